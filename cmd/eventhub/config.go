@@ -1,0 +1,97 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"eventhub/jetstream"
+)
+
+// listenFlags say where the hub listens.
+type listenFlags struct {
+	Bind     string   `env:"EVENTHUB_BIND" default:"127.0.0.1" help:"Address for WebSocket and HTTP. Beyond loopback WS_TOKEN must be set."`
+	WSPort   uint16   `name:"ws-port" env:"WS_PORT" default:"8090" help:"Port for WebSocket; 0 takes a free one."`
+	HTTPPort uint16   `name:"http-port" env:"HTTP_PORT" default:"8081" help:"Port for HTTP; 0 takes a free one."`
+	OpsBind  string   `env:"EVENTHUB_OPS_BIND" default:"127.0.0.1" help:"Address for health and metrics, which ask for no credential."`
+	OpsPort  uint16   `env:"OPS_PORT" default:"8082" help:"Port for health and metrics; 0 takes a free one."`
+	Token    string   `env:"WS_TOKEN" help:"The token clients must know. Default: one is made, and kept in the data directory."`
+	Origins  []string `env:"EVENTHUB_ORIGINS" help:"Web origins whose pages may connect, such as https://*.example.com. Default: any on loopback, else none."`
+}
+
+// busFlags say which NATS the hub uses, and how.
+type busFlags struct {
+	Data       string        `env:"EVENTHUB_DATA" default:"./eventhub-data" help:"Data directory. One hub at a time may use it."`
+	Sync       string        `env:"EVENTHUB_SYNC" default:"1s" help:"How often the embedded server flushes to disk: a duration, or always (before each confirmation)."`
+	NATSListen string        `name:"nats-listen" env:"EVENTHUB_NATS_LISTEN" placeholder:"HOST:PORT" help:"Let native NATS clients reach the embedded server here, with the hub's token. Default: off."`
+	NATSURL    string        `name:"nats-url" env:"NATS_URL" help:"Use this NATS instead of the embedded server; several addresses are separated by commas."`
+	NATSCreds  string        `name:"nats-creds" env:"NATS_CREDS" placeholder:"FILE" help:"Credentials for NATS_URL."`
+	NATSNKey   string        `name:"nats-nkey-seed" env:"NATS_NKEY_SEED" placeholder:"FILE" help:"NKey seed for NATS_URL."`
+	NATSCA     string        `name:"nats-tls-ca" env:"NATS_TLS_CA" placeholder:"FILE" help:"CA certificates for NATS_URL."`
+	NATSCert   string        `name:"nats-tls-cert" env:"NATS_TLS_CERT" placeholder:"FILE" help:"Client certificate for NATS_URL."`
+	NATSKey    string        `name:"nats-tls-key" env:"NATS_TLS_KEY" placeholder:"FILE" help:"Key of the client certificate."`
+	NATSDomain string        `name:"nats-domain" env:"NATS_DOMAIN" help:"JetStream domain at NATS_URL."`
+	Replicas   int           `env:"EVENTHUB_REPLICAS" default:"1" help:"Copies of each new stream, 1 to 5. More than 1 needs a cluster."`
+	AckWait    time.Duration `env:"EVENTHUB_ACK_WAIT" default:"30s" help:"After it, the server gives the events of a hub that died to others."`
+}
+
+// check refuses what would listen beyond this host without a credential that somebody chose.
+func (f listenFlags) check(natsListen string) error {
+	for _, at := range []struct{ host, flag string }{
+		{f.Bind, "--bind, EVENTHUB_BIND"},
+		{f.OpsBind, "--ops-bind, EVENTHUB_OPS_BIND"},
+	} {
+		if err := f.checkBind(at.host, at.flag); err != nil {
+			return err
+		}
+	}
+	if natsListen == "" {
+		return nil
+	}
+	host, _, err := net.SplitHostPort(natsListen)
+	if err != nil {
+		return fmt.Errorf("nats listen address %q: give HOST:PORT (--nats-listen, EVENTHUB_NATS_LISTEN)", natsListen)
+	}
+	return f.checkBind(host, "--nats-listen, EVENTHUB_NATS_LISTEN")
+}
+
+func (f listenFlags) checkBind(host, flag string) error {
+	if f.Token == "" && !isLoopback(host) {
+		return fmt.Errorf("bind address %q is reached from other hosts, and no token is set: set WS_TOKEN, or bind to 127.0.0.1 (%s)", host, flag)
+	}
+	return nil
+}
+
+// origins are the allowed ones as the facade wants them: nil is any, empty is none.
+func (f listenFlags) origins() []string {
+	if len(f.Origins) == 0 && !isLoopback(f.Bind) {
+		return []string{}
+	}
+	return f.Origins
+}
+
+// config is the bus's configuration, but for who listens to it.
+func (f busFlags) config(token string) (jetstream.Config, error) {
+	cfg := jetstream.Config{
+		URL: f.NATSURL, Creds: f.NATSCreds, NKeySeed: f.NATSNKey,
+		TLSCA: f.NATSCA, TLSCert: f.NATSCert, TLSKey: f.NATSKey, Domain: f.NATSDomain,
+		DataDir: f.Data, Replicas: f.Replicas, AckWait: f.AckWait,
+	}
+	switch {
+	case f.NATSURL != "" && f.NATSListen != "":
+		return cfg, errors.New("--nats-listen is for the embedded server, which does not run with --nats-url: choose one of them (EVENTHUB_NATS_LISTEN, NATS_URL)")
+	case f.NATSListen != "":
+		cfg.Listen, cfg.ListenToken = f.NATSListen, token
+	}
+	if strings.EqualFold(f.Sync, "always") {
+		cfg.SyncAlways = true
+		return cfg, nil
+	}
+	var err error
+	if cfg.SyncInterval, err = time.ParseDuration(f.Sync); err != nil || cfg.SyncInterval <= 0 {
+		return cfg, fmt.Errorf("sync interval %q: give a duration such as 1s or 100ms, or always (--sync, EVENTHUB_SYNC)", f.Sync)
+	}
+	return cfg, nil
+}

@@ -1,0 +1,73 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"eventhub/facade/client"
+	"eventhub/projections"
+)
+
+// heartbeatCmd is `eventhub heartbeat`.
+type heartbeatCmd struct {
+	hubFlags
+
+	Top   int           `default:"5" help:"Report the processes that use most of the CPU, so many."`
+	PID   []int32       `name:"pid" help:"Report these processes instead; may be repeated."`
+	Every time.Duration `default:"1s" help:"How often."`
+}
+
+// Run publishes until ctx ends.
+func (cmd *heartbeatCmd) Run(ctx context.Context, std streams) error {
+	switch {
+	case cmd.Every < 10*time.Millisecond:
+		return errors.New("--every is too short: 10ms is the least")
+	case cmd.Top < 1:
+		return errors.New("--top must be at least 1")
+	}
+	top := cmd.Top
+	if len(cmd.PID) > 0 {
+		top = 0
+	}
+	watch, err := newProcessWatch(ctx, top, cmd.PID)
+	if err != nil {
+		return err
+	}
+	say := func(text string) { _, _ = fmt.Fprintln(std.err, "eventhub: "+text) }
+	return cmd.keep(ctx, say, func(ctx context.Context, c *client.Client) error {
+		say(fmt.Sprintf("heartbeats go to %s every %v", projections.TopicHeartbeat, cmd.Every))
+		return beat(ctx, watch, cmd.Every, func(ctx context.Context, payload []byte) error {
+			_, err := c.Publish(ctx, projections.TopicHeartbeat, payload, nil)
+			return err
+		})
+	})
+}
+
+// beat publishes a heartbeat of each watched process, now and then every so often, until ctx ends or a publish fails.
+func beat(ctx context.Context, watch *processWatch, every time.Duration, publish func(context.Context, []byte) error) error {
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for {
+		beats, err := watch.read(ctx)
+		if err != nil && ctx.Err() == nil {
+			return err
+		}
+		for _, h := range beats {
+			payload, err := json.Marshal(h)
+			if err != nil {
+				return fmt.Errorf("encode a heartbeat: %w", err)
+			}
+			if err := publish(ctx, payload); err != nil && ctx.Err() == nil {
+				return fmt.Errorf("publishing to %s: %w", projections.TopicHeartbeat, err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+
+	"github.com/shirou/gopsutil/v4/process"
+
+	"eventhub/projections"
+)
+
+// processWatch reads the process table of this host. It is for one goroutine at a time.
+type processWatch struct {
+	host string
+	top  int
+	pids []int32
+	// known are the processes seen at the last reading: CPU use is counted from one reading to the next.
+	known map[int32]*process.Process
+}
+
+// newProcessWatch watches the top processes by CPU use, and those of pids, which must exist.
+func newProcessWatch(ctx context.Context, top int, pids []int32) (*processWatch, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("name of this host: %w", err)
+	}
+	for _, pid := range pids {
+		if there, err := process.PidExistsWithContext(ctx, pid); err != nil || !there {
+			return nil, fmt.Errorf("process %d does not exist: give the id of one that runs (--pid)", pid)
+		}
+	}
+	return &processWatch{host: host, top: top, pids: pids, known: make(map[int32]*process.Process)}, nil
+}
+
+// read returns a heartbeat of each watched process that lives. CPU use is in percent of one core, since the last reading;
+// in the first it is since the process began.
+func (w *processWatch) read(ctx context.Context) ([]projections.Heartbeat, error) {
+	candidates := w.pids
+	if w.top > 0 {
+		all, err := process.PidsWithContext(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("read the process table: %w", err)
+		}
+		candidates = all
+	}
+	seen := make(map[int32]*process.Process, len(candidates))
+	var beats []projections.Heartbeat
+	for _, pid := range candidates {
+		p, h, err := w.readOne(ctx, pid)
+		if err != nil {
+			continue // it has ended, or belongs to somebody else
+		}
+		seen[pid] = p
+		beats = append(beats, h)
+	}
+	w.known = seen
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if w.top > 0 {
+		slices.SortFunc(beats, func(a, b projections.Heartbeat) int {
+			return cmp.Or(cmp.Compare(b.CPUPct, a.CPUPct), cmp.Compare(b.MemMB, a.MemMB), cmp.Compare(a.PID, b.PID))
+		})
+		rank := 0
+		beats = slices.DeleteFunc(beats, func(h projections.Heartbeat) bool {
+			rank++
+			return rank > w.top && !slices.Contains(w.pids, int32(h.PID)) //nolint:gosec // it was an int32
+		})
+	}
+	return beats, nil
+}
+
+func (w *processWatch) readOne(ctx context.Context, pid int32) (*process.Process, projections.Heartbeat, error) {
+	p, err := process.NewProcessWithContext(ctx, pid)
+	if err != nil {
+		return nil, projections.Heartbeat{}, err
+	}
+	var cpu float64
+	if old := w.known[pid]; old != nil && same(ctx, old, p) {
+		p = old
+		cpu, err = p.PercentWithContext(ctx, 0)
+	} else {
+		// The first call of Percent is the starting point of the next.
+		_, _ = p.PercentWithContext(ctx, 0)
+		cpu, err = p.CPUPercentWithContext(ctx)
+	}
+	name, nameErr := p.NameWithContext(ctx)
+	mem, memErr := p.MemoryInfoWithContext(ctx)
+	if err := errors.Join(err, nameErr, memErr); err != nil {
+		return nil, projections.Heartbeat{}, err
+	}
+	if name == "" {
+		return nil, projections.Heartbeat{}, errors.New("the process has no name")
+	}
+	return p, projections.Heartbeat{
+		PID: int64(pid), Name: name, Host: w.host,
+		CPUPct: round(cpu), MemMB: round(float64(mem.RSS) / (1 << 20)),
+	}, nil
+}
+
+// same reports whether two readings of a process id are of one process.
+func same(ctx context.Context, a, b *process.Process) bool {
+	began, err := a.CreateTimeWithContext(ctx)
+	if err != nil {
+		return false
+	}
+	again, err := b.CreateTimeWithContext(ctx)
+	return err == nil && began == again
+}
+
+// round keeps one decimal.
+func round(f float64) float64 { return math.Round(f*10) / 10 }

@@ -1,0 +1,254 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"eventhub/facade"
+	"eventhub/jetstream"
+	"eventhub/ops"
+	"eventhub/projections"
+)
+
+// drainTimeout bounds the orderly end of a hub, so that all of it is over within 10 s.
+const drainTimeout = 7 * time.Second
+
+// The demo watches so many processes of this host, besides its own, so often.
+const (
+	demoTop   = 5
+	demoEvery = time.Second
+)
+
+// serveCmd is `eventhub serve`.
+type serveCmd struct {
+	listenFlags `group:"Clients"`
+	busFlags    `group:"Bus"`
+	logFlags    `group:"Log"`
+
+	Projector bool `env:"EVENTHUB_PROJECTOR" help:"Project heartbeat.received to process.state."`
+	Demo      bool `help:"Show the hub at work: project, and publish heartbeats of processes of this host."`
+}
+
+var _ facade.Observer = (*ops.Metrics)(nil)
+
+// Run serves until ctx ends or a part of the hub fails.
+func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
+	log, err := cmd.logger(std.err)
+	if err != nil {
+		return err
+	}
+	if err := cmd.check(cmd.NATSListen); err != nil {
+		return err
+	}
+	h := &hub{cmd: cmd, log: log, failed: make(chan error, 1)}
+	err = h.open(ctx)
+	if err == nil {
+		h.start(ctx)
+		h.greet(std.out)
+		select {
+		case <-ctx.Done():
+			log.LogAttrs(ctx, slog.LevelInfo, "draining")
+		case err = <-h.failed:
+		}
+	}
+	return errors.Join(err, h.close(context.WithoutCancel(ctx)))
+}
+
+// hub is a running hub. open, start and close are called in this order; close also after an open that failed.
+type hub struct {
+	cmd *serveCmd
+	log *slog.Logger
+
+	token     string
+	tokenMade bool
+	bus       *jetstream.Bus
+	facade    *facade.Server
+	ws        listener
+	http      listener
+	ops       listener
+
+	draining atomic.Bool
+	// failed receives what ends the hub before it was asked to end.
+	failed chan error
+	// inner ends the projector and the demo; all that runs is in wg.
+	inner context.CancelFunc
+	wg    sync.WaitGroup
+}
+
+// open takes the ports, then the data: a hub that is started twice by mistake changes nothing.
+func (h *hub) open(ctx context.Context) error {
+	cmd := h.cmd
+	for _, l := range []struct {
+		to         *listener
+		host       string
+		port       uint16
+		portFlag, hostFlag string
+	}{
+		{&h.ws, cmd.Bind, cmd.WSPort, "--ws-port, WS_PORT", "--bind, EVENTHUB_BIND"},
+		{&h.http, cmd.Bind, cmd.HTTPPort, "--http-port, HTTP_PORT", "--bind, EVENTHUB_BIND"},
+		{&h.ops, cmd.OpsBind, cmd.OpsPort, "--ops-port, OPS_PORT", "--ops-bind, EVENTHUB_OPS_BIND"},
+	} {
+		if err := l.to.open(ctx, l.host, l.port, l.portFlag, l.hostFlag); err != nil {
+			return err
+		}
+	}
+	h.token = cmd.Token
+	if h.token == "" {
+		var err error
+		if h.token, h.tokenMade, err = ensureToken(cmd.Data); err != nil {
+			return err
+		}
+	}
+	cfg, err := cmd.config(h.token)
+	if err != nil {
+		return err
+	}
+	registry := prometheus.NewRegistry()
+	metrics := ops.NewMetrics(registry)
+	cfg.Logger, cfg.Observer = h.log, metrics
+	if h.bus, err = jetstream.Open(ctx, cfg); err != nil {
+		return err
+	}
+	h.facade, err = facade.New(facade.Config{
+		Bus: h.bus, Auth: facade.StaticToken(h.token), Observer: metrics, Logger: h.log, Origins: cmd.origins(),
+	})
+	if err != nil {
+		return err
+	}
+	h.ws.server = newServer(h.facade.WebSocket(), h.log)
+	h.http.server = newServer(h.facade.HTTP(), h.log)
+	h.ops.server = newServer(ops.New(ops.Config{
+		Bus: h.bus, Registry: registry, Ready: h.ready, Logger: h.log,
+	}).Handler(), h.log)
+	return nil
+}
+
+func (h *hub) ready() error {
+	if h.draining.Load() {
+		return errors.New("draining")
+	}
+	return nil
+}
+
+// start begins to serve. ctx ends the projector and the demo; close ends the rest.
+func (h *hub) start(ctx context.Context) {
+	for _, l := range []*listener{&h.ws, &h.http, &h.ops} {
+		h.run(l.serve)
+	}
+	ctx, h.inner = context.WithCancel(ctx)
+	if h.cmd.Projector || h.cmd.Demo {
+		projector := projections.NewProcess(projections.ProcessConfig{Bus: h.bus, Logger: h.log})
+		h.run(func() error { return projector.Run(ctx) })
+	}
+	if h.cmd.Demo {
+		h.run(func() error { return h.demo(ctx) })
+	}
+}
+
+// run runs f on a goroutine of the hub. Its failure ends the hub.
+func (h *hub) run(f func() error) {
+	h.wg.Go(func() {
+		if err := f(); err != nil {
+			select {
+			case h.failed <- err:
+			default: // one reason to end is enough
+			}
+		}
+	})
+}
+
+// demo publishes heartbeats until ctx ends.
+func (h *hub) demo(ctx context.Context) error {
+	watch, err := newProcessWatch(ctx, demoTop, []int32{int32(os.Getpid())}) //nolint:gosec // process ids are that small
+	if err != nil {
+		return err
+	}
+	return beat(ctx, watch, demoEvery, func(ctx context.Context, payload []byte) error {
+		if _, err := h.bus.Publish(ctx, projections.TopicHeartbeat, payload, jetstream.PublishOptions{}); err != nil && ctx.Err() == nil {
+			// The next one may get through.
+			h.log.LogAttrs(ctx, slog.LevelWarn, "a heartbeat was not published", slog.String("cause", err.Error()))
+		}
+		return nil
+	})
+}
+
+// close ends the hub: it is not ready any more, hands its leases back, tells clients to come again, and ends its parts
+// in the order in which they depend on each other.
+func (h *hub) close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+	defer cancel()
+	h.draining.Store(true)
+	if h.inner != nil {
+		h.inner()
+	}
+	var errs []error
+	if h.facade != nil {
+		if err := h.facade.Drain(ctx); err != nil {
+			h.log.LogAttrs(ctx, slog.LevelWarn, "clients were cut off", slog.String("cause", err.Error()))
+		}
+	}
+	for _, l := range []*listener{&h.ws, &h.http, &h.ops} {
+		l.close(ctx)
+	}
+	if h.facade != nil {
+		errs = append(errs, h.facade.Close())
+	}
+	h.wg.Wait()
+	if h.bus != nil {
+		errs = append(errs, h.bus.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// greet tells who started the hub where it is.
+func (h *hub) greet(w io.Writer) {
+	data := "NATS at NATS_URL"
+	if h.cmd.NATSURL == "" {
+		data = h.cmd.Data
+	}
+	lines := [][2]string{
+		{"websocket", "ws://" + h.ws.address()},
+		{"http", "http://" + h.http.address()},
+		{"ops", "http://" + h.ops.address()},
+	}
+	if url := h.bus.NATSURL(); url != "" {
+		lines = append(lines, [2]string{"nats", url})
+	}
+	lines = append(lines, [2]string{"data", data})
+	switch file := filepath.Join(h.cmd.Data, tokenName); {
+	case h.cmd.Token != "":
+		lines = append(lines, [2]string{"token", "as configured"})
+	case h.tokenMade:
+		lines = append(lines, [2]string{"token", h.token + " (new; kept in " + file + ")"})
+	default:
+		lines = append(lines, [2]string{"token", "in " + file})
+	}
+	text := "eventhub is ready\n"
+	for _, l := range lines {
+		text += fmt.Sprintf("  %-10s %s\n", l[0], l[1])
+	}
+	_, _ = io.WriteString(w, text) // a hub without a reader serves all the same
+}
+
+// newServer makes the server of a listener. There is no limit on how long a request may take: WebSockets and streams have
+// limits of their own.
+func newServer(handler http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+}

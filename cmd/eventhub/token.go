@@ -1,0 +1,100 @@
+package main
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+)
+
+// tokenName is the file of the data directory that holds the hub's own token.
+const tokenName = "token"
+
+// tokenBytes is how much chance is in a token.
+const tokenBytes = 32
+
+// ensureToken returns the token in the data directory, and makes it first when there is none. made reports that.
+// Several hubs may do so at the same time: all get the same token.
+func ensureToken(dir string) (token string, made bool, err error) {
+	token, err = readToken(dir)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return token, false, err
+	}
+	if token, err = makeToken(dir); errors.Is(err, fs.ErrExist) {
+		// Another hub was quicker.
+		token, err = readToken(dir)
+		return token, false, err
+	}
+	return token, err == nil, err
+}
+
+// readToken returns the token in the data directory. The error is fs.ErrNotExist when there is none.
+func readToken(dir string) (string, error) {
+	path := filepath.Join(dir, tokenName)
+	info, err := os.Stat(path)
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return "", err
+		}
+		return "", dataDirError(dir, err)
+	}
+	if mode := info.Mode().Perm(); mode&0o077 != 0 && runtime.GOOS != "windows" {
+		return "", fmt.Errorf("token file %s: others than its owner may use it (mode %04o): run chmod 600 %s", path, mode, path)
+	}
+	text, err := os.ReadFile(path) //nolint:gosec // the directory is the operator's choice
+	if err != nil {
+		return "", fmt.Errorf("token file %s: %w: it belongs to the user that runs the hub", path, cause(err))
+	}
+	token := strings.TrimSpace(string(text))
+	if token == "" {
+		return "", fmt.Errorf("token file %s: it is empty: remove it, and the hub makes a new one", path)
+	}
+	return token, nil
+}
+
+// makeToken writes a new token. The error is fs.ErrExist when there is one.
+func makeToken(dir string) (string, error) {
+	chance := make([]byte, tokenBytes)
+	_, _ = rand.Read(chance) // never fails
+	token := base64.RawURLEncoding.EncodeToString(chance)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", dataDirError(dir, err)
+	}
+	// Written under another name and then linked, the file is never seen half written.
+	draft, err := os.CreateTemp(dir, tokenName+".*") // mode 0600
+	if err != nil {
+		return "", dataDirError(dir, err)
+	}
+	defer func() { _ = os.Remove(draft.Name()) }()
+	_, err = draft.WriteString(token + "\n")
+	if err = errors.Join(err, draft.Sync(), draft.Close()); err != nil {
+		return "", dataDirError(dir, err)
+	}
+	if err := os.Link(draft.Name(), filepath.Join(dir, tokenName)); err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			return "", fs.ErrExist
+		}
+		return "", dataDirError(dir, err)
+	}
+	return token, nil
+}
+
+func dataDirError(dir string, err error) error {
+	return fmt.Errorf("data directory %s: %w: choose one that this user may write (--data, EVENTHUB_DATA)", dir, cause(err))
+}
+
+// cause is what went wrong, without the operation and the path: the message names them.
+func cause(err error) error {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return e.Err
+	}
+	if e, ok := errors.AsType[*os.LinkError](err); ok {
+		return e.Err
+	}
+	return err
+}

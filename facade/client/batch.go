@@ -1,0 +1,147 @@
+package client
+
+import (
+	"net"
+	"runtime"
+	"sync"
+	"time"
+)
+
+// Bounds of what waits to be sent.
+const (
+	// softBuffer is how many bytes may wait before publishes do.
+	softBuffer = 4 << 20
+	// hardBuffer is how many bytes may wait before the connection is given up. Only acks and requests reach it.
+	hardBuffer = 64 << 20
+	// keepBuffer is the largest buffer that is used again.
+	keepBuffer = 1 << 20
+	// lastWrite bounds the last write of a connection that is being closed.
+	lastWrite = time.Second
+)
+
+// batchConn is a net.Conn whose writes are gathered: the WebSocket library flushes each message, and a system call for
+// each would cost more than all the rest. One goroutine sends what has come together, after giving way once to
+// those who are about to write. Writes never wait, so that a handler's ack cannot block the reading; publishes ask
+// waitRoom first.
+type batchConn struct {
+	net.Conn
+	flushed chan struct{} // closed when the flusher has ended
+
+	mu      sync.Mutex
+	more    sync.Cond // there is something to send, or the end
+	room    sync.Cond // below softBuffer again, or the end
+	started bool
+	closed  bool
+	err     error
+	buf     []byte
+	spare   []byte
+}
+
+func newBatchConn(conn net.Conn) *batchConn {
+	b := &batchConn{Conn: conn, flushed: make(chan struct{})}
+	b.more.L, b.room.L = &b.mu, &b.mu
+	return b
+}
+
+// start begins the gathering. Before it (during the handshake) writes go straight through.
+func (b *batchConn) start() {
+	b.mu.Lock()
+	b.started = true
+	b.mu.Unlock()
+	go b.flushLoop() // owned by Close, which waits for flushed
+}
+
+// Write implements net.Conn. It copies p and does not wait for the network.
+func (b *batchConn) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case !b.started:
+		return b.Conn.Write(p)
+	case b.err != nil:
+		return 0, b.err
+	case b.closed:
+		return 0, net.ErrClosed
+	case len(b.buf)+len(p) > hardBuffer:
+		b.err = ErrStalled
+		b.room.Broadcast()
+		return 0, b.err
+	}
+	if len(b.buf) == 0 {
+		b.more.Signal()
+	}
+	b.buf = append(b.buf, p...)
+	return len(p), nil
+}
+
+// waitRoom waits while softBuffer bytes or more wait to be sent.
+func (b *batchConn) waitRoom() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for len(b.buf) >= softBuffer && b.err == nil && !b.closed {
+		b.room.Wait()
+	}
+	if b.closed && b.err == nil {
+		return net.ErrClosed
+	}
+	return b.err
+}
+
+func (b *batchConn) flushLoop() {
+	defer close(b.flushed)
+	for {
+		b.mu.Lock()
+		for len(b.buf) == 0 && !b.closed && b.err == nil {
+			b.more.Wait()
+		}
+		closed := b.closed
+		b.mu.Unlock()
+		if !closed {
+			runtime.Gosched() // let those who are about to write come along
+		}
+
+		b.mu.Lock()
+		out := b.buf
+		b.buf, b.spare = b.spare[:0], nil
+		over := len(out) == 0 || b.err != nil
+		b.room.Broadcast()
+		b.mu.Unlock()
+		if over {
+			return
+		}
+
+		_, err := b.Conn.Write(out)
+		b.mu.Lock()
+		if err != nil && b.err == nil {
+			b.err = err
+			b.room.Broadcast()
+		}
+		if cap(out) <= keepBuffer {
+			b.spare = out[:0]
+		}
+		b.mu.Unlock()
+	}
+}
+
+// Close sends what waits (for at most a second), and closes the connection. It may be called twice.
+func (b *batchConn) Close() error {
+	b.mu.Lock()
+	b.closed = true
+	started := b.started
+	b.more.Signal()
+	b.room.Broadcast()
+	b.mu.Unlock()
+	if started {
+		// An error here means that the connection is closed, and then the flusher ends at once.
+		_ = b.Conn.SetWriteDeadline(time.Now().Add(lastWrite))
+		<-b.flushed
+	}
+	return b.Conn.Close()
+}
+
+// abort closes the connection without sending what waits. It may be called at any time, and twice.
+func (b *batchConn) abort() {
+	// Closing the connection under the flusher makes its write fail.
+	_ = b.Conn.Close()
+	_ = b.Close()
+}

@@ -1,0 +1,131 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/coder/websocket"
+)
+
+// call is a frame that waits for its OK or ERR. done is called exactly once, and must not block.
+type call struct {
+	sent time.Time
+	done func(id string, err error)
+}
+
+// send writes the frame that build begins (without its end) under a fresh corr, and calls done with the answer.
+// When send returns an error nothing was sent, and done is not called.
+func (c *Client) send(build func([]byte) []byte, done func(id string, err error)) (corr uint64, err error) {
+	c.mu.Lock()
+	if err := c.usable(); err != nil {
+		c.mu.Unlock()
+		return 0, err
+	}
+	c.lastCorr++
+	corr = c.lastCorr
+	c.calls[corr] = call{sent: time.Now(), done: done}
+	c.mu.Unlock()
+
+	frame := build(make([]byte, 0, 256))
+	frame = append(frame, `,"corr":"`...)
+	frame = strconv.AppendUint(frame, corr, 10)
+	frame = append(frame, `"}`...)
+	if err := c.write(frame); err != nil {
+		if _, waiting := c.take(corr); waiting {
+			return 0, err
+		}
+	}
+	return corr, nil
+}
+
+// post writes a frame that is not waited for. The hub's OK to it is dropped.
+func (c *Client) post(build func([]byte) []byte) error {
+	c.mu.Lock()
+	err := c.usable()
+	c.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return c.write(append(build(make([]byte, 0, 256)), '}'))
+}
+
+// request is send for one who waits.
+func (c *Client) request(ctx context.Context, build func([]byte) []byte) error {
+	answers := make(chan error, 1)
+	corr, err := c.send(build, func(_ string, err error) { answers <- err })
+	if err != nil {
+		return err
+	}
+	select {
+	case err := <-answers:
+		return err
+	case <-ctx.Done():
+		c.take(corr)
+		return fmt.Errorf("client: %w", context.Cause(ctx))
+	}
+}
+
+// usable is nil while frames can be sent. The caller holds mu.
+func (c *Client) usable() error {
+	switch {
+	case c.err != nil:
+		return c.err
+	case c.isClosing():
+		return ErrClosed
+	}
+	return nil
+}
+
+func (c *Client) write(frame []byte) error {
+	// The write only copies (batchConn), so there is nothing that a context could end.
+	err := c.ws.Write(c.base, websocket.MessageText, frame)
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, ErrStalled) {
+		c.fail(ErrStalled)
+	}
+	// Otherwise the reader finds out why the connection ended: the hub may have said it.
+	return fmt.Errorf("client: sending: %w", err)
+}
+
+// take removes a call, and reports whether it still waited.
+func (c *Client) take(corr uint64) (call, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	got, ok := c.calls[corr]
+	delete(c.calls, corr)
+	return got, ok
+}
+
+// watch fails the calls that were not answered in time.
+func (c *Client) watch() {
+	ticker := time.NewTicker(min(time.Second, c.opts.Timeout))
+	defer ticker.Stop()
+	for {
+		select {
+		case <-c.done:
+			return
+		case now := <-ticker.C:
+			for _, late := range c.overdue(now) {
+				late.done("", ErrTimeout)
+			}
+		}
+	}
+}
+
+func (c *Client) overdue(now time.Time) []call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var late []call
+	for corr, waiting := range c.calls {
+		if now.Sub(waiting.sent) >= c.opts.Timeout {
+			late = append(late, waiting)
+			delete(c.calls, corr)
+		}
+	}
+	return late
+}

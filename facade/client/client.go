@@ -1,0 +1,238 @@
+// Package client speaks the hub's WebSocket protocol. It is what the command line, the tests and the benchmarks use, and
+// it knows nothing of NATS.
+//
+// A Client does not reconnect: when its connection ends, Done is closed, and Err says why and whether trying again
+// makes sense.
+package client
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/coder/websocket"
+)
+
+// Bounds and defaults of Options.
+const (
+	DefaultPublishInFlight = 1024
+	MaxPublishInFlight     = 65_536
+	DefaultTimeout         = 15 * time.Second
+	DefaultReadLimit       = 16 << 20
+)
+
+// closeTimeout bounds how long Close waits for the hub's half of the closing handshake.
+const closeTimeout = 2 * time.Second
+
+// Options configure a Client. The zero value connects without a token.
+type Options struct {
+	// Token is the credential that AUTH carries.
+	Token string
+	// PublishInFlight is the most publishes that wait for their answer: 1..65,536, default 1,024. At it, Publish and
+	// PublishAsync wait.
+	PublishInFlight int
+	// Timeout is how long a frame may stay unanswered before its call fails with ErrTimeout: default 15 s. It is
+	// noticed within a second.
+	Timeout time.Duration
+	// ReadLimit is the largest message taken from the hub, in bytes: default 16 MiB. A larger one ends the connection.
+	ReadLimit int64
+	// TLS is for wss URLs. Default: the system's roots.
+	TLS *tls.Config
+	// OnError receives ERR frames that answer no waiting call, such as token_expired. It is called on the goroutine
+	// that reads and must not block. Default: they are dropped.
+	OnError func(*Error)
+}
+
+func (o Options) withDefaults() (Options, error) {
+	if o.PublishInFlight == 0 {
+		o.PublishInFlight = DefaultPublishInFlight
+	}
+	if o.PublishInFlight < 0 || o.PublishInFlight > MaxPublishInFlight {
+		return o, fmt.Errorf("client: PublishInFlight %d is not within 1..%d", o.PublishInFlight, MaxPublishInFlight)
+	}
+	if o.Timeout <= 0 {
+		o.Timeout = DefaultTimeout
+	}
+	if o.ReadLimit <= 0 {
+		o.ReadLimit = DefaultReadLimit
+	}
+	if o.OnError == nil {
+		o.OnError = func(*Error) {}
+	}
+	return o, nil
+}
+
+// Client is one authenticated connection to a hub. Its methods may be called concurrently.
+type Client struct {
+	opts  Options
+	ws    *websocket.Conn
+	wire  *batchConn
+	slots chan struct{} // one for each publish in flight
+	wg    sync.WaitGroup
+	// base is Dial's context without its end: the connection outlives the dialling.
+	base    context.Context
+	closing chan struct{} // closed when this side ends the connection
+	done    chan struct{} // closed when the connection has ended
+
+	mu       sync.Mutex
+	err      error // set before done is closed
+	lastCorr uint64
+	calls    map[uint64]call
+	subs     map[subKey]*Subscription
+}
+
+// Dial connects to a hub (ws://host:port/, or wss) and authenticates. An AUTH that the hub refuses is an *Error.
+// The caller closes the Client.
+func Dial(ctx context.Context, url string, opts Options) (*Client, error) {
+	opts, err := opts.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	ws, wire, err := dial(ctx, url, opts)
+	if err != nil {
+		return nil, fmt.Errorf("client: connecting to %s: %w", url, err)
+	}
+	c := &Client{
+		opts:    opts,
+		ws:      ws,
+		wire:    wire,
+		slots:   make(chan struct{}, opts.PublishInFlight),
+		base:    context.WithoutCancel(ctx),
+		closing: make(chan struct{}),
+		done:    make(chan struct{}),
+		calls:   make(map[uint64]call),
+		subs:    make(map[subKey]*Subscription),
+	}
+	ws.SetReadLimit(opts.ReadLimit)
+	wire.start()
+	c.wg.Go(c.readLoop)
+	c.wg.Go(c.watch)
+	if err := c.Auth(ctx, opts.Token); err != nil {
+		c.Abort()
+		return nil, err
+	}
+	return c, nil
+}
+
+func dial(ctx context.Context, url string, opts Options) (*websocket.Conn, *batchConn, error) {
+	var wire *batchConn
+	transport := &http.Transport{
+		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			var d net.Dialer
+			conn, err := d.DialContext(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			wire = newBatchConn(conn)
+			return wire, nil
+		},
+		TLSClientConfig:   opts.TLS,
+		DisableKeepAlives: true,
+	}
+	ws, resp, err := websocket.Dial(ctx, url, &websocket.DialOptions{HTTPClient: &http.Client{Transport: transport}})
+	if err != nil {
+		if resp != nil && resp.Body != nil {
+			err = errors.Join(err, resp.Body.Close())
+		}
+		return nil, nil, err
+	}
+	return ws, wire, nil
+}
+
+// Auth authenticates the connection again, with a fresh token. A token that the hub refuses leaves the connection
+// unauthenticated, and the hub ends its subscriptions.
+func (c *Client) Auth(ctx context.Context, token string) error {
+	return c.request(ctx, func(b []byte) []byte {
+		b = append(b, `{"op":"AUTH"`...)
+		if token != "" {
+			b = appendField(b, "token", token)
+		}
+		return b
+	})
+}
+
+// Done is closed when the connection has ended.
+func (c *Client) Done() <-chan struct{} { return c.done }
+
+// Err is nil while the connection lives. Afterwards it is ErrClosed when this side closed it, a *CloseError when the hub
+// did, or what broke the connection.
+func (c *Client) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// Close says goodbye to the hub, ends the connection and waits until no handler runs any more. Calls that still wait
+// fail with ErrClosed. It may be called twice, and not from a handler.
+func (c *Client) Close() error {
+	if c.beginClose() {
+		abort := time.AfterFunc(closeTimeout, c.wire.abort)
+		err := c.ws.Close(websocket.StatusNormalClosure, "")
+		abort.Stop()
+		if err != nil {
+			// The hub gets no goodbye when it is gone already; the connection ends all the same.
+			c.wire.abort()
+		}
+	}
+	c.wg.Wait()
+	return nil
+}
+
+// Abort ends the connection without a goodbye, as a crash would, and waits until no handler runs any more. It may be
+// called twice, and not from a handler.
+func (c *Client) Abort() {
+	c.beginClose()
+	c.wire.abort()
+	c.wg.Wait()
+}
+
+// beginClose reports whether this call is the first to close a connection that lives.
+func (c *Client) beginClose() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil || c.isClosing() {
+		return false
+	}
+	close(c.closing)
+	return true
+}
+
+func (c *Client) isClosing() bool {
+	select {
+	case <-c.closing:
+		return true
+	default:
+		return false
+	}
+}
+
+// fail ends the connection because of err and fails every call that waits. Only the first err counts.
+func (c *Client) fail(err error) {
+	c.mu.Lock()
+	if c.err != nil {
+		c.mu.Unlock()
+		return
+	}
+	if c.isClosing() {
+		err = ErrClosed
+	}
+	c.err = err
+	calls, subs := c.calls, c.subs
+	c.calls, c.subs = nil, nil
+	c.mu.Unlock()
+
+	c.wire.abort()
+	_ = c.ws.CloseNow() // the network connection is closed already; this returns the buffers
+	close(c.done)
+	for _, s := range subs {
+		s.end()
+	}
+	for _, call := range calls {
+		call.done("", fmt.Errorf("no answer: %w", err))
+	}
+}

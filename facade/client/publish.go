@@ -1,0 +1,120 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+)
+
+// PublishOptions are the optional fields of an event. The zero value is a plain event.
+type PublishOptions struct {
+	// ID makes the publish idempotent within the topic's duplicate window.
+	ID string `json:"id,omitempty"`
+	// TS is the record's ts in epoch milliseconds; nil leaves it to the stream.
+	TS       *int64            `json:"ts,omitempty"`
+	Key      string            `json:"key,omitempty"`
+	Headers  map[string]string `json:"headers,omitempty"`
+	Tags     []string          `json:"tags,omitempty"`
+	CausedBy []string          `json:"caused_by,omitempty"`
+	SID      string            `json:"sid,omitempty"`
+}
+
+// Publish stores one event and returns its id once the stream has stored it. payload is JSON and arrives byte for byte;
+// nil publishes null. opts may be nil. A refusal is an *Error.
+func (c *Client) Publish(ctx context.Context, topic string, payload []byte, opts *PublishOptions) (id string, err error) {
+	type answer struct {
+		id  string
+		err error
+	}
+	answers := make(chan answer, 1)
+	err = c.publish(ctx, topic, payload, opts, func(id string, err error) { answers <- answer{id, err} })
+	if err != nil {
+		return "", err
+	}
+	select {
+	case a := <-answers:
+		return a.id, a.err
+	case <-ctx.Done():
+		return "", fmt.Errorf("client: publishing: %w", context.Cause(ctx))
+	}
+}
+
+// PublishAsync sends one event and returns; done is called once with what Publish would have returned. It must not
+// block: it runs on the goroutine that reads. Events are stored in the order of the calls, and PublishAsync waits
+// while Options.PublishInFlight publishes are unanswered.
+//
+// When PublishAsync returns an error nothing was sent, and done is not called.
+func (c *Client) PublishAsync(topic string, payload []byte, opts *PublishOptions, done func(id string, err error)) error {
+	return c.publish(context.Background(), topic, payload, opts, done)
+}
+
+func (c *Client) publish(ctx context.Context, topic string, payload []byte, opts *PublishOptions, done func(string, error)) error {
+	if payload != nil && !json.Valid(payload) {
+		return ErrPayload
+	}
+	var options []byte
+	if opts != nil {
+		var err error
+		if options, err = json.Marshal(opts); err != nil {
+			return fmt.Errorf("client: publish options: %w", err)
+		}
+	}
+	select {
+	case c.slots <- struct{}{}:
+	case <-c.done:
+		return c.Err()
+	case <-ctx.Done():
+		return fmt.Errorf("client: publishing: %w", context.Cause(ctx))
+	}
+	if err := c.wire.waitRoom(); err != nil {
+		<-c.slots
+		if errors.Is(err, net.ErrClosed) {
+			<-c.done // follows at once, and knows why
+			return c.Err()
+		}
+		return err
+	}
+	_, err := c.send(func(b []byte) []byte {
+		b = appendField(append(b, `{"op":"PUBLISH"`...), "topic", topic)
+		if payload != nil {
+			b = append(append(b, `,"payload":`...), payload...)
+		}
+		if options != nil {
+			b = append(append(b, `,"opts":`...), options...)
+		}
+		return b
+	}, func(id string, err error) {
+		<-c.slots
+		done(id, err)
+	})
+	if err != nil {
+		<-c.slots
+	}
+	return err
+}
+
+// appendField appends a string field to an object that has a field before it.
+func appendField(b []byte, name, value string) []byte {
+	b = append(b, `,"`...)
+	b = append(b, name...)
+	b = append(b, `":`...)
+	return appendString(b, value)
+}
+
+// appendString appends s as a JSON string.
+func appendString(b []byte, s string) []byte {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] >= 0x7f || s[i] == '"' || s[i] == '\\' {
+			quoted, err := json.Marshal(s)
+			if err != nil {
+				return append(b, `""`...) // a string always has a JSON form
+			}
+			return append(b, quoted...)
+		}
+	}
+	b = append(b, '"')
+	b = append(b, s...)
+	return append(b, '"')
+}

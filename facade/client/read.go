@@ -1,0 +1,196 @@
+package client
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/coder/websocket"
+)
+
+// readLoop takes in the hub's frames until the connection ends.
+func (c *Client) readLoop() {
+	var buf bytes.Buffer
+	for {
+		if err := c.readFrame(&buf); err != nil {
+			c.fail(err)
+			return
+		}
+	}
+}
+
+// readFrame takes in one frame. buf is used again for the next one.
+func (c *Client) readFrame(buf *bytes.Buffer) error {
+	kind, r, err := c.ws.Reader(c.base)
+	if err != nil {
+		return readError(err)
+	}
+	if buf.Cap() > keepBuffer {
+		*buf = bytes.Buffer{}
+	}
+	buf.Reset()
+	if _, err := buf.ReadFrom(r); err != nil {
+		return readError(err)
+	}
+	if kind != websocket.MessageText {
+		return fmt.Errorf("%w: a binary message", errFrame)
+	}
+	return c.dispatch(buf.Bytes())
+}
+
+func readError(err error) error {
+	var closed websocket.CloseError
+	if errors.As(err, &closed) {
+		return &CloseError{Code: int(closed.Code), Reason: closed.Reason}
+	}
+	return fmt.Errorf("client: the connection was lost: %w", err)
+}
+
+// frame holds the raw fields of a frame from the hub.
+type frame struct {
+	op, corr, id, code, msg         []byte
+	topic, group, event, ctx        []byte
+	attempt, deadline               []byte
+	recID, recTS, recTopic, payload []byte
+	recKey                          []byte
+}
+
+func (f *frame) set(name, value []byte) error {
+	switch string(name) {
+	case "op":
+		f.op = value
+	case "corr":
+		f.corr = value
+	case "id":
+		f.id = value
+	case "code":
+		f.code = value
+	case "msg":
+		f.msg = value
+	case "topic":
+		f.topic = value
+	case "group":
+		f.group = value
+	case "event":
+		f.event = value
+	case "ctx":
+		f.ctx = value
+	}
+	return nil
+}
+
+func (f *frame) setRecord(name, value []byte) error {
+	switch string(name) {
+	case "id":
+		f.recID = value
+	case "ts":
+		f.recTS = value
+	case "topic":
+		f.recTopic = value
+	case "key":
+		f.recKey = value
+	case "payload":
+		f.payload = value
+	}
+	return nil
+}
+
+func (f *frame) setContext(name, value []byte) error {
+	switch string(name) {
+	case "attempt":
+		f.attempt = value
+	case "ack_deadline_ms":
+		f.deadline = value
+	}
+	return nil
+}
+
+// dispatch hands one frame to whom it is for. b is only valid during the call.
+func (c *Client) dispatch(b []byte) error {
+	var f frame
+	if err := eachField(b, f.set); err != nil {
+		return err
+	}
+	switch string(f.op) {
+	case `"OK"`:
+		return c.answer(&f, nil)
+	case `"ERR"`:
+		code, err := text(f.code)
+		if err != nil {
+			return err
+		}
+		msg, err := text(f.msg)
+		if err != nil {
+			return err
+		}
+		return c.answer(&f, &Error{Code: code, Msg: msg})
+	case `"EVENT"`:
+		return c.event(&f)
+	}
+	return nil // an op of a later version of the protocol
+}
+
+// answer ends the call that the frame answers. refused is nil for an OK.
+func (c *Client) answer(f *frame, refused *Error) error {
+	if waiting, ok := c.callOf(f.corr); ok {
+		if refused != nil {
+			waiting.done("", refused)
+			return nil
+		}
+		id := ""
+		if f.id != nil {
+			var err error
+			if id, err = text(f.id); err != nil {
+				return err
+			}
+		}
+		waiting.done(id, nil)
+		return nil
+	}
+	if refused != nil {
+		c.opts.OnError(refused)
+	}
+	return nil
+}
+
+func (c *Client) callOf(corr []byte) (call, bool) {
+	if len(corr) < 3 {
+		return call{}, false
+	}
+	n, err := strconv.ParseUint(string(corr[1:len(corr)-1]), 10, 64)
+	if err != nil {
+		return call{}, false // not ours
+	}
+	return c.take(n)
+}
+
+// event hands an event to its subscription, and waits while that one's queue is full.
+func (c *Client) event(f *frame) error {
+	topic, err := text(f.topic)
+	if err != nil {
+		return err
+	}
+	group, err := text(f.group)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	sub := c.subs[subKey{topic, group}]
+	c.mu.Unlock()
+	if sub == nil {
+		return nil // unsubscribed a moment ago; the hub gives it to another
+	}
+	ev, err := newEvent(f, time.Now())
+	if err != nil {
+		return err
+	}
+	ev.sub = sub
+	select {
+	case sub.queue <- ev:
+	case <-sub.ended:
+	case <-c.closing: // the hub takes it back
+	}
+	return nil
+}

@@ -1,0 +1,145 @@
+package facade
+
+import (
+	"net/http"
+
+	"github.com/coder/websocket"
+)
+
+// A code is what a program reads in an error, on the WebSocket and over HTTP alike.
+type code string
+
+// The codes of the protocol. What the bus calls an error is the same string.
+const (
+	codeNoToken           code = "no_token"
+	codeBadToken          code = "bad_token"
+	codeJWTInvalid        code = "jwt_invalid"
+	codeUnauthorized      code = "unauthorized"
+	codeForbidden         code = "forbidden"
+	codeTokenExpired      code = "token_expired"
+	codeBadJSON           code = "bad_json"
+	codeBadFrame          code = "bad_frame"
+	codeUnknownOp         code = "unknown_op"
+	codeBadTopic          code = "bad_topic"
+	codeBadGroup          code = "bad_group"
+	codeBadOptions        code = "bad_options"
+	codePublishFailed     code = "publish_failed"
+	codeSubscribeFailed   code = "subscribe_failed"
+	codeAlreadySubscribed code = "already_subscribed"
+	codeNotSubscribed     code = "not_subscribed"
+	codeAckFailed         code = "ack_failed"
+	codeUnknownID         code = "unknown_id"
+	codeNotFound          code = "not_found"
+	codeRateLimited       code = "rate_limited"
+	codeOverloaded        code = "overloaded"
+	codeInternal          code = "internal"
+)
+
+// A rule is what follows from a code.
+type rule struct {
+	// status is the HTTP status.
+	status int
+	// retry says whether the same request may succeed later, unchanged. Clients wait longer from try to try.
+	retry bool
+	// meaning is for the documentation.
+	meaning string
+}
+
+// rules is the one table of codes. Other languages read it as testdata/errors.json.
+var rules = map[code]rule{
+	codeNoToken:           {http.StatusUnauthorized, false, "No credential was given."},
+	codeBadToken:          {http.StatusUnauthorized, false, "The token is not the configured one."},
+	codeJWTInvalid:        {http.StatusUnauthorized, false, "The JWT is malformed, expired, or not signed by a trusted key."},
+	codeUnauthorized:      {http.StatusUnauthorized, false, "The connection has not authenticated: send AUTH first."},
+	codeForbidden:         {http.StatusForbidden, false, "The policy does not allow this action on this topic."},
+	codeTokenExpired:      {http.StatusUnauthorized, false, "The token has expired and the connection is being closed: connect again with a fresh one."},
+	codeBadJSON:           {http.StatusBadRequest, false, "The text is not valid JSON."},
+	codeBadFrame:          {http.StatusBadRequest, false, "A field is missing or of the wrong type; the message names it."},
+	codeUnknownOp:         {http.StatusBadRequest, false, "The hub does not know this op."},
+	codeBadTopic:          {http.StatusBadRequest, false, "The topic is not well formed."},
+	codeBadGroup:          {http.StatusBadRequest, false, "The group name is not well formed."},
+	codeBadOptions:        {http.StatusBadRequest, false, "An option is of the wrong type, out of range or reserved; the message names it."},
+	codePublishFailed:     {http.StatusServiceUnavailable, true, "The event was not confirmed. It may have been stored all the same: repeat it with the same opts.id."},
+	codeSubscribeFailed:   {http.StatusServiceUnavailable, true, "The subscription could not be made."},
+	codeAlreadySubscribed: {http.StatusBadRequest, false, "This connection has this subscription already; the message is topic::group."},
+	codeNotSubscribed:     {http.StatusBadRequest, false, "This connection has no such subscription; the message is topic::group."},
+	codeAckFailed:         {http.StatusServiceUnavailable, true, "The acknowledgement could not be passed on."},
+	codeUnknownID:         {http.StatusNotFound, false, "No event of this id is in flight, or was found to start after."},
+	codeNotFound:          {http.StatusNotFound, false, "There is nothing of this name."},
+	codeRateLimited:       {http.StatusTooManyRequests, true, "This client asks too much: slow down."},
+	codeOverloaded:        {http.StatusServiceUnavailable, true, "The hub is at one of its limits."},
+	codeInternal:          {http.StatusServiceUnavailable, true, "The hub failed; the cause is in its log."},
+}
+
+// tooLarge takes the place of a publish_failed's rule when the event is over the size limit.
+var tooLarge = rule{http.StatusRequestEntityTooLarge, false, "The event is larger than the hub takes; the message names the limit."}
+
+// rule returns what follows from c; an unknown code counts as internal.
+func (c code) rule() rule {
+	if r, ok := rules[c]; ok {
+		return r
+	}
+	return rules[codeInternal]
+}
+
+// A fault is what a client is told about something that went wrong. msg is safe to show.
+type fault struct {
+	code code
+	msg  string
+	// tooLarge marks a publish_failed that is due to size, so that HTTP answers 413.
+	tooLarge bool
+}
+
+// rule returns what follows from the fault.
+func (f *fault) rule() rule {
+	if f.tooLarge {
+		return tooLarge
+	}
+	return f.code.rule()
+}
+
+// The codes with which the hub closes a WebSocket. At 4000..4099 a client should connect again, with growing pauses;
+// at 4100..4199 it should not before somebody has changed something.
+const (
+	closeDraining     websocket.StatusCode = 4000
+	closeSlowConsumer websocket.StatusCode = 4001
+	closeAuthTimeout  websocket.StatusCode = 4002
+	closeTokenExpired websocket.StatusCode = 4003
+	closePeerSilent   websocket.StatusCode = 4004
+	closeOverloaded   websocket.StatusCode = 4005
+	closeInternal     websocket.StatusCode = 4006
+
+	closeBinaryMessage  websocket.StatusCode = 4100
+	closeProtocolErrors websocket.StatusCode = 4101
+	closeMessageTooBig  websocket.StatusCode = 4102
+	closeAuthRefused    websocket.StatusCode = 4103
+	closeOrigin         websocket.StatusCode = 4104
+
+	// closeGiveUp is the first code of the second range.
+	closeGiveUp websocket.StatusCode = 4100
+)
+
+// A closing is what a close code says.
+type closing struct {
+	// name is the reason sent with the code.
+	name string
+	// meaning is for the documentation.
+	meaning string
+}
+
+// closings is the one table of close codes. Other languages read it as testdata/errors.json.
+var closings = map[websocket.StatusCode]closing{
+	closeDraining:     {"draining", "The hub is shutting down; another, or the next, takes over."},
+	closeSlowConsumer: {"slow_consumer", "The client did not read what was sent for too long."},
+	closeAuthTimeout:  {"auth_timeout", "No AUTH came in time after the connection was made."},
+	closeTokenExpired: {"token_expired", "The token has expired: connect again with a fresh one."},
+	closePeerSilent:   {"peer_silent", "The client did not answer pings."},
+	closeOverloaded:   {"overloaded", "The hub has as many connections as it takes."},
+	closeInternal:     {"internal", "The hub failed; the cause is in its log."},
+
+	closeBinaryMessage:  {"binary_message", "A binary message came; frames are text messages."},
+	closeProtocolErrors: {"protocol_errors", "The client kept sending frames that the hub could not read."},
+	closeMessageTooBig:  {"message_too_big", "A message was far above the limit and could not be skipped."},
+	closeAuthRefused:    {"auth_refused", "AUTH was refused too many times."},
+	closeOrigin:         {"origin", "The page's origin is not on the allow-list."},
+}

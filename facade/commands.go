@@ -1,0 +1,394 @@
+package facade
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"eventhub/jetstream"
+	"eventhub/jetstream/jsonscan"
+)
+
+// defaultAckTimeout is the length of a lease when SUBSCRIBE names none: the bus's default.
+const defaultAckTimeout = 30 * time.Second
+
+// nullPayload is what a PUBLISH without a payload publishes.
+var nullPayload = []byte("null")
+
+// opNames are for the Observer.
+var opNames = [...]string{
+	opUnknown: "unknown", opAuth: "AUTH", opPublish: "PUBLISH", opSubscribe: "SUBSCRIBE", opUnsubscribe: "UNSUBSCRIBE",
+	opAck: "ACK", opNack: "NACK", opModack: "MODACK", opPause: "PAUSE", opResume: "RESUME",
+}
+
+// subscription is one of a session, under the key of its topic and group.
+type subscription struct {
+	bus           *jetstream.Subscription
+	topic, group  string
+	more          []string // further topics
+	topicJSON     []byte   // topic and group as JSON strings
+	groupJSON     []byte
+	ackDeadlineMS int64
+}
+
+// appendEvent encodes a delivery. The lease starts when the frame is handed to the socket, so all of it remains.
+func (sub *subscription) appendEvent(dst []byte, d *jetstream.Delivery) []byte {
+	return appendEvent(dst, sub.topicJSON, sub.groupJSON, &d.Event, d.Attempt, sub.ackDeadlineMS)
+}
+
+// appendKey appends the key of a subscription. Neither name can hold a NUL.
+func appendKey(dst, topic, group []byte) []byte {
+	dst = append(dst, topic...)
+	dst = append(dst, 0)
+	return append(dst, group...)
+}
+
+// execute carries out one message. mu is held.
+func (s *session) execute(msg []byte) {
+	f := &s.frame
+	fail := f.cut(msg)
+	s.srv.cfg.Observer.FrameReceived(opNames[f.op])
+	switch {
+	case fail != nil && fail.code == codeBadJSON:
+	case s.principal == nil && f.op != opAuth:
+		s.fail(f.corr, codeUnauthorized, "Call AUTH first.")
+		return
+	case fail != nil:
+	case f.op == opUnknown:
+		fail = &fault{code: codeUnknownOp, msg: "This op is not known."}
+	default:
+		fail = f.decode()
+	}
+	if fail != nil {
+		s.fail(f.corr, fail.code, fail.msg)
+		s.misread(fail.code)
+		return
+	}
+	s.faults = 0
+	if d := s.due.Load(); d != nil && d.code == closeTokenExpired && !time.Now().Before(d.at) {
+		// The ticker is about to say so; nothing is done on an expired token meanwhile.
+		if s.due.CompareAndSwap(d, nil) {
+			s.expire(d)
+		}
+		return
+	}
+	s.command(f)
+}
+
+// misread counts frames that make no sense, and gives up on a client that sends nothing else.
+func (s *session) misread(c code) {
+	switch c {
+	case codeBadJSON, codeBadFrame, codeUnknownOp:
+		if s.faults++; s.faults > s.srv.cfg.Limits.Faults {
+			s.limit("faults")
+			s.giveUp(closeProtocolErrors)
+		}
+	default:
+		s.faults = 0
+	}
+}
+
+// giveUp ends the session from within a frame.
+func (s *session) giveUp(c websocket.StatusCode) {
+	s.ended = true
+	s.out.shut(c)
+}
+
+func (s *session) command(f *frame) {
+	switch f.op {
+	case opAuth:
+		s.auth(f)
+	case opPublish:
+		s.publish(f)
+	case opSubscribe:
+		s.subscribe(f)
+	default:
+		s.key = appendKey(s.key[:0], f.topic, f.group)
+		sub, ok := s.subs[string(s.key)]
+		if !ok {
+			s.fail(f.corr, codeNotSubscribed, string(f.topic)+"::"+string(f.group))
+			return
+		}
+		s.settle(f, sub)
+	}
+}
+
+// settle carries out a frame on a subscription.
+func (s *session) settle(f *frame, sub *subscription) {
+	switch f.op {
+	case opAck:
+		if f.ids == nil {
+			sub.bus.Ack(string(f.id))
+		}
+		for _, id := range f.ids {
+			sub.bus.Ack(string(id))
+		}
+	case opNack:
+		sub.bus.Nack(string(f.id), string(f.reason), f.delay)
+	case opModack:
+		if !sub.bus.Extend(string(f.id), f.extend) {
+			s.fail(f.corr, codeUnknownID, "This subscription holds no event of this id.")
+			return
+		}
+	case opPause:
+		ctx, cancel := context.WithTimeout(s.ctx, callTimeout)
+		defer cancel()
+		if err := sub.bus.Pause(ctx); err != nil {
+			s.failBus(f.corr, err, codeInternal, "The subscription could not be paused.")
+			return
+		}
+	case opResume:
+		sub.bus.Resume()
+	case opUnsubscribe:
+		delete(s.subs, string(s.key))
+		s.stop(sub)
+	default:
+		s.fail(f.corr, codeUnknownOp, "This op is not known.")
+		return
+	}
+	s.out.ok(f.corr, "")
+}
+
+// stop gives a subscription's leases back. No event of it is sent afterwards.
+func (s *session) stop(sub *subscription) {
+	ctx, cancel := context.WithTimeout(s.ctx, callTimeout)
+	defer cancel()
+	if err := sub.bus.Stop(ctx); err != nil {
+		s.srv.log.Warn("subscription did not stop in order", slog.String("topic", sub.topic),
+			slog.String("group", sub.group), slog.Any("error", err))
+	}
+}
+
+// auth replaces the connection's policy.
+func (s *session) auth(f *frame) {
+	ctx, cancel := context.WithTimeout(s.ctx, callTimeout)
+	defer cancel()
+	p, err := s.srv.cfg.Auth.Authenticate(ctx, string(f.token))
+	clear(s.topics)
+	if err != nil {
+		s.refuse(f, err)
+		return
+	}
+	s.principal = p
+	s.refusals = 0
+	s.due.Store(nil)
+	if at := p.Expires(); !at.IsZero() {
+		s.due.Store(&due{at: at, code: closeTokenExpired})
+	}
+	for key, sub := range s.subs {
+		if !sub.allowed(p) {
+			delete(s.subs, key)
+			s.stop(sub)
+			s.fail(nil, codeForbidden, "The new policy does not allow "+sub.topic+"::"+sub.group+"; the subscription has ended.")
+		}
+	}
+	s.out.ok(f.corr, "")
+}
+
+// refuse answers an AUTH that failed. The connection is unauthenticated again, whatever it was.
+func (s *session) refuse(f *frame, err error) {
+	if s.principal != nil {
+		s.principal = nil
+		s.awaitAuth()
+		s.endSubs((*jetstream.Subscription).Stop)
+	}
+	if known, ok := errors.AsType[*AuthError](err); ok {
+		s.fail(f.corr, code(known.Code), known.Msg)
+	} else {
+		s.srv.log.Error("authentication failed", slog.Any("error", err))
+		s.fail(f.corr, codeInternal, "The token could not be checked.")
+	}
+	if s.refusals++; s.refusals > s.srv.cfg.Limits.AuthTries {
+		s.limit("auth_tries")
+		s.giveUp(closeAuthRefused)
+	}
+}
+
+// allowed reports whether p may have the subscription.
+func (sub *subscription) allowed(p Principal) bool {
+	return p.Allows(ActionSubscribe, sub.topic, sub.group) &&
+		!slices.ContainsFunc(sub.more, func(t string) bool { return !p.Allows(ActionSubscribe, t, sub.group) })
+}
+
+// publish sends an event. The answer comes when the stream has stored it; frames behind it go on.
+func (s *session) publish(f *frame) {
+	topic, fail := s.publishTopic(f.topic)
+	if fail != nil {
+		s.fail(f.corr, fail.code, fail.msg)
+		return
+	}
+	payload := f.payload
+	if payload == nil {
+		payload = nullPayload
+	}
+	r := s.newReceipt(f.corr)
+	if err := s.pub.Publish(s.publishContext(), topic, payload, &f.publish, r.done); err != nil {
+		r.free()
+		s.failBus(f.corr, err, codePublishFailed, "The event could not be published.")
+	}
+}
+
+// publishTopic returns the topic that the client may publish to. It remembers the answers of one policy, which saves the
+// check and the string.
+func (s *session) publishTopic(name []byte) (string, *fault) {
+	if topic, ok := s.topics[string(name)]; ok {
+		return topic, nil
+	}
+	topic := string(name)
+	if fail := mayPublish(s.principal, topic); fail != nil {
+		return "", fail
+	}
+	if s.topics == nil {
+		s.topics = make(map[string]string)
+	}
+	if len(s.topics) >= maxTopicsKnown {
+		clear(s.topics)
+	}
+	s.topics[topic] = topic
+	return topic, nil
+}
+
+// mayPublish checks the topic's form first, so that a policy sees only topics that can exist.
+func mayPublish(p Principal, topic string) *fault {
+	if err := jetstream.ValidTopic(topic); err != nil {
+		return busFault(err, codeBadTopic, "The topic is not well formed.")
+	}
+	if !p.Allows(ActionPublish, topic, "") {
+		return &fault{code: codeForbidden, msg: "The policy does not allow to publish to " + topic + "."}
+	}
+	return nil
+}
+
+// receipt waits for the outcome of one publish. Receipts are pooled, with the bound method that the bus calls.
+type receipt struct {
+	session *session
+	corr    []byte
+	hasCorr bool
+	done    func(jetstream.Receipt, error)
+}
+
+var receipts sync.Pool
+
+func (s *session) newReceipt(corr []byte) *receipt {
+	r, ok := receipts.Get().(*receipt)
+	if !ok {
+		r = new(receipt)
+		r.done = r.answer
+	}
+	r.session = s
+	r.corr = append(r.corr[:0], corr...)
+	r.hasCorr = corr != nil
+	return r
+}
+
+// answer is called by the bus, and must not block.
+func (r *receipt) answer(got jetstream.Receipt, err error) {
+	corr := r.corr
+	if !r.hasCorr {
+		corr = nil
+	}
+	if err != nil {
+		r.session.failBus(corr, err, codePublishFailed, "The event could not be published.")
+	} else {
+		r.session.out.ok(corr, got.ID)
+	}
+	r.free()
+}
+
+func (r *receipt) free() {
+	r.session = nil
+	receipts.Put(r)
+}
+
+// subscribe joins a group. The OK is queued before the first event can be.
+func (s *session) subscribe(f *frame) {
+	s.key = appendKey(s.key[:0], f.topic, f.group)
+	if _, ok := s.subs[string(s.key)]; ok {
+		s.fail(f.corr, codeAlreadySubscribed, string(f.topic)+"::"+string(f.group))
+		return
+	}
+	sub := newSubscription(f)
+	if fail := sub.check(s.principal); fail != nil {
+		s.fail(f.corr, fail.code, fail.msg)
+		return
+	}
+	switch {
+	case s.draining:
+		s.fail(f.corr, codeOverloaded, "The hub is shutting down; connect again.")
+		return
+	case len(s.subs) >= s.srv.cfg.Limits.Subscriptions:
+		s.limit("subscriptions")
+		s.fail(f.corr, codeOverloaded, "This connection has "+strconv.Itoa(len(s.subs))+" subscriptions, which is the most it may have.")
+		return
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, callTimeout)
+	defer cancel()
+	// What the client published before must not look new to a group that starts at the end.
+	if err := s.pub.Flush(ctx); err != nil {
+		s.failBus(f.corr, err, codeSubscribeFailed, "The connection's publishes in flight were not confirmed in time.")
+		return
+	}
+	opts := f.subscribe
+	opts.Topics = sub.more
+	joined, err := s.srv.cfg.Bus.Subscribe(ctx, sub.topic, sub.group, opts, func(d *jetstream.Delivery) { s.out.deliver(d, sub) })
+	if err != nil {
+		s.failBus(f.corr, err, codeSubscribeFailed, "The subscription could not be made.")
+		return
+	}
+	sub.bus = joined
+	if s.subs == nil {
+		s.subs = make(map[string]*subscription)
+	}
+	s.subs[string(s.key)] = sub
+	s.out.ok(f.corr, "")
+	joined.Start()
+}
+
+func newSubscription(f *frame) *subscription {
+	sub := &subscription{topic: string(f.topic), group: string(f.group), more: slices.Clone(f.subscribe.Topics)}
+	sub.topicJSON = jsonscan.AppendString(nil, sub.topic)
+	sub.groupJSON = jsonscan.AppendString(nil, sub.group)
+	lease := f.subscribe.AckTimeout
+	if lease == 0 {
+		lease = defaultAckTimeout
+	}
+	sub.ackDeadlineMS = lease.Milliseconds()
+	return sub
+}
+
+// check looks at the names first, so that a policy sees only names that can exist.
+func (sub *subscription) check(p Principal) *fault {
+	for _, t := range append([]string{sub.topic}, sub.more...) {
+		if err := jetstream.ValidTopic(t); err != nil {
+			return busFault(err, codeBadTopic, "The topic is not well formed.")
+		}
+	}
+	if err := jetstream.ValidGroup(sub.group); err != nil {
+		return busFault(err, codeBadGroup, "The group is not well formed.")
+	}
+	if !sub.allowed(p) {
+		return &fault{code: codeForbidden, msg: "The policy does not allow to subscribe to " + sub.topic + "::" + sub.group + "."}
+	}
+	return nil
+}
+
+// failBus answers with an error of the bus. Only what the bus meant for clients is shown; the rest goes to the log.
+func (s *session) failBus(corr []byte, err error, otherwise code, msg string) {
+	fail := busFault(err, otherwise, msg)
+	s.srv.logCause(err)
+	s.fail(corr, fail.code, fail.msg)
+}
+
+// busFault is what a client is told about an error of the bus; otherwise and msg are for errors not meant for clients.
+func busFault(err error, otherwise code, msg string) *fault {
+	if known, ok := errors.AsType[*jetstream.Error](err); ok {
+		return &fault{code: code(known.Code), msg: known.Msg}
+	}
+	return &fault{code: otherwise, msg: msg}
+}

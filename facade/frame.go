@@ -1,0 +1,356 @@
+package facade
+
+import (
+	"bytes"
+	"math"
+	"strconv"
+	"time"
+
+	"eventhub/jetstream"
+	"eventhub/jetstream/jsonscan"
+)
+
+// Bounds of client frames.
+const (
+	maxCorr   = 1024           // bytes of a raw corr
+	maxAckIDs = 1000           // ids of one ACK
+	minExtend = time.Second    // of MODACK
+	maxExtend = 12 * time.Hour // of MODACK and of a NACK's delay
+
+	// maxKeptText is the most bytes of unescaped text for which a frame keeps its buffer.
+	maxKeptText = 64 << 10
+)
+
+// An op is what a client frame asks for.
+type op uint8
+
+// The ops of the protocol.
+const (
+	opUnknown op = iota
+	opAuth
+	opPublish
+	opSubscribe
+	opUnsubscribe
+	opAck
+	opNack
+	opModack
+	opPause
+	opResume
+)
+
+// A frame is one message from a client. It is read in two stages, so that a connection that has not authenticated learns
+// that before it learns what is wrong with a field: cut finds op and corr, decode reads what the op needs.
+//
+// Frames mean what they mean to a JavaScript server that reads msg.op, msg.topic and so on: keys match exactly, the last
+// of duplicate keys counts, unknown keys are ignored, and null is as good as missing.
+//
+// A frame may be used for one message after the other; it is for one goroutine at a time. Its byte slices are parts of
+// the message or of a buffer of the frame: they hold until the next cut, and must not be changed.
+type frame struct {
+	// Known after cut.
+	op   op
+	corr []byte // as sent, whatever JSON value it is; nil when absent
+
+	// Known after decode; what the op does not have, or the client left out, is nil or zero.
+	topic, group, id, token, reason []byte
+
+	payload   []byte   // as sent
+	ids       [][]byte // of an ACK; either id or ids is set
+	publish   jetstream.PublishOptions
+	subscribe jetstream.SubscribeOptions
+	extend    time.Duration // of a MODACK: 0 for the subscription's AckTimeout, else 1 s..12 h
+	delay     time.Duration // of a NACK: -1 for the default back-off, else 0..12 h
+
+	raw     rawFields
+	text    []byte   // unescaped strings
+	idsRoom [][]byte // what ids uses
+}
+
+// rawFields are a frame's fields as sent; nil when absent.
+type rawFields struct {
+	op, corr, topic, group, id, ids, token, reason, payload, opts, extend, delay []byte
+}
+
+// cut reads the message as far as to know its op and corr. The faults are bad_json, for which corr is nil, and bad_frame.
+func (f *frame) cut(msg []byte) *fault {
+	f.reset()
+	if !isObject(msg) {
+		if jsonscan.Valid(msg) {
+			return badFrame("a frame must be an object")
+		}
+		return badJSON()
+	}
+	// The frame takes the place of one of the levels that a payload will have around it when it is delivered.
+	w := jsonscan.Walk(msg, jetstream.PayloadLevels-1)
+	for w.Next() {
+		f.raw.set(w.Key, w.Value)
+	}
+	if w.Err() != nil {
+		return badJSON()
+	}
+	if len(f.raw.corr) > maxCorr {
+		return badFrame("corr is longer than " + strconv.Itoa(maxCorr) + " bytes")
+	}
+	f.corr = f.raw.corr
+	name, fail := f.string("op", f.raw.op)
+	if fail != nil {
+		return fail
+	}
+	f.op = opOf(name)
+	return nil
+}
+
+// reset forgets the last message and keeps the buffers.
+func (f *frame) reset() {
+	text, ids := f.text[:0], f.idsRoom[:0]
+	if cap(text) > maxKeptText {
+		text = nil
+	}
+	*f = frame{text: text, idsRoom: ids}
+}
+
+// set keeps the value of a key that frames have.
+func (r *rawFields) set(key, value []byte) {
+	var room [16]byte // longer than any key that is looked for
+	switch string(unquoteName(key, room[:0])) {
+	case "op":
+		r.op = value
+	case "corr":
+		r.corr = value
+	case "topic":
+		r.topic = value
+	case "group":
+		r.group = value
+	case "id":
+		r.id = value
+	case "payload":
+		r.payload = value
+	case "opts":
+		r.opts = value
+	case "ids":
+		r.ids = value
+	case "token":
+		r.token = value
+	case "reason":
+		r.reason = value
+	case "extend_ms":
+		r.extend = value
+	case "delay_ms":
+		r.delay = value
+	}
+}
+
+func opOf(name []byte) op {
+	switch string(name) {
+	case "AUTH":
+		return opAuth
+	case "PUBLISH":
+		return opPublish
+	case "SUBSCRIBE":
+		return opSubscribe
+	case "UNSUBSCRIBE":
+		return opUnsubscribe
+	case "ACK":
+		return opAck
+	case "NACK":
+		return opNack
+	case "MODACK":
+		return opModack
+	case "PAUSE":
+		return opPause
+	case "RESUME":
+		return opResume
+	}
+	return opUnknown
+}
+
+// decode reads the fields that the op has. The faults are bad_frame, and bad_options for what is inside opts. cut must
+// have succeeded.
+func (f *frame) decode() (fail *fault) {
+	if f.op == opUnknown {
+		return nil
+	}
+	if f.op == opAuth {
+		if !missing(f.raw.token) {
+			f.token, fail = f.string("token", f.raw.token)
+		}
+		return fail
+	}
+	if f.topic, fail = f.string("topic", f.raw.topic); fail != nil {
+		return fail
+	}
+	if f.op == opPublish {
+		f.payload = f.raw.payload
+		return publishOptions(&f.publish, f.raw.opts)
+	}
+	if f.group, fail = f.string("group", f.raw.group); fail != nil {
+		return fail
+	}
+	switch f.op {
+	case opSubscribe:
+		return subscribeOptions(&f.subscribe, f.raw.opts)
+	case opAck:
+		if !missing(f.raw.ids) {
+			return f.decodeIDs()
+		}
+		f.id, fail = f.string("id", f.raw.id)
+	case opNack:
+		f.id, fail = f.string("id", f.raw.id)
+		if isString(f.raw.reason) {
+			f.reason = f.unquote(f.raw.reason)
+		}
+		f.delay = delay(f.raw.delay)
+	case opModack:
+		f.id, fail = f.string("id", f.raw.id)
+		f.extend = extension(f.raw.extend)
+	default: // the others have no more fields
+	}
+	return fail
+}
+
+// decodeIDs reads the ids of an ACK.
+func (f *frame) decodeIDs() *fault {
+	if !missing(f.raw.id) {
+		return badFrame("an ACK has id or ids, not both")
+	}
+	if !isArray(f.raw.ids) {
+		return wrongType("ids", "an array", f.raw.ids)
+	}
+	w := jsonscan.Walk(f.raw.ids, 0)
+	for w.Next() {
+		if !isString(w.Value) {
+			return wrongType("ids", "an array of strings", w.Value)
+		}
+		if len(f.idsRoom) == maxAckIDs {
+			return badFrame("ids has more than " + strconv.Itoa(maxAckIDs) + " items")
+		}
+		f.idsRoom = append(f.idsRoom, f.unquote(w.Value))
+	}
+	if len(f.idsRoom) == 0 {
+		return badFrame("ids is empty")
+	}
+	f.ids = f.idsRoom
+	return nil
+}
+
+// string reads a field that must be there and be a string.
+func (f *frame) string(name string, raw []byte) ([]byte, *fault) {
+	if missing(raw) {
+		return nil, badFrame(name + " is missing")
+	}
+	if !isString(raw) {
+		return nil, wrongType(name, "a string", raw)
+	}
+	return f.unquote(raw), nil
+}
+
+func (f *frame) unquote(raw []byte) []byte {
+	var s []byte
+	s, f.text = jsonscan.Unquote(raw, f.text)
+	return s
+}
+
+func badJSON() *fault { return &fault{code: codeBadJSON, msg: "Invalid JSON"} }
+
+func badFrame(msg string) *fault { return &fault{code: codeBadFrame, msg: msg} }
+
+func wrongType(name, want string, raw []byte) *fault {
+	return badFrame(name + " must be " + want + ", not " + kind(raw))
+}
+
+// extension reads MODACK's extend_ms as JavaScript's Math.max(1000, Number(x) || 0) does, 0 staying 0.
+func extension(raw []byte) time.Duration {
+	ms, ok := number(raw)
+	if !ok || ms == 0 {
+		return 0
+	}
+	return milliseconds(ms, minExtend)
+}
+
+// delay reads NACK's delay_ms.
+func delay(raw []byte) time.Duration {
+	ms, ok := number(raw)
+	if !ok {
+		return -1
+	}
+	return milliseconds(ms, 0)
+}
+
+// milliseconds is ms as a duration, held between least and maxExtend.
+func milliseconds(ms float64, least time.Duration) time.Duration {
+	switch {
+	case ms <= float64(least.Milliseconds()):
+		return least
+	case ms >= float64(maxExtend.Milliseconds()):
+		return maxExtend
+	}
+	return time.Duration(ms) * time.Millisecond
+}
+
+// number reads a JSON number, or a JSON string that holds one. What is too large for a float64 is infinite.
+func number(raw []byte) (float64, bool) {
+	if isString(raw) {
+		raw = raw[1 : len(raw)-1]
+	}
+	if !isNumber(raw) {
+		return 0, false
+	}
+	if end, err := jsonscan.Value(raw, 0); err != nil || end != len(raw) {
+		return 0, false
+	}
+	n, _ := strconv.ParseFloat(string(raw), 64) // its only error left is ErrRange, with the right value
+	return n, true
+}
+
+// integer reads a JSON number that is whole and less than 2^53 in size, however it is written.
+func integer(raw []byte) (int64, bool) {
+	if !isNumber(raw) {
+		return 0, false
+	}
+	n, _ := number(raw)
+	if n != math.Trunc(n) || math.Abs(n) >= 1<<53 {
+		return 0, false
+	}
+	return int64(n), true
+}
+
+// unquoteName returns the text of a key. buf is used for a key with escapes.
+func unquoteName(key, buf []byte) []byte {
+	name, _ := jsonscan.Unquote(key, buf)
+	return name
+}
+
+// The kinds of valid JSON values are told by their first byte.
+
+func missing(raw []byte) bool  { return len(raw) == 0 || raw[0] == 'n' }
+func isString(raw []byte) bool { return len(raw) > 0 && raw[0] == '"' }
+func isArray(raw []byte) bool  { return firstByte(raw) == '[' }
+func isObject(raw []byte) bool { return firstByte(raw) == '{' }
+func isNumber(raw []byte) bool {
+	return len(raw) > 0 && (raw[0] == '-' || '0' <= raw[0] && raw[0] <= '9')
+}
+
+// firstByte is the first byte that is no blank, or 0.
+func firstByte(raw []byte) byte {
+	if raw = bytes.TrimLeft(raw, " \t\r\n"); len(raw) == 0 {
+		return 0
+	}
+	return raw[0]
+}
+
+// kind names the type of a valid value, for messages.
+func kind(raw []byte) string {
+	switch raw[0] {
+	case '"':
+		return "a string"
+	case '{':
+		return "an object"
+	case '[':
+		return "an array"
+	case 't', 'f':
+		return "a boolean"
+	case 'n':
+		return "null"
+	}
+	return "a number"
+}

@@ -1,0 +1,357 @@
+package facade
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/textproto"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/go-chi/chi/v5"
+
+	"eventhub/jetstream"
+	"eventhub/jetstream/jsonscan"
+)
+
+// retryAfter is the Retry-After of a 429 or 503, in seconds.
+const retryAfter = "1"
+
+// HTTP returns the handler of the HTTP API (protocol section 4). Mount it on a server with a ReadHeaderTimeout; bodies
+// have Limits.BodyStall.
+func (s *Server) HTTP() http.Handler {
+	r := chi.NewRouter()
+	r.Use(s.observe, s.admit)
+	r.NotFound(func(w http.ResponseWriter, _ *http.Request) {
+		s.refuse(w, &fault{code: codeNotFound, msg: "There is nothing at this path."})
+	})
+	r.MethodNotAllowed(func(w http.ResponseWriter, req *http.Request) {
+		for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost} {
+			if r.Match(chi.NewRouteContext(), method, req.URL.Path) {
+				w.Header().Add("Allow", method)
+			}
+		}
+		s.cfg.Observer.ErrorSent(string(codeNotFound))
+		writeError(w, http.StatusMethodNotAllowed, codeNotFound, "This path does not take this method.")
+	})
+	r.Post("/publish/{topic}", s.servePublish)
+	return r
+}
+
+// statusWriter remembers the status for the Observer.
+type statusWriter struct {
+	http.ResponseWriter
+	status int
+}
+
+func (w *statusWriter) WriteHeader(status int) {
+	if w.status == 0 {
+		w.status = status
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (s *Server) observe(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		sw := &statusWriter{ResponseWriter: w}
+		defer func() {
+			if sw.status == 0 {
+				sw.status = http.StatusOK
+			}
+			s.cfg.Observer.RequestServed(sw.status)
+		}()
+		next.ServeHTTP(sw, r)
+	})
+}
+
+// admit holds the number of requests to Limits.Requests, and refuses them while the server drains.
+func (s *Server) admit(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer s.requests.Add(-1)
+		if s.requests.Add(1) > int64(s.cfg.Limits.Requests) {
+			s.cfg.Observer.LimitReached("requests")
+			s.refuse(w, &fault{code: codeOverloaded, msg: "The hub serves as many requests as it takes."})
+			return
+		}
+		if s.isDraining() {
+			s.refuse(w, &fault{code: codeOverloaded, msg: "The hub is shutting down."})
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (s *Server) isDraining() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.draining
+}
+
+// servePublish is POST /publish/{topic}. Nothing of the body is read before the client may publish there.
+func (s *Server) servePublish(w http.ResponseWriter, r *http.Request) {
+	p, fail := s.authenticate(r)
+	if fail != nil {
+		s.refuse(w, fail)
+		return
+	}
+	topic, fail := topicParam(r)
+	if fail == nil {
+		fail = mayPublish(p, topic)
+	}
+	if fail != nil {
+		s.refuse(w, fail)
+		return
+	}
+	if mediaType, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";"); strings.EqualFold(strings.TrimSpace(mediaType), ndjsonType) {
+		s.publishLines(w, r, topic)
+		return
+	}
+	s.publishBody(w, r, topic)
+}
+
+// authenticate checks the bearer token of a request.
+func (s *Server) authenticate(r *http.Request) (Principal, *fault) {
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		token = ""
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+	defer cancel()
+	p, err := s.cfg.Auth.Authenticate(ctx, strings.TrimSpace(token))
+	if err == nil {
+		if at := p.Expires(); !at.IsZero() && !time.Now().Before(at) {
+			return nil, &fault{code: codeTokenExpired, msg: "The token has expired."}
+		}
+		return p, nil
+	}
+	if known, ok := errors.AsType[*AuthError](err); ok {
+		return nil, &fault{code: code(known.Code), msg: known.Msg}
+	}
+	s.log.Error("authentication failed", slog.Any("error", err))
+	return nil, &fault{code: codeInternal, msg: "The token could not be checked."}
+}
+
+// topicParam returns the path's topic, URL-decoded.
+func topicParam(r *http.Request) (string, *fault) {
+	topic := chi.URLParam(r, "topic")
+	if r.URL.RawPath == "" {
+		return topic, nil // chi took it from the decoded path
+	}
+	topic, err := url.PathUnescape(topic)
+	if err != nil {
+		return "", &fault{code: codeBadTopic, msg: "The topic in the path is not URL-encoded correctly."}
+	}
+	return topic, nil
+}
+
+// publishBody publishes the body as one payload.
+func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, topic string) {
+	opts, fail := headerOptions(r)
+	if fail != nil {
+		s.refuse(w, fail)
+		return
+	}
+	b, _ := buffers.Get().(*[]byte)
+	defer putBuffer(b)
+	if fail := s.readBody(w, r, b); fail != nil {
+		s.refuse(w, fail)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+	defer cancel()
+	got, err := s.cfg.Bus.Publish(ctx, topic, *b, opts)
+	if err != nil {
+		s.logCause(err)
+		s.refuse(w, busFault(err, codePublishFailed, "The event could not be published."))
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	out := append((*b)[:0], `{"id":`...)
+	out = jsonscan.AppendString(out, got.ID)
+	out = append(out, "}\n"...)
+	_, _ = w.Write(out)
+}
+
+// readBody reads the body into b and checks that it is JSON.
+func (s *Server) readBody(w http.ResponseWriter, r *http.Request, b *[]byte) *fault {
+	limit := s.cfg.Bus.MaxPayload()
+	if r.ContentLength > int64(limit) {
+		return payloadTooLarge(limit)
+	}
+	body := &steadyReader{
+		r:    http.MaxBytesReader(w, r.Body, int64(limit)),
+		ctrl: http.NewResponseController(w), stall: s.cfg.Limits.BodyStall,
+	}
+	buf := *b
+	if need := int(r.ContentLength) + 1; need > cap(buf) {
+		buf = make([]byte, 0, need)
+	}
+	for {
+		if len(buf) == cap(buf) {
+			buf = append(buf, 0)[:len(buf)]
+		}
+		n, err := body.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		if err == nil {
+			continue
+		}
+		*b = buf
+		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			return payloadTooLarge(limit)
+		}
+		if !errors.Is(err, io.EOF) {
+			return &fault{code: codeBadJSON, msg: "The body ended early."}
+		}
+		break
+	}
+	switch {
+	case len(buf) == 0:
+		return &fault{code: codeBadJSON, msg: "The body is empty; it must be the payload as JSON, null for none."}
+	case !jetstream.ValidPayload(buf):
+		return &fault{code: codeBadJSON, msg: "Invalid JSON"}
+	}
+	return nil
+}
+
+func payloadTooLarge(limit int) *fault {
+	return &fault{code: codePublishFailed, msg: "The payload is larger than " + strconv.Itoa(limit) + " bytes.", tooLarge: true}
+}
+
+// headerOptions makes the event's fields and headers of those of the request.
+func headerOptions(r *http.Request) (jetstream.PublishOptions, *fault) {
+	opts := jetstream.PublishOptions{Headers: make(map[string]string, len(r.Header)+1)}
+	drop := hopByHop(r.Header)
+	for name, values := range r.Header {
+		lower := strings.ToLower(name)
+		switch {
+		case drop[lower], strings.HasPrefix(lower, "nats-"):
+		case strings.HasPrefix(lower, "event-"):
+			if fail := eventField(&opts, lower, name, values); fail != nil {
+				return opts, fail
+			}
+		case strings.HasPrefix(lower, "kv-"):
+			return opts, &fault{code: codeBadOptions, msg: "The header " + name + " is reserved."}
+		default:
+			opts.Headers[lower] = strings.ToValidUTF8(strings.Join(values, ", "), "\uFFFD")
+		}
+	}
+	if r.Host != "" {
+		opts.Headers["host"] = r.Host // net/http keeps it apart
+	}
+	return opts, nil
+}
+
+// hopByHop returns the names of headers that are about the connection or the client's rights, not about the event:
+// RFC 9110 section 7.6.1, and credentials.
+func hopByHop(h http.Header) map[string]bool {
+	drop := map[string]bool{
+		"connection": true, "proxy-connection": true, "keep-alive": true, "te": true, "trailer": true,
+		"transfer-encoding": true, "upgrade": true,
+		"authorization": true, "proxy-authorization": true, "proxy-authenticate": true, "cookie": true,
+	}
+	for _, v := range h["Connection"] {
+		for name := range strings.SplitSeq(v, ",") {
+			drop[strings.ToLower(textproto.TrimString(name))] = true
+		}
+	}
+	return drop
+}
+
+// eventField reads one of the Event-* request headers.
+func eventField(opts *jetstream.PublishOptions, lower, name string, values []string) *fault {
+	if len(values) != 1 && lower != "event-tags" && lower != "event-caused-by" {
+		return &fault{code: codeBadOptions, msg: "The header " + name + " is given more than once."}
+	}
+	for _, v := range values {
+		if v == "" || !utf8.ValidString(v) {
+			return &fault{code: codeBadOptions, msg: "The header " + name + " must be UTF-8 text and not empty."}
+		}
+	}
+	switch lower {
+	case "event-id":
+		opts.ID = values[0]
+	case "event-key":
+		opts.Key = values[0]
+	case "event-sid":
+		opts.SID = values[0]
+	case "event-ts":
+		ts, err := strconv.ParseInt(values[0], 10, 64)
+		if err != nil || ts < 0 || ts > maxTimestamp {
+			return &fault{code: codeBadOptions, msg: "The header " + name + " must be epoch milliseconds."}
+		}
+		opts.TS, opts.HasTS = ts, true
+	case "event-tags", "event-caused-by":
+		list, ok := stringList(values)
+		if !ok {
+			return &fault{code: codeBadOptions, msg: "The header " + name + " must be a JSON array of strings, or strings separated by commas."}
+		}
+		if lower == "event-tags" {
+			opts.Tags = list
+		} else {
+			opts.CausedBy = list
+		}
+	default:
+		return &fault{code: codeBadOptions, msg: "The header " + name + " is not known; Event-* is reserved."}
+	}
+	return nil
+}
+
+// stringList reads a JSON array of strings, or strings separated by commas.
+func stringList(values []string) ([]string, bool) {
+	joined := strings.TrimSpace(strings.Join(values, ","))
+	if !strings.HasPrefix(joined, "[") {
+		var list []string
+		for v := range strings.SplitSeq(joined, ",") {
+			if v = strings.TrimSpace(v); v != "" {
+				list = append(list, v)
+			}
+		}
+		return list, true
+	}
+	var list []string
+	w := jsonscan.Walk([]byte(joined), 0)
+	for w.Next() {
+		if !isString(w.Value) {
+			return nil, false
+		}
+		item, _ := jsonscan.Unquote(w.Value, nil)
+		list = append(list, string(item))
+	}
+	return list, w.Err() == nil
+}
+
+func writeFault(w http.ResponseWriter, f *fault) {
+	writeError(w, f.rule().status, f.code, f.msg)
+}
+
+// writeError answers {"error": msg, "code": c}.
+func writeError(w http.ResponseWriter, status int, c code, msg string) {
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("X-Content-Type-Options", "nosniff")
+	switch status {
+	case http.StatusUnauthorized:
+		h.Set("WWW-Authenticate", "Bearer")
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
+		h.Set("Retry-After", retryAfter)
+	}
+	w.WriteHeader(status)
+	_, _ = w.Write(append(appendError(nil, c, msg), '\n'))
+}
+
+// appendError appends the JSON of an error over HTTP.
+func appendError(dst []byte, c code, msg string) []byte {
+	dst = append(dst, `{"error":`...)
+	dst = jsonscan.AppendString(dst, msg)
+	dst = append(dst, `,"code":`...)
+	dst = jsonscan.AppendString(dst, string(c))
+	return append(dst, '}')
+}

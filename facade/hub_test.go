@@ -1,0 +1,239 @@
+package facade_test
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	natsserver "github.com/nats-io/nats-server/v2/server"
+
+	"eventhub/facade"
+	"eventhub/facade/client"
+	"eventhub/jetstream"
+)
+
+const testToken = "s3cret"
+
+// freshTopic is a topic that no other test uses.
+func freshTopic() string {
+	var b [6]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return "t" + hex.EncodeToString(b[:])
+}
+
+// openBus opens a bus on an embedded server of its own, unless a change sets URL.
+func openBus(t testing.TB, change ...func(*jetstream.Config)) *jetstream.Bus {
+	t.Helper()
+	cfg := jetstream.Config{DataDir: t.TempDir()}
+	for _, f := range change {
+		f(&cfg)
+	}
+	bus, err := jetstream.Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := bus.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return bus
+}
+
+// testHub is a hub on real sockets.
+type testHub struct {
+	t      testing.TB
+	bus    *jetstream.Bus
+	server *facade.Server
+	url    string // of the WebSocket
+	http   string // of the HTTP side
+}
+
+func startHub(t testing.TB, bus *jetstream.Bus, change ...func(*facade.Config)) *testHub {
+	t.Helper()
+	cfg := facade.Config{Bus: bus, Auth: facade.StaticToken(testToken)}
+	for _, f := range change {
+		f(&cfg)
+	}
+	server, err := facade.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &testHub{t: t, bus: bus, server: server}
+	ws, rest := h.listen(server.WebSocket()), h.listen(server.HTTP())
+	h.url, h.http = "ws://"+ws, "http://"+rest
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return h
+}
+
+// listen serves handler on a port of its own until the test ends.
+func (h *testHub) listen(handler http.Handler) string {
+	h.t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	srv := &http.Server{Handler: handler, ReadHeaderTimeout: patience}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = srv.Serve(l)
+	}()
+	h.t.Cleanup(func() {
+		_ = srv.Close()
+		<-served
+	})
+	return l.Addr().String()
+}
+
+// twoHubs are two hubs on one NATS server, as two processes would be.
+func twoHubs(t testing.TB, change ...func(*jetstream.Config)) (a, b *testHub) {
+	t.Helper()
+	url := startNATS(t)
+	change = append([]func(*jetstream.Config){func(cfg *jetstream.Config) { cfg.URL = url }}, change...)
+	return startHub(t, openBus(t, change...)), startHub(t, openBus(t, change...))
+}
+
+// startNATS starts a server as an operator would run it.
+func startNATS(t testing.TB) (url string) {
+	t.Helper()
+	ns, err := natsserver.NewServer(&natsserver.Options{
+		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.Start()
+	t.Cleanup(func() {
+		ns.Shutdown()
+		ns.WaitForShutdown()
+	})
+	if !ns.ReadyForConnections(patience) {
+		t.Fatal("the NATS server did not start")
+	}
+	return ns.ClientURL()
+}
+
+// dial connects a client, which is closed when the test ends.
+func (h *testHub) dial() *client.Client {
+	h.t.Helper()
+	ctx, cancel := context.WithTimeout(h.t.Context(), patience)
+	defer cancel()
+	c, err := client.Dial(ctx, h.url, client.Options{Token: testToken})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// inbox takes the events of one subscription.
+type inbox struct {
+	t      testing.TB
+	sub    *client.Subscription
+	events chan client.Event
+}
+
+func (h *testHub) subscribe(c *client.Client, topic, group string, opts client.SubscribeOptions) *inbox {
+	h.t.Helper()
+	in := &inbox{t: h.t, events: make(chan client.Event, 20_000)}
+	ctx, cancel := context.WithTimeout(h.t.Context(), patience)
+	defer cancel()
+	sub, err := c.Subscribe(ctx, topic, group, opts, func(e client.Event) { in.events <- e })
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	in.sub = sub
+	return in
+}
+
+// next is the next event; it fails the test when none comes.
+func (in *inbox) next() client.Event {
+	in.t.Helper()
+	return in.within(patience)
+}
+
+// within is next with a limit that is part of what is tested.
+func (in *inbox) within(limit time.Duration) client.Event {
+	in.t.Helper()
+	select {
+	case e := <-in.events:
+		return e
+	case <-time.After(limit):
+		in.t.Fatalf("no event within %v", limit)
+	}
+	return client.Event{}
+}
+
+// take is the next n events.
+func (in *inbox) take(n int) []client.Event {
+	in.t.Helper()
+	var got []client.Event
+	for range n {
+		got = append(got, in.next())
+	}
+	return got
+}
+
+// quiet fails when an event comes within d.
+func (in *inbox) quiet(d time.Duration) {
+	in.t.Helper()
+	select {
+	case e := <-in.events:
+		in.t.Fatalf("event %s (%s, attempt %d) should not have come", e.ID, e.Payload, e.Attempt)
+	case <-time.After(d):
+	}
+}
+
+// empty fails when an event is there already. It closes a window that a later event has ended.
+func (in *inbox) empty() {
+	in.t.Helper()
+	select {
+	case e := <-in.events:
+		in.t.Fatalf("event %s (%s, attempt %d) should not have come", e.ID, e.Payload, e.Attempt)
+	default:
+	}
+}
+
+// ack settles an event, confirmed.
+func (in *inbox) ack(events ...client.Event) {
+	in.t.Helper()
+	for i := range events {
+		if err := events[i].AckWait(in.t.Context()); err != nil {
+			in.t.Fatal(err)
+		}
+	}
+}
+
+func (h *testHub) publish(c *client.Client, topic, payload string, opts ...client.PublishOptions) (id string) {
+	h.t.Helper()
+	var o *client.PublishOptions
+	if len(opts) > 0 {
+		o = &opts[0]
+	}
+	ctx, cancel := context.WithTimeout(h.t.Context(), patience)
+	defer cancel()
+	id, err := c.Publish(ctx, topic, []byte(payload), o)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return id
+}
+
+func payloads(events []client.Event) string {
+	var b strings.Builder
+	for _, e := range events {
+		b.Write(e.Payload)
+		b.WriteByte(' ')
+	}
+	return strings.TrimSpace(b.String())
+}

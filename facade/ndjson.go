@@ -1,0 +1,284 @@
+package facade
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"eventhub/jetstream"
+	"eventhub/jetstream/jsonscan"
+)
+
+const (
+	ndjsonType = "application/x-ndjson"
+	// lineEnvelope is how many bytes a line may have beside its payload.
+	lineEnvelope = 64 << 10
+	// answerBuffer is how many bytes of answers are sent at a time when there are many.
+	answerBuffer = 16 << 10
+)
+
+// errAnswersLost ends a request whose client does not take the answers.
+var errAnswersLost = errors.New("facade: the answers cannot be sent")
+
+// lineReaders have large buffers, since their lines come in bulk.
+var lineReaders = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 64<<10) }}
+
+// line is one line of a request whose answer is due in turn.
+type line struct {
+	fail *fault
+	id   string
+	done chan struct{} // gets one value when fail or id is set
+}
+
+// lines publishes the lines of one request. Its reader (the handler) and its answerer run side by side; the channel
+// between them holds the order, and bounds what is in flight.
+type lines struct {
+	srv   *Server
+	topic string
+	pub   *jetstream.Publisher
+	ctrl  *http.ResponseController
+	queue chan *line
+	gone  chan struct{} // closed when answers cannot be written any more
+}
+
+// publishLines publishes each line of the body and streams the answers while the body is still being read. A client must
+// read them meanwhile: when Limits.Window answers wait, the body is not read on.
+func (s *Server) publishLines(w http.ResponseWriter, r *http.Request, topic string) {
+	l := &lines{
+		srv: s, topic: topic, pub: s.cfg.Bus.NewPublisher(), ctrl: http.NewResponseController(w),
+		queue: make(chan *line, s.cfg.Limits.Window), gone: make(chan struct{}),
+	}
+	// HTTP/1 would otherwise read the rest of the body before the first answer goes out. HTTP/2 needs no permission.
+	if err := l.ctrl.EnableFullDuplex(); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		s.refuse(w, &fault{code: codeInternal, msg: "This connection cannot stream."})
+		return
+	}
+	w.Header().Set("Content-Type", ndjsonType)
+	w.WriteHeader(http.StatusOK)
+
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		l.answer(w)
+	}()
+	err := l.read(r.Context(), &steadyReader{r: r.Body, ctrl: l.ctrl, stall: s.cfg.Limits.BodyStall})
+	close(l.queue)
+	<-answered
+	if err != nil {
+		// The client must not take this for the whole answer.
+		panic(http.ErrAbortHandler)
+	}
+	// The next request on this connection starts without our deadlines.
+	_ = l.ctrl.SetReadDeadline(time.Time{})
+	_ = l.ctrl.SetWriteDeadline(time.Time{})
+}
+
+// read publishes line by line until the body ends. It returns an error when that came early.
+func (l *lines) read(ctx context.Context, body io.Reader) error {
+	br, _ := lineReaders.Get().(*bufio.Reader)
+	br.Reset(body)
+	defer func() {
+		br.Reset(nil)
+		lineReaders.Put(br)
+	}()
+	b, _ := buffers.Get().(*[]byte)
+	defer putBuffer(b)
+	for {
+		whole, err := l.next(br, b)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		if text := bytes.TrimSpace(*b); len(text) > 0 || !whole {
+			if err := l.publish(ctx, text, whole); err != nil {
+				return err
+			}
+		}
+		if err != nil {
+			return nil
+		}
+	}
+}
+
+// next reads a line into b. whole is false for one that is longer than a line may be; the rest of it is skipped.
+func (l *lines) next(br *bufio.Reader, b *[]byte) (whole bool, err error) {
+	limit := l.srv.cfg.Bus.MaxPayload() + lineEnvelope
+	*b = (*b)[:0]
+	size := 0
+	for {
+		part, err := br.ReadSlice('\n')
+		if size += len(part); size <= limit {
+			*b = append(*b, part...)
+		}
+		if size > l.srv.cfg.Limits.Skip {
+			l.srv.cfg.Observer.LimitReached("skip")
+			return false, errMessageTooBig
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return size <= limit, err
+		}
+	}
+}
+
+// publish sends one line on its way. It returns an error when the answers cannot be written any more.
+func (l *lines) publish(ctx context.Context, text []byte, whole bool) error {
+	select {
+	case <-l.gone:
+		return errAnswersLost
+	default:
+	}
+	n := &line{done: make(chan struct{}, 1)}
+	select {
+	case l.queue <- n:
+	default:
+		l.srv.cfg.Observer.LimitReached("window")
+		select {
+		case l.queue <- n:
+		case <-l.gone:
+			return errAnswersLost
+		}
+	}
+	if !whole {
+		limit := l.srv.cfg.Bus.MaxPayload()
+		n.refuse(&fault{code: codePublishFailed, msg: "The line is too long: a payload may have " + strconv.Itoa(limit) + " bytes."})
+		return nil
+	}
+	payload, opts, fail := parseLine(text)
+	if fail != nil {
+		n.refuse(fail)
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := l.pub.Publish(ctx, l.topic, payload, &opts, func(got jetstream.Receipt, err error) {
+		if err != nil {
+			n.refuse(l.fault(err))
+			return
+		}
+		n.id = got.ID
+		n.done <- struct{}{}
+	})
+	if err != nil {
+		n.refuse(l.fault(err))
+	}
+	return nil
+}
+
+func (l *lines) fault(err error) *fault {
+	l.srv.logCause(err)
+	return busFault(err, codePublishFailed, "The event could not be published.")
+}
+
+func (n *line) refuse(f *fault) {
+	n.fail = f
+	n.done <- struct{}{}
+}
+
+// answer writes the answers in the order of the lines. What is written goes out whenever the next answer is not there.
+func (l *lines) answer(w io.Writer) {
+	defer close(l.gone)
+	b, _ := buffers.Get().(*[]byte)
+	defer putBuffer(b)
+	for {
+		n, ok := l.wait(w, b)
+		if !ok {
+			break
+		}
+		if n.fail != nil {
+			l.srv.cfg.Observer.ErrorSent(string(n.fail.code))
+			*b = appendError(*b, n.fail.code, n.fail.msg)
+		} else {
+			*b = append(*b, `{"id":`...)
+			*b = jsonscan.AppendString(*b, n.id)
+			*b = append(*b, '}')
+		}
+		*b = append(*b, '\n')
+		if len(*b) >= answerBuffer && !l.send(w, b) {
+			return
+		}
+	}
+	l.send(w, b)
+}
+
+// wait returns the next line once its outcome is known. It sends what is there before it has to wait.
+func (l *lines) wait(w io.Writer, b *[]byte) (n *line, ok bool) {
+	select {
+	case n, ok = <-l.queue:
+	default:
+		if !l.send(w, b) {
+			return nil, false
+		}
+		n, ok = <-l.queue
+	}
+	if !ok {
+		return nil, false
+	}
+	select {
+	case <-n.done:
+	default:
+		if !l.send(w, b) {
+			return nil, false
+		}
+		<-n.done
+	}
+	return n, true
+}
+
+// send writes b and empties it. It reports false when the client is gone.
+func (l *lines) send(w io.Writer, b *[]byte) bool {
+	if len(*b) == 0 {
+		return true
+	}
+	_ = l.ctrl.SetWriteDeadline(time.Now().Add(l.srv.cfg.Limits.BodyStall))
+	_, err := w.Write(*b)
+	*b = (*b)[:0]
+	if err == nil {
+		err = l.ctrl.Flush()
+	}
+	return err == nil
+}
+
+// parseLine reads {"payload": any, "opts"?: object}. Both are parts of text.
+func parseLine(text []byte) (payload []byte, opts jetstream.PublishOptions, fail *fault) {
+	var rawOpts []byte
+	w := jsonscan.Walk(text, jetstream.PayloadLevels-1)
+	for w.Next() {
+		var room [16]byte
+		switch string(unquoteName(w.Key, room[:0])) {
+		case "payload":
+			payload = w.Value
+		case "opts":
+			rawOpts = w.Value
+		}
+	}
+	if w.Err() != nil && !jsonscan.Valid(text) {
+		return nil, opts, &fault{code: codeBadJSON, msg: "Invalid JSON"}
+	}
+	if w.Err() != nil || !isObject(text) {
+		return nil, opts, badFrame("a line must be an object with a payload")
+	}
+	if payload == nil {
+		return nil, opts, badFrame("payload is missing")
+	}
+	fail = publishOptions(&opts, rawOpts)
+	return payload, opts, fail
+}
+
+// steadyReader reads a body whose sender may not pause for longer than stall.
+type steadyReader struct {
+	r     io.Reader
+	ctrl  *http.ResponseController
+	stall time.Duration
+}
+
+func (s *steadyReader) Read(p []byte) (int, error) {
+	if err := s.ctrl.SetReadDeadline(time.Now().Add(s.stall)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return 0, err
+	}
+	return s.r.Read(p)
+}

@@ -1,0 +1,30 @@
+package facade
+
+// Observer is told what the facade does. Its methods are called on the hot path from many goroutines: they must be
+// safe for concurrent use and must not block.
+type Observer interface {
+	// ConnectionOpened counts a WebSocket connection that was accepted.
+	ConnectionOpened()
+	// ConnectionClosed counts its end. closeCode is the WebSocket close code that either side gave; 1006 when the
+	// connection was lost.
+	ConnectionClosed(closeCode int)
+	// FrameReceived counts a client's frame. op is one of the protocol's ops, or "unknown".
+	FrameReceived(op string)
+	// ErrorSent counts an ERR frame, or an error over HTTP.
+	ErrorSent(code string)
+	// LimitReached counts a refusal or a wait because of the named limit (see Limits).
+	LimitReached(limit string)
+	// RequestServed counts an HTTP request by its status.
+	RequestServed(status int)
+}
+
+type nopObserver struct{}
+
+var _ Observer = nopObserver{}
+
+func (nopObserver) ConnectionOpened()    {}
+func (nopObserver) ConnectionClosed(int) {}
+func (nopObserver) FrameReceived(string) {}
+func (nopObserver) ErrorSent(string)     {}
+func (nopObserver) LimitReached(string)  {}
+func (nopObserver) RequestServed(int)    {}

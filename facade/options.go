@@ -1,0 +1,250 @@
+package facade
+
+import (
+	"strconv"
+	"time"
+
+	"eventhub/jetstream"
+	"eventhub/jetstream/jsonscan"
+)
+
+// Bounds of subscribe options; times in milliseconds.
+const (
+	maxBatch      = 10_000
+	maxInFlight   = 10_000
+	minAckTimeout = 1_000
+	maxAckTimeout = 12 * 60 * 60 * 1_000
+	mostAttempts  = 1_000_000
+	maxTopics     = 32
+	minGroupTTL   = 1_000
+	maxGroupTTL   = 30 * 24 * 60 * 60 * 1_000
+	maxTimestamp  = 1<<53 - 1
+)
+
+// publishOptions reads the opts of a PUBLISH, or of a line of NDJSON, into o. opts is a valid JSON value, or nil for none.
+// Only types are checked, and that id and key are not empty; the bus checks the rest.
+func publishOptions(o *jetstream.PublishOptions, opts []byte) *fault {
+	*o = jetstream.PublishOptions{}
+	if missing(opts) {
+		return nil
+	}
+	if !isObject(opts) {
+		return wrongType("opts", "an object", opts)
+	}
+	var id, ts, key, headers, tags, causedBy, sid []byte
+	for w := jsonscan.Walk(opts, 0); w.Next(); {
+		var room [16]byte
+		switch string(unquoteName(w.Key, room[:0])) {
+		case "id":
+			id = w.Value
+		case "ts":
+			ts = w.Value
+		case "key":
+			key = w.Value
+		case "headers":
+			headers = w.Value
+		case "tags":
+			tags = w.Value
+		case "caused_by":
+			causedBy = w.Value
+		case "sid":
+			sid = w.Value
+		}
+	}
+
+	var r optionReader
+	o.ID = r.name("id", id)
+	o.TS, o.HasTS = r.integer("ts", ts, 0, maxTimestamp)
+	o.Key = r.name("key", key)
+	o.Headers = r.headers("headers", headers)
+	o.Tags = r.strings("tags", tags)
+	o.CausedBy = r.strings("caused_by", causedBy)
+	o.SID = r.string("sid", sid)
+	return r.fail
+}
+
+// subscribeOptions reads the opts of a SUBSCRIBE into o. opts is a valid JSON value, or nil for none.
+func subscribeOptions(o *jetstream.SubscribeOptions, opts []byte) *fault {
+	*o = jetstream.SubscribeOptions{}
+	if missing(opts) {
+		return nil
+	}
+	if !isObject(opts) {
+		return wrongType("opts", "an object", opts)
+	}
+	var from, ts, afterID, batch, inFlight, ackTimeout, attempts, topics, groupTTL []byte
+	for w := jsonscan.Walk(opts, 0); w.Next(); {
+		var room [16]byte
+		switch string(unquoteName(w.Key, room[:0])) {
+		case "from":
+			from = w.Value
+		case "ts":
+			ts = w.Value
+		case "afterId":
+			afterID = w.Value
+		case "batchSize":
+			batch = w.Value
+		case "maxInFlight":
+			inFlight = w.Value
+		case "ackTimeoutMs":
+			ackTimeout = w.Value
+		case "maxAttempts":
+			attempts = w.Value
+		case "topics":
+			topics = w.Value
+		case "groupTtlMs":
+			groupTTL = w.Value
+		}
+	}
+
+	var r optionReader
+	o.From = r.from(from)
+	o.TS, _ = r.integer("ts", ts, 0, maxTimestamp)
+	o.AfterID = r.string("afterId", afterID)
+	switch {
+	case o.From == jetstream.FromTS && missing(ts):
+		r.refuse("opts.ts is needed with from ts")
+	case o.From == jetstream.FromAfterID && o.AfterID == "":
+		r.refuse("opts.afterId is needed with from afterId")
+	}
+	n, _ := r.integer("batchSize", batch, 1, maxBatch)
+	o.BatchSize = int(n)
+	n, _ = r.integer("maxInFlight", inFlight, 1, maxInFlight)
+	o.MaxInFlight = int(n)
+	n, _ = r.integer("ackTimeoutMs", ackTimeout, minAckTimeout, maxAckTimeout)
+	o.AckTimeout = time.Duration(n) * time.Millisecond
+	n, given := r.integer("maxAttempts", attempts, 0, mostAttempts)
+	o.MaxAttempts = int(n)
+	if given && n == 0 {
+		o.MaxAttempts = jetstream.NeverGiveUp
+	}
+	o.Topics = r.strings("topics", topics)
+	if len(o.Topics) > maxTopics {
+		r.refuse("opts.topics must have at most " + strconv.Itoa(maxTopics) + " items, not " + strconv.Itoa(len(o.Topics)))
+	}
+	n, _ = r.integer("groupTtlMs", groupTTL, minGroupTTL, maxGroupTTL)
+	o.GroupTTL = time.Duration(n) * time.Millisecond
+	return r.fail
+}
+
+// An optionReader reads options one by one and keeps the first fault. An option that is missing reads as zero.
+type optionReader struct {
+	fail *fault
+}
+
+func (r *optionReader) refuse(msg string) {
+	if r.fail == nil {
+		r.fail = &fault{code: codeBadOptions, msg: msg}
+	}
+}
+
+func (r *optionReader) want(name, what string, raw []byte) {
+	r.refuse("opts." + name + " must be " + what + ", not " + short(raw))
+}
+
+func (r *optionReader) string(name string, raw []byte) string {
+	switch {
+	case missing(raw):
+		return ""
+	case !isString(raw):
+		r.want(name, "a string", raw)
+		return ""
+	}
+	s, _ := jsonscan.Unquote(raw, nil)
+	return string(s)
+}
+
+// name reads a string that must not be empty when given.
+func (r *optionReader) name(name string, raw []byte) string {
+	s := r.string(name, raw)
+	if s == "" && isString(raw) {
+		r.refuse("opts." + name + " must not be empty")
+	}
+	return s
+}
+
+// integer also reports whether the option was given.
+func (r *optionReader) integer(name string, raw []byte, least, most int64) (int64, bool) {
+	if missing(raw) {
+		return 0, false
+	}
+	n, ok := integer(raw)
+	if !ok || n < least || n > most {
+		r.want(name, "an integer from "+strconv.FormatInt(least, 10)+" to "+strconv.FormatInt(most, 10), raw)
+		return 0, false
+	}
+	return n, true
+}
+
+func (r *optionReader) from(raw []byte) jetstream.From {
+	const what = "latest, earliest, ts or afterId"
+	if missing(raw) {
+		return jetstream.FromLatest
+	}
+	switch r.string("from", raw) {
+	case "latest":
+		return jetstream.FromLatest
+	case "earliest":
+		return jetstream.FromEarliest
+	case "ts":
+		return jetstream.FromTS
+	case "afterId":
+		return jetstream.FromAfterID
+	}
+	r.refuse("opts.from must be " + what)
+	return jetstream.FromLatest
+}
+
+func (r *optionReader) strings(name string, raw []byte) []string {
+	const what = "an array of strings"
+	if missing(raw) {
+		return nil
+	}
+	if !isArray(raw) {
+		r.want(name, what, raw)
+		return nil
+	}
+	var list []string
+	for w := jsonscan.Walk(raw, 0); w.Next(); {
+		if !isString(w.Value) {
+			r.refuse("opts." + name + " must be " + what + ", but holds " + kind(w.Value))
+			return nil
+		}
+		s, _ := jsonscan.Unquote(w.Value, nil)
+		list = append(list, string(s))
+	}
+	return list
+}
+
+func (r *optionReader) headers(name string, raw []byte) map[string]string {
+	const what = "an object of strings"
+	if missing(raw) {
+		return nil
+	}
+	if !isObject(raw) {
+		r.want(name, what, raw)
+		return nil
+	}
+	values := make(map[string][]byte) // raw, because the last of duplicate names counts
+	for w := jsonscan.Walk(raw, 0); w.Next(); {
+		values[string(unquoteName(w.Key, nil))] = w.Value
+	}
+	headers := make(map[string]string, len(values))
+	for header, value := range values {
+		if !isString(value) {
+			r.refuse("opts." + name + " must be " + what + ", but holds " + kind(value))
+			return nil
+		}
+		s, _ := jsonscan.Unquote(value, nil)
+		headers[header] = string(s)
+	}
+	return headers
+}
+
+// short is a number as sent when it is short, else the kind of the value.
+func short(raw []byte) string {
+	if isNumber(raw) && len(raw) <= 20 {
+		return string(raw)
+	}
+	return kind(raw)
+}

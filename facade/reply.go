@@ -1,0 +1,53 @@
+package facade
+
+import (
+	"strconv"
+
+	"eventhub/jetstream"
+	"eventhub/jetstream/jsonscan"
+)
+
+// appendOK appends an OK frame. corr is echoed as it is, nil for none; id is left out when empty.
+func appendOK(dst, corr []byte, id string) []byte {
+	dst = append(dst, `{"op":"OK"`...)
+	dst = appendCorr(dst, corr)
+	if id != "" {
+		dst = append(dst, `,"id":`...)
+		dst = jsonscan.AppendString(dst, id)
+	}
+	return append(dst, '}')
+}
+
+// appendErr appends an ERR frame. corr is echoed as it is, nil for none.
+func appendErr(dst, corr []byte, c code, msg string) []byte {
+	dst = append(dst, `{"op":"ERR","code":`...)
+	dst = jsonscan.AppendString(dst, string(c))
+	dst = append(dst, `,"msg":`...)
+	dst = jsonscan.AppendString(dst, msg)
+	dst = appendCorr(dst, corr)
+	return append(dst, '}')
+}
+
+func appendCorr(dst, corr []byte) []byte {
+	if corr == nil {
+		return dst
+	}
+	dst = append(dst, `,"corr":`...)
+	return append(dst, corr...)
+}
+
+// appendEvent appends an EVENT frame. topicJSON and groupJSON are the subscription's names as JSON strings; deadlineMS is
+// how many milliseconds are left of the lease.
+func appendEvent(dst []byte, topicJSON, groupJSON []byte, e *jetstream.Event, attempt int, deadlineMS int64) []byte {
+	dst = append(dst, `{"op":"EVENT","topic":`...)
+	dst = append(dst, topicJSON...)
+	dst = append(dst, `,"group":`...)
+	dst = append(dst, groupJSON...)
+	dst = append(dst, `,"event":`...)
+	dst = e.AppendRecord(dst)
+	dst = append(dst, `,"ctx":{"attempt":`...)
+	dst = strconv.AppendInt(dst, int64(attempt), 10)
+	dst = append(dst, `,"ack_deadline_ms":`...)
+	dst = strconv.AppendInt(dst, deadlineMS, 10)
+	return append(dst, "}}"...)
+}

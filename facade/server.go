@@ -1,0 +1,213 @@
+package facade
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"eventhub/jetstream"
+)
+
+// tickInterval is how often the server looks for connections whose time is over.
+const tickInterval = 250 * time.Millisecond
+
+// Server serves WebSocket and HTTP clients of one bus. Its methods may be called concurrently.
+//
+// Drain (finish) and Close (discard) end it. Both return when the connections have ended; neither stops a listener, nor
+// waits for HTTP requests: that is http.Server.Shutdown's part, to be called after Drain.
+type Server struct {
+	cfg Config
+	log *slog.Logger
+
+	// ctx ends with Close.
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	ticks    atomic.Uint64 // a clock for the hot path, in tickInterval
+	requests atomic.Int64  // HTTP requests being served
+
+	// wg counts every goroutine of the server and its sessions.
+	wg sync.WaitGroup
+
+	mu       sync.Mutex
+	draining bool
+	closed   bool
+	opening  int // connections being upgraded
+	sessions map[*session]struct{}
+	idle     chan struct{} // closed when draining and no session is left
+}
+
+// New makes a Server. The caller mounts WebSocket and HTTP on listeners of its own, and calls Close.
+func New(cfg Config) (*Server, error) {
+	cfg, err := cfg.validate()
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, log: cfg.Logger, sessions: make(map[*session]struct{}), idle: make(chan struct{})}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.wg.Go(s.tick)
+	return s, nil
+}
+
+// WebSocket returns the handler that upgrades requests on any path.
+func (s *Server) WebSocket() http.Handler { return http.HandlerFunc(s.upgrade) }
+
+// upgrade returns as soon as the session runs: what net/http holds for a request then goes, and an idle connection keeps
+// two small goroutines.
+func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
+	if !s.cfg.originAllowed(r.Header.Get("Origin")) {
+		s.refuse(w, &fault{code: codeForbidden, msg: "This origin may not connect."})
+		return
+	}
+	if fail := s.reserve(); fail != nil {
+		s.refuse(w, fail)
+		return
+	}
+	under := newWire(s.cfg.Limits.WriteStall)
+	conn, err := websocket.Accept(&wireHijacker{ResponseWriter: w, wire: under}, r, &websocket.AcceptOptions{
+		InsecureSkipVerify: true, // the origin was checked above
+		CompressionMode:    websocket.CompressionDisabled,
+		OnPingReceived:     func(context.Context, []byte) bool { return !under.crowded() },
+	})
+	if err != nil {
+		s.log.Debug("upgrade failed", slog.Any("error", err))
+		s.enter(nil)
+		return
+	}
+	conn.SetReadLimit(-1) // session.read has its own limits
+	n := s.newSession(conn, under)
+	if !s.enter(n) {
+		n.out.shut(closeDraining)
+	}
+}
+
+// reserve takes a place for a connection, which enter fills or gives back.
+func (s *Server) reserve() *fault {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.draining || s.closed:
+		return &fault{code: codeOverloaded, msg: "The hub is shutting down."}
+	case len(s.sessions)+s.opening >= s.cfg.Limits.Connections:
+		s.cfg.Observer.LimitReached("connections")
+		return &fault{code: codeOverloaded, msg: "The hub has as many connections as it takes."}
+	}
+	s.opening++
+	s.wg.Add(1)
+	return nil
+}
+
+// enter starts a session in the place that reserve took; nil gives the place back. It reports false when the server has
+// begun to drain or close since: the session is started all the same, and must be shut.
+func (s *Server) enter(n *session) bool {
+	defer s.wg.Done()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.opening--
+	if n == nil {
+		s.leaveLocked()
+		return true
+	}
+	s.sessions[n] = struct{}{}
+	s.cfg.Observer.ConnectionOpened()
+	flushed := make(chan struct{})
+	s.wg.Go(func() {
+		defer close(flushed)
+		n.end()
+	})
+	s.wg.Go(func() {
+		n.run(flushed)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.sessions, n)
+		s.leaveLocked()
+	})
+	return !s.draining && !s.closed
+}
+
+func (s *Server) leaveLocked() {
+	if s.draining && len(s.sessions)+s.opening == 0 {
+		select {
+		case <-s.idle:
+		default:
+			close(s.idle)
+		}
+	}
+}
+
+// tick is the server's one timer: connections have none of their own.
+func (s *Server) tick() {
+	t := time.NewTicker(tickInterval)
+	defer t.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case now := <-t.C:
+			s.ticks.Add(1)
+			s.mu.Lock()
+			for n := range s.sessions {
+				n.tick(now)
+			}
+			s.mu.Unlock()
+		}
+	}
+}
+
+// Drain refuses new connections and requests, stops the delivery of events, waits for the publishes in flight, gives
+// clients Config.DrainGrace to settle the events they hold, hands the rest back without counting it as a failure, and
+// closes every connection with the code "draining", upon which clients connect again. It returns when all have ended, or
+// with ctx's error when ctx ended first; Close then ends what is left.
+func (s *Server) Drain(ctx context.Context) error {
+	s.mu.Lock()
+	s.draining = true
+	s.leaveLocked()
+	var wg sync.WaitGroup
+	for n := range s.sessions {
+		wg.Go(func() { n.drain(ctx, s.cfg.DrainGrace) })
+	}
+	s.mu.Unlock()
+	wg.Wait()
+	select {
+	case <-s.idle:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Close ends every connection with the code "draining" and returns when all goroutines of the server have ended. Leases
+// are given back without counting as failures. It may be called twice, and after Drain.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	s.draining = true
+	s.cancel()
+	for n := range s.sessions {
+		s.wg.Go(n.discard)
+	}
+	s.mu.Unlock()
+	s.wg.Wait()
+	return nil
+}
+
+// refuse answers an HTTP request with an error.
+func (s *Server) refuse(w http.ResponseWriter, f *fault) {
+	s.cfg.Observer.ErrorSent(string(f.code))
+	writeFault(w, f)
+}
+
+// logCause logs an error that a client is told about only in general.
+func (s *Server) logCause(err error) {
+	known, ok := errors.AsType[*jetstream.Error](err)
+	if ok && known.Err == nil {
+		return // the client's own mistake
+	}
+	s.log.Warn("request failed", slog.Any("error", err))
+}

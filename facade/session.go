@@ -1,0 +1,329 @@
+package facade
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"eventhub/jetstream"
+)
+
+const (
+	// callTimeout bounds one call of the bus, so that every frame is answered within the 15 s that clients wait.
+	callTimeout = 10 * time.Second
+	// callShare is how long publishes share one context, which then lives for callTimeout + callShare at most: making
+	// one costs as much as the rest of a publish.
+	callShare = 2 * time.Second
+	// closeGrace bounds what follows the decision to close: sending what is queued, and the closing handshake.
+	closeGrace = 3 * time.Second
+	// maxTopicsKnown bounds a session's memory of topics that it may publish to.
+	maxTopicsKnown = 64
+)
+
+// errMessageTooBig ends a connection whose message could not be skipped.
+var errMessageTooBig = errors.New("facade: the message is too big to be skipped")
+
+// session is one WebSocket connection. Its reader (run) executes frames one after the other, its writer's flusher (end)
+// sends. The server's ticker calls tick; Drain and Close may come from anywhere.
+type session struct {
+	srv  *Server
+	conn *websocket.Conn
+	wire *wire
+	out  *writer
+	pub  *jetstream.Publisher
+
+	// ctx ends with the connection.
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	// due is when the server's ticker has to end the connection; nil for never.
+	due atomic.Pointer[due]
+
+	// For the ticker alone: what it last saw of the wire, and since when nothing has changed.
+	seenReads  uint64
+	quietSince time.Time
+	pinging    atomic.Bool
+
+	// mu is held while a frame is executed, so that Drain and the connection's end come between two frames.
+	mu        sync.Mutex
+	ended     bool // frames have no effect any more
+	draining  bool
+	principal Principal // nil until AUTH succeeded
+	subs      map[string]*subscription
+	frame     frame
+	key       []byte // of a look-up in subs
+	faults    int    // in a row
+	refusals  int    // of AUTH, in a row
+	topics    map[string]string
+	call      context.Context // of publishes
+	callEnd   context.CancelFunc
+	callTick  uint64 // of the server, when call was made
+}
+
+// due is a moment at which a connection ends.
+type due struct {
+	at   time.Time
+	code websocket.StatusCode // closeAuthTimeout or closeTokenExpired
+}
+
+func (s *Server) newSession(conn *websocket.Conn, w *wire) *session {
+	n := &session{srv: s, conn: conn, wire: w, pub: s.cfg.Bus.NewPublisher()}
+	n.ctx, n.cancel = context.WithCancel(s.ctx)
+	n.out = newWriter(conn, w, s.cfg.Limits.OutboundBytes)
+	n.quietSince = time.Now()
+	n.awaitAuth()
+	return n
+}
+
+// awaitAuth starts the time in which a successful AUTH must come.
+func (s *session) awaitAuth() {
+	s.due.Store(&due{at: time.Now().Add(s.srv.cfg.Limits.AuthTimeout), code: closeAuthTimeout})
+}
+
+// run reads until the connection ends. flushed is closed when the flusher is done.
+func (s *session) run(flushed <-chan struct{}) {
+	for s.next() {
+	}
+	s.out.shut(websocket.StatusAbnormalClosure)
+	<-flushed
+}
+
+// next reads one message and executes it. It reports false when the connection has ended or ends.
+func (s *session) next() bool {
+	// A context that can end costs two microseconds a message; closing the connection ends a read as well.
+	typ, r, err := s.conn.Reader(context.Background())
+	if err != nil {
+		s.lost(err)
+		return false
+	}
+	if typ != websocket.MessageText {
+		s.out.shut(closeBinaryMessage)
+		return false
+	}
+	b, _ := buffers.Get().(*[]byte)
+	defer putBuffer(b)
+	size, err := s.read(r, b)
+	switch {
+	case errors.Is(err, errMessageTooBig):
+		s.limit("skip")
+		s.out.shut(closeMessageTooBig)
+		return false
+	case err != nil:
+		s.lost(err)
+		return false
+	}
+	open, waited := s.out.waitRoom()
+	if waited {
+		s.limit("outbound_bytes")
+	}
+	if !open {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return false
+	}
+	if size > s.srv.cfg.Limits.Frame {
+		s.limit("frame")
+		s.fail(nil, codePublishFailed, "the message has "+strconv.Itoa(size)+" bytes, at most "+
+			strconv.Itoa(s.srv.cfg.Limits.Frame)+" are read; a payload may have "+strconv.Itoa(s.srv.cfg.Bus.MaxPayload()))
+		return true
+	}
+	s.execute(*b)
+	return true
+}
+
+// read reads a whole message into b and returns its size. What is over Limits.Frame is counted and not kept.
+func (s *session) read(r io.Reader, b *[]byte) (size int, err error) {
+	limit := s.srv.cfg.Limits.Frame
+	buf := (*b)[:cap(*b)]
+	n := 0
+	for {
+		if n == len(buf) {
+			if size > limit {
+				n = 0 // skipping: the buffer is scratch
+			} else {
+				grown := make([]byte, 2*len(buf))
+				copy(grown, buf)
+				buf = grown
+			}
+		}
+		m, err := r.Read(buf[n:])
+		n += m
+		size += m
+		if size > s.srv.cfg.Limits.Skip {
+			return size, errMessageTooBig
+		}
+		if errors.Is(err, io.EOF) {
+			*b = buf[:n]
+			return size, nil
+		}
+		if err != nil {
+			return size, err
+		}
+	}
+}
+
+// lost ends the session after the connection did.
+func (s *session) lost(err error) {
+	c := websocket.CloseStatus(err)
+	if c == -1 {
+		c = websocket.StatusAbnormalClosure
+	}
+	s.out.shut(c)
+}
+
+// end is the flusher: it sends until the connection is to be closed, gives the leases back, and closes it.
+func (s *session) end() {
+	c := s.out.run()
+	// This also ends what the reader may wait for, so that release gets mu.
+	s.cancel()
+	s.release()
+	var err error
+	if reason, ours := closings[c]; ours {
+		err = s.conn.Close(c, reason.name)
+	} else {
+		err = s.conn.CloseNow()
+	}
+	if err != nil {
+		s.srv.log.Debug("closing handshake failed", slog.Any("error", err))
+	}
+	s.srv.cfg.Observer.ConnectionClosed(int(c))
+}
+
+// release ends all subscriptions of a client that is gone. What it had been given counts as a failed attempt.
+func (s *session) release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	if s.callEnd != nil {
+		s.callEnd()
+	}
+	s.endSubs((*jetstream.Subscription).Disconnect)
+}
+
+// discard ends the session because the server closes. That is no fault of the client's.
+func (s *session) discard() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	s.endSubs((*jetstream.Subscription).Stop)
+	s.out.shut(closeDraining)
+}
+
+// endSubs ends every subscription in the given way, at the same time: there are at most Limits.Subscriptions. That the
+// connection has ended is no reason to hurry.
+func (s *session) endSubs(how func(*jetstream.Subscription, context.Context) error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), callTimeout)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, sub := range s.subs {
+		wg.Go(func() {
+			if err := how(sub.bus, ctx); err != nil {
+				s.srv.log.Warn("subscription did not end in order", slog.String("topic", sub.topic),
+					slog.String("group", sub.group), slog.Any("error", err))
+			}
+		})
+	}
+	wg.Wait()
+	clear(s.subs)
+}
+
+// drain lets the client settle what it holds, gives the rest back, and closes the connection.
+func (s *session) drain(ctx context.Context, grace time.Duration) {
+	s.mu.Lock()
+	s.draining = true
+	subs := make([]*subscription, 0, len(s.subs))
+	for _, sub := range s.subs {
+		subs = append(subs, sub)
+	}
+	s.mu.Unlock()
+
+	// Frames go on meanwhile: the client's acks are among them.
+	settle, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, sub := range subs {
+		wg.Go(func() { _ = sub.bus.Drain(settle) })
+	}
+	wg.Wait()
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	clear(s.subs)
+	flush, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if err := s.pub.Flush(flush); err != nil {
+		s.srv.log.Warn("publishes in flight were not confirmed before the end", slog.Any("error", err))
+	}
+	s.out.shut(closeDraining)
+}
+
+// tick is called by the server's ticker. It never blocks.
+func (s *session) tick(now time.Time) {
+	if d := s.due.Load(); d != nil && !now.Before(d.at) && s.due.CompareAndSwap(d, nil) {
+		s.expire(d)
+		return
+	}
+	if n := s.wire.reads.Load(); n != s.seenReads {
+		s.seenReads = n
+		s.quietSince = now
+		return
+	}
+	if now.Sub(s.quietSince) >= s.srv.cfg.Limits.PingInterval && s.pinging.CompareAndSwap(false, true) {
+		s.quietSince = now
+		s.srv.wg.Go(s.ping)
+	}
+}
+
+func (s *session) expire(d *due) {
+	if d.code == closeTokenExpired {
+		s.fail(nil, codeTokenExpired, "The token has expired.")
+	}
+	s.out.shut(d.code)
+}
+
+// ping ends the connection unless the peer gives a sign of life.
+func (s *session) ping() {
+	defer s.pinging.Store(false)
+	reads, taken := s.wire.reads.Load(), s.wire.taken()
+	ctx, cancel := context.WithTimeout(s.ctx, s.srv.cfg.Limits.PongTimeout)
+	defer cancel()
+	if err := s.conn.Ping(ctx); err == nil {
+		return
+	}
+	// The peer is not to blame while it sends or takes other bytes, or while nobody here reads its pong.
+	if s.wire.waiting.Load() && s.wire.reads.Load() == reads && s.wire.taken() == taken {
+		s.out.shut(closePeerSilent)
+	}
+}
+
+// publishContext is for calls on the hot path. It lives for callTimeout at least, unless the connection ends.
+func (s *session) publishContext() context.Context {
+	now := s.srv.ticks.Load()
+	if s.call == nil || now-s.callTick >= uint64(callShare/tickInterval) {
+		if s.callEnd != nil {
+			s.callEnd()
+		}
+		s.call, s.callEnd = context.WithTimeout(s.ctx, callTimeout+callShare)
+		s.callTick = now
+	}
+	return s.call
+}
+
+// fail answers with an error.
+func (s *session) fail(corr []byte, c code, msg string) {
+	s.srv.cfg.Observer.ErrorSent(string(c))
+	s.out.err(corr, c, msg)
+}
+
+func (s *session) limit(name string) { s.srv.cfg.Observer.LimitReached(name) }

@@ -1,0 +1,247 @@
+package facade
+
+import (
+	"context"
+	"errors"
+	"math"
+	"runtime"
+	"sync"
+
+	"github.com/coder/websocket"
+
+	"eventhub/jetstream"
+)
+
+const (
+	// flushSize is how many bytes go to the kernel in one call.
+	flushSize = 256 << 10
+	// maxPooledItems is the longest queue that is used again.
+	maxPooledItems = 4096
+)
+
+// item is one frame that waits to be sent: a reply whose bytes are next in the batch's arena, or a delivery that is
+// encoded when its turn comes.
+type item struct {
+	delivery *jetstream.Delivery // nil for a reply
+	sub      *subscription       // of the delivery
+	size     int                 // of the reply
+	start    int64               // offset of the frame on the wire
+	begun    bool                // the delivery's lease runs
+}
+
+// batch is what the flusher takes at a time. Batches are pooled: an idle connection holds none.
+type batch struct {
+	items []item
+	arena []byte // the replies, back to back
+	frame []byte // scratch for one EVENT
+}
+
+var batches = sync.Pool{New: func() any { return new(batch) }}
+
+func putBatch(b *batch) {
+	clear(b.items)
+	if cap(b.items) > maxPooledItems || cap(b.arena) > flushSize || cap(b.frame) > flushSize {
+		return
+	}
+	b.items, b.arena, b.frame = b.items[:0], b.arena[:0], b.frame[:0]
+	batches.Put(b)
+}
+
+// writer is the one outbound queue of a connection and its flusher. The queue is bounded from two sides: deliveries by
+// the subscriptions' maxInFlight, replies by the reader, which waits in waitRoom. So whatever the bus calls never waits.
+//
+// All methods but run may be called concurrently.
+type writer struct {
+	conn  *websocket.Conn
+	wire  *wire
+	limit int // of waiting reply bytes
+
+	mu      sync.Mutex
+	work    sync.Cond // there is something to do for the flusher
+	room    sync.Cond // replies fell below limit, or the end
+	queue   *batch    // nil when empty
+	replies int       // bytes of replies queued or being written
+	closing bool
+	code    websocket.StatusCode // why; valid when closing
+}
+
+func newWriter(conn *websocket.Conn, w *wire, limit int) *writer {
+	o := &writer{conn: conn, wire: w, limit: limit}
+	o.work.L = &o.mu
+	o.room.L = &o.mu
+	return o
+}
+
+// ok queues an OK frame. It copies its arguments and never blocks.
+func (o *writer) ok(corr []byte, id string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closing {
+		return
+	}
+	b := o.batchLocked()
+	n := len(b.arena)
+	b.arena = appendOK(b.arena, corr, id)
+	o.replyLocked(b, n)
+}
+
+// err queues an ERR frame. It copies its arguments and never blocks.
+func (o *writer) err(corr []byte, c code, msg string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closing {
+		return
+	}
+	b := o.batchLocked()
+	n := len(b.arena)
+	b.arena = appendErr(b.arena, corr, c, msg)
+	o.replyLocked(b, n)
+}
+
+// deliver queues an event. It never blocks.
+func (o *writer) deliver(d *jetstream.Delivery, sub *subscription) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closing {
+		return
+	}
+	b := o.batchLocked()
+	b.items = append(b.items, item{delivery: d, sub: sub})
+}
+
+// batchLocked returns the batch to append to, and wakes the flusher for a new one.
+func (o *writer) batchLocked() *batch {
+	if o.queue == nil {
+		o.queue, _ = batches.Get().(*batch)
+		o.work.Signal()
+	}
+	return o.queue
+}
+
+func (o *writer) replyLocked(b *batch, start int) {
+	size := len(b.arena) - start
+	b.items = append(b.items, item{size: size})
+	o.replies += size
+}
+
+// waitRoom waits while too many replies are queued, and reports whether it had to, and whether the connection is still
+// open.
+func (o *writer) waitRoom() (open, waited bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for o.replies >= o.limit && !o.closing {
+		waited = true
+		o.room.Wait()
+	}
+	return !o.closing, waited
+}
+
+// shut ends the connection: replies that are queued are sent, then the close code. The first call counts; it reports
+// whether this was it. It never blocks.
+func (o *writer) shut(c websocket.StatusCode) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closing {
+		return false
+	}
+	o.closing = true
+	o.code = c
+	o.wire.hurry(closeGrace)
+	o.work.Signal()
+	o.room.Broadcast()
+	return true
+}
+
+// run is the flusher. It returns when the connection is to be closed and everything that could be sent has been.
+func (o *writer) run() websocket.StatusCode {
+	for {
+		b, closing := o.take()
+		if b == nil {
+			return o.code
+		}
+		if tried, err := o.write(b, closing); err != nil {
+			o.fail(b.items[:tried], err)
+		}
+		o.mu.Lock()
+		o.replies -= len(b.arena)
+		o.room.Signal()
+		o.mu.Unlock()
+		putBatch(b)
+	}
+}
+
+// take waits for something to send. It returns no batch when there is none left and the connection is closing.
+func (o *writer) take() (b *batch, closing bool) {
+	o.mu.Lock()
+	for o.queue == nil && !o.closing {
+		o.work.Wait()
+	}
+	o.mu.Unlock()
+	// Those who are about to send something do it now, and share the system call.
+	runtime.Gosched()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	b = o.queue
+	o.queue = nil
+	return b, o.closing
+}
+
+// write sends a batch; tried is the number of items that it got to. When the connection is closing the events stay:
+// they were not begun, so nobody loses an attempt.
+func (o *writer) write(b *batch, closing bool) (tried int, err error) {
+	o.wire.cork()
+	arena := b.arena
+	for i := range b.items {
+		it := &b.items[i]
+		var frame []byte
+		switch {
+		case it.delivery == nil:
+			frame, arena = arena[:it.size], arena[it.size:]
+		case closing:
+			continue
+		default:
+			b.frame = it.sub.appendEvent(b.frame[:0], it.delivery)
+			frame = b.frame
+		}
+		var held int
+		if it.start, held = o.wire.mark(); held >= flushSize {
+			if err := o.wire.flush(); err != nil {
+				return i, err
+			}
+		}
+		if it.delivery != nil {
+			if it.begun = it.delivery.BeginRelease(); !it.begun {
+				continue
+			}
+		}
+		// A context that can end costs two microseconds a frame; closing the connection ends a write as well.
+		if err := o.conn.Write(context.Background(), websocket.MessageText, frame); err != nil {
+			return i + 1, err
+		}
+	}
+	return len(b.items), o.wire.uncork()
+}
+
+// fail ends the connection after a write that failed. Events of which the kernel took nothing did not reach the client.
+func (o *writer) fail(tried []item, err error) {
+	accepted := o.wire.taken()
+	cut := int64(math.MaxInt64)
+	for i := range tried {
+		it := &tried[i]
+		if it.start < accepted {
+			continue
+		}
+		cut = min(cut, it.start)
+		if it.begun {
+			it.delivery.Unbegin()
+		}
+	}
+	if !errors.Is(err, errStalled) {
+		o.shut(websocket.StatusAbnormalClosure)
+		return
+	}
+	if o.shut(closeSlowConsumer) {
+		// The close code can only follow a whole frame.
+		o.wire.truncate(cut)
+	}
+}

@@ -1,0 +1,46 @@
+package jetstream
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// fence holds the times that keep a hub from settling what the server has given to another (see ARCHITECTURE.md,
+// "Fencing"). All are derived from the consumer's AckWait.
+type fence struct {
+	ackWait time.Duration
+	usable  time.Duration // a delivery may be settled until then, counted from the server's last sign of life for it
+	touch   time.Duration // from then on the hub asks the server to wait longer
+	retry   time.Duration // an unanswered touch is sent again after this
+}
+
+func newFence(ackWait time.Duration) fence {
+	margin := min(5*time.Second, ackWait/3)
+	return fence{ackWait: ackWait, usable: ackWait - margin, touch: ackWait - 2*margin, retry: margin / 4}
+}
+
+// stallLimit is how long the process may stand still before the hub gives up all that it holds: what lay in socket
+// buffers meanwhile looks fresh, and it must not be older than the margin of the fence.
+func stallLimit(ackWait time.Duration) time.Duration {
+	return min(5*time.Second, ackWait/3) * 3 / 5 * 2 / 3
+}
+
+// clock is the bus's monotonic time in nanoseconds, and knows when the process stood still: its owner beats it
+// regularly, and a reading long after the last beat means that the beats did not come.
+type clock struct {
+	base  time.Time
+	beat  atomic.Int64
+	limit int64
+}
+
+func newClock(limit time.Duration) *clock {
+	return &clock{base: time.Now(), limit: int64(limit)}
+}
+
+func (c *clock) now() int64 { return int64(time.Since(c.base)) }
+
+// stalled reports whether, at now, the process is known to have stood still and nobody has dealt with it yet.
+func (c *clock) stalled(now int64) bool { return now-c.beat.Load() > c.limit }
+
+// at is a reading as a wall-clock time.
+func (c *clock) at(mono int64) time.Time { return c.base.Add(time.Duration(mono)) }

@@ -1,0 +1,9 @@
+//go:build !linux
+
+package jetstream
+
+import "syscall"
+
+// limitUnacked does nothing where the kernel has no such limit: a broken connection is noticed by NATS pings, within
+// 15 s.
+func limitUnacked(_, _ string, _ syscall.RawConn) error { return nil }

@@ -1,0 +1,107 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/gofrs/flock"
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// embedded is the NATS server that runs in this process.
+type embedded struct {
+	*server.Server
+	lock *flock.Flock
+}
+
+// startEmbedded starts a server on cfg.DataDir, which belongs to it alone until stop.
+func startEmbedded(cfg *Config, log *slog.Logger) (*embedded, error) {
+	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
+		return nil, fmt.Errorf("data directory %s: %w: choose one that this user may write (--data, EVENTHUB_DATA)", cfg.DataDir, cause(err))
+	}
+	lock := flock.New(filepath.Join(cfg.DataDir, "hub.lock"))
+	locked, err := lock.TryLock()
+	if err != nil {
+		return nil, fmt.Errorf("data directory %s: %w: choose one that this user may write (--data, EVENTHUB_DATA)", cfg.DataDir, cause(err))
+	}
+	if !locked {
+		return nil, fmt.Errorf("data directory %s: another hub is using it: stop that one, or choose another directory (--data, EVENTHUB_DATA)", cfg.DataDir)
+	}
+	opts := &server.Options{
+		ServerName:    "eventhub",
+		DontListen:    cfg.Listen == "",
+		Authorization: cfg.ListenToken,
+		JetStream:     true,
+		StoreDir:      filepath.Join(cfg.DataDir, "nats"),
+		MaxPayload:    embeddedMaxPayload,
+		MaxPending:    256 << 20,
+		SyncInterval:  cfg.SyncInterval,
+		SyncAlways:    cfg.SyncAlways,
+		NoSigs:        true,
+	}
+	if cfg.Listen != "" {
+		host, port, err := net.SplitHostPort(cfg.Listen)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("nats listen address %q: %w: give HOST:PORT", cfg.Listen, err), lock.Unlock())
+		}
+		opts.Host = host
+		if opts.Port, err = strconv.Atoi(port); err != nil {
+			return nil, errors.Join(fmt.Errorf("nats listen address %q: the port is no number", cfg.Listen), lock.Unlock())
+		}
+		if opts.Port == 0 {
+			opts.Port = server.RANDOM_PORT
+		}
+	}
+	s, err := server.NewServer(opts)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("embedded nats server: %w", err), lock.Unlock())
+	}
+	s.SetLoggerV2(&serverLog{log: log}, false, false, false)
+	s.Start()
+	e := &embedded{Server: s, lock: lock}
+	if !s.ReadyForConnections(20 * time.Second) {
+		e.stop()
+		if cfg.Listen != "" {
+			return nil, fmt.Errorf("embedded nats server: it cannot listen on %s: is the port taken? choose another (--nats-listen, EVENTHUB_NATS_LISTEN)", cfg.Listen)
+		}
+		return nil, fmt.Errorf("embedded nats server: it did not start in 20 s with the data in %s: see the log", cfg.DataDir)
+	}
+	return e, nil
+}
+
+// stop ends the server and frees the directory.
+func (e *embedded) stop() {
+	e.Shutdown()
+	e.WaitForShutdown()
+	_ = e.lock.Unlock() // the lock ends with the process at the latest
+}
+
+// cause is the innermost error of a file operation: the path is named already.
+func cause(err error) error {
+	var pe *os.PathError
+	if errors.As(err, &pe) {
+		return pe.Err
+	}
+	return err
+}
+
+// serverLog passes the embedded server's warnings and errors on.
+type serverLog struct{ log *slog.Logger }
+
+func (l *serverLog) write(level slog.Level, format string, args []any) {
+	l.log.Log(context.Background(), level, "embedded nats server", slog.String("text", fmt.Sprintf(format, args...)))
+}
+
+func (l *serverLog) Noticef(string, ...any)            {}
+func (l *serverLog) Debugf(string, ...any)             {}
+func (l *serverLog) Tracef(string, ...any)             {}
+func (l *serverLog) Warnf(format string, args ...any)  { l.write(slog.LevelWarn, format, args) }
+func (l *serverLog) Errorf(format string, args ...any) { l.write(slog.LevelError, format, args) }
+func (l *serverLog) Fatalf(format string, args ...any) { l.write(slog.LevelError, format, args) }

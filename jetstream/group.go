@@ -1,0 +1,221 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// Settings of every group's consumer.
+const (
+	maxAckPending = 65_536 // more than the default, so that events in back-off do not block fresh ones
+	maxWaiting    = 4_096  // pulls that wait: one or two for each member
+)
+
+// group is a durable consumer as a member sees it.
+type group struct {
+	topic    *topicInfo
+	name     string // as clients say it
+	consumer string // its name on the server; a seek changes it
+	fence    fence
+	next     string // the subject to pull from
+}
+
+func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo) *group {
+	return &group{
+		topic: t, name: name, consumer: info.Name, fence: newFence(max(info.Config.AckWait, time.Second)),
+		next: b.api + "CONSUMER.MSG.NEXT." + t.stream.name + "." + info.Name,
+	}
+}
+
+// consumerName is the name of a group's first consumer. In a family stream other topics may have a group of the same
+// name, so there the topic is part of it; topics have no @.
+func (t *topicInfo) consumerName(group string) string {
+	if t.stream.family {
+		return objectName(group + "@" + t.name)
+	}
+	return objectName(group)
+}
+
+// join finds the group, or makes it. from is resolved only when the group is new.
+func (b *Bus) join(ctx context.Context, t *topicInfo, name string, ttl time.Duration, from Position) (*group, error) {
+	for range 8 {
+		ptr, err := b.pointers.get(ctx, t, name)
+		if err != nil {
+			return nil, b.unavailable(err)
+		}
+		info, err := b.consumer(ctx, t, ptr.Consumer)
+		if err == nil {
+			return b.newGroup(t, name, info), nil
+		}
+		if !errors.Is(err, ErrNotFound) {
+			return nil, b.unavailable(err)
+		}
+		start, err := b.resolve(ctx, t, from)
+		if err != nil {
+			return nil, err
+		}
+		info, err = b.createConsumer(ctx, t, name, ptr.Consumer, ttl, start)
+		if errors.Is(err, natsjs.ErrConsumerExists) {
+			continue // another hub was first: its start counts
+		}
+		if err != nil {
+			return nil, b.unavailable(err)
+		}
+		// A seek that came between reading the pointer and here does not know of this consumer.
+		again, err := b.pointers.get(ctx, t, name)
+		if err != nil {
+			return nil, b.unavailable(err)
+		}
+		if again.Consumer == info.Name {
+			return b.newGroup(t, name, info), nil
+		}
+		b.deleteConsumer(ctx, t.stream.name, info.Name)
+	}
+	return nil, &Error{Code: CodeSubscribeFailed, Msg: "the group is being moved again and again: try later"}
+}
+
+// consumer looks a group's consumer up. It returns ErrNotFound when there is none.
+func (b *Bus) consumer(ctx context.Context, t *topicInfo, name string) (*natsjs.ConsumerInfo, error) {
+	c, err := b.js.Consumer(ctx, t.stream.name, name)
+	switch {
+	case errors.Is(err, natsjs.ErrConsumerNotFound):
+		return nil, ErrNotFound
+	case errors.Is(err, natsjs.ErrStreamNotFound):
+		b.forget(t.stream)
+		return nil, fmt.Errorf("jetstream: the stream of topic %s was deleted: %w", t.name, err)
+	case err != nil:
+		return nil, fmt.Errorf("jetstream: consumer %s of stream %s: %w", name, t.stream.name, err)
+	}
+	info := c.CachedInfo()
+	if info.Config.AckPolicy != natsjs.AckExplicitPolicy || info.Config.DeliverSubject != "" {
+		return nil, &Error{Code: CodeSubscribeFailed, Msg: "a consumer of that name exists that is no group (it is a push consumer, or without explicit acks): choose another group name"}
+	}
+	return info, nil
+}
+
+func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name string, ttl time.Duration, start uint64) (*natsjs.ConsumerInfo, error) {
+	cfg := natsjs.ConsumerConfig{
+		Name:           name,
+		Durable:        name,
+		DeliverPolicy:  natsjs.DeliverByStartSequencePolicy,
+		OptStartSeq:    start,
+		AckPolicy:      natsjs.AckExplicitPolicy,
+		AckWait:        b.cfg.AckWait,
+		MaxDeliver:     -1,
+		MaxAckPending:  maxAckPending,
+		MaxWaiting:     maxWaiting,
+		FilterSubjects: t.filters(),
+		Metadata:       map[string]string{"eventhub.group": group, "eventhub.topic": t.name},
+	}
+	if ttl > 0 {
+		// In memory: file-backed consumers rewrite their state, and a thousand of them on a topic are ten times slower.
+		cfg.InactiveThreshold = ttl
+		cfg.MemoryStorage = true
+	}
+	c, err := b.js.CreateConsumer(ctx, t.stream.name, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("jetstream: create consumer %s of stream %s: %w", name, t.stream.name, err)
+	}
+	return c.CachedInfo(), nil
+}
+
+func (b *Bus) deleteConsumer(ctx context.Context, stream, name string) {
+	if err := b.js.DeleteConsumer(ctx, stream, name); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
+		b.log.Warn("a consumer that no group uses could not be deleted", slog.String("stream", stream), slog.String("consumer", name), slog.Any("error", err))
+	}
+}
+
+// Cursor is a group's position: the newest event up to which everything is acknowledged.
+type Cursor struct {
+	Topic string
+	// LastID and LastTS (epoch milliseconds of storage) are of the last event up to which all are acknowledged.
+	// Empty when nothing is acknowledged yet. LastID is empty too when that event was removed meanwhile.
+	LastID string
+	LastTS int64
+}
+
+// Cursor returns the group's position, or ErrNotFound when there is no such group.
+func (b *Bus) Cursor(ctx context.Context, topic, group string) (Cursor, error) {
+	if err := ValidGroup(group); err != nil {
+		return Cursor{}, err
+	}
+	t, err := b.existing(ctx, topic)
+	if err != nil {
+		return Cursor{}, err
+	}
+	ptr, err := b.pointers.get(ctx, t, group)
+	if err != nil {
+		return Cursor{}, err
+	}
+	info, err := b.consumer(ctx, t, ptr.Consumer)
+	if err != nil {
+		return Cursor{}, err
+	}
+	c := Cursor{Topic: topic}
+	if info.AckFloor.Consumer == 0 { // a new consumer shows start-1 as its floor
+		return c, nil
+	}
+	e, err := b.bySequence(ctx, t, info.AckFloor.Stream)
+	switch {
+	case err == nil:
+		c.LastID, c.LastTS = e.ID, e.StoredAt/1e6
+	case errors.Is(err, ErrNotFound):
+		if info.AckFloor.Last != nil {
+			c.LastTS = info.AckFloor.Last.UnixMilli()
+		}
+	default:
+		return Cursor{}, err
+	}
+	return c, nil
+}
+
+// SetCursor moves the group, live members on every hub included; a group that does not exist is made there. When it
+// returns, no ack of an event delivered before counts for an event delivered after.
+//
+// Neither a consumer's reset nor one of the same name made anew fences acks that are under way, so each seek makes a
+// consumer of a new name and moves the group's pointer to it in one compare-and-set.
+func (b *Bus) SetCursor(ctx context.Context, topic, group string, to Position) error {
+	if err := ValidGroup(group); err != nil {
+		return err
+	}
+	t, err := b.topic(ctx, topic, nil)
+	if err != nil {
+		return err
+	}
+	start, err := b.resolve(ctx, t, to)
+	if err != nil {
+		return err
+	}
+	for range 8 {
+		ptr, err := b.pointers.get(ctx, t, group)
+		if err != nil {
+			return b.unavailable(err)
+		}
+		ttl := time.Duration(0)
+		if info, err := b.consumer(ctx, t, ptr.Consumer); err == nil {
+			ttl = info.Config.InactiveThreshold
+		} else if !errors.Is(err, ErrNotFound) {
+			return b.unavailable(err)
+		}
+		next := ptr.following(t, group)
+		if _, err := b.createConsumer(ctx, t, group, next.Consumer, ttl, start); err != nil {
+			return b.unavailable(err)
+		}
+		err = b.pointers.swap(ctx, t, group, ptr, next)
+		if errors.Is(err, errPointerMoved) {
+			b.deleteConsumer(ctx, t.stream.name, next.Consumer)
+			continue
+		}
+		if err != nil {
+			return b.unavailable(err) // the outcome is unknown: the sweeper removes what no pointer names
+		}
+		b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
+		return nil
+	}
+	return &Error{Code: CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
+}

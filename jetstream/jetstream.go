@@ -1,0 +1,277 @@
+// Package jetstream is the event bus on NATS JetStream: topics are streams, groups are durable consumers, and the bus
+// adds what JetStream leaves open: leases with fencing, dead letters, seek, and ids.
+//
+// It is the only package of this module that speaks NATS. Another program may import it.
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// minServer is the oldest server that has all that the bus uses (atomic consumer creation, several filter subjects,
+// stream reads by time).
+var minServer = [2]int{2, 11}
+
+// Bus is the event bus. Its methods may be called concurrently.
+type Bus struct {
+	cfg    Config
+	limits Limits
+	rules  []TopicRule
+	log    *slog.Logger
+	obs    Observer
+
+	server     *embedded // nil with Config.URL
+	links      []*link
+	js         natsjs.JetStream // over links[0]; for what is not hot
+	api        string           // prefix of the JetStream API subjects
+	maxPayload int
+	clock      *clock
+	pointers   *pointers
+	dead       *deadLetters
+
+	topics    topics
+	turn      atomic.Uint32 // deals the links out
+	publisher *Publisher    // of Bus.Publish
+
+	subMu sync.Mutex
+	subs  map[*Subscription]struct{}
+
+	closing atomic.Bool
+	closed  sync.Once
+	ctx     context.Context // ends when Close begins
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup // every goroutine of the bus
+}
+
+// Open connects to NATS, or starts the embedded server, and checks that the server has what the bus needs.
+// Errors name the operation, the thing, the cause and what to do. The caller closes the Bus.
+func Open(ctx context.Context, cfg Config) (*Bus, error) {
+	if err := cfg.prepare(); err != nil {
+		return nil, err
+	}
+	b := &Bus{
+		cfg: cfg, limits: cfg.Limits, rules: cfg.allRules(), log: cfg.Logger, obs: cfg.Observer,
+		clock: newClock(stallLimit(cfg.AckWait)), subs: make(map[*Subscription]struct{}),
+		topics: topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{})},
+	}
+	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	if err := b.open(ctx); err != nil {
+		_ = b.Close() // what is half open; its error would hide the cause
+		return nil, err
+	}
+	return b, nil
+}
+
+func (b *Bus) open(ctx context.Context) (err error) {
+	if b.cfg.URL == "" {
+		if b.server, err = startEmbedded(&b.cfg, b.log); err != nil {
+			return err
+		}
+	}
+	for i := range b.cfg.Connections {
+		l, err := b.dial(i)
+		if err != nil {
+			return fmt.Errorf("nats at %s: %w: is it running, and are address and credentials right (NATS_URL, NATS_CREDS)?", b.where(), err)
+		}
+		b.links = append(b.links, l)
+	}
+	b.obs.Gauge(GaugeConnected, 1)
+	if err := b.checkServer(ctx); err != nil {
+		return err
+	}
+	if b.pointers, err = openPointers(ctx, b); err != nil {
+		return fmt.Errorf("nats at %s: %w", b.where(), err)
+	}
+	b.publisher = b.newPublisher(nil)
+	b.dead = startDeadLetters(b)
+	b.clock.beat.Store(b.clock.now())
+	b.background(b.beat)
+	b.background(b.pointers.follow)
+	b.background(b.sweepGroups)
+	return nil
+}
+
+// where names the server without credentials that a URL may carry.
+func (b *Bus) where() string {
+	if b.server != nil {
+		return "the embedded server"
+	}
+	var places []string
+	for place := range strings.SplitSeq(b.cfg.URL, ",") {
+		if scheme, rest, ok := strings.Cut(place, "://"); ok {
+			if at := strings.LastIndexByte(rest, '@'); at >= 0 {
+				rest = rest[at+1:]
+			}
+			place = scheme + "://" + rest
+		} else if at := strings.LastIndexByte(place, '@'); at >= 0 {
+			place = place[at+1:]
+		}
+		places = append(places, strings.TrimSpace(place))
+	}
+	return strings.Join(places, ",")
+}
+
+// checkServer refuses a server that lacks something, and sizes payloads to it.
+func (b *Bus) checkServer(ctx context.Context) (err error) {
+	nc := b.links[0].nc
+	var major, minor int
+	version := nc.ConnectedServerVersion()
+	if _, err := fmt.Sscanf(version, "%d.%d", &major, &minor); err != nil || major < minServer[0] || major == minServer[0] && minor < minServer[1] {
+		return fmt.Errorf("nats at %s: server version %q is too old: nats-server %d.%d or newer is needed", b.where(), version, minServer[0], minServer[1])
+	}
+	if !nc.HeadersSupported() {
+		return fmt.Errorf("nats at %s: the server does not support message headers: turn them on (no_header_support: false)", b.where())
+	}
+	b.api = "$JS.API."
+	if b.cfg.Domain != "" {
+		b.api = "$JS." + b.cfg.Domain + ".API."
+		b.js, err = natsjs.NewWithDomain(nc, b.cfg.Domain, natsjs.WithDefaultTimeout(publishWait))
+	} else {
+		b.js, err = natsjs.New(nc, natsjs.WithDefaultTimeout(publishWait))
+	}
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if _, err := b.js.AccountInfo(ctx); err != nil {
+		return fmt.Errorf("nats at %s: JetStream does not answer: %w: is it enabled for this account (and NATS_DOMAIN right)?", b.where(), err)
+	}
+	b.maxPayload = b.limits.MaxPayload
+	if most := int(nc.MaxPayload()) - payloadMargin; most < b.maxPayload {
+		if most < payloadMargin {
+			return fmt.Errorf("nats at %s: max_payload %d is too small: at least %d is needed", b.where(), nc.MaxPayload(), 2*payloadMargin)
+		}
+		b.maxPayload = most
+	}
+	b.log.Info("connected to nats", slog.String("server", b.where()), slog.String("version", version), slog.Int("max_payload_bytes", b.maxPayload))
+	return nil
+}
+
+// background runs f until the bus closes.
+func (b *Bus) background(f func()) {
+	b.wg.Add(1)
+	go func() {
+		defer b.wg.Done()
+		f()
+	}()
+}
+
+// beat keeps the clock, and gives up everything that is held after the process stood still.
+func (b *Bus) beat() {
+	tick := time.NewTicker(time.Duration(b.clock.limit / 4))
+	defer tick.Stop()
+	swept := b.clock.now()
+	for {
+		select {
+		case <-b.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := b.clock.now()
+		if b.clock.stalled(now) {
+			b.log.Warn("the process stood still: all leases are given up", slog.Duration("gap", time.Duration(now-b.clock.beat.Load())))
+			b.eachSubscription((*Subscription).forget)
+			b.clock.beat.Store(b.clock.now()) // before anything is asked for: until then, what arrives is ignored
+			b.eachSubscription((*Subscription).restart)
+		}
+		b.clock.beat.Store(b.clock.now())
+		if now-swept > int64(time.Second) {
+			swept = now
+			for _, l := range b.links {
+				l.sweep(now)
+			}
+		}
+	}
+}
+
+// link deals out the connections of the pool in turn.
+func (b *Bus) link() *link {
+	return b.links[int(b.turn.Add(1))%len(b.links)]
+}
+
+func (b *Bus) connected() bool {
+	for _, l := range b.links {
+		if !l.up.Load() {
+			return false
+		}
+	}
+	return true
+}
+
+// eachSubscription calls f for those open now, without holding the lock.
+func (b *Bus) eachSubscription(f func(*Subscription)) {
+	b.subMu.Lock()
+	subs := make([]*Subscription, 0, len(b.subs))
+	for s := range b.subs {
+		subs = append(subs, s)
+	}
+	b.subMu.Unlock()
+	for _, s := range subs {
+		f(s)
+	}
+}
+
+// Close ends all subscriptions (leases are given back), waits up to 10 s for publishes in flight, closes the connections
+// and stops the embedded server. It may be called twice.
+func (b *Bus) Close() error {
+	b.closed.Do(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(b.ctx), publishWait)
+		defer cancel()
+		var stops sync.WaitGroup
+		b.eachSubscription(func(s *Subscription) {
+			stops.Go(func() { _ = s.Stop(ctx) }) // what could not be given back comes again after AckWait
+		})
+		stops.Wait()
+		b.closing.Store(true)
+		if b.dead != nil {
+			b.dead.stop()
+		}
+		b.cancel()
+		for _, l := range b.links {
+			_ = l.nc.FlushWithContext(ctx)
+			l.nc.Close()
+			l.lost(nats.ErrConnectionClosed)
+		}
+		b.wg.Wait()
+		if b.server != nil {
+			b.server.stop()
+		}
+	})
+	return nil
+}
+
+// Ready reports nil while the bus can serve: connected, JetStream answering. Used by readiness probes.
+func (b *Bus) Ready(ctx context.Context) error {
+	if b.closing.Load() {
+		return ErrClosed
+	}
+	if !b.connected() {
+		return errors.New("not connected to NATS")
+	}
+	if _, err := b.js.AccountInfo(ctx); err != nil {
+		return fmt.Errorf("JetStream does not answer: %w", err)
+	}
+	return nil
+}
+
+// MaxPayload is the largest payload in bytes that Publish takes.
+func (b *Bus) MaxPayload() int { return b.maxPayload }
+
+// NATSURL is where native clients reach the embedded server, or "" when it does not listen.
+func (b *Bus) NATSURL() string {
+	if b.server == nil || b.cfg.Listen == "" {
+		return ""
+	}
+	return b.server.ClientURL()
+}

@@ -1,0 +1,272 @@
+package jetstream
+
+import (
+	"runtime"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// tickLeast is the shortest time between two looks at the leases of a subscription. Expiry is noticed within it.
+const tickLeast = 50 * time.Millisecond
+
+// hold takes a delivery in: it is the subscription's until it is settled, given back or dropped. s.mu is held, here and
+// below.
+func (s *Subscription) hold(d *Delivery) {
+	d.index = len(s.out)
+	s.out = append(s.out, d)
+	s.heldBytes += d.size
+	s.schedule(d.touched + int64(d.m.group.fence.touch))
+}
+
+// lease files a delivery that has begun under its id, behind older ones.
+func (s *Subscription) lease(d *Delivery) {
+	s.leased++
+	older := s.byID[d.Event.ID]
+	if older == nil {
+		s.byID[d.Event.ID] = d
+		return
+	}
+	for older.sameID != nil {
+		older = older.sameID
+	}
+	older.sameID = d
+}
+
+func (s *Subscription) unlease(d *Delivery) {
+	s.leased--
+	first := s.byID[d.Event.ID]
+	switch {
+	case first == d && d.sameID == nil:
+		delete(s.byID, d.Event.ID)
+	case first == d:
+		s.byID[d.Event.ID] = d.sameID
+	default:
+		for first.sameID != d {
+			first = first.sameID
+		}
+		first.sameID = d.sameID
+	}
+	d.sameID = nil
+	if s.leased == 0 && s.settled != nil {
+		close(s.settled)
+		s.settled = nil
+	}
+}
+
+// remove ends a delivery. It reports whether the caller may tell the server: not when it had ended before, and not when
+// the server may have given the event to another member.
+func (s *Subscription) remove(d *Delivery, how Outcome) bool {
+	if d.index < 0 {
+		return false
+	}
+	now := s.bus.clock.now()
+	ours := d.usable(now)
+	if !ours {
+		how = Dropped
+	}
+	last := s.out[len(s.out)-1]
+	s.out[d.index], last.index = last, d.index
+	s.out[len(s.out)-1] = nil
+	s.out = s.out[:len(s.out)-1]
+	d.index = -1
+	if d.begun {
+		s.unlease(d)
+		d.m.obs.InFlight(-1)
+		d.m.obs.Settled(how, time.Duration(now-d.started), time.Duration(s.bus.clock.at(now).UnixNano()-d.Event.StoredAt))
+	} else {
+		s.heldBytes -= d.size
+	}
+	if d.active {
+		d.active = false
+		s.active--
+		s.refillSoon()
+	}
+	if d.cancel != nil {
+		d.cancel()
+	}
+	return ours
+}
+
+// takeHeld ends all that has not begun, and returns what may be given back.
+func (s *Subscription) takeHeld() []*Delivery {
+	var back []*Delivery
+	for i := len(s.out) - 1; i >= 0; i-- {
+		if d := s.out[i]; !d.begun && s.remove(d, Returned) {
+			back = append(back, d)
+		}
+	}
+	s.parked = nil
+	return back
+}
+
+// giveBack tells the server to deliver again at once. s.mu is not held.
+func (s *Subscription) giveBack(back []*Delivery) {
+	for _, d := range back {
+		d.send(nakNow)
+	}
+}
+
+// drop ends deliveries without a word to the server.
+func (s *Subscription) drop(which func(*Delivery) bool) {
+	for i := len(s.out) - 1; i >= 0; i-- {
+		if i < len(s.out) && which(s.out[i]) {
+			s.remove(s.out[i], Dropped)
+		}
+	}
+	kept := s.parked[:0]
+	for _, d := range s.parked {
+		if d.index >= 0 {
+			kept = append(kept, d)
+		}
+	}
+	s.parked = kept
+}
+
+// forget gives up everything that the subscription holds, because the server may have given it to others: nothing is
+// settled or asked for until restart.
+func (s *Subscription) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.drop(func(*Delivery) bool { return true })
+	for _, m := range s.members {
+		m.close(false)
+	}
+}
+
+// refillSoon asks for events when there is credit worth asking for, or else, together with what else is settled at this
+// moment, a little later: a pull for one event costs as much as one for a hundred.
+func (s *Subscription) refillSoon() {
+	if !s.running() || s.refilling {
+		return
+	}
+	if len(s.parked) == 0 && s.requested > 0 {
+		s.refill()
+		return
+	}
+	s.refilling = true
+	s.wg.Go(func() {
+		runtime.Gosched()
+		s.mu.Lock()
+		s.refilling = false
+		var parked []*Delivery
+		for len(s.parked) > 0 && s.active < s.opts.MaxInFlight && !s.stopped {
+			d := s.parked[0]
+			s.parked = s.parked[1:]
+			if d.index < 0 {
+				continue
+			}
+			d.active = true
+			s.active++
+			parked = append(parked, d)
+		}
+		s.refill()
+		s.mu.Unlock()
+		for _, d := range parked {
+			s.hand(d)
+		}
+	})
+}
+
+// schedule makes tick run at the given time, or earlier.
+func (s *Subscription) schedule(at int64) {
+	if s.stopped || s.wake != 0 && s.wake <= at {
+		return
+	}
+	s.wake = at
+	s.timer.Reset(max(time.Duration(at-s.bus.clock.now()), time.Millisecond))
+}
+
+// tick looks at all that the subscription holds: it ends leases that ran out, and asks the server to wait longer for the
+// others.
+func (s *Subscription) tick() {
+	s.mu.Lock()
+	s.wake = 0
+	if s.stopped {
+		s.mu.Unlock()
+		return
+	}
+	s.wg.Add(1) // stop waits
+	defer s.wg.Done()
+	now := s.bus.clock.now()
+	var expired, failed []*Delivery
+	touch := make(map[*member][]*Delivery, len(s.members))
+	next := now + int64(time.Hour)
+	for i := len(s.out) - 1; i >= 0; i-- {
+		if i >= len(s.out) {
+			continue
+		}
+		d := s.out[i]
+		f := &d.m.group.fence
+		switch {
+		case !d.usable(now):
+			s.remove(d, Dropped)
+		case d.begun && d.deadline <= now:
+			if s.lastAttempt(d) && s.remove(d, DeadLettered) {
+				failed = append(failed, d)
+			} else if s.remove(d, Expired) {
+				expired = append(expired, d)
+			}
+		default:
+			due := d.touched + int64(f.touch)
+			if d.asked > d.touched {
+				due = max(due, d.asked+int64(f.retry))
+			}
+			if due <= now {
+				touch[d.m] = append(touch[d.m], d)
+				d.asked = now
+				due = now + int64(f.retry)
+			}
+			next = min(next, due, d.touched+int64(f.usable))
+			if d.begun {
+				next = min(next, d.deadline)
+			}
+		}
+	}
+	for _, m := range s.members {
+		if m.retryAt > 0 && m.retryAt <= now {
+			m.retryAt = 0
+		}
+		if m.retryAt > 0 {
+			next = min(next, m.retryAt)
+		}
+		if m.requested > 0 {
+			if now-m.pulled >= int64(pullLost) {
+				m.again(now)
+			}
+			next = min(next, m.pulled+int64(pullLost))
+		}
+	}
+	s.refill()
+	s.schedule(max(next, now+int64(tickLeast)))
+	s.mu.Unlock()
+
+	for _, d := range expired {
+		d.send(nakNow)
+	}
+	for _, d := range failed {
+		s.bus.dead.add(d, "lease expired")
+	}
+	for _, ds := range touch {
+		s.touch(ds, now)
+	}
+}
+
+// touch asks the server to wait longer for deliveries of one consumer. It works them off in order, so the answer to the
+// last one stands for all; only then do they count as touched, at the time that they were sent.
+func (s *Subscription) touch(ds []*Delivery, sent int64) {
+	for _, d := range ds[:len(ds)-1] {
+		d.send(progress)
+	}
+	// An error means that the connection is down; then all is forgotten anyway.
+	_ = s.link.ask(&nats.Msg{Subject: ds[len(ds)-1].reply, Data: progress}, publishWait, func(reply *nats.Msg, err error) {
+		if err != nil || noResponders(reply) {
+			return
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, d := range ds {
+			d.touched = max(d.touched, sent)
+		}
+	})
+}

@@ -1,0 +1,282 @@
+package jetstream
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// publishWait is how long a publish waits for the stream's ack. After it the outcome is unknown.
+const publishWait = 10 * time.Second
+
+// link is one NATS connection of the pool, with one reply inbox for everything that is asked over it.
+type link struct {
+	bus   *Bus
+	index int
+	nc    *nats.Conn
+	inbox string // prefix of the reply subjects
+
+	mu    sync.Mutex
+	next  uint64
+	asked map[uint64]*question // bounded: publishes by the streams' slots, the rest by leases and workers
+	down  bool
+	up    atomic.Bool
+}
+
+// question waits for one reply.
+type question struct {
+	// answer is called once: with the reply, or with why none will come. It must not block.
+	answer   func(m *nats.Msg, err error)
+	deadline int64
+}
+
+var (
+	errNoReply = errors.New("no reply in time")
+	errCut     = errors.New("the connection to NATS was lost")
+)
+
+func (b *Bus) dial(index int) (*link, error) {
+	l := &link{bus: b, index: index, inbox: nats.NewInbox() + ".", asked: make(map[uint64]*question)}
+	opts, err := b.natsOptions()
+	if err != nil {
+		return nil, err
+	}
+	opts = append(opts,
+		nats.Name("eventhub "+strconv.Itoa(index)),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { l.lost(err) }),
+		nats.ReconnectHandler(func(*nats.Conn) { l.back() }),
+		nats.ErrorHandler(func(_ *nats.Conn, s *nats.Subscription, err error) {
+			subject := ""
+			if s != nil {
+				subject = s.Subject
+			}
+			b.log.Warn("nats reported an error", slog.Any("error", err), slog.String("subject", subject))
+		}),
+	)
+	l.nc, err = nats.Connect(b.cfg.URL, opts...)
+	if err != nil {
+		return nil, err
+	}
+	replies, err := l.nc.Subscribe(l.inbox+"*", l.reply)
+	if err != nil {
+		l.nc.Close()
+		return nil, err
+	}
+	if err := replies.SetPendingLimits(-1, -1); err != nil { // what is asked is bounded, so the replies are
+		l.nc.Close()
+		return nil, err
+	}
+	l.up.Store(true)
+	return l, nil
+}
+
+// natsOptions are what every connection of the pool is made with.
+func (b *Bus) natsOptions() ([]nats.Option, error) {
+	opts := []nats.Option{
+		nats.MaxReconnects(-1),
+		nats.ReconnectWait(100 * time.Millisecond),
+		nats.ReconnectJitter(100*time.Millisecond, 100*time.Millisecond),
+		nats.ReconnectBufSize(-1), // never keep acks of leases that may have ended, to send them late
+		nats.PingInterval(5 * time.Second),
+		nats.MaxPingsOutstanding(2),
+		nats.Timeout(5 * time.Second),
+	}
+	if b.server != nil {
+		return append(opts, nats.InProcessServer(b.server), nats.Token(b.cfg.ListenToken)), nil
+	}
+	opts = append(opts, nats.SetCustomDialer(&net.Dialer{Timeout: 5 * time.Second, Control: limitUnacked}))
+	if b.cfg.Creds != "" {
+		opts = append(opts, nats.UserCredentials(b.cfg.Creds))
+	}
+	if b.cfg.NKeySeed != "" {
+		o, err := nats.NkeyOptionFromSeed(b.cfg.NKeySeed)
+		if err != nil {
+			return nil, fmt.Errorf("nkey seed file %s: %w", b.cfg.NKeySeed, err)
+		}
+		opts = append(opts, o)
+	}
+	if b.cfg.TLSCA != "" {
+		opts = append(opts, nats.RootCAs(b.cfg.TLSCA))
+	}
+	if b.cfg.TLSCert != "" {
+		opts = append(opts, nats.ClientCert(b.cfg.TLSCert, b.cfg.TLSKey))
+	}
+	return opts, nil
+}
+
+// ask sends a message whose reply goes to answer, which is called exactly once unless ask returns an error.
+func (l *link) ask(m *nats.Msg, wait time.Duration, answer func(*nats.Msg, error)) error {
+	q := &question{answer: answer, deadline: l.bus.clock.now() + int64(wait)}
+	l.mu.Lock()
+	if l.down {
+		l.mu.Unlock()
+		return errCut
+	}
+	l.next++
+	n := l.next
+	l.asked[n] = q
+	l.mu.Unlock()
+	var buf [64]byte
+	m.Reply = string(strconv.AppendUint(append(buf[:0], l.inbox...), n, 36))
+	if err := l.nc.PublishMsg(m); err != nil {
+		if l.take(n) != nil {
+			return err
+		}
+		return nil // lost answered it already
+	}
+	return nil
+}
+
+func (l *link) take(n uint64) *question {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	q := l.asked[n]
+	delete(l.asked, n)
+	return q
+}
+
+func (l *link) reply(m *nats.Msg) {
+	n, err := strconv.ParseUint(m.Subject[len(l.inbox):], 36, 64)
+	if err != nil {
+		return
+	}
+	if q := l.take(n); q != nil {
+		q.answer(m, nil)
+	}
+}
+
+// request is ask for callers that can wait.
+func (l *link) request(ctx context.Context, subject string, data []byte) (*nats.Msg, error) {
+	return l.requestMsg(ctx, &nats.Msg{Subject: subject, Data: data})
+}
+
+func (l *link) requestMsg(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
+	type result struct {
+		m   *nats.Msg
+		err error
+	}
+	ch := make(chan result, 1)
+	if err := l.ask(m, publishWait, func(m *nats.Msg, err error) { ch <- result{m, err} }); err != nil {
+		return nil, err
+	}
+	select {
+	case r := <-ch:
+		return r.m, r.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// sweep answers the questions that wait too long.
+func (l *link) sweep(now int64) {
+	var late []*question
+	l.mu.Lock()
+	for n, q := range l.asked {
+		if q.deadline <= now {
+			late = append(late, q)
+			delete(l.asked, n)
+		}
+	}
+	l.mu.Unlock()
+	for _, q := range late {
+		q.answer(nil, errNoReply)
+	}
+}
+
+// lost is called when the connection breaks: what was asked will not be answered, and what was leased over it may be
+// given to others from now on.
+func (l *link) lost(err error) {
+	l.up.Store(false)
+	l.mu.Lock()
+	l.down = true
+	asked := l.asked
+	l.asked = make(map[uint64]*question)
+	l.mu.Unlock()
+	for _, q := range asked {
+		q.answer(nil, errCut)
+	}
+	if l.bus.closing.Load() {
+		return
+	}
+	l.bus.obs.Gauge(GaugeConnected, 0)
+	l.bus.log.Warn("connection to NATS lost", slog.Int("connection", l.index), slog.Any("error", err))
+	l.bus.eachSubscription(func(s *Subscription) {
+		if s.link == l {
+			s.forget()
+		}
+	})
+}
+
+func (l *link) back() {
+	l.mu.Lock()
+	l.down = false
+	l.mu.Unlock()
+	l.up.Store(true)
+	if l.bus.connected() {
+		l.bus.obs.Gauge(GaugeConnected, 1)
+	}
+	l.bus.log.Info("connection to NATS is back", slog.Int("connection", l.index))
+	l.bus.eachSubscription(func(s *Subscription) {
+		if s.link == l {
+			s.restart()
+		}
+	})
+}
+
+// noResponders reports the server's answer to a request that nobody listens for.
+func noResponders(m *nats.Msg) bool {
+	return len(m.Data) == 0 && m.Header.Get("Status") == "503"
+}
+
+// pubAck is the stream's answer to a publish.
+type pubAck struct {
+	Stream    string    `json:"stream"`
+	Seq       uint64    `json:"seq"`
+	Duplicate bool      `json:"duplicate"`
+	Error     *apiError `json:"error"`
+}
+
+type apiError struct {
+	Code        int    `json:"code"`
+	ErrCode     int    `json:"err_code"`
+	Description string `json:"description"`
+}
+
+func (e *apiError) Error() string {
+	return fmt.Sprintf("nats: %s (code %d, err_code %d)", e.Description, e.Code, e.ErrCode)
+}
+
+// parsePubAck reads the answer without a decoder where it has the usual form {"stream":"S","seq":N}.
+func parsePubAck(data []byte, stream string) (pubAck, error) {
+	const seq = `","seq":`
+	if rest, ok := bytes.CutPrefix(data, []byte(`{"stream":"`)); ok && len(rest) > len(stream) && string(rest[:len(stream)]) == stream {
+		if rest, ok = bytes.CutPrefix(rest[len(stream):], []byte(seq)); ok {
+			var n uint64
+			i := 0
+			for ; i < len(rest) && '0' <= rest[i] && rest[i] <= '9' && i < 19; i++ {
+				n = n*10 + uint64(rest[i]-'0')
+			}
+			if i > 0 && i+1 == len(rest) && rest[i] == '}' {
+				return pubAck{Stream: stream, Seq: n}, nil
+			}
+		}
+	}
+	var ack pubAck
+	if err := json.Unmarshal(data, &ack); err != nil {
+		return pubAck{}, fmt.Errorf("nats: unreadable publish ack: %w", err)
+	}
+	if ack.Error != nil {
+		return pubAck{}, ack.Error
+	}
+	return ack, nil
+}

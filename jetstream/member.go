@@ -1,0 +1,300 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Pulls: a pull ends at the server after pullExpires, and is taken for lost after pullLost.
+const (
+	pullExpires = 30 * time.Second
+	pullLost    = 35 * time.Second
+	pullRetry   = 250 * time.Millisecond
+)
+
+// member is a subscription on one topic: it pulls from the group's consumer. Guarded by its subscription's mu.
+type member struct {
+	sub   *Subscription
+	group *group
+	obs   GroupObserver
+
+	inbox     *inbox // nil while closed
+	requested int    // asked and not arrived
+	pulled    int64  // when the last pull was sent
+	first     bool   // nothing has arrived since
+	retryAt   int64  // pull again then; 0: when there is credit
+	lastSeq   uint64 // newest stream sequence that arrived
+	attaching bool
+}
+
+// inbox is where pulls are answered to. Each is used until the subscription pauses, ends, or forgets what it had.
+type inbox struct {
+	m         *member
+	subject   string
+	sub       *nats.Subscription
+	forgotten bool // what still comes is not ours to touch; otherwise it is given back
+}
+
+// open makes the inbox.
+func (m *member) open() {
+	if m.inbox != nil || m.attaching {
+		return
+	}
+	in := &inbox{m: m, subject: m.sub.link.nc.NewInbox()}
+	sub, err := m.sub.link.nc.Subscribe(in.subject, in.receive)
+	if err == nil {
+		err = sub.SetPendingLimits(-1, -1) // bounded by what was asked for
+	}
+	if err != nil {
+		m.sub.bus.log.Warn("no inbox for a group", slog.String("topic", m.group.topic.name), slog.Any("error", err))
+		return
+	}
+	in.sub, m.inbox, m.requested, m.retryAt = sub, in, 0, 0
+}
+
+// close ends the inbox. Gracefully, what is under way is given back when it arrives; otherwise it is forgotten.
+func (m *member) close(gracefully bool) {
+	if m.inbox == nil {
+		return
+	}
+	m.sub.requested -= m.requested
+	m.requested = 0
+	in := m.inbox
+	m.inbox = nil
+	if gracefully {
+		_ = in.sub.Drain() // fails only when the connection is closed
+		return
+	}
+	in.forgotten = true
+	_ = in.sub.Unsubscribe() // the same
+}
+
+func (s *Subscription) closeInboxes() {
+	for _, m := range s.members {
+		m.close(true)
+	}
+}
+
+// refill asks the server for as much as there is credit for. s.mu is held.
+func (s *Subscription) refill() {
+	if !s.running() || s.heldBytes >= s.bus.limits.HeldBytes {
+		if s.heldBytes >= s.bus.limits.HeldBytes {
+			s.bus.obs.LimitReached("held_bytes")
+		}
+		return
+	}
+	now := s.bus.clock.now()
+	for _, m := range s.members {
+		m.refill(now)
+	}
+}
+
+func (m *member) refill(now int64) {
+	s := m.sub
+	if m.inbox == nil || m.retryAt > now {
+		return
+	}
+	free := s.opts.MaxInFlight - s.active - len(s.parked) - s.requested
+	want := free
+	if n := len(s.members); n > 1 {
+		// Each topic gets its share, and one that has nothing asked for gets at least one: what then arrives beyond
+		// MaxInFlight is parked.
+		want = free / n
+		if want < 1 && m.requested == 0 && s.active < s.opts.MaxInFlight {
+			want = 1
+		}
+	}
+	batch := min(want, s.opts.BatchSize)
+	if batch < 1 || m.requested > 0 && (m.requested > s.opts.BatchSize/2 || batch < s.opts.BatchSize/2) {
+		return
+	}
+	m.pull(batch, now)
+}
+
+func (m *member) pull(batch int, now int64) {
+	s := m.sub
+	var buf [128]byte
+	req := strconv.AppendInt(append(buf[:0], `{"expires":`...), int64(pullExpires), 10)
+	req = strconv.AppendInt(append(req, `,"batch":`...), int64(batch), 10)
+	req = strconv.AppendInt(append(req, `,"max_bytes":`...), int64(max(s.bus.limits.HeldBytes, int(s.link.nc.MaxPayload())+payloadMargin)), 10)
+	req = append(req, '}')
+	if err := s.link.nc.PublishRequest(m.group.next, m.inbox.subject, req); err != nil {
+		return // the connection is down: back() starts anew
+	}
+	m.requested += batch
+	s.requested += batch
+	m.pulled, m.first, m.retryAt = now, true, 0
+	s.schedule(now + int64(pullLost))
+}
+
+// receive takes what the server sends to the inbox: events, and the ends of pulls.
+func (in *inbox) receive(msg *nats.Msg) {
+	if msg.Reply == "" {
+		in.status(msg)
+		return
+	}
+	m := in.m
+	s := m.sub
+	now := s.bus.clock.now()
+	place, ok := parseAckSubject(msg.Reply)
+	if !ok || s.bus.clock.stalled(now) {
+		return // it may have waited in a buffer for too long to be ours still
+	}
+	d := newDelivery(m, msg, place, now)
+	wanted := s.opts.Filter == nil || s.opts.Filter(&d.Event)
+
+	s.mu.Lock()
+	if m.inbox != in {
+		forgotten := in.forgotten
+		s.mu.Unlock()
+		if !forgotten {
+			d.send(nakNow)
+		}
+		return
+	}
+	m.requested = max(m.requested-1, 0)
+	s.requested = max(s.requested-1, 0)
+	m.lastSeq = max(m.lastSeq, place.streamSeq)
+	if m.first {
+		m.first = false
+		m.obs.Polled(time.Duration(now - m.pulled))
+	}
+	if !wanted {
+		s.refill()
+		s.mu.Unlock()
+		d.send(ackNow)
+		return
+	}
+	s.hold(d)
+	park := s.active >= s.opts.MaxInFlight || len(s.parked) > 0
+	if park {
+		s.parked = append(s.parked, d)
+	} else {
+		s.active++
+		d.active = true
+	}
+	s.refill()
+	s.mu.Unlock()
+	if !park {
+		s.hand(d)
+	}
+}
+
+// hand gives a delivery to the handler.
+func (s *Subscription) hand(d *Delivery) {
+	s.deliver.Lock()
+	defer s.deliver.Unlock()
+	if !s.ended.Load() {
+		s.handler(d)
+	}
+}
+
+// status takes the end of a pull.
+func (in *inbox) status(msg *nats.Msg) {
+	m := in.m
+	s := m.sub
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if m.inbox != in {
+		return
+	}
+	left, _ := strconv.Atoi(msg.Header.Get("Nats-Pending-Messages"))
+	switch code, what := msg.Header.Get("Status"), msg.Header.Get("Description"); {
+	case code == "408", code == "404", what == "Batch Completed", what == "Message Size Exceeds MaxBytes":
+		m.requested = max(m.requested-left, 0)
+		s.requested = max(s.requested-left, 0)
+		s.refill()
+	case code == "503", what == "Consumer Deleted":
+		m.reattach()
+	case code == "100":
+	default:
+		// Leadership change, server shutdown, too many waiting pulls: ask again soon, from a clean slate.
+		s.bus.log.Debug("a pull ended early", slog.String("topic", m.group.topic.name), slog.String("status", what))
+		m.again(s.bus.clock.now() + int64(pullRetry))
+	}
+}
+
+// again gives up the pulls under way and asks anew at the given time.
+func (m *member) again(at int64) {
+	m.close(true)
+	m.open()
+	m.retryAt = at
+	m.sub.schedule(at)
+}
+
+// reattach joins the group anew after its consumer was moved by a seek, or deleted. What was leased from the old one is
+// dropped silently: its acks would find no consumer. s.mu is held.
+func (m *member) reattach() {
+	s := m.sub
+	if m.attaching || s.stopped {
+		return
+	}
+	m.attaching = true
+	from := m.resumeAt()
+	m.close(false)
+	s.drop(func(d *Delivery) bool { return d.m == m })
+	s.wg.Go(func() {
+		for wait := 20 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
+			g, err := m.rejoin(from)
+			s.mu.Lock()
+			if err == nil || s.stopped {
+				if err == nil {
+					m.group = g
+				}
+				m.attaching = false
+				if s.running() {
+					m.open()
+					s.refill()
+				}
+				s.mu.Unlock()
+				return
+			}
+			s.mu.Unlock()
+			s.bus.log.Warn("a group cannot be joined again yet", slog.String("topic", m.group.topic.name), slog.Any("error", err))
+			select {
+			case <-time.After(wait):
+			case <-s.ctx.Done():
+				return
+			}
+		}
+	})
+}
+
+func (m *member) rejoin(from Position) (*group, error) {
+	ctx, cancel := context.WithTimeout(m.sub.ctx, publishWait)
+	defer cancel()
+	t, err := m.sub.bus.topic(ctx, m.group.topic.name, nil)
+	if err != nil {
+		return nil, err
+	}
+	g, err := m.sub.bus.join(ctx, t, m.sub.group, m.sub.opts.GroupTTL, from)
+	var e *Error
+	if errors.As(err, &e) && e.Code == CodeUnknownID {
+		// The stream was made anew, too: all that is in it is new.
+		return m.sub.bus.join(ctx, t, m.sub.group, m.sub.opts.GroupTTL, Position{From: FromEarliest})
+	}
+	return g, err
+}
+
+// resumeAt is where the group goes on if its consumer was deleted: at the oldest event that this member has not settled,
+// or behind the newest that it saw.
+func (m *member) resumeAt() Position {
+	next := m.lastSeq + 1
+	for _, d := range m.sub.out {
+		if d.m == m {
+			next = min(next, d.Event.Sequence)
+		}
+	}
+	switch {
+	case m.lastSeq == 0:
+		return m.sub.opts.position()
+	case next <= 1:
+		return Position{From: FromEarliest}
+	}
+	return Position{From: FromAfterID, AfterID: m.group.topic.stream.name + "@" + strconv.FormatUint(next-1, 10)}
+}

@@ -1,0 +1,75 @@
+package jetstream
+
+import "time"
+
+// Observer is told what the bus does. Its methods and those of what it returns are called on the hot path from many
+// goroutines: they must be safe for concurrent use and must not block.
+type Observer interface {
+	// Topic is asked once per topic; the answer is kept.
+	Topic(topic string) TopicObserver
+	// Group is asked once per subscription and topic; the answer is kept until its Close. ephemeral says that the
+	// group was made with a TTL, so that its name may be one of very many.
+	Group(topic, group string, ephemeral bool) GroupObserver
+	// LimitReached counts a refusal or a wait because of the named limit (see Limits).
+	LimitReached(limit string)
+	// Gauge sets a named state of the bus: GaugeConnected, GaugeTopics, GaugeSubscriptions.
+	Gauge(name string, value float64)
+}
+
+// Names of the gauges that a bus sets.
+const (
+	GaugeConnected     = "connected"     // 1 while every NATS connection is up, else 0
+	GaugeTopics        = "topics"        // topics this hub knows
+	GaugeSubscriptions = "subscriptions" // subscriptions open on this hub
+)
+
+// TopicObserver is told of one topic's publishes.
+type TopicObserver interface {
+	// Published counts an event that the stream has stored. took is from the send to the stream's ack.
+	Published(took time.Duration)
+	// PublishFailed counts a publish that was answered with an error.
+	PublishFailed()
+}
+
+// GroupObserver is told of one subscription's deliveries on one topic.
+type GroupObserver interface {
+	// Delivered counts an event that was handed to the subscriber.
+	Delivered()
+	// Settled counts the end of a lease. held is how long the subscriber had the event, age how long ago the event
+	// was stored.
+	Settled(how Outcome, held, age time.Duration)
+	// InFlight adds delta to the number of leases held.
+	InFlight(delta int)
+	// Polled is told how long a pull waited for its first event.
+	Polled(took time.Duration)
+	// Close ends the use of this observer.
+	Close()
+}
+
+// Outcome is how a lease ended.
+type Outcome int
+
+// The ways in which a lease ends.
+const (
+	Acked        Outcome = iota // the subscriber acknowledged
+	Nacked                      // the subscriber refused; it comes again after a back-off
+	Expired                     // the lease ran out
+	Returned                    // UNSUBSCRIBE, drain or a lost connection gave it back
+	DeadLettered                // the last attempt failed; the event went to dlq.<topic>
+	Dropped                     // the hub lost its right to it (cut off, stopped, seek)
+)
+
+type nopObserver struct{}
+
+func (nopObserver) Topic(string) TopicObserver               { return nopObserver{} }
+func (nopObserver) Group(string, string, bool) GroupObserver { return nopObserver{} }
+func (nopObserver) LimitReached(string)                      {}
+func (nopObserver) Gauge(string, float64)                    {}
+func (nopObserver) Published(time.Duration)                  {}
+func (nopObserver) PublishFailed()                           {}
+func (nopObserver) Delivered()                               {}
+func (nopObserver) Settled(Outcome, time.Duration, time.Duration) {
+}
+func (nopObserver) InFlight(int)         {}
+func (nopObserver) Polled(time.Duration) {}
+func (nopObserver) Close()               {}

@@ -1,0 +1,288 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// Bounds of the search for an id (protocol section 3).
+const (
+	idSearchBefore = time.Minute
+	idSearchAfter  = 10 * time.Minute
+	idSearchMost   = 100_000
+)
+
+// Position is a place in a topic: a group goes on with the first event after it. The zero value is the end.
+type Position struct {
+	From    From
+	TS      int64  // epoch milliseconds of storage, for FromTS
+	AfterID string // for FromAfterID
+}
+
+// resolve turns a position into the sequence of the first event after it. It is never beyond the end: a start beyond the
+// end would skip events that are stored later.
+func (b *Bus) resolve(ctx context.Context, t *topicInfo, at Position) (uint64, error) {
+	s, err := b.js.Stream(ctx, t.stream.name)
+	if err != nil {
+		return 0, b.unavailable(err)
+	}
+	state := s.CachedInfo().State
+	end := state.LastSeq + 1
+	switch at.From {
+	case FromEarliest:
+		return 1, nil
+	case FromTS:
+		return b.firstSince(ctx, t, time.UnixMilli(at.TS), end)
+	case FromAfterID:
+		seq, err := b.findID(ctx, t, at.AfterID, state)
+		if err != nil {
+			return 0, err
+		}
+		return min(seq+1, end), nil
+	default:
+		return end, nil
+	}
+}
+
+// firstSince is the sequence of the first event stored at or after since, or end.
+func (b *Bus) firstSince(ctx context.Context, t *topicInfo, since time.Time, end uint64) (uint64, error) {
+	seq := end
+	err := b.walk(ctx, t, walkOptions{since: since, headersOnly: true, batch: 1}, func(m *storedMsg) error {
+		seq = min(m.seq, end)
+		return errStopWalk
+	})
+	return seq, err
+}
+
+// findID is the sequence of the event with the id, or a bad id's unknown_id *Error. A UUIDv7 that is older than the first
+// event that is left gives the sequence before that one.
+func (b *Bus) findID(ctx context.Context, t *topicInfo, id string, state natsjs.StreamState) (uint64, error) {
+	unknown := func(why string) (uint64, error) {
+		return 0, &Error{Code: CodeUnknownID, Msg: "no event of this topic has the id of afterId: " + why}
+	}
+	if stream, seq, ok := nativeID(id); ok && stream == t.stream.name {
+		if seq == 0 || seq > state.LastSeq {
+			return unknown("its sequence is beyond the end")
+		}
+		return seq, nil
+	}
+	opts := walkOptions{headersOnly: true, most: idSearchMost}
+	made, v7 := madeAt(id)
+	if v7 {
+		opts.since = made.Add(-idSearchBefore)
+		opts.until = made.Add(idSearchAfter)
+	} else if state.LastSeq > idSearchMost {
+		opts.start = max(state.FirstSeq, state.LastSeq-idSearchMost+1)
+	}
+	var found uint64
+	err := b.walk(ctx, t, opts, func(m *storedMsg) error {
+		if b.messageID(t, m) == id {
+			found = m.seq
+			return errStopWalk
+		}
+		return nil
+	})
+	switch {
+	case err != nil:
+		return 0, err
+	case found > 0:
+		return found, nil
+	case v7 && state.Msgs > 0 && made.Before(state.FirstTime):
+		return state.FirstSeq - 1, nil
+	case v7 && state.Msgs == 0 && state.LastSeq > 0:
+		return state.LastSeq, nil // all events are gone: the next one stored is the first that is left
+	case v7:
+		return unknown("it was not found among those stored around its time")
+	default:
+		return unknown(fmt.Sprintf("it was not found among the last %d events", idSearchMost))
+	}
+}
+
+// madeAt is the moment in a UUIDv7.
+func madeAt(id string) (time.Time, bool) {
+	u, err := uuid.Parse(id)
+	if err != nil || len(id) != 36 || u.Version() != 7 {
+		return time.Time{}, false
+	}
+	ms := int64(u[0])<<40 | int64(u[1])<<32 | int64(u[2])<<24 | int64(u[3])<<16 | int64(u[4])<<8 | int64(u[5])
+	return time.UnixMilli(ms), true
+}
+
+func (b *Bus) messageID(t *topicInfo, m *storedMsg) string {
+	e := Event{Stream: t.stream.name, Sequence: m.seq}
+	e.readHeader(m.header)
+	return e.ID
+}
+
+// event decodes a stored message.
+func (t *topicInfo) event(m *storedMsg) *Event {
+	e := &Event{Topic: t.name, Key: subjectKey(m.subject), Payload: m.data, Stream: t.stream.name, Sequence: m.seq, StoredAt: m.time.UnixNano()}
+	e.readHeader(m.header)
+	return e
+}
+
+// bySequence reads one event. It returns ErrNotFound when it was removed.
+func (b *Bus) bySequence(ctx context.Context, t *topicInfo, seq uint64) (*Event, error) {
+	m, err := b.getMsg(ctx, t.stream.name, map[string]any{"seq": seq})
+	if err != nil {
+		return nil, err
+	}
+	e := t.event(m)
+	if t.stream.family {
+		e.Topic = subjectTopic(m.subject)
+	}
+	return e, nil
+}
+
+// walkOptions say what walk reads.
+type walkOptions struct {
+	start       uint64    // first sequence; or
+	since       time.Time // stored at or after
+	until       time.Time // stop behind this moment of storage; zero: none
+	most        int       // messages to look at; 0: all
+	headersOnly bool
+	latestByKey bool
+	batch       int // messages asked for at a time; 0: 1,000
+}
+
+// errStopWalk ends a walk without an error.
+var errStopWalk = errors.New("stop")
+
+// walk calls f for the stored messages of a topic in order, up to the end of the stream at its beginning. It reads through
+// an ephemeral consumer without acks, which the server forgets by itself when the hub dies.
+func (b *Bus) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func(*storedMsg) error) error {
+	cfg := natsjs.ConsumerConfig{
+		AckPolicy:         natsjs.AckNonePolicy,
+		FilterSubjects:    t.filters(),
+		HeadersOnly:       opts.headersOnly,
+		MemoryStorage:     true,
+		InactiveThreshold: 30 * time.Second,
+		Replicas:          1,
+	}
+	switch {
+	case opts.latestByKey:
+		cfg.DeliverPolicy = natsjs.DeliverLastPerSubjectPolicy
+		cfg.FilterSubjects = []string{keyedPattern(t.name)}
+	case opts.start > 0:
+		cfg.DeliverPolicy, cfg.OptStartSeq = natsjs.DeliverByStartSequencePolicy, opts.start
+	case !opts.since.IsZero():
+		since := opts.since
+		cfg.DeliverPolicy, cfg.OptStartTime = natsjs.DeliverByStartTimePolicy, &since
+	}
+	c, err := b.js.CreateConsumer(ctx, t.stream.name, cfg)
+	if err != nil {
+		return b.unavailable(fmt.Errorf("jetstream: read of stream %s: %w", t.stream.name, err))
+	}
+	info := c.CachedInfo()
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = b.js.DeleteConsumer(ctx, t.stream.name, info.Name) // else the server drops it in 30 s
+	}()
+	left := info.NumPending
+	if opts.most > 0 {
+		left = min(left, uint64(opts.most)) //nolint:gosec // positive
+	}
+	batch := opts.batch
+	if batch == 0 {
+		batch = 1_000
+	}
+	for left > 0 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		msgs, err := c.Fetch(int(min(left, uint64(batch))), natsjs.FetchContext(ctx)) //nolint:gosec // at most batch
+		if err != nil {
+			return b.unavailable(fmt.Errorf("jetstream: read of stream %s: %w", t.stream.name, err))
+		}
+		got := 0
+		for m := range msgs.Messages() {
+			meta, err := m.Metadata()
+			if err != nil {
+				return b.unavailable(err)
+			}
+			got++
+			left--
+			if !opts.until.IsZero() && meta.Timestamp.After(opts.until) {
+				return nil
+			}
+			err = f(&storedMsg{subject: m.Subject(), seq: meta.Sequence.Stream, header: nats.Header(m.Headers()), data: m.Data(), time: meta.Timestamp})
+			if errors.Is(err, errStopWalk) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			if meta.NumPending == 0 {
+				left = 0
+			}
+		}
+		if err := msgs.Error(); err != nil && got == 0 {
+			return b.unavailable(fmt.Errorf("jetstream: read of stream %s: %w", t.stream.name, err))
+		}
+		if got == 0 && left > 0 {
+			return nil // what was counted has been removed meanwhile
+		}
+	}
+	return nil
+}
+
+// ScanOptions say what Scan reads.
+type ScanOptions struct {
+	// From is FromEarliest (FromLatest, the zero value, means the same here), FromTS or FromAfterID.
+	From From
+	// TS is in epoch milliseconds of storage, inclusive, for FromTS. AfterID is exclusive, for FromAfterID.
+	TS      int64
+	AfterID string
+	// Limit is the most events; default 1,000.
+	Limit int
+	// LatestByKey reads only the newest event of each key.
+	LatestByKey bool
+}
+
+// Scan calls f for the stored events of a topic in order, up to the topic's end at the moment of the call. It stops when
+// f returns an error, and returns that error. A topic that does not exist has no events. f owns the event it gets.
+// Errors: bad_topic, unknown_id (AfterID).
+func (b *Bus) Scan(ctx context.Context, topic string, opts ScanOptions, f func(*Event) error) error {
+	if opts.Limit <= 0 {
+		opts.Limit = 1_000
+	}
+	t, err := b.existing(ctx, topic)
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	walk := walkOptions{most: opts.Limit, latestByKey: opts.LatestByKey, batch: min(opts.Limit, 1_000)}
+	switch {
+	case opts.LatestByKey:
+	case opts.From == FromTS:
+		walk.since = time.UnixMilli(opts.TS)
+	case opts.From == FromAfterID:
+		if walk.start, err = b.resolve(ctx, t, Position{From: FromAfterID, AfterID: opts.AfterID}); err != nil {
+			return err
+		}
+	}
+	return b.walk(ctx, t, walk, func(m *storedMsg) error { return f(t.event(m)) })
+}
+
+// LatestByKey returns the newest event of a key, read at the stream's leader, so that it sees every confirmed publish.
+// It returns ErrNotFound when there is none.
+func (b *Bus) LatestByKey(ctx context.Context, topic, key string) (*Event, error) {
+	t, err := b.existing(ctx, topic)
+	if err != nil {
+		return nil, err
+	}
+	m, err := b.lastBySubject(ctx, t.stream.name, keyedSubject(topic, key))
+	if err != nil {
+		return nil, err
+	}
+	return t.event(m), nil
+}

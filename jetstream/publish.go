@@ -1,0 +1,292 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// PublishOptions are the optional fields of an event. The zero value is a plain event: no key, id made by the hub.
+type PublishOptions struct {
+	// ID makes the publish idempotent within the topic's duplicate window (default 2 min): 1..128 bytes, no control
+	// characters, no outer blanks, not of the form <stream>@<sequence>.
+	ID string
+	// TS is the record's ts in epoch milliseconds when HasTS is set; otherwise the moment of storage counts.
+	TS    int64
+	HasTS bool
+	// Key is any UTF-8 of 1..512 bytes, or "" for none.
+	Key string
+	// SID, Tags and CausedBy are carried along; their bytes count with those of Headers.
+	SID string
+	// Headers: names are RFC 9110 tokens, values have no control characters and no outer blanks; at most 64, 16 KiB
+	// in all. Nats-*, Event-* and KV-* are reserved in any case.
+	Headers  map[string]string
+	Tags     []string
+	CausedBy []string
+	// ExpectKeySequence, when not nil, stores the event only if the newest event of Key has this stream sequence
+	// (0: there is none yet). Otherwise the publish fails with ErrKeyChanged.
+	ExpectKeySequence *uint64
+}
+
+// Receipt says what became of a publish that was confirmed.
+type Receipt struct {
+	// ID is the event's id.
+	ID string
+	// Stream and Sequence say where the event lies. For a duplicate they are those of the event stored before.
+	Stream   string
+	Sequence uint64
+	// Duplicate is set when an event of that id was stored already, and nothing was stored now.
+	Duplicate bool
+}
+
+// Publisher publishes for one client in order. Order in the stream is that of the calls, among publishes that were
+// confirmed with no error between them. It is pinned to one NATS connection of the bus's pool, which keeps that order.
+// A Publisher is for one goroutine at a time; different Publishers are independent. It needs no closing.
+type Publisher struct {
+	bus   *Bus
+	link  *link
+	quota *budget
+
+	mu       sync.Mutex
+	inFlight int
+	change   chan struct{} // closed at the next answer, when somebody waits for it
+}
+
+// NewPublisher makes a Publisher. It is cheap; make one for each client session, whose limit of new topics
+// (Limits.TopicsPerClient) it keeps.
+func (b *Bus) NewPublisher() *Publisher {
+	return b.newPublisher(&budget{limit: b.limits.TopicsPerClient})
+}
+
+func (b *Bus) newPublisher(quota *budget) *Publisher {
+	return &Publisher{bus: b, link: b.link(), quota: quota}
+}
+
+// Publish sends the event and returns; done is called exactly once, from a goroutine of the bus, when the stream has
+// stored the event or when it is known or assumed that it has not (10 s without an ack: outcome unknown; a publish with
+// an id may then be repeated safely). done must not block. payload and opts are not kept after Publish returns; opts may
+// be nil.
+//
+// An error returned by Publish itself means that nothing was stored and done will not be called; it is an *Error for
+// what a client did wrong. The error given to done is an *Error too, or ErrKeyChanged.
+//
+// Publish waits while the topic is being made, until the first publish to a stream is confirmed, and while too much is
+// in flight (Limits.PublishInFlight per stream, Limits.SessionInFlight per Publisher).
+func (p *Publisher) Publish(ctx context.Context, topic string, payload []byte, opts *PublishOptions, done func(Receipt, error)) error {
+	if len(payload) > p.bus.maxPayload {
+		return &Error{Code: CodePublishFailed, Msg: fmt.Sprintf("the payload has %d bytes, at most %d are allowed", len(payload), p.bus.maxPayload)}
+	}
+	return p.send(ctx, topic, payload, opts, done)
+}
+
+// send is Publish without the payload limit: a dead letter is larger than what it wraps.
+func (p *Publisher) send(ctx context.Context, topic string, payload []byte, opts *PublishOptions, done func(Receipt, error)) error {
+	if p.bus.closing.Load() {
+		return ErrClosed
+	}
+	if opts == nil {
+		opts = &PublishOptions{}
+	}
+	if err := opts.check(); err != nil {
+		return err
+	}
+	t, err := p.bus.topic(ctx, topic, p.quota)
+	if err != nil {
+		return err
+	}
+	if err := p.enter(ctx, t.stream); err != nil {
+		return err
+	}
+	id, given := opts.ID, opts.ID != ""
+	if !given {
+		u, err := uuid.NewV7()
+		if err != nil {
+			p.leave(t.stream)
+			return &Error{Code: CodeInternal, Msg: "no id could be made", Err: err}
+		}
+		id = u.String()
+	}
+	m := &nats.Msg{Subject: t.subjectFor(opts.Key), Data: payload, Header: opts.header(t, id, given)}
+	if !t.stream.ready[p.link.index].Load() {
+		return p.first(ctx, t, m, id, done)
+	}
+	sent := p.bus.clock.now()
+	err = p.link.ask(m, publishWait, func(reply *nats.Msg, err error) {
+		done(p.bus.confirmed(t, id, reply, err, sent))
+		p.leave(t.stream)
+	})
+	if err != nil {
+		p.leave(t.stream)
+		t.obs.PublishFailed()
+		return notSent(err)
+	}
+	return nil
+}
+
+// first sends the first publish to a stream over this connection, and waits for its answer: a stream that was just made
+// may not be known everywhere yet, and sending again what was refused must not let a later publish overtake it.
+func (p *Publisher) first(ctx context.Context, t *topicInfo, m *nats.Msg, id string, done func(Receipt, error)) error {
+	defer p.leave(t.stream)
+	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	defer cancel()
+	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
+		sent := p.bus.clock.now()
+		reply, err := p.link.requestMsg(ctx, m)
+		if err == nil && noResponders(reply) && ctx.Err() == nil {
+			select {
+			case <-time.After(wait):
+				continue
+			case <-ctx.Done():
+			}
+		}
+		r, err := p.bus.confirmed(t, id, reply, err, sent)
+		if err == nil {
+			t.stream.ready[p.link.index].Store(true)
+		}
+		done(r, err)
+		return nil
+	}
+}
+
+// confirmed turns the answer to a publish into a receipt or an *Error.
+func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sent int64) (Receipt, error) {
+	fail := func(msg string, cause error) (Receipt, error) {
+		t.obs.PublishFailed()
+		return Receipt{}, &Error{Code: CodePublishFailed, Msg: msg, Err: cause}
+	}
+	if err != nil {
+		return fail("the event store did not confirm in time: the outcome is unknown; with opts.id it may be repeated safely", err)
+	}
+	if noResponders(reply) {
+		b.forget(t.stream)
+		return fail("the event store has no leader for this topic now: nothing was stored, try again", nats.ErrNoResponders)
+	}
+	ack, err := parsePubAck(reply.Data, t.stream.name)
+	var refused *apiError
+	if errors.As(err, &refused) {
+		if code := natsjs.ErrorCode(refused.ErrCode); code == natsjs.JSErrCodeStreamWrongLastSequence || code == natsjs.JSErrCodeStreamWrongLastSequenceConstant {
+			t.obs.PublishFailed()
+			return Receipt{}, ErrKeyChanged
+		}
+		b.log.Warn("the stream refused an event", slog.String("topic", t.name), slog.Any("error", err))
+		return fail("the event store refused the event: nothing was stored", err)
+	}
+	if err != nil {
+		return fail("the event store gave an answer that could not be read: the outcome is unknown", err)
+	}
+	t.obs.Published(time.Duration(b.clock.now() - sent))
+	return Receipt{ID: id, Stream: ack.Stream, Sequence: ack.Seq, Duplicate: ack.Duplicate}, nil
+}
+
+func notSent(err error) error {
+	return &Error{Code: CodePublishFailed, Msg: "the event store cannot be reached: nothing was stored, try again", Err: err}
+}
+
+// enter waits for a place among the unconfirmed publishes, of the stream and of this Publisher.
+func (p *Publisher) enter(ctx context.Context, s *stream) error {
+	for {
+		p.mu.Lock()
+		if p.inFlight < p.bus.limits.SessionInFlight {
+			p.inFlight++
+			p.mu.Unlock()
+			break
+		}
+		change := p.awaitChange()
+		p.mu.Unlock()
+		p.bus.obs.LimitReached("session_in_flight")
+		select {
+		case <-change:
+		case <-ctx.Done():
+			return tooMany(ctx.Err())
+		}
+	}
+	select {
+	case s.slots <- struct{}{}:
+		return nil
+	default:
+	}
+	p.bus.obs.LimitReached("publish_in_flight")
+	select {
+	case s.slots <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		p.answered()
+		return tooMany(ctx.Err())
+	}
+}
+
+func tooMany(err error) error {
+	return &Error{Code: CodeOverloaded, Msg: "too many publishes wait for the event store: nothing was stored, try again", Err: err}
+}
+
+func (p *Publisher) leave(s *stream) {
+	<-s.slots
+	p.answered()
+}
+
+func (p *Publisher) answered() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.inFlight--
+	if p.change != nil {
+		close(p.change)
+		p.change = nil
+	}
+}
+
+// awaitChange gives what closes at the next answer. p.mu is held.
+func (p *Publisher) awaitChange() <-chan struct{} {
+	if p.change == nil {
+		p.change = make(chan struct{})
+	}
+	return p.change
+}
+
+// Flush waits until every publish of this Publisher has been answered.
+func (p *Publisher) Flush(ctx context.Context) error {
+	for {
+		p.mu.Lock()
+		if p.inFlight == 0 {
+			p.mu.Unlock()
+			return nil
+		}
+		change := p.awaitChange()
+		p.mu.Unlock()
+		select {
+		case <-change:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Publish stores one event and returns once the stream has confirmed it. It may be called concurrently.
+func (b *Bus) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (Receipt, error) {
+	return b.publishWait(ctx, func(done func(Receipt, error)) error {
+		return b.publisher.Publish(ctx, topic, payload, &opts, done)
+	})
+}
+
+func (b *Bus) publishWait(ctx context.Context, send func(func(Receipt, error)) error) (Receipt, error) {
+	type result struct {
+		r   Receipt
+		err error
+	}
+	ch := make(chan result, 1)
+	if err := send(func(r Receipt, err error) { ch <- result{r, err} }); err != nil {
+		return Receipt{}, err
+	}
+	select {
+	case res := <-ch:
+		return res.r, res.err
+	case <-ctx.Done():
+		return Receipt{}, &Error{Code: CodePublishFailed, Msg: "the caller did not wait for the event store: the outcome is unknown", Err: ctx.Err()}
+	}
+}

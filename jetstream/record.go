@@ -1,0 +1,128 @@
+package jetstream
+
+import (
+	"encoding/base64"
+	"slices"
+	"strconv"
+	"unicode/utf8"
+
+	"eventhub/jetstream/jsonscan"
+)
+
+// encodingHeader is the header of a record whose payload is not the JSON that was published, because none was: its
+// value is encodingText when the payload is the body as a JSON string, encodingBase64 when it is the body in standard
+// base64. Clients cannot set it: Event-* is reserved.
+const (
+	encodingHeader = "Event-Encoding"
+	encodingText   = "text"
+	encodingBase64 = "base64"
+)
+
+// PayloadLevels is how many levels may stand around a payload in what clients receive: the record, the EVENT frame or the
+// page of records it is in, and some to spare. Payloads must leave room for them in the nesting that encoding/json allows
+// its readers.
+const PayloadLevels = 8
+
+// ValidPayload reports whether b is JSON that a record can carry as it is: in valid UTF-8, and with PayloadLevels around it
+// no deeper than jsonscan.MaxDepth.
+func ValidPayload(b []byte) bool { return jsonscan.ValidWithin(b, PayloadLevels) }
+
+// AppendRecord appends the event record to dst as one JSON object. The payload is spliced in byte for byte, line breaks
+// between its tokens included.
+//
+// A payload that is not JSON, as native clients may publish, becomes a JSON string: of the text itself if it is valid
+// UTF-8, else of its base64 form. The record's headers then get Event-Encoding "text" or "base64". An empty payload
+// becomes null.
+func (e *Event) AppendRecord(dst []byte) []byte {
+	encoding := ""
+	if len(e.Payload) > 0 && !ValidPayload(e.Payload) {
+		encoding = encodingBase64
+		if utf8.Valid(e.Payload) {
+			encoding = encodingText
+		}
+	}
+
+	dst = append(dst, `{"id":`...)
+	dst = jsonscan.AppendString(dst, e.ID)
+	dst = append(dst, `,"ts":`...)
+	dst = strconv.AppendInt(dst, e.TS, 10)
+	dst = append(dst, `,"topic":`...)
+	dst = jsonscan.AppendString(dst, e.Topic)
+	if e.Key != "" {
+		dst = append(dst, `,"key":`...)
+		dst = jsonscan.AppendString(dst, e.Key)
+	}
+	if e.SID != "" {
+		dst = append(dst, `,"sid":`...)
+		dst = jsonscan.AppendString(dst, e.SID)
+	}
+	if len(e.Headers) > 0 || encoding != "" {
+		dst = appendHeaders(dst, e.Headers, encoding)
+	}
+	if len(e.CausedBy) > 0 {
+		dst = append(dst, `,"caused_by":`...)
+		dst = appendStrings(dst, e.CausedBy)
+	}
+	if len(e.Tags) > 0 {
+		dst = append(dst, `,"tags":`...)
+		dst = appendStrings(dst, e.Tags)
+	}
+
+	dst = append(dst, `,"payload":`...)
+	switch {
+	case len(e.Payload) == 0:
+		dst = append(dst, "null"...)
+	case encoding == "":
+		dst = append(dst, e.Payload...)
+	case encoding == encodingText:
+		dst = jsonscan.AppendString(dst, string(e.Payload))
+	default:
+		dst = append(dst, '"')
+		dst = base64.StdEncoding.AppendEncode(dst, e.Payload)
+		dst = append(dst, '"')
+	}
+	return append(dst, '}')
+}
+
+// appendHeaders appends the headers field, its names sorted, with encoding as Event-Encoding unless that is empty.
+func appendHeaders(dst []byte, headers map[string]string, encoding string) []byte {
+	var room [16]string // so that few headers cost no allocation
+	names := room[:0]
+	for name := range headers {
+		if name != encodingHeader {
+			names = append(names, name)
+		}
+	}
+	if encoding != "" {
+		names = append(names, encodingHeader)
+	}
+	if len(names) == 0 {
+		return dst
+	}
+	slices.Sort(names)
+
+	sep := `,"headers":{`
+	for _, name := range names {
+		dst = append(dst, sep...)
+		sep = ","
+		dst = jsonscan.AppendString(dst, name)
+		dst = append(dst, ':')
+		value := headers[name]
+		if name == encodingHeader {
+			value = encoding
+		}
+		dst = jsonscan.AppendString(dst, value)
+	}
+	return append(dst, '}')
+}
+
+// appendStrings appends list as an array; list is not empty.
+func appendStrings(dst []byte, list []string) []byte {
+	sep := byte('[')
+	for _, s := range list {
+		dst = append(dst, sep)
+		sep = ','
+		dst = jsonscan.AppendString(dst, s)
+	}
+	return append(dst, ']')
+}

@@ -1,0 +1,378 @@
+package jetstream
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// From says where a new group starts. A group that exists goes on from where it is.
+type From int
+
+// Where a new group starts.
+const (
+	FromLatest   From = iota // only what is stored after the subscription
+	FromEarliest             // the first event that is left
+	FromTS                   // the first event stored at or after a moment
+	FromAfterID              // the event after an id
+)
+
+// NeverGiveUp is the MaxAttempts of a subscription that does not dead-letter.
+const NeverGiveUp = -1
+
+// Bounds of a subscription, from the protocol.
+const (
+	maxInFlightLimit = 10_000
+	maxTopicsExtra   = 32
+	minAckTimeout    = time.Second
+	maxAckTimeout    = 12 * time.Hour
+	minGroupTTL      = time.Second
+	maxGroupTTL      = 30 * 24 * time.Hour
+)
+
+// SubscribeOptions configure one subscription. The zero value is valid.
+type SubscribeOptions struct {
+	From From
+	// TS is in epoch milliseconds of storage, for FromTS.
+	TS int64
+	// AfterID is for FromAfterID.
+	AfterID string
+	// BatchSize is the most events asked of the server at a time: 1..10,000, default 100.
+	BatchSize int
+	// MaxInFlight is the most events leased at a time: 1..10,000, default 100.
+	MaxInFlight int
+	// AckTimeout is the length of a lease: 1 s..12 h, default 30 s.
+	AckTimeout time.Duration
+	// MaxAttempts is the attempt whose failure dead-letters the event: default 5, NeverGiveUp for none.
+	MaxAttempts int
+	// Topics are up to 32 further topics for the same subscription: one group on each, one MaxInFlight over all.
+	Topics []string
+	// GroupTTL makes a new group disappear when it has had no member for so long: 0 (never) or 1 s..30 d. Such a group
+	// lives in the server's memory.
+	GroupTTL time.Duration
+	// Filter, when not nil, is asked for each event; those it refuses are acknowledged and not delivered. It must not
+	// block.
+	Filter func(*Event) bool
+	// Via, when not nil, is the client's Publisher: topics that the subscription brings into being count with its own.
+	Via *Publisher
+}
+
+func (o *SubscribeOptions) prepare() error {
+	if o.BatchSize == 0 {
+		o.BatchSize = 100
+	}
+	if o.MaxInFlight == 0 {
+		o.MaxInFlight = 100
+	}
+	if o.AckTimeout == 0 {
+		o.AckTimeout = 30 * time.Second
+	}
+	if o.MaxAttempts == 0 {
+		o.MaxAttempts = 5
+	}
+	switch {
+	case o.From < FromLatest || o.From > FromAfterID:
+		return badOptions("opts.from is none of latest, earliest, ts, afterId")
+	case o.From == FromTS && (o.TS < 0 || o.TS > maxSafeInteger):
+		return badOptions("opts.ts is %d: it is epoch milliseconds, 0 to 2^53-1", o.TS)
+	case o.From == FromAfterID && (o.AfterID == "" || len(o.AfterID) > maxNameLen+maxIDLen):
+		return badOptions("opts.afterId has %d bytes: an event's id is needed", len(o.AfterID))
+	case o.BatchSize < 1 || o.BatchSize > maxInFlightLimit:
+		return badOptions("opts.batchSize is %d: 1 to %d are allowed", o.BatchSize, maxInFlightLimit)
+	case o.MaxInFlight < 1 || o.MaxInFlight > maxInFlightLimit:
+		return badOptions("opts.maxInFlight is %d: 1 to %d are allowed", o.MaxInFlight, maxInFlightLimit)
+	case o.AckTimeout < minAckTimeout || o.AckTimeout > maxAckTimeout:
+		return badOptions("opts.ackTimeoutMs is %d: %d to %d are allowed", o.AckTimeout.Milliseconds(), minAckTimeout.Milliseconds(), maxAckTimeout.Milliseconds())
+	case o.MaxAttempts < NeverGiveUp:
+		return badOptions("opts.maxAttempts is %d: 0 (never give up) or more is allowed", o.MaxAttempts)
+	case o.GroupTTL != 0 && (o.GroupTTL < minGroupTTL || o.GroupTTL > maxGroupTTL):
+		return badOptions("opts.groupTtlMs is %d: %d to %d are allowed", o.GroupTTL.Milliseconds(), minGroupTTL.Milliseconds(), maxGroupTTL.Milliseconds())
+	case len(o.Topics) > maxTopicsExtra:
+		return badOptions("opts.topics has %d topics, at most %d are allowed", len(o.Topics), maxTopicsExtra)
+	}
+	return nil
+}
+
+// Subscription is one member of a group, on one topic or several. Its methods may be called concurrently, but Stop,
+// Drain and Disconnect not from within its handler.
+type Subscription struct {
+	bus     *Bus
+	link    *link
+	group   string
+	opts    SubscribeOptions
+	handler func(*Delivery)
+	workers *workers // of Consume, else nil
+
+	deliver sync.Mutex  // held while the handler runs
+	ended   atomic.Bool // no handler begins any more
+
+	mu        sync.Mutex
+	started   bool
+	paused    bool
+	draining  bool
+	stopped   bool
+	members   []*member
+	out       []*Delivery          // all that are held or leased; bounded by MaxInFlight and len(members)
+	byID      map[string]*Delivery // leased, oldest first along Delivery.sameID
+	parked    []*Delivery          // arrived beyond MaxInFlight; fewer than len(members)
+	active    int                  // of out, those not parked
+	leased    int
+	requested int // asked of the server and not arrived
+	heldBytes int // payloads of those in out that are not leased
+	refilling bool
+	timer     *time.Timer
+	wake      int64         // when timer fires; 0: it does not
+	settled   chan struct{} // closed when no lease is left, while Drain waits for it
+
+	ctx      context.Context // ends with the subscription
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup // its goroutines
+	stopOnce sync.Once
+}
+
+// Subscribe makes the group if it is new, and joins it. No event arrives before Start.
+//
+// handler is called for each event, in the order of arrival and never concurrently for one subscription. It must not
+// block: it hands the delivery on (never more than MaxInFlight are out) and whoever gets it calls Begin. For handlers that
+// work in place, use Consume.
+//
+// Errors are *Error: bad_topic, bad_group, bad_options, unknown_id (AfterID), subscribe_failed, overloaded, rate_limited,
+// internal. The caller ends the subscription with Stop, Drain or Disconnect.
+func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts SubscribeOptions, handler func(*Delivery)) (*Subscription, error) {
+	if err := opts.prepare(); err != nil {
+		return nil, err
+	}
+	names := []string{topic}
+	for _, name := range opts.Topics {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	for _, name := range names {
+		if err := ValidTopic(name); err != nil {
+			return nil, err
+		}
+	}
+	if err := ValidGroup(group); err != nil {
+		return nil, err
+	}
+	s := &Subscription{
+		bus: b, link: b.link(), group: group, opts: opts, handler: handler,
+		byID: make(map[string]*Delivery),
+	}
+	s.ctx, s.cancel = context.WithCancel(b.ctx)
+	s.timer = time.AfterFunc(time.Hour, s.tick)
+	s.timer.Stop()
+	if err := b.register(s); err != nil {
+		s.cancel()
+		return nil, err
+	}
+	for _, name := range names {
+		m, err := s.join(ctx, name)
+		if err != nil {
+			b.unregister(s)
+			for _, m := range s.members {
+				m.obs.Close()
+			}
+			s.cancel()
+			return nil, err
+		}
+		s.members = append(s.members, m)
+	}
+	return s, nil
+}
+
+func (s *Subscription) join(ctx context.Context, topic string) (*member, error) {
+	var quota *budget
+	if s.opts.Via != nil {
+		quota = s.opts.Via.quota
+	}
+	t, err := s.bus.topic(ctx, topic, quota)
+	if err != nil {
+		return nil, err
+	}
+	g, err := s.bus.join(ctx, t, s.group, s.opts.GroupTTL, s.opts.position())
+	if err != nil {
+		return nil, err
+	}
+	return &member{sub: s, group: g, obs: s.bus.obs.Group(topic, s.group, s.opts.GroupTTL > 0)}, nil
+}
+
+func (o *SubscribeOptions) position() Position {
+	return Position{From: o.From, TS: o.TS, AfterID: o.AfterID}
+}
+
+func (b *Bus) register(s *Subscription) error {
+	b.subMu.Lock()
+	defer b.subMu.Unlock()
+	if b.closing.Load() {
+		return ErrClosed
+	}
+	if len(b.subs) >= b.limits.Subscriptions {
+		b.obs.LimitReached("subscriptions")
+		return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this hub has %d subscriptions open, which is its limit", b.limits.Subscriptions)}
+	}
+	b.subs[s] = struct{}{}
+	b.obs.Gauge(GaugeSubscriptions, float64(len(b.subs)))
+	return nil
+}
+
+func (b *Bus) unregister(s *Subscription) {
+	b.subMu.Lock()
+	defer b.subMu.Unlock()
+	delete(b.subs, s)
+	b.obs.Gauge(GaugeSubscriptions, float64(len(b.subs)))
+}
+
+// Start begins the delivery. Calling it again does nothing.
+func (s *Subscription) Start() {
+	s.mu.Lock()
+	s.started = true
+	s.mu.Unlock()
+	s.restart()
+}
+
+// running reports whether events may be asked for. s.mu is held.
+func (s *Subscription) running() bool {
+	return s.started && !s.paused && !s.draining && !s.stopped
+}
+
+// restart opens what is closed and asks for events: at the start, after a pause, and after forget.
+func (s *Subscription) restart() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.running() {
+		return
+	}
+	for _, m := range s.members {
+		m.open()
+	}
+	s.refill()
+}
+
+// Pause stops the delivery; leases already given stay valid, and what was fetched and not begun is given back. When it
+// returns, the server gives this subscription nothing more.
+func (s *Subscription) Pause(ctx context.Context) error {
+	s.mu.Lock()
+	s.paused = true
+	back := s.takeHeld()
+	s.closeInboxes()
+	s.mu.Unlock()
+	s.giveBack(back)
+	return s.flush(ctx)
+}
+
+// flush waits until the server has taken what was sent.
+func (s *Subscription) flush(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	defer cancel()
+	return s.link.nc.FlushWithContext(ctx)
+}
+
+// Resume goes on after Pause.
+func (s *Subscription) Resume() {
+	s.mu.Lock()
+	s.paused = false
+	s.mu.Unlock()
+	s.restart()
+}
+
+// Stop ends the subscription and gives its leases back at once; nothing is dead-lettered. It may be called twice and
+// returns when no handler runs any more. Its error is that of telling the server: what could not be given back comes
+// again after AckWait.
+func (s *Subscription) Stop(ctx context.Context) error { return s.stop(ctx, false) }
+
+// Disconnect is Stop for a subscriber that was lost: leases that have begun count as failed attempts, so that
+// those at MaxAttempts are dead-lettered with the reason "connection lost".
+func (s *Subscription) Disconnect(ctx context.Context) error { return s.stop(ctx, true) }
+
+// Drain stops the delivery, waits until every lease is settled or ctx ends, and then does as Stop.
+func (s *Subscription) Drain(ctx context.Context) error {
+	s.mu.Lock()
+	s.draining = true
+	back := s.takeHeld()
+	s.closeInboxes()
+	var settled chan struct{}
+	if s.leased > 0 && !s.stopped {
+		if s.settled == nil {
+			s.settled = make(chan struct{})
+		}
+		settled = s.settled
+	}
+	s.mu.Unlock()
+	s.giveBack(back)
+	if settled != nil {
+		select {
+		case <-settled:
+		case <-ctx.Done():
+		}
+	}
+	return s.Stop(context.WithoutCancel(ctx))
+}
+
+func (s *Subscription) stop(ctx context.Context, lost bool) error {
+	var err error
+	s.stopOnce.Do(func() {
+		s.ended.Store(true)
+		s.mu.Lock()
+		s.stopped = true
+		back := s.takeHeld()
+		var failed []*Delivery
+		for len(s.out) > 0 {
+			d := s.out[len(s.out)-1]
+			how := Returned
+			if lost && s.lastAttempt(d) {
+				how = DeadLettered
+			}
+			if !s.remove(d, how) {
+				continue
+			}
+			if how == DeadLettered {
+				failed = append(failed, d)
+			} else {
+				back = append(back, d)
+			}
+		}
+		s.closeInboxes()
+		s.timer.Stop()
+		s.mu.Unlock()
+		s.giveBack(back)
+		for _, d := range failed {
+			s.bus.dead.add(d, "connection lost")
+		}
+		s.deliver.Lock()   // a handler that runs now is the last one
+		s.deliver.Unlock() //nolint:staticcheck // the wait is the purpose
+		if s.workers != nil {
+			s.workers.stop()
+		}
+		s.cancel()
+		s.wg.Wait()
+		s.bus.unregister(s)
+		for _, m := range s.members {
+			m.obs.Close()
+		}
+		err = s.flush(ctx)
+	})
+	return err
+}
+
+// moved is told of a group's new consumer.
+func (s *Subscription) moved(key, consumer string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.members {
+		if m.group.consumer != consumer && pointerKey(m.group.topic, s.group) == key {
+			m.reattach()
+		}
+	}
+}
+
+// lastAttempt reports whether a failure of d dead-letters it.
+func (s *Subscription) lastAttempt(d *Delivery) bool {
+	return s.opts.MaxAttempts != NeverGiveUp && d.Attempt >= s.opts.MaxAttempts && d.begun &&
+		d.Event.Topic != "dlq" && !strings.HasPrefix(d.Event.Topic, dlqPrefix)
+}

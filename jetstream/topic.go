@@ -1,0 +1,383 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// dlqPrefix begins the topics that dead letters go to.
+const dlqPrefix = "dlq."
+
+// builtinRules come after the configured ones.
+var builtinRules = []TopicRule{
+	{Pattern: "dlq.**", Family: "dlq", MaxAge: 30 * 24 * time.Hour, DuplicateWindow: 24 * time.Hour},
+	{Pattern: "heartbeat.received", MaxAge: 3 * 24 * time.Hour},
+	{Pattern: "**", MaxAge: 7 * 24 * time.Hour},
+}
+
+// matches reports whether the rule is for topic. ** stands at the end only.
+func (r *TopicRule) matches(topic string) bool {
+	p, t := r.Pattern, topic
+	for {
+		if p == "**" {
+			return true
+		}
+		pSeg, pRest, pMore := strings.Cut(p, ".")
+		tSeg, tRest, tMore := strings.Cut(t, ".")
+		if pSeg != "*" && pSeg != tSeg {
+			return false
+		}
+		if !tMore {
+			return !pMore || pRest == "**"
+		}
+		if !pMore {
+			return false
+		}
+		p, t = pRest, tRest
+	}
+}
+
+// check says what is wrong with a configured rule.
+func (r *TopicRule) check() error {
+	segments := strings.Split(r.Pattern, ".")
+	for i, s := range segments {
+		switch {
+		case s == "*":
+		case s == "**":
+			if i != len(segments)-1 {
+				return fmt.Errorf("pattern %q: ** may only stand at the end", r.Pattern)
+			}
+		default:
+			if err := ValidTopic(s); err != nil {
+				return fmt.Errorf("pattern %q: segment %d: letters, digits, _ and -, or * or ** are allowed", r.Pattern, i+1)
+			}
+		}
+	}
+	if r.Family != "" && objectName(r.Family) != r.Family {
+		return fmt.Errorf("pattern %q: family %q: at most %d of a-z, 0-9, _ and - are allowed", r.Pattern, r.Family, maxNameLen)
+	}
+	if r.Family != "" && r.Pattern == "**" {
+		return fmt.Errorf("pattern %q: a family of all topics would overlap with every other stream", r.Pattern)
+	}
+	if r.MaxAge < 0 || r.MaxBytes < 0 || r.MaxMsgs < 0 || r.DuplicateWindow < 0 {
+		return fmt.Errorf("pattern %q: limits are 0 (none) or positive", r.Pattern)
+	}
+	return nil
+}
+
+// subjects of the stream that a rule makes for topic.
+func (r *TopicRule) subjects(topic string) []string {
+	if r.Family == "" {
+		return []string{plainSubject(topic), keyedPattern(topic)}
+	}
+	base, all := strings.CutSuffix(r.Pattern, ".**")
+	if !all {
+		return []string{plainSubject(base), keyedPattern(base)}
+	}
+	return []string{plainSubject(base), plainSubject(base) + ".>", keyedPattern(base), keyedPattern(base) + ".>"}
+}
+
+// stream is one JetStream stream as this hub knows it.
+type stream struct {
+	name     string
+	family   bool
+	subjects []string
+	// created tells a stream from one of the same name that was made later.
+	created time.Time
+	// slots bounds the unconfirmed publishes.
+	slots chan struct{}
+	// ready is set, per connection of the pool, once a publish was confirmed: until then the first one goes alone.
+	ready []atomic.Bool
+}
+
+// topicInfo is one topic as this hub knows it. It is immutable but for what stream holds.
+type topicInfo struct {
+	name    string
+	stream  *stream
+	subject string
+	keyed   string // "." + name, to be put behind keyed.<key>
+	obs     TopicObserver
+}
+
+// filters select the topic's events in its stream; none where the stream has no other topic.
+func (t *topicInfo) filters() []string {
+	if !t.stream.family {
+		return nil
+	}
+	return []string{plainSubject(t.name), keyedPattern(t.name)}
+}
+
+func (t *topicInfo) subjectFor(key string) string {
+	if key == "" {
+		return t.subject
+	}
+	return "keyed." + keyToken(key) + t.keyed
+}
+
+// topics are the topics that this hub knows.
+type topics struct {
+	mu      sync.RWMutex
+	byName  map[string]*topicInfo
+	streams map[string]*stream
+	making  map[string]chan struct{} // closed when the maker is done
+}
+
+func (b *Bus) rule(topic string) *TopicRule {
+	for i := range b.rules {
+		if b.rules[i].matches(topic) {
+			return &b.rules[i]
+		}
+	}
+	return &b.rules[len(b.rules)-1] // ** is always last
+}
+
+// known returns a topic that this hub has met.
+func (b *Bus) known(topic string) *topicInfo {
+	b.topics.mu.RLock()
+	defer b.topics.mu.RUnlock()
+	return b.topics.byName[topic]
+}
+
+// topic returns the topic, and makes it if it does not exist and by may make one more.
+func (b *Bus) topic(ctx context.Context, name string, by *budget) (*topicInfo, error) {
+	if t := b.known(name); t != nil {
+		return t, nil
+	}
+	limit := maxTopicLen
+	if strings.HasPrefix(name, dlqPrefix) {
+		limit += len(dlqPrefix)
+	}
+	if err := validTopic(name, limit); err != nil {
+		return nil, err
+	}
+	for {
+		b.topics.mu.Lock()
+		if t := b.topics.byName[name]; t != nil {
+			b.topics.mu.Unlock()
+			return t, nil
+		}
+		wait, busy := b.topics.making[name]
+		if !busy {
+			wait = make(chan struct{})
+			b.topics.making[name] = wait
+			b.topics.mu.Unlock()
+			t, err := b.makeTopic(ctx, name, by)
+			b.topics.mu.Lock()
+			if err == nil {
+				b.topics.byName[name] = t
+				b.obs.Gauge(GaugeTopics, float64(len(b.topics.byName)))
+			}
+			delete(b.topics.making, name)
+			b.topics.mu.Unlock()
+			close(wait)
+			return t, err
+		}
+		b.topics.mu.Unlock()
+		select {
+		case <-wait: // another caller made it, or failed: look again
+		case <-ctx.Done():
+			return nil, &Error{Code: CodeOverloaded, Msg: "the topic is still being made: try again", Err: ctx.Err()}
+		}
+	}
+}
+
+// existing returns the topic if its stream exists, and makes nothing. It returns ErrNotFound otherwise.
+func (b *Bus) existing(ctx context.Context, name string) (*topicInfo, error) {
+	if t := b.known(name); t != nil {
+		return t, nil
+	}
+	if err := ValidTopic(name); err != nil {
+		return nil, err
+	}
+	rule := b.rule(name)
+	s, err := b.findStream(ctx, rule.streamName(name))
+	if err != nil {
+		return nil, err
+	}
+	return b.newTopic(name, s, rule), nil
+}
+
+func (r *TopicRule) streamName(topic string) string {
+	if r.Family != "" {
+		return r.Family
+	}
+	return objectName(topic)
+}
+
+func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule) *topicInfo {
+	b.topics.mu.Lock()
+	s := b.topics.streams[info.Config.Name]
+	if s == nil || !s.created.Equal(info.Created) {
+		s = &stream{
+			name: info.Config.Name, family: rule.Family != "", subjects: info.Config.Subjects, created: info.Created,
+			slots: make(chan struct{}, b.limits.PublishInFlight), ready: make([]atomic.Bool, len(b.links)),
+		}
+		if len(b.topics.streams) < b.limits.Topics {
+			b.topics.streams[s.name] = s
+		}
+	}
+	b.topics.mu.Unlock()
+	return &topicInfo{name: name, stream: s, subject: plainSubject(name), keyed: "." + name, obs: b.obs.Topic(name)}
+}
+
+// findStream returns ErrNotFound for a stream that does not exist.
+func (b *Bus) findStream(ctx context.Context, name string) (*natsjs.StreamInfo, error) {
+	s, err := b.js.Stream(ctx, name)
+	if errors.Is(err, natsjs.ErrStreamNotFound) {
+		return nil, ErrNotFound
+	}
+	if err != nil {
+		return nil, fmt.Errorf("jetstream: stream %s: %w", name, err)
+	}
+	return s.CachedInfo(), nil
+}
+
+func (b *Bus) makeTopic(ctx context.Context, name string, by *budget) (*topicInfo, error) {
+	rule := b.rule(name)
+	b.topics.mu.RLock()
+	full := len(b.topics.byName) >= b.limits.Topics
+	b.topics.mu.RUnlock()
+	if full {
+		b.obs.LimitReached("topics")
+		return nil, &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this hub knows %d topics, which is its limit", b.limits.Topics)}
+	}
+	info, err := b.findStream(ctx, rule.streamName(name))
+	switch {
+	case err == nil:
+		b.reportDrift(name, rule, info)
+		return b.newTopic(name, info, rule), nil
+	case !errors.Is(err, ErrNotFound):
+		return nil, b.unavailable(err)
+	}
+	if !by.take() {
+		b.obs.LimitReached("topics_per_client")
+		return nil, &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new topics, which is its limit", by.limit)}
+	}
+	info, err = b.createStream(ctx, name, rule)
+	if err != nil {
+		by.giveBack()
+		return nil, err
+	}
+	return b.newTopic(name, info, rule), nil
+}
+
+func (b *Bus) createStream(ctx context.Context, topic string, rule *TopicRule) (*natsjs.StreamInfo, error) {
+	cfg := natsjs.StreamConfig{
+		Name:        rule.streamName(topic),
+		Subjects:    rule.subjects(topic),
+		Retention:   natsjs.LimitsPolicy,
+		Discard:     natsjs.DiscardOld,
+		MaxAge:      rule.MaxAge,
+		MaxBytes:    rule.MaxBytes,
+		MaxMsgs:     rule.MaxMsgs,
+		Duplicates:  rule.DuplicateWindow,
+		Replicas:    b.cfg.Replicas,
+		AllowDirect: true,
+		Metadata:    map[string]string{"eventhub.pattern": rule.Pattern},
+	}
+	if cfg.MaxBytes == 0 {
+		cfg.MaxBytes = -1
+	}
+	if cfg.MaxMsgs == 0 {
+		cfg.MaxMsgs = -1
+	}
+	if cfg.Duplicates == 0 {
+		cfg.Duplicates = 2 * time.Minute
+	}
+	if cfg.MaxAge > 0 && cfg.Duplicates > cfg.MaxAge {
+		cfg.Duplicates = cfg.MaxAge
+	}
+	if b.cfg.MemoryStorage {
+		cfg.Storage = natsjs.MemoryStorage
+	}
+	s, err := b.js.CreateStream(ctx, cfg)
+	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
+		// Another hub made it at the same moment, with other settings: theirs count.
+		info, ferr := b.findStream(ctx, cfg.Name)
+		if ferr != nil {
+			return nil, b.unavailable(ferr)
+		}
+		b.reportDrift(topic, rule, info)
+		return info, nil
+	}
+	if err != nil {
+		return nil, b.unavailable(fmt.Errorf("jetstream: create stream %s for topic %s: %w", cfg.Name, topic, err))
+	}
+	b.log.Info("topic made", slog.String("topic", topic), slog.String("stream", cfg.Name))
+	return s.CachedInfo(), nil
+}
+
+// reportDrift tells operators that a stream is not what its rule says. The stream is used as it is.
+func (b *Bus) reportDrift(topic string, rule *TopicRule, info *natsjs.StreamInfo) {
+	var drift []string
+	for _, want := range rule.subjects(topic) {
+		if !slices.Contains(info.Config.Subjects, want) {
+			drift = append(drift, "subject "+want+" is missing")
+		}
+	}
+	if info.Config.MaxAge != rule.MaxAge {
+		drift = append(drift, fmt.Sprintf("max_age is %v, the rule says %v", info.Config.MaxAge, rule.MaxAge))
+	}
+	if info.Config.Retention != natsjs.LimitsPolicy {
+		drift = append(drift, "retention is not limits")
+	}
+	if len(drift) > 0 {
+		b.log.Warn("stream differs from its rule", slog.String("topic", topic), slog.String("stream", info.Config.Name),
+			slog.String("drift", strings.Join(drift, "; ")))
+	}
+}
+
+// forget drops what is known of a stream that answered no more, so that the next use looks again.
+func (b *Bus) forget(s *stream) {
+	b.topics.mu.Lock()
+	defer b.topics.mu.Unlock()
+	if b.topics.streams[s.name] == s {
+		delete(b.topics.streams, s.name)
+	}
+	for name, t := range b.topics.byName {
+		if t.stream == s {
+			delete(b.topics.byName, name)
+		}
+	}
+}
+
+// unavailable wraps a failure of NATS so that a client learns no more than that.
+func (b *Bus) unavailable(err error) error {
+	var known *Error
+	if errors.As(err, &known) {
+		return err
+	}
+	return &Error{Code: CodeInternal, Msg: "the event store did not answer as it should: try again later", Err: err}
+}
+
+// budget is how many topics one client may still bring into being. A nil budget has no bound: it is the hub's own.
+type budget struct {
+	limit int
+	used  atomic.Int64
+}
+
+func (g *budget) take() bool {
+	if g == nil {
+		return true
+	}
+	if g.used.Add(1) > int64(g.limit) {
+		g.used.Add(-1)
+		return false
+	}
+	return true
+}
+
+func (g *budget) giveBack() {
+	if g != nil {
+		g.used.Add(-1)
+	}
+}

@@ -1,0 +1,265 @@
+package ops
+
+import (
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"eventhub/jetstream"
+)
+
+// Limits on the number of series, so that clients that make many topics or groups cannot fill the memory of a hub or of
+// the Prometheus that reads it. Reaching one is counted in eventhub_limit_reached_total.
+const (
+	// MaxTopics ("metric_topics") is the most topics with a label of their own. Those beyond share OtherLabel.
+	MaxTopics = 1_000
+	// MaxPairs ("metric_groups") is the most pairs of topic and group with labels of their own. Those beyond share
+	// OtherLabel for both.
+	MaxPairs = 5_000
+
+	limitTopics = "metric_topics"
+	limitPairs  = "metric_groups"
+)
+
+// Labels that stand for many.
+const (
+	// OtherLabel stands for what is beyond MaxTopics or MaxPairs.
+	OtherLabel = "(other)"
+	// EphemeralLabel stands for all groups of a topic that were made with a TTL.
+	EphemeralLabel = "(ephemeral)"
+)
+
+// Metrics turns what the bus and the facade report into Prometheus metrics. Its methods may be called concurrently.
+//
+// Labels are looked up once, when an observer is asked for; what happens on the hot path is a few atomic operations.
+type Metrics struct {
+	traffic
+
+	published     *prometheus.CounterVec
+	publishFailed *prometheus.CounterVec
+	publishTook   *prometheus.HistogramVec
+
+	delivered    *prometheus.CounterVec
+	outcomes     map[jetstream.Outcome]*prometheus.CounterVec
+	inFlight     *prometheus.GaugeVec
+	wsInFlight   *prometheus.GaugeVec
+	polled       *prometheus.HistogramVec
+	handled      *prometheus.HistogramVec
+	latency      *prometheus.HistogramVec
+	limitReached *prometheus.CounterVec
+	gauges       map[string]prometheus.Gauge
+
+	mu     sync.Mutex
+	topics map[string]struct{}
+	pairs  map[pair]*pairUse
+}
+
+var _ jetstream.Observer = (*Metrics)(nil)
+
+// pair is the labels of a group's series.
+type pair struct{ topic, group string }
+
+// pairUse counts who observes a pair.
+type pairUse struct {
+	observers int
+	// durable pairs keep their series when nobody observes them: a group without members is not gone.
+	durable bool
+}
+
+// NewMetrics registers all metrics with reg, those of the Go runtime and the process included. A registry takes only
+// one Metrics; a second one panics.
+func NewMetrics(reg *prometheus.Registry) *Metrics {
+	m := &Metrics{
+		traffic:       newTraffic(reg),
+		published:     newCounter(reg, "events_published_total"),
+		publishFailed: newCounter(reg, "eventhub_publish_failures_total"),
+		publishTook:   newHistogram(reg, "eventhub_publish_duration_ms"),
+		delivered:     newCounter(reg, "events_delivered_total"),
+		outcomes: map[jetstream.Outcome]*prometheus.CounterVec{
+			jetstream.Acked:        newCounter(reg, "events_acked_total"),
+			jetstream.Nacked:       newCounter(reg, "events_nacked_total"),
+			jetstream.Expired:      newCounter(reg, "eventhub_leases_expired_total"),
+			jetstream.Returned:     newCounter(reg, "eventhub_leases_returned_total"),
+			jetstream.DeadLettered: newCounter(reg, "events_dead_lettered_total"),
+			jetstream.Dropped:      newCounter(reg, "eventhub_leases_dropped_total"),
+		},
+		inFlight:     newGauge(reg, "events_inflight"),
+		wsInFlight:   newGauge(reg, "ws_inflight"),
+		polled:       newHistogram(reg, "subscribe_poll_duration_ms"),
+		handled:      newHistogram(reg, "delivery_handler_duration_ms"),
+		latency:      newHistogram(reg, "delivery_latency_ms"),
+		limitReached: newCounter(reg, "eventhub_limit_reached_total"),
+		gauges: map[string]prometheus.Gauge{
+			jetstream.GaugeConnected:     newGauge(reg, "eventhub_nats_connected").WithLabelValues(),
+			jetstream.GaugeTopics:        newGauge(reg, "eventhub_topics").WithLabelValues(),
+			jetstream.GaugeSubscriptions: newGauge(reg, "eventhub_subscriptions").WithLabelValues(),
+		},
+		topics: make(map[string]struct{}),
+		pairs:  make(map[pair]*pairUse),
+	}
+	newGauge(reg, "eventhub_build_info").WithLabelValues(buildVersion(), runtime.Version()).Set(1)
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+func buildVersion() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" {
+		return "unknown"
+	}
+	return info.Main.Version
+}
+
+// Topic gives the observer of a topic's publishes.
+func (m *Metrics) Topic(topic string) jetstream.TopicObserver {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	topic = m.topicLabel(topic)
+	return &topicObserver{
+		published: m.published.WithLabelValues(topic),
+		failed:    m.publishFailed.WithLabelValues(topic),
+		took:      m.publishTook.WithLabelValues(topic),
+	}
+}
+
+// Group gives the observer of one subscription on a topic.
+func (m *Metrics) Group(topic, group string, ephemeral bool) jetstream.GroupObserver {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if ephemeral {
+		group = EphemeralLabel
+	}
+	p := pair{m.topicLabel(topic), strings.ToValidUTF8(group, "?")}
+	use, ok := m.pairs[p]
+	switch {
+	case ok:
+	case len(m.pairs) >= MaxPairs:
+		m.limitReached.WithLabelValues(limitPairs).Inc()
+		// Beside the counted pairs and never removed.
+		p, use = pair{OtherLabel, OtherLabel}, nil
+	default:
+		use = &pairUse{}
+		m.pairs[p] = use
+	}
+	if use != nil {
+		use.observers++
+		use.durable = use.durable || !ephemeral
+	}
+	o := &groupObserver{
+		metrics: m, pair: p, use: use,
+		delivered:  m.delivered.WithLabelValues(p.topic, p.group),
+		inFlight:   m.inFlight.WithLabelValues(p.topic, p.group),
+		wsInFlight: m.wsInFlight.WithLabelValues(p.topic, p.group),
+		polled:     m.polled.WithLabelValues(p.topic, p.group),
+		handled:    m.handled.WithLabelValues(p.topic, p.group),
+		latency:    m.latency.WithLabelValues(p.topic, p.group),
+	}
+	for how, v := range m.outcomes {
+		o.outcomes[how] = v.WithLabelValues(p.topic, p.group)
+	}
+	return o
+}
+
+// LimitReached counts a refusal or a wait because of the named limit.
+func (m *Metrics) LimitReached(limit string) { m.limitReached.WithLabelValues(limit).Inc() }
+
+// Gauge sets a named state of the bus. Names other than jetstream's Gauge constants are ignored.
+func (m *Metrics) Gauge(name string, value float64) {
+	if g, ok := m.gauges[name]; ok {
+		g.Set(value)
+	}
+}
+
+// topicLabel gives the label of a topic; m.mu is held.
+func (m *Metrics) topicLabel(topic string) string {
+	if _, ok := m.topics[topic]; ok {
+		return topic
+	}
+	if len(m.topics) >= MaxTopics {
+		m.limitReached.WithLabelValues(limitTopics).Inc()
+		return OtherLabel
+	}
+	m.topics[topic] = struct{}{}
+	return topic
+}
+
+// release ends one use of a pair, and removes the series of an ephemeral pair with its last use.
+func (m *Metrics) release(p pair, use *pairUse) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	use.observers--
+	if use.observers > 0 || use.durable {
+		return
+	}
+	delete(m.pairs, p)
+	m.delivered.DeleteLabelValues(p.topic, p.group)
+	for _, v := range m.outcomes {
+		v.DeleteLabelValues(p.topic, p.group)
+	}
+	for _, v := range []*prometheus.GaugeVec{m.inFlight, m.wsInFlight} {
+		v.DeleteLabelValues(p.topic, p.group)
+	}
+	for _, v := range []*prometheus.HistogramVec{m.polled, m.handled, m.latency} {
+		v.DeleteLabelValues(p.topic, p.group)
+	}
+}
+
+// topicObserver holds the resolved series of one topic.
+type topicObserver struct {
+	published prometheus.Counter
+	failed    prometheus.Counter
+	took      prometheus.Observer
+}
+
+func (o *topicObserver) Published(took time.Duration) {
+	o.published.Inc()
+	o.took.Observe(milliseconds(took))
+}
+
+func (o *topicObserver) PublishFailed() { o.failed.Inc() }
+
+// groupObserver holds the resolved series of one pair, for one subscription.
+type groupObserver struct {
+	metrics *Metrics
+	pair    pair
+	use     *pairUse
+	closed  sync.Once
+
+	delivered  prometheus.Counter
+	outcomes   [jetstream.Dropped + 1]prometheus.Counter
+	inFlight   prometheus.Gauge
+	wsInFlight prometheus.Gauge
+	polled     prometheus.Observer
+	handled    prometheus.Observer
+	latency    prometheus.Observer
+}
+
+func (o *groupObserver) Delivered() { o.delivered.Inc() }
+
+func (o *groupObserver) Settled(how jetstream.Outcome, held, age time.Duration) {
+	o.outcomes[how].Inc()
+	o.handled.Observe(milliseconds(held))
+	if how == jetstream.Acked {
+		o.latency.Observe(milliseconds(age))
+	}
+}
+
+func (o *groupObserver) InFlight(delta int) {
+	o.inFlight.Add(float64(delta))
+	o.wsInFlight.Add(float64(delta))
+}
+
+func (o *groupObserver) Polled(took time.Duration) { o.polled.Observe(milliseconds(took)) }
+
+func (o *groupObserver) Close() {
+	if o.use != nil {
+		o.closed.Do(func() { o.metrics.release(o.pair, o.use) })
+	}
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -1,0 +1,134 @@
+// Package ops is the operators' side of a hub: health probes and metrics over HTTP. It is meant for a port of its own
+// that only operators reach, for it asks for no credential.
+package ops
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/go-chi/chi/v5/middleware"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+const (
+	// readyTimeout bounds one question to the bus: shorter than the probe timeouts in use, so that the answer arrives.
+	readyTimeout = 2 * time.Second
+	// maxScrapes is the most /metrics requests answered at a time; more get 503.
+	maxScrapes = 4
+	// scrapeTimeout bounds the answer to one /metrics request.
+	scrapeTimeout = 10 * time.Second
+)
+
+// Bus is what the probes ask. *jetstream.Bus is one.
+type Bus interface {
+	// Ready reports nil while the bus can serve.
+	Ready(ctx context.Context) error
+}
+
+// Config configures a Server.
+type Config struct {
+	// Bus is asked by the readiness probes. Required.
+	Bus Bus
+	// Registry is what /metrics shows. Required.
+	Registry *prometheus.Registry
+	// Ready, when not nil, is asked too: the hub is not ready while it returns an error, such as while draining. The
+	// error's text is shown to whoever asks.
+	Ready func() error
+	// Logger is told when readiness changes, and why. Default: nothing is logged.
+	Logger *slog.Logger
+}
+
+// Server answers operators. Its methods may be called concurrently.
+type Server struct {
+	cfg     Config
+	handler http.Handler
+	// unready is the last answer, so that only changes are logged.
+	unready atomic.Bool
+}
+
+// New makes a Server. It starts nothing and needs no Close.
+func New(cfg Config) *Server {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{cfg: cfg}
+	r := chi.NewRouter()
+	r.Use(middleware.GetHead)
+	r.Get("/livez", livez)
+	r.Get("/readyz", s.readyz)
+	r.Get("/healthz", s.readyz)
+	r.Method(http.MethodGet, "/metrics", promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{
+		ErrorLog:            scrapeLog{cfg.Logger},
+		ErrorHandling:       promhttp.ContinueOnError,
+		MaxRequestsInFlight: maxScrapes,
+		Timeout:             scrapeTimeout,
+	}))
+	s.handler = r
+	return s
+}
+
+// Handler serves /livez, /readyz, /healthz and /metrics.
+//
+// /livez answers 200 for as long as the process can answer at all. /readyz and /healthz answer 200 while the hub can do
+// its work, else 503; the body says which check failed, in words that give nothing internal away.
+func (s *Server) Handler() http.Handler { return s.handler }
+
+func livez(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	_, _ = w.Write([]byte("ok"))
+}
+
+// health is the body of /readyz.
+type health struct {
+	Status string            `json:"status"`
+	Checks map[string]string `json:"checks"`
+}
+
+func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
+	answer := health{Status: "ok", Checks: map[string]string{"bus": "ok", "hub": "ok"}}
+	var cause error
+	if s.cfg.Ready != nil {
+		if err := s.cfg.Ready(); err != nil {
+			cause = err
+			answer.Checks["hub"] = err.Error()
+		}
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
+	defer cancel()
+	if err := s.cfg.Bus.Ready(ctx); err != nil {
+		if r.Context().Err() != nil {
+			return // the asker has gone; this says nothing about the bus
+		}
+		cause = err
+		answer.Checks["bus"] = "unavailable"
+	}
+	status := http.StatusOK
+	if cause != nil {
+		status = http.StatusServiceUnavailable
+		answer.Status = "unavailable"
+	}
+	if was := s.unready.Swap(cause != nil); was != (cause != nil) {
+		if cause != nil {
+			s.cfg.Logger.LogAttrs(r.Context(), slog.LevelWarn, "not ready", slog.String("cause", cause.Error()))
+		} else {
+			s.cfg.Logger.LogAttrs(r.Context(), slog.LevelInfo, "ready")
+		}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(answer)
+}
+
+// scrapeLog hands what promhttp has to say to the logger.
+type scrapeLog struct{ logger *slog.Logger }
+
+func (l scrapeLog) Println(v ...any) {
+	l.logger.LogAttrs(context.Background(), slog.LevelWarn, "metrics were not all readable", slog.Any("cause", v))
+}

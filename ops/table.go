@@ -1,0 +1,101 @@
+package ops
+
+import (
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// kind is a metric's type, as Prometheus names it.
+type kind string
+
+const (
+	counter   kind = "counter"
+	gauge     kind = "gauge"
+	histogram kind = "histogram"
+)
+
+// definition is one row of the table of metrics.
+type definition struct {
+	name   string
+	kind   kind
+	help   string
+	labels []string
+}
+
+var (
+	topicLabels = []string{"topic"}
+	pairLabels  = []string{"topic", "group"}
+)
+
+// definitions is every metric that eventhub has, sorted by name. METRICS.md shows the same table; a test compares both
+// with what /metrics answers. The names without a prefix are those that clients of the bus already watch.
+var definitions = []definition{
+	{"delivery_handler_duration_ms", histogram, "How long a subscriber had an event, in milliseconds, until its lease ended.", pairLabels},
+	{"delivery_latency_ms", histogram, "Time from the storage of an event to its acknowledgement, in milliseconds.", pairLabels},
+	{"eventhub_build_info", gauge, "Always 1; the labels say what runs.", []string{"version", "go_version"}},
+	{"eventhub_connections", gauge, "WebSocket connections that are open.", nil},
+	{"eventhub_connections_closed_total", counter, "WebSocket connections that ended, by close code.", []string{"code"}},
+	{"eventhub_errors_total", counter, "ERR frames and HTTP errors sent, by code.", []string{"code"}},
+	{"eventhub_frames_total", counter, "Frames received over WebSockets, by op.", []string{"op"}},
+	{"eventhub_http_requests_total", counter, "HTTP requests answered, by status.", []string{"status"}},
+	{"eventhub_leases_dropped_total", counter, "Leases that the hub gave up because it had lost its right to them: cut off, stopped, or after a seek.", pairLabels},
+	{"eventhub_leases_expired_total", counter, "Leases that ran out.", pairLabels},
+	{"eventhub_leases_returned_total", counter, "Leases given back by UNSUBSCRIBE, a drain or a lost connection.", pairLabels},
+	{"eventhub_limit_reached_total", counter, "Refusals and waits because of a limit, by its name.", []string{"limit"}},
+	{"eventhub_nats_connected", gauge, "1 while every NATS connection is up, else 0.", nil},
+	{"eventhub_publish_duration_ms", histogram, "Time from the sending of a publish to the stream's confirmation, in milliseconds.", topicLabels},
+	{"eventhub_publish_failures_total", counter, "Publishes answered with an error.", topicLabels},
+	{"eventhub_subscriptions", gauge, "Subscriptions open on this hub.", nil},
+	{"eventhub_topics", gauge, "Topics that this hub knows.", nil},
+	{"events_acked_total", counter, "Events acknowledged by a subscriber.", pairLabels},
+	{"events_dead_lettered_total", counter, "Events whose last attempt failed and that went to their dlq topic.", pairLabels},
+	{"events_delivered_total", counter, "Events handed to a subscriber, each attempt counted.", pairLabels},
+	{"events_inflight", gauge, "Leases held through this hub: delivered and not yet settled.", pairLabels},
+	{"events_nacked_total", counter, "Events refused by a subscriber; they come again after a back-off.", pairLabels},
+	{"events_published_total", counter, "Events that their stream has stored.", topicLabels},
+	{"subscribe_poll_duration_ms", histogram, "How long a pull waited for its first event, in milliseconds.", pairLabels},
+	{"ws_inflight", gauge, "The same as events_inflight, under the name that dashboards of the WebSocket side use.", pairLabels},
+}
+
+// buckets are the upper bounds of all histograms, in milliseconds: from a local acknowledgement to a whole lease.
+var buckets = []float64{0.25, 1, 5, 25, 100, 500, 2500, 10000, 30000}
+
+func define(name string, k kind) definition {
+	for _, d := range definitions {
+		if d.name == name && d.kind == k {
+			return d
+		}
+	}
+	panic("ops: no " + string(k) + " " + name + " in the table of metrics")
+}
+
+func newCounter(reg prometheus.Registerer, name string) *prometheus.CounterVec {
+	d := define(name, counter)
+	v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: d.name, Help: d.help}, d.labels)
+	reg.MustRegister(v)
+	return v
+}
+
+func newGauge(reg prometheus.Registerer, name string) *prometheus.GaugeVec {
+	d := define(name, gauge)
+	v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: d.name, Help: d.help}, d.labels)
+	reg.MustRegister(v)
+	return v
+}
+
+func newHistogram(reg prometheus.Registerer, name string) *prometheus.HistogramVec {
+	d := define(name, histogram)
+	v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: d.name, Help: d.help, Buckets: buckets}, d.labels)
+	reg.MustRegister(v)
+	return v
+}
+
+// row is the definition as METRICS.md shows it.
+func (d definition) row() string {
+	labels := "none"
+	if len(d.labels) > 0 {
+		labels = "`" + strings.Join(d.labels, "`, `") + "`"
+	}
+	return "| `" + d.name + "` | " + string(d.kind) + " | " + labels + " | " + d.help + " |"
+}

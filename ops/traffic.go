@@ -1,0 +1,65 @@
+package ops
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// traffic is what clients do, as the facade reports it.
+type traffic struct {
+	connections prometheus.Gauge
+	closed      *prometheus.CounterVec
+	frames      map[string]prometheus.Counter
+	unknown     prometheus.Counter
+	errors      *prometheus.CounterVec
+	requests    *prometheus.CounterVec
+}
+
+// ops are the ops of the protocol. Each has its series from the start.
+var ops = []string{"AUTH", "PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE", "ACK", "NACK", "MODACK", "PAUSE", "RESUME"}
+
+func newTraffic(reg prometheus.Registerer) traffic {
+	frames := newCounter(reg, "eventhub_frames_total")
+	t := traffic{
+		connections: newGauge(reg, "eventhub_connections").WithLabelValues(),
+		closed:      newCounter(reg, "eventhub_connections_closed_total"),
+		frames:      make(map[string]prometheus.Counter, len(ops)),
+		unknown:     frames.WithLabelValues("unknown"),
+		errors:      newCounter(reg, "eventhub_errors_total"),
+		requests:    newCounter(reg, "eventhub_http_requests_total"),
+	}
+	for _, op := range ops {
+		t.frames[op] = frames.WithLabelValues(op)
+	}
+	return t
+}
+
+// ConnectionOpened counts a WebSocket connection that was accepted.
+func (t *traffic) ConnectionOpened() { t.connections.Inc() }
+
+// ConnectionClosed counts its end. A close code that is neither the standard's nor the hub's is counted as OtherLabel,
+// for clients may choose it freely.
+func (t *traffic) ConnectionClosed(closeCode int) {
+	t.connections.Dec()
+	label := OtherLabel
+	if closeCode >= 1000 && closeCode < 1016 || closeCode >= 4000 && closeCode < 4200 {
+		label = strconv.Itoa(closeCode)
+	}
+	t.closed.WithLabelValues(label).Inc()
+}
+
+// FrameReceived counts a client's frame. What is no op of the protocol is counted as "unknown".
+func (t *traffic) FrameReceived(op string) {
+	if c, ok := t.frames[op]; ok {
+		c.Inc()
+		return
+	}
+	t.unknown.Inc()
+}
+
+// ErrorSent counts an ERR frame, or an error over HTTP. code is one of the protocol's.
+func (t *traffic) ErrorSent(code string) { t.errors.WithLabelValues(code).Inc() }
+
+// RequestServed counts an HTTP request by its status.
+func (t *traffic) RequestServed(status int) { t.requests.WithLabelValues(strconv.Itoa(status)).Inc() }

@@ -1,0 +1,62 @@
+package projections
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+)
+
+// TopicHeartbeat is where processes report that they live.
+const TopicHeartbeat = "heartbeat.received"
+
+// Heartbeat is the payload of an event on TopicHeartbeat.
+type Heartbeat struct {
+	PID    int64   `json:"pid"`
+	Name   string  `json:"name"`
+	Host   string  `json:"host"`
+	CPUPct float64 `json:"cpu_pct"`
+	MemMB  float64 `json:"mem_mb"`
+	// SID is the id of the process's boot or session, when it has one.
+	SID string `json:"sid,omitempty"`
+}
+
+// maxKey is the longest key that the bus takes, in bytes.
+const maxKey = 512
+
+// maxPID is the largest integer that every JSON implementation keeps exactly.
+const maxPID = 1 << 53
+
+// processID is the key of the process: host:name:pid.
+func (h Heartbeat) processID() string {
+	return h.Host + ":" + h.Name + ":" + strconv.FormatInt(h.PID, 10)
+}
+
+// parseHeartbeat reads a payload. host, name and pid are required; pid may be written as any JSON number of integral
+// value, such as 42 or 42.0.
+func parseHeartbeat(payload []byte) (Heartbeat, error) {
+	var in struct {
+		Heartbeat
+		PID *float64 `json:"pid"`
+	}
+	if err := json.Unmarshal(payload, &in); err != nil {
+		return Heartbeat{}, fmt.Errorf("no heartbeat: %w", err)
+	}
+	h := in.Heartbeat
+	switch {
+	case h.Host == "":
+		return Heartbeat{}, errors.New("no heartbeat: host is missing")
+	case h.Name == "":
+		return Heartbeat{}, errors.New("no heartbeat: name is missing")
+	case in.PID == nil:
+		return Heartbeat{}, errors.New("no heartbeat: pid is missing")
+	case *in.PID < 0 || *in.PID > maxPID || *in.PID != math.Trunc(*in.PID):
+		return Heartbeat{}, errors.New("no heartbeat: pid is not a whole number from 0 to 2^53")
+	}
+	h.PID = int64(*in.PID)
+	if n := len(h.processID()); n > maxKey {
+		return Heartbeat{}, fmt.Errorf("no heartbeat: host:name:pid has %d bytes, %d are allowed", n, maxKey)
+	}
+	return h, nil
+}
