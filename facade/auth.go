@@ -73,6 +73,6 @@ func (want staticToken) Authenticate(_ context.Context, token string) (Principal
 
 type fullRights struct{}
 
-func (fullRights) Name() string                        { return "static" }
+func (fullRights) Name() string                       { return "static" }
 func (fullRights) Allows(Action, string, string) bool { return true }
-func (fullRights) Expires() time.Time                  { return time.Time{} }
+func (fullRights) Expires() time.Time                 { return time.Time{} }

@@ -106,14 +106,11 @@ const (
 	closeAuthTimeout  websocket.StatusCode = 4002
 	closeTokenExpired websocket.StatusCode = 4003
 	closePeerSilent   websocket.StatusCode = 4004
-	closeOverloaded   websocket.StatusCode = 4005
-	closeInternal     websocket.StatusCode = 4006
 
 	closeBinaryMessage  websocket.StatusCode = 4100
 	closeProtocolErrors websocket.StatusCode = 4101
 	closeMessageTooBig  websocket.StatusCode = 4102
 	closeAuthRefused    websocket.StatusCode = 4103
-	closeOrigin         websocket.StatusCode = 4104
 
 	// closeGiveUp is the first code of the second range.
 	closeGiveUp websocket.StatusCode = 4100
@@ -134,12 +131,9 @@ var closings = map[websocket.StatusCode]closing{
 	closeAuthTimeout:  {"auth_timeout", "No AUTH came in time after the connection was made."},
 	closeTokenExpired: {"token_expired", "The token has expired: connect again with a fresh one."},
 	closePeerSilent:   {"peer_silent", "The client did not answer pings."},
-	closeOverloaded:   {"overloaded", "The hub has as many connections as it takes."},
-	closeInternal:     {"internal", "The hub failed; the cause is in its log."},
 
 	closeBinaryMessage:  {"binary_message", "A binary message came; frames are text messages."},
 	closeProtocolErrors: {"protocol_errors", "The client kept sending frames that the hub could not read."},
 	closeMessageTooBig:  {"message_too_big", "A message was far above the limit and could not be skipped."},
 	closeAuthRefused:    {"auth_refused", "AUTH was refused too many times."},
-	closeOrigin:         {"origin", "The page's origin is not on the allow-list."},
 }

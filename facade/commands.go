@@ -336,6 +336,7 @@ func (s *session) subscribe(f *frame) {
 	}
 	opts := f.subscribe
 	opts.Topics = sub.more
+	opts.Via = s.pub
 	joined, err := s.srv.cfg.Bus.Subscribe(ctx, sub.topic, sub.group, opts, func(d *jetstream.Delivery) { s.out.deliver(d, sub) })
 	if err != nil {
 		s.failBus(f.corr, err, codeSubscribeFailed, "The subscription could not be made.")

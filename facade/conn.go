@@ -205,8 +205,8 @@ func (w *wire) taken() int64 {
 	return w.accepted
 }
 
-// truncate forgets what was written from offset on, after a flush that returned errStalled, so that a close frame can
-// follow the frame that was cut. offset must be the start of a frame, and not be accepted yet.
+// truncate forgets what was written from offset on, after a flush that returned errStalled, and uncorks, so that a close
+// frame can follow the frame that was cut. offset must be the start of a frame, and not be accepted yet.
 func (w *wire) truncate(offset int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -214,6 +214,7 @@ func (w *wire) truncate(offset int64) {
 		return
 	}
 	w.err = nil
+	w.corked = false
 	*w.buf = (*w.buf)[:min(offset-w.accepted, int64(len(*w.buf)))]
 	w.written = w.accepted + int64(len(*w.buf))
 }
@@ -223,6 +224,13 @@ func (w *wire) crowded() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.flushing && w.buf != nil && len(*w.buf) > pongBacklog
+}
+
+// busy reports that a write is under way.
+func (w *wire) busy() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.flushing
 }
 
 // hurry gives all reads and writes, those under way too, until d from now. Only the first call counts.

@@ -135,7 +135,7 @@ func (s *Server) authenticate(r *http.Request) (Principal, *fault) {
 	if known, ok := errors.AsType[*AuthError](err); ok {
 		return nil, &fault{code: code(known.Code), msg: known.Msg}
 	}
-	s.log.Error("authentication failed", slog.Any("error", err))
+	s.log.ErrorContext(ctx, "authentication failed", slog.Any("error", err))
 	return nil, &fault{code: codeInternal, msg: "The token could not be checked."}
 }
 
@@ -180,45 +180,67 @@ func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, topic strin
 	_, _ = w.Write(out)
 }
 
-// readBody reads the body into b and checks that it is JSON.
+// readBody reads the body into b and checks that it is JSON. A body over the payload limit is read to its end, so that
+// the connection lives on, unless it is over Limits.Skip as well.
 func (s *Server) readBody(w http.ResponseWriter, r *http.Request, b *[]byte) *fault {
-	limit := s.cfg.Bus.MaxPayload()
-	if r.ContentLength > int64(limit) {
+	limit, skip := s.cfg.Bus.MaxPayload(), int64(s.cfg.Limits.Skip)
+	if r.ContentLength > skip || r.ContentLength > int64(limit) && r.Header.Get("Expect") != "" {
+		w.Header().Set("Connection", "close")
 		return payloadTooLarge(limit)
 	}
 	body := &steadyReader{
-		r:    http.MaxBytesReader(w, r.Body, int64(limit)),
+		r:    http.MaxBytesReader(w, r.Body, skip),
 		ctrl: http.NewResponseController(w), stall: s.cfg.Limits.BodyStall,
 	}
 	buf := *b
-	if need := int(r.ContentLength) + 1; need > cap(buf) {
+	if need := int(r.ContentLength) + 1; need > cap(buf) && need <= limit+1 {
 		buf = make([]byte, 0, need)
 	}
-	for {
-		if len(buf) == cap(buf) {
-			buf = append(buf, 0)[:len(buf)]
-		}
-		n, err := body.Read(buf[len(buf):cap(buf)])
-		buf = buf[:len(buf)+n]
-		if err == nil {
-			continue
-		}
-		*b = buf
-		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-			return payloadTooLarge(limit)
-		}
-		if !errors.Is(err, io.EOF) {
-			return &fault{code: codeBadJSON, msg: "The body ended early."}
-		}
-		break
+	err := readUpTo(body, &buf, limit)
+	*b = buf
+	if err == nil {
+		// net/http reads on, to notice a client that leaves. After an error the deadline stays: the rest of the body
+		// may never come.
+		_ = body.ctrl.SetReadDeadline(time.Time{})
 	}
+	_, tooMuch := errors.AsType[*http.MaxBytesError](err)
 	switch {
+	case tooMuch:
+		s.cfg.Observer.LimitReached("skip")
+		w.Header().Set("Connection", "close")
+		return payloadTooLarge(limit)
+	case err != nil:
+		return &fault{code: codeBadJSON, msg: "The body ended early."}
+	case len(buf) > limit:
+		return payloadTooLarge(limit)
 	case len(buf) == 0:
 		return &fault{code: codeBadJSON, msg: "The body is empty; it must be the payload as JSON, null for none."}
 	case !jetstream.ValidPayload(buf):
-		return &fault{code: codeBadJSON, msg: "Invalid JSON"}
+		return badJSON()
 	}
 	return nil
+}
+
+// readUpTo reads r to its end and keeps the first bytes in buf: all of them if they are at most limit, else more than
+// limit.
+func readUpTo(r io.Reader, buf *[]byte, limit int) error {
+	b := *buf
+	for len(b) <= limit {
+		if len(b) == cap(b) {
+			b = append(b, 0)[:len(b)]
+		}
+		n, err := r.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		*buf = b
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	_, err := io.Copy(io.Discard, r)
+	return err
 }
 
 func payloadTooLarge(limit int) *fault {
@@ -344,7 +366,7 @@ func writeError(w http.ResponseWriter, status int, c code, msg string) {
 		h.Set("Retry-After", retryAfter)
 	}
 	w.WriteHeader(status)
-	_, _ = w.Write(append(appendError(nil, c, msg), '\n'))
+	_, _ = w.Write(append(appendError(nil, c, msg), '\n')) //nolint:gosec // G705: JSON, and declared as such
 }
 
 // appendError appends the JSON of an error over HTTP.

@@ -82,7 +82,7 @@ func (h *testHub) listen(handler http.Handler) string {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	srv := &http.Server{Handler: handler, ReadHeaderTimeout: patience}
+	srv := &http.Server{Handler: handler, ReadHeaderTimeout: waitLimit}
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
@@ -117,7 +117,7 @@ func startNATS(t testing.TB) (url string) {
 		ns.Shutdown()
 		ns.WaitForShutdown()
 	})
-	if !ns.ReadyForConnections(patience) {
+	if !ns.ReadyForConnections(waitLimit) {
 		t.Fatal("the NATS server did not start")
 	}
 	return ns.ClientURL()
@@ -126,7 +126,7 @@ func startNATS(t testing.TB) (url string) {
 // dial connects a client, which is closed when the test ends.
 func (h *testHub) dial() *client.Client {
 	h.t.Helper()
-	ctx, cancel := context.WithTimeout(h.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(h.t.Context(), waitLimit)
 	defer cancel()
 	c, err := client.Dial(ctx, h.url, client.Options{Token: testToken})
 	if err != nil {
@@ -146,7 +146,7 @@ type inbox struct {
 func (h *testHub) subscribe(c *client.Client, topic, group string, opts client.SubscribeOptions) *inbox {
 	h.t.Helper()
 	in := &inbox{t: h.t, events: make(chan client.Event, 20_000)}
-	ctx, cancel := context.WithTimeout(h.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(h.t.Context(), waitLimit)
 	defer cancel()
 	sub, err := c.Subscribe(ctx, topic, group, opts, func(e client.Event) { in.events <- e })
 	if err != nil {
@@ -159,7 +159,7 @@ func (h *testHub) subscribe(c *client.Client, topic, group string, opts client.S
 // next is the next event; it fails the test when none comes.
 func (in *inbox) next() client.Event {
 	in.t.Helper()
-	return in.within(patience)
+	return in.within(waitLimit)
 }
 
 // within is next with a limit that is part of what is tested.
@@ -220,7 +220,7 @@ func (h *testHub) publish(c *client.Client, topic, payload string, opts ...clien
 	if len(opts) > 0 {
 		o = &opts[0]
 	}
-	ctx, cancel := context.WithTimeout(h.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(h.t.Context(), waitLimit)
 	defer cancel()
 	id, err := c.Publish(ctx, topic, []byte(payload), o)
 	if err != nil {

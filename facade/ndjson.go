@@ -61,6 +61,7 @@ func (s *Server) publishLines(w http.ResponseWriter, r *http.Request, topic stri
 	}
 	w.Header().Set("Content-Type", ndjsonType)
 	w.WriteHeader(http.StatusOK)
+	_ = l.ctrl.Flush() // a client may wait for the status before it sends the first line
 
 	answered := make(chan struct{})
 	go func() {
@@ -245,6 +246,12 @@ func (l *lines) send(w io.Writer, b *[]byte) bool {
 
 // parseLine reads {"payload": any, "opts"?: object}. Both are parts of text.
 func parseLine(text []byte) (payload []byte, opts jetstream.PublishOptions, fail *fault) {
+	if !isObject(text) {
+		if jsonscan.Valid(text) {
+			return nil, opts, badFrame("a line must be an object with a payload")
+		}
+		return nil, opts, badJSON()
+	}
 	var rawOpts []byte
 	w := jsonscan.Walk(text, jetstream.PayloadLevels-1)
 	for w.Next() {
@@ -256,11 +263,8 @@ func parseLine(text []byte) (payload []byte, opts jetstream.PublishOptions, fail
 			rawOpts = w.Value
 		}
 	}
-	if w.Err() != nil && !jsonscan.Valid(text) {
-		return nil, opts, &fault{code: codeBadJSON, msg: "Invalid JSON"}
-	}
-	if w.Err() != nil || !isObject(text) {
-		return nil, opts, badFrame("a line must be an object with a payload")
+	if w.Err() != nil {
+		return nil, opts, badJSON()
 	}
 	if payload == nil {
 		return nil, opts, badFrame("payload is missing")

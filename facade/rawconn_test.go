@@ -12,8 +12,8 @@ import (
 	"github.com/coder/websocket"
 )
 
-// patience is how long tests wait for what must come. Nothing is measured by it.
-const patience = 20 * time.Second
+// waitLimit is how long tests wait for what must come. Nothing is measured by it.
+const waitLimit = 20 * time.Second
 
 // rawConn is a WebSocket connection without a client: messages as they are.
 type rawConn struct {
@@ -66,7 +66,7 @@ func dialRaw(t *testing.T, url string) *rawConn {
 		c.net = &holdConn{Conn: conn}
 		return c.net, err
 	}}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	ws, _, err := websocket.Dial(ctx, url, &websocket.DialOptions{HTTPClient: &http.Client{Transport: transport}}) //nolint:bodyclose // the library closes it
 	if err != nil {
@@ -118,8 +118,8 @@ func (c *rawConn) next() string {
 			c.t.Fatalf("the hub closed the connection: %v", c.err)
 		}
 		return m
-	case <-time.After(patience):
-		c.t.Fatalf("no message within %v", patience)
+	case <-time.After(waitLimit):
+		c.t.Fatalf("no message within %v", waitLimit)
 	}
 	return ""
 }
@@ -132,8 +132,8 @@ func (c *rawConn) closed() closeCode {
 		if open {
 			c.t.Fatalf("a message instead of the end: %s", brief([]byte(m)))
 		}
-	case <-time.After(patience):
-		c.t.Fatalf("the connection was not closed within %v", patience)
+	case <-time.After(waitLimit):
+		c.t.Fatalf("the connection was not closed within %v", waitLimit)
 	}
 	var ce websocket.CloseError
 	if !errors.As(c.err, &ce) {

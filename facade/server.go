@@ -76,13 +76,13 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 		OnPingReceived:     func(context.Context, []byte) bool { return !under.crowded() },
 	})
 	if err != nil {
-		s.log.Debug("upgrade failed", slog.Any("error", err))
-		s.enter(nil)
+		s.log.DebugContext(r.Context(), "upgrade failed", slog.Any("error", err))
+		s.enter(nil) //nolint:contextcheck // starts nothing
 		return
 	}
 	conn.SetReadLimit(-1) // session.read has its own limits
 	n := s.newSession(conn, under)
-	if !s.enter(n) {
+	if !s.enter(n) { //nolint:contextcheck // a session outlives the request
 		n.out.shut(closeDraining)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"runtime/debug"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -89,10 +90,22 @@ func (s *session) awaitAuth() {
 
 // run reads until the connection ends. flushed is closed when the flusher is done.
 func (s *session) run(flushed <-chan struct{}) {
-	for s.next() {
-	}
+	s.readAll()
 	s.out.shut(websocket.StatusAbnormalClosure)
 	<-flushed
+}
+
+// readAll executes messages until the connection ends. A panic ends this connection only, as one in a handler of
+// net/http would.
+func (s *session) readAll() {
+	defer func() {
+		if p := recover(); p != nil {
+			s.srv.log.Error("a frame made the hub panic", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+			s.out.shut(websocket.StatusInternalError)
+		}
+	}()
+	for s.next() {
+	}
 }
 
 // next reads one message and executes it. It reports false when the connection has ended or ends.
@@ -184,11 +197,14 @@ func (s *session) lost(err error) {
 // end is the flusher: it sends until the connection is to be closed, gives the leases back, and closes it.
 func (s *session) end() {
 	c := s.out.run()
+	if c == closeSlowConsumer {
+		s.limit("write_stall")
+	}
 	// This also ends what the reader may wait for, so that release gets mu.
 	s.cancel()
 	s.release()
 	var err error
-	if reason, ours := closings[c]; ours {
+	if reason, ours := closings[c]; ours || c == websocket.StatusInternalError {
 		err = s.conn.Close(c, reason.name)
 	} else {
 		err = s.conn.CloseNow()
@@ -263,7 +279,7 @@ func (s *session) drain(ctx context.Context, grace time.Duration) {
 	flush, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if err := s.pub.Flush(flush); err != nil {
-		s.srv.log.Warn("publishes in flight were not confirmed before the end", slog.Any("error", err))
+		s.srv.log.WarnContext(ctx, "publishes in flight were not confirmed before the end", slog.Any("error", err))
 	}
 	s.out.shut(closeDraining)
 }
@@ -295,14 +311,15 @@ func (s *session) expire(d *due) {
 // ping ends the connection unless the peer gives a sign of life.
 func (s *session) ping() {
 	defer s.pinging.Store(false)
-	reads, taken := s.wire.reads.Load(), s.wire.taken()
+	reads := s.wire.reads.Load()
 	ctx, cancel := context.WithTimeout(s.ctx, s.srv.cfg.Limits.PongTimeout)
 	defer cancel()
 	if err := s.conn.Ping(ctx); err == nil {
 		return
 	}
-	// The peer is not to blame while it sends or takes other bytes, or while nobody here reads its pong.
-	if s.wire.waiting.Load() && s.wire.reads.Load() == reads && s.wire.taken() == taken {
+	// The peer is not to blame while it sends other bytes, while what it has to read before the ping is more than the
+	// kernel takes (that is for the write stall to judge), or while nobody here reads its pong.
+	if s.wire.waiting.Load() && s.wire.reads.Load() == reads && !s.wire.busy() {
 		s.out.shut(closePeerSilent)
 	}
 }

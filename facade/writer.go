@@ -161,6 +161,8 @@ func (o *writer) run() websocket.StatusCode {
 		}
 		if tried, err := o.write(b, closing); err != nil {
 			o.fail(b.items[:tried], err)
+			putBatch(b)
+			return o.code
 		}
 		o.mu.Lock()
 		o.replies -= len(b.arena)

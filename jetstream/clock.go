@@ -14,16 +14,17 @@ type fence struct {
 	retry   time.Duration // an unanswered touch is sent again after this
 }
 
+// margin is how much earlier than the server the hub counts a delivery as lost.
+func margin(ackWait time.Duration) time.Duration { return min(5*time.Second, ackWait/3) }
+
 func newFence(ackWait time.Duration) fence {
-	margin := min(5*time.Second, ackWait/3)
-	return fence{ackWait: ackWait, usable: ackWait - margin, touch: ackWait - 2*margin, retry: margin / 4}
+	m := margin(ackWait)
+	return fence{ackWait: ackWait, usable: ackWait - m, touch: ackWait - 2*m, retry: m / 4}
 }
 
 // stallLimit is how long the process may stand still before the hub gives up all that it holds: what lay in socket
-// buffers meanwhile looks fresh, and it must not be older than the margin of the fence.
-func stallLimit(ackWait time.Duration) time.Duration {
-	return min(5*time.Second, ackWait/3) * 3 / 5 * 2 / 3
-}
+// buffers meanwhile looks fresh, and it must be younger than the margin of the fence.
+func stallLimit(ackWait time.Duration) time.Duration { return min(2*time.Second, margin(ackWait)*3/5) }
 
 // clock is the bus's monotonic time in nanoseconds, and knows when the process stood still: its owner beats it
 // regularly, and a reading long after the last beat means that the beats did not come.

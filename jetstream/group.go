@@ -126,7 +126,7 @@ func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name stri
 
 func (b *Bus) deleteConsumer(ctx context.Context, stream, name string) {
 	if err := b.js.DeleteConsumer(ctx, stream, name); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
-		b.log.Warn("a consumer that no group uses could not be deleted", slog.String("stream", stream), slog.String("consumer", name), slog.Any("error", err))
+		b.log.WarnContext(ctx, "a consumer that no group uses could not be deleted", slog.String("stream", stream), slog.String("consumer", name), slog.Any("error", err))
 	}
 }
 

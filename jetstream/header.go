@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -148,7 +149,7 @@ func headerValue(v string) error {
 		}
 	}
 	if strings.Trim(v, " ") != v {
-		return fmt.Errorf("begins or ends with a blank")
+		return errors.New("begins or ends with a blank")
 	}
 	return nil
 }

@@ -66,7 +66,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	}
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := b.open(ctx); err != nil {
-		_ = b.Close() // what is half open; its error would hide the cause
+		_ = b.Close() //nolint:contextcheck // what is half open is closed whatever ctx says; its error would hide the cause
 		return nil, err
 	}
 	return b, nil
@@ -93,7 +93,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
 	b.publisher = b.newPublisher(nil)
-	b.dead = startDeadLetters(b)
+	b.dead = startDeadLetters(b) //nolint:contextcheck // it lives until Close, not until Open returns
 	b.clock.beat.Store(b.clock.now())
 	b.background(b.beat)
 	b.background(b.pointers.follow)
@@ -154,7 +154,7 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 		}
 		b.maxPayload = most
 	}
-	b.log.Info("connected to nats", slog.String("server", b.where()), slog.String("version", version), slog.Int("max_payload_bytes", b.maxPayload))
+	b.log.InfoContext(ctx, "connected to nats", slog.String("server", b.where()), slog.String("version", version), slog.Int("max_payload_bytes", b.maxPayload))
 	return nil
 }
 
@@ -222,6 +222,18 @@ func (b *Bus) eachSubscription(f func(*Subscription)) {
 	}
 }
 
+// lastSubscriptions returns those open now and lets no other begin.
+func (b *Bus) lastSubscriptions() []*Subscription {
+	b.subMu.Lock()
+	defer b.subMu.Unlock()
+	last := make([]*Subscription, 0, len(b.subs))
+	for s := range b.subs {
+		last = append(last, s)
+	}
+	b.subs = nil
+	return last
+}
+
 // Close ends all subscriptions (leases are given back), waits up to 10 s for publishes in flight, closes the connections
 // and stops the embedded server. It may be called twice.
 func (b *Bus) Close() error {
@@ -229,9 +241,9 @@ func (b *Bus) Close() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(b.ctx), publishWait)
 		defer cancel()
 		var stops sync.WaitGroup
-		b.eachSubscription(func(s *Subscription) {
+		for _, s := range b.lastSubscriptions() {
 			stops.Go(func() { _ = s.Stop(ctx) }) // what could not be given back comes again after AckWait
-		})
+		}
 		stops.Wait()
 		b.closing.Store(true)
 		if b.dead != nil {
@@ -239,7 +251,7 @@ func (b *Bus) Close() error {
 		}
 		b.cancel()
 		for _, l := range b.links {
-			_ = l.nc.FlushWithContext(ctx)
+			l.drain(ctx)
 			l.nc.Close()
 			l.lost(nats.ErrConnectionClosed)
 		}

@@ -260,11 +260,15 @@ func (s *Subscription) touch(ds []*Delivery, sent int64) {
 	}
 	// An error means that the connection is down; then all is forgotten anyway.
 	_ = s.link.ask(&nats.Msg{Subject: ds[len(ds)-1].reply, Data: progress}, publishWait, func(reply *nats.Msg, err error) {
-		if err != nil || noResponders(reply) {
+		if err != nil {
 			return
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		if noResponders(reply) { // the consumer is gone, and no pull waits that would have said so
+			ds[0].m.reattach()
+			return
+		}
 		for _, d := range ds {
 			d.touched = max(d.touched, sent)
 		}

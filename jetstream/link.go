@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 // publishWait is how long a publish waits for the stream's ack. After it the outcome is unknown.
@@ -193,6 +194,26 @@ func (l *link) sweep(now int64) {
 	}
 }
 
+// drain waits until everything that was asked is answered, while that can still happen.
+func (l *link) drain(ctx context.Context) {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for l.up.Load() {
+		l.mu.Lock()
+		left := len(l.asked)
+		l.mu.Unlock()
+		if left == 0 {
+			_ = l.nc.FlushWithContext(ctx) // acks have no answer
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // lost is called when the connection breaks: what was asked will not be answered, and what was leased over it may be
 // given to others from now on.
 func (l *link) lost(err error) {
@@ -247,9 +268,9 @@ type pubAck struct {
 }
 
 type apiError struct {
-	Code        int    `json:"code"`
-	ErrCode     int    `json:"err_code"`
-	Description string `json:"description"`
+	Code        int              `json:"code"`
+	ErrCode     natsjs.ErrorCode `json:"err_code"`
+	Description string           `json:"description"`
 }
 
 func (e *apiError) Error() string {

@@ -3,6 +3,7 @@ package jetstream
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"strings"
 	"unicode"
@@ -69,7 +70,7 @@ func text(s string, limit int) error {
 	case len(s) > limit:
 		return fmt.Errorf("has %d bytes, at most %d are allowed", len(s), limit)
 	case !utf8.ValidString(s):
-		return fmt.Errorf("is no valid UTF-8")
+		return errors.New("is no valid UTF-8")
 	}
 	for i, r := range s {
 		if unicode.IsControl(r) {

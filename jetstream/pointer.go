@@ -246,7 +246,7 @@ func (b *Bus) getMsg(ctx context.Context, stream string, query map[string]any) (
 		return nil, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
 	}
 	if got.Error != nil {
-		if code := natsjs.ErrorCode(got.Error.ErrCode); code == natsjs.JSErrCodeMessageNotFound || code == natsjs.JSErrCodeStreamNotFound {
+		if code := got.Error.ErrCode; code == natsjs.JSErrCodeMessageNotFound || code == natsjs.JSErrCodeStreamNotFound {
 			return nil, ErrNotFound
 		}
 		return nil, fmt.Errorf("jetstream: read of stream %s: %w", stream, got.Error)

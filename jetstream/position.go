@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
@@ -187,7 +186,7 @@ func (b *Bus) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func(*
 	}()
 	left := info.NumPending
 	if opts.most > 0 {
-		left = min(left, uint64(opts.most)) //nolint:gosec // positive
+		left = min(left, uint64(opts.most))
 	}
 	batch := opts.batch
 	if batch == 0 {
@@ -212,7 +211,7 @@ func (b *Bus) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func(*
 			if !opts.until.IsZero() && meta.Timestamp.After(opts.until) {
 				return nil
 			}
-			err = f(&storedMsg{subject: m.Subject(), seq: meta.Sequence.Stream, header: nats.Header(m.Headers()), data: m.Data(), time: meta.Timestamp})
+			err = f(&storedMsg{subject: m.Subject(), seq: meta.Sequence.Stream, header: m.Headers(), data: m.Data(), time: meta.Timestamp})
 			if errors.Is(err, errStopWalk) {
 				return nil
 			}

@@ -171,7 +171,7 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 	ack, err := parsePubAck(reply.Data, t.stream.name)
 	var refused *apiError
 	if errors.As(err, &refused) {
-		if code := natsjs.ErrorCode(refused.ErrCode); code == natsjs.JSErrCodeStreamWrongLastSequence || code == natsjs.JSErrCodeStreamWrongLastSequenceConstant {
+		if code := refused.ErrCode; code == natsjs.JSErrCodeStreamWrongLastSequence || code == natsjs.JSErrCodeStreamWrongLastSequenceConstant {
 			t.obs.PublishFailed()
 			return Receipt{}, ErrKeyChanged
 		}

@@ -51,8 +51,9 @@ type SubscribeOptions struct {
 	MaxAttempts int
 	// Topics are up to 32 further topics for the same subscription: one group on each, one MaxInFlight over all.
 	Topics []string
-	// GroupTTL makes a new group disappear when it has had no member for so long: 0 (never) or 1 s..30 d. Such a group
-	// lives in the server's memory.
+	// GroupTTL makes a new group disappear when it has had no member for so long: 0 (never) or 1 s..30 d. While an event
+	// of it is unsettled, the server counts from AckWait after that event's last delivery. Such a group lives in the
+	// server's memory.
 	GroupTTL time.Duration
 	// Filter, when not nil, is asked for each event; those it refuses are acknowledged and not delivered. It must not
 	// block.
@@ -167,21 +168,22 @@ func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts Subscribe
 	s.ctx, s.cancel = context.WithCancel(b.ctx)
 	s.timer = time.AfterFunc(time.Hour, s.tick)
 	s.timer.Stop()
-	if err := b.register(s); err != nil {
+	err := b.reserve()
+	for i := 0; i < len(names) && err == nil; i++ {
+		var m *member
+		if m, err = s.join(ctx, names[i]); err == nil {
+			s.members = append(s.members, m)
+		}
+	}
+	if err == nil {
+		err = b.register(s)
+	}
+	if err != nil {
+		for _, m := range s.members {
+			m.obs.Close()
+		}
 		s.cancel()
 		return nil, err
-	}
-	for _, name := range names {
-		m, err := s.join(ctx, name)
-		if err != nil {
-			b.unregister(s)
-			for _, m := range s.members {
-				m.obs.Close()
-			}
-			s.cancel()
-			return nil, err
-		}
-		s.members = append(s.members, m)
 	}
 	return s, nil
 }
@@ -206,15 +208,30 @@ func (o *SubscribeOptions) position() Position {
 	return Position{From: o.From, TS: o.TS, AfterID: o.AfterID}
 }
 
-func (b *Bus) register(s *Subscription) error {
+// reserve refuses a subscription before anything is made for it. register looks again.
+func (b *Bus) reserve() error {
 	b.subMu.Lock()
 	defer b.subMu.Unlock()
-	if b.closing.Load() {
+	return b.roomForSubscription()
+}
+
+func (b *Bus) roomForSubscription() error {
+	if b.subs == nil {
 		return ErrClosed
 	}
 	if len(b.subs) >= b.limits.Subscriptions {
 		b.obs.LimitReached("subscriptions")
 		return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this hub has %d subscriptions open, which is its limit", b.limits.Subscriptions)}
+	}
+	return nil
+}
+
+// register makes a finished subscription known to those who end and restart subscriptions.
+func (b *Bus) register(s *Subscription) error {
+	b.subMu.Lock()
+	defer b.subMu.Unlock()
+	if err := b.roomForSubscription(); err != nil {
+		return err
 	}
 	b.subs[s] = struct{}{}
 	b.obs.Gauge(GaugeSubscriptions, float64(len(b.subs)))
@@ -268,6 +285,9 @@ func (s *Subscription) Pause(ctx context.Context) error {
 
 // flush waits until the server has taken what was sent.
 func (s *Subscription) flush(ctx context.Context) error {
+	if !s.link.up.Load() {
+		return errCut // nothing can be sent, and nothing is kept to be sent later
+	}
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	return s.link.nc.FlushWithContext(ctx)

@@ -50,9 +50,9 @@ func (r *TopicRule) matches(topic string) bool {
 func (r *TopicRule) check() error {
 	segments := strings.Split(r.Pattern, ".")
 	for i, s := range segments {
-		switch {
-		case s == "*":
-		case s == "**":
+		switch s {
+		case "*":
+		case "**":
 			if i != len(segments)-1 {
 				return fmt.Errorf("pattern %q: ** may only stand at the end", r.Pattern)
 			}
@@ -312,7 +312,7 @@ func (b *Bus) createStream(ctx context.Context, topic string, rule *TopicRule) (
 	if err != nil {
 		return nil, b.unavailable(fmt.Errorf("jetstream: create stream %s for topic %s: %w", cfg.Name, topic, err))
 	}
-	b.log.Info("topic made", slog.String("topic", topic), slog.String("stream", cfg.Name))
+	b.log.InfoContext(ctx, "topic made", slog.String("topic", topic), slog.String("stream", cfg.Name))
 	return s.CachedInfo(), nil
 }
 

@@ -22,8 +22,11 @@ type Heartbeat struct {
 	SID string `json:"sid,omitempty"`
 }
 
-// maxKey is the longest key that the bus takes, in bytes.
-const maxKey = 512
+// What a state may carry, in bytes. A heartbeat beyond it could never be projected.
+const (
+	maxKey = 512   // the longest key that the bus takes
+	maxSID = 1_024 // enough for any id, and far below the bus's payload limit
+)
 
 // maxPID is the largest integer that every JSON implementation keeps exactly.
 const maxPID = 1 << 53
@@ -53,6 +56,8 @@ func parseHeartbeat(payload []byte) (Heartbeat, error) {
 		return Heartbeat{}, errors.New("no heartbeat: pid is missing")
 	case *in.PID < 0 || *in.PID > maxPID || *in.PID != math.Trunc(*in.PID):
 		return Heartbeat{}, errors.New("no heartbeat: pid is not a whole number from 0 to 2^53")
+	case len(h.SID) > maxSID:
+		return Heartbeat{}, fmt.Errorf("no heartbeat: sid has %d bytes, %d are allowed", len(h.SID), maxSID)
 	}
 	h.PID = int64(*in.PID)
 	if n := len(h.processID()); n > maxKey {

@@ -2,11 +2,9 @@ package projections
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"sync"
 	"time"
 
@@ -26,9 +24,6 @@ const (
 	retryMost  = 5 * time.Second
 	// stopTimeout bounds the handing back of leases at the end.
 	stopTimeout = 5 * time.Second
-	// scanOverlap is how far a read of the heartbeats goes back before the last one projected, in case the clock of
-	// the stream's server was set back in between.
-	scanOverlap = time.Second
 )
 
 // ProcessConfig configures a Process.
@@ -41,7 +36,7 @@ type ProcessConfig struct {
 	StaleAfter time.Duration
 	// ScanEvery is how often silent processes are looked for. Default 5 s.
 	ScanEvery time.Duration
-	// MaxProcesses ("process_states") is the most living processes kept in memory. Default 100,000, about 50 MB.
+	// MaxProcesses ("process_states") is the most living processes kept in memory. Default 100,000.
 	// The states of those beyond are read from the bus each time they are needed: slower, and otherwise the same.
 	MaxProcesses int
 	// Now is the clock. Default time.Now.
@@ -152,7 +147,7 @@ func (p *Process) end(ctx context.Context, err error) error {
 func (p *Process) insist(ctx context.Context, f func(context.Context) error) error {
 	for wait := retryFirst; ; wait = min(2*wait, retryMost) {
 		err := f(ctx)
-		if err == nil || isFinal(err) || ctx.Err() != nil {
+		if err == nil || isRefused(err) || errors.Is(err, jetstream.ErrClosed) || ctx.Err() != nil {
 			return err
 		}
 		p.warn(ctx, "projecting failed and is tried again", err)
@@ -164,54 +159,15 @@ func (p *Process) insist(ctx context.Context, f func(context.Context) error) err
 	}
 }
 
-// isFinal reports whether trying again cannot help.
-func isFinal(err error) bool {
-	if refused, ok := errors.AsType[*jetstream.Error](err); ok {
-		return refused.Code == jetstream.CodeBadOptions || refused.Code == jetstream.CodeBadTopic
-	}
-	return errors.Is(err, jetstream.ErrClosed)
+// isRefused reports whether the bus will never take what it was given.
+func isRefused(err error) bool {
+	refused, ok := errors.AsType[*jetstream.Error](err)
+	return ok && (refused.Code == jetstream.CodeBadOptions || refused.Code == jetstream.CodeBadTopic)
 }
 
 func (p *Process) warn(ctx context.Context, msg string, err error) {
 	//nolint:sloglint // callers pass constants
 	p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, msg, slog.String("cause", err.Error()))
-}
-
-// load reads the states of the living processes, so that those that fell silent while no hub ran are noticed.
-func (p *Process) load(ctx context.Context) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.scanStates(ctx, func(key string, r record) error {
-		p.remember(key, r)
-		return nil
-	})
-}
-
-// scanStates calls f with the newest state of each key.
-func (p *Process) scanStates(ctx context.Context, f func(string, record) error) error {
-	opts := jetstream.ScanOptions{From: jetstream.FromEarliest, Limit: math.MaxInt, LatestByKey: true}
-	err := p.cfg.Bus.Scan(ctx, TopicProcessState, opts, func(e *jetstream.Event) error {
-		if e.Key == "" {
-			return nil
-		}
-		return f(e.Key, readRecord(e))
-	})
-	if err != nil {
-		return fmt.Errorf("read %s: %w", TopicProcessState, err)
-	}
-	return nil
-}
-
-// catchUp projects what the group has not acknowledged.
-func (p *Process) catchUp(ctx context.Context) error {
-	cursor, err := p.cfg.Bus.Cursor(ctx, TopicHeartbeat, GroupProcess)
-	if err != nil && !errors.Is(err, jetstream.ErrNotFound) {
-		return fmt.Errorf("read the cursor of %s: %w", GroupProcess, err)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.storedAt = max(p.storedAt, cursor.LastTS*int64(time.Millisecond))
-	return p.fill(ctx)
 }
 
 // handle is called for each delivered heartbeat. It returns nil, which acknowledges the heartbeat, once the state is
@@ -222,14 +178,7 @@ func (p *Process) handle(ctx context.Context, d *jetstream.Delivery) error {
 			slog.Int("attempt", d.Attempt), slog.String("cause", err.Error()))
 		return err
 	}
-	// However long it takes, to the bus this heartbeat is in good hands.
-	var alive *time.Timer
-	alive = time.AfterFunc(heartbeatLease/3, func() {
-		if d.Extend(0) == nil {
-			alive.Reset(heartbeatLease / 3)
-		}
-	})
-	defer alive.Stop()
+	defer hold(d)()
 	return p.insist(ctx, func(ctx context.Context) error {
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -237,172 +186,24 @@ func (p *Process) handle(ctx context.Context, d *jetstream.Delivery) error {
 	})
 }
 
-// reach projects all heartbeats up to e. p.mu is held, as by all that follow.
-func (p *Process) reach(ctx context.Context, e *jetstream.Event) error {
-	if p.passed(e) {
-		return nil
-	}
-	if next := (source{e.Stream, e.Sequence - 1}); next != p.position {
-		if err := p.fill(ctx); err != nil {
-			return err
-		}
-		if p.passed(e) {
-			return nil
-		}
-		// It has left the stream since it was delivered.
-	}
-	return p.advance(ctx, e)
-}
-
-// fill projects the stored heartbeats after position, to the end.
-func (p *Process) fill(ctx context.Context) error {
-	opts := jetstream.ScanOptions{From: jetstream.FromEarliest, Limit: math.MaxInt}
-	if p.storedAt > 0 {
-		opts.From = jetstream.FromTS
-		opts.TS = time.Unix(0, p.storedAt).Add(-scanOverlap).UnixMilli()
-	}
-	err := p.cfg.Bus.Scan(ctx, TopicHeartbeat, opts, func(e *jetstream.Event) error {
-		if p.passed(e) {
-			return nil
-		}
-		return p.advance(ctx, e)
-	})
-	if err != nil {
-		return fmt.Errorf("read %s: %w", TopicHeartbeat, err)
-	}
-	return nil
-}
-
-// passed reports whether e is at or before position. A heartbeat of a lower sequence that was stored later is not: its
-// stream was deleted and made again.
-func (p *Process) passed(e *jetstream.Event) bool {
-	return e.Stream == p.position.stream && e.Sequence <= p.position.sequence && e.StoredAt <= p.storedAt
-}
-
-// advance projects e, which follows position, and moves position to it. What is no heartbeat is passed over: its own
-// delivery leads it to the dead letters.
-func (p *Process) advance(ctx context.Context, e *jetstream.Event) error {
-	if h, err := parseHeartbeat(e.Payload); err == nil {
-		if err := p.project(ctx, h, e); err != nil {
-			return err
-		}
-	}
-	p.position, p.storedAt = source{e.Stream, e.Sequence}, e.StoredAt
-	return nil
-}
-
-// project publishes the state that follows from a heartbeat, unless it was published before.
-func (p *Process) project(ctx context.Context, h Heartbeat, e *jetstream.Event) error {
-	key := h.processID()
-	state := ProcessState{
-		ProcessID: key, Name: h.Name, Host: h.Host, PID: h.PID, SID: h.SID,
-		CPUPct: h.CPUPct, MemMB: h.MemMB, LastSeenTS: e.TS, Status: Alive,
-	}
-	known, ok := p.living[key]
-	for {
-		if !ok {
-			var err error
-			if known, err = p.read(ctx, key); err != nil {
-				return err
+// hold prolongs the lease until release is called: however long the projecting takes, the heartbeat is in good hands.
+func hold(d *jetstream.Delivery) (release func()) {
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		ticker := time.NewTicker(heartbeatLease / 3)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-ticker.C:
+				_ = d.Extend(0) // a lease that has ended ends the handler's context too
 			}
 		}
-		if known.covers(e) {
-			return nil
-		}
-		err := p.publish(ctx, known, record{state: state, from: source{e.Stream, e.Sequence}}, e.ID)
-		if !errors.Is(err, jetstream.ErrKeyChanged) {
-			return err
-		}
-		ok = false
+	})
+	return func() {
+		close(stop)
+		wg.Wait()
 	}
-}
-
-// read asks the bus for the newest state of a key, and remembers it.
-func (p *Process) read(ctx context.Context, key string) (record, error) {
-	e, err := p.cfg.Bus.LatestByKey(ctx, TopicProcessState, key)
-	if errors.Is(err, jetstream.ErrNotFound) {
-		delete(p.living, key)
-		return record{}, nil
-	}
-	if err != nil {
-		return record{}, fmt.Errorf("read the state of a process: %w", err)
-	}
-	r := readRecord(e)
-	p.remember(key, r)
-	return r, nil
-}
-
-// publish replaces the state known by next, and remembers it. It returns ErrKeyChanged when another state has been
-// published since known.
-func (p *Process) publish(ctx context.Context, known, next record, causedBy ...string) error {
-	payload, err := json.Marshal(next.state)
-	if err != nil {
-		return fmt.Errorf("encode the state of a process: %w", err)
-	}
-	opts := jetstream.PublishOptions{Key: next.state.ProcessID, CausedBy: causedBy, ExpectKeySequence: &known.sequence}
-	if next.from != (source{}) {
-		opts.Headers = map[string]string{headerSource: next.from.String()}
-	}
-	receipt, err := p.cfg.Bus.Publish(ctx, TopicProcessState, payload, opts)
-	if err != nil {
-		return fmt.Errorf("publish the state of a process: %w", err)
-	}
-	next.sequence = receipt.Sequence
-	next.storedAt = p.cfg.Now().UnixNano()
-	p.remember(next.state.ProcessID, next)
-	return nil
-}
-
-// remember keeps the state of a living process and forgets that of any other.
-func (p *Process) remember(key string, r record) {
-	if r.state.Status != Alive {
-		delete(p.living, key)
-		return
-	}
-	if _, ok := p.living[key]; !ok && len(p.living) >= p.cfg.MaxProcesses {
-		if !p.overflow {
-			p.overflow = true
-			p.cfg.Logger.LogAttrs(context.Background(), slog.LevelWarn, "more living processes than are kept in memory",
-				slog.String("limit", "process_states"), slog.Int("max", p.cfg.MaxProcesses))
-		}
-		return
-	}
-	p.living[key] = r
-}
-
-// markStale publishes, once each, that processes are stale that were silent for StaleAfter. First it projects all
-// heartbeats there are, so that what waits in the stream counts as heard.
-func (p *Process) markStale(ctx context.Context) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := p.fill(ctx); err != nil {
-		return err
-	}
-	before := p.cfg.Now().Add(-p.cfg.StaleAfter).UnixMilli()
-	for key, r := range p.living {
-		if err := p.expire(ctx, key, r, before); err != nil {
-			return err
-		}
-	}
-	if !p.overflow {
-		return nil
-	}
-	return p.scanStates(ctx, func(key string, r record) error { return p.expire(ctx, key, r, before) })
-}
-
-// expire publishes that a process is stale if it lives and was last seen before the given time.
-func (p *Process) expire(ctx context.Context, key string, r record, before int64) error {
-	for r.state.Status == Alive && r.state.LastSeenTS < before {
-		next := r
-		next.state.Status = Stale
-		err := p.publish(ctx, r, next)
-		if !errors.Is(err, jetstream.ErrKeyChanged) {
-			return err
-		}
-		// Another hub has a newer state of it: a heartbeat, or that it is stale.
-		if r, err = p.read(ctx, key); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"strings"
 	"time"
 
@@ -37,24 +38,26 @@ type busFlags struct {
 	AckWait    time.Duration `env:"EVENTHUB_ACK_WAIT" default:"30s" help:"After it, the server gives the events of a hub that died to others."`
 }
 
-// check refuses what would listen beyond this host without a credential that somebody chose.
+// check refuses what would listen beyond this host without a credential that somebody chose, and what is no origin.
 func (f listenFlags) check(natsListen string) error {
-	for _, at := range []struct{ host, flag string }{
-		{f.Bind, "--bind, EVENTHUB_BIND"},
-		{f.OpsBind, "--ops-bind, EVENTHUB_OPS_BIND"},
-	} {
-		if err := f.checkBind(at.host, at.flag); err != nil {
-			return err
+	errs := []error{
+		f.checkBind(f.Bind, "--bind, EVENTHUB_BIND"),
+		f.checkBind(f.OpsBind, "--ops-bind, EVENTHUB_OPS_BIND"),
+	}
+	if natsListen != "" {
+		host, _, err := net.SplitHostPort(natsListen)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("nats listen address %q: give HOST:PORT (--nats-listen, EVENTHUB_NATS_LISTEN)", natsListen))
+		} else {
+			errs = append(errs, f.checkBind(host, "--nats-listen, EVENTHUB_NATS_LISTEN"))
 		}
 	}
-	if natsListen == "" {
-		return nil
+	for _, o := range f.Origins {
+		if u, err := url.Parse(o); err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
+			errs = append(errs, fmt.Errorf("origin %q: give scheme://host or scheme://host:port (--origins, EVENTHUB_ORIGINS)", o))
+		}
 	}
-	host, _, err := net.SplitHostPort(natsListen)
-	if err != nil {
-		return fmt.Errorf("nats listen address %q: give HOST:PORT (--nats-listen, EVENTHUB_NATS_LISTEN)", natsListen)
-	}
-	return f.checkBind(host, "--nats-listen, EVENTHUB_NATS_LISTEN")
+	return errors.Join(errs...)
 }
 
 func (f listenFlags) checkBind(host, flag string) error {
@@ -72,26 +75,38 @@ func (f listenFlags) origins() []string {
 	return f.Origins
 }
 
-// config is the bus's configuration, but for who listens to it.
-func (f busFlags) config(token string) (jetstream.Config, error) {
+// check refuses what contradicts itself. The bus checks the rest.
+func (f busFlags) check() error {
+	if f.NATSURL != "" && f.NATSListen != "" {
+		return errors.New("--nats-listen is for the embedded server, which does not run with --nats-url: choose one of them (EVENTHUB_NATS_LISTEN, NATS_URL)")
+	}
+	if _, _, err := f.sync(); err != nil {
+		return fmt.Errorf("sync interval %q: give a duration such as 1s or 100ms, or always (--sync, EVENTHUB_SYNC)", f.Sync)
+	}
+	return nil
+}
+
+func (f busFlags) sync() (every time.Duration, always bool, err error) {
+	if strings.EqualFold(f.Sync, "always") {
+		return 0, true, nil
+	}
+	every, err = time.ParseDuration(f.Sync)
+	if err == nil && every <= 0 {
+		err = errors.New("not positive")
+	}
+	return every, false, err
+}
+
+// config is the bus's configuration, but for who listens to it. The flags have been checked.
+func (f busFlags) config(token string) jetstream.Config {
 	cfg := jetstream.Config{
 		URL: f.NATSURL, Creds: f.NATSCreds, NKeySeed: f.NATSNKey,
 		TLSCA: f.NATSCA, TLSCert: f.NATSCert, TLSKey: f.NATSKey, Domain: f.NATSDomain,
-		DataDir: f.Data, Replicas: f.Replicas, AckWait: f.AckWait,
+		DataDir: f.Data, Listen: f.NATSListen, Replicas: f.Replicas, AckWait: f.AckWait,
 	}
-	switch {
-	case f.NATSURL != "" && f.NATSListen != "":
-		return cfg, errors.New("--nats-listen is for the embedded server, which does not run with --nats-url: choose one of them (EVENTHUB_NATS_LISTEN, NATS_URL)")
-	case f.NATSListen != "":
-		cfg.Listen, cfg.ListenToken = f.NATSListen, token
+	if f.NATSListen != "" {
+		cfg.ListenToken = token
 	}
-	if strings.EqualFold(f.Sync, "always") {
-		cfg.SyncAlways = true
-		return cfg, nil
-	}
-	var err error
-	if cfg.SyncInterval, err = time.ParseDuration(f.Sync); err != nil || cfg.SyncInterval <= 0 {
-		return cfg, fmt.Errorf("sync interval %q: give a duration such as 1s or 100ms, or always (--sync, EVENTHUB_SYNC)", f.Sync)
-	}
-	return cfg, nil
+	cfg.SyncInterval, cfg.SyncAlways, _ = f.sync()
+	return cfg
 }

@@ -79,6 +79,7 @@ func (cmd *pubCmd) lines(ctx context.Context, std streams, opts *client.PublishO
 		}
 		printed <- err
 	}()
+	//nolint:contextcheck // PublishAsync does not wait for the hub
 	readErr := eachLine(ctx, std.in, func(line int, payload []byte) error {
 		if err := checkJSON(payload); err != nil {
 			return fmt.Errorf("line %d %w", line, err)

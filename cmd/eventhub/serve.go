@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,7 +49,7 @@ func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	if err := cmd.check(cmd.NATSListen); err != nil {
+	if err := errors.Join(cmd.listenFlags.check(cmd.NATSListen), cmd.busFlags.check()); err != nil {
 		return err
 	}
 	h := &hub{cmd: cmd, log: log, failed: make(chan error, 1)}
@@ -90,9 +91,9 @@ type hub struct {
 func (h *hub) open(ctx context.Context) error {
 	cmd := h.cmd
 	for _, l := range []struct {
-		to         *listener
-		host       string
-		port       uint16
+		to                 *listener
+		host               string
+		port               uint16
 		portFlag, hostFlag string
 	}{
 		{&h.ws, cmd.Bind, cmd.WSPort, "--ws-port, WS_PORT", "--bind, EVENTHUB_BIND"},
@@ -110,13 +111,11 @@ func (h *hub) open(ctx context.Context) error {
 			return err
 		}
 	}
-	cfg, err := cmd.config(h.token)
-	if err != nil {
-		return err
-	}
 	registry := prometheus.NewRegistry()
 	metrics := ops.NewMetrics(registry)
+	cfg := cmd.config(h.token)
 	cfg.Logger, cfg.Observer = h.log, metrics
+	var err error
 	if h.bus, err = jetstream.Open(ctx, cfg); err != nil {
 		return err
 	}
@@ -206,7 +205,7 @@ func (h *hub) close(ctx context.Context) error {
 	}
 	h.wg.Wait()
 	if h.bus != nil {
-		errs = append(errs, h.bus.Close())
+		errs = append(errs, h.bus.Close()) //nolint:contextcheck // it bounds itself
 	}
 	return errors.Join(errs...)
 }
@@ -234,11 +233,12 @@ func (h *hub) greet(w io.Writer) {
 	default:
 		lines = append(lines, [2]string{"token", "in " + file})
 	}
-	text := "eventhub is ready\n"
+	var text strings.Builder
+	text.WriteString("eventhub is ready\n")
 	for _, l := range lines {
-		text += fmt.Sprintf("  %-10s %s\n", l[0], l[1])
+		fmt.Fprintf(&text, "  %-10s %s\n", l[0], l[1])
 	}
-	_, _ = io.WriteString(w, text) // a hub without a reader serves all the same
+	_, _ = io.WriteString(w, text.String()) // a hub without a reader serves all the same
 }
 
 // newServer makes the server of a listener. There is no limit on how long a request may take: WebSockets and streams have

@@ -40,9 +40,13 @@ func (cmd *subCmd) options() (client.SubscribeOptions, error) {
 	case cmd.Count < 0:
 		return client.SubscribeOptions{}, errors.New("--count is negative: give a number of events, or 0 for no end")
 	}
+	inFlight := cmd.MaxInFlight
+	if inFlight == 0 && cmd.Count > 0 {
+		inFlight = min(cmd.Count, 100) // what will not be printed need not be leased
+	}
 	return client.SubscribeOptions{
 		From: cmd.From, TS: cmd.TS, AfterID: cmd.AfterID,
-		MaxInFlight: cmd.MaxInFlight, AckTimeoutMS: cmd.AckTimeout.Milliseconds(), MaxAttempts: cmd.MaxAttempts,
+		MaxInFlight: inFlight, AckTimeoutMS: cmd.AckTimeout.Milliseconds(), MaxAttempts: cmd.MaxAttempts,
 	}, nil
 }
 

@@ -1,0 +1,334 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestGroupStarts(t *testing.T) {
+	b := open(t, Config{})
+	after := func(id func([]Receipt) string) func([]*Event, []Receipt) SubscribeOptions {
+		return func(_ []*Event, r []Receipt) SubscribeOptions {
+			return SubscribeOptions{From: FromAfterID, AfterID: id(r)}
+		}
+	}
+	since := func(ts func([]*Event) int64) func([]*Event, []Receipt) SubscribeOptions {
+		return func(e []*Event, _ []Receipt) SubscribeOptions { return SubscribeOptions{From: FromTS, TS: ts(e)} }
+	}
+	for name, c := range map[string]struct {
+		opts func([]*Event, []Receipt) SubscribeOptions
+		want []string
+	}{
+		"latest":         {func([]*Event, []Receipt) SubscribeOptions { return SubscribeOptions{} }, nil},
+		"earliest":       {func([]*Event, []Receipt) SubscribeOptions { return SubscribeOptions{From: FromEarliest} }, numbers(5)},
+		"after-middle":   {after(func(r []Receipt) string { return r[2].ID }), []string{"3", "4"}},
+		"after-last":     {after(func(r []Receipt) string { return r[4].ID }), nil},
+		"after-sequence": {after(func(r []Receipt) string { return r[1].Stream + "@2" }), []string{"2", "3", "4"}},
+		// Older than the first event that is left: begins there.
+		"after-older": {after(func([]Receipt) string { return "01000000-0000-7000-8000-000000000000" }), numbers(5)},
+		"ts-zero":     {since(func([]*Event) int64 { return 0 }), numbers(5)},
+		"ts-first":    {since(func(e []*Event) int64 { return e[0].StoredAt / 1e6 }), numbers(5)},
+		"ts-behind":   {since(func(e []*Event) int64 { return e[4].StoredAt/1e6 + 1 }), nil},
+		"ts-future":   {since(func([]*Event) int64 { return time.Now().Add(time.Hour).UnixMilli() }), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			topic := "start." + name
+			receipts := publish(t, b, topic, numbers(5)...)
+			var events []*Event
+			if err := b.Scan(t.Context(), topic, ScanOptions{}, func(e *Event) error { events = append(events, e); return nil }); err != nil {
+				t.Fatal(err)
+			}
+			k := take(t, b, topic, "g", c.opts(events, receipts))
+			eventually(t, "the next millisecond", func() bool { return time.Now().UnixMilli() > events[4].StoredAt/1e6 })
+			publish(t, b, topic, "marker")
+			if got, want := k.payloads(len(c.want)+1), append(slices.Clone(c.want), "marker"); !slices.Equal(got, want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+			// A group that exists ignores where to start, a bad id included.
+			again := take(t, b, topic, "g", SubscribeOptions{From: FromAfterID, AfterID: "nobody"})
+			again.quiet(10 * time.Millisecond)
+		})
+	}
+	publish(t, b, "start", numbers(5)...)
+	for _, id := range []string{"nobody", "start@99", "other@1", "start@0", "0fffffff-0000-7000-8000-000000000000"} {
+		_, err := b.Subscribe(t.Context(), "start", "new", SubscribeOptions{From: FromAfterID, AfterID: id}, nil)
+		var e *Error
+		if !errors.As(err, &e) || e.Code != CodeUnknownID {
+			t.Errorf("%s: got %v", id, err)
+		}
+	}
+}
+
+func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
+	url := natsServer(t)
+	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
+	publish(t, one, "race", numbers(10)...)
+	for round := range 20 {
+		group := "g" + strconv.Itoa(round)
+		starts := make([]*membership, 2)
+		var wg sync.WaitGroup
+		for i, b := range []*Bus{one, two} {
+			wg.Go(func() {
+				topic, err := b.topic(t.Context(), "race", nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				g, err := b.join(t.Context(), topic, group, 0, Position{From: []From{FromEarliest, FromLatest}[i]})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				starts[i] = g
+			})
+		}
+		wg.Wait()
+		if t.Failed() {
+			return
+		}
+		if starts[0].consumer != starts[1].consumer {
+			t.Fatalf("two groups: %s and %s", starts[0].consumer, starts[1].consumer)
+		}
+		// Whoever was first decided for both: all ten or none.
+		a := take(t, one, "race", group, SubscribeOptions{})
+		c := take(t, two, "race", group, SubscribeOptions{})
+		publish(t, one, "race", "end"+group)
+		var got []string
+		for end := false; !end; {
+			var d *Delivery
+			select {
+			case d = <-a.ch:
+			case d = <-c.ch:
+			case <-time.After(wait):
+				t.Fatal("no end")
+			}
+			if d.Begin() {
+				got = append(got, string(d.Event.Payload))
+				end = string(d.Event.Payload) == "end"+group
+				_ = d.Ack()
+			}
+		}
+		if n := len(got); n != 1 && n != 11+round {
+			t.Fatalf("round %d: %d events: %q", round, n, got)
+		}
+		_ = a.sub.Stop(context.Background())
+		_ = c.sub.Stop(context.Background())
+	}
+}
+
+type membership = group
+
+func TestSetCursorUnderLiveMembers(t *testing.T) {
+	url := natsServer(t)
+	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
+	const n = 20
+	receipts := publish(t, one, "seek", numbers(n)...)
+	a := take(t, one, "seek", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: n / 2})
+	c := take(t, two, "seek", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: n / 2})
+	var stale []*Delivery
+	for range n / 2 {
+		stale = append(stale, a.next(), c.next())
+	}
+	if err := two.SetCursor(t.Context(), "seek", "g", Position{From: FromAfterID, AfterID: receipts[9].ID}); err != nil {
+		t.Fatal(err)
+	}
+	// Acks of deliveries from before the seek, some of events that come again after it.
+	for _, d := range stale {
+		_ = d.Ack()
+	}
+	seen := map[string]int{}
+	for range n / 2 {
+		var d *Delivery
+		select {
+		case d = <-a.ch:
+		case d = <-c.ch:
+		case <-time.After(wait):
+			t.Fatalf("after the seek only %v came", seen)
+		}
+		if !d.Begin() {
+			t.Fatal("a fresh delivery is not valid")
+		}
+		seen[string(d.Event.Payload)]++
+		if d.Attempt != 1 {
+			t.Errorf("%s has attempt %d in the new generation", d.Event.Payload, d.Attempt)
+		}
+		stale = append(stale, d)
+	}
+	for i := n / 2; i < n; i++ {
+		if seen[strconv.Itoa(i)] != 1 {
+			t.Fatalf("after the seek: %v", seen)
+		}
+	}
+	// None of the stale acks has settled a new delivery.
+	cur, err := one.Cursor(t.Context(), "seek", "g")
+	if err != nil || cur.LastID != "" {
+		t.Errorf("something is settled already: %+v, %v", cur, err)
+	}
+	for _, d := range stale[n:] {
+		if err := d.Ack(); err != nil {
+			t.Error(err)
+		}
+	}
+	eventually(t, "the ack floor", func() bool {
+		cur, err := one.Cursor(t.Context(), "seek", "g")
+		return err == nil && cur.LastID == receipts[n-1].ID
+	})
+	// Forward past the end is the end: nothing that is stored later is skipped.
+	if err := one.SetCursor(t.Context(), "seek", "g", Position{From: FromTS, TS: time.Now().Add(time.Hour).UnixMilli()}); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, two, "seek", "next")
+	select {
+	case d := <-a.ch:
+		if got := string(d.Event.Payload); got != "next" {
+			t.Errorf("got %s", got)
+		}
+	case d := <-c.ch:
+		if got := string(d.Event.Payload); got != "next" {
+			t.Errorf("got %s", got)
+		}
+	case <-time.After(wait):
+		t.Fatal("an event stored after the seek was skipped")
+	}
+}
+
+func TestSeeksAtOnceLeaveOneConsumer(t *testing.T) {
+	b := open(t, Config{})
+	publish(t, b, "seeks", numbers(5)...)
+	k := take(t, b, "seeks", "g", SubscribeOptions{From: FromEarliest})
+	k.payloads(5)
+	var wg sync.WaitGroup
+	for range 5 {
+		wg.Go(func() {
+			if err := b.SetCursor(t.Context(), "seeks", "g", Position{From: FromEarliest}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	seen := map[string]bool{}
+	for len(seen) < 5 {
+		d := k.next()
+		seen[string(d.Event.Payload)] = true
+		_ = d.Ack()
+	}
+	topic := b.known("seeks")
+	eventually(t, "one consumer", func() bool {
+		s, err := b.js.Stream(t.Context(), topic.stream.name)
+		return err == nil && s.CachedInfo().State.Consumers == 1
+	})
+}
+
+func TestSweeperRemovesWhatNoPointerNames(t *testing.T) {
+	b := open(t, Config{})
+	publish(t, b, "sweep", "1")
+	topic := b.known("sweep")
+	if err := b.SetCursor(t.Context(), "sweep", "g", Position{From: FromEarliest}); err != nil {
+		t.Fatal(err)
+	}
+	k := take(t, b, "sweep", "g", SubscribeOptions{})
+	take(t, b, "sweep", "plain", SubscribeOptions{})
+	left := pointer{Generation: 7}.following(topic, "g")
+	for _, name := range []string{left.Consumer, topic.consumerName("g")} {
+		if _, err := b.createConsumer(t.Context(), topic, "g", name, 0, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.sweepStream(t.Context(), topic.stream, 0); err != nil {
+		t.Fatal(err)
+	}
+	s, err := b.js.Stream(t.Context(), topic.stream.name)
+	if err != nil || s.CachedInfo().State.Consumers != 2 {
+		t.Errorf("%d consumers are left, %v", s.CachedInfo().State.Consumers, err)
+	}
+	k.payloads(1)
+}
+
+func TestAGroupWhoseConsumerWasDeletedGoesOn(t *testing.T) {
+	b := open(t, Config{})
+	publish(t, b, "del", numbers(10)...)
+	k := take(t, b, "del", "g", SubscribeOptions{From: FromEarliest})
+	k.payloads(3)
+	held := k.next() // 3
+	if err := b.js.DeleteConsumer(t.Context(), "del", "g"); err != nil {
+		t.Fatal(err)
+	}
+	d := k.next()
+	for string(d.Event.Payload) != "3" { // what was on its way
+		d = k.next()
+	}
+	if held.Ack() == nil {
+		t.Error("a lease of the deleted consumer is still valid")
+	}
+	_ = d.Ack()
+	if got := k.payloads(6); !slices.Equal(got, numbers(10)[4:]) {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestAStreamMadeAnewIsReadFromItsStart(t *testing.T) {
+	b := open(t, Config{})
+	publish(t, b, "anew", numbers(3)...)
+	if err := b.SetCursor(t.Context(), "anew", "g", Position{From: FromEarliest}); err != nil {
+		t.Fatal(err)
+	}
+	k := take(t, b, "anew", "g", SubscribeOptions{})
+	k.payloads(3)
+	if err := b.js.DeleteStream(t.Context(), "anew"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a new stream", func() bool {
+		_, err := b.Publish(t.Context(), "anew", []byte("fresh"), PublishOptions{ID: "one"})
+		return err == nil
+	})
+	if got := k.payloads(1); got[0] != "fresh" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestGroupTTL(t *testing.T) {
+	b := open(t, Config{})
+	publish(t, b, "tab", "1")
+	k := take(t, b, "tab", "browser", SubscribeOptions{GroupTTL: time.Second, From: FromEarliest})
+	k.payloads(1)
+	if _, err := b.Cursor(t.Context(), "tab", "browser"); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.sub.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the group disappears", func() bool {
+		_, err := b.Cursor(t.Context(), "tab", "browser")
+		return errors.Is(err, ErrNotFound)
+	})
+}
+
+func TestGroupsOfAFamilyAreApart(t *testing.T) {
+	b := open(t, Config{Topics: []TopicRule{{Pattern: "user.*.events", Family: "users"}}})
+	for i := range 3 {
+		publish(t, b, fmt.Sprintf("user.%d.events", i), fmt.Sprintf("of %d", i))
+	}
+	for i := range 3 {
+		topic := fmt.Sprintf("user.%d.events", i)
+		k := take(t, b, topic, "g", SubscribeOptions{From: FromEarliest})
+		if got := k.payloads(1); got[0] != fmt.Sprintf("of %d", i) {
+			t.Errorf("%s: got %q", topic, got)
+		}
+		k.quiet(20 * time.Millisecond)
+		if n, err := scanned(t, b, topic); n != 1 || err != nil {
+			t.Errorf("%s: %d events, %v", topic, n, err)
+		}
+	}
+}
+
+func scanned(t *testing.T, b *Bus, topic string) (n int, err error) {
+	t.Helper()
+	err = b.Scan(t.Context(), topic, ScanOptions{}, func(*Event) error { n++; return nil })
+	return n, err
+}

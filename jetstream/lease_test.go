@@ -1,0 +1,350 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestMaxInFlightHoldsAcrossTopics(t *testing.T) {
+	b := open(t, Config{})
+	topics := []string{"fan.a", "fan.b", "fan.c", "fan.d"}
+	for _, topic := range topics {
+		publish(t, b, topic, topic, topic, topic)
+	}
+	k := take(t, b, topics[0], "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 2, Topics: topics[1:]})
+	seen := map[string]int{}
+	var held []*Delivery
+	for range 12 {
+		held = append(held, k.next())
+		d := held[len(held)-1]
+		seen[d.Event.Topic]++
+		if d.Attempt != 1 {
+			t.Errorf("%s: attempt %d", d.Event.Topic, d.Attempt)
+		}
+		if len(held) == 2 {
+			k.sub.mu.Lock()
+			if k.sub.active > 2 {
+				t.Errorf("%d are out", k.sub.active)
+			}
+			k.sub.mu.Unlock()
+			if err := held[0].Ack(); err != nil {
+				t.Fatal(err)
+			}
+			held = held[1:]
+		}
+	}
+	for _, topic := range topics {
+		if seen[topic] != 3 {
+			t.Errorf("got %v", seen)
+		}
+	}
+}
+
+func TestFilterSettlesWhatItRefuses(t *testing.T) {
+	b := open(t, Config{})
+	receipts := publish(t, b, "filter", numbers(300)...)
+	k := take(t, b, "filter", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 2, Filter: func(e *Event) bool { return e.Payload[0] == '9' }})
+	want := []string{"9", "90", "91", "92", "93", "94", "95", "96", "97", "98", "99"}
+	if got := k.payloads(len(want)); !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+	eventually(t, "all is settled", func() bool {
+		c, err := b.Cursor(t.Context(), "filter", "g")
+		return err == nil && c.LastID == receipts[299].ID
+	})
+}
+
+func TestPauseGivesBackWhatHasNotBegun(t *testing.T) {
+	url := natsServer(t)
+	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
+	publish(t, one, "pause", numbers(6)...)
+	a := take(t, one, "pause", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 4})
+	first := a.next()
+	eventually(t, "four are out", func() bool { return len(a.ch) == 3 })
+	if err := a.sub.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c := take(t, two, "pause", "g", SubscribeOptions{})
+	got := c.payloads(5)
+	slices.Sort(got)
+	if !slices.Equal(got, numbers(6)[1:]) {
+		t.Errorf("got %q", got)
+	}
+	a.quiet(20 * time.Millisecond)
+	if err := first.Ack(); err != nil {
+		t.Errorf("the lease did not outlive the pause: %v", err)
+	}
+	if err := c.sub.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	a.sub.Resume()
+	publish(t, two, "pause", "after")
+	if got := a.payloads(1); got[0] != "after" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestDrainWaitsForLeases(t *testing.T) {
+	b := open(t, Config{})
+	publish(t, b, "drain", "1", "2")
+	k := take(t, b, "drain", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 1, MaxAttempts: 1})
+	d := k.next()
+	done := make(chan error)
+	go func() { done <- k.sub.Drain(t.Context()) }()
+	select {
+	case <-done:
+		t.Fatal("drained with a lease out")
+	case <-time.After(20 * time.Millisecond):
+	}
+	if err := d.Ack(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	k.quiet(20 * time.Millisecond)
+	again := take(t, b, "drain", "g", SubscribeOptions{})
+	if got := again.next(); string(got.Event.Payload) != "2" {
+		t.Errorf("got %s", got.Event.Payload)
+	}
+}
+
+func TestALeaseThatTheHubMayHaveLostIsNotSettled(t *testing.T) {
+	b := open(t, Config{})
+	publish(t, b, "fence", "1", "2")
+	k := take(t, b, "fence", "g", SubscribeOptions{From: FromEarliest})
+	late, fresh := k.next(), k.next()
+	k.sub.mu.Lock()
+	late.touched -= int64(26 * time.Second) // as if the server had not heard of it for so long
+	k.sub.mu.Unlock()
+	if err := late.Ack(); !errors.Is(err, ErrNotLeased) {
+		t.Errorf("got %v", err)
+	}
+	if err := fresh.Ack(); err != nil {
+		t.Errorf("got %v", err)
+	}
+	if err := fresh.Ack(); !errors.Is(err, ErrNotLeased) {
+		t.Errorf("settled twice: %v", err)
+	}
+}
+
+func TestAHubThatStoodStillForgetsItsLeases(t *testing.T) {
+	b := open(t, Config{AckWait: time.Second})
+	publish(t, b, "stall", "1")
+	k := take(t, b, "stall", "g", SubscribeOptions{From: FromEarliest, AckTimeout: time.Minute})
+	d := k.next()
+	b.clock.beat.Add(-int64(10 * time.Second)) // as the ticker finds it after SIGCONT
+	if err := d.Ack(); !errors.Is(err, ErrNotLeased) {
+		t.Errorf("got %v", err)
+	}
+	again := k.next()
+	if again.Attempt != 2 {
+		t.Errorf("attempt %d", again.Attempt)
+	}
+	if err := again.Ack(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLeasesAreHeldFarBeyondAckWait(t *testing.T) {
+	b := open(t, Config{AckWait: time.Second})
+	publish(t, b, "long", numbers(50)...)
+	k := take(t, b, "long", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 40, AckTimeout: time.Minute})
+	begun := make([]*Delivery, 20)
+	for i := range begun {
+		begun[i] = k.next()
+	}
+	eventually(t, "40 are out", func() bool {
+		k.sub.mu.Lock()
+		defer k.sub.mu.Unlock()
+		return len(k.sub.out) == 40
+	})
+	// Three times AckWait, for leases and for what only waits to be handed out.
+	select {
+	case <-time.After(3 * time.Second):
+	case <-t.Context().Done():
+	}
+	for _, d := range begun {
+		if err := d.Ack(); err != nil {
+			t.Fatalf("%s: %v", d.Event.Payload, err)
+		}
+	}
+	for range 30 {
+		if d := k.next(); d.Attempt != 1 {
+			t.Errorf("%s: attempt %d", d.Event.Payload, d.Attempt)
+		} else if err := d.Ack(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestDeadLetter(t *testing.T) {
+	b := open(t, Config{})
+	r := publish(t, b, "poison", `{"n":12345678901234567890}`)[0]
+	k := take(t, b, "poison", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 3})
+	dead := take(t, b, "dlq.poison", "undertaker", SubscribeOptions{From: FromEarliest, MaxAttempts: 1})
+	for attempt := 1; attempt <= 3; attempt++ {
+		d := k.next()
+		if d.Attempt != attempt {
+			t.Errorf("attempt %d, want %d", d.Attempt, attempt)
+		}
+		d.m.sub.mu.Lock()
+		d.released, d.Event.Payload = true, nil // as after BeginRelease: the letter is read from the stream
+		d.m.sub.mu.Unlock()
+		if err := d.Nack("bad luck", 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	letter := dead.next()
+	var got struct {
+		Topic, Group, Err string
+		Attempts          int
+		TS                int64
+		Original          struct {
+			ID, Topic string
+			Payload   json.RawMessage
+		}
+	}
+	if err := json.Unmarshal(letter.Event.Payload, &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.Topic != "poison" || got.Group != "g" || got.Err != "bad luck" || got.Attempts != 3 || got.TS == 0 ||
+		got.Original.ID != r.ID || string(got.Original.Payload) != `{"n":12345678901234567890}` {
+		t.Errorf("got %s", letter.Event.Payload)
+	}
+	k.quiet(30 * time.Millisecond)
+	eventually(t, "the group moves on", func() bool {
+		c, err := b.Cursor(t.Context(), "poison", "g")
+		return err == nil && c.LastID == r.ID
+	})
+	// A group on dlq.** never dead-letters.
+	if err := letter.Nack("", 0); err != nil {
+		t.Fatal(err)
+	}
+	if d := dead.next(); d.Attempt != 2 {
+		t.Errorf("attempt %d", d.Attempt)
+	}
+	if n, _ := scanned(t, b, "dlq.dlq.poison"); n != 0 {
+		t.Errorf("%d dead letters of a dead letter", n)
+	}
+}
+
+func TestOnlyALostSubscriberDeadLetters(t *testing.T) {
+	b := open(t, Config{})
+	publish(t, b, "end", "1", "2")
+	opts := SubscribeOptions{From: FromEarliest, MaxAttempts: 1}
+	k := take(t, b, "end", "g", opts)
+	k.next()
+	eventually(t, "the second has arrived", func() bool { return len(k.ch) == 1 })
+	if err := k.sub.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	k = take(t, b, "end", "g", opts)
+	one := k.next()
+	if one.Attempt != 2 {
+		t.Errorf("attempt %d", one.Attempt)
+	}
+	eventually(t, "the other has arrived", func() bool { return len(k.ch) == 1 })
+	if err := k.sub.Disconnect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// Only the one that had begun is dead; the other was never handed out.
+	k = take(t, b, "end", "g", opts)
+	other := k.next()
+	if other.Event.ID == one.Event.ID {
+		t.Error("the dead letter is delivered again")
+	}
+	k.quiet(30 * time.Millisecond)
+	eventually(t, "one dead letter", func() bool { n, _ := scanned(t, b, "dlq.end"); return n == 1 })
+}
+
+func TestOldestLeaseOfAnIDIsSettledFirst(t *testing.T) {
+	b := open(t, Config{})
+	for _, topic := range []string{"same.a", "same.b"} {
+		if _, err := b.Publish(t.Context(), topic, []byte(`"`+topic+`"`), PublishOptions{ID: "x"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k := take(t, b, "same.a", "g", SubscribeOptions{From: FromEarliest, Topics: []string{"same.b"}})
+	first, second := k.next(), k.next()
+	if !k.sub.Ack("x") {
+		t.Fatal("no lease")
+	}
+	if first.Extend(0) == nil {
+		t.Error("the younger lease was settled")
+	}
+	if err := second.Extend(0); err != nil {
+		t.Error(err)
+	}
+	if !k.sub.Nack("x", "", 0) || k.sub.Ack("x") {
+		t.Error("the second lease is not what was refused")
+	}
+}
+
+func TestConsume(t *testing.T) {
+	b := open(t, Config{})
+	publish(t, b, "work", numbers(20)...)
+	var tries atomic.Int64
+	var mu sync.Mutex
+	seen := map[string]int{}
+	all := make(chan struct{})
+	s, err := b.Consume(t.Context(), "work", "g", SubscribeOptions{From: FromEarliest}, 4, func(_ context.Context, d *Delivery) error {
+		if tries.Add(1)%3 == 0 {
+			return errors.New("again")
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		seen[string(d.Event.Payload)]++
+		if len(seen) == 20 {
+			close(all)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	select {
+	case <-all:
+	case <-time.After(wait):
+		t.Fatal("not all were handled")
+	}
+	if err := s.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for payload, n := range seen {
+		if n != 1 {
+			t.Errorf("%s was handled %d times", payload, n)
+		}
+	}
+}
+
+func TestHeldBytesStopThePull(t *testing.T) {
+	b := open(t, Config{Limits: Limits{HeldBytes: 64 << 10}, MemoryStorage: true})
+	large := `"` + string(make([]byte, 0, 1)) + "x" + `"`
+	for range 20 {
+		if _, err := b.Publish(t.Context(), "large", append([]byte(large), make([]byte, 1<<20-8)...), PublishOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k := take(t, b, "large", "g", SubscribeOptions{From: FromEarliest})
+	k.next()
+	k.sub.mu.Lock()
+	held := k.sub.heldBytes
+	k.sub.mu.Unlock()
+	if most := 64<<10 + embeddedMaxPayload + payloadMargin; held > most {
+		t.Errorf("%d bytes are held, at most %d should be", held, most)
+	}
+	for range 19 {
+		d := k.next()
+		if err := d.Ack(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

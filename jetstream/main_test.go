@@ -1,0 +1,172 @@
+package jetstream
+
+import (
+	"context"
+	"log/slog"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m)
+}
+
+// wait bounds everything a test waits for.
+const wait = 10 * time.Second
+
+// open opens a bus that the test closes. Without a URL it has an embedded server of its own.
+func open(tb testing.TB, cfg Config) *Bus {
+	tb.Helper()
+	if cfg.DataDir == "" {
+		cfg.DataDir = tb.TempDir()
+	}
+	cfg.Logger = slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	b, err := Open(context.Background(), cfg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = b.Close() })
+	return b
+}
+
+// natsServer starts a server that several buses share.
+func natsServer(tb testing.TB) string {
+	tb.Helper()
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: tb.TempDir(), NoLog: true, NoSigs: true})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	s.Start()
+	tb.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	if !s.ReadyForConnections(wait) {
+		tb.Fatal("the nats server does not start")
+	}
+	return s.ClientURL()
+}
+
+func publish(tb testing.TB, b *Bus, topic string, payloads ...string) []Receipt {
+	tb.Helper()
+	var receipts []Receipt
+	for _, p := range payloads {
+		r, err := b.Publish(tb.Context(), topic, []byte(p), PublishOptions{})
+		if err != nil {
+			tb.Fatal(err)
+		}
+		receipts = append(receipts, r)
+	}
+	return receipts
+}
+
+// taker is a subscriber that takes deliveries and lets the test settle them.
+type taker struct {
+	t   testing.TB
+	sub *Subscription
+	ch  chan *Delivery
+}
+
+func take(tb testing.TB, b *Bus, topic, group string, opts SubscribeOptions) *taker {
+	tb.Helper()
+	k := &taker{t: tb, ch: make(chan *Delivery, 20_000)}
+	var err error
+	if k.sub, err = b.Subscribe(tb.Context(), topic, group, opts, func(d *Delivery) { k.ch <- d }); err != nil {
+		tb.Fatal(err)
+	}
+	k.sub.Start()
+	tb.Cleanup(func() { _ = k.sub.Stop(context.Background()) })
+	return k
+}
+
+// next returns the next delivery that is still valid, begun.
+func (k *taker) next() *Delivery {
+	k.t.Helper()
+	deadline := time.After(wait)
+	for {
+		select {
+		case d := <-k.ch:
+			if d.Begin() {
+				return d
+			}
+		case <-deadline:
+			k.t.Fatal("no delivery")
+		}
+	}
+}
+
+// payloads takes n events, acknowledges them, and returns what they carry.
+func (k *taker) payloads(n int) []string {
+	k.t.Helper()
+	var got []string
+	for range n {
+		d := k.next()
+		got = append(got, string(d.Event.Payload))
+		if err := d.Ack(); err != nil {
+			k.t.Fatal(err)
+		}
+	}
+	return got
+}
+
+// quiet asserts that nothing that could be begun arrives for a while: long enough for anything that is under way.
+func (k *taker) quiet(d time.Duration) {
+	k.t.Helper()
+	deadline := time.After(d)
+	for {
+		select {
+		case d := <-k.ch:
+			if d.Begin() {
+				k.t.Fatalf("unexpected delivery of %s, attempt %d", d.Event.Payload, d.Attempt)
+			}
+		case <-deadline:
+			return
+		}
+	}
+}
+
+func eventually(tb testing.TB, what string, f func() bool) {
+	tb.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(wait)
+	for !f() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			tb.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+// counter is an Observer that counts.
+type counter struct {
+	nopObserver
+	mu     sync.Mutex
+	counts map[string]int
+}
+
+func (c *counter) LimitReached(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.counts == nil {
+		c.counts = make(map[string]int)
+	}
+	c.counts[name]++
+}
+
+func (c *counter) limit(name string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.counts[name]
+}
+
+func numbers(n int) []string {
+	s := make([]string, n)
+	for i := range s {
+		s[i] = strconv.Itoa(i)
+	}
+	return s
+}

@@ -1,0 +1,157 @@
+package jetstream
+
+import (
+	"strings"
+	"testing"
+	"testing/quick"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+func TestKeyTokenRoundTrip(t *testing.T) {
+	check := func(key string) bool {
+		token := keyToken(key)
+		if key != "" && !server.IsValidLiteralSubject(token) || strings.ContainsAny(token, ".*> ") {
+			t.Logf("key %q gives token %q", key, token)
+			return false
+		}
+		return tokenKey(token) == key
+	}
+	for _, key := range []string{"local:stt:1234", "a.b", "a b", "=", "=41", "==", "ключ", "a\x00b", "*", ">", "$JS", strings.Repeat("k", 512)} {
+		if !check(key) {
+			t.Errorf("key %q does not survive", key)
+		}
+	}
+	if err := quick.Check(check, nil); err != nil {
+		t.Error(err)
+	}
+	if got := keyToken("local:stt:1234"); got != "local=3Astt=3A1234" {
+		t.Errorf("keyToken: got %s", got)
+	}
+}
+
+// A native client may write any token: it has a key all the same.
+func TestTokenKeyOfForeignTokens(t *testing.T) {
+	for token, want := range map[string]string{"plain": "plain", "=": "=", "=4": "=4", "=zz": "=zz", "=3a": "=3a", "a=41": "aA", "a:b": "a:b"} {
+		if got := tokenKey(token); got != want {
+			t.Errorf("tokenKey(%q) = %q, want %q", token, got, want)
+		}
+	}
+}
+
+func TestObjectNamesAreDistinctWhereCaseIsFolded(t *testing.T) {
+	long := strings.Repeat("x", 300)
+	names := []string{"ops", "Ops", "OPS", "o.ps", "o ps", "o=ps", "=4F", "\x4f", "ops~2", "ops@a", long, long + "y", strings.ToUpper(long), "дом", "Дом"}
+	seen := map[string]string{}
+	for _, n := range names {
+		got := strings.ToLower(objectName(n))
+		if other, ok := seen[got]; ok && other != n {
+			t.Errorf("%q and %q share the name %s", n, other, got)
+		}
+		seen[got] = n
+		if len(got) > maxNameLen || strings.ContainsAny(got, ".*>/\\ \t") {
+			t.Errorf("%q gives the unusable name %s", n, got)
+		}
+	}
+}
+
+func TestValidTopic(t *testing.T) {
+	for _, ok := range []string{"a", "a.b", "A-1_b.c", strings.Repeat("a", 251)} {
+		if err := ValidTopic(ok); err != nil {
+			t.Errorf("%q: %v", ok, err)
+		}
+	}
+	for _, bad := range []string{"", ".", "a.", ".a", "a..b", "a b", "a.*", ">", "a.>", "$JS.API", "a\n", "é", strings.Repeat("a", 252), strings.Repeat("a", 1<<20)} {
+		err := ValidTopic(bad)
+		if e, ok := err.(*Error); !ok || e.Code != CodeBadTopic || len(e.Msg) > 200 { //nolint:errorlint // the type itself is the contract
+			t.Errorf("%.20q: got %v", bad, err)
+		}
+	}
+}
+
+func TestValidGroup(t *testing.T) {
+	for _, ok := range []string{"g", "a group", "груп", "a.b>*", strings.Repeat("g", 128)} {
+		if err := ValidGroup(ok); err != nil {
+			t.Errorf("%q: %v", ok, err)
+		}
+	}
+	for _, bad := range []string{"", "a\tb", "a\x00", "\xff", "a\u0085", strings.Repeat("g", 129)} {
+		if ValidGroup(bad) == nil {
+			t.Errorf("%q is accepted", bad)
+		}
+	}
+}
+
+func TestRuleMatches(t *testing.T) {
+	for _, c := range []struct {
+		pattern, topic string
+		want           bool
+	}{
+		{"**", "a", true},
+		{"**", "a.b.c", true},
+		{"a", "a", true},
+		{"a", "a.b", false},
+		{"a.b", "a", false},
+		{"a.*", "a", false},
+		{"a.*", "a.b", true},
+		{"a.*", "a.b.c", false},
+		{"*.b", "a.b", true},
+		{"a.**", "a", true},
+		{"a.**", "a.b.c", true},
+		{"a.**", "ab", false},
+		{"user.*.events", "user.7.events", true},
+		{"user.*.events", "user.7.other", false},
+		{"dlq.**", "dlq", true},
+	} {
+		r := TopicRule{Pattern: c.pattern}
+		if got := r.matches(c.topic); got != c.want {
+			t.Errorf("%s on %s: got %v", c.pattern, c.topic, got)
+		}
+	}
+}
+
+func TestRuleCheck(t *testing.T) {
+	for _, bad := range []TopicRule{{Pattern: ""}, {Pattern: "a.**.b"}, {Pattern: "a..b"}, {Pattern: "a.b*"}, {Pattern: "a", Family: "Not Lower"}, {Pattern: "**", Family: "all"}, {Pattern: "a", MaxAge: -1}} {
+		if bad.check() == nil {
+			t.Errorf("%+v is accepted", bad)
+		}
+	}
+	good := TopicRule{Pattern: "user.*.events", Family: "users", MaxAge: time.Hour}
+	if err := good.check(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestParseAckSubject(t *testing.T) {
+	want := place{delivered: 3, streamSeq: 42, storedAt: 1700000000000000001}
+	for _, s := range []string{
+		"$JS.ACK.a=2Eb.grp.3.42.7.1700000000000000001.5",
+		"$JS.ACK._.hash.a=2Eb.grp.3.42.7.1700000000000000001.5",
+		"$JS.ACK.hub.hash.a=2Eb.grp.3.42.7.1700000000000000001.5.token",
+	} {
+		if got, ok := parseAckSubject(s); !ok || got != want {
+			t.Errorf("%s: got %+v, %v", s, got, ok)
+		}
+	}
+	for _, s := range []string{"", "_INBOX.a.b", "$JS.ACK.a.b.c", "$JS.ACK.s.c.x.42.7.1.5", "$JS.ACK.s.c.1.42.7.1.5.6", strings.Repeat(".", 40)} {
+		if _, ok := parseAckSubject(s); ok {
+			t.Errorf("%s is accepted", s)
+		}
+	}
+}
+
+func TestFenceKeepsItsOrder(t *testing.T) {
+	for _, ackWait := range []time.Duration{time.Second, 3 * time.Second, 15 * time.Second, 30 * time.Second, time.Hour} {
+		f := newFence(ackWait)
+		if f.retry <= 0 || f.touch <= f.retry || f.usable <= f.touch || ackWait <= f.usable {
+			t.Errorf("%v: %+v", ackWait, f)
+		}
+		if limit := stallLimit(ackWait); limit >= ackWait-f.usable || limit <= 0 {
+			t.Errorf("%v: a stall of %v goes unnoticed", ackWait, limit)
+		}
+	}
+	if f := newFence(30 * time.Second); f.touch != 20*time.Second || f.usable != 25*time.Second {
+		t.Errorf("30s: %+v", f)
+	}
+}

@@ -1,0 +1,496 @@
+package projections
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"go.uber.org/goleak"
+
+	"eventhub/jetstream"
+)
+
+// patience bounds what a test waits for. Reaching it is a failure.
+const patience = 30 * time.Second
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// openBus opens a bus with an embedded server on a directory.
+func openBus(tb testing.TB, cfg jetstream.Config) *jetstream.Bus {
+	tb.Helper()
+	bus, err := jetstream.Open(tb.Context(), cfg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = bus.Close() })
+	return bus
+}
+
+// startNATS starts a server that several buses share.
+func startNATS(tb testing.TB) (url string) {
+	tb.Helper()
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: tb.TempDir(), NoLog: true, NoSigs: true})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	s.Start()
+	tb.Cleanup(func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	if !s.ReadyForConnections(patience) {
+		tb.Fatal("the server is not ready")
+	}
+	return s.ClientURL()
+}
+
+// start runs a projector until stop is called, or the test ends.
+func start(tb testing.TB, cfg ProcessConfig) (stop func()) {
+	tb.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- NewProcess(cfg).Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				tb.Errorf("the projector ended with: %v", err)
+			}
+		case <-time.After(patience):
+			tb.Error("the projector does not end")
+		}
+	})
+	tb.Cleanup(stop)
+	return stop
+}
+
+// publish publishes a heartbeat and returns where it lies.
+func publish(tb testing.TB, bus *jetstream.Bus, payload string) jetstream.Receipt {
+	tb.Helper()
+	r, err := bus.Publish(tb.Context(), TopicHeartbeat, []byte(payload), jetstream.PublishOptions{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return r
+}
+
+// heartbeat is the payload of process n's i-th heartbeat.
+func heartbeat(n, i int) string {
+	return fmt.Sprintf(`{"pid":%d,"name":"worker","host":"node","cpu_pct":%d,"mem_mb":1.5}`, n, i)
+}
+
+// stored is a state as it lies in its stream.
+type stored struct {
+	*jetstream.Event
+	ProcessState
+}
+
+func states(tb testing.TB, bus *jetstream.Bus, topic string) []stored {
+	tb.Helper()
+	var all []stored
+	err := bus.Scan(tb.Context(), topic, jetstream.ScanOptions{Limit: 1_000_000}, func(e *jetstream.Event) error {
+		s := stored{Event: e}
+		if topic == TopicProcessState {
+			if err := json.Unmarshal(e.Payload, &s.ProcessState); err != nil {
+				return err
+			}
+		}
+		all = append(all, s)
+		return nil
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return all
+}
+
+// await reads the states until done says that they are all there.
+func await(tb testing.TB, bus *jetstream.Bus, topic string, done func([]stored) bool) []stored {
+	tb.Helper()
+	timeout := time.After(patience)
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		all := states(tb, bus, topic)
+		if done(all) {
+			return all
+		}
+		select {
+		case <-ticker.C:
+		case <-timeout:
+			tb.Fatalf("waited in vain; there are %d on %s", len(all), topic)
+		}
+	}
+}
+
+func atLeast(n int) func([]stored) bool {
+	return func(all []stored) bool { return len(all) >= n }
+}
+
+// count counts the states of a status.
+func count(all []stored, status Status) int {
+	n := 0
+	for _, s := range all {
+		if s.Status == status {
+			n++
+		}
+	}
+	return n
+}
+
+// settle waits until the group has acknowledged everything: then nothing is on its way.
+func settle(tb testing.TB, bus *jetstream.Bus, lastID string) {
+	tb.Helper()
+	timeout := time.After(patience)
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		cursor, err := bus.Cursor(tb.Context(), TopicHeartbeat, GroupProcess)
+		if err == nil && cursor.LastID == lastID {
+			return
+		}
+		select {
+		case <-ticker.C:
+		case <-timeout:
+			tb.Fatalf("the group stays at %+v (%v), the last heartbeat is %s", cursor, err, lastID)
+		}
+	}
+}
+
+// wantEachOnce wants one state for each of the heartbeats 0..perProcess-1 of each process, in their order.
+func wantEachOnce(t *testing.T, all []stored, processes, perProcess int) {
+	t.Helper()
+	seen := make(map[string]int)
+	for _, s := range all {
+		if s.Status != Alive {
+			continue
+		}
+		if int(s.CPUPct) != seen[s.ProcessID] {
+			t.Fatalf("heartbeat %v of %s was projected, it is the turn of %d", s.CPUPct, s.ProcessID, seen[s.ProcessID])
+		}
+		seen[s.ProcessID]++
+	}
+	if len(seen) != processes {
+		t.Errorf("%d processes have states, want %d", len(seen), processes)
+	}
+	for id, n := range seen {
+		if n != perProcess {
+			t.Errorf("%s has %d states, want %d", id, n, perProcess)
+		}
+	}
+}
+
+func TestEachHeartbeatBecomesAState(t *testing.T) {
+	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	ts := int64(1_700_000_000_000)
+	first, err := bus.Publish(t.Context(), TopicHeartbeat,
+		[]byte(`{"mem_mb":256,"cpu_pct":12.3,"host":"local","name":"stt","pid":1234.0,"sid":"boot-1","extra":[1]}`),
+		jetstream.PublishOptions{TS: ts, HasTS: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish(t, bus, heartbeat(7, 0))
+	start(t, ProcessConfig{Bus: bus, StaleAfter: 1_000_000 * time.Hour})
+	last := publish(t, bus, heartbeat(7, 1))
+	all := await(t, bus, TopicProcessState, atLeast(3))
+	settle(t, bus, last.ID)
+
+	want := `{"processId":"local:stt:1234","name":"stt","host":"local","pid":1234,"sid":"boot-1","cpu_pct":12.3,"mem_mb":256,"last_seen_ts":1700000000000,"status":"alive"}`
+	if got := string(all[0].Payload); got != want {
+		t.Errorf("the state is\n%s, want\n%s", got, want)
+	}
+	if all[0].Key != "local:stt:1234" {
+		t.Errorf("the key is %q", all[0].Key)
+	}
+	if !slices.Equal(all[0].CausedBy, []string{first.ID}) {
+		t.Errorf("it was caused by %q, want the heartbeat %s", all[0].CausedBy, first.ID)
+	}
+	if want := fmt.Sprintf("%s@%d", first.Stream, first.Sequence); all[0].Headers[headerSource] != want {
+		t.Errorf("its source is %q, want %q", all[0].Headers[headerSource], want)
+	}
+	if n := len(states(t, bus, TopicProcessState)); n != 3 {
+		t.Errorf("there are %d states, want 3", n)
+	}
+}
+
+// TestRestart ends the projector, the bus and the server with it, again and again while heartbeats come in.
+func TestRestart(t *testing.T) {
+	const processes, perProcess, restarts = 10, 60, 5
+	dir := t.TempDir()
+	var last jetstream.Receipt
+	for round := range restarts + 1 {
+		// What was handed back before a restart of the server comes again after AckWait.
+		bus := openBus(t, jetstream.Config{DataDir: dir, AckWait: time.Second})
+		stop := start(t, ProcessConfig{Bus: bus, StaleAfter: time.Hour})
+		const each = perProcess / (restarts + 1)
+		for i := range each {
+			for n := range processes {
+				last = publish(t, bus, heartbeat(n, round*each+i))
+			}
+		}
+		if round == restarts {
+			await(t, bus, TopicProcessState, atLeast(processes*perProcess))
+			settle(t, bus, last.ID)
+			wantEachOnce(t, states(t, bus, TopicProcessState), processes, perProcess)
+		}
+		stop()
+		if err := bus.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestNothingIsDoubledWhenAllComesAgain sets the group back, as lost acknowledgements would, only further.
+func TestNothingIsDoubledWhenAllComesAgain(t *testing.T) {
+	const processes, perProcess = 10, 20
+	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	cfg := ProcessConfig{Bus: bus, StaleAfter: time.Hour}
+	stop := start(t, cfg)
+	var last jetstream.Receipt
+	for i := range perProcess {
+		for n := range processes {
+			last = publish(t, bus, heartbeat(n, i))
+		}
+	}
+	settle(t, bus, last.ID)
+	for _, live := range []bool{false, true} {
+		if !live {
+			stop()
+		}
+		if err := bus.SetCursor(t.Context(), TopicHeartbeat, GroupProcess, jetstream.Position{From: jetstream.FromEarliest}); err != nil {
+			t.Fatal(err)
+		}
+		if !live {
+			start(t, cfg)
+		}
+		settle(t, bus, last.ID)
+		wantEachOnce(t, states(t, bus, TopicProcessState), processes, perProcess)
+	}
+}
+
+// TestTwoHubs lets two projectors share the group while heartbeats come in over both hubs, and restarts one of them.
+func TestTwoHubs(t *testing.T) {
+	const processes, perProcess = 20, 100
+	url := startNATS(t)
+	one, two := openBus(t, jetstream.Config{URL: url}), openBus(t, jetstream.Config{URL: url})
+	start(t, ProcessConfig{Bus: one, StaleAfter: time.Hour, ScanEvery: 50 * time.Millisecond})
+	stop := start(t, ProcessConfig{Bus: two, StaleAfter: time.Hour, ScanEvery: 50 * time.Millisecond})
+	for i := range perProcess {
+		if i == perProcess/2 {
+			stop()
+			start(t, ProcessConfig{Bus: two, StaleAfter: time.Hour})
+		}
+		for n := range processes {
+			publish(t, []*jetstream.Bus{one, two}[(n+i)%2], heartbeat(n, i))
+		}
+	}
+	await(t, one, TopicProcessState, atLeast(processes*perProcess))
+	settle(t, one, publish(t, one, heartbeat(0, perProcess)).ID)
+	all := states(t, one, TopicProcessState)
+	all = slices.DeleteFunc(all, func(s stored) bool { return s.CPUPct == perProcess })
+	wantEachOnce(t, all, processes, perProcess)
+}
+
+// TestHeartbeatsOutOfOrder holds back the first heartbeats with a member that does not acknowledge, as a hub does that
+// was killed: they must not be left out because later ones of the same process came first.
+func TestHeartbeatsOutOfOrder(t *testing.T) {
+	const held = 20
+	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	arrived := make(chan struct{}, held)
+	sub, err := bus.Subscribe(t.Context(), TopicHeartbeat, GroupProcess,
+		jetstream.SubscribeOptions{From: jetstream.FromEarliest, MaxInFlight: held, MaxAttempts: jetstream.NeverGiveUp},
+		func(d *jetstream.Delivery) {
+			if d.Begin() {
+				arrived <- struct{}{}
+			}
+		})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sub.Start()
+	for i := range held {
+		publish(t, bus, heartbeat(1, i))
+	}
+	for range held {
+		select {
+		case <-arrived:
+		case <-time.After(patience):
+			t.Fatal("the heartbeats were not delivered")
+		}
+	}
+	start(t, ProcessConfig{Bus: bus, StaleAfter: time.Hour})
+	last := publish(t, bus, heartbeat(1, held))
+	await(t, bus, TopicProcessState, atLeast(held+1))
+	if err := sub.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	settle(t, bus, last.ID)
+	wantEachOnce(t, states(t, bus, TopicProcessState), 1, held+1)
+}
+
+func TestStale(t *testing.T) {
+	url := startNATS(t)
+	one, two := openBus(t, jetstream.Config{URL: url}), openBus(t, jetstream.Config{URL: url})
+	cfg := ProcessConfig{StaleAfter: 400 * time.Millisecond, ScanEvery: 20 * time.Millisecond}
+	for _, bus := range []*jetstream.Bus{one, two} {
+		cfg.Bus = bus
+		start(t, cfg)
+	}
+	// Process 1 falls silent at once; process 2 stays.
+	publish(t, one, heartbeat(1, 0))
+	silence := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		ticker := time.NewTicker(50 * time.Millisecond)
+		defer ticker.Stop()
+		for i := 0; ; i++ {
+			publish(t, two, heartbeat(2, i))
+			select {
+			case <-ticker.C:
+			case <-silence:
+				return
+			}
+		}
+	})
+	all := await(t, one, TopicProcessState, func(all []stored) bool { return count(all, Stale) > 0 })
+	i := slices.IndexFunc(all, func(s stored) bool { return s.Status == Stale })
+	alive := all[slices.IndexFunc(all, func(s stored) bool { return s.ProcessID == "node:worker:1" })]
+	if all[i].ProcessID != alive.ProcessID || all[i].LastSeenTS != alive.LastSeenTS || all[i].Headers[headerSource] != alive.Headers[headerSource] {
+		t.Errorf("the stale state is %+v %v, want one of %+v %v", all[i].ProcessState, all[i].Headers, alive.ProcessState, alive.Headers)
+	}
+	if silent := time.Duration(all[i].StoredAt - alive.LastSeenTS*int64(time.Millisecond)); silent < cfg.StaleAfter {
+		t.Errorf("it was stale after %v, want at least %v", silent, cfg.StaleAfter)
+	}
+
+	// It comes back, and falls silent again.
+	publish(t, two, heartbeat(1, 1))
+	await(t, one, TopicProcessState, func(all []stored) bool { return count(all, Stale) > 1 })
+	close(silence)
+	wg.Wait()
+	all = await(t, one, TopicProcessState, func(all []stored) bool { return count(all, Stale) > 2 })
+	var history []string
+	for _, s := range all {
+		if s.ProcessID == "node:worker:1" {
+			history = append(history, string(s.Status))
+		}
+	}
+	if got := strings.Join(history, " "); got != "alive stale alive stale" {
+		t.Errorf("process 1 was %s, want alive stale alive stale", got)
+	}
+	if count(all, Stale) != 3 {
+		t.Errorf("there are %d stale states, want 3", count(all, Stale))
+	}
+}
+
+// TestStaleAfterRestart wants processes marked that fell silent while no hub ran, and one that did not left alone.
+func TestStaleAfterRestart(t *testing.T) {
+	dir := t.TempDir()
+	bus := openBus(t, jetstream.Config{DataDir: dir})
+	stop := start(t, ProcessConfig{Bus: bus, StaleAfter: time.Hour})
+	const processes = 5
+	for n := range processes {
+		publish(t, bus, heartbeat(n, 0))
+	}
+	await(t, bus, TopicProcessState, atLeast(processes))
+	stop()
+	// This one is heard of while the projector is away.
+	last := publish(t, bus, heartbeat(0, 1))
+	if err := bus.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	bus = openBus(t, jetstream.Config{DataDir: dir})
+	heard := states(t, bus, TopicHeartbeat)
+	after := time.UnixMilli(heard[len(heard)-1].TS)
+	// A clock by which process 0 is heard of just in time, and the others are not.
+	start(t, ProcessConfig{
+		Bus: bus, StaleAfter: 10 * time.Minute, ScanEvery: 20 * time.Millisecond,
+		Now: func() time.Time { return after.Add(10 * time.Minute) },
+	})
+	settle(t, bus, last.ID)
+	all := await(t, bus, TopicProcessState, func(all []stored) bool { return count(all, Stale) == processes-1 })
+	for _, s := range all {
+		if s.PID == 0 && s.Status == Stale {
+			t.Error("process 0 is stale although a heartbeat of it waited")
+		}
+	}
+	if count(all, Alive) != processes+1 {
+		t.Errorf("there are %d alive states, want %d", count(all, Alive), processes+1)
+	}
+}
+
+// TestMoreProcessesThanAreKept wants the same result with less memory.
+func TestMoreProcessesThanAreKept(t *testing.T) {
+	const processes, perProcess = 7, 3
+	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	start(t, ProcessConfig{Bus: bus, MaxProcesses: 2, StaleAfter: time.Second, ScanEvery: 20 * time.Millisecond})
+	for i := range perProcess {
+		for n := range processes {
+			publish(t, bus, heartbeat(n, i))
+		}
+	}
+	all := await(t, bus, TopicProcessState, func(all []stored) bool { return count(all, Stale) >= processes })
+	wantEachOnce(t, all, processes, perProcess)
+	stale := make(map[string]int)
+	for _, s := range all {
+		if s.Status == Stale {
+			stale[s.ProcessID]++
+		}
+	}
+	if len(stale) != processes || slices.Max(slices.Collect(maps.Values(stale))) != 1 {
+		t.Errorf("these went stale: %v, want each of %d once", stale, processes)
+	}
+}
+
+func TestWhatIsNoHeartbeat(t *testing.T) {
+	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	start(t, ProcessConfig{Bus: bus, StaleAfter: time.Hour})
+	publish(t, bus, heartbeat(1, 0))
+	bad := publish(t, bus, `{"name":"worker","host":"node"}`)
+	publish(t, bus, heartbeat(1, 1))
+	// The others do not wait for it.
+	await(t, bus, TopicProcessState, atLeast(2))
+	dead := await(t, bus, "dlq."+TopicHeartbeat, atLeast(1))
+	var letter struct {
+		Group    string `json:"group"`
+		Err      string `json:"err"`
+		Original struct {
+			ID string `json:"id"`
+		} `json:"original"`
+		Attempts int `json:"attempts"`
+	}
+	if err := json.Unmarshal(dead[0].Payload, &letter); err != nil {
+		t.Fatal(err)
+	}
+	if letter.Group != GroupProcess || letter.Err != "no heartbeat: pid is missing" || letter.Original.ID != bad.ID || letter.Attempts != 5 {
+		t.Errorf("the dead letter is %s", dead[0].Payload)
+	}
+	wantEachOnce(t, states(t, bus, TopicProcessState), 1, 2)
+}
+
+// BenchmarkHeartbeats projects a backlog, one heartbeat an operation.
+func BenchmarkHeartbeats(b *testing.B) {
+	bus := openBus(b, jetstream.Config{DataDir: b.TempDir()})
+	p := bus.NewPublisher()
+	for i := range b.N {
+		if err := p.Publish(b.Context(), TopicHeartbeat, []byte(heartbeat(i%100, i)), nil, func(jetstream.Receipt, error) {}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := p.Flush(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	last := publish(b, bus, heartbeat(0, b.N))
+	b.ResetTimer()
+	start(b, ProcessConfig{Bus: bus, StaleAfter: time.Hour})
+	settle(b, bus, last.ID)
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "heartbeats/s")
+}
