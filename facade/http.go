@@ -366,7 +366,7 @@ func writeError(w http.ResponseWriter, status int, c code, msg string) {
 		h.Set("Retry-After", retryAfter)
 	}
 	w.WriteHeader(status)
-	_, _ = w.Write(append(appendError(nil, c, msg), '\n')) //nolint:gosec // G705: JSON, and declared as such
+	_, _ = w.Write(append(appendError(nil, c, msg), '\n'))
 }
 
 // appendError appends the JSON of an error over HTTP.

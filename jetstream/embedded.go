@@ -13,6 +13,7 @@ import (
 
 	"github.com/gofrs/flock"
 	"github.com/nats-io/nats-server/v2/server"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 // embedded is the NATS server that runs in this process.
@@ -81,6 +82,45 @@ func (e *embedded) stop() {
 	e.Shutdown()
 	e.WaitForShutdown()
 	_ = e.lock.Unlock() // the lock ends with the process at the latest
+}
+
+// endOldLeases gives back everything that was leased when the server last stopped. The server remembers what was
+// delivered but not what was refused, so without this even leases that a hub had handed back in order would wait for
+// AckWait. It is right here only: the server was just started, so nobody holds a lease of it.
+func (b *Bus) endOldLeases(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	nc := b.links[0].nc
+	streams := b.js.ListStreams(ctx)
+	for s := range streams.Info() {
+		if s.State.Consumers == 0 {
+			continue
+		}
+		handle, err := b.js.Stream(ctx, s.Config.Name)
+		if err != nil {
+			return err
+		}
+		consumers := handle.ListConsumers(ctx)
+		for c := range consumers.Info() {
+			if c.NumAckPending == 0 || c.Config.AckPolicy != natsjs.AckExplicitPolicy {
+				continue
+			}
+			// The server looks naks up by stream sequence; those of events that are settled have no effect.
+			for seq := c.AckFloor.Stream + 1; seq <= c.Delivered.Stream; seq++ {
+				subject := fmt.Sprintf("$JS.ACK.%s.%s.1.%d.%d.0.0", s.Config.Name, c.Name, seq, c.Delivered.Consumer)
+				if err := nc.Publish(subject, nakNow); err != nil {
+					return err
+				}
+			}
+		}
+		if err := consumers.Err(); err != nil {
+			return err
+		}
+	}
+	if err := streams.Err(); err != nil {
+		return err
+	}
+	return nc.FlushWithContext(ctx)
 }
 
 // cause is the innermost error of a file operation: the path is named already.

@@ -89,6 +89,11 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if err := b.checkServer(ctx); err != nil {
 		return err
 	}
+	if b.server != nil {
+		if err := b.endOldLeases(ctx); err != nil {
+			return fmt.Errorf("embedded nats server: %w", err)
+		}
+	}
 	if b.pointers, err = openPointers(ctx, b); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
@@ -245,17 +250,19 @@ func (b *Bus) Close() error {
 			stops.Go(func() { _ = s.Stop(ctx) }) // what could not be given back comes again after AckWait
 		}
 		stops.Wait()
+		b.topics.mu.Lock()
 		b.closing.Store(true)
+		b.topics.mu.Unlock()
 		if b.dead != nil {
 			b.dead.stop()
 		}
 		b.cancel()
+		b.wg.Wait()
 		for _, l := range b.links {
 			l.drain(ctx)
 			l.nc.Close()
 			l.lost(nats.ErrConnectionClosed)
 		}
-		b.wg.Wait()
 		if b.server != nil {
 			b.server.stop()
 		}

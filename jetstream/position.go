@@ -192,6 +192,7 @@ func (b *Bus) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func(*
 	if batch == 0 {
 		batch = 1_000
 	}
+	var seen uint64
 	for left > 0 {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -208,6 +209,9 @@ func (b *Bus) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func(*
 			}
 			got++
 			left--
+			if seen++; meta.Sequence.Consumer != seen { // without acks nothing is sent twice: a hole would stay one
+				return b.unavailable(fmt.Errorf("jetstream: read of stream %s: message %d of it was lost on the way", t.stream.name, seen))
+			}
 			if !opts.until.IsZero() && meta.Timestamp.After(opts.until) {
 				return nil
 			}

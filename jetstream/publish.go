@@ -172,8 +172,7 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 	var refused *apiError
 	if errors.As(err, &refused) {
 		if code := refused.ErrCode; code == natsjs.JSErrCodeStreamWrongLastSequence || code == natsjs.JSErrCodeStreamWrongLastSequenceConstant {
-			t.obs.PublishFailed()
-			return Receipt{}, ErrKeyChanged
+			return Receipt{}, ErrKeyChanged // no failure: it is what was asked for
 		}
 		b.log.Warn("the stream refused an event", slog.String("topic", t.name), slog.Any("error", err))
 		return fail("the event store refused the event: nothing was stored", err)

@@ -167,10 +167,16 @@ func (b *Bus) topic(ctx context.Context, name string, by *budget) (*topicInfo, e
 		}
 		wait, busy := b.topics.making[name]
 		if !busy {
+			if b.closing.Load() {
+				b.topics.mu.Unlock()
+				return nil, ErrClosed
+			}
 			wait = make(chan struct{})
 			b.topics.making[name] = wait
+			b.wg.Add(1) // Close waits: a server that stops while it makes a stream leaves half of one
 			b.topics.mu.Unlock()
 			t, err := b.makeTopic(ctx, name, by)
+			b.wg.Done()
 			b.topics.mu.Lock()
 			if err == nil {
 				b.topics.byName[name] = t
@@ -241,7 +247,10 @@ func (b *Bus) findStream(ctx context.Context, name string) (*natsjs.StreamInfo, 
 	return s.CachedInfo(), nil
 }
 
+// makeTopic goes on to its end when the caller gives up: others may wait for the same topic.
 func (b *Bus) makeTopic(ctx context.Context, name string, by *budget) (*topicInfo, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
+	defer cancel()
 	rule := b.rule(name)
 	b.topics.mu.RLock()
 	full := len(b.topics.byName) >= b.limits.Topics

@@ -1,0 +1,231 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	natsserver "github.com/nats-io/nats-server/v2/server"
+
+	"eventhub/facade/client"
+)
+
+const nodeToken = "s3cret"
+
+// node is a hub in a process of its own: this test binary under the program's name (see TestMain).
+type node struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	url   string
+	log   lockedBuffer
+	ended chan struct{}
+}
+
+// lockedBuffer takes a process's log.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// startNode starts a hub on free ports and waits until it is ready. It is killed when the test ends.
+func startNode(t *testing.T, flags ...string) *node {
+	t.Helper()
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &node{t: t, ended: make(chan struct{})}
+	n.cmd = exec.Command(path)
+	n.cmd.Args = append([]string{"eventhub", "serve", "--ws-port=0", "--http-port=0", "--ops-port=0"}, flags...)
+	n.cmd.Env = append(os.Environ(), "WS_TOKEN="+nodeToken, "GORACE=atexit_sleep_ms=20")
+	n.cmd.Dir = t.TempDir()
+	n.cmd.Stderr = &n.log
+	stdout, err := n.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		n.signal(syscall.SIGCONT)
+		n.signal(syscall.SIGKILL)
+		<-n.ended
+		if t.Failed() {
+			t.Logf("the log of %s:\n%s", n.url, n.log.String())
+		}
+	})
+	limit := time.AfterFunc(patience, func() { n.signal(syscall.SIGKILL) })
+	defer limit.Stop()
+	lines := bufio.NewReader(stdout)
+	for done := false; !done; {
+		line, err := lines.ReadString('\n')
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if name == "websocket" {
+			n.url = strings.TrimSpace(value)
+		}
+		done = err != nil || name == "token" // the last line
+	}
+	go func() {
+		defer close(n.ended)
+		_, _ = io.Copy(io.Discard, lines)
+		_ = n.cmd.Wait()
+	}()
+	if n.url == "" {
+		n.signal(syscall.SIGKILL)
+		<-n.ended
+		t.Fatalf("the hub did not start:\n%s", n.log.String())
+	}
+	return n
+}
+
+func (n *node) signal(s syscall.Signal) { _ = n.cmd.Process.Signal(s) } // fails only when the process has ended
+
+// kill ends the process as a crash would.
+func (n *node) kill() {
+	n.signal(syscall.SIGKILL)
+	<-n.ended
+}
+
+// terminate asks the hub to end, as an operator would, and wants it to do so in time and in order.
+func (n *node) terminate() {
+	n.t.Helper()
+	n.signal(syscall.SIGTERM)
+	select {
+	case <-n.ended:
+	case <-time.After(10 * time.Second):
+		n.t.Fatalf("the hub has not ended 10 s after SIGTERM:\n%s", n.log.String())
+	}
+	if code := n.cmd.ProcessState.ExitCode(); code != 0 {
+		n.t.Errorf("the hub ended with exit code %d:\n%s", code, n.log.String())
+	}
+}
+
+// dial connects a client, which is ended with the test.
+func (n *node) dial() *client.Client {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(n.t.Context(), patience)
+	defer cancel()
+	c, err := client.Dial(ctx, n.url, client.Options{Token: nodeToken})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(c.Abort)
+	return c
+}
+
+// box takes a subscription's events.
+type box struct {
+	t      *testing.T
+	events chan client.Event
+}
+
+func subscribeTo(t *testing.T, c *client.Client, topic, group string, opts client.SubscribeOptions) *box {
+	t.Helper()
+	b := &box{t: t, events: make(chan client.Event, 100_000)}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := c.Subscribe(ctx, topic, group, opts, func(e client.Event) { b.events <- e }); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func (b *box) next() client.Event {
+	b.t.Helper()
+	select {
+	case e := <-b.events:
+		return e
+	case <-time.After(patience):
+		b.t.Fatalf("no event within %v", patience)
+	}
+	return client.Event{}
+}
+
+func (b *box) take(n int) []client.Event {
+	b.t.Helper()
+	var got []client.Event
+	for range n {
+		got = append(got, b.next())
+	}
+	return got
+}
+
+// onlyMarker publishes one more event to the topic and wants it to be the next that comes.
+func (b *box) onlyMarker(c *client.Client, topic string) {
+	b.t.Helper()
+	marker := publishTo(b.t, c, topic, `"marker"`)
+	if e := b.next(); e.ID != marker {
+		b.t.Errorf("on %s came %s (attempt %d), which should not have", topic, e.Record, e.Attempt)
+	}
+}
+
+func publishTo(t *testing.T, c *client.Client, topic, payload string) (id string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	id, err := c.Publish(ctx, topic, []byte(payload), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+func publishNumbers(t *testing.T, c *client.Client, topic string, n int) {
+	t.Helper()
+	for i := range n {
+		publishTo(t, c, topic, fmt.Sprint(i))
+	}
+}
+
+func ackAll(t *testing.T, events []client.Event) {
+	t.Helper()
+	for i := range events {
+		if err := events[i].AckWait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// runNATS starts a NATS server in the test process.
+func runNATS(t *testing.T) (url string) {
+	t.Helper()
+	ns, err := natsserver.NewServer(&natsserver.Options{
+		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.Start()
+	t.Cleanup(func() {
+		ns.Shutdown()
+		ns.WaitForShutdown()
+	})
+	if !ns.ReadyForConnections(patience) {
+		t.Fatal("the NATS server did not start")
+	}
+	return ns.ClientURL()
+}
