@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +22,7 @@ func TestSlowHandlerGetsEachEventOnce(t *testing.T) {
 	topic := freshTopic()
 	in := hub.subscribe(c, topic, "slow", client.SubscribeOptions{})
 	for i := range 5 {
-		hub.publish(c, topic, fmt.Sprint(i))
+		hub.publish(c, topic, strconv.Itoa(i))
 	}
 	got := in.take(5)
 	in.quiet(500 * time.Millisecond) // ten polls of the notes' bus
@@ -58,7 +59,7 @@ func TestAcksInAnyOrder(t *testing.T) {
 			topic := freshTopic()
 			in := hub.subscribe(c, topic, "g", client.SubscribeOptions{})
 			for i := range 10 {
-				hub.publish(c, topic, fmt.Sprint(i))
+				hub.publish(c, topic, strconv.Itoa(i))
 			}
 			got := in.take(10)
 			for _, i := range test.acks {
@@ -96,7 +97,7 @@ func TestMaxInFlight(t *testing.T) {
 	topic := freshTopic()
 	in := hub.subscribe(c, topic, "g", client.SubscribeOptions{MaxInFlight: 2})
 	for i := range 6 {
-		hub.publish(c, topic, fmt.Sprint(i))
+		hub.publish(c, topic, strconv.Itoa(i))
 	}
 	leased := in.take(2)
 	all := slices.Clone(leased)
@@ -128,8 +129,8 @@ func TestMaxInFlightOverTopicsAndFailures(t *testing.T) {
 	never := 0
 	in := hub.subscribe(c, topic, "g", client.SubscribeOptions{MaxInFlight: 3, Topics: []string{topic + ".b"}, MaxAttempts: &never})
 	for i := range 20 {
-		hub.publish(c, topic, fmt.Sprint(i))
-		hub.publish(c, topic+".b", fmt.Sprint(100+i))
+		hub.publish(c, topic, strconv.Itoa(i))
+		hub.publish(c, topic+".b", strconv.Itoa(100+i))
 	}
 	leased := map[string]client.Event{}
 	done := map[string]int{}
@@ -181,7 +182,7 @@ func TestSameIDIsOneEvent(t *testing.T) {
 	} {
 		for i, topic := range []string{test.one, test.one, test.other, test.other, test.one} {
 			opts := client.PublishOptions{ID: "same", Key: fmt.Sprint("k", i)}
-			if id := hub.publish(c, topic, fmt.Sprint(i), opts); id != "same" {
+			if id := hub.publish(c, topic, strconv.Itoa(i), opts); id != "same" {
 				t.Errorf("publish %d to %s was answered %q", i, topic, id)
 			}
 		}
@@ -217,7 +218,7 @@ func TestKeysAreFoundAgain(t *testing.T) {
 	keys := []string{"a", "a.b", "*", ">", "a:b c", "Ünïcode ✓", "=2E", ".", "..", "$JS", "line\nbreak", "A", strings.Repeat("k", 512)}
 	for round := range 2 {
 		for i, key := range keys {
-			hub.publish(c, topic, fmt.Sprint(100*round+i), client.PublishOptions{Key: key})
+			hub.publish(c, topic, strconv.Itoa(100*round+i), client.PublishOptions{Key: key})
 		}
 	}
 	for i, key := range keys {
@@ -226,7 +227,7 @@ func TestKeysAreFoundAgain(t *testing.T) {
 			t.Errorf("key %q: %v", key, err)
 			continue
 		}
-		if e.Key != key || string(e.Payload) != fmt.Sprint(100+i) {
+		if e.Key != key || string(e.Payload) != strconv.Itoa(100+i) {
 			t.Errorf("key %q: found key %q with %s", key, e.Key, e.Payload)
 		}
 	}
@@ -243,7 +244,7 @@ func TestKeysAreFoundAgain(t *testing.T) {
 // What native NATS clients publish is delivered: with an id made from its place, and only when it is JSON.
 func TestNativeEvents(t *testing.T) {
 	url := startNATS(t)
-	bus := openBus(t, func(cfg *jetstream.Config) { cfg.URL = url })
+	bus := openBus(t, at(url))
 	hub := startHub(t, bus)
 	c := hub.dial()
 	topic := freshTopic()

@@ -3,7 +3,6 @@ package facade_test
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"strconv"
 	"sync"
 	"testing"
@@ -235,6 +234,7 @@ func TestMaxAttempts(t *testing.T) {
 
 // UNSUBSCRIBE and a drained hub give events back: even with maxAttempts 1 nothing is dead-lettered.
 func TestGivingBackIsNoFailure(t *testing.T) {
+	t.Parallel()
 	a, b := twoHubs(t)
 	topic := freshTopic()
 	one := 1
@@ -338,7 +338,7 @@ func TestTwoHubsMakeOneGroup(t *testing.T) {
 	for round := range 20 {
 		topic := freshTopic()
 		for i := range 5 {
-			a.publish(ca, topic, fmt.Sprint(i))
+			a.publish(ca, topic, strconv.Itoa(i))
 		}
 		var wg sync.WaitGroup
 		inboxes := [2]*inbox{}
@@ -349,7 +349,7 @@ func TestTwoHubsMakeOneGroup(t *testing.T) {
 			t.Fatal("a member could not join")
 		}
 		for i := range 5 {
-			a.publish(ca, topic, fmt.Sprint(100+i))
+			a.publish(ca, topic, strconv.Itoa(100+i))
 		}
 		seen := map[string]int{}
 		for !all(seen, 100, 105) {
@@ -385,7 +385,7 @@ func TestTwoHubsMakeOneGroup(t *testing.T) {
 
 func all(seen map[string]int, from, to int) bool {
 	for i := from; i < to; i++ {
-		if seen[fmt.Sprint(i)] == 0 {
+		if seen[strconv.Itoa(i)] == 0 {
 			return false
 		}
 	}
@@ -395,13 +395,13 @@ func all(seen map[string]int, from, to int) bool {
 // A hub that dies while it makes a group leaves a group that works, or none.
 func TestHubDiesWhileItMakesAGroup(t *testing.T) {
 	url := startNATS(t)
-	alive := startHub(t, openBus(t, func(cfg *jetstream.Config) { cfg.URL = url }))
+	alive := startHub(t, openBus(t, at(url)))
 	c := alive.dial()
 	proxy := newTCPProxy(t, url)
 	for bytes := 0; bytes <= 1200; bytes += 150 {
 		topic := freshTopic()
 		for i := range 5 {
-			alive.publish(c, topic, fmt.Sprint(i))
+			alive.publish(c, topic, strconv.Itoa(i))
 		}
 		dying, err := jetstream.Open(t.Context(), jetstream.Config{URL: proxy.url()})
 		if err != nil {

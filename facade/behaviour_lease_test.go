@@ -2,7 +2,8 @@ package facade_test
 
 import (
 	"context"
-	"fmt"
+	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -53,87 +54,105 @@ func TestExpiredLeaseComesAgainAtOnce(t *testing.T) {
 	}
 }
 
-// MODACK holds a lease for as long as it is sent, well beyond what the server itself would wait.
-func TestModAckHoldsALease(t *testing.T) {
+// A lease may be used to its last moment: the server, which has a clock of its own, gives nothing away before. And MODACK
+// holds a lease for as long as it is sent, well beyond what the server itself would wait.
+//
+// All cases wait at the same time, each on a bus of its own.
+func TestLeaseIsGoodToItsEnd(t *testing.T) {
 	t.Parallel()
-	hub := startHub(t, openBus(t, ackWait(time.Second)))
-	a, b := hub.dial(), hub.dial()
-	topic := freshTopic()
-	in := hub.subscribe(a, topic, "g", client.SubscribeOptions{AckTimeoutMS: 1000})
-	hub.publish(a, topic, "1")
-	hub.publish(a, topic, "2")
-	held := in.take(2)
-	other := hub.subscribe(b, topic, "g", client.SubscribeOptions{})
-
-	// One lease is prolonged again and again, the other once.
-	if err := held[1].ModAckWait(t.Context(), 20*time.Second); err != nil {
-		t.Fatal(err)
+	var cases []*heldLeases
+	for _, c := range []heldLeases{
+		{name: "a lease as long as AckWait", ackWait: 2 * time.Second, leaseMS: 2000, used: 1700 * time.Millisecond},
+		{name: "three times AckWait", ackWait: time.Second, leaseMS: 3000, used: 2700 * time.Millisecond},
+		{name: "MODACK for ten times AckWait", ackWait: time.Second, leaseMS: 1000, used: 10 * time.Second, beat: 400 * time.Millisecond},
+		{name: "one MODACK of ten times AckWait", ackWait: time.Second, leaseMS: 1000, used: 9700 * time.Millisecond, once: 10 * time.Second},
+		{name: "both by default", used: 29 * time.Second},
+	} {
+		c.start(t)
+		cases = append(cases, &c)
 	}
-	beat := time.NewTicker(400 * time.Millisecond)
-	defer beat.Stop()
-	for start := time.Now(); time.Since(start) < 10*time.Second; {
-		<-beat.C
-		if err := held[0].ModAckWait(t.Context(), time.Second); err != nil {
-			t.Fatal(err)
-		}
-		in.empty()
-		other.empty()
-	}
-	in.ack(held...)
-	marker := hub.publish(a, topic, `"marker"`)
-	var e client.Event
-	select {
-	case e = <-in.events:
-	case e = <-other.events:
-	case <-time.After(waitLimit):
-		t.Fatal("no marker")
-	}
-	if e.ID != marker || e.Attempt != 1 {
-		t.Errorf("instead of the marker came %s, attempt %d", e.Payload, e.Attempt)
+	for _, c := range cases { // in the order of their ends
+		<-time.After(time.Until(c.from.Add(c.used)))
+		c.finish(t)
 	}
 }
 
-// A lease may be used to its last moment: the server, which has a clock of its own, gives nothing away before.
-func TestLeaseIsGoodToItsEnd(t *testing.T) {
-	for _, test := range []struct {
-		name     string
-		ackWait  time.Duration // 0: the default
-		leaseMS  int64         // 0: the default
-		used     time.Duration
-		attempts int
-	}{
-		{"both by default", 0, 0, 29 * time.Second, 1},
-		{"as long as AckWait", 2 * time.Second, 2000, 1700 * time.Millisecond, 1},
-		{"three times AckWait", 2 * time.Second, 6000, 5700 * time.Millisecond, 1},
-		{"six times AckWait", time.Second, 6000, 5700 * time.Millisecond, 1},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			hub := startHub(t, openBus(t, ackWait(test.ackWait)))
-			a, b := hub.dial(), hub.dial()
-			topic := freshTopic()
-			in := hub.subscribe(a, topic, "g", client.SubscribeOptions{AckTimeoutMS: test.leaseMS})
-			for i := range 20 {
-				hub.publish(a, topic, fmt.Sprint(i))
+// heldLeases are twenty events that one member holds, while another waits for them.
+type heldLeases struct {
+	name    string
+	ackWait time.Duration // 0: the default
+	leaseMS int64         // 0: the default
+	used    time.Duration // how long the leases are held
+	beat    time.Duration // how often MODACK prolongs them by a second
+	once    time.Duration // by how much MODACK prolongs them at the start
+
+	hub       *testHub
+	in, other *inbox
+	topic     string
+	held      []client.Event
+	from      time.Time
+	stop      chan struct{}
+	stopped   sync.WaitGroup
+}
+
+func (h *heldLeases) start(t *testing.T) {
+	t.Helper()
+	h.hub = startHub(t, openBus(t, ackWait(h.ackWait)))
+	h.topic, h.stop = freshTopic(), make(chan struct{})
+	a, b := h.hub.dial(), h.hub.dial()
+	for i := range 20 {
+		h.hub.publish(a, h.topic, strconv.Itoa(i))
+	}
+	h.from = time.Now()
+	h.in = h.hub.subscribe(a, h.topic, "g", client.SubscribeOptions{From: "earliest", AckTimeoutMS: h.leaseMS})
+	h.held = h.in.take(20)
+	h.other = h.hub.subscribe(b, h.topic, "g", client.SubscribeOptions{})
+	if h.once > 0 {
+		for i := range h.held {
+			if err := h.held[i].ModAckWait(t.Context(), h.once); err != nil {
+				t.Errorf("%s: %v", h.name, err)
 			}
-			held := in.take(20)
-			other := hub.subscribe(b, topic, "g", client.SubscribeOptions{})
-			select {
-			case e := <-in.events:
-				t.Errorf("event %s came again, attempt %d", e.Payload, e.Attempt)
-			case e := <-other.events:
-				t.Errorf("event %s was given to another member, attempt %d", e.Payload, e.Attempt)
-			case <-time.After(test.used):
+		}
+	}
+	if h.beat > 0 {
+		h.stopped.Go(func() { h.prolong(t) })
+	}
+}
+
+func (h *heldLeases) prolong(t *testing.T) {
+	t.Helper()
+	tick := time.NewTicker(h.beat)
+	defer tick.Stop()
+	for {
+		select {
+		case <-h.stop:
+			return
+		case <-tick.C:
+			for i := range h.held {
+				if err := h.held[i].ModAckWait(t.Context(), time.Second); err != nil {
+					t.Errorf("%s: %v", h.name, err)
+					return
+				}
 			}
-			in.ack(held...)
-			if err := in.sub.Unsubscribe(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			hub.publish(a, topic, `"marker"`)
-			if e := other.next(); string(e.Payload) != `"marker"` {
-				t.Errorf("instead of the marker came %s, attempt %d: its ACK was in time", e.Payload, e.Attempt)
-			}
-		})
+		}
+	}
+}
+
+func (h *heldLeases) finish(t *testing.T) {
+	t.Helper()
+	close(h.stop)
+	h.stopped.Wait()
+	if n := len(h.in.events) + len(h.other.events); n > 0 {
+		t.Errorf("%s: %d events came again while they were leased", h.name, n)
+		return
+	}
+	h.in.ack(h.held...)
+	if err := h.in.sub.Unsubscribe(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h.hub.publish(h.hub.dial(), h.topic, `"marker"`)
+	if e := h.other.next(); string(e.Payload) != `"marker"` || e.Attempt != 1 {
+		t.Errorf("%s: instead of the marker came %s, attempt %d: its ACK was in time", h.name, e.Payload, e.Attempt)
 	}
 }
 
@@ -196,18 +215,18 @@ func TestHubCutOffSettlesNothing(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			const wait = 2 * time.Second
+			const wait = time.Second
 			url := startNATS(t)
 			proxy := newTCPProxy(t, url)
-			cutOff := startHub(t, openBus(t, ackWait(wait), func(cfg *jetstream.Config) { cfg.URL = proxy.url() }))
-			fine := startHub(t, openBus(t, ackWait(wait), func(cfg *jetstream.Config) { cfg.URL = url }))
+			cutOff := startHub(t, openBus(t, ackWait(wait), at(proxy.url())))
+			fine := startHub(t, openBus(t, ackWait(wait), at(url)))
 			a, b := cutOff.dial(), fine.dial()
 			topic := freshTopic()
 			never := 0
-			opts := client.SubscribeOptions{MaxAttempts: &never, AckTimeoutMS: 8000}
+			opts := client.SubscribeOptions{MaxAttempts: &never, AckTimeoutMS: 4000}
 			in := cutOff.subscribe(a, topic, "g", opts)
 			for i := range 10 {
-				fine.publish(b, topic, fmt.Sprint(i))
+				fine.publish(b, topic, strconv.Itoa(i))
 			}
 			old := in.take(10)
 			if err := in.sub.Pause(t.Context()); err != nil { // what comes again shall go to the other hub

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -82,8 +83,10 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 		to   func(ids []string) jetstream.Position
 		want string
 	}{
-		{"back to the start", func([]string) jetstream.Position { return jetstream.Position{From: jetstream.FromEarliest} },
-			"00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 99"},
+		{
+			"back to the start", func([]string) jetstream.Position { return jetstream.Position{From: jetstream.FromEarliest} },
+			"00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 99",
+		},
 		{"back to an id", func(ids []string) jetstream.Position {
 			return jetstream.Position{From: jetstream.FromAfterID, AfterID: ids[14]}
 		}, "15 16 17 18 19 99"},
@@ -94,8 +97,10 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 		{"past the end", func([]string) jetstream.Position {
 			return jetstream.Position{From: jetstream.FromTS, TS: time.Now().Add(time.Hour).UnixMilli()}
 		}, "99"},
-		{"before the start", func([]string) jetstream.Position { return jetstream.Position{From: jetstream.FromTS} },
-			"00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 99"},
+		{
+			"before the start", func([]string) jetstream.Position { return jetstream.Position{From: jetstream.FromTS} },
+			"00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 99",
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			topic := freshTopic()
@@ -186,7 +191,7 @@ func TestSeeksThatRace(t *testing.T) {
 		}
 	}
 	for i := range 5 {
-		publish(fmt.Sprint(i))
+		publish(strconv.Itoa(i))
 	}
 	settle(take(t, out, 5))
 	for range 5 {
@@ -241,7 +246,7 @@ func TestFromTSIsInclusive(t *testing.T) {
 			last := stored[i-1].TS
 			waitUntil(t, "the next millisecond", func() bool { return time.Now().UnixMilli() > last+1 })
 		}
-		hub.publish(c, topic, fmt.Sprint(i))
+		hub.publish(c, topic, strconv.Itoa(i))
 		stored = append(stored, watch.next())
 	}
 	for i, e := range stored {
@@ -249,7 +254,7 @@ func TestFromTSIsInclusive(t *testing.T) {
 			ts := e.TS + delta
 			in := hub.subscribe(c, topic, fmt.Sprint("g", i, delta), client.SubscribeOptions{From: "ts", TS: &ts})
 			if first < len(stored) {
-				if got := in.next(); string(got.Payload) != fmt.Sprint(first) {
+				if got := in.next(); string(got.Payload) != strconv.Itoa(first) {
 					t.Errorf("from ts %+d of event %d came %s", delta, i, got.Payload)
 				}
 			}

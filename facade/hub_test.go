@@ -27,19 +27,19 @@ func freshTopic() string {
 }
 
 // openBus opens a bus on an embedded server of its own, unless a change sets URL.
-func openBus(t testing.TB, change ...func(*jetstream.Config)) *jetstream.Bus {
-	t.Helper()
-	cfg := jetstream.Config{DataDir: t.TempDir()}
+func openBus(tb testing.TB, change ...func(*jetstream.Config)) *jetstream.Bus {
+	tb.Helper()
+	cfg := jetstream.Config{DataDir: tb.TempDir()}
 	for _, f := range change {
 		f(&cfg)
 	}
-	bus, err := jetstream.Open(t.Context(), cfg)
+	bus, err := jetstream.Open(tb.Context(), cfg)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := bus.Close(); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return bus
@@ -54,22 +54,22 @@ type testHub struct {
 	http   string // of the HTTP side
 }
 
-func startHub(t testing.TB, bus *jetstream.Bus, change ...func(*facade.Config)) *testHub {
-	t.Helper()
+func startHub(tb testing.TB, bus *jetstream.Bus, change ...func(*facade.Config)) *testHub {
+	tb.Helper()
 	cfg := facade.Config{Bus: bus, Auth: facade.StaticToken(testToken)}
 	for _, f := range change {
 		f(&cfg)
 	}
 	server, err := facade.New(cfg)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	h := &testHub{t: t, bus: bus, server: server}
+	h := &testHub{t: tb, bus: bus, server: server}
 	ws, rest := h.listen(server.WebSocket()), h.listen(server.HTTP())
 	h.url, h.http = "ws://"+ws, "http://"+rest
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := server.Close(); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return h
@@ -96,29 +96,33 @@ func (h *testHub) listen(handler http.Handler) string {
 }
 
 // twoHubs are two hubs on one NATS server, as two processes would be.
-func twoHubs(t testing.TB, change ...func(*jetstream.Config)) (a, b *testHub) {
-	t.Helper()
-	url := startNATS(t)
-	change = append([]func(*jetstream.Config){func(cfg *jetstream.Config) { cfg.URL = url }}, change...)
-	return startHub(t, openBus(t, change...)), startHub(t, openBus(t, change...))
+func twoHubs(tb testing.TB) (a, b *testHub) {
+	tb.Helper()
+	nats := at(startNATS(tb))
+	return startHub(tb, openBus(tb, nats)), startHub(tb, openBus(tb, nats))
+}
+
+// at makes a bus use the NATS server at url.
+func at(url string) func(*jetstream.Config) {
+	return func(cfg *jetstream.Config) { cfg.URL = url }
 }
 
 // startNATS starts a server as an operator would run it.
-func startNATS(t testing.TB) (url string) {
-	t.Helper()
+func startNATS(tb testing.TB) (url string) {
+	tb.Helper()
 	ns, err := natsserver.NewServer(&natsserver.Options{
-		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true,
+		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: tb.TempDir(), NoSigs: true, NoLog: true,
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	ns.Start()
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		ns.Shutdown()
 		ns.WaitForShutdown()
 	})
 	if !ns.ReadyForConnections(waitLimit) {
-		t.Fatal("the NATS server did not start")
+		tb.Fatal("the NATS server did not start")
 	}
 	return ns.ClientURL()
 }

@@ -25,16 +25,16 @@ type tcpProxy struct {
 	conns   map[net.Conn]struct{}
 }
 
-func newTCPProxy(t testing.TB, target string) *tcpProxy {
-	t.Helper()
+func newTCPProxy(tb testing.TB, target string) *tcpProxy {
+	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	p := &tcpProxy{t: t, listener: l, target: strings.TrimPrefix(target, "nats://"), budget: -1, conns: map[net.Conn]struct{}{}}
+	p := &tcpProxy{t: tb, listener: l, target: strings.TrimPrefix(target, "nats://"), budget: -1, conns: map[net.Conn]struct{}{}}
 	p.changed.L = &p.mu
 	p.wg.Go(p.accept)
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		_ = l.Close()
 		p.cut()
 		p.wg.Wait()

@@ -49,6 +49,7 @@ type Delivery struct {
 
 // place is what the server's reply subject says of a delivery.
 type place struct {
+	prefix    int // length of what all ack subjects of the consumer begin with
 	delivered int
 	streamSeq uint64
 	storedAt  int64
@@ -86,7 +87,7 @@ func parseAckSubject(s string) (place, bool) {
 	delivered, ok1 := field(0)
 	seq, ok2 := field(1)
 	stored, ok3 := field(3)
-	return place{delivered: int(delivered), streamSeq: seq, storedAt: int64(stored)}, ok1 && ok2 && ok3 //nolint:gosec // 63 bits
+	return place{prefix: dots[first] + 1, delivered: int(delivered), streamSeq: seq, storedAt: int64(stored)}, ok1 && ok2 && ok3 //nolint:gosec // 63 bits
 }
 
 func newDelivery(m *member, msg *nats.Msg, p place, now int64) *Delivery {

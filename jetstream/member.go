@@ -29,6 +29,7 @@ type member struct {
 	first     bool   // nothing has arrived since
 	retryAt   int64  // pull again then; 0: when there is credit
 	lastSeq   uint64 // newest stream sequence that arrived
+	acks      string // what its ack subjects begin with; "" before the first
 	attaching bool
 }
 
@@ -160,6 +161,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 	m.requested = max(m.requested-1, 0)
 	s.requested = max(s.requested-1, 0)
 	m.lastSeq = max(m.lastSeq, place.streamSeq)
+	m.acks = msg.Reply[:place.prefix]
 	if m.first {
 		m.first = false
 		m.obs.Polled(time.Duration(now - m.pulled))

@@ -283,6 +283,29 @@ func (s *Subscription) Pause(ctx context.Context) error {
 	return s.flush(ctx)
 }
 
+// settleAll waits until the server has worked off what was said about deliveries: not only taken it, or a server that
+// stops now would lose it.
+func (s *Subscription) settleAll(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	defer cancel()
+	if err := s.flush(ctx); err != nil { // also for what is under way to the inboxes
+		return err
+	}
+	for _, m := range s.members {
+		s.mu.Lock()
+		prefix := m.acks
+		s.mu.Unlock()
+		if prefix == "" {
+			continue
+		}
+		// A consumer works its acks off in order, so its answer to one about no event comes after all others.
+		if _, err := s.link.request(ctx, prefix+"1.9223372036854775807.1.0.0", progress); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // flush waits until the server has taken what was sent.
 func (s *Subscription) flush(ctx context.Context) error {
 	if !s.link.up.Load() {
@@ -375,7 +398,7 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 		for _, m := range s.members {
 			m.obs.Close()
 		}
-		err = s.flush(ctx)
+		err = s.settleAll(ctx)
 	})
 	return err
 }
