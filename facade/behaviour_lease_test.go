@@ -61,7 +61,7 @@ func TestExpiredLeaseComesAgainAtOnce(t *testing.T) {
 func TestLeaseIsGoodToItsEnd(t *testing.T) {
 	t.Parallel()
 	var cases []*heldLeases
-	for _, c := range []heldLeases{
+	for _, c := range []*heldLeases{
 		{name: "a lease as long as AckWait", ackWait: 2 * time.Second, leaseMS: 2000, used: 1700 * time.Millisecond},
 		{name: "three times AckWait", ackWait: time.Second, leaseMS: 3000, used: 2700 * time.Millisecond},
 		{name: "MODACK for ten times AckWait", ackWait: time.Second, leaseMS: 1000, used: 10 * time.Second, beat: 400 * time.Millisecond},
@@ -69,7 +69,7 @@ func TestLeaseIsGoodToItsEnd(t *testing.T) {
 		{name: "both by default", used: 29 * time.Second},
 	} {
 		c.start(t)
-		cases = append(cases, &c)
+		cases = append(cases, c)
 	}
 	for _, c := range cases { // in the order of their ends
 		<-time.After(time.Until(c.from.Add(c.used)))

@@ -247,10 +247,7 @@ func (b *Bus) findStream(ctx context.Context, name string) (*natsjs.StreamInfo, 
 	return s.CachedInfo(), nil
 }
 
-// makeTopic goes on to its end when the caller gives up: others may wait for the same topic.
 func (b *Bus) makeTopic(ctx context.Context, name string, by *budget) (*topicInfo, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
-	defer cancel()
 	rule := b.rule(name)
 	b.topics.mu.RLock()
 	full := len(b.topics.byName) >= b.limits.Topics
@@ -279,7 +276,10 @@ func (b *Bus) makeTopic(ctx context.Context, name string, by *budget) (*topicInf
 	return b.newTopic(name, info, rule), nil
 }
 
+// createStream goes on to its end when the caller gives up: others may wait for the same topic.
 func (b *Bus) createStream(ctx context.Context, topic string, rule *TopicRule) (*natsjs.StreamInfo, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
+	defer cancel()
 	cfg := natsjs.StreamConfig{
 		Name:        rule.streamName(topic),
 		Subjects:    rule.subjects(topic),
