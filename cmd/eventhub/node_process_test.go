@@ -6,10 +6,10 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -197,7 +197,7 @@ func publishTo(t *testing.T, c *client.Client, topic, payload string) (id string
 func publishNumbers(t *testing.T, c *client.Client, topic string, n int) {
 	t.Helper()
 	for i := range n {
-		publishTo(t, c, topic, fmt.Sprint(i))
+		publishTo(t, c, topic, strconv.Itoa(i))
 	}
 }
 
