@@ -1,7 +1,6 @@
 package facade_test
 
 import (
-	"context"
 	"strconv"
 	"sync"
 	"testing"
@@ -254,11 +253,7 @@ func TestHubCutOffSettlesNothing(t *testing.T) {
 			waitUntil(t, "twice AckWait", func() bool { return time.Since(cutAt) > 2*wait })
 			proxy.cut() // what a broken network held back is lost with its connections
 			proxy.heal()
-			waitUntil(t, "the hub is back", func() bool {
-				ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-				defer cancel()
-				return cutOff.bus.Ready(ctx) == nil
-			})
+			waitUntil(t, "the hub is back", func() bool { return ready(t, cutOff.bus) })
 			in.ack(old...)
 			for i := range old {
 				_ = old[i].Nack("late", 0)

@@ -50,6 +50,13 @@ func (p *tcpProxy) freeze() { p.set(func() { p.frozen = true }) }
 // freezeAfter lets n more bytes through to the target, and then does as freeze.
 func (p *tcpProxy) freezeAfter(n int) { p.set(func() { p.budget = n }) }
 
+// spent reports whether freezeAfter has come to its end.
+func (p *tcpProxy) spent() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.budget == 0
+}
+
 // cut ends all connections, and new ones as soon as they come.
 func (p *tcpProxy) cut() {
 	p.set(func() {

@@ -154,18 +154,17 @@ func headerValue(v string) error {
 	return nil
 }
 
-// header builds the message header of an event. id is the event's id; given says that the publisher chose it.
-func (o *PublishOptions) header(t *topicInfo, id string, given bool) nats.Header {
-	h := make(nats.Header, 1+len(o.Headers))
+// fillHeader builds the message header of an event in h. id holds the event's id; given says that the publisher chose it.
+func (o *PublishOptions) fillHeader(h nats.Header, t *topicInfo, id []string, given bool) {
 	switch {
 	case !given:
-		h[headerID] = []string{id}
+		h[headerID] = id
 	case t.stream.family:
 		// The server's duplicate window spans the stream, so in a family the topic is part of the id.
-		h[headerID] = []string{id}
-		h[headerMsgID] = []string{t.name + ":" + id}
+		h[headerID] = id
+		h[headerMsgID] = []string{t.name + ":" + id[0]}
 	default:
-		h[headerMsgID] = []string{id}
+		h[headerMsgID] = id
 	}
 	if o.HasTS {
 		h[headerTS] = []string{strconv.FormatInt(o.TS, 10)}
@@ -185,7 +184,6 @@ func (o *PublishOptions) header(t *topicInfo, id string, given bool) nats.Header
 	for name, value := range o.Headers {
 		h[name] = []string{value}
 	}
-	return h
 }
 
 // jsonList is a JSON array of strings; the encoder escapes control characters, so it is a legal header value.

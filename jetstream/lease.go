@@ -259,7 +259,7 @@ func (s *Subscription) touch(ds []*Delivery, sent int64) {
 		d.send(progress)
 	}
 	// An error means that the connection is down; then all is forgotten anyway.
-	_ = s.link.ask(&nats.Msg{Subject: ds[len(ds)-1].reply, Data: progress}, publishWait, func(reply *nats.Msg, err error) {
+	_ = s.link.ask(&nats.Msg{Subject: ds[len(ds)-1].reply, Data: progress}, sent, askerFunc(func(reply *nats.Msg, err error) {
 		if err != nil {
 			return
 		}
@@ -272,5 +272,5 @@ func (s *Subscription) touch(ds []*Delivery, sent int64) {
 		for _, d := range ds {
 			d.touched = max(d.touched, sent)
 		}
-	})
+	}))
 }

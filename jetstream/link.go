@@ -3,16 +3,19 @@ package jetstream
 import (
 	"bytes"
 	"context"
+	crand "crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
@@ -27,17 +30,29 @@ type link struct {
 	nc    *nats.Conn
 	inbox string // prefix of the reply subjects
 
+	idMu sync.Mutex
+	ids  *rand.ChaCha8 // random bits of the ids made for publishes over this link
+
 	mu    sync.Mutex
 	next  uint64
-	asked map[uint64]*question // bounded: publishes by the streams' slots, the rest by leases and workers
+	asked map[uint64]question // bounded: publishes by the streams' slots, the rest by leases and workers
 	down  bool
 	up    atomic.Bool
 }
 
-// question waits for one reply.
+// asker waits for a reply. answer is called once: with the reply, or with why none will come. It must not block.
+type asker interface {
+	answer(m *nats.Msg, err error)
+}
+
+// askerFunc is an asker that is a function.
+type askerFunc func(m *nats.Msg, err error)
+
+func (f askerFunc) answer(m *nats.Msg, err error) { f(m, err) }
+
+// question is one that waits, in nanoseconds of the bus's clock.
 type question struct {
-	// answer is called once: with the reply, or with why none will come. It must not block.
-	answer   func(m *nats.Msg, err error)
+	asker
 	deadline int64
 }
 
@@ -47,7 +62,12 @@ var (
 )
 
 func (b *Bus) dial(index int) (*link, error) {
-	l := &link{bus: b, index: index, inbox: nats.NewInbox() + ".", asked: make(map[uint64]*question)}
+	l := &link{bus: b, index: index, inbox: nats.NewInbox() + ".", asked: make(map[uint64]question)}
+	var seed [32]byte
+	if _, err := crand.Read(seed[:]); err != nil {
+		return nil, err
+	}
+	l.ids = rand.NewChaCha8(seed)
 	opts, err := b.natsOptions()
 	if err != nil {
 		return nil, err
@@ -88,6 +108,7 @@ func (b *Bus) natsOptions() ([]nats.Option, error) {
 		nats.ReconnectWait(100 * time.Millisecond),
 		nats.ReconnectJitter(100*time.Millisecond, 100*time.Millisecond),
 		nats.ReconnectBufSize(-1), // never keep acks of leases that may have ended, to send them late
+		nats.SkipSubjectValidation(), // names are checked and escaped before they become subjects
 		nats.PingInterval(5 * time.Second),
 		nats.MaxPingsOutstanding(2),
 		nats.Timeout(5 * time.Second),
@@ -115,9 +136,18 @@ func (b *Bus) natsOptions() ([]nats.Option, error) {
 	return opts, nil
 }
 
-// ask sends a message whose reply goes to answer, which is called exactly once unless ask returns an error.
-func (l *link) ask(m *nats.Msg, wait time.Duration, answer func(*nats.Msg, error)) error {
-	q := &question{answer: answer, deadline: l.bus.clock.now() + int64(wait)}
+// newID makes a UUIDv7. Its random bits come from a generator of the link's own, seeded by the system: asking the system
+// for each costs as much as the rest of a publish.
+func (l *link) newID() (string, error) {
+	l.idMu.Lock()
+	defer l.idMu.Unlock()
+	u, err := uuid.NewV7FromReader(l.ids)
+	return u.String(), err
+}
+
+// ask sends a message whose reply goes to who, unless ask returns an error. It waits for publishWait. m is not kept.
+func (l *link) ask(m *nats.Msg, now int64, who asker) error {
+	q := question{asker: who, deadline: now + int64(publishWait)}
 	l.mu.Lock()
 	if l.down {
 		l.mu.Unlock()
@@ -130,7 +160,7 @@ func (l *link) ask(m *nats.Msg, wait time.Duration, answer func(*nats.Msg, error
 	var buf [64]byte
 	m.Reply = string(strconv.AppendUint(append(buf[:0], l.inbox...), n, 36))
 	if err := l.nc.PublishMsg(m); err != nil {
-		if l.take(n) != nil {
+		if _, waits := l.take(n); waits {
 			return err
 		}
 		return nil // lost answered it already
@@ -138,12 +168,12 @@ func (l *link) ask(m *nats.Msg, wait time.Duration, answer func(*nats.Msg, error
 	return nil
 }
 
-func (l *link) take(n uint64) *question {
+func (l *link) take(n uint64) (q question, waits bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	q := l.asked[n]
+	q, waits = l.asked[n]
 	delete(l.asked, n)
-	return q
+	return q, waits
 }
 
 func (l *link) reply(m *nats.Msg) {
@@ -151,7 +181,7 @@ func (l *link) reply(m *nats.Msg) {
 	if err != nil {
 		return
 	}
-	if q := l.take(n); q != nil {
+	if q, waits := l.take(n); waits {
 		q.answer(m, nil)
 	}
 }
@@ -167,7 +197,8 @@ func (l *link) requestMsg(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 		err error
 	}
 	ch := make(chan result, 1)
-	if err := l.ask(m, publishWait, func(m *nats.Msg, err error) { ch <- result{m, err} }); err != nil {
+	who := askerFunc(func(m *nats.Msg, err error) { ch <- result{m, err} })
+	if err := l.ask(m, l.bus.clock.now(), who); err != nil {
 		return nil, err
 	}
 	select {
@@ -180,7 +211,7 @@ func (l *link) requestMsg(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 
 // sweep answers the questions that wait too long.
 func (l *link) sweep(now int64) {
-	var late []*question
+	var late []question
 	l.mu.Lock()
 	for n, q := range l.asked {
 		if q.deadline <= now {
@@ -221,7 +252,7 @@ func (l *link) lost(err error) {
 	l.mu.Lock()
 	l.down = true
 	asked := l.asked
-	l.asked = make(map[uint64]*question)
+	l.asked = make(map[uint64]question)
 	l.mu.Unlock()
 	for _, q := range asked {
 		q.answer(nil, errCut)

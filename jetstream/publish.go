@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
@@ -104,41 +103,78 @@ func (p *Publisher) send(ctx context.Context, topic string, payload []byte, opts
 	if err := p.enter(ctx, t.stream); err != nil {
 		return err
 	}
-	id, given := opts.ID, opts.ID != ""
-	if !given {
-		u, err := uuid.NewV7()
-		if err != nil {
-			p.leave(t.stream)
-			return &Error{Code: CodeInternal, Msg: "no id could be made", Err: err}
-		}
-		id = u.String()
+	w, _ := outgoing.Get().(*outgoingEvent)
+	w.p, w.topic, w.done = p, t, done
+	if err := w.fill(payload, opts); err != nil {
+		p.leave(t.stream)
+		w.free()
+		return err
 	}
-	m := &nats.Msg{Subject: t.subjectFor(opts.Key), Data: payload, Header: opts.header(t, id, given)}
 	if !t.stream.ready[p.link.index].Load() {
-		return p.first(ctx, t, m, id, done)
+		return p.first(ctx, w)
 	}
-	sent := p.bus.clock.now()
-	err = p.link.ask(m, publishWait, func(reply *nats.Msg, err error) {
-		done(p.bus.confirmed(t, id, reply, err, sent))
+	w.sent = p.bus.clock.now()
+	if err := p.link.ask(&w.msg, w.sent, w); err != nil {
 		p.leave(t.stream)
-	})
-	if err != nil {
-		p.leave(t.stream)
+		w.free()
 		t.obs.PublishFailed()
 		return notSent(err)
 	}
 	return nil
 }
 
+// outgoingEvent is an event on its way to the stream. They are pooled, with the message and its header.
+type outgoingEvent struct {
+	p     *Publisher
+	topic *topicInfo
+	done  func(Receipt, error)
+	id    string
+	sent  int64
+	msg   nats.Msg
+	one   [1]string // the value of the one header that most events have
+}
+
+var outgoing = sync.Pool{New: func() any { return &outgoingEvent{msg: nats.Msg{Header: make(nats.Header)}} }}
+
+func (w *outgoingEvent) fill(payload []byte, opts *PublishOptions) error {
+	w.msg.Subject, w.msg.Data = w.topic.subjectFor(opts.Key), payload
+	given := opts.ID != ""
+	if w.id = opts.ID; !given {
+		var err error
+		if w.id, err = w.p.link.newID(); err != nil {
+			return &Error{Code: CodeInternal, Msg: "no id could be made", Err: err}
+		}
+	}
+	w.one[0] = w.id
+	opts.fillHeader(w.msg.Header, w.topic, w.one[:], given)
+	return nil
+}
+
+// answer is called by the link with the stream's ack.
+func (w *outgoingEvent) answer(reply *nats.Msg, err error) {
+	p, s := w.p, w.topic.stream
+	w.done(p.bus.confirmed(w.topic, w.id, reply, err, w.sent))
+	w.free()
+	p.leave(s)
+}
+
+func (w *outgoingEvent) free() {
+	clear(w.msg.Header)
+	*w = outgoingEvent{msg: nats.Msg{Header: w.msg.Header}}
+	outgoing.Put(w)
+}
+
 // first sends the first publish to a stream over this connection, and waits for its answer: a stream that was just made
 // may not be known everywhere yet, and sending again what was refused must not let a later publish overtake it.
-func (p *Publisher) first(ctx context.Context, t *topicInfo, m *nats.Msg, id string, done func(Receipt, error)) error {
+func (p *Publisher) first(ctx context.Context, w *outgoingEvent) error {
+	t := w.topic
 	defer p.leave(t.stream)
+	defer w.free()
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
 		sent := p.bus.clock.now()
-		reply, err := p.link.requestMsg(ctx, m)
+		reply, err := p.link.requestMsg(ctx, &w.msg)
 		if err == nil && noResponders(reply) && ctx.Err() == nil {
 			select {
 			case <-time.After(wait):
@@ -146,11 +182,11 @@ func (p *Publisher) first(ctx context.Context, t *topicInfo, m *nats.Msg, id str
 			case <-ctx.Done():
 			}
 		}
-		r, err := p.bus.confirmed(t, id, reply, err, sent)
+		r, err := p.bus.confirmed(t, w.id, reply, err, sent)
 		if err == nil {
 			t.stream.ready[p.link.index].Store(true)
 		}
-		done(r, err)
+		w.done(r, err)
 		return nil
 	}
 }

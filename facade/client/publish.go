@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+
+	"eventhub/jetstream/jsonscan"
 )
 
 // PublishOptions are the optional fields of an event. The zero value is a plain event.
@@ -51,7 +53,7 @@ func (c *Client) PublishAsync(topic string, payload []byte, opts *PublishOptions
 }
 
 func (c *Client) publish(ctx context.Context, topic string, payload []byte, opts *PublishOptions, done func(string, error)) error {
-	if payload != nil && !json.Valid(payload) {
+	if payload != nil && !jsonscan.Valid(payload) {
 		return ErrPayload
 	}
 	var options []byte
