@@ -394,6 +394,7 @@ func all(seen map[string]int, from, to int) bool {
 
 // A hub that dies while it makes a group leaves a group that works, or none.
 func TestHubDiesWhileItMakesAGroup(t *testing.T) {
+	t.Parallel()
 	url := startNATS(t)
 	alive := startHub(t, openBus(t, at(url)))
 	c := alive.dial()

@@ -107,7 +107,7 @@ func (b *Bus) natsOptions() ([]nats.Option, error) {
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(100 * time.Millisecond),
 		nats.ReconnectJitter(100*time.Millisecond, 100*time.Millisecond),
-		nats.ReconnectBufSize(-1), // never keep acks of leases that may have ended, to send them late
+		nats.ReconnectBufSize(-1),    // never keep acks of leases that may have ended, to send them late
 		nats.SkipSubjectValidation(), // names are checked and escaped before they become subjects
 		nats.PingInterval(5 * time.Second),
 		nats.MaxPingsOutstanding(2),

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 func TestPublishKeepsTheOrderOfCalls(t *testing.T) {
@@ -235,5 +237,57 @@ func TestCloseTwice(t *testing.T) {
 	}
 	if b.Ready(context.Background()) == nil {
 		t.Error("a closed bus is ready")
+	}
+}
+
+func TestAForeignStreamIsNotShown(t *testing.T) {
+	b := open(t, Config{})
+	if _, err := b.js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "payroll", Subjects: []string{"secret.>"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.js.Publish(t.Context(), "secret.salary", []byte("1")); err != nil {
+		t.Fatal(err)
+	}
+	_, pubErr := b.Publish(t.Context(), "payroll", []byte("1"), PublishOptions{})
+	_, subErr := b.Subscribe(t.Context(), "payroll", "g", SubscribeOptions{From: FromEarliest}, nil)
+	scanErr := b.Scan(t.Context(), "payroll", ScanOptions{}, func(*Event) error { t.Error("shown"); return nil })
+	for _, err := range []error{pubErr, subErr, scanErr} {
+		var e *Error
+		if !errors.As(err, &e) || e.Code != CodeBadTopic {
+			t.Errorf("got %v", err)
+		}
+	}
+	// A stream made by hand for many topics is one of the bus's, and shows each topic its own events only.
+	if _, err := b.js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "shared", Subjects: []string{"event.shared", "keyed.*.shared", "event.other"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.js.Publish(t.Context(), "event.other", []byte("1")); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, b, "shared", "2")
+	if n, err := scanned(t, b, "shared"); n != 1 || err != nil {
+		t.Errorf("%d events, %v", n, err)
+	}
+}
+
+func TestCovers(t *testing.T) {
+	for _, c := range []struct {
+		pattern, subject string
+		want             bool
+	}{
+		{"event.a", "event.a", true},
+		{"event.>", "event.a.b", true},
+		{"event.>", "event", false},
+		{"event.*", "event.a", true},
+		{"event.*", "event.a.b", false},
+		{"event.a", "event.*", false},
+		{"keyed.*.a", "keyed.*.a", true},
+		{"keyed.x.a", "keyed.*.a", false},
+		{"keyed.>", "keyed.*.a", true},
+		{">", "anything", true},
+	} {
+		if got := covers(c.pattern, c.subject); got != c.want {
+			t.Errorf("%s, %s: got %v", c.pattern, c.subject, got)
+		}
 	}
 }

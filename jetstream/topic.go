@@ -88,9 +88,8 @@ func (r *TopicRule) subjects(topic string) []string {
 
 // stream is one JetStream stream as this hub knows it.
 type stream struct {
-	name     string
-	family   bool
-	subjects []string
+	name   string
+	family bool // it holds, or may hold, other topics too
 	// created tells a stream from one of the same name that was made later.
 	created time.Time
 	// slots bounds the unconfirmed publishes.
@@ -209,7 +208,7 @@ func (b *Bus) existing(ctx context.Context, name string) (*topicInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.newTopic(name, s, rule), nil
+	return b.newTopic(name, s, rule)
 }
 
 func (r *TopicRule) streamName(topic string) string {
@@ -219,12 +218,19 @@ func (r *TopicRule) streamName(topic string) string {
 	return objectName(topic)
 }
 
-func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule) *topicInfo {
+// newTopic refuses a stream that only has the name: what is in it is not the bus's to show.
+func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule) (*topicInfo, error) {
+	own := []string{plainSubject(name), keyedPattern(name)}
+	for _, subject := range own {
+		if !slices.ContainsFunc(info.Config.Subjects, func(pattern string) bool { return covers(pattern, subject) }) {
+			return nil, &Error{Code: CodeBadTopic, Msg: "a stream with the name of this topic exists that is not the event bus's: choose another topic"}
+		}
+	}
 	b.topics.mu.Lock()
 	s := b.topics.streams[info.Config.Name]
 	if s == nil || !s.created.Equal(info.Created) {
 		s = &stream{
-			name: info.Config.Name, family: rule.Family != "", subjects: info.Config.Subjects, created: info.Created,
+			name: info.Config.Name, family: rule.Family != "" || len(info.Config.Subjects) != len(own), created: info.Created,
 			slots: make(chan struct{}, b.limits.PublishInFlight), ready: make([]atomic.Bool, len(b.links)),
 		}
 		if len(b.topics.streams) < b.limits.Topics {
@@ -232,7 +238,24 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule) *t
 		}
 	}
 	b.topics.mu.Unlock()
-	return &topicInfo{name: name, stream: s, subject: plainSubject(name), keyed: "." + name, obs: b.obs.Topic(name)}
+	return &topicInfo{name: name, stream: s, subject: plainSubject(name), keyed: "." + name, obs: b.obs.Topic(name)}, nil
+}
+
+// covers reports whether a stream with the subject pattern takes everything that subject means, which may have * itself.
+func covers(pattern, subject string) bool {
+	for {
+		p, pRest, pMore := strings.Cut(pattern, ".")
+		s, sRest, sMore := strings.Cut(subject, ".")
+		switch {
+		case p == ">":
+			return true
+		case p != "*" && p != s, pMore != sMore:
+			return false
+		case !pMore:
+			return true
+		}
+		pattern, subject = pRest, sRest
+	}
 }
 
 // findStream returns ErrNotFound for a stream that does not exist.
@@ -260,7 +283,7 @@ func (b *Bus) makeTopic(ctx context.Context, name string, by *budget) (*topicInf
 	switch {
 	case err == nil:
 		b.reportDrift(name, rule, info)
-		return b.newTopic(name, info, rule), nil
+		return b.newTopic(name, info, rule)
 	case !errors.Is(err, ErrNotFound):
 		return nil, b.unavailable(err)
 	}
@@ -273,7 +296,7 @@ func (b *Bus) makeTopic(ctx context.Context, name string, by *budget) (*topicInf
 		by.giveBack()
 		return nil, err
 	}
-	return b.newTopic(name, info, rule), nil
+	return b.newTopic(name, info, rule)
 }
 
 // createStream goes on to its end when the caller gives up: others may wait for the same topic.

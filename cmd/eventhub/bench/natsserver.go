@@ -1,0 +1,59 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// natsServer is `eventhub bench nats-server`: what bench starts when a hub or a comparison needs a nats-server of its own. It
+// has the settings of the hub's embedded server, and a WebSocket listener beside the TCP one.
+type natsServer struct {
+	StoreDir string `required:"" help:"Where the streams go."`
+}
+
+// Run serves until ctx ends.
+func (n *natsServer) Run(ctx context.Context, env Env, target *Target) error {
+	opts := &server.Options{
+		ServerName:    "bench",
+		Host:          "127.0.0.1",
+		Port:          server.RANDOM_PORT,
+		Authorization: target.Token,
+		JetStream:     true,
+		StoreDir:      n.StoreDir,
+		MaxPayload:    4 << 20,
+		MaxPending:    256 << 20,
+		NoSigs:        true,
+		NoLog:         true,
+		Websocket:     server.WebsocketOpts{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoTLS: true},
+	}
+	if strings.EqualFold(target.Sync, "always") {
+		opts.SyncAlways = true
+	} else {
+		every, err := time.ParseDuration(target.Sync)
+		if err != nil || every <= 0 {
+			return fmt.Errorf("--sync %q: give a duration such as 1s, or always", target.Sync)
+		}
+		opts.SyncInterval = every
+	}
+	s, err := server.NewServer(opts)
+	if err != nil {
+		return fmt.Errorf("nats-server: %w", err)
+	}
+	s.Start()
+	defer s.WaitForShutdown()
+	defer s.Shutdown()
+	if !s.ReadyForConnections(startTimeout) {
+		return errors.New("nats-server: it did not start")
+	}
+	_, err = fmt.Fprintf(env.Out, "nats %s\nnats-ws %s\n", s.ClientURL(), s.WebsocketURL())
+	if err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return nil
+}

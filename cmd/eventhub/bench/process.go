@@ -1,0 +1,137 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Bounds of a process that bench starts.
+const (
+	startTimeout = 30 * time.Second
+	stopTimeout  = 15 * time.Second
+	keepLog      = 16 << 10 // bytes of its log that an error shows at most
+)
+
+// process is a server that bench has started. It ends with close, and on Linux at the latest with this process.
+type process struct {
+	name string
+	cmd  *exec.Cmd
+	stop context.CancelFunc
+	log  logTail
+	// said are the lines "name value" that it printed before it was ready.
+	said  map[string]string
+	ended chan struct{} // closed when it has ended; err says how
+	err   error
+}
+
+// startProcess runs binary, and waits until it has printed the line that begins with last.
+func startProcess(ctx context.Context, name, binary, token, last string, args ...string) (*process, error) {
+	ctx, stop := context.WithCancel(ctx)
+	p := &process{name: name, stop: stop, said: make(map[string]string), ended: make(chan struct{})}
+	p.cmd = exec.CommandContext(ctx, binary, args...) //nolint:gosec // this program, or one that the user named
+	p.cmd.Env = append(childEnv(), "WS_TOKEN="+token)
+	p.cmd.Stderr = &p.log
+	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
+	p.cmd.WaitDelay = stopTimeout
+	p.cmd.SysProcAttr = endWithParent()
+	out, err := p.cmd.StdoutPipe()
+	if err == nil {
+		err = p.cmd.Start()
+	}
+	if err != nil {
+		stop()
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	ready := make(chan struct{})
+	go func() { // owned by close, which waits for ended
+		defer close(p.ended)
+		lines := bufio.NewScanner(out)
+		for lines.Scan() {
+			field, value, _ := strings.Cut(strings.TrimSpace(lines.Text()), " ")
+			p.said[field] = strings.TrimSpace(value)
+			if field == last {
+				close(ready)
+				break
+			}
+		}
+		_, _ = io.Copy(io.Discard, out) // until it ends
+		p.err = p.cmd.Wait()
+	}()
+	timer := time.NewTimer(startTimeout)
+	defer timer.Stop()
+	select {
+	case <-ready:
+		return p, nil
+	case <-p.ended:
+		stop()
+		return nil, fmt.Errorf("%s did not start: %s", name, p.log.text())
+	case <-timer.C:
+		err = fmt.Errorf("%s was not ready after %v: %s", name, startTimeout, p.log.text())
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	return nil, errors.Join(err, p.close())
+}
+
+// close ends the process in good order and waits for it.
+func (p *process) close() error {
+	select {
+	case <-p.ended:
+		return fmt.Errorf("%s ended by itself (%v): %s", p.name, p.cmd.ProcessState, p.log.text())
+	default:
+	}
+	p.stop()
+	<-p.ended
+	if p.cmd.ProcessState.Success() {
+		return nil
+	}
+	return fmt.Errorf("%s did not end well (%v): %s", p.name, p.cmd.ProcessState, p.log.text())
+}
+
+// childEnv is the environment without what configures a hub: the flags say all.
+func childEnv() []string {
+	var env []string
+	for _, pair := range os.Environ() {
+		name, _, _ := strings.Cut(pair, "=")
+		switch {
+		case name == "PATH", name == "HOME", name == "TMPDIR", name == "GORACE", name == "SystemRoot",
+			strings.HasPrefix(name, "GO") && strings.ToUpper(name) == name:
+			env = append(env, pair)
+		}
+	}
+	return env
+}
+
+// logTail keeps the end of a log.
+type logTail struct {
+	mu   sync.Mutex
+	kept []byte
+}
+
+func (l *logTail) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.kept = append(l.kept, p...)
+	if over := len(l.kept) - keepLog; over > 0 {
+		l.kept = append(l.kept[:0], l.kept[over:]...)
+	}
+	return len(p), nil
+}
+
+func (l *logTail) text() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.kept) == 0 {
+		return "it logged nothing"
+	}
+	return strings.TrimSpace(string(l.kept))
+}

@@ -1,0 +1,119 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// eventSubject is where events of a topic are published natively.
+func eventSubject(topic string) string { return "event." + topic }
+
+// objectName is the hub's name for the stream of a topic, or the consumer of a group, where it is not too long.
+func objectName(s string) string {
+	var b strings.Builder
+	for i := range len(s) {
+		switch c := s[i]; {
+		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '_', c == '-':
+			b.WriteByte(c)
+		default:
+			fmt.Fprintf(&b, "=%02X", c)
+		}
+	}
+	return b.String()
+}
+
+// makeStream makes the stream of a topic as the hub would.
+func (a *admin) makeStream(ctx context.Context, topic string, replicas int) error {
+	_, err := a.js.CreateStream(ctx, natsjs.StreamConfig{
+		Name:        objectName(topic),
+		Subjects:    []string{eventSubject(topic), "keyed.*." + topic},
+		MaxAge:      7 * 24 * time.Hour,
+		Duplicates:  2 * time.Minute,
+		Replicas:    replicas,
+		AllowDirect: true,
+	})
+	if err != nil {
+		return fmt.Errorf("make the stream of %s: %w", topic, err)
+	}
+	return nil
+}
+
+// consumerConfig is a group's consumer as the hub would make it. ttl 0: a durable one.
+func consumerConfig(group string, ttl time.Duration) natsjs.ConsumerConfig {
+	name := objectName(group)
+	return natsjs.ConsumerConfig{
+		Name:              name,
+		Durable:           name,
+		DeliverPolicy:     natsjs.DeliverByStartSequencePolicy,
+		OptStartSeq:       1,
+		AckPolicy:         natsjs.AckExplicitPolicy,
+		AckWait:           30 * time.Second,
+		MaxDeliver:        -1,
+		MaxAckPending:     65_536,
+		MaxWaiting:        4096,
+		InactiveThreshold: ttl,
+		MemoryStorage:     ttl > 0,
+	}
+}
+
+// stored is how many events the topic's stream holds; 0 when there is none.
+func (a *admin) stored(ctx context.Context, topic string) (int, error) {
+	name, err := a.js.StreamNameBySubject(ctx, eventSubject(topic))
+	if errors.Is(err, natsjs.ErrStreamNotFound) {
+		return 0, nil
+	}
+	if err == nil {
+		var stream natsjs.Stream
+		if stream, err = a.js.Stream(ctx, name); err == nil {
+			return int(stream.CachedInfo().State.Msgs), nil //nolint:gosec // that many fit
+		}
+	}
+	return 0, fmt.Errorf("look at the stream of %s: %w", topic, err)
+}
+
+// settled waits until the server has worked off the acks of all events, for each of the groups.
+func (a *admin) settled(ctx context.Context, topic string, groups ...string) error {
+	for _, group := range groups {
+		if err := a.groupSettled(ctx, topic, group); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *admin) groupSettled(ctx context.Context, topic, group string) error {
+	ticker := time.NewTicker(time.Millisecond)
+	defer ticker.Stop()
+	timeout := time.NewTimer(stallAfter)
+	defer timeout.Stop()
+	for {
+		c, err := a.js.Consumer(ctx, objectName(topic), objectName(group))
+		if err != nil {
+			return fmt.Errorf("look at group %s: %w", group, err)
+		}
+		info := c.CachedInfo()
+		if info.NumAckPending == 0 && info.NumPending == 0 {
+			return nil
+		}
+		select {
+		case <-ticker.C:
+		case <-timeout.C:
+			return fmt.Errorf("group %s: %d events are unacknowledged and %d undelivered after %v", group, info.NumAckPending, info.NumPending, stallAfter)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// remove deletes the stream of a topic that only this run used.
+func (a *admin) remove(ctx context.Context, topic string) error {
+	if err := a.js.DeleteStream(ctx, objectName(topic)); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
+		return fmt.Errorf("remove the stream of %s: %w", topic, err)
+	}
+	return nil
+}
