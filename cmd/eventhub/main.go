@@ -43,6 +43,7 @@ type commands struct {
 	Pub       pubCmd       `cmd:"" help:"Publish events and print their ids."`
 	Sub       subCmd       `cmd:"" help:"Subscribe, and print one event record a line."`
 	Heartbeat heartbeatCmd `cmd:"" help:"Publish heartbeats of processes of this host."`
+	Bench     benchCmd     `cmd:"" help:"Measure a hub, and compare it with nats.go."`
 	Version   versionCmd   `cmd:"" help:"Print the version."`
 }
 

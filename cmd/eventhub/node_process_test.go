@@ -104,6 +104,29 @@ func startNode(t *testing.T, flags ...string) *node {
 
 func (n *node) signal(s syscall.Signal) { _ = n.cmd.Process.Signal(s) } // fails only when the process has ended
 
+// stop sends SIGSTOP and waits until the process stands still: until then it may still work off what it is sent.
+func (n *node) stop() {
+	n.t.Helper()
+	n.signal(syscall.SIGSTOP)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(patience)
+	for {
+		state, err := exec.Command("ps", "-o", "state=", "-p", strconv.Itoa(n.cmd.Process.Pid)).Output()
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		if strings.HasPrefix(string(state), "T") {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			n.t.Fatal("the process does not stop")
+		}
+	}
+}
+
 // kill ends the process as a crash would.
 func (n *node) kill() {
 	n.signal(syscall.SIGKILL)

@@ -26,7 +26,7 @@ func TestStoppedHubSettlesNothing(t *testing.T) {
 	old := first.take(10)
 	second := subscribeTo(t, b, "stop", "g", opts)
 
-	stopped.signal(syscall.SIGSTOP)
+	stopped.stop()
 	stoppedAt := time.Now()
 	for i := range old { // these lie in the stopped hub's socket
 		var err error

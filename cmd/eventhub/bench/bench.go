@@ -41,8 +41,6 @@ type Commands struct {
 	Pub         Pub         `cmd:"" help:"Publish: confirmed events a second."`
 	Sub         Sub         `cmd:"" help:"Deliver and acknowledge: events a second."`
 	Latency     Latency     `cmd:"" help:"Time from publish to delivery at a fixed rate."`
-	Fanout      Fanout      `cmd:"" help:"Deliver one topic to many groups."`
-	Connections Connections `cmd:"" help:"What idle connections cost."`
 	NATSServer  natsServer  `cmd:"" hidden:"" name:"nats-server" help:"Run a nats-server for a benchmark."`
 }
 

@@ -76,34 +76,33 @@ func (a *admin) stored(ctx context.Context, topic string) (int, error) {
 	return 0, fmt.Errorf("look at the stream of %s: %w", topic, err)
 }
 
-// settled waits until the server has worked off the acks of all events, for each of the groups.
-func (a *admin) settled(ctx context.Context, topic string, groups ...string) error {
-	for _, group := range groups {
-		if err := a.groupSettled(ctx, topic, group); err != nil {
-			return err
-		}
+// settled waits until the server has delivered everything to all groups of a topic, and worked off their acks.
+func (a *admin) settled(ctx context.Context, topic string) error {
+	stream, err := a.js.Stream(ctx, objectName(topic))
+	if err != nil {
+		return fmt.Errorf("look at the stream of %s: %w", topic, err)
 	}
-	return nil
-}
-
-func (a *admin) groupSettled(ctx context.Context, topic, group string) error {
 	ticker := time.NewTicker(time.Millisecond)
 	defer ticker.Stop()
 	timeout := time.NewTimer(stallAfter)
 	defer timeout.Stop()
 	for {
-		c, err := a.js.Consumer(ctx, objectName(topic), objectName(group))
-		if err != nil {
-			return fmt.Errorf("look at group %s: %w", group, err)
+		pending, unacked := uint64(0), 0
+		groups := stream.ListConsumers(ctx)
+		for info := range groups.Info() {
+			pending += info.NumPending
+			unacked += info.NumAckPending
 		}
-		info := c.CachedInfo()
-		if info.NumAckPending == 0 && info.NumPending == 0 {
+		if err := groups.Err(); err != nil {
+			return fmt.Errorf("look at the groups of %s: %w", topic, err)
+		}
+		if pending == 0 && unacked == 0 {
 			return nil
 		}
 		select {
 		case <-ticker.C:
 		case <-timeout.C:
-			return fmt.Errorf("group %s: %d events are unacknowledged and %d undelivered after %v", group, info.NumAckPending, info.NumPending, stallAfter)
+			return fmt.Errorf("%d events are undelivered and %d unacknowledged after %v", pending, unacked, stallAfter)
 		case <-ctx.Done():
 			return ctx.Err()
 		}

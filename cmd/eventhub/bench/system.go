@@ -61,7 +61,7 @@ func openSystem(ctx context.Context, env Env, target *Target, need needs) (_ *sy
 	}()
 	if target.URL != "" {
 		err = s.attach(env)
-	} else if need.hub || target.NATSURL == "" {
+	} else if need.hub || need.native && target.NATSURL == "" {
 		err = s.start(ctx, need)
 	}
 	if err != nil {

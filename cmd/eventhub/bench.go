@@ -1,0 +1,28 @@
+package main
+
+import (
+	"os"
+
+	"github.com/alecthomas/kong"
+
+	"eventhub/cmd/eventhub/bench"
+)
+
+// benchCmd is `eventhub bench`.
+type benchCmd struct {
+	bench.Commands
+}
+
+// AfterApply gives the benchmarks what they share with the other commands.
+func (cmd *benchCmd) AfterApply(call *kong.Context, std streams) error {
+	env := bench.Env{
+		Out: std.out, Err: std.err,
+		FindToken: func(url, given, data string) (string, error) { return hubFlags{URL: url, Token: given, Data: data}.token() },
+	}
+	if f, ok := std.err.(*os.File); ok {
+		info, err := f.Stat()
+		env.Progress = err == nil && info.Mode()&os.ModeCharDevice != 0
+	}
+	call.Bind(env, &cmd.Target)
+	return nil
+}

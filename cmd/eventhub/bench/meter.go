@@ -1,0 +1,89 @@
+package bench
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"time"
+
+	psutil "github.com/shirou/gopsutil/v4/process"
+)
+
+// meter measures the time of a round, and the CPU that the servers and this process, the client, spend in it.
+type meter struct {
+	servers []*psutil.Process
+	self    *psutil.Process
+	start   time.Time
+	before  usage
+}
+
+// usage is CPU time in seconds.
+type usage struct{ client, server float64 }
+
+// newMeter begins a round.
+func (s *system) newMeter(via string) (*meter, error) {
+	m := &meter{}
+	var err error
+	if m.servers, err = s.servers(via); err != nil {
+		return nil, err
+	}
+	if m.self, err = psutil.NewProcess(int32(os.Getpid())); err != nil { //nolint:gosec // process ids are that small
+		return nil, fmt.Errorf("this process: %w", err)
+	}
+	runtime.GC() // what earlier rounds left is not this one's cost
+	if m.before, err = m.read(); err != nil {
+		return nil, err
+	}
+	m.start = time.Now()
+	return m, nil
+}
+
+func (m *meter) read() (usage, error) {
+	var u usage
+	t, err := m.self.Times()
+	if err != nil {
+		return u, fmt.Errorf("CPU time of this process: %w", err)
+	}
+	u.client = t.User + t.System
+	for _, p := range m.servers {
+		t, err := p.Times()
+		if err != nil {
+			return u, fmt.Errorf("CPU time of process %d: %w", p.Pid, err)
+		}
+		u.server += t.User + t.System
+	}
+	return u, nil
+}
+
+// stop ends the round of n events and fills in what it took.
+func (m *meter) stop(n int, r *Result) error {
+	took := time.Since(m.start)
+	after, err := m.read()
+	if err != nil {
+		return err
+	}
+	micros := func(seconds float64) float64 { return round(seconds*1e6/float64(n), 3) }
+	r.MS = round(float64(took)/1e6, 3)
+	r.MPS = round(float64(n)/took.Seconds(), 1)
+	r.ClientCPU = micros(after.client - m.before.client)
+	if len(m.servers) == 0 {
+		return nil
+	}
+	r.ServerCPU = micros(after.server - m.before.server)
+	rss, err := residentKiB(m.servers)
+	r.ServerRSS = round(rss, 0)
+	return err
+}
+
+// residentKiB is the resident memory of processes together.
+func residentKiB(processes []*psutil.Process) (float64, error) {
+	sum := 0.0
+	for _, p := range processes {
+		m, err := p.MemoryInfo()
+		if err != nil {
+			return 0, fmt.Errorf("memory of process %d: %w", p.Pid, err)
+		}
+		sum += float64(m.RSS) / 1024
+	}
+	return sum, nil
+}

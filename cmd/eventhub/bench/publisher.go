@@ -1,0 +1,242 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/facade/client"
+)
+
+// publisher is one connection that publishes to one topic. send is called by one goroutine.
+type publisher interface {
+	// send publishes an event, with an id of its own where id is not empty, and waits while as many as are allowed are
+	// unconfirmed. The payload may be used again afterwards. due is when it should have been sent.
+	send(payload []byte, id string, due int64) error
+	// drain waits until all that was sent is confirmed, and fails when something was not.
+	drain(ctx context.Context) error
+	close() error
+}
+
+// publishing says how to publish.
+type publishing struct {
+	topic    string
+	inFlight int
+	batch    int    // lines a request, over HTTP
+	native   string // async or inbox
+	// timed is whether confirmations are timed.
+	timed bool
+}
+
+// newPublisher connects. times receives what confirmations took, when they are timed; it must not be read before drain.
+func (s *system) newPublisher(ctx context.Context, via string, p publishing, times *hdrhistogram.Histogram) (publisher, error) {
+	switch via {
+	case viaWS:
+		return s.newWSPublisher(ctx, p, times)
+	case viaHTTP:
+		return s.newHTTPPublisher(p, times), nil
+	default:
+		if p.native == "inbox" {
+			return s.newInboxPublisher(via, p, times)
+		}
+		return s.newAsyncPublisher(via, p, times)
+	}
+}
+
+// confirmations counts what is not confirmed yet, and keeps the first failure.
+type confirmations struct {
+	wg     sync.WaitGroup
+	failed atomic.Int64
+	first  atomic.Pointer[error]
+	mu     sync.Mutex
+	times  *hdrhistogram.Histogram // nil: not timed
+}
+
+func (c *confirmations) done(err error) {
+	if err != nil {
+		c.failed.Add(1)
+		c.first.CompareAndSwap(nil, &err)
+	}
+	c.wg.Done()
+}
+
+func (c *confirmations) timed(due int64, err error) {
+	took := now() - due
+	c.mu.Lock()
+	record(c.times, took)
+	c.mu.Unlock()
+	c.done(err)
+}
+
+// drain waits for all. Each way bounds by itself how long a confirmation may take.
+func (c *confirmations) drain(ctx context.Context) error {
+	all := make(chan struct{})
+	go func() { // ends with the last confirmation, which close brings about at the latest
+		c.wg.Wait()
+		close(all)
+	}()
+	select {
+	case <-all:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if first := c.first.Load(); first != nil {
+		return fmt.Errorf("%d events were not confirmed: %w", c.failed.Load(), *first)
+	}
+	return nil
+}
+
+// wsPublisher publishes over a WebSocket of the hub.
+type wsPublisher struct {
+	confirmations
+
+	client *client.Client
+	topic  string
+	each   func(string, error)
+}
+
+func (s *system) newWSPublisher(ctx context.Context, p publishing, times *hdrhistogram.Histogram) (*wsPublisher, error) {
+	c, err := s.dial(ctx, p.inFlight)
+	if err != nil {
+		return nil, err
+	}
+	w := &wsPublisher{client: c, topic: p.topic}
+	w.each = func(_ string, err error) { w.done(err) }
+	if p.timed {
+		w.times = times
+	}
+	return w, nil
+}
+
+// dial connects to the hub's WebSocket.
+func (s *system) dial(ctx context.Context, inFlight int) (*client.Client, error) {
+	c, err := client.Dial(ctx, s.wsURL, client.Options{Token: s.token, PublishInFlight: inFlight})
+	if err != nil {
+		return nil, fmt.Errorf("hub at %s: %w", s.wsURL, err)
+	}
+	return c, nil
+}
+
+func (w *wsPublisher) send(payload []byte, id string, due int64) error {
+	var opts *client.PublishOptions
+	if id != "" {
+		opts = &client.PublishOptions{ID: id}
+	}
+	done := w.each
+	if w.times != nil {
+		done = func(_ string, err error) { w.timed(due, err) }
+	}
+	w.wg.Add(1)
+	err := w.client.PublishAsync(w.topic, payload, opts, done) //nolint:contextcheck // it ends with the connection
+	if err != nil {
+		w.wg.Done()
+	}
+	return err
+}
+
+func (w *wsPublisher) close() error { return w.client.Close() }
+
+// asyncPublisher publishes with nats.go's PublishAsync.
+type asyncPublisher struct {
+	confirmations
+
+	conn    *nats.Conn
+	js      natsjs.JetStream
+	subject string
+	// due are the futures that are timed, in their order; nil: not timed.
+	due   chan timedFuture
+	ended chan struct{}
+}
+
+type timedFuture struct {
+	future natsjs.PubAckFuture
+	due    int64
+}
+
+func (s *system) newAsyncPublisher(via string, p publishing, times *hdrhistogram.Histogram) (*asyncPublisher, error) {
+	nc, err := s.connect(via)
+	if err != nil {
+		return nil, err
+	}
+	a := &asyncPublisher{conn: nc, subject: eventSubject(p.topic)}
+	a.js, err = natsjs.New(nc, natsjs.WithPublishAsyncMaxPending(p.inFlight),
+		natsjs.WithPublishAsyncErrHandler(func(_ natsjs.JetStream, _ *nats.Msg, err error) {
+			a.failed.Add(1)
+			a.first.CompareAndSwap(nil, &err)
+		}))
+	if err != nil {
+		nc.Close()
+		return nil, fmt.Errorf("nats: %w", err)
+	}
+	if p.timed {
+		a.times, a.due, a.ended = times, make(chan timedFuture, p.inFlight), make(chan struct{})
+		go a.timeAll() // owned by drain, which waits for ended
+	}
+	return a, nil
+}
+
+// timeAll times confirmations, which come in the order of the publishes.
+func (a *asyncPublisher) timeAll() {
+	defer close(a.ended)
+	for f := range a.due {
+		select {
+		case <-f.future.Ok():
+			record(a.times, now()-f.due)
+		case <-f.future.Err():
+		}
+	}
+}
+
+func (a *asyncPublisher) send(payload []byte, id string, due int64) error {
+	var opts []natsjs.PublishOpt
+	if id != "" {
+		opts = []natsjs.PublishOpt{natsjs.WithMsgID(id)}
+	}
+	future, err := a.js.PublishAsync(a.subject, payload, opts...)
+	for errors.Is(err, natsjs.ErrTooManyStalledMsgs) && a.first.Load() == nil && !a.conn.IsClosed() {
+		future, err = a.js.PublishAsync(a.subject, payload, opts...) // the server is slow: it has waited 200 ms
+	}
+	if err == nil && a.due != nil {
+		a.due <- timedFuture{future, due}
+	}
+	return err
+}
+
+func (a *asyncPublisher) drain(ctx context.Context) error {
+	if a.due != nil {
+		close(a.due)
+		a.due = nil
+		defer func() { <-a.ended }()
+	}
+	select {
+	case <-a.js.PublishAsyncComplete():
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(stallAfter):
+		return fmt.Errorf("%d events were not confirmed after %v", a.js.PublishAsyncPending(), stallAfter)
+	}
+	return a.confirmations.drain(ctx)
+}
+
+func (a *asyncPublisher) close() error {
+	a.conn.Close()
+	return nil
+}
+
+// ids are the given ids of a connection's events.
+type ids struct{ prefix string }
+
+func (i ids) of(seq int) string {
+	if i.prefix == "" {
+		return ""
+	}
+	return i.prefix + strconv.Itoa(seq)
+}
