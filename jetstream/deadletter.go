@@ -25,6 +25,8 @@ const (
 type deadLetters struct {
 	bus    *Bus
 	queue  chan deadLetter
+	ctx    context.Context
+	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	mu     sync.Mutex
 	closed bool
@@ -38,6 +40,7 @@ type deadLetter struct {
 
 func startDeadLetters(b *Bus) *deadLetters {
 	q := &deadLetters{bus: b, queue: make(chan deadLetter, b.limits.DeadLetters)}
+	q.ctx, q.cancel = context.WithCancel(context.WithoutCancel(b.ctx))
 	for range deadWorkers {
 		q.wg.Go(func() {
 			for l := range q.queue {
@@ -48,14 +51,16 @@ func startDeadLetters(b *Bus) *deadLetters {
 	return q
 }
 
-// stop waits until what is queued was carried.
-func (q *deadLetters) stop() {
+// stop waits until what is queued was carried, or ctx ends: what is left is delivered once more after AckWait.
+func (q *deadLetters) stop(ctx context.Context) {
 	q.mu.Lock()
 	if !q.closed {
 		q.closed = true
 		close(q.queue)
 	}
 	q.mu.Unlock()
+	defer q.cancel()
+	defer context.AfterFunc(ctx, q.cancel)()
 	q.wg.Wait()
 }
 
@@ -79,7 +84,7 @@ func (q *deadLetters) add(d *Delivery, reason string) {
 // more, and its next dead letter has the same id.
 func (q *deadLetters) carry(l deadLetter) {
 	d := l.d
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(q.bus.ctx), publishWait)
+	ctx, cancel := context.WithTimeout(q.ctx, publishWait)
 	defer cancel()
 	if !q.usable(d) {
 		return // it may be another member's: its next end decides

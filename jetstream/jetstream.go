@@ -18,6 +18,9 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
+// closeWait is how long Close waits for the server, so that a process that is told to end does so in time.
+const closeWait = 3 * time.Second
+
 // minServer is the oldest server that has all that the bus uses (atomic consumer creation, several filter subjects,
 // stream reads by time).
 var minServer = [2]int{2, 11}
@@ -239,11 +242,11 @@ func (b *Bus) lastSubscriptions() []*Subscription {
 	return last
 }
 
-// Close ends all subscriptions (leases are given back), waits up to 10 s for publishes in flight, closes the connections
+// Close ends all subscriptions (leases are given back), waits up to 3 s for publishes in flight, closes the connections
 // and stops the embedded server. It may be called twice.
 func (b *Bus) Close() error {
 	b.closed.Do(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(b.ctx), publishWait)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(b.ctx), closeWait)
 		defer cancel()
 		var stops sync.WaitGroup
 		for _, s := range b.lastSubscriptions() {
@@ -254,7 +257,7 @@ func (b *Bus) Close() error {
 		b.closing.Store(true)
 		b.topics.mu.Unlock()
 		if b.dead != nil {
-			b.dead.stop()
+			b.dead.stop(ctx)
 		}
 		b.cancel()
 		b.wg.Wait()

@@ -34,6 +34,9 @@ const (
 	maxGroupTTL      = 30 * 24 * time.Hour
 )
 
+// settleWait is how long the end of a subscription waits for the server. What it did not take comes again after AckWait.
+const settleWait = 2 * time.Second
+
 // SubscribeOptions configure one subscription. The zero value is valid.
 type SubscribeOptions struct {
 	From From
@@ -286,7 +289,7 @@ func (s *Subscription) Pause(ctx context.Context) error {
 // settleAll waits until the server has worked off what was said about deliveries: not only taken it, or a server that
 // stops now would lose it.
 func (s *Subscription) settleAll(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	ctx, cancel := context.WithTimeout(ctx, settleWait)
 	defer cancel()
 	if err := s.flush(ctx); err != nil { // also for what is under way to the inboxes
 		return err

@@ -23,7 +23,7 @@ import (
 )
 
 // drainTimeout bounds the orderly end of a hub, so that all of it is over within 10 s.
-const drainTimeout = 7 * time.Second
+const drainTimeout = 6 * time.Second
 
 // The demo watches so many processes of this host, besides its own, so often.
 const (
