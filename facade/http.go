@@ -111,10 +111,25 @@ func (s *Server) servePublish(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if mediaType, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";"); strings.EqualFold(strings.TrimSpace(mediaType), ndjsonType) {
-		s.publishLines(w, r, topic)
+		s.publishLines(w, r, topic, s.publisherOf(p))
 		return
 	}
-	s.publishBody(w, r, topic)
+	s.publishBody(w, r, topic, s.publisherOf(p))
+}
+
+// publisherOf makes a Publisher for one request. Those of one principal share the limit of new topics.
+func (s *Server) publisherOf(p Principal) *jetstream.Publisher {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	pub, known := s.publishers[p.Name()]
+	if !known {
+		if len(s.publishers) >= maxPrincipalsKnown {
+			clear(s.publishers) // their limits begin anew
+		}
+		pub = s.cfg.Bus.NewPublisher()
+		s.publishers[p.Name()] = pub
+	}
+	return pub.Sibling()
 }
 
 // authenticate checks the bearer token of a request.
@@ -153,7 +168,7 @@ func topicParam(r *http.Request) (string, *fault) {
 }
 
 // publishBody publishes the body as one payload.
-func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, topic string) {
+func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, topic string, pub *jetstream.Publisher) {
 	opts, fail := headerOptions(r)
 	if fail != nil {
 		s.refuse(w, fail)
@@ -167,7 +182,7 @@ func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, topic strin
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	got, err := s.cfg.Bus.Publish(ctx, topic, *b, opts)
+	got, err := pub.PublishWait(ctx, topic, *b, &opts)
 	if err != nil {
 		s.logCause(err)
 		s.refuse(w, busFault(err, codePublishFailed, "The event could not be published."))

@@ -49,9 +49,9 @@ type lines struct {
 
 // publishLines publishes each line of the body and streams the answers while the body is still being read. A client must
 // read them meanwhile: when Limits.Window answers wait, the body is not read on.
-func (s *Server) publishLines(w http.ResponseWriter, r *http.Request, topic string) {
+func (s *Server) publishLines(w http.ResponseWriter, r *http.Request, topic string, pub *jetstream.Publisher) {
 	l := &lines{
-		srv: s, topic: topic, pub: s.cfg.Bus.NewPublisher(), ctrl: http.NewResponseController(w),
+		srv: s, topic: topic, pub: pub, ctrl: http.NewResponseController(w),
 		queue: make(chan *line, s.cfg.Limits.Window), gone: make(chan struct{}),
 	}
 	// HTTP/1 would otherwise read the rest of the body before the first answer goes out. HTTP/2 needs no permission.

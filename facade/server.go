@@ -14,6 +14,9 @@ import (
 	"eventhub/jetstream"
 )
 
+// maxPrincipalsKnown bounds Server.publishers.
+const maxPrincipalsKnown = 1024
+
 // tickInterval is how often the server looks for connections whose time is over.
 const tickInterval = 250 * time.Millisecond
 
@@ -35,12 +38,13 @@ type Server struct {
 	// wg counts every goroutine of the server and its sessions.
 	wg sync.WaitGroup
 
-	mu       sync.Mutex
-	draining bool
-	closed   bool
-	opening  int // connections being upgraded
-	sessions map[*session]struct{}
-	idle     chan struct{} // closed when draining and no session is left
+	mu         sync.Mutex
+	publishers map[string]*jetstream.Publisher // of HTTP, by the principal's name
+	draining   bool
+	closed     bool
+	opening    int // connections being upgraded
+	sessions   map[*session]struct{}
+	idle       chan struct{} // closed when draining and no session is left
 }
 
 // New makes a Server. The caller mounts WebSocket and HTTP on listeners of its own, and calls Close.
@@ -49,7 +53,7 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, log: cfg.Logger, sessions: make(map[*session]struct{}), idle: make(chan struct{})}
+	s := &Server{cfg: cfg, log: cfg.Logger, sessions: make(map[*session]struct{}), publishers: make(map[string]*jetstream.Publisher), idle: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.wg.Go(s.tick)
 	return s, nil

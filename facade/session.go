@@ -24,6 +24,8 @@ const (
 	callShare = 2 * time.Second
 	// closeGrace bounds what follows the decision to close: sending what is queued, and the closing handshake.
 	closeGrace = 3 * time.Second
+	// preAuthFrame is the largest message in bytes that a client without credentials may send.
+	preAuthFrame = 64 << 10
 	// maxTopicsKnown bounds a session's memory of topics that it may publish to.
 	maxTopicsKnown = 64
 )
@@ -156,7 +158,10 @@ func (s *session) next() bool {
 
 // read reads a whole message into b and returns its size. What is over Limits.Frame is counted and not kept.
 func (s *session) read(r io.Reader, b *[]byte) (size int, err error) {
-	limit := s.srv.cfg.Limits.Frame
+	limit, most := s.srv.cfg.Limits.Frame, s.srv.cfg.Limits.Skip
+	if s.principal == nil { // only this goroutine changes it
+		limit, most = preAuthFrame, preAuthFrame
+	}
 	buf := (*b)[:cap(*b)]
 	n := 0
 	for {
@@ -172,7 +177,7 @@ func (s *session) read(r io.Reader, b *[]byte) (size int, err error) {
 		m, err := r.Read(buf[n:])
 		n += m
 		size += m
-		if size > s.srv.cfg.Limits.Skip {
+		if size > most {
 			return size, errMessageTooBig
 		}
 		if errors.Is(err, io.EOF) {

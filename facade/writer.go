@@ -15,6 +15,10 @@ import (
 const (
 	// flushSize is how many bytes go to the kernel in one call.
 	flushSize = 256 << 10
+	// itemCost is what a queued delivery weighs besides its payload, and pruneLeast the weight from which on it is worth
+	// looking for some that were given back.
+	itemCost   = 512
+	pruneLeast = 1 << 20
 	// maxPooledItems is the longest queue that is used again.
 	maxPooledItems = 4096
 )
@@ -61,12 +65,14 @@ type writer struct {
 	room    sync.Cond // replies fell below limit, or the end
 	queue   *batch    // nil when empty
 	replies int       // bytes of replies queued or being written
+	events  int       // bytes of deliveries queued, those included that were given back meanwhile
+	pruneAt int       // events at which the latter are dropped
 	closing bool
 	code    websocket.StatusCode // why; valid when closing
 }
 
 func newWriter(conn *websocket.Conn, w *wire, limit int) *writer {
-	o := &writer{conn: conn, wire: w, limit: limit}
+	o := &writer{conn: conn, wire: w, limit: limit, pruneAt: pruneLeast}
 	o.work.L = &o.mu
 	o.room.L = &o.mu
 	return o
@@ -107,6 +113,28 @@ func (o *writer) deliver(d *jetstream.Delivery, sub *subscription) {
 	}
 	b := o.batchLocked()
 	b.items = append(b.items, item{delivery: d, sub: sub})
+	if o.events += itemCost + len(d.Event.Payload); o.events >= o.pruneAt {
+		o.pruneLocked(b)
+	}
+}
+
+// pruneLocked drops deliveries that are not their subscription's any more: a client that does not read, and pauses and
+// resumes, would pile them up. What is left is bounded by the subscriptions' credit and held bytes.
+func (o *writer) pruneLocked(b *batch) {
+	kept := b.items[:0]
+	o.events = 0
+	for _, it := range b.items {
+		if it.delivery != nil {
+			if !it.delivery.Held() {
+				continue
+			}
+			o.events += itemCost + len(it.delivery.Event.Payload)
+		}
+		kept = append(kept, it)
+	}
+	clear(b.items[len(kept):])
+	b.items = kept
+	o.pruneAt = max(2*o.events, pruneLeast)
 }
 
 // batchLocked returns the batch to append to, and wakes the flusher for a new one.
@@ -185,6 +213,7 @@ func (o *writer) take() (b *batch, closing bool) {
 	defer o.mu.Unlock()
 	b = o.queue
 	o.queue = nil
+	o.events = 0
 	return b, o.closing
 }
 
@@ -193,6 +222,7 @@ func (o *writer) take() (b *batch, closing bool) {
 func (o *writer) write(b *batch, closing bool) (tried int, err error) {
 	o.wire.cork()
 	arena := b.arena
+	flushed := 0
 	for i := range b.items {
 		it := &b.items[i]
 		var frame []byte
@@ -210,6 +240,8 @@ func (o *writer) write(b *batch, closing bool) (tried int, err error) {
 			if err := o.wire.flush(); err != nil {
 				return i, err
 			}
+			written(b.items[flushed:i])
+			flushed = i
 		}
 		if it.delivery != nil {
 			if it.begun = it.delivery.BeginRelease(); !it.begun {
@@ -221,7 +253,20 @@ func (o *writer) write(b *batch, closing bool) (tried int, err error) {
 			return i + 1, err
 		}
 	}
-	return len(b.items), o.wire.uncork()
+	if err := o.wire.uncork(); err != nil {
+		return len(b.items), err
+	}
+	written(b.items[flushed:])
+	return len(b.items), nil
+}
+
+// written starts the leases of events that the kernel has taken.
+func written(items []item) {
+	for i := range items {
+		if items[i].begun {
+			items[i].delivery.Written()
+		}
+	}
 }
 
 // fail ends the connection after a write that failed. Events of which the kernel took nothing did not reach the client.

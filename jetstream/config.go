@@ -74,10 +74,11 @@ type TopicRule struct {
 // Limits bound what a bus holds. Zero fields take the default. Reaching one is counted by Observer.LimitReached under
 // the name given here.
 type Limits struct {
-	// Topics ("topics") is the most topics this hub knows: default 10,000. Beyond it, new topics get overloaded.
+	// Topics ("topics") is the most streams of topics this hub knows: default 10,000. Beyond it, topics that are new to
+	// it get overloaded.
 	Topics int
 	// TopicsPerClient ("topics_per_client") is the most topics that one Publisher, and the subscriptions made Via it,
-	// may bring into being: default 100. Beyond it, new topics get rate_limited.
+	// may bring into being: default 100 at once, and then one every 10 s. Beyond it, new topics get rate_limited.
 	TopicsPerClient int
 	// Subscriptions ("subscriptions") is the most subscriptions open on this hub: default 100,000. Beyond it, new ones
 	// get overloaded.

@@ -22,7 +22,7 @@ func (w *workers) push(d *Delivery) {
 	if len(w.queue) >= w.limit {
 		kept := w.queue[:0]
 		for _, d := range w.queue {
-			if d.held() {
+			if d.Held() {
 				kept = append(kept, d)
 			}
 		}
@@ -99,11 +99,4 @@ func (d *Delivery) run(ctx context.Context, handler func(context.Context, *Deliv
 	} else {
 		_ = d.Ack()
 	}
-}
-
-// held reports whether the delivery is still the subscription's.
-func (d *Delivery) held() bool {
-	d.m.sub.mu.Lock()
-	defer d.m.sub.mu.Unlock()
-	return d.index >= 0
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -19,6 +20,10 @@ const (
 	deadWorkers = 4
 	// deadRetry is when an event comes again that could not be dead-lettered.
 	deadRetry = 10 * time.Second
+	// deadMargin is what the headers of a letter may take of the server's max_payload.
+	deadMargin = 4 << 10
+	// maxReason is the most bytes of a failure's reason that are kept.
+	maxReason = 1024
 )
 
 // deadLetters carries events whose last attempt failed to dlq.<topic>, and then settles them for their group.
@@ -67,6 +72,9 @@ func (q *deadLetters) stop(ctx context.Context) {
 // add takes a delivery that its subscription has ended. It does not block: when the queue is full, the event is delivered
 // once more instead.
 func (q *deadLetters) add(d *Delivery, reason string) {
+	if len(reason) > maxReason {
+		reason = strings.ToValidUTF8(reason[:maxReason], "") + "…"
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if !q.closed {
@@ -91,7 +99,7 @@ func (q *deadLetters) carry(l deadLetter) {
 	}
 	original := &d.Event
 	if d.released {
-		e, err := q.bus.bySequence(ctx, d.m.group.topic, d.Event.Sequence)
+		e, err := q.bus.bySequence(ctx, d.group.topic, d.Event.Sequence)
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			q.failed(d, err)
 			return
@@ -100,8 +108,16 @@ func (q *deadLetters) carry(l deadLetter) {
 			original = e
 		} // else retention has removed it: what is known of it must do
 	}
+	letter := appendDeadLetter(nil, l, d.m.sub.group, original)
+	if most := int(d.m.sub.link.nc.MaxPayload()) - deadMargin; len(letter) > most {
+		// Control characters of a native publisher's text grow sixfold as JSON. What does not fit stays in its stream.
+		l.reason += fmt.Sprintf(" (payload of %d bytes left out: it is at %s@%d)", len(original.Payload), original.Stream, original.Sequence)
+		bare := *original
+		bare.Payload = nil
+		letter = appendDeadLetter(nil, l, d.m.sub.group, &bare)
+	}
 	_, err := q.bus.publishWait(ctx, func(done func(Receipt, error)) error {
-		return q.bus.publisher.send(ctx, dlqPrefix+d.Event.Topic, appendDeadLetter(nil, l, d.m.sub.group, original), &PublishOptions{ID: d.deadID()}, done)
+		return q.bus.publisher.send(ctx, dlqPrefix+d.Event.Topic, letter, &PublishOptions{ID: d.deadID()}, done)
 	})
 	if err != nil {
 		q.failed(d, err)
@@ -132,7 +148,7 @@ func (q *deadLetters) failed(d *Delivery, err error) {
 
 // deadID names the failure of one event in one generation of one group, so that it is stored once.
 func (d *Delivery) deadID() string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %s", d.Event.Stream, d.Event.Sequence, d.m.group.consumer))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %s", d.Event.Stream, d.Event.Sequence, d.group.consumer))
 	return "dlq:" + hex.EncodeToString(sum[:16])
 }
 

@@ -31,6 +31,7 @@ type Delivery struct {
 	Attempt int
 
 	m     *member
+	group *group // as it was when the event came: a seek changes the member's
 	reply string // the server's name for this delivery
 	size  int    // of the payload
 
@@ -38,6 +39,7 @@ type Delivery struct {
 	index    int // in Subscription.out; -1 once it ended
 	active   bool
 	begun    bool // the subscriber has it
+	writing  bool // it is on its way to the subscriber: the lease does not run yet
 	released bool
 	touched  int64 // the server keeps it for us until AckWait after that
 	asked    int64 // when the server was last asked to wait longer
@@ -90,13 +92,13 @@ func parseAckSubject(s string) (place, bool) {
 	return place{prefix: dots[first] + 1, delivered: int(delivered), streamSeq: seq, storedAt: int64(stored)}, ok1 && ok2 && ok3 //nolint:gosec // 63 bits
 }
 
-func newDelivery(m *member, msg *nats.Msg, p place, now int64) *Delivery {
+func newDelivery(in *inbox, msg *nats.Msg, p place, now int64) *Delivery {
 	d := &Delivery{
 		Event: Event{
-			Topic: m.group.topic.name, Key: subjectKey(msg.Subject), Payload: msg.Data,
-			Stream: m.group.topic.stream.name, Sequence: p.streamSeq, StoredAt: p.storedAt,
+			Topic: in.group.topic.name, Key: subjectKey(msg.Subject), Payload: msg.Data,
+			Stream: in.group.topic.stream.name, Sequence: p.streamSeq, StoredAt: p.storedAt,
 		},
-		Attempt: p.delivered, m: m, reply: msg.Reply, size: len(msg.Data), index: -1, touched: now,
+		Attempt: p.delivered, m: in.m, group: in.group, reply: msg.Reply, size: len(msg.Data), index: -1, touched: now,
 	}
 	d.Event.readHeader(msg.Header)
 	return d
@@ -109,7 +111,7 @@ func (d *Delivery) send(what []byte) {
 
 // usable reports whether the server surely still keeps d for us. s.mu is held.
 func (d *Delivery) usable(now int64) bool {
-	return now-d.touched < int64(d.m.group.fence.usable) && !d.m.sub.bus.clock.stalled(now)
+	return now-d.touched < int64(d.group.fence.usable) && !d.m.sub.bus.clock.stalled(now)
 }
 
 // Begin starts the lease: this is the moment that the subscriber has the event. Until then the hub keeps the event for
@@ -117,8 +119,29 @@ func (d *Delivery) usable(now int64) bool {
 // was cut off, the subscription paused or ended): the event must then not be handed out.
 func (d *Delivery) Begin() bool { return d.begin(false) }
 
-// BeginRelease is Begin for a subscriber that has copied the event: the delivery keeps no more than its name.
+// BeginRelease is Begin for a subscriber that has copied the event and is about to send it: the delivery keeps no more
+// than its name, and the lease, which may be settled from now on, does not run before Written.
 func (d *Delivery) BeginRelease() bool { return d.begin(true) }
+
+// Written starts the time of a lease that BeginRelease made. It does nothing when the lease has ended meanwhile.
+func (d *Delivery) Written() {
+	s := d.m.sub
+	now := s.bus.clock.now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d.writing && d.index >= 0 {
+		d.writing = false
+		d.deadline = max(d.deadline, now+int64(s.opts.AckTimeout)) // MODACK may have come already
+		s.schedule(d.deadline)
+	}
+}
+
+// Held reports whether the event is still the subscription's: not settled, given back or lost.
+func (d *Delivery) Held() bool {
+	d.m.sub.mu.Lock()
+	defer d.m.sub.mu.Unlock()
+	return d.index >= 0
+}
 
 func (d *Delivery) begin(release bool) bool {
 	s := d.m.sub
@@ -135,6 +158,7 @@ func (d *Delivery) begin(release bool) bool {
 	s.heldBytes -= d.size
 	if release {
 		d.released = true
+		d.writing = true
 		d.Event.Payload, d.Event.Headers, d.Event.Tags, d.Event.CausedBy = nil, nil, nil, nil
 	}
 	s.lease(d)
@@ -156,7 +180,7 @@ func (d *Delivery) Unbegin() {
 	if d.index < 0 || !d.begun {
 		return
 	}
-	d.begun = false
+	d.begun, d.writing = false, false
 	s.unlease(d)
 	s.heldBytes += d.size
 	d.m.obs.InFlight(-1)

@@ -2,8 +2,11 @@
 
 package jetstream
 
-import "syscall"
+import (
+	"syscall"
+	"time"
+)
 
 // limitUnacked does nothing where the kernel has no such limit: a broken connection is noticed by NATS pings, within
 // 15 s.
-func limitUnacked(_, _ string, _ syscall.RawConn) error { return nil }
+func limitUnacked(time.Duration) func(_, _ string, _ syscall.RawConn) error { return nil }

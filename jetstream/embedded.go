@@ -106,7 +106,7 @@ func (b *Bus) endOldLeases(ctx context.Context) error {
 				continue
 			}
 			// The server looks naks up by stream sequence; those of events that are settled have no effect.
-			for seq := c.AckFloor.Stream + 1; seq <= c.Delivered.Stream; seq++ {
+			for seq := c.AckFloor.Stream + 1; seq <= c.Delivered.Stream && ctx.Err() == nil; seq++ {
 				subject := fmt.Sprintf("$JS.ACK.%s.%s.1.%d.%d.0.0", s.Config.Name, c.Name, seq, c.Delivered.Consumer)
 				if err := nc.Publish(subject, nakNow); err != nil {
 					return err

@@ -23,12 +23,14 @@ type group struct {
 	consumer string // its name on the server; a seek changes it
 	fence    fence
 	next     string // the subject to pull from
+	start    uint64 // where it stood when this hub joined: nothing before is unsettled
 }
 
 func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo) *group {
 	return &group{
 		topic: t, name: name, consumer: info.Name, fence: newFence(max(info.Config.AckWait, time.Second)),
-		next: b.api + "CONSUMER.MSG.NEXT." + t.stream.name + "." + info.Name,
+		start: max(info.Config.OptStartSeq, info.AckFloor.Stream+1, 1),
+		next:  b.api + "CONSUMER.MSG.NEXT." + t.stream.name + "." + info.Name,
 	}
 }
 
@@ -41,9 +43,16 @@ func (t *topicInfo) consumerName(group string) string {
 	return objectName(group)
 }
 
-// join finds the group, or makes it. from is resolved only when the group is new.
-func (b *Bus) join(ctx context.Context, t *topicInfo, name string, ttl time.Duration, from Position) (*group, error) {
+// starter resolves where a new group starts.
+type starter func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error)
+
+// join finds the group, or makes it: its topic too, on quota. start is asked only when the group is new.
+func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, quota *budget, start starter) (*group, error) {
 	for range 8 {
+		t, state, err := b.freshTopic(ctx, topic, quota)
+		if err != nil {
+			return nil, err
+		}
 		ptr, err := b.pointers.get(ctx, t, name)
 		if err != nil {
 			return nil, b.unavailable(err)
@@ -55,11 +64,11 @@ func (b *Bus) join(ctx context.Context, t *topicInfo, name string, ttl time.Dura
 		if !errors.Is(err, ErrNotFound) {
 			return nil, b.unavailable(err)
 		}
-		start, err := b.resolve(ctx, t, from)
+		seq, err := start(ctx, t, state)
 		if err != nil {
 			return nil, err
 		}
-		info, err = b.createConsumer(ctx, t, name, ptr.Consumer, ttl, start)
+		info, err = b.createConsumer(ctx, t, name, ptr.Consumer, ttl, seq)
 		if errors.Is(err, natsjs.ErrConsumerExists) {
 			continue // another hub was first: its start counts
 		}
@@ -77,6 +86,26 @@ func (b *Bus) join(ctx context.Context, t *topicInfo, name string, ttl time.Dura
 		b.deleteConsumer(ctx, t.stream.name, info.Name)
 	}
 	return nil, &Error{Code: CodeSubscribeFailed, Msg: "the group is being moved again and again: try later"}
+}
+
+// freshTopic is the topic with the stream as it is now: pointers count only for the very stream that they were made for,
+// and what this hub knows may be of one that was deleted and made anew meanwhile.
+func (b *Bus) freshTopic(ctx context.Context, topic string, quota *budget) (*topicInfo, natsjs.StreamState, error) {
+	for range 3 {
+		t, err := b.topic(ctx, topic, quota)
+		if err != nil {
+			return nil, natsjs.StreamState{}, err
+		}
+		info, err := b.findStream(ctx, t.stream.name)
+		if err == nil && info.Created.Equal(t.stream.created) {
+			return t, info.State, nil
+		}
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			return nil, natsjs.StreamState{}, b.unavailable(err)
+		}
+		b.forget(t.stream)
+	}
+	return nil, natsjs.StreamState{}, &Error{Code: CodeSubscribeFailed, Msg: "the topic is being deleted and made again and again: try later"}
 }
 
 // consumer looks a group's consumer up. It returns ErrNotFound when there is none.
@@ -144,7 +173,10 @@ func (b *Bus) Cursor(ctx context.Context, topic, group string) (Cursor, error) {
 	if err := ValidGroup(group); err != nil {
 		return Cursor{}, err
 	}
-	t, err := b.existing(ctx, topic)
+	if _, err := b.existing(ctx, topic); err != nil {
+		return Cursor{}, err
+	}
+	t, _, err := b.freshTopic(ctx, topic, nil)
 	if err != nil {
 		return Cursor{}, err
 	}
@@ -183,15 +215,15 @@ func (b *Bus) SetCursor(ctx context.Context, topic, group string, to Position) e
 	if err := ValidGroup(group); err != nil {
 		return err
 	}
-	t, err := b.topic(ctx, topic, nil)
-	if err != nil {
-		return err
-	}
-	start, err := b.resolve(ctx, t, to)
-	if err != nil {
-		return err
-	}
 	for range 8 {
+		t, state, err := b.freshTopic(ctx, topic, nil)
+		if err != nil {
+			return err
+		}
+		start, err := b.resolve(ctx, t, to, state)
+		if err != nil {
+			return err
+		}
 		ptr, err := b.pointers.get(ctx, t, group)
 		if err != nil {
 			return b.unavailable(err)

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 func TestGroupStarts(t *testing.T) {
@@ -75,12 +77,10 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		for i, b := range []*Bus{one, two} {
 			wg.Go(func() {
-				topic, err := b.topic(t.Context(), "race", nil)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				g, err := b.join(t.Context(), topic, group, 0, Position{From: []From{FromEarliest, FromLatest}[i]})
+				at := Position{From: []From{FromEarliest, FromLatest}[i]}
+				g, err := b.join(t.Context(), "race", group, 0, nil, func(ctx context.Context, topic *topicInfo, state natsjs.StreamState) (uint64, error) {
+					return b.resolve(ctx, topic, at, state)
+				})
 				if err != nil {
 					t.Error(err)
 					return
@@ -334,4 +334,92 @@ func scanned(t *testing.T, b *Bus, topic string) (n int, err error) {
 	t.Helper()
 	err = b.Scan(t.Context(), topic, ScanOptions{}, func(*Event) error { n++; return nil })
 	return n, err
+}
+
+func TestASeekOnAStreamMadeAnewCountsOnEveryHub(t *testing.T) {
+	url := natsServer(t)
+	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
+	publish(t, one, "remade", "old")
+	if err := two.js.DeleteStream(t.Context(), "remade"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a new stream", func() bool {
+		_, err := two.Publish(t.Context(), "remade", []byte("0"), PublishOptions{ID: "zero"})
+		return err == nil
+	})
+	if err := two.SetCursor(t.Context(), "remade", "g", Position{From: FromEarliest}); err != nil {
+		t.Fatal(err)
+	}
+	a := take(t, one, "remade", "g", SubscribeOptions{}) // knows the old stream
+	c := take(t, two, "remade", "g", SubscribeOptions{})
+	publish(t, two, "remade", numbers(20)[1:]...)
+	seen := map[string]int{}
+	for range 20 {
+		var d *Delivery
+		select {
+		case d = <-a.ch:
+		case d = <-c.ch:
+		case <-time.After(wait):
+			t.Fatalf("only %v came", seen)
+		}
+		seen[string(d.Event.Payload)]++
+		if !d.Begin() || d.Ack() != nil {
+			t.Fatal("a fresh delivery is not valid")
+		}
+	}
+	if len(seen) != 20 {
+		t.Errorf("got %v", seen)
+	}
+	a.quiet(20 * time.Millisecond)
+	c.quiet(20 * time.Millisecond)
+}
+
+func TestAfterIDOnABusyTopic(t *testing.T) {
+	b := open(t, Config{MemoryStorage: true})
+	const n = 105_000
+	var mu sync.Mutex
+	ids := make([]string, n)
+	p := b.NewPublisher()
+	for i := range n {
+		if err := p.Publish(t.Context(), "busy", []byte("1"), nil, func(r Receipt, err error) {
+			if err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			ids[i] = r.ID
+			mu.Unlock()
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := p.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got := 0
+	if err := b.Scan(t.Context(), "busy", ScanOptions{From: FromAfterID, AfterID: ids[n-10]}, func(*Event) error { got++; return nil }); err != nil || got != 9 {
+		t.Errorf("%d events, %v", got, err)
+	}
+}
+
+func TestAFanInThatCannotBeMadeLeavesNoGroup(t *testing.T) {
+	b := open(t, Config{})
+	r := publish(t, b, "fan.one", "0", "1")
+	publish(t, b, "fan.two", "a")
+	_, err := b.Subscribe(t.Context(), "fan.one", "g", SubscribeOptions{From: FromAfterID, AfterID: "nobody", Topics: []string{"fan.two"}}, nil)
+	var e *Error
+	if !errors.As(err, &e) || e.Code != CodeUnknownID {
+		t.Errorf("got %v", err)
+	}
+	for _, topic := range []string{"fan.one", "fan.two"} {
+		if _, err := b.Cursor(t.Context(), topic, "g"); !errors.Is(err, ErrNotFound) {
+			t.Errorf("%s has the group: %v", topic, err)
+		}
+	}
+	// The id is of one topic; on the other the group starts at what was stored since.
+	k := take(t, b, "fan.one", "g", SubscribeOptions{From: FromAfterID, AfterID: r[0].ID, Topics: []string{"fan.two"}})
+	got := k.payloads(2)
+	slices.Sort(got)
+	if !slices.Equal(got, []string{"1", "a"}) {
+		t.Errorf("got %q", got)
+	}
 }

@@ -89,7 +89,9 @@ func (o *PublishOptions) checkHeaders() error {
 			if len(v) > 1024 {
 				return badOptions("opts.%s has an entry of %d bytes, at most 1024 are allowed", list.name, len(v))
 			}
-			size += len(v)
+		}
+		if len(list.values) > 0 {
+			size += len(jsonList(list.values))
 		}
 	}
 	if size > maxHeaderBytes {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -65,7 +66,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	b := &Bus{
 		cfg: cfg, limits: cfg.Limits, rules: cfg.allRules(), log: cfg.Logger, obs: cfg.Observer,
 		clock: newClock(stallLimit(cfg.AckWait)), subs: make(map[*Subscription]struct{}),
-		topics: topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{})},
+		topics: topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64)},
 	}
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := b.open(ctx); err != nil {
@@ -84,6 +85,10 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	for i := range b.cfg.Connections {
 		l, err := b.dial(i)
 		if err != nil {
+			var parse *url.Error
+			if errors.As(err, &parse) {
+				err = parse.Err // the rest of it repeats the address, password included
+			}
 			return fmt.Errorf("nats at %s: %w: is it running, and are address and credentials right (NATS_URL, NATS_CREDS)?", b.where(), err)
 		}
 		b.links = append(b.links, l)
@@ -190,10 +195,11 @@ func (b *Bus) beat() {
 		if b.clock.stalled(now) {
 			b.log.Warn("the process stood still: all leases are given up", slog.Duration("gap", time.Duration(now-b.clock.beat.Load())))
 			b.eachSubscription((*Subscription).forget)
-			b.clock.beat.Store(b.clock.now()) // before anything is asked for: until then, what arrives is ignored
+			b.clock.beat.Store(now) // before anything is asked for: until then, what arrives is ignored
 			b.eachSubscription((*Subscription).restart)
+			continue
 		}
-		b.clock.beat.Store(b.clock.now())
+		b.clock.beat.Store(now) // and not a later time: a stop since the check must be seen at the next
 		if now-swept > int64(time.Second) {
 			swept = now
 			for _, l := range b.links {
@@ -253,12 +259,12 @@ func (b *Bus) Close() error {
 			stops.Go(func() { _ = s.Stop(ctx) }) // what could not be given back comes again after AckWait
 		}
 		stops.Wait()
+		if b.dead != nil {
+			b.dead.stop(ctx) // they are published, so this comes before publishing ends
+		}
 		b.topics.mu.Lock()
 		b.closing.Store(true)
 		b.topics.mu.Unlock()
-		if b.dead != nil {
-			b.dead.stop(ctx)
-		}
 		b.cancel()
 		b.wg.Wait()
 		for _, l := range b.links {

@@ -16,7 +16,7 @@ func (s *Subscription) hold(d *Delivery) {
 	d.index = len(s.out)
 	s.out = append(s.out, d)
 	s.heldBytes += d.size
-	s.schedule(d.touched + int64(d.m.group.fence.touch))
+	s.schedule(d.touched + int64(d.group.fence.touch))
 }
 
 // lease files a delivery that has begun under its id, behind older ones.
@@ -70,6 +70,9 @@ func (s *Subscription) remove(d *Delivery, how Outcome) bool {
 	s.out[len(s.out)-1] = nil
 	s.out = s.out[:len(s.out)-1]
 	d.index = -1
+	if how != Acked && how != DeadLettered {
+		d.m.loosen(d.Event.Sequence)
+	}
 	if d.begun {
 		s.unlease(d)
 		d.m.obs.InFlight(-1)
@@ -197,11 +200,11 @@ func (s *Subscription) tick() {
 			continue
 		}
 		d := s.out[i]
-		f := &d.m.group.fence
+		f := &d.group.fence
 		switch {
 		case !d.usable(now):
 			s.remove(d, Dropped)
-		case d.begun && d.deadline <= now:
+		case d.begun && !d.writing && d.deadline <= now:
 			if s.lastAttempt(d) && s.remove(d, DeadLettered) {
 				failed = append(failed, d)
 			} else if s.remove(d, Expired) {
@@ -218,9 +221,16 @@ func (s *Subscription) tick() {
 				due = now + int64(f.retry)
 			}
 			next = min(next, due, d.touched+int64(f.usable))
-			if d.begun {
+			if d.begun && !d.writing {
 				next = min(next, d.deadline)
 			}
+		}
+	}
+	if s.paused && s.opts.GroupTTL > 0 {
+		// The server takes a group whose members do not pull for one without members.
+		next = min(next, now+int64(s.opts.GroupTTL/3))
+		for _, m := range s.members {
+			_ = s.link.nc.Publish(m.noEvent(), progress) // an error means that the connection is down
 		}
 	}
 	for _, m := range s.members {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -347,4 +348,108 @@ func TestHeldBytesStopThePull(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// What was refused, ran out or was given back is still owed when the consumer has to be made anew.
+func TestUnsettledEventsSurviveTheirConsumer(t *testing.T) {
+	b := open(t, Config{})
+	publish(t, b, "owed", "0", "1", "2")
+	k := take(t, b, "owed", "g", SubscribeOptions{From: FromEarliest})
+	if err := k.next().Nack("", time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	k.payloads(2)
+	if err := b.js.DeleteConsumer(t.Context(), "owed", "g"); err != nil {
+		t.Fatal(err)
+	}
+	if got := k.payloads(3); !slices.Equal(got, []string{"0", "1", "2"}) { // again from the oldest unsettled one
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestAPausedMemberKeepsItsGroup(t *testing.T) {
+	b := open(t, Config{AckWait: time.Second})
+	publish(t, b, "tabs", "before")
+	k := take(t, b, "tabs", "g", SubscribeOptions{GroupTTL: time.Second})
+	if err := k.sub.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, b, "tabs", "while paused")
+	select { // longer than the TTL and what the server adds to it
+	case <-time.After(4 * time.Second):
+	case <-t.Context().Done():
+	}
+	if _, err := b.Cursor(t.Context(), "tabs", "g"); err != nil {
+		t.Fatalf("the group is gone: %v", err)
+	}
+	k.sub.Resume()
+	if got := k.payloads(1); got[0] != "while paused" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestADeadLetterThatIsTooBigIsStoredWithoutItsPayload(t *testing.T) {
+	b := open(t, Config{URL: natsServer(t)})
+	topic := "huge"
+	publish(t, b, topic, "1")
+	if _, err := b.js.Publish(t.Context(), "event.huge", []byte(strings.Repeat("\x01", 300<<10))); err != nil {
+		t.Fatal(err)
+	}
+	k := take(t, b, topic, "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1})
+	k.payloads(1)
+	dead := take(t, b, "dlq.huge", "d", SubscribeOptions{From: FromEarliest})
+	if err := k.next().Nack(strings.Repeat("é", 1<<20), -1); err != nil {
+		t.Fatal(err)
+	}
+	letter := dead.next().Event.Payload
+	if len(letter) > 4<<10 || !strings.Contains(string(letter), "huge@2") || !json.Valid(letter) {
+		t.Errorf("got %d bytes: %.3000s", len(letter), letter)
+	}
+}
+
+func TestSeekDoesNotSwallowDeadLetters(t *testing.T) {
+	b := open(t, Config{})
+	const n = 200
+	publish(t, b, "twice", numbers(n)...)
+	k := take(t, b, "twice", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1, MaxInFlight: n})
+	fail := func() {
+		for range n {
+			if err := k.next().Nack("no", -1); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	fail()
+	if err := b.SetCursor(t.Context(), "twice", "g", Position{From: FromEarliest}); err != nil {
+		t.Fatal(err)
+	}
+	fail()
+	eventually(t, "all letters of both generations", func() bool { // those of the first that were still queued are n at most
+		n2, err := scanned(t, b, "dlq.twice")
+		return err == nil && n2 > n
+	})
+	eventually(t, "the group is through", func() bool {
+		c, err := b.Cursor(t.Context(), "twice", "g")
+		return err == nil && c.LastID != ""
+	})
+}
+
+func TestCloseCarriesDeadLetters(t *testing.T) {
+	url := natsServer(t)
+	b, other := open(t, Config{URL: url}), open(t, Config{URL: url})
+	const n = 300
+	publish(t, b, "last", numbers(n)...)
+	k := take(t, b, "last", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1, MaxInFlight: n})
+	for range n {
+		if err := k.next().Nack("no", -1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := scanned(t, other, "dlq.last"); got != n || err != nil {
+		t.Errorf("%d letters, %v", got, err)
+	}
+	take(t, other, "last", "g", SubscribeOptions{}).quiet(100 * time.Millisecond)
 }

@@ -116,7 +116,7 @@ func (b *Bus) natsOptions() ([]nats.Option, error) {
 	if b.server != nil {
 		return append(opts, nats.InProcessServer(b.server), nats.Token(b.cfg.ListenToken)), nil
 	}
-	opts = append(opts, nats.SetCustomDialer(&net.Dialer{Timeout: 5 * time.Second, Control: limitUnacked}))
+	opts = append(opts, nats.SetCustomDialer(&net.Dialer{Timeout: 5 * time.Second, Control: limitUnacked(margin(b.cfg.AckWait) * 4 / 5)}))
 	if b.cfg.Creds != "" {
 		opts = append(opts, nats.UserCredentials(b.cfg.Creds))
 	}

@@ -2,12 +2,12 @@ package jetstream
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 // Pulls: a pull ends at the server after pullExpires, and is taken for lost after pullLost.
@@ -29,6 +29,10 @@ type member struct {
 	first     bool   // nothing has arrived since
 	retryAt   int64  // pull again then; 0: when there is credit
 	lastSeq   uint64 // newest stream sequence that arrived
+	// loose are the events that arrived and ended otherwise than by an ack: they come again, to whichever member. It is
+	// bounded; loosest is the oldest of those that found no room.
+	loose     map[uint64]struct{}
+	loosest   uint64
 	acks      string // what its ack subjects begin with; "" before the first
 	attaching bool
 }
@@ -36,6 +40,7 @@ type member struct {
 // inbox is where pulls are answered to. Each is used until the subscription pauses, ends, or forgets what it had.
 type inbox struct {
 	m         *member
+	group     *group
 	subject   string
 	sub       *nats.Subscription
 	forgotten bool // what still comes is not ours to touch; otherwise it is given back
@@ -46,7 +51,7 @@ func (m *member) open() {
 	if m.inbox != nil || m.attaching {
 		return
 	}
-	in := &inbox{m: m, subject: m.sub.link.nc.NewInbox()}
+	in := &inbox{m: m, group: m.group, subject: m.sub.link.nc.NewInbox()}
 	sub, err := m.sub.link.nc.Subscribe(in.subject, in.receive)
 	if err == nil {
 		err = sub.SetPendingLimits(-1, -1) // bounded by what was asked for
@@ -146,7 +151,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 	if !ok || s.bus.clock.stalled(now) {
 		return // it may have waited in a buffer for too long to be ours still
 	}
-	d := newDelivery(m, msg, place, now)
+	d := newDelivery(in, msg, place, now)
 	wanted := s.opts.Filter == nil || s.opts.Filter(&d.Event)
 
 	s.mu.Lock()
@@ -161,6 +166,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 	m.requested = max(m.requested-1, 0)
 	s.requested = max(s.requested-1, 0)
 	m.lastSeq = max(m.lastSeq, place.streamSeq)
+	delete(m.loose, place.streamSeq)
 	m.acks = msg.Reply[:place.prefix]
 	if m.first {
 		m.first = false
@@ -237,15 +243,19 @@ func (m *member) reattach() {
 		return
 	}
 	m.attaching = true
-	from := m.resumeAt()
+	was, start := m.group.topic.stream, m.resumeAt()
 	m.close(false)
 	s.drop(func(d *Delivery) bool { return d.m == m })
 	s.wg.Go(func() {
 		for wait := 20 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
-			g, err := m.rejoin(from)
+			g, err := m.rejoin(was, start)
 			s.mu.Lock()
 			if err == nil || s.stopped {
 				if err == nil {
+					if !g.topic.stream.created.Equal(was.created) {
+						m.lastSeq, m.loosest = 0, 0
+						clear(m.loose)
+					}
 					m.group = g
 				}
 				m.attaching = false
@@ -267,36 +277,60 @@ func (m *member) reattach() {
 	})
 }
 
-func (m *member) rejoin(from Position) (*group, error) {
+func (m *member) rejoin(was *stream, start uint64) (*group, error) {
 	ctx, cancel := context.WithTimeout(m.sub.ctx, publishWait)
 	defer cancel()
-	t, err := m.sub.bus.topic(ctx, m.group.topic.name, nil)
-	if err != nil {
-		return nil, err
-	}
-	g, err := m.sub.bus.join(ctx, t, m.sub.group, m.sub.opts.GroupTTL, from)
-	var e *Error
-	if errors.As(err, &e) && e.Code == CodeUnknownID {
-		// The stream was made anew, too: all that is in it is new.
-		return m.sub.bus.join(ctx, t, m.sub.group, m.sub.opts.GroupTTL, Position{From: FromEarliest})
-	}
-	return g, err
+	return m.sub.bus.join(ctx, m.group.topic.name, m.sub.group, m.sub.opts.GroupTTL, nil, func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
+		if !t.stream.created.Equal(was.created) {
+			return 1, nil // the stream was made anew, too: all that is in it is new
+		}
+		return min(start, state.LastSeq+1), nil
+	})
 }
 
-// resumeAt is where the group goes on if its consumer was deleted: at the oldest event that this member has not settled,
-// or behind the newest that it saw.
-func (m *member) resumeAt() Position {
+// noEvent is the subject of an ack about no event: the consumer answers it, and takes it for a sign of life. s.mu is held.
+func (m *member) noEvent() string {
+	prefix := m.acks
+	if prefix == "" {
+		prefix = "$JS.ACK." + m.group.topic.stream.name + "." + m.group.consumer + "."
+	}
+	return prefix + "1.9223372036854775807.1.0.0"
+}
+
+// maxLoose bounds member.loose.
+const maxLoose = 10_000
+
+// loosen notes that an event will come again.
+func (m *member) loosen(seq uint64) {
+	if m.loose == nil {
+		m.loose = make(map[uint64]struct{})
+	}
+	switch {
+	case len(m.loose) < maxLoose:
+		m.loose[seq] = struct{}{}
+	case m.loosest == 0 || seq < m.loosest:
+		m.loosest = seq
+	}
+}
+
+// resumeAt is the sequence at which the group goes on if its consumer was deleted: that of the oldest event that this
+// member knows to be unsettled, or behind the newest that it saw. What other members had unsettled they bring back
+// only if they are the first to join again.
+func (m *member) resumeAt() uint64 {
+	if m.lastSeq == 0 {
+		return m.group.start
+	}
 	next := m.lastSeq + 1
+	if m.loosest > 0 {
+		next = min(next, m.loosest)
+	}
+	for seq := range m.loose {
+		next = min(next, seq)
+	}
 	for _, d := range m.sub.out {
 		if d.m == m {
 			next = min(next, d.Event.Sequence)
 		}
 	}
-	switch {
-	case m.lastSeq == 0:
-		return m.sub.opts.position()
-	case next <= 1:
-		return Position{From: FromEarliest}
-	}
-	return Position{From: FromAfterID, AfterID: m.group.topic.stream.name + "@" + strconv.FormatUint(next-1, 10)}
+	return next
 }

@@ -19,12 +19,13 @@ const (
 	maxNameLen  = 200 // a stream's or consumer's name is also a directory name on the server
 )
 
-// ValidTopic returns a bad_topic *Error unless topic is dot-separated segments of [A-Za-z0-9_-], 1..251 bytes in all.
+// ValidTopic returns a bad_topic *Error unless topic is dot-separated segments of [A-Za-z0-9_-], 1..251 bytes in all; 255
+// for the dead letters of a topic.
 func ValidTopic(topic string) error {
-	return validTopic(topic, maxTopicLen)
-}
-
-func validTopic(topic string, limit int) error {
+	limit := maxTopicLen
+	if strings.HasPrefix(topic, dlqPrefix) {
+		limit += len(dlqPrefix)
+	}
 	bad := func(format string, args ...any) error {
 		return &Error{Code: CodeBadTopic, Msg: "topic " + fmt.Sprintf(format, args...)}
 	}

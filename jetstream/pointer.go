@@ -184,6 +184,10 @@ func (b *Bus) sweepStream(ctx context.Context, s *stream, age time.Duration) err
 	if err != nil {
 		return err
 	}
+	if !handle.CachedInfo().Created.Equal(s.created) {
+		b.forget(s) // made anew: what this hub knows of it says nothing about its pointers
+		return nil
+	}
 	consumers := handle.ListConsumers(ctx)
 	for info := range consumers.Info() {
 		group, ours := info.Config.Metadata["eventhub.group"]

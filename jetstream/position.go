@@ -26,18 +26,13 @@ type Position struct {
 
 // resolve turns a position into the sequence of the first event after it. It is never beyond the end: a start beyond the
 // end would skip events that are stored later.
-func (b *Bus) resolve(ctx context.Context, t *topicInfo, at Position) (uint64, error) {
-	s, err := b.js.Stream(ctx, t.stream.name)
-	if err != nil {
-		return 0, b.unavailable(err)
-	}
-	state := s.CachedInfo().State
+func (b *Bus) resolve(ctx context.Context, t *topicInfo, at Position, state natsjs.StreamState) (uint64, error) {
 	end := state.LastSeq + 1
 	switch at.From {
 	case FromEarliest:
 		return 1, nil
 	case FromTS:
-		return b.firstSince(ctx, t, time.UnixMilli(at.TS), end)
+		return b.firstSince(ctx, t, farthest(time.UnixMilli(at.TS)), end)
 	case FromAfterID:
 		seq, err := b.findID(ctx, t, at.AfterID, state)
 		if err != nil {
@@ -71,27 +66,36 @@ func (b *Bus) findID(ctx context.Context, t *topicInfo, id string, state natsjs.
 		}
 		return seq, nil
 	}
-	opts := walkOptions{headersOnly: true, most: idSearchMost}
 	made, v7 := madeAt(id)
+	var searches []walkOptions
 	if v7 {
-		opts.since = made.Add(-idSearchBefore)
-		opts.until = made.Add(idSearchAfter)
-	} else if state.LastSeq > idSearchMost {
-		opts.start = max(state.FirstSeq, state.LastSeq-idSearchMost+1)
-	}
-	var found uint64
-	err := b.walk(ctx, t, opts, func(m *storedMsg) error {
-		if b.messageID(t, m) == id {
-			found = m.seq
-			return errStopWalk
+		// A hub stores an event within milliseconds of making its id. On a busy topic, a minute before would use the
+		// search up.
+		searches = []walkOptions{{since: made.Add(-20 * time.Millisecond)}, {since: made.Add(-2 * time.Second)}, {since: made.Add(-idSearchBefore)}}
+	} else {
+		searches = []walkOptions{{}}
+		if state.LastSeq > idSearchMost {
+			searches[0].start = max(state.FirstSeq, state.LastSeq-idSearchMost+1)
 		}
-		return nil
-	})
+	}
+	for _, opts := range searches {
+		opts.headersOnly, opts.most = true, idSearchMost
+		if v7 {
+			opts.until = made.Add(idSearchAfter)
+		}
+		var found uint64
+		err := b.walk(ctx, t, opts, func(m *storedMsg) error {
+			if b.messageID(t, m) == id {
+				found = m.seq
+				return errStopWalk
+			}
+			return nil
+		})
+		if err != nil || found > 0 {
+			return found, err
+		}
+	}
 	switch {
-	case err != nil:
-		return 0, err
-	case found > 0:
-		return found, nil
 	case v7 && state.Msgs > 0 && made.Before(state.FirstTime):
 		return state.FirstSeq - 1, nil
 	case v7 && state.Msgs == 0 && state.LastSeq > 0:
@@ -110,7 +114,15 @@ func madeAt(id string) (time.Time, bool) {
 		return time.Time{}, false
 	}
 	ms := int64(u[0])<<40 | int64(u[1])<<32 | int64(u[2])<<24 | int64(u[3])<<16 | int64(u[4])<<8 | int64(u[5])
-	return time.UnixMilli(ms), true
+	return farthest(time.UnixMilli(ms)), true
+}
+
+// farthest keeps a time within what JSON can say.
+func farthest(t time.Time) time.Time {
+	if most := time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC); t.After(most) {
+		return most
+	}
+	return t
 }
 
 func (b *Bus) messageID(t *topicInfo, m *storedMsg) string {
@@ -267,9 +279,13 @@ func (b *Bus) Scan(ctx context.Context, topic string, opts ScanOptions, f func(*
 	switch {
 	case opts.LatestByKey:
 	case opts.From == FromTS:
-		walk.since = time.UnixMilli(opts.TS)
+		walk.since = farthest(time.UnixMilli(opts.TS))
 	case opts.From == FromAfterID:
-		if walk.start, err = b.resolve(ctx, t, Position{From: FromAfterID, AfterID: opts.AfterID}); err != nil {
+		info, err := b.findStream(ctx, t.stream.name)
+		if err != nil {
+			return b.unavailable(err)
+		}
+		if walk.start, err = b.resolve(ctx, t, Position{From: FromAfterID, AfterID: opts.AfterID}, info.State); err != nil {
 			return err
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -61,7 +62,15 @@ type Publisher struct {
 // NewPublisher makes a Publisher. It is cheap; make one for each client session, whose limit of new topics
 // (Limits.TopicsPerClient) it keeps.
 func (b *Bus) NewPublisher() *Publisher {
-	return b.newPublisher(&budget{limit: b.limits.TopicsPerClient})
+	return b.newPublisher(newBudget(b.limits.TopicsPerClient))
+}
+
+// Sibling makes another Publisher of the same client: with an order of its own, and the same limit of new topics.
+func (p *Publisher) Sibling() *Publisher { return p.bus.newPublisher(p.quota) }
+
+// PublishWait stores one event and returns once the stream has confirmed it. Errors are those of Publish and of its done.
+func (p *Publisher) PublishWait(ctx context.Context, topic string, payload []byte, opts *PublishOptions) (Receipt, error) {
+	return p.bus.publishWait(ctx, func(done func(Receipt, error)) error { return p.Publish(ctx, topic, payload, opts, done) })
 }
 
 func (b *Bus) newPublisher(quota *budget) *Publisher {
@@ -114,12 +123,14 @@ func (p *Publisher) send(ctx context.Context, topic string, payload []byte, opts
 		return p.first(ctx, w)
 	}
 	w.sent = p.bus.clock.now()
+	w.users.Store(2) // the answer may come, or be given up, while the message is still being written
 	if err := p.link.ask(&w.msg, w.sent, w); err != nil {
 		p.leave(t.stream)
 		w.free()
 		t.obs.PublishFailed()
 		return notSent(err)
 	}
+	w.release()
 	return nil
 }
 
@@ -131,7 +142,8 @@ type outgoingEvent struct {
 	id    string
 	sent  int64
 	msg   nats.Msg
-	one   [1]string // the value of the one header that most events have
+	one   [1]string    // the value of the one header that most events have
+	users atomic.Int32 // who still needs it: the sender and the answer
 }
 
 var outgoing = sync.Pool{New: func() any { return &outgoingEvent{msg: nats.Msg{Header: make(nats.Header)}} }}
@@ -154,13 +166,21 @@ func (w *outgoingEvent) fill(payload []byte, opts *PublishOptions) error {
 func (w *outgoingEvent) answer(reply *nats.Msg, err error) {
 	p, s := w.p, w.topic.stream
 	w.done(p.bus.confirmed(w.topic, w.id, reply, err, w.sent))
-	w.free()
+	w.release()
 	p.leave(s)
+}
+
+// release frees the event when its other user has released it too.
+func (w *outgoingEvent) release() {
+	if w.users.Add(-1) == 0 {
+		w.free()
+	}
 }
 
 func (w *outgoingEvent) free() {
 	clear(w.msg.Header)
-	*w = outgoingEvent{msg: nats.Msg{Header: w.msg.Header}}
+	w.msg = nats.Msg{Header: w.msg.Header}
+	w.p, w.topic, w.done, w.id, w.one[0] = nil, nil, nil, "", ""
 	outgoing.Put(w)
 }
 
@@ -304,9 +324,7 @@ func (p *Publisher) Flush(ctx context.Context) error {
 
 // Publish stores one event and returns once the stream has confirmed it. It may be called concurrently.
 func (b *Bus) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (Receipt, error) {
-	return b.publishWait(ctx, func(done func(Receipt, error)) error {
-		return b.publisher.Publish(ctx, topic, payload, &opts, done)
-	})
+	return b.publisher.PublishWait(ctx, topic, payload, &opts)
 }
 
 func (b *Bus) publishWait(ctx context.Context, send func(func(Receipt, error)) error) (Receipt, error) {

@@ -195,6 +195,7 @@ func TestLimitsOfTopics(t *testing.T) {
 		{one, "t3", "<nil>"}, // it exists: using it costs nothing
 		{two, "t4", "<nil>"},
 		{two, "t5", CodeOverloaded},
+		{one, "dlq.t1", CodeOverloaded}, // the family's stream would be one more
 	} {
 		if got := code(pub(c.p, c.topic)); got != c.want {
 			t.Errorf("%s: got %s, want %s", c.topic, got, c.want)

@@ -2,12 +2,15 @@ package jetstream
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 // From says where a new group starts. A group that exists goes on from where it is.
@@ -172,11 +175,12 @@ func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts Subscribe
 	s.timer = time.AfterFunc(time.Hour, s.tick)
 	s.timer.Stop()
 	err := b.reserve()
+	var starts []starter
+	if err == nil {
+		starts, err = s.starts(ctx, names)
+	}
 	for i := 0; i < len(names) && err == nil; i++ {
-		var m *member
-		if m, err = s.join(ctx, names[i]); err == nil {
-			s.members = append(s.members, m)
-		}
+		err = s.join(ctx, names[i], starts[i])
 	}
 	if err == nil {
 		err = b.register(s)
@@ -191,24 +195,79 @@ func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts Subscribe
 	return s, nil
 }
 
-func (s *Subscription) join(ctx context.Context, topic string) (*member, error) {
-	var quota *budget
-	if s.opts.Via != nil {
-		quota = s.opts.Via.quota
-	}
-	t, err := s.bus.topic(ctx, topic, quota)
+func (s *Subscription) join(ctx context.Context, topic string, start starter) error {
+	g, err := s.bus.join(ctx, topic, s.group, s.opts.GroupTTL, s.opts.quota(), start)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	g, err := s.bus.join(ctx, t, s.group, s.opts.GroupTTL, s.opts.position())
-	if err != nil {
-		return nil, err
-	}
-	return &member{sub: s, group: g, obs: s.bus.obs.Group(topic, s.group, s.opts.GroupTTL > 0)}, nil
+	s.members = append(s.members, &member{sub: s, group: g, obs: s.bus.obs.Group(topic, s.group, s.opts.GroupTTL > 0)})
+	return nil
 }
 
-func (o *SubscribeOptions) position() Position {
-	return Position{From: o.From, TS: o.TS, AfterID: o.AfterID}
+func (o *SubscribeOptions) quota() *budget {
+	if o.Via == nil {
+		return nil
+	}
+	return o.Via.quota
+}
+
+// starts resolves where the groups on the topics start, as far as they are new: all of them before one is made, so that
+// a subscription that cannot be made leaves nothing behind.
+//
+// An afterId is an event of one topic. On the others, the groups start at what was stored since that event.
+func (s *Subscription) starts(ctx context.Context, names []string) ([]starter, error) {
+	b := s.bus
+	at := Position{From: s.opts.From, TS: s.opts.TS, AfterID: s.opts.AfterID}
+	starts := make([]starter, len(names))
+	if at.From != FromAfterID {
+		for i := range names {
+			starts[i] = func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
+				return b.resolve(ctx, t, at, state)
+			}
+		}
+		return starts, nil
+	}
+	var unknown error
+	var since int64 // when the event was stored, once it is found
+	for i, name := range names {
+		t, state, err := b.freshTopic(ctx, name, s.opts.quota())
+		if err != nil {
+			return nil, err
+		}
+		if _, err := b.Cursor(ctx, name, s.group); err == nil {
+			starts[i] = func(context.Context, *topicInfo, natsjs.StreamState) (uint64, error) { return state.LastSeq + 1, nil }
+			continue // it exists, and goes on from where it is; should it vanish at this moment, it starts at the end
+		} else if !errors.Is(err, ErrNotFound) {
+			return nil, b.unavailable(err)
+		}
+		seq, err := b.resolve(ctx, t, at, state)
+		var e *Error
+		switch {
+		case errors.As(err, &e) && e.Code == CodeUnknownID:
+			unknown = err
+			continue
+		case err != nil:
+			return nil, err
+		}
+		starts[i] = func(context.Context, *topicInfo, natsjs.StreamState) (uint64, error) { return seq, nil }
+		if since == 0 && seq > 1 {
+			if found, err := b.bySequence(ctx, t, seq-1); err == nil {
+				since = found.StoredAt / 1e6
+			}
+		}
+	}
+	for i := range names {
+		if starts[i] != nil {
+			continue
+		}
+		if since == 0 {
+			return nil, unknown
+		}
+		starts[i] = func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
+			return b.resolve(ctx, t, Position{From: FromTS, TS: since}, state)
+		}
+	}
+	return starts, nil
 }
 
 // reserve refuses a subscription before anything is made for it. register looks again.
@@ -279,11 +338,17 @@ func (s *Subscription) restart() {
 func (s *Subscription) Pause(ctx context.Context) error {
 	s.mu.Lock()
 	s.paused = true
+	if s.opts.GroupTTL > 0 {
+		s.schedule(s.bus.clock.now())
+	}
 	back := s.takeHeld()
 	s.closeInboxes()
 	s.mu.Unlock()
 	s.giveBack(back)
-	return s.flush(ctx)
+	if err := s.flush(ctx); !errors.Is(err, errCut) {
+		return err
+	}
+	return nil // without a connection nothing comes
 }
 
 // settleAll waits until the server has worked off what was said about deliveries: not only taken it, or a server that
@@ -296,13 +361,13 @@ func (s *Subscription) settleAll(ctx context.Context) error {
 	}
 	for _, m := range s.members {
 		s.mu.Lock()
-		prefix := m.acks
+		used, subject := m.acks != "", m.noEvent()
 		s.mu.Unlock()
-		if prefix == "" {
+		if !used {
 			continue
 		}
 		// A consumer works its acks off in order, so its answer to one about no event comes after all others.
-		if _, err := s.link.request(ctx, prefix+"1.9223372036854775807.1.0.0", progress); err != nil {
+		if _, err := s.link.request(ctx, subject, progress); err != nil {
 			return err
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/time/rate"
 )
 
 // dlqPrefix begins the topics that dead letters go to.
@@ -128,6 +129,46 @@ type topics struct {
 	byName  map[string]*topicInfo
 	streams map[string]*stream
 	making  map[string]chan struct{} // closed when the maker is done
+	gone    map[string]int64         // when a stream was found missing; see settleGone
+}
+
+// keep remembers a topic. There are at most twice limit: those with a stream of their own are counted when they are made,
+// and one of a family makes room for another, for it costs nothing to look up again. mu is held.
+func (k *topics) keep(t *topicInfo, limit int) {
+	if len(k.byName) >= 2*limit {
+		for name, old := range k.byName {
+			if old.stream.family {
+				delete(k.byName, name)
+				break
+			}
+		}
+	}
+	k.byName[t.name] = t
+}
+
+// settleGone is how long a stream that was deleted stays away before this hub makes it anew: the server answers a
+// deletion before it has removed the files, and a stream made meanwhile would lose its own.
+const settleGone = 500 * time.Millisecond
+
+// maxGone bounds topics.gone.
+const maxGone = 1_000
+
+// awaitGone waits until a stream that was deleted a moment ago may be made again.
+func (b *Bus) awaitGone(ctx context.Context, stream string) error {
+	b.topics.mu.Lock()
+	since, known := b.topics.gone[stream]
+	delete(b.topics.gone, stream)
+	b.topics.mu.Unlock()
+	left := settleGone - time.Duration(b.clock.now()-since)
+	if !known || left <= 0 {
+		return nil
+	}
+	select {
+	case <-time.After(left):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func (b *Bus) rule(topic string) *TopicRule {
@@ -151,11 +192,7 @@ func (b *Bus) topic(ctx context.Context, name string, by *budget) (*topicInfo, e
 	if t := b.known(name); t != nil {
 		return t, nil
 	}
-	limit := maxTopicLen
-	if strings.HasPrefix(name, dlqPrefix) {
-		limit += len(dlqPrefix)
-	}
-	if err := validTopic(name, limit); err != nil {
+	if err := ValidTopic(name); err != nil {
 		return nil, err
 	}
 	for {
@@ -178,7 +215,7 @@ func (b *Bus) topic(ctx context.Context, name string, by *budget) (*topicInfo, e
 			b.wg.Done()
 			b.topics.mu.Lock()
 			if err == nil {
-				b.topics.byName[name] = t
+				b.topics.keep(t, b.limits.Topics)
 				b.obs.Gauge(GaugeTopics, float64(len(b.topics.byName)))
 			}
 			delete(b.topics.making, name)
@@ -235,7 +272,7 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule) (*
 		}
 		if len(b.topics.streams) < b.limits.Topics {
 			b.topics.streams[s.name] = s
-		}
+		} // else it was only read, and is not kept
 	}
 	b.topics.mu.Unlock()
 	return &topicInfo{name: name, stream: s, subject: plainSubject(name), keyed: "." + name, obs: b.obs.Topic(name)}, nil
@@ -272,14 +309,16 @@ func (b *Bus) findStream(ctx context.Context, name string) (*natsjs.StreamInfo, 
 
 func (b *Bus) makeTopic(ctx context.Context, name string, by *budget) (*topicInfo, error) {
 	rule := b.rule(name)
+	streamName := rule.streamName(name)
 	b.topics.mu.RLock()
-	full := len(b.topics.byName) >= b.limits.Topics
+	_, met := b.topics.streams[streamName]
+	full := !met && len(b.topics.streams) >= b.limits.Topics
 	b.topics.mu.RUnlock()
 	if full {
 		b.obs.LimitReached("topics")
-		return nil, &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this hub knows %d topics, which is its limit", b.limits.Topics)}
+		return nil, &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this hub knows %d streams of topics, which is its limit", b.limits.Topics)}
 	}
-	info, err := b.findStream(ctx, rule.streamName(name))
+	info, err := b.findStream(ctx, streamName)
 	switch {
 	case err == nil:
 		b.reportDrift(name, rule, info)
@@ -289,11 +328,10 @@ func (b *Bus) makeTopic(ctx context.Context, name string, by *budget) (*topicInf
 	}
 	if !by.take() {
 		b.obs.LimitReached("topics_per_client")
-		return nil, &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new topics, which is its limit", by.limit)}
+		return nil, &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new topics, which is its limit: one more is allowed every %v", b.limits.TopicsPerClient, topicRefill)}
 	}
 	info, err = b.createStream(ctx, name, rule)
 	if err != nil {
-		by.giveBack()
 		return nil, err
 	}
 	return b.newTopic(name, info, rule)
@@ -330,6 +368,9 @@ func (b *Bus) createStream(ctx context.Context, topic string, rule *TopicRule) (
 	}
 	if b.cfg.MemoryStorage {
 		cfg.Storage = natsjs.MemoryStorage
+	}
+	if err := b.awaitGone(ctx, cfg.Name); err != nil {
+		return nil, b.unavailable(err)
 	}
 	s, err := b.js.CreateStream(ctx, cfg)
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
@@ -374,6 +415,10 @@ func (b *Bus) forget(s *stream) {
 	defer b.topics.mu.Unlock()
 	if b.topics.streams[s.name] == s {
 		delete(b.topics.streams, s.name)
+		if len(b.topics.gone) >= maxGone {
+			clear(b.topics.gone)
+		}
+		b.topics.gone[s.name] = b.clock.now()
 	}
 	for name, t := range b.topics.byName {
 		if t.stream == s {
@@ -391,25 +436,16 @@ func (b *Bus) unavailable(err error) error {
 	return &Error{Code: CodeInternal, Msg: "the event store did not answer as it should: try again later", Err: err}
 }
 
-// budget is how many topics one client may still bring into being. A nil budget has no bound: it is the hub's own.
+// topicRefill is how long a client waits for one more new topic, once it has made Limits.TopicsPerClient.
+const topicRefill = 10 * time.Second
+
+// budget is how many topics one client may bring into being. A nil budget has no bound: it is the hub's own.
 type budget struct {
-	limit int
-	used  atomic.Int64
+	*rate.Limiter
 }
 
-func (g *budget) take() bool {
-	if g == nil {
-		return true
-	}
-	if g.used.Add(1) > int64(g.limit) {
-		g.used.Add(-1)
-		return false
-	}
-	return true
+func newBudget(n int) *budget {
+	return &budget{rate.NewLimiter(rate.Every(topicRefill), n)}
 }
 
-func (g *budget) giveBack() {
-	if g != nil {
-		g.used.Add(-1)
-	}
-}
+func (g *budget) take() bool { return g == nil || g.Allow() }

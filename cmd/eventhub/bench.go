@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 
 	"github.com/alecthomas/kong"
@@ -17,11 +18,16 @@ type benchCmd struct {
 func (cmd *benchCmd) AfterApply(call *kong.Context, std streams) error {
 	env := bench.Env{
 		Out: std.out, Err: std.err,
-		FindToken: func(url, given, data string) (string, error) { return hubFlags{URL: url, Token: given, Data: data}.token() },
+		FindToken: func(url, given, data string) (string, error) {
+			return hubFlags{URL: url, Token: given, Data: data}.token()
+		},
 	}
 	if f, ok := std.err.(*os.File); ok {
 		info, err := f.Stat()
-		env.Progress = err == nil && info.Mode()&os.ModeCharDevice != 0
+		if err != nil {
+			return fmt.Errorf("standard error: %w", err)
+		}
+		env.Progress = info.Mode()&os.ModeCharDevice != 0
 	}
 	call.Bind(env, &cmd.Target)
 	return nil

@@ -105,6 +105,12 @@ func (p *printer) print(ev client.Event) {
 	if p.done {
 		return
 	}
+	// A payload keeps the publisher's line breaks; outside of strings, and strings have none, a blank means the same.
+	for i, c := range ev.Record {
+		if c == '\n' || c == '\r' {
+			ev.Record[i] = ' '
+		}
+	}
 	if _, err := p.std.out.Write(append(ev.Record, '\n')); err != nil {
 		p.done = true
 		p.over <- &outputError{err}

@@ -41,6 +41,8 @@ type Commands struct {
 	Pub         Pub         `cmd:"" help:"Publish: confirmed events a second."`
 	Sub         Sub         `cmd:"" help:"Deliver and acknowledge: events a second."`
 	Latency     Latency     `cmd:"" help:"Time from publish to delivery at a fixed rate."`
+	Fanout      Fanout      `cmd:"" help:"Deliver one topic to many groups."`
+	Connections Connections `cmd:"" help:"What idle connections cost."`
 	NATSServer  natsServer  `cmd:"" hidden:"" name:"nats-server" help:"Run a nats-server for a benchmark."`
 }
 
@@ -104,10 +106,10 @@ type rounds struct {
 	WarmUp  int    `name:"warm-up" default:"20000" help:"The most events of the round that warms up and does not count; 0: none. A hub that runs already is warmed up only in comparisons."`
 }
 
-func (r *rounds) check(via string) error {
+func (r *rounds) check(sides []side) error {
 	if r.Rounds == 0 {
 		r.Rounds = 1
-		if r.Compare != "" {
+		if len(sides) > 1 {
 			r.Rounds = 7
 		}
 	}
@@ -116,8 +118,8 @@ func (r *rounds) check(via string) error {
 		return fmt.Errorf("--rounds %d: 1 to 1000 are allowed", r.Rounds)
 	case r.WarmUp < 0:
 		return fmt.Errorf("--warm-up %d: it cannot be negative", r.WarmUp)
-	case r.Compare == via:
-		return fmt.Errorf("--compare %s with --via %s would compare it with itself", r.Compare, via)
+	case len(sides) > 1 && sides[0] == sides[1]:
+		return fmt.Errorf("that would compare %s with itself", sides[0].via)
 	}
 	return nil
 }

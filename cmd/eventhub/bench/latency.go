@@ -35,8 +35,10 @@ func (cmd *Latency) Run(ctx context.Context, env Env, target *Target) error {
 	if cmd.Rate <= 0 {
 		return errors.New("--rate must be positive")
 	}
-	return measure(ctx, env, target, "latency", cmd.Via, cmd.rounds, &cmd.load, latencySet, func(b *run) roundFunc {
-		return func(ctx context.Context, via, topic string, n int) (*Result, error) { return cmd.round(ctx, b, via, topic, n) }
+	return measure(ctx, env, target, plan{name: "latency", sides: cmd.sidesOf(cmd.Via), rounds: &cmd.rounds, load: &cmd.load, metrics: latencySet}, func(b *run) roundFunc {
+		return func(ctx context.Context, s side, topic string, n int) (*Result, error) {
+			return cmd.round(ctx, b, s.via, topic, n)
+		}
 	})
 }
 

@@ -38,21 +38,25 @@ func (s *system) newMeter(via string) (*meter, error) {
 	return m, nil
 }
 
-func (m *meter) read() (usage, error) {
-	var u usage
-	t, err := m.self.Times()
-	if err != nil {
-		return u, fmt.Errorf("CPU time of this process: %w", err)
+func (m *meter) read() (u usage, err error) {
+	if u.client, err = cpuSeconds(m.self); err != nil {
+		return u, err
 	}
-	u.client = t.User + t.System
-	for _, p := range m.servers {
+	u.server, err = cpuSeconds(m.servers...)
+	return u, err
+}
+
+// cpuSeconds is the CPU time of processes together.
+func cpuSeconds(processes ...*psutil.Process) (float64, error) {
+	sum := 0.0
+	for _, p := range processes {
 		t, err := p.Times()
 		if err != nil {
-			return u, fmt.Errorf("CPU time of process %d: %w", p.Pid, err)
+			return 0, fmt.Errorf("CPU time of process %d: %w", p.Pid, err)
 		}
-		u.server += t.User + t.System
+		sum += t.User + t.System
 	}
-	return u, nil
+	return sum, nil
 }
 
 // stop ends the round of n events and fills in what it took.

@@ -135,7 +135,7 @@ func (w *wsPublisher) send(payload []byte, id string, due int64) error {
 		done = func(_ string, err error) { w.timed(due, err) }
 	}
 	w.wg.Add(1)
-	err := w.client.PublishAsync(w.topic, payload, opts, done) //nolint:contextcheck // it ends with the connection
+	err := w.client.PublishAsync(w.topic, payload, opts, done)
 	if err != nil {
 		w.wg.Done()
 	}

@@ -10,7 +10,8 @@ import (
 
 // Result is what a round measured. Fields that a mode does not measure are left out.
 type Result struct {
-	Via string `json:"via"`
+	Via    string `json:"via"`
+	Groups int    `json:"groups,omitempty"`
 	// Published is how many events were stored and confirmed, N how many were delivered and acknowledged.
 	Published int `json:"published,omitempty"`
 	N         int `json:"n,omitempty"`
@@ -26,6 +27,9 @@ type Result struct {
 	ClientCPU float64 `json:"client_cpu_us"`
 	ServerCPU float64 `json:"server_cpu_us,omitempty"`
 	ServerRSS float64 `json:"server_rss_kib,omitempty"`
+
+	// backlog is whether the quantiles tell how long events lay in the stream, which is not worth a place in the text.
+	backlog bool
 }
 
 // metric is a number of a Result that is compared.
@@ -75,8 +79,12 @@ func medians(all []*Result) *Result {
 func (r *Result) line() string {
 	var b strings.Builder
 	n := max(r.Published, r.N)
-	fmt.Fprintf(&b, "%-9s  %9.0f events/s", r.Via, r.MPS)
-	if r.Quantiles != nil {
+	via := r.Via
+	if r.Groups > 0 {
+		via = fmt.Sprintf("%s, %d groups", r.Via, r.Groups)
+	}
+	fmt.Fprintf(&b, "%-9s  %9.0f events/s", via, r.MPS)
+	if r.Quantiles != nil && !r.backlog {
 		fmt.Fprintf(&b, "  p50 %.3f  p90 %.3f  p99 %.3f  p99.9 %.3f  max %.3f  avg %.3f ms", r.P50, r.P90, r.P99, r.P999, r.Max, r.Avg)
 	}
 	fmt.Fprintf(&b, "  (%d in %.0f ms)  CPU client %.2f", n, r.MS, r.ClientCPU)

@@ -19,8 +19,14 @@ type run struct {
 	exact  bool   // one round on a running hub: the topic is used as it is
 }
 
-// round measures one round of n events on a topic, through one way to the stream.
-type roundFunc func(ctx context.Context, via, topic string, n int) (*Result, error)
+// side is one of the two that a benchmark compares, or the only one.
+type side struct {
+	via    string
+	groups int // of a fan-out
+}
+
+// roundFunc measures one round of n events on a topic.
+type roundFunc func(ctx context.Context, s side, topic string, n int) (*Result, error)
 
 // Report is the JSON of a benchmark with more than one round.
 type Report struct {
@@ -33,56 +39,92 @@ type Report struct {
 	Rounds []*Result `json:"rounds"`
 }
 
-// measure runs a benchmark: what it warms up with, its rounds, and what it prints.
-func measure(ctx context.Context, env Env, target *Target, name, via string, r rounds, l *load, metrics []metric, make func(*run) roundFunc) (err error) {
-	if err := errors.Join(target.check(), r.check(via), l.check()); err != nil {
+// plan is what a benchmark is about to do.
+type plan struct {
+	name    string
+	sides   []side // one or two
+	rounds  *rounds
+	load    *load
+	metrics []metric
+}
+
+// sidesOf are the side that is measured, and the one that it is compared with.
+func (r *rounds) sidesOf(via string) []side {
+	sides := []side{{via: via}}
+	if r.Compare != "" {
+		sides = append(sides, side{via: r.Compare})
+	}
+	return sides
+}
+
+// measure runs a benchmark: what it warms up with, its rounds, and what it prints. The round function is made once the
+// system runs.
+func measure(ctx context.Context, env Env, target *Target, p plan, newRound func(*run) roundFunc) (err error) {
+	if err := errors.Join(target.check(), p.rounds.check(p.sides), p.load.check()); err != nil {
 		return err
 	}
-	vias := []string{via}
-	if r.Compare != "" {
-		vias = append(vias, r.Compare)
-	}
-	sys, err := openSystem(ctx, env, target, needsOf(vias...))
+	sys, err := openSystem(ctx, env, target, needsOf(p.sides))
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, sys.close()) }()
+	defer func() { err = ended(ctx, err, sys) }()
 	b := &run{env: env, target: target, sys: sys, id: strings.ToLower(rand.Text()[:8])}
-	b.exact = target.URL != "" && r.Rounds == 1 && r.Compare == ""
-	once := make(b)
-
-	if warm := min(r.WarmUp, l.N); warm > 0 && !b.exact {
-		for _, v := range vias {
-			if _, err := b.round(ctx, once, v, l.Topic, warm); err != nil {
-				return fmt.Errorf("warming up %s: %w", v, err)
-			}
-		}
-	}
-	sides := [][]*Result{nil, nil}
-	report := Report{Bench: name, Hub: sys.describe(via)}
-	for i := range r.Rounds {
-		for side, v := range vias {
-			result, err := b.round(ctx, once, v, l.Topic, l.N)
-			if err != nil {
-				return fmt.Errorf("round %d, %s: %w", i+1, v, err)
-			}
-			sides[side] = append(sides[side], result)
-			report.Rounds = append(report.Rounds, result)
-			if !target.JSON && (r.Rounds > 1 || len(vias) > 1) {
-				if _, err := fmt.Fprintf(env.Out, "%2d %s\n", i+1, result.line()); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	report.Median = medians(sides[0])
-	if len(vias) > 1 {
-		report.Other, report.Versus = sys.describe(r.Compare), medians(sides[1])
-		for _, m := range metrics {
-			report.Ratios = append(report.Ratios, newRatio(m.name, m.unit, values(sides[0], m), values(sides[1], m)))
-		}
+	b.exact = target.URL != "" && p.rounds.Rounds == 1 && len(p.sides) == 1
+	report, err := b.rounds(ctx, p, newRound(b))
+	if err != nil {
+		return err
 	}
 	return report.print(env, target)
+}
+
+// errInterrupted is how a benchmark ends that was asked to.
+var errInterrupted = errors.New("interrupted")
+
+// ended closes the system after a benchmark, and returns why that failed. Of one that was asked to end, all else is a
+// consequence.
+func ended(ctx context.Context, err error, sys *system) error {
+	if err = errors.Join(err, sys.close()); err != nil && ctx.Err() != nil {
+		return errInterrupted
+	}
+	return err
+}
+
+// rounds runs the rounds of all sides, in turn.
+func (b *run) rounds(ctx context.Context, p plan, once roundFunc) (*Report, error) {
+	if warm := min(p.rounds.WarmUp, p.load.N); warm > 0 && !b.exact {
+		for _, s := range p.sides {
+			if _, err := b.round(ctx, once, s, p.load.Topic, warm); err != nil {
+				return nil, fmt.Errorf("warming up %s: %w", s.via, err)
+			}
+		}
+	}
+	results := make([][]*Result, len(p.sides))
+	report := &Report{Bench: p.name, Hub: b.sys.describe(p.sides[0])}
+	for i := range p.rounds.Rounds {
+		for n, s := range p.sides {
+			result, err := b.round(ctx, once, s, p.load.Topic, p.load.N)
+			if err != nil {
+				return nil, fmt.Errorf("round %d, %s: %w", i+1, s.via, err)
+			}
+			results[n] = append(results[n], result)
+			report.Rounds = append(report.Rounds, result)
+			if b.target.JSON || p.rounds.Rounds*len(p.sides) == 1 {
+				continue
+			}
+			if _, err := fmt.Fprintf(b.env.Out, "%2d %s\n", i+1, result.line()); err != nil {
+				return nil, err
+			}
+		}
+	}
+	report.Median = medians(results[0])
+	if len(p.sides) == 1 {
+		return report, nil
+	}
+	report.Other, report.Versus = b.sys.describe(p.sides[1]), medians(results[1])
+	for _, m := range p.metrics {
+		report.Ratios = append(report.Ratios, newRatio(m.name, m.unit, values(results[0], m), values(results[1], m)))
+	}
+	return report, nil
 }
 
 func values(results []*Result, m metric) []float64 {
@@ -94,19 +136,19 @@ func values(results []*Result, m metric) []float64 {
 }
 
 // round runs one round on a topic of its own.
-func (b *run) round(ctx context.Context, once roundFunc, via, topic string, n int) (*Result, error) {
+func (b *run) round(ctx context.Context, once roundFunc, s side, topic string, n int) (*Result, error) {
 	b.count++
 	if !b.exact {
 		topic = fmt.Sprintf("%s.%s.%d", topic, b.id, b.count)
 	}
-	stop := b.progress(fmt.Sprintf("round %d, %s, %d events", b.count, via, n))
-	result, err := once(ctx, via, topic, n)
+	stop := b.progress(fmt.Sprintf("round %d, %s, %d events", b.count, s.via, n))
+	result, err := once(ctx, s, topic, n)
 	stop()
 	if err == nil {
-		result.Via = via
+		result.Via, result.Groups = s.via, s.groups
 	}
 	if !b.exact {
-		err = errors.Join(err, b.remove(ctx, via, topic))
+		err = errors.Join(err, b.remove(ctx, s.via, topic))
 	}
 	return result, err
 }

@@ -44,15 +44,15 @@ func (cmd *Sub) Run(ctx context.Context, env Env, target *Target) error {
 	case cmd.Live && (target.URL == "" || cmd.Compare != "" || cmd.Rounds > 1 || isNative(cmd.Via)):
 		return errors.New("--live waits for what others publish to one running hub: give --url, and no --compare, --rounds or --via")
 	}
-	return measure(ctx, env, target, "sub", cmd.Via, cmd.rounds, &cmd.load, throughputSet, func(b *run) roundFunc {
-		return func(ctx context.Context, via, topic string, n int) (*Result, error) {
+	return measure(ctx, env, target, plan{name: "sub", sides: cmd.sidesOf(cmd.Via), rounds: &cmd.rounds, load: &cmd.load, metrics: throughputSet}, func(b *run) roundFunc {
+		return func(ctx context.Context, s side, topic string, n int) (*Result, error) {
 			if cmd.Live {
-				return cmd.round(ctx, b, via, topic, newCount(n))
+				return cmd.round(ctx, b, s.via, topic, newCount(n))
 			}
-			if err := cmd.fill(ctx, b, via, topic, n); err != nil {
+			if err := cmd.fill(ctx, b, s.via, topic, n); err != nil {
 				return nil, fmt.Errorf("fill the topic: %w", err)
 			}
-			return cmd.round(ctx, b, via, topic, newTally(n))
+			return cmd.round(ctx, b, s.via, topic, newTally(n))
 		}
 	})
 }
@@ -111,7 +111,7 @@ func (cmd *Sub) round(ctx context.Context, b *run, via, topic string, t *tally) 
 	if err := b.settleAll(ctx, via, topic, members); err != nil {
 		return nil, err
 	}
-	result := &Result{N: int(t.want), Redelivered: t.again.Load()}
+	result := &Result{N: int(t.want), Redelivered: t.again.Load(), backlog: !cmd.Live}
 	if err := m.stop(int(t.want), result); err != nil {
 		return nil, err
 	}

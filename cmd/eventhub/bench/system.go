@@ -36,10 +36,10 @@ type system struct {
 // needs are the parts of a system that a run uses.
 type needs struct{ hub, native, nativeWS bool }
 
-func needsOf(vias ...string) needs {
+func needsOf(sides []side) needs {
 	var n needs
-	for _, via := range vias {
-		switch via {
+	for _, s := range sides {
+		switch s.via {
 		case viaWS, viaHTTP:
 			n.hub = true
 		case viaNative:
@@ -62,7 +62,7 @@ func openSystem(ctx context.Context, env Env, target *Target, need needs) (_ *sy
 	if target.URL != "" {
 		err = s.attach(env)
 	} else if need.hub || need.native && target.NATSURL == "" {
-		err = s.start(ctx, need)
+		err = s.start(ctx)
 	}
 	if err != nil {
 		return nil, err
@@ -104,7 +104,7 @@ func (s *system) attach(env Env) error {
 }
 
 // start runs a hub on fresh data.
-func (s *system) start(ctx context.Context, need needs) error {
+func (s *system) start(ctx context.Context) error {
 	if err := s.makeDir(); err != nil {
 		return err
 	}
@@ -212,25 +212,29 @@ func (s *system) servers(via string) ([]*psutil.Process, error) {
 	return out, nil
 }
 
-// describe says what serves a side.
-func (s *system) describe(via string) string {
+// describe says what a side is.
+func (s *system) describe(of side) string {
+	groups := ""
+	if of.groups > 0 {
+		groups = fmt.Sprintf(", %d groups", of.groups)
+	}
 	switch {
-	case isNative(via) && s.native.url != s.natsURL:
-		return "nats.go at a nats-server of its own"
-	case isNative(via) && s.target.External:
-		return "nats.go at the nats-server behind the hub"
-	case isNative(via) && s.target.NATSURL != "":
-		return "nats.go at " + redact(s.native.url)
-	case isNative(via):
-		return "nats.go at the server embedded in the hub"
+	case isNative(of.via) && s.native.url != s.natsURL:
+		return "nats.go at a nats-server of its own" + groups
+	case isNative(of.via) && s.target.External:
+		return "nats.go at the nats-server behind the hub" + groups
+	case isNative(of.via) && s.target.NATSURL != "":
+		return "nats.go at " + redact(s.native.url) + groups
+	case isNative(of.via):
+		return "nats.go at the server embedded in the hub" + groups
 	case s.target.URL != "":
-		return "hub at " + s.target.URL
+		return "hub at " + s.target.URL + groups
 	case s.target.External:
-		return "hub beside a nats-server"
+		return "hub beside a nats-server" + groups
 	case s.target.NATSURL != "":
-		return "hub beside NATS at " + redact(s.target.NATSURL)
+		return "hub beside NATS at " + redact(s.target.NATSURL) + groups
 	default:
-		return "hub with its embedded server"
+		return "hub with its embedded server" + groups
 	}
 }
 

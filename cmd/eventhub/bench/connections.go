@@ -1,0 +1,285 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	psutil "github.com/shirou/gopsutil/v4/process"
+)
+
+const (
+	// spareFiles is how many files a process has open beside its connections, at most.
+	spareFiles = 1000
+	// dialing is how many connections are opened at a time.
+	dialing = 32
+	// membersPerGroup bounds the members of a group, because the server bounds how many wait at one consumer.
+	membersPerGroup = 1000
+)
+
+// Memory is settled when it has stayed within settleBand for settleSamples samples, settleEvery apart.
+const (
+	settleEvery   = 500 * time.Millisecond
+	settleSamples = 8
+	settleBand    = 0.005
+)
+
+// Connections is `eventhub bench connections`.
+type Connections struct {
+	N         int           `env:"N" default:"1000" help:"Connections."`
+	Via       string        `default:"ws" enum:"ws,native,native-ws" help:"What kind: ${enum}."`
+	Subscribe bool          `help:"Each has a subscription to --topic, on which nothing is published."`
+	Topic     string        `env:"TOPIC" default:"bench.topic" help:"The topic of the subscriptions."`
+	Groups    int           `help:"Groups that they are members of. Default: one for each 1,000 connections."`
+	For       time.Duration `default:"10s" help:"How long the idle CPU is measured."`
+	Settle    time.Duration `default:"30s" help:"The most time that memory gets to settle. Go collects garbage at least every two minutes: 150s includes that."`
+}
+
+// Idle is what idle connections cost.
+type Idle struct {
+	Via         string `json:"via"`
+	Connections int    `json:"connections"`
+	Subscribed  bool   `json:"subscribed"`
+	// MS is how long it took to open all, in milliseconds.
+	MS float64 `json:"ms"`
+	// Memory is resident, of the servers together. Settled is false when it still moved at the end of --settle.
+	BeforeKiB        float64 `json:"before_rss_kib"`
+	AfterKiB         float64 `json:"after_rss_kib"`
+	KiBPerConnection float64 `json:"rss_kib_per_connection"`
+	Settled          bool    `json:"settled"`
+	// CPU is that of the servers in percent of one core.
+	CPU float64 `json:"idle_cpu_percent"`
+}
+
+// Help is shown by --help.
+func (*Connections) Help() string {
+	return `Opens connections that do nothing, and measures the resident memory of the servers before and after, each once it has settled,
+and then their CPU. The memory before is that of a hub that has served a few connections.
+
+  eventhub bench connections --n 10000
+  eventhub bench connections --n 10000 --subscribe --settle 150s
+  eventhub bench connections --n 10000 --via native-ws`
+}
+
+// Run measures.
+func (cmd *Connections) Run(ctx context.Context, env Env, target *Target) (err error) {
+	if cmd.Groups == 0 {
+		cmd.Groups = (cmd.N + membersPerGroup - 1) / membersPerGroup
+	}
+	switch {
+	case cmd.N < 1 || cmd.N > 1_000_000:
+		return fmt.Errorf("--n %d: 1 to 1000000 are allowed", cmd.N)
+	case cmd.Groups < 1 || cmd.Groups > cmd.N:
+		return fmt.Errorf("--groups %d: 1 to the number of connections are allowed", cmd.Groups)
+	case cmd.For < 100*time.Millisecond:
+		return fmt.Errorf("--for %v: at least 100ms are needed", cmd.For)
+	case target.URL != "" && target.HubPID == 0 && !isNative(cmd.Via):
+		return errors.New("the memory of a running hub is measured with --hub-pid")
+	}
+	if err := errors.Join(target.check(), allowFiles(cmd.N+spareFiles)); err != nil {
+		return err
+	}
+	sys, err := openSystem(ctx, env, target, needsOf([]side{{via: cmd.Via}}))
+	if err != nil {
+		return err
+	}
+	defer func() { err = ended(ctx, err, sys) }()
+	b := &run{env: env, target: target, sys: sys}
+	idle, err := cmd.measure(ctx, b)
+	if err != nil {
+		return err
+	}
+	if target.JSON {
+		return printJSON(env.Out, idle)
+	}
+	with, moving := "", ""
+	if idle.Subscribed {
+		with = " with a subscription"
+	}
+	if !idle.Settled {
+		moving = " (still moving)"
+	}
+	_, err = fmt.Fprintf(env.Out, "%s  %d connections%s, opened in %.0f ms: %.1f KiB resident each (%.1f to %.1f MiB)%s, idle CPU %.2f %% of a core\nmeasured: %s\n",
+		idle.Via, idle.Connections, with, idle.MS, idle.KiBPerConnection, idle.BeforeKiB/1024, idle.AfterKiB/1024, moving, idle.CPU,
+		sys.describe(side{via: cmd.Via}))
+	return err
+}
+
+func (cmd *Connections) measure(ctx context.Context, b *run) (*Idle, error) {
+	servers, err := b.sys.servers(cmd.Via)
+	if err != nil {
+		return nil, err
+	}
+	if cmd.Subscribe {
+		if _, err := b.prepare(ctx, cmd.Via, cmd.Topic); err != nil {
+			return nil, err
+		}
+	}
+	// The first few bring in what all of them share.
+	first, err := cmd.open(ctx, b, min(cmd.N, dialing))
+	if err != nil {
+		return nil, err
+	}
+	first.close()
+	idle := &Idle{Via: cmd.Via, Connections: cmd.N, Subscribed: cmd.Subscribe}
+	defer b.progress(fmt.Sprintf("%d connections, %s", cmd.N, cmd.Via))()
+	if idle.BeforeKiB, _, err = settledKiB(ctx, servers, cmd.Settle); err != nil {
+		return nil, err
+	}
+	begin := time.Now()
+	all, err := cmd.open(ctx, b, cmd.N)
+	if err != nil {
+		return nil, err
+	}
+	defer all.close()
+	idle.MS = round(float64(time.Since(begin))/1e6, 1)
+	if idle.AfterKiB, idle.Settled, err = settledKiB(ctx, servers, cmd.Settle); err != nil {
+		return nil, err
+	}
+	idle.KiBPerConnection = round((idle.AfterKiB-idle.BeforeKiB)/float64(cmd.N), 2)
+	if idle.CPU, err = idleCPU(ctx, servers, cmd.For); err != nil {
+		return nil, err
+	}
+	return idle, all.alive()
+}
+
+// idleCPU is the CPU of the servers over a time, in percent of one core.
+func idleCPU(ctx context.Context, servers []*psutil.Process, over time.Duration) (float64, error) {
+	before, err := cpuSeconds(servers...)
+	if err != nil {
+		return 0, err
+	}
+	begin := time.Now()
+	select {
+	case <-time.After(over):
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	after, err := cpuSeconds(servers...)
+	return round(100*(after-before)/time.Since(begin).Seconds(), 2), err
+}
+
+// settledKiB waits until the memory of processes moves no more, at most for so long, and returns it.
+func settledKiB(ctx context.Context, servers []*psutil.Process, most time.Duration) (kib float64, settled bool, err error) {
+	ticker := time.NewTicker(settleEvery)
+	defer ticker.Stop()
+	end := time.Now().Add(most)
+	var samples []float64
+	for {
+		kib, err := residentKiB(servers)
+		if err != nil {
+			return 0, false, err
+		}
+		samples = append(samples, kib)
+		if len(samples) > settleSamples {
+			samples = samples[1:]
+		}
+		low, high := math.Inf(1), 0.0
+		for _, s := range samples {
+			low, high = min(low, s), max(high, s)
+		}
+		if settled := len(samples) == settleSamples && high-low <= settleBand*high; settled || time.Now().After(end) {
+			return kib, settled, nil
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return 0, false, ctx.Err()
+		}
+	}
+}
+
+// idleConn is an idle connection.
+type idleConn struct {
+	close func()
+	err   func() error
+}
+
+type idleConns []idleConn
+
+func (c idleConns) close() {
+	var wg sync.WaitGroup
+	for i := range dialing {
+		wg.Go(func() {
+			for n := i; n < len(c); n += dialing {
+				if c[n].close != nil {
+					c[n].close()
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// alive fails when a connection has ended.
+func (c idleConns) alive() error {
+	for _, one := range c {
+		if err := one.err(); err != nil {
+			return fmt.Errorf("a connection ended: %w", err)
+		}
+	}
+	return nil
+}
+
+// open opens n connections, some at a time. The caller closes them.
+func (cmd *Connections) open(ctx context.Context, b *run, n int) (idleConns, error) {
+	all := make(idleConns, n)
+	errs := make([]error, dialing)
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for i := range dialing {
+		wg.Go(func() {
+			for at := int(next.Add(1)) - 1; at < n && errs[i] == nil; at = int(next.Add(1)) - 1 {
+				all[at], errs[i] = cmd.openOne(ctx, b, at)
+			}
+		})
+	}
+	wg.Wait()
+	if err := firstOf(errs); err != nil {
+		all.close()
+		return nil, err
+	}
+	return all, nil
+}
+
+func (cmd *Connections) openOne(ctx context.Context, b *run, i int) (idleConn, error) {
+	how := subscribing{
+		topic: cmd.Topic, group: fmt.Sprintf("bench-%d", i%cmd.Groups), from: "latest", inFlight: 100,
+		handle: func([]byte, int64) (int, error) { return 0, nil }, counted: func(int) {}, failed: func(error) {},
+	}
+	if isNative(cmd.Via) {
+		nc, err := b.sys.connect(cmd.Via)
+		if err != nil {
+			return idleConn{}, err
+		}
+		if cmd.Subscribe {
+			if _, err := consume(ctx, nc, how); err != nil { // it ends with the connection
+				nc.Close()
+				return idleConn{}, err
+			}
+		}
+		return idleConn{close: nc.Close, err: func() error {
+			if nc.Status() != nats.CONNECTED {
+				return errors.Join(nats.ErrConnectionClosed, nc.LastError())
+			}
+			return nil
+		}}, nil
+	}
+	if cmd.Subscribe {
+		w, err := b.sys.newWSSubscriber(ctx, how)
+		if err != nil {
+			return idleConn{}, err
+		}
+		return idleConn{close: func() { _ = w.close() }, err: w.client.Err}, nil
+	}
+	c, err := b.sys.dial(ctx, 1)
+	if err != nil {
+		return idleConn{}, err
+	}
+	return idleConn{close: func() { _ = c.Close() }, err: c.Err}, nil
+}
