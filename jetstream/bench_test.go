@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -190,4 +191,40 @@ func BenchmarkDeliverAndAck(b *testing.B) {
 		<-done
 		b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "events/s")
 	})
+}
+
+// BenchmarkFanOut delivers each event to 1,000 groups.
+func BenchmarkFanOut(b *testing.B) {
+	const groups = 1_000
+	for _, ttl := range []time.Duration{0, time.Minute} {
+		b.Run(fmt.Sprintf("bus/ttl=%v", ttl), func(b *testing.B) {
+			bus := benchBus(b)
+			var left atomic.Int64
+			left.Store(int64(b.N) * groups)
+			done := make(chan struct{})
+			for i := range groups {
+				s, err := bus.Subscribe(b.Context(), "bench", fmt.Sprint("g", i), SubscribeOptions{GroupTTL: ttl}, func(d *Delivery) {
+					if !d.BeginRelease() || d.Ack() != nil {
+						b.Error("a delivery was lost")
+					}
+					if left.Add(-1) == 0 {
+						close(done)
+					}
+				})
+				if err != nil {
+					b.Fatal(err)
+				}
+				s.Start()
+			}
+			p := bus.NewPublisher()
+			b.ResetTimer()
+			for range b.N {
+				if err := p.Publish(b.Context(), "bench", benchPayload, nil, func(Receipt, error) {}); err != nil {
+					b.Fatal(err)
+				}
+			}
+			<-done
+			b.ReportMetric(float64(b.N*groups)/b.Elapsed().Seconds(), "deliveries/s")
+		})
+	}
 }
