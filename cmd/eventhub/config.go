@@ -13,13 +13,14 @@ import (
 
 // listenFlags say where the hub listens.
 type listenFlags struct {
-	Bind     string   `env:"EVENTHUB_BIND" default:"127.0.0.1" help:"Address for WebSocket and HTTP. Beyond loopback WS_TOKEN must be set."`
-	WSPort   uint16   `name:"ws-port" env:"WS_PORT" default:"8090" help:"Port for WebSocket; 0 takes a free one."`
-	HTTPPort uint16   `name:"http-port" env:"HTTP_PORT" default:"8081" help:"Port for HTTP; 0 takes a free one."`
-	OpsBind  string   `env:"EVENTHUB_OPS_BIND" default:"127.0.0.1" help:"Address for health and metrics, which ask for no credential."`
-	OpsPort  uint16   `env:"OPS_PORT" default:"8082" help:"Port for health and metrics; 0 takes a free one."`
-	Token    string   `env:"WS_TOKEN" help:"The token clients must know. Default: one is made, and kept in the data directory."`
-	Origins  []string `env:"EVENTHUB_ORIGINS" help:"Web origins whose pages may connect, such as https://*.example.com. Default: any on loopback, else none."`
+	Bind     string        `env:"EVENTHUB_BIND" default:"127.0.0.1" help:"Address for WebSocket and HTTP. Beyond loopback WS_TOKEN must be set."`
+	WSPort   uint16        `name:"ws-port" env:"WS_PORT" default:"8090" help:"Port for WebSocket; 0 takes a free one."`
+	HTTPPort uint16        `name:"http-port" env:"HTTP_PORT" default:"8081" help:"Port for HTTP; 0 takes a free one."`
+	OpsBind  string        `env:"EVENTHUB_OPS_BIND" default:"127.0.0.1" help:"Address for health and metrics, which ask for no credential."`
+	OpsPort  uint16        `env:"OPS_PORT" default:"8082" help:"Port for health and metrics; 0 takes a free one."`
+	Token    string        `env:"WS_TOKEN" help:"The token clients must know. Default: one is made, and kept in the data directory."`
+	Grace    time.Duration `name:"drain-grace" env:"EVENTHUB_DRAIN_GRACE" default:"2s" help:"How long clients may settle the events they hold when the hub ends, up to 5s."`
+	Origins  []string      `env:"EVENTHUB_ORIGINS" help:"Web origins whose pages may connect, such as https://*.example.com. Default: any on loopback, else none."`
 }
 
 // busFlags say which NATS the hub uses, and how.
@@ -40,10 +41,14 @@ type busFlags struct {
 
 // check refuses what would listen beyond this host without a credential that somebody chose, and what is no origin.
 func (f listenFlags) check(natsListen string) error {
-	errs := []error{
+	var errs []error
+	if f.Grace < 0 || f.Grace > maxGrace {
+		errs = append(errs, fmt.Errorf("drain grace %v: 0s to %v are allowed (--drain-grace, EVENTHUB_DRAIN_GRACE)", f.Grace, maxGrace))
+	}
+	errs = append(errs,
 		f.checkBind(f.Bind, "--bind, EVENTHUB_BIND"),
 		f.checkBind(f.OpsBind, "--ops-bind, EVENTHUB_OPS_BIND"),
-	}
+	)
 	if natsListen != "" {
 		host, _, err := net.SplitHostPort(natsListen)
 		if err != nil {

@@ -123,14 +123,14 @@ const settledFor = 600 * time.Millisecond
 // exactly once, what was not acknowledged comes again, what was acknowledged a moment ago does not.
 func TestKillUnderLoad(t *testing.T) {
 	data := "--data=" + t.TempDir()
-	hub := startNode(t, data, "--ack-wait=2s")
+	hub := startNode(t, data)
 	load := startLoad(t, hub)
 	load.waitFor(t, 5000)
 	killedAt := time.Now()
 	hub.kill()
 	load.wait()
 
-	hub = startNode(t, data, "--ack-wait=2s")
+	hub = startNode(t, data)
 	c := hub.dial()
 	publishTo(t, c, "load", "-1")
 	stored := map[int]int{}

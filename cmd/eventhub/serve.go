@@ -22,8 +22,11 @@ import (
 	"eventhub/projections"
 )
 
-// drainTimeout bounds the orderly end of a hub, so that all of it is over within 10 s.
-const drainTimeout = 6 * time.Second
+// drainTimeout bounds the orderly end of a hub, so that all of it is over within 10 s. maxGrace is what of it clients get.
+const (
+	drainTimeout = 6 * time.Second
+	maxGrace     = 5 * time.Second
+)
 
 // The demo watches so many processes of this host, besides its own, so often.
 const (
@@ -121,6 +124,7 @@ func (h *hub) open(ctx context.Context) error {
 	}
 	h.facade, err = facade.New(facade.Config{
 		Bus: h.bus, Auth: facade.StaticToken(h.token), Observer: metrics, Logger: h.log, Origins: cmd.origins(),
+		DrainGrace: max(cmd.Grace, time.Millisecond),
 	})
 	if err != nil {
 		return err
