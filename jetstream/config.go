@@ -47,7 +47,8 @@ type Config struct {
 	AckWait time.Duration
 	// Connections is the size of the pool of NATS connections: 1..64, default 2.
 	Connections int
-	// Topics are rules for new topics, the first match wins; after them come the built-in ones.
+	// Topics are rules for new topics, the first match wins; after them come the built-in ones: dlq.** is one stream that
+	// keeps 30 days and remembers ids for 24 h, heartbeat.received keeps 3 days, all others 7.
 	Topics []TopicRule
 	// Limits bound what the bus holds; zero fields take their defaults.
 	Limits Limits

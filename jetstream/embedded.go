@@ -13,7 +13,6 @@ import (
 
 	"github.com/gofrs/flock"
 	"github.com/nats-io/nats-server/v2/server"
-	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 // embedded is the NATS server that runs in this process.
@@ -23,7 +22,7 @@ type embedded struct {
 }
 
 // startEmbedded starts a server on cfg.DataDir, which belongs to it alone until stop.
-func startEmbedded(cfg *Config, log *slog.Logger) (*embedded, error) {
+func startEmbedded(ctx context.Context, cfg *Config, log *slog.Logger) (*embedded, error) {
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("data directory %s: %w: choose one that this user may write (--data, EVENTHUB_DATA)", cfg.DataDir, cause(err))
 	}
@@ -60,6 +59,16 @@ func startEmbedded(cfg *Config, log *slog.Logger) (*embedded, error) {
 			opts.Port = server.RANDOM_PORT
 		}
 	}
+	if cfg.Listen != "" {
+		// The server itself tries for long, and says why in its log only.
+		probe, err := (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.Listen)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("nats listen address %s: %w: choose another (--nats-listen, EVENTHUB_NATS_LISTEN)", cfg.Listen, innermost(err)), lock.Unlock())
+		}
+		if err := probe.Close(); err != nil {
+			return nil, errors.Join(err, lock.Unlock())
+		}
+	}
 	s, err := server.NewServer(opts)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("embedded nats server: %w", err), lock.Unlock())
@@ -69,9 +78,6 @@ func startEmbedded(cfg *Config, log *slog.Logger) (*embedded, error) {
 	e := &embedded{Server: s, lock: lock}
 	if !s.ReadyForConnections(20 * time.Second) {
 		e.stop()
-		if cfg.Listen != "" {
-			return nil, fmt.Errorf("embedded nats server: it cannot listen on %s: is the port taken? choose another (--nats-listen, EVENTHUB_NATS_LISTEN)", cfg.Listen)
-		}
 		return nil, fmt.Errorf("embedded nats server: it did not start in 20 s with the data in %s: see the log", cfg.DataDir)
 	}
 	return e, nil
@@ -84,11 +90,15 @@ func (e *embedded) stop() {
 	_ = e.lock.Unlock() // the lock ends with the process at the latest
 }
 
-// endOldLeases gives back everything that was leased when the server last stopped. The server remembers what was
-// delivered but not what was refused, so without this even leases that a hub had handed back in order would wait for
-// AckWait. It is right here only: the server was just started, so nobody holds a lease of it.
+// oldLeasesWait bounds what a start spends on old leases. Those that it does not come to end after AckWait.
+const oldLeasesWait = 5 * time.Second
+
+// endOldLeases gives back what hubs had leased when the server last stopped. The server remembers what was delivered but
+// not what was refused, so without this even leases that a hub had handed back in order would wait for AckWait. It is
+// right here only: the server was just started, so no hub holds a lease of it. Consumers that native clients made are
+// left alone, for those clients keep what they hold.
 func (b *Bus) endOldLeases(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, oldLeasesWait)
 	defer cancel()
 	nc := b.links[0].nc
 	streams := b.js.ListStreams(ctx)
@@ -102,7 +112,7 @@ func (b *Bus) endOldLeases(ctx context.Context) error {
 		}
 		consumers := handle.ListConsumers(ctx)
 		for c := range consumers.Info() {
-			if c.NumAckPending == 0 || c.Config.AckPolicy != natsjs.AckExplicitPolicy {
+			if _, ours := c.Config.Metadata["eventhub.group"]; !ours || c.NumAckPending == 0 {
 				continue
 			}
 			// The server looks naks up by stream sequence; those of events that are settled have no effect.
@@ -121,6 +131,14 @@ func (b *Bus) endOldLeases(ctx context.Context) error {
 		return err
 	}
 	return nc.FlushWithContext(ctx)
+}
+
+// innermost is the error at the end of a chain: what was tried, and on what, is said already.
+func innermost(err error) error {
+	for next := errors.Unwrap(err); next != nil; next = errors.Unwrap(next) {
+		err = next
+	}
+	return err
 }
 
 // cause is the innermost error of a file operation: the path is named already.

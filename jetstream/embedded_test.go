@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 func TestLeasesEndWithTheEmbeddedServer(t *testing.T) {
@@ -33,6 +35,43 @@ func TestLeasesEndWithTheEmbeddedServer(t *testing.T) {
 	}
 	if took := time.Since(begin); took > 5*time.Second {
 		t.Errorf("it took %v, as if the leases had gone on", took)
+	}
+}
+
+// A native client's consumer is its own: the hub does not give back what that client still holds.
+func TestNativeLeasesOutliveARestart(t *testing.T) {
+	dir := t.TempDir()
+	b := open(t, Config{DataDir: dir})
+	publish(t, b, "native", "1", "2")
+	c, err := b.js.CreateConsumer(t.Context(), "native", natsjs.ConsumerConfig{Durable: "mine", AckPolicy: natsjs.AckExplicitPolicy, AckWait: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Next(); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b = open(t, Config{DataDir: dir})
+	if c, err = b.js.Consumer(t.Context(), "native", "mine"); err != nil {
+		t.Fatal(err)
+	}
+	m, err := c.Next()
+	if err != nil || string(m.Data()) != "2" {
+		t.Errorf("got %s, %v", m.Data(), err)
+	}
+	if info := c.CachedInfo(); info.NumRedelivered > 0 {
+		t.Errorf("%d events were delivered again", info.NumRedelivered)
+	}
+}
+
+func TestATakenNATSPortIsSaidAtOnce(t *testing.T) {
+	b := open(t, Config{Listen: "127.0.0.1:0", ListenToken: "t"})
+	taken := strings.TrimPrefix(b.NATSURL(), "nats://")
+	_, err := Open(context.Background(), Config{DataDir: t.TempDir(), Listen: taken, ListenToken: "t"})
+	if err == nil || !strings.Contains(err.Error(), "address already in use") || !strings.Contains(err.Error(), taken) {
+		t.Errorf("got %v", err)
 	}
 }
 

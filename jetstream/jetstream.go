@@ -1,7 +1,7 @@
 // Package jetstream is the event bus on NATS JetStream: topics are streams, groups are durable consumers, and the bus
 // adds what JetStream leaves open: leases with fencing, dead letters, seek, and ids.
 //
-// It is the only package of this module that speaks NATS. Another program may import it.
+// It is the only part of the hub that speaks NATS. Another program may import it.
 package jetstream
 
 import (
@@ -78,7 +78,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 
 func (b *Bus) open(ctx context.Context) (err error) {
 	if b.cfg.URL == "" {
-		if b.server, err = startEmbedded(&b.cfg, b.log); err != nil {
+		if b.server, err = startEmbedded(ctx, &b.cfg, b.log); err != nil {
 			return err
 		}
 	}
@@ -99,7 +99,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	}
 	if b.server != nil {
 		if err := b.endOldLeases(ctx); err != nil {
-			return fmt.Errorf("embedded nats server: %w", err)
+			b.log.WarnContext(ctx, "not all leases from before the start were ended; the rest ends after AckWait", slog.Any("error", err))
 		}
 	}
 	if b.pointers, err = openPointers(ctx, b); err != nil {
@@ -137,9 +137,8 @@ func (b *Bus) where() string {
 // checkServer refuses a server that lacks something, and sizes payloads to it.
 func (b *Bus) checkServer(ctx context.Context) (err error) {
 	nc := b.links[0].nc
-	var major, minor int
 	version := nc.ConnectedServerVersion()
-	if _, err := fmt.Sscanf(version, "%d.%d", &major, &minor); err != nil || major < minServer[0] || major == minServer[0] && minor < minServer[1] {
+	if tooOld(version) {
 		return fmt.Errorf("nats at %s: server version %q is too old: nats-server %d.%d or newer is needed", b.where(), version, minServer[0], minServer[1])
 	}
 	if !nc.HeadersSupported() {
@@ -169,6 +168,13 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 	}
 	b.log.InfoContext(ctx, "connected to nats", slog.String("server", b.where()), slog.String("version", version), slog.Int("max_payload_bytes", b.maxPayload))
 	return nil
+}
+
+// tooOld reports whether a server of this version lacks something. A version that cannot be read counts as too old.
+func tooOld(version string) bool {
+	var major, minor int
+	_, err := fmt.Sscanf(version, "%d.%d", &major, &minor)
+	return err != nil || major < minServer[0] || major == minServer[0] && minor < minServer[1]
 }
 
 // background runs f until the bus closes.

@@ -1,7 +1,9 @@
 package jetstream
 
 import (
+	"cmp"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -103,8 +105,10 @@ func (s *Subscription) takeHeld() []*Delivery {
 	return back
 }
 
-// giveBack tells the server to deliver again at once. s.mu is not held.
+// giveBack tells the server to deliver again at once, in the order of the stream, which the server then mostly keeps.
+// s.mu is not held.
 func (s *Subscription) giveBack(back []*Delivery) {
+	slices.SortFunc(back, func(a, b *Delivery) int { return cmp.Compare(a.Event.Sequence, b.Event.Sequence) })
 	for _, d := range back {
 		d.send(nakNow)
 	}
@@ -251,9 +255,7 @@ func (s *Subscription) tick() {
 	s.schedule(max(next, now+int64(tickLeast)))
 	s.mu.Unlock()
 
-	for _, d := range expired {
-		d.send(nakNow)
-	}
+	s.giveBack(expired)
 	for _, d := range failed {
 		s.bus.dead.add(d, "lease expired")
 	}

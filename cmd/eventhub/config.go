@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -67,7 +68,7 @@ func (f listenFlags) check(natsListen string) error {
 
 func (f listenFlags) checkBind(host, flag string) error {
 	if f.Token == "" && !isLoopback(host) {
-		return fmt.Errorf("bind address %q is reached from other hosts, and no token is set: set WS_TOKEN, or bind to 127.0.0.1 (%s)", host, flag)
+		return fmt.Errorf("address %q is reached from other hosts, and no token was chosen: set WS_TOKEN, or use 127.0.0.1 (%s)", host, flag)
 	}
 	return nil
 }
@@ -84,6 +85,25 @@ func (f listenFlags) origins() []string {
 func (f busFlags) check() error {
 	if f.NATSURL != "" && f.NATSListen != "" {
 		return errors.New("--nats-listen is for the embedded server, which does not run with --nats-url: choose one of them (EVENTHUB_NATS_LISTEN, NATS_URL)")
+	}
+	if f.NATSURL == "" {
+		for _, given := range [][2]string{
+			{f.NATSCreds, "--nats-creds, NATS_CREDS"},
+			{f.NATSNKey, "--nats-nkey-seed, NATS_NKEY_SEED"},
+			{f.NATSCA, "--nats-tls-ca, NATS_TLS_CA"},
+			{f.NATSCert, "--nats-tls-cert, NATS_TLS_CERT"},
+			{f.NATSKey, "--nats-tls-key, NATS_TLS_KEY"},
+			{f.NATSDomain, "--nats-domain, NATS_DOMAIN"},
+		} {
+			if given[0] != "" {
+				return fmt.Errorf("%s is for a NATS of your own, and none is named: say where it is (--nats-url, NATS_URL), or leave it out", given[1])
+			}
+		}
+	}
+	for place := range strings.SplitSeq(f.NATSURL, ",") {
+		if scheme, _, found := strings.Cut(strings.TrimSpace(place), "://"); found && !slices.Contains([]string{"nats", "tls", "ws", "wss"}, scheme) {
+			return fmt.Errorf("nats url of scheme %q: give nats://HOST:PORT, or tls, ws or wss (--nats-url, NATS_URL)", scheme)
+		}
 	}
 	if _, _, err := f.sync(); err != nil {
 		return fmt.Errorf("sync interval %q: give a duration such as 1s or 100ms, or always (--sync, EVENTHUB_SYNC)", f.Sync)

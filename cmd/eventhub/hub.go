@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -46,7 +47,7 @@ func (f hubFlags) dial(ctx context.Context) (*client.Client, error) {
 		return c, nil
 	}
 	if refused, ok := errors.AsType[*client.Error](err); ok {
-		return nil, fmt.Errorf("hub at %s: %w: give its token (--token, WS_TOKEN)", f.URL, refused)
+		return nil, fmt.Errorf("hub at %s: %s: give its token (--token, WS_TOKEN)", f.URL, strings.TrimSuffix(refused.Error(), "."))
 	}
 	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return nil, fmt.Errorf("hub at %s: %w: is it running (eventhub serve), and is the address right (--url, EVENTHUB_URL)?", f.URL, reason(err))

@@ -143,7 +143,7 @@ func eachLine(ctx context.Context, r io.Reader, f func(line int, text []byte) er
 	for line := 1; ; line++ {
 		select {
 		case <-ctx.Done():
-			return nil
+			return errors.New("interrupted: lines may be left that were not published")
 		case err := <-ended:
 			if errors.Is(err, bufio.ErrTooLong) {
 				return fmt.Errorf("line %d is longer than %d bytes", line, maxLine)

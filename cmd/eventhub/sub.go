@@ -37,6 +37,10 @@ func (cmd *subCmd) options() (client.SubscribeOptions, error) {
 		return client.SubscribeOptions{}, errors.New("--from ts needs --ts: give epoch milliseconds")
 	case cmd.From == "afterId" && cmd.AfterID == "":
 		return client.SubscribeOptions{}, errors.New("--from afterId needs --after-id: give an event's id")
+	case cmd.TS != nil && cmd.From != "ts":
+		return client.SubscribeOptions{}, errors.New("--ts needs --from ts: without it, it would not count")
+	case cmd.AfterID != "" && cmd.From != "afterId":
+		return client.SubscribeOptions{}, errors.New("--after-id needs --from afterId: without it, it would not count")
 	case cmd.Count < 0:
 		return client.SubscribeOptions{}, errors.New("--count is negative: give a number of events, or 0 for no end")
 	}
