@@ -24,9 +24,15 @@ func main() {
 	}
 	// A reader that went away is an error of the write, so that what was not printed is given back to the hub.
 	signal.Ignore(syscall.SIGPIPE)
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// After the first signal they work as usual again: a second one ends the process at once.
-	context.AfterFunc(ctx, stop)
+	ctx, stop := context.WithCancel(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	go func() { // it lives as long as the process
+		<-signals
+		// First of all they work as usual again: a second signal ends the process at once, however early it comes.
+		signal.Reset(os.Interrupt, syscall.SIGTERM)
+		stop()
+	}()
 	os.Exit(run(ctx, os.Args[1:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}))
 }
 
