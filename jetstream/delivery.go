@@ -131,7 +131,7 @@ func (d *Delivery) Written() {
 	defer s.mu.Unlock()
 	if d.writing && d.index >= 0 {
 		d.writing = false
-		d.deadline = max(d.deadline, now+int64(s.opts.AckTimeout)) // MODACK may have come already
+		d.deadline = now + int64(s.opts.AckTimeout)
 		s.schedule(d.deadline)
 	}
 }
@@ -303,6 +303,7 @@ func (s *Subscription) extend(d *Delivery, dur time.Duration) bool {
 	if dur == 0 {
 		dur = s.opts.AckTimeout
 	}
+	d.writing = false // who prolongs the lease has the event
 	d.deadline = now + int64(min(max(dur, minAckTimeout), maxAckTimeout))
 	s.schedule(d.deadline)
 	return true

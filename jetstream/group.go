@@ -22,13 +22,15 @@ type group struct {
 	name     string // as clients say it
 	consumer string // its name on the server; a seek changes it
 	fence    fence
-	next     string // the subject to pull from
-	start    uint64 // where it stood when this hub joined: nothing before is unsettled
+	next     string        // the subject to pull from
+	ttl      time.Duration // 0: it stays
+	start    uint64        // where it stood when this hub joined: nothing before is unsettled
 }
 
 func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo) *group {
 	return &group{
 		topic: t, name: name, consumer: info.Name, fence: newFence(max(info.Config.AckWait, time.Second)),
+		ttl:   info.Config.InactiveThreshold,
 		start: max(info.Config.OptStartSeq, info.AckFloor.Stream+1, 1),
 		next:  b.api + "CONSUMER.MSG.NEXT." + t.stream.name + "." + info.Name,
 	}
@@ -42,6 +44,9 @@ func (t *topicInfo) consumerName(group string) string {
 	}
 	return objectName(group)
 }
+
+// errStreamGone says that the stream was deleted since this hub met it.
+var errStreamGone = errors.New("jetstream: the stream was deleted")
 
 // starter resolves where a new group starts.
 type starter func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error)
@@ -108,6 +113,31 @@ func (b *Bus) freshTopic(ctx context.Context, topic string, quota *budget) (*top
 	return nil, natsjs.StreamState{}, &Error{Code: CodeSubscribeFailed, Msg: "the topic is being deleted and made again and again: try later"}
 }
 
+// freshExisting is freshTopic for those who read: it makes nothing, and returns ErrNotFound instead.
+func (b *Bus) freshExisting(ctx context.Context, topic string) (*topicInfo, natsjs.StreamState, error) {
+	t, err := b.existing(ctx, topic)
+	if err != nil {
+		return nil, natsjs.StreamState{}, err
+	}
+	info, err := b.findStream(ctx, t.stream.name)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		b.forget(t.stream)
+		return nil, natsjs.StreamState{}, ErrNotFound
+	case err != nil:
+		return nil, natsjs.StreamState{}, err
+	case !info.Created.Equal(t.stream.created):
+		b.forget(t.stream)
+		if t, err = b.existing(ctx, topic); err != nil {
+			return nil, natsjs.StreamState{}, err
+		}
+	}
+	return t, info.State, nil
+}
+
+// gone reports whether err says that a consumer, or its stream, does not exist.
+func gone(err error) bool { return errors.Is(err, ErrNotFound) || errors.Is(err, errStreamGone) }
+
 // consumer looks a group's consumer up. It returns ErrNotFound when there is none.
 func (b *Bus) consumer(ctx context.Context, t *topicInfo, name string) (*natsjs.ConsumerInfo, error) {
 	c, err := b.js.Consumer(ctx, t.stream.name, name)
@@ -116,7 +146,7 @@ func (b *Bus) consumer(ctx context.Context, t *topicInfo, name string) (*natsjs.
 		return nil, ErrNotFound
 	case errors.Is(err, natsjs.ErrStreamNotFound):
 		b.forget(t.stream)
-		return nil, fmt.Errorf("jetstream: the stream of topic %s was deleted: %w", t.name, err)
+		return nil, fmt.Errorf("%w: topic %s", errStreamGone, t.name)
 	case err != nil:
 		return nil, fmt.Errorf("jetstream: consumer %s of stream %s: %w", name, t.stream.name, err)
 	}
@@ -173,10 +203,7 @@ func (b *Bus) Cursor(ctx context.Context, topic, group string) (Cursor, error) {
 	if err := ValidGroup(group); err != nil {
 		return Cursor{}, err
 	}
-	if _, err := b.existing(ctx, topic); err != nil {
-		return Cursor{}, err
-	}
-	t, _, err := b.freshTopic(ctx, topic, nil)
+	t, _, err := b.freshExisting(ctx, topic)
 	if err != nil {
 		return Cursor{}, err
 	}

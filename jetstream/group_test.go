@@ -423,3 +423,92 @@ func TestAFanInThatCannotBeMadeLeavesNoGroup(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
+
+// A seek counts although the member that is away has seen more of the group before.
+func TestASeekOutlivesItsConsumer(t *testing.T) {
+	b := open(t, Config{})
+	publish(t, b, "moved", numbers(20)...)
+	k := take(t, b, "moved", "g", SubscribeOptions{From: FromEarliest})
+	k.payloads(20)
+	if err := k.sub.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.SetCursor(t.Context(), "moved", "g", Position{From: FromEarliest}); err != nil {
+		t.Fatal(err)
+	}
+	ptr, err := b.pointers.get(t.Context(), b.known("moved"), "g")
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the member is on the new consumer", func() bool {
+		k.sub.mu.Lock()
+		defer k.sub.mu.Unlock()
+		return k.sub.members[0].group.consumer == ptr.Consumer
+	})
+	if err := b.js.DeleteConsumer(t.Context(), "moved", ptr.Consumer); err != nil {
+		t.Fatal(err)
+	}
+	k.sub.Resume()
+	if got := k.payloads(20); !slices.Equal(got, numbers(20)) {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestAMemberWithoutTTLKeepsAGroupThatHasOne(t *testing.T) {
+	b := open(t, Config{AckWait: time.Second})
+	publish(t, b, "lent", "1")
+	a := take(t, b, "lent", "g", SubscribeOptions{GroupTTL: time.Second})
+	k := take(t, b, "lent", "g", SubscribeOptions{})
+	if err := k.sub.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.sub.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	select { // longer than the TTL and what the server adds to it
+	case <-time.After(4 * time.Second):
+	case <-t.Context().Done():
+	}
+	if _, err := b.Cursor(t.Context(), "lent", "g"); err != nil {
+		t.Errorf("the group is gone: %v", err)
+	}
+}
+
+func TestAddingATopicToAGroupThatExists(t *testing.T) {
+	b := open(t, Config{})
+	publish(t, b, "add.c", "old")
+	r := publish(t, b, "add.a", "0", "1")
+	opts := SubscribeOptions{From: FromAfterID, AfterID: r[0].ID}
+	k := take(t, b, "add.a", "g", opts)
+	k.payloads(1)
+	if err := k.sub.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	opts.Topics = []string{"add.c"}
+	k = take(t, b, "add.a", "g", opts)
+	publish(t, b, "add.c", "new")
+	if got := k.payloads(1); got[0] != "new" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestReadsMakeNothingAndCountForNothing(t *testing.T) {
+	url := natsServer(t)
+	full, b := open(t, Config{URL: url}), open(t, Config{URL: url, Limits: Limits{Topics: 2}})
+	for _, topic := range []string{"r1", "r2", "r3"} {
+		publish(t, full, topic, "1")
+		if n, err := scanned(t, b, topic); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	publish(t, b, "r3", "2")
+	if err := full.js.DeleteStream(t.Context(), "r3"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Cursor(t.Context(), "r3", "g"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := full.findStream(t.Context(), "r3"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("a read made the stream anew: %v", err)
+	}
+}

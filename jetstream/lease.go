@@ -230,14 +230,14 @@ func (s *Subscription) tick() {
 			}
 		}
 	}
-	if s.paused && s.opts.GroupTTL > 0 {
-		// The server takes a group whose members do not pull for one without members.
-		next = min(next, now+int64(s.opts.GroupTTL/3))
-		for _, m := range s.members {
-			_ = s.link.nc.Publish(m.noEvent(), progress) // an error means that the connection is down
-		}
-	}
 	for _, m := range s.members {
+		if ttl := m.group.ttl; ttl > 0 {
+			// The server takes a group whose members do not pull, paused or at their maxInFlight, for one without members.
+			next = min(next, now+int64(ttl/3))
+			if m.requested == 0 {
+				_ = s.link.nc.Publish(m.noEvent(), progress) // an error means that the connection is down
+			}
+		}
 		if m.retryAt > 0 && m.retryAt <= now {
 			m.retryAt = 0
 		}
@@ -277,8 +277,8 @@ func (s *Subscription) touch(ds []*Delivery, sent int64) {
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if noResponders(reply) { // the consumer is gone, and no pull waits that would have said so
-			ds[0].m.reattach()
+		if noResponders(reply) { // the consumer may be gone, and no pull wait that would say so
+			ds[0].m.verify(ds[0].group)
 			return
 		}
 		for _, d := range ds {

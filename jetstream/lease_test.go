@@ -453,3 +453,20 @@ func TestCloseCarriesDeadLetters(t *testing.T) {
 	}
 	take(t, other, "last", "g", SubscribeOptions{}).quiet(100 * time.Millisecond)
 }
+
+func TestModackDuringTheWriteCounts(t *testing.T) {
+	b := open(t, Config{})
+	publish(t, b, "early", "1")
+	k := take(t, b, "early", "g", SubscribeOptions{From: FromEarliest})
+	d := <-k.ch
+	if !d.BeginRelease() {
+		t.Fatal("not valid")
+	}
+	if err := d.Extend(time.Second); err != nil {
+		t.Fatal(err)
+	}
+	d.Written()
+	if left := time.Until(d.Deadline()); left > 2*time.Second {
+		t.Errorf("%v are left", left)
+	}
+}

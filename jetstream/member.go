@@ -61,6 +61,9 @@ func (m *member) open() {
 		return
 	}
 	in.sub, m.inbox, m.requested, m.retryAt = sub, in, 0, 0
+	if m.group.ttl > 0 {
+		m.sub.schedule(m.sub.bus.clock.now() + int64(m.group.ttl/3))
+	}
 }
 
 // close ends the inbox. Gracefully, what is under way is given back when it arrives; otherwise it is forgotten.
@@ -217,8 +220,11 @@ func (in *inbox) status(msg *nats.Msg) {
 		m.requested = max(m.requested-left, 0)
 		s.requested = max(s.requested-left, 0)
 		s.refill()
-	case code == "503", what == "Consumer Deleted":
+	case what == "Consumer Deleted":
 		m.reattach()
+	case code == "503": // it is gone, or has no leader now
+		m.again(s.bus.clock.now() + int64(pullRetry))
+		m.verify(in.group)
 	case code == "100":
 	default:
 		// Leadership change, server shutdown, too many waiting pulls: ask again soon, from a clean slate.
@@ -233,6 +239,27 @@ func (m *member) again(at int64) {
 	m.open()
 	m.retryAt = at
 	m.sub.schedule(at)
+}
+
+// verify looks whether the consumer still exists, after an answer that nobody listens, and joins the group anew if not.
+// s.mu is held.
+func (m *member) verify(g *group) {
+	s := m.sub
+	if s.stopped || m.attaching || m.group != g {
+		return
+	}
+	s.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(s.ctx, publishWait)
+		defer cancel()
+		if _, err := s.bus.consumer(ctx, g.topic, g.consumer); !gone(err) {
+			return
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if m.group == g {
+			m.reattach()
+		}
+	})
 }
 
 // reattach joins the group anew after its consumer was moved by a seek, or deleted. What was leased from the old one is
@@ -252,8 +279,9 @@ func (m *member) reattach() {
 			s.mu.Lock()
 			if err == nil || s.stopped {
 				if err == nil {
-					if !g.topic.stream.created.Equal(was.created) {
-						m.lastSeq, m.loosest = 0, 0
+					if g.consumer != m.group.consumer || !g.topic.stream.created.Equal(was.created) {
+						// It was moved, or all is new: what this member saw says nothing of it.
+						m.lastSeq, m.loosest, m.acks = 0, 0, ""
 						clear(m.loose)
 					}
 					m.group = g
@@ -280,7 +308,7 @@ func (m *member) reattach() {
 func (m *member) rejoin(was *stream, start uint64) (*group, error) {
 	ctx, cancel := context.WithTimeout(m.sub.ctx, publishWait)
 	defer cancel()
-	return m.sub.bus.join(ctx, m.group.topic.name, m.sub.group, m.sub.opts.GroupTTL, nil, func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
+	return m.sub.bus.join(ctx, m.group.topic.name, m.sub.group, m.group.ttl, nil, func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
 		if !t.stream.created.Equal(was.created) {
 			return 1, nil // the stream was made anew, too: all that is in it is new
 		}

@@ -227,17 +227,15 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]starter, e
 		}
 		return starts, nil
 	}
-	var unknown error
-	var since int64 // when the event was stored, once it is found
+	unknown := error(&Error{Code: CodeUnknownID, Msg: "no event of this topic has the id of afterId: there is no event yet"})
+	found := false
+	var since int64 // when the event was stored
 	for i, name := range names {
-		t, state, err := b.freshTopic(ctx, name, s.opts.quota())
-		if err != nil {
-			return nil, err
+		t, state, err := b.freshExisting(ctx, name)
+		if errors.Is(err, ErrNotFound) {
+			continue
 		}
-		if _, err := b.Cursor(ctx, name, s.group); err == nil {
-			starts[i] = func(context.Context, *topicInfo, natsjs.StreamState) (uint64, error) { return state.LastSeq + 1, nil }
-			continue // it exists, and goes on from where it is; should it vanish at this moment, it starts at the end
-		} else if !errors.Is(err, ErrNotFound) {
+		if err != nil {
 			return nil, b.unavailable(err)
 		}
 		seq, err := b.resolve(ctx, t, at, state)
@@ -245,22 +243,30 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]starter, e
 		switch {
 		case errors.As(err, &e) && e.Code == CodeUnknownID:
 			unknown = err
-			continue
 		case err != nil:
 			return nil, err
-		}
-		starts[i] = func(context.Context, *topicInfo, natsjs.StreamState) (uint64, error) { return seq, nil }
-		if since == 0 && seq > 1 {
-			if found, err := b.bySequence(ctx, t, seq-1); err == nil {
-				since = found.StoredAt / 1e6
+		default:
+			found = true
+			if event, err := b.bySequence(ctx, t, max(seq, 2)-1); err == nil && since == 0 {
+				since = event.StoredAt / 1e6
 			}
+			starts[i] = fixed(t, seq)
 		}
+		if _, err := b.Cursor(ctx, name, s.group); err == nil {
+			// It exists, and goes on from where it is; should it vanish at this moment, it starts at the end.
+			starts[i] = fixed(t, state.LastSeq+1)
+		} else if !errors.Is(err, ErrNotFound) {
+			return nil, b.unavailable(err)
+		}
+	}
+	if made, v7 := madeAt(at.AfterID); found && since == 0 && v7 {
+		since = made.UnixMilli()
 	}
 	for i := range names {
 		if starts[i] != nil {
 			continue
 		}
-		if since == 0 {
+		if !found {
 			return nil, unknown
 		}
 		starts[i] = func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
@@ -268,6 +274,16 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]starter, e
 		}
 	}
 	return starts, nil
+}
+
+// fixed starts at a sequence that was resolved on a stream. If that was made anew meanwhile, all that is in it is new.
+func fixed(was *topicInfo, seq uint64) starter {
+	return func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
+		if !t.stream.created.Equal(was.stream.created) {
+			return 1, nil
+		}
+		return min(seq, state.LastSeq+1), nil
+	}
 }
 
 // reserve refuses a subscription before anything is made for it. register looks again.
@@ -338,8 +354,10 @@ func (s *Subscription) restart() {
 func (s *Subscription) Pause(ctx context.Context) error {
 	s.mu.Lock()
 	s.paused = true
-	if s.opts.GroupTTL > 0 {
-		s.schedule(s.bus.clock.now())
+	for _, m := range s.members {
+		if m.group.ttl > 0 {
+			s.schedule(s.bus.clock.now())
+		}
 	}
 	back := s.takeHeld()
 	s.closeInboxes()

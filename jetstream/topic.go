@@ -83,9 +83,11 @@ const maxGone = 1_000
 func (b *Bus) awaitGone(ctx context.Context, stream string) error {
 	b.topics.mu.Lock()
 	since, known := b.topics.gone[stream]
-	delete(b.topics.gone, stream)
-	b.topics.mu.Unlock()
 	left := settleGone - time.Duration(b.clock.now()-since)
+	if left <= 0 {
+		delete(b.topics.gone, stream)
+	}
+	b.topics.mu.Unlock()
 	if !known || left <= 0 {
 		return nil
 	}
@@ -162,11 +164,12 @@ func (b *Bus) existing(ctx context.Context, name string) (*topicInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.newTopic(name, s, rule)
+	return b.newTopic(name, s, rule, false)
 }
 
-// newTopic refuses a stream that only has the name: what is in it is not the bus's to show.
-func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule) (*topicInfo, error) {
+// newTopic refuses a stream that only has the name: what is in it is not the bus's to show. Reads do not keep what they
+// meet, so that they cannot use the limit up.
+func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, keep bool) (*topicInfo, error) {
 	own := []string{plainSubject(name), keyedPattern(name)}
 	for _, subject := range own {
 		if !slices.ContainsFunc(info.Config.Subjects, func(pattern string) bool { return covers(pattern, subject) }) {
@@ -180,9 +183,9 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule) (*
 			name: info.Config.Name, family: rule.Family != "" || len(info.Config.Subjects) != len(own), created: info.Created,
 			slots: make(chan struct{}, b.limits.PublishInFlight), ready: make([]atomic.Bool, len(b.links)),
 		}
-		if len(b.topics.streams) < b.limits.Topics {
-			b.topics.streams[s.name] = s
-		} // else it was only read, and is not kept
+		if keep {
+			b.topics.streams[s.name] = s // makeTopic has looked at the limit
+		}
 	}
 	b.topics.mu.Unlock()
 	return &topicInfo{name: name, stream: s, subject: plainSubject(name), keyed: "." + name, obs: b.obs.Topic(name)}, nil
@@ -215,7 +218,7 @@ func (b *Bus) makeTopic(ctx context.Context, name string, by *budget) (*topicInf
 	switch {
 	case err == nil:
 		b.reportDrift(name, rule, info)
-		return b.newTopic(name, info, rule)
+		return b.newTopic(name, info, rule, true)
 	case !errors.Is(err, ErrNotFound):
 		return nil, b.unavailable(err)
 	}
@@ -227,7 +230,7 @@ func (b *Bus) makeTopic(ctx context.Context, name string, by *budget) (*topicInf
 	if err != nil {
 		return nil, err
 	}
-	return b.newTopic(name, info, rule)
+	return b.newTopic(name, info, rule, true)
 }
 
 // createStream goes on to its end when the caller gives up: others may wait for the same topic.
