@@ -48,9 +48,6 @@ func (t *topicInfo) consumerName(group string) string {
 // errStreamGone says that the stream was deleted since this hub met it.
 var errStreamGone = errors.New("jetstream: the stream was deleted")
 
-// starter resolves where a new group starts.
-type starter func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error)
-
 // join finds the group, or makes it: its topic too, on quota. start is asked only when the group is new.
 func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, quota *budget, start starter) (*group, error) {
 	for range 8 {

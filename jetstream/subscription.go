@@ -9,8 +9,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 // From says where a new group starts. A group that exists goes on from where it is.
@@ -209,81 +207,6 @@ func (o *SubscribeOptions) quota() *budget {
 		return nil
 	}
 	return o.Via.quota
-}
-
-// starts resolves where the groups on the topics start, as far as they are new: all of them before one is made, so that
-// a subscription that cannot be made leaves nothing behind.
-//
-// An afterId is an event of one topic. On the others, the groups start at what was stored since that event.
-func (s *Subscription) starts(ctx context.Context, names []string) ([]starter, error) {
-	b := s.bus
-	at := Position{From: s.opts.From, TS: s.opts.TS, AfterID: s.opts.AfterID}
-	starts := make([]starter, len(names))
-	if at.From != FromAfterID {
-		for i := range names {
-			starts[i] = func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
-				return b.resolve(ctx, t, at, state)
-			}
-		}
-		return starts, nil
-	}
-	unknown := error(&Error{Code: CodeUnknownID, Msg: "no event of this topic has the id of afterId: there is no event yet"})
-	found := false
-	var since int64 // when the event was stored
-	for i, name := range names {
-		t, state, err := b.freshExisting(ctx, name)
-		if errors.Is(err, ErrNotFound) {
-			continue
-		}
-		if err != nil {
-			return nil, b.unavailable(err)
-		}
-		seq, err := b.resolve(ctx, t, at, state)
-		var e *Error
-		switch {
-		case errors.As(err, &e) && e.Code == CodeUnknownID:
-			unknown = err
-		case err != nil:
-			return nil, err
-		default:
-			found = true
-			if event, err := b.bySequence(ctx, t, max(seq, 2)-1); err == nil && since == 0 {
-				since = event.StoredAt / 1e6
-			}
-			starts[i] = fixed(t, seq)
-		}
-		if _, err := b.Cursor(ctx, name, s.group); err == nil {
-			// It exists, and goes on from where it is; should it vanish at this moment, it starts at the end.
-			starts[i] = fixed(t, state.LastSeq+1)
-		} else if !errors.Is(err, ErrNotFound) {
-			return nil, b.unavailable(err)
-		}
-	}
-	if made, v7 := madeAt(at.AfterID); found && since == 0 && v7 {
-		since = made.UnixMilli()
-	}
-	for i := range names {
-		if starts[i] != nil {
-			continue
-		}
-		if !found {
-			return nil, unknown
-		}
-		starts[i] = func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
-			return b.resolve(ctx, t, Position{From: FromTS, TS: since}, state)
-		}
-	}
-	return starts, nil
-}
-
-// fixed starts at a sequence that was resolved on a stream. If that was made anew meanwhile, all that is in it is new.
-func fixed(was *topicInfo, seq uint64) starter {
-	return func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
-		if !t.stream.created.Equal(was.stream.created) {
-			return 1, nil
-		}
-		return min(seq, state.LastSeq+1), nil
-	}
 }
 
 // reserve refuses a subscription before anything is made for it. register looks again.
