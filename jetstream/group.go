@@ -22,7 +22,8 @@ type group struct {
 	name     string // as clients say it
 	consumer string // its name on the server; a seek changes it
 	fence    fence
-	next     string        // the subject to pull from
+	next     string // the subject to pull from
+	created  time.Time
 	ttl      time.Duration // 0: it stays
 	start    uint64        // where it stood when this hub joined: nothing before is unsettled
 }
@@ -30,7 +31,7 @@ type group struct {
 func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo) *group {
 	return &group{
 		topic: t, name: name, consumer: info.Name, fence: newFence(max(info.Config.AckWait, time.Second)),
-		ttl:   info.Config.InactiveThreshold,
+		created: info.Created, ttl: info.Config.InactiveThreshold,
 		start: max(info.Config.OptStartSeq, info.AckFloor.Stream+1, 1),
 		next:  b.api + "CONSUMER.MSG.NEXT." + t.stream.name + "." + info.Name,
 	}
