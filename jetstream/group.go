@@ -50,7 +50,11 @@ func (t *topicInfo) consumerName(group string) string {
 var errStreamGone = errors.New("jetstream: the stream was deleted")
 
 // join finds the group, or makes it: its topic too, on quota. start is asked only when the group is new.
-func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, quota *budget, start starter) (*group, error) {
+//
+// dead, if not nil, is the group as a member knew it whose consumer was deleted. The server says so before it is done,
+// and a consumer of that name made now would begin with what is left of it, its leases included: so the group goes on
+// under a new name, as after a seek.
+func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, quota *budget, start starter, dead *group) (*group, error) {
 	for range 8 {
 		t, state, err := b.freshTopic(ctx, topic, quota)
 		if err != nil {
@@ -61,15 +65,25 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, q
 			return nil, b.unavailable(err)
 		}
 		info, err := b.consumer(ctx, t, ptr.Consumer)
-		if err == nil {
+		if err == nil && !dead.is(info) {
 			return b.newGroup(t, name, info), nil
 		}
-		if !errors.Is(err, ErrNotFound) {
+		if err != nil && !errors.Is(err, ErrNotFound) {
 			return nil, b.unavailable(err)
 		}
 		seq, err := start(ctx, t, state)
 		if err != nil {
 			return nil, err
+		}
+		if dead.was(t, ptr.Consumer) {
+			info, err = b.moveGroup(ctx, t, name, ptr, ttl, seq)
+			if errors.Is(err, errPointerMoved) {
+				continue
+			}
+			if err != nil {
+				return nil, b.unavailable(err)
+			}
+			return b.newGroup(t, name, info), nil
 		}
 		info, err = b.createConsumer(ctx, t, name, ptr.Consumer, ttl, seq)
 		if errors.Is(err, natsjs.ErrConsumerExists) {
@@ -89,6 +103,31 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, q
 		b.deleteConsumer(ctx, t.stream.name, info.Name)
 	}
 	return nil, &Error{Code: CodeSubscribeFailed, Msg: "the group is being moved again and again: try later"}
+}
+
+// is reports whether a consumer is the group's own, and not another one of its name.
+func (g *group) is(info *natsjs.ConsumerInfo) bool {
+	return g != nil && g.consumer == info.Name && g.created.Equal(info.Created)
+}
+
+// was reports whether the group had the name, on the stream that t is on.
+func (g *group) was(t *topicInfo, consumer string) bool {
+	return g != nil && g.consumer == consumer && g.topic.stream.created.Equal(t.stream.created)
+}
+
+// moveGroup makes a consumer of a new name and moves the group's pointer to it in one compare-and-set: it returns
+// errPointerMoved when another was first.
+func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from pointer, ttl time.Duration, start uint64) (*natsjs.ConsumerInfo, error) {
+	next := from.following(t, group)
+	info, err := b.createConsumer(ctx, t, group, next.Consumer, ttl, start)
+	if err != nil {
+		return nil, err
+	}
+	err = b.pointers.swap(ctx, t, group, from, next)
+	if errors.Is(err, errPointerMoved) {
+		b.deleteConsumer(ctx, t.stream.name, next.Consumer)
+	}
+	return info, err // other errors leave the outcome unknown: the sweeper removes what no pointer names
 }
 
 // freshTopic is the topic with the stream as it is now: pointers count only for the very stream that they were made for,
@@ -259,17 +298,12 @@ func (b *Bus) SetCursor(ctx context.Context, topic, group string, to Position) e
 		} else if !errors.Is(err, ErrNotFound) {
 			return b.unavailable(err)
 		}
-		next := ptr.following(t, group)
-		if _, err := b.createConsumer(ctx, t, group, next.Consumer, ttl, start); err != nil {
-			return b.unavailable(err)
-		}
-		err = b.pointers.swap(ctx, t, group, ptr, next)
+		_, err = b.moveGroup(ctx, t, group, ptr, ttl, start)
 		if errors.Is(err, errPointerMoved) {
-			b.deleteConsumer(ctx, t.stream.name, next.Consumer)
 			continue
 		}
 		if err != nil {
-			return b.unavailable(err) // the outcome is unknown: the sweeper removes what no pointer names
+			return b.unavailable(err)
 		}
 		b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
 		return nil

@@ -80,7 +80,7 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 				at := Position{From: []From{FromEarliest, FromLatest}[i]}
 				g, err := b.join(t.Context(), "race", group, 0, nil, func(ctx context.Context, topic *topicInfo, state natsjs.StreamState) (uint64, error) {
 					return b.resolve(ctx, topic, at, state)
-				})
+				}, nil)
 				if err != nil {
 					t.Error(err)
 					return

@@ -2,7 +2,6 @@ package jetstream
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"strconv"
 	"time"
@@ -242,12 +241,6 @@ func (m *member) again(at int64) {
 	m.sub.schedule(at)
 }
 
-// dyingWait bounds, by the length of a pause, how often a consumer that was reported deleted may still be found: the
-// server answers for it until it is gone, and a pull sent to it then is never answered.
-const dyingWait = 200 * time.Millisecond
-
-var errDying = errors.New("jetstream: the consumer is still being deleted")
-
 // verify looks whether the consumer still exists, after an answer that nobody listens, and joins the group anew if not.
 // s.mu is held.
 func (m *member) verify(g *group) {
@@ -283,9 +276,6 @@ func (m *member) reattach() {
 	s.wg.Go(func() {
 		for wait := 20 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
 			g, err := m.rejoin(was, start)
-			if err == nil && g.created.Equal(m.group.created) && wait < dyingWait {
-				err = errDying
-			}
 			s.mu.Lock()
 			if err == nil || s.stopped {
 				if err == nil {
@@ -323,7 +313,7 @@ func (m *member) rejoin(was *stream, start uint64) (*group, error) {
 			return 1, nil // the stream was made anew, too: all that is in it is new
 		}
 		return min(start, state.LastSeq+1), nil
-	})
+	}, m.group)
 }
 
 // noEvent is the subject of an ack about no event: the consumer answers it, and takes it for a sign of life. s.mu is held.

@@ -194,7 +194,7 @@ func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts Subscribe
 }
 
 func (s *Subscription) join(ctx context.Context, topic string, start starter) error {
-	g, err := s.bus.join(ctx, topic, s.group, s.opts.GroupTTL, s.opts.quota(), start)
+	g, err := s.bus.join(ctx, topic, s.group, s.opts.GroupTTL, s.opts.quota(), start, nil)
 	if err != nil {
 		return err
 	}
