@@ -1,8 +1,13 @@
 package facade_test
 
 import (
+	"context"
+	"fmt"
+	"log/slog"
 	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -56,34 +61,52 @@ func TestExpiredLeaseComesAgainAtOnce(t *testing.T) {
 // A lease may be used to its last moment: the server, which has a clock of its own, gives nothing away before. And MODACK
 // holds a lease for as long as it is sent, well beyond what the server itself would wait.
 //
-// All cases wait at the same time, each on a bus of its own.
+// All cases wait at the same time, each on a bus of its own. On a machine that is so busy that a hub stands still, that hub
+// gives its leases up, as it must: such a case says nothing, and is tried again.
 func TestLeaseIsGoodToItsEnd(t *testing.T) {
 	t.Parallel()
-	var cases []*heldLeases
-	for _, c := range []*heldLeases{
+	cases := []leaseCase{
 		{name: "a lease as long as AckWait", ackWait: 2 * time.Second, leaseMS: 2000, used: 1700 * time.Millisecond},
 		{name: "three times AckWait", ackWait: time.Second, leaseMS: 3000, used: 2700 * time.Millisecond},
 		{name: "MODACK for ten times AckWait", ackWait: time.Second, leaseMS: 1000, used: 10 * time.Second, beat: 400 * time.Millisecond},
 		{name: "one MODACK of ten times AckWait", ackWait: time.Second, leaseMS: 1000, used: 9700 * time.Millisecond, once: 10 * time.Second},
 		{name: "both by default", used: 29 * time.Second},
-	} {
-		c.start(t)
-		cases = append(cases, c)
 	}
-	for _, c := range cases { // in the order of their ends
-		<-time.After(time.Until(c.from.Add(c.used)))
-		c.finish(t)
+	for round := 1; len(cases) > 0; round++ {
+		var again []leaseCase
+		var trials []*heldLeases
+		for _, c := range cases {
+			h := &heldLeases{leaseCase: c}
+			h.start(t)
+			trials = append(trials, h)
+		}
+		for i, h := range trials { // in the order of their ends
+			<-time.After(time.Until(h.from.Add(h.used)))
+			h.finish(t)
+			switch {
+			case len(h.faults) == 0:
+			case h.stalled.Load() && round < 5:
+				again = append(again, cases[i])
+			default:
+				t.Errorf("%s: %q", h.name, h.faults)
+			}
+		}
+		cases = again
 	}
 }
 
-// heldLeases are twenty events that one member holds, while another waits for them.
-type heldLeases struct {
+type leaseCase struct {
 	name    string
 	ackWait time.Duration // 0: the default
 	leaseMS int64         // 0: the default
 	used    time.Duration // how long the leases are held
 	beat    time.Duration // how often MODACK prolongs them by a second
 	once    time.Duration // by how much MODACK prolongs them at the start
+}
+
+// heldLeases are twenty events that one member holds, while another waits for them.
+type heldLeases struct {
+	leaseCase
 
 	hub       *testHub
 	in, other *inbox
@@ -92,11 +115,32 @@ type heldLeases struct {
 	from      time.Time
 	stop      chan struct{}
 	stopped   sync.WaitGroup
+	stalled   atomic.Bool // the hub has stood still
+
+	mu     sync.Mutex
+	faults []string
+}
+
+func (h *heldLeases) fault(format string, args ...any) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.faults = append(h.faults, fmt.Sprintf(format, args...))
+}
+
+// Enabled and the others make a log handler of it, which sees the hub stand still.
+func (*heldLeases) Enabled(context.Context, slog.Level) bool { return true }
+func (h *heldLeases) WithAttrs([]slog.Attr) slog.Handler     { return h }
+func (h *heldLeases) WithGroup(string) slog.Handler          { return h }
+func (h *heldLeases) Handle(_ context.Context, r slog.Record) error {
+	if strings.HasPrefix(r.Message, "the process stood still") {
+		h.stalled.Store(true)
+	}
+	return nil
 }
 
 func (h *heldLeases) start(t *testing.T) {
 	t.Helper()
-	h.hub = startHub(t, openBus(t, ackWait(h.ackWait)))
+	h.hub = startHub(t, openBus(t, ackWait(h.ackWait), func(cfg *jetstream.Config) { cfg.Logger = slog.New(h) }))
 	h.topic, h.stop = freshTopic(), make(chan struct{})
 	a, b := h.hub.dial(), h.hub.dial()
 	for i := range 20 {
@@ -109,7 +153,7 @@ func (h *heldLeases) start(t *testing.T) {
 	if h.once > 0 {
 		for i := range h.held {
 			if err := h.held[i].ModAckWait(t.Context(), h.once); err != nil {
-				t.Errorf("%s: %v", h.name, err)
+				h.fault("MODACK: %v", err)
 			}
 		}
 	}
@@ -129,7 +173,7 @@ func (h *heldLeases) prolong(t *testing.T) {
 		case <-tick.C:
 			for i := range h.held {
 				if err := h.held[i].ModAckWait(t.Context(), time.Second); err != nil {
-					t.Errorf("%s: %v", h.name, err)
+					h.fault("MODACK: %v", err)
 					return
 				}
 			}
@@ -142,7 +186,7 @@ func (h *heldLeases) finish(t *testing.T) {
 	close(h.stop)
 	h.stopped.Wait()
 	if n := len(h.in.events) + len(h.other.events); n > 0 {
-		t.Errorf("%s: %d events came again while they were leased", h.name, n)
+		h.fault("%d events came again while they were leased", n)
 		return
 	}
 	h.in.ack(h.held...)
@@ -151,7 +195,7 @@ func (h *heldLeases) finish(t *testing.T) {
 	}
 	h.hub.publish(h.hub.dial(), h.topic, `"marker"`)
 	if e := h.other.next(); string(e.Payload) != `"marker"` || e.Attempt != 1 {
-		t.Errorf("%s: instead of the marker came %s, attempt %d: its ACK was in time", h.name, e.Payload, e.Attempt)
+		h.fault("instead of the marker came %s, attempt %d: its ACK was in time", e.Payload, e.Attempt)
 	}
 }
 

@@ -20,6 +20,9 @@ const (
 	pongBacklog = 4 << 10
 	// lastWrite is how long Close tries to get rid of what is still held back.
 	lastWrite = time.Second
+	// opcodeBits of a frame's first byte are its opcode (RFC 6455, section 5.2).
+	opcodeBits  = 0x0f
+	opcodeClose = 0x08
 	// maxPooled is the largest buffer that goes back to the pool.
 	maxPooled = 1 << 20
 )
@@ -38,11 +41,11 @@ func putBuffer(b *[]byte) {
 	buffers.Put(b)
 }
 
-// wire is the net.Conn below one WebSocket connection. The WebSocket library flushes after each message; while the wire
-// is corked it holds back what it is given, so that many messages reach the kernel in one call. What is written while it
-// is not corked (pongs, close frames) goes out at once, or along with a write that is under way.
+// wire is the net.Conn below one WebSocket connection. It is written to from two sides: messages come framed and many at a
+// time through send, because the WebSocket library would flush each of them; Write is what the library uses for its
+// control frames, which go out at once, or along with a write that is under way. No message follows a close frame.
 //
-// Read is for one goroutine at a time; everything else may be called concurrently.
+// Read and send are for one goroutine at a time each; everything else may be called concurrently.
 type wire struct {
 	net.Conn
 	stall time.Duration
@@ -53,10 +56,10 @@ type wire struct {
 	mu       sync.Mutex
 	quiet    sync.Cond // signalled when flushing ends
 	buf      *[]byte   // written and not yet flushed; nil when there is nothing
-	written  int64     // bytes given to Write since the upgrade
+	written  int64     // bytes given to Write and send since the upgrade
 	accepted int64     // bytes of them that the kernel took
-	corked   bool
 	flushing bool
+	parting  bool // a close frame was written
 	hurried  bool // the deadlines are final
 	closed   bool
 	err      error // the first error of a write, kept
@@ -79,19 +82,22 @@ func (w *wire) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Write takes p, and flushes unless the wire is corked or another goroutine flushes already.
+// Write takes a control frame, and flushes unless another goroutine does already.
 func (w *wire) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err != nil {
 		return 0, w.err
 	}
+	if len(p) > 0 && p[0]&opcodeBits == opcodeClose { // each frame comes in one Write, see controlBuffer
+		w.parting = true
+	}
 	if w.buf == nil {
 		w.buf, _ = buffers.Get().(*[]byte)
 	}
 	*w.buf = append(*w.buf, p...)
 	w.written += int64(len(p))
-	if w.corked || w.flushing {
+	if w.flushing {
 		return len(p), nil
 	}
 	if err := w.flushLocked(); err != nil {
@@ -100,26 +106,40 @@ func (w *wire) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// cork makes Write hold back until uncork or flush.
-func (w *wire) cork() {
+// send hands whole messages to the kernel; p is not kept. It returns the offset on the wire at which p begins, and
+// errStalled when the peer took nothing for the stall time.
+func (w *wire) send(p []byte) (offset int64, err error) {
 	w.mu.Lock()
-	w.corked = true
+	defer w.mu.Unlock()
+	if err := w.flushWhenQuiet(); err != nil {
+		return w.written, err
+	}
+	offset = w.written
+	if w.parting {
+		return offset, net.ErrClosed
+	}
+	w.written += int64(len(p))
+	w.flushing = true
 	w.mu.Unlock()
+	n, err := w.push(p)
+	w.mu.Lock()
+	w.accepted += int64(n)
+	if err != nil {
+		w.err = err
+		if errors.Is(err, errStalled) {
+			w.keepLocked(p[n:])
+		}
+	}
+	return offset, w.flushLocked() // what the library wrote meanwhile
 }
 
-// uncork ends cork and flushes.
-func (w *wire) uncork() error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.corked = false
-	return w.flushWhenQuiet()
-}
-
-// flush hands everything held back to the kernel. It returns errStalled when the peer took nothing for the stall time.
-func (w *wire) flush() error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.flushWhenQuiet()
+// keepLocked keeps what is left of a write that stalled: truncate may still want to finish a frame that was cut. What was
+// to follow is forgotten.
+func (w *wire) keepLocked(rest []byte) {
+	if w.buf == nil {
+		w.buf, _ = buffers.Get().(*[]byte)
+	}
+	*w.buf = append((*w.buf)[:0], rest...)
 }
 
 func (w *wire) flushWhenQuiet() error {
@@ -141,13 +161,7 @@ func (w *wire) flushLocked() error {
 		w.accepted += int64(n)
 		w.err = err
 		if errors.Is(err, errStalled) {
-			// truncate may still want to finish a frame that was cut.
-			if w.buf != nil {
-				putBuffer(w.buf)
-			}
-			*b = (*b)[n:]
-			w.buf = b
-			break
+			w.keepLocked((*b)[n:])
 		}
 		putBuffer(b)
 	}
@@ -188,16 +202,6 @@ func (w *wire) isHurried() bool {
 	return w.hurried
 }
 
-// mark returns the offset of the next byte written and how many bytes are held back.
-func (w *wire) mark() (offset int64, held int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.buf != nil {
-		held = len(*w.buf)
-	}
-	return w.written, held
-}
-
 // taken returns how many bytes the kernel has accepted.
 func (w *wire) taken() int64 {
 	w.mu.Lock()
@@ -205,8 +209,8 @@ func (w *wire) taken() int64 {
 	return w.accepted
 }
 
-// truncate forgets what was written from offset on, after a flush that returned errStalled, and uncorks, so that a close
-// frame can follow the frame that was cut. offset must be the start of a frame, and not be accepted yet.
+// truncate forgets what was written from offset on, after a send that returned errStalled, so that a close frame can
+// follow the frame that was cut. offset must be the start of a frame, and not be accepted yet.
 func (w *wire) truncate(offset int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -214,7 +218,6 @@ func (w *wire) truncate(offset int64) {
 		return
 	}
 	w.err = nil
-	w.corked = false
 	*w.buf = (*w.buf)[:min(offset-w.accepted, int64(len(*w.buf)))]
 	w.written = w.accepted + int64(len(*w.buf))
 }

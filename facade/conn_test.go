@@ -2,6 +2,7 @@ package facade
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"testing"
@@ -22,23 +23,23 @@ func pipeWire(t *testing.T, stall time.Duration) (w *wire, peer net.Conn) {
 	return w, far
 }
 
-func TestWireGathersWrites(t *testing.T) {
+func TestControlFramesFollowAWriteThatIsUnderWay(t *testing.T) {
 	w, peer := pipeWire(t, time.Minute)
-	w.cork()
-	for _, s := range []string{"one", "two", "three"} {
-		if n, err := w.Write([]byte(s)); n != len(s) || err != nil {
-			t.Fatal(n, err)
-		}
-	}
-	if offset, held := w.mark(); offset != 11 || held != 11 || w.taken() != 0 {
-		t.Fatal(offset, held, w.taken())
-	}
 	done := make(chan error, 1)
-	go func() { done <- w.uncork() }()
+	go func() {
+		offset, err := w.send([]byte("onetwothree"))
+		if err == nil && offset != 0 {
+			err = fmt.Errorf("offset %d", offset)
+		}
+		done <- err
+	}()
 	b := make([]byte, 100)
 	n, err := peer.Read(b[:5])
 	if err != nil {
 		t.Fatal(err)
+	}
+	if w.taken() != 0 || !w.busy() {
+		t.Fatal(w.taken())
 	}
 	// The write is under way: what comes now does not wait for it, and goes out behind it.
 	if _, err := w.Write([]byte("pong")); err != nil {
@@ -58,26 +59,44 @@ func TestWireGathersWrites(t *testing.T) {
 	}
 }
 
+func TestNoMessageFollowsACloseFrame(t *testing.T) {
+	w, peer := pipeWire(t, time.Minute)
+	read := make(chan string, 1)
+	go func() {
+		b, _ := io.ReadAll(peer)
+		read <- string(b)
+	}()
+	const bye = "\x88\x02\x03\xe8"
+	if _, err := w.Write([]byte(bye)); err != nil {
+		t.Fatal(err)
+	}
+	if offset, err := w.send([]byte("late")); offset != int64(len(bye)) || !errors.Is(err, net.ErrClosed) {
+		t.Fatal(offset, err)
+	}
+	_ = w.Close()
+	if got := <-read; got != bye {
+		t.Fatalf("%q", got)
+	}
+}
+
 func TestWireFinishesTheFrameThatWasCut(t *testing.T) {
 	w, peer := pipeWire(t, 50*time.Millisecond)
-	w.cork()
-	_, _ = w.Write([]byte("a frame that is cut,"))
-	next, _ := w.mark()
-	_, _ = w.Write([]byte("and one that is never sent"))
+	const first, second = "a frame that is cut,", "and one that is never sent"
 	b := make([]byte, 100)
 	read := make(chan int, 1)
 	go func() {
 		n, _ := peer.Read(b[:7])
 		read <- n
 	}()
-	if err := w.uncork(); !errors.Is(err, errStalled) {
+	offset, err := w.send([]byte(first + second))
+	if !errors.Is(err, errStalled) {
 		t.Fatal(err)
 	}
 	n := <-read
 	if w.taken() != int64(n) {
 		t.Fatal(w.taken(), n)
 	}
-	w.truncate(next)
+	w.truncate(offset + int64(len(first)))
 	written := make(chan error, 1)
 	go func() {
 		_, err := w.Write([]byte("bye"))

@@ -77,6 +77,9 @@ type Limits struct {
 	// WriteStall ("write_stall") is how long a peer may take no byte of what is sent: default 15 s. Beyond it, the
 	// connection is closed as a slow consumer.
 	WriteStall time.Duration
+	// CloseGrace is how long a connection that is being closed has to take what is queued for it, and for the closing
+	// handshake: default 3 s.
+	CloseGrace time.Duration
 	// BodyStall is how long an HTTP client may send no byte of a body, or take no byte of an NDJSON answer: default
 	// 30 s.
 	BodyStall time.Duration
@@ -133,6 +136,7 @@ func (cfg Config) validate() (Config, error) {
 		{"PingInterval", &l.PingInterval, 30 * time.Second},
 		{"PongTimeout", &l.PongTimeout, 10 * time.Second},
 		{"WriteStall", &l.WriteStall, 15 * time.Second},
+		{"CloseGrace", &l.CloseGrace, 3 * time.Second},
 		{"BodyStall", &l.BodyStall, 30 * time.Second},
 		{"DrainGrace", &cfg.DrainGrace, 2 * time.Second},
 	} {

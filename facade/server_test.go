@@ -370,7 +370,7 @@ func TestPolicyOfTheConnection(t *testing.T) {
 }
 
 func TestSlowReaderDelaysItselfOnly(t *testing.T) {
-	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.WriteStall = 500 * time.Millisecond })
+	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.WriteStall, cfg.Limits.CloseGrace = 2*time.Second, rigPatience })
 	const events, size = 40, 256 << 10
 	slow, quick := r.login(t), r.login(t)
 	for _, p := range []*peer{slow, quick} {

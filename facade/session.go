@@ -22,8 +22,6 @@ const (
 	// callShare is how long publishes share one context, which then lives for callTimeout + callShare at most: making
 	// one costs as much as the rest of a publish.
 	callShare = 2 * time.Second
-	// closeGrace bounds what follows the decision to close: sending what is queued, and the closing handshake.
-	closeGrace = 3 * time.Second
 	// preAuthFrame is the largest message in bytes that a client without credentials may send.
 	preAuthFrame = 64 << 10
 	// maxTopicsKnown bounds a session's memory of topics that it may publish to.
@@ -79,7 +77,7 @@ type due struct {
 func (s *Server) newSession(conn *websocket.Conn, w *wire) *session {
 	n := &session{srv: s, conn: conn, wire: w, pub: s.cfg.Bus.NewPublisher()}
 	n.ctx, n.cancel = context.WithCancel(s.ctx)
-	n.out = newWriter(conn, w, s.cfg.Limits.OutboundBytes)
+	n.out = newWriter(w, s.cfg.Limits.OutboundBytes, s.cfg.Limits.CloseGrace)
 	n.quietSince = time.Now()
 	n.awaitAuth()
 	return n

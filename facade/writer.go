@@ -1,14 +1,15 @@
 package facade
 
 import (
-	"context"
 	"errors"
 	"math"
 	"runtime"
 	"sync"
+	"time"
 
 	"github.com/coder/websocket"
 
+	"eventhub/facade/textmsg"
 	"eventhub/jetstream"
 )
 
@@ -23,31 +24,31 @@ const (
 	maxPooledItems = 4096
 )
 
-// item is one frame that waits to be sent: a reply whose bytes are next in the batch's arena, or a delivery that is
+// item is one message that waits to be sent: a reply whose bytes are next in the batch's arena, or a delivery that is
 // encoded when its turn comes.
 type item struct {
 	delivery *jetstream.Delivery // nil for a reply
 	sub      *subscription       // of the delivery
 	size     int                 // of the reply
-	start    int64               // offset of the frame on the wire
+	start    int64               // offset of the message in what is sent along with it, then on the wire
 	begun    bool                // the delivery's lease runs
 }
 
 // batch is what the flusher takes at a time. Batches are pooled: an idle connection holds none.
 type batch struct {
 	items []item
-	arena []byte // the replies, back to back
-	frame []byte // scratch for one EVENT
+	arena []byte // the replies, framed, back to back
+	out   []byte // scratch: what goes to the kernel in one call
 }
 
 var batches = sync.Pool{New: func() any { return new(batch) }}
 
 func putBatch(b *batch) {
 	clear(b.items)
-	if cap(b.items) > maxPooledItems || cap(b.arena) > flushSize || cap(b.frame) > flushSize {
+	if cap(b.items) > maxPooledItems || cap(b.arena) > flushSize || cap(b.out) > 2*flushSize {
 		return
 	}
-	b.items, b.arena, b.frame = b.items[:0], b.arena[:0], b.frame[:0]
+	b.items, b.arena, b.out = b.items[:0], b.arena[:0], b.out[:0]
 	batches.Put(b)
 }
 
@@ -56,9 +57,9 @@ func putBatch(b *batch) {
 //
 // All methods but run may be called concurrently.
 type writer struct {
-	conn  *websocket.Conn
 	wire  *wire
-	limit int // of waiting reply bytes
+	limit int           // of waiting reply bytes
+	grace time.Duration // to send what is queued when the connection is to be closed
 
 	mu      sync.Mutex
 	work    sync.Cond // there is something to do for the flusher
@@ -71,8 +72,8 @@ type writer struct {
 	code    websocket.StatusCode // why; valid when closing
 }
 
-func newWriter(conn *websocket.Conn, w *wire, limit int) *writer {
-	o := &writer{conn: conn, wire: w, limit: limit, pruneAt: pruneLeast}
+func newWriter(w *wire, limit int, grace time.Duration) *writer {
+	o := &writer{wire: w, limit: limit, grace: grace, pruneAt: pruneLeast}
 	o.work.L = &o.mu
 	o.room.L = &o.mu
 	return o
@@ -87,7 +88,7 @@ func (o *writer) ok(corr []byte, id string) {
 	}
 	b := o.batchLocked()
 	n := len(b.arena)
-	b.arena = appendOK(b.arena, corr, id)
+	b.arena = textmsg.End(appendOK(textmsg.Begin(b.arena), corr, id), n)
 	o.replyLocked(b, n)
 }
 
@@ -100,7 +101,7 @@ func (o *writer) err(corr []byte, c code, msg string) {
 	}
 	b := o.batchLocked()
 	n := len(b.arena)
-	b.arena = appendErr(b.arena, corr, c, msg)
+	b.arena = textmsg.End(appendErr(textmsg.Begin(b.arena), corr, c, msg), n)
 	o.replyLocked(b, n)
 }
 
@@ -174,7 +175,7 @@ func (o *writer) shut(c websocket.StatusCode) bool {
 	}
 	o.closing = true
 	o.code = c
-	o.wire.hurry(closeGrace)
+	o.wire.hurry(o.grace)
 	o.work.Signal()
 	o.room.Broadcast()
 	return true
@@ -220,44 +221,47 @@ func (o *writer) take() (b *batch, closing bool) {
 // write sends a batch; tried is the number of items that it got to. When the connection is closing the events stay:
 // they were not begun, so nobody loses an attempt.
 func (o *writer) write(b *batch, closing bool) (tried int, err error) {
-	o.wire.cork()
-	arena := b.arena
-	flushed := 0
+	arena, sent := b.arena, 0
 	for i := range b.items {
 		it := &b.items[i]
-		var frame []byte
+		start := len(b.out)
+		it.start = int64(start)
 		switch {
 		case it.delivery == nil:
-			frame, arena = arena[:it.size], arena[it.size:]
+			b.out = append(b.out, arena[:it.size]...)
+			arena = arena[it.size:]
 		case closing:
 			continue
 		default:
-			b.frame = it.sub.appendEvent(b.frame[:0], it.delivery)
-			frame = b.frame
-		}
-		var held int
-		if it.start, held = o.wire.mark(); held >= flushSize {
-			if err := o.wire.flush(); err != nil {
-				return i, err
-			}
-			written(b.items[flushed:i])
-			flushed = i
-		}
-		if it.delivery != nil {
+			b.out = textmsg.End(it.sub.appendEvent(textmsg.Begin(b.out), it.delivery), start)
 			if it.begun = it.delivery.BeginRelease(); !it.begun {
-				continue
+				b.out = b.out[:start]
 			}
 		}
-		// A context that can end costs two microseconds a frame; closing the connection ends a write as well.
-		if err := o.conn.Write(context.Background(), websocket.MessageText, frame); err != nil {
-			return i + 1, err
+		if len(b.out) >= flushSize || i == len(b.items)-1 {
+			if err := o.send(b.items[sent:i+1], &b.out); err != nil {
+				return i + 1, err
+			}
+			sent = i + 1
 		}
 	}
-	if err := o.wire.uncork(); err != nil {
-		return len(b.items), err
+	return len(b.items), o.send(b.items[sent:], &b.out) // closing may have passed the last one over
+}
+
+// send hands out, which holds the messages of items, to the kernel, and empties it.
+func (o *writer) send(items []item, out *[]byte) error {
+	if len(*out) == 0 {
+		return nil
 	}
-	written(b.items[flushed:])
-	return len(b.items), nil
+	offset, err := o.wire.send(*out)
+	for i := range items {
+		items[i].start += offset
+	}
+	*out = (*out)[:0]
+	if err == nil {
+		written(items)
+	}
+	return err
 }
 
 // written starts the leases of events that the kernel has taken.

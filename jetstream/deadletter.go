@@ -123,10 +123,13 @@ func (q *deadLetters) carry(l deadLetter) {
 		q.failed(d, err)
 		return
 	}
-	if !q.usable(d) {
-		return
+	if !q.usable(d) || d.moved() {
+		return // there is nothing to settle any more
 	}
-	if _, err := d.m.sub.link.request(ctx, d.reply, term); err != nil {
+	// A consumer that is being deleted right now gives no answer.
+	ctx, cancel = context.WithTimeout(ctx, settleWait)
+	defer cancel()
+	if _, err := d.m.sub.link.request(ctx, d.reply, term); err != nil && !d.moved() {
 		q.bus.log.Warn("a dead-lettered event could not be settled; it will be delivered once more",
 			slog.String("topic", d.Event.Topic), slog.String("group", d.m.sub.group), slog.Any("error", err))
 	}
@@ -136,6 +139,13 @@ func (q *deadLetters) usable(d *Delivery) bool {
 	d.m.sub.mu.Lock()
 	defer d.m.sub.mu.Unlock()
 	return d.usable(q.bus.clock.now())
+}
+
+// moved reports that the group's consumer is another one by now.
+func (d *Delivery) moved() bool {
+	d.m.sub.mu.Lock()
+	defer d.m.sub.mu.Unlock()
+	return d.m.group != d.group
 }
 
 func (q *deadLetters) failed(d *Delivery, err error) {

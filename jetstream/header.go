@@ -156,17 +156,23 @@ func headerValue(v string) error {
 	return nil
 }
 
-// fillHeader builds the message header of an event in h. id holds the event's id; given says that the publisher chose it.
-func (o *PublishOptions) fillHeader(h nats.Header, t *topicInfo, id []string, given bool) {
+// onlyID reports that the event's id is all that its message header has to say.
+func (o *PublishOptions) onlyID() bool {
+	return !o.HasTS && o.SID == "" && len(o.Tags) == 0 && len(o.CausedBy) == 0 && len(o.Headers) == 0 && o.ExpectKeySequence == nil
+}
+
+// header builds the message header of an event. given says that the publisher chose its id.
+func (o *PublishOptions) header(t *topicInfo, id string, given bool) nats.Header {
+	h := make(nats.Header)
 	switch {
 	case !given:
-		h[headerID] = id
+		h[headerID] = []string{id}
 	case t.stream.family:
 		// The server's duplicate window spans the stream, so in a family the topic is part of the id.
-		h[headerID] = id
-		h[headerMsgID] = []string{t.name + ":" + id[0]}
+		h[headerID] = []string{id}
+		h[headerMsgID] = []string{t.name + ":" + id}
 	default:
-		h[headerMsgID] = id
+		h[headerMsgID] = []string{id}
 	}
 	if o.HasTS {
 		h[headerTS] = []string{strconv.FormatInt(o.TS, 10)}
@@ -186,6 +192,7 @@ func (o *PublishOptions) fillHeader(h nats.Header, t *topicInfo, id []string, gi
 	for name, value := range o.Headers {
 		h[name] = []string{value}
 	}
+	return h
 }
 
 // jsonList is a JSON array of strings; the encoder escapes control characters, so it is a legal header value.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"net"
 	"strconv"
@@ -34,8 +35,7 @@ type link struct {
 	ids  *rand.ChaCha8 // random bits of the ids made for publishes over this link
 
 	mu    sync.Mutex
-	next  uint64
-	asked map[uint64]question // bounded: publishes by the streams' slots, the rest by leases and workers
+	asked questions
 	down  bool
 	up    atomic.Bool
 }
@@ -50,19 +50,13 @@ type askerFunc func(m *nats.Msg, err error)
 
 func (f askerFunc) answer(m *nats.Msg, err error) { f(m, err) }
 
-// question is one that waits, in nanoseconds of the bus's clock.
-type question struct {
-	asker
-	deadline int64
-}
-
 var (
 	errNoReply = errors.New("no reply in time")
 	errCut     = errors.New("the connection to NATS was lost")
 )
 
 func (b *Bus) dial(index int) (*link, error) {
-	l := &link{bus: b, index: index, inbox: nats.NewInbox() + ".", asked: make(map[uint64]question)}
+	l := &link{bus: b, index: index, inbox: nats.NewInbox() + "."}
 	var seed [32]byte
 	if _, err := crand.Read(seed[:]); err != nil {
 		return nil, err
@@ -147,20 +141,17 @@ func (l *link) newID() (string, error) {
 
 // ask sends a message whose reply goes to who, unless ask returns an error. It waits for publishWait. m is not kept.
 func (l *link) ask(m *nats.Msg, now int64, who asker) error {
-	q := question{asker: who, deadline: now + int64(publishWait)}
 	l.mu.Lock()
 	if l.down {
 		l.mu.Unlock()
 		return errCut
 	}
-	l.next++
-	n := l.next
-	l.asked[n] = q
+	n := l.asked.add(who, now+int64(publishWait))
 	l.mu.Unlock()
 	var buf [64]byte
 	m.Reply = string(strconv.AppendUint(append(buf[:0], l.inbox...), n, 36))
 	if err := l.nc.PublishMsg(m); err != nil {
-		if _, waits := l.take(n); waits {
+		if l.take(n) != nil {
 			return err
 		}
 		return nil // lost answered it already
@@ -168,12 +159,10 @@ func (l *link) ask(m *nats.Msg, now int64, who asker) error {
 	return nil
 }
 
-func (l *link) take(n uint64) (q question, waits bool) {
+func (l *link) take(n uint64) asker {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	q, waits = l.asked[n]
-	delete(l.asked, n)
-	return q, waits
+	return l.asked.take(n)
 }
 
 func (l *link) reply(m *nats.Msg) {
@@ -181,8 +170,8 @@ func (l *link) reply(m *nats.Msg) {
 	if err != nil {
 		return
 	}
-	if q, waits := l.take(n); waits {
-		q.answer(m, nil)
+	if who := l.take(n); who != nil {
+		who.answer(m, nil)
 	}
 }
 
@@ -211,17 +200,11 @@ func (l *link) requestMsg(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 
 // sweep answers the questions that wait too long.
 func (l *link) sweep(now int64) {
-	var late []question
 	l.mu.Lock()
-	for n, q := range l.asked {
-		if q.deadline <= now {
-			late = append(late, q)
-			delete(l.asked, n)
-		}
-	}
+	late := l.asked.takeUntil(now)
 	l.mu.Unlock()
-	for _, q := range late {
-		q.answer(nil, errNoReply)
+	for _, who := range late {
+		who.answer(nil, errNoReply)
 	}
 }
 
@@ -231,7 +214,7 @@ func (l *link) drain(ctx context.Context) {
 	defer tick.Stop()
 	for l.up.Load() {
 		l.mu.Lock()
-		left := len(l.asked)
+		left := l.asked.waiting()
 		l.mu.Unlock()
 		if left == 0 {
 			_ = l.nc.FlushWithContext(ctx) // acks have no answer
@@ -251,11 +234,10 @@ func (l *link) lost(err error) {
 	l.up.Store(false)
 	l.mu.Lock()
 	l.down = true
-	asked := l.asked
-	l.asked = make(map[uint64]question)
+	asked := l.asked.takeUntil(math.MaxInt64)
 	l.mu.Unlock()
-	for _, q := range asked {
-		q.answer(nil, errCut)
+	for _, who := range asked {
+		who.answer(nil, errCut)
 	}
 	if l.bus.closing.Load() {
 		return

@@ -54,9 +54,7 @@ type Publisher struct {
 	link  *link
 	quota *budget
 
-	mu       sync.Mutex
-	inFlight int
-	change   chan struct{} // closed at the next answer, when somebody waits for it
+	inFlight gate // of unanswered publishes
 }
 
 // NewPublisher makes a Publisher. It is cheap; make one for each client session, whose limit of new topics
@@ -142,11 +140,20 @@ type outgoingEvent struct {
 	id    string
 	sent  int64
 	msg   nats.Msg
-	one   [1]string    // the value of the one header that most events have
 	users atomic.Int32 // who still needs it: the sender and the answer
+
+	// Most events have one header, their id, under one of two names: these headers are made once.
+	idValue [1]string
+	byHub   nats.Header
+	byOwner nats.Header
 }
 
-var outgoing = sync.Pool{New: func() any { return &outgoingEvent{msg: nats.Msg{Header: make(nats.Header)}} }}
+var outgoing = sync.Pool{New: func() any {
+	w := new(outgoingEvent)
+	w.byHub = nats.Header{headerID: w.idValue[:]}
+	w.byOwner = nats.Header{headerMsgID: w.idValue[:]}
+	return w
+}}
 
 func (w *outgoingEvent) fill(payload []byte, opts *PublishOptions) error {
 	w.msg.Subject, w.msg.Data = w.topic.subjectFor(opts.Key), payload
@@ -157,8 +164,15 @@ func (w *outgoingEvent) fill(payload []byte, opts *PublishOptions) error {
 			return &Error{Code: CodeInternal, Msg: "no id could be made", Err: err}
 		}
 	}
-	w.one[0] = w.id
-	opts.fillHeader(w.msg.Header, w.topic, w.one[:], given)
+	w.idValue[0] = w.id
+	switch plain := opts.onlyID(); {
+	case plain && !given:
+		w.msg.Header = w.byHub
+	case plain && !w.topic.stream.family:
+		w.msg.Header = w.byOwner
+	default:
+		w.msg.Header = opts.header(w.topic, w.id, given)
+	}
 	return nil
 }
 
@@ -178,9 +192,8 @@ func (w *outgoingEvent) release() {
 }
 
 func (w *outgoingEvent) free() {
-	clear(w.msg.Header)
-	w.msg = nats.Msg{Header: w.msg.Header}
-	w.p, w.topic, w.done, w.id, w.one[0] = nil, nil, nil, "", ""
+	w.msg.Subject, w.msg.Reply, w.msg.Header, w.msg.Data = "", "", nil, nil
+	w.p, w.topic, w.done, w.id, w.idValue[0] = nil, nil, nil, "", ""
 	outgoing.Put(w)
 }
 
@@ -246,20 +259,10 @@ func notSent(err error) error {
 
 // enter waits for a place among the unconfirmed publishes, of the stream and of this Publisher.
 func (p *Publisher) enter(ctx context.Context, s *stream) error {
-	for {
-		p.mu.Lock()
-		if p.inFlight < p.bus.limits.SessionInFlight {
-			p.inFlight++
-			p.mu.Unlock()
-			break
-		}
-		change := p.awaitChange()
-		p.mu.Unlock()
+	if most := p.bus.limits.SessionInFlight; !p.inFlight.tryEnter(most) {
 		p.bus.obs.LimitReached("session_in_flight")
-		select {
-		case <-change:
-		case <-ctx.Done():
-			return tooMany(ctx.Err())
+		if err := p.inFlight.enter(ctx, most); err != nil {
+			return tooMany(err)
 		}
 	}
 	select {
@@ -272,7 +275,7 @@ func (p *Publisher) enter(ctx context.Context, s *stream) error {
 	case s.slots <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		p.answered()
+		p.inFlight.leave()
 		return tooMany(ctx.Err())
 	}
 }
@@ -283,44 +286,11 @@ func tooMany(err error) error {
 
 func (p *Publisher) leave(s *stream) {
 	<-s.slots
-	p.answered()
-}
-
-func (p *Publisher) answered() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.inFlight--
-	if p.change != nil {
-		close(p.change)
-		p.change = nil
-	}
-}
-
-// awaitChange gives what closes at the next answer. p.mu is held.
-func (p *Publisher) awaitChange() <-chan struct{} {
-	if p.change == nil {
-		p.change = make(chan struct{})
-	}
-	return p.change
+	p.inFlight.leave()
 }
 
 // Flush waits until every publish of this Publisher has been answered.
-func (p *Publisher) Flush(ctx context.Context) error {
-	for {
-		p.mu.Lock()
-		if p.inFlight == 0 {
-			p.mu.Unlock()
-			return nil
-		}
-		change := p.awaitChange()
-		p.mu.Unlock()
-		select {
-		case <-change:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
+func (p *Publisher) Flush(ctx context.Context) error { return p.inFlight.empty(ctx) }
 
 // Publish stores one event and returns once the stream has confirmed it. It may be called concurrently.
 func (b *Bus) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (Receipt, error) {

@@ -1,10 +1,14 @@
 package client
 
 import (
+	crand "crypto/rand"
+	"math/rand/v2"
 	"net"
 	"runtime"
 	"sync"
 	"time"
+
+	"eventhub/facade/textmsg"
 )
 
 // Bounds of what waits to be sent.
@@ -20,9 +24,9 @@ const (
 )
 
 // batchConn is a net.Conn whose writes are gathered: the WebSocket library flushes each message, and a system call for
-// each would cost more than all the rest. One goroutine sends what has come together, after giving way once to
-// those who are about to write. Writes never wait, so that a handler's ack cannot block the reading; publishes ask
-// waitRoom first.
+// each would cost more than all the rest. So messages are framed right into what is gathered (message), and the library
+// writes only its control frames. One goroutine sends what has come together, after giving way once to those who are about
+// to write. Nothing waits, so that a handler's ack cannot block the reading; publishes ask waitRoom first.
 type batchConn struct {
 	net.Conn
 	flushed chan struct{} // closed when the flusher has ended
@@ -35,10 +39,13 @@ type batchConn struct {
 	err     error
 	buf     []byte
 	spare   []byte
+	keys    *rand.ChaCha8 // masks messages: RFC 6455, section 5.3, wants keys that cannot be foreseen
 }
 
 func newBatchConn(conn net.Conn) *batchConn {
-	b := &batchConn{Conn: conn, flushed: make(chan struct{})}
+	var seed [32]byte
+	_, _ = crand.Read(seed[:]) // never fails
+	b := &batchConn{Conn: conn, flushed: make(chan struct{}), keys: rand.NewChaCha8(seed)}
 	b.more.L, b.room.L = &b.mu, &b.mu
 	return b
 }
@@ -55,23 +62,52 @@ func (b *batchConn) start() {
 func (b *batchConn) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	switch {
-	case !b.started:
+	if !b.started {
 		return b.Conn.Write(p)
-	case b.err != nil:
-		return 0, b.err
-	case b.closed:
-		return 0, net.ErrClosed
-	case len(b.buf)+len(p) > hardBuffer:
-		b.err = ErrStalled
-		b.room.Broadcast()
-		return 0, b.err
 	}
-	if len(b.buf) == 0 {
-		b.more.Signal()
+	if err := b.openLocked(); err != nil {
+		return 0, err
 	}
 	b.buf = append(b.buf, p...)
-	return len(p), nil
+	return len(p), b.gatheredLocked(len(b.buf) - len(p))
+}
+
+// message gathers a text message, which build appends to its argument. It does not wait for the network. When it returns
+// an error, nothing of the message will be sent.
+func (b *batchConn) message(build func([]byte) []byte) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.openLocked(); err != nil {
+		return err
+	}
+	start := len(b.buf)
+	b.buf = textmsg.EndMasked(build(textmsg.BeginMasked(b.buf)), start, uint32(b.keys.Uint64())) //nolint:gosec // any 32 bits
+	return b.gatheredLocked(start)
+}
+
+// openLocked is nil while something may be gathered.
+func (b *batchConn) openLocked() error {
+	if b.err != nil {
+		return b.err
+	}
+	if b.closed {
+		return net.ErrClosed
+	}
+	return nil
+}
+
+// gatheredLocked wakes the flusher for what was gathered from start on, or gives the connection up when it is too much.
+func (b *batchConn) gatheredLocked(start int) error {
+	if len(b.buf) > hardBuffer {
+		b.buf = b.buf[:start]
+		b.err = ErrStalled
+		b.room.Broadcast()
+		return b.err
+	}
+	if start == 0 {
+		b.more.Signal()
+	}
+	return nil
 }
 
 // waitRoom waits while softBuffer bytes or more wait to be sent.

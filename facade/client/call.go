@@ -6,19 +6,27 @@ import (
 	"fmt"
 	"strconv"
 	"time"
-
-	"github.com/coder/websocket"
 )
 
-// call is a frame that waits for its OK or ERR. done is called exactly once, and must not block.
+// call is a frame that waits for its OK or ERR.
 type call struct {
 	sent time.Time
-	done func(id string, err error)
+	slot bool                       // a publish: it holds a place among those in flight
+	done func(id string, err error) // called exactly once; it must not block
 }
 
-// send writes the frame that build begins (without its end) under a fresh corr, and calls done with the answer.
-// When send returns an error nothing was sent, and done is not called.
-func (c *Client) send(build func([]byte) []byte, done func(id string, err error)) (corr uint64, err error) {
+// end answers a call that was taken from the others.
+func (c *Client) end(of call, id string, err error) {
+	if of.slot {
+		<-c.slots
+	}
+	of.done(id, err)
+}
+
+// send sends the frame that build begins (without its end) under a fresh corr, and ends the call with the answer. When
+// send returns an error nothing was sent, and the call is not ended.
+func (c *Client) send(build func([]byte) []byte, waiting call) (corr uint64, err error) {
+	waiting.sent = time.Now()
 	c.mu.Lock()
 	if err := c.usable(); err != nil {
 		c.mu.Unlock()
@@ -26,14 +34,15 @@ func (c *Client) send(build func([]byte) []byte, done func(id string, err error)
 	}
 	c.lastCorr++
 	corr = c.lastCorr
-	c.calls[corr] = call{sent: time.Now(), done: done}
+	c.calls[corr] = waiting
 	c.mu.Unlock()
 
-	frame := build(make([]byte, 0, 256))
-	frame = append(frame, `,"corr":"`...)
-	frame = strconv.AppendUint(frame, corr, 10)
-	frame = append(frame, `"}`...)
-	if err := c.write(frame); err != nil {
+	err = c.write(func(b []byte) []byte {
+		b = append(build(b), `,"corr":"`...)
+		b = strconv.AppendUint(b, corr, 10)
+		return append(b, `"}`...)
+	})
+	if err != nil {
 		if _, waiting := c.take(corr); waiting {
 			return 0, err
 		}
@@ -41,7 +50,7 @@ func (c *Client) send(build func([]byte) []byte, done func(id string, err error)
 	return corr, nil
 }
 
-// post writes a frame that is not waited for. The hub's OK to it is dropped.
+// post sends a frame that is not waited for. The hub's OK to it is dropped.
 func (c *Client) post(build func([]byte) []byte) error {
 	c.mu.Lock()
 	err := c.usable()
@@ -49,13 +58,13 @@ func (c *Client) post(build func([]byte) []byte) error {
 	if err != nil {
 		return err
 	}
-	return c.write(append(build(make([]byte, 0, 256)), '}'))
+	return c.write(func(b []byte) []byte { return append(build(b), '}') })
 }
 
 // request is send for one who waits.
 func (c *Client) request(ctx context.Context, build func([]byte) []byte) error {
 	answers := make(chan error, 1)
-	corr, err := c.send(build, func(_ string, err error) { answers <- err })
+	corr, err := c.send(build, call{done: func(_ string, err error) { answers <- err }})
 	if err != nil {
 		return err
 	}
@@ -79,9 +88,9 @@ func (c *Client) usable() error {
 	return nil
 }
 
-func (c *Client) write(frame []byte) error {
-	// The write only copies (batchConn), so there is nothing that a context could end.
-	err := c.ws.Write(c.base, websocket.MessageText, frame)
+// write gathers a message, to be sent together with others.
+func (c *Client) write(build func([]byte) []byte) error {
+	err := c.wire.message(build)
 	if err == nil {
 		return nil
 	}
@@ -111,7 +120,7 @@ func (c *Client) watch() {
 			return
 		case now := <-ticker.C:
 			for _, late := range c.overdue(now) {
-				late.done("", ErrTimeout)
+				c.end(late, "", ErrTimeout)
 			}
 		}
 	}

@@ -78,6 +78,7 @@ type Client struct {
 	base    context.Context
 	closing chan struct{} // closed when this side ends the connection
 	done    chan struct{} // closed when the connection has ended
+	latest  *Subscription // whose event came last; the reader's own
 
 	mu       sync.Mutex
 	err      error // set before done is closed
@@ -233,6 +234,6 @@ func (c *Client) fail(err error) {
 		s.end()
 	}
 	for _, call := range calls {
-		call.done("", fmt.Errorf("no answer: %w", err))
+		c.end(call, "", fmt.Errorf("no answer: %w", err))
 	}
 }

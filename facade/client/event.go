@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"strconv"
@@ -31,7 +32,7 @@ type Event struct {
 }
 
 // newEvent copies what it keeps of f.
-func newEvent(f *frame, now time.Time) (Event, error) {
+func newEvent(f *frame, sub *Subscription, now time.Time) (Event, error) {
 	record := append([]byte(nil), f.event...)
 	if err := eachField(record, f.setRecord); err != nil {
 		return Event{}, err
@@ -39,13 +40,15 @@ func newEvent(f *frame, now time.Time) (Event, error) {
 	if err := eachField(f.ctx, f.setContext); err != nil {
 		return Event{}, err
 	}
-	ev := Event{Record: record, Payload: f.payload}
+	ev := Event{Record: record, Payload: f.payload, Topic: sub.topic, sub: sub}
 	var err error
 	if ev.ID, err = text(f.recID); err != nil {
 		return Event{}, err
 	}
-	if ev.Topic, err = text(f.recTopic); err != nil {
-		return Event{}, err
+	if !bytes.Equal(f.recTopic, sub.topicJSON) { // of a further topic
+		if ev.Topic, err = text(f.recTopic); err != nil {
+			return Event{}, err
+		}
 	}
 	if f.recKey != nil {
 		if ev.Key, err = text(f.recKey); err != nil {

@@ -57,7 +57,7 @@ func (c *Client) publish(ctx context.Context, topic string, payload []byte, opts
 		return ErrPayload
 	}
 	var options []byte
-	if opts != nil {
+	if opts != nil && !opts.idOnly() {
 		var err error
 		if options, err = json.Marshal(opts); err != nil {
 			return fmt.Errorf("client: publish options: %w", err)
@@ -83,18 +83,23 @@ func (c *Client) publish(ctx context.Context, topic string, payload []byte, opts
 		if payload != nil {
 			b = append(append(b, `,"payload":`...), payload...)
 		}
-		if options != nil {
+		switch {
+		case options != nil:
 			b = append(append(b, `,"opts":`...), options...)
+		case opts != nil && opts.ID != "":
+			b = append(appendString(append(b, `,"opts":{"id":`...), opts.ID), '}')
 		}
 		return b
-	}, func(id string, err error) {
-		<-c.slots
-		done(id, err)
-	})
+	}, call{slot: true, done: done})
 	if err != nil {
 		<-c.slots
 	}
 	return err
+}
+
+// idOnly reports that there is nothing but perhaps an ID, which needs no encoder.
+func (o *PublishOptions) idOnly() bool {
+	return o.TS == nil && o.Key == "" && o.Headers == nil && o.Tags == nil && o.CausedBy == nil && o.SID == ""
 }
 
 // appendField appends a string field to an object that has a field before it.

@@ -136,7 +136,7 @@ func (c *Client) dispatch(b []byte) error {
 func (c *Client) answer(f *frame, refused *Error) error {
 	if waiting, ok := c.callOf(f.corr); ok {
 		if refused != nil {
-			waiting.done("", refused)
+			c.end(waiting, "", refused)
 			return nil
 		}
 		id := ""
@@ -146,7 +146,7 @@ func (c *Client) answer(f *frame, refused *Error) error {
 				return err
 			}
 		}
-		waiting.done(id, nil)
+		c.end(waiting, id, nil)
 		return nil
 	}
 	if refused != nil {
@@ -168,29 +168,41 @@ func (c *Client) callOf(corr []byte) (call, bool) {
 
 // event hands an event to its subscription, and waits while that one's queue is full.
 func (c *Client) event(f *frame) error {
-	topic, err := text(f.topic)
+	sub, err := c.subOf(f)
+	if sub == nil || err != nil {
+		return err // without an error: unsubscribed a moment ago; the hub gives it to another
+	}
+	ev, err := newEvent(f, sub, time.Now())
 	if err != nil {
 		return err
 	}
-	group, err := text(f.group)
-	if err != nil {
-		return err
-	}
-	c.mu.Lock()
-	sub := c.subs[subKey{topic, group}]
-	c.mu.Unlock()
-	if sub == nil {
-		return nil // unsubscribed a moment ago; the hub gives it to another
-	}
-	ev, err := newEvent(f, time.Now())
-	if err != nil {
-		return err
-	}
-	ev.sub = sub
 	select {
 	case sub.queue <- ev:
 	case <-sub.ended:
 	case <-c.closing: // the hub takes it back
 	}
 	return nil
+}
+
+// subOf finds the subscription that an EVENT is for. Events mostly come many to one.
+func (c *Client) subOf(f *frame) (*Subscription, error) {
+	if s := c.latest; s != nil && bytes.Equal(s.topicJSON, f.topic) && bytes.Equal(s.groupJSON, f.group) {
+		select {
+		case <-s.ended:
+		default:
+			return s, nil
+		}
+	}
+	topic, err := text(f.topic)
+	if err != nil {
+		return nil, err
+	}
+	group, err := text(f.group)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	c.latest = c.subs[subKey{topic, group}]
+	c.mu.Unlock()
+	return c.latest, nil
 }

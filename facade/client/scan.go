@@ -71,7 +71,16 @@ func skipString(b []byte, i int) (int, error) {
 	if i >= len(b) || b[i] != '"' {
 		return 0, fmt.Errorf("%w: no string at byte %d", errFrame, i)
 	}
-	for j := i + 1; j < len(b); j++ {
+	j := i + 1
+	quote := bytes.IndexByte(b[j:], '"')
+	if quote < 0 {
+		return 0, fmt.Errorf("%w: a string does not end", errFrame)
+	}
+	escape := bytes.IndexByte(b[j:j+quote], '\\')
+	if escape < 0 {
+		return j + quote + 1, nil
+	}
+	for j += escape; j < len(b); j++ {
 		switch b[j] {
 		case '\\':
 			j++

@@ -41,6 +41,8 @@ type subKey struct{ topic, group string }
 type Subscription struct {
 	client       *Client
 	topic, group string
+	topicJSON    []byte // as strings of JSON, as the hub sends them
+	groupJSON    []byte
 	queue        chan Event
 	ended        chan struct{}
 	endOnce      sync.Once
@@ -65,8 +67,11 @@ func (c *Client) Subscribe(ctx context.Context, topic, group string, opts Subscr
 		client: c,
 		topic:  topic,
 		group:  group,
-		queue:  make(chan Event, min(room, maxInFlight)+queueSlack),
-		ended:  make(chan struct{}),
+		// Another form of the same string, should a hub send one, is found too, by a longer way.
+		topicJSON: appendString(nil, topic),
+		groupJSON: appendString(nil, group),
+		queue:     make(chan Event, min(room, maxInFlight)+queueSlack),
+		ended:     make(chan struct{}),
 	}
 	if err := c.join(s, handler); err != nil {
 		return nil, err

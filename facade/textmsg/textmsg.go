@@ -1,0 +1,73 @@
+// Package textmsg frames WebSocket text messages (RFC 6455, section 5.2), each as one final frame. It is for those who
+// put many messages into one buffer, and write that: a WebSocket library takes and flushes them one at a time.
+package textmsg
+
+import "encoding/binary"
+
+const (
+	finalText = 0x81
+	maskBit   = 0x80
+	// room is what Begin reserves: the header of a message of 126 to 65,535 bytes. It is moved for others.
+	room    = 4
+	keySize = 4
+	// shortest and longest payloads whose size has two bytes.
+	twoBytes    = 126
+	twoBytesMax = 0xffff
+)
+
+// Begin reserves room at the end of dst for the header of a message. What is appended to the result until End is the
+// message's text.
+func Begin(dst []byte) []byte { return append(dst, make([]byte, room)...) }
+
+// End finishes the message that begins at start, as a server sends it.
+func End(dst []byte, start int) []byte { return header(dst, start, start+room, 0) }
+
+// BeginMasked is Begin for a client's message.
+func BeginMasked(dst []byte) []byte { return append(dst, make([]byte, room+keySize)...) }
+
+// EndMasked finishes the message that begins at start, as a client sends it. The key must be unpredictable, and not be used
+// twice.
+func EndMasked(dst []byte, start int, key uint32) []byte {
+	text := start + room + keySize
+	binary.LittleEndian.PutUint32(dst[text-keySize:], key)
+	mask(dst[text:], key)
+	return header(dst, start, text-keySize, maskBit)
+}
+
+// header puts the header at start. What follows it, the key included, is at from and is moved when there is too much room
+// or too little.
+func header(dst []byte, start, from int, bit byte) []byte {
+	size := len(dst) - from
+	n := size
+	if bit != 0 {
+		n -= keySize
+	}
+	switch {
+	case n < twoBytes:
+		dst = dst[:start+2+copy(dst[start+2:], dst[from:])]
+		dst[start+1] = byte(n) | bit //nolint:gosec // below 126
+	case n <= twoBytesMax:
+		dst[start+1] = twoBytes | bit
+		binary.BigEndian.PutUint16(dst[start+2:], uint16(n))
+	default:
+		const more = 10 - room
+		dst = append(dst, make([]byte, more)...)
+		copy(dst[from+more:], dst[from:from+size])
+		dst[start+1] = twoBytes + 1 | bit
+		binary.BigEndian.PutUint64(dst[start+2:], uint64(n))
+	}
+	dst[start] = finalText
+	return dst
+}
+
+// mask applies the key to b, eight bytes at a time.
+func mask(b []byte, key uint32) {
+	wide := uint64(key)<<32 | uint64(key)
+	for len(b) >= 8 {
+		binary.LittleEndian.PutUint64(b, binary.LittleEndian.Uint64(b)^wide)
+		b = b[8:]
+	}
+	for i := range b {
+		b[i] ^= byte(key >> (8 * (i % keySize))) //nolint:gosec // i is not negative
+	}
+}

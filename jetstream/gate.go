@@ -1,0 +1,76 @@
+package jetstream
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+)
+
+// gate bounds how much is under way for one owner, and lets it wait until nothing is. Entering and leaving cost an atomic
+// operation each while nobody waits. All may be called concurrently; it is for few waiters, for each leave wakes all.
+type gate struct {
+	inside  atomic.Int64
+	waiters atomic.Int64
+
+	mu     sync.Mutex
+	change chan struct{} // closed at the next leave, when somebody waits
+}
+
+// tryEnter enters, unless most are inside.
+func (g *gate) tryEnter(most int) bool {
+	for {
+		n := g.inside.Load()
+		if n >= int64(most) {
+			return false
+		}
+		if g.inside.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// enter waits for a place among most.
+func (g *gate) enter(ctx context.Context, most int) error {
+	return g.await(ctx, func() bool { return g.tryEnter(most) })
+}
+
+// empty waits until nobody is inside.
+func (g *gate) empty(ctx context.Context) error {
+	return g.await(ctx, func() bool { return g.inside.Load() == 0 })
+}
+
+func (g *gate) leave() {
+	g.inside.Add(-1)
+	if g.waiters.Load() == 0 {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.change != nil {
+		close(g.change)
+		g.change = nil
+	}
+}
+
+// await waits for leaves until ready. Who has counted itself a waiter before it looks cannot miss one: either it sees
+// that the other has left, or the other sees that it waits.
+func (g *gate) await(ctx context.Context, ready func() bool) error {
+	g.waiters.Add(1)
+	defer g.waiters.Add(-1)
+	for {
+		g.mu.Lock()
+		if g.change == nil {
+			g.change = make(chan struct{})
+		}
+		change := g.change
+		g.mu.Unlock()
+		if ready() {
+			return nil
+		}
+		select {
+		case <-change:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
