@@ -1,4 +1,4 @@
-// Command eventhub runs a hub, and is the command line of one: publish, subscribe, heartbeat.
+// Command eventhub runs a hub, and is the command line of one: publish, subscribe, heartbeat, and tokens.
 package main
 
 import (
@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -49,6 +50,8 @@ type commands struct {
 	Pub       pubCmd       `cmd:"" help:"Publish events and print their ids."`
 	Sub       subCmd       `cmd:"" help:"Subscribe, and print one event record a line."`
 	Heartbeat heartbeatCmd `cmd:"" help:"Publish heartbeats of processes of this host."`
+	Token     tokenCmd     `cmd:"" help:"Sign a token (JWT) for development and tests."`
+	ACL       aclCmd       `cmd:"" name:"acl" help:"Check what a token may do."`
 	Bench     benchCmd     `cmd:"" help:"Measure a hub, and compare it with nats.go."`
 	Version   versionCmd   `cmd:"" help:"Print the version."`
 }
@@ -82,7 +85,11 @@ func run(ctx context.Context, args []string, std streams) (code int) {
 	}()
 	call, err := parser.Parse(args)
 	if err != nil {
-		return fail(std, fmt.Errorf("%w: see eventhub --help", err))
+		err = fmt.Errorf("%w: see eventhub --help", err)
+		if e, ok := errors.AsType[*kong.ParseError](err); ok && strings.HasPrefix(e.Context.Command(), "acl") {
+			err = &exitError{exitUnsure, err}
+		}
+		return fail(std, err)
 	}
 	if err := call.Run(); err != nil {
 		return fail(std, err)
@@ -90,10 +97,31 @@ func run(ctx context.Context, args []string, std streams) (code int) {
 	return 0
 }
 
-// fail prints err as one line.
+// exitError is a failure with an exit code of its own. Without err there is nothing to say about it.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return "exit code " + strconv.Itoa(e.code)
+	}
+	return e.err.Error()
+}
+
+func (e *exitError) Unwrap() error { return e.err }
+
+// fail prints err as one line and returns the exit code.
 func fail(std streams, err error) int {
+	code := 1
+	if e, ok := errors.AsType[*exitError](err); ok {
+		if code = e.code; e.err == nil {
+			return code
+		}
+	}
 	_, _ = fmt.Fprintln(std.err, "eventhub: "+strings.ReplaceAll(err.Error(), "\n", "; "))
-	return 1
+	return code
 }
 
 // logFlags are the flags about logs, which go to the error stream.

@@ -43,6 +43,9 @@ type Commands struct {
 	Latency     Latency     `cmd:"" help:"Time from publish to delivery at a fixed rate."`
 	Fanout      Fanout      `cmd:"" help:"Deliver one topic to many groups."`
 	Connections Connections `cmd:"" help:"What idle connections cost."`
+	Node        Node        `cmd:"" help:"Publish and deliver from Node, compared with nats.js."`
+	Sizing      Sizing      `cmd:"" help:"What a core, a connection, a topic and a group cost."`
+	Gate        Gate        `cmd:"" help:"Fail when the hub has become slower, compared with nats.go."`
 	NATSServer  natsServer  `cmd:"" hidden:"" name:"nats-server" help:"Run a nats-server for a benchmark."`
 }
 
@@ -56,7 +59,7 @@ type Target struct {
 	NATSURL  string `name:"nats-url" env:"NATS_URL" help:"The NATS behind the running hub, for native clients (nats://TOKEN@HOST:PORT); without --url, the hub that is started uses it."`
 	External bool   `name:"external-nats" help:"Start a nats-server as a second process, and the hub on it."`
 	Sync     string `default:"1s" help:"How often a server that is started flushes to disk: a duration, or always."`
-	Replicas int    `default:"1" help:"Copies of each new stream; more than 1 needs a cluster at --nats-url."`
+	Replicas int    `default:"1" help:"Copies of each new stream. More than 1, without --nats-url: a cluster of three nats-servers is started, and the hub beside it."`
 	Dir      string `help:"Where the data of what is started goes; it is removed at the end. Default: the system's directory for temporary files."`
 	Binary   string `placeholder:"FILE" help:"Start the hub from this build of eventhub instead of this program."`
 	JSON     bool   `name:"json" help:"Print one JSON object instead of text."`
@@ -70,11 +73,16 @@ func (t *Target) check() error {
 		return errors.New("--external-nats starts a nats-server, and --nats-url names one that runs: choose")
 	case t.Replicas < 1 || t.Replicas > 5:
 		return fmt.Errorf("--replicas %d: 1 to 5 are allowed", t.Replicas)
-	case t.Replicas > 1 && t.NATSURL == "":
-		return errors.New("--replicas beyond 1 needs a cluster: give --nats-url")
+	case t.Replicas > 1 && t.URL != "" && t.NATSURL == "":
+		return errors.New("the replicas of a running hub are its own choice: give --nats-url, too, for native clients, or leave --replicas")
+	case t.Replicas > clusterSize && t.NATSURL == "":
+		return fmt.Errorf("--replicas %d: the cluster that bench starts has %d servers: give --nats-url", t.Replicas, clusterSize)
 	}
 	return nil
 }
+
+// external is whether the hub that is started gets nats-servers that are started, too.
+func (t *Target) external() bool { return t.External || t.Replicas > 1 && t.NATSURL == "" }
 
 // load is what a round consists of.
 type load struct {

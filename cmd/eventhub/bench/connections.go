@@ -20,6 +20,8 @@ const (
 	dialing = 32
 	// membersPerGroup bounds the members of a group, because the server bounds how many wait at one consumer.
 	membersPerGroup = 1000
+	// groupsPerTopic is a bound of the server's own.
+	groupsPerTopic = 1000
 )
 
 // Memory is settled when it has stayed within settleBand for settleSamples samples, settleEvery apart.
@@ -35,7 +37,8 @@ type Connections struct {
 	Via       string        `default:"ws" enum:"ws,native,native-ws" help:"What kind: ${enum}."`
 	Subscribe bool          `help:"Each has a subscription to --topic, on which nothing is published."`
 	Topic     string        `env:"TOPIC" default:"bench.topic" help:"The topic of the subscriptions."`
-	Groups    int           `help:"Groups that they are members of. Default: one for each 1,000 connections."`
+	Groups    int           `help:"Groups that they are members of, 1,000 a topic. Default: one for each 1,000 connections."`
+	GroupTTL  time.Duration `name:"group-ttl" help:"Use groups that disappear when they have had no member for so long. Default: durable ones."`
 	For       time.Duration `default:"10s" help:"How long the idle CPU is measured."`
 	Settle    time.Duration `default:"30s" help:"The most time that memory gets to settle. Go collects garbage at least every two minutes: 150s includes that."`
 }
@@ -52,6 +55,9 @@ type Idle struct {
 	AfterKiB         float64 `json:"after_rss_kib"`
 	KiBPerConnection float64 `json:"rss_kib_per_connection"`
 	Settled          bool    `json:"settled"`
+	// Hub and NATS are the same for the hub and for the nats-servers behind it, where those are processes of their own.
+	HubKiB  float64 `json:"hub_rss_kib_per_connection,omitempty"`
+	NATSKiB float64 `json:"nats_rss_kib_per_connection,omitempty"`
 	// CPU is that of the servers in percent of one core.
 	CPU float64 `json:"idle_cpu_percent"`
 }
@@ -63,6 +69,8 @@ and then their CPU. The memory before is that of a hub that has served a few con
 
   eventhub bench connections --n 10000
   eventhub bench connections --n 10000 --subscribe --settle 150s
+  eventhub bench connections --n 10000 --subscribe --groups 10000 --group-ttl 1m
+  eventhub bench connections --n 10000 --subscribe --external-nats
   eventhub bench connections --n 10000 --via native-ws`
 }
 
@@ -76,6 +84,8 @@ func (cmd *Connections) Run(ctx context.Context, env Env, target *Target) (err e
 		return fmt.Errorf("--n %d: 1 to 1000000 are allowed", cmd.N)
 	case cmd.Groups < 1 || cmd.Groups > cmd.N:
 		return fmt.Errorf("--groups %d: 1 to the number of connections are allowed", cmd.Groups)
+	case cmd.GroupTTL != 0 && cmd.GroupTTL < time.Second:
+		return fmt.Errorf("--group-ttl %v: it must be at least 1s", cmd.GroupTTL)
 	case cmd.For < 100*time.Millisecond:
 		return fmt.Errorf("--for %v: at least 100ms are needed", cmd.For)
 	case target.URL != "" && target.HubPID == 0 && !isNative(cmd.Via):
@@ -97,15 +107,18 @@ func (cmd *Connections) Run(ctx context.Context, env Env, target *Target) (err e
 	if target.JSON {
 		return printJSON(env.Out, idle)
 	}
-	with, moving := "", ""
+	with, moving, apart := "", "", ""
 	if idle.Subscribed {
 		with = " with a subscription"
 	}
 	if !idle.Settled {
 		moving = " (still moving)"
 	}
-	_, err = fmt.Fprintf(env.Out, "%s  %d connections%s, opened in %.0f ms: %.1f KiB resident each (%.1f to %.1f MiB)%s, idle CPU %.2f %% of a core\nmeasured: %s\n",
-		idle.Via, idle.Connections, with, idle.MS, idle.KiBPerConnection, idle.BeforeKiB/1024, idle.AfterKiB/1024, moving, idle.CPU,
+	if idle.NATSKiB != 0 {
+		apart = fmt.Sprintf(", of which the hub has %.1f and NATS %.1f", idle.HubKiB, idle.NATSKiB)
+	}
+	_, err = fmt.Fprintf(env.Out, "%s  %d connections%s, opened in %.0f ms: %.1f KiB resident each (%.1f to %.1f MiB)%s%s, idle CPU %.2f %% of a core\nmeasured: %s\n",
+		idle.Via, idle.Connections, with, idle.MS, idle.KiBPerConnection, idle.BeforeKiB/1024, idle.AfterKiB/1024, moving, apart, idle.CPU,
 		sys.describe(side{via: cmd.Via}))
 	return err
 }
@@ -116,8 +129,10 @@ func (cmd *Connections) measure(ctx context.Context, b *run) (*Idle, error) {
 		return nil, err
 	}
 	if cmd.Subscribe {
-		if _, err := b.prepare(ctx, cmd.Via, cmd.Topic); err != nil {
-			return nil, err
+		for group := 0; group < cmd.Groups; group += groupsPerTopic {
+			if _, err := b.prepare(ctx, cmd.Via, cmd.topicOf(group)); err != nil {
+				return nil, err
+			}
 		}
 	}
 	// The first few bring in what all of them share.
@@ -131,6 +146,10 @@ func (cmd *Connections) measure(ctx context.Context, b *run) (*Idle, error) {
 	if idle.BeforeKiB, _, err = settledKiB(ctx, servers, cmd.Settle); err != nil {
 		return nil, err
 	}
+	hubBefore, err := residentKiB(servers[:1])
+	if err != nil {
+		return nil, err
+	}
 	begin := time.Now()
 	all, err := cmd.open(ctx, b, cmd.N)
 	if err != nil {
@@ -142,6 +161,14 @@ func (cmd *Connections) measure(ctx context.Context, b *run) (*Idle, error) {
 		return nil, err
 	}
 	idle.KiBPerConnection = round((idle.AfterKiB-idle.BeforeKiB)/float64(cmd.N), 2)
+	if len(servers) > 1 && !isNative(cmd.Via) {
+		hubAfter, err := residentKiB(servers[:1]) // the hub is the first
+		if err != nil {
+			return nil, err
+		}
+		idle.HubKiB = round((hubAfter-hubBefore)/float64(cmd.N), 2)
+		idle.NATSKiB = round(idle.KiBPerConnection-idle.HubKiB, 2)
+	}
 	if idle.CPU, err = idleCPU(ctx, servers, cmd.For); err != nil {
 		return nil, err
 	}
@@ -247,9 +274,18 @@ func (cmd *Connections) open(ctx context.Context, b *run, n int) (idleConns, err
 	return all, nil
 }
 
+// topicOf is the topic of a group.
+func (cmd *Connections) topicOf(group int) string {
+	if cmd.Groups <= groupsPerTopic {
+		return cmd.Topic
+	}
+	return fmt.Sprintf("%s.%d", cmd.Topic, group/groupsPerTopic)
+}
+
 func (cmd *Connections) openOne(ctx context.Context, b *run, i int) (idleConn, error) {
+	group := i % cmd.Groups
 	how := subscribing{
-		topic: cmd.Topic, group: fmt.Sprintf("bench-%d", i%cmd.Groups), from: "latest", inFlight: 100,
+		topic: cmd.topicOf(group), group: fmt.Sprintf("bench-%d", group), from: "latest", inFlight: 100, ttl: cmd.GroupTTL,
 		handle: func([]byte, int64) (int, error) { return 0, nil }, counted: func(int) {}, failed: func(error) {},
 	}
 	if isNative(cmd.Via) {

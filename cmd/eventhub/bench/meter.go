@@ -9,10 +9,10 @@ import (
 	psutil "github.com/shirou/gopsutil/v4/process"
 )
 
-// meter measures the time of a round, and the CPU that the servers and this process, the client, spend in it.
+// meter measures the time of a round, and the CPU that the servers and the client, a process, spend in it.
 type meter struct {
 	servers []*psutil.Process
-	self    *psutil.Process
+	client  *psutil.Process
 	start   time.Time
 	before  usage
 }
@@ -20,15 +20,20 @@ type meter struct {
 // usage is CPU time in seconds.
 type usage struct{ client, server float64 }
 
-// newMeter begins a round.
+// newMeter begins a round of which this process is the client.
 func (s *system) newMeter(via string) (*meter, error) {
+	return s.newMeterOf(via, os.Getpid())
+}
+
+// newMeterOf begins a round of which another process is the client.
+func (s *system) newMeterOf(via string, client int) (*meter, error) {
 	m := &meter{}
 	var err error
 	if m.servers, err = s.servers(via); err != nil {
 		return nil, err
 	}
-	if m.self, err = psutil.NewProcess(int32(os.Getpid())); err != nil { //nolint:gosec // process ids are that small
-		return nil, fmt.Errorf("this process: %w", err)
+	if m.client, err = psutil.NewProcess(int32(client)); err != nil { //nolint:gosec // process ids are that small
+		return nil, fmt.Errorf("the client: process %d: %w", client, err)
 	}
 	runtime.GC() // what earlier rounds left is not this one's cost
 	if m.before, err = m.read(); err != nil {
@@ -39,7 +44,7 @@ func (s *system) newMeter(via string) (*meter, error) {
 }
 
 func (m *meter) read() (u usage, err error) {
-	if u.client, err = cpuSeconds(m.self); err != nil {
+	if u.client, err = cpuSeconds(m.client); err != nil {
 		return u, err
 	}
 	u.server, err = cpuSeconds(m.servers...)

@@ -13,13 +13,16 @@ import (
 // natsServer is `eventhub bench nats-server`: what bench starts when a hub or a comparison needs a nats-server of its own. It
 // has the settings of the hub's embedded server, and a WebSocket listener beside the TCP one.
 type natsServer struct {
-	StoreDir string `required:"" help:"Where the streams go."`
+	StoreDir    string   `required:"" help:"Where the streams go."`
+	ServerName  string   `default:"bench" help:"Its name, which no other server of its cluster has."`
+	ClusterPort int      `help:"Where it listens to the other servers of its cluster. Default: it is alone."`
+	Routes      []string `help:"All servers of the cluster."`
 }
 
 // Run serves until ctx ends.
 func (n *natsServer) Run(ctx context.Context, env Env, target *Target) error {
 	opts := &server.Options{
-		ServerName:    "bench",
+		ServerName:    n.ServerName,
 		Host:          "127.0.0.1",
 		Port:          server.RANDOM_PORT,
 		Authorization: target.Token,
@@ -39,6 +42,10 @@ func (n *natsServer) Run(ctx context.Context, env Env, target *Target) error {
 			return fmt.Errorf("--sync %q: give a duration such as 1s, or always", target.Sync)
 		}
 		opts.SyncInterval = every
+	}
+	if n.ClusterPort != 0 {
+		opts.Cluster = server.ClusterOpts{Name: "bench", Host: "127.0.0.1", Port: n.ClusterPort, NoAdvertise: true}
+		opts.Routes = server.RoutesFromStr(strings.Join(n.Routes, ","))
 	}
 	s, err := server.NewServer(opts)
 	if err != nil {

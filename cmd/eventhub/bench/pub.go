@@ -130,7 +130,10 @@ type publishers struct {
 func (b *run) openPublishers(ctx context.Context, via string, connections int, how publishing) (*publishers, error) {
 	p := &publishers{}
 	for range connections {
-		times := newHistogram()
+		var times *hdrhistogram.Histogram
+		if how.timed { // it takes 200 KiB
+			times = newHistogram()
+		}
 		one, err := b.sys.newPublisher(ctx, via, how, times)
 		if err != nil {
 			p.close()

@@ -68,13 +68,17 @@ func measure(ctx context.Context, env Env, target *Target, p plan, newRound func
 		return err
 	}
 	defer func() { err = ended(ctx, err, sys) }()
-	b := &run{env: env, target: target, sys: sys, id: strings.ToLower(rand.Text()[:8])}
+	b := newRun(env, target, sys)
 	b.exact = target.URL != "" && p.rounds.Rounds == 1 && len(p.sides) == 1
 	report, err := b.rounds(ctx, p, newRound(b))
 	if err != nil {
 		return err
 	}
 	return report.print(env, target)
+}
+
+func newRun(env Env, target *Target, sys *system) *run {
+	return &run{env: env, target: target, sys: sys, id: strings.ToLower(rand.Text()[:8])}
 }
 
 // errInterrupted is how a benchmark ends that was asked to.

@@ -57,6 +57,9 @@ func (cmd *Sub) Run(ctx context.Context, env Env, target *Target) error {
 	})
 }
 
+// fillWindow bounds the bytes in flight while a topic is filled: a server that waits for its disk refuses more than 128 MiB.
+const fillWindow = 64 << 20
+
 // fill stores events 0 to n-1.
 func (cmd *Sub) fill(ctx context.Context, b *run, via, topic string, n int) error {
 	by := via
@@ -73,7 +76,9 @@ func (cmd *Sub) fill(ctx context.Context, b *run, via, topic string, n int) erro
 	if before > 0 {
 		return fmt.Errorf("topic %s holds %d events already: choose another (--topic), or --live", topic, before)
 	}
-	p, err := b.openPublishers(ctx, by, cmd.Connections, publishing{topic: topic, inFlight: 256, batch: 1, native: "inbox"})
+	p, err := b.openPublishers(ctx, by, cmd.Connections, publishing{
+		topic: topic, inFlight: max(1, min(256, fillWindow/cmd.Size/cmd.Connections)), batch: 1, native: "inbox",
+	})
 	if err != nil {
 		return err
 	}

@@ -40,11 +40,11 @@ func needsOf(sides []side) needs {
 	var n needs
 	for _, s := range sides {
 		switch s.via {
-		case viaWS, viaHTTP:
+		case viaWS, viaHTTP, viaNode:
 			n.hub = true
 		case viaNative:
 			n.native = true
-		case viaNativeWS:
+		case viaNativeWS, viaNATSJS:
 			n.nativeWS = true
 		}
 	}
@@ -113,7 +113,7 @@ func (s *system) start(ctx context.Context) error {
 		"--data=" + filepath.Join(s.dir, "hub"), "--replicas=" + strconv.Itoa(s.target.Replicas), "--sync=" + s.target.Sync,
 	}
 	switch {
-	case s.target.External:
+	case s.target.external():
 		if err := s.startNATS(ctx); err != nil {
 			return err
 		}
@@ -141,27 +141,6 @@ func (s *system) start(ctx context.Context) error {
 	if s.natsURL == "" && hub.said["nats"] != "" {
 		s.natsURL = withToken(hub.said["nats"], s.token)
 	}
-	return nil
-}
-
-// startNATS runs a nats-server, which becomes that of the native sides.
-func (s *system) startNATS(ctx context.Context) error {
-	if err := s.makeDir(); err != nil {
-		return err
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("start a nats-server: %w", err)
-	}
-	p, err := startProcess(ctx, "nats-server", self, s.token, "nats-ws",
-		"bench", "--sync="+s.target.Sync, "nats-server", "--store-dir="+filepath.Join(s.dir, "nats"))
-	if err != nil {
-		return err
-	}
-	s.owned = append(s.owned, p)
-	s.native.url = withToken(p.said["nats"], s.token)
-	s.native.wsURL = withToken(p.said["nats-ws"], s.token)
-	s.nativePIDs = []int32{pidOf(p)}
 	return nil
 }
 
@@ -218,17 +197,27 @@ func (s *system) describe(of side) string {
 	if of.groups > 0 {
 		groups = fmt.Sprintf(", %d groups", of.groups)
 	}
+	library := "nats.go"
+	if of.via == viaNATSJS {
+		library = "nats.js"
+	}
 	switch {
+	case isNative(of.via) && s.native.url != s.natsURL && s.target.Replicas > 1:
+		return library + " at a cluster of its own" + groups
 	case isNative(of.via) && s.native.url != s.natsURL:
-		return "nats.go at a nats-server of its own" + groups
+		return library + " at a nats-server of its own" + groups
+	case isNative(of.via) && s.target.Replicas > 1 && s.target.external():
+		return library + " at the cluster behind the hub" + groups
 	case isNative(of.via) && s.target.External:
-		return "nats.go at the nats-server behind the hub" + groups
+		return library + " at the nats-server behind the hub" + groups
 	case isNative(of.via) && s.target.NATSURL != "":
-		return "nats.go at " + redact(s.native.url) + groups
+		return library + " at " + redact(s.native.url) + groups
 	case isNative(of.via):
-		return "nats.go at the server embedded in the hub" + groups
+		return library + " at the server embedded in the hub" + groups
 	case s.target.URL != "":
 		return "hub at " + s.target.URL + groups
+	case s.target.Replicas > 1 && s.target.external():
+		return fmt.Sprintf("hub beside a cluster of %d nats-servers%s", clusterSize, groups)
 	case s.target.External:
 		return "hub beside a nats-server" + groups
 	case s.target.NATSURL != "":
@@ -238,7 +227,7 @@ func (s *system) describe(of side) string {
 	}
 }
 
-func isNative(via string) bool { return via == viaNative || via == viaNativeWS }
+func isNative(via string) bool { return via == viaNative || via == viaNativeWS || via == viaNATSJS }
 
 // connect opens a native connection for a side.
 func (s *system) connect(via string) (*nats.Conn, error) {

@@ -1,0 +1,190 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+)
+
+// The ways to the stream from Node.
+const (
+	viaNode   = "node"    // JSON frames over the hub's WebSocket
+	viaNATSJS = "nats.js" // nats.js over the WebSocket listener of a nats-server
+)
+
+// Node is `eventhub bench node`.
+type Node struct {
+	Pub nodePub `cmd:"" help:"Publish: confirmed events a second."`
+	Sub nodeSub `cmd:"" help:"Deliver and acknowledge: events a second."`
+}
+
+// Help is shown by --help.
+func (*Node) Help() string {
+	return `Compares two Node clients, in alternating rounds: plain JSON frames to the hub, and nats.js, both over WebSocket. Each is
+one process with all its connections. It needs Node 20 or newer, and npm ci in the directory of the scripts.
+
+A hub's embedded server has no WebSocket listener: nats.js gets a nats-server with the same settings as a process of its
+own, or shares that of --external-nats.
+
+  eventhub bench node pub
+  eventhub bench node sub`
+}
+
+// nodeRounds are the flags that both have.
+type nodeRounds struct {
+	load
+
+	Rounds  int    `default:"7" help:"Rounds of each side, after one to warm up."`
+	WarmUp  int    `name:"warm-up" default:"20000" help:"The most events of the round that warms up and does not count; 0: none."`
+	Scripts string `default:"cmd/eventhub/bench/node" type:"path" help:"The directory of the Node scripts, in a checkout of the sources."`
+}
+
+// nodePub is `eventhub bench node pub`.
+type nodePub struct {
+	nodeRounds
+
+	NoAsyncTraces bool `name:"no-async-traces" help:"Open nats.js with noAsyncTraces, which is not its default: it then makes no stack trace for each request in case that fails."`
+}
+
+// Run measures.
+func (cmd *nodePub) Run(ctx context.Context, env Env, target *Target) error {
+	return cmd.measure(ctx, env, target, "pub", func(ctx context.Context, b *run, s *script, via, topic string, n int) (*Result, error) {
+		before, err := b.prepare(ctx, via, topic)
+		if err != nil {
+			return nil, err
+		}
+		request, err := cmd.request(b, via, topic, n)
+		if err != nil {
+			return nil, err
+		}
+		request.NoAsyncTraces = cmd.NoAsyncTraces
+		result := &Result{Published: n}
+		if err := b.runScript(ctx, s, via, request, n, result, nil); err != nil {
+			return nil, err
+		}
+		return result, b.verifyStored(ctx, via, topic, before+n)
+	})
+}
+
+// nodeSub is `eventhub bench node sub`.
+type nodeSub struct {
+	nodeRounds
+
+	Group    string `default:"bench" help:"The group; the connections are its members."`
+	AckBatch int    `name:"payload-ack-batch" default:"128" help:"At the hub: acknowledge up to so many events with one frame. nats.js sends one message for each."`
+}
+
+// Run measures.
+func (cmd *nodeSub) Run(ctx context.Context, env Env, target *Target) error {
+	if cmd.AckBatch < 1 || cmd.AckBatch > 1000 {
+		return fmt.Errorf("--payload-ack-batch %d: 1 to 1000 are allowed", cmd.AckBatch)
+	}
+	return cmd.measure(ctx, env, target, "sub", func(ctx context.Context, b *run, s *script, via, topic string, n int) (*Result, error) {
+		if err := cmd.fill(ctx, b, via, topic, n); err != nil {
+			return nil, fmt.Errorf("fill the topic: %w", err)
+		}
+		request, err := cmd.request(b, via, topic, n)
+		if err != nil {
+			return nil, err
+		}
+		request.Group, request.AckBatch = cmd.Group, cmd.AckBatch
+		if isNative(via) {
+			request.Group = objectName(cmd.Group)
+		}
+		result := &Result{N: n}
+		return result, b.runScript(ctx, s, via, request, n, result, func() error { return b.settleAll(ctx, via, topic, nil) })
+	})
+}
+
+// fill stores events 0 to n-1 with Go clients of the same side, and makes the group where the hub does not do it.
+func (cmd *nodeSub) fill(ctx context.Context, b *run, via, topic string, n int) error {
+	filler, by := Sub{load: cmd.load, Fill: "own"}, viaWS
+	if isNative(via) {
+		by = viaNative
+	}
+	err := filler.fill(ctx, b, by, topic, n)
+	if err != nil || !isNative(via) {
+		return err
+	}
+	a, err := b.sys.admin(via)
+	if err == nil {
+		_, err = a.js.CreateConsumer(ctx, objectName(topic), consumerConfig(cmd.Group, 0))
+	}
+	return err
+}
+
+// nodeRound is one round of a side, for which a script runs.
+type nodeRound func(ctx context.Context, b *run, s *script, via, topic string, n int) (*Result, error)
+
+func (r *nodeRounds) measure(ctx context.Context, env Env, target *Target, kind string, once nodeRound) (err error) {
+	if err := findNode(r.Scripts); err != nil {
+		return err
+	}
+	scripts := make(map[string]*script) // by side
+	defer func() {
+		for _, s := range scripts {
+			if failed := s.close(); ctx.Err() == nil { // else it was interrupted, too
+				err = errors.Join(err, failed)
+			}
+		}
+	}()
+	p := plan{
+		name: "node " + kind, sides: []side{{via: viaNode}, {via: viaNATSJS}}, load: &r.load, metrics: throughputSet,
+		rounds: &rounds{Rounds: r.Rounds, WarmUp: r.WarmUp},
+	}
+	return measure(ctx, env, target, p, func(b *run) roundFunc {
+		return func(ctx context.Context, of side, topic string, n int) (*Result, error) {
+			s := scripts[of.via]
+			if s == nil {
+				var err error
+				if s, err = startScript(ctx, r.Scripts, of.via, kind); err != nil {
+					return nil, err
+				}
+				scripts[of.via] = s
+			}
+			return once(ctx, b, s, of.via, topic, n)
+		}
+	})
+}
+
+// request is what a script is told of a round.
+func (r *nodeRounds) request(b *run, via, topic string, n int) (*scriptRequest, error) {
+	at := b.sys.wsURL
+	if isNative(via) {
+		u, err := url.Parse(b.sys.native.wsURL)
+		if err != nil {
+			return nil, fmt.Errorf("nats at %s: %w", redact(b.sys.native.wsURL), err)
+		}
+		u.User = nil // nats.js takes the token beside the URL
+		at = u.String()
+	}
+	return &scriptRequest{
+		URL: at, Token: b.sys.token, Topic: topic, Subject: eventSubject(topic), Stream: objectName(topic),
+		N: n, Size: r.Size, Connections: r.Connections, InFlight: r.InFlight,
+	}, nil
+}
+
+// runScript measures what a script does from when it has connected until it is done and, where that is given, settled.
+func (b *run) runScript(ctx context.Context, s *script, via string, request *scriptRequest, n int, result *Result, settled func() error) error {
+	request.Do = "open"
+	if err := s.ask(ctx, request); err != nil {
+		return err
+	}
+	m, err := b.sys.newMeterOf(via, s.cmd.Process.Pid)
+	if err != nil {
+		return err
+	}
+	if err := s.ask(ctx, &scriptRequest{Do: "run"}); err != nil {
+		return err
+	}
+	if settled != nil {
+		if err := settled(); err != nil {
+			return err
+		}
+	}
+	if err := m.stop(n, result); err != nil {
+		return err
+	}
+	return s.ask(ctx, &scriptRequest{Do: "close"})
+}

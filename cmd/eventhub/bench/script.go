@@ -1,0 +1,121 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+)
+
+// script is a Node process, which does what it is asked. It is used by one goroutine.
+type script struct {
+	name  string
+	cmd   *exec.Cmd
+	stop  context.CancelFunc
+	in    io.WriteCloser
+	out   *bufio.Scanner
+	log   logTail
+	ended bool
+}
+
+// scriptRequest is a line that the script takes; what it means is said in node/main.mjs.
+type scriptRequest struct {
+	Do            string `json:"do"`
+	URL           string `json:"url,omitempty"`
+	Token         string `json:"token,omitempty"`
+	Topic         string `json:"topic,omitempty"`
+	Subject       string `json:"subject,omitempty"`
+	Stream        string `json:"stream,omitempty"`
+	Group         string `json:"group,omitempty"`
+	N             int    `json:"n,omitempty"`
+	Size          int    `json:"size,omitempty"`
+	Connections   int    `json:"connections,omitempty"`
+	InFlight      int    `json:"inFlight,omitempty"`
+	AckBatch      int    `json:"ackBatch,omitempty"`
+	NoAsyncTraces bool   `json:"noAsyncTraces,omitempty"`
+}
+
+// findNode fails when scripts in dir cannot run, and says what to do.
+func findNode(dir string) error {
+	if _, err := exec.LookPath("node"); err != nil {
+		return fmt.Errorf("node: %w: install Node 20 or newer", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "main.mjs")); err != nil {
+		return fmt.Errorf("the Node scripts: %w: run this in a checkout of the sources, or give --scripts", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "node_modules")); err != nil {
+		return fmt.Errorf("the packages of the Node scripts: %w: run npm ci in %s", err, dir)
+	}
+	return nil
+}
+
+// startScript starts the script in dir for a side.
+func startScript(ctx context.Context, dir, via, kind string) (*script, error) {
+	system := "hub"
+	if isNative(via) {
+		system = "nats"
+	}
+	ctx, stop := context.WithCancel(ctx)
+	s := &script{name: fmt.Sprintf("node main.mjs %s %s", system, kind), stop: stop}
+	s.cmd = exec.CommandContext(ctx, "node", "main.mjs", system, kind) //nolint:gosec // all from constants
+	s.cmd.Dir, s.cmd.Env, s.cmd.Stderr = dir, childEnv(), &s.log
+	s.cmd.SysProcAttr = endWithParent()
+	in, err := s.cmd.StdinPipe()
+	if err == nil {
+		var out io.ReadCloser
+		if out, err = s.cmd.StdoutPipe(); err == nil {
+			s.in, s.out = in, bufio.NewScanner(out)
+			err = s.cmd.Start()
+		}
+	}
+	if err != nil {
+		stop()
+		return nil, fmt.Errorf("start %s: %w", s.name, err)
+	}
+	return s, nil
+}
+
+// ask has the script do something, and returns when it is done. The script notices by itself when it gets nowhere.
+func (s *script) ask(ctx context.Context, request *scriptRequest) error {
+	line, err := json.Marshal(request)
+	if err == nil {
+		_, err = s.in.Write(append(line, '\n'))
+	}
+	if err == nil && !s.out.Scan() {
+		err = errors.Join(io.ErrUnexpectedEOF, s.out.Err())
+	}
+	var answer struct{ Error string }
+	if err == nil {
+		err = json.Unmarshal(s.out.Bytes(), &answer)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		return fmt.Errorf("%s, %s: %w: %s", s.name, request.Do, errors.Join(err, s.close()), s.log.text())
+	case answer.Error != "":
+		return fmt.Errorf("%s, %s: %s", s.name, request.Do, answer.Error)
+	}
+	return nil
+}
+
+// close ends the process and waits for it. It may be called twice.
+func (s *script) close() error {
+	if s.ended {
+		return nil
+	}
+	s.ended = true
+	defer time.AfterFunc(stopTimeout, s.stop).Stop()
+	defer s.stop()
+	_ = s.in.Close() // which the script takes as the end
+	if err := s.cmd.Wait(); err != nil {
+		return fmt.Errorf("%s: %w", s.name, err)
+	}
+	return nil
+}
