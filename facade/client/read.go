@@ -176,6 +176,11 @@ func (c *Client) event(f *frame) error {
 	if err != nil {
 		return err
 	}
+	select { // alone it costs a third of the one below
+	case sub.queue <- ev:
+		return nil
+	default:
+	}
 	select {
 	case sub.queue <- ev:
 	case <-sub.ended:

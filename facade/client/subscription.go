@@ -118,6 +118,12 @@ func (s *Subscription) run(handler func(Event)) {
 			return
 		default:
 		}
+		select { // alone it costs a third of the one below
+		case ev := <-s.queue:
+			handler(ev)
+			continue
+		default:
+		}
 		select {
 		case <-s.ended:
 			return
