@@ -78,7 +78,11 @@ func (b *Bus) dial(index int) (*link, error) {
 			b.log.Warn("nats reported an error", slog.Any("error", err), slog.String("subject", subject))
 		}),
 	)
-	l.nc, err = nats.Connect(b.cfg.URL, opts...)
+	address := b.cfg.URL
+	if b.server != nil {
+		address = b.server.loopback()
+	}
+	l.nc, err = nats.Connect(address, opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +112,11 @@ func (b *Bus) natsOptions() ([]nats.Option, error) {
 		nats.Timeout(5 * time.Second),
 	}
 	if b.server != nil {
-		return append(opts, nats.InProcessServer(b.server), nats.Token(b.cfg.ListenToken)), nil
+		opts = append(opts, nats.Token(b.cfg.ListenToken))
+		if b.cfg.Listen == "" {
+			opts = append(opts, nats.InProcessServer(b.server))
+		}
+		return opts, nil
 	}
 	opts = append(opts, nats.SetCustomDialer(&net.Dialer{Timeout: 5 * time.Second, Control: limitUnacked(margin(b.cfg.AckWait) * 4 / 5)}))
 	if b.cfg.Creds != "" {
