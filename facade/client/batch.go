@@ -26,7 +26,7 @@ const (
 // batchConn is a net.Conn whose writes are gathered: the WebSocket library flushes each message, and a system call for
 // each would cost more than all the rest. So messages are framed right into what is gathered (message), and the library
 // writes only its control frames. One goroutine sends what has come together, after giving way once to those who are about
-// to write. Nothing waits, so that a handler's ack cannot block the reading; publishes ask waitRoom first.
+// to write. Only what is patient waits: a handler's ack cannot block the reading.
 type batchConn struct {
 	net.Conn
 	flushed chan struct{} // closed when the flusher has ended
@@ -36,6 +36,7 @@ type batchConn struct {
 	room    sync.Cond // below softBuffer again, or the end
 	started bool
 	closed  bool
+	parting bool // a close frame was gathered: no message follows it
 	err     error
 	buf     []byte
 	spare   []byte
@@ -68,17 +69,25 @@ func (b *batchConn) Write(p []byte) (int, error) {
 	if err := b.openLocked(); err != nil {
 		return 0, err
 	}
+	b.parting = b.parting || len(p) > 0 && p[0]&0x0f == 0x08 // RFC 6455, section 5.2; each control frame comes in one Write
 	b.buf = append(b.buf, p...)
 	return len(p), b.gatheredLocked(len(b.buf) - len(p))
 }
 
-// message gathers a text message, which build appends to its argument. It does not wait for the network. When it returns
-// an error, nothing of the message will be sent.
-func (b *batchConn) message(build func([]byte) []byte) error {
+// message gathers a text message, which build appends to its argument. It does not wait for the network, unless it is
+// patient: then it waits while softBuffer bytes or more wait to be sent. When it returns an error, nothing of the message
+// will be sent.
+func (b *batchConn) message(build func([]byte) []byte, patient bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	for patient && len(b.buf) >= softBuffer && b.openLocked() == nil {
+		b.room.Wait()
+	}
 	if err := b.openLocked(); err != nil {
 		return err
+	}
+	if b.parting {
+		return net.ErrClosed
 	}
 	start := len(b.buf)
 	b.buf = textmsg.EndMasked(build(textmsg.BeginMasked(b.buf)), start, uint32(b.keys.Uint64())) //nolint:gosec // any 32 bits
@@ -108,19 +117,6 @@ func (b *batchConn) gatheredLocked(start int) error {
 		b.more.Signal()
 	}
 	return nil
-}
-
-// waitRoom waits while softBuffer bytes or more wait to be sent.
-func (b *batchConn) waitRoom() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for len(b.buf) >= softBuffer && b.err == nil && !b.closed {
-		b.room.Wait()
-	}
-	if b.closed && b.err == nil {
-		return net.ErrClosed
-	}
-	return b.err
 }
 
 func (b *batchConn) flushLoop() {

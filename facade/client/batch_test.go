@@ -73,7 +73,7 @@ func TestBatchBounds(t *testing.T) {
 		t.Fatal(err)
 	}
 	waited := make(chan error, 1)
-	go func() { waited <- b.waitRoom() }()
+	go func() { waited <- b.message(func(m []byte) []byte { return m }, true) }()
 	var err error
 	for range hardBuffer / softBuffer {
 		if _, err = b.Write(big); err != nil {

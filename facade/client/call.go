@@ -24,30 +24,45 @@ func (c *Client) end(of call, id string, err error) {
 }
 
 // send sends the frame that build begins (without its end) under a fresh corr, and ends the call with the answer. When
-// send returns an error nothing was sent, and the call is not ended.
+// send returns an error nothing was sent, and the call is not ended. A publish waits while much waits to be sent.
 func (c *Client) send(build func([]byte) []byte, waiting call) (corr uint64, err error) {
-	waiting.sent = time.Now()
 	c.mu.Lock()
-	if err := c.usable(); err != nil {
-		c.mu.Unlock()
+	err = c.usable()
+	c.mu.Unlock()
+	if err != nil {
 		return 0, err
 	}
-	c.lastCorr++
-	corr = c.lastCorr
-	c.calls[corr] = waiting
-	c.mu.Unlock()
-
 	err = c.write(func(b []byte) []byte {
+		corr = c.file(waiting) // not before, for its time counts from here
 		b = append(build(b), `,"corr":"`...)
 		b = strconv.AppendUint(b, corr, 10)
 		return append(b, `"}`...)
-	})
-	if err != nil {
-		if _, waiting := c.take(corr); waiting {
-			return 0, err
+	}, waiting.slot)
+	switch {
+	case err != nil && corr != 0:
+		if _, waits := c.take(corr); !waits {
+			return corr, nil // fail ended it already
 		}
+		return 0, err
+	case err != nil:
+		return 0, err
+	case corr == 0:
+		return 0, c.Err()
 	}
 	return corr, nil
+}
+
+// file notes a call and returns its corr: 0 when the connection has ended meanwhile.
+func (c *Client) file(waiting call) uint64 {
+	waiting.sent = time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.calls == nil {
+		return 0
+	}
+	c.lastCorr++
+	c.calls[c.lastCorr] = waiting
+	return c.lastCorr
 }
 
 // post sends a frame that is not waited for. The hub's OK to it is dropped.
@@ -58,7 +73,7 @@ func (c *Client) post(build func([]byte) []byte) error {
 	if err != nil {
 		return err
 	}
-	return c.write(func(b []byte) []byte { return append(build(b), '}') })
+	return c.write(func(b []byte) []byte { return append(build(b), '}') }, false)
 }
 
 // request is send for one who waits.
@@ -88,9 +103,9 @@ func (c *Client) usable() error {
 	return nil
 }
 
-// write gathers a message, to be sent together with others.
-func (c *Client) write(build func([]byte) []byte) error {
-	err := c.wire.message(build)
+// write gathers a message, to be sent together with others. A patient one waits while much waits already.
+func (c *Client) write(build func([]byte) []byte, patient bool) error {
+	err := c.wire.message(build, patient)
 	if err == nil {
 		return nil
 	}

@@ -122,17 +122,20 @@ func Dial(ctx context.Context, url string, opts Options) (*Client, error) {
 
 func dial(ctx context.Context, url string, opts Options) (*websocket.Conn, *batchConn, error) {
 	var wire *batchConn
-	transport := &http.Transport{
-		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			var d net.Dialer
-			conn, err := d.DialContext(ctx, network, addr)
+	// Messages bypass the library, so what they are gathered in must lie above TLS.
+	gather := func(dial func(context.Context, string, string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
+		return func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
 			if err != nil {
 				return nil, err
 			}
 			wire = newBatchConn(conn)
 			return wire, nil
-		},
-		TLSClientConfig:   opts.TLS,
+		}
+	}
+	transport := &http.Transport{
+		DialContext:       gather(new(net.Dialer).DialContext),
+		DialTLSContext:    gather((&tls.Dialer{Config: opts.TLS}).DialContext),
 		DisableKeepAlives: true,
 	}
 	ws, resp, err := websocket.Dial(ctx, url, &websocket.DialOptions{HTTPClient: &http.Client{Transport: transport}})

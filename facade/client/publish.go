@@ -70,14 +70,6 @@ func (c *Client) publish(ctx context.Context, topic string, payload []byte, opts
 	case <-ctx.Done():
 		return fmt.Errorf("client: publishing: %w", context.Cause(ctx))
 	}
-	if err := c.wire.waitRoom(); err != nil {
-		<-c.slots
-		if errors.Is(err, net.ErrClosed) {
-			<-c.done // follows at once, and knows why
-			return c.Err()
-		}
-		return err
-	}
 	_, err := c.send(func(b []byte) []byte {
 		b = appendField(append(b, `{"op":"PUBLISH"`...), "topic", topic)
 		if payload != nil {
@@ -91,8 +83,13 @@ func (c *Client) publish(ctx context.Context, topic string, payload []byte, opts
 		}
 		return b
 	}, call{slot: true, done: done})
-	if err != nil {
-		<-c.slots
+	if err == nil {
+		return nil
+	}
+	<-c.slots
+	if errors.Is(err, net.ErrClosed) {
+		<-c.done // follows at once, and knows why
+		return c.Err()
 	}
 	return err
 }

@@ -143,6 +143,7 @@ func (c *Client) answer(f *frame, refused *Error) error {
 		if f.id != nil {
 			var err error
 			if id, err = text(f.id); err != nil {
+				c.end(waiting, "", err)
 				return err
 			}
 		}
