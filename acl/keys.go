@@ -48,12 +48,20 @@ type keySet struct {
 
 var _ jwkset.Storage = (*keySet)(nil)
 
+func parseJWKSURL(text string) (*url.URL, error) {
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
+		return nil, errors.New("the JWKS URL is not one: give https://HOST/PATH") // it may hold a credential
+	}
+	return u, nil
+}
+
 // newKeySet fetches the keys once, within ctx, and starts the goroutine. A server that cannot be reached is no error: the
 // keys come when it is back.
 func newKeySet(ctx context.Context, cfg Config) (*keySet, error) {
-	u, err := url.Parse(cfg.JWKSURL)
-	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
-		return nil, errors.New("the JWKS URL is not one: give https://HOST/PATH") // it may hold a credential
+	u, err := parseJWKSURL(cfg.JWKSURL)
+	if err != nil {
+		return nil, err
 	}
 	k := &keySet{
 		MemoryJWKSet: jwkset.NewMemoryStorage(),

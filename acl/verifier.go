@@ -84,6 +84,19 @@ func (cfg *Config) validate() error {
 	return nil
 }
 
+// Check finds what NewVerifier would refuse, all of it, and fetches nothing.
+func (cfg Config) Check() error {
+	_, tokens := newStaticTokens(cfg.Static)
+	var keys error
+	if cfg.JWKSURL != "" {
+		_, keys = parseJWKSURL(cfg.JWKSURL)
+	}
+	if err := errors.Join(cfg.validate(), tokens, keys); err != nil {
+		return fmt.Errorf("tokens: %w", err)
+	}
+	return nil
+}
+
 // Verifier says whose a token is. Its methods may be called concurrently.
 type Verifier struct {
 	static []staticToken

@@ -402,3 +402,19 @@ func FuzzVerify(f *testing.F) {
 		}
 	})
 }
+
+func TestConfigCheck(t *testing.T) {
+	good := acl.Config{Secret: []byte(strings.Repeat("s", acl.MinSecretBytes))}
+	if err := good.Check(); err != nil || good.Logger != nil {
+		t.Errorf("a good configuration: %v", err)
+	}
+	err := acl.Config{Static: []acl.StaticToken{{Token: " x"}}, Secret: []byte("short"), JWKSURL: "ftp://x"}.Check()
+	if err == nil {
+		t.Fatal("a bad configuration passed")
+	}
+	for _, want := range []string{"choose one of them", "static token 1", "JWKS URL is not one"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q does not say %q", err, want)
+		}
+	}
+}

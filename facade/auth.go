@@ -2,19 +2,22 @@ package facade
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
+	"errors"
+	"log/slog"
 	"time"
+
+	"eventhub/acl"
+	"eventhub/jetstream"
 )
 
 // Action is what a client wants to do with a topic.
-type Action string
+type Action = acl.Action
 
 // The actions that a policy can allow.
 const (
-	ActionPublish   Action = "publish"
-	ActionSubscribe Action = "subscribe"
-	ActionAdmin     Action = "admin"
+	ActionPublish   = acl.Publish
+	ActionSubscribe = acl.Subscribe
+	ActionAdmin     = acl.Admin
 )
 
 // Authenticator turns a credential into a Principal. It is called concurrently, and must answer within 10 s: the
@@ -28,7 +31,8 @@ type Authenticator interface {
 // AuthError is returned by an Authenticator that refuses a token. Msg is shown to the client and says nothing about the
 // secret.
 type AuthError struct {
-	// Code is no_token, bad_token or jwt_invalid.
+	// Code is no_token, bad_token or jwt_invalid; or internal when nobody can tell now, and the same token may be taken
+	// later.
 	Code string
 	// Msg is for people.
 	Msg string
@@ -37,42 +41,115 @@ type AuthError struct {
 // Error gives code and message.
 func (e *AuthError) Error() string { return e.Code + ": " + e.Msg }
 
-// Principal is an authenticated client and its policy. It belongs to one connection, or to one HTTP request. It does
-// not change: a connection remembers its answers until the next AUTH. Its methods may be called concurrently.
+// Principal is an authenticated client and its policy. It belongs to one connection, or to the HTTP requests with one
+// token. It does not change: a connection remembers its answers until the next AUTH. Its methods may be called
+// concurrently.
 type Principal interface {
 	// Name is for logs.
 	Name() string
+	// Key tells principals apart: what has the same Key shares one quota. It is never "".
+	Key() string
 	// Allows reports whether the client may do a on topic. group is "" unless a is ActionSubscribe.
 	Allows(a Action, topic, group string) bool
 	// Expires is when the credential ends and the connection with it; the zero time means never.
 	Expires() time.Time
 }
 
-// StaticToken returns an Authenticator that gives full rights to whoever knows token. It panics when token is empty,
-// which would let everybody in.
+var _ Principal = (*acl.Identity)(nil)
+
+// Tokens returns an Authenticator that takes what v takes. The caller closes v after the Server.
+func Tokens(v *acl.Verifier) Authenticator { return tokens{v} }
+
+type tokens struct{ verifier *acl.Verifier }
+
+func (t tokens) Authenticate(ctx context.Context, token string) (Principal, error) {
+	id, err := t.verifier.Verify(ctx, token)
+	if err == nil {
+		return id, nil
+	}
+	refused, ok := errors.AsType[*acl.Error](err)
+	if !ok {
+		return nil, err
+	}
+	c := codeJWTInvalid
+	switch refused.Reason {
+	case acl.NoToken:
+		c = codeNoToken
+	case acl.BadToken:
+		c = codeBadToken
+	case acl.Unavailable:
+		c = codeInternal
+	default: // a token that has expired is one that is not valid: the connection was never its
+	}
+	return nil, &AuthError{Code: string(c), Msg: refused.Msg}
+}
+
+// StaticToken returns an Authenticator that gives full rights to whoever knows token. It panics when that cannot be a
+// token: an empty one would let everybody in.
 func StaticToken(token string) Authenticator {
-	if token == "" {
-		panic("facade: StaticToken needs a token")
+	v, err := acl.NewVerifier(context.Background(), acl.Config{Static: []acl.StaticToken{{Token: token}}})
+	if err != nil {
+		panic("facade: StaticToken: " + err.Error())
 	}
-	return staticToken(sha256.Sum256([]byte(token)))
+	return Tokens(v) // without JWTs there is nothing to close
 }
 
-type staticToken [sha256.Size]byte
-
-func (want staticToken) Authenticate(_ context.Context, token string) (Principal, error) {
-	if token == "" {
-		return nil, &AuthError{Code: string(codeNoToken), Msg: "A token is required."}
+// authenticate asks whose token it is. What is found is not expired.
+func (s *Server) authenticate(ctx context.Context, token string) (Principal, *fault) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	p, err := s.cfg.Auth.Authenticate(ctx, token)
+	if err == nil {
+		if expired(p, time.Now()) {
+			return nil, &fault{code: codeJWTInvalid, msg: "The token has expired."}
+		}
+		return p, nil
 	}
-	// The hashes have one length, so the comparison tells nothing about the length of the token either.
-	got := sha256.Sum256([]byte(token))
-	if subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
-		return nil, &AuthError{Code: string(codeBadToken), Msg: "The token is not valid."}
+	if known, ok := errors.AsType[*AuthError](err); ok {
+		return nil, &fault{code: code(known.Code), msg: known.Msg}
 	}
-	return fullRights{}, nil
+	s.log.ErrorContext(ctx, "authentication failed", slog.Any("error", err))
+	return nil, &fault{code: codeInternal, msg: "The token could not be checked."}
 }
 
-type fullRights struct{}
+func expired(p Principal, now time.Time) bool {
+	at := p.Expires()
+	return !at.IsZero() && !now.Before(at)
+}
 
-func (fullRights) Name() string                       { return "static" }
-func (fullRights) Allows(Action, string, string) bool { return true }
-func (fullRights) Expires() time.Time                 { return time.Time{} }
+// allows is where policies are asked. The names are well formed: a policy sees only what can exist.
+func (s *Server) allows(p Principal, a Action, topic, group string) bool {
+	if p.Allows(a, topic, group) {
+		return true
+	}
+	if s.log.Enabled(s.ctx, slog.LevelDebug) {
+		why := "denied"
+		if id, ok := p.(*acl.Identity); ok {
+			why = id.Policy().Decide(a, topic, group).String()
+		}
+		s.log.Debug("forbidden", slog.String("principal", p.Name()), slog.String("action", string(a)),
+			slog.String("topic", topic), slog.String("group", group), slog.String("decision", why))
+	}
+	return false
+}
+
+// mayPublish checks the topic's form, then the policy.
+func (s *Server) mayPublish(p Principal, topic string) *fault {
+	if err := jetstream.ValidTopic(topic); err != nil {
+		return busFault(err, codeBadTopic, "The topic is not well formed.")
+	}
+	if !s.allows(p, ActionPublish, topic, "") {
+		return &fault{code: codeForbidden, msg: "The policy does not allow to publish to " + topic + "."}
+	}
+	return nil
+}
+
+// maySubscribe reports whether the policy allows all of a subscription.
+func (s *Server) maySubscribe(p Principal, sub *subscription) bool {
+	for _, topic := range sub.more {
+		if !s.allows(p, ActionSubscribe, topic, sub.group) {
+			return false
+		}
+	}
+	return s.allows(p, ActionSubscribe, sub.topic, sub.group)
+}

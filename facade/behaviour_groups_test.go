@@ -15,7 +15,7 @@ import (
 const splitEvents = 10_000
 
 func TestMembersOnTwoConnectionsSplitTheEvents(t *testing.T) {
-	hub := startHub(t, openBus(t))
+	hub := startHub(t, openBus(t), unthrottled)
 	splitBetween(t, hub, hub)
 }
 

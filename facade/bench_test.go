@@ -33,7 +33,7 @@ type benchHub struct {
 func startBench(b *testing.B) *benchHub {
 	b.Helper()
 	bus := openBus(b, func(c *jetstream.Config) { c.Listen, c.ListenToken = "127.0.0.1:0", testToken })
-	return &benchHub{testHub: startHub(b, bus), bus: bus}
+	return &benchHub{testHub: startHub(b, bus, unthrottled), bus: bus}
 }
 
 func (h *benchHub) dial(b *testing.B) *client.Client {

@@ -2,6 +2,7 @@ package facade
 
 import (
 	"net/http"
+	"time"
 
 	"github.com/coder/websocket"
 )
@@ -86,6 +87,8 @@ func (c code) rule() rule {
 type fault struct {
 	code code
 	msg  string
+	// wait is after which time it may be worth to try again; 0 when that is not known.
+	wait time.Duration
 	// tooLarge marks a publish_failed that is due to size, so that HTTP answers 413.
 	tooLarge bool
 }

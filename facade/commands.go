@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -49,16 +50,21 @@ func appendKey(dst, topic, group []byte) []byte {
 	return append(dst, group...)
 }
 
-// execute carries out one message. mu is held.
-func (s *session) execute(msg []byte) {
+// execute carries out one message, and returns for how long no more should be read. mu is held.
+func (s *session) execute(msg []byte) (wait time.Duration) {
 	f := &s.frame
 	fail := f.cut(msg)
 	s.srv.cfg.Observer.FrameReceived(opNames[f.op])
+	now := time.Now()
 	switch {
 	case fail != nil && fail.code == codeBadJSON:
 	case s.principal == nil && f.op != opAuth:
 		s.fail(f.corr, codeUnauthorized, "Call AUTH first.")
-		return
+		return 0
+	case !settles(f.op) && !s.frames.take(s.srv.frames, now.Sub(s.srv.started)):
+		s.limit("frame_rate")
+		s.fail(f.corr, codeRateLimited, "This connection sends more than "+strconv.Itoa(s.srv.cfg.Limits.FrameRate)+" frames a second: slow down.")
+		return 0
 	case fail != nil:
 	case f.op == opUnknown:
 		fail = &fault{code: codeUnknownOp, msg: "This op is not known."}
@@ -68,18 +74,26 @@ func (s *session) execute(msg []byte) {
 	if fail != nil {
 		s.fail(f.corr, fail.code, fail.msg)
 		s.misread(fail.code)
-		return
+		return 0
 	}
 	s.faults = 0
-	if d := s.due.Load(); d != nil && d.code == closeTokenExpired && !time.Now().Before(d.at) {
+	if d := s.due.Load(); d != nil && d.code == closeTokenExpired && !now.Before(d.at) {
 		// The ticker is about to say so; nothing is done on an expired token meanwhile.
 		if s.due.CompareAndSwap(d, nil) {
 			s.expire(d)
 		}
-		return
+		return 0
 	}
 	s.command(f)
+	if settles(f.op) {
+		// What came is carried out at once, for the client holds leases; what comes next waits.
+		return s.settles.spend(s.srv.settles, max(1, len(f.ids)), now.Sub(s.srv.started))
+	}
+	return 0
 }
+
+// settles reports whether an op is about events that the client holds.
+func settles(o op) bool { return o == opAck || o == opNack || o == opModack }
 
 // misread counts frames that make no sense, and gives up on a client that sends nothing else.
 func (s *session) misread(c code) {
@@ -167,42 +181,45 @@ func (s *session) stop(sub *subscription) {
 
 // auth replaces the connection's policy.
 func (s *session) auth(f *frame) {
-	ctx, cancel := context.WithTimeout(s.ctx, callTimeout)
-	defer cancel()
-	p, err := s.srv.cfg.Auth.Authenticate(ctx, string(f.token))
+	p, fail := s.srv.authenticate(s.ctx, string(f.token))
 	clear(s.topics)
-	if err != nil {
-		s.refuse(f, err)
+	if fail == nil && !s.srv.connections.move(s.counted, p.Key(), s.srv.cfg.Limits.PrincipalConnections) {
+		s.limit("principal_connections")
+		fail = &fault{code: codeOverloaded, msg: "This client has as many connections as it may have, which is " +
+			strconv.Itoa(s.srv.cfg.Limits.PrincipalConnections) + "."}
+	}
+	if fail != nil {
+		s.refuse(f, fail)
 		return
 	}
-	s.principal = p
+	s.principal, s.counted = p, p.Key()
+	s.pub.CountFor(s.counted)
 	s.refusals = 0
 	s.due.Store(nil)
 	if at := p.Expires(); !at.IsZero() {
 		s.due.Store(&due{at: at, code: closeTokenExpired})
 	}
-	for key, sub := range s.subs {
-		if !sub.allowed(p) {
-			delete(s.subs, key)
-			s.stop(sub)
-			s.fail(nil, codeForbidden, "The new policy does not allow "+sub.topic+"::"+sub.group+"; the subscription has ended.")
-		}
+	lost := maps.Clone(s.subs)
+	maps.DeleteFunc(lost, func(_ string, sub *subscription) bool { return s.srv.maySubscribe(p, sub) })
+	s.endSubs(lost, (*jetstream.Subscription).Stop)
+	for _, sub := range lost {
+		s.fail(nil, codeForbidden, "The new policy does not allow "+sub.topic+"::"+sub.group+"; the subscription has ended.")
 	}
 	s.out.ok(f.corr, "")
 }
 
 // refuse answers an AUTH that failed. The connection is unauthenticated again, whatever it was.
-func (s *session) refuse(f *frame, err error) {
+func (s *session) refuse(f *frame, fail *fault) {
 	if s.principal != nil {
 		s.principal = nil
+		s.srv.connections.leave(s.counted)
+		s.counted = ""
 		s.awaitAuth()
-		s.endSubs((*jetstream.Subscription).Stop)
+		s.endSubs(s.subs, (*jetstream.Subscription).Stop)
 	}
-	if known, ok := errors.AsType[*AuthError](err); ok {
-		s.fail(f.corr, code(known.Code), known.Msg)
-	} else {
-		s.srv.log.Error("authentication failed", slog.Any("error", err))
-		s.fail(f.corr, codeInternal, "The token could not be checked.")
+	s.fail(f.corr, fail.code, fail.msg)
+	if fail.rule().retry {
+		return // nothing is wrong with the token
 	}
 	if s.refusals++; s.refusals > s.srv.cfg.Limits.AuthTries {
 		s.limit("auth_tries")
@@ -210,15 +227,12 @@ func (s *session) refuse(f *frame, err error) {
 	}
 }
 
-// allowed reports whether p may have the subscription.
-func (sub *subscription) allowed(p Principal) bool {
-	return p.Allows(ActionSubscribe, sub.topic, sub.group) &&
-		!slices.ContainsFunc(sub.more, func(t string) bool { return !p.Allows(ActionSubscribe, t, sub.group) })
-}
-
 // publish sends an event. The answer comes when the stream has stored it; frames behind it go on.
 func (s *session) publish(f *frame) {
 	topic, fail := s.publishTopic(f.topic)
+	if fail == nil {
+		fail = s.srv.throttle(s.principal, topic)
+	}
 	if fail != nil {
 		s.fail(f.corr, fail.code, fail.msg)
 		return
@@ -241,28 +255,20 @@ func (s *session) publishTopic(name []byte) (string, *fault) {
 		return topic, nil
 	}
 	topic := string(name)
-	if fail := mayPublish(s.principal, topic); fail != nil {
+	if fail := s.srv.mayPublish(s.principal, topic); fail != nil {
 		return "", fail
 	}
 	if s.topics == nil {
 		s.topics = make(map[string]string)
 	}
-	if len(s.topics) >= maxTopicsKnown {
-		clear(s.topics)
+	for other := range s.topics { // any other will do
+		if len(s.topics) < maxTopicsKnown {
+			break
+		}
+		delete(s.topics, other)
 	}
 	s.topics[topic] = topic
 	return topic, nil
-}
-
-// mayPublish checks the topic's form first, so that a policy sees only topics that can exist.
-func mayPublish(p Principal, topic string) *fault {
-	if err := jetstream.ValidTopic(topic); err != nil {
-		return busFault(err, codeBadTopic, "The topic is not well formed.")
-	}
-	if !p.Allows(ActionPublish, topic, "") {
-		return &fault{code: codeForbidden, msg: "The policy does not allow to publish to " + topic + "."}
-	}
-	return nil
 }
 
 // receipt waits for the outcome of one publish. Receipts are pooled, with the bound method that the bus calls.
@@ -314,7 +320,11 @@ func (s *session) subscribe(f *frame) {
 		return
 	}
 	sub := newSubscription(f)
-	if fail := sub.check(s.principal); fail != nil {
+	fail := sub.check()
+	if fail == nil && !s.srv.maySubscribe(s.principal, sub) {
+		fail = &fault{code: codeForbidden, msg: "The policy does not allow to subscribe to " + sub.topic + "::" + sub.group + "."}
+	}
+	if fail != nil {
 		s.fail(f.corr, fail.code, fail.msg)
 		return
 	}
@@ -363,8 +373,8 @@ func newSubscription(f *frame) *subscription {
 	return sub
 }
 
-// check looks at the names first, so that a policy sees only names that can exist.
-func (sub *subscription) check(p Principal) *fault {
+// check looks at the form of the names.
+func (sub *subscription) check() *fault {
 	for _, t := range append([]string{sub.topic}, sub.more...) {
 		if err := jetstream.ValidTopic(t); err != nil {
 			return busFault(err, codeBadTopic, "The topic is not well formed.")
@@ -372,9 +382,6 @@ func (sub *subscription) check(p Principal) *fault {
 	}
 	if err := jetstream.ValidGroup(sub.group); err != nil {
 		return busFault(err, codeBadGroup, "The group is not well formed.")
-	}
-	if !sub.allowed(p) {
-		return &fault{code: codeForbidden, msg: "The policy does not allow to subscribe to " + sub.topic + "::" + sub.group + "."}
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package facade_test
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"maps"
 	"slices"
@@ -17,15 +18,12 @@ import (
 // TestConformance plays the scenarios of testdata/frames against a hub over real sockets.
 func TestConformance(t *testing.T) {
 	bus := openBus(t)
-	plain := startHub(t, bus)
 	for _, s := range loadScenarios(t, testToken) {
 		t.Run(s.Name, func(t *testing.T) {
-			hub := plain
-			if s.Config != (scenarioConfig{}) {
-				hub = startHub(t, bus, func(cfg *facade.Config) {
-					cfg.Limits.AuthTimeout = time.Duration(s.Config.AuthTimeoutMS) * time.Millisecond
-				})
-			}
+			hub := startHub(t, bus, func(cfg *facade.Config) {
+				cfg.Auth = namedClients{cfg.Auth, s.Name}
+				cfg.Limits.AuthTimeout = time.Duration(s.Config.AuthTimeoutMS) * time.Millisecond
+			})
 			p := &player{t: t, url: hub.url, names: newNames(), conns: map[string]*rawConn{}}
 			for i := range s.Steps {
 				p.number = i + 1
@@ -35,6 +33,27 @@ func TestConformance(t *testing.T) {
 		})
 	}
 }
+
+// namedClients makes all clients one principal of this name, so that scenarios do not share the limit of new topics.
+type namedClients struct {
+	facade.Authenticator
+	name string
+}
+
+func (n namedClients) Authenticate(ctx context.Context, token string) (facade.Principal, error) {
+	p, err := n.Authenticator.Authenticate(ctx, token)
+	if err != nil {
+		return nil, err
+	}
+	return named{p, n.name}, nil
+}
+
+type named struct {
+	facade.Principal
+	key string
+}
+
+func (n named) Key() string { return n.key }
 
 // player plays one scenario.
 type player struct {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/textproto"
 	"net/url"
@@ -18,9 +17,6 @@ import (
 	"eventhub/jetstream"
 	"eventhub/jetstream/jsonscan"
 )
-
-// retryAfter is the Retry-After of a 429 or 503, in seconds.
-const retryAfter = "1"
 
 // HTTP returns the handler of the HTTP API (protocol section 4). Mount it on a server with a ReadHeaderTimeout; bodies
 // have Limits.BodyStall.
@@ -37,7 +33,7 @@ func (s *Server) HTTP() http.Handler {
 			}
 		}
 		s.cfg.Observer.ErrorSent(string(codeNotFound))
-		writeError(w, http.StatusMethodNotAllowed, codeNotFound, "This path does not take this method.")
+		writeError(w, http.StatusMethodNotAllowed, &fault{code: codeNotFound, msg: "This path does not take this method."})
 	})
 	r.Post("/publish/{topic}", s.servePublish)
 	return r
@@ -97,61 +93,31 @@ func (s *Server) isDraining() bool {
 
 // servePublish is POST /publish/{topic}. Nothing of the body is read before the client may publish there.
 func (s *Server) servePublish(w http.ResponseWriter, r *http.Request) {
-	p, fail := s.authenticate(r)
+	p, fail := s.bearer(r)
 	if fail != nil {
 		s.refuse(w, fail)
 		return
 	}
 	topic, fail := topicParam(r)
 	if fail == nil {
-		fail = mayPublish(p, topic)
+		fail = s.mayPublish(p, topic)
+	}
+	mediaType, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
+	lines := strings.EqualFold(strings.TrimSpace(mediaType), ndjsonType)
+	if fail == nil && !lines {
+		fail = s.throttle(p, topic)
 	}
 	if fail != nil {
 		s.refuse(w, fail)
 		return
 	}
-	if mediaType, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";"); strings.EqualFold(strings.TrimSpace(mediaType), ndjsonType) {
-		s.publishLines(w, r, topic, s.publisherOf(p))
+	pub := s.cfg.Bus.NewPublisher()
+	pub.CountFor(p.Key())
+	if lines {
+		s.publishLines(w, r, topic, p, pub)
 		return
 	}
-	s.publishBody(w, r, topic, s.publisherOf(p))
-}
-
-// publisherOf makes a Publisher for one request. Those of one principal share the limit of new topics.
-func (s *Server) publisherOf(p Principal) *jetstream.Publisher {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	pub, known := s.publishers[p.Name()]
-	if !known {
-		if len(s.publishers) >= maxPrincipalsKnown {
-			clear(s.publishers) // their limits begin anew
-		}
-		pub = s.cfg.Bus.NewPublisher()
-		s.publishers[p.Name()] = pub
-	}
-	return pub.Sibling()
-}
-
-// authenticate checks the bearer token of a request.
-func (s *Server) authenticate(r *http.Request) (Principal, *fault) {
-	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	if !strings.EqualFold(scheme, "Bearer") {
-		token = ""
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
-	defer cancel()
-	p, err := s.cfg.Auth.Authenticate(ctx, strings.TrimSpace(token))
-	if err == nil {
-		if at := p.Expires(); !at.IsZero() && !time.Now().Before(at) {
-			return nil, &fault{code: codeTokenExpired, msg: "The token has expired."}
-		}
-		return p, nil
-	}
-	if known, ok := errors.AsType[*AuthError](err); ok {
-		return nil, &fault{code: code(known.Code), msg: known.Msg}
-	}
-	s.log.ErrorContext(ctx, "authentication failed", slog.Any("error", err))
-	return nil, &fault{code: codeInternal, msg: "The token could not be checked."}
+	s.publishBody(w, r, topic, pub)
 }
 
 // topicParam returns the path's topic, URL-decoded.
@@ -366,11 +332,11 @@ func stringList(values []string) ([]string, bool) {
 }
 
 func writeFault(w http.ResponseWriter, f *fault) {
-	writeError(w, f.rule().status, f.code, f.msg)
+	writeError(w, f.rule().status, f)
 }
 
-// writeError answers {"error": msg, "code": c}.
-func writeError(w http.ResponseWriter, status int, c code, msg string) {
+// writeError answers {"error": msg, "code": code}.
+func writeError(w http.ResponseWriter, status int, f *fault) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("X-Content-Type-Options", "nosniff")
@@ -378,10 +344,10 @@ func writeError(w http.ResponseWriter, status int, c code, msg string) {
 	case http.StatusUnauthorized:
 		h.Set("WWW-Authenticate", "Bearer")
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
-		h.Set("Retry-After", retryAfter)
+		h.Set("Retry-After", f.retryAfter())
 	}
 	w.WriteHeader(status)
-	_, _ = w.Write(append(appendError(nil, c, msg), '\n'))
+	_, _ = w.Write(append(appendError(nil, f.code, f.msg), '\n'))
 }
 
 // appendError appends the JSON of an error over HTTP.

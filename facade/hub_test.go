@@ -99,8 +99,11 @@ func (h *testHub) listen(handler http.Handler) string {
 func twoHubs(tb testing.TB) (a, b *testHub) {
 	tb.Helper()
 	nats := at(startNATS(tb))
-	return startHub(tb, openBus(tb, nats)), startHub(tb, openBus(tb, nats))
+	return startHub(tb, openBus(tb, nats), unthrottled), startHub(tb, openBus(tb, nats), unthrottled)
 }
+
+// unthrottled lets clients send as fast as they can.
+func unthrottled(cfg *facade.Config) { cfg.Limits.FrameRate = facade.NoLimit }
 
 // at makes a bus use the NATS server at url.
 func at(url string) func(*jetstream.Config) {

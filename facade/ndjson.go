@@ -39,19 +39,20 @@ type line struct {
 // lines publishes the lines of one request. Its reader (the handler) and its answerer run side by side; the channel
 // between them holds the order, and bounds what is in flight.
 type lines struct {
-	srv   *Server
-	topic string
-	pub   *jetstream.Publisher
-	ctrl  *http.ResponseController
-	queue chan *line
-	gone  chan struct{} // closed when answers cannot be written any more
+	srv       *Server
+	topic     string
+	principal Principal
+	pub       *jetstream.Publisher
+	ctrl      *http.ResponseController
+	queue     chan *line
+	gone      chan struct{} // closed when answers cannot be written any more
 }
 
 // publishLines publishes each line of the body and streams the answers while the body is still being read. A client must
 // read them meanwhile: when Limits.Window answers wait, the body is not read on.
-func (s *Server) publishLines(w http.ResponseWriter, r *http.Request, topic string, pub *jetstream.Publisher) {
+func (s *Server) publishLines(w http.ResponseWriter, r *http.Request, topic string, p Principal, pub *jetstream.Publisher) {
 	l := &lines{
-		srv: s, topic: topic, pub: pub, ctrl: http.NewResponseController(w),
+		srv: s, topic: topic, principal: p, pub: pub, ctrl: http.NewResponseController(w),
 		queue: make(chan *line, s.cfg.Limits.Window), gone: make(chan struct{}),
 	}
 	// HTTP/1 would otherwise read the rest of the body before the first answer goes out. HTTP/2 needs no permission.
@@ -150,6 +151,9 @@ func (l *lines) publish(ctx context.Context, text []byte, whole bool) error {
 		return nil
 	}
 	payload, opts, fail := parseLine(text)
+	if fail == nil {
+		fail = l.admit()
+	}
 	if fail != nil {
 		n.refuse(fail)
 		return nil
@@ -168,6 +172,14 @@ func (l *lines) publish(ctx context.Context, text []byte, whole bool) error {
 		n.refuse(l.fault(err))
 	}
 	return nil
+}
+
+// admit asks anew for each line what may change while a request lasts.
+func (l *lines) admit() *fault {
+	if expired(l.principal, time.Now()) {
+		return &fault{code: codeTokenExpired, msg: "The token has expired."}
+	}
+	return l.srv.throttle(l.principal, l.topic)
 }
 
 func (l *lines) fault(err error) *fault {

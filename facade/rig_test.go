@@ -1,6 +1,7 @@
 package facade_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"io"
@@ -83,8 +84,15 @@ func (r *record) count(what string) int {
 	return r.counts[what]
 }
 
+// ConnectionClosed does not block: a test that looks at codes has few connections.
+func (r *record) ConnectionClosed(c int) {
+	select {
+	case r.closed <- c:
+	default:
+	}
+}
+
 func (r *record) ConnectionOpened()        { r.add("opened") }
-func (r *record) ConnectionClosed(c int)   { r.closed <- c }
 func (r *record) FrameReceived(op string)  { r.add("op " + op) }
 func (r *record) ErrorSent(code string)    { r.add("error " + code) }
 func (r *record) LimitReached(name string) { r.add("limit " + name) }
@@ -305,4 +313,30 @@ func (r *rig) stored(t *testing.T, topic string) []*jetstream.Event {
 		t.Fatal(err)
 	}
 	return list
+}
+
+// stream begins an NDJSON request. feed sends one line; the answers are to be scanned.
+func (r *rig) stream(t *testing.T, path, token string) (answers *bufio.Scanner, feed func(line string)) {
+	t.Helper()
+	body, sender := io.Pipe()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.http.URL+path, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+token)
+	req.Header.Set("Content-Type", "application/x-ndjson")
+	res, err := r.http.Client().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = sender.Close()
+		_ = res.Body.Close()
+	})
+	return bufio.NewScanner(res.Body), func(line string) {
+		t.Helper()
+		if _, err := io.WriteString(sender, line+"\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

@@ -12,10 +12,8 @@ import (
 	"github.com/coder/websocket"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/quota"
 )
-
-// maxPrincipalsKnown bounds Server.publishers.
-const maxPrincipalsKnown = 1024
 
 // tickInterval is how often the server looks for connections whose time is over.
 const tickInterval = 250 * time.Millisecond
@@ -32,19 +30,25 @@ type Server struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 
+	// What principals may use; see Limits.
+	frames, settles      pace
+	byTopic, byPrincipal *quota.Set // publishes; nil without a limit
+	connections          headcount
+	bearers              *bearers
+
+	started  time.Time     // times of buckets count from here
 	ticks    atomic.Uint64 // a clock for the hot path, in tickInterval
 	requests atomic.Int64  // HTTP requests being served
 
 	// wg counts every goroutine of the server and its sessions.
 	wg sync.WaitGroup
 
-	mu         sync.Mutex
-	publishers map[string]*jetstream.Publisher // of HTTP, by the principal's name
-	draining   bool
-	closed     bool
-	opening    int // connections being upgraded
-	sessions   map[*session]struct{}
-	idle       chan struct{} // closed when draining and no session is left
+	mu       sync.Mutex
+	draining bool
+	closed   bool
+	opening  int // connections being upgraded
+	sessions map[*session]struct{}
+	idle     chan struct{} // closed when draining and no session is left
 }
 
 // New makes a Server. The caller mounts WebSocket and HTTP on listeners of its own, and calls Close.
@@ -53,7 +57,14 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, log: cfg.Logger, sessions: make(map[*session]struct{}), publishers: make(map[string]*jetstream.Publisher), idle: make(chan struct{})}
+	l := cfg.Limits
+	s := &Server{
+		cfg: cfg, log: cfg.Logger, started: time.Now(),
+		frames: newPace(l.FrameRate, l.FrameBurst), settles: newPace(l.SettleRate, l.SettleBurst),
+		connections: headcount{byKey: make(map[string]int)}, bearers: newBearers(l.Bearers),
+		sessions: make(map[*session]struct{}), idle: make(chan struct{}),
+	}
+	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.wg.Go(s.tick)
 	return s, nil

@@ -312,6 +312,7 @@ func (policies) Authenticate(_ context.Context, token string) (facade.Principal,
 }
 
 func (p policy) Name() string       { return strings.Join(p.topics, ",") }
+func (p policy) Key() string        { return p.Name() }
 func (p policy) Expires() time.Time { return p.until }
 func (p policy) Allows(_ facade.Action, topic, _ string) bool {
 	return slices.Contains(p.topics, topic)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"runtime/debug"
 	"strconv"
 	"sync"
@@ -25,7 +26,7 @@ const (
 	// preAuthFrame is the largest message in bytes that a client without credentials may send.
 	preAuthFrame = 64 << 10
 	// maxTopicsKnown bounds a session's memory of topics that it may publish to.
-	maxTopicsKnown = 64
+	maxTopicsKnown = 256
 )
 
 // errMessageTooBig ends a connection whose message could not be skipped.
@@ -57,11 +58,14 @@ type session struct {
 	ended     bool // frames have no effect any more
 	draining  bool
 	principal Principal // nil until AUTH succeeded
+	counted   string    // the principal's Key while the connection counts among its connections, else ""
 	subs      map[string]*subscription
 	frame     frame
 	key       []byte // of a look-up in subs
-	faults    int    // in a row
-	refusals  int    // of AUTH, in a row
+	frames    bucket
+	settles   bucket
+	faults    int // in a row
+	refusals  int // of AUTH, in a row
 	topics    map[string]string
 	call      context.Context // of publishes
 	callEnd   context.CancelFunc
@@ -139,19 +143,41 @@ func (s *session) next() bool {
 	if !open {
 		return false
 	}
+	wait, open := s.message(*b, size)
+	s.rest(wait)
+	return open
+}
+
+// message executes a message of the given size. It returns for how long no more should be read, and false when the
+// connection has ended.
+func (s *session) message(b []byte, size int) (wait time.Duration, open bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended {
-		return false
+		return 0, false
 	}
 	if size > s.srv.cfg.Limits.Frame {
 		s.limit("frame")
 		s.fail(nil, codePublishFailed, "the message has "+strconv.Itoa(size)+" bytes, at most "+
 			strconv.Itoa(s.srv.cfg.Limits.Frame)+" are read; a payload may have "+strconv.Itoa(s.srv.cfg.Bus.MaxPayload()))
-		return true
+		return 0, true
 	}
-	s.execute(*b)
-	return true
+	return s.execute(b), true
+}
+
+// rest lets the reader wait, unless the connection ends: whoever ends it says why, and the next read returns. mu is not
+// held meanwhile.
+func (s *session) rest(d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	s.limit("settle_rate")
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-s.ctx.Done():
+	}
 }
 
 // read reads a whole message into b and returns its size. What is over Limits.Frame is counted and not kept.
@@ -226,7 +252,9 @@ func (s *session) release() {
 	if s.callEnd != nil {
 		s.callEnd()
 	}
-	s.endSubs((*jetstream.Subscription).Disconnect)
+	s.srv.connections.leave(s.counted)
+	s.counted = ""
+	s.endSubs(s.subs, (*jetstream.Subscription).Disconnect)
 }
 
 // discard ends the session because the server closes. That is no fault of the client's.
@@ -234,17 +262,17 @@ func (s *session) discard() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = true
-	s.endSubs((*jetstream.Subscription).Stop)
+	s.endSubs(s.subs, (*jetstream.Subscription).Stop)
 	s.out.shut(closeDraining)
 }
 
-// endSubs ends every subscription in the given way, at the same time: there are at most Limits.Subscriptions. That the
-// connection has ended is no reason to hurry.
-func (s *session) endSubs(how func(*jetstream.Subscription, context.Context) error) {
+// endSubs ends and forgets subscriptions in the given way, at the same time: there are at most Limits.Subscriptions. That
+// the connection has ended is no reason to hurry.
+func (s *session) endSubs(subs map[string]*subscription, how func(*jetstream.Subscription, context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), callTimeout)
 	defer cancel()
 	var wg sync.WaitGroup
-	for _, sub := range s.subs {
+	for _, sub := range subs {
 		wg.Go(func() {
 			if err := how(sub.bus, ctx); err != nil {
 				s.srv.log.Warn("subscription did not end in order", slog.String("topic", sub.topic),
@@ -253,7 +281,7 @@ func (s *session) endSubs(how func(*jetstream.Subscription, context.Context) err
 		})
 	}
 	wg.Wait()
-	clear(s.subs)
+	maps.DeleteFunc(s.subs, func(key string, _ *subscription) bool { return subs[key] != nil })
 }
 
 // drain lets the client settle what it holds, gives the rest back, and closes the connection.

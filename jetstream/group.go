@@ -25,12 +25,14 @@ type group struct {
 	next     string // the subject to pull from
 	created  time.Time
 	ttl      time.Duration // 0: it stays
+	revision uint64        // of the pointer that named it; 0: none did
 	start    uint64        // where it stood when this hub joined: nothing before is unsettled
 }
 
-func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo) *group {
+func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, revision uint64) *group {
 	return &group{
-		topic: t, name: name, consumer: info.Name, fence: newFence(max(info.Config.AckWait, time.Second)),
+		revision: revision,
+		topic:    t, name: name, consumer: info.Name, fence: newFence(max(info.Config.AckWait, time.Second)),
 		created: info.Created, ttl: info.Config.InactiveThreshold,
 		start: max(info.Config.OptStartSeq, info.AckFloor.Stream+1, 1),
 		next:  b.api + "CONSUMER.MSG.NEXT." + t.stream.name + "." + info.Name,
@@ -49,14 +51,14 @@ func (t *topicInfo) consumerName(group string) string {
 // errStreamGone says that the stream was deleted since this hub met it.
 var errStreamGone = errors.New("jetstream: the stream was deleted")
 
-// join finds the group, or makes it: its topic too, on quota. start is asked only when the group is new.
+// join finds the group, or makes it: its topic too, which counts for client. start is asked only when the group is new.
 //
 // dead, if not nil, is the group as a member knew it whose consumer was deleted. The server says so before it is done,
-// and a consumer of that name made now would begin with what is left of it, its leases included: so the group goes on
-// under a new name, as after a seek.
-func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, quota *budget, start starter, dead *group) (*group, error) {
+// and a consumer of that name made now would begin with what is left of it on disk, its leases included: so the group goes
+// on under a new name, as after a seek. Groups with a TTL live in memory, and leave nothing.
+func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, client string, start starter, dead *group) (*group, error) {
 	for range 8 {
-		t, state, err := b.freshTopic(ctx, topic, quota)
+		t, state, err := b.freshTopic(ctx, topic, client)
 		if err != nil {
 			return nil, err
 		}
@@ -66,7 +68,7 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, q
 		}
 		info, err := b.consumer(ctx, t, ptr.Consumer)
 		if err == nil && !dead.is(info) {
-			return b.newGroup(t, name, info), nil
+			return b.newGroup(t, name, info, ptr.revision), nil
 		}
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return nil, b.unavailable(err)
@@ -75,19 +77,20 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, q
 		if err != nil {
 			return nil, err
 		}
-		if dead.was(t, ptr.Consumer) {
-			info, err = b.moveGroup(ctx, t, name, ptr, ttl, seq)
+		if dead.leaves(t, ptr.Consumer) {
+			info, rev, err := b.moveGroup(ctx, t, name, ptr, ttl, seq)
 			if errors.Is(err, errPointerMoved) {
 				continue
 			}
 			if err != nil {
 				return nil, b.unavailable(err)
 			}
-			return b.newGroup(t, name, info), nil
+			b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
+			return b.newGroup(t, name, info, rev), nil
 		}
 		info, err = b.createConsumer(ctx, t, name, ptr.Consumer, ttl, seq)
-		if errors.Is(err, natsjs.ErrConsumerExists) {
-			continue // another hub was first: its start counts
+		if errors.Is(err, natsjs.ErrConsumerExists) || err == nil && dead.is(info) {
+			continue // another hub was first: its start counts; or the deleted one is still there
 		}
 		if err != nil {
 			return nil, b.unavailable(err)
@@ -98,7 +101,7 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, q
 			return nil, b.unavailable(err)
 		}
 		if again.Consumer == info.Name {
-			return b.newGroup(t, name, info), nil
+			return b.newGroup(t, name, info, again.revision), nil
 		}
 		b.deleteConsumer(ctx, t.stream.name, info.Name)
 	}
@@ -110,31 +113,31 @@ func (g *group) is(info *natsjs.ConsumerInfo) bool {
 	return g != nil && g.consumer == info.Name && g.created.Equal(info.Created)
 }
 
-// was reports whether the group had the name, on the stream that t is on.
-func (g *group) was(t *topicInfo, consumer string) bool {
-	return g != nil && g.consumer == consumer && g.topic.stream.created.Equal(t.stream.created)
+// leaves reports whether the group had the name, on the stream that t is on, and left something on disk under it.
+func (g *group) leaves(t *topicInfo, consumer string) bool {
+	return g != nil && g.consumer == consumer && g.topic.stream.created.Equal(t.stream.created) && g.ttl == 0
 }
 
 // moveGroup makes a consumer of a new name and moves the group's pointer to it in one compare-and-set: it returns
 // errPointerMoved when another was first.
-func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from pointer, ttl time.Duration, start uint64) (*natsjs.ConsumerInfo, error) {
+func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from pointer, ttl time.Duration, start uint64) (*natsjs.ConsumerInfo, uint64, error) {
 	next := from.following(t, group)
 	info, err := b.createConsumer(ctx, t, group, next.Consumer, ttl, start)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	err = b.pointers.swap(ctx, t, group, from, next)
+	rev, err := b.pointers.swap(ctx, t, group, from, next)
 	if errors.Is(err, errPointerMoved) {
 		b.deleteConsumer(ctx, t.stream.name, next.Consumer)
 	}
-	return info, err // other errors leave the outcome unknown: the sweeper removes what no pointer names
+	return info, rev, err // other errors leave the outcome unknown: the sweeper removes what no pointer names
 }
 
 // freshTopic is the topic with the stream as it is now: pointers count only for the very stream that they were made for,
 // and what this hub knows may be of one that was deleted and made anew meanwhile.
-func (b *Bus) freshTopic(ctx context.Context, topic string, quota *budget) (*topicInfo, natsjs.StreamState, error) {
+func (b *Bus) freshTopic(ctx context.Context, topic, client string) (*topicInfo, natsjs.StreamState, error) {
 	for range 3 {
-		t, err := b.topic(ctx, topic, quota)
+		t, err := b.topic(ctx, topic, client)
 		if err != nil {
 			return nil, natsjs.StreamState{}, err
 		}
@@ -214,6 +217,10 @@ func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name stri
 		cfg.MemoryStorage = true
 	}
 	c, err := b.js.CreateConsumer(ctx, t.stream.name, cfg)
+	var refused *natsjs.APIError
+	if errors.As(err, &refused) && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
+		return nil, &Error{Code: CodeOverloaded, Msg: "the topic has as many groups as the event store keeps for one (1,000 unless it is configured otherwise): leave some, or let them end by opts.groupTtlMs"}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: create consumer %s of stream %s: %w", name, t.stream.name, err)
 	}
@@ -280,7 +287,7 @@ func (b *Bus) SetCursor(ctx context.Context, topic, group string, to Position) e
 		return err
 	}
 	for range 8 {
-		t, state, err := b.freshTopic(ctx, topic, nil)
+		t, state, err := b.freshTopic(ctx, topic, "")
 		if err != nil {
 			return err
 		}
@@ -298,7 +305,7 @@ func (b *Bus) SetCursor(ctx context.Context, topic, group string, to Position) e
 		} else if !errors.Is(err, ErrNotFound) {
 			return b.unavailable(err)
 		}
-		_, err = b.moveGroup(ctx, t, group, ptr, ttl, start)
+		_, _, err = b.moveGroup(ctx, t, group, ptr, ttl, start)
 		if errors.Is(err, errPointerMoved) {
 			continue
 		}

@@ -78,7 +78,7 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 		for i, b := range []*Bus{one, two} {
 			wg.Go(func() {
 				at := Position{From: []From{FromEarliest, FromLatest}[i]}
-				g, err := b.join(t.Context(), "race", group, 0, nil, func(ctx context.Context, topic *topicInfo, state natsjs.StreamState) (uint64, error) {
+				g, err := b.join(t.Context(), "race", group, 0, "", func(ctx context.Context, topic *topicInfo, state natsjs.StreamState) (uint64, error) {
 					return b.resolve(ctx, topic, at, state)
 				}, nil)
 				if err != nil {

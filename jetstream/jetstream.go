@@ -17,6 +17,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/quota"
 )
 
 // closeWait is how long Close waits for the server, so that a process that is told to end does so in time.
@@ -44,6 +46,8 @@ type Bus struct {
 	dead       *deadLetters
 
 	topics    topics
+	made      *quota.Set    // topics, by the client that made them
+	clients   atomic.Uint64 // that nobody named
 	turn      atomic.Uint32 // deals the links out
 	publisher *Publisher    // of Bus.Publish
 
@@ -68,6 +72,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 		clock: newClock(stallLimit(cfg.AckWait)), subs: make(map[*Subscription]struct{}),
 		topics: topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64)},
 	}
+	b.made = newTopicQuota(b.limits)
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := b.open(ctx); err != nil {
 		_ = b.Close() //nolint:contextcheck // what is half open is closed whatever ctx says; its error would hide the cause
@@ -105,7 +110,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if b.pointers, err = openPointers(ctx, b); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
-	b.publisher = b.newPublisher(nil)
+	b.publisher = b.newPublisher("")
 	b.dead = startDeadLetters(b) //nolint:contextcheck // it lives until Close, not until Open returns
 	b.clock.beat.Store(b.clock.now())
 	b.background(b.beat)

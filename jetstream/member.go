@@ -35,6 +35,7 @@ type member struct {
 	loosest   uint64
 	acks      string // what its ack subjects begin with; "" before the first
 	attaching bool
+	movedAt   uint64 // the newest revision of the group's pointer that came up meanwhile
 }
 
 // inbox is where pulls are answered to. Each is used until the subscription pauses, ends, or forgets what it had.
@@ -221,7 +222,7 @@ func (in *inbox) status(msg *nats.Msg) {
 		s.requested = max(s.requested-left, 0)
 		s.refill()
 	case what == "Consumer Deleted":
-		m.reattach()
+		m.reattach(true)
 	case code == "503": // it is gone, or has no leader now
 		m.again(s.bus.clock.now() + int64(pullRetry))
 		m.verify(in.group)
@@ -257,25 +258,29 @@ func (m *member) verify(g *group) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if m.group == g {
-			m.reattach()
+			m.reattach(true)
 		}
 	})
 }
 
 // reattach joins the group anew after its consumer was moved by a seek, or deleted. What was leased from the old one is
 // dropped silently: its acks would find no consumer. s.mu is held.
-func (m *member) reattach() {
+func (m *member) reattach(deleted bool) {
 	s := m.sub
 	if m.attaching || s.stopped {
 		return
 	}
-	m.attaching = true
+	m.attaching, m.movedAt = true, 0
 	was, start := m.group.topic.stream, m.resumeAt()
+	var dead *group
+	if deleted {
+		dead = m.group
+	}
 	m.close(false)
 	s.drop(func(d *Delivery) bool { return d.m == m })
 	s.wg.Go(func() {
 		for wait := 20 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
-			g, err := m.rejoin(was, start)
+			g, err := m.rejoin(was, start, dead)
 			s.mu.Lock()
 			if err == nil || s.stopped {
 				if err == nil {
@@ -287,7 +292,9 @@ func (m *member) reattach() {
 					m.group = g
 				}
 				m.attaching = false
-				if s.running() {
+				if m.movedAt > m.group.revision {
+					m.reattach(false) // it was moved once more meanwhile
+				} else if s.running() {
 					m.open()
 					s.refill()
 				}
@@ -305,15 +312,15 @@ func (m *member) reattach() {
 	})
 }
 
-func (m *member) rejoin(was *stream, start uint64) (*group, error) {
+func (m *member) rejoin(was *stream, start uint64, dead *group) (*group, error) {
 	ctx, cancel := context.WithTimeout(m.sub.ctx, publishWait)
 	defer cancel()
-	return m.sub.bus.join(ctx, m.group.topic.name, m.sub.group, m.group.ttl, nil, func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
+	return m.sub.bus.join(ctx, m.group.topic.name, m.sub.group, m.group.ttl, "", func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
 		if !t.stream.created.Equal(was.created) {
 			return 1, nil // the stream was made anew, too: all that is in it is new
 		}
 		return min(start, state.LastSeq+1), nil
-	}, m.group)
+	}, dead)
 }
 
 // noEvent is the subject of an ack about no event: the consumer answers it, and takes it for a sign of life. s.mu is held.

@@ -100,19 +100,19 @@ func (p *pointers) get(ctx context.Context, t *topicInfo, group string) (pointer
 }
 
 // swap moves the pointer from old to next, or returns errPointerMoved.
-func (p *pointers) swap(ctx context.Context, t *topicInfo, group string, old, next pointer) error {
+func (p *pointers) swap(ctx context.Context, t *topicInfo, group string, old, next pointer) (uint64, error) {
 	next.Stream = t.stream.created
 	value, err := json.Marshal(next)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	_, err = p.kv.Update(ctx, pointerKey(t, group), value, old.revision)
+	rev, err := p.kv.Update(ctx, pointerKey(t, group), value, old.revision)
 	var api *natsjs.APIError
 	if errors.As(err, &api) && (api.ErrorCode == natsjs.JSErrCodeStreamWrongLastSequence || api.ErrorCode == natsjs.JSErrCodeStreamWrongLastSequenceConstant) ||
 		errors.Is(err, natsjs.ErrKeyExists) {
-		return errPointerMoved
+		return 0, errPointerMoved
 	}
-	return err
+	return rev, err
 }
 
 // follow tells this hub's members when their group was moved, until the bus closes.
@@ -149,7 +149,7 @@ func (p *pointers) watch() error {
 			if err := json.Unmarshal(e.Value(), &moved); err != nil {
 				continue
 			}
-			p.bus.eachSubscription(func(s *Subscription) { s.moved(e.Key(), moved.Consumer) })
+			p.bus.eachSubscription(func(s *Subscription) { s.moved(e.Key(), moved.Consumer, e.Revision()) })
 		}
 	}
 }

@@ -50,29 +50,28 @@ type Receipt struct {
 // confirmed with no error between them. It is pinned to one NATS connection of the bus's pool, which keeps that order.
 // A Publisher is for one goroutine at a time; different Publishers are independent. It needs no closing.
 type Publisher struct {
-	bus   *Bus
-	link  *link
-	quota *budget
+	bus    *Bus
+	link   *link
+	client string // whose new topics are counted; "" for the hub itself
 
 	inFlight gate // of unanswered publishes
 }
 
-// NewPublisher makes a Publisher. It is cheap; make one for each client session, whose limit of new topics
-// (Limits.TopicsPerClient) it keeps.
-func (b *Bus) NewPublisher() *Publisher {
-	return b.newPublisher(newBudget(b.limits.TopicsPerClient))
-}
+// NewPublisher makes a Publisher. It is cheap; make one for each client session. Until CountFor says whose they are, the
+// topics it makes count for it alone (Limits.TopicsPerClient).
+func (b *Bus) NewPublisher() *Publisher { return b.newPublisher(b.unnamed()) }
 
-// Sibling makes another Publisher of the same client: with an order of its own, and the same limit of new topics.
-func (p *Publisher) Sibling() *Publisher { return p.bus.newPublisher(p.quota) }
+// CountFor makes the topics that this Publisher, and the subscriptions made Via it, make from now on count for a client,
+// along with those of all others that count for the same one. client is any name but "", and begins with no NUL.
+func (p *Publisher) CountFor(client string) { p.client = client }
 
 // PublishWait stores one event and returns once the stream has confirmed it. Errors are those of Publish and of its done.
 func (p *Publisher) PublishWait(ctx context.Context, topic string, payload []byte, opts *PublishOptions) (Receipt, error) {
 	return p.bus.publishWait(ctx, func(done func(Receipt, error)) error { return p.Publish(ctx, topic, payload, opts, done) })
 }
 
-func (b *Bus) newPublisher(quota *budget) *Publisher {
-	return &Publisher{bus: b, link: b.link(), quota: quota}
+func (b *Bus) newPublisher(client string) *Publisher {
+	return &Publisher{bus: b, link: b.link(), client: client}
 }
 
 // Publish sends the event and returns; done is called exactly once, from a goroutine of the bus, when the stream has
@@ -103,7 +102,7 @@ func (p *Publisher) send(ctx context.Context, topic string, payload []byte, opts
 	if err := opts.check(); err != nil {
 		return err
 	}
-	t, err := p.bus.topic(ctx, topic, p.quota)
+	t, err := p.bus.topic(ctx, topic, p.client)
 	if err != nil {
 		return err
 	}

@@ -38,7 +38,7 @@ func (q *questions) add(who asker, deadline int64) uint64 {
 // take returns who waits for the answer of that number, nil for nobody, and frees the place.
 func (q *questions) take(number uint64) asker {
 	place := number & (1<<placeBits - 1)
-	if place >= uint64(len(q.places)) || q.places[place].number != number {
+	if place >= uint64(len(q.places)) || q.places[place].asker == nil || q.places[place].number != number {
 		return nil
 	}
 	who := q.places[place].asker

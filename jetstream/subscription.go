@@ -194,7 +194,7 @@ func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts Subscribe
 }
 
 func (s *Subscription) join(ctx context.Context, topic string, start starter) error {
-	g, err := s.bus.join(ctx, topic, s.group, s.opts.GroupTTL, s.opts.quota(), start, nil)
+	g, err := s.bus.join(ctx, topic, s.group, s.opts.GroupTTL, s.opts.client(), start, nil)
 	if err != nil {
 		return err
 	}
@@ -202,11 +202,12 @@ func (s *Subscription) join(ctx context.Context, topic string, start starter) er
 	return nil
 }
 
-func (o *SubscribeOptions) quota() *budget {
+// client is whose new topics are counted.
+func (o *SubscribeOptions) client() string {
 	if o.Via == nil {
-		return nil
+		return ""
 	}
-	return o.Via.quota
+	return o.Via.client
 }
 
 // reserve refuses a subscription before anything is made for it. register looks again.
@@ -412,13 +413,14 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 	return err
 }
 
-// moved is told of a group's new consumer.
-func (s *Subscription) moved(key, consumer string) {
+// moved is told of a group's new consumer, perhaps late: a member that has joined a newer one already stays there.
+func (s *Subscription) moved(key, consumer string, revision uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, m := range s.members {
-		if m.group.consumer != consumer && pointerKey(m.group.topic, s.group) == key {
-			m.reattach()
+		if revision > m.group.revision && m.group.consumer != consumer && pointerKey(m.group.topic, s.group) == key {
+			m.reattach(false)
+			m.movedAt = max(m.movedAt, revision)
 		}
 	}
 }

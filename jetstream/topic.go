@@ -106,8 +106,8 @@ func (b *Bus) known(topic string) *topicInfo {
 	return b.topics.byName[topic]
 }
 
-// topic returns the topic, and makes it if it does not exist and by may make one more.
-func (b *Bus) topic(ctx context.Context, name string, by *budget) (*topicInfo, error) {
+// topic returns the topic, and makes it if it does not exist and client may make one more.
+func (b *Bus) topic(ctx context.Context, name, client string) (*topicInfo, error) {
 	if t := b.known(name); t != nil {
 		return t, nil
 	}
@@ -130,7 +130,7 @@ func (b *Bus) topic(ctx context.Context, name string, by *budget) (*topicInfo, e
 			b.topics.making[name] = wait
 			b.wg.Add(1) // Close waits: a server that stops while it makes a stream leaves half of one
 			b.topics.mu.Unlock()
-			t, err := b.makeTopic(ctx, name, by)
+			t, err := b.makeTopic(ctx, name, client)
 			b.wg.Done()
 			b.topics.mu.Lock()
 			if err == nil {
@@ -203,7 +203,7 @@ func (b *Bus) findStream(ctx context.Context, name string) (*natsjs.StreamInfo, 
 	return s.CachedInfo(), nil
 }
 
-func (b *Bus) makeTopic(ctx context.Context, name string, by *budget) (*topicInfo, error) {
+func (b *Bus) makeTopic(ctx context.Context, name, client string) (*topicInfo, error) {
 	rule := b.rule(name)
 	streamName := rule.streamName(name)
 	b.topics.mu.RLock()
@@ -222,7 +222,7 @@ func (b *Bus) makeTopic(ctx context.Context, name string, by *budget) (*topicInf
 	case !errors.Is(err, ErrNotFound):
 		return nil, b.unavailable(err)
 	}
-	if !by.take() {
+	if !b.mayMake(client) {
 		b.obs.LimitReached("topics_per_client")
 		return nil, &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new topics, which is its limit: one more is allowed every %v", b.limits.TopicsPerClient, topicRefill)}
 	}

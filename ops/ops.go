@@ -1,5 +1,6 @@
-// Package ops is the operators' side of a hub: health probes and metrics over HTTP. It is meant for a port of its own
-// that only operators reach, for it asks for no credential.
+// Package ops is the operators' side of a hub: health probes and metrics over HTTP, on a port of their own. The probes ask
+// for no credential, the metrics only where Config.Metrics says so. What shows a topic's events or changes something is
+// behind a Guard.
 package ops
 
 import (
@@ -37,6 +38,9 @@ type Config struct {
 	Bus Bus
 	// Registry is what /metrics shows. Required.
 	Registry *prometheus.Registry
+	// Metrics, when not nil, makes /metrics ask for a token that allows to subscribe to MetricsTopic. Default: everybody
+	// reads them; they name topics and groups, and hold no events.
+	Metrics *Guard
 	// Ready, when not nil, is asked too: the hub is not ready while it returns an error, such as while draining. The
 	// error's text is shown to whoever asks.
 	Ready func() error
@@ -63,12 +67,16 @@ func New(cfg Config) *Server {
 	r.Get("/livez", livez)
 	r.Get("/readyz", s.readyz)
 	r.Get("/healthz", s.readyz)
-	r.Method(http.MethodGet, "/metrics", promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{
+	metrics := promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{
 		ErrorLog:            scrapeLog{cfg.Logger},
 		ErrorHandling:       promhttp.ContinueOnError,
 		MaxRequestsInFlight: maxScrapes,
 		Timeout:             scrapeTimeout,
-	}))
+	})
+	if cfg.Metrics != nil {
+		metrics = cfg.Metrics.Shows(func(*http.Request) (topic, group string) { return MetricsTopic, "" }, metrics)
+	}
+	r.Method(http.MethodGet, "/metrics", metrics)
 	s.handler = r
 	return s
 }

@@ -27,7 +27,9 @@ type aclCmd struct {
 type aclCheckCmd struct {
 	Hub authFlags `embed:"" group:"The hub's configuration"`
 
-	HubToken  string `env:"WS_TOKEN" group:"The hub's configuration" help:"The hub's own token."`
+	HubToken     string `env:"WS_TOKEN" group:"The hub's configuration" help:"The hub's own token."`
+	HubTokenFile string `env:"WS_TOKEN_FILE" group:"The hub's configuration" placeholder:"FILE" help:"File that holds the hub's own token."`
+
 	Token     string `help:"The token to check; - reads it from standard input. Other users of this host can read it on a command line."`
 	TokenFile string `placeholder:"FILE" help:"File that holds the token to check."`
 	Group     string `help:"The group of a subscribe."`
@@ -61,7 +63,11 @@ func (cmd *aclCheckCmd) decide(ctx context.Context, std streams) (acl.Decision, 
 	if err != nil {
 		return acl.Decision{}, err
 	}
-	cfg, err := cmd.Hub.config(cmd.HubToken)
+	own, err := tokenFlags{cmd.HubToken, cmd.HubTokenFile}.configured()
+	if err != nil {
+		return acl.Decision{}, err
+	}
+	cfg, err := cmd.Hub.config(own)
 	if err != nil {
 		return acl.Decision{}, err
 	}

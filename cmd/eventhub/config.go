@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"os"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -14,12 +16,12 @@ import (
 
 // listenFlags say where the hub listens.
 type listenFlags struct {
-	Bind     string        `env:"EVENTHUB_BIND" default:"127.0.0.1" help:"Address for WebSocket and HTTP. Beyond loopback WS_TOKEN must be set."`
+	Bind     string        `env:"EVENTHUB_BIND" default:"127.0.0.1" help:"Address for WebSocket and HTTP. Beyond loopback a token or a JWT setting is needed."`
 	WSPort   uint16        `name:"ws-port" env:"WS_PORT" default:"8090" help:"Port for WebSocket; 0 takes a free one."`
 	HTTPPort uint16        `name:"http-port" env:"HTTP_PORT" default:"8081" help:"Port for HTTP; 0 takes a free one."`
-	OpsBind  string        `env:"EVENTHUB_OPS_BIND" default:"127.0.0.1" help:"Address for health and metrics, which ask for no credential."`
+	OpsBind  string        `env:"EVENTHUB_OPS_BIND" default:"127.0.0.1" help:"Address for health and metrics."`
 	OpsPort  uint16        `env:"OPS_PORT" default:"8082" help:"Port for health and metrics; 0 takes a free one."`
-	Token    string        `env:"WS_TOKEN" help:"The token clients must know. Default: one is made, and kept in the data directory."`
+	Metrics  string        `name:"metrics-access" env:"EVENTHUB_METRICS_ACCESS" enum:"auto,token,open" default:"auto" help:"Who may read /metrics: whoever has a token for the topic eventhub.metrics (token), everybody (open), or everybody on loopback only (auto)."`
 	Grace    time.Duration `name:"drain-grace" env:"EVENTHUB_DRAIN_GRACE" default:"2s" help:"How long clients may settle the events they hold when the hub ends, up to 5s."`
 	Origins  []string      `env:"EVENTHUB_ORIGINS" help:"Web origins whose pages may connect, such as https://*.example.com. Default: any on loopback, else none."`
 }
@@ -40,37 +42,46 @@ type busFlags struct {
 	AckWait    time.Duration `env:"EVENTHUB_ACK_WAIT" default:"30s" help:"After it, the server gives the events of a hub that died to others."`
 }
 
-// check refuses what would listen beyond this host without a credential that somebody chose, and what is no origin.
-func (f listenFlags) check(natsListen string) error {
-	var errs []error
-	if f.Grace < 0 || f.Grace > maxGrace {
-		errs = append(errs, fmt.Errorf("drain grace %v: 0s to %v are allowed (--drain-grace, EVENTHUB_DRAIN_GRACE)", f.Grace, maxGrace))
-	}
-	errs = append(errs,
-		f.checkBind(f.Bind, "--bind, EVENTHUB_BIND"),
-		f.checkBind(f.OpsBind, "--ops-bind, EVENTHUB_OPS_BIND"),
-	)
-	if natsListen != "" {
-		host, _, err := net.SplitHostPort(natsListen)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("nats listen address %q: give HOST:PORT (--nats-listen, EVENTHUB_NATS_LISTEN)", natsListen))
-		} else {
-			errs = append(errs, f.checkBind(host, "--nats-listen, EVENTHUB_NATS_LISTEN"))
+// public lists the addresses that are reached from other hosts, each with its flag.
+func (f listenFlags) public() (places [][2]string) {
+	for _, place := range [][2]string{{f.Bind, "--bind, EVENTHUB_BIND"}, {f.OpsBind, "--ops-bind, EVENTHUB_OPS_BIND"}} {
+		if !isLoopback(place[0]) {
+			places = append(places, place)
 		}
+	}
+	return places
+}
+
+// metricsNeedToken says whether /metrics asks for a token.
+func (f listenFlags) metricsNeedToken() bool {
+	return f.Metrics == "token" || f.Metrics == "auto" && !isLoopback(f.OpsBind)
+}
+
+// check finds what makes no sense.
+func (f listenFlags) check() (faults []error) {
+	if f.Grace < 0 || f.Grace > maxGrace {
+		faults = append(faults, fmt.Errorf("drain grace %v: 0s to %v are allowed (--drain-grace, EVENTHUB_DRAIN_GRACE)", f.Grace, maxGrace))
 	}
 	for _, o := range f.Origins {
 		if u, err := url.Parse(o); err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
-			errs = append(errs, fmt.Errorf("origin %q: give scheme://host or scheme://host:port (--origins, EVENTHUB_ORIGINS)", o))
+			faults = append(faults, fmt.Errorf("origin %q: give scheme://host or scheme://host:port (--origins, EVENTHUB_ORIGINS)", o))
+		} else if _, err := path.Match(o, ""); err != nil {
+			faults = append(faults, fmt.Errorf("origin %q: * stands for a part of the host name, and [ is not allowed (--origins, EVENTHUB_ORIGINS)", o))
 		}
 	}
-	return errors.Join(errs...)
-}
-
-func (f listenFlags) checkBind(host, flag string) error {
-	if f.Token == "" && !isLoopback(host) {
-		return fmt.Errorf("address %q is reached from other hosts, and no token was chosen: set WS_TOKEN, or use 127.0.0.1 (%s)", host, flag)
+	ports := make(map[uint16]string)
+	for _, p := range []struct {
+		port uint16
+		flag string
+	}{
+		{f.WSPort, "--ws-port, WS_PORT"}, {f.HTTPPort, "--http-port, HTTP_PORT"}, {f.OpsPort, "--ops-port, OPS_PORT"},
+	} {
+		if other, twice := ports[p.port]; twice && p.port != 0 {
+			faults = append(faults, fmt.Errorf("port %d is given twice: choose another for one of them (%s; %s)", p.port, other, p.flag))
+		}
+		ports[p.port] = p.flag
 	}
-	return nil
+	return faults
 }
 
 // origins are the allowed ones as the facade wants them: nil is any, empty is none.
@@ -81,34 +92,68 @@ func (f listenFlags) origins() []string {
 	return f.Origins
 }
 
-// check refuses what contradicts itself. The bus checks the rest.
-func (f busFlags) check() error {
-	if f.NATSURL != "" && f.NATSListen != "" {
-		return errors.New("--nats-listen is for the embedded server, which does not run with --nats-url: choose one of them (EVENTHUB_NATS_LISTEN, NATS_URL)")
+// check finds what contradicts itself and files that cannot be read. The bus checks the rest.
+func (f busFlags) check() (faults []error) {
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	own := []struct{ value, flag string }{
+		{f.NATSCreds, "--nats-creds, NATS_CREDS"},
+		{f.NATSNKey, "--nats-nkey-seed, NATS_NKEY_SEED"},
+		{f.NATSCA, "--nats-tls-ca, NATS_TLS_CA"},
+		{f.NATSCert, "--nats-tls-cert, NATS_TLS_CERT"},
+		{f.NATSKey, "--nats-tls-key, NATS_TLS_KEY"},
+		{f.NATSDomain, "--nats-domain, NATS_DOMAIN"},
 	}
-	if f.NATSURL == "" {
-		for _, given := range [][2]string{
-			{f.NATSCreds, "--nats-creds, NATS_CREDS"},
-			{f.NATSNKey, "--nats-nkey-seed, NATS_NKEY_SEED"},
-			{f.NATSCA, "--nats-tls-ca, NATS_TLS_CA"},
-			{f.NATSCert, "--nats-tls-cert, NATS_TLS_CERT"},
-			{f.NATSKey, "--nats-tls-key, NATS_TLS_KEY"},
-			{f.NATSDomain, "--nats-domain, NATS_DOMAIN"},
-		} {
-			if given[0] != "" {
-				return fmt.Errorf("%s is for a NATS of your own, and none is named: say where it is (--nats-url, NATS_URL), or leave it out", given[1])
+	const files = 5 // of own
+	for i, given := range own {
+		if given.value == "" {
+			continue
+		}
+		if f.NATSURL == "" {
+			fault("%s is for a NATS of your own, and none is named: say where it is (--nats-url, NATS_URL), or leave it out", given.flag)
+		} else if i < files {
+			if err := readable(given.value); err != nil {
+				fault("file %s: %w (%s)", given.value, err, given.flag)
 			}
 		}
 	}
+	if (f.NATSCert == "") != (f.NATSKey == "") {
+		fault("a certificate for NATS and its key go together: name both (--nats-tls-cert, NATS_TLS_CERT; --nats-tls-key, NATS_TLS_KEY)")
+	}
 	for place := range strings.SplitSeq(f.NATSURL, ",") {
 		if scheme, _, found := strings.Cut(strings.TrimSpace(place), "://"); found && !slices.Contains([]string{"nats", "tls", "ws", "wss"}, scheme) {
-			return fmt.Errorf("nats url of scheme %q: give nats://HOST:PORT, or tls, ws or wss (--nats-url, NATS_URL)", scheme)
+			fault("nats url of scheme %q: give nats://HOST:PORT, or tls, ws or wss (--nats-url, NATS_URL)", scheme)
+		}
+	}
+	if f.NATSListen != "" {
+		if _, _, err := net.SplitHostPort(f.NATSListen); err != nil {
+			fault("nats listen address %q: give HOST:PORT (--nats-listen, EVENTHUB_NATS_LISTEN)", f.NATSListen)
+		}
+		if f.NATSURL != "" {
+			fault("--nats-listen is for the embedded server, which does not run with --nats-url: choose one of them (EVENTHUB_NATS_LISTEN, NATS_URL)")
 		}
 	}
 	if _, _, err := f.sync(); err != nil {
-		return fmt.Errorf("sync interval %q: give a duration such as 1s or 100ms, or always (--sync, EVENTHUB_SYNC)", f.Sync)
+		fault("sync interval %q: give a duration such as 1s or 100ms, or always (--sync, EVENTHUB_SYNC)", f.Sync)
 	}
-	return nil
+	if f.AckWait < time.Second || f.AckWait > time.Hour {
+		fault("ack wait %v: 1s to 1h are allowed (--ack-wait, EVENTHUB_ACK_WAIT)", f.AckWait)
+	}
+	switch {
+	case f.Replicas < 1 || f.Replicas > 5:
+		fault("replicas %d: 1 to 5 are allowed (--replicas, EVENTHUB_REPLICAS)", f.Replicas)
+	case f.Replicas > 1 && f.NATSURL == "":
+		fault("replicas %d: the embedded server is alone; more than 1 needs a cluster (--replicas, EVENTHUB_REPLICAS; --nats-url, NATS_URL)", f.Replicas)
+	}
+	return faults
+}
+
+// readable reports why a file cannot be read.
+func readable(path string) error {
+	f, err := os.Open(path) //nolint:gosec // the file is the operator's choice
+	if err != nil {
+		return cause(err)
+	}
+	return f.Close()
 }
 
 func (f busFlags) sync() (every time.Duration, always bool, err error) {
@@ -120,6 +165,14 @@ func (f busFlags) sync() (every time.Duration, always bool, err error) {
 		err = errors.New("not positive")
 	}
 	return every, false, err
+}
+
+// where is where the events are.
+func (f busFlags) where() string {
+	if f.NATSURL != "" {
+		return "NATS at NATS_URL"
+	}
+	return f.Data
 }
 
 // config is the bus's configuration, but for who listens to it. The flags have been checked.

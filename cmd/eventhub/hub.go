@@ -29,9 +29,10 @@ const (
 
 // hubFlags say which hub a command talks to, and with which credential.
 type hubFlags struct {
-	URL   string `env:"EVENTHUB_URL" default:"ws://127.0.0.1:8090" help:"The hub's WebSocket."`
-	Token string `env:"WS_TOKEN" help:"The hub's token. Default: for a hub on this host, the token file in its data directory."`
-	Data  string `env:"EVENTHUB_DATA" default:"./eventhub-data" help:"The data directory of the hub on this host."`
+	URL       string `env:"EVENTHUB_URL" default:"ws://127.0.0.1:8090" help:"The hub's WebSocket."`
+	Token     string `env:"WS_TOKEN" help:"A token that the hub takes. Default: for a hub on this host, the token file in its data directory."`
+	TokenFile string `name:"token-file" env:"WS_TOKEN_FILE" placeholder:"FILE" help:"File that holds the token."`
+	Data      string `env:"EVENTHUB_DATA" default:"./eventhub-data" help:"The data directory of the hub on this host."`
 }
 
 // dial connects to the hub. The caller closes the client.
@@ -72,8 +73,8 @@ func (f hubFlags) token() (string, error) {
 	if err != nil || u.Host == "" || u.Scheme != "ws" && u.Scheme != "wss" {
 		return "", fmt.Errorf("hub at %q: that is no address: give ws://HOST:PORT or wss://HOST:PORT (--url, EVENTHUB_URL)", f.URL)
 	}
-	if f.Token != "" {
-		return f.Token, nil
+	if token, err := (tokenFlags{f.Token, f.TokenFile}).configured(); err != nil || token != "" {
+		return token, err
 	}
 	if !isLoopback(u.Hostname()) {
 		return "", fmt.Errorf("hub at %s: no token: give it with --token or WS_TOKEN", f.URL)

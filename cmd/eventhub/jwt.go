@@ -38,6 +38,27 @@ func (f secretFlags) secret() ([]byte, error) {
 	return nil, nil
 }
 
+// tokenFlags say which token a hub has of its own.
+type tokenFlags struct {
+	Token     string `env:"WS_TOKEN" help:"The hub's own token. Other users of this host can read it on a command line: set WS_TOKEN or name a file."`
+	TokenFile string `name:"token-file" env:"WS_TOKEN_FILE" placeholder:"FILE" help:"File that holds the hub's own token."`
+}
+
+// configured returns the token, "" when there is none.
+func (f tokenFlags) configured() (string, error) {
+	switch {
+	case f.Token != "" && f.TokenFile != "":
+		return "", errors.New("the token is given twice: choose --token or --token-file (WS_TOKEN, WS_TOKEN_FILE)")
+	case f.TokenFile != "":
+		token, err := acl.ReadSecret(f.TokenFile)
+		if err != nil {
+			return "", fmt.Errorf("%w (--token-file, WS_TOKEN_FILE)", err)
+		}
+		return string(token), nil
+	}
+	return f.Token, nil
+}
+
 // claimFlags are what a hub wants to find in a token.
 type claimFlags struct {
 	Audience string `name:"jwt-aud" env:"JWT_AUD" help:"The aud of tokens. Default: any."`
@@ -49,35 +70,52 @@ type authFlags struct {
 	secretFlags
 	claimFlags
 
-	JWKSURL     string `name:"jwt-jwks-url" env:"JWT_JWKS_URL" help:"Where the public keys are that verify tokens."`
+	JWKSURL     string `name:"jwt-jwks-url" env:"JWT_JWKS_URL" help:"Where the public keys are that verify tokens (JWTs)."`
 	TokenPolicy string `name:"token-policy" env:"WS_TOKEN_POLICY" placeholder:"FILE" help:"Policy of the hub's own token, as JSON. Default: it may do everything."`
 }
 
-// config is the verifier's configuration for a hub whose own token is static; "" is none.
+// jwt reports whether tokens are taken that somebody else signs.
+func (f authFlags) jwt() bool { return f.Secret != "" || f.SecretFile != "" || f.JWKSURL != "" }
+
+// config is the verifier's configuration for a hub whose own token is static; "" is none. The error is all that is wrong
+// with the flags and the files that they name; the configuration is what else there is.
 func (f authFlags) config(static string) (acl.Config, error) {
 	cfg := acl.Config{JWKSURL: f.JWKSURL, Audience: f.Audience, Issuer: f.Issuer, Proxy: http.ProxyFromEnvironment}
-	var err error
-	if cfg.Secret, err = f.secret(); err != nil {
-		return acl.Config{}, err
-	}
-	if cfg.Secret != nil && cfg.JWKSURL != "" {
-		return acl.Config{}, errors.New("both a secret and a JWKS URL for tokens: choose one of them (JWT_SECRET, JWT_JWKS_URL)")
-	}
-	if static == "" {
-		return cfg, nil
-	}
-	own := acl.StaticToken{Token: static}
-	if f.TokenPolicy != "" {
-		text, err := readPolicy(f.TokenPolicy)
+	var errs []error
+	fault := func(err error) {
 		if err != nil {
-			return acl.Config{}, fmt.Errorf("%w (--token-policy, WS_TOKEN_POLICY)", err)
-		}
-		if own.Policy, err = acl.ParsePolicy(text); err != nil {
-			return acl.Config{}, fmt.Errorf("policy file %s: %w (--token-policy, WS_TOKEN_POLICY)", f.TokenPolicy, err)
+			errs = append(errs, err)
 		}
 	}
-	cfg.Static = []acl.StaticToken{own}
-	return cfg, nil
+	var err error
+	cfg.Secret, err = f.secret()
+	fault(err)
+	if cfg.Secret != nil && cfg.JWKSURL != "" {
+		fault(errors.New("both a secret and a JWKS URL for tokens: choose one of them (JWT_SECRET, JWT_JWKS_URL)"))
+		cfg.JWKSURL = ""
+	}
+	policy, err := f.policy()
+	fault(err)
+	if static != "" {
+		cfg.Static = []acl.StaticToken{{Token: static, Policy: policy}}
+	}
+	return cfg, errors.Join(errs...)
+}
+
+// policy is that of the hub's own token; nil is full rights.
+func (f authFlags) policy() (*acl.Policy, error) {
+	if f.TokenPolicy == "" {
+		return nil, nil //nolint:nilnil // having none is not an error
+	}
+	text, err := readPolicy(f.TokenPolicy)
+	if err != nil {
+		return nil, fmt.Errorf("%w (--token-policy, WS_TOKEN_POLICY)", err)
+	}
+	p, err := acl.ParsePolicy(text)
+	if err != nil {
+		return nil, fmt.Errorf("policy file %s: %w (--token-policy, WS_TOKEN_POLICY)", f.TokenPolicy, err)
+	}
+	return p, nil
 }
 
 func readPolicy(path string) ([]byte, error) {

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"syscall"
 )
@@ -34,12 +36,30 @@ func (l *listener) open(ctx context.Context, host string, port uint16, portFlag,
 	}
 }
 
+// serveWith decides what serve answers, over TLS when there is a certificate, with these versions of HTTP.
+func (l *listener) serveWith(handler http.Handler, cert *certificate, room *waitingRoom, log *slog.Logger, versions ...string) {
+	l.server = newServer(handler, room, log)
+	if cert == nil {
+		return
+	}
+	cfg := cert.config()
+	cfg.NextProtos = versions
+	l.server.TLSConfig = cfg
+	l.server.Protocols = new(http.Protocols)
+	l.server.Protocols.SetHTTP1(true)
+	l.server.Protocols.SetHTTP2(slices.Contains(versions, "h2"))
+}
+
 // address is where clients reach the listener.
 func (l *listener) address() string { return l.Addr().String() }
 
 // serve answers until close.
 func (l *listener) serve() error {
-	if err := l.server.Serve(l.Listener); !errors.Is(err, http.ErrServerClosed) {
+	serve := l.server.Serve
+	if l.server.TLSConfig != nil {
+		serve = func(at net.Listener) error { return l.server.ServeTLS(at, "", "") }
+	}
+	if err := serve(l.Listener); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("listen on %s: %w", l.address(), err)
 	}
 	return nil

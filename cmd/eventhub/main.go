@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -84,6 +85,9 @@ func run(ctx context.Context, args []string, std streams) (code int) {
 		}
 	}()
 	call, err := parser.Parse(args)
+	if err != nil && slices.Contains(args, "--check") {
+		call, cmds.Serve.unread, err = parseRest(parser, args, err)
+	}
 	if err != nil {
 		err = fmt.Errorf("%w: see eventhub --help", err)
 		if e, ok := errors.AsType[*kong.ParseError](err); ok && strings.HasPrefix(e.Context.Command(), "acl") {

@@ -205,7 +205,7 @@ func hubLogged(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// fetch asks until status and body are as wanted: fetch URL STATUS [PATTERN]
+// fetch asks until status and body are as wanted: fetch URL STATUS [PATTERN]. BEARER is its token.
 func fetch(ts *testscript.TestScript, _ bool, args []string) {
 	pattern := regexp.MustCompile(strings.Join(args[2:], " "))
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -217,6 +217,9 @@ func fetch(ts *testscript.TestScript, _ bool, args []string) {
 	for {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, args[0], nil)
 		ts.Check(err)
+		if token := ts.Getenv("BEARER"); token != "" {
+			req.Header.Set("Authorization", "Bearer "+token)
+		}
 		if resp, err := client.Do(req); err != nil {
 			last = err.Error()
 		} else {

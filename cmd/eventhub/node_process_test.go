@@ -28,6 +28,8 @@ type node struct {
 	t     *testing.T
 	cmd   *exec.Cmd
 	url   string
+	http  string
+	ops   string
 	log   lockedBuffer
 	ended chan struct{}
 }
@@ -84,8 +86,13 @@ func startNode(t *testing.T, flags ...string) *node {
 	for done := false; !done; {
 		line, err := lines.ReadString('\n')
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if name == "websocket" {
+		switch name {
+		case "websocket":
 			n.url = strings.TrimSpace(value)
+		case "http":
+			n.http = strings.TrimSpace(value)
+		case "ops":
+			n.ops = strings.TrimSpace(value)
 		}
 		done = err != nil || name == "token" // the last line
 	}

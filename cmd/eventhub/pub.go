@@ -9,11 +9,17 @@ import (
 	"fmt"
 	"io"
 
+	"golang.org/x/time/rate"
+
 	"eventhub/facade/client"
 )
 
 // maxLine is the longest line read from standard input. The hub's own limit is lower; it answers with its number.
 const maxLine = 16 << 20
+
+// maxPubBurst is how many lines are sent at once. Together with the publishes in flight, which a hub that stood still finds
+// all at once, they are fewer than the frames that a connection may send at once.
+const maxPubBurst = 512
 
 // pubCmd is `eventhub pub`.
 type pubCmd struct {
@@ -23,6 +29,7 @@ type pubCmd struct {
 	Payload string            `arg:"" optional:"" default:"-" help:"The payload as JSON; - reads one payload a line from standard input."`
 	ID      string            `name:"id" help:"The event's id: publishing it again stores nothing."`
 	Key     string            `help:"The event's key."`
+	Rate    int               `default:"9000" help:"Lines a second at most, so that the hub refuses none; it takes 10000 of a connection unless configured."`
 	Header  map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"A header of the event; may be repeated."`
 }
 
@@ -32,6 +39,9 @@ func (cmd *pubCmd) Run(ctx context.Context, std streams) error {
 	if cmd.Payload == "-" {
 		if cmd.ID != "" {
 			return errors.New("--id names one event: give its payload as an argument")
+		}
+		if cmd.Rate < 1 {
+			return fmt.Errorf("--rate %d: it must be at least 1", cmd.Rate)
 		}
 		return cmd.lines(ctx, std, opts)
 	}
@@ -50,6 +60,9 @@ func (cmd *pubCmd) Run(ctx context.Context, std streams) error {
 	_, err = fmt.Fprintln(std.out, id)
 	return err
 }
+
+// errLeft is how publishing lines ends before all were read.
+var errLeft = errors.New("interrupted: lines may be left that were not published")
 
 // answer is what became of a line.
 type answer struct {
@@ -79,10 +92,15 @@ func (cmd *pubCmd) lines(ctx context.Context, std streams, opts *client.PublishO
 		}
 		printed <- err
 	}()
+	// A line that was refused for coming too fast would come after others if it were sent again: better none is.
+	pace := rate.NewLimiter(rate.Limit(cmd.Rate), min(cmd.Rate, maxPubBurst))
 	//nolint:contextcheck // PublishAsync does not wait for the hub
 	readErr := eachLine(ctx, std.in, func(line int, payload []byte) error {
 		if err := checkJSON(payload); err != nil {
 			return fmt.Errorf("line %d %w", line, err)
+		}
+		if err := pace.Wait(ctx); err != nil {
+			return errLeft
 		}
 		ch := make(chan answer, 1)
 		queue <- ch
@@ -143,7 +161,7 @@ func eachLine(ctx context.Context, r io.Reader, f func(line int, text []byte) er
 	for line := 1; ; line++ {
 		select {
 		case <-ctx.Done():
-			return errors.New("interrupted: lines may be left that were not published")
+			return errLeft
 		case err := <-ended:
 			if errors.Is(err, bufio.ErrTooLong) {
 				return fmt.Errorf("line %d is longer than %d bytes", line, maxLine)

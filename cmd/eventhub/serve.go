@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"eventhub/acl"
 	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/ops"
@@ -37,25 +38,37 @@ const (
 // serveCmd is `eventhub serve`.
 type serveCmd struct {
 	listenFlags `group:"Clients"`
+	tokenFlags  `group:"Tokens"`
+	authFlags   `group:"Tokens"`
+	tlsFlags    `group:"TLS"`
 	busFlags    `group:"Bus"`
+	limitFlags  `group:"Limits" prefix:"limit-" envprefix:"EVENTHUB_LIMIT_"`
 	logFlags    `group:"Log"`
 
 	Projector bool `env:"EVENTHUB_PROJECTOR" help:"Project heartbeat.received to process.state."`
 	Demo      bool `help:"Show the hub at work: project, and publish heartbeats of processes of this host."`
+	Check     bool `help:"Say what the hub would do, or everything that is wrong with its configuration, and end: with 0 or 1. Nothing is started, and no port is taken."`
+
+	// unread are the values that could not even be read; only with Check does the program come that far.
+	unread []error
 }
 
 var _ facade.Observer = (*ops.Metrics)(nil)
 
 // Run serves until ctx ends or a part of the hub fails.
 func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
+	set, faults := cmd.prepare()
+	if cmd.Check {
+		return cmd.check(std, set, faults)
+	}
+	if len(faults) > 0 {
+		return errors.Join(faults...)
+	}
 	log, err := cmd.logger(std.err)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(cmd.listenFlags.check(cmd.NATSListen), cmd.busFlags.check()); err != nil {
-		return err
-	}
-	h := &hub{cmd: cmd, log: log, failed: make(chan error, 1)}
+	h := &hub{cmd: cmd, settings: set, log: log, failed: make(chan error, 1)}
 	err = h.open(ctx)
 	if err == nil {
 		h.start(ctx)
@@ -71,11 +84,13 @@ func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
 
 // hub is a running hub. open, start and close are called in this order; close also after an open that failed.
 type hub struct {
+	settings
+
 	cmd *serveCmd
 	log *slog.Logger
 
-	token     string
 	tokenMade bool
+	tokens    *acl.Verifier
 	bus       *jetstream.Bus
 	facade    *facade.Server
 	ws        listener
@@ -85,7 +100,7 @@ type hub struct {
 	draining atomic.Bool
 	// failed receives what ends the hub before it was asked to end.
 	failed chan error
-	// inner ends the projector and the demo; all that runs is in wg.
+	// inner ends what the hub runs for itself: the projector, the demo, the watch on the certificate. All that runs is in wg.
 	inner context.CancelFunc
 	wg    sync.WaitGroup
 }
@@ -107,33 +122,42 @@ func (h *hub) open(ctx context.Context) error {
 			return err
 		}
 	}
-	h.token = cmd.Token
-	if h.token == "" {
+	if h.makesToken {
 		var err error
 		if h.token, h.tokenMade, err = ensureToken(cmd.Data); err != nil {
 			return err
 		}
+		h.auth.Static[0].Token = h.token
+	}
+	h.auth.Logger = h.log
+	var err error
+	if h.tokens, err = acl.NewVerifier(ctx, h.auth); err != nil {
+		return err
 	}
 	registry := prometheus.NewRegistry()
 	metrics := ops.NewMetrics(registry)
-	cfg := cmd.config(h.token)
-	cfg.Logger, cfg.Observer = h.log, metrics
-	var err error
+	cfg := cmd.busFlags.config(h.token)
+	cfg.Limits, cfg.Logger, cfg.Observer = cmd.bus(), h.log, metrics
 	if h.bus, err = jetstream.Open(ctx, cfg); err != nil {
 		return err
 	}
 	h.facade, err = facade.New(facade.Config{
-		Bus: h.bus, Auth: facade.StaticToken(h.token), Observer: metrics, Logger: h.log, Origins: cmd.origins(),
-		DrainGrace: max(cmd.Grace, time.Millisecond),
+		Bus: h.bus, Auth: facade.Tokens(h.tokens), Observer: metrics, Logger: h.log, Origins: cmd.origins(),
+		DrainGrace: max(cmd.Grace, time.Millisecond), Limits: cmd.facade(),
 	})
 	if err != nil {
 		return err
 	}
-	h.ws.server = newServer(h.facade.WebSocket(), h.log)
-	h.http.server = newServer(h.facade.HTTP(), h.log)
-	h.ops.server = newServer(ops.New(ops.Config{
-		Bus: h.bus, Registry: registry, Ready: h.ready, Logger: h.log,
-	}).Handler(), h.log)
+	operators := ops.Config{Bus: h.bus, Registry: registry, Ready: h.ready, Logger: h.log}
+	if cmd.metricsNeedToken() {
+		operators.Metrics = &ops.Guard{Tokens: h.tokens}
+	}
+	serve := func(l *listener, handler http.Handler, cert *certificate, versions ...string) {
+		l.serveWith(handler, cert, newWaitingRoom(cmd.WaitingConnections, metrics.LimitReached), h.log, versions...)
+	}
+	serve(&h.ws, h.facade.WebSocket(), h.cert, "http/1.1") // the upgrade is one of HTTP/1.1
+	serve(&h.http, secure(h.facade.HTTP(), h.cert != nil), h.cert, "h2", "http/1.1")
+	serve(&h.ops, secure(answerWithin(opsTimeout, ops.New(operators).Handler()), h.opsCert() != nil), h.opsCert(), "h2", "http/1.1")
 	return nil
 }
 
@@ -150,6 +174,9 @@ func (h *hub) start(ctx context.Context) {
 		h.run(l.serve)
 	}
 	ctx, h.inner = context.WithCancel(ctx)
+	if h.cert != nil {
+		h.wg.Go(func() { h.cert.watch(ctx, reloadEvery, h.log) })
+	}
 	if h.cmd.Projector || h.cmd.Demo {
 		projector := projections.NewProcess(projections.ProcessConfig{Bus: h.bus, Logger: h.log})
 		h.run(func() error { return projector.Run(ctx) })
@@ -208,6 +235,9 @@ func (h *hub) close(ctx context.Context) error {
 		errs = append(errs, h.facade.Close())
 	}
 	h.wg.Wait()
+	if h.tokens != nil {
+		h.tokens.Close()
+	}
 	if h.bus != nil {
 		errs = append(errs, h.bus.Close()) //nolint:contextcheck // it bounds itself
 	}
@@ -216,43 +246,39 @@ func (h *hub) close(ctx context.Context) error {
 
 // greet tells who started the hub where it is.
 func (h *hub) greet(w io.Writer) {
-	data := "NATS at NATS_URL"
-	if h.cmd.NATSURL == "" {
-		data = h.cmd.Data
-	}
 	lines := [][2]string{
-		{"websocket", "ws://" + h.ws.address()},
-		{"http", "http://" + h.http.address()},
-		{"ops", "http://" + h.ops.address()},
+		{"websocket", scheme("ws", h.cert) + h.ws.address()},
+		{"http", scheme("http", h.cert) + h.http.address()},
+		{"ops", scheme("http", h.opsCert()) + h.ops.address()},
 	}
 	if url := h.bus.NATSURL(); url != "" {
 		lines = append(lines, [2]string{"nats", url})
 	}
-	lines = append(lines, [2]string{"data", data})
+	lines = append(lines, [2]string{"data", h.cmd.where()})
+	token := "as configured"
 	switch file := filepath.Join(h.cmd.Data, tokenName); {
-	case h.cmd.Token != "":
-		lines = append(lines, [2]string{"token", "as configured"})
 	case h.tokenMade:
-		lines = append(lines, [2]string{"token", h.token + " (new; kept in " + file + ")"})
-	default:
-		lines = append(lines, [2]string{"token", "in " + file})
+		token = h.token + " (new; kept in " + file + ")"
+	case h.makesToken:
+		token = "in " + file
 	}
+	lines = append(lines, [2]string{"token", token})
+	printLines(w, "eventhub is ready", lines)
+}
+
+// scheme is ws:// or http://, with TLS wss:// or https://.
+func scheme(name string, cert *certificate) string {
+	if cert != nil {
+		name += "s"
+	}
+	return name + "://"
+}
+
+func printLines(w io.Writer, title string, lines [][2]string) {
 	var text strings.Builder
-	text.WriteString("eventhub is ready\n")
+	text.WriteString(title + "\n")
 	for _, l := range lines {
 		fmt.Fprintf(&text, "  %-10s %s\n", l[0], l[1])
 	}
 	_, _ = io.WriteString(w, text.String()) // a hub without a reader serves all the same
-}
-
-// newServer makes the server of a listener. There is no limit on how long a request may take: WebSockets and streams have
-// limits of their own.
-func newServer(handler http.Handler, log *slog.Logger) *http.Server {
-	return &http.Server{
-		Handler:           handler,
-		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    64 << 10,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-	}
 }

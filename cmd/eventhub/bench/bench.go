@@ -107,11 +107,20 @@ func (l *load) check() error {
 	return nil
 }
 
+// comparePolicy compares clients that have a policy with others that have none; policyRules is its size, maxPolicyRules
+// what fits into a token.
+const (
+	comparePolicy  = "policy"
+	policyRules    = 100
+	maxPolicyRules = 150
+)
+
 // rounds say how often, and against what.
 type rounds struct {
-	Compare string `enum:",native,native-ws" default:"" help:"Alternate with nats.go over TCP (native) or over a nats-server's WebSocket listener (native-ws), and print the ratios."`
-	Rounds  int    `help:"Rounds of each side, after one to warm up. Default: 1, with --compare 7."`
-	WarmUp  int    `name:"warm-up" default:"20000" help:"The most events of the round that warms up and does not count; 0: none. A hub that runs already is warmed up only in comparisons."`
+	Compare     string `enum:",native,native-ws,policy" default:"" help:"Alternate with nats.go over TCP (native) or over a nats-server's WebSocket listener (native-ws), or with clients that have no policy (policy), and print the ratios."`
+	Rounds      int    `help:"Rounds of each side, after one to warm up. Default: 1, with --compare 7."`
+	PolicyRules int    `name:"policy-rules" help:"Authenticate with a JWT that holds a policy of so many rules, of which the last decides. Default: the hub's own token, with --compare policy 100."`
+	WarmUp      int    `name:"warm-up" default:"20000" help:"The most events of the round that warms up and does not count; 0: none. A hub that runs already is warmed up only in comparisons."`
 }
 
 func (r *rounds) check(sides []side) error {
@@ -122,6 +131,10 @@ func (r *rounds) check(sides []side) error {
 		}
 	}
 	switch {
+	case r.PolicyRules < 0 || r.PolicyRules > maxPolicyRules:
+		return fmt.Errorf("--policy-rules %d: at most %d fit into a token", r.PolicyRules, maxPolicyRules)
+	case sides[0].rules > 0 && isNative(sides[0].via):
+		return errors.New("--policy-rules is for clients of the hub: choose another --via")
 	case r.Rounds < 1 || r.Rounds > 1000:
 		return fmt.Errorf("--rounds %d: 1 to 1000 are allowed", r.Rounds)
 	case r.WarmUp < 0:

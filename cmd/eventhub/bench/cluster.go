@@ -42,7 +42,7 @@ func (s *system) startNATS(ctx context.Context) error {
 		if n > 1 {
 			args = append(args, "--cluster-port="+port, "--routes="+strings.Join(routes, ","))
 		}
-		p, err := startProcess(ctx, "nats-server", self, s.token, "nats-ws", args...)
+		p, err := startProcess(ctx, "nats-server", self, []string{"WS_TOKEN=" + s.token}, "nats-ws", args...)
 		if err != nil {
 			return err
 		}

@@ -33,12 +33,12 @@ type process struct {
 	err   error
 }
 
-// startProcess runs binary, and waits until it has printed the line that begins with last.
-func startProcess(ctx context.Context, name, binary, token, last string, args ...string) (*process, error) {
+// startProcess runs binary with env besides what every process needs, and waits until it has printed the line that begins with last.
+func startProcess(ctx context.Context, name, binary string, env []string, last string, args ...string) (*process, error) {
 	ctx, stop := context.WithCancel(ctx)
 	p := &process{name: name, stop: stop, said: make(map[string]string), ended: make(chan struct{})}
 	p.cmd = exec.CommandContext(ctx, binary, args...) //nolint:gosec // this program, or one that the user named
-	p.cmd.Env = append(childEnv(), "WS_TOKEN="+token)
+	p.cmd.Env = append(childEnv(), env...)
 	p.cmd.Stderr = &p.log
 	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
 	p.cmd.WaitDelay = stopTimeout

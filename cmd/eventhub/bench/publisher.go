@@ -118,7 +118,7 @@ func (s *system) newWSPublisher(ctx context.Context, p publishing, times *hdrhis
 
 // dial connects to the hub's WebSocket.
 func (s *system) dial(ctx context.Context, inFlight int) (*client.Client, error) {
-	c, err := client.Dial(ctx, s.wsURL, client.Options{Token: s.token, PublishInFlight: inFlight})
+	c, err := client.Dial(ctx, s.wsURL, client.Options{Token: s.bearer, PublishInFlight: inFlight})
 	if err != nil {
 		return nil, fmt.Errorf("hub at %s: %w", s.wsURL, err)
 	}

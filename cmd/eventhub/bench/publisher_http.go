@@ -29,7 +29,7 @@ type httpPublisher struct {
 func (s *system) newHTTPPublisher(p publishing, times *hdrhistogram.Histogram) *httpPublisher {
 	h := &httpPublisher{
 		client: &http.Client{Timeout: stallAfter, Transport: &http.Transport{MaxConnsPerHost: 1, DisableCompression: true}},
-		url:    s.httpURL + "/publish/" + p.topic, token: s.token, batch: p.batch,
+		url:    s.httpURL + "/publish/" + p.topic, token: s.bearer, batch: p.batch,
 	}
 	if p.timed {
 		h.times = times

@@ -23,6 +23,7 @@ type run struct {
 type side struct {
 	via    string
 	groups int // of a fan-out
+	rules  int // of the policy that the clients have; 0: they have the hub's own token
 }
 
 // roundFunc measures one round of n events on a topic.
@@ -50,8 +51,15 @@ type plan struct {
 
 // sidesOf are the side that is measured, and the one that it is compared with.
 func (r *rounds) sidesOf(via string) []side {
-	sides := []side{{via: via}}
-	if r.Compare != "" {
+	if r.Compare == comparePolicy && r.PolicyRules == 0 {
+		r.PolicyRules = policyRules
+	}
+	sides := []side{{via: via, rules: r.PolicyRules}}
+	switch r.Compare {
+	case "":
+	case comparePolicy:
+		sides = append(sides, side{via: via})
+	default:
 		sides = append(sides, side{via: r.Compare})
 	}
 	return sides
@@ -62,6 +70,9 @@ func (r *rounds) sidesOf(via string) []side {
 func measure(ctx context.Context, env Env, target *Target, p plan, newRound func(*run) roundFunc) (err error) {
 	if err := errors.Join(target.check(), p.rounds.check(p.sides), p.load.check()); err != nil {
 		return err
+	}
+	if p.sides[0].rules > 0 && target.URL != "" {
+		return errors.New("--policy-rules is for a hub that bench starts, because it signs the tokens: leave --url")
 	}
 	sys, err := openSystem(ctx, env, target, needsOf(p.sides))
 	if err != nil {
@@ -146,7 +157,11 @@ func (b *run) round(ctx context.Context, once roundFunc, s side, topic string, n
 		topic = fmt.Sprintf("%s.%s.%d", topic, b.id, b.count)
 	}
 	stop := b.progress(fmt.Sprintf("round %d, %s, %d events", b.count, s.via, n))
-	result, err := once(ctx, s, topic, n)
+	var result *Result
+	err := b.sys.become(s.rules)
+	if err == nil {
+		result, err = once(ctx, s, topic, n)
+	}
 	stop()
 	if err == nil {
 		result.Via, result.Groups = s.via, s.groups

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"eventhub/facade/client"
@@ -18,6 +19,7 @@ const (
 	sizingWindow   = 32 << 20  // bytes in flight, of all connections together
 	sizingEvents   = 400_000
 	sizingTTL      = time.Minute
+	fewConnections = 50 // fewer move the memory less than collecting garbage does
 )
 
 // loadOf is the load of a round with so many connections.
@@ -109,8 +111,8 @@ func (z *sizer) connections(ctx context.Context) error {
 		{name: "group each (NATS apart)", subscribe: true, own: true, external: true},
 	} {
 		for _, n := range z.extent.connections {
-			if s.external && n != z.extent.connections[len(z.extent.connections)-1] {
-				continue
+			if s.external && n != slices.Max(z.extent.connections) || s.subscribe && n < fewConnections {
+				continue // one curve is enough there
 			}
 			err := z.with(ctx, func(t *Target) { t.External = s.external }, func(b *run) error {
 				cmd := &Connections{

@@ -11,10 +11,13 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 	psutil "github.com/shirou/gopsutil/v4/process"
+
+	"eventhub/acl"
 )
 
 // system is what is measured: a hub, the NATS behind it, and the nats-server of a comparison where that is another one.
@@ -24,6 +27,9 @@ type system struct {
 	owned  []*process
 
 	wsURL, httpURL, token string
+	// secret signs the tokens of policies, for a hub that was started; bearer is what the clients of the round authenticate
+	// with.
+	secret, bearer string
 	// natsURL is the NATS behind the hub, "" when it is not known. native is the server of the sides native and native-ws.
 	natsURL string
 	native  struct{ url, wsURL string }
@@ -89,6 +95,7 @@ func (s *system) attach(env Env) error {
 	if s.token, err = env.FindToken(t.URL, t.Token, t.Data); err != nil {
 		return err
 	}
+	s.bearer = s.token
 	s.wsURL, s.httpURL = t.URL, t.HTTPURL
 	if s.httpURL == "" {
 		u, err := url.Parse(t.URL)
@@ -131,7 +138,7 @@ func (s *system) start(ctx context.Context) error {
 			return fmt.Errorf("start a hub: %w", err)
 		}
 	}
-	hub, err := startProcess(ctx, "hub", binary, s.token, "token", args...)
+	hub, err := startProcess(ctx, "hub", binary, s.hubEnv(), "token", args...)
 	if err != nil {
 		return err
 	}
@@ -142,6 +149,44 @@ func (s *system) start(ctx context.Context) error {
 		s.natsURL = withToken(hub.said["nats"], s.token)
 	}
 	return nil
+}
+
+// hubEnv configures a hub that is started. All limits are on, and none is reached: its clients here are one principal.
+// Builds from before the limits take no notice.
+func (s *system) hubEnv() []string {
+	s.secret = rand.Text() + rand.Text()
+	s.bearer = s.token
+	return []string{
+		"WS_TOKEN=" + s.token,
+		"JWT_SECRET=" + s.secret,
+		"EVENTHUB_LIMIT_FRAMES=" + beyondReach,
+		"EVENTHUB_LIMIT_SETTLES=" + beyondReach,
+		"EVENTHUB_LIMIT_TOPIC_PUBLISHES=" + beyondReach,
+		"EVENTHUB_LIMIT_PRINCIPAL_PUBLISHES=" + beyondReach,
+		"EVENTHUB_LIMIT_PRINCIPAL_CONNECTIONS=20000",
+		"EVENTHUB_LIMIT_NEW_TOPICS=1000000",
+	}
+}
+
+// beyondReach is a rate, and a burst, that no benchmark comes near.
+const beyondReach = "100000000"
+
+// become makes the clients of the next round authenticate with a policy of so many rules, of which the last decides; 0 is
+// the hub's own token.
+func (s *system) become(rules int) error {
+	s.bearer = s.token
+	if rules == 0 {
+		return nil
+	}
+	var policy strings.Builder
+	policy.WriteString(`{"rules":[`)
+	for i := range rules - 1 {
+		fmt.Fprintf(&policy, `{"effect":"deny","action":"*","topics":["tenant%d.**"]},`, i)
+	}
+	policy.WriteString(`{"effect":"allow","action":"*","topics":["**"]}]}`)
+	var err error
+	s.bearer, err = acl.Sign([]byte(s.secret), acl.Grant{Subject: "bench", Policy: []byte(policy.String()), TTL: time.Hour})
+	return err
 }
 
 func (s *system) makeDir() error {
@@ -196,6 +241,9 @@ func (s *system) describe(of side) string {
 	groups := ""
 	if of.groups > 0 {
 		groups = fmt.Sprintf(", %d groups", of.groups)
+	}
+	if of.rules > 0 {
+		groups += fmt.Sprintf(", policy of %d rules", of.rules)
 	}
 	library := "nats.go"
 	if of.via == viaNATSJS {

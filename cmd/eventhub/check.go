@@ -1,0 +1,173 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/alecthomas/kong"
+)
+
+// check is serve --check: it prints what the hub would do, or everything that is wrong.
+func (cmd *serveCmd) check(std streams, set settings, faults []error) error {
+	if err := cmd.checkData(&set); err != nil {
+		faults = append(faults, err)
+	}
+	if len(faults) > 0 {
+		for _, f := range faults {
+			_, _ = fmt.Fprintln(std.err, "eventhub: "+strings.ReplaceAll(f.Error(), "\n", "; "))
+		}
+		return &exitError{1, nil}
+	}
+	printLines(std.out, "the configuration is good", cmd.plan(&set))
+	return nil
+}
+
+// flagOf finds the flag in a message of the parser.
+var flagOf = regexp.MustCompile(`--([a-z][a-z-]*)`)
+
+// parseRest parses again without the values that cannot be read, and returns a fault for each of them. The parser itself
+// ends at the first, which is err. What is no mistake in a value stays an error.
+func parseRest(parser *kong.Kong, args []string, err error) (*kong.Context, []error, error) {
+	var faults []error
+	unset := make(map[string]string)
+	defer func() {
+		for name, value := range unset {
+			_ = os.Setenv(name, value) // it was set before
+		}
+	}()
+	for {
+		found := flagOf.FindStringSubmatch(err.Error())
+		if found == nil {
+			return nil, nil, err
+		}
+		name, from := "--"+found[1], ""
+		left := slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return strings.HasPrefix(arg, name+"=") })
+		if len(left) == len(args) {
+			from = variableOf(parser, found[1])
+			value, set := os.LookupEnv(from)
+			if !set {
+				return nil, nil, err
+			}
+			unset[from] = value
+			_ = os.Unsetenv(from) // it was set before
+			if strings.Contains(err.Error(), from) {
+				from = ""
+			} else {
+				from = " (" + from + ")"
+			}
+		}
+		args = left
+		faults = append(faults, fmt.Errorf("%w%s", err, from))
+		var call *kong.Context
+		if call, err = parser.Parse(args); err == nil {
+			return call, faults, nil
+		}
+	}
+}
+
+// variableOf is the environment variable of a flag of serve.
+func variableOf(parser *kong.Kong, flag string) string {
+	for _, command := range parser.Model.Children {
+		for _, f := range command.Flags {
+			if command.Name == "serve" && f.Name == flag && len(f.Envs) > 0 {
+				return f.Envs[0]
+			}
+		}
+	}
+	return ""
+}
+
+// checkData finds out whether the data directory could be used, without making it.
+func (cmd *serveCmd) checkData(set *settings) error {
+	if set.makesToken {
+		if _, err := readToken(cmd.Data); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if cmd.NATSURL != "" {
+		return nil
+	}
+	info, err := os.Stat(cmd.Data)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return dataDirError(cmd.Data, err)
+	case !info.IsDir():
+		return dataDirError(cmd.Data, errors.New("not a directory"))
+	}
+	return nil
+}
+
+// plan says what the hub would do.
+func (cmd *serveCmd) plan(set *settings) [][2]string {
+	at := func(host string, port uint16) string { return net.JoinHostPort(host, strconv.Itoa(int(port))) }
+	access := "open"
+	if cmd.metricsNeedToken() {
+		access = "with a token"
+	}
+	lines := [][2]string{
+		{"websocket", scheme("ws", set.cert) + at(cmd.Bind, cmd.WSPort)},
+		{"http", scheme("http", set.cert) + at(cmd.Bind, cmd.HTTPPort)},
+		{"ops", scheme("http", set.opsCert()) + at(cmd.OpsBind, cmd.OpsPort) + ", /metrics " + access},
+	}
+	if cmd.NATSListen != "" {
+		lines = append(lines, [2]string{"nats", "nats://" + cmd.NATSListen})
+	}
+	if set.cert != nil {
+		lines = append(lines, [2]string{"tls", "for " + strings.Join(set.cert.names(), ", ") + ", until " + set.cert.expires().UTC().Format(time.RFC3339)})
+	}
+	origins := "none"
+	switch allowed := cmd.origins(); {
+	case allowed == nil:
+		origins = "any"
+	case len(allowed) > 0:
+		origins = strings.Join(allowed, ", ")
+	}
+	lines = append(lines, [2]string{"origins", origins}, [2]string{"data", cmd.where()})
+	lines = append(lines, cmd.credentials(set)...)
+	return append(lines, cmd.limitFlags.lines()...)
+}
+
+// credentials says which tokens the hub would take, without any part of them.
+func (cmd *serveCmd) credentials(set *settings) (lines [][2]string) {
+	if len(set.auth.Static) > 0 {
+		own := "as configured"
+		if file := filepath.Join(cmd.Data, tokenName); set.makesToken {
+			own = "in " + file
+			if _, err := os.Stat(file); err != nil {
+				own += ", made at the start"
+			}
+		}
+		rights := ", may do everything"
+		if p := set.auth.Static[0].Policy; p != nil {
+			rights = fmt.Sprintf(", with a policy of %d rules", p.Len())
+		}
+		lines = append(lines, [2]string{"token", own + rights})
+	}
+	var signed string
+	switch {
+	case set.auth.Secret != nil:
+		signed = "signed with HS256"
+	case set.auth.JWKSURL != "":
+		signed = "signed by a key of the JWKS"
+	default:
+		return lines
+	}
+	if set.auth.Audience != "" {
+		signed += ", for " + set.auth.Audience
+	}
+	if set.auth.Issuer != "" {
+		signed += ", from " + set.auth.Issuer
+	}
+	return append(lines, [2]string{"jwt", signed})
+}

@@ -1,0 +1,35 @@
+package facade
+
+import "sync"
+
+// headcount counts the connections of each principal. It knows no more principals than there are connections. Its methods
+// may be called concurrently.
+type headcount struct {
+	mu    sync.Mutex
+	byKey map[string]int
+}
+
+// move counts a connection for the principal to instead of from; "" is nobody. It changes nothing and reports false when
+// to has most already.
+func (h *headcount) move(from, to string, most int) bool {
+	if from == to {
+		return true
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if to != "" {
+		if most != NoLimit && h.byKey[to] >= most {
+			return false
+		}
+		h.byKey[to]++
+	}
+	if from != "" {
+		if h.byKey[from]--; h.byKey[from] == 0 {
+			delete(h.byKey, from)
+		}
+	}
+	return true
+}
+
+// leave ends what move began.
+func (h *headcount) leave(from string) { h.move(from, "", NoLimit) }

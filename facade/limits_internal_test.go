@@ -1,0 +1,94 @@
+package facade
+
+import (
+	"crypto/sha256"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestBucket(t *testing.T) {
+	p := newPace(10, 3)
+	var b bucket
+	now := time.Hour
+	for i := range 3 {
+		if !b.take(p, now) {
+			t.Fatal("refused within the burst", i)
+		}
+	}
+	if b.take(p, now) || b.take(p, now+99*time.Millisecond) || !b.take(p, now+100*time.Millisecond) || b.take(p, now+101*time.Millisecond) {
+		t.Fatal("a token comes each 100 ms")
+	}
+	now += time.Hour
+	if wait := b.spend(p, 2, now); wait > 0 {
+		t.Fatal(wait)
+	}
+	if wait := b.spend(p, 5, now); wait != 400*time.Millisecond {
+		t.Fatal(wait)
+	}
+	if b.take(p, now+400*time.Millisecond) || !b.take(p, now+500*time.Millisecond) {
+		t.Fatal("what was spent is not paid back")
+	}
+	var none bucket
+	for range 100 {
+		if !none.take(newPace(NoLimit, 0), now) || none.spend(newPace(NoLimit, 0), 1000, now) > 0 {
+			t.Fatal("there is a limit")
+		}
+	}
+	if most := newPace(1, 1<<62); most.room <= 0 {
+		t.Fatal(most)
+	}
+}
+
+// someone is a Principal whose name is all there is.
+type someone string
+
+func (s someone) Name() string                       { return string(s) }
+func (s someone) Key() string                        { return string(s) }
+func (s someone) Allows(Action, string, string) bool { return true }
+func (s someone) Expires() time.Time                 { return time.Time{} }
+
+func TestBearersAreBoundedAndFresh(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBearers(10)
+		hash := func(i int) [sha256.Size]byte { return sha256.Sum256([]byte(strconv.Itoa(i))) }
+		for i := range 100 {
+			if full := b.keep(hash(i), someone(strconv.Itoa(i)), time.Now()); full != (i >= 10) {
+				t.Fatal(i, full)
+			}
+			if len(b.known) > 10 {
+				t.Fatalf("%d are known", len(b.known))
+			}
+			if got := b.find(hash(i), time.Now()); got != someone(strconv.Itoa(i)) {
+				t.Fatal(got)
+			}
+		}
+		<-time.After(bearerFresh - time.Second)
+		if b.find(hash(99), time.Now()) == nil {
+			t.Error("forgotten too early")
+		}
+		<-time.After(time.Second)
+		if b.find(hash(99), time.Now()) != nil {
+			t.Error("taken without being verified again")
+		}
+		b.keep(hash(99), nil, time.Now())
+		if _, ok := b.known[hash(99)]; ok {
+			t.Error("one that was refused is known")
+		}
+	})
+}
+
+func TestHeadcountForgets(t *testing.T) {
+	h := headcount{byKey: make(map[string]int)}
+	if !h.move("", "a", 1) || h.move("", "a", 1) || !h.move("a", "a", 1) || !h.move("a", "b", 1) || !h.move("", "a", 1) || !h.move("", "a", NoLimit) {
+		t.Fatal(h.byKey)
+	}
+	h.leave("a")
+	h.leave("a")
+	h.leave("b")
+	h.leave("")
+	if len(h.byKey) != 0 {
+		t.Fatal(h.byKey)
+	}
+}

@@ -1,0 +1,80 @@
+package facade
+
+import (
+	"math"
+	"strconv"
+	"time"
+
+	"eventhub/jetstream/quota"
+)
+
+// mostBurst bounds bursts, so that the arithmetic of a bucket cannot overflow.
+const mostBurst = 1_000_000_000
+
+// pace is what one thing costs, and for how much a bucket has room, both in time. The zero pace is no limit.
+type pace struct {
+	each, room time.Duration
+}
+
+func newPace(perSecond, burst int) pace {
+	if perSecond == NoLimit {
+		return pace{}
+	}
+	each := time.Second / time.Duration(perSecond)
+	return pace{each: each, room: each * time.Duration(min(burst, mostBurst))}
+}
+
+// bucket is a token bucket for one goroutine. All it has to know is when it will be full again; times count from any
+// moment that stays the same. The zero bucket is full.
+type bucket struct {
+	full time.Duration
+}
+
+// take takes one, if there is one.
+func (b *bucket) take(p pace, now time.Duration) bool {
+	full := max(b.full, now) + p.each
+	if full-now > p.room {
+		return false
+	}
+	b.full = full
+	return true
+}
+
+// spend takes n in any case. It returns how long it lasts until they are there, which may be negative.
+func (b *bucket) spend(p pace, n int, now time.Duration) time.Duration {
+	b.full = max(b.full, now) + time.Duration(n)*p.each
+	return b.full - now - p.room
+}
+
+// newQuota makes a quota of publishes, nil for no limit.
+func (s *Server) newQuota(perSecond, burst int) *quota.Set {
+	if perSecond == NoLimit {
+		return nil
+	}
+	return quota.New(float64(perSecond), burst, s.cfg.Limits.Quotas, func() { s.cfg.Observer.LimitReached("quotas") })
+}
+
+// throttle takes one publish from the quotas of its principal and its topic. A principal that is over its own takes
+// nothing from the topic's, which is others' too.
+func (s *Server) throttle(p Principal, topic string) *fault {
+	if s.byPrincipal != nil {
+		if wait := s.byPrincipal.Take(p.Key()); wait > 0 {
+			s.cfg.Observer.LimitReached("principal_rate")
+			return tooFast("This client may publish", s.cfg.Limits.PrincipalRate, wait)
+		}
+	}
+	if wait := s.byTopic.Take(topic); wait > 0 {
+		s.cfg.Observer.LimitReached("topic_rate")
+		return tooFast("To this topic all clients together may publish", s.cfg.Limits.TopicRate, wait)
+	}
+	return nil
+}
+
+func tooFast(who string, perSecond int, wait time.Duration) *fault {
+	return &fault{code: codeRateLimited, msg: who + " " + strconv.Itoa(perSecond) + " events a second: slow down.", wait: wait}
+}
+
+// retryAfter is the Retry-After of a fault, in seconds.
+func (f *fault) retryAfter() string {
+	return strconv.Itoa(max(1, int(math.Ceil(f.wait.Seconds()))))
+}

@@ -1,0 +1,75 @@
+// Package quota holds many to a rate each: topics, clients. It is small memory for few of them, however many there are.
+package quota
+
+import (
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// sweepEvery is the least time between two looks for buckets that are full again.
+const sweepEvery = time.Second
+
+// Set is a token bucket for each name. Its methods may be called concurrently. A nil Set has no limit.
+type Set struct {
+	rate    rate.Limit
+	burst   int
+	most    int
+	crowded func()
+
+	mu      sync.Mutex
+	buckets map[string]*rate.Limiter
+	swept   time.Time
+	rest    *rate.Limiter // shared by the names that found no room
+}
+
+// New makes a Set in which each name may take perSecond a second, and burst at once; both are above 0. It holds at most
+// most buckets. One that is full again is dropped when another needs its room, which changes nothing for its name. While
+// none is, further names share one bucket, and crowded is called for each of their takes; it must not block, and may be nil.
+func New(perSecond float64, burst, most int, crowded func()) *Set {
+	s := &Set{rate: rate.Limit(perSecond), burst: burst, most: most, crowded: crowded, buckets: make(map[string]*rate.Limiter)}
+	s.rest = s.bucket()
+	return s
+}
+
+func (s *Set) bucket() *rate.Limiter { return rate.NewLimiter(s.rate, s.burst) }
+
+// Take takes one for name. It reports how long to wait when there is none: 0 means that it was taken.
+func (s *Set) Take(name string) (wait time.Duration) {
+	if s == nil {
+		return 0
+	}
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.findLocked(name, now)
+	if b.AllowN(now, 1) {
+		return 0
+	}
+	missing := 1 - b.TokensAt(now)
+	return max(time.Duration(missing/float64(s.rate)*float64(time.Second)), 1)
+}
+
+func (s *Set) findLocked(name string, now time.Time) *rate.Limiter {
+	if b, ok := s.buckets[name]; ok {
+		return b
+	}
+	if len(s.buckets) >= s.most && now.Sub(s.swept) >= sweepEvery {
+		s.swept = now
+		for name, b := range s.buckets {
+			if b.TokensAt(now) >= float64(s.burst) {
+				delete(s.buckets, name)
+			}
+		}
+	}
+	if len(s.buckets) >= s.most {
+		if s.crowded != nil {
+			s.crowded()
+		}
+		return s.rest
+	}
+	b := s.bucket()
+	s.buckets[name] = b
+	return b
+}

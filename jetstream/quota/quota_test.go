@@ -1,0 +1,78 @@
+package quota_test
+
+import (
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"eventhub/jetstream/quota"
+)
+
+func TestTake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := quota.New(10, 2, 100, nil)
+		for _, name := range []string{"a", "b"} { // each has its own
+			for range 2 {
+				if wait := s.Take(name); wait != 0 {
+					t.Fatalf("%s waits %v within the burst", name, wait)
+				}
+			}
+		}
+		if wait := s.Take("a"); wait != 100*time.Millisecond {
+			t.Fatalf("told to wait %v", wait)
+		}
+		<-time.After(40 * time.Millisecond)
+		if wait := s.Take("a"); wait.Round(time.Millisecond) != 60*time.Millisecond {
+			t.Fatalf("told to wait %v", wait)
+		}
+		<-time.After(60 * time.Millisecond)
+		if wait := s.Take("a"); wait != 0 {
+			t.Fatalf("told to wait %v after the wait", wait)
+		}
+	})
+}
+
+func TestNoLimit(t *testing.T) {
+	var s *quota.Set
+	if s.Take("a") != 0 {
+		t.Fatal("a nil Set has a limit")
+	}
+}
+
+func TestBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		crowded := 0
+		s := quota.New(1, 1, 3, func() { crowded++ })
+		for i := range 3 {
+			if s.Take(strconv.Itoa(i)) != 0 {
+				t.Fatal("refused", i)
+			}
+		}
+		// There is no room: the rest has one bucket.
+		if s.Take("x") != 0 || s.Take("y") == 0 || crowded != 2 {
+			t.Fatalf("beyond the bound, %d", crowded)
+		}
+		// Nobody gets a second token by being forgotten.
+		if s.Take("0") == 0 {
+			t.Fatal("a bucket in use was dropped")
+		}
+		<-time.After(time.Second)
+		for _, name := range []string{"x", "y", "0"} {
+			if s.Take(name) != 0 {
+				t.Fatal("refused", name)
+			}
+		}
+		if crowded != 2 {
+			t.Fatal("full buckets were kept")
+		}
+	})
+}
+
+func BenchmarkTake(b *testing.B) {
+	s := quota.New(1e9, 1e9, 1000, nil)
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Take("heartbeat.received")
+	}
+}
