@@ -52,7 +52,7 @@ func TestFramesGoThroughTLS(t *testing.T) {
 	defer server.Close()
 	roots := x509.NewCertPool()
 	roots.AddCert(server.Certificate())
-	c, err := Dial(t.Context(), "wss"+strings.TrimPrefix(server.URL, "https"), Options{Token: "secret", TLS: &tls.Config{RootCAs: roots}}) //nolint:gosec // Go's least version is 1.2
+	c, err := Dial(t.Context(), "wss"+strings.TrimPrefix(server.URL, "https"), Options{Token: "secret", TLS: &tls.Config{RootCAs: roots}})
 	if err != nil {
 		t.Fatal(err)
 	}
