@@ -29,6 +29,10 @@ type Limits struct {
 	// Skip ("skip") is the largest message in bytes that is skipped: default 64 MiB. Beyond it, the connection is
 	// closed.
 	Skip int
+	// InboundBytes ("inbound_bytes") is how many bytes of messages that are not complete yet the hub holds, over all
+	// connections, beyond the first 64 KiB of each: default 256 MiB. Beyond it, a message that is larger is skipped and
+	// gets overloaded, without a corr.
+	InboundBytes int
 	// OutboundBytes ("outbound_bytes") is how many bytes of replies wait for a connection before its frames are not
 	// read any more: default 1 MiB.
 	OutboundBytes int
@@ -40,7 +44,8 @@ type Limits struct {
 	AuthTries int
 	// FrameRate ("frame_rate") is how many frames a second a connection may send, and FrameBurst how many at once: default
 	// 10,000 and 2,000, NoLimit for any number. ACK, NACK and MODACK are not among them. A frame beyond it is answered
-	// with rate_limited and has no effect; the connection lives on.
+	// with rate_limited and has no effect; the connection lives on. Pings, pongs, and parts of messages of less than 128 bytes,
+	// are counted apart ("part_rate"), with the same numbers: beyond them the connection is not read until the time has come.
 	FrameRate, FrameBurst int
 	// SettleRate ("settle_rate") is how many ACK, NACK and MODACK a second a connection may send, and SettleBurst how many
 	// at once: default 200,000 and 20,000, NoLimit for any number. An ACK of many ids counts as many. Beyond it the frames
@@ -97,6 +102,7 @@ func (l *Limits) fill(maxPayload int) error {
 		{"Subscriptions", &l.Subscriptions, 256},
 		{"Frame", &l.Frame, max(4<<20, 2*maxPayload)},
 		{"Skip", &l.Skip, max(64<<20, l.Frame)},
+		{"InboundBytes", &l.InboundBytes, 256 << 20},
 		{"OutboundBytes", &l.OutboundBytes, 1 << 20},
 		{"Faults", &l.Faults, 100},
 		{"AuthTries", &l.AuthTries, 10},

@@ -35,6 +35,7 @@ type Server struct {
 	byTopic, byPrincipal *quota.Set // publishes; nil without a limit
 	connections          headcount
 	bearers              *bearers
+	inbound              inbound
 
 	started  time.Time     // times of buckets count from here
 	ticks    atomic.Uint64 // a clock for the hot path, in tickInterval
@@ -64,6 +65,7 @@ func New(cfg Config) (*Server, error) {
 		connections: headcount{byKey: make(map[string]int)}, bearers: newBearers(l.Bearers),
 		sessions: make(map[*session]struct{}), idle: make(chan struct{}),
 	}
+	s.inbound.most = int64(l.InboundBytes)
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.wg.Go(s.tick)
@@ -85,10 +87,15 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	under := newWire(s.cfg.Limits.WriteStall)
+	var n *session
 	conn, err := websocket.Accept(&wireHijacker{ResponseWriter: w, wire: under}, r, &websocket.AcceptOptions{
 		InsecureSkipVerify: true, // the origin was checked above
 		CompressionMode:    websocket.CompressionDisabled,
-		OnPingReceived:     func(context.Context, []byte) bool { return !under.crowded() },
+		OnPingReceived: func(context.Context, []byte) bool { // by the session's reader
+			n.part()
+			return !under.crowded()
+		},
+		OnPongReceived: func(context.Context, []byte) { n.part() },
 	})
 	if err != nil {
 		s.log.DebugContext(r.Context(), "upgrade failed", slog.Any("error", err))
@@ -96,7 +103,7 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	conn.SetReadLimit(-1) // session.read has its own limits
-	n := s.newSession(conn, under)
+	n = s.newSession(conn, under)
 	if !s.enter(n) { //nolint:contextcheck // a session outlives the request
 		n.out.shut(closeDraining)
 	}

@@ -23,6 +23,8 @@ const (
 	// callShare is how long publishes share one context, which then lives for callTimeout + callShare at most: making
 	// one costs as much as the rest of a publish.
 	callShare = 2 * time.Second
+	// smallPart is the size in bytes below which a part of a message counts as a frame, but for the first.
+	smallPart = 128
 	// preAuthFrame is the largest message in bytes that a client without credentials may send.
 	preAuthFrame = 64 << 10
 	// maxTopicsKnown bounds a session's memory of topics that it may publish to.
@@ -40,6 +42,11 @@ type session struct {
 	wire *wire
 	out  *writer
 	pub  *jetstream.Publisher
+
+	// parts are the control frames and the small parts of messages; the reader's own.
+	parts bucket
+	// receiving is what of the server's inbound memory the message takes that is being received; the reader's own.
+	receiving int
 
 	// ctx ends with the connection.
 	ctx    context.Context
@@ -124,9 +131,9 @@ func (s *session) next() bool {
 		s.out.shut(closeBinaryMessage)
 		return false
 	}
-	b, _ := buffers.Get().(*[]byte)
-	defer putBuffer(b)
-	size, err := s.read(r, b)
+	b := s.room()
+	defer s.leave(b)
+	size, whole, err := s.read(r, b)
 	switch {
 	case errors.Is(err, errMessageTooBig):
 		s.limit("skip")
@@ -143,14 +150,14 @@ func (s *session) next() bool {
 	if !open {
 		return false
 	}
-	wait, open := s.message(*b, size)
-	s.rest(wait)
+	wait, open := s.message(*b, size, whole)
+	s.rest(wait, "settle_rate")
 	return open
 }
 
-// message executes a message of the given size. It returns for how long no more should be read, and false when the
-// connection has ended.
-func (s *session) message(b []byte, size int) (wait time.Duration, open bool) {
+// message executes a message of the given size, of which b is the whole or nothing. It returns for how long no more should
+// be read, and false when the connection has ended.
+func (s *session) message(b []byte, size int, whole bool) (wait time.Duration, open bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended {
@@ -162,16 +169,21 @@ func (s *session) message(b []byte, size int) (wait time.Duration, open bool) {
 			strconv.Itoa(s.srv.cfg.Limits.Frame)+" are read; a payload may have "+strconv.Itoa(s.srv.cfg.Bus.MaxPayload()))
 		return 0, true
 	}
+	if !whole {
+		s.limit("inbound_bytes")
+		s.fail(nil, codeOverloaded, "The hub receives more large messages than it has room for.")
+		return 0, true
+	}
 	return s.execute(b), true
 }
 
 // rest lets the reader wait, unless the connection ends: whoever ends it says why, and the next read returns. mu is not
 // held meanwhile.
-func (s *session) rest(d time.Duration) {
+func (s *session) rest(d time.Duration, limit string) {
 	if d <= 0 {
 		return
 	}
-	s.limit("settle_rate")
+	s.limit(limit)
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -180,36 +192,44 @@ func (s *session) rest(d time.Duration) {
 	}
 }
 
-// read reads a whole message into b and returns its size. What is over Limits.Frame is counted and not kept.
-func (s *session) read(r io.Reader, b *[]byte) (size int, err error) {
+// part counts a ping, a pong or a small part of a message, which cost the hub as much as a frame and are no use: who sends more of
+// them than it may send frames waits.
+func (s *session) part() {
+	s.rest(s.parts.spend(s.srv.frames, 1, time.Since(s.srv.started)), "part_rate")
+}
+
+// read reads a message into b and returns its size. What is over Limits.Frame, or finds no room, is counted and not kept:
+// b is not the whole message then.
+func (s *session) read(r io.Reader, b *[]byte) (size int, whole bool, err error) {
 	limit, most := s.srv.cfg.Limits.Frame, s.srv.cfg.Limits.Skip
 	if s.principal == nil { // only this goroutine changes it
 		limit, most = preAuthFrame, preAuthFrame
 	}
 	buf := (*b)[:cap(*b)]
 	n := 0
+	whole = true
 	for {
 		if n == len(buf) {
-			if size > limit {
+			// One byte more than there may be shows that there are too many.
+			if whole = whole && size <= limit && s.grow(&buf, limit+1); !whole {
 				n = 0 // skipping: the buffer is scratch
-			} else {
-				grown := make([]byte, 2*len(buf))
-				copy(grown, buf)
-				buf = grown
 			}
 		}
 		m, err := r.Read(buf[n:])
 		n += m
 		size += m
+		if 0 < m && m < min(size, smallPart) { // not the first
+			s.part()
+		}
 		if size > most {
-			return size, errMessageTooBig
+			return size, false, errMessageTooBig
 		}
 		if errors.Is(err, io.EOF) {
 			*b = buf[:n]
-			return size, nil
+			return size, whole, nil
 		}
 		if err != nil {
-			return size, err
+			return size, false, err
 		}
 	}
 }
