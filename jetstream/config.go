@@ -91,9 +91,12 @@ type Limits struct {
 	// SessionInFlight ("session_in_flight") is the most unconfirmed publishes of one Publisher: default 4,096.
 	// The Publisher waits at it.
 	SessionInFlight int
-	// HeldBytes ("held_bytes") is how many bytes of fetched events that were not yet handed out one subscription
+	// HeldBytes ("held_bytes") is how many bytes of fetched events, headers included, that were not yet handed out one subscription
 	// holds before it stops fetching: default 8 MiB. What one pull brings may go beyond it once.
 	HeldBytes int
+	// HeldTotal ("held_total") is how many such bytes all subscriptions of the hub hold together before those that hold
+	// some stop fetching: default 128 MiB. Each pull brings no more than a subscription's share of it, or one event.
+	HeldTotal int
 	// DeadLetters ("dead_letters") is the most events on their way to a dlq topic: default 10,000. Beyond it, a
 	// failed event is delivered once more instead.
 	DeadLetters int
@@ -132,6 +135,7 @@ func (c *Config) prepare() error {
 	def(&l.PublishInFlight, 16_384)
 	def(&l.SessionInFlight, 4_096)
 	def(&l.HeldBytes, 8<<20)
+	def(&l.HeldTotal, 128<<20)
 	def(&l.DeadLetters, 10_000)
 	def(&l.MaxPayload, defaultMaxPayload)
 
@@ -148,7 +152,7 @@ func (c *Config) prepare() error {
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check(c.Listen == "" || c.ListenToken != "", "the embedded server listens only with a token")
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.DeadLetters, l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536, because the server drops silently above about 100,000", l.PublishInFlight)

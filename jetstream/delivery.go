@@ -33,7 +33,7 @@ type Delivery struct {
 	m     *member
 	group *group // as it was when the event came: a seek changes the member's
 	reply string // the server's name for this delivery
-	size  int    // of the payload
+	size  int    // of the message, headers included
 
 	// Guarded by the subscription's mu.
 	index    int // in Subscription.out; -1 once it ended
@@ -98,7 +98,7 @@ func newDelivery(in *inbox, msg *nats.Msg, p place, now int64) *Delivery {
 			Topic: in.group.topic.name, Key: subjectKey(msg.Subject), Payload: msg.Data,
 			Stream: in.group.topic.stream.name, Sequence: p.streamSeq, StoredAt: p.storedAt,
 		},
-		Attempt: p.delivered, m: in.m, group: in.group, reply: msg.Reply, size: len(msg.Data), index: -1, touched: now,
+		Attempt: p.delivered, m: in.m, group: in.group, reply: msg.Reply, size: msg.Size(), index: -1, touched: now,
 	}
 	d.Event.readHeader(msg.Header)
 	return d
@@ -155,7 +155,7 @@ func (d *Delivery) begin(release bool) bool {
 	d.started = now
 	d.deadline = now + int64(s.opts.AckTimeout)
 	full := s.heldBytes >= s.bus.limits.HeldBytes
-	s.heldBytes -= d.size
+	s.holdBytes(-d.size)
 	if release {
 		d.released = true
 		d.writing = true
@@ -182,7 +182,7 @@ func (d *Delivery) Unbegin() {
 	}
 	d.begun, d.writing = false, false
 	s.unlease(d)
-	s.heldBytes += d.size
+	s.holdBytes(d.size)
 	d.m.obs.InFlight(-1)
 }
 

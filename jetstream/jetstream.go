@@ -51,8 +51,10 @@ type Bus struct {
 	turn      atomic.Uint32 // deals the links out
 	publisher *Publisher    // of Bus.Publish
 
-	subMu sync.Mutex
-	subs  map[*Subscription]struct{}
+	subMu    sync.Mutex
+	subs     map[*Subscription]struct{}
+	subCount atomic.Int64
+	held     atomic.Int64 // bytes that all subscriptions hold
 
 	closing atomic.Bool
 	closed  sync.Once

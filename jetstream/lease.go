@@ -17,8 +17,14 @@ const tickLeast = 50 * time.Millisecond
 func (s *Subscription) hold(d *Delivery) {
 	d.index = len(s.out)
 	s.out = append(s.out, d)
-	s.heldBytes += d.size
+	s.holdBytes(d.size)
 	s.schedule(d.touched + int64(d.group.fence.touch))
+}
+
+// holdBytes counts bytes that are held, here and over all subscriptions.
+func (s *Subscription) holdBytes(n int) {
+	s.heldBytes += n
+	s.bus.held.Add(int64(n))
 }
 
 // lease files a delivery that has begun under its id, behind older ones.
@@ -80,7 +86,7 @@ func (s *Subscription) remove(d *Delivery, how Outcome) bool {
 		d.m.obs.InFlight(-1)
 		d.m.obs.Settled(how, time.Duration(now-d.started), time.Duration(s.bus.clock.at(now).UnixNano()-d.Event.StoredAt))
 	} else {
-		s.heldBytes -= d.size
+		s.holdBytes(-d.size)
 	}
 	if d.active {
 		d.active = false

@@ -15,6 +15,10 @@ const (
 	pullExpires = 30 * time.Second
 	pullLost    = 35 * time.Second
 	pullRetry   = 250 * time.Millisecond
+	// heldRetry is how long a subscription waits when the hub holds too much.
+	heldRetry = 100 * time.Millisecond
+	// leastPull is the fewest bytes that a pull asks for, however many subscriptions share Limits.HeldTotal.
+	leastPull = 16 << 10
 )
 
 // member is a subscription on one topic: it pulls from the group's consumer. Guarded by its subscription's mu.
@@ -27,6 +31,7 @@ type member struct {
 	requested int    // asked and not arrived
 	pulled    int64  // when the last pull was sent
 	first     bool   // nothing has arrived since
+	large     bool   // the next event does not fit into a pull of the usual size
 	retryAt   int64  // pull again then; 0: when there is credit
 	lastSeq   uint64 // newest stream sequence that arrived
 	// loose are the events that arrived and ended otherwise than by an ack: they come again, to whichever member. It is
@@ -92,13 +97,20 @@ func (s *Subscription) closeInboxes() {
 
 // refill asks the server for as much as there is credit for. s.mu is held.
 func (s *Subscription) refill() {
-	if !s.running() || s.heldBytes >= s.bus.limits.HeldBytes {
-		if s.heldBytes >= s.bus.limits.HeldBytes {
-			s.bus.obs.LimitReached("held_bytes")
-		}
+	if !s.running() {
+		return
+	}
+	if s.heldBytes >= s.bus.limits.HeldBytes {
+		s.bus.obs.LimitReached("held_bytes")
 		return
 	}
 	now := s.bus.clock.now()
+	// Who holds nothing may always ask for its share, so that those who do not take what is theirs stop nobody else.
+	if s.heldBytes > 0 && s.bus.held.Load() >= int64(s.bus.limits.HeldTotal) {
+		s.bus.obs.LimitReached("held_total")
+		s.schedule(now + int64(heldRetry))
+		return
+	}
 	for _, m := range s.members {
 		m.refill(now)
 	}
@@ -128,10 +140,14 @@ func (m *member) refill(now int64) {
 
 func (m *member) pull(batch int, now int64) {
 	s := m.sub
+	bytes := s.bus.pullBytes()
+	if m.large {
+		batch, bytes = 1, int(s.link.nc.MaxPayload())+payloadMargin
+	}
 	var buf [128]byte
 	req := strconv.AppendInt(append(buf[:0], `{"expires":`...), int64(pullExpires), 10)
 	req = strconv.AppendInt(append(req, `,"batch":`...), int64(batch), 10)
-	req = strconv.AppendInt(append(req, `,"max_bytes":`...), int64(max(s.bus.limits.HeldBytes, int(s.link.nc.MaxPayload())+payloadMargin)), 10)
+	req = strconv.AppendInt(append(req, `,"max_bytes":`...), int64(bytes), 10)
 	req = append(req, '}')
 	if err := s.link.nc.PublishRequest(m.group.next, m.inbox.subject, req); err != nil {
 		return // the connection is down: back() starts anew
@@ -140,6 +156,12 @@ func (m *member) pull(batch int, now int64) {
 	s.requested += batch
 	m.pulled, m.first, m.retryAt = now, true, 0
 	s.schedule(now + int64(pullLost))
+}
+
+// pullBytes is the most that one pull may bring: a subscription's share of what the hub may hold.
+func (b *Bus) pullBytes() int {
+	share := b.limits.HeldTotal / int(max(b.subCount.Load(), 1))
+	return min(max(share, leastPull), b.limits.HeldBytes)
 }
 
 // receive takes what the server sends to the inbox: events, and the ends of pulls.
@@ -172,6 +194,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 	m.lastSeq = max(m.lastSeq, place.streamSeq)
 	delete(m.loose, place.streamSeq)
 	m.acks = msg.Reply[:place.prefix]
+	m.large = false
 	if m.first {
 		m.first = false
 		m.obs.Polled(time.Duration(now - m.pulled))
@@ -218,6 +241,7 @@ func (in *inbox) status(msg *nats.Msg) {
 	left, _ := strconv.Atoi(msg.Header.Get("Nats-Pending-Messages"))
 	switch code, what := msg.Header.Get("Status"), msg.Header.Get("Description"); {
 	case code == "408", code == "404", what == "Batch Completed", what == "Message Size Exceeds MaxBytes":
+		m.large = m.first && what == "Message Size Exceeds MaxBytes" // not even the first one fits
 		m.requested = max(m.requested-left, 0)
 		s.requested = max(s.requested-left, 0)
 		s.refill()

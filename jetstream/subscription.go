@@ -127,7 +127,7 @@ type Subscription struct {
 	active    int                  // of out, those not parked
 	leased    int
 	requested int // asked of the server and not arrived
-	heldBytes int // payloads of those in out that are not leased
+	heldBytes int // of those in out that are not leased
 	refilling bool
 	timer     *time.Timer
 	wake      int64         // when timer fires; 0: it does not
@@ -236,6 +236,7 @@ func (b *Bus) register(s *Subscription) error {
 		return err
 	}
 	b.subs[s] = struct{}{}
+	b.subCount.Add(1)
 	b.obs.Gauge(GaugeSubscriptions, float64(len(b.subs)))
 	return nil
 }
@@ -244,6 +245,7 @@ func (b *Bus) unregister(s *Subscription) {
 	b.subMu.Lock()
 	defer b.subMu.Unlock()
 	delete(b.subs, s)
+	b.subCount.Add(-1)
 	b.obs.Gauge(GaugeSubscriptions, float64(len(b.subs)))
 }
 
