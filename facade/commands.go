@@ -55,7 +55,7 @@ func (s *session) execute(msg []byte) (wait time.Duration) {
 	f := &s.frame
 	fail := f.cut(msg)
 	s.srv.cfg.Observer.FrameReceived(opNames[f.op])
-	now := time.Now()
+	now := s.wire.readAt
 	switch {
 	case fail != nil && fail.code == codeBadJSON:
 	case s.principal == nil && f.op != opAuth:

@@ -52,6 +52,7 @@ type wire struct {
 
 	reads   atomic.Uint64 // successful reads: the peer is alive
 	waiting atomic.Bool   // a read waits for the peer
+	readAt  time.Time     // when the last one came, for all frames in it; the reader's own
 
 	mu       sync.Mutex
 	quiet    sync.Cond // signalled when flushing ends
@@ -78,6 +79,7 @@ func (w *wire) Read(p []byte) (int, error) {
 	w.waiting.Store(false)
 	if n > 0 {
 		w.reads.Add(1)
+		w.readAt = time.Now()
 	}
 	return n, err
 }

@@ -51,7 +51,9 @@ func (s *session) grow(buf *[]byte, most int) bool {
 
 // leave is for the end of a message.
 func (s *session) leave(b *[]byte) {
-	s.srv.inbound.give(s.receiving)
-	s.receiving = 0
+	if s.receiving > 0 {
+		s.srv.inbound.give(s.receiving)
+		s.receiving = 0
+	}
 	putBuffer(b)
 }
