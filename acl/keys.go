@@ -16,6 +16,10 @@ import (
 	"golang.org/x/time/rate"
 )
 
+// maxKeyWaiters bounds who waits for keys to be fetched, so that a server that hangs does not hold up all requests: others
+// are told at once that the keys are not available.
+const maxKeyWaiters = 32
+
 // errKeysUnavailable is returned for a key that is not known while the key set could not be fetched.
 var errKeysUnavailable = errors.New("the keys could not be fetched")
 
@@ -34,6 +38,8 @@ type keySet struct {
 	refresh  time.Duration
 	interval time.Duration
 	named    keyfunc.Keyfunc // finds the key that a token names
+
+	waiters int // guarded by mu
 
 	wake  chan struct{} // asks for a fetch; it has room for one
 	stop  context.CancelFunc
@@ -186,8 +192,18 @@ func (k *keySet) await(ctx context.Context) error {
 		k.pending = true
 		k.wake <- struct{}{} // there is room: nothing is pending
 	}
+	if k.waiters >= maxKeyWaiters {
+		k.mu.Unlock()
+		return errKeysUnavailable
+	}
+	k.waiters++
 	done := k.done
 	k.mu.Unlock()
+	defer func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.waiters--
+	}()
 	select {
 	case <-done:
 		return nil

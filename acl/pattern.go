@@ -10,8 +10,8 @@ import (
 // MaxPatternBytes bounds the length of a pattern. A topic has at most 251 bytes.
 const MaxPatternBytes = 256
 
-// maxTopicBytes bounds a topic.
-const maxTopicBytes = 251
+// maxTopicBytes bounds a topic: 251 bytes, and 4 more for the dead letters of one.
+const maxTopicBytes = 255
 
 const (
 	oneSegment  = "*"

@@ -195,6 +195,7 @@ func (s *session) auth(f *frame) {
 	s.principal, s.counted = p, p.Key()
 	s.pub.CountFor(s.counted)
 	s.refusals = 0
+	s.srv.strangers.remove(s)
 	s.due.Store(nil)
 	if at := p.Expires(); !at.IsZero() {
 		s.due.Store(&due{at: at, code: closeTokenExpired})

@@ -117,7 +117,7 @@ func (s *Server) servePublish(w http.ResponseWriter, r *http.Request) {
 		s.publishLines(w, r, topic, p, pub)
 		return
 	}
-	s.publishBody(w, r, topic, pub)
+	s.publishBody(w, r, p, topic, pub)
 }
 
 // topicParam returns the path's topic, URL-decoded.
@@ -134,7 +134,7 @@ func topicParam(r *http.Request) (string, *fault) {
 }
 
 // publishBody publishes the body as one payload.
-func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, topic string, pub *jetstream.Publisher) {
+func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, p Principal, topic string, pub *jetstream.Publisher) {
 	opts, fail := headerOptions(r)
 	if fail != nil {
 		s.refuse(w, fail)
@@ -144,6 +144,10 @@ func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, topic strin
 	defer putBuffer(b)
 	if fail := s.readBody(w, r, b); fail != nil {
 		s.refuse(w, fail)
+		return
+	}
+	if expired(p, time.Now()) { // a body may take its time
+		s.refuse(w, &fault{code: codeTokenExpired, msg: "The token has expired."})
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)

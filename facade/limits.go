@@ -17,6 +17,9 @@ type Limits struct {
 	// Connections ("connections") is the most WebSocket connections at a time: default 20,000. Beyond it, upgrades
 	// get 503.
 	Connections int
+	// Unauthenticated ("unauthenticated") is the most connections without a successful AUTH: default a quarter of
+	// Connections. One more closes the oldest of them, as AuthTimeout would.
+	Unauthenticated int
 	// Requests ("requests") is the most HTTP requests served at a time: default 512. Beyond it, they get 503.
 	Requests int
 	// Subscriptions ("subscriptions") is the most subscriptions of one connection: default 256. Beyond it, SUBSCRIBE
@@ -127,6 +130,7 @@ func (l *Limits) fill(maxPayload int) error {
 		{"SettleRate", &l.SettleRate, 200_000},
 		{"TopicRate", &l.TopicRate, NoLimit},
 		{"PrincipalRate", &l.PrincipalRate, NoLimit},
+		{"Unauthenticated", &l.Unauthenticated, (l.Connections + 3) / 4},
 		{"PrincipalConnections", &l.PrincipalConnections, (3*l.Connections + 3) / 4},
 	} {
 		if *f.v == NoLimit {

@@ -41,6 +41,8 @@ type Server struct {
 	ticks    atomic.Uint64 // a clock for the hot path, in tickInterval
 	requests atomic.Int64  // HTTP requests being served
 
+	strangers *strangers
+
 	// wg counts every goroutine of the server and its sessions.
 	wg sync.WaitGroup
 
@@ -63,7 +65,8 @@ func New(cfg Config) (*Server, error) {
 		cfg: cfg, log: cfg.Logger, started: time.Now(),
 		frames: newPace(l.FrameRate, l.FrameBurst), settles: newPace(l.SettleRate, l.SettleBurst),
 		connections: headcount{byKey: make(map[string]int)}, bearers: newBearers(l.Bearers),
-		sessions: make(map[*session]struct{}), idle: make(chan struct{}),
+		strangers: newStrangers(cfg.Limits.Unauthenticated),
+		sessions:  make(map[*session]struct{}), idle: make(chan struct{}),
 	}
 	s.inbound.most = int64(l.InboundBytes)
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
@@ -145,6 +148,7 @@ func (s *Server) enter(n *session) bool {
 	})
 	s.wg.Go(func() {
 		n.run(flushed)
+		s.strangers.remove(n)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.sessions, n)

@@ -27,6 +27,8 @@ const (
 	smallPart = 128
 	// preAuthFrame is the largest message in bytes that a client without credentials may send.
 	preAuthFrame = 64 << 10
+	// strangerGrace is how long a connection that has to go for another has to be told so.
+	strangerGrace = 100 * time.Millisecond
 	// maxTopicsKnown bounds a session's memory of topics that it may publish to.
 	maxTopicsKnown = 256
 )
@@ -96,6 +98,11 @@ func (s *Server) newSession(conn *websocket.Conn, w *wire) *session {
 
 // awaitAuth starts the time in which a successful AUTH must come.
 func (s *session) awaitAuth() {
+	if oldest := s.srv.strangers.add(s); oldest != nil {
+		s.limit("unauthenticated")
+		oldest.wire.hurry(strangerGrace) // its place is needed
+		oldest.out.shut(closeAuthTimeout)
+	}
 	s.due.Store(&due{at: time.Now().Add(s.srv.cfg.Limits.AuthTimeout), code: closeAuthTimeout})
 }
 
@@ -174,7 +181,13 @@ func (s *session) message(b []byte, size int, whole bool) (wait time.Duration, o
 		s.fail(nil, codeOverloaded, "The hub receives more large messages than it has room for.")
 		return 0, true
 	}
-	return s.execute(b), true
+	wait = s.execute(b)
+	if cap(b) > maxKeptText {
+		// Nothing may keep a large message from being collected while the connection is idle.
+		s.frame = frame{}
+		s.key = nil
+	}
+	return wait, true
 }
 
 // rest lets the reader wait, unless the connection ends: whoever ends it says why, and the next read returns. mu is not

@@ -511,12 +511,12 @@ func floodHeld(t *testing.T, f *floodedHub) {
 		}
 	})
 	t.Logf("%d held, %d refused, memory %d MiB", len(held)-refused, refused, f.memory(t))
-	if refused == 0 {
-		t.Error("the limit was not reached")
-	}
 	begun := time.Now()
-	newcomer(t, f)
-	t.Logf("a newcomer came in after %v", time.Since(begun).Round(time.Millisecond))
+	tries := newcomer(t, f)
+	t.Logf("a newcomer came in after %v, at try %d", time.Since(begun).Round(time.Millisecond), tries)
+	if tries > 5 { // those who do not authenticate make room for each other only
+		t.Errorf("a newcomer had to try %d times", tries)
+	}
 	for _, conn := range held {
 		drop(conn)
 	}

@@ -47,6 +47,9 @@ func bounded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctrl := http.NewResponseController(w)
 		_ = ctrl.SetWriteDeadline(time.Time{}) // that of the request before
+		if r.Header.Get("Upgrade") != "" {
+			_ = ctrl.SetWriteDeadline(time.Now().Add(answerTimeout)) // a connection that becomes a WebSocket forgets it
+		}
 		if r.ContentLength != 0 {
 			_ = ctrl.SetReadDeadline(time.Now().Add(bodyTimeout))
 		}
