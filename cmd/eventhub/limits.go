@@ -15,6 +15,7 @@ import (
 type limitFlags struct {
 	Connections          int `env:"CONNECTIONS" default:"20000" help:"WebSocket connections."`
 	PrincipalConnections int `env:"PRINCIPAL_CONNECTIONS" placeholder:"N" help:"WebSocket connections of one principal: of the subject of a JWT, or of the hub's own token. Default: three quarters of all."`
+	Unauthenticated      int `env:"UNAUTHENTICATED" placeholder:"N" help:"WebSocket connections without AUTH. Beyond it the oldest is closed. Default: a quarter of all."`
 	WaitingConnections   int `env:"WAITING_CONNECTIONS" default:"2048" help:"Connections to a port that have sent no request yet, or are idle between two. Beyond it the oldest is closed."`
 	Requests             int `env:"REQUESTS" default:"512" help:"HTTP requests at a time."`
 	Subscriptions        int `env:"SUBSCRIPTIONS" default:"256" help:"Subscriptions of one connection."`
@@ -22,6 +23,8 @@ type limitFlags struct {
 	NewTopics            int `env:"NEW_TOPICS" default:"100" help:"Topics that one principal may bring into being at once; after that one every 10s."`
 	Payload              int `env:"PAYLOAD" default:"1048576" help:"Bytes of a payload; fewer where NATS takes fewer."`
 	Frame                int `env:"FRAME" placeholder:"BYTES" help:"Bytes of a frame that is read whole. Default: 4 MiB, or twice the payload."`
+	InboundBytes         int `env:"INBOUND_BYTES" default:"268435456" help:"Bytes of frames that have begun to come and are not whole, over all connections."`
+	HeldBytes            int `env:"HELD_BYTES" default:"134217728" help:"Bytes of events that were fetched and not handed out yet, over all subscriptions."`
 
 	Frames             quota `env:"FRAMES" default:"10000/2000" placeholder:"RATE/BURST" help:"Frames of one connection but for ACK, NACK and MODACK: so many a second, and so many at once."`
 	Settles            quota `env:"SETTLES" default:"200000/20000" placeholder:"RATE/BURST" help:"ACK, NACK and MODACK of one connection."`
@@ -45,6 +48,9 @@ func (f limitFlags) check() (faults []error) {
 	}{
 		{"connections", f.Connections, 1},
 		{"principal-connections", f.PrincipalConnections, 0}, // 0 is the default, as for the frame
+		{"unauthenticated", f.Unauthenticated, 0},
+		{"inbound-bytes", f.InboundBytes, 1},
+		{"held-bytes", f.HeldBytes, 1},
 		{"waiting-connections", f.WaitingConnections, 1},
 		{"requests", f.Requests, 1},
 		{"subscriptions", f.Subscriptions, 1},
@@ -117,6 +123,7 @@ func (q quota) limits() (rate, burst int) {
 func (f limitFlags) facade() facade.Limits {
 	l := facade.Limits{
 		Connections: f.Connections, PrincipalConnections: f.PrincipalConnections,
+		Unauthenticated: f.Unauthenticated, InboundBytes: f.InboundBytes,
 		Requests: f.Requests, Subscriptions: f.Subscriptions, Frame: f.Frame,
 		AuthTimeout: f.AuthTimeout, PingInterval: f.PingInterval, PongTimeout: f.PongTimeout,
 	}
@@ -129,7 +136,7 @@ func (f limitFlags) facade() facade.Limits {
 
 // bus returns the limits of the bus.
 func (f limitFlags) bus() jetstream.Limits {
-	return jetstream.Limits{Topics: f.Topics, TopicsPerClient: f.NewTopics, MaxPayload: f.Payload}
+	return jetstream.Limits{Topics: f.Topics, TopicsPerClient: f.NewTopics, MaxPayload: f.Payload, HeldTotal: f.HeldBytes}
 }
 
 // lines shows the limits.
@@ -141,9 +148,9 @@ func (f limitFlags) lines() [][2]string {
 		return strconv.Itoa(n)
 	}
 	return [][2]string{
-		{"limits", fmt.Sprintf("connections %d, of one principal %s, waiting %d; requests %d; subscriptions %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), f.WaitingConnections, f.Requests, f.Subscriptions)},
+		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d; subscriptions %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, f.Subscriptions)},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
-		{"", fmt.Sprintf("topics %d, new ones %d; payload %d bytes; frame %s", f.Topics, f.NewTopics, f.Payload, or(f.Frame, "4 MiB or twice the payload"))},
+		{"", fmt.Sprintf("topics %d, new ones %d; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes", f.Topics, f.NewTopics, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes)},
 		{"", fmt.Sprintf("auth within %v, ping after %v, pong within %v", f.AuthTimeout, f.PingInterval, f.PongTimeout)},
 	}
 }
