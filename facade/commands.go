@@ -60,6 +60,10 @@ func (s *session) execute(msg []byte) (wait time.Duration) {
 	case fail != nil && fail.code == codeBadJSON:
 	case s.principal == nil && f.op != opAuth:
 		s.fail(f.corr, codeUnauthorized, "Call AUTH first.")
+		if !s.frames.take(s.srv.frames, now.Sub(s.srv.started)) {
+			s.limit("frame_rate")
+			s.misread(codeBadFrame) // who goes on like this gets no answers any more
+		}
 		return 0
 	case !settles(f.op) && !s.frames.take(s.srv.frames, now.Sub(s.srv.started)):
 		s.limit("frame_rate")

@@ -142,7 +142,7 @@ func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, p Principal
 	}
 	b, _ := buffers.Get().(*[]byte)
 	defer putBuffer(b)
-	if fail := s.readBody(w, r, b); fail != nil {
+	if fail := s.readBody(w, r, p, b); fail != nil {
 		s.refuse(w, fail)
 		return
 	}
@@ -167,7 +167,7 @@ func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, p Principal
 
 // readBody reads the body into b and checks that it is JSON. A body over the payload limit is read to its end, so that
 // the connection lives on, unless it is over Limits.Skip as well.
-func (s *Server) readBody(w http.ResponseWriter, r *http.Request, b *[]byte) *fault {
+func (s *Server) readBody(w http.ResponseWriter, r *http.Request, p Principal, b *[]byte) *fault {
 	limit, skip := s.cfg.Bus.MaxPayload(), int64(s.cfg.Limits.Skip)
 	if r.ContentLength > skip || r.ContentLength > int64(limit) && r.Header.Get("Expect") != "" {
 		w.Header().Set("Connection", "close")
@@ -175,7 +175,7 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request, b *[]byte) *fa
 	}
 	body := &steadyReader{
 		r:    http.MaxBytesReader(w, r.Body, skip),
-		ctrl: http.NewResponseController(w), stall: s.cfg.Limits.BodyStall,
+		ctrl: http.NewResponseController(w), stall: s.cfg.Limits.BodyStall, token: p.Expires(),
 	}
 	buf := *b
 	if need := int(r.ContentLength) + 1; need > cap(buf) && need <= limit+1 {

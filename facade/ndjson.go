@@ -69,7 +69,7 @@ func (s *Server) publishLines(w http.ResponseWriter, r *http.Request, topic stri
 		defer close(answered)
 		l.answer(w)
 	}()
-	err := l.read(r.Context(), &steadyReader{r: r.Body, ctrl: l.ctrl, stall: s.cfg.Limits.BodyStall})
+	err := l.read(r.Context(), &steadyReader{r: r.Body, ctrl: l.ctrl, stall: s.cfg.Limits.BodyStall, token: p.Expires()})
 	close(l.queue)
 	<-answered
 	if err != nil {
@@ -285,15 +285,23 @@ func parseLine(text []byte) (payload []byte, opts jetstream.PublishOptions, fail
 	return payload, opts, fail
 }
 
-// steadyReader reads a body whose sender may not pause for longer than stall.
+// bodyGrace is how long a body is read beyond the end of its token, so that the sender can be told of that.
+const bodyGrace = 5 * time.Second
+
+// steadyReader reads a body whose sender may not pause for longer than stall, and not go on for long when its token ends.
 type steadyReader struct {
 	r     io.Reader
 	ctrl  *http.ResponseController
 	stall time.Duration
+	token time.Time // when it ends; zero for never
 }
 
 func (s *steadyReader) Read(p []byte) (int, error) {
-	if err := s.ctrl.SetReadDeadline(time.Now().Add(s.stall)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+	by := time.Now().Add(s.stall)
+	if end := s.token.Add(bodyGrace); !s.token.IsZero() && end.Before(by) {
+		by = end
+	}
+	if err := s.ctrl.SetReadDeadline(by); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return 0, err
 	}
 	return s.r.Read(p)
