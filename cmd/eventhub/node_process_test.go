@@ -141,13 +141,15 @@ func (n *node) kill() {
 }
 
 // terminate asks the hub to end, as an operator would, and wants it to do so in time and in order.
-func (n *node) terminate() {
+func (n *node) terminate() { n.terminateBy(syscall.SIGTERM) }
+
+func (n *node) terminateBy(s syscall.Signal) {
 	n.t.Helper()
-	n.signal(syscall.SIGTERM)
+	n.signal(s)
 	select {
 	case <-n.ended:
 	case <-time.After(10 * time.Second):
-		n.t.Fatalf("the hub has not ended 10 s after SIGTERM:\n%s", n.log.String())
+		n.t.Fatalf("the hub has not ended 10 s after %v:\n%s", s, n.log.String())
 	}
 	if code := n.cmd.ProcessState.ExitCode(); code != 0 {
 		n.t.Errorf("the hub ended with exit code %d:\n%s", code, n.log.String())

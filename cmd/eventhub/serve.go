@@ -8,10 +8,12 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -67,6 +69,12 @@ func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
 	log, err := cmd.logger(std.err)
 	if err != nil {
 		return err
+	}
+	if set.cert == nil {
+		// With a certificate SIGHUP reads that again; without one it ends the hub, but in good order.
+		var stop context.CancelFunc
+		ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP)
+		defer stop()
 	}
 	h := &hub{cmd: cmd, settings: set, log: log, failed: make(chan error, 1)}
 	err = h.open(ctx)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"syscall"
 	"testing"
@@ -78,4 +79,19 @@ func TestStoppedHubSettlesNothing(t *testing.T) {
 		t.Errorf("the dead hub's leases came after %v", took)
 	}
 	first.onlyMarker(a, "stop")
+}
+
+// Who has no certificate to read again ends upon SIGHUP, and in good order: a terminal that is closed loses nothing.
+func TestSIGHUPWithoutACertificateEndsInGoodOrder(t *testing.T) {
+	hub := startNode(t)
+	c := hub.dial()
+	if _, err := c.Publish(t.Context(), "bye", []byte("1"), nil); err != nil {
+		t.Fatal(err)
+	}
+	hub.terminateBy(syscall.SIGHUP)
+	<-c.Done()
+	var closed *client.CloseError
+	if err := c.Err(); !errors.As(err, &closed) || closed.Reason != "draining" {
+		t.Errorf("the client was told %v", err)
+	}
 }
