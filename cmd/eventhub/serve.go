@@ -269,6 +269,8 @@ func (h *hub) greet(w io.Writer) {
 		token = h.token + " (new; kept in " + file + ")"
 	case h.makesToken:
 		token = "in " + file
+	case h.token == "":
+		token = "none of the hub's own; JWTs as configured"
 	}
 	lines = append(lines, [2]string{"token", token})
 	printLines(w, "eventhub is ready", lines)
