@@ -263,16 +263,16 @@ func (h *hub) greet(w io.Writer) {
 		lines = append(lines, [2]string{"nats", url})
 	}
 	lines = append(lines, [2]string{"data", h.cmd.where()})
-	token := "as configured"
+	own := "as configured"
 	switch file := filepath.Join(h.cmd.Data, tokenName); {
 	case h.tokenMade:
-		token = h.token + " (new; kept in " + file + ")"
+		own = h.token + " (new; kept in " + file + ")"
 	case h.makesToken:
-		token = "in " + file
+		own = "in " + file
 	case h.token == "":
-		token = "none of the hub's own; JWTs as configured"
+		own = "none of the hub's own; JWTs as configured"
 	}
-	lines = append(lines, [2]string{"token", token})
+	lines = append(lines, [2]string{"token", own})
 	printLines(w, "eventhub is ready", lines)
 }
 
