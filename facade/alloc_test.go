@@ -66,6 +66,11 @@ func TestAllocationsOfTheHotPath(t *testing.T) {
 	s := hotSession(t)
 	msg := []byte(`{"op":"PUBLISH","topic":"heartbeat.received","payload":{"pid":1,"host":"a"},"corr":"12"}`)
 	sub := newSubscription(&frame{topic: []byte("heartbeat.received"), group: []byte("g")})
+	removal := []byte(`{"op":"PUBLISH","topic":"heartbeat.received","payload":{"pid":1,"host":"a"},"opts":{"tombstone":false},"corr":"12"}`)
+	optioned := testing.AllocsPerRun(1000, func() {
+		publishHot(t, s, removal)
+		s.out.flushed(sub)
+	})
 	published := testing.AllocsPerRun(1000, func() {
 		publishHot(t, s, msg)
 		s.out.flushed(sub)
@@ -77,6 +82,9 @@ func TestAllocationsOfTheHotPath(t *testing.T) {
 		s.out.flushed(sub)
 	})
 	t.Logf("allocations: %v of a publish, %v of a delivery", published, delivered)
+	if optioned > published {
+		t.Errorf("opts.tombstone costs %v allocations", optioned-published)
+	}
 	if published > maxAllocs || delivered > maxAllocs {
 		t.Errorf("more than %d", maxAllocs)
 	}

@@ -135,11 +135,20 @@ func (s *Server) allows(p Principal, a Action, topic, group string) bool {
 
 // mayPublish checks the topic's form, then the policy.
 func (s *Server) mayPublish(p Principal, topic string) *fault {
+	return s.may(p, ActionPublish, topic, "publish to")
+}
+
+// mayRead checks the topic's form, then whether the policy lets the client subscribe there, as no group.
+func (s *Server) mayRead(p Principal, topic string) *fault {
+	return s.may(p, ActionSubscribe, topic, "read")
+}
+
+func (s *Server) may(p Principal, a Action, topic, what string) *fault {
 	if err := jetstream.ValidTopic(topic); err != nil {
 		return busFault(err, codeBadTopic, "The topic is not well formed.")
 	}
-	if !s.allows(p, ActionPublish, topic, "") {
-		return &fault{code: codeForbidden, msg: "The policy does not allow to publish to " + topic + "."}
+	if !s.allows(p, a, topic, "") {
+		return &fault{code: codeForbidden, msg: "The policy does not allow to " + what + " " + topic + "."}
 	}
 	return nil
 }

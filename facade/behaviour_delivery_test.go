@@ -222,7 +222,7 @@ func TestKeysAreFoundAgain(t *testing.T) {
 		}
 	}
 	for i, key := range keys {
-		e, err := bus.LatestByKey(t.Context(), topic, key)
+		e, err := bus.Latest(t.Context(), topic, key)
 		if err != nil {
 			t.Errorf("key %q: %v", key, err)
 			continue

@@ -2,8 +2,9 @@
 //
 // A Server turns them into calls of a jetstream.Bus. Server (server.go) owns the connections; each is a session
 // (session.go, commands.go) that reads frames and a writer (writer.go) that sends replies and events over a wire
-// (conn.go). http.go and ndjson.go are publishing over HTTP. The wire format itself is in frame.go, options.go and
-// reply.go, its codes in code.go. Who may do what is asked in auth.go, how much of it in limits.go and throttle.go.
+// (conn.go). http.go and ndjson.go are publishing over HTTP; snap.go and page.go show the latest records of keys. The wire
+// format itself is in frame.go, options.go and reply.go, its codes in code.go. Who may do what is asked in auth.go, how
+// much of it in limits.go and throttle.go.
 package facade
 
 import (

@@ -326,6 +326,7 @@ func missing(raw []byte) bool  { return len(raw) == 0 || raw[0] == 'n' }
 func isString(raw []byte) bool { return len(raw) > 0 && raw[0] == '"' }
 func isArray(raw []byte) bool  { return firstByte(raw) == '[' }
 func isObject(raw []byte) bool { return firstByte(raw) == '{' }
+func isBool(raw []byte) bool   { return len(raw) > 0 && (raw[0] == 't' || raw[0] == 'f') }
 func isNumber(raw []byte) bool {
 	return len(raw) > 0 && (raw[0] == '-' || '0' <= raw[0] && raw[0] <= '9')
 }

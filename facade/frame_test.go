@@ -60,9 +60,11 @@ func TestFrames(t *testing.T) {
 			}},
 		},
 		{
-			`{"op":"PUBLISH","topic":"t","opts":{"id":null,"ts":null,"key":null,"headers":null,"tags":null,"caused_by":null,"sid":null}}`,
+			`{"op":"PUBLISH","topic":"t","opts":{"id":null,"ts":null,"key":null,"headers":null,"tags":null,"caused_by":null,"sid":null,"tombstone":null}}`,
 			frame{op: opPublish, topic: []byte("t")},
 		},
+		{`{"op":"PUBLISH","topic":"t","opts":{"key":"k","tombstone":true}}`, frame{op: opPublish, topic: []byte("t"), publish: jetstream.PublishOptions{Key: "k", Tombstone: true}}},
+		{`{"op":"PUBLISH","topic":"t","opts":{"tombstone":true,"tombstone":false}}`, frame{op: opPublish, topic: []byte("t")}},
 		{`{"op":"PUBLISH","topic":"t","opts":{"ts":-0}}`, frame{op: opPublish, topic: []byte("t"), publish: jetstream.PublishOptions{HasTS: true}}},
 		{`{"op":"SUBSCRIBE","topic":"t","group":"g","opts":{}}`, frame{op: opSubscribe, topic: []byte("t"), group: []byte("g")}},
 		{
@@ -164,6 +166,8 @@ func TestFrameFaults(t *testing.T) {
 		{pub + `{"headers":[]}}`, codeBadOptions, "opts.headers must be an object of strings, not an array", `"c"`},
 		{pub + `{"headers":{"a":"x","a":null}}}`, codeBadOptions, "opts.headers must be an object of strings, but holds null", `"c"`},
 		{pub + `{"tags":"x"}}`, codeBadOptions, "opts.tags must be an array of strings, not a string", `"c"`},
+		{pub + `{"tombstone":"true"}}`, codeBadOptions, "opts.tombstone must be a boolean, not a string", `"c"`},
+		{pub + `{"tombstone":1}}`, codeBadOptions, "opts.tombstone must be a boolean, not 1", `"c"`},
 		{pub + `{"caused_by":["x",{}]}}`, codeBadOptions, "opts.caused_by must be an array of strings, but holds an object", `"c"`},
 		{sub + `{"from":"now"}}`, codeBadOptions, "opts.from must be latest, earliest, ts or afterId", `"c"`},
 		{sub + `{"from":5}}`, codeBadOptions, "opts.from must be a string, not 5", `"c"`},
@@ -241,7 +245,7 @@ func TestTimes(t *testing.T) {
 func FuzzFrame(f *testing.F) {
 	for _, s := range []string{
 		`{"op":"AUTH","token":"x","corr":""}`,
-		`{"op":"PUBLISH","topic":"t","payload":` + payload256 + `,"opts":{"id":"i","ts":1e3,"key":"k","headers":{"a":"b","a":"c"},"tags":["x"],"caused_by":["y"],"sid":"s"}}`,
+		`{"op":"PUBLISH","topic":"t","payload":` + payload256 + `,"opts":{"id":"i","ts":1e3,"key":"k","headers":{"a":"b","a":"c"},"tags":["x"],"caused_by":["y"],"sid":"s","tombstone":true}}`,
 		`{"op":"PUBLISH","topic":"t","opts":{"headers":{"a":1}}}`, `{"op":"PUBLISH","topic":"t","opts":{"headers":{"a":null}}}`, `[1,2`, `["op",{}]`,
 		`{"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"ts","ts":5,"afterId":"x","batchSize":10,"maxInFlight":10,"ackTimeoutMs":1000,"maxAttempts":0,"topics":["u"],"groupTtlMs":1000}}`,
 		`{"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"afterId","afterId":"\ud800"}}`,
@@ -269,11 +273,11 @@ func TestFramesAgree(t *testing.T) {
 	ops := []string{`"AUTH"`, `"PUBLISH"`, `"SUBSCRIBE"`, `"UNSUBSCRIBE"`, `"ACK"`, `"NACK"`, `"MODACK"`, `"PAUSE"`, `"RESUME"`, `"\u0041CK"`, `"X"`}
 	fields := []string{"token", "corr", "payload", "reason", "extend_ms", "delay_ms", "id", "ids", "opts", "op", "topic", "group", "Topic", "x"}
 	options := []string{
-		"id", "ts", "key", "headers", "tags", "caused_by", "sid", "from", "afterId", "batchSize", "maxInFlight", "ackTimeoutMs",
+		"id", "ts", "key", "headers", "tags", "caused_by", "sid", "tombstone", "from", "afterId", "batchSize", "maxInFlight", "ackTimeoutMs",
 		"maxAttempts", "topics", "groupTtlMs", "\\u0069d", "x",
 	}
 	values := []string{
-		`null`, `true`, `""`, `"a"`, `"\ud83d\ude00\ud800"`, `"earliest"`, `"ts"`, `"afterId"`, `"5000"`, `0`, `-0`, `1`, `-1`, `2.0`, `1.5`, `5000`,
+		`null`, `true`, `false`, `""`, `"a"`, `"\ud83d\ude00\ud800"`, `"earliest"`, `"ts"`, `"afterId"`, `"5000"`, `0`, `-0`, `1`, `-1`, `2.0`, `1.5`, `5000`,
 		`10000`, `10001`, `1e3`, `43200001`, `2592000000`, `9007199254740991`, `9007199254740992`, `1e999`, `[]`, `["a","b\n"]`, `["a",1]`,
 		`[null]`, `{}`, `{"a":"b","a":"c"}`, `{"a":1,"a":"c"}`, `{"a":"c","a":1}`, `{"a":null}`, `[` + strings.Repeat(`"a",`, 32) + `"a"]`,
 	}
@@ -386,6 +390,7 @@ func slowRead(msg []byte) (f frame, c code) {
 		f.publish.TS, f.publish.HasTS = o.integer("ts", 0, 1<<53-1), o.given("ts")
 		f.publish.Headers = o.texts("headers")
 		f.publish.Tags, f.publish.CausedBy = o.list("tags"), o.list("caused_by")
+		o.into("tombstone", &f.publish.Tombstone)
 		r.take(o)
 	case opSubscribe:
 		o := r.opts()

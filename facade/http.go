@@ -1,6 +1,8 @@
 package facade
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -27,8 +29,9 @@ func (s *Server) HTTP() http.Handler {
 		s.refuse(w, &fault{code: codeNotFound, msg: "There is nothing at this path."})
 	})
 	r.MethodNotAllowed(func(w http.ResponseWriter, req *http.Request) {
-		for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost} {
-			if r.Match(chi.NewRouteContext(), method, req.URL.Path) {
+		path := cmp.Or(req.URL.RawPath, req.URL.Path)
+		for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete} {
+			if r.Match(chi.NewRouteContext(), method, path) {
 				w.Header().Add("Allow", method)
 			}
 		}
@@ -36,6 +39,11 @@ func (s *Server) HTTP() http.Handler {
 		writeError(w, http.StatusMethodNotAllowed, &fault{code: codeNotFound, msg: "This path does not take this method."})
 	})
 	r.Post("/publish/{topic}", s.servePublish)
+	for _, method := range []string{http.MethodGet, http.MethodHead} {
+		r.MethodFunc(method, "/snap/{topic}", s.servePage)
+		r.MethodFunc(method, "/snap/{topic}/*", s.serveSnap)
+	}
+	r.Delete("/snap/{topic}/*", s.serveRemoval)
 	return r
 }
 
@@ -122,15 +130,20 @@ func (s *Server) servePublish(w http.ResponseWriter, r *http.Request) {
 
 // topicParam returns the path's topic, URL-decoded.
 func topicParam(r *http.Request) (string, *fault) {
-	topic := chi.URLParam(r, "topic")
-	if r.URL.RawPath == "" {
-		return topic, nil // chi took it from the decoded path
-	}
-	topic, err := url.PathUnescape(topic)
+	topic, err := pathParam(r, "topic")
 	if err != nil {
 		return "", &fault{code: codeBadTopic, msg: "The topic in the path is not URL-encoded correctly."}
 	}
 	return topic, nil
+}
+
+// pathParam returns a part of the path, URL-decoded once.
+func pathParam(r *http.Request, name string) (string, error) {
+	value := chi.URLParam(r, name)
+	if r.URL.RawPath == "" {
+		return value, nil // chi took it from the decoded path
+	}
+	return url.PathUnescape(value)
 }
 
 // publishBody publishes the body as one payload.
@@ -142,7 +155,7 @@ func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, p Principal
 	}
 	b, _ := buffers.Get().(*[]byte)
 	defer putBuffer(b)
-	if fail := s.readBody(w, r, p, b); fail != nil {
+	if fail := s.readBody(w, r, p, b, opts.Tombstone); fail != nil {
 		s.refuse(w, fail)
 		return
 	}
@@ -150,24 +163,31 @@ func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, p Principal
 		s.refuse(w, &fault{code: codeTokenExpired, msg: "The token has expired."})
 		return
 	}
+	payload := *b
+	if opts.Tombstone {
+		payload = bytes.TrimSpace(payload) // null with a line break, as tools send it, is null
+	}
+	s.publishOne(w, r, topic, pub, payload, &opts)
+}
+
+// publishOne publishes one event and answers with its id.
+func (s *Server) publishOne(w http.ResponseWriter, r *http.Request, topic string, pub *jetstream.Publisher, payload []byte, opts *jetstream.PublishOptions) {
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	got, err := pub.PublishWait(ctx, topic, *b, &opts)
+	got, err := pub.PublishWait(ctx, topic, payload, opts)
 	if err != nil {
 		s.logCause(err)
 		s.refuse(w, busFault(err, codePublishFailed, "The event could not be published."))
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	out := append((*b)[:0], `{"id":`...)
-	out = jsonscan.AppendString(out, got.ID)
-	out = append(out, "}\n"...)
-	_, _ = w.Write(out)
+	out := jsonscan.AppendString([]byte(`{"id":`), got.ID)
+	_, _ = w.Write(append(out, "}\n"...))
 }
 
-// readBody reads the body into b and checks that it is JSON. A body over the payload limit is read to its end, so that
-// the connection lives on, unless it is over Limits.Skip as well.
-func (s *Server) readBody(w http.ResponseWriter, r *http.Request, p Principal, b *[]byte) *fault {
+// readBody reads the body into b and checks that it is JSON. An empty one, where it may be empty, becomes null. A body over
+// the payload limit is read to its end, so that the connection lives on, unless it is over Limits.Skip as well.
+func (s *Server) readBody(w http.ResponseWriter, r *http.Request, p Principal, b *[]byte, mayBeEmpty bool) *fault {
 	limit, skip := s.cfg.Bus.MaxPayload(), int64(s.cfg.Limits.Skip)
 	if r.ContentLength > skip || r.ContentLength > int64(limit) && r.Header.Get("Expect") != "" {
 		w.Header().Set("Connection", "close")
@@ -198,6 +218,8 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request, p Principal, b
 		return &fault{code: codeBadJSON, msg: "The body ended early."}
 	case len(buf) > limit:
 		return payloadTooLarge(limit)
+	case len(buf) == 0 && mayBeEmpty:
+		*b = append(buf, nullPayload...)
 	case len(buf) == 0:
 		return &fault{code: codeBadJSON, msg: "The body is empty; it must be the payload as JSON, null for none."}
 	case !jetstream.ValidPayload(buf):
@@ -295,6 +317,11 @@ func eventField(opts *jetstream.PublishOptions, lower, name string, values []str
 			return &fault{code: codeBadOptions, msg: "The header " + name + " must be epoch milliseconds."}
 		}
 		opts.TS, opts.HasTS = ts, true
+	case "event-tombstone":
+		if values[0] != "true" && values[0] != "false" {
+			return &fault{code: codeBadOptions, msg: "The header " + name + " must be true or false."}
+		}
+		opts.Tombstone = values[0] == "true"
 	case "event-tags", "event-caused-by":
 		list, ok := stringList(values)
 		if !ok {

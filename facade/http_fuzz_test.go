@@ -66,3 +66,88 @@ func FuzzHTTPTarget(f *testing.F) {
 		}
 	})
 }
+
+// FuzzSnapTarget sends request targets below /snap as they are, and reads them a second time by net/url: the hub answers with
+// the record of just the key that is in the path, with a page within its bounds, or with an error of its own.
+func FuzzSnapTarget(f *testing.F) {
+	for _, target := range []string{
+		"kept.f/a", "kept.f/a%2Fb", "kept.f/a/b", "kept.f/%2e%2e", "kept.f/..", "kept.f//", "kept.f/", "kept.f/%25", "kept.f/%252F", "kept.f/%", "kept.f/%ff",
+		"kept%2ef/a", "kept.f%2Fa", "kept.f/a?x", "kept.f/a%3Fx", "kept.f/%00", "kept.f/a;b", "kept.f/ä", "kept.f/*", "kept.f", "kept.f?limit=1", "kept.f?limit=1001",
+		"kept.f?offset=-1", "kept.f?offset=2&limit=3", "kept.f?keys=a&keys=a%2Fb", "kept.f?keys=&x", "kept.f?limit=+1", "kept.f?consistent=true", "plain.f", "", "/", "%2F/a",
+	} {
+		f.Add(target)
+	}
+	bus := openBus(f, func(c *jetstream.Config) { c.MemoryStorage, c.Topics = true, keptRules })
+	hub := startHub(f, bus)
+	known := map[string]bool{}
+	for _, key := range []string{"a", "a/b", "..", "/", "%", "%2F", "?x", "a?x", "\x00", "a;b", "ä", "*", "a b", "a+b"} {
+		known[key] = true
+		if _, err := bus.Publish(f.Context(), "kept.f", []byte("1"), jetstream.PublishOptions{Key: key}); err != nil {
+			f.Fatal(err)
+		}
+	}
+	address := strings.TrimPrefix(hub.http, "http://")
+	f.Fuzz(func(t *testing.T, target string) {
+		if strings.ContainsAny(target, " \t\r\n") {
+			return // it would be another request
+		}
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close() }()
+		_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+		target = "/snap/" + target
+		if _, err := io.WriteString(conn, "GET "+target+" HTTP/1.1\r\nHost: hub\r\nConnection: close\r\nAuthorization: Bearer "+testToken+"\r\n\r\n"); err != nil {
+			return // net/http has refused what it read so far
+		}
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			return // the same
+		}
+		defer func() { _ = resp.Body.Close() }()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		u, err := url.ParseRequestURI(target)
+		if err != nil {
+			if resp.StatusCode < 400 {
+				t.Fatalf("%q was answered %q", target, body)
+			}
+			return
+		}
+		topic, key, single := strings.Cut(strings.TrimPrefix(u.EscapedPath(), "/snap/"), "/")
+		topic, _ = url.PathUnescape(topic)
+		key, _ = url.PathUnescape(key)
+		switch resp.StatusCode {
+		case http.StatusOK:
+			var got struct {
+				Key    *string
+				Limit  int
+				Count  *int
+				Offset int
+				Items  []struct{ Key string }
+			}
+			if err := json.Unmarshal(body, &got); err != nil {
+				t.Fatalf("%q was answered %q", target, body)
+			}
+			if single && (topic != "kept.f" || !known[key] || got.Key == nil || *got.Key != key) {
+				t.Fatalf("%q, which is the key %q of %q, was answered %q", target, key, topic, body)
+			}
+			if !single && (got.Count == nil || *got.Count != len(got.Items) || got.Limit > 1000 || got.Offset < 0 || jetstream.ValidTopic(topic) != nil) {
+				t.Fatalf("%q was answered %q", target, body)
+			}
+		case http.StatusNotFound:
+			if single && topic == "kept.f" && known[key] {
+				t.Fatalf("%q was answered %q", target, body)
+			}
+		case http.StatusBadRequest:
+			if single && topic == "kept.f" && known[key] || !json.Valid(body) && resp.Header.Get("Content-Type") == "application/json" {
+				t.Fatalf("%q was answered %q", target, body)
+			}
+		default:
+			t.Fatalf("%q was answered %d %q", target, resp.StatusCode, body)
+		}
+	})
+}

@@ -2,23 +2,22 @@ package facade
 
 import "sync/atomic"
 
-// inbound is the memory of messages that are being received, over all connections and beyond preAuthFrame each: clients
-// that begin large messages and do not end them would fill the hub with them. Its methods may be called concurrently.
-type inbound struct {
+// budget is memory that many share. Its methods may be called concurrently.
+type budget struct {
 	most int64
 	used atomic.Int64
 }
 
 // take reports whether there is room for n bytes more, and counts them if so.
-func (i *inbound) take(n int) bool {
-	if i.used.Add(int64(n)) > i.most {
-		i.give(n)
+func (b *budget) take(n int) bool {
+	if b.used.Add(int64(n)) > b.most {
+		b.give(n)
 		return false
 	}
 	return true
 }
 
-func (i *inbound) give(n int) { i.used.Add(-int64(n)) }
+func (b *budget) give(n int) { b.used.Add(-int64(n)) }
 
 // room returns a buffer for the next message; it is given back with leave.
 func (s *session) room() *[]byte {

@@ -76,6 +76,15 @@ type Limits struct {
 	// Window ("window") is how many lines of one NDJSON request are in flight: default 1,024. Beyond it, the request
 	// is not read any more.
 	Window int
+	// Pages ("pages") is the most pages of latest records (GET /snap/{topic}) that are read from the bus at a time: default
+	// 8. Further ones wait, and get overloaded after 10 s.
+	Pages int
+	// PageBytes ("page_bytes") is how many bytes of payloads, keys and headers a page of latest records has before it ends
+	// early, after one record at least: default 16 MiB. A request for certain keys that have more gets bad_options.
+	PageBytes int
+	// PageTotal ("page_total") is how many such bytes of pages that clients have not taken yet the hub holds: default 256
+	// MiB, or twice PageBytes. Beyond it, pages get overloaded.
+	PageTotal int
 	// AuthTimeout is how long a connection may stay without a successful AUTH: default 10 s.
 	AuthTimeout time.Duration
 	// PingInterval is how long a connection may be silent before it is pinged: default 30 s.
@@ -88,8 +97,8 @@ type Limits struct {
 	// CloseGrace is how long a connection that is being closed has to take what is queued for it, and for the closing
 	// handshake: default 3 s.
 	CloseGrace time.Duration
-	// BodyStall is how long an HTTP client may send no byte of a body, or take no byte of an NDJSON answer: default
-	// 30 s.
+	// BodyStall is how long an HTTP client may send no byte of a body, or take no byte of an NDJSON answer, a record or a
+	// page: default 30 s.
 	BodyStall time.Duration
 }
 
@@ -116,6 +125,9 @@ func (l *Limits) fill(maxPayload int) error {
 		{"Quotas", &l.Quotas, 50_000},
 		{"Bearers", &l.Bearers, 1024},
 		{"Window", &l.Window, 1024},
+		{"Pages", &l.Pages, 8},
+		{"PageBytes", &l.PageBytes, 16 << 20},
+		{"PageTotal", &l.PageTotal, max(256<<20, 2*l.PageBytes)},
 	} {
 		if err := fill(f.name, f.v, f.def); err != nil {
 			return err

@@ -2,6 +2,8 @@ package facade
 
 import (
 	"crypto/sha256"
+	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -90,5 +92,28 @@ func TestHeadcountForgets(t *testing.T) {
 	h.leave("")
 	if len(h.byKey) != 0 {
 		t.Fatal(h.byKey)
+	}
+}
+
+func TestPagesThatFindNoPlaceToBeRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &Server{cfg: Config{Observer: nopObserver{}}, reading: make(chan struct{}, 1)}
+		s.reading <- struct{}{}
+		began := time.Now()
+		_, fail := s.readPage(httptest.NewRequest(http.MethodGet, "/snap/t", nil), "t", &pageQuery{limit: 1})
+		if fail == nil || fail.code != codeOverloaded || time.Since(began) != callTimeout || len(s.reading) != 1 {
+			t.Errorf("got %+v after %v", fail, time.Since(began))
+		}
+	})
+}
+
+func TestBudget(t *testing.T) {
+	b := budget{most: 10}
+	if !b.take(6) || b.take(5) || !b.take(4) || b.take(1) {
+		t.Fatal("it is not held to")
+	}
+	b.give(6)
+	if !b.take(6) || b.take(1) {
+		t.Fatal("what was given back is not there")
 	}
 }

@@ -256,7 +256,7 @@ func (l *lines) send(w io.Writer, b *[]byte) bool {
 	return err == nil
 }
 
-// parseLine reads {"payload": any, "opts"?: object}. Both are parts of text.
+// parseLine reads {"payload": any, "opts"?: object}. Both are parts of text. A tombstone needs no payload.
 func parseLine(text []byte) (payload []byte, opts jetstream.PublishOptions, fail *fault) {
 	if !isObject(text) {
 		if jsonscan.Valid(text) {
@@ -278,10 +278,13 @@ func parseLine(text []byte) (payload []byte, opts jetstream.PublishOptions, fail
 	if w.Err() != nil {
 		return nil, opts, badJSON()
 	}
+	fail = publishOptions(&opts, rawOpts)
+	if payload == nil && opts.Tombstone {
+		payload = nullPayload
+	}
 	if payload == nil {
 		return nil, opts, badFrame("payload is missing")
 	}
-	fail = publishOptions(&opts, rawOpts)
 	return payload, opts, fail
 }
 

@@ -31,7 +31,7 @@ func publishOptions(o *jetstream.PublishOptions, opts []byte) *fault {
 	if !isObject(opts) {
 		return wrongType("opts", "an object", opts)
 	}
-	var id, ts, key, headers, tags, causedBy, sid []byte
+	var id, ts, key, headers, tags, causedBy, sid, tombstone []byte
 	for w := jsonscan.Walk(opts, 0); w.Next(); {
 		var room [16]byte
 		switch string(unquoteName(w.Key, room[:0])) {
@@ -49,6 +49,8 @@ func publishOptions(o *jetstream.PublishOptions, opts []byte) *fault {
 			causedBy = w.Value
 		case "sid":
 			sid = w.Value
+		case "tombstone":
+			tombstone = w.Value
 		}
 	}
 
@@ -60,6 +62,7 @@ func publishOptions(o *jetstream.PublishOptions, opts []byte) *fault {
 	o.Tags = r.strings("tags", tags)
 	o.CausedBy = r.strings("caused_by", causedBy)
 	o.SID = r.string("sid", sid)
+	o.Tombstone = r.bool("tombstone", tombstone)
 	return r.fail
 }
 
@@ -161,6 +164,17 @@ func (r *optionReader) name(name string, raw []byte) string {
 		r.refuse("opts." + name + " must not be empty")
 	}
 	return s
+}
+
+func (r *optionReader) bool(name string, raw []byte) bool {
+	if missing(raw) {
+		return false
+	}
+	if !isBool(raw) {
+		r.want(name, "a boolean", raw)
+		return false
+	}
+	return raw[0] == 't'
 }
 
 // integer also reports whether the option was given.

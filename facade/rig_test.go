@@ -36,7 +36,13 @@ type rig struct {
 // newRig starts a hub that ends with the test. change may be nil.
 func newRig(t *testing.T, change func(*facade.Config)) *rig {
 	t.Helper()
-	bus, err := jetstream.Open(t.Context(), jetstream.Config{DataDir: t.TempDir(), MemoryStorage: true})
+	return newRigOn(t, jetstream.Config{DataDir: t.TempDir(), MemoryStorage: true}, change)
+}
+
+// newRigOn is newRig with a bus of this configuration.
+func newRigOn(t *testing.T, on jetstream.Config, change func(*facade.Config)) *rig {
+	t.Helper()
+	bus, err := jetstream.Open(t.Context(), on)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,10 +265,16 @@ type answer struct {
 	ID, Error, Code string
 }
 
-// post sends a request to the HTTP API. headers are name, value, and so on.
+// post sends a POST to the HTTP API. headers are name, value, and so on.
 func (r *rig) post(t *testing.T, path, body string, headers ...string) answer {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.http.URL+path, strings.NewReader(body))
+	return r.ask(t, http.MethodPost, path, body, headers...)
+}
+
+// ask sends a request to the HTTP API. headers are name, value, and so on.
+func (r *rig) ask(t *testing.T, method, path, body string, headers ...string) answer {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, r.http.URL+path, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -282,7 +294,7 @@ func (r *rig) post(t *testing.T, path, body string, headers ...string) answer {
 		t.Fatal(err)
 	}
 	got := answer{status: res.StatusCode, header: res.Header, text: string(b)}
-	if res.Header.Get("Content-Type") == "application/json" {
+	if res.Header.Get("Content-Type") == "application/json" && method != http.MethodHead {
 		got.parse(t, b)
 	}
 	return got

@@ -35,7 +35,12 @@ type Server struct {
 	byTopic, byPrincipal *quota.Set // publishes; nil without a limit
 	connections          headcount
 	bearers              *bearers
-	inbound              inbound
+
+	// inbound is the memory of messages that are being received, over all connections and beyond preAuthFrame each: clients
+	// that begin large messages and do not end them would fill the hub with them. pages is that of pages of latest records
+	// until the client has taken them, and reading has a place for each page that is being read.
+	inbound, pages budget
+	reading        chan struct{}
 
 	started  time.Time     // times of buckets count from here
 	ticks    atomic.Uint64 // a clock for the hot path, in tickInterval
@@ -68,7 +73,8 @@ func New(cfg Config) (*Server, error) {
 		strangers: newStrangers(cfg.Limits.Unauthenticated),
 		sessions:  make(map[*session]struct{}), idle: make(chan struct{}),
 	}
-	s.inbound.most = int64(l.InboundBytes)
+	s.inbound.most, s.pages.most = int64(l.InboundBytes), int64(l.PageTotal)
+	s.reading = make(chan struct{}, l.Pages)
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.wg.Go(s.tick)

@@ -12,6 +12,7 @@ import (
 const (
 	embeddedMaxPayload = 4 << 20  // what the embedded server takes in one message
 	payloadMargin      = 64 << 10 // what headers, and the wrapping of a dead letter, may add to a payload
+	wrapperMargin      = 16 << 10 // what PublishOptions.Wrapper may add
 	defaultMaxPayload  = 1 << 20
 )
 
@@ -47,8 +48,10 @@ type Config struct {
 	AckWait time.Duration
 	// Connections is the size of the pool of NATS connections: 1..64, default 2.
 	Connections int
-	// Topics are rules for new topics, the first match wins; after them come the built-in ones: dlq.** is one stream that
-	// keeps 30 days and remembers ids for 24 h, heartbeat.received keeps 3 days, all others 7.
+	// Topics are rules for topics, the first match wins; after them come the built-in ones: dlq.** is one stream that
+	// keeps 30 days and remembers ids for 24 h, heartbeat.received keeps 3 days, process.state and process.state.snapshot
+	// are compacted and keep 7, all others keep 7. A rule for ** comes after those, and before the last. New streams are
+	// made by them; those that exist stay as they are until ApplyTopics.
 	Topics []TopicRule
 	// Limits bound what the bus holds; zero fields take their defaults.
 	Limits Limits
@@ -56,6 +59,8 @@ type Config struct {
 	Logger *slog.Logger
 	// Observer is told what happens. Default: nobody.
 	Observer Observer
+
+	bucketCheck time.Duration // how often buckets are looked at; default bucketCheckEvery
 }
 
 // TopicRule says how the streams of matching topics are made.
@@ -68,9 +73,40 @@ type TopicRule struct {
 	MaxAge   time.Duration
 	MaxBytes int64
 	MaxMsgs  int64
-	// DuplicateWindow is how long an id is remembered. Default 2 min.
+	// DuplicateWindow is how long an id is remembered. Default 2 min; 1 s at least.
 	DuplicateWindow time.Duration
+	// Replicas is the number of copies of the stream, and of its bucket: 1..5. Default Config.Replicas.
+	Replicas int
+	// Storage is StorageFile or StorageMemory. Default as Config.MemoryStorage says.
+	Storage Storage
+	// MaxPayload is the largest payload in bytes; 0: as Limits.MaxPayload says, which also bounds it.
+	MaxPayload int
+	// Compaction keeps the newest event of each key in a KV bucket that the server fills from the stream, for as long as
+	// no tombstone removes it, whatever the bounds above. Events of such a topic need a key. It needs a MaxAge of 0 or at
+	// least an hour, MaxMsgs of 0 or at least 100,000 and MaxBytes of 0 or at least 128 MiB, so that nothing goes before
+	// the bucket has it, and a stream for each topic (no Family).
+	Compaction bool
+	// Snapshot, if not nil, asks for snapshots of a compacted topic, which is one topic and no pattern.
+	Snapshot *SnapshotRule
 }
+
+// SnapshotRule says where the state of a compacted topic is written to, for consumers that start cold. The bus itself only
+// carries it: projections.Compactor does the work.
+type SnapshotRule struct {
+	// Topic receives the snapshots.
+	Topic string
+	// Every is the interval. Default 30 s; 1 s at least.
+	Every time.Duration
+}
+
+// Storage is where a stream lies.
+type Storage string
+
+// The storages. The zero value leaves the choice to Config.MemoryStorage.
+const (
+	StorageFile   Storage = "file"
+	StorageMemory Storage = "memory" // does not survive a restart of the server
+)
 
 // Limits bound what a bus holds. Zero fields take the default. Reaching one is counted by Observer.LimitReached under
 // the name given here.
@@ -91,8 +127,8 @@ type Limits struct {
 	// SessionInFlight ("session_in_flight") is the most unconfirmed publishes of one Publisher: default 4,096.
 	// The Publisher waits at it.
 	SessionInFlight int
-	// HeldBytes ("held_bytes") is how many bytes of fetched events, headers included, that were not yet handed out one subscription
-	// holds before it stops fetching: default 8 MiB. What one pull brings may go beyond it once.
+	// HeldBytes ("held_bytes") is how many bytes of fetched events, headers included, that were not yet handed out one
+	// subscription holds before it stops fetching: default 8 MiB. What one pull brings may go beyond it once.
 	HeldBytes int
 	// HeldTotal ("held_total") is how many such bytes all subscriptions of the hub hold together before those that hold
 	// some stop fetching: default 128 MiB. Each pull brings no more than a subscription's share of it, or one event.
@@ -116,6 +152,9 @@ func (c *Config) prepare() error {
 	}
 	if c.SyncInterval == 0 {
 		c.SyncInterval = time.Second
+	}
+	if c.bucketCheck == 0 {
+		c.bucketCheck = bucketCheckEvery
 	}
 	if c.AckWait == 0 {
 		c.AckWait = 30 * time.Second
@@ -157,15 +196,22 @@ func (c *Config) prepare() error {
 	}
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536, because the server drops silently above about 100,000", l.PublishInFlight)
 	check(c.URL != "" || l.MaxPayload <= embeddedMaxPayload-payloadMargin, "max payload %d: the embedded server takes at most %d", l.MaxPayload, embeddedMaxPayload-payloadMargin)
-	for i := range c.Topics {
-		if err := c.Topics[i].check(); err != nil {
-			errs = append(errs, err)
-		}
+	for _, fault := range CheckRules(c.Topics) {
+		errs = append(errs, fault)
+	}
+	for _, r := range c.Topics {
+		check(c.URL != "" || r.Replicas <= 1, "topic rule %q: replicas %d: the embedded server is alone; more than 1 needs a cluster (NATS_URL)", r.Pattern, r.Replicas)
 	}
 	return errors.Join(errs...)
 }
 
-// allRules are the configured rules and then the built-in ones.
+// allRules are the configured rules and then the built-in ones; but a configured ** comes after those of the built-in
+// ones that are about certain topics, so that a default for all others does not take dead letters from their stream.
 func (c *Config) allRules() []TopicRule {
-	return slices.Concat(c.Topics, builtinRules)
+	rest := slices.IndexFunc(c.Topics, func(r TopicRule) bool { return r.Pattern == "**" })
+	if rest < 0 {
+		return slices.Concat(c.Topics, builtinRules)
+	}
+	last := len(builtinRules) - 1 // it is ** too
+	return slices.Concat(c.Topics[:rest], builtinRules[:last], c.Topics[rest:], builtinRules[last:])
 }

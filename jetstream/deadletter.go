@@ -72,9 +72,7 @@ func (q *deadLetters) stop(ctx context.Context) {
 // add takes a delivery that its subscription has ended. It does not block: when the queue is full, the event is delivered
 // once more instead.
 func (q *deadLetters) add(d *Delivery, reason string) {
-	if len(reason) > maxReason {
-		reason = strings.ToValidUTF8(reason[:maxReason], "") + "…"
-	}
+	reason = shortReason(reason)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if !q.closed {
@@ -108,17 +106,7 @@ func (q *deadLetters) carry(l deadLetter) {
 			original = e
 		} // else retention has removed it: what is known of it must do
 	}
-	letter := appendDeadLetter(nil, l, d.m.sub.group, original)
-	if most := int(d.m.sub.link.nc.MaxPayload()) - deadMargin; len(letter) > most {
-		// Control characters of a native publisher's text grow sixfold as JSON. What does not fit stays in its stream.
-		l.reason += fmt.Sprintf(" (payload of %d bytes left out: it is at %s@%d)", len(original.Payload), original.Stream, original.Sequence)
-		bare := *original
-		bare.Payload = nil
-		letter = appendDeadLetter(nil, l, d.m.sub.group, &bare)
-	}
-	_, err := q.bus.publishWait(ctx, func(done func(Receipt, error)) error {
-		return q.bus.publisher.send(ctx, dlqPrefix+d.Event.Topic, letter, &PublishOptions{ID: d.deadID()}, done)
-	})
+	err := q.bus.storeLetter(ctx, deadEvent{original: original, group: d.m.sub.group, reason: l.reason, attempts: d.Attempt, at: l.at, id: d.deadID()})
 	if err != nil {
 		q.failed(d, err)
 		return
@@ -162,12 +150,59 @@ func (d *Delivery) deadID() string {
 	return "dlq:" + hex.EncodeToString(sum[:16])
 }
 
-func appendDeadLetter(dst []byte, l deadLetter, group string, original *Event) []byte {
-	dst = jsonscan.AppendString(append(dst, `{"topic":`...), original.Topic)
-	dst = jsonscan.AppendString(append(dst, `,"group":`...), group)
-	dst = original.AppendRecord(append(dst, `,"original":`...))
+// deadEvent is what a dead letter says.
+type deadEvent struct {
+	original *Event
+	group    string
+	reason   string
+	attempts int
+	at       time.Time
+	id       string // of the letter
+}
+
+// storeLetter stores a dead letter, and returns once it is stored.
+func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
+	letter := l.append(nil)
+	if most := int(b.publisher.link.nc.MaxPayload()) - deadMargin; len(letter) > most {
+		// Control characters of a native publisher's text grow sixfold as JSON. What does not fit stays in its stream.
+		l.reason += fmt.Sprintf(" (payload of %d bytes left out: it is at %s@%d)", len(l.original.Payload), l.original.Stream, l.original.Sequence)
+		bare := *l.original
+		bare.Payload = nil
+		l.original = &bare
+		letter = l.append(nil)
+	}
+	_, err := b.publishWait(ctx, func(done func(Receipt, error)) error {
+		return b.publisher.send(ctx, dlqPrefix+l.original.Topic, letter, &PublishOptions{ID: l.id}, done)
+	})
+	return err
+}
+
+// DeadLetter stores an event on dlq.<topic> as a failure of a group, and returns once it is stored. It settles nothing. It
+// is for who reads events in an order of its own, as projections do; a Delivery's failure needs no such call. The same
+// event of the same group is stored once within the duplicate window of the dead letters (24 h).
+func (b *Bus) DeadLetter(ctx context.Context, e *Event, group, reason string, attempts int) error {
+	if strings.HasPrefix(e.Topic, dlqPrefix) {
+		return nil // as for deliveries: dead letters have none of their own
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d group %s", e.Stream, e.Sequence, group))
+	return b.storeLetter(ctx, deadEvent{
+		original: e, group: group, reason: shortReason(reason), attempts: attempts, at: time.Now(), id: "dlq:" + hex.EncodeToString(sum[:16]),
+	})
+}
+
+func shortReason(reason string) string {
+	if len(reason) > maxReason {
+		return strings.ToValidUTF8(reason[:maxReason], "") + "…"
+	}
+	return reason
+}
+
+func (l *deadEvent) append(dst []byte) []byte {
+	dst = jsonscan.AppendString(append(dst, `{"topic":`...), l.original.Topic)
+	dst = jsonscan.AppendString(append(dst, `,"group":`...), l.group)
+	dst = l.original.AppendRecord(append(dst, `,"original":`...))
 	dst = jsonscan.AppendString(append(dst, `,"err":`...), l.reason)
 	dst = strconv.AppendInt(append(dst, `,"ts":`...), l.at.UnixMilli(), 10)
-	dst = strconv.AppendInt(append(dst, `,"attempts":`...), int64(l.d.Attempt), 10)
+	dst = strconv.AppendInt(append(dst, `,"attempts":`...), int64(l.attempts), 10)
 	return append(dst, '}')
 }

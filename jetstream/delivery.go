@@ -29,6 +29,12 @@ type Delivery struct {
 	Event Event
 	// Attempt counts the server's deliveries of this event to the group, from 1. It may skip numbers.
 	Attempt int
+	// Order is the server's count of deliveries to the group, from 1. Within one Stretch, numbers that follow each other
+	// without a hole mean that no other member was given anything in between.
+	Order uint64
+	// Stretch counts, from 1, how often the subscription has begun to listen: at its start, and again after a lost
+	// connection, a pause, a seek. The server's count says nothing across them: it may have gone back, or be another one.
+	Stretch uint64
 
 	m     *member
 	group *group // as it was when the event came: a seek changes the member's
@@ -54,6 +60,7 @@ type place struct {
 	prefix    int // length of what all ack subjects of the consumer begin with
 	delivered int
 	streamSeq uint64
+	order     uint64
 	storedAt  int64
 }
 
@@ -88,8 +95,11 @@ func parseAckSubject(s string) (place, bool) {
 	}
 	delivered, ok1 := field(0)
 	seq, ok2 := field(1)
-	stored, ok3 := field(3)
-	return place{prefix: dots[first] + 1, delivered: int(delivered), streamSeq: seq, storedAt: int64(stored)}, ok1 && ok2 && ok3 //nolint:gosec // 63 bits
+	order, ok3 := field(2)
+	stored, ok4 := field(3)
+	return place{
+		prefix: dots[first] + 1, delivered: int(delivered), streamSeq: seq, order: order, storedAt: int64(stored), //nolint:gosec // 63 bits
+	}, ok1 && ok2 && ok3 && ok4
 }
 
 func newDelivery(in *inbox, msg *nats.Msg, p place, now int64) *Delivery {
@@ -98,11 +108,14 @@ func newDelivery(in *inbox, msg *nats.Msg, p place, now int64) *Delivery {
 			Topic: in.group.topic.name, Key: subjectKey(msg.Subject), Payload: msg.Data,
 			Stream: in.group.topic.stream.name, Sequence: p.streamSeq, StoredAt: p.storedAt,
 		},
-		Attempt: p.delivered, m: in.m, group: in.group, reply: msg.Reply, size: msg.Size(), index: -1, touched: now,
+		Attempt: p.delivered, Order: p.order, Stretch: in.number, m: in.m, group: in.group, reply: msg.Reply, size: msg.Size(), index: -1, touched: now,
 	}
 	d.Event.readHeader(msg.Header)
 	return d
 }
+
+// GroupStart is the sequence of the first event that the group is given at all: what lies before is not its business.
+func (d *Delivery) GroupStart() uint64 { return d.group.first }
 
 // send tells the server about the delivery. A failure means that the connection is down, and then the event comes again.
 func (d *Delivery) send(what []byte) {

@@ -32,7 +32,7 @@ func startEmbedded(ctx context.Context, cfg *Config, log *slog.Logger) (*embedde
 		return nil, fmt.Errorf("data directory %s: %w: choose one that this user may write (--data, EVENTHUB_DATA)", cfg.DataDir, cause(err))
 	}
 	if !locked {
-		return nil, fmt.Errorf("data directory %s: another hub is using it: stop that one, or choose another directory (--data, EVENTHUB_DATA)", cfg.DataDir)
+		return nil, fmt.Errorf("data directory %s: %w: stop that one, or choose another directory (--data, EVENTHUB_DATA)", cfg.DataDir, ErrInUse)
 	}
 	opts := &server.Options{
 		ServerName:    "eventhub",

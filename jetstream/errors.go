@@ -48,6 +48,11 @@ var (
 	// ErrKeyChanged is returned by a publish with PublishOptions.ExpectKeySequence when another event of that key
 	// was stored in between. Nothing was stored.
 	ErrKeyChanged = errors.New("jetstream: the key has changed")
+	// ErrTooLarge is the cause of the *Error for a payload, or a value of a Collection, that is over the limit. Nothing was
+	// stored, and no other try will store it.
+	ErrTooLarge = errors.New("jetstream: too large")
+	// ErrInUse is returned by Open when another hub runs on Config.DataDir. Nothing was touched.
+	ErrInUse = errors.New("another hub is using it")
 	// ErrNotFound is returned where a topic, group or event that was asked for does not exist.
 	ErrNotFound = errors.New("jetstream: not found")
 )

@@ -26,6 +26,7 @@ type group struct {
 	created  time.Time
 	ttl      time.Duration // 0: it stays
 	revision uint64        // of the pointer that named it; 0: none did
+	first    uint64        // the first event that it is given at all
 	start    uint64        // where it stood when this hub joined: nothing before is unsettled
 }
 
@@ -34,6 +35,7 @@ func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, rev
 		revision: revision,
 		topic:    t, name: name, consumer: info.Name, fence: newFence(max(info.Config.AckWait, time.Second)),
 		created: info.Created, ttl: info.Config.InactiveThreshold,
+		first: max(info.Config.OptStartSeq, 1),
 		start: max(info.Config.OptStartSeq, info.AckFloor.Stream+1, 1),
 		next:  b.api + "CONSUMER.MSG.NEXT." + t.stream.name + "." + info.Name,
 	}

@@ -17,12 +17,17 @@ const (
 	headerMsgID        = "Nats-Msg-Id"
 	headerSource       = "Nats-Stream-Source"
 	headerExpectSubSeq = "Nats-Expected-Last-Subject-Sequence"
+	headerMarker       = "Nats-Marker-Reason"
+	headerOperation    = "KV-Operation"
 	headerID           = "Event-Id"
 	headerTS           = "Event-Ts"
 	headerSID          = "Event-Sid"
 	headerTags         = "Event-Tags"
 	headerCausedBy     = "Event-Caused-By"
 )
+
+// tombstone is the KV-Operation of an event that removes its key. Native KV clients know it.
+const tombstone = "DEL"
 
 // Bounds of an event's own headers and lists, from the protocol.
 const (
@@ -55,6 +60,9 @@ func (o *PublishOptions) check() error {
 	}
 	if o.ExpectKeySequence != nil && o.Key == "" {
 		return badOptions("an expected key sequence needs a key")
+	}
+	if o.Tombstone && o.Key == "" {
+		return badOptions("opts.tombstone removes a key: give opts.key")
 	}
 	if o.SID != "" {
 		if err := headerValue(o.SID); err != nil {
@@ -158,7 +166,7 @@ func headerValue(v string) error {
 
 // onlyID reports that the event's id is all that its message header has to say.
 func (o *PublishOptions) onlyID() bool {
-	return !o.HasTS && o.SID == "" && len(o.Tags) == 0 && len(o.CausedBy) == 0 && len(o.Headers) == 0 && o.ExpectKeySequence == nil
+	return !o.HasTS && o.SID == "" && len(o.Tags) == 0 && len(o.CausedBy) == 0 && len(o.Headers) == 0 && o.ExpectKeySequence == nil && !o.Tombstone
 }
 
 // header builds the message header of an event. given says that the publisher chose its id.
@@ -189,6 +197,9 @@ func (o *PublishOptions) header(t *topicInfo, id string, given bool) nats.Header
 	if o.ExpectKeySequence != nil {
 		h[headerExpectSubSeq] = []string{strconv.FormatUint(*o.ExpectKeySequence, 10)}
 	}
+	if o.Tombstone {
+		h[headerOperation] = []string{tombstone}
+	}
 	for name, value := range o.Headers {
 		h[name] = []string{value}
 	}
@@ -218,10 +229,15 @@ func (e *Event) readHeader(h nats.Header) {
 			}
 		case headerSource:
 			if e.ID == "" && h[headerID] == nil && h[headerMsgID] == nil {
-				if f := strings.Fields(value); len(f) >= 2 {
-					e.ID = f[0] + "@" + f[1]
+				stream, rest, _ := strings.Cut(value, " ")
+				if seq, _, _ := strings.Cut(rest, " "); seq != "" {
+					e.ID = stream + "@" + seq
 				}
 			}
+		case headerOperation:
+			e.Tombstone = e.Tombstone || value == tombstone || value == "PURGE"
+		case headerMarker:
+			e.Tombstone = true // the server put it where a limit removed the last value
 		case headerTS:
 			if ts, err := strconv.ParseInt(value, 10, 64); err == nil && ts >= 0 && ts <= maxSafeInteger {
 				e.TS = ts

@@ -72,7 +72,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	b := &Bus{
 		cfg: cfg, limits: cfg.Limits, rules: cfg.allRules(), log: cfg.Logger, obs: cfg.Observer,
 		clock: newClock(stallLimit(cfg.AckWait)), subs: make(map[*Subscription]struct{}),
-		topics: topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64)},
+		topics: topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
 	}
 	b.made = newTopicQuota(b.limits)
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -118,6 +118,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.background(b.beat)
 	b.background(b.pointers.follow)
 	b.background(b.sweepGroups)
+	b.background(b.lookAfterBuckets)
 	return nil
 }
 

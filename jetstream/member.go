@@ -28,6 +28,7 @@ type member struct {
 	obs   GroupObserver
 
 	inbox     *inbox // nil while closed
+	opened    uint64 // how many inboxes there were
 	requested int    // asked and not arrived
 	pulled    int64  // when the last pull was sent
 	first     bool   // nothing has arrived since
@@ -48,6 +49,7 @@ type inbox struct {
 	m         *member
 	group     *group
 	subject   string
+	number    uint64 // among the member's, from 1
 	sub       *nats.Subscription
 	forgotten bool // what still comes is not ours to touch; otherwise it is given back
 }
@@ -57,7 +59,8 @@ func (m *member) open() {
 	if m.inbox != nil || m.attaching {
 		return
 	}
-	in := &inbox{m: m, group: m.group, subject: m.sub.link.nc.NewInbox()}
+	m.opened++
+	in := &inbox{m: m, group: m.group, subject: m.sub.link.nc.NewInbox(), number: m.opened}
 	sub, err := m.sub.link.nc.Subscribe(in.subject, in.receive)
 	if err == nil {
 		err = sub.SetPendingLimits(-1, -1) // bounded by what was asked for

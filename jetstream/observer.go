@@ -12,7 +12,7 @@ type Observer interface {
 	Group(topic, group string, ephemeral bool) GroupObserver
 	// LimitReached counts a refusal or a wait because of the named limit (see Limits).
 	LimitReached(limit string)
-	// Gauge sets a named state of the bus: GaugeConnected, GaugeTopics, GaugeSubscriptions.
+	// Gauge sets a named state of the bus: GaugeConnected, GaugeTopics, GaugeSubscriptions, GaugeBucketsBroken.
 	Gauge(name string, value float64)
 }
 
@@ -21,6 +21,8 @@ const (
 	GaugeConnected     = "connected"     // 1 while every NATS connection is up, else 0
 	GaugeTopics        = "topics"        // topics this hub knows
 	GaugeSubscriptions = "subscriptions" // subscriptions open on this hub
+	// GaugeBucketsBroken is the number of buckets of compacted topics known to this hub that are not as they should be.
+	GaugeBucketsBroken = "buckets_broken"
 )
 
 // TopicObserver is told of one topic's publishes.

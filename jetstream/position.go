@@ -159,6 +159,7 @@ type walkOptions struct {
 	most        int       // messages to look at; 0: all
 	headersOnly bool
 	latestByKey bool
+	key         string // only events of it
 	batch       int // messages asked for at a time; 0: 1,000
 }
 
@@ -175,6 +176,9 @@ func (b *Bus) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func(*
 		MemoryStorage:     true,
 		InactiveThreshold: 30 * time.Second,
 		Replicas:          1,
+	}
+	if opts.key != "" {
+		cfg.FilterSubjects = []string{keyedSubject(t.name, opts.key)}
 	}
 	switch {
 	case opts.latestByKey:
@@ -257,6 +261,10 @@ type ScanOptions struct {
 	AfterID string
 	// Limit is the most events; default 1,000.
 	Limit int
+	// Until, if not zero, is the last moment of storage that counts, in epoch milliseconds: all of it is included.
+	Until int64
+	// Key, if not "", reads only the events of that key.
+	Key string
 	// LatestByKey reads only the newest event of each key.
 	LatestByKey bool
 }
@@ -275,7 +283,10 @@ func (b *Bus) Scan(ctx context.Context, topic string, opts ScanOptions, f func(*
 	if err != nil {
 		return err
 	}
-	walk := walkOptions{most: opts.Limit, latestByKey: opts.LatestByKey, batch: min(opts.Limit, 1_000)}
+	walk := walkOptions{most: opts.Limit, latestByKey: opts.LatestByKey, key: opts.Key, batch: min(opts.Limit, 1_000)}
+	if opts.Until != 0 {
+		walk.until = farthest(time.UnixMilli(opts.Until).Add(time.Millisecond - 1))
+	}
 	switch {
 	case opts.LatestByKey:
 	case opts.From == FromTS:
@@ -290,18 +301,4 @@ func (b *Bus) Scan(ctx context.Context, topic string, opts ScanOptions, f func(*
 		}
 	}
 	return b.walk(ctx, t, walk, func(m *storedMsg) error { return f(t.event(m)) })
-}
-
-// LatestByKey returns the newest event of a key, read at the stream's leader, so that it sees every confirmed publish.
-// It returns ErrNotFound when there is none.
-func (b *Bus) LatestByKey(ctx context.Context, topic, key string) (*Event, error) {
-	t, err := b.existing(ctx, topic)
-	if err != nil {
-		return nil, err
-	}
-	m, err := b.lastBySubject(ctx, t.stream.name, keyedSubject(topic, key))
-	if err != nil {
-		return nil, err
-	}
-	return t.event(m), nil
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 // PublishOptions are the optional fields of an event. The zero value is a plain event: no key, id made by the hub.
@@ -30,6 +29,10 @@ type PublishOptions struct {
 	Headers  map[string]string
 	Tags     []string
 	CausedBy []string
+	// Tombstone removes Key, which must be set, from a compacted topic. The payload must be empty or null.
+	Tombstone bool
+	// Wrapper says that the payload wraps that of another event: it may be 16 KiB larger than others.
+	Wrapper bool
 	// ExpectKeySequence, when not nil, stores the event only if the newest event of Key has this stream sequence
 	// (0: there is none yet). Otherwise the publish fails with ErrKeyChanged.
 	ExpectKeySequence *uint64
@@ -85,19 +88,49 @@ func (b *Bus) newPublisher(client string) *Publisher {
 // Publish waits while the topic is being made, until the first publish to a stream is confirmed, and while too much is
 // in flight (Limits.PublishInFlight per stream, Limits.SessionInFlight per Publisher).
 func (p *Publisher) Publish(ctx context.Context, topic string, payload []byte, opts *PublishOptions, done func(Receipt, error)) error {
-	if len(payload) > p.bus.maxPayload {
-		return &Error{Code: CodePublishFailed, Msg: fmt.Sprintf("the payload has %d bytes, at most %d are allowed", len(payload), p.bus.maxPayload)}
+	if opts == nil {
+		opts = &PublishOptions{}
+	}
+	if err := p.bus.admit(topic, payload, opts); err != nil {
+		return err
 	}
 	return p.send(ctx, topic, payload, opts, done)
 }
 
-// send is Publish without the payload limit: a dead letter is larger than what it wraps.
+// admit says what of a publish the topic does not take, before the topic is made for it.
+func (b *Bus) admit(topic string, payload []byte, opts *PublishOptions) error {
+	most, compacted := b.maxPayload, false
+	if t := b.known(topic); t != nil {
+		most, compacted = t.maxPayload, t.bucket != nil
+	} else {
+		if err := ValidTopic(topic); err != nil {
+			return err
+		}
+		rule := b.rule(topic)
+		compacted = rule.Compaction
+		if rule.MaxPayload > 0 {
+			most = min(most, rule.MaxPayload)
+		}
+	}
+	if opts.Wrapper {
+		most += wrapperMargin
+	}
+	if len(payload) > most {
+		return &Error{Code: CodePublishFailed, Msg: fmt.Sprintf("the payload has %d bytes, at most %d are allowed", len(payload), most), Err: ErrTooLarge}
+	}
+	if compacted && opts.Key == "" {
+		return badOptions("topic %s keeps the newest event of each key: give opts.key", topic)
+	}
+	if opts.Tombstone && len(payload) > 0 && string(payload) != "null" {
+		return badOptions("opts.tombstone removes a key: the payload must be null, or left out")
+	}
+	return nil
+}
+
+// send is Publish without what topics ask of clients: a dead letter is larger than what it wraps, and has no key.
 func (p *Publisher) send(ctx context.Context, topic string, payload []byte, opts *PublishOptions, done func(Receipt, error)) error {
 	if p.bus.closing.Load() {
 		return ErrClosed
-	}
-	if opts == nil {
-		opts = &PublishOptions{}
 	}
 	if err := opts.check(); err != nil {
 		return err
@@ -237,11 +270,11 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 		return fail("the event store has no leader for this topic now: nothing was stored, try again", nats.ErrNoResponders)
 	}
 	ack, err := parsePubAck(reply.Data, t.stream.name)
+	if keyChanged(err) {
+		return Receipt{}, ErrKeyChanged // no failure: it is what was asked for
+	}
 	var refused *apiError
 	if errors.As(err, &refused) {
-		if code := refused.ErrCode; code == natsjs.JSErrCodeStreamWrongLastSequence || code == natsjs.JSErrCodeStreamWrongLastSequenceConstant {
-			return Receipt{}, ErrKeyChanged // no failure: it is what was asked for
-		}
 		b.log.Warn("the stream refused an event", slog.String("topic", t.name), slog.Any("error", err))
 		return fail("the event store refused the event: nothing was stored", err)
 	}

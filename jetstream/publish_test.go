@@ -81,11 +81,11 @@ func TestExpectKeySequence(t *testing.T) {
 	if _, err := b.Publish(t.Context(), "state", []byte("2"), PublishOptions{Key: "k", ExpectKeySequence: at(first.Sequence)}); err != nil {
 		t.Errorf("got %v", err)
 	}
-	e, err := b.LatestByKey(t.Context(), "state", "k")
+	e, err := b.Latest(t.Context(), "state", "k")
 	if err != nil || string(e.Payload) != "2" {
 		t.Errorf("%v, %v", e, err)
 	}
-	if _, err := b.LatestByKey(t.Context(), "state", "nobody"); !errors.Is(err, ErrNotFound) {
+	if _, err := b.Latest(t.Context(), "state", "nobody"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -140,7 +140,7 @@ func TestAllFieldsSurvive(t *testing.T) {
 	if _, err := b.Publish(t.Context(), "full", []byte("{}"), opts); err != nil {
 		t.Fatal(err)
 	}
-	e, err := b.LatestByKey(t.Context(), "full", opts.Key)
+	e, err := b.Latest(t.Context(), "full", opts.Key)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,15 +32,9 @@ func ValidPayload(b []byte) bool { return jsonscan.ValidWithin(b, PayloadLevels)
 //
 // A payload that is not JSON, as native clients may publish, becomes a JSON string: of the text itself if it is valid
 // UTF-8, else of its base64 form. The record's headers then get Event-Encoding "text" or "base64". An empty payload
-// becomes null.
+// becomes null, and so does that of a tombstone.
 func (e *Event) AppendRecord(dst []byte) []byte {
-	encoding := ""
-	if len(e.Payload) > 0 && !ValidPayload(e.Payload) {
-		encoding = encodingBase64
-		if utf8.Valid(e.Payload) {
-			encoding = encodingText
-		}
-	}
+	encoding := e.encoding()
 
 	dst = append(dst, `{"id":`...)
 	dst = jsonscan.AppendString(dst, e.ID)
@@ -68,9 +62,28 @@ func (e *Event) AppendRecord(dst []byte) []byte {
 		dst = appendStrings(dst, e.Tags)
 	}
 
-	dst = append(dst, `,"payload":`...)
+	dst = e.appendPayload(append(dst, `,"payload":`...), encoding)
+	return append(dst, '}')
+}
+
+// encoding is what Event-Encoding says of the payload; "" when it is JSON.
+func (e *Event) encoding() string {
 	switch {
-	case len(e.Payload) == 0:
+	case len(e.Payload) == 0 || e.Tombstone || ValidPayload(e.Payload):
+		return ""
+	case utf8.Valid(e.Payload):
+		return encodingText
+	default:
+		return encodingBase64
+	}
+}
+
+// AppendPayload appends the payload to dst as AppendRecord does.
+func (e *Event) AppendPayload(dst []byte) []byte { return e.appendPayload(dst, e.encoding()) }
+
+func (e *Event) appendPayload(dst []byte, encoding string) []byte {
+	switch {
+	case len(e.Payload) == 0, e.Tombstone:
 		dst = append(dst, "null"...)
 	case encoding == "":
 		dst = append(dst, e.Payload...)
@@ -81,7 +94,7 @@ func (e *Event) AppendRecord(dst []byte) []byte {
 		dst = base64.StdEncoding.AppendEncode(dst, e.Payload)
 		dst = append(dst, '"')
 	}
-	return append(dst, '}')
+	return dst
 }
 
 // appendHeaders appends the headers field, its names sorted, with encoding as Event-Encoding unless that is empty.

@@ -1,9 +1,8 @@
 package jetstream
 
 import (
-	"fmt"
+	"cmp"
 	"log/slog"
-	"slices"
 	"strings"
 	"time"
 
@@ -13,10 +12,15 @@ import (
 // dlqPrefix begins the topics that dead letters go to.
 const dlqPrefix = "dlq."
 
-// builtinRules come after the configured ones.
+// defaultSnapshotEvery is the interval of SnapshotRule.Every 0.
+const defaultSnapshotEvery = 30 * time.Second
+
+// builtinRules come after the configured ones, but for a configured ** (see Config.allRules).
 var builtinRules = []TopicRule{
 	{Pattern: "dlq.**", Family: "dlq", MaxAge: 30 * 24 * time.Hour, DuplicateWindow: 24 * time.Hour},
 	{Pattern: "heartbeat.received", MaxAge: 3 * 24 * time.Hour},
+	{Pattern: "process.state", MaxAge: 7 * 24 * time.Hour, Compaction: true, Snapshot: &SnapshotRule{Topic: "process.state.snapshot", Every: defaultSnapshotEvery}},
+	{Pattern: "process.state.snapshot", MaxAge: 7 * 24 * time.Hour, Compaction: true},
 	{Pattern: "**", MaxAge: 7 * 24 * time.Hour},
 }
 
@@ -42,34 +46,6 @@ func (r *TopicRule) matches(topic string) bool {
 	}
 }
 
-// check says what is wrong with a configured rule.
-func (r *TopicRule) check() error {
-	segments := strings.Split(r.Pattern, ".")
-	for i, s := range segments {
-		switch s {
-		case "*":
-		case "**":
-			if i != len(segments)-1 {
-				return fmt.Errorf("pattern %q: ** may only stand at the end", r.Pattern)
-			}
-		default:
-			if err := ValidTopic(s); err != nil {
-				return fmt.Errorf("pattern %q: segment %d: letters, digits, _ and -, or * or ** are allowed", r.Pattern, i+1)
-			}
-		}
-	}
-	if r.Family != "" && objectName(r.Family) != r.Family {
-		return fmt.Errorf("pattern %q: family %q: at most %d of a-z, 0-9, _ and - are allowed", r.Pattern, r.Family, maxNameLen)
-	}
-	if r.Family != "" && r.Pattern == "**" {
-		return fmt.Errorf("pattern %q: a family of all topics would overlap with every other stream", r.Pattern)
-	}
-	if r.MaxAge < 0 || r.MaxBytes < 0 || r.MaxMsgs < 0 || r.DuplicateWindow < 0 {
-		return fmt.Errorf("pattern %q: limits are 0 (none) or positive", r.Pattern)
-	}
-	return nil
-}
-
 // subjects of the stream that a rule makes for topic.
 func (r *TopicRule) subjects(topic string) []string {
 	if r.Family == "" {
@@ -80,6 +56,59 @@ func (r *TopicRule) subjects(topic string) []string {
 		return []string{plainSubject(base), keyedPattern(base)}
 	}
 	return []string{plainSubject(base), plainSubject(base) + ".>", keyedPattern(base), keyedPattern(base) + ".>"}
+}
+
+// streamConfig is the stream that the rule makes for topic.
+func (r *TopicRule) streamConfig(topic string, defaults *Config) natsjs.StreamConfig {
+	cfg := natsjs.StreamConfig{
+		Name:        r.streamName(topic),
+		Subjects:    r.subjects(topic),
+		Retention:   natsjs.LimitsPolicy,
+		Discard:     natsjs.DiscardOld,
+		MaxAge:      r.MaxAge,
+		MaxBytes:    r.MaxBytes,
+		MaxMsgs:     r.MaxMsgs,
+		Duplicates:  r.DuplicateWindow,
+		Replicas:    cmp.Or(r.Replicas, defaults.Replicas),
+		MaxMsgSize:  -1,
+		AllowDirect: true,
+		Metadata:    map[string]string{"eventhub.pattern": r.Pattern},
+	}
+	if cfg.MaxBytes == 0 {
+		cfg.MaxBytes = -1
+	}
+	if cfg.MaxMsgs == 0 {
+		cfg.MaxMsgs = -1
+	}
+	if cfg.Duplicates == 0 {
+		cfg.Duplicates = 2 * time.Minute
+	}
+	if cfg.MaxAge > 0 && cfg.Duplicates > cfg.MaxAge {
+		cfg.Duplicates = cfg.MaxAge
+	}
+	if r.MaxPayload > 0 {
+		cfg.MaxMsgSize = int32(r.MaxPayload + payloadMargin) //nolint:gosec // CheckRules bounds it
+	}
+	if r.Storage == StorageMemory || r.Storage == "" && defaults.MemoryStorage {
+		cfg.Storage = natsjs.MemoryStorage
+	}
+	return cfg
+}
+
+// Snapshots are the rules in force that ask for snapshots, each of one topic, the built-in ones included. Every is filled in.
+func (b *Bus) Snapshots() []TopicRule {
+	var found []TopicRule
+	for i := range b.rules {
+		r := b.rules[i]
+		if r.Snapshot == nil || b.rule(r.Pattern) != &b.rules[i] {
+			continue
+		}
+		snapshot := *r.Snapshot
+		snapshot.Every = cmp.Or(snapshot.Every, defaultSnapshotEvery)
+		r.Snapshot = &snapshot
+		found = append(found, r)
+	}
+	return found
 }
 
 func (b *Bus) rule(topic string) *TopicRule {
@@ -98,7 +127,7 @@ func (r *TopicRule) streamName(topic string) string {
 	return objectName(topic)
 }
 
-// covers reports whether a stream with the subject pattern takes everything that subject means, which may have * itself.
+// covers reports whether a stream with the subject pattern takes everything that subject means, which may have wildcards itself.
 func covers(pattern, subject string) bool {
 	for {
 		p, pRest, pMore := strings.Cut(pattern, ".")
@@ -106,7 +135,7 @@ func covers(pattern, subject string) bool {
 		switch {
 		case p == ">":
 			return true
-		case p != "*" && p != s, pMore != sMore:
+		case p != "*" && p != s, pMore != sMore, s == ">":
 			return false
 		case !pMore:
 			return true
@@ -117,20 +146,14 @@ func covers(pattern, subject string) bool {
 
 // reportDrift tells operators that a stream is not what its rule says. The stream is used as it is.
 func (b *Bus) reportDrift(topic string, rule *TopicRule, info *natsjs.StreamInfo) {
-	var drift []string
-	for _, want := range rule.subjects(topic) {
-		if !slices.Contains(info.Config.Subjects, want) {
-			drift = append(drift, "subject "+want+" is missing")
-		}
+	changes := rule.compare(topic, &info.Config, &b.cfg)
+	if len(changes) == 0 {
+		return
 	}
-	if info.Config.MaxAge != rule.MaxAge {
-		drift = append(drift, fmt.Sprintf("max_age is %v, the rule says %v", info.Config.MaxAge, rule.MaxAge))
+	drift := make([]string, len(changes))
+	for i, c := range changes {
+		drift[i] = c.Field + " is " + c.Have + ", the rule says " + c.Want
 	}
-	if info.Config.Retention != natsjs.LimitsPolicy {
-		drift = append(drift, "retention is not limits")
-	}
-	if len(drift) > 0 {
-		b.log.Warn("stream differs from its rule", slog.String("topic", topic), slog.String("stream", info.Config.Name),
-			slog.String("drift", strings.Join(drift, "; ")))
-	}
+	b.log.Warn("stream differs from its rule", slog.String("topic", topic), slog.String("stream", info.Config.Name),
+		slog.String("drift", strings.Join(drift, "; ")))
 }

@@ -249,6 +249,9 @@ func (b *Bus) unregister(s *Subscription) {
 	b.obs.Gauge(GaugeSubscriptions, float64(len(b.subs)))
 }
 
+// Done is closed when the subscription ends, or its bus does.
+func (s *Subscription) Done() <-chan struct{} { return s.ctx.Done() }
+
 // Start begins the delivery. Calling it again does nothing.
 func (s *Subscription) Start() {
 	s.mu.Lock()

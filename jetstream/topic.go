@@ -32,6 +32,10 @@ type topicInfo struct {
 	subject string
 	keyed   string // "." + name, to be put behind keyed.<key>
 	obs     TopicObserver
+
+	bucket     *bucket       // nil unless the topic is compacted
+	maxAge     time.Duration // of its events in the stream; 0: no bound
+	maxPayload int           // in bytes
 }
 
 // filters select the topic's events in its stream; none where the stream has no other topic.
@@ -56,6 +60,7 @@ type topics struct {
 	streams map[string]*stream
 	making  map[string]chan struct{} // closed when the maker is done
 	gone    map[string]int64         // when a stream was found missing; see settleGone
+	read    map[string]readTopic     // see readable
 }
 
 // keep remembers a topic. There are at most twice limit: those with a stream of their own are counted when they are made,
@@ -167,6 +172,44 @@ func (b *Bus) existing(ctx context.Context, name string) (*topicInfo, error) {
 	return b.newTopic(name, s, rule, false)
 }
 
+// Bounds of what reads remember of topics that nobody uses this hub for otherwise.
+const (
+	readTopics    = 1_000
+	readTopicsFor = 10 * time.Second
+)
+
+// readTopic is a topic that was met by a read.
+type readTopic struct {
+	*topicInfo
+	since int64
+}
+
+// readable is existing for reads that need no more of the stream than its name: it remembers topics for a moment, so that
+// one of their keys is read in one round trip.
+func (b *Bus) readable(ctx context.Context, name string) (*topicInfo, error) {
+	now := b.clock.now()
+	b.topics.mu.RLock()
+	t, met := b.topics.byName[name], b.topics.read[name]
+	b.topics.mu.RUnlock()
+	if t != nil {
+		return t, nil
+	}
+	if met.topicInfo != nil && now-met.since < int64(readTopicsFor) {
+		return met.topicInfo, nil
+	}
+	t, err := b.existing(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	b.topics.mu.Lock()
+	defer b.topics.mu.Unlock()
+	if len(b.topics.read) >= readTopics {
+		clear(b.topics.read)
+	}
+	b.topics.read[name] = readTopic{t, now}
+	return t, nil
+}
+
 // newTopic refuses a stream that only has the name: what is in it is not the bus's to show. Reads do not keep what they
 // meet, so that they cannot use the limit up.
 func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, keep bool) (*topicInfo, error) {
@@ -188,7 +231,17 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 		}
 	}
 	b.topics.mu.Unlock()
-	return &topicInfo{name: name, stream: s, subject: plainSubject(name), keyed: "." + name, obs: b.obs.Topic(name)}, nil
+	t := &topicInfo{
+		name: name, stream: s, subject: plainSubject(name), keyed: "." + name, obs: b.obs.Topic(name),
+		maxAge: info.Config.MaxAge, maxPayload: b.maxPayload,
+	}
+	if rule.Compaction {
+		t.bucket = newBucket(name)
+	}
+	if rule.MaxPayload > 0 {
+		t.maxPayload = min(t.maxPayload, rule.MaxPayload)
+	}
+	return t, nil
 }
 
 // findStream returns ErrNotFound for a stream that does not exist.
@@ -218,7 +271,7 @@ func (b *Bus) makeTopic(ctx context.Context, name, client string) (*topicInfo, e
 	switch {
 	case err == nil:
 		b.reportDrift(name, rule, info)
-		return b.newTopic(name, info, rule, true)
+		return b.meetTopic(ctx, name, info, rule, false)
 	case !errors.Is(err, ErrNotFound):
 		return nil, b.unavailable(err)
 	}
@@ -230,41 +283,26 @@ func (b *Bus) makeTopic(ctx context.Context, name, client string) (*topicInfo, e
 	if err != nil {
 		return nil, err
 	}
-	return b.newTopic(name, info, rule, true)
+	return b.meetTopic(ctx, name, info, rule, true)
+}
+
+// meetTopic is the topic of a stream that exists, with its bucket. made says that the stream has just been made.
+func (b *Bus) meetTopic(ctx context.Context, name string, info *natsjs.StreamInfo, rule *TopicRule, made bool) (*topicInfo, error) {
+	t, err := b.newTopic(name, info, rule, true)
+	if err == nil && t.bucket != nil {
+		err = b.meetBucket(ctx, t, &info.Config, made)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
 }
 
 // createStream goes on to its end when the caller gives up: others may wait for the same topic.
 func (b *Bus) createStream(ctx context.Context, topic string, rule *TopicRule) (*natsjs.StreamInfo, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
 	defer cancel()
-	cfg := natsjs.StreamConfig{
-		Name:        rule.streamName(topic),
-		Subjects:    rule.subjects(topic),
-		Retention:   natsjs.LimitsPolicy,
-		Discard:     natsjs.DiscardOld,
-		MaxAge:      rule.MaxAge,
-		MaxBytes:    rule.MaxBytes,
-		MaxMsgs:     rule.MaxMsgs,
-		Duplicates:  rule.DuplicateWindow,
-		Replicas:    b.cfg.Replicas,
-		AllowDirect: true,
-		Metadata:    map[string]string{"eventhub.pattern": rule.Pattern},
-	}
-	if cfg.MaxBytes == 0 {
-		cfg.MaxBytes = -1
-	}
-	if cfg.MaxMsgs == 0 {
-		cfg.MaxMsgs = -1
-	}
-	if cfg.Duplicates == 0 {
-		cfg.Duplicates = 2 * time.Minute
-	}
-	if cfg.MaxAge > 0 && cfg.Duplicates > cfg.MaxAge {
-		cfg.Duplicates = cfg.MaxAge
-	}
-	if b.cfg.MemoryStorage {
-		cfg.Storage = natsjs.MemoryStorage
-	}
+	cfg := rule.streamConfig(topic, &b.cfg)
 	if err := b.awaitGone(ctx, cfg.Name); err != nil {
 		return nil, b.unavailable(err)
 	}
@@ -291,10 +329,7 @@ func (b *Bus) forget(s *stream) {
 	defer b.topics.mu.Unlock()
 	if b.topics.streams[s.name] == s {
 		delete(b.topics.streams, s.name)
-		if len(b.topics.gone) >= maxGone {
-			clear(b.topics.gone)
-		}
-		b.topics.gone[s.name] = b.clock.now()
+		b.topics.missing(s.name, b.clock.now())
 	}
 	for name, t := range b.topics.byName {
 		if t.stream == s {
@@ -303,11 +338,32 @@ func (b *Bus) forget(s *stream) {
 	}
 }
 
+// forgetBucket drops what is known of a topic whose bucket is gone, so that the next use makes it anew.
+func (b *Bus) forgetBucket(t *topicInfo) {
+	b.topics.mu.Lock()
+	defer b.topics.mu.Unlock()
+	b.topics.missing(t.bucket.stream, b.clock.now())
+	if b.topics.byName[t.name] == t {
+		delete(b.topics.byName, t.name)
+	}
+}
+
+// missing notes that a stream was found missing; mu is held.
+func (k *topics) missing(stream string, now int64) {
+	if len(k.gone) >= maxGone {
+		clear(k.gone)
+	}
+	k.gone[stream] = now
+}
+
 // unavailable wraps a failure of NATS so that a client learns no more than that.
 func (b *Bus) unavailable(err error) error {
 	var known *Error
 	if errors.As(err, &known) {
 		return err
+	}
+	if b.closing.Load() {
+		return ErrClosed
 	}
 	return &Error{Code: CodeInternal, Msg: "the event store did not answer as it should: try again later", Err: err}
 }

@@ -52,6 +52,8 @@ type Metrics struct {
 	handled      *prometheus.HistogramVec
 	latency      *prometheus.HistogramVec
 	limitReached *prometheus.CounterVec
+	projected    *prometheus.CounterVec
+	snapshots    *prometheus.CounterVec
 	gauges       map[string]prometheus.Gauge
 
 	mu     sync.Mutex
@@ -94,10 +96,13 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 		handled:      newHistogram(reg, "delivery_handler_duration_ms"),
 		latency:      newHistogram(reg, "delivery_latency_ms"),
 		limitReached: newCounter(reg, "eventhub_limit_reached_total"),
+		projected:    newCounter(reg, "eventhub_projected_total"),
+		snapshots:    newCounter(reg, "eventhub_snapshots_total"),
 		gauges: map[string]prometheus.Gauge{
 			jetstream.GaugeConnected:     newGauge(reg, "eventhub_nats_connected").WithLabelValues(),
 			jetstream.GaugeTopics:        newGauge(reg, "eventhub_topics").WithLabelValues(),
 			jetstream.GaugeSubscriptions: newGauge(reg, "eventhub_subscriptions").WithLabelValues(),
+			jetstream.GaugeBucketsBroken: newGauge(reg, "eventhub_buckets_broken").WithLabelValues(),
 		},
 		topics: make(map[string]struct{}),
 		pairs:  make(map[pair]*pairUse),
@@ -263,3 +268,13 @@ func (o *groupObserver) Close() {
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// Projected counts an event that a projection dealt with. Projections are the program's own, so their names are few.
+func (m *Metrics) Projected(projection, outcome string) {
+	m.projected.WithLabelValues(projection, outcome).Inc()
+}
+
+// Snapshots counts keys that a compactor wrote. The topics are those of the topics file.
+func (m *Metrics) Snapshots(topic string, keys int) {
+	m.snapshots.WithLabelValues(topic).Add(float64(keys))
+}

@@ -37,6 +37,8 @@ func use(m *Metrics) {
 	m.ConnectionOpened()
 	m.ConnectionClosed(1000)
 	m.FrameReceived("PUBLISH")
+	m.Projected("p", "applied")
+	m.Snapshots("t", 1)
 	m.ErrorSent("bad_json")
 	m.RequestServed(http.StatusOK)
 }

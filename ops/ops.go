@@ -41,6 +41,9 @@ type Config struct {
 	// Metrics, when not nil, makes /metrics ask for a token that allows to subscribe to MetricsTopic. Default: everybody
 	// reads them; they name topics and groups, and hold no events.
 	Metrics *Guard
+	// Local makes /metrics answer only requests that name this host by an address or as localhost. It is for metrics that
+	// are open because the port is bound to loopback.
+	Local bool
 	// Ready, when not nil, is asked too: the hub is not ready while it returns an error, such as while draining. The
 	// error's text is shown to whoever asks.
 	Ready func() error
@@ -75,6 +78,9 @@ func New(cfg Config) *Server {
 	})
 	if cfg.Metrics != nil {
 		metrics = cfg.Metrics.Shows(func(*http.Request) (topic, group string) { return MetricsTopic, "" }, metrics)
+	}
+	if cfg.Local {
+		metrics = local(metrics)
 	}
 	r.Method(http.MethodGet, "/metrics", metrics)
 	s.handler = r

@@ -33,6 +33,7 @@ var (
 var definitions = []definition{
 	{"delivery_handler_duration_ms", histogram, "How long a subscriber had an event, in milliseconds, until its lease ended.", pairLabels},
 	{"delivery_latency_ms", histogram, "Time from the storage of an event to its acknowledgement, in milliseconds.", pairLabels},
+	{"eventhub_buckets_broken", gauge, "Buckets of compacted topics known to this hub that are not as they should be.", nil},
 	{"eventhub_build_info", gauge, "Always 1; the labels say what runs.", []string{"version", "go_version"}},
 	{"eventhub_connections", gauge, "WebSocket connections that are open.", nil},
 	{"eventhub_connections_closed_total", counter, "WebSocket connections that ended, by close code.", []string{"code"}},
@@ -44,8 +45,10 @@ var definitions = []definition{
 	{"eventhub_leases_returned_total", counter, "Leases given back by UNSUBSCRIBE, a drain or a lost connection.", pairLabels},
 	{"eventhub_limit_reached_total", counter, "Refusals and waits because of a limit, by its name.", []string{"limit"}},
 	{"eventhub_nats_connected", gauge, "1 while every NATS connection is up, else 0.", nil},
+	{"eventhub_projected_total", counter, "Events that projections dealt with, by what became of them: applied, known or poisoned.", []string{"projection", "outcome"}},
 	{"eventhub_publish_duration_ms", histogram, "Time from the sending of a publish to the stream's confirmation, in milliseconds.", topicLabels},
 	{"eventhub_publish_failures_total", counter, "Publishes answered with an error.", topicLabels},
+	{"eventhub_snapshots_total", counter, "Keys that compactors wrote a snapshot of, by the topic they were taken from.", topicLabels},
 	{"eventhub_subscriptions", gauge, "Subscriptions open on this hub.", nil},
 	{"eventhub_topics", gauge, "Topics that this hub knows.", nil},
 	{"events_acked_total", counter, "Events acknowledged by a subscriber.", pairLabels},

@@ -50,7 +50,7 @@ func TestParseHeartbeat(t *testing.T) {
 
 func TestCovers(t *testing.T) {
 	stored := time.Now()
-	r := record{from: source{"s", 10}, storedAt: stored.UnixNano()}
+	r := State{From: Source{"s", 10}, StoredAt: stored.UnixNano()}
 	tests := []struct {
 		name     string
 		stream   string
@@ -67,14 +67,14 @@ func TestCovers(t *testing.T) {
 	}
 	for _, tt := range tests {
 		e := &jetstream.Event{Stream: tt.stream, Sequence: tt.sequence, StoredAt: tt.storedAt.UnixNano()}
-		if got := r.covers(e); got != tt.want {
+		if got := r.Covers(e); got != tt.want {
 			t.Errorf("%s: covered is %t, want %t", tt.name, got, tt.want)
 		}
 	}
 }
 
 func TestParseSource(t *testing.T) {
-	for text, want := range map[string]source{
+	for text, want := range map[string]Source{
 		"stream@7":      {"stream", 7},
 		"a@b@8":         {"a@b", 8},
 		"":              {},

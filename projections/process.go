@@ -2,6 +2,7 @@ package projections
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,24 +15,14 @@ import (
 // GroupProcess is the group of the process projection on TopicHeartbeat.
 const GroupProcess = "process-projector"
 
-const (
-	// heartbeatsInFlight is the most heartbeats leased to one projector.
-	heartbeatsInFlight = 256
-	// heartbeatLease is how long a heartbeat may go without a sign of life from its projector.
-	heartbeatLease = 30 * time.Second
-	// Failures that may pass are tried again after retryFirst, doubled each time up to retryMost.
-	retryFirst = 50 * time.Millisecond
-	retryMost  = 5 * time.Second
-	// stopTimeout bounds the handing back of leases at the end.
-	stopTimeout = 5 * time.Second
-)
-
 // ProcessConfig configures a Process.
 type ProcessConfig struct {
 	// Bus is where heartbeats come from and states go to. Required.
 	Bus Bus
 	// Logger receives what operators should know. Default: nothing is logged.
 	Logger *slog.Logger
+	// Observer is told what happens. Default: nobody.
+	Observer Observer
 	// StaleAfter is how long a process may be silent before it is stale. Default 15 s.
 	StaleAfter time.Duration
 	// ScanEvery is how often silent processes are looked for. Default 5 s.
@@ -44,27 +35,17 @@ type ProcessConfig struct {
 }
 
 // Process projects heartbeats to the states of processes: one state for each heartbeat, in the order of the heartbeats'
-// stream, and one more when a process goes silent.
-//
-// Any number of hubs may run it side by side, be killed and be started again: no heartbeat is left out, none is
-// projected twice, and the states of a process never go back. This rests on two rules and on nothing kept in memory:
-//
-//   - A state replaces exactly the one that its writer knew (compare-and-set), and names the heartbeat that it was made
-//     from. A writer that comes second reads what is there and sees whether its heartbeat is in it.
-//   - Each projector goes through the heartbeats in the order of their stream. Deliveries are no such order: members
-//     share a group's events, and those that a killed hub held come late. A delivery therefore says that there is
-//     something to do; where it leaves a gap to what was projected last, the projector reads the stream in between.
+// stream, and one more when a process goes silent. It is a Projection into the topic process.state; any number of hubs may
+// run it side by side, be killed and be started again: no heartbeat is left out, none is projected twice, and the states of
+// a process never go back.
 type Process struct {
-	cfg ProcessConfig
+	cfg     ProcessConfig
+	applier *applier
+	ordered *ordered
 
-	// mu is held by whoever projects: there is one writer in a Process.
 	mu sync.Mutex
-	// All heartbeats up to position are projected, by whichever hub. storedAt is when the one at position was stored,
-	// in epoch nanoseconds.
-	position source
-	storedAt int64
-	// living holds the newest known state of each living process, by key.
-	living map[string]record
+	// living says when each living process was last seen, in epoch milliseconds, by key.
+	living map[string]int64
 	// overflow is set once living was full.
 	overflow bool
 }
@@ -73,6 +54,9 @@ type Process struct {
 func NewProcess(cfg ProcessConfig) *Process {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Observer == nil {
+		cfg.Observer = nobody{}
 	}
 	if cfg.StaleAfter <= 0 {
 		cfg.StaleAfter = 15 * time.Second
@@ -86,124 +70,167 @@ func NewProcess(cfg ProcessConfig) *Process {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	return &Process{cfg: cfg, living: make(map[string]record)}
+	p := &Process{cfg: cfg, living: make(map[string]int64)}
+	projection := &Projection{
+		Topic: TopicHeartbeat, Group: GroupProcess, From: Earliest, CacheKeys: cfg.MaxProcesses,
+		Key: func(e *jetstream.Event) (string, error) {
+			h, err := parseHeartbeat(e.Payload)
+			return h.processID(), err
+		},
+		Apply:  applyHeartbeat,
+		Logger: cfg.Logger, Observer: cfg.Observer,
+	}
+	if err := projection.prepare(); err != nil {
+		panic(err) // the above is wrong
+	}
+	store := NewTopicStore(cfg.Bus, TopicProcessState)
+	store.now = cfg.Now
+	p.applier = newApplier(cfg.Bus, projection, store)
+	p.applier.saved = p.note
+	p.ordered = &ordered{a: p.applier, floor: 1}
+	return p
+}
+
+// applyHeartbeat is the state that a heartbeat leads to: it says everything.
+func applyHeartbeat(_ context.Context, _ []byte, e *jetstream.Event) ([]byte, error) {
+	h, err := parseHeartbeat(e.Payload)
+	if err != nil {
+		return nil, Permanent(err)
+	}
+	return json.Marshal(ProcessState{
+		ProcessID: h.processID(), Name: h.Name, Host: h.Host, PID: h.PID, SID: h.SID,
+		CPUPct: h.CPUPct, MemMB: h.MemMB, LastSeenTS: e.TS, Status: Alive,
+	})
 }
 
 // Run projects until ctx ends, and then returns nil with its leases handed back. Failures of the bus are logged and tried
 // again; an error is returned only when the bus is closed. Call it once.
 func (p *Process) Run(ctx context.Context) error {
-	for _, step := range []func(context.Context) error{p.load, p.catchUp} {
-		if err := p.insist(ctx, step); err != nil {
-			return p.end(ctx, err)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var scanner sync.WaitGroup
+	defer scanner.Wait()
+	scanner.Go(func() {
+		if err := p.scan(ctx); err != nil {
+			cancel(err)
 		}
-	}
-	var sub *jetstream.Subscription
-	err := p.insist(ctx, func(ctx context.Context) (err error) {
-		sub, err = p.cfg.Bus.Consume(ctx, TopicHeartbeat, GroupProcess, jetstream.SubscribeOptions{
-			From:        jetstream.FromEarliest,
-			MaxInFlight: heartbeatsInFlight,
-			AckTimeout:  heartbeatLease,
-		}, 1, p.handle)
-		return err
 	})
-	if err != nil {
-		return p.end(ctx, err)
+	err := p.ordered.run(ctx, GroupProcess, Earliest)
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
+		err = cause
+	} else if ctx.Err() != nil {
+		return nil //nolint:nilerr // being asked to end is no failure
 	}
-	sub.Start()
-	defer func() {
-		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
-		defer cancel()
-		if err := sub.Stop(stop); err != nil && !errors.Is(err, jetstream.ErrClosed) {
-			p.warn(ctx, "the projector's leases were not handed back", err)
-		}
-	}()
+	cancel(nil)
+	return fmt.Errorf("process projection: %w", err)
+}
 
+// scan looks for silent processes until ctx ends. An error is that the bus is closed.
+func (p *Process) scan(ctx context.Context) error {
+	// Those that fell silent while no hub ran are known by their states.
+	err := insist(ctx, p.cfg.Logger, "read the states of processes", func(ctx context.Context) error {
+		return p.applier.store.Each(ctx, func(key string, s State) error {
+			p.note(key, s)
+			return nil
+		})
+	})
 	ticker := time.NewTicker(p.cfg.ScanEvery)
 	defer ticker.Stop()
-	for {
+	for err == nil || !errors.Is(err, jetstream.ErrClosed) {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
-			if err := p.markStale(ctx); err != nil && ctx.Err() == nil {
-				if errors.Is(err, jetstream.ErrClosed) {
-					return fmt.Errorf("process projection: %w", err)
-				}
-				p.warn(ctx, "silent processes could not be marked", err)
-			}
+		}
+		if err = p.markStale(ctx); err != nil && ctx.Err() == nil {
+			p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "silent processes could not be marked", slog.String("cause", err.Error()))
 		}
 	}
+	return err
 }
 
-// end is what Run returns for an error: none when it was asked to end.
-func (p *Process) end(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return nil //nolint:nilerr // being asked to end is no failure
+// note keeps when a living process was last seen, and forgets any other.
+func (p *Process) note(key string, s State) {
+	state := readProcessState(key, s.Value)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if state.Status != Alive {
+		delete(p.living, key)
+		return
 	}
-	return fmt.Errorf("process projection: %w", err)
+	if _, ok := p.living[key]; !ok && len(p.living) >= p.cfg.MaxProcesses {
+		if !p.overflow {
+			p.overflow = true
+			p.cfg.Observer.LimitReached("process_states")
+			p.cfg.Logger.Warn("more living processes than are kept in memory", slog.String("limit", "process_states"), slog.Int("max", p.cfg.MaxProcesses))
+		}
+		return
+	}
+	p.living[key] = state.LastSeenTS
 }
 
-// insist tries f until it succeeds, fails for good, or ctx ends.
-func (p *Process) insist(ctx context.Context, f func(context.Context) error) error {
-	for wait := retryFirst; ; wait = min(2*wait, retryMost) {
-		err := f(ctx)
-		if err == nil || isRefused(err) || errors.Is(err, jetstream.ErrClosed) || ctx.Err() != nil {
-			return err
-		}
-		p.warn(ctx, "projecting failed and is tried again", err)
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(wait):
+// silent are the keys that are kept which were last seen before a moment, and whether those are all.
+func (p *Process) silent(before int64) (keys []string, all bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for key, seen := range p.living {
+		if seen < before {
+			keys = append(keys, key)
 		}
 	}
+	return keys, !p.overflow
 }
 
-// isRefused reports whether the bus will never take what it was given.
-func isRefused(err error) bool {
-	refused, ok := errors.AsType[*jetstream.Error](err)
-	return ok && (refused.Code == jetstream.CodeBadOptions || refused.Code == jetstream.CodeBadTopic)
-}
-
-func (p *Process) warn(ctx context.Context, msg string, err error) {
-	//nolint:sloglint // callers pass constants
-	p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, msg, slog.String("cause", err.Error()))
-}
-
-// handle is called for each delivered heartbeat. It returns nil, which acknowledges the heartbeat, once the state is
-// confirmed; an error, which leads to a dead letter in the end, only for what can never be projected.
-func (p *Process) handle(ctx context.Context, d *jetstream.Delivery) error {
-	if _, err := parseHeartbeat(d.Event.Payload); err != nil {
-		p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "a heartbeat was refused", slog.String("id", d.Event.ID),
-			slog.Int("attempt", d.Attempt), slog.String("cause", err.Error()))
+// markStale publishes, once each, that processes are stale that were silent for StaleAfter. First it projects all
+// heartbeats there are, so that what waits in the stream counts as heard.
+func (p *Process) markStale(ctx context.Context) error {
+	if err := p.ordered.tail(ctx); err != nil {
 		return err
 	}
-	defer hold(d)()
-	return p.insist(ctx, func(ctx context.Context) error {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return p.reach(ctx, &d.Event)
+	p.ordered.mu.Lock()
+	defer p.ordered.mu.Unlock()
+	before := p.cfg.Now().Add(-p.cfg.StaleAfter).UnixMilli()
+	keys, all := p.silent(before)
+	for _, key := range keys {
+		if err := p.expire(ctx, key, before); err != nil {
+			return err
+		}
+	}
+	if all {
+		return nil
+	}
+	return p.applier.store.Each(ctx, func(key string, s State) error {
+		if state := readProcessState(key, s.Value); state.Status == Alive && state.LastSeenTS < before {
+			return p.expire(ctx, key, before)
+		}
+		return nil
 	})
 }
 
-// hold prolongs the lease until release is called: however long the projecting takes, the heartbeat is in good hands.
-func hold(d *jetstream.Delivery) (release func()) {
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		ticker := time.NewTicker(heartbeatLease / 3)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-stop:
-				return
-			case <-ticker.C:
-				_ = d.Extend(0) // a lease that has ended ends the handler's context too
-			}
+// expire publishes that a process is stale if it lives and was last seen before the given time. p.ordered.mu is held.
+func (p *Process) expire(ctx context.Context, key string, before int64) error {
+	c, err := p.applier.load(ctx, key)
+	for err == nil {
+		state := readProcessState(key, c.state.Value)
+		if state.Status != Alive || state.LastSeenTS >= before {
+			p.note(key, c.state)
+			return nil
 		}
-	})
-	return func() {
-		close(stop)
-		wg.Wait()
+		state.Status = Stale
+		next := State{From: c.state.From}
+		if next.Value, err = json.Marshal(state); err != nil {
+			return fmt.Errorf("encode the state of a process: %w", err)
+		}
+		saved, serr := p.applier.store.Save(ctx, key, c.state, next, nil)
+		if serr == nil {
+			p.applier.remember(key, cached{saved, c.span})
+			return nil
+		}
+		if !errors.Is(serr, ErrConflict) {
+			return fmt.Errorf("publish the state of a process: %w", serr)
+		}
+		// Another hub has a newer state of it: a heartbeat, or that it is stale.
+		c, err = p.applier.reload(ctx, key)
 	}
+	return err
 }

@@ -134,6 +134,9 @@ func (cmd *serveCmd) plan(set *settings) [][2]string {
 		origins = strings.Join(allowed, ", ")
 	}
 	lines = append(lines, [2]string{"origins", origins}, [2]string{"data", cmd.where()})
+	if cmd.TopicsFile != "" {
+		lines = append(lines, [2]string{"topics", fmt.Sprintf("%s, rules: %d", cmd.TopicsFile, len(set.topics))})
+	}
 	lines = append(lines, cmd.credentials(set)...)
 	return append(lines, cmd.limitFlags.lines()...)
 }

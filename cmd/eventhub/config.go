@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/topicfile"
 )
 
 // listenFlags say where the hub listens.
@@ -39,6 +40,7 @@ type busFlags struct {
 	NATSKey    string        `name:"nats-tls-key" env:"NATS_TLS_KEY" placeholder:"FILE" help:"Key of the client certificate."`
 	NATSDomain string        `name:"nats-domain" env:"NATS_DOMAIN" help:"JetStream domain at NATS_URL."`
 	Replicas   int           `env:"EVENTHUB_REPLICAS" default:"1" help:"Copies of each new stream, 1 to 5. More than 1 needs a cluster."`
+	TopicsFile string        `name:"topics" env:"EVENTHUB_TOPICS" placeholder:"FILE" help:"Rules for topics: retention, compaction, snapshots, families (docs/topics.yaml is a sample)."`
 	AckWait    time.Duration `env:"EVENTHUB_ACK_WAIT" default:"30s" help:"After it, the server gives the events of a hub that died to others."`
 }
 
@@ -167,6 +169,25 @@ func (f busFlags) sync() (every time.Duration, always bool, err error) {
 	return every, false, err
 }
 
+// rules reads the topics file, and finds what is wrong in it and with it. Without a file there are none.
+func (f busFlags) rules() (rules []jetstream.TopicRule, err error) {
+	if f.TopicsFile == "" {
+		return nil, nil
+	}
+	if rules, err = topicfile.Load(f.TopicsFile); err != nil {
+		if _, listed := errors.AsType[topicfile.Errors](err); !listed {
+			err = fmt.Errorf("%w (--topics, EVENTHUB_TOPICS)", err)
+		}
+		return nil, err
+	}
+	for _, r := range rules {
+		if r.Replicas > 1 && f.NATSURL == "" {
+			err = errors.Join(err, fmt.Errorf("topics file %s: the rule for %s wants %d replicas, and the embedded server is alone: more than 1 needs a cluster (--nats-url, NATS_URL)", f.TopicsFile, r.Pattern, r.Replicas))
+		}
+	}
+	return rules, err
+}
+
 // where is where the events are.
 func (f busFlags) where() string {
 	if f.NATSURL != "" {
@@ -175,7 +196,7 @@ func (f busFlags) where() string {
 	return f.Data
 }
 
-// config is the bus's configuration, but for who listens to it. The flags have been checked.
+// config is the bus's configuration, but for who listens to it and the rules of topics. The flags have been checked.
 func (f busFlags) config(token string) jetstream.Config {
 	cfg := jetstream.Config{
 		URL: f.NATSURL, Creds: f.NATSCreds, NKeySeed: f.NATSNKey,

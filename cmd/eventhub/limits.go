@@ -25,6 +25,9 @@ type limitFlags struct {
 	Frame                int `env:"FRAME" placeholder:"BYTES" help:"Bytes of a frame that is read whole. Default: 4 MiB, or twice the payload."`
 	InboundBytes         int `env:"INBOUND_BYTES" default:"268435456" help:"Bytes of frames that have begun to come and are not whole, over all connections."`
 	HeldBytes            int `env:"HELD_BYTES" default:"134217728" help:"Bytes of events that were fetched and not handed out yet, over all subscriptions."`
+	Pages                int `env:"PAGES" default:"8" help:"Pages of latest records that are read at a time; others wait."`
+	PageBytes            int `env:"PAGE_BYTES" default:"16777216" help:"Bytes of a page of latest records, after which it ends early."`
+	PageTotal            int `env:"PAGE_TOTAL" placeholder:"BYTES" help:"Bytes of pages that clients have not taken yet. Default: 256 MiB, or twice a page."`
 
 	Frames             quota `env:"FRAMES" default:"10000/2000" placeholder:"RATE/BURST" help:"Frames of one connection but for ACK, NACK and MODACK: so many a second, and so many at once."`
 	Settles            quota `env:"SETTLES" default:"200000/20000" placeholder:"RATE/BURST" help:"ACK, NACK and MODACK of one connection."`
@@ -51,6 +54,9 @@ func (f limitFlags) check() (faults []error) {
 		{"unauthenticated", f.Unauthenticated, 0},
 		{"inbound-bytes", f.InboundBytes, 1},
 		{"held-bytes", f.HeldBytes, 1},
+		{"pages", f.Pages, 1},
+		{"page-bytes", f.PageBytes, 1},
+		{"page-total", f.PageTotal, 0},
 		{"waiting-connections", f.WaitingConnections, 1},
 		{"requests", f.Requests, 1},
 		{"subscriptions", f.Subscriptions, 1},
@@ -125,6 +131,7 @@ func (f limitFlags) facade() facade.Limits {
 		Connections: f.Connections, PrincipalConnections: f.PrincipalConnections,
 		Unauthenticated: f.Unauthenticated, InboundBytes: f.InboundBytes,
 		Requests: f.Requests, Subscriptions: f.Subscriptions, Frame: f.Frame,
+		Pages: f.Pages, PageBytes: f.PageBytes, PageTotal: f.PageTotal,
 		AuthTimeout: f.AuthTimeout, PingInterval: f.PingInterval, PongTimeout: f.PongTimeout,
 	}
 	l.FrameRate, l.FrameBurst = f.Frames.limits()
@@ -150,7 +157,7 @@ func (f limitFlags) lines() [][2]string {
 	return [][2]string{
 		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d; subscriptions %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, f.Subscriptions)},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
-		{"", fmt.Sprintf("topics %d, new ones %d; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes", f.Topics, f.NewTopics, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes)},
+		{"", fmt.Sprintf("topics %d, new ones %d; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes at a time", f.Topics, f.NewTopics, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes)},
 		{"", fmt.Sprintf("auth within %v, ping after %v, pong within %v", f.AuthTimeout, f.PingInterval, f.PongTimeout)},
 	}
 }

@@ -53,6 +53,7 @@ type commands struct {
 	Heartbeat heartbeatCmd `cmd:"" help:"Publish heartbeats of processes of this host."`
 	Token     tokenCmd     `cmd:"" help:"Sign a token (JWT) for development and tests."`
 	ACL       aclCmd       `cmd:"" name:"acl" help:"Check what a token may do."`
+	Topics    topicsCmd    `cmd:"" help:"Compare the topics file with the streams, and apply it."`
 	Bench     benchCmd     `cmd:"" help:"Measure a hub, and compare it with nats.go."`
 	Version   versionCmd   `cmd:"" help:"Print the version."`
 }

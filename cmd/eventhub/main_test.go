@@ -38,7 +38,8 @@ func (l leakChecked) Run() int {
 	if code != 0 {
 		return code
 	}
-	if err := goleak.Find(); err != nil {
+	// A server that stops right after it was given a source leaves the goroutine that waits for that, for some seconds.
+	if err := goleak.Find(goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3")); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -101,7 +102,7 @@ func (w *tail) read() (string, <-chan struct{}) {
 }
 
 // startHub starts a hub on free ports and waits until it is ready: hub NAME [FLAG...]
-// It sets EVENTHUB_URL, HTTP_URL, OPS_URL and WS_PORT, and writes what the hub printed to the file NAME.out.
+// It sets EVENTHUB_URL, HTTP_URL, OPS_URL, WS_PORT and NATS_ADDR, and writes what the hub printed to the file NAME.out.
 func startHub(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 1 {
 		ts.Fatalf("usage: hub NAME [FLAG...]")
@@ -138,6 +139,8 @@ func startHub(ts *testscript.TestScript, neg bool, args []string) {
 			ts.Setenv("HTTP_URL", value)
 		case "ops":
 			ts.Setenv("OPS_URL", value)
+		case "nats":
+			ts.Setenv("NATS_ADDR", strings.TrimPrefix(value, "nats://"))
 		}
 		if field == "token" {
 			break // the last line
@@ -221,7 +224,9 @@ func fetch(ts *testscript.TestScript, _ bool, args []string) {
 			req.Header.Set("Authorization", "Bearer "+token)
 		}
 		if resp, err := client.Do(req); err != nil {
-			last = err.Error()
+			if ctx.Err() == nil {
+				last = err.Error()
+			}
 		} else {
 			body, _ := io.ReadAll(resp.Body)
 			_ = resp.Body.Close()

@@ -29,6 +29,7 @@ type pubCmd struct {
 	Payload string            `arg:"" optional:"" default:"-" help:"The payload as JSON; - reads one payload a line from standard input."`
 	ID      string            `name:"id" help:"The event's id: publishing it again stores nothing."`
 	Key     string            `help:"The event's key."`
+	Remove  bool              `help:"Remove the key from a compacted topic: publish a tombstone, without a payload."`
 	Rate    int               `default:"9000" help:"Lines a second at most, so that the hub refuses none; it takes 10000 of a connection unless configured."`
 	Header  map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"A header of the event; may be repeated."`
 }
@@ -36,6 +37,12 @@ type pubCmd struct {
 // Run publishes and prints an id a line, in the order of the payloads. It ends at the first failure.
 func (cmd *pubCmd) Run(ctx context.Context, std streams) error {
 	opts := &client.PublishOptions{ID: cmd.ID, Key: cmd.Key, Headers: cmd.Header}
+	if cmd.Remove {
+		if cmd.Key == "" || cmd.Payload != "-" {
+			return errors.New("--remove takes a key and no payload: eventhub pub TOPIC --key=KEY --remove")
+		}
+		cmd.Payload, opts.Tombstone = "null", true
+	}
 	if cmd.Payload == "-" {
 		if cmd.ID != "" {
 			return errors.New("--id names one event: give its payload as an argument")

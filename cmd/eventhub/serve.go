@@ -99,6 +99,7 @@ type hub struct {
 
 	tokenMade bool
 	tokens    *acl.Verifier
+	metrics   *ops.Metrics
 	bus       *jetstream.Bus
 	facade    *facade.Server
 	ws        listener
@@ -143,12 +144,14 @@ func (h *hub) open(ctx context.Context) error {
 		return err
 	}
 	registry := prometheus.NewRegistry()
-	metrics := ops.NewMetrics(registry)
+	h.metrics = ops.NewMetrics(registry)
+	metrics := h.metrics
 	cfg := cmd.busFlags.config(h.token)
-	cfg.Limits, cfg.Logger, cfg.Observer = cmd.bus(), h.log, metrics
+	cfg.Limits, cfg.Logger, cfg.Observer, cfg.Topics = cmd.bus(), h.log, metrics, h.topics
 	if h.bus, err = jetstream.Open(ctx, cfg); err != nil {
 		return err
 	}
+	h.applyTopics(ctx)
 	h.facade, err = facade.New(facade.Config{
 		Bus: h.bus, Auth: facade.Tokens(h.tokens), Observer: metrics, Logger: h.log, Origins: cmd.origins(),
 		DrainGrace: max(cmd.Grace, time.Millisecond), Limits: cmd.facade(),
@@ -159,6 +162,8 @@ func (h *hub) open(ctx context.Context) error {
 	operators := ops.Config{Bus: h.bus, Registry: registry, Ready: h.ready, Logger: h.log}
 	if cmd.metricsNeedToken() {
 		operators.Metrics = &ops.Guard{Tokens: h.tokens}
+	} else {
+		operators.Local = isLoopback(cmd.OpsBind)
 	}
 	serve := func(l *listener, handler http.Handler, cert *certificate, versions ...string) {
 		l.serveWith(handler, cert, newWaitingRoom(cmd.WaitingConnections, metrics.LimitReached), h.log, versions...)
@@ -186,8 +191,15 @@ func (h *hub) start(ctx context.Context) {
 		h.wg.Go(func() { h.cert.watch(ctx, reloadEvery, h.log) })
 	}
 	if h.cmd.Projector || h.cmd.Demo {
-		projector := projections.NewProcess(projections.ProcessConfig{Bus: h.bus, Logger: h.log})
+		projector := projections.NewProcess(projections.ProcessConfig{Bus: h.bus, Logger: h.log, Observer: h.metrics})
 		h.run(func() error { return projector.Run(ctx) })
+	}
+	for _, rule := range h.bus.Snapshots() {
+		compactor := projections.NewCompactor(projections.CompactorConfig{
+			Bus: h.bus, Topic: rule.Pattern, Snapshot: rule.Snapshot.Topic, Every: rule.Snapshot.Every, Logger: h.log,
+			Written: func(keys int) { h.metrics.Snapshots(rule.Pattern, keys) },
+		})
+		h.run(func() error { return compactor.Run(ctx) })
 	}
 	if h.cmd.Demo {
 		h.run(func() error { return h.demo(ctx) })

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"eventhub/acl"
+	"eventhub/jetstream"
 )
 
 // minPublicToken is the least length of a token that other hosts can try to guess.
@@ -21,6 +22,8 @@ type settings struct {
 	// cert is nil without TLS.
 	cert    *certificate
 	certOps bool
+	// topics are the rules of the topics file.
+	topics []jetstream.TopicRule
 }
 
 // opsCert is the certificate of the operations port, nil when it does not use it.
@@ -70,6 +73,8 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	set.certOps = cmd.tlsFlags.Ops
 	faults = append(faults, cmd.busFlags.check()...)
 	faults = append(faults, cmd.limitFlags.check()...)
+	set.topics, err = cmd.rules()
+	fault(err)
 	return set, faults
 }
 

@@ -127,6 +127,20 @@ func TestPublish(t *testing.T) {
 	}
 }
 
+func TestTombstone(t *testing.T) {
+	c := connect(t, Options{}, func(h *hub) {
+		f := h.next()
+		if f.Op != "PUBLISH" || f.Topic != "a.b" || f.Payload != nil || string(f.Opts) != `{"key":"k:1","tombstone":true}` {
+			t.Errorf("frame %+v", f)
+		}
+		h.write(`{"op":"OK","corr":"` + f.Corr + `","id":"i"}`)
+		drain(h)
+	})
+	if id, err := c.Tombstone(t.Context(), "a.b", "k:1"); id != "i" || err != nil {
+		t.Errorf("got %q, %v", id, err)
+	}
+}
+
 func TestPublishAsyncWaitsAtItsBound(t *testing.T) {
 	arrived := make(chan sent, 10)
 	answer := make(chan string)

@@ -21,6 +21,8 @@ type PublishOptions struct {
 	Tags     []string          `json:"tags,omitempty"`
 	CausedBy []string          `json:"caused_by,omitempty"`
 	SID      string            `json:"sid,omitempty"`
+	// Tombstone removes Key from a compacted topic; the payload must be nil or null.
+	Tombstone bool `json:"tombstone,omitempty"`
 }
 
 // Publish stores one event and returns its id once the stream has stored it. payload is JSON and arrives byte for byte;
@@ -41,6 +43,12 @@ func (c *Client) Publish(ctx context.Context, topic string, payload []byte, opts
 	case <-ctx.Done():
 		return "", fmt.Errorf("client: publishing: %w", context.Cause(ctx))
 	}
+}
+
+// Tombstone removes a key from a compacted topic, by an event with that key and the payload null, and returns the event's id.
+// Subscribers get it as any other. A refusal is an *Error.
+func (c *Client) Tombstone(ctx context.Context, topic, key string) (id string, err error) {
+	return c.Publish(ctx, topic, nil, &PublishOptions{Key: key, Tombstone: true})
 }
 
 // PublishAsync sends one event and returns; done is called once with what Publish would have returned. It must not
@@ -96,7 +104,7 @@ func (c *Client) publish(ctx context.Context, topic string, payload []byte, opts
 
 // idOnly reports that there is nothing but perhaps an ID, which needs no encoder.
 func (o *PublishOptions) idOnly() bool {
-	return o.TS == nil && o.Key == "" && o.Headers == nil && o.Tags == nil && o.CausedBy == nil && o.SID == ""
+	return o.TS == nil && o.Key == "" && o.Headers == nil && o.Tags == nil && o.CausedBy == nil && o.SID == "" && !o.Tombstone
 }
 
 // appendField appends a string field to an object that has a field before it.

@@ -45,6 +45,7 @@ type Commands struct {
 	Connections Connections `cmd:"" help:"What idle connections cost."`
 	Node        Node        `cmd:"" help:"Publish and deliver from Node, compared with nats.js."`
 	Sizing      Sizing      `cmd:"" help:"What a core, a connection, a topic and a group cost."`
+	Keyed       Keyed       `cmd:"" help:"Read a compacted topic by key, compared with nats.go."`
 	Gate        Gate        `cmd:"" help:"Fail when the hub has become slower, compared with nats.go."`
 	NATSServer  natsServer  `cmd:"" hidden:"" name:"nats-server" help:"Run a nats-server for a benchmark."`
 }

@@ -1,0 +1,198 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream"
+)
+
+// keyedTopic is a compacted topic that is full, with a bus and a native client on it: one connection each, to the same server.
+type keyedTopic struct {
+	name    string
+	keys    int
+	entries uint64 // events that were published
+	// filledIn is what publishing took, caughtUpIn what the bucket took longer.
+	filledIn, caughtUpIn time.Duration
+
+	bus    *jetstream.Bus
+	conn   *nats.Conn
+	js     natsjs.JetStream
+	kv     natsjs.KeyValue
+	stream natsjs.Stream // of the topic, asked at its leader
+	bucket string        // its stream
+}
+
+// open makes and fills the topic. The caller closes it.
+func (cmd *Keyed) open(ctx context.Context, b *run) (_ *keyedTopic, err error) {
+	t := &keyedTopic{name: "bench.keyed." + b.id, keys: cmd.Keys}
+	bucket := "latest_" + strings.ReplaceAll(t.name, ".", "_")
+	t.bucket = "KV_" + bucket
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, t.close(ctx))
+		}
+	}()
+	at, _, _ := strings.Cut(b.sys.native.url, ",") // of a cluster the same for both
+	t.bus, err = jetstream.Open(ctx, jetstream.Config{
+		URL: at, Replicas: b.target.Replicas, Connections: 1,
+		Topics: []jetstream.TopicRule{{Pattern: t.name, Compaction: true}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if t.conn, err = nats.Connect(at, nats.Name("eventhub bench")); err != nil {
+		return nil, fmt.Errorf("nats at %s: %w", redact(at), err)
+	}
+	if t.js, err = natsjs.New(t.conn, natsjs.WithPublishAsyncMaxPending(4096)); err != nil {
+		return nil, err
+	}
+	// The first event makes the topic; a native client then writes it once more, as all others.
+	first, err := t.bus.Publish(ctx, t.name, newPayload(cmd.Size), jetstream.PublishOptions{Key: keyName(0)})
+	if err != nil {
+		return nil, err
+	}
+	if t.stream, err = t.js.Stream(ctx, first.Stream); err != nil {
+		return nil, err
+	}
+	// nats.go asks any replica of a stream that allows it. Told that this one does not, it asks the leader.
+	t.stream.CachedInfo().Config.AllowDirect = false
+	stop := b.progress(fmt.Sprintf("publishing %d keys", cmd.Keys))
+	err = t.fill(ctx, cmd)
+	stop()
+	if err != nil {
+		return nil, fmt.Errorf("fill the topic: %w", err)
+	}
+	if t.kv, err = t.js.KeyValue(ctx, bucket); err != nil {
+		return nil, fmt.Errorf("bucket %s: %w", bucket, err)
+	}
+	return t, nil
+}
+
+// close removes the topic and its bucket.
+func (t *keyedTopic) close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+	defer cancel()
+	var errs []error
+	if t.stream != nil {
+		for _, name := range []string{t.bucket, t.stream.CachedInfo().Config.Name} {
+			if err := t.js.DeleteStream(ctx, name); !errors.Is(err, natsjs.ErrStreamNotFound) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	if t.conn != nil {
+		t.conn.Close()
+	}
+	if t.bus != nil {
+		errs = append(errs, t.bus.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// fill publishes, and waits until the bucket has all.
+func (t *keyedTopic) fill(ctx context.Context, cmd *Keyed) error {
+	begin := time.Now()
+	again := int(float64(cmd.Keys) * cmd.Again)
+	var failed atomic.Pointer[error]
+	js, err := natsjs.New(t.conn, natsjs.WithPublishAsyncMaxPending(4096),
+		natsjs.WithPublishAsyncErrHandler(func(_ natsjs.JetStream, _ *nats.Msg, err error) { failed.CompareAndSwap(nil, &err) }))
+	if err != nil {
+		return err
+	}
+	random := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // which keys are written twice is no secret
+	for i := range cmd.Keys + again {
+		key := i
+		if i >= cmd.Keys {
+			key = random.IntN(cmd.Keys)
+		}
+		payload := newPayload(cmd.Size) // nats.go keeps it until it is confirmed
+		stamp(payload, i, now())
+		if _, err := js.PublishAsync("keyed."+keyName(key)+"."+t.name, payload, natsjs.WithStallWait(stallAfter)); err != nil {
+			return err
+		}
+		if err := failed.Load(); err != nil {
+			return *err
+		}
+		if i%1000 == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	select {
+	case <-js.PublishAsyncComplete():
+	case <-time.After(stallAfter):
+		return fmt.Errorf("not all was confirmed in %v", stallAfter)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if err := failed.Load(); err != nil {
+		return *err
+	}
+	t.entries, t.filledIn = uint64(cmd.Keys+again+1), time.Since(begin) //nolint:gosec // positive
+	begin = time.Now()
+	err = t.await(ctx)
+	t.caughtUpIn = time.Since(begin)
+	return err
+}
+
+// await waits until every replica of the bucket has all.
+func (t *keyedTopic) await(ctx context.Context) error {
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	var last uint64
+	moved := time.Now()
+	for {
+		s, err := t.js.Stream(ctx, t.bucket)
+		if err != nil {
+			return err
+		}
+		info := s.CachedInfo()
+		done := info.State.LastSeq >= t.entries && info.State.Msgs == uint64(t.keys) //nolint:gosec // positive
+		if info.Cluster != nil {
+			for _, r := range info.Cluster.Replicas {
+				done = done && r.Current && r.Lag == 0
+			}
+		}
+		if done {
+			return nil
+		}
+		if info.State.LastSeq != last {
+			last, moved = info.State.LastSeq, time.Now()
+		}
+		if time.Since(moved) > stallAfter {
+			return fmt.Errorf("the bucket has %d keys, and %d of %d events, after %v without another", info.State.Msgs, last, t.entries, stallAfter)
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// keyName is the same in subjects and in the bucket.
+func keyName(n int) string { return "k" + strconv.Itoa(n) }
+
+// draw is count different random keys, the same ones for the same n.
+func (t *keyedTopic) draw(n, count int) []string {
+	random := rand.New(rand.NewPCG(2, uint64(n))) //nolint:gosec // no secret
+	keys := make([]string, 0, count)
+	drawn := make(map[int]bool, count)
+	for len(keys) < count {
+		k := random.IntN(t.keys)
+		if !drawn[k] {
+			drawn[k] = true
+			keys = append(keys, keyName(k))
+		}
+	}
+	return keys
+}

@@ -1,0 +1,237 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream"
+)
+
+// Sizes of the reads.
+const (
+	keysAtOnce    = 1_000
+	getsAtOnce    = 16
+	watchedKeys   = 100
+	mostKeyGets   = 20_000 // of a walk by keys; the rest is reckoned
+	keyedPageSize = 1_000
+)
+
+// keyedStudies are what is compared.
+var keyedStudies = []keyedStudy{
+	{
+		name: "keys", calls: 10, ours: contender{"LatestByKey of 1,000", latestByKey},
+		theirs: []contender{{"KV Get of 1,000, 16 at a time", getKeys(getsAtOnce)}, {"KV Get of 1,000, one by one", getKeys(1)}},
+	},
+	{
+		name: "key", calls: 2_000, each: true, ours: contender{"Latest", latestOne},
+		theirs: []contender{{"STREAM.MSG.GET at the leader", leaderGet}},
+	},
+	{
+		name: "walk", calls: 1, ours: contender{"EachLatest", eachLatest},
+		theirs: []contender{{"KV WatchAll", watchAll}, {"KV ListKeys, Get 16 at a time", listAndGet}},
+	},
+	{name: "pages", calls: 1, ours: contender{"LatestPage of 1,000", latestPages}, theirs: []contender{{"KV WatchAll", watchAll}}},
+	{name: "watch", calls: 1, ours: contender{"Watch", busWatch(0)}, theirs: []contender{{"KV WatchAll", watchAll}}},
+	{name: "watch-100", calls: 10, ours: contender{"Watch of 100 keys", busWatch(watchedKeys)}, theirs: []contender{{"KV WatchFiltered of 100 keys", watchFiltered}}},
+}
+
+// came checks that as many came as should.
+func came(begin time.Time, got, want int) (time.Duration, error) {
+	took := time.Since(begin)
+	if got != want {
+		return 0, fmt.Errorf("%d keys came, %d should", got, want)
+	}
+	return took, nil
+}
+
+func latestByKey(ctx context.Context, t *keyedTopic, n int) (time.Duration, error) {
+	keys := t.draw(n, keysAtOnce)
+	begin := time.Now()
+	found, err := t.bus.LatestByKey(ctx, t.name, keys...)
+	if err != nil {
+		return 0, err
+	}
+	return came(begin, len(found), len(keys))
+}
+
+// getKeys gets keys from the bucket, so many at a time.
+func getKeys(atOnce int) func(context.Context, *keyedTopic, int) (time.Duration, error) {
+	return func(ctx context.Context, t *keyedTopic, n int) (time.Duration, error) {
+		keys := t.draw(n, keysAtOnce)
+		begin := time.Now()
+		got, err := t.get(ctx, keys, atOnce)
+		if err != nil {
+			return 0, err
+		}
+		return came(begin, got, len(keys))
+	}
+}
+
+// get gets keys from the bucket and returns how many there are.
+func (t *keyedTopic) get(ctx context.Context, keys []string, atOnce int) (int, error) {
+	found := make([]natsjs.KeyValueEntry, len(keys))
+	errs := make([]error, atOnce)
+	var next atomic.Int64
+	var readers sync.WaitGroup
+	for r := range atOnce {
+		readers.Go(func() {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= len(keys) {
+					return
+				}
+				if found[i], errs[r] = t.kv.Get(ctx, keys[i]); errs[r] != nil {
+					return
+				}
+			}
+		})
+	}
+	readers.Wait()
+	return len(found), errors.Join(errs...)
+}
+
+func latestOne(ctx context.Context, t *keyedTopic, n int) (time.Duration, error) {
+	key := t.draw(n, 1)[0]
+	begin := time.Now()
+	e, err := t.bus.Latest(ctx, t.name, key)
+	if err != nil {
+		return 0, err
+	}
+	return time.Since(begin), sameKey(e.Key, key)
+}
+
+func leaderGet(ctx context.Context, t *keyedTopic, n int) (time.Duration, error) {
+	subject := "keyed." + t.draw(n, 1)[0] + "." + t.name
+	begin := time.Now()
+	m, err := t.stream.GetLastMsgForSubject(ctx, subject)
+	if err != nil {
+		return 0, err
+	}
+	return time.Since(begin), sameKey(m.Subject, subject)
+}
+
+func sameKey(got, want string) error {
+	if got != want {
+		return fmt.Errorf("%s came, and %s was asked for", got, want)
+	}
+	return nil
+}
+
+func eachLatest(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error) {
+	got := 0
+	begin := time.Now()
+	err := t.bus.EachLatest(ctx, t.name, func(*jetstream.Event) error { got++; return nil })
+	if err != nil {
+		return 0, err
+	}
+	return came(begin, got, t.keys)
+}
+
+func latestPages(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error) {
+	got := 0
+	begin := time.Now()
+	for {
+		page, err := t.bus.LatestPage(ctx, t.name, got, keyedPageSize)
+		if err != nil {
+			return 0, err
+		}
+		if got += len(page); len(page) < keyedPageSize {
+			return came(begin, got, t.keys)
+		}
+	}
+}
+
+// watchAll watches the bucket until all values there are have come.
+func watchAll(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error) {
+	begin := time.Now()
+	w, err := t.kv.WatchAll(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return drainWatch(ctx, begin, w, t.keys)
+}
+
+func watchFiltered(ctx context.Context, t *keyedTopic, n int) (time.Duration, error) {
+	keys := t.draw(n, watchedKeys)
+	begin := time.Now()
+	w, err := t.kv.WatchFiltered(ctx, keys)
+	if err != nil {
+		return 0, err
+	}
+	return drainWatch(ctx, begin, w, len(keys))
+}
+
+func drainWatch(ctx context.Context, begin time.Time, w natsjs.KeyWatcher, want int) (took time.Duration, err error) {
+	defer func() { err = errors.Join(err, w.Stop()) }()
+	for got := 0; ; got++ {
+		select {
+		case e, open := <-w.Updates():
+			if !open {
+				return 0, errors.New("the watch ended")
+			}
+			if e == nil {
+				return came(begin, got, want)
+			}
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}
+}
+
+// errEnough ends a watch of the bus.
+var errEnough = errors.New("enough")
+
+// busWatch watches so many keys with the bus, 0 is all, until what there is has come.
+func busWatch(count int) func(context.Context, *keyedTopic, int) (time.Duration, error) {
+	return func(ctx context.Context, t *keyedTopic, n int) (took time.Duration, err error) {
+		var keys []string
+		want := t.keys
+		if count > 0 {
+			keys, want = t.draw(n, count), count
+		}
+		got := 0
+		begin := time.Now()
+		var short error
+		err = t.bus.Watch(ctx, t.name, keys, func(e *jetstream.Event) error {
+			if e == nil {
+				took, short = came(begin, got, want)
+				return errEnough
+			}
+			got++
+			return nil
+		})
+		if !errors.Is(err, errEnough) {
+			return 0, err
+		}
+		return took, short
+	}
+}
+
+// listAndGet lists the keys and gets each. Of many keys it gets some, and reckons the time of all.
+func listAndGet(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error) {
+	begin := time.Now()
+	lister, err := t.kv.ListKeys(ctx)
+	if err != nil {
+		return 0, err
+	}
+	keys := make([]string, 0, t.keys)
+	for key := range lister.Keys() {
+		keys = append(keys, key)
+	}
+	listed, err := came(begin, len(keys), t.keys)
+	if err != nil {
+		return 0, err
+	}
+	part := keys[:min(len(keys), mostKeyGets)]
+	begin = time.Now()
+	if _, err := t.get(ctx, part, getsAtOnce); err != nil {
+		return 0, err
+	}
+	return listed + time.Duration(float64(time.Since(begin))*float64(len(keys))/float64(len(part))), nil
+}

@@ -1,0 +1,270 @@
+package facade
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+
+	"eventhub/jetstream"
+)
+
+const (
+	defaultPage = 100
+	maxPage     = 1000 // items of a page, and keys of a request
+	maxOffset   = 1_000_000_000
+	// keysAtOnce is how many keys are read at a time, so that what is read beyond Limits.PageBytes is bounded.
+	keysAtOnce = 64
+)
+
+// pageQuery is what GET /snap/{topic} asks for: a page of all keys, or some keys.
+type pageQuery struct {
+	offset, limit int
+	keys          []string // nil for a page
+	consistent    bool
+}
+
+// parsePage reads the query of GET /snap/{topic}.
+func parsePage(r *http.Request) (q pageQuery, fail *fault) {
+	values, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return q, &fault{code: codeBadOptions, msg: "The query is not URL-encoded correctly."}
+	}
+	if q.offset, fail = queryInt(values, "offset", 0, 0, maxOffset); fail != nil {
+		return q, fail
+	}
+	if q.limit, fail = queryInt(values, "limit", defaultPage, 1, maxPage); fail != nil {
+		return q, fail
+	}
+	switch given := values["consistent"]; {
+	case len(given) == 0:
+	case len(given) == 1 && (given[0] == "true" || given[0] == "false"):
+		q.consistent = given[0] == "true"
+	default:
+		return q, &fault{code: codeBadOptions, msg: "consistent must be true or false, and given once."}
+	}
+	given := values["keys"]
+	switch {
+	case len(given) == 0:
+		return q, nil
+	case len(given) > maxPage:
+		return q, &fault{code: codeBadOptions, msg: "keys is given " + strconv.Itoa(len(given)) + " times: at most " + strconv.Itoa(maxPage) + " are allowed."}
+	case values.Has("offset") || values.Has("limit"):
+		return q, &fault{code: codeBadOptions, msg: "keys goes without offset and limit."}
+	}
+	known := make(map[string]bool, len(given))
+	for _, key := range given {
+		if fail := checkKey("A key among keys", key); fail != nil {
+			return q, fail
+		}
+		if !known[key] {
+			known[key] = true
+			q.keys = append(q.keys, key)
+		}
+	}
+	return q, nil
+}
+
+// queryInt reads a parameter that may be missing.
+func queryInt(values url.Values, name string, byDefault, least, most int) (int, *fault) {
+	given := values[name]
+	if len(given) == 0 {
+		return byDefault, nil
+	}
+	n, err := strconv.Atoi(given[0])
+	if err != nil || len(given) > 1 || n < least || n > most {
+		return 0, &fault{code: codeBadOptions, msg: name + " must be an integer from " + strconv.Itoa(least) + " to " + strconv.Itoa(most) + ", given once."}
+	}
+	return n, nil
+}
+
+// servePage is GET /snap/{topic}.
+func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
+	_, topic, fail := s.snapTopic(w, r, s.mayRead)
+	var q pageQuery
+	if fail == nil {
+		q, fail = parsePage(r)
+	}
+	if fail != nil {
+		s.refuse(w, fail)
+		return
+	}
+	events, fail := s.readPage(r, topic, &q)
+	if fail != nil {
+		s.refuse(w, fail)
+		return
+	}
+	taken := min(sizes(events), s.cfg.Limits.PageTotal)
+	if !s.pages.take(taken) {
+		s.cfg.Observer.LimitReached("page_total")
+		s.refuse(w, &fault{code: codeOverloaded, msg: "The hub holds as many pages as it can for clients that have not taken them yet."})
+		return
+	}
+	defer s.pages.give(taken)
+	s.writePage(w, &q, events)
+}
+
+// readPage reads what the query asks for, within Limits.PageBytes. Only so many pages are read at a time.
+func (s *Server) readPage(r *http.Request, topic string, q *pageQuery) ([]*jetstream.Event, *fault) {
+	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+	defer cancel()
+	select {
+	case s.reading <- struct{}{}:
+	default:
+		s.cfg.Observer.LimitReached("pages")
+		select {
+		case s.reading <- struct{}{}:
+		case <-ctx.Done():
+			return nil, &fault{code: codeOverloaded, msg: "The hub reads as many pages as it can."}
+		}
+	}
+	defer func() { <-s.reading }()
+
+	var events []*jetstream.Event
+	var err error
+	if q.keys != nil {
+		var whole bool
+		events, whole, err = s.readKeys(ctx, topic, q.keys, q.consistent)
+		if err == nil && !whole {
+			s.cfg.Observer.LimitReached("page_bytes")
+			return nil, &fault{code: codeBadOptions, msg: "The records of these keys have more than " + strconv.Itoa(s.cfg.Limits.PageBytes) + " bytes: ask for fewer keys at a time."}
+		}
+	} else {
+		events, err = s.readLatest(ctx, topic, q)
+	}
+	if err != nil {
+		return nil, s.readFault(r, err)
+	}
+	return events, nil
+}
+
+// readLatest reads a page of all keys, the newest first.
+func (s *Server) readLatest(ctx context.Context, topic string, q *pageQuery) ([]*jetstream.Event, error) {
+	events, err := s.cfg.Bus.LatestPage(ctx, topic, q.offset, q.limit)
+	if errors.Is(err, jetstream.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	most := s.cfg.Limits.PageBytes
+	n := fitting(events, most)
+	if n < len(events) {
+		s.cfg.Observer.LimitReached("page_bytes")
+	}
+	clear(events[n:])
+	events = events[:n]
+	if !q.consistent {
+		return events, nil
+	}
+	keys := make([]string, len(events))
+	for i, e := range events {
+		keys[i] = e.Key
+	}
+	// What changed meanwhile may be larger: it is cut once more, and then again one record stays at least.
+	events, _, err = s.readKeys(ctx, topic, keys, true)
+	slices.SortStableFunc(events, func(a, b *jetstream.Event) int { return cmp.Compare(b.Sequence, a.Sequence) })
+	return events, err
+}
+
+// readKeys reads the records of keys, in their order; those without one are left out. It stops early, and reports that it did,
+// when the records have more than Limits.PageBytes, but not before the first.
+func (s *Server) readKeys(ctx context.Context, topic string, keys []string, consistent bool) (events []*jetstream.Event, whole bool, err error) {
+	read := s.cfg.Bus.LatestByKey
+	if consistent {
+		read = s.cfg.Bus.LatestConsistent
+	}
+	size := 0
+	for some := range slices.Chunk(keys, keysAtOnce) {
+		found, err := read(ctx, topic, some...)
+		if errors.Is(err, jetstream.ErrNotFound) {
+			return nil, true, nil
+		}
+		if err != nil {
+			return nil, false, err
+		}
+		for _, key := range some {
+			e := found[key]
+			if e == nil || e.Tombstone {
+				continue
+			}
+			if size += eventSize(e); size > s.cfg.Limits.PageBytes && len(events) > 0 {
+				return events, false, nil
+			}
+			events = append(events, e)
+		}
+	}
+	return events, true, nil
+}
+
+// fitting returns how many of events have at most so many bytes together, but at least one if there is one.
+func fitting(events []*jetstream.Event, most int) int {
+	size := 0
+	for i, e := range events {
+		if size += eventSize(e); size > most && i > 0 {
+			return i
+		}
+	}
+	return len(events)
+}
+
+func sizes(events []*jetstream.Event) (size int) {
+	for _, e := range events {
+		size += eventSize(e)
+	}
+	return size
+}
+
+// eventSize is about what an event takes of memory, and of an answer.
+func eventSize(e *jetstream.Event) int {
+	size := 256 + len(e.Payload) + len(e.Key) + len(e.SID)
+	for name, value := range e.Headers {
+		size += len(name) + len(value)
+	}
+	for _, list := range [][]string{e.Tags, e.CausedBy} {
+		for _, v := range list {
+			size += len(v)
+		}
+	}
+	return size
+}
+
+// writePage sends {offset, limit, count, items}, or {count, items} for certain keys. Records go out as they are encoded.
+func (s *Server) writePage(w http.ResponseWriter, q *pageQuery, events []*jetstream.Event) {
+	b, _ := buffers.Get().(*[]byte)
+	defer putBuffer(b)
+	out := append((*b)[:0], '{')
+	if q.keys == nil {
+		out = append(out, `"offset":`...)
+		out = strconv.AppendInt(out, int64(q.offset), 10)
+		out = append(out, `,"limit":`...)
+		out = strconv.AppendInt(out, int64(q.limit), 10)
+		out = append(out, ',')
+	}
+	out = append(out, `"count":`...)
+	out = strconv.AppendInt(out, int64(len(events)), 10)
+	out = append(out, `,"items":[`...)
+
+	header := w.Header()
+	header.Set("Cache-Control", "no-cache")
+	header.Set("Content-Type", "application/json")
+	a := s.newAnswer(w)
+	for i, e := range events {
+		if i > 0 {
+			out = append(out, ',')
+		}
+		out = e.AppendRecord(out)
+		events[i] = nil
+		if len(out) >= answerPiece {
+			a.write(out)
+			out = out[:0]
+		}
+	}
+	out = append(out, "]}\n"...)
+	a.write(out)
+	a.end()
+	*b = out
+}

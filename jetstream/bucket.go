@@ -1,0 +1,275 @@
+package jetstream
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// bucketTopic is where a bucket's stream says whose it is.
+const bucketTopic = "eventhub.topic"
+
+// maxBucketName is the longest name of a bucket in bytes: its stream's name is also a directory.
+const maxBucketName = 150
+
+// bucketName is the KV bucket of a compacted topic. KV knows no dots in names and some file systems fold case, so what is
+// no lower-case letter, digit or hyphen is escaped by a capital X. A long name becomes a readable prefix and a hash; XX is no
+// escape, so the two forms never meet.
+func bucketName(topic string) string {
+	var b strings.Builder
+	b.WriteString("latest_")
+	for i := range len(topic) {
+		switch c := topic[i]; {
+		case c == '.':
+			b.WriteByte('_')
+		case 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '-':
+			b.WriteByte(c)
+		default:
+			b.WriteByte('X')
+			b.WriteByte(hexDigits[c>>4])
+			b.WriteByte(hexDigits[c&15])
+		}
+	}
+	name := b.String()
+	if len(name) <= maxBucketName {
+		return name
+	}
+	sum := sha256.Sum256([]byte(topic))
+	return name[:100] + "XX" + hex.EncodeToString(sum[:16])
+}
+
+// bucket is where the server keeps the newest event of each key of a compacted topic: a KV bucket that takes nothing but
+// what its stream sources from the topic's.
+type bucket struct {
+	stream string // KV_<name>
+	prefix string // of its subjects, before the key's token
+}
+
+func newBucket(topic string) *bucket {
+	name := bucketName(topic)
+	return &bucket{stream: "KV_" + name, prefix: "$KV." + name + "."}
+}
+
+func (k *bucket) subject(key string) string { return k.prefix + keyToken(key) }
+
+// config is the bucket's stream: as nats.go makes that of a KV bucket, but with a source in place of subjects, so that native
+// clients read it and nobody writes to it.
+func (k *bucket) config(topic string, source *natsjs.StreamConfig) natsjs.StreamConfig {
+	return natsjs.StreamConfig{
+		Name:              k.stream,
+		Description:       "eventhub: the newest event of each key of topic " + topic,
+		MaxMsgsPerSubject: 1,
+		MaxBytes:          -1,
+		MaxMsgs:           -1,
+		MaxMsgSize:        -1,
+		MaxConsumers:      -1,
+		Discard:           natsjs.DiscardNew,
+		AllowRollup:       true,
+		DenyDelete:        true,
+		AllowDirect:       true,
+		Storage:           source.Storage,
+		Replicas:          source.Replicas,
+		Sources:           []*natsjs.StreamSource{k.source(topic, source.Name)},
+		Metadata:          map[string]string{bucketTopic: topic},
+		// No duplicate window, which a stream with sources may be without: the topic's own has judged ids already, and what
+		// a longer one here took for a duplicate would be a newest event that is missing.
+	}
+}
+
+// source fills the bucket. It begins at 1 by name, because the server otherwise begins a source that it has no memory of at
+// the time of the newest message it holds.
+func (k *bucket) source(topic, stream string) *natsjs.StreamSource {
+	return &natsjs.StreamSource{
+		Name:              stream,
+		OptStartSeq:       1,
+		SubjectTransforms: []natsjs.SubjectTransformConfig{{Source: keyedPattern(topic), Destination: k.prefix + "{{wildcard(1)}}"}},
+	}
+}
+
+// leastWindow is the shortest duplicate window that servers allow which insist on one.
+const leastWindow = 100 * time.Millisecond
+
+// ensureBucket makes the bucket of a compacted topic unless it exists. One that exists is left as it is, whatever it looks
+// like; but one that is filled from elsewhere is refused.
+func (b *Bus) ensureBucket(ctx context.Context, t *topicInfo, source *natsjs.StreamConfig) error {
+	return b.meetBucket(ctx, t, source, false)
+}
+
+// meetBucket is ensureBucket; made says that the topic's stream has just been made.
+func (b *Bus) meetBucket(ctx context.Context, t *topicInfo, source *natsjs.StreamConfig, made bool) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
+	defer cancel()
+	info, err := b.findStream(ctx, t.bucket.stream)
+	if errors.Is(err, ErrNotFound) {
+		info, err = b.createBucket(ctx, t, source)
+		made = false
+	}
+	if err != nil {
+		return b.unavailable(err)
+	}
+	if t.bucket.foreign(t.name, t.stream.name, info) {
+		return &Error{Code: CodeBadTopic, Msg: "the KV bucket that this compacted topic needs exists and is not the event bus's: choose another topic, or remove bucket " + strings.TrimPrefix(t.bucket.stream, "KV_")}
+	}
+	if faults := t.bucket.faults(t.name, t.stream.name, info); len(faults) > 0 {
+		b.log.WarnContext(ctx, "the bucket of a compacted topic is not as it should be", slog.String("topic", t.name),
+			slog.String("stream", t.bucket.stream), slog.String("faults", strings.Join(faults, "; ")))
+	} else if made {
+		b.restartSource(ctx, t, info)
+	}
+	return nil
+}
+
+// restartSource has the server look for the source anew: of a stream that was removed and made again it takes no notice for up
+// to 20 s otherwise.
+func (b *Bus) restartSource(ctx context.Context, t *topicInfo, info *natsjs.StreamInfo) {
+	off := info.Config
+	off.Sources = nil
+	off.Duplicates = leastWindow // without sources a window is needed
+	_, err := b.js.UpdateStream(ctx, off)
+	if err == nil {
+		_, err = b.js.UpdateStream(ctx, info.Config)
+	}
+	if err != nil {
+		b.log.WarnContext(ctx, "the source of a bucket could not be started anew: repair it", slog.String("topic", t.name),
+			slog.String("stream", t.bucket.stream), slog.Any("error", err))
+	}
+}
+
+func (b *Bus) createBucket(ctx context.Context, t *topicInfo, source *natsjs.StreamConfig) (*natsjs.StreamInfo, error) {
+	if err := b.awaitGone(ctx, t.bucket.stream); err != nil {
+		return nil, err
+	}
+	cfg := t.bucket.config(t.name, source)
+	s, err := b.js.CreateStream(ctx, cfg)
+	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
+		return b.findStream(ctx, cfg.Name) // another hub made it at the same moment, with other settings: theirs count
+	}
+	if err != nil {
+		return nil, fmt.Errorf("jetstream: create bucket %s for topic %s: %w", cfg.Name, t.name, err)
+	}
+	info := s.CachedInfo()
+	if info.Config.Duplicates > leastWindow {
+		cfg.Duplicates = leastWindow
+		if s, err = b.js.UpdateStream(ctx, cfg); err != nil {
+			return nil, fmt.Errorf("jetstream: update bucket %s for topic %s: %w", cfg.Name, t.name, err)
+		}
+		info = s.CachedInfo()
+	}
+	b.log.InfoContext(ctx, "bucket made", slog.String("topic", t.name), slog.String("stream", cfg.Name))
+	return info, nil
+}
+
+// foreign reports that the stream is somebody else's. One that has no sources any more is taken for ours: that is what a
+// native CreateOrUpdateKeyValue leaves of it.
+func (k *bucket) foreign(topic, stream string, info *natsjs.StreamInfo) bool {
+	if owner, named := info.Config.Metadata[bucketTopic]; named {
+		return owner != topic
+	}
+	sources := info.Config.Sources
+	return info.Config.Mirror != nil ||
+		len(sources) > 0 && !slices.ContainsFunc(sources, func(s *natsjs.StreamSource) bool { return s.Name == stream })
+}
+
+// faults says what keeps the bucket from holding the newest event of each key.
+func (k *bucket) faults(topic, stream string, info *natsjs.StreamInfo) []string {
+	var faults []string
+	fault := func(wrong bool, format string, args ...any) {
+		if wrong {
+			faults = append(faults, fmt.Sprintf(format, args...))
+		}
+	}
+	cfg, want := &info.Config, k.source(topic, stream)
+	fault(len(cfg.Subjects) > 0, "it takes subjects %s: native clients can write to it", strings.Join(cfg.Subjects, ", "))
+	switch same := func(s *natsjs.StreamSource) bool { return sameSource(s, want) }; {
+	case len(cfg.Sources) == 0:
+		fault(true, "its source is gone: nothing fills it")
+	case !slices.ContainsFunc(cfg.Sources, same):
+		fault(true, "its source is not the stream of the topic: nothing fills it")
+	case len(cfg.Sources) > 1:
+		fault(true, "it has %d sources, 1 is right", len(cfg.Sources))
+	}
+	fault(cfg.Mirror != nil, "it is a mirror")
+	fault(cfg.MaxMsgsPerSubject != 1, "it keeps %d entries a key, 1 is right", cfg.MaxMsgsPerSubject)
+	fault(cfg.MaxAge > 0, "it drops entries after %v", cfg.MaxAge)
+	fault(cfg.MaxMsgs > 0, "it keeps %d entries at most", cfg.MaxMsgs)
+	fault(cfg.MaxBytes > 0, "it keeps %d bytes at most", cfg.MaxBytes)
+	fault(cfg.MaxMsgSize > 0, "it refuses events of more than %d bytes", cfg.MaxMsgSize)
+	fault(cfg.Duplicates > leastWindow, "its duplicate window is %v: ids that repeat within it are lost", cfg.Duplicates)
+	fault(!cfg.AllowDirect, "it does not allow direct reads")
+	fault(cfg.Sealed, "it is sealed")
+	for _, s := range info.Sources {
+		fault(s.Error != nil, "its source reports: %v", s.Error)
+	}
+	return faults
+}
+
+func sameSource(a, b *natsjs.StreamSource) bool {
+	return a.Name == b.Name && a.FilterSubject == b.FilterSubject && a.External == nil && slices.Equal(a.SubjectTransforms, b.SubjectTransforms)
+}
+
+// origin is where an entry of a bucket came from.
+type origin struct {
+	seq uint64 // in the stream of the topic
+	// ident tells a stream from one that was made later under its name. Servers before 2.15 say nothing: "".
+	ident string
+}
+
+// entry decodes an entry of the bucket. It returns false for what did not come from the topic's stream: a native client
+// wrote it, while the bucket took subjects.
+func (t *topicInfo) entry(m *storedMsg) (*Event, origin, bool) {
+	at, ok := t.entryOrigin(m)
+	if !ok {
+		return nil, at, false
+	}
+	e := &Event{
+		Topic: t.name, Key: tokenKey(m.subject[len(t.bucket.prefix):]), Payload: m.data,
+		Stream: t.stream.name, Sequence: at.seq, StoredAt: m.time.UnixNano(),
+	}
+	e.readHeader(m.header)
+	if m.header[headerTS] == nil && m.header[headerID] != nil {
+		if made, v7 := madeAt(e.ID); v7 { // by a hub, right before it was stored
+			e.TS = made.UnixMilli()
+		}
+	}
+	return e, at, true
+}
+
+// entryOrigin reads the header <stream> <sequence> <filter> <transform> <subject> [<ident>] of a sourced message.
+func (t *topicInfo) entryOrigin(m *storedMsg) (origin, bool) {
+	if !strings.HasPrefix(m.subject, t.bucket.prefix) {
+		return origin{}, false
+	}
+	stream, rest, _ := strings.Cut(last(m.header[headerSource]), " ")
+	number, rest, _ := strings.Cut(rest, " ")
+	seq, err := strconv.ParseUint(number, 10, 64)
+	if err != nil || seq == 0 || stream != t.stream.name {
+		return origin{}, false
+	}
+	for range 3 {
+		_, rest, _ = strings.Cut(rest, " ")
+	}
+	return origin{seq: seq, ident: rest}, true
+}
+
+// last is the value that counts of a header that the server adds: one of the same name that a publisher set comes before.
+func last(values []string) string {
+	if len(values) == 0 {
+		return ""
+	}
+	return values[len(values)-1]
+}
+
+// markersKept is how long a tombstone stays in the bucket after which a sweep removes it.
+func markersKept(maxAge time.Duration) time.Duration {
+	return max(cmp.Or(maxAge, 30*24*time.Hour), 24*time.Hour)
+}

@@ -1,0 +1,304 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+func TestBucketNames(t *testing.T) {
+	for topic, want := range map[string]string{
+		"process.state": "latest_process_state",
+		"a_b":           "latest_aX5Fb",
+		"a-b.C":         "latest_a-b_X43",
+		"X5F":           "latest_X585X46",
+	} {
+		if got := bucketName(topic); got != want {
+			t.Errorf("%s: got %s, want %s", topic, got, want)
+		}
+	}
+	long := strings.Repeat("a", 149)
+	one, two := bucketName(long+".b"), bucketName(long+"_b")
+	if one == two || len(one) > maxBucketName || len(two) > maxBucketName || bucketName(strings.ToUpper(long)) == one {
+		t.Errorf("%s, %s", one, two)
+	}
+}
+
+// The bucket of a topic is one that native KV clients read, and that they cannot write.
+func TestNativeClientsReadTheBucket(t *testing.T) {
+	url := natsServer(t)
+	b := open(t, Config{URL: url, Topics: compactedRules})
+	nc, js := stranger(t, url)
+	var r Receipt
+	for i := range 5 {
+		set(t, b, "state.a", fmt.Sprint(i), fmt.Sprint("v", i))
+	}
+	if _, err := nc.Request("keyed.native.state.a", []byte("vn"), wait); err != nil {
+		t.Fatal(err)
+	}
+	r = remove(t, b, "state.a", "3")
+	filled(t, b, "state.a", "3", r)
+	kv, err := js.KeyValue(t.Context(), "latest_state_a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e, err := kv.Get(t.Context(), "native"); err != nil || string(e.Value()) != "vn" {
+		t.Errorf("%v, %v", e, err)
+	}
+	if _, err := kv.Get(t.Context(), "3"); !errors.Is(err, natsjs.ErrKeyNotFound) {
+		t.Errorf("a removed key: %v", err)
+	}
+	lister, err := kv.ListKeys(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var keys []string
+	for key := range lister.Keys() {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	if want := []string{"0", "1", "2", "4", "native"}; !slices.Equal(keys, want) {
+		t.Errorf("keys %v, want %v", keys, want)
+	}
+	if h, err := kv.History(t.Context(), "1"); err != nil || len(h) != 1 || string(h[0].Value()) != "v1" {
+		t.Errorf("history %v, %v", h, err)
+	}
+	w, err := kv.Watch(t.Context(), "1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = w.Stop() }()
+	if e := <-w.Updates(); e == nil || string(e.Value()) != "v1" {
+		t.Errorf("watch: %v", e)
+	}
+	if e := <-w.Updates(); e != nil {
+		t.Errorf("watch: %v", e)
+	}
+	set(t, b, "state.a", "1", "new")
+	select {
+	case e := <-w.Updates():
+		if string(e.Value()) != "new" {
+			t.Errorf("watch: %v", e)
+		}
+	case <-time.After(wait):
+		t.Error("the watch sees no change")
+	}
+	if _, err := kv.Put(t.Context(), "1", []byte("x")); err == nil {
+		t.Error("a native client can write to the bucket")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, err := nc.RequestWithContext(ctx, "$KV.latest_state_a.1", []byte("x")); !errors.Is(err, nats.ErrNoResponders) {
+		t.Errorf("a native client can write to the bucket: %v", err)
+	}
+}
+
+// An id may come again when the topic's window is over, and what it brings is the newest event: the bucket must not take it
+// for a duplicate. That it is made after both events is the hardest case: it gets them within a millisecond.
+func TestBucketKeepsIDsThatCameTwice(t *testing.T) {
+	plain := open(t, Config{Topics: []TopicRule{{Pattern: "state.**", DuplicateWindow: time.Second}}})
+	twice := func(b *Bus, key string) Receipt {
+		first, err := b.Publish(t.Context(), "state.a", []byte("1"), PublishOptions{ID: key, Key: key})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var second Receipt
+		eventually(t, "the window is over", func() bool {
+			second, err = b.Publish(t.Context(), "state.a", []byte("2"), PublishOptions{ID: key, Key: key})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return !second.Duplicate
+		})
+		if second.Sequence == first.Sequence {
+			t.Fatalf("%+v, %+v", first, second)
+		}
+		return second
+	}
+	before := twice(plain, "before")
+	if err := plain.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b := open(t, Config{DataDir: plain.cfg.DataDir, Topics: []TopicRule{{Pattern: "state.**", DuplicateWindow: time.Second, Compaction: true}}})
+	after := twice(b, "after")
+	filled(t, b, "state.a", "before", before)
+	filled(t, b, "state.a", "after", after)
+	got, err := b.LatestByKey(t.Context(), "state.a", "before", "after")
+	if err != nil || string(got["before"].Payload) != "2" || string(got["after"].Payload) != "2" {
+		t.Errorf("%v, %v", payloadsOf(got), err)
+	}
+}
+
+// Several hubs that meet a topic at once make one bucket.
+func TestRacingHubsMakeOneBucket(t *testing.T) {
+	url := natsServer(t)
+	const hubs = 4
+	buses := make([]*Bus, hubs)
+	for i := range buses {
+		buses[i] = open(t, Config{URL: url, Topics: compactedRules})
+	}
+	for round := range 5 {
+		topic := fmt.Sprint("state.", round)
+		var all sync.WaitGroup
+		for i, b := range buses {
+			all.Go(func() {
+				if _, err := b.Publish(t.Context(), topic, []byte("1"), PublishOptions{Key: fmt.Sprint(i)}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		eventually(t, "the bucket has all keys", func() bool {
+			got, err := buses[0].LatestByKey(t.Context(), topic, numbers(hubs)...)
+			return err == nil && len(got) == hubs
+		})
+		if reports, err := buses[0].CheckBuckets(t.Context()); err != nil || len(reports) != round+1 {
+			t.Fatalf("%v, %v", reports, err)
+		}
+	}
+	reports, err := buses[0].CheckBuckets(t.Context())
+	for _, r := range reports {
+		if len(r.Faults) > 0 || r.Entries != hubs {
+			t.Errorf("%+v, %v", r, err)
+		}
+	}
+}
+
+// A topic that was there before it was compacted gets a bucket when it is met, with all that it still holds.
+func TestBucketOfATopicThatWasThere(t *testing.T) {
+	url := natsServer(t)
+	old := open(t, Config{URL: url})
+	for i := range 100 {
+		set(t, old, "state.a", fmt.Sprint(i%10), fmt.Sprint(i))
+	}
+	b := open(t, Config{URL: url, Topics: compactedRules})
+	r := set(t, b, "state.a", "new", "1")
+	filled(t, b, "state.a", "new", r)
+	got, err := b.LatestByKey(t.Context(), "state.a", numbers(10)...)
+	if err != nil || len(got) != 10 || string(got["7"].Payload) != "97" {
+		t.Errorf("%v, %v", payloadsOf(got), err)
+	}
+}
+
+func TestForeignBucketIsRefused(t *testing.T) {
+	url := natsServer(t)
+	_, js := stranger(t, url)
+	if _, err := js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "theirs", Subjects: []string{"theirs"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "KV_latest_state_a", Sources: []*natsjs.StreamSource{{Name: "theirs"}}}); err != nil {
+		t.Fatal(err)
+	}
+	b := open(t, Config{URL: url, Topics: compactedRules})
+	_, err := b.Publish(t.Context(), "state.a", []byte("1"), PublishOptions{Key: "k"})
+	var known *Error
+	if !errors.As(err, &known) || known.Code != CodeBadTopic || !strings.Contains(known.Msg, "latest_state_a") {
+		t.Errorf("publish: %v", err)
+	}
+	if _, err := b.RepairBucket(t.Context(), "state.a", RepairOptions{}); !errors.As(err, &known) || known.Code != CodeBadTopic {
+		t.Errorf("repair: %v", err)
+	}
+	s, err := js.Stream(t.Context(), "KV_latest_state_a")
+	if err != nil || s.CachedInfo().Config.Sources[0].Name != "theirs" {
+		t.Errorf("%v, %v", s, err)
+	}
+}
+
+// What retention takes from the stream stays in the bucket, also across a restart of the server; what was removed stays away.
+func TestBucketOutlivesRetentionAndRestart(t *testing.T) {
+	cfg := Config{DataDir: t.TempDir(), Topics: compactedRules}
+	b := open(t, cfg)
+	for i := range 20 {
+		set(t, b, "state.a", fmt.Sprint(i), "old")
+		set(t, b, "state.a", fmt.Sprint(i), fmt.Sprint(i))
+	}
+	r := remove(t, b, "state.a", "3")
+	filled(t, b, "state.a", "3", r)
+
+	s, err := b.js.Stream(t.Context(), objectName("state.a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	short := s.CachedInfo().Config
+	short.MaxAge, short.Duplicates = 100*time.Millisecond, 100*time.Millisecond
+	if _, err := b.js.UpdateStream(t.Context(), short); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the stream is empty", func() bool {
+		info, err := b.findStream(t.Context(), objectName("state.a"))
+		return err == nil && info.State.Msgs == 0
+	})
+	check := func(b *Bus) {
+		t.Helper()
+		got, err := b.LatestByKey(t.Context(), "state.a", numbers(20)...)
+		if err != nil || len(got) != 19 || got["3"] != nil || string(got["7"].Payload) != "7" {
+			t.Errorf("%v, %v", payloadsOf(got), err)
+		}
+		if e, err := b.Latest(t.Context(), "state.a", "3"); err != nil || !e.Tombstone || !e.Gone {
+			t.Errorf("%+v, %v", e, err)
+		}
+	}
+	check(b)
+	for range 2 {
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+		b = open(t, cfg)
+		check(b)
+	}
+	// And the source goes on.
+	short.MaxAge, short.Duplicates = time.Hour, time.Second
+	if _, err := b.js.UpdateStream(t.Context(), short); err != nil {
+		t.Fatal(err)
+	}
+	r = set(t, b, "state.a", "3", "back")
+	filled(t, b, "state.a", "3", r)
+	if got, err := b.LatestByKey(t.Context(), "state.a", numbers(20)...); err != nil || len(got) != 20 || string(got["3"].Payload) != "back" {
+		t.Errorf("%v, %v", payloadsOf(got), err)
+	}
+}
+
+func TestSweepRemovesOldTombstones(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules})
+	for i := range 10 {
+		set(t, b, "state.a", fmt.Sprint(i), "1")
+	}
+	for i := range 5 {
+		remove(t, b, "state.a", fmt.Sprint(i))
+	}
+	r := set(t, b, "state.a", "1", "back")
+	filled(t, b, "state.a", "1", r)
+	topic := b.known("state.a")
+	entries := func() uint64 {
+		info, err := b.findStream(t.Context(), topic.bucket.stream)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.State.Msgs
+	}
+	for _, c := range []struct {
+		before time.Time
+		left   uint64
+	}{{time.Now().Add(-time.Hour), 10}, {time.Now().Add(time.Hour), 6}, {time.Now().Add(time.Hour), 6}} {
+		next, err := b.sweepMarkers(t.Context(), topic, 0, c.before)
+		if err != nil || next != 0 || entries() != c.left {
+			t.Errorf("next %d, %d entries, want %d, %v", next, entries(), c.left, err)
+		}
+	}
+	if got, err := b.LatestByKey(t.Context(), "state.a", numbers(10)...); err != nil || len(got) != 6 || string(got["1"].Payload) != "back" {
+		t.Errorf("%v, %v", payloadsOf(got), err)
+	}
+	// The newest entry stays, so that a server that reads from it where to go on finds the right place.
+	filled(t, b, "state.a", "9", remove(t, b, "state.a", "9"))
+	if _, err := b.sweepMarkers(t.Context(), topic, 0, time.Now().Add(time.Hour)); err != nil || entries() != 6 {
+		t.Errorf("%d entries, %v", entries(), err)
+	}
+}

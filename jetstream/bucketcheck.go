@@ -1,0 +1,250 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// Bounds of looking after buckets.
+const (
+	bucketCheckEvery = time.Minute
+	bucketQuiet      = 10 * time.Second // without a sign of life from the source, which beats every second
+	bucketBehind     = 10_000           // events that the bucket does not have yet
+	bucketReaders    = 8                // buckets that are looked at at a time
+
+	sweepMarkersEvery = time.Hour
+	sweepLook         = 100_000 // entries of a bucket that one round looks at; the next goes on there
+	sweepRemove       = 1_000   // tombstones of a bucket that one round removes
+)
+
+// BucketReport says how the bucket of a compacted topic is.
+type BucketReport struct {
+	// Topic is the topic, Bucket the name of its KV bucket.
+	Topic, Bucket string
+	// Entries is how many keys the bucket holds, tombstones included.
+	Entries uint64
+	// Lag is how many events of the topic's stream the bucket does not have yet.
+	Lag uint64
+	// Faults are what keeps the bucket from holding the newest event of each key: none, if it is as it should be.
+	Faults []string
+	// Foreign are entries that did not come from the topic: up to 10,000 of them, the oldest first. Only RepairBucket looks
+	// for them. ForeignTotal is how many there were.
+	Foreign      []ForeignEntry
+	ForeignTotal int
+}
+
+// CheckBuckets looks at the buckets of all compacted topics that exist on the server, whether this hub has met them or not. It
+// changes nothing. The reports come in no order.
+func (b *Bus) CheckBuckets(ctx context.Context) ([]BucketReport, error) {
+	var found []*topicInfo
+	streams := b.js.ListStreams(ctx)
+	for info := range streams.Info() {
+		for _, subject := range info.Config.Subjects {
+			topic := subjectTopic(subject)
+			if ValidTopic(topic) != nil {
+				continue
+			}
+			rule := b.rule(topic)
+			if !rule.Compaction || rule.streamName(topic) != info.Config.Name {
+				continue
+			}
+			if t, err := b.newTopic(topic, info, rule, false); err == nil {
+				found = append(found, t)
+			}
+			break // the other subject is that of events with a key
+		}
+	}
+	if err := streams.Err(); err != nil {
+		return nil, b.unavailable(err)
+	}
+	reports, err := b.checkBuckets(ctx, found)
+	if err != nil {
+		return nil, b.unavailable(err)
+	}
+	return reports, nil
+}
+
+// checkBuckets looks at buckets, a few at a time.
+func (b *Bus) checkBuckets(ctx context.Context, topics []*topicInfo) ([]BucketReport, error) {
+	reports := make([]BucketReport, len(topics))
+	errs := make([]error, len(topics))
+	var readers sync.WaitGroup
+	slots := make(chan struct{}, bucketReaders)
+	for i, t := range topics {
+		slots <- struct{}{}
+		readers.Go(func() {
+			defer func() { <-slots }()
+			reports[i], errs[i] = b.checkBucket(ctx, t)
+		})
+	}
+	readers.Wait()
+	return reports, errors.Join(errs...)
+}
+
+// checkBucket looks at one bucket, and again a moment later if its source says nothing: one that just begins does not either.
+func (b *Bus) checkBucket(ctx context.Context, t *topicInfo) (BucketReport, error) {
+	r := BucketReport{Topic: t.name, Bucket: strings.TrimPrefix(t.bucket.stream, "KV_")}
+	for again := false; ; again = true {
+		info, err := b.findStream(ctx, t.bucket.stream)
+		if errors.Is(err, ErrNotFound) {
+			r.Faults = []string{"it is gone"}
+			return r, nil
+		}
+		if err != nil {
+			return r, err
+		}
+		r.Entries, r.Lag, r.Faults = info.State.Msgs, 0, nil
+		if t.bucket.foreign(t.name, t.stream.name, info) {
+			r.Faults = []string{"a stream of its name exists that is not the event bus's"}
+			return r, nil
+		}
+		r.Faults = t.bucket.faults(t.name, t.stream.name, info)
+		quiet := false
+		for _, s := range info.Sources {
+			r.Lag += s.Lag
+			quiet = quiet || s.Active < 0 || s.Active > bucketQuiet
+		}
+		switch {
+		case quiet && !again && len(r.Faults) == 0:
+			if err := b.pause(ctx, 2*time.Second); err != nil {
+				return r, err
+			}
+			continue
+		case quiet:
+			r.Faults = append(r.Faults, "its source gives no sign of life: is the stream of the topic there, and has it a leader?")
+		case r.Lag > bucketBehind:
+			r.Faults = append(r.Faults, fmt.Sprintf("it is %d events behind", r.Lag))
+		}
+		return r, nil
+	}
+}
+
+// lookAfterBuckets checks the buckets of the topics that this hub has met, and removes old tombstones from them.
+func (b *Bus) lookAfterBuckets() {
+	check := time.NewTicker(b.cfg.bucketCheck)
+	defer check.Stop()
+	sweep := time.NewTicker(sweepMarkersEvery)
+	defer sweep.Stop()
+	known := make(map[string]string)   // faults, by topic; of topics that the hub knows
+	reached := make(map[string]uint64) // where the sweep of a bucket goes on
+	b.obs.Gauge(GaugeBucketsBroken, 0)
+	for {
+		select {
+		case <-b.ctx.Done():
+			return
+		case <-check.C:
+			if err := b.reportBuckets(b.ctx, known); err != nil && b.ctx.Err() == nil {
+				b.log.Warn("the buckets of compacted topics could not be checked", slog.Any("error", err))
+			}
+		case <-sweep.C:
+			for _, t := range b.compactedTopics() {
+				next, err := b.sweepMarkers(b.ctx, t, reached[t.name], time.Now().Add(-markersKept(t.maxAge)))
+				if reached[t.name] = next; err != nil && b.ctx.Err() == nil {
+					b.log.Warn("old tombstones could not be removed", slog.String("topic", t.name), slog.Any("error", err))
+				}
+			}
+			for topic := range reached {
+				if b.known(topic) == nil {
+					delete(reached, topic)
+				}
+			}
+		}
+	}
+}
+
+// compactedTopics are those that this hub knows.
+func (b *Bus) compactedTopics() []*topicInfo {
+	b.topics.mu.RLock()
+	defer b.topics.mu.RUnlock()
+	var found []*topicInfo
+	for _, t := range b.topics.byName {
+		if t.bucket != nil {
+			found = append(found, t)
+		}
+	}
+	return found
+}
+
+// reportBuckets logs what has become of buckets since the last time, and sets the gauge.
+func (b *Bus) reportBuckets(ctx context.Context, known map[string]string) error {
+	reports, err := b.checkBuckets(ctx, b.compactedTopics())
+	if err != nil {
+		return err
+	}
+	broken := 0
+	met := make(map[string]bool, len(reports))
+	for _, r := range reports {
+		met[r.Topic] = true
+		faults := strings.Join(r.Faults, "; ")
+		switch before := known[r.Topic]; {
+		case faults != "" && before != faults:
+			b.log.WarnContext(ctx, "the bucket of a compacted topic is not as it should be: repair it", slog.String("topic", r.Topic),
+				slog.String("bucket", r.Bucket), slog.String("faults", faults))
+		case faults == "" && before != "":
+			b.log.InfoContext(ctx, "the bucket of a compacted topic is right again", slog.String("topic", r.Topic), slog.String("bucket", r.Bucket))
+		}
+		delete(known, r.Topic)
+		if faults != "" {
+			known[r.Topic] = faults
+			broken++
+		}
+	}
+	for topic := range known {
+		if !met[topic] {
+			delete(known, topic)
+		}
+	}
+	b.obs.Gauge(GaugeBucketsBroken, float64(broken))
+	return nil
+}
+
+// errSwept ends a round of a sweep.
+var errSwept = errors.New("swept")
+
+// sweepMarkers removes the tombstones that were stored before a moment, from an entry on, and returns the entry to go on with. It
+// stops at its bounds, and begins anew behind the end. Several hubs may do it at once: a tombstone is removed by its sequence.
+func (b *Bus) sweepMarkers(ctx context.Context, t *topicInfo, from uint64, before time.Time) (uint64, error) {
+	handle, err := b.js.Stream(ctx, t.bucket.stream)
+	if err != nil {
+		if errors.Is(err, natsjs.ErrStreamNotFound) {
+			return 0, nil
+		}
+		return from, err
+	}
+	newest := handle.CachedInfo().State.LastSeq // it stays: a server may read from it how far the source has come
+	var old []*storedMsg
+	looked := 0
+	err = b.readThrough(ctx, t.bucket.stream, max(from, 1), true, func(m *storedMsg) error {
+		if !m.time.Before(before) || m.seq == newest {
+			from = 0
+			return errSwept
+		}
+		from = m.seq + 1
+		if e, _, ok := t.entry(m); ok && e.Tombstone {
+			old = append(old, m)
+		}
+		if looked++; looked == sweepLook || len(old) == sweepRemove {
+			return errSwept
+		}
+		return nil
+	})
+	switch {
+	case err == nil:
+		from = 0
+	case !errors.Is(err, errSwept):
+		return from, err
+	}
+	for _, m := range old {
+		if err := handle.Purge(ctx, natsjs.WithPurgeSubject(m.subject), natsjs.WithPurgeSequence(m.seq+1)); err != nil {
+			return from, fmt.Errorf("jetstream: remove an old tombstone from bucket %s: %w", t.bucket.stream, err)
+		}
+	}
+	return from, nil
+}

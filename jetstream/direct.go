@@ -1,0 +1,123 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Bounds of one direct get.
+const (
+	directMost  = 1_000   // messages in its answer; the server allows 1,024 where it is asked for several subjects
+	directBytes = 8 << 20 // of its answer, which may go beyond it by one message
+)
+
+// errNoDirect is returned for a stream that does not exist, or that does not allow direct gets.
+var errNoDirect = errors.New("jetstream: the stream answers no direct gets")
+
+// directQuery asks any replica of a stream for several messages at once: see ADR-31 of NATS.
+type directQuery struct {
+	Seq       uint64   `json:"seq,omitempty"`
+	Batch     int      `json:"batch,omitempty"`
+	MaxBytes  int      `json:"max_bytes,omitempty"`
+	MultiLast []string `json:"multi_last,omitempty"`
+	UpToSeq   uint64   `json:"up_to_seq,omitempty"`
+}
+
+// directEnd is how a direct get ended.
+type directEnd struct {
+	got     int
+	pending uint64 // messages that the answer had no room for
+	last    uint64 // sequence of the last message in it
+	upTo    uint64 // of several subjects: what was taken for the end of the stream
+	garbled bool   // it had messages whose header no NATS client can read: a native publisher's fault
+}
+
+// direct sends a query and calls f for each message of the answer, in order of sequence.
+func (b *Bus) direct(ctx context.Context, stream string, q *directQuery, f func(m *storedMsg, pending uint64) error) (directEnd, error) {
+	var end directEnd
+	fail := func(err error) (directEnd, error) {
+		return end, fmt.Errorf("jetstream: direct get from stream %s: %w", stream, err)
+	}
+	if q.MaxBytes == 0 {
+		q.MaxBytes = directBytes
+	}
+	req, err := json.Marshal(q)
+	if err != nil {
+		return fail(err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	defer cancel()
+	l := b.link()
+	answers := make(chan *nats.Msg, directMost+1) // all that may come, so that nothing is ever dropped
+	inbox := nats.NewInbox()
+	sub, err := l.nc.ChanSubscribe(inbox, answers)
+	if err != nil {
+		return fail(err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	if err := l.nc.PublishMsg(&nats.Msg{Subject: b.api + "DIRECT.GET." + stream, Reply: inbox, Data: req}); err != nil {
+		return fail(err)
+	}
+	alive := time.NewTicker(250 * time.Millisecond)
+	defer alive.Stop()
+	for {
+		var m *nats.Msg
+		select {
+		case m = <-answers:
+		case <-ctx.Done():
+			return fail(ctx.Err())
+		case <-alive.C:
+			if !l.up.Load() {
+				return fail(errCut)
+			}
+			continue
+		}
+		if m.Header == nil {
+			end.garbled = true
+			continue
+		}
+		if m.Header[headerSequence] == nil {
+			switch status := m.Header.Get("Status"); status {
+			case "204":
+				end.pending, end.last, end.upTo = headerNumber(m, headerPending), headerNumber(m, headerLastSequence), headerNumber(m, headerUpTo)
+				return end, nil
+			case "404":
+				return end, nil // there is nothing
+			case "503":
+				return fail(errNoDirect)
+			default:
+				return fail(fmt.Errorf("status %s: %s", status, m.Header.Get("Description")))
+			}
+		}
+		end.got++
+		at, err := time.Parse(time.RFC3339Nano, last(m.Header[headerTime]))
+		if err != nil {
+			return fail(err)
+		}
+		stored := &storedMsg{subject: last(m.Header[headerSubject]), seq: headerNumber(m, headerSequence), header: m.Header, data: m.Data, time: at}
+		if err := f(stored, headerNumber(m, headerPending)); err != nil {
+			return end, err
+		}
+	}
+}
+
+// Headers of the answers.
+const (
+	headerSubject      = "Nats-Subject"
+	headerSequence     = "Nats-Sequence"
+	headerTime         = "Nats-Time-Stamp"
+	headerPending      = "Nats-Num-Pending"
+	headerLastSequence = "Nats-Last-Sequence"
+	headerUpTo         = "Nats-UpTo-Sequence"
+)
+
+func headerNumber(m *nats.Msg, name string) uint64 {
+	n, _ := strconv.ParseUint(last(m.Header[name]), 10, 64)
+	return n
+}

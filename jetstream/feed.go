@@ -1,0 +1,252 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// Bounds of a feed.
+const (
+	feedBytes   = 64 << 20 // what has come and was not read yet; the server stops sending at half of it
+	feedReady   = 512      // messages of those that are ready to be read
+	feedBeat    = time.Second
+	feedSilence = 3 // beats without a sign of life, after which it counts as cut off
+)
+
+// feed reads a stream's messages in order. The server pushes them through an ephemeral consumer without acks, as far as flow
+// control lets it, and forgets the consumer by itself when the hub dies. What is lost on the way ends the feed: who reads it
+// begins a new one behind the last message.
+type feed struct {
+	bus    *Bus
+	stream string
+	link   *link
+	sub    *nats.Subscription
+	name   string // of the consumer
+
+	ready chan *nats.Msg
+	done  chan struct{}
+	beat  *time.Ticker
+	quiet int    // beats without a sign of life
+	seen  uint64 // messages
+}
+
+var (
+	// errIdle is returned where no message came for a while.
+	errIdle = fmt.Errorf("jetstream: no message came: %w", context.DeadlineExceeded)
+	// errFeedCut is returned where messages were lost, or none can come any more.
+	errFeedCut = errors.New("jetstream: the messages of a stream were cut off")
+)
+
+// openFeed makes the consumer. pending is how many messages there are at first.
+func (b *Bus) openFeed(ctx context.Context, stream string, cfg natsjs.ConsumerConfig) (f *feed, pending uint64, err error) {
+	f = &feed{bus: b, stream: stream, link: b.link(), ready: make(chan *nats.Msg, feedReady), done: make(chan struct{})}
+	cfg.DeliverSubject = nats.NewInbox()
+	if f.sub, err = f.link.nc.Subscribe(cfg.DeliverSubject, f.receive); err == nil {
+		err = f.sub.SetPendingLimits(-1, feedBytes)
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
+	}
+	cfg.AckPolicy = natsjs.AckNonePolicy
+	cfg.MemoryStorage = true
+	cfg.InactiveThreshold = 30 * time.Second
+	cfg.Replicas = 1
+	cfg.FlowControl = true
+	cfg.IdleHeartbeat = feedBeat
+	c, err := b.js.CreatePushConsumer(ctx, stream, cfg)
+	if err != nil {
+		f.unsubscribe()
+		return nil, 0, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
+	}
+	f.name = c.CachedInfo().Name
+	f.beat = time.NewTicker(feedBeat)
+	return f, c.CachedInfo().NumPending, nil
+}
+
+// receive holds up the subscription's own queue while the reader is slow: flow control then stops the server.
+func (f *feed) receive(m *nats.Msg) {
+	select {
+	case f.ready <- m:
+	case <-f.done:
+	}
+}
+
+// next waits for a message. It returns errIdle when none came for as long as wait, in whole beats, if that is not 0.
+func (f *feed) next(ctx context.Context, wait time.Duration) (m *storedMsg, pending uint64, err error) {
+	for idle := time.Duration(0); ; {
+		select {
+		case msg := <-f.ready:
+			f.quiet = 0
+			p, ok := parseAckSubject(msg.Reply)
+			if !ok {
+				if err := f.control(msg); err != nil {
+					return nil, 0, err
+				}
+				continue
+			}
+			if f.seen++; p.order != f.seen { // without acks nothing is sent twice: a hole would stay one
+				return nil, 0, fmt.Errorf("%w: message %d is missing", errFeedCut, f.seen)
+			}
+			return &storedMsg{subject: msg.Subject, seq: p.streamSeq, header: msg.Header, data: msg.Data, time: time.Unix(0, p.storedAt)}, ackPending(msg.Reply[p.prefix:]), nil
+		case <-ctx.Done():
+			return nil, 0, ctx.Err()
+		case <-f.beat.C:
+			if f.quiet++; f.quiet > feedSilence {
+				return nil, 0, fmt.Errorf("%w: the server is silent", errFeedCut)
+			}
+			if idle += feedBeat; wait > 0 && idle >= wait {
+				return nil, 0, errIdle
+			}
+		}
+	}
+}
+
+// ackPending reads the last number of <delivered>.<stream seq>.<consumer seq>.<time>.<pending>, which others may follow.
+func ackPending(s string) uint64 {
+	for range 4 {
+		_, s, _ = strings.Cut(s, ".")
+	}
+	s, _, _ = strings.Cut(s, ".")
+	n, _ := strconv.ParseUint(s, 10, 64)
+	return n
+}
+
+// control answers flow control, and compares what a heartbeat says was sent with what came.
+func (f *feed) control(m *nats.Msg) error {
+	if m.Header.Get("Status") != "100" {
+		return fmt.Errorf("%w: status %q", errFeedCut, m.Header.Get("Status"))
+	}
+	reply := m.Reply
+	if reply == "" {
+		if n, err := strconv.ParseUint(m.Header.Get("Nats-Last-Consumer"), 10, 64); err == nil && n > f.seen {
+			return fmt.Errorf("%w: message %d is missing", errFeedCut, f.seen+1)
+		}
+		reply = m.Header.Get("Nats-Consumer-Stalled")
+	}
+	if reply == "" {
+		return nil
+	}
+	return f.link.nc.Publish(reply, nil)
+}
+
+// pending asks the server how many messages there are that were not read yet.
+func (f *feed) pending(ctx context.Context) (uint64, error) {
+	c, err := f.bus.js.PushConsumer(ctx, f.stream, f.name)
+	if err != nil {
+		return 0, err
+	}
+	info := c.CachedInfo()
+	if info.Delivered.Consumer > f.seen {
+		return info.NumPending + info.Delivered.Consumer - f.seen, nil
+	}
+	return info.NumPending, nil
+}
+
+// close removes the consumer; what the server is not told it finds out in 30 s.
+func (f *feed) close(ctx context.Context) {
+	f.beat.Stop()
+	f.unsubscribe()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	_ = f.bus.js.DeleteConsumer(ctx, f.stream, f.name)
+}
+
+func (f *feed) unsubscribe() {
+	close(f.done)
+	_ = f.sub.Unsubscribe() // it fails where the connection is closed, which ends it too
+}
+
+// feedAgain bounds how often a read that does not come forward begins anew.
+const feedAgain = 5
+
+// readThrough calls f for all messages of a stream from a sequence on, up to its end at the moment of the call. What is
+// cut off goes on where it was.
+func (b *Bus) readThrough(ctx context.Context, stream string, from uint64, headersOnly bool, f func(*storedMsg) error) error {
+	info, err := b.findStream(ctx, stream)
+	if err != nil {
+		return err
+	}
+	end := info.State.LastSeq
+	for failed := 0; from <= end; {
+		next, err := b.readOn(ctx, stream, from, end, headersOnly, f)
+		var own *stopError
+		switch {
+		case err == nil:
+			return nil
+		case errors.As(err, &own):
+			return own.err
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, natsjs.ErrStreamNotFound):
+			return ErrNotFound
+		}
+		if failed++; next > from {
+			failed = 0
+		}
+		if from = next; failed == feedAgain {
+			return err
+		}
+		if err := b.pause(ctx, 100*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stopError is an error of a reader's own function.
+type stopError struct{ err error }
+
+func (e *stopError) Error() string { return e.err.Error() }
+
+// readOn reads from a sequence on, and returns the one to go on with.
+func (b *Bus) readOn(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*storedMsg) error) (uint64, error) {
+	r, pending, err := b.openFeed(ctx, stream, natsjs.ConsumerConfig{
+		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1), HeadersOnly: headersOnly,
+	})
+	if err != nil {
+		return from, err
+	}
+	defer r.close(ctx)
+	for pending > 0 {
+		m, left, err := r.next(ctx, feedBeat)
+		if errors.Is(err, errIdle) {
+			if pending, err = r.pending(ctx); err != nil {
+				return from, err
+			}
+			continue // what was counted may have been removed meanwhile
+		}
+		if err != nil {
+			return from, err
+		}
+		if m.seq > end {
+			break
+		}
+		if err := f(m); err != nil {
+			return from, &stopError{err}
+		}
+		from = m.seq + 1
+		if pending = left; from > end {
+			break
+		}
+	}
+	return end + 1, nil
+}
+
+// pause waits, unless ctx or the bus ends.
+func (b *Bus) pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-b.ctx.Done():
+		return ErrClosed
+	}
+}

@@ -1,0 +1,89 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// IDSearch says where FindIDs looks.
+type IDSearch struct {
+	Topic string
+	// Key, if not "", looks only at the events of that key, which are few. Without it all events of the topic are looked at.
+	Key string
+	// IDs are those to look for: what publishers gave as PublishOptions.ID.
+	IDs []string
+	// Since is the moment of storage from which on events are looked at.
+	Since time.Time
+	// Most bounds how many events are looked at: default 100,000.
+	Most int
+}
+
+// FindIDs says which ids events of a topic have, among those stored since a moment and up to the topic's end at the moment of
+// the call. It reads the headers of events only.
+//
+// complete is set when the answer is sure for every id: all were found, or everything stored since then was looked at. It is
+// not when there were more events than Most, or when the stream has dropped some of that time already. A topic that does not
+// exist has no events, which is sure.
+func (b *Bus) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool, complete bool, err error) {
+	t, state, err := b.freshExisting(ctx, s.Topic)
+	if errors.Is(err, ErrNotFound) {
+		return nil, true, nil
+	}
+	if err != nil {
+		return nil, false, b.unavailable(err)
+	}
+	if s.Most <= 0 {
+		s.Most = idSearchMost
+	}
+	wanted := make(map[string]bool, len(s.IDs))
+	for _, id := range s.IDs {
+		wanted[id] = true
+	}
+	found = make(map[string]bool)
+	seen := 0
+	err = b.walk(ctx, t, walkOptions{since: farthest(s.Since), key: s.Key, most: s.Most, headersOnly: true}, func(m *storedMsg) error {
+		seen++
+		if id := b.messageID(t, m); wanted[id] {
+			found[id] = true
+			if len(found) == len(wanted) {
+				return errStopWalk
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, false, err
+	}
+	if len(found) == len(wanted) {
+		return found, true, nil
+	}
+	dropped := state.FirstSeq > 1 && (state.Msgs == 0 || state.FirstTime.After(s.Since))
+	return found, seen < s.Most && !dropped, nil
+}
+
+// DuplicateWindow is how long the topic's stream remembers the ids of events: a publish with one of them stores nothing. It
+// returns ErrNotFound when the topic does not exist.
+func (b *Bus) DuplicateWindow(ctx context.Context, topic string) (time.Duration, error) {
+	if err := ValidTopic(topic); err != nil {
+		return 0, err
+	}
+	info, err := b.findStream(ctx, b.rule(topic).streamName(topic))
+	if err != nil {
+		if errors.Is(err, ErrNotFound) {
+			return 0, ErrNotFound
+		}
+		return 0, b.unavailable(err)
+	}
+	return info.Config.Duplicates, nil
+}
+
+// Check says what is wrong with the options, as Publish would, without a bus: it returns a bad_options *Error.
+func (o *PublishOptions) Check() error { return o.check() }
+
+// Refused reports whether err, of a publish, is the stream's own answer that it does not take the event (it is full, or the
+// event is too large for it): nothing was stored, and NATS is there.
+func Refused(err error) bool {
+	var refused *apiError
+	return errors.As(err, &refused)
+}

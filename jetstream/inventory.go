@@ -1,0 +1,214 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// metaPattern is where a stream's metadata says which rule made it.
+const metaPattern = "eventhub.pattern"
+
+// inventory is what streams the server had at one moment.
+type inventory struct {
+	bus     *Bus
+	streams map[string]*natsjs.StreamInfo
+}
+
+// topicStream is the stream of a topic, or of a family, as it is or should be.
+type topicStream struct {
+	topic string // "" for a family
+	rule  *TopicRule
+	info  *natsjs.StreamInfo // nil when it does not exist
+}
+
+// takeInventory asks the server for all of its streams.
+func (b *Bus) takeInventory(ctx context.Context) (*inventory, error) {
+	inv := &inventory{bus: b, streams: make(map[string]*natsjs.StreamInfo)}
+	list := b.js.ListStreams(ctx)
+	for info := range list.Info() {
+		inv.add(info)
+	}
+	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
+		return nil, fmt.Errorf("nats at %s: listing the streams: %w", b.where(), err)
+	}
+	return inv, nil
+}
+
+func (inv *inventory) add(info *natsjs.StreamInfo) { inv.streams[info.Config.Name] = info }
+
+// names are those of all streams in order.
+func (inv *inventory) names() []string {
+	names := make([]string, 0, len(inv.streams))
+	for name := range inv.streams {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// recognise says whose stream it is. One that is not the bus's has no rule.
+func (inv *inventory) recognise(info *natsjs.StreamInfo) topicStream {
+	for i := range inv.bus.rules {
+		if r := &inv.bus.rules[i]; r.Family != "" && r.Family == info.Config.Name {
+			ours := func(subject string) bool {
+				return slices.ContainsFunc(r.subjects(""), func(own string) bool { return overlap(own, subject) })
+			}
+			if slices.ContainsFunc(info.Config.Subjects, ours) {
+				return topicStream{rule: r, info: info}
+			}
+		}
+	}
+	for _, s := range info.Config.Subjects {
+		topic := subjectTopic(s)
+		if topic != "" && ValidTopic(topic) == nil && objectName(topic) == info.Config.Name {
+			return topicStream{topic: topic, rule: inv.bus.rule(topic), info: info}
+		}
+	}
+	return topicStream{}
+}
+
+// wanted are the streams that the rules are about: those of topics and families that exist, and then those that a
+// configured rule wants to be there.
+func (inv *inventory) wanted() []topicStream {
+	var all []topicStream
+	type place struct{ topic, stream string }
+	met := make(map[place]bool)
+	for _, name := range inv.names() {
+		s := inv.recognise(inv.streams[name])
+		if s.rule == nil || s.topic != "" && s.rule.Family != "" {
+			continue // the second is in the way of its family, which is said there
+		}
+		met[place{s.topic, name}] = true
+		all = append(all, s)
+	}
+	for i := range inv.bus.rules {
+		r := &inv.bus.rules[i]
+		s := topicStream{rule: r}
+		if r.Family == "" {
+			s.topic = r.Pattern
+		}
+		first := slices.IndexFunc(inv.bus.rules, func(other TopicRule) bool { return other.Pattern == r.Pattern })
+		if i == first && inv.bus.configured(r) && !wild(s.topic) && !met[place{s.topic, r.streamName(s.topic)}] {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// leftOver finds streams of families that no rule names any more, although they take topics of others.
+func (inv *inventory) leftOver() (changes []TopicChange) {
+	for _, name := range inv.names() {
+		if c := inv.forsaken(inv.streams[name]); c != nil {
+			changes = append(changes, *c)
+		}
+	}
+	return changes
+}
+
+// forsaken is what is to be said of a stream of the bus that has no rule, nil for others.
+func (inv *inventory) forsaken(info *natsjs.StreamInfo) *TopicChange {
+	name, pattern := info.Config.Name, info.Config.Metadata[metaPattern]
+	if pattern == "" || inv.recognise(info).rule != nil {
+		return nil
+	}
+	return &TopicChange{
+		Stream: name, Rule: pattern, Field: fieldFamily, Have: name, Want: "none", Kind: ChangeImpossible,
+		Err: fmt.Errorf("no rule names the family any more, and its stream keeps topics of %s from having their own: name it again, or delete the stream and its events with it", pattern),
+	}
+}
+
+// overlap says which other stream takes some of the subjects.
+func (inv *inventory) overlap(name string, subjects []string) error {
+	for _, other := range inv.names() {
+		if other == name {
+			continue
+		}
+		for _, theirs := range inv.streams[other].Config.Subjects {
+			for _, own := range subjects {
+				if overlap(own, theirs) {
+					return fmt.Errorf("stream %s takes %s, and two streams may not share subjects: delete that one, or change the rule", other, theirs)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// bucket is the stream of the bucket that a topic has or would have; nil when it has none.
+func (inv *inventory) bucket(topic string) (name string, info *natsjs.StreamInfo) {
+	name = newBucket(topic).stream
+	return name, inv.streams[name]
+}
+
+// configured reports whether the rule is one of Config.Topics. A built-in one with the same pattern is never used.
+func (b *Bus) configured(r *TopicRule) bool {
+	return slices.ContainsFunc(b.cfg.Topics, func(own TopicRule) bool { return own.Pattern == r.Pattern })
+}
+
+// overlap reports whether there are subjects that both patterns take.
+func overlap(a, b string) bool {
+	p, o := strings.Split(a, "."), strings.Split(b, ".")
+	for i := 0; i < len(p) && i < len(o); i++ {
+		switch {
+		case p[i] == ">" || o[i] == ">":
+			return true
+		case p[i] != "*" && o[i] != "*" && p[i] != o[i]:
+			return false
+		}
+	}
+	return len(p) == len(o)
+}
+
+// TopicStatus is a stream of the bus and how it is.
+type TopicStatus struct {
+	// Topic is empty for the stream of a family.
+	Topic  string
+	Stream string
+	// Rule is the pattern of the first rule that matches; empty for a family that no rule names any more.
+	Rule string
+	// Messages and Bytes are what the stream holds; Age is its bound, 0 for none.
+	Messages uint64
+	Bytes    uint64
+	Age      time.Duration
+	// Compacted is set when the topic has a bucket.
+	Compacted bool
+	// Changes are what PlanTopics has about it.
+	Changes []TopicChange
+}
+
+// Topics lists the streams of all topics and families, in order of their names.
+func (b *Bus) Topics(ctx context.Context) ([]TopicStatus, error) {
+	inv, err := b.takeInventory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var all []TopicStatus
+	for _, name := range inv.names() {
+		info := inv.streams[name]
+		status := TopicStatus{Stream: name, Messages: info.State.Msgs, Bytes: info.State.Bytes, Age: info.Config.MaxAge}
+		s := inv.recognise(info)
+		if s.rule == nil {
+			if c := inv.forsaken(info); c != nil {
+				status.Changes = []TopicChange{*c}
+				all = append(all, status)
+			}
+			continue
+		}
+		status.Topic, status.Rule = s.topic, s.rule.Pattern
+		if s.topic != "" {
+			_, bucket := inv.bucket(s.topic)
+			status.Compacted = bucket != nil
+		}
+		if s.topic == "" || s.rule.Family == "" {
+			status.Changes = inv.plan(s)
+		}
+		all = append(all, status)
+	}
+	return all, nil
+}

@@ -1,0 +1,219 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"sync"
+)
+
+// Bounds of reads by key.
+const (
+	keysBytes     = 256 << 10 // subjects in one question for several keys
+	leaderReaders = 16        // questions that one call has at the leader at a time
+)
+
+// Latest returns the newest event of a key. It is read at the leader of the topic's stream, and where that has none left,
+// of the topic's bucket: so it sees every publish that was confirmed before the call. The event is a Tombstone when the
+// key was removed. It returns ErrNotFound when nothing is known of the key, or the topic does not exist.
+func (b *Bus) Latest(ctx context.Context, topic, key string) (*Event, error) {
+	t, err := b.readable(ctx, topic)
+	if err != nil {
+		return nil, b.readFailed(err)
+	}
+	e, err := b.latest(ctx, t, key)
+	return e, b.readFailed(err)
+}
+
+func (b *Bus) latest(ctx context.Context, t *topicInfo, key string) (*Event, error) {
+	m, err := b.lastBySubject(ctx, t.stream.name, keyedSubject(t.name, key))
+	if err == nil {
+		return t.event(m), nil
+	}
+	if t.bucket == nil || !errors.Is(err, ErrNotFound) {
+		return nil, err
+	}
+	if m, err = b.lastBySubject(ctx, t.bucket.stream, t.bucket.subject(key)); err != nil {
+		return nil, err
+	}
+	e, _, ok := t.entry(m)
+	if !ok {
+		return nil, ErrNotFound
+	}
+	e.Gone = true
+	return e, nil
+}
+
+// readFailed keeps what callers know of errors, and hides the rest from clients.
+func (b *Bus) readFailed(err error) error {
+	if err == nil || errors.Is(err, ErrNotFound) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return b.unavailable(err)
+}
+
+// LatestByKey returns the newest event of each key that has one and was not removed. One key is read as Latest does, and
+// sees every publish that was confirmed before. Several are read from the bucket of a compacted topic (of others: from the
+// stream), at any replica, and may lag behind: by less than a millisecond usually (RELIABILITY.md). It may be called
+// concurrently. A topic that does not exist has no keys.
+func (b *Bus) LatestByKey(ctx context.Context, topic string, keys ...string) (map[string]*Event, error) {
+	if len(keys) < 2 {
+		return b.LatestConsistent(ctx, topic, keys...)
+	}
+	t, err := b.readable(ctx, topic)
+	if errors.Is(err, ErrNotFound) {
+		return map[string]*Event{}, nil
+	}
+	if err != nil {
+		return nil, b.readFailed(err)
+	}
+	r := keysRead{bus: b, topic: t, found: make(map[string]*Event, len(keys)), bucket: t.bucket != nil}
+	if err := r.all(ctx, keys); err != nil {
+		return nil, b.readFailed(err)
+	}
+	return r.found, nil
+}
+
+// keysRead reads several keys by direct gets.
+type keysRead struct {
+	bus    *Bus
+	topic  *topicInfo
+	bucket bool // read there, else from the topic's stream
+	found  map[string]*Event
+}
+
+func (r *keysRead) all(ctx context.Context, keys []string) error {
+	for rest := keys; len(rest) > 0; {
+		q, n := r.question(rest)
+		chunk := rest[:n]
+		err := r.chunk(ctx, q, chunk)
+		if errors.Is(err, errNoDirect) && r.bucket {
+			r.bucket = false // the bucket is gone: the stream knows what it still holds
+			continue
+		}
+		if errors.Is(err, errNoDirect) {
+			return r.bus.eachLatestOf(ctx, r.topic, rest, r.found) // others made the stream, or it is gone
+		}
+		if err != nil {
+			return err
+		}
+		rest = rest[n:]
+	}
+	return nil
+}
+
+// question takes as many keys as one direct get answers.
+func (r *keysRead) question(keys []string) (*directQuery, int) {
+	q := &directQuery{MultiLast: make([]string, 0, min(len(keys), directMost))}
+	size := 0
+	for _, key := range keys {
+		subject := r.subject(key)
+		if size += len(subject); len(q.MultiLast) == directMost || size > keysBytes && len(q.MultiLast) > 0 {
+			break
+		}
+		q.MultiLast = append(q.MultiLast, subject)
+	}
+	return q, len(q.MultiLast)
+}
+
+func (r *keysRead) subject(key string) string {
+	if r.bucket {
+		return r.topic.bucket.subject(key)
+	}
+	return keyedSubject(r.topic.name, key)
+}
+
+func (r *keysRead) chunk(ctx context.Context, q *directQuery, keys []string) error {
+	garbled := false
+	for {
+		end, err := r.bus.direct(ctx, r.stream(), q, func(m *storedMsg, _ uint64) error {
+			r.take(m)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		garbled = garbled || end.garbled
+		if end.pending == 0 || end.last < q.Seq {
+			break
+		}
+		q.Seq, q.UpToSeq = end.last+1, end.upTo // it was cut at directBytes
+	}
+	if !garbled {
+		return nil
+	}
+	var missing []string
+	for _, key := range keys {
+		if r.found[key] == nil {
+			missing = append(missing, key)
+		}
+	}
+	return r.bus.eachLatestOf(ctx, r.topic, missing, r.found)
+}
+
+func (r *keysRead) stream() string {
+	if r.bucket {
+		return r.topic.bucket.stream
+	}
+	return r.topic.stream.name
+}
+
+func (r *keysRead) take(m *storedMsg) {
+	e, ok := r.topic.event(m), true
+	if r.bucket {
+		e, _, ok = r.topic.entry(m)
+	}
+	if ok && !e.Tombstone {
+		r.found[e.Key] = e
+	}
+}
+
+// LatestConsistent is LatestByKey with every key read as Latest does: it costs one question to the leader a key.
+func (b *Bus) LatestConsistent(ctx context.Context, topic string, keys ...string) (map[string]*Event, error) {
+	found := make(map[string]*Event, len(keys))
+	t, err := b.readable(ctx, topic)
+	if errors.Is(err, ErrNotFound) {
+		return found, nil
+	}
+	if err == nil {
+		err = b.eachLatestOf(ctx, t, keys, found)
+	}
+	if err != nil {
+		return nil, b.readFailed(err)
+	}
+	return found, nil
+}
+
+// eachLatestOf reads keys at the leader into found, a few at a time.
+func (b *Bus) eachLatestOf(ctx context.Context, t *topicInfo, keys []string, found map[string]*Event) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var readers sync.WaitGroup
+	var mu sync.Mutex
+	next := 0
+	for range min(leaderReaders, len(keys)) {
+		readers.Go(func() {
+			for ctx.Err() == nil {
+				mu.Lock()
+				if next == len(keys) {
+					mu.Unlock()
+					return
+				}
+				key := keys[next]
+				next++
+				mu.Unlock()
+				e, err := b.latest(ctx, t, key)
+				if err != nil && !errors.Is(err, ErrNotFound) {
+					cancel(err)
+					return
+				}
+				if err == nil && !e.Tombstone {
+					mu.Lock()
+					found[key] = e
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	readers.Wait()
+	return context.Cause(ctx)
+}

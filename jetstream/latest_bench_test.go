@@ -1,0 +1,146 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"strconv"
+	"testing"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+const benchKeys = 1_000_000
+
+// BenchmarkLatest reads a bucket of 1,000,000 keys that a native publisher filled; beside each reading is the same through
+// the KV API of nats.go. The second round is of a bucket in which a quarter of the keys changed since.
+func BenchmarkLatest(b *testing.B) {
+	url := natsServer(b)
+	bus := open(b, Config{URL: url, Topics: compactedRules})
+	const topic = "state.bench"
+	set(b, bus, topic, "first", "1") // makes the topic
+	fillNatively(b, url, topic, 0, benchKeys)
+	filled(b, bus, topic, "last", set(b, bus, topic, "last", "1"))
+	b.Run("once", func(b *testing.B) { benchmarkLatest(b, bus, url, topic) })
+	fillNatively(b, url, topic, benchKeys/4, benchKeys/2)
+	filled(b, bus, topic, "last", set(b, bus, topic, "last", "1"))
+	b.Run("changed", func(b *testing.B) { benchmarkLatest(b, bus, url, topic) })
+}
+
+func fillNatively(b *testing.B, url, topic string, from, to int) {
+	_, js := stranger(b, url)
+	for i := from; i < to; i++ {
+		if _, err := js.PublishAsync("keyed.k"+strconv.Itoa(i)+"."+topic, []byte(`{"state":"running","since":1795219692090,"host":"local"}`)); err != nil {
+			b.Fatal(err)
+		}
+		if i%2_000 == 1_999 {
+			<-js.PublishAsyncComplete()
+		}
+	}
+	<-js.PublishAsyncComplete()
+}
+
+// watchNatively reads a bucket from a watch until it has said all.
+func watchNatively(b *testing.B, watch func(context.Context, ...natsjs.WatchOpt) (natsjs.KeyWatcher, error)) {
+	w, err := watch(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	for e := range w.Updates() {
+		if e == nil {
+			break
+		}
+	}
+	if err := w.Stop(); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func benchmarkLatest(b *testing.B, bus *Bus, url, topic string) {
+	nc, js := stranger(b, url)
+	kv, err := js.KeyValue(b.Context(), bucketName(topic))
+	if err != nil {
+		b.Fatal(err)
+	}
+	keys := make([]string, 1_000)
+	for i := range keys {
+		keys[i] = "k" + strconv.Itoa(rand.IntN(benchKeys))
+	}
+	turn := 0
+	some := func() string {
+		turn++
+		return keys[turn%len(keys)]
+	}
+	check := func(b *testing.B, err error) {
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	for _, bench := range []struct {
+		name string
+		f    func(b *testing.B)
+	}{
+		{"thousand/bus", func(b *testing.B) {
+			_, err := bus.LatestByKey(b.Context(), topic, keys...)
+			check(b, err)
+		}},
+		{"thousand/kv", func(b *testing.B) {
+			for _, key := range keys {
+				_, err := kv.Get(b.Context(), key)
+				check(b, err)
+			}
+		}},
+		{"one/bus", func(b *testing.B) {
+			_, err := bus.Latest(b.Context(), topic, some())
+			check(b, err)
+		}},
+		{"one/leader", func(b *testing.B) {
+			// That of nats.go asks any replica where it can; this is what it does where it cannot.
+			m, err := nc.Request("$JS.API.STREAM.MSG.GET."+objectName(topic), []byte(`{"last_by_subj":"keyed.`+some()+"."+topic+`"}`), wait)
+			check(b, err)
+			var answer struct {
+				Message struct {
+					Subject  string    `json:"subject"`
+					Sequence uint64    `json:"seq"`
+					Header   []byte    `json:"hdrs"`
+					Data     []byte    `json:"data"`
+					Time     time.Time `json:"time"`
+				} `json:"message"`
+			}
+			check(b, json.Unmarshal(m.Data, &answer))
+		}},
+		{"all/bus", func(b *testing.B) {
+			check(b, bus.EachLatest(b.Context(), topic, func(*Event) error { return nil }))
+		}},
+		{"all/kv", func(b *testing.B) { watchNatively(b, kv.WatchAll) }},
+		{"watch/bus", func(b *testing.B) {
+			stop := errors.New("stop")
+			err := bus.Watch(b.Context(), topic, nil, func(e *Event) error {
+				if e == nil {
+					return stop
+				}
+				return nil
+			})
+			if !errors.Is(err, stop) {
+				b.Fatal(err)
+			}
+		}},
+		{"watch/kv", func(b *testing.B) { watchNatively(b, kv.WatchAll) }},
+		{"page/bus", func(b *testing.B) {
+			_, err := bus.LatestPage(b.Context(), topic, rand.IntN(benchKeys-pageMost), pageMost)
+			check(b, err)
+		}},
+		{"first_page/bus", func(b *testing.B) {
+			_, err := bus.LatestPage(b.Context(), topic, 0, 100)
+			check(b, err)
+		}},
+	} {
+		b.Run(bench.name, func(b *testing.B) {
+			for b.Loop() {
+				bench.f(b)
+			}
+		})
+	}
+}

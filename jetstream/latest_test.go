@@ -1,0 +1,395 @@
+package jetstream
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// compactedRules compact the topics that begin with state.
+var compactedRules = []TopicRule{{Pattern: "state.**", Compaction: true}}
+
+func set(tb testing.TB, b *Bus, topic, key, payload string) Receipt {
+	tb.Helper()
+	r, err := b.Publish(tb.Context(), topic, []byte(payload), PublishOptions{Key: key})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return r
+}
+
+func remove(tb testing.TB, b *Bus, topic, key string) Receipt {
+	tb.Helper()
+	r, err := b.Publish(tb.Context(), topic, []byte("null"), PublishOptions{Key: key, Tombstone: true})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return r
+}
+
+// stranger connects to a server as a client that knows nothing of the bus.
+func stranger(tb testing.TB, url string) (*nats.Conn, natsjs.JetStream) {
+	tb.Helper()
+	nc, err := nats.Connect(url)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(nc.Close)
+	js, err := natsjs.New(nc)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return nc, js
+}
+
+// filled waits until the bucket of a topic has the event.
+func filled(tb testing.TB, b *Bus, topic, key string, r Receipt) {
+	tb.Helper()
+	k := newBucket(topic)
+	eventually(tb, "the bucket has key "+key, func() bool {
+		m, err := b.lastBySubject(tb.Context(), k.stream, k.subject(key))
+		if err != nil {
+			return false
+		}
+		f := strings.Fields(last(m.header[headerSource]))
+		return len(f) > 1 && f[1] == strconv.FormatUint(r.Sequence, 10)
+	})
+}
+
+// payloadsOf is what a read by keys gave.
+func payloadsOf(events map[string]*Event) map[string]string {
+	got := make(map[string]string)
+	for key, e := range events {
+		got[key] = string(e.Payload)
+	}
+	return got
+}
+
+func TestLatestSeesWhatWasConfirmed(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules})
+	for i := range 200 {
+		r := set(t, b, "state.a", "k", strconv.Itoa(i))
+		e, err := b.Latest(t.Context(), "state.a", "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(e.Payload) != strconv.Itoa(i) || e.Sequence != r.Sequence || e.Key != "k" || e.Topic != "state.a" || e.Tombstone || e.Gone {
+			t.Fatalf("after %d: %+v", i, e)
+		}
+		got, err := b.LatestByKey(t.Context(), "state.a", "k")
+		if err != nil || string(got["k"].Payload) != strconv.Itoa(i) {
+			t.Fatalf("after %d: %v, %v", i, got, err)
+		}
+	}
+	remove(t, b, "state.a", "k")
+	if e, err := b.Latest(t.Context(), "state.a", "k"); err != nil || !e.Tombstone {
+		t.Errorf("%+v, %v", e, err)
+	}
+	if got, err := b.LatestByKey(t.Context(), "state.a", "k"); err != nil || len(got) != 0 {
+		t.Errorf("%v, %v", got, err)
+	}
+	set(t, b, "state.a", "k", "again")
+	if got, err := b.LatestConsistent(t.Context(), "state.a", "k", "none"); err != nil || len(got) != 1 {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+func TestReadsMakeNothing(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules})
+	if _, err := b.Latest(t.Context(), "state.a", "k"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("got %v", err)
+	}
+	for _, keys := range [][]string{nil, {"k"}, {"k", "l"}} {
+		if got, err := b.LatestByKey(t.Context(), "state.a", keys...); err != nil || got == nil || len(got) != 0 {
+			t.Errorf("%v, %v", got, err)
+		}
+	}
+	if got, err := b.LatestPage(t.Context(), "state.a", 0, 10); err != nil || len(got) != 0 {
+		t.Errorf("%v, %v", got, err)
+	}
+	if err := b.EachLatest(t.Context(), "state.a", func(e *Event) error { return fmt.Errorf("got %v", e) }); err != nil {
+		t.Error(err)
+	}
+	for info := range b.js.ListStreams(t.Context()).Info() {
+		if info.Config.Name != "KV_"+groupsBucket {
+			t.Errorf("there is a stream %s", info.Config.Name)
+		}
+	}
+}
+
+func TestLatestByKeyOfManyKeys(t *testing.T) {
+	rules := []TopicRule{{Pattern: "state.**", Compaction: true}, {Pattern: "plain"}}
+	b := open(t, Config{Topics: rules})
+	const n = 2_500 // more than one question answers
+	var keys []string
+	want := make(map[string]string)
+	for _, topic := range []string{"state.a", "plain"} {
+		p := b.NewPublisher()
+		for i := range n {
+			key := "key:" + strconv.Itoa(i)
+			keys = append(keys, key)
+			opts := &PublishOptions{Key: key, Tombstone: i%10 == 3}
+			payload := strconv.Itoa(i)
+			if want[key] = payload; opts.Tombstone {
+				delete(want, key)
+				payload = ""
+			}
+			if err := p.Publish(t.Context(), topic, []byte(payload), opts, func(_ Receipt, err error) {
+				if err != nil {
+					t.Error(err)
+				}
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := p.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r := set(t, b, topic, "last", "x")
+		if topic != "plain" {
+			filled(t, b, topic, "last", r)
+		}
+		got, err := b.LatestByKey(t.Context(), topic, append(slices.Clip(keys), "none")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !maps.Equal(payloadsOf(got), want) {
+			t.Errorf("%s: got %d, want %d", topic, len(got), len(want))
+		}
+	}
+}
+
+// Answers are cut at a number of bytes and asked for again.
+func TestLatestByKeyOfLargePayloads(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules})
+	payload := `"` + strings.Repeat("x", 900<<10) + `"`
+	var keys []string
+	var r Receipt
+	for i := range 24 {
+		keys = append(keys, fmt.Sprint("k", i))
+		r = set(t, b, "state.a", keys[i], payload)
+	}
+	filled(t, b, "state.a", keys[len(keys)-1], r)
+	got, err := b.LatestByKey(t.Context(), "state.a", keys...)
+	if err != nil || len(got) != len(keys) {
+		t.Fatalf("got %d of %d, %v", len(got), len(keys), err)
+	}
+	for key, e := range got {
+		if string(e.Payload) != payload {
+			t.Errorf("%s has %d bytes", key, len(e.Payload))
+		}
+	}
+}
+
+// A stream that others made need not allow direct reads.
+func TestLatestByKeyWithoutDirectReads(t *testing.T) {
+	b := open(t, Config{})
+	cfg := b.rule("theirs").streamConfig("theirs", &b.cfg)
+	cfg.AllowDirect = false
+	if _, err := b.js.CreateStream(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 100 {
+		set(t, b, "theirs", fmt.Sprint(i), fmt.Sprint(i))
+	}
+	remove(t, b, "theirs", "7")
+	got, err := b.LatestByKey(t.Context(), "theirs", numbers(101)...)
+	if err != nil || len(got) != 99 || string(got["42"].Payload) != "42" {
+		t.Errorf("got %d, %v", len(got), err)
+	}
+}
+
+func TestKeysOfEveryByte(t *testing.T) {
+	url := natsServer(t)
+	b := open(t, Config{URL: url, Topics: compactedRules})
+	keys := []string{"ä", "日本", "host:name:1", "a.b.c", "*", ">", "=", "=41", "\u007f", " ", strings.Repeat("z", 512), strings.Repeat("ß", 256)}
+	for c := range 128 {
+		keys = append(keys, "b"+string(rune(c)))
+	}
+	var r Receipt
+	for i, key := range keys {
+		r = set(t, b, "state.bytes", key, strconv.Itoa(i))
+	}
+	filled(t, b, "state.bytes", keys[len(keys)-1], r)
+	got, err := b.LatestByKey(t.Context(), "state.bytes", keys...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, js := stranger(t, url)
+	kv, err := js.KeyValue(t.Context(), bucketName("state.bytes"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, key := range keys {
+		if e := got[key]; e == nil || string(e.Payload) != strconv.Itoa(i) || e.Key != key {
+			t.Errorf("key %q: %+v", key, e)
+		}
+		if e, err := b.Latest(t.Context(), "state.bytes", key); err != nil || string(e.Payload) != strconv.Itoa(i) {
+			t.Errorf("key %q: %+v, %v", key, e, err)
+		}
+		if e, err := kv.Get(t.Context(), keyToken(key)); err != nil || string(e.Value()) != strconv.Itoa(i) {
+			t.Errorf("key %q natively: %v, %v", key, e, err)
+		}
+	}
+}
+
+func TestCompactedTopicRefuses(t *testing.T) {
+	rules := []TopicRule{{Pattern: "state.**", Compaction: true, MaxPayload: 100}}
+	b := open(t, Config{Topics: rules})
+	cases := []struct {
+		name    string
+		payload []byte
+		opts    PublishOptions
+		code    string
+		names   string
+	}{
+		{"no key", []byte("1"), PublishOptions{}, CodeBadOptions, "topic state.a keeps the newest event of each key: give opts.key"},
+		{"tombstone without key", nil, PublishOptions{Tombstone: true}, CodeBadOptions, "opts.key"},
+		{"tombstone with payload", []byte("1"), PublishOptions{Key: "k", Tombstone: true}, CodeBadOptions, "payload"},
+		{"large payload", bytes.Repeat([]byte("1"), 101), PublishOptions{Key: "k"}, CodePublishFailed, "101 bytes, at most 100"},
+	}
+	for range 2 { // before the topic exists, and when it does
+		for _, c := range cases {
+			_, err := b.Publish(t.Context(), "state.a", c.payload, c.opts)
+			var known *Error
+			if !errors.As(err, &known) || known.Code != c.code || !strings.Contains(known.Msg, c.names) {
+				t.Errorf("%s: got %v", c.name, err)
+			}
+		}
+		if _, err := b.findStream(t.Context(), objectName("state.a")); b.known("state.a") == nil && !errors.Is(err, ErrNotFound) {
+			t.Errorf("a refused publish made the topic: %v", err)
+		}
+		set(t, b, "state.a", "k", "1")
+	}
+	for _, payload := range []string{"", "null"} {
+		if _, err := b.Publish(t.Context(), "state.a", []byte(payload), PublishOptions{Key: "k", Tombstone: true}); err != nil {
+			t.Errorf("tombstone with payload %q: %v", payload, err)
+		}
+		if e, err := b.Latest(t.Context(), "state.a", "k"); err != nil || string(e.Payload) != payload {
+			t.Errorf("tombstone with payload %q is stored as %+v, %v", payload, e, err)
+		}
+	}
+}
+
+func TestSubscribersSeeTombstones(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules})
+	set(t, b, "state.a", "k", "1")
+	remove(t, b, "state.a", "k")
+	k := take(t, b, "state.a", "g", SubscribeOptions{From: FromEarliest})
+	for _, want := range []bool{false, true} {
+		d := k.next()
+		if d.Event.Tombstone != want {
+			t.Errorf("got %+v", d.Event)
+		}
+		if record := string(d.Event.AppendRecord(nil)); want && !strings.Contains(record, `"payload":null`) {
+			t.Errorf("record %s", record)
+		}
+		_ = d.Ack()
+	}
+}
+
+func TestNativeTombstones(t *testing.T) {
+	url := natsServer(t)
+	b := open(t, Config{URL: url, Topics: compactedRules})
+	nc, _ := stranger(t, url)
+	var r Receipt
+	for _, op := range []string{"DEL", "PURGE"} {
+		set(t, b, "state.a", "k", "1")
+		m := &nats.Msg{Subject: keyedSubject("state.a", "k"), Data: []byte("whatever"), Header: nats.Header{"KV-Operation": {op}}}
+		if _, err := nc.RequestMsg(m, wait); err != nil {
+			t.Fatal(err)
+		}
+		e, err := b.Latest(t.Context(), "state.a", "k")
+		if err != nil || !e.Tombstone || !strings.Contains(string(e.AppendRecord(nil)), `"payload":null`) {
+			t.Errorf("%s: %+v, %v", op, e, err)
+		}
+		r = Receipt{Sequence: e.Sequence}
+	}
+	filled(t, b, "state.a", "k", r)
+	if got, err := b.LatestByKey(t.Context(), "state.a", "k", "l"); err != nil || len(got) != 0 {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// What comes from the bucket says the same as what comes from the stream, but for when it was stored.
+func TestFieldsOfBucketAndStreamAgree(t *testing.T) {
+	url := natsServer(t)
+	b := open(t, Config{URL: url, Topics: compactedRules})
+	nc, _ := stranger(t, url)
+	set(t, b, "state.a", "by hub", "1")
+	if _, err := b.Publish(t.Context(), "state.a", []byte(`{"a":1}`), PublishOptions{
+		ID: "mine", TS: 42, HasTS: true, Key: "full", SID: "s", Headers: map[string]string{"H": "v"}, Tags: []string{"t"}, CausedBy: []string{"c"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []*nats.Msg{
+		{Subject: keyedSubject("state.a", "native"), Data: []byte("not json")},
+		{Subject: keyedSubject("state.a", "spoof"), Header: nats.Header{"Nats-Subject": {"x"}, "Nats-Sequence": {"77"}, "Status": {"204"}, "Nats-Time-Stamp": {"never"}}},
+	} {
+		if _, err := nc.RequestMsg(m, wait); err != nil {
+			t.Fatal(err)
+		}
+	}
+	filled(t, b, "state.a", "last", set(t, b, "state.a", "last", "1"))
+	keys := []string{"by hub", "full", "native", "spoof"}
+	many, err := b.LatestByKey(t.Context(), "state.a", keys...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range keys {
+		one, err := b.Latest(t.Context(), "state.a", key)
+		if err != nil || many[key] == nil {
+			t.Errorf("%s: %v", key, err)
+			continue
+		}
+		got, want := *many[key], *one
+		if late := got.StoredAt - want.StoredAt; late < 0 {
+			t.Errorf("%s: stored %v earlier", key, time.Duration(-late))
+		}
+		if got.TS < want.TS-10 || got.TS > want.TS+wait.Milliseconds() {
+			t.Errorf("%s: ts %d, in the stream %d", key, got.TS, want.TS)
+		}
+		got.StoredAt, got.TS = want.StoredAt, want.TS
+		if fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", want) {
+			t.Errorf("%s:\n got %+v\nwant %+v", key, got, want)
+		}
+	}
+}
+
+func TestKeyWhoseEventsAreGone(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules})
+	r := set(t, b, "state.a", "k", "1")
+	filled(t, b, "state.a", "k", r)
+	s, err := b.js.Stream(t.Context(), objectName("state.a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Purge(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	e, err := b.Latest(t.Context(), "state.a", "k")
+	if err != nil || !e.Gone || string(e.Payload) != "1" || e.Sequence != r.Sequence || e.ID != r.ID || e.Stream != r.Stream {
+		t.Fatalf("%+v, %v", e, err)
+	}
+	none := uint64(0)
+	r, err = b.Publish(t.Context(), "state.a", []byte("2"), PublishOptions{Key: "k", ExpectKeySequence: &none})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Publish(t.Context(), "state.a", []byte("3"), PublishOptions{Key: "k", ExpectKeySequence: &none}); !errors.Is(err, ErrKeyChanged) {
+		t.Errorf("got %v", err)
+	}
+	filled(t, b, "state.a", "k", r)
+	if e, err := b.Latest(t.Context(), "state.a", "k"); err != nil || e.Gone || string(e.Payload) != "2" {
+		t.Errorf("%+v, %v", e, err)
+	}
+}

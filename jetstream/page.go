@@ -1,0 +1,258 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Bounds of pages.
+const (
+	pageMost  = 1_000  // events of one page
+	exactPage = 10_000 // offset and limit together, up to which removed keys do not count
+	probeMost = 64     // questions for one place in a bucket
+	pageSlack = 500    // entries beyond a page that are read rather than asking for its place once more
+)
+
+func notCompacted(topic string) error {
+	return &Error{Code: CodeBadTopic, Msg: fmt.Sprintf("topic %s is not compacted: give it compaction in the topics file", topic)}
+}
+
+// compacted is readable for topics with a bucket.
+func (b *Bus) compacted(ctx context.Context, topic string) (*topicInfo, error) {
+	t, err := b.readable(ctx, topic)
+	if err != nil {
+		return nil, err
+	}
+	if t.bucket == nil {
+		return nil, notCompacted(topic)
+	}
+	return t, nil
+}
+
+// EachLatest calls f with the newest event of every key of a compacted topic, the oldest first, tombstones included. It
+// stops when f returns an error, and returns that. A topic that does not exist has no keys.
+func (b *Bus) EachLatest(ctx context.Context, topic string, f func(*Event) error) error {
+	t, err := b.compacted(ctx, topic)
+	if err == nil {
+		err = b.readThrough(ctx, t.bucket.stream, 1, false, func(m *storedMsg) error {
+			if e, _, ok := t.entry(m); ok {
+				return stopped(f(e))
+			}
+			return nil
+		})
+	}
+	var own *stopError
+	if errors.As(err, &own) {
+		return own.err
+	}
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return b.readFailed(err)
+}
+
+// stopped marks an error as the caller's own, which is to be returned as it is.
+func stopped(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &stopError{err}
+}
+
+// LatestPage returns up to limit (1..1,000) events of a compacted topic, one a key, the newest first, after leaving out the
+// offset newest. Keys that were removed are left out. A key that changes meanwhile moves to the front. A topic that does not
+// exist has no events.
+//
+// While offset and limit together are at most 10,000, removed keys do not count for the offset either. Beyond that they do,
+// until a sweep has removed their markers: an event may then be in two pages, and none is left out.
+//
+// A page takes a few milliseconds while each key was written once; else the server counts keys for each page, which takes
+// it about 0.1 s for 1,000,000 of them. To read all of many, use EachLatest.
+func (b *Bus) LatestPage(ctx context.Context, topic string, offset, limit int) ([]*Event, error) {
+	if offset < 0 {
+		return nil, badOptions("offset is %d: it is 0 or more", offset)
+	}
+	if limit < 1 || limit > pageMost {
+		return nil, badOptions("limit is %d: 1 to %d are allowed", limit, pageMost)
+	}
+	t, err := b.compacted(ctx, topic)
+	var page []*Event
+	if err == nil {
+		p := pageRead{bus: b, topic: t}
+		page, err = p.read(ctx, offset, limit)
+	}
+	if errors.Is(err, ErrNotFound) || errors.Is(err, errNoDirect) {
+		return nil, nil // no topic, or no bucket
+	}
+	if err != nil {
+		return nil, b.readFailed(err)
+	}
+	return page, nil
+}
+
+// pageRead reads a page of a bucket. The server reads forward only, so the page's beginning is found first, by counting.
+type pageRead struct {
+	bus   *Bus
+	topic *topicInfo
+
+	first, last, entries uint64 // of the bucket's stream, at first
+}
+
+func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*Event, error) {
+	info, err := p.bus.findStream(ctx, p.topic.bucket.stream)
+	if err != nil {
+		return nil, err
+	}
+	p.first, p.last, p.entries = info.State.FirstSeq, info.State.LastSeq, info.State.Msgs
+	skip, behind := offset, uint64(0) // live events to be left out, and entries
+	if offset+limit > exactPage {
+		skip, behind = 0, uint64(offset) //nolint:gosec // not negative
+	}
+	if behind >= p.entries {
+		return nil, nil
+	}
+	for need := uint64(offset + limit); ; need *= 2 { //nolint:gosec // not negative
+		need = min(need, p.entries)
+		start, count, err := p.place(ctx, need)
+		if err != nil {
+			return nil, err
+		}
+		read := p.events
+		if skip+limit > pageMost {
+			read = p.fewEvents
+		}
+		page, all, err := read(ctx, start, count-behind, skip, limit)
+		if err != nil {
+			return nil, err
+		}
+		if all || need == p.entries {
+			slices.Reverse(page)
+			return page, nil
+		}
+		// Too many removed keys were among them: look further back.
+	}
+}
+
+// events reads n entries, and returns the newest limit of those that are live, the oldest first, but for the skip newest. It
+// reports whether there were as many.
+func (p *pageRead) events(ctx context.Context, start, n uint64, skip, limit int) ([]*Event, bool, error) {
+	most := skip + limit
+	live := make([]*Event, 0, 2*most)
+	err := p.each(ctx, start, n, false, func(m *storedMsg) error {
+		if e, _, ok := p.topic.entry(m); ok && !e.Tombstone {
+			if len(live) == cap(live) {
+				live = live[:copy(live, live[most:])]
+			}
+			live = append(live, e)
+		}
+		return nil
+	})
+	live = live[max(0, len(live)-most):]
+	return live[:max(0, len(live)-skip)], len(live) == most, err
+}
+
+// fewEvents is events for when many are skipped: it looks at headers first, and then fetches the events it needs.
+func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit int) ([]*Event, bool, error) {
+	most := skip + limit
+	var live []uint64
+	err := p.each(ctx, start, n, true, func(m *storedMsg) error {
+		if e, _, ok := p.topic.entry(m); ok && !e.Tombstone {
+			live = append(live, m.seq)
+		}
+		return nil
+	})
+	live = live[max(0, len(live)-most):]
+	all := len(live) == most
+	if live = live[:max(0, len(live)-skip)]; err != nil || len(live) == 0 {
+		return nil, all, err
+	}
+	from, to := live[0], live[len(live)-1]
+	page := make([]*Event, 0, limit)
+	err = p.each(ctx, from, to-from+1, false, func(m *storedMsg) error {
+		if m.seq > to {
+			return errStopWalk
+		}
+		if e, _, ok := p.topic.entry(m); ok && !e.Tombstone {
+			page = append(page, e)
+		}
+		if m.seq == to {
+			return errStopWalk
+		}
+		return nil
+	})
+	return page, all, err
+}
+
+// place finds a sequence from which on there are need entries, or some more, and how many.
+func (p *pageRead) place(ctx context.Context, need uint64) (start, count uint64, err error) {
+	if need == p.entries {
+		return p.first, p.entries, nil
+	}
+	if p.last-p.first+1 == p.entries { // no holes
+		return p.last + 1 - need, need, nil
+	}
+	// From lo on there are at least need entries, loCount of them; from hi on there are fewer.
+	lo, hi := p.first, p.last+1
+	loCount, hiCount := p.entries, uint64(0)
+	for i := 0; hi-lo > 1 && loCount > need+pageSlack && i < probeMost; i++ {
+		mid := lo + (hi-lo)/2
+		if i%3 != 2 { // every third step halves, so that no distribution of holes makes the search long
+			share := float64(loCount-need-pageSlack/2) / float64(loCount-hiCount)
+			mid = min(max(lo+uint64(share*float64(hi-lo)), lo+1), hi-1)
+		}
+		at, n, err := p.count(ctx, mid)
+		if err != nil {
+			return 0, 0, err
+		}
+		if n >= need {
+			lo, loCount = max(at, mid), n
+		} else {
+			hi, hiCount = mid, n
+		}
+	}
+	return lo, loCount, nil
+}
+
+// count is how many entries there are from seq on, and the sequence of the first of them.
+func (p *pageRead) count(ctx context.Context, seq uint64) (first, n uint64, err error) {
+	_, err = p.bus.direct(ctx, p.topic.bucket.stream, &directQuery{Seq: seq, Batch: 1}, func(m *storedMsg, pending uint64) error {
+		first, n = m.seq, pending+1
+		return nil
+	})
+	return first, n, err
+}
+
+// each calls f for n entries from start on. Each direct get costs the server a count, a consumer one in all.
+func (p *pageRead) each(ctx context.Context, start, n uint64, headersOnly bool, f func(*storedMsg) error) error {
+	stream := p.topic.bucket.stream
+	if headersOnly || n > 2*directMost {
+		err := p.bus.readThrough(ctx, stream, start, headersOnly, func(m *storedMsg) error {
+			if n == 0 {
+				return errStopWalk
+			}
+			n--
+			return f(m)
+		})
+		if errors.Is(err, errStopWalk) {
+			return nil
+		}
+		return err
+	}
+	for n > 0 {
+		q := &directQuery{Seq: start, Batch: int(min(n, directMost))} //nolint:gosec // at most directMost
+		end, err := p.bus.direct(ctx, stream, q, func(m *storedMsg, _ uint64) error {
+			start = m.seq + 1
+			n--
+			return f(m)
+		})
+		if errors.Is(err, errStopWalk) {
+			return nil
+		}
+		if err != nil || end.got == 0 || end.pending == 0 {
+			return err
+		}
+	}
+	return nil
+}

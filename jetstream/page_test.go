@@ -1,0 +1,146 @@
+package jetstream
+
+import (
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"testing"
+)
+
+// pages reads all pages of a size.
+func pages(tb testing.TB, b *Bus, topic string, limit int) []string {
+	tb.Helper()
+	var keys []string
+	for offset := 0; ; offset += limit {
+		page, err := b.LatestPage(tb.Context(), topic, offset, limit)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		for _, e := range page {
+			keys = append(keys, e.Key)
+		}
+		if len(page) < limit {
+			return keys
+		}
+	}
+}
+
+// model is what a bucket should hold: live keys, the newest first.
+func model(history []string, removed map[string]bool) []string {
+	var keys []string
+	seen := make(map[string]bool)
+	for _, key := range slices.Backward(history) {
+		if !seen[key] && !removed[key] {
+			keys = append(keys, key)
+		}
+		seen[key] = true
+	}
+	return keys
+}
+
+// fill publishes to random keys, and removes some.
+func fill(tb testing.TB, b *Bus, topic string, events, keys int, rnd *rand.Rand) []string {
+	tb.Helper()
+	var history []string
+	removed := make(map[string]bool)
+	p := b.NewPublisher()
+	for range events {
+		key := strconv.Itoa(rnd.IntN(keys))
+		opts := &PublishOptions{Key: key, Tombstone: rnd.IntN(4) == 0}
+		payload := []byte("1")
+		if opts.Tombstone {
+			payload = nil
+		}
+		if err := p.Publish(tb.Context(), topic, payload, opts, func(_ Receipt, err error) {
+			if err != nil {
+				tb.Error(err)
+			}
+		}); err != nil {
+			tb.Fatal(err)
+		}
+		history = append(history, key)
+		removed[key] = opts.Tombstone
+	}
+	if err := p.Flush(tb.Context()); err != nil {
+		tb.Fatal(err)
+	}
+	filled(tb, b, topic, "last", set(tb, b, topic, "last", "1"))
+	return model(append(history, "last"), removed)
+}
+
+func TestPagesLeaveOutWhatWasRemoved(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules})
+	rnd := rand.New(rand.NewPCG(1, 2))
+	want := fill(t, b, "state.a", 3_000, 1_500, rnd)
+	for _, limit := range []int{40, 100, 999, 1_000} {
+		if got := pages(t, b, "state.a", limit); !slices.Equal(got, want) {
+			t.Errorf("pages of %d: got %d keys, want %d", limit, len(got), len(want))
+		}
+	}
+	for range 30 {
+		offset, limit := rnd.IntN(len(want)+50), 1+rnd.IntN(300)
+		page, err := b.LatestPage(t.Context(), "state.a", offset, limit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, e := range page {
+			got = append(got, e.Key)
+		}
+		if end := min(offset+limit, len(want)); !slices.Equal(got, want[min(offset, end):end]) {
+			t.Errorf("offset %d, limit %d: got %d keys", offset, limit, len(got))
+		}
+	}
+	var each []string
+	if err := b.EachLatest(t.Context(), "state.a", func(e *Event) error {
+		if !e.Tombstone {
+			each = append(each, e.Key)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if slices.Reverse(each); !slices.Equal(each, want) {
+		t.Errorf("EachLatest: got %d keys, want %d", len(each), len(want))
+	}
+}
+
+// Deep pages may repeat an event, and leave none out.
+func TestDeepPagesLeaveNothingOut(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules})
+	want := fill(t, b, "state.a", 20_000, 40_000, rand.New(rand.NewPCG(3, 4)))
+	var got []string
+	seen := make(map[string]bool)
+	for _, key := range pages(t, b, "state.a", 1_000) {
+		if !seen[key] {
+			got = append(got, key)
+		}
+		seen[key] = true
+	}
+	if len(want) < exactPage || !slices.Equal(got, want) {
+		t.Errorf("got %d keys, want %d", len(got), len(want))
+	}
+}
+
+func TestPageBounds(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules})
+	filled(t, b, "state.a", "k", set(t, b, "state.a", "k", "1"))
+	for _, c := range []struct{ offset, limit int }{{-1, 1}, {0, 0}, {0, 1_001}} {
+		_, err := b.LatestPage(t.Context(), "state.a", c.offset, c.limit)
+		var known *Error
+		if !errors.As(err, &known) || known.Code != CodeBadOptions {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	publish(t, b, "plain", "1")
+	_, err := b.LatestPage(t.Context(), "plain", 0, 1)
+	var known *Error
+	if !errors.As(err, &known) || known.Code != CodeBadTopic {
+		t.Errorf("a topic that is not compacted: %v", err)
+	}
+	stop := errors.New("stop")
+	if err := b.EachLatest(t.Context(), "state.a", func(*Event) error { return stop }); err != stop { //nolint:errorlint // it is returned as it is
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,368 @@
+package jetstream
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// ChangeKind says what carrying out a TopicChange would do.
+type ChangeKind string
+
+// The kinds of changes.
+const (
+	// ChangeCreate makes a stream, or the bucket of a compacted topic.
+	ChangeCreate ChangeKind = "create"
+	// ChangeSafe changes a stream, and no event goes by it.
+	ChangeSafe ChangeKind = "change"
+	// ChangeDeletes makes a bound of a stream narrower, by which events may go at once.
+	ChangeDeletes ChangeKind = "deletes"
+	// ChangeImpossible is what the server cannot do, or the bus never does. Err says why, and what to do instead.
+	ChangeImpossible ChangeKind = "impossible"
+)
+
+// TopicChange is one difference between Config.Topics and the server.
+type TopicChange struct {
+	// Topic is empty for the stream of a family.
+	Topic  string
+	Stream string
+	// Rule is the pattern of the rule.
+	Rule string
+	// Field is named as in a topics file, or "stream" for one that is to be made, or the name that NATS gives to what has
+	// no field there. Have and Want are in the units of the file.
+	Field string
+	Have  string
+	Want  string
+	Kind  ChangeKind
+	// Done is set by ApplyTopics when the change was carried out. Err says why it was not, or cannot be; it is nil for
+	// what was not asked for.
+	Done bool
+	Err  error
+
+	set func(*natsjs.StreamConfig) // carries out what one stream's configuration can
+}
+
+// String is the change on one line, without its outcome.
+func (c *TopicChange) String() string {
+	name := cmp.Or(c.Topic, "family "+c.Stream)
+	if c.Kind == ChangeCreate && c.Field == fieldStream {
+		return name + ": stream " + c.Stream + " is to be made"
+	}
+	return name + ": " + c.Field + " is " + c.Have + ", the rule says " + c.Want
+}
+
+// The fields of changes that a topics file does not have.
+const (
+	fieldStream    = "stream"
+	fieldSubjects  = "subjects"
+	fieldRetention = "retention policy"
+	fieldDiscard   = "discard policy"
+	fieldPerKey    = "messages per subject"
+	fieldDirect    = "direct access"
+
+	fieldBucketReplicas = "replicas of the bucket"
+)
+
+// PlanTopics compares the rules of Config.Topics with the server and changes nothing. A rule for one topic, or a family,
+// wants its stream to be there; every rule wants the streams of topics that it is the first to match to be as it says.
+// The built-in rules want the buckets of compacted topics that exist, and leave everything else as it is.
+func (b *Bus) PlanTopics(ctx context.Context) ([]TopicChange, error) {
+	inv, err := b.takeInventory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var changes []TopicChange
+	for _, s := range inv.wanted() {
+		changes = append(changes, inv.plan(s)...)
+	}
+	return append(changes, inv.leftOver()...), nil
+}
+
+// ApplyTopics carries out what PlanTopics finds: what is to be made, and what no event goes by; with deleting also what
+// events may go by. It returns all changes, each with its outcome, and an error when the server could not be compared.
+// What fails does not keep the rest from being done. Several hubs may call it at once.
+func (b *Bus) ApplyTopics(ctx context.Context, deleting bool) ([]TopicChange, error) {
+	inv, err := b.takeInventory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var changes []TopicChange
+	for _, s := range inv.wanted() {
+		planned := inv.plan(s)
+		switch {
+		case len(planned) == 0:
+		case ctx.Err() != nil:
+			return changes, ctx.Err()
+		default:
+			planned = b.apply(ctx, inv, s, planned, deleting)
+		}
+		changes = append(changes, planned...)
+	}
+	return append(changes, inv.leftOver()...), nil
+}
+
+// apply carries out what was planned for one stream.
+func (b *Bus) apply(ctx context.Context, inv *inventory, s topicStream, planned []TopicChange, deleting bool) []TopicChange {
+	if s.info == nil {
+		if planned[0].Kind != ChangeCreate {
+			return planned
+		}
+		info, err := b.createStream(ctx, s.topic, s.rule)
+		if err != nil {
+			planned[0].Err = err
+			return planned
+		}
+		planned[0].Done = true
+		inv.add(info)
+		s.info = info
+		// Another hub may have made it at the same moment, by another file.
+		return append(planned[:1:1], b.apply(ctx, inv, s, inv.plan(s), deleting)...)
+	}
+	// What others have changed since the inventory was taken must not be undone by a configuration from before.
+	info, err := b.findStream(ctx, s.info.Config.Name)
+	if err != nil {
+		for i := range planned {
+			planned[i].Err = cmp.Or(planned[i].Err, err)
+		}
+		return planned
+	}
+	s.info = info
+	inv.add(info)
+	planned = inv.plan(s)
+	var own, bucket []*TopicChange
+	for i := range planned {
+		switch c := &planned[i]; {
+		case c.Field == fieldCompaction && c.Kind == ChangeCreate:
+			c.Err = b.makeBucket(ctx, s)
+			c.Done = c.Err == nil
+		case c.set == nil || c.Kind == ChangeDeletes && !deleting:
+		case c.Stream == s.info.Config.Name:
+			own = append(own, c)
+		default:
+			bucket = append(bucket, c)
+		}
+	}
+	for _, sets := range [][]*TopicChange{own, bucket} {
+		if err := b.update(ctx, s.rule, sets...); err != nil && len(sets) > 1 {
+			for _, c := range sets { // one of them may stand in the way of the others
+				_ = b.update(ctx, s.rule, c) // it is in c.Err
+			}
+		}
+	}
+	return planned
+}
+
+// update carries out changes of one stream's configuration in one step.
+func (b *Bus) update(ctx context.Context, rule *TopicRule, sets ...*TopicChange) error {
+	if len(sets) == 0 {
+		return nil
+	}
+	info, err := b.findStream(ctx, sets[0].Stream)
+	if err == nil {
+		cfg := info.Config
+		for _, c := range sets {
+			c.set(&cfg)
+		}
+		if _, ours := cfg.Metadata[bucketTopic]; !ours {
+			cfg.Metadata = maps.Clone(cfg.Metadata)
+			if cfg.Metadata == nil {
+				cfg.Metadata = make(map[string]string)
+			}
+			cfg.Metadata[metaPattern] = rule.Pattern
+		}
+		_, err = b.js.UpdateStream(ctx, cfg)
+	}
+	for _, c := range sets {
+		c.Done, c.Err = err == nil, err
+	}
+	return err
+}
+
+// makeBucket makes the bucket of a topic that has a stream.
+func (b *Bus) makeBucket(ctx context.Context, s topicStream) error {
+	t, err := b.newTopic(s.topic, s.info, s.rule, false)
+	if err != nil {
+		return err
+	}
+	return b.ensureBucket(ctx, t, &s.info.Config)
+}
+
+// plan compares one stream with its rule.
+func (inv *inventory) plan(s topicStream) []TopicChange {
+	name := s.rule.streamName(s.topic)
+	var changes []TopicChange
+	if s.info == nil {
+		c := TopicChange{Topic: s.topic, Stream: name, Rule: s.rule.Pattern, Field: fieldStream, Have: "missing", Want: "made", Kind: ChangeCreate}
+		if _, exists := inv.streams[name]; exists {
+			c.Kind, c.Have = ChangeImpossible, "not the event bus's"
+			c.Err = fmt.Errorf("a stream %s exists that takes none of the subjects of the topic: delete it, or choose another topic", name)
+		} else if err := inv.overlap(name, s.rule.subjects(s.topic)); err != nil {
+			c.Kind, c.Err = ChangeImpossible, err
+		}
+		return append(changes, c)
+	}
+	if inv.bus.configured(s.rule) {
+		changes = s.rule.compare(s.topic, &s.info.Config, &inv.bus.cfg)
+		for i := range changes {
+			if c := &changes[i]; c.Field == fieldSubjects && c.Kind == ChangeSafe {
+				if err := inv.overlap(name, s.rule.subjects(s.topic)); err != nil {
+					c.Kind, c.Err, c.set = ChangeImpossible, err, nil
+				}
+			}
+		}
+	}
+	if s.topic == "" {
+		return changes
+	}
+	bucket, filled := inv.bucket(s.topic)
+	c := TopicChange{Topic: s.topic, Stream: bucket, Rule: s.rule.Pattern, Field: fieldCompaction}
+	switch n := s.rule.Replicas; {
+	case s.rule.Compaction && filled == nil:
+		c.Have, c.Want, c.Kind = "false", "true", ChangeCreate
+		changes = append(changes, c)
+	case s.rule.Compaction && n != 0 && filled.Config.Replicas != n && inv.bus.configured(s.rule):
+		c.Field, c.Have, c.Want, c.Kind = fieldBucketReplicas, countText(int64(filled.Config.Replicas)), countText(int64(n)), ChangeSafe
+		c.set = func(cfg *natsjs.StreamConfig) { cfg.Replicas = n }
+		changes = append(changes, c)
+	case !s.rule.Compaction && filled != nil:
+		bucket = strings.TrimPrefix(bucket, "KV_")
+		c.Have, c.Want, c.Kind = "true", "false", ChangeImpossible
+		c.Err = fmt.Errorf("the event bus never deletes the bucket %s, which goes on being filled: delete it with the nats command (nats kv del %s), or keep compaction: true", bucket, bucket)
+		changes = append(changes, c)
+	}
+	return changes
+}
+
+// compare says how a stream differs from its rule.
+func (r *TopicRule) compare(topic string, have *natsjs.StreamConfig, defaults *Config) (changes []TopicChange) {
+	want := r.streamConfig(topic, defaults)
+	differs := func(field, has, wants string, kind ChangeKind, set func(*natsjs.StreamConfig)) {
+		changes = append(changes, TopicChange{Topic: topic, Stream: have.Name, Rule: r.Pattern, Field: field, Have: has, Want: wants, Kind: kind, set: set})
+	}
+	impossible := func(field, has, wants, why string) {
+		differs(field, has, wants, ChangeImpossible, nil)
+		changes[len(changes)-1].Err = errors.New(why)
+	}
+	var missing []string
+	for _, s := range want.Subjects {
+		if !slices.ContainsFunc(have.Subjects, func(has string) bool { return covers(has, s) }) {
+			missing = append(missing, s)
+		}
+	}
+	if len(missing) > 0 {
+		differs(fieldSubjects, strings.Join(have.Subjects, " "), strings.Join(want.Subjects, " "), ChangeSafe, func(c *natsjs.StreamConfig) {
+			c.Subjects = append(slices.DeleteFunc(slices.Clone(c.Subjects), func(s string) bool { // narrower ones would overlap
+				return slices.ContainsFunc(missing, func(m string) bool { return covers(m, s) })
+			}), missing...)
+		})
+	}
+	bound := func(field string, has, wants int64, text func(int64) string, set func(*natsjs.StreamConfig)) {
+		has, wants = max(has, 0), max(wants, 0)
+		switch {
+		case has == wants:
+		case wants == 0 || has != 0 && has < wants:
+			differs(field, text(has), text(wants), ChangeSafe, set)
+		default:
+			differs(field, text(has), text(wants), ChangeDeletes, set)
+		}
+	}
+	bound(fieldAge, int64(have.MaxAge), int64(want.MaxAge), func(n int64) string { return AgeText(time.Duration(n)) }, func(c *natsjs.StreamConfig) { c.MaxAge = want.MaxAge })
+	bound(fieldBytes, have.MaxBytes, want.MaxBytes, sizeText, func(c *natsjs.StreamConfig) { c.MaxBytes = want.MaxBytes })
+	bound(fieldMessages, have.MaxMsgs, want.MaxMsgs, countText, func(c *natsjs.StreamConfig) { c.MaxMsgs = want.MaxMsgs })
+	bound(fieldPerKey, have.MaxMsgsPerSubject, 0, countText, func(c *natsjs.StreamConfig) { c.MaxMsgsPerSubject = -1 })
+	if have.Duplicates != want.Duplicates {
+		differs(fieldDuplicateWindow, AgeText(have.Duplicates), AgeText(want.Duplicates), ChangeSafe, func(c *natsjs.StreamConfig) { c.Duplicates = want.Duplicates })
+	}
+	if r.Replicas != 0 && have.Replicas != want.Replicas { // a default is for new streams only
+		differs(fieldReplicas, countText(int64(have.Replicas)), countText(int64(want.Replicas)), ChangeSafe, func(c *natsjs.StreamConfig) { c.Replicas = want.Replicas })
+	}
+	if has := max(have.MaxMsgSize, -1); has != want.MaxMsgSize && (has > 0 || want.MaxMsgSize > 0) {
+		differs(fieldMaxPayload, payloadText(has), payloadText(want.MaxMsgSize), ChangeSafe, func(c *natsjs.StreamConfig) { c.MaxMsgSize = want.MaxMsgSize })
+	}
+	if !have.AllowDirect {
+		differs(fieldDirect, "false", "true", ChangeSafe, func(c *natsjs.StreamConfig) { c.AllowDirect = true })
+	}
+	if have.Discard != natsjs.DiscardOld {
+		differs(fieldDiscard, "new", "old", ChangeDeletes, func(c *natsjs.StreamConfig) { c.Discard, c.DiscardNewPerSubject = natsjs.DiscardOld, false })
+	}
+	if r.Storage != "" && have.Storage != want.Storage {
+		impossible(fieldStorage, storAgeText(have.Storage), storAgeText(want.Storage), "a stream cannot move between file and memory: delete it, and its events with it, or leave the rule's storage as it is")
+	}
+	if have.Retention != natsjs.LimitsPolicy {
+		impossible(fieldRetention, strings.ToLower(have.Retention.String()), "limits", "the stream deletes events that were acknowledged, so groups lose each other's: make the topic anew without that policy")
+	}
+	return changes
+}
+
+// AgeText is a duration in the units of a topics file.
+func AgeText(d time.Duration) string {
+	const day = 24 * time.Hour
+	if d <= 0 {
+		return "none"
+	}
+	var text string
+	if days := d / day; days > 0 {
+		text, d = fmt.Sprintf("%dd", days), d%day
+		if d == 0 {
+			return text
+		}
+	}
+	rest := d.String()
+	if s, ok := strings.CutSuffix(rest, "m0s"); ok {
+		rest = s + "m"
+	}
+	if s, ok := strings.CutSuffix(rest, "h0m"); ok {
+		rest = s + "h"
+	}
+	return text + rest
+}
+
+// sizeText is a number of bytes in the units of a topics file.
+func sizeText(n int64) string {
+	if n <= 0 {
+		return "none"
+	}
+	for _, unit := range []struct {
+		size int64
+		name string
+	}{{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
+		if n%unit.size == 0 {
+			return fmt.Sprintf("%d%s", n/unit.size, unit.name)
+		}
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+// countText is a number in a topics file.
+func countText(n int64) string {
+	if n <= 0 {
+		return "none"
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+// payloadText is what a bound on messages leaves for payloads.
+func payloadText(n int32) string {
+	if n <= 0 {
+		return "none"
+	}
+	if n <= payloadMargin {
+		return "0"
+	}
+	return sizeText(int64(n) - payloadMargin)
+}
+
+func storAgeText(s natsjs.StorageType) string {
+	if s == natsjs.MemoryStorage {
+		return string(StorageMemory)
+	}
+	return string(StorageFile)
+}

@@ -1,0 +1,299 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// Bounds of a repair.
+const (
+	foreignMost   = 10_000           // foreign entries that one repair looks into
+	restoreAtOnce = 64               // keys whose events are read again at a time: a source each
+	restoreWait   = 15 * time.Second // for the source to do so
+)
+
+// RepairOptions say how far a repair goes.
+type RepairOptions struct {
+	// RemoveForeign removes foreign entries of keys of which the topic's stream holds no event. They may have replaced an
+	// event that nobody else has; what they hold is lost then.
+	RemoveForeign bool
+}
+
+// ForeignEntry is an entry of a bucket that a native client wrote, and not the topic.
+type ForeignEntry struct {
+	Key      string
+	Sequence uint64 // in the bucket
+	StoredAt int64  // epoch nanoseconds
+	// Outcome is what the repair did.
+	Outcome ForeignOutcome
+}
+
+// ForeignOutcome is what became of a foreign entry.
+type ForeignOutcome string
+
+// What becomes of foreign entries.
+const (
+	ForeignRestored ForeignOutcome = "restored" // the key's newest event stands in its place
+	ForeignRemoved  ForeignOutcome = "removed"  // the topic holds no event of the key; RepairOptions.RemoveForeign
+	ForeignKept     ForeignOutcome = "kept"     // the topic holds no event of the key
+)
+
+// RepairBucket makes the bucket of a compacted topic what it should be, or makes it if it is gone, and returns what it found. The
+// server then fills in what the bucket missed, as far as the topic's stream still holds it. Entries that native clients wrote
+// meanwhile are replaced by the newest event of their key; those of which there is none left are reported, and stay
+// unless opts says otherwise.
+//
+// While foreign entries are replaced, the bucket may show an older event of such a key for a moment; Watch does not. It may
+// be called again, and by several hubs. It returns ErrNotFound when the topic does not exist, a bad_topic *Error when the
+// stream of the bucket's name is somebody else's.
+func (b *Bus) RepairBucket(ctx context.Context, topic string, opts RepairOptions) (BucketReport, error) {
+	t, err := b.compacted(ctx, topic)
+	if err != nil {
+		return BucketReport{Topic: topic}, b.readFailed(err)
+	}
+	r := repair{bus: b, topic: t, opts: opts}
+	if r.report, err = b.checkBucket(ctx, t); err == nil {
+		err = r.run(ctx)
+	}
+	if err != nil {
+		return r.report, b.readFailed(err)
+	}
+	b.log.InfoContext(ctx, "the bucket of a compacted topic was repaired", slog.String("topic", topic), slog.String("bucket", r.report.Bucket),
+		slog.String("faults", strings.Join(r.report.Faults, "; ")), slog.Int("foreign_entries", r.report.ForeignTotal))
+	return r.report, nil
+}
+
+// repair is one RepairBucket.
+type repair struct {
+	bus    *Bus
+	topic  *topicInfo
+	opts   RepairOptions
+	report BucketReport
+	cfg    natsjs.StreamConfig // of the bucket, as it should be
+}
+
+func (r *repair) run(ctx context.Context) error {
+	source, err := r.bus.findStream(ctx, r.topic.stream.name)
+	if err != nil {
+		return err
+	}
+	if err := r.bus.ensureBucket(ctx, r.topic, &source.Config); err != nil {
+		return err
+	}
+	info, err := r.bus.findStream(ctx, r.topic.bucket.stream)
+	if err != nil {
+		return err
+	}
+	// What cannot be changed stays, and what does no harm.
+	have := &info.Config
+	r.cfg = r.topic.bucket.config(r.topic.name, &source.Config)
+	r.cfg.Storage, r.cfg.Replicas, r.cfg.Placement, r.cfg.Compression = have.Storage, have.Replicas, have.Placement, have.Compression
+	r.cfg.DenyPurge, r.cfg.DenyDelete = have.DenyPurge, r.cfg.DenyDelete || have.DenyDelete
+	r.cfg.AllowRollup = !have.DenyPurge
+	if have.Duplicates == leastWindow {
+		r.cfg.Duplicates = leastWindow
+	}
+	if len(r.topic.bucket.faults(r.topic.name, r.topic.stream.name, info)) > 0 || have.Metadata[bucketTopic] != r.topic.name {
+		if err := r.update(ctx, nil); err != nil {
+			return err
+		}
+	}
+	if err := r.awaitSource(ctx); err != nil {
+		return err
+	}
+	return r.foreign(ctx)
+}
+
+// update gives the bucket its configuration, with sources beside the one that belongs there.
+func (r *repair) update(ctx context.Context, beside []*natsjs.StreamSource) error {
+	cfg := r.cfg
+	cfg.Sources = append([]*natsjs.StreamSource{r.topic.bucket.source(r.topic.name, r.topic.stream.name)}, beside...)
+	if _, err := r.bus.js.UpdateStream(ctx, cfg); err != nil {
+		return fmt.Errorf("jetstream: update bucket %s for topic %s: %w", cfg.Name, r.topic.name, err)
+	}
+	return nil
+}
+
+// awaitSource waits until the source has caught up: that alone may replace foreign entries. When it takes long the repair goes
+// on, for what the source brings later replaces them too.
+func (r *repair) awaitSource(ctx context.Context) error {
+	return r.poll(ctx, func() (bool, error) {
+		info, err := r.bus.findStream(ctx, r.topic.bucket.stream)
+		if err != nil {
+			return false, err
+		}
+		for _, s := range info.Sources {
+			if s.Active < 0 || s.Lag > 0 {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+}
+
+// poll asks until the answer is yes, for as long as restoreWait.
+func (r *repair) poll(ctx context.Context, f func() (bool, error)) error {
+	deadline := time.Now().Add(restoreWait)
+	for time.Now().Before(deadline) {
+		if done, err := f(); done || err != nil {
+			return err
+		}
+		if err := r.bus.pause(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// foreignKey is a foreign entry on its way.
+type foreignKey struct {
+	entry   *ForeignEntry
+	subject string // in the bucket
+	event   string // subject in the topic's stream; "": the topic can have no such key
+	seq     uint64 // of the newest event
+}
+
+// foreign finds and replaces what native clients wrote.
+func (r *repair) foreign(ctx context.Context) error {
+	var found []*foreignKey
+	err := r.bus.readThrough(ctx, r.topic.bucket.stream, 1, true, func(m *storedMsg) error {
+		token, inside := strings.CutPrefix(m.subject, r.topic.bucket.prefix)
+		if _, ours := r.topic.entryOrigin(m); ours || !inside {
+			return nil
+		}
+		if r.report.ForeignTotal++; len(found) == foreignMost {
+			return nil
+		}
+		k := &foreignKey{subject: m.subject, entry: &ForeignEntry{Key: tokenKey(token), Sequence: m.seq, StoredAt: m.time.UnixNano(), Outcome: ForeignKept}}
+		if !strings.Contains(token, ".") {
+			k.event = "keyed." + token + "." + r.topic.name
+		}
+		found = append(found, k)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	var again []*foreignKey
+	for _, k := range found {
+		if err := r.judge(ctx, k); err != nil {
+			return err
+		}
+		if k.seq > 0 {
+			again = append(again, k)
+		}
+	}
+	for len(again) > 0 {
+		n := min(len(again), restoreAtOnce)
+		if err := r.restore(ctx, again[:n]); err != nil {
+			return err
+		}
+		again = again[n:]
+	}
+	for _, k := range found {
+		r.report.Foreign = append(r.report.Foreign, *k.entry)
+	}
+	return nil
+}
+
+// judge looks whether the topic has an event of the key, and removes the entry if it has none and the caller wants it.
+func (r *repair) judge(ctx context.Context, k *foreignKey) error {
+	if k.event != "" {
+		m, err := r.bus.lastBySubject(ctx, r.topic.stream.name, k.event)
+		if err == nil {
+			k.seq = m.seq
+			return nil
+		}
+		if !errors.Is(err, ErrNotFound) {
+			return err
+		}
+	}
+	if !r.opts.RemoveForeign {
+		return nil
+	}
+	handle, err := r.bus.js.Stream(ctx, r.topic.bucket.stream)
+	if err != nil {
+		return err
+	}
+	if err := handle.Purge(ctx, natsjs.WithPurgeSubject(k.subject), natsjs.WithPurgeSequence(k.entry.Sequence+1)); err != nil {
+		return fmt.Errorf("jetstream: remove a foreign entry from bucket %s: %w", r.topic.bucket.stream, err)
+	}
+	k.entry.Outcome = ForeignRemoved
+	return nil
+}
+
+// restore has the newest events of keys sourced once more. The server goes on with a source where it was, so each key gets one of
+// its own for the moment, which begins at its newest event: nothing older comes back.
+func (r *repair) restore(ctx context.Context, keys []*foreignKey) error {
+	beside := make([]*natsjs.StreamSource, len(keys))
+	for i, k := range keys {
+		beside[i] = &natsjs.StreamSource{
+			Name: r.topic.stream.name, OptStartSeq: k.seq,
+			SubjectTransforms: []natsjs.SubjectTransformConfig{{Source: k.event, Destination: k.subject}},
+		}
+	}
+	if err := r.update(ctx, beside); err != nil {
+		return err
+	}
+	came := r.awaitKeys(ctx, keys, false)
+	// Whatever happened, the sources go: they would bring each later event twice.
+	off, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
+	defer cancel()
+	if err := r.update(off, nil); err != nil {
+		return err
+	}
+	if came != nil {
+		return came
+	}
+	// A key that changed meanwhile may have got its events in the wrong order.
+	return r.awaitKeys(ctx, keys, true)
+}
+
+// awaitKeys waits until the entries of keys are events of the topic, and those of newest its newest ones.
+func (r *repair) awaitKeys(ctx context.Context, keys []*foreignKey, newest bool) error {
+	for _, k := range keys {
+		right := false
+		err := r.poll(ctx, func() (_ bool, err error) {
+			right, err = r.right(ctx, k, newest)
+			return right, err
+		})
+		if err != nil {
+			return err
+		}
+		if !right {
+			return fmt.Errorf("jetstream: repair of bucket %s: the newest event of a key did not come back in %v: repair it again", r.topic.bucket.stream, restoreWait)
+		}
+		if newest {
+			k.entry.Outcome = ForeignRestored
+		}
+	}
+	return nil
+}
+
+func (r *repair) right(ctx context.Context, k *foreignKey, newest bool) (bool, error) {
+	var newestSeq uint64
+	if newest {
+		m, err := r.bus.lastBySubject(ctx, r.topic.stream.name, k.event)
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			return false, err
+		}
+		if err == nil {
+			newestSeq = m.seq
+		}
+	}
+	m, err := r.bus.lastBySubject(ctx, r.topic.bucket.stream, k.subject)
+	if errors.Is(err, ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	at, ours := r.topic.entryOrigin(m)
+	return ours && at.seq >= newestSeq, nil
+}

@@ -1,0 +1,263 @@
+package jetstream
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Bounds of the fields of a rule. Those of a compacted topic leave the server time to fill the bucket from the stream.
+const (
+	minRuleAge         = 100 * time.Millisecond // the server's own
+	minDuplicateWindow = time.Second
+	minSnapshotEvery   = time.Second
+	maxRulePayload     = 64<<20 - payloadMargin // no server takes more
+
+	minCompactedAge   = time.Hour
+	minCompactedMsgs  = 100_000
+	minCompactedBytes = 128 << 20
+)
+
+// The fields of a rule, as a topics file names them.
+const (
+	fieldPattern         = "pattern"
+	fieldFamily          = "family"
+	fieldAge             = "retention.age"
+	fieldBytes           = "retention.bytes"
+	fieldMessages        = "retention.messages"
+	fieldDuplicateWindow = "duplicate_window"
+	fieldReplicas        = "replicas"
+	fieldStorage         = "storage"
+	fieldMaxPayload      = "max_payload"
+	fieldCompaction      = "compaction"
+	fieldSnapshotTopic   = "snapshot.topic"
+	fieldSnapshotEvery   = "snapshot.every"
+)
+
+// RuleError says what is wrong with one of several rules, and what to do.
+type RuleError struct {
+	// Rule is the index of the rule, and Pattern its pattern.
+	Rule    int
+	Pattern string
+	// Fields are what it is about, named as in a topics file; the first is where to look.
+	Fields []string
+	// Other is the index of an earlier rule that is about it too, or -1.
+	Other int
+	// Msg says what is wrong.
+	Msg string
+}
+
+// Error names the rule by its pattern.
+func (e *RuleError) Error() string { return fmt.Sprintf("topic rule %q: %s", e.Pattern, e.Msg) }
+
+// CheckRules finds everything that is wrong with rules, which come before the built-in ones: in each of them, and between
+// them. Config.Topics must pass it.
+func CheckRules(rules []TopicRule) []*RuleError {
+	var faults []*RuleError
+	sound := make([]bool, len(rules)) // the pattern is one
+	for i := range rules {
+		own := rules[i].faults()
+		for _, f := range own {
+			f.Rule = i
+		}
+		sound[i] = !slices.ContainsFunc(own, func(f *RuleError) bool { return f.Fields[0] == fieldPattern })
+		faults = append(faults, own...)
+	}
+	add := func(i, other int, fields []string, format string, args ...any) {
+		faults = append(faults, &RuleError{Rule: i, Pattern: rules[i].Pattern, Fields: fields, Other: other, Msg: fmt.Sprintf(format, args...)})
+	}
+	snapshots := make(map[string]int)
+	for i := range rules {
+		r := &rules[i]
+		if r.Snapshot != nil && ValidTopic(r.Snapshot.Topic) == nil {
+			if other, twice := snapshots[r.Snapshot.Topic]; twice {
+				add(i, other, []string{fieldSnapshotTopic}, "the snapshots of %q go to %s already: give each its own topic", rules[other].Pattern, r.Snapshot.Topic)
+			} else {
+				snapshots[r.Snapshot.Topic] = i
+				checkSnapshotTopic(rules, i, add)
+			}
+		}
+		if sound[i] {
+			checkOrder(rules, i, sound, add)
+		}
+	}
+	slices.SortStableFunc(faults, func(a, b *RuleError) int { return cmp.Compare(a.Rule, b.Rule) })
+	return faults
+}
+
+// checkSnapshotTopic looks at the rule that the snapshots of rule i go by.
+func checkSnapshotTopic(rules []TopicRule, i int, add func(int, int, []string, string, ...any)) {
+	topic := rules[i].Snapshot.Topic
+	if topic == rules[i].Pattern {
+		return // said already
+	}
+	fields := []string{fieldSnapshotTopic, fieldCompaction}
+	all := Config{Topics: rules}
+	for _, r := range all.allRules() {
+		if !r.matches(topic) {
+			continue
+		}
+		other := slices.IndexFunc(rules, func(own TopicRule) bool { return own.Pattern == r.Pattern })
+		switch {
+		case !r.Compaction:
+			add(i, other, fields, "%s is not compacted, so the snapshots of keys that do not change would go with time: give it a rule of its own with compaction: true", topic)
+		case r.Snapshot != nil:
+			add(i, other, fields, "%s has snapshots itself: leave those out", topic)
+		}
+		return
+	}
+}
+
+// checkOrder compares rule i with those that come before it, and with the built-in families.
+func checkOrder(rules []TopicRule, i int, sound []bool, add func(int, int, []string, string, ...any)) {
+	r := &rules[i]
+	for j := range i {
+		before := &rules[j]
+		if !sound[j] {
+			continue
+		}
+		if before.takesAllOf(r) {
+			add(i, j, []string{fieldPattern}, "it is never used, because %q comes first and takes all of its topics: put it before that, or leave it out", before.Pattern)
+			return // one reason is enough
+		}
+	}
+	for j := range i {
+		before := &rules[j]
+		if !sound[j] {
+			continue
+		}
+		switch {
+		case r.Family != "" && r.Family == before.Family:
+			add(i, j, []string{fieldFamily}, "family %s has the pattern %q already: one family has one pattern", r.Family, before.Pattern)
+		case r.Family != "" && r.meets(before):
+			add(i, j, []string{fieldPattern}, "its one stream would take topics of %q, which comes first: streams may not share subjects, so put this rule first, or choose patterns that have no topic in common", before.Pattern)
+		case r.meets(before): // what a family takes never comes to r
+		case r.Family != "" && before.Family == "" && objectName(before.Pattern) == r.Family:
+			add(i, j, []string{fieldFamily}, "the stream of family %s would have the name of that of topic %s: choose another name", r.Family, before.Pattern)
+		case before.Family != "" && r.Family == "" && objectName(r.Pattern) == before.Family:
+			add(i, j, []string{fieldPattern}, "the stream of this topic would have the name of that of family %s: choose another name for one of them", before.Family)
+		}
+	}
+	if r.Pattern == "**" {
+		return // it comes after the built-in ones
+	}
+	for k := range builtinRules {
+		own := &builtinRules[k]
+		if own.Family == "" || !r.meets(own) || r.takesAllOf(own) {
+			continue
+		}
+		if slices.ContainsFunc(rules[:i], func(before TopicRule) bool { return before.takesAllOf(own) }) {
+			continue // the built-in family is not used
+		}
+		add(i, -1, []string{fieldPattern}, "it takes some topics of %s, which are in one stream (family %s) by a built-in rule: put a rule for %s before this one", own.Pattern, own.Family, own.Pattern)
+	}
+}
+
+// faults are all that is wrong with the rule by itself.
+func (r *TopicRule) faults() (faults []*RuleError) {
+	check := func(ok bool, fields []string, format string, args ...any) {
+		if !ok {
+			faults = append(faults, &RuleError{Pattern: r.Pattern, Fields: fields, Other: -1, Msg: fmt.Sprintf(format, args...)})
+		}
+	}
+	of := func(fields ...string) []string { return fields }
+	if msg := badPattern(r.Pattern); msg != "" {
+		check(false, of(fieldPattern), "%s", msg)
+	} else {
+		check(r.Family == "" || r.Pattern != "**", of(fieldFamily, fieldPattern), "a family of all topics would overlap with every other stream: give it a narrower pattern")
+	}
+	check(r.Family == "" || objectName(r.Family) == r.Family, of(fieldFamily), "family %q: at most %d of a-z, 0-9, _ and - are allowed", r.Family, maxNameLen)
+	check(r.MaxAge == 0 || r.MaxAge >= minRuleAge, of(fieldAge), "age %v: 0 (no bound) or at least %v is allowed", r.MaxAge, minRuleAge)
+	check(r.MaxBytes >= 0, of(fieldBytes), "bytes %d: 0 (no bound) or more is allowed", r.MaxBytes)
+	check(r.MaxMsgs >= 0, of(fieldMessages), "messages %d: 0 (no bound) or more is allowed", r.MaxMsgs)
+	check(r.DuplicateWindow == 0 || r.DuplicateWindow >= minDuplicateWindow, of(fieldDuplicateWindow), "duplicate window %v: at least %v is allowed; without one it is 2m", r.DuplicateWindow, minDuplicateWindow)
+	check(r.DuplicateWindow <= 0 || r.MaxAge <= 0 || r.DuplicateWindow <= r.MaxAge, of(fieldDuplicateWindow, fieldAge), "duplicate window %v: ids cannot be remembered for longer than the events, which go after %v", r.DuplicateWindow, r.MaxAge)
+	check(r.Replicas >= 0 && r.Replicas <= 5, of(fieldReplicas), "replicas %d: 1 to 5 are allowed", r.Replicas)
+	check(r.Storage == "" || r.Storage == StorageFile || r.Storage == StorageMemory, of(fieldStorage), "storage %q: file or memory is allowed", string(r.Storage))
+	check(r.MaxPayload >= 0 && r.MaxPayload <= maxRulePayload, of(fieldMaxPayload), "max payload %d: 0 (as the hub's) to %d bytes are allowed", r.MaxPayload, maxRulePayload)
+	if r.Compaction {
+		check(r.Family == "", of(fieldCompaction, fieldFamily), "a family cannot be compacted, for the bucket of a topic is filled from a stream of its own: leave one of them out")
+		check(r.Pattern == "**" || !meet(r.Pattern, dlqPrefix+"**"), of(fieldCompaction, fieldPattern), "dead letters cannot be compacted, for they have no keys")
+		check(r.MaxAge <= 0 || r.MaxAge >= minCompactedAge, of(fieldAge, fieldCompaction), "age %v: a compacted topic needs at least %v, so that nothing goes before its bucket has it", r.MaxAge, minCompactedAge)
+		check(r.MaxMsgs <= 0 || r.MaxMsgs >= minCompactedMsgs, of(fieldMessages, fieldCompaction), "messages %d: a compacted topic needs at least %d, so that nothing goes before its bucket has it", r.MaxMsgs, minCompactedMsgs)
+		check(r.MaxBytes <= 0 || r.MaxBytes >= minCompactedBytes, of(fieldBytes, fieldCompaction), "bytes %s: a compacted topic needs at least %s, so that nothing goes before its bucket has it", sizeText(r.MaxBytes), sizeText(minCompactedBytes))
+	}
+	if s := r.Snapshot; s != nil {
+		check(r.Compaction, of(fieldSnapshotTopic, fieldCompaction), "snapshots are made of compacted topics only: add compaction: true")
+		check(!wild(r.Pattern), of(fieldSnapshotTopic, fieldPattern), "snapshots are made of one topic, and this is a pattern: give that topic a rule of its own")
+		check(ValidTopic(s.Topic) == nil, of(fieldSnapshotTopic), "snapshot topic %q is no topic: it is segments of letters, digits, _ and - joined by dots", s.Topic)
+		check(s.Topic != r.Pattern, of(fieldSnapshotTopic), "the snapshots cannot go to the topic that they are made of: choose another, such as %s.snapshot", r.Pattern)
+		check(s.Every == 0 || s.Every >= minSnapshotEvery, of(fieldSnapshotEvery), "every %v: at least %v is allowed; without it, it is 30s", s.Every, minSnapshotEvery)
+	}
+	return faults
+}
+
+// badPattern says why it is no pattern, or "".
+func badPattern(pattern string) string {
+	if pattern == "" {
+		return "there is no topic, and no pattern"
+	}
+	if !wild(pattern) {
+		if err, bad := errors.AsType[*Error](ValidTopic(pattern)); bad {
+			return err.Msg
+		}
+		return ""
+	}
+	segments := strings.Split(pattern, ".")
+	for i, s := range segments {
+		switch s {
+		case "*":
+		case "**":
+			if i != len(segments)-1 {
+				return "** may only stand at the end"
+			}
+		default:
+			if ValidTopic(s) != nil {
+				return fmt.Sprintf("segment %d: letters, digits, _ and -, or * or ** are allowed", i+1)
+			}
+		}
+	}
+	if len(pattern) > maxTopicLen {
+		return fmt.Sprintf("the pattern has %d bytes, at most %d are allowed", len(pattern), maxTopicLen)
+	}
+	return ""
+}
+
+// wild reports whether the pattern is not just one topic.
+func wild(pattern string) bool { return strings.Contains(pattern, "*") }
+
+// takesAllOf reports whether the rule matches every topic that other matches.
+func (r *TopicRule) takesAllOf(other *TopicRule) bool {
+	p, o := strings.Split(r.Pattern, "."), strings.Split(other.Pattern, ".")
+	for i := range p {
+		switch {
+		case p[i] == "**":
+			return true
+		case i == len(o):
+			return false
+		case o[i] == "**", p[i] != "*" && p[i] != o[i]:
+			return false
+		}
+	}
+	return len(o) == len(p)
+}
+
+// meets reports whether there are topics that both rules match.
+func (r *TopicRule) meets(other *TopicRule) bool { return meet(r.Pattern, other.Pattern) }
+
+func meet(a, b string) bool {
+	p, o := strings.Split(a, "."), strings.Split(b, ".")
+	for i := 0; ; i++ {
+		switch {
+		case i < len(p) && p[i] == "**", i < len(o) && o[i] == "**":
+			return true
+		case i == len(p) || i == len(o):
+			return len(p) == len(o)
+		case p[i] != "*" && o[i] != "*" && p[i] != o[i]:
+			return false
+		}
+	}
+}

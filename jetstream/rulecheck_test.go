@@ -1,0 +1,122 @@
+package jetstream
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestRulesThatAreRefused(t *testing.T) {
+	snapshot := func(topic string) *SnapshotRule { return &SnapshotRule{Topic: topic} }
+	for want, rules := range map[string][]TopicRule{
+		"at least 100ms":                  {{Pattern: "a", MaxAge: time.Millisecond}},
+		"duplicate window 10ms":           {{Pattern: "a", DuplicateWindow: 10 * time.Millisecond}},
+		"remembered for longer":           {{Pattern: "a", MaxAge: time.Minute, DuplicateWindow: time.Hour}},
+		"replicas 6":                      {{Pattern: "a", Replicas: 6}},
+		`storage "tape"`:                  {{Pattern: "a", Storage: "tape"}},
+		"max payload -1":                  {{Pattern: "a", MaxPayload: -1}},
+		"a family cannot be compacted":    {{Pattern: "a", Family: "f", Compaction: true}},
+		"age 59m0s: a compacted":          {{Pattern: "a", Compaction: true, MaxAge: 59 * time.Minute}},
+		"messages 99999: a compacted":     {{Pattern: "a", Compaction: true, MaxMsgs: 99_999}},
+		"bytes 127MiB: a compacted":       {{Pattern: "a", Compaction: true, MaxBytes: 127 << 20}},
+		"of compacted topics only":        {{Pattern: "a", Snapshot: snapshot("process.state.snapshot")}},
+		"and this is a pattern":           {{Pattern: "a.*", Compaction: true, Snapshot: snapshot("process.state.snapshot")}},
+		"topic that they are made of":     {{Pattern: "a", Compaction: true, Snapshot: snapshot("a")}},
+		"b is not compacted":              {{Pattern: "a", Compaction: true, Snapshot: snapshot("b")}},
+		"every 1ms":                       {{Pattern: "a", Compaction: true, Snapshot: &SnapshotRule{"process.state.snapshot", time.Millisecond}}},
+		"go to process.state.snapshot al": {{Pattern: "a", Compaction: true, Snapshot: snapshot("process.state.snapshot")}, {Pattern: "b", Compaction: true, Snapshot: snapshot("process.state.snapshot")}},
+		"never used":                      {{Pattern: "a.**"}, {Pattern: "a"}},
+		"would take topics of":            {{Pattern: "a.b"}, {Pattern: "a.*", Family: "f"}},
+		"family dlq":                      {{Pattern: "*.x"}},
+	} {
+		faults := CheckRules(rules)
+		if len(faults) != 1 || !strings.Contains(faults[0].Error(), want) || faults[0].Rule != len(rules)-1 {
+			t.Errorf("%s: got %v", want, faults)
+		}
+		if cfg := (Config{Topics: rules}); cfg.prepare() == nil {
+			t.Errorf("%s: the configuration takes them", want)
+		}
+	}
+	if err := (&Config{Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}).prepare(); err == nil || !strings.Contains(err.Error(), "needs a cluster") {
+		t.Errorf("3 replicas on one server: %v", err)
+	}
+	if err := (&Config{URL: "nats://127.0.0.1:1", Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}).prepare(); err != nil {
+		t.Errorf("3 replicas in a cluster: %v", err)
+	}
+	if faults := CheckRules(builtinRules); len(faults) > 0 {
+		t.Errorf("the built-in rules: %v", faults)
+	}
+}
+
+// TestDefaultRuleComesAfterBuiltIn: who says what holds for all other topics does not mean dead letters.
+func TestDefaultRuleComesAfterBuiltIn(t *testing.T) {
+	cfg := Config{Topics: []TopicRule{{Pattern: "a.b"}, {Pattern: "**", MaxMsgs: 7}}}
+	b := &Bus{rules: cfg.allRules()}
+	for topic, want := range map[string]TopicRule{
+		"a.b": {Pattern: "a.b"}, "other": {Pattern: "**", MaxMsgs: 7},
+		"dlq.a.b": builtinRules[0], "heartbeat.received": builtinRules[1], "process.state": builtinRules[2],
+	} {
+		if got := b.rule(topic); *got != want {
+			t.Errorf("%s: got %+v, want %+v", topic, *got, want)
+		}
+	}
+	if got := b.Snapshots(); len(got) != 1 || got[0].Pattern != "process.state" || got[0].Snapshot.Every != 30*time.Second {
+		t.Errorf("snapshots: %+v", got)
+	}
+	cfg.Topics[0] = TopicRule{Pattern: "process.**", MaxMsgs: 3}
+	b.rules = cfg.allRules()
+	if got := b.Snapshots(); len(got) != 0 {
+		t.Errorf("snapshots that no topic goes by: %+v", got)
+	}
+	if got := b.rule("process.state"); got.MaxMsgs != 3 {
+		t.Errorf("a configured rule comes first: got %+v", got)
+	}
+}
+
+func TestPatternsMeet(t *testing.T) {
+	for _, c := range []struct {
+		a, b             string
+		meet, aAll, bAll bool
+	}{
+		{"a", "a", true, true, true},
+		{"a", "b", false, false, false},
+		{"a.*", "a.b", true, true, false},
+		{"a.*", "*.b", true, false, false},
+		{"a.*", "a", false, false, false},
+		{"a.**", "a", true, true, false},
+		{"a.**", "a.*.c", true, true, false},
+		{"a.**", "a.**", true, true, true},
+		{"*.**", "a", true, true, false},
+		{"a.*", "a.**", true, false, true},
+		{"**", "a.b", true, true, false},
+		{"a.*.c", "a.b", false, false, false},
+		{"a.b.**", "a.*", true, false, false},
+	} {
+		a, b := TopicRule{Pattern: c.a}, TopicRule{Pattern: c.b}
+		if got := a.meets(&b); got != c.meet || b.meets(&a) != c.meet {
+			t.Errorf("%s and %s meet: %v", c.a, c.b, got)
+		}
+		if got := a.takesAllOf(&b); got != c.aAll {
+			t.Errorf("%s takes all of %s: %v", c.a, c.b, got)
+		}
+		if got := b.takesAllOf(&a); got != c.bAll {
+			t.Errorf("%s takes all of %s: %v", c.b, c.a, got)
+		}
+	}
+}
+
+func TestTexts(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0: "none", 30 * time.Second: "30s", 2 * time.Minute: "2m", time.Hour: "1h", 90 * time.Minute: "1h30m", 36 * time.Hour: "1d12h",
+		7 * 24 * time.Hour: "7d", 24*time.Hour + time.Second: "1d1s", 100 * time.Millisecond: "100ms", 10 * time.Minute: "10m", 20 * time.Hour: "20h",
+	} {
+		if got := AgeText(d); got != want {
+			t.Errorf("%v: got %s, want %s", d, got, want)
+		}
+	}
+	for n, want := range map[int64]string{0: "none", -1: "none", 1: "1", 1024: "1KiB", 10 << 30: "10GiB", 1<<20 + 1: "1048577", 1536 << 20: "1536MiB"} {
+		if got := sizeText(n); got != want {
+			t.Errorf("%d: got %s, want %s", n, got, want)
+		}
+	}
+}

@@ -1,0 +1,57 @@
+package topicfile
+
+import (
+	"testing"
+	"time"
+
+	"eventhub/jetstream"
+)
+
+// TestSampleThatShips applies docs/topics.yaml to a server of its own. The second time there is nothing to do.
+func TestSampleThatShips(t *testing.T) {
+	rules, err := Load("../../docs/topics.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := make(map[string]jetstream.TopicRule)
+	for _, r := range rules {
+		found[r.Pattern] = r
+	}
+	state := found["process.state"]
+	if found["heartbeat.received"].MaxAge != 3*24*time.Hour || !state.Compaction || !found["kv.set"].Compaction ||
+		!found["process.state.snapshot"].Compaction || found["user.*.events"].Family != "users" || found["**"].MaxAge == 0 ||
+		state.Snapshot == nil || *state.Snapshot != (jetstream.SnapshotRule{Topic: "process.state.snapshot", Every: 30 * time.Second}) {
+		t.Errorf("got %+v", rules)
+	}
+	bus, err := jetstream.Open(t.Context(), jetstream.Config{DataDir: t.TempDir(), Topics: rules})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = bus.Close() }()
+	changes, err := bus.ApplyTopics(t.Context(), false)
+	if err != nil || len(changes) != 8 { // five streams, three of them with a bucket
+		t.Errorf("%d changes, %v", len(changes), err)
+	}
+	for i := range changes {
+		if c := &changes[i]; !c.Done {
+			t.Errorf("%s: %v", c, c.Err)
+		}
+	}
+	if changes, err = bus.ApplyTopics(t.Context(), true); err != nil || len(changes) != 0 {
+		t.Errorf("the second time: %v, %v", changes, err)
+	}
+	for topic, key := range map[string]string{"heartbeat.received": "", "process.state": "k", "kv.set": "k", "user.7.events": "", "other": "", "dlq.x": ""} {
+		if _, err := bus.Publish(t.Context(), topic, []byte("1"), jetstream.PublishOptions{Key: key}); err != nil {
+			t.Errorf("%s: %v", topic, err)
+		}
+	}
+	all, err := bus.Topics(t.Context())
+	if err != nil || len(all) != 7 {
+		t.Errorf("%+v, %v", all, err)
+	}
+	for _, s := range all {
+		if len(s.Changes) > 0 || s.Messages > 1 || s.Rule == "" {
+			t.Errorf("got %+v", s)
+		}
+	}
+}

@@ -1,0 +1,271 @@
+package topicfile
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"eventhub/jetstream"
+)
+
+func TestEverythingThatCanBeSaid(t *testing.T) {
+	rules, err := Parse("topics.yaml", []byte(`
+topics:
+  - topic: process.state
+    retention: &bounds {age: 7d, bytes: 10GiB, messages: 1_000_000}
+    compaction: true
+    snapshot: {topic: process.state.snapshot, every: 1m30s}
+    replicas: 3
+    storage: memory
+    duplicate_window: 2m
+    max_payload: 256KiB
+  - {topic: process.state.snapshot, compaction: true}
+  - pattern: user.*.events
+    family: users
+    retention: *bounds
+  - {topic: kv.set, compaction: true, snapshot: {topic: kv.snapshot}}
+  - {topic: kv.snapshot, compaction: true}
+  - {pattern: "**", retention: {age: 1.5d6h, bytes: 0, messages: 12}, compaction: false, max_payload: 1024}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const day = 24 * time.Hour
+	want := []jetstream.TopicRule{
+		{
+			Pattern: "process.state", MaxAge: 7 * day, MaxBytes: 10 << 30, MaxMsgs: 1_000_000, Compaction: true,
+			Snapshot: &jetstream.SnapshotRule{Topic: "process.state.snapshot", Every: 90 * time.Second}, Replicas: 3,
+			Storage: jetstream.StorageMemory, DuplicateWindow: 2 * time.Minute, MaxPayload: 256 << 10,
+		},
+		{Pattern: "process.state.snapshot", Compaction: true},
+		{Pattern: "user.*.events", Family: "users", MaxAge: 7 * day, MaxBytes: 10 << 30, MaxMsgs: 1_000_000},
+		{Pattern: "kv.set", Compaction: true, Snapshot: &jetstream.SnapshotRule{Topic: "kv.snapshot", Every: 30 * time.Second}},
+		{Pattern: "kv.snapshot", Compaction: true},
+		{Pattern: "**", MaxAge: 42 * time.Hour, MaxMsgs: 12, MaxPayload: 1024},
+	}
+	if !reflect.DeepEqual(rules, want) {
+		t.Errorf("got  %+v\nwant %+v", rules, want)
+	}
+	if rules, err := Parse("f", []byte("topics: []\n")); err != nil || len(rules) != 0 {
+		t.Errorf("a list of no rules: %v, %v", rules, err)
+	}
+}
+
+// TestFaults has files with a fault, or some: each wanted one is a place and a part of its message.
+func TestFaults(t *testing.T) {
+	rule := func(lines string) string {
+		return "topics:\n  - topic: a.b\n    " + strings.ReplaceAll(lines, "\n", "\n    ") + "\n"
+	}
+	for name, c := range map[string]struct {
+		text string
+		want []string
+	}{
+		"empty":              {"", []string{"1:1: the file is empty"}},
+		"comment only":       {"# nothing\n", []string{"1:1: the file is empty"}},
+		"null":               {"~\n", []string{"1:1: the file is empty"}},
+		"no value":           {"topics:\n", []string{"topics has no value"}},
+		"nothing in it":      {"{}\n", []string{"1:1: there is no topics"}},
+		"list":               {"- topic: a\n", []string{"1:1: the file is a list"}},
+		"scalar":             {"topics: all\n", []string{"1:9: topics is a list of rules"}},
+		"other field":        {"topic:\n  - topic: a\n", []string{`1:1: the file has no field "topic": did you mean topics?`}},
+		"two documents":      {"topics: []\n---\ntopics: []\n", []string{"2:1: a second document"}},
+		"not yaml":           {"topics:\n  - topic: a\n   family: b\n", []string{"3:1: this is not YAML"}},
+		"open quote":         {"topics:\n  - topic: a\n  - topic: \"b\n", []string{"3:1: this is not YAML"}},
+		"second not yaml":    {"topics: []\n---\na: }\n", []string{"3:1: this is not YAML"}},
+		"control characters": {"topics: \x01\n", []string{"1:1: this is not YAML: control characters"}},
+		"tabs":               {"topics:\n\t- topic: a\n  \t  family: b\n", []string{"2:1: a tab in the indentation", "3:3: a tab in the indentation"}},
+		"unknown anchor":     {"topics:\n  - *rule\n", []string{"2:5: *rule stands for nothing"}},
+		"alias of itself":    {"topics: &all [*all]\n", []string{"1:9: a rule is a list"}},
+		"merge":              {"topics:\n  - &a {topic: a}\n  - {<<: *a, topic: b}\n", []string{"3:6: << is not supported"}},
+
+		"rule is a name":       {"topics:\n  - a.b\n", []string{`2:5: a rule is "a.b", and topic: or pattern:`}},
+		"neither":              {"topics:\n  - family: a\n", []string{"2:5: the rule says nothing about what it is for"}},
+		"both":                 {rule("pattern: a.*"), []string{"3:14: a rule has a topic or a pattern"}},
+		"pattern as topic":     {"topics:\n  - topic: a.*\n", []string{"2:12: topic is one topic, and this is a pattern: write pattern: a.*"}},
+		"no pattern":           {"topics:\n  - pattern: a.*.b*\n", []string{"2:14: segment 3: letters"}},
+		"no topic":             {"topics:\n  - topic: a..b\n", []string{"2:12: topic has an empty segment at byte 2"}},
+		"stars in the middle":  {"topics:\n  - pattern: a.**.b\n", []string{"2:14: ** may only stand at the end"}},
+		"long topic":           {"topics:\n  - topic: " + strings.Repeat("a", 252) + "\n", []string{"2:12: topic has 252 bytes"}},
+		"number as topic":      {"topics:\n  - topic: 12\n", []string{"2:12: this is the number 12, and a name is wanted: put it in quotes"}},
+		"nothing as topic":     {"topics:\n  - topic:\n", []string{"topic has no value"}},
+		"unknown field":        {rule("compactoin: true\nstorag: file\nfoo: 1"), []string{"3:5: a rule has no field \"compactoin\": did you mean compaction?", "4:5: a rule has no field \"storag\": did you mean storage?", "5:5: a rule has no field \"foo\": there are topic, pattern"}},
+		"field elsewhere":      {rule("max_age: 7d\nbytes: 1"), []string{"3:5: a rule has no field \"max_age\": write retention: {age: 7d}", "4:5: a rule has no field \"bytes\": write retention: {bytes: 10GiB}"}},
+		"field twice":          {rule("family: x\nfamily: y"), []string{"4:5: family is given twice, in line 3 too"}},
+		"field is a list":      {rule("? [a]\n: b"), []string{"the name of a field is a word, and this is a list"}},
+		"retention is a time":  {rule("retention: 7d"), []string{`3:16: retention is "7d", and bounds such as {age: 7d`}},
+		"age without unit":     {rule("retention: {age: 7}"), []string{"3:22: this is the number 7, and a time is wanted, such as 7d, 36h, 2m or 30s: it needs a unit"}},
+		"age in weeks":         {rule("retention: {age: 1w}"), []string{`3:22: this is "1w", and a time is wanted`}},
+		"negative age":         {rule("retention: {age: -7d}"), []string{"3:22: age -168h0m0s: 0 (no bound) or at least 100ms"}},
+		"endless age":          {rule("retention: {age: 1e9d}"), []string{`3:22: the time 1e9d is too long`}},
+		"age is no number":     {rule("retention: {age: NaNd}"), []string{`3:22: this is "NaNd"`}},
+		"bytes in GB":          {rule("retention: {bytes: 10GB}"), []string{`3:24: this is "10GB", and a size is wanted, such as 10GiB`}},
+		"too many bytes":       {rule("retention: {bytes: 9000000000GiB}"), []string{"3:24: the size 9000000000GiB is too large"}},
+		"negative bytes":       {rule("retention: {bytes: -1}"), []string{"3:24: bytes -1: 0 (no bound) or more"}},
+		"messages as text":     {rule("retention: {messages: many}"), []string{`3:27: this is "many", and a whole number is wanted`}},
+		"too many messages":    {rule("retention: {messages: 99999999999999999999}"), []string{"3:27: "}},
+		"compaction yes":       {rule("compaction: yes"), []string{`3:17: this is "yes", and true or false is wanted`}},
+		"compaction is a list": {rule("compaction: [true]"), []string{"3:17: this is a list, and true or false"}},
+		"replicas":             {rule("replicas: 0"), []string{"3:15: replicas 0: 1 to 5"}},
+		"storage":              {rule("storage: disk"), []string{`3:14: storage "disk": file or memory`}},
+		"duplicate window":     {rule("duplicate_window: 10ms"), []string{"3:23: duplicate window 10ms: at least 1s"}},
+		"no duplicate window":  {rule("duplicate_window: 0s"), []string{"3:23: duplicate_window 0: at least 1s"}},
+		"window beyond age":    {rule("retention: {age: 1h}\nduplicate_window: 2h"), []string{"4:23: duplicate window 2h0m0s: ids cannot be remembered for longer than the events"}},
+		"max payload":          {rule("max_payload: 1GiB"), []string{"3:18: max payload 1073741824: 0 (as the hub's) to"}},
+		"family name":          {rule("family: Users"), []string{`3:13: family "Users": at most 200 of a-z`}},
+		"family of all":        {"topics:\n  - pattern: \"**\"\n    family: all\n", []string{"3:13: a family of all topics"}},
+
+		"compaction with a family":   {rule("family: x\ncompaction: true"), []string{"4:17: a family cannot be compacted"}},
+		"compaction of dead letters": {"topics:\n  - {pattern: dlq.**, compaction: true}\n", []string{"dead letters cannot be compacted"}},
+		"compaction, small bounds": {
+			rule("compaction: true\nretention: {age: 59m, bytes: 1MiB, messages: 5}"),
+			[]string{"4:22: age 59m0s: a compacted topic needs at least 1h", "4:34: bytes 1MiB: a compacted topic needs at least 128MiB", "4:50: messages 5: a compacted topic needs at least 100000"},
+		},
+		"snapshot is a topic":         {rule("compaction: true\nsnapshot: x"), []string{`4:15: snapshot is "x", and a topic and an interval`}},
+		"snapshot without topic":      {rule("compaction: true\nsnapshot: {every: 30s}"), []string{"4:15: snapshot needs the topic that it goes to"}},
+		"snapshot too often":          {rule("compaction: true\nsnapshot: {topic: process.state.snapshot, every: 1ms}"), []string{"4:54: every 1ms: at least 1s"}},
+		"snapshot without compaction": {rule("snapshot: {topic: process.state.snapshot}"), []string{"3:23: snapshots are made of compacted topics only: add compaction: true"}},
+		"snapshot of a pattern":       {"topics:\n  - pattern: a.*\n    compaction: true\n    snapshot: {topic: process.state.snapshot}\n", []string{"4:23: snapshots are made of one topic"}},
+		"snapshot to itself":          {rule("compaction: true\nsnapshot: {topic: a.b}"), []string{"4:23: the snapshots cannot go to the topic that they are made of: choose another, such as a.b.snapshot"}},
+		"snapshot to no topic":        {rule("compaction: true\nsnapshot: {topic: a.*}"), []string{`4:23: snapshot topic "a.*" is no topic`}},
+		"snapshot not compacted":      {rule("compaction: true\nsnapshot: {topic: x}"), []string{"4:23: x is not compacted"}},
+		"snapshot of a snapshot":      {rule("compaction: true\nsnapshot: {topic: process.state}"), []string{"4:23: process.state has snapshots itself"}},
+		"snapshot topic twice": {
+			rule("compaction: true\nsnapshot: {topic: s}") + "  - {topic: c, compaction: true, snapshot: {topic: s}}\n  - {topic: s, compaction: true}\n",
+			[]string{`5:52: the snapshots of "a.b" go to s already: give each its own topic (the other rule is in line 2)`},
+		},
+
+		"same topic twice":     {"topics:\n  - topic: a\n  - topic: a\n", []string{`3:12: it is never used, because "a" comes first and takes all of its topics: put it before that, or leave it out (the other rule is in line 2)`}},
+		"shadowed":             {"topics:\n  - pattern: \"**\"\n  - topic: a\n  - {pattern: b.*, family: b}\n", []string{"3:12: it is never used", "4:15: it is never used"}},
+		"shadowed by pattern":  {"topics:\n  - pattern: a.**\n  - pattern: a.*.c\n  - topic: a\n", []string{"3:14: it is never used", "4:12: it is never used"}},
+		"families overlap":     {"topics:\n  - {pattern: a.*.c, family: x}\n  - {pattern: a.b.*, family: y}\n", []string{`3:15: its one stream would take topics of "a.*.c"`}},
+		"family behind a rule": {"topics:\n  - topic: a.vip\n  - {pattern: a.*, family: x}\n", []string{`3:15: its one stream would take topics of "a.vip", which comes first`}},
+		"family of two":        {"topics:\n  - {pattern: a.*, family: x}\n  - {pattern: b.*, family: x}\n", []string{`3:28: family x has the pattern "a.*" already`}},
+		"family is a topic":    {"topics:\n  - topic: users\n  - {pattern: user.*, family: users}\n", []string{"3:31: the stream of family users would have the name of that of topic users"}},
+		"topic is a family":    {"topics:\n  - {pattern: user.*, family: users}\n  - topic: users\n", []string{"3:12: the stream of this topic would have the name of that of family users"}},
+		"dead letters":         {"topics:\n  - pattern: dlq.orders\n", []string{"2:14: it takes some topics of dlq.**, which are in one stream (family dlq) by a built-in rule"}},
+		"all in one go": {
+			"topics:\n  - topic: a..b\n  - {topic: c, retention: {age: 1x}, replicas: 9, fam: x}\n  - topic: d\n  - topic: d\n",
+			[]string{"2:12: topic has an empty segment", "3:33: this is \"1x\"", "3:48: replicas 9", "3:51: a rule has no field \"fam\"", "5:12: it is never used"},
+		},
+		"what follows from another fault is not said": {
+			rule("compaction: perhaps\nsnapshot: {topic: process.state.snapshot}"), []string{"3:17: this is \"perhaps\""},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rules, err := Parse("topics.yaml", []byte(c.text))
+			faults, ok := errors.AsType[Errors](err)
+			if !ok || rules != nil {
+				t.Fatalf("got %v, %v", rules, err)
+			}
+			if len(faults) != len(c.want) {
+				t.Errorf("%d faults, want %d", len(faults), len(c.want))
+			}
+			for i, f := range faults {
+				if got := f.Error(); i < len(c.want) && (!strings.HasPrefix(got, "topics.yaml:") || !strings.Contains(got, c.want[i])) {
+					t.Errorf("got  %s\nwant %s", got, c.want[i])
+				}
+			}
+			if t.Failed() {
+				t.Logf("all of it:\n%v", err)
+			}
+		})
+	}
+}
+
+// TestOrdersThatAreGood are rules that look alike and do not contradict each other.
+func TestOrdersThatAreGood(t *testing.T) {
+	for _, text := range []string{
+		"topics:\n  - {pattern: a.*, family: x}\n  - topic: a.b.c\n  - pattern: a.*.c\n",
+		"topics:\n  - {pattern: a.*, family: x}\n  - {pattern: dlq.**, family: dlq}\n  - pattern: \"*.b\"\n  - pattern: \"**\"\n",
+		"topics:\n  - topic: a.b\n  - pattern: a.*\n  - pattern: a.**\n",
+		"topics:\n  - {pattern: dlq.**, family: letters}\n  - topic: b\n",
+		"topics:\n  - {pattern: dlq.**}\n  - {pattern: \"*.x\"}\n",
+		"topics:\n  - {topic: users, family: users}\n  - {pattern: user.*, family: others}\n",
+		"topics:\n  - {topic: heartbeat.received}\n  - {pattern: \"**\", compaction: true}\n",
+	} {
+		if _, err := Parse("f", []byte(text)); err != nil {
+			t.Errorf("%s%v", text, err)
+		}
+	}
+}
+
+func TestBounds(t *testing.T) {
+	for name, text := range map[string]string{
+		"bytes":   strings.Repeat("#", maxBytes+1),
+		"rules":   "topics: [" + strings.Repeat("{topic: a},", maxRules+1) + "]",
+		"aliases": "x: &x {" + strings.Repeat("k: 1, ", 40_000) + "}\ntopics: [" + strings.Repeat("*x,", 1_000) + "]",
+		"faults":  "topics: [" + strings.Repeat("1,", maxRules) + "]",
+		"depth":   "topics: " + strings.Repeat("[", 9_000) + strings.Repeat("]", 9_000),
+	} {
+		_, err := Parse("f", []byte(text))
+		faults, ok := errors.AsType[Errors](err)
+		if !ok || len(faults) == 0 || len(faults) > maxFaults {
+			t.Errorf("%s: %d faults", name, len(faults))
+		}
+	}
+}
+
+func TestLoad(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "topics.yaml")
+	if _, err := Load(path); !errors.Is(err, os.ErrNotExist) || err.Error() != "topics file "+path+": no such file or directory" {
+		t.Errorf("got %v", err)
+	}
+	if err := os.WriteFile(path, []byte("topics:\n  - topic: a\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if rules, err := Load(path); err != nil || len(rules) != 1 || rules[0].Pattern != "a" {
+		t.Errorf("got %v, %v", rules, err)
+	}
+	if err := os.WriteFile(path, make([]byte, maxBytes+10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(path); err == nil || !strings.Contains(err.Error(), path+":1:1: the file has more than 1048576 bytes") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := Load(filepath.Dir(path)); err == nil {
+		t.Error("a directory is a file")
+	}
+}
+
+// FuzzParse: whatever the bytes, there are rules that the bus takes, or faults within the file.
+func FuzzParse(f *testing.F) {
+	for _, s := range []string{
+		"", "topics: &a [*a]", "- {<<: *a}", "topics:\n\t- x", "topics: []\n--- \n", "topics: [{topic: a, retention: {age: 1d2h, bytes: 1GiB}}]", "\xff\xfe", "? [a]\n: !!x b",
+		"topics: [{topic: s, compaction: true, snapshot: {topic: t, every: 1m}}, {topic: t, compaction: true}]",
+		"topics: [{pattern: u.*, family: u, max_payload: 1KiB, replicas: 3, storage: file, duplicate_window: 1s}]",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		rules, err := Parse("f", data)
+		if err == nil {
+			if faults := jetstream.CheckRules(rules); len(faults) > 0 {
+				t.Fatalf("the bus does not take %+v: %v", rules, faults[0])
+			}
+			return
+		}
+		faults, ok := errors.AsType[Errors](err)
+		if !ok || len(faults) == 0 || len(faults) > maxFaults || rules != nil {
+			t.Fatalf("%v, %v", rules, err)
+		}
+		lines := strings.Count(string(data), "\n") + 2
+		for _, e := range faults {
+			if e.Line < 1 || e.Column < 1 || e.Line > lines && !strings.ContainsAny(string(data), "\r\u0085\u2028\u2029") || e.Msg == "" {
+				t.Fatalf("%v in %d lines", e, lines)
+			}
+		}
+	})
+}
+
+func ExampleParse() {
+	_, err := Parse("topics.yaml", []byte("topics:\n  - topic: orders\n    retension: {age: 7d}\n    replicas: many\n"))
+	fmt.Println(err)
+	// Output:
+	// topics.yaml:3:5: a rule has no field "retension": did you mean retention?
+	// topics.yaml:4:15: this is "many", and a whole number is wanted, such as 1000000
+}

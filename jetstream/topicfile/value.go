@@ -1,0 +1,172 @@
+package topicfile
+
+import (
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// kind names what a value is.
+func kind(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.MappingNode:
+		return "a mapping"
+	case yaml.SequenceNode:
+		return "a list"
+	case yaml.ScalarNode:
+		switch n.ShortTag() {
+		case "!!null":
+			return "nothing"
+		case "!!bool":
+			return n.Value
+		case "!!int", "!!float":
+			return "the number " + shorten(n.Value)
+		}
+		return strconv.Quote(shorten(n.Value))
+	case yaml.DocumentNode, yaml.AliasNode:
+	}
+	return "something else"
+}
+
+// shorten keeps a message readable.
+func shorten(s string) string {
+	const most = 60
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "..."
+}
+
+// The readers of values return what is wrong, or "".
+
+func text(n *yaml.Node, to *string) string {
+	if n.Kind != yaml.ScalarNode {
+		return "this is " + kind(n) + ", and a name is wanted"
+	}
+	if n.ShortTag() != "!!str" {
+		return "this is " + kind(n) + ", and a name is wanted: put it in quotes"
+	}
+	if n.Value == "" {
+		return "the name is empty: give one, or take the field out"
+	}
+	*to = n.Value
+	return ""
+}
+
+func boolean(n *yaml.Node, to *bool) string {
+	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!bool" {
+		return "this is " + kind(n) + ", and true or false is wanted"
+	}
+	*to = strings.EqualFold(n.Value, "true")
+	return ""
+}
+
+func number(n *yaml.Node, to *int64) string {
+	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!int" {
+		return "this is " + kind(n) + ", and a whole number is wanted, such as 1000000"
+	}
+	v, err := strconv.ParseInt(strings.ReplaceAll(n.Value, "_", ""), 10, 64)
+	if err != nil {
+		return "the number " + shorten(n.Value) + " is too large, or not decimal"
+	}
+	*to = v
+	return ""
+}
+
+// size reads bytes: a number, or one with a unit.
+func size(n *yaml.Node, to *int64) string {
+	wanted := "a size is wanted, such as 10GiB, 512MiB, 64KiB or a number of bytes"
+	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!int" && n.ShortTag() != "!!str" {
+		return "this is " + kind(n) + ", and " + wanted
+	}
+	digits, unit := n.Value, int64(1)
+	for _, u := range []struct {
+		name string
+		size int64
+	}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}} {
+		if rest, ok := strings.CutSuffix(n.Value, u.name); ok {
+			digits, unit = rest, u.size
+		}
+	}
+	v, err := strconv.ParseInt(strings.ReplaceAll(digits, "_", ""), 10, 64)
+	switch {
+	case err != nil:
+		return "this is " + kind(n) + ", and " + wanted
+	case v > math.MaxInt64/unit || v < math.MinInt64/unit:
+		return "the size " + n.Value + " is too large"
+	}
+	*to = v * unit
+	return ""
+}
+
+// duration reads a time as Go writes it, with d for days before all else.
+func duration(n *yaml.Node, to *time.Duration) string {
+	wrong := "this is " + kind(n) + ", and a time is wanted, such as 7d, 36h, 2m or 30s"
+	if n.Kind != yaml.ScalarNode || n.ShortTag() == "!!int" && n.Value != "0" {
+		if n.Kind == yaml.ScalarNode {
+			return wrong + ": it needs a unit"
+		}
+		return wrong
+	}
+	sum, rest := time.Duration(0), n.Value
+	if days, after, ok := strings.Cut(n.Value, "d"); ok {
+		v, err := strconv.ParseFloat(days, 64)
+		if err != nil || math.IsNaN(v) {
+			return wrong
+		}
+		if v *= float64(24 * time.Hour); math.Abs(v) >= math.MaxInt64/2 {
+			return "the time " + shorten(n.Value) + " is too long"
+		}
+		if sum, rest = time.Duration(v), after; rest == "" {
+			rest = "0"
+		}
+	}
+	d, err := time.ParseDuration(rest)
+	if err != nil {
+		return wrong
+	}
+	if sum+d < sum && d > 0 {
+		return "the time " + shorten(n.Value) + " is too long"
+	}
+	*to = sum + d
+	return ""
+}
+
+// nearest is the known name that was probably meant, or "".
+func nearest(name string, known []string) string {
+	best, least := "", 3
+	for _, k := range known {
+		if d := distance(name, k); d < least && d <= len(k)/2 {
+			best, least = k, d
+		}
+	}
+	return best
+}
+
+// distance is how many letters must be added, taken out or changed (Levenshtein).
+func distance(a, b string) int {
+	const longest = 30
+	if len(a) > longest {
+		return longest
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		before := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := before
+			if a[i] != b[j] {
+				cost++
+			}
+			before = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,277 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+)
+
+// watcher collects what a Watch says.
+type watcher struct {
+	t      testing.TB
+	cancel context.CancelFunc
+	done   chan error
+
+	mu     sync.Mutex
+	values map[string]string // of keys that were not removed
+	seqs   map[string]uint64
+	calls  int
+	nils   int
+	atNil  map[string]string
+}
+
+func watchTopic(tb testing.TB, b *Bus, topic string, keys ...string) *watcher {
+	tb.Helper()
+	w := &watcher{t: tb, done: make(chan error, 1), values: make(map[string]string), seqs: make(map[string]uint64)}
+	ctx, cancel := context.WithCancel(context.Background())
+	w.cancel = cancel
+	go func() { w.done <- b.Watch(ctx, topic, keys, w.see) }()
+	tb.Cleanup(w.stop)
+	return w
+}
+
+func (w *watcher) stop() {
+	w.cancel()
+	if err := <-w.done; !errors.Is(err, context.Canceled) && !errors.Is(err, ErrClosed) {
+		w.t.Errorf("the watch ended with %v", err)
+	}
+	w.done <- context.Canceled
+}
+
+func (w *watcher) see(e *Event) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.calls++
+	if e == nil {
+		w.nils++
+		w.atNil = make(map[string]string)
+		for k, v := range w.values {
+			w.atNil[k] = v
+		}
+		return nil
+	}
+	if e.Sequence < w.seqs[e.Key] { // the same one may come again where a repair has replaced a foreign entry
+		w.t.Errorf("key %s went from %d to %d", e.Key, w.seqs[e.Key], e.Sequence)
+	}
+	w.seqs[e.Key] = e.Sequence
+	if w.values[e.Key] = string(e.Payload); e.Tombstone {
+		delete(w.values, e.Key)
+		if w.nils == 0 {
+			w.t.Errorf("key %s: a tombstone among what is present", e.Key)
+		}
+	}
+	return nil
+}
+
+func (w *watcher) shows(key, value string) {
+	w.t.Helper()
+	eventually(w.t, fmt.Sprintf("the watch shows %s=%s", key, value), func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.nils == 1 && w.values[key] == value
+	})
+}
+
+func TestWatchGivesWhatIsPresentAndThenChanges(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules})
+	empty := watchTopic(t, b, "state.a") // which makes the topic
+	eventually(t, "the watch of nothing says so", func() bool {
+		empty.mu.Lock()
+		defer empty.mu.Unlock()
+		return empty.nils == 1
+	})
+	for i := range 10 {
+		set(t, b, "state.a", strconv.Itoa(i), strconv.Itoa(i))
+	}
+	filled(t, b, "state.a", "3", remove(t, b, "state.a", "3"))
+	all, some := watchTopic(t, b, "state.a"), watchTopic(t, b, "state.a", "3", "4", "new")
+	all.shows("4", "4")
+	some.shows("4", "4")
+	if len(all.atNil) != 9 || len(some.atNil) != 1 {
+		t.Errorf("%v, %v", all.atNil, some.atNil)
+	}
+	set(t, b, "state.a", "3", "33")
+	set(t, b, "state.a", "5", "55")
+	set(t, b, "state.a", "new", "1")
+	remove(t, b, "state.a", "4")
+	for _, w := range []*watcher{empty, all, some} {
+		w.shows("3", "33")
+		w.shows("new", "1")
+		w.shows("4", "")
+	}
+	all.shows("5", "55")
+	if len(some.values) != 2 {
+		t.Errorf("%v", some.values)
+	}
+}
+
+func TestWatchReturnsTheErrorOfItsFunction(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules})
+	stop := errors.New("stop")
+	if err := b.Watch(t.Context(), "state.a", nil, func(*Event) error { return stop }); err != stop { //nolint:errorlint // it is returned as it is
+		t.Errorf("got %v", err)
+	}
+	var known *Error
+	err := b.Watch(t.Context(), "state.a", make([]string, watchKeys+1), func(*Event) error { return nil })
+	if !errors.As(err, &known) || known.Code != CodeBadOptions {
+		t.Errorf("got %v", err)
+	}
+	if err = b.Watch(t.Context(), "plain", nil, func(*Event) error { return nil }); !errors.As(err, &known) || known.Code != CodeBadTopic {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestWatchEndsWithTheBus(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules})
+	w := watchTopic(t, b, "state.a")
+	r := set(t, b, "state.a", "k", "1")
+	filled(t, b, "state.a", "k", r)
+	w.shows("k", "1")
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	err := <-w.done
+	if w.done <- err; !errors.Is(err, ErrClosed) {
+		t.Errorf("got %v", err)
+	}
+	if err := b.Watch(t.Context(), "state.a", nil, w.see); !errors.Is(err, ErrClosed) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// Readers that boot at any moment while several write end with what the stream ends with, and never go back.
+func TestWatchHasNoGap(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules})
+	const writers, keys, each = 4, 50, 3_000
+	set(t, b, "state.a", "0", "0")
+	var all sync.WaitGroup
+	for n := range writers {
+		all.Go(func() {
+			p := b.NewPublisher()
+			for i := range each {
+				key := strconv.Itoa((i*7 + n) % keys)
+				opts := &PublishOptions{Key: key, Tombstone: i%11 == 0}
+				payload := []byte(strconv.Itoa(n*each + i))
+				if opts.Tombstone {
+					payload = nil
+				}
+				if err := p.Publish(t.Context(), "state.a", payload, opts, func(_ Receipt, err error) {
+					if err != nil {
+						t.Error(err)
+					}
+				}); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := p.Flush(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	watchers := []*watcher{watchTopic(t, b, "state.a")}
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for i := range 20 {
+		<-tick.C
+		if i%2 == 0 {
+			watchers = append(watchers, watchTopic(t, b, "state.a"))
+		} else {
+			watchers = append(watchers, watchTopic(t, b, "state.a", numbers(keys/2)...))
+		}
+	}
+	all.Wait()
+	for _, key := range []string{"end", "1"} { // the last key of either kind
+		set(t, b, "state.a", key, "end")
+	}
+	want, err := b.LatestConsistent(t.Context(), "state.a", append(numbers(keys), "end")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, w := range watchers {
+		w.shows("1", "end")
+		w.mu.Lock()
+		for key, e := range want {
+			number, err := strconv.Atoi(key)
+			if i%2 == 0 && i > 0 && (err != nil || number >= keys/2) {
+				continue // not watched
+			}
+			if w.values[key] != string(e.Payload) {
+				t.Errorf("watcher %d: key %s is %q, want %q", i, key, w.values[key], e.Payload)
+			}
+		}
+		for key := range w.values {
+			if want[key] == nil {
+				t.Errorf("watcher %d: key %s was removed", i, key)
+			}
+		}
+		if w.nils != 1 {
+			t.Errorf("watcher %d: f(nil) came %d times", i, w.nils)
+		}
+		w.mu.Unlock()
+	}
+}
+
+func TestWatchGoesOnWhenTheBucketIsMadeAnew(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules})
+	for i := range 10 {
+		set(t, b, "state.a", strconv.Itoa(i), "old")
+		set(t, b, "state.a", strconv.Itoa(i), "new")
+	}
+	w, some := watchTopic(t, b, "state.a"), watchTopic(t, b, "state.a", "3")
+	w.shows("9", "new")
+	some.shows("3", "new")
+	if err := b.js.DeleteStream(t.Context(), "KV_latest_state_a"); err != nil {
+		t.Fatal(err)
+	}
+	set(t, b, "state.a", "3", "newer")
+	set(t, b, "state.a", "x", "1")
+	w.shows("3", "newer")
+	some.shows("3", "newer")
+	w.shows("x", "1")
+}
+
+func TestWatchGoesOnWhenTheTopicIsMadeAnew(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules})
+	set(t, b, "state.a", "a", "1")
+	r := set(t, b, "state.a", "b", "1")
+	filled(t, b, "state.a", "b", r)
+	var mu sync.Mutex
+	values := make(map[string]string) // sequences begin anew, which the other watcher does not allow
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- b.Watch(ctx, "state.a", nil, func(e *Event) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if e != nil {
+				values[e.Key] = string(e.Payload)
+			}
+			return nil
+		})
+	}()
+	shows := func(key, value string) {
+		t.Helper()
+		eventually(t, key+" is shown", func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return values[key] == value
+		})
+	}
+	shows("b", "1")
+	if err := b.js.DeleteStream(t.Context(), objectName("state.a")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the topic is made anew", func() bool {
+		_, err := b.Publish(t.Context(), "state.a", []byte("2"), PublishOptions{Key: "a"})
+		return err == nil
+	})
+	shows("a", "2")
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,230 @@
+package outbox
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"unicode/utf8"
+)
+
+// Dialect is how a database writes SQL.
+type Dialect string
+
+// The dialects.
+const (
+	SQLite     Dialect = "sqlite"
+	PostgreSQL Dialect = "postgres"
+)
+
+// DefaultTable is the name of the table unless another is configured.
+const DefaultTable = "outbox"
+
+// SQLConfig configures a SQLStore.
+type SQLConfig struct {
+	// Dialect is that of the database: SQLite 3.42 or PostgreSQL 12 or newer, whose encoding must be UTF8. Required.
+	Dialect Dialect
+	// DB is the database, owned by the caller. Without it the store can only Add, which is all that a service needs whose
+	// rows are drained elsewhere.
+	//
+	// SQLite should be opened with WAL and a busy timeout, so that writers wait for each other instead of failing. With
+	// modernc.org/sqlite: file:orders.db?_pragma=journal_mode(WAL)&_pragma=busy_timeout(10000)&_txlock=immediate. Without
+	// _txlock=immediate, a transaction of yours that reads before it writes fails when another has written in between.
+	//
+	// Before PostgreSQL there may be a pooler; if it deals connections out by transaction, the driver must not keep prepared
+	// statements (pgx: default_query_exec_mode=exec).
+	DB *sql.DB
+	// Table is the table's name: lower-case letters, digits and _, at most 40. Default DefaultTable. What else Migrate makes
+	// begins with it, and it is the channel of the notifications.
+	Table string
+	// MaxPayload is the largest payload in bytes that Add takes. Default DefaultMaxPayload; it should be that of the bus.
+	MaxPayload int
+	// Listen, for PostgreSQL, wakes drainers at once when rows are committed (see PgxListener). Default: there is only
+	// polling, as must be behind a pooler.
+	Listen Listener
+}
+
+// SQLStore is an outbox in a table of a SQL database. Its methods may be called concurrently. It needs no closing.
+type SQLStore struct {
+	dialect    Dialect
+	db         *sql.DB
+	table      string
+	maxPayload int
+	listen     Listener
+
+	mu     sync.Mutex
+	cursor string // lane behind which the next claim begins to look
+}
+
+var _ Store = (*SQLStore)(nil)
+
+var tableName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,39}$`)
+
+var errNoDB = errors.New("outbox: SQL store: without a DB it can only add")
+
+// NewSQLStore makes a store. It asks nothing of the database; the table is made by Migrate.
+func NewSQLStore(cfg SQLConfig) (*SQLStore, error) {
+	if cfg.Table == "" {
+		cfg.Table = DefaultTable
+	}
+	if cfg.MaxPayload == 0 {
+		cfg.MaxPayload = DefaultMaxPayload
+	}
+	switch {
+	case cfg.Dialect != SQLite && cfg.Dialect != PostgreSQL:
+		return nil, fmt.Errorf("outbox: SQL store: dialect %q: sqlite or postgres is needed", cfg.Dialect)
+	case !tableName.MatchString(cfg.Table):
+		return nil, fmt.Errorf("outbox: SQL store: table %q: 1 to 40 lower-case letters, digits and _ are allowed, the first no digit", cfg.Table)
+	case cfg.MaxPayload < 0:
+		return nil, fmt.Errorf("outbox: SQL store: max payload %d: it must be positive", cfg.MaxPayload)
+	case cfg.Listen != nil && cfg.Dialect != PostgreSQL:
+		return nil, errors.New("outbox: SQL store: only PostgreSQL can be listened to")
+	}
+	return &SQLStore{dialect: cfg.Dialect, db: cfg.DB, table: cfg.Table, maxPayload: cfg.MaxPayload, listen: cfg.Listen}, nil
+}
+
+// Add adds a record in the caller's transaction: it is published if that commits, and never was if it does not. It fills in
+// ID, Payload and TS when they are empty. An *Error for what the bus would refuse is returned before the transaction is
+// touched; after any other error the transaction must be rolled back.
+func (s *SQLStore) Add(ctx context.Context, tx Tx, r *Record) error {
+	if err := r.prepare(s.maxPayload); err != nil {
+		return err
+	}
+	headers := ""
+	if len(r.Headers) > 0 {
+		b, err := json.Marshal(r.Headers)
+		if err != nil {
+			return fmt.Errorf("outbox: record %q: %w", r.ID, err)
+		}
+		headers = string(b)
+	}
+	attributes, err := r.attributes()
+	if err != nil {
+		return fmt.Errorf("outbox: record %q: %w", r.ID, err)
+	}
+	_, err = tx.ExecContext(ctx, s.q("INSERT INTO {table} (id, aggregatetype, aggregateid, type, payload, headers, attributes, ts) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"),
+		r.ID, r.Topic, r.Key, r.Type, string(r.Payload), headers, attributes, r.TS)
+	return s.wrap("add", err)
+}
+
+// Listen implements Store.
+func (s *SQLStore) Listen(ctx context.Context, wake func()) error {
+	if s.listen == nil {
+		return ErrCannotListen
+	}
+	return s.wrap("listen", s.listen(ctx, s.table, wake))
+}
+
+func (s *SQLStore) wrap(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("outbox: %s: table %s: %w", what, s.table, err)
+}
+
+// Expressions of the dialects. The time is the same within a statement.
+var (
+	nowOf = map[Dialect]string{
+		SQLite:     "CAST(unixepoch('subsec') * 1000 AS INTEGER)",
+		PostgreSQL: "CAST(EXTRACT(EPOCH FROM statement_timestamp()) * 1000 AS BIGINT)",
+	}
+	// idsOf takes the ids as one parameter, so that the statement is the same for any number of them.
+	idsOf = map[Dialect]string{
+		SQLite:     "(SELECT value FROM json_each(?))",
+		PostgreSQL: "(SELECT json_array_elements_text(CAST(? AS json)))",
+	}
+	// unlockedOf passes over rows that another transaction is about to change.
+	unlockedOf = map[Dialect]string{SQLite: "", PostgreSQL: " FOR UPDATE SKIP LOCKED"}
+)
+
+// q writes a query as the dialect does: {table}, {now}, {ids}, {unlocked}, and question marks for parameters.
+func (s *SQLStore) q(query string) string {
+	query = strings.NewReplacer("{table}", s.table, "{now}", nowOf[s.dialect], "{ids}", idsOf[s.dialect], "{unlocked}", unlockedOf[s.dialect]).Replace(query)
+	if s.dialect != PostgreSQL {
+		return query
+	}
+	var b strings.Builder
+	n := 0
+	for part := range strings.SplitSeq(query, "?") {
+		if n > 0 {
+			b.WriteString("$" + strconv.Itoa(n))
+		}
+		b.WriteString(part)
+		n++
+	}
+	return b.String()
+}
+
+// idList is the parameter of {ids}.
+func idList(ids []string) string {
+	b, _ := json.Marshal(ids) //nolint:errchkjson // strings always marshal
+	return string(b)
+}
+
+func idsOfRecords(records []*Record) []string {
+	ids := make([]string, len(records))
+	for i, r := range records {
+		ids[i] = r.ID
+	}
+	return ids
+}
+
+const columns = "id, seq, aggregatetype, aggregateid, type, payload, headers, attributes, ts, status, claimed_by, lease_until, attempts, last_err, next_at, publish_began, added_at, sent_at"
+
+// records reads rows of columns, followed by more.
+func (s *SQLStore) records(ctx context.Context, query string, args []any, more ...any) ([]*Record, error) {
+	rows, err := s.db.QueryContext(ctx, s.q(query), args...)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = rows.Close() }()
+	var list []*Record
+	for rows.Next() {
+		r := new(Record)
+		var payload, headers, attributes string
+		to := append([]any{
+			&r.ID, &r.Sequence, &r.Topic, &r.Key, &r.Type, &payload, &headers, &attributes, &r.TS, &r.Status, &r.ClaimedBy,
+			&r.LeaseUntil, &r.Attempts, &r.LastErr, &r.NextAt, &r.PublishBegan, &r.AddedAt, &r.SentAt,
+		}, more...)
+		if err := rows.Scan(to...); err != nil {
+			return nil, err
+		}
+		r.Payload = json.RawMessage(payload)
+		if err := r.decode(headers, attributes); err != nil {
+			r.undecodable = err
+		}
+		list = append(list, r)
+	}
+	return list, rows.Err()
+}
+
+// decode reads what may have been written by other hands than Add.
+func (r *Record) decode(headers, attributes string) error {
+	if headers != "" {
+		if err := json.Unmarshal([]byte(headers), &r.Headers); err != nil {
+			return fmt.Errorf("column headers is no JSON object of strings: %w", err)
+		}
+	}
+	if err := r.setAttributes(attributes); err != nil {
+		return fmt.Errorf("column attributes is not what it should be: %w", err)
+	}
+	return nil
+}
+
+// errText is an error's text as a store keeps it.
+func errText(s string) string {
+	s = strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", ""), "")
+	if len(s) <= maxErrLen {
+		return s
+	}
+	cut := maxErrLen
+	for !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return s[:cut]
+}

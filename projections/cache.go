@@ -1,0 +1,63 @@
+package projections
+
+import (
+	"sync"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+)
+
+// cached is what is remembered of a key.
+type cached struct {
+	state State
+	// span is the stretch of deliveries in which the state was last brought up to date; see feed.
+	span uint64
+}
+
+// keyOverhead is about what an entry costs beside its key and its value, in bytes.
+const keyOverhead = 200
+
+func (c *cached) size(key string) int {
+	return keyOverhead + len(key) + len(c.state.Value) + len(c.state.From.Stream)
+}
+
+// cache keeps the states used last, within a number of keys and of bytes.
+type cache struct {
+	mu    sync.Mutex
+	lru   *simplelru.LRU[string, cached]
+	most  int
+	bytes int
+	full  func() // called when something is dropped to make room
+}
+
+func newCache(keys, bytes int, full func()) *cache {
+	c := &cache{most: bytes, full: full}
+	c.lru, _ = simplelru.NewLRU(keys, func(key string, v cached) { c.bytes -= v.size(key) }) // keys is positive
+	return c
+}
+
+func (c *cache) get(key string) (cached, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lru.Get(key)
+}
+
+func (c *cache) put(key string, v cached) {
+	c.mu.Lock()
+	c.lru.Remove(key) // so that it is counted once
+	dropped := c.lru.Add(key, v)
+	c.bytes += v.size(key)
+	for c.bytes > c.most && c.lru.Len() > 1 {
+		c.lru.RemoveOldest()
+		dropped = true
+	}
+	c.mu.Unlock()
+	if dropped {
+		c.full()
+	}
+}
+
+func (c *cache) drop(key string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lru.Remove(key)
+}

@@ -1,0 +1,284 @@
+package projections
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"time"
+
+	"eventhub/jetstream"
+)
+
+// snapshotsBucket says, for each compacted topic, how far its snapshots are.
+const snapshotsBucket = "eventhub_snapshots"
+
+// The Compactor deals with as many keys at a time as fit into both bounds.
+const (
+	snapshotBatch = 500
+	snapshotBytes = 8 << 20 // of payloads
+)
+
+// headerSnapshot names, as <stream>@<sequence>, the event that a snapshot was made from.
+const headerSnapshot = "snapshot-source"
+
+// headerOmitted says that a snapshot is without its payload, which would not fit: what native clients publish need not be
+// JSON, and grows when it becomes that.
+const headerOmitted = "snapshot-payload-omitted"
+
+// CompactorConfig configures a Compactor.
+type CompactorConfig struct {
+	// Bus is where events come from and snapshots go to. Required.
+	Bus Bus
+	// Topic is a compacted topic, Snapshot where its state is written to. Required. Snapshot must be a compacted topic too.
+	Topic, Snapshot string
+	// Every is the interval. Default 30 s.
+	Every time.Duration
+	// Written, if not nil, is told how many keys were written each time.
+	Written func(keys int)
+	// Logger receives what operators should know. Default: nothing is logged.
+	Logger *slog.Logger
+}
+
+// Compactor writes the state of a compacted topic to a topic of snapshots: an event {key, payload, ts} for each key, and a
+// tombstone for each key that was removed. Each run writes only what has changed since the last one. Readers that start
+// cold read the snapshots, and then the topic from where they end: see Mirror.
+//
+// Any number of hubs may run it side by side: a snapshot replaces only an older one of its key.
+type Compactor struct{ cfg CompactorConfig }
+
+// NewCompactor makes a compactor. Run starts it.
+func NewCompactor(cfg CompactorConfig) *Compactor {
+	if cfg.Every <= 0 {
+		cfg.Every = 30 * time.Second
+	}
+	if cfg.Written == nil {
+		cfg.Written = func(int) {}
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Compactor{cfg}
+}
+
+// Run compacts at once and then on the interval, until ctx ends. Failures are logged and tried again at the next turn; an
+// error is returned only when the bus is closed.
+func (c *Compactor) Run(ctx context.Context) error {
+	tick := time.NewTicker(c.cfg.Every)
+	defer tick.Stop()
+	for {
+		_, err := c.Compact(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, jetstream.ErrClosed):
+			return fmt.Errorf("compactor of %s: %w", c.cfg.Topic, err)
+		case err != nil:
+			c.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "a topic could not be compacted; it is tried again", slog.String("topic", c.cfg.Topic), slog.String("cause", err.Error()))
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// horizon is how far the snapshots of a topic are: every event up to Sequence of Stream is in them, or a later one of its
+// key is behind it. Mark is the same as a place in the topic's bucket.
+type horizon struct {
+	Stream   string `json:"stream"`
+	Sequence uint64 `json:"sequence"`
+	Mark     uint64 `json:"mark"`
+}
+
+func readHorizon(ctx context.Context, bus Bus, topic string) (horizon, *jetstream.Entry, *jetstream.Collection, error) {
+	var h horizon
+	c, err := bus.OpenCollection(ctx, snapshotsBucket)
+	if err != nil {
+		return h, nil, nil, err
+	}
+	e, err := c.Get(ctx, topic)
+	if err != nil {
+		return h, nil, nil, err
+	}
+	if e.Value != nil {
+		if err := json.Unmarshal(e.Value, &h); err != nil {
+			return h, nil, nil, fmt.Errorf("projections: the entry of %s in bucket %s is unreadable: delete it to write all snapshots again: %w", topic, snapshotsBucket, err)
+		}
+	}
+	return h, e, c, nil
+}
+
+// Compact writes what has changed since the last run, and returns how many keys that were. It may be called at any time,
+// beside Run too.
+func (c *Compactor) Compact(ctx context.Context) (int, error) {
+	h, entry, names, err := readHorizon(ctx, c.cfg.Bus, c.cfg.Topic)
+	if err != nil {
+		return 0, err
+	}
+	next, written := h, 0
+	var batch []*jetstream.Event
+	bytes := 0
+	flush := func() error {
+		n, err := c.write(ctx, batch)
+		written += n
+		c.cfg.Written(n)
+		clear(batch)
+		batch, bytes = batch[:0], 0
+		return err
+	}
+	next.Mark, err = c.cfg.Bus.EachLatestSince(ctx, c.cfg.Topic, h.Mark, func(e *jetstream.Event) error {
+		next.Stream, next.Sequence = e.Stream, e.Sequence
+		bytes += len(e.Payload)
+		if batch = append(batch, e); len(batch) < snapshotBatch && bytes < snapshotBytes {
+			return nil
+		}
+		return flush()
+	})
+	if err == nil {
+		err = flush()
+	}
+	if err != nil || next == h {
+		return written, err
+	}
+	value, err := json.Marshal(next)
+	if err != nil {
+		return written, err
+	}
+	if _, err := names.Put(ctx, c.cfg.Topic, value, nil, entry.Revision); err != nil && !errors.Is(err, jetstream.ErrKeyChanged) {
+		return written, err // when it has changed, another hub has done the same
+	}
+	return written, nil
+}
+
+// write writes the snapshots of events, one a key, that are newer than those that are there.
+func (c *Compactor) write(ctx context.Context, events []*jetstream.Event) (written int, err error) {
+	if len(events) == 0 {
+		return 0, nil
+	}
+	keys := make([]string, len(events))
+	for i, e := range events {
+		keys[i] = e.Key
+	}
+	there, err := c.cfg.Bus.LatestByKey(ctx, c.cfg.Snapshot, keys...)
+	if err != nil {
+		return 0, err
+	}
+	type result struct {
+		e   *jetstream.Event
+		err error
+	}
+	results := make(chan result, len(events))
+	pub := c.cfg.Bus.NewPublisher()
+	sent := 0
+	for _, e := range events {
+		old := there[e.Key]
+		if old != nil && newer(old, e) {
+			continue
+		}
+		if err := c.publish(ctx, pub, e, old, func(_ jetstream.Receipt, err error) { results <- result{e, err} }); err != nil {
+			results <- result{e, err}
+		}
+		sent++
+	}
+	var errs []error
+	for range sent {
+		r := <-results // each is answered within 10 s
+		wrote := r.err == nil
+		if errors.Is(r.err, jetstream.ErrKeyChanged) {
+			wrote, r.err = c.replace(ctx, r.e)
+		}
+		if r.err != nil {
+			errs = append(errs, r.err)
+		}
+		if wrote {
+			written++
+		}
+	}
+	return written, errors.Join(errs...)
+}
+
+// newer reports whether the snapshot is made from e or from a later event.
+func newer(snapshot, e *jetstream.Event) bool {
+	from := parseSource(snapshot.Headers[headerSnapshot])
+	return from.Stream == e.Stream && from.Sequence >= e.Sequence && e.StoredAt <= snapshot.StoredAt+int64(remadeAfter)
+}
+
+// publish replaces the snapshot old (nil: none) by one of e.
+func (c *Compactor) publish(ctx context.Context, pub *jetstream.Publisher, e, old *jetstream.Event, done func(jetstream.Receipt, error)) error {
+	var expected uint64
+	if old != nil && !old.Gone {
+		expected = old.Sequence
+	}
+	opts := jetstream.PublishOptions{
+		Key: e.Key, ExpectKeySequence: &expected, Tombstone: e.Tombstone, Wrapper: true,
+		Headers: map[string]string{headerSnapshot: sourceOf(e).String()},
+	}
+	var payload []byte
+	if !e.Tombstone {
+		payload = appendSnapshot(nil, e)
+	}
+	err := pub.Publish(ctx, c.cfg.Snapshot, payload, &opts, done)
+	if errors.Is(err, jetstream.ErrTooLarge) {
+		opts.Headers[headerOmitted] = "true"
+		bare := jetstream.Event{Key: e.Key, TS: e.TS}
+		err = pub.Publish(ctx, c.cfg.Snapshot, appendSnapshot(nil, &bare), &opts, done)
+	}
+	return err
+}
+
+// replace is publish for a key whose snapshot is another one than was thought.
+func (c *Compactor) replace(ctx context.Context, e *jetstream.Event) (wrote bool, err error) {
+	pub := c.cfg.Bus.NewPublisher()
+	for {
+		old, err := c.cfg.Bus.Latest(ctx, c.cfg.Snapshot, e.Key)
+		if errors.Is(err, jetstream.ErrNotFound) {
+			old, err = nil, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if old != nil && newer(old, e) {
+			return false, nil
+		}
+		answer := make(chan error, 1)
+		if err := c.publish(ctx, pub, e, old, func(_ jetstream.Receipt, err error) { answer <- err }); err != nil {
+			return false, err
+		}
+		if err := <-answer; !errors.Is(err, jetstream.ErrKeyChanged) {
+			return err == nil, err
+		}
+	}
+}
+
+// appendSnapshot appends {key, payload, ts}; the payload is spliced in as a record's is.
+func appendSnapshot(dst []byte, e *jetstream.Event) []byte {
+	key, _ := json.Marshal(e.Key) //nolint:errchkjson // a string always marshals
+	dst = append(append(dst, `{"key":`...), key...)
+	dst = e.AppendPayload(append(dst, `,"payload":`...))
+	dst = strconv.AppendInt(append(dst, `,"ts":`...), e.TS, 10)
+	return append(dst, '}')
+}
+
+// Snapshot is the payload of a snapshot.
+type Snapshot struct {
+	Key     string          `json:"key"`
+	Payload json.RawMessage `json:"payload"`
+	TS      int64           `json:"ts"`
+}
+
+// readSnapshot turns a snapshot back into the event that it was made from, as far as it says.
+func readSnapshot(topic string, e *jetstream.Event) (*jetstream.Event, bool) {
+	from := parseSource(e.Headers[headerSnapshot])
+	var s Snapshot
+	if from.Stream == "" || !e.Tombstone && (json.Unmarshal(e.Payload, &s) != nil || s.Key != e.Key) {
+		return nil, false // anyone may publish to the topic
+	}
+	return &jetstream.Event{
+		ID: from.String(), TS: s.TS, Topic: topic, Key: e.Key, Payload: s.Payload, Tombstone: e.Tombstone,
+		Stream: from.Stream, Sequence: from.Sequence, StoredAt: e.StoredAt,
+	}, true
+}

@@ -1,0 +1,200 @@
+package projections
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+
+	"eventhub/jetstream"
+)
+
+// feed is one member of a projection's group. It puts what is delivered into lanes, in each of which one event is worked
+// on at a time, in the order of arrival.
+//
+// Deliveries alone are no order: members share a group's events, and those that a killed hub held come late. A span is a
+// stretch of deliveries without a hole: all that the group gave out during it came here. Events are given out for the first
+// time in the order of the stream. So a lane that was brought up to one such in a span has missed nothing before the next
+// one of the same span; in any other case it looks into the stream for what it has missed.
+type feed struct {
+	log  *slog.Logger
+	lane func(*jetstream.Event) string
+	work func(ctx context.Context, l *lane, jobs []job) error
+	most int // jobs that a lane works on at a time
+
+	ctx context.Context // ends with the feed
+	wg  sync.WaitGroup  // its lanes
+
+	mu sync.Mutex
+	// lanes are those with work: never more than jobs.
+	lanes map[string]*lane
+	span  uint64
+	// whole says that the span began with the first event that the group gives out at all, and that all of it was worked
+	// off: nothing can have been missed.
+	whole   bool
+	stretch uint64 // of the last delivery, and its order in it
+	order   uint64
+	jobs    int // in all lanes, never more than room
+	room    int
+	failed  error
+	cancel  context.CancelFunc
+}
+
+// lane is a queue of deliveries.
+type lane struct {
+	name  string
+	queue []job // bounded by what is in flight
+	busy  int   // of queue, those that are being worked on: the first
+	// failing is set while its first event is tried again and again: others are given back meanwhile, so that they do not
+	// take the places of other lanes' events.
+	failing bool
+}
+
+// job is a delivery in its span.
+type job struct {
+	*jetstream.Delivery
+	span  uint64
+	whole bool
+}
+
+// reached is the span in which a lane is up to date once the job is done: 0, which is none, after an event that was given
+// out before, for it says nothing of those behind it.
+func (j *job) reached() uint64 {
+	if j.Attempt > 1 {
+		return 0
+	}
+	return j.span
+}
+
+// follows reports that nothing can lie between the job and what a lane did last, which was up to date in the span reached.
+func (j *job) follows(reached uint64) bool { return j.whole || reached == j.span && reached != 0 }
+
+// newFeed makes a feed; ctx ends it.
+func newFeed(ctx context.Context, log *slog.Logger, laneOf func(*jetstream.Event) string, most int, work func(context.Context, *lane, []job) error) *feed {
+	f := &feed{log: log, lane: laneOf, work: work, most: most, lanes: make(map[string]*lane)}
+	f.ctx, f.cancel = context.WithCancel(ctx)
+	return f
+}
+
+// run joins the group and works until ctx ends, the bus is closed, or a lane fails for good; that error it returns.
+func (f *feed) run(bus Bus, topic, group string, from jetstream.Position, inFlight int) error {
+	defer f.wg.Wait()
+	defer f.cancel()
+	f.room = inFlight
+	var sub *jetstream.Subscription
+	err := insist(f.ctx, f.log, "join the group", func(ctx context.Context) (err error) {
+		sub, err = bus.Subscribe(ctx, topic, group, jetstream.SubscribeOptions{
+			From: from.From, TS: from.TS, AfterID: from.AfterID,
+			MaxInFlight: inFlight, BatchSize: inFlight, AckTimeout: leaseTime, MaxAttempts: jetstream.NeverGiveUp,
+		}, f.arrive)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	sub.Start()
+	var closed error
+	select {
+	case <-f.ctx.Done():
+	case <-sub.Done():
+		closed = jetstream.ErrClosed
+		f.cancel()
+	}
+	stop, cancel := context.WithTimeout(context.WithoutCancel(f.ctx), stopTimeout)
+	defer cancel()
+	if err := sub.Stop(stop); err != nil && !errors.Is(err, jetstream.ErrClosed) {
+		f.log.LogAttrs(stop, slog.LevelWarn, "a projection's leases were not handed back", slog.String("group", group), slog.String("cause", err.Error()))
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return cmp.Or(f.failed, closed)
+}
+
+// arrive is the subscription's handler: one delivery at a time, in the order in which they came.
+func (f *feed) arrive(d *jetstream.Delivery) {
+	begun := d.Begin()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if d.Stretch != f.stretch || d.Order != f.order+1 {
+		f.span++
+		f.whole = d.Order == 1
+	}
+	f.stretch, f.order = d.Stretch, d.Order
+	if !begun {
+		f.breakSpan() // it comes again, or goes to another
+		return
+	}
+	if f.jobs == f.room { // leases were lost, but their events are still worked on
+		f.park(d, "its member is still busy with events that it has lost")
+		return
+	}
+	name := f.lane(&d.Event)
+	l := f.lanes[name]
+	if l == nil {
+		l = &lane{name: name}
+		f.lanes[name] = l
+		f.wg.Go(func() { f.drive(l) })
+	}
+	if l.failing {
+		f.park(d, behind)
+		return
+	}
+	l.queue = append(l.queue, job{d, f.span, f.whole})
+	f.jobs++
+}
+
+// breakSpan ends the span: something in it was not worked off. mu is held.
+func (f *feed) breakSpan() {
+	f.span++
+	f.whole = false
+}
+
+// behind is why a delivery is parked behind one that fails.
+const behind = "waits for an earlier event of its key"
+
+// park gives a delivery back for a while. mu is held.
+func (f *feed) park(d *jetstream.Delivery, why string) {
+	f.breakSpan()
+	_ = d.Nack(why, parkTime) // a lease that has ended comes again as well
+}
+
+// fails says that the lane's event is going to be tried again.
+func (f *feed) fails(l *lane) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l.failing = true
+	for _, j := range l.queue[l.busy:] {
+		f.park(j.Delivery, behind)
+		f.jobs--
+	}
+	clear(l.queue[l.busy:])
+	l.queue = l.queue[:l.busy]
+}
+
+// drive works a lane off until it is empty.
+func (f *feed) drive(l *lane) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for len(l.queue) > 0 && f.ctx.Err() == nil {
+		l.busy = min(len(l.queue), f.most)
+		jobs := l.queue[:l.busy:l.busy]
+		f.mu.Unlock()
+		err := f.work(f.ctx, l, jobs)
+		if err == nil {
+			for _, j := range jobs {
+				_ = j.Ack() // a lease that has ended comes again, and is known then
+			}
+		}
+		f.mu.Lock()
+		if err != nil && f.ctx.Err() == nil {
+			f.failed = err
+			f.cancel()
+		}
+		l.failing = false
+		clear(jobs)
+		f.jobs -= l.busy
+		l.queue, l.busy = l.queue[l.busy:], 0
+	}
+	delete(f.lanes, l.name)
+}

@@ -1,0 +1,158 @@
+package projections
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"eventhub/jetstream"
+)
+
+const (
+	// fillTries is how often a delivered event is looked for in its stream, over 3 s in all.
+	fillTries = 6
+	// scanOverlap is how far a read of the stream goes back before the last event that was applied, in case the clock of
+	// the stream's server was set back in between.
+	scanOverlap = time.Second
+)
+
+// errFar ends a read of the stream that has come far enough.
+var errFar = errors.New("far enough")
+
+// ordered goes through a topic in the order of its stream, for projections whose keys lie anywhere in it: one lane for all.
+// A delivery says that there is something to do; where it leaves a hole to what was done last, the stream is read in
+// between. Every instance sees every event so, and those that another one has applied already are known by their states.
+type ordered struct {
+	a *applier
+
+	// mu is held by whoever applies: there is one writer in an instance.
+	mu sync.Mutex
+	// All events up to position are applied, by whichever instance. storedAt is when the one at position was stored, in
+	// epoch nanoseconds; a position without a stream is only that moment.
+	position Source
+	storedAt int64
+	floor    uint64 // the first event that is the group's business
+	span     uint64
+}
+
+// runOrdered runs it until ctx ends.
+func (o *ordered) run(ctx context.Context, group string, from jetstream.Position) error {
+	err := insist(ctx, o.a.p.Logger, "read the group's cursor", func(ctx context.Context) error {
+		cursor, err := o.a.bus.Cursor(ctx, o.a.p.Topic, group)
+		if err != nil && !errors.Is(err, jetstream.ErrNotFound) {
+			return err
+		}
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.storedAt = max(o.storedAt, cursor.LastTS*int64(time.Millisecond))
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	var f *feed
+	work := func(ctx context.Context, l *lane, jobs []job) error {
+		return o.deliver(ctx, jobs[0], func() { f.fails(l) })
+	}
+	f = newFeed(ctx, o.a.p.Logger, func(*jetstream.Event) string { return "" }, 1, work)
+	return f.run(o.a.bus, o.a.p.Topic, group, from, o.a.p.InFlight)
+}
+
+// deliver applies everything up to a delivered event.
+func (o *ordered) deliver(ctx context.Context, j job, fails failing) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	e := &j.Event
+	o.floor = j.GroupStart()
+	if _, err := o.a.p.Key(e); err != nil {
+		if err := o.a.bury(ctx, e, err, 1); err != nil {
+			return err
+		}
+		o.a.p.Observer.Projected(o.a.p.Name, Poisoned)
+	}
+	if !j.follows(o.span) && !o.passed(e) {
+		if err := o.fillTo(ctx, e, fails); err != nil {
+			return err
+		}
+	}
+	if !o.passed(e) {
+		if err := o.advance(ctx, e, fails); err != nil {
+			return err
+		}
+	}
+	o.span = max(o.span, j.reached())
+	return nil
+}
+
+// tail applies all events that are stored at this moment.
+func (o *ordered) tail(ctx context.Context) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.fill(ctx, nil, func() {})
+}
+
+// fillTo applies the stored events after position until e, which was delivered, is among them. A replica that lags may not
+// show it at once. When it stays away, it was removed from the stream, and all before it as well.
+func (o *ordered) fillTo(ctx context.Context, e *jetstream.Event, fails failing) error {
+	wait := retryFirst
+	for range fillTries {
+		err := insist(ctx, o.a.p.Logger, "read the topic", func(ctx context.Context) error { return o.fill(ctx, e, fails) })
+		if err != nil {
+			return err
+		}
+		if o.passed(e) {
+			return nil
+		}
+		if err := pause(ctx, wait); err != nil {
+			return err
+		}
+		wait *= 2
+	}
+	return nil
+}
+
+// fill applies the stored events after position, up to e; nil: to the end.
+func (o *ordered) fill(ctx context.Context, e *jetstream.Event, fails failing) error {
+	opts := jetstream.ScanOptions{From: jetstream.FromEarliest, Limit: math.MaxInt}
+	if o.storedAt > 0 {
+		opts.From = jetstream.FromTS
+		opts.TS = time.Unix(0, o.storedAt).Add(-scanOverlap).UnixMilli()
+	}
+	err := o.a.bus.Scan(ctx, o.a.p.Topic, opts, func(next *jetstream.Event) error {
+		if next.Sequence < o.floor || o.passed(next) {
+			return nil
+		}
+		if err := o.advance(ctx, next, fails); err != nil {
+			return err
+		}
+		if e != nil && o.passed(e) {
+			return errFar
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, errFar) {
+		return fmt.Errorf("read %s: %w", o.a.p.Topic, err)
+	}
+	return nil
+}
+
+// passed reports whether e is at or before position. An event of a lower sequence that was stored later is not: its
+// stream was deleted and made again.
+func (o *ordered) passed(e *jetstream.Event) bool {
+	return e.Stream == o.position.Stream && e.Sequence <= o.position.Sequence && e.StoredAt <= o.storedAt
+}
+
+// advance applies e, which follows position, and moves position to it. What has no key is passed over: its own delivery
+// leads it to the dead letters.
+func (o *ordered) advance(ctx context.Context, e *jetstream.Event, fails failing) error {
+	if key, err := o.a.p.Key(e); err == nil && key != "" {
+		if err := o.a.apply(ctx, key, e, 0, fails); err != nil {
+			return err
+		}
+	}
+	o.position, o.storedAt = sourceOf(e), e.StoredAt
+	return nil
+}

@@ -1,0 +1,198 @@
+package projections
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// Dialect is how a database writes SQL.
+type Dialect string
+
+// The dialects.
+const (
+	SQLite     Dialect = "sqlite"
+	PostgreSQL Dialect = "postgres"
+)
+
+// positionsTable holds, by name, how far each SQLTable is.
+const positionsTable = "eventhub_positions"
+
+// sqlRows is the most rows of one statement: both databases bound the parameters of one.
+const sqlRows = 200
+
+// SQLTableConfig configures a SQLTable.
+type SQLTableConfig struct {
+	// DB is the database, owned by the caller. Required.
+	DB *sql.DB
+	// Dialect is that of DB. Required.
+	Dialect Dialect
+	// Table is the table of the rows: key, payload (as JSON text), id, ts (epoch milliseconds) and sequence (in the topic's
+	// stream). It is made if it does not exist. Letters, digits and _. Required.
+	Table string
+	// Name names the position in table eventhub_positions. Default: Table.
+	Name string
+	// Write, if not nil, writes the rows of changes instead, in the transaction that also moves the position; Table is not
+	// made then. It must not end the transaction.
+	Write func(ctx context.Context, tx *sql.Tx, changes []Change) error
+}
+
+// SQLTable is a Table in a SQL database, SQLite or PostgreSQL, through database/sql.
+type SQLTable struct{ cfg SQLTableConfig }
+
+var _ Table = (*SQLTable)(nil)
+
+var tableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
+
+// OpenSQLTable makes the tables that do not exist yet.
+func OpenSQLTable(ctx context.Context, cfg SQLTableConfig) (*SQLTable, error) {
+	if cfg.Name == "" {
+		cfg.Name = cfg.Table
+	}
+	switch {
+	case cfg.DB == nil:
+		return nil, errors.New("projections: SQL table: DB is missing")
+	case cfg.Dialect != SQLite && cfg.Dialect != PostgreSQL:
+		return nil, fmt.Errorf("projections: SQL table: dialect %q: sqlite or postgres is needed", cfg.Dialect)
+	case !tableName.MatchString(cfg.Table) && (cfg.Write == nil || cfg.Table != ""):
+		return nil, fmt.Errorf("projections: SQL table: name %q: up to 63 letters, digits and _ are allowed, the first no digit", cfg.Table)
+	case cfg.Name == "":
+		return nil, errors.New("projections: SQL table: Name is missing")
+	}
+	t := &SQLTable{cfg}
+	statements := []string{
+		"CREATE TABLE IF NOT EXISTS " + positionsTable + " (name TEXT PRIMARY KEY, stream TEXT NOT NULL, sequence BIGINT NOT NULL, stored_at BIGINT NOT NULL)",
+	}
+	if cfg.Write == nil {
+		statements = append(statements, "CREATE TABLE IF NOT EXISTS "+cfg.Table+
+			" (key TEXT PRIMARY KEY, payload TEXT NOT NULL, id TEXT NOT NULL, ts BIGINT NOT NULL, sequence BIGINT NOT NULL)")
+	}
+	for _, s := range statements {
+		if _, err := cfg.DB.ExecContext(ctx, s); err != nil {
+			return nil, fmt.Errorf("projections: SQL table %s: %w", cfg.Name, err)
+		}
+	}
+	return t, nil
+}
+
+// Place implements Table.
+func (t *SQLTable) Place(ctx context.Context) (Place, error) {
+	var p Place
+	query := "SELECT stream, sequence, stored_at FROM " + positionsTable + " WHERE name = " + t.param(1)
+	err := t.cfg.DB.QueryRowContext(ctx, query, t.cfg.Name).Scan(&p.Stream, &p.Sequence, &p.StoredAt)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return Place{}, fmt.Errorf("projections: position of %s: %w", t.cfg.Name, err)
+	}
+	return p, nil
+}
+
+// Commit implements Table. The row of the position is locked first, so of two instances one waits for the other.
+func (t *SQLTable) Commit(ctx context.Context, from, to Place, changes []Change) error {
+	tx, err := t.cfg.DB.BeginTx(ctx, nil)
+	if err != nil {
+		return fmt.Errorf("projections: table %s: %w", t.cfg.Name, err)
+	}
+	defer func() { _ = tx.Rollback() }() // of no effect after the commit
+	if err := t.move(ctx, tx, from, to); err != nil {
+		return err
+	}
+	write := t.cfg.Write
+	if write == nil {
+		write = t.write
+	}
+	if len(changes) > 0 {
+		if err := write(ctx, tx, changes); err != nil {
+			return fmt.Errorf("projections: rows of %s: %w", t.cfg.Name, err)
+		}
+	}
+	if err := tx.Commit(); err != nil {
+		return fmt.Errorf("projections: table %s: %w", t.cfg.Name, err)
+	}
+	return nil
+}
+
+func (t *SQLTable) move(ctx context.Context, tx *sql.Tx, from, to Place) error {
+	var res sql.Result
+	var err error
+	if from == (Place{}) {
+		res, err = tx.ExecContext(ctx, t.params("INSERT INTO "+positionsTable+" (name, stream, sequence, stored_at) VALUES (?, ?, ?, ?) ON CONFLICT (name) DO NOTHING"),
+			t.cfg.Name, to.Stream, to.Sequence, to.StoredAt)
+	} else {
+		res, err = tx.ExecContext(ctx, t.params("UPDATE "+positionsTable+" SET stream = ?, sequence = ?, stored_at = ? WHERE name = ? AND stream = ? AND sequence = ? AND stored_at = ?"),
+			to.Stream, to.Sequence, to.StoredAt, t.cfg.Name, from.Stream, from.Sequence, from.StoredAt)
+	}
+	if err != nil {
+		return fmt.Errorf("projections: position of %s: %w", t.cfg.Name, err)
+	}
+	if n, err := res.RowsAffected(); err != nil || n == 1 {
+		return err
+	}
+	return ErrConflict
+}
+
+// write is the default of SQLTableConfig.Write.
+func (t *SQLTable) write(ctx context.Context, tx *sql.Tx, changes []Change) error {
+	for len(changes) > 0 {
+		n := min(len(changes), sqlRows)
+		if err := t.writeRows(ctx, tx, changes[:n]); err != nil {
+			return err
+		}
+		changes = changes[n:]
+	}
+	return nil
+}
+
+func (t *SQLTable) writeRows(ctx context.Context, tx *sql.Tx, changes []Change) error {
+	var gone, rows []any
+	for _, c := range changes {
+		if c.Event.Tombstone {
+			gone = append(gone, c.Key)
+			continue
+		}
+		rows = append(rows, c.Key, string(c.Event.AppendPayload(nil)), c.Event.ID, c.Event.TS, c.Event.Sequence)
+	}
+	if len(gone) > 0 {
+		query := "DELETE FROM " + t.cfg.Table + " WHERE key IN (" + list("?", len(gone)) + ")"
+		if _, err := tx.ExecContext(ctx, t.params(query), gone...); err != nil {
+			return err
+		}
+	}
+	if len(rows) == 0 {
+		return nil
+	}
+	query := "INSERT INTO " + t.cfg.Table + " (key, payload, id, ts, sequence) VALUES " + list("(?, ?, ?, ?, ?)", len(rows)/5) +
+		" ON CONFLICT (key) DO UPDATE SET payload = excluded.payload, id = excluded.id, ts = excluded.ts, sequence = excluded.sequence"
+	_, err := tx.ExecContext(ctx, t.params(query), rows...)
+	return err
+}
+
+// list is n times s.
+func list(s string, n int) string { return strings.TrimSuffix(strings.Repeat(s+", ", n), ", ") }
+
+// params writes the parameters, which are the question marks in a query, as the dialect does.
+func (t *SQLTable) params(query string) string {
+	if t.cfg.Dialect != PostgreSQL {
+		return query
+	}
+	var b strings.Builder
+	n := 0
+	for part := range strings.SplitSeq(query, "?") {
+		if n > 0 {
+			b.WriteString(t.param(n))
+		}
+		b.WriteString(part)
+		n++
+	}
+	return b.String()
+}
+
+func (t *SQLTable) param(n int) string {
+	if t.cfg.Dialect == PostgreSQL {
+		return "$" + strconv.Itoa(n)
+	}
+	return "?"
+}

@@ -1,0 +1,260 @@
+package projections
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	"eventhub/jetstream"
+)
+
+// versionsBucket says, for each projection that was rebuilt, which version of it is the one.
+const versionsBucket = "eventhub_projections"
+
+// maxVersion is the largest number of a version that the longest names leave room for.
+const maxVersion = 999_999
+
+// version is an entry of versionsBucket. A projection without one is at version 1.
+type version struct {
+	Version int `json:"version"`
+	// Newest is the last number that was given to a rebuild. None is given twice: of a group that was removed something may
+	// still be there when one of the same name is made at once.
+	Newest int `json:"newest,omitempty"`
+	// Left are the versions that may still be there and are not the one: of rebuilds that are under way, or did not come
+	// to their end.
+	Left []int `json:"left,omitempty"`
+}
+
+// groupOf is the group of a projection's version.
+func (p *Projection) groupOf(version int) string {
+	if version == 1 {
+		return p.Group
+	}
+	return p.Group + ".v" + strconv.Itoa(version)
+}
+
+// versions runs the version of a projection that is the one.
+type versions struct {
+	bus   Bus
+	p     *Projection
+	names *jetstream.Collection
+}
+
+func newVersions(bus Bus, p *Projection) *versions { return &versions{bus: bus, p: p} }
+
+func (v *versions) open(ctx context.Context) (err error) {
+	v.names, err = v.bus.OpenCollection(ctx, versionsBucket)
+	return err
+}
+
+// current reads which version is the one, and the revision under which that is known.
+func (v *versions) current(ctx context.Context) (version, uint64, error) {
+	e, err := v.names.Get(ctx, v.p.Name)
+	if err != nil {
+		return version{}, 0, err
+	}
+	n, err := readVersion(e)
+	return n, e.Revision, err
+}
+
+func readVersion(e *jetstream.Entry) (version, error) {
+	if e.Value == nil {
+		return version{Version: 1}, nil
+	}
+	var stored version
+	if err := json.Unmarshal(e.Value, &stored); err != nil || stored.Version < 1 {
+		return version{}, fmt.Errorf("projections: the entry of %q in bucket %s is unreadable: delete it to go back to version 1", e.Key, versionsBucket)
+	}
+	return stored, nil
+}
+
+// put replaces what was known under a revision.
+func (v *versions) put(ctx context.Context, next version, revision uint64) (uint64, error) {
+	value, err := json.Marshal(next)
+	if err != nil {
+		return 0, err
+	}
+	return v.names.Put(ctx, v.p.Name, value, nil, revision)
+}
+
+// errSwapped ends a version that is not the one any more.
+var errSwapped = errors.New("projections: another version is the one now")
+
+// run runs whichever version is the one until ctx ends.
+func (v *versions) run(ctx context.Context) error {
+	if err := insist(ctx, v.p.Logger, "open the versions", v.open); err != nil {
+		return v.end(ctx, err)
+	}
+	for ctx.Err() == nil {
+		var n version
+		err := insist(ctx, v.p.Logger, "read the version", func(ctx context.Context) (err error) {
+			n, _, err = v.current(ctx)
+			return err
+		})
+		if err != nil {
+			return v.end(ctx, err)
+		}
+		if err := v.runUntilSwapped(ctx, n.Version); err != nil && !errors.Is(err, errSwapped) {
+			return v.end(ctx, err)
+		}
+	}
+	return nil
+}
+
+// end is what a projection returns for an error: none when it was asked to end.
+func (v *versions) end(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil //nolint:nilerr // being asked to end is no failure
+	}
+	return fmt.Errorf("projection %s: %w", v.p.Name, err)
+}
+
+// runUntilSwapped runs version n, and returns errSwapped when another one has become the one.
+func (v *versions) runUntilSwapped(ctx context.Context, n int) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	watch := make(chan struct{})
+	defer func() { cancel(nil); <-watch }()
+	go func() {
+		defer close(watch)
+		for ctx.Err() == nil {
+			err := v.names.Follow(ctx, v.p.Name, func(e *jetstream.Entry) error {
+				if now, err := readVersion(e); err == nil && now.Version != n {
+					cancel(errSwapped)
+				}
+				return nil
+			})
+			if ctx.Err() == nil {
+				v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "swaps of a projection cannot be followed now", slog.String("projection", v.p.Name), slog.String("cause", err.Error()))
+				_ = pause(ctx, retryMost)
+			}
+		}
+	}()
+	err := v.runVersion(ctx, n)
+	if errors.Is(context.Cause(ctx), errSwapped) {
+		return errSwapped
+	}
+	return err
+}
+
+// runVersion runs one version until ctx ends.
+func (v *versions) runVersion(ctx context.Context, n int) error {
+	var a *applier
+	from := v.p.From
+	if n > 1 {
+		from = Earliest
+	}
+	err := insist(ctx, v.p.Logger, "open the states", func(ctx context.Context) error {
+		store, err := v.p.store(ctx, v.bus, n)
+		if err != nil {
+			return err
+		}
+		a = newApplier(v.bus, v.p, store)
+		if n == 1 && v.p.Snapshot != "" {
+			from, err = a.warm(ctx, v.p.groupOf(n), from)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if v.p.Key == nil {
+		return runKeyed(ctx, a, v.p.groupOf(n), from)
+	}
+	o := &ordered{a: a, floor: 1}
+	return o.run(ctx, v.p.groupOf(n), from)
+}
+
+// store opens where the states of a version are.
+func (p *Projection) store(ctx context.Context, bus Bus, version int) (Store, error) {
+	if p.Store != nil {
+		return p.Store(ctx, version)
+	}
+	return OpenStates(ctx, bus, StatesBucket(p.Name, version))
+}
+
+// View reads the states of a projection, whichever version is the one. It may be used concurrently.
+type View struct {
+	v *versions
+
+	mu     sync.Mutex
+	opened int
+	states *States // of opened
+}
+
+// OpenView opens a view on a projection that keeps its states in the default Store.
+func OpenView(ctx context.Context, bus Bus, projection string) (*View, error) {
+	v := newVersions(bus, &Projection{Name: projection})
+	if err := v.open(ctx); err != nil {
+		return nil, err
+	}
+	return &View{v: v}, nil
+}
+
+// current opens the states of the version that is the one.
+func (w *View) current(ctx context.Context) (int, *States, error) {
+	n, _, err := w.v.current(ctx)
+	if err != nil {
+		return 0, nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.opened != n.Version {
+		states, err := OpenStates(ctx, w.v.bus, StatesBucket(w.v.p.Name, n.Version))
+		if err != nil {
+			return 0, nil, err
+		}
+		w.opened, w.states = n.Version, states
+	}
+	return n.Version, w.states, nil
+}
+
+// Get returns the state of a key; the zero State when there is none.
+func (w *View) Get(ctx context.Context, key string) (State, error) {
+	for {
+		n, states, err := w.current(ctx)
+		if err != nil {
+			return State{}, err
+		}
+		s, err := states.Load(ctx, key)
+		if err == nil && s.Revision > 0 {
+			return s, nil
+		}
+		// Nothing is there: perhaps because the version was removed after a rebuild.
+		now, _, again := w.v.current(ctx)
+		if again != nil || now.Version == n {
+			return s, cmp.Or(err, again)
+		}
+	}
+}
+
+// ErrRebuilt is returned by View.Each when a rebuild came in between, and may have removed states before they were read.
+var ErrRebuilt = errors.New("projections: the projection was rebuilt while its states were read: read them again")
+
+// Each calls f with the state of every key that has one, and stops at its first error, which it returns. All states are of
+// one version: the one at the moment of the call. A rebuild removes that some seconds after its end: a read that takes
+// longer fails then, with ErrRebuilt if with nothing else.
+func (w *View) Each(ctx context.Context, f func(key string, s State) error) error {
+	began := time.Now()
+	n, states, err := w.current(ctx)
+	if err != nil {
+		return err
+	}
+	if err := states.Each(ctx, f); err != nil {
+		return err
+	}
+	if time.Since(began) < rebuildGrace/2 {
+		return nil
+	}
+	now, _, err := w.v.current(ctx)
+	if err == nil && now.Version != n {
+		return ErrRebuilt
+	}
+	return err
+}
