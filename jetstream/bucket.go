@@ -1,7 +1,6 @@
 package jetstream
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -267,9 +266,4 @@ func last(values []string) string {
 		return ""
 	}
 	return values[len(values)-1]
-}
-
-// markersKept is how long a tombstone stays in the bucket after which a sweep removes it.
-func markersKept(maxAge time.Duration) time.Duration {
-	return max(cmp.Or(maxAge, 30*24*time.Hour), 24*time.Hour)
 }

@@ -3,8 +3,8 @@ package jetstream
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -39,7 +39,7 @@ func TestNativeClientsReadTheBucket(t *testing.T) {
 	nc, js := stranger(t, url)
 	var r Receipt
 	for i := range 5 {
-		set(t, b, "state.a", fmt.Sprint(i), fmt.Sprint("v", i))
+		set(t, b, "state.a", strconv.Itoa(i), "v"+strconv.Itoa(i))
 	}
 	if _, err := nc.Request("keyed.native.state.a", []byte("vn"), wait); err != nil {
 		t.Fatal(err)
@@ -146,11 +146,11 @@ func TestRacingHubsMakeOneBucket(t *testing.T) {
 		buses[i] = open(t, Config{URL: url, Topics: compactedRules})
 	}
 	for round := range 5 {
-		topic := fmt.Sprint("state.", round)
+		topic := "state." + strconv.Itoa(round)
 		var all sync.WaitGroup
 		for i, b := range buses {
 			all.Go(func() {
-				if _, err := b.Publish(t.Context(), topic, []byte("1"), PublishOptions{Key: fmt.Sprint(i)}); err != nil {
+				if _, err := b.Publish(t.Context(), topic, []byte("1"), PublishOptions{Key: strconv.Itoa(i)}); err != nil {
 					t.Error(err)
 				}
 			})
@@ -177,7 +177,7 @@ func TestBucketOfATopicThatWasThere(t *testing.T) {
 	url := natsServer(t)
 	old := open(t, Config{URL: url})
 	for i := range 100 {
-		set(t, old, "state.a", fmt.Sprint(i%10), fmt.Sprint(i))
+		set(t, old, "state.a", strconv.Itoa(i%10), strconv.Itoa(i))
 	}
 	b := open(t, Config{URL: url, Topics: compactedRules})
 	r := set(t, b, "state.a", "new", "1")
@@ -217,8 +217,8 @@ func TestBucketOutlivesRetentionAndRestart(t *testing.T) {
 	cfg := Config{DataDir: t.TempDir(), Topics: compactedRules}
 	b := open(t, cfg)
 	for i := range 20 {
-		set(t, b, "state.a", fmt.Sprint(i), "old")
-		set(t, b, "state.a", fmt.Sprint(i), fmt.Sprint(i))
+		set(t, b, "state.a", strconv.Itoa(i), "old")
+		set(t, b, "state.a", strconv.Itoa(i), strconv.Itoa(i))
 	}
 	r := remove(t, b, "state.a", "3")
 	filled(t, b, "state.a", "3", r)
@@ -263,42 +263,5 @@ func TestBucketOutlivesRetentionAndRestart(t *testing.T) {
 	filled(t, b, "state.a", "3", r)
 	if got, err := b.LatestByKey(t.Context(), "state.a", numbers(20)...); err != nil || len(got) != 20 || string(got["3"].Payload) != "back" {
 		t.Errorf("%v, %v", payloadsOf(got), err)
-	}
-}
-
-func TestSweepRemovesOldTombstones(t *testing.T) {
-	b := open(t, Config{Topics: compactedRules})
-	for i := range 10 {
-		set(t, b, "state.a", fmt.Sprint(i), "1")
-	}
-	for i := range 5 {
-		remove(t, b, "state.a", fmt.Sprint(i))
-	}
-	r := set(t, b, "state.a", "1", "back")
-	filled(t, b, "state.a", "1", r)
-	topic := b.known("state.a")
-	entries := func() uint64 {
-		info, err := b.findStream(t.Context(), topic.bucket.stream)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return info.State.Msgs
-	}
-	for _, c := range []struct {
-		before time.Time
-		left   uint64
-	}{{time.Now().Add(-time.Hour), 10}, {time.Now().Add(time.Hour), 6}, {time.Now().Add(time.Hour), 6}} {
-		next, err := b.sweepMarkers(t.Context(), topic, 0, c.before)
-		if err != nil || next != 0 || entries() != c.left {
-			t.Errorf("next %d, %d entries, want %d, %v", next, entries(), c.left, err)
-		}
-	}
-	if got, err := b.LatestByKey(t.Context(), "state.a", numbers(10)...); err != nil || len(got) != 6 || string(got["1"].Payload) != "back" {
-		t.Errorf("%v, %v", payloadsOf(got), err)
-	}
-	// The newest entry stays, so that a server that reads from it where to go on finds the right place.
-	filled(t, b, "state.a", "9", remove(t, b, "state.a", "9"))
-	if _, err := b.sweepMarkers(t.Context(), topic, 0, time.Now().Add(time.Hour)); err != nil || entries() != 6 {
-		t.Errorf("%d entries, %v", entries(), err)
 	}
 }

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 // Bounds of looking after buckets.
@@ -18,10 +16,6 @@ const (
 	bucketQuiet      = 10 * time.Second // without a sign of life from the source, which beats every second
 	bucketBehind     = 10_000           // events that the bucket does not have yet
 	bucketReaders    = 8                // buckets that are looked at at a time
-
-	sweepMarkersEvery = time.Hour
-	sweepLook         = 100_000 // entries of a bucket that one round looks at; the next goes on there
-	sweepRemove       = 1_000   // tombstones of a bucket that one round removes
 )
 
 // BucketReport says how the bucket of a compacted topic is.
@@ -126,14 +120,14 @@ func (b *Bus) checkBucket(ctx context.Context, t *topicInfo) (BucketReport, erro
 	}
 }
 
-// lookAfterBuckets checks the buckets of the topics that this hub has met, and removes old tombstones from them.
+// lookAfterBuckets checks the buckets of the topics that this hub has met.
+//
+// Tombstones stay. To remove them would bring their keys back: a server that is killed builds its index anew from what is on
+// disk, and there lies, without a mark, every value that a newer one of its key replaced (nats-server issue 8505).
 func (b *Bus) lookAfterBuckets() {
 	check := time.NewTicker(b.cfg.bucketCheck)
 	defer check.Stop()
-	sweep := time.NewTicker(sweepMarkersEvery)
-	defer sweep.Stop()
-	known := make(map[string]string)   // faults, by topic; of topics that the hub knows
-	reached := make(map[string]uint64) // where the sweep of a bucket goes on
+	known := make(map[string]string) // faults, by topic; of topics that the hub knows
 	b.obs.Gauge(GaugeBucketsBroken, 0)
 	for {
 		select {
@@ -142,18 +136,6 @@ func (b *Bus) lookAfterBuckets() {
 		case <-check.C:
 			if err := b.reportBuckets(b.ctx, known); err != nil && b.ctx.Err() == nil {
 				b.log.Warn("the buckets of compacted topics could not be checked", slog.Any("error", err))
-			}
-		case <-sweep.C:
-			for _, t := range b.compactedTopics() {
-				next, err := b.sweepMarkers(b.ctx, t, reached[t.name], time.Now().Add(-markersKept(t.maxAge)))
-				if reached[t.name] = next; err != nil && b.ctx.Err() == nil {
-					b.log.Warn("old tombstones could not be removed", slog.String("topic", t.name), slog.Any("error", err))
-				}
-			}
-			for topic := range reached {
-				if b.known(topic) == nil {
-					delete(reached, topic)
-				}
 			}
 		}
 	}
@@ -203,48 +185,4 @@ func (b *Bus) reportBuckets(ctx context.Context, known map[string]string) error 
 	}
 	b.obs.Gauge(GaugeBucketsBroken, float64(broken))
 	return nil
-}
-
-// errSwept ends a round of a sweep.
-var errSwept = errors.New("swept")
-
-// sweepMarkers removes the tombstones that were stored before a moment, from an entry on, and returns the entry to go on with. It
-// stops at its bounds, and begins anew behind the end. Several hubs may do it at once: a tombstone is removed by its sequence.
-func (b *Bus) sweepMarkers(ctx context.Context, t *topicInfo, from uint64, before time.Time) (uint64, error) {
-	handle, err := b.js.Stream(ctx, t.bucket.stream)
-	if err != nil {
-		if errors.Is(err, natsjs.ErrStreamNotFound) {
-			return 0, nil
-		}
-		return from, err
-	}
-	newest := handle.CachedInfo().State.LastSeq // it stays: a server may read from it how far the source has come
-	var old []*storedMsg
-	looked := 0
-	err = b.readThrough(ctx, t.bucket.stream, max(from, 1), true, func(m *storedMsg) error {
-		if !m.time.Before(before) || m.seq == newest {
-			from = 0
-			return errSwept
-		}
-		from = m.seq + 1
-		if e, _, ok := t.entry(m); ok && e.Tombstone {
-			old = append(old, m)
-		}
-		if looked++; looked == sweepLook || len(old) == sweepRemove {
-			return errSwept
-		}
-		return nil
-	})
-	switch {
-	case err == nil:
-		from = 0
-	case !errors.Is(err, errSwept):
-		return from, err
-	}
-	for _, m := range old {
-		if err := handle.Purge(ctx, natsjs.WithPurgeSubject(m.subject), natsjs.WithPurgeSequence(m.seq+1)); err != nil {
-			return from, fmt.Errorf("jetstream: remove an old tombstone from bucket %s: %w", t.bucket.stream, err)
-		}
-	}
-	return from, nil
 }

@@ -60,7 +60,7 @@ func TestChildServer(t *testing.T) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	s.Shutdown()
 	s.WaitForShutdown()
-	os.Exit(0) //nolint:revive // what this process has left running is no leak of a test
+	os.Exit(0) // what this process has left running is no leak of a test
 }
 
 // natsProcesses are nats-servers in processes of their own: one alone, or a cluster.
@@ -160,7 +160,7 @@ func (c *natsProcesses) start(i int) {
 		c.tb.Fatal(err)
 	}
 	n.log.Reset()
-	n.cmd = exec.Command(self, "-test.run=^TestChildServer$", "-test.count=1", "-test.timeout=0") //nolint:noctx,gosec // this program; kill ends it
+	n.cmd = exec.Command(self, "-test.run=^TestChildServer$", "-test.count=1", "-test.timeout=0") // kill ends it
 	n.cmd.Env = append(os.Environ(), childEnv+"="+string(told))
 	n.cmd.Stdout, n.cmd.Stderr = &n.log, &n.log
 	if n.stdin, err = n.cmd.StdinPipe(); err == nil {
@@ -268,7 +268,7 @@ func (c *natsProcesses) stepDown(ctx context.Context, stream string) error {
 		return err
 	}
 	if !answer.Success {
-		return fmt.Errorf("step down of %s: %v", stream, answer.Error)
+		return fmt.Errorf("step down of %s: %w", stream, answer.Error)
 	}
 	return nil
 }

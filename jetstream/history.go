@@ -52,7 +52,7 @@ func (b *Bus) Backlog(ctx context.Context, topic, group string) (Backlog, error)
 		return Backlog{}, err
 	}
 	return Backlog{
-		Waiting: info.NumPending, Leased: uint64(max(info.NumAckPending, 0)), //nolint:gosec // not negative
+		Waiting: info.NumPending, Leased: uint64(max(info.NumAckPending, 0)),
 		Floor: info.AckFloor.Stream, Tail: state.LastSeq,
 	}, nil
 }

@@ -30,6 +30,7 @@ func BenchmarkLatest(b *testing.B) {
 }
 
 func fillNatively(b *testing.B, url, topic string, from, to int) {
+	b.Helper()
 	_, js := stranger(b, url)
 	for i := from; i < to; i++ {
 		if _, err := js.PublishAsync("keyed.k"+strconv.Itoa(i)+"."+topic, []byte(`{"state":"running","since":1795219692090,"host":"local"}`)); err != nil {
@@ -44,6 +45,7 @@ func fillNatively(b *testing.B, url, topic string, from, to int) {
 
 // watchNatively reads a bucket from a watch until it has said all.
 func watchNatively(b *testing.B, watch func(context.Context, ...natsjs.WatchOpt) (natsjs.KeyWatcher, error)) {
+	b.Helper()
 	w, err := watch(b.Context())
 	if err != nil {
 		b.Fatal(err)
@@ -59,6 +61,7 @@ func watchNatively(b *testing.B, watch func(context.Context, ...natsjs.WatchOpt)
 }
 
 func benchmarkLatest(b *testing.B, bus *Bus, url, topic string) {
+	b.Helper()
 	nc, js := stranger(b, url)
 	kv, err := js.KeyValue(b.Context(), bucketName(topic))
 	if err != nil {
@@ -73,33 +76,33 @@ func benchmarkLatest(b *testing.B, bus *Bus, url, topic string) {
 		turn++
 		return keys[turn%len(keys)]
 	}
-	check := func(b *testing.B, err error) {
+	check := func(err error) {
 		if err != nil {
 			b.Fatal(err)
 		}
 	}
 	for _, bench := range []struct {
 		name string
-		f    func(b *testing.B)
+		f    func()
 	}{
-		{"thousand/bus", func(b *testing.B) {
+		{"thousand/bus", func() {
 			_, err := bus.LatestByKey(b.Context(), topic, keys...)
-			check(b, err)
+			check(err)
 		}},
-		{"thousand/kv", func(b *testing.B) {
+		{"thousand/kv", func() {
 			for _, key := range keys {
 				_, err := kv.Get(b.Context(), key)
-				check(b, err)
+				check(err)
 			}
 		}},
-		{"one/bus", func(b *testing.B) {
+		{"one/bus", func() {
 			_, err := bus.Latest(b.Context(), topic, some())
-			check(b, err)
+			check(err)
 		}},
-		{"one/leader", func(b *testing.B) {
+		{"one/leader", func() {
 			// That of nats.go asks any replica where it can; this is what it does where it cannot.
 			m, err := nc.Request("$JS.API.STREAM.MSG.GET."+objectName(topic), []byte(`{"last_by_subj":"keyed.`+some()+"."+topic+`"}`), wait)
-			check(b, err)
+			check(err)
 			var answer struct {
 				Message struct {
 					Subject  string    `json:"subject"`
@@ -109,13 +112,13 @@ func benchmarkLatest(b *testing.B, bus *Bus, url, topic string) {
 					Time     time.Time `json:"time"`
 				} `json:"message"`
 			}
-			check(b, json.Unmarshal(m.Data, &answer))
+			check(json.Unmarshal(m.Data, &answer))
 		}},
-		{"all/bus", func(b *testing.B) {
-			check(b, bus.EachLatest(b.Context(), topic, func(*Event) error { return nil }))
+		{"all/bus", func() {
+			check(bus.EachLatest(b.Context(), topic, func(*Event) error { return nil }))
 		}},
-		{"all/kv", func(b *testing.B) { watchNatively(b, kv.WatchAll) }},
-		{"watch/bus", func(b *testing.B) {
+		{"all/kv", func() { watchNatively(b, kv.WatchAll) }},
+		{"watch/bus", func() {
 			stop := errors.New("stop")
 			err := bus.Watch(b.Context(), topic, nil, func(e *Event) error {
 				if e == nil {
@@ -127,19 +130,19 @@ func benchmarkLatest(b *testing.B, bus *Bus, url, topic string) {
 				b.Fatal(err)
 			}
 		}},
-		{"watch/kv", func(b *testing.B) { watchNatively(b, kv.WatchAll) }},
-		{"page/bus", func(b *testing.B) {
+		{"watch/kv", func() { watchNatively(b, kv.WatchAll) }},
+		{"page/bus", func() {
 			_, err := bus.LatestPage(b.Context(), topic, rand.IntN(benchKeys-pageMost), pageMost)
-			check(b, err)
+			check(err)
 		}},
-		{"first_page/bus", func(b *testing.B) {
+		{"first_page/bus", func() {
 			_, err := bus.LatestPage(b.Context(), topic, 0, 100)
-			check(b, err)
+			check(err)
 		}},
 	} {
 		b.Run(bench.name, func(b *testing.B) {
 			for b.Loop() {
-				bench.f(b)
+				bench.f()
 			}
 		})
 	}

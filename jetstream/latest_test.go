@@ -175,7 +175,7 @@ func TestLatestByKeyOfLargePayloads(t *testing.T) {
 	var keys []string
 	var r Receipt
 	for i := range 24 {
-		keys = append(keys, fmt.Sprint("k", i))
+		keys = append(keys, "k"+strconv.Itoa(i))
 		r = set(t, b, "state.a", keys[i], payload)
 	}
 	filled(t, b, "state.a", keys[len(keys)-1], r)
@@ -199,7 +199,7 @@ func TestLatestByKeyWithoutDirectReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 100 {
-		set(t, b, "theirs", fmt.Sprint(i), fmt.Sprint(i))
+		set(t, b, "theirs", strconv.Itoa(i), strconv.Itoa(i))
 	}
 	remove(t, b, "theirs", "7")
 	got, err := b.LatestByKey(t.Context(), "theirs", numbers(101)...)

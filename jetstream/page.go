@@ -9,10 +9,11 @@ import (
 
 // Bounds of pages.
 const (
-	pageMost  = 1_000  // events of one page
-	exactPage = 10_000 // offset and limit together, up to which removed keys do not count
-	probeMost = 64     // questions for one place in a bucket
-	pageSlack = 500    // entries beyond a page that are read rather than asking for its place once more
+	pageMost  = 1_000    // events of one page
+	pageBytes = 32 << 20 // of the events of one page
+	exactPage = 10_000   // offset and limit together, up to which removed keys do not count
+	probeMost = 64       // questions for one place in a bucket
+	pageSlack = 500      // entries beyond a page that are read rather than asking for its place once more
 )
 
 func notCompacted(topic string) error {
@@ -63,10 +64,11 @@ func stopped(err error) error {
 
 // LatestPage returns up to limit (1..1,000) events of a compacted topic, one a key, the newest first, after leaving out the
 // offset newest. Keys that were removed are left out. A key that changes meanwhile moves to the front. A topic that does not
-// exist has no events.
+// exist has no events. A page ends early, after one event at least, when its events have more than 32 MiB: the next one
+// begins after as many as there were.
 //
-// While offset and limit together are at most 10,000, removed keys do not count for the offset either. Beyond that they do,
-// until a sweep has removed their markers: an event may then be in two pages, and none is left out.
+// While offset and limit together are at most 10,000, removed keys do not count for the offset either. Beyond that they do: an
+// event may then be in two pages, and none is left out.
 //
 // A page takes a few milliseconds while each key was written once; else the server counts keys for each page, which takes
 // it about 0.1 s for 1,000,000 of them. To read all of many, use EachLatest.
@@ -140,20 +142,29 @@ func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*Event, error
 func (p *pageRead) events(ctx context.Context, start, n uint64, skip, limit int) ([]*Event, bool, error) {
 	most := skip + limit
 	live := make([]*Event, 0, 2*most)
+	size := 0
 	err := p.each(ctx, start, n, false, func(m *storedMsg) error {
 		if e, _, ok := p.topic.entry(m); ok && !e.Tombstone {
 			if len(live) == cap(live) {
 				live = live[:copy(live, live[most:])]
 			}
 			live = append(live, e)
+			size += e.held()
+		}
+		if size > pageBytes {
+			return errStopWalk
 		}
 		return nil
 	})
+	if size > pageBytes {
+		clear(live)
+		return p.fewEvents(ctx, start, n, skip, limit)
+	}
 	live = live[max(0, len(live)-most):]
 	return live[:max(0, len(live)-skip)], len(live) == most, err
 }
 
-// fewEvents is events for when many are skipped: it looks at headers first, and then fetches the events it needs.
+// fewEvents is events for when many are skipped, or large: it looks at headers first, and then fetches the events it needs.
 func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit int) ([]*Event, bool, error) {
 	most := skip + limit
 	var live []uint64
@@ -170,12 +181,19 @@ func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit i
 	}
 	from, to := live[0], live[len(live)-1]
 	page := make([]*Event, 0, limit)
+	size := 0
 	err = p.each(ctx, from, to-from+1, false, func(m *storedMsg) error {
 		if m.seq > to {
 			return errStopWalk
 		}
 		if e, _, ok := p.topic.entry(m); ok && !e.Tombstone {
 			page = append(page, e)
+			size += e.held()
+		}
+		for size > pageBytes && len(page) > 1 { // the newest stay
+			size -= page[0].held()
+			page[0] = nil
+			page = page[1:]
 		}
 		if m.seq == to {
 			return errStopWalk
@@ -183,6 +201,15 @@ func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit i
 		return nil
 	})
 	return page, all, err
+}
+
+// held is about what an event takes in memory, in bytes.
+func (e *Event) held() int {
+	n := 200 + len(e.Payload) + len(e.Key) + len(e.ID)
+	for name, value := range e.Headers {
+		n += len(name) + len(value)
+	}
+	return n
 }
 
 // place finds a sequence from which on there are need entries, or some more, and how many.
@@ -241,7 +268,7 @@ func (p *pageRead) each(ctx context.Context, start, n uint64, headersOnly bool, 
 		return err
 	}
 	for n > 0 {
-		q := &directQuery{Seq: start, Batch: int(min(n, directMost))} //nolint:gosec // at most directMost
+		q := &directQuery{Seq: start, Batch: int(min(n, directMost))}
 		end, err := p.bus.direct(ctx, stream, q, func(m *storedMsg, _ uint64) error {
 			start = m.seq + 1
 			n--

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -142,5 +143,37 @@ func TestPageBounds(t *testing.T) {
 	stop := errors.New("stop")
 	if err := b.EachLatest(t.Context(), "state.a", func(*Event) error { return stop }); err != stop { //nolint:errorlint // it is returned as it is
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestLatestPageIsBoundedInBytes has more in a page than it may hold: it ends early, and the next one goes on there.
+func TestLatestPageIsBoundedInBytes(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules})
+	const keys = 40
+	payload := `"` + strings.Repeat("x", 1<<20-2) + `"`
+	for i := range keys - 1 {
+		set(t, b, "state.large", strconv.Itoa(i), payload)
+	}
+	filled(t, b, "state.large", strconv.Itoa(keys-1), set(t, b, "state.large", strconv.Itoa(keys-1), payload))
+	var got []string
+	for pages := 0; ; pages++ {
+		page, err := b.LatestPage(t.Context(), "state.large", len(got), 1_000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(page) == 0 {
+			if pages != 2 {
+				t.Errorf("it took %d pages, want 2", pages)
+			}
+			break
+		}
+		for _, e := range page {
+			got = append(got, e.Key)
+		}
+	}
+	for i := range keys {
+		if want := strconv.Itoa(keys - 1 - i); i >= len(got) || got[i] != want {
+			t.Fatalf("the pages are %v", got)
+		}
 	}
 }

@@ -160,7 +160,7 @@ type walkOptions struct {
 	headersOnly bool
 	latestByKey bool
 	key         string // only events of it
-	batch       int // messages asked for at a time; 0: 1,000
+	batch       int    // messages asked for at a time; 0: 1,000
 }
 
 // errStopWalk ends a walk without an error.

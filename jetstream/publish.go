@@ -99,7 +99,8 @@ func (p *Publisher) Publish(ctx context.Context, topic string, payload []byte, o
 
 // admit says what of a publish the topic does not take, before the topic is made for it.
 func (b *Bus) admit(topic string, payload []byte, opts *PublishOptions) error {
-	most, compacted := b.maxPayload, false
+	most := b.maxPayload
+	var compacted bool
 	if t := b.known(topic); t != nil {
 		most, compacted = t.maxPayload, t.bucket != nil
 	} else {

@@ -21,8 +21,8 @@ import (
 //
 //	go test ./jetstream -run TestReadYourWrite -ryw.tries 100000 -ryw.cluster 10000 -ryw.rate 10000 -v -timeout 60m
 var (
-	rywTries   = flag.Int("ryw.tries", 2_000, "publishes that are read back on one server")
-	rywCluster = flag.Int("ryw.cluster", 400, "publishes that are read back on a cluster of three")
+	rywTries   = flag.Int("ryw.tries", 1_000, "publishes that are read back on one server")
+	rywCluster = flag.Int("ryw.cluster", 200, "publishes that are read back on a cluster of three")
 	rywRate    = flag.Int("ryw.rate", 1_000, "events a second that native clients publish meanwhile")
 )
 
@@ -32,6 +32,10 @@ const (
 	rywKeys    = 64 // few, so that publishers and readers meet
 	rywWorkers = 3  // a hub
 	rywNoise   = 2  // native publishers
+
+	// Keys of each of them. One page shows all keys, so that none leaves it while it is looked for.
+	rywNoiseKeys = 50
+	rywPage      = rywKeys + rywNoise*rywNoiseKeys + 1
 )
 
 // What was confirmed is what a read of its key gives, or something newer: through any hub, under load, removed keys included.
@@ -130,6 +134,7 @@ func (r *readback) run(t *testing.T, url string) {
 	if r.cluster != nil {
 		r.cluster.healthy(topic.stream.name, topic.bucket.stream)
 	}
+	filled(t, r.hubs[0], rywTopic, "first", set(t, r.hubs[0], rywTopic, "first", "")) // what a bucket needs to begin is no lag
 	var beside, workers sync.WaitGroup
 	for i := range rywNoise {
 		nc, _ := stranger(t, url)
@@ -146,7 +151,7 @@ func (r *readback) run(t *testing.T, url string) {
 	for i := range r.hubs {
 		for w := range rywWorkers {
 			workers.Go(func() {
-				if err := r.work(ctx, i, uint64(i*rywWorkers+w)); err != nil { //nolint:gosec // small
+				if err := r.work(ctx, i, uint64(i*rywWorkers+w)); err != nil {
 					t.Error(err)
 					cancel()
 				}
@@ -184,7 +189,7 @@ func (r *readback) noise(ctx context.Context, nc *nats.Conn, n int) {
 		due := int(time.Since(begin).Seconds() * float64(*rywRate) / rywNoise)
 		for ; i < due && ctx.Err() == nil; i++ {
 			// What is lost when a leader changes is no loss here.
-			_, _ = js.PublishAsync(fmt.Sprintf("keyed.noise-%d-%d.%s", n, i%1000, rywTopic), payload, natsjs.WithStallWait(time.Second))
+			_, _ = js.PublishAsync(fmt.Sprintf("keyed.noise-%d-%d.%s", n, i%rywNoiseKeys, rywTopic), payload, natsjs.WithStallWait(time.Second))
 		}
 	}
 }
@@ -222,7 +227,7 @@ func (r *readback) follow(ctx context.Context, watching chan struct{}) {
 
 // work is one worker: it publishes through its own hub and reads through all in turn.
 func (r *readback) work(ctx context.Context, hub int, seed uint64) error {
-	random := rand.New(rand.NewPCG(3, seed)) //nolint:gosec // no secret
+	random := rand.New(rand.NewPCG(3, seed))
 	for {
 		try := int(r.next.Add(1))
 		if try > r.tries {
@@ -235,7 +240,7 @@ func (r *readback) work(ctx context.Context, hub int, seed uint64) error {
 			payload = nil
 		}
 		var receipt Receipt
-		err := r.insist(ctx, func() (err error) {
+		err := r.insist(ctx, func(ctx context.Context) (err error) {
 			receipt, err = r.hubs[hub].Publish(ctx, rywTopic, payload, opts)
 			return err
 		})
@@ -261,13 +266,13 @@ func (r *readback) work(ctx context.Context, hub int, seed uint64) error {
 			continue // whether a key is missing because of this one cannot be told from reads of many
 		}
 		if try%8 == 0 {
-			err = r.lag(ctx, &r.many, written, func() (*Event, error) {
+			err = r.lag(ctx, &r.many, written, func(ctx context.Context) (*Event, error) {
 				got, err := reader.LatestByKey(ctx, rywTopic, key, "none")
 				return got[key], err
 			})
 		} else {
-			err = r.lag(ctx, &r.page, written, func() (*Event, error) {
-				page, err := reader.LatestPage(ctx, rywTopic, 0, 200)
+			err = r.lag(ctx, &r.page, written, func(ctx context.Context) (*Event, error) {
+				page, err := reader.LatestPage(ctx, rywTopic, 0, rywPage)
 				i := slices.IndexFunc(page, func(e *Event) bool { return e.Key == key })
 				if i < 0 || err != nil {
 					return nil, err
@@ -302,11 +307,13 @@ func (w *written) shows(e *Event) error {
 	return nil
 }
 
-// insist repeats what fails because a leader changes.
-func (r *readback) insist(ctx context.Context, f func() error) error {
+// insist repeats what fails, or stays without an answer, because a leader changes.
+func (r *readback) insist(ctx context.Context, f func(context.Context) error) error {
 	deadline := time.Now().Add(slow)
 	for {
-		err := f()
+		try, cancel := context.WithTimeout(ctx, 2*time.Second)
+		err := f(try)
+		cancel()
 		if err == nil || errors.Is(err, ErrNotFound) || r.cluster == nil || ctx.Err() != nil || time.Now().After(deadline) {
 			return err
 		}
@@ -320,7 +327,7 @@ func (r *readback) insist(ctx context.Context, f func() error) error {
 // one reads one key, which is never late.
 func (r *readback) one(ctx context.Context, b *Bus, w written) error {
 	var got map[string]*Event
-	err := r.insist(ctx, func() (err error) {
+	err := r.insist(ctx, func(ctx context.Context) (err error) {
 		got, err = b.LatestByKey(ctx, rywTopic, w.key)
 		return err
 	})
@@ -333,7 +340,7 @@ func (r *readback) one(ctx context.Context, b *Bus, w written) error {
 // consistent reads several keys that way.
 func (r *readback) consistent(ctx context.Context, b *Bus, w written) error {
 	var got map[string]*Event
-	err := r.insist(ctx, func() (err error) {
+	err := r.insist(ctx, func(ctx context.Context) (err error) {
 		got, err = b.LatestConsistent(ctx, rywTopic, "k0", w.key, "k1", "none")
 		return err
 	})
@@ -346,7 +353,7 @@ func (r *readback) consistent(ctx context.Context, b *Bus, w written) error {
 // judge knows that a key is missing when it was removed, by this event or a later one.
 func (r *readback) judge(ctx context.Context, b *Bus, w written, e *Event, read string) error {
 	if e == nil {
-		err := r.insist(ctx, func() (err error) {
+		err := r.insist(ctx, func(ctx context.Context) (err error) {
 			e, err = b.Latest(ctx, rywTopic, w.key)
 			return err
 		})
@@ -364,12 +371,12 @@ func (r *readback) judge(ctx context.Context, b *Bus, w written, e *Event, read 
 }
 
 // lag reads until the event is to be seen, or a newer one.
-func (r *readback) lag(ctx context.Context, l *lags, w written, read func() (*Event, error)) error {
+func (r *readback) lag(ctx context.Context, l *lags, w written, read func(context.Context) (*Event, error)) error {
 	begin := time.Now()
 	for reads := 0; ; reads++ {
 		var e *Event
-		err := r.insist(ctx, func() (err error) {
-			e, err = read()
+		err := r.insist(ctx, func(ctx context.Context) (err error) {
+			e, err = read(ctx)
 			return err
 		})
 		if err != nil {
@@ -427,14 +434,14 @@ func (r *readback) watched(t *testing.T, ctx context.Context) { //nolint:revive 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for key, came := range r.arrivals {
-		if !slices.IsSortedFunc(came, func(a, b arrival) int { return int(a.seq) - int(b.seq) }) { //nolint:gosec // small
+		if !slices.IsSortedFunc(came, func(a, b arrival) int { return int(a.seq) - int(b.seq) }) {
 			t.Errorf("the watch went back in time with %s", key)
 			return
 		}
 	}
 	for _, a := range r.answered {
 		came := r.arrivals[a.key]
-		i, _ := slices.BinarySearchFunc(came, a.seq, func(c arrival, seq uint64) int { return int(c.seq) - int(seq) }) //nolint:gosec // small
+		i, _ := slices.BinarySearchFunc(came, a.seq, func(c arrival, seq uint64) int { return int(c.seq) - int(seq) })
 		took := came[i].when.Sub(a.when)
 		r.watch.add(max(took, 0), took > 0)
 	}

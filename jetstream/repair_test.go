@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -39,12 +40,12 @@ func TestRepairOfANativeUpdate(t *testing.T) {
 	b := open(t, Config{URL: url, Topics: compactedRules, Observer: &seen, bucketCheck: 20 * time.Millisecond})
 	_, js := stranger(t, url)
 	for i := range 10 {
-		set(t, b, "state.a", fmt.Sprint(i), "old")
-		set(t, b, "state.a", fmt.Sprint(i), fmt.Sprint(i))
+		set(t, b, "state.a", strconv.Itoa(i), "old")
+		set(t, b, "state.a", strconv.Itoa(i), strconv.Itoa(i))
 	}
 	gone := set(t, b, "state.a", "gone", "1")
 	filled(t, b, "state.a", "gone", gone)
-	w := watchTopic(t, b, "state.a")
+	w := watchState(t, b)
 	w.shows("gone", "1")
 
 	kv, err := js.CreateOrUpdateKeyValue(t.Context(), natsjs.KeyValueConfig{Bucket: "latest_state_a", History: 5})
@@ -96,7 +97,7 @@ func TestRepairOfANativeUpdate(t *testing.T) {
 	}
 	w.shows("5", "55")
 	w.shows("6", "")
-	fresh := watchTopic(t, b, "state.a")
+	fresh := watchState(t, b)
 	fresh.shows("7", "7")
 
 	report, err = b.RepairBucket(t.Context(), "state.a", RepairOptions{RemoveForeign: true})
@@ -129,7 +130,7 @@ func TestRepairOfTheSameKeyAgain(t *testing.T) {
 		if _, err := kv.Put(t.Context(), "k", []byte("forged")); err != nil {
 			t.Fatal(err)
 		}
-		w := watchTopic(t, b, "state.a") // which meets the forged entry
+		w := watchState(t, b) // which meets the forged entry
 		w.shows("l", "1")
 		report, err := b.RepairBucket(t.Context(), "state.a", RepairOptions{})
 		if err != nil || report.ForeignTotal != 1 || report.Foreign[0].Outcome != ForeignRestored {
@@ -142,7 +143,7 @@ func TestRepairOfTheSameKeyAgain(t *testing.T) {
 func TestRepairMakesABucketThatIsGone(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules, bucketCheck: time.Hour})
 	for i := range 10 {
-		set(t, b, "state.a", fmt.Sprint(i), fmt.Sprint(i))
+		set(t, b, "state.a", strconv.Itoa(i), strconv.Itoa(i))
 	}
 	if err := b.js.DeleteStream(t.Context(), "KV_latest_state_a"); err != nil {
 		t.Fatal(err)

@@ -23,7 +23,7 @@ func (b *Bus) Tail(ctx context.Context, topic, stream string, after uint64, f fu
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(b.ctx, cancel)()
+	defer context.AfterFunc(b.ctx, cancel)() //nolint:contextcheck // the end of the bus ends it too
 	t := &tail{bus: b, name: topic, stream: stream, after: after, f: f}
 	wait := 50 * time.Millisecond
 	for {

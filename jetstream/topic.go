@@ -33,9 +33,8 @@ type topicInfo struct {
 	keyed   string // "." + name, to be put behind keyed.<key>
 	obs     TopicObserver
 
-	bucket     *bucket       // nil unless the topic is compacted
-	maxAge     time.Duration // of its events in the stream; 0: no bound
-	maxPayload int           // in bytes
+	bucket     *bucket // nil unless the topic is compacted
+	maxPayload int     // in bytes
 }
 
 // filters select the topic's events in its stream; none where the stream has no other topic.
@@ -233,7 +232,7 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 	b.topics.mu.Unlock()
 	t := &topicInfo{
 		name: name, stream: s, subject: plainSubject(name), keyed: "." + name, obs: b.obs.Topic(name),
-		maxAge: info.Config.MaxAge, maxPayload: b.maxPayload,
+		maxPayload: b.maxPayload,
 	}
 	if rule.Compaction {
 		t.bucket = newBucket(name)

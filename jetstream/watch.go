@@ -32,7 +32,7 @@ func (b *Bus) Watch(ctx context.Context, topic string, keys []string, f func(*Ev
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(b.ctx, cancel)()
+	defer context.AfterFunc(b.ctx, cancel)() //nolint:contextcheck // the end of the bus ends the watch too
 	w := &watch{bus: b, name: topic, keys: keys, f: f}
 	wait := 50 * time.Millisecond
 	for {

@@ -24,12 +24,12 @@ type watcher struct {
 	atNil  map[string]string
 }
 
-func watchTopic(tb testing.TB, b *Bus, topic string, keys ...string) *watcher {
+func watchState(tb testing.TB, b *Bus, keys ...string) *watcher {
 	tb.Helper()
 	w := &watcher{t: tb, done: make(chan error, 1), values: make(map[string]string), seqs: make(map[string]uint64)}
 	ctx, cancel := context.WithCancel(context.Background())
 	w.cancel = cancel
-	go func() { w.done <- b.Watch(ctx, topic, keys, w.see) }()
+	go func() { w.done <- b.Watch(ctx, "state.a", keys, w.see) }()
 	tb.Cleanup(w.stop)
 	return w
 }
@@ -78,7 +78,7 @@ func (w *watcher) shows(key, value string) {
 
 func TestWatchGivesWhatIsPresentAndThenChanges(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
-	empty := watchTopic(t, b, "state.a") // which makes the topic
+	empty := watchState(t, b) // which makes the topic
 	eventually(t, "the watch of nothing says so", func() bool {
 		empty.mu.Lock()
 		defer empty.mu.Unlock()
@@ -88,7 +88,7 @@ func TestWatchGivesWhatIsPresentAndThenChanges(t *testing.T) {
 		set(t, b, "state.a", strconv.Itoa(i), strconv.Itoa(i))
 	}
 	filled(t, b, "state.a", "3", remove(t, b, "state.a", "3"))
-	all, some := watchTopic(t, b, "state.a"), watchTopic(t, b, "state.a", "3", "4", "new")
+	all, some := watchState(t, b), watchState(t, b, "3", "4", "new")
 	all.shows("4", "4")
 	some.shows("4", "4")
 	if len(all.atNil) != 9 || len(some.atNil) != 1 {
@@ -127,7 +127,7 @@ func TestWatchReturnsTheErrorOfItsFunction(t *testing.T) {
 
 func TestWatchEndsWithTheBus(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
-	w := watchTopic(t, b, "state.a")
+	w := watchState(t, b)
 	r := set(t, b, "state.a", "k", "1")
 	filled(t, b, "state.a", "k", r)
 	w.shows("k", "1")
@@ -172,15 +172,15 @@ func TestWatchHasNoGap(t *testing.T) {
 			}
 		})
 	}
-	watchers := []*watcher{watchTopic(t, b, "state.a")}
+	watchers := []*watcher{watchState(t, b)}
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for i := range 20 {
 		<-tick.C
 		if i%2 == 0 {
-			watchers = append(watchers, watchTopic(t, b, "state.a"))
+			watchers = append(watchers, watchState(t, b))
 		} else {
-			watchers = append(watchers, watchTopic(t, b, "state.a", numbers(keys/2)...))
+			watchers = append(watchers, watchState(t, b, numbers(keys/2)...))
 		}
 	}
 	all.Wait()
@@ -221,7 +221,7 @@ func TestWatchGoesOnWhenTheBucketIsMadeAnew(t *testing.T) {
 		set(t, b, "state.a", strconv.Itoa(i), "old")
 		set(t, b, "state.a", strconv.Itoa(i), "new")
 	}
-	w, some := watchTopic(t, b, "state.a"), watchTopic(t, b, "state.a", "3")
+	w, some := watchState(t, b), watchState(t, b, "3")
 	w.shows("9", "new")
 	some.shows("3", "new")
 	if err := b.js.DeleteStream(t.Context(), "KV_latest_state_a"); err != nil {

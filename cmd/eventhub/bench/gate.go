@@ -42,6 +42,8 @@ type gatedBench struct {
 	ratios []gatedRatio
 	// profile shows where to look when one of them fails.
 	profile string
+	// keyed is what is run in place of the rounds of load, if it is not nil. There is a ratio for each of its studies.
+	keyed *Keyed
 }
 
 // gatedBenches are what the gate runs. Latency is taken at a rate at which the cost is wake-ups, not work; its median and its
@@ -85,6 +87,11 @@ func gatedBenches() []gatedBench {
 			},
 			profile: "eventhub bench latency --compare native --n 25000",
 		},
+		{
+			keyed:   &Keyed{Keys: 20_000, Size: 128, Again: 0.1, Only: []string{"keys", "key", "watch"}},
+			ratios:  []gatedRatio{{name: "keyed 1,000"}, {name: "keyed one"}, {name: "keyed watch"}},
+			profile: "eventhub bench keyed --keys 200000",
+		},
 	}
 }
 
@@ -124,6 +131,9 @@ func (cmd *Gate) Run(ctx context.Context, env Env, target *Target) (err error) {
 
 // measure runs a number of rounds of both sides.
 func (g gatedBench) measure(ctx context.Context, b *run, count int) ([]Ratio, error) {
+	if g.keyed != nil {
+		return g.measureKeyed(ctx, b, count)
+	}
 	p := plan{name: "gate", sides: []side{{via: viaWS}, {via: viaNative}}, rounds: &rounds{Rounds: count, WarmUp: g.load.N}, load: &g.load}
 	for _, r := range g.ratios {
 		p.metrics = append(p.metrics, metric{r.name, r.metric.unit, r.metric.of})
@@ -133,6 +143,22 @@ func (g gatedBench) measure(ctx context.Context, b *run, count int) ([]Ratio, er
 		return nil, fmt.Errorf("%s: %w", g.ratios[0].name, err)
 	}
 	return report.Ratios, nil
+}
+
+// measureKeyed takes the mean of a study's calls, against the fastest way with nats.go.
+func (g gatedBench) measureKeyed(ctx context.Context, b *run, count int) ([]Ratio, error) {
+	results, _, err := g.keyed.run(ctx, b, count)
+	if err != nil {
+		return nil, fmt.Errorf("keyed: %w", err)
+	}
+	var ratios []Ratio
+	for _, r := range results {
+		if r.Counts && !r.median {
+			r.Name = g.ratios[len(ratios)].name
+			ratios = append(ratios, r.Ratio)
+		}
+	}
+	return ratios, nil
 }
 
 // judge compares. What is worse than allowed is measured once more with twice as many rounds, so that a moment in which

@@ -28,7 +28,7 @@ func (g *given) try(of gatedBench, count int) ([]Ratio, error) {
 }
 
 func TestGate(t *testing.T) {
-	expected := map[string]float64{"pub rate": 1, "sub rate": 0.8, "latency p50": 1.2, "latency CPU": 1.1}
+	expected := map[string]float64{"pub rate": 1, "sub rate": 0.8, "latency p50": 1.2, "latency CPU": 1.1, "keyed 1,000": 0.5, "keyed one": 1, "keyed watch": 1.2}
 	with := func(name string, v float64) map[string]float64 {
 		out := map[string]float64{name: v}
 		for other, ratio := range expected {
@@ -74,7 +74,7 @@ func TestGate(t *testing.T) {
 // What is recorded is what is expected afterwards, and every ratio must be there.
 func TestGateRecords(t *testing.T) {
 	cmd := &Gate{File: filepath.Join(t.TempDir(), "ratios.json"), Rounds: 9, Tolerance: 0.25}
-	g := &given{first: map[string]float64{"pub rate": 1.2344, "sub rate": 0.8, "latency p50": 1.2, "latency CPU": 1.1}}
+	g := &given{first: map[string]float64{"pub rate": 1.2344, "sub rate": 0.8, "latency p50": 1.2, "latency CPU": 1.1, "keyed 1,000": 0.5, "keyed one": 1, "keyed watch": 1.2}}
 	var out strings.Builder
 	if err := cmd.record(&out, gatedBenches(), g.try); err != nil {
 		t.Fatal(err)

@@ -19,7 +19,7 @@ type Keyed struct {
 	Keys   int      `default:"1000000" help:"Keys of the compacted topic."`
 	Size   int      `default:"128" help:"Bytes of the JSON payload."`
 	Again  float64  `default:"0.1" help:"The share of keys, drawn at random, that are written a second time, which leaves holes in the bucket."`
-	Rounds int      `default:"5" help:"Rounds, in each of which all sides have a turn, after one to warm up with a tenth of the calls."`
+	Rounds int      `default:"5" help:"Rounds, in each of which all sides have a turn, after one with a tenth of the calls to warm up."`
 	Only   []string `help:"Measure these only: keys, key, walk, pages, watch, watch-100. Default: all."`
 }
 
@@ -31,11 +31,14 @@ over loopback to the same server. Rounds alternate; where there are several ways
   keys        1,000 random keys: LatestByKey; KV Get, one by one and 16 at a time
   key         one random key: Latest; a raw get at the leader (STREAM.MSG.GET)
   walk        all keys: EachLatest; WatchAll, or ListKeys and Get
-  pages       all keys, 1,000 at a time: LatestPage; the same as for walk
+  pages       all keys, 1,000 at a time: LatestPage; WatchAll
   watch       all keys, until what there is has come: Watch; WatchAll
   watch-100   100 keys, likewise: Watch; WatchFiltered
 
+Of more than 100 pages, or 20,000 keys that are got one by one after ListKeys, so many are read, and the time of all is reckoned.
+
   eventhub bench keyed
+  eventhub bench keyed --again 0 --only pages
   eventhub bench --replicas 3 keyed --keys 200000`
 }
 
@@ -69,23 +72,9 @@ func (cmd *Keyed) Run(ctx context.Context, env Env, target *Target) (err error) 
 	}
 	defer func() { err = ended(ctx, err, sys) }()
 	b := newRun(env, target, sys)
-	topic, err := cmd.open(ctx, b)
+	results, topic, err := cmd.run(ctx, b, cmd.Rounds)
 	if err != nil {
 		return err
-	}
-	defer func() { err = errors.Join(err, topic.close(ctx)) }()
-	var results []keyedResult
-	for _, study := range keyedStudies {
-		if len(cmd.Only) > 0 && !slices.Contains(cmd.Only, study.name) {
-			continue
-		}
-		stop := b.progress(study.name)
-		got, err := study.measure(ctx, topic, cmd.Rounds)
-		stop()
-		if err != nil {
-			return fmt.Errorf("%s: %w", study.name, err)
-		}
-		results = append(results, got...)
 	}
 	if target.JSON {
 		return printJSON(env.Out, keyedReport{Keys: cmd.Keys, Size: cmd.Size, Entries: topic.entries, FilledIn: topic.filledIn.Seconds(), CaughtUpIn: topic.caughtUpIn.Seconds(), Results: results})
@@ -96,6 +85,27 @@ func (cmd *Keyed) Run(ctx context.Context, env Env, target *Target) (err error) 
 		return err
 	}
 	return printKeyed(env.Out, results)
+}
+
+// run fills a topic, and measures so many rounds of each study.
+func (cmd *Keyed) run(ctx context.Context, b *run, count int) (results []keyedResult, topic *keyedTopic, err error) {
+	if topic, err = cmd.open(ctx, b); err != nil {
+		return nil, nil, err
+	}
+	defer func() { err = errors.Join(err, topic.close(ctx)) }()
+	for _, study := range keyedStudies {
+		if len(cmd.Only) > 0 && !slices.Contains(cmd.Only, study.name) {
+			continue
+		}
+		stop := b.progress(study.name)
+		got, err := study.measure(ctx, topic, count)
+		stop()
+		if err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", study.name, err)
+		}
+		results = append(results, got...)
+	}
+	return results, topic, nil
 }
 
 // keyedReport is the JSON of the benchmark.
@@ -117,6 +127,8 @@ type keyedResult struct {
 	Ratio
 	// Counts is whether this is the fastest way with nats.go.
 	Counts bool `json:"counts"`
+
+	median bool // of the calls of a round, not their mean
 }
 
 // printKeyed prints a table.
@@ -141,7 +153,7 @@ func printKeyed(w io.Writer, results []keyedResult) error {
 // keyedStudy is a part of the benchmark.
 type keyedStudy struct {
 	name  string
-	calls int // a round
+	calls int // a round; 0: of all keys, as many as 100,000 keys are read with, but one at least
 	// each is whether the median of the calls is compared beside their mean.
 	each   bool
 	ours   contender
@@ -158,11 +170,15 @@ type contender struct {
 // measure runs all contenders in turn.
 func (s *keyedStudy) measure(ctx context.Context, t *keyedTopic, count int) ([]keyedResult, error) {
 	all := append([]contender{s.ours}, s.theirs...)
+	most := s.calls
+	if most == 0 {
+		most = max(1, 100_000/t.keys)
+	}
 	means, medians := make([][]float64, len(all)), make([][]float64, len(all))
 	for i := range count + 1 {
-		calls := s.calls
+		calls := most
 		if i == 0 {
-			calls = (s.calls + 9) / 10
+			calls = (most + 9) / 10
 		}
 		for turn := range all {
 			n := (turn + i) % len(all) // nobody always profits from what the one before left in the server's caches
@@ -202,7 +218,7 @@ func (s *keyedStudy) compare(suffix string, times [][]float64) []keyedResult {
 	var results []keyedResult
 	fastest := 0
 	for i, way := range s.theirs {
-		r := keyedResult{Ours: s.ours.name + suffix, Theirs: way.name + suffix, Ratio: newRatio(s.name+suffix, "ms", times[0], times[i+1])}
+		r := keyedResult{Ours: s.ours.name + suffix, Theirs: way.name + suffix, Ratio: newRatio(s.name+suffix, "ms", times[0], times[i+1]), median: suffix != ""}
 		results = append(results, r)
 		if r.Other < results[fastest].Other {
 			fastest = i

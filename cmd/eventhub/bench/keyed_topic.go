@@ -94,7 +94,7 @@ func (t *keyedTopic) close(ctx context.Context) error {
 		t.conn.Close()
 	}
 	if t.bus != nil {
-		errs = append(errs, t.bus.Close())
+		errs = append(errs, t.bus.Close()) //nolint:contextcheck // it bounds by itself what it waits for
 	}
 	return errors.Join(errs...)
 }
