@@ -68,7 +68,7 @@ func (s *SQLStore) Retry(ctx context.Context, ids ...string) (int, error) {
 	if len(ids) == 0 {
 		return s.exec(ctx, "retry", query)
 	}
-	return s.exec(ctx, "retry", query+" AND id IN {ids}", idList(ids))
+	return s.exec(ctx, "retry", query+" AND id {ids}", idList(ids))
 }
 
 // Purge implements Store.
@@ -82,8 +82,8 @@ func (s *SQLStore) Purge(ctx context.Context, opts PurgeOptions) (int, error) {
 	}
 	args := []any{opts.OlderThan.Milliseconds()}
 	if len(opts.IDs) > 0 {
-		which += " AND o.id IN {ids}"
+		which += " AND o.id {ids}"
 		args = append(args, idList(opts.IDs))
 	}
-	return s.exec(ctx, "purge", "DELETE FROM {table} WHERE id IN (SELECT o.id FROM {table} o WHERE "+which+" LIMIT ?)", append(args, opts.limit())...)
+	return s.exec(ctx, "purge", "DELETE FROM {table} WHERE id {in SELECT o.id FROM {table} o WHERE "+which+" LIMIT ? in}", append(args, opts.limit())...)
 }

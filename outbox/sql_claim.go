@@ -3,6 +3,7 @@ package outbox
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"slices"
 )
 
@@ -14,7 +15,8 @@ const lookMost = 10
 type candidate struct {
 	lane string
 	id   string
-	due  bool // pending, and its time has come
+	due  bool // pending, its time has come, and its topic is asked for
+	size int  // of the payload, in bytes
 }
 
 // Claim implements Store.
@@ -37,26 +39,30 @@ func (s *SQLStore) claim(ctx context.Context, opts *ClaimOptions) (Claim, error)
 	if err != nil || len(heads) == 0 {
 		return Claim{More: more}, err
 	}
-	runs := make(map[string][]string, len(heads)) // ids by lane, in order
-	if each := opts.Limit / len(heads); each > 1 {
-		rows, err := s.followers(ctx, opts, heads, each)
-		if err != nil {
+	rows, each := heads, opts.Limit/len(heads)
+	if each > 1 {
+		if rows, err = s.followers(ctx, opts, heads, each); err != nil {
 			return Claim{}, err
 		}
-		ended := make(map[string]bool)
-		for _, row := range rows {
-			if row.due && !ended[row.lane] {
-				runs[row.lane] = append(runs[row.lane], row.id)
-			} else {
-				ended[row.lane] = true
-			}
-			more = more || row.due // there may be others behind
+	}
+	runs := make(map[string][]string, len(heads)) // ids by lane, in order
+	ended := make(map[string]bool)
+	left := opts.bytes()
+	for _, row := range rows {
+		switch {
+		case ended[row.lane] || row.id == "": // settled just now
+		case !row.due:
+			ended[row.lane] = true
+		case row.size > left && len(runs) > 0:
+			ended[row.lane], more = true, true
+		default:
+			left -= row.size
+			runs[row.lane] = append(runs[row.lane], row.id)
+			more = more || len(runs[row.lane]) == each // there may be others behind
 		}
-	} else {
-		for _, h := range heads {
-			runs[h.lane] = []string{h.id}
-		}
-		more = true
+	}
+	if len(runs) == 0 {
+		return Claim{More: more}, nil // others were quicker
 	}
 	return s.take(ctx, opts, runs, more)
 }
@@ -113,19 +119,23 @@ func passed(opts *ClaimOptions) string {
 	return ""
 }
 
-// look reads the first rows of the next lanes behind one.
+// due says of row o whether it can be claimed. Its parameter is the topics to leave out.
+const due = "CASE WHEN o.status = 'pending' AND o.next_at <= {now} AND NOT o.aggregatetype {ids} THEN 1 ELSE 0 END"
+
+// look reads the first rows of the next lanes behind one. It goes from lane to lane by the index, in small queries that leave
+// the database no other way.
 func (s *SQLStore) look(ctx context.Context, opts *ClaimOptions, behind string, most int) ([]candidate, error) {
+	next := func(of, behind string) string {
+		return "(SELECT " + of + " FROM {table} o WHERE o.status <> 'sent'" + passed(opts) + " AND o.lane " + behind + " LIMIT 1)"
+	}
+	first := "= l.lane ORDER BY o.seq"
 	return s.candidates(ctx, `WITH RECURSIVE lanes (lane, n) AS (
-  SELECT (SELECT o.lane FROM {table} o WHERE o.status <> 'sent'`+passed(opts)+` AND o.lane > ? ORDER BY o.lane LIMIT 1), 1
+  SELECT `+next("o.lane", "> ? ORDER BY o.lane")+`, 1
   UNION ALL
-  SELECT (SELECT o.lane FROM {table} o WHERE o.status <> 'sent'`+passed(opts)+` AND o.lane > l.lane ORDER BY o.lane LIMIT 1), l.n + 1
-  FROM lanes l WHERE l.lane IS NOT NULL AND l.n < ?
-), heads (lane, n, seq) AS (
-  SELECT l.lane, l.n, (SELECT o.seq FROM {table} o WHERE o.status <> 'sent'`+passed(opts)+` AND o.lane = l.lane ORDER BY o.seq LIMIT 1)
-  FROM lanes l WHERE l.lane IS NOT NULL
+  SELECT `+next("o.lane", "> l.lane ORDER BY o.lane")+`, l.n + 1 FROM lanes l WHERE l.lane IS NOT NULL AND l.n < ?
 )
-SELECT h.lane, o.id, CASE WHEN o.status = 'pending' AND o.next_at <= {now} THEN 1 ELSE 0 END
-FROM heads h JOIN {table} o ON o.status <> 'sent' AND o.lane = h.lane AND o.seq = h.seq ORDER BY h.n`, behind, most)
+SELECT l.lane, `+next("o.id", first)+`, `+next(due, first)+`, `+next("octet_length(o.payload)", first)+`
+FROM lanes l WHERE l.lane IS NOT NULL ORDER BY l.n`, behind, most, idList(opts.ExceptTopics))
 }
 
 // followers reads the first rows of lanes, at most each of one, in order.
@@ -134,14 +144,17 @@ func (s *SQLStore) followers(ctx context.Context, opts *ClaimOptions, heads []ca
 	for i, h := range heads {
 		ids[i] = h.id
 	}
+	row := func(what string) string {
+		return "(SELECT " + what + " FROM {table} o WHERE o.status <> 'sent' AND o.lane = r.lane AND o.seq = r.seq)"
+	}
 	return s.candidates(ctx, `WITH RECURSIVE run (lane, seq, n) AS (
-  SELECT o.lane, o.seq, 1 FROM {table} o WHERE o.id IN {ids}
+  SELECT o.lane, o.seq, 1 FROM {table} o WHERE o.id {ids} AND o.status <> 'sent'
   UNION ALL
   SELECT r.lane, (SELECT o.seq FROM {table} o WHERE o.status <> 'sent'`+passed(opts)+` AND o.lane = r.lane AND o.seq > r.seq ORDER BY o.seq LIMIT 1), r.n + 1
   FROM run r WHERE r.seq IS NOT NULL AND r.n < ?
 )
-SELECT o.lane, o.id, CASE WHEN o.status = 'pending' AND o.next_at <= {now} THEN 1 ELSE 0 END
-FROM run r JOIN {table} o ON o.status <> 'sent' AND o.lane = r.lane AND o.seq = r.seq ORDER BY r.n`, idList(ids), each)
+SELECT r.lane, `+row("o.id")+`, `+row(due)+`, `+row("octet_length(o.payload)")+` FROM run r WHERE r.seq IS NOT NULL ORDER BY r.n`,
+		idList(ids), each, idList(opts.ExceptTopics))
 }
 
 func (s *SQLStore) candidates(ctx context.Context, query string, args ...any) ([]candidate, error) {
@@ -152,10 +165,13 @@ func (s *SQLStore) candidates(ctx context.Context, query string, args ...any) ([
 	defer func() { _ = rows.Close() }()
 	var list []candidate
 	for rows.Next() {
-		var c candidate
-		if err := rows.Scan(&c.lane, &c.id, &c.due); err != nil {
+		c := candidate{}
+		var id sql.NullString // NULL: it was settled just now
+		var due, size sql.NullInt64
+		if err := rows.Scan(&c.lane, &id, &due, &size); err != nil {
 			return nil, err
 		}
+		c.id, c.due, c.size = id.String, due.Int64 == 1, int(size.Int64)
 		list = append(list, c)
 	}
 	return list, rows.Err()
@@ -170,7 +186,7 @@ func (s *SQLStore) take(ctx context.Context, opts *ClaimOptions, runs map[string
 	c := Claim{More: more}
 	got, err := s.records(ctx, `UPDATE {table} SET status = 'claimed', claimed_by = ?, lease_until = {now} + ?,
   publish_began = CASE WHEN publish_began = 0 THEN {now} ELSE publish_began END
-WHERE status = 'pending' AND id IN (SELECT o.id FROM {table} o WHERE o.id IN {ids} AND o.status = 'pending' AND o.next_at <= {now}{unlocked})
+WHERE status = 'pending' AND id {in SELECT o.id FROM {table} o WHERE o.id {ids} AND o.status = 'pending' AND o.next_at <= {now}{unlocked} in}
 RETURNING `+columns+`, {now}`, []any{opts.Worker, opts.Lease.Milliseconds(), idList(ids)}, &c.Now)
 	if err != nil {
 		return Claim{}, err
@@ -199,6 +215,8 @@ RETURNING `+columns+`, {now}`, []any{opts.Worker, opts.Lease.Milliseconds(), idL
 			return Claim{}, err
 		}
 	}
-	slices.SortFunc(c.Records, func(a, b *Record) int { return cmp.Compare(a.Sequence, b.Sequence) })
+	slices.SortFunc(c.Records, bySequence)
 	return c, nil
 }
+
+func bySequence(a, b *Record) int { return cmp.Compare(a.Sequence, b.Sequence) }

@@ -9,6 +9,9 @@ import (
 
 // Renew implements Store.
 func (s *SQLStore) Renew(ctx context.Context, worker string, lease time.Duration, records []*Record) ([]string, error) {
+	if s.db == nil {
+		return nil, errNoDB
+	}
 	if len(records) == 0 {
 		return nil, nil
 	}
@@ -17,7 +20,7 @@ func (s *SQLStore) Renew(ctx context.Context, worker string, lease time.Duration
 }
 
 func (s *SQLStore) renew(ctx context.Context, worker string, lease time.Duration, ids []string) ([]string, error) {
-	rows, err := s.db.QueryContext(ctx, s.q("UPDATE {table} SET lease_until = {now} + ? WHERE id IN {ids} AND status = 'claimed' AND claimed_by = ? RETURNING id"),
+	rows, err := s.db.QueryContext(ctx, s.q("UPDATE {table} SET lease_until = {now} + ? WHERE id {ids} AND status = 'claimed' AND claimed_by = ? RETURNING id"),
 		lease.Milliseconds(), idList(ids), worker)
 	if err != nil {
 		return nil, err
@@ -37,10 +40,13 @@ func (s *SQLStore) renew(ctx context.Context, worker string, lease time.Duration
 	return slices.DeleteFunc(ids, func(id string) bool { return kept[id] }), nil
 }
 
-const markSent = "UPDATE {table} SET status = 'sent', sent_at = {now}, claimed_by = '', lease_until = 0, last_err = '' WHERE id IN {ids} AND status <> 'sent'"
+const markSent = "UPDATE {table} SET status = 'sent', sent_at = {now}, claimed_by = '', lease_until = 0, last_err = '' WHERE id {ids} AND status <> 'sent'"
 
 // Settle implements Store.
 func (s *SQLStore) Settle(ctx context.Context, worker string, st Settlement) error {
+	if s.db == nil {
+		return errNoDB
+	}
 	if len(st.Failed) == 0 {
 		if len(st.Sent) == 0 {
 			return nil
@@ -91,7 +97,7 @@ WHERE id = ? AND status = 'claimed' AND claimed_by = ?`)
 // RequeueExpired implements Store.
 func (s *SQLStore) RequeueExpired(ctx context.Context) (int, error) {
 	return s.exec(ctx, "requeue", `UPDATE {table} SET status = 'pending', claimed_by = '', lease_until = 0
-WHERE status = 'claimed' AND id IN (SELECT o.id FROM {table} o WHERE o.status = 'claimed' AND o.lease_until < {now}{unlocked})`)
+WHERE status = 'claimed' AND id {in SELECT o.id FROM {table} o WHERE o.status = 'claimed' AND o.lease_until < {now}{unlocked} in}`)
 }
 
 // exec returns how many rows a statement changed.

@@ -27,7 +27,7 @@ const DefaultTable = "outbox"
 
 // SQLConfig configures a SQLStore.
 type SQLConfig struct {
-	// Dialect is that of the database: SQLite 3.42 or PostgreSQL 12 or newer, whose encoding must be UTF8. Required.
+	// Dialect is that of the database: SQLite 3.43 or PostgreSQL 12 or newer, whose encoding must be UTF8. Required.
 	Dialect Dialect
 	// DB is the database, owned by the caller. Without it the store can only Add, which is all that a service needs whose
 	// rows are drained elsewhere.
@@ -36,8 +36,9 @@ type SQLConfig struct {
 	// modernc.org/sqlite: file:orders.db?_pragma=journal_mode(WAL)&_pragma=busy_timeout(10000)&_txlock=immediate. Without
 	// _txlock=immediate, a transaction of yours that reads before it writes fails when another has written in between.
 	//
-	// Before PostgreSQL there may be a pooler; if it deals connections out by transaction, the driver must not keep prepared
-	// statements (pgx: default_query_exec_mode=exec).
+	// PostgreSQL should be opened so that the driver keeps no prepared statements; with pgx: default_query_exec_mode=exec.
+	// Otherwise plans that were made for a small table are used on one that has grown, until the database analyzes it (a
+	// minute or so); and behind a pooler that deals connections out by transaction they do not work at all.
 	DB *sql.DB
 	// Table is the table's name: lower-case letters, digits and _, at most 40. Default DefaultTable. What else Migrate makes
 	// begins with it, and it is the channel of the notifications.
@@ -133,18 +134,24 @@ var (
 		SQLite:     "CAST(unixepoch('subsec') * 1000 AS INTEGER)",
 		PostgreSQL: "CAST(EXTRACT(EPOCH FROM statement_timestamp()) * 1000 AS BIGINT)",
 	}
-	// idsOf takes the ids as one parameter, so that the statement is the same for any number of them.
+	// inOf and itsEndOf are around a query for the ids that a column must be one of. As an array it is evaluated once, and
+	// before the statement; as anything else PostgreSQL may evaluate it, and lock what it finds, once for each row.
+	inOf     = map[Dialect]string{SQLite: "IN (", PostgreSQL: "= ANY(ARRAY("}
+	itsEndOf = map[Dialect]string{SQLite: ")", PostgreSQL: "))"}
+	// idsOf takes ids as one parameter, so that the statement is the same for any number of them.
 	idsOf = map[Dialect]string{
-		SQLite:     "(SELECT value FROM json_each(?))",
-		PostgreSQL: "(SELECT json_array_elements_text(CAST(? AS json)))",
+		SQLite:     "SELECT value FROM json_each(?)",
+		PostgreSQL: "SELECT json_array_elements_text(CAST(? AS json))",
 	}
 	// unlockedOf passes over rows that another transaction is about to change.
 	unlockedOf = map[Dialect]string{SQLite: "", PostgreSQL: " FOR UPDATE SKIP LOCKED"}
 )
 
-// q writes a query as the dialect does: {table}, {now}, {ids}, {unlocked}, and question marks for parameters.
+// q writes a query as the dialect does: {table}, {now}, {in …}, {ids}, {unlocked}, and question marks for parameters.
 func (s *SQLStore) q(query string) string {
-	query = strings.NewReplacer("{table}", s.table, "{now}", nowOf[s.dialect], "{ids}", idsOf[s.dialect], "{unlocked}", unlockedOf[s.dialect]).Replace(query)
+	d := s.dialect
+	query = strings.NewReplacer("{table}", s.table, "{now}", nowOf[d], "{ids}", inOf[d]+idsOf[d]+itsEndOf[d],
+		"{in ", inOf[d], " in}", itsEndOf[d], "{unlocked}", unlockedOf[d]).Replace(query)
 	if s.dialect != PostgreSQL {
 		return query
 	}
@@ -162,6 +169,9 @@ func (s *SQLStore) q(query string) string {
 
 // idList is the parameter of {ids}.
 func idList(ids []string) string {
+	if len(ids) == 0 {
+		return "[]"
+	}
 	b, _ := json.Marshal(ids) //nolint:errchkjson // strings always marshal
 	return string(b)
 }

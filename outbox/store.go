@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 )
 
@@ -56,6 +57,17 @@ type ClaimOptions struct {
 	Lease time.Duration
 	// PassErrors lets a lane go on past records that are parked. Otherwise it waits for Retry or Purge.
 	PassErrors bool
+	// Bytes, if not 0, bounds the payloads of the claim; one record may be larger.
+	Bytes int
+	// ExceptTopics are topics to leave out: at most 1,000.
+	ExceptTopics []string
+}
+
+func (o *ClaimOptions) bytes() int {
+	if o.Bytes <= 0 {
+		return math.MaxInt
+	}
+	return o.Bytes
 }
 
 // Claim is what Claim handed out.

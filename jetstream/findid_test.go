@@ -1,0 +1,82 @@
+package jetstream
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+func TestFindIDs(t *testing.T) {
+	b := open(t, Config{Topics: []TopicRule{{Pattern: "fam.**", Family: "fam"}, {Pattern: "few", MaxMsgs: 3}, {Pattern: "window", DuplicateWindow: 7 * time.Second}}})
+	began := time.Now()
+	put := func(topic, key string, ids ...string) {
+		t.Helper()
+		for _, id := range ids {
+			if _, err := b.Publish(t.Context(), topic, []byte("1"), PublishOptions{ID: id, Key: key}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	put("a", "k", "1", "2")
+	put("a", "", "3")
+	put("fam.x", "k", "1")
+	put("fam.y", "k", "2")
+	put("few", "k", "1", "2", "3", "4", "5")
+	for _, test := range []struct {
+		name     string
+		search   IDSearch
+		found    []string
+		complete bool
+	}{
+		{"all", IDSearch{Topic: "a", IDs: []string{"1", "2", "3", "4"}}, []string{"1", "2", "3"}, true},
+		{"of a key", IDSearch{Topic: "a", Key: "k", IDs: []string{"2", "3"}}, []string{"2"}, true},
+		{"of another key", IDSearch{Topic: "a", Key: "l", IDs: []string{"2"}}, nil, true},
+		{"in a family", IDSearch{Topic: "fam.x", IDs: []string{"1", "2"}}, []string{"1"}, true},
+		{"no topic", IDSearch{Topic: "none", IDs: []string{"1"}}, nil, true},
+		{"too many", IDSearch{Topic: "a", IDs: []string{"3"}, Most: 2}, nil, false},
+		{"too many, but all found", IDSearch{Topic: "a", IDs: []string{"1"}, Most: 2}, []string{"1"}, true},
+		{"dropped", IDSearch{Topic: "few", IDs: []string{"1", "4"}}, []string{"4"}, false},
+		{"not dropped", IDSearch{Topic: "few", IDs: []string{"4"}}, []string{"4"}, true},
+		{"later", IDSearch{Topic: "few", IDs: []string{"1"}, Since: time.Now().Add(time.Minute)}, nil, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if test.search.Since.IsZero() {
+				test.search.Since = began.Add(-time.Minute)
+			}
+			found, complete, err := b.FindIDs(t.Context(), test.search)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := slices.Sorted(maps.Keys(found)); !slices.Equal(got, test.found) || complete != test.complete {
+				t.Errorf("got %q, complete %v; want %q, %v", got, complete, test.found, test.complete)
+			}
+		})
+	}
+	put("window", "", "1")
+	if d, err := b.DuplicateWindow(t.Context(), "window"); d != 7*time.Second || err != nil {
+		t.Errorf("got %v, %v", d, err)
+	}
+	if _, err := b.DuplicateWindow(t.Context(), "none"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestRefused(t *testing.T) {
+	b := open(t, Config{})
+	s, err := b.js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "full", Subjects: []string{"event.full", "keyed.*.full"}, MaxMsgs: 1, Discard: natsjs.DiscardNew})
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish(t, b, "full", "1")
+	_, err = b.Publish(t.Context(), "full", []byte("2"), PublishOptions{})
+	if !Refused(err) {
+		t.Errorf("%v is not taken for a refusal of %s", err, s.CachedInfo().Config.Name)
+	}
+	if _, err = b.Publish(t.Context(), "a..b", nil, PublishOptions{}); Refused(err) {
+		t.Errorf("%v is taken for the stream's", err)
+	}
+}

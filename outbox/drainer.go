@@ -1,0 +1,601 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Waits of a drainer.
+const (
+	// What failed for a reason of the store or of NATS is tried again after againFirst, doubled each time up to againMost.
+	againFirst = 100 * time.Millisecond
+	againMost  = 5 * time.Second
+	// searchWait is between claims that found nothing but did not look everywhere.
+	searchWait = 20 * time.Millisecond
+	// saveWait is how long what became of records waits for that of others, while there are others under way.
+	saveWait = 5 * time.Millisecond
+	// readyWait bounds the question whether the bus is there.
+	readyWait = time.Second
+)
+
+// Drainer publishes the records of a store. Any number may work on one store.
+type Drainer struct {
+	cfg   Config
+	log   *slog.Logger
+	began time.Time // what its times count from, by the monotonic clock
+
+	wake chan struct{}
+
+	mu      sync.Mutex // guards what follows
+	started bool
+	stop    chan struct{} // closed when Stop begins
+	kill    context.CancelFunc
+	done    chan struct{} // closed when all has ended
+}
+
+// NewDrainer makes a Drainer, which does nothing until Start or Drain.
+func NewDrainer(cfg Config) (*Drainer, error) {
+	if err := cfg.prepare(); err != nil {
+		return nil, fmt.Errorf("outbox: drainer: %w", err)
+	}
+	return &Drainer{
+		cfg: cfg, log: cfg.Logger.With(slog.String("worker", cfg.Worker)), began: time.Now(),
+		wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+	}, nil
+}
+
+// Wake tells the drainer that records may have been added, so that it need not poll for them. It does not block.
+func (d *Drainer) Wake() {
+	select {
+	case d.wake <- struct{}{}:
+	default: // it knows already
+	}
+}
+
+// Start begins to drain, until Stop. A Drainer is started once.
+func (d *Drainer) Start() {
+	ctx, err := d.begin(context.Background())
+	if err != nil {
+		return
+	}
+	go func() {
+		defer close(d.done)
+		var helpers sync.WaitGroup
+		background, cancel := context.WithCancel(ctx)
+		helpers.Go(func() { d.listen(background) })
+		helpers.Go(func() { d.tellStats(background) })
+		_, _ = d.run(ctx, false) // its error is that it was told to end
+		cancel()
+		helpers.Wait()
+		d.kill()
+	}()
+}
+
+var errStarted = errors.New("outbox: drainer: it was started before")
+
+func (d *Drainer) begin(ctx context.Context) (context.Context, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.started {
+		return nil, errStarted
+	}
+	d.started = true
+	ctx, d.kill = context.WithCancel(ctx)
+	return ctx, nil
+}
+
+// Stop claims no more, publishes what is claimed, and returns when all of it is settled. When ctx ends first, it gives up what
+// is left, which others have after the lease, and returns the error of ctx. It may be called twice, and without Start.
+func (d *Drainer) Stop(ctx context.Context) error {
+	d.mu.Lock()
+	select {
+	case <-d.stop:
+	default:
+		close(d.stop)
+	}
+	if !d.started {
+		d.started = true
+		close(d.done)
+	}
+	kill := d.kill
+	d.mu.Unlock()
+	select {
+	case <-d.done:
+		return nil
+	case <-ctx.Done():
+	}
+	kill()
+	<-d.done
+	return ctx.Err()
+}
+
+// Drained says what Drain did.
+type Drained struct {
+	Published, Failed, Parked int
+}
+
+// Drain publishes what can be published now, and returns when there is no more: what waits for another try, or for another
+// drainer's lease, stays. When ctx ends it gives up. It is for a Drainer that is not started, and can be called once.
+func (d *Drainer) Drain(ctx context.Context) (Drained, error) {
+	ctx, err := d.begin(ctx)
+	if err != nil {
+		return Drained{}, err
+	}
+	defer close(d.done)
+	defer d.kill()
+	return d.run(ctx, true)
+}
+
+// listen lets the store wake the drainer.
+func (d *Drainer) listen(ctx context.Context) {
+	for wait := againFirst; ; wait = min(2*wait, againMost) {
+		heard := false
+		err := d.cfg.Store.Listen(ctx, func() { heard = true; d.Wake() })
+		if errors.Is(err, ErrCannotListen) || ctx.Err() != nil {
+			return
+		}
+		if heard {
+			wait = againFirst
+		}
+		d.log.WarnContext(ctx, "the store does not tell of new records: they are polled for", slog.Any("error", err))
+		if !pause(ctx, jitter(wait)) {
+			return
+		}
+	}
+}
+
+func (d *Drainer) tellStats(ctx context.Context) {
+	if d.cfg.Observer == (nobody{}) {
+		return
+	}
+	for pause(ctx, d.cfg.StatsEvery) {
+		st, err := d.cfg.Store.Stats(ctx)
+		if err != nil {
+			d.log.WarnContext(ctx, "no statistics of the outbox", slog.Any("error", err))
+			continue
+		}
+		d.cfg.Observer.Backlog(st)
+	}
+}
+
+// pause waits, and reports whether ctx lives on.
+func pause(ctx context.Context, wait time.Duration) bool {
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// jitter is d, or up to a half less.
+func jitter(d time.Duration) time.Duration { return d - rand.N(d/2+1) } //nolint:gosec // no secret
+
+// job is what one goroutine publishes, one record after the other.
+type job struct {
+	records []*Record
+	// ordered: they are of one lane, so that none may be published when the one before was not.
+	ordered bool
+	// window is the topic's duplicate window, if it is known: those of records that were claimed before, and are not looked up,
+	// must be published within it.
+	window  time.Duration
+	claimed int64         // the store's time of the claim, in epoch milliseconds
+	at      time.Duration // of the claim, by the drainer's clock
+
+	until atomic.Int64 // by the drainer's clock: nothing may be published later, for the lease may end
+	lost  atomic.Bool  // somebody else has some of them
+}
+
+// outcome is what became of a job.
+type outcome struct {
+	job *job
+	Settlement
+	away  error         // NATS, or just the topic, was not there
+	topic string        // of which
+	began time.Duration // when the publish that failed for it began
+}
+
+// now is the drainer's clock.
+func (d *Drainer) now() time.Duration { return time.Since(d.began) }
+
+// loop is the state of run. It belongs to its goroutine.
+type loop struct {
+	*Drainer
+	once bool // end when there is nothing more
+
+	ready   []*job            // that wait for a goroutine
+	held    map[*job]struct{} // that are not settled, those in ready included
+	records int               // in held
+	bytes   int
+	unsaved Settlement        // what the store does not know yet
+	ended   map[*job]struct{} // the jobs of unsaved, which are still held
+	paused  map[string]*topicPause
+
+	stopping bool
+	idle     bool          // the last claim found nothing, and looked everywhere
+	claimAt  time.Duration // when to claim next
+	claimGap time.Duration // how long the next failure of the store will delay that
+	awayGap  time.Duration // how long the next failure of NATS will
+	away     bool          // NATS was not there: ask before anything is claimed
+	saveAt   time.Duration
+	saveGap  time.Duration
+	renewAt  time.Duration
+	requeue  time.Duration // when to look for leases that are over
+	total    Drained
+}
+
+// topicPause keeps a topic from being claimed that NATS did not take events of while it took those of others.
+type topicPause struct {
+	until, gap time.Duration
+}
+
+// maxPaused bounds the topics that are paused; others are tried all the time then.
+const maxPaused = 1_000
+
+// run claims, deals out to the goroutines that publish, and settles, until it is stopped or, with once, nothing is left. It
+// returns an error only when ctx ends.
+func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
+	l := &loop{
+		Drainer: d, once: once, held: make(map[*job]struct{}), ended: make(map[*job]struct{}), paused: make(map[string]*topicPause),
+		claimGap: againFirst, awayGap: againFirst, saveGap: againFirst, renewAt: d.now() + d.cfg.Lease/3,
+	}
+	jobs, outcomes := make(chan *job), make(chan *outcome, d.cfg.BatchSize)
+	var workers sync.WaitGroup
+	for range d.cfg.InFlight {
+		workers.Go(func() {
+			for j := range jobs {
+				outcomes <- d.work(ctx, j) // never blocks: there are no more jobs than places
+			}
+		})
+	}
+	defer workers.Wait()
+	defer close(jobs)
+
+	stop := d.stop
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		l.act(ctx)
+		if l.over() {
+			return l.total, ctx.Err()
+		}
+		timer.Reset(l.next())
+		var to chan *job
+		var first *job
+		if len(l.ready) > 0 {
+			to, first = jobs, l.ready[0]
+		}
+		select {
+		case <-ctx.Done():
+			return l.total, ctx.Err()
+		case <-stop:
+			l.stopping, stop = true, nil
+		case <-d.wake:
+			if l.idle {
+				l.claimAt = min(l.claimAt, d.now())
+			}
+		case to <- first:
+			l.ready = l.ready[1:]
+		case o := <-outcomes:
+			l.take(ctx, o)
+			for more := true; more; { // those that came meanwhile are settled together
+				select {
+				case o := <-outcomes:
+					l.take(ctx, o)
+				default:
+					more = false
+				}
+			}
+		case <-timer.C:
+		}
+	}
+}
+
+// over says that there is nothing left to do.
+func (l *loop) over() bool {
+	return len(l.held) == 0 && (l.stopping || l.once && l.idle)
+}
+
+// hungry says that there is room for another claim. While a save fails its outcome is unknown: what it gave back must not be
+// claimed before it is repeated.
+func (l *loop) hungry() bool {
+	return !l.stopping && l.saveGap == againFirst && l.records <= l.cfg.BatchSize/2 && l.bytes <= l.cfg.HeldBytes/2
+}
+
+// act does what is due.
+func (l *loop) act(ctx context.Context) {
+	now := l.now()
+	if len(l.ended) > 0 && (now >= l.saveAt || l.allEnded()) {
+		l.save(ctx)
+	}
+	if len(l.held) > 0 && now >= l.renewAt {
+		l.renew(ctx)
+	}
+	if !l.stopping && now >= l.requeue {
+		l.requeueExpired(ctx)
+	}
+	if l.hungry() && l.now() >= l.claimAt {
+		l.claim(ctx)
+	}
+}
+
+// allEnded says that there is nothing to wait for before a save, which did not just fail.
+func (l *loop) allEnded() bool { return len(l.ended) == len(l.held) && l.saveGap == againFirst }
+
+// next is how long act has nothing to do.
+func (l *loop) next() time.Duration {
+	at := l.now() + time.Hour
+	if !l.stopping {
+		at = min(at, l.requeue)
+	}
+	if l.hungry() {
+		at = min(at, l.claimAt)
+	}
+	if len(l.held) > 0 {
+		at = min(at, l.renewAt)
+	}
+	if len(l.ended) > 0 {
+		at = min(at, l.saveAt)
+	}
+	return max(0, at-l.now())
+}
+
+// again doubles a wait, and returns when it is over.
+func (l *loop) again(gap *time.Duration) time.Duration {
+	at := l.now() + jitter(*gap)
+	*gap = min(2**gap, againMost)
+	return at
+}
+
+func (l *loop) requeueExpired(ctx context.Context) {
+	n, err := l.cfg.Store.RequeueExpired(ctx)
+	l.requeue = l.now() + jitter(l.cfg.Lease)/2
+	switch {
+	case err != nil && ctx.Err() == nil:
+		l.log.WarnContext(ctx, "leases that are over were not looked for", slog.Any("error", err))
+	case n > 0:
+		l.log.InfoContext(ctx, "records of a drainer that is gone are pending again", slog.Int("records", n))
+		l.claimAt = l.now()
+	}
+}
+
+func (l *loop) claim(ctx context.Context) {
+	if l.away {
+		err := l.busReady(ctx)
+		if err != nil {
+			l.claimAt = l.again(&l.awayGap)
+			return
+		}
+		l.away = false
+		l.log.InfoContext(ctx, "the event bus is there")
+	}
+	began := l.now()
+	c, err := l.cfg.Store.Claim(ctx, ClaimOptions{
+		Worker: l.cfg.Worker, Limit: l.cfg.BatchSize - l.records, Bytes: l.cfg.HeldBytes - l.bytes, Lease: l.cfg.Lease,
+		PassErrors: l.cfg.PassErrors, ExceptTopics: l.exceptTopics(began),
+	})
+	if err != nil {
+		if ctx.Err() == nil {
+			l.log.WarnContext(ctx, "nothing could be claimed: trying again", slog.Any("error", err))
+		}
+		l.claimAt = l.again(&l.claimGap)
+		return
+	}
+	l.claimGap = againFirst
+	l.idle = false
+	switch {
+	case len(c.Records) > 0:
+		l.cfg.Observer.Claimed(len(c.Records), l.now()-began)
+		l.deal(c, began)
+		l.claimAt = l.now()
+		if !c.More {
+			l.idle = true
+			l.claimAt += jitter(l.cfg.Poll)
+		}
+	case c.More:
+		l.claimAt = l.now() + searchWait
+	default:
+		l.idle = true
+		l.claimAt = l.now() + jitter(l.cfg.Poll)
+	}
+}
+
+func (d *Drainer) busReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyWait)
+	defer cancel()
+	return d.cfg.Bus.Ready(ctx)
+}
+
+// exceptTopics are the topics that are paused now.
+func (l *loop) exceptTopics(now time.Duration) []string {
+	var list []string
+	for topic, p := range l.paused {
+		if now < p.until {
+			list = append(list, topic)
+		} else if now > p.until+2*againMost {
+			delete(l.paused, topic) // it was tried since, or has nothing more
+		}
+	}
+	return list
+}
+
+// deal makes jobs of a claim.
+func (l *loop) deal(c Claim, began time.Duration) {
+	if len(l.held) == 0 {
+		l.renewAt = began + l.cfg.Lease/3
+	}
+	lanes := make(map[string]*job)
+	for _, r := range c.Records {
+		name, ordered := r.lane(), r.Key != ""
+		if !ordered && r.PublishBegan < c.Now {
+			name = "//" + r.Topic // looked up together
+		}
+		j := lanes[name]
+		if j == nil {
+			j = &job{ordered: ordered, claimed: c.Now, at: began}
+			j.until.Store(int64(began + l.usable()))
+			lanes[name] = j
+			l.ready = append(l.ready, j)
+			l.held[j] = struct{}{}
+		}
+		j.records = append(j.records, r)
+		l.records++
+		l.bytes += len(r.Payload)
+	}
+}
+
+// usable is how long after a claim or a renewal was asked for publishes may begin.
+func (d *Drainer) usable() time.Duration { return d.cfg.Lease * 3 / 4 }
+
+// take notes what became of a job.
+func (l *loop) take(ctx context.Context, o *outcome) {
+	if len(l.ended) == 0 {
+		l.saveAt = l.now() + saveWait
+	}
+	l.unsaved.Sent = append(l.unsaved.Sent, o.Sent...)
+	l.unsaved.Failed = append(l.unsaved.Failed, o.Failed...)
+	l.ended[o.job] = struct{}{}
+	for i := range o.Failed {
+		switch f := &o.Failed[i]; {
+		case f.Park:
+			l.total.Parked++
+			l.cfg.Observer.Failed(true)
+			l.log.ErrorContext(ctx, "a record was parked", recordAttrs(f)...)
+		case f.Counts:
+			l.total.Failed++
+			l.cfg.Observer.Failed(false)
+			l.log.WarnContext(ctx, "a record was not published: it is tried again", recordAttrs(f)...)
+		}
+	}
+	l.total.Published += len(o.Sent)
+	if len(o.Sent) > 0 && !l.away {
+		l.awayGap = againFirst
+	}
+	if len(o.Sent) > 0 {
+		delete(l.paused, o.Sent[0].Topic) // it took events since
+	}
+	if o.away != nil {
+		l.missed(ctx, o)
+	}
+}
+
+func recordAttrs(f *Failure) []any {
+	return []any{
+		slog.String("id", f.Record.ID), slog.String("topic", f.Record.Topic), slog.Int("attempts", f.Record.Attempts+1), slog.String("error", f.Err),
+	}
+}
+
+// missed stops claims while NATS is away, and those of one topic while only that is.
+func (l *loop) missed(ctx context.Context, o *outcome) {
+	if ctx.Err() != nil || l.away {
+		return
+	}
+	err := l.busReady(ctx)
+	if err != nil {
+		l.away, l.idle = true, false
+		l.claimAt = l.again(&l.awayGap)
+		l.giveBack(func(*job) bool { return true })
+		l.log.WarnContext(ctx, "the event bus is away: records wait", slog.Any("error", o.away))
+		return
+	}
+	p := l.paused[o.topic]
+	switch {
+	case p == nil && len(l.paused) >= maxPaused:
+		return
+	case p == nil:
+		p = &topicPause{gap: againFirst}
+		l.paused[o.topic] = p
+	case o.began < p.until:
+		return // it began before the pause
+	}
+	p.until = l.again(&p.gap)
+	l.idle, l.claimAt = false, min(l.claimAt, p.until)
+	l.giveBack(func(j *job) bool { return j.records[0].Topic == o.topic })
+	l.log.WarnContext(ctx, "a topic takes no events now: its records wait", slog.String("topic", o.topic), slog.Any("error", o.away))
+}
+
+// giveBack settles the jobs that no goroutine has begun yet.
+func (l *loop) giveBack(which func(*job) bool) {
+	l.ready = slices.DeleteFunc(l.ready, func(j *job) bool {
+		if !which(j) {
+			return false
+		}
+		for _, r := range j.records {
+			l.unsaved.Failed = append(l.unsaved.Failed, Failure{Record: r, Unsent: r.PublishBegan >= j.claimed})
+		}
+		l.ended[j] = struct{}{}
+		return true
+	})
+}
+
+// save tells the store what became of records.
+func (l *loop) save(ctx context.Context) {
+	if err := l.cfg.Store.Settle(ctx, l.cfg.Worker, l.unsaved); err != nil {
+		if ctx.Err() == nil {
+			l.log.WarnContext(ctx, "what became of records was not saved: trying again", slog.Any("error", err))
+		}
+		l.saveAt = l.again(&l.saveGap)
+		return
+	}
+	l.saveGap = againFirst
+	for j := range l.ended {
+		delete(l.held, j)
+		l.records -= len(j.records)
+		for _, r := range j.records {
+			l.bytes -= len(r.Payload)
+		}
+	}
+	clear(l.ended)
+	l.unsaved = Settlement{}
+	if l.idle {
+		l.claimAt = l.now() // lanes are free that were not
+		l.idle = false
+	}
+}
+
+// renew prolongs the leases of all that is held.
+func (l *loop) renew(ctx context.Context) {
+	began := l.now()
+	l.renewAt = began + l.cfg.Lease/3
+	var records []*Record
+	for j := range l.held {
+		if _, ended := l.ended[j]; !ended {
+			records = append(records, j.records...)
+		}
+	}
+	if len(records) == 0 {
+		return
+	}
+	lost, err := l.cfg.Store.Renew(ctx, l.cfg.Worker, l.cfg.Lease, records)
+	if err != nil {
+		if ctx.Err() == nil {
+			l.log.WarnContext(ctx, "leases were not renewed: trying again", slog.Any("error", err))
+		}
+		l.renewAt = began + l.cfg.Lease/12
+		return
+	}
+	gone := make(map[string]bool, len(lost))
+	for _, id := range lost {
+		gone[id] = true
+	}
+	for j := range l.held {
+		for _, r := range j.records {
+			if gone[r.ID] {
+				j.lost.Store(true)
+			}
+		}
+		j.until.Store(int64(began + l.usable()))
+	}
+	if len(lost) > 0 {
+		l.log.WarnContext(ctx, "others have taken records whose leases were not renewed in time", slog.Int("records", len(lost)))
+	}
+}

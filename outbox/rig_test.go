@@ -1,0 +1,149 @@
+package outbox_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"testing"
+	"time"
+
+	_ "github.com/jackc/pgx/v5/stdlib"
+	"go.uber.org/goleak"
+	_ "modernc.org/sqlite"
+
+	"eventhub/jetstream"
+	"eventhub/outbox"
+	"eventhub/outbox/outboxtest"
+	"eventhub/outbox/pgtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const patience = 30 * time.Second
+
+func logger(tb testing.TB) *slog.Logger {
+	tb.Helper()
+	return slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// openDB opens a database that the test closes.
+func openDB(tb testing.TB, driver, address string) *sql.DB {
+	tb.Helper()
+	db, err := sql.Open(driver, address)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+func sqliteAddress(path string) string {
+	return "file:" + path + "?_pragma=journal_mode(WAL)&_pragma=busy_timeout(20000)&_pragma=synchronous(NORMAL)&_txlock=immediate"
+}
+
+// sqlStore makes a store with its tables.
+func sqlStore(tb testing.TB, cfg outbox.SQLConfig) *outbox.SQLStore {
+	tb.Helper()
+	s, err := outbox.NewSQLStore(cfg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if _, err := s.Migrate(tb.Context()); err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+func newSQLite(tb testing.TB) (*outbox.SQLStore, *sql.DB) {
+	tb.Helper()
+	db := openDB(tb, "sqlite", sqliteAddress(filepath.Join(tb.TempDir(), "test.db")))
+	return sqlStore(tb, outbox.SQLConfig{Dialect: outbox.SQLite, DB: db}), db
+}
+
+var tables int
+
+// newPostgres makes a store in a table of its own.
+func newPostgres(tb testing.TB, address string) (*outbox.SQLStore, *sql.DB) {
+	tb.Helper()
+	db := openDB(tb, "pgx", address)
+	tables++
+	table := fmt.Sprintf("outbox_test_%d", tables)
+	tb.Cleanup(func() {
+		_, _ = db.ExecContext(context.Background(), "DROP TABLE IF EXISTS "+table+", "+table+"_versions")
+		_, _ = db.ExecContext(context.Background(), "DROP FUNCTION IF EXISTS "+table+"_notify")
+	})
+	return sqlStore(tb, outbox.SQLConfig{Dialect: outbox.PostgreSQL, DB: db, Table: table}), db
+}
+
+func openBus(tb testing.TB, cfg jetstream.Config) *jetstream.Bus {
+	tb.Helper()
+	if cfg.DataDir == "" {
+		cfg.DataDir = tb.TempDir()
+	}
+	cfg.Logger = logger(tb)
+	b, err := jetstream.Open(context.Background(), cfg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = b.Close() })
+	return b
+}
+
+func eventually(tb testing.TB, what string, f func() bool) {
+	tb.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(patience)
+	for !f() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			tb.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+func sqlHarness(s *outbox.SQLStore, db *sql.DB) outboxtest.Harness {
+	return outboxtest.Harness{Store: s, KeepsSent: true, Add: func(ctx context.Context, r *outbox.Record) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = tx.Rollback() }()
+		if err := s.Add(ctx, tx, r); err != nil {
+			return err
+		}
+		return tx.Commit()
+	}}
+}
+
+func TestSQLiteStore(t *testing.T) {
+	outboxtest.Run(t, func(t *testing.T) outboxtest.Harness {
+		t.Helper()
+		return sqlHarness(newSQLite(t))
+	})
+}
+
+func TestPostgresStore(t *testing.T) {
+	address := pgtest.Start(t)
+	outboxtest.Run(t, func(t *testing.T) outboxtest.Harness {
+		t.Helper()
+		return sqlHarness(newPostgres(t, address))
+	})
+}
+
+func TestKVStore(t *testing.T) {
+	bus := openBus(t, jetstream.Config{})
+	n := 0
+	outboxtest.Run(t, func(t *testing.T) outboxtest.Harness {
+		t.Helper()
+		n++
+		s, err := outbox.OpenKVStore(t.Context(), outbox.KVConfig{Bus: bus, Bucket: fmt.Sprint("outbox-", n)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return outboxtest.Harness{Store: s, Add: s.Add}
+	})
+}
