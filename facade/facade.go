@@ -37,6 +37,8 @@ type Config struct {
 	DrainGrace time.Duration
 	// Limits bound what the Server holds; zero fields take their defaults.
 	Limits Limits
+	// Outbox takes what is sent to POST /outbox/{topic}. Default: there is none. The caller closes it after the Server.
+	Outbox Outbox
 }
 
 // validate checks cfg and returns it with its defaults filled in.

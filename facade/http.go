@@ -39,6 +39,7 @@ func (s *Server) HTTP() http.Handler {
 		writeError(w, http.StatusMethodNotAllowed, &fault{code: codeNotFound, msg: "This path does not take this method."})
 	})
 	r.Post("/publish/{topic}", s.servePublish)
+	r.Post("/outbox/{topic}", s.serveOutbox)
 	for _, method := range []string{http.MethodGet, http.MethodHead} {
 		r.MethodFunc(method, "/snap/{topic}", s.servePage)
 		r.MethodFunc(method, "/snap/{topic}/*", s.serveSnap)
@@ -99,22 +100,9 @@ func (s *Server) isDraining() bool {
 	return s.draining
 }
 
-// servePublish is POST /publish/{topic}. Nothing of the body is read before the client may publish there.
+// servePublish is POST /publish/{topic}.
 func (s *Server) servePublish(w http.ResponseWriter, r *http.Request) {
-	p, fail := s.bearer(r)
-	if fail != nil {
-		s.refuse(w, fail)
-		return
-	}
-	topic, fail := topicParam(r)
-	if fail == nil {
-		fail = s.mayPublish(p, topic)
-	}
-	mediaType, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
-	lines := strings.EqualFold(strings.TrimSpace(mediaType), ndjsonType)
-	if fail == nil && !lines {
-		fail = s.throttle(p, topic)
-	}
+	p, topic, lines, fail := s.publication(r)
 	if fail != nil {
 		s.refuse(w, fail)
 		return
@@ -125,7 +113,24 @@ func (s *Server) servePublish(w http.ResponseWriter, r *http.Request) {
 		s.publishLines(w, r, topic, p, pub)
 		return
 	}
-	s.publishBody(w, r, p, topic, pub)
+	s.publishBody(w, r, p, inStream(pub, topic))
+}
+
+// publication finds out who publishes where, and whether the body is lines; those are throttled one by one. Nothing of the
+// body is read before the client may publish there.
+func (s *Server) publication(r *http.Request) (p Principal, topic string, lines bool, fail *fault) {
+	if p, fail = s.bearer(r); fail != nil {
+		return nil, "", false, fail
+	}
+	if topic, fail = topicParam(r); fail == nil {
+		fail = s.mayPublish(p, topic)
+	}
+	mediaType, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
+	lines = strings.EqualFold(strings.TrimSpace(mediaType), ndjsonType)
+	if fail == nil && !lines {
+		fail = s.throttle(p, topic)
+	}
+	return p, topic, lines, fail
 }
 
 // topicParam returns the path's topic, URL-decoded.
@@ -146,8 +151,19 @@ func pathParam(r *http.Request, name string) (string, error) {
 	return url.PathUnescape(value)
 }
 
-// publishBody publishes the body as one payload.
-func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, p Principal, topic string, pub *jetstream.Publisher) {
+// storing stores an event, and returns the status to answer with, and the event's id.
+type storing func(ctx context.Context, payload []byte, opts *jetstream.PublishOptions) (status int, id string, err error)
+
+// inStream stores in the stream of a topic.
+func inStream(pub *jetstream.Publisher, topic string) storing {
+	return func(ctx context.Context, payload []byte, opts *jetstream.PublishOptions) (int, string, error) {
+		got, err := pub.PublishWait(ctx, topic, payload, opts)
+		return http.StatusOK, got.ID, err
+	}
+}
+
+// publishBody stores the body as one payload.
+func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, p Principal, store storing) {
 	opts, fail := headerOptions(r)
 	if fail != nil {
 		s.refuse(w, fail)
@@ -167,21 +183,22 @@ func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, p Principal
 	if opts.Tombstone {
 		payload = bytes.TrimSpace(payload) // null with a line break, as tools send it, is null
 	}
-	s.publishOne(w, r, topic, pub, payload, &opts)
+	s.publishOne(w, r, payload, &opts, store)
 }
 
-// publishOne publishes one event and answers with its id.
-func (s *Server) publishOne(w http.ResponseWriter, r *http.Request, topic string, pub *jetstream.Publisher, payload []byte, opts *jetstream.PublishOptions) {
+// publishOne stores one event and answers with its id.
+func (s *Server) publishOne(w http.ResponseWriter, r *http.Request, payload []byte, opts *jetstream.PublishOptions, store storing) {
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	got, err := pub.PublishWait(ctx, topic, payload, opts)
+	status, id, err := store(ctx, payload, opts)
 	if err != nil {
 		s.logCause(err)
 		s.refuse(w, busFault(err, codePublishFailed, "The event could not be published."))
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	out := jsonscan.AppendString([]byte(`{"id":`), got.ID)
+	w.WriteHeader(status)
+	out := jsonscan.AppendString([]byte(`{"id":`), id)
 	_, _ = w.Write(append(out, "}\n"...))
 }
 

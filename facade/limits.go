@@ -77,7 +77,7 @@ type Limits struct {
 	// is not read any more.
 	Window int
 	// Pages ("pages") is the most pages of latest records (GET /snap/{topic}) that are read from the bus at a time: default
-	// 8. Further ones wait, and get overloaded after 10 s.
+	// 8. Further ones wait, and get overloaded after 10 s; more than 64 of one principal at a time get it at once.
 	Pages int
 	// PageBytes ("page_bytes") is how many bytes of payloads, keys and headers a page of latest records has before it ends
 	// early, after one record at least: default 16 MiB. A request for certain keys that have more gets bad_options.

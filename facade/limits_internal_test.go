@@ -97,12 +97,28 @@ func TestHeadcountForgets(t *testing.T) {
 
 func TestPagesThatFindNoPlaceToBeRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &Server{cfg: Config{Observer: nopObserver{}}, reading: make(chan struct{}, 1)}
+		s := &Server{cfg: Config{Observer: nopObserver{}}, reading: make(chan struct{}, 1), readers: headcount{byKey: make(map[string]int)}}
 		s.reading <- struct{}{}
 		began := time.Now()
-		_, fail := s.readPage(httptest.NewRequest(http.MethodGet, "/snap/t", nil), "t", &pageQuery{limit: 1})
-		if fail == nil || fail.code != codeOverloaded || time.Since(began) != callTimeout || len(s.reading) != 1 {
-			t.Errorf("got %+v after %v", fail, time.Since(began))
+		ask := func() *fault {
+			_, fail := s.readPage(httptest.NewRequest(http.MethodGet, "/snap/t", nil), "me", "t", &pageQuery{limit: 1})
+			return fail
+		}
+		for range principalPages {
+			go func() {
+				if fail := ask(); fail == nil || fail.code != codeOverloaded || time.Since(began) != callTimeout {
+					t.Errorf("got %+v after %v", fail, time.Since(began))
+				}
+			}()
+		}
+		synctest.Wait()
+		if fail := ask(); fail == nil || fail.code != codeOverloaded || time.Since(began) != 0 {
+			t.Errorf("one more: got %+v after %v", fail, time.Since(began))
+		}
+		time.Sleep(callTimeout)
+		synctest.Wait()
+		if len(s.reading) != 1 || len(s.readers.byKey) != 0 {
+			t.Error(len(s.reading), s.readers.byKey)
 		}
 	})
 }

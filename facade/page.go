@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"time"
 
 	"eventhub/jetstream"
 )
@@ -16,8 +17,12 @@ const (
 	defaultPage = 100
 	maxPage     = 1000 // items of a page, and keys of a request
 	maxOffset   = 1_000_000_000
+	// principalPages is how many pages of one principal are read or wait for that, so that its requests leave room for others.
+	principalPages = 64
 	// keysAtOnce is how many keys are read at a time, so that what is read beyond Limits.PageBytes is bounded.
 	keysAtOnce = 64
+	// behindWait is how long a consistent page waits for the bucket to know of removals.
+	behindWait = 2 * time.Second
 )
 
 // pageQuery is what GET /snap/{topic} asks for: a page of all keys, or some keys.
@@ -83,7 +88,7 @@ func queryInt(values url.Values, name string, byDefault, least, most int) (int, 
 
 // servePage is GET /snap/{topic}.
 func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
-	_, topic, fail := s.snapTopic(w, r, s.mayRead)
+	p, topic, fail := s.snapTopic(w, r, s.mayRead)
 	var q pageQuery
 	if fail == nil {
 		q, fail = parsePage(r)
@@ -92,7 +97,7 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, fail)
 		return
 	}
-	events, fail := s.readPage(r, topic, &q)
+	events, fail := s.readPage(r, p.Key(), topic, &q)
 	if fail != nil {
 		s.refuse(w, fail)
 		return
@@ -107,8 +112,14 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
 	s.writePage(w, &q, events)
 }
 
-// readPage reads what the query asks for, within Limits.PageBytes. Only so many pages are read at a time.
-func (s *Server) readPage(r *http.Request, topic string, q *pageQuery) ([]*jetstream.Event, *fault) {
+// readPage reads what the query asks for, within Limits.PageBytes. Only so many pages are read at a time, and only so many of
+// who asks wait for it.
+func (s *Server) readPage(r *http.Request, who, topic string, q *pageQuery) ([]*jetstream.Event, *fault) {
+	if !s.readers.move("", who, principalPages) {
+		s.cfg.Observer.LimitReached("pages")
+		return nil, &fault{code: codeOverloaded, msg: "Too many requests of this principal wait for pages."}
+	}
+	defer s.readers.leave(who)
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
 	select {
@@ -141,8 +152,40 @@ func (s *Server) readPage(r *http.Request, topic string, q *pageQuery) ([]*jetst
 	return events, nil
 }
 
-// readLatest reads a page of all keys, the newest first.
+// errBehind is returned where the keys of a page were all removed, and their bucket did not get to know it in time.
+var errBehind = errors.New("facade: the bucket of a compacted topic is behind its stream")
+
+// readLatest reads a page of all keys, the newest first. One that is read consistently is not empty while there are more keys:
+// if all that the bucket has for it was removed, it is read again when the bucket knows.
 func (s *Server) readLatest(ctx context.Context, topic string, q *pageQuery) ([]*jetstream.Event, error) {
+	for deadline := time.Now().Add(behindWait); ; {
+		events, err := s.readStored(ctx, topic, q)
+		if err != nil || !q.consistent || len(events) == 0 {
+			return events, err
+		}
+		keys := make([]string, len(events))
+		for i, e := range events {
+			keys[i] = e.Key
+		}
+		// What changed meanwhile may be larger: it is cut once more, and then again one record stays at least.
+		events, _, err = s.readKeys(ctx, topic, keys, true)
+		if err != nil || len(events) > 0 {
+			slices.SortStableFunc(events, func(a, b *jetstream.Event) int { return cmp.Compare(b.Sequence, a.Sequence) })
+			return events, err
+		}
+		if time.Now().After(deadline) {
+			return nil, errBehind
+		}
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// readStored reads a page as the bucket has it.
+func (s *Server) readStored(ctx context.Context, topic string, q *pageQuery) ([]*jetstream.Event, error) {
 	events, err := s.cfg.Bus.LatestPage(ctx, topic, q.offset, q.limit)
 	if errors.Is(err, jetstream.ErrNotFound) {
 		return nil, nil
@@ -150,24 +193,12 @@ func (s *Server) readLatest(ctx context.Context, topic string, q *pageQuery) ([]
 	if err != nil {
 		return nil, err
 	}
-	most := s.cfg.Limits.PageBytes
-	n := fitting(events, most)
+	n := fitting(events, s.cfg.Limits.PageBytes)
 	if n < len(events) {
 		s.cfg.Observer.LimitReached("page_bytes")
 	}
 	clear(events[n:])
-	events = events[:n]
-	if !q.consistent {
-		return events, nil
-	}
-	keys := make([]string, len(events))
-	for i, e := range events {
-		keys[i] = e.Key
-	}
-	// What changed meanwhile may be larger: it is cut once more, and then again one record stays at least.
-	events, _, err = s.readKeys(ctx, topic, keys, true)
-	slices.SortStableFunc(events, func(a, b *jetstream.Event) int { return cmp.Compare(b.Sequence, a.Sequence) })
-	return events, err
+	return events[:n], nil
 }
 
 // readKeys reads the records of keys, in their order; those without one are left out. It stops early, and reports that it did,

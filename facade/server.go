@@ -41,6 +41,7 @@ type Server struct {
 	// until the client has taken them, and reading has a place for each page that is being read.
 	inbound, pages budget
 	reading        chan struct{}
+	readers        headcount // principals that pages are read for, or wait
 
 	started  time.Time     // times of buckets count from here
 	ticks    atomic.Uint64 // a clock for the hot path, in tickInterval
@@ -75,6 +76,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	s.inbound.most, s.pages.most = int64(l.InboundBytes), int64(l.PageTotal)
 	s.reading = make(chan struct{}, l.Pages)
+	s.readers.byKey = make(map[string]int)
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.wg.Go(s.tick)

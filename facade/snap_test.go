@@ -485,6 +485,24 @@ func TestConsistentPages(t *testing.T) {
 	}
 }
 
+// A page that is read consistently is not empty while there are keys, although all that the bucket had for it was removed.
+func TestConsistentPageAfterRemoval(t *testing.T) {
+	r := newSnapRig(t, nil)
+	const keys = 200
+	for i := range keys {
+		r.keep(t, "kept.r", "k"+strconv.Itoa(i), "0")
+	}
+	r.awaitItems(t, "/snap/kept.r?limit=1000", keys, "")
+	for i := keys - 1; i > 0; i-- {
+		if got := r.ask(t, http.MethodDelete, "/snap/kept.r/k"+strconv.Itoa(i), ""); got.status != http.StatusOK {
+			t.Fatal(got)
+		}
+		if p := r.page(t, "/snap/kept.r?consistent=true&limit=1"); p.keys() != "k"+strconv.Itoa(i-1) {
+			t.Fatalf("after the removal of k%d: %q", i, p.keys())
+		}
+	}
+}
+
 func TestSnapOfSomeKeys(t *testing.T) {
 	r := newSnapRig(t, nil)
 	for _, topic := range []string{"kept.k", "plain.k"} {

@@ -116,9 +116,40 @@ func (b *Bus) checkBucket(ctx context.Context, t *topicInfo) (BucketReport, erro
 		case r.Lag > bucketBehind:
 			r.Faults = append(r.Faults, fmt.Sprintf("it is %d events behind", r.Lag))
 		}
-		return r, nil
+		fault, err := b.staleSource(ctx, t)
+		if fault != "" {
+			r.Faults = append(r.Faults, fault)
+		}
+		return r, err
 	}
 }
+
+// staleSource says what keeps servers before 2.15 from filling the bucket of a topic whose stream was removed and made again:
+// they go on behind the last event that came from the old one, and take the new one's for known.
+func (b *Bus) staleSource(ctx context.Context, t *topicInfo) (string, error) {
+	m, err := b.lastBySubject(ctx, t.bucket.stream, t.bucket.prefix+">")
+	if errors.Is(err, ErrNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	at, ours := t.entryOrigin(m)
+	if !ours || at.ident != "" { // no need to ask
+		return "", nil
+	}
+	source, err := b.findStream(ctx, t.stream.name)
+	if errors.Is(err, ErrNotFound) || err == nil && !at.beyond(source.State.LastSeq) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("the stream of the topic was made anew, and this server takes nothing of it before event %d: delete the bucket and repair it, which fills it from the new stream", at.seq+1), nil
+}
+
+// beyond reports whether the server takes the events of a stream that ends at last for ones that came already.
+func (o origin) beyond(last uint64) bool { return o.ident == "" && o.seq > last }
 
 // lookAfterBuckets checks the buckets of the topics that this hub has met.
 //

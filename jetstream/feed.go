@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"strconv"
@@ -60,13 +61,14 @@ func (b *Bus) openFeed(ctx context.Context, stream string, cfg natsjs.ConsumerCo
 	cfg.Replicas = 1
 	cfg.FlowControl = true
 	cfg.IdleHeartbeat = feedBeat
+	f.name = rand.Text()
+	cfg.Name = f.name
+	f.beat = time.NewTicker(feedBeat)
 	c, err := b.js.CreatePushConsumer(ctx, stream, cfg)
 	if err != nil {
-		f.unsubscribe()
+		f.abandon(ctx)
 		return nil, 0, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
 	}
-	f.name = c.CachedInfo().Name
-	f.beat = time.NewTicker(feedBeat)
 	return f, c.CachedInfo().NumPending, nil
 }
 
@@ -156,6 +158,24 @@ func (f *feed) close(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	_ = f.bus.js.DeleteConsumer(ctx, f.stream, f.name)
+}
+
+// abandon is close for a consumer that may still come into being, because the caller gave up while the server was asked for it:
+// the server may then remove it before it makes it.
+func (f *feed) abandon(ctx context.Context) {
+	gaveUp := ctx.Err() != nil
+	f.beat.Stop()
+	f.unsubscribe()
+	if !gaveUp {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	for range 5 {
+		if err := f.bus.js.DeleteConsumer(ctx, f.stream, f.name); !errors.Is(err, natsjs.ErrConsumerNotFound) || f.bus.pause(ctx, 10*time.Millisecond) != nil {
+			return
+		}
+	}
 }
 
 func (f *feed) unsubscribe() {

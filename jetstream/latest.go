@@ -86,12 +86,8 @@ func (r *keysRead) all(ctx context.Context, keys []string) error {
 		q, n := r.question(rest)
 		chunk := rest[:n]
 		err := r.chunk(ctx, q, chunk)
-		if errors.Is(err, errNoDirect) && r.bucket {
-			r.bucket = false // the bucket is gone: the stream knows what it still holds
-			continue
-		}
-		if errors.Is(err, errNoDirect) {
-			return r.bus.eachLatestOf(ctx, r.topic, rest, r.found) // others made the stream, or it is gone
+		if errors.Is(err, errNoDirect) { // others made the stream or changed the bucket, or it is gone
+			return r.bus.eachLatestOf(ctx, r.topic, rest, r.found)
 		}
 		if err != nil {
 			return err

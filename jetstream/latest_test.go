@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -205,6 +206,76 @@ func TestLatestByKeyWithoutDirectReads(t *testing.T) {
 	got, err := b.LatestByKey(t.Context(), "theirs", numbers(101)...)
 	if err != nil || len(got) != 99 || string(got["42"].Payload) != "42" {
 		t.Errorf("got %d, %v", len(got), err)
+	}
+}
+
+// A bucket whose direct reads somebody took away is read at its leader, and no page is empty for that.
+func TestReadsOfABucketWithoutDirectReads(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules, bucketCheck: time.Hour})
+	gone := set(t, b, "state.a", "a", "1")
+	filled(t, b, "state.a", "b", set(t, b, "state.a", "b", "2"))
+	source, err := b.js.Stream(t.Context(), objectName("state.a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := source.DeleteMsg(t.Context(), gone.Sequence); err != nil {
+		t.Fatal(err)
+	}
+	info, err := b.findStream(t.Context(), newBucket("state.a").stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info.Config.AllowDirect = false
+	if _, err := b.js.UpdateStream(t.Context(), info.Config); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := b.LatestByKey(t.Context(), "state.a", "a", "b"); err != nil || len(got) != 2 {
+		t.Errorf("%v, %v", payloadsOf(got), err)
+	}
+	if page, err := b.LatestPage(t.Context(), "state.a", 0, 10); err == nil {
+		t.Errorf("a page of %d", len(page))
+	}
+}
+
+// A read that is given up leaves neither a subscription nor a consumer.
+func TestReadsThatAreGivenUpLeaveNothing(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules})
+	for i := range 2_000 {
+		set(t, b, "state.a", strconv.Itoa(i), "1")
+	}
+	subscriptions := func() (n int) {
+		for _, l := range b.links {
+			n += l.nc.NumSubscriptions()
+		}
+		return n
+	}
+	before := subscriptions()
+	none := func(*Event) error { return nil }
+	for i := range 40 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*200*time.Microsecond)
+		_, _ = b.LatestPage(ctx, "state.a", 40*i, 1_000)
+		_, _ = b.LatestByKey(ctx, "state.a", numbers(100)...)
+		_ = b.EachLatest(ctx, "state.a", none)
+		_ = b.Watch(ctx, "state.a", nil, none)
+		_ = b.Tail(ctx, "state.a", "", 0, none)
+		cancel()
+	}
+	if n := subscriptions(); n != before {
+		t.Errorf("%d subscriptions, %d before", n, before)
+	}
+	for _, name := range []string{newBucket("state.a").stream, objectName("state.a")} {
+		eventually(t, name+" has no consumers", func() bool {
+			info, err := b.findStream(t.Context(), name)
+			return err == nil && info.State.Consumers == 0
+		})
+	}
+}
+
+func TestTailOfNoTopic(t *testing.T) {
+	b := open(t, Config{})
+	var known *Error
+	if err := b.Tail(t.Context(), "no topic", "", 0, func(*Event) error { return nil }); !errors.As(err, &known) || known.Code != CodeBadTopic {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -5,15 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 )
 
 // Bounds of pages.
 const (
-	pageMost  = 1_000    // events of one page
-	pageBytes = 32 << 20 // of the events of one page
-	exactPage = 10_000   // offset and limit together, up to which removed keys do not count
-	probeMost = 64       // questions for one place in a bucket
-	pageSlack = 500      // entries beyond a page that are read rather than asking for its place once more
+	pageMost  = 1_000       // events of one page
+	pageBytes = 32 << 20    // of the events of one page
+	exactPage = 10_000      // offset and limit together, up to which removed keys do not count
+	probeMost = 64          // questions for one place in a bucket
+	pageWait  = time.Second // for a replica that is behind
+	pageSlack = 500         // entries beyond a page that are read rather than asking for its place once more
 )
 
 func notCompacted(topic string) error {
@@ -82,16 +84,33 @@ func (b *Bus) LatestPage(ctx context.Context, topic string, offset, limit int) (
 	t, err := b.compacted(ctx, topic)
 	var page []*Event
 	if err == nil {
-		p := pageRead{bus: b, topic: t}
-		page, err = p.read(ctx, offset, limit)
+		page, err = b.latestPage(ctx, t, offset, limit)
 	}
-	if errors.Is(err, ErrNotFound) || errors.Is(err, errNoDirect) {
+	if errors.Is(err, ErrNotFound) {
 		return nil, nil // no topic, or no bucket
 	}
 	if err != nil {
 		return nil, b.readFailed(err)
 	}
 	return page, nil
+}
+
+// errBehind is returned where a replica has nothing yet of what the leader has told of.
+var errBehind = errors.New("jetstream: a replica does not have the entries of a page")
+
+// latestPage begins a page anew when the replica that was asked is behind, or none answers, as right after the bucket was
+// made: an empty page would say that there are no more keys.
+func (b *Bus) latestPage(ctx context.Context, t *topicInfo, offset, limit int) ([]*Event, error) {
+	for deadline := time.Now().Add(pageWait); ; {
+		p := pageRead{bus: b, topic: t}
+		page, err := p.read(ctx, offset, limit)
+		if !errors.Is(err, errBehind) && !errors.Is(err, errNoDirect) || time.Now().After(deadline) {
+			return page, err
+		}
+		if err := b.pause(ctx, 20*time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
 }
 
 // pageRead reads a page of a bucket. The server reads forward only, so the page's beginning is found first, by counting.
@@ -277,7 +296,10 @@ func (p *pageRead) each(ctx context.Context, start, n uint64, headersOnly bool, 
 		if errors.Is(err, errStopWalk) {
 			return nil
 		}
-		if err != nil || end.got == 0 || end.pending == 0 {
+		if err == nil && end.got == 0 {
+			err = errBehind
+		}
+		if err != nil || end.pending == 0 {
 			return err
 		}
 	}

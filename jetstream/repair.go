@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,7 +52,7 @@ const (
 //
 // While foreign entries are replaced, the bucket may show an older event of such a key for a moment; Watch does not. It may
 // be called again, and by several hubs. It returns ErrNotFound when the topic does not exist, a bad_topic *Error when the
-// stream of the bucket's name is somebody else's.
+// stream of the bucket's name is somebody else's, or may be: one without a source that holds nothing of the topic.
 func (b *Bus) RepairBucket(ctx context.Context, topic string, opts RepairOptions) (BucketReport, error) {
 	t, err := b.compacted(ctx, topic)
 	if err != nil {
@@ -90,6 +91,9 @@ func (r *repair) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := r.claim(ctx, info); err != nil {
+		return err
+	}
 	// What cannot be changed stays, and what does no harm.
 	have := &info.Config
 	r.cfg = r.topic.bucket.config(r.topic.name, &source.Config)
@@ -107,7 +111,31 @@ func (r *repair) run(ctx context.Context) error {
 	if err := r.awaitSource(ctx); err != nil {
 		return err
 	}
+	if fault, err := r.bus.staleSource(ctx, r.topic); err != nil || fault != "" {
+		return cmp.Or(err, error(&Error{Code: CodeBadTopic, Msg: "bucket " + r.report.Bucket + ": " + fault}))
+	}
 	return r.foreign(ctx)
+}
+
+// claim refuses a bucket that may be somebody else's: one that does not say whose it is, as after a native
+// CreateOrUpdateKeyValue, and holds entries of which none came from the topic.
+func (r *repair) claim(ctx context.Context, info *natsjs.StreamInfo) error {
+	if _, named := info.Config.Metadata[bucketTopic]; named || len(info.Config.Sources) > 0 || info.State.Msgs == 0 {
+		return nil
+	}
+	err := r.bus.readThrough(ctx, r.topic.bucket.stream, 1, true, func(m *storedMsg) error {
+		if _, ours := r.topic.entryOrigin(m); ours {
+			return errStopWalk
+		}
+		return nil
+	})
+	if errors.Is(err, errStopWalk) {
+		return nil
+	}
+	if err == nil {
+		err = &Error{Code: CodeBadTopic, Msg: "bucket " + r.report.Bucket + " holds nothing that came from this topic, so it may be somebody else's: nothing was changed; when it can go, delete it, and repair again"}
+	}
+	return err
 }
 
 // update gives the bucket its configuration, with sources beside the one that belongs there.

@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -160,5 +161,54 @@ func TestRepairMakesABucketThatIsGone(t *testing.T) {
 	}
 	if report, err := b.RepairBucket(t.Context(), "state.a", RepairOptions{}); err != nil || len(report.Faults) != 0 || report.Entries != 10 {
 		t.Errorf("%+v, %v", report, err)
+	}
+}
+
+// A KV bucket that somebody made for something else, before there was a topic of that name, is left alone.
+func TestRepairTakesNoBucketOfOthers(t *testing.T) {
+	url := natsServer(t)
+	_, js := stranger(t, url)
+	kv, err := js.CreateKeyValue(t.Context(), natsjs.KeyValueConfig{Bucket: "latest_state_a", History: 5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := open(t, Config{URL: url, Topics: compactedRules})
+	set(t, b, "state.a", "k", "1")
+	for i := range 5 {
+		if _, err := kv.Put(t.Context(), "k", []byte(strconv.Itoa(i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, remove := range []bool{false, true} {
+		_, err := b.RepairBucket(t.Context(), "state.a", RepairOptions{RemoveForeign: remove})
+		var known *Error
+		if !errors.As(err, &known) || known.Code != CodeBadTopic {
+			t.Errorf("got %v", err)
+		}
+	}
+	if h, err := kv.History(t.Context(), "k"); err != nil || len(h) != 5 {
+		t.Errorf("%d, %v", len(h), err)
+	}
+	if _, err := kv.Put(t.Context(), "k", []byte("more")); err != nil {
+		t.Error(err)
+	}
+}
+
+// A bucket whose last event lies beyond the end of the topic's stream is filled again only where the server tells streams apart.
+func TestBucketThatStandsBeyondTheStream(t *testing.T) {
+	for at, stale := range map[origin]bool{{seq: 7}: true, {seq: 6}: false, {seq: 7, ident: "abc"}: false} {
+		if at.beyond(6) != stale {
+			t.Errorf("%+v: got %t", at, !stale)
+		}
+	}
+	b := open(t, Config{Topics: compactedRules, bucketCheck: time.Hour})
+	r := set(t, b, "state.a", "k", "1")
+	filled(t, b, "state.a", "k", r)
+	ti, err := b.compacted(t.Context(), "state.a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fault, err := b.staleSource(t.Context(), ti); err != nil || fault != "" {
+		t.Errorf("%q, %v", fault, err)
 	}
 }

@@ -30,6 +30,7 @@ func (b *Bus) Tail(ctx context.Context, topic, stream string, after uint64, f fu
 		came := t.after
 		err := t.follow(ctx)
 		var own *stopError
+		var known *Error
 		switch {
 		case errors.As(err, &own):
 			return own.err
@@ -39,6 +40,8 @@ func (b *Bus) Tail(ctx context.Context, topic, stream string, after uint64, f fu
 			return ErrClosed
 		case ctx.Err() != nil:
 			return ctx.Err()
+		case errors.As(err, &known) && known.Code != CodeInternal:
+			return err
 		}
 		if wait = min(2*wait, 2*time.Second); t.after > came {
 			wait = 50 * time.Millisecond
@@ -131,33 +134,41 @@ func (b *Bus) Bounds(ctx context.Context, topic string) (first, last uint64, err
 	return max(state.FirstSeq, 1), state.LastSeq, err
 }
 
-// EachLatestSince is EachLatest for the keys that changed since an earlier call, which returned mark; 0 is the beginning. It
-// returns the mark to go on with.
-func (b *Bus) EachLatestSince(ctx context.Context, topic string, mark uint64, f func(*Event) error) (uint64, error) {
+// Mark is a place in the bucket of a compacted topic. The zero Mark is its beginning.
+type Mark struct {
+	// Made is when the bucket was made: in another one the place says nothing.
+	Made time.Time `json:"made"`
+	// Sequence is the last entry that was read.
+	Sequence uint64 `json:"sequence"`
+}
+
+// EachLatestSince is EachLatest for the keys that changed since an earlier call, which returned mark. It returns the mark to
+// go on with.
+func (b *Bus) EachLatestSince(ctx context.Context, topic string, mark Mark, f func(*Event) error) (Mark, error) {
 	t, err := b.compacted(ctx, topic)
 	if errors.Is(err, ErrNotFound) {
-		return 0, nil
+		return Mark{}, nil
 	}
 	if err != nil {
 		return mark, b.readFailed(err)
 	}
 	info, err := b.findStream(ctx, t.bucket.stream)
 	if errors.Is(err, ErrNotFound) {
-		return 0, nil
+		return Mark{}, nil
 	}
 	if err != nil {
 		return mark, b.unavailable(err)
 	}
-	if info.State.LastSeq < mark {
-		mark = 0 // it was made anew
+	if !mark.Made.Equal(info.Created) || info.State.LastSeq < mark.Sequence {
+		mark = Mark{Made: info.Created}
 	}
-	err = b.readThrough(ctx, t.bucket.stream, mark+1, false, func(m *storedMsg) error {
+	err = b.readThrough(ctx, t.bucket.stream, mark.Sequence+1, false, func(m *storedMsg) error {
 		if e, _, ok := t.entry(m); ok {
 			if err := f(e); err != nil {
 				return &stopError{err}
 			}
 		}
-		mark = m.seq
+		mark.Sequence = m.seq
 		return nil
 	})
 	if own := (*stopError)(nil); errors.As(err, &own) {

@@ -68,6 +68,7 @@ type watch struct {
 	keys  []string
 	f     func(*Event) error
 
+	source    time.Time // when the topic's stream was made
 	created   time.Time // of the bucket that is read
 	bucketSeq uint64    // the last entry that was read
 	present   uint64    // entries up to this one are what the bucket held at first
@@ -87,6 +88,11 @@ func (w *watch) follow(ctx context.Context) error {
 	info, err := w.find(ctx)
 	if err != nil {
 		return err
+	}
+	if made := w.topic.stream.created; !made.Equal(w.source) {
+		if w.source = made; w.ident == "" { // what was handed on is of another, whose entries do not say so
+			w.origin = origin{}
+		}
 	}
 	switch {
 	case w.created.IsZero():

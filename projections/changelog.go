@@ -118,10 +118,10 @@ type changelog struct {
 
 func (c *changelog) run(ctx context.Context) error {
 	var f *feed
-	f = newFeed(ctx, c.p.Logger, func(*jetstream.Event) string { return "" }, c.p.InFlight, func(ctx context.Context, l *lane, jobs []job) error {
+	f = newFeed(c.p.Logger, func(*jetstream.Event) string { return "" }, c.p.InFlight, func(ctx context.Context, l *lane, jobs []job) error {
 		return c.take(ctx, jobs, func() { f.fails(l) })
 	})
-	return f.run(c.bus, c.p.Topic, c.p.Group, c.p.From, c.p.InFlight)
+	return f.run(ctx, c.bus, c.p.Topic, c.p.Group, c.p.From, c.p.InFlight)
 }
 
 // take brings the table up to the jobs.
@@ -292,7 +292,11 @@ func (c *changelog) move(ctx context.Context, to Place, changes []Change) error 
 
 // sound reports whether the table takes a transaction at all: then it is the rows that it refuses.
 func (c *changelog) sound(ctx context.Context) bool {
-	return c.place != (Place{}) && c.table.Commit(ctx, c.place, c.place, nil) == nil
+	if c.place == (Place{}) { // a new table: there is nothing to move
+		_, err := c.table.Place(ctx)
+		return err == nil
+	}
+	return c.table.Commit(ctx, c.place, c.place, nil) == nil
 }
 
 // oneByOne commits events each in a transaction of its own; what the table refuses again and again goes to the dead

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -85,7 +86,7 @@ func startChangelog(tb testing.TB, c Changelog) (stop func()) {
 func rows(tb testing.TB, db *sql.DB, table string) map[string]string {
 	tb.Helper()
 	found := make(map[string]string)
-	r, err := db.QueryContext(tb.Context(), "SELECT key, payload FROM "+table) //nolint:gosec // the test's own name
+	r, err := db.QueryContext(tb.Context(), "SELECT key, payload FROM "+table)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -157,8 +158,9 @@ func write(tb testing.TB, bus *jetstream.Bus, topic string, rng *rand.Rand, keys
 // TestChangelog lets two instances with connections of their own write one table, and restarts them, while events come in.
 func TestChangelog(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, dialect Dialect, open func() *sql.DB) {
+		t.Helper()
 		bus := compactedBus(t, jetstream.Config{DataDir: t.TempDir()})
-		rng := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test's choices
+		rng := rand.New(rand.NewPCG(1, 2))
 		state := make(map[string]string)
 		db := open()
 		run := func() func() {
@@ -186,6 +188,7 @@ func TestChangelog(t *testing.T) {
 func TestChangelogWritesInOneTransaction(t *testing.T) {
 	const events = 200
 	eachDatabase(t, func(t *testing.T, dialect Dialect, open func() *sql.DB) {
+		t.Helper()
 		bus := compactedBus(t, jetstream.Config{DataDir: t.TempDir()})
 		db := open()
 		if _, err := db.ExecContext(t.Context(), "CREATE TABLE tally (key TEXT PRIMARY KEY, n BIGINT NOT NULL)"); err != nil {
@@ -193,12 +196,12 @@ func TestChangelogWritesInOneTransaction(t *testing.T) {
 		}
 		count := func(ctx context.Context, tx *sql.Tx, changes []Change) error {
 			for _, c := range changes {
-				if _, err := tx.ExecContext(ctx, "INSERT INTO tally (key, n) VALUES ('all', "+fmt.Sprint(c.Event.Sequence)+") ON CONFLICT (key) DO UPDATE SET n = tally.n + excluded.n"); err != nil { //nolint:gosec // a number
+				if _, err := tx.ExecContext(ctx, "INSERT INTO tally (key, n) VALUES ('all', "+strconv.FormatUint(c.Event.Sequence, 10)+") ON CONFLICT (key) DO UPDATE SET n = tally.n + excluded.n"); err != nil {
 					return err
 				}
 				if c.Event.Sequence%7 == 0 {
 					// It fails after it has written, once in a while.
-					if rand.IntN(2) == 0 { //nolint:gosec // a test's choice
+					if rand.IntN(2) == 0 {
 						return errors.New("out of luck")
 					}
 				}
@@ -211,11 +214,11 @@ func TestChangelogWritesInOneTransaction(t *testing.T) {
 		}
 		want := 0
 		for i := range events {
-			r, err := bus.Publish(t.Context(), "rows.count", []byte("1"), jetstream.PublishOptions{Key: fmt.Sprint(i)})
+			r, err := bus.Publish(t.Context(), "rows.count", []byte("1"), jetstream.PublishOptions{Key: strconv.Itoa(i)})
 			if err != nil {
 				t.Fatal(err)
 			}
-			want += int(r.Sequence) //nolint:gosec // small
+			want += int(r.Sequence)
 		}
 		timeout := time.After(patience)
 		for {

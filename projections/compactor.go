@@ -89,9 +89,9 @@ func (c *Compactor) Run(ctx context.Context) error {
 // horizon is how far the snapshots of a topic are: every event up to Sequence of Stream is in them, or a later one of its
 // key is behind it. Mark is the same as a place in the topic's bucket.
 type horizon struct {
-	Stream   string `json:"stream"`
-	Sequence uint64 `json:"sequence"`
-	Mark     uint64 `json:"mark"`
+	Stream   string         `json:"stream"`
+	Sequence uint64         `json:"sequence"`
+	Mark     jetstream.Mark `json:"mark"`
 }
 
 func readHorizon(ctx context.Context, bus Bus, topic string) (horizon, *jetstream.Entry, *jetstream.Collection, error) {

@@ -45,7 +45,7 @@ func bucketHas(tb testing.TB, bus *jetstream.Bus, seq uint64) {
 	tb.Helper()
 	poll(tb, "the bucket is filled", func() bool {
 		var last uint64
-		_, err := bus.EachLatestSince(tb.Context(), topicState, 0, func(e *jetstream.Event) error {
+		_, err := bus.EachLatestSince(tb.Context(), topicState, jetstream.Mark{}, func(e *jetstream.Event) error {
 			last = e.Sequence
 			return nil
 		})
@@ -86,7 +86,7 @@ func TestOnlyWhatChangedIsWritten(t *testing.T) {
 		t.Errorf("%d snapshots were written of what has not changed", n)
 	}
 	for range 5 {
-		last = put(t, bus, topicState, "k7", `{"n":12345678901234567890}`)
+		put(t, bus, topicState, "k7", `{"n":12345678901234567890}`)
 	}
 	ts := int64(1_700_000_000_000)
 	if _, err := bus.Publish(t.Context(), topicState, []byte(`"x"`), jetstream.PublishOptions{Key: "a:b", TS: ts, HasTS: true}); err != nil {

@@ -70,20 +70,20 @@ func (j *job) reached() uint64 {
 // follows reports that nothing can lie between the job and what a lane did last, which was up to date in the span reached.
 func (j *job) follows(reached uint64) bool { return j.whole || reached == j.span && reached != 0 }
 
-// newFeed makes a feed; ctx ends it.
-func newFeed(ctx context.Context, log *slog.Logger, laneOf func(*jetstream.Event) string, most int, work func(context.Context, *lane, []job) error) *feed {
-	f := &feed{log: log, lane: laneOf, work: work, most: most, lanes: make(map[string]*lane)}
-	f.ctx, f.cancel = context.WithCancel(ctx)
-	return f
+func newFeed(log *slog.Logger, laneOf func(*jetstream.Event) string, most int, work func(context.Context, *lane, []job) error) *feed {
+	return &feed{log: log, lane: laneOf, work: work, most: most, lanes: make(map[string]*lane)}
 }
 
-// run joins the group and works until ctx ends, the bus is closed, or a lane fails for good; that error it returns.
-func (f *feed) run(bus Bus, topic, group string, from jetstream.Position, inFlight int) error {
+// run joins the group and works until ctx ends, the bus is closed, or a lane fails for good; that error it returns. Call it
+// once.
+func (f *feed) run(ctx context.Context, bus Bus, topic, group string, from jetstream.Position, inFlight int) error {
+	ctx, f.cancel = context.WithCancel(ctx)
+	f.ctx = ctx
 	defer f.wg.Wait()
 	defer f.cancel()
 	f.room = inFlight
 	var sub *jetstream.Subscription
-	err := insist(f.ctx, f.log, "join the group", func(ctx context.Context) (err error) {
+	err := insist(ctx, f.log, "join the group", func(ctx context.Context) (err error) {
 		sub, err = bus.Subscribe(ctx, topic, group, jetstream.SubscribeOptions{
 			From: from.From, TS: from.TS, AfterID: from.AfterID,
 			MaxInFlight: inFlight, BatchSize: inFlight, AckTimeout: leaseTime, MaxAttempts: jetstream.NeverGiveUp,
@@ -96,12 +96,12 @@ func (f *feed) run(bus Bus, topic, group string, from jetstream.Position, inFlig
 	sub.Start()
 	var closed error
 	select {
-	case <-f.ctx.Done():
+	case <-ctx.Done():
 	case <-sub.Done():
 		closed = jetstream.ErrClosed
 		f.cancel()
 	}
-	stop, cancel := context.WithTimeout(context.WithoutCancel(f.ctx), stopTimeout)
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 	defer cancel()
 	if err := sub.Stop(stop); err != nil && !errors.Is(err, jetstream.ErrClosed) {
 		f.log.LogAttrs(stop, slog.LevelWarn, "a projection's leases were not handed back", slog.String("group", group), slog.String("cause", err.Error()))
@@ -181,19 +181,19 @@ func (f *feed) drive(l *lane) {
 		jobs := l.queue[:l.busy:l.busy]
 		f.mu.Unlock()
 		err := f.work(f.ctx, l, jobs)
+		f.mu.Lock()
+		f.jobs -= len(jobs) // before the acks, which make room for others at once
 		if err == nil {
 			for _, j := range jobs {
 				_ = j.Ack() // a lease that has ended comes again, and is known then
 			}
 		}
-		f.mu.Lock()
 		if err != nil && f.ctx.Err() == nil {
 			f.failed = err
 			f.cancel()
 		}
 		l.failing = false
 		clear(jobs)
-		f.jobs -= l.busy
 		l.queue, l.busy = l.queue[l.busy:], 0
 	}
 	delete(f.lanes, l.name)

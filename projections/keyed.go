@@ -21,8 +21,8 @@ func runKeyed(ctx context.Context, a *applier, group string, from jetstream.Posi
 		}
 		return a.apply(ctx, j.Event.Key, &j.Event, j.reached(), fails)
 	}
-	f = newFeed(ctx, a.p.Logger, func(e *jetstream.Event) string { return e.Key }, 1, work)
-	return f.run(a.bus, a.p.Topic, group, from, a.p.InFlight)
+	f = newFeed(a.p.Logger, func(e *jetstream.Event) string { return e.Key }, 1, work)
+	return f.run(ctx, a.bus, a.p.Topic, group, from, a.p.InFlight)
 }
 
 // missed applies the events of the delivery's key that lie between its state and the delivery.

@@ -58,8 +58,8 @@ func TestStatesFollowTheStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	poll(t, "all events are applied", func() bool { return seen.outcome(Applied) >= keyed })
-	workedOff(t, bus, topicCounts, "counter")
-	want := fold(t, bus.Bus, topicCounts, 0, appendEvent)
+	workedOff(t, bus, "counter")
+	want := fold(t, bus.Bus, 0, appendEvent)
 	if len(want) != len(oddKeys)+3 {
 		t.Fatalf("there are %d keys", len(want))
 	}
@@ -116,8 +116,8 @@ func TestInstancesComeAndGo(t *testing.T) {
 	if instances[1] == nil {
 		toggle(1)
 	}
-	workedOff(t, buses[0], topicCounts, "counter")
-	wantStates(t, viewed(t, buses[0], "counter"), fold(t, buses[0], topicCounts, 0, appendEvent))
+	workedOff(t, buses[0], "counter")
+	wantStates(t, viewed(t, buses[0], "counter"), fold(t, buses[0], 0, appendEvent))
 }
 
 // TestGroupIsMoved sets the group back and forward under instances that are at work.
@@ -140,8 +140,8 @@ func TestGroupIsMoved(t *testing.T) {
 		}
 	}
 	s.flush(t)
-	workedOff(t, one, topicCounts, "counter")
-	want := fold(t, one, topicCounts, 0, appendEvent)
+	workedOff(t, one, "counter")
+	want := fold(t, one, 0, appendEvent)
 	wantStates(t, viewed(t, one, "counter"), want)
 
 	// Forward: what is passed over is not made up for by the next event of its key.
@@ -157,7 +157,7 @@ func TestPassedOverEventsStayOut(t *testing.T) {
 	put(t, bus, topicCounts, "k", "1")
 	first := run(t, bus, p)
 	poll(t, "the first event is applied", func() bool { return viewed(t, bus, "counter")["k"] == "1 " })
-	workedOff(t, bus, topicCounts, "counter")
+	workedOff(t, bus, "counter")
 	first.stop(t)
 	put(t, bus, topicCounts, "k", "2")
 	if err := bus.SetCursor(t.Context(), topicCounts, "counter", jetstream.Position{}); err != nil {
@@ -165,7 +165,7 @@ func TestPassedOverEventsStayOut(t *testing.T) {
 	}
 	put(t, bus, topicCounts, "k", "3")
 	run(t, bus, p)
-	workedOff(t, bus, topicCounts, "counter")
+	workedOff(t, bus, "counter")
 	wantStates(t, viewed(t, bus, "counter"), map[string]string{"k": "1 3 "})
 }
 
@@ -193,9 +193,9 @@ func TestWhereAProjectionBegins(t *testing.T) {
 		})
 	}
 	publishAll(100)
-	want := fold(t, bus, topicCounts, before.Sequence+1, appendEvent)
+	want := fold(t, bus, before.Sequence+1, appendEvent)
 	for _, name := range []string{"latest", "ts", "after"} {
-		workedOff(t, bus, topicCounts, name)
+		workedOff(t, bus, name)
 		wantStates(t, viewed(t, bus, name), want)
 	}
 }
@@ -238,7 +238,7 @@ type letter struct {
 func readLetters(tb testing.TB, bus *jetstream.Bus) map[string]letter {
 	tb.Helper()
 	all := make(map[string]letter)
-	for _, payload := range letters(tb, bus, topicCounts) {
+	for _, payload := range letters(tb, bus) {
 		var l letter
 		if err := json.Unmarshal(payload, &l); err != nil {
 			tb.Fatal(err)
@@ -271,7 +271,7 @@ func TestPoison(t *testing.T) {
 	for _, payload := range []string{"1", `"permanent"`, "2", `"failing"`, "3", `"permanent"`, "4"} {
 		receipts = append(receipts, put(t, bus, topicCounts, "k", payload))
 	}
-	workedOff(t, bus, topicCounts, "counter")
+	workedOff(t, bus, "counter")
 	poll(t, "all events are dealt with", func() bool { return seen.outcome(Applied) >= 4 && seen.outcome(Poisoned) >= 3 })
 	wantStates(t, viewed(t, bus, "counter"), map[string]string{"k": "1 2 3 4 "})
 	if tried.Load() != 3 {
@@ -319,7 +319,7 @@ func TestFailingKeyHoldsUpNobody(t *testing.T) {
 	}
 	s.flush(t)
 	run(t, bus, Projection{From: Earliest, Apply: apply, Attempts: 1_000_000, InFlight: 100})
-	want := fold(t, bus, topicCounts, 0, appendEvent)
+	want := fold(t, bus, 0, appendEvent)
 	without := make(map[string]string)
 	for key, state := range want {
 		if key != "bad" {
@@ -337,9 +337,9 @@ func TestFailingKeyHoldsUpNobody(t *testing.T) {
 	})
 	wantStates(t, viewed(t, bus, "counter"), without)
 	close(cured)
-	workedOff(t, bus, topicCounts, "counter")
+	workedOff(t, bus, "counter")
 	wantStates(t, viewed(t, bus, "counter"), want)
-	if n := len(letters(t, bus, topicCounts)); n != 0 {
+	if n := len(letters(t, bus)); n != 0 {
 		t.Errorf("there are %d dead letters", n)
 	}
 }
@@ -363,8 +363,8 @@ func TestPoisonedThousand(t *testing.T) {
 	}
 	s.flush(t)
 	run(t, bus, Projection{From: Earliest, Apply: apply})
-	workedOff(t, bus, topicCounts, "counter")
-	wantStates(t, viewed(t, bus, "counter"), fold(t, bus, topicCounts, 0, apply))
+	workedOff(t, bus, "counter")
+	wantStates(t, viewed(t, bus, "counter"), fold(t, bus, 0, apply))
 	if n := len(readLetters(t, bus)); n != queued {
 		t.Errorf("there are %d dead letters, want %d", n, queued)
 	}
@@ -389,9 +389,9 @@ func TestPassingErrors(t *testing.T) {
 	}
 	s.flush(t)
 	run(t, bus, Projection{From: Earliest, Apply: apply})
-	workedOff(t, bus, topicCounts, "counter")
-	wantStates(t, viewed(t, bus, "counter"), fold(t, bus, topicCounts, 0, appendEvent))
-	if n := len(letters(t, bus, topicCounts)); n != 0 {
+	workedOff(t, bus, "counter")
+	wantStates(t, viewed(t, bus, "counter"), fold(t, bus, 0, appendEvent))
+	if n := len(letters(t, bus)); n != 0 {
 		t.Errorf("there are %d dead letters", n)
 	}
 }
@@ -413,7 +413,7 @@ func TestSlowKey(t *testing.T) {
 		}
 	}
 	s.flush(t)
-	want := fold(t, bus, topicCounts, 0, appendEvent)
+	want := fold(t, bus, 0, appendEvent)
 	first := run(t, bus, Projection{From: Earliest, Apply: hang, InFlight: 16})
 	poll(t, "the other keys are worked off", func() bool {
 		got := viewed(t, bus, "counter")
@@ -422,7 +422,7 @@ func TestSlowKey(t *testing.T) {
 	first.stop(t)
 	began := time.Now()
 	run(t, bus, Projection{From: Earliest})
-	workedOff(t, bus, topicCounts, "counter")
+	workedOff(t, bus, "counter")
 	if took := time.Since(began); took > 15*time.Second {
 		t.Errorf("the leases came back after %v", took) // AckWait is 30 s
 	}
@@ -434,7 +434,6 @@ type flaky struct {
 	Store
 	mu    sync.Mutex
 	rnd   *rand.Rand
-	apply func(context.Context, []byte, *jetstream.Event) ([]byte, error)
 	clock time.Duration // how far the times of saved states are off
 }
 
@@ -476,9 +475,9 @@ func TestUnknownOutcomes(t *testing.T) {
 		return &flaky{Store: states, rnd: rnd}, err
 	}}
 	run(t, bus, p)
-	workedOff(t, bus, topicCounts, "counter")
-	wantStates(t, viewed(t, bus, "counter"), fold(t, bus, topicCounts, 0, appendEvent))
-	if n := len(letters(t, bus, topicCounts)); n != 0 {
+	workedOff(t, bus, "counter")
+	wantStates(t, viewed(t, bus, "counter"), fold(t, bus, 0, appendEvent))
+	if n := len(letters(t, bus)); n != 0 {
 		t.Errorf("there are %d dead letters", n)
 	}
 }
@@ -495,12 +494,12 @@ func TestClockBehind(t *testing.T) {
 		states, err := OpenStates(ctx, bus, StatesBucket("counter", version))
 		return &flaky{Store: states, clock: -time.Hour}, err
 	}})
-	workedOff(t, bus, topicCounts, "counter")
+	workedOff(t, bus, "counter")
 	if err := bus.SetCursor(t.Context(), topicCounts, "counter", Earliest); err != nil {
 		t.Fatal(err)
 	}
-	workedOff(t, bus, topicCounts, "counter")
-	wantStates(t, viewed(t, bus, "counter"), fold(t, bus, topicCounts, 0, appendEvent))
+	workedOff(t, bus, "counter")
+	wantStates(t, viewed(t, bus, "counter"), fold(t, bus, 0, appendEvent))
 }
 
 // TestConnectionCut stops the server and starts it again while events are under way.
@@ -522,8 +521,8 @@ func TestConnectionCut(t *testing.T) {
 			poll(t, "the hubs are connected", func() bool { return one.Ready(t.Context()) == nil && two.Ready(t.Context()) == nil })
 		}
 	}
-	workedOff(t, one, topicCounts, "counter")
-	wantStates(t, viewed(t, one, "counter"), fold(t, one, topicCounts, 0, appendEvent))
+	workedOff(t, one, "counter")
+	wantStates(t, viewed(t, one, "counter"), fold(t, one, 0, appendEvent))
 }
 
 // TestWhatNoStoreTakes has states and keys that are too large: dead letters, and nobody waits for them.
@@ -562,7 +561,7 @@ func TestWhatNoStoreTakes(t *testing.T) {
 			}
 			put(t, bus, topicCounts, "k", "3")
 			poll(t, "all is worked off", func() bool { return seen.outcome(Applied) == 3 && seen.outcome(Poisoned) == 2 })
-			workedOff(t, bus, topicCounts, "counter")
+			workedOff(t, bus, "counter")
 			if n := len(readLetters(t, bus)); n != 2 {
 				t.Errorf("there are %d dead letters, want 2", n)
 			}
@@ -628,6 +627,6 @@ func TestEndWhileBusy(t *testing.T) {
 		t.Error(err)
 	}
 	run(t, bus, Projection{From: Earliest, Observer: seen})
-	workedOff(t, bus, topicCounts, "counter")
-	wantStates(t, viewed(t, bus, "counter"), fold(t, bus, topicCounts, 0, appendEvent))
+	workedOff(t, bus, "counter")
+	wantStates(t, viewed(t, bus, "counter"), fold(t, bus, 0, appendEvent))
 }

@@ -140,7 +140,7 @@ func (m *Mirror) readBucket(ctx context.Context) (horizon, error) {
 		return nil
 	})
 	if err != nil {
-		return to, err
+		return horizon{}, err
 	}
 	for key, old := range missing {
 		e, err := m.cfg.Bus.Latest(ctx, m.cfg.Topic, key)
@@ -148,7 +148,7 @@ func (m *Mirror) readBucket(ctx context.Context) (horizon, error) {
 		case errors.Is(err, jetstream.ErrNotFound): // the tombstone is gone as well
 			m.forget(old)
 		case err != nil:
-			return to, err
+			return horizon{}, err
 		default:
 			m.see(e)
 		}
@@ -294,12 +294,15 @@ func eachInBucket(ctx context.Context, bus Bus, topic string, f func(*jetstream.
 	if err != nil {
 		return to, err
 	}
-	_, err = bus.EachLatestSince(ctx, topic, 0, func(e *jetstream.Event) error {
+	_, err = bus.EachLatestSince(ctx, topic, jetstream.Mark{}, func(e *jetstream.Event) error {
 		to.Stream, to.Sequence = e.Stream, e.Sequence
 		return f(e)
 	})
+	if err != nil {
+		return horizon{}, err // a place says that all before it was read
+	}
 	to.Sequence = max(to.Sequence, first-1)
-	return to, err
+	return to, nil
 }
 
 // warm applies the snapshots of the topic, unless the group exists, and returns where the group begins then.
@@ -313,13 +316,15 @@ func (a *applier) warm(ctx context.Context, group string, from jetstream.Positio
 		return from, err
 	}
 	if there, _, _, err := readHorizon(ctx, a.bus, a.p.Topic); err != nil || there.Sequence > last {
-		return from, err // the snapshots are of a stream that was removed since
+		// The snapshots are of a stream that was removed since: everything in the new one is behind them.
+		return Earliest, err
 	}
 	h, err := eachSnapshot(ctx, a.bus, a.p.Topic, a.p.Snapshot, func(e *jetstream.Event) error {
 		key := e.Key
 		if a.p.Key != nil {
-			if key, err = a.p.Key(e); err != nil {
-				return nil
+			var kerr error
+			if key, kerr = a.p.Key(e); kerr != nil || key == "" {
+				return nil //nolint:nilerr // what has no key is passed over here as well
 			}
 		}
 		return a.apply(ctx, key, e, 0, func() {})
@@ -327,10 +332,5 @@ func (a *applier) warm(ctx context.Context, group string, from jetstream.Positio
 	if err != nil || h.Stream == "" {
 		return from, err
 	}
-	from = jetstream.Position{From: jetstream.FromAfterID, AfterID: Source{h.Stream, h.Sequence}.String()}
-	err = a.bus.Scan(ctx, a.p.Topic, jetstream.ScanOptions{From: from.From, AfterID: from.AfterID, Limit: 1}, func(*jetstream.Event) error { return nil })
-	if isRefused(err) {
-		return Earliest, nil // the topic was made anew: what is in it is all behind the snapshots
-	}
-	return from, err
+	return jetstream.Position{From: jetstream.FromAfterID, AfterID: Source{h.Stream, h.Sequence}.String()}, nil
 }

@@ -81,7 +81,8 @@ func newStateWriter() *stateWriter {
 
 // write writes until ctx ends, to keys of its own.
 func (w *stateWriter) write(ctx context.Context, tb testing.TB, bus *jetstream.Bus, name string, keys int, seed uint64) {
-	rnd := rand.New(rand.NewPCG(5, seed)) //nolint:gosec // the test is to be repeatable
+	tb.Helper()
+	rnd := rand.New(rand.NewPCG(5, seed))
 	for i := 0; ctx.Err() == nil; i++ {
 		key := name + strconv.Itoa(rnd.IntN(keys))
 		opts := jetstream.PublishOptions{Key: key, Tombstone: rnd.IntN(8) == 0}
@@ -125,15 +126,18 @@ func wantMirrored(tb testing.TB, m *Mirror, w *stateWriter) {
 	}
 }
 
-// purge drops all but the last events of the topic, as its retention would.
-func purge(ctx context.Context, tb testing.TB, js natsjs.JetStream, stream string, keep uint64) {
+// purge drops the events of the topic but for the newest, as its retention would: none that its bucket does not have yet.
+func purge(ctx context.Context, tb testing.TB, js natsjs.JetStream, bus *jetstream.Bus, keep uint64) {
 	tb.Helper()
-	s, err := js.Stream(ctx, stream)
-	if err == nil {
-		if keep == 0 {
-			err = s.Purge(ctx)
-		} else {
-			err = s.Purge(ctx, natsjs.WithPurgeKeep(keep))
+	var last jetstream.Event
+	_, err := bus.EachLatestSince(ctx, topicState, jetstream.Mark{}, func(e *jetstream.Event) error {
+		last = *e
+		return nil
+	})
+	if err == nil && last.Sequence > keep {
+		var s natsjs.Stream
+		if s, err = js.Stream(ctx, last.Stream); err == nil {
+			err = s.Purge(ctx, natsjs.WithPurgeSequence(last.Sequence-keep+1))
 		}
 	}
 	if err != nil && ctx.Err() == nil {
@@ -162,14 +166,14 @@ func TestMirrorsBootDuringWrites(t *testing.T) {
 	url := startNATS(t)
 	bus, other := openBus(t, jetstream.Config{URL: url, Topics: compacted}), openBus(t, jetstream.Config{URL: url, Topics: compacted})
 	js := native(t, url)
-	first := put(t, bus, topicState, "first", "0")
+	put(t, bus, topicState, "first", "0")
 	ctx, stop := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer stop()
 	w := newStateWriter()
 	for i, b := range []*jetstream.Bus{bus, other} {
-		wg.Go(func() { w.write(ctx, t, b, string(rune('a'+i)), keys, uint64(i)) }) //nolint:gosec // small
+		wg.Go(func() { w.write(ctx, t, b, string(rune('a'+i)), keys, uint64(i)) })
 	}
 	background, endBackground := context.WithCancel(t.Context())
 	defer endBackground()
@@ -186,7 +190,7 @@ func TestMirrorsBootDuringWrites(t *testing.T) {
 			case <-background.Done():
 				return
 			case <-tick.C:
-				purge(background, t, js, first.Stream, 300)
+				purge(background, t, js, bus, 100)
 			}
 		}
 	})
@@ -245,7 +249,7 @@ func TestMirrorWhoseSnapshotsAreTooOld(t *testing.T) {
 	put(t, bus, topicState, "new", "1")
 	last := remove(t, bus, topicState, "removed")
 	bucketHas(t, bus, last.Sequence)
-	purge(t.Context(), t, native(t, url), last.Stream, 0)
+	purge(t.Context(), t, native(t, url), bus, 0)
 
 	m := runMirror(t, MirrorConfig{Bus: bus, Snapshot: topicSnapshots, Changed: (&forward{tb: t, told: make(map[string]uint64)}).changed})
 	awaitMirror(t, m)
@@ -293,10 +297,10 @@ func TestMirrorIsOvertaken(t *testing.T) {
 		s.put(t, "k"+strconv.Itoa(i%keys))
 	}
 	s.flush(t)
-	removed := remove(t, bus, topicState, "first")
+	remove(t, bus, topicState, "first")
 	last := put(t, bus, topicState, "last", "1")
 	bucketHas(t, bus, last.Sequence)
-	purge(t.Context(), t, native(t, url), removed.Stream, 1)
+	purge(t.Context(), t, native(t, url), bus, 1)
 	close(goOn)
 	poll(t, "the mirror has the last event", func() bool {
 		e, err := m.Get(t.Context(), "last")

@@ -57,8 +57,8 @@ func (o *ordered) run(ctx context.Context, group string, from jetstream.Position
 	work := func(ctx context.Context, l *lane, jobs []job) error {
 		return o.deliver(ctx, jobs[0], func() { f.fails(l) })
 	}
-	f = newFeed(ctx, o.a.p.Logger, func(*jetstream.Event) string { return "" }, 1, work)
-	return f.run(o.a.bus, o.a.p.Topic, group, from, o.a.p.InFlight)
+	f = newFeed(o.a.p.Logger, func(*jetstream.Event) string { return "" }, 1, work)
+	return f.run(ctx, o.a.bus, o.a.p.Topic, group, from, o.a.p.InFlight)
 }
 
 // deliver applies everything up to a delivered event.

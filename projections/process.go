@@ -119,7 +119,7 @@ func (p *Process) Run(ctx context.Context) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
 		err = cause
 	} else if ctx.Err() != nil {
-		return nil //nolint:nilerr // being asked to end is no failure
+		return nil
 	}
 	cancel(nil)
 	return fmt.Errorf("process projection: %w", err)

@@ -131,7 +131,7 @@ func (p *Projection) prepare() error {
 		errs = append(errs, fmt.Errorf("with the number of a version behind it: %w", err))
 	}
 	if p.Apply == nil {
-		errs = append(errs, errors.New("Apply is missing"))
+		errs = append(errs, errors.New("function Apply is missing"))
 	}
 	for _, n := range []int{p.Attempts, p.InFlight, p.CacheKeys, p.CacheBytes} {
 		if n < 0 {

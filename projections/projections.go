@@ -24,7 +24,7 @@ type Bus interface {
 	Latest(ctx context.Context, topic, key string) (*jetstream.Event, error)
 	LatestByKey(ctx context.Context, topic string, keys ...string) (map[string]*jetstream.Event, error)
 	EachLatest(ctx context.Context, topic string, f func(*jetstream.Event) error) error
-	EachLatestSince(ctx context.Context, topic string, mark uint64, f func(*jetstream.Event) error) (uint64, error)
+	EachLatestSince(ctx context.Context, topic string, mark jetstream.Mark, f func(*jetstream.Event) error) (jetstream.Mark, error)
 	Watch(ctx context.Context, topic string, keys []string, f func(*jetstream.Event) error) error
 
 	Publish(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (jetstream.Receipt, error)

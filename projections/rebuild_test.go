@@ -90,8 +90,8 @@ func (r *rebuildRig) check(t *testing.T, prefix string) {
 	t.Helper()
 	r.quiet()
 	p := counterProjection("")
-	workedOff(t, r.one, topicCounts, p.groupOf(versionNow(t, r.one).Version))
-	wantStates(t, viewed(t, r.two, "counter"), fold(t, r.one, topicCounts, 0, prefixed(prefix)))
+	workedOff(t, r.one, p.groupOf(versionNow(t, r.one).Version))
+	wantStates(t, viewed(t, r.two, "counter"), fold(t, r.one, 0, prefixed(prefix)))
 }
 
 // TestRebuildBesideTheLive changes Apply under two busy instances; readers see the old states, and then the new ones.
@@ -258,7 +258,7 @@ func TestRebuildAfterRebuild(t *testing.T) {
 	}
 	s.flush(t)
 	live := run(t, bus, counterProjection("0 "))
-	workedOff(t, bus, topicCounts, "counter")
+	workedOff(t, bus, "counter")
 	for i := range 2 {
 		ctx, cancel := context.WithCancel(t.Context())
 		p := counterProjection(strconv.Itoa(i+1) + " ")
@@ -271,8 +271,8 @@ func TestRebuildAfterRebuild(t *testing.T) {
 		}
 		s.put(t, "k0")
 		s.flush(t)
-		workedOff(t, bus, topicCounts, p.groupOf(i+2))
-		wantStates(t, viewed(t, bus, "counter"), fold(t, bus, topicCounts, 0, p.Apply))
+		workedOff(t, bus, p.groupOf(i+2))
+		wantStates(t, viewed(t, bus, "counter"), fold(t, bus, 0, p.Apply))
 	}
 	if at := versionNow(t, bus); at.Version != 3 || !slices.Equal(at.Left, []int{2}) {
 		t.Errorf("the version is %+v", at)
@@ -285,8 +285,8 @@ func TestRebuildAfterRebuild(t *testing.T) {
 	put(t, bus, topicCounts, "late", "1")
 	p := counterProjection("2 ")
 	run(t, bus, p)
-	workedOff(t, bus, topicCounts, p.groupOf(3))
-	got, want := viewed(t, bus, "counter"), fold(t, bus, topicCounts, 0, p.Apply)
+	workedOff(t, bus, p.groupOf(3))
+	got, want := viewed(t, bus, "counter"), fold(t, bus, 0, p.Apply)
 	if !maps.Equal(got, want) {
 		wantStates(t, got, want)
 	}

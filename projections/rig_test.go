@@ -32,11 +32,11 @@ func appendEvent(_ context.Context, state []byte, e *jetstream.Event) ([]byte, e
 	return fmt.Appendf(nil, "%s%s ", state, e.Payload), nil
 }
 
-// fold applies all events of a topic in order, from a sequence on.
-func fold(tb testing.TB, bus *jetstream.Bus, topic string, from uint64, apply func(context.Context, []byte, *jetstream.Event) ([]byte, error)) map[string]string {
+// fold applies all events of topicCounts in order, from a sequence on.
+func fold(tb testing.TB, bus *jetstream.Bus, from uint64, apply func(context.Context, []byte, *jetstream.Event) ([]byte, error)) map[string]string {
 	tb.Helper()
 	states := make(map[string]string)
-	err := bus.Scan(tb.Context(), topic, jetstream.ScanOptions{Limit: 10_000_000}, func(e *jetstream.Event) error {
+	err := bus.Scan(tb.Context(), topicCounts, jetstream.ScanOptions{Limit: 10_000_000}, func(e *jetstream.Event) error {
 		if e.Key == "" || e.Sequence < from {
 			return nil
 		}
@@ -44,9 +44,9 @@ func fold(tb testing.TB, bus *jetstream.Bus, topic string, from uint64, apply fu
 		if s, ok := states[e.Key]; ok {
 			old = []byte(s)
 		}
-		next, err := apply(tb.Context(), old, e)
-		switch {
-		case err != nil: // a dead letter
+		switch next, err := apply(tb.Context(), old, e); {
+		case err != nil:
+			return nil //nolint:nilerr // a dead letter
 		case next == nil:
 			delete(states, e.Key)
 		default:
@@ -122,12 +122,12 @@ func pollFor(tb testing.TB, most time.Duration, what string, f func() bool) {
 }
 
 // workedOff waits until a group has settled everything.
-func workedOff(tb testing.TB, bus Bus, topic, group string) {
+func workedOff(tb testing.TB, bus Bus, group string) {
 	tb.Helper()
-	workedOffIn(tb, patience, bus, topic, group)
+	workedOffIn(tb, patience, bus, group)
 }
 
-func workedOffIn(tb testing.TB, most time.Duration, bus Bus, topic, group string) {
+func workedOffIn(tb testing.TB, most time.Duration, bus Bus, group string) {
 	tb.Helper()
 	var last jetstream.Backlog
 	var err error
@@ -135,7 +135,7 @@ func workedOffIn(tb testing.TB, most time.Duration, bus Bus, topic, group string
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
 	for {
-		last, err = bus.Backlog(tb.Context(), topic, group)
+		last, err = bus.Backlog(tb.Context(), topicCounts, group)
 		if err == nil && last.Waiting == 0 && last.Leased == 0 {
 			return
 		}
@@ -206,6 +206,7 @@ func (r *running) wait(tb testing.TB) error {
 }
 
 func logs(tb testing.TB) *slog.Logger {
+	tb.Helper()
 	return slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelInfo}))
 }
 
@@ -364,11 +365,11 @@ func (r *restartable) stop() {
 	r.srv.WaitForShutdown()
 }
 
-// letters are the dead letters of a topic.
-func letters(tb testing.TB, bus *jetstream.Bus, topic string) [][]byte {
+// letters are the dead letters of topicCounts.
+func letters(tb testing.TB, bus *jetstream.Bus) [][]byte {
 	tb.Helper()
 	var all [][]byte
-	err := bus.Scan(tb.Context(), "dlq."+topic, jetstream.ScanOptions{Limit: 100_000}, func(e *jetstream.Event) error {
+	err := bus.Scan(tb.Context(), "dlq."+topicCounts, jetstream.ScanOptions{Limit: 100_000}, func(e *jetstream.Event) error {
 		all = append(all, bytes.Clone(e.Payload))
 		return nil
 	})

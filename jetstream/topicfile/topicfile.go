@@ -212,7 +212,11 @@ func (p *parser) syntax(data []byte, read int, err error) {
 		if strings.Contains(found[2], "did not find expected") {
 			line = read
 		}
-		p.fault(place(line, 1), "this is not YAML, here or right before: %s", found[2])
+		hint := ""
+		if strings.Contains(found[2], "expected alphabetic or numeric character") { // of an alias
+			hint = `: what begins with * needs quotes, as in pattern: "**"`
+		}
+		p.fault(place(line, 1), "this is not YAML, here or right before: %s%s", found[2], hint)
 		return
 	}
 	if found := unknownAnchor.FindStringSubmatch(text); found != nil {

@@ -75,6 +75,7 @@ func TestFaults(t *testing.T) {
 		"other field":        {"topic:\n  - topic: a\n", []string{`1:1: the file has no field "topic": did you mean topics?`}},
 		"two documents":      {"topics: []\n---\ntopics: []\n", []string{"2:1: a second document"}},
 		"not yaml":           {"topics:\n  - topic: a\n   family: b\n", []string{"3:1: this is not YAML"}},
+		"no quotes":          {"topics:\n  - pattern: **\n", []string{"2:1: this is not YAML, here or right before: did not find expected alphabetic or numeric character: what begins with * needs quotes, as in pattern: \"**\""}},
 		"open quote":         {"topics:\n  - topic: a\n  - topic: \"b\n", []string{"3:1: this is not YAML"}},
 		"second not yaml":    {"topics: []\n---\na: }\n", []string{"3:1: this is not YAML"}},
 		"control characters": {"topics: \x01\n", []string{"1:1: this is not YAML: control characters"}},

@@ -1,0 +1,38 @@
+package facade
+
+import (
+	"context"
+	"net/http"
+
+	"eventhub/jetstream"
+)
+
+// Outbox keeps events that are published later, for clients that must not wait for NATS. Its methods may be called
+// concurrently.
+type Outbox interface {
+	// Add stores an event, so that it survives the process, and returns its id. An event whose id it has already is not
+	// stored again. The error is a *jetstream.Error for what a client did wrong, or when there is no room; any other goes to
+	// the log, and the client may repeat the event with the same id. payload and opts are not kept.
+	Add(ctx context.Context, topic string, payload []byte, opts *jetstream.PublishOptions) (id string, err error)
+}
+
+// serveOutbox is POST /outbox/{topic}: as POST /publish/{topic}, but answered with 202 as soon as the event is kept. It takes
+// one event a request.
+func (s *Server) serveOutbox(w http.ResponseWriter, r *http.Request) {
+	if s.cfg.Outbox == nil {
+		s.refuse(w, &fault{code: codeNotFound, msg: "This hub has no outbox."})
+		return
+	}
+	p, topic, lines, fail := s.publication(r)
+	if fail == nil && lines {
+		fail = &fault{code: codeBadOptions, msg: "The outbox takes one event a request, and no " + ndjsonType + "."}
+	}
+	if fail != nil {
+		s.refuse(w, fail)
+		return
+	}
+	s.publishBody(w, r, p, func(ctx context.Context, payload []byte, opts *jetstream.PublishOptions) (int, string, error) {
+		id, err := s.cfg.Outbox.Add(ctx, topic, payload, opts)
+		return http.StatusAccepted, id, err
+	})
+}
