@@ -5,6 +5,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -257,6 +259,41 @@ func (b *Bus) readOn(ctx context.Context, stream string, from, end uint64, heade
 		}
 	}
 	return end + 1, nil
+}
+
+// keepReading calls follow again and again, until ctx or the bus ends, or what it returns is no passing failure: a reader's
+// own error, one that a client may be told, or one of final. reached says how far it came.
+func (b *Bus) keepReading(ctx context.Context, topic string, follow func(context.Context) error, reached func() uint64, final ...error) error {
+	if b.closing.Load() {
+		return ErrClosed
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(b.ctx, cancel)() //nolint:contextcheck // the end of the bus ends the reading too
+	const first, most = 50 * time.Millisecond, 2 * time.Second
+	for wait := first; ; {
+		came := reached()
+		err := follow(ctx)
+		var own *stopError
+		var known *Error
+		switch {
+		case errors.As(err, &own):
+			return own.err
+		case slices.ContainsFunc(final, func(end error) bool { return errors.Is(err, end) }):
+			return err
+		case b.ctx.Err() != nil:
+			return ErrClosed
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.As(err, &known) && known.Code != CodeInternal:
+			return err
+		}
+		if wait = min(2*wait, most); reached() > came {
+			wait = first
+		}
+		b.log.WarnContext(ctx, "a reader was cut off and goes on", slog.String("topic", topic), slog.Any("error", err))
+		_ = b.pause(ctx, wait) // why it ended is looked at above
+	}
 }
 
 // pause waits, unless ctx or the bus ends.

@@ -3,7 +3,6 @@ package jetstream
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -16,39 +15,11 @@ var ErrDropped = errors.New("jetstream: the stream has dropped events behind tha
 // Tail calls f with every event of a topic behind a sequence of its stream ("": of whichever it has), in order; once with nil, when it has handed on
 // all that was stored when Tail was called; and then with what comes, until ctx ends or f returns an error, which it
 // returns. It is no member of any group. A lost connection is no end: it goes on where it was, or returns ErrDropped if that
-// cannot be, and also when the topic's bounds overtake it (but not in the stream of a family). It returns ErrNotFound when the topic does not exist. f is called from the goroutine that called Tail.
+// cannot be, and also when the topic's bounds overtake it (but not in the stream of a family). It returns ErrNotFound when
+// the topic does not exist. f is called from the goroutine that called Tail.
 func (b *Bus) Tail(ctx context.Context, topic, stream string, after uint64, f func(*Event) error) error {
-	if b.closing.Load() {
-		return ErrClosed
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(b.ctx, cancel)() //nolint:contextcheck // the end of the bus ends it too
 	t := &tail{bus: b, name: topic, stream: stream, after: after, f: f}
-	wait := 50 * time.Millisecond
-	for {
-		came := t.after
-		err := t.follow(ctx)
-		var own *stopError
-		var known *Error
-		switch {
-		case errors.As(err, &own):
-			return own.err
-		case errors.Is(err, ErrDropped), errors.Is(err, ErrNotFound):
-			return err
-		case b.ctx.Err() != nil:
-			return ErrClosed
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case errors.As(err, &known) && known.Code != CodeInternal:
-			return err
-		}
-		if wait = min(2*wait, 2*time.Second); t.after > came {
-			wait = 50 * time.Millisecond
-		}
-		b.log.WarnContext(ctx, "a reader of a topic was cut off and goes on", slog.String("topic", topic), slog.Any("error", err))
-		_ = b.pause(ctx, wait) // why it ended is looked at above
-	}
+	return b.keepReading(ctx, topic, t.follow, func() uint64 { return t.after }, ErrDropped, ErrNotFound)
 }
 
 // tail is where one Tail is.

@@ -3,7 +3,6 @@ package jetstream
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -27,37 +26,8 @@ func (b *Bus) Watch(ctx context.Context, topic string, keys []string, f func(*Ev
 	if len(keys) > watchKeys {
 		return badOptions("a watch has %d keys, at most %d are allowed: watch all", len(keys), watchKeys)
 	}
-	if b.closing.Load() {
-		return ErrClosed
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(b.ctx, cancel)() //nolint:contextcheck // the end of the bus ends the watch too
 	w := &watch{bus: b, name: topic, keys: keys, f: f}
-	wait := 50 * time.Millisecond
-	for {
-		came := w.bucketSeq
-		err := w.follow(ctx)
-		var own *stopError
-		var known *Error
-		switch {
-		case errors.As(err, &own):
-			return own.err
-		case b.ctx.Err() != nil:
-			return ErrClosed
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case errors.As(err, &known) && known.Code != CodeInternal:
-			return err
-		}
-		if wait = min(2*wait, 2*time.Second); w.bucketSeq > came {
-			wait = 50 * time.Millisecond
-		}
-		b.log.WarnContext(ctx, "a watch was cut off and goes on", slog.String("topic", topic), slog.Any("error", err))
-		if b.pause(ctx, wait) != nil {
-			continue // why is looked at above
-		}
-	}
+	return b.keepReading(ctx, topic, w.follow, func() uint64 { return w.bucketSeq })
 }
 
 // watch is where one Watch is.
