@@ -231,8 +231,11 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 	}
 	b.topics.mu.Unlock()
 	t := &topicInfo{
-		name: name, stream: s, subject: plainSubject(name), keyed: "." + name, obs: b.obs.Topic(name),
+		name: name, stream: s, subject: plainSubject(name), keyed: "." + name, obs: nopObserver{},
 		maxPayload: b.maxPayload,
+	}
+	if keep {
+		t.obs = b.obs.Topic(name) // reads count nothing, and must not fill the table of labels
 	}
 	if rule.Compaction {
 		t.bucket = newBucket(name)

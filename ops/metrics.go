@@ -39,6 +39,7 @@ const (
 // Labels are looked up once, when an observer is asked for; what happens on the hot path is a few atomic operations.
 type Metrics struct {
 	traffic
+	outboxes
 
 	published     *prometheus.CounterVec
 	publishFailed *prometheus.CounterVec
@@ -78,6 +79,7 @@ type pairUse struct {
 func NewMetrics(reg *prometheus.Registry) *Metrics {
 	m := &Metrics{
 		traffic:       newTraffic(reg),
+		outboxes:      newOutboxes(reg),
 		published:     newCounter(reg, "events_published_total"),
 		publishFailed: newCounter(reg, "eventhub_publish_failures_total"),
 		publishTook:   newHistogram(reg, "eventhub_publish_duration_ms"),

@@ -41,6 +41,11 @@ func use(m *Metrics) {
 	m.Snapshots("t", 1)
 	m.ErrorSent("bad_json")
 	m.RequestServed(http.StatusOK)
+	box := m.Outbox("b")
+	box.Claimed(1, time.Millisecond)
+	box.Published(time.Millisecond, true)
+	box.Failed(true)
+	box.Backlog(1, 1, time.Second)
 }
 
 // gather gives the families of eventhub's own metrics by name.

@@ -26,6 +26,7 @@ type definition struct {
 var (
 	topicLabels = []string{"topic"}
 	pairLabels  = []string{"topic", "group"}
+	boxLabels   = []string{"outbox"}
 )
 
 // definitions is every metric that eventhub has, sorted by name. METRICS.md shows the same table; a test compares both
@@ -45,6 +46,14 @@ var definitions = []definition{
 	{"eventhub_leases_returned_total", counter, "Leases given back by UNSUBSCRIBE, a drain or a lost connection.", pairLabels},
 	{"eventhub_limit_reached_total", counter, "Refusals and waits because of a limit, by its name.", []string{"limit"}},
 	{"eventhub_nats_connected", gauge, "1 while every NATS connection is up, else 0.", nil},
+	{"eventhub_outbox_claim_duration_ms", histogram, "How long a claim of records of an outbox took that found some, in milliseconds.", boxLabels},
+	{"eventhub_outbox_failures_total", counter, "Tries to publish a record of an outbox that failed.", boxLabels},
+	{"eventhub_outbox_found_total", counter, "Records of an outbox that were found in their stream, where an earlier try had put them.", boxLabels},
+	{"eventhub_outbox_latency_ms", histogram, "Time from when a record was added to an outbox until it was known to be in its stream, in milliseconds.", boxLabels},
+	{"eventhub_outbox_oldest_age_ms", gauge, "How long ago the oldest record was added that waits in an outbox, in milliseconds; 0 when none does.", boxLabels},
+	{"eventhub_outbox_parked", gauge, "Records of an outbox that were given up: eventhub outbox list --status=error shows them.", boxLabels},
+	{"eventhub_outbox_pending", gauge, "Records of an outbox that wait, or are being published.", boxLabels},
+	{"eventhub_outbox_published_total", counter, "Records of an outbox that are in their stream.", boxLabels},
 	{"eventhub_projected_total", counter, "Events that projections dealt with, by what became of them: applied, known or poisoned.", []string{"projection", "outcome"}},
 	{"eventhub_publish_duration_ms", histogram, "Time from the sending of a publish to the stream's confirmation, in milliseconds.", topicLabels},
 	{"eventhub_publish_failures_total", counter, "Publishes answered with an error.", topicLabels},

@@ -4,9 +4,14 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"slices"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"eventhub/jetstream"
 	"eventhub/outbox"
@@ -83,19 +88,21 @@ func BenchmarkClaim(b *testing.B) {
 	address := pgtest.Start(b)
 	for _, dialect := range []outbox.Dialect{outbox.SQLite, outbox.PostgreSQL} {
 		for _, sent := range []int{0, 1_000_000} {
+			s, db, table := flatStore(b, dialect, address)
+			if sent > 0 {
+				fill(b, db, dialect, table, sent)
+			}
+			checkpoint := map[outbox.Dialect]string{outbox.SQLite: "PRAGMA wal_checkpoint(TRUNCATE)", outbox.PostgreSQL: "CHECKPOINT"}
+			if _, err := db.ExecContext(b.Context(), checkpoint[dialect]); err != nil {
+				b.Fatal(err)
+			}
+			added := 0
 			b.Run(fmt.Sprintf("%s/sent=%d", dialect, sent), func(b *testing.B) {
-				s, db, table := flatStore(b, dialect, address)
-				if sent > 0 {
-					fill(b, db, dialect, table, sent)
-				}
 				var claims, settles time.Duration
-				if _, err := db.ExecContext(b.Context(), map[outbox.Dialect]string{outbox.SQLite: "PRAGMA wal_checkpoint(TRUNCATE)", outbox.PostgreSQL: "CHECKPOINT"}[dialect]); err != nil {
-					b.Fatal(err)
-				}
-				b.ResetTimer()
-				for i := range b.N {
+				for range b.N {
 					for n := range 10 {
-						if err := s.Add(b.Context(), db, &outbox.Record{ID: fmt.Sprintf("%d-%d", i, n), Topic: "orders", Key: fmt.Sprint("k", n)}); err != nil {
+						added++
+						if err := s.Add(b.Context(), db, &outbox.Record{ID: strconv.Itoa(added), Topic: "orders", Key: fmt.Sprint("k", n)}); err != nil {
 							b.Fatal(err)
 						}
 					}
@@ -118,63 +125,189 @@ func BenchmarkClaim(b *testing.B) {
 	}
 }
 
-// BenchmarkDrain publishes rows of 100 keys, and compares with the database's own limit: the same claims and settlements without
-// a publish.
+// BenchmarkDrain publishes rows of 100 keys. Each is next to the database's own limit: the same claims and settlements of as
+// many rows by as many workers, without a publish.
 func BenchmarkDrain(b *testing.B) {
-	address := pgtest.Start(b)
+	cluster := pgtest.StartDurable(b)
 	for _, dialect := range []outbox.Dialect{outbox.SQLite, outbox.PostgreSQL} {
-		for _, drainers := range []int{0, 1, 4} {
+		for _, drainers := range []int{1, 4} {
 			b.Run(fmt.Sprintf("%s/drainers=%d", dialect, drainers), func(b *testing.B) {
-				s, db, _ := flatStore(b, dialect, address)
-				tx, err := db.BeginTx(b.Context(), nil)
-				if err != nil {
-					b.Fatal(err)
-				}
-				defer func() { _ = tx.Rollback() }()
-				for i := range b.N {
-					if err := s.Add(b.Context(), tx, &outbox.Record{Topic: "orders", Key: fmt.Sprint("k", i%100), Payload: []byte(`{"order":1}`)}); err != nil {
-						b.Fatal(err)
-					}
-				}
-				if err := tx.Commit(); err != nil {
-					b.Fatal(err)
-				}
-				bus := openBus(b, jetstream.Config{})
+				limited := backlog(b, dialect, cluster.DSN())
+				began := time.Now()
+				together(b, drainers, func(i int) error { return claimAndSettle(b.Context(), limited, fmt.Sprint("w", i)) })
+				limit := float64(b.N) / time.Since(began).Seconds()
+
+				s, bus := backlog(b, dialect, cluster.DSN()), openBus(b, jetstream.Config{})
+				var published atomic.Int64
 				b.ResetTimer()
-				if drainers == 0 {
-					claimAndSettle(b, s)
+				together(b, drainers, func(int) error {
+					d, err := outbox.NewDrainer(outbox.Config{Store: s, Bus: bus})
+					if err != nil {
+						return err
+					}
+					did, err := d.Drain(b.Context())
+					published.Add(int64(did.Published))
+					return err
+				})
+				b.StopTimer()
+				if n := published.Load(); n != int64(b.N) {
+					b.Fatalf("%d of %d rows were published", n, b.N)
 				}
-				var all sync.WaitGroup
-				for range drainers {
-					all.Go(func() {
-						d, err := outbox.NewDrainer(outbox.Config{Store: s, Bus: bus})
-						if err == nil {
-							_, err = d.Drain(context.Background())
-						}
-						if err != nil {
-							b.Error(err)
-						}
-					})
-				}
-				all.Wait()
-				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "rows/s")
+				rate := float64(b.N) / b.Elapsed().Seconds()
+				b.ReportMetric(rate, "rows/s")
+				b.ReportMetric(limit, "limit-rows/s")
+				b.ReportMetric(rate/limit, "of-limit")
 			})
 		}
 	}
 }
 
-func claimAndSettle(b *testing.B, s *outbox.SQLStore) {
+// backlog makes an outbox with b.N rows.
+func backlog(b *testing.B, dialect outbox.Dialect, address string) *outbox.SQLStore {
 	b.Helper()
+	s, db, _ := flatStore(b, dialect, address)
+	tx, err := db.BeginTx(b.Context(), nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback() }()
+	for i := range b.N {
+		if err := s.Add(b.Context(), tx, &outbox.Record{Topic: "orders", Key: fmt.Sprint("k", i%100), Payload: []byte(`{"order":1}`)}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := tx.Commit(); err != nil {
+		b.Fatal(err)
+	}
+	return s
+}
+
+// together runs f so often at once.
+func together(b *testing.B, n int, f func(i int) error) {
+	b.Helper()
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() {
+			if err := f(i); err != nil {
+				b.Error(err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func claimAndSettle(ctx context.Context, s *outbox.SQLStore, worker string) error {
 	for {
-		c, err := s.Claim(b.Context(), outbox.ClaimOptions{Worker: "w", Limit: 200, Lease: time.Hour})
+		c, err := s.Claim(ctx, outbox.ClaimOptions{Worker: worker, Limit: 200, Lease: time.Hour})
+		if err != nil {
+			return err
+		}
+		if len(c.Records) == 0 {
+			if !c.More { // otherwise others were quicker
+				return nil
+			}
+			continue
+		}
+		if err := s.Settle(ctx, worker, outbox.Settlement{Sent: c.Records}); err != nil {
+			return err
+		}
+	}
+}
+
+// BenchmarkLatency commits a transaction every 5 ms, and measures from the end of each commit until its event is at a
+// subscriber of the bus: with NOTIFY, and with nothing but polling.
+func BenchmarkLatency(b *testing.B) {
+	cluster := pgtest.StartDurable(b)
+	listen := outbox.PgxListener(func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, cluster.DSN()) })
+	b.Run("postgres/notify", func(b *testing.B) {
+		_, db, table := flatStore(b, outbox.PostgreSQL, cluster.DSN())
+		s, err := outbox.NewSQLStore(outbox.SQLConfig{Dialect: outbox.PostgreSQL, DB: db, Table: table, Listen: listen})
 		if err != nil {
 			b.Fatal(err)
 		}
-		if len(c.Records) == 0 {
-			return
-		}
-		if err := s.Settle(b.Context(), "w", outbox.Settlement{Sent: c.Records}); err != nil {
+		latency(b, s, db)
+	})
+	b.Run("postgres/poll", func(b *testing.B) {
+		s, db, _ := flatStore(b, outbox.PostgreSQL, cluster.DSN())
+		latency(b, s, db)
+	})
+	b.Run("sqlite/poll", func(b *testing.B) {
+		s, db := newSQLite(b)
+		latency(b, s, db)
+	})
+}
+
+func latency(b *testing.B, s *outbox.SQLStore, db *sql.DB) {
+	b.Helper()
+	bus := openBus(b, jetstream.Config{})
+	arrived := make(chan arrival, b.N+1) // has room for all
+	sub, err := bus.Consume(b.Context(), "orders", "latency", jetstream.SubscribeOptions{}, 1, func(_ context.Context, d *jetstream.Delivery) error {
+		n, err := strconv.Atoi(string(d.Event.Payload))
+		arrived <- arrival{n, time.Now()}
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = sub.Stop(context.Background()) }()
+	sub.Start()
+	d, err := outbox.NewDrainer(outbox.Config{Store: s, Bus: bus})
+	if err != nil {
+		b.Fatal(err)
+	}
+	d.Start()
+	defer func() { _ = d.Stop(context.Background()) }()
+
+	add := func(n int) time.Time {
+		tx, err := db.BeginTx(b.Context(), nil)
+		if err != nil {
 			b.Fatal(err)
 		}
+		defer func() { _ = tx.Rollback() }()
+		if err := s.Add(b.Context(), tx, &outbox.Record{Topic: "orders", Key: fmt.Sprint("k", n%100), Payload: []byte(strconv.Itoa(n))}); err != nil {
+			b.Fatal(err)
+		}
+		if err := tx.Commit(); err != nil {
+			b.Fatal(err)
+		}
+		return time.Now()
+	}
+	add(0) // makes the stream
+	await(b, arrived)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	committed := make([]time.Time, b.N)
+	b.ResetTimer()
+	for i := range b.N {
+		<-tick.C
+		committed[i] = add(i)
+	}
+	took := make([]time.Duration, b.N)
+	for i := range b.N {
+		a := await(b, arrived)
+		took[i] = a.at.Sub(committed[a.n])
+	}
+	b.StopTimer()
+	slices.Sort(took)
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	b.ReportMetric(ms(took[b.N/2]), "p50-ms")
+	b.ReportMetric(ms(took[b.N*99/100]), "p99-ms")
+	b.ReportMetric(0, "ns/op") // it is that of the ticker
+}
+
+// arrival is when the event of a commit came.
+type arrival struct {
+	n  int
+	at time.Time
+}
+
+func await(b *testing.B, arrived <-chan arrival) arrival {
+	b.Helper()
+	select {
+	case a := <-arrived:
+		return a
+	case <-time.After(patience):
+		b.Fatal("no event")
+		return arrival{}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -19,7 +20,13 @@ import (
 	"eventhub/outbox/pgtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// The test binary is also the programs that tests start, to kill them.
+func TestMain(m *testing.M) {
+	if what := os.Getenv(childEnv); what != "" {
+		os.Exit(runChild(what))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 const patience = 30 * time.Second
 

@@ -137,6 +137,9 @@ func (cmd *serveCmd) plan(set *settings) [][2]string {
 	if cmd.TopicsFile != "" {
 		lines = append(lines, [2]string{"topics", fmt.Sprintf("%s, rules: %d", cmd.TopicsFile, len(set.topics))})
 	}
+	if set.outbox != nil {
+		lines = append(lines, [2]string{"outbox", set.outbox.String()})
+	}
 	lines = append(lines, cmd.credentials(set)...)
 	return append(lines, cmd.limitFlags.lines()...)
 }

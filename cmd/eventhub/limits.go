@@ -29,6 +29,8 @@ type limitFlags struct {
 	PageBytes            int `env:"PAGE_BYTES" default:"16777216" help:"Bytes of a page of latest records, after which it ends early."`
 	PageTotal            int `env:"PAGE_TOTAL" placeholder:"BYTES" help:"Bytes of pages that clients have not taken yet. Default: 256 MiB, or twice a page."`
 
+	OutboxPending int `env:"OUTBOX_PENDING" default:"1000000" help:"Events that wait in the hub's own outbox, or are parked there. Beyond it POST /outbox is refused."`
+
 	Frames             quota `env:"FRAMES" default:"10000/2000" placeholder:"RATE/BURST" help:"Frames of one connection but for ACK, NACK and MODACK: so many a second, and so many at once."`
 	Settles            quota `env:"SETTLES" default:"200000/20000" placeholder:"RATE/BURST" help:"ACK, NACK and MODACK of one connection."`
 	TopicPublishes     quota `env:"TOPIC_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes to one topic, through this hub; or off."`
@@ -64,6 +66,7 @@ func (f limitFlags) check() (faults []error) {
 		{"new-topics", f.NewTopics, 1},
 		{"payload", f.Payload, 1},
 		{"frame", f.Frame, 0},
+		{"outbox-pending", f.OutboxPending, 1},
 	} {
 		if l.value < l.least {
 			bad(l.name, l.value)
@@ -155,7 +158,7 @@ func (f limitFlags) lines() [][2]string {
 		return strconv.Itoa(n)
 	}
 	return [][2]string{
-		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d; subscriptions %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, f.Subscriptions)},
+		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d; subscriptions %d; waiting in the outbox %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, f.Subscriptions, f.OutboxPending)},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
 		{"", fmt.Sprintf("topics %d, new ones %d; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes at a time", f.Topics, f.NewTopics, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes)},
 		{"", fmt.Sprintf("auth within %v, ping after %v, pong within %v", f.AuthTimeout, f.PingInterval, f.PongTimeout)},

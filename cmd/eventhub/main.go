@@ -54,6 +54,7 @@ type commands struct {
 	Token     tokenCmd     `cmd:"" help:"Sign a token (JWT) for development and tests."`
 	ACL       aclCmd       `cmd:"" name:"acl" help:"Check what a token may do."`
 	Topics    topicsCmd    `cmd:"" help:"Compare the topics file with the streams, and apply it."`
+	Outbox    outboxCmd    `cmd:"" help:"Look after an outbox: a table of a database whose rows become events."`
 	Bench     benchCmd     `cmd:"" help:"Measure a hub, and compare it with nats.go."`
 	Version   versionCmd   `cmd:"" help:"Print the version."`
 }

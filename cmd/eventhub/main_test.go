@@ -61,6 +61,7 @@ func TestScripts(t *testing.T) {
 			"ended":   hubEnded,
 			"logged":  hubLogged,
 			"fetch":   fetch,
+			"post":    post,
 			"oneline": oneLine,
 			"mode":    fileMode,
 		},
@@ -240,6 +241,27 @@ func fetch(ts *testscript.TestScript, _ bool, args []string) {
 		case <-ctx.Done():
 			ts.Fatalf("%s answers:\n%s", args[0], last)
 		}
+	}
+}
+
+// post sends a body once, and compares status and answer: post URL STATUS BODY PATTERN [HEADER:VALUE...]. BEARER is its token.
+func post(ts *testscript.TestScript, _ bool, args []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, args[0], strings.NewReader(args[2]))
+	ts.Check(err)
+	req.Header.Set("Authorization", "Bearer "+ts.Getenv("BEARER"))
+	for _, header := range args[4:] {
+		name, value, _ := strings.Cut(header, ":")
+		req.Header.Set(name, value)
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	ts.Check(err)
+	body, _ := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	if strconv.Itoa(resp.StatusCode) != args[1] || !regexp.MustCompile(args[3]).Match(body) {
+		ts.Fatalf("%s answers:\n%d %s", args[0], resp.StatusCode, body)
 	}
 }
 

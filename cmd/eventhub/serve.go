@@ -39,13 +39,14 @@ const (
 
 // serveCmd is `eventhub serve`.
 type serveCmd struct {
-	listenFlags `group:"Clients"`
-	tokenFlags  `group:"Tokens"`
-	authFlags   `group:"Tokens"`
-	tlsFlags    `group:"TLS"`
-	busFlags    `group:"Bus"`
-	limitFlags  `group:"Limits" prefix:"limit-" envprefix:"EVENTHUB_LIMIT_"`
-	logFlags    `group:"Log"`
+	listenFlags      `group:"Clients"`
+	tokenFlags       `group:"Tokens"`
+	authFlags        `group:"Tokens"`
+	tlsFlags         `group:"TLS"`
+	busFlags         `group:"Bus"`
+	outboxServeFlags `group:"Outbox"`
+	limitFlags       `group:"Limits" prefix:"limit-" envprefix:"EVENTHUB_LIMIT_"`
+	logFlags         `group:"Log"`
 
 	Projector bool `env:"EVENTHUB_PROJECTOR" help:"Project heartbeat.received to process.state."`
 	Demo      bool `help:"Show the hub at work: project, and publish heartbeats of processes of this host."`
@@ -105,6 +106,8 @@ type hub struct {
 	ws        listener
 	http      listener
 	ops       listener
+	own       *ownOutbox     // nil without POST /outbox
+	drained   *drainedOutbox // of OUTBOX_DSN, or nil
 
 	draining atomic.Bool
 	// failed receives what ends the hub before it was asked to end.
@@ -152,11 +155,17 @@ func (h *hub) open(ctx context.Context) error {
 		return err
 	}
 	h.applyTopics(ctx)
-	h.facade, err = facade.New(facade.Config{
+	if err := h.openOutboxes(ctx); err != nil {
+		return err
+	}
+	clients := facade.Config{
 		Bus: h.bus, Auth: facade.Tokens(h.tokens), Observer: metrics, Logger: h.log, Origins: cmd.origins(),
 		DrainGrace: max(cmd.Grace, time.Millisecond), Limits: cmd.facade(),
-	})
-	if err != nil {
+	}
+	if h.own != nil {
+		clients.Outbox = h.own
+	}
+	if h.facade, err = facade.New(clients); err != nil {
 		return err
 	}
 	operators := ops.Config{Bus: h.bus, Registry: registry, Ready: h.ready, Logger: h.log}
@@ -255,6 +264,7 @@ func (h *hub) close(ctx context.Context) error {
 		errs = append(errs, h.facade.Close())
 	}
 	h.wg.Wait()
+	errs = append(errs, h.closeOutboxes(ctx))
 	if h.tokens != nil {
 		h.tokens.Close()
 	}
@@ -275,6 +285,9 @@ func (h *hub) greet(w io.Writer) {
 		lines = append(lines, [2]string{"nats", url})
 	}
 	lines = append(lines, [2]string{"data", h.cmd.where()})
+	if h.outbox != nil {
+		lines = append(lines, [2]string{"outbox", h.outbox.String()})
+	}
 	own := "as configured"
 	switch file := filepath.Join(h.cmd.Data, tokenName); {
 	case h.tokenMade:

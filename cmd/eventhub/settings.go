@@ -24,6 +24,8 @@ type settings struct {
 	certOps bool
 	// topics are the rules of the topics file.
 	topics []jetstream.TopicRule
+	// outbox is that of OUTBOX_DSN, nil without one.
+	outbox *outboxPlace
 }
 
 // opsCert is the certificate of the operations port, nil when it does not use it.
@@ -74,6 +76,8 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	faults = append(faults, cmd.busFlags.check()...)
 	faults = append(faults, cmd.limitFlags.check()...)
 	set.topics, err = cmd.rules()
+	fault(err)
+	set.outbox, err = cmd.place()
 	fault(err)
 	return set, faults
 }

@@ -37,6 +37,8 @@ type topicsCmd struct {
 // storeFlags say where the streams are: at NATS_URL, or in the data directory of a hub that is not running.
 type storeFlags struct {
 	busFlags `group:"Bus"`
+
+	limits jetstream.Limits // zero fields take their defaults
 }
 
 // with calls work with a bus and the rules of the topics file. make lets it begin with an empty data directory.
@@ -61,7 +63,7 @@ func (f storeFlags) with(ctx context.Context, std streams, make bool, work func(
 		}
 	}
 	cfg := f.config("")
-	cfg.Topics = rules
+	cfg.Topics, cfg.Limits = rules, f.limits
 	cfg.Logger = slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	bus, err := jetstream.Open(ctx, cfg)
 	if errors.Is(err, jetstream.ErrInUse) {
