@@ -401,7 +401,7 @@ func (s *session) failBus(corr []byte, err error, otherwise code, msg string) {
 // busFault is what a client is told about an error of the bus; otherwise and msg are for errors not meant for clients.
 func busFault(err error, otherwise code, msg string) *fault {
 	if known, ok := errors.AsType[*jetstream.Error](err); ok {
-		return &fault{code: code(known.Code), msg: known.Msg}
+		return &fault{code: code(known.Code), msg: known.Msg, tooLarge: errors.Is(err, jetstream.ErrTooLarge)}
 	}
 	return &fault{code: otherwise, msg: msg}
 }

@@ -97,6 +97,15 @@ func (p *Publisher) Publish(ctx context.Context, topic string, payload []byte, o
 	return p.send(ctx, topic, payload, opts, done)
 }
 
+// Admit says what is wrong with an event that is to be published later, as Publish would, as far as that is known without
+// asking the server: its topic, its options, its size, and whether it has the key that a compacted topic needs.
+func (b *Bus) Admit(topic string, payload []byte, opts *PublishOptions) error {
+	if err := opts.check(); err != nil {
+		return err
+	}
+	return b.admit(topic, payload, opts)
+}
+
 // admit says what of a publish the topic does not take, before the topic is made for it.
 func (b *Bus) admit(topic string, payload []byte, opts *PublishOptions) error {
 	most := b.maxPayload

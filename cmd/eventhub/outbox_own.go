@@ -1,0 +1,266 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
+
+	"eventhub/facade"
+	"eventhub/jetstream"
+	"eventhub/outbox"
+)
+
+const (
+	// ownOutboxName is the file of the data directory that POST /outbox writes to.
+	ownOutboxName = "outbox.db"
+	// What was sent is kept for ownOutboxKeep, during which its id is known, and is looked for every ownOutboxPurge.
+	ownOutboxKeep  = 10 * time.Minute
+	ownOutboxPurge = 15 * time.Second
+	// ownOutboxBatch is the most records that are stored together, ownOutboxWrite how long that may take.
+	ownOutboxBatch = 256
+	ownOutboxWrite = 10 * time.Second
+	// ownOutboxLease may be short, for there is hardly ever another hub on the file.
+	ownOutboxLease = 5 * time.Second
+	// limitOutboxPending is the name of the limit on records that are not sent.
+	limitOutboxPending = "outbox_pending"
+)
+
+var errOwnOutboxClosed = errors.New("the outbox is closed")
+
+// ownOutbox is the hub's own outbox, behind POST /outbox. Its file is made when it is used first. Its methods may be called
+// concurrently.
+type ownOutbox struct {
+	hub  *hub
+	path string
+	most int64
+
+	// unsent is about how many records are not sent. Each Backlog corrects it.
+	unsent atomic.Int64
+	queue  chan *addition // to write; unbuffered, so that what is taken is answered
+	ended  chan struct{}  // closed when nothing is taken any more
+
+	mu     sync.Mutex // guards what follows
+	box    *drainedOutbox
+	closed bool
+	cancel context.CancelFunc // ends what is in wg
+	wg     sync.WaitGroup
+}
+
+var (
+	_ facade.Outbox   = (*ownOutbox)(nil)
+	_ outbox.Observer = ownObserver{}
+)
+
+func newOwnOutbox(h *hub, path string) *ownOutbox {
+	return &ownOutbox{hub: h, path: path, most: int64(h.cmd.OutboxPending), queue: make(chan *addition), ended: make(chan struct{})}
+}
+
+// resume opens the file if there is one, for something may wait in it.
+func (o *ownOutbox) resume(ctx context.Context) error {
+	if _, err := os.Stat(o.path); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return o.open(ctx)
+}
+
+// open opens the file, unless it is open.
+func (o *ownOutbox) open(ctx context.Context) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case o.closed:
+		return errOwnOutboxClosed
+	case o.box != nil:
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(o.path), 0o700); err != nil {
+		return dataDirError(filepath.Dir(o.path), err)
+	}
+	box, err := outboxPlace{path: o.path}.open(ctx, outboxOptions{maxPayload: o.hub.bus.MaxPayload(), make: true})
+	if err != nil {
+		return err
+	}
+	if _, _, err = box.migrate(ctx); err != nil {
+		return errors.Join(err, box.close())
+	}
+	if o.box, err = o.hub.drain(ctx, box, outboxOfHTTP, ownOutboxLease, ownObserver{outboxObserver{o.hub.metrics.Outbox(outboxOfHTTP)}, o}); err != nil {
+		return err
+	}
+	var background context.Context
+	background, o.cancel = context.WithCancel(context.WithoutCancel(ctx)) // it outlives the request that came first
+	opened := o.box
+	o.wg.Go(func() { o.tidy(background, opened.openedOutbox) })
+	o.wg.Go(func() { o.write(background, opened) })
+	return nil
+}
+
+// tidy deletes what was sent, until ctx ends.
+func (o *ownOutbox) tidy(ctx context.Context, box *openedOutbox) {
+	tick := time.NewTicker(ownOutboxPurge)
+	defer tick.Stop()
+	for {
+		if _, err := purge(ctx, box, outbox.PurgeOptions{Status: outbox.Sent, OlderThan: ownOutboxKeep}); err != nil && ctx.Err() == nil {
+			o.hub.log.LogAttrs(ctx, slog.LevelWarn, "sent records of the outbox were not deleted", slog.String("cause", err.Error()))
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// addition is a record that is to be stored, and gets one answer.
+type addition struct {
+	record *outbox.Record
+	stored chan error
+}
+
+// Add implements facade.Outbox.
+func (o *ownOutbox) Add(ctx context.Context, topic string, payload []byte, opts *jetstream.PublishOptions) (id string, err error) {
+	if err := o.hub.bus.Admit(topic, payload, opts); err != nil {
+		return "", err
+	}
+	if err := o.open(ctx); err != nil {
+		return "", err
+	}
+	if o.unsent.Add(1) > o.most {
+		o.unsent.Add(-1)
+		o.hub.metrics.LimitReached(limitOutboxPending)
+		return "", &jetstream.Error{Code: jetstream.CodeOverloaded, Msg: "The outbox is full: as many events as it takes wait to be published."}
+	}
+	r := &outbox.Record{
+		ID: opts.ID, Topic: topic, Key: opts.Key, Payload: payload, Headers: opts.Headers, SID: opts.SID,
+		Tags: opts.Tags, CausedBy: opts.CausedBy, Tombstone: opts.Tombstone, TS: opts.TS,
+	}
+	a := &addition{record: r, stored: make(chan error, 1)}
+	select {
+	case o.queue <- a:
+		err = <-a.stored // whatever becomes of ctx: the payload is the caller's
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-o.ended:
+		err = errOwnOutboxClosed
+	}
+	switch {
+	case errors.Is(err, errKnown):
+		o.unsent.Add(-1)
+	case err != nil:
+		o.unsent.Add(-1)
+		return "", err
+	}
+	return r.ID, nil
+}
+
+// write stores what is added at the same time in one transaction, until ctx ends: a transaction for each would wait for the
+// disk for each.
+func (o *ownOutbox) write(ctx context.Context, box *drainedOutbox) {
+	defer close(o.ended)
+	for {
+		var batch []*addition
+		select {
+		case a := <-o.queue:
+			batch = append(batch, a)
+		case <-ctx.Done():
+			return
+		}
+		for more := true; more && len(batch) < ownOutboxBatch; {
+			select {
+			case a := <-o.queue:
+				batch = append(batch, a)
+			default:
+				more = false
+			}
+		}
+		answers, err := storeBatch(context.WithoutCancel(ctx), box, batch)
+		for i, a := range batch {
+			if err != nil {
+				a.stored <- err
+			} else {
+				a.stored <- answers[i]
+			}
+		}
+		box.drainer.Wake()
+	}
+}
+
+// storeBatch returns an answer for each addition. After an error nothing is stored.
+func storeBatch(ctx context.Context, box *drainedOutbox, batch []*addition) (answers []error, err error) {
+	ctx, cancel := context.WithTimeout(ctx, ownOutboxWrite)
+	defer cancel()
+	tx, err := box.db.BeginTx(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = tx.Rollback() }() // of no effect after the commit
+	answers = make([]error, len(batch))
+	for i, a := range batch {
+		err := box.sql.Add(ctx, tx, a.record)
+		if e, ok := errors.AsType[*sqlite.Error](err); ok && e.Code() == sqlite3.SQLITE_CONSTRAINT_UNIQUE {
+			err = known(ctx, tx, a.record) // the transaction is as it was before
+		}
+		_, refused := errors.AsType[*jetstream.Error](err)
+		if err != nil && !refused && !errors.Is(err, errKnown) {
+			return nil, err
+		}
+		answers[i] = err
+	}
+	return answers, tx.Commit()
+}
+
+// errKnown says that a record is there already.
+var errKnown = errors.New("the outbox has it")
+
+// known is asked about an id that is there. That of the same topic is the same event.
+func known(ctx context.Context, tx *sql.Tx, r *outbox.Record) error {
+	var topic string
+	if err := tx.QueryRowContext(ctx, "SELECT aggregatetype FROM "+outbox.DefaultTable+" WHERE id = ?", r.ID).Scan(&topic); err != nil {
+		return fmt.Errorf("looking for record %q: %w", r.ID, err)
+	}
+	if topic != r.Topic {
+		return &jetstream.Error{Code: jetstream.CodeBadOptions, Msg: "The outbox has an event of this id for another topic."}
+	}
+	return errKnown
+}
+
+// close ends it: nothing is added any more.
+func (o *ownOutbox) close(ctx context.Context) error {
+	o.mu.Lock()
+	box := o.box
+	o.box, o.closed = nil, true
+	o.mu.Unlock()
+	if box == nil {
+		return nil
+	}
+	o.cancel()
+	o.wg.Wait()
+	return box.close(ctx, o.hub.log)
+}
+
+// ownObserver keeps count of what waits.
+type ownObserver struct {
+	outboxObserver
+
+	own *ownOutbox
+}
+
+func (o ownObserver) Published(age time.Duration, found bool) {
+	o.own.unsent.Add(-1)
+	o.outboxObserver.Published(age, found)
+}
+
+func (o ownObserver) Backlog(st outbox.Stats) {
+	o.own.unsent.Store(int64(st.Pending + st.Claimed + st.Errors))
+	o.outboxObserver.Backlog(st)
+}

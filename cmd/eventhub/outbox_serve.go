@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"time"
+
+	"eventhub/ops"
+	"eventhub/outbox"
+)
+
+// The names of a hub's outboxes in its metrics.
+const (
+	outboxOfDSN  = "database"
+	outboxOfHTTP = "http"
+)
+
+// outboxStart bounds what the start of a hub spends on the database of OUTBOX_DSN.
+const outboxStart = 20 * time.Second
+
+// outboxServeFlags are the flags of serve about outboxes.
+type outboxServeFlags struct {
+	DSN     string `name:"outbox-dsn" env:"OUTBOX_DSN" placeholder:"DSN" help:"Publish what is added to this outbox: sqlite:PATH, postgres://USER:PASSWORD@HOST:PORT/DATABASE (the password may be in PGPASSWORD), or kv:BUCKET."`
+	Table   string `name:"outbox-table" env:"OUTBOX_TABLE" default:"outbox" help:"The table's name, in a database."`
+	Migrate bool   `name:"outbox-migrate" env:"EVENTHUB_OUTBOX_MIGRATE" default:"true" negatable:"" help:"Make the table at the start, or bring it to the version that is needed; a SQLite file, too. Without it: eventhub outbox migrate."`
+	HTTP    bool   `name:"outbox-http" env:"EVENTHUB_OUTBOX_HTTP" default:"true" negatable:"" help:"Take events at POST /outbox/TOPIC, which wait in the file outbox.db of the data directory while NATS is away."`
+}
+
+// place is where the outbox of OUTBOX_DSN is, nil without one.
+func (f outboxServeFlags) place() (*outboxPlace, error) {
+	if f.DSN == "" {
+		return nil, nil
+	}
+	where := func(err error) error { return fmt.Errorf("%w (--outbox-dsn, OUTBOX_DSN)", err) }
+	place, err := parseOutbox(f.DSN)
+	if err != nil {
+		return nil, where(err)
+	}
+	if err := place.check(); err != nil {
+		return nil, where(err)
+	}
+	if _, err := outbox.NewSQLStore(outbox.SQLConfig{Dialect: outbox.SQLite, Table: f.Table}); err != nil {
+		return nil, fmt.Errorf("%w (--outbox-table, OUTBOX_TABLE)", err)
+	}
+	return &place, nil
+}
+
+// outboxObserver passes on what a drainer reports.
+type outboxObserver struct{ *ops.Outbox }
+
+func (o outboxObserver) Backlog(st outbox.Stats) {
+	o.Outbox.Backlog(st.Pending+st.Claimed, st.Errors, st.OldestAge)
+}
+
+// drainedOutbox is an outbox that a hub drains.
+type drainedOutbox struct {
+	*openedOutbox
+
+	drainer *outbox.Drainer
+}
+
+// drain starts a drainer of an outbox, which belongs to what is returned. Close that before the bus.
+//
+// lease is how long records wait for the next start when the hub is killed; 0 is the default.
+func (h *hub) drain(ctx context.Context, o *openedOutbox, name string, lease time.Duration, observer outbox.Observer) (*drainedOutbox, error) {
+	st, err := o.Stats(ctx)
+	if err != nil {
+		return nil, errors.Join(o.explain(err), o.close())
+	}
+	observer.Backlog(st) // that of the drainer comes later
+	drainer, err := outbox.NewDrainer(outbox.Config{
+		Store: o, Bus: h.bus, Lease: lease, Observer: observer, Logger: h.log.With(slog.String("outbox", name)),
+	})
+	if err != nil {
+		return nil, errors.Join(err, o.close())
+	}
+	drainer.Start() //nolint:contextcheck // close ends it
+	return &drainedOutbox{openedOutbox: o, drainer: drainer}, nil
+}
+
+// close publishes what the drainer has, as long as ctx lasts, and closes the database.
+func (d *drainedOutbox) close(ctx context.Context, log *slog.Logger) error {
+	if err := d.drainer.Stop(ctx); err != nil {
+		log.LogAttrs(ctx, slog.LevelWarn, "an outbox has records that were to be published: another hub, or the next start, does it", slog.String("cause", err.Error()))
+	}
+	return d.openedOutbox.close()
+}
+
+// openOutboxes opens the outbox of OUTBOX_DSN and starts to drain it, and opens the hub's own if something may wait there.
+func (h *hub) openOutboxes(ctx context.Context) error {
+	if h.cmd.HTTP {
+		h.own = newOwnOutbox(h, filepath.Join(h.cmd.Data, ownOutboxName))
+		if err := h.own.resume(ctx); err != nil {
+			return err
+		}
+	}
+	if h.outbox == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, outboxStart)
+	defer cancel()
+	o, err := h.outbox.open(ctx, outboxOptions{table: h.cmd.outboxServeFlags.Table, bus: h.bus, make: h.cmd.outboxServeFlags.Migrate})
+	if err != nil {
+		return err
+	}
+	if err := h.prepareOutbox(ctx, o); err != nil {
+		return errors.Join(err, o.close())
+	}
+	h.drained, err = h.drain(ctx, o, outboxOfDSN, 0, outboxObserver{h.metrics.Outbox(outboxOfDSN)})
+	return err
+}
+
+func (h *hub) prepareOutbox(ctx context.Context, o *openedOutbox) error {
+	if !h.cmd.outboxServeFlags.Migrate {
+		return o.ready(ctx)
+	}
+	from, to, err := o.migrate(ctx)
+	if err == nil && from != to {
+		h.log.LogAttrs(ctx, slog.LevelInfo, "the table of the outbox was migrated", slog.Int("from", from), slog.Int("to", to))
+	}
+	return err
+}
+
+// closeOutboxes ends what openOutboxes and requests have opened. Nothing is added any more.
+func (h *hub) closeOutboxes(ctx context.Context) error {
+	var errs []error
+	if h.own != nil {
+		errs = append(errs, h.own.close(ctx))
+	}
+	if h.drained != nil {
+		errs = append(errs, h.drained.close(ctx, h.log))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,65 @@
+package ops
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// outboxes is what drainers report.
+type outboxes struct {
+	pending, parked, oldest *prometheus.GaugeVec
+	sent, found, failed     *prometheus.CounterVec
+	claimed, latency        *prometheus.HistogramVec
+}
+
+func newOutboxes(reg prometheus.Registerer) outboxes {
+	return outboxes{
+		pending: newGauge(reg, "eventhub_outbox_pending"),
+		parked:  newGauge(reg, "eventhub_outbox_parked"),
+		oldest:  newGauge(reg, "eventhub_outbox_oldest_age_ms"),
+		sent:    newCounter(reg, "eventhub_outbox_published_total"),
+		found:   newCounter(reg, "eventhub_outbox_found_total"),
+		failed:  newCounter(reg, "eventhub_outbox_failures_total"),
+		claimed: newHistogram(reg, "eventhub_outbox_claim_duration_ms"),
+		latency: newHistogram(reg, "eventhub_outbox_latency_ms"),
+	}
+}
+
+// Outbox observes the drainer of one outbox. Its methods may be called concurrently.
+type Outbox struct {
+	pending, parked, oldest prometheus.Gauge
+	sent, found, failed     prometheus.Counter
+	claimed, latency        prometheus.Observer
+}
+
+// Outbox gives the observer of an outbox. Outboxes are the program's own, so their names are few.
+func (b *outboxes) Outbox(name string) *Outbox {
+	return &Outbox{
+		pending: b.pending.WithLabelValues(name), parked: b.parked.WithLabelValues(name), oldest: b.oldest.WithLabelValues(name),
+		sent: b.sent.WithLabelValues(name), found: b.found.WithLabelValues(name), failed: b.failed.WithLabelValues(name),
+		claimed: b.claimed.WithLabelValues(name), latency: b.latency.WithLabelValues(name),
+	}
+}
+
+// Claimed is told of each claim that found records, and how long it took.
+func (o *Outbox) Claimed(_ int, took time.Duration) { o.claimed.Observe(milliseconds(took)) }
+
+// Published counts a record that is in its stream, and was added so long ago; found says that it was there already.
+func (o *Outbox) Published(age time.Duration, found bool) {
+	o.sent.Inc()
+	o.latency.Observe(milliseconds(age))
+	if found {
+		o.found.Inc()
+	}
+}
+
+// Failed counts a try that failed.
+func (o *Outbox) Failed(bool) { o.failed.Inc() }
+
+// Backlog is told how many records wait or are being published, how many are parked, and how old the oldest of the former is.
+func (o *Outbox) Backlog(pending, parked int, oldest time.Duration) {
+	o.pending.Set(float64(pending))
+	o.parked.Set(float64(parked))
+	o.oldest.Set(milliseconds(oldest))
+}
