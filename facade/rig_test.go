@@ -90,6 +90,21 @@ func (r *record) count(what string) int {
 	return r.counts[what]
 }
 
+// await waits until what has been counted n times.
+func (r *record) await(tb testing.TB, what string, n int) {
+	tb.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	timeout := time.After(rigPatience)
+	for r.count(what) < n {
+		select {
+		case <-tick.C:
+		case <-timeout:
+			tb.Fatalf("%s was counted %d times, want %d", what, r.count(what), n)
+		}
+	}
+}
+
 // ConnectionClosed does not block: a test that looks at codes has few connections.
 func (r *record) ConnectionClosed(c int) {
 	select {

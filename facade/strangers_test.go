@@ -20,9 +20,7 @@ func TestStrangersShutNobodyOut(t *testing.T) {
 		_ = r.dial(t)
 	}
 	first.wantClose(4002)
-	if r.seen.count("limit unauthenticated") < 18 {
-		t.Errorf("%d were ended", r.seen.count("limit unauthenticated"))
-	}
+	r.seen.await(t, "limit unauthenticated", 18)
 	newcomer := r.login(t)
 	for _, p := range []*peer{friend, newcomer} {
 		p.send(`{"op":"PUBLISH","topic":"a","payload":1}`)
