@@ -21,6 +21,8 @@ const (
 	searchWait = 20 * time.Millisecond
 	// saveWait is how long what became of records waits for that of others, while there are others under way.
 	saveWait = 5 * time.Millisecond
+	// storeWait bounds a call of the store, whose host may be gone without a word.
+	storeWait = time.Minute
 	// readyWait bounds the question whether the bus is there.
 	readyWait = time.Second
 )
@@ -156,7 +158,9 @@ func (d *Drainer) tellStats(ctx context.Context) {
 		return
 	}
 	for pause(ctx, d.cfg.StatsEvery) {
-		st, err := d.cfg.Store.Stats(ctx)
+		sctx, cancel := context.WithTimeout(ctx, storeWait)
+		st, err := d.cfg.Store.Stats(sctx)
+		cancel()
 		if err != nil {
 			d.log.WarnContext(ctx, "no statistics of the outbox", slog.Any("error", err))
 			continue
@@ -195,6 +199,10 @@ type job struct {
 	lost  atomic.Bool  // somebody else has some of them
 }
 
+// fresh says that the record was never claimed before, or is known not to have been published since. The store's clock may
+// have gone back, so that the claim before this one can seem to be later.
+func (j *job) fresh(r *Record) bool { return r.PublishBegan == j.claimed }
+
 // outcome is what became of a job.
 type outcome struct {
 	job *job
@@ -214,6 +222,7 @@ type loop struct {
 
 	ready   []*job            // that wait for a goroutine
 	held    map[*job]struct{} // that are not settled, those in ready included
+	owner   map[string]*job   // of the id of each record of held: the job that it was claimed for last
 	records int               // in held
 	bytes   int
 	unsaved Settlement        // what the store does not know yet
@@ -245,7 +254,7 @@ const maxPaused = 1_000
 // returns an error only when ctx ends.
 func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 	l := &loop{
-		Drainer: d, once: once, held: make(map[*job]struct{}), ended: make(map[*job]struct{}), paused: make(map[string]*topicPause),
+		Drainer: d, once: once, held: make(map[*job]struct{}), owner: make(map[string]*job), ended: make(map[*job]struct{}), paused: make(map[string]*topicPause),
 		claimGap: againFirst, awayGap: againFirst, saveGap: againFirst, renewAt: d.now() + d.cfg.Lease/3,
 	}
 	jobs, outcomes := make(chan *job), make(chan *outcome, d.cfg.BatchSize)
@@ -357,7 +366,9 @@ func (l *loop) again(gap *time.Duration) time.Duration {
 }
 
 func (l *loop) requeueExpired(ctx context.Context) {
-	n, err := l.cfg.Store.RequeueExpired(ctx)
+	sctx, cancel := context.WithTimeout(ctx, storeWait)
+	defer cancel()
+	n, err := l.cfg.Store.RequeueExpired(sctx)
 	l.requeue = l.now() + jitter(l.cfg.Lease)/2
 	switch {
 	case err != nil && ctx.Err() == nil:
@@ -379,7 +390,9 @@ func (l *loop) claim(ctx context.Context) {
 		l.log.InfoContext(ctx, "the event bus is there")
 	}
 	began := l.now()
-	c, err := l.cfg.Store.Claim(ctx, ClaimOptions{
+	sctx, cancel := context.WithTimeout(ctx, storeWait)
+	defer cancel()
+	c, err := l.cfg.Store.Claim(sctx, ClaimOptions{
 		Worker: l.cfg.Worker, Limit: l.cfg.BatchSize - l.records, Bytes: l.cfg.HeldBytes - l.bytes, Lease: l.cfg.Lease,
 		PassErrors: l.cfg.PassErrors, ExceptTopics: l.exceptTopics(began),
 	})
@@ -436,7 +449,7 @@ func (l *loop) deal(c Claim, began time.Duration) {
 	lanes := make(map[string]*job)
 	for _, r := range c.Records {
 		name, ordered := r.lane(), r.Key != ""
-		if !ordered && r.PublishBegan < c.Now {
+		if !ordered && r.PublishBegan != c.Now {
 			name = "//" + r.Topic // looked up together
 		}
 		j := lanes[name]
@@ -447,10 +460,21 @@ func (l *loop) deal(c Claim, began time.Duration) {
 			l.ready = append(l.ready, j)
 			l.held[j] = struct{}{}
 		}
+		l.own(r, j)
 		j.records = append(j.records, r)
 		l.records++
 		l.bytes += len(r.Payload)
 	}
+}
+
+// own notes that a job has a record. A job that had it before has lost it, for its lease was over: what became of it there is
+// not what is becoming of it now.
+func (l *loop) own(r *Record, j *job) {
+	if old := l.owner[r.ID]; old != nil {
+		old.lost.Store(true)
+		l.unsaved.Failed = slices.DeleteFunc(l.unsaved.Failed, func(f Failure) bool { return f.Record.ID == r.ID })
+	}
+	l.owner[r.ID] = j
 }
 
 // usable is how long after a claim or a renewal was asked for publishes may begin.
@@ -461,6 +485,7 @@ func (l *loop) take(ctx context.Context, o *outcome) {
 	if len(l.ended) == 0 {
 		l.saveAt = l.now() + saveWait
 	}
+	o.Failed = slices.DeleteFunc(o.Failed, func(f Failure) bool { return l.owner[f.Record.ID] != o.job })
 	l.unsaved.Sent = append(l.unsaved.Sent, o.Sent...)
 	l.unsaved.Failed = append(l.unsaved.Failed, o.Failed...)
 	l.ended[o.job] = struct{}{}
@@ -530,7 +555,9 @@ func (l *loop) giveBack(which func(*job) bool) {
 			return false
 		}
 		for _, r := range j.records {
-			l.unsaved.Failed = append(l.unsaved.Failed, Failure{Record: r, Unsent: r.PublishBegan >= j.claimed})
+			if l.owner[r.ID] == j {
+				l.unsaved.Failed = append(l.unsaved.Failed, Failure{Record: r, Unsent: j.fresh(r)})
+			}
 		}
 		l.ended[j] = struct{}{}
 		return true
@@ -539,7 +566,9 @@ func (l *loop) giveBack(which func(*job) bool) {
 
 // save tells the store what became of records.
 func (l *loop) save(ctx context.Context) {
-	if err := l.cfg.Store.Settle(ctx, l.cfg.Worker, l.unsaved); err != nil {
+	sctx, cancel := context.WithTimeout(ctx, storeWait)
+	defer cancel()
+	if err := l.cfg.Store.Settle(sctx, l.cfg.Worker, l.unsaved); err != nil {
 		if ctx.Err() == nil {
 			l.log.WarnContext(ctx, "what became of records was not saved: trying again", slog.Any("error", err))
 		}
@@ -552,6 +581,9 @@ func (l *loop) save(ctx context.Context) {
 		l.records -= len(j.records)
 		for _, r := range j.records {
 			l.bytes -= len(r.Payload)
+			if l.owner[r.ID] == j {
+				delete(l.owner, r.ID)
+			}
 		}
 	}
 	clear(l.ended)
@@ -575,7 +607,9 @@ func (l *loop) renew(ctx context.Context) {
 	if len(records) == 0 {
 		return
 	}
-	lost, err := l.cfg.Store.Renew(ctx, l.cfg.Worker, l.cfg.Lease, records)
+	sctx, cancel := context.WithTimeout(ctx, storeWait)
+	defer cancel()
+	lost, err := l.cfg.Store.Renew(sctx, l.cfg.Worker, l.cfg.Lease, records)
 	if err != nil {
 		if ctx.Err() == nil {
 			l.log.WarnContext(ctx, "leases were not renewed: trying again", slog.Any("error", err))

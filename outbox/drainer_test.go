@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"eventhub/jetstream"
@@ -482,4 +483,120 @@ func TestBadConfig(t *testing.T) {
 			t.Errorf("%+v was taken", cfg)
 		}
 	}
+}
+
+// The store's clock went back after a publish whose outcome is unknown, as when another server of a database takes over: the
+// record is not taken for one that was never published.
+func TestStoreClockGoesBack(t *testing.T) {
+	s, db := newSQLite(t)
+	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "short", DuplicateWindow: time.Second}}}))
+	for _, key := range []string{"a", "a", "b", ""} {
+		id := r.add("short", key)
+		if _, err := r.bus.Publish(t.Context(), "short", []byte(`"it was stored"`), jetstream.PublishOptions{ID: id, Key: key}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := db.ExecContext(t.Context(), "UPDATE outbox SET publish_began = added_at + 30000"); err != nil {
+		t.Fatal(err)
+	}
+	outlast(t, 1200*time.Millisecond) // longer than the window
+	r.drain(nil)
+	r.exactly()
+	if found := r.seen.found.Load(); found != 4 {
+		t.Errorf("%d were found in the stream, want 4", found)
+	}
+}
+
+// goneStore is one whose host is gone without a word: only the end of a context ends a call of it.
+type goneStore struct {
+	outbox.Store
+	claims atomic.Int64
+}
+
+func (*goneStore) RequeueExpired(context.Context) (int, error) { return 0, nil }
+
+func (*goneStore) Listen(context.Context, func()) error { return outbox.ErrCannotListen }
+
+func (s *goneStore) Claim(ctx context.Context, _ outbox.ClaimOptions) (outbox.Claim, error) {
+	s.claims.Add(1)
+	<-ctx.Done()
+	return outbox.Claim{}, ctx.Err()
+}
+
+func TestStoreThatNeverAnswersIsAskedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := new(goneStore)
+		d, err := outbox.NewDrainer(outbox.Config{Store: s, Bus: new(watcher)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.Start()
+		outlast(t, 5*time.Minute)
+		if n := s.claims.Load(); n < 3 {
+			t.Errorf("%d claims in 5 minutes, want one a minute", n)
+		}
+		kill(d)
+	})
+}
+
+// renewStore cannot renew leases until some have ended.
+type renewStore struct {
+	outbox.Store
+	ended atomic.Bool
+}
+
+func (s *renewStore) Renew(ctx context.Context, worker string, lease time.Duration, r []*outbox.Record) ([]string, error) {
+	if !s.ended.Load() {
+		return nil, errAway
+	}
+	return s.Store.Renew(ctx, worker, lease, r)
+}
+
+func (s *renewStore) RequeueExpired(ctx context.Context) (int, error) {
+	n, err := s.Store.RequeueExpired(ctx)
+	if n > 0 {
+		s.ended.Store(true)
+	}
+	return n, err
+}
+
+// A drainer that lost a lease and has claimed the same records again does not settle them by what became of them before.
+func TestRecordsClaimedAgainByTheSameDrainer(t *testing.T) {
+	s, db := newSQLite(t)
+	h := sqlHarness(s, db)
+	h.Store = &renewStore{Store: s}
+	r := newRig(t, h, openBus(t, jetstream.Config{}))
+	first, second := make(chan struct{}), make(chan struct{})
+	var calls atomic.Int64
+	r.bus.set(func(_ context.Context, _ string, o jetstream.PublishOptions) error {
+		if o.ID != "id-000001" {
+			return nil
+		}
+		switch calls.Add(1) {
+		case 1:
+			<-first
+			return unknownOutcome()
+		case 2:
+			<-second
+		}
+		return nil
+	}, nil)
+	r.add("orders", "k")
+	r.add("orders", "k")
+	r.start(func(c *outbox.Config) { c.Lease = 400 * time.Millisecond })
+	eventually(t, "it has claimed them again", func() bool { return calls.Load() == 2 })
+	close(first)
+	outlast(t, 300*time.Millisecond)
+	held, err := s.List(t.Context(), outbox.ListOptions{Status: outbox.Claimed})
+	if err != nil || len(held) != 2 || calls.Load() != 2 {
+		t.Errorf("%d records are claimed after %d publishes of the first, want 2 and 2; %v", len(held), calls.Load(), err)
+	}
+	for _, rec := range held {
+		if rec.PublishBegan == 0 {
+			t.Errorf("%s is taken for unsent while it is published", rec.ID)
+		}
+	}
+	close(second)
+	r.empty()
+	r.exactly()
 }

@@ -229,15 +229,13 @@ func (s *KVStore) Claim(ctx context.Context, opts ClaimOptions) (Claim, error) {
 	if err := opts.check(); err != nil {
 		return Claim{}, err
 	}
-	var c Claim
+	c := Claim{Now: time.Now().UnixMilli()}
 	start, left := int(s.turn.Add(1)), opts.bytes()
 	for n := range s.shards {
 		var got []*Record
 		var more bool
-		var at int64
-		err := s.change(ctx, (start+n)%len(s.shards), func(sh *shard, now int64) (bool, error) {
-			at = now
-			got, more = sh.claim(&opts, opts.Limit-len(c.Records), left, now)
+		err := s.change(ctx, (start+n)%len(s.shards), func(sh *shard, _ int64) (bool, error) {
+			got, more = sh.claim(&opts, opts.Limit-len(c.Records), left, c.Now)
 			return len(got) > 0, nil
 		})
 		if err != nil {
@@ -245,9 +243,6 @@ func (s *KVStore) Claim(ctx context.Context, opts ClaimOptions) (Claim, error) {
 				break // what was claimed is claimed
 			}
 			return Claim{}, err
-		}
-		if c.Now == 0 {
-			c.Now = at // the earliest: what was claimed now began at it or later
 		}
 		c.Records = append(c.Records, got...)
 		c.More = c.More || more

@@ -19,7 +19,7 @@ func (d *Drainer) work(ctx context.Context, j *job) *outcome {
 	stopped := err != nil
 	for _, r := range j.records {
 		known, looked := sure[r.ID]
-		fresh := r.PublishBegan >= j.claimed
+		fresh := j.fresh(r)
 		switch {
 		case known == inStream:
 			d.sent(j, o, r, true)
@@ -139,8 +139,10 @@ const (
 func (d *Drainer) lookUp(ctx context.Context, j *job) (sure map[string]presence, err error) {
 	var ids []string
 	var oldest int64
+	var wentBack bool // the store's clock did, and does not say how long ago it was
 	for _, r := range j.records {
-		if r.PublishBegan < j.claimed && r.undecodable == nil {
+		if !j.fresh(r) && r.undecodable == nil {
+			wentBack = wentBack || r.PublishBegan > j.claimed
 			if ids = append(ids, r.ID); oldest == 0 || r.PublishBegan < oldest {
 				oldest = r.PublishBegan
 			}
@@ -163,7 +165,7 @@ func (d *Drainer) lookUp(ctx context.Context, j *job) (sure map[string]presence,
 		return nil, fmt.Errorf("outbox: duplicate window of %s: %w", first.Topic, err)
 	}
 	j.window = window
-	if d.sinceBegan(j, &Record{PublishBegan: oldest}) <= window-d.cfg.Margin {
+	if !wentBack && d.sinceBegan(j, &Record{PublishBegan: oldest}) <= window-d.cfg.Margin {
 		return nil, nil
 	}
 	found, complete, err := d.cfg.Bus.FindIDs(ctx, jetstream.IDSearch{

@@ -15,6 +15,7 @@ const lookMost = 10
 type candidate struct {
 	lane string
 	id   string
+	gone bool // it was settled just now
 	due  bool // pending, its time has come, and its topic is asked for
 	size int  // of the payload, in bytes
 }
@@ -50,7 +51,7 @@ func (s *SQLStore) claim(ctx context.Context, opts *ClaimOptions) (Claim, error)
 	left := opts.bytes()
 	for _, row := range rows {
 		switch {
-		case ended[row.lane] || row.id == "": // settled just now
+		case ended[row.lane] || row.gone:
 		case !row.due:
 			ended[row.lane] = true
 		case row.size > left && len(runs) > 0:
@@ -166,12 +167,12 @@ func (s *SQLStore) candidates(ctx context.Context, query string, args ...any) ([
 	var list []candidate
 	for rows.Next() {
 		c := candidate{}
-		var id sql.NullString // NULL: it was settled just now
+		var id sql.NullString
 		var due, size sql.NullInt64
 		if err := rows.Scan(&c.lane, &id, &due, &size); err != nil {
 			return nil, err
 		}
-		c.id, c.due, c.size = id.String, due.Int64 == 1, int(size.Int64)
+		c.id, c.gone, c.due, c.size = id.String, !id.Valid, due.Int64 == 1, int(size.Int64)
 		list = append(list, c)
 	}
 	return list, rows.Err()
@@ -204,7 +205,7 @@ RETURNING `+columns+`, {now}`, []any{opts.Worker, opts.Lease.Milliseconds(), idL
 			case r == nil:
 				gap = true
 			case gap:
-				back.Failed = append(back.Failed, Failure{Record: r, Unsent: r.PublishBegan >= c.Now})
+				back.Failed = append(back.Failed, Failure{Record: r, Unsent: r.PublishBegan == c.Now})
 			default:
 				c.Records = append(c.Records, r)
 			}

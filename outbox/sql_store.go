@@ -215,6 +215,9 @@ func (s *SQLStore) records(ctx context.Context, query string, args []any, more .
 
 // decode reads what may have been written by other hands than Add.
 func (r *Record) decode(headers, attributes string) error {
+	if r.ID == "" {
+		return errors.New("column id is empty: each try would be another event")
+	}
 	if headers != "" {
 		if err := json.Unmarshal([]byte(headers), &r.Headers); err != nil {
 			return fmt.Errorf("column headers is no JSON object of strings: %w", err)

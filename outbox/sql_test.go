@@ -205,3 +205,48 @@ func runScript(tb testing.TB, address, script string) {
 		tb.Fatal(err)
 	}
 }
+
+// A user that may change rows but make no tables can work on a table that another has migrated.
+func TestMigrateNeedsNoRightsWhereNothingIsToDo(t *testing.T) {
+	address := pgtest.Start(t)
+	admin := openDB(t, "pgx", address)
+	user := openDB(t, "pgx", address)
+	user.SetMaxOpenConns(1) // so that all is done in the role
+	run := func(db *sql.DB, statements ...string) {
+		t.Helper()
+		for _, statement := range statements {
+			if _, err := db.ExecContext(context.WithoutCancel(t.Context()), statement); err != nil {
+				t.Fatalf("%s: %v", statement, err)
+			}
+		}
+	}
+	run(admin, "CREATE ROLE outbox_limited", "CREATE SCHEMA outbox_limited", "GRANT USAGE ON SCHEMA outbox_limited TO outbox_limited")
+	t.Cleanup(func() { run(admin, "DROP SCHEMA outbox_limited CASCADE", "DROP ROLE outbox_limited") })
+	run(user, "SET search_path TO outbox_limited")
+	s := sqlStore(t, outbox.SQLConfig{Dialect: outbox.PostgreSQL, DB: user})
+	run(user, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA outbox_limited TO outbox_limited", "SET ROLE outbox_limited")
+	if n, err := s.Migrate(t.Context()); n != 0 || err != nil {
+		t.Fatalf("%d steps, %v", n, err)
+	}
+	if err := s.Add(t.Context(), user, &outbox.Record{Topic: "t"}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := s.Claim(t.Context(), outbox.ClaimOptions{Worker: "w", Limit: 10, Lease: time.Minute})
+	if err != nil || len(c.Records) != 1 {
+		t.Fatalf("%d records, %v", len(c.Records), err)
+	}
+}
+
+// Plain SQL can add a row whose id is empty. It is parked, for each publish of it would be another event.
+func TestEmptyIDIsParked(t *testing.T) {
+	s, db := newSQLite(t)
+	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{}))
+	if _, err := db.ExecContext(t.Context(), "INSERT INTO outbox (id, aggregatetype, payload) VALUES ('', 'orders', '1')"); err != nil {
+		t.Fatal(err)
+	}
+	r.add("orders", "")
+	if got := r.drain(nil); got.Published != 1 || got.Parked != 1 {
+		t.Errorf("got %+v, want one published and one parked", got)
+	}
+	r.exactly()
+}

@@ -74,7 +74,7 @@ func (o *ClaimOptions) bytes() int {
 type Claim struct {
 	// Records are owned by the caller; those of one lane are in order.
 	Records []*Record
-	// Now was the store's time, in epoch milliseconds. A record with a PublishBegan before it was claimed before.
+	// Now was the store's time, in epoch milliseconds. A record with another PublishBegan was claimed before.
 	Now int64
 	// More says that another claim may find more right now.
 	More bool
