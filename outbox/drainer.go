@@ -231,6 +231,7 @@ type loop struct {
 
 	stopping bool
 	idle     bool          // the last claim found nothing, and looked everywhere
+	passed   time.Duration // how long the claims have taken since it last was
 	claimAt  time.Duration // when to claim next
 	claimGap time.Duration // how long the next failure of the store will delay that
 	awayGap  time.Duration // how long the next failure of NATS will
@@ -405,21 +406,28 @@ func (l *loop) claim(ctx context.Context) {
 	}
 	l.claimGap = againFirst
 	l.idle = false
+	l.passed += l.now() - began
 	switch {
 	case len(c.Records) > 0:
 		l.cfg.Observer.Claimed(len(c.Records), l.now()-began)
 		l.deal(c, began)
 		l.claimAt = l.now()
 		if !c.More {
-			l.idle = true
-			l.claimAt += jitter(l.cfg.Poll)
+			l.claimAt += l.rest()
 		}
 	case c.More:
 		l.claimAt = l.now() + searchWait
 	default:
-		l.idle = true
-		l.claimAt = l.now() + jitter(l.cfg.Poll)
+		l.claimAt = l.now() + l.rest()
 	}
+}
+
+// rest ends a pass over all that waits, and is how long to wait for the next one: at least as long as this one took, for a
+// pass looks at each lane that has a parked record, however many there are.
+func (l *loop) rest() time.Duration {
+	took := l.passed
+	l.idle, l.passed = true, 0
+	return max(jitter(l.cfg.Poll), took)
 }
 
 func (d *Drainer) busReady(ctx context.Context) error {

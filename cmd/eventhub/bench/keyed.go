@@ -89,23 +89,24 @@ func (cmd *Keyed) Run(ctx context.Context, env Env, target *Target) (err error) 
 
 // run fills a topic, and measures so many rounds of each study.
 func (cmd *Keyed) run(ctx context.Context, b *run, count int) (results []keyedResult, topic *keyedTopic, err error) {
-	if topic, err = cmd.open(ctx, b); err != nil {
+	opened, err := cmd.open(ctx, b)
+	if err != nil {
 		return nil, nil, err
 	}
-	defer func() { err = errors.Join(err, topic.close(ctx)) }()
+	defer func() { err = errors.Join(err, opened.close(ctx)) }()
 	for _, study := range keyedStudies {
 		if len(cmd.Only) > 0 && !slices.Contains(cmd.Only, study.name) {
 			continue
 		}
 		stop := b.progress(study.name)
-		got, err := study.measure(ctx, topic, count)
+		got, err := study.measure(ctx, opened, count)
 		stop()
 		if err != nil {
 			return nil, nil, fmt.Errorf("%s: %w", study.name, err)
 		}
 		results = append(results, got...)
 	}
-	return results, topic, nil
+	return results, opened, nil
 }
 
 // keyedReport is the JSON of the benchmark.
