@@ -37,7 +37,38 @@ func (b *Bus) takeInventory(ctx context.Context) (*inventory, error) {
 	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
 		return nil, fmt.Errorf("nats at %s: listing the streams: %w", b.where(), err)
 	}
-	return inv, nil
+	return inv, inv.complete(ctx)
+}
+
+// complete asks for each stream by its name that a rule wants and that the list does not have: a cluster leaves out those
+// that have no leader at that moment.
+func (inv *inventory) complete(ctx context.Context) error {
+	var wanted []string
+	for i := range inv.bus.rules {
+		if r := &inv.bus.rules[i]; r.Family != "" || ValidTopic(r.Pattern) == nil {
+			wanted = append(wanted, r.streamName(r.Pattern))
+		}
+	}
+	for range 2 { // the streams of topics, and then the buckets of those that are compacted
+		for _, name := range wanted {
+			if inv.streams[name] != nil {
+				continue
+			}
+			info, err := inv.bus.findStream(ctx, name)
+			if err == nil {
+				inv.add(info)
+			} else if !errors.Is(err, ErrNotFound) {
+				return err
+			}
+		}
+		wanted = nil
+		for _, info := range inv.streams {
+			if s := inv.recognise(info); s.rule != nil && s.rule.Compaction {
+				wanted = append(wanted, newBucket(s.topic).stream)
+			}
+		}
+	}
+	return nil
 }
 
 func (inv *inventory) add(info *natsjs.StreamInfo) { inv.streams[info.Config.Name] = info }

@@ -131,6 +131,9 @@ func (c *Cluster) Kill() error {
 	if err := c.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
+	if err := awaitStop(c.cmd.Process.Pid); err != nil {
+		return err
+	}
 	children, err := childrenOf(c.cmd.Process.Pid)
 	if err != nil {
 		return err
@@ -156,6 +159,31 @@ func (c *Cluster) Kill() error {
 }
 
 // childrenOf are the processes of a server but for the first. They have sessions of their own, so that no signal reaches all.
+// awaitStop waits until a process that was told to stop does nothing any more: until then it may start others.
+func awaitStop(pid int) error {
+	p, err := process.NewProcess(int32(pid)) //nolint:gosec // it is a process id
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(startWait)
+	for {
+		state, err := p.Status()
+		if err != nil {
+			return err
+		}
+		if slices.Contains(state, process.Stop) {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			return fmt.Errorf("process %d does not stop", pid)
+		}
+	}
+}
+
 func childrenOf(pid int) ([]*process.Process, error) {
 	p, err := process.NewProcess(int32(pid)) //nolint:gosec // it is a process id
 	if err != nil {
