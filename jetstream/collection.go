@@ -171,7 +171,7 @@ func keyChanged(err error) bool {
 }
 
 // Each calls f with every entry there is, the least recently written first, marks of deleted keys included. It stops when f
-// returns an error, and returns that.
+// returns an error, and returns that. A key that is written meanwhile may be left out.
 func (c *Collection) Each(ctx context.Context, f func(*Entry) error) error {
 	all := &topicInfo{stream: &stream{name: c.stream()}}
 	return c.bus.walk(ctx, all, walkOptions{}, func(m *storedMsg) error { return f(c.entry(m)) })
