@@ -15,8 +15,8 @@ import (
 // collectionName is what the server takes for the name of a bucket, less its capitals: file systems may fold case.
 var collectionName = regexp.MustCompile(`^[a-z0-9_-]{1,128}$`)
 
-// Collection is a KV bucket of the hub's own: values by key, replaced by compare-and-set. What it reads, it reads at the
-// bucket's leader, so that it sees every confirmed write. Its methods may be called concurrently; each call is one question
+// Collection is a KV bucket of the hub's own: values by key, replaced by compare-and-set. Get reads at the bucket's leader,
+// so that it sees every confirmed write. Its methods may be called concurrently; each call is one question
 // to the server. It needs no closing.
 type Collection struct {
 	bus    *Bus
@@ -170,11 +170,15 @@ func keyChanged(err error) bool {
 		(refused.ErrCode == natsjs.JSErrCodeStreamWrongLastSequence || refused.ErrCode == natsjs.JSErrCodeStreamWrongLastSequenceConstant)
 }
 
-// Each calls f with every entry there is, the least recently written first, marks of deleted keys included. It stops when f
-// returns an error, and returns that. A key that is written meanwhile may be left out.
+// Each calls f with every entry there is, the least recently written first, marks of deleted keys included. A key that is
+// written meanwhile may come twice, the newer entry later; it ends when it has caught up with those who write. It stops when
+// f returns an error, and returns that. What it reads it may read at a replica that is behind.
 func (c *Collection) Each(ctx context.Context, f func(*Entry) error) error {
-	all := &topicInfo{stream: &stream{name: c.stream()}}
-	return c.bus.walk(ctx, all, walkOptions{}, func(m *storedMsg) error { return f(c.entry(m)) })
+	err := c.bus.readAll(ctx, c.stream(), func(m *storedMsg) error { return stopped(f(c.entry(m))) })
+	if own := (*stopError)(nil); errors.As(err, &own) {
+		return own.err
+	}
+	return c.bus.readFailed(err)
 }
 
 // Follow calls f with the present entry of a key, if it has one, and with each later one, until ctx ends or f returns an

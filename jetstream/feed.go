@@ -185,8 +185,8 @@ func (f *feed) unsubscribe() {
 	_ = f.sub.Unsubscribe() // it fails where the connection is closed, which ends it too
 }
 
-// feedAgain bounds how often a read that does not come forward begins anew.
-const feedAgain = 5
+// readAgain bounds how often a read that does not come forward begins anew.
+const readAgain = 5
 
 // readThrough calls f for all messages of a stream from a sequence on, up to its end at the moment of the call. What is
 // cut off goes on where it was.
@@ -195,9 +195,16 @@ func (b *Bus) readThrough(ctx context.Context, stream string, from uint64, heade
 	if err != nil {
 		return err
 	}
-	end := info.State.LastSeq
+	return b.readTo(ctx, stream, from, info.State.LastSeq, headersOnly, f)
+}
+
+// readTo is readThrough to a given end.
+func (b *Bus) readTo(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*storedMsg) error) error {
 	for failed := 0; from <= end; {
 		next, err := b.readOn(ctx, stream, from, end, headersOnly, f)
+		if err == nil && next <= end {
+			next, err = b.readRest(ctx, stream, next, end, f)
+		}
 		var own *stopError
 		switch {
 		case err == nil:
@@ -212,7 +219,7 @@ func (b *Bus) readThrough(ctx context.Context, stream string, from uint64, heade
 		if failed++; next > from {
 			failed = 0
 		}
-		if from = next; failed == feedAgain {
+		if from = next; failed == readAgain {
 			return err
 		}
 		if err := b.pause(ctx, 100*time.Millisecond); err != nil {
@@ -222,12 +229,43 @@ func (b *Bus) readThrough(ctx context.Context, stream string, from uint64, heade
 	return nil
 }
 
+// readRest reads by direct gets from a sequence on, until a replica has no more or is beyond end. It returns the sequence to go
+// on with. Unlike a consumer's count of what is pending, the end of a direct get is exact.
+func (b *Bus) readRest(ctx context.Context, stream string, from, end uint64, f func(*storedMsg) error) (next uint64, err error) {
+	for more := true; more && from <= end; {
+		if from, more, err = b.readBatch(ctx, stream, from, end, f); err != nil {
+			break
+		}
+	}
+	return from, err
+}
+
+// readBatch is one direct get of readRest. more says that it had no room for all.
+func (b *Bus) readBatch(ctx context.Context, stream string, from, end uint64, f func(*storedMsg) error) (next uint64, more bool, err error) {
+	got, err := b.direct(ctx, stream, &directQuery{Seq: from, Batch: directMost}, func(m *storedMsg, _ uint64) error {
+		if m.seq > end {
+			return errStopWalk
+		}
+		if err := f(m); err != nil {
+			return &stopError{err}
+		}
+		from = m.seq + 1
+		return nil
+	})
+	if errors.Is(err, errStopWalk) {
+		return end + 1, false, nil
+	}
+	return max(from, got.last+1), got.pending > 0, err // last: that of a message that cannot be read
+}
+
 // stopError is an error of a reader's own function.
 type stopError struct{ err error }
 
 func (e *stopError) Error() string { return e.err.Error() }
 
-// readOn reads from a sequence on, and returns the one to go on with.
+// readOn reads through a consumer, from a sequence on, and returns the one to go on with: beyond end when nothing is left up to
+// there. It is not when the server's count said that nothing is left: that takes off what is replaced at once, and adds what
+// replaces it a little later, so it may be too low for a moment.
 func (b *Bus) readOn(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*storedMsg) error) (uint64, error) {
 	r, pending, err := b.openFeed(ctx, stream, natsjs.ConsumerConfig{
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1), HeadersOnly: headersOnly,
@@ -236,7 +274,7 @@ func (b *Bus) readOn(ctx context.Context, stream string, from, end uint64, heade
 		return from, err
 	}
 	defer r.close(ctx)
-	for pending > 0 {
+	for pending > 0 && from <= end {
 		m, left, err := r.next(ctx, feedBeat)
 		if errors.Is(err, errIdle) {
 			if pending, err = r.pending(ctx); err != nil {
@@ -248,17 +286,14 @@ func (b *Bus) readOn(ctx context.Context, stream string, from, end uint64, heade
 			return from, err
 		}
 		if m.seq > end {
-			break
+			return end + 1, nil
 		}
 		if err := f(m); err != nil {
 			return from, &stopError{err}
 		}
-		from = m.seq + 1
-		if pending = left; from > end {
-			break
-		}
+		from, pending = m.seq+1, left
 	}
-	return end + 1, nil
+	return from, nil
 }
 
 // keepReading calls follow again and again, until ctx or the bus ends, or what it returns is no passing failure: a reader's

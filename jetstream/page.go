@@ -34,36 +34,6 @@ func (b *Bus) compacted(ctx context.Context, topic string) (*topicInfo, error) {
 	return t, nil
 }
 
-// EachLatest calls f with the newest event of every key of a compacted topic, the oldest first, tombstones included. It
-// stops when f returns an error, and returns that. A topic that does not exist has no keys.
-func (b *Bus) EachLatest(ctx context.Context, topic string, f func(*Event) error) error {
-	t, err := b.compacted(ctx, topic)
-	if err == nil {
-		err = b.readThrough(ctx, t.bucket.stream, 1, false, func(m *storedMsg) error {
-			if e, _, ok := t.entry(m); ok {
-				return stopped(f(e))
-			}
-			return nil
-		})
-	}
-	var own *stopError
-	if errors.As(err, &own) {
-		return own.err
-	}
-	if errors.Is(err, ErrNotFound) {
-		return nil
-	}
-	return b.readFailed(err)
-}
-
-// stopped marks an error as the caller's own, which is to be returned as it is.
-func stopped(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &stopError{err}
-}
-
 // LatestPage returns up to limit (1..1,000) events of a compacted topic, one a key, the newest first, after leaving out the
 // offset newest. Keys that were removed are left out. A key that changes meanwhile moves to the front. A topic that does not
 // exist has no events. A page ends early, after one event at least, when its events have more than 32 MiB: the next one

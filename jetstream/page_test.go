@@ -124,6 +124,66 @@ func TestDeepPagesLeaveNothingOut(t *testing.T) {
 	}
 }
 
+// TestEachLatestBesideWriters wants every key in every walk while all of them are written again and again. Few keys are read by
+// direct gets, many through a consumer.
+func TestEachLatestBesideWriters(t *testing.T) {
+	for _, c := range []struct{ keys, walks int }{{40, 100}, {3_000, 4}} {
+		t.Run(strconv.Itoa(c.keys), func(t *testing.T) {
+			b := open(t, Config{Topics: compactedRules})
+			p := b.NewPublisher()
+			write := func(i int) {
+				if err := p.Publish(t.Context(), "state.a", []byte("1"), &PublishOptions{Key: strconv.Itoa(i % c.keys)}, func(_ Receipt, err error) {
+					if err != nil {
+						t.Error(err)
+					}
+				}); err != nil {
+					t.Error(err)
+				}
+			}
+			for i := range c.keys {
+				write(i)
+			}
+			if err := p.Flush(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			filled(t, b, "state.a", "last", set(t, b, "state.a", "last", "1"))
+			stop, stopped := make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(stopped)
+				rnd := rand.New(rand.NewPCG(5, 6))
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+						write(rnd.IntN(c.keys))
+					}
+				}
+			}()
+			for range c.walks {
+				seen := make(map[string]uint64)
+				if err := b.EachLatest(t.Context(), "state.a", func(e *Event) error {
+					if e.Sequence <= seen[e.Key] {
+						t.Errorf("key %s: event %d comes after %d", e.Key, e.Sequence, seen[e.Key])
+					}
+					seen[e.Key] = e.Sequence
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+				if len(seen) != c.keys+1 {
+					t.Fatalf("a walk gives %d keys, %d are there", len(seen), c.keys+1)
+				}
+			}
+			close(stop)
+			<-stopped
+			if err := p.Flush(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
 func TestPageBounds(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
 	filled(t, b, "state.a", "k", set(t, b, "state.a", "k", "1"))

@@ -113,8 +113,8 @@ type Mark struct {
 	Sequence uint64 `json:"sequence"`
 }
 
-// EachLatestSince is EachLatest for the keys that changed since an earlier call, which returned mark. It returns the mark to
-// go on with.
+// EachLatestSince is EachLatest for the keys that changed since an earlier call, which returned mark, up to the end at the
+// moment of the call: a key that is written meanwhile may be left for the next one. It returns the mark to go on with.
 func (b *Bus) EachLatestSince(ctx context.Context, topic string, mark Mark, f func(*Event) error) (Mark, error) {
 	t, err := b.compacted(ctx, topic)
 	if errors.Is(err, ErrNotFound) {
