@@ -26,7 +26,6 @@ type directQuery struct {
 	Batch     int      `json:"batch,omitempty"`
 	MaxBytes  int      `json:"max_bytes,omitempty"`
 	MultiLast []string `json:"multi_last,omitempty"`
-	UpToSeq   uint64   `json:"up_to_seq,omitempty"`
 }
 
 // directEnd is how a direct get ended.

@@ -233,29 +233,35 @@ func (b *Bus) readTo(ctx context.Context, stream string, from, end uint64, heade
 // on with. Unlike a consumer's count of what is pending, the end of a direct get is exact.
 func (b *Bus) readRest(ctx context.Context, stream string, from, end uint64, f func(*storedMsg) error) (next uint64, err error) {
 	for more := true; more && from <= end; {
-		if from, more, err = b.readBatch(ctx, stream, from, end, f); err != nil {
+		if from, more, err = b.readBatch(ctx, stream, directQuery{Seq: from}, end, f); err != nil {
 			break
 		}
 	}
 	return from, err
 }
 
-// readBatch is one direct get of readRest. more says that it had no room for all.
-func (b *Bus) readBatch(ctx context.Context, stream string, from, end uint64, f func(*storedMsg) error) (next uint64, more bool, err error) {
-	got, err := b.direct(ctx, stream, &directQuery{Seq: from, Batch: directMost}, func(m *storedMsg, _ uint64) error {
+// readBatch is one direct get. next is the sequence to go on with, more says that the answer had no room for all.
+func (b *Bus) readBatch(ctx context.Context, stream string, q directQuery, end uint64, f func(*storedMsg) error) (next uint64, more bool, err error) {
+	if next = q.Seq; q.MultiLast == nil {
+		q.Batch = directMost
+	}
+	got, err := b.direct(ctx, stream, &q, func(m *storedMsg, _ uint64) error {
 		if m.seq > end {
 			return errStopWalk
 		}
 		if err := f(m); err != nil {
 			return &stopError{err}
 		}
-		from = m.seq + 1
+		next = m.seq + 1
 		return nil
 	})
-	if errors.Is(err, errStopWalk) {
+	switch more = got.pending > 0; {
+	case errors.Is(err, errStopWalk):
 		return end + 1, false, nil
+	case !more && err == nil:
+		next = max(next, got.upTo+1)
 	}
-	return max(from, got.last+1), got.pending > 0, err // last: that of a message that cannot be read
+	return max(next, got.last+1), more, err // last: that of a message that cannot be read
 }
 
 // stopError is an error of a reader's own function.

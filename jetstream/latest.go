@@ -132,7 +132,7 @@ func (r *keysRead) chunk(ctx context.Context, q *directQuery, keys []string) err
 		if end.pending == 0 || end.last < q.Seq {
 			break
 		}
-		q.Seq, q.UpToSeq = end.last+1, end.upTo // it was cut at directBytes
+		q.Seq = end.last + 1 // it was cut at directBytes; what is replaced meanwhile lies behind
 	}
 	if !garbled {
 		return nil
@@ -158,7 +158,11 @@ func (r *keysRead) take(m *storedMsg) {
 	if r.bucket {
 		e, _, ok = r.topic.entry(m)
 	}
-	if ok && !e.Tombstone {
+	switch {
+	case !ok:
+	case e.Tombstone:
+		delete(r.found, e.Key)
+	default:
 		r.found[e.Key] = e
 	}
 }

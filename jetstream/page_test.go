@@ -124,42 +124,59 @@ func TestDeepPagesLeaveNothingOut(t *testing.T) {
 	}
 }
 
-// TestEachLatestBesideWriters wants every key in every walk while all of them are written again and again. Few keys are read by
-// direct gets, many through a consumer.
+// busy makes keys "0" to keys-1 of state.a, and writes all of them again and again, until it is stopped.
+func busy(t *testing.T, b *Bus, keys int, payload string) (stop func()) {
+	t.Helper()
+	p := b.NewPublisher()
+	write := func(i int) {
+		if err := p.Publish(t.Context(), "state.a", []byte(payload), &PublishOptions{Key: strconv.Itoa(i)}, func(_ Receipt, err error) {
+			if err != nil {
+				t.Error(err)
+			}
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	for i := range keys {
+		write(i)
+	}
+	if err := p.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	last := strconv.Itoa(keys - 1)
+	filled(t, b, "state.a", last, set(t, b, "state.a", last, "1"))
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		rnd := rand.New(rand.NewPCG(5, 6))
+		for unconfirmed := 0; ; unconfirmed += len(payload) {
+			if unconfirmed > 8<<20 {
+				_ = p.Flush(t.Context()) // what failed is told to write
+				unconfirmed = 0
+			}
+			select {
+			case <-end:
+				return
+			default:
+				write(rnd.IntN(keys))
+			}
+		}
+	}()
+	return func() {
+		close(end)
+		<-ended
+		if err := p.Flush(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestEachLatestBesideWriters wants every key in every walk. Few keys are read by direct gets, many through a consumer.
 func TestEachLatestBesideWriters(t *testing.T) {
-	for _, c := range []struct{ keys, walks int }{{40, 100}, {3_000, 4}} {
+	for _, c := range []struct{ keys, walks int }{{40, 30}, {3_000, 2}} {
 		t.Run(strconv.Itoa(c.keys), func(t *testing.T) {
 			b := open(t, Config{Topics: compactedRules})
-			p := b.NewPublisher()
-			write := func(i int) {
-				if err := p.Publish(t.Context(), "state.a", []byte("1"), &PublishOptions{Key: strconv.Itoa(i % c.keys)}, func(_ Receipt, err error) {
-					if err != nil {
-						t.Error(err)
-					}
-				}); err != nil {
-					t.Error(err)
-				}
-			}
-			for i := range c.keys {
-				write(i)
-			}
-			if err := p.Flush(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			filled(t, b, "state.a", "last", set(t, b, "state.a", "last", "1"))
-			stop, stopped := make(chan struct{}), make(chan struct{})
-			go func() {
-				defer close(stopped)
-				rnd := rand.New(rand.NewPCG(5, 6))
-				for {
-					select {
-					case <-stop:
-						return
-					default:
-						write(rnd.IntN(c.keys))
-					}
-				}
-			}()
+			defer busy(t, b, c.keys, "1")()
 			for range c.walks {
 				seen := make(map[string]uint64)
 				if err := b.EachLatest(t.Context(), "state.a", func(e *Event) error {
@@ -171,16 +188,27 @@ func TestEachLatestBesideWriters(t *testing.T) {
 				}); err != nil {
 					t.Fatal(err)
 				}
-				if len(seen) != c.keys+1 {
-					t.Fatalf("a walk gives %d keys, %d are there", len(seen), c.keys+1)
+				if len(seen) != c.keys {
+					t.Fatalf("a walk gives %d keys, %d are there", len(seen), c.keys)
 				}
 			}
-			close(stop)
-			<-stopped
-			if err := p.Flush(t.Context()); err != nil {
-				t.Fatal(err)
-			}
 		})
+	}
+}
+
+// TestLatestByKeyBesideWriters asks for more than one direct get holds.
+func TestLatestByKeyBesideWriters(t *testing.T) {
+	const keys = 24
+	b := open(t, Config{Topics: compactedRules})
+	defer busy(t, b, keys, `"`+strings.Repeat("x", 2*directBytes/keys)+`"`)()
+	for range 5 {
+		found, err := b.LatestByKey(t.Context(), "state.a", numbers(keys)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(found) != keys {
+			t.Fatalf("%d keys are found, %d are there", len(found), keys)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -10,21 +11,29 @@ import (
 
 // Bounds of a Watch.
 const (
-	watchKeys   = 1_024           // keys it may name
-	watchHidden = 1_024           // keys whose entry in the bucket is not the topic's
-	watchCatch  = 5 * time.Second // how long it may trail behind what it found at first until that counts as delivered
+	watchKeys   = directMost // keys it may name
+	watchHidden = 1_024      // keys whose entry in the bucket is not the topic's
 )
 
-// Watch calls f with the newest event of each of keys (none: of all keys; 1,024 at most) of a compacted topic, tombstones
-// left out; then once with nil; and then with every change, tombstones included, until ctx ends or f returns an error, which
-// it returns. Nothing is left out between the two, and no key ever goes back in time: of changes that follow each other
-// closely, the newest may stand for all. A lost connection, or a bucket that was removed, is no end: it goes on by itself.
-// The topic is made when it does not exist yet.
+// Watch calls f with the newest event of each of keys of a compacted topic (none: of all keys; at most 1,000, whose names have
+// 256 KiB together), removed ones left out; then once with nil; and then with every change, tombstones included, until ctx
+// ends or f returns an error, which it returns. What changes while the keys are read may come before the nil, tombstones
+// included: that comes when f has caught up with those who write. Nothing is left out, and no key ever goes back in time: of
+// changes that follow each other closely, the newest may stand for all. A lost connection, or a bucket that was removed, is no
+// end: it goes on by itself. The topic is made when it does not exist yet.
 //
 // f is called from the goroutine that called Watch, and holds up nobody else.
 func (b *Bus) Watch(ctx context.Context, topic string, keys []string, f func(*Event) error) error {
-	if len(keys) > watchKeys {
-		return badOptions("a watch has %d keys, at most %d are allowed: watch all", len(keys), watchKeys)
+	size := 0
+	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
+	for _, key := range keys {
+		if key == "" || len(key) > maxKeyLen {
+			return badOptions("a key has 1 to %d bytes, not %d", maxKeyLen, len(key))
+		}
+		size += len(keyToken(key))
+	}
+	if len(keys) > watchKeys || size > keysBytes {
+		return badOptions("a watch has %d keys, whose names have %d bytes in NATS; at most %d and %d are allowed: watch all", len(keys), size, watchKeys, keysBytes)
 	}
 	w := &watch{bus: b, name: topic, keys: keys, f: f}
 	return b.keepReading(ctx, topic, w.follow, func() uint64 { return w.bucketSeq })
@@ -43,7 +52,7 @@ type watch struct {
 	bucketSeq uint64    // the last entry that was read
 	present   uint64    // entries up to this one are what the bucket held at first
 	told      bool      // f(nil) was called
-	trailing  time.Time // since when all that was there at first has been read, but there is newer
+	single    bool      // the bucket keeps one entry a key, as it should
 
 	// ident and seq say what the newest event was that was handed on: what is older than that, and of the same stream, was
 	// handed on already. Only a repair brings such entries.
@@ -64,6 +73,7 @@ func (w *watch) follow(ctx context.Context) error {
 			w.origin = origin{}
 		}
 	}
+	w.single = info.Config.MaxMsgsPerSubject == 1
 	switch {
 	case w.created.IsZero():
 		w.created, w.present = info.Created, info.State.LastSeq
@@ -77,38 +87,38 @@ func (w *watch) follow(ctx context.Context) error {
 			w.present = info.State.LastSeq
 		}
 	}
-	feed, pending, err := w.bus.openFeed(ctx, w.topic.bucket.stream, w.consumer(info))
+	if !w.told {
+		if err := w.readPresent(ctx); err != nil {
+			return err
+		}
+	}
+	feed, _, err := w.bus.openFeed(ctx, w.topic.bucket.stream, natsjs.ConsumerConfig{
+		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: w.bucketSeq + 1, FilterSubjects: w.subjects(),
+	})
 	if err != nil {
 		return err
 	}
 	defer feed.close(ctx)
 	for {
-		if pending == 0 || !w.trailing.IsZero() && time.Since(w.trailing) > watchCatch {
-			if err := w.tell(); err != nil {
-				return err
-			}
-		}
-		patience := time.Duration(0)
-		if !w.told {
-			patience = feedBeat
-		}
-		m, left, err := feed.next(ctx, patience)
-		if errors.Is(err, errIdle) {
-			if pending, err = feed.pending(ctx); err != nil {
-				return err
-			}
-			continue // what was counted may have been removed meanwhile
-		}
+		m, _, err := feed.next(ctx, 0)
 		if err != nil {
 			return err
 		}
 		if err := w.take(m); err != nil {
 			return err
 		}
-		if pending = left; !w.told && m.seq >= w.present && w.trailing.IsZero() {
-			w.trailing = time.Now()
-		}
 	}
+}
+
+// readPresent hands on what is there, and says so.
+func (w *watch) readPresent(ctx context.Context) error {
+	next, err := w.bus.readAll(ctx, w.topic.bucket.stream, w.bucketSeq+1, w.subjects(), w.take)
+	if err != nil {
+		return err
+	}
+	w.bucketSeq = next - 1
+	w.told = true
+	return stopped(w.f(nil))
 }
 
 // find makes what is missing, and returns the bucket's stream.
@@ -128,29 +138,13 @@ func (w *watch) find(ctx context.Context) (info *natsjs.StreamInfo, err error) {
 	return info, err
 }
 
-func (w *watch) consumer(info *natsjs.StreamInfo) natsjs.ConsumerConfig {
-	var cfg natsjs.ConsumerConfig
+// subjects are those of the keys in the bucket; none: all.
+func (w *watch) subjects() []string {
+	var subjects []string
 	for _, key := range w.keys {
-		cfg.FilterSubjects = append(cfg.FilterSubjects, w.topic.bucket.subject(key))
+		subjects = append(subjects, w.topic.bucket.subject(key))
 	}
-	switch {
-	case w.bucketSeq > 0:
-		cfg.DeliverPolicy, cfg.OptStartSeq = natsjs.DeliverByStartSequencePolicy, w.bucketSeq+1
-	case len(w.keys) == 0 && info.Config.MaxMsgsPerSubject == 1:
-		cfg.DeliverPolicy = natsjs.DeliverAllPolicy // the same, and the server need not look for it
-	default:
-		cfg.DeliverPolicy = natsjs.DeliverLastPerSubjectPolicy
-	}
-	return cfg
-}
-
-// tell says once that all there was has been handed on.
-func (w *watch) tell() error {
-	if w.told {
-		return nil
-	}
-	w.told, w.trailing = true, time.Time{}
-	return stopped(w.f(nil))
+	return subjects
 }
 
 // take hands an entry on unless it is older than what was.
@@ -174,7 +168,7 @@ func (w *watch) take(m *storedMsg) error {
 	if !old {
 		w.origin = at
 	}
-	if e.Tombstone && !w.told {
+	if e.Tombstone && !w.told && w.single && m.seq <= w.present {
 		return nil
 	}
 	return stopped(w.f(e))
