@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 // IDSearch says where FindIDs looks.
@@ -23,10 +25,11 @@ type IDSearch struct {
 // the call. It reads the headers of events only.
 //
 // complete is set when the answer is sure for every id: all were found, or everything stored since then was looked at. It is
-// not when there were more events than Most, or when the stream has dropped some of that time already. A topic that does not
-// exist has no events, which is sure.
+// not when there were more events than Most, or when the stream may have dropped some of that time already, by its limits; what
+// a native client purged counts as never stored. A topic that does not exist has no events, which is sure. An error is returned
+// when what could be read is behind what the stream's leader has.
 func (b *Bus) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool, complete bool, err error) {
-	t, state, err := b.freshExisting(ctx, s.Topic)
+	t, _, err := b.freshExisting(ctx, s.Topic)
 	if errors.Is(err, ErrNotFound) {
 		return nil, true, nil
 	}
@@ -58,9 +61,32 @@ func (b *Bus) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool, c
 	if len(found) == len(wanted) {
 		return found, true, nil
 	}
-	dropped := state.FirstSeq > 1 && (state.Msgs == 0 || state.FirstTime.After(s.Since))
-	return found, seen < s.Most && !dropped, nil
+	if seen >= s.Most {
+		return found, false, nil
+	}
+	info, err := b.findStream(ctx, t.stream.name)
+	if err != nil {
+		return nil, false, b.unavailable(err)
+	}
+	return found, !mayHaveDropped(info, s.Since), nil
 }
+
+// mayHaveDropped says that the limits of a stream may have removed something that was stored since a moment.
+func mayHaveDropped(info *natsjs.StreamInfo, since time.Time) bool {
+	state, cfg := &info.State, &info.Config
+	if state.FirstSeq <= 1 || state.Msgs > 0 && !state.FirstTime.After(since) {
+		return false // all that was stored since is there
+	}
+	if !state.LastTime.IsZero() && state.LastTime.Before(since) {
+		return false // nothing was
+	}
+	byAgeOnly := cfg.MaxMsgs <= 0 && cfg.MaxBytes <= 0 && cfg.MaxMsgsPerSubject <= 0 && !cfg.AllowMsgTTL && cfg.Retention == natsjs.LimitsPolicy
+	young := cfg.MaxAge == 0 || time.Since(since) < cfg.MaxAge-clockMargin
+	return !byAgeOnly || !young
+}
+
+// clockMargin is how far the clocks of the hub and of NATS may be apart where ages are compared.
+const clockMargin = time.Minute
 
 // DuplicateWindow is how long the topic's stream remembers the ids of events: a publish with one of them stores nothing. It
 // returns ErrNotFound when the topic does not exist.

@@ -11,7 +11,7 @@ import (
 )
 
 func TestFindIDs(t *testing.T) {
-	b := open(t, Config{Topics: []TopicRule{{Pattern: "fam.**", Family: "fam"}, {Pattern: "few", MaxMsgs: 3}, {Pattern: "window", DuplicateWindow: 7 * time.Second}}})
+	b := open(t, Config{Topics: []TopicRule{{Pattern: "fam.**", Family: "fam"}, {Pattern: "few", MaxMsgs: 3}, {Pattern: "brief", MaxAge: time.Second}, {Pattern: "window", DuplicateWindow: 7 * time.Second}}})
 	began := time.Now()
 	put := func(topic, key string, ids ...string) {
 		t.Helper()
@@ -26,6 +26,21 @@ func TestFindIDs(t *testing.T) {
 	put("fam.x", "k", "1")
 	put("fam.y", "k", "2")
 	put("few", "k", "1", "2", "3", "4", "5")
+	// Of what topic old keeps for a week, a native client removes the first; of brief, the server does.
+	put("old", "", "0", "2")
+	old, err := b.js.Stream(t.Context(), "old")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := old.DeleteMsg(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	put("brief", "", "1")
+	eventually(t, "the event is dropped", func() bool {
+		info, err := b.findStream(t.Context(), "brief")
+		return err == nil && info.State.Msgs == 0
+	})
+	expired := time.Now().Add(time.Millisecond)
 	for _, test := range []struct {
 		name     string
 		search   IDSearch
@@ -41,6 +56,10 @@ func TestFindIDs(t *testing.T) {
 		{"too many, but all found", IDSearch{Topic: "a", IDs: []string{"1"}, Most: 2}, []string{"1"}, true},
 		{"dropped", IDSearch{Topic: "few", IDs: []string{"1", "4"}}, []string{"4"}, false},
 		{"not dropped", IDSearch{Topic: "few", IDs: []string{"4"}}, []string{"4"}, true},
+		{"of a key, dropped", IDSearch{Topic: "few", Key: "k", IDs: []string{"1"}}, nil, false},
+		{"nothing of that time was dropped", IDSearch{Topic: "old", IDs: []string{"1"}}, nil, true},
+		{"dropped by age", IDSearch{Topic: "brief", IDs: []string{"1"}}, nil, false},
+		{"dropped by age, and nothing since", IDSearch{Topic: "brief", IDs: []string{"1"}, Since: expired}, nil, true},
 		{"later", IDSearch{Topic: "few", IDs: []string{"1"}, Since: time.Now().Add(time.Minute)}, nil, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {

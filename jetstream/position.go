@@ -46,12 +46,11 @@ func (b *Bus) resolve(ctx context.Context, t *topicInfo, at Position, state nats
 
 // firstSince is the sequence of the first event stored at or after since, or end.
 func (b *Bus) firstSince(ctx context.Context, t *topicInfo, since time.Time, end uint64) (uint64, error) {
-	seq := end
-	err := b.walk(ctx, t, walkOptions{since: since, headersOnly: true, batch: 1}, func(m *storedMsg) error {
-		seq = min(m.seq, end)
-		return errStopWalk
-	})
-	return seq, err
+	m, err := b.nextStored(ctx, t, &walkOptions{since: since}, 0)
+	if err != nil || m == nil {
+		return end, err
+	}
+	return min(m.seq, end), nil
 }
 
 // findID is the sequence of the event with the id, or a bad id's unknown_id *Error. A UUIDv7 that is older than the first
@@ -166,33 +165,106 @@ type walkOptions struct {
 // errStopWalk ends a walk without an error.
 var errStopWalk = errors.New("stop")
 
-// walk calls f for the stored messages of a topic in order, up to the end of the stream at its beginning. It reads through
-// an ephemeral consumer without acks, which the server forgets by itself when the hub dies.
+// walk calls f for the stored messages of a topic in order, up to the end of the stream at its beginning: as its leader knows
+// it, whichever replica is read.
 func (b *Bus) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func(*storedMsg) error) error {
+	info, err := b.findStream(ctx, t.stream.name)
+	if err != nil {
+		return b.unavailable(err)
+	}
+	end := info.State.LastSeq
+	for failed := 0; ; {
+		last, ended, err := b.walkOn(ctx, t, &opts, f)
+		if err != nil || ended || last >= end {
+			return err
+		}
+		next, err := b.nextStored(ctx, t, &opts, last)
+		if err != nil || next == nil || next.seq > end || opts.beyond(next.time) {
+			return err
+		}
+		// The replica that was read did not have it yet.
+		if failed++; last > 0 {
+			failed = 1
+		}
+		if failed == readAgain || opts.latestByKey {
+			return b.unavailable(errBehind)
+		}
+		opts.start, opts.since = next.seq, time.Time{}
+		if err := b.pause(ctx, 100*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// beyond says that what was stored then does not belong to the walk.
+func (o *walkOptions) beyond(at time.Time) bool { return !o.until.IsZero() && at.After(o.until) }
+
+// filters are the subjects of a walk in the stream of a topic; none: all.
+func (o *walkOptions) filters(t *topicInfo) []string {
+	switch {
+	case o.key != "":
+		return []string{keyedSubject(t.name, o.key)}
+	case o.latestByKey:
+		return []string{keyedPattern(t.name)}
+	default:
+		return t.filters()
+	}
+}
+
+// nextStored asks the leader for the first message of a walk behind a sequence (0: from the walk's start on). It is nil when
+// there is none.
+func (b *Bus) nextStored(ctx context.Context, t *topicInfo, opts *walkOptions, last uint64) (first *storedMsg, err error) {
+	filters := opts.filters(t)
+	if filters == nil {
+		filters = []string{">"}
+	}
+	for _, subject := range filters {
+		query := map[string]any{"next_by_subj": subject}
+		switch {
+		case last == 0 && opts.start == 0 && !opts.since.IsZero():
+			query["start_time"] = opts.since
+		default:
+			query["seq"] = max(last+1, opts.start)
+		}
+		m, err := b.getMsg(ctx, t.stream.name, query)
+		switch {
+		case errors.Is(err, ErrNotFound):
+		case err != nil:
+			return nil, b.unavailable(err)
+		case first == nil || m.seq < first.seq:
+			first = m
+		}
+	}
+	return first, nil
+}
+
+// walkOn reads through an ephemeral consumer without acks, which the server forgets by itself when the hub dies. It returns
+// the last sequence that it read, 0 for none. ended says that there is no more to read: f or a bound of the walk has ended it.
+// Else the replica that was read had no more.
+func (b *Bus) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f func(*storedMsg) error) (last uint64, ended bool, err error) {
 	cfg := natsjs.ConsumerConfig{
 		AckPolicy:         natsjs.AckNonePolicy,
-		FilterSubjects:    t.filters(),
+		FilterSubjects:    opts.filters(t),
 		HeadersOnly:       opts.headersOnly,
 		MemoryStorage:     true,
 		InactiveThreshold: 30 * time.Second,
 		Replicas:          1,
 	}
-	if opts.key != "" {
-		cfg.FilterSubjects = []string{keyedSubject(t.name, opts.key)}
-	}
 	switch {
 	case opts.latestByKey:
 		cfg.DeliverPolicy = natsjs.DeliverLastPerSubjectPolicy
-		cfg.FilterSubjects = []string{keyedPattern(t.name)}
 	case opts.start > 0:
 		cfg.DeliverPolicy, cfg.OptStartSeq = natsjs.DeliverByStartSequencePolicy, opts.start
 	case !opts.since.IsZero():
 		since := opts.since
 		cfg.DeliverPolicy, cfg.OptStartTime = natsjs.DeliverByStartTimePolicy, &since
 	}
+	failed := func(err error) (uint64, bool, error) {
+		return last, false, b.unavailable(fmt.Errorf("jetstream: read of stream %s: %w", t.stream.name, err))
+	}
 	c, err := b.js.CreateConsumer(ctx, t.stream.name, cfg)
 	if err != nil {
-		return b.unavailable(fmt.Errorf("jetstream: read of stream %s: %w", t.stream.name, err))
+		return failed(err)
 	}
 	info := c.CachedInfo()
 	defer func() {
@@ -201,55 +273,58 @@ func (b *Bus) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func(*
 		_ = b.js.DeleteConsumer(ctx, t.stream.name, info.Name) // else the server drops it in 30 s
 	}()
 	left := info.NumPending
-	if opts.most > 0 {
-		left = min(left, uint64(opts.most))
-	}
-	batch := opts.batch
-	if batch == 0 {
-		batch = 1_000
+	batch := uint64(1_000)
+	if opts.batch > 0 {
+		batch = uint64(opts.batch)
 	}
 	var seen uint64
 	for left > 0 {
 		if err := ctx.Err(); err != nil {
-			return err
+			return last, false, err
 		}
-		msgs, err := c.Fetch(int(min(left, uint64(batch))), natsjs.FetchContext(ctx)) //nolint:gosec // at most batch
+		if opts.most > 0 {
+			batch = min(batch, uint64(opts.most))
+		}
+		msgs, err := c.Fetch(int(min(left, batch)), natsjs.FetchContext(ctx)) //nolint:gosec // at most batch
 		if err != nil {
-			return b.unavailable(fmt.Errorf("jetstream: read of stream %s: %w", t.stream.name, err))
+			return failed(err)
 		}
 		got := 0
 		for m := range msgs.Messages() {
 			meta, err := m.Metadata()
 			if err != nil {
-				return b.unavailable(err)
+				return failed(err)
 			}
 			got++
-			left--
 			if seen++; meta.Sequence.Consumer != seen { // without acks nothing is sent twice: a hole would stay one
-				return b.unavailable(fmt.Errorf("jetstream: read of stream %s: message %d of it was lost on the way", t.stream.name, seen))
+				return failed(fmt.Errorf("message %d of it was lost on the way", seen))
 			}
-			if !opts.until.IsZero() && meta.Timestamp.After(opts.until) {
-				return nil
+			if opts.beyond(meta.Timestamp) {
+				return last, true, nil
 			}
 			err = f(&storedMsg{subject: m.Subject(), seq: meta.Sequence.Stream, header: m.Headers(), data: m.Data(), time: meta.Timestamp})
 			if errors.Is(err, errStopWalk) {
-				return nil
+				return last, true, nil
 			}
 			if err != nil {
-				return err
+				return last, true, err
 			}
-			if meta.NumPending == 0 {
+			last = meta.Sequence.Stream
+			if left--; meta.NumPending == 0 {
 				left = 0
+			}
+			if opts.most--; opts.most == 0 {
+				return last, true, nil
 			}
 		}
 		if err := msgs.Error(); err != nil && got == 0 {
-			return b.unavailable(fmt.Errorf("jetstream: read of stream %s: %w", t.stream.name, err))
+			return failed(err)
 		}
-		if got == 0 && left > 0 {
-			return nil // what was counted has been removed meanwhile
+		if got == 0 {
+			break // what was counted has been removed meanwhile
 		}
 	}
-	return nil
+	return last, false, nil
 }
 
 // ScanOptions say what Scan reads.

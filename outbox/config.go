@@ -49,6 +49,8 @@ type Config struct {
 	ClockSkew time.Duration
 	// LookupMost bounds how many events a look-up reads the headers of: default 1,000,000.
 	LookupMost int
+	// Patience is how long Drain goes on while the store or the bus fails: default 30 s. A started Drainer never gives up.
+	Patience time.Duration
 	// StatsEvery is how often Observer.Backlog is told: default 15 s.
 	StatsEvery time.Duration
 	// Observer is told what happens. Default: nobody.
@@ -81,6 +83,7 @@ func (c *Config) prepare() error {
 		{"publish timeout", &c.PublishTimeout, 15 * time.Second, 10 * time.Millisecond, time.Hour},
 		{"margin", &c.Margin, 30 * time.Second, 0, time.Hour},
 		{"clock skew", &c.ClockSkew, time.Minute, 0, 24 * time.Hour},
+		{"patience", &c.Patience, 30 * time.Second, time.Millisecond, 24 * time.Hour},
 		{"stats every", &c.StatsEvery, 15 * time.Second, 10 * time.Millisecond, time.Hour},
 	}
 	var errs []error

@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -124,7 +125,8 @@ type Drained struct {
 }
 
 // Drain publishes what can be published now, and returns when there is no more: what waits for another try, or for another
-// drainer's lease, stays. When ctx ends it gives up. It is for a Drainer that is not started, and can be called once.
+// drainer's lease, or for a topic that takes nothing now, stays. When ctx ends, or the store or the bus has failed for
+// Config.Patience, it gives up and returns the error. It is for a Drainer that is not started, and can be called once.
 func (d *Drainer) Drain(ctx context.Context) (Drained, error) {
 	ctx, err := d.begin(ctx)
 	if err != nil {
@@ -240,6 +242,8 @@ type loop struct {
 	saveGap  time.Duration
 	renewAt  time.Duration
 	requeue  time.Duration // when to look for leases that are over
+	well     time.Duration // when the store and the bus did last what they were asked
+	gaveUp   error         // with once: they did not for too long
 	total    Drained
 }
 
@@ -256,7 +260,7 @@ const maxPaused = 1_000
 func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 	l := &loop{
 		Drainer: d, once: once, held: make(map[*job]struct{}), owner: make(map[string]*job), ended: make(map[*job]struct{}), paused: make(map[string]*topicPause),
-		claimGap: againFirst, awayGap: againFirst, saveGap: againFirst, renewAt: d.now() + d.cfg.Lease/3,
+		claimGap: againFirst, awayGap: againFirst, saveGap: againFirst, renewAt: d.now() + d.cfg.Lease/3, well: d.now(),
 	}
 	jobs, outcomes := make(chan *job), make(chan *outcome, d.cfg.BatchSize)
 	var workers sync.WaitGroup
@@ -276,7 +280,7 @@ func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 	for {
 		l.act(ctx)
 		if l.over() {
-			return l.total, ctx.Err()
+			return l.total, cmp.Or(ctx.Err(), l.gaveUp)
 		}
 		timer.Reset(l.next())
 		var to chan *job
@@ -312,7 +316,14 @@ func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 
 // over says that there is nothing left to do.
 func (l *loop) over() bool {
-	return len(l.held) == 0 && (l.stopping || l.once && l.idle)
+	return l.gaveUp != nil || len(l.held) == 0 && (l.stopping || l.once && l.idle)
+}
+
+// failed notes that the store or the bus did not do what it was asked.
+func (l *loop) failed(err error) {
+	if l.once && l.now()-l.well > l.cfg.Patience {
+		l.gaveUp = err
+	}
 }
 
 // hungry says that there is room for another claim. While a save fails its outcome is unknown: what it gave back must not be
@@ -385,6 +396,7 @@ func (l *loop) claim(ctx context.Context) {
 		err := l.busReady(ctx)
 		if err != nil {
 			l.claimAt = l.again(&l.awayGap)
+			l.failed(err)
 			return
 		}
 		l.away = false
@@ -402,9 +414,10 @@ func (l *loop) claim(ctx context.Context) {
 			l.log.WarnContext(ctx, "nothing could be claimed: trying again", slog.Any("error", err))
 		}
 		l.claimAt = l.again(&l.claimGap)
+		l.failed(err)
 		return
 	}
-	l.claimGap = againFirst
+	l.claimGap, l.well = againFirst, l.now()
 	l.idle = false
 	l.passed += l.now() - began
 	switch {
@@ -581,9 +594,10 @@ func (l *loop) save(ctx context.Context) {
 			l.log.WarnContext(ctx, "what became of records was not saved: trying again", slog.Any("error", err))
 		}
 		l.saveAt = l.again(&l.saveGap)
+		l.failed(err)
 		return
 	}
-	l.saveGap = againFirst
+	l.saveGap, l.well = againFirst, l.now()
 	for j := range l.ended {
 		delete(l.held, j)
 		l.records -= len(j.records)

@@ -180,6 +180,79 @@ func TestWhatTheStreamCannotSayIsParked(t *testing.T) {
 	}
 }
 
+// A row that cannot be read, of which something may have been published, holds up none that it was claimed with.
+func TestUnreadableRowsHoldUpNobody(t *testing.T) {
+	s, db := newSQLite(t)
+	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "short", DuplicateWindow: time.Second}}}))
+	publish := func() {
+		if _, err := r.bus.Bus.Publish(t.Context(), "short", []byte("1"), jetstream.PublishOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	publish()
+	for range 6 {
+		r.add("short", "")
+	}
+	for _, query := range []string{
+		"UPDATE outbox SET publish_began = added_at - 60000",
+		"UPDATE outbox SET headers = '{' WHERE seq = (SELECT MIN(seq) FROM outbox)",
+	} {
+		if _, err := db.ExecContext(t.Context(), query); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if did := r.drain(nil); did.Published != 5 || did.Parked != 1 {
+		t.Errorf("got %+v", did)
+	}
+	if looks := r.bus.looks.Load(); looks != 1 {
+		t.Errorf("%d look-ups", looks)
+	}
+}
+
+// Drain ends when NATS or the store stays away; what it did not publish is left.
+func TestDrainGivesUp(t *testing.T) {
+	s, db := newSQLite(t)
+	nats := newNATS(t)
+	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{URL: nats.server.ClientURL()}))
+	r.add("orders", "k")
+	nats.stop()
+	drain := func(change func(*outbox.Config)) error {
+		cfg := outbox.Config{Store: s, Bus: r.bus, Patience: 500 * time.Millisecond, PublishTimeout: 100 * time.Millisecond}
+		change(&cfg)
+		d, err := outbox.NewDrainer(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		did, err := d.Drain(t.Context())
+		if did != (outbox.Drained{}) {
+			t.Errorf("it did %+v", did)
+		}
+		return err
+	}
+	if err := drain(func(*outbox.Config) {}); err == nil || t.Context().Err() != nil {
+		t.Errorf("without NATS: %v", err)
+	}
+	if st := r.stats(); st.Pending != 1 {
+		t.Errorf("left are %+v", st)
+	}
+	nats.start()
+	away := errors.New("no store")
+	err := drain(func(c *outbox.Config) { c.Store = brokenStore{c.Store, away} })
+	if !errors.Is(err, away) {
+		t.Errorf("without a store: %v", err)
+	}
+}
+
+// brokenStore claims nothing.
+type brokenStore struct {
+	outbox.Store
+	err error
+}
+
+func (s brokenStore) Claim(context.Context, outbox.ClaimOptions) (outbox.Claim, error) {
+	return outbox.Claim{}, s.err
+}
+
 func TestFailuresAreRetriedAndParked(t *testing.T) {
 	forStores(t, func(r *rig) {
 		bad := r.add("orders", "a")

@@ -26,7 +26,7 @@ func (d *Drainer) work(ctx context.Context, j *job) *outcome {
 		case stopped || ctx.Err() != nil || !d.may(j):
 			stopped = true
 			o.Failed = append(o.Failed, Failure{Record: r, Unsent: fresh})
-		case !fresh && !looked && j.window > 0 && d.sinceBegan(j, r) > j.window-d.cfg.Margin:
+		case r.undecodable == nil && !fresh && !looked && j.window > 0 && d.sinceBegan(j, r) > j.window-d.cfg.Margin:
 			stopped = true // it took so long meanwhile: it is claimed again, and looked up
 			o.Failed = append(o.Failed, Failure{Record: r})
 		case known == unknown && looked:

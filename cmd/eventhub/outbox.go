@@ -110,7 +110,7 @@ type outboxDrainCmd struct {
 	Follow     bool `help:"Go on with what is added, until told to end."`
 }
 
-// Run drains, and prints what it did.
+// Run drains, and prints what it did. Its exit code is 0 when nothing that waits is left, and nothing failed.
 func (cmd *outboxDrainCmd) Run(ctx context.Context, std streams) error {
 	if cmd.Payload < 1 {
 		return fmt.Errorf("limit %d: it must be positive (--limit-payload, EVENTHUB_LIMIT_PAYLOAD)", cmd.Payload)
@@ -135,8 +135,15 @@ func (cmd *outboxDrainCmd) Run(ctx context.Context, std streams) error {
 		if ctx.Err() != nil {
 			err = nil // to be told to end is no failure
 		}
-		err = errors.Join(err, say(std, "published %d, failed %d, parked %d", done.Published, done.Failed, done.Parked))
-		if err == nil && done.Failed+done.Parked > 0 {
+		sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+		defer cancel()
+		st, serr := o.Stats(sctx)
+		if serr != nil {
+			return errors.Join(err, o.explain(serr))
+		}
+		left := st.Pending + st.Claimed
+		err = errors.Join(err, say(std, "published %d, failed %d, parked %d; %d left", done.Published, done.Failed, done.Parked, left))
+		if err == nil && done.Failed+done.Parked+left > 0 {
 			return &exitError{1, nil}
 		}
 		return err

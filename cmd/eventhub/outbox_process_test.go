@@ -80,7 +80,7 @@ func TestOutboxInPostgres(t *testing.T) {
 	if got := outbox("stats"); !strings.HasPrefix(got, `{"pending":1,"claimed":0,"error":0,`) {
 		t.Errorf("stats printed %q", got)
 	}
-	if got := outbox("drain", "--nats-url="+nats); got != "published 1, failed 0, parked 0\n" {
+	if got := outbox("drain", "--nats-url="+nats); got != "published 1, failed 0, parked 0; 0 left\n" {
 		t.Errorf("drain printed %q", got)
 	}
 
