@@ -187,7 +187,8 @@ func (k *keeper) unanswered(key, payload string) {
 // disturb kills a server, restarts another in good order, and makes both leaders change, all while writers write.
 func (k *keeper) disturb(t *testing.T, streams []string) {
 	t.Helper()
-	n := len(k.servers.nodes)
+	nodes := k.servers.nodes
+	n := len(nodes)
 	k.await(t, 50)
 	if n > 1 {
 		for _, stream := range streams {
@@ -199,16 +200,16 @@ func (k *keeper) disturb(t *testing.T, streams []string) {
 			k.await(t, 20)
 		}
 	}
-	k.servers.kill(k.count % n)
+	nodes[k.count%n].Kill()
 	if n > 1 {
 		k.await(t, 20) // the others go on
 	}
-	k.servers.start(k.count % n)
+	nodes[k.count%n].Start()
 	k.servers.healthy(streams...)
 	k.await(t, 20)
-	other := (k.count + 1) % n
-	k.servers.stop(other)
-	k.servers.start(other)
+	other := nodes[(k.count+1)%n]
+	other.Stop()
+	other.Start()
 	k.servers.healthy(streams...)
 	k.await(t, 20)
 }
@@ -353,11 +354,11 @@ func (k *keeper) setAge(t *testing.T, age time.Duration) {
 // killAll kills all servers at once and starts them again.
 func (k *keeper) killAll(t *testing.T, streams []string) {
 	t.Helper()
-	for i := range k.servers.nodes {
-		k.servers.kill(i)
+	for _, s := range k.servers.nodes {
+		s.Kill()
 	}
-	for i := range k.servers.nodes {
-		k.servers.start(i)
+	for _, s := range k.servers.nodes {
+		s.Start()
 	}
 	k.servers.healthy(streams...)
 }

@@ -11,7 +11,7 @@ import (
 // up: a read may fail, and must not be told that there is nothing.
 func TestReadsBesideAReplicaThatIsBehind(t *testing.T) {
 	c := startProcesses(t, 3)
-	b := openRemote(t, Config{URL: c.nodes[0].url(), Replicas: 3})
+	b := openRemote(t, Config{URL: c.nodes[0].URL(), Replicas: 3})
 	publishUntil := func(id string) {
 		t.Helper()
 		c.until("the event "+id+" is stored", func(ctx context.Context) bool {
@@ -26,10 +26,10 @@ func TestReadsBesideAReplicaThatIsBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	down := 1
-	if info.Cluster.Leader == c.nodes[down].Name {
+	if info.Cluster.Leader == c.nodes[down].Name() {
 		down = 2
 	}
-	c.kill(down)
+	c.nodes[down].Kill()
 	p := b.NewPublisher()
 	large := bytes.Repeat([]byte("1"), 64<<10)
 	for range 1_500 {
@@ -46,7 +46,7 @@ func TestReadsBesideAReplicaThatIsBehind(t *testing.T) {
 	}
 	since := time.Now()
 	publishUntil("wanted")
-	c.start(down)
+	c.nodes[down].Start()
 	failed := 0
 	for found := 0; found < 200; {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)

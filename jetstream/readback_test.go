@@ -53,7 +53,7 @@ func TestReadYourWriteOnACluster(t *testing.T) {
 	c := startProcesses(t, 3)
 	r := &readback{tries: *rywCluster, cluster: c}
 	for _, n := range c.nodes {
-		r.hubs = append(r.hubs, openRemote(t, Config{URL: n.url(), Replicas: 3, Topics: compactedRules}))
+		r.hubs = append(r.hubs, openRemote(t, Config{URL: n.URL(), Replicas: 3, Topics: compactedRules}))
 	}
 	r.run(t, c.urls())
 }

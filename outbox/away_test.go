@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/jetstream/natstest"
 	"eventhub/outbox"
 	"eventhub/outbox/pgtest"
 )
@@ -112,18 +113,17 @@ func (h *history) rate(since time.Time) (most float64) {
 func natsAway(m *matrix) {
 	m.Helper()
 	m.prepare()
-	server := m.add("nats", m.startNATS)
 	said := new(history)
 	r := m.role
-	r.What, r.Heap, r.Limit = "drainer", true, awayInFlight
-	drainer := startChild(m, r, func(line string) { said.hear(m, line) })
+	r.Heap, r.Limit = true, awayInFlight
+	drainer := natstest.StartChild(m, "drainer", r, func(line string) { said.hear(m, line) })
 	m.role.Rate = *awayRate
 	writer := m.add("writer", m.startWriter)
 	eventually(m, "events are published", func() bool { d, _ := said.last(); return d.Published > int64(*awayRate) })
 	began := time.Now()
 	before, _ := said.last()
 
-	server.kill()
+	m.nats.Kill()
 	gone := time.Now()
 	wait(m.Context(), 500*time.Millisecond) // what was under way is given up
 	missed := said.next(m)
@@ -131,14 +131,14 @@ func natsAway(m *matrix) {
 	waiting := m.waiting()
 	while := said.next(m)
 	back := time.Now()
-	server.start()
+	m.nats.Start()
 	// It has caught up when no more waits than before: then writing goes on as fast as publishing.
 	eventually(m, "it catches up", func() bool { return m.waiting() <= *awayRate/10 })
 	caughtUp := time.Since(back)
 	writer.kill()
 	m.empty()
 	after := said.next(m)
-	drainer.stop(m)
+	drainer.Stop()
 	m.check()
 
 	calm, heap := said.heap(began.Add(-time.Second), gone), said.heap(gone, time.Now())

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 	"eventhub/outbox"
 	"eventhub/outbox/pgtest"
 )
@@ -47,7 +48,7 @@ type matrix struct {
 	role    role // of all writers and drainers
 	cluster *pgtest.Cluster
 	rnd     *rand.Rand
-	nats    role
+	nats    *natstest.Server
 	victims []*victim
 	started int
 
@@ -68,7 +69,7 @@ func (m *matrix) run() {
 	m.Helper()
 	began := time.Now()
 	m.prepare()
-	m.add("nats", m.startNATS)
+	m.victims = append(m.victims, &victim{name: "nats", kill: m.nats.Kill, start: m.nats.Start})
 	writers := []*victim{m.add("writer", m.startWriter), m.add("writer", m.startWriter)}
 	drainers := []*victim{m.add("drainer", m.startDrainer), m.add("drainer", m.startDrainer)}
 	if m.cluster != nil {
@@ -110,31 +111,25 @@ func (m *matrix) prepare() {
 	m.Helper()
 	m.rnd = rand.New(rand.NewPCG(m.role.Seed, 0))
 	m.rolledBack, m.last = make(map[string]bool), make(map[int]drained)
-	m.nats = role{What: "nats", Port: freePort(m), Dir: m.TempDir()}
-	m.role.URL, m.role.Keys = fmt.Sprint("nats://127.0.0.1:", m.nats.Port), 50
+	m.nats = natstest.Start(m)
+	m.role.URL, m.role.Keys = m.nats.URL(), 50
 	if err := m.role.setUp(m.Context()); err != nil {
 		m.Fatal(err)
 	}
 }
 
-func (m *matrix) add(name string, start func() *child) *victim {
+func (m *matrix) add(name string, start func() *natstest.Child) *victim {
 	c := start()
-	v := &victim{name: name, kill: func() { c.kill() }, start: func() { c = start() }}
+	v := &victim{name: name, kill: func() { c.Kill() }, start: func() { c = start() }}
 	m.victims = append(m.victims, v)
 	return v
 }
 
-func (m *matrix) startNATS() *child {
-	c := startChild(m, m.nats, nil)
-	c.awaitReady(m)
-	return c
-}
-
-func (m *matrix) startWriter() *child {
+func (m *matrix) startWriter() *natstest.Child {
 	m.started++
 	r := m.role
-	r.What, r.Name, r.Seed = "writer", fmt.Sprint("w", m.started), m.rnd.Uint64()
-	return startChild(m, r, func(line string) {
+	r.Name, r.Seed = fmt.Sprint("w", m.started), m.rnd.Uint64()
+	return natstest.StartChild(m, "writer", r, func(line string) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		switch how, id, _ := strings.Cut(line, " "); how {
@@ -148,12 +143,10 @@ func (m *matrix) startWriter() *child {
 	})
 }
 
-func (m *matrix) startDrainer() *child {
+func (m *matrix) startDrainer() *natstest.Child {
 	m.started++
 	n := m.started
-	r := m.role
-	r.What = "drainer"
-	return startChild(m, r, func(line string) {
+	return natstest.StartChild(m, "drainer", m.role, func(line string) {
 		var d drained
 		if err := json.Unmarshal([]byte(strings.TrimPrefix(line, "s ")), &d); err != nil {
 			m.Errorf("a drainer says %q: %v", line, err)

@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
-
 	"eventhub/jetstream"
 	"eventhub/outbox"
 	"eventhub/outbox/outboxtest"
@@ -277,37 +275,6 @@ func outlast(tb testing.TB, d time.Duration) {
 	case <-tb.Context().Done():
 	}
 }
-
-// natsServer is a server that can be stopped and started again.
-type natsServer struct {
-	testing.TB
-	opts   server.Options
-	server *server.Server
-}
-
-func newNATS(tb testing.TB) *natsServer {
-	tb.Helper()
-	n := &natsServer{TB: tb, opts: server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: tb.TempDir(), NoLog: true, NoSigs: true}}
-	n.start()
-	tb.Cleanup(n.stop)
-	return n
-}
-
-func (n *natsServer) start() {
-	n.Helper()
-	opts := n.opts
-	s, err := server.NewServer(&opts)
-	if err != nil {
-		n.Fatal(err)
-	}
-	s.Start()
-	if !s.ReadyForConnections(patience) {
-		n.Fatal("the nats server does not start")
-	}
-	n.opts.Port, n.server = opts.Port, s
-}
-
-func (n *natsServer) stop() { n.server.Shutdown(); n.server.WaitForShutdown() }
 
 // flakyStore is a store whose writes fail when told to.
 type flakyStore struct {

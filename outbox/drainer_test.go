@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 	"eventhub/outbox"
 	"eventhub/outbox/outboxtest"
 	"eventhub/outbox/pgtest"
@@ -212,10 +213,10 @@ func TestUnreadableRowsHoldUpNobody(t *testing.T) {
 // Drain ends when NATS or the store stays away; what it did not publish is left.
 func TestDrainGivesUp(t *testing.T) {
 	s, db := newSQLite(t)
-	nats := newNATS(t)
-	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{URL: nats.server.ClientURL()}))
+	nats := natstest.Start(t)
+	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{URL: nats.URL()}))
 	r.add("orders", "k")
-	nats.stop()
+	nats.Stop()
 	drain := func(change func(*outbox.Config)) error {
 		cfg := outbox.Config{Store: s, Bus: r.bus, Patience: 500 * time.Millisecond, PublishTimeout: 100 * time.Millisecond}
 		change(&cfg)
@@ -235,7 +236,7 @@ func TestDrainGivesUp(t *testing.T) {
 	if st := r.stats(); st.Pending != 1 {
 		t.Errorf("left are %+v", st)
 	}
-	nats.start()
+	nats.Start()
 	away := errors.New("no store")
 	err := drain(func(c *outbox.Config) { c.Store = brokenStore{c.Store, away} })
 	if !errors.Is(err, away) {
@@ -407,14 +408,14 @@ func TestLeasesAreRenewedWhilePublishing(t *testing.T) {
 func TestNATSAwayCostsNothing(t *testing.T) {
 	run := func(t *testing.T, h outboxtest.Harness) {
 		t.Helper()
-		nats := newNATS(t)
-		r := newRig(t, h, openBus(t, jetstream.Config{URL: nats.server.ClientURL()}))
+		nats := natstest.Start(t)
+		r := newRig(t, h, openBus(t, jetstream.Config{URL: nats.URL()}))
 		r.start(func(c *outbox.Config) { c.MaxAttempts, c.PublishTimeout, c.InFlight = 1, 300*time.Millisecond, 8 })
 		for i := range 40 {
 			r.add("orders", fmt.Sprint("k", i%5))
 		}
 		r.empty()
-		nats.stop()
+		nats.Stop()
 		for i := range 200 {
 			r.add("orders", fmt.Sprint("k", i%5))
 			r.add("new.topic", "")
@@ -426,7 +427,7 @@ func TestNATSAwayCostsNothing(t *testing.T) {
 		if tried := r.bus.tried() - 40; tried > 50 {
 			t.Errorf("%d publishes were tried while it was away", tried)
 		}
-		nats.start()
+		nats.Start()
 		r.empty()
 		r.exactly()
 		if failed := r.seen.failed.Load(); failed > 0 {

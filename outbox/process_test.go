@@ -1,42 +1,27 @@
 package outbox_test
 
 import (
-	"bufio"
 	"context"
 	"database/sql"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net"
-	"os"
-	"os/exec"
 	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/nats-io/nats-server/v2/server"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 	"eventhub/outbox"
 )
 
-// childEnv says which program this test binary is to be: see TestMain.
-const childEnv = "EVENTHUB_TEST_OUTBOX_CHILD"
-
-// role is a program that a test starts, and may kill.
+// role is what a child process is told: a writer or a drainer.
 type role struct {
-	What string // "nats", "writer" or "drainer"
-
-	Port int    // nats
-	Dir  string // nats
-
-	Dialect outbox.Dialect // writer and drainer: the database
+	Dialect outbox.Dialect // the database
 	Address string
 
 	Name string // writer: begins the ids of its records
@@ -47,50 +32,6 @@ type role struct {
 	URL   string // drainer
 	Heap  bool   // drainer: collect garbage before the heap is measured
 	Limit int    // drainer: Config.InFlight; 0: default
-}
-
-// runChild ends with its standard input.
-func runChild(what string) int {
-	ctx, cancel := context.WithCancel(context.Background())
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		cancel()
-	}()
-	var r role
-	err := json.Unmarshal([]byte(what), &r)
-	if err == nil {
-		switch r.What {
-		case "nats":
-			err = r.nats(ctx)
-		case "writer":
-			err = r.writer(ctx)
-		case "drainer":
-			err = r.drainer(ctx)
-		default:
-			err = fmt.Errorf("no such program: %q", r.What)
-		}
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return 0
-}
-
-func (r *role) nats(ctx context.Context) error {
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: r.Port, JetStream: true, StoreDir: r.Dir, NoLog: true, NoSigs: true, SyncInterval: time.Second})
-	if err != nil {
-		return err
-	}
-	s.Start()
-	if !s.ReadyForConnections(patience) {
-		return errors.New("the server is not ready")
-	}
-	fmt.Println("ready")
-	<-ctx.Done()
-	s.Shutdown()
-	s.WaitForShutdown()
-	return nil
 }
 
 // open opens the role's database and its outbox.
@@ -170,13 +111,13 @@ func laneKey(i int) string {
 }
 
 // writer commits and rolls back transactions, some at a time, and says which: "c <id>" and "r <id>".
-func (r *role) writer(ctx context.Context) error {
+func writer(ctx context.Context, r *role) error {
 	db, s, err := r.open()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = db.Close() }()
-	fmt.Println("ready")
+	natstest.Ready()
 	var next atomic.Int64
 	var all sync.WaitGroup
 	var pace <-chan time.Time
@@ -291,7 +232,7 @@ const (
 	crashTell   = 100 * time.Millisecond
 )
 
-func (r *role) drainer(ctx context.Context) error {
+func drainer(ctx context.Context, r *role) error {
 	db, s, err := r.open()
 	if err != nil {
 		return err
@@ -316,7 +257,7 @@ func (r *role) drainer(ctx context.Context) error {
 		return err
 	}
 	d.Start()
-	fmt.Println("ready")
+	natstest.Ready()
 	for ctx.Err() == nil {
 		wait(ctx, crashTell)
 		var mem runtime.MemStats
@@ -336,103 +277,4 @@ func (r *role) drainer(ctx context.Context) error {
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	return d.Stop(stop)
-}
-
-// child is a program that runs.
-type child struct {
-	cmd   *exec.Cmd
-	stdin io.WriteCloser
-	ready chan struct{} // closed when it says so, or ends
-	ended chan struct{} // closed when all that it said was heard
-}
-
-// startChild starts a program. heard is called for each line that it says once it is ready, by one goroutine.
-func startChild(tb testing.TB, r role, heard func(line string)) *child {
-	tb.Helper()
-	path, err := os.Executable()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	what, err := json.Marshal(r)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	c := &child{cmd: exec.Command(path), ready: make(chan struct{}), ended: make(chan struct{})}
-	c.cmd.Env = append(os.Environ(), childEnv+"="+string(what))
-	c.cmd.Stderr = tb.Output()
-	out, err := c.cmd.StdoutPipe()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if c.stdin, err = c.cmd.StdinPipe(); err != nil {
-		tb.Fatal(err)
-	}
-	if err := c.cmd.Start(); err != nil {
-		tb.Fatal(err)
-	}
-	go func() {
-		defer close(c.ended)
-		in := bufio.NewReader(out)
-		_, err := in.ReadString('\n')
-		close(c.ready)
-		for err == nil {
-			var line string
-			if line, err = in.ReadString('\n'); err == nil && heard != nil { // one without an end was cut off
-				heard(strings.TrimSuffix(line, "\n"))
-			}
-		}
-	}()
-	tb.Cleanup(c.kill)
-	return c
-}
-
-func (c *child) awaitReady(tb testing.TB) {
-	tb.Helper()
-	select {
-	case <-c.ready:
-	case <-time.After(patience):
-		tb.Fatal("a child process is not ready")
-	}
-}
-
-// kill kills it by SIGKILL, if it runs, and waits until it is gone.
-func (c *child) kill() {
-	if c.cmd.ProcessState != nil {
-		return
-	}
-	_ = c.cmd.Process.Kill() // an error means that it has ended
-	<-c.ended
-	_ = c.cmd.Wait()
-	_ = c.stdin.Close()
-}
-
-// stop ends it in good order.
-func (c *child) stop(tb testing.TB) {
-	tb.Helper()
-	_ = c.stdin.Close()
-	select {
-	case <-c.ended:
-	case <-time.After(patience):
-		tb.Error("a child process does not end")
-		c.kill()
-		return
-	}
-	if err := c.cmd.Wait(); err != nil {
-		tb.Errorf("a child process: %v", err)
-	}
-}
-
-// freePort is a TCP port of this host that nobody listens at. A server keeps its when it comes back.
-func freePort(tb testing.TB) int {
-	tb.Helper()
-	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	addr, ok := l.Addr().(*net.TCPAddr)
-	if !ok {
-		tb.Fatal("no TCP address")
-	}
-	return addr.Port
 }

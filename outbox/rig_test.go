@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -15,16 +14,14 @@ import (
 	_ "modernc.org/sqlite"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 	"eventhub/outbox"
 	"eventhub/outbox/outboxtest"
 	"eventhub/outbox/pgtest"
 )
 
-// The test binary is also the programs that tests start, to kill them.
 func TestMain(m *testing.M) {
-	if what := os.Getenv(childEnv); what != "" {
-		os.Exit(runChild(what))
-	}
+	natstest.RunChild(map[string]natstest.Role{"writer": natstest.Told(writer), "drainer": natstest.Told(drainer)})
 	goleak.VerifyTestMain(m)
 }
 

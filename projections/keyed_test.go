@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 // oddKeys have bytes that subjects, file names and KV keys do not take.
@@ -505,8 +506,8 @@ func TestClockBehind(t *testing.T) {
 // TestConnectionCut stops the server and starts it again while events are under way.
 func TestConnectionCut(t *testing.T) {
 	const keys, cuts, perCut = 30, 4, 300
-	srv := startRestartable(t)
-	one, two := openBus(t, jetstream.Config{URL: srv.url(), AckWait: time.Second}), openBus(t, jetstream.Config{URL: srv.url(), AckWait: time.Second})
+	srv := natstest.Start(t)
+	one, two := openBus(t, jetstream.Config{URL: srv.URL(), AckWait: time.Second}), openBus(t, jetstream.Config{URL: srv.URL(), AckWait: time.Second})
 	run(t, one, Projection{From: Earliest})
 	run(t, two, Projection{From: Earliest})
 	rnd := rand.New(rand.NewPCG(5, 4))
@@ -516,8 +517,8 @@ func TestConnectionCut(t *testing.T) {
 			_, _ = one.Publish(t.Context(), topicCounts, []byte(strconv.Itoa(round)), jetstream.PublishOptions{Key: "k" + strconv.Itoa(rnd.IntN(keys))})
 		}
 		if round < cuts {
-			srv.stop()
-			srv.start(t)
+			srv.Stop()
+			srv.Start()
 			poll(t, "the hubs are connected", func() bool { return one.Ready(t.Context()) == nil && two.Ready(t.Context()) == nil })
 		}
 	}

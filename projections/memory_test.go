@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 var memoryKeys = flag.Int("memory.keys", 8_000, "how many keys the memory test has; 1000000 is the full form")
@@ -17,10 +18,7 @@ var memoryKeys = flag.Int("memory.keys", 8_000, "how many keys the memory test h
 // TestMemory projects more keys than the cache holds, twice: the memory is bounded by the cache, however many keys there are.
 func TestMemory(t *testing.T) {
 	const cacheKeys, cacheBytes, slack = 2_000, 4 << 20, 12 << 20
-	addr := freePort(t)
-	srv := startChild(t, "server "+addr+" "+t.TempDir())
-	srv.awaitReady(t)
-	bus := openBus(t, jetstream.Config{URL: "nats://127.0.0.1:" + addr})
+	bus := openBus(t, jetstream.Config{URL: natstest.Start(t).URL()})
 	payload := bytes.Repeat([]byte("7"), 200)
 	pub := bus.NewPublisher()
 	for i := range 2 * *memoryKeys {

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -16,17 +15,15 @@ import (
 	"go.uber.org/goleak"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 // patience bounds what a test waits for. Reaching it is a failure.
 const patience = 30 * time.Second
 
 // A server that is shut down while it sets a source up waits for that in a goroutine for up to 30 s.
-// The test binary is also the programs that tests start, to kill them.
 func TestMain(m *testing.M) {
-	if what := os.Getenv(childEnv); what != "" {
-		os.Exit(runChild(what))
-	}
+	natstest.RunChild(map[string]natstest.Role{"projector": natstest.Told(projector)})
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3"))
 }
 

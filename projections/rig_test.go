@@ -7,15 +7,12 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/nats-io/nats-server/v2/server"
 
 	"eventhub/jetstream"
 )
@@ -310,60 +307,6 @@ func (c *tally) limit(name string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.limits[name]
-}
-
-// restartable is a server that can be stopped and started again with the same port and streams.
-type restartable struct {
-	opts *server.Options
-	srv  *server.Server
-}
-
-func startRestartable(tb testing.TB) *restartable {
-	tb.Helper()
-	port, err := strconv.Atoi(freePort(tb))
-	if err != nil {
-		tb.Fatal(err)
-	}
-	r := &restartable{opts: &server.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: tb.TempDir(), NoLog: true, NoSigs: true}}
-	r.start(tb)
-	tb.Cleanup(r.stop)
-	return r
-}
-
-// freePort is a port that nobody listens on.
-func freePort(tb testing.TB) string {
-	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if err := l.Close(); err != nil {
-		tb.Fatal(err)
-	}
-	return port
-}
-
-func (r *restartable) url() string { return "nats://127.0.0.1:" + strconv.Itoa(r.opts.Port) }
-
-func (r *restartable) start(tb testing.TB) {
-	tb.Helper()
-	var err error
-	if r.srv, err = server.NewServer(r.opts.Clone()); err != nil {
-		tb.Fatal(err)
-	}
-	r.srv.Start()
-	if !r.srv.ReadyForConnections(patience) {
-		tb.Fatal("the server is not ready")
-	}
-}
-
-func (r *restartable) stop() {
-	r.srv.Shutdown()
-	r.srv.WaitForShutdown()
 }
 
 // letters are the dead letters of topicCounts.
