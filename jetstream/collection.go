@@ -110,9 +110,12 @@ func (c *Collection) entry(m *storedMsg) *Entry {
 	return e
 }
 
+// MaxValue is the most bytes that a value may have now: the server's max_payload less 64 KiB.
+func (c *Collection) MaxValue() int { return int(c.bus.publisher.link.nc.MaxPayload()) - payloadMargin }
+
 // Put replaces the entry of revision old (0: the key has none) and returns the new revision. It returns ErrKeyChanged when
-// the key has another revision by now: nothing was stored. The *Error for a value that is larger than the server's
-// max_payload less 64 KiB has the cause ErrTooLarge. After another error the outcome is unknown.
+// the key has another revision by now: nothing was stored. The *Error for a value that is larger than MaxValue has the cause
+// ErrTooLarge. After another error the outcome is unknown.
 func (c *Collection) Put(ctx context.Context, key string, value []byte, headers map[string]string, old uint64) (uint64, error) {
 	return c.write(ctx, key, value, headers, old, false)
 }
@@ -126,7 +129,7 @@ func (c *Collection) write(ctx context.Context, key string, value []byte, header
 	if key == "" || len(key) > maxKeyLen {
 		return 0, badOptions("a key has 1 to %d bytes, not %d", maxKeyLen, len(key))
 	}
-	if most := int(c.bus.publisher.link.nc.MaxPayload()) - payloadMargin; len(value) > most {
+	if most := c.MaxValue(); len(value) > most {
 		return 0, &Error{Code: CodePublishFailed, Msg: fmt.Sprintf("the value has %d bytes, at most %d are allowed", len(value), most), Err: ErrTooLarge}
 	}
 	h := nats.Header{headerExpectSubSeq: {strconv.FormatUint(old, 10)}}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 )
@@ -15,8 +16,8 @@ import (
 type Config struct {
 	Store Store
 	Bus   Bus
-	// Worker names the drainer in what it has claimed; something random is put behind it, so that no two are the same.
-	// Default: host name and process id.
+	// Worker names the drainer in what it has claimed, in 128 bytes at most; something random is put behind it, so that no two
+	// are the same. Default: host name and process id.
 	Worker string
 	// BatchSize is the most records that it holds: 1..1,000, default 200. HeldBytes bounds their payloads, except for one
 	// record that is larger: default 16 MiB.
@@ -58,6 +59,9 @@ type Config struct {
 	// Logger receives what operators should know. Default: nothing is logged.
 	Logger *slog.Logger
 }
+
+// maxWorker bounds the name that a drainer is given, in bytes.
+const maxWorker = 128
 
 func (c *Config) prepare() error {
 	ints := []struct {
@@ -114,7 +118,11 @@ func (c *Config) prepare() error {
 		if err != nil {
 			host = "drainer"
 		}
+		host = host[:min(len(host), maxWorker-24)] // room for the number
 		c.Worker = host + "-" + strconv.Itoa(os.Getpid())
+	}
+	if len(c.Worker) > maxWorker || !utf8.ValidString(c.Worker) {
+		errs = append(errs, fmt.Errorf("worker name of %d bytes: at most %d, in UTF-8, are allowed", len(c.Worker), maxWorker))
 	}
 	c.Worker += "-" + uuid.NewString()[:8]
 	if c.Observer == nil {

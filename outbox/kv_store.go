@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -44,10 +43,14 @@ type KVConfig struct {
 	Bucket string
 	// Shards is how many entries the bucket has, 1..256; it must never change. Default DefaultKVShards. A lane lies in one.
 	Shards int
-	// ShardRecords is the most records in an entry, which must also fit into a message (1 MiB less 64 KiB on a NATS that is
-	// not configured otherwise). Default DefaultKVShardRecords. Beyond either, Add returns ErrFull.
+	// ShardRecords is the most records in an entry. Default DefaultKVShardRecords. Beyond it, Add returns ErrFull.
+	//
+	// So it does beyond the bytes of a message: max_payload of NATS less 64 KiB, which is 960 KiB where it is not configured
+	// and almost 4 MiB in the embedded server. Of each record that counts what was added, as JSON, and some 560 bytes that it
+	// needs when it is claimed and fails. 960 KiB are enough for the default number with payloads of 1 KiB.
 	ShardRecords int
-	// MaxPayload is the largest payload in bytes that Add takes. Default 64 KiB.
+	// MaxPayload is the largest payload in bytes that Add takes. Default 64 KiB. In an entry a payload is a JSON string: its
+	// quotes, backslashes and line ends count twice there, and its <, > and & six times.
 	MaxPayload int
 }
 
@@ -59,7 +62,10 @@ type KVConfig struct {
 //
 // It is for hundreds of records that wait, not for many: they are in a few entries, each of which is replaced as a whole by
 // compare-and-set. Nothing needs more than one read of each. Sent records are deleted at once, so there is nothing to list or
-// purge of them, and a second Add of an id is noticed only as long as the first one waits.
+// purge of them, and a second Add of an id is noticed only as long as the first one waits. An entry that is full takes no
+// more, which Add says by ErrFull, but what is in it can always be claimed and settled.
+//
+// Names of workers have at most 200 bytes as JSON: Claim refuses longer ones. Of an error's text as much is kept.
 //
 // Its clock is that of the process: those of all that use it must agree, to a few seconds less than a lease.
 type KVStore struct {
@@ -107,48 +113,6 @@ func OpenKVStore(ctx context.Context, cfg KVConfig) (*KVStore, error) {
 	return s, nil
 }
 
-// shard is what one entry holds.
-type shard struct {
-	// Last is the sequence that was given out last. Each shard counts for itself, which is enough for the order of a lane.
-	Last    int64     `json:"last"`
-	Records []*Record `json:"-"` // in order
-}
-
-// shardJSON is a shard as it is written. Payloads are strings in it, for the encoder would change their bytes.
-type shardJSON struct {
-	*shard
-	Rows []rowJSON `json:"records"`
-}
-
-type rowJSON struct {
-	*Record
-	Payload string `json:"payload"`
-}
-
-func (sh *shard) encode() ([]byte, error) {
-	rows := make([]rowJSON, len(sh.Records))
-	for i, r := range sh.Records {
-		rows[i] = rowJSON{r, string(r.Payload)}
-	}
-	return json.Marshal(shardJSON{sh, rows})
-}
-
-func decodeShard(value []byte) (*shard, error) {
-	sh := new(shard)
-	if len(value) == 0 {
-		return sh, nil
-	}
-	read := shardJSON{shard: sh}
-	if err := json.Unmarshal(value, &read); err != nil {
-		return nil, err
-	}
-	for _, row := range read.Rows {
-		row.Record.Payload = json.RawMessage(row.Payload)
-		sh.Records = append(sh.Records, row.Record)
-	}
-	return sh, nil
-}
-
 func (s *KVStore) of(lane string) int {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(lane))
@@ -172,7 +136,10 @@ func (s *KVStore) change(ctx context.Context, i int, f func(sh *shard, now int64
 			return fmt.Errorf("outbox: KV store: %w", err)
 		}
 		_, err = s.coll.Put(ctx, s.shards[i], value, nil, revision)
-		if !errors.Is(err, jetstream.ErrKeyChanged) {
+		switch {
+		case errors.Is(err, jetstream.ErrTooLarge): // only where an earlier version filled it, or NATS had a larger max_payload
+			return fmt.Errorf("outbox: KV store: entry %s has outgrown NATS: raise its max_payload until the entry is drained, or purge records of it that are parked: %w", s.shards[i], err)
+		case !errors.Is(err, jetstream.ErrKeyChanged):
 			return err
 		}
 		select {
@@ -196,32 +163,49 @@ func (s *KVStore) read(ctx context.Context, i int) (*shard, uint64, error) {
 	return sh, e.Revision, nil
 }
 
-// Add adds a record, and fills in ID, Payload and TS when they are empty. It is an *Error for what the bus would refuse,
-// ErrFull and ErrExists; after another error the outcome is unknown, and Add may be repeated with the same record.
+// Add adds a record, and fills in ID, Payload and TS when they are empty. It is an *Error for what the bus would refuse, or no
+// entry could hold; ErrExists; and ErrFull, after which it may be repeated when drainers have published some. After another
+// error the outcome is unknown, and Add may be repeated with the same record.
 func (s *KVStore) Add(ctx context.Context, r *Record) error {
 	if err := r.prepare(s.max); err != nil {
 		return err
 	}
-	err := s.change(ctx, s.of(r.lane()), func(sh *shard, now int64) (bool, error) {
-		if len(sh.Records) >= s.records {
-			return false, ErrFull
-		}
+	i := s.of(r.lane())
+	err := s.change(ctx, i, func(sh *shard, now int64) (bool, error) {
+		others := len(sh.Records)
 		if slices.ContainsFunc(sh.Records, func(o *Record) bool { return o.ID == r.ID }) {
 			return false, ErrExists
+		}
+		if others >= s.records {
+			return false, s.full(i, others, "more than ShardRecords allows")
 		}
 		sh.Last++
 		added := *r
 		added.Sequence, added.Status, added.AddedAt = sh.Last, Pending, now
 		sh.Records = append(sh.Records, &added)
+		size, err := sh.reserved()
+		most := s.coll.MaxValue()
+		switch {
+		case err != nil:
+			return false, fmt.Errorf("outbox: KV store: %w", err)
+		case size > most && others > 0:
+			return false, s.full(i, others, "larger than max_payload of NATS allows")
+		case size > most:
+			return false, fmt.Errorf("outbox: record %q: %w", r.ID, &jetstream.Error{
+				Code: jetstream.CodePublishFailed, Msg: fmt.Sprintf("an entry with it alone may come to %d bytes, at most %d are allowed", size, most), Err: jetstream.ErrTooLarge,
+			})
+		}
 		return true, nil
 	})
-	if errors.Is(err, jetstream.ErrTooLarge) {
-		return ErrFull
-	}
 	if err == nil {
 		s.wake()
 	}
 	return err
+}
+
+// full is ErrFull with what to do about it.
+func (s *KVStore) full(i, records int, why string) error {
+	return fmt.Errorf("%w: entry %s has %d records, and one more would make it %s: add again when drainers have published some, and retry or purge what is parked", ErrFull, s.shards[i], records, why)
 }
 
 // Claim implements Store.
@@ -229,20 +213,20 @@ func (s *KVStore) Claim(ctx context.Context, opts ClaimOptions) (Claim, error) {
 	if err := opts.check(); err != nil {
 		return Claim{}, err
 	}
+	if n := jsonLen(opts.Worker); n > kvText {
+		return Claim{}, fmt.Errorf("outbox: KV store: claim: the worker's name has %d bytes as JSON, at most %d are allowed", n, kvText)
+	}
 	c := Claim{Now: time.Now().UnixMilli()}
+	var failed error
 	start, left := int(s.turn.Add(1)), opts.bytes()
 	for n := range s.shards {
-		var got []*Record
-		var more bool
-		err := s.change(ctx, (start+n)%len(s.shards), func(sh *shard, _ int64) (bool, error) {
-			got, more = sh.claim(&opts, opts.Limit-len(c.Records), left, c.Now)
-			return len(got) > 0, nil
-		})
+		got, more, err := s.claimFrom(ctx, (start+n)%len(s.shards), &opts, opts.Limit-len(c.Records), left, c.Now)
 		if err != nil {
-			if len(c.Records) > 0 {
-				break // what was claimed is claimed
+			failed = err
+			if errors.Is(err, jetstream.ErrTooLarge) {
+				continue // it holds up no other
 			}
-			return Claim{}, err
+			break
 		}
 		c.Records = append(c.Records, got...)
 		c.More = c.More || more
@@ -254,30 +238,34 @@ func (s *KVStore) Claim(ctx context.Context, opts ClaimOptions) (Claim, error) {
 			break
 		}
 	}
-	return c, nil
+	if failed != nil && len(c.Records) == 0 {
+		return Claim{}, failed
+	}
+	return c, nil // what was claimed is claimed
 }
 
-func (sh *shard) claim(opts *ClaimOptions, most, left int, now int64) (got []*Record, more bool) {
-	waits := make(map[string]bool) // lanes that something waits in
-	for _, r := range sh.Records {
-		lane := r.lane()
+// claimFrom claims in one shard. Where the entry would be too large it claims fewer; when not even one fits, that is an error
+// unless some are claimed already: when those are settled there is room.
+func (s *KVStore) claimFrom(ctx context.Context, i int, opts *ClaimOptions, most, left int, now int64) (got []*Record, more bool, err error) {
+	for {
+		waits := false
+		err = s.change(ctx, i, func(sh *shard, _ int64) (bool, error) {
+			waits = sh.hasClaimed()
+			got, more = sh.claim(opts, most, left, now)
+			return len(got) > 0, nil
+		})
+		large := errors.Is(err, jetstream.ErrTooLarge)
 		switch {
-		case waits[lane]:
-		case r.Status == Errored && opts.PassErrors:
-		case r.Status != Pending || r.NextAt > now || slices.Contains(opts.ExceptTopics, r.Topic):
-			waits[lane] = true
-		case len(got) == most || len(r.Payload) > left && left < opts.bytes():
-			return got, true
+		case err == nil:
+			return got, more, nil
+		case large && len(got) > 1:
+			most = len(got) / 2
+		case large && waits:
+			return nil, false, nil
 		default:
-			left -= len(r.Payload)
-			r.Status, r.ClaimedBy, r.LeaseUntil = Claimed, opts.Worker, now+opts.Lease.Milliseconds()
-			if r.PublishBegan == 0 {
-				r.PublishBegan = now
-			}
-			got = append(got, r)
+			return nil, false, err
 		}
 	}
-	return got, false
 }
 
 // byShard deals records out to their shards.
@@ -321,7 +309,8 @@ func (s *KVStore) Renew(ctx context.Context, worker string, lease time.Duration,
 	return lost, nil
 }
 
-// Settle implements Store. What is settled at once is in one write for each shard, so for each lane.
+// Settle implements Store. What is settled at once is in one write for each shard, so for each lane. Where an entry would be
+// too large, the errors' texts are left out.
 func (s *KVStore) Settle(ctx context.Context, worker string, st Settlement) error {
 	failed := make(map[string]*Failure, len(st.Failed))
 	all := slices.Clone(st.Sent)
@@ -330,17 +319,10 @@ func (s *KVStore) Settle(ctx context.Context, worker string, st Settlement) erro
 		all = append(all, st.Failed[i].Record)
 	}
 	for i, ids := range s.byShard(all) {
-		err := s.change(ctx, i, func(sh *shard, now int64) (bool, error) {
-			before, changed := len(sh.Records), false
-			sh.Records = slices.DeleteFunc(sh.Records, func(r *Record) bool { return ids[r.ID] && failed[r.ID] == nil })
-			for _, r := range sh.Records {
-				if f := failed[r.ID]; f != nil && r.Status == Claimed && r.ClaimedBy == worker {
-					r.fail(f, now)
-					changed = true
-				}
-			}
-			return changed || len(sh.Records) < before, nil
-		})
+		err := s.settle(ctx, i, worker, ids, failed, true)
+		if errors.Is(err, jetstream.ErrTooLarge) {
+			err = s.settle(ctx, i, worker, ids, failed, false)
+		}
 		if err != nil {
 			return err
 		}
@@ -348,20 +330,20 @@ func (s *KVStore) Settle(ctx context.Context, worker string, st Settlement) erro
 	return nil
 }
 
-func (r *Record) fail(f *Failure, now int64) {
-	r.Status, r.ClaimedBy, r.LeaseUntil, r.NextAt = Pending, "", 0, now+f.Delay.Milliseconds()
-	if f.Park {
-		r.Status = Errored
-	}
-	if f.Counts {
-		r.Attempts++
-	}
-	if f.Unsent {
-		r.PublishBegan = 0
-	}
-	if f.Err != "" {
-		r.LastErr = errText(f.Err)
-	}
+// settle settles the records of one shard; those of ids that are not in failed were sent. texts says whether the texts of
+// errors are kept.
+func (s *KVStore) settle(ctx context.Context, i int, worker string, ids map[string]bool, failed map[string]*Failure, texts bool) error {
+	return s.change(ctx, i, func(sh *shard, now int64) (bool, error) {
+		before, changed := len(sh.Records), false
+		sh.Records = slices.DeleteFunc(sh.Records, func(r *Record) bool { return ids[r.ID] && failed[r.ID] == nil })
+		for _, r := range sh.Records {
+			if f := failed[r.ID]; f != nil && r.Status == Claimed && r.ClaimedBy == worker {
+				r.fail(f, now, texts)
+				changed = true
+			}
+		}
+		return changed || len(sh.Records) < before, nil
+	})
 }
 
 // RequeueExpired implements Store.
