@@ -177,7 +177,7 @@ func keyChanged(err error) bool {
 // written meanwhile may come twice, the newer entry later; it ends when it has caught up with those who write. It stops when
 // f returns an error, and returns that. What it reads it may read at a replica that is behind.
 func (c *Collection) Each(ctx context.Context, f func(*Entry) error) error {
-	_, err := c.bus.readAll(ctx, c.stream(), 1, nil, func(m *storedMsg) error { return stopped(f(c.entry(m))) })
+	_, err := c.bus.readAll(ctx, c.stream(), time.Time{}, 1, nil, func(m *storedMsg) error { return stopped(f(c.entry(m))) })
 	if own := (*stopError)(nil); errors.As(err, &own) {
 		return own.err
 	}

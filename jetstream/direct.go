@@ -63,6 +63,7 @@ func (b *Bus) direct(ctx context.Context, stream string, q *directQuery, f func(
 	if err := l.nc.PublishMsg(&nats.Msg{Subject: b.api + "DIRECT.GET." + stream, Reply: inbox, Data: req}); err != nil {
 		return fail(err)
 	}
+	size := 0
 	alive := time.NewTicker(250 * time.Millisecond)
 	defer alive.Stop()
 	for {
@@ -85,9 +86,15 @@ func (b *Bus) direct(ctx context.Context, stream string, q *directQuery, f func(
 			switch status := m.Header.Get("Status"); status {
 			case "204":
 				end.pending, end.last, end.upTo = headerNumber(m, headerPending), headerNumber(m, headerLastSequence), headerNumber(m, headerUpTo)
+				if size >= q.MaxBytes && q.MultiLast != nil {
+					end.pending = max(1, end.pending) // nats-server 2.11 counts one too few
+				}
 				return end, nil
 			case "404":
-				return end, nil // there is nothing
+				if end.got > 0 {
+					end.pending = 1 // what it was about to send was removed
+				}
+				return end, nil // there is nothing, or no more
 			case "503":
 				return fail(errNoDirect)
 			default:
@@ -95,6 +102,7 @@ func (b *Bus) direct(ctx context.Context, stream string, q *directQuery, f func(
 			}
 		}
 		end.got++
+		size += m.Size()
 		at, err := time.Parse(time.RFC3339Nano, last(m.Header[headerTime]))
 		if err != nil {
 			return fail(err)
@@ -103,6 +111,7 @@ func (b *Bus) direct(ctx context.Context, stream string, q *directQuery, f func(
 		if err := f(stored, headerNumber(m, headerPending)); err != nil {
 			return end, err
 		}
+		end.last = stored.seq
 	}
 }
 

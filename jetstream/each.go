@@ -22,7 +22,7 @@ func stopped(err error) error {
 func (b *Bus) EachLatest(ctx context.Context, topic string, f func(*Event) error) error {
 	t, err := b.compacted(ctx, topic)
 	if err == nil {
-		_, err = b.readAll(ctx, t.bucket.stream, 1, nil, func(m *storedMsg) error {
+		_, err = b.readAll(ctx, t.bucket.stream, time.Time{}, 1, nil, func(m *storedMsg) error {
 			if e, _, ok := t.entry(m); ok {
 				return stopped(f(e))
 			}
@@ -42,58 +42,116 @@ func (b *Bus) EachLatest(ctx context.Context, topic string, f func(*Event) error
 // readAll calls f for every message, from a sequence on, of a stream that keeps one a subject, until it has caught up with
 // those who write; of given subjects only, if there are any (directMost at most). What replaces a message lies behind all
 // others: so no subject is left out, however often it is written meanwhile, and f may get one twice, the newer one later. It
-// returns the sequence behind which everything is new.
+// returns the sequence behind which everything is new. It fails when the stream is not the one that was made at a moment
+// (zero: whichever there is), or is made anew meanwhile.
 //
 // It has caught up when one direct get has reached the end of a replica that has all that the leader had when it was asked
 // before: what was passed earlier and is not replaced was there then.
-func (b *Bus) readAll(ctx context.Context, stream string, from uint64, subjects []string, f func(*storedMsg) error) (uint64, error) {
+func (b *Bus) readAll(ctx context.Context, stream string, created time.Time, from uint64, subjects []string, f func(*storedMsg) error) (uint64, error) {
+	r := allRead{bus: b, stream: stream, created: created, subjects: subjects, f: f, from: from}
 	for failed := 0; ; {
-		info, err := b.findStream(ctx, stream)
-		if err != nil {
-			return from, err
-		}
-		began, end, caughtUp := from, info.State.LastSeq, false
-		if most := uint64(2 * directMost); subjects == nil && info.State.Msgs > most && end > from+most { // one consumer costs less than many counts
-			from, err = b.readOn(ctx, stream, from, math.MaxUint64-1, false, f)
-		}
-		if err == nil && from == began {
-			var more bool
-			from, more, err = b.readBatch(ctx, stream, directQuery{Seq: from, MultiLast: subjects}, math.MaxUint64, f)
-			caughtUp = !more && from > end
-			if err == nil && from == began && !caughtUp { // that replica is behind, or the last message is not replaced but gone
-				caughtUp, err = b.nothingFrom(ctx, stream, from, subjects)
-			}
-		}
+		began := r.from
+		done, err := r.round(ctx)
 		var own *stopError
 		switch {
-		case err == nil && caughtUp:
-			return from, nil
+		case done:
+			return r.from, nil
 		case errors.As(err, &own):
-			return from, own.err
+			return r.from, own.err
 		case ctx.Err() != nil:
-			return from, ctx.Err()
-		case from > began:
+			return r.from, ctx.Err()
+		case errors.Is(err, ErrNotFound), errors.Is(err, errAnew), errors.Is(err, errNoDirectReads):
+			return r.from, err
+		case r.from > began:
 			failed = 0
 			continue
 		}
 		if failed++; failed == readAgain {
-			return from, cmp.Or(err, errBehind)
+			return r.from, cmp.Or(err, errBehind)
 		}
 		if err := b.pause(ctx, 100*time.Millisecond); err != nil {
-			return from, err
+			return r.from, err
 		}
 	}
 }
 
-// nothingFrom asks whether a stream has no message from a sequence on: its leader, or, about given subjects, any replica.
-func (b *Bus) nothingFrom(ctx context.Context, stream string, seq uint64, subjects []string) (bool, error) {
-	if subjects != nil {
-		got, err := b.direct(ctx, stream, &directQuery{Seq: seq, MultiLast: subjects, Batch: 1}, func(*storedMsg, uint64) error { return nil })
-		return got.got == 0 && !got.garbled, err
+var (
+	errAnew          = errors.New("jetstream: a stream was made anew while it was read")
+	errNoDirectReads = &Error{Code: CodeBadTopic, Msg: "the topic's bucket does not allow direct reads: repair it (eventhub topics repair)"}
+)
+
+// allRead is where one readAll is.
+type allRead struct {
+	bus      *Bus
+	stream   string
+	subjects []string
+	f        func(*storedMsg) error
+
+	from    uint64
+	created time.Time
+	little  bool // what is left is little enough for direct gets
+}
+
+// round reads on, and reports whether it has caught up.
+func (r *allRead) round(ctx context.Context) (done bool, err error) {
+	info, err := r.bus.findStream(ctx, r.stream) // the leader answers
+	if err != nil {
+		return false, err
 	}
-	_, err := b.getMsg(ctx, stream, map[string]any{"seq": seq, "next_by_subj": ">"})
-	if errors.Is(err, ErrNotFound) {
+	end := info.State.LastSeq
+	switch {
+	case r.created.IsZero():
+		r.created = info.Created
+	case !info.Created.Equal(r.created):
+		return false, errAnew
+	}
+	const many = 2 * directMost // one consumer costs less than so many counts
+	switch {
+	case end+1 < r.from:
+		return false, errBehind // a new leader may be, for a moment
+	case !info.Config.AllowDirect:
+		return false, errNoDirectReads
+	case r.subjects == nil && !r.little && info.State.Msgs > many && end > r.from+many:
+		r.little = true
+		r.from, err = r.bus.readOn(ctx, r.stream, r.from, math.MaxUint64-1, false, r.f)
+		return false, err
+	}
+	next, got, err := r.bus.readBatch(ctx, r.stream, directQuery{Seq: r.from, MultiLast: r.subjects}, math.MaxUint64, r.f)
+	began := r.from
+	if err == nil && got.garbled && r.subjects == nil { // a consumer hands on what has a header that no client can read
+		_, err = r.bus.readOn(ctx, r.stream, began, next-1, false, r.f)
+	}
+	if err == nil || next > began && !got.garbled {
+		r.from, r.little = next, got.pending <= many
+	}
+	switch {
+	case err != nil || got.pending > 0:
+		return false, err
+	case next > end:
 		return true, nil
+	case got.upTo > 0 || next > began:
+		return false, nil // that replica is behind, or just a little
 	}
-	return false, err
+	// That replica has nothing. Perhaps there is nothing: the last message may not be replaced but gone.
+	left, err := r.bus.leaderNext(ctx, r.stream, r.from, r.subjects)
+	return err == nil && left == 0, err
+}
+
+// leaderNext asks the leader of a stream for the sequence of the first message from one on, of given subjects if there are
+// any; 0 for none.
+func (b *Bus) leaderNext(ctx context.Context, stream string, seq uint64, subjects []string) (first uint64, err error) {
+	if subjects == nil {
+		subjects = []string{">"}
+	}
+	for _, subject := range subjects {
+		m, err := b.getMsg(ctx, stream, map[string]any{"seq": seq, "next_by_subj": subject})
+		switch {
+		case errors.Is(err, ErrNotFound):
+		case err != nil:
+			return 0, err
+		case first == 0 || m.seq < first:
+			first = m.seq
+		}
+	}
+	return first, nil
 }

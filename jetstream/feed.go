@@ -205,6 +205,12 @@ func (b *Bus) readTo(ctx context.Context, stream string, from, end uint64, heade
 		if err == nil && next <= end {
 			next, err = b.readRest(ctx, stream, next, end, f)
 		}
+		if err == nil && next <= end { // a replica has no more: what does the leader say?
+			var left uint64
+			if left, err = b.leaderNext(ctx, stream, next, nil); left > 0 && left <= end {
+				err = errBehind
+			}
+		}
 		var own *stopError
 		switch {
 		case err == nil:
@@ -233,19 +239,22 @@ func (b *Bus) readTo(ctx context.Context, stream string, from, end uint64, heade
 // on with. Unlike a consumer's count of what is pending, the end of a direct get is exact.
 func (b *Bus) readRest(ctx context.Context, stream string, from, end uint64, f func(*storedMsg) error) (next uint64, err error) {
 	for more := true; more && from <= end; {
-		if from, more, err = b.readBatch(ctx, stream, directQuery{Seq: from}, end, f); err != nil {
+		var got directEnd
+		if from, got, err = b.readBatch(ctx, stream, directQuery{Seq: from}, end, f); err != nil {
 			break
 		}
+		more = got.pending > 0
 	}
 	return from, err
 }
 
-// readBatch is one direct get. next is the sequence to go on with, more says that the answer had no room for all.
-func (b *Bus) readBatch(ctx context.Context, stream string, q directQuery, end uint64, f func(*storedMsg) error) (next uint64, more bool, err error) {
+// readBatch is one direct get. next is the sequence to go on with: of given subjects, one beyond all that the replica had, if
+// it had any of them.
+func (b *Bus) readBatch(ctx context.Context, stream string, q directQuery, end uint64, f func(*storedMsg) error) (next uint64, got directEnd, err error) {
 	if next = q.Seq; q.MultiLast == nil {
 		q.Batch = directMost
 	}
-	got, err := b.direct(ctx, stream, &q, func(m *storedMsg, _ uint64) error {
+	got, err = b.direct(ctx, stream, &q, func(m *storedMsg, _ uint64) error {
 		if m.seq > end {
 			return errStopWalk
 		}
@@ -255,13 +264,13 @@ func (b *Bus) readBatch(ctx context.Context, stream string, q directQuery, end u
 		next = m.seq + 1
 		return nil
 	})
-	switch more = got.pending > 0; {
+	switch {
 	case errors.Is(err, errStopWalk):
-		return end + 1, false, nil
-	case !more && err == nil:
+		return end + 1, directEnd{}, nil
+	case err == nil && got.pending == 0:
 		next = max(next, got.upTo+1)
 	}
-	return max(next, got.last+1), more, err // last: that of a message that cannot be read
+	return max(next, got.last+1), got, err // last: that of a message that cannot be read
 }
 
 // stopError is an error of a reader's own function.

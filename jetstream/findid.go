@@ -71,22 +71,19 @@ func (b *Bus) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool, c
 	return found, !mayHaveDropped(info, s.Since), nil
 }
 
-// mayHaveDropped says that the limits of a stream may have removed something that was stored since a moment.
+// mayHaveDropped says that the limits of a stream may have removed something that was stored since a moment. What they are now
+// says nothing of what they were then.
 func mayHaveDropped(info *natsjs.StreamInfo, since time.Time) bool {
 	state, cfg := &info.State, &info.Config
-	if state.FirstSeq <= 1 || state.Msgs > 0 && !state.FirstTime.After(since) {
-		return false // all that was stored since is there
-	}
 	if !state.LastTime.IsZero() && state.LastTime.Before(since) {
-		return false // nothing was
+		return false // nothing was stored since
 	}
-	byAgeOnly := cfg.MaxMsgs <= 0 && cfg.MaxBytes <= 0 && cfg.MaxMsgsPerSubject <= 0 && !cfg.AllowMsgTTL && cfg.Retention == natsjs.LimitsPolicy
-	young := cfg.MaxAge == 0 || time.Since(since) < cfg.MaxAge-clockMargin
-	return !byAgeOnly || !young
+	fromTheMiddle := cfg.MaxMsgsPerSubject > 0 || cfg.AllowMsgTTL || cfg.Retention != natsjs.LimitsPolicy
+	if fromTheMiddle && state.Msgs != state.LastSeq+1-state.FirstSeq {
+		return true
+	}
+	return state.FirstSeq > 1 && (state.Msgs == 0 || state.FirstTime.After(since))
 }
-
-// clockMargin is how far the clocks of the hub and of NATS may be apart where ages are compared.
-const clockMargin = time.Minute
 
 // DuplicateWindow is how long the topic's stream remembers the ids of events: a publish with one of them stores nothing. It
 // returns ErrNotFound when the topic does not exist.

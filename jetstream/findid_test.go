@@ -26,6 +26,15 @@ func TestFindIDs(t *testing.T) {
 	put("fam.x", "k", "1")
 	put("fam.y", "k", "2")
 	put("few", "k", "1", "2", "3", "4", "5")
+	for _, name := range []string{"one", "whole"} {
+		if _, err := b.js.CreateStream(t.Context(), natsjs.StreamConfig{
+			Name: name, Subjects: []string{"event." + name, "keyed.*." + name}, MaxMsgsPerSubject: 1, Duplicates: time.Minute,
+		}); err != nil {
+			t.Fatal(err)
+		}
+		put(name, "j", "1")
+	}
+	put("one", "k", "2", "3")
 	// Of what topic old keeps for a week, a native client removes the first; of brief, the server does.
 	put("old", "", "0", "2")
 	old, err := b.js.Stream(t.Context(), "old")
@@ -57,7 +66,9 @@ func TestFindIDs(t *testing.T) {
 		{"dropped", IDSearch{Topic: "few", IDs: []string{"1", "4"}}, []string{"4"}, false},
 		{"not dropped", IDSearch{Topic: "few", IDs: []string{"4"}}, []string{"4"}, true},
 		{"of a key, dropped", IDSearch{Topic: "few", Key: "k", IDs: []string{"1"}}, nil, false},
-		{"nothing of that time was dropped", IDSearch{Topic: "old", IDs: []string{"1"}}, nil, true},
+		{"removed by a native client", IDSearch{Topic: "old", IDs: []string{"1"}}, nil, false},
+		{"dropped from the middle", IDSearch{Topic: "one", IDs: []string{"2"}}, nil, false},
+		{"nothing dropped from the middle", IDSearch{Topic: "whole", IDs: []string{"2"}}, nil, true},
 		{"dropped by age", IDSearch{Topic: "brief", IDs: []string{"1"}}, nil, false},
 		{"dropped by age, and nothing since", IDSearch{Topic: "brief", IDs: []string{"1"}, Since: expired}, nil, true},
 		{"later", IDSearch{Topic: "few", IDs: []string{"1"}, Since: time.Now().Add(time.Minute)}, nil, true},

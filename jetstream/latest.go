@@ -119,8 +119,8 @@ func (r *keysRead) subject(key string) string {
 }
 
 func (r *keysRead) chunk(ctx context.Context, q *directQuery, keys []string) error {
-	garbled := false
-	for {
+	unsure := false // something was not read that a replica had
+	for upTo := uint64(0); ; {
 		end, err := r.bus.direct(ctx, r.stream(), q, func(m *storedMsg, _ uint64) error {
 			r.take(m)
 			return nil
@@ -128,13 +128,14 @@ func (r *keysRead) chunk(ctx context.Context, q *directQuery, keys []string) err
 		if err != nil {
 			return err
 		}
-		garbled = garbled || end.garbled
+		unsure = unsure || end.garbled || end.upTo < upTo // the second: another replica, which is behind the first
+		upTo = max(upTo, end.upTo)
 		if end.pending == 0 || end.last < q.Seq {
 			break
 		}
 		q.Seq = end.last + 1 // it was cut at directBytes; what is replaced meanwhile lies behind
 	}
-	if !garbled {
+	if !unsure {
 		return nil
 	}
 	var missing []string

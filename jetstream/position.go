@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/google/uuid"
@@ -116,9 +117,9 @@ func madeAt(id string) (time.Time, bool) {
 	return farthest(time.UnixMilli(ms)), true
 }
 
-// farthest keeps a time within what JSON can say.
+// farthest keeps a time within what the server can count, in nanoseconds: one beyond would mean the past.
 func farthest(t time.Time) time.Time {
-	if most := time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC); t.After(most) {
+	if most := time.Unix(0, math.MaxInt64); t.After(most) {
 		return most
 	}
 	return t

@@ -18,9 +18,9 @@ const (
 // Watch calls f with the newest event of each of keys of a compacted topic (none: of all keys; at most 1,000, whose names have
 // 256 KiB together), removed ones left out; then once with nil; and then with every change, tombstones included, until ctx
 // ends or f returns an error, which it returns. What changes while the keys are read may come before the nil, tombstones
-// included: that comes when f has caught up with those who write. Nothing is left out, and no key ever goes back in time: of
-// changes that follow each other closely, the newest may stand for all. A lost connection, or a bucket that was removed, is no
-// end: it goes on by itself. The topic is made when it does not exist yet.
+// included, and so may those of a bucket with several copies: the nil comes when f has caught up with those who write. Nothing
+// is left out, and no key ever goes back in time: of changes that follow each other closely, the newest may stand for all. A
+// lost connection, or a bucket that was removed, is no end: it goes on by itself. The topic is made when it does not exist yet.
 //
 // f is called from the goroutine that called Watch, and holds up nobody else.
 func (b *Bus) Watch(ctx context.Context, topic string, keys []string, f func(*Event) error) error {
@@ -52,7 +52,7 @@ type watch struct {
 	bucketSeq uint64    // the last entry that was read
 	present   uint64    // entries up to this one are what the bucket held at first
 	told      bool      // f(nil) was called
-	single    bool      // the bucket keeps one entry a key, as it should
+	single    bool      // the bucket has one entry a key, the same for all who read: a tombstone at first replaces nothing that was seen
 
 	// ident and seq say what the newest event was that was handed on: what is older than that, and of the same stream, was
 	// handed on already. Only a repair brings such entries.
@@ -73,7 +73,7 @@ func (w *watch) follow(ctx context.Context) error {
 			w.origin = origin{}
 		}
 	}
-	w.single = info.Config.MaxMsgsPerSubject == 1
+	w.single = info.Config.MaxMsgsPerSubject == 1 && info.Config.Replicas == 1
 	switch {
 	case w.created.IsZero():
 		w.created, w.present = info.Created, info.State.LastSeq
@@ -99,12 +99,18 @@ func (w *watch) follow(ctx context.Context) error {
 		return err
 	}
 	defer feed.close(ctx)
+	if info, err = w.bus.findStream(ctx, w.topic.bucket.stream); err != nil {
+		return err
+	}
+	if !info.Created.Equal(w.created) {
+		return errAnew // a feed that begins behind the end of another stream is silent
+	}
 	for {
 		m, _, err := feed.next(ctx, 0)
 		if err != nil {
 			return err
 		}
-		if err := w.take(m); err != nil {
+		if err := w.take(ctx, m); err != nil {
 			return err
 		}
 	}
@@ -112,7 +118,7 @@ func (w *watch) follow(ctx context.Context) error {
 
 // readPresent hands on what is there, and says so.
 func (w *watch) readPresent(ctx context.Context) error {
-	next, err := w.bus.readAll(ctx, w.topic.bucket.stream, w.bucketSeq+1, w.subjects(), w.take)
+	next, err := w.bus.readAll(ctx, w.topic.bucket.stream, w.created, w.bucketSeq+1, w.subjects(), func(m *storedMsg) error { return w.take(ctx, m) })
 	if err != nil {
 		return err
 	}
@@ -148,7 +154,7 @@ func (w *watch) subjects() []string {
 }
 
 // take hands an entry on unless it is older than what was.
-func (w *watch) take(m *storedMsg) error {
+func (w *watch) take(ctx context.Context, m *storedMsg) error {
 	w.bucketSeq = m.seq
 	e, at, ok := w.topic.entry(m)
 	if !ok {
@@ -162,8 +168,16 @@ func (w *watch) take(m *storedMsg) error {
 		if w.hidden[e.Key] = at.seq; !old {
 			delete(w.hidden, e.Key)
 		}
-	} else if old && (w.told || m.seq > w.present) {
+	} else if old && w.told {
 		return nil
+	} else if old && m.seq > w.present {
+		// A repair has put it there, perhaps for a foreign entry that was never seen: the newest is right in any case.
+		var err error
+		if e, err = w.bus.latest(ctx, w.topic, e.Key); errors.Is(err, ErrNotFound) {
+			return nil
+		} else if err != nil {
+			return err
+		}
 	}
 	if !old {
 		w.origin = at
