@@ -3,9 +3,12 @@ package outbox
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 
@@ -106,6 +109,9 @@ func (r *Record) check(maxPayload int) error {
 			}
 		}
 	}
+	if field := r.noUTF8(); field != "" {
+		return bad("%s is no valid UTF-8", field)
+	}
 	opts := r.options()
 	if err := opts.Check(); err != nil {
 		return err
@@ -117,9 +123,32 @@ func (r *Record) check(maxPayload int) error {
 		return &jetstream.Error{Code: jetstream.CodePublishFailed, Msg: fmt.Sprintf("the payload has %d bytes, at most %d are allowed", len(r.Payload), maxPayload), Err: jetstream.ErrTooLarge}
 	}
 	if !jetstream.ValidPayload(r.Payload) {
-		return bad("the payload is no JSON in UTF-8, or is nested too deeply")
+		return bad("%v", errBadPayload)
 	}
 	return nil
+}
+
+var errBadPayload = errors.New("the payload is no JSON in UTF-8, or is nested too deeply")
+
+// noUTF8 names a field that is no valid UTF-8, which databases either refuse, with all of the transaction, or keep as
+// something else. The bus refuses ids and keys of that kind, and names of headers that are not ASCII.
+func (r *Record) noUTF8() string {
+	switch bad := func(s string) bool { return !utf8.ValidString(s) }; {
+	case bad(r.Type):
+		return "the type"
+	case bad(r.SID):
+		return "sid"
+	case slices.ContainsFunc(r.Tags, bad):
+		return "an entry of tags"
+	case slices.ContainsFunc(r.CausedBy, bad):
+		return "an entry of caused_by"
+	}
+	for name, value := range r.Headers {
+		if !utf8.ValidString(value) {
+			return "the header " + strings.ToValidUTF8(name, "\uFFFD")
+		}
+	}
+	return ""
 }
 
 const typeHeader = "type"
@@ -140,10 +169,11 @@ func (r *Record) options() jetstream.PublishOptions {
 }
 
 // lane is what is published in order: a topic and key, or a record without a key for itself. The SQL tables have the same as
-// a column. No topic begins with a slash or has one in it.
+// a column. No topic has a slash in it, so that no two lanes are the same, and those of a topic have two beginnings that are
+// only theirs.
 func (r *Record) lane() string {
 	if r.Key == "" {
-		return "/" + r.ID
+		return "/" + r.Topic + "/" + r.ID
 	}
 	return r.Topic + "/" + r.Key
 }

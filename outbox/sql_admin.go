@@ -14,22 +14,16 @@ func (s *SQLStore) Stats(ctx context.Context) (Stats, error) {
 	return st, s.wrap("stats", err)
 }
 
+// statsQuery reads nothing but the index of lanes, which has all that it asks for.
+const statsQuery = `SELECT COUNT(*) FILTER (WHERE status = 'pending'), COUNT(*) FILTER (WHERE status = 'claimed'), COUNT(*) FILTER (WHERE status = 'error'),
+  COALESCE({now} - MIN(added_at) FILTER (WHERE status <> 'error'), 0)
+FROM {table} WHERE status <> 'sent'`
+
 func (s *SQLStore) stats(ctx context.Context) (st Stats, err error) {
-	rows, err := s.db.QueryContext(ctx, s.q("SELECT status, COUNT(*), {now} - MIN(added_at) FROM {table} WHERE status <> 'sent' GROUP BY status"))
-	if err != nil {
-		return Stats{}, err
-	}
-	defer func() { _ = rows.Close() }()
-	for rows.Next() {
-		var status Status
-		var n int
-		var age int64
-		if err := rows.Scan(&status, &n, &age); err != nil {
-			return Stats{}, err
-		}
-		st.count(status, n, age)
-	}
-	return st, rows.Err()
+	var age int64 // in milliseconds; of something added before the clock went back, it is negative
+	err = s.db.QueryRowContext(ctx, s.q(statsQuery)).Scan(&st.Pending, &st.Claimed, &st.Errors, &age)
+	st.OldestAge = max(0, time.Duration(age)*time.Millisecond)
+	return st, err
 }
 
 // count adds n records of a status, the oldest of which has an age in milliseconds.
@@ -85,5 +79,7 @@ func (s *SQLStore) Purge(ctx context.Context, opts PurgeOptions) (int, error) {
 		which += " AND o.id {ids}"
 		args = append(args, idList(opts.IDs))
 	}
-	return s.exec(ctx, "purge", "DELETE FROM {table} WHERE id {in SELECT o.id FROM {table} o WHERE "+which+" LIMIT ? in}", append(args, opts.limit())...)
+	// As in a claim, the status is asked for twice: a row that was retried between the query and the deletion stays.
+	return s.exec(ctx, "purge", "DELETE FROM {table} WHERE status = ? AND id {in SELECT o.id FROM {table} o WHERE "+which+" LIMIT ?{unlocked} in}",
+		append(append([]any{string(opts.Status)}, args...), opts.limit())...)
 }

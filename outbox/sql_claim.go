@@ -120,23 +120,50 @@ func passed(opts *ClaimOptions) string {
 	return ""
 }
 
-// due says of row o whether it can be claimed. Its parameter is the topics to leave out.
-const due = "CASE WHEN o.status = 'pending' AND o.next_at <= {now} AND NOT o.aggregatetype {ids} THEN 1 ELSE 0 END"
+// due says of row o whether it can be claimed. Its parameter is the topics to leave out, if there are any.
+func due(opts *ClaimOptions) string {
+	not := ""
+	if len(opts.ExceptTopics) > 0 {
+		not = " AND NOT o.aggregatetype {ids}"
+	}
+	return "CASE WHEN o.status = 'pending' AND o.next_at <= {now}" + not + " THEN 1 ELSE 0 END"
+}
 
-// look reads the first rows of the next lanes behind one. It goes from lane to lane by the index, in small queries that leave
-// the database no other way.
-func (s *SQLStore) look(ctx context.Context, opts *ClaimOptions, behind string, most int) ([]candidate, error) {
-	next := func(of, behind string) string {
-		return "(SELECT " + of + " FROM {table} o WHERE o.status <> 'sent'" + passed(opts) + " AND o.lane " + behind + " LIMIT 1)"
+// behind is where to go on from lane l.lane. Its parameter is the topics to leave out, if there are any: all lanes of such a
+// topic that begin as this one does are passed at once. '0' is the byte after '/', and as topics have no slash, nothing else
+// lies in between.
+func behind(opts *ClaimOptions) string {
+	if len(opts.ExceptTopics) == 0 {
+		return "l.lane"
+	}
+	return "CASE WHEN {topic} {ids} THEN CASE WHEN l.lane LIKE '/%' THEN '/' ELSE '' END || {topic} || '0' ELSE l.lane END"
+}
+
+// look reads the first rows of the next lanes after one. It goes from lane to lane by the index, in small queries that leave
+// the database no other way. Of a topic to leave out it looks at two lanes, one with a key and one without, however many
+// there are.
+func (s *SQLStore) look(ctx context.Context, opts *ClaimOptions, after string, most int) ([]candidate, error) {
+	query, args := lookQuery(opts, after, most)
+	return s.candidates(ctx, query, args...)
+}
+
+func lookQuery(opts *ClaimOptions, after string, most int) (query string, args []any) {
+	args = []any{after, most}
+	if len(opts.ExceptTopics) > 0 {
+		except := idList(opts.ExceptTopics)
+		args = []any{after, except, most, except}
+	}
+	next := func(of, lane string) string {
+		return "(SELECT " + of + " FROM {table} o WHERE o.status <> 'sent'" + passed(opts) + " AND o.lane " + lane + " LIMIT 1)"
 	}
 	first := "= l.lane ORDER BY o.seq"
-	return s.candidates(ctx, `WITH RECURSIVE lanes (lane, n) AS (
-  SELECT `+next("o.lane", "> ? ORDER BY o.lane")+`, 1
+	return `WITH RECURSIVE lanes (lane, n) AS (
+  SELECT ` + next("o.lane", "> ? ORDER BY o.lane") + `, 1
   UNION ALL
-  SELECT `+next("o.lane", "> l.lane ORDER BY o.lane")+`, l.n + 1 FROM lanes l WHERE l.lane IS NOT NULL AND l.n < ?
+  SELECT ` + next("o.lane", "> "+behind(opts)+" ORDER BY o.lane") + `, l.n + 1 FROM lanes l WHERE l.lane IS NOT NULL AND l.n < ?
 )
-SELECT l.lane, `+next("o.id", first)+`, `+next(due, first)+`, `+next("octet_length(o.payload)", first)+`
-FROM lanes l WHERE l.lane IS NOT NULL ORDER BY l.n`, behind, most, idList(opts.ExceptTopics))
+SELECT l.lane, ` + next("o.id", first) + `, ` + next(due(opts), first) + `, ` + next("octet_length(o.payload)", first) + `
+FROM lanes l WHERE l.lane IS NOT NULL ORDER BY l.n`, args
 }
 
 // followers reads the first rows of lanes, at most each of one, in order.
@@ -148,14 +175,17 @@ func (s *SQLStore) followers(ctx context.Context, opts *ClaimOptions, heads []ca
 	row := func(what string) string {
 		return "(SELECT " + what + " FROM {table} o WHERE o.status <> 'sent' AND o.lane = r.lane AND o.seq = r.seq)"
 	}
+	args := []any{idList(ids), each}
+	if len(opts.ExceptTopics) > 0 {
+		args = append(args, idList(opts.ExceptTopics))
+	}
 	return s.candidates(ctx, `WITH RECURSIVE run (lane, seq, n) AS (
   SELECT o.lane, o.seq, 1 FROM {table} o WHERE o.id {ids} AND o.status <> 'sent'
   UNION ALL
   SELECT r.lane, (SELECT o.seq FROM {table} o WHERE o.status <> 'sent'`+passed(opts)+` AND o.lane = r.lane AND o.seq > r.seq ORDER BY o.seq LIMIT 1), r.n + 1
   FROM run r WHERE r.seq IS NOT NULL AND r.n < ?
 )
-SELECT r.lane, `+row("o.id")+`, `+row(due)+`, `+row("octet_length(o.payload)")+` FROM run r WHERE r.seq IS NOT NULL ORDER BY r.n`,
-		idList(ids), each, idList(opts.ExceptTopics))
+SELECT r.lane, `+row("o.id")+`, `+row(due(opts))+`, `+row("octet_length(o.payload)")+` FROM run r WHERE r.seq IS NOT NULL ORDER BY r.n`, args...)
 }
 
 func (s *SQLStore) candidates(ctx context.Context, query string, args ...any) ([]candidate, error) {

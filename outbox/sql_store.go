@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"unicode/utf8"
+
+	"eventhub/jetstream"
 )
 
 // Dialect is how a database writes SQL.
@@ -27,7 +29,8 @@ const DefaultTable = "outbox"
 
 // SQLConfig configures a SQLStore.
 type SQLConfig struct {
-	// Dialect is that of the database: SQLite 3.43 or PostgreSQL 12 or newer, whose encoding must be UTF8. Required.
+	// Dialect is that of the database: SQLite 3.43 or PostgreSQL 12 or newer, whose encoding must be UTF8. Required. Services
+	// that only write, with plain SQL, can do with SQLite 3.37, which is the first that can open such a table.
 	Dialect Dialect
 	// DB is the database, owned by the caller. Without it the store can only Add, which is all that a service needs whose
 	// rows are drained elsewhere.
@@ -40,8 +43,9 @@ type SQLConfig struct {
 	// Otherwise plans that were made for a small table are used on one that has grown, until the database analyzes it (a
 	// minute or so); and behind a pooler that deals connections out by transaction they do not work at all.
 	DB *sql.DB
-	// Table is the table's name: lower-case letters, digits and _, at most 40. Default DefaultTable. What else Migrate makes
-	// begins with it, and it is the channel of the notifications.
+	// Table is the table's name: lower-case letters, digits and _, at most 40. Default DefaultTable. It may be a word of SQL,
+	// which statements of yours must quote then. What else Migrate makes begins with it, and it is the channel of the
+	// notifications.
 	Table string
 	// MaxPayload is the largest payload in bytes that Add takes. Default DefaultMaxPayload; it should be that of the bus.
 	MaxPayload int
@@ -81,6 +85,8 @@ func NewSQLStore(cfg SQLConfig) (*SQLStore, error) {
 		return nil, fmt.Errorf("outbox: SQL store: dialect %q: sqlite or postgres is needed", cfg.Dialect)
 	case !tableName.MatchString(cfg.Table):
 		return nil, fmt.Errorf("outbox: SQL store: table %q: 1 to 40 lower-case letters, digits and _ are allowed, the first no digit", cfg.Table)
+	case cfg.Dialect == SQLite && strings.HasPrefix(cfg.Table, "sqlite_"):
+		return nil, fmt.Errorf("outbox: SQL store: table %q: SQLite keeps names that begin with sqlite_ to itself", cfg.Table)
 	case cfg.MaxPayload < 0:
 		return nil, fmt.Errorf("outbox: SQL store: max payload %d: it must be positive", cfg.MaxPayload)
 	case cfg.Listen != nil && cfg.Dialect != PostgreSQL:
@@ -90,8 +96,8 @@ func NewSQLStore(cfg SQLConfig) (*SQLStore, error) {
 }
 
 // Add adds a record in the caller's transaction: it is published if that commits, and never was if it does not. It fills in
-// ID, Payload and TS when they are empty. An *Error for what the bus would refuse is returned before the transaction is
-// touched; after any other error the transaction must be rolled back.
+// ID, Payload and TS when they are empty. An *Error for what the bus would refuse, or a database not keep as it is, is returned
+// before the transaction is touched; after any other error the transaction must be rolled back.
 func (s *SQLStore) Add(ctx context.Context, tx Tx, r *Record) error {
 	if err := r.prepare(s.maxPayload); err != nil {
 		return err
@@ -143,15 +149,26 @@ var (
 		SQLite:     "SELECT value FROM json_each(?)",
 		PostgreSQL: "SELECT json_array_elements_text(CAST(? AS json))",
 	}
+	// topicOf is the topic of lane l.lane.
+	topicOf = map[Dialect]string{
+		SQLite:     "substr(ltrim(l.lane, '/'), 1, instr(ltrim(l.lane, '/'), '/') - 1)",
+		PostgreSQL: "split_part(ltrim(l.lane, '/'), '/', 1)",
+	}
 	// unlockedOf passes over rows that another transaction is about to change.
 	unlockedOf = map[Dialect]string{SQLite: "", PostgreSQL: " FOR UPDATE SKIP LOCKED"}
 )
 
-// q writes a query as the dialect does: {table}, {now}, {in …}, {ids}, {unlocked}, and question marks for parameters.
+// names are what stands for the table's name, with what it is replaced by: {table}, which is quoted, for it may be a word of
+// SQL; names that begin with it, which are none; and {channel}.
+func names(table string) []string {
+	return []string{"{table}_", table + "_", "{table}", `"` + table + `"`, "{channel}", table}
+}
+
+// q writes a query as the dialect does: names, {now}, {in …}, {ids}, {topic}, {unlocked}, and question marks for parameters.
 func (s *SQLStore) q(query string) string {
 	d := s.dialect
-	query = strings.NewReplacer("{table}", s.table, "{now}", nowOf[d], "{ids}", inOf[d]+idsOf[d]+itsEndOf[d],
-		"{in ", inOf[d], " in}", itsEndOf[d], "{unlocked}", unlockedOf[d]).Replace(query)
+	query = strings.NewReplacer(append(names(s.table), "{now}", nowOf[d], "{ids}", inOf[d]+idsOf[d]+itsEndOf[d],
+		"{in ", inOf[d], " in}", itsEndOf[d], "{topic}", topicOf[d], "{unlocked}", unlockedOf[d])...).Replace(query)
 	if s.dialect != PostgreSQL {
 		return query
 	}
@@ -167,13 +184,28 @@ func (s *SQLStore) q(query string) string {
 	return b.String()
 }
 
-// idList is the parameter of {ids}.
+// idList is the parameter of {ids}: a JSON array. Ids that others wrote may be no UTF-8 in SQLite, which takes and gives them
+// as they are.
 func idList(ids []string) string {
-	if len(ids) == 0 {
-		return "[]"
+	b := []byte{'['}
+	for i, id := range ids {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, '"')
+		for _, c := range []byte(id) {
+			switch {
+			case c < ' ':
+				b = fmt.Appendf(b, `\u%04x`, c)
+			case c == '"', c == '\\':
+				b = append(b, '\\', c)
+			default:
+				b = append(b, c)
+			}
+		}
+		b = append(b, '"')
 	}
-	b, _ := json.Marshal(ids) //nolint:errchkjson // strings always marshal
-	return string(b)
+	return string(append(b, ']'))
 }
 
 func idsOfRecords(records []*Record) []string {
@@ -186,7 +218,7 @@ func idsOfRecords(records []*Record) []string {
 
 const columns = "id, seq, aggregatetype, aggregateid, type, payload, headers, attributes, ts, status, claimed_by, lease_until, attempts, last_err, next_at, publish_began, added_at, sent_at"
 
-// records reads rows of columns, followed by more.
+// records reads rows of columns, followed by more. A row that cannot be read or decoded is among them, as far as it can be.
 func (s *SQLStore) records(ctx context.Context, query string, args []any, more ...any) ([]*Record, error) {
 	rows, err := s.db.QueryContext(ctx, s.q(query), args...)
 	if err != nil {
@@ -195,25 +227,64 @@ func (s *SQLStore) records(ctx context.Context, query string, args []any, more .
 	defer func() { _ = rows.Close() }()
 	var list []*Record
 	for rows.Next() {
-		r := new(Record)
-		var payload, headers, attributes string
-		to := append([]any{
-			&r.ID, &r.Sequence, &r.Topic, &r.Key, &r.Type, &payload, &headers, &attributes, &r.TS, &r.Status, &r.ClaimedBy,
-			&r.LeaseUntil, &r.Attempts, &r.LastErr, &r.NextAt, &r.PublishBegan, &r.AddedAt, &r.SentAt,
-		}, more...)
-		if err := rows.Scan(to...); err != nil {
+		r, err := scanRecord(rows, more)
+		if err != nil {
 			return nil, err
-		}
-		r.Payload = json.RawMessage(payload)
-		if err := r.decode(headers, attributes); err != nil {
-			r.undecodable = err
 		}
 		list = append(list, r)
 	}
 	return list, rows.Err()
 }
 
-// decode reads what may have been written by other hands than Add.
+func scanRecord(rows *sql.Rows, more []any) (*Record, error) {
+	r := new(Record)
+	var payload, headers, attributes string
+	to := append([]any{
+		&r.ID, &r.Sequence, &r.Topic, &r.Key, &r.Type, &payload, &headers, &attributes, &r.TS, &r.Status, &r.ClaimedBy,
+		&r.LeaseUntil, &r.Attempts, &r.LastErr, &r.NextAt, &r.PublishBegan, &r.AddedAt, &r.SentAt,
+	}, more...)
+	if err := rows.Scan(to...); err != nil {
+		for i := range to[:len(to)-len(more)] {
+			to[i] = loose{to[i]}
+		}
+		if rows.Scan(to...) != nil {
+			return nil, err
+		}
+		r.undecodable = fmt.Errorf("the row cannot be read: %w", err)
+	}
+	r.Payload = json.RawMessage(payload)
+	if r.undecodable == nil {
+		r.undecodable = r.decode(headers, attributes)
+	}
+	return r, nil
+}
+
+// loose is a field that takes of a column what is of its type. The tables that Migrate makes hold nothing else, but others
+// may have made one in SQLite that is not STRICT.
+type loose struct{ field any }
+
+// Scan implements sql.Scanner.
+func (l loose) Scan(value any) error {
+	switch v := value.(type) {
+	case string:
+		switch field := l.field.(type) {
+		case *string:
+			*field = v
+		case *Status:
+			*field = Status(v)
+		}
+	case int64:
+		switch field := l.field.(type) {
+		case *int64:
+			*field = v
+		case *int:
+			*field = int(v)
+		}
+	}
+	return nil
+}
+
+// decode reads what may have been written by other hands than Add, and says what the bus would not notice.
 func (r *Record) decode(headers, attributes string) error {
 	if r.ID == "" {
 		return errors.New("column id is empty: each try would be another event")
@@ -225,6 +296,15 @@ func (r *Record) decode(headers, attributes string) error {
 	}
 	if err := r.setAttributes(attributes); err != nil {
 		return fmt.Errorf("column attributes is not what it should be: %w", err)
+	}
+	if field := r.noUTF8(); field != "" {
+		return fmt.Errorf("%s is no valid UTF-8", field)
+	}
+	if len(r.Payload) == 0 {
+		r.Payload = json.RawMessage("null") // as Add does
+	}
+	if !jetstream.ValidPayload(r.Payload) {
+		return errBadPayload
 	}
 	return nil
 }

@@ -42,10 +42,10 @@ func parseOutbox(dsn string) (outboxPlace, error) {
 	switch kind {
 	case "sqlite":
 		path := strings.TrimPrefix(rest, "//")
-		if path == "" || path == ":memory:" || strings.ContainsAny(path, "?\x00") {
+		if path == "" || strings.HasSuffix(path, "/") || filepath.Base(path) == ":memory:" || strings.ContainsAny(path, "?\x00") {
 			return outboxPlace{}, errors.New("a SQLite outbox is a file: give sqlite:PATH, without parameters")
 		}
-		return outboxPlace{path: path}, nil
+		return outboxPlace{path: filepath.Clean(path)}, nil // of two slashes at the start, SQLite would take what follows for a host
 	case "postgres", "postgresql":
 		cfg, err := pgx.ParseConfig(dsn)
 		if err != nil || !strings.HasPrefix(rest, "//") {

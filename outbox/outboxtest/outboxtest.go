@@ -332,9 +332,14 @@ func limitBytes(s *suite) {
 }
 
 func exceptTopics(s *suite) {
-	s.add("1 t/a", "2 u/a", "3 v", "4 t")
-	s.want("without t and v", s.claimWith(outbox.ClaimOptions{Worker: "w", Limit: 100, Lease: long, ExceptTopics: []string{"t", "v"}}).Records, "2")
-	s.want("with them", s.claim("w"), "1 3 4")
+	s.add("1 t/a", "2 u/a", "3 v", "4 t", "5 t/b", "6 t")
+	// Topics whose names are next to those.
+	s.add("7 t0/a", "8 t0", "9 t-x/a", "A t-x", "B t.x/a", "C t.x", "D tt", "E s", "F T/a", "G u")
+	except := outbox.ClaimOptions{Worker: "w", Limit: 100, Lease: long, ExceptTopics: []string{"t", "v"}}
+	s.want("without t and v", s.claimWith(except).Records, "2 7 8 9 A B C D E F G")
+	s.add("H t", "I t/c", "J u/b", "K u")
+	s.want("new", s.claimWith(except).Records, "J K")
+	s.want("with them", s.claim("w"), "1 3 4 5 6 H I")
 }
 
 func expiry(s *suite) {
@@ -562,6 +567,14 @@ func badRecords(s *suite) {
 		"long key":         {Topic: "t", Key: strings.Repeat("k", 513)},
 		"NUL in key":       {Topic: "t", Key: "a\x00b"},
 		"no UTF-8":         {Topic: "t", Key: "\xff"},
+		"nor in the id":    {Topic: "t", ID: "\xff"},
+		"type":             {Topic: "t", Type: "\xff"},
+		"header":           {Topic: "t", Headers: map[string]string{"x": "\xff"}},
+		"header name":      {Topic: "t", Headers: map[string]string{"\xff": "x"}},
+		"sid":              {Topic: "t", SID: "\xff"},
+		"tag":              {Topic: "t", Tags: []string{"a", "\xff"}},
+		"cause":            {Topic: "t", CausedBy: []string{"a", "\xff"}},
+		"payload":          {Topic: "t", Payload: []byte("\"\xff\"")},
 		"reserved header":  {Topic: "t", Headers: map[string]string{"nats-x": "y"}},
 		"bad header":       {Topic: "t", Headers: map[string]string{"x": "a\nb"}},
 		"two types":        {Topic: "t", Type: "a", Headers: map[string]string{"Type": "b"}},
