@@ -15,9 +15,9 @@ import (
 // collectionName is what the server takes for the name of a bucket, less its capitals: file systems may fold case.
 var collectionName = regexp.MustCompile(`^[a-z0-9_-]{1,128}$`)
 
-// Collection is a KV bucket of the hub's own: values by key, replaced by compare-and-set. Get reads at the bucket's leader,
-// so that it sees every confirmed write. Its methods may be called concurrently; each call is one question
-// to the server. It needs no closing.
+// Collection is a KV bucket of the hub's own: values by key, replaced by compare-and-set. Get reads at the bucket's leader, so
+// that it sees every confirmed write. Its methods may be called concurrently; Get, Put and Delete are one question to the server
+// each. It needs no closing.
 type Collection struct {
 	bus    *Bus
 	name   string

@@ -133,24 +133,28 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 		return false, nil // that replica is behind, or just a little
 	}
 	// That replica has nothing. Perhaps there is nothing: the last message may not be replaced but gone.
-	left, err := r.bus.leaderNext(ctx, r.stream, r.from, r.subjects)
-	return err == nil && left == 0, err
+	left, err := r.bus.leaderNext(ctx, r.stream, r.from, time.Time{}, r.subjects)
+	return err == nil && left == nil, err
 }
 
-// leaderNext asks the leader of a stream for the sequence of the first message from one on, of given subjects if there are
-// any; 0 for none.
-func (b *Bus) leaderNext(ctx context.Context, stream string, seq uint64, subjects []string) (first uint64, err error) {
+// leaderNext asks the leader of a stream for the first message from a sequence on, or since a moment of storage where seq is 0;
+// of given subjects if there are any. It is nil when there is none.
+func (b *Bus) leaderNext(ctx context.Context, stream string, seq uint64, since time.Time, subjects []string) (first *storedMsg, err error) {
 	if subjects == nil {
 		subjects = []string{">"}
 	}
 	for _, subject := range subjects {
-		m, err := b.getMsg(ctx, stream, map[string]any{"seq": seq, "next_by_subj": subject})
+		query := map[string]any{"next_by_subj": subject, "seq": seq}
+		if seq == 0 {
+			query = map[string]any{"next_by_subj": subject, "start_time": since}
+		}
+		m, err := b.getMsg(ctx, stream, query)
 		switch {
 		case errors.Is(err, ErrNotFound):
 		case err != nil:
-			return 0, err
-		case first == 0 || m.seq < first:
-			first = m.seq
+			return nil, err
+		case first == nil || m.seq < first.seq:
+			first = m
 		}
 	}
 	return first, nil

@@ -206,8 +206,8 @@ func (b *Bus) readTo(ctx context.Context, stream string, from, end uint64, heade
 			next, err = b.readRest(ctx, stream, next, end, f)
 		}
 		if err == nil && next <= end { // a replica has no more: what does the leader say?
-			var left uint64
-			if left, err = b.leaderNext(ctx, stream, next, nil); left > 0 && left <= end {
+			var left *storedMsg
+			if left, err = b.leaderNext(ctx, stream, next, time.Time{}, nil); left != nil && left.seq <= end {
 				err = errBehind
 			}
 		}

@@ -214,29 +214,16 @@ func (o *walkOptions) filters(t *topicInfo) []string {
 
 // nextStored asks the leader for the first message of a walk behind a sequence (0: from the walk's start on). It is nil when
 // there is none.
-func (b *Bus) nextStored(ctx context.Context, t *topicInfo, opts *walkOptions, last uint64) (first *storedMsg, err error) {
-	filters := opts.filters(t)
-	if filters == nil {
-		filters = []string{">"}
+func (b *Bus) nextStored(ctx context.Context, t *topicInfo, opts *walkOptions, last uint64) (*storedMsg, error) {
+	seq := max(last+1, opts.start)
+	if last == 0 && opts.start == 0 && !opts.since.IsZero() {
+		seq = 0
 	}
-	for _, subject := range filters {
-		query := map[string]any{"next_by_subj": subject}
-		switch {
-		case last == 0 && opts.start == 0 && !opts.since.IsZero():
-			query["start_time"] = opts.since
-		default:
-			query["seq"] = max(last+1, opts.start)
-		}
-		m, err := b.getMsg(ctx, t.stream.name, query)
-		switch {
-		case errors.Is(err, ErrNotFound):
-		case err != nil:
-			return nil, b.unavailable(err)
-		case first == nil || m.seq < first.seq:
-			first = m
-		}
+	m, err := b.leaderNext(ctx, t.stream.name, seq, opts.since, opts.filters(t))
+	if err != nil {
+		return nil, b.unavailable(err)
 	}
-	return first, nil
+	return m, nil
 }
 
 // walkOn reads through an ephemeral consumer without acks, which the server forgets by itself when the hub dies. It returns
