@@ -62,6 +62,9 @@ type SubscribeOptions struct {
 	// Filter, when not nil, is asked for each event; those it refuses are acknowledged and not delivered. It must not
 	// block.
 	Filter func(*Event) bool
+	// OnReset, when not nil, is called when the group on a topic had to start anew and may have missed events: before the next
+	// event of that topic is handed out, and never while the handler runs. It must not block.
+	OnReset func(topic string)
 	// Via, when not nil, is the client's Publisher: topics that the subscription brings into being count with its own.
 	Via *Publisher
 }
