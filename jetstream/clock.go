@@ -12,6 +12,7 @@ type fence struct {
 	usable  time.Duration // a delivery may be settled until then, counted from the server's last sign of life for it
 	touch   time.Duration // from then on the hub asks the server to wait longer
 	retry   time.Duration // an unanswered touch is sent again after this
+	silence time.Duration // while a question is unanswered for longer, nothing is sent about deliveries
 }
 
 // margin is how much earlier than the server the hub counts a delivery as lost.
@@ -19,7 +20,7 @@ func margin(ackWait time.Duration) time.Duration { return min(5*time.Second, ack
 
 func newFence(ackWait time.Duration) fence {
 	m := margin(ackWait)
-	return fence{ackWait: ackWait, usable: ackWait - m, touch: ackWait - 2*m, retry: m / 4}
+	return fence{ackWait: ackWait, usable: ackWait - m, touch: ackWait - 2*m, retry: m / 4, silence: m / 5}
 }
 
 // stallLimit is how long the process may stand still before the hub gives up all that it holds: what lay in socket

@@ -136,6 +136,13 @@ type Limits struct {
 	// DeadLetters ("dead_letters") is the most events on their way to a dlq topic: default 10,000. Beyond it, a
 	// failed event is delivered once more instead.
 	DeadLetters int
+	// AttemptsKnown ("attempts_known") is the most failed events of one group of which the hub remembers how often clients had
+	// them: default 10,000. Of others it asks the server when they come again.
+	AttemptsKnown int
+	// LingeringInboxes ("lingering_inboxes") is the most inboxes of subscriptions that have paused or ended which the hub keeps
+	// in a cluster until their pulls end, up to 35 s, so that what is under way to them is given back: default 100,000. Beyond
+	// it, what is under way comes again after AckWait.
+	LingeringInboxes int
 	// MaxPayload is the largest payload in bytes: default 1 MiB, less if the server's max_payload demands it.
 	MaxPayload int
 }
@@ -176,6 +183,8 @@ func (c *Config) prepare() error {
 	def(&l.HeldBytes, 8<<20)
 	def(&l.HeldTotal, 128<<20)
 	def(&l.DeadLetters, 10_000)
+	def(&l.AttemptsKnown, 10_000)
+	def(&l.LingeringInboxes, 100_000)
 	def(&l.MaxPayload, defaultMaxPayload)
 
 	var errs []error
@@ -191,7 +200,7 @@ func (c *Config) prepare() error {
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check(c.Listen == "" || c.ListenToken != "", "the embedded server listens only with a token")
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.AttemptsKnown, l.LingeringInboxes, l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536, because the server drops silently above about 100,000", l.PublishInFlight)

@@ -92,7 +92,7 @@ func (q *deadLetters) carry(l deadLetter) {
 	d := l.d
 	ctx, cancel := context.WithTimeout(q.ctx, publishWait)
 	defer cancel()
-	if !q.usable(d) {
+	if !q.prolong(ctx, d) {
 		return // it may be another member's: its next end decides
 	}
 	original := &d.Event
@@ -123,10 +123,27 @@ func (q *deadLetters) carry(l deadLetter) {
 	}
 }
 
+// prolong has the server confirm that it keeps the delivery for us. A failure that was told to a server that stood still must
+// not dead-letter what another member has by now.
+func (q *deadLetters) prolong(ctx context.Context, d *Delivery) bool {
+	if !q.usable(d) {
+		return false
+	}
+	sent := q.bus.clock.now()
+	reply, err := d.m.sub.link.request(ctx, d.reply, progress)
+	if err != nil || noResponders(reply) || !q.usable(d) {
+		return false
+	}
+	d.m.sub.mu.Lock()
+	defer d.m.sub.mu.Unlock()
+	d.touched = max(d.touched, sent)
+	return true
+}
+
 func (q *deadLetters) usable(d *Delivery) bool {
 	d.m.sub.mu.Lock()
 	defer d.m.sub.mu.Unlock()
-	return d.usable(q.bus.clock.now())
+	return d.usable(q.bus.clock.now()) && d.cuts == d.m.sub.link.cuts.Load()
 }
 
 // moved reports that the group's consumer is another one by now.

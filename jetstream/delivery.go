@@ -13,6 +13,7 @@ import (
 var (
 	ackNow   = []byte("+ACK")
 	nakNow   = []byte("-NAK")
+	nakKept  = []byte(`-NAK {"delay":1}`) // in nanoseconds
 	progress = []byte("+WPI")
 	term     = []byte("+TERM")
 )
@@ -27,7 +28,8 @@ const (
 type Delivery struct {
 	// Event is the event, owned by the receiver. BeginRelease clears it but for what names it.
 	Event Event
-	// Attempt counts the server's deliveries of this event to the group, from 1. It may skip numbers.
+	// Attempt counts how often the event was handed to a subscriber of the group, this time included, from 1. It may skip
+	// numbers when a hub dies with events that it had not handed out.
 	Attempt int
 	// Order is the server's count of deliveries to the group, from 1. Within one Stretch, numbers that follow each other
 	// without a hole mean that no other member was given anything in between.
@@ -40,6 +42,11 @@ type Delivery struct {
 	group *group // as it was when the event came: a seek changes the member's
 	reply string // the server's name for this delivery
 	size  int    // of the message, headers included
+	cuts  uint64 // of the link, when it came
+
+	delivered int  // how often the server has given the event to a hub
+	spared    int  // how many of these before this one reached no client
+	resolved  bool // spared is known
 
 	// Guarded by the subscription's mu.
 	index    int // in Subscription.out; -1 once it ended
@@ -47,6 +54,7 @@ type Delivery struct {
 	begun    bool // the subscriber has it
 	writing  bool // it is on its way to the subscriber: the lease does not run yet
 	released bool
+	arrived  int64
 	touched  int64 // the server keeps it for us until AckWait after that
 	asked    int64 // when the server was last asked to wait longer
 	started  int64 // of the lease
@@ -108,7 +116,8 @@ func newDelivery(in *inbox, msg *nats.Msg, p place, now int64) *Delivery {
 			Topic: in.group.topic.name, Key: subjectKey(msg.Subject), Payload: msg.Data,
 			Stream: in.group.topic.stream.name, Sequence: p.streamSeq, StoredAt: p.storedAt,
 		},
-		Attempt: p.delivered, Order: p.order, Stretch: in.number, m: in.m, group: in.group, reply: msg.Reply, size: msg.Size(), index: -1, touched: now,
+		Order: p.order, Stretch: in.number, m: in.m, group: in.group, reply: msg.Reply, size: msg.Size(), cuts: in.m.sub.link.cuts.Load(),
+		delivered: p.delivered, index: -1, arrived: now, touched: now,
 	}
 	d.Event.readHeader(msg.Header)
 	return d
@@ -161,9 +170,11 @@ func (d *Delivery) begin(release bool) bool {
 	now := s.bus.clock.now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.quicken()
 	if d.index < 0 || d.begun || !d.usable(now) {
 		return false
 	}
+	d.m.doubt = 0
 	d.begun = true
 	d.started = now
 	d.deadline = now + int64(s.opts.AckTimeout)
@@ -264,7 +275,7 @@ func (s *Subscription) ack(d *Delivery) bool {
 	ok := d != nil && d.begun && s.remove(d, Acked)
 	s.mu.Unlock()
 	if ok {
-		d.send(ackNow)
+		d.tell(ackNow)
 	}
 	return ok
 }
@@ -295,10 +306,10 @@ func (s *Subscription) nack(d *Delivery, reason string, delay time.Duration) boo
 
 func (d *Delivery) sendNak(delay time.Duration) {
 	if delay == 0 {
-		d.send(nakNow)
+		d.tell(nakNow)
 		return
 	}
-	d.send(append(strconv.AppendInt([]byte(`-NAK {"delay":`), int64(delay), 10), '}'))
+	d.tell(append(strconv.AppendInt([]byte(`-NAK {"delay":`), int64(delay), 10), '}'))
 }
 
 func backoff(attempt int) time.Duration {

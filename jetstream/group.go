@@ -5,6 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -16,28 +20,110 @@ const (
 	maxWaiting    = 4_096  // pulls that wait: one or two for each member
 )
 
-// group is a durable consumer as a member sees it.
+// memoryTTL is the longest TTL of a group whose consumer lives in the server's memory. A thousand consumers on one topic
+// deliver two to four times as many events from memory as from files, which is what browser tabs need; a group that is to
+// outlive its members for longer is kept in a file.
+const memoryTTL = time.Minute
+
+// group is a durable consumer. All members of this hub share it.
 type group struct {
+	bus      *Bus
 	topic    *topicInfo
 	name     string // as clients say it
 	consumer string // its name on the server; a seek changes it
 	fence    fence
 	next     string // the subject to pull from
+	info     string // the subject that asks about the consumer
 	created  time.Time
 	ttl      time.Duration // 0: it stays
-	revision uint64        // of the pointer that named it; 0: none did
+	memory   bool          // it dies with its server
 	first    uint64        // the first event that it is given at all
-	start    uint64        // where it stood when this hub joined: nothing before is unsettled
+	anew     bool          // it was made in place of one that is gone, and may have missed events
+	paths    []path        // to the consumer, one for each connection of the pool
+
+	revision atomic.Uint64 // of the pointer that named it; 0: none did
+
+	// Guarded by Bus.groupMu.
+	users   int                        // how often share returned it
+	members map[*Subscription]struct{} // of this hub
+
+	mu      sync.Mutex
+	known   attempts
+	track   track
+	acks    string // what its ack subjects begin with; "" before the first delivery
+	watched int64  // when the server was last asked how far the group is
+	idleAt  int64  // when it may be asked again whether other members wait
 }
 
 func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, revision uint64) *group {
-	return &group{
-		revision: revision,
-		topic:    t, name: name, consumer: info.Name, fence: newFence(max(info.Config.AckWait, time.Second)),
-		created: info.Created, ttl: info.Config.InactiveThreshold,
+	g := &group{
+		bus: b, topic: t, name: name, consumer: info.Name, fence: newFence(max(info.Config.AckWait, time.Second)),
+		created: info.Created, ttl: info.Config.InactiveThreshold, memory: info.Config.MemoryStorage,
 		first: max(info.Config.OptStartSeq, 1),
-		start: max(info.Config.OptStartSeq, info.AckFloor.Stream+1, 1),
 		next:  b.api + "CONSUMER.MSG.NEXT." + t.stream.name + "." + info.Name,
+		info:  b.api + "CONSUMER.INFO." + t.stream.name + "." + info.Name,
+		paths: make([]path, len(b.links)),
+		track: newTrack(info),
+	}
+	g.revision.Store(revision)
+	return b.share(g)
+}
+
+// key names the consumer among all of the server.
+func (g *group) key() string { return g.topic.stream.name + "." + g.consumer }
+
+// share returns the group that the hub's members of this consumer have in common. Each call is one use, which unshare ends.
+func (b *Bus) share(g *group) *group {
+	b.groupMu.Lock()
+	defer b.groupMu.Unlock()
+	if known := b.groups[g.key()]; known != nil && known.created.Equal(g.created) && known.topic.stream.created.Equal(g.topic.stream.created) {
+		known.users++
+		known.revision.Store(max(known.revision.Load(), g.revision.Load()))
+		return known
+	}
+	now := b.clock.now()
+	for i := range g.paths {
+		g.paths[i].reset(now)
+	}
+	g.users, g.members = 1, make(map[*Subscription]struct{})
+	b.groups[g.key()] = g
+	return g
+}
+
+// enter makes a subscription known as a member of the group.
+func (b *Bus) enter(g *group, s *Subscription) {
+	b.groupMu.Lock()
+	defer b.groupMu.Unlock()
+	g.members[s] = struct{}{}
+}
+
+// membersOf returns the members of the group on this hub.
+func (b *Bus) membersOf(g *group) []*Subscription {
+	b.groupMu.Lock()
+	defer b.groupMu.Unlock()
+	return slices.Collect(maps.Keys(g.members))
+}
+
+// unshare ends one use of the group, that of member s if it had entered.
+func (b *Bus) unshare(g *group, s *Subscription) {
+	b.groupMu.Lock()
+	defer b.groupMu.Unlock()
+	delete(g.members, s)
+	if g.users--; g.users == 0 && b.groups[g.key()] == g {
+		delete(b.groups, g.key())
+	}
+}
+
+// eachGroup calls f for the groups that have members here, without holding the lock.
+func (b *Bus) eachGroup(f func(*group)) {
+	b.groupMu.Lock()
+	groups := make([]*group, 0, len(b.groups))
+	for _, g := range b.groups {
+		groups = append(groups, g)
+	}
+	b.groupMu.Unlock()
+	for _, g := range groups {
+		f(g)
 	}
 }
 
@@ -75,7 +161,7 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, c
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return nil, b.unavailable(err)
 		}
-		seq, err := start(ctx, t, state)
+		seq, err := b.startOf(ctx, t, name, ptr, state, start, dead)
 		if err != nil {
 			return nil, err
 		}
@@ -103,7 +189,10 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, c
 			return nil, b.unavailable(err)
 		}
 		if again.Consumer == info.Name {
-			return b.newGroup(t, name, info, again.revision), nil
+			g := b.newGroup(t, name, info, again.revision)
+			// A pointer that was moved says that there was a group. With a TTL, it may have ended in order.
+			g.anew = dead == nil && ptr.Generation > 1 && ttl == 0
+			return g, nil
 		}
 		b.deleteConsumer(ctx, t.stream.name, info.Name)
 	}
@@ -117,7 +206,7 @@ func (g *group) is(info *natsjs.ConsumerInfo) bool {
 
 // leaves reports whether the group had the name, on the stream that t is on, and left something on disk under it.
 func (g *group) leaves(t *topicInfo, consumer string) bool {
-	return g != nil && g.consumer == consumer && g.topic.stream.created.Equal(t.stream.created) && g.ttl == 0
+	return g != nil && g.consumer == consumer && g.topic.stream.created.Equal(t.stream.created) && !g.memory
 }
 
 // moveGroup makes a consumer of a new name and moves the group's pointer to it in one compare-and-set: it returns
@@ -214,9 +303,8 @@ func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name stri
 		Metadata:       map[string]string{"eventhub.group": group, "eventhub.topic": t.name},
 	}
 	if ttl > 0 {
-		// In memory: file-backed consumers rewrite their state, and a thousand of them on a topic are ten times slower.
 		cfg.InactiveThreshold = ttl
-		cfg.MemoryStorage = true
+		cfg.MemoryStorage = ttl <= memoryTTL
 	}
 	c, err := b.js.CreateConsumer(ctx, t.stream.name, cfg)
 	var refused *natsjs.APIError

@@ -56,6 +56,11 @@ type Bus struct {
 	subCount atomic.Int64
 	held     atomic.Int64 // bytes that all subscriptions hold
 
+	groupMu   sync.Mutex
+	groups    map[string]*group // that have members here, by stream and consumer
+	lingering lingering
+	unsaved   unsaved
+
 	closing atomic.Bool
 	closed  sync.Once
 	ctx     context.Context // ends when Close begins
@@ -72,6 +77,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	b := &Bus{
 		cfg: cfg, limits: cfg.Limits, rules: cfg.allRules(), log: cfg.Logger, obs: cfg.Observer,
 		clock: newClock(stallLimit(cfg.AckWait)), subs: make(map[*Subscription]struct{}),
+		groups: make(map[string]*group), lingering: lingering{inboxes: make(map[*inbox]struct{})},
 		topics: topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
 	}
 	b.made = newTopicQuota(b.limits)
@@ -104,13 +110,16 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if err := b.checkServer(ctx); err != nil {
 		return err
 	}
-	if b.server != nil {
-		if err := b.endOldLeases(ctx); err != nil {
-			b.log.WarnContext(ctx, "not all leases from before the start were ended; the rest ends after AckWait", slog.Any("error", err))
-		}
-	}
 	if b.pointers, err = openPointers(ctx, b); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
+	}
+	for _, own := range []natsjs.KeyValueConfig{
+		{Bucket: attemptsBucket, Description: "eventhub: deliveries that no client had", TTL: attemptsAge, MaxBytes: attemptsBytes},
+		{Bucket: marksBucket, Description: "eventhub: how far groups in memory are", TTL: marksAge},
+	} {
+		if _, err := b.ownBucket(ctx, own); err != nil {
+			return fmt.Errorf("nats at %s: %w", b.where(), err)
+		}
 	}
 	b.publisher = b.newPublisher("")
 	b.dead = startDeadLetters(b) //nolint:contextcheck // it lives until Close, not until Open returns
@@ -119,6 +128,8 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.background(b.pointers.follow)
 	b.background(b.sweepGroups)
 	b.background(b.lookAfterBuckets)
+	b.background(b.probePaths)
+	b.background(b.watchGroups)
 	return nil
 }
 
@@ -219,6 +230,7 @@ func (b *Bus) beat() {
 			for _, l := range b.links {
 				l.sweep(now)
 			}
+			b.sweepLingering(now)
 		}
 	}
 }

@@ -18,8 +18,12 @@ func (s *Subscription) hold(d *Delivery) {
 	d.index = len(s.out)
 	s.out = append(s.out, d)
 	s.holdBytes(d.size)
-	s.schedule(d.touched + int64(d.group.fence.touch))
+	d.path().held.Add(1)
+	s.schedule(min(d.touched+int64(d.group.fence.touch), d.arrived+int64(heldPatience)))
 }
+
+// path is the way on which the delivery came.
+func (d *Delivery) path() *path { return &d.group.paths[d.m.sub.link.index] }
 
 // holdBytes counts bytes that are held, here and over all subscriptions.
 func (s *Subscription) holdBytes(n int) {
@@ -78,9 +82,8 @@ func (s *Subscription) remove(d *Delivery, how Outcome) bool {
 	s.out[len(s.out)-1] = nil
 	s.out = s.out[:len(s.out)-1]
 	d.index = -1
-	if how != Acked && how != DeadLettered {
-		d.m.loosen(d.Event.Sequence)
-	}
+	d.path().held.Add(-1)
+	d.ended(how)
 	if d.begun {
 		s.unlease(d)
 		d.m.obs.InFlight(-1)
@@ -99,11 +102,35 @@ func (s *Subscription) remove(d *Delivery, how Outcome) bool {
 	return ours
 }
 
+// ended notes in the group how a delivery ended.
+func (d *Delivery) ended(how Outcome) {
+	g := d.group
+	if how == Acked && d.delivered <= 1 && d.Attempt <= 1 {
+		return // nothing was noted of it
+	}
+	full := false
+	g.mu.Lock()
+	switch {
+	case how == Acked:
+		g.known.settled(d.Event.Sequence)
+	case d.begun && d.resolved:
+		full = g.known.failed(d.Event.Sequence, d.delivered, d.spared, g.bus.limits.AttemptsKnown)
+	}
+	if how != Acked && how != DeadLettered {
+		g.track.loosen(d.Event.Sequence)
+	}
+	g.mu.Unlock()
+	if full {
+		g.bus.obs.LimitReached("attempts_known")
+	}
+}
+
 // takeHeld ends all that has not begun, and returns what may be given back.
 func (s *Subscription) takeHeld() []*Delivery {
 	var back []*Delivery
 	for i := len(s.out) - 1; i >= 0; i-- {
-		if d := s.out[i]; !d.begun && s.remove(d, Returned) {
+		if d := s.out[i]; !d.begun {
+			s.remove(d, Returned) // what is not ours any more is not given back, but counts for no attempt either
 			back = append(back, d)
 		}
 	}
@@ -111,13 +138,26 @@ func (s *Subscription) takeHeld() []*Delivery {
 	return back
 }
 
-// giveBack tells the server to deliver again at once, in the order of the stream, which the server then mostly keeps.
-// s.mu is not held.
+// giveBack tells the server to deliver again at once, in the order of the stream, which the server then mostly keeps. What
+// no client had counts for no attempt. s.mu is not held.
 func (s *Subscription) giveBack(back []*Delivery) {
 	slices.SortFunc(back, func(a, b *Delivery) int { return cmp.Compare(a.Event.Sequence, b.Event.Sequence) })
 	for _, d := range back {
-		d.send(nakNow)
+		if d.begun {
+			d.tell(s.nak())
+		} else {
+			s.spare(d, true)
+		}
 	}
+}
+
+// nak is what gives an event back at once. A server remembers a refusal over its restart only when it has a delay: an
+// embedded server may be about to stop with its subscriptions.
+func (s *Subscription) nak() []byte {
+	if s.bus.server != nil && s.leaving.Load() {
+		return nakKept
+	}
+	return nakNow
 }
 
 // drop ends deliveries without a word to the server.
@@ -127,23 +167,26 @@ func (s *Subscription) drop(which func(*Delivery) bool) {
 			s.remove(s.out[i], Dropped)
 		}
 	}
-	kept := s.parked[:0]
-	for _, d := range s.parked {
-		if d.index >= 0 {
-			kept = append(kept, d)
-		}
-	}
-	s.parked = kept
+	s.dropParked()
 }
 
 // forget gives up everything that the subscription holds, because the server may have given it to others: nothing is
 // settled or asked for until restart.
 func (s *Subscription) forget() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	var unseen []*Delivery
+	for _, d := range s.out {
+		if !d.begun {
+			unseen = append(unseen, d)
+		}
+	}
 	s.drop(func(*Delivery) bool { return true })
 	for _, m := range s.members {
 		m.close(false)
+	}
+	s.mu.Unlock()
+	for _, d := range unseen {
+		s.spare(d, false)
 	}
 }
 
@@ -171,7 +214,9 @@ func (s *Subscription) refillSoon() {
 			}
 			d.active = true
 			s.active++
-			parked = append(parked, d)
+			if d.resolved { // else it is handed out when it is
+				parked = append(parked, d)
+			}
 		}
 		s.refill()
 		s.mu.Unlock()
@@ -202,7 +247,7 @@ func (s *Subscription) tick() {
 	s.wg.Add(1) // stop waits
 	defer s.wg.Done()
 	now := s.bus.clock.now()
-	var expired, failed []*Delivery
+	var expired, failed, unseen []*Delivery
 	touch := make(map[*member][]*Delivery, len(s.members))
 	next := now + int64(time.Hour)
 	for i := len(s.out) - 1; i >= 0; i-- {
@@ -214,6 +259,9 @@ func (s *Subscription) tick() {
 		switch {
 		case !d.usable(now):
 			s.remove(d, Dropped)
+			if !d.begun {
+				unseen = append(unseen, d)
+			}
 		case d.begun && !d.writing && d.deadline <= now:
 			if s.lastAttempt(d) && s.remove(d, DeadLettered) {
 				failed = append(failed, d)
@@ -231,8 +279,15 @@ func (s *Subscription) tick() {
 				due = now + int64(f.retry)
 			}
 			next = min(next, due, d.touched+int64(f.usable))
-			if d.begun && !d.writing {
+			switch {
+			case d.begun && !d.writing:
 				next = min(next, d.deadline)
+			case !d.begun && d.resolved:
+				if due := d.arrived + int64(heldPatience); due > now {
+					next = min(next, due)
+				} else {
+					next = min(next, d.m.askIdle(now))
+				}
 			}
 		}
 	}
@@ -241,7 +296,7 @@ func (s *Subscription) tick() {
 			// The server takes a group whose members do not pull, paused or at their maxInFlight, for one without members.
 			next = min(next, now+int64(ttl/3))
 			if m.requested == 0 {
-				_ = s.link.nc.Publish(m.noEvent(), progress) // an error means that the connection is down
+				_ = s.link.nc.Publish(m.group.noEvent(), progress) // an error means that the connection is down
 			}
 		}
 		if m.retryAt > 0 && m.retryAt <= now {
@@ -257,10 +312,19 @@ func (s *Subscription) tick() {
 			next = min(next, m.pulled+int64(pullLost))
 		}
 	}
+	if s.slowUntil != 0 {
+		if s.slowUntil <= now {
+			s.quicken()
+		}
+		next = min(next, max(s.slowUntil, now))
+	}
 	s.refill()
 	s.schedule(max(next, now+int64(tickLeast)))
 	s.mu.Unlock()
 
+	for _, d := range unseen {
+		s.spare(d, false)
+	}
 	s.giveBack(expired)
 	for _, d := range failed {
 		s.bus.dead.add(d, "lease expired")

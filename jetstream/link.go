@@ -38,7 +38,20 @@ type link struct {
 	asked questions
 	down  bool
 	up    atomic.Bool
+
+	cluster atomic.Bool // the server is one of several
+
+	echo probe         // of the connection itself
+	mute bool          // the server lets this user publish nothing to itself, so echo is not asked
+	cuts atomic.Uint64 // how often the connection was lost
 }
+
+// echoSubject asks for a message of the hub to itself: the question is its own answer. What the server sent over the
+// connection before that answer came before it.
+const echoSubject = ""
+
+// echoWait is how long a new connection may take to answer the first echo.
+const echoWait = 2 * time.Second
 
 // asker waits for a reply. answer is called once: with the reply, or with why none will come. It must not block.
 type asker interface {
@@ -96,6 +109,15 @@ func (b *Bus) dial(index int) (*link, error) {
 		return nil, err
 	}
 	l.up.Store(true)
+	l.cluster.Store(l.nc.ConnectedClusterName() != "")
+	ctx, cancel := context.WithTimeout(b.ctx, echoWait)
+	defer cancel()
+	if _, err := l.request(ctx, echoSubject, nil); err != nil {
+		l.mute = true
+		b.log.Warn("no echo over a NATS connection: is this user allowed to publish to _INBOX.>? a frozen server is noticed late",
+			slog.Int("connection", index), slog.Any("error", err))
+	}
+	l.echo.reset(b.clock.now())
 	return l, nil
 }
 
@@ -158,6 +180,9 @@ func (l *link) ask(m *nats.Msg, now int64, who asker) error {
 	l.mu.Unlock()
 	var buf [64]byte
 	m.Reply = string(strconv.AppendUint(append(buf[:0], l.inbox...), n, 36))
+	if m.Subject == echoSubject {
+		m.Subject = m.Reply
+	}
 	if err := l.nc.PublishMsg(m); err != nil {
 		if l.take(n) != nil {
 			return err
@@ -240,6 +265,9 @@ func (l *link) drain(ctx context.Context) {
 // given to others from now on.
 func (l *link) lost(err error) {
 	l.up.Store(false)
+	l.cuts.Add(1)
+	l.bus.eachGroup(func(g *group) { g.paths[l.index].forget() })
+	l.bus.forgetLingering(l)
 	l.mu.Lock()
 	l.down = true
 	asked := l.asked.takeUntil(math.MaxInt64)
@@ -263,6 +291,10 @@ func (l *link) back() {
 	l.mu.Lock()
 	l.down = false
 	l.mu.Unlock()
+	l.cluster.Store(l.nc.ConnectedClusterName() != "")
+	now := l.bus.clock.now()
+	l.echo.reset(now)
+	l.bus.eachGroup(func(g *group) { g.paths[l.index].reset(now) })
 	l.up.Store(true)
 	if l.bus.connected() {
 		l.bus.obs.Gauge(GaugeConnected, 1)
@@ -273,6 +305,7 @@ func (l *link) back() {
 			s.restart()
 		}
 	})
+	l.bus.saveNotes(l)
 }
 
 // noResponders reports the server's answer to a request that nobody listens for.

@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"log/slog"
+	"runtime"
 	"strconv"
 	"time"
 
@@ -30,28 +31,32 @@ type member struct {
 	inbox     *inbox // nil while closed
 	opened    uint64 // how many inboxes there were
 	requested int    // asked and not arrived
+	pulls     int    // sent since nothing was asked
 	pulled    int64  // when the last pull was sent
 	first     bool   // nothing has arrived since
 	large     bool   // the next event does not fit into a pull of the usual size
 	retryAt   int64  // pull again then; 0: when there is credit
-	lastSeq   uint64 // newest stream sequence that arrived
-	// loose are the events that arrived and ended otherwise than by an ack: they come again, to whichever member. It is
-	// bounded; loosest is the oldest of those that found no room.
-	loose     map[uint64]struct{}
-	loosest   uint64
-	acks      string // what its ack subjects begin with; "" before the first
 	attaching bool
 	movedAt   uint64 // the newest revision of the group's pointer that came up meanwhile
+
+	fresh   []*Delivery // arrived in a cluster long after they were stored: the server is to be told of them
+	doubt   time.Duration
+	doubtAt int64 // see idle
 }
 
 // inbox is where pulls are answered to. Each is used until the subscription pauses, ends, or forgets what it had.
+//
+// In a cluster, what the consumer's leader sends to an inbox that was just unsubscribed is dropped at the route, and waits
+// out AckWait. There a closed inbox lingers until its pulls have ended; what still comes is given back.
 type inbox struct {
 	m         *member
 	group     *group
 	subject   string
 	number    uint64 // among the member's, from 1
 	sub       *nats.Subscription
-	forgotten bool // what still comes is not ours to touch; otherwise it is given back
+	forgotten bool  // what still comes is not ours to touch; otherwise it is given back
+	left      int   // while it lingers: asked and not arrived
+	until     int64 // when its pulls have ended at the latest
 }
 
 // open makes the inbox.
@@ -66,10 +71,11 @@ func (m *member) open() {
 		err = sub.SetPendingLimits(-1, -1) // bounded by what was asked for
 	}
 	if err != nil {
-		m.sub.bus.log.Warn("no inbox for a group", slog.String("topic", m.group.topic.name), slog.Any("error", err))
+		m.sub.bus.log.Warn("failed to subscribe to an inbox for a group; it is tried again when the connection is back",
+			slog.String("topic", m.group.topic.name), slog.Any("error", err))
 		return
 	}
-	in.sub, m.inbox, m.requested, m.retryAt = sub, in, 0, 0
+	in.sub, m.inbox, m.requested, m.pulls, m.retryAt = sub, in, 0, 0, 0
 	if m.group.ttl > 0 {
 		m.sub.schedule(m.sub.bus.clock.now() + int64(m.group.ttl/3))
 	}
@@ -80,16 +86,26 @@ func (m *member) close(gracefully bool) {
 	if m.inbox == nil {
 		return
 	}
+	in := m.inbox
+	in.left = m.requested
 	m.sub.requested -= m.requested
 	m.requested = 0
-	in := m.inbox
 	m.inbox = nil
-	if gracefully {
-		_ = in.sub.Drain() // fails only when the connection is closed
-		return
+	switch {
+	case !gracefully:
+		in.forgotten = true
+		_ = in.sub.Unsubscribe() // fails only when the connection is closed
+	case in.left > 0 && m.sub.link.clustered() && m.sub.bus.linger(in, m.pulled+int64(pullLost)):
+	default:
+		_ = in.sub.Drain() // the same
 	}
-	in.forgotten = true
-	_ = in.sub.Unsubscribe() // the same
+}
+
+// arrived counts what came to an inbox that lingers, and ends it with its last pull. s.mu is held.
+func (in *inbox) arrived(n int) {
+	if in.left -= n; in.left <= 0 && in.until > 0 {
+		in.m.sub.bus.endLingering(in)
+	}
 }
 
 func (s *Subscription) closeInboxes() {
@@ -155,6 +171,10 @@ func (m *member) pull(batch int, now int64) {
 	if err := s.link.nc.PublishRequest(m.group.next, m.inbox.subject, req); err != nil {
 		return // the connection is down: back() starts anew
 	}
+	if m.requested == 0 {
+		m.pulls = 0
+	}
+	m.pulls++
 	m.requested += batch
 	s.requested += batch
 	m.pulled, m.first, m.retryAt = now, true, 0
@@ -177,26 +197,38 @@ func (in *inbox) receive(msg *nats.Msg) {
 	s := m.sub
 	now := s.bus.clock.now()
 	place, ok := parseAckSubject(msg.Reply)
-	if !ok || s.bus.clock.stalled(now) {
-		return // it may have waited in a buffer for too long to be ours still
+	if !ok {
+		return
 	}
 	d := newDelivery(in, msg, place, now)
+	// It may have waited in a buffer. What came before the answer to an echo was sent after the echo was asked.
+	d.touched = s.link.sentSince(now)
+	d.spared, d.resolved = in.group.arrived(msg.Reply, &place)
+	d.Attempt = max(d.delivered-d.spared, 1)
+	if s.bus.clock.stalled(now) {
+		s.spare(d, false)
+		return // it may have waited for too long to be ours still
+	}
 	wanted := s.opts.Filter == nil || s.opts.Filter(&d.Event)
 
 	s.mu.Lock()
-	if m.inbox != in {
-		forgotten := in.forgotten
+	current := m.inbox == in
+	if current {
+		m.requested = max(m.requested-1, 0)
+		s.requested = max(s.requested-1, 0)
+	} else {
+		in.arrived(1)
+	}
+	if in.forgotten {
 		s.mu.Unlock()
-		if !forgotten {
-			d.send(nakNow)
-		}
+		s.spare(d, false)
 		return
 	}
-	m.requested = max(m.requested-1, 0)
-	s.requested = max(s.requested-1, 0)
-	m.lastSeq = max(m.lastSeq, place.streamSeq)
-	delete(m.loose, place.streamSeq)
-	m.acks = msg.Reply[:place.prefix]
+	if !current && (m.group != in.group || !s.running()) {
+		s.mu.Unlock()
+		s.spare(d, true)
+		return
+	}
 	m.large = false
 	if m.first {
 		m.first = false
@@ -205,10 +237,13 @@ func (in *inbox) receive(msg *nats.Msg) {
 	if !wanted {
 		s.refill()
 		s.mu.Unlock()
-		d.send(ackNow)
+		d.tell(ackNow)
 		return
 	}
 	s.hold(d)
+	if s.link.clustered() && s.bus.clock.at(now).UnixNano()-place.storedAt > int64(d.group.fence.usable-d.group.fence.touch)/2 {
+		m.freshen(d)
+	}
 	park := s.active >= s.opts.MaxInFlight || len(s.parked) > 0
 	if park {
 		s.parked = append(s.parked, d)
@@ -218,9 +253,69 @@ func (in *inbox) receive(msg *nats.Msg) {
 	}
 	s.refill()
 	s.mu.Unlock()
-	if !park {
+	switch {
+	case !d.resolved:
+		d.resolve()
+	case !park:
 		s.hand(d)
 	}
+}
+
+// arrived notes a delivery to this hub, and returns how many before it reached no client, and whether that is known.
+func (g *group) arrived(reply string, p *place) (spared int, known bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.track.arrived(p)
+	if len(g.acks) != p.prefix || g.acks != reply[:p.prefix] {
+		g.acks = reply[:p.prefix]
+	}
+	return g.known.arrived(p.streamSeq, p.delivered)
+}
+
+// resolve asks how often the event reached no client, and hands it out when that is known.
+func (d *Delivery) resolve() {
+	s := d.m.sub
+	s.returning.tryEnter(maxReturning)
+	d.lookUp(func(spared int) {
+		defer s.returning.leave()
+		s.mu.Lock()
+		d.spared, d.resolved = spared, true
+		d.Attempt = max(d.delivered-spared, 1)
+		ready := d.index >= 0 && d.active
+		s.mu.Unlock()
+		if ready {
+			s.hand(d)
+		}
+	})
+}
+
+// freshen has the server told, along with others that arrive now, that a delivery is held. A consumer's new leader counts
+// AckWait from the moment that the event was stored, and would give an old one to another member at once (nats-server
+// 2.15.2; docs/upstream). s.mu is held.
+func (m *member) freshen(d *Delivery) {
+	s := m.sub
+	m.fresh = append(m.fresh, d)
+	if len(m.fresh) > 1 {
+		return
+	}
+	s.wg.Go(func() {
+		runtime.Gosched()
+		now := s.bus.clock.now()
+		s.mu.Lock()
+		fresh := m.fresh
+		m.fresh = nil
+		held := fresh[:0]
+		for _, d := range fresh {
+			if d.index >= 0 && !s.stopped {
+				d.asked = now
+				held = append(held, d)
+			}
+		}
+		s.mu.Unlock()
+		if len(held) > 0 {
+			s.touch(held, now)
+		}
+	})
 }
 
 // hand gives a delivery to the handler.
@@ -238,10 +333,11 @@ func (in *inbox) status(msg *nats.Msg) {
 	s := m.sub
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	left, _ := strconv.Atoi(msg.Header.Get("Nats-Pending-Messages"))
 	if m.inbox != in {
+		in.arrived(left)
 		return
 	}
-	left, _ := strconv.Atoi(msg.Header.Get("Nats-Pending-Messages"))
 	switch code, what := msg.Header.Get("Status"), msg.Header.Get("Description"); {
 	case code == "408", code == "404", what == "Batch Completed", what == "Message Size Exceeds MaxBytes":
 		m.large = m.first && what == "Message Size Exceeds MaxBytes" // not even the first one fits
@@ -298,38 +394,41 @@ func (m *member) reattach(deleted bool) {
 		return
 	}
 	m.attaching, m.movedAt = true, 0
-	was, start := m.group.topic.stream, m.resumeAt()
+	old, was := m.group, m.group.topic.stream
 	var dead *group
 	if deleted {
-		dead = m.group
+		dead = old
 	}
 	m.close(false)
 	s.drop(func(d *Delivery) bool { return d.m == m })
 	s.wg.Go(func() {
+		start := s.bus.resumeAt(old)
 		for wait := 20 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
 			g, err := m.rejoin(was, start, dead)
+			if err == nil && !g.topic.stream.created.Equal(was.created) {
+				s.reset(m, "its stream was deleted and made anew")
+			}
 			s.mu.Lock()
 			if err == nil || s.stopped {
 				if err == nil {
-					if g.consumer != m.group.consumer || !g.topic.stream.created.Equal(was.created) {
-						// It was moved, or all is new: what this member saw says nothing of it.
-						m.lastSeq, m.loosest, m.acks = 0, 0, ""
-						clear(m.loose)
-					}
+					s.bus.enter(g, s)
 					m.group = g
 				}
 				m.attaching = false
-				if m.movedAt > m.group.revision {
+				if m.movedAt > m.group.revision.Load() {
 					m.reattach(false) // it was moved once more meanwhile
 				} else if s.running() {
 					m.open()
 					s.refill()
 				}
 				s.mu.Unlock()
+				if err == nil {
+					s.bus.unshare(old, s)
+				}
 				return
 			}
 			s.mu.Unlock()
-			s.bus.log.Warn("a group cannot be joined again yet", slog.String("topic", m.group.topic.name), slog.Any("error", err))
+			s.bus.log.Warn("failed to join a group again; retrying", slog.String("topic", old.topic.name), slog.Any("error", err))
 			select {
 			case <-time.After(wait):
 			case <-s.ctx.Done():
@@ -337,6 +436,37 @@ func (m *member) reattach(deleted bool) {
 			}
 		}
 	})
+}
+
+// reset tells the subscriber that the group had to start anew, and may have missed events.
+func (s *Subscription) reset(m *member, why string) {
+	s.bus.log.Warn("group starts anew and may have missed events", slog.String("topic", m.group.topic.name), slog.String("group", s.group), slog.String("reason", why))
+	m.obs.Reset()
+	if s.opts.OnReset == nil {
+		return
+	}
+	s.deliver.Lock()
+	defer s.deliver.Unlock()
+	if !s.ended.Load() {
+		s.opts.OnReset(m.group.topic.name)
+	}
+}
+
+// resumeAt is where a group goes on whose consumer was lost.
+func (b *Bus) resumeAt(g *group) uint64 {
+	oldest := uint64(0)
+	for _, s := range b.membersOf(g) {
+		s.mu.Lock()
+		for _, d := range s.out {
+			if d.group == g && (oldest == 0 || d.Event.Sequence < oldest) {
+				oldest = d.Event.Sequence
+			}
+		}
+		s.mu.Unlock()
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.track.resumeAt(oldest)
 }
 
 func (m *member) rejoin(was *stream, start uint64, dead *group) (*group, error) {
@@ -348,51 +478,4 @@ func (m *member) rejoin(was *stream, start uint64, dead *group) (*group, error) 
 		}
 		return min(start, state.LastSeq+1), nil
 	}, dead)
-}
-
-// noEvent is the subject of an ack about no event: the consumer answers it, and takes it for a sign of life. s.mu is held.
-func (m *member) noEvent() string {
-	prefix := m.acks
-	if prefix == "" {
-		prefix = "$JS.ACK." + m.group.topic.stream.name + "." + m.group.consumer + "."
-	}
-	return prefix + "1.9223372036854775807.1.0.0"
-}
-
-// maxLoose bounds member.loose.
-const maxLoose = 10_000
-
-// loosen notes that an event will come again.
-func (m *member) loosen(seq uint64) {
-	if m.loose == nil {
-		m.loose = make(map[uint64]struct{})
-	}
-	switch {
-	case len(m.loose) < maxLoose:
-		m.loose[seq] = struct{}{}
-	case m.loosest == 0 || seq < m.loosest:
-		m.loosest = seq
-	}
-}
-
-// resumeAt is the sequence at which the group goes on if its consumer was deleted: that of the oldest event that this
-// member knows to be unsettled, or behind the newest that it saw. What other members had unsettled they bring back
-// only if they are the first to join again.
-func (m *member) resumeAt() uint64 {
-	if m.lastSeq == 0 {
-		return m.group.start
-	}
-	next := m.lastSeq + 1
-	if m.loosest > 0 {
-		next = min(next, m.loosest)
-	}
-	for seq := range m.loose {
-		next = min(next, seq)
-	}
-	for _, d := range m.sub.out {
-		if d.m == m {
-			next = min(next, d.Event.Sequence)
-		}
-	}
-	return next
 }

@@ -44,6 +44,8 @@ type GroupObserver interface {
 	InFlight(delta int)
 	// Polled is told how long a pull waited for its first event.
 	Polled(took time.Duration)
+	// Reset counts a group that had to start anew and may have missed events.
+	Reset()
 	// Close ends the use of this observer.
 	Close()
 }
@@ -74,4 +76,5 @@ func (nopObserver) Settled(Outcome, time.Duration, time.Duration) {
 }
 func (nopObserver) InFlight(int)         {}
 func (nopObserver) Polled(time.Duration) {}
+func (nopObserver) Reset()               {}
 func (nopObserver) Close()               {}

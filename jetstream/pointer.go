@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
@@ -54,21 +53,29 @@ type pointers struct {
 }
 
 func openPointers(ctx context.Context, b *Bus) (*pointers, error) {
+	kv, err := b.ownBucket(ctx, natsjs.KeyValueConfig{Bucket: groupsBucket, Description: "eventhub: the consumer of each group that was moved"})
+	if err != nil {
+		return nil, err
+	}
+	return &pointers{bus: b, kv: kv}, nil
+}
+
+// ownBucket opens a bucket in which hubs keep what they share, and makes it if it is not there.
+func (b *Bus) ownBucket(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs.KeyValue, error) {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
-	kv, err := b.js.KeyValue(ctx, groupsBucket)
+	kv, err := b.js.KeyValue(ctx, cfg.Bucket)
 	if errors.Is(err, natsjs.ErrBucketNotFound) {
-		kv, err = b.js.CreateKeyValue(ctx, natsjs.KeyValueConfig{
-			Bucket: groupsBucket, Description: "eventhub: the consumer of each group that was moved", Replicas: b.cfg.Replicas,
-		})
+		cfg.Replicas = b.cfg.Replicas
+		kv, err = b.js.CreateKeyValue(ctx, cfg)
 		if errors.Is(err, natsjs.ErrBucketExists) {
-			kv, err = b.js.KeyValue(ctx, groupsBucket)
+			kv, err = b.js.KeyValue(ctx, cfg.Bucket)
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("bucket %s: %w: is this user allowed to make KV buckets?", groupsBucket, err)
+		return nil, fmt.Errorf("bucket %s: %w: is this user allowed to make KV buckets?", cfg.Bucket, err)
 	}
-	return &pointers{bus: b, kv: kv}, nil
+	return kv, nil
 }
 
 func pointerKey(t *topicInfo, group string) string {
@@ -207,58 +214,4 @@ func (b *Bus) sweepStream(ctx context.Context, s *stream, age time.Duration) err
 		}
 	}
 	return consumers.Err()
-}
-
-// storedMsg is a message read from a stream.
-type storedMsg struct {
-	subject string
-	seq     uint64
-	header  nats.Header
-	data    []byte
-	time    time.Time
-}
-
-// lastBySubject reads the newest message of a subject at the stream's leader: it sees every confirmed publish, which
-// a direct get from a replica does not.
-func (b *Bus) lastBySubject(ctx context.Context, stream, subject string) (*storedMsg, error) {
-	return b.getMsg(ctx, stream, map[string]any{"last_by_subj": subject})
-}
-
-func (b *Bus) getMsg(ctx context.Context, stream string, query map[string]any) (*storedMsg, error) {
-	req, err := json.Marshal(query)
-	if err != nil {
-		return nil, err
-	}
-	reply, err := b.link().request(ctx, b.api+"STREAM.MSG.GET."+stream, req)
-	if err != nil {
-		return nil, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
-	}
-	if noResponders(reply) {
-		return nil, fmt.Errorf("jetstream: read of stream %s: %w", stream, nats.ErrNoResponders)
-	}
-	var got struct {
-		Error   *apiError `json:"error"`
-		Message struct {
-			Subject string    `json:"subject"`
-			Seq     uint64    `json:"seq"`
-			Header  []byte    `json:"hdrs"`
-			Data    []byte    `json:"data"`
-			Time    time.Time `json:"time"`
-		} `json:"message"`
-	}
-	if err := json.Unmarshal(reply.Data, &got); err != nil {
-		return nil, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
-	}
-	if got.Error != nil {
-		if code := got.Error.ErrCode; code == natsjs.JSErrCodeMessageNotFound || code == natsjs.JSErrCodeStreamNotFound {
-			return nil, ErrNotFound
-		}
-		return nil, fmt.Errorf("jetstream: read of stream %s: %w", stream, got.Error)
-	}
-	m := &storedMsg{subject: got.Message.Subject, seq: got.Message.Seq, data: got.Message.Data, time: got.Message.Time}
-	if len(got.Message.Header) > 0 {
-		// A header that NATS clients cannot read is a native publisher's fault: what could be read counts.
-		m.header, _ = nats.DecodeHeadersMsg(got.Message.Header)
-	}
-	return m, nil
 }

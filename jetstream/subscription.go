@@ -56,8 +56,8 @@ type SubscribeOptions struct {
 	// Topics are up to 32 further topics for the same subscription: one group on each, one MaxInFlight over all.
 	Topics []string
 	// GroupTTL makes a new group disappear when it has had no member for so long: 0 (never) or 1 s..30 d. While an event
-	// of it is unsettled, the server counts from AckWait after that event's last delivery. Such a group lives in the
-	// server's memory.
+	// of it is unsettled, the server counts from AckWait after that event's last delivery. Up to one minute, such a group
+	// lives in the server's memory: events that were settled in the last 2 s before a restart of the server come again.
 	GroupTTL time.Duration
 	// Filter, when not nil, is asked for each event; those it refuses are acknowledged and not delivered. It must not
 	// block.
@@ -117,6 +117,7 @@ type Subscription struct {
 
 	deliver sync.Mutex  // held while the handler runs
 	ended   atomic.Bool // no handler begins any more
+	leaving atomic.Bool // it is about to end
 
 	mu        sync.Mutex
 	started   bool
@@ -135,6 +136,10 @@ type Subscription struct {
 	timer     *time.Timer
 	wake      int64         // when timer fires; 0: it does not
 	settled   chan struct{} // closed when no lease is left, while Drain waits for it
+	slow      time.Duration // how long it was last kept from asking for events, because it does not take what it has
+	slowUntil int64         // until when it is; 0: it is not
+
+	returning gate // what is about to be given back
 
 	ctx      context.Context // ends with the subscription
 	cancel   context.CancelFunc
@@ -189,6 +194,7 @@ func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts Subscribe
 	if err != nil {
 		for _, m := range s.members {
 			m.obs.Close()
+			b.unshare(m.group, s)
 		}
 		s.cancel()
 		return nil, err
@@ -201,6 +207,7 @@ func (s *Subscription) join(ctx context.Context, topic string, start starter) er
 	if err != nil {
 		return err
 	}
+	s.bus.enter(g, s)
 	s.members = append(s.members, &member{sub: s, group: g, obs: s.bus.obs.Group(topic, s.group, s.opts.GroupTTL > 0)})
 	return nil
 }
@@ -258,14 +265,20 @@ func (s *Subscription) Done() <-chan struct{} { return s.ctx.Done() }
 // Start begins the delivery. Calling it again does nothing.
 func (s *Subscription) Start() {
 	s.mu.Lock()
+	first := !s.started
 	s.started = true
 	s.mu.Unlock()
+	for _, m := range s.members {
+		if first && m.group.anew {
+			s.reset(m, "its consumer was deleted")
+		}
+	}
 	s.restart()
 }
 
 // running reports whether events may be asked for. s.mu is held.
 func (s *Subscription) running() bool {
-	return s.started && !s.paused && !s.draining && !s.stopped
+	return s.started && !s.paused && !s.draining && !s.stopped && s.slowUntil == 0
 }
 
 // restart opens what is closed and asks for events: at the start, after a pause, and after forget.
@@ -295,10 +308,18 @@ func (s *Subscription) Pause(ctx context.Context) error {
 	s.closeInboxes()
 	s.mu.Unlock()
 	s.giveBack(back)
+	s.returned(ctx)
 	if err := s.flush(ctx); !errors.Is(err, errCut) {
 		return err
 	}
 	return nil // without a connection nothing comes
+}
+
+// returned waits until what is to be given back was. What could not be comes again after AckWait.
+func (s *Subscription) returned(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, settleWait)
+	defer cancel()
+	_ = s.returning.empty(ctx)
 }
 
 // settleAll waits until the server has worked off what was said about deliveries: not only taken it, or a server that
@@ -306,18 +327,18 @@ func (s *Subscription) Pause(ctx context.Context) error {
 func (s *Subscription) settleAll(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, settleWait)
 	defer cancel()
+	if err := s.returning.empty(ctx); err != nil {
+		return err
+	}
 	if err := s.flush(ctx); err != nil { // also for what is under way to the inboxes
 		return err
 	}
 	for _, m := range s.members {
-		s.mu.Lock()
-		used, subject := m.acks != "", m.noEvent()
-		s.mu.Unlock()
-		if !used {
+		if !m.group.used() {
 			continue
 		}
 		// A consumer works its acks off in order, so its answer to one about no event comes after all others.
-		if _, err := s.link.request(ctx, subject, progress); err != nil {
+		if _, err := s.link.request(ctx, m.group.noEvent(), progress); err != nil {
 			return err
 		}
 	}
@@ -353,6 +374,7 @@ func (s *Subscription) Disconnect(ctx context.Context) error { return s.stop(ctx
 
 // Drain stops the delivery, waits until every lease is settled or ctx ends, and then does as Stop.
 func (s *Subscription) Drain(ctx context.Context) error {
+	s.leaving.Store(true)
 	s.mu.Lock()
 	s.draining = true
 	back := s.takeHeld()
@@ -378,6 +400,7 @@ func (s *Subscription) Drain(ctx context.Context) error {
 func (s *Subscription) stop(ctx context.Context, lost bool) error {
 	var err error
 	s.stopOnce.Do(func() {
+		s.leaving.Store(true)
 		s.ended.Store(true)
 		s.mu.Lock()
 		s.stopped = true
@@ -413,10 +436,14 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 		s.cancel()
 		s.wg.Wait()
 		s.bus.unregister(s)
+		err = s.settleAll(ctx)
 		for _, m := range s.members {
 			m.obs.Close()
+			if err == nil {
+				m.group.leaveMark(ctx, s.link)
+			}
+			s.bus.unshare(m.group, s)
 		}
-		err = s.settleAll(ctx)
 	})
 	return err
 }
@@ -426,7 +453,7 @@ func (s *Subscription) moved(key, consumer string, revision uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, m := range s.members {
-		if revision > m.group.revision && m.group.consumer != consumer && pointerKey(m.group.topic, s.group) == key {
+		if revision > m.group.revision.Load() && m.group.consumer != consumer && pointerKey(m.group.topic, s.group) == key {
 			m.reattach(false)
 			m.movedAt = max(m.movedAt, revision)
 		}

@@ -47,6 +47,7 @@ type Metrics struct {
 
 	delivered    *prometheus.CounterVec
 	outcomes     map[jetstream.Outcome]*prometheus.CounterVec
+	resets       *prometheus.CounterVec
 	inFlight     *prometheus.GaugeVec
 	wsInFlight   *prometheus.GaugeVec
 	polled       *prometheus.HistogramVec
@@ -92,6 +93,7 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 			jetstream.DeadLettered: newCounter(reg, "events_dead_lettered_total"),
 			jetstream.Dropped:      newCounter(reg, "eventhub_leases_dropped_total"),
 		},
+		resets:       newCounter(reg, "eventhub_group_resets_total"),
 		inFlight:     newGauge(reg, "events_inflight"),
 		wsInFlight:   newGauge(reg, "ws_inflight"),
 		polled:       newHistogram(reg, "subscribe_poll_duration_ms"),
@@ -160,6 +162,7 @@ func (m *Metrics) Group(topic, group string, ephemeral bool) jetstream.GroupObse
 	o := &groupObserver{
 		metrics: m, pair: p, use: use,
 		delivered:  m.delivered.WithLabelValues(p.topic, p.group),
+		resets:     m.resets.WithLabelValues(p.topic, p.group),
 		inFlight:   m.inFlight.WithLabelValues(p.topic, p.group),
 		wsInFlight: m.wsInFlight.WithLabelValues(p.topic, p.group),
 		polled:     m.polled.WithLabelValues(p.topic, p.group),
@@ -205,6 +208,7 @@ func (m *Metrics) release(p pair, use *pairUse) {
 	}
 	delete(m.pairs, p)
 	m.delivered.DeleteLabelValues(p.topic, p.group)
+	m.resets.DeleteLabelValues(p.topic, p.group)
 	for _, v := range m.outcomes {
 		v.DeleteLabelValues(p.topic, p.group)
 	}
@@ -238,6 +242,7 @@ type groupObserver struct {
 	closed  sync.Once
 
 	delivered  prometheus.Counter
+	resets     prometheus.Counter
 	outcomes   [jetstream.Dropped + 1]prometheus.Counter
 	inFlight   prometheus.Gauge
 	wsInFlight prometheus.Gauge
@@ -262,6 +267,8 @@ func (o *groupObserver) InFlight(delta int) {
 }
 
 func (o *groupObserver) Polled(took time.Duration) { o.polled.Observe(milliseconds(took)) }
+
+func (o *groupObserver) Reset() { o.resets.Inc() }
 
 func (o *groupObserver) Close() {
 	if o.use != nil {

@@ -167,7 +167,11 @@ func TestOutcomesAreCountedApart(t *testing.T) {
 	}
 	group.InFlight(3)
 	group.InFlight(-1)
+	group.Reset()
 	shown := gather(t, reg)
+	if got, _ := value(shown["eventhub_group_resets_total"], "g", "t"); got != 1 {
+		t.Errorf("eventhub_group_resets_total is %v, want 1", got)
+	}
 	for how, name := range names {
 		if got, _ := value(shown[name], "g", "t"); got != float64(how)+1 {
 			t.Errorf("%s is %v, want %v", name, got, float64(how)+1)

@@ -40,6 +40,7 @@ var definitions = []definition{
 	{"eventhub_connections_closed_total", counter, "WebSocket connections that ended, by close code.", []string{"code"}},
 	{"eventhub_errors_total", counter, "ERR frames and HTTP errors sent, by code.", []string{"code"}},
 	{"eventhub_frames_total", counter, "Frames received over WebSockets, by op.", []string{"op"}},
+	{"eventhub_group_resets_total", counter, "Groups that had to start anew and may have missed events.", pairLabels},
 	{"eventhub_http_requests_total", counter, "HTTP requests answered, by status.", []string{"status"}},
 	{"eventhub_leases_dropped_total", counter, "Leases that the hub gave up because it had lost its right to them: cut off, stopped, or after a seek.", pairLabels},
 	{"eventhub_leases_expired_total", counter, "Leases that ran out.", pairLabels},

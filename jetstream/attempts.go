@@ -1,0 +1,217 @@
+package jetstream
+
+import (
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// attemptsBucket holds, for each event that a hub gave back before a client had it, how many of the server's deliveries
+// count for no attempt.
+const attemptsBucket = "eventhub_attempts"
+
+// Bounds of the attempts bucket. An event that comes again after that counts deliveries as attempts that no client had.
+const (
+	attemptsAge   = 7 * 24 * time.Hour
+	attemptsBytes = 1 << 30
+)
+
+// account is what a hub knows of the deliveries of one event to one group.
+type account struct {
+	last   int // the server's number of the newest delivery that this hub had
+	spared int // how many deliveries up to last reached no client
+}
+
+// attempts turns the server's count of deliveries into the count of attempts. The server counts every delivery to a hub;
+// an attempt is a delivery that was handed to a client. The difference is the number of deliveries that were spared: given
+// back, or lost with a connection, before a client had them.
+//
+// A hub knows the difference when it had the delivery before this one. Otherwise it asks the attempts bucket, where each hub
+// notes what it spares before it gives the event back. So only what a hub held when it was killed counts for an attempt that
+// no client saw. The caller holds the group's mu.
+type attempts struct {
+	accounts map[uint64]account // by stream sequence
+}
+
+// arrived returns how many deliveries of the event were spared before this one, and whether that is known. If not, the
+// number is the least that it can be.
+func (a *attempts) arrived(seq uint64, delivered int) (spared int, known bool) {
+	if len(a.accounts) == 0 {
+		return 0, delivered <= 1
+	}
+	acc, ok := a.accounts[seq]
+	switch {
+	case !ok:
+		return 0, delivered <= 1
+	case delivered == acc.last+1:
+		return acc.spared, true
+	case delivered <= acc.last:
+		// The server was restarted, or the consumer made anew: it has forgotten deliveries.
+		return delivered - 1 - (acc.last - acc.spared), true
+	default:
+		return acc.spared, false // other hubs had it meanwhile
+	}
+}
+
+// failed notes a delivery that a client had and did not settle.
+func (a *attempts) failed(seq uint64, delivered, spared, most int) (full bool) {
+	return a.note(seq, account{last: delivered, spared: spared}, most)
+}
+
+// spare notes a delivery that no client had.
+func (a *attempts) spare(seq uint64, delivered, spared, most int) (full bool) {
+	return a.note(seq, account{last: delivered, spared: spared + 1}, most)
+}
+
+func (a *attempts) note(seq uint64, acc account, most int) (full bool) {
+	if old, ok := a.accounts[seq]; ok && old.last > acc.last && old.last-old.spared >= acc.last-acc.spared {
+		return false // a late end of an earlier delivery
+	}
+	if a.accounts == nil {
+		a.accounts = make(map[uint64]account)
+	}
+	if _, ok := a.accounts[seq]; !ok && len(a.accounts) >= most {
+		full = true
+		for other := range a.accounts { // any other will do: the bucket knows
+			delete(a.accounts, other)
+			break
+		}
+	}
+	a.accounts[seq] = acc
+	return full
+}
+
+// settled forgets an event.
+func (a *attempts) settled(seq uint64) { delete(a.accounts, seq) }
+
+// settledUpTo forgets all events up to the group's ack floor.
+func (a *attempts) settledUpTo(floor uint64) {
+	for seq := range a.accounts {
+		if seq <= floor {
+			delete(a.accounts, seq)
+		}
+	}
+}
+
+// attemptsSubject is where the deliveries of an event to this very consumer are noted.
+func (g *group) attemptsSubject(seq uint64) string {
+	return "$KV." + attemptsBucket + "." + pointerKey(g.topic, g.name) + "." + strconv.FormatInt(g.created.UnixNano(), 36) + "." + strconv.FormatUint(seq, 10)
+}
+
+// lookUp asks the bucket how many deliveries of d were spared, and calls then with the answer, or with what is known without
+// one. It does not block.
+func (d *Delivery) lookUp(then func(spared int)) {
+	l, least := d.m.sub.link, d.spared
+	query := `{"last_by_subj":"` + d.group.attemptsSubject(d.Event.Sequence) + `"}`
+	msg := &nats.Msg{Subject: d.group.bus.api + "STREAM.MSG.GET.KV_" + attemptsBucket, Data: []byte(query)}
+	err := l.ask(msg, d.group.bus.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
+		if err != nil {
+			then(least)
+			return
+		}
+		stored, err := parseStored(reply)
+		if err != nil {
+			then(least)
+			return
+		}
+		n, err := strconv.Atoi(string(stored.data))
+		if err != nil {
+			n = least
+		}
+		then(max(n, least))
+	}))
+	if err != nil {
+		then(least)
+	}
+}
+
+// spare ends a delivery that no client had: it counts for no attempt. The bucket is told before the server is, so that
+// whichever hub has the event next knows. With nak, the event is given back; without, the hub has lost its right to it. s.mu
+// is not held.
+func (s *Subscription) spare(d *Delivery, nak bool) {
+	if !d.resolved {
+		s.returning.tryEnter(maxReturning)
+		d.lookUp(func(spared int) {
+			defer s.returning.leave()
+			d.spared, d.resolved = spared, true
+			s.spare(d, nak)
+		})
+		return
+	}
+	g, b := d.group, s.bus
+	g.mu.Lock()
+	full := g.known.spare(d.Event.Sequence, d.delivered, d.spared, b.limits.AttemptsKnown)
+	g.mu.Unlock()
+	if full {
+		b.obs.LimitReached("attempts_known")
+	}
+	note := spareNote{subject: g.attemptsSubject(d.Event.Sequence), spared: d.spared + 1}
+	s.returning.tryEnter(maxReturning)
+	b.noteSpared(s.link, note, func() {
+		if nak {
+			d.sendInTime(s.nak())
+		}
+		s.returning.leave()
+	})
+}
+
+// maxReturning does not bound what is on its way back: that is bounded by what was held.
+const maxReturning = 1 << 30
+
+// spareNote is what the attempts bucket is told.
+type spareNote struct {
+	subject string
+	spared  int
+}
+
+// unsaved are notes that could not be stored, for want of a connection. The oldest give way to newer ones.
+type unsaved struct {
+	mu    sync.Mutex
+	notes []spareNote
+}
+
+// noteSpared stores a note and calls then, whatever the outcome. It does not block.
+func (b *Bus) noteSpared(l *link, n spareNote, then func()) {
+	msg := &nats.Msg{Subject: n.subject, Data: strconv.AppendInt(nil, int64(n.spared), 10)}
+	err := l.ask(msg, b.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
+		switch {
+		case err != nil:
+			b.keepNote(n)
+		case noResponders(reply):
+			b.keepNote(n)
+		default:
+			if _, err := parsePubAck(reply.Data, "KV_"+attemptsBucket); err != nil {
+				b.log.Warn("failed to note a delivery that no client had; it counts as an attempt", slog.Any("error", err))
+			}
+		}
+		then()
+	}))
+	if err != nil {
+		b.keepNote(n)
+		then()
+	}
+}
+
+func (b *Bus) keepNote(n spareNote) {
+	b.unsaved.mu.Lock()
+	defer b.unsaved.mu.Unlock()
+	if len(b.unsaved.notes) >= b.limits.AttemptsKnown {
+		b.obs.LimitReached("attempts_known")
+		b.unsaved.notes = b.unsaved.notes[1:]
+	}
+	b.unsaved.notes = append(b.unsaved.notes, n)
+}
+
+// saveNotes stores what could not be stored before.
+func (b *Bus) saveNotes(l *link) {
+	b.unsaved.mu.Lock()
+	notes := b.unsaved.notes
+	b.unsaved.notes = nil
+	b.unsaved.mu.Unlock()
+	for _, n := range notes {
+		b.noteSpared(l, n, func() {})
+	}
+}

@@ -1,0 +1,188 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// marksBucket says how far each group is whose consumer lives in the server's memory, so that the group outlives its server.
+const marksBucket = "eventhub_marks"
+
+// How often the server is asked how far groups are.
+const (
+	watchEvery  = 250 * time.Millisecond // the look at which are due
+	watchMemory = 2 * time.Second        // a group in memory, or a quarter of its TTL
+	watchOthers = 5 * time.Second        // other groups, while they change
+	// watchBatch is the most questions at one look.
+	watchBatch = 500
+	// marksAge is how long a mark is kept: longer than any group in memory lives without members.
+	marksAge = 5 * time.Minute
+)
+
+// mark says how far a group in memory is. The time at which it was stored says when the group last had a member.
+type mark struct {
+	Consumer string    `json:"consumer"`
+	Stream   time.Time `json:"stream"` // when the stream was created
+	Floor    uint64    `json:"floor"`  // up to which all is settled
+	TTLMS    int64     `json:"ttl_ms"`
+}
+
+// life is how long the group outlives its mark: a member may have been there until the next mark was due.
+func (m *mark) life() time.Duration {
+	ttl := time.Duration(m.TTLMS) * time.Millisecond
+	return ttl + min(watchMemory, ttl/4)
+}
+
+func marksSubject(t *topicInfo, group string) string {
+	return "$KV." + marksBucket + "." + pointerKey(t, group)
+}
+
+// consumerState is what the server says of a consumer, as far as the hub asks for it.
+type consumerState struct {
+	Error    *apiError `json:"error"`
+	AckFloor struct {
+		Stream uint64 `json:"stream_seq"`
+	} `json:"ack_floor"`
+	NumWaiting int       `json:"num_waiting"`
+	Created    time.Time `json:"created"`
+}
+
+// ask asks the server about the group's consumer and calls then with the answer, if there is one. It does not block.
+func (g *group) ask(l *link, now int64, then func(*consumerState)) {
+	// An error means that the connection is down; what is asked here is asked again.
+	_ = l.ask(&nats.Msg{Subject: g.info}, now, askerFunc(func(reply *nats.Msg, err error) {
+		if err != nil || noResponders(reply) {
+			return
+		}
+		var state consumerState
+		if err := json.Unmarshal(reply.Data, &state); err != nil || state.Error != nil || !state.Created.Equal(g.created) {
+			return
+		}
+		g.mu.Lock()
+		g.track.settledUpTo(state.AckFloor.Stream)
+		g.known.settledUpTo(state.AckFloor.Stream)
+		g.mu.Unlock()
+		then(&state)
+	}))
+}
+
+// watchGroups keeps up with how far groups are, until the bus closes.
+func (b *Bus) watchGroups() {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-b.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now, asked := b.clock.now(), 0
+		b.eachGroup(func(g *group) {
+			if asked < watchBatch && g.due(now) {
+				asked++
+				l := b.link()
+				g.ask(l, now, func(*consumerState) { g.putMark(l) })
+			}
+		})
+	}
+}
+
+// due reports whether the server is to be asked about the group now.
+func (g *group) due(now int64) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	every := watchOthers
+	if g.memory {
+		every = min(watchMemory, g.ttl/4)
+	} else if !g.track.active {
+		return false
+	}
+	if now-g.watched < int64(every) {
+		return false
+	}
+	g.watched = now
+	g.track.active = false
+	return true
+}
+
+// putMark stores how far a group in memory is. It does not block.
+func (g *group) putMark(l *link) {
+	if !g.memory {
+		return
+	}
+	g.mu.Lock()
+	floor := g.track.floor
+	g.mu.Unlock()
+	value, err := g.mark(floor)
+	if err != nil {
+		return
+	}
+	// What fails here is done again soon.
+	_ = l.ask(&nats.Msg{Subject: marksSubject(g.topic, g.name), Data: value}, g.bus.clock.now(), askerFunc(func(*nats.Msg, error) {}))
+}
+
+// mark encodes how far the group is.
+func (g *group) mark(floor uint64) ([]byte, error) {
+	return json.Marshal(mark{Consumer: g.consumer, Stream: g.topic.stream.created, Floor: floor, TTLMS: g.ttl.Milliseconds()})
+}
+
+// leaveMark stores how far a group in memory is, when a member leaves it, and waits until it is stored.
+func (g *group) leaveMark(ctx context.Context, l *link) {
+	if !g.memory {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, settleWait)
+	defer cancel()
+	reply, err := l.request(ctx, g.info, nil)
+	if err != nil {
+		return
+	}
+	var state consumerState
+	if json.Unmarshal(reply.Data, &state) != nil || state.Error != nil || !state.Created.Equal(g.created) {
+		return
+	}
+	value, err := g.mark(state.AckFloor.Stream)
+	if err != nil {
+		return
+	}
+	_, _ = l.request(ctx, marksSubject(g.topic, g.name), value) // the mark from before is what is left otherwise
+}
+
+// startOf is where a group begins whose consumer does not exist. A group in memory whose server was restarted goes on behind
+// the floor of its mark, unless it has had no member for its TTL; other groups begin where start says.
+func (b *Bus) startOf(ctx context.Context, t *topicInfo, name string, ptr pointer, state natsjs.StreamState, start starter, dead *group) (uint64, error) {
+	if dead != nil {
+		return start(ctx, t, state)
+	}
+	m, at, err := b.mark(ctx, t, name)
+	if err != nil {
+		return 0, b.unavailable(err)
+	}
+	if m == nil || m.Consumer != ptr.Consumer || !m.Stream.Equal(t.stream.created) || time.Since(at) > m.life() {
+		return start(ctx, t, state)
+	}
+	b.log.InfoContext(ctx, "group goes on at its mark; its server was restarted", slog.String("topic", t.name), slog.String("group", name), slog.Uint64("floor", m.Floor))
+	return min(m.Floor, state.LastSeq) + 1, nil
+}
+
+// mark reads a group's mark, and when it was stored; nil if there is none.
+func (b *Bus) mark(ctx context.Context, t *topicInfo, name string) (*mark, time.Time, error) {
+	msg, err := b.lastBySubject(ctx, "KV_"+marksBucket, marksSubject(t, name))
+	if errors.Is(err, ErrNotFound) {
+		return nil, time.Time{}, nil
+	}
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	var m mark
+	if err := json.Unmarshal(msg.data, &m); err != nil {
+		return nil, time.Time{}, nil //nolint:nilerr // an unreadable mark says nothing
+	}
+	return &m, msg.time, nil
+}

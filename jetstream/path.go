@@ -1,0 +1,210 @@
+package jetstream
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// probe is a question that is asked again and again, to know that the way to and from somebody is open. Its methods may be
+// called concurrently.
+type probe struct {
+	asked   atomic.Int64 // when the oldest question that was not answered was asked; 0: all were
+	heard   atomic.Int64 // when the newest question that was answered was asked
+	waiting atomic.Bool  // a question is under way
+}
+
+// begin reports whether a question is to be asked now.
+func (p *probe) begin(now int64) bool {
+	if !p.waiting.CompareAndSwap(false, true) {
+		return false
+	}
+	p.asked.CompareAndSwap(0, max(now, 1))
+	return true
+}
+
+// end takes the outcome of the question that was asked at the given time.
+func (p *probe) end(sent int64, answered bool) {
+	if answered {
+		p.heard.Store(max(sent, p.heard.Load()))
+		p.asked.Store(0)
+	}
+	p.waiting.Store(false)
+}
+
+// reset is for a way that is new.
+func (p *probe) reset(now int64) {
+	p.asked.Store(0)
+	p.heard.Store(now)
+}
+
+// silent reports whether a question waits for its answer for longer than limit.
+func (p *probe) silent(now, limit int64) bool {
+	asked := p.asked.Load()
+	return asked != 0 && now-asked > limit
+}
+
+// path is the way over one connection to a group's consumer, wherever in a cluster that is. While it is silent, what
+// subscribers say about deliveries is kept: sent now, it might arrive when the server has given the event to another.
+type path struct {
+	probe
+	held atomic.Int64 // deliveries that are held or leased over it
+
+	mu   sync.Mutex
+	kept []settlement // bounded by what was held when the path fell silent, and what arrives meanwhile
+}
+
+type settlement struct {
+	d    *Delivery
+	what []byte
+}
+
+// silent reports whether nothing may be sent about deliveries of the group over the link.
+func (g *group) silent(l *link, now int64) bool {
+	limit := int64(g.fence.silence)
+	return g.paths[l.index].silent(now, limit) || l.echo.silent(now, limit)
+}
+
+// answered reports whether nothing waits for an answer, which is cheaper to know than whether it waits for too long.
+func (g *group) answered(l *link) bool {
+	return g.paths[l.index].asked.Load() == 0 && l.echo.asked.Load() == 0
+}
+
+// tell sends what the subscriber, or the hub for it, says about a delivery that has ended here; later, if the path is silent.
+func (d *Delivery) tell(what []byte) {
+	l, b := d.m.sub.link, d.group.bus
+	if p := &d.group.paths[l.index]; !d.group.answered(l) && d.group.silent(l, b.clock.now()) {
+		p.mu.Lock()
+		p.kept = append(p.kept, settlement{d: d, what: what})
+		p.mu.Unlock()
+		return
+	}
+	d.send(what)
+}
+
+// sendInTime is send for what could not be said at once: it says nothing when the server may have given the event to another.
+func (d *Delivery) sendInTime(what []byte) {
+	s := d.m.sub
+	now := s.bus.clock.now()
+	s.mu.Lock()
+	ok := d.usable(now) && d.cuts == s.link.cuts.Load()
+	s.mu.Unlock()
+	if ok {
+		d.tell(what)
+	}
+}
+
+// release sends what was kept.
+func (p *path) release() {
+	p.mu.Lock()
+	kept := p.kept
+	p.kept = nil
+	p.mu.Unlock()
+	for _, k := range kept {
+		k.d.sendInTime(k.what)
+	}
+}
+
+// forget drops what was kept: the connection was lost.
+func (p *path) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.kept = nil
+}
+
+// probePaths asks over each connection whether it is open, and each consumer of which the hub holds something whether it
+// hears us, until the bus closes.
+func (b *Bus) probePaths() {
+	tick := time.NewTicker(max(margin(b.cfg.AckWait)/5, 10*time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-b.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := b.clock.now()
+		for _, l := range b.links {
+			l.probe(now)
+		}
+		b.eachGroup(func(g *group) {
+			for i := range g.paths {
+				if p := &g.paths[i]; p.held.Load() > 0 || p.asked.Load() != 0 {
+					g.probe(b.links[i], p, now)
+				}
+			}
+		})
+	}
+}
+
+// probe asks the server, over the connection, for an answer to the hub itself.
+func (l *link) probe(now int64) {
+	if l.mute || !l.up.Load() || !l.echo.begin(now) {
+		return
+	}
+	err := l.ask(&nats.Msg{Subject: echoSubject}, now, askerFunc(func(_ *nats.Msg, err error) {
+		l.echo.end(now, err == nil)
+		if err == nil {
+			l.bus.eachGroup(func(g *group) { g.paths[l.index].open(g, l) })
+		}
+	}))
+	if err != nil {
+		l.echo.end(now, false)
+	}
+}
+
+// open sends what was kept if nothing is silent any more.
+func (p *path) open(g *group, l *link) {
+	p.mu.Lock()
+	none := len(p.kept) == 0
+	p.mu.Unlock()
+	if !none && !g.silent(l, g.bus.clock.now()) {
+		p.release()
+	}
+}
+
+// probe asks the consumer. It works its acks off in order, so its answer to one about no event comes after all others.
+func (g *group) probe(l *link, p *path, now int64) {
+	if !l.up.Load() || !p.begin(now) {
+		return
+	}
+	msg := &nats.Msg{Subject: g.noEvent(), Data: progress}
+	err := l.ask(msg, now, askerFunc(func(reply *nats.Msg, err error) {
+		answered := err == nil && !noResponders(reply)
+		p.end(now, answered)
+		if answered {
+			p.open(g, l)
+		}
+	}))
+	if err != nil {
+		p.end(now, false)
+	}
+}
+
+// noEvent is the subject of an ack about no event: the consumer answers it, and takes it for a sign of life.
+func (g *group) noEvent() string {
+	g.mu.Lock()
+	prefix := g.acks
+	g.mu.Unlock()
+	if prefix == "" {
+		prefix = "$JS.ACK." + g.topic.stream.name + "." + g.consumer + "."
+	}
+	return prefix + "1.9223372036854775807.1.0.0"
+}
+
+// used reports whether anything of the group has come to this hub.
+func (g *group) used() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.acks != ""
+}
+
+// sentSince is a moment after which the server sent what arrives now over the link: the newest that an answer stands for.
+func (l *link) sentSince(now int64) int64 {
+	if l.mute {
+		return now
+	}
+	return min(now, l.echo.heard.Load())
+}

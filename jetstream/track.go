@@ -1,0 +1,85 @@
+package jetstream
+
+import (
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// maxLoose bounds track.loose.
+const maxLoose = 10_000
+
+// track is what this hub knows of how far a group is. It says where the group goes on when its consumer is lost, so that
+// nothing unsettled is left out. Guarded by the group's mu.
+type track struct {
+	start uint64 // where the group stood when this hub joined: nothing before is unsettled
+	floor uint64 // up to which the server said that all is settled
+	// exact says that at the time of joining nothing was in flight, so that base, arrivals and order tell whether every
+	// delivery came to this hub.
+	exact    bool
+	base     uint64 // the server's count of deliveries at that time
+	order    uint64 // the highest that came
+	arrivals uint64
+	lastSeq  uint64 // newest stream sequence that arrived
+	active   bool   // something has changed since the server was last asked
+	// loose are the events that arrived and ended otherwise than by an ack: they come again, to whichever member. It is
+	// bounded; loosest is the oldest of those that found no room.
+	loose   map[uint64]struct{}
+	loosest uint64
+}
+
+func newTrack(info *natsjs.ConsumerInfo) track {
+	return track{
+		start: max(info.Config.OptStartSeq, info.AckFloor.Stream+1, 1),
+		exact: info.NumAckPending == 0, base: info.Delivered.Consumer, order: info.Delivered.Consumer,
+	}
+}
+
+func (t *track) arrived(p *place) {
+	t.active = true
+	t.arrivals++
+	t.order = max(t.order, p.order)
+	t.lastSeq = max(t.lastSeq, p.streamSeq)
+	if len(t.loose) > 0 {
+		delete(t.loose, p.streamSeq)
+	}
+}
+
+// loosen notes that an event will come again.
+func (t *track) loosen(seq uint64) {
+	if t.loose == nil {
+		t.loose = make(map[uint64]struct{})
+	}
+	switch {
+	case len(t.loose) < maxLoose:
+		t.loose[seq] = struct{}{}
+	case t.loosest == 0 || seq < t.loosest:
+		t.loosest = seq
+	}
+}
+
+// settledUpTo takes the server's word for how far all is settled.
+func (t *track) settledUpTo(floor uint64) { t.floor = max(t.floor, floor) }
+
+// resumeAt is the sequence at which the group goes on when its consumer was lost: nothing before is unsettled, whichever
+// hub had it. When every delivery came to this hub, that is the oldest event known to be unsettled, or the one behind the
+// newest that came; oldest is the oldest that a member holds, 0 for none. Otherwise it is the ack floor that the server
+// named last: what was settled since comes again.
+func (t *track) resumeAt(oldest uint64) uint64 {
+	safe := max(t.start, t.floor+1)
+	if !t.exact || t.order-t.base != t.arrivals {
+		return safe
+	}
+	if t.lastSeq == 0 {
+		return safe
+	}
+	next := t.lastSeq + 1
+	if t.loosest > 0 {
+		next = min(next, t.loosest)
+	}
+	if oldest > 0 {
+		next = min(next, oldest)
+	}
+	for seq := range t.loose {
+		next = min(next, seq)
+	}
+	return max(next, safe)
+}
