@@ -149,3 +149,13 @@ func (v *View) StepDown(stream string) (leader string) {
 	})
 	return leader
 }
+
+// DeleteConsumers deletes all consumers of a stream.
+func (v *View) DeleteConsumers(stream string) {
+	v.tb.Helper()
+	for _, c := range v.consumers(v.tb.Context(), stream) {
+		if err := v.JS.DeleteConsumer(v.tb.Context(), stream, c.Name); err != nil {
+			v.tb.Fatal(err)
+		}
+	}
+}
