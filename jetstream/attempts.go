@@ -3,6 +3,7 @@ package jetstream
 import (
 	"log/slog"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -96,16 +97,25 @@ func (a *attempts) settledUpTo(floor uint64) {
 	}
 }
 
-// attemptsSubject is where the deliveries of an event to this very consumer are noted.
-func (g *group) attemptsSubject(seq uint64) string {
-	return "$KV." + attemptsBucket + "." + pointerKey(g.topic, g.name) + "." + strconv.FormatInt(g.created.UnixNano(), 36) + "." + strconv.FormatUint(seq, 10)
+// eventKey names an event of one consumer, as it was made at that time, in the hub's buckets. A generation's number holds a
+// character that keys must not.
+func eventKey(stream, consumer string, created time.Time, seq uint64) string {
+	group, _, _ := strings.Cut(consumer, "~")
+	return stream + "." + group + "." + strconv.FormatInt(created.UnixNano(), 36) + "." + strconv.FormatUint(seq, 10)
 }
+
+func (d *Delivery) eventKey() string {
+	return eventKey(d.group.topic.stream.name, d.group.consumer, d.group.created, d.Event.Sequence)
+}
+
+// attemptsSubject is where the deliveries of the event are noted.
+func (d *Delivery) attemptsSubject() string { return "$KV." + attemptsBucket + "." + d.eventKey() }
 
 // lookUp asks the bucket how many deliveries of d were spared, and calls then with the answer, or with what is known without
 // one. It does not block.
 func (d *Delivery) lookUp(then func(spared int)) {
 	l, least := d.m.sub.link, d.spared
-	query := `{"last_by_subj":"` + d.group.attemptsSubject(d.Event.Sequence) + `"}`
+	query := `{"last_by_subj":"` + d.attemptsSubject() + `"}`
 	msg := &nats.Msg{Subject: d.group.bus.api + "STREAM.MSG.GET.KV_" + attemptsBucket, Data: []byte(query)}
 	err := l.ask(msg, d.group.bus.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
 		if err != nil {
@@ -148,11 +158,11 @@ func (s *Subscription) spare(d *Delivery, nak bool) {
 	if full {
 		b.obs.LimitReached("attempts_known")
 	}
-	note := spareNote{subject: g.attemptsSubject(d.Event.Sequence), spared: d.spared + 1}
+	note := spareNote{subject: d.attemptsSubject(), spared: d.spared + 1}
 	s.returning.tryEnter(maxReturning)
 	b.noteSpared(s.link, note, func() {
 		if nak {
-			d.sendInTime(s.nak())
+			d.sendInTime(nakNow)
 		}
 		s.returning.leave()
 	})

@@ -13,7 +13,6 @@ import (
 var (
 	ackNow   = []byte("+ACK")
 	nakNow   = []byte("-NAK")
-	nakKept  = []byte(`-NAK {"delay":1}`) // in nanoseconds
 	progress = []byte("+WPI")
 	term     = []byte("+TERM")
 )
@@ -309,6 +308,7 @@ func (d *Delivery) sendNak(delay time.Duration) {
 		d.tell(nakNow)
 		return
 	}
+	d.group.bus.noteDelay(d, delay)
 	d.tell(append(strconv.AppendInt([]byte(`-NAK {"delay":`), int64(delay), 10), '}'))
 }
 

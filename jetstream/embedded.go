@@ -104,6 +104,57 @@ func (e *embedded) stop() {
 	_ = e.lock.Unlock() // the lock ends with the process at the latest
 }
 
+// oldLeasesWait bounds what a start spends on old leases. Those that it does not come to end after AckWait.
+const oldLeasesWait = 5 * time.Second
+
+// endOldLeases gives back what hubs had leased when the server last stopped. The server remembers what was delivered but
+// not what was refused, so without this even leases that a hub had handed back in order would wait for AckWait. It is
+// right here only: the server was just started, so no hub holds a lease of it. Consumers that native clients made are
+// left alone, for those clients keep what they hold. So are events that were refused with a delay: those the server
+// remembers.
+func (b *Bus) endOldLeases(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, oldLeasesWait)
+	defer cancel()
+	nc := b.links[0].nc
+	delayed, err := b.delayed(ctx)
+	if err != nil {
+		return err
+	}
+	streams := b.js.ListStreams(ctx)
+	for s := range streams.Info() {
+		if s.State.Consumers == 0 {
+			continue
+		}
+		handle, err := b.js.Stream(ctx, s.Config.Name)
+		if err != nil {
+			return err
+		}
+		consumers := handle.ListConsumers(ctx)
+		for c := range consumers.Info() {
+			if _, ours := c.Config.Metadata["eventhub.group"]; !ours || c.NumAckPending == 0 {
+				continue
+			}
+			// The server looks naks up by stream sequence; those of events that are settled have no effect.
+			for seq := c.AckFloor.Stream + 1; seq <= c.Delivered.Stream && ctx.Err() == nil; seq++ {
+				if delayed[eventKey(s.Config.Name, c.Name, c.Created, seq)] {
+					continue
+				}
+				subject := fmt.Sprintf("$JS.ACK.%s.%s.1.%d.%d.0.0", s.Config.Name, c.Name, seq, c.Delivered.Consumer)
+				if err := nc.Publish(subject, nakNow); err != nil {
+					return err
+				}
+			}
+		}
+		if err := consumers.Err(); err != nil {
+			return err
+		}
+	}
+	if err := streams.Err(); err != nil {
+		return err
+	}
+	return nc.FlushWithContext(ctx)
+}
+
 // innermost is the error at the end of a chain: what was tried, and on what, is said already.
 func innermost(err error) error {
 	for next := errors.Unwrap(err); next != nil; next = errors.Unwrap(next) {

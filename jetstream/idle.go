@@ -118,7 +118,7 @@ func (s *Subscription) quicken() {
 	for _, m := range s.members {
 		m.open()
 	}
-	s.refill()
+	s.refillSoon()
 }
 
 // dropParked forgets parked deliveries that have ended. s.mu is held.

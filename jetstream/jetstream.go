@@ -113,12 +113,21 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if b.pointers, err = openPointers(ctx, b); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
-	for _, own := range []natsjs.KeyValueConfig{
+	own := []natsjs.KeyValueConfig{
 		{Bucket: attemptsBucket, Description: "eventhub: deliveries that no client had", TTL: attemptsAge, MaxBytes: attemptsBytes},
 		{Bucket: marksBucket, Description: "eventhub: how far groups in memory are", TTL: marksAge},
-	} {
-		if _, err := b.ownBucket(ctx, own); err != nil {
+	}
+	if b.server != nil {
+		own = append(own, natsjs.KeyValueConfig{Bucket: delaysBucket, Description: "eventhub: events refused with a delay", TTL: delaysAge, MaxBytes: delaysBytes})
+	}
+	for _, cfg := range own {
+		if _, err := b.ownBucket(ctx, cfg); err != nil {
 			return fmt.Errorf("nats at %s: %w", b.where(), err)
+		}
+	}
+	if b.server != nil {
+		if err := b.endOldLeases(ctx); err != nil {
+			b.log.WarnContext(ctx, "failed to end all leases from before the start; the rest ends after AckWait", slog.Any("error", err))
 		}
 	}
 	b.publisher = b.newPublisher("")

@@ -144,20 +144,11 @@ func (s *Subscription) giveBack(back []*Delivery) {
 	slices.SortFunc(back, func(a, b *Delivery) int { return cmp.Compare(a.Event.Sequence, b.Event.Sequence) })
 	for _, d := range back {
 		if d.begun {
-			d.tell(s.nak())
+			d.tell(nakNow)
 		} else {
 			s.spare(d, true)
 		}
 	}
-}
-
-// nak is what gives an event back at once. A server remembers a refusal over its restart only when it has a delay: an
-// embedded server may be about to stop with its subscriptions.
-func (s *Subscription) nak() []byte {
-	if s.bus.server != nil && s.leaving.Load() {
-		return nakKept
-	}
-	return nakNow
 }
 
 // drop ends deliveries without a word to the server.
@@ -205,24 +196,9 @@ func (s *Subscription) refillSoon() {
 		runtime.Gosched()
 		s.mu.Lock()
 		s.refilling = false
-		var parked []*Delivery
-		for len(s.parked) > 0 && s.active < s.opts.MaxInFlight && !s.stopped {
-			d := s.parked[0]
-			s.parked = s.parked[1:]
-			if d.index < 0 {
-				continue
-			}
-			d.active = true
-			s.active++
-			if d.resolved { // else it is handed out when it is
-				parked = append(parked, d)
-			}
-		}
 		s.refill()
 		s.mu.Unlock()
-		for _, d := range parked {
-			s.hand(d)
-		}
+		s.advance()
 	})
 }
 

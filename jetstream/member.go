@@ -244,20 +244,20 @@ func (in *inbox) receive(msg *nats.Msg) {
 	if s.link.clustered() && s.bus.clock.at(now).UnixNano()-place.storedAt > int64(d.group.fence.usable-d.group.fence.touch)/2 {
 		m.freshen(d)
 	}
-	park := s.active >= s.opts.MaxInFlight || len(s.parked) > 0
-	if park {
-		s.parked = append(s.parked, d)
-	} else {
+	direct := d.resolved && len(s.parked) == 0 && s.active < s.opts.MaxInFlight
+	if direct {
 		s.active++
 		d.active = true
+	} else {
+		s.parked = append(s.parked, d)
 	}
 	s.refill()
 	s.mu.Unlock()
 	switch {
+	case direct:
+		s.hand(d)
 	case !d.resolved:
 		d.resolve()
-	case !park:
-		s.hand(d)
 	}
 }
 
@@ -272,7 +272,7 @@ func (g *group) arrived(reply string, p *place) (spared int, known bool) {
 	return g.known.arrived(p.streamSeq, p.delivered)
 }
 
-// resolve asks how often the event reached no client, and hands it out when that is known.
+// resolve asks how often the event reached no client. Events that arrive meanwhile wait behind it.
 func (d *Delivery) resolve() {
 	s := d.m.sub
 	s.returning.tryEnter(maxReturning)
@@ -281,12 +281,39 @@ func (d *Delivery) resolve() {
 		s.mu.Lock()
 		d.spared, d.resolved = spared, true
 		d.Attempt = max(d.delivered-spared, 1)
-		ready := d.index >= 0 && d.active
 		s.mu.Unlock()
-		if ready {
-			s.hand(d)
-		}
+		s.advance()
 	})
+}
+
+// advance hands out what is parked, in the order of arrival, as far as there is credit.
+func (s *Subscription) advance() {
+	s.deliver.Lock()
+	defer s.deliver.Unlock()
+	for d := s.unpark(); d != nil; d = s.unpark() {
+		if !s.ended.Load() {
+			s.handler(d)
+		}
+	}
+}
+
+// unpark returns the next delivery to hand out, or nil.
+func (s *Subscription) unpark() *Delivery {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.parked) > 0 {
+		d := s.parked[0]
+		if d.index >= 0 && (!d.resolved || s.active >= s.opts.MaxInFlight || s.stopped) {
+			return nil
+		}
+		s.parked = s.parked[1:]
+		if d.index >= 0 {
+			d.active = true
+			s.active++
+			return d
+		}
+	}
+	return nil
 }
 
 // freshen has the server told, along with others that arrive now, that a delivery is held. A consumer's new leader counts

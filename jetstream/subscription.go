@@ -117,7 +117,6 @@ type Subscription struct {
 
 	deliver sync.Mutex  // held while the handler runs
 	ended   atomic.Bool // no handler begins any more
-	leaving atomic.Bool // it is about to end
 
 	mu        sync.Mutex
 	started   bool
@@ -127,7 +126,7 @@ type Subscription struct {
 	members   []*member
 	out       []*Delivery          // all that are held or leased; bounded by MaxInFlight and len(members)
 	byID      map[string]*Delivery // leased, oldest first along Delivery.sameID
-	parked    []*Delivery          // arrived beyond MaxInFlight; fewer than len(members)
+	parked    []*Delivery          // not handed out yet: beyond MaxInFlight, or behind one whose attempt is not known yet
 	active    int                  // of out, those not parked
 	leased    int
 	requested int // asked of the server and not arrived
@@ -374,7 +373,6 @@ func (s *Subscription) Disconnect(ctx context.Context) error { return s.stop(ctx
 
 // Drain stops the delivery, waits until every lease is settled or ctx ends, and then does as Stop.
 func (s *Subscription) Drain(ctx context.Context) error {
-	s.leaving.Store(true)
 	s.mu.Lock()
 	s.draining = true
 	back := s.takeHeld()
@@ -400,7 +398,6 @@ func (s *Subscription) Drain(ctx context.Context) error {
 func (s *Subscription) stop(ctx context.Context, lost bool) error {
 	var err error
 	s.stopOnce.Do(func() {
-		s.leaving.Store(true)
 		s.ended.Store(true)
 		s.mu.Lock()
 		s.stopped = true
