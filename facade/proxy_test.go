@@ -21,6 +21,7 @@ type tcpProxy struct {
 	changed sync.Cond
 	budget  int // bytes that may still go to the target; -1 for any number
 	frozen  bool
+	held    bool // as frozen, but only what goes to the target
 	severed bool
 	conns   map[net.Conn]struct{}
 }
@@ -47,6 +48,9 @@ func (p *tcpProxy) url() string { return "nats://" + p.listener.Addr().String() 
 // freeze stops all bytes, both ways.
 func (p *tcpProxy) freeze() { p.set(func() { p.frozen = true }) }
 
+// hold stops what goes to the target: it is taken from who sends it, and kept until heal.
+func (p *tcpProxy) hold() { p.set(func() { p.held = true }) }
+
 // freezeAfter lets n more bytes through to the target, and then does as freeze.
 func (p *tcpProxy) freezeAfter(n int) { p.set(func() { p.budget = n }) }
 
@@ -68,7 +72,9 @@ func (p *tcpProxy) cut() {
 }
 
 // heal lets everything through again, what was held back by freeze included.
-func (p *tcpProxy) heal() { p.set(func() { p.frozen, p.severed, p.budget = false, false, -1 }) }
+func (p *tcpProxy) heal() {
+	p.set(func() { p.frozen, p.held, p.severed, p.budget = false, false, false, -1 })
+}
 
 func (p *tcpProxy) set(f func()) {
 	p.mu.Lock()
@@ -150,7 +156,7 @@ func (p *tcpProxy) allow(n int, outward bool) int {
 		switch {
 		case p.severed:
 			return -1
-		case p.frozen || p.budget == 0: // once the budget is spent the answers stop too
+		case p.frozen || p.held && outward || p.budget == 0: // once the budget is spent the answers stop too
 		case outward && p.budget > 0:
 			n = min(n, p.budget)
 			p.budget -= n

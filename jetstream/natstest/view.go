@@ -131,23 +131,38 @@ func (v *View) Still(stream string) {
 // the name of the new leader.
 func (v *View) StepDown(stream string) (leader string) {
 	v.tb.Helper()
-	c := v.Consumer(stream)
-	was := c.Cluster.Leader
-	ctx, cancel := context.WithTimeout(v.tb.Context(), patience)
-	defer cancel()
-	m, err := v.nc.RequestWithContext(ctx, "$JS.API.CONSUMER.LEADER.STEPDOWN."+stream+"."+c.Name, nil)
-	if err != nil {
-		v.tb.Fatal(err)
-	}
-	var answer struct{ Success bool }
-	if err := json.Unmarshal(m.Data, &answer); err != nil || !answer.Success {
-		v.tb.Fatalf("step down of %s: %s, %v", c.Name, m.Data, err)
-	}
-	v.Until("another server leads "+c.Name, func(context.Context) bool {
+	was := v.Consumer(stream).Cluster.Leader
+	v.stepDown(stream, "")
+	v.Until("another server leads the consumer of "+stream, func(context.Context) bool {
 		leader = v.Consumer(stream).Cluster.Leader
 		return leader != was
 	})
 	return leader
+}
+
+// Lead makes a server, by its name, the leader of a stream's only consumer.
+func (v *View) Lead(stream, leader string) {
+	v.tb.Helper()
+	v.Until(leader+" leads the consumer of "+stream, func(context.Context) bool {
+		if v.Consumer(stream).Cluster.Leader == leader {
+			return true
+		}
+		v.stepDown(stream, `{"placement":{"preferred":"`+leader+`"}}`)
+		return false
+	})
+}
+
+func (v *View) stepDown(stream, how string) {
+	v.tb.Helper()
+	c := v.Consumer(stream)
+	v.Until("the leader of "+c.Name+" steps down", func(ctx context.Context) bool {
+		m, err := v.nc.RequestWithContext(ctx, "$JS.API.CONSUMER.LEADER.STEPDOWN."+stream+"."+c.Name, []byte(how))
+		if err != nil {
+			return false
+		}
+		var answer struct{ Success bool }
+		return json.Unmarshal(m.Data, &answer) == nil && answer.Success
+	})
 }
 
 // DeleteConsumers deletes all consumers of a stream.
