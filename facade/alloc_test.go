@@ -41,12 +41,12 @@ func publishHot(tb testing.TB, s *session, msg []byte) {
 	}
 	topic, fail := s.publishTopic(f.topic)
 	if fail == nil {
-		fail = s.srv.throttle(s.principal, topic)
+		fail = s.srv.throttle(s.principal, topic.name)
 	}
 	if fail != nil {
 		tb.Fatal(fail)
 	}
-	r := s.newReceipt(f.corr)
+	r := s.newReceipt(s.out.place(f.corr))
 	r.answer(jetstream.Receipt{ID: "0190a1b2-c3d4-7e5f-8a9b-0123456789ab"}, nil)
 }
 

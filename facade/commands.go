@@ -3,9 +3,7 @@ package facade
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"maps"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -13,41 +11,18 @@ import (
 	"github.com/coder/websocket"
 
 	"eventhub/jetstream"
-	"eventhub/jetstream/jsonscan"
 )
-
-// defaultAckTimeout is the length of a lease when SUBSCRIBE names none: the bus's default.
-const defaultAckTimeout = 30 * time.Second
 
 // nullPayload is what a PUBLISH without a payload publishes.
 var nullPayload = []byte("null")
+
+// unauthorized is the message of the code of that name.
+const unauthorized = "Call AUTH first."
 
 // opNames are for the Observer.
 var opNames = [...]string{
 	opUnknown: "unknown", opAuth: "AUTH", opPublish: "PUBLISH", opSubscribe: "SUBSCRIBE", opUnsubscribe: "UNSUBSCRIBE",
 	opAck: "ACK", opNack: "NACK", opModack: "MODACK", opPause: "PAUSE", opResume: "RESUME",
-}
-
-// subscription is one of a session, under the key of its topic and group.
-type subscription struct {
-	bus           *jetstream.Subscription
-	topic, group  string
-	more          []string // further topics
-	topicJSON     []byte   // topic and group as JSON strings
-	groupJSON     []byte
-	ackDeadlineMS int64
-}
-
-// appendEvent encodes a delivery. The lease starts when the frame is handed to the socket, so all of it remains.
-func (sub *subscription) appendEvent(dst []byte, d *jetstream.Delivery) []byte {
-	return appendEvent(dst, sub.topicJSON, sub.groupJSON, &d.Event, d.Attempt, sub.ackDeadlineMS)
-}
-
-// appendKey appends the key of a subscription. Neither name can hold a NUL.
-func appendKey(dst, topic, group []byte) []byte {
-	dst = append(dst, topic...)
-	dst = append(dst, 0)
-	return append(dst, group...)
 }
 
 // execute carries out one message, and returns for how long no more should be read. mu is held.
@@ -59,7 +34,7 @@ func (s *session) execute(msg []byte) (wait time.Duration) {
 	switch {
 	case fail != nil && fail.code == codeBadJSON:
 	case s.principal == nil && f.op != opAuth:
-		s.fail(f.corr, codeUnauthorized, "Call AUTH first.")
+		s.fail(place{corr: f.corr}, codeUnauthorized, unauthorized)
 		if !s.frames.take(s.srv.frames, now.Sub(s.srv.started)) {
 			s.limit("frame_rate")
 			s.misread(codeBadFrame) // who goes on like this gets no answers any more
@@ -67,7 +42,7 @@ func (s *session) execute(msg []byte) (wait time.Duration) {
 		return 0
 	case !settles(f.op) && !s.frames.take(s.srv.frames, now.Sub(s.srv.started)):
 		s.limit("frame_rate")
-		s.fail(f.corr, codeRateLimited, "This connection sends more than "+strconv.Itoa(s.srv.cfg.Limits.FrameRate)+" frames a second: slow down.")
+		s.fail(place{corr: f.corr}, codeRateLimited, "This connection sends more than "+strconv.Itoa(s.srv.cfg.Limits.FrameRate)+" frames a second: slow down.")
 		return 0
 	case fail != nil:
 	case f.op == opUnknown:
@@ -76,7 +51,7 @@ func (s *session) execute(msg []byte) (wait time.Duration) {
 		fail = f.decode()
 	}
 	if fail != nil {
-		s.fail(f.corr, fail.code, fail.msg)
+		s.fail(place{corr: f.corr}, fail.code, fail.msg)
 		s.misread(fail.code)
 		return 0
 	}
@@ -118,27 +93,43 @@ func (s *session) giveUp(c websocket.StatusCode) {
 	s.out.shut(c)
 }
 
+// command carries out the session's frame, or makes it an operation when it would wait for the bus,
+// or has to wait for an operation before it.
 func (s *session) command(f *frame) {
 	switch f.op {
 	case opAuth:
 		s.auth(f)
 	case opPublish:
 		s.publish(f)
-	case opSubscribe:
-		s.subscribe(f)
+	case opSubscribe, opUnsubscribe, opPause:
+		s.enqueue(nil)
 	default:
-		s.key = appendKey(s.key[:0], f.topic, f.group)
-		sub, ok := s.subs[string(s.key)]
-		if !ok {
-			s.fail(f.corr, codeNotSubscribed, string(f.topic)+"::"+string(f.group))
+		if len(s.pending) > 0 && s.pending.concerns(f) {
+			s.enqueue(nil)
 			return
 		}
-		s.settle(f, sub)
+		to := place{corr: f.corr}
+		sub := s.subscriptionOf(f)
+		if sub == nil {
+			s.failNotSubscribed(to, f)
+			return
+		}
+		s.settle(to, f, sub)
 	}
 }
 
-// settle carries out a frame on a subscription.
-func (s *session) settle(f *frame, sub *subscription) {
+// subscriptionOf returns the subscription that a frame is about, or nil.
+func (s *session) subscriptionOf(f *frame) *subscription {
+	s.key = appendKey(s.key[:0], f.topic, f.group)
+	return s.subs[string(s.key)]
+}
+
+func (s *session) failNotSubscribed(to place, f *frame) {
+	s.fail(to, codeNotSubscribed, string(f.topic)+"::"+string(f.group))
+}
+
+// settle carries out a frame on a subscription. It does not wait for the bus.
+func (s *session) settle(to place, f *frame, sub *subscription) {
 	switch f.op {
 	case opAck:
 		if f.ids == nil {
@@ -151,41 +142,34 @@ func (s *session) settle(f *frame, sub *subscription) {
 		sub.bus.Nack(string(f.id), string(f.reason), f.delay)
 	case opModack:
 		if !sub.bus.Extend(string(f.id), f.extend) {
-			s.fail(f.corr, codeUnknownID, "This subscription holds no event of this id.")
-			return
-		}
-	case opPause:
-		ctx, cancel := context.WithTimeout(s.ctx, callTimeout)
-		defer cancel()
-		if err := sub.bus.Pause(ctx); err != nil {
-			s.failBus(f.corr, err, codeInternal, "The subscription could not be paused.")
+			s.fail(to, codeUnknownID, "This subscription holds no event of this id.")
 			return
 		}
 	case opResume:
 		sub.bus.Resume()
-	case opUnsubscribe:
-		delete(s.subs, string(s.key))
-		s.stop(sub)
 	default:
-		s.fail(f.corr, codeUnknownOp, "This op is not known.")
+		s.fail(to, codeUnknownOp, "This op is not known.")
 		return
 	}
-	s.out.ok(f.corr, "")
+	s.out.ok(to, "")
 }
 
-// stop gives a subscription's leases back. No event of it is sent afterwards.
-func (s *session) stop(sub *subscription) {
-	ctx, cancel := context.WithTimeout(s.ctx, callTimeout)
-	defer cancel()
-	if err := sub.bus.Stop(ctx); err != nil {
-		s.srv.log.Warn("subscription did not stop in order", slog.String("topic", sub.topic),
-			slog.String("group", sub.group), slog.Any("error", err))
-	}
-}
-
-// auth replaces the connection's policy.
+// auth replaces the connection's policy, after all operations before it have ended. When these take
+// too long it is refused like an AUTH with a bad token: what they were allowed to do must not
+// outlive the AUTH.
 func (s *session) auth(f *frame) {
-	p, fail := s.srv.authenticate(s.ctx, string(f.token))
+	deadline := s.wire.arrived.Add(callTimeout)
+	var p Principal
+	fail := errOperationsLate
+	if s.await(deadline.Add(authGrace), func() bool { return len(s.pending) == 0 }) {
+		if s.ended {
+			return
+		}
+		if least := time.Now().Add(authGrace); deadline.Before(least) {
+			deadline = least
+		}
+		p, fail = s.authenticate(f, deadline)
+	}
 	clear(s.topics)
 	if fail == nil && !s.srv.connections.move(s.counted, p.Key(), s.srv.cfg.Limits.PrincipalConnections) {
 		s.limit("principal_connections")
@@ -208,9 +192,18 @@ func (s *session) auth(f *frame) {
 	maps.DeleteFunc(lost, func(_ string, sub *subscription) bool { return s.srv.maySubscribe(p, sub) })
 	s.endSubs(lost, (*jetstream.Subscription).Stop)
 	for _, sub := range lost {
-		s.fail(nil, codeForbidden, "The new policy does not allow "+sub.topic+"::"+sub.group+"; the subscription has ended.")
+		s.tell(codeForbidden, "The new policy does not allow "+sub.topic+"::"+sub.group+"; the subscription has ended.")
 	}
-	s.out.ok(f.corr, "")
+	s.out.ok(place{corr: f.corr}, "")
+}
+
+// errOperationsLate refuses an AUTH whose turn did not come.
+var errOperationsLate = &fault{code: codeOverloaded, msg: "The frames before it took too long: AUTH again."}
+
+func (s *session) authenticate(f *frame, deadline time.Time) (Principal, *fault) {
+	ctx, cancel := context.WithDeadline(s.ctx, deadline)
+	defer cancel()
+	return s.srv.authenticate(ctx, string(f.token))
 }
 
 // refuse answers an AUTH that failed. The connection is unauthenticated again, whatever it was.
@@ -222,7 +215,7 @@ func (s *session) refuse(f *frame, fail *fault) {
 		s.awaitAuth()
 		s.endSubs(s.subs, (*jetstream.Subscription).Stop)
 	}
-	s.fail(f.corr, fail.code, fail.msg)
+	s.fail(place{corr: f.corr}, fail.code, fail.msg)
 	if fail.rule().retry {
 		return // nothing is wrong with the token
 	}
@@ -233,38 +226,86 @@ func (s *session) refuse(f *frame, fail *fault) {
 }
 
 // publish sends an event. The answer comes when the stream has stored it; frames behind it go on.
+// The first publish to a topic may wait until the topic is made, so that it becomes an operation.
 func (s *session) publish(f *frame) {
 	topic, fail := s.publishTopic(f.topic)
-	if fail == nil {
-		fail = s.srv.throttle(s.principal, topic)
-	}
 	if fail != nil {
-		s.fail(f.corr, fail.code, fail.msg)
+		s.fail(place{corr: f.corr}, fail.code, fail.msg)
 		return
 	}
+	if len(s.pending) > 0 || !topic.known {
+		s.enqueue(topic)
+		return
+	}
+	if fail = s.srv.throttle(s.principal, topic.name); fail != nil {
+		s.fail(place{corr: f.corr}, fail.code, fail.msg)
+		return
+	}
+	ctx := s.publishContext()
+	if ctx.Err() != nil && s.ctx.Err() == nil {
+		s.failLate(place{corr: f.corr}, opPublish)
+		return
+	}
+	s.send(ctx, topic.name, f, s.out.place(f.corr))
+}
+
+// publishSlowly is publish for an operation.
+func (s *session) publishSlowly(o *operation) (ended bool) {
+	if o.late() {
+		s.failLate(o.to, opPublish)
+		return true
+	}
+	if s.principal == nil { // an AUTH did not wait for this any longer
+		s.fail(o.to, codeUnauthorized, unauthorized)
+		return true
+	}
+	if fail := s.srv.throttle(s.principal, o.topic.name); fail != nil {
+		s.fail(o.to, fail.code, fail.msg)
+		return true
+	}
+	s.carryOut(o, func(ctx context.Context) {
+		if s.send(ctx, o.topic.name, &o.frame, o.to) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			o.topic.known = true
+		}
+	})
+	return false
+}
+
+// send hands an event to the bus, and reports whether it was taken. Exactly one answer comes.
+func (s *session) send(ctx context.Context, topic string, f *frame, to place) bool {
 	payload := f.payload
 	if payload == nil {
 		payload = nullPayload
 	}
-	r := s.newReceipt(f.corr)
-	if err := s.pub.Publish(s.publishContext(), topic, payload, &f.publish, r.done); err != nil {
+	r := s.newReceipt(to)
+	if err := s.pub.Publish(ctx, topic, payload, &f.publish, r.done); err != nil {
 		r.free()
-		s.failBus(f.corr, err, codePublishFailed, "The event could not be published.")
+		s.failBus(to, err, codePublishFailed, "The event could not be published.")
+		return false
 	}
+	return true
+}
+
+// sessionTopic is a topic that the client may publish to.
+type sessionTopic struct {
+	name  string
+	known bool // the session has published there, so that the next publish finds the topic made
 }
 
 // publishTopic returns the topic that the client may publish to. It remembers the answers of one policy, which saves the
 // check and the string.
-func (s *session) publishTopic(name []byte) (string, *fault) {
+func (s *session) publishTopic(name []byte) (*sessionTopic, *fault) {
 	if topic, ok := s.topics[string(name)]; ok {
 		return topic, nil
 	}
 	topic := string(name)
 	if fail := s.srv.mayPublish(s.principal, topic); fail != nil {
-		return "", fail
+		return nil, fail
 	}
 	if s.topics == nil {
-		s.topics = make(map[string]string)
+		s.topics = make(map[string]*sessionTopic)
 	}
 	for other := range s.topics { // any other will do
 		if len(s.topics) < maxTopicsKnown {
@@ -272,42 +313,43 @@ func (s *session) publishTopic(name []byte) (string, *fault) {
 		}
 		delete(s.topics, other)
 	}
-	s.topics[topic] = topic
-	return topic, nil
+	s.topics[topic] = &sessionTopic{name: topic}
+	return s.topics[topic], nil
 }
 
 // receipt waits for the outcome of one publish. Receipts are pooled, with the bound method that the bus calls.
 type receipt struct {
 	session *session
-	corr    []byte
+	to      place // corr is the receipt's own
 	hasCorr bool
 	done    func(jetstream.Receipt, error)
 }
 
 var receipts sync.Pool
 
-func (s *session) newReceipt(corr []byte) *receipt {
+func (s *session) newReceipt(to place) *receipt {
 	r, ok := receipts.Get().(*receipt)
 	if !ok {
 		r = new(receipt)
 		r.done = r.answer
 	}
 	r.session = s
-	r.corr = append(r.corr[:0], corr...)
-	r.hasCorr = corr != nil
+	r.to.turn = to.turn
+	r.to.corr = append(r.to.corr[:0], to.corr...)
+	r.hasCorr = to.corr != nil
 	return r
 }
 
 // answer is called by the bus, and must not block.
 func (r *receipt) answer(got jetstream.Receipt, err error) {
-	corr := r.corr
+	to := r.to
 	if !r.hasCorr {
-		corr = nil
+		to.corr = nil
 	}
 	if err != nil {
-		r.session.failBus(corr, err, codePublishFailed, "The event could not be published.")
+		r.session.failBus(to, err, codePublishFailed, "The event could not be published.")
 	} else {
-		r.session.out.ok(corr, got.ID)
+		r.session.out.ok(to, got.ID)
 	}
 	r.free()
 }
@@ -317,85 +359,11 @@ func (r *receipt) free() {
 	receipts.Put(r)
 }
 
-// subscribe joins a group. The OK is queued before the first event can be.
-func (s *session) subscribe(f *frame) {
-	s.key = appendKey(s.key[:0], f.topic, f.group)
-	if _, ok := s.subs[string(s.key)]; ok {
-		s.fail(f.corr, codeAlreadySubscribed, string(f.topic)+"::"+string(f.group))
-		return
-	}
-	sub := newSubscription(f)
-	fail := sub.check()
-	if fail == nil && !s.srv.maySubscribe(s.principal, sub) {
-		fail = &fault{code: codeForbidden, msg: "The policy does not allow to subscribe to " + sub.topic + "::" + sub.group + "."}
-	}
-	if fail != nil {
-		s.fail(f.corr, fail.code, fail.msg)
-		return
-	}
-	switch {
-	case s.draining:
-		s.fail(f.corr, codeOverloaded, "The hub is shutting down; connect again.")
-		return
-	case len(s.subs) >= s.srv.cfg.Limits.Subscriptions:
-		s.limit("subscriptions")
-		s.fail(f.corr, codeOverloaded, "This connection has "+strconv.Itoa(len(s.subs))+" subscriptions, which is the most it may have.")
-		return
-	}
-	ctx, cancel := context.WithTimeout(s.ctx, callTimeout)
-	defer cancel()
-	// What the client published before must not look new to a group that starts at the end.
-	if err := s.pub.Flush(ctx); err != nil {
-		s.failBus(f.corr, err, codeSubscribeFailed, "The connection's publishes in flight were not confirmed in time.")
-		return
-	}
-	opts := f.subscribe
-	opts.Topics = sub.more
-	opts.Via = s.pub
-	joined, err := s.srv.cfg.Bus.Subscribe(ctx, sub.topic, sub.group, opts, func(d *jetstream.Delivery) { s.out.deliver(d, sub) })
-	if err != nil {
-		s.failBus(f.corr, err, codeSubscribeFailed, "The subscription could not be made.")
-		return
-	}
-	sub.bus = joined
-	if s.subs == nil {
-		s.subs = make(map[string]*subscription)
-	}
-	s.subs[string(s.key)] = sub
-	s.out.ok(f.corr, "")
-	joined.Start()
-}
-
-func newSubscription(f *frame) *subscription {
-	sub := &subscription{topic: string(f.topic), group: string(f.group), more: slices.Clone(f.subscribe.Topics)}
-	sub.topicJSON = jsonscan.AppendString(nil, sub.topic)
-	sub.groupJSON = jsonscan.AppendString(nil, sub.group)
-	lease := f.subscribe.AckTimeout
-	if lease == 0 {
-		lease = defaultAckTimeout
-	}
-	sub.ackDeadlineMS = lease.Milliseconds()
-	return sub
-}
-
-// check looks at the form of the names.
-func (sub *subscription) check() *fault {
-	for _, t := range append([]string{sub.topic}, sub.more...) {
-		if err := jetstream.ValidTopic(t); err != nil {
-			return busFault(err, codeBadTopic, "The topic is not well formed.")
-		}
-	}
-	if err := jetstream.ValidGroup(sub.group); err != nil {
-		return busFault(err, codeBadGroup, "The group is not well formed.")
-	}
-	return nil
-}
-
 // failBus answers with an error of the bus. Only what the bus meant for clients is shown; the rest goes to the log.
-func (s *session) failBus(corr []byte, err error, otherwise code, msg string) {
+func (s *session) failBus(to place, err error, otherwise code, msg string) {
 	fail := busFault(err, otherwise, msg)
 	s.srv.logCause(err)
-	s.fail(corr, fail.code, fail.msg)
+	s.fail(to, fail.code, fail.msg)
 }
 
 // busFault is what a client is told about an error of the bus; otherwise and msg are for errors not meant for clients.

@@ -18,6 +18,11 @@ const (
 	// pongBacklog is how many bytes may wait behind a write that is under way before pings go unanswered. RFC 6455
 	// section 5.5.3 lets a server answer only the latest ping.
 	pongBacklog = 4 << 10
+	// atOnce is how long a read takes at most when the bytes are there already.
+	atOnce = 250 * time.Microsecond
+	// backlogTime is how long the reader takes at most to read what had arrived while it was away.
+	// A peer that never stops sending is not taken to be late for longer.
+	backlogTime = time.Second
 	// lastWrite is how long Close tries to get rid of what is still held back.
 	lastWrite = time.Second
 	// opcodeBits of a frame's first byte are its opcode (RFC 6455, section 5.2).
@@ -53,6 +58,12 @@ type wire struct {
 	reads   atomic.Uint64 // successful reads: the peer is alive
 	waiting atomic.Bool   // a read waits for the peer
 	readAt  time.Time     // when the last one came, for all frames in it; the reader's own
+	arrived time.Time     // when that had arrived at the latest: readAt, or missed; the reader's own
+
+	// While the reader waited for the bus, frames may have arrived that it has not read. missed is
+	// when it began to wait, and back when it read again; missed is zero when what is read arrives
+	// now. Both are the reader's own.
+	missed, back time.Time
 
 	mu       sync.Mutex
 	quiet    sync.Cond // signalled when flushing ends
@@ -72,16 +83,43 @@ func newWire(stall time.Duration) *wire {
 	return w
 }
 
-// Read notes that the peer is alive.
+// Read notes that the peer is alive, and when what it sent has arrived.
 func (w *wire) Read(p []byte) (int, error) {
+	var asked time.Time
+	if !w.missed.IsZero() {
+		asked = time.Now()
+	}
 	w.waiting.Store(true)
 	n, err := w.Conn.Read(p)
 	w.waiting.Store(false)
 	if n > 0 {
 		w.reads.Add(1)
 		w.readAt = time.Now()
+		w.arrived = w.arrival(asked)
 	}
 	return n, err
+}
+
+// arrival returns when the bytes that were just read had arrived at the latest. What is there as
+// soon as it is asked for may have waited for as long as the reader was away. asked is when the
+// read began.
+func (w *wire) arrival(asked time.Time) time.Time {
+	if w.missed.IsZero() {
+		return w.readAt
+	}
+	if w.readAt.Sub(asked) > atOnce || w.readAt.Sub(w.back) > backlogTime {
+		w.missed = time.Time{}
+		return w.readAt
+	}
+	return w.missed
+}
+
+// away notes that the reader did not read from since until now.
+func (w *wire) away(since time.Time) {
+	if w.missed.IsZero() {
+		w.missed = since
+	}
+	w.back = time.Now()
 }
 
 // Write takes a control frame, and flushes unless another goroutine does already.

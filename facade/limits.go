@@ -25,6 +25,11 @@ type Limits struct {
 	// Subscriptions ("subscriptions") is the most subscriptions of one connection: default 256. Beyond it, SUBSCRIBE
 	// gets overloaded.
 	Subscriptions int
+	// Operations ("operations") is the most frames of one connection that wait for the event store
+	// at a time, or for one another: default 64. They are SUBSCRIBE, UNSUBSCRIBE, PAUSE, the first
+	// PUBLISH to a topic, and frames that must come after one of these. Beyond it, frames are not
+	// read until one has ended.
+	Operations int
 	// Frame ("frame") is the largest message in bytes that is read whole: default 4 MiB, and at least twice the bus's
 	// payload limit, so that a payload over that limit can be answered with its corr. A larger message is skipped and
 	// answered without one.
@@ -112,6 +117,7 @@ func (l *Limits) fill(maxPayload int) error {
 		{"Connections", &l.Connections, 20_000},
 		{"Requests", &l.Requests, 512},
 		{"Subscriptions", &l.Subscriptions, 256},
+		{"Operations", &l.Operations, 64},
 		{"Frame", &l.Frame, max(4<<20, 2*maxPayload)},
 		{"Skip", &l.Skip, max(64<<20, l.Frame)},
 		{"InboundBytes", &l.InboundBytes, 256 << 20},

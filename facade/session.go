@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"maps"
 	"runtime/debug"
 	"strconv"
 	"sync"
@@ -18,10 +17,11 @@ import (
 )
 
 const (
-	// callTimeout bounds one call of the bus, so that every frame is answered within the 15 s that clients wait.
+	// callTimeout is how long after its arrival a frame may wait for the bus, so that every frame
+	// is answered within the 15 s that clients wait.
 	callTimeout = 10 * time.Second
-	// callShare is how long publishes share one context, which then lives for callTimeout + callShare at most: making
-	// one costs as much as the rest of a publish.
+	// callShare is how long publishes share one context, which then ends up to callShare after a
+	// frame's deadline: making one costs as much as the rest of a publish.
 	callShare = 2 * time.Second
 	// smallPart is the size in bytes below which a part of a message counts as a frame, but for the first.
 	smallPart = 128
@@ -36,8 +36,9 @@ const (
 // errMessageTooBig ends a connection whose message could not be skipped.
 var errMessageTooBig = errors.New("facade: the message is too big to be skipped")
 
-// session is one WebSocket connection. Its reader (run) executes frames one after the other, its writer's flusher (end)
-// sends. The server's ticker calls tick; Drain and Close may come from anywhere.
+// session is one WebSocket connection. Its reader (run) executes frames one after the other; those
+// that wait for the bus become operations, which go on beside it. Its writer's flusher (end) sends.
+// The server's ticker calls tick; Drain and Close may come from anywhere.
 type session struct {
 	srv  *Server
 	conn *websocket.Conn
@@ -49,6 +50,9 @@ type session struct {
 	parts bucket
 	// receiving is what of the server's inbound memory the message takes that is being received; the reader's own.
 	receiving int
+	// text holds the message that is being executed, nil when an operation has taken it; the
+	// reader's own.
+	text *[]byte
 
 	// ctx ends with the connection.
 	ctx    context.Context
@@ -62,7 +66,8 @@ type session struct {
 	quietSince time.Time
 	pinging    atomic.Bool
 
-	// mu is held while a frame is executed, so that Drain and the connection's end come between two frames.
+	// mu is held while a frame is executed, but not while one waits for the bus, so that Drain and
+	// the connection's end come between two frames.
 	mu        sync.Mutex
 	ended     bool // frames have no effect any more
 	draining  bool
@@ -75,10 +80,16 @@ type session struct {
 	settles   bucket
 	faults    int // in a row
 	refusals  int // of AUTH, in a row
-	topics    map[string]string
+	topics    map[string]*sessionTopic
 	call      context.Context // of publishes
 	callEnd   context.CancelFunc
-	callTick  uint64 // of the server, when call was made
+	callFrom  time.Time // the arrival of the frame that call was made for
+
+	// Frames that wait for the bus, and the goroutines that carry them out. run waits for these.
+	pending pipeline
+	joining int           // SUBSCRIBEs that are being carried out
+	changed chan struct{} // closed at the next change of pending; nil when nobody waits for it
+	calls   sync.WaitGroup
 }
 
 // due is a moment at which a connection ends.
@@ -111,18 +122,25 @@ func (s *session) run(flushed <-chan struct{}) {
 	s.readAll()
 	s.out.shut(websocket.StatusAbnormalClosure)
 	<-flushed
+	s.calls.Wait()
+	for _, o := range s.pending { // nobody begins them any more
+		s.giveBack(o)
+	}
 }
 
-// readAll executes messages until the connection ends. A panic ends this connection only, as one in a handler of
-// net/http would.
+// readAll executes messages until the connection ends.
 func (s *session) readAll() {
-	defer func() {
-		if p := recover(); p != nil {
-			s.srv.log.Error("a frame made the hub panic", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
-			s.out.shut(websocket.StatusInternalError)
-		}
-	}()
+	defer s.survive()
 	for s.next() {
+	}
+}
+
+// survive is deferred where frames are carried out. A panic ends this connection only, as one in a
+// handler of net/http would.
+func (s *session) survive() {
+	if p := recover(); p != nil {
+		s.srv.log.Error("a frame made the hub panic", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+		s.out.shut(websocket.StatusInternalError)
 	}
 }
 
@@ -139,7 +157,12 @@ func (s *session) next() bool {
 		return false
 	}
 	b := s.room()
-	defer s.leave(b)
+	s.text = b
+	defer func() {
+		if s.text != nil { // no operation has taken it
+			s.leave(b)
+		}
+	}()
 	size, whole, err := s.read(r, b)
 	switch {
 	case errors.Is(err, errMessageTooBig):
@@ -165,6 +188,12 @@ func (s *session) next() bool {
 // message executes a message of the given size, of which b is the whole or nothing. It returns for how long no more should
 // be read, and false when the connection has ended.
 func (s *session) message(b []byte, size int, whole bool) (wait time.Duration, open bool) {
+	begun := s.srv.ticks.Load()
+	defer func() {
+		if took := s.srv.ticks.Load() - begun; took >= awayTicks {
+			s.wire.away(time.Now().Add(-time.Duration(took) * tickInterval)) //nolint:gosec // a few seconds
+		}
+	}()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended {
@@ -172,13 +201,13 @@ func (s *session) message(b []byte, size int, whole bool) (wait time.Duration, o
 	}
 	if size > s.srv.cfg.Limits.Frame {
 		s.limit("frame")
-		s.fail(nil, codePublishFailed, "the message has "+strconv.Itoa(size)+" bytes, at most "+
+		s.fail(place{}, codePublishFailed, "the message has "+strconv.Itoa(size)+" bytes, at most "+
 			strconv.Itoa(s.srv.cfg.Limits.Frame)+" are read; a payload may have "+strconv.Itoa(s.srv.cfg.Bus.MaxPayload()))
 		return 0, true
 	}
 	if !whole {
 		s.limit("inbound_bytes")
-		s.fail(nil, codeOverloaded, "The hub receives more large messages than it has room for.")
+		s.fail(place{}, codeOverloaded, "The hub receives more large messages than it has room for.")
 		return 0, true
 	}
 	wait = s.execute(b)
@@ -299,24 +328,6 @@ func (s *session) discard() {
 	s.out.shut(closeDraining)
 }
 
-// endSubs ends and forgets subscriptions in the given way, at the same time: there are at most Limits.Subscriptions. That
-// the connection has ended is no reason to hurry.
-func (s *session) endSubs(subs map[string]*subscription, how func(*jetstream.Subscription, context.Context) error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), callTimeout)
-	defer cancel()
-	var wg sync.WaitGroup
-	for _, sub := range subs {
-		wg.Go(func() {
-			if err := how(sub.bus, ctx); err != nil {
-				s.srv.log.Warn("subscription did not end in order", slog.String("topic", sub.topic),
-					slog.String("group", sub.group), slog.Any("error", err))
-			}
-		})
-	}
-	wg.Wait()
-	maps.DeleteFunc(s.subs, func(key string, _ *subscription) bool { return subs[key] != nil })
-}
-
 // drain lets the client settle what it holds, gives the rest back, and closes the connection.
 func (s *session) drain(ctx context.Context, grace time.Duration) {
 	s.mu.Lock()
@@ -338,6 +349,11 @@ func (s *session) drain(ctx context.Context, grace time.Duration) {
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	until := time.Now().Add(callTimeout)
+	if end, ok := ctx.Deadline(); ok && end.Before(until) {
+		until = end
+	}
+	s.await(until, func() bool { return len(s.pending) == 0 })
 	s.ended = true
 	clear(s.subs)
 	flush, cancel := context.WithTimeout(ctx, callTimeout)
@@ -367,7 +383,7 @@ func (s *session) tick(now time.Time) {
 
 func (s *session) expire(d *due) {
 	if d.code == closeTokenExpired {
-		s.fail(nil, codeTokenExpired, "The token has expired.")
+		s.tell(codeTokenExpired, "The token has expired.")
 	}
 	s.out.shut(d.code)
 }
@@ -388,23 +404,30 @@ func (s *session) ping() {
 	}
 }
 
-// publishContext is for calls on the hot path. It lives for callTimeout at least, unless the connection ends.
+// publishContext is for calls on the hot path. It ends at the frame's deadline or up to callShare
+// later, or with the connection.
 func (s *session) publishContext() context.Context {
-	now := s.srv.ticks.Load()
-	if s.call == nil || now-s.callTick >= uint64(callShare/tickInterval) {
+	since := s.wire.arrived.Sub(s.callFrom)
+	if s.call == nil || since < 0 || since >= callShare {
 		if s.callEnd != nil {
 			s.callEnd()
 		}
-		s.call, s.callEnd = context.WithTimeout(s.ctx, callTimeout+callShare)
-		s.callTick = now
+		s.callFrom = s.wire.arrived
+		s.call, s.callEnd = context.WithDeadline(s.ctx, s.callFrom.Add(callTimeout+callShare))
 	}
 	return s.call
 }
 
-// fail answers with an error.
-func (s *session) fail(corr []byte, c code, msg string) {
+// fail answers a frame with an error.
+func (s *session) fail(to place, c code, msg string) {
 	s.srv.cfg.Observer.ErrorSent(string(c))
-	s.out.err(corr, c, msg)
+	s.out.err(to, c, msg)
+}
+
+// tell sends an error that answers no frame.
+func (s *session) tell(c code, msg string) {
+	s.srv.cfg.Observer.ErrorSent(string(c))
+	s.out.notice(c, msg)
 }
 
 func (s *session) limit(name string) { s.srv.cfg.Observer.LimitReached(name) }

@@ -65,7 +65,8 @@ type writer struct {
 	work    sync.Cond // there is something to do for the flusher
 	room    sync.Cond // replies fell below limit, or the end
 	queue   *batch    // nil when empty
-	replies int       // bytes of replies queued or being written
+	replies int       // bytes of replies queued, being written, or waiting for their turn
+	turns   turns     // replies without a corr that wait for others
 	events  int       // bytes of deliveries queued, those included that were given back meanwhile
 	pruneAt int       // events at which the latter are dropped
 	closing bool
@@ -79,26 +80,45 @@ func newWriter(w *wire, limit int, grace time.Duration) *writer {
 	return o
 }
 
-// ok queues an OK frame. It copies its arguments and never blocks.
-func (o *writer) ok(corr []byte, id string) {
+// ok queues an OK frame for its place. It copies its arguments and never blocks.
+func (o *writer) ok(to place, id string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.closing {
-		return
+	switch {
+	case o.closing:
+	case to.corr == nil && o.turns.waiting():
+		o.parkLocked(to, framedOK(id))
+	default:
+		b := o.batchLocked()
+		n := len(b.arena)
+		b.arena = textmsg.End(appendOK(textmsg.Begin(b.arena), to.corr, id), n)
+		o.replyLocked(b, n)
 	}
-	b := o.batchLocked()
-	n := len(b.arena)
-	b.arena = textmsg.End(appendOK(textmsg.Begin(b.arena), corr, id), n)
-	o.replyLocked(b, n)
 }
 
-// err queues an ERR frame. It copies its arguments and never blocks.
-func (o *writer) err(corr []byte, c code, msg string) {
+// err queues an ERR frame for its place. It copies its arguments and never blocks.
+func (o *writer) err(to place, c code, msg string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.closing {
-		return
+	switch {
+	case o.closing:
+	case to.corr == nil && o.turns.waiting():
+		o.parkLocked(to, framedErr(c, msg))
+	default:
+		o.errLocked(to.corr, c, msg)
 	}
+}
+
+// notice queues an ERR frame that answers no frame: it waits for no turn. It never blocks.
+func (o *writer) notice(c code, msg string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.closing {
+		o.errLocked(nil, c, msg)
+	}
+}
+
+func (o *writer) errLocked(corr []byte, c code, msg string) {
 	b := o.batchLocked()
 	n := len(b.arena)
 	b.arena = textmsg.End(appendErr(textmsg.Begin(b.arena), corr, c, msg), n)
@@ -173,6 +193,7 @@ func (o *writer) shut(c websocket.StatusCode) bool {
 	if o.closing {
 		return false
 	}
+	o.dropTurnsLocked()
 	o.closing = true
 	o.code = c
 	o.wire.hurry(o.grace)

@@ -77,16 +77,19 @@ func (b *Bus) newPublisher(client string) *Publisher {
 	return &Publisher{bus: b, link: b.link(), client: client}
 }
 
-// Publish sends the event and returns; done is called exactly once, from a goroutine of the bus, when the stream has
-// stored the event or when it is known or assumed that it has not (10 s without an ack: outcome unknown; a publish with
-// an id may then be repeated safely). done must not block. payload and opts are not kept after Publish returns; opts may
-// be nil.
+// Publish sends the event and returns; done is called exactly once, from a goroutine of the bus,
+// when the stream has stored the event or when it is known or assumed that it has not (10 s without
+// an ack, or the end of ctx's deadline if that is sooner: outcome unknown; a publish with an id may
+// then be repeated safely). done must not block. payload and opts are not kept after Publish
+// returns; opts may be nil.
 //
-// An error returned by Publish itself means that nothing was stored and done will not be called; it is an *Error for
-// what a client did wrong. The error given to done is an *Error too, or ErrKeyChanged.
+// An error returned by Publish itself means that nothing was stored and done will not be called; it
+// is an *Error for what a client did wrong. The error given to done is an *Error too, or
+// ErrKeyChanged.
 //
-// Publish waits while the topic is being made, until the first publish to a stream is confirmed, and while too much is
-// in flight (Limits.PublishInFlight per stream, Limits.SessionInFlight per Publisher).
+// Publish waits while the topic is being made, until the first publish to a stream is confirmed,
+// and while too much is in flight (Limits.PublishInFlight per stream, Limits.SessionInFlight per
+// Publisher).
 func (p *Publisher) Publish(ctx context.Context, topic string, payload []byte, opts *PublishOptions, done func(Receipt, error)) error {
 	if opts == nil {
 		opts = &PublishOptions{}
@@ -164,7 +167,7 @@ func (p *Publisher) send(ctx context.Context, topic string, payload []byte, opts
 	}
 	w.sent = p.bus.clock.now()
 	w.users.Store(2) // the answer may come, or be given up, while the message is still being written
-	if err := p.link.ask(&w.msg, w.sent, w); err != nil {
+	if err := p.link.ask(&w.msg, w.sent-p.bus.shortfall(ctx, w.sent), w); err != nil {
 		p.leave(t.stream)
 		w.free()
 		t.obs.PublishFailed()
@@ -172,6 +175,16 @@ func (p *Publisher) send(ctx context.Context, topic string, payload []byte, opts
 	}
 	w.release()
 	return nil
+}
+
+// shortfall returns by how much sooner than publishWait after now, in the bus's time, the context
+// ends; 0 when it does not.
+func (b *Bus) shortfall(ctx context.Context, now int64) int64 {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return 0
+	}
+	return max(0, now+int64(publishWait)-int64(end.Sub(b.clock.base)))
 }
 
 // outgoingEvent is an event on its way to the stream. They are pooled, with the message and its header.

@@ -1,0 +1,223 @@
+package facade
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"eventhub/jetstream"
+	"eventhub/jetstream/jsonscan"
+)
+
+// defaultAckTimeout is the length of a lease when SUBSCRIBE names none: the bus's default.
+const defaultAckTimeout = 30 * time.Second
+
+// subscription is one of a session, under the key of its topic and group.
+type subscription struct {
+	bus           *jetstream.Subscription
+	topic, group  string
+	more          []string // further topics
+	topicJSON     []byte   // topic and group as JSON strings
+	groupJSON     []byte
+	ackDeadlineMS int64
+}
+
+// appendEvent encodes a delivery. The lease starts when the frame is handed to the socket, so all
+// of it remains.
+func (sub *subscription) appendEvent(dst []byte, d *jetstream.Delivery) []byte {
+	return appendEvent(dst, sub.topicJSON, sub.groupJSON, &d.Event, d.Attempt, sub.ackDeadlineMS)
+}
+
+// appendKey appends the key of a subscription. Neither name can hold a NUL.
+func appendKey(dst, topic, group []byte) []byte {
+	dst = append(dst, topic...)
+	dst = append(dst, 0)
+	return append(dst, group...)
+}
+
+// subscribe begins to join a group, unless that is refused at once. The OK is queued before the
+// first event can be.
+func (s *session) subscribe(o *operation) (ended bool) {
+	f := &o.frame
+	if s.subscriptionOf(f) != nil {
+		s.fail(o.to, codeAlreadySubscribed, string(f.topic)+"::"+string(f.group))
+		return true
+	}
+	sub := newSubscription(f)
+	fail := sub.check()
+	if fail == nil {
+		fail = s.mayJoin(sub)
+	}
+	switch {
+	case fail != nil:
+		s.fail(o.to, fail.code, fail.msg)
+		return true
+	case o.late():
+		s.failLate(o.to, opSubscribe)
+		return true
+	case len(s.subs)+s.joining >= s.srv.cfg.Limits.Subscriptions:
+		s.limit("subscriptions")
+		s.fail(o.to, codeOverloaded, "This connection has "+strconv.Itoa(len(s.subs)+s.joining)+
+			" subscriptions, which is the most it may have.")
+		return true
+	}
+	s.joining++
+	s.carryOut(o, func(ctx context.Context) { s.join(ctx, o, sub) })
+	return false
+}
+
+// mayJoin reports why a subscription cannot be made now, or go on after it was made. mu is held.
+func (s *session) mayJoin(sub *subscription) *fault {
+	switch {
+	case s.principal == nil: // an AUTH did not wait for this any longer
+		return &fault{code: codeUnauthorized, msg: unauthorized}
+	case !s.srv.maySubscribe(s.principal, sub):
+		return &fault{code: codeForbidden, msg: "The policy does not allow to subscribe to " + sub.topic + "::" + sub.group + "."}
+	case s.draining || s.ended:
+		return &fault{code: codeOverloaded, msg: "The hub is shutting down; connect again."}
+	}
+	return nil
+}
+
+// join is the part of a SUBSCRIBE that waits for the bus.
+func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
+	// What the client published before must not look new to a group that starts at the end.
+	err := s.pub.Flush(ctx)
+	s.mu.Lock()
+	o.flushed = true
+	if err == nil {
+		s.advance() // the publishes behind it to other topics
+	}
+	s.mu.Unlock()
+	why := "The connection's publishes in flight were not confirmed in time."
+	var joined *jetstream.Subscription
+	if err == nil {
+		why = "The subscription could not be made."
+		opts := o.frame.subscribe
+		opts.Topics = sub.more
+		opts.Via = s.pub
+		joined, err = s.srv.cfg.Bus.Subscribe(ctx, sub.topic, sub.group, opts, func(d *jetstream.Delivery) { s.out.deliver(d, sub) })
+	}
+	fail := s.enter(sub, joined, err)
+	switch {
+	case err != nil:
+		s.failBus(o.to, err, codeSubscribeFailed, why)
+	case fail != nil:
+		s.fail(o.to, fail.code, fail.msg)
+		s.stop(ctx, sub)
+	default:
+		s.out.ok(o.to, "")
+		if sent := s.out.sent(o.to); sent != nil {
+			select {
+			case <-sent:
+			case <-s.ctx.Done(): // whoever ends the connection ends the subscription
+			}
+		}
+		joined.Start()
+	}
+}
+
+// enter makes a finished subscription one of the session's, unless that has ended, or its policy
+// has changed.
+func (s *session) enter(sub *subscription, joined *jetstream.Subscription, err error) *fault {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.joining--
+	if err != nil {
+		return nil
+	}
+	sub.bus = joined
+	if fail := s.mayJoin(sub); fail != nil {
+		return fail
+	}
+	if s.subs == nil {
+		s.subs = make(map[string]*subscription)
+	}
+	s.subs[string(appendKey(nil, []byte(sub.topic), []byte(sub.group)))] = sub
+	return nil
+}
+
+// unsubscribe ends a subscription. No event of it is sent after the OK.
+func (s *session) unsubscribe(o *operation, sub *subscription) (ended bool) {
+	delete(s.subs, string(appendKey(nil, o.frame.topic, o.frame.group)))
+	s.carryOut(o, func(ctx context.Context) {
+		s.stop(ctx, sub)
+		s.out.ok(o.to, "")
+	})
+	return false
+}
+
+// pause stops the delivery of a subscription.
+func (s *session) pause(o *operation, sub *subscription) (ended bool) {
+	if o.late() {
+		s.failLate(o.to, opPause)
+		return true
+	}
+	s.carryOut(o, func(ctx context.Context) {
+		if err := sub.bus.Pause(ctx); err != nil {
+			s.failBus(o.to, err, codeInternal, "The subscription could not be paused.")
+			return
+		}
+		s.out.ok(o.to, "")
+	})
+	return false
+}
+
+// stop gives a subscription's leases back. The end of the connection does not cut this short.
+func (s *session) stop(ctx context.Context, sub *subscription) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	defer cancel()
+	s.endSub(ctx, sub, (*jetstream.Subscription).Stop)
+}
+
+// ending is a way to end a subscription: Stop or Disconnect.
+type ending func(*jetstream.Subscription, context.Context) error
+
+func (s *session) endSub(ctx context.Context, sub *subscription, how ending) {
+	if err := how(sub.bus, ctx); err != nil {
+		s.srv.log.WarnContext(ctx, "subscription did not end in order", slog.String("topic", sub.topic),
+			slog.String("group", sub.group), slog.Any("error", err))
+	}
+}
+
+// endSubs ends and forgets subscriptions in the given way, at the same time: there are at most
+// Limits.Subscriptions. That the connection has ended is no reason to hurry.
+func (s *session) endSubs(subs map[string]*subscription, how ending) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), callTimeout)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, sub := range subs {
+		wg.Go(func() { s.endSub(ctx, sub, how) })
+	}
+	wg.Wait()
+	maps.DeleteFunc(s.subs, func(key string, _ *subscription) bool { return subs[key] != nil })
+}
+
+func newSubscription(f *frame) *subscription {
+	sub := &subscription{topic: string(f.topic), group: string(f.group), more: slices.Clone(f.subscribe.Topics)}
+	sub.topicJSON = jsonscan.AppendString(nil, sub.topic)
+	sub.groupJSON = jsonscan.AppendString(nil, sub.group)
+	lease := f.subscribe.AckTimeout
+	if lease == 0 {
+		lease = defaultAckTimeout
+	}
+	sub.ackDeadlineMS = lease.Milliseconds()
+	return sub
+}
+
+// check looks at the form of the names.
+func (sub *subscription) check() *fault {
+	for _, t := range append([]string{sub.topic}, sub.more...) {
+		if err := jetstream.ValidTopic(t); err != nil {
+			return busFault(err, codeBadTopic, "The topic is not well formed.")
+		}
+	}
+	if err := jetstream.ValidGroup(sub.group); err != nil {
+		return busFault(err, codeBadGroup, "The group is not well formed.")
+	}
+	return nil
+}
