@@ -117,14 +117,32 @@ func attempts(l *ledger) []violation {
 	return all
 }
 
-// unseen counts the connections that may have been given an event which no client saw, as they were cut off with bytes unread.
+// unseen counts how often an event may have been given to members that no client saw it come to.
 func (l *ledger) unseen(g *group, from, to time.Duration) int {
 	n := 0
-	for _, s := range g.subs {
-		c := s.conn
-		if c.abrupt && c.endLo <= to && c.closeAt >= from {
-			n++
+	for _, b := range g.blind() {
+		if b.from <= to && b.to >= from {
+			n += 1 + int((min(b.to, to)-max(b.from, from))/b.leased)
 		}
 	}
 	return n
+}
+
+// blind is a time in which a connection may have been given events that its client never read, as it cut the connection
+// off.
+type blind struct {
+	span
+
+	leased      time.Duration
+	maxAttempts int
+}
+
+func (g *group) blind() []blind {
+	var all []blind
+	for _, f := range g.starts {
+		if c := f.conn; c.abrupt && !f.refused() && (f.sub.stop == nil || f.sub.stop.sent > c.endLo) {
+			all = append(all, blind{span{max(f.sent, c.endLo), c.closeAt}, f.sub.leased(), f.sub.maxAttempts()})
+		}
+	}
+	return all
 }

@@ -225,9 +225,14 @@ func (l *ledger) unfounded(g *group, x *letter) string {
 	}
 	if x.Err == "connection lost" || x.Err == "lease expired" {
 		// It may have been written to a connection that was cut off with bytes unread, or was lost with its hub.
-		for _, s := range g.subs {
-			c := s.conn
-			if m := s.maxAttempts(); m > 0 && x.Attempts >= m && (c.abrupt || c.endAt < never && c.closeAt == never) {
+		for _, b := range g.blind() {
+			if b.maxAttempts > 0 && x.Attempts >= b.maxAttempts {
+				return ""
+			}
+		}
+		for _, f := range g.starts {
+			c := f.conn
+			if m := f.sub.maxAttempts(); m > 0 && x.Attempts >= m && !f.refused() && c.endAt < never && c.closeAt == never {
 				return ""
 			}
 		}

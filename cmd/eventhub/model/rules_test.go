@@ -81,8 +81,13 @@ func (l *ledger) slice(v violation) history {
 	from, to := v.from-3*time.Second, v.to+time.Second
 	whole := v.from == 0 && v.to == 0
 	concerned := map[int]bool{}
+	if g := l.groups[groupKey{v.topic, v.group}]; g != nil {
+		for _, f := range g.starts {
+			concerned[f.conn.number] = true
+		}
+	}
 	for _, e := range l.h {
-		if v.id != "" && e.conn > 0 && strings.Contains(e.text, `"`+v.id+`"`) {
+		if v.id != "" && v.group == "" && e.conn > 0 && strings.Contains(e.text, `"`+v.id+`"`) {
 			concerned[e.conn] = true
 		}
 	}

@@ -71,11 +71,8 @@ func hoarded(l *ledger) []violation {
 			for _, b := range busy {
 				free = without(free, b)
 			}
-			for _, s := range g.subs {
-				c := s.conn
-				if c.abrupt { // it may have been written there, unseen
-					free = without(free, span{c.endLo, c.closeAt + noticed})
-				}
+			for _, b := range g.blind() {
+				free = without(free, span{b.from, b.to + noticed})
 			}
 			free = slices.DeleteFunc(free, func(s span) bool { return s.to-s.from <= l.set.tolerance() })
 			if len(free) == 0 {
