@@ -14,18 +14,17 @@ import (
 // take what is sent to it.
 func (s *Server) Freeze() {
 	s.tb.Helper()
-	s.child.freeze()
+	s.child.Freeze()
 }
 
 // Thaw lets a frozen server go on.
 func (s *Server) Thaw() {
 	s.tb.Helper()
-	if err := s.child.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		s.tb.Fatal(err)
-	}
+	s.child.Thaw()
 }
 
-func (c *Child) freeze() {
+// Freeze stops the child by SIGSTOP, and returns when it stands still.
+func (c *Child) Freeze() {
 	c.tb.Helper()
 	if err := c.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		c.tb.Fatal(err)
@@ -46,5 +45,13 @@ func (c *Child) freeze() {
 		case <-deadline:
 			c.tb.Fatalf("child process %s does not stand still", c.role)
 		}
+	}
+}
+
+// Thaw lets a frozen child go on.
+func (c *Child) Thaw() {
+	c.tb.Helper()
+	if err := c.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		c.tb.Fatal(err)
 	}
 }

@@ -1,0 +1,99 @@
+package model
+
+import "time"
+
+// allowance says what a fault excuses. Everything that is not in this table is a promise that faults do not break.
+type allowance struct {
+	kind string
+	// atLeast is the length below which the fault excuses nothing: the hub's fences are made for that.
+	atLeast func(settings) time.Duration
+	// voids: the leases of the hub in Target end (those of all hubs, if allHubs), and what it had fetched is forgotten: the
+	// protocol's "leases of a hub that died".
+	voids, allHubs bool
+	// skips: attempts may skip numbers across it.
+	skips bool
+	// losesAcks: an ACK that was answered OK while the fault was there, or up to justBefore it, may come to nothing.
+	losesAcks bool
+	// rewinds: attempts may repeat, or fall, across it.
+	rewinds bool
+	// ends: connections to the hub may end while it is there, and frames may stay unanswered.
+	ends bool
+}
+
+// justBefore is what "its last moments (about 200 ms)" is on a busy machine. cmd/eventhub's kill test takes the same.
+const justBefore = 600 * time.Millisecond
+
+// allowances, from protocol.md, section 3, and ARCHITECTURE.md, "Fencing".
+var allowances = []allowance{
+	// "Leases of a hub that died end within AckWait"; attempts "may skip a number when a hub died".
+	{kind: "kill-hub", skips: true, voids: true, losesAcks: true, ends: true},
+	// A drained hub gives everything back, and settles what it said OK to.
+	{kind: "stop-hub", voids: true, ends: true},
+	// A process that stood still for longer than the stall limit gives up all leases. Half of the limit must do no harm.
+	{kind: "freeze-hub", skips: true, atLeast: halfStall, voids: true, losesAcks: true, ends: true},
+	// The same, where the machine was too busy to run the hub. The hub says so itself.
+	{kind: "stall-hub", skips: true, atLeast: halfStall, voids: true, losesAcks: true},
+	// "A broken connection drops all leases at once."
+	{kind: "cut", skips: true, voids: true, losesAcks: true},
+	// "A server that is killed may deliver again what was acknowledged in its last moments." The leases of hubs that were
+	// connected to it end by "cut"; those of other hubs stay.
+	{kind: "kill-node", losesAcks: true, rewinds: true},
+	{kind: "stop-node", losesAcks: true, rewinds: true},
+	// A frozen node, or a link that holds bytes back, for about the margin or longer: no touch gets through.
+	{kind: "freeze-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, rewinds: true},
+	{kind: "hold-link", skips: true, atLeast: mostOfMargin, voids: true, losesAcks: true},
+	// A slow link is no excuse at all: its delays are far below the margin.
+	{kind: "delay-link"},
+	// A leader that steps down takes with it what it had not told the others; leases are not among that.
+	{kind: "stepdown", losesAcks: true},
+	// Holes in the harness's own time say that the machine stood still. They are told apart only by the rules about time.
+	{kind: "stall-harness"},
+}
+
+func margin(s settings) time.Duration { return min(5*time.Second, s.ackWait()/3) }
+
+// mostOfMargin leaves a quarter for what a busy machine adds.
+func mostOfMargin(s settings) time.Duration { return margin(s) * 3 / 4 }
+
+func halfStall(s settings) time.Duration { return min(2*time.Second, margin(s)*3/5) / 2 }
+
+// fault is one that happened.
+type fault struct {
+	allowance
+	number   string
+	target   string // hub "h0", node "n0", link "h0"; "" for the harness
+	from, to time.Duration
+}
+
+func (f *fault) length() time.Duration { return f.to - f.from }
+
+// counts reports whether the fault was long enough to excuse anything.
+func (f *fault) counts(s settings) bool { return f.atLeast == nil || f.length() >= f.atLeast(s) }
+
+// within reports whether any of the faults that want picks was there between from and to.
+func (l *ledger) within(from, to time.Duration, want func(*fault) bool) bool {
+	for _, f := range l.faults {
+		if f.from <= to && f.to >= from && f.counts(l.set) && want(f) {
+			return true
+		}
+	}
+	return false
+}
+
+// voidedAt is when a fault ended the leases of a hub, at the earliest: in [from, to], or never.
+func (l *ledger) voidedAt(hub string, from, to time.Duration) time.Duration {
+	at := never
+	for _, f := range l.faults {
+		if f.voids && (f.allHubs || f.target == hub) && f.from <= to && f.to >= from && f.counts(l.set) {
+			at = min(at, max(f.from, from))
+		}
+	}
+	return at
+}
+
+// mayLoseAck reports whether an ACK that was on its way between sent and answered may have come to nothing.
+func (l *ledger) mayLoseAck(hub string, sent, answered time.Duration) bool {
+	return l.within(sent, answered+justBefore, func(f *fault) bool {
+		return f.losesAcks && (f.target == hub || f.target == "" || f.target[0] == 'n' || f.allHubs)
+	})
+}

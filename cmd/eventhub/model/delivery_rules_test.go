@@ -1,0 +1,148 @@
+package model
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// holder wants each delivery to come after the end of all leases before it.
+func holder(l *ledger) []violation {
+	var all []violation
+	l.eachEvent(func(g *group, e *event) {
+		for _, x := range e.deliveries {
+			if len(e.deliveries) == 1 {
+				continue
+			}
+			end := l.leaseEnd(x, nil)
+			for _, y := range e.deliveries {
+				if x != y && l.before(x, y) && y.at < end {
+					lo, _ := x.deadline()
+					all = append(all, g.broken(e.id, x.lo, y.at, "%v came although %v was leased, until %v at least (its time: %v)", y, x, short(end), short(lo)))
+					return
+				}
+			}
+		}
+	})
+	return all
+}
+
+// ackedAgain wants nothing to come that was acknowledged.
+func ackedAgain(l *ledger) []violation {
+	var all []violation
+	l.eachEvent(func(g *group, e *event) {
+		for _, x := range e.deliveries {
+			if len(e.deliveries) == 1 {
+				continue
+			}
+			f := l.acked(x)
+			for _, y := range e.deliveries {
+				if f != nil && x != y && l.before(x, y) {
+					all = append(all, g.broken(e.id, x.lo, y.at, "%v came although %v was acknowledged between %v and %v", y, x, short(f.sent), short(f.answered)))
+					return
+				}
+			}
+		}
+	})
+	return all
+}
+
+// inFlight counts the leases that a subscription surely held at a time.
+func inFlight(l *ledger) []violation {
+	var all []violation
+	for _, s := range l.subs {
+		most := s.maxInFlight()
+		if len(s.delivered) <= most {
+			continue
+		}
+		ends := make([]time.Duration, len(s.delivered))
+		for i, d := range s.delivered {
+			ends[i] = l.leaseEnd(d, nil)
+		}
+		for i, y := range s.delivered {
+			held := 1
+			for j, x := range s.delivered[:i] {
+				if x.at <= y.lo && ends[j] > y.at {
+					held++
+				}
+			}
+			if held > most {
+				all = append(all, y.group.broken(y.id, y.lo, y.at, "%v is number %d of the events leased to its subscription, whose maxInFlight is %d", y, held, most))
+				break
+			}
+		}
+	}
+	return all
+}
+
+// attempts wants each event's attempts to be 1, 2, 3…
+func attempts(l *ledger) []violation {
+	var all []violation
+	l.eachEvent(func(g *group, e *event) {
+		ds := slices.Clone(e.deliveries)
+		slices.SortStableFunc(ds, func(a, b *delivery) int { return cmp.Or(a.attempt-b.attempt, cmp.Compare(a.lo, b.lo)) })
+		last, since := 0, time.Duration(0)
+		if s := l.byID[[2]string{g.topic, e.id}]; s != nil && l.sentN[s.n] != nil {
+			since = l.sentN[s.n].sent
+		} else if len(ds) > 0 {
+			since = ds[0].lo
+		}
+		for i, d := range ds {
+			was := last
+			if i > 0 {
+				since = min(ds[i-1].lo, d.lo)
+			}
+			last = d.attempt
+			to := d.at
+			if i > 0 {
+				to = max(to, ds[i-1].at)
+			}
+			switch {
+			case l.rewound(g, since, to):
+			case d.attempt < 1:
+				all = append(all, g.broken(e.id, d.lo, d.at, "%v", d))
+				return
+			case d.attempt == was:
+				all = append(all, g.broken(e.id, ds[i-1].lo, d.at, "%v has the same attempt as %v", d, ds[i-1]))
+				return
+			case i > 0 && d.at < ds[i-1].lo:
+				all = append(all, g.broken(e.id, d.lo, ds[i-1].at, "%v came after %v", ds[i-1], d))
+				return
+			case d.attempt-was > 1+l.unseen(g, since, d.at) && !l.within(since, d.at, func(f *fault) bool { return f.skips }):
+				all = append(all, g.broken(e.id, since, d.at, "%v follows attempt %d, and no hub was lost in between", d, was))
+				return
+			}
+		}
+	})
+	return all
+}
+
+// unseen counts how often an event may have been given to members that no client saw it come to.
+func (l *ledger) unseen(g *group, from, to time.Duration) int {
+	n := 0
+	for _, b := range g.blind() {
+		if b.from <= to && b.to >= from {
+			n += 1 + int((min(b.to, to)-max(b.from, from))/b.leased)
+		}
+	}
+	return n
+}
+
+// blind is a time in which a connection may have been given events that its client never read, as it cut the connection
+// off.
+type blind struct {
+	span
+
+	leased      time.Duration
+	maxAttempts int
+}
+
+func (g *group) blind() []blind {
+	var all []blind
+	for _, f := range g.starts {
+		if c := f.conn; c.abrupt && !f.refused() && (f.sub.stop == nil || f.sub.stop.sent > c.endLo) {
+			all = append(all, blind{span{max(f.sent, c.endLo), c.closeAt}, f.sub.leased(), f.sub.maxAttempts()})
+		}
+	}
+	return all
+}

@@ -1,0 +1,198 @@
+package model
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// injector makes one fault after the other.
+type injector struct {
+	*rig
+
+	rnd *rand.Rand
+	set settings
+}
+
+// run goes on until ctx ends; everything is healed then.
+func (j *injector) run(ctx context.Context) {
+	if len(j.plan.faults) == 0 {
+		<-ctx.Done()
+		return
+	}
+	for {
+		wait(ctx, time.Duration(500+j.rnd.IntN(3_500))*time.Millisecond)
+		if ctx.Err() != nil {
+			return
+		}
+		j.one(ctx, j.plan.faults[j.rnd.IntN(len(j.plan.faults))])
+	}
+}
+
+func (j *injector) one(ctx context.Context, kind string) {
+	h := j.hubs[j.rnd.IntN(len(j.hubs))]
+	i := j.rnd.IntN(len(j.nodes))
+	atHub := j.rnd.IntN(2) == 0
+	switch kind {
+	case "kill", "stop":
+		if atHub {
+			j.fault(kind+"-hub", h.name, func() {
+				h.set(false)
+				if kind == "kill" {
+					h.child.Kill()
+				} else {
+					h.child.Stop()
+				}
+				wait(ctx, j.away())
+				j.startHub(h)
+			})
+			return
+		}
+		j.fault(kind+"-node", fmt.Sprint("n", i), func() {
+			if kind == "kill" {
+				j.nodes[i].Kill()
+			} else {
+				j.nodes[i].Stop()
+			}
+			wait(ctx, j.away())
+			j.nodes[i].Start()
+			j.healthy()
+		})
+	case "freeze":
+		if atHub {
+			d := j.one3(halfStall(j.set)/2, margin(j.set)*3/2, j.set.ackWait()+2*time.Second)
+			j.fault("freeze-hub", h.name, func() {
+				h.child.Freeze()
+				wait(ctx, d)
+				h.child.Thaw()
+			})
+			return
+		}
+		d := j.one3(margin(j.set)*2/5, margin(j.set)*3/2, j.set.ackWait()+time.Second)
+		j.fault("freeze-node", fmt.Sprint("n", i), func() {
+			j.nodes[i].Freeze()
+			wait(ctx, d)
+			j.nodes[i].Thaw()
+			if d > margin(j.set) {
+				j.healthy()
+			}
+		})
+	case "delay":
+		if j.rnd.IntN(2) == 0 {
+			d := j.one3(margin(j.set)*2/5, margin(j.set)*3/2, j.set.ackWait()+time.Second)
+			j.fault("hold-link", h.name, func() {
+				for _, p := range h.links {
+					p.hold(true)
+				}
+				wait(ctx, d)
+				for _, p := range h.links {
+					p.hold(false)
+				}
+			})
+			return
+		}
+		d := time.Duration(5+j.rnd.IntN(150)) * time.Millisecond
+		j.fault("delay-link", h.name, func() {
+			for _, p := range h.links {
+				p.slow(d)
+			}
+			wait(ctx, time.Duration(1_000+j.rnd.IntN(3_000))*time.Millisecond)
+			for _, p := range h.links {
+				p.slow(0)
+			}
+		})
+	case "stepdown":
+		if len(j.nodes) > 1 {
+			j.fault("stepdown", "-", func() { j.deposeOne(ctx) })
+		}
+	}
+}
+
+// away is for how long something is gone: mostly not for long.
+func (j *injector) away() time.Duration {
+	most := 1_500
+	if j.rnd.IntN(4) == 0 {
+		most = j.plan.ackWaitMS + 3_000
+	}
+	return time.Duration(j.rnd.IntN(most)) * time.Millisecond
+}
+
+// one3 picks one, the shorter ones more often.
+func (j *injector) one3(short, middle, long time.Duration) time.Duration {
+	switch j.rnd.IntN(5) {
+	case 0, 1:
+		return short
+	case 2, 3:
+		return middle
+	}
+	return long
+}
+
+// fault takes down a fault and does it.
+func (j *injector) fault(kind, target string, do func()) {
+	n := j.number()
+	j.rec.add(0, kindFault, fmt.Sprintf("%d %s %s", n, kind, target))
+	do()
+	j.rec.add(0, kindOver, fmt.Sprint(n))
+}
+
+// deposeOne makes a leader step down: of a stream, or of a group.
+func (j *injector) deposeOne(ctx context.Context) {
+	topic := j.plan.topics[j.rnd.IntN(len(j.plan.topics))]
+	what := "STREAM.LEADER.STEPDOWN." + streamName(topic)
+	asked, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	all, err := j.consumers(asked, topic)
+	if j.rnd.IntN(3) > 0 && err == nil && len(all) > 0 {
+		what = "CONSUMER.LEADER.STEPDOWN." + streamName(topic) + "." + all[j.rnd.IntN(len(all))].Name
+	}
+	err = j.stepDown(ctx, what)
+	j.rec.add(0, kindNote, fmt.Sprintf("%s: %v", what, err))
+	j.healthy()
+}
+
+// healthy waits for some time until streams and groups have leaders and their copies are up to date.
+func (r *rig) healthy() bool {
+	return r.within(20*time.Second, func(ctx context.Context) bool {
+		for _, topic := range append([]string{"dlq"}, r.plan.topics...) {
+			s, err := r.js.Stream(ctx, streamName(topic))
+			if err != nil {
+				if isMissing(err) {
+					continue
+				}
+				return false
+			}
+			if !whole(s.CachedInfo().Cluster, len(r.nodes)) {
+				return false
+			}
+			all, err := r.consumers(ctx, topic)
+			if err != nil {
+				return false
+			}
+			for _, c := range all {
+				if !whole(c.Cluster, len(r.nodes)) {
+					return false
+				}
+			}
+		}
+		return true
+	})
+}
+
+func whole(c *natsjs.ClusterInfo, nodes int) bool {
+	if nodes == 1 || c == nil {
+		return true
+	}
+	if c.Leader == "" {
+		return false
+	}
+	for _, r := range c.Replicas {
+		if r.Offline || !r.Current {
+			return false
+		}
+	}
+	return true
+}

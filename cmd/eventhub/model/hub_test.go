@@ -1,0 +1,121 @@
+package model
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"eventhub/acl"
+	"eventhub/facade"
+	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
+)
+
+// hubRole is what the process of a hub is told.
+type hubRole struct {
+	URL       string
+	Addr      string
+	AckWaitMS int
+	Replicas  int
+	Log       string // a file, appended to; "" for none
+}
+
+// stallBeat is how often a hub looks whether it stood still, and stallLeast the shortest standstill that it tells of.
+const (
+	stallBeat  = 20 * time.Millisecond
+	stallLeast = 250 * time.Millisecond
+)
+
+// runHub is the process of a hub. It prints "stall DURATION" after it stood still for so long.
+func runHub(ctx context.Context, r hubRole) error {
+	log := slog.New(slog.DiscardHandler)
+	if r.Log != "" {
+		f, err := os.OpenFile(r.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = f.Close() }()
+		log = slog.New(slog.NewTextHandler(f, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", r.Addr)
+	if err != nil {
+		return err
+	}
+	bus, err := openBus(ctx, jetstream.Config{
+		URL: r.URL, AckWait: time.Duration(r.AckWaitMS) * time.Millisecond, Replicas: r.Replicas, Logger: log,
+	})
+	if err != nil {
+		return err
+	}
+	srv, err := facade.New(facade.Config{Bus: bus, Auth: anybody{}, Logger: log, DrainGrace: 500 * time.Millisecond})
+	if err != nil {
+		return err
+	}
+	web := &http.Server{Handler: srv.WebSocket(), ReadHeaderTimeout: 5 * time.Second}
+	go func() { _ = web.Serve(l) }()
+	go tellStalls(ctx)
+	natstest.Ready()
+	<-ctx.Done()
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	_ = srv.Drain(end)
+	return errors.Join(srv.Close(), web.Shutdown(end), bus.Close())
+}
+
+// openBus tries for a while: at a restart NATS may be away.
+func openBus(ctx context.Context, cfg jetstream.Config) (*jetstream.Bus, error) {
+	deadline := time.After(20 * time.Second)
+	for {
+		bus, err := jetstream.Open(ctx, cfg)
+		if err == nil {
+			return bus, nil
+		}
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-deadline:
+			return nil, err
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func tellStalls(ctx context.Context) {
+	beat := time.NewTicker(stallBeat)
+	defer beat.Stop()
+	last := time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-beat.C:
+		}
+		if gap := time.Since(last); gap >= stallLeast {
+			_, _ = fmt.Fprintln(os.Stdout, "stall", gap)
+		}
+		last = time.Now()
+	}
+}
+
+// anybody lets everybody in.
+type anybody struct{}
+
+// Authenticate takes any token.
+func (anybody) Authenticate(context.Context, string) (facade.Principal, error) { return anybody{}, nil }
+
+// Name is for logs.
+func (anybody) Name() string { return "anybody" }
+
+// Key is the same for all.
+func (anybody) Key() string { return "anybody" }
+
+// Allows allows everything.
+func (anybody) Allows(acl.Action, string, string) bool { return true }
+
+// Expires is never.
+func (anybody) Expires() time.Time { return time.Time{} }

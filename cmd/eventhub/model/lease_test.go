@@ -1,0 +1,212 @@
+package model
+
+import (
+	"slices"
+	"time"
+)
+
+// noticed is what the hub may take to notice the end of a lease: 250 ms by the protocol, and what a busy machine adds.
+const noticed = 400 * time.Millisecond
+
+// about reports whether f settles the event id.
+func (f *frame) about(id string) bool { return f.ID == id || slices.Contains(f.IDs, id) }
+
+// refused reports whether f was answered with an error, and so had no effect.
+func (f *frame) refused() bool { return f.reply != nil && !f.ok() }
+
+// may lists the settling frames that may have been carried out while d was leased.
+func (d *delivery) may(ops ...string) []*frame {
+	var fs []*frame
+	for _, f := range d.sub.settles {
+		if f.about(d.id) && f.answered >= d.lo && !f.refused() && slices.Contains(ops, f.Op) {
+			fs = append(fs, f)
+		}
+	}
+	return fs
+}
+
+// next is when the same subscription got the event again, at the earliest.
+func (d *delivery) next() time.Duration {
+	at := never
+	for _, o := range d.group.events[d.id].deliveries {
+		if o.sub == d.sub && o.line > d.line {
+			at = min(at, o.lo)
+		}
+	}
+	return at
+}
+
+// surely reports whether f was about this delivery and no other one of the same event to the same subscription.
+func (d *delivery) surely(f *frame) bool { return f.sent >= d.at && f.answered <= d.next() && f.ok() }
+
+// deadline is when the time of the lease ran out: not before lo, nor after hi.
+func (d *delivery) deadline() (lo, hi time.Duration) {
+	t := d.sub.leased()
+	lo, hi = d.lo+t, d.at+t
+	for _, f := range d.may("MODACK") {
+		extend := time.Duration(f.ExtendMS) * time.Millisecond
+		if extend == 0 {
+			extend = t
+		}
+		extend = max(extend, time.Second)
+		later := never
+		if f.answered < never {
+			later = f.answered + extend
+		}
+		if d.surely(f) {
+			lo, hi = f.sent+extend, later
+		} else {
+			lo, hi = min(lo, f.sent+extend), max(hi, later)
+		}
+	}
+	return lo, hi
+}
+
+// leaseEnd is the earliest moment at which the lease may have ended, other than by the frame but.
+func (l *ledger) leaseEnd(d *delivery, but *frame) time.Duration {
+	end, _ := d.deadline()
+	for _, f := range d.may("ACK", "NACK") {
+		if f != but {
+			end = min(end, max(f.sent, d.lo))
+		}
+	}
+	return min(end, d.sub.over(), l.voidedAt(d.sub.conn.hub, d.lo, never))
+}
+
+// released is the latest moment at which the lease may have ended; refused is when the event may be delivered again then, at
+// the latest: never when it may have been settled for good.
+func (l *ledger) released(d *delivery) (ended, again time.Duration) {
+	_, hi := d.deadline()
+	ended, again = never, never
+	if hi < never {
+		ended = hi + noticed
+	}
+	if over := d.sub.gone(); over < ended {
+		ended = over
+	}
+	if c := d.sub.conn; c.closeAt < never {
+		ended = min(ended, max(c.closeAt, d.at)+noticed)
+	}
+	again = ended
+	for _, f := range d.may("ACK", "NACK") {
+		if d.surely(f) {
+			ended = min(ended, f.answered)
+		}
+		if f.Op == "ACK" {
+			again = never
+			continue
+		}
+		if again == never {
+			continue
+		}
+		if f.answered == never {
+			again = never
+			continue
+		}
+		wait := min(50*time.Millisecond<<min(max(d.attempt-1, 0), 8), 10*time.Second)
+		if f.DelayMS != nil {
+			wait = time.Duration(*f.DelayMS) * time.Millisecond
+		}
+		again = max(min(again, f.answered), f.answered) + wait
+	}
+	if m := d.sub.maxAttempts(); m > 0 && d.attempt >= m {
+		again = never
+	}
+	return ended, again
+}
+
+// acked returns an ACK that surely settled the event by this delivery, or nil.
+func (l *ledger) acked(d *delivery) *frame {
+	hub := d.sub.conn.hub
+	for _, f := range d.may("ACK") {
+		if !d.surely(f) || l.leaseEnd(d, f) <= f.answered || l.mayLoseAck(hub, f.sent, f.answered) {
+			continue
+		}
+		return f
+	}
+	return nil
+}
+
+// before reports whether x was surely handed out before y.
+func (l *ledger) before(x, y *delivery) bool {
+	switch {
+	case x.at <= y.lo:
+		return true
+	case y.at <= x.lo:
+		return false
+	}
+	return x.attempt < y.attempt && !l.rewound(x.group, min(x.lo, y.lo), max(x.at, y.at))
+}
+
+// rewound reports whether the attempts of a group may have begun anew, or gone back.
+func (l *ledger) rewound(g *group, from, to time.Duration) bool {
+	if l.within(from, to, func(f *fault) bool { return f.rewinds }) {
+		return true
+	}
+	for _, v := range l.vanishings(g) {
+		if v.from <= to && v.to >= from {
+			return true
+		}
+	}
+	return false
+}
+
+// ttl is the group's, 0 for a durable one.
+func (g *group) ttl() time.Duration {
+	least := time.Duration(0)
+	for _, f := range g.starts {
+		if f.Opts == nil || f.Opts.GroupTTLMS == 0 {
+			return 0
+		}
+		if t := time.Duration(f.Opts.GroupTTLMS) * time.Millisecond; least == 0 || t < least {
+			least = t
+		}
+	}
+	return least
+}
+
+// vanishings are the times in which a group with a TTL may have disappeared, for want of members.
+func (l *ledger) vanishings(g *group) []span {
+	ttl := g.ttl()
+	if ttl == 0 {
+		return nil
+	}
+	// A member of a hub that is frozen or cut off is not one for the server.
+	var with []span
+	for _, s := range g.subs {
+		parts := []span{{s.start.answered, s.over()}}
+		for _, f := range l.faults {
+			if f.voids && (f.allHubs || f.target == s.conn.hub) {
+				parts = without(parts, span{f.from, f.to})
+			}
+		}
+		with = append(with, parts...)
+	}
+	_, since := g.creators(0)
+	if since >= l.end {
+		return nil
+	}
+	gaps := []span{{since, l.end}}
+	for _, w := range with {
+		gaps = without(gaps, w)
+	}
+	return slices.DeleteFunc(gaps, func(s span) bool { return s.to-s.from < ttl*7/10 })
+}
+
+// without takes away from spans what lies in cut.
+func without(spans []span, cut span) []span {
+	var left []span
+	for _, s := range spans {
+		if cut.to <= s.from || cut.from >= s.to {
+			left = append(left, s)
+			continue
+		}
+		if s.from < cut.from {
+			left = append(left, span{s.from, cut.from})
+		}
+		if cut.to < s.to {
+			left = append(left, span{cut.to, s.to})
+		}
+	}
+	return left
+}

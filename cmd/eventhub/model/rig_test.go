@@ -1,0 +1,236 @@
+package model
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/natstest"
+)
+
+// patience bounds what servers and hubs are waited for.
+const patience = 60 * time.Second
+
+// rig is what runs: hubs, nats-servers, and a link between each two of them.
+type rig struct {
+	testing.TB
+	plan  *plan
+	rec   *recorder
+	nodes []*natstest.Server
+	hubs  []*hub
+	nc    *nats.Conn
+	js    natsjs.JetStream
+
+	mu     sync.Mutex
+	faults int
+}
+
+// hub is one in a process of its own.
+type hub struct {
+	name  string
+	addr  string
+	role  hubRole
+	links []*proxy
+	child *natstest.Child
+
+	mu sync.Mutex
+	up bool // what happens to its links is its own doing otherwise
+}
+
+func (h *hub) set(up bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.up = up
+}
+
+func (h *hub) running() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.up
+}
+
+func startRig(tb testing.TB, p *plan, rec *recorder) *rig {
+	tb.Helper()
+	r := &rig{TB: tb, plan: p, rec: rec, nodes: natstest.StartCluster(tb, p.nodes)}
+	urls := make([]string, len(r.nodes))
+	for i, n := range r.nodes {
+		urls[i] = n.URL()
+	}
+	var err error
+	if r.nc, err = nats.Connect(strings.Join(urls, ","), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond), nats.Timeout(2*time.Second)); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(r.nc.Close)
+	if r.js, err = natsjs.New(r.nc); err != nil {
+		tb.Fatal(err)
+	}
+	r.until("streams can be made", func(ctx context.Context) bool {
+		_, err := r.js.CreateOrUpdateStream(ctx, natsjs.StreamConfig{Name: "ready", Replicas: p.nodes})
+		return err == nil
+	})
+	r.until("streams can be deleted", func(ctx context.Context) bool { return r.js.DeleteStream(ctx, "ready") == nil })
+	for i := range p.hubs {
+		r.addHub(i)
+	}
+	return r
+}
+
+func (r *rig) addHub(i int) {
+	r.Helper()
+	h := &hub{name: "h" + strconv.Itoa(i), addr: freeAddr(r)}
+	var urls []string
+	for _, n := range r.nodes {
+		p := startProxy(r, n.URL(), func() {
+			if h.running() {
+				r.rec.add(0, kindFault, fmt.Sprintf("%d cut %s 0s", r.number(), h.name))
+			}
+		})
+		h.links = append(h.links, p)
+		urls = append(urls, p.url())
+	}
+	h.role = hubRole{URL: strings.Join(urls, ","), Addr: h.addr, AckWaitMS: r.plan.ackWaitMS, Replicas: len(r.nodes)}
+	if r.plan.logs != "" {
+		h.role.Log = filepath.Join(r.plan.logs, fmt.Sprintf("seed-%d-%s.log", r.plan.seed, h.name))
+	}
+	r.hubs = append(r.hubs, h)
+	r.startHub(h)
+	// Before the child's own end, which closes its links.
+	r.Cleanup(func() { h.set(false) })
+}
+
+func (r *rig) startHub(h *hub) {
+	r.Helper()
+	h.child = natstest.StartChild(r, "hub", h.role, func(line string) {
+		if gap, ok := strings.CutPrefix(line, "stall "); ok {
+			r.rec.add(0, kindFault, fmt.Sprintf("%d stall-hub %s %s", r.number(), h.name, gap))
+		}
+	})
+	if !h.child.AwaitReady() {
+		r.Fatalf("hub %s does not start", h.name)
+	}
+	h.set(true)
+}
+
+// freeAddr is an address of this host that nobody listens at.
+func freeAddr(tb testing.TB) string {
+	tb.Helper()
+	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
+
+// number is a fault's.
+func (r *rig) number() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.faults++
+	return r.faults
+}
+
+// until waits for f, whose questions have a second each.
+func (r *rig) until(what string, f func(context.Context) bool) {
+	r.Helper()
+	if !r.within(patience, f) {
+		r.Fatalf("seed %d: waited in vain: %s", r.plan.seed, what)
+	}
+}
+
+func (r *rig) within(limit time.Duration, f func(context.Context) bool) bool {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(limit)
+	for {
+		ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
+		done := f(ctx)
+		cancel()
+		if done {
+			return true
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			return false
+		}
+	}
+}
+
+// wait lets time pass.
+func wait(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// watch takes down when the harness itself stood still, until ctx ends.
+func (r *rig) watch(ctx context.Context) {
+	beat := time.NewTicker(stallBeat)
+	defer beat.Stop()
+	last := time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-beat.C:
+		}
+		if gap := time.Since(last); gap >= stallLeast {
+			r.rec.add(0, kindFault, fmt.Sprintf("%d stall-harness - %s", r.number(), gap))
+		}
+		last = time.Now()
+	}
+}
+
+// stepDown makes the leader of a stream, or of one of its consumers, hand over.
+func (r *rig) stepDown(ctx context.Context, what string) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	m, err := r.nc.RequestWithContext(ctx, "$JS.API."+what, nil)
+	if err != nil {
+		return err
+	}
+	var answer struct {
+		Success bool            `json:"success"`
+		Error   json.RawMessage `json:"error"`
+	}
+	if err := json.Unmarshal(m.Data, &answer); err != nil {
+		return err
+	}
+	if !answer.Success {
+		return fmt.Errorf("step down: %s", answer.Error)
+	}
+	return nil
+}
+
+// consumers are the groups' as the server has them.
+func (r *rig) consumers(ctx context.Context, topic string) ([]*natsjs.ConsumerInfo, error) {
+	s, err := r.js.Stream(ctx, streamName(topic))
+	if err != nil {
+		return nil, err
+	}
+	var all []*natsjs.ConsumerInfo
+	list := s.ListConsumers(ctx)
+	for c := range list.Info() {
+		if c.Config.Metadata["eventhub.topic"] == topic {
+			all = append(all, c)
+		}
+	}
+	return all, list.Err()
+}
+
+// streamName is that of a topic: dots are escaped.
+func streamName(topic string) string { return strings.ReplaceAll(topic, ".", "=2E") }
