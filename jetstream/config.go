@@ -140,7 +140,7 @@ type Limits struct {
 	// them: default 10,000. Of others it asks the server when they come again.
 	AttemptsKnown int
 	// LingeringInboxes ("lingering_inboxes") is the most inboxes of subscriptions that have paused or ended which the hub keeps
-	// in a cluster until their pulls end, up to 35 s, so that what is under way to them is given back: default 100,000. Beyond
+	// in a cluster until their pulls end, up to 15 s, so that what is under way to them is given back: default 100,000. Beyond
 	// it, what is under way comes again after AckWait.
 	LingeringInboxes int
 	// MaxPayload is the largest payload in bytes: default 1 MiB, less if the server's max_payload demands it.

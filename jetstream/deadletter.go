@@ -136,7 +136,7 @@ func (q *deadLetters) prolong(ctx context.Context, d *Delivery) bool {
 	}
 	d.m.sub.mu.Lock()
 	defer d.m.sub.mu.Unlock()
-	d.touched = max(d.touched, sent)
+	d.keptSince(sent, q.bus.clock.now())
 	return true
 }
 

@@ -282,10 +282,10 @@ func (s *Subscription) tick() {
 			next = min(next, m.retryAt)
 		}
 		if m.requested > 0 {
-			if now-m.pulled >= int64(pullLost) {
+			if m.lost <= now {
 				m.again(now)
 			}
-			next = min(next, m.pulled+int64(pullLost))
+			next = min(next, max(m.lost, now))
 		}
 	}
 	if s.slowUntil != 0 {
@@ -327,8 +327,17 @@ func (s *Subscription) touch(ds []*Delivery, sent int64) {
 			ds[0].m.verify(ds[0].group)
 			return
 		}
+		now := s.bus.clock.now()
 		for _, d := range ds {
-			d.touched = max(d.touched, sent)
+			d.keptSince(sent, now)
 		}
 	}))
+}
+
+// keptSince takes the answer to an in-progress that was sent at the given time. An answer that comes when the delivery is not
+// usable any more says nothing: the server may have given the event to another before it heard the question. s.mu is held.
+func (d *Delivery) keptSince(sent, now int64) {
+	if d.usable(now) {
+		d.touched = max(d.touched, sent)
+	}
 }

@@ -11,11 +11,13 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// Pulls: a pull ends at the server after pullExpires, and is taken for lost after pullLost.
+// Pulls: a pull ends at the server after pullExpires, and is taken for lost pullSlack later. In a cluster, where the inbox of
+// a subscription that pauses or ends must outlive its pulls, they are shorter.
 const (
-	pullExpires = 30 * time.Second
-	pullLost    = 35 * time.Second
-	pullRetry   = 250 * time.Millisecond
+	pullExpires        = 30 * time.Second
+	pullExpiresCluster = 10 * time.Second
+	pullSlack          = 5 * time.Second
+	pullRetry          = 250 * time.Millisecond
 	// heldRetry is how long a subscription waits when the hub holds too much.
 	heldRetry = 100 * time.Millisecond
 	// leastPull is the fewest bytes that a pull asks for, however many subscriptions share Limits.HeldTotal.
@@ -33,6 +35,7 @@ type member struct {
 	requested int    // asked and not arrived
 	pulls     int    // sent since nothing was asked
 	pulled    int64  // when the last pull was sent
+	lost      int64  // when it has surely ended
 	first     bool   // nothing has arrived since
 	large     bool   // the next event does not fit into a pull of the usual size
 	retryAt   int64  // pull again then; 0: when there is credit
@@ -95,7 +98,7 @@ func (m *member) close(gracefully bool) {
 	case !gracefully:
 		in.forgotten = true
 		_ = in.sub.Unsubscribe() // fails only when the connection is closed
-	case in.left > 0 && m.sub.link.clustered() && m.sub.bus.linger(in, m.pulled+int64(pullLost)):
+	case in.left > 0 && m.sub.link.clustered() && m.sub.bus.linger(in, m.lost):
 	default:
 		_ = in.sub.Drain() // the same
 	}
@@ -164,7 +167,8 @@ func (m *member) pull(batch int, now int64) {
 		batch, bytes = 1, int(s.link.nc.MaxPayload())+payloadMargin
 	}
 	var buf [128]byte
-	req := strconv.AppendInt(append(buf[:0], `{"expires":`...), int64(pullExpires), 10)
+	expires := s.link.pullExpires()
+	req := strconv.AppendInt(append(buf[:0], `{"expires":`...), int64(expires), 10)
 	req = strconv.AppendInt(append(req, `,"batch":`...), int64(batch), 10)
 	req = strconv.AppendInt(append(req, `,"max_bytes":`...), int64(bytes), 10)
 	req = append(req, '}')
@@ -177,8 +181,16 @@ func (m *member) pull(batch int, now int64) {
 	m.pulls++
 	m.requested += batch
 	s.requested += batch
-	m.pulled, m.first, m.retryAt = now, true, 0
-	s.schedule(now + int64(pullLost))
+	m.pulled, m.lost, m.first, m.retryAt = now, now+int64(expires+pullSlack), true, 0
+	s.schedule(m.lost)
+}
+
+// pullExpires is how long a pull over the link waits at the server.
+func (l *link) pullExpires() time.Duration {
+	if l.clustered() {
+		return pullExpiresCluster
+	}
+	return pullExpires
 }
 
 // pullBytes is the most that one pull may bring: a subscription's share of what the hub may hold.
