@@ -53,6 +53,7 @@ type sluggard struct {
 	t      testing.TB
 	ws     *websocket.Conn
 	topic  string
+	credit int            // maxInFlight
 	frames map[string]int // of each event, by its id
 	order  []string       // the ids in the order of their first frames
 	faults map[string]int // attempts that are not the number of the frame
@@ -60,9 +61,9 @@ type sluggard struct {
 }
 
 // dialSluggard connects a sluggard, which subscribes to the topic as group g.
-func dialSluggard(h *testHub, topic string) *sluggard {
+func dialSluggard(h *testHub, topic string, maxInFlight int) *sluggard {
 	h.t.Helper()
-	s := &sluggard{t: h.t, topic: topic, frames: map[string]int{}, faults: map[string]int{}}
+	s := &sluggard{t: h.t, topic: topic, credit: maxInFlight, frames: map[string]int{}, faults: map[string]int{}}
 	ctx, cancel := context.WithTimeout(h.t.Context(), waitLimit)
 	defer cancel()
 	ws, _, err := websocket.Dial(ctx, narrow(h), nil) //nolint:bodyclose // the library closes it
@@ -99,7 +100,8 @@ func (s *sluggard) corr() string { return strconv.Itoa(s.last) }
 
 func (s *sluggard) subscribe() {
 	s.t.Helper()
-	s.say("SUBSCRIBE", `,"opts":{"maxInFlight":1000,"batchSize":1000,"maxAttempts":5}`)
+	n := strconv.Itoa(s.credit)
+	s.say("SUBSCRIBE", `,"opts":{"maxInFlight":`+n+`,"batchSize":`+n+`,"maxAttempts":5}`)
 }
 
 func (s *sluggard) settle(op, id, more string) {

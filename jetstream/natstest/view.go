@@ -106,11 +106,13 @@ func (v *View) Consumer(stream string) *natsjs.ConsumerInfo {
 	return only
 }
 
-// Still waits until the consumers of a stream have delivered nothing and heard of nothing for a fifth of a second.
+// Still waits until the consumers of a stream have delivered nothing and heard of nothing for a fifth of a second, or for 5 s:
+// what moves on then does so for ever.
 func (v *View) Still(stream string) {
 	v.tb.Helper()
 	var last [3]uint64
 	same := 0
+	deadline := time.Now().Add(5 * time.Second)
 	v.Until("stream "+stream+" stands still", func(ctx context.Context) bool {
 		var now [3]uint64
 		for _, c := range v.consumers(ctx, stream) {
@@ -120,7 +122,7 @@ func (v *View) Still(stream string) {
 		}
 		if now != last {
 			last, same = now, 0
-			return false
+			return time.Now().After(deadline)
 		}
 		same++
 		return same >= 10

@@ -1,0 +1,194 @@
+package facade_test
+
+import (
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"eventhub/facade/client"
+	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
+)
+
+// idleWait is how long an idle member with credit may wait for an event that is neither leased nor in back-off: 1 s, and as much
+// again for a busy machine.
+const idleWait = 2 * time.Second
+
+// arrivals are the events that come within idleWait, up to n. Each must say attempt 1.
+func arrivals(t *testing.T, in *inbox, n int) int {
+	t.Helper()
+	got := 0
+	for limit := time.After(idleWait); got < n; got++ {
+		select {
+		case e := <-in.events:
+			if e.Attempt != 1 {
+				t.Errorf("an event that was never handed out came as attempt %d", e.Attempt)
+			}
+			in.ack(e)
+		case <-limit:
+			return got
+		}
+	}
+	return got
+}
+
+// onBothHubs runs a test of two members: on connections of one hub, and on two hubs.
+func onBothHubs(t *testing.T, run func(t *testing.T, view *natstest.View, a, b *testHub)) {
+	t.Helper()
+	for _, name := range []string{"on the same hub", "on another hub"} {
+		t.Run(name, func(t *testing.T) {
+			nats := natstest.Start(t)
+			a := startHub(t, openBus(t, at(nats.URL())), unthrottled, patientWriter)
+			b := a
+			if name == "on another hub" {
+				b = startHub(t, openBus(t, at(nats.URL())), unthrottled)
+			}
+			run(t, natstest.Look(t, nats.URL()), a, b)
+		})
+	}
+}
+
+// A member that works on one event for long keeps no others from an idle one, on none of its topics.
+func TestPromiseABusyMemberHoldsNoOtherTopicsBack(t *testing.T) {
+	onBothHubs(t, func(t *testing.T, view *natstest.View, a, b *testHub) {
+		t.Helper()
+		first := freshTopic()
+		topics := []string{first}
+		for i := range 4 {
+			topics = append(topics, fmt.Sprint(first, "x", i))
+		}
+		busy := a.subscribe(a.dial(), first, "g", client.SubscribeOptions{MaxInFlight: 1, Topics: topics[1:]})
+		c := b.dial()
+		for _, topic := range topics {
+			b.publish(c, topic, "1")
+		}
+		busy.next() // and works on it to the end of the test
+		for _, topic := range topics {
+			view.Still(topic)
+		}
+		idle := b.subscribe(c, first, "g", client.SubscribeOptions{MaxInFlight: 10, Topics: topics[1:]})
+		if got := arrivals(t, idle, len(topics)-1); got < len(topics)-1 {
+			t.Errorf("%d of %d events that nobody works on came within %v", got, len(topics)-1, idleWait)
+		}
+	})
+}
+
+// A member that does not read keeps from an idle one only what is on its way to it.
+func TestPromiseAMemberThatDoesNotReadHoldsLittleBack(t *testing.T) {
+	const (
+		sent = 100
+		size = 24 << 10
+		most = 40 // what a client that does not read may have leased: more than the kernel takes, and the hub writes at once
+	)
+	onBothHubs(t, func(t *testing.T, view *natstest.View, a, b *testHub) {
+		t.Helper()
+		topic := freshTopic()
+		dialSluggard(a, topic, sent)
+		publishBig(t, b, topic, sent, size)
+		view.Still(topic)
+		idle := b.subscribe(b.dial(), topic, "g", client.SubscribeOptions{MaxInFlight: sent})
+		if got := arrivals(t, idle, sent-most); got < sent-most {
+			t.Errorf("%d of %d events came within %v", got, sent-most, idleWait)
+		}
+	})
+}
+
+// tally counts which of the events 0 to n-1 have come, to whichever member.
+type tally struct {
+	mu   sync.Mutex
+	seen []bool
+	left int
+	came chan struct{} // has room for one: something new came
+}
+
+func newTally(n int) *tally {
+	return &tally{seen: make([]bool, n), left: n, came: make(chan struct{}, 1)}
+}
+
+// settle acknowledges an event and counts it.
+func (c *tally) settle(e client.Event) {
+	_ = e.Ack()
+	n, err := strconv.Atoi(string(e.Payload))
+	if err != nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.seen[n] {
+		c.seen[n] = true
+		c.left--
+	}
+	select {
+	case c.came <- struct{}{}:
+	default:
+	}
+}
+
+func (c *tally) missing() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.left
+}
+
+// What is on its way to a member that pauses or leaves is given back at once, also where another server of a cluster leads the
+// group: the other members need not wait for AckWait.
+func TestPromiseWhatIsOnItsWayIsGivenBackAtOnce(t *testing.T) {
+	const (
+		rounds  = 6
+		events  = 2000
+		silence = 3 * time.Second // a tenth of AckWait
+	)
+	nodes := natstest.StartCluster(t, 3)
+	view := natstest.Look(t, natstest.URLs(nodes)...)
+	view.Replicating(3)
+	three := func(cfg *jetstream.Config) { cfg.Replicas = 3 }
+	a := startHub(t, openBus(t, at(nodes[0].URL()), three), unthrottled)
+	b := startHub(t, openBus(t, at(nodes[1].URL()), three), unthrottled)
+	for _, off := range []string{"PAUSE", "UNSUBSCRIBE"} {
+		for round := range rounds {
+			topic := freshTopic()
+			opts := client.SubscribeOptions{From: "earliest", MaxInFlight: 5000, BatchSize: 5000}
+			maker := b.subscribe(b.dial(), topic, "g", opts)
+			if err := maker.sub.Unsubscribe(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			view.Lead(topic, nodes[2].Name())
+			publishMany(t, b, topic, events)
+
+			count := newTally(events)
+			first, err := a.dial().Subscribe(t.Context(), topic, "g", opts, count.settle)
+			if err != nil {
+				t.Fatal(err)
+			}
+			select { // in the middle of the flood
+			case <-count.came:
+			case <-time.After(waitLimit):
+				t.Fatal("nothing comes")
+			}
+			if off == "PAUSE" {
+				err = first.Pause(t.Context())
+			} else {
+				err = first.Unsubscribe(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			already := events - count.missing()
+			if _, err := b.dial().Subscribe(t.Context(), topic, "g", opts, count.settle); err != nil {
+				t.Fatal(err)
+			}
+			for quiet := false; !quiet && count.missing() > 0; {
+				select {
+				case <-count.came:
+				case <-time.After(silence):
+					quiet = true
+				}
+			}
+			if n := count.missing(); n > 0 {
+				t.Errorf("%s, round %d: of %d events %d had come before; %d did not come to the other member", off, round+1, events, already, n)
+			}
+		}
+	}
+}
