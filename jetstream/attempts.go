@@ -114,7 +114,10 @@ func (d *Delivery) attemptsSubject() string { return "$KV." + attemptsBucket + "
 // lookUp asks the bucket how many deliveries of d were spared, and calls then with the answer, or with what is known without
 // one. It does not block.
 func (d *Delivery) lookUp(then func(spared int)) {
-	l, least := d.m.sub.link, d.spared
+	l := d.m.sub.link
+	d.m.sub.mu.Lock()
+	least := d.spared
+	d.m.sub.mu.Unlock()
 	query := `{"last_by_subj":"` + d.attemptsSubject() + `"}`
 	msg := &nats.Msg{Subject: d.group.bus.api + "STREAM.MSG.GET.KV_" + attemptsBucket, Data: []byte(query)}
 	err := l.ask(msg, d.group.bus.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
@@ -142,23 +145,24 @@ func (d *Delivery) lookUp(then func(spared int)) {
 // whichever hub has the event next knows. With nak, the event is given back; without, the hub has lost its right to it. s.mu
 // is not held.
 func (s *Subscription) spare(d *Delivery, nak bool) {
-	if !d.resolved {
-		s.returning.tryEnter(maxReturning)
-		d.lookUp(func(spared int) {
-			defer s.returning.leave()
-			d.spared, d.resolved = spared, true
-			s.spare(d, nak)
-		})
+	s.mu.Lock()
+	resolved, spared := d.resolved, d.spared
+	if !resolved {
+		d.unseen, d.unseenNak = true, nak
+	}
+	s.mu.Unlock()
+	if !resolved {
+		d.resolve()
 		return
 	}
 	g, b := d.group, s.bus
 	g.mu.Lock()
-	full := g.known.spare(d.Event.Sequence, d.delivered, d.spared, b.limits.AttemptsKnown)
+	full := g.known.spare(d.Event.Sequence, d.delivered, spared, b.limits.AttemptsKnown)
 	g.mu.Unlock()
 	if full {
 		b.obs.LimitReached("attempts_known")
 	}
-	note := spareNote{subject: d.attemptsSubject(), spared: d.spared + 1}
+	note := spareNote{subject: d.attemptsSubject(), spared: spared + 1}
 	s.returning.tryEnter(maxReturning)
 	b.noteSpared(s.link, note, func() {
 		if nak {

@@ -43,11 +43,15 @@ type Delivery struct {
 	size  int    // of the message, headers included
 	cuts  uint64 // of the link, when it came
 
-	delivered int  // how often the server has given the event to a hub
-	spared    int  // how many of these before this one reached no client
-	resolved  bool // spared is known
+	delivered int // how often the server has given the event to a hub
 
 	// Guarded by the subscription's mu.
+	spared    int  // how many of the server's deliveries before this one reached no client
+	resolved  bool // spared is known
+	looking   bool // spared is asked for
+	unseen    bool // it ended before that was known, and no client had it
+	unseenNak bool // then it is to be given back
+
 	index    int // in Subscription.out; -1 once it ended
 	active   bool
 	begun    bool // the subscriber has it

@@ -61,7 +61,11 @@ func (g *group) ask(l *link, now int64, then func(*consumerState)) {
 			return
 		}
 		var state consumerState
-		if err := json.Unmarshal(reply.Data, &state); err != nil || state.Error != nil || !state.Created.Equal(g.created) {
+		if err := json.Unmarshal(reply.Data, &state); err != nil {
+			return
+		}
+		if state.Error != nil || !state.Created.Equal(g.created) {
+			g.verify()
 			return
 		}
 		g.mu.Lock()
@@ -70,6 +74,17 @@ func (g *group) ask(l *link, now int64, then func(*consumerState)) {
 		g.mu.Unlock()
 		then(&state)
 	}))
+}
+
+// verify lets the members look whether the consumer still exists.
+func (g *group) verify() {
+	for _, s := range g.bus.membersOf(g) {
+		s.mu.Lock()
+		for _, m := range s.members {
+			m.verify(g)
+		}
+		s.mu.Unlock()
+	}
 }
 
 // watchGroups keeps up with how far groups are, until the bus closes.

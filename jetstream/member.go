@@ -287,14 +287,26 @@ func (g *group) arrived(reply string, p *place) (spared int, known bool) {
 // resolve asks how often the event reached no client. Events that arrive meanwhile wait behind it.
 func (d *Delivery) resolve() {
 	s := d.m.sub
+	s.mu.Lock()
+	asked := d.looking
+	d.looking = true
+	s.mu.Unlock()
+	if asked {
+		return
+	}
 	s.returning.tryEnter(maxReturning)
 	d.lookUp(func(spared int) {
 		defer s.returning.leave()
 		s.mu.Lock()
 		d.spared, d.resolved = spared, true
 		d.Attempt = max(d.delivered-spared, 1)
+		ended, nak := d.unseen, d.unseenNak
 		s.mu.Unlock()
-		s.advance()
+		if ended {
+			s.spare(d, nak)
+		} else {
+			s.advance()
+		}
 	})
 }
 
@@ -414,7 +426,8 @@ func (m *member) verify(g *group) {
 	s.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(s.ctx, publishWait)
 		defer cancel()
-		if _, err := s.bus.consumer(ctx, g.topic, g.consumer); !gone(err) {
+		info, err := s.bus.consumer(ctx, g.topic, g.consumer)
+		if err == nil && info.Created.Equal(g.created) || err != nil && !gone(err) {
 			return
 		}
 		s.mu.Lock()

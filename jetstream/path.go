@@ -160,7 +160,12 @@ func (p *path) open(g *group, l *link) {
 	p.mu.Lock()
 	none := len(p.kept) == 0
 	p.mu.Unlock()
-	if !none && !g.silent(l, g.bus.clock.now()) {
+	now := g.bus.clock.now()
+	switch {
+	case none || g.silent(l, now):
+	case g.memory: // another hub may have made a consumer of the same name anew meanwhile
+		g.ask(l, now, func(*consumerState) { p.release() })
+	default:
 		p.release()
 	}
 }
@@ -174,8 +179,11 @@ func (g *group) probe(l *link, p *path, now int64) {
 	err := l.ask(msg, now, askerFunc(func(reply *nats.Msg, err error) {
 		answered := err == nil && !noResponders(reply)
 		p.end(now, answered)
-		if answered {
+		switch {
+		case answered:
 			p.open(g, l)
+		case err == nil:
+			g.verify()
 		}
 	}))
 	if err != nil {
