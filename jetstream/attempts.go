@@ -198,7 +198,8 @@ func (b *Bus) noteSpared(l *link, n spareNote, then func()) {
 			b.keepNote(n)
 		default:
 			if _, err := parsePubAck(reply.Data, "KV_"+attemptsBucket); err != nil {
-				b.log.Warn("failed to note a delivery that no client had; it counts as an attempt", slog.Any("error", err))
+				b.obs.LimitReached("attempts_bucket") // it counts as an attempt
+				b.log.Debug("failed to note a delivery that no client had", slog.Any("error", err))
 			}
 		}
 		then()
