@@ -199,7 +199,9 @@ func (f *frame) decode() (fail *fault) {
 		if isString(f.raw.reason) {
 			f.reason = f.unquote(f.raw.reason)
 		}
-		f.delay = delay(f.raw.delay)
+		if fail == nil {
+			f.delay, fail = delay(f.raw.delay)
+		}
 	case opModack:
 		f.id, fail = f.string("id", f.raw.id)
 		f.extend = extension(f.raw.extend)
@@ -264,27 +266,27 @@ func extension(raw []byte) time.Duration {
 	if !ok || ms == 0 {
 		return 0
 	}
-	return milliseconds(ms, minExtend)
-}
-
-// delay reads NACK's delay_ms.
-func delay(raw []byte) time.Duration {
-	ms, ok := number(raw)
-	if !ok {
-		return -1
-	}
-	return milliseconds(ms, 0)
-}
-
-// milliseconds is ms as a duration, held between least and maxExtend.
-func milliseconds(ms float64, least time.Duration) time.Duration {
 	switch {
-	case ms <= float64(least.Milliseconds()):
-		return least
+	case ms <= float64(minExtend.Milliseconds()):
+		return minExtend
 	case ms >= float64(maxExtend.Milliseconds()):
 		return maxExtend
 	}
 	return time.Duration(ms) * time.Millisecond
+}
+
+// delay reads NACK's delay_ms: an integer from 0 to 12 h, or -1 when it is absent. A client that
+// gives another value, null included, has made a mistake that the event's back-off would hide.
+func delay(raw []byte) (time.Duration, *fault) {
+	if len(raw) == 0 {
+		return -1, nil
+	}
+	ms, ok := integer(raw)
+	if most := maxExtend.Milliseconds(); !ok || ms < 0 || ms > most {
+		return -1, &fault{code: codeBadOptions, msg: "delay_ms must be an integer from 0 to " +
+			strconv.FormatInt(most, 10) + ", not " + short(raw)}
+	}
+	return time.Duration(ms) * time.Millisecond, nil
 }
 
 // number reads a JSON number, or a JSON string that holds one. What is too large for a float64 is infinite.

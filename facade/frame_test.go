@@ -205,37 +205,47 @@ func TestCutLeavesFieldsAlone(t *testing.T) {
 }
 
 func TestTimes(t *testing.T) {
+	const refused = -2
 	for _, c := range []struct {
 		raw           string
 		extend, delay time.Duration
 	}{
 		{``, 0, -1},
-		{`null`, 0, -1},
-		{`true`, 0, -1},
-		{`{}`, 0, -1},
-		{`"soon"`, 0, -1},
-		{`""`, 0, -1},
-		{`"1s"`, 0, -1},
-		{`"null"`, 0, -1},
+		{`null`, 0, refused},
+		{`true`, 0, refused},
+		{`{}`, 0, refused},
+		{`"soon"`, 0, refused},
+		{`""`, 0, refused},
+		{`"1s"`, 0, refused},
+		{`"null"`, 0, refused},
 		{`0`, 0, 0},
 		{`-0.0`, 0, 0},
-		{`"0"`, 0, 0},
-		{`1e-999`, 0, 0},
-		{`-5`, time.Second, 0},
+		{`"0"`, 0, refused},
+		{`-5`, time.Second, refused},
+		{`-1`, time.Second, refused},
+		{`0.5`, time.Second, refused},
 		{`1`, time.Second, time.Millisecond},
-		{`999.9`, time.Second, 999 * time.Millisecond},
+		{`999.9`, time.Second, refused},
 		{`1000`, time.Second, time.Second},
-		{`"5000"`, 5 * time.Second, 5 * time.Second},
-		{`1500.7`, 1500 * time.Millisecond, 1500 * time.Millisecond},
+		{`1e3`, time.Second, time.Second},
+		{`"5000"`, 5 * time.Second, refused},
+		{`1500.7`, 1500 * time.Millisecond, refused},
 		{`43200000`, 12 * time.Hour, 12 * time.Hour},
-		{`43200001`, 12 * time.Hour, 12 * time.Hour},
-		{`1e999`, 12 * time.Hour, 12 * time.Hour},
-		{`-1e999`, time.Second, 0},
+		{`43200001`, 12 * time.Hour, refused},
+		{`1e999`, 12 * time.Hour, refused},
+		{`-1e999`, time.Second, refused},
 	} {
 		if got := extension([]byte(c.raw)); got != c.extend {
 			t.Errorf("extension(%s) = %v, want %v", c.raw, got, c.extend)
 		}
-		if got := delay([]byte(c.raw)); got != c.delay {
+		got, fail := delay([]byte(c.raw))
+		if fail != nil {
+			got = refused
+			if fail.code != codeBadOptions || !strings.HasPrefix(fail.msg, "delay_ms must be an integer from 0 to 43200000, not ") {
+				t.Errorf("delay(%s): %+v", c.raw, fail)
+			}
+		}
+		if got != c.delay {
 			t.Errorf("delay(%s) = %v, want %v", c.raw, got, c.delay)
 		}
 	}
@@ -253,6 +263,7 @@ func FuzzFrame(f *testing.F) {
 		`{"op":"ACK","topic":"t","group":"g","id":"x","id":7}`,
 		`{"op":"ACK","topic":"t","group":"g","ids":["a","b\n"]}`,
 		`{"op":"NACK","topic":"t","group":"g","id":"x","reason":"r","delay_ms":-5}`,
+		`{"op":"NACK","topic":"t","group":"g","id":"x","delay_ms":null}`,
 		`{"op":"MODACK","topic":"t","group":"g","id":"x","extend_ms":"5e3"}`,
 		`{"\u006fp":"PAUSE","\u0074opic":"\ud83d\ude00","group":"g","corr":{"a" : [1, "\u0000"]}}`,
 		`{"op":"RESUME","op":"UNSUBSCRIBE","topic":"t","group":"g","opts":[]}`,
@@ -434,8 +445,12 @@ func slowRead(msg []byte) (f frame, c code) {
 		reason := slowReader{m: m}
 		f.reason = reason.maybe("reason")
 		f.delay = -1
-		if ms, ok := r.number("delay_ms"); ok {
-			f.delay = time.Duration(min(max(ms, 0), 43_200_000)) * time.Millisecond
+		if m["delay_ms"] != nil {
+			o := &slowReader{m: m, options: true}
+			if f.delay = time.Duration(o.integer("delay_ms", 0, 43_200_000)) * time.Millisecond; !o.given("delay_ms") {
+				o.refuse()
+			}
+			r.take(o)
 		}
 	case opModack:
 		f.id = r.need("id")
