@@ -14,6 +14,8 @@ import (
 const (
 	maxCorr   = 1024           // bytes of a raw corr
 	maxAckIDs = 1000           // ids of one ACK
+	maxCaps   = 16             // capabilities of one AUTH
+	maxCap    = 64             // bytes of the name of one
 	minExtend = time.Second    // of MODACK
 	maxExtend = 12 * time.Hour // of MODACK and of a NACK's delay
 
@@ -54,6 +56,8 @@ type frame struct {
 	// Known after decode; what the op does not have, or the client left out, is nil or zero.
 	topic, group, id, token, reason []byte
 
+	resets bool // an AUTH names the capability group_reset
+
 	payload   []byte   // as sent
 	ids       [][]byte // of an ACK; either id or ids is set
 	publish   jetstream.PublishOptions
@@ -68,7 +72,7 @@ type frame struct {
 
 // rawFields are a frame's fields as sent; nil when absent.
 type rawFields struct {
-	op, corr, topic, group, id, ids, token, reason, payload, opts, extend, delay []byte
+	op, corr, topic, group, id, ids, token, caps, reason, payload, opts, extend, delay []byte
 }
 
 // cut reads the message as far as to know its op and corr. The faults are bad_json, for which corr is nil, and bad_frame.
@@ -131,6 +135,8 @@ func (r *rawFields) set(key, value []byte) {
 		r.ids = value
 	case "token":
 		r.token = value
+	case "caps":
+		r.caps = value
 	case "reason":
 		r.reason = value
 	case "extend_ms":
@@ -174,6 +180,9 @@ func (f *frame) decode() (fail *fault) {
 		if !missing(f.raw.token) {
 			f.token, fail = f.string("token", f.raw.token)
 		}
+		if fail == nil {
+			fail = f.decodeCaps()
+		}
 		return fail
 	}
 	if f.topic, fail = f.string("topic", f.raw.topic); fail != nil {
@@ -208,6 +217,31 @@ func (f *frame) decode() (fail *fault) {
 	default: // the others have no more fields
 	}
 	return fail
+}
+
+// decodeCaps reads the capabilities of an AUTH: the extensions that the client understands. Names
+// that the hub does not know, or does not act on yet (events_lost), have no effect.
+func (f *frame) decodeCaps() *fault {
+	if missing(f.raw.caps) {
+		return nil
+	}
+	refused := &fault{code: codeBadOptions, msg: "caps must be an array of at most " + strconv.Itoa(maxCaps) +
+		" strings of at most " + strconv.Itoa(maxCap) + " bytes"}
+	if !isArray(f.raw.caps) {
+		return refused
+	}
+	n := 0
+	for w := jsonscan.Walk(f.raw.caps, 0); w.Next(); n++ {
+		if !isString(w.Value) || n == maxCaps {
+			return refused
+		}
+		name := f.unquote(w.Value)
+		if len(name) > maxCap {
+			return refused
+		}
+		f.resets = f.resets || string(name) == string(codeGroupReset)
+	}
+	return nil
 }
 
 // decodeIDs reads the ids of an ACK.

@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -79,6 +80,9 @@ func TestFrames(t *testing.T) {
 			`{"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"ts","ts":0,"maxAttempts":3}}`,
 			frame{op: opSubscribe, topic: []byte("t"), group: []byte("g"), subscribe: jetstream.SubscribeOptions{From: jetstream.FromTS, MaxAttempts: 3}},
 		},
+		{`{"op":"AUTH","token":"x","caps":null}`, frame{op: opAuth, token: []byte("x")}},
+		{`{"op":"AUTH","token":"x","caps":["y","events_lost"]}`, frame{op: opAuth, token: []byte("x")}},
+		{`{"op":"AUTH","token":"x","caps":["y"` + strings.Repeat(`,"z"`, 14) + `,"group_reset"]}`, frame{op: opAuth, token: []byte("x"), resets: true}},
 		{`{"op":"UNSUBSCRIBE","topic":"t","group":"g"}`, frame{op: opUnsubscribe, topic: []byte("t"), group: []byte("g")}},
 		{`{"op":"PAUSE","topic":"t","group":"g"}`, frame{op: opPause, topic: []byte("t"), group: []byte("g")}},
 		{`{"op":"RESUME","topic":"t","group":"g"}`, frame{op: opResume, topic: []byte("t"), group: []byte("g")}},
@@ -118,6 +122,7 @@ func meaning(f *frame) frame {
 }
 
 func TestFrameFaults(t *testing.T) {
+	const capsRule = "caps must be an array of at most 16 strings of at most 64 bytes"
 	const pub, sub = `{"corr":"c","op":"PUBLISH","topic":"t","opts":`, `{"corr":"c","op":"SUBSCRIBE","topic":"t","group":"g","opts":`
 	var f frame
 	for _, c := range []struct {
@@ -179,6 +184,10 @@ func TestFrameFaults(t *testing.T) {
 		{sub + `{"ackTimeoutMs":999}}`, codeBadOptions, "opts.ackTimeoutMs must be an integer from 1000 to 43200000, not 999", `"c"`},
 		{sub + `{"maxAttempts":1000001}}`, codeBadOptions, "opts.maxAttempts must be an integer from 0 to 1000000, not 1000001", `"c"`},
 		{sub + `{"topics":["a"` + strings.Repeat(`,"a"`, 32) + `]}}`, codeBadOptions, "opts.topics must have at most 32 items, not 33", `"c"`},
+		{`{"corr":"c","op":"AUTH","caps":["a"` + strings.Repeat(`,"a"`, 16) + `]}`, codeBadOptions, capsRule, `"c"`},
+		{`{"corr":"c","op":"AUTH","caps":["` + strings.Repeat("a", 65) + `"]}`, codeBadOptions, capsRule, `"c"`},
+		{`{"corr":"c","op":"AUTH","caps":["group_reset",null]}`, codeBadOptions, capsRule, `"c"`},
+		{`{"corr":"c","op":"AUTH","caps":"group_reset"}`, codeBadOptions, capsRule, `"c"`},
 		{sub + `{"groupTtlMs":2592000001}}`, codeBadOptions, "opts.groupTtlMs must be an integer from 1000 to 2592000000, not 2592000001", `"c"`},
 	} {
 		fail := read(&f, c.msg)
@@ -254,7 +263,7 @@ func TestTimes(t *testing.T) {
 // FuzzFrame compares the frames with those of a slow reader on encoding/json.
 func FuzzFrame(f *testing.F) {
 	for _, s := range []string{
-		`{"op":"AUTH","token":"x","corr":""}`,
+		`{"op":"AUTH","token":"x","corr":""}`, `{"op":"AUTH","caps":["group_reset","events_lost"]}`, `{"op":"AUTH","caps":{}}`,
 		`{"op":"PUBLISH","topic":"t","payload":` + payload256 + `,"opts":{"id":"i","ts":1e3,"key":"k","headers":{"a":"b","a":"c"},"tags":["x"],"caused_by":["y"],"sid":"s","tombstone":true}}`,
 		`{"op":"PUBLISH","topic":"t","opts":{"headers":{"a":1}}}`, `{"op":"PUBLISH","topic":"t","opts":{"headers":{"a":null}}}`, `[1,2`, `["op",{}]`,
 		`{"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"ts","ts":5,"afterId":"x","batchSize":10,"maxInFlight":10,"ackTimeoutMs":1000,"maxAttempts":0,"topics":["u"],"groupTtlMs":1000}}`,
@@ -282,7 +291,7 @@ func FuzzFrame(f *testing.F) {
 // TestFramesAgree does as FuzzFrame with frames made of likely keys and values, in all combinations that chance gives.
 func TestFramesAgree(t *testing.T) {
 	ops := []string{`"AUTH"`, `"PUBLISH"`, `"SUBSCRIBE"`, `"UNSUBSCRIBE"`, `"ACK"`, `"NACK"`, `"MODACK"`, `"PAUSE"`, `"RESUME"`, `"\u0041CK"`, `"X"`}
-	fields := []string{"token", "corr", "payload", "reason", "extend_ms", "delay_ms", "id", "ids", "opts", "op", "topic", "group", "Topic", "x"}
+	fields := []string{"token", "caps", "corr", "payload", "reason", "extend_ms", "delay_ms", "id", "ids", "opts", "op", "topic", "group", "Topic", "x"}
 	options := []string{
 		"id", "ts", "key", "headers", "tags", "caused_by", "sid", "tombstone", "from", "afterId", "batchSize", "maxInFlight", "ackTimeoutMs",
 		"maxAttempts", "topics", "groupTtlMs", "\\u0069d", "x",
@@ -290,6 +299,7 @@ func TestFramesAgree(t *testing.T) {
 	values := []string{
 		`null`, `true`, `false`, `""`, `"a"`, `"\ud83d\ude00\ud800"`, `"earliest"`, `"ts"`, `"afterId"`, `"5000"`, `0`, `-0`, `1`, `-1`, `2.0`, `1.5`, `5000`,
 		`10000`, `10001`, `1e3`, `43200001`, `2592000000`, `9007199254740991`, `9007199254740992`, `1e999`, `[]`, `["a","b\n"]`, `["a",1]`,
+		`["group_reset"]`, `["x","events_lost","group\u005freset"]`, `["` + strings.Repeat("é", 32) + `"]`, `["` + strings.Repeat("é", 32) + `x"]`,
 		`[null]`, `{}`, `{"a":"b","a":"c"}`, `{"a":1,"a":"c"}`, `{"a":"c","a":1}`, `{"a":null}`, `[` + strings.Repeat(`"a",`, 32) + `"a"]`,
 	}
 	r := rand.New(rand.NewPCG(1, 2))
@@ -382,6 +392,13 @@ func slowRead(msg []byte) (f frame, c code) {
 
 	if f.op == opAuth {
 		f.token = r.maybe("token")
+		o := &slowReader{m: m, options: true}
+		caps := o.list("caps")
+		f.resets = slices.Contains(caps, "group_reset")
+		if len(caps) > 16 || slices.ContainsFunc(caps, func(name string) bool { return len(name) > 64 }) {
+			o.refuse()
+		}
+		r.take(o)
 		return f, r.code
 	}
 	f.topic = r.need("topic")

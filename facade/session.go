@@ -90,6 +90,9 @@ type session struct {
 	joining int           // SUBSCRIBEs that are being carried out
 	changed chan struct{} // closed at the next change of pending; nil when nobody waits for it
 	calls   sync.WaitGroup
+
+	// wantsResets says that the client's last AUTH named the capability group_reset.
+	wantsResets atomic.Bool
 }
 
 // due is a moment at which a connection ends.
