@@ -40,14 +40,21 @@ const (
 	opResume
 )
 
-// A frame is one message from a client. It is read in two stages, so that a connection that has not authenticated learns
-// that before it learns what is wrong with a field: cut finds op and corr, decode reads what the op needs.
+// A frame is one message from a client. It is read in two stages, so that a connection that has not
+// authenticated learns that before it learns what is wrong with a field: cut finds op and corr,
+// decode reads what the op needs.
 //
-// Frames mean what they mean to a JavaScript server that reads msg.op, msg.topic and so on: keys match exactly, the last
-// of duplicate keys counts, unknown keys are ignored, and null is as good as missing.
+// Frames mean what they mean to a JavaScript server that reads msg.op, msg.topic and so on: keys
+// match exactly, the last of duplicate keys counts, unknown keys are ignored, and null is as good
+// as missing.
 //
-// A frame may be used for one message after the other; it is for one goroutine at a time. Its byte slices are parts of
-// the message or of a buffer of the frame: they hold until the next cut, and must not be changed.
+// A text message that is not valid UTF-8 is bad_json, like any other text that is not JSON. RFC
+// 6455, section 8.1, would have the connection fail with 1007; a client with one bad string would
+// then lose its leases, and would send the same again when it is back.
+//
+// A frame may be used for one message after the other; it is for one goroutine at a time. Its byte
+// slices are parts of the message or of a buffer of the frame: they hold until the next cut, and
+// must not be changed.
 type frame struct {
 	// Known after cut.
 	op   op
