@@ -176,14 +176,21 @@ func (s *session) next() bool {
 		s.lost(err)
 		return false
 	}
-	open, waited := s.out.waitRoom()
+	begun := s.srv.ticks.Load()
+	open, waited, parked := s.out.waitRoom()
 	if waited {
 		s.limit("outbound_bytes")
 	}
 	if !open {
 		return false
 	}
+	if waited && !parked {
+		begun = s.srv.ticks.Load() // the client did not read
+	}
 	wait, open := s.message(*b, size, whole)
+	if took := s.srv.ticks.Load() - begun; took >= awayTicks {
+		s.wire.away(time.Now().Add(-time.Duration(took) * tickInterval)) //nolint:gosec // a few seconds
+	}
 	s.rest(wait, "settle_rate")
 	return open
 }
@@ -191,12 +198,6 @@ func (s *session) next() bool {
 // message executes a message of the given size, of which b is the whole or nothing. It returns for how long no more should
 // be read, and false when the connection has ended.
 func (s *session) message(b []byte, size int, whole bool) (wait time.Duration, open bool) {
-	begun := s.srv.ticks.Load()
-	defer func() {
-		if took := s.srv.ticks.Load() - begun; took >= awayTicks {
-			s.wire.away(time.Now().Add(-time.Duration(took) * tickInterval)) //nolint:gosec // a few seconds
-		}
-	}()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended {

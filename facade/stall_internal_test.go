@@ -55,7 +55,7 @@ func TestStallOverTLS(t *testing.T) {
 		near, far := net.Pipe()
 		w := newWire(stall)
 		w.Conn = tls.Server(near, &tls.Config{Certificates: certificates, DynamicRecordSizingDisabled: true})
-		peer := tls.Client(far, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // a test's own certificate
+		peer := tls.Client(far, &tls.Config{InsecureSkipVerify: true})
 		defer func() { _ = far.Close() }()
 		done := make(chan error, 1)
 		send := func() {
