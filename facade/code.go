@@ -34,6 +34,7 @@ const (
 	codeRateLimited       code = "rate_limited"
 	codeOverloaded        code = "overloaded"
 	codeInternal          code = "internal"
+	codeGroupReset        code = "group_reset"
 )
 
 // A rule is what follows from a code.
@@ -69,7 +70,9 @@ var rules = map[code]rule{
 	codeNotFound:          {http.StatusNotFound, false, "There is nothing of this name."},
 	codeRateLimited:       {http.StatusTooManyRequests, true, "This client asks too much: slow down."},
 	codeOverloaded:        {http.StatusServiceUnavailable, true, "The hub is at one of its limits."},
-	codeInternal:          {http.StatusServiceUnavailable, true, "The hub failed; the cause is in its log."},
+	// It answers no request; nothing else has this status.
+	codeGroupReset: {http.StatusConflict, false, "The group had to start anew and may have missed events; the message is topic::group. It answers no request."},
+	codeInternal:   {http.StatusServiceUnavailable, true, "The hub failed; the cause is in its log."},
 }
 
 // tooLarge takes the place of a publish_failed's rule when the event is over the size limit.

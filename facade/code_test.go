@@ -76,7 +76,7 @@ func TestErrorsFile(t *testing.T) {
 
 func TestRules(t *testing.T) {
 	statuses := []int{
-		http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound,
+		http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusConflict,
 		http.StatusRequestEntityTooLarge, http.StatusTooManyRequests, http.StatusServiceUnavailable,
 	}
 	for c, r := range rules {

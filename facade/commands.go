@@ -183,6 +183,7 @@ func (s *session) auth(f *frame) {
 	s.principal, s.counted = p, p.Key()
 	s.pub.CountFor(s.counted)
 	s.refusals = 0
+	s.wantsResets.Store(f.resets)
 	s.srv.strangers.remove(s)
 	s.due.Store(nil)
 	if at := p.Expires(); !at.IsZero() {

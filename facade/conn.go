@@ -2,6 +2,7 @@ package facade
 
 import (
 	"bufio"
+	"crypto/tls"
 	"errors"
 	"net"
 	"net/http"
@@ -23,6 +24,11 @@ const (
 	// backlogTime is how long the reader takes at most to read what had arrived while it was away.
 	// A peer that never stops sending is not taken to be late for longer.
 	backlogTime = time.Second
+	// stallSteps is how often a write that waits looks whether the peer has taken something, within
+	// the stall time.
+	stallSteps = 16
+	// tlsPart is how many bytes are written at a time over TLS: what the largest record holds.
+	tlsPart = 16 << 10
 	// lastWrite is how long Close tries to get rid of what is still held back.
 	lastWrite = time.Second
 	// opcodeBits of a frame's first byte are its opcode (RFC 6455, section 5.2).
@@ -210,28 +216,39 @@ func (w *wire) flushLocked() error {
 	return w.err
 }
 
-// push writes b. The deadline is for progress, not for the whole of b.
+// push writes b. It returns errStalled when the peer has taken no byte for the stall time, which it
+// looks at stallSteps times within that.
 func (w *wire) push(b []byte) (n int, err error) {
-	for {
-		final := w.setDeadline()
-		m, err := w.Conn.Write(b[n:])
+	step, most := w.stall/stallSteps, len(b)
+	_, secure := w.Conn.(*tls.Conn)
+	if secure {
+		// A write that has timed out breaks a TLS connection, so each part has the whole time.
+		step, most = w.stall, tlsPart
+	}
+	took := time.Now() // when the peer took a byte last
+	for now := took; ; now = time.Now() {
+		final := w.setDeadline(now.Add(step))
+		m, err := w.Conn.Write(b[n:min(len(b), n+most)])
 		n += m
 		switch {
-		case err == nil:
+		case err == nil && n == len(b):
 			return n, nil
+		case err == nil: // the next part
 		case final || !errors.Is(err, os.ErrDeadlineExceeded):
 			return n, err
-		case m == 0 && !w.isHurried():
+		case m > 0 && !secure:
+			took = time.Now()
+		case (secure || time.Since(took) >= w.stall) && !w.isHurried():
 			return n, errStalled
 		}
 	}
 }
 
-func (w *wire) setDeadline() (final bool) {
+func (w *wire) setDeadline(at time.Time) (final bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.hurried {
-		_ = w.SetWriteDeadline(time.Now().Add(w.stall))
+		_ = w.SetWriteDeadline(at)
 	}
 	return w.hurried
 }

@@ -14,6 +14,8 @@ import (
 const (
 	maxCorr   = 1024           // bytes of a raw corr
 	maxAckIDs = 1000           // ids of one ACK
+	maxCaps   = 16             // capabilities of one AUTH
+	maxCap    = 64             // bytes of the name of one
 	minExtend = time.Second    // of MODACK
 	maxExtend = 12 * time.Hour // of MODACK and of a NACK's delay
 
@@ -38,14 +40,21 @@ const (
 	opResume
 )
 
-// A frame is one message from a client. It is read in two stages, so that a connection that has not authenticated learns
-// that before it learns what is wrong with a field: cut finds op and corr, decode reads what the op needs.
+// A frame is one message from a client. It is read in two stages, so that a connection that has not
+// authenticated learns that before it learns what is wrong with a field: cut finds op and corr,
+// decode reads what the op needs.
 //
-// Frames mean what they mean to a JavaScript server that reads msg.op, msg.topic and so on: keys match exactly, the last
-// of duplicate keys counts, unknown keys are ignored, and null is as good as missing.
+// Frames mean what they mean to a JavaScript server that reads msg.op, msg.topic and so on: keys
+// match exactly, the last of duplicate keys counts, unknown keys are ignored, and null is as good
+// as missing.
 //
-// A frame may be used for one message after the other; it is for one goroutine at a time. Its byte slices are parts of
-// the message or of a buffer of the frame: they hold until the next cut, and must not be changed.
+// A text message that is not valid UTF-8 is bad_json, like any other text that is not JSON. RFC
+// 6455, section 8.1, would have the connection fail with 1007; a client with one bad string would
+// then lose its leases, and would send the same again when it is back.
+//
+// A frame may be used for one message after the other; it is for one goroutine at a time. Its byte
+// slices are parts of the message or of a buffer of the frame: they hold until the next cut, and
+// must not be changed.
 type frame struct {
 	// Known after cut.
 	op   op
@@ -53,6 +62,8 @@ type frame struct {
 
 	// Known after decode; what the op does not have, or the client left out, is nil or zero.
 	topic, group, id, token, reason []byte
+
+	resets bool // an AUTH names the capability group_reset
 
 	payload   []byte   // as sent
 	ids       [][]byte // of an ACK; either id or ids is set
@@ -68,7 +79,7 @@ type frame struct {
 
 // rawFields are a frame's fields as sent; nil when absent.
 type rawFields struct {
-	op, corr, topic, group, id, ids, token, reason, payload, opts, extend, delay []byte
+	op, corr, topic, group, id, ids, token, caps, reason, payload, opts, extend, delay []byte
 }
 
 // cut reads the message as far as to know its op and corr. The faults are bad_json, for which corr is nil, and bad_frame.
@@ -131,6 +142,8 @@ func (r *rawFields) set(key, value []byte) {
 		r.ids = value
 	case "token":
 		r.token = value
+	case "caps":
+		r.caps = value
 	case "reason":
 		r.reason = value
 	case "extend_ms":
@@ -174,6 +187,9 @@ func (f *frame) decode() (fail *fault) {
 		if !missing(f.raw.token) {
 			f.token, fail = f.string("token", f.raw.token)
 		}
+		if fail == nil {
+			fail = f.decodeCaps()
+		}
 		return fail
 	}
 	if f.topic, fail = f.string("topic", f.raw.topic); fail != nil {
@@ -199,13 +215,40 @@ func (f *frame) decode() (fail *fault) {
 		if isString(f.raw.reason) {
 			f.reason = f.unquote(f.raw.reason)
 		}
-		f.delay = delay(f.raw.delay)
+		if fail == nil {
+			f.delay, fail = delay(f.raw.delay)
+		}
 	case opModack:
 		f.id, fail = f.string("id", f.raw.id)
 		f.extend = extension(f.raw.extend)
 	default: // the others have no more fields
 	}
 	return fail
+}
+
+// decodeCaps reads the capabilities of an AUTH: the extensions that the client understands. Names
+// that the hub does not know, or does not act on yet (events_lost), have no effect.
+func (f *frame) decodeCaps() *fault {
+	if missing(f.raw.caps) {
+		return nil
+	}
+	refused := &fault{code: codeBadOptions, msg: "caps must be an array of at most " + strconv.Itoa(maxCaps) +
+		" strings of at most " + strconv.Itoa(maxCap) + " bytes"}
+	if !isArray(f.raw.caps) {
+		return refused
+	}
+	n := 0
+	for w := jsonscan.Walk(f.raw.caps, 0); w.Next(); n++ {
+		if !isString(w.Value) || n == maxCaps {
+			return refused
+		}
+		name := f.unquote(w.Value)
+		if len(name) > maxCap {
+			return refused
+		}
+		f.resets = f.resets || string(name) == string(codeGroupReset)
+	}
+	return nil
 }
 
 // decodeIDs reads the ids of an ACK.
@@ -264,27 +307,27 @@ func extension(raw []byte) time.Duration {
 	if !ok || ms == 0 {
 		return 0
 	}
-	return milliseconds(ms, minExtend)
-}
-
-// delay reads NACK's delay_ms.
-func delay(raw []byte) time.Duration {
-	ms, ok := number(raw)
-	if !ok {
-		return -1
-	}
-	return milliseconds(ms, 0)
-}
-
-// milliseconds is ms as a duration, held between least and maxExtend.
-func milliseconds(ms float64, least time.Duration) time.Duration {
 	switch {
-	case ms <= float64(least.Milliseconds()):
-		return least
+	case ms <= float64(minExtend.Milliseconds()):
+		return minExtend
 	case ms >= float64(maxExtend.Milliseconds()):
 		return maxExtend
 	}
 	return time.Duration(ms) * time.Millisecond
+}
+
+// delay reads NACK's delay_ms: an integer from 0 to 12 h, or -1 when it is absent. A client that
+// gives another value, null included, has made a mistake that the event's back-off would hide.
+func delay(raw []byte) (time.Duration, *fault) {
+	if len(raw) == 0 {
+		return -1, nil
+	}
+	ms, ok := integer(raw)
+	if most := maxExtend.Milliseconds(); !ok || ms < 0 || ms > most {
+		return -1, &fault{code: codeBadOptions, msg: "delay_ms must be an integer from 0 to " +
+			strconv.FormatInt(most, 10) + ", not " + short(raw)}
+	}
+	return time.Duration(ms) * time.Millisecond, nil
 }
 
 // number reads a JSON number, or a JSON string that holds one. What is too large for a float64 is infinite.

@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -79,6 +80,9 @@ func TestFrames(t *testing.T) {
 			`{"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"ts","ts":0,"maxAttempts":3}}`,
 			frame{op: opSubscribe, topic: []byte("t"), group: []byte("g"), subscribe: jetstream.SubscribeOptions{From: jetstream.FromTS, MaxAttempts: 3}},
 		},
+		{`{"op":"AUTH","token":"x","caps":null}`, frame{op: opAuth, token: []byte("x")}},
+		{`{"op":"AUTH","token":"x","caps":["y","events_lost"]}`, frame{op: opAuth, token: []byte("x")}},
+		{`{"op":"AUTH","token":"x","caps":["y"` + strings.Repeat(`,"z"`, 14) + `,"group_reset"]}`, frame{op: opAuth, token: []byte("x"), resets: true}},
 		{`{"op":"UNSUBSCRIBE","topic":"t","group":"g"}`, frame{op: opUnsubscribe, topic: []byte("t"), group: []byte("g")}},
 		{`{"op":"PAUSE","topic":"t","group":"g"}`, frame{op: opPause, topic: []byte("t"), group: []byte("g")}},
 		{`{"op":"RESUME","topic":"t","group":"g"}`, frame{op: opResume, topic: []byte("t"), group: []byte("g")}},
@@ -118,6 +122,7 @@ func meaning(f *frame) frame {
 }
 
 func TestFrameFaults(t *testing.T) {
+	const capsRule = "caps must be an array of at most 16 strings of at most 64 bytes"
 	const pub, sub = `{"corr":"c","op":"PUBLISH","topic":"t","opts":`, `{"corr":"c","op":"SUBSCRIBE","topic":"t","group":"g","opts":`
 	var f frame
 	for _, c := range []struct {
@@ -179,6 +184,10 @@ func TestFrameFaults(t *testing.T) {
 		{sub + `{"ackTimeoutMs":999}}`, codeBadOptions, "opts.ackTimeoutMs must be an integer from 1000 to 43200000, not 999", `"c"`},
 		{sub + `{"maxAttempts":1000001}}`, codeBadOptions, "opts.maxAttempts must be an integer from 0 to 1000000, not 1000001", `"c"`},
 		{sub + `{"topics":["a"` + strings.Repeat(`,"a"`, 32) + `]}}`, codeBadOptions, "opts.topics must have at most 32 items, not 33", `"c"`},
+		{`{"corr":"c","op":"AUTH","caps":["a"` + strings.Repeat(`,"a"`, 16) + `]}`, codeBadOptions, capsRule, `"c"`},
+		{`{"corr":"c","op":"AUTH","caps":["` + strings.Repeat("a", 65) + `"]}`, codeBadOptions, capsRule, `"c"`},
+		{`{"corr":"c","op":"AUTH","caps":["group_reset",null]}`, codeBadOptions, capsRule, `"c"`},
+		{`{"corr":"c","op":"AUTH","caps":"group_reset"}`, codeBadOptions, capsRule, `"c"`},
 		{sub + `{"groupTtlMs":2592000001}}`, codeBadOptions, "opts.groupTtlMs must be an integer from 1000 to 2592000000, not 2592000001", `"c"`},
 	} {
 		fail := read(&f, c.msg)
@@ -205,37 +214,47 @@ func TestCutLeavesFieldsAlone(t *testing.T) {
 }
 
 func TestTimes(t *testing.T) {
+	const refused = -2
 	for _, c := range []struct {
 		raw           string
 		extend, delay time.Duration
 	}{
 		{``, 0, -1},
-		{`null`, 0, -1},
-		{`true`, 0, -1},
-		{`{}`, 0, -1},
-		{`"soon"`, 0, -1},
-		{`""`, 0, -1},
-		{`"1s"`, 0, -1},
-		{`"null"`, 0, -1},
+		{`null`, 0, refused},
+		{`true`, 0, refused},
+		{`{}`, 0, refused},
+		{`"soon"`, 0, refused},
+		{`""`, 0, refused},
+		{`"1s"`, 0, refused},
+		{`"null"`, 0, refused},
 		{`0`, 0, 0},
 		{`-0.0`, 0, 0},
-		{`"0"`, 0, 0},
-		{`1e-999`, 0, 0},
-		{`-5`, time.Second, 0},
+		{`"0"`, 0, refused},
+		{`-5`, time.Second, refused},
+		{`-1`, time.Second, refused},
+		{`0.5`, time.Second, refused},
 		{`1`, time.Second, time.Millisecond},
-		{`999.9`, time.Second, 999 * time.Millisecond},
+		{`999.9`, time.Second, refused},
 		{`1000`, time.Second, time.Second},
-		{`"5000"`, 5 * time.Second, 5 * time.Second},
-		{`1500.7`, 1500 * time.Millisecond, 1500 * time.Millisecond},
+		{`1e3`, time.Second, time.Second},
+		{`"5000"`, 5 * time.Second, refused},
+		{`1500.7`, 1500 * time.Millisecond, refused},
 		{`43200000`, 12 * time.Hour, 12 * time.Hour},
-		{`43200001`, 12 * time.Hour, 12 * time.Hour},
-		{`1e999`, 12 * time.Hour, 12 * time.Hour},
-		{`-1e999`, time.Second, 0},
+		{`43200001`, 12 * time.Hour, refused},
+		{`1e999`, 12 * time.Hour, refused},
+		{`-1e999`, time.Second, refused},
 	} {
 		if got := extension([]byte(c.raw)); got != c.extend {
 			t.Errorf("extension(%s) = %v, want %v", c.raw, got, c.extend)
 		}
-		if got := delay([]byte(c.raw)); got != c.delay {
+		got, fail := delay([]byte(c.raw))
+		if fail != nil {
+			got = refused
+			if fail.code != codeBadOptions || !strings.HasPrefix(fail.msg, "delay_ms must be an integer from 0 to 43200000, not ") {
+				t.Errorf("delay(%s): %+v", c.raw, fail)
+			}
+		}
+		if got != c.delay {
 			t.Errorf("delay(%s) = %v, want %v", c.raw, got, c.delay)
 		}
 	}
@@ -244,7 +263,7 @@ func TestTimes(t *testing.T) {
 // FuzzFrame compares the frames with those of a slow reader on encoding/json.
 func FuzzFrame(f *testing.F) {
 	for _, s := range []string{
-		`{"op":"AUTH","token":"x","corr":""}`,
+		`{"op":"AUTH","token":"x","corr":""}`, `{"op":"AUTH","caps":["group_reset","events_lost"]}`, `{"op":"AUTH","caps":{}}`,
 		`{"op":"PUBLISH","topic":"t","payload":` + payload256 + `,"opts":{"id":"i","ts":1e3,"key":"k","headers":{"a":"b","a":"c"},"tags":["x"],"caused_by":["y"],"sid":"s","tombstone":true}}`,
 		`{"op":"PUBLISH","topic":"t","opts":{"headers":{"a":1}}}`, `{"op":"PUBLISH","topic":"t","opts":{"headers":{"a":null}}}`, `[1,2`, `["op",{}]`,
 		`{"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"ts","ts":5,"afterId":"x","batchSize":10,"maxInFlight":10,"ackTimeoutMs":1000,"maxAttempts":0,"topics":["u"],"groupTtlMs":1000}}`,
@@ -253,6 +272,7 @@ func FuzzFrame(f *testing.F) {
 		`{"op":"ACK","topic":"t","group":"g","id":"x","id":7}`,
 		`{"op":"ACK","topic":"t","group":"g","ids":["a","b\n"]}`,
 		`{"op":"NACK","topic":"t","group":"g","id":"x","reason":"r","delay_ms":-5}`,
+		`{"op":"NACK","topic":"t","group":"g","id":"x","delay_ms":null}`,
 		`{"op":"MODACK","topic":"t","group":"g","id":"x","extend_ms":"5e3"}`,
 		`{"\u006fp":"PAUSE","\u0074opic":"\ud83d\ude00","group":"g","corr":{"a" : [1, "\u0000"]}}`,
 		`{"op":"RESUME","op":"UNSUBSCRIBE","topic":"t","group":"g","opts":[]}`,
@@ -271,7 +291,7 @@ func FuzzFrame(f *testing.F) {
 // TestFramesAgree does as FuzzFrame with frames made of likely keys and values, in all combinations that chance gives.
 func TestFramesAgree(t *testing.T) {
 	ops := []string{`"AUTH"`, `"PUBLISH"`, `"SUBSCRIBE"`, `"UNSUBSCRIBE"`, `"ACK"`, `"NACK"`, `"MODACK"`, `"PAUSE"`, `"RESUME"`, `"\u0041CK"`, `"X"`}
-	fields := []string{"token", "corr", "payload", "reason", "extend_ms", "delay_ms", "id", "ids", "opts", "op", "topic", "group", "Topic", "x"}
+	fields := []string{"token", "caps", "corr", "payload", "reason", "extend_ms", "delay_ms", "id", "ids", "opts", "op", "topic", "group", "Topic", "x"}
 	options := []string{
 		"id", "ts", "key", "headers", "tags", "caused_by", "sid", "tombstone", "from", "afterId", "batchSize", "maxInFlight", "ackTimeoutMs",
 		"maxAttempts", "topics", "groupTtlMs", "\\u0069d", "x",
@@ -279,6 +299,7 @@ func TestFramesAgree(t *testing.T) {
 	values := []string{
 		`null`, `true`, `false`, `""`, `"a"`, `"\ud83d\ude00\ud800"`, `"earliest"`, `"ts"`, `"afterId"`, `"5000"`, `0`, `-0`, `1`, `-1`, `2.0`, `1.5`, `5000`,
 		`10000`, `10001`, `1e3`, `43200001`, `2592000000`, `9007199254740991`, `9007199254740992`, `1e999`, `[]`, `["a","b\n"]`, `["a",1]`,
+		`["group_reset"]`, `["x","events_lost","group\u005freset"]`, `["` + strings.Repeat("é", 32) + `"]`, `["` + strings.Repeat("é", 32) + `x"]`,
 		`[null]`, `{}`, `{"a":"b","a":"c"}`, `{"a":1,"a":"c"}`, `{"a":"c","a":1}`, `{"a":null}`, `[` + strings.Repeat(`"a",`, 32) + `"a"]`,
 	}
 	r := rand.New(rand.NewPCG(1, 2))
@@ -371,6 +392,13 @@ func slowRead(msg []byte) (f frame, c code) {
 
 	if f.op == opAuth {
 		f.token = r.maybe("token")
+		o := &slowReader{m: m, options: true}
+		caps := o.list("caps")
+		f.resets = slices.Contains(caps, "group_reset")
+		if len(caps) > 16 || slices.ContainsFunc(caps, func(name string) bool { return len(name) > 64 }) {
+			o.refuse()
+		}
+		r.take(o)
 		return f, r.code
 	}
 	f.topic = r.need("topic")
@@ -434,8 +462,12 @@ func slowRead(msg []byte) (f frame, c code) {
 		reason := slowReader{m: m}
 		f.reason = reason.maybe("reason")
 		f.delay = -1
-		if ms, ok := r.number("delay_ms"); ok {
-			f.delay = time.Duration(min(max(ms, 0), 43_200_000)) * time.Millisecond
+		if m["delay_ms"] != nil {
+			o := &slowReader{m: m, options: true}
+			if f.delay = time.Duration(o.integer("delay_ms", 0, 43_200_000)) * time.Millisecond; !o.given("delay_ms") {
+				o.refuse()
+			}
+			r.take(o)
 		}
 	case opModack:
 		f.id = r.need("id")

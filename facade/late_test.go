@@ -142,6 +142,31 @@ func TestStalledStoreAnswersInTime(t *testing.T) {
 	}
 }
 
+// TestParkedRepliesDoNotMakeFramesLate has so many replies wait for that to a PUBLISH that the reader
+// stops. What is sent behind them is answered in time all the same.
+func TestParkedRepliesDoNotMakeFramesLate(t *testing.T) {
+	t.Parallel()
+	r, proxy := stallingRig(t, func(cfg *facade.Config) { cfg.Limits.OutboundBytes = 10_000 })
+	c := dialRaw(t, r.ws.URL)
+	c.timed(true, `{"op":"AUTH","token":"`+rigToken+`"}`, `{"op":"PUBLISH","topic":"live"}`)
+	proxy.freeze()
+	frames := []string{`{"op":"PUBLISH","topic":"live"}`}
+	for range 400 {
+		frames = append(frames, `{"op":"ACK","topic":"t","group":"g","id":"`+strings.Repeat("x", 100)+`"}`)
+	}
+	for i := range 3 {
+		frames = append(frames, `{"op":"SUBSCRIBE","topic":"t","group":"g`+strconv.Itoa(i)+`"}`)
+	}
+	for i, got := range c.timed(false, frames...) {
+		if is := got.outcome(); got.Op != "ERR" || (is == "not_subscribed") != (0 < i && i <= 400) {
+			t.Fatal(i, got)
+		}
+	}
+	if r.seen.count("limit outbound_bytes") == 0 {
+		t.Error("the reader did not have to wait")
+	}
+}
+
 // TestRepliesWithoutCorrKeepTheOrder has the answer to a PUBLISH come before that to the ACK behind
 // it, which needs nothing from NATS.
 func TestRepliesWithoutCorrKeepTheOrder(t *testing.T) {

@@ -96,8 +96,10 @@ type Limits struct {
 	PingInterval time.Duration
 	// PongTimeout is how long a pinged peer may stay silent: default 10 s. Beyond it, the connection is closed.
 	PongTimeout time.Duration
-	// WriteStall ("write_stall") is how long a peer may take no byte of what is sent: default 15 s. Beyond it, the
-	// connection is closed as a slow consumer.
+	// WriteStall ("write_stall") is how long a peer may take no byte of what is sent: default 15 s.
+	// Beyond it, the connection is closed as a slow consumer. The time counts from the last byte
+	// that the kernel took, and begins anew with each; over TLS, with each 16 KiB. A peer that
+	// reads slowly is not closed.
 	WriteStall time.Duration
 	// CloseGrace is how long a connection that is being closed has to take what is queued for it, and for the closing
 	// handshake: default 3 s.

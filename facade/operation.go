@@ -26,7 +26,7 @@ type operation struct {
 	arrived time.Time
 
 	topic   *sessionTopic // of a PUBLISH
-	topics  []string      // further topics of the subscription that a SUBSCRIBE, UNSUBSCRIBE or PAUSE is about
+	topics  []string      // further topics of the subscription that the frame is about, as far as they are known
 	running bool          // its goroutine runs
 	flushed bool          // of a SUBSCRIBE: the publishes before it are confirmed
 }
@@ -126,12 +126,10 @@ func (s *session) enqueue(topic *sessionTopic) {
 			return
 		}
 	}
-	switch o.frame.op {
-	case opUnsubscribe, opPause:
+	if o.frame.op != opPublish && o.frame.op != opSubscribe {
 		if sub := s.subscriptionOf(&o.frame); sub != nil {
 			o.topics = sub.more
 		}
-	default: // the others are about what they name
 	}
 	o.to = s.out.place(o.frame.corr)
 	if !s.pending.blocked(o) && s.begin(o) {
@@ -154,6 +152,9 @@ func (s *session) begin(o *operation) (ended bool) {
 	default:
 	}
 	sub := s.subscriptionOf(&o.frame)
+	if sub != nil {
+		o.topics = sub.more
+	}
 	switch {
 	case sub == nil:
 		s.failNotSubscribed(o.to, &o.frame)

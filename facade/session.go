@@ -90,6 +90,9 @@ type session struct {
 	joining int           // SUBSCRIBEs that are being carried out
 	changed chan struct{} // closed at the next change of pending; nil when nobody waits for it
 	calls   sync.WaitGroup
+
+	// wantsResets says that the client's last AUTH named the capability group_reset.
+	wantsResets atomic.Bool
 }
 
 // due is a moment at which a connection ends.
@@ -173,14 +176,21 @@ func (s *session) next() bool {
 		s.lost(err)
 		return false
 	}
-	open, waited := s.out.waitRoom()
+	begun := s.srv.ticks.Load()
+	open, waited, parked := s.out.waitRoom()
 	if waited {
 		s.limit("outbound_bytes")
 	}
 	if !open {
 		return false
 	}
+	if waited && !parked {
+		begun = s.srv.ticks.Load() // the client did not read
+	}
 	wait, open := s.message(*b, size, whole)
+	if took := s.srv.ticks.Load() - begun; took >= awayTicks {
+		s.wire.away(time.Now().Add(-time.Duration(took) * tickInterval)) //nolint:gosec // a few seconds
+	}
 	s.rest(wait, "settle_rate")
 	return open
 }
@@ -188,12 +198,6 @@ func (s *session) next() bool {
 // message executes a message of the given size, of which b is the whole or nothing. It returns for how long no more should
 // be read, and false when the connection has ended.
 func (s *session) message(b []byte, size int, whole bool) (wait time.Duration, open bool) {
-	begun := s.srv.ticks.Load()
-	defer func() {
-		if took := s.srv.ticks.Load() - begun; took >= awayTicks {
-			s.wire.away(time.Now().Add(-time.Duration(took) * tickInterval)) //nolint:gosec // a few seconds
-		}
-	}()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended {

@@ -97,10 +97,9 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 	var joined *jetstream.Subscription
 	if err == nil {
 		why = "The subscription could not be made."
-		opts := o.frame.subscribe
-		opts.Topics = sub.more
-		opts.Via = s.pub
-		joined, err = s.srv.cfg.Bus.Subscribe(ctx, sub.topic, sub.group, opts, func(d *jetstream.Delivery) { s.out.deliver(d, sub) })
+		joined, err = s.srv.cfg.Bus.Subscribe(ctx, sub.topic, sub.group, s.busOptions(&o.frame, sub), func(d *jetstream.Delivery) {
+			s.out.deliver(d, sub)
+		})
 	}
 	fail := s.enter(sub, joined, err)
 	switch {
@@ -121,6 +120,15 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 	}
 }
 
+// busOptions returns what the bus is told about a subscription.
+func (s *session) busOptions(f *frame, sub *subscription) jetstream.SubscribeOptions {
+	opts := f.subscribe
+	opts.Topics = sub.more
+	opts.Via = s.pub
+	opts.OnReset = func(string) { s.reset(sub) }
+	return opts
+}
+
 // enter makes a finished subscription one of the session's, unless that has ended, or its policy
 // has changed.
 func (s *session) enter(sub *subscription, joined *jetstream.Subscription, err error) *fault {
@@ -139,6 +147,15 @@ func (s *session) enter(sub *subscription, joined *jetstream.Subscription, err e
 	}
 	s.subs[string(appendKey(nil, []byte(sub.topic), []byte(sub.group)))] = sub
 	return nil
+}
+
+// reset tells a client that wants to know it that a group had to start anew and may have missed
+// events. The bus calls it before the next event. The names are those of the SUBSCRIBE, for a
+// further topic too.
+func (s *session) reset(sub *subscription) {
+	if s.wantsResets.Load() {
+		s.tell(codeGroupReset, sub.topic+"::"+sub.group)
+	}
 }
 
 // unsubscribe ends a subscription. No event of it is sent after the OK.

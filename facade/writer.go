@@ -173,16 +173,17 @@ func (o *writer) replyLocked(b *batch, start int) {
 	o.replies += size
 }
 
-// waitRoom waits while too many replies are queued, and reports whether it had to, and whether the connection is still
-// open.
-func (o *writer) waitRoom() (open, waited bool) {
+// waitRoom waits while too many replies are queued. It reports whether the connection is still
+// open, whether it had to wait, and whether that was for replies that wait for their turn.
+func (o *writer) waitRoom() (open, waited, parked bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for o.replies >= o.limit && !o.closing {
 		waited = true
+		parked = parked || o.turns.waiting()
 		o.room.Wait()
 	}
-	return !o.closing, waited
+	return !o.closing, waited, parked
 }
 
 // shut ends the connection: replies that are queued are sent, then the close code. The first call counts; it reports

@@ -77,8 +77,8 @@ func (e *Event) AckWait(ctx context.Context) error {
 	return e.sub.client.request(ctx, e.settle("ACK"))
 }
 
-// Nack refuses the event and does not wait for the hub's answer. The event comes again after delay (to the
-// millisecond), or after DefaultBackoff.
+// Nack refuses the event and does not wait for the hub's answer. The event comes again after delay
+// (to the millisecond, at most 12 h), or after DefaultBackoff.
 func (e *Event) Nack(reason string, delay time.Duration) error {
 	return e.sub.client.post(e.nack(reason, delay))
 }

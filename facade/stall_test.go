@@ -1,0 +1,58 @@
+package facade_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"eventhub/facade"
+	"eventhub/jetstream"
+)
+
+// TestWriteStallIsOneTime closes a client that does not read when it has taken no byte for
+// WriteStall, though the kernel took part of the last write.
+func TestWriteStallIsOneTime(t *testing.T) {
+	t.Parallel()
+	const stall = 3 * time.Second
+	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.WriteStall = stall })
+	p := r.login(t)
+	p.send(`{"op":"SUBSCRIBE","topic":"s","group":"g","opts":{"maxInFlight":1000}}`)
+	p.want(`{"op":"OK"}`)
+	payload := []byte(`"` + strings.Repeat("x", 500_000) + `"`)
+	begun := time.Now()
+	for range 30 {
+		if _, err := r.bus.Publish(t.Context(), "s", payload, jetstream.PublishOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	published := time.Since(begun)
+	r.seen.await(t, "limit write_stall", 1)
+	if took := time.Since(begun); took < stall || took > published+stall*3/2 {
+		t.Errorf("closed after %v, want %v to %v", took, stall, published+stall*3/2)
+	}
+}
+
+// TestInvalidUTF8 sends text messages that are no UTF-8. They get bad_json, before AUTH and after
+// it, and the connection lives on.
+func TestInvalidUTF8(t *testing.T) {
+	r := newRig(t, nil)
+	c := dialRaw(t, r.ws.URL)
+	for range 2 {
+		for _, text := range []string{
+			"\xff", `{"op":"AUTH","token":"` + "\xc3" + `"}`, `{"op":"PUBLISH","topic":"t","payload":"` + "\xed\xa0\x80" + `","corr":1}`,
+			`{"op":"PUBLISH","topic":"t","payload":1,"` + "\xc0\xaf" + `":1}`,
+		} {
+			c.send(text)
+			if got := c.next(); got != `{"op":"ERR","code":"bad_json","msg":"Invalid JSON"}` {
+				t.Fatalf("%q: %s", text, got)
+			}
+		}
+		c.send(`{"op":"AUTH","token":"` + rigToken + `"}`)
+		if got := c.next(); got != `{"op":"OK"}` {
+			t.Fatal(got)
+		}
+	}
+	if got := r.stored(t, "t"); len(got) > 0 {
+		t.Fatal("it was stored")
+	}
+}
