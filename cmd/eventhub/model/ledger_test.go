@@ -192,6 +192,11 @@ func newLedger(h history) (*ledger, error) {
 		h: h, set: settings{AckWaitMS: 30_000, ToleranceMS: 2_000}, conns: map[int]*connection{}, groups: map[groupKey]*group{},
 		stored: map[string][]*stored{}, byN: map[int]*stored{}, byID: map[[2]string]*stored{}, sentN: map[int]*frame{},
 	}
+	for _, e := range h { // what is stored tells which answers without corr belong to what
+		if err := l.takeStored(e); err != nil {
+			return nil, fmt.Errorf("%s: %w", e, err)
+		}
+	}
 	for i, e := range h {
 		l.end = max(l.end, e.at)
 		if err := l.take(i, e); err != nil {
@@ -249,16 +254,6 @@ func (l *ledger) take(line int, e entry) error {
 				f.to = e.at
 			}
 		}
-	case kindStored:
-		parts := strings.SplitN(e.text, " ", 5)
-		if len(parts) < 5 {
-			return fmt.Errorf("%d fields", len(parts))
-		}
-		s := &stored{topic: parts[0], id: parts[2], payload: parts[4]}
-		s.seq, _ = strconv.ParseUint(parts[1], 10, 64)
-		s.ms, _ = strconv.ParseInt(parts[3], 10, 64)
-		s.n = number([]byte(s.payload))
-		l.store(s)
 	case kindLetter:
 		seq, payload, _ := strings.Cut(e.text, " ")
 		d := &letter{line: line}
@@ -269,6 +264,22 @@ func (l *ledger) take(line int, e entry) error {
 		n, _ := strconv.Atoi(fields[2])
 		l.group(groupKey{fields[1], fields[0]}).left += n
 	}
+	return nil
+}
+
+func (l *ledger) takeStored(e entry) error {
+	if e.kind != kindStored {
+		return nil
+	}
+	parts := strings.SplitN(e.text, " ", 5)
+	if len(parts) < 5 {
+		return fmt.Errorf("%d fields", len(parts))
+	}
+	s := &stored{topic: parts[0], id: parts[2], payload: parts[4]}
+	s.seq, _ = strconv.ParseUint(parts[1], 10, 64)
+	s.ms, _ = strconv.ParseInt(parts[3], 10, 64)
+	s.n = number([]byte(s.payload))
+	l.store(s)
 	return nil
 }
 
@@ -414,18 +425,29 @@ func (l *ledger) answeredBy(c *connection, w *wireFrame) *frame {
 		}
 		return f
 	}
-	for i, f := range c.waiting {
-		if !w.answers(f) {
-			continue
-		}
-		if i > 0 {
-			l.odd = append(l.odd, violation{rule: "frames", topic: f.Topic, group: f.Group, msg: fmt.Sprintf(
-				"c%d: the answer to a %s without corr, sent at %v, overtakes that to the %s sent at %v", c.number, f.Op, f.sent, c.waiting[0].Op, c.waiting[0].sent), from: c.waiting[0].sent, to: l.end})
-		}
-		c.waiting = slices.Delete(c.waiting, i, i+1)
-		return f
+	at := slices.IndexFunc(c.waiting, func(f *frame) bool { return w.answers(f) && l.published(f, w.ID) })
+	if at < 0 {
+		at = slices.IndexFunc(c.waiting, w.answers)
 	}
-	return nil
+	if at < 0 {
+		return nil
+	}
+	f := c.waiting[at]
+	if first := c.waiting[0]; at > 0 {
+		l.odd = append(l.odd, violation{rule: "frames", topic: f.Topic, group: f.Group, msg: fmt.Sprintf(
+			"c%d: the answer to a %s without corr, sent at %v, overtakes that to the %s sent at %v", c.number, f.Op, short(f.sent), first.Op, short(first.sent)), from: first.sent, to: f.sent})
+	}
+	c.waiting = slices.Delete(c.waiting, at, at+1)
+	return f
+}
+
+// published reports whether f published the event id, as far as can be known.
+func (l *ledger) published(f *frame, id string) bool {
+	if id == "" || f.given() != "" {
+		return id == f.given()
+	}
+	s := l.byN[number(f.Payload)]
+	return s != nil && s.id == id
 }
 
 // answers reports whether w has the form of an answer to f. Only that of a PUBLISH has an id.

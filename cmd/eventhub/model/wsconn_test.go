@@ -100,8 +100,13 @@ func (c *wsConn) send(f *wireFrame) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	c.rec.add(c.number, kindSent, message)
+	c.write(opText, []byte(message))
+}
+
+// write sends a message. The reader notices a broken connection.
+func (c *wsConn) write(op byte, message []byte) {
 	_ = c.tcp.SetWriteDeadline(time.Now().Add(20 * time.Second))
-	_, _ = c.tcp.Write(masked(opText, []byte(message))) // the reader notices a broken connection
+	_, _ = c.tcp.Write(masked(op, message))
 }
 
 // masked frames a message with a mask of zeros, which changes nothing.
@@ -198,7 +203,7 @@ func (c *wsConn) frames() error {
 			c.heard(message)
 		case opPing:
 			c.writing.Lock()
-			_, _ = c.tcp.Write(masked(opPong, message))
+			c.write(opPong, message)
 			c.writing.Unlock()
 		case opClose:
 			code := 0
@@ -258,7 +263,7 @@ func (c *wsConn) end(how int) {
 			_ = c.tcp.CloseWrite()
 		case endClose:
 			c.rec.add(c.number, kindClose, "frame")
-			_, _ = c.tcp.Write(masked(opClose, []byte{0x03, 0xe8}))
+			c.write(opClose, []byte{0x03, 0xe8})
 			_ = c.tcp.CloseWrite()
 		}
 	})
