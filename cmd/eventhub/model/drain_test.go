@@ -186,4 +186,3 @@ func (r *rig) readStream(name string, f func(*natsjs.RawStreamMsg)) {
 		})
 	}
 }
-

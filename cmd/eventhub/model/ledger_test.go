@@ -44,6 +44,7 @@ type ledger struct {
 type connection struct {
 	number       int
 	hub          string
+	small        bool // it may be written to long before the socket has something
 	opened       time.Duration
 	closeAt      time.Duration // the client began to end it; never
 	abrupt       bool
@@ -58,8 +59,13 @@ type connection struct {
 	resets       map[groupKey]bool
 }
 
-// over is when it was over, at the earliest.
-func (c *connection) over() time.Duration { return min(c.closeAt, c.endLo) }
+// over is when it was over, at the earliest. Where the client ended it, and reads, it would have seen the hub do so before.
+func (c *connection) over() time.Duration {
+	if c.closeAt < c.endAt && !c.small && (len(c.deaf) == 0 || c.deaf[len(c.deaf)-1].to < c.closeAt) {
+		return max(c.endLo, c.closeAt-100*time.Millisecond)
+	}
+	return min(c.closeAt, c.endLo)
+}
 
 type span struct{ from, to time.Duration }
 
@@ -220,7 +226,7 @@ func (l *ledger) take(line int, e entry) error {
 		return json.Unmarshal([]byte(e.text), &l.set)
 	case kindOpen:
 		c = &connection{
-			number: e.conn, hub: e.text, opened: e.at, closeAt: never, endLo: never, endAt: never,
+			number: e.conn, hub: fields[0], small: len(fields) > 1, opened: e.at, closeAt: never, endLo: never, endAt: never,
 			byCorr: map[string]*frame{}, live: map[groupKey]*sub{}, current: map[groupKey]*sub{}, resets: map[groupKey]bool{},
 		}
 		l.conns[e.conn] = c
@@ -518,7 +524,11 @@ func (l *ledger) event(line int, c *connection, e entry, w *wireFrame) {
 		ev = &event{id: w.Event.ID}
 		g.events[w.Event.ID] = ev
 	}
-	d := &delivery{line: line, sub: s, group: g, id: w.Event.ID, topic: w.Event.Topic, attempt: w.Ctx.Attempt, lo: max(e.lo, p.sent, s.start.sent), at: e.at}
+	lo := max(p.sent, s.start.sent)
+	if !c.small {
+		lo = max(lo, e.lo)
+	}
+	d := &delivery{line: line, sub: s, group: g, id: w.Event.ID, topic: w.Event.Topic, attempt: w.Ctx.Attempt, lo: lo, at: e.at}
 	ev.deliveries = append(ev.deliveries, d)
 	s.delivered = append(s.delivered, d)
 }

@@ -45,7 +45,9 @@ const (
 // errPeerClosed says that the hub sent a close frame.
 var errPeerClosed = errors.New("closed by the hub")
 
-// dialHub connects to the hub at addr. heard is called by the reader for each text message, in their order.
+// dialHub connects to the hub at addr. A small connection has little room in the kernel: a client that does not read soon
+// leaves events in the hub, but an empty socket says nothing of when the hub wrote what comes then.
+// heard is called by the reader for each text message, in their order.
 func dialHub(rec *recorder, number int, addr, hub string, small bool, heard func([]byte)) (*wsConn, error) {
 	d := net.Dialer{Timeout: time.Second}
 	nc, err := d.Dial("tcp", addr)
@@ -57,9 +59,11 @@ func dialHub(rec *recorder, number int, addr, hub string, small bool, heard func
 		return nil, errors.New("no TCP connection")
 	}
 	c := &wsConn{rec: rec, number: number, tcp: tcp, heard: heard, ended: make(chan struct{})}
+	room := 1 << 20
 	if small {
-		_ = tcp.SetReadBuffer(4096)
+		room, hub = 4096, hub+" small"
 	}
+	_ = tcp.SetReadBuffer(room)
 	if err := c.upgrade(addr); err != nil {
 		_ = tcp.Close()
 		return nil, err
