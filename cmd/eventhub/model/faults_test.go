@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -136,7 +137,7 @@ func (j *injector) fault(kind, target string, do func()) {
 	n := j.number()
 	j.rec.add(0, kindFault, fmt.Sprintf("%d %s %s", n, kind, target))
 	do()
-	j.rec.add(0, kindOver, fmt.Sprint(n))
+	j.rec.add(0, kindOver, strconv.Itoa(n))
 }
 
 // deposeOne makes a leader step down: of a stream, or of a group.
@@ -155,8 +156,8 @@ func (j *injector) deposeOne(ctx context.Context) {
 }
 
 // healthy waits for some time until streams and groups have leaders and their copies are up to date.
-func (r *rig) healthy() bool {
-	return r.within(20*time.Second, func(ctx context.Context) bool {
+func (r *rig) healthy() {
+	r.within(20*time.Second, func(ctx context.Context) bool {
 		for _, topic := range append([]string{"dlq"}, r.plan.topics...) {
 			s, err := r.js.Stream(ctx, streamName(topic))
 			if err != nil {

@@ -114,7 +114,7 @@ func readHistory(r io.Reader) (history, error) {
 			}
 			h = append(h, e)
 		}
-		if err == io.EOF { //nolint:errorlint // as bufio returns it
+		if err == io.EOF {
 			return h, nil
 		}
 		if err != nil {

@@ -134,6 +134,13 @@ func TestRules(t *testing.T) {
 		{"acked: a node was killed just then", anEvent + firstAcked + "400 - fault 1 kill-node n0\n900 - over 1" + second("2", 5000), nil},
 		{"acked: too late, so it comes again", anEvent + "\n200/190 c1 < " + toFirst + "\n3400 c1 > " + ackE1 + "\n3450/3420 c2 < " + attempt("2") + "\n3460/3455 c1 < " + okA1 + "\n3500 c2 > " + ackE1Again + "\n3501/3500 c2 < " + okA2, nil},
 
+		{"backoff: too early", anEvent + "\n200/190 c1 < " + toFirst + `
+300 c1 > {"op":"NACK","topic":"t","group":"g","id":"e1","delay_ms":1000,"corr":"n1"}
+301/300 c1 < {"op":"OK","corr":"n1"}` + second("2", 1200), []string{"backoff"}},
+		{"backoff: in time", anEvent + "\n200/190 c1 < " + toFirst + `
+300 c1 > {"op":"NACK","topic":"t","group":"g","id":"e1","delay_ms":1000,"corr":"n1"}
+301/300 c1 < {"op":"OK","corr":"n1"}` + second("2", 1302), nil},
+
 		{"inflight: one more than allowed", strings.ReplaceAll(anEvent, `"ackTimeoutMs"`, `"maxInFlight":1,"ackTimeoutMs"`) + "\n200/190 c1 < " + toFirst + `
 150 c1 > {"op":"PUBLISH","topic":"t","payload":{"n":2},"corr":"p2"}
 160/159 c1 < {"op":"OK","id":"e2","corr":"p2"}
