@@ -49,6 +49,7 @@ type client struct {
 	subs   map[groupKey]*held
 	asked  sync.Map // PUBLISH frames by corr, for knownIDs
 	corrs  bool
+	slow   bool                // it holds most events for long
 	used   map[string][]string // ids that it gave, by topic
 }
 
@@ -337,6 +338,8 @@ func (c *client) settle(k groupKey, s *held, id string) {
 		return of * time.Duration(least+c.rnd.IntN(most-least)) / 100
 	}
 	switch n := c.rnd.IntN(100); {
+	case c.slow && n < 60:
+		c.later(share(min(s.leased, 9*time.Second), 50, 95), ack)
 	case n < 50:
 		ack()
 	case n < 62:

@@ -95,7 +95,7 @@ func runPlan(t *testing.T, p *plan) {
 	defer cancel()
 	var clients sync.WaitGroup
 	for i := range p.clients {
-		c := &client{rig: r, rnd: rand.New(rand.NewPCG(uint64(p.seed), uint64(i+1))), count: count, ids: ids, used: map[string][]string{}}
+		c := &client{rig: r, rnd: rand.New(rand.NewPCG(uint64(p.seed), uint64(i+1))), count: count, ids: ids, used: map[string][]string{}, slow: i%3 == 2}
 		clients.Go(func() { c.run(active) })
 	}
 	(&injector{rig: r, rnd: rand.New(rand.NewPCG(uint64(p.seed), 1_000)), set: set}).run(active)
