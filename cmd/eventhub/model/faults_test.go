@@ -121,15 +121,17 @@ func (j *injector) away() time.Duration {
 	return time.Duration(j.rnd.IntN(most)) * time.Millisecond
 }
 
-// one3 picks one, the shorter ones more often.
+// one3 picks one, the shorter ones more often, and now and then one that is longer than an answer may take.
 func (j *injector) one3(short, middle, long time.Duration) time.Duration {
-	switch j.rnd.IntN(5) {
-	case 0, 1:
+	switch n := j.rnd.IntN(20); {
+	case n < 8:
 		return short
-	case 2, 3:
+	case n < 15:
 		return middle
+	case n < 19:
+		return long
 	}
-	return long
+	return answerWithin + 3*time.Second
 }
 
 // fault takes down a fault and does it.

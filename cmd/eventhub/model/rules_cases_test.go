@@ -88,6 +88,17 @@ func TestRules(t *testing.T) {
 200 - stored t 2 e1 0 {"n":1}
 200 - stored t 1 e3 0 {"n":3}`, nil},
 
+		{"order: first deliveries to a lone member", `
+0 - set {"seed":1,"ackWaitMs":6000,"toleranceMs":2000}
+1 c1 open h0
+10 c1 > {"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"earliest","ackTimeoutMs":3000},"corr":"s1"}
+12/11 c1 < {"op":"OK","corr":"s1"}
+20 c1 > {"op":"PUBLISH","topic":"t","payload":{"n":2},"corr":"p2"}` + published + `
+115/114 c1 < {"op":"OK","id":"e2","corr":"p2"}
+200/190 c1 < {"op":"EVENT","topic":"t","group":"g","event":{"id":"e2","topic":"t","payload":{"n":2}},"ctx":{"attempt":1,"ack_deadline_ms":3000}}
+200/190 c1 < ` + toFirst + `
+300 - stored t 1 e1 0 {"n":1}
+300 - stored t 2 e2 0 {"n":2}`, []string{"order"}},
 		{"lost: never came", anEvent, []string{"hoarded", "lost"}},
 		{"lost: came, and was settled by nobody", anEvent + "\n200/190 c1 < " + toFirst + "\n250 c1 close half\n260/255 c1 end EOF\n260 c2 close half\n270/265 c2 end EOF", []string{"lost"}},
 		{"lost: acknowledged too late only", anEvent + "\n200/190 c1 < " + toFirst + "\n3900 c1 > " + ackE1 + "\n3901/3900 c1 < " + okA1 + "\n4000 c1 close half\n4010/4000 c1 end EOF\n4000 c2 close half\n4010/4000 c2 end EOF", []string{"lost"}},
