@@ -62,7 +62,7 @@ type connection struct {
 // over is when it was over, at the earliest. Where the client ended it, and reads, it would have seen the hub do so before.
 func (c *connection) over() time.Duration {
 	if c.closeAt < c.endAt && !c.small && (len(c.deaf) == 0 || c.deaf[len(c.deaf)-1].to < c.closeAt) {
-		return max(c.endLo, c.closeAt-100*time.Millisecond)
+		return min(c.closeAt, max(c.endLo, c.closeAt-100*time.Millisecond))
 	}
 	return min(c.closeAt, c.endLo)
 }
