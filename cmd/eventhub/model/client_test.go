@@ -359,9 +359,9 @@ func (c *client) settle(k groupKey, s *held, id string) {
 		extend := 1_000 + c.rnd.IntN(3_000)
 		c.send(&wireFrame{Op: "MODACK", Topic: k.topic, Group: k.group, ID: id, ExtendMS: extend})
 		c.later(share(time.Duration(extend)*time.Millisecond, 10, 130), ack)
-	case n < 89: // too late, if it is not too long for this run
+	case n < 88: // too late, if it is not too long for this run
 		c.later(min(s.leased, 9*time.Second)+c.between(0, 1_500), ack)
-	case n < 92: // never
+	case n < 93: // never
 	case n < 95:
 		ack()
 		ack()
