@@ -49,6 +49,7 @@ type client struct {
 	subs   map[groupKey]*held
 	asked  sync.Map // PUBLISH frames by corr, for knownIDs
 	corrs  bool
+	slow   bool                // it holds most events for long
 	used   map[string][]string // ids that it gave, by topic
 }
 
@@ -337,6 +338,8 @@ func (c *client) settle(k groupKey, s *held, id string) {
 		return of * time.Duration(least+c.rnd.IntN(most-least)) / 100
 	}
 	switch n := c.rnd.IntN(100); {
+	case c.slow && n < 60:
+		c.later(share(min(s.leased, 9*time.Second), 50, 95), ack)
 	case n < 50:
 		ack()
 	case n < 62:
@@ -356,9 +359,9 @@ func (c *client) settle(k groupKey, s *held, id string) {
 		extend := 1_000 + c.rnd.IntN(3_000)
 		c.send(&wireFrame{Op: "MODACK", Topic: k.topic, Group: k.group, ID: id, ExtendMS: extend})
 		c.later(share(time.Duration(extend)*time.Millisecond, 10, 130), ack)
-	case n < 89: // too late, if it is not too long for this run
+	case n < 88: // too late, if it is not too long for this run
 		c.later(min(s.leased, 9*time.Second)+c.between(0, 1_500), ack)
-	case n < 92: // never
+	case n < 93: // never
 	case n < 95:
 		ack()
 		ack()

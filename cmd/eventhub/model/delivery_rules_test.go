@@ -47,6 +47,36 @@ func ackedAgain(l *ledger) []violation {
 	return all
 }
 
+// backOff wants a refused event not to come before its time.
+func backOff(l *ledger) []violation {
+	var all []violation
+	l.eachEvent(func(g *group, e *event) {
+		for _, x := range e.deliveries {
+			fs := x.may("NACK")
+			if len(e.deliveries) == 1 || len(fs) != 1 || !x.surely(fs[0]) || l.leaseEnd(x, fs[0]) <= fs[0].answered {
+				continue
+			}
+			f, due := fs[0], fs[0].sent+x.backOff(fs[0])
+			for _, y := range e.deliveries {
+				// The delays are the server's, and only in its memory.
+				if x != y && l.before(x, y) && y.at < due && !l.within(x.lo, y.at, func(f *fault) bool { return f.losesAcks }) {
+					all = append(all, g.broken(e.id, x.lo, y.at, "%v came although it was refused at %v until %v", y, short(f.sent), short(due)))
+					return
+				}
+			}
+		}
+	})
+	return all
+}
+
+// backOff is how long a refusal of d keeps the event back.
+func (d *delivery) backOff(f *frame) time.Duration {
+	if f.DelayMS != nil {
+		return time.Duration(*f.DelayMS) * time.Millisecond
+	}
+	return min(50*time.Millisecond<<min(max(d.attempt-1, 0), 8), 10*time.Second)
+}
+
 // inFlight counts the leases that a subscription surely held at a time.
 func inFlight(l *ledger) []violation {
 	var all []violation

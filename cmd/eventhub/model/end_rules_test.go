@@ -51,7 +51,7 @@ func (l *ledger) wants(g *group, s *stored) (surely, surelyNot bool) {
 		switch from {
 		case "", "latest":
 			surely = surely && p.sent > since
-			surelyNot = surelyNot && p.answered < f.sent
+			surelyNot = surelyNot && p.ok() && p.answered < f.sent
 		case "earliest":
 			surelyNot = false
 		case "ts":

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -120,15 +121,17 @@ func (j *injector) away() time.Duration {
 	return time.Duration(j.rnd.IntN(most)) * time.Millisecond
 }
 
-// one3 picks one, the shorter ones more often.
+// one3 picks one, the shorter ones more often, and now and then one that is longer than an answer may take.
 func (j *injector) one3(short, middle, long time.Duration) time.Duration {
-	switch j.rnd.IntN(5) {
-	case 0, 1:
+	switch n := j.rnd.IntN(20); {
+	case n < 8:
 		return short
-	case 2, 3:
+	case n < 15:
 		return middle
+	case n < 19:
+		return long
 	}
-	return long
+	return answerWithin + 3*time.Second
 }
 
 // fault takes down a fault and does it.
@@ -136,7 +139,7 @@ func (j *injector) fault(kind, target string, do func()) {
 	n := j.number()
 	j.rec.add(0, kindFault, fmt.Sprintf("%d %s %s", n, kind, target))
 	do()
-	j.rec.add(0, kindOver, fmt.Sprint(n))
+	j.rec.add(0, kindOver, strconv.Itoa(n))
 }
 
 // deposeOne makes a leader step down: of a stream, or of a group.
@@ -155,8 +158,8 @@ func (j *injector) deposeOne(ctx context.Context) {
 }
 
 // healthy waits for some time until streams and groups have leaders and their copies are up to date.
-func (r *rig) healthy() bool {
-	return r.within(20*time.Second, func(ctx context.Context) bool {
+func (r *rig) healthy() {
+	r.within(20*time.Second, func(ctx context.Context) bool {
 		for _, topic := range append([]string{"dlq"}, r.plan.topics...) {
 			s, err := r.js.Stream(ctx, streamName(topic))
 			if err != nil {

@@ -8,7 +8,7 @@ type wireFrame struct {
 	Topic    string          `json:"topic,omitempty"`
 	Group    string          `json:"group,omitempty"`
 	ID       string          `json:"id,omitempty"`
-	IDs      []string        `json:"ids,omitempty"`
+	IDs      []string        `json:"ids,omitzero"`
 	Reason   string          `json:"reason,omitempty"`
 	ExtendMS int             `json:"extend_ms,omitempty"`
 	DelayMS  *int            `json:"delay_ms,omitempty"`

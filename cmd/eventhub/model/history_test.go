@@ -27,7 +27,7 @@ type entry struct {
 // The kinds of entries. Those of faults are "fault NUMBER KIND TARGET" and "over NUMBER".
 const (
 	kindSet    = "set"    // settings, as JSON
-	kindOpen   = "open"   // a connection to the hub named in the text
+	kindOpen   = "open"   // a connection to the hub named in the text; "small" if lo says nothing
 	kindSent   = ">"      // a frame; at is before the write
 	kindGot    = "<"      // a frame
 	kindClose  = "close"  // the client begins to end the connection; "abrupt" when what is unread is lost
@@ -114,7 +114,7 @@ func readHistory(r io.Reader) (history, error) {
 			}
 			h = append(h, e)
 		}
-		if err == io.EOF { //nolint:errorlint // as bufio returns it
+		if err == io.EOF {
 			return h, nil
 		}
 		if err != nil {

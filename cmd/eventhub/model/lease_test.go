@@ -73,11 +73,11 @@ func (l *ledger) leaseEnd(d *delivery, but *frame) time.Duration {
 	return min(end, d.sub.over(), l.voidedAt(d.sub.conn.hub, d.lo, never))
 }
 
-// released is the latest moment at which the lease may have ended; refused is when the event may be delivered again then, at
-// the latest: never when it may have been settled for good.
+// released is the latest moment at which the lease may have ended, and again that at which the event may be delivered again
+// then: never when it may have been settled for good.
 func (l *ledger) released(d *delivery) (ended, again time.Duration) {
 	_, hi := d.deadline()
-	ended, again = never, never
+	ended = never
 	if hi < never {
 		ended = hi + noticed
 	}
@@ -103,11 +103,7 @@ func (l *ledger) released(d *delivery) (ended, again time.Duration) {
 			again = never
 			continue
 		}
-		wait := min(50*time.Millisecond<<min(max(d.attempt-1, 0), 8), 10*time.Second)
-		if f.DelayMS != nil {
-			wait = time.Duration(*f.DelayMS) * time.Millisecond
-		}
-		again = max(min(again, f.answered), f.answered) + wait
+		again = f.answered + d.backOff(f)
 	}
 	if m := d.sub.maxAttempts(); m > 0 && d.attempt >= m {
 		again = never

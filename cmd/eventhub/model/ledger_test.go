@@ -44,6 +44,7 @@ type ledger struct {
 type connection struct {
 	number       int
 	hub          string
+	small        bool // it may be written to long before the socket has something
 	opened       time.Duration
 	closeAt      time.Duration // the client began to end it; never
 	abrupt       bool
@@ -58,8 +59,13 @@ type connection struct {
 	resets       map[groupKey]bool
 }
 
-// over is when it was over, at the earliest.
-func (c *connection) over() time.Duration { return min(c.closeAt, c.endLo) }
+// over is when it was over, at the earliest. Where the client ended it, and reads, it would have seen the hub do so before.
+func (c *connection) over() time.Duration {
+	if c.closeAt < c.endAt && !c.small && (len(c.deaf) == 0 || c.deaf[len(c.deaf)-1].to < c.closeAt) {
+		return min(c.closeAt, max(c.endLo, c.closeAt-100*time.Millisecond))
+	}
+	return min(c.closeAt, c.endLo)
+}
 
 type span struct{ from, to time.Duration }
 
@@ -192,6 +198,11 @@ func newLedger(h history) (*ledger, error) {
 		h: h, set: settings{AckWaitMS: 30_000, ToleranceMS: 2_000}, conns: map[int]*connection{}, groups: map[groupKey]*group{},
 		stored: map[string][]*stored{}, byN: map[int]*stored{}, byID: map[[2]string]*stored{}, sentN: map[int]*frame{},
 	}
+	for _, e := range h { // what is stored tells which answers without corr belong to what
+		if err := l.takeStored(e); err != nil {
+			return nil, fmt.Errorf("%s: %w", e, err)
+		}
+	}
 	for i, e := range h {
 		l.end = max(l.end, e.at)
 		if err := l.take(i, e); err != nil {
@@ -215,7 +226,7 @@ func (l *ledger) take(line int, e entry) error {
 		return json.Unmarshal([]byte(e.text), &l.set)
 	case kindOpen:
 		c = &connection{
-			number: e.conn, hub: e.text, opened: e.at, closeAt: never, endLo: never, endAt: never,
+			number: e.conn, hub: fields[0], small: len(fields) > 1, opened: e.at, closeAt: never, endLo: never, endAt: never,
 			byCorr: map[string]*frame{}, live: map[groupKey]*sub{}, current: map[groupKey]*sub{}, resets: map[groupKey]bool{},
 		}
 		l.conns[e.conn] = c
@@ -249,16 +260,6 @@ func (l *ledger) take(line int, e entry) error {
 				f.to = e.at
 			}
 		}
-	case kindStored:
-		parts := strings.SplitN(e.text, " ", 5)
-		if len(parts) < 5 {
-			return fmt.Errorf("%d fields", len(parts))
-		}
-		s := &stored{topic: parts[0], id: parts[2], payload: parts[4]}
-		s.seq, _ = strconv.ParseUint(parts[1], 10, 64)
-		s.ms, _ = strconv.ParseInt(parts[3], 10, 64)
-		s.n = number([]byte(s.payload))
-		l.store(s)
 	case kindLetter:
 		seq, payload, _ := strings.Cut(e.text, " ")
 		d := &letter{line: line}
@@ -299,17 +300,6 @@ func (l *ledger) faulted(fields []string, at time.Duration) error {
 		}
 	}
 	return fmt.Errorf("there is no fault %q in the table", fields[1])
-}
-
-func (l *ledger) store(s *stored) {
-	l.stored[s.topic] = append(l.stored[s.topic], s)
-	if s.n > 0 {
-		if other := l.byN[s.n]; other != nil {
-			l.odd = append(l.odd, violation{rule: "stored", topic: s.topic, id: s.id, msg: fmt.Sprintf("payload %d is stored twice: %s at %d, %s at %d", s.n, other.topic, other.seq, s.topic, s.seq)})
-		}
-		l.byN[s.n] = s
-	}
-	l.byID[[2]string{s.topic, s.id}] = s
 }
 
 func (l *ledger) group(k groupKey) *group {
@@ -414,18 +404,29 @@ func (l *ledger) answeredBy(c *connection, w *wireFrame) *frame {
 		}
 		return f
 	}
-	for i, f := range c.waiting {
-		if !w.answers(f) {
-			continue
-		}
-		if i > 0 {
-			l.odd = append(l.odd, violation{rule: "frames", topic: f.Topic, group: f.Group, msg: fmt.Sprintf(
-				"c%d: the answer to a %s without corr, sent at %v, overtakes that to the %s sent at %v", c.number, f.Op, f.sent, c.waiting[0].Op, c.waiting[0].sent), from: c.waiting[0].sent, to: l.end})
-		}
-		c.waiting = slices.Delete(c.waiting, i, i+1)
-		return f
+	at := slices.IndexFunc(c.waiting, func(f *frame) bool { return w.answers(f) && l.published(f, w.ID) })
+	if at < 0 {
+		at = slices.IndexFunc(c.waiting, w.answers)
 	}
-	return nil
+	if at < 0 {
+		return nil
+	}
+	f := c.waiting[at]
+	if first := c.waiting[0]; at > 0 {
+		l.odd = append(l.odd, violation{rule: "frames", topic: f.Topic, group: f.Group, msg: fmt.Sprintf(
+			"c%d: the answer to a %s without corr, sent at %v, overtakes that to the %s sent at %v", c.number, f.Op, short(f.sent), first.Op, short(first.sent)), from: first.sent, to: f.sent})
+	}
+	c.waiting = slices.Delete(c.waiting, at, at+1)
+	return f
+}
+
+// published reports whether f published the event id, as far as can be known.
+func (l *ledger) published(f *frame, id string) bool {
+	if id == "" || f.given() != "" {
+		return id == f.given()
+	}
+	s := l.byN[number(f.Payload)]
+	return s != nil && s.id == id
 }
 
 // answers reports whether w has the form of an answer to f. Only that of a PUBLISH has an id.
@@ -443,69 +444,4 @@ func (w *wireFrame) answers(f *frame) bool {
 		return f.Op == "MODACK" || f.Op == "SUBSCRIBE"
 	}
 	return true
-}
-
-// event takes an EVENT frame.
-func (l *ledger) event(line int, c *connection, e entry, w *wireFrame) {
-	complain := func(format string, args ...any) {
-		v := violation{rule: "frames", topic: w.Topic, group: w.Group, msg: fmt.Sprintf("c%d: ", c.number) + fmt.Sprintf(format, args...), from: e.at, to: e.at}
-		if w.Event != nil {
-			v.id = w.Event.ID
-		}
-		l.odd = append(l.odd, v)
-	}
-	s := c.current[groupKey{w.Topic, w.Group}]
-	switch {
-	case w.Event == nil || w.Ctx == nil:
-		complain("an EVENT without event or ctx: %s", e.text)
-		return
-	case s == nil:
-		complain("an EVENT without, or before, the OK of a SUBSCRIBE")
-		return
-	case s.stop != nil && s.stop.ok():
-		complain("an EVENT after the OK of its UNSUBSCRIBE")
-		return
-	case !slices.Contains(s.topics, w.Event.Topic):
-		complain("an event of topic %s, which is not subscribed to", w.Event.Topic)
-		return
-	}
-	if s.paused() {
-		complain("an EVENT after the OK of PAUSE, and before RESUME")
-	}
-	if got, want := time.Duration(w.Ctx.AckDeadlineMS)*time.Millisecond, s.leased(); got != want {
-		complain("ack_deadline_ms is %v, not %v", got, want)
-	}
-	n := number(w.Event.Payload)
-	p := l.sentN[n]
-	switch {
-	case p == nil:
-		complain("an event that nobody published: %s", e.text)
-		return
-	case string(p.Payload) != string(w.Event.Payload):
-		complain("the payload %s is not the one published, %s", w.Event.Payload, p.Payload)
-	case p.Topic != w.Event.Topic:
-		complain("event %d was published to %s", n, p.Topic)
-	case p.Opts != nil && p.Opts.ID != "" && p.Opts.ID != w.Event.ID, p.ok() && p.reply.ID != w.Event.ID:
-		complain("event %d was published with another id", n)
-	case p.Opts != nil && p.Opts.Key != w.Event.Key, p.Opts == nil && w.Event.Key != "":
-		complain("event %d was published with another key than %q", n, w.Event.Key)
-	}
-	g := l.group(groupKey{w.Event.Topic, w.Group})
-	ev := g.events[w.Event.ID]
-	if ev == nil {
-		ev = &event{id: w.Event.ID}
-		g.events[w.Event.ID] = ev
-	}
-	d := &delivery{line: line, sub: s, group: g, id: w.Event.ID, topic: w.Event.Topic, attempt: w.Ctx.Attempt, lo: max(e.lo, p.sent, s.start.sent), at: e.at}
-	ev.deliveries = append(ev.deliveries, d)
-	s.delivered = append(s.delivered, d)
-}
-
-// paused reports whether its last PAUSE was answered and no RESUME was sent since.
-func (s *sub) paused() bool {
-	if len(s.pauses) == 0 {
-		return false
-	}
-	last := s.pauses[len(s.pauses)-1]
-	return last.ok() && (len(s.resumes) == 0 || s.resumes[len(s.resumes)-1].line < last.line)
 }

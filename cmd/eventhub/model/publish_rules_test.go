@@ -119,11 +119,15 @@ func order(l *ledger) []violation {
 		return all
 	}
 	for _, g := range l.sortedGroups() {
-		if len(g.starts) != 1 {
-			continue // it had other members, or may have had
+		alone := g.alone()
+		if alone == nil {
+			continue
 		}
 		last := &stored{}
-		for _, d := range g.first() {
+		for _, d := range alone.delivered {
+			if d.group != g || d.attempt != 1 {
+				continue
+			}
 			s := l.byID[[2]string{g.topic, d.id}]
 			if s == nil {
 				continue
@@ -137,15 +141,14 @@ func order(l *ledger) []violation {
 	return all
 }
 
-// first lists the first attempts, as they came.
-func (g *group) first() []*delivery {
-	var ds []*delivery
-	for _, s := range g.subs {
-		for _, d := range s.delivered {
-			if d.group == g && d.attempt == 1 {
-				ds = append(ds, d)
-			}
-		}
+// alone is the subscription that was the group's only member while it lasted, and gave nothing back meanwhile; or nil.
+func (g *group) alone() *sub {
+	if len(g.subs) == 0 || g.subs[0].start != g.starts[0] {
+		return nil
 	}
-	return ds
+	s := g.subs[0]
+	if len(s.pauses) > 0 || len(g.starts) > 1 && g.starts[1].sent <= s.over() {
+		return nil
+	}
+	return s
 }

@@ -20,6 +20,7 @@ var rules = []struct {
 	{"range", "no event comes from before the group's start", outOfRange},
 	{"holder", "an event is leased to one member at a time", holder},
 	{"acked", "what was acknowledged in time does not come again", ackedAgain},
+	{"backoff", "a refused event does not come before its time", backOff},
 	{"inflight", "no more than maxInFlight events are leased to a subscription", inFlight},
 	{"attempts", "attempts count deliveries from 1, one by one", attempts},
 	{"letters", "a dead letter for each last failure, and for nothing else", letters},
@@ -60,9 +61,8 @@ func (l *ledger) describe(v violation, most int) string {
 	}
 	fmt.Fprintf(&b, ": %s\n", v.msg)
 	lines := l.slice(v)
-	left := 0
-	if len(lines) > most {
-		left, lines = len(lines)-most, lines[len(lines)-most:]
+	if left := len(lines) - most; left > 0 {
+		lines = lines[left:]
 		fmt.Fprintf(&b, "    (%d lines left out)\n", left)
 	}
 	for _, e := range lines {

@@ -45,7 +45,9 @@ const (
 // errPeerClosed says that the hub sent a close frame.
 var errPeerClosed = errors.New("closed by the hub")
 
-// dialHub connects to the hub at addr. heard is called by the reader for each text message, in their order.
+// dialHub connects to the hub at addr. A small connection has little room in the kernel: a client that does not read soon
+// leaves events in the hub, but an empty socket says nothing of when the hub wrote what comes then.
+// heard is called by the reader for each text message, in their order.
 func dialHub(rec *recorder, number int, addr, hub string, small bool, heard func([]byte)) (*wsConn, error) {
 	d := net.Dialer{Timeout: time.Second}
 	nc, err := d.Dial("tcp", addr)
@@ -57,9 +59,11 @@ func dialHub(rec *recorder, number int, addr, hub string, small bool, heard func
 		return nil, errors.New("no TCP connection")
 	}
 	c := &wsConn{rec: rec, number: number, tcp: tcp, heard: heard, ended: make(chan struct{})}
+	room := 1 << 20
 	if small {
-		_ = tcp.SetReadBuffer(4096)
+		room, hub = 4096, hub+" small"
 	}
+	_ = tcp.SetReadBuffer(room)
 	if err := c.upgrade(addr); err != nil {
 		_ = tcp.Close()
 		return nil, err
@@ -100,8 +104,13 @@ func (c *wsConn) send(f *wireFrame) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	c.rec.add(c.number, kindSent, message)
+	c.write(opText, []byte(message))
+}
+
+// write sends a message. The reader notices a broken connection.
+func (c *wsConn) write(op byte, message []byte) {
 	_ = c.tcp.SetWriteDeadline(time.Now().Add(20 * time.Second))
-	_, _ = c.tcp.Write(masked(opText, []byte(message))) // the reader notices a broken connection
+	_, _ = c.tcp.Write(masked(op, message))
 }
 
 // masked frames a message with a mask of zeros, which changes nothing.
@@ -198,7 +207,7 @@ func (c *wsConn) frames() error {
 			c.heard(message)
 		case opPing:
 			c.writing.Lock()
-			_, _ = c.tcp.Write(masked(opPong, message))
+			c.write(opPong, message)
 			c.writing.Unlock()
 		case opClose:
 			code := 0
@@ -258,7 +267,7 @@ func (c *wsConn) end(how int) {
 			_ = c.tcp.CloseWrite()
 		case endClose:
 			c.rec.add(c.number, kindClose, "frame")
-			_, _ = c.tcp.Write(masked(opClose, []byte{0x03, 0xe8}))
+			c.write(opClose, []byte{0x03, 0xe8})
 			_ = c.tcp.CloseWrite()
 		}
 	})

@@ -1,0 +1,300 @@
+package model
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Histories that the cases below begin with: two members of a group on hub h0, with leases of 3 s, and one event.
+const (
+	twoMembers = `
+0 - set {"seed":1,"ackWaitMs":6000,"toleranceMs":2000,"drained":true}
+1 c1 open h0
+1 c2 open h1
+10 c1 > {"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"earliest","ackTimeoutMs":3000,"maxAttempts":2},"corr":"s1"}
+12/11 c1 < {"op":"OK","corr":"s1"}
+10 c2 > {"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"earliest","ackTimeoutMs":3000,"maxAttempts":2},"corr":"s2"}
+12/11 c2 < {"op":"OK","corr":"s2"}
+`
+	published = `
+100 c1 > {"op":"PUBLISH","topic":"t","payload":{"n":1},"corr":"p1"}
+110/109 c1 < {"op":"OK","id":"e1","corr":"p1"}
+`
+	isStored   = "\n20000 - stored t 1 e1 0 {\"n\":1}\n"
+	anEvent    = twoMembers + published + isStored
+	undrained  = "\n0 - set {\"drained\":false}\n"
+	toFirst    = `{"op":"EVENT","topic":"t","group":"g","event":{"id":"e1","topic":"t","payload":{"n":1}},"ctx":{"attempt":1,"ack_deadline_ms":3000}}`
+	ackE1      = `{"op":"ACK","topic":"t","group":"g","id":"e1","corr":"a1"}`
+	ackE1Again = `{"op":"ACK","topic":"t","group":"g","id":"e1","corr":"a2"}`
+	okA1       = `{"op":"OK","corr":"a1"}`
+	okA2       = `{"op":"OK","corr":"a2"}`
+)
+
+// attempt is toFirst with another number.
+func attempt(n string) string { return strings.Replace(toFirst, `"attempt":1`, `"attempt":`+n, 1) }
+
+const firstAcked = "\n200/190 c1 < " + toFirst + "\n300 c1 > " + ackE1 + "\n301/300 c1 < " + okA1 + "\n"
+
+func letterOf(attempts, reason string) string {
+	return "\n20001 - letter 1 {\"topic\":\"t\",\"group\":\"g\",\"original\":{\"id\":\"e1\",\"topic\":\"t\",\"payload\":{\"n\":1}},\"err\":\"" + reason + "\",\"attempts\":" + attempts + "}\n"
+}
+
+// second is the second attempt, to the other member, at a time in milliseconds, and its acknowledgement.
+func second(n string, at int) string {
+	return fmt.Sprintf("\n%d/%d c2 < %s\n%d c2 > %s\n%d/%d c2 < %s\n", at, at-10, attempt(n), at+50, ackE1Again, at+52, at+51, okA2)
+}
+
+// TestRules tries each rule with small histories. want are the rules that must find something, and no other may.
+func TestRules(t *testing.T) {
+	for _, c := range []struct {
+		name, history string
+		want          []string
+	}{
+		{"all is well", anEvent + firstAcked, nil},
+
+		{"stored: an OK is lost", twoMembers + published, []string{"stored"}},
+		{"stored: twice", anEvent + firstAcked + "20000 - stored t 2 e1 0 {\"n\":1}", []string{"stored"}},
+		{"stored: nobody published it", anEvent + firstAcked + "20000 - stored t 2 e2 0 {\"n\":2}", []string{"stored"}},
+		{"stored: other bytes", twoMembers + published + firstAcked + `20000 - stored t 1 e1 0 {"n":1.0}`, []string{"stored"}},
+		{"stored: another id", twoMembers + published + firstAcked + `20000 - stored t 1 e9 0 {"n":1}`, []string{"hoarded", "lost", "stored"}},
+		{"stored: without an answer once or not at all", anEvent + firstAcked + `15000 c1 > {"op":"PUBLISH","topic":"t","payload":{"n":2},"corr":"p2"}`, nil},
+		{"stored: refused, and there", anEvent + firstAcked + `400 c1 > {"op":"PUBLISH","topic":"t","payload":{"n":2},"corr":"p2"}
+410/409 c1 < {"op":"ERR","code":"rate_limited","corr":"p2"}
+500/499 c1 < {"op":"EVENT","topic":"t","group":"g","event":{"id":"e2","topic":"t","payload":{"n":2}},"ctx":{"attempt":1,"ack_deadline_ms":3000}}
+501 c1 > {"op":"ACK","topic":"t","group":"g","ids":["e2"],"corr":"a7"}
+502/501 c1 < {"op":"OK","corr":"a7"}
+20000 - stored t 2 e2 0 {"n":2}`, []string{"stored"}},
+		{"stored: an id twice, answered OK twice, stored once", anEvent + firstAcked + `400 c1 > {"op":"PUBLISH","topic":"t","payload":{"n":2},"opts":{"id":"x"},"corr":"p2"}
+401 c1 > {"op":"PUBLISH","topic":"t","payload":{"n":3},"opts":{"id":"x"},"corr":"p3"}
+410/409 c1 < {"op":"OK","id":"x","corr":"p2"}
+410/409 c1 < {"op":"OK","id":"x","corr":"p3"}
+420/419 c2 < {"op":"EVENT","topic":"t","group":"g","event":{"id":"x","topic":"t","payload":{"n":2}},"ctx":{"attempt":1,"ack_deadline_ms":3000}}
+430 c2 > {"op":"ACK","topic":"t","group":"g","id":"x","corr":"a3"}
+431/430 c2 < {"op":"OK","corr":"a3"}
+20000 - stored t 2 x 0 {"n":2}`, nil},
+
+		{"order: swapped", twoMembers + undrained + published + `
+101 c1 > {"op":"PUBLISH","topic":"t","payload":{"n":2},"corr":"p2"}
+111/109 c1 < {"op":"OK","id":"e2","corr":"p2"}
+200 - stored t 2 e1 0 {"n":1}
+200 - stored t 1 e2 0 {"n":2}`, []string{"order"}},
+		{"order: an error in between ends the run", twoMembers + undrained + published + `
+101 c1 > {"op":"PUBLISH","topic":"t","payload":{"n":2},"corr":"p2"}
+102 c1 > {"op":"PUBLISH","topic":"t","payload":{"n":3},"corr":"p3"}
+111/109 c1 < {"op":"ERR","code":"publish_failed","corr":"p2"}
+111/109 c1 < {"op":"OK","id":"e3","corr":"p3"}
+200 - stored t 2 e1 0 {"n":1}
+200 - stored t 1 e3 0 {"n":3}`, nil},
+
+		{"order: first deliveries to a lone member", `
+0 - set {"seed":1,"ackWaitMs":6000,"toleranceMs":2000}
+1 c1 open h0
+10 c1 > {"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"earliest","ackTimeoutMs":3000},"corr":"s1"}
+12/11 c1 < {"op":"OK","corr":"s1"}
+20 c1 > {"op":"PUBLISH","topic":"t","payload":{"n":2},"corr":"p2"}` + published + `
+115/114 c1 < {"op":"OK","id":"e2","corr":"p2"}
+200/190 c1 < {"op":"EVENT","topic":"t","group":"g","event":{"id":"e2","topic":"t","payload":{"n":2}},"ctx":{"attempt":1,"ack_deadline_ms":3000}}
+200/190 c1 < ` + toFirst + `
+300 - stored t 1 e1 0 {"n":1}
+300 - stored t 2 e2 0 {"n":2}`, []string{"order"}},
+		{"lost: never came", anEvent, []string{"hoarded", "lost"}},
+		{"lost: came, and was settled by nobody", anEvent + "\n200/190 c1 < " + toFirst + "\n250 c1 close half\n260/255 c1 end EOF\n260 c2 close half\n270/265 c2 end EOF", []string{"lost"}},
+		{"lost: acknowledged too late only", anEvent + "\n200/190 c1 < " + toFirst + "\n3900 c1 > " + ackE1 + "\n3901/3900 c1 < " + okA1 + "\n4000 c1 close half\n4010/4000 c1 end EOF\n4000 c2 close half\n4010/4000 c2 end EOF", []string{"lost"}},
+		{"lost: some is left", anEvent + firstAcked + "20000 - left g t 3", []string{"lost"}},
+		{"lost: from latest wants nothing from before", strings.ReplaceAll(anEvent, `"from":"earliest"`, `"from":"latest"`) + firstAcked, nil},
+		{"range: from latest got what was there", strings.ReplaceAll(twoMembers, `"from":"earliest"`, `"from":"latest"`) + isStored + `
+2 c1 > {"op":"PUBLISH","topic":"t","payload":{"n":1},"corr":"p1"}
+3/2 c1 < {"op":"OK","id":"e1","corr":"p1"}` + firstAcked, []string{"range"}},
+
+		{"holder: redelivered while leased", anEvent + "\n200/190 c1 < " + toFirst + "" + second("2", 1200), []string{"holder"}},
+		{"holder: after the lease's end", anEvent + "\n200/190 c1 < " + toFirst + "\n3200/3190 c2 < " + attempt("2") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, nil},
+		{"holder: it was written long before it was read", anEvent + "\n3150/150 c1 < " + toFirst + "\n3160/3155 c2 < " + attempt("2") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, nil},
+		{"holder: a MODACK prolongs", anEvent + "\n200/190 c1 < " + toFirst + `
+300 c1 > {"op":"MODACK","topic":"t","group":"g","id":"e1","extend_ms":9000,"corr":"m1"}
+301/300 c1 < {"op":"OK","corr":"m1"}
+3200/3190 c2 < ` + attempt("2") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, []string{"holder"}},
+		{"holder: a MODACK shortens", anEvent + "\n200/190 c1 < " + toFirst + `
+300 c1 > {"op":"MODACK","topic":"t","group":"g","id":"e1","extend_ms":1000,"corr":"m1"}
+301/300 c1 < {"op":"OK","corr":"m1"}
+1305/1300 c2 < ` + attempt("2") + "\n1400 c2 > " + ackE1Again + "\n1401/1400 c2 < " + okA2, nil},
+		{"holder: refused", anEvent + "\n200/190 c1 < " + toFirst + `
+300 c1 > {"op":"NACK","topic":"t","group":"g","id":"e1","corr":"n1"}
+360/350 c2 < ` + attempt("2") + `
+361/360 c1 < {"op":"OK","corr":"n1"}
+400 c2 > ` + ackE1Again + "\n401/400 c2 < " + okA2, nil},
+		{"holder: its hub was killed", anEvent + "\n200/190 c1 < " + toFirst + `
+1000 - fault 1 kill-hub h0
+1000/999 c1 end EOF
+1500 - over 1` + second("2", 6200), nil},
+		{"holder: another hub was killed", anEvent + "\n200/190 c1 < " + toFirst + `
+1000 - fault 1 kill-hub h7
+1500 - over 1` + second("2", 2200), []string{"holder"}},
+		{"holder: a short freeze excuses nothing", anEvent + "\n200/190 c1 < " + toFirst + `
+1000 - fault 1 freeze-hub h0
+1400 - over 1` + second("2", 2200), []string{"holder"}},
+		{"holder: a long freeze does", anEvent + "\n200/190 c1 < " + toFirst + `
+1000 - fault 1 freeze-hub h0
+9000 - over 1` + second("2", 7200), nil},
+		{"holder: a leader stepped down", anEvent + "\n200/190 c1 < " + toFirst + `
+1000 - fault 1 stepdown -
+1100 - over 1` + second("2", 1200), []string{"holder"}},
+
+		{"acked: it comes again", anEvent + firstAcked + second("2", 5000), []string{"acked"}},
+		{"acked: a node was killed just then", anEvent + firstAcked + "400 - fault 1 kill-node n0\n900 - over 1" + second("2", 5000), nil},
+		{"acked: too late, so it comes again", anEvent + "\n200/190 c1 < " + toFirst + "\n3400 c1 > " + ackE1 + "\n3450/3420 c2 < " + attempt("2") + "\n3460/3455 c1 < " + okA1 + "\n3500 c2 > " + ackE1Again + "\n3501/3500 c2 < " + okA2, nil},
+
+		{"backoff: too early", anEvent + "\n200/190 c1 < " + toFirst + `
+300 c1 > {"op":"NACK","topic":"t","group":"g","id":"e1","delay_ms":1000,"corr":"n1"}
+301/300 c1 < {"op":"OK","corr":"n1"}` + second("2", 1200), []string{"backoff"}},
+		{"backoff: in time", anEvent + "\n200/190 c1 < " + toFirst + `
+300 c1 > {"op":"NACK","topic":"t","group":"g","id":"e1","delay_ms":1000,"corr":"n1"}
+301/300 c1 < {"op":"OK","corr":"n1"}` + second("2", 1302), nil},
+
+		{"inflight: one more than allowed", strings.ReplaceAll(anEvent, `"ackTimeoutMs"`, `"maxInFlight":1,"ackTimeoutMs"`) + "\n200/190 c1 < " + toFirst + `
+150 c1 > {"op":"PUBLISH","topic":"t","payload":{"n":2},"corr":"p2"}
+160/159 c1 < {"op":"OK","id":"e2","corr":"p2"}
+220/210 c1 < {"op":"EVENT","topic":"t","group":"g","event":{"id":"e2","topic":"t","payload":{"n":2}},"ctx":{"attempt":1,"ack_deadline_ms":3000}}
+300 c1 > {"op":"ACK","topic":"t","group":"g","ids":["e1","e2"],"corr":"a1"}
+301/300 c1 < {"op":"OK","corr":"a1"}
+20000 - stored t 2 e2 0 {"n":2}`, []string{"inflight"}},
+
+		{"attempts: begins with 2", anEvent + "\n200/190 c1 < " + attempt("2") + "\n300 c1 > " + ackE1 + "\n301/300 c1 < " + okA1, []string{"attempts"}},
+		{"attempts: the same twice", anEvent + "\n200/190 c1 < " + toFirst + "\n3200/3190 c2 < " + toFirst + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, []string{"attempts"}},
+		{"attempts: a skip, and a dead hub", anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 kill-hub h1\n1500 - over 1\n3200/3190 c2 < " + attempt("3") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, nil},
+		{"attempts: a skip, and a drained hub", anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 stop-hub h1\n1500 - over 1\n3200/3190 c2 < " + attempt("3") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, []string{"attempts"}},
+
+		{"letters: the last attempt was refused", anEvent + "\n200/190 c1 < " + attempt("2") + `
+300 c1 > {"op":"NACK","topic":"t","group":"g","id":"e1","reason":"no","corr":"n1"}
+301/300 c1 < {"op":"OK","corr":"n1"}` + letterOf("2", "no"), []string{"attempts"}},
+		{"letters: there is none", anEvent + "\n200/190 c1 < " + attempt("2") + `
+300 c1 > {"op":"NACK","topic":"t","group":"g","id":"e1","reason":"no","corr":"n1"}
+301/300 c1 < {"op":"OK","corr":"n1"}` + second("3", 400), []string{"attempts", "letters"}},
+		{"letters: too early", anEvent + "\n200/190 c1 < " + toFirst + `
+300 c1 > {"op":"NACK","topic":"t","group":"g","id":"e1","corr":"n1"}
+301/300 c1 < {"op":"OK","corr":"n1"}` + letterOf("1", "refused"), []string{"hoarded", "letters"}},
+		{"letters: of what was acknowledged", anEvent + strings.Replace(firstAcked, toFirst, attempt("2"), 1) + letterOf("2", "lease expired"), []string{"attempts", "letters"}},
+		{"letters: another reason", anEvent + "\n200/190 c1 < " + attempt("2") + `
+300 c1 > {"op":"NACK","topic":"t","group":"g","id":"e1","reason":"no","corr":"n1"}
+301/300 c1 < {"op":"OK","corr":"n1"}` + letterOf("2", "yes"), []string{"attempts", "letters"}},
+		{"letters: twice", anEvent + "\n200/190 c1 < " + attempt("2") + `
+300 c1 > {"op":"NACK","topic":"t","group":"g","id":"e1","reason":"no","corr":"n1"}
+301/300 c1 < {"op":"OK","corr":"n1"}` + letterOf("2", "no") + letterOf("2", "no"), []string{"attempts", "letters"}},
+		{"letters: expired", anEvent + "\n200/190 c1 < " + attempt("2") + letterOf("2", "lease expired"), []string{"attempts"}},
+		{"letters: expired, and none", anEvent + "\n200/190 c1 < " + attempt("2") + "\n20000 c1 close half\n20001/20000 c1 end EOF\n20001 c2 close half\n20002/20001 c2 end EOF", []string{"attempts", "letters", "lost"}},
+		{"letters: none for UNSUBSCRIBE", anEvent + "\n200/190 c1 < " + attempt("2") + `
+300 c1 > {"op":"UNSUBSCRIBE","topic":"t","group":"g","corr":"u1"}
+301/300 c1 < {"op":"OK","corr":"u1"}
+400/350 c2 < ` + attempt("3") + "\n500 c2 > " + ackE1Again + "\n501/500 c2 < " + okA2 + letterOf("2", "connection lost"), []string{"attempts", "letters"}},
+
+		{"answers: none for 15 s", anEvent + firstAcked + `1000 c1 > {"op":"PAUSE","topic":"t","group":"g","corr":"x"}`, []string{"answers"}},
+		{"answers: late", anEvent + firstAcked + `1000 c1 > {"op":"PAUSE","topic":"t","group":"g","corr":"x"}
+16500/16400 c1 < {"op":"OK","corr":"x"}`, []string{"answers"}},
+		{"answers: the client did not read", anEvent + firstAcked + `1000 c1 deaf
+1000 c1 > {"op":"PAUSE","topic":"t","group":"g","corr":"x"}
+16500 c1 hears
+16500/900 c1 < {"op":"OK","corr":"x"}`, nil},
+		{"answers: the hub was frozen", anEvent + firstAcked + `1000 c1 > {"op":"PAUSE","topic":"t","group":"g","corr":"x"}
+1001 - fault 1 freeze-hub h0
+5000 - over 1
+16500/16400 c1 < {"op":"OK","corr":"x"}`, nil},
+
+		{"hoarded: an idle member waits", anEvent + "\n5200/5190 c1 < " + toFirst + "\n5300 c1 > " + ackE1 + "\n5301/5300 c1 < " + okA1, []string{"hoarded"}},
+		{"hoarded: nobody has room", strings.ReplaceAll(anEvent, `"ackTimeoutMs"`, `"maxInFlight":1,"ackTimeoutMs"`) + `
+50 c1 > {"op":"PUBLISH","topic":"t","payload":{"n":2},"corr":"p2"}
+60/59 c1 < {"op":"OK","id":"e2","corr":"p2"}
+50 c1 > {"op":"PUBLISH","topic":"t","payload":{"n":3},"corr":"p3"}
+60/59 c1 < {"op":"OK","id":"e3","corr":"p3"}
+70/60 c1 < {"op":"EVENT","topic":"t","group":"g","event":{"id":"e2","topic":"t","payload":{"n":2}},"ctx":{"attempt":1,"ack_deadline_ms":3000}}
+70/60 c2 < {"op":"EVENT","topic":"t","group":"g","event":{"id":"e3","topic":"t","payload":{"n":3}},"ctx":{"attempt":1,"ack_deadline_ms":3000}}
+2900 c1 > {"op":"ACK","topic":"t","group":"g","id":"e2","corr":"a2"}
+2901/2900 c1 < {"op":"OK","corr":"a2"}
+2900 c2 > {"op":"ACK","topic":"t","group":"g","id":"e3","corr":"a3"}
+2901/2900 c2 < {"op":"OK","corr":"a3"}
+2950/2940 c1 < ` + toFirst + "\n3300 c1 > " + ackE1 + "\n3301/3300 c1 < " + okA1 + `
+20000 - stored t 2 e2 0 {"n":2}
+20000 - stored t 3 e3 0 {"n":3}`, nil},
+		{"hoarded: a refused event is in back-off", anEvent + "\n200/190 c1 < " + toFirst + `
+300 c1 > {"op":"NACK","topic":"t","group":"g","id":"e1","delay_ms":5000,"corr":"n1"}
+301/300 c1 < {"op":"OK","corr":"n1"}` + second("2", 5310), nil},
+		{"hoarded: a refused event, after its back-off", anEvent + "\n200/190 c1 < " + toFirst + `
+300 c1 > {"op":"NACK","topic":"t","group":"g","id":"e1","delay_ms":1000,"corr":"n1"}
+301/300 c1 < {"op":"OK","corr":"n1"}` + second("2", 5310), []string{"hoarded"}},
+		{"hoarded: a fault excuses", anEvent + "\n1000 - fault 1 kill-node n0\n1500 - over 1\n5200/5190 c1 < " + toFirst + "\n5300 c1 > " + ackE1 + "\n5301/5300 c1 < " + okA1, nil},
+
+		{"frames: an EVENT before the OK", `
+1 c1 open h0
+2 c1 > {"op":"PUBLISH","topic":"t","payload":{"n":1},"corr":"p1"}
+10 c1 > {"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"earliest","ackTimeoutMs":3000},"corr":"s1"}
+11/10 c1 < ` + toFirst + `
+12/11 c1 < {"op":"OK","corr":"s1"}`, []string{"frames"}},
+		{"frames: an EVENT after the OK of UNSUBSCRIBE", twoMembers + undrained + published + `
+150 c1 > {"op":"UNSUBSCRIBE","topic":"t","group":"g","corr":"u1"}
+151/150 c1 < {"op":"OK","corr":"u1"}
+200/190 c1 < ` + toFirst, []string{"frames"}},
+		{"frames: an EVENT while paused", twoMembers + undrained + published + `
+150 c1 > {"op":"PAUSE","topic":"t","group":"g","corr":"u1"}
+151/150 c1 < {"op":"OK","corr":"u1"}
+200/190 c1 < ` + toFirst, []string{"frames"}},
+		{"frames: another payload", anEvent + strings.Replace(firstAcked, `{"n":1}`, `{"n": 1}`, 1), []string{"frames"}},
+		{"frames: answers without corr, in order", anEvent + firstAcked + `
+1000 c1 > {"op":"PUBLISH","topic":"u","payload":{"n":2}}
+1000 c1 > {"op":"PAUSE","topic":"t","group":"g"}
+1010/1009 c1 < {"op":"OK","id":"e2"}
+1010/1009 c1 < {"op":"OK"}
+20000 - stored u 1 e2 0 {"n":2}`, nil},
+		{"frames: answers without corr, swapped", anEvent + firstAcked + `
+1000 c1 > {"op":"PUBLISH","topic":"u","payload":{"n":2}}
+1000 c1 > {"op":"PAUSE","topic":"t","group":"g"}
+1010/1009 c1 < {"op":"OK"}
+1010/1009 c1 < {"op":"OK","id":"e2"}
+20000 - stored u 1 e2 0 {"n":2}`, []string{"frames"}},
+		{"frames: answered twice", anEvent + firstAcked + "302/301 c1 < " + okA1, []string{"frames"}},
+		{"frames: the hub hangs up", anEvent + firstAcked + "9000/8999 c1 end EOF", []string{"frames"}},
+		{"frames: the hub hangs up, as it is stopped", anEvent + firstAcked + "8990 - fault 1 stop-hub h0\n9000/8999 c1 end EOF\n9500 - over 1", nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h, err := readHistory(strings.NewReader(c.history))
+			if err != nil {
+				t.Fatal(err)
+			}
+			l, found, err := check(h)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, v := range found {
+				if !slices.Contains(got, v.rule) {
+					got = append(got, v.rule)
+				}
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, c.want) {
+				t.Errorf("found %v, want %v", got, c.want)
+				for _, v := range found {
+					t.Log(l.describe(v, 20))
+				}
+			}
+		})
+	}
+}
+
+// TestHistoryText writes a history and reads it back.
+func TestHistoryText(t *testing.T) {
+	h, err := readHistory(strings.NewReader(anEvent + firstAcked))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	if err := h.write(&b); err != nil {
+		t.Fatal(err)
+	}
+	again, err := readHistory(strings.NewReader(b.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(h, again) {
+		t.Errorf("%v, not %v", again, h)
+	}
+}
