@@ -179,6 +179,10 @@ func saidWhileFrozen(t *testing.T, p frozenPath) {
 	if err := in.sub.Pause(t.Context()); err != nil { // what comes again shall go to the other hub
 		t.Fatal(err)
 	}
+	again := p.b.subscribe(p.b.dial(), p.topic, "g", endless(2*n)) // now, for servers that elect leaders refuse new members
+	if err := again.sub.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	other := p.b.subscribe(cb, p.topic, "g", endless(n+1))
 	<-time.After(time.Until(leased.Add(1400 * time.Millisecond))) // before the hub asks NATS to wait longer, today
 
@@ -221,7 +225,9 @@ func saidWhileFrozen(t *testing.T, p frozenPath) {
 		t.Fatal(err)
 	}
 	// It has settled nothing, so all comes again.
-	again := p.b.subscribe(p.b.dial(), p.topic, "g", endless(2*n))
+	if err := again.sub.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	for limit := time.After(2 * fencedWait); len(held) > 0; {
 		select {
 		case e := <-again.events:
