@@ -177,7 +177,6 @@ func (d *Delivery) begin(release bool) bool {
 	if d.index < 0 || d.begun || !d.usable(now) {
 		return false
 	}
-	d.m.doubt = 0
 	d.begun = true
 	d.started = now
 	d.deadline = now + int64(s.opts.AckTimeout)

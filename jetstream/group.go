@@ -38,9 +38,9 @@ type group struct {
 	ttl      time.Duration // 0: it stays
 	memory   bool          // it dies with its server
 	first    uint64        // the first event that it is given at all
-	anew     bool          // it was made in place of one that is gone, and may have missed events
 	paths    []path        // to the consumer, one for each connection of the pool
 
+	lost     atomic.Bool   // it was made in place of one that is gone; taken by the member that tells
 	revision atomic.Uint64 // of the pointer that named it; 0: none did
 
 	// Guarded by Bus.groupMu.
@@ -191,7 +191,7 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, c
 		if again.Consumer == info.Name {
 			g := b.newGroup(t, name, info, again.revision)
 			// A pointer that was moved says that there was a group. With a TTL, it may have ended in order.
-			g.anew = dead == nil && ptr.Generation > 1 && ttl == 0
+			g.lost.Store(dead == nil && ptr.Generation > 1 && ttl == 0)
 			return g, nil
 		}
 		b.deleteConsumer(ctx, t.stream.name, info.Name)

@@ -13,8 +13,6 @@ const (
 	// time.
 	slowLeast = time.Second
 	slowMost  = 15 * time.Second
-	// doubtMost bounds how long a member whose own pulls hide those of others keeps events that nobody may wait for.
-	doubtMost = 30 * time.Second
 )
 
 // askIdle asks the server whether others wait for events, and returns when it may be asked again. s.mu is held.
@@ -40,12 +38,13 @@ func (m *member) askIdle(now int64) int64 {
 }
 
 // idle is told how many pulls wait at the consumer. When some are not this member's own, others wait for events, and get
-// those that it holds and its subscriber does not take.
+// those that it holds and its subscriber does not take. The server tells the end of each pull, so a member knows how many of
+// its own wait.
 func (s *Subscription) idle(g *group, waiting int) {
 	now := s.bus.clock.now()
 	s.mu.Lock()
 	i := slices.IndexFunc(s.members, func(m *member) bool { return m.group == g })
-	if i < 0 || !s.running() || !s.stale(s.members[i], now) || !s.members[i].othersWait(waiting, now) {
+	if i < 0 || !s.running() || !s.stale(s.members[i], now) || waiting <= s.members[i].pulls {
 		s.mu.Unlock()
 		return
 	}
@@ -58,21 +57,6 @@ func (s *Subscription) idle(g *group, waiting int) {
 	}
 	s.mu.Unlock()
 	s.giveBack(back)
-}
-
-// othersWait judges by the number of waiting pulls. The server does not say whose they are, and the member knows only how
-// many of its own there can be at most. Where these may be all, it gives back once in a while.
-func (m *member) othersWait(waiting int, now int64) bool {
-	own := min(m.pulls, m.requested)
-	switch {
-	case waiting > own:
-		return true
-	case waiting == 0 || now < m.doubtAt:
-		return false
-	}
-	m.doubt = min(max(2*m.doubt, time.Second), doubtMost)
-	m.doubtAt = now + int64(m.doubt)
-	return true
 }
 
 // stale reports whether the member holds something for too long. s.mu is held.

@@ -47,6 +47,9 @@ func (b *Bus) sweepLingering(now int64) {
 	}
 	b.lingering.mu.Unlock()
 	for _, in := range over {
+		in.m.sub.mu.Lock()
+		in.ended(in.pulls)
+		in.m.sub.mu.Unlock()
 		b.endLingering(in)
 	}
 }
@@ -64,6 +67,7 @@ func (b *Bus) forgetLingering(l *link) {
 	for _, in := range lost {
 		in.m.sub.mu.Lock()
 		in.forgotten = true
+		in.ended(in.pulls)
 		in.m.sub.mu.Unlock()
 		b.endLingering(in)
 	}

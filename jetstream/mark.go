@@ -31,11 +31,16 @@ type mark struct {
 	Stream   time.Time `json:"stream"` // when the stream was created
 	Floor    uint64    `json:"floor"`  // up to which all is settled
 	TTLMS    int64     `json:"ttl_ms"`
+	Left     bool      `json:"left,omitempty"` // a member has just left
 }
 
-// life is how long the group outlives its mark: a member may have been there until the next mark was due.
+// life is how long the group outlives its mark. Unless the mark was made when a member left, one may have been there until
+// the next was due.
 func (m *mark) life() time.Duration {
 	ttl := time.Duration(m.TTLMS) * time.Millisecond
+	if m.Left {
+		return ttl
+	}
 	return ttl + min(watchMemory, ttl/4)
 }
 
@@ -128,13 +133,13 @@ func (g *group) due(now int64) bool {
 
 // putMark stores how far a group in memory is. It does not block.
 func (g *group) putMark(l *link) {
-	if !g.memory {
+	if !g.memory || len(g.bus.membersOf(g)) == 0 {
 		return
 	}
 	g.mu.Lock()
 	floor := g.track.floor
 	g.mu.Unlock()
-	value, err := g.mark(floor)
+	value, err := g.mark(floor, false)
 	if err != nil {
 		return
 	}
@@ -143,8 +148,8 @@ func (g *group) putMark(l *link) {
 }
 
 // mark encodes how far the group is.
-func (g *group) mark(floor uint64) ([]byte, error) {
-	return json.Marshal(mark{Consumer: g.consumer, Stream: g.topic.stream.created, Floor: floor, TTLMS: g.ttl.Milliseconds()})
+func (g *group) mark(floor uint64, left bool) ([]byte, error) {
+	return json.Marshal(mark{Consumer: g.consumer, Stream: g.topic.stream.created, Floor: floor, TTLMS: g.ttl.Milliseconds(), Left: left})
 }
 
 // leaveMark stores how far a group in memory is, when a member leaves it, and waits until it is stored.
@@ -162,7 +167,7 @@ func (g *group) leaveMark(ctx context.Context, l *link) {
 	if json.Unmarshal(reply.Data, &state) != nil || state.Error != nil || !state.Created.Equal(g.created) {
 		return
 	}
-	value, err := g.mark(state.AckFloor.Stream)
+	value, err := g.mark(state.AckFloor.Stream, true)
 	if err != nil {
 		return
 	}

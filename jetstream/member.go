@@ -33,7 +33,7 @@ type member struct {
 	inbox     *inbox // nil while closed
 	opened    uint64 // how many inboxes there were
 	requested int    // asked and not arrived
-	pulls     int    // sent since nothing was asked
+	pulls     int    // that have not ended, those of inboxes that linger included
 	pulled    int64  // when the last pull was sent
 	lost      int64  // when it has surely ended
 	first     bool   // nothing has arrived since
@@ -42,9 +42,7 @@ type member struct {
 	attaching bool
 	movedAt   uint64 // the newest revision of the group's pointer that came up meanwhile
 
-	fresh   []*Delivery // arrived in a cluster long after they were stored: the server is to be told of them
-	doubt   time.Duration
-	doubtAt int64 // see idle
+	fresh []*Delivery // arrived in a cluster long after they were stored: the server is to be told of them
 }
 
 // inbox is where pulls are answered to. Each is used until the subscription pauses, ends, or forgets what it had.
@@ -58,6 +56,7 @@ type inbox struct {
 	number    uint64 // among the member's, from 1
 	sub       *nats.Subscription
 	forgotten bool  // what still comes is not ours to touch; otherwise it is given back
+	pulls     int   // that have not ended
 	left      int   // while it lingers: asked and not arrived
 	until     int64 // when its pulls have ended at the latest
 }
@@ -78,7 +77,7 @@ func (m *member) open() {
 			slog.String("topic", m.group.topic.name), slog.Any("error", err))
 		return
 	}
-	in.sub, m.inbox, m.requested, m.pulls, m.retryAt = sub, in, 0, 0, 0
+	in.sub, m.inbox, m.requested, m.retryAt = sub, in, 0, 0
 	if m.group.ttl > 0 {
 		m.sub.schedule(m.sub.bus.clock.now() + int64(m.group.ttl/3))
 	}
@@ -97,16 +96,26 @@ func (m *member) close(gracefully bool) {
 	switch {
 	case !gracefully:
 		in.forgotten = true
+		in.ended(in.pulls)
 		_ = in.sub.Unsubscribe() // fails only when the connection is closed
 	case in.left > 0 && m.sub.link.clustered() && m.sub.bus.linger(in, m.lost):
 	default:
+		in.ended(in.pulls)
 		_ = in.sub.Drain() // the same
 	}
+}
+
+// ended counts pulls that have ended. s.mu is held.
+func (in *inbox) ended(n int) {
+	n = min(n, in.pulls)
+	in.pulls -= n
+	in.m.pulls -= n
 }
 
 // arrived counts what came to an inbox that lingers, and ends it with its last pull. s.mu is held.
 func (in *inbox) arrived(n int) {
 	if in.left -= n; in.left <= 0 && in.until > 0 {
+		in.ended(in.pulls)
 		in.m.sub.bus.endLingering(in)
 	}
 }
@@ -175,10 +184,8 @@ func (m *member) pull(batch int, now int64) {
 	if err := s.link.nc.PublishRequest(m.group.next, m.inbox.subject, req); err != nil {
 		return // the connection is down: back() starts anew
 	}
-	if m.requested == 0 {
-		m.pulls = 0
-	}
 	m.pulls++
+	m.inbox.pulls++
 	m.requested += batch
 	s.requested += batch
 	m.pulled, m.lost, m.first, m.retryAt = now, now+int64(expires+pullSlack), true, 0
@@ -385,6 +392,9 @@ func (in *inbox) status(msg *nats.Msg) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	left, _ := strconv.Atoi(msg.Header.Get("Nats-Pending-Messages"))
+	if msg.Header.Get("Status") != "100" {
+		in.ended(1)
+	}
 	if m.inbox != in {
 		in.arrived(left)
 		return

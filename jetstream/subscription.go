@@ -268,7 +268,7 @@ func (s *Subscription) Start() {
 	s.started = true
 	s.mu.Unlock()
 	for _, m := range s.members {
-		if first && m.group.anew {
+		if first && m.group.lost.Swap(false) {
 			s.reset(m, "its consumer was deleted")
 		}
 	}
@@ -436,10 +436,10 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 		err = s.settleAll(ctx)
 		for _, m := range s.members {
 			m.obs.Close()
+			s.bus.unshare(m.group, s)
 			if err == nil {
 				m.group.leaveMark(ctx, s.link)
 			}
-			s.bus.unshare(m.group, s)
 		}
 	})
 	return err
