@@ -87,14 +87,7 @@ func lost(l *ledger) []violation {
 	if !l.set.Drained {
 		return nil
 	}
-	buried := map[groupKey]map[string]bool{}
-	for _, d := range l.letter {
-		k := groupKey{d.Topic, d.Group}
-		if buried[k] == nil {
-			buried[k] = map[string]bool{}
-		}
-		buried[k][d.Original.ID] = true
-	}
+	buried := l.buried()
 	var all []violation
 	for _, g := range l.sortedGroups() {
 		if g.left > 0 {
@@ -122,6 +115,19 @@ func lost(l *ledger) []violation {
 		}
 	}
 	return all
+}
+
+// buried are the events that have a dead letter, by group.
+func (l *ledger) buried() map[groupKey]map[string]bool {
+	buried := map[groupKey]map[string]bool{}
+	for _, d := range l.letter {
+		k := groupKey{d.Topic, d.Group}
+		if buried[k] == nil {
+			buried[k] = map[string]bool{}
+		}
+		buried[k][d.Original.ID] = true
+	}
+	return buried
 }
 
 // settled reports whether some ACK may have settled the event.
