@@ -107,7 +107,7 @@ func lost(l *ledger) []violation {
 				all = append(all, g.broken(s.id, p.sent-time.Second, p.sent+10*time.Second, "number %d of the stream never came", s.seq))
 				continue
 			}
-			if !e.settled() {
+			if !e.settled(g) {
 				last := e.deliveries[len(e.deliveries)-1]
 				_, hi := last.deadline()
 				all = append(all, g.broken(s.id, last.lo, hi+time.Second, "it came %d times, is settled, and nobody acknowledged it while it was leased; the last is %v", len(e.deliveries), last))
@@ -131,11 +131,18 @@ func (l *ledger) buried() map[groupKey]map[string]bool {
 }
 
 // settled reports whether some ACK may have settled the event.
-func (e *event) settled() bool {
+func (e *event) settled(g *group) bool {
 	for _, d := range e.deliveries {
 		_, hi := d.deadline()
 		for _, f := range d.may("ACK") {
 			if hi == never || f.sent <= hi+noticed {
+				return true
+			}
+		}
+	}
+	for _, b := range g.blind() { // it may have come once more, unseen
+		for _, f := range b.sub.settles {
+			if f.Op == "ACK" && f.about(e.id) && f.answered >= b.from {
 				return true
 			}
 		}
@@ -232,7 +239,7 @@ func (l *ledger) unfounded(g *group, x *letter) string {
 	if x.Err == "connection lost" || x.Err == "lease expired" {
 		// It may have been written to a connection that was cut off with bytes unread, or was lost with its hub.
 		for _, b := range g.blind() {
-			if b.maxAttempts > 0 && x.Attempts >= b.maxAttempts {
+			if m := b.sub.maxAttempts(); m > 0 && x.Attempts >= m {
 				return ""
 			}
 		}
