@@ -283,7 +283,8 @@ func (l *ledger) failed(d *delivery) (time.Duration, string) {
 	}
 	lo, hi := d.deadline()
 	disturbed := func(to time.Duration) bool {
-		return l.within(d.lo, to+justBefore, func(f *fault) bool { return f.voids || f.losesAcks })
+		// The letter may go over another connection, which is not back yet; then the event is delivered once more.
+		return l.within(d.lo-reconnected, to+justBefore, func(f *fault) bool { return f.voids || f.losesAcks })
 	}
 	nacks := d.may("NACK")
 	c := d.sub.conn
