@@ -23,6 +23,9 @@ type allowance struct {
 // justBefore is what "its last moments (about 200 ms)" is on a busy machine. cmd/eventhub's kill test takes the same.
 const justBefore = 600 * time.Millisecond
 
+// reconnected is when a hub has all its connections again after a fault.
+const reconnected = 2 * time.Second
+
 // allowances, from protocol.md, section 3, and ARCHITECTURE.md, "Fencing".
 var allowances = []allowance{
 	// "Leases of a hub that died end within AckWait"; attempts "may skip a number when a hub died".

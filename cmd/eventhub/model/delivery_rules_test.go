@@ -152,7 +152,7 @@ func (l *ledger) unseen(g *group, from, to time.Duration) int {
 	n := 0
 	for _, b := range g.blind() {
 		if b.from <= to && b.to >= from {
-			n += 1 + int((min(b.to, to)-max(b.from, from))/b.leased)
+			n += 1 + int((min(b.to, to)-max(b.from, from))/b.sub.leased())
 		}
 	}
 	return n
@@ -163,15 +163,14 @@ func (l *ledger) unseen(g *group, from, to time.Duration) int {
 type blind struct {
 	span
 
-	leased      time.Duration
-	maxAttempts int
+	sub *sub
 }
 
 func (g *group) blind() []blind {
 	var all []blind
 	for _, f := range g.starts {
 		if c := f.conn; c.abrupt && !f.refused() && (f.sub.stop == nil || f.sub.stop.sent > c.endLo) {
-			all = append(all, blind{span{max(f.sent, c.endLo), c.closeAt}, f.sub.leased(), f.sub.maxAttempts()})
+			all = append(all, blind{span{max(f.sent, c.endLo), c.closeAt}, f.sub})
 		}
 	}
 	return all

@@ -87,14 +87,7 @@ func lost(l *ledger) []violation {
 	if !l.set.Drained {
 		return nil
 	}
-	buried := map[groupKey]map[string]bool{}
-	for _, d := range l.letter {
-		k := groupKey{d.Topic, d.Group}
-		if buried[k] == nil {
-			buried[k] = map[string]bool{}
-		}
-		buried[k][d.Original.ID] = true
-	}
+	buried := l.buried()
 	var all []violation
 	for _, g := range l.sortedGroups() {
 		if g.left > 0 {
@@ -114,7 +107,7 @@ func lost(l *ledger) []violation {
 				all = append(all, g.broken(s.id, p.sent-time.Second, p.sent+10*time.Second, "number %d of the stream never came", s.seq))
 				continue
 			}
-			if !e.settled() {
+			if !e.settled(g) {
 				last := e.deliveries[len(e.deliveries)-1]
 				_, hi := last.deadline()
 				all = append(all, g.broken(s.id, last.lo, hi+time.Second, "it came %d times, is settled, and nobody acknowledged it while it was leased; the last is %v", len(e.deliveries), last))
@@ -124,12 +117,32 @@ func lost(l *ledger) []violation {
 	return all
 }
 
+// buried are the events that have a dead letter, by group.
+func (l *ledger) buried() map[groupKey]map[string]bool {
+	buried := map[groupKey]map[string]bool{}
+	for _, d := range l.letter {
+		k := groupKey{d.Topic, d.Group}
+		if buried[k] == nil {
+			buried[k] = map[string]bool{}
+		}
+		buried[k][d.Original.ID] = true
+	}
+	return buried
+}
+
 // settled reports whether some ACK may have settled the event.
-func (e *event) settled() bool {
+func (e *event) settled(g *group) bool {
 	for _, d := range e.deliveries {
 		_, hi := d.deadline()
 		for _, f := range d.may("ACK") {
 			if hi == never || f.sent <= hi+noticed {
+				return true
+			}
+		}
+	}
+	for _, b := range g.blind() { // it may have come once more, unseen
+		for _, f := range b.sub.settles {
+			if f.Op == "ACK" && f.about(e.id) && f.answered >= b.from {
 				return true
 			}
 		}
@@ -226,7 +239,7 @@ func (l *ledger) unfounded(g *group, x *letter) string {
 	if x.Err == "connection lost" || x.Err == "lease expired" {
 		// It may have been written to a connection that was cut off with bytes unread, or was lost with its hub.
 		for _, b := range g.blind() {
-			if b.maxAttempts > 0 && x.Attempts >= b.maxAttempts {
+			if m := b.sub.maxAttempts(); m > 0 && x.Attempts >= m {
 				return ""
 			}
 		}
@@ -270,7 +283,8 @@ func (l *ledger) failed(d *delivery) (time.Duration, string) {
 	}
 	lo, hi := d.deadline()
 	disturbed := func(to time.Duration) bool {
-		return l.within(d.lo, to+justBefore, func(f *fault) bool { return f.voids || f.losesAcks })
+		// The letter may go over another connection, which is not back yet; then the event is delivered once more.
+		return l.within(d.lo-reconnected, to+justBefore, func(f *fault) bool { return f.voids || f.losesAcks })
 	}
 	nacks := d.may("NACK")
 	c := d.sub.conn

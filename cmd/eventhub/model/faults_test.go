@@ -124,9 +124,9 @@ func (j *injector) away() time.Duration {
 // one3 picks one, the shorter ones more often, and now and then one that is longer than an answer may take.
 func (j *injector) one3(short, middle, long time.Duration) time.Duration {
 	switch n := j.rnd.IntN(20); {
-	case n < 8:
+	case n < 7:
 		return short
-	case n < 15:
+	case n < 12:
 		return middle
 	case n < 19:
 		return long

@@ -103,7 +103,11 @@ func (l *ledger) released(d *delivery) (ended, again time.Duration) {
 			again = never
 			continue
 		}
-		again = f.answered + d.backOff(f)
+		if back := f.answered + d.backOff(f); d.surely(f) {
+			again = back
+		} else {
+			again = max(again, back)
+		}
 	}
 	if m := d.sub.maxAttempts(); m > 0 && d.attempt >= m {
 		again = never

@@ -173,7 +173,7 @@ func TestRules(t *testing.T) {
 301/300 c1 < {"op":"OK","corr":"n1"}` + second("3", 400), []string{"attempts", "letters"}},
 		{"letters: too early", anEvent + "\n200/190 c1 < " + toFirst + `
 300 c1 > {"op":"NACK","topic":"t","group":"g","id":"e1","corr":"n1"}
-301/300 c1 < {"op":"OK","corr":"n1"}` + letterOf("1", "refused"), []string{"hoarded", "letters"}},
+301/300 c1 < {"op":"OK","corr":"n1"}` + letterOf("1", "refused"), []string{"letters"}},
 		{"letters: of what was acknowledged", anEvent + strings.Replace(firstAcked, toFirst, attempt("2"), 1) + letterOf("2", "lease expired"), []string{"attempts", "letters"}},
 		{"letters: another reason", anEvent + "\n200/190 c1 < " + attempt("2") + `
 300 c1 > {"op":"NACK","topic":"t","group":"g","id":"e1","reason":"no","corr":"n1"}

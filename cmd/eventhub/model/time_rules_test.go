@@ -113,7 +113,7 @@ type idleEvent struct {
 
 func (l *ledger) waits(g *group) []idleEvent {
 	var all []idleEvent
-	ids := map[string]bool{}
+	ids, buried := map[string]bool{}, l.buried()[g.groupKey]
 	made, since := g.creators(0)
 	if len(made) == 0 || since == never {
 		return nil
@@ -137,7 +137,7 @@ func (l *ledger) waits(g *group) []idleEvent {
 			_, again := l.released(d)
 			from = max(from, again)
 		}
-		if from < l.end && (len(ds) == 0 || from < never) {
+		if from < l.end && !buried[s.id] { // else it was dead-lettered, perhaps by a delivery that nobody saw
 			all = append(all, idleEvent{span{from, never}, s.id})
 		}
 	}
