@@ -19,11 +19,8 @@ const (
 	// pongBacklog is how many bytes may wait behind a write that is under way before pings go unanswered. RFC 6455
 	// section 5.5.3 lets a server answer only the latest ping.
 	pongBacklog = 4 << 10
-	// atOnce is how long a read takes at most when the bytes are there already.
-	atOnce = 250 * time.Microsecond
-	// backlogTime is how long the reader takes at most to read what had arrived while it was away.
-	// A peer that never stops sending is not taken to be late for longer.
-	backlogTime = time.Second
+	// atOnce is how long a read over TLS takes at most when the bytes are there already.
+	atOnce = 20 * time.Millisecond
 	// stallSteps is how often a write that waits looks whether the peer has taken something, within
 	// the stall time.
 	stallSteps = 16
@@ -64,12 +61,8 @@ type wire struct {
 	reads   atomic.Uint64 // successful reads: the peer is alive
 	waiting atomic.Bool   // a read waits for the peer
 	readAt  time.Time     // when the last one came, for all frames in it; the reader's own
-	arrived time.Time     // when that had arrived at the latest: readAt, or missed; the reader's own
-
-	// While the reader waited for the bus, frames may have arrived that it has not read. missed is
-	// when it began to wait, and back when it read again; missed is zero when what is read arrives
-	// now. Both are the reader's own.
-	missed, back time.Time
+	arrived time.Time     // when that had arrived at the latest; the reader's own
+	backlog []mark        // what had arrived and was not read while the reader was away; its own
 
 	mu       sync.Mutex
 	quiet    sync.Cond // signalled when flushing ends
@@ -92,7 +85,7 @@ func newWire(stall time.Duration) *wire {
 // Read notes that the peer is alive, and when what it sent has arrived.
 func (w *wire) Read(p []byte) (int, error) {
 	var asked time.Time
-	if !w.missed.IsZero() {
+	if len(w.backlog) > 0 {
 		asked = time.Now()
 	}
 	w.waiting.Store(true)
@@ -101,31 +94,56 @@ func (w *wire) Read(p []byte) (int, error) {
 	if n > 0 {
 		w.reads.Add(1)
 		w.readAt = time.Now()
-		w.arrived = w.arrival(asked)
+		w.arrived = w.readAt
+		if len(w.backlog) > 0 {
+			w.arrived = w.arrival(n, asked)
+		}
 	}
 	return n, err
 }
 
-// arrival returns when the bytes that were just read had arrived at the latest. What is there as
-// soon as it is asked for may have waited for as long as the reader was away. asked is when the
-// read began.
-func (w *wire) arrival(asked time.Time) time.Time {
-	if w.missed.IsZero() {
-		return w.readAt
-	}
-	if w.readAt.Sub(asked) > atOnce || w.readAt.Sub(w.back) > backlogTime {
-		w.missed = time.Time{}
-		return w.readAt
-	}
-	return w.missed
+// mark says that so many of the next bytes had arrived at a moment.
+type mark struct {
+	bytes int
+	at    time.Time
 }
 
-// away notes that the reader did not read from since until now.
+// away notes that the reader did not read from since until now: what lies in the socket has arrived
+// then, at the worst.
 func (w *wire) away(since time.Time) {
-	if w.missed.IsZero() {
-		w.missed = since
+	var n int
+	if c, secure := w.Conn.(*tls.Conn); secure {
+		n = received(c.NetConn()) + tlsPart // some of it may have been decrypted
+	} else {
+		n = received(w.Conn)
 	}
-	w.back = time.Now()
+	for _, m := range w.backlog {
+		n -= m.bytes
+	}
+	if n > 0 {
+		w.backlog = append(w.backlog, mark{bytes: n, at: since})
+	}
+}
+
+// arrival returns when the n bytes that were just read had arrived at the latest, and takes them
+// off the backlog. asked is when the read began. Over TLS the backlog counts more bytes than there
+// are to read; it is over when a read has to wait.
+func (w *wire) arrival(n int, asked time.Time) time.Time {
+	if _, secure := w.Conn.(*tls.Conn); secure && w.readAt.Sub(asked) > atOnce {
+		w.backlog = nil
+		return w.readAt
+	}
+	at := w.backlog[0].at
+	for n > 0 && len(w.backlog) > 0 {
+		m := &w.backlog[0]
+		if m.bytes > n {
+			m.bytes -= n
+			break
+		}
+		n -= m.bytes
+		w.backlog = w.backlog[1:]
+	}
+	return at
 }
 
 // Write takes a control frame, and flushes unless another goroutine does already.
