@@ -56,6 +56,7 @@ type connection struct {
 	byCorr       map[string]*frame
 	live         map[groupKey]*sub // what frames sent now are about
 	current      map[groupKey]*sub // what frames that come now are about
+	guessed      bool              // an error without corr went to some PUBLISH without corr: it may have been another one's
 	resets       map[groupKey]bool
 }
 
@@ -374,6 +375,9 @@ func (l *ledger) got(line int, c *connection, e entry, w *wireFrame) {
 		return
 	}
 	f := l.answeredBy(c, w)
+	if f == nil && c.guessed && w.Corr == nil {
+		return
+	}
 	if f == nil {
 		l.odd = append(l.odd, violation{rule: "frames", msg: fmt.Sprintf("c%d got an answer to nothing: %s", c.number, e.text), from: e.at, to: e.at})
 		return
@@ -405,13 +409,14 @@ func (l *ledger) answeredBy(c *connection, w *wireFrame) *frame {
 		return f
 	}
 	at := slices.IndexFunc(c.waiting, func(f *frame) bool { return w.answers(f) && l.published(f, w.ID) })
-	if at < 0 {
+	if at < 0 && (w.ID == "" || !c.guessed) {
 		at = slices.IndexFunc(c.waiting, w.answers)
 	}
 	if at < 0 {
 		return nil
 	}
 	f := c.waiting[at]
+	c.guessed = c.guessed || w.Op == "ERR" && f.Op == "PUBLISH"
 	if first := c.waiting[0]; at > 0 {
 		l.odd = append(l.odd, violation{rule: "frames", topic: f.Topic, group: f.Group, msg: fmt.Sprintf(
 			"c%d: the answer to a %s without corr, sent at %v, overtakes that to the %s sent at %v", c.number, f.Op, short(f.sent), first.Op, short(first.sent)), from: first.sent, to: f.sent})
