@@ -1,3 +1,5 @@
+//go:build unix
+
 package model
 
 // sound are the features that the short form uses: those whose promises today's hub is known to keep. The long form uses
