@@ -1,3 +1,5 @@
+//go:build unix
+
 package model
 
 import "time"
@@ -64,7 +66,7 @@ func halfStall(s settings) time.Duration { return min(2*time.Second, margin(s)*3
 type fault struct {
 	allowance
 	number   string
-	target   string // hub "h0", node "n0", link "h0"; "" for the harness
+	target   string // hub "h0", node "n0", the links of hub "h0"; "-" for none of them
 	from, to time.Duration
 }
 
@@ -97,6 +99,6 @@ func (l *ledger) voidedAt(hub string, from, to time.Duration) time.Duration {
 // mayLoseAck reports whether an ACK that was on its way between sent and answered may have come to nothing.
 func (l *ledger) mayLoseAck(hub string, sent, answered time.Duration) bool {
 	return l.within(sent, answered+justBefore, func(f *fault) bool {
-		return f.losesAcks && (f.target == hub || f.target == "" || f.target[0] == 'n' || f.allHubs)
+		return f.losesAcks && (f.target == hub || f.target == "-" || f.target[0] == 'n' || f.allHubs)
 	})
 }

@@ -18,7 +18,7 @@
 // The rules were tried with hubs that were broken on purpose. The time is that of the first seed that showed it, with
 // starting and draining, on a busy machine with two cores; "long" are seeds with -model.active of 20 s or more.
 //
-//	an event is acknowledged when it is written               lost                17 s
+//	an event is acknowledged when it is written               lost                9 s
 //	every tenth refusal is not sent to NATS                   hoarded             27 s, the second seed
 //	leases do not expire                                      letters, lost       10 s
 //	leases end after nine tenths of their time                holder, inflight    10 s

@@ -1,3 +1,5 @@
+//go:build unix
+
 package model
 
 import (
@@ -142,15 +144,21 @@ func (j *injector) fault(kind, target string, do func()) {
 	j.rec.add(0, kindOver, strconv.Itoa(n))
 }
 
-// deposeOne makes a leader step down: of a stream, or of a group.
+// deposeOne makes a leader step down: of a stream, or mostly of the group with the most leases.
 func (j *injector) deposeOne(ctx context.Context) {
 	topic := j.plan.topics[j.rnd.IntN(len(j.plan.topics))]
 	what := "STREAM.LEADER.STEPDOWN." + streamName(topic)
 	asked, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	all, err := j.consumers(asked, topic)
-	if j.rnd.IntN(3) > 0 && err == nil && len(all) > 0 {
-		what = "CONSUMER.LEADER.STEPDOWN." + streamName(topic) + "." + all[j.rnd.IntN(len(all))].Name
+	if j.rnd.IntN(4) > 0 && err == nil && len(all) > 0 {
+		one := all[j.rnd.IntN(len(all))]
+		for _, c := range all {
+			if c.NumAckPending > one.NumAckPending { // where there is something to lose
+				one = c
+			}
+		}
+		what = "CONSUMER.LEADER.STEPDOWN." + streamName(topic) + "." + one.Name
 	}
 	err = j.stepDown(ctx, what)
 	j.rec.add(0, kindNote, fmt.Sprintf("%s: %v", what, err))

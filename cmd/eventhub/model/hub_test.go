@@ -1,3 +1,5 @@
+//go:build unix
+
 package model
 
 import (
@@ -57,7 +59,7 @@ func runHub(ctx context.Context, r hubRole) error {
 		return err
 	}
 	web := &http.Server{Handler: srv.WebSocket(), ReadHeaderTimeout: 5 * time.Second}
-	go func() { _ = web.Serve(l) }()
+	go func() { _ = web.Serve(narrow{l}) }()
 	go tellStalls(ctx)
 	natstest.Ready()
 	<-ctx.Done()
@@ -65,6 +67,18 @@ func runHub(ctx context.Context, r hubRole) error {
 	defer cancel()
 	_ = srv.Drain(end)
 	return errors.Join(srv.Close(), web.Shutdown(end), bus.Close())
+}
+
+// narrow gives the kernel little room for what goes to clients: events for one that does not read then stay in the hub.
+type narrow struct{ net.Listener }
+
+// Accept makes the send buffer small.
+func (n narrow) Accept() (net.Conn, error) {
+	c, err := n.Listener.Accept()
+	if tcp, ok := c.(*net.TCPConn); ok {
+		err = errors.Join(err, tcp.SetWriteBuffer(8<<10))
+	}
+	return c, err
 }
 
 // openBus tries for a while: at a restart NATS may be away.

@@ -1,3 +1,5 @@
+//go:build unix
+
 package model
 
 import (
@@ -284,7 +286,7 @@ func (l *ledger) faulted(fields []string, at time.Duration) error {
 	if len(fields) < 2 {
 		return fmt.Errorf("%d fields", len(fields))
 	}
-	f := &fault{number: fields[0], from: at, to: never}
+	f := &fault{number: fields[0], target: "-", from: at, to: never}
 	if len(fields) > 2 {
 		f.target = fields[2]
 	}

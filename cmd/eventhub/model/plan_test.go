@@ -1,3 +1,5 @@
+//go:build unix
+
 package model
 
 import (
@@ -65,6 +67,7 @@ func newPlan(seed int64, faults, with []string, active time.Duration) *plan {
 	add(groupPlan{from: "latest"})
 	add(groupPlan{from: "earliest"})
 	add(groupPlan{from: []string{"earliest", "ts", "afterId"}[rnd.IntN(3)], opens: active * 6 / 10}) // a backlog older than AckWait
+	add(groupPlan{from: "earliest", opens: active * 8 / 10})
 	add(groupPlan{from: []string{"latest", "earliest"}[rnd.IntN(2)], lone: true, opens: time.Duration(rnd.IntN(int(active / 2)))})
 	if p.has("topics") {
 		add(groupPlan{from: []string{"latest", "earliest"}[rnd.IntN(2)], topics: slices.Clone(p.topics)})
@@ -98,6 +101,9 @@ func (g *groupPlan) options(rnd *rand.Rand, ids *knownIDs, began time.Time) *wir
 		}
 	}
 	o.MaxInFlight = []int{1, 2, 5, 20, 0}[rnd.IntN(5)]
+	if len(g.topics) > 1 { // what comes beyond it may wait in the hub, while others have room
+		o.MaxInFlight = []int{1, 1, 20, 0}[rnd.IntN(4)]
+	}
 	o.AckTimeoutMS = []int{1_000, 1_500, 3_000, 8_000, 0}[rnd.IntN(5)]
 	if g.lone {
 		o.AckTimeoutMS = 0
