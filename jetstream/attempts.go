@@ -181,10 +181,11 @@ type spareNote struct {
 	spared  int
 }
 
-// unsaved are notes that could not be stored, for want of a connection. The oldest give way to newer ones.
+// unsaved are notes and marks that could not be stored, for want of a connection. The oldest notes give way to newer ones.
 type unsaved struct {
 	mu    sync.Mutex
 	notes []spareNote
+	marks []*nats.Msg
 }
 
 // noteSpared stores a note and calls then, whatever the outcome. It does not block.
@@ -223,9 +224,13 @@ func (b *Bus) keepNote(n spareNote) {
 // saveNotes stores what could not be stored before.
 func (b *Bus) saveNotes(l *link) {
 	b.unsaved.mu.Lock()
-	notes := b.unsaved.notes
-	b.unsaved.notes = nil
+	notes, marks := b.unsaved.notes, b.unsaved.marks
+	b.unsaved.notes, b.unsaved.marks = nil, nil
 	b.unsaved.mu.Unlock()
+	for _, m := range marks {
+		// When the connection is lost again, the mark is too old to be of use.
+		_ = l.ask(m, b.clock.now(), askerFunc(func(*nats.Msg, error) {}))
+	}
 	for _, n := range notes {
 		b.noteSpared(l, n, func() {})
 	}

@@ -300,12 +300,12 @@ func (l *link) back() {
 		l.bus.obs.Gauge(GaugeConnected, 1)
 	}
 	l.bus.log.Info("connection to NATS is back", slog.Int("connection", l.index))
+	l.bus.saveNotes(l) // before anybody can join
 	l.bus.eachSubscription(func(s *Subscription) {
 		if s.link == l {
 			s.restart()
 		}
 	})
-	l.bus.saveNotes(l)
 }
 
 // noResponders reports the server's answer to a request that nobody listens for.

@@ -25,12 +25,13 @@ const (
 	marksAge = 5 * time.Minute
 )
 
-// mark says how far a group in memory is. The time at which it was stored says when the group last had a member.
+// mark says how far a group in memory is, and when it last had a member.
 type mark struct {
 	Consumer string    `json:"consumer"`
 	Stream   time.Time `json:"stream"` // when the stream was created
 	Floor    uint64    `json:"floor"`  // up to which all is settled
 	TTLMS    int64     `json:"ttl_ms"`
+	SeenMS   int64     `json:"seen_ms"`        // when the group last had a member, in epoch milliseconds of the hub's clock
 	Left     bool      `json:"left,omitempty"` // a member has just left
 }
 
@@ -139,39 +140,68 @@ func (g *group) putMark(l *link) {
 	g.mu.Lock()
 	floor := g.track.floor
 	g.mu.Unlock()
-	value, err := g.mark(floor, false)
-	if err != nil {
-		return
-	}
 	// What fails here is done again soon.
-	_ = l.ask(&nats.Msg{Subject: marksSubject(g.topic, g.name), Data: value}, g.bus.clock.now(), askerFunc(func(*nats.Msg, error) {}))
+	_ = l.ask(g.mark(floor, false), g.bus.clock.now(), askerFunc(func(*nats.Msg, error) {}))
 }
 
-// mark encodes how far the group is.
-func (g *group) mark(floor uint64, left bool) ([]byte, error) {
-	return json.Marshal(mark{Consumer: g.consumer, Stream: g.topic.stream.created, Floor: floor, TTLMS: g.ttl.Milliseconds(), Left: left})
+// mark is the message that says how far the group is.
+func (g *group) mark(floor uint64, left bool) *nats.Msg {
+	value, err := json.Marshal(mark{
+		Consumer: g.consumer, Stream: g.topic.stream.created, Floor: floor, TTLMS: g.ttl.Milliseconds(), SeenMS: time.Now().UnixMilli(), Left: left,
+	})
+	if err != nil {
+		panic(err) // strings, numbers and times can be encoded
+	}
+	return &nats.Msg{Subject: marksSubject(g.topic, g.name), Data: value}
 }
 
-// leaveMark stores how far a group in memory is, when a member leaves it, and waits until it is stored.
+// leaveMark stores how far a group in memory is, when a member leaves it, and waits until it is stored. Without a connection,
+// the mark is stored when it is back.
 func (g *group) leaveMark(ctx context.Context, l *link) {
 	if !g.memory {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, settleWait)
 	defer cancel()
+	if floor, err := g.askFloor(ctx, l); err == nil {
+		if _, err := l.requestMsg(ctx, g.mark(floor, true)); err == nil {
+			return
+		}
+	}
+	g.bus.keepMark(g.mark(g.bus.resumeAt(g)-1, true))
+}
+
+// askFloor asks up to which event all is settled.
+func (g *group) askFloor(ctx context.Context, l *link) (uint64, error) {
 	reply, err := l.request(ctx, g.info, nil)
 	if err != nil {
-		return
+		return 0, err
 	}
 	var state consumerState
-	if json.Unmarshal(reply.Data, &state) != nil || state.Error != nil || !state.Created.Equal(g.created) {
+	if err := json.Unmarshal(reply.Data, &state); err != nil {
+		return 0, err
+	}
+	if state.Error != nil {
+		return 0, state.Error
+	}
+	if !state.Created.Equal(g.created) {
+		return 0, ErrNotFound
+	}
+	return state.AckFloor.Stream, nil
+}
+
+// maxKeptMarks bounds the marks that wait for a connection. Beyond it, groups whose members leave meanwhile may be taken for
+// such that had none for their TTL.
+const maxKeptMarks = 10_000
+
+func (b *Bus) keepMark(m *nats.Msg) {
+	b.unsaved.mu.Lock()
+	defer b.unsaved.mu.Unlock()
+	if len(b.unsaved.marks) >= maxKeptMarks {
+		b.obs.LimitReached("marks")
 		return
 	}
-	value, err := g.mark(state.AckFloor.Stream, true)
-	if err != nil {
-		return
-	}
-	_, _ = l.request(ctx, marksSubject(g.topic, g.name), value) // the mark from before is what is left otherwise
+	b.unsaved.marks = append(b.unsaved.marks, m)
 }
 
 // startOf is where a group begins whose consumer does not exist. A group in memory whose server was restarted goes on behind
@@ -180,29 +210,29 @@ func (b *Bus) startOf(ctx context.Context, t *topicInfo, name string, ptr pointe
 	if dead != nil {
 		return start(ctx, t, state)
 	}
-	m, at, err := b.mark(ctx, t, name)
+	m, err := b.mark(ctx, t, name)
 	if err != nil {
 		return 0, b.unavailable(err)
 	}
-	if m == nil || m.Consumer != ptr.Consumer || !m.Stream.Equal(t.stream.created) || time.Since(at) > m.life() {
+	if m == nil || m.Consumer != ptr.Consumer || !m.Stream.Equal(t.stream.created) || time.Since(time.UnixMilli(m.SeenMS)) > m.life() {
 		return start(ctx, t, state)
 	}
 	b.log.InfoContext(ctx, "group goes on at its mark; its server was restarted", slog.String("topic", t.name), slog.String("group", name), slog.Uint64("floor", m.Floor))
 	return min(m.Floor, state.LastSeq) + 1, nil
 }
 
-// mark reads a group's mark, and when it was stored; nil if there is none.
-func (b *Bus) mark(ctx context.Context, t *topicInfo, name string) (*mark, time.Time, error) {
+// mark reads a group's mark; nil if there is none.
+func (b *Bus) mark(ctx context.Context, t *topicInfo, name string) (*mark, error) {
 	msg, err := b.lastBySubject(ctx, "KV_"+marksBucket, marksSubject(t, name))
 	if errors.Is(err, ErrNotFound) {
-		return nil, time.Time{}, nil
+		return nil, nil //nolint:nilnil // no mark is no error
 	}
 	if err != nil {
-		return nil, time.Time{}, err
+		return nil, err
 	}
 	var m mark
 	if err := json.Unmarshal(msg.data, &m); err != nil {
-		return nil, time.Time{}, nil //nolint:nilerr // an unreadable mark says nothing
+		return nil, nil //nolint:nilerr,nilnil // an unreadable mark says nothing
 	}
-	return &m, msg.time, nil
+	return &m, nil
 }

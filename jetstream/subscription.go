@@ -437,9 +437,7 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 		for _, m := range s.members {
 			m.obs.Close()
 			s.bus.unshare(m.group, s)
-			if err == nil {
-				m.group.leaveMark(ctx, s.link)
-			}
+			m.group.leaveMark(ctx, s.link)
 		}
 	})
 	return err

@@ -1,0 +1,53 @@
+package jetstream
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"eventhub/jetstream/natstest"
+)
+
+// Events wander unseen between inboxes that linger, a member that ends, and another hub of a cluster. Whoever has them first
+// has attempt 1.
+func TestWanderingUnseenCostsNoAttemptInACluster(t *testing.T) {
+	servers := natstest.StartCluster(t, 3)
+	natstest.Look(t, natstest.URLs(servers)...).Replicating(3)
+	a, b := open(t, Config{URL: servers[0].URL(), Replicas: 3}), open(t, Config{URL: servers[1].URL(), Replicas: 3})
+	for round := range 20 {
+		topic := fmt.Sprintf("wander-%d", round)
+		publish(t, b, topic, "first")
+		join := func() *Subscription {
+			s, err := a.Subscribe(t.Context(), topic, "g", SubscribeOptions{}, func(*Delivery) {}) // takes nothing
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Start()
+			return s
+		}
+		gone := join() // its pulls wait for 10 s
+		time.Sleep(20 * time.Millisecond)
+		if err := gone.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		last := join()
+		time.Sleep(20 * time.Millisecond)
+		const n = 20
+		for i := range n {
+			if err := b.NewPublisher().Publish(t.Context(), topic, fmt.Appendf(nil, "%d", i), nil, func(Receipt, error) {}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(time.Duration(round) * 300 * time.Microsecond)
+		if err := last.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		k := take(t, b, topic, "g", SubscribeOptions{})
+		for range n {
+			if d := k.next(); d.Attempt != 1 {
+				t.Errorf("round %d: event %s is attempt %d; delivered %d times, %d spared", round, d.Event.Payload, d.Attempt, d.delivered, d.spared)
+			}
+		}
+		_ = k.sub.Stop(t.Context())
+	}
+}
