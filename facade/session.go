@@ -328,7 +328,11 @@ func (s *session) discard() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = true
-	s.endSubs(s.subs, (*jetstream.Subscription).Stop)
+	s.endSubs(s.subs, func(sub *jetstream.Subscription, ctx context.Context) error {
+		now, cancel := context.WithCancel(ctx)
+		cancel() // leases are not waited for
+		return sub.Drain(now)
+	})
 	s.out.shut(closeDraining)
 }
 

@@ -166,7 +166,7 @@ func (s *Subscription) spare(d *Delivery, nak bool) {
 	s.returning.tryEnter(maxReturning)
 	b.noteSpared(s.link, note, func() {
 		if nak {
-			d.sendInTime(nakNow)
+			d.sendInTime(nakAfter(d.backOff))
 		}
 		s.returning.leave()
 	})

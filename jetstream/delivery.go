@@ -43,7 +43,8 @@ type Delivery struct {
 	size  int    // of the message, headers included
 	cuts  uint64 // of the link, when it came
 
-	delivered int // how often the server has given the event to a hub
+	delivered int           // how often the server has given the event to a hub
+	backOff   time.Duration // when it is given back: before that it does not come again
 
 	// Guarded by the subscription's mu.
 	spared    int  // how many of the server's deliveries before this one reached no client
@@ -307,12 +308,18 @@ func (s *Subscription) nack(d *Delivery, reason string, delay time.Duration) boo
 }
 
 func (d *Delivery) sendNak(delay time.Duration) {
-	if delay == 0 {
-		d.tell(nakNow)
-		return
+	if delay > 0 {
+		d.group.bus.noteDelay(d, delay)
 	}
-	d.group.bus.noteDelay(d, delay)
-	d.tell(append(strconv.AppendInt([]byte(`-NAK {"delay":`), int64(delay), 10), '}'))
+	d.tell(nakAfter(delay))
+}
+
+// nakAfter refuses an event until the delay is over.
+func nakAfter(delay time.Duration) []byte {
+	if delay == 0 {
+		return nakNow
+	}
+	return append(strconv.AppendInt([]byte(`-NAK {"delay":`), int64(delay), 10), '}')
 }
 
 func backoff(attempt int) time.Duration {

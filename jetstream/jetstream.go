@@ -290,8 +290,10 @@ func (b *Bus) Close() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(b.ctx), closeWait)
 		defer cancel()
 		var stops sync.WaitGroup
+		done, end := context.WithCancel(ctx)
+		end() // leases are not waited for
 		for _, s := range b.lastSubscriptions() {
-			stops.Go(func() { _ = s.Stop(ctx) }) // what could not be given back comes again after AckWait
+			stops.Go(func() { _ = s.Drain(done) }) // what could not be given back comes again after AckWait
 		}
 		stops.Wait()
 		if b.dead != nil {

@@ -1,6 +1,21 @@
 package jetstream
 
-import "sync"
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+const (
+	// An inbox that lingers gives back what comes to it. As long as its pulls wait, the same event may come again and again:
+	// after maxBounces, each waits for bounceBackOff.
+	maxBounces    = 8
+	bounceBackOff = 200 * time.Millisecond
+	// quietFor is how long nothing must come to the inboxes of a subscription that drains before they are unsubscribed, and
+	// quietMost how long that is waited for.
+	quietFor  = 25 * time.Millisecond
+	quietMost = time.Second
+)
 
 // lingering are closed inboxes whose pulls have not ended.
 type lingering struct {
@@ -22,6 +37,7 @@ func (b *Bus) linger(in *inbox, until int64) bool {
 	}
 	in.until = until
 	b.lingering.inboxes[in] = struct{}{}
+	in.m.sub.inboxes++
 	return true
 }
 
@@ -29,7 +45,10 @@ func (b *Bus) linger(in *inbox, until int64) bool {
 func (b *Bus) endLingering(in *inbox) {
 	b.lingering.mu.Lock()
 	_, there := b.lingering.inboxes[in]
-	delete(b.lingering.inboxes, in)
+	if there {
+		delete(b.lingering.inboxes, in)
+		in.m.sub.inboxes--
+	}
 	b.lingering.mu.Unlock()
 	if there {
 		_ = in.sub.Drain() // fails only when the connection is closed
@@ -67,6 +86,61 @@ func (b *Bus) forgetLingering(l *link) {
 	for _, in := range lost {
 		in.m.sub.mu.Lock()
 		in.forgotten = true
+		in.ended(in.pulls)
+		in.m.sub.mu.Unlock()
+		b.endLingering(in)
+	}
+}
+
+// endInboxes ends the inboxes of a subscription that drains, and returns what came to them meanwhile. What is given back
+// afterwards does not come to them: the server takes the end of an inbox and what follows in order. Only an event that is on
+// its way in that very moment waits out AckWait.
+func (s *Subscription) endInboxes(ctx context.Context) []*Delivery {
+	if !s.link.clustered() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), quietMost)
+	defer cancel()
+	tick := time.NewTicker(quietFor / 5)
+	defer tick.Stop()
+	began := s.bus.clock.now()
+	for s.bus.lingers(s) {
+		s.mu.Lock()
+		quiet := s.bus.clock.now()-max(s.lastCame, began) >= int64(quietFor)
+		s.mu.Unlock()
+		if quiet || ctx.Err() != nil {
+			break
+		}
+		<-tick.C
+	}
+	s.bus.endLingeringOf(s)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	came := s.custody
+	s.custody = nil
+	return came
+}
+
+// lingers reports whether inboxes of the subscription linger.
+func (b *Bus) lingers(s *Subscription) bool {
+	b.lingering.mu.Lock()
+	defer b.lingering.mu.Unlock()
+	return s.inboxes > 0
+}
+
+// endLingeringOf ends the inboxes that linger of the groups of a subscription, whichever member's they were: what it gives
+// back must not come to them.
+func (b *Bus) endLingeringOf(s *Subscription) {
+	var over []*inbox
+	b.lingering.mu.Lock()
+	for in := range b.lingering.inboxes {
+		if in.m.sub == s || in.m.sub.link == s.link && in.m.sub.group == s.group {
+			over = append(over, in)
+		}
+	}
+	b.lingering.mu.Unlock()
+	for _, in := range over {
+		in.m.sub.mu.Lock()
 		in.ended(in.pulls)
 		in.m.sub.mu.Unlock()
 		b.endLingering(in)

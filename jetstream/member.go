@@ -59,6 +59,7 @@ type inbox struct {
 	pulls     int   // that have not ended
 	left      int   // while it lingers: asked and not arrived
 	until     int64 // when its pulls have ended at the latest
+	bounced   int   // how much was given back that came while it lingered
 }
 
 // open makes the inbox.
@@ -244,6 +245,15 @@ func (in *inbox) receive(msg *nats.Msg) {
 		return
 	}
 	if !current && (m.group != in.group || !s.running()) {
+		if s.custody != nil {
+			s.custody = append(s.custody, d)
+			s.lastCame = now
+			s.mu.Unlock()
+			return
+		}
+		if in.bounced++; in.bounced > maxBounces {
+			d.backOff = bounceBackOff
+		}
 		s.mu.Unlock()
 		s.spare(d, true)
 		return

@@ -138,6 +138,11 @@ type Subscription struct {
 	slow      time.Duration // how long it was last kept from asking for events, because it does not take what it has
 	slowUntil int64         // until when it is; 0: it is not
 
+	// While it drains in a cluster, custody is not nil: what still comes is kept until the inboxes have ended.
+	custody  []*Delivery
+	lastCame int64
+	inboxes  int // that linger; guarded by Bus.lingering
+
 	returning gate // what is about to be given back
 
 	ctx      context.Context // ends with the subscription
@@ -376,6 +381,9 @@ func (s *Subscription) Drain(ctx context.Context) error {
 	s.mu.Lock()
 	s.draining = true
 	back := s.takeHeld()
+	if s.link.clustered() && !s.stopped {
+		s.custody = []*Delivery{}
+	}
 	s.closeInboxes()
 	var settled chan struct{}
 	if s.leased > 0 && !s.stopped {
@@ -385,7 +393,7 @@ func (s *Subscription) Drain(ctx context.Context) error {
 		settled = s.settled
 	}
 	s.mu.Unlock()
-	s.giveBack(back)
+	s.giveBack(append(back, s.endInboxes(ctx)...))
 	if settled != nil {
 		select {
 		case <-settled:

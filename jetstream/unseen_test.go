@@ -26,19 +26,19 @@ func TestWanderingUnseenCostsNoAttemptInACluster(t *testing.T) {
 			return s
 		}
 		gone := join() // its pulls wait for 10 s
-		time.Sleep(20 * time.Millisecond)
+		<-time.After(20 * time.Millisecond) // its pulls are out
 		if err := gone.Stop(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		last := join()
-		time.Sleep(20 * time.Millisecond)
+		<-time.After(20 * time.Millisecond) // its pulls are out
 		const n = 20
 		for i := range n {
 			if err := b.NewPublisher().Publish(t.Context(), topic, fmt.Appendf(nil, "%d", i), nil, func(Receipt, error) {}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		time.Sleep(time.Duration(round) * 300 * time.Microsecond)
+		<-time.After(time.Duration(round) * 300 * time.Microsecond) // the moment under test
 		if err := last.Stop(t.Context()); err != nil {
 			t.Fatal(err)
 		}
