@@ -91,9 +91,12 @@ func (s *Subscription) remove(d *Delivery, how Outcome) bool {
 	} else {
 		s.holdBytes(-d.size)
 	}
-	if d.active {
+	switch {
+	case d.active:
 		d.active = false
 		s.active--
+		s.refillSoon()
+	case len(s.parked) > 0: // others may have waited behind it
 		s.refillSoon()
 	}
 	if d.cancel != nil {

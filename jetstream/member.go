@@ -321,9 +321,8 @@ func (d *Delivery) resolve() {
 		s.mu.Unlock()
 		if ended {
 			s.spare(d, nak)
-		} else {
-			s.advance()
 		}
+		s.advance()
 	})
 }
 

@@ -25,7 +25,7 @@ func TestWanderingUnseenCostsNoAttemptInACluster(t *testing.T) {
 			s.Start()
 			return s
 		}
-		gone := join() // its pulls wait for 10 s
+		gone := join()                      // its pulls wait for 10 s
 		<-time.After(20 * time.Millisecond) // its pulls are out
 		if err := gone.Stop(t.Context()); err != nil {
 			t.Fatal(err)
@@ -49,5 +49,46 @@ func TestWanderingUnseenCostsNoAttemptInACluster(t *testing.T) {
 			}
 		}
 		_ = k.sub.Stop(t.Context())
+	}
+}
+
+// An event that ends before it is known which attempt it is holds nothing back that arrived behind it.
+func TestWhatEndsUnresolvedHoldsNothingBack(t *testing.T) {
+	b := open(t, Config{})
+	publish(t, b, "behind", "again")
+	k := take(t, b, "behind", "g", SubscribeOptions{From: FromEarliest})
+	k.next()
+	if err := k.sub.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, b, "behind", "fresh", "fresh too")
+	s, err := b.Subscribe(t.Context(), "behind", "g", SubscribeOptions{}, func(d *Delivery) { k.ch <- d })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Stop(t.Context()) }()
+	dropped := false
+	s.opts.Filter = func(*Event) bool { // called for each arrival, before it is taken in
+		s.mu.Lock()
+		var unresolved *Delivery
+		for _, d := range s.out {
+			if !d.resolved && !dropped {
+				dropped, unresolved = true, d
+				s.remove(d, Dropped)
+				break
+			}
+		}
+		s.mu.Unlock()
+		if unresolved != nil {
+			s.spare(unresolved, false)
+		}
+		return true
+	}
+	s.Start()
+	for range 2 {
+		k.next()
+	}
+	if !dropped {
+		t.Error("nothing was unresolved")
 	}
 }
