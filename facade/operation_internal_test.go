@@ -306,25 +306,27 @@ func (s *session) withoutCorr() (ids []string) {
 	return ids
 }
 
-// TestTurnsEndWithTheConnection sends what is ready when the connection ends, and lets go of
-// whoever waits.
+// TestTurnsEndWithTheConnection ends a connection that owes an answer. The answers behind it are not
+// sent, because the client would take them for that one, and whoever waits for them is let go.
 func TestTurnsEndWithTheConnection(t *testing.T) {
 	o := newWriter(newWire(time.Second), 1<<20, time.Second)
 	near, far := net.Pipe()
 	defer func() { _ = errors.Join(near.Close(), far.Close()) }()
 	o.wire.Conn = near
 	s := &session{out: o}
+	o.ok(o.place(nil), "0")
 	first, second := o.place(nil), o.place(nil)
 	o.ok(second, "2")
 	o.ok(place{}, "3")
+	o.ok(place{corr: []byte("1")}, "4")
 	sent := o.sent(first)
 	if sent == nil || o.sent(second) == nil || o.sent(place{corr: []byte("1")}) != nil {
 		t.Fatal("somebody is told too early")
 	}
 	o.shut(websocket.StatusGoingAway)
 	<-sent
-	if got := s.said(); got != "{\"op\":\"OK\",\"id\":\"2\"}\n{\"op\":\"OK\",\"id\":\"3\"}\n" {
-		t.Fatalf("%q", got)
+	if got, want := s.said(), "{\"op\":\"OK\",\"id\":\"0\"}\n{\"op\":\"OK\",\"corr\":1,\"id\":\"4\"}\n"; got != want {
+		t.Fatalf("got %q, want %q", got, want)
 	}
 	o.ok(first, "1")
 	if o.replies != 0 || o.queue != nil {

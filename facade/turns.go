@@ -27,7 +27,7 @@ type turns struct {
 // turn is a reply without a corr.
 type turn struct {
 	reply []byte        // framed; nil until it is answered
-	sent  chan struct{} // closed when the reply is queued for the socket; nil when nobody waits for that
+	sent  chan struct{} // closed when the reply is queued for the socket, or dropped; nil when nobody waits for that
 }
 
 // waiting reports whether a reply without a corr has to wait for another.
@@ -84,8 +84,8 @@ func (o *writer) place(corr []byte) place {
 	return place{turn: o.turns.take()}
 }
 
-// sent returns a channel that is closed when the reply at a place has been queued for the socket,
-// or nil when it has been.
+// sent returns a channel that is closed when the reply at a place has been queued for the socket, or
+// the connection has ended; or nil when that was before.
 func (o *writer) sent(to place) <-chan struct{} {
 	if to.turn == 0 {
 		return nil
@@ -132,14 +132,14 @@ func (o *writer) unparkLocked(t turn) {
 	}
 }
 
-// dropTurnsLocked queues the replies that are ready when the connection ends, whatever they waited
-// for.
+// dropTurnsLocked forgets the replies that wait when the connection ends. The oldest turn has no
+// answer, and a client takes what comes without a corr for the answer to its oldest open frame.
 func (o *writer) dropTurnsLocked() {
 	for _, t := range o.turns.list[o.turns.first:] {
-		switch {
-		case t.reply != nil:
-			o.unparkLocked(t)
-		case t.sent != nil:
+		if t.reply != nil {
+			o.replies -= len(t.reply) + turnCost
+		}
+		if t.sent != nil {
 			close(t.sent)
 		}
 	}

@@ -58,7 +58,7 @@ type connection struct {
 	byCorr       map[string]*frame
 	live         map[groupKey]*sub // what frames sent now are about
 	current      map[groupKey]*sub // what frames that come now are about
-	guessed      bool              // an error without corr went to some PUBLISH without corr: it may have been another one's
+	confused     bool              // answers without corr came in another order: nobody knows what belongs to what any more
 	resets       map[groupKey]bool
 }
 
@@ -377,7 +377,7 @@ func (l *ledger) got(line int, c *connection, e entry, w *wireFrame) {
 		return
 	}
 	f := l.answeredBy(c, w)
-	if f == nil && c.guessed && w.Corr == nil {
+	if f == nil && c.confused && w.Corr == nil {
 		return
 	}
 	if f == nil {
@@ -410,16 +410,17 @@ func (l *ledger) answeredBy(c *connection, w *wireFrame) *frame {
 		}
 		return f
 	}
+	// Those without corr keep the order of the frames, so it must be the first.
 	at := slices.IndexFunc(c.waiting, func(f *frame) bool { return w.answers(f) && l.published(f, w.ID) })
-	if at < 0 && (w.ID == "" || !c.guessed) {
+	if at < 0 && !c.confused {
 		at = slices.IndexFunc(c.waiting, w.answers)
 	}
 	if at < 0 {
 		return nil
 	}
 	f := c.waiting[at]
-	c.guessed = c.guessed || w.Op == "ERR" && f.Op == "PUBLISH"
-	if first := c.waiting[0]; at > 0 {
+	if first := c.waiting[0]; at > 0 && !c.confused {
+		c.confused = true
 		l.odd = append(l.odd, violation{rule: "frames", topic: f.Topic, group: f.Group, msg: fmt.Sprintf(
 			"c%d: the answer to a %s without corr, sent at %v, overtakes that to the %s sent at %v", c.number, f.Op, short(f.sent), first.Op, short(first.sent)), from: first.sent, to: f.sent})
 	}
@@ -427,9 +428,12 @@ func (l *ledger) answeredBy(c *connection, w *wireFrame) *frame {
 	return f
 }
 
-// published reports whether f published the event id, as far as can be known.
+// published reports whether f may have published the event id. An answer without an id says nothing of that.
 func (l *ledger) published(f *frame, id string) bool {
-	if id == "" || f.given() != "" {
+	if id == "" {
+		return true
+	}
+	if f.given() != "" {
 		return id == f.given()
 	}
 	s := l.byN[number(f.Payload)]
@@ -447,6 +451,8 @@ func (w *wireFrame) answers(f *frame) bool {
 		return f.Op == "SUBSCRIBE"
 	case w.Code == "not_subscribed":
 		return f.Op != "PUBLISH" && f.Op != "SUBSCRIBE" && f.Op != "AUTH"
+	case w.Code == "bad_frame": // clients send no other
+		return f.Op == "ACK" && f.IDs != nil && len(f.IDs) == 0
 	case w.Code == "unknown_id":
 		return f.Op == "MODACK" || f.Op == "SUBSCRIBE"
 	}

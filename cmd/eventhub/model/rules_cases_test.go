@@ -252,6 +252,27 @@ func TestRules(t *testing.T) {
 1010/1009 c1 < {"op":"OK"}
 1010/1009 c1 < {"op":"OK","id":"e2"}
 20000 - stored u 1 e2 0 {"n":2}`, []string{"frames"}},
+		{"frames: an error without corr, to a PUBLISH with an id", anEvent + firstAcked + `
+1000 c1 > {"op":"PUBLISH","topic":"u","payload":{"n":2},"opts":{"id":"x"}}
+1000 c1 > {"op":"PUBLISH","topic":"u","payload":{"n":3}}
+1000 c1 > {"op":"PUBLISH","topic":"u","payload":{"n":4},"opts":{"id":"y"}}
+1010/1009 c1 < {"op":"ERR","code":"overloaded"}
+1010/1009 c1 < {"op":"OK","id":"e3"}
+1010/1009 c1 < {"op":"ERR","code":"publish_failed"}
+20000 - stored u 1 e3 0 {"n":3}`, nil},
+		{"frames: answers without corr, past an error", anEvent + firstAcked + `
+1000 c1 > {"op":"PUBLISH","topic":"u","payload":{"n":2}}
+1000 c1 > {"op":"PUBLISH","topic":"u","payload":{"n":3},"opts":{"id":"x"}}
+1010/1009 c1 < {"op":"OK","id":"x"}
+1010/1009 c1 < {"op":"ERR","code":"overloaded"}
+20000 - stored u 1 x 0 {"n":3}`, []string{"frames"}},
+		{"frames: an answer without corr at the end, past one that does not come", anEvent + firstAcked + `
+1000 c1 > {"op":"PUBLISH","topic":"u","payload":{"n":2}}
+1000 c1 > {"op":"ACK","topic":"t","group":"g","ids":[]}
+1100 c1 close half
+1110/1109 c1 < {"op":"ERR","code":"bad_frame"}
+1110/1109 c1 end EOF
+20000 - stored u 1 e2 0 {"n":2}`, []string{"frames"}},
 		{"frames: answered twice", anEvent + firstAcked + "302/301 c1 < " + okA1, []string{"frames"}},
 		{"frames: the hub hangs up", anEvent + firstAcked + "9000/8999 c1 end EOF", []string{"frames"}},
 		{"frames: the hub hangs up, as it is stopped", anEvent + firstAcked + "8990 - fault 1 stop-hub h0\n9000/8999 c1 end EOF\n9500 - over 1", nil},

@@ -23,7 +23,7 @@ func answers(l *ledger) []violation {
 				limit += min(s.to, l.end) - max(s.from, f.sent)
 			}
 		}
-		if c.over() <= limit || l.end <= limit || c.guessed && f.Corr == nil {
+		if c.over() <= limit || l.end <= limit || c.confused && f.Corr == nil {
 			continue
 		}
 		switch {
