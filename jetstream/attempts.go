@@ -134,6 +134,11 @@ func (d *Delivery) lookUp(then func(spared int)) {
 		if err != nil {
 			n = least
 		}
+		if before := d.delivered - 1; n > before {
+			// The server was killed and has forgotten deliveries. From now on its count and the note go together again.
+			n = before
+			d.group.bus.noteSpared(l, spareNote{subject: d.attemptsSubject(), spared: n}, func() {})
+		}
 		then(max(n, least))
 	}))
 	if err != nil {

@@ -39,7 +39,7 @@ func ackedAgain(l *ledger) []violation {
 			}
 			f := l.acked(x)
 			for _, y := range e.deliveries {
-				if f != nil && x != y && l.before(x, y) {
+				if f != nil && x != y && l.before(x, y) && !l.forgot(g, x.lo, y.at) {
 					all = append(all, g.broken(e.id, x.lo, y.at, "%v came although %v was acknowledged between %v and %v", y, x, short(f.sent), short(f.answered)))
 					return
 				}

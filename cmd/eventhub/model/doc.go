@@ -10,8 +10,7 @@
 // A seed stands for the machines, the groups, and the decisions of clients and of the injector; when which of them meets
 // which event differs from run to run. -model.faults and -model.with choose subsets. A history of a failing seed is written to
 // -model.log, or else to the directory for artifacts of the test (-artifacts keeps it); -model.check=FILE asks the rules
-// about it once more. What the rules excuse after which fault is one table, in allowances_test.go; what today's hub is known
-// to break is another, in known_test.go, and only the short form, without -model.seed, leaves that out.
+// about it once more. What the rules excuse after which fault is one table, in allowances_test.go.
 //
 // # What is found
 //

@@ -209,7 +209,7 @@ func letters(l *ledger) []violation {
 				return
 			}
 			for _, y := range e.deliveries {
-				if y != d && l.before(d, y) {
+				if y != d && l.before(d, y) && !l.forgot(g, d.lo, y.at) {
 					all = append(all, g.broken(e.id, d.lo, y.at, "%v came although %v failed for good (%s) at %v", y, d, reason, short(at)))
 					return
 				}

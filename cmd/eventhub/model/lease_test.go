@@ -153,6 +153,16 @@ func (l *ledger) rewound(g *group, from, to time.Duration) bool {
 	return false
 }
 
+// mostMemory is the longest TTL of a group that lives in the memory of its server (docs/nats.md).
+const mostMemory = time.Minute
+
+// forgot reports whether a group in memory may have gone back to its ack floor, for its server was restarted: what was
+// settled behind the floor may come again.
+func (l *ledger) forgot(g *group, from, to time.Duration) bool {
+	ttl := g.ttl()
+	return 0 < ttl && ttl <= mostMemory && l.within(from-ttl, to, func(f *fault) bool { return f.rewinds })
+}
+
 // ttl is the group's, 0 for a durable one.
 func (g *group) ttl() time.Duration {
 	least := time.Duration(0)
