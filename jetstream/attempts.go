@@ -1,7 +1,9 @@
 package jetstream
 
 import (
+	"errors"
 	"log/slog"
+	"maps"
 	"strconv"
 	"strings"
 	"sync"
@@ -118,38 +120,26 @@ func (d *Delivery) lookUp(then func(spared int)) {
 	d.m.sub.mu.Lock()
 	least := d.spared
 	d.m.sub.mu.Unlock()
-	query := `{"last_by_subj":"` + d.attemptsSubject() + `"}`
-	msg := &nats.Msg{Subject: d.group.bus.api + "STREAM.MSG.GET.KV_" + attemptsBucket, Data: []byte(query)}
-	err := l.ask(msg, d.group.bus.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
-		if err != nil {
-			then(least)
-			return
-		}
-		stored, err := parseStored(reply)
-		if err != nil {
-			then(least)
-			return
-		}
-		n, err := strconv.Atoi(string(stored.data))
-		if err != nil {
+	b := d.group.bus
+	b.askStored(l, attemptsBucket, d.attemptsSubject(), func(value []byte, err error) {
+		n, bad := strconv.Atoi(string(value))
+		if err != nil || bad != nil {
 			n = least
 		}
 		if before := d.delivered - 1; n > before {
 			// The server was killed and has forgotten deliveries. From now on its count and the note go together again.
 			n = before
-			d.group.bus.noteSpared(l, spareNote{subject: d.attemptsSubject(), spared: n}, func() {})
+			b.noteSpared(l, spareNote{subject: d.attemptsSubject(), spared: n}, func() {})
 		}
 		then(max(n, least))
-	}))
-	if err != nil {
-		then(least)
-	}
+	})
 }
 
 // spare ends a delivery that no client had: it counts for no attempt. The bucket is told before the server is, so that
 // whichever hub has the event next knows. With nak, the event is given back; without, the hub has lost its right to it. s.mu
 // is not held.
 func (s *Subscription) spare(d *Delivery, nak bool) {
+	d.group.loosen(d.Event.Sequence)
 	s.mu.Lock()
 	resolved, spared := d.resolved, d.spared
 	if !resolved {
@@ -171,7 +161,11 @@ func (s *Subscription) spare(d *Delivery, nak bool) {
 	s.returning.tryEnter(maxReturning)
 	b.noteSpared(s.link, note, func() {
 		if nak {
-			d.sendInTime(nakAfter(d.backOff))
+			wait := time.Duration(0)
+			if d.bounced {
+				wait = bounceDelay(spared)
+			}
+			d.sendInTime(nakAfter(wait))
 		}
 		s.returning.leave()
 	})
@@ -186,21 +180,20 @@ type spareNote struct {
 	spared  int
 }
 
-// unsaved are notes and marks that could not be stored, for want of a connection. The oldest notes give way to newer ones.
+// unsaved are notes and marks that could not be stored, by subject.
 type unsaved struct {
 	mu    sync.Mutex
-	notes []spareNote
-	marks []*nats.Msg
+	notes map[string]int // bounded by Limits.AttemptsKnown
+	marks map[string]mark
 }
 
 // noteSpared stores a note and calls then, whatever the outcome. It does not block.
 func (b *Bus) noteSpared(l *link, n spareNote, then func()) {
+	b.dropNote(n)
 	msg := &nats.Msg{Subject: n.subject, Data: strconv.AppendInt(nil, int64(n.spared), 10)}
 	err := l.ask(msg, b.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
 		switch {
-		case err != nil:
-			b.keepNote(n)
-		case noResponders(reply):
+		case err != nil, noResponders(reply):
 			b.keepNote(n)
 		default:
 			if _, err := parsePubAck(reply.Data, "KV_"+attemptsBucket); err != nil {
@@ -216,27 +209,69 @@ func (b *Bus) noteSpared(l *link, n spareNote, then func()) {
 	}
 }
 
+// keepNote keeps a note until it can be stored. Without room, it counts as an attempt.
 func (b *Bus) keepNote(n spareNote) {
 	b.unsaved.mu.Lock()
 	defer b.unsaved.mu.Unlock()
-	if len(b.unsaved.notes) >= b.limits.AttemptsKnown {
+	if _, known := b.unsaved.notes[n.subject]; !known && len(b.unsaved.notes) >= b.limits.AttemptsKnown {
 		b.obs.LimitReached("attempts_known")
-		b.unsaved.notes = b.unsaved.notes[1:]
+		return
 	}
-	b.unsaved.notes = append(b.unsaved.notes, n)
+	b.unsaved.notes[n.subject] = max(n.spared, b.unsaved.notes[n.subject])
 }
 
-// saveNotes stores what could not be stored before.
-func (b *Bus) saveNotes(l *link) {
+// dropNote forgets a kept note that a newer one replaces.
+func (b *Bus) dropNote(n spareNote) {
 	b.unsaved.mu.Lock()
-	notes, marks := b.unsaved.notes, b.unsaved.marks
-	b.unsaved.notes, b.unsaved.marks = nil, nil
-	b.unsaved.mu.Unlock()
-	for _, m := range marks {
-		// When the connection is lost again, the mark is too old to be of use.
-		_ = l.ask(m, b.clock.now(), askerFunc(func(*nats.Msg, error) {}))
+	defer b.unsaved.mu.Unlock()
+	if len(b.unsaved.notes) > 0 && b.unsaved.notes[n.subject] <= n.spared {
+		delete(b.unsaved.notes, n.subject)
 	}
-	for _, n := range notes {
-		b.noteSpared(l, n, func() {})
+}
+
+// saveUnsaved stores what could not be stored before, unless something newer is there. It does not block.
+func (b *Bus) saveUnsaved(l *link) {
+	b.unsaved.mu.Lock()
+	notes, marks := b.unsaved.notes, maps.Clone(b.unsaved.marks)
+	b.unsaved.notes = make(map[string]int)
+	b.unsaved.mu.Unlock()
+	for subject, spared := range notes {
+		b.askStored(l, attemptsBucket, subject, func(value []byte, err error) {
+			n := spareNote{subject: subject, spared: spared}
+			if err != nil {
+				b.keepNote(n)
+				return
+			}
+			if stored, err := strconv.Atoi(string(value)); err != nil || stored < spared {
+				b.noteSpared(l, n, func() {})
+			}
+		})
+	}
+	for subject, m := range marks {
+		b.saveMark(l, subject, m)
+	}
+}
+
+// askStored asks the leader of a bucket for the value under a subject, and calls then with it: empty where there is none. It
+// does not block.
+func (b *Bus) askStored(l *link, bucket, subject string, then func(value []byte, err error)) {
+	msg := &nats.Msg{Subject: b.api + "STREAM.MSG.GET.KV_" + bucket, Data: []byte(`{"last_by_subj":"` + subject + `"}`)}
+	err := l.ask(msg, b.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
+		if err != nil {
+			then(nil, err)
+			return
+		}
+		stored, err := parseStored(reply)
+		switch {
+		case errors.Is(err, ErrNotFound):
+			then(nil, nil)
+		case err != nil:
+			then(nil, err)
+		default:
+			then(stored.data, nil)
+		}
+	}))
+	if err != nil {
+		then(nil, err)
 	}
 }

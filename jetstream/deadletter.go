@@ -117,7 +117,9 @@ func (q *deadLetters) carry(l deadLetter) {
 	// A consumer that is being deleted right now gives no answer.
 	ctx, cancel = context.WithTimeout(ctx, settleWait)
 	defer cancel()
-	if _, err := d.m.sub.link.request(ctx, d.reply, term); err != nil && !d.moved() {
+	if _, err := d.m.sub.link.request(ctx, d.reply, term); err == nil {
+		d.group.settled(d.Event.Sequence)
+	} else if !d.moved() {
 		q.bus.log.Warn("a dead-lettered event could not be settled; it will be delivered once more",
 			slog.String("topic", d.Event.Topic), slog.String("group", d.m.sub.group), slog.Any("error", err))
 	}

@@ -43,8 +43,8 @@ type Delivery struct {
 	size  int    // of the message, headers included
 	cuts  uint64 // of the link, when it came
 
-	delivered int           // how often the server has given the event to a hub
-	backOff   time.Duration // when it is given back: before that it does not come again
+	delivered int  // how often the server has given the event to a hub
+	bounced   bool // it came to an inbox that lingers
 
 	// Guarded by the subscription's mu.
 	spared    int  // how many of the server's deliveries before this one reached no client

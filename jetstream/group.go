@@ -90,6 +90,17 @@ func (b *Bus) share(g *group) *group {
 	return g
 }
 
+// liveGroup is the group on a consumer of that name that has members here; nil if there is none.
+func (b *Bus) liveGroup(t *topicInfo, consumer string) *group {
+	b.groupMu.Lock()
+	defer b.groupMu.Unlock()
+	g := b.groups[t.stream.name+"."+consumer]
+	if g == nil || len(g.members) == 0 || !g.topic.stream.created.Equal(t.stream.created) {
+		return nil
+	}
+	return g
+}
+
 // enter makes a subscription known as a member of the group.
 func (b *Bus) enter(g *group, s *Subscription) {
 	b.groupMu.Lock()
@@ -161,7 +172,7 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, c
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return nil, b.unavailable(err)
 		}
-		seq, err := b.startOf(ctx, t, name, ptr, state, start, dead)
+		seq, lost, err := b.startOf(ctx, t, name, ptr, state, start, dead)
 		if err != nil {
 			return nil, err
 		}
@@ -191,7 +202,7 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, c
 		if again.Consumer == info.Name {
 			g := b.newGroup(t, name, info, again.revision)
 			// A pointer that was moved says that there was a group. With a TTL, it may have ended in order.
-			g.lost.Store(dead == nil && ptr.Generation > 1 && ttl == 0)
+			g.lost.Store(lost || dead == nil && ptr.Generation > 1 && ttl == 0)
 			return g, nil
 		}
 		b.deleteConsumer(ctx, t.stream.name, info.Name)

@@ -78,7 +78,8 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 		cfg: cfg, limits: cfg.Limits, rules: cfg.allRules(), log: cfg.Logger, obs: cfg.Observer,
 		clock: newClock(stallLimit(cfg.AckWait)), subs: make(map[*Subscription]struct{}),
 		groups: make(map[string]*group), lingering: lingering{inboxes: make(map[*inbox]struct{})},
-		topics: topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
+		unsaved: unsaved{notes: make(map[string]int), marks: make(map[string]mark)},
+		topics:  topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
 	}
 	b.made = newTopicQuota(b.limits)
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -240,6 +241,9 @@ func (b *Bus) beat() {
 				l.sweep(now)
 			}
 			b.sweepLingering(now)
+			if l := b.links[0]; l.up.Load() {
+				b.saveUnsaved(l)
+			}
 		}
 	}
 }

@@ -119,7 +119,7 @@ func (d *Delivery) ended(how Outcome) {
 	case d.begun && d.resolved:
 		full = g.known.failed(d.Event.Sequence, d.delivered, d.spared, g.bus.limits.AttemptsKnown)
 	}
-	if how != Acked && how != DeadLettered {
+	if how != Acked { // a dead letter may fail to be stored
 		g.track.loosen(d.Event.Sequence)
 	}
 	g.mu.Unlock()
@@ -303,6 +303,9 @@ func (s *Subscription) tick() {
 
 	for _, d := range unseen {
 		s.spare(d, false)
+	}
+	if len(unseen) > 0 {
+		s.advance() // others may have waited behind them
 	}
 	s.giveBack(expired)
 	for _, d := range failed {

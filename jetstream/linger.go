@@ -7,10 +7,11 @@ import (
 )
 
 const (
-	// An inbox that lingers gives back what comes to it. As long as its pulls wait, the same event may come again and again:
-	// after maxBounces, each waits for bounceBackOff.
-	maxBounces    = 8
-	bounceBackOff = 200 * time.Millisecond
+	// An inbox that lingers gives back what comes to it. As long as its pulls wait, the same event may come again: after
+	// freeBounces it waits, twice as long each time.
+	freeBounces   = 2
+	bounceBackOff = 10 * time.Millisecond
+	bounceMost    = 200 * time.Millisecond
 	// quietFor is how long nothing must come to the inboxes of a subscription that drains before they are unsubscribed, and
 	// quietMost how long that is waited for.
 	quietFor  = 25 * time.Millisecond
@@ -21,6 +22,14 @@ const (
 type lingering struct {
 	mu      sync.Mutex
 	inboxes map[*inbox]struct{}
+}
+
+// bounceDelay is how long an event waits that is given back after so many clients had not seen it.
+func bounceDelay(spared int) time.Duration {
+	if spared < freeBounces {
+		return 0
+	}
+	return min(bounceBackOff<<min(spared-freeBounces, 8), bounceMost)
 }
 
 // clustered reports whether the server that the link is connected to is one of several.

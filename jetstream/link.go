@@ -294,13 +294,16 @@ func (l *link) back() {
 	l.cluster.Store(l.nc.ConnectedClusterName() != "")
 	now := l.bus.clock.now()
 	l.echo.reset(now)
-	l.bus.eachGroup(func(g *group) { g.paths[l.index].reset(now) })
+	l.bus.eachGroup(func(g *group) {
+		g.paths[l.index].reset(now)
+		g.cutOff()
+	})
 	l.up.Store(true)
 	if l.bus.connected() {
 		l.bus.obs.Gauge(GaugeConnected, 1)
 	}
 	l.bus.log.Info("connection to NATS is back", slog.Int("connection", l.index))
-	l.bus.saveNotes(l) // before anybody can join
+	l.bus.saveUnsaved(l)
 	l.bus.eachSubscription(func(s *Subscription) {
 		if s.link == l {
 			s.restart()

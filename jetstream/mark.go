@@ -141,18 +141,22 @@ func (g *group) putMark(l *link) {
 	floor := g.track.floor
 	g.mu.Unlock()
 	// What fails here is done again soon.
-	_ = l.ask(g.mark(floor, false), g.bus.clock.now(), askerFunc(func(*nats.Msg, error) {}))
+	m := g.mark(floor, false)
+	_ = l.ask(m.message(marksSubject(g.topic, g.name)), g.bus.clock.now(), askerFunc(func(*nats.Msg, error) {}))
 }
 
-// mark is the message that says how far the group is.
-func (g *group) mark(floor uint64, left bool) *nats.Msg {
-	value, err := json.Marshal(mark{
-		Consumer: g.consumer, Stream: g.topic.stream.created, Floor: floor, TTLMS: g.ttl.Milliseconds(), SeenMS: time.Now().UnixMilli(), Left: left,
-	})
+// mark says how far the group is.
+func (g *group) mark(floor uint64, left bool) mark {
+	return mark{Consumer: g.consumer, Stream: g.topic.stream.created, Floor: floor, TTLMS: g.ttl.Milliseconds(), SeenMS: time.Now().UnixMilli(), Left: left}
+}
+
+// message is a mark on its way to the bucket.
+func (m *mark) message(subject string) *nats.Msg {
+	value, err := json.Marshal(m)
 	if err != nil {
 		panic(err) // strings, numbers and times can be encoded
 	}
-	return &nats.Msg{Subject: marksSubject(g.topic, g.name), Data: value}
+	return &nats.Msg{Subject: subject, Data: value}
 }
 
 // leaveMark stores how far a group in memory is, when a member leaves it, and waits until it is stored. Without a connection,
@@ -161,14 +165,14 @@ func (g *group) leaveMark(ctx context.Context, l *link) {
 	if !g.memory {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, settleWait)
-	defer cancel()
+	subject := marksSubject(g.topic, g.name)
 	if floor, err := g.askFloor(ctx, l); err == nil {
-		if _, err := l.requestMsg(ctx, g.mark(floor, true)); err == nil {
+		m := g.mark(floor, true)
+		if _, err := l.requestMsg(ctx, m.message(subject)); err == nil {
 			return
 		}
 	}
-	g.bus.keepMark(g.mark(g.bus.resumeAt(g)-1, true))
+	g.bus.keepMark(subject, g.mark(g.bus.resumeAt(g)-1, true))
 }
 
 // askFloor asks up to which event all is settled.
@@ -194,38 +198,73 @@ func (g *group) askFloor(ctx context.Context, l *link) (uint64, error) {
 // such that had none for their TTL.
 const maxKeptMarks = 10_000
 
-func (b *Bus) keepMark(m *nats.Msg) {
+func (b *Bus) keepMark(subject string, m mark) {
 	b.unsaved.mu.Lock()
 	defer b.unsaved.mu.Unlock()
-	if len(b.unsaved.marks) >= maxKeptMarks {
+	if _, known := b.unsaved.marks[subject]; !known && len(b.unsaved.marks) >= maxKeptMarks {
 		b.obs.LimitReached("marks")
 		return
 	}
-	b.unsaved.marks = append(b.unsaved.marks, m)
+	b.unsaved.marks[subject] = m
+}
+
+// saveMark stores a kept mark, unless a newer one is there. It does not block.
+func (b *Bus) saveMark(l *link, subject string, m mark) {
+	done := func() {
+		b.unsaved.mu.Lock()
+		defer b.unsaved.mu.Unlock()
+		if b.unsaved.marks[subject].SeenMS == m.SeenMS {
+			delete(b.unsaved.marks, subject)
+		}
+	}
+	b.askStored(l, marksBucket, subject, func(value []byte, err error) {
+		if err != nil {
+			return // it stays
+		}
+		var stored mark
+		if json.Unmarshal(value, &stored) == nil && stored.SeenMS >= m.SeenMS {
+			done()
+			return
+		}
+		_ = l.ask(m.message(subject), b.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
+			if err == nil && !noResponders(reply) {
+				done()
+			}
+		}))
+	})
 }
 
 // startOf is where a group begins whose consumer does not exist. A group in memory whose server was restarted goes on behind
-// the floor of its mark, unless it has had no member for its TTL; other groups begin where start says.
-func (b *Bus) startOf(ctx context.Context, t *topicInfo, name string, ptr pointer, state natsjs.StreamState, start starter, dead *group) (uint64, error) {
+// the floor of its mark, unless it has had no member for its TTL; other groups begin where start says. lost reports that
+// members may have been there after the mark: their hub died before it could say so.
+func (b *Bus) startOf(ctx context.Context, t *topicInfo, name string, ptr pointer, state natsjs.StreamState, start starter, dead *group) (seq uint64, lost bool, err error) {
 	if dead != nil {
-		return start(ctx, t, state)
+		seq, err = start(ctx, t, state)
+		return seq, false, err
+	}
+	if live := b.liveGroup(t, ptr.Consumer); live != nil {
+		return min(b.resumeAt(live), state.LastSeq+1), false, nil // its members here have not noticed yet
 	}
 	m, err := b.mark(ctx, t, name)
 	if err != nil {
-		return 0, b.unavailable(err)
+		return 0, false, b.unavailable(err)
 	}
-	if m == nil || m.Consumer != ptr.Consumer || !m.Stream.Equal(t.stream.created) || time.Since(time.UnixMilli(m.SeenMS)) > m.life() {
-		return start(ctx, t, state)
+	known := m != nil && m.Consumer == ptr.Consumer && m.Stream.Equal(t.stream.created)
+	if !known || time.Since(time.UnixMilli(m.SeenMS)) > m.life() {
+		seq, err = start(ctx, t, state)
+		return seq, known && !m.Left, err
 	}
 	b.log.InfoContext(ctx, "group goes on at its mark; its server was restarted", slog.String("topic", t.name), slog.String("group", name), slog.Uint64("floor", m.Floor))
-	return min(m.Floor, state.LastSeq) + 1, nil
+	return min(m.Floor, state.LastSeq) + 1, false, nil
 }
 
 // mark reads a group's mark; nil if there is none.
 func (b *Bus) mark(ctx context.Context, t *topicInfo, name string) (*mark, error) {
-	msg, err := b.lastBySubject(ctx, "KV_"+marksBucket, marksSubject(t, name))
+	subject := marksSubject(t, name)
+	kept := b.keptMark(subject)
+	msg, err := b.lastBySubject(ctx, "KV_"+marksBucket, subject)
 	if errors.Is(err, ErrNotFound) {
-		return nil, nil //nolint:nilnil // no mark is no error
+		return kept, nil
 	}
 	if err != nil {
 		return nil, err
@@ -234,5 +273,18 @@ func (b *Bus) mark(ctx context.Context, t *topicInfo, name string) (*mark, error
 	if err := json.Unmarshal(msg.data, &m); err != nil {
 		return nil, nil //nolint:nilerr,nilnil // an unreadable mark says nothing
 	}
+	if kept != nil && kept.SeenMS > m.SeenMS {
+		return kept, nil
+	}
 	return &m, nil
+}
+
+// keptMark is a mark that is not stored yet; nil if there is none.
+func (b *Bus) keptMark(subject string) *mark {
+	b.unsaved.mu.Lock()
+	defer b.unsaved.mu.Unlock()
+	if m, ok := b.unsaved.marks[subject]; ok {
+		return &m
+	}
+	return nil
 }

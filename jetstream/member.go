@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"runtime"
+	"slices"
 	"strconv"
 	"time"
 
@@ -40,6 +41,7 @@ type member struct {
 	large     bool   // the next event does not fit into a pull of the usual size
 	retryAt   int64  // pull again then; 0: when there is credit
 	attaching bool
+	verifying bool
 	movedAt   uint64 // the newest revision of the group's pointer that came up meanwhile
 
 	fresh []*Delivery // arrived in a cluster long after they were stored: the server is to be told of them
@@ -59,7 +61,6 @@ type inbox struct {
 	pulls     int   // that have not ended
 	left      int   // while it lingers: asked and not arrived
 	until     int64 // when its pulls have ended at the latest
-	bounced   int   // how much was given back that came while it lingered
 }
 
 // open makes the inbox.
@@ -159,7 +160,7 @@ func (m *member) refill(now int64) {
 		// Each topic gets its share, and one that has nothing asked for gets at least one: what then arrives beyond
 		// MaxInFlight is parked.
 		want = free / n
-		if want < 1 && m.requested == 0 && s.active < s.opts.MaxInFlight {
+		if want < 1 && m.requested == 0 && s.active < s.opts.MaxInFlight && !slices.ContainsFunc(s.parked, func(d *Delivery) bool { return d.m == m }) {
 			want = 1
 		}
 	}
@@ -249,11 +250,10 @@ func (in *inbox) receive(msg *nats.Msg) {
 			s.custody = append(s.custody, d)
 			s.lastCame = now
 			s.mu.Unlock()
+			in.group.loosen(place.streamSeq)
 			return
 		}
-		if in.bounced++; in.bounced > maxBounces {
-			d.backOff = bounceBackOff
-		}
+		d.bounced = true
 		s.mu.Unlock()
 		s.spare(d, true)
 		return
@@ -439,10 +439,16 @@ func (m *member) again(at int64) {
 // s.mu is held.
 func (m *member) verify(g *group) {
 	s := m.sub
-	if s.stopped || m.attaching || m.group != g {
+	if s.stopped || m.attaching || m.verifying || m.group != g {
 		return
 	}
+	m.verifying = true
 	s.wg.Go(func() {
+		defer func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			m.verifying = false
+		}()
 		ctx, cancel := context.WithTimeout(s.ctx, publishWait)
 		defer cancel()
 		info, err := s.bus.consumer(ctx, g.topic, g.consumer)
@@ -477,7 +483,7 @@ func (m *member) reattach(deleted bool) {
 		for wait := 20 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
 			g, err := m.rejoin(was, start, dead)
 			if err == nil && !g.topic.stream.created.Equal(was.created) {
-				s.reset(m, "its stream was deleted and made anew")
+				s.reset(m, old.topic.name, "its stream was deleted and made anew")
 			}
 			s.mu.Lock()
 			if err == nil || s.stopped {
@@ -510,8 +516,8 @@ func (m *member) reattach(deleted bool) {
 }
 
 // reset tells the subscriber that the group had to start anew, and may have missed events.
-func (s *Subscription) reset(m *member, why string) {
-	s.bus.log.Warn("group starts anew and may have missed events", slog.String("topic", m.group.topic.name), slog.String("group", s.group), slog.String("reason", why))
+func (s *Subscription) reset(m *member, topic, why string) {
+	s.bus.log.Warn("group starts anew and may have missed events", slog.String("topic", topic), slog.String("group", s.group), slog.String("reason", why))
 	m.obs.Reset()
 	if s.opts.OnReset == nil {
 		return
@@ -519,7 +525,7 @@ func (s *Subscription) reset(m *member, why string) {
 	s.deliver.Lock()
 	defer s.deliver.Unlock()
 	if !s.ended.Load() {
-		s.opts.OnReset(m.group.topic.name)
+		s.opts.OnReset(topic)
 	}
 }
 

@@ -196,11 +196,15 @@ func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts Subscribe
 		err = b.register(s)
 	}
 	if err != nil {
+		s.mu.Lock()
+		s.stopped = true
+		s.mu.Unlock()
+		s.cancel()
+		s.wg.Wait()
 		for _, m := range s.members {
 			m.obs.Close()
 			b.unshare(m.group, s)
 		}
-		s.cancel()
 		return nil, err
 	}
 	return s, nil
@@ -211,8 +215,11 @@ func (s *Subscription) join(ctx context.Context, topic string, start starter) er
 	if err != nil {
 		return err
 	}
-	s.bus.enter(g, s)
-	s.members = append(s.members, &member{sub: s, group: g, obs: s.bus.obs.Group(topic, s.group, s.opts.GroupTTL > 0)})
+	m := &member{sub: s, group: g, obs: s.bus.obs.Group(topic, s.group, s.opts.GroupTTL > 0)}
+	s.mu.Lock()
+	s.members = append(s.members, m)
+	s.mu.Unlock()
+	s.bus.enter(g, s) // from now on, other members' questions come to this one, too
 	return nil
 }
 
@@ -269,13 +276,16 @@ func (s *Subscription) Done() <-chan struct{} { return s.ctx.Done() }
 // Start begins the delivery. Calling it again does nothing.
 func (s *Subscription) Start() {
 	s.mu.Lock()
-	first := !s.started
+	lost := make(map[*member]string)
+	for _, m := range s.members {
+		if !s.started && m.group.lost.Swap(false) {
+			lost[m] = m.group.topic.name
+		}
+	}
 	s.started = true
 	s.mu.Unlock()
-	for _, m := range s.members {
-		if first && m.group.lost.Swap(false) {
-			s.reset(m, "its consumer was deleted")
-		}
+	for m, topic := range lost {
+		s.reset(m, topic, "its consumer is gone")
 	}
 	s.restart()
 }
@@ -442,10 +452,12 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 		s.wg.Wait()
 		s.bus.unregister(s)
 		err = s.settleAll(ctx)
+		leave, cancel := context.WithTimeout(ctx, settleWait)
+		defer cancel()
 		for _, m := range s.members {
 			m.obs.Close()
 			s.bus.unshare(m.group, s)
-			m.group.leaveMark(ctx, s.link)
+			m.group.leaveMark(leave, s.link)
 		}
 	})
 	return err

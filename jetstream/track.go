@@ -57,7 +57,42 @@ func (t *track) loosen(seq uint64) {
 }
 
 // settledUpTo takes the server's word for how far all is settled.
-func (t *track) settledUpTo(floor uint64) { t.floor = max(t.floor, floor) }
+func (t *track) settledUpTo(floor uint64) {
+	t.floor = max(t.floor, floor)
+	for seq := range t.loose {
+		if seq <= floor {
+			delete(t.loose, seq)
+		}
+	}
+	if t.loosest <= floor {
+		t.loosest = 0
+	}
+}
+
+// loosen notes that an event will come again.
+func (g *group) loosen(seq uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.track.loosen(seq)
+}
+
+// cutOff notes that a connection was lost: a server that was killed counts deliveries from an older number, so that the numbers
+// do not tell any more whether all came to this hub. A group in memory that survived was not on that server.
+func (g *group) cutOff() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.memory {
+		g.track.exact = false
+	}
+}
+
+// settled notes that an event will not come again after all.
+func (g *group) settled(seq uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.track.loose, seq)
+	g.known.settled(seq)
+}
 
 // resumeAt is the sequence at which the group goes on when its consumer was lost: nothing before is unsettled, whichever
 // hub had it. When every delivery came to this hub, that is the oldest event known to be unsettled, or the one behind the

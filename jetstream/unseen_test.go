@@ -14,7 +14,7 @@ func TestWanderingUnseenCostsNoAttemptInACluster(t *testing.T) {
 	servers := natstest.StartCluster(t, 3)
 	natstest.Look(t, natstest.URLs(servers)...).Replicating(3)
 	a, b := open(t, Config{URL: servers[0].URL(), Replicas: 3}), open(t, Config{URL: servers[1].URL(), Replicas: 3})
-	for round := range 20 {
+	for round := range 6 {
 		topic := fmt.Sprintf("wander-%d", round)
 		publish(t, b, topic, "first")
 		join := func() *Subscription {

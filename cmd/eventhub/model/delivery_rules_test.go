@@ -98,7 +98,7 @@ func inFlight(l *ledger) []violation {
 					held++
 				}
 			}
-			if held > most {
+			if held > most && !l.forgot(y.group, 0, y.at) {
 				all = append(all, y.group.broken(y.id, y.lo, y.at, "%v is number %d of the events leased to its subscription, whose maxInFlight is %d", y, held, most))
 				break
 			}

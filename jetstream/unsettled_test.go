@@ -1,0 +1,198 @@
+//go:build unix
+
+package jetstream
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/natstest"
+)
+
+// blockReplies makes replies over the link wait until the returned func is called.
+func blockReplies(t *testing.T, l *link) (release func()) {
+	t.Helper()
+	ch := make(chan struct{})
+	in := make(chan struct{})
+	if err := l.ask(&nats.Msg{Subject: echoSubject}, l.bus.clock.now(), askerFunc(func(*nats.Msg, error) { close(in); <-ch })); err != nil {
+		t.Fatal(err)
+	}
+	<-in
+	return func() { close(ch) }
+}
+
+// An event that was given back without having been held comes again, also when the consumer is lost meanwhile.
+func TestWhatIsSparedOutlivesItsConsumer(t *testing.T) {
+	b := open(t, Config{URL: natsServer(t), Connections: 1})
+	publish(t, b, "t", "settled")
+	k := take(t, b, "t", "g", SubscribeOptions{From: FromEarliest, GroupTTL: 30 * time.Second})
+	k.payloads(1)
+	<-time.After(100 * time.Millisecond) // the time under test
+	// The process stands still; what arrives then is spared, and comes again after AckWait.
+	b.clock.beat.Store(b.clock.now() - int64(10*time.Second))
+	publish(t, b, "t", "unsettled")
+	<-time.After(time.Second) // the time under test
+	g := k.sub.members[0].group
+	if err := b.js.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
+		t.Fatal(err)
+	}
+	<-time.After(500 * time.Millisecond) // the time under test
+	publish(t, b, "t", "later")
+	if got := k.payloads(1); got[0] != "unsettled" {
+		t.Fatalf("got %q first: the unsettled event was left out", got)
+	}
+}
+
+// What a pause gives back is unsettled.
+func TestWhatAPauseGivesBackIsUnsettled(t *testing.T) {
+	b := open(t, Config{URL: natsServer(t), Connections: 1})
+	for round := range 40 {
+		topic := "t" + string(rune('a'+round%26)) + string(rune('a'+round/26))
+		publish(t, b, topic, "0")
+		k := take(t, b, topic, "g", SubscribeOptions{From: FromEarliest, GroupTTL: 30 * time.Second})
+		k.payloads(1)
+		p := b.NewPublisher()
+		const n = 50
+		for range n {
+			if err := p.Publish(t.Context(), topic, []byte("1"), nil, func(Receipt, error) {}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		<-time.After(time.Duration(round) * 20 * time.Microsecond) // the time under test
+		if err := k.sub.Pause(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		g := k.sub.members[0].group
+		g.mu.Lock()
+		at := g.track.resumeAt(0)
+		last := g.track.lastSeq
+		g.mu.Unlock()
+		if at > 2 {
+			t.Errorf("round %d: nothing but 1 was settled, and the group would go on at %d (last %d)", round, at, last)
+		}
+		_ = k.sub.Stop(t.Context())
+	}
+}
+
+// A last failure whose letter is not stored is no end: the event comes again, also when the consumer is lost meanwhile.
+func TestALetterThatIsNotStoredLosesNoEvent(t *testing.T) {
+	srv := natstest.Start(t)
+	b := open(t, Config{URL: srv.URL(), Connections: 1})
+	publish(t, b, "t", "bad")
+	k := take(t, b, "t", "g", SubscribeOptions{From: FromEarliest, GroupTTL: time.Minute, MaxAttempts: 1})
+	dead := take(t, b, "dlq.t", "d", SubscribeOptions{From: FromEarliest})
+	d := k.next()
+	srv.Freeze()
+	if err := d.Nack("no", -1); err != nil {
+		t.Fatal(err)
+	}
+	<-time.After(100 * time.Millisecond) // the time under test
+	srv.Kill()
+	srv.Start()
+	deadline := time.After(15 * time.Second)
+	for {
+		select {
+		case d := <-k.ch:
+			if d.Begin() {
+				t.Log("delivered once more")
+				return
+			}
+		case d := <-dead.ch:
+			if d.Begin() {
+				t.Log("dead-lettered")
+				return
+			}
+		case <-deadline:
+			g := k.sub.members[0].group
+			t.Fatalf("neither; the group begins at %d now", g.first)
+		}
+	}
+}
+
+// A note that could not be stored in time does not overwrite a newer one.
+func TestAKeptNoteGivesWayToANewerOne(t *testing.T) {
+	b := open(t, Config{URL: natsServer(t), Connections: 1})
+	l := b.links[0]
+	subject := "$KV." + attemptsBucket + ".s.g.0.1"
+	b.keepNote(spareNote{subject: subject, spared: 1}) // no leader then: the connection stays
+	done := make(chan struct{})
+	b.noteSpared(l, spareNote{subject: subject, spared: 5}, func() { close(done) })
+	<-done
+	b.saveUnsaved(l) // the connection breaks and comes back, some time later
+	<-time.After(100 * time.Millisecond) // the time under test
+	m, err := b.lastBySubject(t.Context(), "KV_"+attemptsBucket, subject)
+	if err != nil || string(m.data) != "5" {
+		t.Fatalf("the bucket says %s, %v", m.data, err)
+	}
+}
+
+// Others ask for the members of a group while a subscription joins it.
+func TestAMemberJoinsWhileOthersAreAsked(t *testing.T) {
+	b := open(t, Config{URL: natsServer(t), Connections: 2})
+	publish(t, b, "a", "x")
+	publish(t, b, "b", "x")
+	slow, err := b.Subscribe(t.Context(), "a", "g", SubscribeOptions{From: FromEarliest}, func(*Delivery) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slow.Start()
+	g := slow.members[0].group
+	stop := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				for _, s := range b.membersOf(g) { // as askIdle does
+					s.idle(g, 0)
+				}
+			}
+		}
+	}()
+	for range 20 {
+		s, err := b.Subscribe(t.Context(), "a", "g", SubscribeOptions{Topics: []string{"b"}}, func(*Delivery) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = s.Stop(t.Context())
+	}
+	close(stop)
+	_ = slow.Stop(t.Context())
+}
+
+// While the attempt of the oldest event is asked for, a subscription takes no more than its share.
+func TestAFanInIsBoundedBehindAnUnresolvedEvent(t *testing.T) {
+	b := open(t, Config{URL: natsServer(t), Connections: 1})
+	publish(t, b, "a", numbers(300)...)
+	publish(t, b, "b", "x")
+	k := &taker{t: t, ch: make(chan *Delivery, 1000)}
+	var err error
+	if k.sub, err = b.Subscribe(t.Context(), "a", "g", SubscribeOptions{From: FromEarliest, Topics: []string{"b"}, MaxInFlight: 1}, func(d *Delivery) { k.ch <- d }); err != nil {
+		t.Fatal(err)
+	}
+	c, err := b.js.Consumer(t.Context(), "a", "g")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := c.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = m.Nak()
+	<-time.After(50 * time.Millisecond) // the time under test
+	release := blockReplies(t, k.sub.link)
+	k.sub.Start()
+	<-time.After(time.Second) // the time under test
+	k.sub.mu.Lock()
+	t.Logf("maxInFlight 1: out %d, parked %d, active %d", len(k.sub.out), len(k.sub.parked), k.sub.active)
+	over := len(k.sub.parked) > 3
+	k.sub.mu.Unlock()
+	release()
+	if over {
+		t.Error("unbounded")
+	}
+	_ = k.sub.Stop(t.Context())
+}
