@@ -191,7 +191,11 @@ func (c *Collection) Follow(ctx context.Context, key string, f func(*Entry) erro
 	if err != nil {
 		return c.bus.unavailable(err)
 	}
-	w, err := kv.Watch(ctx, keyToken(key))
+	// When ctx ends while the server makes the consumer, the consumer would stay behind: so the watch has a context of its own,
+	// and Stop ends both. Making it is bounded by the client's request timeout.
+	watching, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	w, err := kv.Watch(watching, keyToken(key))
 	if err != nil {
 		return c.bus.unavailable(err)
 	}

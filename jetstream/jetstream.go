@@ -97,7 +97,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 		}
 	}
 	for i := range b.cfg.Connections {
-		l, err := b.dial(i)
+		l, err := b.dial(i) //nolint:contextcheck // it lives until Close, not until Open returns
 		if err != nil {
 			var parse *url.Error
 			if errors.As(err, &parse) {

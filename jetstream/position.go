@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"math"
@@ -226,6 +227,9 @@ func (b *Bus) nextStored(ctx context.Context, t *topicInfo, opts *walkOptions, l
 	return m, nil
 }
 
+// walkMakes is how long the server may take to make the consumer of a walk.
+const walkMakes = 5 * time.Second
+
 // walkOn reads through an ephemeral consumer without acks, which the server forgets by itself when the hub dies. It returns
 // the last sequence that it read, 0 for none. ended says that there is no more to read: f or a bound of the walk has ended it.
 // Else the replica that was read had no more.
@@ -250,17 +254,24 @@ func (b *Bus) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f fun
 	failed := func(err error) (uint64, bool, error) {
 		return last, false, b.unavailable(fmt.Errorf("jetstream: read of stream %s: %w", t.stream.name, err))
 	}
-	c, err := b.js.CreateConsumer(ctx, t.stream.name, cfg)
-	if err != nil {
+	if err := ctx.Err(); err != nil {
 		return failed(err)
 	}
-	info := c.CachedInfo()
+	// When ctx ends while the server makes the consumer, the consumer would stay behind: so it is made under a context of its
+	// own, and under a name that is known before.
+	cfg.Name = rand.Text()
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		_ = b.js.DeleteConsumer(ctx, t.stream.name, info.Name) // else the server drops it in 30 s
+		_ = b.js.DeleteConsumer(ctx, t.stream.name, cfg.Name) // else the server drops it in 30 s
 	}()
-	left := info.NumPending
+	making, made := context.WithTimeout(context.WithoutCancel(ctx), walkMakes)
+	defer made()
+	c, err := b.js.CreateConsumer(making, t.stream.name, cfg)
+	if err != nil {
+		return failed(err)
+	}
+	left := c.CachedInfo().NumPending
 	batch := uint64(1_000)
 	if opts.batch > 0 {
 		batch = uint64(opts.batch)

@@ -120,7 +120,7 @@ func TestAKeptNoteGivesWayToANewerOne(t *testing.T) {
 	done := make(chan struct{})
 	b.noteSpared(l, spareNote{subject: subject, spared: 5}, func() { close(done) })
 	<-done
-	b.saveUnsaved(l) // the connection breaks and comes back, some time later
+	b.saveUnsaved(l)                     // the connection breaks and comes back, some time later
 	<-time.After(100 * time.Millisecond) // the time under test
 	m, err := b.lastBySubject(t.Context(), "KV_"+attemptsBucket, subject)
 	if err != nil || string(m.data) != "5" {

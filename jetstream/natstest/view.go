@@ -136,7 +136,7 @@ func (v *View) StepDown(stream string) (leader string) {
 	was := v.Consumer(stream).Cluster.Leader
 	v.stepDown(stream, "")
 	v.Until("another server leads the consumer of "+stream, func(context.Context) bool {
-		leader = v.Consumer(stream).Cluster.Leader
+		leader = v.Consumer(stream).Cluster.Leader //nolint:contextcheck // it asks until there is an answer, as Until does
 		return leader != was
 	})
 	return leader
@@ -146,10 +146,10 @@ func (v *View) StepDown(stream string) (leader string) {
 func (v *View) Lead(stream, leader string) {
 	v.tb.Helper()
 	v.Until(leader+" leads the consumer of "+stream, func(context.Context) bool {
-		if v.Consumer(stream).Cluster.Leader == leader {
+		if v.Consumer(stream).Cluster.Leader == leader { //nolint:contextcheck // as in StepDown
 			return true
 		}
-		v.stepDown(stream, `{"placement":{"preferred":"`+leader+`"}}`)
+		v.stepDown(stream, `{"placement":{"preferred":"`+leader+`"}}`) //nolint:contextcheck // as in StepDown
 		return false
 	})
 }

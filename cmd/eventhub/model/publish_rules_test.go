@@ -9,7 +9,7 @@ import (
 
 // notStored reports whether an answer says that the event is not in the stream. After publish_failed nobody knows.
 func (f *frame) notStored() bool {
-	return f.refused() && f.reply.Code != "publish_failed" && !(f.conn.confused && f.Corr == nil)
+	return f.refused() && f.reply.Code != "publish_failed" && (!f.conn.confused || f.Corr != nil)
 }
 
 // given is the id that the publisher gave.
