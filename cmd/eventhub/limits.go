@@ -19,6 +19,7 @@ type limitFlags struct {
 	WaitingConnections   int `env:"WAITING_CONNECTIONS" default:"2048" help:"Connections to a port that have sent no request yet, or are idle between two. Beyond it the oldest is closed."`
 	Requests             int `env:"REQUESTS" default:"512" help:"HTTP requests at a time."`
 	Subscriptions        int `env:"SUBSCRIPTIONS" default:"256" help:"Subscriptions of one connection."`
+	Operations           int `env:"OPERATIONS" default:"64" help:"Frames of one connection that wait for NATS, or for one another, at a time."`
 	Topics               int `env:"TOPICS" default:"10000" help:"Topics that this hub knows."`
 	NewTopics            int `env:"NEW_TOPICS" default:"100" help:"Topics that one principal may bring into being at once; after that one every 10s."`
 	Payload              int `env:"PAYLOAD" default:"1048576" help:"Bytes of a payload; fewer where NATS takes fewer."`
@@ -62,6 +63,7 @@ func (f limitFlags) check() (faults []error) {
 		{"waiting-connections", f.WaitingConnections, 1},
 		{"requests", f.Requests, 1},
 		{"subscriptions", f.Subscriptions, 1},
+		{"operations", f.Operations, 1},
 		{"topics", f.Topics, 1},
 		{"new-topics", f.NewTopics, 1},
 		{"payload", f.Payload, 1},
@@ -133,7 +135,7 @@ func (f limitFlags) facade() facade.Limits {
 	l := facade.Limits{
 		Connections: f.Connections, PrincipalConnections: f.PrincipalConnections,
 		Unauthenticated: f.Unauthenticated, InboundBytes: f.InboundBytes,
-		Requests: f.Requests, Subscriptions: f.Subscriptions, Frame: f.Frame,
+		Requests: f.Requests, Subscriptions: f.Subscriptions, Operations: f.Operations, Frame: f.Frame,
 		Pages: f.Pages, PageBytes: f.PageBytes, PageTotal: f.PageTotal,
 		AuthTimeout: f.AuthTimeout, PingInterval: f.PingInterval, PongTimeout: f.PongTimeout,
 	}
@@ -158,7 +160,7 @@ func (f limitFlags) lines() [][2]string {
 		return strconv.Itoa(n)
 	}
 	return [][2]string{
-		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d; subscriptions %d; waiting in the outbox %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, f.Subscriptions, f.OutboxPending)},
+		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d; subscriptions %d, operations %d; waiting in the outbox %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, f.Subscriptions, f.Operations, f.OutboxPending)},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
 		{"", fmt.Sprintf("topics %d, new ones %d; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes at a time", f.Topics, f.NewTopics, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes)},
 		{"", fmt.Sprintf("auth within %v, ping after %v, pong within %v", f.AuthTimeout, f.PingInterval, f.PongTimeout)},
