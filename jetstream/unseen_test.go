@@ -67,28 +67,23 @@ func TestWhatEndsUnresolvedHoldsNothingBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = s.Stop(t.Context()) }()
-	dropped := false
-	s.opts.Filter = func(*Event) bool { // called for each arrival, before it is taken in
-		s.mu.Lock()
-		var unresolved *Delivery
-		for _, d := range s.out {
-			if !d.resolved && !dropped {
-				dropped, unresolved = true, d
-				s.remove(d, Dropped)
-				break
-			}
-		}
-		s.mu.Unlock()
-		if unresolved != nil {
-			s.spare(unresolved, false)
-		}
-		return true
-	}
+	release := blockReplies(t, s.link)
 	s.Start()
+	eventually(t, "all have arrived", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.out) == 3
+	})
+	s.mu.Lock()
+	head := s.parked[0]
+	if head.resolved {
+		t.Error("the event that comes again is resolved")
+	}
+	s.remove(head, Dropped)
+	s.mu.Unlock()
+	s.spare(head, false)
+	release()
 	for range 2 {
 		k.next()
-	}
-	if !dropped {
-		t.Error("nothing was unresolved")
 	}
 }
