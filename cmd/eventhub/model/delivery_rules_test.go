@@ -92,13 +92,14 @@ func inFlight(l *ledger) []violation {
 			ends[i] = l.leaseEnd(d, nil)
 		}
 		for i, y := range s.delivered {
-			held := 1
+			held, since := 1, y.lo
 			for j, x := range s.delivered[:i] {
 				if x.at <= y.lo && ends[j] > y.at {
 					held++
+					since = min(since, x.lo)
 				}
 			}
-			if held > most && !l.forgot(y.group, 0, y.at) {
+			if held > most && !l.forgot(y.group, since, y.at) {
 				all = append(all, y.group.broken(y.id, y.lo, y.at, "%v is number %d of the events leased to its subscription, whose maxInFlight is %d", y, held, most))
 				break
 			}
