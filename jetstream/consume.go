@@ -3,6 +3,8 @@ package jetstream
 import (
 	"context"
 	"sync"
+
+	"eventhub/jetstream/panics"
 )
 
 // workers run the handlers of Consume.
@@ -60,7 +62,8 @@ func (w *workers) stop() {
 
 // Consume subscribes and runs handler for each event, up to the given number at a time (at least 1), after Start. The
 // event is acknowledged when handler returns nil, and refused (Nack with the error's text) when it returns an error; a
-// handler may also settle the delivery itself. handler's context ends when the lease does.
+// handler may also settle the delivery itself. A panic counts as an error: the log has its stack, and the text only says that
+// the handler panicked. handler's context ends when the lease does.
 // Stop waits for the handlers that run. Errors are those of Subscribe.
 func (b *Bus) Consume(ctx context.Context, topic, group string, opts SubscribeOptions, parallel int, handler func(context.Context, *Delivery) error) (*Subscription, error) {
 	if err := opts.prepare(); err != nil {
@@ -93,8 +96,9 @@ func (d *Delivery) run(ctx context.Context, handler func(context.Context, *Deliv
 	if !d.Begin() {
 		return
 	}
+	err := panics.Call(d.m.sub.bus.log, "handler", func() error { return handler(ctx, d) })
 	// ErrNotLeased means that the handler settled it, or that it comes again anyway.
-	if err := handler(ctx, d); err != nil {
+	if err != nil {
 		_ = d.Nack(err.Error(), -1)
 	} else {
 		_ = d.Ack()

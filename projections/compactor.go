@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/panics"
 )
 
 // snapshotsBucket says, for each compacted topic, how far its snapshots are.
@@ -125,7 +126,7 @@ func (c *Compactor) Compact(ctx context.Context) (int, error) {
 	flush := func() error {
 		n, err := c.write(ctx, batch)
 		written += n
-		c.cfg.Written(n)
+		panics.Run(c.cfg.Logger, "Written", func() { c.cfg.Written(n) })
 		clear(batch)
 		batch, bytes = batch[:0], 0
 		return err

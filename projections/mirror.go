@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/panics"
 )
 
 // MirrorConfig configures a Mirror.
@@ -21,7 +22,7 @@ type MirrorConfig struct {
 	// time they are asked for.
 	MaxKeys int
 	// Changed, if not nil, is told of each event that becomes the newest of its key, tombstones included. It must not call
-	// the Mirror.
+	// the Mirror. A panic is logged, and the Mirror goes on.
 	Changed func(*jetstream.Event)
 	// Observer is told when MaxKeys is reached. Default: nobody.
 	Observer Observer
@@ -46,12 +47,10 @@ func NewMirror(cfg MirrorConfig) *Mirror {
 	if cfg.MaxKeys <= 0 {
 		cfg.MaxKeys = 1_000_000
 	}
-	if cfg.Observer == nil {
-		cfg.Observer = nobody{}
-	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	cfg.Observer = guardObserver(cfg.Observer, cfg.Logger)
 	return &Mirror{cfg: cfg, ready: make(chan struct{}), held: make(map[string]*jetstream.Event)}
 }
 
@@ -177,8 +176,13 @@ func (m *Mirror) forget(old *jetstream.Event) {
 		return
 	}
 	delete(m.held, old.Key)
+	m.changed(&jetstream.Event{Topic: old.Topic, Key: old.Key, Tombstone: true, TS: old.TS, Stream: old.Stream, Sequence: old.Sequence, StoredAt: old.StoredAt})
+}
+
+// changed tells of an event. mu is held.
+func (m *Mirror) changed(e *jetstream.Event) {
 	if m.cfg.Changed != nil {
-		m.cfg.Changed(&jetstream.Event{Topic: old.Topic, Key: old.Key, Tombstone: true, TS: old.TS, Stream: old.Stream, Sequence: old.Sequence, StoredAt: old.StoredAt})
+		panics.Run(m.cfg.Logger, "Changed", func() { m.cfg.Changed(e) })
 	}
 }
 
@@ -203,9 +207,7 @@ func (m *Mirror) see(e *jetstream.Event) {
 		// A tombstone is held too: it keeps an older snapshot of the key from coming back.
 		m.held[e.Key] = e
 	}
-	if m.cfg.Changed != nil {
-		m.cfg.Changed(e)
-	}
+	m.changed(e)
 }
 
 // Get returns the newest event of a key that the mirror knows, or jetstream.ErrNotFound. The event is shared: it must not be
@@ -323,7 +325,9 @@ func (a *applier) warm(ctx context.Context, group string, from jetstream.Positio
 		key := e.Key
 		if a.p.Key != nil {
 			var kerr error
-			if key, kerr = a.p.Key(e); kerr != nil || key == "" {
+			if key, _, kerr = a.key(ctx, e, func() {}); ctx.Err() != nil {
+				return ctx.Err()
+			} else if kerr != nil || key == "" {
 				return nil //nolint:nilerr // what has no key is passed over here as well
 			}
 		}

@@ -36,6 +36,7 @@ type ordered struct {
 	storedAt int64
 	floor    uint64 // the first event that is the group's business
 	span     uint64
+	keyless  Source // the last event that was delivered and has no key because Key failed
 }
 
 // runOrdered runs it until ctx ends.
@@ -67,11 +68,13 @@ func (o *ordered) deliver(ctx context.Context, j job, fails failing) error {
 	defer o.mu.Unlock()
 	e := &j.Event
 	o.floor = j.GroupStart()
-	if _, err := o.a.p.Key(e); err != nil {
-		if err := o.a.bury(ctx, e, err, 1); err != nil {
+	if _, tries, err := o.a.key(ctx, e, fails); ctx.Err() != nil {
+		return ctx.Err()
+	} else if err != nil {
+		if err := o.a.passOver(ctx, e, err, tries); err != nil {
 			return err
 		}
-		o.a.p.Observer.Projected(o.a.p.Name, Poisoned)
+		o.keyless = sourceOf(e)
 	}
 	if !j.follows(o.span) && !o.passed(e) {
 		if err := o.fillTo(ctx, e, fails); err != nil {
@@ -148,9 +151,15 @@ func (o *ordered) passed(e *jetstream.Event) bool {
 // advance applies e, which follows position, and moves position to it. What has no key is passed over: its own delivery
 // leads it to the dead letters.
 func (o *ordered) advance(ctx context.Context, e *jetstream.Event, fails failing) error {
-	if key, err := o.a.p.Key(e); err == nil && key != "" {
-		if err := o.a.apply(ctx, key, e, 0, fails); err != nil {
-			return err
+	if sourceOf(e) != o.keyless {
+		key, _, err := o.a.key(ctx, e, fails)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err == nil && key != "" {
+			if err := o.a.apply(ctx, key, e, 0, fails); err != nil {
+				return err
+			}
 		}
 	}
 	o.position, o.storedAt = sourceOf(e), e.StoredAt
