@@ -86,17 +86,23 @@ type TopicRule struct {
 	// least an hour, MaxMsgs of 0 or at least 100,000 and MaxBytes of 0 or at least 128 MiB, so that nothing goes before
 	// the bucket has it, and a stream for each topic (no Family).
 	Compaction bool
-	// Snapshot, if not nil, asks for snapshots of a compacted topic, which is one topic and no pattern.
+	// Snapshot, if not nil, asks for snapshots of the topic, which is one topic and no pattern. It is compacted, or
+	// Snapshot.KeySource finds the keys; then MaxAge, MaxMsgs and MaxBytes have the same least values.
 	Snapshot *SnapshotRule
 }
 
-// SnapshotRule says where the state of a compacted topic is written to, for consumers that start cold. The bus itself only
-// carries it: projections.Compactor does the work.
+// SnapshotRule says where the state of a topic is written to, for consumers that start cold. The bus itself only carries it:
+// projections.Compactor does the work.
 type SnapshotRule struct {
-	// Topic receives the snapshots.
+	// Topic receives the snapshots. It is a compacted topic.
 	Topic string
-	// Every is the interval. Default 30 s; 1 s at least.
+	// Every is the interval. Default 30 s; 1 s at least, and at most half of the MaxAge of a topic that is not compacted.
 	Every time.Duration
+	// KeySource, if not "", is a JSON pointer (RFC 6901) to the key in the payload of each event, a string or a number, for
+	// events that have no keys of their own. At most 512 bytes.
+	KeySource string
+	// BatchKeys, if not empty, are the only keys that snapshots are made of: at most 1,000, each of 1 to 512 bytes.
+	BatchKeys []string
 }
 
 // Storage is where a stream lies.

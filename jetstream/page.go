@@ -19,7 +19,7 @@ const (
 )
 
 func notCompacted(topic string) error {
-	return &Error{Code: CodeBadTopic, Msg: fmt.Sprintf("topic %s is not compacted: give it compaction in the topics file", topic)}
+	return &Error{Code: CodeBadTopic, Msg: fmt.Sprintf("topic %s is not compacted: give it compaction in the topics file", topic), Err: ErrNotCompacted}
 }
 
 // compacted is readable for topics with a bucket.

@@ -16,7 +16,7 @@ type MirrorConfig struct {
 	Bus Bus
 	// Topic is a compacted topic. Required.
 	Topic string
-	// Snapshot, if not "", is the topic of its snapshots (see Compactor).
+	// Snapshot, if not "", is the topic of its snapshots (see Compactor). Those with a KeySource or BatchKeys are not used.
 	Snapshot string
 	// MaxKeys ("mirror_keys") is the most keys that are held: default 1,000,000. Those beyond are read from the bus each
 	// time they are asked for.
@@ -69,7 +69,9 @@ func (m *Mirror) Run(ctx context.Context) error {
 			})
 			return err
 		})
-		if err != nil {
+		if errors.Is(err, errPartial) {
+			m.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "the snapshots are not all of the topic; reading its bucket", slog.String("topic", m.cfg.Topic))
+		} else if err != nil {
 			return m.end(ctx, err)
 		}
 	}
@@ -236,12 +238,20 @@ func (m *Mirror) Len() int {
 	return len(m.held)
 }
 
+// errPartial is returned for snapshots that are not of all keys, or of others than those of the events.
+var errPartial = &jetstream.Error{
+	Code: jetstream.CodeBadOptions, Msg: "the topic's snapshots have key_source or batch_keys, and are not all of its state: leave Snapshot out",
+}
+
 // eachSnapshot calls f with the snapshots of a topic as the events that they were made from, and returns how far they are.
 // What it returns was read first: the snapshots are that far, or farther. Of a key there may be several, the newest last.
 func eachSnapshot(ctx context.Context, bus Bus, topic, snapshots string, f func(*jetstream.Event) error) (horizon, error) {
 	h, _, _, err := readHorizon(ctx, bus, topic)
 	if err != nil || h.Stream == "" {
 		return h, err
+	}
+	if h.Rule != "" {
+		return horizon{}, errPartial
 	}
 	return h, eachNewest(ctx, bus, snapshots, func(s *jetstream.Event) error {
 		e, ok := readSnapshot(topic, s)

@@ -205,7 +205,8 @@ func (h *hub) start(ctx context.Context) {
 	}
 	for _, rule := range h.bus.Snapshots() {
 		compactor := projections.NewCompactor(projections.CompactorConfig{
-			Bus: h.bus, Topic: rule.Pattern, Snapshot: rule.Snapshot.Topic, Every: rule.Snapshot.Every, Logger: h.log,
+			Bus: h.bus, Topic: rule.Pattern, Snapshot: rule.Snapshot.Topic, Every: rule.Snapshot.Every,
+			KeySource: rule.Snapshot.KeySource, BatchKeys: rule.Snapshot.BatchKeys, Logger: h.log,
 			Written: func(keys int) { h.metrics.Snapshots(rule.Pattern, keys) },
 		})
 		h.run(func() error { return compactor.Run(ctx) })
