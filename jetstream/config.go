@@ -149,6 +149,9 @@ type Limits struct {
 	// in a cluster until their pulls end, up to 15 s, so that what is under way to them is given back: default 100,000. Beyond
 	// it, what is under way comes again after AckWait.
 	LingeringInboxes int
+	// ListingReaders ("listing_readers") is the most listings (ListLatest) for which the hub reads ahead: default 16, with up
+	// to 4 MiB each. Pages of others take longer.
+	ListingReaders int
 	// MaxPayload is the largest payload in bytes: default 1 MiB, less if the server's max_payload demands it.
 	MaxPayload int
 }
@@ -191,6 +194,7 @@ func (c *Config) prepare() error {
 	def(&l.DeadLetters, 10_000)
 	def(&l.AttemptsKnown, 10_000)
 	def(&l.LingeringInboxes, 100_000)
+	def(&l.ListingReaders, 16)
 	def(&l.MaxPayload, defaultMaxPayload)
 
 	var errs []error
@@ -206,7 +210,7 @@ func (c *Config) prepare() error {
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check(c.Listen == "" || c.ListenToken != "", "the embedded server listens only with a token")
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.AttemptsKnown, l.LingeringInboxes, l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536, because the server drops silently above about 100,000", l.PublishInFlight)

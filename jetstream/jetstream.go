@@ -43,6 +43,7 @@ type Bus struct {
 	maxPayload int
 	clock      *clock
 	pointers   *pointers
+	listings   *listings
 	dead       *deadLetters
 
 	topics    topics
@@ -82,6 +83,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 		topics:  topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
 	}
 	b.made = newTopicQuota(b.limits)
+	b.listings = &listings{bus: b}
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := b.open(ctx); err != nil {
 		_ = b.Close() //nolint:contextcheck // what is half open is closed whatever ctx says; its error would hide the cause
@@ -140,6 +142,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.background(b.lookAfterBuckets)
 	b.background(b.probePaths)
 	b.background(b.watchGroups)
+	b.background(b.listings.tend)
 	return nil
 }
 

@@ -38,6 +38,7 @@ var keyedStudies = []keyedStudy{
 		theirs: []contender{{"KV WatchAll", watchAll}, {"KV ListKeys, Get 16 at a time", listAndGet}},
 	},
 	{name: "pages", ours: contender{"LatestPage of 1,000", latestPages}, theirs: []contender{{"KV WatchAll", watchAll}}},
+	{name: "list", ours: contender{"ListLatest of 1,000", listPages}, theirs: []contender{{"KV WatchAll", watchAll}}},
 	{name: "watch", ours: contender{"Watch", busWatch(0)}, theirs: []contender{{"KV WatchAll", watchAll}}},
 	{name: "watch-100", calls: 10, ours: contender{"Watch of 100 keys", busWatch(watchedKeys)}, theirs: []contender{{"KV WatchFiltered of 100 keys", watchFiltered}}},
 }
@@ -151,6 +152,22 @@ func latestPages(ctx context.Context, t *keyedTopic, _ int) (time.Duration, erro
 		}
 	}
 	return time.Duration(float64(time.Since(begin)) * float64(all) / float64(part)), nil
+}
+
+// listPages lists all keys.
+func listPages(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error) {
+	got := 0
+	begin := time.Now()
+	for next := ""; ; {
+		page, err := t.bus.ListLatest(ctx, t.name, jetstream.ListOptions{Next: next, Limit: keyedPageSize})
+		if err != nil {
+			return 0, err
+		}
+		got += len(page.Events)
+		if next = page.Next; next == "" {
+			return came(begin, got, t.keys)
+		}
+	}
 }
 
 // watchAll watches the bucket until all values there are have come.
