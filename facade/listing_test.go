@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"flag"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
@@ -20,6 +21,9 @@ import (
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
 )
+
+// listingWalks is larger for the long form, as in RELIABILITY.md.
+var listingWalks = flag.Int("listing.walks", 12, "listings beside writers and removals, over two hubs")
 
 // listed is what GET /snap/{topic}?next= answers.
 type listed struct {
@@ -197,9 +201,8 @@ func TestListingMissesNoKey(t *testing.T) {
 	stop := c.start(t, hubs[0].bus, "kept.churn")
 	defer stop()
 	c.await(t, hubs[0].bus, "kept.churn")
-	const walks = 24
 	pages := 0
-	for walk := range walks {
+	for walk := range *listingWalks {
 		found := make(map[string]int)
 		for next := ""; ; pages++ {
 			limit := 1 + rand.IntN(150)
@@ -231,7 +234,7 @@ func TestListingMissesNoKey(t *testing.T) {
 			t.Errorf("walk %d: %d keys are missing, %d came twice", walk, missing, twice)
 		}
 	}
-	t.Logf("%d walks of %d pages", walks, pages)
+	t.Logf("%d walks of %d pages", *listingWalks, pages)
 }
 
 // TestListingEndsBesideWriters has writers that change all keys all the time.

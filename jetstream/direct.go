@@ -108,7 +108,7 @@ func (b *Bus) direct(ctx context.Context, stream string, q *directQuery, f func(
 		if err != nil {
 			return fail(err)
 		}
-		stored := &storedMsg{subject: last(m.Header[headerSubject]), seq: headerNumber(m, headerSequence), header: m.Header, data: m.Data, time: at}
+		stored := &storedMsg{subject: last(m.Header[headerSubject]), seq: headerNumber(m, headerSequence), header: m.Header, data: m.Data, time: at, size: m.Size()}
 		if err := f(stored, headerNumber(m, headerPending)); err != nil {
 			return end, err
 		}

@@ -106,9 +106,6 @@ func (l *listing) read(ctx context.Context) (err error) {
 	if l.ended {
 		return nil
 	}
-	if l.reader != nil {
-		l.reader.ahead(l.opts.Limit)
-	}
 	if err := l.record(ctx); err != nil {
 		return err
 	}
@@ -179,7 +176,7 @@ func (l *listing) entries(ctx context.Context) (entries []*storedMsg, last bool,
 	r := allRead{bus: l.bus, stream: l.topic.bucket.stream, created: time.Unix(0, l.at.created), from: l.at.pos + 1, few: true, batch: min(most, directMost)}
 	r.f = func(m *storedMsg) error {
 		entries = append(entries, m)
-		if size += m.size(); len(entries) == most || size > listingBytes {
+		if size += m.size; len(entries) == most || size > listingBytes {
 			return enough
 		}
 		return nil
@@ -189,17 +186,6 @@ func (l *listing) entries(ctx context.Context) (entries []*storedMsg, last bool,
 		return entries, false, nil
 	}
 	return entries, err == nil, err
-}
-
-// size is about what a message takes in memory, in bytes.
-func (m *storedMsg) size() int {
-	n := 200 + len(m.subject) + len(m.data)
-	for name, values := range m.header {
-		for _, v := range values {
-			n += len(name) + len(v)
-		}
-	}
-	return n
 }
 
 // take puts entries on the page until it is full, and returns how many it has dealt with.

@@ -70,25 +70,27 @@ func (b *Bus) openReader(ctx context.Context, stream string, pos uint64) (*listi
 }
 
 // entries returns the next entries, most of them if there are as many, or an error where a reader of its kind finds none: it does
-// not know where the end is.
+// not know where the end is. It then asks for as many more, unless they are under way.
 func (r *listingReader) entries(ctx context.Context, most int) ([]*storedMsg, error) {
-	size := 0
-	for i := range most {
-		if i == len(r.read) {
-			m, err := r.next(ctx, most-i)
-			if errors.Is(err, errReaderEnded) && i > 0 {
-				return r.read[:i], nil
+	size, n := 0, 0
+	for n < most && size <= listingBytes {
+		if n == len(r.read) {
+			m, err := r.next(ctx, most-n)
+			if errors.Is(err, errReaderEnded) && n > 0 {
+				return r.read[:n], nil
 			}
 			if err != nil {
 				return nil, err
 			}
 			r.read = append(r.read, m)
 		}
-		if size += r.read[i].size(); size > listingBytes {
-			return r.read[:i+1], nil
-		}
+		size += r.read[n].size
+		n++
 	}
-	return r.read[:most], nil
+	if r.asked == 0 && len(r.read) == n {
+		_ = r.ask(most) // asked again when it is needed
+	}
+	return r.read[:n], nil
 }
 
 // drop says that so many of the entries were dealt with.
@@ -98,13 +100,6 @@ func (r *listingReader) drop(n int) {
 	}
 	clear(r.read[:n])
 	r.read = r.read[n:]
-}
-
-// ahead asks for what the next page of the same size needs, unless it is under way.
-func (r *listingReader) ahead(limit int) {
-	if want := limit + 1 - len(r.read); r.asked == 0 && want > 0 {
-		_ = r.ask(want) // asked again when it is needed
-	}
 }
 
 // ask begins a pull.
@@ -154,7 +149,7 @@ func (r *listingReader) next(ctx context.Context, want int) (*storedMsg, error) 
 		}
 		r.got++
 		r.asked--
-		return &storedMsg{subject: m.Subject, seq: p.streamSeq, header: m.Header, data: m.Data, time: time.Unix(0, p.storedAt)}, nil
+		return &storedMsg{subject: m.Subject, seq: p.streamSeq, header: m.Header, data: m.Data, time: time.Unix(0, p.storedAt), size: m.Size()}, nil
 	}
 }
 
