@@ -86,14 +86,18 @@ func (d *Delivery) tell(what []byte) {
 
 // sendInTime is send for what could not be said at once: it says nothing when the server may have given the event to another.
 func (d *Delivery) sendInTime(what []byte) {
+	if d.inTime() {
+		d.tell(what)
+	}
+}
+
+// inTime reports whether the server surely still keeps d for the hub.
+func (d *Delivery) inTime() bool {
 	s := d.m.sub
 	now := s.bus.clock.now()
 	s.mu.Lock()
-	ok := d.usable(now) && d.cuts == s.link.cuts.Load()
-	s.mu.Unlock()
-	if ok {
-		d.tell(what)
-	}
+	defer s.mu.Unlock()
+	return d.usable(now) && d.cuts == s.link.cuts.Load()
 }
 
 // release sends what was kept.

@@ -5,6 +5,7 @@ package model
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -170,8 +171,8 @@ func (l *ledger) unseen(g *group, from, to time.Duration) int {
 	return n
 }
 
-// blind is a time in which a connection may have been given events that its client never read, as it cut the connection
-// off.
+// blind is a time in which a connection may have been given events that its client never read: it cut the connection off, or
+// the hub died and took with it what the kernel had not sent.
 type blind struct {
 	span
 
@@ -181,9 +182,29 @@ type blind struct {
 func (g *group) blind() []blind {
 	var all []blind
 	for _, f := range g.starts {
-		if c := f.conn; c.abrupt && !f.refused() && (f.sub.stop == nil || f.sub.stop.sent > c.endLo) {
-			all = append(all, blind{span{max(f.sent, c.endLo), c.closeAt}, f.sub})
+		c := f.conn
+		if f.refused() || !c.abrupt && !strings.Contains(c.why, "reset by peer") {
+			continue
+		}
+		from := max(f.sent, c.unreadSince())
+		if stop := f.sub.stop; stop == nil || stop.sent > from || stop.answered == never {
+			all = append(all, blind{span{from, min(c.closeAt, c.endAt)}, f.sub})
 		}
 	}
 	return all
+}
+
+// unreadSince bounds from below when the hub wrote what the client did not read before the connection ended. On a small one, an
+// empty socket says nothing; but it was behind the last answer that was read.
+func (c *connection) unreadSince() time.Duration {
+	if !c.small {
+		return c.endLo
+	}
+	since := c.opened
+	for _, f := range c.frames {
+		if f.answered != never {
+			since = max(since, f.sent)
+		}
+	}
+	return since
 }
