@@ -115,12 +115,7 @@ func attempts(l *ledger) []violation {
 	l.eachEvent(func(g *group, e *event) {
 		ds := slices.Clone(e.deliveries)
 		slices.SortStableFunc(ds, func(a, b *delivery) int { return cmp.Or(a.attempt-b.attempt, cmp.Compare(a.lo, b.lo)) })
-		last, since := 0, time.Duration(0)
-		if s := l.byID[[2]string{g.topic, e.id}]; s != nil && l.sentN[s.n] != nil {
-			since = l.sentN[s.n].sent
-		} else if len(ds) > 0 {
-			since = ds[0].lo
-		}
+		last, since := 0, l.publishedAt(ds)
 		for i, d := range ds {
 			was := last
 			if i > 0 {
@@ -136,7 +131,7 @@ func attempts(l *ledger) []violation {
 			case d.attempt < 1:
 				all = append(all, g.broken(e.id, d.lo, d.at, "%v", d))
 				return
-			case d.attempt == was && l.lastMoments(ds[:i]):
+			case d.attempt == was && (l.lastMoments(ds[:i]) || l.forgotUnseen(ds) || l.within(since, to, func(f *fault) bool { return f.notesLate })):
 			case d.attempt == was:
 				all = append(all, g.broken(e.id, ds[i-1].lo, d.at, "%v has the same attempt as %v", d, ds[i-1]))
 				return
@@ -150,6 +145,23 @@ func attempts(l *ledger) []violation {
 		}
 	})
 	return all
+}
+
+// publishedAt is when the event was published, or else when it was first seen.
+func (l *ledger) publishedAt(ds []*delivery) time.Duration {
+	if len(ds) == 0 {
+		return 0
+	}
+	if s := l.byID[[2]string{ds[0].group.topic, ds[0].id}]; s != nil && l.sentN[s.n] != nil {
+		return l.sentN[s.n].sent
+	}
+	return ds[0].lo
+}
+
+// forgotUnseen reports whether a server that was killed may have forgotten a delivery that no client had. The hub that had it
+// notes it all the same.
+func (l *ledger) forgotUnseen(ds []*delivery) bool {
+	return l.within(l.publishedAt(ds), ds[0].lo, func(f *fault) bool { return f.kind == "kill-node" })
 }
 
 // lastMoments reports whether one of the deliveries came in the last moments of a server that was killed, which may have
