@@ -127,7 +127,7 @@ func attempts(l *ledger) []violation {
 				to = max(to, ds[i-1].at)
 			}
 			switch {
-			case l.rewound(g, since, to):
+			case l.rewound(g, since, to), l.forgot(g, since, to):
 			case d.attempt < 1:
 				all = append(all, g.broken(e.id, d.lo, d.at, "%v", d))
 				return
