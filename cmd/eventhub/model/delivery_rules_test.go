@@ -19,7 +19,7 @@ func holder(l *ledger) []violation {
 			}
 			end := l.leaseEnd(x, nil)
 			for _, y := range e.deliveries {
-				if x != y && l.before(x, y) && y.at < end {
+				if x != y && l.before(x, y) && y.at < end && !l.settledLate(e, x, y) {
 					lo, _ := x.deadline()
 					all = append(all, g.broken(e.id, x.lo, y.at, "%v came although %v was leased, until %v at least (its time: %v)", y, x, short(end), short(lo)))
 					return

@@ -111,6 +111,8 @@ func TestRules(t *testing.T) {
 3/2 c1 < {"op":"OK","id":"e1","corr":"p1"}` + firstAcked, []string{"range"}},
 
 		{"holder: redelivered while leased", anEvent + "\n200/190 c1 < " + toFirst + "" + second("2", 1200), []string{"holder"}},
+		{"holder: what was said before the link was held came late", anEvent + "\n200/190 c1 < " + toFirst + "\n3000 - fault 1 hold-link h0\n9300/9290 c2 < " + attempt("2") + "\n10000 - over 1\n10005/10004 c2 < " + attempt("3") + "\n10100 c2 > " + ackE1Again + "\n10102/10101 c2 < " + okA2, nil},
+		{"holder: the link of another hub was held", anEvent + "\n200/190 c1 < " + toFirst + "\n3000 - fault 1 hold-link h7\n9300/9290 c2 < " + attempt("2") + "\n10000 - over 1\n10005/10004 c2 < " + attempt("3") + "\n10100 c2 > " + ackE1Again + "\n10102/10101 c2 < " + okA2, []string{"holder"}},
 		{"holder: after the lease's end", anEvent + "\n200/190 c1 < " + toFirst + "\n3200/3190 c2 < " + attempt("2") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, nil},
 		{"holder: it was written long before it was read", anEvent + "\n3150/150 c1 < " + toFirst + "\n3160/3155 c2 < " + attempt("2") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, nil},
 		{"holder: a MODACK prolongs", anEvent + "\n200/190 c1 < " + toFirst + `
