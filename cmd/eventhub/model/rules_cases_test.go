@@ -167,6 +167,7 @@ func TestRules(t *testing.T) {
 		{"attempts: begins with 2", anEvent + "\n200/190 c1 < " + attempt("2") + "\n300 c1 > " + ackE1 + "\n301/300 c1 < " + okA1, []string{"attempts"}},
 		{"attempts: the same twice", anEvent + "\n200/190 c1 < " + toFirst + "\n3200/3190 c2 < " + toFirst + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, []string{"attempts"}},
 		{"attempts: a skip, and a dead hub", anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 kill-hub h1\n1500 - over 1\n3200/3190 c2 < " + attempt("3") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, nil},
+		{"attempts: a skip, and a drained hub of a cluster", "\n0 - set {\"drained\":true,\"cluster\":true}\n" + anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 stop-hub h1\n1500 - over 1\n3200/3190 c2 < " + attempt("3") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, nil},
 		{"attempts: a skip, and a drained hub", anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 stop-hub h1\n1500 - over 1\n3200/3190 c2 < " + attempt("3") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, []string{"attempts"}},
 
 		{"attempts: the same twice, as a note was late", anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 hold-link h1\n9000 - over 1\n9200/9190 c2 < " + toFirst + "\n9300 c2 > " + ackE1Again + "\n9301/9300 c2 < " + okA2, nil},
