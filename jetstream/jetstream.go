@@ -61,6 +61,7 @@ type Bus struct {
 	lingering lingering
 	unsaved   unsaved
 	soon      soon
+	probed    atomic.Int64 // when the paths were last asked, in the clock of the bus
 
 	closing atomic.Bool
 	closed  sync.Once
