@@ -69,6 +69,20 @@ func TestProbes(t *testing.T) {
 	}
 }
 
+// A part that waits is shown, and the hub is ready all the same.
+func TestPartsThatWait(t *testing.T) {
+	server := New(Config{
+		Bus: busState{}, Registry: prometheus.NewRegistry(),
+		Parts: func() map[string]string { return map[string]string{"outbox": "waiting for its database"} },
+	})
+	rec := httptest.NewRecorder()
+	server.Handler().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	const want = `{"status":"ok","checks":{"bus":"ok","hub":"ok","outbox":"waiting for its database"}}`
+	if got := strings.TrimSpace(rec.Body.String()); rec.Code != http.StatusOK || got != want {
+		t.Errorf("/readyz answered %d %s, want 200 %s", rec.Code, got, want)
+	}
+}
+
 func TestUnknownPathAndMethod(t *testing.T) {
 	handler := New(Config{Bus: busState{}, Registry: prometheus.NewRegistry()}).Handler()
 	for _, tt := range []struct {

@@ -9,6 +9,7 @@ import (
 // outboxes is what drainers report.
 type outboxes struct {
 	pending, parked, oldest *prometheus.GaugeVec
+	waiting                 *prometheus.GaugeVec
 	sent, found, failed     *prometheus.CounterVec
 	claimed, latency        *prometheus.HistogramVec
 }
@@ -18,6 +19,7 @@ func newOutboxes(reg prometheus.Registerer) outboxes {
 		pending: newGauge(reg, "eventhub_outbox_pending"),
 		parked:  newGauge(reg, "eventhub_outbox_parked"),
 		oldest:  newGauge(reg, "eventhub_outbox_oldest_age_ms"),
+		waiting: newGauge(reg, "eventhub_outbox_waiting"),
 		sent:    newCounter(reg, "eventhub_outbox_published_total"),
 		found:   newCounter(reg, "eventhub_outbox_found_total"),
 		failed:  newCounter(reg, "eventhub_outbox_failures_total"),
@@ -29,6 +31,7 @@ func newOutboxes(reg prometheus.Registerer) outboxes {
 // Outbox observes the drainer of one outbox. Its methods may be called concurrently.
 type Outbox struct {
 	pending, parked, oldest prometheus.Gauge
+	waiting                 prometheus.Gauge
 	sent, found, failed     prometheus.Counter
 	claimed, latency        prometheus.Observer
 }
@@ -37,7 +40,8 @@ type Outbox struct {
 func (b *outboxes) Outbox(name string) *Outbox {
 	return &Outbox{
 		pending: b.pending.WithLabelValues(name), parked: b.parked.WithLabelValues(name), oldest: b.oldest.WithLabelValues(name),
-		sent: b.sent.WithLabelValues(name), found: b.found.WithLabelValues(name), failed: b.failed.WithLabelValues(name),
+		waiting: b.waiting.WithLabelValues(name),
+		sent:    b.sent.WithLabelValues(name), found: b.found.WithLabelValues(name), failed: b.failed.WithLabelValues(name),
 		claimed: b.claimed.WithLabelValues(name), latency: b.latency.WithLabelValues(name),
 	}
 }
@@ -51,6 +55,15 @@ func (o *Outbox) Published(age time.Duration, found bool) {
 	o.latency.Observe(milliseconds(age))
 	if found {
 		o.found.Inc()
+	}
+}
+
+// Waiting is told whether the database of the outbox cannot be used, so that its records wait.
+func (o *Outbox) Waiting(waits bool) {
+	if waits {
+		o.waiting.Set(1)
+	} else {
+		o.waiting.Set(0)
 	}
 }
 

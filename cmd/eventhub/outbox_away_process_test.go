@@ -1,0 +1,128 @@
+//go:build unix
+
+package main
+
+import (
+	"database/sql"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"eventhub/facade/client"
+	"eventhub/outbox/pgtest"
+)
+
+// get returns the status and the body of a page.
+func get(t *testing.T, url string) (status int, body string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return resp.StatusCode, string(text)
+}
+
+// shows waits until a page answers with a status and has a text.
+func shows(t *testing.T, url string, status int, text string) {
+	t.Helper()
+	var got int
+	var body string
+	eventually(t, url+" shows "+text, func() bool {
+		got, body = get(t, url)
+		return got == status && strings.Contains(body, text)
+	})
+}
+
+// A hub starts while the database of OUTBOX_DSN is away, serves everybody, says what waits, and publishes when the database
+// comes. The same holds when the database goes and comes again.
+func TestHubStartsWithoutTheDatabaseOfItsOutbox(t *testing.T) {
+	cluster := pgtest.StartDurable(t)
+	call(t, "outbox", "migrate", "--dsn="+cluster.DSN())
+	db, err := sql.Open("pgx", cluster.DSN())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	add := func(id string) {
+		t.Helper()
+		if _, err := db.ExecContext(t.Context(), "INSERT INTO outbox (id, aggregatetype, aggregateid, payload) VALUES ('"+id+"', 'orders', 'k', '1')"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	restart := func() {
+		t.Helper()
+		if err := cluster.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add("one")
+	if err := cluster.Kill(); err != nil {
+		t.Fatal(err)
+	}
+
+	n := startNode(t, "--outbox-dsn="+cluster.DSN())
+	c := n.dial()
+	publishTo(t, c, "others", `"served"`)
+	shows(t, n.ops+"/readyz", http.StatusOK, `"outbox":"waiting for its database"`)
+	shows(t, n.ops+"/metrics", http.StatusOK, `eventhub_outbox_waiting{outbox="database"} 1`)
+	const said = "the database of the outbox cannot be used, so its records wait; retrying"
+	if log := n.log.String(); strings.Count(log, said) != 1 || !strings.Contains(log, "connection refused") {
+		t.Errorf("the log does not say once that the outbox waits, and why:\n%s", log)
+	}
+
+	restart()
+	events := subscribeTo(t, c, "orders", "g", client.SubscribeOptions{From: "earliest"})
+	wants := func(id string) {
+		t.Helper()
+		if e := events.next(); e.ID != id {
+			t.Errorf("event %q came, want %q", e.ID, id)
+		}
+	}
+	wants("one")
+	shows(t, n.ops+"/readyz", http.StatusOK, `"outbox":"ok"`)
+	shows(t, n.ops+"/metrics", http.StatusOK, `eventhub_outbox_waiting{outbox="database"} 0`)
+
+	if err := cluster.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	shows(t, n.ops+"/readyz", http.StatusOK, `"outbox":"waiting for its database"`)
+	shows(t, n.ops+"/metrics", http.StatusOK, `eventhub_outbox_waiting{outbox="database"} 1`)
+	restart()
+	eventually(t, "the database takes rows", func() bool { return db.PingContext(t.Context()) == nil })
+	add("two")
+	wants("two")
+	shows(t, n.ops+"/readyz", http.StatusOK, `"outbox":"ok"`)
+	n.terminate()
+}
+
+// A database that takes connections and never answers holds up neither the start of a hub nor its end.
+func TestDatabaseOfTheOutboxThatNeverAnswers(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = silent.Close() }()
+	began := time.Now()
+	n := startNode(t, "--outbox-dsn=postgres://user:secret@"+silent.Addr().String()+"/db")
+	if took := time.Since(began); took > 8*time.Second {
+		t.Errorf("the hub took %v to start", took)
+	}
+	publishTo(t, n.dial(), "others", `"served"`)
+	shows(t, n.ops+"/readyz", http.StatusOK, `"outbox":"waiting for its database"`)
+	n.terminate()
+	if log := n.log.String(); !strings.Contains(log, "the database of the outbox does not answer") || strings.Contains(log, "secret") {
+		t.Errorf("the log does not say that the database is silent, or says too much:\n%s", log)
+	}
+}
