@@ -6,6 +6,7 @@ package ops
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -16,6 +17,8 @@ import (
 	"github.com/go-chi/chi/v5/middleware"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"eventhub/jetstream"
 )
 
 const (
@@ -132,6 +135,9 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 		}
 		cause = err
 		answer.Checks["bus"] = "unavailable"
+		if unstored, ok := errors.AsType[*jetstream.StorageError](err); ok {
+			answer.Checks["bus"] = unstored.Error()
+		}
 	}
 	status := http.StatusOK
 	if cause != nil {
