@@ -325,6 +325,11 @@ func (*goneStore) RequeueExpired(context.Context) (int, error) { return 0, nil }
 
 func (*goneStore) Listen(context.Context, func()) error { return outbox.ErrCannotListen }
 
+func (*goneStore) Now(ctx context.Context) (time.Time, error) {
+	<-ctx.Done()
+	return time.Time{}, ctx.Err()
+}
+
 func (s *goneStore) Claim(ctx context.Context, _ outbox.ClaimOptions) (outbox.Claim, error) {
 	s.claims.Add(1)
 	<-ctx.Done()
