@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"eventhub/jetstream"
 )
 
 // busState is a Bus in the given state.
@@ -31,6 +33,7 @@ func TestProbes(t *testing.T) {
 		{"ready", nil, nil, http.StatusOK, `{"status":"ok","checks":{"bus":"ok","hub":"ok"}}`},
 		{"draining", nil, draining, http.StatusServiceUnavailable, `{"status":"unavailable","checks":{"bus":"ok","hub":"draining"}}`},
 		{"no bus", secret, nil, http.StatusServiceUnavailable, `{"status":"unavailable","checks":{"bus":"unavailable","hub":"ok"}}`},
+		{"no disk", &jetstream.StorageError{Streams: 2, Cause: "no space left on device"}, nil, http.StatusServiceUnavailable, `{"status":"unavailable","checks":{"bus":"2 streams cannot be written: no space left on device","hub":"ok"}}`},
 		{"neither", secret, draining, http.StatusServiceUnavailable, `{"status":"unavailable","checks":{"bus":"unavailable","hub":"draining"}}`},
 	}
 	for _, tt := range tests {

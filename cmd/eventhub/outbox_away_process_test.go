@@ -5,8 +5,11 @@ package main
 import (
 	"database/sql"
 	"io"
+	"math"
 	"net"
 	"net/http"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -124,5 +127,46 @@ func TestDatabaseOfTheOutboxThatNeverAnswers(t *testing.T) {
 	n.terminate()
 	if log := n.log.String(); !strings.Contains(log, "the database of the outbox does not answer") || strings.Contains(log, "secret") {
 		t.Errorf("the log does not say that the database is silent, or says too much:\n%s", log)
+	}
+}
+
+// A hub measures how far the clock of the database is from that of NATS, and warns when that is more than is allowed.
+func TestHubSaysThatClocksAreApart(t *testing.T) {
+	cluster := pgtest.StartDurable(t)
+	db, err := sql.Open("pgx", cluster.DSN())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	for _, query := range []string{
+		"CREATE SCHEMA ahead", // a function of the test takes the place of PostgreSQL's
+		"CREATE FUNCTION ahead.statement_timestamp() RETURNS TIMESTAMPTZ STABLE LANGUAGE SQL AS $$ SELECT pg_catalog.statement_timestamp() + INTERVAL '1 hour' $$",
+	} {
+		if _, err := db.ExecContext(t.Context(), query); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dsn := "--outbox-dsn=" + cluster.DSN() + "&search_path=ahead,pg_catalog,public"
+	warning := regexp.MustCompile(`the clocks of the outbox and of NATS are apart.* nats_ahead=-(1h0m0|59m59)[^ ]* allowed=1m0s`)
+	for _, test := range []struct {
+		flags []string
+		warns bool
+	}{{nil, true}, {[]string{"--outbox-clock-skew=61m"}, false}} {
+		n := startNode(t, append(test.flags, dsn)...)
+		var skew float64
+		eventually(t, "the skew is measured", func() bool {
+			_, body := get(t, n.ops+"/metrics")
+			_, rest, _ := strings.Cut(body, `eventhub_outbox_clock_skew_ms{outbox="database"} `)
+			line, _, _ := strings.Cut(rest, "\n")
+			skew, _ = strconv.ParseFloat(line, 64)
+			return skew != 0
+		})
+		if math.Abs(skew+3_600_000) > 10_000 {
+			t.Errorf("%q: the clocks are said to be %v ms apart", test.flags, skew)
+		}
+		n.terminate()
+		if log := n.log.String(); warning.MatchString(log) != test.warns {
+			t.Errorf("%q: the log warns, or does not:\n%s", test.flags, log)
+		}
 	}
 }

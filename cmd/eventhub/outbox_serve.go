@@ -23,10 +23,20 @@ const outboxTry = 20 * time.Second
 
 // outboxServeFlags are the flags of serve about outboxes.
 type outboxServeFlags struct {
-	DSN     string `name:"outbox-dsn" env:"OUTBOX_DSN" placeholder:"DSN" help:"Publish what is added to this outbox: sqlite:PATH, postgres://USER:PASSWORD@HOST:PORT/DATABASE (the password may be in PGPASSWORD), or kv:BUCKET."`
-	Table   string `name:"outbox-table" env:"OUTBOX_TABLE" default:"outbox" help:"The table's name, in a database."`
-	Migrate bool   `name:"outbox-migrate" env:"EVENTHUB_OUTBOX_MIGRATE" default:"true" negatable:"" help:"Make the table at the start, or bring it to the version that is needed; a SQLite file, too. Without it: eventhub outbox migrate."`
-	HTTP    bool   `name:"outbox-http" env:"EVENTHUB_OUTBOX_HTTP" default:"true" negatable:"" help:"Take events at POST /outbox/TOPIC, which wait in the file outbox.db of the data directory while NATS is away."`
+	DSN     string        `name:"outbox-dsn" env:"OUTBOX_DSN" placeholder:"DSN" help:"Publish what is added to this outbox: sqlite:PATH, postgres://USER:PASSWORD@HOST:PORT/DATABASE (the password may be in PGPASSWORD), or kv:BUCKET."`
+	Table   string        `name:"outbox-table" env:"OUTBOX_TABLE" default:"outbox" help:"The table's name, in a database."`
+	Migrate bool          `name:"outbox-migrate" env:"EVENTHUB_OUTBOX_MIGRATE" default:"true" negatable:"" help:"Make the table at the start, or bring it to the version that is needed; a SQLite file, too. Without it: eventhub outbox migrate."`
+	HTTP    bool          `name:"outbox-http" env:"EVENTHUB_OUTBOX_HTTP" default:"true" negatable:"" help:"Take events at POST /outbox/TOPIC, which wait in the file outbox.db of the data directory while NATS is away."`
+	Skew    time.Duration `name:"outbox-clock-skew" env:"EVENTHUB_OUTBOX_CLOCK_SKEW" default:"1m" help:"How far the clocks of the outbox's database, and of the servers of NATS, may be apart: beyond it the log warns. Events are looked for from so much earlier."`
+}
+
+// checkSkew refuses what makes no sense as the skew of clocks.
+func checkSkew(skew time.Duration, flag string) error {
+	const most = 24 * time.Hour
+	if skew <= 0 || skew > most {
+		return fmt.Errorf("clock skew %v: more than 0s and at most %v are allowed (%s, EVENTHUB_OUTBOX_CLOCK_SKEW)", skew, most, flag)
+	}
+	return nil
 }
 
 // place is where the outbox of OUTBOX_DSN is, nil without one.
@@ -73,7 +83,7 @@ func (h *hub) drain(ctx context.Context, o *openedOutbox, state *outboxState, le
 	}
 	observer.Backlog(st) // that of the drainer comes later
 	drainer, err := outbox.NewDrainer(outbox.Config{
-		Store: watchedStore{o, state}, Bus: h.bus, Lease: lease, Observer: observer, Logger: state.log,
+		Store: watchedStore{o, state}, Bus: h.bus, Lease: lease, ClockSkew: h.cmd.Skew, Observer: observer, Logger: state.log,
 	})
 	if err != nil {
 		return nil, errors.Join(err, o.close())
