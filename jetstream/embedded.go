@@ -176,7 +176,7 @@ func (e *embedded) Dial(network, address string) (net.Conn, error) {
 	if e.server.Load() == nil {
 		return nil, errRestarting
 	}
-	return net.DialTimeout(network, address, dialWait)
+	return (&net.Dialer{Timeout: dialWait}).DialContext(context.Background(), network, address)
 }
 
 // loopback is where the hub itself reaches a server that listens, or "". It goes through the socket then: in process each

@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -95,7 +96,7 @@ func TestNothingDoublesWhereClocksDiffer(t *testing.T) {
 			<-killed
 			r.bus.set(nil, nil)
 			pg.set(test.after)
-			if _, err := pg.db.ExecContext(t.Context(), "UPDATE outbox_test_"+fmt.Sprint(tables)+" SET lease_until = 1 WHERE status = 'claimed'"); err != nil {
+			if _, err := pg.db.ExecContext(t.Context(), "UPDATE outbox_test_"+strconv.Itoa(tables)+" SET lease_until = 1 WHERE status = 'claimed'"); err != nil {
 				t.Fatal(err)
 			}
 			outlast(t, window+400*time.Millisecond)

@@ -293,9 +293,9 @@ func TestStoreAway(t *testing.T) {
 	}
 }
 
-// The store's clock went back after a publish whose outcome is unknown, as when another server of a database takes over: the
-// record is not taken for one that was never published.
-func TestStoreClockGoesBack(t *testing.T) {
+// The clock of NATS went back after a publish whose outcome is unknown: the record is not taken for one that was never
+// published, though its publish seems to have begun later than now.
+func TestNATSClockGoesBack(t *testing.T) {
 	s, db := newSQLite(t)
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "short", DuplicateWindow: time.Second}}}))
 	for _, key := range []string{"a", "a", "b", ""} {

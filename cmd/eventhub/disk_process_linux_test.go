@@ -9,15 +9,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"eventhub/facade/client"
 )
-
-// noticed bounds how long a hub may take to say that it cannot store events.
-const noticed = time.Minute
 
 // disk is a small file system of the test's own.
 type disk struct {
@@ -89,25 +85,6 @@ func (d *disk) limitFiles(n *node, most uint64) {
 	}
 }
 
-// showsWithin waits until a page answers with a status and has a text.
-func showsWithin(t *testing.T, url string, status int, text string, limit time.Duration) {
-	t.Helper()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(limit)
-	for {
-		got, body := get(t, url)
-		if got == status && strings.Contains(body, text) {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("%s does not answer %d %q within %v, but %d:\n%s", url, status, text, limit, got, body)
-		}
-	}
-}
-
 // publishUntil publishes numbers from n on, each once, until want says so of an outcome. It returns the next number, and those
 // that were confirmed.
 func publishUntil(t *testing.T, c *client.Client, topic string, n int, want func(error) bool) (next int, confirmed []int) {
@@ -137,25 +114,29 @@ func TestFullDiskThatIsMadeLarger(t *testing.T) {
 	n := startNode(t, "--data="+filepath.Join(d.dir, "data"))
 	c := n.dial()
 	events := subscribeTo(t, c, "numbers", "g", client.SubscribeOptions{MaxInFlight: 10_000})
+	slow := subscribeTo(t, c, "numbers", "slow", client.SubscribeOptions{MaxInFlight: 1})
 	next, confirmed := publishUntil(t, c, "numbers", 0, func(error) bool { return len(events.events) >= 20 })
 	publishTo(t, c, "quiet", `"before"`)
-	showsWithin(t, n.ops+"/readyz", http.StatusOK, `"bus":"ok"`, noticed)
+	shows(t, n.ops+"/readyz", http.StatusOK, `"bus":"ok"`)
 
 	d.fill(n)
 	fails := func(err error) bool { return err != nil }
 	next, more := publishUntil(t, c, "numbers", next, fails)
 	confirmed = append(confirmed, more...)
-	showsWithin(t, n.ops+"/readyz", http.StatusServiceUnavailable, "cannot be written: ", noticed)
-	showsWithin(t, n.ops+"/metrics", http.StatusOK, "eventhub_streams_failed 1\n", noticed)
+	shows(t, n.ops+"/readyz", http.StatusServiceUnavailable, "cannot be written: ")
+	shows(t, n.ops+"/metrics", http.StatusOK, "eventhub_streams_failed 1\n")
+	for range 5 { // it is delivered one after the other
+		ackAll(t, slow.take(1))
+	}
 	settled := events.take(10)
 	ackAll(t, settled)
 
 	d.enlarge(n)
-	showsWithin(t, n.ops+"/readyz", http.StatusOK, `"bus":"ok"`, noticed)
+	shows(t, n.ops+"/readyz", http.StatusOK, `"bus":"ok"`)
 	succeeds := func(err error) bool { return err == nil }
 	_, more = publishUntil(t, c, "numbers", next, succeeds)
 	confirmed = append(confirmed, more...)
-	showsWithin(t, n.ops+"/metrics", http.StatusOK, "eventhub_server_restarts_total 1\n", noticed)
+	shows(t, n.ops+"/metrics", http.StatusOK, "eventhub_server_restarts_total 1\n")
 
 	all := subscribeTo(t, c, "numbers", "audit", client.SubscribeOptions{From: "earliest", MaxInFlight: 10_000})
 	marker := publishTo(t, c, "numbers", "-1")

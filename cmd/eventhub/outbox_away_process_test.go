@@ -37,15 +37,26 @@ func get(t *testing.T, url string) (status int, body string) {
 	return resp.StatusCode, string(text)
 }
 
+// noticed bounds how long a hub may take to say how it is.
+const noticed = time.Minute
+
 // shows waits until a page answers with a status and has a text.
 func shows(t *testing.T, url string, status int, text string) {
 	t.Helper()
-	var got int
-	var body string
-	eventually(t, url+" shows "+text, func() bool {
-		got, body = get(t, url)
-		return got == status && strings.Contains(body, text)
-	})
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(noticed)
+	for {
+		got, body := get(t, url)
+		if got == status && strings.Contains(body, text) {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("%s does not answer %d %q within %v, but %d:\n%s", url, status, text, noticed, got, body)
+		}
+	}
 }
 
 // A hub starts while the database of OUTBOX_DSN is away, serves everybody, says what waits, and publishes when the database
