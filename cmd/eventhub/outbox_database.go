@@ -60,7 +60,8 @@ func (s *outboxState) String() string {
 	return ops.PartOK
 }
 
-// watchedStore tells of each claim whether the store can be used.
+// watchedStore tells of what a drainer does all the time whether the store can be used: while it cannot settle, it does not
+// claim.
 type watchedStore struct {
 	outbox.Store
 
@@ -70,10 +71,28 @@ type watchedStore struct {
 // Claim implements outbox.Store.
 func (s watchedStore) Claim(ctx context.Context, opts outbox.ClaimOptions) (outbox.Claim, error) {
 	c, err := s.Store.Claim(ctx, opts)
+	s.note(ctx, err)
+	return c, err
+}
+
+// Settle implements outbox.Store.
+func (s watchedStore) Settle(ctx context.Context, worker string, st outbox.Settlement) error {
+	err := s.Store.Settle(ctx, worker, st)
+	s.note(ctx, err)
+	return err
+}
+
+// RequeueExpired implements outbox.Store. Drainers call it also while NATS is away.
+func (s watchedStore) RequeueExpired(ctx context.Context) (int, error) {
+	n, err := s.Store.RequeueExpired(ctx)
+	s.note(ctx, err)
+	return n, err
+}
+
+func (s watchedStore) note(ctx context.Context, err error) {
 	if !errors.Is(ctx.Err(), context.Canceled) { // the end of the drainer says nothing of the store
 		s.state.note(ctx, err)
 	}
-	return c, err
 }
 
 // databaseOutbox is the outbox of OUTBOX_DSN. It is opened, and drained from then on, as soon as its database can be used: the
