@@ -61,6 +61,7 @@ type Bus struct {
 	groups    map[string]*group // that have members here, by stream and consumer
 	lingering lingering
 	unsaved   unsaved
+	soon      soon
 
 	closing atomic.Bool
 	closed  sync.Once
@@ -239,6 +240,7 @@ func (b *Bus) beat() {
 			continue
 		}
 		b.clock.beat.Store(now) // and not a later time: a stop since the check must be seen at the next
+		b.soon.run()
 		if now-swept > int64(time.Second) {
 			swept = now
 			for _, l := range b.links {

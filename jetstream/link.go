@@ -174,12 +174,17 @@ func (l *link) newID() (string, error) {
 
 // ask sends a message whose reply goes to who, unless ask returns an error. It waits for publishWait. m is not kept.
 func (l *link) ask(m *nats.Msg, now int64, who asker) error {
+	return l.askUntil(m, now+int64(publishWait), who)
+}
+
+// askUntil is ask with a deadline, which is noticed within a second.
+func (l *link) askUntil(m *nats.Msg, deadline int64, who asker) error {
 	l.mu.Lock()
 	if l.down {
 		l.mu.Unlock()
 		return errCut
 	}
-	n := l.asked.add(who, now+int64(publishWait))
+	n := l.asked.add(who, deadline)
 	l.mu.Unlock()
 	var buf [64]byte
 	m.Reply = string(strconv.AppendUint(append(buf[:0], l.inbox...), n, 36))

@@ -167,6 +167,9 @@ func TestRules(t *testing.T) {
 		{"attempts: a skip, and a dead hub", anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 kill-hub h1\n1500 - over 1\n3200/3190 c2 < " + attempt("3") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, nil},
 		{"attempts: a skip, and a drained hub", anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 stop-hub h1\n1500 - over 1\n3200/3190 c2 < " + attempt("3") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, []string{"attempts"}},
 
+		{"attempts: the same twice, as a note was late", anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 hold-link h1\n9000 - over 1\n9200/9190 c2 < " + toFirst + "\n9300 c2 > " + ackE1Again + "\n9301/9300 c2 < " + okA2, nil},
+		{"attempts: the first was in the socket of a hub that was killed", strings.Replace(anEvent, "c1 open h0", "c1 open h0 small", 1) + "\n3200/3190 c2 < " + attempt("2") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2 + "\n5000 - fault 1 kill-hub h0\n5001/4000 c1 end connection reset by peer\n5500 - over 1", nil},
+
 		{"letters: the last attempt was refused", anEvent + "\n200/190 c1 < " + attempt("2") + `
 300 c1 > {"op":"NACK","topic":"t","group":"g","id":"e1","reason":"no","corr":"n1"}
 301/300 c1 < {"op":"OK","corr":"n1"}` + letterOf("2", "no"), []string{"attempts"}},
