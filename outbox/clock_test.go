@@ -59,7 +59,7 @@ func (s *skewed) set(ahead time.Duration) {
 // of the database is from that of NATS, and however it is set meanwhile, the next drainer stores nothing twice.
 func TestNothingDoublesWhereClocksDiffer(t *testing.T) {
 	const window, margin = time.Second, 250 * time.Millisecond
-	address := pgtest.Start(t)
+	address := pgtest.StartDurable(t).DSN()
 	for _, test := range []struct {
 		name          string
 		before, after time.Duration
