@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -135,12 +136,30 @@ func (s *clockStore) Now(context.Context) (time.Time, error) {
 	return time.Now().Add(time.Duration(s.ahead.Load())), nil
 }
 
+// lockedLog is a log that is read while it is written.
+type lockedLog struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *lockedLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lockedLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
 // A drainer compares the clocks at its start and while it runs. It says how far they are apart when that is more than is
 // allowed: at once, then now and then, and when it is over.
 func TestClocksThatAreApartAreSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, seen := new(clockStore), new(counts)
-		var log bytes.Buffer // read while the drainer sleeps
+		var log lockedLog
 		d, err := outbox.NewDrainer(outbox.Config{
 			Store: store, Bus: new(watcher), Observer: seen, ClockSkew: 2 * time.Minute, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		})
