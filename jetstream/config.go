@@ -60,7 +60,8 @@ type Config struct {
 	// Observer is told what happens. Default: nobody.
 	Observer Observer
 
-	bucketCheck time.Duration // how often buckets are looked at; default bucketCheckEvery
+	bucketCheck  time.Duration // how often buckets are looked at; default bucketCheckEvery
+	storageCheck time.Duration // how often streams are; default storageCheckEvery
 }
 
 // TopicRule says how the streams of matching topics are made.
@@ -162,6 +163,9 @@ func (c *Config) prepare() error {
 	}
 	if c.bucketCheck == 0 {
 		c.bucketCheck = bucketCheckEvery
+	}
+	if c.storageCheck == 0 {
+		c.storageCheck = storageCheckEvery
 	}
 	if c.AckWait == 0 {
 		c.AckWait = 30 * time.Second
