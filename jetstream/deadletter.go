@@ -9,137 +9,123 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/jsonscan"
 )
 
-// Dead letters are carried by a few workers: failure is the rare case.
 const (
-	deadWorkers = 4
-	// deadRetry is when an event comes again that could not be dead-lettered.
-	deadRetry = 10 * time.Second
 	// deadMargin is what the headers of a letter may take of the server's max_payload.
 	deadMargin = 4 << 10
 	// maxReason is the most bytes of a failure's reason that are kept.
 	maxReason = 1024
+	// deadSure is for how long a group's consumer is taken for the one that it was.
+	deadSure = time.Second
 )
 
-// deadLetters carries events whose last attempt failed to dlq.<topic>, and then settles them for their group.
-type deadLetters struct {
-	bus    *Bus
-	queue  chan deadLetter
-	ctx    context.Context
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
-	mu     sync.Mutex
-	closed bool
-}
-
-type deadLetter struct {
-	d      *Delivery
-	reason string
-	at     time.Time
-}
-
-func startDeadLetters(b *Bus) *deadLetters {
-	q := &deadLetters{bus: b, queue: make(chan deadLetter, b.limits.DeadLetters)}
-	q.ctx, q.cancel = context.WithCancel(context.WithoutCancel(b.ctx))
-	for range deadWorkers {
-		q.wg.Go(func() {
-			for l := range q.queue {
-				q.carry(l)
-			}
-		})
-	}
-	return q
-}
-
-// stop waits until what is queued was carried, or ctx ends: what is left is delivered once more after AckWait.
-func (q *deadLetters) stop(ctx context.Context) {
-	q.mu.Lock()
-	if !q.closed {
-		q.closed = true
-		close(q.queue)
-	}
-	q.mu.Unlock()
-	defer q.cancel()
-	defer context.AfterFunc(ctx, q.cancel)()
-	q.wg.Wait()
-}
-
-// add takes a delivery that its subscription has ended. It does not block: when the queue is full, the event is delivered
-// once more instead.
-func (q *deadLetters) add(d *Delivery, reason string) {
-	reason = shortReason(reason)
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if !q.closed {
-		select {
-		case q.queue <- deadLetter{d: d, reason: reason, at: time.Now()}:
-			return
-		default:
-			q.bus.obs.LimitReached("dead_letters")
-		}
-	}
-	d.sendNak(deadRetry)
-}
-
 // carry stores the dead letter and then settles the event. If the hub is lost between the two, the event is delivered once
-// more, and its next dead letter has the same id.
-func (q *deadLetters) carry(l deadLetter) {
+// more, and its next dead letter has the same id. It returns an error when the letter is to be tried again.
+func (q *deadLetters) carry(l *deadLetter) error {
 	d := l.d
 	ctx, cancel := context.WithTimeout(q.ctx, publishWait)
 	defer cancel()
-	if !q.prolong(ctx, d) {
-		return // it may be another member's: its next end decides
+	ours, err := q.prolong(ctx, d)
+	if l.unheard = err != nil; err != nil || !ours {
+		return err // not ours: it may be another member's, and its next end decides
 	}
+	if !l.stored {
+		if same, err := q.sameConsumer(ctx, d, l.added); err != nil || !same {
+			return err
+		}
+		began := q.bus.clock.now()
+		switch err := q.store(ctx, l); {
+		case Refused(err):
+			q.bus.log.Warn("a stream refused a dead letter; the event will be delivered once more",
+				slog.String("topic", d.Event.Topic), slog.String("group", d.m.sub.group), slog.Any("error", err))
+			d.sendInTime(nakAfter(deadRetry))
+			return nil
+		case err != nil:
+			return err
+		}
+		l.stored = true
+		if same, err := q.sameConsumer(ctx, d, began); err != nil || !same {
+			return err
+		}
+	}
+	if !q.usable(d) || d.moved() {
+		return nil // there is nothing to settle any more
+	}
+	ctx, cancel = context.WithTimeout(q.ctx, settleWait)
+	defer cancel()
+	reply, err := d.m.sub.link.request(ctx, d.reply, term)
+	switch {
+	case err != nil:
+		return err
+	case noResponders(reply):
+		return nats.ErrNoResponders
+	}
+	d.group.settled(d.Event.Sequence)
+	return nil
+}
+
+// store stores the letter. The payload is not kept while leased; it is read from the stream again.
+func (q *deadLetters) store(ctx context.Context, l *deadLetter) error {
+	d := l.d
 	original := &d.Event
 	if d.released {
 		e, err := q.bus.bySequence(ctx, d.group.topic, d.Event.Sequence)
 		if err != nil && !errors.Is(err, ErrNotFound) {
-			q.failed(d, err)
-			return
+			return err
 		}
 		if err == nil {
 			original = e
 		} // else retention has removed it: what is known of it must do
 	}
-	err := q.bus.storeLetter(ctx, deadEvent{original: original, group: d.m.sub.group, reason: l.reason, attempts: d.Attempt, at: l.at, id: d.deadID()})
-	if err != nil {
-		q.failed(d, err)
-		return
-	}
-	if !q.usable(d) || d.moved() {
-		return // there is nothing to settle any more
-	}
-	// A consumer that is being deleted right now gives no answer.
-	ctx, cancel = context.WithTimeout(ctx, settleWait)
-	defer cancel()
-	if _, err := d.m.sub.link.request(ctx, d.reply, term); err == nil {
-		d.group.settled(d.Event.Sequence)
-	} else if !d.moved() {
-		q.bus.log.Warn("a dead-lettered event could not be settled; it will be delivered once more",
-			slog.String("topic", d.Event.Topic), slog.String("group", d.m.sub.group), slog.Any("error", err))
-	}
+	return q.bus.storeLetter(ctx, deadEvent{original: original, group: d.m.sub.group, reason: l.reason, attempts: d.Attempt, at: l.at, id: d.deadID()})
 }
 
-// prolong has the server confirm that it keeps the delivery for us. A failure that was told to a server that stood still must
-// not dead-letter what another member has by now.
-func (q *deadLetters) prolong(ctx context.Context, d *Delivery) bool {
-	if !q.usable(d) {
-		return false
+// prolong has the server confirm that it keeps the delivery for us, and reports whether it does. A failure that was told to a
+// server that stood still must not dead-letter what another member has by now.
+func (q *deadLetters) prolong(ctx context.Context, d *Delivery) (ours bool, err error) {
+	if !q.usable(d) || d.moved() {
+		return false, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, settleWait)
+	defer cancel()
 	sent := q.bus.clock.now()
 	reply, err := d.m.sub.link.request(ctx, d.reply, progress)
-	if err != nil || noResponders(reply) || !q.usable(d) {
-		return false
+	if !q.usable(d) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if noResponders(reply) {
+		return false, nats.ErrNoResponders // its leader may be changing
 	}
 	d.m.sub.mu.Lock()
 	defer d.m.sub.mu.Unlock()
 	d.keptSince(sent, q.bus.clock.now())
-	return true
+	return true, nil
+}
+
+// sameConsumer reports whether the group's consumer is the one that delivered d. One that was made anew under its name answers
+// for it. The server is asked only if some time has passed since.
+func (q *deadLetters) sameConsumer(ctx context.Context, d *Delivery, since int64) (bool, error) {
+	if q.bus.clock.now()-since < int64(deadSure) {
+		return true, nil
+	}
+	info, err := q.bus.consumer(ctx, d.group.topic, d.group.consumer)
+	if gone(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return info.Created.Equal(d.group.created), nil
 }
 
 func (q *deadLetters) usable(d *Delivery) bool {
@@ -152,16 +138,11 @@ func (q *deadLetters) usable(d *Delivery) bool {
 func (d *Delivery) moved() bool {
 	d.m.sub.mu.Lock()
 	defer d.m.sub.mu.Unlock()
-	return d.m.group != d.group
+	return d.movedOn()
 }
 
-func (q *deadLetters) failed(d *Delivery, err error) {
-	q.bus.log.Warn("an event could not be dead-lettered; it will be delivered once more",
-		slog.String("topic", d.Event.Topic), slog.String("group", d.m.sub.group), slog.Any("error", err))
-	if q.usable(d) {
-		d.sendNak(deadRetry)
-	}
-}
+// movedOn is moved where s.mu is held.
+func (d *Delivery) movedOn() bool { return d.m.group != d.group }
 
 // deadID names the failure of one event in one generation of one group, so that it is stored once.
 func (d *Delivery) deadID() string {
@@ -179,21 +160,36 @@ type deadEvent struct {
 	id       string // of the letter
 }
 
-// storeLetter stores a dead letter, and returns once it is stored.
+// storeLetter stores a dead letter, and returns once it is stored. One that does not fit into a message, or into the messages
+// that its stream takes, is stored without the payload.
 func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
 	letter := l.append(nil)
-	if most := int(b.publisher.link.nc.MaxPayload()) - deadMargin; len(letter) > most {
-		// Control characters of a native publisher's text grow sixfold as JSON. What does not fit stays in its stream.
-		l.reason += fmt.Sprintf(" (payload of %d bytes left out: it is at %s@%d)", len(l.original.Payload), l.original.Stream, l.original.Sequence)
-		bare := *l.original
-		bare.Payload = nil
-		l.original = &bare
-		letter = l.append(nil)
+	bare := len(letter) > int(b.publisher.link.nc.MaxPayload())-deadMargin
+	for {
+		if bare {
+			// Control characters of a native publisher's text grow sixfold as JSON. What does not fit stays in its stream.
+			letter = l.withoutPayload().append(nil)
+		}
+		_, err := b.publishWait(ctx, func(done func(Receipt, error)) error {
+			return b.publisher.send(ctx, dlqPrefix+l.original.Topic, letter, &PublishOptions{ID: l.id}, done)
+		})
+		var refused *apiError
+		if bare || !errors.As(err, &refused) || refused.ErrCode != errCodeTooLarge {
+			return err
+		}
+		bare = true
 	}
-	_, err := b.publishWait(ctx, func(done func(Receipt, error)) error {
-		return b.publisher.send(ctx, dlqPrefix+l.original.Topic, letter, &PublishOptions{ID: l.id}, done)
-	})
-	return err
+}
+
+// errCodeTooLarge is the server's for a message beyond the stream's max_msg_size.
+const errCodeTooLarge natsjs.ErrorCode = 10054
+
+func (l deadEvent) withoutPayload() *deadEvent {
+	l.reason += fmt.Sprintf(" (payload of %d bytes left out: it is at %s@%d)", len(l.original.Payload), l.original.Stream, l.original.Sequence)
+	bare := *l.original
+	bare.Payload = nil
+	l.original = &bare
+	return &l
 }
 
 // DeadLetter stores an event on dlq.<topic> as a failure of a group, and returns once it is stored. It settles nothing. It

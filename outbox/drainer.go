@@ -30,6 +30,7 @@ type Drainer struct {
 	cfg   Config
 	log   *slog.Logger
 	began time.Time // what its times count from, by the monotonic clock
+	clock natsClock
 
 	wake chan struct{}
 
