@@ -231,7 +231,7 @@ func (l *loop) claim(ctx context.Context) {
 	defer cancel()
 	c, err := l.cfg.Store.Claim(sctx, ClaimOptions{
 		Worker: l.cfg.Worker, Limit: l.cfg.BatchSize - l.records, Bytes: l.cfg.HeldBytes - l.bytes, Lease: l.cfg.Lease,
-		PassErrors: l.cfg.PassErrors, ExceptTopics: l.exceptTopics(began),
+		PassErrors: l.cfg.PassErrors, ExceptTopics: l.exceptTopics(began), MaxPayload: l.cfg.Bus.MaxPayload(),
 	})
 	if err != nil {
 		if ctx.Err() == nil {

@@ -35,6 +35,8 @@ type Bus interface {
 	// FindIDs and DuplicateWindow are asked about rows whose publish may have begun before.
 	FindIDs(ctx context.Context, s jetstream.IDSearch) (found map[string]bool, complete bool, err error)
 	DuplicateWindow(ctx context.Context, topic string) (time.Duration, error)
+	// MaxPayload is the largest payload in bytes that Publish takes. Those of larger ones are not even read.
+	MaxPayload() int
 	// Ready is nil while the bus can serve. It is asked after it could not.
 	Ready(ctx context.Context) error
 }

@@ -51,7 +51,7 @@ func (s *SQLStore) List(ctx context.Context, opts ListOptions) ([]*Record, error
 	if opts.Status != Sent {
 		unsent = " AND status <> 'sent'"
 	}
-	list, err := s.records(ctx, "SELECT "+columns+" FROM {table} WHERE status = ?"+unsent+" AND seq > ? ORDER BY seq LIMIT ?",
+	list, err := s.records(ctx, "SELECT "+s.columns(0)+" FROM {table} WHERE status = ?"+unsent+" AND seq > ? ORDER BY seq LIMIT ?",
 		[]any{string(opts.Status), opts.After, opts.limit()})
 	return list, s.wrap("list", err)
 }

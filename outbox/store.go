@@ -61,6 +61,9 @@ type ClaimOptions struct {
 	Bytes int
 	// ExceptTopics are topics to leave out: at most 1,000.
 	ExceptTopics []string
+	// MaxPayload is the largest payload in bytes that is read: a record with a larger one comes without (see Record.TooLarge).
+	// 0: that of the store, which is the most that List reads.
+	MaxPayload int
 }
 
 func (o *ClaimOptions) bytes() int {
