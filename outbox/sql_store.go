@@ -47,8 +47,8 @@ type SQLConfig struct {
 	Table string
 	// MaxPayload is the largest payload in bytes that Add takes. Default DefaultMaxPayload; it should be that of the bus.
 	MaxPayload int
-	// Listen, for PostgreSQL, wakes drainers at once when rows are committed (see PgxListener). Default: there is only
-	// polling, as must be behind a pooler.
+	// Listen, for PostgreSQL, wakes a drainer that sleeps at once when rows are committed (see PgxListener). Default: there is
+	// only polling, as must be behind a pooler.
 	Listen Listener
 }
 
@@ -118,11 +118,11 @@ func (s *SQLStore) Add(ctx context.Context, tx Tx, r *Record) error {
 }
 
 // Listen implements Store.
-func (s *SQLStore) Listen(ctx context.Context, wake func()) error {
+func (s *SQLStore) Listen(ctx context.Context, sleeper Sleeper) error {
 	if s.listen == nil {
 		return ErrCannotListen
 	}
-	return s.wrap("listen", s.listen(ctx, s.table, wake))
+	return s.wrap("listen", s.listen(ctx, s.table, sleeper))
 }
 
 func (s *SQLStore) wrap(what string, err error) error {
@@ -162,9 +162,13 @@ var (
 )
 
 // names are what stands for the table's name, with what it is replaced by: {table}, which is quoted, for it may be a word of
-// SQL; names that begin with it, which are none; and {channel}.
+// SQL; names that begin with it, which are none; {channel}; and {sleepers}, the number of their lock.
 func names(table string) []string {
-	return []string{"{table}_", table + "_", "{table}", `"` + table + `"`, "{channel}", table}
+	return []string{"{table}_", table + "_", "{table}", `"` + table + `"`, "{channel}", table, "{sleepers}", strconv.FormatInt(advisoryLock(table, "sleepers "), 10)}
+}
+
+func inTable(table, statement string) string {
+	return strings.NewReplacer(names(table)...).Replace(statement)
 }
 
 // q writes a query as the dialect does: names, {now}, {in …}, {ids}, {spans}, {topic}, {unlocked}, and question marks for parameters.

@@ -39,9 +39,21 @@ type Store interface {
 	// Purge deletes records that are sent or parked, and says how many.
 	Purge(ctx context.Context, opts PurgeOptions) (int, error)
 
-	// Listen calls wake when records may have been added, until ctx ends or it cannot do so any longer, which it returns as
-	// an error. It returns ErrCannotListen when it cannot tell: then there is only polling.
-	Listen(ctx context.Context, wake func()) error
+	// Listen wakes a sleeper when records may have been added, until ctx ends or it cannot do so any longer, which it returns
+	// as an error. It returns ErrCannotListen when it cannot tell: then there is only polling.
+	Listen(ctx context.Context, s Sleeper) error
+}
+
+// Sleeper is a drainer that sleeps while there is nothing to do.
+type Sleeper struct {
+	// Asleep receives when it has fallen asleep: from then on it wants to be woken, at least once. A store that learns of
+	// records for nothing may wake it at any time.
+	Asleep <-chan struct{}
+	// Listening is called when the store has begun to learn of records for one that is asleep. What was added just before may
+	// have gone unnoticed, so the sleeper looks once.
+	Listening func()
+	// Wake wakes it.
+	Wake func()
 }
 
 // ErrCannotListen is returned by Store.Listen of a store that does not know when records are added.
