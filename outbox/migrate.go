@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -15,8 +14,8 @@ import (
 type migration struct {
 	about            string
 	sqlite, postgres []string
-	// oldSQLite come before those of sqlite where an earlier version has made the table. ALTER TABLE of SQLite changes no
-	// column, and a copy of the table would lose triggers and references of others.
+	// oldSQLite are for SQLite where an earlier version has made the table. ALTER TABLE of SQLite changes no column, and a copy
+	// of the table would lose triggers and references of others.
 	oldSQLite []string
 }
 
@@ -31,38 +30,18 @@ var defaultID = map[Dialect]string{
 const sqliteNow = `CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)`
 
 const (
-	// sqliteRow is the most bytes of text, besides names, of a row of SQLite that can be claimed: NATS takes no message that is
-	// larger. SQLite writes a row anew as a whole, from memory, when its status changes; one that has more is parked at once.
+	// sqliteRow is the most bytes of text, besides names, of a row of SQLite, which writes a row anew as a whole, from memory,
+	// when its status changes. NATS takes no message that is larger.
 	sqliteRow = 64 << 20
-	// sqliteName is the most bytes of an id, a topic or a key. They are in indexes, which for PostgreSQL bounds them.
-	sqliteName = 64 << 10
+	// sqliteChecks refuse what could not be worked with, and names that are too long for indexes, which PostgreSQL refuses by
+	// itself. Without CAST a length ends at a NUL.
+	sqliteChecks = `,
+  CONSTRAINT names_of_at_most_64_KiB CHECK (max(length(CAST(id AS BLOB)), length(CAST(aggregatetype AS BLOB)), length(CAST(aggregateid AS BLOB))) <= 65536),
+  CONSTRAINT text_of_at_most_64_MiB CHECK (length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB)) + length(CAST(attributes AS BLOB)) + length(CAST(type AS BLOB)) <= 67108864)`
 )
 
-// sqliteGuards are triggers that keep away what could not be worked with.
-var sqliteGuards = []string{
-	sqliteNames("insert", "INSERT"), sqliteNames("update", "UPDATE OF id, aggregatetype, aggregateid"),
-	sqliteLarge("insert", "INSERT"), sqliteLarge("update", "UPDATE OF payload, headers, attributes, type"),
-}
-
-func sqliteBytes(columns ...string) []string {
-	for i, c := range columns {
-		columns[i] = "length(CAST(NEW." + c + " AS BLOB))" // without CAST it ends at a NUL
-	}
-	return columns
-}
-
-func sqliteNames(name, event string) string {
-	return fmt.Sprintf(`CREATE TRIGGER {table}_names_%s BEFORE %s ON {table} WHEN max(%s) > %d
-BEGIN SELECT RAISE(ABORT, 'outbox: id, aggregatetype and aggregateid may have %[4]d bytes each'); END`,
-		name, event, strings.Join(sqliteBytes("id", "aggregatetype", "aggregateid"), ", "), sqliteName)
-}
-
-func sqliteLarge(name, event string) string {
-	size := strings.Join(sqliteBytes("payload", "headers", "attributes", "type"), " + ")
-	return fmt.Sprintf(`CREATE TRIGGER {table}_large_%s AFTER %s ON {table} WHEN %s > %d
-BEGIN UPDATE {table} SET status = 'error', attempts = attempts + 1, last_err = 'the row has ' || (%[3]s) || ' bytes, at most %[4]d are allowed'
-WHERE seq = NEW.seq AND status = 'pending'; END`, name, event, size, sqliteRow)
-}
+// sqliteText is how many bytes of text a row of SQLite has besides names, for SQLite 3.43.
+const sqliteText = `octet_length(payload) + octet_length(headers) + octet_length(attributes) + octet_length(type)`
 
 // sqliteID is the column of SQLite without its default, as version 2 made it.
 const sqliteID = `id            TEXT NOT NULL UNIQUE`
@@ -97,7 +76,7 @@ var migrations = []migration{
   publish_began INTEGER NOT NULL DEFAULT 0,
   added_at      INTEGER NOT NULL DEFAULT (` + sqliteNow + `),
   sent_at       INTEGER NOT NULL DEFAULT 0,
-  lane          TEXT NOT NULL GENERATED ALWAYS AS (CASE WHEN aggregateid = '' THEN '/' || aggregatetype || '/' || id ELSE aggregatetype || '/' || aggregateid END) STORED
+  lane          TEXT NOT NULL GENERATED ALWAYS AS (CASE WHEN aggregateid = '' THEN '/' || aggregatetype || '/' || id ELSE aggregatetype || '/' || aggregateid END) STORED` + sqliteChecks + `
 ) STRICT`,
 			`CREATE INDEX {table}_lanes ON {table} (lane, seq, status, added_at) WHERE status <> 'sent'`,
 			`CREATE INDEX {table}_claimed ON {table} (lease_until) WHERE status = 'claimed'`,
@@ -140,14 +119,16 @@ var migrations = []migration{
 		},
 	},
 	{
-		about: "rows have ids by default; on PostgreSQL, commits notify only while a drainer sleeps; on SQLite, what is too large is kept away",
+		about: "rows have ids by default; on PostgreSQL, commits notify only while a drainer sleeps; on SQLite, what is too large is refused",
 		oldSQLite: []string{
+			`UPDATE {table} SET status = 'error', last_err = 'the row is larger than 64 MiB' WHERE status <> 'sent' AND ` + sqliteText + ` > 67108864`,
 			`PRAGMA writable_schema = ON`,
-			`UPDATE sqlite_schema SET sql = replace(sql, '` + sqliteID + `,', '` + sqliteID + ` DEFAULT (` + strings.ReplaceAll(defaultID[SQLite], "'", "''") + `),') WHERE type = 'table' AND name = '{channel}'`,
+			`UPDATE sqlite_schema SET sql = replace(replace(sql, '` + sqliteID + `,', '` + sqliteID + ` DEFAULT (` + strings.ReplaceAll(defaultID[SQLite], "'", "''") + `),'),
+  'STORED' || char(10) || ') STRICT', 'STORED` + sqliteChecks + `' || char(10) || ') STRICT') WHERE type = 'table' AND name = '{channel}'`,
 			`PRAGMA writable_schema = RESET`,
-			`UPDATE {table} SET status = 'error', last_err = 'the row is larger than the outbox can work with' WHERE status <> 'sent' AND octet_length(payload) > ` + strconv.Itoa(sqliteRow),
+			`CREATE VIEW {table}_changed AS SELECT 1`, // tells other connections to read the schema anew, which the update does not
+			`DROP VIEW {table}_changed`,
 		},
-		sqlite: sqliteGuards,
 		postgres: []string{
 			`ALTER TABLE {table} ALTER COLUMN id SET DEFAULT ` + defaultID[PostgreSQL],
 			`DROP TRIGGER IF EXISTS {table}_notify ON {table}`,

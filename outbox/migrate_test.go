@@ -162,6 +162,9 @@ func TestMigrateFromVersion2(t *testing.T) {
 			exec("CREATE TABLE others (id TEXT REFERENCES outbox (id))",
 				"INSERT INTO outbox (id, aggregatetype, aggregateid, payload) VALUES ('one', 'orders', 'k', '1'), ('two', 'orders', 'k', '2')",
 				"INSERT INTO others (id) VALUES ('two')")
+			if dialect == outbox.SQLite { // which no claim could load, and no event could be
+				exec("INSERT INTO outbox (id, aggregatetype, aggregateid, payload) VALUES ('huge', 'orders', 'huge', '\"' || hex(zeroblob(40000000)) || '\"')")
+			}
 			other := openDB(t, map[outbox.Dialect]string{outbox.SQLite: "sqlite", outbox.PostgreSQL: "pgx"}[dialect], addressOf(t, db, dialect, address))
 			if err := other.PingContext(t.Context()); err != nil {
 				t.Fatal(err)
@@ -190,6 +193,18 @@ func TestMigrateFromVersion2(t *testing.T) {
 			stored := r.stored()["orders/k"]
 			if len(stored) != 4 || !slices.Equal(stored[:2], []string{"one", "two"}) || len(stored[2]) != len("01a1fa34-941f-7deb-b3f9-4a26e5534da1") {
 				t.Errorf("stored are %q", stored)
+			}
+			if dialect == outbox.SQLite {
+				list, err := s.List(t.Context(), outbox.ListOptions{Status: outbox.Errored})
+				if err != nil || len(list) != 1 || list[0].LastErr != "the row is larger than 64 MiB" || list[0].TooLarge == "" {
+					t.Errorf("parked are %d, %v", len(list), err)
+				}
+				if n, err := s.Retry(t.Context()); n != 0 || err != nil {
+					t.Errorf("retry: %d, %v", n, err)
+				}
+				if n, err := s.Purge(t.Context(), outbox.PurgeOptions{Status: outbox.Errored}); n != 1 || err != nil {
+					t.Errorf("purge: %d, %v", n, err)
+				}
 			}
 		})
 	}

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"strconv"
 	"time"
 )
 
@@ -56,9 +57,12 @@ func (s *SQLStore) List(ctx context.Context, opts ListOptions) ([]*Record, error
 	return list, s.wrap("list", err)
 }
 
-// Retry implements Store.
+// Retry implements Store. On SQLite it leaves alone what is too large to work with.
 func (s *SQLStore) Retry(ctx context.Context, ids ...string) (int, error) {
-	const query = "UPDATE {table} SET status = 'pending', next_at = 0, attempts = 0, publish_began = 0 WHERE status <> 'sent' AND status = 'error'"
+	query := "UPDATE {table} SET status = 'pending', next_at = 0, attempts = 0, publish_began = 0 WHERE status <> 'sent' AND status = 'error'"
+	if s.dialect == SQLite {
+		query += " AND " + sqliteText + " <= " + strconv.Itoa(sqliteRow)
+	}
 	if len(ids) == 0 {
 		return s.exec(ctx, "retry", query)
 	}

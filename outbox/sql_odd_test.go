@@ -77,7 +77,7 @@ func TestManyRowsWithTheSameSequence(t *testing.T) {
 
 // A row that is too large for the bus is parked and says why, and no drainer loads what it holds.
 func TestRowsThatAreTooLargeAreParkedUnread(t *testing.T) {
-	const size = 48 << 20
+	const size = 24 << 20
 	forSQL(t, func(t *sqlTest) {
 		r := newRig(t, sqlHarness(t.store, t.db), openBus(t, jetstream.Config{}))
 		long := fmt.Sprintf("repeat('x', %d)", size)
@@ -123,4 +123,44 @@ func TestRowsThatAreTooLargeAreParkedUnread(t *testing.T) {
 		}
 		r.exactly()
 	})
+}
+
+// SQLite writes a row anew as a whole when its status changes. One that is larger than any event is refused.
+func TestRowsTooLargeForSQLiteAreRefused(t *testing.T) {
+	s, db := newSQLite(t)
+	const huge = "'\"' || hex(zeroblob(40000000)) || '\"'"
+	if err := s.Add(t.Context(), db, &outbox.Record{ID: "good", Topic: "orders"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, query := range []string{
+		"INSERT INTO outbox (aggregatetype, payload) VALUES ('orders', " + huge + ")",
+		"UPDATE outbox SET headers = " + huge,
+	} {
+		if _, err := db.ExecContext(t.Context(), query); err == nil || !strings.Contains(err.Error(), "text_of_at_most_64_MiB") {
+			t.Errorf("%s: %v", query, err)
+		}
+	}
+	if got := claimAll(t, s); !slices.Equal(got, []string{"good"}) {
+		t.Errorf("claimed were %q", got)
+	}
+}
+
+// Names that are too long for the indexes are refused: SQLite has no bound of its own.
+func TestLongNamesAreRefused(t *testing.T) {
+	s, db := newSQLite(t)
+	const long = "hex(zeroblob(40000))"
+	for column, row := range map[string]string{"id": long + ", 'orders', ''", "aggregatetype": "'a', " + long + ", ''", "aggregateid": "'b', 'orders', " + long} {
+		if _, err := db.ExecContext(t.Context(), "INSERT INTO outbox (id, aggregatetype, aggregateid, payload) VALUES ("+row+", '1')"); err == nil || !strings.Contains(err.Error(), "names_of_at_most_64_KiB") {
+			t.Errorf("%s: %v", column, err)
+		}
+	}
+	if err := s.Add(t.Context(), db, &outbox.Record{ID: "good", Topic: "orders"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.ExecContext(t.Context(), "UPDATE outbox SET id = "+long); err == nil {
+		t.Error("an update was taken")
+	}
+	if got := claimAll(t, s); !slices.Equal(got, []string{"good"}) {
+		t.Errorf("claimed were %q", got)
+	}
 }

@@ -86,7 +86,9 @@ func scanRecord(rows *sql.Rows, more []any) (*Record, error) {
 		}
 		r.undecodable = fmt.Errorf("the row cannot be read: %w", err)
 	}
-	r.Payload = json.RawMessage(payload)
+	if r.Payload = json.RawMessage(payload); payload == "" {
+		r.Payload = json.RawMessage("null") // as Add does
+	}
 	if r.TooLarge != "" {
 		r.undecodable = errors.New(r.TooLarge)
 	}
@@ -136,9 +138,6 @@ func (r *Record) decode(headers, attributes string) error {
 	}
 	if field := r.noUTF8(); field != "" {
 		return fmt.Errorf("%s is no valid UTF-8", field)
-	}
-	if len(r.Payload) == 0 {
-		r.Payload = json.RawMessage("null") // as Add does
 	}
 	if !jetstream.ValidPayload(r.Payload) {
 		return errBadPayload
