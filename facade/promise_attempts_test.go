@@ -147,6 +147,36 @@ func TestPromiseUnwrittenEventsCostNoAttemptOverARestart(t *testing.T) {
 	}
 }
 
+// An event that failed for good at its last attempt is given to nobody again while its dead letter is on its way, however slow
+// that is.
+func TestPromiseMaxAttemptsHoldsOnASlowLink(t *testing.T) {
+	const n = 120
+	nats := natstest.Start(t)
+	proxy := newTCPProxy(t, nats.URL())
+	hub := startHub(t, openBus(t, at(proxy.url()), func(cfg *jetstream.Config) { cfg.AckWait, cfg.Connections = 3*time.Second, 1 }), unthrottled)
+	topic := freshTopic()
+	publishBig(t, hub, topic, n, 100)
+	gone := hub.dial()
+	had := hub.subscribe(gone, topic, "g", client.SubscribeOptions{From: "earliest", MaxInFlight: n, MaxAttempts: new(1)})
+	for range n {
+		had.next()
+	}
+	other := hub.subscribe(hub.dial(), topic, "g", client.SubscribeOptions{MaxInFlight: n})
+	dead := hub.subscribe(hub.dial(), "dlq."+topic, "d", client.SubscribeOptions{From: "earliest", MaxInFlight: 2 * n})
+	proxy.delay(200 * time.Millisecond)
+	gone.Abort()
+	for buried := 0; buried < n; {
+		select {
+		case e := <-other.events:
+			t.Fatalf("event %s was given to another after its last attempt, as attempt %d, with %d dead letters", e.ID, e.Attempt, buried)
+		case <-dead.events:
+			buried++
+		case <-time.After(waitLimit):
+			t.Fatalf("%d of %d dead letters", buried, n)
+		}
+	}
+}
+
 // atRest waits until the hub has fetched for a group what it will.
 func atRest(t *testing.T, hub *testHub, topic string) {
 	t.Helper()

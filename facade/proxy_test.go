@@ -2,11 +2,11 @@ package facade_test
 
 import (
 	"errors"
-	"io"
 	"net"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // tcpProxy stands between a hub and NATS, and can be made to fail as networks do: frozen (bytes stop, connections stay)
@@ -22,6 +22,7 @@ type tcpProxy struct {
 	budget  int // bytes that may still go to the target; -1 for any number
 	frozen  bool
 	held    bool // as frozen, but only what goes to the target
+	slow    time.Duration
 	severed bool
 	conns   map[net.Conn]struct{}
 }
@@ -50,6 +51,9 @@ func (p *tcpProxy) freeze() { p.set(func() { p.frozen = true }) }
 
 // hold stops what goes to the target: it is taken from who sends it, and kept until heal.
 func (p *tcpProxy) hold() { p.set(func() { p.held = true }) }
+
+// delay holds back whatever comes, each way, for d.
+func (p *tcpProxy) delay(d time.Duration) { p.set(func() { p.slow = d }) }
 
 // freezeAfter lets n more bytes through to the target, and then does as freeze.
 func (p *tcpProxy) freezeAfter(n int) { p.set(func() { p.budget = n }) }
@@ -126,26 +130,45 @@ func (p *tcpProxy) pipe(to, from net.Conn, outward bool) {
 		delete(p.conns, from)
 		p.mu.Unlock()
 	}()
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := from.Read(buf)
-		for sent := 0; sent < n; {
-			allowed := p.allow(n-sent, outward)
+	chunks := make(chan chunk)
+	p.wg.Go(func() {
+		defer close(chunks)
+		for {
+			buf := make([]byte, 32<<10)
+			n, err := from.Read(buf)
+			if err != nil {
+				return
+			}
+			p.mu.Lock()
+			due := time.Now().Add(p.slow)
+			p.mu.Unlock()
+			chunks <- chunk{data: buf[:n], due: due}
+		}
+	})
+	defer func() {
+		_ = from.Close()
+		for range chunks { // until the reader has seen the end
+		}
+	}()
+	for c := range chunks {
+		<-time.After(time.Until(c.due))
+		for sent := 0; sent < len(c.data); {
+			allowed := p.allow(len(c.data)-sent, outward)
 			if allowed < 0 {
 				return
 			}
-			if _, err := to.Write(buf[sent : sent+allowed]); err != nil {
+			if _, err := to.Write(c.data[sent : sent+allowed]); err != nil {
 				return
 			}
 			sent += allowed
 		}
-		if err != nil {
-			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
-				return
-			}
-			return
-		}
 	}
+}
+
+// chunk is what was read at once, and when it may go on.
+type chunk struct {
+	data []byte
+	due  time.Time
 }
 
 // allow waits until some of n bytes may go on, and returns how many; -1 when the connection was cut.

@@ -39,24 +39,42 @@ type attempts struct {
 	accounts map[uint64]account // by stream sequence
 }
 
-// arrived returns how many deliveries of the event were spared before this one, and whether that is known. If not, the
-// number is the least that it can be.
-func (a *attempts) arrived(seq uint64, delivered int) (spared int, known bool) {
-	if len(a.accounts) == 0 {
-		return 0, delivered <= 1
-	}
+// knowledge is what a hub knows of the deliveries before one that arrives.
+type knowledge int
+
+const (
+	// unknown: other hubs may have had the event meanwhile. The bucket knows, and the number is the least that it can be.
+	unknown knowledge = iota
+	known
+	// forgotten: the server counts from an older number, as it was restarted. This hub knows better, and is to tell the others.
+	forgotten
+)
+
+// arrived returns how many deliveries of the event were spared before this one, and how well that is known. The number is
+// negative when the server has forgotten deliveries.
+func (a *attempts) arrived(seq uint64, delivered int) (spared int, how knowledge) {
 	acc, ok := a.accounts[seq]
 	switch {
+	case !ok && delivered <= 1:
+		return 0, known
 	case !ok:
-		return 0, delivered <= 1
+		return 0, unknown
 	case delivered == acc.last+1:
-		return acc.spared, true
+		return acc.spared, known
 	case delivered <= acc.last:
-		// The server was restarted, or the consumer made anew: it has forgotten deliveries.
-		return delivered - 1 - (acc.last - acc.spared), true
+		return delivered - 1 - (acc.last - acc.spared), forgotten
 	default:
-		return acc.spared, false // other hubs had it meanwhile
+		return acc.spared, unknown
 	}
+}
+
+// asNoted is how many deliveries were spared, as the bucket says of an event that is delivered for the given time. least is
+// what the hub knows itself.
+func asNoted(noted, least, delivered int) int {
+	if noted < 0 {
+		return noted // the server has forgotten deliveries
+	}
+	return min(max(noted, least), delivered-1)
 }
 
 // failed notes a delivery that a client had and did not settle.
@@ -113,25 +131,56 @@ func (d *Delivery) eventKey() string {
 // attemptsSubject is where the deliveries of the event are noted.
 func (d *Delivery) attemptsSubject() string { return "$KV." + attemptsBucket + "." + d.eventKey() }
 
-// lookUp asks the bucket how many deliveries of d were spared, and calls then with the answer, or with what is known without
-// one. It does not block.
-func (d *Delivery) lookUp(then func(spared int)) {
-	l := d.m.sub.link
+// The hub waits noteWait for the attempts bucket, whose leader may be changing, before it asks again, and notePatience in
+// all. Then it goes on without the bucket, and the delivery may count for an attempt.
+const (
+	noteWait     = 2 * time.Second
+	notePatience = 10 * time.Second
+)
+
+// lookUp asks the bucket how many deliveries of d were spared; since the given time. It asks again while the bucket does not
+// answer and d is still the hub's, and calls then once: with the answer, or with the least that the number can be. It does
+// not block.
+func (d *Delivery) lookUp(began int64, then func(spared int, sure bool)) {
+	l, b := d.m.sub.link, d.group.bus
 	d.m.sub.mu.Lock()
 	least := d.spared
 	d.m.sub.mu.Unlock()
-	b := d.group.bus
 	b.askStored(l, attemptsBucket, d.attemptsSubject(), func(value []byte, err error) {
-		n, bad := strconv.Atoi(string(value))
-		if err != nil || bad != nil {
-			n = least
+		switch {
+		case err == nil:
+		case d.patient(began) && d.inTime():
+			b.soon.add(func() { d.lookUp(began, then) })
+			return
+		default:
+			then(least, false)
+			return
 		}
-		if before := d.delivered - 1; n > before {
+		noted, err := strconv.Atoi(string(value))
+		if err != nil {
+			noted = 0 // there is no note
+		}
+		spared := asNoted(noted, least, d.delivered)
+		if spared < noted {
 			// The server was killed and has forgotten deliveries. From now on its count and the note go together again.
-			n = before
-			b.noteSpared(l, spareNote{subject: d.attemptsSubject(), spared: n}, func() {})
+			b.noteSpared(l, spareNote{subject: d.attemptsSubject(), spared: spared}, func(bool) {})
 		}
-		then(max(n, least))
+		then(spared, true)
+	})
+}
+
+// tellForgotten notes what the hub knows of d and the server has forgotten, and then calls then.
+func (d *Delivery) tellForgotten(began int64, then func(spared int, sure bool)) {
+	b := d.group.bus
+	d.m.sub.mu.Lock()
+	spared := d.spared
+	d.m.sub.mu.Unlock()
+	b.noteSpared(d.m.sub.link, spareNote{subject: d.attemptsSubject(), spared: spared}, func(stored bool) {
+		if !stored && d.patient(began) && d.inTime() {
+			b.soon.add(func() { d.tellForgotten(began, then) })
+			return
+		}
+		then(spared, true)
 	})
 }
 
@@ -157,13 +206,28 @@ func (s *Subscription) spare(d *Delivery, nak bool) {
 	if full {
 		b.obs.LimitReached("attempts_known")
 	}
-	note := spareNote{subject: d.attemptsSubject(), spared: spared + 1}
 	s.returning.tryEnter(maxReturning)
-	b.noteSpared(s.link, note, func() {
+	d.giveBack(b.clock.now(), spareNote{subject: d.attemptsSubject(), spared: spared + 1}, nak)
+}
+
+// patient reports whether the bucket is to be asked again about d, since the given time.
+func (d *Delivery) patient(began int64) bool {
+	return d.group.bus.clock.now()-began < int64(notePatience)
+}
+
+// giveBack notes that no client had d and, with nak, then has the server deliver the event again. While the bucket does not
+// answer and d is still the hub's, the event waits: whichever hub has it next is to find the note.
+func (d *Delivery) giveBack(began int64, note spareNote, nak bool) {
+	s, b := d.m.sub, d.group.bus
+	b.noteSpared(s.link, note, func(stored bool) {
+		if nak && !stored && d.patient(began) && d.inTime() {
+			b.soon.add(func() { d.giveBack(began, note, nak) })
+			return
+		}
 		if nak {
 			wait := time.Duration(0)
 			if d.bounced {
-				wait = bounceDelay(spared)
+				wait = bounceDelay(note.spared - 1)
 			}
 			d.sendInTime(nakAfter(wait))
 		}
@@ -180,6 +244,29 @@ type spareNote struct {
 	spared  int
 }
 
+// soon are questions to ask again. There is at most one for each delivery that the hub holds or gives back.
+type soon struct {
+	mu  sync.Mutex
+	ask []func()
+}
+
+func (s *soon) add(ask func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ask = append(s.ask, ask)
+}
+
+// run asks all of them.
+func (s *soon) run() {
+	s.mu.Lock()
+	ask := s.ask
+	s.ask = nil
+	s.mu.Unlock()
+	for _, f := range ask {
+		f()
+	}
+}
+
 // unsaved are notes and marks that could not be stored, by subject.
 type unsaved struct {
 	mu    sync.Mutex
@@ -187,25 +274,26 @@ type unsaved struct {
 	marks map[string]mark
 }
 
-// noteSpared stores a note and calls then, whatever the outcome. It does not block.
-func (b *Bus) noteSpared(l *link, n spareNote, then func()) {
+// noteSpared stores a note and calls then. A note that the bucket does not take for now is kept and stored later; one that it
+// refuses counts for stored, as asking again would not help. It does not block.
+func (b *Bus) noteSpared(l *link, n spareNote, then func(stored bool)) {
 	b.dropNote(n)
 	msg := &nats.Msg{Subject: n.subject, Data: strconv.AppendInt(nil, int64(n.spared), 10)}
-	err := l.ask(msg, b.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
-		switch {
-		case err != nil, noResponders(reply):
+	err := l.askUntil(msg, b.clock.now()+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
+		stored := err == nil && !noResponders(reply)
+		if !stored {
 			b.keepNote(n)
-		default:
+		} else {
 			if _, err := parsePubAck(reply.Data, "KV_"+attemptsBucket); err != nil {
 				b.obs.LimitReached("attempts_bucket") // it counts as an attempt
 				b.log.Debug("failed to note a delivery that no client had", slog.Any("error", err))
 			}
 		}
-		then()
+		then(stored)
 	}))
 	if err != nil {
 		b.keepNote(n)
-		then()
+		then(false)
 	}
 }
 
@@ -224,7 +312,7 @@ func (b *Bus) keepNote(n spareNote) {
 func (b *Bus) dropNote(n spareNote) {
 	b.unsaved.mu.Lock()
 	defer b.unsaved.mu.Unlock()
-	if len(b.unsaved.notes) > 0 && b.unsaved.notes[n.subject] <= n.spared {
+	if len(b.unsaved.notes) > 0 && (n.spared < 0 || b.unsaved.notes[n.subject] <= n.spared) {
 		delete(b.unsaved.notes, n.subject)
 	}
 }
@@ -242,8 +330,8 @@ func (b *Bus) saveUnsaved(l *link) {
 				b.keepNote(n)
 				return
 			}
-			if stored, err := strconv.Atoi(string(value)); err != nil || stored < spared {
-				b.noteSpared(l, n, func() {})
+			if stored, err := strconv.Atoi(string(value)); err != nil || 0 <= stored && stored < spared {
+				b.noteSpared(l, n, func(bool) {})
 			}
 		})
 	}
@@ -256,7 +344,7 @@ func (b *Bus) saveUnsaved(l *link) {
 // does not block.
 func (b *Bus) askStored(l *link, bucket, subject string, then func(value []byte, err error)) {
 	msg := &nats.Msg{Subject: b.api + "STREAM.MSG.GET.KV_" + bucket, Data: []byte(`{"last_by_subj":"` + subject + `"}`)}
-	err := l.ask(msg, b.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
+	err := l.askUntil(msg, b.clock.now()+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
 		if err != nil {
 			then(nil, err)
 			return

@@ -43,9 +43,14 @@ func TestAttemptsCountWhatClientsHad(t *testing.T) {
 func (m *modelGroup) step(seed uint64) {
 	m.delivered++
 	hub := &m.hubs[m.rnd.IntN(len(m.hubs))]
-	spared, known := hub.known.arrived(modelSeq, m.delivered)
-	if !known {
-		spared = max(spared, m.bucket)
+	spared, how := hub.known.arrived(modelSeq, m.delivered)
+	switch how {
+	case unknown:
+		spared = asNoted(m.bucket, spared, m.delivered)
+		m.bucket = min(m.bucket, spared)
+	case forgotten:
+		m.bucket = spared
+	case known:
 	}
 	attempt := max(m.delivered-spared, 1)
 	if want := m.handed + m.skipped + 1; attempt != want {
@@ -83,9 +88,9 @@ func TestARefusalIsOneFailure(t *testing.T) {
 	delivered := 0
 	back := func(at *attempts) int {
 		delivered++
-		spared, known := at.arrived(modelSeq, delivered)
-		if !known {
-			spared = max(spared, bucket)
+		spared, how := at.arrived(modelSeq, delivered)
+		if how == unknown {
+			spared = asNoted(bucket, spared, delivered)
 		}
 		attempt := delivered - spared
 		bucket = spared + 1
@@ -98,8 +103,8 @@ func TestARefusalIsOneFailure(t *testing.T) {
 		}
 	}
 	delivered++
-	spared, known := b.arrived(modelSeq, delivered)
-	if known {
+	spared, how := b.arrived(modelSeq, delivered)
+	if how != unknown {
 		t.Fatal("another hub knows without asking")
 	}
 	if got := delivered - bucket; got != 1 || spared != 0 {
@@ -113,19 +118,30 @@ func TestARefusalIsOneFailure(t *testing.T) {
 	}
 }
 
-// A server that forgot the newest deliveries counts from an older number; attempts rise all the same.
+// A server that was restarted may count deliveries from an older number. Attempts rise all the same, on whichever hub, once a
+// hub that knows better has had the event.
 func TestAttemptsRiseWhenTheServerForgets(t *testing.T) {
-	var a attempts
+	var a, b attempts
 	a.failed(modelSeq, 1, 0, 10)
 	a.failed(modelSeq, 2, 0, 10)
-	spared, known := a.arrived(modelSeq, 1)
-	if attempt := 1 - spared; !known || attempt != 3 {
-		t.Fatalf("attempt %d, known %v", attempt, known)
+	spared, how := a.arrived(modelSeq, 1)
+	if attempt := 1 - spared; how != forgotten || attempt != 3 {
+		t.Fatalf("attempt %d, %v", attempt, how)
 	}
+	bucket := spared
 	a.failed(modelSeq, 1, spared, 10)
-	spared, known = a.arrived(modelSeq, 2)
-	if attempt := 2 - spared; !known || attempt != 4 {
-		t.Fatalf("attempt %d, known %v", attempt, known)
+	spared, how = b.arrived(modelSeq, 2)
+	if how != unknown {
+		t.Fatal("another hub knows without asking")
+	}
+	spared = asNoted(bucket, spared, 2)
+	if attempt := 2 - spared; attempt != 4 {
+		t.Fatalf("attempt %d at the other hub", attempt)
+	}
+	b.failed(modelSeq, 2, spared, 10)
+	spared, how = a.arrived(modelSeq, 3)
+	if attempt := 3 - asNoted(bucket, spared, 3); how != unknown || attempt != 5 {
+		t.Fatalf("attempt %d, %v", attempt, how)
 	}
 }
 

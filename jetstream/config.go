@@ -60,7 +60,8 @@ type Config struct {
 	// Observer is told what happens. Default: nobody.
 	Observer Observer
 
-	bucketCheck time.Duration // how often buckets are looked at; default bucketCheckEvery
+	bucketCheck  time.Duration // how often buckets are looked at; default bucketCheckEvery
+	storageCheck time.Duration // how often streams are; default storageCheckEvery
 }
 
 // TopicRule says how the streams of matching topics are made.
@@ -133,8 +134,8 @@ type Limits struct {
 	// HeldTotal ("held_total") is how many such bytes all subscriptions of the hub hold together before those that hold
 	// some stop fetching: default 128 MiB. Each pull brings no more than a subscription's share of it, or one event.
 	HeldTotal int
-	// DeadLetters ("dead_letters") is the most events on their way to a dlq topic: default 10,000. Beyond it, a
-	// failed event is delivered once more instead.
+	// DeadLetters ("dead_letters") is the most events on their way to a dlq topic, those included whose letter cannot be stored
+	// for now: default 10,000. Beyond it, a failed event is delivered once more instead.
 	DeadLetters int
 	// AttemptsKnown ("attempts_known") is the most failed events of one group of which the hub remembers how often clients had
 	// them: default 10,000. Of others it asks the server when they come again.
@@ -162,6 +163,9 @@ func (c *Config) prepare() error {
 	}
 	if c.bucketCheck == 0 {
 		c.bucketCheck = bucketCheckEvery
+	}
+	if c.storageCheck == 0 {
+		c.storageCheck = storageCheckEvery
 	}
 	if c.AckWait == 0 {
 		c.AckWait = 30 * time.Second

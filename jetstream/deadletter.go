@@ -12,95 +12,187 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"eventhub/jetstream/jsonscan"
 )
 
-// Dead letters are carried by a few workers: failure is the rare case.
 const (
-	deadWorkers = 4
-	// deadRetry is when an event comes again that could not be dead-lettered.
+	// deadWorkers is how many dead letters are on their way at a time.
+	deadWorkers = 32
+	// A letter that could not be stored is tried again after deadFirst, then after twice as long each time, up to deadRetry.
+	// An event for which there is no room comes again after deadRetry.
+	deadFirst = 250 * time.Millisecond
 	deadRetry = 10 * time.Second
+	// deadKeep is how often the letters that wait are looked at.
+	deadKeep = 100 * time.Millisecond
 	// deadMargin is what the headers of a letter may take of the server's max_payload.
 	deadMargin = 4 << 10
 	// maxReason is the most bytes of a failure's reason that are kept.
 	maxReason = 1024
 )
 
-// deadLetters carries events whose last attempt failed to dlq.<topic>, and then settles them for their group.
+// deadLetters carries events whose last attempt failed to dlq.<topic>, and then settles them for their group. Until then it
+// keeps their deliveries, so that nobody is given an event once more after its last attempt.
 type deadLetters struct {
-	bus    *Bus
-	queue  chan deadLetter
-	ctx    context.Context
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
-	mu     sync.Mutex
-	closed bool
+	bus     *Bus
+	queue   chan *deadLetter // those to be carried now
+	ctx     context.Context
+	cancel  context.CancelFunc
+	workers sync.WaitGroup
+	keeper  sync.WaitGroup
+
+	mu      sync.Mutex
+	waiting map[*deadLetter]struct{} // all that are not settled; bounded by Limits.DeadLetters
+	closed  bool
 }
 
 type deadLetter struct {
 	d      *Delivery
 	reason string
 	at     time.Time
+
+	rest time.Duration // how long it rested last; only its worker uses it
+	next int64         // when it is tried again; 0: it is queued, or being carried
 }
 
 func startDeadLetters(b *Bus) *deadLetters {
-	q := &deadLetters{bus: b, queue: make(chan deadLetter, b.limits.DeadLetters)}
+	q := &deadLetters{
+		bus: b, queue: make(chan *deadLetter, b.limits.DeadLetters), waiting: make(map[*deadLetter]struct{}),
+	}
 	q.ctx, q.cancel = context.WithCancel(context.WithoutCancel(b.ctx))
 	for range deadWorkers {
-		q.wg.Go(func() {
+		q.workers.Go(func() {
 			for l := range q.queue {
-				q.carry(l)
+				if err := q.carry(l); err != nil {
+					q.again(l, err)
+				} else {
+					q.forget(l)
+				}
 			}
 		})
 	}
+	q.keeper.Go(q.keep)
 	return q
 }
 
-// stop waits until what is queued was carried, or ctx ends: what is left is delivered once more after AckWait.
+// stop tries all that waits once more, and waits until that was carried, or ctx ends: what is left is delivered once more
+// after AckWait.
 func (q *deadLetters) stop(ctx context.Context) {
 	q.mu.Lock()
 	if !q.closed {
 		q.closed = true
+		for l := range q.waiting {
+			if l.next != 0 {
+				l.next = 0
+				q.queue <- l
+			}
+		}
 		close(q.queue)
 	}
 	q.mu.Unlock()
-	defer q.cancel()
-	defer context.AfterFunc(ctx, q.cancel)()
-	q.wg.Wait()
+	stop := context.AfterFunc(ctx, q.cancel)
+	q.workers.Wait()
+	stop()
+	q.cancel()
+	q.keeper.Wait()
 }
 
-// add takes a delivery that its subscription has ended. It does not block: when the queue is full, the event is delivered
-// once more instead.
+// add takes a delivery that its subscription has ended. It does not block: without room, the event is delivered once more
+// instead.
 func (q *deadLetters) add(d *Delivery, reason string) {
-	reason = shortReason(reason)
+	l := &deadLetter{d: d, reason: shortReason(reason), at: time.Now()}
 	q.mu.Lock()
-	defer q.mu.Unlock()
-	if !q.closed {
-		select {
-		case q.queue <- deadLetter{d: d, reason: reason, at: time.Now()}:
-			return
-		default:
-			q.bus.obs.LimitReached("dead_letters")
-		}
+	room := !q.closed && len(q.waiting) < q.bus.limits.DeadLetters
+	if room {
+		q.waiting[l] = struct{}{}
+		q.queue <- l // never more than wait
+	}
+	closed := q.closed
+	q.mu.Unlock()
+	if room {
+		return
+	}
+	if !closed {
+		q.bus.obs.LimitReached("dead_letters")
 	}
 	d.sendNak(deadRetry)
 }
 
+func (q *deadLetters) forget(l *deadLetter) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	delete(q.waiting, l)
+}
+
+// again has a letter tried again later. When the hub ends, its event is delivered once more.
+func (q *deadLetters) again(l *deadLetter, err error) {
+	q.bus.log.Warn("failed to store a dead letter; retrying",
+		slog.String("topic", l.d.Event.Topic), slog.String("group", l.d.m.sub.group), slog.Any("error", err))
+	l.rest = min(max(2*l.rest, deadFirst), deadRetry)
+	q.mu.Lock()
+	closed := q.closed
+	if closed {
+		delete(q.waiting, l)
+	} else {
+		l.next = q.bus.clock.now() + int64(l.rest)
+	}
+	q.mu.Unlock()
+	if closed && q.usable(l.d) {
+		l.d.sendNak(deadRetry)
+	}
+}
+
+// keep asks the server to keep what waits, and has tried again what has rested.
+func (q *deadLetters) keep() {
+	tick := time.NewTicker(deadKeep)
+	defer tick.Stop()
+	for {
+		select {
+		case <-q.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := q.bus.clock.now()
+		var waiting []*Delivery
+		q.mu.Lock()
+		for l := range q.waiting {
+			waiting = append(waiting, l.d)
+			if l.next != 0 && l.next <= now && !q.closed {
+				l.next = 0
+				q.queue <- l
+			}
+		}
+		q.mu.Unlock()
+		touch := make(map[*member][]*Delivery)
+		for _, d := range waiting {
+			d.m.sub.mu.Lock()
+			if d.usable(now) && d.touchDue() <= now && !d.movedOn() {
+				d.asked = now
+				touch[d.m] = append(touch[d.m], d)
+			}
+			d.m.sub.mu.Unlock()
+		}
+		for m, ds := range touch {
+			m.sub.touch(ds, now)
+		}
+	}
+}
+
 // carry stores the dead letter and then settles the event. If the hub is lost between the two, the event is delivered once
-// more, and its next dead letter has the same id.
-func (q *deadLetters) carry(l deadLetter) {
+// more, and its next dead letter has the same id. It returns an error when the letter is to be tried again.
+func (q *deadLetters) carry(l *deadLetter) error {
 	d := l.d
 	ctx, cancel := context.WithTimeout(q.ctx, publishWait)
 	defer cancel()
-	if !q.prolong(ctx, d) {
-		return // it may be another member's: its next end decides
+	if ours, err := q.prolong(ctx, d); err != nil || !ours {
+		return err // not ours: it may be another member's, and its next end decides
 	}
 	original := &d.Event
 	if d.released {
 		e, err := q.bus.bySequence(ctx, d.group.topic, d.Event.Sequence)
 		if err != nil && !errors.Is(err, ErrNotFound) {
-			q.failed(d, err)
-			return
+			return err
 		}
 		if err == nil {
 			original = e
@@ -108,11 +200,10 @@ func (q *deadLetters) carry(l deadLetter) {
 	}
 	err := q.bus.storeLetter(ctx, deadEvent{original: original, group: d.m.sub.group, reason: l.reason, attempts: d.Attempt, at: l.at, id: d.deadID()})
 	if err != nil {
-		q.failed(d, err)
-		return
+		return err
 	}
 	if !q.usable(d) || d.moved() {
-		return // there is nothing to settle any more
+		return nil // there is nothing to settle any more
 	}
 	// A consumer that is being deleted right now gives no answer.
 	ctx, cancel = context.WithTimeout(ctx, settleWait)
@@ -120,26 +211,33 @@ func (q *deadLetters) carry(l deadLetter) {
 	if _, err := d.m.sub.link.request(ctx, d.reply, term); err == nil {
 		d.group.settled(d.Event.Sequence)
 	} else if !d.moved() {
-		q.bus.log.Warn("a dead-lettered event could not be settled; it will be delivered once more",
+		q.bus.log.Warn("failed to settle a dead-lettered event; it will be delivered once more",
 			slog.String("topic", d.Event.Topic), slog.String("group", d.m.sub.group), slog.Any("error", err))
 	}
+	return nil
 }
 
-// prolong has the server confirm that it keeps the delivery for us. A failure that was told to a server that stood still must
-// not dead-letter what another member has by now.
-func (q *deadLetters) prolong(ctx context.Context, d *Delivery) bool {
+// prolong has the server confirm that it keeps the delivery for us, and reports whether it does. A failure that was told to a
+// server that stood still must not dead-letter what another member has by now.
+func (q *deadLetters) prolong(ctx context.Context, d *Delivery) (ours bool, err error) {
 	if !q.usable(d) {
-		return false
+		return false, nil
 	}
 	sent := q.bus.clock.now()
 	reply, err := d.m.sub.link.request(ctx, d.reply, progress)
-	if err != nil || noResponders(reply) || !q.usable(d) {
-		return false
+	if !q.usable(d) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if noResponders(reply) {
+		return false, nats.ErrNoResponders // its leader may be changing
 	}
 	d.m.sub.mu.Lock()
 	defer d.m.sub.mu.Unlock()
 	d.keptSince(sent, q.bus.clock.now())
-	return true
+	return true, nil
 }
 
 func (q *deadLetters) usable(d *Delivery) bool {
@@ -152,16 +250,11 @@ func (q *deadLetters) usable(d *Delivery) bool {
 func (d *Delivery) moved() bool {
 	d.m.sub.mu.Lock()
 	defer d.m.sub.mu.Unlock()
-	return d.m.group != d.group
+	return d.movedOn()
 }
 
-func (q *deadLetters) failed(d *Delivery, err error) {
-	q.bus.log.Warn("an event could not be dead-lettered; it will be delivered once more",
-		slog.String("topic", d.Event.Topic), slog.String("group", d.m.sub.group), slog.Any("error", err))
-	if q.usable(d) {
-		d.sendNak(deadRetry)
-	}
-}
+// movedOn is moved where s.mu is held.
+func (d *Delivery) movedOn() bool { return d.m.group != d.group }
 
 // deadID names the failure of one event in one generation of one group, so that it is stored once.
 func (d *Delivery) deadID() string {

@@ -43,8 +43,9 @@ type Delivery struct {
 	size  int    // of the message, headers included
 	cuts  uint64 // of the link, when it came
 
-	delivered int  // how often the server has given the event to a hub
-	bounced   bool // it came to an inbox that lingers
+	delivered int       // how often the server has given the event to a hub
+	knows     knowledge // what this hub knew of the deliveries before, when it came
+	bounced   bool      // it came to an inbox that lingers
 
 	// Guarded by the subscription's mu.
 	spared    int  // how many of the server's deliveries before this one reached no client

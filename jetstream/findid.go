@@ -101,6 +101,16 @@ func (b *Bus) DuplicateWindow(ctx context.Context, topic string) (time.Duration,
 	return info.Config.Duplicates, nil
 }
 
+// Now is the time by the clock of NATS, with which the moments of storage are told. In a cluster each server has its own: it is
+// that of the server which leads the bucket of the groups.
+func (b *Bus) Now(ctx context.Context) (time.Time, error) {
+	info, err := b.findStream(ctx, "KV_"+groupsBucket)
+	if err != nil {
+		return time.Time{}, b.unavailable(err)
+	}
+	return info.TimeStamp, nil
+}
+
 // Check says what is wrong with the options, as Publish would, without a bus: it returns a bad_options *Error.
 func (o *PublishOptions) Check() error { return o.check() }
 

@@ -36,7 +36,8 @@ type Bus struct {
 	log    *slog.Logger
 	obs    Observer
 
-	server     *embedded // nil with Config.URL
+	server     *embedded                    // nil with Config.URL
+	unstored   atomic.Pointer[StorageError] // what keeps the embedded server from storing events; nil: nothing
 	links      []*link
 	js         natsjs.JetStream // over links[0]; for what is not hot
 	api        string           // prefix of the JetStream API subjects
@@ -60,6 +61,7 @@ type Bus struct {
 	groups    map[string]*group // that have members here, by stream and consumer
 	lingering lingering
 	unsaved   unsaved
+	soon      soon
 
 	closing atomic.Bool
 	closed  sync.Once
@@ -127,7 +129,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 		}
 	}
 	if b.server != nil {
-		if err := b.endOldLeases(ctx); err != nil {
+		if err := endOldLeases(ctx, b.js); err != nil {
 			b.log.WarnContext(ctx, "failed to end all leases from before the start; the rest ends after AckWait", slog.Any("error", err))
 		}
 	}
@@ -140,6 +142,9 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.background(b.lookAfterBuckets)
 	b.background(b.probePaths)
 	b.background(b.watchGroups)
+	if b.server != nil {
+		b.background(b.lookAfterStore)
+	}
 	return nil
 }
 
@@ -235,6 +240,7 @@ func (b *Bus) beat() {
 			continue
 		}
 		b.clock.beat.Store(now) // and not a later time: a stop since the check must be seen at the next
+		b.soon.run()
 		if now-swept > int64(time.Second) {
 			swept = now
 			for _, l := range b.links {
@@ -320,10 +326,14 @@ func (b *Bus) Close() error {
 	return nil
 }
 
-// Ready reports nil while the bus can serve: connected, JetStream answering. Used by readiness probes.
+// Ready reports nil while the bus can serve: connected, JetStream answering, and no stream of the embedded server cut off from
+// its disk, which is a *StorageError. Used by readiness probes.
 func (b *Bus) Ready(ctx context.Context) error {
 	if b.closing.Load() {
 		return ErrClosed
+	}
+	if err := b.unstored.Load(); err != nil {
+		return err
 	}
 	if !b.connected() {
 		return errors.New("not connected to NATS")
@@ -339,8 +349,8 @@ func (b *Bus) MaxPayload() int { return b.maxPayload }
 
 // NATSURL is where native clients reach the embedded server, or "" when it does not listen.
 func (b *Bus) NATSURL() string {
-	if b.server == nil || b.cfg.Listen == "" {
+	if b.server == nil {
 		return ""
 	}
-	return b.server.ClientURL()
+	return b.server.url
 }

@@ -248,10 +248,7 @@ func (s *Subscription) tick() {
 				expired = append(expired, d)
 			}
 		default:
-			due := d.touched + int64(f.touch)
-			if d.asked > d.touched {
-				due = max(due, d.asked+int64(f.retry))
-			}
+			due := d.touchDue()
 			if due <= now {
 				touch[d.m] = append(touch[d.m], d)
 				d.asked = now
@@ -314,6 +311,15 @@ func (s *Subscription) tick() {
 	for _, ds := range touch {
 		s.touch(ds, now)
 	}
+}
+
+// touchDue is when the server is to be asked again to keep d. s.mu is held.
+func (d *Delivery) touchDue() int64 {
+	f := &d.group.fence
+	if d.asked > d.touched {
+		return max(d.touched+int64(f.touch), d.asked+int64(f.retry))
+	}
+	return d.touched + int64(f.touch)
 }
 
 // touch asks the server to wait longer for deliveries of one consumer. It works them off in order, so the answer to the

@@ -24,6 +24,9 @@ import (
 // publishWait is how long a publish waits for the stream's ack. After it the outcome is unknown.
 const publishWait = 10 * time.Second
 
+// dialWait is how long a connection to NATS may take.
+const dialWait = 5 * time.Second
+
 // link is one NATS connection of the pool, with one reply inbox for everything that is asked over it.
 type link struct {
 	bus   *Bus
@@ -131,16 +134,16 @@ func (b *Bus) natsOptions() ([]nats.Option, error) {
 		nats.SkipSubjectValidation(), // names are checked and escaped before they become subjects
 		nats.PingInterval(5 * time.Second),
 		nats.MaxPingsOutstanding(2),
-		nats.Timeout(5 * time.Second),
+		nats.Timeout(dialWait),
 	}
 	if b.server != nil {
 		opts = append(opts, nats.Token(b.cfg.ListenToken))
 		if b.cfg.Listen == "" {
-			opts = append(opts, nats.InProcessServer(b.server))
+			return append(opts, nats.InProcessServer(b.server)), nil
 		}
-		return opts, nil
+		return append(opts, nats.SetCustomDialer(b.server)), nil
 	}
-	opts = append(opts, nats.SetCustomDialer(&net.Dialer{Timeout: 5 * time.Second, Control: limitUnacked(margin(b.cfg.AckWait) * 4 / 5)}))
+	opts = append(opts, nats.SetCustomDialer(&net.Dialer{Timeout: dialWait, Control: limitUnacked(margin(b.cfg.AckWait) * 4 / 5)}))
 	if b.cfg.Creds != "" {
 		opts = append(opts, nats.UserCredentials(b.cfg.Creds))
 	}
@@ -171,12 +174,17 @@ func (l *link) newID() (string, error) {
 
 // ask sends a message whose reply goes to who, unless ask returns an error. It waits for publishWait. m is not kept.
 func (l *link) ask(m *nats.Msg, now int64, who asker) error {
+	return l.askUntil(m, now+int64(publishWait), who)
+}
+
+// askUntil is ask with a deadline, which is noticed within a second.
+func (l *link) askUntil(m *nats.Msg, deadline int64, who asker) error {
 	l.mu.Lock()
 	if l.down {
 		l.mu.Unlock()
 		return errCut
 	}
-	n := l.asked.add(who, now+int64(publishWait))
+	n := l.asked.add(who, deadline)
 	l.mu.Unlock()
 	var buf [64]byte
 	m.Reply = string(strconv.AppendUint(append(buf[:0], l.inbox...), n, 36))

@@ -224,7 +224,8 @@ func (in *inbox) receive(msg *nats.Msg) {
 	d := newDelivery(in, msg, place, now)
 	// It may have waited in a buffer. What came before the answer to an echo was sent after the echo was asked.
 	d.touched = s.link.sentSince(now)
-	d.spared, d.resolved = in.group.arrived(msg.Reply, &place)
+	d.spared, d.knows = in.group.arrived(msg.Reply, &place)
+	d.resolved = d.knows == known
 	d.Attempt = max(d.delivered-d.spared, 1)
 	if s.bus.clock.stalled(now) {
 		s.spare(d, false)
@@ -290,8 +291,8 @@ func (in *inbox) receive(msg *nats.Msg) {
 	}
 }
 
-// arrived notes a delivery to this hub, and returns how many before it reached no client, and whether that is known.
-func (g *group) arrived(reply string, p *place) (spared int, known bool) {
+// arrived notes a delivery to this hub, and returns how many before it reached no client, and how well that is known.
+func (g *group) arrived(reply string, p *place) (spared int, how knowledge) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.track.arrived(p)
@@ -301,7 +302,7 @@ func (g *group) arrived(reply string, p *place) (spared int, known bool) {
 	return g.known.arrived(p.streamSeq, p.delivered)
 }
 
-// resolve asks how often the event reached no client. Events that arrive meanwhile wait behind it.
+// resolve asks how often the event reached no client, or tells other hubs. Events that arrive meanwhile wait behind it.
 func (d *Delivery) resolve() {
 	s := d.m.sub
 	s.mu.Lock()
@@ -312,15 +313,22 @@ func (d *Delivery) resolve() {
 		return
 	}
 	s.returning.tryEnter(maxReturning)
-	d.lookUp(func(spared int) {
+	ask := d.lookUp
+	if d.knows == forgotten {
+		ask = d.tellForgotten
+	}
+	ask(s.bus.clock.now(), func(spared int, sure bool) {
 		defer s.returning.leave()
 		s.mu.Lock()
 		d.spared, d.resolved = spared, true
 		d.Attempt = max(d.delivered-spared, 1)
 		ended, nak := d.unseen, d.unseenNak
 		s.mu.Unlock()
-		if ended {
+		switch {
+		case ended && sure:
 			s.spare(d, nak)
+		case ended: // the right to the event is lost, too
+			d.group.bus.keepNote(spareNote{subject: d.attemptsSubject(), spared: spared + 1})
 		}
 		s.advance()
 	})

@@ -61,21 +61,18 @@ type settlement struct {
 	what []byte
 }
 
-// silent reports whether nothing may be sent about deliveries of the group over the link.
+// silent reports whether nothing may be sent about deliveries of the group over the link: a question to the consumer waits
+// for its answer for too long, or the newest answer over the connection is too old. A process that was not given time to ask
+// has no new answer either.
 func (g *group) silent(l *link, now int64) bool {
 	limit := int64(g.fence.silence)
-	return g.paths[l.index].silent(now, limit) || l.echo.silent(now, limit)
-}
-
-// answered reports whether nothing waits for an answer, which is cheaper to know than whether it waits for too long.
-func (g *group) answered(l *link) bool {
-	return g.paths[l.index].asked.Load() == 0 && l.echo.asked.Load() == 0
+	return g.paths[l.index].silent(now, limit) || !l.mute && now-l.echo.heard.Load() > limit+int64(g.bus.probeEvery())
 }
 
 // tell sends what the subscriber, or the hub for it, says about a delivery that has ended here; later, if the path is silent.
 func (d *Delivery) tell(what []byte) {
 	l, b := d.m.sub.link, d.group.bus
-	if p := &d.group.paths[l.index]; !d.group.answered(l) && d.group.silent(l, b.clock.now()) {
+	if p := &d.group.paths[l.index]; d.group.silent(l, b.clock.now()) {
 		p.mu.Lock()
 		p.kept = append(p.kept, settlement{d: d, what: what})
 		p.mu.Unlock()
@@ -86,14 +83,18 @@ func (d *Delivery) tell(what []byte) {
 
 // sendInTime is send for what could not be said at once: it says nothing when the server may have given the event to another.
 func (d *Delivery) sendInTime(what []byte) {
+	if d.inTime() {
+		d.tell(what)
+	}
+}
+
+// inTime reports whether the server surely still keeps d for the hub.
+func (d *Delivery) inTime() bool {
 	s := d.m.sub
 	now := s.bus.clock.now()
 	s.mu.Lock()
-	ok := d.usable(now) && d.cuts == s.link.cuts.Load()
-	s.mu.Unlock()
-	if ok {
-		d.tell(what)
-	}
+	defer s.mu.Unlock()
+	return d.usable(now) && d.cuts == s.link.cuts.Load()
 }
 
 // release sends what was kept.
@@ -114,10 +115,13 @@ func (p *path) forget() {
 	p.kept = nil
 }
 
+// probeEvery is how often each connection, and each consumer of which the hub holds something, is asked.
+func (b *Bus) probeEvery() time.Duration { return max(margin(b.cfg.AckWait)/5, 10*time.Millisecond) }
+
 // probePaths asks over each connection whether it is open, and each consumer of which the hub holds something whether it
 // hears us, until the bus closes.
 func (b *Bus) probePaths() {
-	tick := time.NewTicker(max(margin(b.cfg.AckWait)/5, 10*time.Millisecond))
+	tick := time.NewTicker(b.probeEvery())
 	defer tick.Stop()
 	for {
 		select {

@@ -139,9 +139,30 @@ func (t *topicInfo) event(m *storedMsg) *Event {
 	return e
 }
 
-// bySequence reads one event. It returns ErrNotFound when it was removed.
+// applyWait is how long a read waits before it asks again for an event that the stream's leader does not have yet.
+const applyWait = 10 * time.Millisecond
+
+// bySequence reads one event that was stored. It returns ErrNotFound when the event was removed. A consumer's leader may
+// deliver an event that the stream's leader, another server, has not applied yet: then bySequence waits for it.
 func (b *Bus) bySequence(ctx context.Context, t *topicInfo, seq uint64) (*Event, error) {
 	m, err := b.getMsg(ctx, t.stream.name, map[string]any{"seq": seq})
+	for errors.Is(err, ErrNotFound) {
+		info, infoErr := b.findStream(ctx, t.stream.name)
+		if infoErr != nil {
+			return nil, infoErr
+		}
+		applied := info.State.LastSeq >= seq
+		if !applied {
+			select {
+			case <-time.After(applyWait):
+			case <-ctx.Done():
+				return nil, fmt.Errorf("jetstream: read of stream %s: event %d is not there yet: %w", t.stream.name, seq, ctx.Err())
+			}
+		}
+		if m, err = b.getMsg(ctx, t.stream.name, map[string]any{"seq": seq}); applied {
+			break
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -81,6 +81,7 @@ func (g *group) loosen(seq uint64) {
 func (g *group) cutOff() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.watched = 0 // the consumer may be another one by now
 	if !g.memory {
 		g.track.exact = false
 	}

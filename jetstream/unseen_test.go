@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -85,5 +86,39 @@ func TestWhatEndsUnresolvedHoldsNothingBack(t *testing.T) {
 	release()
 	for range 2 {
 		k.next()
+	}
+}
+
+// A consumer's leader may deliver an event before the stream's leader, another server, has applied it. Then it cannot be read
+// yet, and its dead letter had no payload. One that was removed is not waited for.
+func TestAnEventThatIsNotAppliedYetIsWaitedFor(t *testing.T) {
+	b := open(t, Config{})
+	publish(t, b, "early", "1", "2")
+	topic, _, err := b.freshExisting(t.Context(), "early")
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan error, 1)
+	go func() {
+		e, err := b.bySequence(t.Context(), topic, 3)
+		if err == nil && string(e.Payload) != "3" {
+			err = fmt.Errorf("event 3 is %s", e.Payload)
+		}
+		read <- err
+	}()
+	<-time.After(50 * time.Millisecond) // the time under test
+	publish(t, b, "early", "3")
+	if err := <-read; err != nil {
+		t.Error(err)
+	}
+	s, err := b.js.Stream(t.Context(), "early")
+	if err == nil {
+		err = s.DeleteMsg(t.Context(), 2)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.bySequence(t.Context(), topic, 2); !errors.Is(err, ErrNotFound) {
+		t.Errorf("an event that was removed: %v", err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 // outboxes is what drainers report.
 type outboxes struct {
 	pending, parked, oldest *prometheus.GaugeVec
+	waiting, skew           *prometheus.GaugeVec
 	sent, found, failed     *prometheus.CounterVec
 	claimed, latency        *prometheus.HistogramVec
 }
@@ -18,6 +19,8 @@ func newOutboxes(reg prometheus.Registerer) outboxes {
 		pending: newGauge(reg, "eventhub_outbox_pending"),
 		parked:  newGauge(reg, "eventhub_outbox_parked"),
 		oldest:  newGauge(reg, "eventhub_outbox_oldest_age_ms"),
+		waiting: newGauge(reg, "eventhub_outbox_waiting"),
+		skew:    newGauge(reg, "eventhub_outbox_clock_skew_ms"),
 		sent:    newCounter(reg, "eventhub_outbox_published_total"),
 		found:   newCounter(reg, "eventhub_outbox_found_total"),
 		failed:  newCounter(reg, "eventhub_outbox_failures_total"),
@@ -29,6 +32,7 @@ func newOutboxes(reg prometheus.Registerer) outboxes {
 // Outbox observes the drainer of one outbox. Its methods may be called concurrently.
 type Outbox struct {
 	pending, parked, oldest prometheus.Gauge
+	waiting, skew           prometheus.Gauge
 	sent, found, failed     prometheus.Counter
 	claimed, latency        prometheus.Observer
 }
@@ -37,6 +41,7 @@ type Outbox struct {
 func (b *outboxes) Outbox(name string) *Outbox {
 	return &Outbox{
 		pending: b.pending.WithLabelValues(name), parked: b.parked.WithLabelValues(name), oldest: b.oldest.WithLabelValues(name),
+		waiting: b.waiting.WithLabelValues(name), skew: b.skew.WithLabelValues(name),
 		sent: b.sent.WithLabelValues(name), found: b.found.WithLabelValues(name), failed: b.failed.WithLabelValues(name),
 		claimed: b.claimed.WithLabelValues(name), latency: b.latency.WithLabelValues(name),
 	}
@@ -54,6 +59,15 @@ func (o *Outbox) Published(age time.Duration, found bool) {
 	}
 }
 
+// Waiting is told whether the database of the outbox cannot be used, so that its records wait.
+func (o *Outbox) Waiting(waits bool) {
+	if waits {
+		o.waiting.Set(1)
+	} else {
+		o.waiting.Set(0)
+	}
+}
+
 // Failed counts a try that failed.
 func (o *Outbox) Failed(bool) { o.failed.Inc() }
 
@@ -63,3 +77,6 @@ func (o *Outbox) Backlog(pending, parked int, oldest time.Duration) {
 	o.parked.Set(float64(parked))
 	o.oldest.Set(milliseconds(oldest))
 }
+
+// ClockSkew is told how far the clock of NATS is ahead of that of the outbox.
+func (o *Outbox) ClockSkew(ahead time.Duration) { o.skew.Set(milliseconds(ahead)) }

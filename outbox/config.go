@@ -46,8 +46,9 @@ type Config struct {
 	// Margin is how much earlier than a topic's duplicate window says the drainer stops to rely on it, so that a publish which
 	// takes long is still within it: default 30 s. A record whose publish may have begun earlier is looked up in the stream.
 	Margin time.Duration
-	// ClockSkew is how far the clocks of the store and of NATS may be apart: default 1 min. Records are looked up from so much
-	// earlier than their publish may have begun.
+	// ClockSkew is how far clocks may be apart: default 1 min. Records are looked up from so much earlier than their publish
+	// may have begun, for the servers of a NATS cluster have a clock each. When that of the store is further from that of NATS,
+	// the drainer says so; it publishes all the same, as nothing depends on the store's.
 	ClockSkew time.Duration
 	// LookupMost bounds how many events a look-up reads the headers of: default 1,000,000.
 	LookupMost int

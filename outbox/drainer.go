@@ -37,6 +37,7 @@ type Drainer struct {
 	cfg   Config
 	log   *slog.Logger
 	began time.Time // what its times count from, by the monotonic clock
+	clock natsClock
 
 	wake   chan struct{} // records may have been added
 	look   chan struct{} // look once: the store tells of records from now on

@@ -63,6 +63,20 @@ func (w *watcher) FindIDs(ctx context.Context, s jetstream.IDSearch) (map[string
 	return w.Bus.FindIDs(ctx, s)
 }
 
+func (w *watcher) Now(ctx context.Context) (time.Time, error) {
+	if w.Bus == nil {
+		return time.Now(), nil
+	}
+	return w.Bus.Now(ctx)
+}
+
+func (w *watcher) MaxPayload() int {
+	if w.Bus == nil {
+		return outbox.DefaultMaxPayload
+	}
+	return w.Bus.MaxPayload()
+}
+
 func (w *watcher) set(before beforePublish, after afterPublish) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -96,8 +110,8 @@ func unknownOutcome() error {
 
 // counts is an Observer.
 type counts struct {
-	claimed, published, found, failed, parked atomic.Int64
-	backlog                                   atomic.Pointer[outbox.Stats]
+	claimed, published, found, failed, parked, skew atomic.Int64
+	backlog                                         atomic.Pointer[outbox.Stats]
 }
 
 func (c *counts) Claimed(rows int, _ time.Duration) { c.claimed.Add(int64(rows)) }
@@ -117,6 +131,8 @@ func (c *counts) Failed(parked bool) {
 }
 
 func (c *counts) Backlog(s outbox.Stats) { c.backlog.Store(&s) }
+
+func (c *counts) ClockSkew(skew time.Duration) { c.skew.Store(int64(skew)) }
 
 // rig is a store and a bus, and what was added.
 type rig struct {

@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -217,6 +218,7 @@ func (s *KVStore) Claim(ctx context.Context, opts ClaimOptions) (Claim, error) {
 		return Claim{}, fmt.Errorf("outbox: KV store: claim: the worker's name has %d bytes as JSON, at most %d are allowed", n, kvText)
 	}
 	c := Claim{Now: time.Now().UnixMilli()}
+	c.Began = cmp.Or(opts.Began, c.Now)
 	var failed error
 	start, left := int(s.turn.Add(1)), opts.bytes()
 	for n := range s.shards {
@@ -378,6 +380,9 @@ func (s *KVStore) changeAll(ctx context.Context, f func(r *Record, now int64) bo
 	}
 	return total, nil
 }
+
+// Now implements Store.
+func (s *KVStore) Now(context.Context) (time.Time, error) { return time.Now(), nil }
 
 // Stats implements Store.
 func (s *KVStore) Stats(ctx context.Context) (Stats, error) {

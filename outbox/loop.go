@@ -19,15 +19,16 @@ type job struct {
 	// must be published within it.
 	window  time.Duration
 	claimed int64         // the store's time of the claim, in epoch milliseconds
+	noted   int64         // what the claim noted as PublishBegan where nothing was noted
 	at      time.Duration // of the claim, by the drainer's clock
 
 	until atomic.Int64 // by the drainer's clock: nothing may be published later, for the lease may end
 	lost  atomic.Bool  // somebody else has some of them
 }
 
-// fresh says that the record was never claimed before, or is known not to have been published since. The store's clock may
+// fresh says that the record was never claimed before, or is known not to have been published since. The clock of NATS may
 // have gone back, so that the claim before this one can seem to be later.
-func (j *job) fresh(r *Record) bool { return r.PublishBegan == j.claimed }
+func (j *job) fresh(r *Record) bool { return r.PublishBegan == j.noted }
 
 // outcome is what became of a job.
 type outcome struct {
@@ -63,6 +64,9 @@ type loop struct {
 	claimGap time.Duration // how long the next failure of the store will delay that
 	awayGap  time.Duration // how long the next failure of NATS will
 	away     bool          // NATS was not there: ask before anything is claimed
+	skewAt   time.Duration // when to compare the clocks next
+	skewed   bool          // they were apart
+	skewSaid time.Duration // when the log last said so
 	saveAt   time.Duration
 	saveGap  time.Duration
 	renewAt  time.Duration
@@ -235,12 +239,19 @@ func (l *loop) claim(ctx context.Context) {
 		l.away = false
 		l.log.InfoContext(ctx, "the event bus is there")
 	}
+	if err := l.lookAtClocks(ctx); err != nil {
+		l.away = true
+		l.claimAt = l.again(&l.awayGap)
+		l.failed(err)
+		l.log.WarnContext(ctx, "the event bus is away: records wait", slog.Any("error", err))
+		return
+	}
 	began := l.now()
 	sctx, cancel := context.WithTimeout(ctx, storeWait)
 	defer cancel()
 	c, err := l.cfg.Store.Claim(sctx, ClaimOptions{
 		Worker: l.cfg.Worker, Limit: l.cfg.BatchSize - l.records, Bytes: l.cfg.HeldBytes - l.bytes, Lease: l.cfg.Lease,
-		PassErrors: l.cfg.PassErrors, ExceptTopics: l.exceptTopics(began), MaxPayload: l.cfg.Bus.MaxPayload(),
+		PassErrors: l.cfg.PassErrors, ExceptTopics: l.exceptTopics(began), MaxPayload: l.cfg.Bus.MaxPayload(), Began: l.clock.earliest(began),
 	})
 	if err != nil {
 		if ctx.Err() == nil {
@@ -279,9 +290,12 @@ func (l *loop) rest() time.Duration {
 }
 
 func (d *Drainer) busReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, readyWait)
+	ready, cancel := context.WithTimeout(ctx, readyWait)
 	defer cancel()
-	return d.cfg.Bus.Ready(ctx)
+	if err := d.cfg.Bus.Ready(ready); err != nil {
+		return err
+	}
+	return d.askClock(ctx)
 }
 
 // exceptTopics are the topics that are paused now.
@@ -305,12 +319,12 @@ func (l *loop) deal(c Claim, began time.Duration) {
 	lanes := make(map[string]*job)
 	for _, r := range c.Records {
 		name, ordered := r.lane(), r.Key != ""
-		if !ordered && r.PublishBegan != c.Now {
+		if !ordered && r.PublishBegan != c.Began {
 			name = "//" + r.Topic // looked up together
 		}
 		j := lanes[name]
 		if j == nil {
-			j = &job{ordered: ordered, claimed: c.Now, at: began}
+			j = &job{ordered: ordered, claimed: c.Now, noted: c.Began, at: began}
 			j.until.Store(int64(began + l.usable()))
 			lanes[name] = j
 			l.ready = append(l.ready, j)

@@ -6,6 +6,16 @@ import (
 	"time"
 )
 
+// Now implements Store.
+func (s *SQLStore) Now(ctx context.Context) (time.Time, error) {
+	if s.db == nil {
+		return time.Time{}, errNoDB
+	}
+	var ms int64
+	err := s.db.QueryRowContext(ctx, s.q("SELECT {now}")).Scan(&ms)
+	return time.UnixMilli(ms), s.wrap("clock", err)
+}
+
 // Stats implements Store.
 func (s *SQLStore) Stats(ctx context.Context) (Stats, error) {
 	if s.db == nil {

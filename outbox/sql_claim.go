@@ -144,12 +144,13 @@ func (s *SQLStore) take(ctx context.Context, opts *ClaimOptions, runs map[string
 	}
 	c := Claim{More: more}
 	got, err := s.records(ctx, `UPDATE {table} SET status = 'claimed', claimed_by = ?, lease_until = {now} + ?,
-  publish_began = CASE WHEN publish_began = 0 THEN {now} ELSE publish_began END
+  publish_began = COALESCE(NULLIF(publish_began, 0), NULLIF(CAST(? AS BIGINT), 0), {now})
 WHERE status = 'pending' AND id {in SELECT o.id FROM {table} o WHERE o.id {ids} AND o.status = 'pending' AND o.next_at <= {now}{unlocked} in}
-RETURNING `+s.columns(opts.MaxPayload)+`, {now}`, []any{opts.Worker, opts.Lease.Milliseconds(), idList(ids)}, &c.Now)
+RETURNING `+s.columns(opts.MaxPayload)+`, {now}`, []any{opts.Worker, opts.Lease.Milliseconds(), opts.Began, idList(ids)}, &c.Now)
 	if err != nil {
 		return Claim{}, err
 	}
+	c.Began = cmp.Or(opts.Began, c.Now)
 	taken := make(map[string]*Record, len(got))
 	for _, r := range got {
 		taken[r.ID] = r
@@ -163,7 +164,7 @@ RETURNING `+s.columns(opts.MaxPayload)+`, {now}`, []any{opts.Worker, opts.Lease.
 			case r == nil:
 				gap = true
 			case gap:
-				back.Failed = append(back.Failed, Failure{Record: r, Unsent: r.PublishBegan == c.Now})
+				back.Failed = append(back.Failed, Failure{Record: r, Unsent: r.PublishBegan == c.Began})
 			default:
 				c.Records = append(c.Records, r)
 			}

@@ -14,9 +14,10 @@ var ErrFull = errors.New("outbox: full")
 var ErrExists = errors.New("outbox: a record with this id exists")
 
 // Store is where the records of an outbox are. All methods may be called concurrently, by any number of processes. Times are
-// those of the store's own clock, so that the clocks of drainers do not matter.
+// those of the store's own clock, so that the clocks of drainers do not matter; only when a publish may have begun is told by
+// the clock of NATS.
 type Store interface {
-	// Claim gives records to a worker for a lease. It notes in each, if nothing is noted yet, that a publish may begin, and
+	// Claim gives records to a worker for a lease. It notes in each, if nothing is noted yet, when a publish may begin, and
 	// commits that before it returns. Records of one lane (topic and key) are handed out in order, without a gap, and none
 	// while an earlier one of it waits, is claimed, or is parked (see ClaimOptions.PassErrors).
 	Claim(ctx context.Context, opts ClaimOptions) (Claim, error)
@@ -29,6 +30,8 @@ type Store interface {
 	// RequeueExpired makes records pending whose lease is over, and says how many. The drainers do it now and then.
 	RequeueExpired(ctx context.Context) (int, error)
 
+	// Now is the time by the store's clock.
+	Now(ctx context.Context) (time.Time, error)
 	// Stats says what waits. It looks at all that is not sent.
 	Stats(ctx context.Context) (Stats, error)
 	// List returns records in the order of their sequence.
@@ -76,6 +79,9 @@ type ClaimOptions struct {
 	// MaxPayload is the largest payload in bytes that is read: a record with a larger one comes without (see Record.TooLarge).
 	// 0: that of the store, which is the most that List reads.
 	MaxPayload int
+	// Began is the time by the clock of NATS, in epoch milliseconds, or earlier: it is noted as Record.PublishBegan. Default:
+	// the store's own time.
+	Began int64
 }
 
 func (o *ClaimOptions) bytes() int {
@@ -89,8 +95,10 @@ func (o *ClaimOptions) bytes() int {
 type Claim struct {
 	// Records are owned by the caller; those of one lane are in order.
 	Records []*Record
-	// Now was the store's time, in epoch milliseconds. A record with another PublishBegan was claimed before.
+	// Now was the store's time, in epoch milliseconds.
 	Now int64
+	// Began is what was noted where nothing was. A record with another PublishBegan was claimed before.
+	Began int64
 	// More says that another claim may find more right now.
 	More bool
 }

@@ -41,9 +41,10 @@ var errOwnOutboxClosed = errors.New("the outbox is closed")
 // ownOutbox is the hub's own outbox, behind POST /outbox. Its file is made when it is used first. Its methods may be called
 // concurrently.
 type ownOutbox struct {
-	hub  *hub
-	path string
-	most int64
+	hub   *hub
+	path  string
+	most  int64
+	state *outboxState
 
 	// unsent is about how many records are not sent. Each Backlog corrects it.
 	unsent atomic.Int64
@@ -63,7 +64,7 @@ var (
 )
 
 func newOwnOutbox(h *hub, path string) *ownOutbox {
-	return &ownOutbox{hub: h, path: path, most: int64(h.cmd.OutboxPending), queue: make(chan *addition), ended: make(chan struct{})}
+	return &ownOutbox{hub: h, path: path, most: int64(h.cmd.OutboxPending), state: h.newOutboxState(outboxOfHTTP), queue: make(chan *addition), ended: make(chan struct{})}
 }
 
 // resume opens the file if there is one, for something may wait in it.
@@ -94,7 +95,7 @@ func (o *ownOutbox) open(ctx context.Context) error {
 	if _, _, err = box.migrate(ctx); err != nil {
 		return errors.Join(err, box.close())
 	}
-	if o.box, err = o.hub.drain(ctx, box, outboxOfHTTP, ownOutboxLease, ownObserver{outboxObserver{o.hub.metrics.Outbox(outboxOfHTTP)}, o}); err != nil {
+	if o.box, err = o.hub.drain(ctx, box, o.state, ownOutboxLease, ownObserver{outboxObserver{o.state.metric}, o}); err != nil {
 		return err
 	}
 	var background context.Context

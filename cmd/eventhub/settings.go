@@ -79,6 +79,7 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	fault(err)
 	set.outbox, err = cmd.place()
 	fault(err)
+	fault(checkSkew(cmd.Skew, "--outbox-clock-skew"))
 	return set, faults
 }
 

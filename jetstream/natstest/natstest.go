@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"path/filepath"
 	"strconv"
@@ -61,24 +62,36 @@ func StartCluster(tb testing.TB, n int) []*Server {
 	return servers
 }
 
-// freePorts are TCP ports of this host that nobody listens at. The servers of a cluster must know each other's before they
-// start, and keep theirs when they come back.
+// Ports of servers lie below those that systems give to outgoing connections, so that a server that was killed finds its port
+// free when it comes back.
+const firstPort, lastPort = 16_000, 32_000
+
+// freePorts are TCP ports of this host that nobody listens at, and that no other test is given meanwhile. The servers of a
+// cluster must know each other's before they start, and keep theirs when they come back.
 func freePorts(tb testing.TB, n int) []int {
 	tb.Helper()
-	ports := make([]int, n)
-	for i := range ports {
-		l, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", "127.0.0.1:0")
+	var ports []int
+	for range lastPort - firstPort {
+		if len(ports) == n {
+			return ports
+		}
+		port := firstPort + rand.IntN(lastPort-firstPort) //nolint:gosec // no secret
+		address := "127.0.0.1:" + strconv.Itoa(port)
+		// The UDP port of the same number is the sign for other tests, also those of other processes.
+		sign, err := (&net.ListenConfig{}).ListenPacket(tb.Context(), "udp", address)
 		if err != nil {
-			tb.Fatal(err)
+			continue
 		}
-		defer func() { _ = l.Close() }() // all at the end, so that they differ
-		addr, ok := l.Addr().(*net.TCPAddr)
-		if !ok {
-			tb.Fatal("no TCP address")
+		tb.Cleanup(func() { _ = sign.Close() })
+		l, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", address)
+		if err != nil {
+			continue
 		}
-		ports[i] = addr.Port
+		_ = l.Close()
+		ports = append(ports, port)
 	}
-	return ports
+	tb.Fatalf("of %d free ports only %d were found", n, len(ports))
+	return nil
 }
 
 func url(port int) string { return "nats://127.0.0.1:" + strconv.Itoa(port) }

@@ -5,6 +5,7 @@ package model
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -18,7 +19,7 @@ func holder(l *ledger) []violation {
 			}
 			end := l.leaseEnd(x, nil)
 			for _, y := range e.deliveries {
-				if x != y && l.before(x, y) && y.at < end {
+				if x != y && l.before(x, y) && y.at < end && !l.settledLate(e, x, y) {
 					lo, _ := x.deadline()
 					all = append(all, g.broken(e.id, x.lo, y.at, "%v came although %v was leased, until %v at least (its time: %v)", y, x, short(end), short(lo)))
 					return
@@ -114,12 +115,7 @@ func attempts(l *ledger) []violation {
 	l.eachEvent(func(g *group, e *event) {
 		ds := slices.Clone(e.deliveries)
 		slices.SortStableFunc(ds, func(a, b *delivery) int { return cmp.Or(a.attempt-b.attempt, cmp.Compare(a.lo, b.lo)) })
-		last, since := 0, time.Duration(0)
-		if s := l.byID[[2]string{g.topic, e.id}]; s != nil && l.sentN[s.n] != nil {
-			since = l.sentN[s.n].sent
-		} else if len(ds) > 0 {
-			since = ds[0].lo
-		}
+		last, since := 0, l.publishedAt(ds)
 		for i, d := range ds {
 			was := last
 			if i > 0 {
@@ -131,24 +127,41 @@ func attempts(l *ledger) []violation {
 				to = max(to, ds[i-1].at)
 			}
 			switch {
-			case l.rewound(g, since, to):
+			case l.rewound(g, since, to), l.forgot(g, since, to):
 			case d.attempt < 1:
 				all = append(all, g.broken(e.id, d.lo, d.at, "%v", d))
 				return
-			case d.attempt == was && l.lastMoments(ds[:i]):
+			case d.attempt == was && (l.lastMoments(ds[:i]) || l.forgotUnseen(ds) || l.within(since, to, func(f *fault) bool { return f.notesLate })):
 			case d.attempt == was:
 				all = append(all, g.broken(e.id, ds[i-1].lo, d.at, "%v has the same attempt as %v", d, ds[i-1]))
 				return
 			case i > 0 && d.at < ds[i-1].lo:
 				all = append(all, g.broken(e.id, d.lo, ds[i-1].at, "%v came after %v", ds[i-1], d))
 				return
-			case d.attempt-was > 1+l.unseen(g, since, d.at) && !l.within(since, d.at, func(f *fault) bool { return f.skips }):
+			case d.attempt-was > 1+l.unseen(g, since, d.at)+l.onTheWay(since, d.at) && !l.within(since, d.at, func(f *fault) bool { return f.skips }):
 				all = append(all, g.broken(e.id, since, d.at, "%v follows attempt %d, and no hub was lost in between", d, was))
 				return
 			}
 		}
 	})
 	return all
+}
+
+// publishedAt is when the event was published, or else when it was first seen.
+func (l *ledger) publishedAt(ds []*delivery) time.Duration {
+	if len(ds) == 0 {
+		return 0
+	}
+	if s := l.byID[[2]string{ds[0].group.topic, ds[0].id}]; s != nil && l.sentN[s.n] != nil {
+		return l.sentN[s.n].sent
+	}
+	return ds[0].lo
+}
+
+// forgotUnseen reports whether a server that was killed may have forgotten a delivery that no client had. The hub that had it
+// notes it all the same.
+func (l *ledger) forgotUnseen(ds []*delivery) bool {
+	return l.within(l.publishedAt(ds), ds[0].lo, func(f *fault) bool { return f.kind == "kill-node" })
 }
 
 // lastMoments reports whether one of the deliveries came in the last moments of a server that was killed, which may have
@@ -170,8 +183,20 @@ func (l *ledger) unseen(g *group, from, to time.Duration) int {
 	return n
 }
 
-// blind is a time in which a connection may have been given events that its client never read, as it cut the connection
-// off.
+// onTheWay counts the hubs of a cluster that were drained: an event that was on its way to one in that very moment waits out
+// AckWait, and counts as an attempt that no client saw (ARCHITECTURE.md, "Attempts").
+func (l *ledger) onTheWay(from, to time.Duration) int {
+	n := 0
+	for _, f := range l.faults {
+		if l.set.Cluster && f.kind == "stop-hub" && f.from <= to && f.to >= from {
+			n++
+		}
+	}
+	return n
+}
+
+// blind is a time in which a connection may have been given events that its client never read: it cut the connection off, or
+// the hub died and took with it what the kernel had not sent.
 type blind struct {
 	span
 
@@ -181,9 +206,29 @@ type blind struct {
 func (g *group) blind() []blind {
 	var all []blind
 	for _, f := range g.starts {
-		if c := f.conn; c.abrupt && !f.refused() && (f.sub.stop == nil || f.sub.stop.sent > c.endLo) {
-			all = append(all, blind{span{max(f.sent, c.endLo), c.closeAt}, f.sub})
+		c := f.conn
+		if f.refused() || !c.abrupt && !strings.Contains(c.why, "reset by peer") {
+			continue
+		}
+		from := max(f.sent, c.unreadSince())
+		if stop := f.sub.stop; stop == nil || stop.sent > from || stop.answered == never {
+			all = append(all, blind{span{from, min(c.closeAt, c.endAt)}, f.sub})
 		}
 	}
 	return all
+}
+
+// unreadSince bounds from below when the hub wrote what the client did not read before the connection ended. On a small one, an
+// empty socket says nothing; but it was behind the last answer that was read.
+func (c *connection) unreadSince() time.Duration {
+	if !c.small {
+		return c.endLo
+	}
+	since := c.opened
+	for _, f := range c.frames {
+		if f.answered != never {
+			since = max(since, f.sent)
+		}
+	}
+	return since
 }
