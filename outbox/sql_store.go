@@ -27,7 +27,7 @@ const DefaultTable = "outbox"
 
 // SQLConfig configures a SQLStore.
 type SQLConfig struct {
-	// Dialect is that of the database: SQLite 3.43 or PostgreSQL 12 or newer, whose encoding must be UTF8. Required. Services
+	// Dialect is that of the database: SQLite 3.43 or PostgreSQL 13 or newer, whose encoding must be UTF8. Required. Services
 	// that only write, with plain SQL, can do with SQLite 3.37, which is the first that can open such a table.
 	Dialect Dialect
 	// DB is the database, owned by the caller. Without it the store can only Add, which is all that a service needs whose
