@@ -259,7 +259,12 @@ func (l *loop) claim(ctx context.Context) {
 		}
 		l.claimAt = l.again(&l.claimGap)
 		l.failed(err)
+		l.cfg.Observer.ClaimFailed()
 		return
+	}
+	for _, f := range c.Failed {
+		l.log.ErrorContext(ctx, "records of a lane cannot be claimed; leaving them out for a while", slog.String("lane", f.Lane), slog.Any("error", f.Err))
+		l.cfg.Observer.ClaimFailed()
 	}
 	l.claimGap, l.well = againFirst, l.now()
 	took := l.now() - began

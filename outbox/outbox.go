@@ -50,6 +50,8 @@ var _ Bus = (*jetstream.Bus)(nil)
 type Observer interface {
 	// Claimed is told of each claim that found rows, and how long it took.
 	Claimed(rows int, took time.Duration)
+	// ClaimFailed is told of each claim that failed, and of each lane that a claim had to leave out.
+	ClaimFailed()
 	// Published counts a row that is in the stream. age is how long ago it was added; found says that it was there already.
 	Published(age time.Duration, found bool)
 	// Failed counts a try that failed; parked says that it was the last one.
@@ -63,6 +65,7 @@ type Observer interface {
 type nobody struct{}
 
 func (nobody) Claimed(int, time.Duration)    {}
+func (nobody) ClaimFailed()                  {}
 func (nobody) Published(time.Duration, bool) {}
 func (nobody) Failed(bool)                   {}
 func (nobody) Backlog(Stats)                 {}

@@ -5,11 +5,15 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 )
 
 // A claim looks at lanes, and only at the first rows of each: a lane that waits costs one look, however many rows it has. lookMost
 // bounds the lanes of a claim, for each row that it may hand out.
 const lookMost = 10
+
+// maxAiling bounds how many lanes are known that could not be claimed; all are tried again then.
+const maxAiling = 1_000
 
 // candidate is a row that a claim has looked at.
 type candidate struct {
@@ -73,7 +77,51 @@ func (s *SQLStore) claim(ctx context.Context, opts *ClaimOptions) (Claim, error)
 	if len(runs) == 0 {
 		return Claim{More: more}, nil // others were quicker
 	}
-	return s.take(ctx, opts, runs, more)
+	c, err := s.take(ctx, opts, runs, more)
+	if err == nil || len(runs) == 1 || ctx.Err() != nil {
+		return c, err
+	}
+	return s.takeEach(ctx, opts, runs, more)
+}
+
+// takeEach claims the rows of each lane by itself, after all together failed. What is wrong with some, such as a page that is
+// damaged, or a trigger of others that refuses the change, is then theirs alone: they are left out for a while.
+func (s *SQLStore) takeEach(ctx context.Context, opts *ClaimOptions, runs map[string][]string, more bool) (Claim, error) {
+	all, each := Claim{More: more}, *opts
+	for lane, run := range runs {
+		c, err := s.take(ctx, &each, map[string][]string{lane: run}, more)
+		if err != nil {
+			all.Failed = append(all.Failed, LaneError{lane, err})
+			continue
+		}
+		all.Now, all.Began, each.Began = c.Now, c.Began, c.Began
+		all.Records = append(all.Records, c.Records...)
+	}
+	if len(all.Failed) == len(runs) {
+		return Claim{}, all.Failed[0].Err // it is not theirs
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range all.Failed {
+		if s.ailing == nil || len(s.ailing) == maxAiling {
+			s.ailing = make(map[string]time.Time)
+		}
+		s.ailing[f.Lane] = time.Now().Add(againMost)
+	}
+	slices.SortFunc(all.Records, bySequence)
+	return all, nil
+}
+
+// ails says that the rows of a lane could not be claimed a short while ago.
+func (s *SQLStore) ails(lane string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	until, ok := s.ailing[lane]
+	if ok && time.Now().After(until) {
+		delete(s.ailing, lane)
+		return false
+	}
+	return ok
 }
 
 // passed is what a lane's first row must not be, for those that go on past errors. The status <> 'sent' before it is what the

@@ -199,7 +199,7 @@ func (q *search) lookAt(ctx context.Context, spans []span, share int) (rest []sp
 		default:
 			looked[n]++
 			q.looks--
-			if c.due {
+			if c.due && !q.ails(c.lane) {
 				q.heads = append(q.heads, c)
 			}
 		}

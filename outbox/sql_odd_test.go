@@ -164,3 +164,42 @@ func TestLongNamesAreRefused(t *testing.T) {
 		t.Errorf("claimed were %q", got)
 	}
 }
+
+// Rows that the database refuses to change are the trouble of their lane alone.
+func TestLaneThatCannotBeClaimed(t *testing.T) {
+	forSQL(t, func(t *sqlTest) {
+		r := newRig(t, sqlHarness(t.store, t.db), openBus(t, jetstream.Config{}))
+		refuse := []string{"CREATE TRIGGER refuse BEFORE UPDATE ON " + t.table + " WHEN NEW.id = 'bad' BEGIN SELECT RAISE(ABORT, 'not this one'); END"}
+		allow := "DROP TRIGGER refuse"
+		if t.dialect == outbox.PostgreSQL {
+			refuse = []string{
+				"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$",
+				"CREATE TRIGGER refuse BEFORE UPDATE ON " + t.table + " FOR EACH ROW WHEN (NEW.id = 'bad') EXECUTE FUNCTION refuse()",
+			}
+			allow = "DROP FUNCTION refuse CASCADE"
+		}
+		for _, q := range append(refuse, "INSERT INTO "+t.table+" (id, aggregatetype, aggregateid, payload) VALUES ('bad', 'orders', 'b', '1')") {
+			if _, err := t.db.ExecContext(t.Context(), q); err != nil {
+				t.Fatal(err)
+			}
+		}
+		behind := r.add("orders", "b")
+		for i := range 30 {
+			r.add("orders", fmt.Sprint("c", i%3))
+			r.add("mails", "")
+		}
+		r.start(nil)
+		eventually(t, "all others are published", func() bool { return r.seen.published.Load() == 60 })
+		if n := r.seen.unclaimed.Load(); n == 0 {
+			t.Error("the observer is not told")
+		}
+		r.add("mails", "k")
+		eventually(t, "others that come later, too", func() bool { return r.seen.published.Load() == 61 })
+		if _, err := t.db.ExecContext(t.Context(), allow); err != nil {
+			t.Fatal(err)
+		}
+		r.empty()
+		r.added["orders/b"] = []string{"bad", behind}
+		r.exactly()
+	})
+}

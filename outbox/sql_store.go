@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 	"unicode/utf8"
 )
 
@@ -61,7 +62,8 @@ type SQLStore struct {
 	listen     Listener
 
 	mu       sync.Mutex
-	progress progress // of claims
+	progress progress             // of claims
+	ailing   map[string]time.Time // lanes that could not be claimed, and until when they are left out
 }
 
 var _ Store = (*SQLStore)(nil)

@@ -101,6 +101,14 @@ type Claim struct {
 	Began int64
 	// More says that another claim may find more right now.
 	More bool
+	// Failed are lanes whose records could not be claimed, though others could.
+	Failed []LaneError
+}
+
+// LaneError is why the records of a lane could not be claimed.
+type LaneError struct {
+	Lane string // topic/key, or /topic/id of a record without a key
+	Err  error
 }
 
 // Settlement says what became of records.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -39,6 +40,10 @@ func TestClaimsThatFailAreShown(t *testing.T) {
 	exec("INSERT INTO outbox (id, aggregatetype, aggregateid, payload) VALUES ('one', 'orders', 'k', '1')")
 	shows(t, n.ops+"/readyz", http.StatusOK, `"outbox":"waiting for its database"`)
 	shows(t, n.ops+"/metrics", http.StatusOK, `eventhub_outbox_waiting{outbox="database"} 1`)
+	if _, body := get(t, n.ops+"/metrics"); !strings.Contains(body, `eventhub_outbox_claim_failures_total{outbox="database"} `) ||
+		strings.Contains(body, `eventhub_outbox_claim_failures_total{outbox="database"} 0`) {
+		t.Errorf("claims that failed are not counted:\n%s", body)
+	}
 	exec("ALTER TABLE outbox RENAME COLUMN later TO next_at")
 	shows(t, n.ops+"/readyz", http.StatusOK, `"outbox":"ok"`)
 	if e := subscribeTo(t, n.dial(), "orders", "g", client.SubscribeOptions{From: "earliest"}).next(); e.ID != "one" {
