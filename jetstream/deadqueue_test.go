@@ -1,7 +1,7 @@
 package jetstream
 
 import (
-	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -50,9 +50,9 @@ func (l *letters) back() {
 	l.change(func(cfg *natsjs.StreamConfig) { cfg.Subjects = l.subject })
 }
 
-func leasedOf(t *testing.T, b *Bus, stream, consumer string) int {
+func leasedOf(t *testing.T, b *Bus, stream string) int {
 	t.Helper()
-	c, err := b.js.Consumer(t.Context(), stream, consumer)
+	c, err := b.js.Consumer(t.Context(), stream, "g")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,14 +81,12 @@ func TestAnEventWaitsForItsLetter(t *testing.T) {
 	k.quiet(5 * time.Second) // more than twice AckWait
 	dlq.back()
 	eventually(t, "the letter", func() bool { return lettersOf(t, b, "waits") == 1 })
-	eventually(t, "the event is settled", func() bool { return leasedOf(t, b, "waits", "g") == 0 })
-	if len(b.dead.topics) != 0 || len(b.dead.waiting) != 0 {
-		eventually(t, "nothing is left of it", func() bool {
-			b.dead.mu.Lock()
-			defer b.dead.mu.Unlock()
-			return len(b.dead.topics) == 0 && len(b.dead.waiting) == 0
-		})
-	}
+	eventually(t, "the event is settled", func() bool { return leasedOf(t, b, "waits") == 0 })
+	eventually(t, "nothing is left of it", func() bool {
+		b.dead.mu.Lock()
+		defer b.dead.mu.Unlock()
+		return len(b.dead.topics) == 0 && len(b.dead.waiting) == 0
+	})
 }
 
 // A letter that waits says nothing about a consumer that was made anew under the same name.
@@ -117,7 +115,7 @@ func TestALetterThatWaitsSettlesNoOtherConsumer(t *testing.T) {
 	if n := lettersOf(t, b, "anew"); n != 0 {
 		t.Errorf("%d letters of a consumer that is gone", n)
 	}
-	if n := leasedOf(t, b, "anew", "g"); n != 1 {
+	if n := leasedOf(t, b, "anew"); n != 1 {
 		t.Errorf("%d leased: the old letter settled the new member's delivery", n)
 	}
 	if err := d.Nack("again", 0); err != nil {
@@ -189,7 +187,7 @@ func TestAStreamThatDoesNotAnswerStopsNoOtherLetters(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range n {
-		publish(t, b, "hangs", fmt.Sprint(i))
+		publish(t, b, "hangs", strconv.Itoa(i))
 	}
 	publish(t, b, "fine", "1")
 	bad := take(t, b, "hangs", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1})

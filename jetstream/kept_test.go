@@ -88,7 +88,7 @@ func TestSettlementsPassASlowLink(t *testing.T) {
 	if err := k.next().Ack(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it is settled", func() bool { return leasedOf(t, near, "slow", "g") == 0 })
+	eventually(t, "it is settled", func() bool { return leasedOf(t, near, "slow") == 0 })
 	k.quiet(4 * time.Second)
 }
 
@@ -119,7 +119,7 @@ func TestWhatIsKeptBackIsSentAtTheEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	answering.Wait()
-	eventually(t, "it is settled", func() bool { return leasedOf(t, b, "kept", "g") == 0 })
+	eventually(t, "it is settled", func() bool { return leasedOf(t, b, "kept") == 0 })
 }
 
 // A delivery that is late is none that the server has forgotten.

@@ -11,21 +11,23 @@ type outboxes struct {
 	pending, parked, oldest *prometheus.GaugeVec
 	waiting, skew           *prometheus.GaugeVec
 	sent, found, failed     *prometheus.CounterVec
+	unclaimed               *prometheus.CounterVec
 	claimed, latency        *prometheus.HistogramVec
 }
 
 func newOutboxes(reg prometheus.Registerer) outboxes {
 	return outboxes{
-		pending: newGauge(reg, "eventhub_outbox_pending"),
-		parked:  newGauge(reg, "eventhub_outbox_parked"),
-		oldest:  newGauge(reg, "eventhub_outbox_oldest_age_ms"),
-		waiting: newGauge(reg, "eventhub_outbox_waiting"),
-		skew:    newGauge(reg, "eventhub_outbox_clock_skew_ms"),
-		sent:    newCounter(reg, "eventhub_outbox_published_total"),
-		found:   newCounter(reg, "eventhub_outbox_found_total"),
-		failed:  newCounter(reg, "eventhub_outbox_failures_total"),
-		claimed: newHistogram(reg, "eventhub_outbox_claim_duration_ms"),
-		latency: newHistogram(reg, "eventhub_outbox_latency_ms"),
+		pending:   newGauge(reg, "eventhub_outbox_pending"),
+		parked:    newGauge(reg, "eventhub_outbox_parked"),
+		oldest:    newGauge(reg, "eventhub_outbox_oldest_age_ms"),
+		waiting:   newGauge(reg, "eventhub_outbox_waiting"),
+		skew:      newGauge(reg, "eventhub_outbox_clock_skew_ms"),
+		sent:      newCounter(reg, "eventhub_outbox_published_total"),
+		unclaimed: newCounter(reg, "eventhub_outbox_claim_failures_total"),
+		found:     newCounter(reg, "eventhub_outbox_found_total"),
+		failed:    newCounter(reg, "eventhub_outbox_failures_total"),
+		claimed:   newHistogram(reg, "eventhub_outbox_claim_duration_ms"),
+		latency:   newHistogram(reg, "eventhub_outbox_latency_ms"),
 	}
 }
 
@@ -34,6 +36,7 @@ type Outbox struct {
 	pending, parked, oldest prometheus.Gauge
 	waiting, skew           prometheus.Gauge
 	sent, found, failed     prometheus.Counter
+	unclaimed               prometheus.Counter
 	claimed, latency        prometheus.Observer
 }
 
@@ -42,13 +45,16 @@ func (b *outboxes) Outbox(name string) *Outbox {
 	return &Outbox{
 		pending: b.pending.WithLabelValues(name), parked: b.parked.WithLabelValues(name), oldest: b.oldest.WithLabelValues(name),
 		waiting: b.waiting.WithLabelValues(name), skew: b.skew.WithLabelValues(name),
-		sent: b.sent.WithLabelValues(name), found: b.found.WithLabelValues(name), failed: b.failed.WithLabelValues(name),
+		sent: b.sent.WithLabelValues(name), found: b.found.WithLabelValues(name), failed: b.failed.WithLabelValues(name), unclaimed: b.unclaimed.WithLabelValues(name),
 		claimed: b.claimed.WithLabelValues(name), latency: b.latency.WithLabelValues(name),
 	}
 }
 
 // Claimed is told of each claim that found records, and how long it took.
 func (o *Outbox) Claimed(_ int, took time.Duration) { o.claimed.Observe(milliseconds(took)) }
+
+// ClaimFailed counts a claim that failed, or a lane that a claim had to leave out.
+func (o *Outbox) ClaimFailed() { o.unclaimed.Inc() }
 
 // Published counts a record that is in its stream, and was added so long ago; found says that it was there already.
 func (o *Outbox) Published(age time.Duration, found bool) {

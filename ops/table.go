@@ -48,6 +48,7 @@ var definitions = []definition{
 	{"eventhub_limit_reached_total", counter, "Refusals and waits because of a limit, by its name.", []string{"limit"}},
 	{"eventhub_nats_connected", gauge, "1 while every NATS connection is up, else 0.", nil},
 	{"eventhub_outbox_claim_duration_ms", histogram, "How long a claim of records of an outbox took that found some, in milliseconds.", boxLabels},
+	{"eventhub_outbox_claim_failures_total", counter, "Claims of records of an outbox that failed, and lanes (a topic and key) that a claim had to leave out because only theirs failed.", boxLabels},
 	{"eventhub_outbox_clock_skew_ms", gauge, "How far the clock of NATS is ahead of that of an outbox's database, in milliseconds; negative when it is behind.", boxLabels},
 	{"eventhub_outbox_failures_total", counter, "Tries to publish a record of an outbox that failed.", boxLabels},
 	{"eventhub_outbox_found_total", counter, "Records of an outbox that were found in their stream, where an earlier try had put them.", boxLabels},

@@ -124,7 +124,7 @@ type clockStore struct {
 
 func (*clockStore) RequeueExpired(context.Context) (int, error) { return 0, nil }
 
-func (*clockStore) Listen(context.Context, func()) error { return outbox.ErrCannotListen }
+func (*clockStore) Listen(context.Context, outbox.Sleeper) error { return outbox.ErrCannotListen }
 
 func (*clockStore) Stats(context.Context) (outbox.Stats, error) { return outbox.Stats{}, nil }
 

@@ -323,7 +323,7 @@ type goneStore struct {
 
 func (*goneStore) RequeueExpired(context.Context) (int, error) { return 0, nil }
 
-func (*goneStore) Listen(context.Context, func()) error { return outbox.ErrCannotListen }
+func (*goneStore) Listen(context.Context, outbox.Sleeper) error { return outbox.ErrCannotListen }
 
 func (*goneStore) Now(ctx context.Context) (time.Time, error) {
 	<-ctx.Done()

@@ -70,6 +70,13 @@ func (w *watcher) Now(ctx context.Context) (time.Time, error) {
 	return w.Bus.Now(ctx)
 }
 
+func (w *watcher) MaxPayload() int {
+	if w.Bus == nil {
+		return outbox.DefaultMaxPayload
+	}
+	return w.Bus.MaxPayload()
+}
+
 func (w *watcher) set(before beforePublish, after afterPublish) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -103,11 +110,13 @@ func unknownOutcome() error {
 
 // counts is an Observer.
 type counts struct {
-	claimed, published, found, failed, parked, skew atomic.Int64
-	backlog                                         atomic.Pointer[outbox.Stats]
+	claimed, unclaimed, published, found, failed, parked, skew atomic.Int64
+	backlog                                                    atomic.Pointer[outbox.Stats]
 }
 
 func (c *counts) Claimed(rows int, _ time.Duration) { c.claimed.Add(int64(rows)) }
+
+func (c *counts) ClaimFailed() { c.unclaimed.Add(1) }
 
 func (c *counts) Published(_ time.Duration, found bool) {
 	c.published.Add(1)

@@ -458,7 +458,7 @@ func (s *KVStore) Purge(ctx context.Context, opts PurgeOptions) (int, error) {
 }
 
 // Listen implements Store. It hears of records that this KVStore has added.
-func (s *KVStore) Listen(ctx context.Context, wake func()) error {
+func (s *KVStore) Listen(ctx context.Context, sleeper Sleeper) error {
 	ch := make(chan struct{}, 1)
 	s.mu.Lock()
 	s.wakes[ch] = struct{}{}
@@ -471,7 +471,7 @@ func (s *KVStore) Listen(ctx context.Context, wake func()) error {
 	for {
 		select {
 		case <-ch:
-			wake()
+			sleeper.Wake()
 		case <-ctx.Done():
 			return ctx.Err()
 		}

@@ -58,7 +58,8 @@ type loop struct {
 
 	stopping bool
 	idle     bool          // the last claim found nothing, and looked everywhere
-	passed   time.Duration // how long the claims have taken since it last was
+	worked   time.Duration // when a claim found something, or the store told of something, last
+	slept    bool          // the store was asked to wake the drainer, and has not done so since
 	claimAt  time.Duration // when to claim next
 	claimGap time.Duration // how long the next failure of the store will delay that
 	awayGap  time.Duration // how long the next failure of NATS will
@@ -88,7 +89,7 @@ const maxPaused = 1_000
 func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 	l := &loop{
 		Drainer: d, once: once, held: make(map[*job]struct{}), owner: make(map[string]*job), ended: make(map[*job]struct{}), paused: make(map[string]*topicPause),
-		claimGap: againFirst, awayGap: againFirst, saveGap: againFirst, renewAt: d.now() + d.cfg.Lease/3, well: d.now(),
+		claimGap: againFirst, awayGap: againFirst, saveGap: againFirst, renewAt: d.now() + d.cfg.Lease/3, well: d.now(), worked: d.now(),
 	}
 	jobs, outcomes := make(chan *job), make(chan *outcome, d.cfg.BatchSize)
 	var workers sync.WaitGroup
@@ -122,9 +123,10 @@ func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 		case <-stop:
 			l.stopping, stop = true, nil
 		case <-d.wake:
-			if l.idle {
-				l.claimAt = min(l.claimAt, d.now())
-			}
+			l.worked, l.slept = d.now(), false
+			l.claimIfIdle()
+		case <-d.look:
+			l.claimIfIdle()
 		case to <- first:
 			l.ready = l.ready[1:]
 		case o := <-outcomes:
@@ -139,6 +141,13 @@ func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 			}
 		case <-timer.C:
 		}
+	}
+}
+
+// claimIfIdle has the next claim be made now, unless one is to come soon anyway.
+func (l *loop) claimIfIdle() {
+	if l.idle {
+		l.claimAt = min(l.claimAt, l.now())
 	}
 }
 
@@ -242,7 +251,7 @@ func (l *loop) claim(ctx context.Context) {
 	defer cancel()
 	c, err := l.cfg.Store.Claim(sctx, ClaimOptions{
 		Worker: l.cfg.Worker, Limit: l.cfg.BatchSize - l.records, Bytes: l.cfg.HeldBytes - l.bytes, Lease: l.cfg.Lease,
-		PassErrors: l.cfg.PassErrors, ExceptTopics: l.exceptTopics(began), Began: l.clock.earliest(began),
+		PassErrors: l.cfg.PassErrors, ExceptTopics: l.exceptTopics(began), MaxPayload: l.cfg.Bus.MaxPayload(), Began: l.clock.earliest(began),
 	})
 	if err != nil {
 		if ctx.Err() == nil {
@@ -250,32 +259,39 @@ func (l *loop) claim(ctx context.Context) {
 		}
 		l.claimAt = l.again(&l.claimGap)
 		l.failed(err)
+		l.cfg.Observer.ClaimFailed()
 		return
 	}
+	for _, f := range c.Failed {
+		l.log.ErrorContext(ctx, "records of a lane cannot be claimed; leaving them out for a while", slog.String("lane", f.Lane), slog.Any("error", f.Err))
+		l.cfg.Observer.ClaimFailed()
+	}
 	l.claimGap, l.well = againFirst, l.now()
-	l.idle = false
-	l.passed += l.now() - began
-	switch {
-	case len(c.Records) > 0:
-		l.cfg.Observer.Claimed(len(c.Records), l.now()-began)
+	took := l.now() - began
+	if len(c.Records) > 0 {
+		l.worked = l.now()
+		l.cfg.Observer.Claimed(len(c.Records), took)
 		l.deal(c, began)
+	}
+	switch l.idle = !c.More; {
+	case l.idle:
+		l.claimAt = l.now() + max(l.rest(), took)
+	case len(c.Records) > 0:
 		l.claimAt = l.now()
-		if !c.More {
-			l.claimAt += l.rest()
-		}
-	case c.More:
-		l.claimAt = l.now() + searchWait
-	default:
-		l.claimAt = l.now() + l.rest()
+	default: // lanes that wait: looking for others takes no more than half of the time
+		l.claimAt = l.now() + max(searchWait, took)
 	}
 }
 
-// rest ends a pass over all that waits, and is how long to wait for the next one: at least as long as this one took, for a
-// pass looks at each lane that has a parked record, however many there are.
+// rest is how long to wait for new records: a part of the time since there were some, so that those that follow are found soon,
+// and Config.Poll at most. After sleepAfter, the store is asked to wake the drainer.
 func (l *loop) rest() time.Duration {
-	took := l.passed
-	l.idle, l.passed = true, 0
-	return max(jitter(l.cfg.Poll), took)
+	since := l.now() - l.worked
+	if since >= sleepAfter && !l.slept {
+		l.slept = true
+		tell(l.asleep)
+	}
+	return jitter(min(max(pollFirst, since/pollPart), l.cfg.Poll))
 }
 
 func (d *Drainer) busReady(ctx context.Context) error {

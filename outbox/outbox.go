@@ -36,6 +36,8 @@ type Bus interface {
 	// FindIDs and DuplicateWindow are asked about rows whose publish may have begun before.
 	FindIDs(ctx context.Context, s jetstream.IDSearch) (found map[string]bool, complete bool, err error)
 	DuplicateWindow(ctx context.Context, topic string) (time.Duration, error)
+	// MaxPayload is the largest payload in bytes that Publish takes. Those of larger ones are not even read.
+	MaxPayload() int
 	// Now is the time by the clock that events are stored with.
 	Now(ctx context.Context) (time.Time, error)
 	// Ready is nil while the bus can serve. It is asked after it could not.
@@ -48,6 +50,8 @@ var _ Bus = (*jetstream.Bus)(nil)
 type Observer interface {
 	// Claimed is told of each claim that found rows, and how long it took.
 	Claimed(rows int, took time.Duration)
+	// ClaimFailed is told of each claim that failed, and of each lane that a claim had to leave out.
+	ClaimFailed()
 	// Published counts a row that is in the stream. age is how long ago it was added; found says that it was there already.
 	Published(age time.Duration, found bool)
 	// Failed counts a try that failed; parked says that it was the last one.
@@ -61,6 +65,7 @@ type Observer interface {
 type nobody struct{}
 
 func (nobody) Claimed(int, time.Duration)    {}
+func (nobody) ClaimFailed()                  {}
 func (nobody) Published(time.Duration, bool) {}
 func (nobody) Failed(bool)                   {}
 func (nobody) Backlog(Stats)                 {}

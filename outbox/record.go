@@ -67,6 +67,8 @@ type Record struct {
 	PublishBegan int64 `json:"publish_began,omitempty"`
 	AddedAt      int64 `json:"added_at"`
 	SentAt       int64 `json:"sent_at,omitempty"`
+	// TooLarge, if not "", says which field is empty here because the store has too much of it.
+	TooLarge string `json:"too_large,omitempty"`
 
 	undecodable error // why a row that others wrote cannot be published
 }

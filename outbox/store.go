@@ -42,9 +42,21 @@ type Store interface {
 	// Purge deletes records that are sent or parked, and says how many.
 	Purge(ctx context.Context, opts PurgeOptions) (int, error)
 
-	// Listen calls wake when records may have been added, until ctx ends or it cannot do so any longer, which it returns as
-	// an error. It returns ErrCannotListen when it cannot tell: then there is only polling.
-	Listen(ctx context.Context, wake func()) error
+	// Listen wakes a sleeper when records may have been added, until ctx ends or it cannot do so any longer, which it returns
+	// as an error. It returns ErrCannotListen when it cannot tell: then there is only polling.
+	Listen(ctx context.Context, s Sleeper) error
+}
+
+// Sleeper is a drainer that sleeps while there is nothing to do.
+type Sleeper struct {
+	// Asleep receives when it has fallen asleep: from then on it wants to be woken, at least once. A store that learns of
+	// records for nothing may wake it at any time.
+	Asleep <-chan struct{}
+	// Listening is called when the store has begun to learn of records for one that is asleep. What was added just before may
+	// have gone unnoticed, so the sleeper looks once.
+	Listening func()
+	// Wake wakes it.
+	Wake func()
 }
 
 // ErrCannotListen is returned by Store.Listen of a store that does not know when records are added.
@@ -64,6 +76,9 @@ type ClaimOptions struct {
 	Bytes int
 	// ExceptTopics are topics to leave out: at most 1,000.
 	ExceptTopics []string
+	// MaxPayload is the largest payload in bytes that is read: a record with a larger one comes without (see Record.TooLarge).
+	// 0: that of the store, which is the most that List reads.
+	MaxPayload int
 	// Began is the time by the clock of NATS, in epoch milliseconds, or earlier: it is noted as Record.PublishBegan. Default:
 	// the store's own time.
 	Began int64
@@ -86,6 +101,14 @@ type Claim struct {
 	Began int64
 	// More says that another claim may find more right now.
 	More bool
+	// Failed are lanes whose records could not be claimed, though others could.
+	Failed []LaneError
+}
+
+// LaneError is why the records of a lane could not be claimed.
+type LaneError struct {
+	Lane string // topic/key, or /topic/id of a record without a key
+	Err  error
 }
 
 // Settlement says what became of records.

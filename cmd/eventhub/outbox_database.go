@@ -23,28 +23,35 @@ const (
 	outboxSay = time.Minute
 )
 
-// outboxState is whether an outbox can be used, as its last use has shown.
+// outboxState is whether an outbox can be used, as its last use of each kind has shown: claims may fail while all else works.
 type outboxState struct {
 	log     *slog.Logger
 	metric  *ops.Outbox
 	waiting atomic.Bool
 
-	mu   sync.Mutex
-	said time.Time // when the log last said that it cannot be used
+	mu     sync.Mutex
+	failed map[string]bool // by the kind of use
+	said   time.Time       // when the log last said that it cannot be used
 }
 
 func (h *hub) newOutboxState(name string) *outboxState {
-	return &outboxState{log: h.log.With(slog.String("outbox", name)), metric: h.metrics.Outbox(name)}
+	return &outboxState{log: h.log.With(slog.String("outbox", name)), metric: h.metrics.Outbox(name), failed: make(map[string]bool)}
 }
 
-// note takes the outcome of a use of the outbox.
-func (s *outboxState) note(ctx context.Context, err error) {
-	was := s.waiting.Swap(err != nil)
-	s.metric.Waiting(err != nil)
+// note takes the outcome of a use of the outbox, of a kind.
+func (s *outboxState) note(ctx context.Context, use string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err != nil {
+		s.failed[use] = true
+	} else {
+		delete(s.failed, use)
+	}
+	waits := len(s.failed) > 0
+	was := s.waiting.Swap(waits)
+	s.metric.Waiting(waits)
 	switch {
-	case err == nil && was:
+	case !waits && was:
 		s.log.LogAttrs(ctx, slog.LevelInfo, "the database of the outbox can be used")
 	case err != nil && (!was || time.Since(s.said) >= outboxSay):
 		s.said = time.Now()
@@ -71,27 +78,27 @@ type watchedStore struct {
 // Claim implements outbox.Store.
 func (s watchedStore) Claim(ctx context.Context, opts outbox.ClaimOptions) (outbox.Claim, error) {
 	c, err := s.Store.Claim(ctx, opts)
-	s.note(ctx, err)
+	s.note(ctx, "claim", err)
 	return c, err
 }
 
 // Settle implements outbox.Store.
 func (s watchedStore) Settle(ctx context.Context, worker string, st outbox.Settlement) error {
 	err := s.Store.Settle(ctx, worker, st)
-	s.note(ctx, err)
+	s.note(ctx, "settle", err)
 	return err
 }
 
 // RequeueExpired implements outbox.Store. Drainers call it also while NATS is away.
 func (s watchedStore) RequeueExpired(ctx context.Context) (int, error) {
 	n, err := s.Store.RequeueExpired(ctx)
-	s.note(ctx, err)
+	s.note(ctx, "requeue", err)
 	return n, err
 }
 
-func (s watchedStore) note(ctx context.Context, err error) {
+func (s watchedStore) note(ctx context.Context, use string, err error) {
 	if !errors.Is(ctx.Err(), context.Canceled) { // the end of the drainer says nothing of the store
-		s.state.note(ctx, err)
+		s.state.note(ctx, use, err)
 	}
 }
 
@@ -129,7 +136,7 @@ func (d *databaseOutbox) start(ctx context.Context) error {
 			case <-late: // the hub serves by now
 			}
 		}
-		d.state.note(trying, err)
+		d.state.note(trying, "open", err)
 		close(tried)
 		if err != nil {
 			d.openLater(trying)
@@ -158,7 +165,7 @@ func (d *databaseOutbox) openLater(ctx context.Context) {
 		if ctx.Err() != nil && err != nil {
 			return
 		}
-		d.state.note(ctx, err)
+		d.state.note(ctx, "open", err)
 		if err == nil {
 			return
 		}

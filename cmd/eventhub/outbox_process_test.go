@@ -105,11 +105,11 @@ func TestOutboxInPostgres(t *testing.T) {
 	wants("two")
 	listens := func() bool {
 		var n int
-		query := "SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN \"" + table + "\"'"
+		query := "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN \"" + table + "\";%' OR query LIKE 'SELECT pg_try_advisory_lock%'"
 		return db.QueryRowContext(t.Context(), query).Scan(&n) == nil && n == 1
 	}
 	eventually(t, "the hub listens", listens)
-	exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%" + table + "%' AND pid <> pg_backend_pid()")
+	exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'eventhub' AND pid <> pg_backend_pid()")
 	add("three")
 	wants("three")
 	eventually(t, "the hub listens again", listens)

@@ -207,7 +207,8 @@ func (g *group) blind() []blind {
 	var all []blind
 	for _, f := range g.starts {
 		c := f.conn
-		if f.refused() || !c.abrupt && !strings.Contains(c.why, "reset by peer") {
+		killed := strings.Contains(c.why, "reset by peer") || c.small && c.closeAt == never && c.endAt < never
+		if f.refused() || !c.abrupt && !killed {
 			continue
 		}
 		from := max(f.sent, c.unreadSince())
