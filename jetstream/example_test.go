@@ -10,13 +10,13 @@ import (
 	"eventhub/jetstream"
 )
 
-// openExample opens a bus with an embedded server in a directory of its own.
-func openExample() (bus *jetstream.Bus, end func()) {
+// openExample opens a bus with an embedded server in a directory of its own, and with rules for topics.
+func openExample(rules ...jetstream.TopicRule) (bus *jetstream.Bus, end func()) {
 	dir, err := os.MkdirTemp("", "eventhub-example")
 	if err != nil {
 		panic(err)
 	}
-	bus, err = jetstream.Open(context.Background(), jetstream.Config{DataDir: dir})
+	bus, err = jetstream.Open(context.Background(), jetstream.Config{DataDir: dir, Topics: rules})
 	if err != nil {
 		panic(err)
 	}
@@ -136,4 +136,35 @@ func ExampleBus_SetCursor() {
 	// Output:
 	// 0
 	// 1
+}
+
+// List the newest events of all keys, a page at a time. A client may carry Next from one page to the next, through any hub.
+func ExampleBus_ListLatest() {
+	bus, end := openExample(jetstream.TopicRule{Pattern: "settings", Compaction: true})
+	defer end()
+	ctx := context.Background()
+
+	for _, key := range []string{"theme", "size", "font"} {
+		if _, err := bus.Publish(ctx, "settings", []byte(`"some"`), jetstream.PublishOptions{Key: key}); err != nil {
+			panic(err)
+		}
+	}
+	keys := make(map[string]bool)
+	for len(keys) < 3 { // what is listed may lag behind by milliseconds
+		for next := ""; ; {
+			page, err := bus.ListLatest(ctx, "settings", jetstream.ListOptions{Next: next, Limit: 2})
+			if err != nil {
+				panic(err)
+			}
+			for _, e := range page.Events {
+				keys[e.Key] = true
+			}
+			if next = page.Next; next == "" {
+				break
+			}
+		}
+	}
+	fmt.Println(len(keys), "keys")
+	// Output:
+	// 3 keys
 }
