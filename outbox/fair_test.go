@@ -56,3 +56,56 @@ func TestBacklogOfATopicDelaysNoOther(t *testing.T) {
 		}
 	})
 }
+
+// A drainer looks at all lanes once, however many of them wait for what is parked, and then has nothing to do.
+func TestDrainEndsBesideManyParked(t *testing.T) {
+	const lanes = 5_000
+	forSQL(t, func(t *sqlTest) {
+		fillBacklog(t, "mails", lanes, lanes)
+		if _, err := t.db.ExecContext(t.Context(), "UPDATE "+t.table+" SET status = 'error'"); err != nil {
+			t.Fatal(err)
+		}
+		r := newRig(t, sqlHarness(t.store, t.db), openBus(t, jetstream.Config{}))
+		for range 2 {
+			for _, topic := range []string{"antelope", "mails", "zebra"} {
+				for i := range 3 {
+					r.add(topic, fmt.Sprint("other", i))
+				}
+				r.add(topic, "")
+			}
+			if did := r.drain(nil); did.Published != 12 {
+				t.Errorf("got %+v, want 12 published", did)
+			}
+		}
+		r.exactly()
+	})
+}
+
+// So does one whose rows wait in many topics.
+func TestRowsOfManyTopics(t *testing.T) {
+	const topics = 700
+	forSQL(t, func(t *sqlTest) {
+		for i := range topics {
+			topic := fmt.Sprintf("t%03d", i)
+			for _, key := range []string{"", "'k'"} {
+				columns, values := "", ""
+				if key != "" {
+					columns, values = ", aggregateid", ", "+key
+				}
+				query := "INSERT INTO " + t.table + " (aggregatetype, payload, status" + columns + ") VALUES ('" + topic + "', '1', 'error'" + values + ")"
+				if _, err := t.db.ExecContext(t.Context(), query); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		r := newRig(t, sqlHarness(t.store, t.db), openBus(t, jetstream.Config{}))
+		r.start(nil)
+		for _, topic := range []string{"t350", "a", "z"} {
+			began := time.Now()
+			r.add(topic, "other")
+			r.empty()
+			t.Logf("%s was published after %v, beside %d topics that wait", topic, time.Since(began), topics)
+		}
+		r.exactly()
+	})
+}

@@ -52,7 +52,7 @@ type Record struct {
 
 	// What follows is the store's. All times are in epoch milliseconds of the store's clock; 0: never.
 
-	// Sequence orders the rows of a store.
+	// Sequence orders the rows of a store; those of a lane that have the same one follow each other by their ids.
 	Sequence int64  `json:"sequence"`
 	Status   Status `json:"status"`
 	// ClaimedBy is the drainer that has it, until LeaseUntil unless it renews the lease.

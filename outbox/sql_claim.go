@@ -138,12 +138,11 @@ func passed(opts *ClaimOptions) string {
 // with a condition: whether they can be claimed, and how many bytes of them would be read. They are looked up by an index, row
 // for row: PostgreSQL knows too little of the size of the table to find that by itself.
 func (s *SQLStore) candidates(opts *ClaimOptions, query, key, cond, from string, most int) string {
-	var size strings.Builder
-	size.WriteString("0")
+	var sizes []string
 	for _, c := range s.largeColumns(opts.MaxPayload) {
-		fmt.Fprintf(&size, " + CASE WHEN octet_length(o.%[1]s) <= %[2]d THEN octet_length(o.%[1]s) ELSE 0 END", c.name, c.most)
+		sizes = append(sizes, fmt.Sprintf("CASE WHEN octet_length(o.%[1]s) <= %[2]d THEN octet_length(o.%[1]s) ELSE 0 END", c.name, c.most))
 	}
-	columns := "o.id, CASE WHEN o.status = 'pending' AND o.next_at <= {now} THEN 1 ELSE 0 END AS due, " + size.String() + " AS size"
+	columns := "o.id, CASE WHEN o.status = 'pending' AND o.next_at <= {now} THEN 1 ELSE 0 END AS due, " + strings.Join(sizes, " + ") + " AS size"
 	if s.dialect == SQLite {
 		return fmt.Sprintf("SELECT %s, %s FROM %s CROSS JOIN %s AND %s", key, columns, query, from, cond)
 	}
@@ -229,4 +228,6 @@ RETURNING `+s.columns(opts.MaxPayload)+`, {now}`, []any{opts.Worker, opts.Lease.
 	return c, nil
 }
 
-func bySequence(a, b *Record) int { return cmp.Compare(a.Sequence, b.Sequence) }
+func bySequence(a, b *Record) int {
+	return cmp.Or(cmp.Compare(a.Sequence, b.Sequence), cmp.Compare(a.ID, b.ID))
+}

@@ -5,11 +5,15 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 )
 
 // A claim deals its looks out evenly to topics, so that none waits for the backlog of another. In each topic it goes on where the
 // last claim stopped.
+
+// maxSpans bounds the spans that one query looks at.
+const maxSpans = 50
 
 // maxCursors bounds how many topics a store knows where to go on in; in others each claim begins anew.
 const maxCursors = 10_000
@@ -132,7 +136,7 @@ func (q *search) topics(ctx context.Context, from, stop string) (spans []span, n
 		if stop != "" && lane >= stop {
 			break
 		}
-		if len(spans) == q.opts.Limit {
+		if len(spans) == maxSpans {
 			next = end
 			break
 		}
@@ -173,7 +177,7 @@ func topicsQuery(opts *ClaimOptions, from string) (query string, args []any) {
   SELECT ` + next + `CASE WHEN l.lane LIKE '/%' THEN '/' ELSE '' END || {topic} || '0' ORDER BY o.lane LIMIT 1), l.n + 1
   FROM topics l WHERE l.lane IS NOT NULL AND l.n < ?
 )
-SELECT l.lane FROM topics l WHERE l.lane IS NOT NULL ORDER BY l.n`, []any{from, opts.Limit + 2*len(opts.ExceptTopics) + 1}
+SELECT l.lane FROM topics l WHERE l.lane IS NOT NULL ORDER BY l.n`, []any{from, maxSpans + 2*len(opts.ExceptTopics) + 1}
 }
 
 // lookAt looks at the first row of each of the next lanes of spans, at most share of each, and takes those that are due. It
@@ -231,7 +235,7 @@ func (q *search) note(sp span, next string) (left span, ok bool) {
 			}
 			p.cursors[sp.whole] = cursor{next: next, began: c.began, used: p.claims}
 		}
-		sp.start, sp.open = next, true
+		sp.start = next // where all was looked at before, the rest need not be
 		return sp, true
 	case sp.stop == sp.whole && sp.start != sp.first: // what is before the cursor
 		return span{first: sp.first, start: sp.first, stop: sp.start, whole: sp.whole, open: c.began <= p.found}, true
@@ -241,7 +245,8 @@ func (q *search) note(sp span, next string) (left span, ok bool) {
 }
 
 // lookQuery asks for the first rows of the next lanes of spans, and those of one lane more of each, going from lane to lane by
-// the index of lanes.
+// the index of lanes. The limit tells PostgreSQL how many spans there are: for the hundred that it assumes otherwise it compiles
+// the query, which takes longer than running it.
 func (s *SQLStore) lookQuery(opts *ClaimOptions, spans []span, share int) (query string, args []any) {
 	unsent := "{table} o WHERE o.status <> 'sent'" + passed(opts)
 	next := func(from, stop string) string {
@@ -253,7 +258,7 @@ func (s *SQLStore) lookQuery(opts *ClaimOptions, spans []span, share int) (query
 		list[i] = idList([]string{sp.start, sp.stop})
 	}
 	return `WITH RECURSIVE lanes (span, lane, stop, n) AS (
-  SELECT s.n, ` + next(">= s.start", "s.stop") + `, s.stop, 1 FROM {spans} s
+  SELECT s.n, ` + next(">= s.start", "s.stop") + `, s.stop, 1 FROM ({spans} LIMIT ` + strconv.Itoa(len(spans)) + `) s
   UNION ALL
   SELECT l.span, ` + next("> l.lane", "l.stop") + `, l.stop, l.n + 1 FROM lanes l WHERE l.lane IS NOT NULL AND l.n <= ?
 )

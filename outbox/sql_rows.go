@@ -42,7 +42,6 @@ func (s *SQLStore) columns(maxPayload int) string {
 	list := "id, seq, aggregatetype, aggregateid, type, payload, headers, attributes, ts, status, claimed_by, lease_until, attempts, last_err, next_at, publish_began, added_at, sent_at"
 	names := strings.Split(list, ", ")
 	var why strings.Builder
-	why.WriteString("CASE")
 	for _, c := range s.largeColumns(maxPayload) {
 		i := slices.Index(names, c.name)
 		names[i] = fmt.Sprintf("CASE WHEN octet_length(%[1]s) <= %[2]d THEN %[1]s ELSE '' END", c.name, c.most)
@@ -51,7 +50,7 @@ func (s *SQLStore) columns(maxPayload int) string {
 		}
 		fmt.Fprintf(&why, " WHEN octet_length(%[1]s) > %[2]d THEN 'column %[1]s has ' || octet_length(%[1]s) || ' bytes, at most %[2]d are allowed'", c.name, c.most)
 	}
-	return strings.Join(names, ", ") + ", " + why.String() + " ELSE '' END"
+	return strings.Join(names, ", ") + ", CASE" + why.String() + " ELSE '' END"
 }
 
 // records reads rows of columns, followed by more. A row that cannot be read or decoded is among them, as far as it can be.

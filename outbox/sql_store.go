@@ -151,8 +151,8 @@ var (
 	}
 	// spansOf reads pairs of lanes, numbered from 0, from one parameter.
 	spansOf = map[Dialect]string{
-		SQLite:     "(SELECT key AS n, json_extract(value, '$[0]') AS start, json_extract(value, '$[1]') AS stop FROM json_each(?))",
-		PostgreSQL: "(SELECT e.n - 1 AS n, e.v ->> 0 AS start, e.v ->> 1 AS stop FROM json_array_elements(CAST(? AS json)) WITH ORDINALITY e (v, n))",
+		SQLite:     "SELECT key AS n, json_extract(value, '$[0]') AS start, json_extract(value, '$[1]') AS stop FROM json_each(?)",
+		PostgreSQL: "SELECT e.n - 1 AS n, e.v ->> 0 AS start, e.v ->> 1 AS stop FROM json_array_elements(CAST(? AS json)) WITH ORDINALITY e (v, n)",
 	}
 	// topicOf is the topic of lane l.lane.
 	topicOf = map[Dialect]string{

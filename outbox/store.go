@@ -145,7 +145,7 @@ type Stats struct {
 type ListOptions struct {
 	// Status is that of the records. Required.
 	Status Status
-	// After is the sequence after which to begin.
+	// After is the sequence after which to begin, which leaves out others with that sequence.
 	After int64
 	// Limit is the most records: default 100, at most 1,000.
 	Limit int
