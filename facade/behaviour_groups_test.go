@@ -413,7 +413,7 @@ func TestHubDiesWhileItMakesAGroup(t *testing.T) {
 		joining := make(chan error, 1)
 		ctx, die := context.WithCancel(t.Context())
 		go func() {
-			_, err := dying.Subscribe(ctx, topic, "g", jetstream.SubscribeOptions{From: jetstream.FromEarliest}, func(*jetstream.Delivery) {})
+			_, err := dying.Subscribe(ctx, topic, "g", jetstream.SubscribeOptions{From: jetstream.FromEarliest, Paused: true}, func(*jetstream.Held) {})
 			joining <- err
 		}()
 		if bytes%200 == 0 { // otherwise both at the same time

@@ -25,15 +25,14 @@ type taker struct {
 // join makes a member whose leases begin as they arrive. All members of a test share out.
 func join(t *testing.T, bus *jetstream.Bus, topic string, opts jetstream.SubscribeOptions, out chan *jetstream.Delivery) *taker {
 	t.Helper()
-	sub, err := bus.Subscribe(t.Context(), topic, "g", opts, func(d *jetstream.Delivery) {
-		if d.Begin() {
+	sub, err := bus.Subscribe(t.Context(), topic, "g", opts, func(h *jetstream.Held) {
+		if d, ok := h.Begin(); ok {
 			out <- d
 		}
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	sub.Start()
 	m := &taker{t: t, sub: sub, out: out}
 	t.Cleanup(m.stop)
 	return m

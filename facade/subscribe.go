@@ -28,8 +28,8 @@ type subscription struct {
 
 // appendEvent encodes a delivery. The lease starts when the frame is handed to the socket, so all
 // of it remains.
-func (sub *subscription) appendEvent(dst []byte, d *jetstream.Delivery) []byte {
-	return appendEvent(dst, sub.topicJSON, sub.groupJSON, &d.Event, d.Attempt, sub.ackDeadlineMS)
+func (sub *subscription) appendEvent(dst []byte, h *jetstream.Held) []byte {
+	return appendEvent(dst, sub.topicJSON, sub.groupJSON, &h.Event, h.Attempt, sub.ackDeadlineMS)
 }
 
 // appendKey appends the key of a subscription. Neither name can hold a NUL.
@@ -97,8 +97,8 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 	var joined *jetstream.Subscription
 	if err == nil {
 		why = "The subscription could not be made."
-		joined, err = s.srv.cfg.Bus.Subscribe(ctx, sub.topic, sub.group, s.busOptions(&o.frame, sub), func(d *jetstream.Delivery) {
-			s.out.deliver(d, sub)
+		joined, err = s.srv.cfg.Bus.Subscribe(ctx, sub.topic, sub.group, s.busOptions(&o.frame, sub), func(h *jetstream.Held) {
+			s.out.deliver(h, sub)
 		})
 	}
 	fail := s.enter(sub, joined, err)
@@ -116,7 +116,7 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 			case <-s.ctx.Done(): // whoever ends the connection ends the subscription
 			}
 		}
-		joined.Start()
+		joined.Resume()
 	}
 }
 
@@ -126,6 +126,7 @@ func (s *session) busOptions(f *frame, sub *subscription) jetstream.SubscribeOpt
 	opts.Topics = sub.more
 	opts.Via = s.pub
 	opts.OnReset = func(string) { s.reset(sub) }
+	opts.Paused = true // until the OK is on its way
 	return opts
 }
 

@@ -27,11 +27,11 @@ const (
 // item is one message that waits to be sent: a reply whose bytes are next in the batch's arena, or a delivery that is
 // encoded when its turn comes.
 type item struct {
-	delivery *jetstream.Delivery // nil for a reply
-	sub      *subscription       // of the delivery
-	size     int                 // of the reply
-	start    int64               // offset of the message in what is sent along with it, then on the wire
-	begun    bool                // the delivery's lease runs
+	held    *jetstream.Held   // nil for a reply
+	sub     *subscription     // of the delivery
+	size    int               // of the reply
+	start   int64             // offset of the message in what is sent along with it, then on the wire
+	sending jetstream.Sending // the delivery, once its lease has begun
 }
 
 // batch is what the flusher takes at a time. Batches are pooled: an idle connection holds none.
@@ -126,15 +126,15 @@ func (o *writer) errLocked(corr []byte, c code, msg string) {
 }
 
 // deliver queues an event. It never blocks.
-func (o *writer) deliver(d *jetstream.Delivery, sub *subscription) {
+func (o *writer) deliver(h *jetstream.Held, sub *subscription) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.closing {
 		return
 	}
 	b := o.batchLocked()
-	b.items = append(b.items, item{delivery: d, sub: sub})
-	if o.events += itemCost + len(d.Event.Payload); o.events >= o.pruneAt {
+	b.items = append(b.items, item{held: h, sub: sub})
+	if o.events += itemCost + len(h.Event.Payload); o.events >= o.pruneAt {
 		o.pruneLocked(b)
 	}
 }
@@ -145,11 +145,11 @@ func (o *writer) pruneLocked(b *batch) {
 	kept := b.items[:0]
 	o.events = 0
 	for _, it := range b.items {
-		if it.delivery != nil {
-			if !it.delivery.Held() {
+		if it.held != nil {
+			if !it.held.Valid() {
 				continue
 			}
-			o.events += itemCost + len(it.delivery.Event.Payload)
+			o.events += itemCost + len(it.held.Event.Payload)
 		}
 		kept = append(kept, it)
 	}
@@ -249,14 +249,15 @@ func (o *writer) write(b *batch, closing bool) (tried int, err error) {
 		start := len(b.out)
 		it.start = int64(start)
 		switch {
-		case it.delivery == nil:
+		case it.held == nil:
 			b.out = append(b.out, arena[:it.size]...)
 			arena = arena[it.size:]
 		case closing:
 			continue
 		default:
-			b.out = textmsg.End(it.sub.appendEvent(textmsg.Begin(b.out), it.delivery), start)
-			if it.begun = it.delivery.BeginRelease(); !it.begun {
+			b.out = textmsg.End(it.sub.appendEvent(textmsg.Begin(b.out), it.held), start)
+			var begun bool
+			if it.sending, begun = it.held.BeginSend(); !begun {
 				b.out = b.out[:start]
 			}
 		}
@@ -289,8 +290,8 @@ func (o *writer) send(items []item, out *[]byte) error {
 // written starts the leases of events that the kernel has taken.
 func written(items []item) {
 	for i := range items {
-		if items[i].begun {
-			items[i].delivery.Written()
+		if items[i].sending.Begun() {
+			items[i].sending.Written()
 		}
 	}
 }
@@ -305,8 +306,8 @@ func (o *writer) fail(tried []item, err error) {
 			continue
 		}
 		cut = min(cut, it.start)
-		if it.begun {
-			it.delivery.Unbegin()
+		if it.sending.Begun() {
+			it.sending.TakeBack()
 		}
 	}
 	if !errors.Is(err, errStalled) {

@@ -30,7 +30,6 @@ func guarded(t *testing.T, opts *server.Options) *server.Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Start()
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
 	if !s.ReadyForConnections(wait) {
 		t.Fatal("the nats server does not start")

@@ -142,8 +142,8 @@ func BenchmarkDeliverAndAck(b *testing.B) {
 		b.ReportAllocs()
 		b.ResetTimer()
 		for range benchClients {
-			s, err := bus.Subscribe(b.Context(), "bench", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: benchInFlight, BatchSize: benchInFlight}, func(d *Delivery) {
-				if !d.BeginRelease() || d.Ack() != nil {
+			_, err := bus.Subscribe(b.Context(), "bench", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: benchInFlight, BatchSize: benchInFlight}, func(h *Held) {
+				if d, ok := h.Begin(); !ok || d.Ack() != nil {
 					b.Error("a delivery was lost")
 				}
 				if left.Add(-1) == 0 {
@@ -153,7 +153,6 @@ func BenchmarkDeliverAndAck(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			s.Start()
 		}
 		<-done
 		b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "events/s")
@@ -203,8 +202,8 @@ func BenchmarkFanOut(b *testing.B) {
 			left.Store(int64(b.N) * groups)
 			done := make(chan struct{})
 			for i := range groups {
-				s, err := bus.Subscribe(b.Context(), "bench", fmt.Sprint("g", i), SubscribeOptions{GroupTTL: ttl}, func(d *Delivery) {
-					if !d.BeginRelease() || d.Ack() != nil {
+				_, err := bus.Subscribe(b.Context(), "bench", fmt.Sprint("g", i), SubscribeOptions{GroupTTL: ttl}, func(h *Held) {
+					if d, ok := h.Begin(); !ok || d.Ack() != nil {
 						b.Error("a delivery was lost")
 					}
 					if left.Add(-1) == 0 {
@@ -214,7 +213,6 @@ func BenchmarkFanOut(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				s.Start()
 			}
 			p := bus.NewPublisher()
 			b.ResetTimer()

@@ -36,7 +36,7 @@ func ExampleBus_Consume() {
 		panic(err)
 	}
 	done := make(chan struct{})
-	sub, err := bus.Consume(ctx, "orders.placed", "mailer", jetstream.SubscribeOptions{From: jetstream.FromEarliest}, 4,
+	sub, err := bus.Consume(ctx, "orders.placed", "mailer", jetstream.SubscribeOptions{From: jetstream.FromEarliest, Workers: 4},
 		func(_ context.Context, d *jetstream.Delivery) error {
 			defer close(done)
 			fmt.Printf("%s %s, attempt %d\n", d.Event.Key, d.Event.Payload, d.Attempt)
@@ -45,7 +45,6 @@ func ExampleBus_Consume() {
 	if err != nil {
 		panic(err)
 	}
-	sub.Start()
 	<-done
 	if err := sub.Stop(ctx); err != nil {
 		panic(err)
@@ -59,18 +58,17 @@ func ExampleBus_Subscribe() {
 	defer end()
 	ctx := context.Background()
 
-	deliveries := make(chan *jetstream.Delivery, 10)
+	deliveries := make(chan *jetstream.Held, 10)
 	sub, err := bus.Subscribe(ctx, "jobs", "workers", jetstream.SubscribeOptions{MaxInFlight: 10, AckTimeout: 5 * time.Second},
-		func(d *jetstream.Delivery) { deliveries <- d })
+		func(h *jetstream.Held) { deliveries <- h })
 	if err != nil {
 		panic(err)
 	}
-	sub.Start()
 	if _, err := bus.Publish(ctx, "jobs", []byte(`"resize"`), jetstream.PublishOptions{}); err != nil {
 		panic(err)
 	}
-	d := <-deliveries
-	if d.Begin() {
+	h := <-deliveries
+	if d, ok := h.Begin(); ok {
 		fmt.Println(string(d.Event.Payload), d.Extend(time.Minute), d.Ack(), errors.Is(d.Ack(), jetstream.ErrNotLeased))
 	}
 	if err := sub.Drain(ctx); err != nil {
@@ -86,22 +84,20 @@ func ExampleSubscribeOptions_deadLetter() {
 	ctx := context.Background()
 
 	letters := make(chan string, 1)
-	dead, err := bus.Consume(ctx, "dlq.jobs", "undertaker", jetstream.SubscribeOptions{}, 1, func(_ context.Context, d *jetstream.Delivery) error {
+	_, err := bus.Consume(ctx, "dlq.jobs", "undertaker", jetstream.SubscribeOptions{}, func(_ context.Context, d *jetstream.Delivery) error {
 		letters <- d.Event.Topic
 		return nil
 	})
 	if err != nil {
 		panic(err)
 	}
-	dead.Start()
-	jobs, err := bus.Consume(ctx, "jobs", "workers", jetstream.SubscribeOptions{MaxAttempts: 2}, 1, func(_ context.Context, d *jetstream.Delivery) error {
+	_, err = bus.Consume(ctx, "jobs", "workers", jetstream.SubscribeOptions{MaxAttempts: 2}, func(_ context.Context, d *jetstream.Delivery) error {
 		fmt.Println("attempt", d.Attempt)
 		return errors.New("no disk")
 	})
 	if err != nil {
 		panic(err)
 	}
-	jobs.Start()
 	if _, err := bus.Publish(ctx, "jobs", []byte(`"resize"`), jetstream.PublishOptions{}); err != nil {
 		panic(err)
 	}

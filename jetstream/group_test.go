@@ -59,7 +59,7 @@ func TestGroupStarts(t *testing.T) {
 	}
 	publish(t, b, "start", numbers(5)...)
 	for _, id := range []string{"nobody", "start@99", "other@1", "start@0", "0fffffff-0000-7000-8000-000000000000"} {
-		_, err := b.Subscribe(t.Context(), "start", "new", SubscribeOptions{From: FromAfterID, AfterID: id}, nil)
+		_, err := b.Subscribe(t.Context(), "start", "new", SubscribeOptions{From: FromAfterID, AfterID: id}, ignore)
 		var e *Error
 		if !errors.As(err, &e) || e.Code != CodeUnknownID {
 			t.Errorf("%s: got %v", id, err)
@@ -107,14 +107,14 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 		c := take(t, two, "race", group, SubscribeOptions{})
 		publish(t, one, "race", "end"+group)
 		for range info.NumPending + 1 {
-			var d *Delivery
+			var h *Held
 			select {
-			case d = <-a.ch:
-			case d = <-c.ch:
+			case h = <-a.ch:
+			case h = <-c.ch:
 			case <-time.After(wait):
 				t.Fatal("not all came")
 			}
-			if !d.Begin() || d.Ack() != nil {
+			if d, ok := h.Begin(); !ok || d.Ack() != nil {
 				t.Fatal("a fresh delivery is not valid")
 			}
 		}
@@ -147,14 +147,15 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 	}
 	seen := map[string]int{}
 	for range n / 2 {
-		var d *Delivery
+		var h *Held
 		select {
-		case d = <-a.ch:
-		case d = <-c.ch:
+		case h = <-a.ch:
+		case h = <-c.ch:
 		case <-time.After(wait):
 			t.Fatalf("after the seek only %v came", seen)
 		}
-		if !d.Begin() {
+		d, ok := h.Begin()
+		if !ok {
 			t.Fatal("a fresh delivery is not valid")
 		}
 		seen[string(d.Event.Payload)]++
@@ -355,15 +356,15 @@ func TestASeekOnAStreamMadeAnewCountsOnEveryHub(t *testing.T) {
 	publish(t, two, "remade", numbers(20)[1:]...)
 	seen := map[string]int{}
 	for range 20 {
-		var d *Delivery
+		var h *Held
 		select {
-		case d = <-a.ch:
-		case d = <-c.ch:
+		case h = <-a.ch:
+		case h = <-c.ch:
 		case <-time.After(wait):
 			t.Fatalf("only %v came", seen)
 		}
-		seen[string(d.Event.Payload)]++
-		if !d.Begin() || d.Ack() != nil {
+		seen[string(h.Event.Payload)]++
+		if d, ok := h.Begin(); !ok || d.Ack() != nil {
 			t.Fatal("a fresh delivery is not valid")
 		}
 	}
@@ -405,7 +406,7 @@ func TestAFanInThatCannotBeMadeLeavesNoGroup(t *testing.T) {
 	b := open(t, Config{})
 	r := publish(t, b, "fan.one", "0", "1")
 	publish(t, b, "fan.two", "a")
-	_, err := b.Subscribe(t.Context(), "fan.one", "g", SubscribeOptions{From: FromAfterID, AfterID: "nobody", Topics: []string{"fan.two"}}, nil)
+	_, err := b.Subscribe(t.Context(), "fan.one", "g", SubscribeOptions{From: FromAfterID, AfterID: "nobody", Topics: []string{"fan.two"}}, ignore)
 	var e *Error
 	if !errors.As(err, &e) || e.Code != CodeUnknownID {
 		t.Errorf("got %v", err)

@@ -196,7 +196,7 @@ func TestDeadLetter(t *testing.T) {
 			t.Errorf("attempt %d, want %d", d.Attempt, attempt)
 		}
 		d.m.sub.mu.Lock()
-		d.released, d.Event.Payload = true, nil // as after BeginRelease: the letter is read from the stream
+		d.released, d.Event.Payload = true, nil // as after BeginSend: the letter is read from the stream
 		d.m.sub.mu.Unlock()
 		if err := d.Nack("bad luck", 0); err != nil {
 			t.Fatal(err)
@@ -249,13 +249,15 @@ func TestOnlyALostSubscriberDeadLetters(t *testing.T) {
 	k = take(t, b, "end", "g", opts)
 	eventually(t, "both have arrived", func() bool { return len(k.ch) == 2 })
 	for range 2 {
-		d := <-k.ch
-		again := d.Event.ID == one.Event.ID
-		if attempt := map[bool]int{false: 1, true: 2}[again]; d.Attempt != attempt {
-			t.Errorf("event %s is attempt %d, want %d", d.Event.Payload, d.Attempt, attempt)
+		h := <-k.ch
+		again := h.Event.ID == one.Event.ID
+		if attempt := map[bool]int{false: 1, true: 2}[again]; h.Attempt != attempt {
+			t.Errorf("event %s is attempt %d, want %d", h.Event.Payload, h.Attempt, attempt)
 		}
-		if again && !d.Begin() {
-			t.Error("the event that was handed out before is not valid")
+		if again {
+			if _, ok := h.Begin(); !ok {
+				t.Error("the event that was handed out before is not valid")
+			}
 		}
 	}
 	if err := k.sub.Disconnect(t.Context()); err != nil {
@@ -301,7 +303,7 @@ func TestConsume(t *testing.T) {
 	var mu sync.Mutex
 	seen := map[string]int{}
 	all := make(chan struct{})
-	s, err := b.Consume(t.Context(), "work", "g", SubscribeOptions{From: FromEarliest}, 4, func(_ context.Context, d *Delivery) error {
+	s, err := b.Consume(t.Context(), "work", "g", SubscribeOptions{From: FromEarliest, Workers: 4}, func(_ context.Context, d *Delivery) error {
 		if tries.Add(1)%3 == 0 {
 			return errors.New("again")
 		}
@@ -316,7 +318,6 @@ func TestConsume(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Start()
 	select {
 	case <-all:
 	case <-time.After(wait):
@@ -464,15 +465,16 @@ func TestModackDuringTheWriteCounts(t *testing.T) {
 	b := open(t, Config{})
 	publish(t, b, "early", "1")
 	k := take(t, b, "early", "g", SubscribeOptions{From: FromEarliest})
-	d := <-k.ch
-	if !d.BeginRelease() {
+	h := <-k.ch
+	sending, ok := h.BeginSend()
+	if !ok {
 		t.Fatal("not valid")
 	}
-	if err := d.Extend(time.Second); err != nil {
-		t.Fatal(err)
+	if !k.sub.Extend(h.Event.ID, time.Second) {
+		t.Fatal("not leased")
 	}
-	d.Written()
-	if left := time.Until(d.Deadline()); left > 2*time.Second {
+	sending.Written()
+	if left := time.Until((*Delivery)(h).Deadline()); left > 2*time.Second {
 		t.Errorf("%v are left", left)
 	}
 }

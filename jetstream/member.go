@@ -340,7 +340,7 @@ func (s *Subscription) advance() {
 	defer s.deliver.Unlock()
 	for d := s.unpark(); d != nil; d = s.unpark() {
 		if !s.ended.Load() {
-			s.handler(d)
+			s.handler((*Held)(d))
 		}
 	}
 }
@@ -398,7 +398,7 @@ func (s *Subscription) hand(d *Delivery) {
 	s.deliver.Lock()
 	defer s.deliver.Unlock()
 	if !s.ended.Load() {
-		s.handler(d)
+		s.handler((*Held)(d))
 	}
 }
 

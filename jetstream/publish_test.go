@@ -201,7 +201,7 @@ func TestLimitsOfTopics(t *testing.T) {
 			t.Errorf("%s: got %s, want %s", c.topic, got, c.want)
 		}
 	}
-	_, err := b.Subscribe(t.Context(), "t6", "g", SubscribeOptions{Via: one}, nil)
+	_, err := b.Subscribe(t.Context(), "t6", "g", SubscribeOptions{Via: one}, ignore)
 	if got := code(err); got != CodeOverloaded {
 		t.Errorf("subscribe: got %s", got)
 	}
@@ -233,7 +233,7 @@ func TestCloseTwice(t *testing.T) {
 	if _, err := b.Publish(context.Background(), "a", []byte("1"), PublishOptions{}); !errors.Is(err, ErrClosed) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := b.Subscribe(context.Background(), "a", "g", SubscribeOptions{}, nil); err == nil {
+	if _, err := b.Subscribe(context.Background(), "a", "g", SubscribeOptions{}, ignore); err == nil {
 		t.Error("a closed bus takes subscriptions")
 	}
 	if b.Ready(context.Background()) == nil {
@@ -250,7 +250,7 @@ func TestAForeignStreamIsNotShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, pubErr := b.Publish(t.Context(), "payroll", []byte("1"), PublishOptions{})
-	_, subErr := b.Subscribe(t.Context(), "payroll", "g", SubscribeOptions{From: FromEarliest}, nil)
+	_, subErr := b.Subscribe(t.Context(), "payroll", "g", SubscribeOptions{From: FromEarliest}, ignore)
 	scanErr := b.Scan(t.Context(), "payroll", ScanOptions{}, func(*Event) error { t.Error("shown"); return nil })
 	for _, err := range []error{pubErr, subErr, scanErr} {
 		var e *Error

@@ -67,6 +67,11 @@ type SubscribeOptions struct {
 	OnReset func(topic string)
 	// Via, when not nil, is the client's Publisher: topics that the subscription brings into being count with its own.
 	Via *Publisher
+	// Paused lets the subscription begin as after Pause: it is a member of the group, and asks for no event before Resume.
+	Paused bool
+	// Workers is how many handlers of Consume run at a time: 1..10,000, default 1. Only as many events as MaxInFlight allows
+	// are worked on at a time. Subscribe, whose handler is never called concurrently, refuses it.
+	Workers int
 }
 
 func (o *SubscribeOptions) prepare() error {
@@ -101,6 +106,8 @@ func (o *SubscribeOptions) prepare() error {
 		return badOptions("opts.groupTtlMs is %d: %d to %d are allowed", o.GroupTTL.Milliseconds(), minGroupTTL.Milliseconds(), maxGroupTTL.Milliseconds())
 	case len(o.Topics) > maxTopicsExtra:
 		return badOptions("opts.topics has %d topics, at most %d are allowed", len(o.Topics), maxTopicsExtra)
+	case o.Workers < 0 || o.Workers > maxInFlightLimit:
+		return badOptions("workers is %d: 1 to %d are allowed", o.Workers, maxInFlightLimit)
 	}
 	return nil
 }
@@ -112,14 +119,14 @@ type Subscription struct {
 	link    *link
 	group   string
 	opts    SubscribeOptions
-	handler func(*Delivery)
+	handler func(*Held)
 	workers *workers // of Consume, else nil
 
 	deliver sync.Mutex  // held while the handler runs
 	ended   atomic.Bool // no handler begins any more
 
 	mu        sync.Mutex
-	started   bool
+	resumed   bool // at least once, or never paused
 	paused    bool
 	draining  bool
 	stopped   bool
@@ -151,15 +158,27 @@ type Subscription struct {
 	stopOnce sync.Once
 }
 
-// Subscribe makes the group if it is new, and joins it. No event arrives before Start.
+// Subscribe makes the group if it is new, and joins it. Events arrive at once, perhaps before Subscribe returns, unless
+// SubscribeOptions.Paused asks to wait for Resume.
 //
 // handler is called for each event, in the order of arrival and never concurrently for one subscription. It must not
-// block: it hands the delivery on (never more than MaxInFlight are out) and whoever gets it calls Begin. For handlers that
+// block: it hands the Held on (never more than MaxInFlight are out) and whoever gets it calls Begin. For handlers that
 // work in place, use Consume.
 //
 // Errors are *Error: bad_topic, bad_group, bad_options, unknown_id (AfterID), subscribe_failed, overloaded, rate_limited,
 // internal. The caller ends the subscription with Stop, Drain or Disconnect.
-func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts SubscribeOptions, handler func(*Delivery)) (*Subscription, error) {
+func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts SubscribeOptions, handler func(*Held)) (*Subscription, error) {
+	if handler == nil {
+		return nil, badOptions("the handler is missing")
+	}
+	if opts.Workers != 0 {
+		return nil, badOptions("workers is %d: only Consume has workers", opts.Workers)
+	}
+	return b.subscribe(ctx, topic, group, opts, handler, nil)
+}
+
+// subscribe is Subscribe, and with w Consume.
+func (b *Bus) subscribe(ctx context.Context, topic, group string, opts SubscribeOptions, handler func(*Held), w *workers) (*Subscription, error) {
 	if err := opts.prepare(); err != nil {
 		return nil, err
 	}
@@ -178,8 +197,8 @@ func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts Subscribe
 		return nil, err
 	}
 	s := &Subscription{
-		bus: b, link: b.link(), group: group, opts: opts, handler: handler,
-		byID: make(map[string]*Delivery),
+		bus: b, link: b.link(), group: group, opts: opts, handler: handler, workers: w,
+		byID: make(map[string]*Delivery), paused: true,
 	}
 	s.ctx, s.cancel = context.WithCancel(b.ctx)
 	s.timer = time.AfterFunc(time.Hour, s.tick)
@@ -207,6 +226,13 @@ func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts Subscribe
 		}
 		return nil, err
 	}
+	if !opts.Paused {
+		s.Resume()
+		return s, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.keepAlive()
 	return s, nil
 }
 
@@ -273,26 +299,9 @@ func (b *Bus) unregister(s *Subscription) {
 // Done is closed when the subscription ends, or its bus does.
 func (s *Subscription) Done() <-chan struct{} { return s.ctx.Done() }
 
-// Start begins the delivery. Calling it again does nothing.
-func (s *Subscription) Start() {
-	s.mu.Lock()
-	lost := make(map[*member]string)
-	for _, m := range s.members {
-		if !s.started && m.group.lost.Swap(false) {
-			lost[m] = m.group.topic.name
-		}
-	}
-	s.started = true
-	s.mu.Unlock()
-	for m, topic := range lost {
-		s.reset(m, topic, "its consumer is gone")
-	}
-	s.restart()
-}
-
 // running reports whether events may be asked for. s.mu is held.
 func (s *Subscription) running() bool {
-	return s.started && !s.paused && !s.draining && !s.stopped && s.slowUntil == 0
+	return !s.paused && !s.draining && !s.stopped && s.slowUntil == 0
 }
 
 // restart opens what is closed and asks for events: at the start, after a pause, and after forget.
@@ -313,11 +322,7 @@ func (s *Subscription) restart() {
 func (s *Subscription) Pause(ctx context.Context) error {
 	s.mu.Lock()
 	s.paused = true
-	for _, m := range s.members {
-		if m.group.ttl > 0 {
-			s.schedule(s.bus.clock.now())
-		}
-	}
+	s.keepAlive()
 	back := s.takeHeld()
 	s.closeInboxes()
 	s.mu.Unlock()
@@ -369,11 +374,31 @@ func (s *Subscription) flush(ctx context.Context) error {
 	return s.link.nc.FlushWithContext(ctx)
 }
 
-// Resume goes on after Pause.
+// keepAlive has the server told at once, and then now and then, that a group with a TTL has a member that asks for nothing.
+// s.mu is held.
+func (s *Subscription) keepAlive() {
+	for _, m := range s.members {
+		if m.group.ttl > 0 {
+			s.schedule(s.bus.clock.now())
+		}
+	}
+}
+
+// Resume begins the delivery of a subscription that is paused: by Pause, or from its beginning (SubscribeOptions.Paused). It
+// does nothing for others.
 func (s *Subscription) Resume() {
 	s.mu.Lock()
-	s.paused = false
+	lost := make(map[*member]string)
+	for _, m := range s.members {
+		if !s.resumed && m.group.lost.Swap(false) {
+			lost[m] = m.group.topic.name
+		}
+	}
+	s.resumed, s.paused = true, false
 	s.mu.Unlock()
+	for m, topic := range lost {
+		s.reset(m, topic, "its consumer is gone")
+	}
 	s.restart()
 }
 

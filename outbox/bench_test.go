@@ -241,7 +241,7 @@ func latency(b *testing.B, s *outbox.SQLStore, db *sql.DB) {
 	b.Helper()
 	bus := openBus(b, jetstream.Config{})
 	arrived := make(chan arrival, b.N+1) // has room for all
-	sub, err := bus.Consume(b.Context(), "orders", "latency", jetstream.SubscribeOptions{}, 1, func(_ context.Context, d *jetstream.Delivery) error {
+	sub, err := bus.Consume(b.Context(), "orders", "latency", jetstream.SubscribeOptions{}, func(_ context.Context, d *jetstream.Delivery) error {
 		n, err := strconv.Atoi(string(d.Event.Payload))
 		arrived <- arrival{n, time.Now()}
 		return err
@@ -250,7 +250,6 @@ func latency(b *testing.B, s *outbox.SQLStore, db *sql.DB) {
 		b.Fatal(err)
 	}
 	defer func() { _ = sub.Stop(context.Background()) }()
-	sub.Start()
 	d, err := outbox.NewDrainer(outbox.Config{Store: s, Bus: bus})
 	if err != nil {
 		b.Fatal(err)

@@ -93,7 +93,6 @@ func (f *feed) run(ctx context.Context, bus Bus, topic, group string, from jetst
 	if err != nil {
 		return err
 	}
-	sub.Start()
 	var closed error
 	select {
 	case <-ctx.Done():
@@ -112,15 +111,15 @@ func (f *feed) run(ctx context.Context, bus Bus, topic, group string, from jetst
 }
 
 // arrive is the subscription's handler: one delivery at a time, in the order in which they came.
-func (f *feed) arrive(d *jetstream.Delivery) {
-	begun := d.Begin()
+func (f *feed) arrive(h *jetstream.Held) {
+	d, begun := h.Begin()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if d.Stretch != f.stretch || d.Order != f.order+1 {
+	if h.Stretch != f.stretch || h.Order != f.order+1 {
 		f.span++
-		f.whole = d.Order == 1
+		f.whole = h.Order == 1
 	}
-	f.stretch, f.order = d.Stretch, d.Order
+	f.stretch, f.order = h.Stretch, h.Order
 	if !begun {
 		f.breakSpan() // it comes again, or goes to another
 		return

@@ -316,15 +316,14 @@ func TestHeartbeatsOutOfOrder(t *testing.T) {
 	arrived := make(chan struct{}, held)
 	sub, err := bus.Subscribe(t.Context(), TopicHeartbeat, GroupProcess,
 		jetstream.SubscribeOptions{From: jetstream.FromEarliest, MaxInFlight: held, MaxAttempts: jetstream.NeverGiveUp},
-		func(d *jetstream.Delivery) {
-			if d.Begin() {
+		func(h *jetstream.Held) {
+			if _, ok := h.Begin(); ok {
 				arrived <- struct{}{}
 			}
 		})
 	if err != nil {
 		t.Fatal(err)
 	}
-	sub.Start()
 	for i := range held {
 		publish(t, bus, heartbeat(1, i))
 	}

@@ -11,7 +11,7 @@ import (
 
 // Bus is what projections need of the event bus. *jetstream.Bus is one.
 type Bus interface {
-	Subscribe(ctx context.Context, topic, group string, opts jetstream.SubscribeOptions, handler func(*jetstream.Delivery)) (*jetstream.Subscription, error)
+	Subscribe(ctx context.Context, topic, group string, opts jetstream.SubscribeOptions, handler func(*jetstream.Held)) (*jetstream.Subscription, error)
 	Cursor(ctx context.Context, topic, group string) (jetstream.Cursor, error)
 	Backlog(ctx context.Context, topic, group string) (jetstream.Backlog, error)
 	DeleteGroup(ctx context.Context, topic, group string) error
