@@ -83,21 +83,21 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 		want string
 	}{
 		{
-			"back to the start", func([]string) jetstream.Position { return jetstream.Position{From: jetstream.FromEarliest} },
+			"back to the start", func([]string) jetstream.Position { return jetstream.FromEarliest },
 			"00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 99",
 		},
 		{"back to an id", func(ids []string) jetstream.Position {
-			return jetstream.Position{From: jetstream.FromAfterID, AfterID: ids[14]}
+			return jetstream.FromAfterID(ids[14])
 		}, "15 16 17 18 19 99"},
 		{"to where it is", func(ids []string) jetstream.Position {
-			return jetstream.Position{From: jetstream.FromAfterID, AfterID: ids[19]}
+			return jetstream.FromAfterID(ids[19])
 		}, "99"},
-		{"to the end", func([]string) jetstream.Position { return jetstream.Position{From: jetstream.FromLatest} }, "99"},
+		{"to the end", func([]string) jetstream.Position { return jetstream.FromLatest }, "99"},
 		{"past the end", func([]string) jetstream.Position {
-			return jetstream.Position{From: jetstream.FromTS, TS: time.Now().Add(time.Hour).UnixMilli()}
+			return jetstream.FromTime(time.Now().Add(time.Hour))
 		}, "99"},
 		{
-			"before the start", func([]string) jetstream.Position { return jetstream.Position{From: jetstream.FromTS} },
+			"before the start", func([]string) jetstream.Position { return jetstream.FromTime(time.UnixMilli(0)) },
 			"00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 99",
 		},
 	} {
@@ -198,7 +198,7 @@ func TestSeeksThatRace(t *testing.T) {
 		var errs [4]error
 		for i, bus := range []*jetstream.Bus{a.bus, b.bus, a.bus, b.bus} {
 			seeks.Go(func() {
-				errs[i] = bus.SetCursor(t.Context(), topic, "g", jetstream.Position{From: jetstream.FromEarliest})
+				errs[i] = bus.SetCursor(t.Context(), topic, "g", jetstream.FromEarliest)
 			})
 		}
 		seeks.Wait()
@@ -206,7 +206,7 @@ func TestSeeksThatRace(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := a.bus.SetCursor(t.Context(), topic, "g", jetstream.Position{From: jetstream.FromLatest}); err != nil {
+	if err := a.bus.SetCursor(t.Context(), topic, "g", jetstream.FromLatest); err != nil {
 		t.Fatal(err)
 	}
 	publish("marker")

@@ -101,15 +101,7 @@ func subscribeOptions(o *jetstream.SubscribeOptions, opts []byte) *fault {
 	}
 
 	var r optionReader
-	o.From = r.from(from)
-	o.TS, _ = r.integer("ts", ts, 0, maxTimestamp)
-	o.AfterID = r.string("afterId", afterID)
-	switch {
-	case o.From == jetstream.FromTS && missing(ts):
-		r.refuse("opts.ts is needed with from ts")
-	case o.From == jetstream.FromAfterID && o.AfterID == "":
-		r.refuse("opts.afterId is needed with from afterId")
-	}
+	o.From = r.from(from, ts, afterID)
 	n, _ := r.integer("batchSize", batch, 1, maxBatch)
 	o.BatchSize = int(n)
 	n, _ = r.integer("maxInFlight", inFlight, 1, maxInFlight)
@@ -190,22 +182,30 @@ func (r *optionReader) integer(name string, raw []byte, least, most int64) (int6
 	return n, true
 }
 
-func (r *optionReader) from(raw []byte) jetstream.From {
-	const what = "latest, earliest, ts or afterId"
-	if missing(raw) {
-		return jetstream.FromLatest
+// from reads where a new group starts: the options from, ts and afterId.
+func (r *optionReader) from(from, ts, afterID []byte) jetstream.Position {
+	kind := "latest"
+	if !missing(from) {
+		if kind = r.string("from", from); kind != "latest" && kind != "earliest" && kind != "ts" && kind != "afterId" {
+			r.refuse("opts.from must be latest, earliest, ts or afterId")
+		}
 	}
-	switch r.string("from", raw) {
-	case "latest":
-		return jetstream.FromLatest
+	millis, _ := r.integer("ts", ts, 0, maxTimestamp)
+	id := r.string("afterId", afterID)
+	switch kind {
 	case "earliest":
 		return jetstream.FromEarliest
 	case "ts":
-		return jetstream.FromTS
+		if missing(ts) {
+			r.refuse("opts.ts is needed with from ts")
+		}
+		return jetstream.FromTime(time.UnixMilli(millis))
 	case "afterId":
-		return jetstream.FromAfterID
+		if id == "" {
+			r.refuse("opts.afterId is needed with from afterId")
+		}
+		return jetstream.FromAfterID(id)
 	}
-	r.refuse("opts.from must be " + what)
 	return jetstream.FromLatest
 }
 

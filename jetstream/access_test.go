@@ -52,7 +52,7 @@ func works(t *testing.T, cfg Config) {
 	t.Helper()
 	b := open(t, cfg)
 	publish(t, b, "guarded", "1")
-	if err := b.SetCursor(t.Context(), "guarded", "g", Position{From: FromEarliest}); err != nil {
+	if err := b.SetCursor(t.Context(), "guarded", "g", FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	if got := take(t, b, "guarded", "g", SubscribeOptions{}).payloads(1); got[0] != "1" {

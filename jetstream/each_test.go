@@ -88,14 +88,14 @@ func TestFarFuture(t *testing.T) {
 	publish(t, b, "a", "1", "2")
 	for _, ts := range []int64{time.Now().Add(time.Hour).UnixMilli(), time.Now().UnixMicro(), 1 << 60} {
 		n := 0
-		if err := b.Scan(t.Context(), "a", ScanOptions{From: FromTS, TS: ts}, func(*Event) error { n++; return nil }); err != nil || n > 0 {
+		if err := b.Scan(t.Context(), "a", ScanOptions{From: FromTime(time.UnixMilli(ts))}, func(*Event) error { n++; return nil }); err != nil || n > 0 {
 			t.Errorf("ts %d: %d events, %v", ts, n, err)
 		}
 		info, err := b.findStream(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if seq, err := b.resolve(t.Context(), &topicInfo{name: "a", stream: &stream{name: "a"}}, Position{From: FromTS, TS: ts}, info.State); seq != 3 || err != nil {
+		if seq, err := b.resolve(t.Context(), &topicInfo{name: "a", stream: &stream{name: "a"}}, FromTime(time.UnixMilli(ts)), info.State); seq != 3 || err != nil {
 			t.Errorf("ts %d: a group begins at %d, %v", ts, seq, err)
 		}
 	}

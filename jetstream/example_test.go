@@ -119,7 +119,7 @@ func ExampleBus_SetCursor() {
 			panic(err)
 		}
 	}
-	if err := bus.SetCursor(ctx, "log", "reader", jetstream.Position{From: jetstream.FromEarliest}); err != nil {
+	if err := bus.SetCursor(ctx, "log", "reader", jetstream.FromEarliest); err != nil {
 		panic(err)
 	}
 	err := bus.Scan(ctx, "log", jetstream.ScanOptions{Limit: 2}, func(e *jetstream.Event) error {

@@ -387,6 +387,9 @@ func (b *Bus) SetCursor(ctx context.Context, topic, group string, to Position) e
 	if err := ValidGroup(group); err != nil {
 		return err
 	}
+	if err := to.validate(); err != nil {
+		return err
+	}
 	for range 8 {
 		t, state, err := b.freshTopic(ctx, topic, "")
 		if err != nil {

@@ -17,11 +17,13 @@ func TestGroupStarts(t *testing.T) {
 	b := open(t, Config{})
 	after := func(id func([]Receipt) string) func([]*Event, []Receipt) SubscribeOptions {
 		return func(_ []*Event, r []Receipt) SubscribeOptions {
-			return SubscribeOptions{From: FromAfterID, AfterID: id(r)}
+			return SubscribeOptions{From: FromAfterID(id(r))}
 		}
 	}
 	since := func(ts func([]*Event) int64) func([]*Event, []Receipt) SubscribeOptions {
-		return func(e []*Event, _ []Receipt) SubscribeOptions { return SubscribeOptions{From: FromTS, TS: ts(e)} }
+		return func(e []*Event, _ []Receipt) SubscribeOptions {
+			return SubscribeOptions{From: FromTime(time.UnixMilli(ts(e)))}
+		}
 	}
 	for name, c := range map[string]struct {
 		opts func([]*Event, []Receipt) SubscribeOptions
@@ -53,13 +55,13 @@ func TestGroupStarts(t *testing.T) {
 				t.Errorf("got %q, want %q", got, want)
 			}
 			// A group that exists ignores where to start, a bad id included.
-			again := take(t, b, topic, "g", SubscribeOptions{From: FromAfterID, AfterID: "nobody"})
+			again := take(t, b, topic, "g", SubscribeOptions{From: FromAfterID("nobody")})
 			again.quiet(10 * time.Millisecond)
 		})
 	}
 	publish(t, b, "start", numbers(5)...)
 	for _, id := range []string{"nobody", "start@99", "other@1", "start@0", "0fffffff-0000-7000-8000-000000000000"} {
-		_, err := b.Subscribe(t.Context(), "start", "new", SubscribeOptions{From: FromAfterID, AfterID: id}, ignore)
+		_, err := b.Subscribe(t.Context(), "start", "new", SubscribeOptions{From: FromAfterID(id)}, ignore)
 		var e *Error
 		if !errors.As(err, &e) || e.Code != CodeUnknownID {
 			t.Errorf("%s: got %v", id, err)
@@ -77,7 +79,7 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		for i, b := range []*Bus{one, two} {
 			wg.Go(func() {
-				at := Position{From: []From{FromEarliest, FromLatest}[i]}
+				at := []Position{FromEarliest, FromLatest}[i]
 				g, err := b.join(t.Context(), "race", group, 0, "", func(ctx context.Context, topic *topicInfo, state natsjs.StreamState) (uint64, error) {
 					return b.resolve(ctx, topic, at, state)
 				}, nil)
@@ -138,7 +140,7 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 	for range n / 2 {
 		stale = append(stale, a.next(), c.next())
 	}
-	if err := two.SetCursor(t.Context(), "seek", "g", Position{From: FromAfterID, AfterID: receipts[9].ID}); err != nil {
+	if err := two.SetCursor(t.Context(), "seek", "g", FromAfterID(receipts[9].ID)); err != nil {
 		t.Fatal(err)
 	}
 	// Acks of deliveries from before the seek, some of events that come again after it.
@@ -184,7 +186,7 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 		return err == nil && cur.LastID == receipts[n-1].ID
 	})
 	// Forward past the end is the end: nothing that is stored later is skipped.
-	if err := one.SetCursor(t.Context(), "seek", "g", Position{From: FromTS, TS: time.Now().Add(time.Hour).UnixMilli()}); err != nil {
+	if err := one.SetCursor(t.Context(), "seek", "g", FromTime(time.Now().Add(time.Hour))); err != nil {
 		t.Fatal(err)
 	}
 	publish(t, two, "seek", "next")
@@ -210,7 +212,7 @@ func TestSeeksAtOnceLeaveOneConsumer(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 5 {
 		wg.Go(func() {
-			if err := b.SetCursor(t.Context(), "seeks", "g", Position{From: FromEarliest}); err != nil {
+			if err := b.SetCursor(t.Context(), "seeks", "g", FromEarliest); err != nil {
 				t.Error(err)
 			}
 		})
@@ -233,7 +235,7 @@ func TestSweeperRemovesWhatNoPointerNames(t *testing.T) {
 	b := open(t, Config{})
 	publish(t, b, "sweep", "1")
 	topic := b.known("sweep")
-	if err := b.SetCursor(t.Context(), "sweep", "g", Position{From: FromEarliest}); err != nil {
+	if err := b.SetCursor(t.Context(), "sweep", "g", FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	k := take(t, b, "sweep", "g", SubscribeOptions{})
@@ -279,7 +281,7 @@ func TestAGroupWhoseConsumerWasDeletedGoesOn(t *testing.T) {
 func TestAStreamMadeAnewIsReadFromItsStart(t *testing.T) {
 	b := open(t, Config{})
 	publish(t, b, "anew", numbers(3)...)
-	if err := b.SetCursor(t.Context(), "anew", "g", Position{From: FromEarliest}); err != nil {
+	if err := b.SetCursor(t.Context(), "anew", "g", FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	k := take(t, b, "anew", "g", SubscribeOptions{})
@@ -348,7 +350,7 @@ func TestASeekOnAStreamMadeAnewCountsOnEveryHub(t *testing.T) {
 		_, err := two.Publish(t.Context(), "remade", []byte("0"), PublishOptions{ID: "zero"})
 		return err == nil
 	})
-	if err := two.SetCursor(t.Context(), "remade", "g", Position{From: FromEarliest}); err != nil {
+	if err := two.SetCursor(t.Context(), "remade", "g", FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	a := take(t, one, "remade", "g", SubscribeOptions{}) // knows the old stream
@@ -397,7 +399,7 @@ func TestAfterIDOnABusyTopic(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := 0
-	if err := b.Scan(t.Context(), "busy", ScanOptions{From: FromAfterID, AfterID: ids[n-10]}, func(*Event) error { got++; return nil }); err != nil || got != 9 {
+	if err := b.Scan(t.Context(), "busy", ScanOptions{From: FromAfterID(ids[n-10])}, func(*Event) error { got++; return nil }); err != nil || got != 9 {
 		t.Errorf("%d events, %v", got, err)
 	}
 }
@@ -406,7 +408,7 @@ func TestAFanInThatCannotBeMadeLeavesNoGroup(t *testing.T) {
 	b := open(t, Config{})
 	r := publish(t, b, "fan.one", "0", "1")
 	publish(t, b, "fan.two", "a")
-	_, err := b.Subscribe(t.Context(), "fan.one", "g", SubscribeOptions{From: FromAfterID, AfterID: "nobody", Topics: []string{"fan.two"}}, ignore)
+	_, err := b.Subscribe(t.Context(), "fan.one", "g", SubscribeOptions{From: FromAfterID("nobody"), Topics: []string{"fan.two"}}, ignore)
 	var e *Error
 	if !errors.As(err, &e) || e.Code != CodeUnknownID {
 		t.Errorf("got %v", err)
@@ -417,7 +419,7 @@ func TestAFanInThatCannotBeMadeLeavesNoGroup(t *testing.T) {
 		}
 	}
 	// The id is of one topic; on the other the group starts at what was stored since.
-	k := take(t, b, "fan.one", "g", SubscribeOptions{From: FromAfterID, AfterID: r[0].ID, Topics: []string{"fan.two"}})
+	k := take(t, b, "fan.one", "g", SubscribeOptions{From: FromAfterID(r[0].ID), Topics: []string{"fan.two"}})
 	got := k.payloads(2)
 	slices.Sort(got)
 	if !slices.Equal(got, []string{"1", "a"}) {
@@ -434,7 +436,7 @@ func TestASeekOutlivesItsConsumer(t *testing.T) {
 	if err := k.sub.Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.SetCursor(t.Context(), "moved", "g", Position{From: FromEarliest}); err != nil {
+	if err := b.SetCursor(t.Context(), "moved", "g", FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	ptr, err := b.pointers.get(t.Context(), b.known("moved"), "g")
@@ -479,7 +481,7 @@ func TestAddingATopicToAGroupThatExists(t *testing.T) {
 	b := open(t, Config{})
 	publish(t, b, "add.c", "old")
 	r := publish(t, b, "add.a", "0", "1")
-	opts := SubscribeOptions{From: FromAfterID, AfterID: r[0].ID}
+	opts := SubscribeOptions{From: FromAfterID(r[0].ID)}
 	k := take(t, b, "add.a", "g", opts)
 	k.payloads(1)
 	if err := k.sub.Stop(t.Context()); err != nil {

@@ -53,7 +53,7 @@ func TestReadsBesideAReplicaThatIsBehind(t *testing.T) {
 		ids, complete, err := b.FindIDs(ctx, IDSearch{Topic: "orders", Key: "k", IDs: []string{"wanted"}, Since: since.Add(-time.Second)})
 		scanned := 0
 		if err == nil {
-			err = b.Scan(ctx, "orders", ScanOptions{From: FromAfterID, AfterID: "first", Key: "k"}, func(*Event) error { scanned++; return nil })
+			err = b.Scan(ctx, "orders", ScanOptions{From: FromAfterID("first"), Key: "k"}, func(*Event) error { scanned++; return nil })
 		}
 		cancel()
 		switch {

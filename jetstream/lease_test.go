@@ -427,7 +427,7 @@ func TestSeekDoesNotSwallowDeadLetters(t *testing.T) {
 		}
 	}
 	fail()
-	if err := b.SetCursor(t.Context(), "twice", "g", Position{From: FromEarliest}); err != nil {
+	if err := b.SetCursor(t.Context(), "twice", "g", FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	fail()

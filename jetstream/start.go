@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"errors"
+	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
@@ -16,9 +17,9 @@ type starter func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (
 // An afterId is an event of one topic. On the others, the groups start at what was stored since that event.
 func (s *Subscription) starts(ctx context.Context, names []string) ([]starter, error) {
 	b := s.bus
-	at := Position{From: s.opts.From, TS: s.opts.TS, AfterID: s.opts.AfterID}
+	at := s.opts.From
 	starts := make([]starter, len(names))
-	if at.From != FromAfterID {
+	if at.kind != atID {
 		for i := range names {
 			starts[i] = func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
 				return b.resolve(ctx, t, at, state)
@@ -58,7 +59,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]starter, e
 			return nil, b.unavailable(err)
 		}
 	}
-	if made, v7 := madeAt(at.AfterID); found && since == 0 && v7 {
+	if made, v7 := madeAt(at.id); found && since == 0 && v7 {
 		since = made.UnixMilli()
 	}
 	for i := range names {
@@ -69,7 +70,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]starter, e
 			return nil, unknown
 		}
 		starts[i] = func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
-			return b.resolve(ctx, t, Position{From: FromTS, TS: since}, state)
+			return b.resolve(ctx, t, FromTime(time.UnixMilli(since)), state)
 		}
 	}
 	return starts, nil

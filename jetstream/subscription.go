@@ -11,17 +11,6 @@ import (
 	"time"
 )
 
-// From says where a new group starts. A group that exists goes on from where it is.
-type From int
-
-// Where a new group starts.
-const (
-	FromLatest   From = iota // only what is stored after the subscription
-	FromEarliest             // the first event that is left
-	FromTS                   // the first event stored at or after a moment
-	FromAfterID              // the event after an id
-)
-
 // NeverGiveUp is the MaxAttempts of a subscription that does not dead-letter.
 const NeverGiveUp = -1
 
@@ -40,11 +29,8 @@ const settleWait = 2 * time.Second
 
 // SubscribeOptions configure one subscription. The zero value is valid.
 type SubscribeOptions struct {
-	From From
-	// TS is in epoch milliseconds of storage, for FromTS.
-	TS int64
-	// AfterID is for FromAfterID.
-	AfterID string
+	// From is where a new group starts. A group that exists goes on from where it is, whatever From says.
+	From Position
 	// BatchSize is the most events asked of the server at a time: 1..10,000, default 100.
 	BatchSize int
 	// MaxInFlight is the most events leased at a time: 1..10,000, default 100.
@@ -87,13 +73,10 @@ func (o *SubscribeOptions) prepare() error {
 	if o.MaxAttempts == 0 {
 		o.MaxAttempts = 5
 	}
+	if err := o.From.validate(); err != nil {
+		return err
+	}
 	switch {
-	case o.From < FromLatest || o.From > FromAfterID:
-		return badOptions("opts.from is none of latest, earliest, ts, afterId")
-	case o.From == FromTS && (o.TS < 0 || o.TS > maxSafeInteger):
-		return badOptions("opts.ts is %d: it is epoch milliseconds, 0 to 2^53-1", o.TS)
-	case o.From == FromAfterID && (o.AfterID == "" || len(o.AfterID) > maxNameLen+maxIDLen):
-		return badOptions("opts.afterId has %d bytes: an event's id is needed", len(o.AfterID))
 	case o.BatchSize < 1 || o.BatchSize > maxInFlightLimit:
 		return badOptions("opts.batchSize is %d: 1 to %d are allowed", o.BatchSize, maxInFlightLimit)
 	case o.MaxInFlight < 1 || o.MaxInFlight > maxInFlightLimit:
@@ -165,7 +148,7 @@ type Subscription struct {
 // block: it hands the Held on (never more than MaxInFlight are out) and whoever gets it calls Begin. For handlers that
 // work in place, use Consume.
 //
-// Errors are *Error: bad_topic, bad_group, bad_options, unknown_id (AfterID), subscribe_failed, overloaded, rate_limited,
+// Errors are *Error: bad_topic, bad_group, bad_options, unknown_id (FromAfterID), subscribe_failed, overloaded, rate_limited,
 // internal. The caller ends the subscription with Stop, Drain or Disconnect.
 func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts SubscribeOptions, handler func(*Held)) (*Subscription, error) {
 	if handler == nil {

@@ -66,7 +66,7 @@ type Changelog struct {
 	Bus Bus
 	// Topic and Group are as of a Projection. Required.
 	Topic, Group string
-	// From is where the group starts when it is new. The zero value is the end of the topic.
+	// From is where the group starts when it is new. Default: jetstream.FromLatest, the end of the topic.
 	From jetstream.Position
 	// Into is the table. Required.
 	Into Table
@@ -195,7 +195,7 @@ func (c *changelog) fillTo(ctx context.Context, e *jetstream.Event, fails failin
 func (c *changelog) fill(ctx context.Context, e *jetstream.Event, fails failing) error {
 	opts := jetstream.ScanOptions{From: jetstream.FromEarliest, Limit: math.MaxInt}
 	if c.place.StoredAt > 0 {
-		opts.From, opts.TS = jetstream.FromTS, time.Unix(0, c.place.StoredAt).Add(-scanOverlap).UnixMilli()
+		opts.From = jetstream.FromTime(time.Unix(0, c.place.StoredAt).Add(-scanOverlap))
 	}
 	c.batch = c.batch[:0]
 	err := c.bus.Scan(ctx, c.p.Topic, opts, func(next *jetstream.Event) error {

@@ -28,7 +28,7 @@ func projector(ctx context.Context, url string) error {
 	}
 	defer func() { _ = bus.Close() }()
 	natstest.Ready()
-	return Run(ctx, bus, Projection{Topic: topicCounts, Group: "counter", From: Earliest, Apply: appendEvent, CacheKeys: 500})
+	return Run(ctx, bus, Projection{Topic: topicCounts, Group: "counter", From: jetstream.FromEarliest, Apply: appendEvent, CacheKeys: 500})
 }
 
 // TestCrash kills projectors at random moments while events come in, and wants the states that a fold of the stream gives:

@@ -85,7 +85,7 @@ func (f *feed) run(ctx context.Context, bus Bus, topic, group string, from jetst
 	var sub *jetstream.Subscription
 	err := insist(ctx, f.log, "join the group", func(ctx context.Context) (err error) {
 		sub, err = bus.Subscribe(ctx, topic, group, jetstream.SubscribeOptions{
-			From: from.From, TS: from.TS, AfterID: from.AfterID,
+			From:        from,
 			MaxInFlight: inFlight, BatchSize: inFlight, AckTimeout: leaseTime, MaxAttempts: jetstream.NeverGiveUp,
 		}, f.arrive)
 		return err

@@ -35,7 +35,7 @@ func TestStatesFollowTheStream(t *testing.T) {
 	defer nc.Close()
 	seen := newTally()
 	put(t, bus.Bus, topicCounts, "before", "0")
-	run(t, bus, Projection{From: Earliest, Observer: seen})
+	run(t, bus, Projection{From: jetstream.FromEarliest, Observer: seen})
 	s := newStream(bus.Bus, topicCounts)
 	keyed, n := 1, 40
 	for range n {
@@ -101,7 +101,7 @@ func TestInstancesComeAndGo(t *testing.T) {
 			instances[i] = nil
 			return
 		}
-		instances[i] = run(t, buses[i], Projection{From: Earliest, InFlight: 1 + rnd.IntN(64), CacheKeys: 1 + rnd.IntN(keys)})
+		instances[i] = run(t, buses[i], Projection{From: jetstream.FromEarliest, InFlight: 1 + rnd.IntN(64), CacheKeys: 1 + rnd.IntN(keys)})
 	}
 	streams := []*stream{newStream(buses[0], topicCounts), newStream(buses[1], topicCounts)}
 	toggle(0)
@@ -127,7 +127,7 @@ func TestGroupIsMoved(t *testing.T) {
 	url := startNATS(t)
 	one, two := openBus(t, jetstream.Config{URL: url}), openBus(t, jetstream.Config{URL: url})
 	seen := newTally()
-	p := Projection{From: Earliest, Observer: seen}
+	p := Projection{From: jetstream.FromEarliest, Observer: seen}
 	run(t, one, p)
 	run(t, two, p)
 	rnd := rand.New(rand.NewPCG(5, 2))
@@ -136,7 +136,7 @@ func TestGroupIsMoved(t *testing.T) {
 		for range perRound {
 			s.put(t, "k"+strconv.Itoa(rnd.IntN(keys)))
 		}
-		if err := two.SetCursor(t.Context(), topicCounts, "counter", Earliest); err != nil {
+		if err := two.SetCursor(t.Context(), topicCounts, "counter", jetstream.FromEarliest); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -154,7 +154,7 @@ func TestGroupIsMoved(t *testing.T) {
 // TestPassedOverEventsStayOut moves the group forward past events that nobody has had.
 func TestPassedOverEventsStayOut(t *testing.T) {
 	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
-	p := Projection{From: Earliest}
+	p := Projection{From: jetstream.FromEarliest}
 	put(t, bus, topicCounts, "k", "1")
 	first := run(t, bus, p)
 	poll(t, "the first event is applied", func() bool { return viewed(t, bus, "counter")["k"] == "1 " })
@@ -185,7 +185,7 @@ func TestWhereAProjectionBegins(t *testing.T) {
 	moment := time.Now()
 	poll(t, "the clock goes on", func() bool { return time.Since(moment) > 5*time.Millisecond })
 	for name, from := range map[string]jetstream.Position{
-		"latest": {}, "ts": {From: jetstream.FromTS, TS: moment.UnixMilli() + 1}, "after": {From: jetstream.FromAfterID, AfterID: before.ID},
+		"latest": {}, "ts": jetstream.FromTime(moment.Add(time.Millisecond)), "after": jetstream.FromAfterID(before.ID),
 	} {
 		run(t, bus, Projection{Group: name, From: from})
 		poll(t, "the group is made", func() bool {
@@ -211,7 +211,7 @@ func TestWrongProjections(t *testing.T) {
 		"long group": {Name: "x", Group: strings.Repeat("g", 128)},
 		"limits":     {InFlight: -1},
 		"in flight":  {InFlight: 10_001},
-		"unknown id": {From: jetstream.Position{From: jetstream.FromAfterID, AfterID: "nobody's"}},
+		"unknown id": {From: jetstream.FromAfterID("nobody's")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := runAway(t, bus, p)
@@ -267,7 +267,7 @@ func TestPoison(t *testing.T) {
 		return appendEvent(ctx, state, e)
 	}
 	seen := newTally()
-	run(t, bus, Projection{From: Earliest, Apply: bad, Attempts: 3, Observer: seen})
+	run(t, bus, Projection{From: jetstream.FromEarliest, Apply: bad, Attempts: 3, Observer: seen})
 	var receipts []jetstream.Receipt
 	for _, payload := range []string{"1", `"permanent"`, "2", `"failing"`, "3", `"permanent"`, "4"} {
 		receipts = append(receipts, put(t, bus, topicCounts, "k", payload))
@@ -319,7 +319,7 @@ func TestFailingKeyHoldsUpNobody(t *testing.T) {
 		s.put(t, "k"+strconv.Itoa(i%50))
 	}
 	s.flush(t)
-	run(t, bus, Projection{From: Earliest, Apply: apply, Attempts: 1_000_000, InFlight: 100})
+	run(t, bus, Projection{From: jetstream.FromEarliest, Apply: apply, Attempts: 1_000_000, InFlight: 100})
 	want := fold(t, bus, 0, appendEvent)
 	without := make(map[string]string)
 	for key, state := range want {
@@ -363,7 +363,7 @@ func TestPoisonedThousand(t *testing.T) {
 		}
 	}
 	s.flush(t)
-	run(t, bus, Projection{From: Earliest, Apply: apply})
+	run(t, bus, Projection{From: jetstream.FromEarliest, Apply: apply})
 	workedOff(t, bus, "counter")
 	wantStates(t, viewed(t, bus, "counter"), fold(t, bus, 0, apply))
 	if n := len(readLetters(t, bus)); n != queued {
@@ -389,7 +389,7 @@ func TestPassingErrors(t *testing.T) {
 		s.put(t, "k"+strconv.Itoa(i%5))
 	}
 	s.flush(t)
-	run(t, bus, Projection{From: Earliest, Apply: apply})
+	run(t, bus, Projection{From: jetstream.FromEarliest, Apply: apply})
 	workedOff(t, bus, "counter")
 	wantStates(t, viewed(t, bus, "counter"), fold(t, bus, 0, appendEvent))
 	if n := len(letters(t, bus)); n != 0 {
@@ -415,14 +415,14 @@ func TestSlowKey(t *testing.T) {
 	}
 	s.flush(t)
 	want := fold(t, bus, 0, appendEvent)
-	first := run(t, bus, Projection{From: Earliest, Apply: hang, InFlight: 16})
+	first := run(t, bus, Projection{From: jetstream.FromEarliest, Apply: hang, InFlight: 16})
 	poll(t, "the other keys are worked off", func() bool {
 		got := viewed(t, bus, "counter")
 		return got["k0"] == want["k0"] && got["k4"] == want["k4"]
 	})
 	first.stop(t)
 	began := time.Now()
-	run(t, bus, Projection{From: Earliest})
+	run(t, bus, Projection{From: jetstream.FromEarliest})
 	workedOff(t, bus, "counter")
 	if took := time.Since(began); took > 15*time.Second {
 		t.Errorf("the leases came back after %v", took) // AckWait is 30 s
@@ -471,7 +471,7 @@ func TestUnknownOutcomes(t *testing.T) {
 	}
 	s.flush(t)
 	rnd := rand.New(rand.NewPCG(5, 3))
-	p := Projection{From: Earliest, Store: func(ctx context.Context, version int) (Store, error) {
+	p := Projection{From: jetstream.FromEarliest, Store: func(ctx context.Context, version int) (Store, error) {
 		states, err := OpenStates(ctx, bus, StatesBucket("counter", version))
 		return &flaky{Store: states, rnd: rnd}, err
 	}}
@@ -491,12 +491,12 @@ func TestClockBehind(t *testing.T) {
 		s.put(t, "k"+strconv.Itoa(i%10))
 	}
 	s.flush(t)
-	run(t, bus, Projection{From: Earliest, Store: func(ctx context.Context, version int) (Store, error) {
+	run(t, bus, Projection{From: jetstream.FromEarliest, Store: func(ctx context.Context, version int) (Store, error) {
 		states, err := OpenStates(ctx, bus, StatesBucket("counter", version))
 		return &flaky{Store: states, clock: -time.Hour}, err
 	}})
 	workedOff(t, bus, "counter")
-	if err := bus.SetCursor(t.Context(), topicCounts, "counter", Earliest); err != nil {
+	if err := bus.SetCursor(t.Context(), topicCounts, "counter", jetstream.FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	workedOff(t, bus, "counter")
@@ -508,8 +508,8 @@ func TestConnectionCut(t *testing.T) {
 	const keys, cuts, perCut = 30, 4, 300
 	srv := natstest.Start(t)
 	one, two := openBus(t, jetstream.Config{URL: srv.URL(), AckWait: time.Second}), openBus(t, jetstream.Config{URL: srv.URL(), AckWait: time.Second})
-	run(t, one, Projection{From: Earliest})
-	run(t, two, Projection{From: Earliest})
+	run(t, one, Projection{From: jetstream.FromEarliest})
+	run(t, two, Projection{From: jetstream.FromEarliest})
 	rnd := rand.New(rand.NewPCG(5, 4))
 	for round := range cuts + 1 {
 		for range perCut {
@@ -550,7 +550,7 @@ func TestWhatNoStoreTakes(t *testing.T) {
 				return appendEvent(ctx, state, e)
 			}
 			seen := newTally()
-			run(t, bus, Projection{From: Earliest, Apply: apply, Store: store(bus), Observer: seen})
+			run(t, bus, Projection{From: jetstream.FromEarliest, Apply: apply, Store: store(bus), Observer: seen})
 			put(t, bus, topicCounts, "k", "1")
 			put(t, bus, topicCounts, "k", `"huge"`)
 			put(t, bus, topicCounts, "k", "2")
@@ -578,8 +578,8 @@ func TestWhatNoStoreTakes(t *testing.T) {
 // TestBusClosed wants a projection to end, with an error, when its bus is closed under it.
 func TestBusClosed(t *testing.T) {
 	for name, p := range map[string]Projection{
-		"keyed":   {From: Earliest},
-		"ordered": {From: Earliest, Key: func(e *jetstream.Event) (string, error) { return e.Key, nil }},
+		"keyed":   {From: jetstream.FromEarliest},
+		"ordered": {From: jetstream.FromEarliest, Key: func(e *jetstream.Event) (string, error) { return e.Key, nil }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bus, err := jetstream.Open(t.Context(), jetstream.Config{DataDir: t.TempDir()})
@@ -613,7 +613,7 @@ func TestEndWhileBusy(t *testing.T) {
 	seen := newTally()
 	for round := range 10 {
 		done := seen.outcome(Applied)
-		r := run(t, bus, Projection{From: Earliest, Observer: seen, InFlight: 50})
+		r := run(t, bus, Projection{From: jetstream.FromEarliest, Observer: seen, InFlight: 50})
 		goal := done + rnd.IntN(200)
 		poll(t, "it works", func() bool {
 			b, err := bus.Backlog(t.Context(), topicCounts, "counter")
@@ -627,7 +627,7 @@ func TestEndWhileBusy(t *testing.T) {
 	if err := goleak.Find(before); err != nil {
 		t.Error(err)
 	}
-	run(t, bus, Projection{From: Earliest, Observer: seen})
+	run(t, bus, Projection{From: jetstream.FromEarliest, Observer: seen})
 	workedOff(t, bus, "counter")
 	wantStates(t, viewed(t, bus, "counter"), fold(t, bus, 0, appendEvent))
 }

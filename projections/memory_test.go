@@ -45,7 +45,7 @@ func TestMemory(t *testing.T) {
 	seen := newTally()
 	began := time.Now()
 	run(t, bus, Projection{
-		From: Earliest, CacheKeys: cacheKeys, CacheBytes: cacheBytes, Observer: seen,
+		From: jetstream.FromEarliest, CacheKeys: cacheKeys, CacheBytes: cacheBytes, Observer: seen,
 		Apply: func(_ context.Context, _ []byte, e *jetstream.Event) ([]byte, error) { return e.Payload, nil },
 	})
 	var most uint64

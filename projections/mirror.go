@@ -317,7 +317,7 @@ func (a *applier) warm(ctx context.Context, group string, from jetstream.Positio
 	}
 	if there, _, _, err := readHorizon(ctx, a.bus, a.p.Topic); err != nil || there.Sequence > last {
 		// The snapshots are of a stream that was removed since: everything in the new one is behind them.
-		return Earliest, err
+		return jetstream.FromEarliest, err
 	}
 	h, err := eachSnapshot(ctx, a.bus, a.p.Topic, a.p.Snapshot, func(e *jetstream.Event) error {
 		key := e.Key
@@ -332,5 +332,5 @@ func (a *applier) warm(ctx context.Context, group string, from jetstream.Positio
 	if err != nil || h.Stream == "" {
 		return from, err
 	}
-	return jetstream.Position{From: jetstream.FromAfterID, AfterID: Source{h.Stream, h.Sequence}.String()}, nil
+	return jetstream.FromAfterID(Source{h.Stream, h.Sequence}.String()), nil
 }

@@ -118,8 +118,7 @@ func (o *ordered) fillTo(ctx context.Context, e *jetstream.Event, fails failing)
 func (o *ordered) fill(ctx context.Context, e *jetstream.Event, fails failing) error {
 	opts := jetstream.ScanOptions{From: jetstream.FromEarliest, Limit: math.MaxInt}
 	if o.storedAt > 0 {
-		opts.From = jetstream.FromTS
-		opts.TS = time.Unix(0, o.storedAt).Add(-scanOverlap).UnixMilli()
+		opts.From = jetstream.FromTime(time.Unix(0, o.storedAt).Add(-scanOverlap))
 	}
 	err := o.a.bus.Scan(ctx, o.a.p.Topic, opts, func(next *jetstream.Event) error {
 		if next.Sequence < o.floor || o.passed(next) {

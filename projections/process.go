@@ -72,7 +72,7 @@ func NewProcess(cfg ProcessConfig) *Process {
 	}
 	p := &Process{cfg: cfg, living: make(map[string]int64)}
 	projection := &Projection{
-		Topic: TopicHeartbeat, Group: GroupProcess, From: Earliest, CacheKeys: cfg.MaxProcesses,
+		Topic: TopicHeartbeat, Group: GroupProcess, From: jetstream.FromEarliest, CacheKeys: cfg.MaxProcesses,
 		Key: func(e *jetstream.Event) (string, error) {
 			h, err := parseHeartbeat(e.Payload)
 			return h.processID(), err
@@ -115,7 +115,7 @@ func (p *Process) Run(ctx context.Context) error {
 			cancel(err)
 		}
 	})
-	err := p.ordered.run(ctx, GroupProcess, Earliest)
+	err := p.ordered.run(ctx, GroupProcess, jetstream.FromEarliest)
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
 		err = cause
 	} else if ctx.Err() != nil {

@@ -274,7 +274,7 @@ func TestNothingIsDoubledWhenAllComesAgain(t *testing.T) {
 		if !live {
 			stop()
 		}
-		if err := bus.SetCursor(t.Context(), TopicHeartbeat, GroupProcess, jetstream.Position{From: jetstream.FromEarliest}); err != nil {
+		if err := bus.SetCursor(t.Context(), TopicHeartbeat, GroupProcess, jetstream.FromEarliest); err != nil {
 			t.Fatal(err)
 		}
 		if !live {

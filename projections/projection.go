@@ -22,7 +22,7 @@ type Projection struct {
 	Name string
 	// Topic is where the events come from, Group what holds the place in it. Required.
 	Topic, Group string
-	// From is where the group starts when it is new. The zero value is the end of the topic; Earliest is its beginning.
+	// From is where the group starts when it is new. Default: jetstream.FromLatest, the end of the topic.
 	From jetstream.Position
 	// Snapshot, if not "", is a topic of snapshots of Topic (see Compactor) that a projection begins with which has no
 	// group yet, instead of From: Apply is called with each snapshot as if it were the event it was made from, then with
@@ -57,9 +57,6 @@ type Projection struct {
 	// Logger receives what operators should know. Default: nothing is logged.
 	Logger *slog.Logger
 }
-
-// Earliest is the beginning of a topic.
-var Earliest = jetstream.Position{From: jetstream.FromEarliest}
 
 // Observer is told what projections do. Its methods may be called concurrently and must not block.
 type Observer interface {

@@ -26,7 +26,7 @@ func prefixed(prefix string) func(context.Context, []byte, *jetstream.Event) ([]
 }
 
 func counterProjection(prefix string) Projection {
-	return Projection{Topic: topicCounts, Group: "counter", From: Earliest, Apply: prefixed(prefix)}
+	return Projection{Topic: topicCounts, Group: "counter", From: jetstream.FromEarliest, Apply: prefixed(prefix)}
 }
 
 // rebuildRig is two live instances with a stream of events.

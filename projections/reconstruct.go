@@ -20,7 +20,7 @@ func Reconstruct(ctx context.Context, bus Bus, topic, key string, at time.Time, 
 	if at.UnixMilli() <= 0 {
 		return s, nil
 	}
-	opts := jetstream.ScanOptions{From: jetstream.FromEarliest, Key: key, Until: at.UnixMilli(), Limit: math.MaxInt}
+	opts := jetstream.ScanOptions{From: jetstream.FromEarliest, Key: key, Until: at, Limit: math.MaxInt}
 	err := bus.Scan(ctx, topic, opts, func(e *jetstream.Event) (err error) {
 		if s.Value, err = apply(ctx, s.Value, e); err != nil {
 			return err

@@ -148,7 +148,7 @@ func (v *versions) runVersion(ctx context.Context, n int) error {
 	var a *applier
 	from := v.p.From
 	if n > 1 {
-		from = Earliest
+		from = jetstream.FromEarliest
 	}
 	err := insist(ctx, v.p.Logger, "open the states", func(ctx context.Context) error {
 		store, err := v.p.store(ctx, v.bus, n)
