@@ -143,7 +143,7 @@ func BenchmarkDeliverAndAck(b *testing.B) {
 		b.Helper()
 		p := h.bus.NewPublisher()
 		for ; stored < n; stored++ {
-			if err := p.Publish(b.Context(), "bench.deliver", payload, nil, func(_ jetstream.Receipt, err error) {
+			if err := p.PublishAsync(b.Context(), "bench.deliver", payload, jetstream.PublishOptions{}, func(_ jetstream.Receipt, err error) {
 				if err != nil {
 					b.Error(err)
 				}

@@ -281,7 +281,7 @@ func (s *session) send(ctx context.Context, topic string, f *frame, to place) bo
 		payload = nullPayload
 	}
 	r := s.newReceipt(to)
-	if err := s.pub.Publish(ctx, topic, payload, &f.publish, r.done); err != nil {
+	if err := s.pub.PublishAsync(ctx, topic, payload, f.publish, r.done); err != nil {
 		r.free()
 		s.failBus(to, err, codePublishFailed, "The event could not be published.")
 		return false

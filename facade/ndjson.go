@@ -160,7 +160,7 @@ func (l *lines) publish(ctx context.Context, text []byte, whole bool) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	err := l.pub.Publish(ctx, l.topic, payload, &opts, func(got jetstream.Receipt, err error) {
+	err := l.pub.PublishAsync(ctx, l.topic, payload, opts, func(got jetstream.Receipt, err error) {
 		if err != nil {
 			n.refuse(l.fault(err))
 			return

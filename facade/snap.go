@@ -87,7 +87,7 @@ func (s *Server) serveRemoval(w http.ResponseWriter, r *http.Request) {
 	opts.Key, opts.Tombstone = key, true
 	pub := s.cfg.Bus.NewPublisher()
 	pub.CountFor(p.Key())
-	s.publishOne(w, r, nullPayload, &opts, inStream(pub, topic))
+	s.publishOne(w, r, nullPayload, opts, inStream(pub, topic))
 }
 
 // snapTopic returns who asks for what is kept of which topic, once that is allowed. Before, nothing is said of the topic.

@@ -21,8 +21,8 @@ func BenchmarkSnap(b *testing.B) {
 	var stored sync.WaitGroup
 	for i := range keys {
 		stored.Add(1)
-		err := pub.Publish(b.Context(), topic, fmt.Appendf(nil, `{"pid":%d,"host":"some.host","status":"running"}`, i),
-			&jetstream.PublishOptions{Key: strconv.Itoa(i)}, func(_ jetstream.Receipt, err error) {
+		err := pub.PublishAsync(b.Context(), topic, fmt.Appendf(nil, `{"pid":%d,"host":"some.host","status":"running"}`, i),
+			jetstream.PublishOptions{Key: strconv.Itoa(i)}, func(_ jetstream.Receipt, err error) {
 				defer stored.Done()
 				if err != nil {
 					b.Error(err)

@@ -24,6 +24,7 @@ type subscription struct {
 	topicJSON     []byte   // topic and group as JSON strings
 	groupJSON     []byte
 	ackDeadlineMS int64
+	client        string // whose topics count that it brings into being
 }
 
 // appendEvent encodes a delivery. The lease starts when the frame is handed to the socket, so all
@@ -65,6 +66,7 @@ func (s *session) subscribe(o *operation) (ended bool) {
 			" subscriptions, which is the most it may have.")
 		return true
 	}
+	sub.client = s.counted
 	s.joining++
 	s.carryOut(o, func(ctx context.Context) { s.join(ctx, o, sub) })
 	return false
@@ -124,7 +126,7 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 func (s *session) busOptions(f *frame, sub *subscription) jetstream.SubscribeOptions {
 	opts := f.subscribe
 	opts.Topics = sub.more
-	opts.Via = s.pub
+	opts.CountFor = sub.client
 	opts.OnReset = func(string) { s.reset(sub) }
 	opts.Paused = true // until the OK is on its way
 	return opts

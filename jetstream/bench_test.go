@@ -79,7 +79,7 @@ func BenchmarkPublish(b *testing.B) {
 					if given {
 						opts.ID = fmt.Sprintf("%d-%d", client, i)
 					}
-					if err := p.Publish(b.Context(), "bench", benchPayload, &opts, func(_ Receipt, err error) {
+					if err := p.PublishAsync(b.Context(), "bench", benchPayload, opts, func(_ Receipt, err error) {
 						if err != nil {
 							failed.Add(1)
 						}
@@ -121,7 +121,7 @@ func BenchmarkDeliverAndAck(b *testing.B) {
 		b.Helper()
 		p := bus.NewPublisher()
 		for range b.N {
-			if err := p.Publish(b.Context(), "bench", benchPayload, nil, func(_ Receipt, err error) {
+			if err := p.PublishAsync(b.Context(), "bench", benchPayload, PublishOptions{}, func(_ Receipt, err error) {
 				if err != nil {
 					b.Error(err)
 				}
@@ -217,7 +217,7 @@ func BenchmarkFanOut(b *testing.B) {
 			p := bus.NewPublisher()
 			b.ResetTimer()
 			for range b.N {
-				if err := p.Publish(b.Context(), "bench", benchPayload, nil, func(Receipt, error) {}); err != nil {
+				if err := p.PublishAsync(b.Context(), "bench", benchPayload, PublishOptions{}, func(Receipt, error) {}); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -115,8 +115,8 @@ type Limits struct {
 	// it get overloaded.
 	Topics int
 	// TopicsPerClient ("topics_per_client") is the most topics that one client may bring into being, with all Publishers
-	// that count for it (Publisher.CountFor) and the subscriptions made Via them: default 100 at once, and then one every
-	// 10 s. Beyond it, new topics get rate_limited.
+	// and subscriptions that count for it (Publisher.CountFor, SubscribeOptions.CountFor): default 100 at once, and then
+	// one every 10 s. Beyond it, new topics get rate_limited.
 	TopicsPerClient int
 	// Subscriptions ("subscriptions") is the most subscriptions open on this hub: default 100,000. Beyond it, new ones
 	// get overloaded.

@@ -283,8 +283,12 @@ func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
 		l.original = &bare
 		letter = l.append(nil)
 	}
-	_, err := b.publishWait(ctx, func(done func(Receipt, error)) error {
-		return b.publisher.send(ctx, dlqPrefix+l.original.Topic, letter, &PublishOptions{ID: l.id}, done)
+	t, err := b.topic(ctx, dlqPrefix+l.original.Topic, "") // not admitted: a letter is larger than what it wraps, and has no key
+	if err != nil {
+		return err
+	}
+	_, err = b.publishWait(ctx, func(done func(Receipt, error)) error {
+		return b.publisher.send(ctx, t, letter, &PublishOptions{ID: l.id}, done)
 	})
 	return err
 }

@@ -384,7 +384,7 @@ func TestAfterIDOnABusyTopic(t *testing.T) {
 	ids := make([]string, n)
 	p := b.NewPublisher()
 	for i := range n {
-		if err := p.Publish(t.Context(), "busy", []byte("1"), nil, func(r Receipt, err error) {
+		if err := p.PublishAsync(t.Context(), "busy", []byte("1"), PublishOptions{}, func(r Receipt, err error) {
 			if err != nil {
 				t.Error(err)
 			}

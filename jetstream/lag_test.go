@@ -33,7 +33,7 @@ func TestReadsBesideAReplicaThatIsBehind(t *testing.T) {
 	p := b.NewPublisher()
 	large := bytes.Repeat([]byte("1"), 64<<10)
 	for range 1_500 {
-		if err := p.Publish(t.Context(), "orders", large, &PublishOptions{}, func(_ Receipt, err error) {
+		if err := p.PublishAsync(t.Context(), "orders", large, PublishOptions{}, func(_ Receipt, err error) {
 			if err != nil {
 				t.Error(err)
 			}

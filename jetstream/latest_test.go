@@ -138,13 +138,13 @@ func TestLatestByKeyOfManyKeys(t *testing.T) {
 		for i := range n {
 			key := "key:" + strconv.Itoa(i)
 			keys = append(keys, key)
-			opts := &PublishOptions{Key: key, Tombstone: i%10 == 3}
+			opts := PublishOptions{Key: key, Tombstone: i%10 == 3}
 			payload := strconv.Itoa(i)
 			if want[key] = payload; opts.Tombstone {
 				delete(want, key)
 				payload = ""
 			}
-			if err := p.Publish(t.Context(), topic, []byte(payload), opts, func(_ Receipt, err error) {
+			if err := p.PublishAsync(t.Context(), topic, []byte(payload), opts, func(_ Receipt, err error) {
 				if err != nil {
 					t.Error(err)
 				}

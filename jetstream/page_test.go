@@ -48,12 +48,12 @@ func fill(tb testing.TB, b *Bus, topic string, events, keys int, rnd *rand.Rand)
 	p := b.NewPublisher()
 	for range events {
 		key := strconv.Itoa(rnd.IntN(keys))
-		opts := &PublishOptions{Key: key, Tombstone: rnd.IntN(4) == 0}
+		opts := PublishOptions{Key: key, Tombstone: rnd.IntN(4) == 0}
 		payload := []byte("1")
 		if opts.Tombstone {
 			payload = nil
 		}
-		if err := p.Publish(tb.Context(), topic, payload, opts, func(_ Receipt, err error) {
+		if err := p.PublishAsync(tb.Context(), topic, payload, opts, func(_ Receipt, err error) {
 			if err != nil {
 				tb.Error(err)
 			}
@@ -129,7 +129,7 @@ func busy(t *testing.T, b *Bus, keys int, payload string) (stop func()) {
 	t.Helper()
 	p := b.NewPublisher()
 	write := func(i int) {
-		if err := p.Publish(t.Context(), "state.a", []byte(payload), &PublishOptions{Key: strconv.Itoa(i)}, func(_ Receipt, err error) {
+		if err := p.PublishAsync(t.Context(), "state.a", []byte(payload), PublishOptions{Key: strconv.Itoa(i)}, func(_ Receipt, err error) {
 			if err != nil {
 				t.Error(err)
 			}

@@ -18,7 +18,7 @@ func TestPublishKeepsTheOrderOfCalls(t *testing.T) {
 	var mu sync.Mutex
 	seqs := make([]uint64, n)
 	for i := range n {
-		err := p.Publish(t.Context(), "order", fmt.Append(nil, i), nil, func(r Receipt, err error) {
+		err := p.PublishAsync(t.Context(), "order", fmt.Append(nil, i), PublishOptions{}, func(r Receipt, err error) {
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -177,7 +177,7 @@ func TestLimitsOfTopics(t *testing.T) {
 	}
 	pub := func(p *Publisher, topic string) error {
 		_, err := b.publishWait(t.Context(), func(done func(Receipt, error)) error {
-			return p.Publish(t.Context(), topic, []byte("1"), nil, done)
+			return p.PublishAsync(t.Context(), topic, []byte("1"), PublishOptions{}, done)
 		})
 		return err
 	}
@@ -201,7 +201,7 @@ func TestLimitsOfTopics(t *testing.T) {
 			t.Errorf("%s: got %s, want %s", c.topic, got, c.want)
 		}
 	}
-	_, err := b.Subscribe(t.Context(), "t6", "g", SubscribeOptions{Via: one}, ignore)
+	_, err := b.Subscribe(t.Context(), "t6", "g", SubscribeOptions{CountFor: one.client}, ignore)
 	if got := code(err); got != CodeOverloaded {
 		t.Errorf("subscribe: got %s", got)
 	}

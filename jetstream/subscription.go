@@ -51,8 +51,9 @@ type SubscribeOptions struct {
 	// OnReset, when not nil, is called when the group on a topic had to start anew and may have missed events: before the next
 	// event of that topic is handed out, and never while the handler runs. It must not block.
 	OnReset func(topic string)
-	// Via, when not nil, is the client's Publisher: topics that the subscription brings into being count with its own.
-	Via *Publisher
+	// CountFor, when not "", is the client for whom the topics count that the subscription brings into being: see
+	// Publisher.CountFor. Default: the program itself, which has no limit of its own.
+	CountFor string
 	// Paused lets the subscription begin as after Pause: it is a member of the group, and asks for no event before Resume.
 	Paused bool
 	// Workers is how many handlers of Consume run at a time: 1..10,000, default 1. Only as many events as MaxInFlight allows
@@ -220,7 +221,7 @@ func (b *Bus) subscribe(ctx context.Context, topic, group string, opts Subscribe
 }
 
 func (s *Subscription) join(ctx context.Context, topic string, start starter) error {
-	g, err := s.bus.join(ctx, topic, s.group, s.opts.GroupTTL, s.opts.client(), start, nil)
+	g, err := s.bus.join(ctx, topic, s.group, s.opts.GroupTTL, s.opts.CountFor, start, nil)
 	if err != nil {
 		return err
 	}
@@ -230,14 +231,6 @@ func (s *Subscription) join(ctx context.Context, topic string, start starter) er
 	s.mu.Unlock()
 	s.bus.enter(g, s) // from now on, other members' questions come to this one, too
 	return nil
-}
-
-// client is whose new topics are counted.
-func (o *SubscribeOptions) client() string {
-	if o.Via == nil {
-		return ""
-	}
-	return o.Via.client
 }
 
 // reserve refuses a subscription before anything is made for it. register looks again.

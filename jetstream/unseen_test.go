@@ -34,7 +34,7 @@ func TestWanderingUnseenCostsNoAttemptInACluster(t *testing.T) {
 		<-time.After(20 * time.Millisecond) // its pulls are out
 		const n = 20
 		for i := range n {
-			if err := b.NewPublisher().Publish(t.Context(), topic, fmt.Appendf(nil, "%d", i), nil, func(Receipt, error) {}); err != nil {
+			if err := b.NewPublisher().PublishAsync(t.Context(), topic, fmt.Appendf(nil, "%d", i), PublishOptions{}, func(Receipt, error) {}); err != nil {
 				t.Fatal(err)
 			}
 		}

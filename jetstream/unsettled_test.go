@@ -56,7 +56,7 @@ func TestWhatAPauseGivesBackIsUnsettled(t *testing.T) {
 		p := b.NewPublisher()
 		const n = 50
 		for range n {
-			if err := p.Publish(t.Context(), topic, []byte("1"), nil, func(Receipt, error) {}); err != nil {
+			if err := p.PublishAsync(t.Context(), topic, []byte("1"), PublishOptions{}, func(Receipt, error) {}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -186,12 +186,12 @@ func TestWatchHasNoGap(t *testing.T) {
 			p := b.NewPublisher()
 			for i := range each {
 				key := strconv.Itoa((i*7 + n) % keys)
-				opts := &PublishOptions{Key: key, Tombstone: i%11 == 0}
+				opts := PublishOptions{Key: key, Tombstone: i%11 == 0}
 				payload := []byte(strconv.Itoa(n*each + i))
 				if opts.Tombstone {
 					payload = nil
 				}
-				if err := p.Publish(t.Context(), "state.a", payload, opts, func(_ Receipt, err error) {
+				if err := p.PublishAsync(t.Context(), "state.a", payload, opts, func(_ Receipt, err error) {
 					if err != nil {
 						t.Error(err)
 					}

@@ -135,14 +135,14 @@ func write(tb testing.TB, bus *jetstream.Bus, topic string, rng *rand.Rand, keys
 	for i := range n {
 		key := fmt.Sprintf("k:%d", rng.IntN(keys))
 		payload := fmt.Sprintf(`{"n":%d,"r":%d}`, i, rng.Int64())
-		opts := &jetstream.PublishOptions{Key: key}
+		opts := jetstream.PublishOptions{Key: key}
 		if opts.Tombstone = rng.IntN(5) == 0; opts.Tombstone {
 			payload = "null"
 			delete(state, key)
 		} else {
 			state[key] = payload
 		}
-		if err := p.Publish(tb.Context(), topic, []byte(payload), opts, func(_ jetstream.Receipt, err error) {
+		if err := p.PublishAsync(tb.Context(), topic, []byte(payload), opts, func(_ jetstream.Receipt, err error) {
 			if err != nil {
 				tb.Errorf("publish: %v", err)
 			}

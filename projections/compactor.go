@@ -221,11 +221,11 @@ func (c *Compactor) publish(ctx context.Context, pub *jetstream.Publisher, e, ol
 	if !e.Tombstone {
 		payload = appendSnapshot(nil, e)
 	}
-	err := pub.Publish(ctx, c.cfg.Snapshot, payload, &opts, done)
+	err := pub.PublishAsync(ctx, c.cfg.Snapshot, payload, opts, done)
 	if errors.Is(err, jetstream.ErrTooLarge) {
 		opts.Headers[headerOmitted] = "true"
 		bare := jetstream.Event{Key: e.Key, TS: e.TS}
-		err = pub.Publish(ctx, c.cfg.Snapshot, appendSnapshot(nil, &bare), &opts, done)
+		err = pub.PublishAsync(ctx, c.cfg.Snapshot, appendSnapshot(nil, &bare), opts, done)
 	}
 	return err
 }

@@ -23,7 +23,7 @@ func TestMemory(t *testing.T) {
 	pub := bus.NewPublisher()
 	for i := range 2 * *memoryKeys {
 		opts := jetstream.PublishOptions{Key: "key-" + strconv.Itoa(i%*memoryKeys)}
-		if err := pub.Publish(t.Context(), topicCounts, payload, &opts, func(_ jetstream.Receipt, err error) {
+		if err := pub.PublishAsync(t.Context(), topicCounts, payload, opts, func(_ jetstream.Receipt, err error) {
 			if err != nil {
 				t.Error(err)
 			}

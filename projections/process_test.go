@@ -489,7 +489,7 @@ func BenchmarkHeartbeats(b *testing.B) {
 	bus := openBus(b, jetstream.Config{DataDir: b.TempDir()})
 	p := bus.NewPublisher()
 	for i := range b.N {
-		if err := p.Publish(b.Context(), TopicHeartbeat, []byte(heartbeat(i%100, i)), nil, func(jetstream.Receipt, error) {}); err != nil {
+		if err := p.PublishAsync(b.Context(), TopicHeartbeat, []byte(heartbeat(i%100, i)), jetstream.PublishOptions{}, func(jetstream.Receipt, error) {}); err != nil {
 			b.Fatal(err)
 		}
 	}

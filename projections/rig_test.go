@@ -245,7 +245,7 @@ func newStream(bus *jetstream.Bus, topic string) *stream {
 func (s *stream) put(tb testing.TB, key string) {
 	tb.Helper()
 	s.next++
-	err := s.pub.Publish(tb.Context(), s.topic, strconv.AppendInt(nil, int64(s.next), 10), &jetstream.PublishOptions{Key: key}, func(_ jetstream.Receipt, err error) {
+	err := s.pub.PublishAsync(tb.Context(), s.topic, strconv.AppendInt(nil, int64(s.next), 10), jetstream.PublishOptions{Key: key}, func(_ jetstream.Receipt, err error) {
 		if err != nil {
 			s.failed.CompareAndSwap(nil, &err)
 		}

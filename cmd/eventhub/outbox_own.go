@@ -41,9 +41,10 @@ var errOwnOutboxClosed = errors.New("the outbox is closed")
 // ownOutbox is the hub's own outbox, behind POST /outbox. Its file is made when it is used first. Its methods may be called
 // concurrently.
 type ownOutbox struct {
-	hub  *hub
-	path string
-	most int64
+	hub       *hub
+	publisher *jetstream.Publisher // says what cannot be published
+	path      string
+	most      int64
 
 	// unsent is about how many records are not sent. Each Backlog corrects it.
 	unsent atomic.Int64
@@ -63,7 +64,7 @@ var (
 )
 
 func newOwnOutbox(h *hub, path string) *ownOutbox {
-	return &ownOutbox{hub: h, path: path, most: int64(h.cmd.OutboxPending), queue: make(chan *addition), ended: make(chan struct{})}
+	return &ownOutbox{hub: h, publisher: h.bus.NewPublisher(), path: path, most: int64(h.cmd.OutboxPending), queue: make(chan *addition), ended: make(chan struct{})}
 }
 
 // resume opens the file if there is one, for something may wait in it.
@@ -128,8 +129,8 @@ type addition struct {
 }
 
 // Add implements facade.Outbox.
-func (o *ownOutbox) Add(ctx context.Context, topic string, payload []byte, opts *jetstream.PublishOptions) (id string, err error) {
-	if err := o.hub.bus.Admit(topic, payload, opts); err != nil {
+func (o *ownOutbox) Add(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (id string, err error) {
+	if err := o.publisher.Admit(topic, payload, opts); err != nil {
 		return "", err
 	}
 	if err := o.open(ctx); err != nil {
