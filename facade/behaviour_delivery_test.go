@@ -199,7 +199,7 @@ func TestSameIDIsOneEvent(t *testing.T) {
 func storedPayloads(t *testing.T, bus *jetstream.Bus, topic string) string {
 	t.Helper()
 	var texts []string
-	err := bus.Scan(t.Context(), topic, jetstream.ScanOptions{From: jetstream.FromEarliest, Limit: 100_000}, func(e *jetstream.Event) error {
+	err := bus.History(topic).Scan(t.Context(), jetstream.ScanOptions{From: jetstream.FromEarliest, Limit: 100_000}, func(e *jetstream.Event) error {
 		texts = append(texts, string(e.Payload))
 		return nil
 	})
@@ -222,7 +222,7 @@ func TestKeysAreFoundAgain(t *testing.T) {
 		}
 	}
 	for i, key := range keys {
-		e, err := bus.Latest(t.Context(), topic, key)
+		e, err := bus.Keys(topic).Get(t.Context(), key)
 		if err != nil {
 			t.Errorf("key %q: %v", key, err)
 			continue
@@ -232,7 +232,7 @@ func TestKeysAreFoundAgain(t *testing.T) {
 		}
 	}
 	latest := 0
-	err := bus.Scan(t.Context(), topic, jetstream.ScanOptions{LatestByKey: true}, func(*jetstream.Event) error {
+	err := bus.History(topic).Scan(t.Context(), jetstream.ScanOptions{LatestByKey: true}, func(*jetstream.Event) error {
 		latest++
 		return nil
 	})

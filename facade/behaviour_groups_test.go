@@ -305,7 +305,7 @@ func TestGroupTTL(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone := func() bool {
-		_, err := hub.bus.Cursor(t.Context(), topic, "tab")
+		_, err := hub.bus.Group(topic, "tab").Cursor(t.Context())
 		return err != nil
 	}
 	waitUntil(t, "the group is gone", gone)

@@ -122,7 +122,7 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 			started := make(chan struct{})
 			acks.Go(func() { close(started); settle(old[5:10]) })
 			<-started
-			if err := b.bus.SetCursor(t.Context(), topic, "g", test.to(ids)); err != nil {
+			if err := b.bus.Group(topic, "g").Seek(t.Context(), test.to(ids)); err != nil {
 				t.Fatal(err)
 			}
 			acks.Wait()
@@ -198,7 +198,7 @@ func TestSeeksThatRace(t *testing.T) {
 		var errs [4]error
 		for i, bus := range []*jetstream.Bus{a.bus, b.bus, a.bus, b.bus} {
 			seeks.Go(func() {
-				errs[i] = bus.SetCursor(t.Context(), topic, "g", jetstream.FromEarliest)
+				errs[i] = bus.Group(topic, "g").Seek(t.Context(), jetstream.FromEarliest)
 			})
 		}
 		seeks.Wait()
@@ -206,7 +206,7 @@ func TestSeeksThatRace(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := a.bus.SetCursor(t.Context(), topic, "g", jetstream.FromLatest); err != nil {
+	if err := a.bus.Group(topic, "g").Seek(t.Context(), jetstream.FromLatest); err != nil {
 		t.Fatal(err)
 	}
 	publish("marker")
@@ -223,12 +223,12 @@ func TestSeeksThatRace(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	cursor, err := b.bus.Cursor(t.Context(), topic, "g")
+	cursor, err := b.bus.Group(topic, "g").Cursor(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	waitUntil(t, "the cursor is at the marker", func() bool {
-		cursor, err = b.bus.Cursor(t.Context(), topic, "g")
+		cursor, err = b.bus.Group(topic, "g").Cursor(t.Context())
 		return err == nil && cursor.LastID != ""
 	})
 }

@@ -191,7 +191,7 @@ func (s *session) auth(f *frame) {
 	}
 	lost := maps.Clone(s.subs)
 	maps.DeleteFunc(lost, func(_ string, sub *subscription) bool { return s.srv.maySubscribe(p, sub) })
-	s.endSubs(lost, (*jetstream.Subscription).Stop)
+	s.endSubs(lost, Subscription.Stop)
 	for _, sub := range lost {
 		s.tell(codeForbidden, "The new policy does not allow "+sub.topic+"::"+sub.group+"; the subscription has ended.")
 	}
@@ -214,7 +214,7 @@ func (s *session) refuse(f *frame, fail *fault) {
 		s.srv.connections.leave(s.counted)
 		s.counted = ""
 		s.awaitAuth()
-		s.endSubs(s.subs, (*jetstream.Subscription).Stop)
+		s.endSubs(s.subs, Subscription.Stop)
 	}
 	s.fail(place{corr: f.corr}, fail.code, fail.msg)
 	if fail.rule().retry {

@@ -15,14 +15,12 @@ import (
 	"path"
 	"strings"
 	"time"
-
-	"eventhub/jetstream"
 )
 
 // Config configures a Server.
 type Config struct {
-	// Bus is where events go and come from. Required; the caller closes it after the Server.
-	Bus *jetstream.Bus
+	// Bus is where events go and come from: see JetStream. Required; the caller closes it after the Server.
+	Bus Bus
 	// Auth checks the credentials of WebSocket and HTTP clients. Required.
 	Auth Authenticator
 	// Observer is told what happens. Default: nobody.

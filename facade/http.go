@@ -155,7 +155,7 @@ func pathParam(r *http.Request, name string) (string, error) {
 type storing func(ctx context.Context, payload []byte, opts jetstream.PublishOptions) (status int, id string, err error)
 
 // inStream stores in the stream of a topic.
-func inStream(pub *jetstream.Publisher, topic string) storing {
+func inStream(pub Publisher, topic string) storing {
 	return func(ctx context.Context, payload []byte, opts jetstream.PublishOptions) (int, string, error) {
 		got, err := pub.Publish(ctx, topic, payload, opts)
 		return http.StatusOK, got.ID, err

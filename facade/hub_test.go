@@ -56,7 +56,7 @@ type testHub struct {
 
 func startHub(tb testing.TB, bus *jetstream.Bus, change ...func(*facade.Config)) *testHub {
 	tb.Helper()
-	cfg := facade.Config{Bus: bus, Auth: facade.StaticToken(testToken)}
+	cfg := facade.Config{Bus: facade.JetStream(bus), Auth: facade.StaticToken(testToken)}
 	for _, f := range change {
 		f(&cfg)
 	}

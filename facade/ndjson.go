@@ -42,7 +42,7 @@ type lines struct {
 	srv       *Server
 	topic     string
 	principal Principal
-	pub       *jetstream.Publisher
+	pub       Publisher
 	ctrl      *http.ResponseController
 	queue     chan *line
 	gone      chan struct{} // closed when answers cannot be written any more
@@ -50,7 +50,7 @@ type lines struct {
 
 // publishLines publishes each line of the body and streams the answers while the body is still being read. A client must
 // read them meanwhile: when Limits.Window answers wait, the body is not read on.
-func (s *Server) publishLines(w http.ResponseWriter, r *http.Request, topic string, p Principal, pub *jetstream.Publisher) {
+func (s *Server) publishLines(w http.ResponseWriter, r *http.Request, topic string, p Principal, pub Publisher) {
 	l := &lines{
 		srv: s, topic: topic, principal: p, pub: pub, ctrl: http.NewResponseController(w),
 		queue: make(chan *line, s.cfg.Limits.Window), gone: make(chan struct{}),

@@ -186,7 +186,7 @@ func (s *Server) readLatest(ctx context.Context, topic string, q *pageQuery) ([]
 
 // readStored reads a page as the bucket has it.
 func (s *Server) readStored(ctx context.Context, topic string, q *pageQuery) ([]*jetstream.Event, error) {
-	events, err := s.cfg.Bus.LatestPage(ctx, topic, q.offset, q.limit)
+	events, err := s.cfg.Bus.Keys(topic).Page(ctx, q.offset, q.limit)
 	if errors.Is(err, jetstream.ErrNotFound) {
 		return nil, nil
 	}
@@ -204,13 +204,13 @@ func (s *Server) readStored(ctx context.Context, topic string, q *pageQuery) ([]
 // readKeys reads the records of keys, in their order; those without one are left out. It stops early, and reports that it did,
 // when the records have more than Limits.PageBytes, but not before the first.
 func (s *Server) readKeys(ctx context.Context, topic string, keys []string, consistent bool) (events []*jetstream.Event, whole bool, err error) {
-	read := s.cfg.Bus.LatestByKey
+	read := s.cfg.Bus.Keys(topic).GetMany
 	if consistent {
-		read = s.cfg.Bus.LatestConsistent
+		read = s.cfg.Bus.Keys(topic).GetConsistent
 	}
 	size := 0
 	for some := range slices.Chunk(keys, keysAtOnce) {
-		found, err := read(ctx, topic, some...)
+		found, err := read(ctx, some)
 		if errors.Is(err, jetstream.ErrNotFound) {
 			return nil, true, nil
 		}

@@ -103,7 +103,7 @@ func TestPromiseLeasesOutliveALeaderChange(t *testing.T) {
 				}
 				g.in.ack(g.held...)
 				waitUntil(t, "all is settled", func() bool {
-					state, err := c.a.bus.Backlog(t.Context(), g.topic, "g")
+					state, err := c.a.bus.Group(g.topic, "g").Backlog(t.Context())
 					return err == nil && state.Leased+state.Waiting == 0
 				})
 				if now := len(g.in.events) + len(g.other.events); now > mine+others {
@@ -212,7 +212,7 @@ func saidWhileFrozen(t *testing.T, p frozenPath) {
 	publishAtLast(t, p.a, p.topic)
 	if p.cuts { // some may have been settled in time
 		waitUntil(t, "what is not settled is with the other hub", func() bool {
-			state, err := p.b.bus.Backlog(t.Context(), p.topic, "g")
+			state, err := p.b.bus.Group(p.topic, "g").Backlog(t.Context())
 			return err == nil && state.Waiting+state.Leased <= uint64(len(other.events))
 		})
 	}

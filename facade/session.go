@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
-
-	"eventhub/jetstream"
 )
 
 const (
@@ -44,7 +42,7 @@ type session struct {
 	conn *websocket.Conn
 	wire *wire
 	out  *writer
-	pub  *jetstream.Publisher
+	pub  Publisher
 
 	// parts are the control frames and the small parts of messages; the reader's own.
 	parts bucket
@@ -320,7 +318,7 @@ func (s *session) release() {
 	}
 	s.srv.connections.leave(s.counted)
 	s.counted = ""
-	s.endSubs(s.subs, (*jetstream.Subscription).Disconnect)
+	s.endSubs(s.subs, Subscription.Disconnect)
 }
 
 // discard ends the session because the server closes. That is no fault of the client's.
@@ -328,7 +326,7 @@ func (s *session) discard() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = true
-	s.endSubs(s.subs, func(sub *jetstream.Subscription, ctx context.Context) error {
+	s.endSubs(s.subs, func(sub Subscription, ctx context.Context) error {
 		now, cancel := context.WithCancel(ctx)
 		cancel() // leases are not waited for
 		return sub.Drain(now)

@@ -30,7 +30,7 @@ func (s *Server) serveSnap(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	e, err := s.cfg.Bus.Latest(ctx, topic, key)
+	e, err := s.cfg.Bus.Keys(topic).Get(ctx, key)
 	switch {
 	case errors.Is(err, jetstream.ErrNotFound), err == nil && e.Tombstone:
 		s.noSnap(w)

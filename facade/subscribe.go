@@ -18,7 +18,7 @@ const defaultAckTimeout = 30 * time.Second
 
 // subscription is one of a session, under the key of its topic and group.
 type subscription struct {
-	bus           *jetstream.Subscription
+	bus           Subscription
 	topic, group  string
 	more          []string // further topics
 	topicJSON     []byte   // topic and group as JSON strings
@@ -96,7 +96,7 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 	}
 	s.mu.Unlock()
 	why := "The connection's publishes in flight were not confirmed in time."
-	var joined *jetstream.Subscription
+	var joined Subscription
 	if err == nil {
 		why = "The subscription could not be made."
 		joined, err = s.srv.cfg.Bus.Subscribe(ctx, sub.topic, sub.group, s.busOptions(&o.frame, sub), func(h *jetstream.Held) {
@@ -134,7 +134,7 @@ func (s *session) busOptions(f *frame, sub *subscription) jetstream.SubscribeOpt
 
 // enter makes a finished subscription one of the session's, unless that has ended, or its policy
 // has changed.
-func (s *session) enter(sub *subscription, joined *jetstream.Subscription, err error) *fault {
+func (s *session) enter(sub *subscription, joined Subscription, err error) *fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.joining--
@@ -191,11 +191,11 @@ func (s *session) pause(o *operation, sub *subscription) (ended bool) {
 func (s *session) stop(ctx context.Context, sub *subscription) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	s.endSub(ctx, sub, (*jetstream.Subscription).Stop)
+	s.endSub(ctx, sub, Subscription.Stop)
 }
 
 // ending is a way to end a subscription: Stop or Disconnect.
-type ending func(*jetstream.Subscription, context.Context) error
+type ending func(Subscription, context.Context) error
 
 func (s *session) endSub(ctx context.Context, sub *subscription, how ending) {
 	if err := how(sub.bus, ctx); err != nil {

@@ -30,6 +30,7 @@ func guarded(t *testing.T, opts *server.Options) *server.Server {
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.Start()
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
 	if !s.ReadyForConnections(wait) {
 		t.Fatal("the nats server does not start")
@@ -52,7 +53,7 @@ func works(t *testing.T, cfg Config) {
 	t.Helper()
 	b := open(t, cfg)
 	publish(t, b, "guarded", "1")
-	if err := b.SetCursor(t.Context(), "guarded", "g", FromEarliest); err != nil {
+	if err := b.Group("guarded", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	if got := take(t, b, "guarded", "g", SubscribeOptions{}).payloads(1); got[0] != "1" {

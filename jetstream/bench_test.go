@@ -37,7 +37,7 @@ func benchBus(b *testing.B) *Bus {
 
 func nativeClient(b *testing.B, bus *Bus) natsjs.JetStream {
 	b.Helper()
-	nc, err := nats.Connect(bus.NATSURL(), nats.Token("t"))
+	nc, err := nats.Connect(bus.Admin().NATSURL(), nats.Token("t"))
 	if err != nil {
 		b.Fatal(err)
 	}

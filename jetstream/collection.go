@@ -39,8 +39,16 @@ type Entry struct {
 	StoredAt int64
 }
 
-// OpenCollection opens the bucket of the name (1..128 of a-z, 0-9, _ and -), and makes it when it does not exist.
-func (b *Bus) OpenCollection(ctx context.Context, name string) (*Collection, error) {
+// Collections are the KV buckets that a program keeps state of its own in. It is a small value that costs nothing to make. Its
+// methods may be called concurrently.
+type Collections struct{ bus *Bus }
+
+// Collections gives access to KV buckets of the program's own.
+func (b *Bus) Collections() Collections { return Collections{b} }
+
+// Open opens the bucket of the name (1..128 of a-z, 0-9, _ and -), and makes it when it does not exist.
+func (c Collections) Open(ctx context.Context, name string) (*Collection, error) {
+	b := c.bus
 	if !collectionName.MatchString(name) {
 		return nil, fmt.Errorf("jetstream: collection %q: 1 to 128 of a-z, 0-9, _ and - are allowed", name)
 	}
@@ -61,8 +69,9 @@ func (b *Bus) OpenCollection(ctx context.Context, name string) (*Collection, err
 	return &Collection{bus: b, name: name, prefix: "$KV." + name + "."}, nil
 }
 
-// DeleteCollection removes a collection with all that is in it. One that does not exist is no error.
-func (b *Bus) DeleteCollection(ctx context.Context, name string) error {
+// Delete removes a collection with all that is in it. One that does not exist is no error.
+func (c Collections) Delete(ctx context.Context, name string) error {
+	b := c.bus
 	if !collectionName.MatchString(name) {
 		return nil
 	}

@@ -16,10 +16,11 @@ func stopped(err error) error {
 	return &stopError{err}
 }
 
-// EachLatest calls f with the newest event of every key of a compacted topic, the oldest first, tombstones included. A key
+// Each calls f with the newest event of every key of a compacted topic, the oldest first, tombstones included. A key
 // that is written meanwhile may come twice, the newer event later; it ends when it has caught up with those who write. It
 // stops when f returns an error, and returns that. A topic that does not exist has no keys.
-func (b *Bus) EachLatest(ctx context.Context, topic string, f func(*Event) error) error {
+func (k Keys) Each(ctx context.Context, f func(*Event) error) error {
+	b, topic := k.bus, k.topic
 	t, err := b.compacted(ctx, topic)
 	if err == nil {
 		_, err = b.readAll(ctx, t.bucket.stream, time.Time{}, 1, nil, func(m *storedMsg) error {
@@ -37,6 +38,50 @@ func (b *Bus) EachLatest(ctx context.Context, topic string, f func(*Event) error
 		return nil
 	}
 	return b.readFailed(err)
+}
+
+// Mark is a place in the bucket of a compacted topic. The zero Mark is its beginning.
+type Mark struct {
+	// Made is when the bucket was made: in another one the place says nothing.
+	Made time.Time `json:"made"`
+	// Sequence is the last entry that was read.
+	Sequence uint64 `json:"sequence"`
+}
+
+// EachSince is Each for the keys that changed since an earlier call, which returned mark, up to the end at the moment of the
+// call: a key that is written meanwhile may be left for the next one. It returns the mark to go on with.
+func (k Keys) EachSince(ctx context.Context, mark Mark, f func(*Event) error) (Mark, error) {
+	b, topic := k.bus, k.topic
+	t, err := b.compacted(ctx, topic)
+	if errors.Is(err, ErrNotFound) {
+		return Mark{}, nil
+	}
+	if err != nil {
+		return mark, b.readFailed(err)
+	}
+	info, err := b.findStream(ctx, t.bucket.stream)
+	if errors.Is(err, ErrNotFound) {
+		return Mark{}, nil
+	}
+	if err != nil {
+		return mark, b.unavailable(err)
+	}
+	if !mark.Made.Equal(info.Created) || info.State.LastSeq < mark.Sequence {
+		mark = Mark{Made: info.Created}
+	}
+	err = b.readThrough(ctx, t.bucket.stream, mark.Sequence+1, false, func(m *storedMsg) error {
+		if e, _, ok := t.entry(m); ok {
+			if err := f(e); err != nil {
+				return &stopError{err}
+			}
+		}
+		mark.Sequence = m.seq
+		return nil
+	})
+	if own := (*stopError)(nil); errors.As(err, &own) {
+		return mark, own.err
+	}
+	return mark, b.readFailed(err)
 }
 
 // readAll calls f for every message, from a sequence on, of a stream that keeps one a subject, until it has caught up with

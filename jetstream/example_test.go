@@ -109,7 +109,7 @@ func ExampleSubscribeOptions_deadLetter() {
 }
 
 // Move a group back to the beginning, and read what is stored without a group.
-func ExampleBus_SetCursor() {
+func ExampleGroup_Seek() {
 	bus, end := openExample()
 	defer end()
 	ctx := context.Background()
@@ -119,10 +119,10 @@ func ExampleBus_SetCursor() {
 			panic(err)
 		}
 	}
-	if err := bus.SetCursor(ctx, "log", "reader", jetstream.FromEarliest); err != nil {
+	if err := bus.Group("log", "reader").Seek(ctx, jetstream.FromEarliest); err != nil {
 		panic(err)
 	}
-	err := bus.Scan(ctx, "log", jetstream.ScanOptions{Limit: 2}, func(e *jetstream.Event) error {
+	err := bus.History("log").Scan(ctx, jetstream.ScanOptions{Limit: 2}, func(e *jetstream.Event) error {
 		fmt.Println(string(e.Payload))
 		return nil
 	})

@@ -10,34 +10,34 @@ import (
 
 // IDSearch says where FindIDs looks.
 type IDSearch struct {
-	Topic string
 	// Key, if not "", looks only at the events of that key, which are few. Without it all events of the topic are looked at.
 	Key string
 	// IDs are those to look for: what publishers gave as PublishOptions.ID.
 	IDs []string
 	// Since is the moment of storage from which on events are looked at.
 	Since time.Time
-	// Most bounds how many events are looked at: default 100,000.
-	Most int
+	// Max bounds how many events are looked at: default 100,000.
+	Max int
 }
 
 // FindIDs says which ids events of a topic have, among those stored since a moment and up to the topic's end at the moment of
 // the call. It reads the headers of events only.
 //
 // complete is set when the answer is sure for every id: all were found, or everything stored since then was looked at. It is
-// not when there were more events than Most, or when the stream may have dropped some of that time already, by its limits; what
+// not when there were more events than Max, or when the stream may have dropped some of that time already, by its limits; what
 // a native client purged counts as never stored. A topic that does not exist has no events, which is sure. An error is returned
 // when what could be read is behind what the stream's leader has.
-func (b *Bus) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool, complete bool, err error) {
-	t, _, err := b.freshExisting(ctx, s.Topic)
+func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool, complete bool, err error) {
+	b := h.bus
+	t, _, err := b.freshExisting(ctx, h.topic)
 	if errors.Is(err, ErrNotFound) {
 		return nil, true, nil
 	}
 	if err != nil {
 		return nil, false, b.unavailable(err)
 	}
-	if s.Most <= 0 {
-		s.Most = idSearchMost
+	if s.Max <= 0 {
+		s.Max = idSearchMost
 	}
 	wanted := make(map[string]bool, len(s.IDs))
 	for _, id := range s.IDs {
@@ -45,7 +45,7 @@ func (b *Bus) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool, c
 	}
 	found = make(map[string]bool)
 	seen := 0
-	err = b.walk(ctx, t, walkOptions{since: farthest(s.Since), key: s.Key, most: s.Most, headersOnly: true}, func(m *storedMsg) error {
+	err = b.walk(ctx, t, walkOptions{since: farthest(s.Since), key: s.Key, most: s.Max, headersOnly: true}, func(m *storedMsg) error {
 		seen++
 		if id := b.messageID(t, m); wanted[id] {
 			found[id] = true
@@ -61,7 +61,7 @@ func (b *Bus) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool, c
 	if len(found) == len(wanted) {
 		return found, true, nil
 	}
-	if seen >= s.Most {
+	if seen >= s.Max {
 		return found, false, nil
 	}
 	info, err := b.findStream(ctx, t.stream.name)
@@ -87,7 +87,8 @@ func mayHaveDropped(info *natsjs.StreamInfo, since time.Time) bool {
 
 // DuplicateWindow is how long the topic's stream remembers the ids of events: a publish with one of them stores nothing. It
 // returns ErrNotFound when the topic does not exist.
-func (b *Bus) DuplicateWindow(ctx context.Context, topic string) (time.Duration, error) {
+func (h History) DuplicateWindow(ctx context.Context) (time.Duration, error) {
+	b, topic := h.bus, h.topic
 	if err := ValidTopic(topic); err != nil {
 		return 0, err
 	}

@@ -45,7 +45,7 @@ func TestGroupStarts(t *testing.T) {
 			topic := "start." + name
 			receipts := publish(t, b, topic, numbers(5)...)
 			var events []*Event
-			if err := b.Scan(t.Context(), topic, ScanOptions{}, func(e *Event) error { events = append(events, e); return nil }); err != nil {
+			if err := b.History(topic).Scan(t.Context(), ScanOptions{}, func(e *Event) error { events = append(events, e); return nil }); err != nil {
 				t.Fatal(err)
 			}
 			k := take(t, b, topic, "g", c.opts(events, receipts))
@@ -140,7 +140,7 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 	for range n / 2 {
 		stale = append(stale, a.next(), c.next())
 	}
-	if err := two.SetCursor(t.Context(), "seek", "g", FromAfterID(receipts[9].ID)); err != nil {
+	if err := two.Group("seek", "g").Seek(t.Context(), FromAfterID(receipts[9].ID)); err != nil {
 		t.Fatal(err)
 	}
 	// Acks of deliveries from before the seek, some of events that come again after it.
@@ -172,7 +172,7 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 		}
 	}
 	// None of the stale acks has settled a new delivery.
-	cur, err := one.Cursor(t.Context(), "seek", "g")
+	cur, err := one.Group("seek", "g").Cursor(t.Context())
 	if err != nil || cur.LastID != "" {
 		t.Errorf("something is settled already: %+v, %v", cur, err)
 	}
@@ -182,11 +182,11 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 		}
 	}
 	eventually(t, "the ack floor", func() bool {
-		cur, err := one.Cursor(t.Context(), "seek", "g")
+		cur, err := one.Group("seek", "g").Cursor(t.Context())
 		return err == nil && cur.LastID == receipts[n-1].ID
 	})
 	// Forward past the end is the end: nothing that is stored later is skipped.
-	if err := one.SetCursor(t.Context(), "seek", "g", FromTime(time.Now().Add(time.Hour))); err != nil {
+	if err := one.Group("seek", "g").Seek(t.Context(), FromTime(time.Now().Add(time.Hour))); err != nil {
 		t.Fatal(err)
 	}
 	publish(t, two, "seek", "next")
@@ -212,7 +212,7 @@ func TestSeeksAtOnceLeaveOneConsumer(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 5 {
 		wg.Go(func() {
-			if err := b.SetCursor(t.Context(), "seeks", "g", FromEarliest); err != nil {
+			if err := b.Group("seeks", "g").Seek(t.Context(), FromEarliest); err != nil {
 				t.Error(err)
 			}
 		})
@@ -235,7 +235,7 @@ func TestSweeperRemovesWhatNoPointerNames(t *testing.T) {
 	b := open(t, Config{})
 	publish(t, b, "sweep", "1")
 	topic := b.known("sweep")
-	if err := b.SetCursor(t.Context(), "sweep", "g", FromEarliest); err != nil {
+	if err := b.Group("sweep", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	k := take(t, b, "sweep", "g", SubscribeOptions{})
@@ -281,7 +281,7 @@ func TestAGroupWhoseConsumerWasDeletedGoesOn(t *testing.T) {
 func TestAStreamMadeAnewIsReadFromItsStart(t *testing.T) {
 	b := open(t, Config{})
 	publish(t, b, "anew", numbers(3)...)
-	if err := b.SetCursor(t.Context(), "anew", "g", FromEarliest); err != nil {
+	if err := b.Group("anew", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	k := take(t, b, "anew", "g", SubscribeOptions{})
@@ -303,14 +303,14 @@ func TestGroupTTL(t *testing.T) {
 	publish(t, b, "tab", "1")
 	k := take(t, b, "tab", "browser", SubscribeOptions{GroupTTL: time.Second, From: FromEarliest})
 	k.payloads(1)
-	if _, err := b.Cursor(t.Context(), "tab", "browser"); err != nil {
+	if _, err := b.Group("tab", "browser").Cursor(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := k.sub.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the group disappears", func() bool {
-		_, err := b.Cursor(t.Context(), "tab", "browser")
+		_, err := b.Group("tab", "browser").Cursor(t.Context())
 		return errors.Is(err, ErrNotFound)
 	})
 }
@@ -335,7 +335,7 @@ func TestGroupsOfAFamilyAreApart(t *testing.T) {
 
 func scanned(t *testing.T, b *Bus, topic string) (n int, err error) {
 	t.Helper()
-	err = b.Scan(t.Context(), topic, ScanOptions{}, func(*Event) error { n++; return nil })
+	err = b.History(topic).Scan(t.Context(), ScanOptions{}, func(*Event) error { n++; return nil })
 	return n, err
 }
 
@@ -350,7 +350,7 @@ func TestASeekOnAStreamMadeAnewCountsOnEveryHub(t *testing.T) {
 		_, err := two.Publish(t.Context(), "remade", []byte("0"), PublishOptions{ID: "zero"})
 		return err == nil
 	})
-	if err := two.SetCursor(t.Context(), "remade", "g", FromEarliest); err != nil {
+	if err := two.Group("remade", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	a := take(t, one, "remade", "g", SubscribeOptions{}) // knows the old stream
@@ -399,7 +399,7 @@ func TestAfterIDOnABusyTopic(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := 0
-	if err := b.Scan(t.Context(), "busy", ScanOptions{From: FromAfterID(ids[n-10])}, func(*Event) error { got++; return nil }); err != nil || got != 9 {
+	if err := b.History("busy").Scan(t.Context(), ScanOptions{From: FromAfterID(ids[n-10])}, func(*Event) error { got++; return nil }); err != nil || got != 9 {
 		t.Errorf("%d events, %v", got, err)
 	}
 }
@@ -414,7 +414,7 @@ func TestAFanInThatCannotBeMadeLeavesNoGroup(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	for _, topic := range []string{"fan.one", "fan.two"} {
-		if _, err := b.Cursor(t.Context(), topic, "g"); !errors.Is(err, ErrNotFound) {
+		if _, err := b.Group(topic, "g").Cursor(t.Context()); !errors.Is(err, ErrNotFound) {
 			t.Errorf("%s has the group: %v", topic, err)
 		}
 	}
@@ -436,7 +436,7 @@ func TestASeekOutlivesItsConsumer(t *testing.T) {
 	if err := k.sub.Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.SetCursor(t.Context(), "moved", "g", FromEarliest); err != nil {
+	if err := b.Group("moved", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	ptr, err := b.pointers.get(t.Context(), b.known("moved"), "g")
@@ -472,7 +472,7 @@ func TestAMemberWithoutTTLKeepsAGroupThatHasOne(t *testing.T) {
 	case <-time.After(4 * time.Second):
 	case <-t.Context().Done():
 	}
-	if _, err := b.Cursor(t.Context(), "lent", "g"); err != nil {
+	if _, err := b.Group("lent", "g").Cursor(t.Context()); err != nil {
 		t.Errorf("the group is gone: %v", err)
 	}
 }
@@ -508,7 +508,7 @@ func TestReadsMakeNothingAndCountForNothing(t *testing.T) {
 	if err := full.js.DeleteStream(t.Context(), "r3"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Cursor(t.Context(), "r3", "g"); !errors.Is(err, ErrNotFound) {
+	if _, err := b.Group("r3", "g").Cursor(t.Context()); !errors.Is(err, ErrNotFound) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := full.findStream(t.Context(), "r3"); !errors.Is(err, ErrNotFound) {

@@ -214,7 +214,8 @@ type TopicStatus struct {
 }
 
 // Topics lists the streams of all topics and families, in order of their names.
-func (b *Bus) Topics(ctx context.Context) ([]TopicStatus, error) {
+func (a Admin) Topics(ctx context.Context) ([]TopicStatus, error) {
+	b := a.bus
 	inv, err := b.takeInventory(ctx)
 	if err != nil {
 		return nil, err

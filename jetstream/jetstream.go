@@ -338,11 +338,3 @@ func (b *Bus) Ready(ctx context.Context) error {
 
 // MaxPayload is the largest payload in bytes that Publish takes.
 func (b *Bus) MaxPayload() int { return b.maxPayload }
-
-// NATSURL is where native clients reach the embedded server, or "" when it does not listen.
-func (b *Bus) NATSURL() string {
-	if b.server == nil || b.cfg.Listen == "" {
-		return ""
-	}
-	return b.server.ClientURL()
-}

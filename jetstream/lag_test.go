@@ -50,10 +50,10 @@ func TestReadsBesideAReplicaThatIsBehind(t *testing.T) {
 	failed := 0
 	for found := 0; found < 200; {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		ids, complete, err := b.FindIDs(ctx, IDSearch{Topic: "orders", Key: "k", IDs: []string{"wanted"}, Since: since.Add(-time.Second)})
+		ids, complete, err := b.History("orders").FindIDs(ctx, IDSearch{Key: "k", IDs: []string{"wanted"}, Since: since.Add(-time.Second)})
 		scanned := 0
 		if err == nil {
-			err = b.Scan(ctx, "orders", ScanOptions{From: FromAfterID("first"), Key: "k"}, func(*Event) error { scanned++; return nil })
+			err = b.History("orders").Scan(ctx, ScanOptions{From: FromAfterID("first"), Key: "k"}, func(*Event) error { scanned++; return nil })
 		}
 		cancel()
 		switch {

@@ -79,45 +79,45 @@ func TestLatestSeesWhatWasConfirmed(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
 	for i := range 200 {
 		r := set(t, b, "state.a", "k", strconv.Itoa(i))
-		e, err := b.Latest(t.Context(), "state.a", "k")
+		e, err := b.Keys("state.a").Get(t.Context(), "k")
 		if err != nil {
 			t.Fatal(err)
 		}
 		if string(e.Payload) != strconv.Itoa(i) || e.Sequence != r.Sequence || e.Key != "k" || e.Topic != "state.a" || e.Tombstone || e.Gone {
 			t.Fatalf("after %d: %+v", i, e)
 		}
-		got, err := b.LatestByKey(t.Context(), "state.a", "k")
+		got, err := b.Keys("state.a").GetMany(t.Context(), []string{"k"})
 		if err != nil || string(got["k"].Payload) != strconv.Itoa(i) {
 			t.Fatalf("after %d: %v, %v", i, got, err)
 		}
 	}
 	remove(t, b, "state.a", "k")
-	if e, err := b.Latest(t.Context(), "state.a", "k"); err != nil || !e.Tombstone {
+	if e, err := b.Keys("state.a").Get(t.Context(), "k"); err != nil || !e.Tombstone {
 		t.Errorf("%+v, %v", e, err)
 	}
-	if got, err := b.LatestByKey(t.Context(), "state.a", "k"); err != nil || len(got) != 0 {
+	if got, err := b.Keys("state.a").GetMany(t.Context(), []string{"k"}); err != nil || len(got) != 0 {
 		t.Errorf("%v, %v", got, err)
 	}
 	set(t, b, "state.a", "k", "again")
-	if got, err := b.LatestConsistent(t.Context(), "state.a", "k", "none"); err != nil || len(got) != 1 {
+	if got, err := b.Keys("state.a").GetConsistent(t.Context(), []string{"k", "none"}); err != nil || len(got) != 1 {
 		t.Errorf("%v, %v", got, err)
 	}
 }
 
 func TestReadsMakeNothing(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
-	if _, err := b.Latest(t.Context(), "state.a", "k"); !errors.Is(err, ErrNotFound) {
+	if _, err := b.Keys("state.a").Get(t.Context(), "k"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("got %v", err)
 	}
 	for _, keys := range [][]string{nil, {"k"}, {"k", "l"}} {
-		if got, err := b.LatestByKey(t.Context(), "state.a", keys...); err != nil || got == nil || len(got) != 0 {
+		if got, err := b.Keys("state.a").GetMany(t.Context(), keys); err != nil || got == nil || len(got) != 0 {
 			t.Errorf("%v, %v", got, err)
 		}
 	}
-	if got, err := b.LatestPage(t.Context(), "state.a", 0, 10); err != nil || len(got) != 0 {
+	if got, err := b.Keys("state.a").Page(t.Context(), 0, 10); err != nil || len(got) != 0 {
 		t.Errorf("%v, %v", got, err)
 	}
-	if err := b.EachLatest(t.Context(), "state.a", func(e *Event) error { return fmt.Errorf("got %v", e) }); err != nil {
+	if err := b.Keys("state.a").Each(t.Context(), func(e *Event) error { return fmt.Errorf("got %v", e) }); err != nil {
 		t.Error(err)
 	}
 	for info := range b.js.ListStreams(t.Context()).Info() {
@@ -159,7 +159,7 @@ func TestLatestByKeyOfManyKeys(t *testing.T) {
 		if topic != "plain" {
 			filled(t, b, topic, "last", r)
 		}
-		got, err := b.LatestByKey(t.Context(), topic, append(slices.Clip(keys), "none")...)
+		got, err := b.Keys(topic).GetMany(t.Context(), append(slices.Clip(keys), "none"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -180,7 +180,7 @@ func TestLatestByKeyOfLargePayloads(t *testing.T) {
 		r = set(t, b, "state.a", keys[i], payload)
 	}
 	filled(t, b, "state.a", keys[len(keys)-1], r)
-	got, err := b.LatestByKey(t.Context(), "state.a", keys...)
+	got, err := b.Keys("state.a").GetMany(t.Context(), keys)
 	if err != nil || len(got) != len(keys) {
 		t.Fatalf("got %d of %d, %v", len(got), len(keys), err)
 	}
@@ -203,7 +203,7 @@ func TestLatestByKeyWithoutDirectReads(t *testing.T) {
 		set(t, b, "theirs", strconv.Itoa(i), strconv.Itoa(i))
 	}
 	remove(t, b, "theirs", "7")
-	got, err := b.LatestByKey(t.Context(), "theirs", numbers(101)...)
+	got, err := b.Keys("theirs").GetMany(t.Context(), numbers(101))
 	if err != nil || len(got) != 99 || string(got["42"].Payload) != "42" {
 		t.Errorf("got %d, %v", len(got), err)
 	}
@@ -229,10 +229,10 @@ func TestReadsOfABucketWithoutDirectReads(t *testing.T) {
 	if _, err := b.js.UpdateStream(t.Context(), info.Config); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := b.LatestByKey(t.Context(), "state.a", "a", "b"); err != nil || len(got) != 2 {
+	if got, err := b.Keys("state.a").GetMany(t.Context(), []string{"a", "b"}); err != nil || len(got) != 2 {
 		t.Errorf("%v, %v", payloadsOf(got), err)
 	}
-	if page, err := b.LatestPage(t.Context(), "state.a", 0, 10); err == nil {
+	if page, err := b.Keys("state.a").Page(t.Context(), 0, 10); err == nil {
 		t.Errorf("a page of %d", len(page))
 	}
 }
@@ -253,11 +253,11 @@ func TestReadsThatAreGivenUpLeaveNothing(t *testing.T) {
 	none := func(*Event) error { return nil }
 	for i := range 40 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*200*time.Microsecond)
-		_, _ = b.LatestPage(ctx, "state.a", 40*i, 1_000)
-		_, _ = b.LatestByKey(ctx, "state.a", numbers(100)...)
-		_ = b.EachLatest(ctx, "state.a", none)
-		_ = b.Watch(ctx, "state.a", nil, none)
-		_ = b.Tail(ctx, "state.a", "", 0, none)
+		_, _ = b.Keys("state.a").Page(ctx, 40*i, 1_000)
+		_, _ = b.Keys("state.a").GetMany(ctx, numbers(100))
+		_ = b.Keys("state.a").Each(ctx, none)
+		_ = b.Keys("state.a").Watch(ctx, nil, none)
+		_ = b.History("state.a").Tail(ctx, "", 0, none)
 		cancel()
 	}
 	if n := subscriptions(); n != before {
@@ -274,7 +274,7 @@ func TestReadsThatAreGivenUpLeaveNothing(t *testing.T) {
 func TestTailOfNoTopic(t *testing.T) {
 	b := open(t, Config{})
 	var known *Error
-	if err := b.Tail(t.Context(), "no topic", "", 0, func(*Event) error { return nil }); !errors.As(err, &known) || known.Code != CodeBadTopic {
+	if err := b.History("no topic").Tail(t.Context(), "", 0, func(*Event) error { return nil }); !errors.As(err, &known) || known.Code != CodeBadTopic {
 		t.Errorf("got %v", err)
 	}
 }
@@ -291,7 +291,7 @@ func TestKeysOfEveryByte(t *testing.T) {
 		r = set(t, b, "state.bytes", key, strconv.Itoa(i))
 	}
 	filled(t, b, "state.bytes", keys[len(keys)-1], r)
-	got, err := b.LatestByKey(t.Context(), "state.bytes", keys...)
+	got, err := b.Keys("state.bytes").GetMany(t.Context(), keys)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -304,7 +304,7 @@ func TestKeysOfEveryByte(t *testing.T) {
 		if e := got[key]; e == nil || string(e.Payload) != strconv.Itoa(i) || e.Key != key {
 			t.Errorf("key %q: %+v", key, e)
 		}
-		if e, err := b.Latest(t.Context(), "state.bytes", key); err != nil || string(e.Payload) != strconv.Itoa(i) {
+		if e, err := b.Keys("state.bytes").Get(t.Context(), key); err != nil || string(e.Payload) != strconv.Itoa(i) {
 			t.Errorf("key %q: %+v, %v", key, e, err)
 		}
 		if e, err := kv.Get(t.Context(), keyToken(key)); err != nil || string(e.Value()) != strconv.Itoa(i) {
@@ -345,7 +345,7 @@ func TestCompactedTopicRefuses(t *testing.T) {
 		if _, err := b.Publish(t.Context(), "state.a", []byte(payload), PublishOptions{Key: "k", Tombstone: true}); err != nil {
 			t.Errorf("tombstone with payload %q: %v", payload, err)
 		}
-		if e, err := b.Latest(t.Context(), "state.a", "k"); err != nil || string(e.Payload) != payload {
+		if e, err := b.Keys("state.a").Get(t.Context(), "k"); err != nil || string(e.Payload) != payload {
 			t.Errorf("tombstone with payload %q is stored as %+v, %v", payload, e, err)
 		}
 	}
@@ -379,14 +379,14 @@ func TestNativeTombstones(t *testing.T) {
 		if _, err := nc.RequestMsg(m, wait); err != nil {
 			t.Fatal(err)
 		}
-		e, err := b.Latest(t.Context(), "state.a", "k")
+		e, err := b.Keys("state.a").Get(t.Context(), "k")
 		if err != nil || !e.Tombstone || !strings.Contains(string(e.AppendRecord(nil)), `"payload":null`) {
 			t.Errorf("%s: %+v, %v", op, e, err)
 		}
 		r = Receipt{Sequence: e.Sequence}
 	}
 	filled(t, b, "state.a", "k", r)
-	if got, err := b.LatestByKey(t.Context(), "state.a", "k", "l"); err != nil || len(got) != 0 {
+	if got, err := b.Keys("state.a").GetMany(t.Context(), []string{"k", "l"}); err != nil || len(got) != 0 {
 		t.Errorf("%v, %v", got, err)
 	}
 }
@@ -412,12 +412,12 @@ func TestFieldsOfBucketAndStreamAgree(t *testing.T) {
 	}
 	filled(t, b, "state.a", "last", set(t, b, "state.a", "last", "1"))
 	keys := []string{"by hub", "full", "native", "spoof"}
-	many, err := b.LatestByKey(t.Context(), "state.a", keys...)
+	many, err := b.Keys("state.a").GetMany(t.Context(), keys)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, key := range keys {
-		one, err := b.Latest(t.Context(), "state.a", key)
+		one, err := b.Keys("state.a").Get(t.Context(), key)
 		if err != nil || many[key] == nil {
 			t.Errorf("%s: %v", key, err)
 			continue
@@ -447,7 +447,7 @@ func TestKeyWhoseEventsAreGone(t *testing.T) {
 	if err := s.Purge(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	e, err := b.Latest(t.Context(), "state.a", "k")
+	e, err := b.Keys("state.a").Get(t.Context(), "k")
 	if err != nil || !e.Gone || string(e.Payload) != "1" || e.Sequence != r.Sequence || e.ID != r.ID || e.Stream != r.Stream {
 		t.Fatalf("%+v, %v", e, err)
 	}
@@ -460,7 +460,7 @@ func TestKeyWhoseEventsAreGone(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	filled(t, b, "state.a", "k", r)
-	if e, err := b.Latest(t.Context(), "state.a", "k"); err != nil || e.Gone || string(e.Payload) != "2" {
+	if e, err := b.Keys("state.a").Get(t.Context(), "k"); err != nil || e.Gone || string(e.Payload) != "2" {
 		t.Errorf("%+v, %v", e, err)
 	}
 }

@@ -56,7 +56,7 @@ func TestFilterSettlesWhatItRefuses(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	eventually(t, "all is settled", func() bool {
-		c, err := b.Cursor(t.Context(), "filter", "g")
+		c, err := b.Group("filter", "g").Cursor(t.Context())
 		return err == nil && c.LastID == receipts[299].ID
 	})
 }
@@ -221,7 +221,7 @@ func TestDeadLetter(t *testing.T) {
 	}
 	k.quiet(30 * time.Millisecond)
 	eventually(t, "the group moves on", func() bool {
-		c, err := b.Cursor(t.Context(), "poison", "g")
+		c, err := b.Group("poison", "g").Cursor(t.Context())
 		return err == nil && c.LastID == r.ID
 	})
 	// A group on dlq.** never dead-letters.
@@ -386,7 +386,7 @@ func TestAPausedMemberKeepsItsGroup(t *testing.T) {
 	case <-time.After(4 * time.Second):
 	case <-t.Context().Done():
 	}
-	if _, err := b.Cursor(t.Context(), "tabs", "g"); err != nil {
+	if _, err := b.Group("tabs", "g").Cursor(t.Context()); err != nil {
 		t.Fatalf("the group is gone: %v", err)
 	}
 	k.sub.Resume()
@@ -427,7 +427,7 @@ func TestSeekDoesNotSwallowDeadLetters(t *testing.T) {
 		}
 	}
 	fail()
-	if err := b.SetCursor(t.Context(), "twice", "g", FromEarliest); err != nil {
+	if err := b.Group("twice", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	fail()
@@ -436,7 +436,7 @@ func TestSeekDoesNotSwallowDeadLetters(t *testing.T) {
 		return err == nil && n2 > n
 	})
 	eventually(t, "the group is through", func() bool {
-		c, err := b.Cursor(t.Context(), "twice", "g")
+		c, err := b.Group("twice", "g").Cursor(t.Context())
 		return err == nil && c.LastID != ""
 	})
 }

@@ -9,7 +9,7 @@ import (
 func TestALateNoticeOfAMoveChangesNothing(t *testing.T) {
 	b := open(t, Config{})
 	publish(t, b, "late", numbers(4)...)
-	if err := b.SetCursor(t.Context(), "late", "g", FromEarliest); err != nil {
+	if err := b.Group("late", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	first := take(t, b, "late", "g", SubscribeOptions{MaxInFlight: 1, BatchSize: 1})

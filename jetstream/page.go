@@ -34,7 +34,7 @@ func (b *Bus) compacted(ctx context.Context, topic string) (*topicInfo, error) {
 	return t, nil
 }
 
-// LatestPage returns up to limit (1..1,000) events of a compacted topic, one a key, the newest first, after leaving out the
+// Page returns up to limit (1..1,000) events of a compacted topic, one a key, the newest first, after leaving out the
 // offset newest. Keys that were removed are left out. A key that changes meanwhile moves to the front. A topic that does not
 // exist has no events. A page ends early, after one event at least, when its events have more than 32 MiB: the next one
 // begins after as many as there were.
@@ -43,8 +43,9 @@ func (b *Bus) compacted(ctx context.Context, topic string) (*topicInfo, error) {
 // event may then be in two pages, and none is left out.
 //
 // A page takes a few milliseconds while each key was written once; else the server counts keys for each page, which takes
-// it about 0.1 s for 1,000,000 of them. To read all of many, use EachLatest.
-func (b *Bus) LatestPage(ctx context.Context, topic string, offset, limit int) ([]*Event, error) {
+// it about 0.1 s for 1,000,000 of them. To read all of many, use Each.
+func (k Keys) Page(ctx context.Context, offset, limit int) ([]*Event, error) {
+	b, topic := k.bus, k.topic
 	if offset < 0 {
 		return nil, badOptions("offset is %d: it is 0 or more", offset)
 	}

@@ -14,7 +14,7 @@ func pages(tb testing.TB, b *Bus, topic string, limit int) []string {
 	tb.Helper()
 	var keys []string
 	for offset := 0; ; offset += limit {
-		page, err := b.LatestPage(tb.Context(), topic, offset, limit)
+		page, err := b.Keys(topic).Page(tb.Context(), offset, limit)
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -81,7 +81,7 @@ func TestPagesLeaveOutWhatWasRemoved(t *testing.T) {
 	}
 	for range 30 {
 		offset, limit := rnd.IntN(len(want)+50), 1+rnd.IntN(300)
-		page, err := b.LatestPage(t.Context(), "state.a", offset, limit)
+		page, err := b.Keys("state.a").Page(t.Context(), offset, limit)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -94,7 +94,7 @@ func TestPagesLeaveOutWhatWasRemoved(t *testing.T) {
 		}
 	}
 	var each []string
-	if err := b.EachLatest(t.Context(), "state.a", func(e *Event) error {
+	if err := b.Keys("state.a").Each(t.Context(), func(e *Event) error {
 		if !e.Tombstone {
 			each = append(each, e.Key)
 		}
@@ -179,7 +179,7 @@ func TestEachLatestBesideWriters(t *testing.T) {
 			defer busy(t, b, c.keys, "1")()
 			for range c.walks {
 				seen := make(map[string]uint64)
-				if err := b.EachLatest(t.Context(), "state.a", func(e *Event) error {
+				if err := b.Keys("state.a").Each(t.Context(), func(e *Event) error {
 					if e.Sequence <= seen[e.Key] {
 						t.Errorf("key %s: event %d comes after %d", e.Key, e.Sequence, seen[e.Key])
 					}
@@ -202,7 +202,7 @@ func TestLatestByKeyBesideWriters(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
 	defer busy(t, b, keys, `"`+strings.Repeat("x", 2*directBytes/keys)+`"`)()
 	for range 5 {
-		found, err := b.LatestByKey(t.Context(), "state.a", numbers(keys)...)
+		found, err := b.Keys("state.a").GetMany(t.Context(), numbers(keys))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -216,20 +216,20 @@ func TestPageBounds(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
 	filled(t, b, "state.a", "k", set(t, b, "state.a", "k", "1"))
 	for _, c := range []struct{ offset, limit int }{{-1, 1}, {0, 0}, {0, 1_001}} {
-		_, err := b.LatestPage(t.Context(), "state.a", c.offset, c.limit)
+		_, err := b.Keys("state.a").Page(t.Context(), c.offset, c.limit)
 		var known *Error
 		if !errors.As(err, &known) || known.Code != CodeBadOptions {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
 	publish(t, b, "plain", "1")
-	_, err := b.LatestPage(t.Context(), "plain", 0, 1)
+	_, err := b.Keys("plain").Page(t.Context(), 0, 1)
 	var known *Error
 	if !errors.As(err, &known) || known.Code != CodeBadTopic {
 		t.Errorf("a topic that is not compacted: %v", err)
 	}
 	stop := errors.New("stop")
-	if err := b.EachLatest(t.Context(), "state.a", func(*Event) error { return stop }); err != stop { //nolint:errorlint // it is returned as it is
+	if err := b.Keys("state.a").Each(t.Context(), func(*Event) error { return stop }); err != stop { //nolint:errorlint // it is returned as it is
 		t.Errorf("got %v", err)
 	}
 }
@@ -245,7 +245,7 @@ func TestLatestPageIsBoundedInBytes(t *testing.T) {
 	filled(t, b, "state.large", strconv.Itoa(keys-1), set(t, b, "state.large", strconv.Itoa(keys-1), payload))
 	var got []string
 	for pages := 0; ; pages++ {
-		page, err := b.LatestPage(t.Context(), "state.large", len(got), 1_000)
+		page, err := b.Keys("state.large").Page(t.Context(), len(got), 1_000)
 		if err != nil {
 			t.Fatal(err)
 		}

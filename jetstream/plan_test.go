@@ -19,7 +19,7 @@ import (
 
 func plan(tb testing.TB, b *Bus) []TopicChange {
 	tb.Helper()
-	changes, err := b.PlanTopics(tb.Context())
+	changes, err := b.Admin().PlanTopics(tb.Context())
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -28,7 +28,7 @@ func plan(tb testing.TB, b *Bus) []TopicChange {
 
 func apply(tb testing.TB, b *Bus, deleting bool) []TopicChange {
 	tb.Helper()
-	changes, err := b.ApplyTopics(tb.Context(), deleting)
+	changes, err := b.Admin().ApplyTopics(tb.Context(), deleting)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestApplyMakesWhatRulesName(t *testing.T) {
 	if n := streamInfo(t, b, "users").State.Msgs; n != 1 {
 		t.Errorf("the family has %d messages", n)
 	}
-	all, err := b.Topics(t.Context())
+	all, err := b.Admin().Topics(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -319,7 +319,7 @@ func TestTwoHubsApplyAtOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		for _, b := range []*Bus{one, two} {
 			wg.Go(func() {
-				changes, err := b.ApplyTopics(context.Background(), false)
+				changes, err := b.Admin().ApplyTopics(context.Background(), false)
 				if err != nil {
 					t.Error(err)
 				}
@@ -382,7 +382,7 @@ func TestReplicasOfStreamAndBucket(t *testing.T) {
 	// The number of copies that a rule does not name is for new streams only.
 	unnamed := open(t, Config{URL: url, Topics: []TopicRule{{Pattern: "state", Compaction: true}}})
 	same(t, "a rule without replicas", outcomes(apply(t, unnamed, true)), nil)
-	if e, err := after.Latest(t.Context(), "state", "k"); err != nil || string(e.Payload) != "1" {
+	if e, err := after.Keys("state").Get(t.Context(), "k"); err != nil || string(e.Payload) != "1" {
 		t.Errorf("%v, %v", e, err)
 	}
 }

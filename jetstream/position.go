@@ -400,7 +400,8 @@ type ScanOptions struct {
 // Scan calls f for the stored events of a topic in order, up to the topic's end at the moment of the call. It stops when
 // f returns an error, and returns that error. A topic that does not exist has no events. f owns the event it gets.
 // Errors: bad_topic, bad_options, unknown_id (FromAfterID).
-func (b *Bus) Scan(ctx context.Context, topic string, opts ScanOptions, f func(*Event) error) error {
+func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*Event) error) error {
+	b, topic := h.bus, h.topic
 	if opts.Limit <= 0 {
 		opts.Limit = 1_000
 	}

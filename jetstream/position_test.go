@@ -15,8 +15,8 @@ func TestPositionsThatNoTopicHas(t *testing.T) {
 		"no id":       FromAfterID(""),
 	} {
 		_, subscribed := b.Subscribe(t.Context(), "a", "g", SubscribeOptions{From: at}, ignore)
-		scanned := b.Scan(t.Context(), "a", ScanOptions{From: at}, func(*Event) error { return nil })
-		moved := b.SetCursor(t.Context(), "a", "g", at)
+		scanned := b.History("a").Scan(t.Context(), ScanOptions{From: at}, func(*Event) error { return nil })
+		moved := b.Group("a", "g").Seek(t.Context(), at)
 		for _, err := range []error{subscribed, scanned, moved} {
 			var e *Error
 			if !errors.As(err, &e) || e.Code != CodeBadOptions {

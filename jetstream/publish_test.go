@@ -55,7 +55,7 @@ func TestSameIDIsStoredOnce(t *testing.T) {
 			t.Errorf("%s: %+v, %+v", topic, first, second)
 		}
 		var got []string
-		if err := b.Scan(t.Context(), topic, ScanOptions{}, func(e *Event) error {
+		if err := b.History(topic).Scan(t.Context(), ScanOptions{}, func(e *Event) error {
 			got = append(got, e.ID+" "+e.Key+" "+string(e.Payload)+" "+e.Topic)
 			return nil
 		}); err != nil {
@@ -81,11 +81,11 @@ func TestExpectKeySequence(t *testing.T) {
 	if _, err := b.Publish(t.Context(), "state", []byte("2"), PublishOptions{Key: "k", ExpectKeySequence: at(first.Sequence)}); err != nil {
 		t.Errorf("got %v", err)
 	}
-	e, err := b.Latest(t.Context(), "state", "k")
+	e, err := b.Keys("state").Get(t.Context(), "k")
 	if err != nil || string(e.Payload) != "2" {
 		t.Errorf("%v, %v", e, err)
 	}
-	if _, err := b.Latest(t.Context(), "state", "nobody"); !errors.Is(err, ErrNotFound) {
+	if _, err := b.Keys("state").Get(t.Context(), "nobody"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -140,7 +140,7 @@ func TestAllFieldsSurvive(t *testing.T) {
 	if _, err := b.Publish(t.Context(), "full", []byte("{}"), opts); err != nil {
 		t.Fatal(err)
 	}
-	e, err := b.Latest(t.Context(), "full", opts.Key)
+	e, err := b.Keys("full").Get(t.Context(), opts.Key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +251,7 @@ func TestAForeignStreamIsNotShown(t *testing.T) {
 	}
 	_, pubErr := b.Publish(t.Context(), "payroll", []byte("1"), PublishOptions{})
 	_, subErr := b.Subscribe(t.Context(), "payroll", "g", SubscribeOptions{From: FromEarliest}, ignore)
-	scanErr := b.Scan(t.Context(), "payroll", ScanOptions{}, func(*Event) error { t.Error("shown"); return nil })
+	scanErr := b.History("payroll").Scan(t.Context(), ScanOptions{}, func(*Event) error { t.Error("shown"); return nil })
 	for _, err := range []error{pubErr, subErr, scanErr} {
 		var e *Error
 		if !errors.As(err, &e) || e.Code != CodeBadTopic {

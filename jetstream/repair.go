@@ -53,7 +53,8 @@ const (
 // While foreign entries are replaced, the bucket may show an older event of such a key for a moment; Watch does not. It may
 // be called again, and by several hubs. It returns ErrNotFound when the topic does not exist, a bad_topic *Error when the
 // stream of the bucket's name is somebody else's, or may be: one without a source that holds nothing of the topic.
-func (b *Bus) RepairBucket(ctx context.Context, topic string, opts RepairOptions) (BucketReport, error) {
+func (a Admin) RepairBucket(ctx context.Context, topic string, opts RepairOptions) (BucketReport, error) {
+	b := a.bus
 	t, err := b.compacted(ctx, topic)
 	if err != nil {
 		return BucketReport{Topic: topic}, b.readFailed(err)

@@ -60,12 +60,12 @@ func TestDefaultRuleComesAfterBuiltIn(t *testing.T) {
 			t.Errorf("%s: got %+v, want %+v", topic, *got, want)
 		}
 	}
-	if got := b.Snapshots(); len(got) != 1 || got[0].Pattern != "process.state" || got[0].Snapshot.Every != 30*time.Second {
+	if got := b.Admin().Snapshots(); len(got) != 1 || got[0].Pattern != "process.state" || got[0].Snapshot.Every != 30*time.Second {
 		t.Errorf("snapshots: %+v", got)
 	}
 	cfg.Topics[0] = TopicRule{Pattern: "process.**", MaxMsgs: 3}
 	b.rules = cfg.allRules()
-	if got := b.Snapshots(); len(got) != 0 {
+	if got := b.Admin().Snapshots(); len(got) != 0 {
 		t.Errorf("snapshots that no topic goes by: %+v", got)
 	}
 	if got := b.rule("process.state"); got.MaxMsgs != 3 {

@@ -52,7 +52,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]starter, e
 			}
 			starts[i] = fixed(t, seq)
 		}
-		if _, err := b.Cursor(ctx, name, s.group); err == nil {
+		if _, err := b.Group(name, s.group).Cursor(ctx); err == nil {
 			// It exists, and goes on from where it is; should it vanish at this moment, it starts at the end.
 			starts[i] = fixed(t, state.LastSeq+1)
 		} else if !errors.Is(err, ErrNotFound) {

@@ -141,7 +141,7 @@ func BenchmarkDrain(b *testing.B) {
 				var published atomic.Int64
 				b.ResetTimer()
 				together(b, drainers, func(int) error {
-					d, err := outbox.NewDrainer(outbox.Config{Store: s, Bus: bus})
+					d, err := outbox.NewDrainer(outbox.Config{Store: s, Bus: outbox.JetStream(bus)})
 					if err != nil {
 						return err
 					}
@@ -250,7 +250,7 @@ func latency(b *testing.B, s *outbox.SQLStore, db *sql.DB) {
 		b.Fatal(err)
 	}
 	defer func() { _ = sub.Stop(context.Background()) }()
-	d, err := outbox.NewDrainer(outbox.Config{Store: s, Bus: bus})
+	d, err := outbox.NewDrainer(outbox.Config{Store: s, Bus: outbox.JetStream(bus)})
 	if err != nil {
 		b.Fatal(err)
 	}

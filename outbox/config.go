@@ -14,6 +14,7 @@ import (
 
 // Config configures a Drainer. Only Store and Bus are required.
 type Config struct {
+	// Store holds the records, and Bus takes them: see JetStream.
 	Store Store
 	Bus   Bus
 	// Worker names the drainer in what it has claimed, in 128 bytes at most; something random is put behind it, so that no two

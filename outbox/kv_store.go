@@ -28,19 +28,22 @@ const (
 	kvRetry = 20 * time.Millisecond
 )
 
-// KVBus is what a KVStore needs of the event bus. *jetstream.Bus is one.
-type KVBus interface {
-	OpenCollection(ctx context.Context, name string) (*jetstream.Collection, error)
+// Collection is what a KVStore needs of a KV bucket. *jetstream.Collection is one: see jetstream.Collections.
+type Collection interface {
+	// Get reads an entry; one that does not exist has Revision 0 and no Value.
+	Get(ctx context.Context, key string) (*jetstream.Entry, error)
+	// Put replaces the entry of revision old, or returns jetstream.ErrKeyChanged.
+	Put(ctx context.Context, key string, value []byte, headers map[string]string, old uint64) (revision uint64, err error)
+	// MaxValue is the most bytes that Put takes now.
+	MaxValue() int
 }
 
-var _ KVBus = (*jetstream.Bus)(nil)
+var _ Collection = (*jetstream.Collection)(nil)
 
 // KVConfig configures a KVStore.
 type KVConfig struct {
-	// Bus holds the bucket. Required.
-	Bus KVBus
-	// Bucket is the bucket's name: 1..128 of a-z, 0-9, _ and -. Default "outbox".
-	Bucket string
+	// Collection is the bucket, which must hold nothing else. Required.
+	Collection Collection
 	// Shards is how many entries the bucket has, 1..256; it must never change. Default DefaultKVShards. A lane lies in one.
 	Shards int
 	// ShardRecords is the most records in an entry. Default DefaultKVShardRecords. Beyond it, Add returns ErrFull.
@@ -72,7 +75,7 @@ type KVStore struct {
 	shards  []string
 	records int
 	max     int
-	coll    *jetstream.Collection
+	coll    Collection
 	turn    atomic.Uint32 // where the next claim begins
 
 	mu    sync.Mutex
@@ -81,11 +84,8 @@ type KVStore struct {
 
 var _ Store = (*KVStore)(nil)
 
-// OpenKVStore opens the bucket, and makes it when it does not exist.
-func OpenKVStore(ctx context.Context, cfg KVConfig) (*KVStore, error) {
-	if cfg.Bucket == "" {
-		cfg.Bucket = DefaultTable
-	}
+// NewKVStore makes a store on a bucket. It needs no closing.
+func NewKVStore(cfg KVConfig) (*KVStore, error) {
 	for _, d := range []struct {
 		v   *int
 		def int
@@ -95,18 +95,14 @@ func OpenKVStore(ctx context.Context, cfg KVConfig) (*KVStore, error) {
 		}
 	}
 	switch {
-	case cfg.Bus == nil:
-		return nil, errors.New("outbox: KV store: Bus is missing")
+	case cfg.Collection == nil:
+		return nil, errors.New("outbox: KV store: Collection is missing")
 	case cfg.Shards < 1 || cfg.Shards > 256:
 		return nil, fmt.Errorf("outbox: KV store: %d shards: 1 to 256 are allowed", cfg.Shards)
 	case cfg.ShardRecords < 1 || cfg.MaxPayload < 1:
 		return nil, errors.New("outbox: KV store: limits must be positive")
 	}
-	coll, err := cfg.Bus.OpenCollection(ctx, cfg.Bucket)
-	if err != nil {
-		return nil, fmt.Errorf("outbox: KV store: %w", err)
-	}
-	s := &KVStore{records: cfg.ShardRecords, max: cfg.MaxPayload, coll: coll, wakes: make(map[chan struct{}]struct{})}
+	s := &KVStore{records: cfg.ShardRecords, max: cfg.MaxPayload, coll: cfg.Collection, wakes: make(map[chan struct{}]struct{})}
 	for i := range cfg.Shards {
 		s.shards = append(s.shards, "shard-"+strconv.Itoa(i))
 	}

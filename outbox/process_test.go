@@ -214,9 +214,8 @@ func (m *meter) Publish(ctx context.Context, topic string, payload []byte, o jet
 	return r, err
 }
 
-func (m *meter) FindIDs(ctx context.Context, s jetstream.IDSearch) (map[string]bool, bool, error) {
-	m.looks.Add(1)
-	return m.Bus.FindIDs(ctx, s)
+func (m *meter) History(topic string) outbox.History {
+	return counting{m.Bus.History(topic), &m.looks}
 }
 
 // drained is what a drainer says of itself, in lines "s <JSON>".

@@ -155,7 +155,8 @@ func (d *Drainer) lookUp(ctx context.Context, j *job) (sure map[string]presence,
 	first := j.records[0]
 	ctx, cancel := context.WithTimeout(ctx, d.lookupTimeout())
 	defer cancel()
-	window, err := d.cfg.Bus.DuplicateWindow(ctx, first.Topic)
+	history := d.cfg.Bus.History(first.Topic)
+	window, err := history.DuplicateWindow(ctx)
 	switch {
 	case errors.Is(err, jetstream.ErrNotFound):
 		return nil, nil // there is no stream, so nothing is in it
@@ -168,8 +169,8 @@ func (d *Drainer) lookUp(ctx context.Context, j *job) (sure map[string]presence,
 	if !wentBack && d.sinceBegan(j, &Record{PublishBegan: oldest}) <= window-d.cfg.Margin {
 		return nil, nil
 	}
-	found, complete, err := d.cfg.Bus.FindIDs(ctx, jetstream.IDSearch{
-		Topic: first.Topic, Key: first.Key, IDs: ids, Since: time.UnixMilli(oldest).Add(-d.cfg.ClockSkew), Most: d.cfg.LookupMost,
+	found, complete, err := history.FindIDs(ctx, jetstream.IDSearch{
+		Key: first.Key, IDs: ids, Since: time.UnixMilli(oldest).Add(-d.cfg.ClockSkew), Max: d.cfg.LookupMost,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("outbox: look-up in %s: %w", first.Topic, err)

@@ -149,7 +149,7 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 func (a *applier) bury(ctx context.Context, e *jetstream.Event, cause error, tries int) error {
 	a.warn(ctx, "an event cannot be applied and goes to the dead letters", e, cause)
 	return insist(ctx, a.p.Logger, "store a dead letter", func(ctx context.Context) error {
-		return a.bus.DeadLetter(ctx, e, a.p.Group, cause.Error(), tries)
+		return a.bus.Group(a.p.Topic, a.p.Group).DeadLetter(ctx, e, cause.Error(), tries)
 	})
 }
 

@@ -198,7 +198,7 @@ func (c *changelog) fill(ctx context.Context, e *jetstream.Event, fails failing)
 		opts.From = jetstream.FromTime(time.Unix(0, c.place.StoredAt).Add(-scanOverlap))
 	}
 	c.batch = c.batch[:0]
-	err := c.bus.Scan(ctx, c.p.Topic, opts, func(next *jetstream.Event) error {
+	err := c.bus.History(c.p.Topic).Scan(ctx, opts, func(next *jetstream.Event) error {
 		if next.Sequence < c.floor || c.place.covers(next) {
 			return nil
 		}
@@ -324,7 +324,7 @@ func (c *changelog) oneByOne(ctx context.Context, events []*jetstream.Event) err
 				continue
 			}
 			derr := insist(ctx, c.p.Logger, "store a dead letter", func(ctx context.Context) error {
-				return c.bus.DeadLetter(ctx, e, c.p.Group, err.Error(), tries)
+				return c.bus.Group(c.p.Topic, c.p.Group).DeadLetter(ctx, e, err.Error(), tries)
 			})
 			if derr != nil {
 				return derr

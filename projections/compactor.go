@@ -94,9 +94,9 @@ type horizon struct {
 	Mark     jetstream.Mark `json:"mark"`
 }
 
-func readHorizon(ctx context.Context, bus Bus, topic string) (horizon, *jetstream.Entry, *jetstream.Collection, error) {
+func readHorizon(ctx context.Context, bus Bus, topic string) (horizon, *jetstream.Entry, Collection, error) {
 	var h horizon
-	c, err := bus.OpenCollection(ctx, snapshotsBucket)
+	c, err := bus.Collections().Open(ctx, snapshotsBucket)
 	if err != nil {
 		return h, nil, nil, err
 	}
@@ -130,7 +130,7 @@ func (c *Compactor) Compact(ctx context.Context) (int, error) {
 		batch, bytes = batch[:0], 0
 		return err
 	}
-	next.Mark, err = c.cfg.Bus.EachLatestSince(ctx, c.cfg.Topic, h.Mark, func(e *jetstream.Event) error {
+	next.Mark, err = c.cfg.Bus.Keys(c.cfg.Topic).EachSince(ctx, h.Mark, func(e *jetstream.Event) error {
 		next.Stream, next.Sequence = e.Stream, e.Sequence
 		bytes += len(e.Payload)
 		if batch = append(batch, e); len(batch) < snapshotBatch && bytes < snapshotBytes {
@@ -163,7 +163,7 @@ func (c *Compactor) write(ctx context.Context, events []*jetstream.Event) (writt
 	for i, e := range events {
 		keys[i] = e.Key
 	}
-	there, err := c.cfg.Bus.LatestByKey(ctx, c.cfg.Snapshot, keys...)
+	there, err := c.cfg.Bus.Keys(c.cfg.Snapshot).GetMany(ctx, keys)
 	if err != nil {
 		return 0, err
 	}
@@ -208,7 +208,7 @@ func newer(snapshot, e *jetstream.Event) bool {
 }
 
 // publish replaces the snapshot old (nil: none) by one of e.
-func (c *Compactor) publish(ctx context.Context, pub *jetstream.Publisher, e, old *jetstream.Event, done func(jetstream.Receipt, error)) error {
+func (c *Compactor) publish(ctx context.Context, pub Publisher, e, old *jetstream.Event, done func(jetstream.Receipt, error)) error {
 	var expected uint64
 	if old != nil && !old.Gone {
 		expected = old.Sequence
@@ -234,7 +234,7 @@ func (c *Compactor) publish(ctx context.Context, pub *jetstream.Publisher, e, ol
 func (c *Compactor) replace(ctx context.Context, e *jetstream.Event) (wrote bool, err error) {
 	pub := c.cfg.Bus.NewPublisher()
 	for {
-		old, err := c.cfg.Bus.Latest(ctx, c.cfg.Snapshot, e.Key)
+		old, err := c.cfg.Bus.Keys(c.cfg.Snapshot).Get(ctx, e.Key)
 		if errors.Is(err, jetstream.ErrNotFound) {
 			old, err = nil, nil
 		}

@@ -82,7 +82,7 @@ func (f *feed) run(ctx context.Context, bus Bus, topic, group string, from jetst
 	defer f.wg.Wait()
 	defer f.cancel()
 	f.room = inFlight
-	var sub *jetstream.Subscription
+	var sub Subscription
 	err := insist(ctx, f.log, "join the group", func(ctx context.Context) (err error) {
 		sub, err = bus.Subscribe(ctx, topic, group, jetstream.SubscribeOptions{
 			From:        from,

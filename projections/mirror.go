@@ -98,7 +98,7 @@ func (m *Mirror) follow(ctx context.Context, from *horizon) error {
 		var err error
 		switch *from, err = m.readBucket(ctx); {
 		case errors.Is(err, jetstream.ErrNotFound):
-			return m.cfg.Bus.Watch(ctx, m.cfg.Topic, nil, m.take) // a new topic: Watch makes it
+			return m.cfg.Bus.Keys(m.cfg.Topic).Watch(ctx, nil, m.take) // a new topic: Watch makes it
 		case err != nil:
 			return err
 		case from.Stream == "":
@@ -110,7 +110,7 @@ func (m *Mirror) follow(ctx context.Context, from *horizon) error {
 }
 
 func (m *Mirror) tail(ctx context.Context, from *horizon) error {
-	return m.cfg.Bus.Tail(ctx, m.cfg.Topic, from.Stream, from.Sequence, func(e *jetstream.Event) error {
+	return m.cfg.Bus.History(m.cfg.Topic).Tail(ctx, from.Stream, from.Sequence, func(e *jetstream.Event) error {
 		if e != nil {
 			from.Stream, from.Sequence = e.Stream, e.Sequence
 		}
@@ -143,7 +143,7 @@ func (m *Mirror) readBucket(ctx context.Context) (horizon, error) {
 		return horizon{}, err
 	}
 	for key, old := range missing {
-		e, err := m.cfg.Bus.Latest(ctx, m.cfg.Topic, key)
+		e, err := m.cfg.Bus.Keys(m.cfg.Topic).Get(ctx, key)
 		switch {
 		case errors.Is(err, jetstream.ErrNotFound): // the tombstone is gone as well
 			m.forget(old)
@@ -217,7 +217,7 @@ func (m *Mirror) Get(ctx context.Context, key string) (*jetstream.Event, error) 
 	m.mu.RUnlock()
 	if !held && overflow {
 		var err error
-		if e, err = m.cfg.Bus.Latest(ctx, m.cfg.Topic, key); err != nil {
+		if e, err = m.cfg.Bus.Keys(m.cfg.Topic).Get(ctx, key); err != nil {
 			return nil, err
 		}
 	}
@@ -247,7 +247,7 @@ func eachSnapshot(ctx context.Context, bus Bus, topic, snapshots string, f func(
 			return nil
 		}
 		if s.Headers[headerOmitted] != "" {
-			newest, err := bus.Latest(ctx, topic, e.Key)
+			newest, err := bus.Keys(topic).Get(ctx, e.Key)
 			if errors.Is(err, jetstream.ErrNotFound) {
 				return nil // it was removed since
 			}
@@ -271,7 +271,7 @@ func eachNewest(ctx context.Context, bus Bus, topic string, f func(*jetstream.Ev
 		if err != nil {
 			return err
 		}
-		err = bus.Tail(ctx, topic, at.Stream, at.Sequence, func(e *jetstream.Event) error {
+		err = bus.History(topic).Tail(ctx, at.Stream, at.Sequence, func(e *jetstream.Event) error {
 			if e == nil {
 				return errFar
 			}
@@ -290,11 +290,11 @@ func eachNewest(ctx context.Context, bus Bus, topic string, f func(*jetstream.Ev
 // the topic itself has what is missing. It returns jetstream.ErrNotFound when the topic does not exist.
 func eachInBucket(ctx context.Context, bus Bus, topic string, f func(*jetstream.Event) error) (horizon, error) {
 	var to horizon
-	first, _, err := bus.Bounds(ctx, topic) // what lies before is in the bucket, or was removed from it
+	first, _, err := bus.History(topic).Bounds(ctx) // what lies before is in the bucket, or was removed from it
 	if err != nil {
 		return to, err
 	}
-	_, err = bus.EachLatestSince(ctx, topic, jetstream.Mark{}, func(e *jetstream.Event) error {
+	_, err = bus.Keys(topic).EachSince(ctx, jetstream.Mark{}, func(e *jetstream.Event) error {
 		to.Stream, to.Sequence = e.Stream, e.Sequence
 		return f(e)
 	})
@@ -307,11 +307,11 @@ func eachInBucket(ctx context.Context, bus Bus, topic string, f func(*jetstream.
 
 // warm applies the snapshots of the topic, unless the group exists, and returns where the group begins then.
 func (a *applier) warm(ctx context.Context, group string, from jetstream.Position) (jetstream.Position, error) {
-	_, err := a.bus.Backlog(ctx, a.p.Topic, group)
+	_, err := a.bus.Group(a.p.Topic, group).Backlog(ctx)
 	if !errors.Is(err, jetstream.ErrNotFound) {
 		return from, err
 	}
-	_, last, err := a.bus.Bounds(ctx, a.p.Topic)
+	_, last, err := a.bus.History(a.p.Topic).Bounds(ctx)
 	if err != nil && !errors.Is(err, jetstream.ErrNotFound) {
 		return from, err
 	}

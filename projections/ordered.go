@@ -41,7 +41,7 @@ type ordered struct {
 // runOrdered runs it until ctx ends.
 func (o *ordered) run(ctx context.Context, group string, from jetstream.Position) error {
 	err := insist(ctx, o.a.p.Logger, "read the group's cursor", func(ctx context.Context) error {
-		cursor, err := o.a.bus.Cursor(ctx, o.a.p.Topic, group)
+		cursor, err := o.a.bus.Group(o.a.p.Topic, group).Cursor(ctx)
 		if err != nil && !errors.Is(err, jetstream.ErrNotFound) {
 			return err
 		}
@@ -120,7 +120,7 @@ func (o *ordered) fill(ctx context.Context, e *jetstream.Event, fails failing) e
 	if o.storedAt > 0 {
 		opts.From = jetstream.FromTime(time.Unix(0, o.storedAt).Add(-scanOverlap))
 	}
-	err := o.a.bus.Scan(ctx, o.a.p.Topic, opts, func(next *jetstream.Event) error {
+	err := o.a.bus.History(o.a.p.Topic).Scan(ctx, opts, func(next *jetstream.Event) error {
 		if next.Sequence < o.floor || o.passed(next) {
 			return nil
 		}

@@ -108,7 +108,7 @@ func (v *versions) awaitCaughtUp(ctx context.Context, n int, revision uint64, en
 		if _, now, err := v.current(ctx); err == nil && now != revision {
 			return errors.New("another rebuild has begun")
 		}
-		b, err := v.bus.Backlog(ctx, v.p.Topic, v.p.groupOf(n))
+		b, err := v.bus.Group(v.p.Topic, v.p.groupOf(n)).Backlog(ctx)
 		switch {
 		case err == nil && b.Waiting == 0 && b.Leased == 0, err == nil && goal > 0 && b.Floor >= goal:
 			return nil
@@ -139,11 +139,11 @@ func (v *versions) removeAll(ctx context.Context, left []int) error {
 
 // remove deletes a version with its group.
 func (v *versions) remove(ctx context.Context, n int) error {
-	if err := v.bus.DeleteGroup(ctx, v.p.Topic, v.p.groupOf(n)); err != nil {
+	if err := v.bus.Group(v.p.Topic, v.p.groupOf(n)).Delete(ctx); err != nil {
 		return fmt.Errorf("remove version %d of projection %s: %w", n, v.p.Name, err)
 	}
 	if v.p.Store != nil {
 		return nil
 	}
-	return v.bus.DeleteCollection(ctx, StatesBucket(v.p.Name, n))
+	return v.bus.Collections().Delete(ctx, StatesBucket(v.p.Name, n))
 }

@@ -34,7 +34,7 @@ func TestReconstruct(t *testing.T) {
 		}
 	}
 	var all []*jetstream.Event
-	if err := bus.Scan(t.Context(), topicCounts, jetstream.ScanOptions{Limit: events}, func(e *jetstream.Event) error {
+	if err := bus.History(topicCounts).Scan(t.Context(), jetstream.ScanOptions{Limit: events}, func(e *jetstream.Event) error {
 		all = append(all, e)
 		return nil
 	}); err != nil {
@@ -42,7 +42,7 @@ func TestReconstruct(t *testing.T) {
 	}
 	at := func(key string, moment time.Time) State {
 		t.Helper()
-		s, err := Reconstruct(t.Context(), bus, topicCounts, key, moment, appendEvent)
+		s, err := Reconstruct(t.Context(), bus.History(topicCounts), key, moment, appendEvent)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -72,25 +72,25 @@ func TestReconstruct(t *testing.T) {
 			t.Errorf("the state %s is %+v", name, s)
 		}
 	}
-	if s, err := Reconstruct(t.Context(), bus, "no.topic", "k", time.Now(), appendEvent); err != nil || s.Value != nil {
+	if s, err := Reconstruct(t.Context(), bus.History("no.topic"), "k", time.Now(), appendEvent); err != nil || s.Value != nil {
 		t.Errorf("the state of no topic is %+v (%v)", s, err)
 	}
 	failed := errors.New("no")
-	_, err := Reconstruct(t.Context(), bus, topicCounts, all[0].Key, time.Now(), func(context.Context, []byte, *jetstream.Event) ([]byte, error) { return nil, failed })
+	_, err := Reconstruct(t.Context(), bus.History(topicCounts), all[0].Key, time.Now(), func(context.Context, []byte, *jetstream.Event) ([]byte, error) { return nil, failed })
 	if !errors.Is(err, failed) {
 		t.Errorf("the error of apply became %v", err)
 	}
 }
 
-// purging is a bus whose topic drops events right before it is read.
+// purging is the history of a topic that drops events right before it is read.
 type purging struct {
-	*jetstream.Bus
+	History
 	drop func()
 }
 
-func (p *purging) Scan(ctx context.Context, topic string, opts jetstream.ScanOptions, f func(*jetstream.Event) error) error {
+func (p *purging) Scan(ctx context.Context, opts jetstream.ScanOptions, f func(*jetstream.Event) error) error {
 	p.drop()
-	return p.Bus.Scan(ctx, topic, opts, f)
+	return p.History.Scan(ctx, opts, f)
 }
 
 func TestReconstructOfWhatIsLeft(t *testing.T) {
@@ -100,7 +100,7 @@ func TestReconstructOfWhatIsLeft(t *testing.T) {
 	put(t, bus, topicCounts, "k", "1")
 	put(t, bus, topicCounts, "k", "2")
 	r := put(t, bus, topicCounts, "k", "3")
-	p := &purging{Bus: bus, drop: func() {
+	p := &purging{History: bus.History(topicCounts), drop: func() {
 		s, err := js.Stream(t.Context(), r.Stream)
 		if err == nil {
 			err = s.Purge(t.Context(), natsjs.WithPurgeKeep(2))
@@ -110,7 +110,7 @@ func TestReconstructOfWhatIsLeft(t *testing.T) {
 		}
 	}}
 	for range 2 {
-		s, err := Reconstruct(t.Context(), p, topicCounts, "k", time.Now(), appendEvent)
+		s, err := Reconstruct(t.Context(), p, "k", time.Now(), appendEvent)
 		if !errors.Is(err, ErrTruncated) || string(s.Value) != "2 3 " {
 			t.Errorf("the state is %q (%v), want what is left, and ErrTruncated", s.Value, err)
 		}

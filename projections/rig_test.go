@@ -33,7 +33,7 @@ func appendEvent(_ context.Context, state []byte, e *jetstream.Event) ([]byte, e
 func fold(tb testing.TB, bus *jetstream.Bus, from uint64, apply func(context.Context, []byte, *jetstream.Event) ([]byte, error)) map[string]string {
 	tb.Helper()
 	states := make(map[string]string)
-	err := bus.Scan(tb.Context(), topicCounts, jetstream.ScanOptions{Limit: 10_000_000}, func(e *jetstream.Event) error {
+	err := bus.History(topicCounts).Scan(tb.Context(), jetstream.ScanOptions{Limit: 10_000_000}, func(e *jetstream.Event) error {
 		if e.Key == "" || e.Sequence < from {
 			return nil
 		}
@@ -132,7 +132,7 @@ func workedOffIn(tb testing.TB, most time.Duration, bus Bus, group string) {
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
 	for {
-		last, err = bus.Backlog(tb.Context(), topicCounts, group)
+		last, err = bus.Group(topicCounts, group).Backlog(tb.Context())
 		// The server's count of what waits comes a moment after a publish is confirmed; the floor is exact.
 		if err == nil && last.Waiting == 0 && last.Leased == 0 && last.Floor >= last.Tail {
 			return
@@ -267,13 +267,20 @@ func (s *stream) flush(tb testing.TB) {
 
 // spy is a bus that counts, and fails, what a test is about; the rest is the real one's.
 type spy struct {
-	*jetstream.Bus
+	Bus
 	lookups atomic.Int64 // NextOfKey
 }
 
-func (s *spy) NextOfKey(ctx context.Context, topic, key string, after uint64) (*jetstream.Event, error) {
-	s.lookups.Add(1)
-	return s.Bus.NextOfKey(ctx, topic, key, after)
+func (s *spy) History(topic string) History { return spiedHistory{s.Bus.History(topic), s} }
+
+type spiedHistory struct {
+	History
+	spy *spy
+}
+
+func (h spiedHistory) NextOfKey(ctx context.Context, key string, after uint64) (*jetstream.Event, error) {
+	h.spy.lookups.Add(1)
+	return h.History.NextOfKey(ctx, key, after)
 }
 
 // tally is an Observer that counts.
@@ -313,7 +320,7 @@ func (c *tally) limit(name string) int {
 func letters(tb testing.TB, bus *jetstream.Bus) [][]byte {
 	tb.Helper()
 	var all [][]byte
-	err := bus.Scan(tb.Context(), "dlq."+topicCounts, jetstream.ScanOptions{Limit: 100_000}, func(e *jetstream.Event) error {
+	err := bus.History("dlq."+topicCounts).Scan(tb.Context(), jetstream.ScanOptions{Limit: 100_000}, func(e *jetstream.Event) error {
 		all = append(all, bytes.Clone(e.Payload))
 		return nil
 	})

@@ -43,13 +43,13 @@ func (p *Projection) groupOf(version int) string {
 type versions struct {
 	bus   Bus
 	p     *Projection
-	names *jetstream.Collection
+	names Collection
 }
 
 func newVersions(bus Bus, p *Projection) *versions { return &versions{bus: bus, p: p} }
 
 func (v *versions) open(ctx context.Context) (err error) {
-	v.names, err = v.bus.OpenCollection(ctx, versionsBucket)
+	v.names, err = v.bus.Collections().Open(ctx, versionsBucket)
 	return err
 }
 

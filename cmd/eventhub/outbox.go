@@ -118,7 +118,7 @@ func (cmd *outboxDrainCmd) Run(ctx context.Context, std streams) error {
 	cmd.limits.MaxPayload = cmd.Payload
 	return cmd.with(ctx, std, withBus, func(o *openedOutbox, bus *jetstream.Bus) error {
 		drainer, err := outbox.NewDrainer(outbox.Config{
-			Store: o, Bus: bus, PassErrors: cmd.PassErrors,
+			Store: o, Bus: outbox.JetStream(bus), PassErrors: cmd.PassErrors,
 			Logger: slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		})
 		if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -120,7 +121,11 @@ type outboxOptions struct {
 // open opens the outbox. But for a KV store, nothing is asked of the database yet.
 func (p outboxPlace) open(ctx context.Context, opts outboxOptions) (*openedOutbox, error) {
 	if p.bucket != nil {
-		store, err := outbox.OpenKVStore(ctx, outbox.KVConfig{Bus: opts.bus, Bucket: *p.bucket})
+		bucket, err := opts.bus.Collections().Open(ctx, cmp.Or(*p.bucket, outbox.DefaultTable))
+		if err != nil {
+			return nil, fmt.Errorf("%v: %w", p, err)
+		}
+		store, err := outbox.NewKVStore(outbox.KVConfig{Collection: bucket})
 		if err != nil {
 			return nil, err
 		}

@@ -72,7 +72,7 @@ func (h *hub) drain(ctx context.Context, o *openedOutbox, name string, lease tim
 	}
 	observer.Backlog(st) // that of the drainer comes later
 	drainer, err := outbox.NewDrainer(outbox.Config{
-		Store: o, Bus: h.bus, Lease: lease, Observer: observer, Logger: h.log.With(slog.String("outbox", name)),
+		Store: o, Bus: outbox.JetStream(h.bus), Lease: lease, Observer: observer, Logger: h.log.With(slog.String("outbox", name)),
 	})
 	if err != nil {
 		return nil, errors.Join(err, o.close())

@@ -159,7 +159,7 @@ func (h *hub) open(ctx context.Context) error {
 		return err
 	}
 	clients := facade.Config{
-		Bus: h.bus, Auth: facade.Tokens(h.tokens), Observer: metrics, Logger: h.log, Origins: cmd.origins(),
+		Bus: facade.JetStream(h.bus), Auth: facade.Tokens(h.tokens), Observer: metrics, Logger: h.log, Origins: cmd.origins(),
 		DrainGrace: max(cmd.Grace, time.Millisecond), Limits: cmd.facade(),
 	}
 	if h.own != nil {
@@ -200,12 +200,12 @@ func (h *hub) start(ctx context.Context) {
 		h.wg.Go(func() { h.cert.watch(ctx, reloadEvery, h.log) })
 	}
 	if h.cmd.Projector || h.cmd.Demo {
-		projector := projections.NewProcess(projections.ProcessConfig{Bus: h.bus, Logger: h.log, Observer: h.metrics})
+		projector := projections.NewProcess(projections.ProcessConfig{Bus: projections.JetStream(h.bus), Logger: h.log, Observer: h.metrics})
 		h.run(func() error { return projector.Run(ctx) })
 	}
-	for _, rule := range h.bus.Snapshots() {
+	for _, rule := range h.bus.Admin().Snapshots() {
 		compactor := projections.NewCompactor(projections.CompactorConfig{
-			Bus: h.bus, Topic: rule.Pattern, Snapshot: rule.Snapshot.Topic, Every: rule.Snapshot.Every, Logger: h.log,
+			Bus: projections.JetStream(h.bus), Topic: rule.Pattern, Snapshot: rule.Snapshot.Topic, Every: rule.Snapshot.Every, Logger: h.log,
 			Written: func(keys int) { h.metrics.Snapshots(rule.Pattern, keys) },
 		})
 		h.run(func() error { return compactor.Run(ctx) })
@@ -281,7 +281,7 @@ func (h *hub) greet(w io.Writer) {
 		{"http", scheme("http", h.cert) + h.http.address()},
 		{"ops", scheme("http", h.opsCert()) + h.ops.address()},
 	}
-	if url := h.bus.NATSURL(); url != "" {
+	if url := h.bus.Admin().NATSURL(); url != "" {
 		lines = append(lines, [2]string{"nats", url})
 	}
 	lines = append(lines, [2]string{"data", h.cmd.where()})

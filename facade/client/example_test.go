@@ -48,7 +48,7 @@ func hub(ctx context.Context, token string) (url string, end func()) {
 	if err != nil {
 		panic(err)
 	}
-	server, err := facade.New(facade.Config{Bus: bus, Auth: facade.StaticToken(token)})
+	server, err := facade.New(facade.Config{Bus: facade.JetStream(bus), Auth: facade.StaticToken(token)})
 	if err != nil {
 		panic(err)
 	}

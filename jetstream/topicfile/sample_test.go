@@ -28,7 +28,7 @@ func TestSampleThatShips(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = bus.Close() }()
-	changes, err := bus.ApplyTopics(t.Context(), false)
+	changes, err := bus.Admin().ApplyTopics(t.Context(), false)
 	if err != nil || len(changes) != 8 { // five streams, three of them with a bucket
 		t.Errorf("%d changes, %v", len(changes), err)
 	}
@@ -37,7 +37,7 @@ func TestSampleThatShips(t *testing.T) {
 			t.Errorf("%s: %v", c, c.Err)
 		}
 	}
-	if changes, err = bus.ApplyTopics(t.Context(), true); err != nil || len(changes) != 0 {
+	if changes, err = bus.Admin().ApplyTopics(t.Context(), true); err != nil || len(changes) != 0 {
 		t.Errorf("the second time: %v, %v", changes, err)
 	}
 	for topic, key := range map[string]string{"heartbeat.received": "", "process.state": "k", "kv.set": "k", "user.7.events": "", "other": "", "dlq.x": ""} {
@@ -45,7 +45,7 @@ func TestSampleThatShips(t *testing.T) {
 			t.Errorf("%s: %v", topic, err)
 		}
 	}
-	all, err := bus.Topics(t.Context())
+	all, err := bus.Admin().Topics(t.Context())
 	if err != nil || len(all) != 7 {
 		t.Errorf("%+v, %v", all, err)
 	}

@@ -54,7 +54,7 @@ func came(begin time.Time, got, want int) (time.Duration, error) {
 func latestByKey(ctx context.Context, t *keyedTopic, n int) (time.Duration, error) {
 	keys := t.draw(n, keysAtOnce)
 	begin := time.Now()
-	found, err := t.bus.LatestByKey(ctx, t.name, keys...)
+	found, err := t.bus.Keys(t.name).GetMany(ctx, keys)
 	if err != nil {
 		return 0, err
 	}
@@ -100,7 +100,7 @@ func (t *keyedTopic) get(ctx context.Context, keys []string, atOnce int) (int, e
 func latestOne(ctx context.Context, t *keyedTopic, n int) (time.Duration, error) {
 	key := t.draw(n, 1)[0]
 	begin := time.Now()
-	e, err := t.bus.Latest(ctx, t.name, key)
+	e, err := t.bus.Keys(t.name).Get(ctx, key)
 	if err != nil {
 		return 0, err
 	}
@@ -127,7 +127,7 @@ func sameKey(got, want string) error {
 func eachLatest(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error) {
 	got := 0
 	begin := time.Now()
-	err := t.bus.EachLatest(ctx, t.name, func(*jetstream.Event) error { got++; return nil })
+	err := t.bus.Keys(t.name).Each(ctx, func(*jetstream.Event) error { got++; return nil })
 	if err != nil {
 		return 0, err
 	}
@@ -142,7 +142,7 @@ func latestPages(ctx context.Context, t *keyedTopic, _ int) (time.Duration, erro
 	begin := time.Now()
 	for i := range part {
 		offset := i * all / part * keyedPageSize
-		page, err := t.bus.LatestPage(ctx, t.name, offset, keyedPageSize)
+		page, err := t.bus.Keys(t.name).Page(ctx, offset, keyedPageSize)
 		if err != nil {
 			return 0, err
 		}
@@ -204,7 +204,7 @@ func busWatch(count int) func(context.Context, *keyedTopic, int) (time.Duration,
 		got := 0
 		begin := time.Now()
 		var short error
-		err = t.bus.Watch(ctx, t.name, keys, func(e *jetstream.Event) error {
+		err = t.bus.Keys(t.name).Watch(ctx, keys, func(e *jetstream.Event) error {
 			if e == nil {
 				took, short = came(begin, got, want)
 				return errEnough

@@ -1,0 +1,36 @@
+package jetstream
+
+import "cmp"
+
+// Admin is what operators ask of a bus, and do to its streams. It is a small value that costs nothing to make. Its methods may
+// be called concurrently.
+type Admin struct{ bus *Bus }
+
+// Admin gives access to the streams behind the topics.
+func (b *Bus) Admin() Admin { return Admin{b} }
+
+// NATSURL is where native clients reach the embedded server, or "" when it does not listen.
+func (a Admin) NATSURL() string {
+	b := a.bus
+	if b.server == nil || b.cfg.Listen == "" {
+		return ""
+	}
+	return b.server.ClientURL()
+}
+
+// Snapshots are the rules in force that ask for snapshots, each of one topic, the built-in ones included. Every is filled in.
+func (a Admin) Snapshots() []TopicRule {
+	b := a.bus
+	var found []TopicRule
+	for i := range b.rules {
+		r := b.rules[i]
+		if r.Snapshot == nil || b.rule(r.Pattern) != &b.rules[i] {
+			continue
+		}
+		snapshot := *r.Snapshot
+		snapshot.Every = cmp.Or(snapshot.Every, defaultSnapshotEvery)
+		r.Snapshot = &snapshot
+		found = append(found, r)
+	}
+	return found
+}
