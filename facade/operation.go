@@ -22,7 +22,7 @@ type operation struct {
 	frame   frame
 	message *[]byte // what the fields of frame are parts of
 	memory  int     // what the message takes of the server's inbound memory
-	to      place
+	to      replyTo
 	arrived time.Time
 
 	topic   *sessionTopic // of a PUBLISH
@@ -119,7 +119,7 @@ func (s *session) enqueue(topic *sessionTopic) {
 	if len(s.pending) >= most {
 		s.limit("operations")
 		if !s.await(o.deadline(), func() bool { return len(s.pending) < most }) {
-			s.failLate(place{corr: o.frame.corr}, o.frame.op)
+			s.failLate(replyTo{corr: o.frame.corr}, o.frame.op)
 			return
 		}
 		if s.ended {
@@ -131,7 +131,7 @@ func (s *session) enqueue(topic *sessionTopic) {
 			o.topics = sub.more
 		}
 	}
-	o.to = s.out.place(o.frame.corr)
+	o.to = s.out.replyTo(o.frame.corr)
 	if !s.pending.blocked(o) && s.begin(o) {
 		return
 	}
@@ -245,7 +245,7 @@ func (s *session) await(until time.Time, ready func() bool) bool {
 }
 
 // failLate answers a frame whose time was over before it could begin.
-func (s *session) failLate(to place, o op) {
+func (s *session) failLate(to replyTo, o op) {
 	const why = "The frames before it took too long: "
 	switch o {
 	case opPublish:

@@ -38,7 +38,7 @@ type Server struct {
 
 	// inbound is the memory of messages that are being received, over all connections and beyond preAuthFrame each: clients
 	// that begin large messages and do not end them would fill the hub with them. pages is that of pages of latest records
-	// until the client has taken them, and reading has a place for each page that is being read.
+	// until the client has taken them, and reading has an entry for each page that is being read.
 	inbound, pages budget
 	reading        chan struct{}
 	readers        headcount // principals that pages are read for, or wait
@@ -120,7 +120,7 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// reserve takes a place for a connection, which enter fills or gives back.
+// reserve counts a connection that is being made, until enter.
 func (s *Server) reserve() *fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,7 +136,7 @@ func (s *Server) reserve() *fault {
 	return nil
 }
 
-// enter starts a session in the place that reserve took; nil gives the place back. It reports false when the server has
+// enter starts the session of a connection that reserve counted; nil: none came of it. It reports false when the server has
 // begun to drain or close since: the session is started all the same, and must be shut.
 func (s *Server) enter(n *session) bool {
 	defer s.wg.Done()

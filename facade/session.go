@@ -112,7 +112,7 @@ func (s *Server) newSession(conn *websocket.Conn, w *wire) *session {
 func (s *session) awaitAuth() {
 	if oldest := s.srv.strangers.add(s); oldest != nil {
 		s.limit("unauthenticated")
-		oldest.wire.hurry(strangerGrace) // its place is needed
+		oldest.wire.hurry(strangerGrace) // another needs to be let in
 		oldest.out.shut(closeAuthTimeout)
 	}
 	s.due.Store(&due{at: time.Now().Add(s.srv.cfg.Limits.AuthTimeout), code: closeAuthTimeout})
@@ -203,13 +203,13 @@ func (s *session) message(b []byte, size int, whole bool) (wait time.Duration, o
 	}
 	if size > s.srv.cfg.Limits.Frame {
 		s.limit("frame")
-		s.fail(place{}, codePublishFailed, "the message has "+strconv.Itoa(size)+" bytes, at most "+
+		s.fail(replyTo{}, codePublishFailed, "the message has "+strconv.Itoa(size)+" bytes, at most "+
 			strconv.Itoa(s.srv.cfg.Limits.Frame)+" are read; a payload may have "+strconv.Itoa(s.srv.cfg.Bus.MaxPayload()))
 		return 0, true
 	}
 	if !whole {
 		s.limit("inbound_bytes")
-		s.fail(place{}, codeOverloaded, "The hub receives more large messages than it has room for.")
+		s.fail(replyTo{}, codeOverloaded, "The hub receives more large messages than it has room for.")
 		return 0, true
 	}
 	wait = s.execute(b)
@@ -425,7 +425,7 @@ func (s *session) publishContext() context.Context {
 }
 
 // fail answers a frame with an error.
-func (s *session) fail(to place, c code, msg string) {
+func (s *session) fail(to replyTo, c code, msg string) {
 	s.srv.cfg.Observer.ErrorSent(string(c))
 	s.out.err(to, c, msg)
 }

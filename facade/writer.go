@@ -80,8 +80,8 @@ func newWriter(w *wire, limit int, grace time.Duration) *writer {
 	return o
 }
 
-// ok queues an OK frame for its place. It copies its arguments and never blocks.
-func (o *writer) ok(to place, id string) {
+// ok queues an OK frame. It copies its arguments and never blocks.
+func (o *writer) ok(to replyTo, id string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
@@ -96,8 +96,8 @@ func (o *writer) ok(to place, id string) {
 	}
 }
 
-// err queues an ERR frame for its place. It copies its arguments and never blocks.
-func (o *writer) err(to place, c code, msg string) {
+// err queues an ERR frame. It copies its arguments and never blocks.
+func (o *writer) err(to replyTo, c code, msg string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {

@@ -41,7 +41,7 @@ func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 	if err != nil {
 		return Cursor{}, err
 	}
-	ptr, err := b.pointers.get(ctx, t, group)
+	ptr, err := b.generations.get(ctx, t, group)
 	if err != nil {
 		return Cursor{}, err
 	}
@@ -71,7 +71,7 @@ func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 // ack of an event delivered before counts for an event delivered after.
 //
 // Neither a consumer's reset nor one of the same name made anew fences acks that are under way, so each seek makes a
-// consumer of a new name and moves the group's pointer to it in one compare-and-set.
+// consumer of a new name and makes it the group's generation in one compare-and-set.
 func (g Group) Seek(ctx context.Context, to Position) error {
 	b, topic, group := g.bus, g.topic, g.name
 	if err := ValidGroup(group); err != nil {
@@ -89,7 +89,7 @@ func (g Group) Seek(ctx context.Context, to Position) error {
 		if err != nil {
 			return err
 		}
-		ptr, err := b.pointers.get(ctx, t, group)
+		ptr, err := b.generations.get(ctx, t, group)
 		if err != nil {
 			return b.unavailable(err)
 		}
@@ -100,7 +100,7 @@ func (g Group) Seek(ctx context.Context, to Position) error {
 			return b.unavailable(err)
 		}
 		_, _, err = b.moveGroup(ctx, t, group, ptr, ttl, start)
-		if errors.Is(err, errPointerMoved) {
+		if errors.Is(err, errGroupMoved) {
 			continue
 		}
 		if err != nil {
@@ -131,7 +131,7 @@ func (g Group) Backlog(ctx context.Context) (Backlog, error) {
 	if err != nil {
 		return Backlog{}, err
 	}
-	ptr, err := b.pointers.get(ctx, t, group)
+	ptr, err := b.generations.get(ctx, t, group)
 	if err != nil {
 		return Backlog{}, b.unavailable(err)
 	}
@@ -160,11 +160,11 @@ func (g Group) Delete(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ptr, err := b.pointers.get(ctx, t, group)
+	ptr, err := b.generations.get(ctx, t, group)
 	if err != nil {
 		return b.unavailable(err)
 	}
-	// The pointer stays, if there is one: it says only how the next consumer is called.
+	// The generation stays, if one is stored: it says only how the next consumer is called.
 	if err := b.js.DeleteConsumer(ctx, t.stream.name, ptr.Consumer); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
 		return b.unavailable(fmt.Errorf("jetstream: delete group %q on stream %s: %w", group, t.stream.name, err))
 	}

@@ -120,8 +120,8 @@ func (s Sending) Written() { s.d.written() }
 // keeps the event until that ends, and then gives it to another member.
 func (s Sending) TakeBack() { s.d.takeBack() }
 
-// place is what the server's reply subject says of a delivery.
-type place struct {
+// deliveryMeta is what the server's reply subject says of a delivery.
+type deliveryMeta struct {
 	prefix    int // length of what all ack subjects of the consumer begin with
 	delivered int
 	streamSeq uint64
@@ -131,20 +131,20 @@ type place struct {
 
 // parseAckSubject reads $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>, or the
 // newer form with domain and account in front and perhaps a random token behind.
-func parseAckSubject(s string) (place, bool) {
+func parseAckSubject(s string) (deliveryMeta, bool) {
 	var dots [12]int
 	n := 0
 	for i := range len(s) {
 		if s[i] == '.' {
 			if n == len(dots) {
-				return place{}, false
+				return deliveryMeta{}, false
 			}
 			dots[n] = i
 			n++
 		}
 	}
 	if !strings.HasPrefix(s, "$JS.ACK.") {
-		return place{}, false
+		return deliveryMeta{}, false
 	}
 	first := 3 // the dot before <delivered>
 	switch {
@@ -152,7 +152,7 @@ func parseAckSubject(s string) (place, bool) {
 	case n >= 10:
 		first = 5
 	default:
-		return place{}, false
+		return deliveryMeta{}, false
 	}
 	field := func(i int) (uint64, bool) {
 		v, err := strconv.ParseUint(s[dots[first+i]+1:dots[first+i+1]], 10, 63)
@@ -162,12 +162,12 @@ func parseAckSubject(s string) (place, bool) {
 	seq, ok2 := field(1)
 	order, ok3 := field(2)
 	stored, ok4 := field(3)
-	return place{
+	return deliveryMeta{
 		prefix: dots[first] + 1, delivered: int(delivered), streamSeq: seq, order: order, storedAt: int64(stored), //nolint:gosec // 63 bits
 	}, ok1 && ok2 && ok3 && ok4
 }
 
-func newDelivery(in *inbox, msg *nats.Msg, p place, now int64) *Delivery {
+func newDelivery(in *inbox, msg *nats.Msg, p deliveryMeta, now int64) *Delivery {
 	d := &Delivery{
 		Event: Event{
 			Topic: in.group.topic.name, Key: subjectKey(msg.Subject), Payload: msg.Data,

@@ -40,48 +40,48 @@ func (k Keys) Each(ctx context.Context, f func(*Event) error) error {
 	return b.readFailed(err)
 }
 
-// Mark is a place in the bucket of a compacted topic. The zero Mark is its beginning.
-type Mark struct {
-	// Made is when the bucket was made: in another one the place says nothing.
-	Made time.Time `json:"made"`
+// BucketPosition is a position in the bucket of a compacted topic. The zero value is its beginning.
+type BucketPosition struct {
+	// Created is when the bucket was made: in another one the position says nothing.
+	Created time.Time `json:"made"`
 	// Sequence is the last entry that was read.
 	Sequence uint64 `json:"sequence"`
 }
 
-// EachSince is Each for the keys that changed since an earlier call, which returned mark, up to the end at the moment of the
-// call: a key that is written meanwhile may be left for the next one. It returns the mark to go on with.
-func (k Keys) EachSince(ctx context.Context, mark Mark, f func(*Event) error) (Mark, error) {
+// EachSince is Each for the keys that changed since an earlier call, which returned since, up to the end at the moment of the
+// call: a key that is written meanwhile may be left for the next one. It returns the position to go on with.
+func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*Event) error) (BucketPosition, error) {
 	b, topic := k.bus, k.topic
 	t, err := b.compacted(ctx, topic)
 	if errors.Is(err, ErrNotFound) {
-		return Mark{}, nil
+		return BucketPosition{}, nil
 	}
 	if err != nil {
-		return mark, b.readFailed(err)
+		return since, b.readFailed(err)
 	}
 	info, err := b.findStream(ctx, t.bucket.stream)
 	if errors.Is(err, ErrNotFound) {
-		return Mark{}, nil
+		return BucketPosition{}, nil
 	}
 	if err != nil {
-		return mark, b.unavailable(err)
+		return since, b.unavailable(err)
 	}
-	if !mark.Made.Equal(info.Created) || info.State.LastSeq < mark.Sequence {
-		mark = Mark{Made: info.Created}
+	if !since.Created.Equal(info.Created) || info.State.LastSeq < since.Sequence {
+		since = BucketPosition{Created: info.Created}
 	}
-	err = b.readThrough(ctx, t.bucket.stream, mark.Sequence+1, false, func(m *storedMsg) error {
+	err = b.readThrough(ctx, t.bucket.stream, since.Sequence+1, false, func(m *storedMsg) error {
 		if e, _, ok := t.entry(m); ok {
 			if err := f(e); err != nil {
 				return &stopError{err}
 			}
 		}
-		mark.Sequence = m.seq
+		since.Sequence = m.seq
 		return nil
 	})
 	if own := (*stopError)(nil); errors.As(err, &own) {
-		return mark, own.err
+		return since, own.err
 	}
-	return mark, b.readFailed(err)
+	return since, b.readFailed(err)
 }
 
 // readAll calls f for every message, from a sequence on, of a stream that keeps one a subject, until it has caught up with

@@ -29,7 +29,7 @@ func (g *gate) tryEnter(most int) bool {
 	}
 }
 
-// enter waits for a place among most.
+// enter waits until fewer than most are inside, and enters.
 func (g *gate) enter(ctx context.Context, most int) error {
 	return g.await(ctx, func() bool { return g.tryEnter(most) })
 }

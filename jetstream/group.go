@@ -41,7 +41,7 @@ type group struct {
 	paths    []path        // to the consumer, one for each connection of the pool
 
 	lost     atomic.Bool   // it was made in place of one that is gone; taken by the member that tells
-	revision atomic.Uint64 // of the pointer that named it; 0: none did
+	revision atomic.Uint64 // of the generation that named it; 0: none did
 
 	// Guarded by Bus.groupMu.
 	users   int                        // how often share returned it
@@ -155,13 +155,13 @@ var errStreamGone = errors.New("jetstream: the stream was deleted")
 // dead, if not nil, is the group as a member knew it whose consumer was deleted. The server says so before it is done,
 // and a consumer of that name made now would begin with what is left of it on disk, its leases included: so the group goes
 // on under a new name, as after a seek. Groups with a TTL live in memory, and leave nothing.
-func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, client string, start starter, dead *group) (*group, error) {
+func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, client string, start startFunc, dead *group) (*group, error) {
 	for range 8 {
 		t, state, err := b.freshTopic(ctx, topic, client)
 		if err != nil {
 			return nil, err
 		}
-		ptr, err := b.pointers.get(ctx, t, name)
+		ptr, err := b.generations.get(ctx, t, name)
 		if err != nil {
 			return nil, b.unavailable(err)
 		}
@@ -178,7 +178,7 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, c
 		}
 		if dead.leaves(t, ptr.Consumer) {
 			info, rev, err := b.moveGroup(ctx, t, name, ptr, ttl, seq)
-			if errors.Is(err, errPointerMoved) {
+			if errors.Is(err, errGroupMoved) {
 				continue
 			}
 			if err != nil {
@@ -194,15 +194,15 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, c
 		if err != nil {
 			return nil, b.unavailable(err)
 		}
-		// A seek that came between reading the pointer and here does not know of this consumer.
-		again, err := b.pointers.get(ctx, t, name)
+		// A seek that came between reading the generation and here does not know of this consumer.
+		again, err := b.generations.get(ctx, t, name)
 		if err != nil {
 			return nil, b.unavailable(err)
 		}
 		if again.Consumer == info.Name {
 			g := b.newGroup(t, name, info, again.revision)
-			// A pointer that was moved says that there was a group. With a TTL, it may have ended in order.
-			g.lost.Store(lost || dead == nil && ptr.Generation > 1 && ttl == 0)
+			// A later generation says that there was a group. With a TTL, it may have ended in order.
+			g.lost.Store(lost || dead == nil && ptr.Number > 1 && ttl == 0)
 			return g, nil
 		}
 		b.deleteConsumer(ctx, t.stream.name, info.Name)
@@ -220,22 +220,22 @@ func (g *group) leaves(t *topicInfo, consumer string) bool {
 	return g != nil && g.consumer == consumer && g.topic.stream.created.Equal(t.stream.created) && !g.memory
 }
 
-// moveGroup makes a consumer of a new name and moves the group's pointer to it in one compare-and-set: it returns
+// moveGroup makes a consumer of a new name the group's next generation in one compare-and-set: it returns
 // errPointerMoved when another was first.
-func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from pointer, ttl time.Duration, start uint64) (*natsjs.ConsumerInfo, uint64, error) {
-	next := from.following(t, group)
+func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from generation, ttl time.Duration, start uint64) (*natsjs.ConsumerInfo, uint64, error) {
+	next := from.next(t, group)
 	info, err := b.createConsumer(ctx, t, group, next.Consumer, ttl, start)
 	if err != nil {
 		return nil, 0, err
 	}
-	rev, err := b.pointers.swap(ctx, t, group, from, next)
-	if errors.Is(err, errPointerMoved) {
+	rev, err := b.generations.swap(ctx, t, group, from, next)
+	if errors.Is(err, errGroupMoved) {
 		b.deleteConsumer(ctx, t.stream.name, next.Consumer)
 	}
-	return info, rev, err // other errors leave the outcome unknown: the sweeper removes what no pointer names
+	return info, rev, err // other errors leave the outcome unknown: the sweeper removes what is no group's
 }
 
-// freshTopic is the topic with the stream as it is now: pointers count only for the very stream that they were made for,
+// freshTopic is the topic with the stream as it is now: generations count only for the very stream that they were made for,
 // and what this hub knows may be of one that was deleted and made anew meanwhile.
 func (b *Bus) freshTopic(ctx context.Context, topic, client string) (*topicInfo, natsjs.StreamState, error) {
 	for range 3 {

@@ -240,7 +240,7 @@ func TestSweeperRemovesWhatNoPointerNames(t *testing.T) {
 	}
 	k := take(t, b, "sweep", "g", SubscribeOptions{})
 	take(t, b, "sweep", "plain", SubscribeOptions{})
-	left := pointer{Generation: 7}.following(topic, "g")
+	left := generation{Number: 7}.next(topic, "g")
 	for _, name := range []string{left.Consumer, topic.consumerName("g")} {
 		if _, err := b.createConsumer(t.Context(), topic, "g", name, 0, 1); err != nil {
 			t.Fatal(err)
@@ -439,7 +439,7 @@ func TestASeekOutlivesItsConsumer(t *testing.T) {
 	if err := b.Group("moved", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
-	ptr, err := b.pointers.get(t.Context(), b.known("moved"), "g")
+	ptr, err := b.generations.get(t.Context(), b.known("moved"), "g")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,14 +36,14 @@ type Bus struct {
 	log    *slog.Logger
 	obs    Observer
 
-	server     *embedded // nil with Config.URL
-	links      []*link
-	js         natsjs.JetStream // over links[0]; for what is not hot
-	api        string           // prefix of the JetStream API subjects
-	maxPayload int
-	clock      *clock
-	pointers   *pointers
-	dead       *deadLetters
+	server      *embedded // nil with Config.URL
+	links       []*link
+	js          natsjs.JetStream // over links[0]; for what is not hot
+	api         string           // prefix of the JetStream API subjects
+	maxPayload  int
+	clock       *clock
+	generations *generations
+	dead        *deadLetters
 
 	topics    topics
 	made      *quota.Set    // topics, by the client that made them
@@ -112,7 +112,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if err := b.checkServer(ctx); err != nil {
 		return err
 	}
-	if b.pointers, err = openPointers(ctx, b); err != nil {
+	if b.generations, err = openGenerations(ctx, b); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
 	own := []natsjs.KeyValueConfig{
@@ -136,7 +136,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.dead = startDeadLetters(b) //nolint:contextcheck // it lives until Close, not until Open returns
 	b.clock.beat.Store(b.clock.now())
 	b.background(b.beat)
-	b.background(b.pointers.follow)
+	b.background(b.generations.follow)
 	b.background(b.sweepGroups)
 	b.background(b.lookAfterBuckets)
 	b.background(b.probePaths)
@@ -149,19 +149,19 @@ func (b *Bus) where() string {
 	if b.server != nil {
 		return "the embedded server"
 	}
-	var places []string
-	for place := range strings.SplitSeq(b.cfg.URL, ",") {
-		if scheme, rest, ok := strings.Cut(place, "://"); ok {
+	var servers []string
+	for address := range strings.SplitSeq(b.cfg.URL, ",") {
+		if scheme, rest, ok := strings.Cut(address, "://"); ok {
 			if at := strings.LastIndexByte(rest, '@'); at >= 0 {
 				rest = rest[at+1:]
 			}
-			place = scheme + "://" + rest
-		} else if at := strings.LastIndexByte(place, '@'); at >= 0 {
-			place = place[at+1:]
+			address = scheme + "://" + rest
+		} else if at := strings.LastIndexByte(address, '@'); at >= 0 {
+			address = address[at+1:]
 		}
-		places = append(places, strings.TrimSpace(place))
+		servers = append(servers, strings.TrimSpace(address))
 	}
-	return strings.Join(places, ",")
+	return strings.Join(servers, ",")
 }
 
 // checkServer refuses a server that lacks something, and sizes payloads to it.

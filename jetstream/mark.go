@@ -46,7 +46,7 @@ func (m *mark) life() time.Duration {
 }
 
 func marksSubject(t *topicInfo, group string) string {
-	return "$KV." + marksBucket + "." + pointerKey(t, group)
+	return "$KV." + marksBucket + "." + groupKey(t, group)
 }
 
 // consumerState is what the server says of a consumer, as far as the hub asks for it.
@@ -237,7 +237,7 @@ func (b *Bus) saveMark(l *link, subject string, m mark) {
 // startOf is where a group begins whose consumer does not exist. A group in memory whose server was restarted goes on behind
 // the floor of its mark, unless it has had no member for its TTL; other groups begin where start says. lost reports that
 // members may have been there after the mark: their hub died before it could say so.
-func (b *Bus) startOf(ctx context.Context, t *topicInfo, name string, ptr pointer, state natsjs.StreamState, start starter, dead *group) (seq uint64, lost bool, err error) {
+func (b *Bus) startOf(ctx context.Context, t *topicInfo, name string, ptr generation, state natsjs.StreamState, start startFunc, dead *group) (seq uint64, lost bool, err error) {
 	if dead != nil {
 		seq, err = start(ctx, t, state)
 		return seq, false, err

@@ -42,7 +42,7 @@ type member struct {
 	retryAt   int64  // pull again then; 0: when there is credit
 	attaching bool
 	verifying bool
-	movedAt   uint64 // the newest revision of the group's pointer that came up meanwhile
+	movedAt   uint64 // the newest revision of the group's generation that came up meanwhile
 
 	fresh []*Delivery // arrived in a cluster long after they were stored: the server is to be told of them
 }
@@ -217,14 +217,14 @@ func (in *inbox) receive(msg *nats.Msg) {
 	m := in.m
 	s := m.sub
 	now := s.bus.clock.now()
-	place, ok := parseAckSubject(msg.Reply)
+	meta, ok := parseAckSubject(msg.Reply)
 	if !ok {
 		return
 	}
-	d := newDelivery(in, msg, place, now)
+	d := newDelivery(in, msg, meta, now)
 	// It may have waited in a buffer. What came before the answer to an echo was sent after the echo was asked.
 	d.touched = s.link.sentSince(now)
-	d.spared, d.knows = in.group.arrived(msg.Reply, &place)
+	d.spared, d.knows = in.group.arrived(msg.Reply, &meta)
 	d.resolved = d.knows == known
 	d.Attempt = max(d.delivered-d.spared, 1)
 	if s.bus.clock.stalled(now) {
@@ -251,7 +251,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 			s.custody = append(s.custody, d)
 			s.lastCame = now
 			s.mu.Unlock()
-			in.group.loosen(place.streamSeq)
+			in.group.loosen(meta.streamSeq)
 			return
 		}
 		d.bounced = true
@@ -271,7 +271,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 		return
 	}
 	s.hold(d)
-	if s.link.clustered() && s.bus.clock.at(now).UnixNano()-place.storedAt > int64(d.group.fence.usable-d.group.fence.touch)/2 {
+	if s.link.clustered() && s.bus.clock.at(now).UnixNano()-meta.storedAt > int64(d.group.fence.usable-d.group.fence.touch)/2 {
 		m.freshen(d)
 	}
 	direct := d.resolved && len(s.parked) == 0 && s.active < s.opts.MaxInFlight
@@ -292,7 +292,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 }
 
 // arrived notes a delivery to this hub, and returns how many before it reached no client, and how well that is known.
-func (g *group) arrived(reply string, p *place) (spared int, how knowledge) {
+func (g *group) arrived(reply string, p *deliveryMeta) (spared int, how knowledge) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.track.arrived(p)

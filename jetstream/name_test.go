@@ -124,7 +124,7 @@ func TestRuleCheck(t *testing.T) {
 }
 
 func TestParseAckSubject(t *testing.T) {
-	want := place{delivered: 3, streamSeq: 42, order: 7, storedAt: 1700000000000000001}
+	want := deliveryMeta{delivered: 3, streamSeq: 42, order: 7, storedAt: 1700000000000000001}
 	for _, s := range []string{
 		"$JS.ACK.a=2Eb.grp.3.42.7.1700000000000000001.5",
 		"$JS.ACK._.hash.a=2Eb.grp.3.42.7.1700000000000000001.5",

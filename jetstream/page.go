@@ -13,9 +13,9 @@ const (
 	pageMost  = 1_000       // events of one page
 	pageBytes = 32 << 20    // of the events of one page
 	exactPage = 10_000      // offset and limit together, up to which removed keys do not count
-	probeMost = 64          // questions for one place in a bucket
+	probeMost = 64          // questions for one position in a bucket
 	pageWait  = time.Second // for a replica that is behind
-	pageSlack = 500         // entries beyond a page that are read rather than asking for its place once more
+	pageSlack = 500         // entries beyond a page that are read rather than asking for its position once more
 )
 
 func notCompacted(topic string) error {
@@ -107,7 +107,7 @@ func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*Event, error
 	}
 	for need := uint64(offset + limit); ; need *= 2 { //nolint:gosec // not negative
 		need = min(need, p.entries)
-		start, count, err := p.place(ctx, need)
+		start, count, err := p.findStart(ctx, need)
 		if err != nil {
 			return nil, err
 		}
@@ -202,8 +202,8 @@ func (e *Event) held() int {
 	return n
 }
 
-// place finds a sequence from which on there are need entries, or some more, and how many.
-func (p *pageRead) place(ctx context.Context, need uint64) (start, count uint64, err error) {
+// findStart finds a sequence from which on there are need entries, or some more, and how many.
+func (p *pageRead) findStart(ctx context.Context, need uint64) (start, count uint64, err error) {
 	if need == p.entries {
 		return p.first, p.entries, nil
 	}

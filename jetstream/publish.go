@@ -324,7 +324,7 @@ func notSent(err error) error {
 	return &Error{Code: CodePublishFailed, Msg: "the event store cannot be reached: nothing was stored, try again", Err: err}
 }
 
-// enter waits for a place among the unconfirmed publishes, of the stream and of this Publisher.
+// enter waits until the stream and this Publisher have fewer unconfirmed publishes than they may have.
 func (p *Publisher) enter(ctx context.Context, s *stream) error {
 	if most := p.bus.limits.SessionInFlight; !p.inFlight.tryEnter(most) {
 		p.bus.obs.LimitReached("session_in_flight")

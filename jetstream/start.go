@@ -8,17 +8,17 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// starter resolves where a new group starts.
-type starter func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error)
+// startFunc resolves the sequence at which a new group starts.
+type startFunc func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error)
 
 // starts resolves where the groups on the topics start, as far as they are new: all of them before one is made, so that
 // a subscription that cannot be made leaves nothing behind.
 //
 // An afterId is an event of one topic. On the others, the groups start at what was stored since that event.
-func (s *Subscription) starts(ctx context.Context, names []string) ([]starter, error) {
+func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc, error) {
 	b := s.bus
 	at := s.opts.From
-	starts := make([]starter, len(names))
+	starts := make([]startFunc, len(names))
 	if at.kind != atID {
 		for i := range names {
 			starts[i] = func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
@@ -77,7 +77,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]starter, e
 }
 
 // fixed starts at a sequence that was resolved on a stream. If that was made anew meanwhile, all that is in it is new.
-func fixed(was *topicInfo, seq uint64) starter {
+func fixed(was *topicInfo, seq uint64) startFunc {
 	return func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
 		if !t.stream.created.Equal(was.stream.created) {
 			return 1, nil

@@ -188,7 +188,7 @@ func (b *Bus) subscribe(ctx context.Context, topic, group string, opts Subscribe
 	s.timer = time.AfterFunc(time.Hour, s.tick)
 	s.timer.Stop()
 	err := b.reserve()
-	var starts []starter
+	var starts []startFunc
 	if err == nil {
 		starts, err = s.starts(ctx, names)
 	}
@@ -220,7 +220,7 @@ func (b *Bus) subscribe(ctx context.Context, topic, group string, opts Subscribe
 	return s, nil
 }
 
-func (s *Subscription) join(ctx context.Context, topic string, start starter) error {
+func (s *Subscription) join(ctx context.Context, topic string, start startFunc) error {
 	g, err := s.bus.join(ctx, topic, s.group, s.opts.GroupTTL, s.opts.CountFor, start, nil)
 	if err != nil {
 		return err
@@ -469,7 +469,7 @@ func (s *Subscription) moved(key, consumer string, revision uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, m := range s.members {
-		if revision > m.group.revision.Load() && m.group.consumer != consumer && pointerKey(m.group.topic, s.group) == key {
+		if revision > m.group.revision.Load() && m.group.consumer != consumer && groupKey(m.group.topic, s.group) == key {
 			m.reattach(false)
 			m.movedAt = max(m.movedAt, revision)
 		}

@@ -10,7 +10,7 @@ import (
 
 // ErrDropped is returned by Tail when events that come next are not in the stream any more. The caller has been told nothing
 // of what lies behind the hole.
-var ErrDropped = errors.New("jetstream: the stream has dropped events behind that place")
+var ErrDropped = errors.New("jetstream: the stream has dropped events behind that position")
 
 // Tail calls f with every event of a topic behind a sequence of its stream ("": of whichever it has), in order; once with nil, when it has handed on
 // all that was stored when Tail was called; and then with what comes, until ctx ends or f returns an error, which it

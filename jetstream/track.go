@@ -33,7 +33,7 @@ func newTrack(info *natsjs.ConsumerInfo) track {
 	}
 }
 
-func (t *track) arrived(p *place) {
+func (t *track) arrived(p *deliveryMeta) {
 	t.active = true
 	t.arrivals++
 	t.order = max(t.order, p.order)

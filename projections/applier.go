@@ -102,7 +102,7 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 		if outcome == Poisoned {
 			next = c.state.Value // as it was, but with the event behind it
 		}
-		saved, err := a.store.Save(ctx, key, c.state, State{Value: next, From: sourceOf(e)}, e)
+		saved, err := a.store.Save(ctx, key, c.state, State{Value: next, From: positionOf(e)}, e)
 		switch {
 		case err == nil:
 			saved.StoredAt = max(saved.StoredAt, e.StoredAt) // this hub's clock may be behind

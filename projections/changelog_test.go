@@ -222,7 +222,7 @@ func TestChangelogWritesInOneTransaction(t *testing.T) {
 		}
 		timeout := time.After(patience)
 		for {
-			place, err := table.Place(t.Context())
+			place, err := table.Checkpoint(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -86,16 +86,16 @@ func (c *Compactor) Run(ctx context.Context) error {
 	}
 }
 
-// horizon is how far the snapshots of a topic are: every event up to Sequence of Stream is in them, or a later one of its
-// key is behind it. Mark is the same as a place in the topic's bucket.
-type horizon struct {
-	Stream   string         `json:"stream"`
-	Sequence uint64         `json:"sequence"`
-	Mark     jetstream.Mark `json:"mark"`
+// snapshotPosition is how far the snapshots of a topic are: every event up to Sequence of Stream is in them, or a later one of its
+// key is behind it. Mark is the same as a position in the topic's bucket.
+type snapshotPosition struct {
+	Stream   string                   `json:"stream"`
+	Sequence uint64                   `json:"sequence"`
+	Bucket   jetstream.BucketPosition `json:"mark"`
 }
 
-func readHorizon(ctx context.Context, bus Bus, topic string) (horizon, *jetstream.Entry, Collection, error) {
-	var h horizon
+func readSnapshotPosition(ctx context.Context, bus Bus, topic string) (snapshotPosition, *jetstream.Entry, Collection, error) {
+	var h snapshotPosition
 	c, err := bus.Collections().Open(ctx, snapshotsBucket)
 	if err != nil {
 		return h, nil, nil, err
@@ -115,7 +115,7 @@ func readHorizon(ctx context.Context, bus Bus, topic string) (horizon, *jetstrea
 // Compact writes what has changed since the last run, and returns how many keys that were. It may be called at any time,
 // beside Run too.
 func (c *Compactor) Compact(ctx context.Context) (int, error) {
-	h, entry, names, err := readHorizon(ctx, c.cfg.Bus, c.cfg.Topic)
+	h, entry, names, err := readSnapshotPosition(ctx, c.cfg.Bus, c.cfg.Topic)
 	if err != nil {
 		return 0, err
 	}
@@ -130,7 +130,7 @@ func (c *Compactor) Compact(ctx context.Context) (int, error) {
 		batch, bytes = batch[:0], 0
 		return err
 	}
-	next.Mark, err = c.cfg.Bus.Keys(c.cfg.Topic).EachSince(ctx, h.Mark, func(e *jetstream.Event) error {
+	next.Bucket, err = c.cfg.Bus.Keys(c.cfg.Topic).EachSince(ctx, h.Bucket, func(e *jetstream.Event) error {
 		next.Stream, next.Sequence = e.Stream, e.Sequence
 		bytes += len(e.Payload)
 		if batch = append(batch, e); len(batch) < snapshotBatch && bytes < snapshotBytes {
@@ -203,7 +203,7 @@ func (c *Compactor) write(ctx context.Context, events []*jetstream.Event) (writt
 
 // newer reports whether the snapshot is made from e or from a later event.
 func newer(snapshot, e *jetstream.Event) bool {
-	from := parseSource(snapshot.Headers[headerSnapshot])
+	from := parsePosition(snapshot.Headers[headerSnapshot])
 	return from.Stream == e.Stream && from.Sequence >= e.Sequence && e.StoredAt <= snapshot.StoredAt+int64(remadeAfter)
 }
 
@@ -215,7 +215,7 @@ func (c *Compactor) publish(ctx context.Context, pub Publisher, e, old *jetstrea
 	}
 	opts := jetstream.PublishOptions{
 		Key: e.Key, ExpectKeySequence: &expected, Tombstone: e.Tombstone, Wrapper: true,
-		Headers: map[string]string{headerSnapshot: sourceOf(e).String()},
+		Headers: map[string]string{headerSnapshot: positionOf(e).String()},
 	}
 	var payload []byte
 	if !e.Tombstone {
@@ -272,7 +272,7 @@ type Snapshot struct {
 
 // readSnapshot turns a snapshot back into the event that it was made from, as far as it says.
 func readSnapshot(topic string, e *jetstream.Event) (*jetstream.Event, bool) {
-	from := parseSource(e.Headers[headerSnapshot])
+	from := parsePosition(e.Headers[headerSnapshot])
 	var s Snapshot
 	if from.Stream == "" || !e.Tombstone && (json.Unmarshal(e.Payload, &s) != nil || s.Key != e.Key) {
 		return nil, false // anyone may publish to the topic

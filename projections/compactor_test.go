@@ -45,7 +45,7 @@ func bucketHas(tb testing.TB, bus *jetstream.Bus, seq uint64) {
 	tb.Helper()
 	poll(tb, "the bucket is filled", func() bool {
 		var last uint64
-		_, err := bus.Keys(topicState).EachSince(tb.Context(), jetstream.Mark{}, func(e *jetstream.Event) error {
+		_, err := bus.Keys(topicState).EachSince(tb.Context(), jetstream.BucketPosition{}, func(e *jetstream.Event) error {
 			last = e.Sequence
 			return nil
 		})
@@ -173,7 +173,7 @@ func TestTwoCompactors(t *testing.T) {
 		t.Fatal(err)
 	}
 	poll(t, "all is compacted", func() bool {
-		h, _, _, err := readHorizon(t.Context(), JetStream(one), topicState)
+		h, _, _, err := readSnapshotPosition(t.Context(), JetStream(one), topicState)
 		return err == nil && h.Sequence == last.Sequence
 	})
 	cancel()
@@ -181,7 +181,7 @@ func TestTwoCompactors(t *testing.T) {
 	for key, all := range written(t, one) {
 		var before uint64
 		for _, s := range all {
-			from := parseSource(s.Headers[headerSnapshot])
+			from := parsePosition(s.Headers[headerSnapshot])
 			if from.Sequence <= before {
 				t.Errorf("a snapshot of %s from %d follows one from %d", key, from.Sequence, before)
 			}

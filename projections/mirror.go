@@ -61,7 +61,7 @@ func (m *Mirror) Ready() <-chan struct{} { return m.ready }
 // Run fills the mirror and follows the topic until ctx ends; then it returns nil. Failures of the bus are logged and tried
 // again; an error is returned only for a topic that cannot be mirrored, or when the bus is closed. Call it once.
 func (m *Mirror) Run(ctx context.Context) error {
-	var from horizon
+	var from snapshotPosition
 	if m.cfg.Snapshot != "" {
 		err := insist(ctx, m.cfg.Logger, "read the snapshots", func(ctx context.Context) (err error) {
 			from, err = eachSnapshot(ctx, m.cfg.Bus, m.cfg.Topic, m.cfg.Snapshot, func(e *jetstream.Event) error {
@@ -87,7 +87,7 @@ func (m *Mirror) end(ctx context.Context, err error) error {
 }
 
 // follow goes on behind from, which it moves. What the topic has dropped, its bucket has.
-func (m *Mirror) follow(ctx context.Context, from *horizon) error {
+func (m *Mirror) follow(ctx context.Context, from *snapshotPosition) error {
 	for {
 		if from.Stream != "" {
 			err := m.tail(ctx, from)
@@ -109,7 +109,7 @@ func (m *Mirror) follow(ctx context.Context, from *horizon) error {
 	}
 }
 
-func (m *Mirror) tail(ctx context.Context, from *horizon) error {
+func (m *Mirror) tail(ctx context.Context, from *snapshotPosition) error {
 	return m.cfg.Bus.History(m.cfg.Topic).Tail(ctx, from.Stream, from.Sequence, func(e *jetstream.Event) error {
 		if e != nil {
 			from.Stream, from.Sequence = e.Stream, e.Sequence
@@ -129,7 +129,7 @@ func (m *Mirror) take(e *jetstream.Event) error {
 
 // readBucket brings the mirror up to the topic's bucket, and returns where that ends. It trails behind the topic, by less
 // than the topic keeps.
-func (m *Mirror) readBucket(ctx context.Context) (horizon, error) {
+func (m *Mirror) readBucket(ctx context.Context) (snapshotPosition, error) {
 	missing := m.living()
 	to, err := eachInBucket(ctx, m.cfg.Bus, m.cfg.Topic, func(e *jetstream.Event) error {
 		if old := missing[e.Key]; old != nil && old.Stream == e.Stream && old.Sequence > e.Sequence {
@@ -140,7 +140,7 @@ func (m *Mirror) readBucket(ctx context.Context) (horizon, error) {
 		return nil
 	})
 	if err != nil {
-		return horizon{}, err
+		return snapshotPosition{}, err
 	}
 	for key, old := range missing {
 		e, err := m.cfg.Bus.Keys(m.cfg.Topic).Get(ctx, key)
@@ -148,7 +148,7 @@ func (m *Mirror) readBucket(ctx context.Context) (horizon, error) {
 		case errors.Is(err, jetstream.ErrNotFound): // the tombstone is gone as well
 			m.forget(old)
 		case err != nil:
-			return horizon{}, err
+			return snapshotPosition{}, err
 		default:
 			m.see(e)
 		}
@@ -236,8 +236,8 @@ func (m *Mirror) Len() int {
 
 // eachSnapshot calls f with the snapshots of a topic as the events that they were made from, and returns how far they are.
 // What it returns was read first: the snapshots are that far, or farther. Of a key there may be several, the newest last.
-func eachSnapshot(ctx context.Context, bus Bus, topic, snapshots string, f func(*jetstream.Event) error) (horizon, error) {
-	h, _, _, err := readHorizon(ctx, bus, topic)
+func eachSnapshot(ctx context.Context, bus Bus, topic, snapshots string, f func(*jetstream.Event) error) (snapshotPosition, error) {
+	h, _, _, err := readSnapshotPosition(ctx, bus, topic)
 	if err != nil || h.Stream == "" {
 		return h, err
 	}
@@ -288,18 +288,18 @@ func eachNewest(ctx context.Context, bus Bus, topic string, f func(*jetstream.Ev
 
 // eachInBucket calls f with all that is in the bucket of a compacted topic, tombstones included, and returns from where on
 // the topic itself has what is missing. It returns jetstream.ErrNotFound when the topic does not exist.
-func eachInBucket(ctx context.Context, bus Bus, topic string, f func(*jetstream.Event) error) (horizon, error) {
-	var to horizon
+func eachInBucket(ctx context.Context, bus Bus, topic string, f func(*jetstream.Event) error) (snapshotPosition, error) {
+	var to snapshotPosition
 	first, _, err := bus.History(topic).Bounds(ctx) // what lies before is in the bucket, or was removed from it
 	if err != nil {
 		return to, err
 	}
-	_, err = bus.Keys(topic).EachSince(ctx, jetstream.Mark{}, func(e *jetstream.Event) error {
+	_, err = bus.Keys(topic).EachSince(ctx, jetstream.BucketPosition{}, func(e *jetstream.Event) error {
 		to.Stream, to.Sequence = e.Stream, e.Sequence
 		return f(e)
 	})
 	if err != nil {
-		return horizon{}, err // a place says that all before it was read
+		return snapshotPosition{}, err // a position says that all before it was read
 	}
 	to.Sequence = max(to.Sequence, first-1)
 	return to, nil
@@ -315,7 +315,7 @@ func (a *applier) warm(ctx context.Context, group string, from jetstream.Positio
 	if err != nil && !errors.Is(err, jetstream.ErrNotFound) {
 		return from, err
 	}
-	if there, _, _, err := readHorizon(ctx, a.bus, a.p.Topic); err != nil || there.Sequence > last {
+	if there, _, _, err := readSnapshotPosition(ctx, a.bus, a.p.Topic); err != nil || there.Sequence > last {
 		// The snapshots are of a stream that was removed since: everything in the new one is behind them.
 		return jetstream.FromEarliest, err
 	}
@@ -332,5 +332,5 @@ func (a *applier) warm(ctx context.Context, group string, from jetstream.Positio
 	if err != nil || h.Stream == "" {
 		return from, err
 	}
-	return jetstream.FromAfterID(Source{h.Stream, h.Sequence}.String()), nil
+	return jetstream.FromAfterID(Position{h.Stream, h.Sequence}.String()), nil
 }

@@ -130,7 +130,7 @@ func wantMirrored(tb testing.TB, m *Mirror, w *stateWriter) {
 func purge(ctx context.Context, tb testing.TB, js natsjs.JetStream, bus *jetstream.Bus, keep uint64) {
 	tb.Helper()
 	var last jetstream.Event
-	_, err := bus.Keys(topicState).EachSince(ctx, jetstream.Mark{}, func(e *jetstream.Event) error {
+	_, err := bus.Keys(topicState).EachSince(ctx, jetstream.BucketPosition{}, func(e *jetstream.Event) error {
 		last = *e
 		return nil
 	})

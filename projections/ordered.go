@@ -30,12 +30,10 @@ type ordered struct {
 
 	// mu is held by whoever applies: there is one writer in an instance.
 	mu sync.Mutex
-	// All events up to position are applied, by whichever instance. storedAt is when the one at position was stored, in
-	// epoch nanoseconds; a position without a stream is only that moment.
-	position Source
-	storedAt int64
-	floor    uint64 // the first event that is the group's business
-	span     uint64
+	// All events up to at are applied, by whichever instance. Without a stream, it is only a moment.
+	at    Checkpoint
+	floor uint64 // the first event that is the group's business
+	span  uint64
 }
 
 // runOrdered runs it until ctx ends.
@@ -47,7 +45,7 @@ func (o *ordered) run(ctx context.Context, group string, from jetstream.Position
 		}
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		o.storedAt = max(o.storedAt, cursor.LastTS*int64(time.Millisecond))
+		o.at.StoredAt = max(o.at.StoredAt, cursor.LastTS*int64(time.Millisecond))
 		return nil
 	})
 	if err != nil {
@@ -73,12 +71,12 @@ func (o *ordered) deliver(ctx context.Context, j job, fails failing) error {
 		}
 		o.a.p.Observer.Projected(o.a.p.Name, Poisoned)
 	}
-	if !j.follows(o.span) && !o.passed(e) {
+	if !j.follows(o.span) && !o.at.covers(e) {
 		if err := o.fillTo(ctx, e, fails); err != nil {
 			return err
 		}
 	}
-	if !o.passed(e) {
+	if !o.at.covers(e) {
 		if err := o.advance(ctx, e, fails); err != nil {
 			return err
 		}
@@ -94,8 +92,8 @@ func (o *ordered) tail(ctx context.Context) error {
 	return o.fill(ctx, nil, func() {})
 }
 
-// fillTo applies the stored events after position until e, which was delivered, is among them. A replica that lags may not
-// show it at once. When it stays away, it was removed from the stream, and all before it as well.
+// fillTo applies the stored events after the last one that was applied until e, which was delivered, is among them. A replica
+// that lags may not show it at once. When it stays away, it was removed from the stream, and all before it as well.
 func (o *ordered) fillTo(ctx context.Context, e *jetstream.Event, fails failing) error {
 	wait := retryFirst
 	for range fillTries {
@@ -103,7 +101,7 @@ func (o *ordered) fillTo(ctx context.Context, e *jetstream.Event, fails failing)
 		if err != nil {
 			return err
 		}
-		if o.passed(e) {
+		if o.at.covers(e) {
 			return nil
 		}
 		if err := pause(ctx, wait); err != nil {
@@ -114,20 +112,20 @@ func (o *ordered) fillTo(ctx context.Context, e *jetstream.Event, fails failing)
 	return nil
 }
 
-// fill applies the stored events after position, up to e; nil: to the end.
+// fill applies the stored events after the last one that was applied, up to e; nil: to the end.
 func (o *ordered) fill(ctx context.Context, e *jetstream.Event, fails failing) error {
 	opts := jetstream.ScanOptions{From: jetstream.FromEarliest, Limit: math.MaxInt}
-	if o.storedAt > 0 {
-		opts.From = jetstream.FromTime(time.Unix(0, o.storedAt).Add(-scanOverlap))
+	if o.at.StoredAt > 0 {
+		opts.From = jetstream.FromTime(time.Unix(0, o.at.StoredAt).Add(-scanOverlap))
 	}
 	err := o.a.bus.History(o.a.p.Topic).Scan(ctx, opts, func(next *jetstream.Event) error {
-		if next.Sequence < o.floor || o.passed(next) {
+		if next.Sequence < o.floor || o.at.covers(next) {
 			return nil
 		}
 		if err := o.advance(ctx, next, fails); err != nil {
 			return err
 		}
-		if e != nil && o.passed(e) {
+		if e != nil && o.at.covers(e) {
 			return errFar
 		}
 		return nil
@@ -138,20 +136,14 @@ func (o *ordered) fill(ctx context.Context, e *jetstream.Event, fails failing) e
 	return nil
 }
 
-// passed reports whether e is at or before position. An event of a lower sequence that was stored later is not: its
-// stream was deleted and made again.
-func (o *ordered) passed(e *jetstream.Event) bool {
-	return e.Stream == o.position.Stream && e.Sequence <= o.position.Sequence && e.StoredAt <= o.storedAt
-}
-
-// advance applies e, which follows position, and moves position to it. What has no key is passed over: its own delivery
-// leads it to the dead letters.
+// advance applies e, which follows what was applied before. What has no key is passed over: its own delivery leads it to the
+// dead letters.
 func (o *ordered) advance(ctx context.Context, e *jetstream.Event, fails failing) error {
 	if key, err := o.a.p.Key(e); err == nil && key != "" {
 		if err := o.a.apply(ctx, key, e, 0, fails); err != nil {
 			return err
 		}
 	}
-	o.position, o.storedAt = sourceOf(e), e.StoredAt
+	o.at = checkpointOf(e)
 	return nil
 }

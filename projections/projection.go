@@ -20,7 +20,7 @@ import (
 type Projection struct {
 	// Name names the states. Default: Group. 1..100 of a-z, 0-9, _ and -.
 	Name string
-	// Topic is where the events come from, Group what holds the place in it. Required.
+	// Topic is where the events come from, Group what holds the position in it. Required.
 	Topic, Group string
 	// From is where the group starts when it is new. Default: jetstream.FromLatest, the end of the topic.
 	From jetstream.Position

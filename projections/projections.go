@@ -45,7 +45,7 @@ type Keys interface {
 	Get(ctx context.Context, key string) (*jetstream.Event, error)
 	GetMany(ctx context.Context, keys []string) (map[string]*jetstream.Event, error)
 	Each(ctx context.Context, f func(*jetstream.Event) error) error
-	EachSince(ctx context.Context, mark jetstream.Mark, f func(*jetstream.Event) error) (jetstream.Mark, error)
+	EachSince(ctx context.Context, since jetstream.BucketPosition, f func(*jetstream.Event) error) (jetstream.BucketPosition, error)
 	Watch(ctx context.Context, keys []string, f func(*jetstream.Event) error) error
 }
 

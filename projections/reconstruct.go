@@ -25,7 +25,7 @@ func Reconstruct(ctx context.Context, history History, key string, at time.Time,
 		if s.Value, err = apply(ctx, s.Value, e); err != nil {
 			return err
 		}
-		s.From, s.StoredAt = sourceOf(e), e.StoredAt
+		s.From, s.StoredAt = positionOf(e), e.StoredAt
 		return nil
 	})
 	if err != nil {

@@ -56,7 +56,7 @@ func TestReconstruct(t *testing.T) {
 		}
 		states[e.Key] = next
 		moment := time.Unix(0, e.StoredAt)
-		if s := at(e.Key, moment); string(s.Value) != string(next) || (s.Value == nil) != (next == nil) || s.From != sourceOf(e) {
+		if s := at(e.Key, moment); string(s.Value) != string(next) || (s.Value == nil) != (next == nil) || s.From != positionOf(e) {
 			t.Fatalf("after event %d the state of %s is %q from %v, want %q", i, e.Key, s.Value, s.From, next)
 		}
 		if other := "k:" + strconv.Itoa(i%keys); string(at(other, moment).Value) != string(states[other]) {
@@ -68,7 +68,7 @@ func TestReconstruct(t *testing.T) {
 		"before all": at(all[0].Key, first.Add(-time.Second)), "at the zero time": at(all[0].Key, time.Time{}),
 		"of no key": at("none", time.Now()), "of the future": at("none", first.AddDate(10_000, 0, 0)),
 	} {
-		if s.Value != nil || s.From != (Source{}) {
+		if s.Value != nil || s.From != (Position{}) {
 			t.Errorf("the state %s is %+v", name, s)
 		}
 	}

@@ -38,7 +38,7 @@ func (s *States) Load(ctx context.Context, key string) (State, error) {
 }
 
 func entryState(e *jetstream.Entry) State {
-	return State{Value: e.Value, From: parseSource(e.Headers[headerSource]), Revision: e.Revision, StoredAt: e.StoredAt}
+	return State{Value: e.Value, From: parsePosition(e.Headers[headerSource]), Revision: e.Revision, StoredAt: e.StoredAt}
 }
 
 // Save implements Store. A removed key leaves a mark in the bucket that says which event removed it.

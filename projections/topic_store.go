@@ -41,7 +41,7 @@ func (t *TopicStore) Load(ctx context.Context, key string) (State, error) {
 }
 
 func eventState(e *jetstream.Event) State {
-	s := State{From: parseSource(e.Headers[headerSource]), Revision: e.Sequence, StoredAt: e.StoredAt}
+	s := State{From: parsePosition(e.Headers[headerSource]), Revision: e.Sequence, StoredAt: e.StoredAt}
 	if e.Gone {
 		s.Revision = 0
 	}
@@ -57,7 +57,7 @@ func (t *TopicStore) Save(ctx context.Context, key string, old, next State, caus
 	if cause != nil && len(cause.ID) <= maxCause {
 		opts.CausedBy = []string{cause.ID}
 	}
-	if next.From != (Source{}) {
+	if next.From != (Position{}) {
 		opts.Headers = map[string]string{headerSource: next.From.String()}
 	}
 	receipt, err := t.bus.Publish(ctx, t.topic, next.Value, opts)

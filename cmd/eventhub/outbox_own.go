@@ -88,7 +88,7 @@ func (o *ownOutbox) open(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Dir(o.path), 0o700); err != nil {
 		return dataDirError(filepath.Dir(o.path), err)
 	}
-	box, err := outboxPlace{path: o.path}.open(ctx, outboxOptions{maxPayload: o.hub.bus.MaxPayload(), make: true})
+	box, err := outboxDSN{path: o.path}.open(ctx, outboxOptions{maxPayload: o.hub.bus.MaxPayload(), make: true})
 	if err != nil {
 		return err
 	}

@@ -29,23 +29,23 @@ type outboxServeFlags struct {
 	HTTP    bool   `name:"outbox-http" env:"EVENTHUB_OUTBOX_HTTP" default:"true" negatable:"" help:"Take events at POST /outbox/TOPIC, which wait in the file outbox.db of the data directory while NATS is away."`
 }
 
-// place is where the outbox of OUTBOX_DSN is, nil without one.
-func (f outboxServeFlags) place() (*outboxPlace, error) {
+// outboxDSN is where the outbox of OUTBOX_DSN is, nil without one.
+func (f outboxServeFlags) outboxDSN() (*outboxDSN, error) {
 	if f.DSN == "" {
 		return nil, nil
 	}
 	where := func(err error) error { return fmt.Errorf("%w (--outbox-dsn, OUTBOX_DSN)", err) }
-	place, err := parseOutbox(f.DSN)
+	dsn, err := parseOutbox(f.DSN)
 	if err != nil {
 		return nil, where(err)
 	}
-	if err := place.check(); err != nil {
+	if err := dsn.check(); err != nil {
 		return nil, where(err)
 	}
 	if _, err := outbox.NewSQLStore(outbox.SQLConfig{Dialect: outbox.SQLite, Table: f.Table}); err != nil {
 		return nil, fmt.Errorf("%w (--outbox-table, OUTBOX_TABLE)", err)
 	}
-	return &place, nil
+	return &dsn, nil
 }
 
 // outboxObserver passes on what a drainer reports.

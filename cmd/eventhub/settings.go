@@ -25,7 +25,7 @@ type settings struct {
 	// topics are the rules of the topics file.
 	topics []jetstream.TopicRule
 	// outbox is that of OUTBOX_DSN, nil without one.
-	outbox *outboxPlace
+	outbox *outboxDSN
 }
 
 // opsCert is the certificate of the operations port, nil when it does not use it.
@@ -77,7 +77,7 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	faults = append(faults, cmd.limitFlags.check()...)
 	set.topics, err = cmd.rules()
 	fault(err)
-	set.outbox, err = cmd.place()
+	set.outbox, err = cmd.outboxDSN()
 	fault(err)
 	return set, faults
 }

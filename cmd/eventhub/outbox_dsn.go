@@ -31,27 +31,27 @@ const (
 )
 
 // outboxPlace is where an outbox is: what a DSN says.
-type outboxPlace struct {
+type outboxDSN struct {
 	path     string          // of the SQLite file
 	postgres *pgx.ConnConfig // or of PostgreSQL
 	bucket   *string         // or of the bucket in NATS
 }
 
 // parseOutbox reads a DSN. No error shows any of it, for there may be a password in it.
-func parseOutbox(dsn string) (outboxPlace, error) {
+func parseOutbox(dsn string) (outboxDSN, error) {
 	kind, rest, _ := strings.Cut(dsn, ":")
 	switch kind {
 	case "sqlite":
 		path := strings.TrimPrefix(rest, "//")
 		if path == "" || strings.HasSuffix(path, "/") || filepath.Base(path) == ":memory:" || strings.ContainsAny(path, "?\x00") {
-			return outboxPlace{}, errors.New("a SQLite outbox is a file: give sqlite:PATH, without parameters")
+			return outboxDSN{}, errors.New("a SQLite outbox is a file: give sqlite:PATH, without parameters")
 		}
-		return outboxPlace{path: filepath.Clean(path)}, nil // of two slashes at the start, SQLite would take what follows for a host
+		return outboxDSN{path: filepath.Clean(path)}, nil // of two slashes at the start, SQLite would take what follows for a host
 	case "postgres", "postgresql":
 		cfg, err := pgx.ParseConfig(dsn)
 		if err != nil || !strings.HasPrefix(rest, "//") {
 			// The cause may quote a part of the password, where that has a character that ends it.
-			return outboxPlace{}, errors.New("the address of PostgreSQL cannot be read: give postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=…, with the special characters of the password as in a URL (%2F for /)")
+			return outboxDSN{}, errors.New("the address of PostgreSQL cannot be read: give postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=…, with the special characters of the password as in a URL (%2F for /)")
 		}
 		if !strings.Contains(rest, "default_query_exec_mode=") {
 			cfg.DefaultQueryExecMode = pgx.QueryExecModeExec // see outbox.SQLConfig.DB
@@ -59,16 +59,16 @@ func parseOutbox(dsn string) (outboxPlace, error) {
 		if cfg.ConnectTimeout == 0 {
 			cfg.ConnectTimeout = outboxConnectWait
 		}
-		return outboxPlace{postgres: cfg}, nil
+		return outboxDSN{postgres: cfg}, nil
 	case "kv":
-		return outboxPlace{bucket: &rest}, nil
+		return outboxDSN{bucket: &rest}, nil
 	default:
-		return outboxPlace{}, errors.New("the DSN of the outbox is of no kind that is known: give sqlite:PATH, postgres://USER:PASSWORD@HOST:PORT/DATABASE, or kv:BUCKET")
+		return outboxDSN{}, errors.New("the DSN of the outbox is of no kind that is known: give sqlite:PATH, postgres://USER:PASSWORD@HOST:PORT/DATABASE, or kv:BUCKET")
 	}
 }
 
-// String names the place, without a password.
-func (p outboxPlace) String() string {
+// String names the outbox, without a password.
+func (p outboxDSN) String() string {
 	switch {
 	case p.postgres != nil:
 		return "PostgreSQL at " + net.JoinHostPort(p.postgres.Host, strconv.Itoa(int(p.postgres.Port))) + ", database " + p.postgres.Database
@@ -83,7 +83,7 @@ func (p outboxPlace) String() string {
 }
 
 // check finds out whether a file could be there, without making it.
-func (p outboxPlace) check() error {
+func (p outboxDSN) check() error {
 	if p.path == "" {
 		return nil
 	}
@@ -105,9 +105,9 @@ func (p outboxPlace) check() error {
 type openedOutbox struct {
 	outbox.Store
 
-	place outboxPlace
-	sql   *outbox.SQLStore // nil for a KV store
-	db    *sql.DB
+	dsn outboxDSN
+	sql *outbox.SQLStore // nil for a KV store
+	db  *sql.DB
 }
 
 // outboxOptions say how an outbox is opened.
@@ -119,7 +119,7 @@ type outboxOptions struct {
 }
 
 // open opens the outbox. But for a KV store, nothing is asked of the database yet.
-func (p outboxPlace) open(ctx context.Context, opts outboxOptions) (*openedOutbox, error) {
+func (p outboxDSN) open(ctx context.Context, opts outboxOptions) (*openedOutbox, error) {
 	if p.bucket != nil {
 		bucket, err := opts.bus.Collections().Open(ctx, cmp.Or(*p.bucket, outbox.DefaultTable))
 		if err != nil {
@@ -129,7 +129,7 @@ func (p outboxPlace) open(ctx context.Context, opts outboxOptions) (*openedOutbo
 		if err != nil {
 			return nil, err
 		}
-		return &openedOutbox{Store: store, place: p}, nil
+		return &openedOutbox{Store: store, dsn: p}, nil
 	}
 	cfg := outbox.SQLConfig{Dialect: outbox.SQLite, Table: opts.table, MaxPayload: opts.maxPayload}
 	if _, err := outbox.NewSQLStore(cfg); err != nil { // before a file is made
@@ -157,7 +157,7 @@ func (p outboxPlace) open(ctx context.Context, opts outboxOptions) (*openedOutbo
 	if err != nil {
 		return nil, errors.Join(err, cfg.DB.Close())
 	}
-	return &openedOutbox{Store: store, place: p, sql: store, db: cfg.DB}, nil
+	return &openedOutbox{Store: store, dsn: p, sql: store, db: cfg.DB}, nil
 }
 
 // openSQLite opens a file as outbox.SQLConfig.DB says. One that it makes is its owner's alone.
@@ -190,9 +190,9 @@ func (o *openedOutbox) ready(ctx context.Context) error {
 	case err != nil:
 		return o.explain(err)
 	case have > need:
-		return fmt.Errorf("%v: the table has version %d, this program knows %d: use a newer one", o.place, have, need)
+		return fmt.Errorf("%v: the table has version %d, this program knows %d: use a newer one", o.dsn, have, need)
 	case have < need:
-		return fmt.Errorf("%v: the table has version %d, this program needs %d: eventhub outbox migrate makes it so", o.place, have, need)
+		return fmt.Errorf("%v: the table has version %d, this program needs %d: eventhub outbox migrate makes it so", o.dsn, have, need)
 	}
 	return nil
 }
@@ -215,7 +215,7 @@ func (o *openedOutbox) explain(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%v: %w", o.place, err)
+	return fmt.Errorf("%v: %w", o.dsn, err)
 }
 
 func (o *openedOutbox) close() error {
