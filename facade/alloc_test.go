@@ -14,7 +14,7 @@ const maxAllocs = 4
 func hotSession(tb testing.TB) *session {
 	tb.Helper()
 	var limits Limits
-	if err := limits.fill(1 << 20); err != nil {
+	if err := limits.validate(1 << 20); err != nil {
 		tb.Fatal(err)
 	}
 	limits.TopicRate, limits.TopicBurst, limits.PrincipalRate, limits.PrincipalBurst = 1e9, 1e9, 1e9, 1e9

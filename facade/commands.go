@@ -184,7 +184,7 @@ func (s *session) auth(f *frame) {
 	s.pub.CountFor(s.counted)
 	s.refusals = 0
 	s.wantsResets.Store(f.resets)
-	s.srv.strangers.remove(s)
+	s.srv.unauthenticated.remove(s)
 	s.due.Store(nil)
 	if at := p.Expires(); !at.IsZero() {
 		s.due.Store(&due{at: at, code: closeTokenExpired})
@@ -211,7 +211,7 @@ func (s *session) authenticate(f *frame, deadline time.Time) (Principal, *fault)
 func (s *session) refuse(f *frame, fail *fault) {
 	if s.principal != nil {
 		s.principal = nil
-		s.srv.connections.leave(s.counted)
+		s.srv.connections.remove(s.counted)
 		s.counted = ""
 		s.awaitAuth()
 		s.endSubs(s.subs, Subscription.Stop)

@@ -61,7 +61,7 @@ func (cfg Config) validate() (Config, error) {
 			return cfg, fmt.Errorf("facade: Config.Origins: %q: %w", o, err)
 		}
 	}
-	if err := cfg.Limits.fill(cfg.Bus.MaxPayload()); err != nil {
+	if err := cfg.Limits.validate(cfg.Bus.MaxPayload()); err != nil {
 		return cfg, err
 	}
 	if err := fill("DrainGrace", &cfg.DrainGrace, 2*time.Second); err != nil {

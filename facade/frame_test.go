@@ -570,12 +570,12 @@ func (r *slowReader) number(name string) (float64, bool) {
 	return v, err == nil || errors.Is(err, strconv.ErrRange)
 }
 
-func (r *slowReader) integer(name string, least, most float64) int64 {
+func (r *slowReader) integer(name string, least, limit float64) int64 {
 	if !r.given(name) {
 		return 0
 	}
 	n, ok := r.number(name)
-	if !ok || r.m[name][0] == '"' || n != math.Trunc(n) || n < least || n > most {
+	if !ok || r.m[name][0] == '"' || n != math.Trunc(n) || n < least || n > limit {
 		r.refuse()
 		return 0
 	}

@@ -267,8 +267,8 @@ func parseLine(text []byte) (payload []byte, opts jetstream.PublishOptions, fail
 	var rawOpts []byte
 	w := jsonscan.Walk(text, jetstream.PayloadLevels-1)
 	for w.Next() {
-		var room [16]byte
-		switch string(unquoteName(w.Key, room[:0])) {
+		var buf [16]byte
+		switch string(unquoteName(w.Key, buf[:0])) {
 		case "payload":
 			payload = w.Value
 		case "opts":

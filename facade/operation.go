@@ -112,13 +112,13 @@ func (p *pipeline) remove(o *operation) {
 }
 
 // enqueue makes the session's frame an operation and begins it, unless it has to wait for another.
-// mu is held, and is given up while there is no room. topic is for a PUBLISH.
+// mu is held, and is given up while there are Limits.Operations. topic is for a PUBLISH.
 func (s *session) enqueue(topic *sessionTopic) {
 	o := &operation{frame: s.frame, arrived: s.wire.arrived, topic: topic, topics: s.frame.subscribe.Topics}
-	most := s.srv.cfg.Limits.Operations
-	if len(s.pending) >= most {
+	maxPending := s.srv.cfg.Limits.Operations
+	if len(s.pending) >= maxPending {
 		s.limit("operations")
-		if !s.await(o.deadline(), func() bool { return len(s.pending) < most }) {
+		if !s.await(o.deadline(), func() bool { return len(s.pending) < maxPending }) {
 			s.failLate(replyTo{corr: o.frame.corr}, o.frame.op)
 			return
 		}
@@ -191,7 +191,7 @@ func (s *session) finish(o *operation) {
 	s.advance()
 }
 
-// advance begins the operations that have nothing to wait for, and wakes whoever waits for room. mu
+// advance begins the operations that have nothing to wait for, and wakes whoever waits for fewer. mu
 // is held.
 func (s *session) advance() {
 	if !s.ended {

@@ -158,7 +158,7 @@ func idleSession(t *testing.T) *session {
 	s.wire = s.out.wire
 	s.wire.arrived = time.Now()
 	s.srv.log = slog.New(slog.DiscardHandler)
-	s.srv.strangers = newStrangers(10)
+	s.srv.unauthenticated = newUnauthenticated(10)
 	s.srv.connections = headcount{byKey: make(map[string]int)}
 	s.ctx, s.cancel = context.WithCancel(t.Context())
 	t.Cleanup(s.cancel)

@@ -74,14 +74,14 @@ func parsePage(r *http.Request) (q pageQuery, fail *fault) {
 }
 
 // queryInt reads a parameter that may be missing.
-func queryInt(values url.Values, name string, byDefault, least, most int) (int, *fault) {
+func queryInt(values url.Values, name string, byDefault, least, limit int) (int, *fault) {
 	given := values[name]
 	if len(given) == 0 {
 		return byDefault, nil
 	}
 	n, err := strconv.Atoi(given[0])
-	if err != nil || len(given) > 1 || n < least || n > most {
-		return 0, &fault{code: codeBadOptions, msg: name + " must be an integer from " + strconv.Itoa(least) + " to " + strconv.Itoa(most) + ", given once."}
+	if err != nil || len(given) > 1 || n < least || n > limit {
+		return 0, &fault{code: codeBadOptions, msg: name + " must be an integer from " + strconv.Itoa(least) + " to " + strconv.Itoa(limit) + ", given once."}
 	}
 	return n, nil
 }
@@ -119,7 +119,7 @@ func (s *Server) readPage(r *http.Request, who, topic string, q *pageQuery) ([]*
 		s.cfg.Observer.LimitReached("pages")
 		return nil, &fault{code: codeOverloaded, msg: "Too many requests of this principal wait for pages."}
 	}
-	defer s.readers.leave(who)
+	defer s.readers.remove(who)
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
 	select {
@@ -232,10 +232,10 @@ func (s *Server) readKeys(ctx context.Context, topic string, keys []string, cons
 }
 
 // fitting returns how many of events have at most so many bytes together, but at least one if there is one.
-func fitting(events []*jetstream.Event, most int) int {
+func fitting(events []*jetstream.Event, limit int) int {
 	size := 0
 	for i, e := range events {
-		if size += eventSize(e); size > most && i > 0 {
+		if size += eventSize(e); size > limit && i > 0 {
 			return i
 		}
 	}

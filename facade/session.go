@@ -25,8 +25,8 @@ const (
 	smallPart = 128
 	// preAuthFrame is the largest message in bytes that a client without credentials may send.
 	preAuthFrame = 64 << 10
-	// strangerGrace is how long a connection that has to go for another has to be told so.
-	strangerGrace = 100 * time.Millisecond
+	// unauthenticatedGrace is how long a connection that has to go for another has to be told so.
+	unauthenticatedGrace = 100 * time.Millisecond
 	// maxTopicsKnown bounds a session's memory of topics that it may publish to.
 	maxTopicsKnown = 256
 )
@@ -110,9 +110,9 @@ func (s *Server) newSession(conn *websocket.Conn, w *wire) *session {
 
 // awaitAuth starts the time in which a successful AUTH must come.
 func (s *session) awaitAuth() {
-	if oldest := s.srv.strangers.add(s); oldest != nil {
+	if oldest := s.srv.unauthenticated.add(s); oldest != nil {
 		s.limit("unauthenticated")
-		oldest.wire.hurry(strangerGrace) // another needs to be let in
+		oldest.wire.hurry(unauthenticatedGrace) // another needs to be let in
 		oldest.out.shut(closeAuthTimeout)
 	}
 	s.due.Store(&due{at: time.Now().Add(s.srv.cfg.Limits.AuthTimeout), code: closeAuthTimeout})
@@ -157,11 +157,11 @@ func (s *session) next() bool {
 		s.out.shut(closeBinaryMessage)
 		return false
 	}
-	b := s.room()
+	b := s.takeBuffer()
 	s.text = b
 	defer func() {
 		if s.text != nil { // no operation has taken it
-			s.leave(b)
+			s.returnBuffer(b)
 		}
 	}()
 	size, whole, err := s.read(r, b)
@@ -175,7 +175,7 @@ func (s *session) next() bool {
 		return false
 	}
 	begun := s.srv.ticks.Load()
-	open, waited, parked := s.out.waitRoom()
+	open, waited, parked := s.out.waitBelowLimit()
 	if waited {
 		s.limit("outbound_bytes")
 	}
@@ -245,9 +245,9 @@ func (s *session) part() {
 // read reads a message into b and returns its size. What is over Limits.Frame, or finds no room, is counted and not kept:
 // b is not the whole message then.
 func (s *session) read(r io.Reader, b *[]byte) (size int, whole bool, err error) {
-	limit, most := s.srv.cfg.Limits.Frame, s.srv.cfg.Limits.Skip
+	limit, skip := s.srv.cfg.Limits.Frame, s.srv.cfg.Limits.Skip
 	if s.principal == nil { // only this goroutine changes it
-		limit, most = preAuthFrame, preAuthFrame
+		limit, skip = preAuthFrame, preAuthFrame
 	}
 	buf := (*b)[:cap(*b)]
 	n := 0
@@ -265,7 +265,7 @@ func (s *session) read(r io.Reader, b *[]byte) (size int, whole bool, err error)
 		if 0 < m && m < min(size, smallPart) { // not the first
 			s.part()
 		}
-		if size > most {
+		if size > skip {
 			return size, false, errMessageTooBig
 		}
 		if errors.Is(err, io.EOF) {
@@ -316,7 +316,7 @@ func (s *session) release() {
 	if s.callEnd != nil {
 		s.callEnd()
 	}
-	s.srv.connections.leave(s.counted)
+	s.srv.connections.remove(s.counted)
 	s.counted = ""
 	s.endSubs(s.subs, Subscription.Disconnect)
 }

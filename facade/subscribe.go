@@ -49,7 +49,7 @@ func (s *session) subscribe(o *operation) (ended bool) {
 		return true
 	}
 	sub := newSubscription(f)
-	fail := sub.check()
+	fail := sub.validate()
 	if fail == nil {
 		fail = s.mayJoin(sub)
 	}
@@ -103,7 +103,7 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 			s.out.deliver(h, sub)
 		})
 	}
-	fail := s.enter(sub, joined, err)
+	fail := s.adopt(sub, joined, err)
 	switch {
 	case err != nil:
 		s.failBus(o.to, err, codeSubscribeFailed, why)
@@ -132,9 +132,9 @@ func (s *session) busOptions(f *frame, sub *subscription) jetstream.SubscribeOpt
 	return opts
 }
 
-// enter makes a finished subscription one of the session's, unless that has ended, or its policy
+// adopt makes a finished subscription one of the session's, unless that has ended, or its policy
 // has changed.
-func (s *session) enter(sub *subscription, joined Subscription, err error) *fault {
+func (s *session) adopt(sub *subscription, joined Subscription, err error) *fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.joining--
@@ -229,8 +229,8 @@ func newSubscription(f *frame) *subscription {
 	return sub
 }
 
-// check looks at the form of the names.
-func (sub *subscription) check() *fault {
+// validate looks at the form of the names.
+func (sub *subscription) validate() *fault {
 	for _, t := range append([]string{sub.topic}, sub.more...) {
 		if err := jetstream.ValidTopic(t); err != nil {
 			return busFault(err, codeBadTopic, "The topic is not well formed.")

@@ -16,10 +16,10 @@ import (
 const (
 	// flushSize is how many bytes go to the kernel in one call.
 	flushSize = 256 << 10
-	// itemCost is what a queued delivery weighs besides its payload, and pruneLeast the weight from which on it is worth
+	// itemCost is what a queued delivery weighs besides its payload, and minPrune the weight from which on it is worth
 	// looking for some that were given back.
-	itemCost   = 512
-	pruneLeast = 1 << 20
+	itemCost = 512
+	minPrune = 1 << 20
 	// maxPooledItems is the longest queue that is used again.
 	maxPooledItems = 4096
 )
@@ -53,7 +53,7 @@ func putBatch(b *batch) {
 }
 
 // writer is the one outbound queue of a connection and its flusher. The queue is bounded from two sides: deliveries by
-// the subscriptions' maxInFlight, replies by the reader, which waits in waitRoom. So whatever the bus calls never waits.
+// the subscriptions' maxInFlight, replies by the reader, which waits in waitBelowLimit. So whatever the bus calls never waits.
 //
 // All methods but run may be called concurrently.
 type writer struct {
@@ -63,7 +63,7 @@ type writer struct {
 
 	mu      sync.Mutex
 	work    sync.Cond // there is something to do for the flusher
-	room    sync.Cond // replies fell below limit, or the end
+	below   sync.Cond // replies fell below limit, or the end
 	queue   *batch    // nil when empty
 	replies int       // bytes of replies queued, being written, or waiting for their turn
 	turns   turns     // replies without a corr that wait for others
@@ -74,9 +74,9 @@ type writer struct {
 }
 
 func newWriter(w *wire, limit int, grace time.Duration) *writer {
-	o := &writer{wire: w, limit: limit, grace: grace, pruneAt: pruneLeast}
+	o := &writer{wire: w, limit: limit, grace: grace, pruneAt: minPrune}
 	o.work.L = &o.mu
-	o.room.L = &o.mu
+	o.below.L = &o.mu
 	return o
 }
 
@@ -155,7 +155,7 @@ func (o *writer) pruneLocked(b *batch) {
 	}
 	clear(b.items[len(kept):])
 	b.items = kept
-	o.pruneAt = max(2*o.events, pruneLeast)
+	o.pruneAt = max(2*o.events, minPrune)
 }
 
 // batchLocked returns the batch to append to, and wakes the flusher for a new one.
@@ -173,15 +173,15 @@ func (o *writer) replyLocked(b *batch, start int) {
 	o.replies += size
 }
 
-// waitRoom waits while too many replies are queued. It reports whether the connection is still
+// waitBelowLimit waits while too many replies are queued. It reports whether the connection is still
 // open, whether it had to wait, and whether that was for replies that wait for their turn.
-func (o *writer) waitRoom() (open, waited, parked bool) {
+func (o *writer) waitBelowLimit() (open, waited, parked bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for o.replies >= o.limit && !o.closing {
 		waited = true
 		parked = parked || o.turns.waiting()
-		o.room.Wait()
+		o.below.Wait()
 	}
 	return !o.closing, waited, parked
 }
@@ -199,7 +199,7 @@ func (o *writer) shut(c websocket.StatusCode) bool {
 	o.code = c
 	o.wire.hurry(o.grace)
 	o.work.Signal()
-	o.room.Broadcast()
+	o.below.Broadcast()
 	return true
 }
 
@@ -217,7 +217,7 @@ func (o *writer) run() websocket.StatusCode {
 		}
 		o.mu.Lock()
 		o.replies -= len(b.arena)
-		o.room.Signal()
+		o.below.Signal()
 		o.mu.Unlock()
 		putBatch(b)
 	}

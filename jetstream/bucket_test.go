@@ -36,7 +36,7 @@ func TestBucketNames(t *testing.T) {
 func TestNativeClientsReadTheBucket(t *testing.T) {
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
-	nc, js := stranger(t, url)
+	nc, js := nativeConn(t, url)
 	var r Receipt
 	for i := range 5 {
 		set(t, b, "state.a", strconv.Itoa(i), "v"+strconv.Itoa(i))
@@ -190,7 +190,7 @@ func TestBucketOfATopicThatWasThere(t *testing.T) {
 
 func TestForeignBucketIsRefused(t *testing.T) {
 	url := natsServer(t)
-	_, js := stranger(t, url)
+	_, js := nativeConn(t, url)
 	if _, err := js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "theirs", Subjects: []string{"theirs"}}); err != nil {
 		t.Fatal(err)
 	}

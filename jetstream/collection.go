@@ -138,8 +138,8 @@ func (c *Collection) write(ctx context.Context, key string, value []byte, header
 	if key == "" || len(key) > maxKeyLen {
 		return 0, badOptions("a key has 1 to %d bytes, not %d", maxKeyLen, len(key))
 	}
-	if most := c.MaxValue(); len(value) > most {
-		return 0, &Error{Code: CodePublishFailed, Msg: fmt.Sprintf("the value has %d bytes, at most %d are allowed", len(value), most), Err: ErrTooLarge}
+	if limit := c.MaxValue(); len(value) > limit {
+		return 0, &Error{Code: CodePublishFailed, Msg: fmt.Sprintf("the value has %d bytes, at most %d are allowed", len(value), limit), Err: ErrTooLarge}
 	}
 	h := nats.Header{headerExpectSubSeq: {strconv.FormatUint(old, 10)}}
 	for name, v := range headers {

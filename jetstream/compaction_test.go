@@ -287,7 +287,7 @@ func (k *keeper) read(ctx context.Context, keys []string) error {
 		return fmt.Errorf("EachLatest gives %d keys, LatestByKey %d: %w", len(each), len(many), err)
 	}
 	pages := make(map[string]*Event)
-	page, err := k.hubs[0].Keys(compactionTopic).Page(ctx, 0, pageMost)
+	page, err := k.hubs[0].Keys(compactionTopic).Page(ctx, 0, maxPage)
 	for _, e := range page {
 		pages[e.Key] = e
 	}

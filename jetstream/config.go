@@ -147,8 +147,8 @@ type Limits struct {
 	MaxPayload int
 }
 
-// prepare checks the configuration and fills in the defaults.
-func (c *Config) prepare() error {
+// validate checks the configuration and fills in the defaults.
+func (c *Config) validate() error {
 	def := func(v *int, d int) {
 		if *v == 0 {
 			*v = d
@@ -205,7 +205,7 @@ func (c *Config) prepare() error {
 	}
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536, because the server drops silently above about 100,000", l.PublishInFlight)
 	check(c.URL != "" || l.MaxPayload <= embeddedMaxPayload-payloadMargin, "max payload %d: the embedded server takes at most %d", l.MaxPayload, embeddedMaxPayload-payloadMargin)
-	for _, fault := range CheckRules(c.Topics) {
+	for _, fault := range ValidateRules(c.Topics) {
 		errs = append(errs, fault)
 	}
 	for _, r := range c.Topics {

@@ -71,7 +71,7 @@ func (b *Bus) Consume(ctx context.Context, topic, group string, opts SubscribeOp
 	if handler == nil {
 		return nil, badOptions("the handler is missing")
 	}
-	if err := opts.prepare(); err != nil {
+	if err := opts.validate(); err != nil {
 		return nil, err
 	}
 	w := &workers{limit: opts.MaxInFlight + len(opts.Topics) + 1}

@@ -21,7 +21,7 @@ const (
 	// deadWorkers is how many dead letters are on their way at a time.
 	deadWorkers = 32
 	// A letter that could not be stored is tried again after deadFirst, then after twice as long each time, up to deadRetry.
-	// An event for which there is no room comes again after deadRetry.
+	// An event beyond Limits.DeadLetters comes again after deadRetry.
 	deadFirst = 250 * time.Millisecond
 	deadRetry = 10 * time.Second
 	// deadKeep is how often the letters that wait are looked at.
@@ -98,19 +98,19 @@ func (q *deadLetters) stop(ctx context.Context) {
 	q.keeper.Wait()
 }
 
-// add takes a delivery that its subscription has ended. It does not block: without room, the event is delivered once more
-// instead.
+// add takes a delivery that its subscription has ended. It does not block: beyond Limits.DeadLetters, the event is delivered
+// once more instead.
 func (q *deadLetters) add(d *Delivery, reason string) {
 	l := &deadLetter{d: d, reason: shortReason(reason), at: time.Now()}
 	q.mu.Lock()
-	room := !q.closed && len(q.waiting) < q.bus.limits.DeadLetters
-	if room {
+	taken := !q.closed && len(q.waiting) < q.bus.limits.DeadLetters
+	if taken {
 		q.waiting[l] = struct{}{}
 		q.queue <- l // never more than wait
 	}
 	closed := q.closed
 	q.mu.Unlock()
-	if room {
+	if taken {
 		return
 	}
 	if !closed {
@@ -275,7 +275,7 @@ type deadEvent struct {
 // storeLetter stores a dead letter, and returns once it is stored.
 func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
 	letter := l.append(nil)
-	if most := int(b.publisher.link.nc.MaxPayload()) - deadMargin; len(letter) > most {
+	if limit := int(b.publisher.link.nc.MaxPayload()) - deadMargin; len(letter) > limit {
 		// Control characters of a native publisher's text grow sixfold as JSON. What does not fit stays in its stream.
 		l.reason += fmt.Sprintf(" (payload of %d bytes left out: it is at %s@%d)", len(l.original.Payload), l.original.Stream, l.original.Sequence)
 		bare := *l.original

@@ -20,7 +20,7 @@ var (
 // Back-off of refused events, from the protocol.
 const (
 	backoffFirst = 50 * time.Millisecond
-	backoffMost  = 10 * time.Second
+	backoffMax   = 10 * time.Second
 )
 
 // Delivery is an event that a subscriber works on, for as long as its lease lasts: until Ack or Nack, the end of the lease
@@ -358,9 +358,9 @@ func nakAfter(delay time.Duration) []byte {
 
 func backoff(attempt int) time.Duration {
 	if attempt > 8 {
-		return backoffMost
+		return backoffMax
 	}
-	return min(backoffFirst<<max(attempt-1, 0), backoffMost)
+	return min(backoffFirst<<max(attempt-1, 0), backoffMax)
 }
 
 // extend moves the end of the lease d; nil: of the oldest one of id.

@@ -85,7 +85,7 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*Event
 }
 
 // readAll calls f for every message, from a sequence on, of a stream that keeps one a subject, until it has caught up with
-// those who write; of given subjects only, if there are any (directMost at most). What replaces a message lies behind all
+// those who write; of given subjects only, if there are any (maxDirect at most). What replaces a message lies behind all
 // others: so no subject is left out, however often it is written meanwhile, and f may get one twice, the newer one later. It
 // returns the sequence behind which everything is new. It fails when the stream is not the one that was made at a moment
 // (zero: whichever there is), or is made anew meanwhile.
@@ -150,7 +150,7 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 	case !info.Created.Equal(r.created):
 		return false, errAnew
 	}
-	const many = 2 * directMost // one consumer costs less than so many counts
+	const many = 2 * maxDirect // one consumer costs less than so many counts
 	switch {
 	case end+1 < r.from:
 		return false, errBehind // a new leader may be, for a moment

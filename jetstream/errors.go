@@ -56,3 +56,10 @@ var (
 	// ErrNotFound is returned where a topic, group or event that was asked for does not exist.
 	ErrNotFound = errors.New("jetstream: not found")
 )
+
+// Refused reports whether err, of a publish, is the stream's own answer that it does not take the event (it is full, or the
+// event is too large for it): nothing was stored, and NATS is there.
+func Refused(err error) bool {
+	var refused *apiError
+	return errors.As(err, &refused)
+}

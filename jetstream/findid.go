@@ -37,7 +37,7 @@ func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool
 		return nil, false, b.unavailable(err)
 	}
 	if s.Max <= 0 {
-		s.Max = idSearchMost
+		s.Max = maxIDSearch
 	}
 	wanted := make(map[string]bool, len(s.IDs))
 	for _, id := range s.IDs {
@@ -45,7 +45,7 @@ func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool
 	}
 	found = make(map[string]bool)
 	seen := 0
-	err = b.walk(ctx, t, walkOptions{since: farthest(s.Since), key: s.Key, most: s.Max, headersOnly: true}, func(m *storedMsg) error {
+	err = b.walk(ctx, t, walkOptions{since: farthest(s.Since), key: s.Key, max: s.Max, headersOnly: true}, func(m *storedMsg) error {
 		seen++
 		if id := b.messageID(t, m); wanted[id] {
 			found[id] = true
@@ -100,14 +100,4 @@ func (h History) DuplicateWindow(ctx context.Context) (time.Duration, error) {
 		return 0, b.unavailable(err)
 	}
 	return info.Config.Duplicates, nil
-}
-
-// Check says what is wrong with the options, as Publish would, without a bus: it returns a bad_options *Error.
-func (o *PublishOptions) Check() error { return o.check() }
-
-// Refused reports whether err, of a publish, is the stream's own answer that it does not take the event (it is full, or the
-// event is too large for it): nothing was stored, and NATS is there.
-func Refused(err error) bool {
-	var refused *apiError
-	return errors.As(err, &refused)
 }

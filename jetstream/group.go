@@ -101,8 +101,8 @@ func (b *Bus) liveGroup(t *topicInfo, consumer string) *group {
 	return g
 }
 
-// enter makes a subscription known as a member of the group.
-func (b *Bus) enter(g *group, s *Subscription) {
+// addMember makes a subscription known as a member of the group.
+func (b *Bus) addMember(g *group, s *Subscription) {
 	b.groupMu.Lock()
 	defer b.groupMu.Unlock()
 	g.members[s] = struct{}{}
@@ -176,7 +176,7 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, c
 		if err != nil {
 			return nil, err
 		}
-		if dead.leaves(t, ptr.Consumer) {
+		if dead.leftOnDisk(t, ptr.Consumer) {
 			info, rev, err := b.moveGroup(ctx, t, name, ptr, ttl, seq)
 			if errors.Is(err, errGroupMoved) {
 				continue
@@ -215,8 +215,8 @@ func (g *group) is(info *natsjs.ConsumerInfo) bool {
 	return g != nil && g.consumer == info.Name && g.created.Equal(info.Created)
 }
 
-// leaves reports whether the group had the name, on the stream that t is on, and left something on disk under it.
-func (g *group) leaves(t *topicInfo, consumer string) bool {
+// leftOnDisk reports whether the group had the name, on the stream that t is on, and left something on disk under it.
+func (g *group) leftOnDisk(t *topicInfo, consumer string) bool {
 	return g != nil && g.consumer == consumer && g.topic.stream.created.Equal(t.stream.created) && !g.memory
 }
 

@@ -72,7 +72,7 @@ type Bus struct {
 // Open connects to NATS, or starts the embedded server, and checks that the server has what the bus needs.
 // Errors name the operation, the thing, the cause and what to do. The caller closes the Bus.
 func Open(ctx context.Context, cfg Config) (*Bus, error) {
-	if err := cfg.prepare(); err != nil {
+	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
 	b := &Bus{
@@ -134,8 +134,8 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	}
 	b.publisher = b.newPublisher("")
 	b.dead = startDeadLetters(b) //nolint:contextcheck // it lives until Close, not until Open returns
-	b.clock.beat.Store(b.clock.now())
-	b.background(b.beat)
+	b.clock.lastTick.Store(b.clock.now())
+	b.background(b.watchStalls)
 	b.background(b.generations.follow)
 	b.background(b.sweepGroups)
 	b.background(b.lookAfterBuckets)
@@ -190,11 +190,11 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 		return fmt.Errorf("nats at %s: JetStream does not answer: %w: is it enabled for this account (and NATS_DOMAIN right)?", b.where(), err)
 	}
 	b.maxPayload = b.limits.MaxPayload
-	if most := int(nc.MaxPayload()) - payloadMargin; most < b.maxPayload {
-		if most < payloadMargin {
+	if limit := int(nc.MaxPayload()) - payloadMargin; limit < b.maxPayload {
+		if limit < payloadMargin {
 			return fmt.Errorf("nats at %s: max_payload %d is too small: at least %d is needed", b.where(), nc.MaxPayload(), 2*payloadMargin)
 		}
-		b.maxPayload = most
+		b.maxPayload = limit
 	}
 	b.log.InfoContext(ctx, "connected to nats", slog.String("server", b.where()), slog.String("version", version), slog.Int("max_payload_bytes", b.maxPayload))
 	return nil
@@ -216,8 +216,8 @@ func (b *Bus) background(f func()) {
 	}()
 }
 
-// beat keeps the clock, and gives up everything that is held after the process stood still.
-func (b *Bus) beat() {
+// watchStalls keeps the clock, and gives up everything that is held after the process stood still.
+func (b *Bus) watchStalls() {
 	tick := time.NewTicker(time.Duration(b.clock.limit / 4))
 	defer tick.Stop()
 	swept := b.clock.now()
@@ -229,13 +229,13 @@ func (b *Bus) beat() {
 		}
 		now := b.clock.now()
 		if b.clock.stalled(now) {
-			b.log.Warn("the process stood still: all leases are given up", slog.Duration("gap", time.Duration(now-b.clock.beat.Load())))
+			b.log.Warn("the process stood still: all leases are given up", slog.Duration("gap", time.Duration(now-b.clock.lastTick.Load())))
 			b.eachSubscription((*Subscription).forget)
-			b.clock.beat.Store(now) // before anything is asked for: until then, what arrives is ignored
+			b.clock.lastTick.Store(now) // before anything is asked for: until then, what arrives is ignored
 			b.eachSubscription((*Subscription).restart)
 			continue
 		}
-		b.clock.beat.Store(now) // and not a later time: a stop since the check must be seen at the next
+		b.clock.lastTick.Store(now) // and not a later time: a stop since the check must be seen at the next
 		b.soon.run()
 		if now-swept > int64(time.Second) {
 			swept = now

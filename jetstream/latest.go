@@ -113,11 +113,11 @@ func (r *keysRead) all(ctx context.Context, keys []string) error {
 
 // question takes as many keys as one direct get answers.
 func (r *keysRead) question(keys []string) (*directQuery, int) {
-	q := &directQuery{MultiLast: make([]string, 0, min(len(keys), directMost))}
+	q := &directQuery{MultiLast: make([]string, 0, min(len(keys), maxDirect))}
 	size := 0
 	for _, key := range keys {
 		subject := r.subject(key)
-		if size += len(subject); len(q.MultiLast) == directMost || size > keysBytes && len(q.MultiLast) > 0 {
+		if size += len(subject); len(q.MultiLast) == maxDirect || size > keysBytes && len(q.MultiLast) > 0 {
 			break
 		}
 		q.MultiLast = append(q.MultiLast, subject)

@@ -31,7 +31,7 @@ func BenchmarkLatest(b *testing.B) {
 
 func fillNatively(b *testing.B, url, topic string, from, to int) {
 	b.Helper()
-	_, js := stranger(b, url)
+	_, js := nativeConn(b, url)
 	for i := from; i < to; i++ {
 		if _, err := js.PublishAsync("keyed.k"+strconv.Itoa(i)+"."+topic, []byte(`{"state":"running","since":1795219692090,"host":"local"}`)); err != nil {
 			b.Fatal(err)
@@ -62,7 +62,7 @@ func watchNatively(b *testing.B, watch func(context.Context, ...natsjs.WatchOpt)
 
 func benchmarkLatest(b *testing.B, bus *Bus, url, topic string) {
 	b.Helper()
-	nc, js := stranger(b, url)
+	nc, js := nativeConn(b, url)
 	kv, err := js.KeyValue(b.Context(), bucketName(topic))
 	if err != nil {
 		b.Fatal(err)
@@ -132,7 +132,7 @@ func benchmarkLatest(b *testing.B, bus *Bus, url, topic string) {
 		}},
 		{"watch/kv", func() { watchNatively(b, kv.WatchAll) }},
 		{"page/bus", func() {
-			_, err := bus.Keys(topic).Page(b.Context(), rand.IntN(benchKeys-pageMost), pageMost)
+			_, err := bus.Keys(topic).Page(b.Context(), rand.IntN(benchKeys-maxPage), maxPage)
 			check(err)
 		}},
 		{"first_page/bus", func() {

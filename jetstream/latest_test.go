@@ -37,8 +37,8 @@ func remove(tb testing.TB, b *Bus, topic, key string) Receipt {
 	return r
 }
 
-// stranger connects to a server as a client that knows nothing of the bus.
-func stranger(tb testing.TB, url string) (*nats.Conn, natsjs.JetStream) {
+// nativeConn connects to a server as a client that knows nothing of the bus.
+func nativeConn(tb testing.TB, url string) (*nats.Conn, natsjs.JetStream) {
 	tb.Helper()
 	nc, err := nats.Connect(url)
 	if err != nil {
@@ -295,7 +295,7 @@ func TestKeysOfEveryByte(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, js := stranger(t, url)
+	_, js := nativeConn(t, url)
 	kv, err := js.KeyValue(t.Context(), bucketName("state.bytes"))
 	if err != nil {
 		t.Fatal(err)
@@ -371,7 +371,7 @@ func TestSubscribersSeeTombstones(t *testing.T) {
 func TestNativeTombstones(t *testing.T) {
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
-	nc, _ := stranger(t, url)
+	nc, _ := nativeConn(t, url)
 	var r Receipt
 	for _, op := range []string{"DEL", "PURGE"} {
 		set(t, b, "state.a", "k", "1")
@@ -395,7 +395,7 @@ func TestNativeTombstones(t *testing.T) {
 func TestFieldsOfBucketAndStreamAgree(t *testing.T) {
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
-	nc, _ := stranger(t, url)
+	nc, _ := nativeConn(t, url)
 	set(t, b, "state.a", "by hub", "1")
 	if _, err := b.Publish(t.Context(), "state.a", []byte(`{"a":1}`), PublishOptions{
 		ID: "mine", TS: 42, HasTS: true, Key: "full", SID: "s", Headers: map[string]string{"H": "v"}, Tags: []string{"t"}, CausedBy: []string{"c"},

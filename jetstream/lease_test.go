@@ -140,7 +140,7 @@ func TestAHubThatStoodStillForgetsItsLeases(t *testing.T) {
 	publish(t, b, "stall", "1")
 	k := take(t, b, "stall", "g", SubscribeOptions{From: FromEarliest, AckTimeout: time.Minute})
 	d := k.next()
-	b.clock.beat.Add(-int64(10 * time.Second)) // as the ticker finds it after SIGCONT
+	b.clock.lastTick.Add(-int64(10 * time.Second)) // as the ticker finds it after SIGCONT
 	if err := d.Ack(); !errors.Is(err, ErrNotLeased) {
 		t.Errorf("got %v", err)
 	}
@@ -346,8 +346,8 @@ func TestHeldBytesStopThePull(t *testing.T) {
 	k.sub.mu.Lock()
 	held := k.sub.heldBytes
 	k.sub.mu.Unlock()
-	if most := 64<<10 + embeddedMaxPayload + payloadMargin; held > most {
-		t.Errorf("%d bytes are held, at most %d should be", held, most)
+	if limit := 64<<10 + embeddedMaxPayload + payloadMargin; held > limit {
+		t.Errorf("%d bytes are held, at most %d should be", held, limit)
 	}
 	for range 19 {
 		d := k.next()

@@ -159,9 +159,9 @@ func (m *mark) message(subject string) *nats.Msg {
 	return &nats.Msg{Subject: subject, Data: value}
 }
 
-// leaveMark stores how far a group in memory is, when a member leaves it, and waits until it is stored. Without a connection,
+// storeLastMark stores how far a group in memory is, when a member leaves it, and waits until it is stored. Without a connection,
 // the mark is stored when it is back.
-func (g *group) leaveMark(ctx context.Context, l *link) {
+func (g *group) storeLastMark(ctx context.Context, l *link) {
 	if !g.memory {
 		return
 	}

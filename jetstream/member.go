@@ -21,8 +21,8 @@ const (
 	pullRetry          = 250 * time.Millisecond
 	// heldRetry is how long a subscription waits when the hub holds too much.
 	heldRetry = 100 * time.Millisecond
-	// leastPull is the fewest bytes that a pull asks for, however many subscriptions share Limits.HeldTotal.
-	leastPull = 16 << 10
+	// minPull is the fewest bytes that a pull asks for, however many subscriptions share Limits.HeldTotal.
+	minPull = 16 << 10
 )
 
 // member is a subscription on one topic: it pulls from the group's consumer. Guarded by its subscription's mu.
@@ -205,7 +205,7 @@ func (l *link) pullExpires() time.Duration {
 // pullBytes is the most that one pull may bring: a subscription's share of what the hub may hold.
 func (b *Bus) pullBytes() int {
 	share := b.limits.HeldTotal / int(max(b.subCount.Load(), 1))
-	return min(max(share, leastPull), b.limits.HeldBytes)
+	return min(max(share, minPull), b.limits.HeldBytes)
 }
 
 // receive takes what the server sends to the inbox: events, and the ends of pulls.
@@ -251,7 +251,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 			s.custody = append(s.custody, d)
 			s.lastCame = now
 			s.mu.Unlock()
-			in.group.loosen(meta.streamSeq)
+			in.group.addUnsettled(meta.streamSeq)
 			return
 		}
 		d.bounced = true
@@ -312,13 +312,13 @@ func (d *Delivery) resolve() {
 	if asked {
 		return
 	}
-	s.returning.tryEnter(maxReturning)
+	s.returning.tryAcquire(maxReturning)
 	ask := d.lookUp
 	if d.knows == forgotten {
 		ask = d.tellForgotten
 	}
 	ask(s.bus.clock.now(), func(spared int, sure bool) {
-		defer s.returning.leave()
+		defer s.returning.release()
 		s.mu.Lock()
 		d.spared, d.resolved = spared, true
 		d.Attempt = max(d.delivered-spared, 1)
@@ -496,7 +496,7 @@ func (m *member) reattach(deleted bool) {
 			s.mu.Lock()
 			if err == nil || s.stopped {
 				if err == nil {
-					s.bus.enter(g, s)
+					s.bus.addMember(g, s)
 					m.group = g
 				}
 				m.attaching = false

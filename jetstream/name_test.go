@@ -113,12 +113,12 @@ func TestRuleMatches(t *testing.T) {
 
 func TestRuleCheck(t *testing.T) {
 	for _, bad := range []TopicRule{{Pattern: ""}, {Pattern: "a.**.b"}, {Pattern: "a..b"}, {Pattern: "a.b*"}, {Pattern: "a", Family: "Not Lower"}, {Pattern: "**", Family: "all"}, {Pattern: "a", MaxAge: -1}} {
-		if len(bad.faults()) == 0 {
+		if len(bad.validate()) == 0 {
 			t.Errorf("%+v is accepted", bad)
 		}
 	}
 	good := TopicRule{Pattern: "user.*.events", Family: "users", MaxAge: time.Hour}
-	if faults := good.faults(); len(faults) > 0 {
+	if faults := good.validate(); len(faults) > 0 {
 		t.Error(faults)
 	}
 }

@@ -16,7 +16,7 @@ import (
 const (
 	idSearchBefore = time.Minute
 	idSearchAfter  = 10 * time.Minute
-	idSearchMost   = 100_000
+	maxIDSearch    = 100_000
 )
 
 // Position says where in a topic to begin: FromLatest, which is the zero value, FromEarliest, FromTime or FromAfterID.
@@ -111,12 +111,12 @@ func (b *Bus) findID(ctx context.Context, t *topicInfo, id string, state natsjs.
 		searches = []walkOptions{{since: made.Add(-20 * time.Millisecond)}, {since: made.Add(-2 * time.Second)}, {since: made.Add(-idSearchBefore)}}
 	} else {
 		searches = []walkOptions{{}}
-		if state.LastSeq > idSearchMost {
-			searches[0].start = max(state.FirstSeq, state.LastSeq-idSearchMost+1)
+		if state.LastSeq > maxIDSearch {
+			searches[0].start = max(state.FirstSeq, state.LastSeq-maxIDSearch+1)
 		}
 	}
 	for _, opts := range searches {
-		opts.headersOnly, opts.most = true, idSearchMost
+		opts.headersOnly, opts.max = true, maxIDSearch
 		if v7 {
 			opts.until = made.Add(idSearchAfter)
 		}
@@ -140,7 +140,7 @@ func (b *Bus) findID(ctx context.Context, t *topicInfo, id string, state natsjs.
 	case v7:
 		return unknown("it was not found among those stored around its time")
 	default:
-		return unknown(fmt.Sprintf("it was not found among the last %d events", idSearchMost))
+		return unknown(fmt.Sprintf("it was not found among the last %d events", maxIDSearch))
 	}
 }
 
@@ -156,8 +156,8 @@ func madeAt(id string) (time.Time, bool) {
 
 // farthest keeps a time within what the server can count, in nanoseconds: one beyond would mean the past.
 func farthest(t time.Time) time.Time {
-	if most := time.Unix(0, math.MaxInt64); t.After(most) {
-		return most
+	if limit := time.Unix(0, math.MaxInt64); t.After(limit) {
+		return limit
 	}
 	return t
 }
@@ -214,7 +214,7 @@ type walkOptions struct {
 	start       uint64    // first sequence; or
 	since       time.Time // stored at or after
 	until       time.Time // stop behind this moment of storage; zero: none
-	most        int       // messages to look at; 0: all
+	max         int       // messages to look at; 0: all
 	headersOnly bool
 	latestByKey bool
 	key         string // only events of it
@@ -338,8 +338,8 @@ func (b *Bus) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f fun
 		if err := ctx.Err(); err != nil {
 			return last, false, err
 		}
-		if opts.most > 0 {
-			batch = min(batch, uint64(opts.most))
+		if opts.max > 0 {
+			batch = min(batch, uint64(opts.max))
 		}
 		msgs, err := c.Fetch(int(min(left, batch)), natsjs.FetchContext(ctx)) //nolint:gosec // at most batch
 		if err != nil {
@@ -369,7 +369,7 @@ func (b *Bus) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f fun
 			if left--; meta.NumPending == 0 {
 				left = 0
 			}
-			if opts.most--; opts.most == 0 {
+			if opts.max--; opts.max == 0 {
 				return last, true, nil
 			}
 		}
@@ -415,7 +415,7 @@ func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*Event) erro
 	if err != nil {
 		return err
 	}
-	walk := walkOptions{most: opts.Limit, latestByKey: opts.LatestByKey, key: opts.Key, batch: min(opts.Limit, 1_000)}
+	walk := walkOptions{max: opts.Limit, latestByKey: opts.LatestByKey, key: opts.Key, batch: min(opts.Limit, 1_000)}
 	if !opts.Until.IsZero() {
 		walk.until = farthest(time.UnixMilli(opts.Until.UnixMilli()).Add(time.Millisecond - 1))
 	}

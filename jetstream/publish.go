@@ -109,7 +109,7 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 	if p.bus.closing.Load() {
 		return ErrClosed
 	}
-	if err := opts.check(); err != nil {
+	if err := opts.Validate(); err != nil {
 		return err
 	}
 	if t == nil {
@@ -123,7 +123,7 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 // Admit says what is wrong with an event that is to be published later, as PublishAsync would, as far as that is known without
 // asking the server: its topic, its options, its size, and whether it has the key that a compacted topic needs.
 func (p *Publisher) Admit(topic string, payload []byte, opts PublishOptions) error {
-	if err := opts.check(); err != nil {
+	if err := opts.Validate(); err != nil {
 		return err
 	}
 	_, err := p.bus.admit(topic, payload, &opts)
@@ -133,10 +133,10 @@ func (p *Publisher) Admit(topic string, payload []byte, opts PublishOptions) err
 // admit says what of a publish the topic does not take, before the topic is made for it. It returns the topic if this hub has
 // met it, else nil.
 func (b *Bus) admit(topic string, payload []byte, opts *PublishOptions) (t *topicInfo, err error) {
-	most := b.maxPayload
+	limit := b.maxPayload
 	var compacted bool
 	if t = b.known(topic); t != nil {
-		most, compacted = t.maxPayload, t.bucket != nil
+		limit, compacted = t.maxPayload, t.bucket != nil
 	} else {
 		if err := ValidTopic(topic); err != nil {
 			return nil, err
@@ -144,14 +144,14 @@ func (b *Bus) admit(topic string, payload []byte, opts *PublishOptions) (t *topi
 		rule := b.rule(topic)
 		compacted = rule.Compaction
 		if rule.MaxPayload > 0 {
-			most = min(most, rule.MaxPayload)
+			limit = min(limit, rule.MaxPayload)
 		}
 	}
 	if opts.Wrapper {
-		most += wrapperMargin
+		limit += wrapperMargin
 	}
-	if len(payload) > most {
-		return nil, &Error{Code: CodePublishFailed, Msg: fmt.Sprintf("the payload has %d bytes, at most %d are allowed", len(payload), most), Err: ErrTooLarge}
+	if len(payload) > limit {
+		return nil, &Error{Code: CodePublishFailed, Msg: fmt.Sprintf("the payload has %d bytes, at most %d are allowed", len(payload), limit), Err: ErrTooLarge}
 	}
 	if compacted && opts.Key == "" {
 		return nil, badOptions("topic %s keeps the newest event of each key: give opts.key", topic)
@@ -164,13 +164,13 @@ func (b *Bus) admit(topic string, payload []byte, opts *PublishOptions) (t *topi
 
 // send is PublishAsync to a topic that takes the event.
 func (p *Publisher) send(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, done func(Receipt, error)) error {
-	if err := p.enter(ctx, t.stream); err != nil {
+	if err := p.acquire(ctx, t.stream); err != nil {
 		return err
 	}
 	w, _ := outgoing.Get().(*outgoingEvent)
 	w.p, w.topic, w.done = p, t, done
 	if err := w.fill(payload, opts); err != nil {
-		p.leave(t.stream)
+		p.release(t.stream)
 		w.free()
 		return err
 	}
@@ -180,7 +180,7 @@ func (p *Publisher) send(ctx context.Context, t *topicInfo, payload []byte, opts
 	w.sent = p.bus.clock.now()
 	w.users.Store(2) // the answer may come, or be given up, while the message is still being written
 	if err := p.link.ask(&w.msg, w.sent-p.bus.shortfall(ctx, w.sent), w); err != nil {
-		p.leave(t.stream)
+		p.release(t.stream)
 		w.free()
 		t.obs.PublishFailed()
 		return notSent(err)
@@ -248,7 +248,7 @@ func (w *outgoingEvent) answer(reply *nats.Msg, err error) {
 	p, s := w.p, w.topic.stream
 	w.done(p.bus.confirmed(w.topic, w.id, reply, err, w.sent))
 	w.release()
-	p.leave(s)
+	p.release(s)
 }
 
 // release frees the event when its other user has released it too.
@@ -268,7 +268,7 @@ func (w *outgoingEvent) free() {
 // may not be known everywhere yet, and sending again what was refused must not let a later publish overtake it.
 func (p *Publisher) first(ctx context.Context, w *outgoingEvent) error {
 	t := w.topic
-	defer p.leave(t.stream)
+	defer p.release(t.stream)
 	defer w.free()
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
@@ -324,11 +324,11 @@ func notSent(err error) error {
 	return &Error{Code: CodePublishFailed, Msg: "the event store cannot be reached: nothing was stored, try again", Err: err}
 }
 
-// enter waits until the stream and this Publisher have fewer unconfirmed publishes than they may have.
-func (p *Publisher) enter(ctx context.Context, s *stream) error {
-	if most := p.bus.limits.SessionInFlight; !p.inFlight.tryEnter(most) {
+// acquire waits until the stream and this Publisher have fewer unconfirmed publishes than they may have.
+func (p *Publisher) acquire(ctx context.Context, s *stream) error {
+	if limit := p.bus.limits.SessionInFlight; !p.inFlight.tryAcquire(limit) {
 		p.bus.obs.LimitReached("session_in_flight")
-		if err := p.inFlight.enter(ctx, most); err != nil {
+		if err := p.inFlight.acquire(ctx, limit); err != nil {
 			return tooMany(err)
 		}
 	}
@@ -342,7 +342,7 @@ func (p *Publisher) enter(ctx context.Context, s *stream) error {
 	case s.slots <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		p.inFlight.leave()
+		p.inFlight.release()
 		return tooMany(ctx.Err())
 	}
 }
@@ -351,9 +351,9 @@ func tooMany(err error) error {
 	return &Error{Code: CodeOverloaded, Msg: "too many publishes wait for the event store: nothing was stored, try again", Err: err}
 }
 
-func (p *Publisher) leave(s *stream) {
+func (p *Publisher) release(s *stream) {
 	<-s.slots
-	p.inFlight.leave()
+	p.inFlight.release()
 }
 
 // Flush waits until every publish of this Publisher has been answered.

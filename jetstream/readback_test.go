@@ -137,7 +137,7 @@ func (r *readback) run(t *testing.T, url string) {
 	filled(t, r.hubs[0], rywTopic, "first", set(t, r.hubs[0], rywTopic, "first", "")) // what a bucket needs to begin is no lag
 	var beside, workers sync.WaitGroup
 	for i := range rywNoise {
-		nc, _ := stranger(t, url)
+		nc, _ := nativeConn(t, url)
 		beside.Go(func() { r.noise(ctx, nc, i) })
 	}
 	r.arrivals = make(map[string][]arrival)

@@ -39,7 +39,7 @@ func TestRepairOfANativeUpdate(t *testing.T) {
 	url := natsServer(t)
 	var seen gauges
 	b := open(t, Config{URL: url, Topics: compactedRules, Observer: &seen, bucketCheck: 20 * time.Millisecond})
-	_, js := stranger(t, url)
+	_, js := nativeConn(t, url)
 	for i := range 10 {
 		set(t, b, "state.a", strconv.Itoa(i), "old")
 		set(t, b, "state.a", strconv.Itoa(i), strconv.Itoa(i))
@@ -119,7 +119,7 @@ func TestRepairOfANativeUpdate(t *testing.T) {
 func TestRepairOfTheSameKeyAgain(t *testing.T) {
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
-	_, js := stranger(t, url)
+	_, js := nativeConn(t, url)
 	set(t, b, "state.a", "k", "1")
 	r := set(t, b, "state.a", "l", "1")
 	filled(t, b, "state.a", "l", r)
@@ -167,7 +167,7 @@ func TestRepairMakesABucketThatIsGone(t *testing.T) {
 // A KV bucket that somebody made for something else, before there was a topic of that name, is left alone.
 func TestRepairTakesNoBucketOfOthers(t *testing.T) {
 	url := natsServer(t)
-	_, js := stranger(t, url)
+	_, js := nativeConn(t, url)
 	kv, err := js.CreateKeyValue(t.Context(), natsjs.KeyValueConfig{Bucket: "latest_state_a", History: 5})
 	if err != nil {
 		t.Fatal(err)

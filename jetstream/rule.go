@@ -86,7 +86,7 @@ func (r *TopicRule) streamConfig(topic string, defaults *Config) natsjs.StreamCo
 		cfg.Duplicates = cfg.MaxAge
 	}
 	if r.MaxPayload > 0 {
-		cfg.MaxMsgSize = int32(r.MaxPayload + payloadMargin) //nolint:gosec // CheckRules bounds it
+		cfg.MaxMsgSize = int32(r.MaxPayload + payloadMargin) //nolint:gosec // ValidateRules bounds it
 	}
 	if r.Storage == StorageMemory || r.Storage == "" && defaults.MemoryStorage {
 		cfg.Storage = natsjs.MemoryStorage

@@ -29,21 +29,21 @@ func TestRulesThatAreRefused(t *testing.T) {
 		"would take topics of":            {{Pattern: "a.b"}, {Pattern: "a.*", Family: "f"}},
 		"family dlq":                      {{Pattern: "*.x"}},
 	} {
-		faults := CheckRules(rules)
+		faults := ValidateRules(rules)
 		if len(faults) != 1 || !strings.Contains(faults[0].Error(), want) || faults[0].Rule != len(rules)-1 {
 			t.Errorf("%s: got %v", want, faults)
 		}
-		if cfg := (Config{Topics: rules}); cfg.prepare() == nil {
+		if cfg := (Config{Topics: rules}); cfg.validate() == nil {
 			t.Errorf("%s: the configuration takes them", want)
 		}
 	}
-	if err := (&Config{Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}).prepare(); err == nil || !strings.Contains(err.Error(), "needs a cluster") {
+	if err := (&Config{Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}).validate(); err == nil || !strings.Contains(err.Error(), "needs a cluster") {
 		t.Errorf("3 replicas on one server: %v", err)
 	}
-	if err := (&Config{URL: "nats://127.0.0.1:1", Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}).prepare(); err != nil {
+	if err := (&Config{URL: "nats://127.0.0.1:1", Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}).validate(); err != nil {
 		t.Errorf("3 replicas in a cluster: %v", err)
 	}
-	if faults := CheckRules(builtinRules); len(faults) > 0 {
+	if faults := ValidateRules(builtinRules); len(faults) > 0 {
 		t.Errorf("the built-in rules: %v", faults)
 	}
 }

@@ -61,7 +61,7 @@ type SubscribeOptions struct {
 	Workers int
 }
 
-func (o *SubscribeOptions) prepare() error {
+func (o *SubscribeOptions) validate() error {
 	if o.BatchSize == 0 {
 		o.BatchSize = 100
 	}
@@ -163,7 +163,7 @@ func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts Subscribe
 
 // subscribe is Subscribe, and with w Consume.
 func (b *Bus) subscribe(ctx context.Context, topic, group string, opts SubscribeOptions, handler func(*Held), w *workers) (*Subscription, error) {
-	if err := opts.prepare(); err != nil {
+	if err := opts.validate(); err != nil {
 		return nil, err
 	}
 	names := []string{topic}
@@ -229,7 +229,7 @@ func (s *Subscription) join(ctx context.Context, topic string, start startFunc) 
 	s.mu.Lock()
 	s.members = append(s.members, m)
 	s.mu.Unlock()
-	s.bus.enter(g, s) // from now on, other members' questions come to this one, too
+	s.bus.addMember(g, s) // from now on, other members' questions come to this one, too
 	return nil
 }
 
@@ -237,10 +237,10 @@ func (s *Subscription) join(ctx context.Context, topic string, start startFunc) 
 func (b *Bus) reserve() error {
 	b.subMu.Lock()
 	defer b.subMu.Unlock()
-	return b.roomForSubscription()
+	return b.checkSubscriptionLimit()
 }
 
-func (b *Bus) roomForSubscription() error {
+func (b *Bus) checkSubscriptionLimit() error {
 	if b.subs == nil {
 		return ErrClosed
 	}
@@ -255,7 +255,7 @@ func (b *Bus) roomForSubscription() error {
 func (b *Bus) register(s *Subscription) error {
 	b.subMu.Lock()
 	defer b.subMu.Unlock()
-	if err := b.roomForSubscription(); err != nil {
+	if err := b.checkSubscriptionLimit(); err != nil {
 		return err
 	}
 	b.subs[s] = struct{}{}
@@ -333,7 +333,7 @@ func (s *Subscription) settleAll(ctx context.Context) error {
 			continue
 		}
 		// A consumer works its acks off in order, so its answer to one about no event comes after all others.
-		if _, err := s.link.request(ctx, m.group.noEvent(), progress); err != nil {
+		if _, err := s.link.request(ctx, m.group.keepAliveSubject(), progress); err != nil {
 			return err
 		}
 	}
@@ -453,12 +453,12 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 		s.wg.Wait()
 		s.bus.unregister(s)
 		err = s.settleAll(ctx)
-		leave, cancel := context.WithTimeout(ctx, settleWait)
+		marking, cancel := context.WithTimeout(ctx, settleWait)
 		defer cancel()
 		for _, m := range s.members {
 			m.obs.Close()
 			s.bus.unshare(m.group, s)
-			m.group.leaveMark(leave, s.link)
+			m.group.storeLastMark(marking, s.link)
 		}
 	})
 	return err

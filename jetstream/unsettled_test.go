@@ -31,7 +31,7 @@ func TestWhatIsSparedOutlivesItsConsumer(t *testing.T) {
 	k.payloads(1)
 	<-time.After(100 * time.Millisecond) // the time under test
 	// The process stands still; what arrives then is spared, and comes again after AckWait.
-	b.clock.beat.Store(b.clock.now() - int64(10*time.Second))
+	b.clock.lastTick.Store(b.clock.now() - int64(10*time.Second))
 	publish(t, b, "t", "unsettled")
 	<-time.After(time.Second) // the time under test
 	g := k.sub.members[0].group

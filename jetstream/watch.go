@@ -11,8 +11,8 @@ import (
 
 // Bounds of a Watch.
 const (
-	watchKeys   = directMost // keys it may name
-	watchHidden = 1_024      // keys whose entry in the bucket is not the topic's
+	watchKeys   = maxDirect // keys it may name
+	watchHidden = 1_024     // keys whose entry in the bucket is not the topic's
 )
 
 // Watch calls f with the newest event of each of keys of a compacted topic (none: of all keys; at most 1,000, whose names have

@@ -12,9 +12,9 @@ import (
 
 // Waits of a drainer.
 const (
-	// What failed for a reason of the store or of NATS is tried again after againFirst, doubled each time up to againMost.
+	// What failed for a reason of the store or of NATS is tried again after againFirst, doubled each time up to againMax.
 	againFirst = 100 * time.Millisecond
-	againMost  = 5 * time.Second
+	againMax   = 5 * time.Second
 	// searchWait is between claims that found nothing but did not look everywhere.
 	searchWait = 20 * time.Millisecond
 	// saveWait is how long what became of records waits for that of others, while there are others under way.
@@ -42,7 +42,7 @@ type Drainer struct {
 
 // NewDrainer makes a Drainer, which does nothing until Start or Drain.
 func NewDrainer(cfg Config) (*Drainer, error) {
-	if err := cfg.prepare(); err != nil {
+	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("outbox: drainer: %w", err)
 	}
 	return &Drainer{
@@ -136,7 +136,7 @@ func (d *Drainer) Drain(ctx context.Context) (Drained, error) {
 
 // listen lets the store wake the drainer.
 func (d *Drainer) listen(ctx context.Context) {
-	for wait := againFirst; ; wait = min(2*wait, againMost) {
+	for wait := againFirst; ; wait = min(2*wait, againMax) {
 		heard := false
 		err := d.cfg.Store.Listen(ctx, func() { heard = true; d.Wake() })
 		if errors.Is(err, ErrCannotListen) || ctx.Err() != nil {

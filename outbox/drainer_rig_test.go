@@ -175,7 +175,7 @@ func (r *rig) add(topic, key string) string {
 func (r *rig) drainer(change func(*outbox.Config)) *outbox.Drainer {
 	r.Helper()
 	cfg := outbox.Config{
-		Store: r.Store, Bus: r.bus, Poll: 10 * time.Millisecond, RetryFirst: 10 * time.Millisecond, RetryMost: 50 * time.Millisecond,
+		Store: r.Store, Bus: r.bus, Poll: 10 * time.Millisecond, RetryFirst: 10 * time.Millisecond, RetryMax: 50 * time.Millisecond,
 		StatsEvery: 20 * time.Millisecond, Observer: r.seen, Logger: logger(r),
 	}
 	if change != nil {

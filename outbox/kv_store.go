@@ -206,7 +206,7 @@ func (s *KVStore) full(i, records int, why string) error {
 
 // Claim implements Store.
 func (s *KVStore) Claim(ctx context.Context, opts ClaimOptions) (Claim, error) {
-	if err := opts.check(); err != nil {
+	if err := opts.validate(); err != nil {
 		return Claim{}, err
 	}
 	if n := jsonLen(opts.Worker); n > kvText {
@@ -422,7 +422,7 @@ func (s *KVStore) Retry(ctx context.Context, ids ...string) (int, error) {
 
 // Purge implements Store. There are no sent records to delete.
 func (s *KVStore) Purge(ctx context.Context, opts PurgeOptions) (int, error) {
-	if err := opts.check(); err != nil || opts.Status == Sent {
+	if err := opts.validate(); err != nil || opts.Status == Sent {
 		return 0, err
 	}
 	total := 0

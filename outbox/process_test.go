@@ -250,7 +250,7 @@ func drainer(ctx context.Context, r *role) error {
 	m, seen := &meter{Bus: bus}, new(counts)
 	d, err := outbox.NewDrainer(outbox.Config{
 		Store: s, Bus: m, Observer: seen, InFlight: r.Limit, Lease: crashLease, Margin: crashMargin, PublishTimeout: time.Second,
-		Poll: 50 * time.Millisecond, RetryFirst: 10 * time.Millisecond, RetryMost: 200 * time.Millisecond,
+		Poll: 50 * time.Millisecond, RetryFirst: 10 * time.Millisecond, RetryMax: 200 * time.Millisecond,
 	})
 	if err != nil {
 		return err

@@ -91,12 +91,12 @@ func (d *Drainer) publish(ctx context.Context, j *job, o *outcome, r *Record, un
 func (d *Drainer) backOff(attempts int) time.Duration {
 	wait := d.cfg.RetryFirst
 	for range attempts {
-		if wait >= d.cfg.RetryMost {
+		if wait >= d.cfg.RetryMax {
 			break
 		}
 		wait *= 2
 	}
-	return jitter(min(wait, d.cfg.RetryMost))
+	return jitter(min(wait, d.cfg.RetryMax))
 }
 
 // permanent says that no other try will do better.
@@ -170,7 +170,7 @@ func (d *Drainer) lookUp(ctx context.Context, j *job) (sure map[string]presence,
 		return nil, nil
 	}
 	found, complete, err := history.FindIDs(ctx, jetstream.IDSearch{
-		Key: first.Key, IDs: ids, Since: time.UnixMilli(oldest).Add(-d.cfg.ClockSkew), Max: d.cfg.LookupMost,
+		Key: first.Key, IDs: ids, Since: time.UnixMilli(oldest).Add(-d.cfg.ClockSkew), Max: d.cfg.LookupMax,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("outbox: look-up in %s: %w", first.Topic, err)

@@ -28,7 +28,7 @@ func (s *SQLStore) Claim(ctx context.Context, opts ClaimOptions) (Claim, error) 
 	if s.db == nil {
 		return Claim{}, errNoDB
 	}
-	if err := opts.check(); err != nil {
+	if err := opts.validate(); err != nil {
 		return Claim{}, err
 	}
 	c, err := s.claim(ctx, &opts)

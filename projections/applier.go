@@ -88,7 +88,7 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 				if err := pause(ctx, wait); err != nil {
 					return err
 				}
-				wait = min(2*wait, retryMost)
+				wait = min(2*wait, retryMax)
 				continue
 			}
 			if err != nil {
@@ -132,7 +132,7 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 			if err := pause(ctx, wait); err != nil {
 				return err
 			}
-			wait = min(2*wait, retryMost)
+			wait = min(2*wait, retryMax)
 		}
 		// Another instance was first, or the outcome is unknown: what is there decides.
 		if c, err = a.reload(ctx, key); err != nil {

@@ -91,7 +91,7 @@ func (c Changelog) Run(ctx context.Context) error {
 	if p.InFlight == 0 {
 		p.InFlight = 500
 	}
-	if err := p.prepare(); err != nil {
+	if err := p.validate(); err != nil {
 		return err
 	}
 	p.Name = c.Group
@@ -251,7 +251,7 @@ func (c *changelog) flush(ctx context.Context, fails failing) error {
 		if err := pause(ctx, wait); err != nil {
 			return err
 		}
-		wait = min(2*wait, retryMost)
+		wait = min(2*wait, retryMax)
 	}
 	return nil
 }
@@ -304,7 +304,7 @@ func (c *changelog) sound(ctx context.Context) bool {
 func (c *changelog) oneByOne(ctx context.Context, events []*jetstream.Event) error {
 	for _, e := range events {
 		tries := 0
-		for wait := retryFirst; !c.at.covers(e); wait = min(2*wait, retryMost) {
+		for wait := retryFirst; !c.at.covers(e); wait = min(2*wait, retryMax) {
 			err := c.commit(ctx, []*jetstream.Event{e})
 			switch {
 			case err == nil:

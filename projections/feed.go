@@ -21,7 +21,7 @@ type feed struct {
 	log  *slog.Logger
 	lane func(*jetstream.Event) string
 	work func(ctx context.Context, l *lane, jobs []job) error
-	most int // jobs that a lane works on at a time
+	max  int // jobs that a lane works on at a time
 
 	ctx context.Context // ends with the feed
 	wg  sync.WaitGroup  // its lanes
@@ -35,8 +35,8 @@ type feed struct {
 	whole   bool
 	stretch uint64 // of the last delivery, and its order in it
 	order   uint64
-	jobs    int // in all lanes, never more than room
-	room    int
+	jobs    int // in all lanes, never more than maxJobs
+	maxJobs int
 	failed  error
 	cancel  context.CancelFunc
 }
@@ -70,8 +70,8 @@ func (j *job) reached() uint64 {
 // follows reports that nothing can lie between the job and what a lane did last, which was up to date in the span reached.
 func (j *job) follows(reached uint64) bool { return j.whole || reached == j.span && reached != 0 }
 
-func newFeed(log *slog.Logger, laneOf func(*jetstream.Event) string, most int, work func(context.Context, *lane, []job) error) *feed {
-	return &feed{log: log, lane: laneOf, work: work, most: most, lanes: make(map[string]*lane)}
+func newFeed(log *slog.Logger, laneOf func(*jetstream.Event) string, limit int, work func(context.Context, *lane, []job) error) *feed {
+	return &feed{log: log, lane: laneOf, work: work, max: limit, lanes: make(map[string]*lane)}
 }
 
 // run joins the group and works until ctx ends, the bus is closed, or a lane fails for good; that error it returns. Call it
@@ -81,7 +81,7 @@ func (f *feed) run(ctx context.Context, bus Bus, topic, group string, from jetst
 	f.ctx = ctx
 	defer f.wg.Wait()
 	defer f.cancel()
-	f.room = inFlight
+	f.maxJobs = inFlight
 	var sub Subscription
 	err := insist(ctx, f.log, "join the group", func(ctx context.Context) (err error) {
 		sub, err = bus.Subscribe(ctx, topic, group, jetstream.SubscribeOptions{
@@ -124,7 +124,7 @@ func (f *feed) arrive(h *jetstream.Held) {
 		f.breakSpan() // it comes again, or goes to another
 		return
 	}
-	if f.jobs == f.room { // leases were lost, but their events are still worked on
+	if f.jobs == f.maxJobs { // leases were lost, but their events are still worked on
 		f.park(d, "its member is still busy with events that it has lost")
 		return
 	}
@@ -176,7 +176,7 @@ func (f *feed) drive(l *lane) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for len(l.queue) > 0 && f.ctx.Err() == nil {
-		l.busy = min(len(l.queue), f.most)
+		l.busy = min(len(l.queue), f.max)
 		jobs := l.queue[:l.busy:l.busy]
 		f.mu.Unlock()
 		err := f.work(f.ctx, l, jobs)

@@ -36,7 +36,7 @@ type ordered struct {
 	span  uint64
 }
 
-// runOrdered runs it until ctx ends.
+// run runs it until ctx ends.
 func (o *ordered) run(ctx context.Context, group string, from jetstream.Position) error {
 	err := insist(ctx, o.a.p.Logger, "read the group's cursor", func(ctx context.Context) error {
 		cursor, err := o.a.bus.Group(o.a.p.Topic, group).Cursor(ctx)

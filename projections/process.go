@@ -80,7 +80,7 @@ func NewProcess(cfg ProcessConfig) *Process {
 		Apply:  applyHeartbeat,
 		Logger: cfg.Logger, Observer: cfg.Observer,
 	}
-	if err := projection.prepare(); err != nil {
+	if err := projection.validate(); err != nil {
 		panic(err) // the above is wrong
 	}
 	store := NewTopicStore(cfg.Bus, TopicProcessState)

@@ -82,9 +82,9 @@ func (nobody) Projected(string, Outcome) {}
 func (nobody) LimitReached(string)       {}
 
 const (
-	// Failures that may pass are tried again after retryFirst, doubled each time up to retryMost.
+	// Failures that may pass are tried again after retryFirst, doubled each time up to retryMax.
 	retryFirst = 50 * time.Millisecond
-	retryMost  = 5 * time.Second
+	retryMax   = 5 * time.Second
 	// stopTimeout bounds the handing back of leases at the end.
 	stopTimeout = 5 * time.Second
 	// leaseTime is how long an event may take. A projection that stands still keeps its events for so long; those of a hub
@@ -96,7 +96,7 @@ const (
 
 var projectionName = regexp.MustCompile(`^[a-z0-9_-]{1,100}$`)
 
-func (p *Projection) prepare() error {
+func (p *Projection) validate() error {
 	if p.Name == "" {
 		p.Name = p.Group
 	}
@@ -152,7 +152,7 @@ func Permanent(err error) error { return permanent{err} }
 // Run keeps the projection up to date until ctx ends, and then returns nil with its leases handed back. Failures of the bus
 // are logged and tried again; an error is returned when the configuration is wrong or the bus is closed.
 func Run(ctx context.Context, bus Bus, p Projection) error {
-	if err := p.prepare(); err != nil {
+	if err := p.validate(); err != nil {
 		return err
 	}
 	return newVersions(bus, &p).run(ctx)
@@ -173,7 +173,7 @@ func isRefused(err error) bool {
 
 // insist tries f until it succeeds, fails for good, or ctx ends.
 func insist(ctx context.Context, log *slog.Logger, what string, f func(context.Context) error) error {
-	for wait := retryFirst; ; wait = min(2*wait, retryMost) {
+	for wait := retryFirst; ; wait = min(2*wait, retryMax) {
 		err := f(ctx)
 		if err == nil || isRefused(err) || errors.Is(err, jetstream.ErrClosed) || ctx.Err() != nil {
 			return err

@@ -27,7 +27,7 @@ const (
 // Of two rebuilds of one projection at the same time the one that began first fails. A projection with a Store of its
 // own must keep its versions apart, and remove old ones itself.
 func Rebuild(ctx context.Context, bus Bus, p Projection) error {
-	if err := p.prepare(); err != nil {
+	if err := p.validate(); err != nil {
 		return err
 	}
 	v := newVersions(bus, &p)

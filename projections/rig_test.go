@@ -104,9 +104,9 @@ func poll(tb testing.TB, what string, f func() bool) {
 	pollFor(tb, patience, what, f)
 }
 
-func pollFor(tb testing.TB, most time.Duration, what string, f func() bool) {
+func pollFor(tb testing.TB, limit time.Duration, what string, f func() bool) {
 	tb.Helper()
-	timeout := time.After(most)
+	timeout := time.After(limit)
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
 	for !f() {
@@ -124,11 +124,11 @@ func workedOff(tb testing.TB, bus Bus, group string) {
 	workedOffIn(tb, patience, bus, group)
 }
 
-func workedOffIn(tb testing.TB, most time.Duration, bus Bus, group string) {
+func workedOffIn(tb testing.TB, limit time.Duration, bus Bus, group string) {
 	tb.Helper()
 	var last jetstream.Backlog
 	var err error
-	timeout := time.After(most)
+	timeout := time.After(limit)
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
 	for {

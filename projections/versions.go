@@ -132,7 +132,7 @@ func (v *versions) runUntilSwapped(ctx context.Context, n int) error {
 			})
 			if ctx.Err() == nil {
 				v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "swaps of a projection cannot be followed now", slog.String("projection", v.p.Name), slog.String("cause", err.Error()))
-				_ = pause(ctx, retryMost)
+				_ = pause(ctx, retryMax)
 			}
 		}
 	}()

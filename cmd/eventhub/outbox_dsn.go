@@ -30,7 +30,7 @@ const (
 	outboxConnectWait = 10 * time.Second
 )
 
-// outboxPlace is where an outbox is: what a DSN says.
+// outboxDSN is where an outbox is: what a DSN says.
 type outboxDSN struct {
 	path     string          // of the SQLite file
 	postgres *pgx.ConnConfig // or of PostgreSQL

@@ -44,7 +44,7 @@ type ownOutbox struct {
 	hub       *hub
 	publisher *jetstream.Publisher // says what cannot be published
 	path      string
-	most      int64
+	max       int64
 
 	// unsent is about how many records are not sent. Each Backlog corrects it.
 	unsent atomic.Int64
@@ -64,7 +64,7 @@ var (
 )
 
 func newOwnOutbox(h *hub, path string) *ownOutbox {
-	return &ownOutbox{hub: h, publisher: h.bus.NewPublisher(), path: path, most: int64(h.cmd.OutboxPending), queue: make(chan *addition), ended: make(chan struct{})}
+	return &ownOutbox{hub: h, publisher: h.bus.NewPublisher(), path: path, max: int64(h.cmd.OutboxPending), queue: make(chan *addition), ended: make(chan struct{})}
 }
 
 // resume opens the file if there is one, for something may wait in it.
@@ -136,7 +136,7 @@ func (o *ownOutbox) Add(ctx context.Context, topic string, payload []byte, opts 
 	if err := o.open(ctx); err != nil {
 		return "", err
 	}
-	if o.unsent.Add(1) > o.most {
+	if o.unsent.Add(1) > o.max {
 		o.unsent.Add(-1)
 		o.hub.metrics.LimitReached(limitOutboxPending)
 		return "", &jetstream.Error{Code: jetstream.CodeOverloaded, Msg: "The outbox is full: as many events as it takes wait to be published."}

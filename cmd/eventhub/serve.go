@@ -233,7 +233,7 @@ func (h *hub) demo(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return beat(ctx, watch, demoEvery, func(ctx context.Context, payload []byte) error {
+	return publishHeartbeats(ctx, watch, demoEvery, func(ctx context.Context, payload []byte) error {
 		if _, err := h.bus.Publish(ctx, projections.TopicHeartbeat, payload, jetstream.PublishOptions{}); err != nil && ctx.Err() == nil {
 			// The next one may get through.
 			h.log.LogAttrs(ctx, slog.LevelWarn, "a heartbeat was not published", slog.String("cause", err.Error()))

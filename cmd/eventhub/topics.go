@@ -44,7 +44,7 @@ type storeFlags struct {
 // with calls work with a bus and the rules of the topics file. make lets it begin with an empty data directory.
 func (f storeFlags) with(ctx context.Context, std streams, make bool, work func(*jetstream.Bus) error) (err error) {
 	f.NATSListen = "" // that is about the hub
-	faults := f.check()
+	faults := f.validate()
 	rules, err := f.rules()
 	if listed, many := errors.AsType[topicfile.Errors](err); many {
 		faults = append(faults, listed.Unwrap()...)

@@ -230,7 +230,7 @@ func (p *parser) syntax(data []byte, read int, err error) {
 
 // checkRules finds what is wrong with rules that could be read: in themselves and between them.
 func (p *parser) checkRules(rules []*rule, all []jetstream.TopicRule) {
-	for _, e := range jetstream.CheckRules(all) {
+	for _, e := range jetstream.ValidateRules(all) {
 		r := rules[e.Rule]
 		if r.brokenIn(e.Fields) || e.Other >= 0 && rules[e.Other].brokenIn(e.Fields) {
 			continue // it may be no more than what follows from another fault

@@ -18,9 +18,9 @@ const (
 	keysAtOnce    = 1_000
 	getsAtOnce    = 16
 	watchedKeys   = 100
-	mostKeyGets   = 20_000 // of a walk by keys; the rest is reckoned
+	maxKeyGets    = 20_000 // of a walk by keys; the rest is reckoned
 	keyedPageSize = 1_000
-	mostPages     = 100 // of a walk by pages, likewise
+	maxPages      = 100 // of a walk by pages, likewise
 )
 
 // keyedStudies are what is compared.
@@ -138,7 +138,7 @@ func eachLatest(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error
 // of its own.
 func latestPages(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error) {
 	all := (t.keys + keyedPageSize - 1) / keyedPageSize
-	part := min(all, mostPages)
+	part := min(all, maxPages)
 	begin := time.Now()
 	for i := range part {
 		offset := i * all / part * keyedPageSize
@@ -234,7 +234,7 @@ func listAndGet(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error
 	if err != nil {
 		return 0, err
 	}
-	part := keys[:min(len(keys), mostKeyGets)]
+	part := keys[:min(len(keys), maxKeyGets)]
 	begin = time.Now()
 	if _, err := t.get(ctx, part, getsAtOnce); err != nil {
 		return 0, err
