@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	natsgo "github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go"
 
 	"eventhub/facade/client"
 	"eventhub/jetstream"
@@ -249,7 +249,7 @@ func TestNativeEvents(t *testing.T) {
 	c := hub.dial()
 	topic := freshTopic()
 	in := hub.subscribe(c, topic, "g", client.SubscribeOptions{})
-	nc, err := natsgo.Connect(url)
+	nc, err := nats.Connect(url)
 	if err != nil {
 		t.Fatal(err)
 	}

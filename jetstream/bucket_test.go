@@ -199,11 +199,11 @@ func TestForeignBucketIsRefused(t *testing.T) {
 	}
 	b := open(t, Config{URL: url, Topics: compactedRules})
 	_, err := b.Publish(t.Context(), "state.a", []byte("1"), PublishOptions{Key: "k"})
-	var known *Error
-	if !errors.As(err, &known) || known.Code != CodeBadTopic || !strings.Contains(known.Msg, "latest_state_a") {
+	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic || !strings.Contains(known.Msg, "latest_state_a") {
 		t.Errorf("publish: %v", err)
 	}
-	if _, err := b.Admin().RepairBucket(t.Context(), "state.a", RepairOptions{}); !errors.As(err, &known) || known.Code != CodeBadTopic {
+	_, err = b.Admin().RepairBucket(t.Context(), "state.a", RepairOptions{})
+	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
 		t.Errorf("repair: %v", err)
 	}
 	s, err := js.Stream(t.Context(), "KV_latest_state_a")

@@ -177,8 +177,8 @@ func (c *Collection) write(ctx context.Context, key string, value []byte, header
 
 // keyChanged reports whether a publish was refused because the subject's last message is not the one expected.
 func keyChanged(err error) bool {
-	var refused *apiError
-	return errors.As(err, &refused) &&
+	refused, ok := errors.AsType[*apiError](err)
+	return ok &&
 		(refused.ErrCode == natsjs.JSErrCodeStreamWrongLastSequence || refused.ErrCode == natsjs.JSErrCodeStreamWrongLastSequenceConstant)
 }
 
@@ -187,7 +187,7 @@ func keyChanged(err error) bool {
 // f returns an error, and returns that. What it reads it may read at a replica that is behind.
 func (c *Collection) Each(ctx context.Context, f func(*Entry) error) error {
 	_, err := c.bus.readAll(ctx, c.stream(), time.Time{}, 1, nil, func(m *storedMsg) error { return stopped(f(c.entry(m))) })
-	if own := (*stopError)(nil); errors.As(err, &own) {
+	if own, ok := errors.AsType[*stopError](err); ok {
 		return own.err
 	}
 	return c.bus.readFailed(err)

@@ -30,8 +30,7 @@ func (k Keys) Each(ctx context.Context, f func(*Event) error) error {
 			return nil
 		})
 	}
-	var own *stopError
-	if errors.As(err, &own) {
+	if own, ok := errors.AsType[*stopError](err); ok {
 		return own.err
 	}
 	if errors.Is(err, ErrNotFound) {
@@ -78,7 +77,7 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*Event
 		since.Sequence = m.seq
 		return nil
 	})
-	if own := (*stopError)(nil); errors.As(err, &own) {
+	if own, ok := errors.AsType[*stopError](err); ok {
 		return since, own.err
 	}
 	return since, b.readFailed(err)
@@ -97,11 +96,10 @@ func (b *Bus) readAll(ctx context.Context, stream string, created time.Time, fro
 	for failed := 0; ; {
 		began := r.from
 		done, err := r.round(ctx)
-		var own *stopError
-		switch {
+		switch own, stops := errors.AsType[*stopError](err); {
 		case done:
 			return r.from, nil
-		case errors.As(err, &own):
+		case stops:
 			return r.from, own.err
 		case ctx.Err() != nil:
 			return r.from, ctx.Err()

@@ -75,8 +75,7 @@ func TestBucketWithoutDirectReads(t *testing.T) {
 		"EachLatest": b.Keys("state.a").Each(t.Context(), none),
 		"Watch":      b.Keys("state.a").Watch(t.Context(), nil, none),
 	} {
-		var known *Error
-		if !errors.As(err, &known) || known.Code != CodeBadTopic {
+		if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -12,12 +12,12 @@ import (
 	"time"
 
 	"github.com/gofrs/flock"
-	"github.com/nats-io/nats-server/v2/server"
+	natsserver "github.com/nats-io/nats-server/v2/server"
 )
 
 // embedded is the NATS server that runs in this process.
 type embedded struct {
-	*server.Server
+	*natsserver.Server
 	lock *flock.Flock
 }
 
@@ -34,7 +34,7 @@ func startEmbedded(ctx context.Context, cfg *Config, log *slog.Logger) (*embedde
 	if !locked {
 		return nil, fmt.Errorf("data directory %s: %w: stop that one, or choose another directory (--data, EVENTHUB_DATA)", cfg.DataDir, ErrInUse)
 	}
-	opts := &server.Options{
+	opts := &natsserver.Options{
 		ServerName:    "eventhub",
 		DontListen:    cfg.Listen == "",
 		Authorization: cfg.ListenToken,
@@ -56,7 +56,7 @@ func startEmbedded(ctx context.Context, cfg *Config, log *slog.Logger) (*embedde
 			return nil, errors.Join(fmt.Errorf("nats listen address %q: the port is no number", cfg.Listen), lock.Unlock())
 		}
 		if opts.Port == 0 {
-			opts.Port = server.RANDOM_PORT
+			opts.Port = natsserver.RANDOM_PORT
 		}
 	}
 	if cfg.Listen != "" {
@@ -69,7 +69,7 @@ func startEmbedded(ctx context.Context, cfg *Config, log *slog.Logger) (*embedde
 			return nil, errors.Join(err, lock.Unlock())
 		}
 	}
-	s, err := server.NewServer(opts)
+	s, err := natsserver.NewServer(opts)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("embedded nats server: %w", err), lock.Unlock())
 	}
@@ -165,8 +165,7 @@ func innermost(err error) error {
 
 // cause is the innermost error of a file operation: the path is named already.
 func cause(err error) error {
-	var pe *os.PathError
-	if errors.As(err, &pe) {
+	if pe, ok := errors.AsType[*os.PathError](err); ok {
 		return pe.Err
 	}
 	return err

@@ -60,6 +60,6 @@ var (
 // Refused reports whether err, of a publish, is the stream's own answer that it does not take the event (it is full, or the
 // event is too large for it): nothing was stored, and NATS is there.
 func Refused(err error) bool {
-	var refused *apiError
-	return errors.As(err, &refused)
+	_, ok := errors.AsType[*apiError](err)
+	return ok
 }

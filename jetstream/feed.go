@@ -211,11 +211,10 @@ func (b *Bus) readTo(ctx context.Context, stream string, from, end uint64, heade
 				err = errBehind
 			}
 		}
-		var own *stopError
-		switch {
+		switch own, stops := errors.AsType[*stopError](err); {
 		case err == nil:
 			return nil
-		case errors.As(err, &own):
+		case stops:
 			return own.err
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -324,10 +323,10 @@ func (b *Bus) keepReading(ctx context.Context, topic string, follow func(context
 	for wait := first; ; {
 		came := reached()
 		err := follow(ctx)
-		var own *stopError
-		var known *Error
+		own, stops := errors.AsType[*stopError](err)
+		known, isKnown := errors.AsType[*Error](err)
 		switch {
-		case errors.As(err, &own):
+		case stops:
 			return own.err
 		case slices.ContainsFunc(final, func(end error) bool { return errors.Is(err, end) }):
 			return err
@@ -335,7 +334,7 @@ func (b *Bus) keepReading(ctx context.Context, topic string, follow func(context
 			return ErrClosed
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.As(err, &known) && known.Code != CodeInternal:
+		case isKnown && known.Code != CodeInternal:
 			return err
 		}
 		if wait = min(2*wait, most); reached() > came {

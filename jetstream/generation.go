@@ -115,8 +115,7 @@ func (p *generations) swap(ctx context.Context, t *topicInfo, group string, old,
 		return 0, err
 	}
 	rev, err := p.kv.Update(ctx, groupKey(t, group), value, old.revision)
-	var api *natsjs.APIError
-	if errors.As(err, &api) && (api.ErrorCode == natsjs.JSErrCodeStreamWrongLastSequence || api.ErrorCode == natsjs.JSErrCodeStreamWrongLastSequenceConstant) ||
+	if api, ok := errors.AsType[*natsjs.APIError](err); ok && (api.ErrorCode == natsjs.JSErrCodeStreamWrongLastSequence || api.ErrorCode == natsjs.JSErrCodeStreamWrongLastSequenceConstant) ||
 		errors.Is(err, natsjs.ErrKeyExists) {
 		return 0, errGroupMoved
 	}

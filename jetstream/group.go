@@ -318,8 +318,7 @@ func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name stri
 		cfg.MemoryStorage = ttl <= memoryTTL
 	}
 	c, err := b.js.CreateConsumer(ctx, t.stream.name, cfg)
-	var refused *natsjs.APIError
-	if errors.As(err, &refused) && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
+	if refused, ok := errors.AsType[*natsjs.APIError](err); ok && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
 		return nil, &Error{Code: CodeOverloaded, Msg: "the topic has as many groups as the event store keeps for one (1,000 unless it is configured otherwise): leave some, or let them end by opts.groupTtlMs"}
 	}
 	if err != nil {

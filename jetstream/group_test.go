@@ -62,8 +62,7 @@ func TestGroupStarts(t *testing.T) {
 	publish(t, b, "start", numbers(5)...)
 	for _, id := range []string{"nobody", "start@99", "other@1", "start@0", "0fffffff-0000-7000-8000-000000000000"} {
 		_, err := b.Subscribe(t.Context(), "start", "new", SubscribeOptions{From: FromAfterID(id)}, ignore)
-		var e *Error
-		if !errors.As(err, &e) || e.Code != CodeUnknownID {
+		if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeUnknownID {
 			t.Errorf("%s: got %v", id, err)
 		}
 	}
@@ -409,8 +408,7 @@ func TestAFanInThatCannotBeMadeLeavesNoGroup(t *testing.T) {
 	r := publish(t, b, "fan.one", "0", "1")
 	publish(t, b, "fan.two", "a")
 	_, err := b.Subscribe(t.Context(), "fan.one", "g", SubscribeOptions{From: FromAfterID("nobody"), Topics: []string{"fan.two"}}, ignore)
-	var e *Error
-	if !errors.As(err, &e) || e.Code != CodeUnknownID {
+	if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeUnknownID {
 		t.Errorf("got %v", err)
 	}
 	for _, topic := range []string{"fan.one", "fan.two"} {

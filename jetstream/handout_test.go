@@ -148,8 +148,7 @@ func TestWhatASubscriptionCannotBeIsSaid(t *testing.T) {
 	_, workers := b.Subscribe(t.Context(), "a", "g", SubscribeOptions{Workers: 2}, ignore)
 	_, tooMany := b.Consume(t.Context(), "a", "g", SubscribeOptions{Workers: 10_001}, work)
 	for _, err := range []error{noHandler, noWork, workers, tooMany} {
-		var e *Error
-		if !errors.As(err, &e) || e.Code != CodeBadOptions {
+		if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeBadOptions {
 			t.Errorf("got %v", err)
 		}
 	}

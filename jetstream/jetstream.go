@@ -100,8 +100,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	for i := range b.cfg.Connections {
 		l, err := b.dial(i) //nolint:contextcheck // it lives until Close, not until Open returns
 		if err != nil {
-			var parse *url.Error
-			if errors.As(err, &parse) {
+			if parse, ok := errors.AsType[*url.Error](err); ok {
 				err = parse.Err // the rest of it repeats the address, password included
 			}
 			return fmt.Errorf("nats at %s: %w: is it running, and are address and credentials right (NATS_URL, NATS_CREDS)?", b.where(), err)

@@ -273,8 +273,8 @@ func TestReadsThatAreGivenUpLeaveNothing(t *testing.T) {
 
 func TestTailOfNoTopic(t *testing.T) {
 	b := open(t, Config{})
-	var known *Error
-	if err := b.History("no topic").Tail(t.Context(), "", 0, func(*Event) error { return nil }); !errors.As(err, &known) || known.Code != CodeBadTopic {
+	err := b.History("no topic").Tail(t.Context(), "", 0, func(*Event) error { return nil })
+	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
 		t.Errorf("got %v", err)
 	}
 }
@@ -331,8 +331,7 @@ func TestCompactedTopicRefuses(t *testing.T) {
 	for range 2 { // before the topic exists, and when it does
 		for _, c := range cases {
 			_, err := b.Publish(t.Context(), "state.a", c.payload, c.opts)
-			var known *Error
-			if !errors.As(err, &known) || known.Code != c.code || !strings.Contains(known.Msg, c.names) {
+			if known, ok := errors.AsType[*Error](err); !ok || known.Code != c.code || !strings.Contains(known.Msg, c.names) {
 				t.Errorf("%s: got %v", c.name, err)
 			}
 		}

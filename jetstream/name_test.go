@@ -6,13 +6,13 @@ import (
 	"testing/quick"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
+	natsserver "github.com/nats-io/nats-server/v2/server"
 )
 
 func TestKeyTokenRoundTrip(t *testing.T) {
 	check := func(key string) bool {
 		token := keyToken(key)
-		if key != "" && !server.IsValidLiteralSubject(token) || strings.ContainsAny(token, ".*> ") {
+		if key != "" && !natsserver.IsValidLiteralSubject(token) || strings.ContainsAny(token, ".*> ") {
 			t.Logf("key %q gives token %q", key, token)
 			return false
 		}

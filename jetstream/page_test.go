@@ -217,15 +217,13 @@ func TestPageBounds(t *testing.T) {
 	filled(t, b, "state.a", "k", set(t, b, "state.a", "k", "1"))
 	for _, c := range []struct{ offset, limit int }{{-1, 1}, {0, 0}, {0, 1_001}} {
 		_, err := b.Keys("state.a").Page(t.Context(), c.offset, c.limit)
-		var known *Error
-		if !errors.As(err, &known) || known.Code != CodeBadOptions {
+		if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadOptions {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
 	publish(t, b, "plain", "1")
 	_, err := b.Keys("plain").Page(t.Context(), 0, 1)
-	var known *Error
-	if !errors.As(err, &known) || known.Code != CodeBadTopic {
+	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
 		t.Errorf("a topic that is not compacted: %v", err)
 	}
 	stop := errors.New("stop")

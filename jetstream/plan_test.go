@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
+	natsserver "github.com/nats-io/nats-server/v2/server"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
@@ -401,12 +401,12 @@ func threeServers(tb testing.TB) string {
 		listeners = append(listeners, l)
 		routes, ports = append(routes, "nats://"+l.Addr().String()), append(ports, l.Addr().(*net.TCPAddr).Port) //nolint:errcheck // it is one
 	}
-	var all []*server.Server
+	var all []*natsserver.Server
 	var urls []string
 	for i, port := range ports {
-		s, err := server.NewServer(&server.Options{
-			ServerName: fmt.Sprintf("n%d", i), Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: tb.TempDir(), NoLog: true, NoSigs: true,
-			Cluster: server.ClusterOpts{Name: "three", Host: "127.0.0.1", Port: port}, Routes: server.RoutesFromStr(strings.Join(routes, ",")),
+		s, err := natsserver.NewServer(&natsserver.Options{
+			ServerName: fmt.Sprintf("n%d", i), Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: tb.TempDir(), NoLog: true, NoSigs: true,
+			Cluster: natsserver.ClusterOpts{Name: "three", Host: "127.0.0.1", Port: port}, Routes: natsserver.RoutesFromStr(strings.Join(routes, ",")),
 		})
 		if err != nil {
 			tb.Fatal(err)
@@ -425,7 +425,7 @@ func threeServers(tb testing.TB) string {
 		urls = append(urls, s.ClientURL())
 	}
 	eventually(tb, "the cluster has a leader", func() bool {
-		return slices.ContainsFunc(all, func(s *server.Server) bool { return s.JetStreamIsLeader() && len(s.JetStreamClusterPeers()) == 3 })
+		return slices.ContainsFunc(all, func(s *natsserver.Server) bool { return s.JetStreamIsLeader() && len(s.JetStreamClusterPeers()) == 3 })
 	})
 	return strings.Join(urls, ",")
 }

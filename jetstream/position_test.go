@@ -18,8 +18,7 @@ func TestPositionsThatNoTopicHas(t *testing.T) {
 		scanned := b.History("a").Scan(t.Context(), ScanOptions{From: at}, func(*Event) error { return nil })
 		moved := b.Group("a", "g").Seek(t.Context(), at)
 		for _, err := range []error{subscribed, scanned, moved} {
-			var e *Error
-			if !errors.As(err, &e) || e.Code != CodeBadOptions {
+			if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeBadOptions {
 				t.Errorf("%s: got %v", name, err)
 			}
 		}

@@ -308,8 +308,7 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 	if keyChanged(err) {
 		return Receipt{}, ErrKeyChanged // no failure: it is what was asked for
 	}
-	var refused *apiError
-	if errors.As(err, &refused) {
+	if _, ok := errors.AsType[*apiError](err); ok {
 		b.log.Warn("the stream refused an event", slog.String("topic", t.name), slog.Any("error", err))
 		return fail("the event store refused the event: nothing was stored", err)
 	}

@@ -121,8 +121,7 @@ func TestOptionsThatWouldPoisonAStreamAreRefused(t *testing.T) {
 		"ts unsafe":        {TS: 1 << 53, HasTS: true},
 	} {
 		_, err := b.Publish(t.Context(), "guarded", []byte("1"), opts)
-		var e *Error
-		if !errors.As(err, &e) || e.Code != CodeBadOptions {
+		if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeBadOptions {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
@@ -158,8 +157,7 @@ func TestADeletedStreamIsMadeAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := b.Publish(t.Context(), "gone", []byte("2"), PublishOptions{})
-	var e *Error
-	if !errors.As(err, &e) || e.Code != CodePublishFailed {
+	if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodePublishFailed {
 		t.Errorf("got %v", err)
 	}
 	publish(t, b, "gone", "3")
@@ -169,8 +167,7 @@ func TestLimitsOfTopics(t *testing.T) {
 	obs := &counter{}
 	b := open(t, Config{Observer: obs, Limits: Limits{Topics: 4, TopicsPerClient: 2}})
 	code := func(err error) string {
-		var e *Error
-		if errors.As(err, &e) {
+		if e, ok := errors.AsType[*Error](err); ok {
 			return e.Code
 		}
 		return fmt.Sprint(err)
@@ -216,8 +213,7 @@ func TestPayloadLimit(t *testing.T) {
 		t.Error(err)
 	}
 	_, err := b.Publish(t.Context(), "big", make([]byte, 1<<20+1), PublishOptions{})
-	var e *Error
-	if !errors.As(err, &e) || e.Code != CodePublishFailed || !strings.Contains(e.Msg, "1048576") {
+	if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodePublishFailed || !strings.Contains(e.Msg, "1048576") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -253,8 +249,7 @@ func TestAForeignStreamIsNotShown(t *testing.T) {
 	_, subErr := b.Subscribe(t.Context(), "payroll", "g", SubscribeOptions{From: FromEarliest}, ignore)
 	scanErr := b.History("payroll").Scan(t.Context(), ScanOptions{}, func(*Event) error { t.Error("shown"); return nil })
 	for _, err := range []error{pubErr, subErr, scanErr} {
-		var e *Error
-		if !errors.As(err, &e) || e.Code != CodeBadTopic {
+		if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeBadTopic {
 			t.Errorf("got %v", err)
 		}
 	}

@@ -181,8 +181,7 @@ func TestRepairTakesNoBucketOfOthers(t *testing.T) {
 	}
 	for _, remove := range []bool{false, true} {
 		_, err := b.Admin().RepairBucket(t.Context(), "state.a", RepairOptions{RemoveForeign: remove})
-		var known *Error
-		if !errors.As(err, &known) || known.Code != CodeBadTopic {
+		if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
 			t.Errorf("got %v", err)
 		}
 	}

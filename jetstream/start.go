@@ -39,9 +39,8 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 			return nil, b.unavailable(err)
 		}
 		seq, err := b.resolve(ctx, t, at, state)
-		var e *Error
-		switch {
-		case errors.As(err, &e) && e.Code == CodeUnknownID:
+		switch refused, ok := errors.AsType[*Error](err); {
+		case ok && refused.Code == CodeUnknownID:
 			unknown = err
 		case err != nil:
 			return nil, err

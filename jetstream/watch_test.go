@@ -147,12 +147,12 @@ func TestWatchReturnsTheErrorOfItsFunction(t *testing.T) {
 	if err := b.Keys("state.a").Watch(t.Context(), nil, func(*Event) error { return stop }); err != stop { //nolint:errorlint // it is returned as it is
 		t.Errorf("got %v", err)
 	}
-	var known *Error
 	err := b.Keys("state.a").Watch(t.Context(), make([]string, watchKeys+1), func(*Event) error { return nil })
-	if !errors.As(err, &known) || known.Code != CodeBadOptions {
+	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadOptions {
 		t.Errorf("got %v", err)
 	}
-	if err = b.Keys("plain").Watch(t.Context(), nil, func(*Event) error { return nil }); !errors.As(err, &known) || known.Code != CodeBadTopic {
+	err = b.Keys("plain").Watch(t.Context(), nil, func(*Event) error { return nil })
+	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
 		t.Errorf("got %v", err)
 	}
 }

@@ -353,7 +353,7 @@ func TestKVFullSaysWhatToDo(t *testing.T) {
 func TestKVTooLargeForAnyEntry(t *testing.T) {
 	r := newKVRig(t, outbox.KVConfig{MaxPayload: 1 << 20})
 	err := r.store.Add(t.Context(), &outbox.Record{Topic: "orders", Payload: []byte(`"` + strings.Repeat("x", kvMaxEntry) + `"`)})
-	if own := (*jetstream.Error)(nil); !errors.As(err, &own) || !errors.Is(err, jetstream.ErrTooLarge) || errors.Is(err, outbox.ErrFull) {
+	if _, ok := errors.AsType[*jetstream.Error](err); !ok || !errors.Is(err, jetstream.ErrTooLarge) || errors.Is(err, outbox.ErrFull) {
 		t.Errorf("got %v", err)
 	}
 }

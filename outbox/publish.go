@@ -101,8 +101,8 @@ func (d *Drainer) backOff(attempts int) time.Duration {
 
 // permanent says that no other try will do better.
 func permanent(err error) bool {
-	var e *jetstream.Error
-	if !errors.As(err, &e) {
+	e, ok := errors.AsType[*jetstream.Error](err)
+	if !ok {
 		return false
 	}
 	return e.Code == jetstream.CodeBadTopic || e.Code == jetstream.CodeBadOptions || errors.Is(err, jetstream.ErrTooLarge)
@@ -113,8 +113,8 @@ func away(err error) bool {
 	if errors.Is(err, jetstream.ErrClosed) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return true
 	}
-	var e *jetstream.Error
-	if !errors.As(err, &e) || jetstream.Refused(err) || errors.Is(err, jetstream.ErrTooLarge) {
+	e, ok := errors.AsType[*jetstream.Error](err)
+	if !ok || jetstream.Refused(err) || errors.Is(err, jetstream.ErrTooLarge) {
 		return false
 	}
 	switch e.Code {

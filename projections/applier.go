@@ -82,7 +82,8 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			if err != nil && tries < a.p.Attempts && !errors.As(err, new(permanent)) {
+			_, final := errors.AsType[permanent](err)
+			if err != nil && tries < a.p.Attempts && !final {
 				a.warn(ctx, "applying an event failed and is tried again", e, err)
 				fails()
 				if err := pause(ctx, wait); err != nil {
@@ -155,5 +156,5 @@ func (a *applier) bury(ctx context.Context, e *jetstream.Event, cause error, tri
 
 func (a *applier) warn(ctx context.Context, msg string, e *jetstream.Event, cause error) {
 	//nolint:sloglint // callers pass constants
-	a.p.Logger.LogAttrs(ctx, slog.LevelWarn, msg, slog.String("projection", a.p.Name), slog.String("id", e.ID), slog.String("cause", cause.Error()))
+	a.p.Logger.LogAttrs(ctx, slog.LevelWarn, msg, slog.String("projection", a.p.Name), slog.String("id", e.ID), slog.Any("error", cause))
 }

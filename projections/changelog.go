@@ -243,7 +243,7 @@ func (c *changelog) flush(ctx context.Context, fails failing) error {
 			}
 			continue
 		}
-		c.p.Logger.LogAttrs(ctx, slog.LevelWarn, "rows could not be written", slog.String("group", c.p.Group), slog.Int("events", len(events)), slog.String("cause", err.Error()))
+		c.p.Logger.LogAttrs(ctx, slog.LevelWarn, "rows could not be written", slog.String("group", c.p.Group), slog.Int("events", len(events)), slog.Any("error", err))
 		fails()
 		if c.sound(ctx) {
 			return c.oneByOne(ctx, events)

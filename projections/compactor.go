@@ -76,7 +76,7 @@ func (c *Compactor) Run(ctx context.Context) error {
 		case errors.Is(err, jetstream.ErrClosed):
 			return fmt.Errorf("compactor of %s: %w", c.cfg.Topic, err)
 		case err != nil:
-			c.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "a topic could not be compacted; it is tried again", slog.String("topic", c.cfg.Topic), slog.String("cause", err.Error()))
+			c.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "a topic could not be compacted; it is tried again", slog.String("topic", c.cfg.Topic), slog.Any("error", err))
 		}
 		select {
 		case <-ctx.Done():

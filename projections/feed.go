@@ -103,7 +103,7 @@ func (f *feed) run(ctx context.Context, bus Bus, topic, group string, from jetst
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 	defer cancel()
 	if err := sub.Stop(stop); err != nil && !errors.Is(err, jetstream.ErrClosed) {
-		f.log.LogAttrs(stop, slog.LevelWarn, "a projection's leases were not handed back", slog.String("group", group), slog.String("cause", err.Error()))
+		f.log.LogAttrs(stop, slog.LevelWarn, "a projection's leases were not handed back", slog.String("group", group), slog.Any("error", err))
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -143,7 +143,7 @@ func (p *Process) scan(ctx context.Context) error {
 		case <-ticker.C:
 		}
 		if err = p.markStale(ctx); err != nil && ctx.Err() == nil {
-			p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "silent processes could not be marked", slog.String("cause", err.Error()))
+			p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "silent processes could not be marked", slog.Any("error", err))
 		}
 	}
 	return err

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
+	natsserver "github.com/nats-io/nats-server/v2/server"
 	"go.uber.org/goleak"
 
 	"eventhub/jetstream"
@@ -41,7 +41,7 @@ func openBus(tb testing.TB, cfg jetstream.Config) *jetstream.Bus {
 // startNATS starts a server that several buses share.
 func startNATS(tb testing.TB) (url string) {
 	tb.Helper()
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: tb.TempDir(), NoLog: true, NoSigs: true})
+	s, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: tb.TempDir(), NoLog: true, NoSigs: true})
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -178,7 +178,7 @@ func insist(ctx context.Context, log *slog.Logger, what string, f func(context.C
 		if err == nil || isRefused(err) || errors.Is(err, jetstream.ErrClosed) || ctx.Err() != nil {
 			return err
 		}
-		log.LogAttrs(ctx, slog.LevelWarn, "a projection failed at something and tries again", slog.String("what", what), slog.String("cause", err.Error()))
+		log.LogAttrs(ctx, slog.LevelWarn, "a projection failed at something and tries again", slog.String("what", what), slog.Any("error", err))
 		if err := pause(ctx, wait); err != nil {
 			return err
 		}

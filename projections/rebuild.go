@@ -95,7 +95,7 @@ func (v *versions) giveUp(ctx context.Context, n int) {
 		err = v.remove(ctx, n)
 	}
 	if err != nil {
-		v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "what a rebuild leaves is removed by the next one", slog.String("projection", v.p.Name), slog.Int("version", n), slog.String("cause", err.Error()))
+		v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "what a rebuild leaves is removed by the next one", slog.String("projection", v.p.Name), slog.Int("version", n), slog.Any("error", err))
 	}
 }
 
@@ -115,7 +115,7 @@ func (v *versions) awaitCaughtUp(ctx context.Context, n int, revision uint64, en
 		case err == nil && goal == 0:
 			goal = b.Tail
 		case err != nil && !errors.Is(err, jetstream.ErrNotFound): // not found: the group is being made
-			v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "how far a rebuild is cannot be read now", slog.String("projection", v.p.Name), slog.String("cause", err.Error()))
+			v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "how far a rebuild is cannot be read now", slog.String("projection", v.p.Name), slog.Any("error", err))
 		}
 		select {
 		case <-ended:

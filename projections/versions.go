@@ -131,7 +131,7 @@ func (v *versions) runUntilSwapped(ctx context.Context, n int) error {
 				return nil
 			})
 			if ctx.Err() == nil {
-				v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "swaps of a projection cannot be followed now", slog.String("projection", v.p.Name), slog.String("cause", err.Error()))
+				v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "swaps of a projection cannot be followed now", slog.String("projection", v.p.Name), slog.Any("error", err))
 				_ = pause(ctx, retryMax)
 			}
 		}

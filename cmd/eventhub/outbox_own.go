@@ -112,7 +112,7 @@ func (o *ownOutbox) tidy(ctx context.Context, box *openedOutbox) {
 	defer tick.Stop()
 	for {
 		if _, err := purge(ctx, box, outbox.PurgeOptions{Status: outbox.Sent, OlderThan: ownOutboxKeep}); err != nil && ctx.Err() == nil {
-			o.hub.log.LogAttrs(ctx, slog.LevelWarn, "sent records of the outbox were not deleted", slog.String("cause", err.Error()))
+			o.hub.log.LogAttrs(ctx, slog.LevelWarn, "sent records of the outbox were not deleted", slog.Any("error", err))
 		}
 		select {
 		case <-tick.C:

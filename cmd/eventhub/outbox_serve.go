@@ -84,7 +84,7 @@ func (h *hub) drain(ctx context.Context, o *openedOutbox, name string, lease tim
 // close publishes what the drainer has, as long as ctx lasts, and closes the database.
 func (d *drainedOutbox) close(ctx context.Context, log *slog.Logger) error {
 	if err := d.drainer.Stop(ctx); err != nil {
-		log.LogAttrs(ctx, slog.LevelWarn, "an outbox has records that were to be published: another hub, or the next start, does it", slog.String("cause", err.Error()))
+		log.LogAttrs(ctx, slog.LevelWarn, "an outbox has records that were to be published: another hub, or the next start, does it", slog.Any("error", err))
 	}
 	return d.openedOutbox.close()
 }

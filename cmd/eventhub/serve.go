@@ -236,7 +236,7 @@ func (h *hub) demo(ctx context.Context) error {
 	return publishHeartbeats(ctx, watch, demoEvery, func(ctx context.Context, payload []byte) error {
 		if _, err := h.bus.Publish(ctx, projections.TopicHeartbeat, payload, jetstream.PublishOptions{}); err != nil && ctx.Err() == nil {
 			// The next one may get through.
-			h.log.LogAttrs(ctx, slog.LevelWarn, "a heartbeat was not published", slog.String("cause", err.Error()))
+			h.log.LogAttrs(ctx, slog.LevelWarn, "a heartbeat was not published", slog.Any("error", err))
 		}
 		return nil
 	})
@@ -254,7 +254,7 @@ func (h *hub) close(ctx context.Context) error {
 	var errs []error
 	if h.facade != nil {
 		if err := h.facade.Drain(ctx); err != nil {
-			h.log.LogAttrs(ctx, slog.LevelWarn, "clients were cut off", slog.String("cause", err.Error()))
+			h.log.LogAttrs(ctx, slog.LevelWarn, "clients were cut off", slog.Any("error", err))
 		}
 	}
 	for _, l := range []*listener{&h.ws, &h.http, &h.ops} {

@@ -90,8 +90,8 @@ func TestSIGHUPWithoutACertificateEndsInGoodOrder(t *testing.T) {
 	}
 	hub.terminateBy(syscall.SIGHUP)
 	<-c.Done()
-	var closed *client.CloseError
-	if err := c.Err(); !errors.As(err, &closed) || closed.Reason != "draining" {
+	err := c.Err()
+	if closed, ok := errors.AsType[*client.CloseError](err); !ok || closed.Reason != "draining" {
 		t.Errorf("the client was told %v", err)
 	}
 }

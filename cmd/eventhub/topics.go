@@ -260,13 +260,13 @@ func (h *hub) applyTopics(ctx context.Context) {
 			h.log.LogAttrs(ctx, slog.LevelInfo, "a topic was made as its rule says", attrs...)
 			continue
 		}
-		cause := "events may be deleted by it: eventhub topics apply --allow-deletion does it"
+		why := slog.String("hint", "events may be deleted by it: eventhub topics apply --allow-deletion does it")
 		if c.Err != nil {
-			cause = c.Err.Error()
+			why = slog.Any("error", c.Err)
 		}
-		h.log.LogAttrs(ctx, slog.LevelWarn, "a topic is not as its rule says", append(attrs, slog.String("cause", cause))...)
+		h.log.LogAttrs(ctx, slog.LevelWarn, "a topic is not as its rule says", append(attrs, why)...)
 	}
 	if err != nil {
-		h.log.LogAttrs(ctx, slog.LevelWarn, "the topics file was not applied, or not all of it: eventhub topics apply does it", slog.String("cause", err.Error()))
+		h.log.LogAttrs(ctx, slog.LevelWarn, "the topics file was not applied, or not all of it: eventhub topics apply does it", slog.Any("error", err))
 	}
 }

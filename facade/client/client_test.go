@@ -118,8 +118,7 @@ func TestPublish(t *testing.T) {
 		t.Errorf("got %q, %v", id, err)
 	}
 	_, err = c.Publish(t.Context(), "a.b", nil, nil)
-	var refused *Error
-	if !errors.As(err, &refused) || refused.Code != "forbidden" || refused.Msg != `no "way"` {
+	if refused, ok := errors.AsType[*Error](err); !ok || refused.Code != "forbidden" || refused.Msg != `no "way"` {
 		t.Errorf("got %v", err)
 	}
 	if _, err = c.Publish(t.Context(), "a.b", []byte(`1,"topic":"other"`), nil); !errors.Is(err, ErrPayload) {
@@ -271,11 +270,11 @@ func TestCloseCodes(t *testing.T) {
 			}
 		})
 		<-c.Done()
-		var closed *CloseError
-		if !errors.As(c.Err(), &closed) || closed.Code != int(code) || closed.Reason != "because" || closed.Reconnect() != reconnect {
+		if closed, ok := errors.AsType[*CloseError](c.Err()); !ok || closed.Code != int(code) || closed.Reason != "because" || closed.Reconnect() != reconnect {
 			t.Errorf("code %d: %v", code, c.Err())
 		}
-		if _, err := c.Publish(t.Context(), "t", nil, nil); !errors.As(err, &closed) {
+		_, err := c.Publish(t.Context(), "t", nil, nil)
+		if _, ok := errors.AsType[*CloseError](err); !ok {
 			t.Errorf("publish afterwards: %v", err)
 		}
 	}
