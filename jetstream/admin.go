@@ -3,7 +3,7 @@ package jetstream
 import "cmp"
 
 // Admin is what operators ask of a bus, and do to its streams. It is a small value that costs nothing to make. Its methods may
-// be called concurrently.
+// be called concurrently. Their errors are for operators: they name the server and the cause.
 type Admin struct{ bus *Bus }
 
 // Admin gives access to the streams behind the topics.

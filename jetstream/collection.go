@@ -122,14 +122,15 @@ func (c *Collection) entry(m *storedMsg) *Entry {
 // MaxValue is the most bytes that a value may have now: the server's max_payload less 64 KiB.
 func (c *Collection) MaxValue() int { return int(c.bus.publisher.link.nc.MaxPayload()) - payloadMargin }
 
-// Put replaces the entry of revision old (0: the key has none) and returns the new revision. It returns ErrKeyChanged when
-// the key has another revision by now: nothing was stored. The *Error for a value that is larger than MaxValue has the cause
-// ErrTooLarge. After another error the outcome is unknown.
+// Put replaces the entry of revision old (0: the key has none) and returns the new revision. key has 1..512 bytes; names of
+// headers are neither Nats-*, nor Event-*, nor KV-*. It returns ErrKeyChanged when the key has another revision by now: nothing
+// was stored. The *Error for a value that is larger than MaxValue has the cause ErrTooLarge. After another error the outcome is
+// unknown. value and headers are not kept.
 func (c *Collection) Put(ctx context.Context, key string, value []byte, headers map[string]string, old uint64) (uint64, error) {
 	return c.write(ctx, key, value, headers, old, false)
 }
 
-// Delete is Put for no value.
+// Delete is Put for no value: the key's entry stays, as a mark with a revision of its own.
 func (c *Collection) Delete(ctx context.Context, key string, headers map[string]string, old uint64) (uint64, error) {
 	return c.write(ctx, key, nil, headers, old, true)
 }

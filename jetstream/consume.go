@@ -62,7 +62,7 @@ func (w *workers) stop() {
 // Events arrive at once, perhaps before Consume returns, unless opts.Paused asks to wait for Resume.
 //
 // The event is acknowledged when handler returns nil. When handler returns an error, the event is refused (Nack with the
-// error's text and DefaultBackOff): it comes again, and goes to dlq.<topic> when its attempt was the last one
+// error's text and DefaultBackoff): it comes again, and goes to dlq.<topic> when its attempt was the last one
 // (opts.MaxAttempts). A handler may also settle the delivery itself. Its context ends when the lease does, or the subscription.
 //
 // Drain lets the handlers that run finish; Stop gives their events back at once. Both wait for the handlers, so neither may be
@@ -105,7 +105,7 @@ func (h *Held) run(handler func(context.Context, *Delivery) error) {
 	}
 	// ErrNotLeased means that the handler settled it, or that it comes again anyway.
 	if err := handler(ctx, d); err != nil {
-		_ = d.Nack(err.Error(), DefaultBackOff)
+		_ = d.Nack(err.Error(), DefaultBackoff)
 	} else {
 		_ = d.Ack()
 	}

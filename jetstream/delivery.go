@@ -262,9 +262,9 @@ func (d *Delivery) Deadline() time.Time {
 // server that is killed right after may deliver the event again.
 func (d *Delivery) Ack() error { return leased(d.m.sub.ack(d, "")) }
 
-// Nack refuses the event: it comes again, to any member, after delay, or goes to dlq.<topic> if this was the last attempt
-// (SubscribeOptions.MaxAttempts), with the reason, of which 1 KiB is kept. DefaultBackOff (any delay < 0) waits 50 ms, doubled
-// per attempt up to 10 s. It returns ErrNotLeased when the lease has ended.
+// Nack refuses the event: it comes again, to any member, after delay (0..12 h, clamped; DefaultBackoff for the bus to choose), or
+// goes to dlq.<topic> if this was the last attempt (SubscribeOptions.MaxAttempts), with the reason, of which 1 KiB is kept. It
+// returns ErrNotLeased when the lease has ended.
 func (d *Delivery) Nack(reason string, delay time.Duration) error {
 	return leased(d.m.sub.nack(d, "", reason, delay))
 }
@@ -273,8 +273,8 @@ func (d *Delivery) Nack(reason string, delay time.Duration) error {
 // ErrNotLeased when the lease has ended.
 func (d *Delivery) Extend(dur time.Duration) error { return leased(d.m.sub.extend(d, "", dur)) }
 
-// DefaultBackOff is the delay of a Nack that leaves it to the bus: 50 ms, doubled per attempt up to 10 s.
-const DefaultBackOff time.Duration = -1
+// DefaultBackoff is the delay of a Nack that leaves it to the bus: 50 ms, doubled per attempt up to 10 s.
+const DefaultBackoff time.Duration = -1
 
 func leased(ok bool) error {
 	if !ok {
@@ -319,7 +319,7 @@ func (s *Subscription) nack(d *Delivery, id, reason string, delay time.Duration)
 		if delay < 0 {
 			delay = backoff(d.Attempt)
 		}
-		d.sendNak(delay)
+		d.sendNak(min(delay, maxAckTimeout))
 	}
 	return ok
 }

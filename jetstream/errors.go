@@ -39,8 +39,7 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Err }
 
 var (
-	// ErrClosed is returned by every call on a Bus, Publisher or Subscription after its Close or Stop. Nothing was
-	// sent or changed.
+	// ErrClosed is returned by calls on a Bus, its Publishers and its handles after Bus.Close. Nothing was sent or changed.
 	ErrClosed = errors.New("jetstream: closed")
 	// ErrNotLeased is returned when a Delivery is settled or extended after its lease has ended (by a settlement,
 	// by expiry, or because the hub was cut off from NATS). The event is not touched: another member may hold it.

@@ -5,18 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"eventhub/jetstream"
 )
 
 // openExample opens a bus with an embedded server in a directory of its own.
-func openExample() (bus *jetstream.Bus, end func()) {
+func openExample(rules ...jetstream.TopicRule) (bus *jetstream.Bus, end func()) {
 	dir, err := os.MkdirTemp("", "eventhub-example")
 	if err != nil {
 		panic(err)
 	}
-	bus, err = jetstream.Open(context.Background(), jetstream.Config{DataDir: dir})
+	bus, err = jetstream.Open(context.Background(), jetstream.Config{DataDir: dir, Topics: rules})
 	if err != nil {
 		panic(err)
 	}
@@ -26,30 +27,107 @@ func openExample() (bus *jetstream.Bus, end func()) {
 	}
 }
 
-// Publish an event, and work on it in a durable group: what the handler returns settles the event.
-func ExampleBus_Consume() {
+// A program that publishes, consumes with four workers, has a failed event come again, and shuts down in order.
+func Example() {
+	bus, end := openExample() // jetstream.Open(ctx, jetstream.Config{URL: "nats://127.0.0.1:4222"})
+	defer end()
+	ctx := context.Background()
+
+	var open sync.WaitGroup
+	sub, err := bus.Consume(ctx, "orders", "mailer", jetstream.SubscribeOptions{Workers: 4}, func(_ context.Context, d *jetstream.Delivery) error {
+		if string(d.Event.Payload) == "2" && d.Attempt == 1 {
+			return errors.New("the mail server is busy") // the event comes again after a back-off
+		}
+		fmt.Printf("order %s, attempt %d\n", d.Event.Payload, d.Attempt)
+		open.Done()
+		return nil // the event is acknowledged
+	})
+	if err != nil {
+		panic(err)
+	}
+	for i := range 4 {
+		open.Add(1)
+		if _, err := bus.Publish(ctx, "orders", fmt.Append(nil, i), jetstream.PublishOptions{}); err != nil {
+			panic(err)
+		}
+	}
+	open.Wait()
+	if err := sub.Drain(ctx); err != nil { // the handlers that run finish
+		panic(err)
+	}
+	// Unordered output:
+	// order 0, attempt 1
+	// order 1, attempt 1
+	// order 3, attempt 1
+	// order 2, attempt 2
+}
+
+// A Publisher keeps the order of its publishes without waiting for each.
+func ExamplePublisher() {
 	bus, end := openExample()
 	defer end()
 	ctx := context.Background()
 
-	if _, err := bus.Publish(ctx, "orders.placed", []byte(`{"order":7}`), jetstream.PublishOptions{Key: "customer:1"}); err != nil {
+	pub := bus.NewPublisher()
+	for i := range 3 {
+		err := pub.PublishAsync(ctx, "log", fmt.Append(nil, i), jetstream.PublishOptions{}, func(r jetstream.Receipt, err error) {
+			if err != nil {
+				panic(err)
+			}
+			fmt.Println("stored as", r.Sequence)
+		})
+		if err != nil {
+			panic(err)
+		}
+	}
+	if err := pub.Flush(ctx); err != nil { // all are confirmed
 		panic(err)
 	}
-	done := make(chan struct{})
-	sub, err := bus.Consume(ctx, "orders.placed", "mailer", jetstream.SubscribeOptions{From: jetstream.FromEarliest, Workers: 4},
-		func(_ context.Context, d *jetstream.Delivery) error {
-			defer close(done)
-			fmt.Printf("%s %s, attempt %d\n", d.Event.Key, d.Event.Payload, d.Attempt)
-			return nil
-		})
+	// Output:
+	// stored as 1
+	// stored as 2
+	// stored as 3
+}
+
+// The newest event of each key of a compacted topic.
+func ExampleBus_Keys() {
+	bus, end := openExample(jetstream.TopicRule{Pattern: "sensor.state", Compaction: true})
+	defer end()
+	ctx := context.Background()
+
+	for _, degrees := range []string{"20", "21"} {
+		if _, err := bus.Publish(ctx, "sensor.state", []byte(degrees), jetstream.PublishOptions{Key: "kitchen"}); err != nil {
+			panic(err)
+		}
+	}
+	e, err := bus.Keys("sensor.state").Get(ctx, "kitchen")
 	if err != nil {
 		panic(err)
 	}
-	<-done
-	if err := sub.Stop(ctx); err != nil {
+	fmt.Println(e.Key, string(e.Payload))
+	_, err = bus.Keys("sensor.state").Get(ctx, "cellar")
+	fmt.Println(errors.Is(err, jetstream.ErrNotFound))
+	// Output:
+	// kitchen 21
+	// true
+}
+
+// State of one's own, replaced only by those who know what they replace.
+func ExampleCollection() {
+	bus, end := openExample()
+	defer end()
+	ctx := context.Background()
+
+	leaders, err := bus.Collections().Open(ctx, "leaders")
+	if err != nil {
 		panic(err)
 	}
-	// Output: customer:1 {"order":7}, attempt 1
+	if _, err := leaders.Put(ctx, "shard:1", []byte("me"), nil, 0); err != nil { // 0: nobody was there before
+		panic(err)
+	}
+	_, err = leaders.Put(ctx, "shard:1", []byte("another"), nil, 0)
+	fmt.Println(errors.Is(err, jetstream.ErrKeyChanged))
+	// Output: true
 }
 
 // Settle by hand: take the lease, ask for more time, acknowledge.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 )
@@ -183,4 +184,26 @@ func TestCloseWhileConsumersAreMade(t *testing.T) {
 			t.Error("a closed bus takes consumers")
 		}
 	}
+}
+
+// A delay beyond the bound is the bound: the server, and the hub's note for a restart, agree on it.
+func TestTheDelayOfANackIsBounded(t *testing.T) {
+	b := open(t, Config{})
+	publish(t, b, "late", "1")
+	k := take(t, b, "late", "g", SubscribeOptions{From: FromEarliest})
+	d := k.next()
+	if err := d.Nack("later", 1_000*time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the delay is noted", func() bool {
+		m, err := b.lastBySubject(t.Context(), "KV_"+delaysBucket, "$KV."+delaysBucket+"."+d.eventKey())
+		if err != nil {
+			return false
+		}
+		until, err := strconv.ParseInt(string(m.data), 10, 64)
+		if left := time.Until(time.UnixMilli(until)); err != nil || left > maxAckTimeout || left < maxAckTimeout-wait {
+			t.Errorf("it waits for %v, %v", left, err)
+		}
+		return true
+	})
 }

@@ -1,7 +1,24 @@
-// Package jetstream is the event bus on NATS JetStream: topics are streams, groups are durable consumers, and the bus
-// adds what JetStream leaves open: leases with fencing, dead letters, seek, and ids.
+// Package jetstream is an event bus on NATS JetStream. Topics are streams and groups are durable consumers; the bus adds
+// leases with fencing, dead letters, seek, ids, and the newest event of each key. Native NATS clients see the same events.
 //
-// It is the only part of the hub that speaks NATS. Another program may import it.
+// A program opens a Bus, publishes, and consumes in groups:
+//
+//	bus, err := jetstream.Open(ctx, jetstream.Config{URL: "nats://127.0.0.1:4222"})
+//	...
+//	_, err = bus.Publish(ctx, "orders.placed", payload, jetstream.PublishOptions{Key: "customer:1"})
+//	sub, err := bus.Consume(ctx, "orders.placed", "mailer", jetstream.SubscribeOptions{Workers: 4}, handle)
+//
+// Each event of a topic goes to one member of each group, and comes again until a member has acknowledged it, or its last
+// attempt has failed and it is stored on dlq.<topic>. So a handler may see an event twice, and must bear it.
+//
+// Everything else is reached through small handles: Bus.Group for a group's position, Bus.Keys for the newest event of each
+// key, Bus.History for the events that a topic holds, Bus.Collections for state of one's own, Bus.Admin for the streams behind
+// the topics. Bus.Subscribe and Held are for servers that hand events on to clients of their own.
+//
+// Errors that a client of such a server may be told are an *Error, with one of the Code constants. Times are wall-clock times
+// of the NATS server where they say when an event was stored; sizes are in bytes.
+//
+// The package is the only part of the hub that speaks NATS. Another program may import it.
 package jetstream
 
 import (
@@ -28,7 +45,7 @@ const closeWait = 3 * time.Second
 // stream reads by time).
 var minServer = [2]int{2, 11}
 
-// Bus is the event bus. Its methods may be called concurrently.
+// Bus is the event bus: Open makes one. Its methods may be called concurrently, but Close not from within a handler.
 type Bus struct {
 	cfg    Config
 	limits Limits
@@ -69,8 +86,9 @@ type Bus struct {
 	wg      sync.WaitGroup // every goroutine of the bus
 }
 
-// Open connects to NATS, or starts the embedded server, and checks that the server has what the bus needs.
-// Errors name the operation, the thing, the cause and what to do. The caller closes the Bus.
+// Open connects to NATS, or starts the embedded server, and checks that the server has what the bus needs. The end of ctx ends
+// Open, and not the Bus: the caller closes that. Errors name the operation, the thing, the cause and what to do; ErrInUse is
+// among their causes. After an error nothing is left running.
 func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -288,8 +306,8 @@ func (b *Bus) lastSubscriptions() []*Subscription {
 	return last
 }
 
-// Close ends all subscriptions (leases are given back), waits up to 3 s for publishes in flight, closes the connections
-// and stops the embedded server. It may be called twice.
+// Close ends all subscriptions (leases are given back), waits up to 3 s for publishes in flight, closes the connections and
+// stops the embedded server. It waits for handlers that run. It may be called twice, and returns nil.
 func (b *Bus) Close() error {
 	b.closed.Do(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(b.ctx), closeWait)
@@ -321,7 +339,8 @@ func (b *Bus) Close() error {
 	return nil
 }
 
-// Ready reports nil while the bus can serve: connected, JetStream answering. Used by readiness probes.
+// Ready returns nil while the bus can serve: every connection is there, and JetStream answers before ctx ends. It is for
+// readiness probes. Its errors are for operators.
 func (b *Bus) Ready(ctx context.Context) error {
 	if b.closing.Load() {
 		return ErrClosed
@@ -335,5 +354,5 @@ func (b *Bus) Ready(ctx context.Context) error {
 	return nil
 }
 
-// MaxPayload is the largest payload in bytes that Publish takes.
+// MaxPayload is the largest payload in bytes that a publish takes; a topic may take less (TopicRule.MaxPayload).
 func (b *Bus) MaxPayload() int { return b.maxPayload }

@@ -12,7 +12,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// PublishOptions are the optional fields of an event. The zero value is a plain event: no key, id made by the hub.
+// PublishOptions are the optional fields of an event. The zero value is a plain event: no key, id made by the hub. They are
+// passed by value: a pointer that goes through an interface would cost an allocation for each publish.
 type PublishOptions struct {
 	// ID makes the publish idempotent within the topic's duplicate window (default 2 min): 1..128 bytes, no control
 	// characters, no outer blanks, not of the form <stream>@<sequence>.
@@ -71,7 +72,7 @@ func (b *Bus) NewPublisher() *Publisher { return b.newPublisher(b.unnamed()) }
 func (p *Publisher) CountFor(client string) { p.client = client }
 
 // Publish is PublishAsync that waits: it stores one event and returns once the stream has confirmed it. Errors are those of
-// PublishAsync and of its done.
+// PublishAsync and of its done. When ctx ends first, the *Error (publish_failed) says that the outcome is unknown.
 func (p *Publisher) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (Receipt, error) {
 	return p.bus.publishWait(ctx, func(done func(Receipt, error)) error {
 		return p.PublishAsync(ctx, topic, payload, opts, done)
@@ -98,9 +99,6 @@ func (b *Bus) newPublisher(client string) *Publisher {
 //
 // PublishAsync waits while the topic is being made, until the first publish to a stream is confirmed, and while too much is in
 // flight (Limits.PublishInFlight per stream, Limits.SessionInFlight per Publisher).
-//
-// opts is a value, here and everywhere: a pointer that is passed on through an interface would cost an allocation for each
-// publish.
 func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []byte, opts PublishOptions, done func(Receipt, error)) error {
 	t, err := p.bus.admit(topic, payload, &opts)
 	if err != nil {
@@ -355,7 +353,7 @@ func (p *Publisher) release(s *stream) {
 	p.inFlight.release()
 }
 
-// Flush waits until every publish of this Publisher has been answered.
+// Flush waits until every publish of this Publisher has been answered, or returns the error of ctx.
 func (p *Publisher) Flush(ctx context.Context) error { return p.inFlight.empty(ctx) }
 
 // Publish stores one event and returns once the stream has confirmed it. It may be called concurrently, and then keeps no

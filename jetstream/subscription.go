@@ -27,11 +27,13 @@ const (
 // settleWait is how long the end of a subscription waits for the server. What it did not take comes again after AckWait.
 const settleWait = 2 * time.Second
 
-// SubscribeOptions configure one subscription. The zero value is valid.
+// SubscribeOptions configure one subscription. The zero value is valid. What concerns the group is taken from the member that
+// makes it.
 type SubscribeOptions struct {
 	// From is where a new group starts. A group that exists goes on from where it is, whatever From says.
 	From Position
-	// BatchSize is the most events asked of the server at a time: 1..10,000, default 100.
+	// BatchSize is the most events asked of the server at a time: 1..10,000, default 100. Larger batches cost the server less,
+	// and leave less to other members.
 	BatchSize int
 	// MaxInFlight is the most events leased at a time: 1..10,000, default 100.
 	MaxInFlight int
@@ -45,8 +47,8 @@ type SubscribeOptions struct {
 	// of it is unsettled, the server counts from AckWait after that event's last delivery. Up to one minute, such a group
 	// lives in the server's memory: events that were settled in the last 2 s before a restart of the server come again.
 	GroupTTL time.Duration
-	// Filter, when not nil, is asked for each event; those it refuses are acknowledged and not delivered. It must not
-	// block.
+	// Filter, when not nil, is asked for each event; those it refuses are acknowledged and not delivered. It may be called
+	// concurrently, for different topics of the subscription, and must not block.
 	Filter func(*Event) bool
 	// OnReset, when not nil, is called when the group on a topic had to start anew and may have missed events: before the next
 	// event of that topic is handed out, and never while the handler runs. It must not block.
@@ -96,8 +98,8 @@ func (o *SubscribeOptions) validate() error {
 	return nil
 }
 
-// Subscription is one member of a group, on one topic or several. Its methods may be called concurrently, but Stop,
-// Drain and Disconnect not from within its handler.
+// Subscription is one member of a group, on one topic or several: Consume and Subscribe make one. Its methods may be called
+// concurrently, but Stop, Drain and Disconnect not from within its handler. One of these three ends it, and so does Bus.Close.
 type Subscription struct {
 	bus     *Bus
 	link    *link
