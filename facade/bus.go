@@ -43,6 +43,7 @@ type Keys interface {
 	GetMany(ctx context.Context, keys []string) (map[string]*jetstream.Event, error)
 	GetConsistent(ctx context.Context, keys []string) (map[string]*jetstream.Event, error)
 	Page(ctx context.Context, offset, limit int) ([]*jetstream.Event, error)
+	List(ctx context.Context, opts jetstream.ListOptions) (jetstream.Listing, error)
 }
 
 // JetStream is the Bus on NATS JetStream. The caller closes bus, after the Server.

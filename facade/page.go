@@ -30,6 +30,14 @@ type pageQuery struct {
 	offset, limit int
 	keys          []string // nil for a page
 	consistent    bool
+	listing       bool   // a page of a listing, and not one at an offset
+	next          string // where it begins
+}
+
+// pageRead is what was read for a query.
+type pageRead struct {
+	events []*jetstream.Event
+	next   string // leads to the next page of a listing
 }
 
 // parsePage reads the query of GET /snap/{topic}.
@@ -50,6 +58,16 @@ func parsePage(r *http.Request) (q pageQuery, fail *fault) {
 		q.consistent = given[0] == "true"
 	default:
 		return q, &fault{code: codeBadOptions, msg: "consistent must be true or false, and given once."}
+	}
+	if values.Has("next") {
+		q.listing, q.next = true, values.Get("next")
+		switch {
+		case len(values["next"]) > 1:
+			return q, &fault{code: codeBadOptions, msg: "next must be given once."}
+		case values.Has("offset") || values.Has("keys") || values.Has("consistent"):
+			return q, &fault{code: codeBadOptions, msg: "next goes with limit only."}
+		}
+		return q, nil
 	}
 	given := values["keys"]
 	switch {
@@ -97,27 +115,27 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, fail)
 		return
 	}
-	events, fail := s.readPage(r, p.Key(), topic, &q)
+	page, fail := s.readPage(r, p.Key(), topic, &q)
 	if fail != nil {
 		s.refuse(w, fail)
 		return
 	}
-	taken := min(sizes(events), s.cfg.Limits.PageTotal)
+	taken := min(sizes(page.events), s.cfg.Limits.PageTotal)
 	if !s.pages.take(taken) {
 		s.cfg.Observer.LimitReached("page_total")
 		s.refuse(w, &fault{code: codeOverloaded, msg: "The hub holds as many pages as it can for clients that have not taken them yet."})
 		return
 	}
 	defer s.pages.give(taken)
-	s.writePage(w, &q, events)
+	s.writePage(w, &q, page)
 }
 
 // readPage reads what the query asks for, within Limits.PageBytes. Only so many pages are read at a time, and only so many of
 // who asks wait for it.
-func (s *Server) readPage(r *http.Request, who, topic string, q *pageQuery) ([]*jetstream.Event, *fault) {
+func (s *Server) readPage(r *http.Request, who, topic string, q *pageQuery) (page pageRead, fail *fault) {
 	if !s.readers.move("", who, principalPages) {
 		s.cfg.Observer.LimitReached("pages")
-		return nil, &fault{code: codeOverloaded, msg: "Too many requests of this principal wait for pages."}
+		return page, &fault{code: codeOverloaded, msg: "Too many requests of this principal wait for pages."}
 	}
 	defer s.readers.remove(who)
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
@@ -129,27 +147,38 @@ func (s *Server) readPage(r *http.Request, who, topic string, q *pageQuery) ([]*
 		select {
 		case s.reading <- struct{}{}:
 		case <-ctx.Done():
-			return nil, &fault{code: codeOverloaded, msg: "The hub reads as many pages as it can."}
+			return page, &fault{code: codeOverloaded, msg: "The hub reads as many pages as it can."}
 		}
 	}
 	defer func() { <-s.reading }()
 
-	var events []*jetstream.Event
 	var err error
-	if q.keys != nil {
+	switch {
+	case q.keys != nil:
 		var whole bool
-		events, whole, err = s.readKeys(ctx, topic, q.keys, q.consistent)
+		page.events, whole, err = s.readKeys(ctx, topic, q.keys, q.consistent)
 		if err == nil && !whole {
 			s.cfg.Observer.LimitReached("page_bytes")
-			return nil, &fault{code: codeBadOptions, msg: "The records of these keys have more than " + strconv.Itoa(s.cfg.Limits.PageBytes) + " bytes: ask for fewer keys at a time."}
+			return page, &fault{code: codeBadOptions, msg: "The records of these keys have more than " + strconv.Itoa(s.cfg.Limits.PageBytes) + " bytes: ask for fewer keys at a time."}
 		}
-	} else {
-		events, err = s.readLatest(ctx, topic, q)
+	case q.listing:
+		page, err = s.readListing(ctx, topic, q)
+	default:
+		page.events, err = s.readLatest(ctx, topic, q)
 	}
 	if err != nil {
-		return nil, s.readFault(r, err)
+		return page, s.readFault(r, err)
 	}
-	return events, nil
+	return page, nil
+}
+
+// readListing reads a page of a listing.
+func (s *Server) readListing(ctx context.Context, topic string, q *pageQuery) (pageRead, error) {
+	l, err := s.cfg.Bus.Keys(topic).List(ctx, jetstream.ListOptions{Next: q.next, Limit: q.limit, Bytes: s.cfg.Limits.PageBytes})
+	if l.Cut {
+		s.cfg.Observer.LimitReached("page_bytes")
+	}
+	return pageRead{l.Events, l.Next}, err
 }
 
 // errBehind is returned where the keys of a page were all removed, and their bucket did not get to know it in time.
@@ -263,38 +292,46 @@ func eventSize(e *jetstream.Event) int {
 	return size
 }
 
-// writePage sends {offset, limit, count, items}, or {count, items} for certain keys. Records go out as they are encoded.
-func (s *Server) writePage(w http.ResponseWriter, q *pageQuery, events []*jetstream.Event) {
+// writePage sends {offset, limit, count, items}, {limit, count, items, next} for a listing, or {count, items} for certain keys.
+// Records go out as they are encoded.
+func (s *Server) writePage(w http.ResponseWriter, q *pageQuery, page pageRead) {
 	b, _ := buffers.Get().(*[]byte)
 	defer putBuffer(b)
 	out := append((*b)[:0], '{')
-	if q.keys == nil {
+	if q.keys == nil && !q.listing {
 		out = append(out, `"offset":`...)
 		out = strconv.AppendInt(out, int64(q.offset), 10)
-		out = append(out, `,"limit":`...)
+		out = append(out, ',')
+	}
+	if q.keys == nil {
+		out = append(out, `"limit":`...)
 		out = strconv.AppendInt(out, int64(q.limit), 10)
 		out = append(out, ',')
 	}
 	out = append(out, `"count":`...)
-	out = strconv.AppendInt(out, int64(len(events)), 10)
+	out = strconv.AppendInt(out, int64(len(page.events)), 10)
 	out = append(out, `,"items":[`...)
 
 	header := w.Header()
 	header.Set("Cache-Control", "no-cache")
 	header.Set("Content-Type", "application/json")
 	a := s.newAnswer(w)
-	for i, e := range events {
+	for i, e := range page.events {
 		if i > 0 {
 			out = append(out, ',')
 		}
 		out = e.AppendRecord(out)
-		events[i] = nil
+		page.events[i] = nil
 		if len(out) >= answerPiece {
 			a.write(out)
 			out = out[:0]
 		}
 	}
-	out = append(out, "]}\n"...)
+	out = append(out, ']')
+	if page.next != "" { // letters, digits, - and _
+		out = append(append(append(out, `,"next":"`...), page.next...), '"')
+	}
+	out = append(out, "}\n"...)
 	a.write(out)
 	a.end()
 	*b = out

@@ -228,14 +228,15 @@ func saidWhileFrozen(t *testing.T, p frozenPath) {
 	if err := again.sub.Resume(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for limit := time.After(2 * fencedWait); len(held) > 0; {
+	for limit := time.After(5 * fencedWait); len(held) > 0; { // some may wait out AckWait once more, at an inbox that is gone
 		select {
 		case e := <-again.events:
 			delete(held, e.ID)
 			again.ack(e)
 			continue
 		case <-limit:
-			t.Errorf("%d of %d events that another member held were settled by what was said while NATS stood still", len(held), len(given))
+			state, err := p.b.bus.Group(p.topic, "g").Backlog(t.Context())
+			t.Errorf("%d of %d events that another member held were settled by what was said while NATS stood still; %+v, %v", len(held), len(given), state, err)
 		}
 		break
 	}

@@ -1,6 +1,10 @@
 package jetstream
 
-import "cmp"
+import (
+	"cmp"
+	"context"
+	"time"
+)
 
 // Admin is what operators ask of a bus, and do to its streams. It is a small value that costs nothing to make. Its methods may
 // be called concurrently. Their errors are for operators: they name the server and the cause.
@@ -11,11 +15,20 @@ func (b *Bus) Admin() Admin { return Admin{b} }
 
 // NATSURL is where native clients reach the embedded server, or "" when it does not listen.
 func (a Admin) NATSURL() string {
-	b := a.bus
-	if b.server == nil || b.cfg.Listen == "" {
+	if a.bus.server == nil {
 		return ""
 	}
-	return b.server.ClientURL()
+	return a.bus.server.url
+}
+
+// Now is the time by the clock of NATS, with which the moments of storage are told. In a cluster each server has its own: it is
+// that of the server which leads the bucket of the groups.
+func (a Admin) Now(ctx context.Context) (time.Time, error) {
+	info, err := a.bus.findStream(ctx, "KV_"+groupsBucket)
+	if err != nil {
+		return time.Time{}, a.bus.unavailable(err)
+	}
+	return info.TimeStamp, nil
 }
 
 // Snapshots are the rules in force that ask for snapshots, each of one topic, the built-in ones included. Every is filled in.

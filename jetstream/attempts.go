@@ -161,7 +161,7 @@ func (d *Delivery) lookUp(began int64, then func(spared int, sure bool)) {
 			noted = 0 // there is no note
 		}
 		spared := asNoted(noted, least, d.delivered)
-		if spared < noted {
+		if spared < noted && d.inTime() {
 			// The server was killed and has forgotten deliveries. From now on its count and the note go together again.
 			b.noteSpared(l, spareNote{subject: d.attemptsSubject(), spared: spared}, func(bool) {})
 		}
@@ -169,12 +169,17 @@ func (d *Delivery) lookUp(began int64, then func(spared int, sure bool)) {
 	})
 }
 
-// tellForgotten notes what the hub knows of d and the server has forgotten, and then calls then.
+// tellForgotten notes what the hub knows of d and the server has forgotten, and then calls then. A delivery that is late says
+// nothing of what the server knows.
 func (d *Delivery) tellForgotten(began int64, then func(spared int, sure bool)) {
 	b := d.group.bus
 	d.m.sub.mu.Lock()
 	spared := d.spared
 	d.m.sub.mu.Unlock()
+	if !d.inTime() {
+		then(spared, false)
+		return
+	}
 	b.noteSpared(d.m.sub.link, spareNote{subject: d.attemptsSubject(), spared: spared}, func(stored bool) {
 		if !stored && d.patient(began) && d.inTime() {
 			b.soon.add(func() { d.tellForgotten(began, then) })
@@ -205,6 +210,9 @@ func (s *Subscription) spare(d *Delivery, nak bool) {
 	g.mu.Unlock()
 	if full {
 		b.obs.LimitReached("attempts_known")
+	}
+	if d.knows == forgotten && !d.inTime() {
+		return // it is late: newer deliveries of the event were noted
 	}
 	s.returning.tryAcquire(maxReturning)
 	d.giveBack(b.clock.now(), spareNote{subject: d.attemptsSubject(), spared: spared + 1}, nak)
@@ -305,7 +313,9 @@ func (b *Bus) keepNote(n spareNote) {
 		b.obs.LimitReached("attempts_known")
 		return
 	}
-	b.unsaved.notes[n.subject] = max(n.spared, b.unsaved.notes[n.subject])
+	if kept, known := b.unsaved.notes[n.subject]; !known || n.spared < 0 || n.spared > kept {
+		b.unsaved.notes[n.subject] = n.spared
+	}
 }
 
 // dropNote forgets a kept note that a newer one replaces.
@@ -330,7 +340,7 @@ func (b *Bus) saveUnsaved(l *link) {
 				b.keepNote(n)
 				return
 			}
-			if stored, err := strconv.Atoi(string(value)); err != nil || 0 <= stored && stored < spared {
+			if stored, err := strconv.Atoi(string(value)); err != nil || spared < 0 || 0 <= stored && stored < spared {
 				b.noteSpared(l, n, func(bool) {})
 			}
 		})

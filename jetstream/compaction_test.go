@@ -284,7 +284,7 @@ func (k *keeper) read(ctx context.Context, keys []string) error {
 		return nil
 	})
 	if err != nil || !maps.EqualFunc(many, each, sameEvent) {
-		return fmt.Errorf("EachLatest gives %d keys, LatestByKey %d: %w", len(each), len(many), err)
+		return fmt.Errorf("Each gives %d keys, GetMany %d: %w", len(each), len(many), err)
 	}
 	pages := make(map[string]*Event)
 	page, err := k.hubs[0].Keys(compactionTopic).Page(ctx, 0, maxPage)
@@ -292,7 +292,7 @@ func (k *keeper) read(ctx context.Context, keys []string) error {
 		pages[e.Key] = e
 	}
 	if err != nil || !maps.EqualFunc(many, pages, sameEvent) {
-		return fmt.Errorf("LatestPage gives %d keys, LatestByKey %d: %w", len(pages), len(many), err)
+		return fmt.Errorf("Page gives %d keys, GetMany %d: %w", len(pages), len(many), err)
 	}
 	return nil
 }

@@ -60,7 +60,8 @@ type Config struct {
 	// Observer is told what happens. Default: nobody.
 	Observer Observer
 
-	bucketCheck time.Duration // how often buckets are looked at; default bucketCheckEvery
+	bucketCheck  time.Duration // how often buckets are looked at; default bucketCheckEvery
+	storageCheck time.Duration // how often streams are; default storageCheckEvery
 }
 
 // TopicRule says how the streams of matching topics are made.
@@ -86,17 +87,23 @@ type TopicRule struct {
 	// least an hour, MaxMsgs of 0 or at least 100,000 and MaxBytes of 0 or at least 128 MiB, so that nothing goes before
 	// the bucket has it, and a stream for each topic (no Family).
 	Compaction bool
-	// Snapshot, if not nil, asks for snapshots of a compacted topic, which is one topic and no pattern.
+	// Snapshot, if not nil, asks for snapshots of the topic, which is one topic and no pattern. It is compacted, or
+	// Snapshot.KeySource finds the keys; then MaxAge, MaxMsgs and MaxBytes have the same least values.
 	Snapshot *SnapshotRule
 }
 
-// SnapshotRule says where the state of a compacted topic is written to, for consumers that start cold. The bus itself only
-// carries it: projections.Compactor does the work.
+// SnapshotRule says where the state of a topic is written to, for consumers that start cold. The bus itself only carries it:
+// projections.Compactor does the work.
 type SnapshotRule struct {
-	// Topic receives the snapshots.
+	// Topic receives the snapshots. It is a compacted topic.
 	Topic string
-	// Every is the interval. Default 30 s; 1 s at least.
+	// Every is the interval. Default 30 s; 1 s at least, and at most half of the MaxAge of a topic that is not compacted.
 	Every time.Duration
+	// KeySource, if not "", is a JSON pointer (RFC 6901) to the key in the payload of each event, a string or a number, for
+	// events that have no keys of their own. At most 512 bytes.
+	KeySource string
+	// BatchKeys, if not empty, are the only keys that snapshots are made of: at most 1,000, each of 1 to 512 bytes.
+	BatchKeys []string
 }
 
 // Storage is where a stream lies.
@@ -143,6 +150,9 @@ type Limits struct {
 	// in a cluster until their pulls end, up to 15 s, so that what is under way to them is given back: default 100,000. Beyond
 	// it, what is under way comes again after AckWait.
 	LingeringInboxes int
+	// ListingReaders ("listing_readers") is the most listings (Keys.List) for which the hub reads ahead: default 16, with up
+	// to 4 MiB each. Pages of others take longer.
+	ListingReaders int
 	// MaxPayload is the largest payload in bytes: default 1 MiB, less if the server's max_payload demands it.
 	MaxPayload int
 }
@@ -162,6 +172,9 @@ func (c *Config) validate() error {
 	}
 	if c.bucketCheck == 0 {
 		c.bucketCheck = bucketCheckEvery
+	}
+	if c.storageCheck == 0 {
+		c.storageCheck = storageCheckEvery
 	}
 	if c.AckWait == 0 {
 		c.AckWait = 30 * time.Second
@@ -185,6 +198,7 @@ func (c *Config) validate() error {
 	def(&l.DeadLetters, 10_000)
 	def(&l.AttemptsKnown, 10_000)
 	def(&l.LingeringInboxes, 100_000)
+	def(&l.ListingReaders, 16)
 	def(&l.MaxPayload, defaultMaxPayload)
 
 	var errs []error
@@ -200,7 +214,7 @@ func (c *Config) validate() error {
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check(c.Listen == "" || c.ListenToken != "", "the embedded server listens only with a token")
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.AttemptsKnown, l.LingeringInboxes, l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536, because the server drops silently above about 100,000", l.PublishInFlight)

@@ -3,6 +3,8 @@ package jetstream
 import (
 	"context"
 	"sync"
+
+	"eventhub/jetstream/panics"
 )
 
 // workers run the handlers of Consume.
@@ -63,7 +65,8 @@ func (w *workers) stop() {
 //
 // The event is acknowledged when handler returns nil. When handler returns an error, the event is refused (Nack with the
 // error's text and DefaultBackoff): it comes again, and goes to dlq.<topic> when its attempt was the last one
-// (opts.MaxAttempts). A handler may also settle the delivery itself. Its context ends when the lease does, or the subscription.
+// (opts.MaxAttempts). A panic counts as an error: the log has its stack, and the text only says that the handler panicked. A
+// handler may also settle the delivery itself. Its context ends when the lease does, or the subscription.
 //
 // Drain lets the handlers that run finish; Stop gives their events back at once. Both wait for the handlers, so neither may be
 // called by one. Errors are those of Subscribe.
@@ -103,8 +106,9 @@ func (h *Held) run(handler func(context.Context, *Delivery) error) {
 	if !ok {
 		return
 	}
+	err := panics.Call(d.m.sub.bus.log, "handler", func() error { return handler(ctx, d) })
 	// ErrNotLeased means that the handler settled it, or that it comes again anyway.
-	if err := handler(ctx, d); err != nil {
+	if err != nil {
 		_ = d.Nack(err.Error(), DefaultBackoff)
 	} else {
 		_ = d.Ack()

@@ -33,8 +33,8 @@ func (b *Bus) noteDelay(d *Delivery, delay time.Duration) {
 }
 
 // delayed returns the keys of the events that still wait.
-func (b *Bus) delayed(ctx context.Context) (map[string]bool, error) {
-	kv, err := b.js.KeyValue(ctx, delaysBucket)
+func delayed(ctx context.Context, js natsjs.JetStream) (map[string]bool, error) {
+	kv, err := js.KeyValue(ctx, delaysBucket)
 	if err != nil {
 		return nil, err
 	}

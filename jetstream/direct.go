@@ -22,10 +22,11 @@ var errNoDirect = errors.New("jetstream: the stream answers no direct gets")
 
 // directQuery asks any replica of a stream for several messages at once: see ADR-31 of NATS.
 type directQuery struct {
-	Seq       uint64   `json:"seq,omitempty"`
-	Batch     int      `json:"batch,omitempty"`
-	MaxBytes  int      `json:"max_bytes,omitempty"`
-	MultiLast []string `json:"multi_last,omitempty"`
+	Seq        uint64   `json:"seq,omitempty"`
+	Batch      int      `json:"batch,omitempty"`
+	MaxBytes   int      `json:"max_bytes,omitempty"`
+	NextBySubj string   `json:"next_by_subj,omitempty"`
+	MultiLast  []string `json:"multi_last,omitempty"`
 }
 
 // directEnd is how a direct get ended.
@@ -107,7 +108,7 @@ func (b *Bus) direct(ctx context.Context, stream string, q *directQuery, f func(
 		if err != nil {
 			return fail(err)
 		}
-		stored := &storedMsg{subject: last(m.Header[headerSubject]), seq: headerNumber(m, headerSequence), header: m.Header, data: m.Data, time: at}
+		stored := &storedMsg{subject: last(m.Header[headerSubject]), seq: headerNumber(m, headerSequence), header: m.Header, data: m.Data, time: at, size: m.Size()}
 		if err := f(stored, headerNumber(m, headerPending)); err != nil {
 			return end, err
 		}

@@ -93,6 +93,10 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*Event
 // before: what was passed earlier and is not replaced was there then.
 func (b *Bus) readAll(ctx context.Context, stream string, created time.Time, from uint64, subjects []string, f func(*storedMsg) error) (uint64, error) {
 	r := allRead{bus: b, stream: stream, created: created, subjects: subjects, f: f, from: from}
+	return r.run(ctx)
+}
+
+func (r *allRead) run(ctx context.Context) (uint64, error) {
 	for failed := 0; ; {
 		began := r.from
 		done, err := r.round(ctx)
@@ -112,7 +116,7 @@ func (b *Bus) readAll(ctx context.Context, stream string, created time.Time, fro
 		if failed++; failed == readAgain {
 			return r.from, cmp.Or(err, errBehind)
 		}
-		if err := b.pause(ctx, 100*time.Millisecond); err != nil {
+		if err := r.bus.pause(ctx, 100*time.Millisecond); err != nil {
 			return r.from, err
 		}
 	}
@@ -133,6 +137,8 @@ type allRead struct {
 	from    uint64
 	created time.Time
 	little  bool // what is left is little enough for direct gets
+	few     bool // it always is, and each message comes once: those with such a header do not
+	batch   int  // messages of a direct get; 0: maxDirect
 }
 
 // round reads on, and reports whether it has caught up.
@@ -154,14 +160,14 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 		return false, errBehind // a new leader may be, for a moment
 	case !info.Config.AllowDirect:
 		return false, errNoDirectReads
-	case r.subjects == nil && !r.little && info.State.Msgs > many && end > r.from+many:
+	case r.subjects == nil && !r.little && !r.few && info.State.Msgs > many && end > r.from+many:
 		r.little = true
 		r.from, err = r.bus.readOn(ctx, r.stream, r.from, math.MaxUint64-1, false, r.f)
 		return false, err
 	}
-	next, got, err := r.bus.readBatch(ctx, r.stream, directQuery{Seq: r.from, MultiLast: r.subjects}, math.MaxUint64, r.f)
+	next, got, err := r.bus.readBatch(ctx, r.stream, directQuery{Seq: r.from, MultiLast: r.subjects, Batch: r.batch}, math.MaxUint64, r.f)
 	began := r.from
-	if err == nil && got.garbled && r.subjects == nil { // a consumer hands on what has a header that no client can read
+	if err == nil && got.garbled && r.subjects == nil && !r.few { // a consumer hands on what has a header that no client can read
 		_, err = r.bus.readOn(ctx, r.stream, began, next-1, false, r.f)
 	}
 	if err == nil || next > began && !got.garbled {

@@ -72,8 +72,8 @@ func TestBucketWithoutDirectReads(t *testing.T) {
 	}
 	none := func(*Event) error { return nil }
 	for name, err := range map[string]error{
-		"EachLatest": b.Keys("state.a").Each(t.Context(), none),
-		"Watch":      b.Keys("state.a").Watch(t.Context(), nil, none),
+		"Each":  b.Keys("state.a").Each(t.Context(), none),
+		"Watch": b.Keys("state.a").Watch(t.Context(), nil, none),
 	} {
 		if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
 			t.Errorf("%s: %v", name, err)

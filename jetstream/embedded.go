@@ -5,21 +5,40 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/gofrs/flock"
 	natsserver "github.com/nats-io/nats-server/v2/server"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// startWait bounds how long the embedded server may take until it answers, after it has read its data.
+const startWait = 20 * time.Second
+
+// Between tries to start the embedded server again there is restartFirst, doubled each time up to restartMax.
+const (
+	restartFirst = time.Second
+	restartMax   = 30 * time.Second
 )
 
 // embedded is the NATS server that runs in this process.
 type embedded struct {
-	*natsserver.Server
+	cfg  *Config
+	log  *slog.Logger
 	lock *flock.Flock
+	port int    // where it listens, also after a restart; with Config.Listen only
+	url  string // for native clients; with Config.Listen only
+
+	server atomic.Pointer[natsserver.Server] // nil while it is restarted
 }
+
+var errRestarting = errors.New("the embedded nats server is being restarted")
 
 // startEmbedded starts a server on cfg.DataDir, which belongs to it alone until stop.
 func startEmbedded(ctx context.Context, cfg *Config, log *slog.Logger) (*embedded, error) {
@@ -34,74 +53,156 @@ func startEmbedded(ctx context.Context, cfg *Config, log *slog.Logger) (*embedde
 	if !locked {
 		return nil, fmt.Errorf("data directory %s: %w: stop that one, or choose another directory (--data, EVENTHUB_DATA)", cfg.DataDir, ErrInUse)
 	}
-	opts := &natsserver.Options{
-		ServerName:    "eventhub",
-		DontListen:    cfg.Listen == "",
-		Authorization: cfg.ListenToken,
-		JetStream:     true,
-		StoreDir:      filepath.Join(cfg.DataDir, "nats"),
-		MaxPayload:    embeddedMaxPayload,
-		MaxPending:    256 << 20,
-		SyncInterval:  cfg.SyncInterval,
-		SyncAlways:    cfg.SyncAlways,
-		NoSigs:        true,
+	e := &embedded{cfg: cfg, log: log, lock: lock}
+	if err := e.start(ctx); err != nil {
+		return nil, errors.Join(err, lock.Unlock())
 	}
-	if cfg.Listen != "" {
-		host, port, err := net.SplitHostPort(cfg.Listen)
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("nats listen address %q: %w: give HOST:PORT", cfg.Listen, err), lock.Unlock())
-		}
-		opts.Host = host
-		if opts.Port, err = strconv.Atoi(port); err != nil {
-			return nil, errors.Join(fmt.Errorf("nats listen address %q: the port is no number", cfg.Listen), lock.Unlock())
-		}
-		if opts.Port == 0 {
-			opts.Port = natsserver.RANDOM_PORT
-		}
-	}
-	if cfg.Listen != "" {
+	return e, nil
+}
+
+// start starts the first server.
+func (e *embedded) start(ctx context.Context) error {
+	if e.cfg.Listen != "" {
 		// The server itself tries for long, and says why in its log only.
-		probe, err := (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.Listen)
+		probe, err := (&net.ListenConfig{}).Listen(ctx, "tcp", e.cfg.Listen)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("nats listen address %s: %w: choose another (--nats-listen, EVENTHUB_NATS_LISTEN)", cfg.Listen, innermost(err)), lock.Unlock())
+			return fmt.Errorf("nats listen address %s: %w: choose another (--nats-listen, EVENTHUB_NATS_LISTEN)", e.cfg.Listen, innermost(err))
 		}
 		if err := probe.Close(); err != nil {
-			return nil, errors.Join(err, lock.Unlock())
+			return err
 		}
+	}
+	s, err := e.run()
+	if err != nil {
+		return err
+	}
+	if addr, ok := s.Addr().(*net.TCPAddr); ok && e.cfg.Listen != "" {
+		e.port, e.url = addr.Port, s.ClientURL()
+	}
+	e.server.Store(s)
+	return nil
+}
+
+// options are what each server is started with.
+func (e *embedded) options() (*natsserver.Options, error) {
+	opts := &natsserver.Options{
+		ServerName:    "eventhub",
+		DontListen:    e.cfg.Listen == "",
+		Authorization: e.cfg.ListenToken,
+		JetStream:     true,
+		StoreDir:      e.storeDir(),
+		// The server would take its limit from what is free on the disk when it starts, and never look again.
+		JetStreamMaxStore: math.MaxInt64,
+		MaxPayload:        embeddedMaxPayload,
+		MaxPending:        256 << 20,
+		SyncInterval:      e.cfg.SyncInterval,
+		SyncAlways:        e.cfg.SyncAlways,
+		NoSigs:            true,
+	}
+	if e.cfg.Listen == "" {
+		return opts, nil
+	}
+	host, port, err := net.SplitHostPort(e.cfg.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("nats listen address %q: %w: give HOST:PORT", e.cfg.Listen, err)
+	}
+	opts.Host = host
+	if opts.Port, err = strconv.Atoi(port); err != nil {
+		return nil, fmt.Errorf("nats listen address %q: the port is no number", e.cfg.Listen)
+	}
+	switch {
+	case e.port != 0:
+		opts.Port = e.port
+	case opts.Port == 0:
+		opts.Port = natsserver.RANDOM_PORT
+	}
+	return opts, nil
+}
+
+func (e *embedded) storeDir() string { return filepath.Join(e.cfg.DataDir, "nats") }
+
+// run starts a server, and returns when it answers.
+func (e *embedded) run() (*natsserver.Server, error) {
+	opts, err := e.options()
+	if err != nil {
+		return nil, err
 	}
 	s, err := natsserver.NewServer(opts)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("embedded nats server: %w", err), lock.Unlock())
+		return nil, fmt.Errorf("embedded nats server: %w", err)
 	}
-	s.SetLoggerV2(&serverLog{log: log}, false, false, false)
+	s.SetLoggerV2(&serverLog{log: e.log}, false, false, false)
 	s.Start()
-	e := &embedded{Server: s, lock: lock}
-	if !s.ReadyForConnections(20 * time.Second) {
-		e.stop()
-		return nil, fmt.Errorf("embedded nats server: it did not start in 20 s with the data in %s: see the log", cfg.DataDir)
+	if !s.ReadyForConnections(startWait) || !s.JetStreamEnabled() {
+		end(s)
+		return nil, fmt.Errorf("embedded nats server: it did not start in %v with the data in %s: see the log", startWait, e.cfg.DataDir)
 	}
-	return e, nil
+	return s, nil
+}
+
+// restart ends the server, and starts another one on the same data and port. prepare is called before anybody but native
+// clients reaches the new one. It goes on until one runs or ctx ends.
+func (e *embedded) restart(ctx context.Context, prepare func(*natsserver.Server)) error {
+	if old := e.server.Swap(nil); old != nil {
+		end(old)
+	}
+	for wait := restartFirst; ; wait = min(2*wait, restartMax) {
+		s, err := e.run()
+		if err == nil {
+			prepare(s)
+			e.server.Store(s)
+			return nil
+		}
+		e.log.ErrorContext(ctx, "failed to restart the embedded nats server; retrying", slog.Any("error", err), slog.Duration("in", wait))
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// InProcessConn implements nats.InProcessConnProvider: it connects to the server that runs now.
+func (e *embedded) InProcessConn() (net.Conn, error) {
+	s := e.server.Load()
+	if s == nil {
+		return nil, errRestarting
+	}
+	return s.InProcessConn()
+}
+
+// Dial implements nats.CustomDialer, for connections of the hub itself to a server that listens.
+func (e *embedded) Dial(network, address string) (net.Conn, error) {
+	if e.server.Load() == nil {
+		return nil, errRestarting
+	}
+	return (&net.Dialer{Timeout: dialWait}).DialContext(context.Background(), network, address)
 }
 
 // loopback is where the hub itself reaches a server that listens, or "". It goes through the socket then: in process each
 // write waits for its reader, so that less is done at a time, which costs a tenth of the publishes (BENCHMARKS.md).
 func (e *embedded) loopback() string {
-	addr, ok := e.Addr().(*net.TCPAddr)
-	if !ok {
+	if e.cfg.Listen == "" {
 		return ""
 	}
-	host := addr.IP
-	if host.IsUnspecified() {
-		host = net.IPv4(127, 0, 0, 1)
+	host, _, err := net.SplitHostPort(e.cfg.Listen)
+	if ip := net.ParseIP(host); err != nil || host == "" || ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
 	}
-	return "nats://" + net.JoinHostPort(host.String(), strconv.Itoa(addr.Port))
+	return "nats://" + net.JoinHostPort(host, strconv.Itoa(e.port))
 }
 
 // stop ends the server and frees the directory.
 func (e *embedded) stop() {
-	e.Shutdown()
-	e.WaitForShutdown()
+	if s := e.server.Swap(nil); s != nil {
+		end(s)
+	}
 	_ = e.lock.Unlock() // the lock ends with the process at the latest
+}
+
+func end(s *natsserver.Server) {
+	s.Shutdown()
+	s.WaitForShutdown()
 }
 
 // oldLeasesWait bounds what a start spends on old leases. Those that it does not come to end after AckWait.
@@ -112,20 +213,20 @@ const oldLeasesWait = 5 * time.Second
 // right here only: the server was just started, so no hub holds a lease of it. Consumers that native clients made are
 // left alone, for those clients keep what they hold. So are events that were refused with a delay: those the server
 // remembers.
-func (b *Bus) endOldLeases(ctx context.Context) error {
+func endOldLeases(ctx context.Context, js natsjs.JetStream) error {
 	ctx, cancel := context.WithTimeout(ctx, oldLeasesWait)
 	defer cancel()
-	nc := b.links[0].nc
-	delayed, err := b.delayed(ctx)
+	nc := js.Conn()
+	delayed, err := delayed(ctx, js)
 	if err != nil {
 		return err
 	}
-	streams := b.js.ListStreams(ctx)
+	streams := js.ListStreams(ctx)
 	for s := range streams.Info() {
 		if s.State.Consumers == 0 {
 			continue
 		}
-		handle, err := b.js.Stream(ctx, s.Config.Name)
+		handle, err := js.Stream(ctx, s.Config.Name)
 		if err != nil {
 			return err
 		}

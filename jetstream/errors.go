@@ -52,6 +52,8 @@ var (
 	ErrTooLarge = errors.New("jetstream: too large")
 	// ErrInUse is returned by Open when another hub runs on Config.DataDir. Nothing was touched.
 	ErrInUse = errors.New("another hub is using it")
+	// ErrNotCompacted is the cause of the *Error for a topic that keeps no newest event of each key.
+	ErrNotCompacted = errors.New("jetstream: not compacted")
 	// ErrNotFound is returned where a topic, group or event that was asked for does not exist.
 	ErrNotFound = errors.New("jetstream: not found")
 )

@@ -250,7 +250,7 @@ func (b *Bus) readRest(ctx context.Context, stream string, from, end uint64, f f
 // readBatch is one direct get. next is the sequence to go on with: of given subjects, one beyond all that the replica had, if
 // it had any of them.
 func (b *Bus) readBatch(ctx context.Context, stream string, q directQuery, end uint64, f func(*storedMsg) error) (next uint64, got directEnd, err error) {
-	if next = q.Seq; q.MultiLast == nil {
+	if next = q.Seq; q.MultiLast == nil && q.Batch == 0 {
 		q.Batch = maxDirect
 	}
 	got, err = b.direct(ctx, stream, &q, func(m *storedMsg, _ uint64) error {

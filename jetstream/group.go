@@ -221,7 +221,7 @@ func (g *group) leftOnDisk(t *topicInfo, consumer string) bool {
 }
 
 // moveGroup makes a consumer of a new name the group's next generation in one compare-and-set: it returns
-// errPointerMoved when another was first.
+// errGroupMoved when another was first.
 func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from generation, ttl time.Duration, start uint64) (*natsjs.ConsumerInfo, uint64, error) {
 	next := from.next(t, group)
 	info, err := b.createConsumer(ctx, t, group, next.Consumer, ttl, start)

@@ -53,13 +53,15 @@ type Bus struct {
 	log    *slog.Logger
 	obs    Observer
 
-	server      *embedded // nil with Config.URL
+	server      *embedded                    // nil with Config.URL
+	unstored    atomic.Pointer[StorageError] // what keeps the embedded server from storing events; nil: nothing
 	links       []*link
 	js          natsjs.JetStream // over links[0]; for what is not hot
 	api         string           // prefix of the JetStream API subjects
 	maxPayload  int
 	clock       *clock
 	generations *generations
+	listings    *listings
 	dead        *deadLetters
 
 	topics    topics
@@ -78,6 +80,7 @@ type Bus struct {
 	lingering lingering
 	unsaved   unsaved
 	soon      soon
+	probed    atomic.Int64 // when the paths were last asked, in the clock of the bus
 
 	closing atomic.Bool
 	closed  sync.Once
@@ -101,6 +104,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 		topics:  topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
 	}
 	b.made = newTopicQuota(b.limits)
+	b.listings = &listings{bus: b}
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := b.open(ctx); err != nil {
 		_ = b.Close() //nolint:contextcheck // what is half open is closed whatever ctx says; its error would hide the cause
@@ -145,7 +149,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 		}
 	}
 	if b.server != nil {
-		if err := b.endOldLeases(ctx); err != nil {
+		if err := endOldLeases(ctx, b.js); err != nil {
 			b.log.WarnContext(ctx, "failed to end all leases from before the start; the rest ends after AckWait", slog.Any("error", err))
 		}
 	}
@@ -158,6 +162,10 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.background(b.lookAfterBuckets)
 	b.background(b.probePaths)
 	b.background(b.watchGroups)
+	b.background(b.listings.tend)
+	if b.server != nil {
+		b.background(b.lookAfterStore)
+	}
 	return nil
 }
 
@@ -339,11 +347,14 @@ func (b *Bus) Close() error {
 	return nil
 }
 
-// Ready returns nil while the bus can serve: every connection is there, and JetStream answers before ctx ends. It is for
-// readiness probes. Its errors are for operators.
+// Ready returns nil while the bus can serve: every connection is there, JetStream answers before ctx ends, and no stream of the
+// embedded server is cut off from its disk, which is a *StorageError. It is for readiness probes. Its errors are for operators.
 func (b *Bus) Ready(ctx context.Context) error {
 	if b.closing.Load() {
 		return ErrClosed
+	}
+	if err := b.unstored.Load(); err != nil {
+		return err
 	}
 	if !b.connected() {
 		return errors.New("not connected to NATS")

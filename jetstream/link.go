@@ -24,6 +24,9 @@ import (
 // publishWait is how long a publish waits for the stream's ack. After it the outcome is unknown.
 const publishWait = 10 * time.Second
 
+// dialWait is how long a connection to NATS may take.
+const dialWait = 5 * time.Second
+
 // link is one NATS connection of the pool, with one reply inbox for everything that is asked over it.
 type link struct {
 	bus   *Bus
@@ -131,16 +134,16 @@ func (b *Bus) natsOptions() ([]nats.Option, error) {
 		nats.SkipSubjectValidation(), // names are checked and escaped before they become subjects
 		nats.PingInterval(5 * time.Second),
 		nats.MaxPingsOutstanding(2),
-		nats.Timeout(5 * time.Second),
+		nats.Timeout(dialWait),
 	}
 	if b.server != nil {
 		opts = append(opts, nats.Token(b.cfg.ListenToken))
 		if b.cfg.Listen == "" {
-			opts = append(opts, nats.InProcessServer(b.server))
+			return append(opts, nats.InProcessServer(b.server)), nil
 		}
-		return opts, nil
+		return append(opts, nats.SetCustomDialer(b.server)), nil
 	}
-	opts = append(opts, nats.SetCustomDialer(&net.Dialer{Timeout: 5 * time.Second, Control: limitUnacked(margin(b.cfg.AckWait) * 4 / 5)}))
+	opts = append(opts, nats.SetCustomDialer(&net.Dialer{Timeout: dialWait, Control: limitUnacked(margin(b.cfg.AckWait) * 4 / 5)}))
 	if b.cfg.Creds != "" {
 		opts = append(opts, nats.UserCredentials(b.cfg.Creds))
 	}

@@ -327,8 +327,11 @@ func (d *Delivery) resolve() {
 		switch {
 		case ended && sure:
 			s.spare(d, nak)
-		case ended: // the right to the event is lost, too
+		case ended && d.knows != forgotten:
 			d.group.bus.keepNote(spareNote{subject: d.attemptsSubject(), spared: spared + 1})
+			if nak {
+				d.sendInTime(nakNow)
+			}
 		}
 		s.advance()
 	})

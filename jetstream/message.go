@@ -18,6 +18,7 @@ type storedMsg struct {
 	header  nats.Header
 	data    []byte
 	time    time.Time
+	size    int // as it was sent, in bytes, where a listing reads it
 }
 
 // lastBySubject reads the newest message of a subject at the stream's leader: it sees every confirmed publish, which

@@ -12,7 +12,10 @@ type Observer interface {
 	Group(topic, group string, ephemeral bool) GroupObserver
 	// LimitReached counts a refusal or a wait because of the named limit (see Limits).
 	LimitReached(limit string)
-	// Gauge sets a named state of the bus: GaugeConnected, GaugeTopics, GaugeSubscriptions, GaugeBucketsBroken.
+	// ServerRestarted counts a restart of the embedded server by the hub.
+	ServerRestarted()
+	// Gauge sets a named state of the bus: GaugeConnected, GaugeTopics, GaugeSubscriptions, GaugeBucketsBroken,
+	// GaugeStreamsFailed.
 	Gauge(name string, value float64)
 }
 
@@ -23,6 +26,9 @@ const (
 	GaugeSubscriptions = "subscriptions" // subscriptions open on this hub
 	// GaugeBucketsBroken is the number of buckets of compacted topics known to this hub that are not as they should be.
 	GaugeBucketsBroken = "buckets_broken"
+	// GaugeStreamsFailed is the number of streams of the embedded server that cannot be written, 1 also when it stores nothing
+	// any more.
+	GaugeStreamsFailed = "streams_failed"
 )
 
 // TopicObserver is told of one topic's publishes.
@@ -68,6 +74,7 @@ type nopObserver struct{}
 func (nopObserver) Topic(string) TopicObserver               { return nopObserver{} }
 func (nopObserver) Group(string, string, bool) GroupObserver { return nopObserver{} }
 func (nopObserver) LimitReached(string)                      {}
+func (nopObserver) ServerRestarted()                         {}
 func (nopObserver) Gauge(string, float64)                    {}
 func (nopObserver) Published(time.Duration)                  {}
 func (nopObserver) PublishFailed()                           {}

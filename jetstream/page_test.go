@@ -103,7 +103,7 @@ func TestPagesLeaveOutWhatWasRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	if slices.Reverse(each); !slices.Equal(each, want) {
-		t.Errorf("EachLatest: got %d keys, want %d", len(each), len(want))
+		t.Errorf("Each: got %d keys, want %d", len(each), len(want))
 	}
 }
 

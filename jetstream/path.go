@@ -1,12 +1,16 @@
 package jetstream
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 )
+
+// probeWait is how long a probe is waited for before another is sent.
+const probeWait = 2 * time.Second
 
 // probe is a question that is asked again and again, to know that the way to and from somebody is open. Its methods may be
 // called concurrently.
@@ -61,21 +65,17 @@ type settlement struct {
 	what []byte
 }
 
-// silent reports whether nothing may be sent about deliveries of the group over the link.
+// silent reports whether nothing may be sent about deliveries of the group over the link: a question to the consumer or to the
+// hub itself waits for its answer for too long, or the hub had no time to ask.
 func (g *group) silent(l *link, now int64) bool {
 	limit := int64(g.fence.silence)
-	return g.paths[l.index].silent(now, limit) || l.echo.silent(now, limit)
-}
-
-// answered reports whether nothing waits for an answer, which is cheaper to know than whether it waits for too long.
-func (g *group) answered(l *link) bool {
-	return g.paths[l.index].asked.Load() == 0 && l.echo.asked.Load() == 0
+	return g.paths[l.index].silent(now, limit) || l.echo.silent(now, limit) || now-g.bus.probed.Load() > limit+int64(g.bus.probeEvery())
 }
 
 // tell sends what the subscriber, or the hub for it, says about a delivery that has ended here; later, if the path is silent.
 func (d *Delivery) tell(what []byte) {
 	l, b := d.m.sub.link, d.group.bus
-	if p := &d.group.paths[l.index]; !d.group.answered(l) && d.group.silent(l, b.clock.now()) {
+	if p := &d.group.paths[l.index]; d.group.silent(l, b.clock.now()) {
 		p.mu.Lock()
 		p.kept = append(p.kept, settlement{d: d, what: what})
 		p.mu.Unlock()
@@ -111,6 +111,30 @@ func (p *path) release() {
 	}
 }
 
+// keeps reports whether something waits to be sent.
+func (p *path) keeps() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.kept) > 0
+}
+
+// sent waits until nothing is kept.
+func (p *path) sent(ctx context.Context) error {
+	if !p.keeps() {
+		return nil
+	}
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for p.keeps() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
 // forget drops what was kept: the connection was lost.
 func (p *path) forget() {
 	p.mu.Lock()
@@ -118,10 +142,13 @@ func (p *path) forget() {
 	p.kept = nil
 }
 
+// probeEvery is how often each connection, and each consumer of which the hub holds something, is asked.
+func (b *Bus) probeEvery() time.Duration { return max(margin(b.cfg.AckWait)/5, 10*time.Millisecond) }
+
 // probePaths asks over each connection whether it is open, and each consumer of which the hub holds something whether it
 // hears us, until the bus closes.
 func (b *Bus) probePaths() {
-	tick := time.NewTicker(max(margin(b.cfg.AckWait)/5, 10*time.Millisecond))
+	tick := time.NewTicker(b.probeEvery())
 	defer tick.Stop()
 	for {
 		select {
@@ -130,12 +157,13 @@ func (b *Bus) probePaths() {
 		case <-tick.C:
 		}
 		now := b.clock.now()
+		b.probed.Store(now)
 		for _, l := range b.links {
 			l.probe(now)
 		}
 		b.eachGroup(func(g *group) {
 			for i := range g.paths {
-				if p := &g.paths[i]; p.held.Load() > 0 || p.asked.Load() != 0 {
+				if p := &g.paths[i]; p.held.Load() > 0 || p.asked.Load() != 0 || p.keeps() {
 					g.probe(b.links[i], p, now)
 				}
 			}
@@ -148,7 +176,7 @@ func (l *link) probe(now int64) {
 	if l.mute || !l.up.Load() || !l.echo.begin(now) {
 		return
 	}
-	err := l.ask(&nats.Msg{Subject: echoSubject}, now, askerFunc(func(_ *nats.Msg, err error) {
+	err := l.askUntil(&nats.Msg{Subject: echoSubject}, now+int64(probeWait), askerFunc(func(_ *nats.Msg, err error) {
 		l.echo.end(now, err == nil)
 		if err == nil {
 			l.bus.eachGroup(func(g *group) { g.paths[l.index].open(g, l) })
@@ -161,12 +189,9 @@ func (l *link) probe(now int64) {
 
 // open sends what was kept if nothing is silent any more.
 func (p *path) open(g *group, l *link) {
-	p.mu.Lock()
-	none := len(p.kept) == 0
-	p.mu.Unlock()
 	now := g.bus.clock.now()
 	switch {
-	case none || g.silent(l, now):
+	case !p.keeps() || g.silent(l, now):
 	case g.memory: // another hub may have made a consumer of the same name anew meanwhile
 		g.ask(l, now, func(*consumerState) { p.release() })
 	default:
@@ -180,7 +205,7 @@ func (g *group) probe(l *link, p *path, now int64) {
 		return
 	}
 	msg := &nats.Msg{Subject: g.keepAliveSubject(), Data: progress}
-	err := l.ask(msg, now, askerFunc(func(reply *nats.Msg, err error) {
+	err := l.askUntil(msg, now+int64(probeWait), askerFunc(func(reply *nats.Msg, err error) {
 		answered := err == nil && !noResponders(reply)
 		p.end(now, answered)
 		switch {

@@ -7,6 +7,9 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
+
+	"eventhub/jetstream/jsonpointer"
 )
 
 // Bounds of the fields of a rule. Those of a compacted topic leave the server time to fill the bucket from the stream.
@@ -14,6 +17,8 @@ const (
 	minRuleAge         = 100 * time.Millisecond // the server's own
 	minDuplicateWindow = time.Second
 	minSnapshotEvery   = time.Second
+	maxKeySource       = 512
+	maxBatchKeys       = 1_000
 	maxRulePayload     = 64<<20 - payloadMargin // no server takes more
 
 	minCompactedAge   = time.Hour
@@ -35,6 +40,8 @@ const (
 	fieldCompaction      = "compaction"
 	fieldSnapshotTopic   = "snapshot.topic"
 	fieldSnapshotEvery   = "snapshot.every"
+	fieldSnapshotSource  = "snapshot.key_source"
+	fieldSnapshotKeys    = "snapshot.batch_keys"
 )
 
 // RuleError says what is wrong with one of several rules, and what to do.
@@ -186,11 +193,47 @@ func (r *TopicRule) validate() (faults []*RuleError) {
 		check(r.MaxBytes <= 0 || r.MaxBytes >= minCompactedBytes, of(fieldBytes, fieldCompaction), "bytes %s: a compacted topic needs at least %s, so that nothing goes before its bucket has it", sizeText(r.MaxBytes), sizeText(minCompactedBytes))
 	}
 	if s := r.Snapshot; s != nil {
-		check(r.Compaction, of(fieldSnapshotTopic, fieldCompaction), "snapshots are made of compacted topics only: add compaction: true")
+		check(r.Compaction || s.KeySource != "", of(fieldSnapshotTopic, fieldCompaction, fieldSnapshotSource), "snapshots are made by key: add compaction: true, or key_source: /id if the key is in the payload")
 		check(!wild(r.Pattern), of(fieldSnapshotTopic, fieldPattern), "snapshots are made of one topic, and this is a pattern: give that topic a rule of its own")
 		check(ValidTopic(s.Topic) == nil, of(fieldSnapshotTopic), "snapshot topic %q is no topic: it is segments of letters, digits, _ and - joined by dots", s.Topic)
 		check(s.Topic != r.Pattern, of(fieldSnapshotTopic), "the snapshots cannot go to the topic that they are made of: choose another, such as %s.snapshot", r.Pattern)
 		check(s.Every == 0 || s.Every >= minSnapshotEvery, of(fieldSnapshotEvery), "every %v: at least %v is allowed; without it, it is 30s", s.Every, minSnapshotEvery)
+		if !r.Compaction && s.KeySource != "" { // read from the stream
+			check(r.MaxAge <= 0 || r.MaxAge >= minCompactedAge, of(fieldAge, fieldSnapshotTopic), "age %v: a topic with snapshots needs at least %v, so that nothing goes before it is in one", r.MaxAge, minCompactedAge)
+			check(r.MaxMsgs <= 0 || r.MaxMsgs >= minCompactedMsgs, of(fieldMessages, fieldSnapshotTopic), "messages %d: a topic with snapshots needs at least %d, so that nothing goes before it is in one", r.MaxMsgs, minCompactedMsgs)
+			check(r.MaxBytes <= 0 || r.MaxBytes >= minCompactedBytes, of(fieldBytes, fieldSnapshotTopic), "bytes %s: a topic with snapshots needs at least %s, so that nothing goes before it is in one", sizeText(r.MaxBytes), sizeText(minCompactedBytes))
+			check(r.MaxAge < minCompactedAge || s.Every <= r.MaxAge/2, of(fieldSnapshotEvery, fieldAge), "every %v: at most half of age %v is allowed, so that nothing goes before it is in a snapshot", s.Every, r.MaxAge)
+		}
+		faults = append(faults, s.keyFaults(r.Pattern)...)
+	}
+	return faults
+}
+
+// keyFaults are what is wrong with the keys of snapshots.
+func (s *SnapshotRule) keyFaults(pattern string) (faults []*RuleError) {
+	fault := func(field, format string, args ...any) {
+		faults = append(faults, &RuleError{Pattern: pattern, Fields: []string{field}, Other: -1, Msg: fmt.Sprintf(format, args...)})
+	}
+	if len(s.KeySource) > maxKeySource {
+		fault(fieldSnapshotSource, "key_source has %d bytes, at most %d are allowed", len(s.KeySource), maxKeySource)
+	} else if _, err := jsonpointer.Parse(s.KeySource); err != nil {
+		fault(fieldSnapshotSource, "key_source %q is no JSON pointer: %v", s.KeySource, err)
+	}
+	if len(s.BatchKeys) > maxBatchKeys {
+		fault(fieldSnapshotKeys, "batch_keys has %d keys, at most %d are allowed", len(s.BatchKeys), maxBatchKeys)
+		return faults
+	}
+	known := make(map[string]bool, len(s.BatchKeys))
+	for i, key := range s.BatchKeys {
+		switch {
+		case key == "" || len(key) > maxKeyLen:
+			fault(fieldSnapshotKeys, "batch_keys: key %d has %d bytes, 1 to %d are allowed", i+1, len(key), maxKeyLen)
+		case !utf8.ValidString(key):
+			fault(fieldSnapshotKeys, "batch_keys: key %d is no valid UTF-8", i+1)
+		case known[key]:
+			fault(fieldSnapshotKeys, "batch_keys has %q twice: take one of them out", key)
+		}
+		known[key] = true
 	}
 	return faults
 }

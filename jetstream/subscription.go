@@ -327,6 +327,11 @@ func (s *Subscription) settleAll(ctx context.Context) error {
 	if err := s.returning.empty(ctx); err != nil {
 		return err
 	}
+	for _, m := range s.members {
+		if err := m.group.paths[s.link.index].sent(ctx); err != nil {
+			return err
+		}
+	}
 	if err := s.flush(ctx); err != nil { // also for what is under way to the inboxes
 		return err
 	}

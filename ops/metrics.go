@@ -53,6 +53,7 @@ type Metrics struct {
 	polled       *prometheus.HistogramVec
 	handled      *prometheus.HistogramVec
 	latency      *prometheus.HistogramVec
+	restarts     prometheus.Counter
 	limitReached *prometheus.CounterVec
 	projected    *prometheus.CounterVec
 	snapshots    *prometheus.CounterVec
@@ -99,6 +100,7 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 		polled:       newHistogram(reg, "subscribe_poll_duration_ms"),
 		handled:      newHistogram(reg, "delivery_handler_duration_ms"),
 		latency:      newHistogram(reg, "delivery_latency_ms"),
+		restarts:     newCounter(reg, "eventhub_server_restarts_total").WithLabelValues(),
 		limitReached: newCounter(reg, "eventhub_limit_reached_total"),
 		projected:    newCounter(reg, "eventhub_projected_total"),
 		snapshots:    newCounter(reg, "eventhub_snapshots_total"),
@@ -107,6 +109,7 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 			jetstream.GaugeTopics:        newGauge(reg, "eventhub_topics").WithLabelValues(),
 			jetstream.GaugeSubscriptions: newGauge(reg, "eventhub_subscriptions").WithLabelValues(),
 			jetstream.GaugeBucketsBroken: newGauge(reg, "eventhub_buckets_broken").WithLabelValues(),
+			jetstream.GaugeStreamsFailed: newGauge(reg, "eventhub_streams_failed").WithLabelValues(),
 		},
 		topics: make(map[string]struct{}),
 		pairs:  make(map[pair]*pairUse),
@@ -177,6 +180,9 @@ func (m *Metrics) Group(topic, group string, ephemeral bool) jetstream.GroupObse
 
 // LimitReached counts a refusal or a wait because of the named limit.
 func (m *Metrics) LimitReached(limit string) { m.limitReached.WithLabelValues(limit).Inc() }
+
+// ServerRestarted counts a restart of the embedded server by the hub.
+func (m *Metrics) ServerRestarted() { m.restarts.Inc() }
 
 // Gauge sets a named state of the bus. Names other than jetstream's Gauge constants are ignored.
 func (m *Metrics) Gauge(name string, value float64) {

@@ -6,7 +6,9 @@ package ops
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
+	"maps"
 	"net/http"
 	"sync/atomic"
 	"time"
@@ -15,6 +17,8 @@ import (
 	"github.com/go-chi/chi/v5/middleware"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"eventhub/jetstream"
 )
 
 const (
@@ -47,9 +51,15 @@ type Config struct {
 	// Ready, when not nil, is asked too: the hub is not ready while it returns an error, such as while draining. The
 	// error's text is shown to whoever asks.
 	Ready func() error
+	// Parts, when not nil, says how parts of the hub are that it can do without for a while, by their names: what they wait
+	// for, or PartOK. They are shown to whoever asks, and do not make the hub unready.
+	Parts func() map[string]string
 	// Logger is told when readiness changes, and why. Default: nothing is logged.
 	Logger *slog.Logger
 }
+
+// PartOK is what Config.Parts says of a part that works.
+const PartOK = "ok"
 
 // Server answers operators. Its methods may be called concurrently.
 type Server struct {
@@ -90,7 +100,8 @@ func New(cfg Config) *Server {
 // Handler serves /livez, /readyz, /healthz and /metrics.
 //
 // /livez answers 200 for as long as the process can answer at all. /readyz and /healthz answer 200 while the hub can do
-// its work, else 503; the body says which check failed, in words that give nothing internal away.
+// its work, else 503; the body says which check failed, and which parts of the hub wait, in words that give nothing internal
+// away.
 func (s *Server) Handler() http.Handler { return s.handler }
 
 func livez(w http.ResponseWriter, _ *http.Request) {
@@ -106,6 +117,9 @@ type health struct {
 
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	answer := health{Status: "ok", Checks: map[string]string{"bus": "ok", "hub": "ok"}}
+	if s.cfg.Parts != nil {
+		maps.Copy(answer.Checks, s.cfg.Parts())
+	}
 	var cause error
 	if s.cfg.Ready != nil {
 		if err := s.cfg.Ready(); err != nil {
@@ -121,6 +135,9 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 		}
 		cause = err
 		answer.Checks["bus"] = "unavailable"
+		if unstored, ok := errors.AsType[*jetstream.StorageError](err); ok {
+			answer.Checks["bus"] = unstored.Error()
+		}
 	}
 	status := http.StatusOK
 	if cause != nil {

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"eventhub/jetstream"
 )
 
 // busState is a Bus in the given state.
@@ -31,6 +33,7 @@ func TestProbes(t *testing.T) {
 		{"ready", nil, nil, http.StatusOK, `{"status":"ok","checks":{"bus":"ok","hub":"ok"}}`},
 		{"draining", nil, draining, http.StatusServiceUnavailable, `{"status":"unavailable","checks":{"bus":"ok","hub":"draining"}}`},
 		{"no bus", secret, nil, http.StatusServiceUnavailable, `{"status":"unavailable","checks":{"bus":"unavailable","hub":"ok"}}`},
+		{"no disk", &jetstream.StorageError{Streams: 2, Cause: "no space left on device"}, nil, http.StatusServiceUnavailable, `{"status":"unavailable","checks":{"bus":"2 streams cannot be written: no space left on device","hub":"ok"}}`},
 		{"neither", secret, draining, http.StatusServiceUnavailable, `{"status":"unavailable","checks":{"bus":"unavailable","hub":"draining"}}`},
 	}
 	for _, tt := range tests {
@@ -66,6 +69,20 @@ func TestProbes(t *testing.T) {
 				t.Errorf("the log does not name the cause:\n%s", log.String())
 			}
 		})
+	}
+}
+
+// A part that waits is shown, and the hub is ready all the same.
+func TestPartsThatWait(t *testing.T) {
+	server := New(Config{
+		Bus: busState{}, Registry: prometheus.NewRegistry(),
+		Parts: func() map[string]string { return map[string]string{"outbox": "waiting for its database"} },
+	})
+	rec := httptest.NewRecorder()
+	server.Handler().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	const want = `{"status":"ok","checks":{"bus":"ok","hub":"ok","outbox":"waiting for its database"}}`
+	if got := strings.TrimSpace(rec.Body.String()); rec.Code != http.StatusOK || got != want {
+		t.Errorf("/readyz answered %d %s, want 200 %s", rec.Code, got, want)
 	}
 }
 

@@ -9,27 +9,34 @@ import (
 // outboxes is what drainers report.
 type outboxes struct {
 	pending, parked, oldest *prometheus.GaugeVec
+	waiting, skew           *prometheus.GaugeVec
 	sent, found, failed     *prometheus.CounterVec
+	unclaimed               *prometheus.CounterVec
 	claimed, latency        *prometheus.HistogramVec
 }
 
 func newOutboxes(reg prometheus.Registerer) outboxes {
 	return outboxes{
-		pending: newGauge(reg, "eventhub_outbox_pending"),
-		parked:  newGauge(reg, "eventhub_outbox_parked"),
-		oldest:  newGauge(reg, "eventhub_outbox_oldest_age_ms"),
-		sent:    newCounter(reg, "eventhub_outbox_published_total"),
-		found:   newCounter(reg, "eventhub_outbox_found_total"),
-		failed:  newCounter(reg, "eventhub_outbox_failures_total"),
-		claimed: newHistogram(reg, "eventhub_outbox_claim_duration_ms"),
-		latency: newHistogram(reg, "eventhub_outbox_latency_ms"),
+		pending:   newGauge(reg, "eventhub_outbox_pending"),
+		parked:    newGauge(reg, "eventhub_outbox_parked"),
+		oldest:    newGauge(reg, "eventhub_outbox_oldest_age_ms"),
+		waiting:   newGauge(reg, "eventhub_outbox_waiting"),
+		skew:      newGauge(reg, "eventhub_outbox_clock_skew_ms"),
+		sent:      newCounter(reg, "eventhub_outbox_published_total"),
+		unclaimed: newCounter(reg, "eventhub_outbox_claim_failures_total"),
+		found:     newCounter(reg, "eventhub_outbox_found_total"),
+		failed:    newCounter(reg, "eventhub_outbox_failures_total"),
+		claimed:   newHistogram(reg, "eventhub_outbox_claim_duration_ms"),
+		latency:   newHistogram(reg, "eventhub_outbox_latency_ms"),
 	}
 }
 
 // Outbox observes the drainer of one outbox. Its methods may be called concurrently.
 type Outbox struct {
 	pending, parked, oldest prometheus.Gauge
+	waiting, skew           prometheus.Gauge
 	sent, found, failed     prometheus.Counter
+	unclaimed               prometheus.Counter
 	claimed, latency        prometheus.Observer
 }
 
@@ -37,7 +44,8 @@ type Outbox struct {
 func (b *outboxes) Outbox(name string) *Outbox {
 	return &Outbox{
 		pending: b.pending.WithLabelValues(name), parked: b.parked.WithLabelValues(name), oldest: b.oldest.WithLabelValues(name),
-		sent: b.sent.WithLabelValues(name), found: b.found.WithLabelValues(name), failed: b.failed.WithLabelValues(name),
+		waiting: b.waiting.WithLabelValues(name), skew: b.skew.WithLabelValues(name),
+		sent: b.sent.WithLabelValues(name), found: b.found.WithLabelValues(name), failed: b.failed.WithLabelValues(name), unclaimed: b.unclaimed.WithLabelValues(name),
 		claimed: b.claimed.WithLabelValues(name), latency: b.latency.WithLabelValues(name),
 	}
 }
@@ -45,12 +53,24 @@ func (b *outboxes) Outbox(name string) *Outbox {
 // Claimed is told of each claim that found records, and how long it took.
 func (o *Outbox) Claimed(_ int, took time.Duration) { o.claimed.Observe(milliseconds(took)) }
 
+// ClaimFailed counts a claim that failed, or a lane that a claim had to leave out.
+func (o *Outbox) ClaimFailed() { o.unclaimed.Inc() }
+
 // Published counts a record that is in its stream, and was added so long ago; found says that it was there already.
 func (o *Outbox) Published(age time.Duration, found bool) {
 	o.sent.Inc()
 	o.latency.Observe(milliseconds(age))
 	if found {
 		o.found.Inc()
+	}
+}
+
+// Waiting is told whether the database of the outbox cannot be used, so that its records wait.
+func (o *Outbox) Waiting(waits bool) {
+	if waits {
+		o.waiting.Set(1)
+	} else {
+		o.waiting.Set(0)
 	}
 }
 
@@ -63,3 +83,6 @@ func (o *Outbox) Backlog(pending, parked int, oldest time.Duration) {
 	o.parked.Set(float64(parked))
 	o.oldest.Set(milliseconds(oldest))
 }
+
+// ClockSkew is told how far the clock of NATS is ahead of that of the outbox.
+func (o *Outbox) ClockSkew(ahead time.Duration) { o.skew.Set(milliseconds(ahead)) }

@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"eventhub/jetstream"
 	"eventhub/outbox"
 	"eventhub/outbox/pgtest"
@@ -214,30 +212,31 @@ func claimAndSettle(ctx context.Context, s *outbox.SQLStore, worker string) erro
 	}
 }
 
-// BenchmarkLatency commits a transaction every 5 ms, and measures from the end of each commit until its event is at a
-// subscriber of the bus: with NOTIFY, and with nothing but polling.
+// BenchmarkLatency commits a transaction now and then, and measures from the end of each commit until its event is at a
+// subscriber of the bus: with drainers that are woken, and with nothing but polling.
 func BenchmarkLatency(b *testing.B) {
 	cluster := pgtest.StartDurable(b)
-	listen := outbox.PgxListener(func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, cluster.DSN()) })
-	b.Run("postgres/notify", func(b *testing.B) {
-		_, db, table := flatStore(b, outbox.PostgreSQL, cluster.DSN())
-		s, err := outbox.NewSQLStore(outbox.SQLConfig{Dialect: outbox.PostgreSQL, DB: db, Table: table, Listen: listen})
-		if err != nil {
-			b.Fatal(err)
-		}
-		latency(b, s, db)
-	})
-	b.Run("postgres/poll", func(b *testing.B) {
-		s, db, _ := flatStore(b, outbox.PostgreSQL, cluster.DSN())
-		latency(b, s, db)
-	})
-	b.Run("sqlite/poll", func(b *testing.B) {
-		s, db := newSQLite(b)
-		latency(b, s, db)
-	})
+	for _, every := range []time.Duration{5 * time.Millisecond, 300 * time.Millisecond} {
+		b.Run(fmt.Sprint("postgres/woken/every=", every), func(b *testing.B) {
+			_, db, table := flatStore(b, outbox.PostgreSQL, cluster.DSN())
+			s, err := outbox.NewSQLStore(outbox.SQLConfig{Dialect: outbox.PostgreSQL, DB: db, Table: table, Listen: listenAt(cluster.DSN())})
+			if err != nil {
+				b.Fatal(err)
+			}
+			latency(b, s, db, every)
+		})
+		b.Run(fmt.Sprint("postgres/poll/every=", every), func(b *testing.B) {
+			s, db, _ := flatStore(b, outbox.PostgreSQL, cluster.DSN())
+			latency(b, s, db, every)
+		})
+		b.Run(fmt.Sprint("sqlite/poll/every=", every), func(b *testing.B) {
+			s, db := newSQLite(b)
+			latency(b, s, db, every)
+		})
+	}
 }
 
-func latency(b *testing.B, s *outbox.SQLStore, db *sql.DB) {
+func latency(b *testing.B, s *outbox.SQLStore, db *sql.DB, every time.Duration) {
 	b.Helper()
 	bus := openBus(b, jetstream.Config{})
 	arrived := make(chan arrival, b.N+1) // has room for all
@@ -273,7 +272,7 @@ func latency(b *testing.B, s *outbox.SQLStore, db *sql.DB) {
 	}
 	add(0) // makes the stream
 	await(b, arrived)
-	tick := time.NewTicker(5 * time.Millisecond)
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	committed := make([]time.Time, b.N)
 	b.ResetTimer()

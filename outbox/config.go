@@ -30,7 +30,8 @@ type Config struct {
 	// Lease is how long others wait for a drainer that died: default 30 s, 100 ms at least. While it works on records it
 	// renews their leases every third of it.
 	Lease time.Duration
-	// Poll is how often it looks for records when nobody wakes it: default 250 ms.
+	// Poll is how often it looks for records when none have come for a while and nobody wakes it: default 250 ms. Soon after
+	// there were some it looks more often: every 10 ms at first.
 	Poll time.Duration
 	// MaxAttempts is how often a record is tried before it is parked: default 10. What the bus will never take (a bad topic,
 	// bad options, a payload that is too large) is parked at once. While NATS is away nothing is counted.
@@ -46,8 +47,9 @@ type Config struct {
 	// Margin is how much earlier than a topic's duplicate window says the drainer stops to rely on it, so that a publish which
 	// takes long is still within it: default 30 s. A record whose publish may have begun earlier is looked up in the stream.
 	Margin time.Duration
-	// ClockSkew is how far the clocks of the store and of NATS may be apart: default 1 min. Records are looked up from so much
-	// earlier than their publish may have begun.
+	// ClockSkew is how far clocks may be apart: default 1 min. Records are looked up from so much earlier than their publish
+	// may have begun, for the servers of a NATS cluster have a clock each. When that of the store is further from that of NATS,
+	// the drainer says so; it publishes all the same, as nothing depends on the store's.
 	ClockSkew time.Duration
 	// LookupMax bounds how many events a look-up reads the headers of: default 1,000,000.
 	LookupMax int

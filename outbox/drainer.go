@@ -17,6 +17,13 @@ const (
 	againMax   = 5 * time.Second
 	// searchWait is between claims that found nothing but did not look everywhere.
 	searchWait = 20 * time.Millisecond
+	// Between claims that found nothing is pollFirst, or one pollPart-th of the time since there was something.
+	pollFirst = 10 * time.Millisecond
+	pollPart  = 4
+	// sleepAfter is how long nothing must have come before the store is asked to tell of more. It is longer than most
+	// transactions: one that added a record before the store was asked, and commits afterwards, tells nobody, and is found by
+	// polling.
+	sleepAfter = 100 * time.Millisecond
 	// saveWait is how long what became of records waits for that of others, while there are others under way.
 	saveWait = 5 * time.Millisecond
 	// storeWait bounds a call of the store, whose host may be gone without a word.
@@ -30,8 +37,11 @@ type Drainer struct {
 	cfg   Config
 	log   *slog.Logger
 	began time.Time // what its times count from, by the monotonic clock
+	clock natsClock
 
-	wake chan struct{}
+	wake   chan struct{} // records may have been added
+	look   chan struct{} // look once: the store tells of records from now on
+	asleep chan struct{} // there is nothing to do: the store shall tell of records
 
 	mu      sync.Mutex // guards what follows
 	started bool
@@ -47,15 +57,18 @@ func NewDrainer(cfg Config) (*Drainer, error) {
 	}
 	return &Drainer{
 		cfg: cfg, log: cfg.Logger.With(slog.String("worker", cfg.Worker)), began: time.Now(),
-		wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+		wake: make(chan struct{}, 1), look: make(chan struct{}, 1), asleep: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
 	}, nil
 }
 
 // Wake tells the drainer that records may have been added, so that it need not poll for them. It does not block.
-func (d *Drainer) Wake() {
+func (d *Drainer) Wake() { tell(d.wake) }
+
+// tell sends to a channel that has room for one, unless it is full: who receives knows already.
+func tell(ch chan<- struct{}) {
 	select {
-	case d.wake <- struct{}{}:
-	default: // it knows already
+	case ch <- struct{}{}:
+	default:
 	}
 }
 
@@ -138,7 +151,10 @@ func (d *Drainer) Drain(ctx context.Context) (Drained, error) {
 func (d *Drainer) listen(ctx context.Context) {
 	for wait := againFirst; ; wait = min(2*wait, againMax) {
 		heard := false
-		err := d.cfg.Store.Listen(ctx, func() { heard = true; d.Wake() })
+		err := d.cfg.Store.Listen(ctx, Sleeper{Asleep: d.asleep, Listening: func() { heard = true; tell(d.look) }, Wake: d.Wake})
+		if errors.Is(err, errPooler) {
+			d.log.WarnContext(ctx, "the store does not tell of new records; only polling for them", slog.Any("error", err))
+		}
 		if errors.Is(err, ErrCannotListen) || ctx.Err() != nil {
 			return
 		}

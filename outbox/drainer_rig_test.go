@@ -73,6 +73,20 @@ func (c counting) FindIDs(ctx context.Context, s jetstream.IDSearch) (map[string
 	return c.History.FindIDs(ctx, s)
 }
 
+func (w *watcher) Now(ctx context.Context) (time.Time, error) {
+	if w.Bus == nil {
+		return time.Now(), nil
+	}
+	return w.Bus.Admin().Now(ctx)
+}
+
+func (w *watcher) MaxPayload() int {
+	if w.Bus == nil {
+		return outbox.DefaultMaxPayload
+	}
+	return w.Bus.MaxPayload()
+}
+
 func (w *watcher) set(before beforePublish, after afterPublish) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -106,11 +120,13 @@ func unknownOutcome() error {
 
 // counts is an Observer.
 type counts struct {
-	claimed, published, found, failed, parked atomic.Int64
-	backlog                                   atomic.Pointer[outbox.Stats]
+	claimed, unclaimed, published, found, failed, parked, skew atomic.Int64
+	backlog                                                    atomic.Pointer[outbox.Stats]
 }
 
 func (c *counts) Claimed(rows int, _ time.Duration) { c.claimed.Add(int64(rows)) }
+
+func (c *counts) ClaimFailed() { c.unclaimed.Add(1) }
 
 func (c *counts) Published(_ time.Duration, found bool) {
 	c.published.Add(1)
@@ -127,6 +143,8 @@ func (c *counts) Failed(parked bool) {
 }
 
 func (c *counts) Backlog(s outbox.Stats) { c.backlog.Store(&s) }
+
+func (c *counts) ClockSkew(skew time.Duration) { c.skew.Store(int64(skew)) }
 
 // rig is a store and a bus, and what was added.
 type rig struct {

@@ -36,6 +36,10 @@ func (b *fakeBus) Publish(_ context.Context, topic string, _ []byte, o jetstream
 
 func (b *fakeBus) Ready(context.Context) error { return nil }
 
+func (b *fakeBus) MaxPayload() int { return 1 << 10 }
+
+func (b *fakeBus) Now(context.Context) (time.Time, error) { return time.Now(), nil }
+
 func (b *fakeBus) History(string) outbox.History { return b }
 
 func (b *fakeBus) FindIDs(_ context.Context, s jetstream.IDSearch) (map[string]bool, bool, error) {

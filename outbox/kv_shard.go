@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"encoding/json"
 	"math"
 	"slices"
@@ -97,7 +98,7 @@ func (sh *shard) claim(opts *ClaimOptions, most, left int, now int64) (got []*Re
 			left -= len(r.Payload)
 			r.Status, r.ClaimedBy, r.LeaseUntil = Claimed, opts.Worker, now+opts.Lease.Milliseconds()
 			if r.PublishBegan == 0 {
-				r.PublishBegan = now
+				r.PublishBegan = cmp.Or(opts.Began, now)
 			}
 			got = append(got, r)
 		}

@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -213,6 +214,7 @@ func (s *KVStore) Claim(ctx context.Context, opts ClaimOptions) (Claim, error) {
 		return Claim{}, fmt.Errorf("outbox: KV store: claim: the worker's name has %d bytes as JSON, at most %d are allowed", n, kvText)
 	}
 	c := Claim{Now: time.Now().UnixMilli()}
+	c.Began = cmp.Or(opts.Began, c.Now)
 	var failed error
 	start, left := int(s.turn.Add(1)), opts.bytes()
 	for n := range s.shards {
@@ -375,6 +377,9 @@ func (s *KVStore) changeAll(ctx context.Context, f func(r *Record, now int64) bo
 	return total, nil
 }
 
+// Now implements Store.
+func (s *KVStore) Now(context.Context) (time.Time, error) { return time.Now(), nil }
+
 // Stats implements Store.
 func (s *KVStore) Stats(ctx context.Context) (Stats, error) {
 	var st Stats
@@ -449,7 +454,7 @@ func (s *KVStore) Purge(ctx context.Context, opts PurgeOptions) (int, error) {
 }
 
 // Listen implements Store. It hears of records that this KVStore has added.
-func (s *KVStore) Listen(ctx context.Context, wake func()) error {
+func (s *KVStore) Listen(ctx context.Context, sleeper Sleeper) error {
 	ch := make(chan struct{}, 1)
 	s.mu.Lock()
 	s.wakes[ch] = struct{}{}
@@ -462,7 +467,7 @@ func (s *KVStore) Listen(ctx context.Context, wake func()) error {
 	for {
 		select {
 		case <-ch:
-			wake()
+			sleeper.Wake()
 		case <-ctx.Done():
 			return ctx.Err()
 		}

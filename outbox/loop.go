@@ -19,15 +19,16 @@ type job struct {
 	// must be published within it.
 	window  time.Duration
 	claimed int64         // the store's time of the claim, in epoch milliseconds
+	noted   int64         // what the claim noted as PublishBegan where nothing was noted
 	at      time.Duration // of the claim, by the drainer's clock
 
 	until atomic.Int64 // by the drainer's clock: nothing may be published later, for the lease may end
 	lost  atomic.Bool  // somebody else has some of them
 }
 
-// fresh says that the record was never claimed before, or is known not to have been published since. The store's clock may
+// fresh says that the record was never claimed before, or is known not to have been published since. The clock of NATS may
 // have gone back, so that the claim before this one can seem to be later.
-func (j *job) fresh(r *Record) bool { return r.PublishBegan == j.claimed }
+func (j *job) fresh(r *Record) bool { return r.PublishBegan == j.noted }
 
 // outcome is what became of a job.
 type outcome struct {
@@ -57,11 +58,15 @@ type loop struct {
 
 	stopping bool
 	idle     bool          // the last claim found nothing, and looked everywhere
-	passed   time.Duration // how long the claims have taken since it last was
+	worked   time.Duration // when a claim found something, or the store told of something, last
+	slept    bool          // the store was asked to wake the drainer, and has not done so since
 	claimAt  time.Duration // when to claim next
 	claimGap time.Duration // how long the next failure of the store will delay that
 	awayGap  time.Duration // how long the next failure of NATS will
 	away     bool          // NATS was not there: ask before anything is claimed
+	skewAt   time.Duration // when to compare the clocks next
+	skewed   bool          // they were apart
+	skewSaid time.Duration // when the log last said so
 	saveAt   time.Duration
 	saveGap  time.Duration
 	renewAt  time.Duration
@@ -84,7 +89,7 @@ const maxPaused = 1_000
 func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 	l := &loop{
 		Drainer: d, once: once, held: make(map[*job]struct{}), owner: make(map[string]*job), ended: make(map[*job]struct{}), paused: make(map[string]*topicPause),
-		claimGap: againFirst, awayGap: againFirst, saveGap: againFirst, renewAt: d.now() + d.cfg.Lease/3, well: d.now(),
+		claimGap: againFirst, awayGap: againFirst, saveGap: againFirst, renewAt: d.now() + d.cfg.Lease/3, well: d.now(), worked: d.now(),
 	}
 	jobs, outcomes := make(chan *job), make(chan *outcome, d.cfg.BatchSize)
 	var workers sync.WaitGroup
@@ -118,9 +123,10 @@ func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 		case <-stop:
 			l.stopping, stop = true, nil
 		case <-d.wake:
-			if l.idle {
-				l.claimAt = min(l.claimAt, d.now())
-			}
+			l.worked, l.slept = d.now(), false
+			l.claimIfIdle()
+		case <-d.look:
+			l.claimIfIdle()
 		case to <- first:
 			l.ready = l.ready[1:]
 		case o := <-outcomes:
@@ -135,6 +141,13 @@ func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 			}
 		case <-timer.C:
 		}
+	}
+}
+
+// claimIfIdle has the next claim be made now, unless one is to come soon anyway.
+func (l *loop) claimIfIdle() {
+	if l.idle {
+		l.claimAt = min(l.claimAt, l.now())
 	}
 }
 
@@ -226,12 +239,19 @@ func (l *loop) claim(ctx context.Context) {
 		l.away = false
 		l.log.InfoContext(ctx, "the event bus is there")
 	}
+	if err := l.lookAtClocks(ctx); err != nil {
+		l.away = true
+		l.claimAt = l.again(&l.awayGap)
+		l.failed(err)
+		l.log.WarnContext(ctx, "the event bus is away: records wait", slog.Any("error", err))
+		return
+	}
 	began := l.now()
 	sctx, cancel := context.WithTimeout(ctx, storeWait)
 	defer cancel()
 	c, err := l.cfg.Store.Claim(sctx, ClaimOptions{
 		Worker: l.cfg.Worker, Limit: l.cfg.BatchSize - l.records, Bytes: l.cfg.HeldBytes - l.bytes, Lease: l.cfg.Lease,
-		PassErrors: l.cfg.PassErrors, ExceptTopics: l.exceptTopics(began),
+		PassErrors: l.cfg.PassErrors, ExceptTopics: l.exceptTopics(began), MaxPayload: l.cfg.Bus.MaxPayload(), Began: l.clock.earliest(began),
 	})
 	if err != nil {
 		if ctx.Err() == nil {
@@ -239,38 +259,48 @@ func (l *loop) claim(ctx context.Context) {
 		}
 		l.claimAt = l.again(&l.claimGap)
 		l.failed(err)
+		l.cfg.Observer.ClaimFailed()
 		return
 	}
+	for _, f := range c.Failed {
+		l.log.ErrorContext(ctx, "records of a lane cannot be claimed; leaving them out for a while", slog.String("lane", f.Lane), slog.Any("error", f.Err))
+		l.cfg.Observer.ClaimFailed()
+	}
 	l.claimGap, l.well = againFirst, l.now()
-	l.idle = false
-	l.passed += l.now() - began
-	switch {
-	case len(c.Records) > 0:
-		l.cfg.Observer.Claimed(len(c.Records), l.now()-began)
+	took := l.now() - began
+	if len(c.Records) > 0 {
+		l.worked = l.now()
+		l.cfg.Observer.Claimed(len(c.Records), took)
 		l.deal(c, began)
+	}
+	switch l.idle = !c.More; {
+	case l.idle:
+		l.claimAt = l.now() + max(l.rest(), took)
+	case len(c.Records) > 0:
 		l.claimAt = l.now()
-		if !c.More {
-			l.claimAt += l.rest()
-		}
-	case c.More:
-		l.claimAt = l.now() + searchWait
-	default:
-		l.claimAt = l.now() + l.rest()
+	default: // lanes that wait: looking for others takes no more than half of the time
+		l.claimAt = l.now() + max(searchWait, took)
 	}
 }
 
-// rest ends a pass over all that waits, and is how long to wait for the next one: at least as long as this one took, for a
-// pass looks at each lane that has a parked record, however many there are.
+// rest is how long to wait for new records: a part of the time since there were some, so that those that follow are found soon,
+// and Config.Poll at most. After sleepAfter, the store is asked to wake the drainer.
 func (l *loop) rest() time.Duration {
-	took := l.passed
-	l.idle, l.passed = true, 0
-	return max(jitter(l.cfg.Poll), took)
+	since := l.now() - l.worked
+	if since >= sleepAfter && !l.slept {
+		l.slept = true
+		tell(l.asleep)
+	}
+	return jitter(min(max(pollFirst, since/pollPart), l.cfg.Poll))
 }
 
 func (d *Drainer) busReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, readyWait)
+	ready, cancel := context.WithTimeout(ctx, readyWait)
 	defer cancel()
-	return d.cfg.Bus.Ready(ctx)
+	if err := d.cfg.Bus.Ready(ready); err != nil {
+		return err
+	}
+	return d.askClock(ctx)
 }
 
 // exceptTopics are the topics that are paused now.
@@ -294,12 +324,12 @@ func (l *loop) deal(c Claim, began time.Duration) {
 	lanes := make(map[string]*job)
 	for _, r := range c.Records {
 		name, ordered := r.lane(), r.Key != ""
-		if !ordered && r.PublishBegan != c.Now {
+		if !ordered && r.PublishBegan != c.Began {
 			name = "//" + r.Topic // looked up together
 		}
 		j := lanes[name]
 		if j == nil {
-			j = &job{ordered: ordered, claimed: c.Now, at: began}
+			j = &job{ordered: ordered, claimed: c.Now, noted: c.Began, at: began}
 			j.until.Store(int64(began + l.usable()))
 			lanes[name] = j
 			l.ready = append(l.ready, j)

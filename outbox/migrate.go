@@ -5,15 +5,46 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"hash/fnv"
+	"slices"
 	"strings"
 )
 
-// migration is one step of the tables; see names for what stands in braces. A migration that was released is never changed.
+// migration is one step of the tables; see names for what stands in braces. A migration that was released is changed only so
+// that later ones have less to do where there is no table yet: the table becomes the same.
 type migration struct {
 	about            string
 	sqlite, postgres []string
+	// oldSQLite are for SQLite where an earlier version has made the table. ALTER TABLE of SQLite changes no column, and a copy
+	// of the table would lose triggers and references of others.
+	oldSQLite []string
 }
+
+// defaultID is the id of a row whose writer gives none: a UUIDv7, as Add makes it.
+var defaultID = map[Dialect]string{
+	SQLite: `printf('%08x-%04x-7%03x-%04x-%012x', ` + sqliteNow + ` >> 16, ` + sqliteNow + ` & 65535, random() & 4095, 32768 | (random() & 16383), random() & 281474976710655)`,
+	PostgreSQL: `CAST(CAST(encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid())
+  PLACING substring(int8send(CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)) FROM 3) FROM 1 FOR 6), 52, 1), 53, 1), 'hex') AS uuid) AS TEXT)`,
+}
+
+// sqliteNow is what SQLite 3.37 knows of the time, in epoch milliseconds.
+const sqliteNow = `CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)`
+
+const (
+	// sqliteRow is the most bytes of text, besides names, of a row of SQLite, which writes a row anew as a whole, from memory,
+	// when its status changes. NATS takes no message that is larger.
+	sqliteRow = 64 << 20
+	// sqliteChecks refuse what could not be worked with, and names that are too long for indexes, which PostgreSQL refuses by
+	// itself. Without CAST a length ends at a NUL.
+	sqliteChecks = `,
+  CONSTRAINT names_of_at_most_64_KiB CHECK (max(length(CAST(id AS BLOB)), length(CAST(aggregatetype AS BLOB)), length(CAST(aggregateid AS BLOB))) <= 65536),
+  CONSTRAINT text_of_at_most_64_MiB CHECK (length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB)) + length(CAST(attributes AS BLOB)) + length(CAST(type AS BLOB)) <= 67108864)`
+)
+
+// sqliteText is how many bytes of text a row of SQLite has besides names, for SQLite 3.43.
+const sqliteText = `octet_length(payload) + octet_length(headers) + octet_length(attributes) + octet_length(type)`
+
+// sqliteID is the column of SQLite without its default, as version 2 made it.
+const sqliteID = `id            TEXT NOT NULL UNIQUE`
 
 // Columns that Debezium's outbox event router knows have the names it expects by default: id, aggregatetype, aggregateid, type,
 // payload. A service that writes with plain SQL needs no others, for all the rest has defaults. Its statement is refused when it
@@ -28,14 +59,14 @@ var migrations = []migration{
 		sqlite: []string{
 			`CREATE TABLE {table} (
   seq           INTEGER PRIMARY KEY AUTOINCREMENT,
-  id            TEXT NOT NULL UNIQUE,
+  ` + sqliteID + ` DEFAULT (` + defaultID[SQLite] + `),
   aggregatetype TEXT NOT NULL CONSTRAINT topic_without_slash CHECK (aggregatetype <> '' AND aggregatetype NOT LIKE '%/%'),  -- topic
   aggregateid   TEXT NOT NULL DEFAULT '',  -- key, or '' for none
   type          TEXT NOT NULL DEFAULT '',  -- header "type" of the event, or ''
   payload       TEXT NOT NULL,             -- JSON
   headers       TEXT NOT NULL DEFAULT '',  -- JSON object of strings, or ''
   attributes    TEXT NOT NULL DEFAULT '',  -- JSON object with sid, tags, caused_by, tombstone, or ''
-  ts            INTEGER NOT NULL DEFAULT (CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)),  -- of the event; all times are epoch milliseconds
+  ts            INTEGER NOT NULL DEFAULT (` + sqliteNow + `),  -- of the event; all times are epoch milliseconds
   status        TEXT NOT NULL DEFAULT 'pending' CHECK (status = 'pending' OR status = 'claimed' OR status = 'sent' OR status = 'error'),
   claimed_by    TEXT NOT NULL DEFAULT '',
   lease_until   INTEGER NOT NULL DEFAULT 0,
@@ -43,9 +74,9 @@ var migrations = []migration{
   last_err      TEXT NOT NULL DEFAULT '',
   next_at       INTEGER NOT NULL DEFAULT 0,
   publish_began INTEGER NOT NULL DEFAULT 0,
-  added_at      INTEGER NOT NULL DEFAULT (CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)),
+  added_at      INTEGER NOT NULL DEFAULT (` + sqliteNow + `),
   sent_at       INTEGER NOT NULL DEFAULT 0,
-  lane          TEXT NOT NULL GENERATED ALWAYS AS (CASE WHEN aggregateid = '' THEN '/' || aggregatetype || '/' || id ELSE aggregatetype || '/' || aggregateid END) STORED
+  lane          TEXT NOT NULL GENERATED ALWAYS AS (CASE WHEN aggregateid = '' THEN '/' || aggregatetype || '/' || id ELSE aggregatetype || '/' || aggregateid END) STORED` + sqliteChecks + `
 ) STRICT`,
 			`CREATE INDEX {table}_lanes ON {table} (lane, seq, status, added_at) WHERE status <> 'sent'`,
 			`CREATE INDEX {table}_claimed ON {table} (lease_until) WHERE status = 'claimed'`,
@@ -87,17 +118,37 @@ var migrations = []migration{
 			`ALTER TABLE {table} SET (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.05)`,
 		},
 	},
+	{
+		about: "rows have ids by default; on PostgreSQL, commits notify only while a drainer sleeps; on SQLite, what is too large is refused",
+		oldSQLite: []string{
+			`UPDATE {table} SET status = 'error', last_err = 'the row is larger than 64 MiB' WHERE status <> 'sent' AND ` + sqliteText + ` > 67108864`,
+			`PRAGMA writable_schema = ON`,
+			`UPDATE sqlite_schema SET sql = replace(replace(sql, '` + sqliteID + `,', '` + sqliteID + ` DEFAULT (` + strings.ReplaceAll(defaultID[SQLite], "'", "''") + `),'),
+  'STORED' || char(10) || ') STRICT', 'STORED` + sqliteChecks + `' || char(10) || ') STRICT') WHERE type = 'table' AND name = '{channel}'`,
+			`PRAGMA writable_schema = RESET`,
+			`CREATE VIEW {table}_changed AS SELECT 1`, // tells other connections to read the schema anew, which the update does not
+			`DROP VIEW {table}_changed`,
+		},
+		postgres: []string{
+			`ALTER TABLE {table} ALTER COLUMN id SET DEFAULT ` + defaultID[PostgreSQL],
+			`DROP TRIGGER IF EXISTS {table}_notify ON {table}`,
+			`CREATE TRIGGER {table}_notify AFTER INSERT ON {table} FOR EACH STATEMENT WHEN (` + drainerSleeps + `) EXECUTE FUNCTION {table}_notify()`,
+		},
+	},
 }
 
-func (m *migration) statements(d Dialect, table string) []string {
-	from := m.sqlite
-	if d == PostgreSQL {
-		from = m.postgres
+// statements are those of a dialect; old says that an earlier version has made the table.
+func (m *migration) statements(d Dialect, table string, old bool) []string {
+	from := m.postgres
+	if d == SQLite {
+		from = m.sqlite
+		if old {
+			from = slices.Concat(m.oldSQLite, m.sqlite)
+		}
 	}
-	in := strings.NewReplacer(names(table)...)
 	list := make([]string, len(from))
 	for i, s := range from {
-		list[i] = in.Replace(s)
+		list[i] = inTable(table, s)
 	}
 	return list
 }
@@ -109,13 +160,27 @@ func (s *SQLStore) SQL() string {
 	b.WriteString("BEGIN;\n\n" + s.q(versionsTable) + ";\n")
 	for i, m := range migrations {
 		fmt.Fprintf(&b, "\n-- %d: %s\n", i+1, m.about)
-		for _, statement := range m.statements(s.dialect, s.table) {
+		for _, statement := range m.statements(s.dialect, s.table, false) {
 			b.WriteString(statement + ";\n")
 		}
 		fmt.Fprintf(&b, "INSERT INTO %s_versions (version) VALUES (%d);\n", s.table, i+1)
 	}
 	b.WriteString("\nCOMMIT;\n")
 	return b.String()
+}
+
+// lockTimeout bounds how long a migration waits for transactions that use the table: others wait behind it.
+const lockTimeout = `SET LOCAL lock_timeout = '5s'`
+
+// inUse says what to do when that was not long enough.
+func inUse(err error) error {
+	if e, ok := errors.AsType[interface {
+		error
+		SQLState() string
+	}](err); ok && e.SQLState() == "55P03" {
+		return fmt.Errorf("the table is in use by a transaction that has not ended for 5 s; migrate again when it has: %w", err)
+	}
+	return err
 }
 
 const versionsTable = `CREATE TABLE IF NOT EXISTS {table}_versions (version INTEGER PRIMARY KEY)`
@@ -181,9 +246,10 @@ func (s *SQLStore) Migrate(ctx context.Context) (steps int, err error) {
 
 func (s *SQLStore) migrate(ctx context.Context, conn *sql.Conn) (steps int, err error) {
 	if s.dialect == PostgreSQL {
-		h := fnv.New64a()
-		_, _ = h.Write([]byte("eventhub outbox " + s.table))
-		if _, err := conn.ExecContext(ctx, s.q("SELECT pg_advisory_xact_lock(?)"), int64(h.Sum64())); err != nil { //nolint:gosec // any number will do
+		if _, err := conn.ExecContext(ctx, s.q("SELECT pg_advisory_xact_lock(?)"), advisoryLock(s.table, "")); err != nil {
+			return 0, err
+		}
+		if _, err := conn.ExecContext(ctx, lockTimeout); err != nil {
 			return 0, err
 		}
 	}
@@ -198,9 +264,9 @@ func (s *SQLStore) migrate(ctx context.Context, conn *sql.Conn) (steps int, err 
 		return 0, fmt.Errorf("the table has version %d, this program knows %d: use a newer one", have, len(migrations))
 	}
 	for i := have; i < len(migrations); i++ {
-		for _, statement := range migrations[i].statements(s.dialect, s.table) {
+		for _, statement := range migrations[i].statements(s.dialect, s.table, have > 0) {
 			if _, err := conn.ExecContext(ctx, statement); err != nil {
-				return 0, fmt.Errorf("version %d: %w", i+1, err)
+				return 0, fmt.Errorf("version %d: %w", i+1, inUse(err))
 			}
 		}
 		if _, err := conn.ExecContext(ctx, s.q("INSERT INTO {table}_versions (version) VALUES (?)"), i+1); err != nil {

@@ -16,8 +16,9 @@
 // # Once
 //
 // The id of a row is the id of its event, so that a second publish within the topic's duplicate window stores nothing. A claim
-// notes when a publish may begin, before it does. A row that is claimed again later than the window may remember is looked up
-// in the stream from that moment on, before it is published again. When even that cannot say whether it was published (the
+// notes when a publish may begin, before it does, by the clock of NATS, with which events are stored: what other clocks say, and
+// how they are set, does not matter. A row that is claimed again later than the window may remember is looked up in the stream
+// from that moment on, before it is published again. When even that cannot say whether it was published (the
 // stream has dropped events of that time, or has too many), the row is parked as an error instead, and says so.
 package outbox
 
@@ -34,6 +35,10 @@ type Bus interface {
 	Publish(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (jetstream.Receipt, error)
 	// History is asked about rows whose publish may have begun before.
 	History(topic string) History
+	// MaxPayload is the largest payload in bytes that Publish takes. Those of larger ones are not even read.
+	MaxPayload() int
+	// Now is the time by the clock that events are stored with.
+	Now(ctx context.Context) (time.Time, error)
 	// Ready is nil while the bus can serve. It is asked after it could not.
 	Ready(ctx context.Context) error
 }
@@ -56,21 +61,29 @@ type onJetStream struct{ *jetstream.Bus }
 
 func (b onJetStream) History(topic string) History { return b.Bus.History(topic) }
 
+func (b onJetStream) Now(ctx context.Context) (time.Time, error) { return b.Admin().Now(ctx) }
+
 // Observer is told what a Drainer does. Its methods may be called concurrently and must not block.
 type Observer interface {
 	// Claimed is told of each claim that found rows, and how long it took.
 	Claimed(rows int, took time.Duration)
+	// ClaimFailed is told of each claim that failed, and of each lane that a claim had to leave out.
+	ClaimFailed()
 	// Published counts a row that is in the stream. age is how long ago it was added; found says that it was there already.
 	Published(age time.Duration, found bool)
 	// Failed counts a try that failed; parked says that it was the last one.
 	Failed(parked bool)
 	// Backlog is told, every Config.StatsEvery, what is in the store.
 	Backlog(Stats)
+	// ClockSkew is told now and then how far the clock of NATS is ahead of the store's; it is negative when it is behind.
+	ClockSkew(time.Duration)
 }
 
 type nobody struct{}
 
 func (nobody) Claimed(int, time.Duration)    {}
+func (nobody) ClaimFailed()                  {}
 func (nobody) Published(time.Duration, bool) {}
 func (nobody) Failed(bool)                   {}
 func (nobody) Backlog(Stats)                 {}
+func (nobody) ClockSkew(time.Duration)       {}

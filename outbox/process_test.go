@@ -218,6 +218,8 @@ func (m *meter) History(topic string) outbox.History {
 	return counting{m.Bus.History(topic), &m.looks}
 }
 
+func (m *meter) Now(ctx context.Context) (time.Time, error) { return m.Bus.Admin().Now(ctx) }
+
 // drained is what a drainer says of itself, in lines "s <JSON>".
 type drained struct {
 	Published, Found, Tries, Duplicates, Looks, Most, Failed int64

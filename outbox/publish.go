@@ -26,7 +26,7 @@ func (d *Drainer) work(ctx context.Context, j *job) *outcome {
 		case stopped || ctx.Err() != nil || !d.may(j):
 			stopped = true
 			o.Failed = append(o.Failed, Failure{Record: r, Unsent: fresh})
-		case r.undecodable == nil && !fresh && !looked && j.window > 0 && d.sinceBegan(j, r) > j.window-d.cfg.Margin:
+		case r.undecodable == nil && !fresh && !looked && j.window > 0 && d.sinceBegan(r) > j.window-d.cfg.Margin:
 			stopped = true // it took so long meanwhile: it is claimed again, and looked up
 			o.Failed = append(o.Failed, Failure{Record: r})
 		case known == unknown && looked:
@@ -138,11 +138,10 @@ const (
 // them again might store them twice. Those that it was not asked for are not in sure.
 func (d *Drainer) lookUp(ctx context.Context, j *job) (sure map[string]presence, err error) {
 	var ids []string
-	var oldest int64
-	var wentBack bool // the store's clock did, and does not say how long ago it was
+	var oldest, newest int64
 	for _, r := range j.records {
 		if !j.fresh(r) && r.undecodable == nil {
-			wentBack = wentBack || r.PublishBegan > j.claimed
+			newest = max(newest, r.PublishBegan)
 			if ids = append(ids, r.ID); oldest == 0 || r.PublishBegan < oldest {
 				oldest = r.PublishBegan
 			}
@@ -165,12 +164,18 @@ func (d *Drainer) lookUp(ctx context.Context, j *job) (sure map[string]presence,
 	case err != nil:
 		return nil, fmt.Errorf("outbox: duplicate window of %s: %w", first.Topic, err)
 	}
+	if err := d.askClock(ctx); err != nil {
+		return nil, fmt.Errorf("outbox: look-up in %s: %w", first.Topic, err)
+	}
 	j.window = window
-	if !wentBack && d.sinceBegan(j, &Record{PublishBegan: oldest}) <= window-d.cfg.Margin {
+	now := d.now()
+	wentBack := newest > d.clock.latest(now) // the clock of NATS did, and does not say how long ago it was
+	if !wentBack && d.clock.latest(now)-oldest <= (window-d.cfg.Margin).Milliseconds() {
 		return nil, nil
 	}
+	since := time.UnixMilli(min(oldest, d.clock.earliest(now))).Add(-d.cfg.ClockSkew)
 	found, complete, err := history.FindIDs(ctx, jetstream.IDSearch{
-		Key: first.Key, IDs: ids, Since: time.UnixMilli(oldest).Add(-d.cfg.ClockSkew), Max: d.cfg.LookupMax,
+		Key: first.Key, IDs: ids, Since: since, Max: d.cfg.LookupMax,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("outbox: look-up in %s: %w", first.Topic, err)
@@ -190,8 +195,8 @@ func (d *Drainer) lookUp(ctx context.Context, j *job) (sure map[string]presence,
 }
 
 // sinceBegan is how long ago a record's publish may have begun.
-func (d *Drainer) sinceBegan(j *job, r *Record) time.Duration {
-	return time.Duration(j.claimed-r.PublishBegan)*time.Millisecond + d.now() - j.at
+func (d *Drainer) sinceBegan(r *Record) time.Duration {
+	return time.Duration(d.clock.latest(d.now())-r.PublishBegan) * time.Millisecond
 }
 
 // lookupTimeout bounds a look-up: it may take longer than a lease, which is renewed meanwhile.

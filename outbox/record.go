@@ -63,10 +63,12 @@ type Record struct {
 	LastErr  string `json:"last_err,omitempty"`
 	// NextAt is when it may be claimed again.
 	NextAt int64 `json:"next_at,omitempty"`
-	// PublishBegan is since when it may be in the stream.
+	// PublishBegan is since when it may be in the stream, by the clock of NATS.
 	PublishBegan int64 `json:"publish_began,omitempty"`
 	AddedAt      int64 `json:"added_at"`
 	SentAt       int64 `json:"sent_at,omitempty"`
+	// TooLarge, if not "", says which field is empty here because the store has too much of it.
+	TooLarge string `json:"too_large,omitempty"`
 
 	undecodable error // why a row that others wrote cannot be published
 }

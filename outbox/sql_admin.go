@@ -2,8 +2,19 @@ package outbox
 
 import (
 	"context"
+	"strconv"
 	"time"
 )
+
+// Now implements Store.
+func (s *SQLStore) Now(ctx context.Context) (time.Time, error) {
+	if s.db == nil {
+		return time.Time{}, errNoDB
+	}
+	var ms int64
+	err := s.db.QueryRowContext(ctx, s.q("SELECT {now}")).Scan(&ms)
+	return time.UnixMilli(ms), s.wrap("clock", err)
+}
 
 // Stats implements Store.
 func (s *SQLStore) Stats(ctx context.Context) (Stats, error) {
@@ -51,14 +62,17 @@ func (s *SQLStore) List(ctx context.Context, opts ListOptions) ([]*Record, error
 	if opts.Status != Sent {
 		unsent = " AND status <> 'sent'"
 	}
-	list, err := s.records(ctx, "SELECT "+columns+" FROM {table} WHERE status = ?"+unsent+" AND seq > ? ORDER BY seq LIMIT ?",
+	list, err := s.records(ctx, "SELECT "+s.columns(0)+" FROM {table} WHERE status = ?"+unsent+" AND seq > ? ORDER BY seq LIMIT ?",
 		[]any{string(opts.Status), opts.After, opts.limit()})
 	return list, s.wrap("list", err)
 }
 
-// Retry implements Store.
+// Retry implements Store. On SQLite it leaves alone what is too large to work with.
 func (s *SQLStore) Retry(ctx context.Context, ids ...string) (int, error) {
-	const query = "UPDATE {table} SET status = 'pending', next_at = 0, attempts = 0, publish_began = 0 WHERE status <> 'sent' AND status = 'error'"
+	query := "UPDATE {table} SET status = 'pending', next_at = 0, attempts = 0, publish_began = 0 WHERE status <> 'sent' AND status = 'error'"
+	if s.dialect == SQLite {
+		query += " AND " + sqliteText + " <= " + strconv.Itoa(sqliteRow)
+	}
 	if len(ids) == 0 {
 		return s.exec(ctx, "retry", query)
 	}

@@ -3,27 +3,31 @@ package outbox
 import (
 	"cmp"
 	"context"
-	"database/sql"
+	"fmt"
 	"slices"
+	"strings"
+	"time"
 )
 
-// A claim looks at lanes, one after the other from where the last one ended, and only at the first rows of each: a lane that
-// waits costs one look, however many rows it has. lookMost bounds the lanes of a claim, for each row that it may hand out.
-const lookMost = 10
+// A claim looks at lanes, and only at the first rows of each: a lane that waits costs one look, however many rows it has. maxLooks
+// bounds the lanes of a claim, for each row that it may hand out.
+const maxLooks = 10
+
+// maxAiling bounds how many lanes are known that could not be claimed; all are tried again then.
+const maxAiling = 1_000
 
 // candidate is a row that a claim has looked at.
 type candidate struct {
 	lane string
 	id   string
-	gone bool // it was settled just now
-	due  bool // pending, its time has come, and its topic is asked for
-	size int  // of the payload, in bytes
+	due  bool // pending, and its time has come
+	size int  // how many bytes of it would be loaded
 }
 
 // Claim implements Store.
 //
-// It looks first and takes then, in two statements, so that it holds no lock meanwhile. What it takes is checked again by the
-// database for each row. Rows of a lane behind one that somebody else was quicker to take are given back.
+// It looks first and takes then, so that it holds no lock meanwhile. What it takes is checked again by the database for each row.
+// Rows of a lane behind one that somebody else was quicker to take are given back.
 func (s *SQLStore) Claim(ctx context.Context, opts ClaimOptions) (Claim, error) {
 	if s.db == nil {
 		return Claim{}, errNoDB
@@ -40,75 +44,85 @@ func (s *SQLStore) claim(ctx context.Context, opts *ClaimOptions) (Claim, error)
 	if err != nil || len(heads) == 0 {
 		return Claim{More: more}, err
 	}
-	rows, each := heads, opts.Limit/len(heads)
+	lanes := make(map[string][]candidate, len(heads)) // the first rows of each lane, in order
+	each := opts.Limit / len(heads)
 	if each > 1 {
-		if rows, err = s.followers(ctx, opts, heads, each); err != nil {
+		if lanes, err = s.followers(ctx, opts, heads, each); err != nil {
 			return Claim{}, err
+		}
+	} else {
+		for _, h := range heads {
+			lanes[h.lane] = []candidate{h}
 		}
 	}
 	runs := make(map[string][]string, len(heads)) // ids by lane, in order
 	ended := make(map[string]bool)
 	left := opts.bytes()
-	for _, row := range rows {
-		switch {
-		case ended[row.lane] || row.gone:
-		case !row.due:
-			ended[row.lane] = true
-		case row.size > left && len(runs) > 0:
-			ended[row.lane], more = true, true
-		default:
-			left -= row.size
-			runs[row.lane] = append(runs[row.lane], row.id)
-			more = more || len(runs[row.lane]) == each // there may be others behind
+	for n := range each { // the first row of each lane, then the second of each: what is bounded is dealt out evenly
+		for _, h := range heads {
+			if ended[h.lane] || n >= len(lanes[h.lane]) {
+				continue
+			}
+			switch row := lanes[h.lane][n]; {
+			case !row.due:
+				ended[h.lane] = true
+			case row.size > left && len(runs) > 0:
+				ended[h.lane], more = true, true
+			default:
+				left -= row.size
+				runs[h.lane] = append(runs[h.lane], row.id)
+				more = more || n == each-1 // there may be others behind
+			}
 		}
 	}
 	if len(runs) == 0 {
 		return Claim{More: more}, nil // others were quicker
 	}
-	return s.take(ctx, opts, runs, more)
+	c, err := s.take(ctx, opts, runs, more)
+	if err == nil || len(runs) == 1 || ctx.Err() != nil {
+		return c, err
+	}
+	return s.takeEach(ctx, opts, runs, more)
 }
 
-// heads are the first rows of lanes that are due, at most opts.Limit. more says that not all lanes were looked at.
-func (s *SQLStore) heads(ctx context.Context, opts *ClaimOptions) (heads []candidate, more bool, err error) {
-	s.mu.Lock()
-	start := s.cursor
-	s.mu.Unlock()
-	at, wrapped := start, start == ""
-	for looks := opts.Limit * lookMost; ; {
-		rows, err := s.look(ctx, opts, at, looks)
+// takeEach claims the rows of each lane by itself, after all together failed. What is wrong with some, such as a page that is
+// damaged, or a trigger of others that refuses the change, is then theirs alone: they are left out for a while.
+func (s *SQLStore) takeEach(ctx context.Context, opts *ClaimOptions, runs map[string][]string, more bool) (Claim, error) {
+	all, each := Claim{More: more}, *opts
+	for lane, run := range runs {
+		c, err := s.take(ctx, &each, map[string][]string{lane: run}, more)
 		if err != nil {
-			return nil, false, err
-		}
-		full := len(rows) == looks
-		for _, row := range rows {
-			if wrapped && start != "" && row.lane > start {
-				full = false // all the way round
-				break
-			}
-			at = row.lane
-			if row.due {
-				heads = append(heads, row)
-			}
-			if len(heads) == opts.Limit {
-				full = true
-				break
-			}
-		}
-		looks -= len(rows)
-		switch {
-		case full || looks <= 0:
-			more = true
-		case !wrapped:
-			at, wrapped = "", true
+			all.Failed = append(all.Failed, LaneError{lane, err})
 			continue
-		default:
-			at = "" // all were looked at
 		}
-		s.mu.Lock()
-		s.cursor = at
-		s.mu.Unlock()
-		return heads, more, nil
+		all.Now, all.Began, each.Began = c.Now, c.Began, c.Began
+		all.Records = append(all.Records, c.Records...)
 	}
+	if len(all.Failed) == len(runs) {
+		return Claim{}, all.Failed[0].Err // it is not theirs
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range all.Failed {
+		if s.ailing == nil || len(s.ailing) == maxAiling {
+			s.ailing = make(map[string]time.Time)
+		}
+		s.ailing[f.Lane] = time.Now().Add(againMax)
+	}
+	slices.SortFunc(all.Records, bySequence)
+	return all, nil
+}
+
+// ails says that the rows of a lane could not be claimed a short while ago.
+func (s *SQLStore) ails(lane string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	until, ok := s.ailing[lane]
+	if ok && time.Now().After(until) {
+		delete(s.ailing, lane)
+		return false
+	}
+	return ok
 }
 
 // passed is what a lane's first row must not be, for those that go on past errors. The status <> 'sent' before it is what the
@@ -120,92 +134,56 @@ func passed(opts *ClaimOptions) string {
 	return ""
 }
 
-// due says of row o whether it can be claimed. Its parameter is the topics to leave out, if there are any.
-func due(opts *ClaimOptions) string {
-	not := ""
-	if len(opts.ExceptTopics) > 0 {
-		not = " AND NOT o.aggregatetype {ids}"
+// candidates asks, for each row of a query that cond is true of, for its key, and for at most most rows o of from, which ends
+// with a condition: whether they can be claimed, and how many bytes of them would be read. They are looked up by an index, row
+// for row: PostgreSQL knows too little of the size of the table to find that by itself.
+func (s *SQLStore) candidates(opts *ClaimOptions, query, key, cond, from string, most int) string {
+	var size strings.Builder
+	size.WriteString("0")
+	for _, c := range s.largeColumns(opts.MaxPayload) {
+		fmt.Fprintf(&size, " + CASE WHEN octet_length(o.%[1]s) <= %[2]d THEN octet_length(o.%[1]s) ELSE 0 END", c.name, c.most)
 	}
-	return "CASE WHEN o.status = 'pending' AND o.next_at <= {now}" + not + " THEN 1 ELSE 0 END"
+	columns := "o.id, CASE WHEN o.status = 'pending' AND o.next_at <= {now} THEN 1 ELSE 0 END AS due, " + size.String() + " AS size"
+	if s.dialect == SQLite {
+		return fmt.Sprintf("SELECT %s, %s FROM %s CROSS JOIN %s AND %s", key, columns, query, from, cond)
+	}
+	return fmt.Sprintf("SELECT %s, o.id, o.due, o.size FROM %s CROSS JOIN LATERAL (SELECT %s FROM %s ORDER BY o.id LIMIT %d) o WHERE %s", key, query, columns, from, most, cond)
 }
 
-// behind is where to go on from lane l.lane. Its parameter is the topics to leave out, if there are any: all lanes of such a
-// topic that begin as this one does are passed at once. '0' is the byte after '/', and as topics have no slash, nothing else
-// lies in between.
-func behind(opts *ClaimOptions) string {
-	if len(opts.ExceptTopics) == 0 {
-		return "l.lane"
-	}
-	return "CASE WHEN {topic} {ids} THEN CASE WHEN l.lane LIKE '/%' THEN '/' ELSE '' END || {topic} || '0' ELSE l.lane END"
-}
-
-// look reads the first rows of the next lanes after one. It goes from lane to lane by the index, in small queries that leave
-// the database no other way. Of a topic to leave out it looks at two lanes, one with a key and one without, however many
-// there are.
-func (s *SQLStore) look(ctx context.Context, opts *ClaimOptions, after string, most int) ([]candidate, error) {
-	query, args := lookQuery(opts, after, most)
-	return s.candidates(ctx, query, args...)
-}
-
-func lookQuery(opts *ClaimOptions, after string, most int) (query string, args []any) {
-	args = []any{after, most}
-	if len(opts.ExceptTopics) > 0 {
-		except := idList(opts.ExceptTopics)
-		args = []any{after, except, most, except}
-	}
-	next := func(of, lane string) string {
-		return "(SELECT " + of + " FROM {table} o WHERE o.status <> 'sent'" + passed(opts) + " AND o.lane " + lane + " LIMIT 1)"
-	}
-	first := "= l.lane ORDER BY o.seq"
-	return `WITH RECURSIVE lanes (lane, n) AS (
-  SELECT ` + next("o.lane", "> ? ORDER BY o.lane") + `, 1
-  UNION ALL
-  SELECT ` + next("o.lane", "> "+behind(opts)+" ORDER BY o.lane") + `, l.n + 1 FROM lanes l WHERE l.lane IS NOT NULL AND l.n < ?
-)
-SELECT l.lane, ` + next("o.id", first) + `, ` + next(due(opts), first) + `, ` + next("octet_length(o.payload)", first) + `
-FROM lanes l WHERE l.lane IS NOT NULL ORDER BY l.n`, args
-}
-
-// followers reads the first rows of lanes, at most each of one, in order.
-func (s *SQLStore) followers(ctx context.Context, opts *ClaimOptions, heads []candidate, each int) ([]candidate, error) {
-	ids := make([]string, len(heads))
-	for i, h := range heads {
-		ids[i] = h.id
-	}
-	row := func(what string) string {
-		return "(SELECT " + what + " FROM {table} o WHERE o.status <> 'sent' AND o.lane = r.lane AND o.seq = r.seq)"
-	}
-	args := []any{idList(ids), each}
-	if len(opts.ExceptTopics) > 0 {
-		args = append(args, idList(opts.ExceptTopics))
-	}
-	return s.candidates(ctx, `WITH RECURSIVE run (lane, seq, n) AS (
-  SELECT o.lane, o.seq, 1 FROM {table} o WHERE o.id {ids} AND o.status <> 'sent'
-  UNION ALL
-  SELECT r.lane, (SELECT o.seq FROM {table} o WHERE o.status <> 'sent'`+passed(opts)+` AND o.lane = r.lane AND o.seq > r.seq ORDER BY o.seq LIMIT 1), r.n + 1
-  FROM run r WHERE r.seq IS NOT NULL AND r.n < ?
-)
-SELECT r.lane, `+row("o.id")+`, `+row(due(opts))+`, `+row("octet_length(o.payload)")+` FROM run r WHERE r.seq IS NOT NULL ORDER BY r.n`, args...)
-}
-
-func (s *SQLStore) candidates(ctx context.Context, query string, args ...any) ([]candidate, error) {
+// followers reads the first rows of lanes, at least each of those that have so many, in order: by their sequence, and those that
+// have the same one by their ids.
+func (s *SQLStore) followers(ctx context.Context, opts *ClaimOptions, heads []candidate, each int) (map[string][]candidate, error) {
+	query, args := s.followersQuery(opts, heads, each)
 	rows, err := s.db.QueryContext(ctx, s.q(query), args...)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = rows.Close() }()
-	var list []candidate
+	lanes := make(map[string][]candidate, len(heads))
 	for rows.Next() {
-		c := candidate{}
-		var id sql.NullString
-		var due, size sql.NullInt64
-		if err := rows.Scan(&c.lane, &id, &due, &size); err != nil {
+		var c candidate
+		if err := rows.Scan(&c.lane, &c.id, &c.due, &c.size); err != nil {
 			return nil, err
 		}
-		c.id, c.gone, c.due, c.size = id.String, !id.Valid, due.Int64 == 1, int(size.Int64)
-		list = append(list, c)
+		lanes[c.lane] = append(lanes[c.lane], c)
 	}
-	return list, rows.Err()
+	return lanes, rows.Err()
+}
+
+func (s *SQLStore) followersQuery(opts *ClaimOptions, heads []candidate, each int) (query string, args []any) {
+	ids := make([]string, len(heads))
+	for i, h := range heads {
+		ids[i] = h.id
+	}
+	unsent := "{table} o WHERE o.status <> 'sent'" + passed(opts)
+	return `WITH RECURSIVE run (lane, seq, n) AS (
+  SELECT o.lane, o.seq, 1 FROM {table} o WHERE o.id {ids} AND o.status <> 'sent'
+  UNION ALL
+  SELECT r.lane, (SELECT o.seq FROM ` + unsent + ` AND o.lane = r.lane AND o.seq > r.seq ORDER BY o.seq LIMIT 1), r.n + 1
+  FROM run r WHERE r.seq IS NOT NULL AND r.n < ?
+)
+` + s.candidates(opts, "run r", "r.lane", "r.seq IS NOT NULL", unsent+" AND o.lane = r.lane AND o.seq = r.seq", each) + `
+ORDER BY r.n, o.id`, []any{idList(ids), each}
 }
 
 // take claims the rows of runs that can still be had, up to the first of each run that cannot.
@@ -216,12 +194,13 @@ func (s *SQLStore) take(ctx context.Context, opts *ClaimOptions, runs map[string
 	}
 	c := Claim{More: more}
 	got, err := s.records(ctx, `UPDATE {table} SET status = 'claimed', claimed_by = ?, lease_until = {now} + ?,
-  publish_began = CASE WHEN publish_began = 0 THEN {now} ELSE publish_began END
+  publish_began = COALESCE(NULLIF(publish_began, 0), NULLIF(CAST(? AS BIGINT), 0), {now})
 WHERE status = 'pending' AND id {in SELECT o.id FROM {table} o WHERE o.id {ids} AND o.status = 'pending' AND o.next_at <= {now}{unlocked} in}
-RETURNING `+columns+`, {now}`, []any{opts.Worker, opts.Lease.Milliseconds(), idList(ids)}, &c.Now)
+RETURNING `+s.columns(opts.MaxPayload)+`, {now}`, []any{opts.Worker, opts.Lease.Milliseconds(), opts.Began, idList(ids)}, &c.Now)
 	if err != nil {
 		return Claim{}, err
 	}
+	c.Began = cmp.Or(opts.Began, c.Now)
 	taken := make(map[string]*Record, len(got))
 	for _, r := range got {
 		taken[r.ID] = r
@@ -235,7 +214,7 @@ RETURNING `+columns+`, {now}`, []any{opts.Worker, opts.Lease.Milliseconds(), idL
 			case r == nil:
 				gap = true
 			case gap:
-				back.Failed = append(back.Failed, Failure{Record: r, Unsent: r.PublishBegan == c.Now})
+				back.Failed = append(back.Failed, Failure{Record: r, Unsent: r.PublishBegan == c.Began})
 			default:
 				c.Records = append(c.Records, r)
 			}

@@ -3,8 +3,16 @@ package outbox
 // StatsSQL is what Stats asks, for tests that ask the database how it would answer.
 func (s *SQLStore) StatsSQL() string { return s.q(statsQuery) }
 
-// LookSQL is how a claim looks at lanes, with its parameters.
-func (s *SQLStore) LookSQL(opts *ClaimOptions) (query string, args []any) {
-	query, args = lookQuery(opts, "", opts.Limit*lookMost)
-	return s.q(query), args
+// SQL is a query with its parameters.
+type SQL struct {
+	Query string
+	Args  []any
+}
+
+// LookSQL is how a claim looks at topics, at lanes, and at the rows of lanes.
+func (s *SQLStore) LookSQL(opts *ClaimOptions) (topics, lanes, rows SQL) {
+	q := func(query string, args []any) SQL { return SQL{s.q(query), args} }
+	end := "orders0"
+	return q(topicsQuery(opts, "")), q(s.lookQuery(opts, []span{{start: "orders/k", stop: end}, {start: "/orders/a", stop: "/" + end}}, 10)),
+		q(s.followersQuery(opts, []candidate{{id: "a"}, {id: "b"}}, 10))
 }

@@ -10,9 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 	"unicode/utf8"
-
-	"eventhub/jetstream"
 )
 
 // Dialect is how a database writes SQL.
@@ -29,7 +28,7 @@ const DefaultTable = "outbox"
 
 // SQLConfig configures a SQLStore.
 type SQLConfig struct {
-	// Dialect is that of the database: SQLite 3.43 or PostgreSQL 12 or newer, whose encoding must be UTF8. Required. Services
+	// Dialect is that of the database: SQLite 3.43 or PostgreSQL 13 or newer, whose encoding must be UTF8. Required. Services
 	// that only write, with plain SQL, can do with SQLite 3.37, which is the first that can open such a table.
 	Dialect Dialect
 	// DB is the database, owned by the caller. Without it the store can only Add, which is all that a service needs whose
@@ -49,8 +48,8 @@ type SQLConfig struct {
 	Table string
 	// MaxPayload is the largest payload in bytes that Add takes. Default DefaultMaxPayload; it should be that of the bus.
 	MaxPayload int
-	// Listen, for PostgreSQL, wakes drainers at once when rows are committed (see PgxListener). Default: there is only
-	// polling, as must be behind a pooler.
+	// Listen, for PostgreSQL, wakes a drainer that sleeps at once when rows are committed (see PgxListener). Default: there is
+	// only polling, as must be behind a pooler.
 	Listen Listener
 }
 
@@ -62,8 +61,9 @@ type SQLStore struct {
 	maxPayload int
 	listen     Listener
 
-	mu     sync.Mutex
-	cursor string // lane behind which the next claim begins to look
+	mu       sync.Mutex
+	progress progress             // of claims
+	ailing   map[string]time.Time // lanes that could not be claimed, and until when they are left out
 }
 
 var _ Store = (*SQLStore)(nil)
@@ -120,11 +120,11 @@ func (s *SQLStore) Add(ctx context.Context, tx Tx, r *Record) error {
 }
 
 // Listen implements Store.
-func (s *SQLStore) Listen(ctx context.Context, wake func()) error {
+func (s *SQLStore) Listen(ctx context.Context, sleeper Sleeper) error {
 	if s.listen == nil {
 		return ErrCannotListen
 	}
-	return s.wrap("listen", s.listen(ctx, s.table, wake))
+	return s.wrap("listen", s.listen(ctx, s.table, sleeper))
 }
 
 func (s *SQLStore) wrap(what string, err error) error {
@@ -149,6 +149,11 @@ var (
 		SQLite:     "SELECT value FROM json_each(?)",
 		PostgreSQL: "SELECT json_array_elements_text(CAST(? AS json))",
 	}
+	// spansOf reads pairs of lanes, numbered from 0, from one parameter.
+	spansOf = map[Dialect]string{
+		SQLite:     "(SELECT key AS n, json_extract(value, '$[0]') AS start, json_extract(value, '$[1]') AS stop FROM json_each(?))",
+		PostgreSQL: "(SELECT e.n - 1 AS n, e.v ->> 0 AS start, e.v ->> 1 AS stop FROM json_array_elements(CAST(? AS json)) WITH ORDINALITY e (v, n))",
+	}
 	// topicOf is the topic of lane l.lane.
 	topicOf = map[Dialect]string{
 		SQLite:     "substr(ltrim(l.lane, '/'), 1, instr(ltrim(l.lane, '/'), '/') - 1)",
@@ -159,15 +164,19 @@ var (
 )
 
 // names are what stands for the table's name, with what it is replaced by: {table}, which is quoted, for it may be a word of
-// SQL; names that begin with it, which are none; and {channel}.
+// SQL; names that begin with it, which are none; {channel}; and {sleepers}, the number of their lock.
 func names(table string) []string {
-	return []string{"{table}_", table + "_", "{table}", `"` + table + `"`, "{channel}", table}
+	return []string{"{table}_", table + "_", "{table}", `"` + table + `"`, "{channel}", table, "{sleepers}", strconv.FormatInt(advisoryLock(table, "sleepers "), 10)}
 }
 
-// q writes a query as the dialect does: names, {now}, {in …}, {ids}, {topic}, {unlocked}, and question marks for parameters.
+func inTable(table, statement string) string {
+	return strings.NewReplacer(names(table)...).Replace(statement)
+}
+
+// q writes a query as the dialect does: names, {now}, {in …}, {ids}, {spans}, {topic}, {unlocked}, and question marks for parameters.
 func (s *SQLStore) q(query string) string {
 	d := s.dialect
-	query = strings.NewReplacer(append(names(s.table), "{now}", nowOf[d], "{ids}", inOf[d]+idsOf[d]+itsEndOf[d],
+	query = strings.NewReplacer(append(names(s.table), "{now}", nowOf[d], "{ids}", inOf[d]+idsOf[d]+itsEndOf[d], "{spans}", spansOf[d],
 		"{in ", inOf[d], " in}", itsEndOf[d], "{topic}", topicOf[d], "{unlocked}", unlockedOf[d])...).Replace(query)
 	if s.dialect != PostgreSQL {
 		return query
@@ -214,99 +223,6 @@ func idsOfRecords(records []*Record) []string {
 		ids[i] = r.ID
 	}
 	return ids
-}
-
-const columns = "id, seq, aggregatetype, aggregateid, type, payload, headers, attributes, ts, status, claimed_by, lease_until, attempts, last_err, next_at, publish_began, added_at, sent_at"
-
-// records reads rows of columns, followed by more. A row that cannot be read or decoded is among them, as far as it can be.
-func (s *SQLStore) records(ctx context.Context, query string, args []any, more ...any) ([]*Record, error) {
-	rows, err := s.db.QueryContext(ctx, s.q(query), args...)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = rows.Close() }()
-	var list []*Record
-	for rows.Next() {
-		r, err := scanRecord(rows, more)
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, r)
-	}
-	return list, rows.Err()
-}
-
-func scanRecord(rows *sql.Rows, more []any) (*Record, error) {
-	r := new(Record)
-	var payload, headers, attributes string
-	to := append([]any{
-		&r.ID, &r.Sequence, &r.Topic, &r.Key, &r.Type, &payload, &headers, &attributes, &r.TS, &r.Status, &r.ClaimedBy,
-		&r.LeaseUntil, &r.Attempts, &r.LastErr, &r.NextAt, &r.PublishBegan, &r.AddedAt, &r.SentAt,
-	}, more...)
-	if err := rows.Scan(to...); err != nil {
-		for i := range to[:len(to)-len(more)] {
-			to[i] = loose{to[i]}
-		}
-		if rows.Scan(to...) != nil {
-			return nil, err
-		}
-		r.undecodable = fmt.Errorf("the row cannot be read: %w", err)
-	}
-	r.Payload = json.RawMessage(payload)
-	if r.undecodable == nil {
-		r.undecodable = r.decode(headers, attributes)
-	}
-	return r, nil
-}
-
-// loose is a field that takes of a column what is of its type. The tables that Migrate makes hold nothing else, but others
-// may have made one in SQLite that is not STRICT.
-type loose struct{ field any }
-
-// Scan implements sql.Scanner.
-func (l loose) Scan(value any) error {
-	switch v := value.(type) {
-	case string:
-		switch field := l.field.(type) {
-		case *string:
-			*field = v
-		case *Status:
-			*field = Status(v)
-		}
-	case int64:
-		switch field := l.field.(type) {
-		case *int64:
-			*field = v
-		case *int:
-			*field = int(v)
-		}
-	}
-	return nil
-}
-
-// decode reads what may have been written by other hands than Add, and says what the bus would not notice.
-func (r *Record) decode(headers, attributes string) error {
-	if r.ID == "" {
-		return errors.New("column id is empty: each try would be another event")
-	}
-	if headers != "" {
-		if err := json.Unmarshal([]byte(headers), &r.Headers); err != nil {
-			return fmt.Errorf("column headers is no JSON object of strings: %w", err)
-		}
-	}
-	if err := r.setAttributes(attributes); err != nil {
-		return fmt.Errorf("column attributes is not what it should be: %w", err)
-	}
-	if field := r.noUTF8(); field != "" {
-		return fmt.Errorf("%s is no valid UTF-8", field)
-	}
-	if len(r.Payload) == 0 {
-		r.Payload = json.RawMessage("null") // as Add does
-	}
-	if !jetstream.ValidPayload(r.Payload) {
-		return errBadPayload
-	}
-	return nil
 }
 
 // errText is an error's text as a store keeps it.

@@ -14,9 +14,10 @@ var ErrFull = errors.New("outbox: full")
 var ErrExists = errors.New("outbox: a record with this id exists")
 
 // Store is where the records of an outbox are. All methods may be called concurrently, by any number of processes. Times are
-// those of the store's own clock, so that the clocks of drainers do not matter.
+// those of the store's own clock, so that the clocks of drainers do not matter; only when a publish may have begun is told by
+// the clock of NATS.
 type Store interface {
-	// Claim gives records to a worker for a lease. It notes in each, if nothing is noted yet, that a publish may begin, and
+	// Claim gives records to a worker for a lease. It notes in each, if nothing is noted yet, when a publish may begin, and
 	// commits that before it returns. Records of one lane (topic and key) are handed out in order, without a gap, and none
 	// while an earlier one of it waits, is claimed, or is parked (see ClaimOptions.PassErrors).
 	Claim(ctx context.Context, opts ClaimOptions) (Claim, error)
@@ -29,6 +30,8 @@ type Store interface {
 	// RequeueExpired makes records pending whose lease is over, and says how many. The drainers do it now and then.
 	RequeueExpired(ctx context.Context) (int, error)
 
+	// Now is the time by the store's clock.
+	Now(ctx context.Context) (time.Time, error)
 	// Stats says what waits. It looks at all that is not sent.
 	Stats(ctx context.Context) (Stats, error)
 	// List returns records in the order of their sequence.
@@ -39,9 +42,21 @@ type Store interface {
 	// Purge deletes records that are sent or parked, and says how many.
 	Purge(ctx context.Context, opts PurgeOptions) (int, error)
 
-	// Listen calls wake when records may have been added, until ctx ends or it cannot do so any longer, which it returns as
-	// an error. It returns ErrCannotListen when it cannot tell: then there is only polling.
-	Listen(ctx context.Context, wake func()) error
+	// Listen wakes a sleeper when records may have been added, until ctx ends or it cannot do so any longer, which it returns
+	// as an error. It returns ErrCannotListen when it cannot tell: then there is only polling.
+	Listen(ctx context.Context, s Sleeper) error
+}
+
+// Sleeper is a drainer that sleeps while there is nothing to do.
+type Sleeper struct {
+	// Asleep receives when it has fallen asleep: from then on it wants to be woken, at least once. A store that learns of
+	// records for nothing may wake it at any time.
+	Asleep <-chan struct{}
+	// Listening is called when the store has begun to learn of records for one that is asleep. What was added just before may
+	// have gone unnoticed, so the sleeper looks once.
+	Listening func()
+	// Wake wakes it.
+	Wake func()
 }
 
 // ErrCannotListen is returned by Store.Listen of a store that does not know when records are added.
@@ -61,6 +76,12 @@ type ClaimOptions struct {
 	Bytes int
 	// ExceptTopics are topics to leave out: at most 1,000.
 	ExceptTopics []string
+	// MaxPayload is the largest payload in bytes that is read: a record with a larger one comes without (see Record.TooLarge).
+	// 0: that of the store, which is the most that List reads.
+	MaxPayload int
+	// Began is the time by the clock of NATS, in epoch milliseconds, or earlier: it is noted as Record.PublishBegan. Default:
+	// the store's own time.
+	Began int64
 }
 
 func (o *ClaimOptions) bytes() int {
@@ -74,10 +95,20 @@ func (o *ClaimOptions) bytes() int {
 type Claim struct {
 	// Records are owned by the caller; those of one lane are in order.
 	Records []*Record
-	// Now was the store's time, in epoch milliseconds. A record with another PublishBegan was claimed before.
+	// Now was the store's time, in epoch milliseconds.
 	Now int64
+	// Began is what was noted where nothing was. A record with another PublishBegan was claimed before.
+	Began int64
 	// More says that another claim may find more right now.
 	More bool
+	// Failed are lanes whose records could not be claimed, though others could.
+	Failed []LaneError
+}
+
+// LaneError is why the records of a lane could not be claimed.
+type LaneError struct {
+	Lane string // topic/key, or /topic/id of a record without a key
+	Err  error
 }
 
 // Settlement says what became of records.

@@ -1,11 +1,13 @@
 package projections
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/panics"
 )
 
 // applier applies events to the states of their keys. Its methods may be called concurrently, for one key one at a time.
@@ -20,7 +22,7 @@ type applier struct {
 
 func newApplier(bus Bus, p *Projection, store Store) *applier {
 	full := func() { p.Observer.LimitReached("projection_cache") }
-	return &applier{p: p, bus: bus, store: store, cache: newCache(p.CacheKeys, p.CacheBytes, full)}
+	return &applier{p: p, bus: bus, store: guardedStore{store, p.Logger}, cache: newCache(p.CacheKeys, p.CacheBytes, full)}
 }
 
 // load returns the state of a key, from memory if it is there.
@@ -31,14 +33,22 @@ func (a *applier) load(ctx context.Context, key string) (cached, error) {
 	return a.reload(ctx, key)
 }
 
-// reload returns the state of a key as it is stored.
+// reload returns the state of a key as it is stored. The error of a Store that panics again and again is a panics.Error: the
+// event is at fault.
 func (a *applier) reload(ctx context.Context, key string) (c cached, err error) {
 	a.cache.drop(key)
-	err = insist(ctx, a.p.Logger, "load a state", func(ctx context.Context) error {
+	var fault error
+	tries := 0
+	err = insist(ctx, a.p.Logger, "load a state", func(ctx context.Context) (err error) {
+		tries++
 		c.state, err = a.store.Load(ctx, key)
+		if panics.Is(err) && tries >= a.p.Attempts {
+			fault = err
+			return nil
+		}
 		return err
 	})
-	if err != nil {
+	if err := cmp.Or(err, fault); err != nil {
 		return cached{}, err
 	}
 	a.remember(key, c)
@@ -55,10 +65,33 @@ func (a *applier) remember(key string, c cached) {
 // failing is called before each further attempt on an event.
 type failing func()
 
+// key is the Key of an event, and how often it was asked for. Only a panic is tried again: Key depends on nothing but the
+// event, so an error stays.
+func (a *applier) key(ctx context.Context, e *jetstream.Event, fails failing) (key string, tries int, err error) {
+	for wait := retryFirst; ; wait = min(2*wait, retryMax) {
+		tries++
+		err = panics.Call(a.p.Logger, "Key", func() (err error) {
+			key, err = a.p.Key(e)
+			return err
+		})
+		if !panics.Is(err) || tries >= a.p.Attempts {
+			return key, tries, err
+		}
+		a.warn(ctx, "failed to find the key of an event; retrying", e, err)
+		fails()
+		if err := pause(ctx, wait); err != nil {
+			return "", tries, err
+		}
+	}
+}
+
 // apply brings the event into the state of its key, or to the dead letters. An error means that it could do neither before
 // ctx ended, or that the bus is closed.
 func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, span uint64, fails failing) error {
 	c, err := a.load(ctx, key)
+	if panics.Is(err) {
+		return a.passOver(ctx, e, err, a.p.Attempts)
+	}
 	if err != nil {
 		return err
 	}
@@ -66,6 +99,7 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 	outcome := Applied
 	var next []byte
 	computed := false // next is Apply's answer to c.state
+	var fault error   // why no further attempt is made
 	for wait := retryFirst; ; {
 		if c.state.Covers(e) {
 			if outcome == Applied {
@@ -76,15 +110,18 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 			a.p.Observer.Projected(a.p.Name, outcome)
 			return nil
 		}
-		if !computed && outcome != Poisoned {
+		if !computed && outcome != Poisoned && fault == nil {
 			tries++
-			next, err = a.p.Apply(ctx, c.state.Value, e)
+			err = panics.Call(a.p.Logger, "Apply", func() (err error) {
+				next, err = a.p.Apply(ctx, c.state.Value, e)
+				return err
+			})
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
 			_, final := errors.AsType[permanent](err)
 			if err != nil && tries < a.p.Attempts && !final {
-				a.warn(ctx, "applying an event failed and is tried again", e, err)
+				a.warn(ctx, "failed to apply an event; retrying", e, err)
 				fails()
 				if err := pause(ctx, wait); err != nil {
 					return err
@@ -92,18 +129,19 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 				wait = min(2*wait, retryMax)
 				continue
 			}
-			if err != nil {
-				if err := a.bury(ctx, e, err, tries); err != nil {
-					return err
-				}
-				outcome = Poisoned
+			fault, computed = err, true
+		}
+		if fault != nil {
+			if err := a.bury(ctx, e, fault, tries); err != nil {
+				return err
 			}
-			computed = true
+			outcome, fault = Poisoned, nil
 		}
 		if outcome == Poisoned {
 			next = c.state.Value // as it was, but with the event behind it
 		}
 		saved, err := a.store.Save(ctx, key, c.state, State{Value: next, From: positionOf(e)}, e)
+		panicked := panics.Is(err)
 		switch {
 		case err == nil:
 			saved.StoredAt = max(saved.StoredAt, e.StoredAt) // this hub's clock may be behind
@@ -111,12 +149,9 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 			a.p.Observer.Projected(a.p.Name, outcome)
 			return nil
 		case isRefused(err) && outcome != Poisoned:
-			if err := a.bury(ctx, e, err, tries); err != nil {
-				return err
-			}
-			outcome = Poisoned
+			fault = err
 			continue
-		case isRefused(err):
+		case isRefused(err), panicked && outcome == Poisoned:
 			// Not even that the event is behind the state can be stored, as for a key that is no key for the store. If it
 			// comes again, its dead letter is a duplicate.
 			a.cache.drop(key)
@@ -127,8 +162,10 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 			return ctx.Err()
 		case errors.Is(err, jetstream.ErrClosed):
 			return err
+		case panicked && tries >= a.p.Attempts:
+			fault = err
 		case !errors.Is(err, ErrConflict):
-			a.warn(ctx, "a state could not be saved; it is tried again", e, err)
+			a.warn(ctx, "failed to save a state; retrying", e, err)
 			fails()
 			if err := pause(ctx, wait); err != nil {
 				return err
@@ -136,14 +173,30 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 			wait = min(2*wait, retryMax)
 		}
 		// Another instance was first, or the outcome is unknown: what is there decides.
-		if c, err = a.reload(ctx, key); err != nil {
+		if c, err = a.reload(ctx, key); panics.Is(err) {
+			if outcome == Poisoned {
+				a.p.Observer.Projected(a.p.Name, outcome)
+				return nil
+			}
+			return a.passOver(ctx, e, err, tries)
+		}
+		if err != nil {
 			return err
 		}
 		computed = false
-		if outcome != Poisoned {
+		if outcome != Poisoned && !panicked {
 			tries = max(tries-1, 0) // it was not the event's fault
 		}
 	}
+}
+
+// passOver leads an event to the dead letters of which its state cannot tell.
+func (a *applier) passOver(ctx context.Context, e *jetstream.Event, cause error, tries int) error {
+	if err := a.bury(ctx, e, cause, tries); err != nil {
+		return err
+	}
+	a.p.Observer.Projected(a.p.Name, Poisoned)
+	return nil
 }
 
 // bury stores the event's dead letter.

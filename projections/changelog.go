@@ -47,7 +47,7 @@ type Change struct {
 }
 
 // Table keeps rows by key, and how far they are, so that both change in one transaction. SQLTable is one. It is for one
-// goroutine at a time; other instances may use the same table.
+// goroutine at a time; other instances may use the same table. A panic counts as an error.
 type Table interface {
 	// Checkpoint returns how far the table is; the zero Checkpoint when nothing was written to it.
 	Checkpoint(ctx context.Context) (Checkpoint, error)
@@ -95,7 +95,7 @@ func (c Changelog) Run(ctx context.Context) error {
 		return err
 	}
 	p.Name = c.Group
-	l := &changelog{p: &p, bus: c.Bus, table: c.Into, floor: 1}
+	l := &changelog{p: &p, bus: c.Bus, table: guardedTable{c.Into, p.Logger}, floor: 1}
 	err := l.run(ctx)
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // being asked to end is no failure

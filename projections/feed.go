@@ -171,29 +171,59 @@ func (f *feed) fails(l *lane) {
 	l.queue = l.queue[:l.busy]
 }
 
+// errGoexit ends a feed whose goroutine a callback has ended.
+var errGoexit = errors.New("projections: a callback ended its goroutine (runtime.Goexit)")
+
 // drive works a lane off until it is empty.
 func (f *feed) drive(l *lane) {
+	returned := false
+	defer func() {
+		if !returned {
+			f.fail(errGoexit)
+		}
+	}()
+	for jobs := f.begin(l); jobs != nil; jobs = f.begin(l) {
+		f.end(l, jobs, f.work(f.ctx, l, jobs))
+	}
+	returned = true
+}
+
+// begin returns the jobs that a lane works on next. With none left, or at the end of the feed, it removes the lane.
+func (f *feed) begin(l *lane) []job {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for len(l.queue) > 0 && f.ctx.Err() == nil {
-		l.busy = min(len(l.queue), f.max)
-		jobs := l.queue[:l.busy:l.busy]
-		f.mu.Unlock()
-		err := f.work(f.ctx, l, jobs)
-		f.mu.Lock()
-		f.jobs -= len(jobs) // before the acks, which make room for others at once
-		if err == nil {
-			for _, j := range jobs {
-				_ = j.Ack() // a lease that has ended comes again, and is known then
-			}
-		}
-		if err != nil && f.ctx.Err() == nil {
-			f.failed = err
-			f.cancel()
-		}
-		l.failing = false
-		clear(jobs)
-		l.queue, l.busy = l.queue[l.busy:], 0
+	if len(l.queue) == 0 || f.ctx.Err() != nil {
+		delete(f.lanes, l.name)
+		return nil
 	}
-	delete(f.lanes, l.name)
+	l.busy = min(len(l.queue), f.max)
+	return l.queue[:l.busy:l.busy]
+}
+
+// end settles jobs by the outcome of their work.
+func (f *feed) end(l *lane, jobs []job, err error) {
+	if err != nil {
+		f.fail(err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.jobs -= len(jobs) // before the acks, which make room for others at once
+	if err == nil {
+		for _, j := range jobs {
+			_ = j.Ack() // a lease that has ended comes again, and is known then
+		}
+	}
+	l.failing = false
+	clear(jobs)
+	l.queue, l.busy = l.queue[l.busy:], 0
+}
+
+// fail ends the feed with an error, unless it ends already.
+func (f *feed) fail(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ctx.Err() == nil {
+		f.failed = err
+		f.cancel()
+	}
 }

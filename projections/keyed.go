@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/panics"
 )
 
 // runKeyed runs a projection whose keys are the events' own: each key is a lane, and what a lane has missed is found by key.
@@ -29,6 +30,9 @@ func runKeyed(ctx context.Context, a *applier, group string, from jetstream.Posi
 func (a *applier) missed(ctx context.Context, j job, fails failing) error {
 	key, e := j.Event.Key, &j.Event
 	c, err := a.load(ctx, key)
+	if panics.Is(err) {
+		return nil // the delivery itself meets it as well
+	}
 	if err != nil {
 		return err
 	}

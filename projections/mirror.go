@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/panics"
 )
 
 // MirrorConfig configures a Mirror.
@@ -15,13 +16,13 @@ type MirrorConfig struct {
 	Bus Bus
 	// Topic is a compacted topic. Required.
 	Topic string
-	// Snapshot, if not "", is the topic of its snapshots (see Compactor).
+	// Snapshot, if not "", is the topic of its snapshots (see Compactor). Those with a KeySource or BatchKeys are not used.
 	Snapshot string
 	// MaxKeys ("mirror_keys") is the most keys that are held: default 1,000,000. Those beyond are read from the bus each
 	// time they are asked for.
 	MaxKeys int
 	// Changed, if not nil, is told of each event that becomes the newest of its key, tombstones included. It must not call
-	// the Mirror.
+	// the Mirror. A panic is logged, and the Mirror goes on.
 	Changed func(*jetstream.Event)
 	// Observer is told when MaxKeys is reached. Default: nobody.
 	Observer Observer
@@ -46,12 +47,10 @@ func NewMirror(cfg MirrorConfig) *Mirror {
 	if cfg.MaxKeys <= 0 {
 		cfg.MaxKeys = 1_000_000
 	}
-	if cfg.Observer == nil {
-		cfg.Observer = nobody{}
-	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	cfg.Observer = guardObserver(cfg.Observer, cfg.Logger)
 	return &Mirror{cfg: cfg, ready: make(chan struct{}), held: make(map[string]*jetstream.Event)}
 }
 
@@ -70,7 +69,9 @@ func (m *Mirror) Run(ctx context.Context) error {
 			})
 			return err
 		})
-		if err != nil {
+		if errors.Is(err, errPartial) {
+			m.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "the snapshots are not all of the topic; reading its bucket", slog.String("topic", m.cfg.Topic))
+		} else if err != nil {
 			return m.end(ctx, err)
 		}
 	}
@@ -177,8 +178,13 @@ func (m *Mirror) forget(old *jetstream.Event) {
 		return
 	}
 	delete(m.held, old.Key)
+	m.changed(&jetstream.Event{Topic: old.Topic, Key: old.Key, Tombstone: true, TS: old.TS, Stream: old.Stream, Sequence: old.Sequence, StoredAt: old.StoredAt})
+}
+
+// changed tells of an event. mu is held.
+func (m *Mirror) changed(e *jetstream.Event) {
 	if m.cfg.Changed != nil {
-		m.cfg.Changed(&jetstream.Event{Topic: old.Topic, Key: old.Key, Tombstone: true, TS: old.TS, Stream: old.Stream, Sequence: old.Sequence, StoredAt: old.StoredAt})
+		panics.Run(m.cfg.Logger, "Changed", func() { m.cfg.Changed(e) })
 	}
 }
 
@@ -203,9 +209,7 @@ func (m *Mirror) see(e *jetstream.Event) {
 		// A tombstone is held too: it keeps an older snapshot of the key from coming back.
 		m.held[e.Key] = e
 	}
-	if m.cfg.Changed != nil {
-		m.cfg.Changed(e)
-	}
+	m.changed(e)
 }
 
 // Get returns the newest event of a key that the mirror knows, or jetstream.ErrNotFound. The event is shared: it must not be
@@ -234,12 +238,20 @@ func (m *Mirror) Len() int {
 	return len(m.held)
 }
 
+// errPartial is returned for snapshots that are not of all keys, or of others than those of the events.
+var errPartial = &jetstream.Error{
+	Code: jetstream.CodeBadOptions, Msg: "the topic's snapshots have key_source or batch_keys, and are not all of its state: leave Snapshot out",
+}
+
 // eachSnapshot calls f with the snapshots of a topic as the events that they were made from, and returns how far they are.
 // What it returns was read first: the snapshots are that far, or farther. Of a key there may be several, the newest last.
 func eachSnapshot(ctx context.Context, bus Bus, topic, snapshots string, f func(*jetstream.Event) error) (snapshotPosition, error) {
 	h, _, _, err := readSnapshotPosition(ctx, bus, topic)
 	if err != nil || h.Stream == "" {
 		return h, err
+	}
+	if h.Rule != "" {
+		return snapshotPosition{}, errPartial
 	}
 	return h, eachNewest(ctx, bus, snapshots, func(s *jetstream.Event) error {
 		e, ok := readSnapshot(topic, s)
@@ -323,7 +335,9 @@ func (a *applier) warm(ctx context.Context, group string, from jetstream.Positio
 		key := e.Key
 		if a.p.Key != nil {
 			var kerr error
-			if key, kerr = a.p.Key(e); kerr != nil || key == "" {
+			if key, _, kerr = a.key(ctx, e, func() {}); ctx.Err() != nil {
+				return ctx.Err()
+			} else if kerr != nil || key == "" {
 				return nil //nolint:nilerr // what has no key is passed over here as well
 			}
 		}

@@ -31,9 +31,10 @@ type ordered struct {
 	// mu is held by whoever applies: there is one writer in an instance.
 	mu sync.Mutex
 	// All events up to at are applied, by whichever instance. Without a stream, it is only a moment.
-	at    Checkpoint
-	floor uint64 // the first event that is the group's business
-	span  uint64
+	at      Checkpoint
+	floor   uint64 // the first event that is the group's business
+	span    uint64
+	keyless Position // where the last event lies that was delivered and has no key because Key failed
 }
 
 // run runs it until ctx ends.
@@ -65,11 +66,13 @@ func (o *ordered) deliver(ctx context.Context, j job, fails failing) error {
 	defer o.mu.Unlock()
 	e := &j.Event
 	o.floor = j.GroupStart()
-	if _, err := o.a.p.Key(e); err != nil {
-		if err := o.a.bury(ctx, e, err, 1); err != nil {
+	if _, tries, err := o.a.key(ctx, e, fails); ctx.Err() != nil {
+		return ctx.Err()
+	} else if err != nil {
+		if err := o.a.passOver(ctx, e, err, tries); err != nil {
 			return err
 		}
-		o.a.p.Observer.Projected(o.a.p.Name, Poisoned)
+		o.keyless = positionOf(e)
 	}
 	if !j.follows(o.span) && !o.at.covers(e) {
 		if err := o.fillTo(ctx, e, fails); err != nil {
@@ -139,9 +142,15 @@ func (o *ordered) fill(ctx context.Context, e *jetstream.Event, fails failing) e
 // advance applies e, which follows what was applied before. What has no key is passed over: its own delivery leads it to the
 // dead letters.
 func (o *ordered) advance(ctx context.Context, e *jetstream.Event, fails failing) error {
-	if key, err := o.a.p.Key(e); err == nil && key != "" {
-		if err := o.a.apply(ctx, key, e, 0, fails); err != nil {
-			return err
+	if positionOf(e) != o.keyless {
+		key, _, err := o.a.key(ctx, e, fails)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err == nil && key != "" {
+			if err := o.a.apply(ctx, key, e, 0, fails); err != nil {
+				return err
+			}
 		}
 	}
 	o.at = checkpointOf(e)

@@ -55,9 +55,7 @@ func NewProcess(cfg ProcessConfig) *Process {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	if cfg.Observer == nil {
-		cfg.Observer = nobody{}
-	}
+	cfg.Observer = guardObserver(cfg.Observer, cfg.Logger)
 	if cfg.StaleAfter <= 0 {
 		cfg.StaleAfter = 15 * time.Second
 	}
@@ -69,6 +67,8 @@ func NewProcess(cfg ProcessConfig) *Process {
 	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
+	} else {
+		cfg.Now = guardClock(cfg.Now, cfg.Logger)
 	}
 	p := &Process{cfg: cfg, living: make(map[string]int64)}
 	projection := &Projection{

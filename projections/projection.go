@@ -14,7 +14,7 @@ import (
 // Projection derives a state for each key from the events of a topic. Run keeps it up to date.
 //
 // Each event of a key is applied once, in the order of the stream, whatever is killed when: a state replaces exactly the
-// one that its writer knew (compare-and-set), and names the event that it follows from (its Source). Who comes second reads
+// one that its writer knew (compare-and-set), and names the event that it follows from (its Position). Who comes second reads
 // what is there, and sees whether its event is in it. So any number of instances may run the same projection: the group
 // deals events out to them, and no two write the same state.
 type Projection struct {
@@ -31,14 +31,16 @@ type Projection struct {
 	// Key gives the key of an event; "" passes over it. Default: the event's own key.
 	//
 	// A Key of the projection's own costs parallelism: the events of a key lie anywhere then, so all events are applied one
-	// after the other. An event whose Key is an error goes to the dead letters. It must depend on nothing but the event.
+	// after the other. An event whose Key is an error goes to the dead letters; one at which Key panics does so after
+	// Attempts tries. It must depend on nothing but the event.
 	Key func(*jetstream.Event) (string, error)
 	// Apply returns the state that follows from an event; nil removes the key. state is nil when there is none. It may be
 	// called again for an event whose outcome was lost to another instance, so it should have no effect of its own.
 	// It may be called concurrently for different keys.
 	//
 	// An error is tried again, Attempts times in all; later events of the key wait. Then, or at once when it is Permanent,
-	// the event goes to the dead letters (dlq.<topic>, as any group's), and the state stays as it is. Required.
+	// the event goes to the dead letters (dlq.<topic>, as any group's), and the state stays as it is. A panic counts as an
+	// error: the log has its stack, the dead letter only says which function panicked. Required.
 	Apply func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error)
 	// Attempts is how often Apply is tried on an event: default 5.
 	Attempts int
@@ -58,7 +60,8 @@ type Projection struct {
 	Logger *slog.Logger
 }
 
-// Observer is told what projections do. Its methods may be called concurrently and must not block.
+// Observer is told what projections do. Its methods may be called concurrently and must not block. A panic is logged and
+// changes nothing.
 type Observer interface {
 	// Projected counts an event that was dealt with.
 	Projected(projection string, outcome Outcome)
@@ -109,12 +112,10 @@ func (p *Projection) validate() error {
 	def(&p.InFlight, 256)
 	def(&p.CacheKeys, 100_000)
 	def(&p.CacheBytes, 64<<20)
-	if p.Observer == nil {
-		p.Observer = nobody{}
-	}
 	if p.Logger == nil {
 		p.Logger = slog.New(slog.DiscardHandler)
 	}
+	p.Observer = guardObserver(p.Observer, p.Logger)
 	var errs []error
 	if !projectionName.MatchString(p.Name) {
 		errs = append(errs, fmt.Errorf("name %q: 1 to 100 of a-z, 0-9, _ and - are allowed", p.Name))

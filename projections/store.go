@@ -68,7 +68,9 @@ func (s *State) after(e *jetstream.Event) uint64 {
 // Nothing was stored.
 var ErrConflict = errors.New("projections: the state was replaced by another instance")
 
-// Store keeps the states of a projection. Its methods may be called concurrently, for one key one at a time.
+// Store keeps the states of a projection. Its methods may be called concurrently, for one key one at a time. Errors are tried
+// again until they pass. A panic is a failure of the event, as a panic of Apply is: after Projection.Attempts tries the event
+// goes to the dead letters.
 type Store interface {
 	// Load reads the newest state of a key; the zero State when there is none. It must see every confirmed Save.
 	Load(ctx context.Context, key string) (State, error)

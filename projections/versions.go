@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/panics"
 )
 
 // versionsBucket says, for each projection that was rebuilt, which version of it is the one.
@@ -174,7 +175,12 @@ func (v *versions) runVersion(ctx context.Context, n int) error {
 // store opens where the states of a version are.
 func (p *Projection) store(ctx context.Context, bus Bus, version int) (Store, error) {
 	if p.Store != nil {
-		return p.Store(ctx, version)
+		var store Store
+		err := panics.Call(p.Logger, "Store", func() (err error) {
+			store, err = p.Store(ctx, version)
+			return err
+		})
+		return store, err
 	}
 	return OpenStates(ctx, bus, StatesBucket(p.Name, version))
 }

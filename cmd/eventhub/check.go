@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,7 +18,7 @@ import (
 )
 
 // check is serve --check: it prints what the hub would do, or everything that is wrong.
-func (cmd *serveCmd) check(std streams, set settings, faults []error) error {
+func (cmd *serveCmd) check(ctx context.Context, std streams, set settings, faults []error) error {
 	if err := cmd.checkData(&set); err != nil {
 		faults = append(faults, err)
 	}
@@ -27,7 +28,7 @@ func (cmd *serveCmd) check(std streams, set settings, faults []error) error {
 		}
 		return &exitError{1, nil}
 	}
-	printLines(std.out, "the configuration is good", cmd.plan(&set))
+	printLines(std.out, "the configuration is good", cmd.plan(ctx, &set))
 	return nil
 }
 
@@ -109,7 +110,7 @@ func (cmd *serveCmd) checkData(set *settings) error {
 }
 
 // plan says what the hub would do.
-func (cmd *serveCmd) plan(set *settings) [][2]string {
+func (cmd *serveCmd) plan(ctx context.Context, set *settings) [][2]string {
 	at := func(host string, port uint16) string { return net.JoinHostPort(host, strconv.Itoa(int(port))) }
 	access := "open"
 	if cmd.metricsNeedToken() {
@@ -138,7 +139,12 @@ func (cmd *serveCmd) plan(set *settings) [][2]string {
 		lines = append(lines, [2]string{"topics", fmt.Sprintf("%s, rules: %d", cmd.TopicsFile, len(set.topics))})
 	}
 	if set.outbox != nil {
-		lines = append(lines, [2]string{"outbox", set.outbox.String()})
+		place := set.outbox.String()
+		if err := set.outbox.look(ctx, cmd.outboxServeFlags.Table, cmd.outboxServeFlags.Migrate); err != nil {
+			// The hub would start all the same, so this is no fault of the configuration.
+			place = strings.Join(strings.Fields(err.Error()), " ") + " (the hub would start, and wait for it)"
+		}
+		lines = append(lines, [2]string{"outbox", place})
 	}
 	lines = append(lines, cmd.credentials(set)...)
 	return append(lines, cmd.limitFlags.lines()...)

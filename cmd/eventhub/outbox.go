@@ -105,9 +105,10 @@ func (cmd *outboxMigrateCmd) Run(ctx context.Context, std streams) error {
 type outboxDrainCmd struct {
 	outboxFlags
 
-	Payload    int  `name:"limit-payload" env:"EVENTHUB_LIMIT_PAYLOAD" default:"1048576" help:"Bytes of a payload; fewer where NATS takes fewer. Records with more are parked."`
-	PassErrors bool `help:"Let a key go on past records of it that are parked."`
-	Follow     bool `help:"Go on with what is added, until told to end."`
+	Payload    int           `name:"limit-payload" env:"EVENTHUB_LIMIT_PAYLOAD" default:"1048576" help:"Bytes of a payload; fewer where NATS takes fewer. Records with more are parked."`
+	Skew       time.Duration `name:"clock-skew" env:"EVENTHUB_OUTBOX_CLOCK_SKEW" default:"1m" help:"How far the clocks of the outbox's database, and of the servers of NATS, may be apart: beyond it the log warns. Events are looked for from so much earlier."`
+	PassErrors bool          `help:"Let a key go on past records of it that are parked."`
+	Follow     bool          `help:"Go on with what is added, until told to end."`
 }
 
 // Run drains, and prints what it did. Its exit code is 0 when nothing that waits is left, and nothing failed.
@@ -115,10 +116,13 @@ func (cmd *outboxDrainCmd) Run(ctx context.Context, std streams) error {
 	if cmd.Payload < 1 {
 		return fmt.Errorf("limit %d: it must be positive (--limit-payload, EVENTHUB_LIMIT_PAYLOAD)", cmd.Payload)
 	}
+	if err := checkSkew(cmd.Skew, "--clock-skew"); err != nil {
+		return err
+	}
 	cmd.limits.MaxPayload = cmd.Payload
 	return cmd.with(ctx, std, withBus, func(o *openedOutbox, bus *jetstream.Bus) error {
 		drainer, err := outbox.NewDrainer(outbox.Config{
-			Store: o, Bus: outbox.JetStream(bus), PassErrors: cmd.PassErrors,
+			Store: o, Bus: outbox.JetStream(bus), ClockSkew: cmd.Skew, PassErrors: cmd.PassErrors,
 			Logger: slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		})
 		if err != nil {

@@ -28,6 +28,8 @@ const (
 	outboxConns = 4
 	// outboxConnectWait bounds how long a connection to PostgreSQL takes, unless the DSN says otherwise.
 	outboxConnectWait = 10 * time.Second
+	// outboxLook bounds how long serve --check looks at a database.
+	outboxLook = 5 * time.Second
 )
 
 // outboxDSN is where an outbox is: what a DSN says.
@@ -180,8 +182,26 @@ func openSQLite(path string, make bool) (*sql.DB, error) {
 	return sql.Open("sqlite", "file:"+name+"?mode=rw&_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_txlock=immediate")
 }
 
+// look finds out whether the outbox could be drained now. It asks a database on a network only, and changes nothing. migrates
+// says that the table would be made or brought to the version that is needed.
+func (p outboxDSN) look(ctx context.Context, table string, migrates bool) error {
+	if p.postgres == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, outboxLook)
+	defer cancel()
+	o, err := p.open(ctx, outboxOptions{table: table})
+	if err != nil {
+		return err
+	}
+	return errors.Join(o.version(ctx, migrates), o.close())
+}
+
 // ready reports what eventhub outbox migrate would have to do first.
-func (o *openedOutbox) ready(ctx context.Context) error {
+func (o *openedOutbox) ready(ctx context.Context) error { return o.version(ctx, false) }
+
+// version reports what is wrong with the table; one that lacks something is right for those who migrate it.
+func (o *openedOutbox) version(ctx context.Context, migrates bool) error {
 	if o.sql == nil {
 		return nil
 	}
@@ -191,7 +211,7 @@ func (o *openedOutbox) ready(ctx context.Context) error {
 		return o.explain(err)
 	case have > need:
 		return fmt.Errorf("%v: the table has version %d, this program knows %d: use a newer one", o.dsn, have, need)
-	case have < need:
+	case have < need && !migrates:
 		return fmt.Errorf("%v: the table has version %d, this program needs %d: eventhub outbox migrate makes it so", o.dsn, have, need)
 	}
 	return nil

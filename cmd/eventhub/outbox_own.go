@@ -45,6 +45,7 @@ type ownOutbox struct {
 	publisher *jetstream.Publisher // says what cannot be published
 	path      string
 	max       int64
+	state     *outboxState
 
 	// unsent is about how many records are not sent. Each Backlog corrects it.
 	unsent atomic.Int64
@@ -64,7 +65,10 @@ var (
 )
 
 func newOwnOutbox(h *hub, path string) *ownOutbox {
-	return &ownOutbox{hub: h, publisher: h.bus.NewPublisher(), path: path, max: int64(h.cmd.OutboxPending), queue: make(chan *addition), ended: make(chan struct{})}
+	return &ownOutbox{
+		hub: h, publisher: h.bus.NewPublisher(), path: path, max: int64(h.cmd.OutboxPending), state: h.newOutboxState(outboxOfHTTP),
+		queue: make(chan *addition), ended: make(chan struct{}),
+	}
 }
 
 // resume opens the file if there is one, for something may wait in it.
@@ -95,7 +99,7 @@ func (o *ownOutbox) open(ctx context.Context) error {
 	if _, _, err = box.migrate(ctx); err != nil {
 		return errors.Join(err, box.close())
 	}
-	if o.box, err = o.hub.drain(ctx, box, outboxOfHTTP, ownOutboxLease, ownObserver{outboxObserver{o.hub.metrics.Outbox(outboxOfHTTP)}, o}); err != nil {
+	if o.box, err = o.hub.drain(ctx, box, o.state, ownOutboxLease, ownObserver{outboxObserver{o.state.metric}, o}); err != nil {
 		return err
 	}
 	var background context.Context

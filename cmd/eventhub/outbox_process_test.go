@@ -85,6 +85,12 @@ func TestOutboxInPostgres(t *testing.T) {
 	}
 
 	add("two")
+	if got := call(t, "serve", "--check", "--outbox-dsn="+dsn, "--outbox-table="+table); strings.Contains(got, "wait for it") {
+		t.Errorf("the check of a hub whose outbox is there printed %s", got)
+	}
+	if got := call(t, "serve", "--check", "--outbox-dsn="+dsn, "--outbox-table=no_such", "--no-outbox-migrate"); !strings.Contains(got, "eventhub outbox migrate makes it so (the hub would start, and wait for it)") {
+		t.Errorf("the check of a hub whose table is missing printed %s", got)
+	}
 	n := startNode(t, "--nats-url="+nats, "--outbox-dsn="+dsn, "--outbox-table="+table, "--no-outbox-migrate")
 	events := subscribeTo(t, n.dial(), "orders", "g", client.SubscribeOptions{From: "earliest"})
 	wants := func(id string) {
@@ -99,11 +105,11 @@ func TestOutboxInPostgres(t *testing.T) {
 	wants("two")
 	listens := func() bool {
 		var n int
-		query := "SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN \"" + table + "\"'"
+		query := "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN \"" + table + "\";%' OR query LIKE 'SELECT pg_try_advisory_lock%'"
 		return db.QueryRowContext(t.Context(), query).Scan(&n) == nil && n == 1
 	}
 	eventually(t, "the hub listens", listens)
-	exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%" + table + "%' AND pid <> pg_backend_pid()")
+	exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'eventhub' AND pid <> pg_backend_pid()")
 	add("three")
 	wants("three")
 	eventually(t, "the hub listens again", listens)

@@ -18,15 +18,25 @@ const (
 	outboxOfHTTP = "http"
 )
 
-// outboxStart bounds what the start of a hub spends on the database of OUTBOX_DSN.
-const outboxStart = 20 * time.Second
+// outboxTry bounds one try to open the outbox of OUTBOX_DSN.
+const outboxTry = 20 * time.Second
 
 // outboxServeFlags are the flags of serve about outboxes.
 type outboxServeFlags struct {
-	DSN     string `name:"outbox-dsn" env:"OUTBOX_DSN" placeholder:"DSN" help:"Publish what is added to this outbox: sqlite:PATH, postgres://USER:PASSWORD@HOST:PORT/DATABASE (the password may be in PGPASSWORD), or kv:BUCKET."`
-	Table   string `name:"outbox-table" env:"OUTBOX_TABLE" default:"outbox" help:"The table's name, in a database."`
-	Migrate bool   `name:"outbox-migrate" env:"EVENTHUB_OUTBOX_MIGRATE" default:"true" negatable:"" help:"Make the table at the start, or bring it to the version that is needed; a SQLite file, too. Without it: eventhub outbox migrate."`
-	HTTP    bool   `name:"outbox-http" env:"EVENTHUB_OUTBOX_HTTP" default:"true" negatable:"" help:"Take events at POST /outbox/TOPIC, which wait in the file outbox.db of the data directory while NATS is away."`
+	DSN     string        `name:"outbox-dsn" env:"OUTBOX_DSN" placeholder:"DSN" help:"Publish what is added to this outbox: sqlite:PATH, postgres://USER:PASSWORD@HOST:PORT/DATABASE (the password may be in PGPASSWORD), or kv:BUCKET."`
+	Table   string        `name:"outbox-table" env:"OUTBOX_TABLE" default:"outbox" help:"The table's name, in a database."`
+	Migrate bool          `name:"outbox-migrate" env:"EVENTHUB_OUTBOX_MIGRATE" default:"true" negatable:"" help:"Make the table at the start, or bring it to the version that is needed; a SQLite file, too. Without it: eventhub outbox migrate."`
+	HTTP    bool          `name:"outbox-http" env:"EVENTHUB_OUTBOX_HTTP" default:"true" negatable:"" help:"Take events at POST /outbox/TOPIC, which wait in the file outbox.db of the data directory while NATS is away."`
+	Skew    time.Duration `name:"outbox-clock-skew" env:"EVENTHUB_OUTBOX_CLOCK_SKEW" default:"1m" help:"How far the clocks of the outbox's database, and of the servers of NATS, may be apart: beyond it the log warns. Events are looked for from so much earlier."`
+}
+
+// checkSkew refuses what makes no sense as the skew of clocks.
+func checkSkew(skew time.Duration, flag string) error {
+	const most = 24 * time.Hour
+	if skew <= 0 || skew > most {
+		return fmt.Errorf("clock skew %v: more than 0s and at most %v are allowed (%s, EVENTHUB_OUTBOX_CLOCK_SKEW)", skew, most, flag)
+	}
+	return nil
 }
 
 // outboxDSN is where the outbox of OUTBOX_DSN is, nil without one.
@@ -62,17 +72,18 @@ type drainedOutbox struct {
 	drainer *outbox.Drainer
 }
 
-// drain starts a drainer of an outbox, which belongs to what is returned. Close that before the bus.
+// drain starts a drainer of an outbox, which belongs to what is returned. Close that before the bus. state is told whether the
+// outbox can be used.
 //
 // lease is how long records wait for the next start when the hub is killed; 0 is the default.
-func (h *hub) drain(ctx context.Context, o *openedOutbox, name string, lease time.Duration, observer outbox.Observer) (*drainedOutbox, error) {
+func (h *hub) drain(ctx context.Context, o *openedOutbox, state *outboxState, lease time.Duration, observer outbox.Observer) (*drainedOutbox, error) {
 	st, err := o.Stats(ctx)
 	if err != nil {
 		return nil, errors.Join(o.explain(err), o.close())
 	}
 	observer.Backlog(st) // that of the drainer comes later
 	drainer, err := outbox.NewDrainer(outbox.Config{
-		Store: o, Bus: outbox.JetStream(h.bus), Lease: lease, Observer: observer, Logger: h.log.With(slog.String("outbox", name)),
+		Store: watchedStore{o, state}, Bus: outbox.JetStream(h.bus), Lease: lease, ClockSkew: h.cmd.Skew, Observer: observer, Logger: state.log,
 	})
 	if err != nil {
 		return nil, errors.Join(err, o.close())
@@ -89,7 +100,7 @@ func (d *drainedOutbox) close(ctx context.Context, log *slog.Logger) error {
 	return d.openedOutbox.close()
 }
 
-// openOutboxes opens the outbox of OUTBOX_DSN and starts to drain it, and opens the hub's own if something may wait there.
+// openOutboxes opens the hub's own outbox if something may wait there, and starts to open that of OUTBOX_DSN.
 func (h *hub) openOutboxes(ctx context.Context) error {
 	if h.cmd.HTTP {
 		h.own = newOwnOutbox(h, filepath.Join(h.cmd.Data, ownOutboxName))
@@ -100,17 +111,8 @@ func (h *hub) openOutboxes(ctx context.Context) error {
 	if h.outbox == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, outboxStart)
-	defer cancel()
-	o, err := h.outbox.open(ctx, outboxOptions{table: h.cmd.outboxServeFlags.Table, bus: h.bus, make: h.cmd.outboxServeFlags.Migrate})
-	if err != nil {
-		return err
-	}
-	if err := h.prepareOutbox(ctx, o); err != nil {
-		return errors.Join(err, o.close())
-	}
-	h.drained, err = h.drain(ctx, o, outboxOfDSN, 0, outboxObserver{h.metrics.Outbox(outboxOfDSN)})
-	return err
+	h.database = newDatabaseOutbox(h, *h.outbox)
+	return h.database.start(ctx)
 }
 
 func (h *hub) prepareOutbox(ctx context.Context, o *openedOutbox) error {
@@ -130,8 +132,8 @@ func (h *hub) closeOutboxes(ctx context.Context) error {
 	if h.own != nil {
 		errs = append(errs, h.own.close(ctx))
 	}
-	if h.drained != nil {
-		errs = append(errs, h.drained.close(ctx, h.log))
+	if h.database != nil {
+		errs = append(errs, h.database.close(ctx))
 	}
 	return errors.Join(errs...)
 }

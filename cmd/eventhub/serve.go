@@ -62,7 +62,7 @@ var _ facade.Observer = (*ops.Metrics)(nil)
 func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
 	set, faults := cmd.prepare()
 	if cmd.Check {
-		return cmd.check(std, set, faults)
+		return cmd.check(ctx, std, set, faults)
 	}
 	if len(faults) > 0 {
 		return errors.Join(faults...)
@@ -106,8 +106,8 @@ type hub struct {
 	ws        listener
 	http      listener
 	ops       listener
-	own       *ownOutbox     // nil without POST /outbox
-	drained   *drainedOutbox // of OUTBOX_DSN, or nil
+	own       *ownOutbox      // nil without POST /outbox
+	database  *databaseOutbox // of OUTBOX_DSN, or nil
 
 	draining atomic.Bool
 	// failed receives what ends the hub before it was asked to end.
@@ -168,7 +168,7 @@ func (h *hub) open(ctx context.Context) error {
 	if h.facade, err = facade.New(clients); err != nil {
 		return err
 	}
-	operators := ops.Config{Bus: h.bus, Registry: registry, Ready: h.ready, Logger: h.log}
+	operators := ops.Config{Bus: h.bus, Registry: registry, Ready: h.ready, Parts: h.parts, Logger: h.log}
 	if cmd.metricsNeedToken() {
 		operators.Metrics = &ops.Guard{Tokens: h.tokens}
 	} else {
@@ -190,6 +190,14 @@ func (h *hub) ready() error {
 	return nil
 }
 
+// parts says how the parts of the hub are that it serves without.
+func (h *hub) parts() map[string]string {
+	if h.database == nil {
+		return nil
+	}
+	return map[string]string{"outbox": h.database.state.String()}
+}
+
 // start begins to serve. ctx ends the projector and the demo; close ends the rest.
 func (h *hub) start(ctx context.Context) {
 	for _, l := range []*listener{&h.ws, &h.http, &h.ops} {
@@ -205,7 +213,8 @@ func (h *hub) start(ctx context.Context) {
 	}
 	for _, rule := range h.bus.Admin().Snapshots() {
 		compactor := projections.NewCompactor(projections.CompactorConfig{
-			Bus: projections.JetStream(h.bus), Topic: rule.Pattern, Snapshot: rule.Snapshot.Topic, Every: rule.Snapshot.Every, Logger: h.log,
+			Bus: projections.JetStream(h.bus), Topic: rule.Pattern, Snapshot: rule.Snapshot.Topic, Every: rule.Snapshot.Every,
+			KeySource: rule.Snapshot.KeySource, BatchKeys: rule.Snapshot.BatchKeys, Logger: h.log,
 			Written: func(keys int) { h.metrics.Snapshots(rule.Pattern, keys) },
 		})
 		h.run(func() error { return compactor.Run(ctx) })
@@ -286,7 +295,11 @@ func (h *hub) greet(w io.Writer) {
 	}
 	lines = append(lines, [2]string{"data", h.cmd.where()})
 	if h.outbox != nil {
-		lines = append(lines, [2]string{"outbox", h.outbox.String()})
+		place := h.outbox.String()
+		if h.database.state.waiting.Load() {
+			place += ": it cannot be used yet (see the log); its records wait"
+		}
+		lines = append(lines, [2]string{"outbox", place})
 	}
 	own := "as configured"
 	switch file := filepath.Join(h.cmd.Data, tokenName); {

@@ -79,6 +79,7 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	fault(err)
 	set.outbox, err = cmd.outboxDSN()
 	fault(err)
+	fault(checkSkew(cmd.Skew, "--outbox-clock-skew"))
 	return set, faults
 }
 

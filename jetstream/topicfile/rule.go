@@ -39,6 +39,8 @@ type field struct {
 var belongs = map[string]string{
 	"age": "retention: {age: 7d}", "bytes": "retention: {bytes: 10GiB}", "messages": "retention: {messages: 1000000}",
 	"every":      "snapshot: {topic: process.state.snapshot, every: 30s}",
+	"batch_keys": "snapshot: {topic: process.state.snapshot, batch_keys: [a, b]}",
+	"key_source": "snapshot: {topic: process.state.snapshot, key_source: /id}",
 	"max_age":    "retention: {age: 7d}",
 	"max_bytes":  "retention: {bytes: 10GiB}",
 	"max_msgs":   "retention: {messages: 1000000}",
@@ -111,6 +113,8 @@ func (p *parser) rule(n *yaml.Node) *rule {
 					}
 					return "every 0: at least 1s is allowed"
 				}},
+				{name: "key_source", as: "snapshot.key_source", read: func(n *yaml.Node) string { return text(n, &r.Snapshot.KeySource) }},
+				{name: "batch_keys", as: "snapshot.batch_keys", read: func(n *yaml.Node) string { return p.keys(n, &r.Snapshot.BatchKeys) }},
 			}) {
 				r.broken["snapshot.topic"] = true
 			} else if r.at["snapshot.topic"] == nil {
@@ -160,6 +164,25 @@ func (p *parser) rule(n *yaml.Node) *rule {
 		r.Pattern = "" // it takes part in no comparison
 	}
 	return r
+}
+
+// keys reads a list of keys.
+func (p *parser) keys(n *yaml.Node, to *[]string) string {
+	if n.Kind != yaml.SequenceNode {
+		return "batch_keys is " + kind(n) + ", and a list of keys such as [a, b] is wanted"
+	}
+	if len(n.Content) == 0 {
+		return "batch_keys names no key: give some, or take it out"
+	}
+	for _, item := range n.Content {
+		var key string
+		if msg := text(resolve(item), &key); msg != "" {
+			p.fault(item, "%s", msg)
+			continue
+		}
+		*to = append(*to, key)
+	}
+	return ""
 }
 
 // mapping reads the fields of a mapping, with all that is wrong, and reports whether it was one. r is nil outside a rule.

@@ -1,6 +1,7 @@
 package topicfile
 
 import (
+	"reflect"
 	"testing"
 	"time"
 
@@ -17,10 +18,11 @@ func TestSampleThatShips(t *testing.T) {
 	for _, r := range rules {
 		found[r.Pattern] = r
 	}
-	state := found["process.state"]
+	state, readings := found["process.state"], found["sensor.reading"]
 	if found["heartbeat.received"].MaxAge != 3*24*time.Hour || !state.Compaction || !found["kv.set"].Compaction ||
 		!found["process.state.snapshot"].Compaction || found["user.*.events"].Family != "users" || found["**"].MaxAge == 0 ||
-		state.Snapshot == nil || *state.Snapshot != (jetstream.SnapshotRule{Topic: "process.state.snapshot", Every: 30 * time.Second}) {
+		state.Snapshot == nil || !reflect.DeepEqual(*state.Snapshot, jetstream.SnapshotRule{Topic: "process.state.snapshot", Every: 30 * time.Second}) ||
+		readings.Snapshot == nil || readings.Snapshot.KeySource != "/sensor/id" {
 		t.Errorf("got %+v", rules)
 	}
 	bus, err := jetstream.Open(t.Context(), jetstream.Config{DataDir: t.TempDir(), Topics: rules})
@@ -29,7 +31,7 @@ func TestSampleThatShips(t *testing.T) {
 	}
 	defer func() { _ = bus.Close() }()
 	changes, err := bus.Admin().ApplyTopics(t.Context(), false)
-	if err != nil || len(changes) != 8 { // five streams, three of them with a bucket
+	if err != nil || len(changes) != 11 { // seven streams, four of them with a bucket
 		t.Errorf("%d changes, %v", len(changes), err)
 	}
 	for i := range changes {
@@ -40,13 +42,13 @@ func TestSampleThatShips(t *testing.T) {
 	if changes, err = bus.Admin().ApplyTopics(t.Context(), true); err != nil || len(changes) != 0 {
 		t.Errorf("the second time: %v, %v", changes, err)
 	}
-	for topic, key := range map[string]string{"heartbeat.received": "", "process.state": "k", "kv.set": "k", "user.7.events": "", "other": "", "dlq.x": ""} {
+	for topic, key := range map[string]string{"heartbeat.received": "", "process.state": "k", "kv.set": "k", "user.7.events": "", "other": "", "dlq.x": "", "sensor.reading": ""} {
 		if _, err := bus.Publish(t.Context(), topic, []byte("1"), jetstream.PublishOptions{Key: key}); err != nil {
 			t.Errorf("%s: %v", topic, err)
 		}
 	}
 	all, err := bus.Admin().Topics(t.Context())
-	if err != nil || len(all) != 7 {
+	if err != nil || len(all) != 9 {
 		t.Errorf("%+v, %v", all, err)
 	}
 	for _, s := range all {

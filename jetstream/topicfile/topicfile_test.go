@@ -30,6 +30,10 @@ topics:
     retention: *bounds
   - {topic: kv.set, compaction: true, snapshot: {topic: kv.snapshot}}
   - {topic: kv.snapshot, compaction: true}
+  - topic: sensor.read
+    retention: {age: 2h}
+    snapshot: {topic: sensor.snapshot, key_source: /sensor/id~1, batch_keys: [a, "7", "b:c"], every: 1h}
+  - {topic: sensor.snapshot, compaction: true}
   - {pattern: "**", retention: {age: 1.5d6h, bytes: 0, messages: 12}, compaction: false, max_payload: 1024}
 `))
 	if err != nil {
@@ -46,6 +50,10 @@ topics:
 		{Pattern: "user.*.events", Family: "users", MaxAge: 7 * day, MaxBytes: 10 << 30, MaxMsgs: 1_000_000},
 		{Pattern: "kv.set", Compaction: true, Snapshot: &jetstream.SnapshotRule{Topic: "kv.snapshot", Every: 30 * time.Second}},
 		{Pattern: "kv.snapshot", Compaction: true},
+		{Pattern: "sensor.read", MaxAge: 2 * time.Hour, Snapshot: &jetstream.SnapshotRule{
+			Topic: "sensor.snapshot", Every: time.Hour, KeySource: "/sensor/id~1", BatchKeys: []string{"a", "7", "b:c"},
+		}},
+		{Pattern: "sensor.snapshot", Compaction: true},
 		{Pattern: "**", MaxAge: 42 * time.Hour, MaxMsgs: 12, MaxPayload: 1024},
 	}
 	if !reflect.DeepEqual(rules, want) {
@@ -129,12 +137,30 @@ func TestFaults(t *testing.T) {
 		"snapshot is a topic":         {rule("compaction: true\nsnapshot: x"), []string{`4:15: snapshot is "x", and a topic and an interval`}},
 		"snapshot without topic":      {rule("compaction: true\nsnapshot: {every: 30s}"), []string{"4:15: snapshot needs the topic that it goes to"}},
 		"snapshot too often":          {rule("compaction: true\nsnapshot: {topic: process.state.snapshot, every: 1ms}"), []string{"4:54: every 1ms: at least 1s"}},
-		"snapshot without compaction": {rule("snapshot: {topic: process.state.snapshot}"), []string{"3:23: snapshots are made of compacted topics only: add compaction: true"}},
-		"snapshot of a pattern":       {"topics:\n  - pattern: a.*\n    compaction: true\n    snapshot: {topic: process.state.snapshot}\n", []string{"4:23: snapshots are made of one topic"}},
-		"snapshot to itself":          {rule("compaction: true\nsnapshot: {topic: a.b}"), []string{"4:23: the snapshots cannot go to the topic that they are made of: choose another, such as a.b.snapshot"}},
-		"snapshot to no topic":        {rule("compaction: true\nsnapshot: {topic: a.*}"), []string{`4:23: snapshot topic "a.*" is no topic`}},
-		"snapshot not compacted":      {rule("compaction: true\nsnapshot: {topic: x}"), []string{"4:23: x is not compacted"}},
-		"snapshot of a snapshot":      {rule("compaction: true\nsnapshot: {topic: process.state}"), []string{"4:23: process.state has snapshots itself"}},
+		"snapshot without compaction": {rule("snapshot: {topic: process.state.snapshot}"), []string{"3:23: snapshots are made by key: add compaction: true, or key_source: /id if the key is in the payload"}},
+		"key source is no pointer":    {rule("compaction: true\nsnapshot: {topic: process.state.snapshot, key_source: id}"), []string{`4:59: key_source "id" is no JSON pointer: it begins with /, as in /id`}},
+		"key source, bad escape":      {rule("compaction: true\nsnapshot: {topic: process.state.snapshot, key_source: /a~2}"), []string{`4:59: key_source "/a~2" is no JSON pointer: ~ stands before 0 or 1 only`}},
+		"key source is empty":         {rule("compaction: true\nsnapshot: {topic: process.state.snapshot, key_source: \"\"}"), []string{"4:59: the name is empty"}},
+		"key source is long":          {rule("compaction: true\nsnapshot: {topic: process.state.snapshot, key_source: /" + strings.Repeat("a", 512) + "}"), []string{"4:59: key_source has 513 bytes, at most 512 are allowed"}},
+		"key source, misspelt":        {rule("compaction: true\nsnapshot: {topic: process.state.snapshot, keySource: /id}"), []string{`4:47: snapshot has no field "keySource": did you mean key_source?`}},
+		"key source, small bounds": {
+			rule("retention: {age: 59m, bytes: 1MiB, messages: 5}\nsnapshot: {topic: process.state.snapshot, key_source: /id}"),
+			[]string{"3:22: age 59m0s: a topic with snapshots needs at least 1h0m0s", "3:34: bytes 1MiB: a topic with snapshots needs at least 128MiB", "3:50: messages 5: a topic with snapshots needs at least 100000"},
+		},
+		"key source, seldom":     {rule("retention: {age: 2h}\nsnapshot: {topic: process.state.snapshot, every: 61m, key_source: /id}"), []string{"4:54: every 1h1m0s: at most half of age 2h0m0s is allowed"}},
+		"batch keys is a name":   {rule("compaction: true\nsnapshot: {topic: process.state.snapshot, batch_keys: a}"), []string{`4:59: batch_keys is "a", and a list of keys such as [a, b] is wanted`}},
+		"batch keys, a number":   {rule("compaction: true\nsnapshot: {topic: process.state.snapshot, batch_keys: [a, 7]}"), []string{"4:63: this is the number 7, and a name is wanted: put it in quotes"}},
+		"batch keys, none":       {rule("compaction: true\nsnapshot: {topic: process.state.snapshot, batch_keys: []}"), []string{"4:59: batch_keys names no key: give some, or take it out"}},
+		"batch keys, twice":      {rule("compaction: true\nsnapshot: {topic: process.state.snapshot, batch_keys: [a, b, a]}"), []string{`4:59: batch_keys has "a" twice: take one of them out`}},
+		"batch keys, a long one": {rule("compaction: true\nsnapshot: {topic: process.state.snapshot, batch_keys: [" + strings.Repeat("k", 513) + "]}"), []string{"4:59: batch_keys: key 1 has 513 bytes, 1 to 512 are allowed"}},
+		"batch keys, too many":   {rule("compaction: true\nsnapshot: {topic: process.state.snapshot, batch_keys: [" + strings.Repeat("k,", 1001) + "]}"), []string{"4:59: batch_keys has 1001 keys, at most 1000 are allowed"}},
+		"batch keys at the rule": {rule("batch_keys: [a]"), []string{`3:5: a rule has no field "batch_keys": write snapshot: {topic: process.state.snapshot, batch_keys: [a, b]}`}},
+		"key source at the rule": {rule("key_source: /id"), []string{`3:5: a rule has no field "key_source": write snapshot: {topic: process.state.snapshot, key_source: /id}`}},
+		"snapshot of a pattern":  {"topics:\n  - pattern: a.*\n    compaction: true\n    snapshot: {topic: process.state.snapshot}\n", []string{"4:23: snapshots are made of one topic"}},
+		"snapshot to itself":     {rule("compaction: true\nsnapshot: {topic: a.b}"), []string{"4:23: the snapshots cannot go to the topic that they are made of: choose another, such as a.b.snapshot"}},
+		"snapshot to no topic":   {rule("compaction: true\nsnapshot: {topic: a.*}"), []string{`4:23: snapshot topic "a.*" is no topic`}},
+		"snapshot not compacted": {rule("compaction: true\nsnapshot: {topic: x}"), []string{"4:23: x is not compacted"}},
+		"snapshot of a snapshot": {rule("compaction: true\nsnapshot: {topic: process.state}"), []string{"4:23: process.state has snapshots itself"}},
 		"snapshot topic twice": {
 			rule("compaction: true\nsnapshot: {topic: s}") + "  - {topic: c, compaction: true, snapshot: {topic: s}}\n  - {topic: s, compaction: true}\n",
 			[]string{`5:52: the snapshots of "a.b" go to s already: give each its own topic (the other rule is in line 2)`},
@@ -238,6 +264,7 @@ func FuzzParse(f *testing.F) {
 	for _, s := range []string{
 		"", "topics: &a [*a]", "- {<<: *a}", "topics:\n\t- x", "topics: []\n--- \n", "topics: [{topic: a, retention: {age: 1d2h, bytes: 1GiB}}]", "\xff\xfe", "? [a]\n: !!x b",
 		"topics: [{topic: s, compaction: true, snapshot: {topic: t, every: 1m}}, {topic: t, compaction: true}]",
+		"topics: [{topic: s, snapshot: {topic: t, key_source: /a/0, batch_keys: [a, b]}}, {topic: t, compaction: true}]",
 		"topics: [{pattern: u.*, family: u, max_payload: 1KiB, replicas: 3, storage: file, duplicate_window: 1s}]",
 	} {
 		f.Add([]byte(s))

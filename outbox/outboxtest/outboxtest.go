@@ -56,6 +56,7 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 		{"a renewed lease is not", renewal},
 		{"who has lost a record settles nothing but what is sent", lostClaim},
 		{"the moment of the publish is kept until it is known to be unsent", publishBegan},
+		{"the time", clock},
 		{"failures are counted and told", failures},
 		{"retry makes new", retry},
 		{"purge", purge},
@@ -425,6 +426,35 @@ func publishBegan(s *suite) {
 	third := s.claimWith(outbox.ClaimOptions{Worker: "w", Limit: 1, Lease: long})
 	if got := third.Records[0].PublishBegan; got != third.Now {
 		s.Fatalf("at last it began at %d, it was claimed at %d", got, third.Now)
+	}
+	if third.Began != third.Now {
+		s.Fatalf("the claim noted %d, at %d", third.Began, third.Now)
+	}
+	s.fail(outbox.Failure{Record: third.Records[0], Unsent: true})
+
+	// The claimer's time is noted instead, where nothing is.
+	const early, late = 1_000_000_000_000, 2_000_000_000_000
+	for _, step := range []struct {
+		began, want int64
+		unsent      bool
+	}{{early, early, false}, {late, early, true}, {late, late, false}, {early, late, false}} {
+		c := s.claimWith(outbox.ClaimOptions{Worker: "w", Limit: 1, Lease: long, Began: step.began})
+		if got := c.Records[0].PublishBegan; got != step.want || c.Began != step.began {
+			s.Fatalf("it began at %d, want %d; the claim noted %d, want %d", got, step.want, c.Began, step.began)
+		}
+		s.fail(outbox.Failure{Record: c.Records[0], Unsent: step.unsent})
+	}
+}
+
+func clock(s *suite) {
+	now, err := s.Store.Now(s.Context())
+	if err != nil || time.Since(now).Abs() > time.Minute {
+		s.Fatalf("the store's time is %v, %v; it is %v", now, err, time.Now())
+	}
+	s.add("1 t/a")
+	claimed := s.claimWith(outbox.ClaimOptions{Worker: "w", Limit: 1, Lease: long}).Now
+	if after, err := s.Store.Now(s.Context()); err != nil || claimed < now.UnixMilli() || claimed > after.UnixMilli() {
+		s.Fatalf("a claim was at %d, between %v and %v, %v", claimed, now, after, err)
 	}
 }
 

@@ -20,7 +20,7 @@ type Keyed struct {
 	Size   int      `default:"128" help:"Bytes of the JSON payload."`
 	Again  float64  `default:"0.1" help:"The share of keys, drawn at random, that are written a second time, which leaves holes in the bucket."`
 	Rounds int      `default:"5" help:"Rounds, in each of which all sides have a turn, after one with a tenth of the calls to warm up."`
-	Only   []string `help:"Measure these only: keys, key, walk, pages, watch, watch-100. Default: all."`
+	Only   []string `help:"Measure these only: keys, key, walk, pages, list, watch, watch-100. Default: all."`
 }
 
 // Help is shown by --help.
@@ -28,10 +28,11 @@ func (*Keyed) Help() string {
 	return `Fills a compacted topic with nats.go, waits until its bucket has all, and reads it by key: with the bus, and the same with nats.go, both
 over loopback to the same server. Rounds alternate; where there are several ways with nats.go, the fastest counts.
 
-  keys        1,000 random keys: LatestByKey; KV Get, one by one and 16 at a time
-  key         one random key: Latest; a raw get at the leader (STREAM.MSG.GET)
-  walk        all keys: EachLatest; WatchAll, or ListKeys and Get
-  pages       all keys, 1,000 at a time: LatestPage; WatchAll
+  keys        1,000 random keys: Keys.GetMany; KV Get, one by one and 16 at a time
+  key         one random key: Keys.Get; a raw get at the leader (STREAM.MSG.GET)
+  walk        all keys: Keys.Each; WatchAll, or ListKeys and Get
+  pages       all keys, 1,000 at a time: Keys.Page; WatchAll
+  list        all keys, 1,000 at a time, and none left out: Keys.List; WatchAll
   watch       all keys, until what there is has come: Watch; WatchAll
   watch-100   100 keys, likewise: Watch; WatchFiltered
 

@@ -26,18 +26,19 @@ const (
 // keyedStudies are what is compared.
 var keyedStudies = []keyedStudy{
 	{
-		name: "keys", calls: 10, ours: contender{"LatestByKey of 1,000", latestByKey},
+		name: "keys", calls: 10, ours: contender{"Keys.GetMany of 1,000", latestByKey},
 		theirs: []contender{{"KV Get of 1,000, 16 at a time", getKeys(getsAtOnce)}, {"KV Get of 1,000, one by one", getKeys(1)}},
 	},
 	{
-		name: "key", calls: 2_000, each: true, ours: contender{"Latest", latestOne},
+		name: "key", calls: 2_000, each: true, ours: contender{"Keys.Get", latestOne},
 		theirs: []contender{{"STREAM.MSG.GET at the leader", leaderGet}},
 	},
 	{
-		name: "walk", ours: contender{"EachLatest", eachLatest},
+		name: "walk", ours: contender{"Keys.Each", eachLatest},
 		theirs: []contender{{"KV WatchAll", watchAll}, {"KV ListKeys, Get 16 at a time", listAndGet}},
 	},
-	{name: "pages", ours: contender{"LatestPage of 1,000", latestPages}, theirs: []contender{{"KV WatchAll", watchAll}}},
+	{name: "pages", ours: contender{"Keys.Page of 1,000", latestPages}, theirs: []contender{{"KV WatchAll", watchAll}}},
+	{name: "list", ours: contender{"Keys.List of 1,000", listPages}, theirs: []contender{{"KV WatchAll", watchAll}}},
 	{name: "watch", ours: contender{"Watch", busWatch(0)}, theirs: []contender{{"KV WatchAll", watchAll}}},
 	{name: "watch-100", calls: 10, ours: contender{"Watch of 100 keys", busWatch(watchedKeys)}, theirs: []contender{{"KV WatchFiltered of 100 keys", watchFiltered}}},
 }
@@ -151,6 +152,22 @@ func latestPages(ctx context.Context, t *keyedTopic, _ int) (time.Duration, erro
 		}
 	}
 	return time.Duration(float64(time.Since(begin)) * float64(all) / float64(part)), nil
+}
+
+// listPages lists all keys.
+func listPages(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error) {
+	got := 0
+	begin := time.Now()
+	for next := ""; ; {
+		page, err := t.bus.Keys(t.name).List(ctx, jetstream.ListOptions{Next: next, Limit: keyedPageSize})
+		if err != nil {
+			return 0, err
+		}
+		got += len(page.Events)
+		if next = page.Next; next == "" {
+			return came(begin, got, t.keys)
+		}
+	}
 }
 
 // watchAll watches the bucket until all values there are have come.

@@ -18,6 +18,8 @@ type allowance struct {
 	losesAcks bool
 	// rewinds: attempts may repeat, or fall, across it.
 	rewinds bool
+	// holdsBack: what was said just before it, and until the hub knows of it, comes when it is over.
+	holdsBack bool
 	// notesLate: what the hub notes of deliveries that no client had may come when another hub has the event, so that an attempt
 	// is shown twice.
 	notesLate bool
@@ -48,8 +50,8 @@ var allowances = []allowance{
 	{kind: "kill-node", losesAcks: true, rewinds: true},
 	{kind: "stop-node", losesAcks: true, rewinds: true},
 	// A frozen node, or a link that holds bytes back, for about the margin or longer: no touch gets through.
-	{kind: "freeze-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, rewinds: true},
-	{kind: "hold-link", skips: true, atLeast: mostOfMargin, voids: true, losesAcks: true, notesLate: true},
+	{kind: "freeze-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, rewinds: true, holdsBack: true},
+	{kind: "hold-link", skips: true, atLeast: mostOfMargin, voids: true, losesAcks: true, notesLate: true, holdsBack: true},
 	// A slow link is no excuse at all: its delays are far below the margin.
 	{kind: "delay-link"},
 	// A leader that steps down takes with it what it had not told the others; leases are not among that.

@@ -3,6 +3,7 @@
 package model
 
 import (
+	"slices"
 	"time"
 )
 
@@ -236,6 +237,12 @@ func (l *ledger) unfounded(g *group, x *letter) string {
 				return ""
 			}
 			why = "the delivery did not fail in that way"
+		}
+	}
+	for _, b := range g.blind() { // a NACK is about the newest delivery, which the client may not have read
+		refused := slices.ContainsFunc(b.sub.settles, func(f *frame) bool { return f.Op == "NACK" && f.about(x.Original.ID) && !f.refused() })
+		if m := b.sub.maxAttempts(); refused && m > 0 && x.Attempts >= m {
+			return ""
 		}
 	}
 	if x.Err == "connection lost" || x.Err == "lease expired" {

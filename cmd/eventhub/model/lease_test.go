@@ -129,6 +129,25 @@ func (l *ledger) acked(d *delivery) *frame {
 	return nil
 }
 
+// settledLate reports whether the lease x may have been ended by what was said of another delivery of the event just before its
+// way to NATS fell silent, and came when x was leased: "a settlement that was sent while NATS answered, and was then held up".
+func (l *ledger) settledLate(e *event, x, y *delivery) bool {
+	for _, z := range e.deliveries {
+		if z == x || z == y {
+			continue
+		}
+		ended, _ := l.released(z)
+		if l.within(x.lo, y.at, func(f *fault) bool {
+			silent := f.from + margin(l.set)*2/5 + noticed
+			return f.holdsBack && (f.allHubs || f.target == z.sub.conn.hub) && f.to >= x.lo && f.to <= y.at &&
+				l.leaseEnd(z, nil) <= silent && ended >= f.from-noticed
+		}) {
+			return true
+		}
+	}
+	return false
+}
+
 // before reports whether x was surely handed out before y.
 func (l *ledger) before(x, y *delivery) bool {
 	switch {

@@ -18,6 +18,7 @@ type settings struct {
 	ToleranceMS int   `json:"toleranceMs"` // for what must be prompt
 	Drained     bool  `json:"drained"`     // all was acknowledged at the end, and everything that is stored was read
 	Disturbed   bool  `json:"disturbed"`   // there were faults
+	Cluster     bool  `json:"cluster"`     // of nats-servers
 }
 
 func (s settings) ackWait() time.Duration   { return time.Duration(s.AckWaitMS) * time.Millisecond }

@@ -80,7 +80,7 @@ func runPlan(t *testing.T, p *plan) {
 	rec.began = time.Now() // starting does not count
 	rec.entries = nil
 	rec.mu.Unlock()
-	set := settings{Seed: p.seed, AckWaitMS: p.ackWaitMS, ToleranceMS: int(p.tolerance.Milliseconds()), Disturbed: len(p.faults) > 0, Drained: true}
+	set := settings{Seed: p.seed, AckWaitMS: p.ackWaitMS, ToleranceMS: int(p.tolerance.Milliseconds()), Disturbed: len(p.faults) > 0, Drained: true, Cluster: p.nodes > 1}
 	text, err := json.Marshal(set)
 	if err != nil {
 		t.Fatal(err)

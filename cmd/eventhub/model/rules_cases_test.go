@@ -111,6 +111,8 @@ func TestRules(t *testing.T) {
 3/2 c1 < {"op":"OK","id":"e1","corr":"p1"}` + firstAcked, []string{"range"}},
 
 		{"holder: redelivered while leased", anEvent + "\n200/190 c1 < " + toFirst + "" + second("2", 1200), []string{"holder"}},
+		{"holder: what was said before the link was held came late", anEvent + "\n200/190 c1 < " + toFirst + "\n3000 - fault 1 hold-link h0\n9300/9290 c2 < " + attempt("2") + "\n10000 - over 1\n10005/10004 c2 < " + attempt("3") + "\n10100 c2 > " + ackE1Again + "\n10102/10101 c2 < " + okA2, nil},
+		{"holder: the link of another hub was held", anEvent + "\n200/190 c1 < " + toFirst + "\n3000 - fault 1 hold-link h7\n9300/9290 c2 < " + attempt("2") + "\n10000 - over 1\n10005/10004 c2 < " + attempt("3") + "\n10100 c2 > " + ackE1Again + "\n10102/10101 c2 < " + okA2, []string{"holder"}},
 		{"holder: after the lease's end", anEvent + "\n200/190 c1 < " + toFirst + "\n3200/3190 c2 < " + attempt("2") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, nil},
 		{"holder: it was written long before it was read", anEvent + "\n3150/150 c1 < " + toFirst + "\n3160/3155 c2 < " + attempt("2") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, nil},
 		{"holder: a MODACK prolongs", anEvent + "\n200/190 c1 < " + toFirst + `
@@ -165,6 +167,7 @@ func TestRules(t *testing.T) {
 		{"attempts: begins with 2", anEvent + "\n200/190 c1 < " + attempt("2") + "\n300 c1 > " + ackE1 + "\n301/300 c1 < " + okA1, []string{"attempts"}},
 		{"attempts: the same twice", anEvent + "\n200/190 c1 < " + toFirst + "\n3200/3190 c2 < " + toFirst + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, []string{"attempts"}},
 		{"attempts: a skip, and a dead hub", anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 kill-hub h1\n1500 - over 1\n3200/3190 c2 < " + attempt("3") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, nil},
+		{"attempts: a skip, and a drained hub of a cluster", "\n0 - set {\"drained\":true,\"cluster\":true}\n" + anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 stop-hub h1\n1500 - over 1\n3200/3190 c2 < " + attempt("3") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, nil},
 		{"attempts: a skip, and a drained hub", anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 stop-hub h1\n1500 - over 1\n3200/3190 c2 < " + attempt("3") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, []string{"attempts"}},
 
 		{"attempts: the same twice, as a note was late", anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 hold-link h1\n9000 - over 1\n9200/9190 c2 < " + toFirst + "\n9300 c2 > " + ackE1Again + "\n9301/9300 c2 < " + okA2, nil},

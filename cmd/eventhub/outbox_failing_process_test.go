@@ -1,0 +1,77 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"log/slog"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"eventhub/facade/client"
+	"eventhub/ops"
+	"eventhub/outbox"
+	"eventhub/outbox/pgtest"
+)
+
+// Claims that fail again and again, on a database that answers all else, show in the readiness probe and in a metric.
+func TestClaimsThatFailAreShown(t *testing.T) {
+	cluster := pgtest.StartDurable(t)
+	call(t, "outbox", "migrate", "--dsn="+cluster.DSN())
+	db, err := sql.Open("pgx", cluster.DSN())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	exec := func(query string) {
+		t.Helper()
+		if _, err := db.ExecContext(t.Context(), query); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := startNode(t, "--outbox-dsn="+cluster.DSN())
+	shows(t, n.ops+"/readyz", http.StatusOK, `"outbox":"ok"`)
+	exec("ALTER TABLE outbox RENAME COLUMN next_at TO later")
+	exec("INSERT INTO outbox (id, aggregatetype, aggregateid, payload) VALUES ('one', 'orders', 'k', '1')")
+	shows(t, n.ops+"/readyz", http.StatusOK, `"outbox":"waiting for its database"`)
+	shows(t, n.ops+"/metrics", http.StatusOK, `eventhub_outbox_waiting{outbox="database"} 1`)
+	if _, body := get(t, n.ops+"/metrics"); !strings.Contains(body, `eventhub_outbox_claim_failures_total{outbox="database"} `) ||
+		strings.Contains(body, `eventhub_outbox_claim_failures_total{outbox="database"} 0`) {
+		t.Errorf("claims that failed are not counted:\n%s", body)
+	}
+	exec("ALTER TABLE outbox RENAME COLUMN later TO next_at")
+	shows(t, n.ops+"/readyz", http.StatusOK, `"outbox":"ok"`)
+	if e := subscribeTo(t, n.dial(), "orders", "g", client.SubscribeOptions{From: "earliest"}).next(); e.ID != "one" {
+		t.Errorf("event %q came, want one", e.ID)
+	}
+	n.terminate()
+}
+
+// unclaimable is a store whose claims fail, and nothing else.
+type unclaimable struct{ outbox.Store }
+
+func (unclaimable) Claim(context.Context, outbox.ClaimOptions) (outbox.Claim, error) {
+	return outbox.Claim{}, errors.New("more than one row returned by a subquery")
+}
+
+func (unclaimable) RequeueExpired(context.Context) (int, error) { return 0, nil }
+
+// What else succeeds meanwhile does not hide that claims fail.
+func TestClaimsThatFailAreNotHidden(t *testing.T) {
+	h := &hub{log: slog.New(slog.DiscardHandler), metrics: ops.NewMetrics(prometheus.NewRegistry())}
+	s := watchedStore{unclaimable{}, h.newOutboxState("test")}
+	if _, err := s.Claim(t.Context(), outbox.ClaimOptions{}); err == nil {
+		t.Fatal("it was claimed")
+	}
+	if _, err := s.RequeueExpired(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.state.String(); got == ops.PartOK {
+		t.Errorf("the outbox is %s while no claim succeeds", got)
+	}
+}

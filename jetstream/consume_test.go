@@ -1,0 +1,94 @@
+package jetstream
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// lockedBuffer is a log that a test reads while others write.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// TestConsumeSurvivesPanics has a handler that panics at one event for good, and at another one once.
+func TestConsumeSurvivesPanics(t *testing.T) {
+	const secret = "secret of the process"
+	var log lockedBuffer
+	b, err := Open(t.Context(), Config{DataDir: t.TempDir(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = b.Close() }()
+	publish(t, b, "work", `"bad"`, `"once"`, "1", "2")
+	letters := make(chan []byte, 10)
+	_, err = b.Consume(t.Context(), "dlq.work", "undertaker", SubscribeOptions{From: FromEarliest}, func(_ context.Context, d *Delivery) error {
+		letters <- bytes.Clone(d.Event.Payload)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var bad, once atomic.Int64
+	handled := make(chan string, 10)
+	s, err := b.Consume(t.Context(), "work", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 3}, func(_ context.Context, d *Delivery) error {
+		switch payload := string(d.Event.Payload); {
+		case payload == `"bad"`:
+			bad.Add(1)
+			panic(secret)
+		case payload == `"once"` && once.Add(1) == 1:
+			panic(errors.New(secret))
+		default:
+			handled <- payload
+			return nil
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		select {
+		case <-handled:
+		case <-time.After(wait):
+			t.Fatal("the other events are not handled")
+		}
+	}
+	select {
+	case payload := <-letters:
+		var l struct {
+			Err      string `json:"err"`
+			Attempts int    `json:"attempts"`
+		}
+		if err := json.Unmarshal(payload, &l); err != nil || l.Err != "handler panicked: the log has the stack" || l.Attempts != 3 || bad.Load() != 3 {
+			t.Errorf("after %d tries the dead letter is %s (%v)", bad.Load(), payload, err)
+		}
+	case <-time.After(wait):
+		t.Fatal("there is no dead letter")
+	}
+	if err := s.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if text := log.String(); strings.Count(text, secret) != 4 || !strings.Contains(text, "TestConsumeSurvivesPanics.func") {
+		t.Errorf("the log lacks a panic, or its stack:\n%s", text)
+	}
+}

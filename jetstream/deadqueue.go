@@ -1,0 +1,247 @@
+package jetstream
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+const (
+	// deadWorkers is how many dead letters are on their way at a time, and deadOfTopic how many of one topic.
+	deadWorkers = 32
+	deadOfTopic = deadWorkers / 2
+	// What could not be done for a letter is tried again after deadFirst, then after twice as long each time, up to deadRetry.
+	// An event whose letter finds no room, or is refused, comes again after deadRetry.
+	deadFirst = 250 * time.Millisecond
+	deadRetry = 10 * time.Second
+	// deadKeep is how often the letters that wait are looked at.
+	deadKeep = 100 * time.Millisecond
+)
+
+// deadLetters carries events whose last attempt failed to dlq.<topic>, and then settles them for their group. Until then it
+// keeps their deliveries, so that nobody is given an event once more after its last attempt.
+type deadLetters struct {
+	bus     *Bus
+	ctx     context.Context
+	cancel  context.CancelFunc
+	workers sync.WaitGroup
+	keeper  sync.WaitGroup
+
+	mu      sync.Mutex
+	work    sync.Cond
+	waiting map[*deadLetter]struct{} // all that are not settled; bounded by Limits.DeadLetters
+	topics  map[string]*deadTopic    // those of which a letter waits
+	closed  bool
+}
+
+// deadTopic is where the letters of a topic go. While it takes none, one letter at a time tries.
+type deadTopic struct {
+	queue   []*deadLetter // to be carried, the oldest first
+	carried int
+	letters int // all that wait
+	failing bool
+	next    int64 // while it fails: when to try again
+	rest    backOff
+}
+
+// deadLetter is one on its way. While it is carried, it is its worker's.
+type deadLetter struct {
+	d       *Delivery
+	reason  string
+	at      time.Time
+	added   int64 // in the clock of the bus
+	stored  bool  // what is left is to settle the event
+	unheard bool  // the consumer gave no answer
+	next    int64 // when it is queued again; 0: it is queued, or being carried
+	rest    backOff
+}
+
+// backOff is how long to wait before another try.
+type backOff time.Duration
+
+func (b *backOff) more() int64 {
+	*b = backOff(min(max(2*time.Duration(*b), deadFirst), deadRetry))
+	return int64(*b)
+}
+
+func startDeadLetters(b *Bus) *deadLetters {
+	q := &deadLetters{bus: b, waiting: make(map[*deadLetter]struct{}), topics: make(map[string]*deadTopic)}
+	q.work.L = &q.mu
+	q.ctx, q.cancel = context.WithCancel(context.WithoutCancel(b.ctx))
+	for range deadWorkers {
+		q.workers.Go(func() {
+			for l := q.take(); l != nil; l = q.take() {
+				q.end(l, q.carry(l))
+			}
+		})
+	}
+	q.keeper.Go(q.keep)
+	return q
+}
+
+// stop tries all that waits once more, and waits until that was carried, or ctx ends: what is left is delivered once more
+// after AckWait.
+func (q *deadLetters) stop(ctx context.Context) {
+	q.mu.Lock()
+	if !q.closed {
+		q.closed = true
+		for l := range q.waiting {
+			q.queueLocked(l)
+		}
+		q.work.Broadcast()
+	}
+	q.mu.Unlock()
+	stop := context.AfterFunc(ctx, q.cancel)
+	q.workers.Wait()
+	stop()
+	q.cancel()
+	q.keeper.Wait()
+}
+
+// add takes a delivery that its subscription has ended. It does not block: without room, the event is delivered once more
+// instead. A topic whose letters cannot be stored may take half of the room.
+func (q *deadLetters) add(d *Delivery, reason string) {
+	l := &deadLetter{d: d, reason: shortReason(reason), at: time.Now(), added: q.bus.clock.now(), next: 1}
+	most := q.bus.limits.DeadLetters
+	q.mu.Lock()
+	t := q.topics[d.Event.Topic]
+	closed := q.closed
+	room := !closed && len(q.waiting) < most && (t == nil || !t.failing || t.letters < max(most/2, 1))
+	if room {
+		if t == nil {
+			t = &deadTopic{}
+			q.topics[d.Event.Topic] = t
+		}
+		t.letters++
+		q.waiting[l] = struct{}{}
+		q.queueLocked(l)
+	}
+	q.mu.Unlock()
+	if room {
+		return
+	}
+	if !closed {
+		q.bus.obs.LimitReached("dead_letters")
+	}
+	d.sendNak(deadRetry)
+}
+
+// queueLocked has a letter that rests carried.
+func (q *deadLetters) queueLocked(l *deadLetter) {
+	if l.next == 0 {
+		return
+	}
+	l.next = 0
+	t := q.topics[l.d.Event.Topic]
+	t.queue = append(t.queue, l)
+	q.work.Signal()
+}
+
+// take returns the next letter to carry, once there is one; nil at the end.
+func (q *deadLetters) take() *deadLetter {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for {
+		now := q.bus.clock.now()
+		queued := false
+		for _, t := range q.topics { // in any order, so that none is preferred
+			if len(t.queue) == 0 {
+				continue
+			}
+			queued = true
+			if t.failing && !q.closed && (t.carried > 0 || now < t.next) || t.carried >= deadOfTopic {
+				continue
+			}
+			l := t.queue[0]
+			t.queue[0] = nil
+			t.queue = t.queue[1:]
+			t.carried++
+			return l
+		}
+		if q.closed && !queued {
+			return nil
+		}
+		q.work.Wait()
+	}
+}
+
+// end takes the outcome of a try: nil when nothing is left to do for the letter.
+func (q *deadLetters) end(l *deadLetter, err error) {
+	topic, now := l.d.Event.Topic, q.bus.clock.now()
+	q.mu.Lock()
+	t := q.topics[topic]
+	t.carried--
+	closed, first := q.closed, false
+	if l.stored {
+		t.failing, t.rest = false, 0
+	}
+	switch {
+	case err == nil, closed:
+		q.forgetLocked(l)
+	case l.stored, l.unheard:
+		l.next = now + l.rest.more()
+	default:
+		first, t.failing = !t.failing, true
+		t.next = now + t.rest.more()
+		t.queue = append(t.queue, l)
+	}
+	q.work.Broadcast()
+	q.mu.Unlock()
+	if first {
+		q.bus.log.Warn("failed to store a dead letter; retrying, as with others of its topic",
+			slog.String("topic", topic), slog.String("group", l.d.m.sub.group), slog.Any("error", err))
+	}
+	if err != nil && closed && q.usable(l.d) {
+		l.d.sendNak(deadRetry)
+	}
+}
+
+func (q *deadLetters) forgetLocked(l *deadLetter) {
+	topic := l.d.Event.Topic
+	delete(q.waiting, l)
+	t := q.topics[topic]
+	if t.letters--; t.letters == 0 {
+		delete(q.topics, topic)
+	}
+}
+
+// keep asks the server to keep what waits, forgets what the hub has lost its right to, and has tried again what has rested.
+func (q *deadLetters) keep() {
+	tick := time.NewTicker(deadKeep)
+	defer tick.Stop()
+	for {
+		select {
+		case <-q.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := q.bus.clock.now()
+		touch := make(map[*member][]*Delivery)
+		q.mu.Lock()
+		for l := range q.waiting {
+			d := l.d
+			d.m.sub.mu.Lock()
+			ours := d.usable(now) && d.cuts == d.m.sub.link.cuts.Load() && !d.movedOn()
+			if ours && d.touchDue() <= now {
+				d.asked = now
+				touch[d.m] = append(touch[d.m], d)
+			}
+			d.m.sub.mu.Unlock()
+			switch {
+			case l.next == 0: // its worker decides
+			case !ours:
+				q.forgetLocked(l)
+			case l.next <= now:
+				q.queueLocked(l)
+			}
+		}
+		if len(q.waiting) > 0 {
+			q.work.Broadcast() // topics that failed may be tried again
+		}
+		q.mu.Unlock()
+		for m, ds := range touch {
+			m.sub.touch(ds, now)
+		}
+	}
+}

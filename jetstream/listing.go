@@ -1,0 +1,243 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Bounds of a page of a listing.
+const (
+	listingTime   = 2 * time.Second // after which a page ends, even with nothing on it
+	listingWindow = 10_000          // entries written since the listing began that are looked at together
+	listingBytes  = 4 << 20         // of entries that are fetched together; a single one may be larger
+)
+
+// ListOptions say which page of a listing Keys.List returns.
+type ListOptions struct {
+	// Next is Listing.Next of the page before; "" begins a listing.
+	Next string
+	// Limit is the most events: 1..1,000.
+	Limit int
+	// Bytes is about what the events may have together in memory; one may have more. 0: 32 MiB.
+	Bytes int
+}
+
+// Listing is a page of a listing.
+type Listing struct {
+	// Events are one a key, in no promised order.
+	Events []*Event
+	// Next leads to the next page; "" at the end.
+	Next string
+	// Cut is set when the page ended because of ListOptions.Bytes.
+	Cut bool
+}
+
+// List lists the newest events of all keys of a compacted topic, page by page. A key that is there from the first call
+// to the last one comes exactly once, whatever is written and removed meanwhile, and whichever hubs make the pages. A key that
+// is made or removed meanwhile comes at most once. A page may have fewer events than Limit, or none, before the end. It may
+// be asked for again. A topic that does not exist has no events.
+//
+// A listing may take an hour. An *Error says so when it cannot be continued, because it took longer, or because its bucket, or
+// what is known of its pages, was removed: begin a new one.
+func (k Keys) List(ctx context.Context, opts ListOptions) (Listing, error) {
+	b, topic := k.bus, k.topic
+	if opts.Limit < 1 || opts.Limit > maxPage {
+		return Listing{}, badOptions("limit is %d: 1 to %d are allowed", opts.Limit, maxPage)
+	}
+	if opts.Bytes <= 0 {
+		opts.Bytes = pageBytes
+	}
+	l := listing{bus: b, opts: opts}
+	t, err := b.compacted(ctx, topic)
+	if err == nil {
+		l.topic = t
+		err = l.read(ctx)
+	}
+	if errors.Is(err, ErrNotFound) { // no topic, or no bucket
+		if opts.Next != "" {
+			return Listing{}, errListingOver("the topic's bucket is gone")
+		}
+		return Listing{}, nil
+	}
+	if errors.Is(err, errAnew) {
+		return Listing{}, errListingOver("the topic's bucket was made anew")
+	}
+	if err != nil {
+		return Listing{}, b.readFailed(err)
+	}
+	return l.page, nil
+}
+
+// listing makes one page. The bucket's entries are read in the order in which they were written. An entry from before the
+// listing began is the first of its key that comes by. One that was written since may be of a key that was given already: the
+// records of the pages tell.
+type listing struct {
+	bus    *Bus
+	topic  *topicInfo
+	opts   ListOptions
+	at     listingCursor
+	reader *listingReader // reads ahead; nil: direct gets
+
+	page  Listing
+	size  int             // of its events
+	known map[string]bool // keys of its events, once that matters
+	ended bool            // everything was read
+}
+
+func (l *listing) read(ctx context.Context) (err error) {
+	if err := l.begin(ctx); err != nil {
+		return err
+	}
+	defer func() { l.finish(ctx, err) }()
+	for deadline := time.Now().Add(listingTime); !l.full() && !l.ended && time.Now().Before(deadline); {
+		entries, last, err := l.entries(ctx)
+		if err != nil {
+			return err
+		}
+		taken, err := l.take(ctx, entries)
+		if err != nil {
+			return err
+		}
+		l.ended = last && taken == len(entries)
+		if l.reader != nil {
+			l.reader.drop(taken)
+		}
+	}
+	if l.ended {
+		return nil
+	}
+	if err := l.record(ctx); err != nil {
+		return err
+	}
+	l.page.Next = l.at.text()
+	return nil
+}
+
+// begin finds where the page begins.
+func (l *listing) begin(ctx context.Context) error {
+	if l.opts.Next != "" {
+		var err error
+		if l.at, err = parseListingCursor(l.opts.Next, l.topic.name); err != nil {
+			return err
+		}
+		if l.reader = l.bus.listings.take(&l.at); l.reader != nil {
+			return nil
+		}
+	}
+	info, err := l.bus.findStream(ctx, l.topic.bucket.stream)
+	switch {
+	case err != nil:
+		return err
+	case l.opts.Next == "":
+		l.at = newListingCursor(l.topic.name, info.Created, info.State.LastSeq)
+	case info.Created.UnixNano() != l.at.created:
+		return errAnew
+	case info.State.LastSeq > l.at.pos+uint64(l.opts.Limit): //nolint:gosec // it is positive
+		// A listing that goes on goes on further, as a rule.
+		l.reader = l.bus.listings.open(ctx, &l.at, l.topic.bucket.stream)
+	}
+	return nil
+}
+
+// finish keeps the reader for the next page.
+func (l *listing) finish(ctx context.Context, err error) {
+	switch {
+	case l.reader != nil && err == nil && !l.ended:
+		l.bus.listings.put(l.reader)
+	case l.reader != nil:
+		l.bus.listings.close(ctx, l.reader)
+	}
+	if err == nil && l.ended && l.at.last != 0 {
+		l.bus.listings.finish(l.at.name())
+	}
+}
+
+func (l *listing) full() bool { return len(l.page.Events) == l.opts.Limit || l.page.Cut }
+
+// entries returns the next entries of the bucket. last says that none were behind them.
+func (l *listing) entries(ctx context.Context) (entries []*storedMsg, last bool, err error) {
+	most := l.opts.Limit - len(l.page.Events) + 1 // one more shows that it goes on
+	if l.at.pos >= l.at.present {
+		most = listingWindow
+	}
+	if l.reader != nil {
+		entries, err := l.reader.entries(ctx, most)
+		if err == nil && len(entries) > 0 {
+			return entries, false, nil
+		}
+		if ctx.Err() != nil {
+			return nil, false, ctx.Err()
+		}
+		l.bus.listings.close(ctx, l.reader) // only direct gets tell where the end is
+		l.reader = nil
+	}
+	enough := errors.New("enough")
+	size := 0
+	r := allRead{bus: l.bus, stream: l.topic.bucket.stream, created: time.Unix(0, l.at.created), from: l.at.pos + 1, few: true, batch: min(most, maxDirect)}
+	r.f = func(m *storedMsg) error {
+		entries = append(entries, m)
+		if size += m.size; len(entries) == most || size > listingBytes {
+			return enough
+		}
+		return nil
+	}
+	_, err = r.run(ctx)
+	if errors.Is(err, enough) {
+		return entries, false, nil
+	}
+	return entries, err == nil, err
+}
+
+// take puts entries on the page until it is full, and returns how many it has dealt with.
+func (l *listing) take(ctx context.Context, entries []*storedMsg) (taken int, err error) {
+	events := make([]*Event, len(entries)) // nil: not to be given
+	late := make(map[uint64]bool)          // hashes of keys written since the listing began; true: given already
+	for i, m := range entries {
+		e, _, ok := l.topic.entry(m)
+		if !ok || e.Tombstone {
+			continue
+		}
+		events[i] = e
+		if m.seq > l.at.present {
+			late[l.at.keyHash(e.Key)] = false
+		}
+	}
+	if len(late) > 0 {
+		if err := l.given(ctx, late); err != nil {
+			return 0, err
+		}
+	}
+	for i, m := range entries {
+		if l.full() {
+			return i, nil
+		}
+		e := events[i]
+		if e != nil && m.seq > l.at.present && (late[l.at.keyHash(e.Key)] || l.onPage(e.Key)) {
+			e = nil
+		}
+		if e != nil {
+			if l.size += e.held(); l.size > l.opts.Bytes && len(l.page.Events) > 0 {
+				l.page.Cut = true
+				return i, nil
+			}
+			l.page.Events = append(l.page.Events, e)
+			if l.known != nil {
+				l.known[e.Key] = true
+			}
+		}
+		l.at.pos = m.seq
+	}
+	return len(entries), nil
+}
+
+// onPage reports whether a key is on this page.
+func (l *listing) onPage(key string) bool {
+	if l.known == nil {
+		l.known = make(map[string]bool, len(l.page.Events))
+		for _, e := range l.page.Events {
+			l.known[e.Key] = true
+		}
+	}
+	return l.known[key]
+}

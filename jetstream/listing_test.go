@@ -1,0 +1,359 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// listWalks is larger for the long form, as in RELIABILITY.md.
+var listWalks = flag.Int("listing.walks", 4, "listings on a cluster whose leaders change")
+
+// list returns a page. It asks again while the store does not answer.
+func list(tb testing.TB, b *Bus, topic, next string, limit int) Listing {
+	tb.Helper()
+	for deadline := time.Now().Add(slow); ; {
+		l, err := b.Keys(topic).List(tb.Context(), ListOptions{Next: next, Limit: limit})
+		if err == nil {
+			return l
+		}
+		if known, ok := errors.AsType[*Error](err); ok && known.Code != CodeInternal || time.Now().After(deadline) {
+			tb.Fatal(err)
+		}
+	}
+}
+
+// listAll walks all pages of a size, and returns the keys with how often they came.
+func listAll(tb testing.TB, b *Bus, topic string, limit int) map[string]int {
+	tb.Helper()
+	found := make(map[string]int)
+	for next := ""; ; {
+		l := list(tb, b, topic, next, limit)
+		for _, e := range l.Events {
+			found[e.Key]++
+		}
+		if next = l.Next; next == "" {
+			return found
+		}
+	}
+}
+
+// TestListingOnACluster walks over three hubs while keys are written and removed, and leaders change: those of the topic, of
+// its bucket, and of the records of the pages.
+func TestListingOnACluster(t *testing.T) {
+	const topic, steady, wild = "state.listed", 200, 100
+	c := startProcesses(t, 3)
+	var hubs []*Bus
+	for _, n := range c.nodes {
+		hubs = append(hubs, openRemote(t, Config{URL: n.URL(), Replicas: 3, Topics: compactedRules}))
+	}
+	var last Receipt
+	for i := range steady {
+		last = set(t, hubs[0], topic, strconv.Itoa(i), "0")
+	}
+	filled(t, hubs[0], topic, strconv.Itoa(steady-1), last)
+	info, err := hubs[0].compacted(t.Context(), topic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	streams := []string{info.stream.name, info.bucket.stream, listingsStream}
+	listAll(t, hubs[0], topic, 100) // makes the bucket of records
+	c.healthy(streams...)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() {
+		for n := 1; ctx.Err() == nil; n++ {
+			opts := PublishOptions{Key: strconv.Itoa(rand.IntN(steady))}
+			if n%3 == 0 {
+				opts = PublishOptions{Key: "wild" + strconv.Itoa(rand.IntN(wild)), Tombstone: rand.IntN(2) == 0}
+			}
+			payload := []byte("1")
+			if opts.Tombstone {
+				payload = nil
+			}
+			_, _ = hubs[n%3].Publish(ctx, topic, payload, opts) // whether it was stored is no matter
+		}
+	})
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			ask, done := context.WithTimeout(ctx, time.Second)
+			_ = c.stepDown(ask, streams[rand.IntN(len(streams))]) // one that has no leader just now cannot
+			done()
+			select {
+			case <-time.After(time.Duration(rand.IntN(300)) * time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+	})
+	for walk := range *listWalks {
+		found := make(map[string]int)
+		for next := ""; ; {
+			l := list(t, hubs[rand.IntN(3)], topic, next, 1+rand.IntN(60))
+			for _, e := range l.Events {
+				found[e.Key]++
+			}
+			if next = l.Next; next == "" {
+				break
+			}
+		}
+		missing, twice := 0, 0
+		for i := range steady {
+			if found[strconv.Itoa(i)] == 0 {
+				missing++
+			}
+		}
+		for _, n := range found {
+			if n > 1 {
+				twice++
+			}
+		}
+		if missing > 0 || twice > 0 {
+			t.Errorf("walk %d: %d keys are missing, %d came twice", walk, missing, twice)
+		}
+	}
+}
+
+// readersOf are the names of the consumers on the bucket of a topic.
+func readersOf(tb testing.TB, js natsjs.JetStream, topic string) map[string]bool {
+	tb.Helper()
+	s, err := js.Stream(tb.Context(), newBucket(topic).stream)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	names := make(map[string]bool)
+	for name := range s.ConsumerNames(tb.Context()).Name() {
+		names[name] = true
+	}
+	return names
+}
+
+// fillListed makes keys 0 to n-1 of a topic.
+func fillListed(tb testing.TB, b *Bus, topic string, n int) {
+	tb.Helper()
+	p := b.NewPublisher()
+	for i := range n - 1 {
+		if err := p.PublishAsync(tb.Context(), topic, []byte("1"), PublishOptions{Key: strconv.Itoa(i)}, func(_ Receipt, err error) {
+			if err != nil {
+				tb.Error(err)
+			}
+		}); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	if err := p.Flush(tb.Context()); err != nil {
+		tb.Fatal(err)
+	}
+	filled(tb, b, topic, strconv.Itoa(n-1), set(tb, b, topic, strconv.Itoa(n-1), "1"))
+}
+
+// TestListingReadsAhead wants one reader for a listing from its second page on; another one where that is lost.
+func TestListingReadsAhead(t *testing.T) {
+	const topic, keys, limit = "state.ahead", 6_000, 500
+	url := natsServer(t)
+	b := open(t, Config{URL: url, Topics: compactedRules})
+	fillListed(t, b, topic, keys)
+	_, js := nativeConn(t, url)
+	found := make(map[string]int)
+	used := make(map[string]bool)
+	page := 0
+	for next := ""; ; page++ {
+		l := list(t, b, topic, next, limit)
+		for _, e := range l.Events {
+			found[e.Key]++
+		}
+		if next = l.Next; next == "" {
+			break
+		}
+		if next != "" && len(l.Events) != limit {
+			t.Errorf("page %d has %d events, want %d", page, len(l.Events), limit)
+		}
+		now := readersOf(t, js, topic)
+		if len(now) > 1 {
+			t.Errorf("page %d leaves %d readers", page, len(now))
+		}
+		maps.Copy(used, now)
+		if page == 5 { // what it has read ahead is lost along with it
+			for name := range now {
+				if err := js.DeleteConsumer(t.Context(), newBucket(topic).stream, name); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if len(found) != keys || page != keys/limit || len(used) != 2 { // a reader does not know that the last page is the last
+		t.Errorf("%d keys on %d pages by %d readers; want %d, %d and 2", len(found), page+1, len(used), keys, keys/limit+1)
+	}
+	eventually(t, "the readers are gone", func() bool { return len(readersOf(t, js, topic)) == 0 })
+}
+
+// TestListingsBeyondTheReaders has more listings at a time than readers.
+func TestListingsBeyondTheReaders(t *testing.T) {
+	const topic, keys, listings, limit = "state.many", 1_000, 12, 50
+	url := natsServer(t)
+	b := open(t, Config{URL: url, Topics: compactedRules, Limits: Limits{ListingReaders: 3}})
+	fillListed(t, b, topic, keys)
+	_, js := nativeConn(t, url)
+	var wg sync.WaitGroup
+	for range listings {
+		wg.Go(func() {
+			found := listAll(t, b, topic, limit)
+			if len(found) != keys {
+				t.Errorf("%d keys came", len(found))
+			}
+		})
+	}
+	most := 0
+	done := make(chan struct{})
+	go func() { wg.Wait(); close(done) }()
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		case <-time.After(5 * time.Millisecond):
+			most = max(most, len(readersOf(t, js, topic)))
+		}
+	}
+	if most > 3 {
+		t.Errorf("%d readers at a time", most)
+	}
+}
+
+// TestListingOfLargeEntries has entries that do not fit into what is fetched together, alone or with others.
+func TestListingOfLargeEntries(t *testing.T) {
+	const topic, keys = "state.large", 24
+	b := open(t, Config{Topics: compactedRules, Limits: Limits{MaxPayload: 3 << 20}})
+	payload := `"` + strings.Repeat("x", 3<<20-2) + `"`
+	var last Receipt
+	for i := range keys {
+		last = set(t, b, topic, strconv.Itoa(i), payload)
+	}
+	filled(t, b, topic, strconv.Itoa(keys-1), last)
+	for _, limit := range []int{1, 5, 1_000} {
+		found := listAll(t, b, topic, limit)
+		for i := range keys {
+			if found[strconv.Itoa(i)] != 1 {
+				t.Errorf("limit %d: %d came %d times", limit, i, found[strconv.Itoa(i)])
+			}
+		}
+	}
+}
+
+// TestRecordsOfListings wants the records of a listing gone some time after its end, and those of others left.
+func TestRecordsOfListings(t *testing.T) {
+	const topic = "state.records"
+	url := natsServer(t)
+	b := open(t, Config{URL: url, Topics: compactedRules})
+	fillListed(t, b, topic, 100)
+	_, js := nativeConn(t, url)
+	records := func() uint64 {
+		s, err := js.Stream(t.Context(), listingsStream)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.CachedInfo().State.Msgs
+	}
+	left := list(t, b, topic, list(t, b, topic, "", 10).Next, 10)
+	listAll(t, b, topic, 10)
+	if n := records(); n < 2+9 {
+		t.Errorf("there are %d records, want 11", n)
+	}
+	if names := b.listings.due(time.Now()); len(names) != 1 {
+		t.Errorf("%d listings have ended", len(names))
+	} else {
+		b.forgetGiven(t.Context(), names[0])
+	}
+	if n := records(); n != 2 {
+		t.Errorf("there are %d records, want 2", n)
+	}
+	set(t, b, topic, "3", "2") // it was on a page: the record tells
+	for next := left.Next; next != ""; {
+		l := list(t, b, topic, next, 10)
+		for _, e := range l.Events {
+			if e.Key == "3" {
+				t.Error("a key comes again")
+			}
+		}
+		next = l.Next
+	}
+	n := records()
+	set(t, b, "state.one", "k", "1")
+	listAll(t, b, "state.one", 10)
+	if records() != n {
+		t.Error("a listing of one page leaves records")
+	}
+}
+
+func TestListingCursor(t *testing.T) {
+	c := newListingCursor("a.b", time.Unix(1, 2), 3)
+	c.pos, c.last = 4, 5
+	got, err := parseListingCursor(c.text(), "a.b")
+	if err != nil || got != c {
+		t.Errorf("got %+v, %v, want %+v", got, err, c)
+	}
+	for want, text := range map[string]string{"another topic": c.text(), "no cursor": c.text() + "="} {
+		if _, err := parseListingCursor(text, "a.c"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+	c.began -= 3_601
+	if _, err := parseListingCursor(c.text(), "a.b"); err == nil || !strings.Contains(err.Error(), "more than an hour ago") {
+		t.Errorf("an old one: %v", err)
+	}
+	if c.keyHash("k") == c.keyHash("l") {
+		t.Error("two keys have one hash")
+	}
+	other := newListingCursor("a.b", time.Unix(1, 2), 3)
+	if c.keyHash("k") == other.keyHash("k") {
+		t.Error("a key has one hash in two listings")
+	}
+	if got := c.keyHash(strings.Repeat("k", 2*maxKeyLen)); got == 0 { // of a native publisher
+		t.Error("a long key has no hash")
+	}
+}
+
+// FuzzListingCursor wants a refusal, or a cursor that is written as it was read.
+func FuzzListingCursor(f *testing.F) {
+	c := newListingCursor("a", time.Now(), 7)
+	f.Add(c.text())
+	f.Add("")
+	f.Add("\x00")
+	f.Fuzz(func(t *testing.T, text string) {
+		c, err := parseListingCursor(text, "a")
+		switch known, ok := errors.AsType[*Error](err); {
+		case err == nil && c.text() != text:
+			t.Errorf("%q is read as %q", text, c.text())
+		case err != nil && (!ok || known.Code != CodeBadOptions):
+			t.Errorf("%q: %v", text, err)
+		}
+	})
+}
+
+func TestListingBounds(t *testing.T) {
+	b := open(t, Config{Topics: compactedRules})
+	for _, limit := range []int{-1, 0, 1_001} {
+		if _, err := b.Keys("state.a").List(t.Context(), ListOptions{Limit: limit}); err == nil || !strings.Contains(err.Error(), fmt.Sprint("limit is ", limit)) {
+			t.Errorf("limit %d: %v", limit, err)
+		}
+	}
+	if l, err := b.Keys("state.a").List(t.Context(), ListOptions{Limit: 1}); err != nil || len(l.Events) > 0 || l.Next != "" {
+		t.Errorf("a topic that does not exist: %+v, %v", l, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	set(t, b, "state.a", "k", "1")
+	if _, err := b.Keys("state.a").List(ctx, ListOptions{Limit: 1}); !errors.Is(err, context.Canceled) {
+		t.Errorf("after its end: %v", err)
+	}
+}

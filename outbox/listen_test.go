@@ -1,0 +1,296 @@
+package outbox_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"eventhub/jetstream"
+	"eventhub/outbox"
+	"eventhub/outbox/outboxtest"
+	"eventhub/outbox/pgtest"
+)
+
+// listened makes a store in a table of its own whose drainers are woken.
+func listened(tb testing.TB, address string) (*sql.DB, outboxtest.Harness) {
+	tb.Helper()
+	_, db := newPostgres(tb, address)
+	s := sqlStore(tb, outbox.SQLConfig{Dialect: outbox.PostgreSQL, DB: db, Table: fmt.Sprintf("outbox_test_%d", tables), Listen: listenAt(address)})
+	return db, sqlHarness(s, db)
+}
+
+// sleepers is how many sessions of drainers have the lock of those that sleep, and how many listen.
+func sleepers(tb testing.TB, db *sql.DB) (locks, listen int) {
+	tb.Helper()
+	if err := db.QueryRowContext(context.Background(), `SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted),
+  (SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' OR query LIKE 'SELECT pg_try_advisory_lock%')`).Scan(&locks, &listen); err != nil {
+		tb.Fatal(err)
+	}
+	return locks, listen
+}
+
+// fallAsleep waits until a drainer sleeps.
+func fallAsleep(tb testing.TB, db *sql.DB) {
+	tb.Helper()
+	eventually(tb, "the drainer sleeps", func() bool { locks, listen := sleepers(tb, db); return locks == 1 && listen > 0 })
+}
+
+// notifications counts those of a table, until the end of the test.
+func notifications(t *testing.T, address, table string) *atomic.Int64 {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Exec(t.Context(), "LISTEN "+table); err != nil {
+		t.Fatal(err)
+	}
+	n, done := new(atomic.Int64), make(chan struct{})
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		defer close(done)
+		for {
+			if _, err := conn.WaitForNotification(ctx); err != nil {
+				_ = conn.Close(context.Background())
+				return
+			}
+			n.Add(1)
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return n
+}
+
+// Commits notify nobody while no drainer sleeps: a commit that notifies takes a lock of the whole cluster.
+func TestCommitsNotifyOnlySleepers(t *testing.T) {
+	const rows = 300
+	address := pgtest.Start(t)
+	db, h := listened(t, address)
+	r := newRig(t, h, openBus(t, jetstream.Config{}))
+	told := notifications(t, address, fmt.Sprintf("outbox_test_%d", tables))
+	mark := func() {
+		t.Helper()
+		before := told.Load()
+		if _, err := db.ExecContext(t.Context(), fmt.Sprintf("NOTIFY outbox_test_%d", tables)); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "a notification comes", func() bool { return told.Load() > before })
+	}
+	for i := range rows {
+		r.add("orders", fmt.Sprint("k", i%5))
+	}
+	mark()
+	if n := told.Load() - 1; n != 0 {
+		t.Errorf("%d of %d commits notified, and there is no drainer", n, rows)
+	}
+	r.start(nil)
+	r.empty()
+	fallAsleep(t, db)
+	before := told.Load()
+	for i := range rows { // as fast as one client can
+		r.add("orders", fmt.Sprint("k", i%5))
+	}
+	r.empty()
+	mark()
+	n := told.Load() - before - 1
+	t.Logf("%d of %d commits notified a drainer", n, rows)
+	if n == 0 || n > rows/10 {
+		t.Errorf("%d of %d commits notified, want the first, and few more", n, rows)
+	}
+	r.exactly()
+}
+
+// A drainer that sleeps is woken by a commit, also when the connection that listens was lost.
+func TestNotifyWakes(t *testing.T) {
+	address := pgtest.Start(t)
+	db, h := listened(t, address)
+	r := newRig(t, h, openBus(t, jetstream.Config{}))
+	r.start(func(c *outbox.Config) { c.Poll, c.Lease = time.Hour, time.Hour })
+	for range 5 {
+		fallAsleep(t, db)
+		r.add("orders", "a")
+		r.empty()
+	}
+	// The connection breaks: another takes its place, and what was added meanwhile is seen.
+	fallAsleep(t, db)
+	if _, err := db.ExecContext(t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"); err != nil {
+		t.Fatal(err)
+	}
+	r.add("orders", "a")
+	r.empty()
+	// By pgx, without database/sql.
+	conn, err := pgx.Connect(t.Context(), address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(context.Background()) }()
+	fallAsleep(t, db)
+	store, ok := h.Store.(*outbox.SQLStore)
+	if !ok {
+		t.Fatal("no SQLStore")
+	}
+	for _, commit := range []bool{false, true} {
+		tx, err := conn.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := store.Add(t.Context(), outbox.Pgx(tx), &outbox.Record{ID: "by pgx", Topic: "orders", Key: "a"}); err != nil {
+			t.Fatal(err)
+		}
+		if commit {
+			err = tx.Commit(t.Context())
+		} else {
+			err = tx.Rollback(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.added["orders/a"] = append(r.added["orders/a"], "by pgx")
+	r.empty()
+	r.exactly()
+}
+
+// Of several drainers that sleep one has the lock. When that ends, another has it.
+func TestSleepersTakeTurns(t *testing.T) {
+	address := pgtest.Start(t)
+	db, h := listened(t, address)
+	r := newRig(t, h, openBus(t, jetstream.Config{}))
+	slow := func(c *outbox.Config) { c.Poll, c.Lease = time.Hour, time.Hour }
+	drainers := []*outbox.Drainer{r.start(slow), r.start(slow), r.start(slow)}
+	for i, d := range drainers {
+		eventually(t, "all that are left sleep", func() bool {
+			locks, listen := sleepers(t, db)
+			return locks == 1 && listen == len(drainers)-i
+		})
+		r.add("orders", "a")
+		r.empty()
+		kill(d)
+	}
+	eventually(t, "nobody sleeps any more", func() bool { locks, listen := sleepers(t, db); return locks+listen == 0 })
+	r.exactly()
+}
+
+// A row that was added before the drainer fell asleep, and is committed afterwards, notifies nobody. It is found all the same.
+func TestRowCommittedAfterTheDrainerFellAsleep(t *testing.T) {
+	db, h := listened(t, pgtest.Start(t))
+	r := newRig(t, h, openBus(t, jetstream.Config{}))
+	tx, err := db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback() }()
+	if _, err := tx.ExecContext(t.Context(), fmt.Sprintf("INSERT INTO outbox_test_%d (id, aggregatetype, payload) VALUES ('late', 'orders', '1')", tables)); err != nil {
+		t.Fatal(err)
+	}
+	r.start(func(c *outbox.Config) { c.Poll = 0 })
+	fallAsleep(t, db)
+	if err := tx.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	r.added["orders/"] = []string{"late"}
+	r.empty()
+	r.exactly()
+}
+
+// pooled is a connection through a pooler, which tells its clients process ids that it makes up.
+type pooled struct{ *pgx.Conn }
+
+func (pooled) PgConn() madeUp { return madeUp{} }
+
+type madeUp struct{}
+
+func (madeUp) PID() uint32 { return 1 }
+
+// Behind a pooler a drainer polls, and takes no lock, which would stay with a connection of others.
+func TestNothingIsListenedToThroughAPooler(t *testing.T) {
+	address := pgtest.Start(t)
+	_, db := newPostgres(t, address)
+	ended := make(chan struct{})
+	listen := outbox.PgxListener[pooled, pgconn.CommandTag, *pgconn.Notification, madeUp](func(ctx context.Context) (pooled, error) {
+		conn, err := pgx.Connect(ctx, address)
+		return pooled{conn}, err
+	})
+	s := sqlStore(t, outbox.SQLConfig{
+		Dialect: outbox.PostgreSQL, DB: db, Table: fmt.Sprintf("outbox_test_%d", tables),
+		Listen: func(ctx context.Context, table string, sleeper outbox.Sleeper) error {
+			defer close(ended) // it is called once
+			return listen(ctx, table, sleeper)
+		},
+	})
+	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{}))
+	r.start(nil)
+	<-ended
+	r.add("orders", "a")
+	r.empty()
+	if locks, listen := sleepers(t, db); locks+listen > 0 {
+		t.Errorf("%d sessions have the lock, %d listen", locks, listen)
+	}
+	r.exactly()
+}
+
+// A drainer with nothing to do asks the database ten times a second at most.
+func TestIdleDrainerAsksRarely(t *testing.T) {
+	const most, during = 10, 4 * time.Second
+	address := pgtest.Start(t)
+	db, h := listened(t, address)
+	r := newRig(t, h, openBus(t, jetstream.Config{}))
+	r.start(func(c *outbox.Config) { c.Poll, c.StatsEvery = 0, 0 })
+	r.add("orders", "a")
+	r.empty()
+	asked := func() (n int) {
+		t.Helper()
+		if err := db.QueryRowContext(t.Context(), "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()").Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	outlast(t, 3*time.Second)
+	// The statistics of a session may come a second late, and those of autovacuum are among them.
+	before := asked()
+	outlast(t, during)
+	rate := float64(asked()-before-2) / during.Seconds()
+	t.Logf("an idle drainer asks %.1f times a second", rate)
+	if rate > most {
+		t.Errorf("an idle drainer asks %.1f times a second, want %d at most", rate, most)
+	}
+	r.exactly()
+}
+
+// The first row after a pause, and those that follow each other slowly, are published soon after their commit.
+func TestRowsAfterAPauseAreFoundSoon(t *testing.T) {
+	const most = 50 * time.Millisecond // what polling alone does not reach; BenchmarkLatency has the figures
+	db, h := listened(t, pgtest.Start(t))
+	r := newRig(t, h, openBus(t, jetstream.Config{}))
+	stored := make(chan struct{}, 1)
+	r.bus.set(nil, func(string, jetstream.PublishOptions) error { stored <- struct{}{}; return nil })
+	r.start(func(c *outbox.Config) { c.Poll = 0 })
+	for name, pause := range map[string]func(){
+		"asleep":      func() { fallAsleep(t, db) },
+		"every 30 ms": func() { outlast(t, 30*time.Millisecond) },
+		"at once":     func() {},
+	} {
+		var took []time.Duration
+		for range 15 {
+			pause()
+			r.add("orders", "a")
+			committed := time.Now()
+			<-stored
+			took = append(took, time.Since(committed))
+		}
+		slices.Sort(took)
+		t.Logf("%s: from %v to %v, half of them in %v", name, took[0], took[len(took)-1], took[len(took)/2])
+		if took[len(took)/2] > most {
+			t.Errorf("%s: half of the rows took %v, want %v", name, took[len(took)/2], most)
+		}
+	}
+	r.empty()
+	r.exactly()
+}

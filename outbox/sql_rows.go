@@ -1,0 +1,148 @@
+package outbox
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"eventhub/jetstream"
+)
+
+// maxText is the most bytes that are read of a column of text, besides the payload: what the bus takes of headers and attributes
+// is at most 16 KiB, which JSON can make six times as long.
+const maxText = 128 << 10
+
+// largeColumn is a column that may hold more than is read of it. Those of id, topic and key are bounded by the table.
+type largeColumn struct {
+	name   string
+	most   int  // bytes
+	needed bool // without it, the record cannot be published
+}
+
+func (s *SQLStore) largeColumns(maxPayload int) []largeColumn {
+	if maxPayload <= 0 {
+		maxPayload = s.maxPayload
+	}
+	return []largeColumn{
+		{"payload", maxPayload, true},
+		{"headers", maxText, true},
+		{"attributes", maxText, true},
+		{"type", maxText, true},
+		{"last_err", maxText, false},
+		{"claimed_by", maxText, false},
+	}
+}
+
+// columns are those of a record as records reads them: what is too large is empty, and the last column says so.
+func (s *SQLStore) columns(maxPayload int) string {
+	list := "id, seq, aggregatetype, aggregateid, type, payload, headers, attributes, ts, status, claimed_by, lease_until, attempts, last_err, next_at, publish_began, added_at, sent_at"
+	names := strings.Split(list, ", ")
+	var why strings.Builder
+	why.WriteString("CASE")
+	for _, c := range s.largeColumns(maxPayload) {
+		i := slices.Index(names, c.name)
+		names[i] = fmt.Sprintf("CASE WHEN octet_length(%[1]s) <= %[2]d THEN %[1]s ELSE '' END", c.name, c.most)
+		if !c.needed {
+			continue
+		}
+		fmt.Fprintf(&why, " WHEN octet_length(%[1]s) > %[2]d THEN 'column %[1]s has ' || octet_length(%[1]s) || ' bytes, at most %[2]d are allowed'", c.name, c.most)
+	}
+	return strings.Join(names, ", ") + ", " + why.String() + " ELSE '' END"
+}
+
+// records reads rows of columns, followed by more. A row that cannot be read or decoded is among them, as far as it can be.
+func (s *SQLStore) records(ctx context.Context, query string, args []any, more ...any) ([]*Record, error) {
+	rows, err := s.db.QueryContext(ctx, s.q(query), args...)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = rows.Close() }()
+	var list []*Record
+	for rows.Next() {
+		r, err := scanRecord(rows, more)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, r)
+	}
+	return list, rows.Err()
+}
+
+func scanRecord(rows *sql.Rows, more []any) (*Record, error) {
+	r := new(Record)
+	var payload, headers, attributes string
+	to := append([]any{
+		&r.ID, &r.Sequence, &r.Topic, &r.Key, &r.Type, &payload, &headers, &attributes, &r.TS, &r.Status, &r.ClaimedBy,
+		&r.LeaseUntil, &r.Attempts, &r.LastErr, &r.NextAt, &r.PublishBegan, &r.AddedAt, &r.SentAt, &r.TooLarge,
+	}, more...)
+	if err := rows.Scan(to...); err != nil {
+		for i := range to[:len(to)-len(more)] {
+			to[i] = loose{to[i]}
+		}
+		if rows.Scan(to...) != nil {
+			return nil, err
+		}
+		r.undecodable = fmt.Errorf("the row cannot be read: %w", err)
+	}
+	if r.Payload = json.RawMessage(payload); payload == "" {
+		r.Payload = json.RawMessage("null") // as Add does
+	}
+	if r.TooLarge != "" {
+		r.undecodable = errors.New(r.TooLarge)
+	}
+	if r.undecodable == nil {
+		r.undecodable = r.decode(headers, attributes)
+	}
+	return r, nil
+}
+
+// loose is a field that takes of a column what is of its type. The tables that Migrate makes hold nothing else, but others
+// may have made one in SQLite that is not STRICT.
+type loose struct{ field any }
+
+// Scan implements sql.Scanner.
+func (l loose) Scan(value any) error {
+	switch v := value.(type) {
+	case string:
+		switch field := l.field.(type) {
+		case *string:
+			*field = v
+		case *Status:
+			*field = Status(v)
+		}
+	case int64:
+		switch field := l.field.(type) {
+		case *int64:
+			*field = v
+		case *int:
+			*field = int(v)
+		}
+	}
+	return nil
+}
+
+// decode reads what may have been written by other hands than Add, and says what the bus would not notice.
+func (r *Record) decode(headers, attributes string) error {
+	if r.ID == "" {
+		return errors.New("column id is empty: each try would be another event")
+	}
+	if headers != "" {
+		if err := json.Unmarshal([]byte(headers), &r.Headers); err != nil {
+			return fmt.Errorf("column headers is no JSON object of strings: %w", err)
+		}
+	}
+	if err := r.setAttributes(attributes); err != nil {
+		return fmt.Errorf("column attributes is not what it should be: %w", err)
+	}
+	if field := r.noUTF8(); field != "" {
+		return fmt.Errorf("%s is no valid UTF-8", field)
+	}
+	if !jetstream.ValidPayload(r.Payload) {
+		return errBadPayload
+	}
+	return nil
+}

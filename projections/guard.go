@@ -1,0 +1,81 @@
+package projections
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"eventhub/jetstream"
+	"eventhub/jetstream/panics"
+)
+
+// guardedStore turns the panics of a Store into errors.
+type guardedStore struct {
+	Store
+	log *slog.Logger
+}
+
+func (g guardedStore) Load(ctx context.Context, key string) (s State, err error) {
+	err = panics.Call(g.log, "Store.Load", func() (err error) {
+		s, err = g.Store.Load(ctx, key)
+		return err
+	})
+	return s, err
+}
+
+func (g guardedStore) Save(ctx context.Context, key string, old, next State, cause *jetstream.Event) (s State, err error) {
+	err = panics.Call(g.log, "Store.Save", func() (err error) {
+		s, err = g.Store.Save(ctx, key, old, next, cause)
+		return err
+	})
+	return s, err
+}
+
+// guardedTable turns the panics of a Table into errors.
+type guardedTable struct {
+	table Table
+	log   *slog.Logger
+}
+
+func (g guardedTable) Checkpoint(ctx context.Context) (p Checkpoint, err error) {
+	err = panics.Call(g.log, "Table.Checkpoint", func() (err error) {
+		p, err = g.table.Checkpoint(ctx)
+		return err
+	})
+	return p, err
+}
+
+func (g guardedTable) Commit(ctx context.Context, from, to Checkpoint, changes []Change) error {
+	return panics.Call(g.log, "Table.Commit", func() error { return g.table.Commit(ctx, from, to, changes) })
+}
+
+// guardedObserver logs the panics of an Observer: being told is no part of the work.
+type guardedObserver struct {
+	observer Observer
+	log      *slog.Logger
+}
+
+// guardObserver guards an Observer; nil is nobody.
+func guardObserver(o Observer, log *slog.Logger) Observer {
+	if o == nil {
+		return nobody{}
+	}
+	return guardedObserver{o, log}
+}
+
+func (g guardedObserver) Projected(projection string, outcome Outcome) {
+	panics.Run(g.log, "Observer.Projected", func() { g.observer.Projected(projection, outcome) })
+}
+
+func (g guardedObserver) LimitReached(limit string) {
+	panics.Run(g.log, "Observer.LimitReached", func() { g.observer.LimitReached(limit) })
+}
+
+// guardClock returns a clock that shows the real time when now panics.
+func guardClock(now func() time.Time, log *slog.Logger) func() time.Time {
+	return func() time.Time {
+		t := time.Now()
+		panics.Run(log, "Now", func() { t = now() })
+		return t
+	}
+}
