@@ -274,7 +274,7 @@ func (k *keeper) read(ctx context.Context, keys []string) error {
 		err = k.judge(many)
 	}
 	if err != nil {
-		return fmt.Errorf("LatestByKey: %w", err)
+		return fmt.Errorf("GetMany: %w", err)
 	}
 	each := make(map[string]*Event)
 	err = k.hubs[0].Keys(compactionTopic).Each(ctx, func(e *Event) error {

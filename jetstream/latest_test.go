@@ -127,7 +127,7 @@ func TestReadsMakeNothing(t *testing.T) {
 	}
 }
 
-func TestLatestByKeyOfManyKeys(t *testing.T) {
+func TestGetManyOfManyKeys(t *testing.T) {
 	rules := []TopicRule{{Pattern: "state.**", Compaction: true}, {Pattern: "plain"}}
 	b := open(t, Config{Topics: rules})
 	const n = 2_500 // more than one question answers
@@ -170,7 +170,7 @@ func TestLatestByKeyOfManyKeys(t *testing.T) {
 }
 
 // Answers are cut at a number of bytes and asked for again.
-func TestLatestByKeyOfLargePayloads(t *testing.T) {
+func TestGetManyOfLargePayloads(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
 	payload := `"` + strings.Repeat("x", 900<<10) + `"`
 	var keys []string
@@ -192,7 +192,7 @@ func TestLatestByKeyOfLargePayloads(t *testing.T) {
 }
 
 // A stream that others made need not allow direct reads.
-func TestLatestByKeyWithoutDirectReads(t *testing.T) {
+func TestGetManyWithoutDirectReads(t *testing.T) {
 	b := open(t, Config{})
 	cfg := b.rule("theirs").streamConfig("theirs", &b.cfg)
 	cfg.AllowDirect = false

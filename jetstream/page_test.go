@@ -171,8 +171,8 @@ func busy(t *testing.T, b *Bus, keys int, payload string) (stop func()) {
 	}
 }
 
-// TestEachLatestBesideWriters wants every key in every walk. Few keys are read by direct gets, many through a consumer.
-func TestEachLatestBesideWriters(t *testing.T) {
+// TestEachBesideWriters wants every key in every walk. Few keys are read by direct gets, many through a consumer.
+func TestEachBesideWriters(t *testing.T) {
 	for _, c := range []struct{ keys, walks int }{{40, 30}, {3_000, 2}} {
 		t.Run(strconv.Itoa(c.keys), func(t *testing.T) {
 			b := open(t, Config{Topics: compactedRules})
@@ -196,8 +196,8 @@ func TestEachLatestBesideWriters(t *testing.T) {
 	}
 }
 
-// TestLatestByKeyBesideWriters asks for more than one direct get holds.
-func TestLatestByKeyBesideWriters(t *testing.T) {
+// TestGetManyBesideWriters asks for more than one direct get holds.
+func TestGetManyBesideWriters(t *testing.T) {
 	const keys = 24
 	b := open(t, Config{Topics: compactedRules})
 	defer busy(t, b, keys, `"`+strings.Repeat("x", 2*directBytes/keys)+`"`)()

@@ -334,7 +334,7 @@ func (r *readback) one(ctx context.Context, b *Bus, w written) error {
 	if err != nil {
 		return err
 	}
-	return r.judge(ctx, b, w, got[w.key], "LatestByKey")
+	return r.judge(ctx, b, w, got[w.key], "GetMany")
 }
 
 // consistent reads several keys that way.
