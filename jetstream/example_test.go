@@ -11,7 +11,7 @@ import (
 	"eventhub/jetstream"
 )
 
-// openExample opens a bus with an embedded server in a directory of its own.
+// openExample opens a bus with an embedded server in a directory of its own, and with rules for topics.
 func openExample(rules ...jetstream.TopicRule) (bus *jetstream.Bus, end func()) {
 	dir, err := os.MkdirTemp("", "eventhub-example")
 	if err != nil {
@@ -210,4 +210,35 @@ func ExampleGroup_Seek() {
 	// Output:
 	// 0
 	// 1
+}
+
+// List the newest events of all keys, a page at a time. A client may carry Next from one page to the next, through any hub.
+func ExampleKeys_List() {
+	bus, end := openExample(jetstream.TopicRule{Pattern: "settings", Compaction: true})
+	defer end()
+	ctx := context.Background()
+
+	for _, key := range []string{"theme", "size", "font"} {
+		if _, err := bus.Publish(ctx, "settings", []byte(`"some"`), jetstream.PublishOptions{Key: key}); err != nil {
+			panic(err)
+		}
+	}
+	keys := make(map[string]bool)
+	for len(keys) < 3 { // what is listed may lag behind by milliseconds
+		for next := ""; ; {
+			page, err := bus.Keys("settings").List(ctx, jetstream.ListOptions{Next: next, Limit: 2})
+			if err != nil {
+				panic(err)
+			}
+			for _, e := range page.Events {
+				keys[e.Key] = true
+			}
+			if next = page.Next; next == "" {
+				break
+			}
+		}
+	}
+	fmt.Println(len(keys), "keys")
+	// Output:
+	// 3 keys
 }
