@@ -74,7 +74,8 @@ func numbers(got []*jetstream.Delivery) string {
 	return strings.Join(texts, " ")
 }
 
-// Seek moves a group with live members on two hubs, and fences: nothing that was leased before counts after.
+// Seek moves a group with live members on two hubs, and fences: nothing that was leased before
+// counts after.
 func TestSetCursorUnderLiveMembers(t *testing.T) {
 	a, b := twoHubs(t)
 	for _, test := range []struct {

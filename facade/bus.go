@@ -7,8 +7,9 @@ import (
 	"eventhub/jetstream"
 )
 
-// Bus is what a Server needs of the event bus; see jetstream.Bus for what the methods do. JetStream makes one of a
-// *jetstream.Bus. Its methods, and those of what they return, may be called concurrently, but for Publisher's.
+// Bus is what a Server needs of the event bus; see jetstream.Bus for what the methods do. JetStream
+// makes one of a *jetstream.Bus. Its methods, and those of what they return, may be called
+// concurrently, but for Publisher's.
 type Bus interface {
 	Subscribe(ctx context.Context, topic, group string, opts jetstream.SubscribeOptions, handler func(*jetstream.Held)) (Subscription, error)
 	NewPublisher() Publisher
@@ -17,7 +18,8 @@ type Bus interface {
 	MaxPayload() int
 }
 
-// Publisher publishes for one client in order. *jetstream.Publisher is one. Flush may be called concurrently.
+// Publisher publishes for one client in order. *jetstream.Publisher is one. Flush may be called
+// concurrently.
 type Publisher interface {
 	CountFor(client string)
 	Publish(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (jetstream.Receipt, error)
@@ -25,7 +27,8 @@ type Publisher interface {
 	Flush(ctx context.Context) error
 }
 
-// Subscription is a member of a group, whose deliveries are settled by the ids of their events. *jetstream.Subscription is one.
+// Subscription is a member of a group, whose deliveries are settled by the ids of their events.
+// *jetstream.Subscription is one.
 type Subscription interface {
 	Ack(id string) bool
 	Nack(id, reason string, delay time.Duration) bool

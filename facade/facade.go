@@ -19,7 +19,8 @@ import (
 
 // Config configures a Server.
 type Config struct {
-	// Bus is where events go and come from: see JetStream. Required; the caller closes it after the Server.
+	// Bus is where events go and come from: see JetStream. Required; the caller closes it after the
+	// Server.
 	Bus Bus
 	// Auth checks the credentials of WebSocket and HTTP clients. Required.
 	Auth Authenticator

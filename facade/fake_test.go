@@ -13,7 +13,8 @@ import (
 	"eventhub/jetstream"
 )
 
-// fakeBus is a facade.Bus without a server. It holds one key, and does not take what is too large for it.
+// fakeBus is a facade.Bus without a server. It holds one key, and does not take what is too large
+// for it.
 type fakeBus struct{ facade.Bus }
 
 var errSecret = errors.New("nats: no servers at nats://user:password@10.0.0.7")

@@ -191,8 +191,8 @@ func (s *session) finish(o *operation) {
 	s.advance()
 }
 
-// advance begins the operations that have nothing to wait for, and wakes whoever waits for fewer. mu
-// is held.
+// advance begins the operations that have nothing to wait for, and wakes whoever waits for fewer.
+// mu is held.
 func (s *session) advance() {
 	if !s.ended {
 		s.pending.advance(func(o *operation) bool {

@@ -136,8 +136,9 @@ func (s *Server) reserve() *fault {
 	return nil
 }
 
-// begin starts the session of a connection that reserve counted; nil: none came of it. It reports false when the server has
-// begun to drain or close since: the session is started all the same, and must be shut.
+// begin starts the session of a connection that reserve counted; nil: none came of it. It reports
+// false when the server has begun to drain or close since: the session is started all the same, and
+// must be shut.
 func (s *Server) begin(n *session) bool {
 	defer s.wg.Done()
 	s.mu.Lock()

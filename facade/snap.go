@@ -138,8 +138,8 @@ func (s *Server) readFault(r *http.Request, err error) *fault {
 	return busFault(err, codeInternal, "The event store did not answer as it should: try again later.")
 }
 
-// entityTag is a strong one. It is made of the record without ts, which may differ by a little with where an event
-// without a ts of its own was read from: the topic's stream or its bucket.
+// entityTag is a strong one. It is made of the record without ts, which may differ by a little with
+// where an event without a ts of its own was read from: the topic's stream or its bucket.
 func entityTag(e *jetstream.Event) string {
 	timeless := *e
 	timeless.TS = 0

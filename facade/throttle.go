@@ -11,7 +11,8 @@ import (
 // maxBurst bounds bursts, so that the arithmetic of a bucket cannot overflow.
 const maxBurst = 1_000_000_000
 
-// pace is what one thing costs, and how much a bucket takes at once, both in time. The zero pace is no limit.
+// pace is what one thing costs, and how much a bucket takes at once, both in time. The zero pace is
+// no limit.
 type pace struct {
 	each, burst time.Duration
 }

@@ -70,8 +70,8 @@ func (t *turns) pop() (turn, bool) {
 	return next, true
 }
 
-// replyTo returns where the reply to a frame with this corr goes when it is not ready yet. Without a
-// corr, each must be answered once: the replies behind it wait.
+// replyTo returns where the reply to a frame with this corr goes when it is not ready yet. Without
+// a corr, each must be answered once: the replies behind it wait.
 func (o *writer) replyTo(corr []byte) replyTo {
 	if corr != nil {
 		return replyTo{corr: corr}

@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// unauthenticated are the sessions without a successful AUTH, in the order in which they became so. There are at most max of
-// them: one more ends the oldest, so that those who never authenticate shut nobody out. Its methods may be called
-// concurrently.
+// unauthenticated are the sessions without a successful AUTH, in the order in which they became so.
+// There are at most max of them: one more ends the oldest, so that those who never authenticate
+// shut nobody out. Its methods may be called concurrently.
 type unauthenticated struct {
 	max int
 

@@ -16,8 +16,8 @@ import (
 const (
 	// flushSize is how many bytes go to the kernel in one call.
 	flushSize = 256 << 10
-	// itemCost is what a queued delivery weighs besides its payload, and minPrune the weight from which on it is worth
-	// looking for some that were given back.
+	// itemCost is what a queued delivery weighs besides its payload, and minPrune the weight from
+	// which on it is worth looking for some that were given back.
 	itemCost = 512
 	minPrune = 1 << 20
 	// maxPooledItems is the longest queue that is used again.
@@ -52,8 +52,9 @@ func putBatch(b *batch) {
 	batches.Put(b)
 }
 
-// writer is the one outbound queue of a connection and its flusher. The queue is bounded from two sides: deliveries by
-// the subscriptions' maxInFlight, replies by the reader, which waits in waitBelowLimit. So whatever the bus calls never waits.
+// writer is the one outbound queue of a connection and its flusher. The queue is bounded from two
+// sides: deliveries by the subscriptions' maxInFlight, replies by the reader, which waits in
+// waitBelowLimit. So whatever the bus calls never waits.
 //
 // All methods but run may be called concurrently.
 type writer struct {
@@ -173,8 +174,8 @@ func (o *writer) replyLocked(b *batch, start int) {
 	o.replies += size
 }
 
-// waitBelowLimit waits while too many replies are queued. It reports whether the connection is still
-// open, whether it had to wait, and whether that was for replies that wait for their turn.
+// waitBelowLimit waits while too many replies are queued. It reports whether the connection is
+// still open, whether it had to wait, and whether that was for replies that wait for their turn.
 func (o *writer) waitBelowLimit() (open, waited, parked bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// Admin is what operators ask of a bus, and do to its streams. It is a small value that costs nothing to make. Its methods may
-// be called concurrently. Their errors are for operators: they name the server and the cause.
+// Admin is what operators ask of a bus, and do to its streams. It is a small value that costs
+// nothing to make. Its methods may be called concurrently. Their errors are for operators: they
+// name the server and the cause.
 type Admin struct{ bus *Bus }
 
 // Admin gives access to the streams behind the topics.
@@ -21,8 +22,8 @@ func (a Admin) NATSURL() string {
 	return a.bus.server.url
 }
 
-// Now is the time by the clock of NATS, with which the moments of storage are told. In a cluster each server has its own: it is
-// that of the server which leads the bucket of the groups.
+// Now is the time by the clock of NATS, with which the moments of storage are told. In a cluster
+// each server has its own: it is that of the server which leads the bucket of the groups.
 func (a Admin) Now(ctx context.Context) (time.Time, error) {
 	info, err := a.bus.findStream(ctx, "KV_"+groupsBucket)
 	if err != nil {
@@ -31,7 +32,8 @@ func (a Admin) Now(ctx context.Context) (time.Time, error) {
 	return info.TimeStamp, nil
 }
 
-// Snapshots are the rules in force that ask for snapshots, each of one topic, the built-in ones included. Every is filled in.
+// Snapshots are the rules in force that ask for snapshots, each of one topic, the built-in ones
+// included. Every is filled in.
 func (a Admin) Snapshots() []TopicRule {
 	b := a.bus
 	var found []TopicRule

@@ -27,8 +27,9 @@ func newFence(ackWait time.Duration) fence {
 // buffers meanwhile looks fresh, and it must be younger than the margin of the fence.
 func stallLimit(ackWait time.Duration) time.Duration { return min(2*time.Second, margin(ackWait)*3/5) }
 
-// clock is the bus's monotonic time in nanoseconds, and knows when the process stood still: its owner reads it
-// regularly (Bus.watchStalls), and a reading long after the last one means that those did not come.
+// clock is the bus's monotonic time in nanoseconds, and knows when the process stood still: its
+// owner reads it regularly (Bus.watchStalls), and a reading long after the last one means that
+// those did not come.
 type clock struct {
 	base     time.Time
 	lastTick atomic.Int64

@@ -39,14 +39,15 @@ type Entry struct {
 	StoredAt int64
 }
 
-// Collections are the KV buckets that a program keeps state of its own in. It is a small value that costs nothing to make. Its
-// methods may be called concurrently.
+// Collections are the KV buckets that a program keeps state of its own in. It is a small value that
+// costs nothing to make. Its methods may be called concurrently.
 type Collections struct{ bus *Bus }
 
 // Collections gives access to KV buckets of the program's own.
 func (b *Bus) Collections() Collections { return Collections{b} }
 
-// Open opens the bucket of the name (1..128 of a-z, 0-9, _ and -), and makes it when it does not exist.
+// Open opens the bucket of the name (1..128 of a-z, 0-9, _ and -), and makes it when it does not
+// exist.
 func (c Collections) Open(ctx context.Context, name string) (*Collection, error) {
 	b := c.bus
 	if !collectionName.MatchString(name) {
@@ -122,9 +123,10 @@ func (c *Collection) entry(m *storedMsg) *Entry {
 // MaxValue is the most bytes that a value may have now: the server's max_payload less 64 KiB.
 func (c *Collection) MaxValue() int { return int(c.bus.publisher.link.nc.MaxPayload()) - payloadMargin }
 
-// Put replaces the entry of revision old (0: the key has none) and returns the new revision. key has 1..512 bytes; names of
-// headers are neither Nats-*, nor Event-*, nor KV-*. It returns ErrKeyChanged when the key has another revision by now: nothing
-// was stored. The *Error for a value that is larger than MaxValue has the cause ErrTooLarge. After another error the outcome is
+// Put replaces the entry of revision old (0: the key has none) and returns the new revision. key
+// has 1..512 bytes; names of headers are neither Nats-*, nor Event-*, nor KV-*. It returns
+// ErrKeyChanged when the key has another revision by now: nothing was stored. The *Error for a
+// value that is larger than MaxValue has the cause ErrTooLarge. After another error the outcome is
 // unknown. value and headers are not kept.
 func (c *Collection) Put(ctx context.Context, key string, value []byte, headers map[string]string, old uint64) (uint64, error) {
 	return c.write(ctx, key, value, headers, old, false)

@@ -9,10 +9,10 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// Group is what can be asked of a group from outside, and done to it: its members subscribe (Bus.Subscribe, Bus.Consume). It is
-// a small value that costs nothing to make; making it checks nothing. Its methods may be called concurrently. They return a
-// bad_topic or bad_group *Error for names that are none, an internal *Error when NATS does not answer as it should, and
-// ErrClosed.
+// Group is what can be asked of a group from outside, and done to it: its members subscribe
+// (Bus.Subscribe, Bus.Consume). It is a small value that costs nothing to make; making it checks
+// nothing. Its methods may be called concurrently. They return a bad_topic or bad_group *Error for
+// names that are none, an internal *Error when NATS does not answer as it should, and ErrClosed.
 type Group struct {
 	bus         *Bus
 	topic, name string
@@ -24,14 +24,15 @@ func (b *Bus) Group(topic, name string) Group { return Group{b, topic, name} }
 // Cursor is a group's position: the newest event up to which everything is acknowledged.
 type Cursor struct {
 	Topic string
-	// LastID and LastTS (epoch milliseconds of storage) are of the last event up to which all are acknowledged.
-	// Empty when nothing is acknowledged yet. LastID is empty too when that event was removed meanwhile.
+	// LastID and LastTS (epoch milliseconds of storage) are of the last event up to which all are
+	// acknowledged. Empty when nothing is acknowledged yet. LastID is empty too when that event was
+	// removed meanwhile.
 	LastID string
 	LastTS int64
 }
 
-// Cursor returns up to where the group has acknowledged everything. It returns ErrNotFound when the topic or the group does not
-// exist.
+// Cursor returns up to where the group has acknowledged everything. It returns ErrNotFound when the
+// topic or the group does not exist.
 func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 	b, topic, group := g.bus, g.topic, g.name
 	if err := ValidGroup(group); err != nil {
@@ -67,11 +68,13 @@ func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 	return c, nil
 }
 
-// Seek moves the group, live members on every hub included; a group that does not exist is made there. When Seek returns, no
-// ack of an event delivered before counts for an event delivered after.
+// Seek moves the group, live members on every hub included; a group that does not exist is made
+// there. When Seek returns, no ack of an event delivered before counts for an event delivered
+// after.
 //
-// Neither a consumer's reset nor one of the same name made anew fences acks that are under way, so each seek makes a
-// consumer of a new name and makes it the group's generation in one compare-and-set.
+// Neither a consumer's reset nor one of the same name made anew fences acks that are under way, so
+// each seek makes a consumer of a new name and makes it the group's generation in one
+// compare-and-set.
 func (g Group) Seek(ctx context.Context, to Position) error {
 	b, topic, group := g.bus, g.topic, g.name
 	if err := ValidGroup(group); err != nil {
@@ -114,14 +117,16 @@ func (g Group) Seek(ctx context.Context, to Position) error {
 
 // Backlog is how far a group is.
 type Backlog struct {
-	// Waiting is the number of events that were not delivered yet, Leased of those that were and are not settled.
+	// Waiting is the number of events that were not delivered yet, Leased of those that were and
+	// are not settled.
 	Waiting, Leased uint64
-	// Floor is the sequence up to which everything is settled, Tail the last one of the stream, other topics of a family
-	// included.
+	// Floor is the sequence up to which everything is settled, Tail the last one of the stream,
+	// other topics of a family included.
 	Floor, Tail uint64
 }
 
-// Backlog returns how far the group is. It returns ErrNotFound when the topic or the group does not exist.
+// Backlog returns how far the group is. It returns ErrNotFound when the topic or the group does not
+// exist.
 func (g Group) Backlog(ctx context.Context) (Backlog, error) {
 	b, topic, group := g.bus, g.topic, g.name
 	if err := ValidGroup(group); err != nil {
@@ -145,9 +150,10 @@ func (g Group) Backlog(ctx context.Context) (Backlog, error) {
 	}, nil
 }
 
-// Delete removes the group with its position. Its members, on all hubs, must have ended: one that lives makes the group
-// anew. A group that does not exist is no error. The server needs a moment after it has answered: a group of the same name
-// that is made at once may begin with what the old one held.
+// Delete removes the group with its position. Its members, on all hubs, must have ended: one that
+// lives makes the group anew. A group that does not exist is no error. The server needs a moment
+// after it has answered: a group of the same name that is made at once may begin with what the old
+// one held.
 func (g Group) Delete(ctx context.Context) error {
 	b, topic, group := g.bus, g.topic, g.name
 	if err := ValidGroup(group); err != nil {

@@ -23,9 +23,10 @@ const (
 	backoffMax   = 10 * time.Second
 )
 
-// Delivery is an event that a subscriber works on, for as long as its lease lasts: until Ack or Nack, the end of the lease
-// (SubscribeOptions.AckTimeout, which Extend moves), or the loss of the hub's right to the event. Begin of a Held makes it;
-// Consume begins deliveries by itself. Its methods may be called concurrently; its fields are not to be changed.
+// Delivery is an event that a subscriber works on, for as long as its lease lasts: until Ack or
+// Nack, the end of the lease (SubscribeOptions.AckTimeout, which Extend moves), or the loss of the
+// hub's right to the event. Begin of a Held makes it; Consume begins deliveries by itself. Its
+// methods may be called concurrently; its fields are not to be changed.
 type Delivery struct {
 	// Event is the event. Whoever holds the Delivery owns it.
 	Event Event
@@ -70,14 +71,15 @@ type Delivery struct {
 	cancel   context.CancelFunc
 }
 
-// Held is an event that the hub keeps for a subscription, at no cost in attempts or time, until the subscriber takes it with
-// Begin. Its fields are those of a Delivery, and may be looked at before. The hub may give a Held to another member, if one
-// waits and this one does not take it. Its methods may be called concurrently.
+// Held is an event that the hub keeps for a subscription, at no cost in attempts or time, until the
+// subscriber takes it with Begin. Its fields are those of a Delivery, and may be looked at before.
+// The hub may give a Held to another member, if one waits and this one does not take it. Its
+// methods may be called concurrently.
 type Held Delivery
 
-// Begin starts the lease: this is the moment that the subscriber has the event. It reports false, and no Delivery, when the
-// event is not the subscription's any more (settled, given back, or lost with a connection), or has begun before: the event
-// must then not be worked on.
+// Begin starts the lease: this is the moment that the subscriber has the event. It reports false,
+// and no Delivery, when the event is not the subscription's any more (settled, given back, or lost
+// with a connection), or has begun before: the event must then not be worked on.
 func (h *Held) Begin() (*Delivery, bool) {
 	d := (*Delivery)(h)
 	if !d.begin(false) {
@@ -86,9 +88,10 @@ func (h *Held) Begin() (*Delivery, bool) {
 	return d, true
 }
 
-// BeginSend is Begin for servers that have copied the event and are about to send the copy to a client. The client settles
-// it, by its id: see Subscription.Ack. The hub then keeps no more of the event than its names: Payload, Headers, Tags and
-// CausedBy of the Held are empty from now on. The lease may be settled at once, and its time runs from Sending.Written on.
+// BeginSend is Begin for servers that have copied the event and are about to send the copy to a
+// client. The client settles it, by its id: see Subscription.Ack. The hub then keeps no more of the
+// event than its names: Payload, Headers, Tags and CausedBy of the Held are empty from now on. The
+// lease may be settled at once, and its time runs from Sending.Written on.
 func (h *Held) BeginSend() (Sending, bool) {
 	d := (*Delivery)(h)
 	if !d.begin(true) {
@@ -97,27 +100,28 @@ func (h *Held) BeginSend() (Sending, bool) {
 	return Sending{d}, true
 }
 
-// Valid reports whether the event is still the subscription's: not settled, given back or lost. Begin tells the same; Valid
-// is for those who keep many and want to drop some.
+// Valid reports whether the event is still the subscription's: not settled, given back or lost.
+// Begin tells the same; Valid is for those who keep many and want to drop some.
 func (h *Held) Valid() bool {
 	h.m.sub.mu.Lock()
 	defer h.m.sub.mu.Unlock()
 	return h.index >= 0
 }
 
-// Sending is an event on its way to a client: see Held.BeginSend. The zero Sending is none. Its methods may be called
-// concurrently, but not for the zero Sending.
+// Sending is an event on its way to a client: see Held.BeginSend. It is for servers that copy the
+// event to a client's socket. The zero Sending is none: Written and TakeBack are not for it. Its
+// methods may be called concurrently.
 type Sending struct{ d *Delivery }
 
 // Begun reports that it is not the zero Sending.
 func (s Sending) Begun() bool { return s.d != nil }
 
-// Written says that the client's connection has taken the event: the time of its lease runs from now on. It does nothing when
-// the lease has ended meanwhile.
+// Written says that the client's connection has taken the event: the time of its lease runs from
+// now on. It does nothing when the lease has ended meanwhile.
 func (s Sending) Written() { s.d.written() }
 
-// TakeBack says that the event did not reach the client after all, so that losing it is no failed attempt. The subscription
-// keeps the event until that ends, and then gives it to another member.
+// TakeBack says that the event did not reach the client after all, so that losing it is no failed
+// attempt. The subscription keeps the event until that ends, and then gives it to another member.
 func (s Sending) TakeBack() { s.d.takeBack() }
 
 // deliveryMeta is what the server's reply subject says of a delivery.
@@ -206,7 +210,8 @@ func (d *Delivery) written() {
 	}
 }
 
-// begin starts the lease. With release, the delivery keeps no more than its names, and the lease does not run before written.
+// begin starts the lease. With release, the delivery keeps no more than its names, and the lease
+// does not run before written.
 func (d *Delivery) begin(release bool) bool {
 	s := d.m.sub
 	now := s.bus.clock.now()
@@ -258,22 +263,24 @@ func (d *Delivery) Deadline() time.Time {
 	return s.bus.clock.at(d.deadline)
 }
 
-// Ack settles the event for the group. It returns ErrNotLeased when the lease has ended. It does not wait for the server: a
-// server that is killed right after may deliver the event again.
+// Ack settles the event for the group. It returns ErrNotLeased when the lease has ended. It does
+// not wait for the server: a server that is killed right after may deliver the event again.
 func (d *Delivery) Ack() error { return leased(d.m.sub.ack(d, "")) }
 
-// Nack refuses the event: it comes again, to any member, after delay (0..12 h, clamped; DefaultBackoff for the bus to choose), or
-// goes to dlq.<topic> if this was the last attempt (SubscribeOptions.MaxAttempts), with the reason, of which 1 KiB is kept. It
-// returns ErrNotLeased when the lease has ended.
+// Nack refuses the event: it comes again, to any member, after delay (0..12 h, clamped;
+// DefaultBackoff for the bus to choose), or goes to dlq.<topic> if this was the last attempt
+// (SubscribeOptions.MaxAttempts), with the reason, of which 1 KiB is kept. It returns ErrNotLeased
+// when the lease has ended.
 func (d *Delivery) Nack(reason string, delay time.Duration) error {
 	return leased(d.m.sub.nack(d, "", reason, delay))
 }
 
-// Extend sets the lease to end after dur from now: 1 s..12 h, clamped; 0 is the subscription's AckTimeout. It returns
-// ErrNotLeased when the lease has ended.
+// Extend sets the lease to end after dur from now: 1 s..12 h, clamped; 0 is the subscription's
+// AckTimeout. It returns ErrNotLeased when the lease has ended.
 func (d *Delivery) Extend(dur time.Duration) error { return leased(d.m.sub.extend(d, "", dur)) }
 
-// DefaultBackoff is the delay of a Nack that leaves it to the bus: 50 ms, doubled per attempt up to 10 s.
+// DefaultBackoff is the delay of a Nack that leaves it to the bus: 50 ms, doubled per attempt up to
+// 10 s.
 const DefaultBackoff time.Duration = -1
 
 func leased(ok bool) error {
@@ -283,17 +290,19 @@ func leased(ok bool) error {
 	return nil
 }
 
-// Ack settles the oldest lease that the subscription has of the event id, as Delivery.Ack. It reports whether there was one;
-// an id that is not in flight is no error. Ack, Nack and Extend by id are for servers whose clients name events by their ids.
+// Ack settles the oldest lease that the subscription has of the event id, as Delivery.Ack. It
+// reports whether there was one; an id that is not in flight is no error. Ack, Nack and Extend by
+// id are for servers whose clients name events by their ids.
 func (s *Subscription) Ack(id string) bool { return s.ack(nil, id) }
 
-// Nack refuses the oldest lease that the subscription has of the event id, as Delivery.Nack. It reports whether there was one.
+// Nack refuses the oldest lease that the subscription has of the event id, as Delivery.Nack. It
+// reports whether there was one.
 func (s *Subscription) Nack(id, reason string, delay time.Duration) bool {
 	return s.nack(nil, id, reason, delay)
 }
 
-// Extend moves the end of the oldest lease that the subscription has of the event id, as Delivery.Extend. It reports whether
-// there was one.
+// Extend moves the end of the oldest lease that the subscription has of the event id, as
+// Delivery.Extend. It reports whether there was one.
 func (s *Subscription) Extend(id string, dur time.Duration) bool { return s.extend(nil, id, dur) }
 
 // ack settles d; nil: the oldest lease of id.
@@ -324,8 +333,8 @@ func (s *Subscription) nack(d *Delivery, id, reason string, delay time.Duration)
 	return ok
 }
 
-// settle ends the lease d; nil: the oldest one of id. Nacked becomes DeadLettered at the last attempt. ok says that the caller
-// may tell the server.
+// settle ends the lease d; nil: the oldest one of id. Nacked becomes DeadLettered at the last
+// attempt. ok says that the caller may tell the server.
 func (s *Subscription) settle(d *Delivery, id string, how Outcome) (_ *Delivery, _ Outcome, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,9 +16,10 @@ func stopped(err error) error {
 	return &stopError{err}
 }
 
-// Each calls f with the newest event of every key of a compacted topic, the oldest first, tombstones included. A key
-// that is written meanwhile may come twice, the newer event later; it ends when it has caught up with those who write. It
-// stops when f returns an error, and returns that. A topic that does not exist has no keys.
+// Each calls f with the newest event of every key of a compacted topic, the oldest first,
+// tombstones included. A key that is written meanwhile may come twice, the newer event later; it
+// ends when it has caught up with those who write. It stops when f returns an error, and returns
+// that. A topic that does not exist has no keys.
 func (k Keys) Each(ctx context.Context, f func(*Event) error) error {
 	b, topic := k.bus, k.topic
 	t, err := b.compacted(ctx, topic)
@@ -47,8 +48,9 @@ type BucketPosition struct {
 	Sequence uint64 `json:"sequence"`
 }
 
-// EachSince is Each for the keys that changed since an earlier call, which returned since, up to the end at the moment of the
-// call: a key that is written meanwhile may be left for the next one. It returns the position to go on with.
+// EachSince is Each for the keys that changed since an earlier call, which returned since, up to
+// the end at the moment of the call: a key that is written meanwhile may be left for the next one.
+// It returns the position to go on with.
 func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*Event) error) (BucketPosition, error) {
 	b, topic := k.bus, k.topic
 	t, err := b.compacted(ctx, topic)
@@ -83,14 +85,15 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*Event
 	return since, b.readFailed(err)
 }
 
-// readAll calls f for every message, from a sequence on, of a stream that keeps one a subject, until it has caught up with
-// those who write; of given subjects only, if there are any (maxDirect at most). What replaces a message lies behind all
-// others: so no subject is left out, however often it is written meanwhile, and f may get one twice, the newer one later. It
-// returns the sequence behind which everything is new. It fails when the stream is not the one that was made at a moment
-// (zero: whichever there is), or is made anew meanwhile.
+// readAll calls f for every message, from a sequence on, of a stream that keeps one a subject,
+// until it has caught up with those who write; of given subjects only, if there are any (maxDirect
+// at most). What replaces a message lies behind all others: so no subject is left out, however
+// often it is written meanwhile, and f may get one twice, the newer one later. It returns the
+// sequence behind which everything is new. It fails when the stream is not the one that was made at
+// a moment (zero: whichever there is), or is made anew meanwhile.
 //
-// It has caught up when one direct get has reached the end of a replica that has all that the leader had when it was asked
-// before: what was passed earlier and is not replaced was there then.
+// It has caught up when one direct get has reached the end of a replica that has all that the
+// leader had when it was asked before: what was passed earlier and is not replaced was there then.
 func (b *Bus) readAll(ctx context.Context, stream string, created time.Time, from uint64, subjects []string, f func(*storedMsg) error) (uint64, error) {
 	r := allRead{bus: b, stream: stream, created: created, subjects: subjects, f: f, from: from}
 	return r.run(ctx)

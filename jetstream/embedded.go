@@ -21,7 +21,8 @@ import (
 // startWait bounds how long the embedded server may take until it answers, after it has read its data.
 const startWait = 20 * time.Second
 
-// Between tries to start the embedded server again there is restartFirst, doubled each time up to restartMax.
+// Between tries to start the embedded server again there is restartFirst, doubled each time up to
+// restartMax.
 const (
 	restartFirst = time.Second
 	restartMax   = 30 * time.Second

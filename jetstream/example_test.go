@@ -27,7 +27,8 @@ func openExample(rules ...jetstream.TopicRule) (bus *jetstream.Bus, end func()) 
 	}
 }
 
-// A program that publishes, consumes with four workers, has a failed event come again, and shuts down in order.
+// A program that publishes, consumes with four workers, has a failed event come again, and shuts
+// down in order.
 func Example() {
 	bus, end := openExample() // jetstream.Open(ctx, jetstream.Config{URL: "nats://127.0.0.1:4222"})
 	defer end()

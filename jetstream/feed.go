@@ -82,7 +82,8 @@ func (f *feed) receive(m *nats.Msg) {
 	}
 }
 
-// next waits for a message. It returns errIdle when none came for as long as wait, in whole heartbeats, if that is not 0.
+// next waits for a message. It returns errIdle when none came for as long as wait, in whole
+// heartbeats, if that is not 0.
 func (f *feed) next(ctx context.Context, wait time.Duration) (m *storedMsg, pending uint64, err error) {
 	for idle := time.Duration(0); ; {
 		select {

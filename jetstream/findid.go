@@ -20,13 +20,14 @@ type IDSearch struct {
 	Max int
 }
 
-// FindIDs says which ids events of a topic have, among those stored since a moment and up to the topic's end at the moment of
-// the call. It reads the headers of events only.
+// FindIDs says which ids events of a topic have, among those stored since a moment and up to the
+// topic's end at the moment of the call. It reads the headers of events only.
 //
-// complete is set when the answer is sure for every id: all were found, or everything stored since then was looked at. It is
-// not when there were more events than Max, or when the stream may have dropped some of that time already, by its limits; what
-// a native client purged counts as never stored. A topic that does not exist has no events, which is sure. An error is returned
-// when what could be read is behind what the stream's leader has.
+// complete is set when the answer is sure for every id: all were found, or everything stored since
+// then was looked at. It is not when there were more events than Max, or when the stream may have
+// dropped some of that time already, by its limits; what a native client purged counts as never
+// stored. A topic that does not exist has no events, which is sure. An error is returned when what
+// could be read is behind what the stream's leader has.
 func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool, complete bool, err error) {
 	b := h.bus
 	t, _, err := b.freshExisting(ctx, h.topic)

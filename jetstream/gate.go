@@ -6,8 +6,9 @@ import (
 	"sync/atomic"
 )
 
-// gate bounds how much is under way for one owner, and lets it wait until nothing is. Acquiring and releasing cost an atomic
-// operation each while nobody waits. All may be called concurrently; it is for few waiters, for each release wakes all.
+// gate bounds how much is under way for one owner, and lets it wait until nothing is. Acquiring and
+// releasing cost an atomic operation each while nobody waits. All may be called concurrently; it is
+// for few waiters, for each release wakes all.
 type gate struct {
 	inside  atomic.Int64
 	waiters atomic.Int64
@@ -52,8 +53,8 @@ func (g *gate) release() {
 	}
 }
 
-// await waits for releases until ready. Who has counted itself a waiter before it looks cannot miss one: either it sees
-// that the other has left, or the other sees that it waits.
+// await waits for releases until ready. Who has counted itself a waiter before it looks cannot miss
+// one: either it sees that the other has left, or the other sees that it waits.
 func (g *gate) await(ctx context.Context, ready func() bool) error {
 	g.waiters.Add(1)
 	defer g.waiters.Add(-1)

@@ -18,26 +18,27 @@ import (
 // groupsBucket names, for each group that was moved, the consumer that it now is.
 const groupsBucket = "eventhub_groups"
 
-// sweepEvery is how often consumers that are no group's are looked for, and sweepAge how old they must be: younger
-// ones may belong to a seek that is under way.
+// sweepEvery is how often consumers that are no group's are looked for, and sweepAge how old they
+// must be: younger ones may belong to a seek that is under way.
 const (
 	sweepEvery = 10 * time.Minute
 	sweepAge   = time.Minute
 )
 
-// generation says which consumer the group is: each seek makes the next one. Of a group that was never moved none is stored:
-// it is generation 1, of a plain name.
+// generation says which consumer the group is: each seek makes the next one. Of a group that was
+// never moved none is stored: it is generation 1, of a plain name.
 type generation struct {
 	Number   int    `json:"generation"`
 	Consumer string `json:"consumer"`
-	// Stream is when the stream was created: a generation on a stream that was deleted and made anew counts no more.
+	// Stream is when the stream was created: a generation on a stream that was deleted and made
+	// anew counts no more.
 	Stream time.Time `json:"stream"`
 
 	revision uint64 // in the bucket; 0: not stored
 }
 
-// next is the generation after a seek. Its consumer's name has a random part, so that two seeks at once do not meet in one
-// consumer.
+// next is the generation after a seek. Its consumer's name has a random part, so that two seeks at
+// once do not meet in one consumer.
 func (p generation) next(t *topicInfo, group string) generation {
 	var nonce [4]byte
 	_, _ = rand.Read(nonce[:]) // never fails
@@ -83,7 +84,8 @@ func groupKey(t *topicInfo, group string) string {
 	return t.stream.name + "." + t.consumerName(group)
 }
 
-// get reads the generation at the bucket's leader: a stale one would bring a consumer back that a seek has left.
+// get reads the generation at the bucket's leader: a stale one would bring a consumer back that a
+// seek has left.
 func (p *generations) get(ctx context.Context, t *topicInfo, group string) (generation, error) {
 	plain := generation{Number: 1, Consumer: t.consumerName(group)}
 	m, err := p.bus.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+groupKey(t, group))

@@ -201,7 +201,8 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, c
 		}
 		if again.Consumer == info.Name {
 			g := b.newGroup(t, name, info, again.revision)
-			// A later generation says that there was a group. With a TTL, it may have ended in order.
+			// A later generation says that there was a group. With a TTL, it may have ended in
+			// order.
 			g.lost.Store(lost || dead == nil && ptr.Number > 1 && ttl == 0)
 			return g, nil
 		}
@@ -215,13 +216,14 @@ func (g *group) is(info *natsjs.ConsumerInfo) bool {
 	return g != nil && g.consumer == info.Name && g.created.Equal(info.Created)
 }
 
-// leftOnDisk reports whether the group had the name, on the stream that t is on, and left something on disk under it.
+// leftOnDisk reports whether the group had the name, on the stream that t is on, and left something
+// on disk under it.
 func (g *group) leftOnDisk(t *topicInfo, consumer string) bool {
 	return g != nil && g.consumer == consumer && g.topic.stream.created.Equal(t.stream.created) && !g.memory
 }
 
-// moveGroup makes a consumer of a new name the group's next generation in one compare-and-set: it returns
-// errGroupMoved when another was first.
+// moveGroup makes a consumer of a new name the group's next generation in one compare-and-set: it
+// returns errGroupMoved when another was first.
 func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from generation, ttl time.Duration, start uint64) (*natsjs.ConsumerInfo, uint64, error) {
 	next := from.next(t, group)
 	info, err := b.createConsumer(ctx, t, group, next.Consumer, ttl, start)
@@ -235,8 +237,9 @@ func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from ge
 	return info, rev, err // other errors leave the outcome unknown: the sweeper removes what is no group's
 }
 
-// freshTopic is the topic with the stream as it is now: generations count only for the very stream that they were made for,
-// and what this hub knows may be of one that was deleted and made anew meanwhile.
+// freshTopic is the topic with the stream as it is now: generations count only for the very stream
+// that they were made for, and what this hub knows may be of one that was deleted and made anew
+// meanwhile.
 func (b *Bus) freshTopic(ctx context.Context, topic, client string) (*topicInfo, natsjs.StreamState, error) {
 	for range 3 {
 		t, err := b.topic(ctx, topic, client)

@@ -5,9 +5,10 @@ import (
 	"errors"
 )
 
-// History is the events that a topic holds, read by no group. It is a small value that costs nothing to make; making it checks
-// nothing. Its methods may be called concurrently. They make no topic, and return a bad_topic *Error for a name that is none,
-// an internal *Error when NATS does not answer as it should, and ErrClosed.
+// History is the events that a topic holds, read by no group. It is a small value that costs
+// nothing to make; making it checks nothing. Its methods may be called concurrently. They make no
+// topic, and return a bad_topic *Error for a name that is none, an internal *Error when NATS does
+// not answer as it should, and ErrClosed.
 type History struct {
 	bus   *Bus
 	topic string
@@ -34,8 +35,9 @@ func (h History) NextOfKey(ctx context.Context, key string, after uint64) (*Even
 	return t.event(m), nil
 }
 
-// Bounds are the sequences of the first event that is left in the topic's stream and of the last one that was stored, other
-// topics of a family included; 1 and 0 in a stream that never had any. It returns ErrNotFound when the topic does not exist.
+// Bounds are the sequences of the first event that is left in the topic's stream and of the last
+// one that was stored, other topics of a family included; 1 and 0 in a stream that never had any.
+// It returns ErrNotFound when the topic does not exist.
 func (h History) Bounds(ctx context.Context) (first, last uint64, err error) {
 	_, state, err := h.bus.freshExisting(ctx, h.topic)
 	return max(state.FirstSeq, 1), state.LastSeq, err

@@ -1,5 +1,6 @@
-// Package jetstream is an event bus on NATS JetStream. Topics are streams and groups are durable consumers; the bus adds
-// leases with fencing, dead letters, seek, ids, and the newest event of each key. Native NATS clients see the same events.
+// Package jetstream is an event bus on NATS JetStream. Topics are streams and groups are durable
+// consumers; the bus adds leases with fencing, dead letters, seek, ids, and the newest event of
+// each key. Native NATS clients see the same events.
 //
 // A program opens a Bus, publishes, and consumes in groups:
 //
@@ -8,15 +9,18 @@
 //	_, err = bus.Publish(ctx, "orders.placed", payload, jetstream.PublishOptions{Key: "customer:1"})
 //	sub, err := bus.Consume(ctx, "orders.placed", "mailer", jetstream.SubscribeOptions{Workers: 4}, handle)
 //
-// Each event of a topic goes to one member of each group, and comes again until a member has acknowledged it, or its last
-// attempt has failed and it is stored on dlq.<topic>. So a handler may see an event twice, and must bear it.
+// Each event of a topic goes to one member of each group, and comes again until a member has
+// acknowledged it, or its last attempt has failed and it is stored on dlq.<topic>. So a handler may
+// see an event twice, and must bear it.
 //
-// Everything else is reached through small handles: Bus.Group for a group's position, Bus.Keys for the newest event of each
-// key, Bus.History for the events that a topic holds, Bus.Collections for state of one's own, Bus.Admin for the streams behind
-// the topics. Bus.Subscribe and Held are for servers that hand events on to clients of their own.
+// Everything else is reached through small handles: Bus.Group for a group's position, Bus.Keys for
+// the newest event of each key, Bus.History for the events that a topic holds, Bus.Collections for
+// state of one's own, Bus.Admin for the streams behind the topics. Bus.Subscribe and Held are for
+// servers that hand events on to clients of their own.
 //
-// Errors that a client of such a server may be told are an *Error, with one of the Code constants. Times are wall-clock times
-// of the NATS server where they say when an event was stored; sizes are in bytes.
+// Errors that a client of such a server may be told are an *Error, with one of the Code constants.
+// Times are wall-clock times of the NATS server where they say when an event was stored; sizes are
+// in bytes.
 //
 // The package is the only part of the hub that speaks NATS. Another program may import it.
 package jetstream
@@ -45,7 +49,8 @@ const closeWait = 3 * time.Second
 // stream reads by time).
 var minServer = [2]int{2, 11}
 
-// Bus is the event bus: Open makes one. Its methods may be called concurrently, but Close not from within a handler.
+// Bus is the event bus: Open makes one. Its methods may be called concurrently, but Close not from
+// within a handler.
 type Bus struct {
 	cfg    Config
 	limits Limits
@@ -89,9 +94,10 @@ type Bus struct {
 	wg      sync.WaitGroup // every goroutine of the bus
 }
 
-// Open connects to NATS, or starts the embedded server, and checks that the server has what the bus needs. The end of ctx ends
-// Open, and not the Bus: the caller closes that. Errors name the operation, the thing, the cause and what to do; ErrInUse is
-// among their causes. After an error nothing is left running.
+// Open connects to NATS, or starts the embedded server, and checks that the server has what the bus
+// needs. The end of ctx ends Open, and not the Bus: the caller closes that. Errors name the
+// operation, the thing, the cause and what to do; ErrInUse is among their causes. After an error
+// nothing is left running.
 func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -314,8 +320,9 @@ func (b *Bus) lastSubscriptions() []*Subscription {
 	return last
 }
 
-// Close ends all subscriptions (leases are given back), waits up to 3 s for publishes in flight, closes the connections and
-// stops the embedded server. It waits for handlers that run. It may be called twice, and returns nil.
+// Close ends all subscriptions (leases are given back), waits up to 3 s for publishes in flight,
+// closes the connections and stops the embedded server. It waits for handlers that run. It may be
+// called twice, and returns nil.
 func (b *Bus) Close() error {
 	b.closed.Do(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(b.ctx), closeWait)
@@ -347,8 +354,9 @@ func (b *Bus) Close() error {
 	return nil
 }
 
-// Ready returns nil while the bus can serve: every connection is there, JetStream answers before ctx ends, and no stream of the
-// embedded server is cut off from its disk, which is a *StorageError. It is for readiness probes. Its errors are for operators.
+// Ready returns nil while the bus can serve: every connection is there, JetStream answers before
+// ctx ends, and no stream of the embedded server is cut off from its disk, which is a
+// *StorageError. It is for readiness probes. Its errors are for operators.
 func (b *Bus) Ready(ctx context.Context) error {
 	if b.closing.Load() {
 		return ErrClosed
@@ -365,5 +373,6 @@ func (b *Bus) Ready(ctx context.Context) error {
 	return nil
 }
 
-// MaxPayload is the largest payload in bytes that a publish takes; a topic may take less (TopicRule.MaxPayload).
+// MaxPayload is the largest payload in bytes that a publish takes; a topic may take less
+// (TopicRule.MaxPayload).
 func (b *Bus) MaxPayload() int { return b.maxPayload }

@@ -9,7 +9,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// minTick is the shortest time between two looks at the leases of a subscription. Expiry is noticed within it.
+// minTick is the shortest time between two looks at the leases of a subscription. Expiry is noticed
+// within it.
 const minTick = 50 * time.Millisecond
 
 // hold takes a delivery in: it is the subscription's until it is settled, given back or dropped. s.mu is held, here and

@@ -33,13 +33,14 @@ type Listing struct {
 	Cut bool
 }
 
-// List lists the newest events of all keys of a compacted topic, page by page. A key that is there from the first call
-// to the last one comes exactly once, whatever is written and removed meanwhile, and whichever hubs make the pages. A key that
-// is made or removed meanwhile comes at most once. A page may have fewer events than Limit, or none, before the end. It may
-// be asked for again. A topic that does not exist has no events.
+// List lists the newest events of all keys of a compacted topic, page by page. A key that is there
+// from the first call to the last one comes exactly once, whatever is written and removed
+// meanwhile, and whichever hubs make the pages. A key that is made or removed meanwhile comes at
+// most once. A page may have fewer events than Limit, or none, before the end. It may be asked for
+// again. A topic that does not exist has no events.
 //
-// A listing may take an hour. An *Error says so when it cannot be continued, because it took longer, or because its bucket, or
-// what is known of its pages, was removed: begin a new one.
+// A listing may take an hour. An *Error says so when it cannot be continued, because it took
+// longer, or because its bucket, or what is known of its pages, was removed: begin a new one.
 func (k Keys) List(ctx context.Context, opts ListOptions) (Listing, error) {
 	b, topic := k.bus, k.topic
 	if opts.Limit < 1 || opts.Limit > maxPage {

@@ -159,8 +159,8 @@ func (m *mark) message(subject string) *nats.Msg {
 	return &nats.Msg{Subject: subject, Data: value}
 }
 
-// storeLastMark stores how far a group in memory is, when a member leaves it, and waits until it is stored. Without a connection,
-// the mark is stored when it is back.
+// storeLastMark stores how far a group in memory is, when a member leaves it, and waits until it is
+// stored. Without a connection, the mark is stored when it is back.
 func (g *group) storeLastMark(ctx context.Context, l *link) {
 	if !g.memory {
 		return

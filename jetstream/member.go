@@ -21,7 +21,8 @@ const (
 	pullRetry          = 250 * time.Millisecond
 	// heldRetry is how long a subscription waits when the hub holds too much.
 	heldRetry = 100 * time.Millisecond
-	// minPull is the fewest bytes that a pull asks for, however many subscriptions share Limits.HeldTotal.
+	// minPull is the fewest bytes that a pull asks for, however many subscriptions share
+	// Limits.HeldTotal.
 	minPull = 16 << 10
 )
 

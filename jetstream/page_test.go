@@ -171,7 +171,8 @@ func busy(t *testing.T, b *Bus, keys int, payload string) (stop func()) {
 	}
 }
 
-// TestEachBesideWriters wants every key in every walk. Few keys are read by direct gets, many through a consumer.
+// TestEachBesideWriters wants every key in every walk. Few keys are read by direct gets, many
+// through a consumer.
 func TestEachBesideWriters(t *testing.T) {
 	for _, c := range []struct{ keys, walks int }{{40, 30}, {3_000, 2}} {
 		t.Run(strconv.Itoa(c.keys), func(t *testing.T) {

@@ -220,7 +220,8 @@ func (g *group) probe(l *link, p *path, now int64) {
 	}
 }
 
-// keepAliveSubject is the subject of an ack about no event: the consumer answers it, and takes it for a sign of life.
+// keepAliveSubject is the subject of an ack about no event: the consumer answers it, and takes it
+// for a sign of life.
 func (g *group) keepAliveSubject() string {
 	g.mu.Lock()
 	prefix := g.acks

@@ -19,7 +19,8 @@ const (
 	maxIDSearch    = 100_000
 )
 
-// Position says where in a topic to begin: FromLatest, which is the zero value, FromEarliest, FromTime or FromAfterID.
+// Position says where in a topic to begin: FromLatest, which is the zero value, FromEarliest,
+// FromTime or FromAfterID.
 type Position struct {
 	kind positionKind
 	at   time.Time
@@ -42,13 +43,15 @@ var (
 	FromEarliest = Position{kind: atEarliest}
 )
 
-// FromTime is the first event that was stored at or after a moment, which is not before 1970; one in the future is the end of
-// the topic. What publishers said of an event's time (PublishOptions.TS) does not matter.
+// FromTime is the first event that was stored at or after a moment, which is not before 1970; one
+// in the future is the end of the topic. What publishers said of an event's time
+// (PublishOptions.TS) does not matter.
 func FromTime(at time.Time) Position { return Position{kind: atTime, at: at} }
 
-// FromAfterID is the event after the one with an id. An id that is a UUIDv7 older than the first event that is left means that
-// first event; any other id that is not found is an unknown_id *Error of the call that takes the position. Ids of other forms
-// are looked for among the last 100,000 events.
+// FromAfterID is the event after the one with an id. An id that is a UUIDv7 older than the first
+// event that is left means that first event; any other id that is not found is an unknown_id *Error
+// of the call that takes the position. Ids of other forms are looked for among the last 100,000
+// events.
 func FromAfterID(id string) Position { return Position{kind: atID, id: id} }
 
 // validate returns a bad_options *Error for what no topic has.
@@ -385,9 +388,11 @@ func (b *Bus) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f fun
 
 // ScanOptions say what Scan reads.
 type ScanOptions struct {
-	// From is where to begin: FromEarliest (FromLatest, the zero value, means the same here), FromTime or FromAfterID.
+	// From is where to begin: FromEarliest (FromLatest, the zero value, means the same here),
+	// FromTime or FromAfterID.
 	From Position
-	// Until, if not zero, is the last moment of storage that counts. All of its millisecond is included.
+	// Until, if not zero, is the last moment of storage that counts. All of its millisecond is
+	// included.
 	Until time.Time
 	// Limit is the most events; default 1,000.
 	Limit int

@@ -12,8 +12,9 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// PublishOptions are the optional fields of an event. The zero value is a plain event: no key, id made by the hub. They are
-// passed by value: a pointer that goes through an interface would cost an allocation for each publish.
+// PublishOptions are the optional fields of an event. The zero value is a plain event: no key, id
+// made by the hub. They are passed by value: a pointer that goes through an interface would cost an
+// allocation for each publish.
 type PublishOptions struct {
 	// ID makes the publish idempotent within the topic's duplicate window (default 2 min): 1..128 bytes, no control
 	// characters, no outer blanks, not of the form <stream>@<sequence>.
@@ -50,10 +51,11 @@ type Receipt struct {
 	Duplicate bool
 }
 
-// Publisher publishes for one client in order. Order in the stream is that of the calls, among publishes that were
-// confirmed with no error between them. It is pinned to one NATS connection of the bus's pool, which keeps that order.
-// PublishAsync, Publish and CountFor are for one goroutine at a time; Admit and Flush may be called concurrently. Different
-// Publishers are independent. It needs no closing.
+// Publisher publishes for one client in order. Order in the stream is that of the calls, among
+// publishes that were confirmed with no error between them. It is pinned to one NATS connection of
+// the bus's pool, which keeps that order. PublishAsync, Publish and CountFor are for one goroutine
+// at a time; Admit and Flush may be called concurrently. Different Publishers are independent. It
+// needs no closing.
 type Publisher struct {
 	bus    *Bus
 	link   *link
@@ -66,13 +68,15 @@ type Publisher struct {
 // topics it makes count for it alone (Limits.TopicsPerClient).
 func (b *Bus) NewPublisher() *Publisher { return b.newPublisher(b.unnamed()) }
 
-// CountFor makes the topics that this Publisher makes from now on count for a client (Limits.TopicsPerClient), along with those
-// of all other Publishers and subscriptions (SubscribeOptions.CountFor) that count for the same one. client is any name but
-// "", and begins with no NUL.
+// CountFor makes the topics that this Publisher makes from now on count for a client
+// (Limits.TopicsPerClient), along with those of all other Publishers and subscriptions
+// (SubscribeOptions.CountFor) that count for the same one. client is any name but "", and begins
+// with no NUL.
 func (p *Publisher) CountFor(client string) { p.client = client }
 
-// Publish is PublishAsync that waits: it stores one event and returns once the stream has confirmed it. Errors are those of
-// PublishAsync and of its done. When ctx ends first, the *Error (publish_failed) says that the outcome is unknown.
+// Publish is PublishAsync that waits: it stores one event and returns once the stream has confirmed
+// it. Errors are those of PublishAsync and of its done. When ctx ends first, the *Error
+// (publish_failed) says that the outcome is unknown.
 func (p *Publisher) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (Receipt, error) {
 	return p.bus.publishWait(ctx, func(done func(Receipt, error)) error {
 		return p.PublishAsync(ctx, topic, payload, opts, done)
@@ -83,22 +87,25 @@ func (b *Bus) newPublisher(client string) *Publisher {
 	return &Publisher{bus: b, link: b.link(), client: client}
 }
 
-// PublishAsync sends the event and returns; done is called exactly once, from a goroutine of the bus, when the stream has
-// stored the event or when it is known or assumed that it has not (10 s without an ack, or the end of ctx's deadline if that
-// is sooner: outcome unknown; a publish with an id may then be repeated safely). done must not block. payload and opts are not
-// kept after PublishAsync returns.
+// PublishAsync sends the event and returns; done is called exactly once, from a goroutine of the
+// bus, when the stream has stored the event or when it is known or assumed that it has not (10 s
+// without an ack, or the end of ctx's deadline if that is sooner: outcome unknown; a publish with
+// an id may then be repeated safely). done must not block. payload and opts are not kept after
+// PublishAsync returns.
 //
-// payload is stored byte for byte. It need not be JSON, although clients of the hub get JSON: in a record
-// (Event.AppendRecord), text that is no JSON becomes a JSON string, other bytes a string in base64, and the header
-// Event-Encoding says so. An empty payload becomes null. ValidPayload tells whether a payload is taken as JSON.
+// payload is stored byte for byte. It need not be JSON, although clients of the hub get JSON: in a
+// record (Event.AppendRecord), text that is no JSON becomes a JSON string, other bytes a string in
+// base64, and the header Event-Encoding says so. An empty payload becomes null. ValidPayload tells
+// whether a payload is taken as JSON.
 //
-// An error returned by PublishAsync itself means that nothing was stored and done will not be called; it is an *Error for what
-// a client did wrong (bad_topic, bad_options, publish_failed with the cause ErrTooLarge, rate_limited) and for what does not
-// work now (overloaded, publish_failed, internal), or ErrClosed. The error given to done is an *Error (publish_failed), or
-// ErrKeyChanged.
+// An error returned by PublishAsync itself means that nothing was stored and done will not be
+// called; it is an *Error for what a client did wrong (bad_topic, bad_options, publish_failed with
+// the cause ErrTooLarge, rate_limited) and for what does not work now (overloaded, publish_failed,
+// internal), or ErrClosed. The error given to done is an *Error (publish_failed), or ErrKeyChanged.
 //
-// PublishAsync waits while the topic is being made, until the first publish to a stream is confirmed, and while too much is in
-// flight (Limits.PublishInFlight per stream, Limits.SessionInFlight per Publisher).
+// PublishAsync waits while the topic is being made, until the first publish to a stream is
+// confirmed, and while too much is in flight (Limits.PublishInFlight per stream,
+// Limits.SessionInFlight per Publisher).
 func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []byte, opts PublishOptions, done func(Receipt, error)) error {
 	t, err := p.bus.admit(topic, payload, &opts)
 	if err != nil {
@@ -118,8 +125,9 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 	return p.send(ctx, t, payload, &opts, done)
 }
 
-// Admit says what is wrong with an event that is to be published later, as PublishAsync would, as far as that is known without
-// asking the server: its topic, its options, its size, and whether it has the key that a compacted topic needs.
+// Admit says what is wrong with an event that is to be published later, as PublishAsync would, as
+// far as that is known without asking the server: its topic, its options, its size, and whether it
+// has the key that a compacted topic needs.
 func (p *Publisher) Admit(topic string, payload []byte, opts PublishOptions) error {
 	if err := opts.Validate(); err != nil {
 		return err
@@ -128,8 +136,8 @@ func (p *Publisher) Admit(topic string, payload []byte, opts PublishOptions) err
 	return err
 }
 
-// admit says what of a publish the topic does not take, before the topic is made for it. It returns the topic if this hub has
-// met it, else nil.
+// admit says what of a publish the topic does not take, before the topic is made for it. It returns
+// the topic if this hub has met it, else nil.
 func (b *Bus) admit(topic string, payload []byte, opts *PublishOptions) (t *topicInfo, err error) {
 	limit := b.maxPayload
 	var compacted bool
@@ -321,7 +329,8 @@ func notSent(err error) error {
 	return &Error{Code: CodePublishFailed, Msg: "the event store cannot be reached: nothing was stored, try again", Err: err}
 }
 
-// acquire waits until the stream and this Publisher have fewer unconfirmed publishes than they may have.
+// acquire waits until the stream and this Publisher have fewer unconfirmed publishes than they may
+// have.
 func (p *Publisher) acquire(ctx context.Context, s *stream) error {
 	if limit := p.bus.limits.SessionInFlight; !p.inFlight.tryAcquire(limit) {
 		p.bus.obs.LimitReached("session_in_flight")
@@ -356,10 +365,11 @@ func (p *Publisher) release(s *stream) {
 // Flush waits until every publish of this Publisher has been answered, or returns the error of ctx.
 func (p *Publisher) Flush(ctx context.Context) error { return p.inFlight.empty(ctx) }
 
-// Publish stores one event and returns once the stream has confirmed it. It may be called concurrently, and then keeps no
-// order: see Publisher for that. payload need not be JSON (see Publisher.PublishAsync, which also has the errors). When ctx
-// ends before the answer is there, the *Error says that the outcome is unknown: a publish with PublishOptions.ID may be
-// repeated safely. Without a deadline of ctx, the answer comes within 10 s.
+// Publish stores one event and returns once the stream has confirmed it. It may be called
+// concurrently, and then keeps no order: see Publisher for that. payload need not be JSON (see
+// Publisher.PublishAsync, which also has the errors). When ctx ends before the answer is there, the
+// *Error says that the outcome is unknown: a publish with PublishOptions.ID may be repeated safely.
+// Without a deadline of ctx, the answer comes within 10 s.
 func (b *Bus) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (Receipt, error) {
 	return b.publishWait(ctx, func(done func(Receipt, error)) error {
 		return b.publisher.PublishAsync(ctx, topic, payload, opts, done)

@@ -7,12 +7,13 @@ type question struct {
 	number   uint64
 }
 
-// indexBits of a question's number are the index of its entry. The rest counts up, so that a late reply finds that the entry is
-// another's by now.
+// indexBits of a question's number are the index of its entry. The rest counts up, so that a late
+// reply finds that the entry is another's by now.
 const indexBits = 24
 
-// questions are those that wait on one connection, in entries that are used again. They need a lock around them. There are
-// as many as are asked at a time: publishes are bounded by the streams' slots, the rest by leases and workers.
+// questions are those that wait on one connection, in entries that are used again. They need a lock
+// around them. There are as many as are asked at a time: publishes are bounded by the streams'
+// slots, the rest by leases and workers.
 type questions struct {
 	entries []question
 	free    []uint32

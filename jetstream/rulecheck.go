@@ -60,8 +60,8 @@ type RuleError struct {
 // Error names the rule by its pattern.
 func (e *RuleError) Error() string { return fmt.Sprintf("topic rule %q: %s", e.Pattern, e.Msg) }
 
-// ValidateRules finds everything that is wrong with rules, which come before the built-in ones: in each of them, and between
-// them. Config.Topics must pass it.
+// ValidateRules finds everything that is wrong with rules, which come before the built-in ones: in
+// each of them, and between them. Config.Topics must pass it.
 func ValidateRules(rules []TopicRule) []*RuleError {
 	var faults []*RuleError
 	sound := make([]bool, len(rules)) // the pattern is one

@@ -21,7 +21,8 @@ const (
 	storageSay        = time.Minute // how often the log repeats what is wrong
 	// storageRoom is what must fit onto the disk before the server is restarted: as much as it writes in one piece.
 	storageRoom = 8 << 20
-	// Between two restarts there is storageGapFirst, doubled up to storageGapMax while streams go on to fail.
+	// Between two restarts there is storageGapFirst, doubled up to storageGapMax while streams go
+	// on to fail.
 	storageGapFirst = time.Minute
 	storageGapMax   = time.Hour
 )

@@ -27,13 +27,14 @@ const (
 // settleWait is how long the end of a subscription waits for the server. What it did not take comes again after AckWait.
 const settleWait = 2 * time.Second
 
-// SubscribeOptions configure one subscription. The zero value is valid. What concerns the group is taken from the member that
-// makes it.
+// SubscribeOptions configure one subscription. The zero value is valid. What concerns the group is
+// taken from the member that makes it.
 type SubscribeOptions struct {
-	// From is where a new group starts. A group that exists goes on from where it is, whatever From says.
+	// From is where a new group starts. A group that exists goes on from where it is, whatever From
+	// says.
 	From Position
-	// BatchSize is the most events asked of the server at a time: 1..10,000, default 100. Larger batches cost the server less,
-	// and leave less to other members.
+	// BatchSize is the most events asked of the server at a time: 1..10,000, default 100. Larger
+	// batches cost the server less, and leave less to other members.
 	BatchSize int
 	// MaxInFlight is the most events leased at a time: 1..10,000, default 100.
 	MaxInFlight int
@@ -47,19 +48,23 @@ type SubscribeOptions struct {
 	// of it is unsettled, the server counts from AckWait after that event's last delivery. Up to one minute, such a group
 	// lives in the server's memory: events that were settled in the last 2 s before a restart of the server come again.
 	GroupTTL time.Duration
-	// Filter, when not nil, is asked for each event; those it refuses are acknowledged and not delivered. It may be called
-	// concurrently, for different topics of the subscription, and must not block.
+	// Filter, when not nil, is asked for each event; those it refuses are acknowledged and not
+	// delivered. It may be called concurrently, for different topics of the subscription, and must
+	// not block.
 	Filter func(*Event) bool
 	// OnReset, when not nil, is called when the group on a topic had to start anew and may have missed events: before the next
 	// event of that topic is handed out, and never while the handler runs. It must not block.
 	OnReset func(topic string)
-	// CountFor, when not "", is the client for whom the topics count that the subscription brings into being: see
-	// Publisher.CountFor. Default: the program itself, which has no limit of its own.
+	// CountFor, when not "", is the client for whom the topics count that the subscription brings
+	// into being: see Publisher.CountFor. Default: the program itself, which has no limit of its
+	// own.
 	CountFor string
-	// Paused lets the subscription begin as after Pause: it is a member of the group, and asks for no event before Resume.
+	// Paused lets the subscription begin as after Pause: it is a member of the group, and asks for
+	// no event before Resume.
 	Paused bool
-	// Workers is how many handlers of Consume run at a time: 1..10,000, default 1. Only as many events as MaxInFlight allows
-	// are worked on at a time. Subscribe, whose handler is never called concurrently, refuses it.
+	// Workers is how many handlers of Consume run at a time: 1..10,000, default 1. Only as many
+	// events as MaxInFlight allows are worked on at a time. Subscribe, whose handler is never
+	// called concurrently, refuses it.
 	Workers int
 }
 
@@ -98,8 +103,9 @@ func (o *SubscribeOptions) validate() error {
 	return nil
 }
 
-// Subscription is one member of a group, on one topic or several: Consume and Subscribe make one. Its methods may be called
-// concurrently, but Stop, Drain and Disconnect not from within its handler. One of these three ends it, and so does Bus.Close.
+// Subscription is one member of a group, on one topic or several: Consume and Subscribe make one.
+// Its methods may be called concurrently, but Stop, Drain and Disconnect not from within its
+// handler. One of these three ends it, and so does Bus.Close.
 type Subscription struct {
 	bus     *Bus
 	link    *link
@@ -144,15 +150,16 @@ type Subscription struct {
 	stopOnce sync.Once
 }
 
-// Subscribe makes the group if it is new, and joins it. Events arrive at once, perhaps before Subscribe returns, unless
-// SubscribeOptions.Paused asks to wait for Resume.
+// Subscribe makes the group if it is new, and joins it. Events arrive at once, perhaps before
+// Subscribe returns, unless SubscribeOptions.Paused asks to wait for Resume.
 //
-// handler is called for each event, in the order of arrival and never concurrently for one subscription. It must not
-// block: it hands the Held on (never more than MaxInFlight are out) and whoever gets it calls Begin. For handlers that
-// work in place, use Consume.
+// handler is called for each event, in the order of arrival and never concurrently for one
+// subscription. It must not block: it hands the Held on (never more than MaxInFlight are out) and
+// whoever gets it calls Begin. For handlers that work in place, use Consume.
 //
-// Errors are *Error: bad_topic, bad_group, bad_options, unknown_id (FromAfterID), subscribe_failed, overloaded, rate_limited,
-// internal. The caller ends the subscription with Stop, Drain or Disconnect.
+// Errors are *Error: bad_topic, bad_group, bad_options, unknown_id (FromAfterID), subscribe_failed,
+// overloaded, rate_limited, internal. The caller ends the subscription with Stop, Drain or
+// Disconnect.
 func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts SubscribeOptions, handler func(*Held)) (*Subscription, error) {
 	if handler == nil {
 		return nil, badOptions("the handler is missing")
@@ -357,8 +364,8 @@ func (s *Subscription) flush(ctx context.Context) error {
 	return s.link.nc.FlushWithContext(ctx)
 }
 
-// keepAlive has the server told at once, and then now and then, that a group with a TTL has a member that asks for nothing.
-// s.mu is held.
+// keepAlive has the server told at once, and then now and then, that a group with a TTL has a
+// member that asks for nothing. s.mu is held.
 func (s *Subscription) keepAlive() {
 	for _, m := range s.members {
 		if m.group.ttl > 0 {
@@ -367,8 +374,8 @@ func (s *Subscription) keepAlive() {
 	}
 }
 
-// Resume begins the delivery of a subscription that is paused: by Pause, or from its beginning (SubscribeOptions.Paused). It
-// does nothing for others.
+// Resume begins the delivery of a subscription that is paused: by Pause, or from its beginning
+// (SubscribeOptions.Paused). It does nothing for others.
 func (s *Subscription) Resume() {
 	s.mu.Lock()
 	lost := make(map[*member]string)

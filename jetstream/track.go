@@ -20,8 +20,8 @@ type track struct {
 	arrivals uint64
 	lastSeq  uint64 // newest stream sequence that arrived
 	active   bool   // something has changed since the server was last asked
-	// unsettled are the events that arrived and ended otherwise than by an ack: they come again, to whichever member. It is
-	// bounded; oldestUnsettled is the oldest of those beyond the bound.
+	// unsettled are the events that arrived and ended otherwise than by an ack: they come again, to
+	// whichever member. It is bounded; oldestUnsettled is the oldest of those beyond the bound.
 	unsettled       map[uint64]struct{}
 	oldestUnsettled uint64
 }

@@ -36,8 +36,8 @@ type Config struct {
 	// MaxAttempts is how often a record is tried before it is parked: default 10. What the bus will never take (a bad topic,
 	// bad options, a payload that is too large) is parked at once. While NATS is away nothing is counted.
 	MaxAttempts int
-	// RetryFirst is how long a record waits after its first failure, doubled each time up to RetryMax, and up to a half less
-	// by chance. Defaults: 1 s and 5 min.
+	// RetryFirst is how long a record waits after its first failure, doubled each time up to
+	// RetryMax, and up to a half less by chance. Defaults: 1 s and 5 min.
 	RetryFirst time.Duration
 	RetryMax   time.Duration
 	// PassErrors lets a key go on past records of it that are parked. Default: it waits until they are retried or purged.

@@ -12,7 +12,8 @@ import (
 
 // Waits of a drainer.
 const (
-	// What failed for a reason of the store or of NATS is tried again after againFirst, doubled each time up to againMax.
+	// What failed for a reason of the store or of NATS is tried again after againFirst, doubled
+	// each time up to againMax.
 	againFirst = 100 * time.Millisecond
 	againMax   = 5 * time.Second
 	// searchWait is between claims that found nothing but did not look everywhere.

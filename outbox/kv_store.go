@@ -29,7 +29,8 @@ const (
 	kvRetry = 20 * time.Millisecond
 )
 
-// Collection is what a KVStore needs of a KV bucket. *jetstream.Collection is one: see jetstream.Collections.
+// Collection is what a KVStore needs of a KV bucket. *jetstream.Collection is one: see
+// jetstream.Collections.
 type Collection interface {
 	// Get reads an entry; one that does not exist has Revision 0 and no Value.
 	Get(ctx context.Context, key string) (*jetstream.Entry, error)

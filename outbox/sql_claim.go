@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// A claim looks at lanes, and only at the first rows of each: a lane that waits costs one look, however many rows it has. maxLooks
-// bounds the lanes of a claim, for each row that it may hand out.
+// A claim looks at lanes, and only at the first rows of each: a lane that waits costs one look,
+// however many rows it has. maxLooks bounds the lanes of a claim, for each row that it may hand
+// out.
 const maxLooks = 10
 
 // maxAiling bounds how many lanes are known that could not be claimed; all are tried again then.

@@ -12,8 +12,8 @@ import (
 	"eventhub/jetstream"
 )
 
-// maxText is the most bytes that are read of a column of text, besides the payload: what the bus takes of headers and attributes
-// is at most 16 KiB, which JSON can make six times as long.
+// maxText is the most bytes that are read of a column of text, besides the payload: what the bus
+// takes of headers and attributes is at most 16 KiB, which JSON can make six times as long.
 const maxText = 128 << 10
 
 // largeColumn is a column that may hold more than is read of it. Those of id, topic and key are bounded by the table.

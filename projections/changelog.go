@@ -33,8 +33,8 @@ type Checkpoint struct {
 
 func checkpointOf(e *jetstream.Event) Checkpoint { return Checkpoint{positionOf(e), e.StoredAt} }
 
-// covers reports whether e is at or before the checkpoint. An event of a lower sequence that was stored later is not: its stream
-// was deleted and made again.
+// covers reports whether e is at or before the checkpoint. An event of a lower sequence that was
+// stored later is not: its stream was deleted and made again.
 func (p Checkpoint) covers(e *jetstream.Event) bool {
 	return e.Stream == p.Stream && e.Sequence <= p.Sequence && e.StoredAt <= p.StoredAt
 }
@@ -51,14 +51,15 @@ type Change struct {
 type Table interface {
 	// Checkpoint returns how far the table is; the zero Checkpoint when nothing was written to it.
 	Checkpoint(ctx context.Context) (Checkpoint, error)
-	// Commit writes changes, one a key, and moves the table from one checkpoint to another, in one transaction. It returns
-	// ErrConflict, with nothing changed, when the table is not at from.
+	// Commit writes changes, one a key, and moves the table from one checkpoint to another, in one
+	// transaction. It returns ErrConflict, with nothing changed, when the table is not at from.
 	Commit(ctx context.Context, from, to Checkpoint, changes []Change) error
 }
 
-// Changelog keeps a Table up to date with a topic: each key's newest event is its row, tombstones remove it. Rows and
-// position commit in one transaction, so that whatever is killed when, the table is what the events up to its checkpoint make of
-// it. Any number of instances may run side by side; one of them writes at a time.
+// Changelog keeps a Table up to date with a topic: each key's newest event is its row, tombstones
+// remove it. Rows and position commit in one transaction, so that whatever is killed when, the
+// table is what the events up to its checkpoint make of it. Any number of instances may run side by
+// side; one of them writes at a time.
 //
 // For a KV bucket instead of a table, run a Projection with Replace.
 type Changelog struct {
@@ -66,7 +67,8 @@ type Changelog struct {
 	Bus Bus
 	// Topic and Group are as of a Projection. Required.
 	Topic, Group string
-	// From is where the group starts when it is new. Default: jetstream.FromLatest, the end of the topic.
+	// From is where the group starts when it is new. Default: jetstream.FromLatest, the end of the
+	// topic.
 	From jetstream.Position
 	// Into is the table. Required.
 	Into Table
@@ -172,7 +174,8 @@ func (c *changelog) locate(ctx context.Context) error {
 	return err
 }
 
-// fillTo writes the stored events behind the table's checkpoint until e is among them; see ordered.fillTo.
+// fillTo writes the stored events behind the table's checkpoint until e is among them; see
+// ordered.fillTo.
 func (c *changelog) fillTo(ctx context.Context, e *jetstream.Event, fails failing) error {
 	wait := retryFirst
 	for range fillTries {

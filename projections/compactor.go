@@ -122,8 +122,9 @@ func (c *Compactor) Run(ctx context.Context) error {
 	}
 }
 
-// snapshotPosition is how far the snapshots of a topic are: every event up to Sequence of Stream is in them, or a later one of its
-// key is behind it. Bucket is the same as a position in the topic's bucket.
+// snapshotPosition is how far the snapshots of a topic are: every event up to Sequence of Stream is
+// in them, or a later one of its key is behind it. Bucket is the same as a position in the topic's
+// bucket.
 type snapshotPosition struct {
 	Stream   string                   `json:"stream"`
 	Sequence uint64                   `json:"sequence"`

@@ -9,7 +9,8 @@ import (
 	"eventhub/jetstream"
 )
 
-// fakeTopic is a topic without a server: its Keys and its History, as far as the tests ask for them.
+// fakeTopic is a topic without a server: its Keys and its History, as far as the tests ask for
+// them.
 type fakeTopic struct {
 	Keys
 	History

@@ -30,7 +30,8 @@ type ordered struct {
 
 	// mu is held by whoever applies: there is one writer in an instance.
 	mu sync.Mutex
-	// All events up to at are applied, by whichever instance. Without a stream, it is only a moment.
+	// All events up to at are applied, by whichever instance. Without a stream, it is only a
+	// moment.
 	at      Checkpoint
 	floor   uint64 // the first event that is the group's business
 	span    uint64
@@ -95,8 +96,9 @@ func (o *ordered) tail(ctx context.Context) error {
 	return o.fill(ctx, nil, func() {})
 }
 
-// fillTo applies the stored events after the last one that was applied until e, which was delivered, is among them. A replica
-// that lags may not show it at once. When it stays away, it was removed from the stream, and all before it as well.
+// fillTo applies the stored events after the last one that was applied until e, which was
+// delivered, is among them. A replica that lags may not show it at once. When it stays away, it was
+// removed from the stream, and all before it as well.
 func (o *ordered) fillTo(ctx context.Context, e *jetstream.Event, fails failing) error {
 	wait := retryFirst
 	for range fillTries {
@@ -139,8 +141,8 @@ func (o *ordered) fill(ctx context.Context, e *jetstream.Event, fails failing) e
 	return nil
 }
 
-// advance applies e, which follows what was applied before. What has no key is passed over: its own delivery leads it to the
-// dead letters.
+// advance applies e, which follows what was applied before. What has no key is passed over: its own
+// delivery leads it to the dead letters.
 func (o *ordered) advance(ctx context.Context, e *jetstream.Event, fails failing) error {
 	if positionOf(e) != o.keyless {
 		key, _, err := o.a.key(ctx, e, fails)

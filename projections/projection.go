@@ -13,16 +13,18 @@ import (
 
 // Projection derives a state for each key from the events of a topic. Run keeps it up to date.
 //
-// Each event of a key is applied once, in the order of the stream, whatever is killed when: a state replaces exactly the
-// one that its writer knew (compare-and-set), and names the event that it follows from (its Position). Who comes second reads
-// what is there, and sees whether its event is in it. So any number of instances may run the same projection: the group
-// deals events out to them, and no two write the same state.
+// Each event of a key is applied once, in the order of the stream, whatever is killed when: a state
+// replaces exactly the one that its writer knew (compare-and-set), and names the event that it
+// follows from (its Position). Who comes second reads what is there, and sees whether its event is
+// in it. So any number of instances may run the same projection: the group deals events out to
+// them, and no two write the same state.
 type Projection struct {
 	// Name names the states. Default: Group. 1..100 of a-z, 0-9, _ and -.
 	Name string
 	// Topic is where the events come from, Group what holds the position in it. Required.
 	Topic, Group string
-	// From is where the group starts when it is new. Default: jetstream.FromLatest, the end of the topic.
+	// From is where the group starts when it is new. Default: jetstream.FromLatest, the end of the
+	// topic.
 	From jetstream.Position
 	// Snapshot, if not "", is a topic of snapshots of Topic (see Compactor) that a projection begins with which has no
 	// group yet, instead of From: Apply is called with each snapshot as if it were the event it was made from, then with

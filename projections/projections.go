@@ -9,8 +9,9 @@ import (
 	"eventhub/jetstream"
 )
 
-// Bus is what projections need of the event bus; see jetstream.Bus for what the methods do. JetStream makes one of a
-// *jetstream.Bus. Its methods, and those of what they return, may be called concurrently, but for Publisher's.
+// Bus is what projections need of the event bus; see jetstream.Bus for what the methods do.
+// JetStream makes one of a *jetstream.Bus. Its methods, and those of what they return, may be
+// called concurrently, but for Publisher's.
 type Bus interface {
 	Subscribe(ctx context.Context, topic, group string, opts jetstream.SubscribeOptions, handler func(*jetstream.Held)) (Subscription, error)
 	Publish(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (jetstream.Receipt, error)

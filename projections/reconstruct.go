@@ -13,8 +13,9 @@ import (
 // follows from those that are left, which is all of it only where each event says everything about its key.
 var ErrTruncated = errors.New("projections: the topic has dropped some of the events before that moment")
 
-// Reconstruct returns the state of one key at a past moment, from the history of a topic (jetstream.Bus.History): apply, as a
-// Projection's Apply, over the events of the key that were stored until then. Its Value is nil when there was none.
+// Reconstruct returns the state of one key at a past moment, from the history of a topic
+// (jetstream.Bus.History): apply, as a Projection's Apply, over the events of the key that were
+// stored until then. Its Value is nil when there was none.
 func Reconstruct(ctx context.Context, history History, key string, at time.Time, apply func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error)) (State, error) {
 	var s State
 	if at.UnixMilli() <= 0 {

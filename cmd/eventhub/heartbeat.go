@@ -46,7 +46,8 @@ func (cmd *heartbeatCmd) Run(ctx context.Context, std streams) error {
 	})
 }
 
-// publishHeartbeats publishes a heartbeat of each watched process, now and then every so often, until ctx ends or a publish fails.
+// publishHeartbeats publishes a heartbeat of each watched process, now and then every so often,
+// until ctx ends or a publish fails.
 func publishHeartbeats(ctx context.Context, watch *processWatch, every time.Duration, publish func(context.Context, []byte) error) error {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()

@@ -20,8 +20,9 @@ import (
 // dialTimeout bounds one try to connect.
 const dialTimeout = 10 * time.Second
 
-// Between tries to connect again a command waits backoffFirst, doubled each time up to backoffMax, less up to a half
-// by chance, so that the clients of a hub that restarts do not all come at the same moment.
+// Between tries to connect again a command waits backoffFirst, doubled each time up to backoffMax,
+// less up to a half by chance, so that the clients of a hub that restarts do not all come at the
+// same moment.
 const (
 	backoffFirst = 100 * time.Millisecond
 	backoffMax   = 5 * time.Second

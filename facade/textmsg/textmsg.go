@@ -7,7 +7,8 @@ import "encoding/binary"
 const (
 	finalText = 0x81
 	maskBit   = 0x80
-	// headerSpace is what Begin reserves: the header of a message of 126 to 65,535 bytes. It is moved for others.
+	// headerSpace is what Begin reserves: the header of a message of 126 to 65,535 bytes. It is
+	// moved for others.
 	headerSpace = 4
 	keySize     = 4
 	// shortest and longest payloads whose size has two bytes.
@@ -15,8 +16,8 @@ const (
 	twoBytesMax = 0xffff
 )
 
-// Begin reserves space at the end of dst for the header of a message. What is appended to the result until End is the
-// message's text.
+// Begin reserves space at the end of dst for the header of a message. What is appended to the
+// result until End is the message's text.
 func Begin(dst []byte) []byte { return append(dst, make([]byte, headerSpace)...) }
 
 // End finishes the message that begins at start, as a server sends it.

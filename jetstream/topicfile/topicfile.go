@@ -75,8 +75,9 @@ func cause(err error) error {
 	return err
 }
 
-// Parse reads the rules in data, which is at most 1 MiB with at most 1,000 rules. Faults name the file name. The error is
-// an Errors of all faults, but for what comes after 100 of them, or after a line where the text is not YAML.
+// Parse reads the rules in data, which is at most 1 MiB with at most 1,000 rules. Faults name the
+// file name. The error is an Errors of all faults, but for what comes after 100 of them, or after a
+// line where the text is not YAML.
 func Parse(name string, data []byte) ([]jetstream.TopicRule, error) {
 	p := &parser{file: name}
 	if len(data) > maxBytes {
@@ -200,8 +201,9 @@ func (r *lineReader) Read(to []byte) (int, error) {
 	return n, nil
 }
 
-// syntax reports what keeps the file from being YAML. read is how many lines it took to see that: a better line than that
-// of an error that is about a whole list or mapping, which is where that begins.
+// syntax reports what keeps the file from being YAML. read is how many lines it took to see that: a
+// better line than that of an error that is about a whole list or mapping, which is where that
+// begins.
 func (p *parser) syntax(data []byte, read int, err error) {
 	if len(p.faults) > 0 {
 		return // tabs
