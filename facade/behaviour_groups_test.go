@@ -95,7 +95,7 @@ func publishMany(t *testing.T, hub *testHub, topic string, n int) {
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Add(1)
-		err := c.PublishAsync(topic, strconv.AppendInt(nil, int64(i), 10), nil, func(_ string, err error) {
+		err := c.PublishAsync(topic, strconv.AppendInt(nil, int64(i), 10), client.PublishOptions{}, func(_ string, err error) {
 			if err != nil {
 				t.Error(err)
 			}

@@ -97,7 +97,7 @@ func BenchmarkPublish(b *testing.B) {
 			var wg sync.WaitGroup
 			wg.Add(n)
 			for range n {
-				if err := clients[i].PublishAsync("bench.publish", payload, nil, func(_ string, err error) {
+				if err := clients[i].PublishAsync("bench.publish", payload, client.PublishOptions{}, func(_ string, err error) {
 					if err != nil {
 						failed.Add(1)
 					}

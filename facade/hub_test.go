@@ -223,9 +223,9 @@ func (in *inbox) ack(events ...client.Event) {
 
 func (h *testHub) publish(c *client.Client, topic, payload string, opts ...client.PublishOptions) (id string) {
 	h.t.Helper()
-	var o *client.PublishOptions
+	var o client.PublishOptions
 	if len(opts) > 0 {
-		o = &opts[0]
+		o = opts[0]
 	}
 	ctx, cancel := context.WithTimeout(h.t.Context(), waitLimit)
 	defer cancel()

@@ -262,7 +262,7 @@ func publishAtLast(t *testing.T, h *testHub, topic string) (id string) {
 	c := h.dial()
 	id = freshTopic() // the same each time, so that it is one event
 	waitUntil(t, "an event is published", func() bool {
-		_, err := c.Publish(t.Context(), topic, []byte(`"marker"`), &client.PublishOptions{ID: id})
+		_, err := c.Publish(t.Context(), topic, []byte(`"marker"`), client.PublishOptions{ID: id})
 		return err == nil
 	})
 	return id

@@ -212,7 +212,7 @@ func (n *neighbour) run(publisher *client.Client) {
 		i := len(n.due)
 		n.due, n.took = append(n.due, due), append(n.took, 0)
 		n.mu.Unlock()
-		err := publisher.PublishAsync(n.topic, strconv.AppendInt(nil, int64(i), 10), nil, func(_ string, err error) { n.fail(err) })
+		err := publisher.PublishAsync(n.topic, strconv.AppendInt(nil, int64(i), 10), client.PublishOptions{}, func(_ string, err error) { n.fail(err) })
 		n.fail(err)
 	}
 }

@@ -40,7 +40,7 @@ func (cmd *heartbeatCmd) Run(ctx context.Context, std streams) error {
 	return cmd.keep(ctx, say, func(ctx context.Context, c *client.Client) error {
 		say(fmt.Sprintf("heartbeats go to %s every %v", projections.TopicHeartbeat, cmd.Every))
 		return publishHeartbeats(ctx, watch, cmd.Every, func(ctx context.Context, payload []byte) error {
-			_, err := c.Publish(ctx, projections.TopicHeartbeat, payload, nil)
+			_, err := c.Publish(ctx, projections.TopicHeartbeat, payload, client.PublishOptions{})
 			return err
 		})
 	})

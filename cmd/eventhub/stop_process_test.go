@@ -85,7 +85,7 @@ func TestStoppedHubSettlesNothing(t *testing.T) {
 func TestSIGHUPWithoutACertificateEndsInGoodOrder(t *testing.T) {
 	hub := startNode(t)
 	c := hub.dial()
-	if _, err := c.Publish(t.Context(), "bye", []byte("1"), nil); err != nil {
+	if _, err := c.Publish(t.Context(), "bye", []byte("1"), client.PublishOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	hub.terminateBy(syscall.SIGHUP)

@@ -31,7 +31,7 @@ func ExampleDial() {
 	if err != nil {
 		panic(err)
 	}
-	if _, err := c.Publish(ctx, "orders.placed", []byte(`{"order":7}`), &client.PublishOptions{Key: "customer:1"}); err != nil {
+	if _, err := c.Publish(ctx, "orders.placed", []byte(`{"order":7}`), client.PublishOptions{Key: "customer:1"}); err != nil {
 		panic(err)
 	}
 	<-done
