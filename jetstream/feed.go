@@ -320,7 +320,7 @@ func (b *Bus) keepReading(ctx context.Context, topic string, follow func(context
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(b.ctx, cancel)() //nolint:contextcheck // the end of the bus ends the reading too
-	const first, most = 50 * time.Millisecond, 2 * time.Second
+	const first, longest = 50 * time.Millisecond, 2 * time.Second
 	for wait := first; ; {
 		came := reached()
 		err := follow(ctx)
@@ -338,7 +338,7 @@ func (b *Bus) keepReading(ctx context.Context, topic string, follow func(context
 		case isKnown && known.Code != CodeInternal:
 			return err
 		}
-		if wait = min(2*wait, most); reached() > came {
+		if wait = min(2*wait, longest); reached() > came {
 			wait = first
 		}
 		b.log.WarnContext(ctx, "a reader was cut off and goes on", slog.String("topic", topic), slog.Any("error", err))

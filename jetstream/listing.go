@@ -158,12 +158,12 @@ func (l *listing) full() bool { return len(l.page.Events) == l.opts.Limit || l.p
 
 // entries returns the next entries of the bucket. last says that none were behind them.
 func (l *listing) entries(ctx context.Context) (entries []*storedMsg, last bool, err error) {
-	most := l.opts.Limit - len(l.page.Events) + 1 // one more shows that it goes on
+	limit := l.opts.Limit - len(l.page.Events) + 1 // one more shows that it goes on
 	if l.at.pos >= l.at.present {
-		most = listingWindow
+		limit = listingWindow
 	}
 	if l.reader != nil {
-		entries, err := l.reader.entries(ctx, most)
+		entries, err := l.reader.entries(ctx, limit)
 		if err == nil && len(entries) > 0 {
 			return entries, false, nil
 		}
@@ -175,10 +175,10 @@ func (l *listing) entries(ctx context.Context) (entries []*storedMsg, last bool,
 	}
 	enough := errors.New("enough")
 	size := 0
-	r := allRead{bus: l.bus, stream: l.topic.bucket.stream, created: time.Unix(0, l.at.created), from: l.at.pos + 1, few: true, batch: min(most, maxDirect)}
+	r := allRead{bus: l.bus, stream: l.topic.bucket.stream, created: time.Unix(0, l.at.created), from: l.at.pos + 1, few: true, batch: min(limit, maxDirect)}
 	r.f = func(m *storedMsg) error {
 		entries = append(entries, m)
-		if size += m.size; len(entries) == most || size > listingBytes {
+		if size += m.size; len(entries) == limit || size > listingBytes {
 			return enough
 		}
 		return nil

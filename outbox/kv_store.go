@@ -182,15 +182,15 @@ func (s *KVStore) Add(ctx context.Context, r *Record) error {
 		added.Sequence, added.Status, added.AddedAt = sh.Last, Pending, now
 		sh.Records = append(sh.Records, &added)
 		size, err := sh.reserved()
-		most := s.coll.MaxValue()
+		limit := s.coll.MaxValue()
 		switch {
 		case err != nil:
 			return false, fmt.Errorf("outbox: KV store: %w", err)
-		case size > most && others > 0:
+		case size > limit && others > 0:
 			return false, s.full(i, others, "larger than max_payload of NATS allows")
-		case size > most:
+		case size > limit:
 			return false, fmt.Errorf("outbox: record %q: %w", r.ID, &jetstream.Error{
-				Code: jetstream.CodePublishFailed, Msg: fmt.Sprintf("an entry with it alone may come to %d bytes, at most %d are allowed", size, most), Err: jetstream.ErrTooLarge,
+				Code: jetstream.CodePublishFailed, Msg: fmt.Sprintf("an entry with it alone may come to %d bytes, at most %d are allowed", size, limit), Err: jetstream.ErrTooLarge,
 			})
 		}
 		return true, nil
@@ -245,12 +245,12 @@ func (s *KVStore) Claim(ctx context.Context, opts ClaimOptions) (Claim, error) {
 
 // claimFrom claims in one shard. Where the entry would be too large it claims fewer; when not even one fits, that is an error
 // unless some are claimed already: when those are settled there is room.
-func (s *KVStore) claimFrom(ctx context.Context, i int, opts *ClaimOptions, most, left int, now int64) (got []*Record, more bool, err error) {
+func (s *KVStore) claimFrom(ctx context.Context, i int, opts *ClaimOptions, limit, left int, now int64) (got []*Record, more bool, err error) {
 	for {
 		waits := false
 		err = s.change(ctx, i, func(sh *shard, _ int64) (bool, error) {
 			waits = sh.hasClaimed()
-			got, more = sh.claim(opts, most, left, now)
+			got, more = sh.claim(opts, limit, left, now)
 			return len(got) > 0, nil
 		})
 		large := errors.Is(err, jetstream.ErrTooLarge)
@@ -258,7 +258,7 @@ func (s *KVStore) claimFrom(ctx context.Context, i int, opts *ClaimOptions, most
 		case err == nil:
 			return got, more, nil
 		case large && len(got) > 1:
-			most = len(got) / 2
+			limit = len(got) / 2
 		case large && waits:
 			return nil, false, nil
 		default:

@@ -138,7 +138,7 @@ func passed(opts *ClaimOptions) string {
 // candidates asks, for each row of a query that cond is true of, for its key, and for at most most rows o of from, which ends
 // with a condition: whether they can be claimed, and how many bytes of them would be read. They are looked up by an index, row
 // for row: PostgreSQL knows too little of the size of the table to find that by itself.
-func (s *SQLStore) candidates(opts *ClaimOptions, query, key, cond, from string, most int) string {
+func (s *SQLStore) candidates(opts *ClaimOptions, query, key, cond, from string, limit int) string {
 	var size strings.Builder
 	size.WriteString("0")
 	for _, c := range s.largeColumns(opts.MaxPayload) {
@@ -148,7 +148,7 @@ func (s *SQLStore) candidates(opts *ClaimOptions, query, key, cond, from string,
 	if s.dialect == SQLite {
 		return fmt.Sprintf("SELECT %s, %s FROM %s CROSS JOIN %s AND %s", key, columns, query, from, cond)
 	}
-	return fmt.Sprintf("SELECT %s, o.id, o.due, o.size FROM %s CROSS JOIN LATERAL (SELECT %s FROM %s ORDER BY o.id LIMIT %d) o WHERE %s", key, query, columns, from, most, cond)
+	return fmt.Sprintf("SELECT %s, o.id, o.due, o.size FROM %s CROSS JOIN LATERAL (SELECT %s FROM %s ORDER BY o.id LIMIT %d) o WHERE %s", key, query, columns, from, limit, cond)
 }
 
 // followers reads the first rows of lanes, at least each of those that have so many, in order: by their sequence, and those that
