@@ -157,7 +157,7 @@ func (k *keySet) update(ctx context.Context) {
 	k.mu.Unlock()
 	switch {
 	case err != nil && ctx.Err() == nil:
-		k.log.LogAttrs(ctx, slog.LevelWarn, "the keys were not fetched: those that are known stay in use", slog.String("cause", err.Error()))
+		k.log.LogAttrs(ctx, slog.LevelWarn, "the keys were not fetched: those that are known stay in use", slog.Any("error", err))
 	case recovered:
 		k.log.LogAttrs(ctx, slog.LevelInfo, "the keys are fetched again", slog.Int("keys", len(keys)))
 	}

@@ -58,8 +58,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// validate sets what is left open and refuses what makes no sense.
-func (cfg *Config) validate() error {
+// complete sets what is left open and refuses what makes no sense.
+func (cfg *Config) complete() error {
 	if cfg.RefreshInterval == 0 {
 		cfg.RefreshInterval = DefaultRefreshInterval
 	}
@@ -84,14 +84,14 @@ func (cfg *Config) validate() error {
 	return nil
 }
 
-// Check finds what NewVerifier would refuse, all of it, and fetches nothing.
-func (cfg Config) Check() error {
+// Validate finds what NewVerifier would refuse, all of it, and fetches nothing.
+func (cfg Config) Validate() error {
 	_, tokens := newStaticTokens(cfg.Static)
 	var keys error
 	if cfg.JWKSURL != "" {
 		_, keys = parseJWKSURL(cfg.JWKSURL)
 	}
-	if err := errors.Join(cfg.validate(), tokens, keys); err != nil {
+	if err := errors.Join(cfg.complete(), tokens, keys); err != nil {
 		return fmt.Errorf("tokens: %w", err)
 	}
 	return nil
@@ -108,7 +108,7 @@ type Verifier struct {
 // NewVerifier makes a Verifier. With a JWKS URL it fetches the keys once, which ctx and 5 s bound, and starts a goroutine
 // that Close ends. A JWKS server that is down is no error: it is logged, and the keys are fetched when it is back.
 func NewVerifier(ctx context.Context, cfg Config) (*Verifier, error) {
-	if err := cfg.validate(); err != nil {
+	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("tokens: %w", err)
 	}
 	v := &Verifier{}

@@ -405,10 +405,10 @@ func FuzzVerify(f *testing.F) {
 
 func TestConfigCheck(t *testing.T) {
 	good := acl.Config{Secret: []byte(strings.Repeat("s", acl.MinSecretBytes))}
-	if err := good.Check(); err != nil || good.Logger != nil {
+	if err := good.Validate(); err != nil || good.Logger != nil {
 		t.Errorf("a good configuration: %v", err)
 	}
-	err := acl.Config{Static: []acl.StaticToken{{Token: " x"}}, Secret: []byte("short"), JWKSURL: "ftp://x"}.Check()
+	err := acl.Config{Static: []acl.StaticToken{{Token: " x"}}, Secret: []byte("short"), JWKSURL: "ftp://x"}.Validate()
 	if err == nil {
 		t.Fatal("a bad configuration passed")
 	}

@@ -14,7 +14,7 @@ const maxAllocs = 4
 func hotSession(tb testing.TB) *session {
 	tb.Helper()
 	var limits Limits
-	if err := limits.fill(1 << 20); err != nil {
+	if err := limits.validate(1 << 20); err != nil {
 		tb.Fatal(err)
 	}
 	limits.TopicRate, limits.TopicBurst, limits.PrincipalRate, limits.PrincipalBurst = 1e9, 1e9, 1e9, 1e9
@@ -46,7 +46,7 @@ func publishHot(tb testing.TB, s *session, msg []byte) {
 	if fail != nil {
 		tb.Fatal(fail)
 	}
-	r := s.newReceipt(s.out.place(f.corr))
+	r := s.newReceipt(s.out.replyTo(f.corr))
 	r.answer(jetstream.Receipt{ID: "0190a1b2-c3d4-7e5f-8a9b-0123456789ab"}, nil)
 }
 
@@ -54,8 +54,8 @@ func publishHot(tb testing.TB, s *session, msg []byte) {
 func (o *writer) flushed(sub *subscription) {
 	b, _ := o.take()
 	for i := range b.items {
-		if d := b.items[i].delivery; d != nil {
-			b.out = sub.appendEvent(b.out[:0], d)
+		if h := b.items[i].held; h != nil {
+			b.out = sub.appendEvent(b.out[:0], h)
 		}
 	}
 	o.replies = 0
@@ -75,10 +75,10 @@ func TestAllocationsOfTheHotPath(t *testing.T) {
 		publishHot(t, s, msg)
 		s.out.flushed(sub)
 	})
-	d := &jetstream.Delivery{Attempt: 1}
-	d.Event = jetstream.Event{ID: "0190a1b2-c3d4-7e5f-8a9b-0123456789ab", Topic: "heartbeat.received", Payload: []byte(`{"pid":1}`)}
+	h := &jetstream.Held{Attempt: 1}
+	h.Event = jetstream.Event{ID: "0190a1b2-c3d4-7e5f-8a9b-0123456789ab", Topic: "heartbeat.received", Payload: []byte(`{"pid":1}`)}
 	delivered := testing.AllocsPerRun(1000, func() {
-		s.out.deliver(d, sub)
+		s.out.deliver(h, sub)
 		s.out.flushed(sub)
 	})
 	t.Logf("allocations: %v of a publish, %v of a delivery", published, delivered)

@@ -15,7 +15,7 @@ const bearerFresh = 30 * time.Second
 // bearers remembers whose the tokens of HTTP requests are. Tokens themselves are not kept, nor those that were refused.
 // Its methods may be called concurrently.
 type bearers struct {
-	most int
+	max int
 
 	mu    sync.Mutex
 	known map[[sha256.Size]byte]bearer
@@ -26,8 +26,8 @@ type bearer struct {
 	verified  time.Time
 }
 
-func newBearers(most int) *bearers {
-	return &bearers{most: most, known: make(map[[sha256.Size]byte]bearer)}
+func newBearers(limit int) *bearers {
+	return &bearers{max: limit, known: make(map[[sha256.Size]byte]bearer)}
 }
 
 // find returns the owner of a token that was verified not long ago and has not expired, else nil.
@@ -50,7 +50,7 @@ func (b *bearers) keep(hash [sha256.Size]byte, p Principal, now time.Time) (full
 		return false
 	}
 	for other := range b.known { // any other will do
-		if len(b.known) < b.most {
+		if len(b.known) < b.max {
 			break
 		}
 		delete(b.known, other)

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	natsgo "github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go"
 
 	"eventhub/facade/client"
 	"eventhub/jetstream"
@@ -199,7 +199,7 @@ func TestSameIDIsOneEvent(t *testing.T) {
 func storedPayloads(t *testing.T, bus *jetstream.Bus, topic string) string {
 	t.Helper()
 	var texts []string
-	err := bus.Scan(t.Context(), topic, jetstream.ScanOptions{From: jetstream.FromEarliest, Limit: 100_000}, func(e *jetstream.Event) error {
+	err := bus.History(topic).Scan(t.Context(), jetstream.ScanOptions{From: jetstream.FromEarliest, Limit: 100_000}, func(e *jetstream.Event) error {
 		texts = append(texts, string(e.Payload))
 		return nil
 	})
@@ -222,7 +222,7 @@ func TestKeysAreFoundAgain(t *testing.T) {
 		}
 	}
 	for i, key := range keys {
-		e, err := bus.Latest(t.Context(), topic, key)
+		e, err := bus.Keys(topic).Get(t.Context(), key)
 		if err != nil {
 			t.Errorf("key %q: %v", key, err)
 			continue
@@ -232,7 +232,7 @@ func TestKeysAreFoundAgain(t *testing.T) {
 		}
 	}
 	latest := 0
-	err := bus.Scan(t.Context(), topic, jetstream.ScanOptions{LatestByKey: true}, func(*jetstream.Event) error {
+	err := bus.History(topic).Scan(t.Context(), jetstream.ScanOptions{LatestByKey: true}, func(*jetstream.Event) error {
 		latest++
 		return nil
 	})
@@ -249,7 +249,7 @@ func TestNativeEvents(t *testing.T) {
 	c := hub.dial()
 	topic := freshTopic()
 	in := hub.subscribe(c, topic, "g", client.SubscribeOptions{})
-	nc, err := natsgo.Connect(url)
+	nc, err := nats.Connect(url)
 	if err != nil {
 		t.Fatal(err)
 	}

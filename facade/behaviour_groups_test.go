@@ -95,7 +95,7 @@ func publishMany(t *testing.T, hub *testHub, topic string, n int) {
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Add(1)
-		err := c.PublishAsync(topic, strconv.AppendInt(nil, int64(i), 10), nil, func(_ string, err error) {
+		err := c.PublishAsync(topic, strconv.AppendInt(nil, int64(i), 10), client.PublishOptions{}, func(_ string, err error) {
 			if err != nil {
 				t.Error(err)
 			}
@@ -305,7 +305,7 @@ func TestGroupTTL(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone := func() bool {
-		_, err := hub.bus.Cursor(t.Context(), topic, "tab")
+		_, err := hub.bus.Group(topic, "tab").Cursor(t.Context())
 		return err != nil
 	}
 	waitUntil(t, "the group is gone", gone)
@@ -413,7 +413,7 @@ func TestHubDiesWhileItMakesAGroup(t *testing.T) {
 		joining := make(chan error, 1)
 		ctx, die := context.WithCancel(t.Context())
 		go func() {
-			_, err := dying.Subscribe(ctx, topic, "g", jetstream.SubscribeOptions{From: jetstream.FromEarliest}, func(*jetstream.Delivery) {})
+			_, err := dying.Subscribe(ctx, topic, "g", jetstream.SubscribeOptions{From: jetstream.FromEarliest, Paused: true}, func(*jetstream.Held) {})
 			joining <- err
 		}()
 		if bytes%200 == 0 { // otherwise both at the same time

@@ -25,15 +25,14 @@ type taker struct {
 // join makes a member whose leases begin as they arrive. All members of a test share out.
 func join(t *testing.T, bus *jetstream.Bus, topic string, opts jetstream.SubscribeOptions, out chan *jetstream.Delivery) *taker {
 	t.Helper()
-	sub, err := bus.Subscribe(t.Context(), topic, "g", opts, func(d *jetstream.Delivery) {
-		if d.Begin() {
+	sub, err := bus.Subscribe(t.Context(), topic, "g", opts, func(h *jetstream.Held) {
+		if d, ok := h.Begin(); ok {
 			out <- d
 		}
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	sub.Start()
 	m := &taker{t: t, sub: sub, out: out}
 	t.Cleanup(m.stop)
 	return m
@@ -75,7 +74,8 @@ func numbers(got []*jetstream.Delivery) string {
 	return strings.Join(texts, " ")
 }
 
-// SetCursor moves a group with live members on two hubs, and fences: nothing that was leased before counts after.
+// Seek moves a group with live members on two hubs, and fences: nothing that was leased before
+// counts after.
 func TestSetCursorUnderLiveMembers(t *testing.T) {
 	a, b := twoHubs(t)
 	for _, test := range []struct {
@@ -84,21 +84,21 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 		want string
 	}{
 		{
-			"back to the start", func([]string) jetstream.Position { return jetstream.Position{From: jetstream.FromEarliest} },
+			"back to the start", func([]string) jetstream.Position { return jetstream.FromEarliest },
 			"00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 99",
 		},
 		{"back to an id", func(ids []string) jetstream.Position {
-			return jetstream.Position{From: jetstream.FromAfterID, AfterID: ids[14]}
+			return jetstream.FromAfterID(ids[14])
 		}, "15 16 17 18 19 99"},
 		{"to where it is", func(ids []string) jetstream.Position {
-			return jetstream.Position{From: jetstream.FromAfterID, AfterID: ids[19]}
+			return jetstream.FromAfterID(ids[19])
 		}, "99"},
-		{"to the end", func([]string) jetstream.Position { return jetstream.Position{From: jetstream.FromLatest} }, "99"},
+		{"to the end", func([]string) jetstream.Position { return jetstream.FromLatest }, "99"},
 		{"past the end", func([]string) jetstream.Position {
-			return jetstream.Position{From: jetstream.FromTS, TS: time.Now().Add(time.Hour).UnixMilli()}
+			return jetstream.FromTime(time.Now().Add(time.Hour))
 		}, "99"},
 		{
-			"before the start", func([]string) jetstream.Position { return jetstream.Position{From: jetstream.FromTS} },
+			"before the start", func([]string) jetstream.Position { return jetstream.FromTime(time.UnixMilli(0)) },
 			"00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 99",
 		},
 	} {
@@ -123,7 +123,7 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 			started := make(chan struct{})
 			acks.Go(func() { close(started); settle(old[5:10]) })
 			<-started
-			if err := b.bus.SetCursor(t.Context(), topic, "g", test.to(ids)); err != nil {
+			if err := b.bus.Group(topic, "g").Seek(t.Context(), test.to(ids)); err != nil {
 				t.Fatal(err)
 			}
 			acks.Wait()
@@ -199,7 +199,7 @@ func TestSeeksThatRace(t *testing.T) {
 		var errs [4]error
 		for i, bus := range []*jetstream.Bus{a.bus, b.bus, a.bus, b.bus} {
 			seeks.Go(func() {
-				errs[i] = bus.SetCursor(t.Context(), topic, "g", jetstream.Position{From: jetstream.FromEarliest})
+				errs[i] = bus.Group(topic, "g").Seek(t.Context(), jetstream.FromEarliest)
 			})
 		}
 		seeks.Wait()
@@ -207,7 +207,7 @@ func TestSeeksThatRace(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := a.bus.SetCursor(t.Context(), topic, "g", jetstream.Position{From: jetstream.FromLatest}); err != nil {
+	if err := a.bus.Group(topic, "g").Seek(t.Context(), jetstream.FromLatest); err != nil {
 		t.Fatal(err)
 	}
 	publish("marker")
@@ -224,12 +224,12 @@ func TestSeeksThatRace(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	cursor, err := b.bus.Cursor(t.Context(), topic, "g")
+	cursor, err := b.bus.Group(topic, "g").Cursor(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	waitUntil(t, "the cursor is at the marker", func() bool {
-		cursor, err = b.bus.Cursor(t.Context(), topic, "g")
+		cursor, err = b.bus.Group(topic, "g").Cursor(t.Context())
 		return err == nil && cursor.LastID != ""
 	})
 }

@@ -48,7 +48,7 @@ func (h *benchHub) dial(b *testing.B) *client.Client {
 
 func (h *benchHub) native(b *testing.B) natsjs.JetStream {
 	b.Helper()
-	nc, err := nats.Connect(h.bus.NATSURL(), nats.Token(testToken))
+	nc, err := nats.Connect(h.bus.Admin().NATSURL(), nats.Token(testToken))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func BenchmarkPublish(b *testing.B) {
 			var wg sync.WaitGroup
 			wg.Add(n)
 			for range n {
-				if err := clients[i].PublishAsync("bench.publish", payload, nil, func(_ string, err error) {
+				if err := clients[i].PublishAsync("bench.publish", payload, client.PublishOptions{}, func(_ string, err error) {
 					if err != nil {
 						failed.Add(1)
 					}
@@ -143,7 +143,7 @@ func BenchmarkDeliverAndAck(b *testing.B) {
 		b.Helper()
 		p := h.bus.NewPublisher()
 		for ; stored < n; stored++ {
-			if err := p.Publish(b.Context(), "bench.deliver", payload, nil, func(_ jetstream.Receipt, err error) {
+			if err := p.PublishAsync(b.Context(), "bench.deliver", payload, jetstream.PublishOptions{}, func(_ jetstream.Receipt, err error) {
 				if err != nil {
 					b.Error(err)
 				}

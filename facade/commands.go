@@ -34,7 +34,7 @@ func (s *session) execute(msg []byte) (wait time.Duration) {
 	switch {
 	case fail != nil && fail.code == codeBadJSON:
 	case s.principal == nil && f.op != opAuth:
-		s.fail(place{corr: f.corr}, codeUnauthorized, unauthorized)
+		s.fail(replyTo{corr: f.corr}, codeUnauthorized, unauthorized)
 		if !s.frames.take(s.srv.frames, now.Sub(s.srv.started)) {
 			s.limit("frame_rate")
 			s.misread(codeBadFrame) // who goes on like this gets no answers any more
@@ -42,7 +42,7 @@ func (s *session) execute(msg []byte) (wait time.Duration) {
 		return 0
 	case !settles(f.op) && !s.frames.take(s.srv.frames, now.Sub(s.srv.started)):
 		s.limit("frame_rate")
-		s.fail(place{corr: f.corr}, codeRateLimited, "This connection sends more than "+strconv.Itoa(s.srv.cfg.Limits.FrameRate)+" frames a second: slow down.")
+		s.fail(replyTo{corr: f.corr}, codeRateLimited, "This connection sends more than "+strconv.Itoa(s.srv.cfg.Limits.FrameRate)+" frames a second: slow down.")
 		return 0
 	case fail != nil:
 	case f.op == opUnknown:
@@ -51,7 +51,7 @@ func (s *session) execute(msg []byte) (wait time.Duration) {
 		fail = f.decode()
 	}
 	if fail != nil {
-		s.fail(place{corr: f.corr}, fail.code, fail.msg)
+		s.fail(replyTo{corr: f.corr}, fail.code, fail.msg)
 		s.misread(fail.code)
 		return 0
 	}
@@ -108,7 +108,7 @@ func (s *session) command(f *frame) {
 			s.enqueue(nil)
 			return
 		}
-		to := place{corr: f.corr}
+		to := replyTo{corr: f.corr}
 		sub := s.subscriptionOf(f)
 		if sub == nil {
 			s.failNotSubscribed(to, f)
@@ -124,12 +124,12 @@ func (s *session) subscriptionOf(f *frame) *subscription {
 	return s.subs[string(s.key)]
 }
 
-func (s *session) failNotSubscribed(to place, f *frame) {
+func (s *session) failNotSubscribed(to replyTo, f *frame) {
 	s.fail(to, codeNotSubscribed, string(f.topic)+"::"+string(f.group))
 }
 
 // settle carries out a frame on a subscription. It does not wait for the bus.
-func (s *session) settle(to place, f *frame, sub *subscription) {
+func (s *session) settle(to replyTo, f *frame, sub *subscription) {
 	switch f.op {
 	case opAck:
 		if f.ids == nil {
@@ -184,18 +184,18 @@ func (s *session) auth(f *frame) {
 	s.pub.CountFor(s.counted)
 	s.refusals = 0
 	s.wantsResets.Store(f.resets)
-	s.srv.strangers.remove(s)
+	s.srv.unauthenticated.remove(s)
 	s.due.Store(nil)
 	if at := p.Expires(); !at.IsZero() {
 		s.due.Store(&due{at: at, code: closeTokenExpired})
 	}
 	lost := maps.Clone(s.subs)
 	maps.DeleteFunc(lost, func(_ string, sub *subscription) bool { return s.srv.maySubscribe(p, sub) })
-	s.endSubs(lost, (*jetstream.Subscription).Stop)
+	s.endSubs(lost, Subscription.Stop)
 	for _, sub := range lost {
 		s.tell(codeForbidden, "The new policy does not allow "+sub.topic+"::"+sub.group+"; the subscription has ended.")
 	}
-	s.out.ok(place{corr: f.corr}, "")
+	s.out.ok(replyTo{corr: f.corr}, "")
 }
 
 // errOperationsLate refuses an AUTH whose turn did not come.
@@ -211,12 +211,12 @@ func (s *session) authenticate(f *frame, deadline time.Time) (Principal, *fault)
 func (s *session) refuse(f *frame, fail *fault) {
 	if s.principal != nil {
 		s.principal = nil
-		s.srv.connections.leave(s.counted)
+		s.srv.connections.remove(s.counted)
 		s.counted = ""
 		s.awaitAuth()
-		s.endSubs(s.subs, (*jetstream.Subscription).Stop)
+		s.endSubs(s.subs, Subscription.Stop)
 	}
-	s.fail(place{corr: f.corr}, fail.code, fail.msg)
+	s.fail(replyTo{corr: f.corr}, fail.code, fail.msg)
 	if fail.rule().retry {
 		return // nothing is wrong with the token
 	}
@@ -231,7 +231,7 @@ func (s *session) refuse(f *frame, fail *fault) {
 func (s *session) publish(f *frame) {
 	topic, fail := s.publishTopic(f.topic)
 	if fail != nil {
-		s.fail(place{corr: f.corr}, fail.code, fail.msg)
+		s.fail(replyTo{corr: f.corr}, fail.code, fail.msg)
 		return
 	}
 	if len(s.pending) > 0 || !topic.known {
@@ -239,15 +239,15 @@ func (s *session) publish(f *frame) {
 		return
 	}
 	if fail = s.srv.throttle(s.principal, topic.name); fail != nil {
-		s.fail(place{corr: f.corr}, fail.code, fail.msg)
+		s.fail(replyTo{corr: f.corr}, fail.code, fail.msg)
 		return
 	}
 	ctx := s.publishContext()
 	if ctx.Err() != nil && s.ctx.Err() == nil {
-		s.failLate(place{corr: f.corr}, opPublish)
+		s.failLate(replyTo{corr: f.corr}, opPublish)
 		return
 	}
-	s.send(ctx, topic.name, f, s.out.place(f.corr))
+	s.send(ctx, topic.name, f, s.out.replyTo(f.corr))
 }
 
 // publishSlowly is publish for an operation.
@@ -275,13 +275,13 @@ func (s *session) publishSlowly(o *operation) (ended bool) {
 }
 
 // send hands an event to the bus, and reports whether it was taken. Exactly one answer comes.
-func (s *session) send(ctx context.Context, topic string, f *frame, to place) bool {
+func (s *session) send(ctx context.Context, topic string, f *frame, to replyTo) bool {
 	payload := f.payload
 	if payload == nil {
 		payload = nullPayload
 	}
 	r := s.newReceipt(to)
-	if err := s.pub.Publish(ctx, topic, payload, &f.publish, r.done); err != nil {
+	if err := s.pub.PublishAsync(ctx, topic, payload, f.publish, r.done); err != nil {
 		r.free()
 		s.failBus(to, err, codePublishFailed, "The event could not be published.")
 		return false
@@ -321,14 +321,14 @@ func (s *session) publishTopic(name []byte) (*sessionTopic, *fault) {
 // receipt waits for the outcome of one publish. Receipts are pooled, with the bound method that the bus calls.
 type receipt struct {
 	session *session
-	to      place // corr is the receipt's own
+	to      replyTo // corr is the receipt's own
 	hasCorr bool
 	done    func(jetstream.Receipt, error)
 }
 
 var receipts sync.Pool
 
-func (s *session) newReceipt(to place) *receipt {
+func (s *session) newReceipt(to replyTo) *receipt {
 	r, ok := receipts.Get().(*receipt)
 	if !ok {
 		r = new(receipt)
@@ -361,7 +361,7 @@ func (r *receipt) free() {
 }
 
 // failBus answers with an error of the bus. Only what the bus meant for clients is shown; the rest goes to the log.
-func (s *session) failBus(to place, err error, otherwise code, msg string) {
+func (s *session) failBus(to replyTo, err error, otherwise code, msg string) {
 	fail := busFault(err, otherwise, msg)
 	s.srv.logCause(err)
 	s.fail(to, fail.code, fail.msg)

@@ -237,16 +237,16 @@ func (w *wire) flushLocked() error {
 // push writes b. It returns errStalled when the peer has taken no byte for the stall time, which it
 // looks at stallSteps times within that.
 func (w *wire) push(b []byte) (n int, err error) {
-	step, most := w.stall/stallSteps, len(b)
+	step, limit := w.stall/stallSteps, len(b)
 	_, secure := w.Conn.(*tls.Conn)
 	if secure {
 		// A write that has timed out breaks a TLS connection, so each part has the whole time.
-		step, most = w.stall, tlsPart
+		step, limit = w.stall, tlsPart
 	}
 	took := time.Now() // when the peer took a byte last
 	for now := took; ; now = time.Now() {
 		final := w.setDeadline(now.Add(step))
-		m, err := w.Conn.Write(b[n:min(len(b), n+most)])
+		m, err := w.Conn.Write(b[n:min(len(b), n+limit)])
 		n += m
 		switch {
 		case err == nil && n == len(b):

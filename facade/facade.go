@@ -15,14 +15,13 @@ import (
 	"path"
 	"strings"
 	"time"
-
-	"eventhub/jetstream"
 )
 
 // Config configures a Server.
 type Config struct {
-	// Bus is where events go and come from. Required; the caller closes it after the Server.
-	Bus *jetstream.Bus
+	// Bus is where events go and come from: see JetStream. Required; the caller closes it after the
+	// Server.
+	Bus Bus
 	// Auth checks the credentials of WebSocket and HTTP clients. Required.
 	Auth Authenticator
 	// Observer is told what happens. Default: nobody.
@@ -63,7 +62,7 @@ func (cfg Config) validate() (Config, error) {
 			return cfg, fmt.Errorf("facade: Config.Origins: %q: %w", o, err)
 		}
 	}
-	if err := cfg.Limits.fill(cfg.Bus.MaxPayload()); err != nil {
+	if err := cfg.Limits.validate(cfg.Bus.MaxPayload()); err != nil {
 		return cfg, err
 	}
 	if err := fill("DrainGrace", &cfg.DrainGrace, 2*time.Second); err != nil {

@@ -122,8 +122,8 @@ func (f *frame) reset() {
 
 // set keeps the value of a key that frames have.
 func (r *rawFields) set(key, value []byte) {
-	var room [16]byte // longer than any key that is looked for
-	switch string(unquoteName(key, room[:0])) {
+	var buf [16]byte // longer than any key that is looked for
+	switch string(unquoteName(key, buf[:0])) {
 	case "op":
 		r.op = value
 	case "corr":
@@ -323,9 +323,9 @@ func delay(raw []byte) (time.Duration, *fault) {
 		return -1, nil
 	}
 	ms, ok := integer(raw)
-	if most := maxExtend.Milliseconds(); !ok || ms < 0 || ms > most {
+	if limit := maxExtend.Milliseconds(); !ok || ms < 0 || ms > limit {
 		return -1, &fault{code: codeBadOptions, msg: "delay_ms must be an integer from 0 to " +
-			strconv.FormatInt(most, 10) + ", not " + short(raw)}
+			strconv.FormatInt(limit, 10) + ", not " + short(raw)}
 	}
 	return time.Duration(ms) * time.Millisecond, nil
 }

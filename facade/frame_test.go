@@ -72,13 +72,13 @@ func TestFrames(t *testing.T) {
 			`{"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"afterId","afterId":"x","ts":9007199254740991,"batchSize":1,` +
 				`"maxInFlight":10000,"ackTimeoutMs":43200000,"maxAttempts":0,"topics":["u","v"],"groupTtlMs":2592000000,"manualAck":true}}`,
 			frame{op: opSubscribe, topic: []byte("t"), group: []byte("g"), subscribe: jetstream.SubscribeOptions{
-				From: jetstream.FromAfterID, AfterID: "x", TS: 1<<53 - 1, BatchSize: 1, MaxInFlight: 10_000,
+				From: jetstream.FromAfterID("x"), BatchSize: 1, MaxInFlight: 10_000,
 				AckTimeout: 12 * time.Hour, MaxAttempts: jetstream.NeverGiveUp, Topics: []string{"u", "v"}, GroupTTL: 720 * time.Hour,
 			}},
 		},
 		{
 			`{"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"ts","ts":0,"maxAttempts":3}}`,
-			frame{op: opSubscribe, topic: []byte("t"), group: []byte("g"), subscribe: jetstream.SubscribeOptions{From: jetstream.FromTS, MaxAttempts: 3}},
+			frame{op: opSubscribe, topic: []byte("t"), group: []byte("g"), subscribe: jetstream.SubscribeOptions{From: jetstream.FromTime(time.UnixMilli(0)), MaxAttempts: 3}},
 		},
 		{`{"op":"AUTH","token":"x","caps":null}`, frame{op: opAuth, token: []byte("x")}},
 		{`{"op":"AUTH","token":"x","caps":["y","events_lost"]}`, frame{op: opAuth, token: []byte("x")}},
@@ -426,11 +426,11 @@ func slowRead(msg []byte) (f frame, c code) {
 		if o.given("from") {
 			from = string(o.maybe("from"))
 		}
-		f.subscribe.From, ok = map[string]jetstream.From{
-			"latest": jetstream.FromLatest, "earliest": jetstream.FromEarliest, "ts": jetstream.FromTS, "afterId": jetstream.FromAfterID,
+		ts, afterID := o.integer("ts", 0, 1<<53-1), string(o.maybe("afterId"))
+		f.subscribe.From, ok = map[string]jetstream.Position{
+			"latest": jetstream.FromLatest, "earliest": jetstream.FromEarliest, "ts": jetstream.FromTime(time.UnixMilli(ts)), "afterId": jetstream.FromAfterID(afterID),
 		}[from]
-		f.subscribe.TS, f.subscribe.AfterID = o.integer("ts", 0, 1<<53-1), string(o.maybe("afterId"))
-		if !ok || from == "ts" && !o.given("ts") || from == "afterId" && f.subscribe.AfterID == "" {
+		if !ok || from == "ts" && !o.given("ts") || from == "afterId" && afterID == "" {
 			o.refuse()
 		}
 		f.subscribe.BatchSize = int(o.integer("batchSize", 1, 10_000))
@@ -570,12 +570,12 @@ func (r *slowReader) number(name string) (float64, bool) {
 	return v, err == nil || errors.Is(err, strconv.ErrRange)
 }
 
-func (r *slowReader) integer(name string, least, most float64) int64 {
+func (r *slowReader) integer(name string, least, limit float64) int64 {
 	if !r.given(name) {
 		return 0
 	}
 	n, ok := r.number(name)
-	if !ok || r.m[name][0] == '"' || n != math.Trunc(n) || n < least || n > most {
+	if !ok || r.m[name][0] == '"' || n != math.Trunc(n) || n < least || n > limit {
 		r.refuse()
 		return 0
 	}

@@ -11,14 +11,14 @@ type headcount struct {
 
 // move counts a connection for the principal to instead of from; "" is nobody. It changes nothing and reports false when
 // to has most already.
-func (h *headcount) move(from, to string, most int) bool {
+func (h *headcount) move(from, to string, limit int) bool {
 	if from == to {
 		return true
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if to != "" {
-		if most != NoLimit && h.byKey[to] >= most {
+		if limit != NoLimit && h.byKey[to] >= limit {
 			return false
 		}
 		h.byKey[to]++
@@ -31,5 +31,5 @@ func (h *headcount) move(from, to string, most int) bool {
 	return true
 }
 
-// leave ends what move began.
-func (h *headcount) leave(from string) { h.move(from, "", NoLimit) }
+// remove ends what move began.
+func (h *headcount) remove(from string) { h.move(from, "", NoLimit) }

@@ -152,12 +152,12 @@ func pathParam(r *http.Request, name string) (string, error) {
 }
 
 // storing stores an event, and returns the status to answer with, and the event's id.
-type storing func(ctx context.Context, payload []byte, opts *jetstream.PublishOptions) (status int, id string, err error)
+type storing func(ctx context.Context, payload []byte, opts jetstream.PublishOptions) (status int, id string, err error)
 
 // inStream stores in the stream of a topic.
-func inStream(pub *jetstream.Publisher, topic string) storing {
-	return func(ctx context.Context, payload []byte, opts *jetstream.PublishOptions) (int, string, error) {
-		got, err := pub.PublishWait(ctx, topic, payload, opts)
+func inStream(pub Publisher, topic string) storing {
+	return func(ctx context.Context, payload []byte, opts jetstream.PublishOptions) (int, string, error) {
+		got, err := pub.Publish(ctx, topic, payload, opts)
 		return http.StatusOK, got.ID, err
 	}
 }
@@ -183,11 +183,11 @@ func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, p Principal
 	if opts.Tombstone {
 		payload = bytes.TrimSpace(payload) // null with a line break, as tools send it, is null
 	}
-	s.publishOne(w, r, payload, &opts, store)
+	s.publishOne(w, r, payload, opts, store)
 }
 
 // publishOne stores one event and answers with its id.
-func (s *Server) publishOne(w http.ResponseWriter, r *http.Request, payload []byte, opts *jetstream.PublishOptions, store storing) {
+func (s *Server) publishOne(w http.ResponseWriter, r *http.Request, payload []byte, opts jetstream.PublishOptions, store storing) {
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
 	status, id, err := store(ctx, payload, opts)

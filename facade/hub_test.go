@@ -56,7 +56,7 @@ type testHub struct {
 
 func startHub(tb testing.TB, bus *jetstream.Bus, change ...func(*facade.Config)) *testHub {
 	tb.Helper()
-	cfg := facade.Config{Bus: bus, Auth: facade.StaticToken(testToken)}
+	cfg := facade.Config{Bus: facade.JetStream(bus), Auth: facade.StaticToken(testToken)}
 	for _, f := range change {
 		f(&cfg)
 	}
@@ -223,9 +223,9 @@ func (in *inbox) ack(events ...client.Event) {
 
 func (h *testHub) publish(c *client.Client, topic, payload string, opts ...client.PublishOptions) (id string) {
 	h.t.Helper()
-	var o *client.PublishOptions
+	var o client.PublishOptions
 	if len(opts) > 0 {
-		o = &opts[0]
+		o = opts[0]
 	}
 	ctx, cancel := context.WithTimeout(h.t.Context(), waitLimit)
 	defer cancel()

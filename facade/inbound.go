@@ -4,13 +4,13 @@ import "sync/atomic"
 
 // budget is memory that many share. Its methods may be called concurrently.
 type budget struct {
-	most int64
+	max  int64
 	used atomic.Int64
 }
 
-// take reports whether there is room for n bytes more, and counts them if so.
+// take reports whether n bytes more are within the budget, and counts them if so.
 func (b *budget) take(n int) bool {
-	if b.used.Add(int64(n)) > b.most {
+	if b.used.Add(int64(n)) > b.max {
 		b.give(n)
 		return false
 	}
@@ -19,8 +19,8 @@ func (b *budget) take(n int) bool {
 
 func (b *budget) give(n int) { b.used.Add(-int64(n)) }
 
-// room returns a buffer for the next message; it is given back with leave.
-func (s *session) room() *[]byte {
+// takeBuffer returns a buffer for the next message; returnBuffer ends its use.
+func (s *session) takeBuffer() *[]byte {
 	b, _ := buffers.Get().(*[]byte)
 	if cap(*b) > preAuthFrame+1 {
 		if !s.srv.inbound.take(cap(*b)) {
@@ -32,9 +32,9 @@ func (s *session) room() *[]byte {
 	return b
 }
 
-// grow makes buf longer, up to the given length. It reports whether there is room for that.
-func (s *session) grow(buf *[]byte, most int) bool {
-	size := min(2*len(*buf), most)
+// grow makes buf longer, up to the given length. It reports whether the budget allows that.
+func (s *session) grow(buf *[]byte, limit int) bool {
+	size := min(2*len(*buf), limit)
 	if size > preAuthFrame+1 {
 		if !s.srv.inbound.take(size) {
 			return false
@@ -48,8 +48,8 @@ func (s *session) grow(buf *[]byte, most int) bool {
 	return true
 }
 
-// leave is for the end of a message.
-func (s *session) leave(b *[]byte) {
+// returnBuffer is for the end of a message.
+func (s *session) returnBuffer(b *[]byte) {
 	if s.receiving > 0 {
 		s.srv.inbound.give(s.receiving)
 		s.receiving = 0

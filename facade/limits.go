@@ -109,8 +109,8 @@ type Limits struct {
 	BodyStall time.Duration
 }
 
-// fill sets what is left open and refuses what makes no sense.
-func (l *Limits) fill(maxPayload int) error {
+// validate sets what is left open and refuses what makes no sense.
+func (l *Limits) validate(maxPayload int) error {
 	for _, f := range []struct {
 		name string
 		v    *int

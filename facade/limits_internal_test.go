@@ -38,8 +38,8 @@ func TestBucket(t *testing.T) {
 			t.Fatal("there is a limit")
 		}
 	}
-	if most := newPace(1, 1<<62); most.room <= 0 {
-		t.Fatal(most)
+	if limit := newPace(1, 1<<62); limit.burst <= 0 {
+		t.Fatal(limit)
 	}
 }
 
@@ -86,10 +86,10 @@ func TestHeadcountForgets(t *testing.T) {
 	if !h.move("", "a", 1) || h.move("", "a", 1) || !h.move("a", "a", 1) || !h.move("a", "b", 1) || !h.move("", "a", 1) || !h.move("", "a", NoLimit) {
 		t.Fatal(h.byKey)
 	}
-	h.leave("a")
-	h.leave("a")
-	h.leave("b")
-	h.leave("")
+	h.remove("a")
+	h.remove("a")
+	h.remove("b")
+	h.remove("")
 	if len(h.byKey) != 0 {
 		t.Fatal(h.byKey)
 	}
@@ -124,7 +124,7 @@ func TestPagesThatFindNoPlaceToBeRead(t *testing.T) {
 }
 
 func TestBudget(t *testing.T) {
-	b := budget{most: 10}
+	b := budget{max: 10}
 	if !b.take(6) || b.take(5) || !b.take(4) || b.take(1) {
 		t.Fatal("it is not held to")
 	}

@@ -131,12 +131,12 @@ func (c churn) start(t *testing.T, bus *jetstream.Bus, topic string) (stop func(
 	t.Helper()
 	pub := bus.NewPublisher()
 	write := func(ctx context.Context, key string, remove bool, n int) {
-		opts := &jetstream.PublishOptions{Key: key, Tombstone: remove}
+		opts := jetstream.PublishOptions{Key: key, Tombstone: remove}
 		payload := []byte(strconv.Itoa(n))
 		if remove {
 			payload = nil
 		}
-		if err := pub.Publish(ctx, topic, payload, opts, func(_ jetstream.Receipt, err error) {
+		if err := pub.PublishAsync(ctx, topic, payload, opts, func(_ jetstream.Receipt, err error) {
 			if err != nil && ctx.Err() == nil {
 				t.Error(err)
 			}
@@ -186,7 +186,7 @@ func (c churn) start(t *testing.T, bus *jetstream.Bus, topic string) (stop func(
 func (c churn) await(t *testing.T, bus *jetstream.Bus, topic string) {
 	t.Helper()
 	eventually(t, "all keys", func() bool {
-		found, err := bus.LatestByKey(t.Context(), topic, c.steady()...)
+		found, err := bus.Keys(topic).GetMany(t.Context(), c.steady())
 		return err == nil && len(found) == c.still+c.kept
 	})
 }
@@ -389,7 +389,7 @@ func TestListingBeginsAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	anew(next, "the bucket is gone")
-	if _, err := r.bus.RepairBucket(t.Context(), "kept.anew", jetstream.RepairOptions{}); err != nil {
+	if _, err := r.bus.Admin().RepairBucket(t.Context(), "kept.anew", jetstream.RepairOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	c.await(t, r.bus, "kept.anew")

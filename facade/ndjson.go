@@ -42,7 +42,7 @@ type lines struct {
 	srv       *Server
 	topic     string
 	principal Principal
-	pub       *jetstream.Publisher
+	pub       Publisher
 	ctrl      *http.ResponseController
 	queue     chan *line
 	gone      chan struct{} // closed when answers cannot be written any more
@@ -50,7 +50,7 @@ type lines struct {
 
 // publishLines publishes each line of the body and streams the answers while the body is still being read. A client must
 // read them meanwhile: when Limits.Window answers wait, the body is not read on.
-func (s *Server) publishLines(w http.ResponseWriter, r *http.Request, topic string, p Principal, pub *jetstream.Publisher) {
+func (s *Server) publishLines(w http.ResponseWriter, r *http.Request, topic string, p Principal, pub Publisher) {
 	l := &lines{
 		srv: s, topic: topic, principal: p, pub: pub, ctrl: http.NewResponseController(w),
 		queue: make(chan *line, s.cfg.Limits.Window), gone: make(chan struct{}),
@@ -160,7 +160,7 @@ func (l *lines) publish(ctx context.Context, text []byte, whole bool) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	err := l.pub.Publish(ctx, l.topic, payload, &opts, func(got jetstream.Receipt, err error) {
+	err := l.pub.PublishAsync(ctx, l.topic, payload, opts, func(got jetstream.Receipt, err error) {
 		if err != nil {
 			n.refuse(l.fault(err))
 			return
@@ -267,8 +267,8 @@ func parseLine(text []byte) (payload []byte, opts jetstream.PublishOptions, fail
 	var rawOpts []byte
 	w := jsonscan.Walk(text, jetstream.PayloadLevels-1)
 	for w.Next() {
-		var room [16]byte
-		switch string(unquoteName(w.Key, room[:0])) {
+		var buf [16]byte
+		switch string(unquoteName(w.Key, buf[:0])) {
 		case "payload":
 			payload = w.Value
 		case "opts":

@@ -22,7 +22,7 @@ type operation struct {
 	frame   frame
 	message *[]byte // what the fields of frame are parts of
 	memory  int     // what the message takes of the server's inbound memory
-	to      place
+	to      replyTo
 	arrived time.Time
 
 	topic   *sessionTopic // of a PUBLISH
@@ -112,14 +112,14 @@ func (p *pipeline) remove(o *operation) {
 }
 
 // enqueue makes the session's frame an operation and begins it, unless it has to wait for another.
-// mu is held, and is given up while there is no room. topic is for a PUBLISH.
+// mu is held, and is given up while there are Limits.Operations. topic is for a PUBLISH.
 func (s *session) enqueue(topic *sessionTopic) {
 	o := &operation{frame: s.frame, arrived: s.wire.arrived, topic: topic, topics: s.frame.subscribe.Topics}
-	most := s.srv.cfg.Limits.Operations
-	if len(s.pending) >= most {
+	maxPending := s.srv.cfg.Limits.Operations
+	if len(s.pending) >= maxPending {
 		s.limit("operations")
-		if !s.await(o.deadline(), func() bool { return len(s.pending) < most }) {
-			s.failLate(place{corr: o.frame.corr}, o.frame.op)
+		if !s.await(o.deadline(), func() bool { return len(s.pending) < maxPending }) {
+			s.failLate(replyTo{corr: o.frame.corr}, o.frame.op)
 			return
 		}
 		if s.ended {
@@ -131,7 +131,7 @@ func (s *session) enqueue(topic *sessionTopic) {
 			o.topics = sub.more
 		}
 	}
-	o.to = s.out.place(o.frame.corr)
+	o.to = s.out.replyTo(o.frame.corr)
 	if !s.pending.blocked(o) && s.begin(o) {
 		return
 	}
@@ -191,8 +191,8 @@ func (s *session) finish(o *operation) {
 	s.advance()
 }
 
-// advance begins the operations that have nothing to wait for, and wakes whoever waits for room. mu
-// is held.
+// advance begins the operations that have nothing to wait for, and wakes whoever waits for fewer.
+// mu is held.
 func (s *session) advance() {
 	if !s.ended {
 		s.pending.advance(func(o *operation) bool {
@@ -245,7 +245,7 @@ func (s *session) await(until time.Time, ready func() bool) bool {
 }
 
 // failLate answers a frame whose time was over before it could begin.
-func (s *session) failLate(to place, o op) {
+func (s *session) failLate(to replyTo, o op) {
 	const why = "The frames before it took too long: "
 	switch o {
 	case opPublish:

@@ -158,7 +158,7 @@ func idleSession(t *testing.T) *session {
 	s.wire = s.out.wire
 	s.wire.arrived = time.Now()
 	s.srv.log = slog.New(slog.DiscardHandler)
-	s.srv.strangers = newStrangers(10)
+	s.srv.unauthenticated = newUnauthenticated(10)
 	s.srv.connections = headcount{byKey: make(map[string]int)}
 	s.ctx, s.cancel = context.WithCancel(t.Context())
 	t.Cleanup(s.cancel)
@@ -246,7 +246,7 @@ func TestTurns(t *testing.T) {
 		o := newWriter(newWire(time.Second), 1<<20, time.Second)
 		s := &session{out: o}
 		type waiting struct {
-			to place
+			to replyTo
 			id string
 		}
 		var open []waiting
@@ -262,14 +262,14 @@ func TestTurns(t *testing.T) {
 			w := waiting{id: strconv.Itoa(i)}
 			switch rnd.IntN(4) {
 			case 0: // with a corr
-				w.to = o.place([]byte("1"))
+				w.to = o.replyTo([]byte("1"))
 				open = append(open, w)
 			case 1: // ready at once
 				want = append(want, w.id)
 				answer(w)
 			default:
 				want = append(want, w.id)
-				w.to = o.place(nil)
+				w.to = o.replyTo(nil)
 				open = append(open, w)
 			}
 			for len(open) > 0 && (rnd.IntN(3) == 0 || i == 299) {
@@ -314,13 +314,13 @@ func TestTurnsEndWithTheConnection(t *testing.T) {
 	defer func() { _ = errors.Join(near.Close(), far.Close()) }()
 	o.wire.Conn = near
 	s := &session{out: o}
-	o.ok(o.place(nil), "0")
-	first, second := o.place(nil), o.place(nil)
+	o.ok(o.replyTo(nil), "0")
+	first, second := o.replyTo(nil), o.replyTo(nil)
 	o.ok(second, "2")
-	o.ok(place{}, "3")
-	o.ok(place{corr: []byte("1")}, "4")
+	o.ok(replyTo{}, "3")
+	o.ok(replyTo{corr: []byte("1")}, "4")
 	sent := o.sent(first)
-	if sent == nil || o.sent(second) == nil || o.sent(place{corr: []byte("1")}) != nil {
+	if sent == nil || o.sent(second) == nil || o.sent(replyTo{corr: []byte("1")}) != nil {
 		t.Fatal("somebody is told too early")
 	}
 	o.shut(websocket.StatusGoingAway)

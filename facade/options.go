@@ -14,7 +14,7 @@ const (
 	maxInFlight   = 10_000
 	minAckTimeout = 1_000
 	maxAckTimeout = 12 * 60 * 60 * 1_000
-	mostAttempts  = 1_000_000
+	maxAttempts   = 1_000_000
 	maxTopics     = 32
 	minGroupTTL   = 1_000
 	maxGroupTTL   = 30 * 24 * 60 * 60 * 1_000
@@ -33,8 +33,8 @@ func publishOptions(o *jetstream.PublishOptions, opts []byte) *fault {
 	}
 	var id, ts, key, headers, tags, causedBy, sid, tombstone []byte
 	for w := jsonscan.Walk(opts, 0); w.Next(); {
-		var room [16]byte
-		switch string(unquoteName(w.Key, room[:0])) {
+		var buf [16]byte
+		switch string(unquoteName(w.Key, buf[:0])) {
 		case "id":
 			id = w.Value
 		case "ts":
@@ -77,8 +77,8 @@ func subscribeOptions(o *jetstream.SubscribeOptions, opts []byte) *fault {
 	}
 	var from, ts, afterID, batch, inFlight, ackTimeout, attempts, topics, groupTTL []byte
 	for w := jsonscan.Walk(opts, 0); w.Next(); {
-		var room [16]byte
-		switch string(unquoteName(w.Key, room[:0])) {
+		var buf [16]byte
+		switch string(unquoteName(w.Key, buf[:0])) {
 		case "from":
 			from = w.Value
 		case "ts":
@@ -101,22 +101,14 @@ func subscribeOptions(o *jetstream.SubscribeOptions, opts []byte) *fault {
 	}
 
 	var r optionReader
-	o.From = r.from(from)
-	o.TS, _ = r.integer("ts", ts, 0, maxTimestamp)
-	o.AfterID = r.string("afterId", afterID)
-	switch {
-	case o.From == jetstream.FromTS && missing(ts):
-		r.refuse("opts.ts is needed with from ts")
-	case o.From == jetstream.FromAfterID && o.AfterID == "":
-		r.refuse("opts.afterId is needed with from afterId")
-	}
+	o.From = r.from(from, ts, afterID)
 	n, _ := r.integer("batchSize", batch, 1, maxBatch)
 	o.BatchSize = int(n)
 	n, _ = r.integer("maxInFlight", inFlight, 1, maxInFlight)
 	o.MaxInFlight = int(n)
 	n, _ = r.integer("ackTimeoutMs", ackTimeout, minAckTimeout, maxAckTimeout)
 	o.AckTimeout = time.Duration(n) * time.Millisecond
-	n, given := r.integer("maxAttempts", attempts, 0, mostAttempts)
+	n, given := r.integer("maxAttempts", attempts, 0, maxAttempts)
 	o.MaxAttempts = int(n)
 	if given && n == 0 {
 		o.MaxAttempts = jetstream.NeverGiveUp
@@ -178,34 +170,42 @@ func (r *optionReader) bool(name string, raw []byte) bool {
 }
 
 // integer also reports whether the option was given.
-func (r *optionReader) integer(name string, raw []byte, least, most int64) (int64, bool) {
+func (r *optionReader) integer(name string, raw []byte, least, limit int64) (int64, bool) {
 	if missing(raw) {
 		return 0, false
 	}
 	n, ok := integer(raw)
-	if !ok || n < least || n > most {
-		r.want(name, "an integer from "+strconv.FormatInt(least, 10)+" to "+strconv.FormatInt(most, 10), raw)
+	if !ok || n < least || n > limit {
+		r.want(name, "an integer from "+strconv.FormatInt(least, 10)+" to "+strconv.FormatInt(limit, 10), raw)
 		return 0, false
 	}
 	return n, true
 }
 
-func (r *optionReader) from(raw []byte) jetstream.From {
-	const what = "latest, earliest, ts or afterId"
-	if missing(raw) {
-		return jetstream.FromLatest
+// from reads where a new group starts: the options from, ts and afterId.
+func (r *optionReader) from(from, ts, afterID []byte) jetstream.Position {
+	kind := "latest"
+	if !missing(from) {
+		if kind = r.string("from", from); kind != "latest" && kind != "earliest" && kind != "ts" && kind != "afterId" {
+			r.refuse("opts.from must be latest, earliest, ts or afterId")
+		}
 	}
-	switch r.string("from", raw) {
-	case "latest":
-		return jetstream.FromLatest
+	millis, _ := r.integer("ts", ts, 0, maxTimestamp)
+	id := r.string("afterId", afterID)
+	switch kind {
 	case "earliest":
 		return jetstream.FromEarliest
 	case "ts":
-		return jetstream.FromTS
+		if missing(ts) {
+			r.refuse("opts.ts is needed with from ts")
+		}
+		return jetstream.FromTime(time.UnixMilli(millis))
 	case "afterId":
-		return jetstream.FromAfterID
+		if id == "" {
+			r.refuse("opts.afterId is needed with from afterId")
+		}
+		return jetstream.FromAfterID(id)
 	}
-	r.refuse("opts.from must be " + what)
 	return jetstream.FromLatest
 }
 

@@ -13,7 +13,7 @@ type Outbox interface {
 	// Add stores an event, so that it survives the process, and returns its id. An event whose id it has already is not
 	// stored again. The error is a *jetstream.Error for what a client did wrong, or when there is no room; any other goes to
 	// the log, and the client may repeat the event with the same id. payload and opts are not kept.
-	Add(ctx context.Context, topic string, payload []byte, opts *jetstream.PublishOptions) (id string, err error)
+	Add(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (id string, err error)
 }
 
 // serveOutbox is POST /outbox/{topic}: as POST /publish/{topic}, but answered with 202 as soon as the event is kept. It takes
@@ -31,7 +31,7 @@ func (s *Server) serveOutbox(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, fail)
 		return
 	}
-	s.publishBody(w, r, p, func(ctx context.Context, payload []byte, opts *jetstream.PublishOptions) (int, string, error) {
+	s.publishBody(w, r, p, func(ctx context.Context, payload []byte, opts jetstream.PublishOptions) (int, string, error) {
 		id, err := s.cfg.Outbox.Add(ctx, topic, payload, opts)
 		return http.StatusAccepted, id, err
 	})

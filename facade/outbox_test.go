@@ -18,13 +18,13 @@ type keptOutbox struct {
 	fail error
 }
 
-func (o *keptOutbox) Add(_ context.Context, topic string, payload []byte, opts *jetstream.PublishOptions) (string, error) {
+func (o *keptOutbox) Add(_ context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (string, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.fail != nil {
 		return "", o.fail
 	}
-	kept := *opts
+	kept := opts
 	kept.Headers["is"] = topic + " " + string(payload)
 	o.kept = append(o.kept, kept)
 	return opts.ID, nil

@@ -92,14 +92,14 @@ func parsePage(r *http.Request) (q pageQuery, fail *fault) {
 }
 
 // queryInt reads a parameter that may be missing.
-func queryInt(values url.Values, name string, byDefault, least, most int) (int, *fault) {
+func queryInt(values url.Values, name string, byDefault, least, limit int) (int, *fault) {
 	given := values[name]
 	if len(given) == 0 {
 		return byDefault, nil
 	}
 	n, err := strconv.Atoi(given[0])
-	if err != nil || len(given) > 1 || n < least || n > most {
-		return 0, &fault{code: codeBadOptions, msg: name + " must be an integer from " + strconv.Itoa(least) + " to " + strconv.Itoa(most) + ", given once."}
+	if err != nil || len(given) > 1 || n < least || n > limit {
+		return 0, &fault{code: codeBadOptions, msg: name + " must be an integer from " + strconv.Itoa(least) + " to " + strconv.Itoa(limit) + ", given once."}
 	}
 	return n, nil
 }
@@ -137,7 +137,7 @@ func (s *Server) readPage(r *http.Request, who, topic string, q *pageQuery) (pag
 		s.cfg.Observer.LimitReached("pages")
 		return page, &fault{code: codeOverloaded, msg: "Too many requests of this principal wait for pages."}
 	}
-	defer s.readers.leave(who)
+	defer s.readers.remove(who)
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
 	select {
@@ -174,7 +174,7 @@ func (s *Server) readPage(r *http.Request, who, topic string, q *pageQuery) (pag
 
 // readListing reads a page of a listing.
 func (s *Server) readListing(ctx context.Context, topic string, q *pageQuery) (pageRead, error) {
-	l, err := s.cfg.Bus.ListLatest(ctx, topic, jetstream.ListOptions{Next: q.next, Limit: q.limit, Bytes: s.cfg.Limits.PageBytes})
+	l, err := s.cfg.Bus.Keys(topic).List(ctx, jetstream.ListOptions{Next: q.next, Limit: q.limit, Bytes: s.cfg.Limits.PageBytes})
 	if l.Cut {
 		s.cfg.Observer.LimitReached("page_bytes")
 	}
@@ -215,7 +215,7 @@ func (s *Server) readLatest(ctx context.Context, topic string, q *pageQuery) ([]
 
 // readStored reads a page as the bucket has it.
 func (s *Server) readStored(ctx context.Context, topic string, q *pageQuery) ([]*jetstream.Event, error) {
-	events, err := s.cfg.Bus.LatestPage(ctx, topic, q.offset, q.limit)
+	events, err := s.cfg.Bus.Keys(topic).Page(ctx, q.offset, q.limit)
 	if errors.Is(err, jetstream.ErrNotFound) {
 		return nil, nil
 	}
@@ -233,13 +233,13 @@ func (s *Server) readStored(ctx context.Context, topic string, q *pageQuery) ([]
 // readKeys reads the records of keys, in their order; those without one are left out. It stops early, and reports that it did,
 // when the records have more than Limits.PageBytes, but not before the first.
 func (s *Server) readKeys(ctx context.Context, topic string, keys []string, consistent bool) (events []*jetstream.Event, whole bool, err error) {
-	read := s.cfg.Bus.LatestByKey
+	read := s.cfg.Bus.Keys(topic).GetMany
 	if consistent {
-		read = s.cfg.Bus.LatestConsistent
+		read = s.cfg.Bus.Keys(topic).GetConsistent
 	}
 	size := 0
 	for some := range slices.Chunk(keys, keysAtOnce) {
-		found, err := read(ctx, topic, some...)
+		found, err := read(ctx, some)
 		if errors.Is(err, jetstream.ErrNotFound) {
 			return nil, true, nil
 		}
@@ -261,10 +261,10 @@ func (s *Server) readKeys(ctx context.Context, topic string, keys []string, cons
 }
 
 // fitting returns how many of events have at most so many bytes together, but at least one if there is one.
-func fitting(events []*jetstream.Event, most int) int {
+func fitting(events []*jetstream.Event, limit int) int {
 	size := 0
 	for i, e := range events {
-		if size += eventSize(e); size > most && i > 0 {
+		if size += eventSize(e); size > limit && i > 0 {
 			return i
 		}
 	}

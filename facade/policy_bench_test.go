@@ -59,7 +59,7 @@ func BenchmarkPublishPolicy(b *testing.B) {
 			var wg sync.WaitGroup
 			wg.Add(b.N)
 			for i := range b.N {
-				if err := conn.PublishAsync(c.topics[i%len(c.topics)], payload, nil, func(_ string, err error) {
+				if err := conn.PublishAsync(c.topics[i%len(c.topics)], payload, client.PublishOptions{}, func(_ string, err error) {
 					if err != nil {
 						failed.Add(1)
 					}

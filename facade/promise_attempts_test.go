@@ -183,7 +183,7 @@ func atRest(t *testing.T, hub *testHub, topic string) {
 	var last jetstream.Backlog
 	same := 0
 	waitUntil(t, "the hub has fetched what it will", func() bool {
-		now, err := hub.bus.Backlog(t.Context(), topic, "g")
+		now, err := hub.bus.Group(topic, "g").Backlog(t.Context())
 		if err != nil || now != last {
 			last, same = now, 0
 			return false

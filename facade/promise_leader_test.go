@@ -103,7 +103,7 @@ func TestPromiseLeasesOutliveALeaderChange(t *testing.T) {
 				}
 				g.in.ack(g.held...)
 				waitUntil(t, "all is settled", func() bool {
-					state, err := c.a.bus.Backlog(t.Context(), g.topic, "g")
+					state, err := c.a.bus.Group(g.topic, "g").Backlog(t.Context())
 					return err == nil && state.Leased+state.Waiting == 0
 				})
 				if now := len(g.in.events) + len(g.other.events); now > mine+others {
@@ -212,7 +212,7 @@ func saidWhileFrozen(t *testing.T, p frozenPath) {
 	publishAtLast(t, p.a, p.topic)
 	if p.cuts { // some may have been settled in time
 		waitUntil(t, "what is not settled is with the other hub", func() bool {
-			state, err := p.b.bus.Backlog(t.Context(), p.topic, "g")
+			state, err := p.b.bus.Group(p.topic, "g").Backlog(t.Context())
 			return err == nil && state.Waiting+state.Leased <= uint64(len(other.events))
 		})
 	}
@@ -235,7 +235,7 @@ func saidWhileFrozen(t *testing.T, p frozenPath) {
 			again.ack(e)
 			continue
 		case <-limit:
-			state, err := p.b.bus.Backlog(t.Context(), p.topic, "g")
+			state, err := p.b.bus.Group(p.topic, "g").Backlog(t.Context())
 			t.Errorf("%d of %d events that another member held were settled by what was said while NATS stood still; %+v, %v", len(held), len(given), state, err)
 		}
 		break
@@ -262,7 +262,7 @@ func publishAtLast(t *testing.T, h *testHub, topic string) (id string) {
 	c := h.dial()
 	id = freshTopic() // the same each time, so that it is one event
 	waitUntil(t, "an event is published", func() bool {
-		_, err := c.Publish(t.Context(), topic, []byte(`"marker"`), &client.PublishOptions{ID: id})
+		_, err := c.Publish(t.Context(), topic, []byte(`"marker"`), client.PublishOptions{ID: id})
 		return err == nil
 	})
 	return id

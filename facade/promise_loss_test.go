@@ -44,7 +44,7 @@ func newCrew(t *testing.T, a, b *testHub, ttlMS int64) *crew {
 				in.ack(<-in.events)
 			}
 		}
-		state, err := b.bus.Backlog(t.Context(), c.topic, "g")
+		state, err := b.bus.Group(c.topic, "g").Backlog(t.Context())
 		return err == nil && state.Waiting == 0 && state.Leased == lossHeld
 	})
 	return c

@@ -182,7 +182,7 @@ func publishBig(t *testing.T, h *testHub, topic string, n, size int) {
 	for i := range n {
 		wg.Add(1)
 		payload := strconv.AppendQuote(nil, strconv.Itoa(i)+strings.Repeat("x", size))
-		err := c.PublishAsync(topic, payload, nil, func(_ string, err error) {
+		err := c.PublishAsync(topic, payload, client.PublishOptions{}, func(_ string, err error) {
 			if err != nil {
 				t.Error(err)
 			}

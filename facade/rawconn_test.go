@@ -135,8 +135,8 @@ func (c *rawConn) closed() closeCode {
 	case <-time.After(waitLimit):
 		c.t.Fatalf("the connection was not closed within %v", waitLimit)
 	}
-	var ce websocket.CloseError
-	if !errors.As(c.err, &ce) {
+	ce, ok := errors.AsType[websocket.CloseError](c.err)
+	if !ok {
 		c.t.Fatalf("the connection ended without a close code: %v", c.err)
 	}
 	return closeCode{int(ce.Code), ce.Reason}

@@ -18,7 +18,7 @@ func TestGroupReset(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv, err := New(Config{Bus: bus, Auth: StaticToken("token")})
+	srv, err := New(Config{Bus: JetStream(bus), Auth: StaticToken("token")})
 	if err != nil {
 		t.Fatal(err)
 	}

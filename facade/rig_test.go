@@ -47,7 +47,7 @@ func newRigOn(t *testing.T, on jetstream.Config, change func(*facade.Config)) *r
 		t.Fatal(err)
 	}
 	r := &rig{bus: bus, seen: &record{closed: make(chan int, 100), counts: make(map[string]int)}}
-	cfg := facade.Config{Bus: bus, Auth: facade.StaticToken(rigToken), Observer: r.seen}
+	cfg := facade.Config{Bus: facade.JetStream(bus), Auth: facade.StaticToken(rigToken), Observer: r.seen}
 	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	if change != nil {
 		change(&cfg)
@@ -332,7 +332,7 @@ func parseAnswer(t *testing.T, text string) (a answer) {
 func (r *rig) stored(t *testing.T, topic string) []*jetstream.Event {
 	t.Helper()
 	var list []*jetstream.Event
-	err := r.bus.Scan(t.Context(), topic, jetstream.ScanOptions{From: jetstream.FromEarliest}, func(e *jetstream.Event) error {
+	err := r.bus.History(topic).Scan(t.Context(), jetstream.ScanOptions{From: jetstream.FromEarliest}, func(e *jetstream.Event) error {
 		list = append(list, e)
 		return nil
 	})

@@ -38,7 +38,7 @@ type Server struct {
 
 	// inbound is the memory of messages that are being received, over all connections and beyond preAuthFrame each: clients
 	// that begin large messages and do not end them would fill the hub with them. pages is that of pages of latest records
-	// until the client has taken them, and reading has a place for each page that is being read.
+	// until the client has taken them, and reading has an entry for each page that is being read.
 	inbound, pages budget
 	reading        chan struct{}
 	readers        headcount // principals that pages are read for, or wait
@@ -47,7 +47,7 @@ type Server struct {
 	ticks    atomic.Uint64 // a clock for the hot path, in tickInterval
 	requests atomic.Int64  // HTTP requests being served
 
-	strangers *strangers
+	unauthenticated *unauthenticated
 
 	// wg counts every goroutine of the server and its sessions.
 	wg sync.WaitGroup
@@ -71,10 +71,10 @@ func New(cfg Config) (*Server, error) {
 		cfg: cfg, log: cfg.Logger, started: time.Now(),
 		frames: newPace(l.FrameRate, l.FrameBurst), settles: newPace(l.SettleRate, l.SettleBurst),
 		connections: headcount{byKey: make(map[string]int)}, bearers: newBearers(l.Bearers),
-		strangers: newStrangers(cfg.Limits.Unauthenticated),
-		sessions:  make(map[*session]struct{}), idle: make(chan struct{}),
+		unauthenticated: newUnauthenticated(cfg.Limits.Unauthenticated),
+		sessions:        make(map[*session]struct{}), idle: make(chan struct{}),
 	}
-	s.inbound.most, s.pages.most = int64(l.InboundBytes), int64(l.PageTotal)
+	s.inbound.max, s.pages.max = int64(l.InboundBytes), int64(l.PageTotal)
 	s.reading = make(chan struct{}, l.Pages)
 	s.readers.byKey = make(map[string]int)
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
@@ -110,17 +110,17 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 	})
 	if err != nil {
 		s.log.DebugContext(r.Context(), "upgrade failed", slog.Any("error", err))
-		s.enter(nil) //nolint:contextcheck // starts nothing
+		s.begin(nil) //nolint:contextcheck // starts nothing
 		return
 	}
 	conn.SetReadLimit(-1) // session.read has its own limits
 	n = s.newSession(conn, under)
-	if !s.enter(n) { //nolint:contextcheck // a session outlives the request
+	if !s.begin(n) { //nolint:contextcheck // a session outlives the request
 		n.out.shut(closeDraining)
 	}
 }
 
-// reserve takes a place for a connection, which enter fills or gives back.
+// reserve counts a connection that is being made, until begin.
 func (s *Server) reserve() *fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,15 +136,16 @@ func (s *Server) reserve() *fault {
 	return nil
 }
 
-// enter starts a session in the place that reserve took; nil gives the place back. It reports false when the server has
-// begun to drain or close since: the session is started all the same, and must be shut.
-func (s *Server) enter(n *session) bool {
+// begin starts the session of a connection that reserve counted; nil: none came of it. It reports
+// false when the server has begun to drain or close since: the session is started all the same, and
+// must be shut.
+func (s *Server) begin(n *session) bool {
 	defer s.wg.Done()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.opening--
 	if n == nil {
-		s.leaveLocked()
+		s.endedLocked()
 		return true
 	}
 	s.sessions[n] = struct{}{}
@@ -156,16 +157,16 @@ func (s *Server) enter(n *session) bool {
 	})
 	s.wg.Go(func() {
 		n.run(flushed)
-		s.strangers.remove(n)
+		s.unauthenticated.remove(n)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.sessions, n)
-		s.leaveLocked()
+		s.endedLocked()
 	})
 	return !s.draining && !s.closed
 }
 
-func (s *Server) leaveLocked() {
+func (s *Server) endedLocked() {
 	if s.draining && len(s.sessions)+s.opening == 0 {
 		select {
 		case <-s.idle:
@@ -201,7 +202,7 @@ func (s *Server) tick() {
 func (s *Server) Drain(ctx context.Context) error {
 	s.mu.Lock()
 	s.draining = true
-	s.leaveLocked()
+	s.endedLocked()
 	var wg sync.WaitGroup
 	for n := range s.sessions {
 		wg.Go(func() { n.drain(ctx, s.cfg.DrainGrace) })

@@ -210,7 +210,7 @@ func TestOrigins(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"app.example.com", "https://", "https://a/b", "https://[a"} {
-		if _, err := facade.New(facade.Config{Bus: open.bus, Auth: facade.StaticToken("x"), Origins: []string{bad}}); err == nil {
+		if _, err := facade.New(facade.Config{Bus: facade.JetStream(open.bus), Auth: facade.StaticToken("x"), Origins: []string{bad}}); err == nil {
 			t.Errorf("origin %q was taken", bad)
 		}
 	}

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
-
-	"eventhub/jetstream"
 )
 
 const (
@@ -27,8 +25,8 @@ const (
 	smallPart = 128
 	// preAuthFrame is the largest message in bytes that a client without credentials may send.
 	preAuthFrame = 64 << 10
-	// strangerGrace is how long a connection that has to go for another has to be told so.
-	strangerGrace = 100 * time.Millisecond
+	// unauthenticatedGrace is how long a connection that has to go for another has to be told so.
+	unauthenticatedGrace = 100 * time.Millisecond
 	// maxTopicsKnown bounds a session's memory of topics that it may publish to.
 	maxTopicsKnown = 256
 )
@@ -44,7 +42,7 @@ type session struct {
 	conn *websocket.Conn
 	wire *wire
 	out  *writer
-	pub  *jetstream.Publisher
+	pub  Publisher
 
 	// parts are the control frames and the small parts of messages; the reader's own.
 	parts bucket
@@ -112,9 +110,9 @@ func (s *Server) newSession(conn *websocket.Conn, w *wire) *session {
 
 // awaitAuth starts the time in which a successful AUTH must come.
 func (s *session) awaitAuth() {
-	if oldest := s.srv.strangers.add(s); oldest != nil {
+	if oldest := s.srv.unauthenticated.add(s); oldest != nil {
 		s.limit("unauthenticated")
-		oldest.wire.hurry(strangerGrace) // its place is needed
+		oldest.wire.hurry(unauthenticatedGrace) // another needs to be let in
 		oldest.out.shut(closeAuthTimeout)
 	}
 	s.due.Store(&due{at: time.Now().Add(s.srv.cfg.Limits.AuthTimeout), code: closeAuthTimeout})
@@ -159,11 +157,11 @@ func (s *session) next() bool {
 		s.out.shut(closeBinaryMessage)
 		return false
 	}
-	b := s.room()
+	b := s.takeBuffer()
 	s.text = b
 	defer func() {
 		if s.text != nil { // no operation has taken it
-			s.leave(b)
+			s.returnBuffer(b)
 		}
 	}()
 	size, whole, err := s.read(r, b)
@@ -177,7 +175,7 @@ func (s *session) next() bool {
 		return false
 	}
 	begun := s.srv.ticks.Load()
-	open, waited, parked := s.out.waitRoom()
+	open, waited, parked := s.out.waitBelowLimit()
 	if waited {
 		s.limit("outbound_bytes")
 	}
@@ -205,13 +203,13 @@ func (s *session) message(b []byte, size int, whole bool) (wait time.Duration, o
 	}
 	if size > s.srv.cfg.Limits.Frame {
 		s.limit("frame")
-		s.fail(place{}, codePublishFailed, "the message has "+strconv.Itoa(size)+" bytes, at most "+
+		s.fail(replyTo{}, codePublishFailed, "the message has "+strconv.Itoa(size)+" bytes, at most "+
 			strconv.Itoa(s.srv.cfg.Limits.Frame)+" are read; a payload may have "+strconv.Itoa(s.srv.cfg.Bus.MaxPayload()))
 		return 0, true
 	}
 	if !whole {
 		s.limit("inbound_bytes")
-		s.fail(place{}, codeOverloaded, "The hub receives more large messages than it has room for.")
+		s.fail(replyTo{}, codeOverloaded, "The hub receives more large messages than it has room for.")
 		return 0, true
 	}
 	wait = s.execute(b)
@@ -247,9 +245,9 @@ func (s *session) part() {
 // read reads a message into b and returns its size. What is over Limits.Frame, or finds no room, is counted and not kept:
 // b is not the whole message then.
 func (s *session) read(r io.Reader, b *[]byte) (size int, whole bool, err error) {
-	limit, most := s.srv.cfg.Limits.Frame, s.srv.cfg.Limits.Skip
+	limit, skip := s.srv.cfg.Limits.Frame, s.srv.cfg.Limits.Skip
 	if s.principal == nil { // only this goroutine changes it
-		limit, most = preAuthFrame, preAuthFrame
+		limit, skip = preAuthFrame, preAuthFrame
 	}
 	buf := (*b)[:cap(*b)]
 	n := 0
@@ -267,7 +265,7 @@ func (s *session) read(r io.Reader, b *[]byte) (size int, whole bool, err error)
 		if 0 < m && m < min(size, smallPart) { // not the first
 			s.part()
 		}
-		if size > most {
+		if size > skip {
 			return size, false, errMessageTooBig
 		}
 		if errors.Is(err, io.EOF) {
@@ -318,9 +316,9 @@ func (s *session) release() {
 	if s.callEnd != nil {
 		s.callEnd()
 	}
-	s.srv.connections.leave(s.counted)
+	s.srv.connections.remove(s.counted)
 	s.counted = ""
-	s.endSubs(s.subs, (*jetstream.Subscription).Disconnect)
+	s.endSubs(s.subs, Subscription.Disconnect)
 }
 
 // discard ends the session because the server closes. That is no fault of the client's.
@@ -328,7 +326,7 @@ func (s *session) discard() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = true
-	s.endSubs(s.subs, func(sub *jetstream.Subscription, ctx context.Context) error {
+	s.endSubs(s.subs, func(sub Subscription, ctx context.Context) error {
 		now, cancel := context.WithCancel(ctx)
 		cancel() // leases are not waited for
 		return sub.Drain(now)
@@ -427,7 +425,7 @@ func (s *session) publishContext() context.Context {
 }
 
 // fail answers a frame with an error.
-func (s *session) fail(to place, c code, msg string) {
+func (s *session) fail(to replyTo, c code, msg string) {
 	s.srv.cfg.Observer.ErrorSent(string(c))
 	s.out.err(to, c, msg)
 }

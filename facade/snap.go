@@ -30,7 +30,7 @@ func (s *Server) serveSnap(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	e, err := s.cfg.Bus.Latest(ctx, topic, key)
+	e, err := s.cfg.Bus.Keys(topic).Get(ctx, key)
 	switch {
 	case errors.Is(err, jetstream.ErrNotFound), err == nil && e.Tombstone:
 		s.noSnap(w)
@@ -87,7 +87,7 @@ func (s *Server) serveRemoval(w http.ResponseWriter, r *http.Request) {
 	opts.Key, opts.Tombstone = key, true
 	pub := s.cfg.Bus.NewPublisher()
 	pub.CountFor(p.Key())
-	s.publishOne(w, r, nullPayload, &opts, inStream(pub, topic))
+	s.publishOne(w, r, nullPayload, opts, inStream(pub, topic))
 }
 
 // snapTopic returns who asks for what is kept of which topic, once that is allowed. Before, nothing is said of the topic.
@@ -138,8 +138,8 @@ func (s *Server) readFault(r *http.Request, err error) *fault {
 	return busFault(err, codeInternal, "The event store did not answer as it should: try again later.")
 }
 
-// entityTag is a strong one. It is made of the record without ts, which may differ by a little with the place that an event
-// without a ts of its own was read from: the topic's stream or its bucket.
+// entityTag is a strong one. It is made of the record without ts, which may differ by a little with
+// where an event without a ts of its own was read from: the topic's stream or its bucket.
 func entityTag(e *jetstream.Event) string {
 	timeless := *e
 	timeless.TS = 0

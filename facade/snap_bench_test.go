@@ -21,8 +21,8 @@ func BenchmarkSnap(b *testing.B) {
 	var stored sync.WaitGroup
 	for i := range keys {
 		stored.Add(1)
-		err := pub.Publish(b.Context(), topic, fmt.Appendf(nil, `{"pid":%d,"host":"some.host","status":"running"}`, i),
-			&jetstream.PublishOptions{Key: strconv.Itoa(i)}, func(_ jetstream.Receipt, err error) {
+		err := pub.PublishAsync(b.Context(), topic, fmt.Appendf(nil, `{"pid":%d,"host":"some.host","status":"running"}`, i),
+			jetstream.PublishOptions{Key: strconv.Itoa(i)}, func(_ jetstream.Receipt, err error) {
 				defer stored.Done()
 				if err != nil {
 					b.Error(err)
@@ -64,7 +64,7 @@ func BenchmarkSnap(b *testing.B) {
 	})
 	b.Run("key/bus", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := bus.Latest(b.Context(), topic, "7"); err != nil {
+			if _, err := bus.Keys(topic).Get(b.Context(), "7"); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -77,7 +77,7 @@ func BenchmarkSnap(b *testing.B) {
 		})
 		b.Run("page/"+strconv.Itoa(offset)+"/bus", func(b *testing.B) {
 			for b.Loop() {
-				if page, err := bus.LatestPage(b.Context(), topic, offset, 1000); err != nil || len(page) != 1000 {
+				if page, err := bus.Keys(topic).Page(b.Context(), offset, 1000); err != nil || len(page) != 1000 {
 					b.Fatal(len(page), err)
 				}
 			}

@@ -38,7 +38,7 @@ func newSnapRig(t *testing.T, change func(*facade.Config)) *rig {
 // native is a NATS client of the rig's server.
 func (r *rig) native(t *testing.T) (*nats.Conn, natsjs.JetStream) {
 	t.Helper()
-	nc, err := nats.Connect(r.bus.NATSURL(), nats.Token(rigToken))
+	nc, err := nats.Connect(r.bus.Admin().NATSURL(), nats.Token(rigToken))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func (r *rig) keep(t *testing.T, topic, key, payload string) *jetstream.Event {
 	if _, err := r.bus.Publish(t.Context(), topic, []byte(payload), jetstream.PublishOptions{Key: key}); err != nil {
 		t.Fatal(err)
 	}
-	e, err := r.bus.Latest(t.Context(), topic, key)
+	e, err := r.bus.Keys(topic).Get(t.Context(), key)
 	if err != nil || string(e.Payload) != payload {
 		t.Fatal(e, err)
 	}
@@ -441,7 +441,7 @@ func TestPages(t *testing.T) {
 	text := r.get(t, "/snap/kept.p?limit=2").text
 	var want2 []byte
 	for _, key := range want[:2] {
-		e, err := r.bus.Latest(t.Context(), "kept.p", key)
+		e, err := r.bus.Keys("kept.p").Get(t.Context(), key)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -583,7 +583,7 @@ func TestPagesThatAreNotTaken(t *testing.T) {
 		r.keep(t, "kept.s", strconv.Itoa(i), payload)
 	}
 	eventually(t, "all keys", func() bool {
-		events, err := r.bus.LatestPage(t.Context(), "kept.s", 0, 15)
+		events, err := r.bus.Keys("kept.s").Page(t.Context(), 0, 15)
 		return err == nil && len(events) == 15
 	})
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.http.Listener.Addr().String())

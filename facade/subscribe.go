@@ -18,18 +18,19 @@ const defaultAckTimeout = 30 * time.Second
 
 // subscription is one of a session, under the key of its topic and group.
 type subscription struct {
-	bus           *jetstream.Subscription
+	bus           Subscription
 	topic, group  string
 	more          []string // further topics
 	topicJSON     []byte   // topic and group as JSON strings
 	groupJSON     []byte
 	ackDeadlineMS int64
+	client        string // whose topics count that it brings into being
 }
 
 // appendEvent encodes a delivery. The lease starts when the frame is handed to the socket, so all
 // of it remains.
-func (sub *subscription) appendEvent(dst []byte, d *jetstream.Delivery) []byte {
-	return appendEvent(dst, sub.topicJSON, sub.groupJSON, &d.Event, d.Attempt, sub.ackDeadlineMS)
+func (sub *subscription) appendEvent(dst []byte, h *jetstream.Held) []byte {
+	return appendEvent(dst, sub.topicJSON, sub.groupJSON, &h.Event, h.Attempt, sub.ackDeadlineMS)
 }
 
 // appendKey appends the key of a subscription. Neither name can hold a NUL.
@@ -48,7 +49,7 @@ func (s *session) subscribe(o *operation) (ended bool) {
 		return true
 	}
 	sub := newSubscription(f)
-	fail := sub.check()
+	fail := sub.validate()
 	if fail == nil {
 		fail = s.mayJoin(sub)
 	}
@@ -65,6 +66,7 @@ func (s *session) subscribe(o *operation) (ended bool) {
 			" subscriptions, which is the most it may have.")
 		return true
 	}
+	sub.client = s.counted
 	s.joining++
 	s.carryOut(o, func(ctx context.Context) { s.join(ctx, o, sub) })
 	return false
@@ -94,14 +96,14 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 	}
 	s.mu.Unlock()
 	why := "The connection's publishes in flight were not confirmed in time."
-	var joined *jetstream.Subscription
+	var joined Subscription
 	if err == nil {
 		why = "The subscription could not be made."
-		joined, err = s.srv.cfg.Bus.Subscribe(ctx, sub.topic, sub.group, s.busOptions(&o.frame, sub), func(d *jetstream.Delivery) {
-			s.out.deliver(d, sub)
+		joined, err = s.srv.cfg.Bus.Subscribe(ctx, sub.topic, sub.group, s.busOptions(&o.frame, sub), func(h *jetstream.Held) {
+			s.out.deliver(h, sub)
 		})
 	}
-	fail := s.enter(sub, joined, err)
+	fail := s.adopt(sub, joined, err)
 	switch {
 	case err != nil:
 		s.failBus(o.to, err, codeSubscribeFailed, why)
@@ -116,7 +118,7 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 			case <-s.ctx.Done(): // whoever ends the connection ends the subscription
 			}
 		}
-		joined.Start()
+		joined.Resume()
 	}
 }
 
@@ -124,14 +126,15 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 func (s *session) busOptions(f *frame, sub *subscription) jetstream.SubscribeOptions {
 	opts := f.subscribe
 	opts.Topics = sub.more
-	opts.Via = s.pub
+	opts.CountFor = sub.client
 	opts.OnReset = func(string) { s.reset(sub) }
+	opts.Paused = true // until the OK is on its way
 	return opts
 }
 
-// enter makes a finished subscription one of the session's, unless that has ended, or its policy
+// adopt makes a finished subscription one of the session's, unless that has ended, or its policy
 // has changed.
-func (s *session) enter(sub *subscription, joined *jetstream.Subscription, err error) *fault {
+func (s *session) adopt(sub *subscription, joined Subscription, err error) *fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.joining--
@@ -188,11 +191,11 @@ func (s *session) pause(o *operation, sub *subscription) (ended bool) {
 func (s *session) stop(ctx context.Context, sub *subscription) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	s.endSub(ctx, sub, (*jetstream.Subscription).Stop)
+	s.endSub(ctx, sub, Subscription.Stop)
 }
 
 // ending is a way to end a subscription: Stop or Disconnect.
-type ending func(*jetstream.Subscription, context.Context) error
+type ending func(Subscription, context.Context) error
 
 func (s *session) endSub(ctx context.Context, sub *subscription, how ending) {
 	if err := how(sub.bus, ctx); err != nil {
@@ -226,8 +229,8 @@ func newSubscription(f *frame) *subscription {
 	return sub
 }
 
-// check looks at the form of the names.
-func (sub *subscription) check() *fault {
+// validate looks at the form of the names.
+func (sub *subscription) validate() *fault {
 	for _, t := range append([]string{sub.topic}, sub.more...) {
 		if err := jetstream.ValidTopic(t); err != nil {
 			return busFault(err, codeBadTopic, "The topic is not well formed.")

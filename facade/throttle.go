@@ -8,12 +8,13 @@ import (
 	"eventhub/jetstream/quota"
 )
 
-// mostBurst bounds bursts, so that the arithmetic of a bucket cannot overflow.
-const mostBurst = 1_000_000_000
+// maxBurst bounds bursts, so that the arithmetic of a bucket cannot overflow.
+const maxBurst = 1_000_000_000
 
-// pace is what one thing costs, and for how much a bucket has room, both in time. The zero pace is no limit.
+// pace is what one thing costs, and how much a bucket takes at once, both in time. The zero pace is
+// no limit.
 type pace struct {
-	each, room time.Duration
+	each, burst time.Duration
 }
 
 func newPace(perSecond, burst int) pace {
@@ -21,7 +22,7 @@ func newPace(perSecond, burst int) pace {
 		return pace{}
 	}
 	each := time.Second / time.Duration(perSecond)
-	return pace{each: each, room: each * time.Duration(min(burst, mostBurst))}
+	return pace{each: each, burst: each * time.Duration(min(burst, maxBurst))}
 }
 
 // bucket is a token bucket for one goroutine. All it has to know is when it will be full again; times count from any
@@ -33,7 +34,7 @@ type bucket struct {
 // take takes one, if there is one.
 func (b *bucket) take(p pace, now time.Duration) bool {
 	full := max(b.full, now) + p.each
-	if full-now > p.room {
+	if full-now > p.burst {
 		return false
 	}
 	b.full = full
@@ -43,7 +44,7 @@ func (b *bucket) take(p pace, now time.Duration) bool {
 // spend takes n in any case. It returns how long it lasts until they are there, which may be negative.
 func (b *bucket) spend(p pace, n int, now time.Duration) time.Duration {
 	b.full = max(b.full, now) + time.Duration(n)*p.each
-	return b.full - now - p.room
+	return b.full - now - p.burst
 }
 
 // newQuota makes a quota of publishes, nil for no limit.

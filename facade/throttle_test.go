@@ -206,7 +206,7 @@ func TestPrincipalConnections(t *testing.T) {
 // New topics count for a principal, whatever it uses.
 func TestNewTopicsOfAPrincipal(t *testing.T) {
 	bus := openBus(t, func(cfg *jetstream.Config) { cfg.MemoryStorage, cfg.Limits.TopicsPerClient = true, 4 })
-	r := jwtRig(t, func(cfg *facade.Config) { cfg.Bus = bus })
+	r := jwtRig(t, func(cfg *facade.Config) { cfg.Bus = facade.JetStream(bus) })
 	token := grant(t, "a", "*:**")
 	n := 0
 	topic := func() string { n++; return "new" + strconv.Itoa(n) }
@@ -239,7 +239,7 @@ func TestLimitsThatMakeNoSense(t *testing.T) {
 	for _, l := range []facade.Limits{
 		{FrameRate: -2}, {FrameBurst: -1}, {SettleRate: -5}, {TopicBurst: -1}, {Quotas: -1}, {Bearers: -1}, {PrincipalConnections: -3},
 	} {
-		if _, err := facade.New(facade.Config{Bus: open.bus, Auth: facade.StaticToken("x"), Limits: l}); err == nil {
+		if _, err := facade.New(facade.Config{Bus: facade.JetStream(open.bus), Auth: facade.StaticToken("x"), Limits: l}); err == nil {
 			t.Errorf("%+v was taken", l)
 		} else {
 			t.Log(err)

@@ -9,10 +9,10 @@ const (
 	maxKeptTurns = 64
 )
 
-// A place is where the reply to a frame goes. A reply with a corr goes out at once. Replies without
+// replyTo is where the reply to a frame goes. A reply with a corr goes out at once. Replies without
 // one keep the order of their frames: a frame that is answered later takes a turn when it arrives.
-// The zero place is for a reply without a corr that is ready now.
-type place struct {
+// The zero replyTo is for a reply without a corr that is ready now.
+type replyTo struct {
 	corr []byte // as sent; nil for none
 	turn uint64 // 0: none was taken
 }
@@ -70,23 +70,23 @@ func (t *turns) pop() (turn, bool) {
 	return next, true
 }
 
-// place returns where the reply to a frame with this corr goes when it is not ready yet. Without a
-// corr, every place must be answered once: the replies behind it wait.
-func (o *writer) place(corr []byte) place {
+// replyTo returns where the reply to a frame with this corr goes when it is not ready yet. Without
+// a corr, each must be answered once: the replies behind it wait.
+func (o *writer) replyTo(corr []byte) replyTo {
 	if corr != nil {
-		return place{corr: corr}
+		return replyTo{corr: corr}
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.closing {
-		return place{}
+		return replyTo{}
 	}
-	return place{turn: o.turns.take()}
+	return replyTo{turn: o.turns.take()}
 }
 
-// sent returns a channel that is closed when the reply at a place has been queued for the socket, or
+// sent returns a channel that is closed when the reply has been queued for the socket, or
 // the connection has ended; or nil when that was before.
-func (o *writer) sent(to place) <-chan struct{} {
+func (o *writer) sent(to replyTo) <-chan struct{} {
 	if to.turn == 0 {
 		return nil
 	}
@@ -104,7 +104,7 @@ func (o *writer) sent(to place) <-chan struct{} {
 
 // parkLocked keeps a framed reply without a corr until its turn, and queues those whose turn has
 // come.
-func (o *writer) parkLocked(to place, framed []byte) {
+func (o *writer) parkLocked(to replyTo, framed []byte) {
 	number := to.turn
 	if number == 0 {
 		number = o.turns.take()

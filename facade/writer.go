@@ -16,10 +16,10 @@ import (
 const (
 	// flushSize is how many bytes go to the kernel in one call.
 	flushSize = 256 << 10
-	// itemCost is what a queued delivery weighs besides its payload, and pruneLeast the weight from which on it is worth
-	// looking for some that were given back.
-	itemCost   = 512
-	pruneLeast = 1 << 20
+	// itemCost is what a queued delivery weighs besides its payload, and minPrune the weight from
+	// which on it is worth looking for some that were given back.
+	itemCost = 512
+	minPrune = 1 << 20
 	// maxPooledItems is the longest queue that is used again.
 	maxPooledItems = 4096
 )
@@ -27,11 +27,11 @@ const (
 // item is one message that waits to be sent: a reply whose bytes are next in the batch's arena, or a delivery that is
 // encoded when its turn comes.
 type item struct {
-	delivery *jetstream.Delivery // nil for a reply
-	sub      *subscription       // of the delivery
-	size     int                 // of the reply
-	start    int64               // offset of the message in what is sent along with it, then on the wire
-	begun    bool                // the delivery's lease runs
+	held    *jetstream.Held   // nil for a reply
+	sub     *subscription     // of the delivery
+	size    int               // of the reply
+	start   int64             // offset of the message in what is sent along with it, then on the wire
+	sending jetstream.Sending // the delivery, once its lease has begun
 }
 
 // batch is what the flusher takes at a time. Batches are pooled: an idle connection holds none.
@@ -52,8 +52,9 @@ func putBatch(b *batch) {
 	batches.Put(b)
 }
 
-// writer is the one outbound queue of a connection and its flusher. The queue is bounded from two sides: deliveries by
-// the subscriptions' maxInFlight, replies by the reader, which waits in waitRoom. So whatever the bus calls never waits.
+// writer is the one outbound queue of a connection and its flusher. The queue is bounded from two
+// sides: deliveries by the subscriptions' maxInFlight, replies by the reader, which waits in
+// waitBelowLimit. So whatever the bus calls never waits.
 //
 // All methods but run may be called concurrently.
 type writer struct {
@@ -63,7 +64,7 @@ type writer struct {
 
 	mu      sync.Mutex
 	work    sync.Cond // there is something to do for the flusher
-	room    sync.Cond // replies fell below limit, or the end
+	below   sync.Cond // replies fell below limit, or the end
 	queue   *batch    // nil when empty
 	replies int       // bytes of replies queued, being written, or waiting for their turn
 	turns   turns     // replies without a corr that wait for others
@@ -74,14 +75,14 @@ type writer struct {
 }
 
 func newWriter(w *wire, limit int, grace time.Duration) *writer {
-	o := &writer{wire: w, limit: limit, grace: grace, pruneAt: pruneLeast}
+	o := &writer{wire: w, limit: limit, grace: grace, pruneAt: minPrune}
 	o.work.L = &o.mu
-	o.room.L = &o.mu
+	o.below.L = &o.mu
 	return o
 }
 
-// ok queues an OK frame for its place. It copies its arguments and never blocks.
-func (o *writer) ok(to place, id string) {
+// ok queues an OK frame. It copies its arguments and never blocks.
+func (o *writer) ok(to replyTo, id string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
@@ -96,8 +97,8 @@ func (o *writer) ok(to place, id string) {
 	}
 }
 
-// err queues an ERR frame for its place. It copies its arguments and never blocks.
-func (o *writer) err(to place, c code, msg string) {
+// err queues an ERR frame. It copies its arguments and never blocks.
+func (o *writer) err(to replyTo, c code, msg string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
@@ -126,15 +127,15 @@ func (o *writer) errLocked(corr []byte, c code, msg string) {
 }
 
 // deliver queues an event. It never blocks.
-func (o *writer) deliver(d *jetstream.Delivery, sub *subscription) {
+func (o *writer) deliver(h *jetstream.Held, sub *subscription) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.closing {
 		return
 	}
 	b := o.batchLocked()
-	b.items = append(b.items, item{delivery: d, sub: sub})
-	if o.events += itemCost + len(d.Event.Payload); o.events >= o.pruneAt {
+	b.items = append(b.items, item{held: h, sub: sub})
+	if o.events += itemCost + len(h.Event.Payload); o.events >= o.pruneAt {
 		o.pruneLocked(b)
 	}
 }
@@ -145,17 +146,17 @@ func (o *writer) pruneLocked(b *batch) {
 	kept := b.items[:0]
 	o.events = 0
 	for _, it := range b.items {
-		if it.delivery != nil {
-			if !it.delivery.Held() {
+		if it.held != nil {
+			if !it.held.Valid() {
 				continue
 			}
-			o.events += itemCost + len(it.delivery.Event.Payload)
+			o.events += itemCost + len(it.held.Event.Payload)
 		}
 		kept = append(kept, it)
 	}
 	clear(b.items[len(kept):])
 	b.items = kept
-	o.pruneAt = max(2*o.events, pruneLeast)
+	o.pruneAt = max(2*o.events, minPrune)
 }
 
 // batchLocked returns the batch to append to, and wakes the flusher for a new one.
@@ -173,15 +174,15 @@ func (o *writer) replyLocked(b *batch, start int) {
 	o.replies += size
 }
 
-// waitRoom waits while too many replies are queued. It reports whether the connection is still
-// open, whether it had to wait, and whether that was for replies that wait for their turn.
-func (o *writer) waitRoom() (open, waited, parked bool) {
+// waitBelowLimit waits while too many replies are queued. It reports whether the connection is
+// still open, whether it had to wait, and whether that was for replies that wait for their turn.
+func (o *writer) waitBelowLimit() (open, waited, parked bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for o.replies >= o.limit && !o.closing {
 		waited = true
 		parked = parked || o.turns.waiting()
-		o.room.Wait()
+		o.below.Wait()
 	}
 	return !o.closing, waited, parked
 }
@@ -199,7 +200,7 @@ func (o *writer) shut(c websocket.StatusCode) bool {
 	o.code = c
 	o.wire.hurry(o.grace)
 	o.work.Signal()
-	o.room.Broadcast()
+	o.below.Broadcast()
 	return true
 }
 
@@ -217,7 +218,7 @@ func (o *writer) run() websocket.StatusCode {
 		}
 		o.mu.Lock()
 		o.replies -= len(b.arena)
-		o.room.Signal()
+		o.below.Signal()
 		o.mu.Unlock()
 		putBatch(b)
 	}
@@ -249,14 +250,15 @@ func (o *writer) write(b *batch, closing bool) (tried int, err error) {
 		start := len(b.out)
 		it.start = int64(start)
 		switch {
-		case it.delivery == nil:
+		case it.held == nil:
 			b.out = append(b.out, arena[:it.size]...)
 			arena = arena[it.size:]
 		case closing:
 			continue
 		default:
-			b.out = textmsg.End(it.sub.appendEvent(textmsg.Begin(b.out), it.delivery), start)
-			if it.begun = it.delivery.BeginRelease(); !it.begun {
+			b.out = textmsg.End(it.sub.appendEvent(textmsg.Begin(b.out), it.held), start)
+			var begun bool
+			if it.sending, begun = it.held.BeginSend(); !begun {
 				b.out = b.out[:start]
 			}
 		}
@@ -289,8 +291,8 @@ func (o *writer) send(items []item, out *[]byte) error {
 // written starts the leases of events that the kernel has taken.
 func written(items []item) {
 	for i := range items {
-		if items[i].begun {
-			items[i].delivery.Written()
+		if items[i].sending.Begun() {
+			items[i].sending.Written()
 		}
 	}
 }
@@ -305,8 +307,8 @@ func (o *writer) fail(tried []item, err error) {
 			continue
 		}
 		cut = min(cut, it.start)
-		if it.begun {
-			it.delivery.Unbegin()
+		if it.sending.Begun() {
+			it.sending.TakeBack()
 		}
 	}
 	if !errors.Is(err, errStalled) {

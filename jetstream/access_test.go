@@ -18,15 +18,15 @@ import (
 	"time"
 
 	"github.com/nats-io/jwt/v2"
-	"github.com/nats-io/nats-server/v2/server"
+	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nkeys"
 )
 
 // guarded starts a server with the given settings.
-func guarded(t *testing.T, opts *server.Options) *server.Server {
+func guarded(t *testing.T, opts *natsserver.Options) *natsserver.Server {
 	t.Helper()
-	opts.Host, opts.Port, opts.NoLog, opts.NoSigs = "127.0.0.1", server.RANDOM_PORT, true, true
-	s, err := server.NewServer(opts)
+	opts.Host, opts.Port, opts.NoLog, opts.NoSigs = "127.0.0.1", natsserver.RANDOM_PORT, true, true
+	s, err := natsserver.NewServer(opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func works(t *testing.T, cfg Config) {
 	t.Helper()
 	b := open(t, cfg)
 	publish(t, b, "guarded", "1")
-	if err := b.SetCursor(t.Context(), "guarded", "g", Position{From: FromEarliest}); err != nil {
+	if err := b.Group("guarded", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	if got := take(t, b, "guarded", "g", SubscribeOptions{}).payloads(1); got[0] != "1" {
@@ -90,9 +90,9 @@ func TestNKeyAndTLSAndDomain(t *testing.T) {
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(cert)
-	s := guarded(t, &server.Options{
+	s := guarded(t, &natsserver.Options{
 		JetStream: true, StoreDir: t.TempDir(), JetStreamDomain: "hub",
-		Nkeys:      []*server.NkeyUser{{Nkey: public}},
+		Nkeys:      []*natsserver.NkeyUser{{Nkey: public}},
 		TLSConfig:  &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: roots, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12},
 		TLSTimeout: 5,
 	})
@@ -167,7 +167,7 @@ func TestCredentialsFile(t *testing.T) {
 	}
 	claims := jwt.NewAccountClaims(accountID)
 	claims.Limits.JetStreamLimits = jwt.JetStreamLimits{MemoryStorage: -1, DiskStorage: -1, Streams: -1, Consumer: -1}
-	resolver := &server.MemAccResolver{}
+	resolver := &natsserver.MemAccResolver{}
 	if err := resolver.Store(accountID, encode(claims, operator)); err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +178,7 @@ func TestCredentialsFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := guarded(t, &server.Options{
+	s := guarded(t, &natsserver.Options{
 		JetStream: true, StoreDir: t.TempDir(), TrustedOperators: []*jwt.OperatorClaims{op}, AccountResolver: resolver, SystemAccount: systemID,
 	})
 	seed, err := user.Seed()
@@ -200,12 +200,12 @@ func TestAServerThatLacksSomethingIsRefused(t *testing.T) {
 		}
 	}
 	for what, c := range map[string]struct {
-		opts *server.Options
+		opts *natsserver.Options
 		want string
 	}{
-		"no JetStream":   {&server.Options{}, "JetStream does not answer"},
-		"no headers":     {&server.Options{NoHeaderSupport: true}, "no_header_support"},
-		"small messages": {&server.Options{JetStream: true, StoreDir: t.TempDir(), MaxPayload: 64 << 10}, "max_payload"},
+		"no JetStream":   {&natsserver.Options{}, "JetStream does not answer"},
+		"no headers":     {&natsserver.Options{NoHeaderSupport: true}, "no_header_support"},
+		"small messages": {&natsserver.Options{JetStream: true, StoreDir: t.TempDir(), MaxPayload: 64 << 10}, "max_payload"},
 	} {
 		_, err := Open(context.Background(), Config{URL: guarded(t, c.opts).ClientURL()})
 		if err == nil || !strings.Contains(err.Error(), c.want) {

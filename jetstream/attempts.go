@@ -78,23 +78,23 @@ func asNoted(noted, least, delivered int) int {
 }
 
 // failed notes a delivery that a client had and did not settle.
-func (a *attempts) failed(seq uint64, delivered, spared, most int) (full bool) {
-	return a.note(seq, account{last: delivered, spared: spared}, most)
+func (a *attempts) failed(seq uint64, delivered, spared, limit int) (full bool) {
+	return a.note(seq, account{last: delivered, spared: spared}, limit)
 }
 
 // spare notes a delivery that no client had.
-func (a *attempts) spare(seq uint64, delivered, spared, most int) (full bool) {
-	return a.note(seq, account{last: delivered, spared: spared + 1}, most)
+func (a *attempts) spare(seq uint64, delivered, spared, limit int) (full bool) {
+	return a.note(seq, account{last: delivered, spared: spared + 1}, limit)
 }
 
-func (a *attempts) note(seq uint64, acc account, most int) (full bool) {
+func (a *attempts) note(seq uint64, acc account, limit int) (full bool) {
 	if old, ok := a.accounts[seq]; ok && old.last > acc.last && old.last-old.spared >= acc.last-acc.spared {
 		return false // a late end of an earlier delivery
 	}
 	if a.accounts == nil {
 		a.accounts = make(map[uint64]account)
 	}
-	if _, ok := a.accounts[seq]; !ok && len(a.accounts) >= most {
+	if _, ok := a.accounts[seq]; !ok && len(a.accounts) >= limit {
 		full = true
 		for other := range a.accounts { // any other will do: the bucket knows
 			delete(a.accounts, other)
@@ -193,7 +193,7 @@ func (d *Delivery) tellForgotten(began int64, then func(spared int, sure bool)) 
 // whichever hub has the event next knows. With nak, the event is given back; without, the hub has lost its right to it. s.mu
 // is not held.
 func (s *Subscription) spare(d *Delivery, nak bool) {
-	d.group.loosen(d.Event.Sequence)
+	d.group.addUnsettled(d.Event.Sequence)
 	s.mu.Lock()
 	resolved, spared := d.resolved, d.spared
 	if !resolved {
@@ -214,7 +214,7 @@ func (s *Subscription) spare(d *Delivery, nak bool) {
 	if d.knows == forgotten && !d.inTime() {
 		return // it is late: newer deliveries of the event were noted
 	}
-	s.returning.tryEnter(maxReturning)
+	s.returning.tryAcquire(maxReturning)
 	d.giveBack(b.clock.now(), spareNote{subject: d.attemptsSubject(), spared: spared + 1}, nak)
 }
 
@@ -239,7 +239,7 @@ func (d *Delivery) giveBack(began int64, note spareNote, nak bool) {
 			}
 			d.sendInTime(nakAfter(wait))
 		}
-		s.returning.leave()
+		s.returning.release()
 	})
 }
 

@@ -37,7 +37,7 @@ func benchBus(b *testing.B) *Bus {
 
 func nativeClient(b *testing.B, bus *Bus) natsjs.JetStream {
 	b.Helper()
-	nc, err := nats.Connect(bus.NATSURL(), nats.Token("t"))
+	nc, err := nats.Connect(bus.Admin().NATSURL(), nats.Token("t"))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func BenchmarkPublish(b *testing.B) {
 					if given {
 						opts.ID = fmt.Sprintf("%d-%d", client, i)
 					}
-					if err := p.Publish(b.Context(), "bench", benchPayload, &opts, func(_ Receipt, err error) {
+					if err := p.PublishAsync(b.Context(), "bench", benchPayload, opts, func(_ Receipt, err error) {
 						if err != nil {
 							failed.Add(1)
 						}
@@ -121,7 +121,7 @@ func BenchmarkDeliverAndAck(b *testing.B) {
 		b.Helper()
 		p := bus.NewPublisher()
 		for range b.N {
-			if err := p.Publish(b.Context(), "bench", benchPayload, nil, func(_ Receipt, err error) {
+			if err := p.PublishAsync(b.Context(), "bench", benchPayload, PublishOptions{}, func(_ Receipt, err error) {
 				if err != nil {
 					b.Error(err)
 				}
@@ -142,8 +142,8 @@ func BenchmarkDeliverAndAck(b *testing.B) {
 		b.ReportAllocs()
 		b.ResetTimer()
 		for range benchClients {
-			s, err := bus.Subscribe(b.Context(), "bench", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: benchInFlight, BatchSize: benchInFlight}, func(d *Delivery) {
-				if !d.BeginRelease() || d.Ack() != nil {
+			_, err := bus.Subscribe(b.Context(), "bench", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: benchInFlight, BatchSize: benchInFlight}, func(h *Held) {
+				if d, ok := h.Begin(); !ok || d.Ack() != nil {
 					b.Error("a delivery was lost")
 				}
 				if left.Add(-1) == 0 {
@@ -153,7 +153,6 @@ func BenchmarkDeliverAndAck(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			s.Start()
 		}
 		<-done
 		b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "events/s")
@@ -203,8 +202,8 @@ func BenchmarkFanOut(b *testing.B) {
 			left.Store(int64(b.N) * groups)
 			done := make(chan struct{})
 			for i := range groups {
-				s, err := bus.Subscribe(b.Context(), "bench", fmt.Sprint("g", i), SubscribeOptions{GroupTTL: ttl}, func(d *Delivery) {
-					if !d.BeginRelease() || d.Ack() != nil {
+				_, err := bus.Subscribe(b.Context(), "bench", fmt.Sprint("g", i), SubscribeOptions{GroupTTL: ttl}, func(h *Held) {
+					if d, ok := h.Begin(); !ok || d.Ack() != nil {
 						b.Error("a delivery was lost")
 					}
 					if left.Add(-1) == 0 {
@@ -214,12 +213,11 @@ func BenchmarkFanOut(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				s.Start()
 			}
 			p := bus.NewPublisher()
 			b.ResetTimer()
 			for range b.N {
-				if err := p.Publish(b.Context(), "bench", benchPayload, nil, func(Receipt, error) {}); err != nil {
+				if err := p.PublishAsync(b.Context(), "bench", benchPayload, PublishOptions{}, func(Receipt, error) {}); err != nil {
 					b.Fatal(err)
 				}
 			}

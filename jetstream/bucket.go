@@ -95,8 +95,8 @@ func (k *bucket) source(topic, stream string) *natsjs.StreamSource {
 	}
 }
 
-// leastWindow is the shortest duplicate window that servers allow which insist on one.
-const leastWindow = 100 * time.Millisecond
+// minWindow is the shortest duplicate window that servers allow which insist on one.
+const minWindow = 100 * time.Millisecond
 
 // ensureBucket makes the bucket of a compacted topic unless it exists. One that exists is left as it is, whatever it looks
 // like; but one that is filled from elsewhere is refused.
@@ -133,7 +133,7 @@ func (b *Bus) meetBucket(ctx context.Context, t *topicInfo, source *natsjs.Strea
 func (b *Bus) restartSource(ctx context.Context, t *topicInfo, info *natsjs.StreamInfo) {
 	off := info.Config
 	off.Sources = nil
-	off.Duplicates = leastWindow // without sources a window is needed
+	off.Duplicates = minWindow // without sources a window is needed
 	_, err := b.js.UpdateStream(ctx, off)
 	if err == nil {
 		_, err = b.js.UpdateStream(ctx, info.Config)
@@ -157,8 +157,8 @@ func (b *Bus) createBucket(ctx context.Context, t *topicInfo, source *natsjs.Str
 		return nil, fmt.Errorf("jetstream: create bucket %s for topic %s: %w", cfg.Name, t.name, err)
 	}
 	info := s.CachedInfo()
-	if info.Config.Duplicates > leastWindow {
-		cfg.Duplicates = leastWindow
+	if info.Config.Duplicates > minWindow {
+		cfg.Duplicates = minWindow
 		if s, err = b.js.UpdateStream(ctx, cfg); err != nil {
 			return nil, fmt.Errorf("jetstream: update bucket %s for topic %s: %w", cfg.Name, t.name, err)
 		}
@@ -203,7 +203,7 @@ func (k *bucket) faults(topic, stream string, info *natsjs.StreamInfo) []string 
 	fault(cfg.MaxMsgs > 0, "it keeps %d entries at most", cfg.MaxMsgs)
 	fault(cfg.MaxBytes > 0, "it keeps %d bytes at most", cfg.MaxBytes)
 	fault(cfg.MaxMsgSize > 0, "it refuses events of more than %d bytes", cfg.MaxMsgSize)
-	fault(cfg.Duplicates > leastWindow, "its duplicate window is %v: ids that repeat within it are lost", cfg.Duplicates)
+	fault(cfg.Duplicates > minWindow, "its duplicate window is %v: ids that repeat within it are lost", cfg.Duplicates)
 	fault(!cfg.AllowDirect, "it does not allow direct reads")
 	fault(cfg.Sealed, "it is sealed")
 	for _, s := range info.Sources {

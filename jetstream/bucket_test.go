@@ -36,7 +36,7 @@ func TestBucketNames(t *testing.T) {
 func TestNativeClientsReadTheBucket(t *testing.T) {
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
-	nc, js := stranger(t, url)
+	nc, js := nativeConn(t, url)
 	var r Receipt
 	for i := range 5 {
 		set(t, b, "state.a", strconv.Itoa(i), "v"+strconv.Itoa(i))
@@ -131,7 +131,7 @@ func TestBucketKeepsIDsThatCameTwice(t *testing.T) {
 	after := twice(b, "after")
 	filled(t, b, "state.a", "before", before)
 	filled(t, b, "state.a", "after", after)
-	got, err := b.LatestByKey(t.Context(), "state.a", "before", "after")
+	got, err := b.Keys("state.a").GetMany(t.Context(), []string{"before", "after"})
 	if err != nil || string(got["before"].Payload) != "2" || string(got["after"].Payload) != "2" {
 		t.Errorf("%v, %v", payloadsOf(got), err)
 	}
@@ -157,14 +157,14 @@ func TestRacingHubsMakeOneBucket(t *testing.T) {
 		}
 		all.Wait()
 		eventually(t, "the bucket has all keys", func() bool {
-			got, err := buses[0].LatestByKey(t.Context(), topic, numbers(hubs)...)
+			got, err := buses[0].Keys(topic).GetMany(t.Context(), numbers(hubs))
 			return err == nil && len(got) == hubs
 		})
-		if reports, err := buses[0].CheckBuckets(t.Context()); err != nil || len(reports) != round+1 {
+		if reports, err := buses[0].Admin().CheckBuckets(t.Context()); err != nil || len(reports) != round+1 {
 			t.Fatalf("%v, %v", reports, err)
 		}
 	}
-	reports, err := buses[0].CheckBuckets(t.Context())
+	reports, err := buses[0].Admin().CheckBuckets(t.Context())
 	for _, r := range reports {
 		if len(r.Faults) > 0 || r.Entries != hubs {
 			t.Errorf("%+v, %v", r, err)
@@ -182,7 +182,7 @@ func TestBucketOfATopicThatWasThere(t *testing.T) {
 	b := open(t, Config{URL: url, Topics: compactedRules})
 	r := set(t, b, "state.a", "new", "1")
 	filled(t, b, "state.a", "new", r)
-	got, err := b.LatestByKey(t.Context(), "state.a", numbers(10)...)
+	got, err := b.Keys("state.a").GetMany(t.Context(), numbers(10))
 	if err != nil || len(got) != 10 || string(got["7"].Payload) != "97" {
 		t.Errorf("%v, %v", payloadsOf(got), err)
 	}
@@ -190,7 +190,7 @@ func TestBucketOfATopicThatWasThere(t *testing.T) {
 
 func TestForeignBucketIsRefused(t *testing.T) {
 	url := natsServer(t)
-	_, js := stranger(t, url)
+	_, js := nativeConn(t, url)
 	if _, err := js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "theirs", Subjects: []string{"theirs"}}); err != nil {
 		t.Fatal(err)
 	}
@@ -199,11 +199,11 @@ func TestForeignBucketIsRefused(t *testing.T) {
 	}
 	b := open(t, Config{URL: url, Topics: compactedRules})
 	_, err := b.Publish(t.Context(), "state.a", []byte("1"), PublishOptions{Key: "k"})
-	var known *Error
-	if !errors.As(err, &known) || known.Code != CodeBadTopic || !strings.Contains(known.Msg, "latest_state_a") {
+	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic || !strings.Contains(known.Msg, "latest_state_a") {
 		t.Errorf("publish: %v", err)
 	}
-	if _, err := b.RepairBucket(t.Context(), "state.a", RepairOptions{}); !errors.As(err, &known) || known.Code != CodeBadTopic {
+	_, err = b.Admin().RepairBucket(t.Context(), "state.a", RepairOptions{})
+	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
 		t.Errorf("repair: %v", err)
 	}
 	s, err := js.Stream(t.Context(), "KV_latest_state_a")
@@ -238,11 +238,11 @@ func TestBucketOutlivesRetentionAndRestart(t *testing.T) {
 	})
 	check := func(b *Bus) {
 		t.Helper()
-		got, err := b.LatestByKey(t.Context(), "state.a", numbers(20)...)
+		got, err := b.Keys("state.a").GetMany(t.Context(), numbers(20))
 		if err != nil || len(got) != 19 || got["3"] != nil || string(got["7"].Payload) != "7" {
 			t.Errorf("%v, %v", payloadsOf(got), err)
 		}
-		if e, err := b.Latest(t.Context(), "state.a", "3"); err != nil || !e.Tombstone || !e.Gone {
+		if e, err := b.Keys("state.a").Get(t.Context(), "3"); err != nil || !e.Tombstone || !e.Gone {
 			t.Errorf("%+v, %v", e, err)
 		}
 	}
@@ -261,7 +261,7 @@ func TestBucketOutlivesRetentionAndRestart(t *testing.T) {
 	}
 	r = set(t, b, "state.a", "3", "back")
 	filled(t, b, "state.a", "3", r)
-	if got, err := b.LatestByKey(t.Context(), "state.a", numbers(20)...); err != nil || len(got) != 20 || string(got["3"].Payload) != "back" {
+	if got, err := b.Keys("state.a").GetMany(t.Context(), numbers(20)); err != nil || len(got) != 20 || string(got["3"].Payload) != "back" {
 		t.Errorf("%v, %v", payloadsOf(got), err)
 	}
 }

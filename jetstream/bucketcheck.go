@@ -36,7 +36,8 @@ type BucketReport struct {
 
 // CheckBuckets looks at the buckets of all compacted topics that exist on the server, whether this hub has met them or not. It
 // changes nothing. The reports come in no order.
-func (b *Bus) CheckBuckets(ctx context.Context) ([]BucketReport, error) {
+func (a Admin) CheckBuckets(ctx context.Context) ([]BucketReport, error) {
+	b := a.bus
 	var found []*topicInfo
 	streams := b.js.ListStreams(ctx)
 	for info := range streams.Info() {

@@ -27,12 +27,13 @@ func newFence(ackWait time.Duration) fence {
 // buffers meanwhile looks fresh, and it must be younger than the margin of the fence.
 func stallLimit(ackWait time.Duration) time.Duration { return min(2*time.Second, margin(ackWait)*3/5) }
 
-// clock is the bus's monotonic time in nanoseconds, and knows when the process stood still: its owner beats it
-// regularly, and a reading long after the last beat means that the beats did not come.
+// clock is the bus's monotonic time in nanoseconds, and knows when the process stood still: its
+// owner reads it regularly (Bus.watchStalls), and a reading long after the last one means that
+// those did not come.
 type clock struct {
-	base  time.Time
-	beat  atomic.Int64
-	limit int64
+	base     time.Time
+	lastTick atomic.Int64
+	limit    int64
 }
 
 func newClock(limit time.Duration) *clock {
@@ -42,7 +43,7 @@ func newClock(limit time.Duration) *clock {
 func (c *clock) now() int64 { return int64(time.Since(c.base)) }
 
 // stalled reports whether, at now, the process is known to have stood still and nobody has dealt with it yet.
-func (c *clock) stalled(now int64) bool { return now-c.beat.Load() > c.limit }
+func (c *clock) stalled(now int64) bool { return now-c.lastTick.Load() > c.limit }
 
 // at is a reading as a wall-clock time.
 func (c *clock) at(mono int64) time.Time { return c.base.Add(time.Duration(mono)) }

@@ -29,7 +29,7 @@ type natsProcesses struct {
 func startProcesses(tb testing.TB, n int) *natsProcesses {
 	tb.Helper()
 	c := &natsProcesses{tb: tb, nodes: natstest.StartCluster(tb, n)}
-	c.conn, c.js = stranger(tb, c.urls())
+	c.conn, c.js = nativeConn(tb, c.urls())
 	c.until("streams can be made", func(ctx context.Context) bool {
 		_, err := c.js.CreateStream(ctx, natsjs.StreamConfig{Name: "ready", Replicas: n})
 		return err == nil

@@ -39,8 +39,17 @@ type Entry struct {
 	StoredAt int64
 }
 
-// OpenCollection opens the bucket of the name (1..128 of a-z, 0-9, _ and -), and makes it when it does not exist.
-func (b *Bus) OpenCollection(ctx context.Context, name string) (*Collection, error) {
+// Collections are the KV buckets that a program keeps state of its own in. It is a small value that
+// costs nothing to make. Its methods may be called concurrently.
+type Collections struct{ bus *Bus }
+
+// Collections gives access to KV buckets of the program's own.
+func (b *Bus) Collections() Collections { return Collections{b} }
+
+// Open opens the bucket of the name (1..128 of a-z, 0-9, _ and -), and makes it when it does not
+// exist.
+func (c Collections) Open(ctx context.Context, name string) (*Collection, error) {
+	b := c.bus
 	if !collectionName.MatchString(name) {
 		return nil, fmt.Errorf("jetstream: collection %q: 1 to 128 of a-z, 0-9, _ and - are allowed", name)
 	}
@@ -61,8 +70,9 @@ func (b *Bus) OpenCollection(ctx context.Context, name string) (*Collection, err
 	return &Collection{bus: b, name: name, prefix: "$KV." + name + "."}, nil
 }
 
-// DeleteCollection removes a collection with all that is in it. One that does not exist is no error.
-func (b *Bus) DeleteCollection(ctx context.Context, name string) error {
+// Delete removes a collection with all that is in it. One that does not exist is no error.
+func (c Collections) Delete(ctx context.Context, name string) error {
+	b := c.bus
 	if !collectionName.MatchString(name) {
 		return nil
 	}
@@ -113,14 +123,16 @@ func (c *Collection) entry(m *storedMsg) *Entry {
 // MaxValue is the most bytes that a value may have now: the server's max_payload less 64 KiB.
 func (c *Collection) MaxValue() int { return int(c.bus.publisher.link.nc.MaxPayload()) - payloadMargin }
 
-// Put replaces the entry of revision old (0: the key has none) and returns the new revision. It returns ErrKeyChanged when
-// the key has another revision by now: nothing was stored. The *Error for a value that is larger than MaxValue has the cause
-// ErrTooLarge. After another error the outcome is unknown.
+// Put replaces the entry of revision old (0: the key has none) and returns the new revision. key
+// has 1..512 bytes; names of headers are neither Nats-*, nor Event-*, nor KV-*. It returns
+// ErrKeyChanged when the key has another revision by now: nothing was stored. The *Error for a
+// value that is larger than MaxValue has the cause ErrTooLarge. After another error the outcome is
+// unknown. value and headers are not kept.
 func (c *Collection) Put(ctx context.Context, key string, value []byte, headers map[string]string, old uint64) (uint64, error) {
 	return c.write(ctx, key, value, headers, old, false)
 }
 
-// Delete is Put for no value.
+// Delete is Put for no value: the key's entry stays, as a mark with a revision of its own.
 func (c *Collection) Delete(ctx context.Context, key string, headers map[string]string, old uint64) (uint64, error) {
 	return c.write(ctx, key, nil, headers, old, true)
 }
@@ -129,8 +141,8 @@ func (c *Collection) write(ctx context.Context, key string, value []byte, header
 	if key == "" || len(key) > maxKeyLen {
 		return 0, badOptions("a key has 1 to %d bytes, not %d", maxKeyLen, len(key))
 	}
-	if most := c.MaxValue(); len(value) > most {
-		return 0, &Error{Code: CodePublishFailed, Msg: fmt.Sprintf("the value has %d bytes, at most %d are allowed", len(value), most), Err: ErrTooLarge}
+	if limit := c.MaxValue(); len(value) > limit {
+		return 0, &Error{Code: CodePublishFailed, Msg: fmt.Sprintf("the value has %d bytes, at most %d are allowed", len(value), limit), Err: ErrTooLarge}
 	}
 	h := nats.Header{headerExpectSubSeq: {strconv.FormatUint(old, 10)}}
 	for name, v := range headers {
@@ -168,8 +180,8 @@ func (c *Collection) write(ctx context.Context, key string, value []byte, header
 
 // keyChanged reports whether a publish was refused because the subject's last message is not the one expected.
 func keyChanged(err error) bool {
-	var refused *apiError
-	return errors.As(err, &refused) &&
+	refused, ok := errors.AsType[*apiError](err)
+	return ok &&
 		(refused.ErrCode == natsjs.JSErrCodeStreamWrongLastSequence || refused.ErrCode == natsjs.JSErrCodeStreamWrongLastSequenceConstant)
 }
 
@@ -178,7 +190,7 @@ func keyChanged(err error) bool {
 // f returns an error, and returns that. What it reads it may read at a replica that is behind.
 func (c *Collection) Each(ctx context.Context, f func(*Entry) error) error {
 	_, err := c.bus.readAll(ctx, c.stream(), time.Time{}, 1, nil, func(m *storedMsg) error { return stopped(f(c.entry(m))) })
-	if own := (*stopError)(nil); errors.As(err, &own) {
+	if own, ok := errors.AsType[*stopError](err); ok {
 		return own.err
 	}
 	return c.bus.readFailed(err)

@@ -269,30 +269,30 @@ func (k *keeper) check(t *testing.T, when string) {
 func (k *keeper) read(ctx context.Context, keys []string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	many, err := k.hubs[1].LatestByKey(ctx, compactionTopic, keys...)
+	many, err := k.hubs[1].Keys(compactionTopic).GetMany(ctx, keys)
 	if err == nil {
 		err = k.judge(many)
 	}
 	if err != nil {
-		return fmt.Errorf("LatestByKey: %w", err)
+		return fmt.Errorf("GetMany: %w", err)
 	}
 	each := make(map[string]*Event)
-	err = k.hubs[0].EachLatest(ctx, compactionTopic, func(e *Event) error {
+	err = k.hubs[0].Keys(compactionTopic).Each(ctx, func(e *Event) error {
 		if !e.Tombstone {
 			each[e.Key] = e
 		}
 		return nil
 	})
 	if err != nil || !maps.EqualFunc(many, each, sameEvent) {
-		return fmt.Errorf("EachLatest gives %d keys, LatestByKey %d: %w", len(each), len(many), err)
+		return fmt.Errorf("Each gives %d keys, GetMany %d: %w", len(each), len(many), err)
 	}
 	pages := make(map[string]*Event)
-	page, err := k.hubs[0].LatestPage(ctx, compactionTopic, 0, pageMost)
+	page, err := k.hubs[0].Keys(compactionTopic).Page(ctx, 0, maxPage)
 	for _, e := range page {
 		pages[e.Key] = e
 	}
 	if err != nil || !maps.EqualFunc(many, pages, sameEvent) {
-		return fmt.Errorf("LatestPage gives %d keys, LatestByKey %d: %w", len(pages), len(many), err)
+		return fmt.Errorf("Page gives %d keys, GetMany %d: %w", len(pages), len(many), err)
 	}
 	return nil
 }

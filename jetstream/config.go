@@ -121,9 +121,10 @@ type Limits struct {
 	// Topics ("topics") is the most streams of topics this hub knows: default 10,000. Beyond it, topics that are new to
 	// it get overloaded.
 	Topics int
-	// TopicsPerClient ("topics_per_client") is the most topics that one client may bring into being, with all Publishers
-	// that count for it (Publisher.CountFor) and the subscriptions made Via them: default 100 at once, and then one every
-	// 10 s. Beyond it, new topics get rate_limited.
+	// TopicsPerClient ("topics_per_client") is the most topics that one client may bring into
+	// being, with all Publishers and subscriptions that count for it (Publisher.CountFor,
+	// SubscribeOptions.CountFor): default 100 at once, and then one every 10 s. Beyond it, new
+	// topics get rate_limited.
 	TopicsPerClient int
 	// Subscriptions ("subscriptions") is the most subscriptions open on this hub: default 100,000. Beyond it, new ones
 	// get overloaded.
@@ -150,15 +151,15 @@ type Limits struct {
 	// in a cluster until their pulls end, up to 15 s, so that what is under way to them is given back: default 100,000. Beyond
 	// it, what is under way comes again after AckWait.
 	LingeringInboxes int
-	// ListingReaders ("listing_readers") is the most listings (ListLatest) for which the hub reads ahead: default 16, with up
-	// to 4 MiB each. Pages of others take longer.
+	// ListingReaders ("listing_readers") is the most listings (Keys.List) for which the hub reads
+	// ahead: default 16, with up to 4 MiB each. Pages of others take longer.
 	ListingReaders int
 	// MaxPayload is the largest payload in bytes: default 1 MiB, less if the server's max_payload demands it.
 	MaxPayload int
 }
 
-// prepare checks the configuration and fills in the defaults.
-func (c *Config) prepare() error {
+// validate checks the configuration and fills in the defaults.
+func (c *Config) validate() error {
 	def := func(v *int, d int) {
 		if *v == 0 {
 			*v = d
@@ -219,7 +220,7 @@ func (c *Config) prepare() error {
 	}
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536, because the server drops silently above about 100,000", l.PublishInFlight)
 	check(c.URL != "" || l.MaxPayload <= embeddedMaxPayload-payloadMargin, "max payload %d: the embedded server takes at most %d", l.MaxPayload, embeddedMaxPayload-payloadMargin)
-	for _, fault := range CheckRules(c.Topics) {
+	for _, fault := range ValidateRules(c.Topics) {
 		errs = append(errs, fault)
 	}
 	for _, r := range c.Topics {

@@ -12,31 +12,31 @@ type workers struct {
 	wg    sync.WaitGroup
 	mu    sync.Mutex
 	work  sync.Cond
-	queue []*Delivery // bounded: by what can be out, and compacted of what has ended
+	queue []*Held // bounded: by what can be out, and compacted of what has ended
 	limit int
 	ended bool
 }
 
 // push never waits: a delivery must be stamped when it arrives, not when a handler has time.
-func (w *workers) push(d *Delivery) {
+func (w *workers) push(h *Held) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.queue) >= w.limit {
 		kept := w.queue[:0]
-		for _, d := range w.queue {
-			if d.Held() {
-				kept = append(kept, d)
+		for _, h := range w.queue {
+			if h.Valid() {
+				kept = append(kept, h)
 			}
 		}
 		clear(w.queue[len(kept):])
 		w.queue = kept
 	}
-	w.queue = append(w.queue, d)
+	w.queue = append(w.queue, h)
 	w.work.Signal()
 }
 
 // pop returns nil at the end.
-func (w *workers) pop() *Delivery {
+func (w *workers) pop() *Held {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for len(w.queue) == 0 && !w.ended {
@@ -45,10 +45,10 @@ func (w *workers) pop() *Delivery {
 	if w.ended {
 		return nil
 	}
-	d := w.queue[0]
+	h := w.queue[0]
 	w.queue[0] = nil
 	w.queue = w.queue[1:]
-	return d
+	return h
 }
 
 // stop waits for the handlers that run.
@@ -60,46 +60,58 @@ func (w *workers) stop() {
 	w.wg.Wait()
 }
 
-// Consume subscribes and runs handler for each event, up to the given number at a time (at least 1), after Start. The
-// event is acknowledged when handler returns nil, and refused (Nack with the error's text) when it returns an error; a
-// handler may also settle the delivery itself. A panic counts as an error: the log has its stack, and the text only says that
-// the handler panicked. handler's context ends when the lease does.
-// Stop waits for the handlers that run. Errors are those of Subscribe.
-func (b *Bus) Consume(ctx context.Context, topic, group string, opts SubscribeOptions, parallel int, handler func(context.Context, *Delivery) error) (*Subscription, error) {
-	if err := opts.prepare(); err != nil {
+// Consume makes the group if it is new, joins it, and runs handler for each event, opts.Workers at
+// a time (default 1). Events arrive at once, perhaps before Consume returns, unless opts.Paused
+// asks to wait for Resume.
+//
+// The event is acknowledged when handler returns nil. When handler returns an error, the event is
+// refused (Nack with the error's text and DefaultBackoff): it comes again, and goes to dlq.<topic>
+// when its attempt was the last one (opts.MaxAttempts). A panic counts as an error: the log has its
+// stack, and the text only says that the handler panicked. A handler may also settle the delivery
+// itself. Its context ends when the lease does, or the subscription.
+//
+// Drain lets the handlers that run finish; Stop gives their events back at once. Both wait for the
+// handlers, so neither may be called by one. Errors are those of Subscribe.
+func (b *Bus) Consume(ctx context.Context, topic, group string, opts SubscribeOptions, handler func(context.Context, *Delivery) error) (*Subscription, error) {
+	if handler == nil {
+		return nil, badOptions("the handler is missing")
+	}
+	if err := opts.validate(); err != nil {
 		return nil, err
 	}
 	w := &workers{limit: opts.MaxInFlight + len(opts.Topics) + 1}
 	w.work.L = &w.mu
-	s, err := b.Subscribe(ctx, topic, group, opts, w.push)
-	if err != nil {
-		return nil, err
-	}
-	s.workers = w
-	for range max(parallel, 1) {
-		w.wg.Go(func() {
-			for d := w.pop(); d != nil; d = w.pop() {
-				d.run(s.ctx, handler)
+	for range max(opts.Workers, 1) {
+		w.wg.Go(func() { //nolint:contextcheck // a handler's context ends with the subscription, and not with ctx
+			for h := w.pop(); h != nil; h = w.pop() {
+				h.run(handler)
 			}
 		})
+	}
+	s, err := b.subscribe(ctx, topic, group, opts, w.push, w)
+	if err != nil {
+		w.stop()
+		return nil, err
 	}
 	return s, nil
 }
 
-// run gives the delivery to handler and settles it by the outcome.
-func (d *Delivery) run(ctx context.Context, handler func(context.Context, *Delivery) error) {
-	ctx, cancel := context.WithCancel(ctx)
+// run gives the event to handler and settles it by the outcome.
+func (h *Held) run(handler func(context.Context, *Delivery) error) {
+	s := h.m.sub
+	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
-	d.m.sub.mu.Lock()
-	d.cancel = cancel
-	d.m.sub.mu.Unlock()
-	if !d.Begin() {
+	s.mu.Lock()
+	h.cancel = cancel
+	s.mu.Unlock()
+	d, ok := h.Begin()
+	if !ok {
 		return
 	}
 	err := panics.Call(d.m.sub.bus.log, "handler", func() error { return handler(ctx, d) })
 	// ErrNotLeased means that the handler settled it, or that it comes again anyway.
 	if err != nil {
-		_ = d.Nack(err.Error(), -1)
+		_ = d.Nack(err.Error(), DefaultBackoff)
 	} else {
 		_ = d.Ack()
 	}

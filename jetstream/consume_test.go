@@ -42,17 +42,16 @@ func TestConsumeSurvivesPanics(t *testing.T) {
 	defer func() { _ = b.Close() }()
 	publish(t, b, "work", `"bad"`, `"once"`, "1", "2")
 	letters := make(chan []byte, 10)
-	dead, err := b.Consume(t.Context(), "dlq.work", "undertaker", SubscribeOptions{From: FromEarliest}, 1, func(_ context.Context, d *Delivery) error {
+	_, err = b.Consume(t.Context(), "dlq.work", "undertaker", SubscribeOptions{From: FromEarliest}, func(_ context.Context, d *Delivery) error {
 		letters <- bytes.Clone(d.Event.Payload)
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	dead.Start()
 	var bad, once atomic.Int64
 	handled := make(chan string, 10)
-	s, err := b.Consume(t.Context(), "work", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 3}, 1, func(_ context.Context, d *Delivery) error {
+	s, err := b.Consume(t.Context(), "work", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 3}, func(_ context.Context, d *Delivery) error {
 		switch payload := string(d.Event.Payload); {
 		case payload == `"bad"`:
 			bad.Add(1)
@@ -67,7 +66,6 @@ func TestConsumeSurvivesPanics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Start()
 	for range 3 {
 		select {
 		case <-handled:

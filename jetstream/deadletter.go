@@ -163,6 +163,10 @@ type deadEvent struct {
 // storeLetter stores a dead letter, and returns once it is stored. One that does not fit into a message, or into the messages
 // that its stream takes, is stored without the payload.
 func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
+	t, err := b.topic(ctx, dlqPrefix+l.original.Topic, "") // not admitted: a letter is larger than what it wraps, and has no key
+	if err != nil {
+		return err
+	}
 	letter := l.append(nil)
 	bare := len(letter) > int(b.publisher.link.nc.MaxPayload())-deadMargin
 	for {
@@ -171,10 +175,10 @@ func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
 			letter = l.withoutPayload().append(nil)
 		}
 		_, err := b.publishWait(ctx, func(done func(Receipt, error)) error {
-			return b.publisher.send(ctx, dlqPrefix+l.original.Topic, letter, &PublishOptions{ID: l.id}, done)
+			return b.publisher.send(ctx, t, letter, &PublishOptions{ID: l.id}, done)
 		})
-		var refused *apiError
-		if bare || !errors.As(err, &refused) || refused.ErrCode != errCodeTooLarge {
+		refused, ok := errors.AsType[*apiError](err)
+		if bare || !ok || refused.ErrCode != errCodeTooLarge {
 			return err
 		}
 		bare = true
@@ -192,16 +196,21 @@ func (l deadEvent) withoutPayload() *deadEvent {
 	return &l
 }
 
-// DeadLetter stores an event on dlq.<topic> as a failure of a group, and returns once it is stored. It settles nothing. It
-// is for who reads events in an order of its own, as projections do; a Delivery's failure needs no such call. The same
-// event of the same group is stored once within the duplicate window of the dead letters (24 h).
-func (b *Bus) DeadLetter(ctx context.Context, e *Event, group, reason string, attempts int) error {
+// DeadLetter stores an event of the topic on dlq.<topic> as a failure of the group, and returns
+// once it is stored. It settles nothing. It is for those who read events in an order of their own,
+// as projections do; a Delivery's failure needs no such call. Of reason, 1 KiB is kept. The same
+// event of the same group is stored once within the duplicate window of the dead letters (24 h). It
+// returns a bad_topic *Error for an event of another topic.
+func (g Group) DeadLetter(ctx context.Context, e *Event, reason string, attempts int) error {
+	if e.Topic != g.topic {
+		return &Error{Code: CodeBadTopic, Msg: fmt.Sprintf("the event is of topic %s, and cannot fail for a group of %s", e.Topic, g.topic)}
+	}
 	if strings.HasPrefix(e.Topic, dlqPrefix) {
 		return nil // as for deliveries: dead letters have none of their own
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d group %s", e.Stream, e.Sequence, group))
-	return b.storeLetter(ctx, deadEvent{
-		original: e, group: group, reason: shortReason(reason), attempts: attempts, at: time.Now(), id: "dlq:" + hex.EncodeToString(sum[:16]),
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d group %s", e.Stream, e.Sequence, g.name))
+	return g.bus.storeLetter(ctx, deadEvent{
+		original: e, group: g.name, reason: shortReason(reason), attempts: attempts, at: time.Now(), id: "dlq:" + hex.EncodeToString(sum[:16]),
 	})
 }
 

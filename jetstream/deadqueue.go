@@ -99,16 +99,16 @@ func (q *deadLetters) stop(ctx context.Context) {
 	q.keeper.Wait()
 }
 
-// add takes a delivery that its subscription has ended. It does not block: without room, the event is delivered once more
-// instead. A topic whose letters cannot be stored may take half of the room.
+// add takes a delivery that its subscription has ended. It does not block: beyond Limits.DeadLetters, the event is delivered
+// once more instead. A topic whose letters cannot be stored may take half of them.
 func (q *deadLetters) add(d *Delivery, reason string) {
 	l := &deadLetter{d: d, reason: shortReason(reason), at: time.Now(), added: q.bus.clock.now(), next: 1}
-	most := q.bus.limits.DeadLetters
+	limit := q.bus.limits.DeadLetters
 	q.mu.Lock()
 	t := q.topics[d.Event.Topic]
 	closed := q.closed
-	room := !closed && len(q.waiting) < most && (t == nil || !t.failing || t.letters < max(most/2, 1))
-	if room {
+	taken := !closed && len(q.waiting) < limit && (t == nil || !t.failing || t.letters < max(limit/2, 1))
+	if taken {
 		if t == nil {
 			t = &deadTopic{}
 			q.topics[d.Event.Topic] = t
@@ -118,7 +118,7 @@ func (q *deadLetters) add(d *Delivery, reason string) {
 		q.queueLocked(l)
 	}
 	q.mu.Unlock()
-	if room {
+	if taken {
 		return
 	}
 	if !closed {

@@ -101,7 +101,7 @@ func TestALetterThatWaitsSettlesNoOtherConsumer(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-time.After(1200 * time.Millisecond) // longer than the hub takes the consumer for the same without asking
-	if err := b.DeleteGroup(t.Context(), "anew", "g"); err != nil {
+	if err := b.Group("anew", "g").Delete(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	k = take(t, b, "anew", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: NeverGiveUp})

@@ -17,13 +17,13 @@ const (
 	// delaysAge is longer than any delay.
 	delaysAge   = maxAckTimeout + time.Hour
 	delaysBytes = 1 << 28
-	// delaysLeast is the shortest delay that is worth a note: a start takes about as long.
-	delaysLeast = time.Second
+	// minDelay is the shortest delay that is worth a note: a start takes about as long.
+	minDelay = time.Second
 )
 
 // noteDelay stores that an event waits. It does not block.
 func (b *Bus) noteDelay(d *Delivery, delay time.Duration) {
-	if b.server == nil || delay < delaysLeast {
+	if b.server == nil || delay < minDelay {
 		return
 	}
 	until := time.Now().Add(delay).UnixMilli()

@@ -20,12 +20,15 @@ var (
 // Back-off of refused events, from the protocol.
 const (
 	backoffFirst = 50 * time.Millisecond
-	backoffMost  = 10 * time.Second
+	backoffMax   = 10 * time.Second
 )
 
-// Delivery is an event handed to a subscriber. Its methods may be called concurrently.
+// Delivery is an event that a subscriber works on, for as long as its lease lasts: until Ack or
+// Nack, the end of the lease (SubscribeOptions.AckTimeout, which Extend moves), or the loss of the
+// hub's right to the event. Begin of a Held makes it; Consume begins deliveries by itself. Its
+// methods may be called concurrently; its fields are not to be changed.
 type Delivery struct {
-	// Event is the event, owned by the receiver. BeginRelease clears it but for what names it.
+	// Event is the event. Whoever holds the Delivery owns it.
 	Event Event
 	// Attempt counts how often the event was handed to a subscriber of the group, this time included, from 1. It may skip
 	// numbers when a hub dies with events that it had not handed out.
@@ -57,7 +60,7 @@ type Delivery struct {
 	index    int // in Subscription.out; -1 once it ended
 	active   bool
 	begun    bool // the subscriber has it
-	writing  bool // it is on its way to the subscriber: the lease does not run yet
+	writing  bool // it is on its way to the subscriber's client: the lease does not run yet
 	released bool
 	arrived  int64
 	touched  int64 // the server keeps it for us until AckWait after that
@@ -68,8 +71,61 @@ type Delivery struct {
 	cancel   context.CancelFunc
 }
 
-// place is what the server's reply subject says of a delivery.
-type place struct {
+// Held is an event that the hub keeps for a subscription, at no cost in attempts or time, until the
+// subscriber takes it with Begin. Its fields are those of a Delivery, and may be looked at before.
+// The hub may give a Held to another member, if one waits and this one does not take it. Its
+// methods may be called concurrently.
+type Held Delivery
+
+// Begin starts the lease: this is the moment that the subscriber has the event. It reports false,
+// and no Delivery, when the event is not the subscription's any more (settled, given back, or lost
+// with a connection), or has begun before: the event must then not be worked on.
+func (h *Held) Begin() (*Delivery, bool) {
+	d := (*Delivery)(h)
+	if !d.begin(false) {
+		return nil, false
+	}
+	return d, true
+}
+
+// BeginSend is Begin for servers that have copied the event and are about to send the copy to a
+// client. The client settles it, by its id: see Subscription.Ack. The hub then keeps no more of the
+// event than its names: Payload, Headers, Tags and CausedBy of the Held are empty from now on. The
+// lease may be settled at once, and its time runs from Sending.Written on.
+func (h *Held) BeginSend() (Sending, bool) {
+	d := (*Delivery)(h)
+	if !d.begin(true) {
+		return Sending{}, false
+	}
+	return Sending{d}, true
+}
+
+// Valid reports whether the event is still the subscription's: not settled, given back or lost.
+// Begin tells the same; Valid is for those who keep many and want to drop some.
+func (h *Held) Valid() bool {
+	h.m.sub.mu.Lock()
+	defer h.m.sub.mu.Unlock()
+	return h.index >= 0
+}
+
+// Sending is an event on its way to a client: see Held.BeginSend. It is for servers that copy the
+// event to a client's socket. The zero Sending is none: Written and TakeBack are not for it. Its
+// methods may be called concurrently.
+type Sending struct{ d *Delivery }
+
+// Begun reports that it is not the zero Sending.
+func (s Sending) Begun() bool { return s.d != nil }
+
+// Written says that the client's connection has taken the event: the time of its lease runs from
+// now on. It does nothing when the lease has ended meanwhile.
+func (s Sending) Written() { s.d.written() }
+
+// TakeBack says that the event did not reach the client after all, so that losing it is no failed
+// attempt. The subscription keeps the event until that ends, and then gives it to another member.
+func (s Sending) TakeBack() { s.d.takeBack() }
+
+// deliveryMeta is what the server's reply subject says of a delivery.
+type deliveryMeta struct {
 	prefix    int // length of what all ack subjects of the consumer begin with
 	delivered int
 	streamSeq uint64
@@ -79,20 +135,20 @@ type place struct {
 
 // parseAckSubject reads $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>, or the
 // newer form with domain and account in front and perhaps a random token behind.
-func parseAckSubject(s string) (place, bool) {
+func parseAckSubject(s string) (deliveryMeta, bool) {
 	var dots [12]int
 	n := 0
 	for i := range len(s) {
 		if s[i] == '.' {
 			if n == len(dots) {
-				return place{}, false
+				return deliveryMeta{}, false
 			}
 			dots[n] = i
 			n++
 		}
 	}
 	if !strings.HasPrefix(s, "$JS.ACK.") {
-		return place{}, false
+		return deliveryMeta{}, false
 	}
 	first := 3 // the dot before <delivered>
 	switch {
@@ -100,7 +156,7 @@ func parseAckSubject(s string) (place, bool) {
 	case n >= 10:
 		first = 5
 	default:
-		return place{}, false
+		return deliveryMeta{}, false
 	}
 	field := func(i int) (uint64, bool) {
 		v, err := strconv.ParseUint(s[dots[first+i]+1:dots[first+i+1]], 10, 63)
@@ -110,12 +166,12 @@ func parseAckSubject(s string) (place, bool) {
 	seq, ok2 := field(1)
 	order, ok3 := field(2)
 	stored, ok4 := field(3)
-	return place{
+	return deliveryMeta{
 		prefix: dots[first] + 1, delivered: int(delivered), streamSeq: seq, order: order, storedAt: int64(stored), //nolint:gosec // 63 bits
 	}, ok1 && ok2 && ok3 && ok4
 }
 
-func newDelivery(in *inbox, msg *nats.Msg, p place, now int64) *Delivery {
+func newDelivery(in *inbox, msg *nats.Msg, p deliveryMeta, now int64) *Delivery {
 	d := &Delivery{
 		Event: Event{
 			Topic: in.group.topic.name, Key: subjectKey(msg.Subject), Payload: msg.Data,
@@ -141,17 +197,8 @@ func (d *Delivery) usable(now int64) bool {
 	return now-d.touched < int64(d.group.fence.usable) && !d.m.sub.bus.clock.stalled(now)
 }
 
-// Begin starts the lease: this is the moment that the subscriber has the event. Until then the hub keeps the event for
-// the subscription at no cost in attempts or time. It reports false when the delivery is not valid any more (the hub
-// was cut off, the subscription paused or ended): the event must then not be handed out.
-func (d *Delivery) Begin() bool { return d.begin(false) }
-
-// BeginRelease is Begin for a subscriber that has copied the event and is about to send it: the delivery keeps no more
-// than its name, and the lease, which may be settled from now on, does not run before Written.
-func (d *Delivery) BeginRelease() bool { return d.begin(true) }
-
-// Written starts the time of a lease that BeginRelease made. It does nothing when the lease has ended meanwhile.
-func (d *Delivery) Written() {
+// written starts the time of a lease whose event was sent.
+func (d *Delivery) written() {
 	s := d.m.sub
 	now := s.bus.clock.now()
 	s.mu.Lock()
@@ -163,13 +210,8 @@ func (d *Delivery) Written() {
 	}
 }
 
-// Held reports whether the event is still the subscription's: not settled, given back or lost.
-func (d *Delivery) Held() bool {
-	d.m.sub.mu.Lock()
-	defer d.m.sub.mu.Unlock()
-	return d.index >= 0
-}
-
+// begin starts the lease. With release, the delivery keeps no more than its names, and the lease
+// does not run before written.
 func (d *Delivery) begin(release bool) bool {
 	s := d.m.sub
 	now := s.bus.clock.now()
@@ -199,9 +241,8 @@ func (d *Delivery) begin(release bool) bool {
 	return true
 }
 
-// Unbegin takes Begin back for an event that did not reach the subscriber after all, so that losing it is no failed
-// attempt. The event stays with the subscription until that ends.
-func (d *Delivery) Unbegin() {
+// takeBack ends a lease whose event was not sent; the subscription keeps holding it.
+func (d *Delivery) takeBack() {
 	s := d.m.sub
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,84 +255,68 @@ func (d *Delivery) Unbegin() {
 	d.m.obs.InFlight(-1)
 }
 
-// Deadline is when the lease ends; the zero time before Begin.
+// Deadline is when the lease ends, or ended.
 func (d *Delivery) Deadline() time.Time {
 	s := d.m.sub
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !d.begun {
-		return time.Time{}
-	}
 	return s.bus.clock.at(d.deadline)
 }
 
-// Ack settles the event for the group. It returns ErrNotLeased when the lease has ended, or has not begun.
-func (d *Delivery) Ack() error {
-	d.m.sub.mu.Lock()
-	return settled(d.m.sub.ack(d))
-}
+// Ack settles the event for the group. It returns ErrNotLeased when the lease has ended. It does
+// not wait for the server: a server that is killed right after may deliver the event again.
+func (d *Delivery) Ack() error { return leased(d.m.sub.ack(d, "")) }
 
-// Nack refuses the event, as Subscription.Nack.
+// Nack refuses the event: it comes again, to any member, after delay (0..12 h, clamped;
+// DefaultBackoff for the bus to choose), or goes to dlq.<topic> if this was the last attempt
+// (SubscribeOptions.MaxAttempts), with the reason, of which 1 KiB is kept. It returns ErrNotLeased
+// when the lease has ended.
 func (d *Delivery) Nack(reason string, delay time.Duration) error {
-	d.m.sub.mu.Lock()
-	return settled(d.m.sub.nack(d, reason, delay))
+	return leased(d.m.sub.nack(d, "", reason, delay))
 }
 
-// Extend moves the end of the lease, as Subscription.Extend.
-func (d *Delivery) Extend(dur time.Duration) error {
-	s := d.m.sub
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return settled(s.extend(d, dur))
-}
+// Extend sets the lease to end after dur from now: 1 s..12 h, clamped; 0 is the subscription's
+// AckTimeout. It returns ErrNotLeased when the lease has ended.
+func (d *Delivery) Extend(dur time.Duration) error { return leased(d.m.sub.extend(d, "", dur)) }
 
-func settled(ok bool) error {
+// DefaultBackoff is the delay of a Nack that leaves it to the bus: 50 ms, doubled per attempt up to
+// 10 s.
+const DefaultBackoff time.Duration = -1
+
+func leased(ok bool) error {
 	if !ok {
 		return ErrNotLeased
 	}
 	return nil
 }
 
-// Ack settles the oldest lease of the event id. It reports whether one was held; an id that is not in flight is no
-// error.
-func (s *Subscription) Ack(id string) bool {
-	s.mu.Lock()
-	return s.ack(s.byID[id])
-}
+// Ack settles the oldest lease that the subscription has of the event id, as Delivery.Ack. It
+// reports whether there was one; an id that is not in flight is no error. Ack, Nack and Extend by
+// id are for servers whose clients name events by their ids.
+func (s *Subscription) Ack(id string) bool { return s.ack(nil, id) }
 
-// Nack refuses the oldest lease of the event id. The event comes again after delay; delay < 0 is the default back-off
-// (50 ms, doubled per attempt up to 10 s). It reports whether a lease was held.
+// Nack refuses the oldest lease that the subscription has of the event id, as Delivery.Nack. It
+// reports whether there was one.
 func (s *Subscription) Nack(id, reason string, delay time.Duration) bool {
-	s.mu.Lock()
-	return s.nack(s.byID[id], reason, delay)
+	return s.nack(nil, id, reason, delay)
 }
 
-// Extend sets the oldest lease of the event id to end d from now (1 s..12 h, clamped; 0: the subscription's
-// AckTimeout). It reports whether a lease was held.
-func (s *Subscription) Extend(id string, d time.Duration) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.extend(s.byID[id], d)
-}
+// Extend moves the end of the oldest lease that the subscription has of the event id, as
+// Delivery.Extend. It reports whether there was one.
+func (s *Subscription) Extend(id string, dur time.Duration) bool { return s.extend(nil, id, dur) }
 
-// ack unlocks s.mu.
-func (s *Subscription) ack(d *Delivery) bool {
-	ok := d != nil && d.begun && s.remove(d, Acked)
-	s.mu.Unlock()
+// ack settles d; nil: the oldest lease of id.
+func (s *Subscription) ack(d *Delivery, id string) bool {
+	d, _, ok := s.settle(d, id, Acked)
 	if ok {
 		d.tell(ackNow)
 	}
 	return ok
 }
 
-// nack unlocks s.mu.
-func (s *Subscription) nack(d *Delivery, reason string, delay time.Duration) bool {
-	how := Nacked
-	if d != nil && s.lastAttempt(d) {
-		how = DeadLettered
-	}
-	ok := d != nil && d.begun && s.remove(d, how)
-	s.mu.Unlock()
+// nack refuses d; nil: the oldest lease of id.
+func (s *Subscription) nack(d *Delivery, id, reason string, delay time.Duration) bool {
+	d, how, ok := s.settle(d, id, Nacked)
 	switch {
 	case !ok:
 	case how == DeadLettered:
@@ -303,9 +328,26 @@ func (s *Subscription) nack(d *Delivery, reason string, delay time.Duration) boo
 		if delay < 0 {
 			delay = backoff(d.Attempt)
 		}
-		d.sendNak(delay)
+		d.sendNak(min(delay, maxAckTimeout))
 	}
 	return ok
+}
+
+// settle ends the lease d; nil: the oldest one of id. Nacked becomes DeadLettered at the last
+// attempt. ok says that the caller may tell the server.
+func (s *Subscription) settle(d *Delivery, id string, how Outcome) (_ *Delivery, _ Outcome, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d == nil {
+		d = s.byID[id]
+	}
+	if d == nil || !d.begun {
+		return nil, how, false
+	}
+	if how == Nacked && s.lastAttempt(d) {
+		how = DeadLettered
+	}
+	return d, how, s.remove(d, how)
 }
 
 func (d *Delivery) sendNak(delay time.Duration) {
@@ -325,13 +367,19 @@ func nakAfter(delay time.Duration) []byte {
 
 func backoff(attempt int) time.Duration {
 	if attempt > 8 {
-		return backoffMost
+		return backoffMax
 	}
-	return min(backoffFirst<<max(attempt-1, 0), backoffMost)
+	return min(backoffFirst<<max(attempt-1, 0), backoffMax)
 }
 
-func (s *Subscription) extend(d *Delivery, dur time.Duration) bool {
+// extend moves the end of the lease d; nil: of the oldest one of id.
+func (s *Subscription) extend(d *Delivery, id string, dur time.Duration) bool {
 	now := s.bus.clock.now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d == nil {
+		d = s.byID[id]
+	}
 	if d == nil || !d.begun || d.index < 0 || !d.usable(now) {
 		return false
 	}

@@ -13,7 +13,7 @@ import (
 
 // Bounds of one direct get.
 const (
-	directMost  = 1_000   // messages in its answer; the server allows 1,024 where it is asked for several subjects
+	maxDirect   = 1_000   // messages in its answer; the server allows 1,024 where it is asked for several subjects
 	directBytes = 8 << 20 // of its answer, which may go beyond it by one message
 )
 
@@ -54,7 +54,7 @@ func (b *Bus) direct(ctx context.Context, stream string, q *directQuery, f func(
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	l := b.link()
-	answers := make(chan *nats.Msg, directMost+1) // all that may come, so that nothing is ever dropped
+	answers := make(chan *nats.Msg, maxDirect+1) // all that may come, so that nothing is ever dropped
 	inbox := nats.NewInbox()
 	sub, err := l.nc.ChanSubscribe(inbox, answers)
 	if err != nil {

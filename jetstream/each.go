@@ -16,10 +16,12 @@ func stopped(err error) error {
 	return &stopError{err}
 }
 
-// EachLatest calls f with the newest event of every key of a compacted topic, the oldest first, tombstones included. A key
-// that is written meanwhile may come twice, the newer event later; it ends when it has caught up with those who write. It
-// stops when f returns an error, and returns that. A topic that does not exist has no keys.
-func (b *Bus) EachLatest(ctx context.Context, topic string, f func(*Event) error) error {
+// Each calls f with the newest event of every key of a compacted topic, the oldest first,
+// tombstones included. A key that is written meanwhile may come twice, the newer event later; it
+// ends when it has caught up with those who write. It stops when f returns an error, and returns
+// that. A topic that does not exist has no keys.
+func (k Keys) Each(ctx context.Context, f func(*Event) error) error {
+	b, topic := k.bus, k.topic
 	t, err := b.compacted(ctx, topic)
 	if err == nil {
 		_, err = b.readAll(ctx, t.bucket.stream, time.Time{}, 1, nil, func(m *storedMsg) error {
@@ -29,8 +31,7 @@ func (b *Bus) EachLatest(ctx context.Context, topic string, f func(*Event) error
 			return nil
 		})
 	}
-	var own *stopError
-	if errors.As(err, &own) {
+	if own, ok := errors.AsType[*stopError](err); ok {
 		return own.err
 	}
 	if errors.Is(err, ErrNotFound) {
@@ -39,14 +40,60 @@ func (b *Bus) EachLatest(ctx context.Context, topic string, f func(*Event) error
 	return b.readFailed(err)
 }
 
-// readAll calls f for every message, from a sequence on, of a stream that keeps one a subject, until it has caught up with
-// those who write; of given subjects only, if there are any (directMost at most). What replaces a message lies behind all
-// others: so no subject is left out, however often it is written meanwhile, and f may get one twice, the newer one later. It
-// returns the sequence behind which everything is new. It fails when the stream is not the one that was made at a moment
-// (zero: whichever there is), or is made anew meanwhile.
+// BucketPosition is a position in the bucket of a compacted topic. The zero value is its beginning.
+type BucketPosition struct {
+	// Created is when the bucket was made: in another one the position says nothing.
+	Created time.Time `json:"made"`
+	// Sequence is the last entry that was read.
+	Sequence uint64 `json:"sequence"`
+}
+
+// EachSince is Each for the keys that changed since an earlier call, which returned since, up to
+// the end at the moment of the call: a key that is written meanwhile may be left for the next one.
+// It returns the position to go on with.
+func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*Event) error) (BucketPosition, error) {
+	b, topic := k.bus, k.topic
+	t, err := b.compacted(ctx, topic)
+	if errors.Is(err, ErrNotFound) {
+		return BucketPosition{}, nil
+	}
+	if err != nil {
+		return since, b.readFailed(err)
+	}
+	info, err := b.findStream(ctx, t.bucket.stream)
+	if errors.Is(err, ErrNotFound) {
+		return BucketPosition{}, nil
+	}
+	if err != nil {
+		return since, b.unavailable(err)
+	}
+	if !since.Created.Equal(info.Created) || info.State.LastSeq < since.Sequence {
+		since = BucketPosition{Created: info.Created}
+	}
+	err = b.readThrough(ctx, t.bucket.stream, since.Sequence+1, false, func(m *storedMsg) error {
+		if e, _, ok := t.entry(m); ok {
+			if err := f(e); err != nil {
+				return &stopError{err}
+			}
+		}
+		since.Sequence = m.seq
+		return nil
+	})
+	if own, ok := errors.AsType[*stopError](err); ok {
+		return since, own.err
+	}
+	return since, b.readFailed(err)
+}
+
+// readAll calls f for every message, from a sequence on, of a stream that keeps one a subject,
+// until it has caught up with those who write; of given subjects only, if there are any (maxDirect
+// at most). What replaces a message lies behind all others: so no subject is left out, however
+// often it is written meanwhile, and f may get one twice, the newer one later. It returns the
+// sequence behind which everything is new. It fails when the stream is not the one that was made at
+// a moment (zero: whichever there is), or is made anew meanwhile.
 //
-// It has caught up when one direct get has reached the end of a replica that has all that the leader had when it was asked
-// before: what was passed earlier and is not replaced was there then.
+// It has caught up when one direct get has reached the end of a replica that has all that the
+// leader had when it was asked before: what was passed earlier and is not replaced was there then.
 func (b *Bus) readAll(ctx context.Context, stream string, created time.Time, from uint64, subjects []string, f func(*storedMsg) error) (uint64, error) {
 	r := allRead{bus: b, stream: stream, created: created, subjects: subjects, f: f, from: from}
 	return r.run(ctx)
@@ -56,11 +103,10 @@ func (r *allRead) run(ctx context.Context) (uint64, error) {
 	for failed := 0; ; {
 		began := r.from
 		done, err := r.round(ctx)
-		var own *stopError
-		switch {
+		switch own, stops := errors.AsType[*stopError](err); {
 		case done:
 			return r.from, nil
-		case errors.As(err, &own):
+		case stops:
 			return r.from, own.err
 		case ctx.Err() != nil:
 			return r.from, ctx.Err()
@@ -95,7 +141,7 @@ type allRead struct {
 	created time.Time
 	little  bool // what is left is little enough for direct gets
 	few     bool // it always is, and each message comes once: those with such a header do not
-	batch   int  // messages of a direct get; 0: directMost
+	batch   int  // messages of a direct get; 0: maxDirect
 }
 
 // round reads on, and reports whether it has caught up.
@@ -111,7 +157,7 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 	case !info.Created.Equal(r.created):
 		return false, errAnew
 	}
-	const many = 2 * directMost // one consumer costs less than so many counts
+	const many = 2 * maxDirect // one consumer costs less than so many counts
 	switch {
 	case end+1 < r.from:
 		return false, errBehind // a new leader may be, for a moment

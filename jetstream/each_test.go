@@ -26,7 +26,7 @@ func TestBucketMadeAnewWhileItIsRead(t *testing.T) {
 		})
 	}
 	keys := 0
-	err := b.EachLatest(t.Context(), "state.a", func(e *Event) error {
+	err := b.Keys("state.a").Each(t.Context(), func(e *Event) error {
 		if keys == 0 {
 			anew()
 		}
@@ -41,7 +41,7 @@ func TestBucketMadeAnewWhileItIsRead(t *testing.T) {
 	poll := func() bool { return len(pages(t, b, "state.a", 1_000)) == len(want) }
 	eventually(t, "the bucket is filled again", poll)
 	seen, remade := make(map[string]bool), false
-	err = b.Watch(t.Context(), "state.a", nil, func(e *Event) error {
+	err = b.Keys("state.a").Watch(t.Context(), nil, func(e *Event) error {
 		if e == nil {
 			return errAll
 		}
@@ -72,11 +72,10 @@ func TestBucketWithoutDirectReads(t *testing.T) {
 	}
 	none := func(*Event) error { return nil }
 	for name, err := range map[string]error{
-		"EachLatest": b.EachLatest(t.Context(), "state.a", none),
-		"Watch":      b.Watch(t.Context(), "state.a", nil, none),
+		"Each":  b.Keys("state.a").Each(t.Context(), none),
+		"Watch": b.Keys("state.a").Watch(t.Context(), nil, none),
 	} {
-		var known *Error
-		if !errors.As(err, &known) || known.Code != CodeBadTopic {
+		if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -88,14 +87,14 @@ func TestFarFuture(t *testing.T) {
 	publish(t, b, "a", "1", "2")
 	for _, ts := range []int64{time.Now().Add(time.Hour).UnixMilli(), time.Now().UnixMicro(), 1 << 60} {
 		n := 0
-		if err := b.Scan(t.Context(), "a", ScanOptions{From: FromTS, TS: ts}, func(*Event) error { n++; return nil }); err != nil || n > 0 {
+		if err := b.History("a").Scan(t.Context(), ScanOptions{From: FromTime(time.UnixMilli(ts))}, func(*Event) error { n++; return nil }); err != nil || n > 0 {
 			t.Errorf("ts %d: %d events, %v", ts, n, err)
 		}
 		info, err := b.findStream(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if seq, err := b.resolve(t.Context(), &topicInfo{name: "a", stream: &stream{name: "a"}}, Position{From: FromTS, TS: ts}, info.State); seq != 3 || err != nil {
+		if seq, err := b.resolve(t.Context(), &topicInfo{name: "a", stream: &stream{name: "a"}}, FromTime(time.UnixMilli(ts)), info.State); seq != 3 || err != nil {
 			t.Errorf("ts %d: a group begins at %d, %v", ts, seq, err)
 		}
 	}

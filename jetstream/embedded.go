@@ -14,17 +14,18 @@ import (
 	"time"
 
 	"github.com/gofrs/flock"
-	"github.com/nats-io/nats-server/v2/server"
+	natsserver "github.com/nats-io/nats-server/v2/server"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 // startWait bounds how long the embedded server may take until it answers, after it has read its data.
 const startWait = 20 * time.Second
 
-// Between tries to start the embedded server again there is restartFirst, doubled each time up to restartMost.
+// Between tries to start the embedded server again there is restartFirst, doubled each time up to
+// restartMax.
 const (
 	restartFirst = time.Second
-	restartMost  = 30 * time.Second
+	restartMax   = 30 * time.Second
 )
 
 // embedded is the NATS server that runs in this process.
@@ -35,7 +36,7 @@ type embedded struct {
 	port int    // where it listens, also after a restart; with Config.Listen only
 	url  string // for native clients; with Config.Listen only
 
-	server atomic.Pointer[server.Server] // nil while it is restarted
+	server atomic.Pointer[natsserver.Server] // nil while it is restarted
 }
 
 var errRestarting = errors.New("the embedded nats server is being restarted")
@@ -84,8 +85,8 @@ func (e *embedded) start(ctx context.Context) error {
 }
 
 // options are what each server is started with.
-func (e *embedded) options() (*server.Options, error) {
-	opts := &server.Options{
+func (e *embedded) options() (*natsserver.Options, error) {
+	opts := &natsserver.Options{
 		ServerName:    "eventhub",
 		DontListen:    e.cfg.Listen == "",
 		Authorization: e.cfg.ListenToken,
@@ -114,7 +115,7 @@ func (e *embedded) options() (*server.Options, error) {
 	case e.port != 0:
 		opts.Port = e.port
 	case opts.Port == 0:
-		opts.Port = server.RANDOM_PORT
+		opts.Port = natsserver.RANDOM_PORT
 	}
 	return opts, nil
 }
@@ -122,12 +123,12 @@ func (e *embedded) options() (*server.Options, error) {
 func (e *embedded) storeDir() string { return filepath.Join(e.cfg.DataDir, "nats") }
 
 // run starts a server, and returns when it answers.
-func (e *embedded) run() (*server.Server, error) {
+func (e *embedded) run() (*natsserver.Server, error) {
 	opts, err := e.options()
 	if err != nil {
 		return nil, err
 	}
-	s, err := server.NewServer(opts)
+	s, err := natsserver.NewServer(opts)
 	if err != nil {
 		return nil, fmt.Errorf("embedded nats server: %w", err)
 	}
@@ -142,11 +143,11 @@ func (e *embedded) run() (*server.Server, error) {
 
 // restart ends the server, and starts another one on the same data and port. prepare is called before anybody but native
 // clients reaches the new one. It goes on until one runs or ctx ends.
-func (e *embedded) restart(ctx context.Context, prepare func(*server.Server)) error {
+func (e *embedded) restart(ctx context.Context, prepare func(*natsserver.Server)) error {
 	if old := e.server.Swap(nil); old != nil {
 		end(old)
 	}
-	for wait := restartFirst; ; wait = min(2*wait, restartMost) {
+	for wait := restartFirst; ; wait = min(2*wait, restartMax) {
 		s, err := e.run()
 		if err == nil {
 			prepare(s)
@@ -200,7 +201,7 @@ func (e *embedded) stop() {
 	_ = e.lock.Unlock() // the lock ends with the process at the latest
 }
 
-func end(s *server.Server) {
+func end(s *natsserver.Server) {
 	s.Shutdown()
 	s.WaitForShutdown()
 }
@@ -266,8 +267,7 @@ func innermost(err error) error {
 
 // cause is the innermost error of a file operation: the path is named already.
 func cause(err error) error {
-	var pe *os.PathError
-	if errors.As(err, &pe) {
+	if pe, ok := errors.AsType[*os.PathError](err); ok {
 		return pe.Err
 	}
 	return err

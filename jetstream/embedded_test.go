@@ -68,7 +68,7 @@ func TestNativeLeasesOutliveARestart(t *testing.T) {
 
 func TestATakenNATSPortIsSaidAtOnce(t *testing.T) {
 	b := open(t, Config{Listen: "127.0.0.1:0", ListenToken: "t"})
-	taken := strings.TrimPrefix(b.NATSURL(), "nats://")
+	taken := strings.TrimPrefix(b.Admin().NATSURL(), "nats://")
 	_, err := Open(context.Background(), Config{DataDir: t.TempDir(), Listen: taken, ListenToken: "t"})
 	if err == nil || !strings.Contains(err.Error(), "address already in use") || !strings.Contains(err.Error(), taken) {
 		t.Errorf("got %v", err)

@@ -39,8 +39,8 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Err }
 
 var (
-	// ErrClosed is returned by every call on a Bus, Publisher or Subscription after its Close or Stop. Nothing was
-	// sent or changed.
+	// ErrClosed is returned by calls on a Bus, its Publishers and its handles after Bus.Close.
+	// Nothing was sent or changed.
 	ErrClosed = errors.New("jetstream: closed")
 	// ErrNotLeased is returned when a Delivery is settled or extended after its lease has ended (by a settlement,
 	// by expiry, or because the hub was cut off from NATS). The event is not touched: another member may hold it.
@@ -58,3 +58,10 @@ var (
 	// ErrNotFound is returned where a topic, group or event that was asked for does not exist.
 	ErrNotFound = errors.New("jetstream: not found")
 )
+
+// Refused reports whether err, of a publish, is the stream's own answer that it does not take the
+// event (it is full, or the event is too large for it): nothing was stored, and NATS is there.
+func Refused(err error) bool {
+	_, ok := errors.AsType[*apiError](err)
+	return ok
+}

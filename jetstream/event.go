@@ -19,7 +19,7 @@ type Event struct {
 	Headers  map[string]string
 	CausedBy []string
 	Tags     []string
-	// Payload is the body, byte for byte as published. Events from native clients need not be JSON.
+	// Payload is the body, byte for byte as published. It need not be JSON.
 	Payload []byte
 	// Tombstone is set when the event removes its key from a compacted topic. Its payload is null, or empty.
 	Tombstone bool
@@ -27,8 +27,8 @@ type Event struct {
 	// compacted topic keeps the newest of each key.
 	Stream   string
 	Sequence uint64
-	// Gone is set by Latest when the stream does not hold the event any more, and only the bucket does: the key has no
-	// event in the stream, so a publish with ExpectKeySequence expects 0.
+	// Gone is set by Keys.Get when the stream does not hold the event any more, and only the bucket
+	// does: the key has no event in the stream, so a publish with ExpectKeySequence expects 0.
 	Gone bool
 	// StoredAt is when the stream stored the event, in epoch nanoseconds; when it was read from a bucket, it is when the
 	// bucket did, which is later: by less than a millisecond usually, and by more for what was there before the bucket was.

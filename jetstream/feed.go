@@ -17,10 +17,10 @@ import (
 
 // Bounds of a feed.
 const (
-	feedBytes   = 64 << 20 // what has come and was not read yet; the server stops sending at half of it
-	feedReady   = 512      // messages of those that are ready to be read
-	feedBeat    = time.Second
-	feedSilence = 3 // beats without a sign of life, after which it counts as cut off
+	feedBytes     = 64 << 20 // what has come and was not read yet; the server stops sending at half of it
+	feedReady     = 512      // messages of those that are ready to be read
+	feedHeartbeat = time.Second
+	feedSilence   = 3 // heartbeats without a sign of life, after which it counts as cut off
 )
 
 // feed reads a stream's messages in order. The server pushes them through an ephemeral consumer without acks, as far as flow
@@ -33,11 +33,11 @@ type feed struct {
 	sub    *nats.Subscription
 	name   string // of the consumer
 
-	ready chan *nats.Msg
-	done  chan struct{}
-	beat  *time.Ticker
-	quiet int    // beats without a sign of life
-	seen  uint64 // messages
+	ready     chan *nats.Msg
+	done      chan struct{}
+	heartbeat *time.Ticker
+	quiet     int    // heartbeats without a sign of life
+	seen      uint64 // messages
 }
 
 var (
@@ -62,10 +62,10 @@ func (b *Bus) openFeed(ctx context.Context, stream string, cfg natsjs.ConsumerCo
 	cfg.InactiveThreshold = 30 * time.Second
 	cfg.Replicas = 1
 	cfg.FlowControl = true
-	cfg.IdleHeartbeat = feedBeat
+	cfg.IdleHeartbeat = feedHeartbeat
 	f.name = rand.Text()
 	cfg.Name = f.name
-	f.beat = time.NewTicker(feedBeat)
+	f.heartbeat = time.NewTicker(feedHeartbeat)
 	c, err := b.js.CreatePushConsumer(ctx, stream, cfg)
 	if err != nil {
 		f.abandon(ctx)
@@ -82,7 +82,8 @@ func (f *feed) receive(m *nats.Msg) {
 	}
 }
 
-// next waits for a message. It returns errIdle when none came for as long as wait, in whole beats, if that is not 0.
+// next waits for a message. It returns errIdle when none came for as long as wait, in whole
+// heartbeats, if that is not 0.
 func (f *feed) next(ctx context.Context, wait time.Duration) (m *storedMsg, pending uint64, err error) {
 	for idle := time.Duration(0); ; {
 		select {
@@ -101,11 +102,11 @@ func (f *feed) next(ctx context.Context, wait time.Duration) (m *storedMsg, pend
 			return &storedMsg{subject: msg.Subject, seq: p.streamSeq, header: msg.Header, data: msg.Data, time: time.Unix(0, p.storedAt)}, ackPending(msg.Reply[p.prefix:]), nil
 		case <-ctx.Done():
 			return nil, 0, ctx.Err()
-		case <-f.beat.C:
+		case <-f.heartbeat.C:
 			if f.quiet++; f.quiet > feedSilence {
 				return nil, 0, fmt.Errorf("%w: the server is silent", errFeedCut)
 			}
-			if idle += feedBeat; wait > 0 && idle >= wait {
+			if idle += feedHeartbeat; wait > 0 && idle >= wait {
 				return nil, 0, errIdle
 			}
 		}
@@ -155,7 +156,7 @@ func (f *feed) pending(ctx context.Context) (uint64, error) {
 
 // close removes the consumer; what the server is not told it finds out in 30 s.
 func (f *feed) close(ctx context.Context) {
-	f.beat.Stop()
+	f.heartbeat.Stop()
 	f.unsubscribe()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
@@ -166,7 +167,7 @@ func (f *feed) close(ctx context.Context) {
 // the server may then remove it before it makes it.
 func (f *feed) abandon(ctx context.Context) {
 	gaveUp := ctx.Err() != nil
-	f.beat.Stop()
+	f.heartbeat.Stop()
 	f.unsubscribe()
 	if !gaveUp {
 		return
@@ -211,11 +212,10 @@ func (b *Bus) readTo(ctx context.Context, stream string, from, end uint64, heade
 				err = errBehind
 			}
 		}
-		var own *stopError
-		switch {
+		switch own, stops := errors.AsType[*stopError](err); {
 		case err == nil:
 			return nil
-		case errors.As(err, &own):
+		case stops:
 			return own.err
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -252,7 +252,7 @@ func (b *Bus) readRest(ctx context.Context, stream string, from, end uint64, f f
 // it had any of them.
 func (b *Bus) readBatch(ctx context.Context, stream string, q directQuery, end uint64, f func(*storedMsg) error) (next uint64, got directEnd, err error) {
 	if next = q.Seq; q.MultiLast == nil && q.Batch == 0 {
-		q.Batch = directMost
+		q.Batch = maxDirect
 	}
 	got, err = b.direct(ctx, stream, &q, func(m *storedMsg, _ uint64) error {
 		if m.seq > end {
@@ -290,7 +290,7 @@ func (b *Bus) readOn(ctx context.Context, stream string, from, end uint64, heade
 	}
 	defer r.close(ctx)
 	for pending > 0 && from <= end {
-		m, left, err := r.next(ctx, feedBeat)
+		m, left, err := r.next(ctx, feedHeartbeat)
 		if errors.Is(err, errIdle) {
 			if pending, err = r.pending(ctx); err != nil {
 				return from, err
@@ -320,14 +320,14 @@ func (b *Bus) keepReading(ctx context.Context, topic string, follow func(context
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(b.ctx, cancel)() //nolint:contextcheck // the end of the bus ends the reading too
-	const first, most = 50 * time.Millisecond, 2 * time.Second
+	const first, longest = 50 * time.Millisecond, 2 * time.Second
 	for wait := first; ; {
 		came := reached()
 		err := follow(ctx)
-		var own *stopError
-		var known *Error
+		own, stops := errors.AsType[*stopError](err)
+		known, isKnown := errors.AsType[*Error](err)
 		switch {
-		case errors.As(err, &own):
+		case stops:
 			return own.err
 		case slices.ContainsFunc(final, func(end error) bool { return errors.Is(err, end) }):
 			return err
@@ -335,10 +335,10 @@ func (b *Bus) keepReading(ctx context.Context, topic string, follow func(context
 			return ErrClosed
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.As(err, &known) && known.Code != CodeInternal:
+		case isKnown && known.Code != CodeInternal:
 			return err
 		}
-		if wait = min(2*wait, most); reached() > came {
+		if wait = min(2*wait, longest); reached() > came {
 			wait = first
 		}
 		b.log.WarnContext(ctx, "a reader was cut off and goes on", slog.String("topic", topic), slog.Any("error", err))

@@ -10,34 +10,35 @@ import (
 
 // IDSearch says where FindIDs looks.
 type IDSearch struct {
-	Topic string
 	// Key, if not "", looks only at the events of that key, which are few. Without it all events of the topic are looked at.
 	Key string
 	// IDs are those to look for: what publishers gave as PublishOptions.ID.
 	IDs []string
 	// Since is the moment of storage from which on events are looked at.
 	Since time.Time
-	// Most bounds how many events are looked at: default 100,000.
-	Most int
+	// Max bounds how many events are looked at: default 100,000.
+	Max int
 }
 
-// FindIDs says which ids events of a topic have, among those stored since a moment and up to the topic's end at the moment of
-// the call. It reads the headers of events only.
+// FindIDs says which ids events of a topic have, among those stored since a moment and up to the
+// topic's end at the moment of the call. It reads the headers of events only.
 //
-// complete is set when the answer is sure for every id: all were found, or everything stored since then was looked at. It is
-// not when there were more events than Most, or when the stream may have dropped some of that time already, by its limits; what
-// a native client purged counts as never stored. A topic that does not exist has no events, which is sure. An error is returned
-// when what could be read is behind what the stream's leader has.
-func (b *Bus) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool, complete bool, err error) {
-	t, _, err := b.freshExisting(ctx, s.Topic)
+// complete is set when the answer is sure for every id: all were found, or everything stored since
+// then was looked at. It is not when there were more events than Max, or when the stream may have
+// dropped some of that time already, by its limits; what a native client purged counts as never
+// stored. A topic that does not exist has no events, which is sure. An error is returned when what
+// could be read is behind what the stream's leader has.
+func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool, complete bool, err error) {
+	b := h.bus
+	t, _, err := b.freshExisting(ctx, h.topic)
 	if errors.Is(err, ErrNotFound) {
 		return nil, true, nil
 	}
 	if err != nil {
 		return nil, false, b.unavailable(err)
 	}
-	if s.Most <= 0 {
-		s.Most = idSearchMost
+	if s.Max <= 0 {
+		s.Max = maxIDSearch
 	}
 	wanted := make(map[string]bool, len(s.IDs))
 	for _, id := range s.IDs {
@@ -45,7 +46,7 @@ func (b *Bus) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool, c
 	}
 	found = make(map[string]bool)
 	seen := 0
-	err = b.walk(ctx, t, walkOptions{since: farthest(s.Since), key: s.Key, most: s.Most, headersOnly: true}, func(m *storedMsg) error {
+	err = b.walk(ctx, t, walkOptions{since: farthest(s.Since), key: s.Key, max: s.Max, headersOnly: true}, func(m *storedMsg) error {
 		seen++
 		if id := b.messageID(t, m); wanted[id] {
 			found[id] = true
@@ -61,7 +62,7 @@ func (b *Bus) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool, c
 	if len(found) == len(wanted) {
 		return found, true, nil
 	}
-	if seen >= s.Most {
+	if seen >= s.Max {
 		return found, false, nil
 	}
 	info, err := b.findStream(ctx, t.stream.name)
@@ -87,7 +88,8 @@ func mayHaveDropped(info *natsjs.StreamInfo, since time.Time) bool {
 
 // DuplicateWindow is how long the topic's stream remembers the ids of events: a publish with one of them stores nothing. It
 // returns ErrNotFound when the topic does not exist.
-func (b *Bus) DuplicateWindow(ctx context.Context, topic string) (time.Duration, error) {
+func (h History) DuplicateWindow(ctx context.Context) (time.Duration, error) {
+	b, topic := h.bus, h.topic
 	if err := ValidTopic(topic); err != nil {
 		return 0, err
 	}
@@ -99,24 +101,4 @@ func (b *Bus) DuplicateWindow(ctx context.Context, topic string) (time.Duration,
 		return 0, b.unavailable(err)
 	}
 	return info.Config.Duplicates, nil
-}
-
-// Now is the time by the clock of NATS, with which the moments of storage are told. In a cluster each server has its own: it is
-// that of the server which leads the bucket of the groups.
-func (b *Bus) Now(ctx context.Context) (time.Time, error) {
-	info, err := b.findStream(ctx, "KV_"+groupsBucket)
-	if err != nil {
-		return time.Time{}, b.unavailable(err)
-	}
-	return info.TimeStamp, nil
-}
-
-// Check says what is wrong with the options, as Publish would, without a bus: it returns a bad_options *Error.
-func (o *PublishOptions) Check() error { return o.check() }
-
-// Refused reports whether err, of a publish, is the stream's own answer that it does not take the event (it is full, or the
-// event is too large for it): nothing was stored, and NATS is there.
-func Refused(err error) bool {
-	var refused *apiError
-	return errors.As(err, &refused)
 }

@@ -52,32 +52,33 @@ func TestFindIDs(t *testing.T) {
 	expired := time.Now().Add(time.Millisecond)
 	for _, test := range []struct {
 		name     string
+		topic    string
 		search   IDSearch
 		found    []string
 		complete bool
 	}{
-		{"all", IDSearch{Topic: "a", IDs: []string{"1", "2", "3", "4"}}, []string{"1", "2", "3"}, true},
-		{"of a key", IDSearch{Topic: "a", Key: "k", IDs: []string{"2", "3"}}, []string{"2"}, true},
-		{"of another key", IDSearch{Topic: "a", Key: "l", IDs: []string{"2"}}, nil, true},
-		{"in a family", IDSearch{Topic: "fam.x", IDs: []string{"1", "2"}}, []string{"1"}, true},
-		{"no topic", IDSearch{Topic: "none", IDs: []string{"1"}}, nil, true},
-		{"too many", IDSearch{Topic: "a", IDs: []string{"3"}, Most: 2}, nil, false},
-		{"too many, but all found", IDSearch{Topic: "a", IDs: []string{"1"}, Most: 2}, []string{"1"}, true},
-		{"dropped", IDSearch{Topic: "few", IDs: []string{"1", "4"}}, []string{"4"}, false},
-		{"not dropped", IDSearch{Topic: "few", IDs: []string{"4"}}, []string{"4"}, true},
-		{"of a key, dropped", IDSearch{Topic: "few", Key: "k", IDs: []string{"1"}}, nil, false},
-		{"removed by a native client", IDSearch{Topic: "old", IDs: []string{"1"}}, nil, false},
-		{"dropped from the middle", IDSearch{Topic: "one", IDs: []string{"2"}}, nil, false},
-		{"nothing dropped from the middle", IDSearch{Topic: "whole", IDs: []string{"2"}}, nil, true},
-		{"dropped by age", IDSearch{Topic: "brief", IDs: []string{"1"}}, nil, false},
-		{"dropped by age, and nothing since", IDSearch{Topic: "brief", IDs: []string{"1"}, Since: expired}, nil, true},
-		{"later", IDSearch{Topic: "few", IDs: []string{"1"}, Since: time.Now().Add(time.Minute)}, nil, true},
+		{"all", "a", IDSearch{IDs: []string{"1", "2", "3", "4"}}, []string{"1", "2", "3"}, true},
+		{"of a key", "a", IDSearch{Key: "k", IDs: []string{"2", "3"}}, []string{"2"}, true},
+		{"of another key", "a", IDSearch{Key: "l", IDs: []string{"2"}}, nil, true},
+		{"in a family", "fam.x", IDSearch{IDs: []string{"1", "2"}}, []string{"1"}, true},
+		{"no topic", "none", IDSearch{IDs: []string{"1"}}, nil, true},
+		{"too many", "a", IDSearch{IDs: []string{"3"}, Max: 2}, nil, false},
+		{"too many, but all found", "a", IDSearch{IDs: []string{"1"}, Max: 2}, []string{"1"}, true},
+		{"dropped", "few", IDSearch{IDs: []string{"1", "4"}}, []string{"4"}, false},
+		{"not dropped", "few", IDSearch{IDs: []string{"4"}}, []string{"4"}, true},
+		{"of a key, dropped", "few", IDSearch{Key: "k", IDs: []string{"1"}}, nil, false},
+		{"removed by a native client", "old", IDSearch{IDs: []string{"1"}}, nil, false},
+		{"dropped from the middle", "one", IDSearch{IDs: []string{"2"}}, nil, false},
+		{"nothing dropped from the middle", "whole", IDSearch{IDs: []string{"2"}}, nil, true},
+		{"dropped by age", "brief", IDSearch{IDs: []string{"1"}}, nil, false},
+		{"dropped by age, and nothing since", "brief", IDSearch{IDs: []string{"1"}, Since: expired}, nil, true},
+		{"later", "few", IDSearch{IDs: []string{"1"}, Since: time.Now().Add(time.Minute)}, nil, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.search.Since.IsZero() {
 				test.search.Since = began.Add(-time.Minute)
 			}
-			found, complete, err := b.FindIDs(t.Context(), test.search)
+			found, complete, err := b.History(test.topic).FindIDs(t.Context(), test.search)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -87,10 +88,10 @@ func TestFindIDs(t *testing.T) {
 		})
 	}
 	put("window", "", "1")
-	if d, err := b.DuplicateWindow(t.Context(), "window"); d != 7*time.Second || err != nil {
+	if d, err := b.History("window").DuplicateWindow(t.Context()); d != 7*time.Second || err != nil {
 		t.Errorf("got %v, %v", d, err)
 	}
-	if _, err := b.DuplicateWindow(t.Context(), "none"); !errors.Is(err, ErrNotFound) {
+	if _, err := b.History("none").DuplicateWindow(t.Context()); !errors.Is(err, ErrNotFound) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -6,21 +6,22 @@ import (
 	"sync/atomic"
 )
 
-// gate bounds how much is under way for one owner, and lets it wait until nothing is. Entering and leaving cost an atomic
-// operation each while nobody waits. All may be called concurrently; it is for few waiters, for each leave wakes all.
+// gate bounds how much is under way for one owner, and lets it wait until nothing is. Acquiring and
+// releasing cost an atomic operation each while nobody waits. All may be called concurrently; it is
+// for few waiters, for each release wakes all.
 type gate struct {
 	inside  atomic.Int64
 	waiters atomic.Int64
 
 	mu     sync.Mutex
-	change chan struct{} // closed at the next leave, when somebody waits
+	change chan struct{} // closed at the next release, when somebody waits
 }
 
-// tryEnter enters, unless most are inside.
-func (g *gate) tryEnter(most int) bool {
+// tryAcquire counts one more, unless limit are there.
+func (g *gate) tryAcquire(limit int) bool {
 	for {
 		n := g.inside.Load()
-		if n >= int64(most) {
+		if n >= int64(limit) {
 			return false
 		}
 		if g.inside.CompareAndSwap(n, n+1) {
@@ -29,9 +30,9 @@ func (g *gate) tryEnter(most int) bool {
 	}
 }
 
-// enter waits for a place among most.
-func (g *gate) enter(ctx context.Context, most int) error {
-	return g.await(ctx, func() bool { return g.tryEnter(most) })
+// acquire waits until fewer than limit are there, and counts one more.
+func (g *gate) acquire(ctx context.Context, limit int) error {
+	return g.await(ctx, func() bool { return g.tryAcquire(limit) })
 }
 
 // empty waits until nobody is inside.
@@ -39,7 +40,7 @@ func (g *gate) empty(ctx context.Context) error {
 	return g.await(ctx, func() bool { return g.inside.Load() == 0 })
 }
 
-func (g *gate) leave() {
+func (g *gate) release() {
 	g.inside.Add(-1)
 	if g.waiters.Load() == 0 {
 		return
@@ -52,8 +53,8 @@ func (g *gate) leave() {
 	}
 }
 
-// await waits for leaves until ready. Who has counted itself a waiter before it looks cannot miss one: either it sees
-// that the other has left, or the other sees that it waits.
+// await waits for releases until ready. Who has counted itself a waiter before it looks cannot miss
+// one: either it sees that the other has left, or the other sees that it waits.
 func (g *gate) await(ctx context.Context, ready func() bool) error {
 	g.waiters.Add(1)
 	defer g.waiters.Add(-1)

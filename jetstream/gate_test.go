@@ -18,8 +18,8 @@ func TestGateBoundsAndWakes(t *testing.T) {
 	for range workers {
 		wg.Go(func() {
 			for range each {
-				if !g.tryEnter(most) {
-					if err := g.enter(t.Context(), most); err != nil {
+				if !g.tryAcquire(most) {
+					if err := g.acquire(t.Context(), most); err != nil {
 						t.Error(err)
 						return
 					}
@@ -29,7 +29,7 @@ func TestGateBoundsAndWakes(t *testing.T) {
 				}
 				runtime.Gosched()
 				inside.Add(-1)
-				g.leave()
+				g.release()
 			}
 		})
 	}
@@ -44,19 +44,19 @@ func TestGateBoundsAndWakes(t *testing.T) {
 
 func TestGateWaitEndsWithItsContext(t *testing.T) {
 	var g gate
-	if !g.tryEnter(1) || g.tryEnter(1) {
+	if !g.tryAcquire(1) || g.tryAcquire(1) {
 		t.Fatal("one fits")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 	defer cancel()
-	if err := g.enter(ctx, 1); !errors.Is(err, context.DeadlineExceeded) {
+	if err := g.acquire(ctx, 1); !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
 	if err := g.empty(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
-	g.leave()
-	if err := g.enter(t.Context(), 1); err != nil {
+	g.release()
+	if err := g.acquire(t.Context(), 1); err != nil {
 		t.Error(err)
 	}
 }

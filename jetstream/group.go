@@ -41,7 +41,7 @@ type group struct {
 	paths    []path        // to the consumer, one for each connection of the pool
 
 	lost     atomic.Bool   // it was made in place of one that is gone; taken by the member that tells
-	revision atomic.Uint64 // of the pointer that named it; 0: none did
+	revision atomic.Uint64 // of the generation that named it; 0: none did
 
 	// Guarded by Bus.groupMu.
 	users   int                        // how often share returned it
@@ -101,8 +101,8 @@ func (b *Bus) liveGroup(t *topicInfo, consumer string) *group {
 	return g
 }
 
-// enter makes a subscription known as a member of the group.
-func (b *Bus) enter(g *group, s *Subscription) {
+// addMember makes a subscription known as a member of the group.
+func (b *Bus) addMember(g *group, s *Subscription) {
 	b.groupMu.Lock()
 	defer b.groupMu.Unlock()
 	g.members[s] = struct{}{}
@@ -155,13 +155,13 @@ var errStreamGone = errors.New("jetstream: the stream was deleted")
 // dead, if not nil, is the group as a member knew it whose consumer was deleted. The server says so before it is done,
 // and a consumer of that name made now would begin with what is left of it on disk, its leases included: so the group goes
 // on under a new name, as after a seek. Groups with a TTL live in memory, and leave nothing.
-func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, client string, start starter, dead *group) (*group, error) {
+func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, client string, start startFunc, dead *group) (*group, error) {
 	for range 8 {
 		t, state, err := b.freshTopic(ctx, topic, client)
 		if err != nil {
 			return nil, err
 		}
-		ptr, err := b.pointers.get(ctx, t, name)
+		ptr, err := b.generations.get(ctx, t, name)
 		if err != nil {
 			return nil, b.unavailable(err)
 		}
@@ -176,9 +176,9 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, c
 		if err != nil {
 			return nil, err
 		}
-		if dead.leaves(t, ptr.Consumer) {
+		if dead.leftOnDisk(t, ptr.Consumer) {
 			info, rev, err := b.moveGroup(ctx, t, name, ptr, ttl, seq)
-			if errors.Is(err, errPointerMoved) {
+			if errors.Is(err, errGroupMoved) {
 				continue
 			}
 			if err != nil {
@@ -194,15 +194,16 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, c
 		if err != nil {
 			return nil, b.unavailable(err)
 		}
-		// A seek that came between reading the pointer and here does not know of this consumer.
-		again, err := b.pointers.get(ctx, t, name)
+		// A seek that came between reading the generation and here does not know of this consumer.
+		again, err := b.generations.get(ctx, t, name)
 		if err != nil {
 			return nil, b.unavailable(err)
 		}
 		if again.Consumer == info.Name {
 			g := b.newGroup(t, name, info, again.revision)
-			// A pointer that was moved says that there was a group. With a TTL, it may have ended in order.
-			g.lost.Store(lost || dead == nil && ptr.Generation > 1 && ttl == 0)
+			// A later generation says that there was a group. With a TTL, it may have ended in
+			// order.
+			g.lost.Store(lost || dead == nil && ptr.Number > 1 && ttl == 0)
 			return g, nil
 		}
 		b.deleteConsumer(ctx, t.stream.name, info.Name)
@@ -215,28 +216,30 @@ func (g *group) is(info *natsjs.ConsumerInfo) bool {
 	return g != nil && g.consumer == info.Name && g.created.Equal(info.Created)
 }
 
-// leaves reports whether the group had the name, on the stream that t is on, and left something on disk under it.
-func (g *group) leaves(t *topicInfo, consumer string) bool {
+// leftOnDisk reports whether the group had the name, on the stream that t is on, and left something
+// on disk under it.
+func (g *group) leftOnDisk(t *topicInfo, consumer string) bool {
 	return g != nil && g.consumer == consumer && g.topic.stream.created.Equal(t.stream.created) && !g.memory
 }
 
-// moveGroup makes a consumer of a new name and moves the group's pointer to it in one compare-and-set: it returns
-// errPointerMoved when another was first.
-func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from pointer, ttl time.Duration, start uint64) (*natsjs.ConsumerInfo, uint64, error) {
-	next := from.following(t, group)
+// moveGroup makes a consumer of a new name the group's next generation in one compare-and-set: it
+// returns errGroupMoved when another was first.
+func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from generation, ttl time.Duration, start uint64) (*natsjs.ConsumerInfo, uint64, error) {
+	next := from.next(t, group)
 	info, err := b.createConsumer(ctx, t, group, next.Consumer, ttl, start)
 	if err != nil {
 		return nil, 0, err
 	}
-	rev, err := b.pointers.swap(ctx, t, group, from, next)
-	if errors.Is(err, errPointerMoved) {
+	rev, err := b.generations.swap(ctx, t, group, from, next)
+	if errors.Is(err, errGroupMoved) {
 		b.deleteConsumer(ctx, t.stream.name, next.Consumer)
 	}
-	return info, rev, err // other errors leave the outcome unknown: the sweeper removes what no pointer names
+	return info, rev, err // other errors leave the outcome unknown: the sweeper removes what is no group's
 }
 
-// freshTopic is the topic with the stream as it is now: pointers count only for the very stream that they were made for,
-// and what this hub knows may be of one that was deleted and made anew meanwhile.
+// freshTopic is the topic with the stream as it is now: generations count only for the very stream
+// that they were made for, and what this hub knows may be of one that was deleted and made anew
+// meanwhile.
 func (b *Bus) freshTopic(ctx context.Context, topic, client string) (*topicInfo, natsjs.StreamState, error) {
 	for range 3 {
 		t, err := b.topic(ctx, topic, client)
@@ -318,8 +321,7 @@ func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name stri
 		cfg.MemoryStorage = ttl <= memoryTTL
 	}
 	c, err := b.js.CreateConsumer(ctx, t.stream.name, cfg)
-	var refused *natsjs.APIError
-	if errors.As(err, &refused) && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
+	if refused, ok := errors.AsType[*natsjs.APIError](err); ok && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
 		return nil, &Error{Code: CodeOverloaded, Msg: "the topic has as many groups as the event store keeps for one (1,000 unless it is configured otherwise): leave some, or let them end by opts.groupTtlMs"}
 	}
 	if err != nil {
@@ -332,89 +334,4 @@ func (b *Bus) deleteConsumer(ctx context.Context, stream, name string) {
 	if err := b.js.DeleteConsumer(ctx, stream, name); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
 		b.log.WarnContext(ctx, "a consumer that no group uses could not be deleted", slog.String("stream", stream), slog.String("consumer", name), slog.Any("error", err))
 	}
-}
-
-// Cursor is a group's position: the newest event up to which everything is acknowledged.
-type Cursor struct {
-	Topic string
-	// LastID and LastTS (epoch milliseconds of storage) are of the last event up to which all are acknowledged.
-	// Empty when nothing is acknowledged yet. LastID is empty too when that event was removed meanwhile.
-	LastID string
-	LastTS int64
-}
-
-// Cursor returns the group's position, or ErrNotFound when there is no such group.
-func (b *Bus) Cursor(ctx context.Context, topic, group string) (Cursor, error) {
-	if err := ValidGroup(group); err != nil {
-		return Cursor{}, err
-	}
-	t, _, err := b.freshExisting(ctx, topic)
-	if err != nil {
-		return Cursor{}, err
-	}
-	ptr, err := b.pointers.get(ctx, t, group)
-	if err != nil {
-		return Cursor{}, err
-	}
-	info, err := b.consumer(ctx, t, ptr.Consumer)
-	if err != nil {
-		return Cursor{}, err
-	}
-	c := Cursor{Topic: topic}
-	if info.AckFloor.Consumer == 0 { // a new consumer shows start-1 as its floor
-		return c, nil
-	}
-	e, err := b.bySequence(ctx, t, info.AckFloor.Stream)
-	switch {
-	case err == nil:
-		c.LastID, c.LastTS = e.ID, e.StoredAt/1e6
-	case errors.Is(err, ErrNotFound):
-		if info.AckFloor.Last != nil {
-			c.LastTS = info.AckFloor.Last.UnixMilli()
-		}
-	default:
-		return Cursor{}, err
-	}
-	return c, nil
-}
-
-// SetCursor moves the group, live members on every hub included; a group that does not exist is made there. When it
-// returns, no ack of an event delivered before counts for an event delivered after.
-//
-// Neither a consumer's reset nor one of the same name made anew fences acks that are under way, so each seek makes a
-// consumer of a new name and moves the group's pointer to it in one compare-and-set.
-func (b *Bus) SetCursor(ctx context.Context, topic, group string, to Position) error {
-	if err := ValidGroup(group); err != nil {
-		return err
-	}
-	for range 8 {
-		t, state, err := b.freshTopic(ctx, topic, "")
-		if err != nil {
-			return err
-		}
-		start, err := b.resolve(ctx, t, to, state)
-		if err != nil {
-			return err
-		}
-		ptr, err := b.pointers.get(ctx, t, group)
-		if err != nil {
-			return b.unavailable(err)
-		}
-		ttl := time.Duration(0)
-		if info, err := b.consumer(ctx, t, ptr.Consumer); err == nil {
-			ttl = info.Config.InactiveThreshold
-		} else if !errors.Is(err, ErrNotFound) {
-			return b.unavailable(err)
-		}
-		_, _, err = b.moveGroup(ctx, t, group, ptr, ttl, start)
-		if errors.Is(err, errPointerMoved) {
-			continue
-		}
-		if err != nil {
-			return b.unavailable(err)
-		}
-		b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
-		return nil
-	}
-	return &Error{Code: CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
 }

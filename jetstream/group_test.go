@@ -17,11 +17,13 @@ func TestGroupStarts(t *testing.T) {
 	b := open(t, Config{})
 	after := func(id func([]Receipt) string) func([]*Event, []Receipt) SubscribeOptions {
 		return func(_ []*Event, r []Receipt) SubscribeOptions {
-			return SubscribeOptions{From: FromAfterID, AfterID: id(r)}
+			return SubscribeOptions{From: FromAfterID(id(r))}
 		}
 	}
 	since := func(ts func([]*Event) int64) func([]*Event, []Receipt) SubscribeOptions {
-		return func(e []*Event, _ []Receipt) SubscribeOptions { return SubscribeOptions{From: FromTS, TS: ts(e)} }
+		return func(e []*Event, _ []Receipt) SubscribeOptions {
+			return SubscribeOptions{From: FromTime(time.UnixMilli(ts(e)))}
+		}
 	}
 	for name, c := range map[string]struct {
 		opts func([]*Event, []Receipt) SubscribeOptions
@@ -43,7 +45,7 @@ func TestGroupStarts(t *testing.T) {
 			topic := "start." + name
 			receipts := publish(t, b, topic, numbers(5)...)
 			var events []*Event
-			if err := b.Scan(t.Context(), topic, ScanOptions{}, func(e *Event) error { events = append(events, e); return nil }); err != nil {
+			if err := b.History(topic).Scan(t.Context(), ScanOptions{}, func(e *Event) error { events = append(events, e); return nil }); err != nil {
 				t.Fatal(err)
 			}
 			k := take(t, b, topic, "g", c.opts(events, receipts))
@@ -53,15 +55,14 @@ func TestGroupStarts(t *testing.T) {
 				t.Errorf("got %q, want %q", got, want)
 			}
 			// A group that exists ignores where to start, a bad id included.
-			again := take(t, b, topic, "g", SubscribeOptions{From: FromAfterID, AfterID: "nobody"})
+			again := take(t, b, topic, "g", SubscribeOptions{From: FromAfterID("nobody")})
 			again.quiet(10 * time.Millisecond)
 		})
 	}
 	publish(t, b, "start", numbers(5)...)
 	for _, id := range []string{"nobody", "start@99", "other@1", "start@0", "0fffffff-0000-7000-8000-000000000000"} {
-		_, err := b.Subscribe(t.Context(), "start", "new", SubscribeOptions{From: FromAfterID, AfterID: id}, nil)
-		var e *Error
-		if !errors.As(err, &e) || e.Code != CodeUnknownID {
+		_, err := b.Subscribe(t.Context(), "start", "new", SubscribeOptions{From: FromAfterID(id)}, ignore)
+		if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeUnknownID {
 			t.Errorf("%s: got %v", id, err)
 		}
 	}
@@ -77,7 +78,7 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		for i, b := range []*Bus{one, two} {
 			wg.Go(func() {
-				at := Position{From: []From{FromEarliest, FromLatest}[i]}
+				at := []Position{FromEarliest, FromLatest}[i]
 				g, err := b.join(t.Context(), "race", group, 0, "", func(ctx context.Context, topic *topicInfo, state natsjs.StreamState) (uint64, error) {
 					return b.resolve(ctx, topic, at, state)
 				}, nil)
@@ -107,14 +108,14 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 		c := take(t, two, "race", group, SubscribeOptions{})
 		publish(t, one, "race", "end"+group)
 		for range info.NumPending + 1 {
-			var d *Delivery
+			var h *Held
 			select {
-			case d = <-a.ch:
-			case d = <-c.ch:
+			case h = <-a.ch:
+			case h = <-c.ch:
 			case <-time.After(wait):
 				t.Fatal("not all came")
 			}
-			if !d.Begin() || d.Ack() != nil {
+			if d, ok := h.Begin(); !ok || d.Ack() != nil {
 				t.Fatal("a fresh delivery is not valid")
 			}
 		}
@@ -138,7 +139,7 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 	for range n / 2 {
 		stale = append(stale, a.next(), c.next())
 	}
-	if err := two.SetCursor(t.Context(), "seek", "g", Position{From: FromAfterID, AfterID: receipts[9].ID}); err != nil {
+	if err := two.Group("seek", "g").Seek(t.Context(), FromAfterID(receipts[9].ID)); err != nil {
 		t.Fatal(err)
 	}
 	// Acks of deliveries from before the seek, some of events that come again after it.
@@ -147,14 +148,15 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 	}
 	seen := map[string]int{}
 	for range n / 2 {
-		var d *Delivery
+		var h *Held
 		select {
-		case d = <-a.ch:
-		case d = <-c.ch:
+		case h = <-a.ch:
+		case h = <-c.ch:
 		case <-time.After(wait):
 			t.Fatalf("after the seek only %v came", seen)
 		}
-		if !d.Begin() {
+		d, ok := h.Begin()
+		if !ok {
 			t.Fatal("a fresh delivery is not valid")
 		}
 		seen[string(d.Event.Payload)]++
@@ -169,7 +171,7 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 		}
 	}
 	// None of the stale acks has settled a new delivery.
-	cur, err := one.Cursor(t.Context(), "seek", "g")
+	cur, err := one.Group("seek", "g").Cursor(t.Context())
 	if err != nil || cur.LastID != "" {
 		t.Errorf("something is settled already: %+v, %v", cur, err)
 	}
@@ -179,11 +181,11 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 		}
 	}
 	eventually(t, "the ack floor", func() bool {
-		cur, err := one.Cursor(t.Context(), "seek", "g")
+		cur, err := one.Group("seek", "g").Cursor(t.Context())
 		return err == nil && cur.LastID == receipts[n-1].ID
 	})
 	// Forward past the end is the end: nothing that is stored later is skipped.
-	if err := one.SetCursor(t.Context(), "seek", "g", Position{From: FromTS, TS: time.Now().Add(time.Hour).UnixMilli()}); err != nil {
+	if err := one.Group("seek", "g").Seek(t.Context(), FromTime(time.Now().Add(time.Hour))); err != nil {
 		t.Fatal(err)
 	}
 	publish(t, two, "seek", "next")
@@ -209,7 +211,7 @@ func TestSeeksAtOnceLeaveOneConsumer(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 5 {
 		wg.Go(func() {
-			if err := b.SetCursor(t.Context(), "seeks", "g", Position{From: FromEarliest}); err != nil {
+			if err := b.Group("seeks", "g").Seek(t.Context(), FromEarliest); err != nil {
 				t.Error(err)
 			}
 		})
@@ -232,12 +234,12 @@ func TestSweeperRemovesWhatNoPointerNames(t *testing.T) {
 	b := open(t, Config{})
 	publish(t, b, "sweep", "1")
 	topic := b.known("sweep")
-	if err := b.SetCursor(t.Context(), "sweep", "g", Position{From: FromEarliest}); err != nil {
+	if err := b.Group("sweep", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	k := take(t, b, "sweep", "g", SubscribeOptions{})
 	take(t, b, "sweep", "plain", SubscribeOptions{})
-	left := pointer{Generation: 7}.following(topic, "g")
+	left := generation{Number: 7}.next(topic, "g")
 	for _, name := range []string{left.Consumer, topic.consumerName("g")} {
 		if _, err := b.createConsumer(t.Context(), topic, "g", name, 0, 1); err != nil {
 			t.Fatal(err)
@@ -278,7 +280,7 @@ func TestAGroupWhoseConsumerWasDeletedGoesOn(t *testing.T) {
 func TestAStreamMadeAnewIsReadFromItsStart(t *testing.T) {
 	b := open(t, Config{})
 	publish(t, b, "anew", numbers(3)...)
-	if err := b.SetCursor(t.Context(), "anew", "g", Position{From: FromEarliest}); err != nil {
+	if err := b.Group("anew", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	k := take(t, b, "anew", "g", SubscribeOptions{})
@@ -300,14 +302,14 @@ func TestGroupTTL(t *testing.T) {
 	publish(t, b, "tab", "1")
 	k := take(t, b, "tab", "browser", SubscribeOptions{GroupTTL: time.Second, From: FromEarliest})
 	k.payloads(1)
-	if _, err := b.Cursor(t.Context(), "tab", "browser"); err != nil {
+	if _, err := b.Group("tab", "browser").Cursor(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := k.sub.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the group disappears", func() bool {
-		_, err := b.Cursor(t.Context(), "tab", "browser")
+		_, err := b.Group("tab", "browser").Cursor(t.Context())
 		return errors.Is(err, ErrNotFound)
 	})
 }
@@ -332,7 +334,7 @@ func TestGroupsOfAFamilyAreApart(t *testing.T) {
 
 func scanned(t *testing.T, b *Bus, topic string) (n int, err error) {
 	t.Helper()
-	err = b.Scan(t.Context(), topic, ScanOptions{}, func(*Event) error { n++; return nil })
+	err = b.History(topic).Scan(t.Context(), ScanOptions{}, func(*Event) error { n++; return nil })
 	return n, err
 }
 
@@ -347,7 +349,7 @@ func TestASeekOnAStreamMadeAnewCountsOnEveryHub(t *testing.T) {
 		_, err := two.Publish(t.Context(), "remade", []byte("0"), PublishOptions{ID: "zero"})
 		return err == nil
 	})
-	if err := two.SetCursor(t.Context(), "remade", "g", Position{From: FromEarliest}); err != nil {
+	if err := two.Group("remade", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	a := take(t, one, "remade", "g", SubscribeOptions{}) // knows the old stream
@@ -355,15 +357,15 @@ func TestASeekOnAStreamMadeAnewCountsOnEveryHub(t *testing.T) {
 	publish(t, two, "remade", numbers(20)[1:]...)
 	seen := map[string]int{}
 	for range 20 {
-		var d *Delivery
+		var h *Held
 		select {
-		case d = <-a.ch:
-		case d = <-c.ch:
+		case h = <-a.ch:
+		case h = <-c.ch:
 		case <-time.After(wait):
 			t.Fatalf("only %v came", seen)
 		}
-		seen[string(d.Event.Payload)]++
-		if !d.Begin() || d.Ack() != nil {
+		seen[string(h.Event.Payload)]++
+		if d, ok := h.Begin(); !ok || d.Ack() != nil {
 			t.Fatal("a fresh delivery is not valid")
 		}
 	}
@@ -381,7 +383,7 @@ func TestAfterIDOnABusyTopic(t *testing.T) {
 	ids := make([]string, n)
 	p := b.NewPublisher()
 	for i := range n {
-		if err := p.Publish(t.Context(), "busy", []byte("1"), nil, func(r Receipt, err error) {
+		if err := p.PublishAsync(t.Context(), "busy", []byte("1"), PublishOptions{}, func(r Receipt, err error) {
 			if err != nil {
 				t.Error(err)
 			}
@@ -396,7 +398,7 @@ func TestAfterIDOnABusyTopic(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := 0
-	if err := b.Scan(t.Context(), "busy", ScanOptions{From: FromAfterID, AfterID: ids[n-10]}, func(*Event) error { got++; return nil }); err != nil || got != 9 {
+	if err := b.History("busy").Scan(t.Context(), ScanOptions{From: FromAfterID(ids[n-10])}, func(*Event) error { got++; return nil }); err != nil || got != 9 {
 		t.Errorf("%d events, %v", got, err)
 	}
 }
@@ -405,18 +407,17 @@ func TestAFanInThatCannotBeMadeLeavesNoGroup(t *testing.T) {
 	b := open(t, Config{})
 	r := publish(t, b, "fan.one", "0", "1")
 	publish(t, b, "fan.two", "a")
-	_, err := b.Subscribe(t.Context(), "fan.one", "g", SubscribeOptions{From: FromAfterID, AfterID: "nobody", Topics: []string{"fan.two"}}, nil)
-	var e *Error
-	if !errors.As(err, &e) || e.Code != CodeUnknownID {
+	_, err := b.Subscribe(t.Context(), "fan.one", "g", SubscribeOptions{From: FromAfterID("nobody"), Topics: []string{"fan.two"}}, ignore)
+	if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeUnknownID {
 		t.Errorf("got %v", err)
 	}
 	for _, topic := range []string{"fan.one", "fan.two"} {
-		if _, err := b.Cursor(t.Context(), topic, "g"); !errors.Is(err, ErrNotFound) {
+		if _, err := b.Group(topic, "g").Cursor(t.Context()); !errors.Is(err, ErrNotFound) {
 			t.Errorf("%s has the group: %v", topic, err)
 		}
 	}
 	// The id is of one topic; on the other the group starts at what was stored since.
-	k := take(t, b, "fan.one", "g", SubscribeOptions{From: FromAfterID, AfterID: r[0].ID, Topics: []string{"fan.two"}})
+	k := take(t, b, "fan.one", "g", SubscribeOptions{From: FromAfterID(r[0].ID), Topics: []string{"fan.two"}})
 	got := k.payloads(2)
 	slices.Sort(got)
 	if !slices.Equal(got, []string{"1", "a"}) {
@@ -433,10 +434,10 @@ func TestASeekOutlivesItsConsumer(t *testing.T) {
 	if err := k.sub.Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.SetCursor(t.Context(), "moved", "g", Position{From: FromEarliest}); err != nil {
+	if err := b.Group("moved", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
-	ptr, err := b.pointers.get(t.Context(), b.known("moved"), "g")
+	ptr, err := b.generations.get(t.Context(), b.known("moved"), "g")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -469,7 +470,7 @@ func TestAMemberWithoutTTLKeepsAGroupThatHasOne(t *testing.T) {
 	case <-time.After(4 * time.Second):
 	case <-t.Context().Done():
 	}
-	if _, err := b.Cursor(t.Context(), "lent", "g"); err != nil {
+	if _, err := b.Group("lent", "g").Cursor(t.Context()); err != nil {
 		t.Errorf("the group is gone: %v", err)
 	}
 }
@@ -478,7 +479,7 @@ func TestAddingATopicToAGroupThatExists(t *testing.T) {
 	b := open(t, Config{})
 	publish(t, b, "add.c", "old")
 	r := publish(t, b, "add.a", "0", "1")
-	opts := SubscribeOptions{From: FromAfterID, AfterID: r[0].ID}
+	opts := SubscribeOptions{From: FromAfterID(r[0].ID)}
 	k := take(t, b, "add.a", "g", opts)
 	k.payloads(1)
 	if err := k.sub.Stop(t.Context()); err != nil {
@@ -505,7 +506,7 @@ func TestReadsMakeNothingAndCountForNothing(t *testing.T) {
 	if err := full.js.DeleteStream(t.Context(), "r3"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Cursor(t.Context(), "r3", "g"); !errors.Is(err, ErrNotFound) {
+	if _, err := b.Group("r3", "g").Cursor(t.Context()); !errors.Is(err, ErrNotFound) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := full.findStream(t.Context(), "r3"); !errors.Is(err, ErrNotFound) {

@@ -40,10 +40,11 @@ func badOptions(format string, args ...any) *Error {
 	return &Error{Code: CodeBadOptions, Msg: fmt.Sprintf(format, args...)}
 }
 
-// check says what is wrong with the options, as a bad_options *Error.
-func (o *PublishOptions) check() error {
+// Validate says what is wrong with the options, as a publish would, without a bus: it returns a
+// bad_options *Error, or nil. What a topic asks for besides is Publisher.Admit's to say.
+func (o *PublishOptions) Validate() error {
 	if o.ID != "" {
-		if err := checkID(o.ID); err != nil {
+		if err := validateID(o.ID); err != nil {
 			return err
 		}
 	}
@@ -69,10 +70,10 @@ func (o *PublishOptions) check() error {
 			return badOptions("opts.sid %v", err)
 		}
 	}
-	return o.checkHeaders()
+	return o.validateHeaders()
 }
 
-func (o *PublishOptions) checkHeaders() error {
+func (o *PublishOptions) validateHeaders() error {
 	if len(o.Headers) > maxHeaders {
 		return badOptions("opts.headers has %d headers, at most %d are allowed", len(o.Headers), maxHeaders)
 	}
@@ -108,7 +109,7 @@ func (o *PublishOptions) checkHeaders() error {
 	return nil
 }
 
-func checkID(id string) error {
+func validateID(id string) error {
 	if err := text(id, maxIDLen); err != nil {
 		return badOptions("opts.id %v", err)
 	}

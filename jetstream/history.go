@@ -3,14 +3,24 @@ package jetstream
 import (
 	"context"
 	"errors"
-	"fmt"
-
-	natsjs "github.com/nats-io/nats.go/jetstream"
 )
+
+// History is the events that a topic holds, read by no group. It is a small value that costs
+// nothing to make; making it checks nothing. Its methods may be called concurrently. They make no
+// topic, and return a bad_topic *Error for a name that is none, an internal *Error when NATS does
+// not answer as it should, and ErrClosed.
+type History struct {
+	bus   *Bus
+	topic string
+}
+
+// History gives access to the events that a topic holds.
+func (b *Bus) History(topic string) History { return History{b, topic} }
 
 // NextOfKey returns the first event of a key behind a sequence of the topic's stream, read at the stream's leader. It returns
 // ErrNotFound when there is none, or the topic does not exist.
-func (b *Bus) NextOfKey(ctx context.Context, topic, key string, after uint64) (*Event, error) {
+func (h History) NextOfKey(ctx context.Context, key string, after uint64) (*Event, error) {
+	b, topic := h.bus, h.topic
 	t, err := b.existing(ctx, topic)
 	if err != nil {
 		return nil, err
@@ -25,59 +35,10 @@ func (b *Bus) NextOfKey(ctx context.Context, topic, key string, after uint64) (*
 	return t.event(m), nil
 }
 
-// Backlog is how far a group is.
-type Backlog struct {
-	// Waiting is the number of events that were not delivered yet, Leased of those that were and are not settled.
-	Waiting, Leased uint64
-	// Floor is the sequence up to which everything is settled, Tail the last one of the stream, other topics of a family
-	// included.
-	Floor, Tail uint64
-}
-
-// Backlog returns how far a group is. It returns ErrNotFound when the topic or the group does not exist.
-func (b *Bus) Backlog(ctx context.Context, topic, group string) (Backlog, error) {
-	if err := ValidGroup(group); err != nil {
-		return Backlog{}, err
-	}
-	t, state, err := b.freshExisting(ctx, topic)
-	if err != nil {
-		return Backlog{}, err
-	}
-	ptr, err := b.pointers.get(ctx, t, group)
-	if err != nil {
-		return Backlog{}, b.unavailable(err)
-	}
-	info, err := b.consumer(ctx, t, ptr.Consumer)
-	if err != nil {
-		return Backlog{}, err
-	}
-	return Backlog{
-		Waiting: info.NumPending, Leased: uint64(max(info.NumAckPending, 0)),
-		Floor: info.AckFloor.Stream, Tail: state.LastSeq,
-	}, nil
-}
-
-// DeleteGroup removes a group with its position. Its members, on all hubs, must have ended: one that lives makes the group
-// anew. A group that does not exist is no error. The server needs a moment after it has answered: a group of the same name
-// that is made at once may begin with what the old one held.
-func (b *Bus) DeleteGroup(ctx context.Context, topic, group string) error {
-	if err := ValidGroup(group); err != nil {
-		return err
-	}
-	t, _, err := b.freshExisting(ctx, topic)
-	if errors.Is(err, ErrNotFound) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	ptr, err := b.pointers.get(ctx, t, group)
-	if err != nil {
-		return b.unavailable(err)
-	}
-	// The pointer stays, if there is one: it says only how the next consumer is called.
-	if err := b.js.DeleteConsumer(ctx, t.stream.name, ptr.Consumer); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
-		return b.unavailable(fmt.Errorf("jetstream: delete group %q on stream %s: %w", group, t.stream.name, err))
-	}
-	return nil
+// Bounds are the sequences of the first event that is left in the topic's stream and of the last
+// one that was stored, other topics of a family included; 1 and 0 in a stream that never had any.
+// It returns ErrNotFound when the topic does not exist.
+func (h History) Bounds(ctx context.Context) (first, last uint64, err error) {
+	_, state, err := h.bus.freshExisting(ctx, h.topic)
+	return max(state.FirstSeq, 1), state.LastSeq, err
 }

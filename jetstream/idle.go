@@ -11,8 +11,8 @@ const (
 	heldPatience = 400 * time.Millisecond
 	// A subscription that gave events back asks for none until its subscriber takes something, or for this long, doubled each
 	// time.
-	slowLeast = time.Second
-	slowMost  = 15 * time.Second
+	slowFirst = time.Second
+	slowMax   = 15 * time.Second
 )
 
 // askIdle asks the server whether others wait for events, and returns when it may be asked again. s.mu is held.
@@ -50,7 +50,7 @@ func (s *Subscription) idle(g *group, waiting int) {
 	}
 	back, active := s.takeStale(s.members[i], now)
 	if active {
-		s.slow = min(max(2*s.slow, slowLeast), slowMost)
+		s.slow = min(max(2*s.slow, slowFirst), slowMax)
 		s.slowUntil = now + int64(s.slow)
 		s.closeInboxes()
 		s.schedule(s.slowUntil)
@@ -78,7 +78,7 @@ func (s *Subscription) takeStale(m *member, now int64) (back []*Delivery, active
 		}
 		if d.active && !active {
 			active = true
-			s.slowUntil = now + int64(slowLeast) // before remove asks for more
+			s.slowUntil = now + int64(slowFirst) // before remove asks for more
 		}
 		s.remove(d, Returned)
 		back = append(back, d)

@@ -108,14 +108,14 @@ func (inv *inventory) recognise(info *natsjs.StreamInfo) topicStream {
 // configured rule wants to be there.
 func (inv *inventory) wanted() []topicStream {
 	var all []topicStream
-	type place struct{ topic, stream string }
-	met := make(map[place]bool)
+	type pair struct{ topic, stream string }
+	met := make(map[pair]bool)
 	for _, name := range inv.names() {
 		s := inv.recognise(inv.streams[name])
 		if s.rule == nil || s.topic != "" && s.rule.Family != "" {
 			continue // the second is in the way of its family, which is said there
 		}
-		met[place{s.topic, name}] = true
+		met[pair{s.topic, name}] = true
 		all = append(all, s)
 	}
 	for i := range inv.bus.rules {
@@ -125,7 +125,7 @@ func (inv *inventory) wanted() []topicStream {
 			s.topic = r.Pattern
 		}
 		first := slices.IndexFunc(inv.bus.rules, func(other TopicRule) bool { return other.Pattern == r.Pattern })
-		if i == first && inv.bus.configured(r) && !wild(s.topic) && !met[place{s.topic, r.streamName(s.topic)}] {
+		if i == first && inv.bus.configured(r) && !wild(s.topic) && !met[pair{s.topic, r.streamName(s.topic)}] {
 			all = append(all, s)
 		}
 	}
@@ -214,7 +214,8 @@ type TopicStatus struct {
 }
 
 // Topics lists the streams of all topics and families, in order of their names.
-func (b *Bus) Topics(ctx context.Context) ([]TopicStatus, error) {
+func (a Admin) Topics(ctx context.Context) ([]TopicStatus, error) {
+	b := a.bus
 	inv, err := b.takeInventory(ctx)
 	if err != nil {
 		return nil, err

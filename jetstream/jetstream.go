@@ -1,7 +1,28 @@
-// Package jetstream is the event bus on NATS JetStream: topics are streams, groups are durable consumers, and the bus
-// adds what JetStream leaves open: leases with fencing, dead letters, seek, and ids.
+// Package jetstream is an event bus on NATS JetStream. Topics are streams and groups are durable
+// consumers; the bus adds leases with fencing, dead letters, seek, ids, and the newest event of
+// each key. Native NATS clients see the same events.
 //
-// It is the only part of the hub that speaks NATS. Another program may import it.
+// A program opens a Bus, publishes, and consumes in groups:
+//
+//	bus, err := jetstream.Open(ctx, jetstream.Config{URL: "nats://127.0.0.1:4222"})
+//	...
+//	_, err = bus.Publish(ctx, "orders.placed", payload, jetstream.PublishOptions{Key: "customer:1"})
+//	sub, err := bus.Consume(ctx, "orders.placed", "mailer", jetstream.SubscribeOptions{Workers: 4}, handle)
+//
+// Each event of a topic goes to one member of each group, and comes again until a member has
+// acknowledged it, or its last attempt has failed and it is stored on dlq.<topic>. So a handler may
+// see an event twice, and must bear it.
+//
+// Everything else is reached through small handles: Bus.Group for a group's position, Bus.Keys for
+// the newest event of each key, Bus.History for the events that a topic holds, Bus.Collections for
+// state of one's own, Bus.Admin for the streams behind the topics. Bus.Subscribe and Held are for
+// servers that hand events on to clients of their own.
+//
+// Errors that a client of such a server may be told are an *Error, with one of the Code constants.
+// Times are wall-clock times of the NATS server where they say when an event was stored; sizes are
+// in bytes.
+//
+// The package is the only part of the hub that speaks NATS. Another program may import it.
 package jetstream
 
 import (
@@ -28,7 +49,8 @@ const closeWait = 3 * time.Second
 // stream reads by time).
 var minServer = [2]int{2, 11}
 
-// Bus is the event bus. Its methods may be called concurrently.
+// Bus is the event bus: Open makes one. Its methods may be called concurrently, but Close not from
+// within a handler.
 type Bus struct {
 	cfg    Config
 	limits Limits
@@ -36,16 +58,16 @@ type Bus struct {
 	log    *slog.Logger
 	obs    Observer
 
-	server     *embedded                    // nil with Config.URL
-	unstored   atomic.Pointer[StorageError] // what keeps the embedded server from storing events; nil: nothing
-	links      []*link
-	js         natsjs.JetStream // over links[0]; for what is not hot
-	api        string           // prefix of the JetStream API subjects
-	maxPayload int
-	clock      *clock
-	pointers   *pointers
-	listings   *listings
-	dead       *deadLetters
+	server      *embedded                    // nil with Config.URL
+	unstored    atomic.Pointer[StorageError] // what keeps the embedded server from storing events; nil: nothing
+	links       []*link
+	js          natsjs.JetStream // over links[0]; for what is not hot
+	api         string           // prefix of the JetStream API subjects
+	maxPayload  int
+	clock       *clock
+	generations *generations
+	listings    *listings
+	dead        *deadLetters
 
 	topics    topics
 	made      *quota.Set    // topics, by the client that made them
@@ -72,10 +94,12 @@ type Bus struct {
 	wg      sync.WaitGroup // every goroutine of the bus
 }
 
-// Open connects to NATS, or starts the embedded server, and checks that the server has what the bus needs.
-// Errors name the operation, the thing, the cause and what to do. The caller closes the Bus.
+// Open connects to NATS, or starts the embedded server, and checks that the server has what the bus
+// needs. The end of ctx ends Open, and not the Bus: the caller closes that. Errors name the
+// operation, the thing, the cause and what to do; ErrInUse is among their causes. After an error
+// nothing is left running.
 func Open(ctx context.Context, cfg Config) (*Bus, error) {
-	if err := cfg.prepare(); err != nil {
+	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
 	b := &Bus{
@@ -104,8 +128,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	for i := range b.cfg.Connections {
 		l, err := b.dial(i) //nolint:contextcheck // it lives until Close, not until Open returns
 		if err != nil {
-			var parse *url.Error
-			if errors.As(err, &parse) {
+			if parse, ok := errors.AsType[*url.Error](err); ok {
 				err = parse.Err // the rest of it repeats the address, password included
 			}
 			return fmt.Errorf("nats at %s: %w: is it running, and are address and credentials right (NATS_URL, NATS_CREDS)?", b.where(), err)
@@ -116,7 +139,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if err := b.checkServer(ctx); err != nil {
 		return err
 	}
-	if b.pointers, err = openPointers(ctx, b); err != nil {
+	if b.generations, err = openGenerations(ctx, b); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
 	own := []natsjs.KeyValueConfig{
@@ -138,9 +161,9 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	}
 	b.publisher = b.newPublisher("")
 	b.dead = startDeadLetters(b) //nolint:contextcheck // it lives until Close, not until Open returns
-	b.clock.beat.Store(b.clock.now())
-	b.background(b.beat)
-	b.background(b.pointers.follow)
+	b.clock.lastTick.Store(b.clock.now())
+	b.background(b.watchStalls)
+	b.background(b.generations.follow)
 	b.background(b.sweepGroups)
 	b.background(b.lookAfterBuckets)
 	b.background(b.probePaths)
@@ -157,19 +180,19 @@ func (b *Bus) where() string {
 	if b.server != nil {
 		return "the embedded server"
 	}
-	var places []string
-	for place := range strings.SplitSeq(b.cfg.URL, ",") {
-		if scheme, rest, ok := strings.Cut(place, "://"); ok {
+	var servers []string
+	for address := range strings.SplitSeq(b.cfg.URL, ",") {
+		if scheme, rest, ok := strings.Cut(address, "://"); ok {
 			if at := strings.LastIndexByte(rest, '@'); at >= 0 {
 				rest = rest[at+1:]
 			}
-			place = scheme + "://" + rest
-		} else if at := strings.LastIndexByte(place, '@'); at >= 0 {
-			place = place[at+1:]
+			address = scheme + "://" + rest
+		} else if at := strings.LastIndexByte(address, '@'); at >= 0 {
+			address = address[at+1:]
 		}
-		places = append(places, strings.TrimSpace(place))
+		servers = append(servers, strings.TrimSpace(address))
 	}
-	return strings.Join(places, ",")
+	return strings.Join(servers, ",")
 }
 
 // checkServer refuses a server that lacks something, and sizes payloads to it.
@@ -198,11 +221,11 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 		return fmt.Errorf("nats at %s: JetStream does not answer: %w: is it enabled for this account (and NATS_DOMAIN right)?", b.where(), err)
 	}
 	b.maxPayload = b.limits.MaxPayload
-	if most := int(nc.MaxPayload()) - payloadMargin; most < b.maxPayload {
-		if most < payloadMargin {
+	if limit := int(nc.MaxPayload()) - payloadMargin; limit < b.maxPayload {
+		if limit < payloadMargin {
 			return fmt.Errorf("nats at %s: max_payload %d is too small: at least %d is needed", b.where(), nc.MaxPayload(), 2*payloadMargin)
 		}
-		b.maxPayload = most
+		b.maxPayload = limit
 	}
 	b.log.InfoContext(ctx, "connected to nats", slog.String("server", b.where()), slog.String("version", version), slog.Int("max_payload_bytes", b.maxPayload))
 	return nil
@@ -224,8 +247,8 @@ func (b *Bus) background(f func()) {
 	}()
 }
 
-// beat keeps the clock, and gives up everything that is held after the process stood still.
-func (b *Bus) beat() {
+// watchStalls keeps the clock, and gives up everything that is held after the process stood still.
+func (b *Bus) watchStalls() {
 	tick := time.NewTicker(time.Duration(b.clock.limit / 4))
 	defer tick.Stop()
 	swept := b.clock.now()
@@ -237,13 +260,13 @@ func (b *Bus) beat() {
 		}
 		now := b.clock.now()
 		if b.clock.stalled(now) {
-			b.log.Warn("the process stood still: all leases are given up", slog.Duration("gap", time.Duration(now-b.clock.beat.Load())))
+			b.log.Warn("the process stood still: all leases are given up", slog.Duration("gap", time.Duration(now-b.clock.lastTick.Load())))
 			b.eachSubscription((*Subscription).forget)
-			b.clock.beat.Store(now) // before anything is asked for: until then, what arrives is ignored
+			b.clock.lastTick.Store(now) // before anything is asked for: until then, what arrives is ignored
 			b.eachSubscription((*Subscription).restart)
 			continue
 		}
-		b.clock.beat.Store(now) // and not a later time: a stop since the check must be seen at the next
+		b.clock.lastTick.Store(now) // and not a later time: a stop since the check must be seen at the next
 		b.soon.run()
 		if now-swept > int64(time.Second) {
 			swept = now
@@ -297,8 +320,9 @@ func (b *Bus) lastSubscriptions() []*Subscription {
 	return last
 }
 
-// Close ends all subscriptions (leases are given back), waits up to 3 s for publishes in flight, closes the connections
-// and stops the embedded server. It may be called twice.
+// Close ends all subscriptions (leases are given back), waits up to 3 s for publishes in flight,
+// closes the connections and stops the embedded server. It waits for handlers that run. It may be
+// called twice, and returns nil.
 func (b *Bus) Close() error {
 	b.closed.Do(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(b.ctx), closeWait)
@@ -330,8 +354,9 @@ func (b *Bus) Close() error {
 	return nil
 }
 
-// Ready reports nil while the bus can serve: connected, JetStream answering, and no stream of the embedded server cut off from
-// its disk, which is a *StorageError. Used by readiness probes.
+// Ready returns nil while the bus can serve: every connection is there, JetStream answers before
+// ctx ends, and no stream of the embedded server is cut off from its disk, which is a
+// *StorageError. It is for readiness probes. Its errors are for operators.
 func (b *Bus) Ready(ctx context.Context) error {
 	if b.closing.Load() {
 		return ErrClosed
@@ -348,13 +373,6 @@ func (b *Bus) Ready(ctx context.Context) error {
 	return nil
 }
 
-// MaxPayload is the largest payload in bytes that Publish takes.
+// MaxPayload is the largest payload in bytes that a publish takes; a topic may take less
+// (TopicRule.MaxPayload).
 func (b *Bus) MaxPayload() int { return b.maxPayload }
-
-// NATSURL is where native clients reach the embedded server, or "" when it does not listen.
-func (b *Bus) NATSURL() string {
-	if b.server == nil {
-		return ""
-	}
-	return b.server.url
-}

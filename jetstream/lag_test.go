@@ -33,7 +33,7 @@ func TestReadsBesideAReplicaThatIsBehind(t *testing.T) {
 	p := b.NewPublisher()
 	large := bytes.Repeat([]byte("1"), 64<<10)
 	for range 1_500 {
-		if err := p.Publish(t.Context(), "orders", large, &PublishOptions{}, func(_ Receipt, err error) {
+		if err := p.PublishAsync(t.Context(), "orders", large, PublishOptions{}, func(_ Receipt, err error) {
 			if err != nil {
 				t.Error(err)
 			}
@@ -50,10 +50,10 @@ func TestReadsBesideAReplicaThatIsBehind(t *testing.T) {
 	failed := 0
 	for found := 0; found < 200; {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		ids, complete, err := b.FindIDs(ctx, IDSearch{Topic: "orders", Key: "k", IDs: []string{"wanted"}, Since: since.Add(-time.Second)})
+		ids, complete, err := b.History("orders").FindIDs(ctx, IDSearch{Key: "k", IDs: []string{"wanted"}, Since: since.Add(-time.Second)})
 		scanned := 0
 		if err == nil {
-			err = b.Scan(ctx, "orders", ScanOptions{From: FromAfterID, AfterID: "first", Key: "k"}, func(*Event) error { scanned++; return nil })
+			err = b.History("orders").Scan(ctx, ScanOptions{From: FromAfterID("first"), Key: "k"}, func(*Event) error { scanned++; return nil })
 		}
 		cancel()
 		switch {

@@ -12,10 +12,24 @@ const (
 	leaderReaders = 16        // questions that one call has at the leader at a time
 )
 
-// Latest returns the newest event of a key. It is read at the leader of the topic's stream, and where that has none left,
-// of the topic's bucket: so it sees every publish that was confirmed before the call. The event is a Tombstone when the
-// key was removed. It returns ErrNotFound when nothing is known of the key, or the topic does not exist.
-func (b *Bus) Latest(ctx context.Context, topic, key string) (*Event, error) {
+// Keys is the newest event of each key of a topic. Most of its methods need a topic with
+// compaction, and return a bad_topic *Error for others. It is a small value that costs nothing to
+// make; making it checks nothing. Its methods may be called concurrently. They return an internal
+// *Error when NATS does not answer as it should, and ErrClosed. Whoever gets an event owns it.
+type Keys struct {
+	bus   *Bus
+	topic string
+}
+
+// Keys gives access to the newest event of each key of a topic.
+func (b *Bus) Keys(topic string) Keys { return Keys{b, topic} }
+
+// Get returns the newest event of a key. It is read at the leader of the topic's stream, and where
+// that has none left, of the topic's bucket: so it sees every publish that was confirmed before the
+// call. The event is a Tombstone when the key was removed. It returns ErrNotFound when nothing is
+// known of the key, or the topic does not exist.
+func (k Keys) Get(ctx context.Context, key string) (*Event, error) {
+	b, topic := k.bus, k.topic
 	t, err := b.readable(ctx, topic)
 	if err != nil {
 		return nil, b.readFailed(err)
@@ -51,13 +65,15 @@ func (b *Bus) readFailed(err error) error {
 	return b.unavailable(err)
 }
 
-// LatestByKey returns the newest event of each key that has one and was not removed. One key is read as Latest does, and
-// sees every publish that was confirmed before. Several are read from the bucket of a compacted topic (of others: from the
-// stream), at any replica, and may lag behind: by less than a millisecond usually (RELIABILITY.md). It may be called
-// concurrently. A topic that does not exist has no keys.
-func (b *Bus) LatestByKey(ctx context.Context, topic string, keys ...string) (map[string]*Event, error) {
+// GetMany returns the newest event of each of keys that has one and was not removed. One key is
+// read as Get does, and sees every publish that was confirmed before. Several are read from the
+// bucket of a compacted topic (of others: from the stream), at any replica, and may lag behind: by
+// less than a millisecond usually (RELIABILITY.md). The topic need not be compacted; one that does
+// not exist has no keys.
+func (k Keys) GetMany(ctx context.Context, keys []string) (map[string]*Event, error) {
+	b, topic := k.bus, k.topic
 	if len(keys) < 2 {
-		return b.LatestConsistent(ctx, topic, keys...)
+		return k.GetConsistent(ctx, keys)
 	}
 	t, err := b.readable(ctx, topic)
 	if errors.Is(err, ErrNotFound) {
@@ -99,11 +115,11 @@ func (r *keysRead) all(ctx context.Context, keys []string) error {
 
 // question takes as many keys as one direct get answers.
 func (r *keysRead) question(keys []string) (*directQuery, int) {
-	q := &directQuery{MultiLast: make([]string, 0, min(len(keys), directMost))}
+	q := &directQuery{MultiLast: make([]string, 0, min(len(keys), maxDirect))}
 	size := 0
 	for _, key := range keys {
 		subject := r.subject(key)
-		if size += len(subject); len(q.MultiLast) == directMost || size > keysBytes && len(q.MultiLast) > 0 {
+		if size += len(subject); len(q.MultiLast) == maxDirect || size > keysBytes && len(q.MultiLast) > 0 {
 			break
 		}
 		q.MultiLast = append(q.MultiLast, subject)
@@ -168,8 +184,10 @@ func (r *keysRead) take(m *storedMsg) {
 	}
 }
 
-// LatestConsistent is LatestByKey with every key read as Latest does: it costs one question to the leader a key.
-func (b *Bus) LatestConsistent(ctx context.Context, topic string, keys ...string) (map[string]*Event, error) {
+// GetConsistent is GetMany with every key read as Get does: it costs one question to the leader a
+// key.
+func (k Keys) GetConsistent(ctx context.Context, keys []string) (map[string]*Event, error) {
+	b, topic := k.bus, k.topic
 	found := make(map[string]*Event, len(keys))
 	t, err := b.readable(ctx, topic)
 	if errors.Is(err, ErrNotFound) {

@@ -31,7 +31,7 @@ func BenchmarkLatest(b *testing.B) {
 
 func fillNatively(b *testing.B, url, topic string, from, to int) {
 	b.Helper()
-	_, js := stranger(b, url)
+	_, js := nativeConn(b, url)
 	for i := from; i < to; i++ {
 		if _, err := js.PublishAsync("keyed.k"+strconv.Itoa(i)+"."+topic, []byte(`{"state":"running","since":1795219692090,"host":"local"}`)); err != nil {
 			b.Fatal(err)
@@ -62,7 +62,7 @@ func watchNatively(b *testing.B, watch func(context.Context, ...natsjs.WatchOpt)
 
 func benchmarkLatest(b *testing.B, bus *Bus, url, topic string) {
 	b.Helper()
-	nc, js := stranger(b, url)
+	nc, js := nativeConn(b, url)
 	kv, err := js.KeyValue(b.Context(), bucketName(topic))
 	if err != nil {
 		b.Fatal(err)
@@ -86,7 +86,7 @@ func benchmarkLatest(b *testing.B, bus *Bus, url, topic string) {
 		f    func()
 	}{
 		{"thousand/bus", func() {
-			_, err := bus.LatestByKey(b.Context(), topic, keys...)
+			_, err := bus.Keys(topic).GetMany(b.Context(), keys)
 			check(err)
 		}},
 		{"thousand/kv", func() {
@@ -96,7 +96,7 @@ func benchmarkLatest(b *testing.B, bus *Bus, url, topic string) {
 			}
 		}},
 		{"one/bus", func() {
-			_, err := bus.Latest(b.Context(), topic, some())
+			_, err := bus.Keys(topic).Get(b.Context(), some())
 			check(err)
 		}},
 		{"one/leader", func() {
@@ -115,12 +115,12 @@ func benchmarkLatest(b *testing.B, bus *Bus, url, topic string) {
 			check(json.Unmarshal(m.Data, &answer))
 		}},
 		{"all/bus", func() {
-			check(bus.EachLatest(b.Context(), topic, func(*Event) error { return nil }))
+			check(bus.Keys(topic).Each(b.Context(), func(*Event) error { return nil }))
 		}},
 		{"all/kv", func() { watchNatively(b, kv.WatchAll) }},
 		{"watch/bus", func() {
 			stop := errors.New("stop")
-			err := bus.Watch(b.Context(), topic, nil, func(e *Event) error {
+			err := bus.Keys(topic).Watch(b.Context(), nil, func(e *Event) error {
 				if e == nil {
 					return stop
 				}
@@ -132,11 +132,11 @@ func benchmarkLatest(b *testing.B, bus *Bus, url, topic string) {
 		}},
 		{"watch/kv", func() { watchNatively(b, kv.WatchAll) }},
 		{"page/bus", func() {
-			_, err := bus.LatestPage(b.Context(), topic, rand.IntN(benchKeys-pageMost), pageMost)
+			_, err := bus.Keys(topic).Page(b.Context(), rand.IntN(benchKeys-maxPage), maxPage)
 			check(err)
 		}},
 		{"first_page/bus", func() {
-			_, err := bus.LatestPage(b.Context(), topic, 0, 100)
+			_, err := bus.Keys(topic).Page(b.Context(), 0, 100)
 			check(err)
 		}},
 	} {

@@ -37,8 +37,8 @@ func remove(tb testing.TB, b *Bus, topic, key string) Receipt {
 	return r
 }
 
-// stranger connects to a server as a client that knows nothing of the bus.
-func stranger(tb testing.TB, url string) (*nats.Conn, natsjs.JetStream) {
+// nativeConn connects to a server as a client that knows nothing of the bus.
+func nativeConn(tb testing.TB, url string) (*nats.Conn, natsjs.JetStream) {
 	tb.Helper()
 	nc, err := nats.Connect(url)
 	if err != nil {
@@ -79,45 +79,45 @@ func TestLatestSeesWhatWasConfirmed(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
 	for i := range 200 {
 		r := set(t, b, "state.a", "k", strconv.Itoa(i))
-		e, err := b.Latest(t.Context(), "state.a", "k")
+		e, err := b.Keys("state.a").Get(t.Context(), "k")
 		if err != nil {
 			t.Fatal(err)
 		}
 		if string(e.Payload) != strconv.Itoa(i) || e.Sequence != r.Sequence || e.Key != "k" || e.Topic != "state.a" || e.Tombstone || e.Gone {
 			t.Fatalf("after %d: %+v", i, e)
 		}
-		got, err := b.LatestByKey(t.Context(), "state.a", "k")
+		got, err := b.Keys("state.a").GetMany(t.Context(), []string{"k"})
 		if err != nil || string(got["k"].Payload) != strconv.Itoa(i) {
 			t.Fatalf("after %d: %v, %v", i, got, err)
 		}
 	}
 	remove(t, b, "state.a", "k")
-	if e, err := b.Latest(t.Context(), "state.a", "k"); err != nil || !e.Tombstone {
+	if e, err := b.Keys("state.a").Get(t.Context(), "k"); err != nil || !e.Tombstone {
 		t.Errorf("%+v, %v", e, err)
 	}
-	if got, err := b.LatestByKey(t.Context(), "state.a", "k"); err != nil || len(got) != 0 {
+	if got, err := b.Keys("state.a").GetMany(t.Context(), []string{"k"}); err != nil || len(got) != 0 {
 		t.Errorf("%v, %v", got, err)
 	}
 	set(t, b, "state.a", "k", "again")
-	if got, err := b.LatestConsistent(t.Context(), "state.a", "k", "none"); err != nil || len(got) != 1 {
+	if got, err := b.Keys("state.a").GetConsistent(t.Context(), []string{"k", "none"}); err != nil || len(got) != 1 {
 		t.Errorf("%v, %v", got, err)
 	}
 }
 
 func TestReadsMakeNothing(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
-	if _, err := b.Latest(t.Context(), "state.a", "k"); !errors.Is(err, ErrNotFound) {
+	if _, err := b.Keys("state.a").Get(t.Context(), "k"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("got %v", err)
 	}
 	for _, keys := range [][]string{nil, {"k"}, {"k", "l"}} {
-		if got, err := b.LatestByKey(t.Context(), "state.a", keys...); err != nil || got == nil || len(got) != 0 {
+		if got, err := b.Keys("state.a").GetMany(t.Context(), keys); err != nil || got == nil || len(got) != 0 {
 			t.Errorf("%v, %v", got, err)
 		}
 	}
-	if got, err := b.LatestPage(t.Context(), "state.a", 0, 10); err != nil || len(got) != 0 {
+	if got, err := b.Keys("state.a").Page(t.Context(), 0, 10); err != nil || len(got) != 0 {
 		t.Errorf("%v, %v", got, err)
 	}
-	if err := b.EachLatest(t.Context(), "state.a", func(e *Event) error { return fmt.Errorf("got %v", e) }); err != nil {
+	if err := b.Keys("state.a").Each(t.Context(), func(e *Event) error { return fmt.Errorf("got %v", e) }); err != nil {
 		t.Error(err)
 	}
 	for info := range b.js.ListStreams(t.Context()).Info() {
@@ -127,7 +127,7 @@ func TestReadsMakeNothing(t *testing.T) {
 	}
 }
 
-func TestLatestByKeyOfManyKeys(t *testing.T) {
+func TestGetManyOfManyKeys(t *testing.T) {
 	rules := []TopicRule{{Pattern: "state.**", Compaction: true}, {Pattern: "plain"}}
 	b := open(t, Config{Topics: rules})
 	const n = 2_500 // more than one question answers
@@ -138,13 +138,13 @@ func TestLatestByKeyOfManyKeys(t *testing.T) {
 		for i := range n {
 			key := "key:" + strconv.Itoa(i)
 			keys = append(keys, key)
-			opts := &PublishOptions{Key: key, Tombstone: i%10 == 3}
+			opts := PublishOptions{Key: key, Tombstone: i%10 == 3}
 			payload := strconv.Itoa(i)
 			if want[key] = payload; opts.Tombstone {
 				delete(want, key)
 				payload = ""
 			}
-			if err := p.Publish(t.Context(), topic, []byte(payload), opts, func(_ Receipt, err error) {
+			if err := p.PublishAsync(t.Context(), topic, []byte(payload), opts, func(_ Receipt, err error) {
 				if err != nil {
 					t.Error(err)
 				}
@@ -159,7 +159,7 @@ func TestLatestByKeyOfManyKeys(t *testing.T) {
 		if topic != "plain" {
 			filled(t, b, topic, "last", r)
 		}
-		got, err := b.LatestByKey(t.Context(), topic, append(slices.Clip(keys), "none")...)
+		got, err := b.Keys(topic).GetMany(t.Context(), append(slices.Clip(keys), "none"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -170,7 +170,7 @@ func TestLatestByKeyOfManyKeys(t *testing.T) {
 }
 
 // Answers are cut at a number of bytes and asked for again.
-func TestLatestByKeyOfLargePayloads(t *testing.T) {
+func TestGetManyOfLargePayloads(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
 	payload := `"` + strings.Repeat("x", 900<<10) + `"`
 	var keys []string
@@ -180,7 +180,7 @@ func TestLatestByKeyOfLargePayloads(t *testing.T) {
 		r = set(t, b, "state.a", keys[i], payload)
 	}
 	filled(t, b, "state.a", keys[len(keys)-1], r)
-	got, err := b.LatestByKey(t.Context(), "state.a", keys...)
+	got, err := b.Keys("state.a").GetMany(t.Context(), keys)
 	if err != nil || len(got) != len(keys) {
 		t.Fatalf("got %d of %d, %v", len(got), len(keys), err)
 	}
@@ -192,7 +192,7 @@ func TestLatestByKeyOfLargePayloads(t *testing.T) {
 }
 
 // A stream that others made need not allow direct reads.
-func TestLatestByKeyWithoutDirectReads(t *testing.T) {
+func TestGetManyWithoutDirectReads(t *testing.T) {
 	b := open(t, Config{})
 	cfg := b.rule("theirs").streamConfig("theirs", &b.cfg)
 	cfg.AllowDirect = false
@@ -203,7 +203,7 @@ func TestLatestByKeyWithoutDirectReads(t *testing.T) {
 		set(t, b, "theirs", strconv.Itoa(i), strconv.Itoa(i))
 	}
 	remove(t, b, "theirs", "7")
-	got, err := b.LatestByKey(t.Context(), "theirs", numbers(101)...)
+	got, err := b.Keys("theirs").GetMany(t.Context(), numbers(101))
 	if err != nil || len(got) != 99 || string(got["42"].Payload) != "42" {
 		t.Errorf("got %d, %v", len(got), err)
 	}
@@ -229,10 +229,10 @@ func TestReadsOfABucketWithoutDirectReads(t *testing.T) {
 	if _, err := b.js.UpdateStream(t.Context(), info.Config); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := b.LatestByKey(t.Context(), "state.a", "a", "b"); err != nil || len(got) != 2 {
+	if got, err := b.Keys("state.a").GetMany(t.Context(), []string{"a", "b"}); err != nil || len(got) != 2 {
 		t.Errorf("%v, %v", payloadsOf(got), err)
 	}
-	if page, err := b.LatestPage(t.Context(), "state.a", 0, 10); err == nil {
+	if page, err := b.Keys("state.a").Page(t.Context(), 0, 10); err == nil {
 		t.Errorf("a page of %d", len(page))
 	}
 }
@@ -253,11 +253,11 @@ func TestReadsThatAreGivenUpLeaveNothing(t *testing.T) {
 	none := func(*Event) error { return nil }
 	for i := range 40 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*200*time.Microsecond)
-		_, _ = b.LatestPage(ctx, "state.a", 40*i, 1_000)
-		_, _ = b.LatestByKey(ctx, "state.a", numbers(100)...)
-		_ = b.EachLatest(ctx, "state.a", none)
-		_ = b.Watch(ctx, "state.a", nil, none)
-		_ = b.Tail(ctx, "state.a", "", 0, none)
+		_, _ = b.Keys("state.a").Page(ctx, 40*i, 1_000)
+		_, _ = b.Keys("state.a").GetMany(ctx, numbers(100))
+		_ = b.Keys("state.a").Each(ctx, none)
+		_ = b.Keys("state.a").Watch(ctx, nil, none)
+		_ = b.History("state.a").Tail(ctx, "", 0, none)
 		cancel()
 	}
 	if n := subscriptions(); n != before {
@@ -273,8 +273,8 @@ func TestReadsThatAreGivenUpLeaveNothing(t *testing.T) {
 
 func TestTailOfNoTopic(t *testing.T) {
 	b := open(t, Config{})
-	var known *Error
-	if err := b.Tail(t.Context(), "no topic", "", 0, func(*Event) error { return nil }); !errors.As(err, &known) || known.Code != CodeBadTopic {
+	err := b.History("no topic").Tail(t.Context(), "", 0, func(*Event) error { return nil })
+	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
 		t.Errorf("got %v", err)
 	}
 }
@@ -291,11 +291,11 @@ func TestKeysOfEveryByte(t *testing.T) {
 		r = set(t, b, "state.bytes", key, strconv.Itoa(i))
 	}
 	filled(t, b, "state.bytes", keys[len(keys)-1], r)
-	got, err := b.LatestByKey(t.Context(), "state.bytes", keys...)
+	got, err := b.Keys("state.bytes").GetMany(t.Context(), keys)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, js := stranger(t, url)
+	_, js := nativeConn(t, url)
 	kv, err := js.KeyValue(t.Context(), bucketName("state.bytes"))
 	if err != nil {
 		t.Fatal(err)
@@ -304,7 +304,7 @@ func TestKeysOfEveryByte(t *testing.T) {
 		if e := got[key]; e == nil || string(e.Payload) != strconv.Itoa(i) || e.Key != key {
 			t.Errorf("key %q: %+v", key, e)
 		}
-		if e, err := b.Latest(t.Context(), "state.bytes", key); err != nil || string(e.Payload) != strconv.Itoa(i) {
+		if e, err := b.Keys("state.bytes").Get(t.Context(), key); err != nil || string(e.Payload) != strconv.Itoa(i) {
 			t.Errorf("key %q: %+v, %v", key, e, err)
 		}
 		if e, err := kv.Get(t.Context(), keyToken(key)); err != nil || string(e.Value()) != strconv.Itoa(i) {
@@ -331,8 +331,7 @@ func TestCompactedTopicRefuses(t *testing.T) {
 	for range 2 { // before the topic exists, and when it does
 		for _, c := range cases {
 			_, err := b.Publish(t.Context(), "state.a", c.payload, c.opts)
-			var known *Error
-			if !errors.As(err, &known) || known.Code != c.code || !strings.Contains(known.Msg, c.names) {
+			if known, ok := errors.AsType[*Error](err); !ok || known.Code != c.code || !strings.Contains(known.Msg, c.names) {
 				t.Errorf("%s: got %v", c.name, err)
 			}
 		}
@@ -345,7 +344,7 @@ func TestCompactedTopicRefuses(t *testing.T) {
 		if _, err := b.Publish(t.Context(), "state.a", []byte(payload), PublishOptions{Key: "k", Tombstone: true}); err != nil {
 			t.Errorf("tombstone with payload %q: %v", payload, err)
 		}
-		if e, err := b.Latest(t.Context(), "state.a", "k"); err != nil || string(e.Payload) != payload {
+		if e, err := b.Keys("state.a").Get(t.Context(), "k"); err != nil || string(e.Payload) != payload {
 			t.Errorf("tombstone with payload %q is stored as %+v, %v", payload, e, err)
 		}
 	}
@@ -371,7 +370,7 @@ func TestSubscribersSeeTombstones(t *testing.T) {
 func TestNativeTombstones(t *testing.T) {
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
-	nc, _ := stranger(t, url)
+	nc, _ := nativeConn(t, url)
 	var r Receipt
 	for _, op := range []string{"DEL", "PURGE"} {
 		set(t, b, "state.a", "k", "1")
@@ -379,14 +378,14 @@ func TestNativeTombstones(t *testing.T) {
 		if _, err := nc.RequestMsg(m, wait); err != nil {
 			t.Fatal(err)
 		}
-		e, err := b.Latest(t.Context(), "state.a", "k")
+		e, err := b.Keys("state.a").Get(t.Context(), "k")
 		if err != nil || !e.Tombstone || !strings.Contains(string(e.AppendRecord(nil)), `"payload":null`) {
 			t.Errorf("%s: %+v, %v", op, e, err)
 		}
 		r = Receipt{Sequence: e.Sequence}
 	}
 	filled(t, b, "state.a", "k", r)
-	if got, err := b.LatestByKey(t.Context(), "state.a", "k", "l"); err != nil || len(got) != 0 {
+	if got, err := b.Keys("state.a").GetMany(t.Context(), []string{"k", "l"}); err != nil || len(got) != 0 {
 		t.Errorf("%v, %v", got, err)
 	}
 }
@@ -395,7 +394,7 @@ func TestNativeTombstones(t *testing.T) {
 func TestFieldsOfBucketAndStreamAgree(t *testing.T) {
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
-	nc, _ := stranger(t, url)
+	nc, _ := nativeConn(t, url)
 	set(t, b, "state.a", "by hub", "1")
 	if _, err := b.Publish(t.Context(), "state.a", []byte(`{"a":1}`), PublishOptions{
 		ID: "mine", TS: 42, HasTS: true, Key: "full", SID: "s", Headers: map[string]string{"H": "v"}, Tags: []string{"t"}, CausedBy: []string{"c"},
@@ -412,12 +411,12 @@ func TestFieldsOfBucketAndStreamAgree(t *testing.T) {
 	}
 	filled(t, b, "state.a", "last", set(t, b, "state.a", "last", "1"))
 	keys := []string{"by hub", "full", "native", "spoof"}
-	many, err := b.LatestByKey(t.Context(), "state.a", keys...)
+	many, err := b.Keys("state.a").GetMany(t.Context(), keys)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, key := range keys {
-		one, err := b.Latest(t.Context(), "state.a", key)
+		one, err := b.Keys("state.a").Get(t.Context(), key)
 		if err != nil || many[key] == nil {
 			t.Errorf("%s: %v", key, err)
 			continue
@@ -447,7 +446,7 @@ func TestKeyWhoseEventsAreGone(t *testing.T) {
 	if err := s.Purge(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	e, err := b.Latest(t.Context(), "state.a", "k")
+	e, err := b.Keys("state.a").Get(t.Context(), "k")
 	if err != nil || !e.Gone || string(e.Payload) != "1" || e.Sequence != r.Sequence || e.ID != r.ID || e.Stream != r.Stream {
 		t.Fatalf("%+v, %v", e, err)
 	}
@@ -460,7 +459,7 @@ func TestKeyWhoseEventsAreGone(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	filled(t, b, "state.a", "k", r)
-	if e, err := b.Latest(t.Context(), "state.a", "k"); err != nil || e.Gone || string(e.Payload) != "2" {
+	if e, err := b.Keys("state.a").Get(t.Context(), "k"); err != nil || e.Gone || string(e.Payload) != "2" {
 		t.Errorf("%+v, %v", e, err)
 	}
 }

@@ -9,8 +9,9 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// tickLeast is the shortest time between two looks at the leases of a subscription. Expiry is noticed within it.
-const tickLeast = 50 * time.Millisecond
+// minTick is the shortest time between two looks at the leases of a subscription. Expiry is noticed
+// within it.
+const minTick = 50 * time.Millisecond
 
 // hold takes a delivery in: it is the subscription's until it is settled, given back or dropped. s.mu is held, here and
 // below.
@@ -120,7 +121,7 @@ func (d *Delivery) ended(how Outcome) {
 		full = g.known.failed(d.Event.Sequence, d.delivered, d.spared, g.bus.limits.AttemptsKnown)
 	}
 	if how != Acked { // a dead letter may fail to be stored
-		g.track.loosen(d.Event.Sequence)
+		g.track.addUnsettled(d.Event.Sequence)
 	}
 	g.mu.Unlock()
 	if full {
@@ -272,7 +273,7 @@ func (s *Subscription) tick() {
 			// The server takes a group whose members do not pull, paused or at their maxInFlight, for one without members.
 			next = min(next, now+int64(ttl/3))
 			if m.requested == 0 {
-				_ = s.link.nc.Publish(m.group.noEvent(), progress) // an error means that the connection is down
+				_ = s.link.nc.Publish(m.group.keepAliveSubject(), progress) // an error means that the connection is down
 			}
 		}
 		if m.retryAt > 0 && m.retryAt <= now {
@@ -295,7 +296,7 @@ func (s *Subscription) tick() {
 		next = min(next, max(s.slowUntil, now))
 	}
 	s.refill()
-	s.schedule(max(next, now+int64(tickLeast)))
+	s.schedule(max(next, now+int64(minTick)))
 	s.mu.Unlock()
 
 	for _, d := range unseen {

@@ -56,7 +56,7 @@ func TestFilterSettlesWhatItRefuses(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	eventually(t, "all is settled", func() bool {
-		c, err := b.Cursor(t.Context(), "filter", "g")
+		c, err := b.Group("filter", "g").Cursor(t.Context())
 		return err == nil && c.LastID == receipts[299].ID
 	})
 }
@@ -140,7 +140,7 @@ func TestAHubThatStoodStillForgetsItsLeases(t *testing.T) {
 	publish(t, b, "stall", "1")
 	k := take(t, b, "stall", "g", SubscribeOptions{From: FromEarliest, AckTimeout: time.Minute})
 	d := k.next()
-	b.clock.beat.Add(-int64(10 * time.Second)) // as the ticker finds it after SIGCONT
+	b.clock.lastTick.Add(-int64(10 * time.Second)) // as the ticker finds it after SIGCONT
 	if err := d.Ack(); !errors.Is(err, ErrNotLeased) {
 		t.Errorf("got %v", err)
 	}
@@ -196,7 +196,7 @@ func TestDeadLetter(t *testing.T) {
 			t.Errorf("attempt %d, want %d", d.Attempt, attempt)
 		}
 		d.m.sub.mu.Lock()
-		d.released, d.Event.Payload = true, nil // as after BeginRelease: the letter is read from the stream
+		d.released, d.Event.Payload = true, nil // as after BeginSend: the letter is read from the stream
 		d.m.sub.mu.Unlock()
 		if err := d.Nack("bad luck", 0); err != nil {
 			t.Fatal(err)
@@ -221,7 +221,7 @@ func TestDeadLetter(t *testing.T) {
 	}
 	k.quiet(30 * time.Millisecond)
 	eventually(t, "the group moves on", func() bool {
-		c, err := b.Cursor(t.Context(), "poison", "g")
+		c, err := b.Group("poison", "g").Cursor(t.Context())
 		return err == nil && c.LastID == r.ID
 	})
 	// A group on dlq.** never dead-letters.
@@ -249,13 +249,15 @@ func TestOnlyALostSubscriberDeadLetters(t *testing.T) {
 	k = take(t, b, "end", "g", opts)
 	eventually(t, "both have arrived", func() bool { return len(k.ch) == 2 })
 	for range 2 {
-		d := <-k.ch
-		again := d.Event.ID == one.Event.ID
-		if attempt := map[bool]int{false: 1, true: 2}[again]; d.Attempt != attempt {
-			t.Errorf("event %s is attempt %d, want %d", d.Event.Payload, d.Attempt, attempt)
+		h := <-k.ch
+		again := h.Event.ID == one.Event.ID
+		if attempt := map[bool]int{false: 1, true: 2}[again]; h.Attempt != attempt {
+			t.Errorf("event %s is attempt %d, want %d", h.Event.Payload, h.Attempt, attempt)
 		}
-		if again && !d.Begin() {
-			t.Error("the event that was handed out before is not valid")
+		if again {
+			if _, ok := h.Begin(); !ok {
+				t.Error("the event that was handed out before is not valid")
+			}
 		}
 	}
 	if err := k.sub.Disconnect(t.Context()); err != nil {
@@ -301,7 +303,7 @@ func TestConsume(t *testing.T) {
 	var mu sync.Mutex
 	seen := map[string]int{}
 	all := make(chan struct{})
-	s, err := b.Consume(t.Context(), "work", "g", SubscribeOptions{From: FromEarliest}, 4, func(_ context.Context, d *Delivery) error {
+	s, err := b.Consume(t.Context(), "work", "g", SubscribeOptions{From: FromEarliest, Workers: 4}, func(_ context.Context, d *Delivery) error {
 		if tries.Add(1)%3 == 0 {
 			return errors.New("again")
 		}
@@ -316,7 +318,6 @@ func TestConsume(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Start()
 	select {
 	case <-all:
 	case <-time.After(wait):
@@ -345,8 +346,8 @@ func TestHeldBytesStopThePull(t *testing.T) {
 	k.sub.mu.Lock()
 	held := k.sub.heldBytes
 	k.sub.mu.Unlock()
-	if most := 64<<10 + embeddedMaxPayload + payloadMargin; held > most {
-		t.Errorf("%d bytes are held, at most %d should be", held, most)
+	if limit := 64<<10 + embeddedMaxPayload + payloadMargin; held > limit {
+		t.Errorf("%d bytes are held, at most %d should be", held, limit)
 	}
 	for range 19 {
 		d := k.next()
@@ -385,7 +386,7 @@ func TestAPausedMemberKeepsItsGroup(t *testing.T) {
 	case <-time.After(4 * time.Second):
 	case <-t.Context().Done():
 	}
-	if _, err := b.Cursor(t.Context(), "tabs", "g"); err != nil {
+	if _, err := b.Group("tabs", "g").Cursor(t.Context()); err != nil {
 		t.Fatalf("the group is gone: %v", err)
 	}
 	k.sub.Resume()
@@ -426,7 +427,7 @@ func TestSeekDoesNotSwallowDeadLetters(t *testing.T) {
 		}
 	}
 	fail()
-	if err := b.SetCursor(t.Context(), "twice", "g", Position{From: FromEarliest}); err != nil {
+	if err := b.Group("twice", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	fail()
@@ -435,7 +436,7 @@ func TestSeekDoesNotSwallowDeadLetters(t *testing.T) {
 		return err == nil && n2 > n
 	})
 	eventually(t, "the group is through", func() bool {
-		c, err := b.Cursor(t.Context(), "twice", "g")
+		c, err := b.Group("twice", "g").Cursor(t.Context())
 		return err == nil && c.LastID != ""
 	})
 }
@@ -464,15 +465,16 @@ func TestModackDuringTheWriteCounts(t *testing.T) {
 	b := open(t, Config{})
 	publish(t, b, "early", "1")
 	k := take(t, b, "early", "g", SubscribeOptions{From: FromEarliest})
-	d := <-k.ch
-	if !d.BeginRelease() {
+	h := <-k.ch
+	sending, ok := h.BeginSend()
+	if !ok {
 		t.Fatal("not valid")
 	}
-	if err := d.Extend(time.Second); err != nil {
-		t.Fatal(err)
+	if !k.sub.Extend(h.Event.ID, time.Second) {
+		t.Fatal("not leased")
 	}
-	d.Written()
-	if left := time.Until(d.Deadline()); left > 2*time.Second {
+	sending.Written()
+	if left := time.Until((*Delivery)(h).Deadline()); left > 2*time.Second {
 		t.Errorf("%v are left", left)
 	}
 }

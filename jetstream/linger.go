@@ -11,11 +11,11 @@ const (
 	// freeBounces it waits, twice as long each time.
 	freeBounces   = 2
 	bounceBackOff = 10 * time.Millisecond
-	bounceMost    = 200 * time.Millisecond
+	bounceMax     = 200 * time.Millisecond
 	// quietFor is how long nothing must come to the inboxes of a subscription that drains before they are unsubscribed, and
-	// quietMost how long that is waited for.
-	quietFor  = 25 * time.Millisecond
-	quietMost = time.Second
+	// quietMax how long that is waited for.
+	quietFor = 25 * time.Millisecond
+	quietMax = time.Second
 )
 
 // lingering are closed inboxes whose pulls have not ended.
@@ -29,7 +29,7 @@ func bounceDelay(spared int) time.Duration {
 	if spared < freeBounces {
 		return 0
 	}
-	return min(bounceBackOff<<min(spared-freeBounces, 8), bounceMost)
+	return min(bounceBackOff<<min(spared-freeBounces, 8), bounceMax)
 }
 
 // clustered reports whether the server that the link is connected to is one of several.
@@ -108,7 +108,7 @@ func (s *Subscription) endInboxes(ctx context.Context) []*Delivery {
 	if !s.link.clustered() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), quietMost)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), quietMax)
 	defer cancel()
 	tick := time.NewTicker(quietFor / 5)
 	defer tick.Stop()

@@ -13,7 +13,7 @@ const (
 	listingBytes  = 4 << 20         // of entries that are fetched together; a single one may be larger
 )
 
-// ListOptions say which page of a listing ListLatest returns.
+// ListOptions say which page of a listing Keys.List returns.
 type ListOptions struct {
 	// Next is Listing.Next of the page before; "" begins a listing.
 	Next string
@@ -33,16 +33,18 @@ type Listing struct {
 	Cut bool
 }
 
-// ListLatest lists the newest events of all keys of a compacted topic, page by page. A key that is there from the first call
-// to the last one comes exactly once, whatever is written and removed meanwhile, and whichever hubs make the pages. A key that
-// is made or removed meanwhile comes at most once. A page may have fewer events than Limit, or none, before the end. It may
-// be asked for again. A topic that does not exist has no events.
+// List lists the newest events of all keys of a compacted topic, page by page. A key that is there
+// from the first call to the last one comes exactly once, whatever is written and removed
+// meanwhile, and whichever hubs make the pages. A key that is made or removed meanwhile comes at
+// most once. A page may have fewer events than Limit, or none, before the end. It may be asked for
+// again. A topic that does not exist has no events.
 //
-// A listing may take an hour. An *Error says so when it cannot be continued, because it took longer, or because its bucket, or
-// what is known of its pages, was removed: begin a new one.
-func (b *Bus) ListLatest(ctx context.Context, topic string, opts ListOptions) (Listing, error) {
-	if opts.Limit < 1 || opts.Limit > pageMost {
-		return Listing{}, badOptions("limit is %d: 1 to %d are allowed", opts.Limit, pageMost)
+// A listing may take an hour. An *Error says so when it cannot be continued, because it took
+// longer, or because its bucket, or what is known of its pages, was removed: begin a new one.
+func (k Keys) List(ctx context.Context, opts ListOptions) (Listing, error) {
+	b, topic := k.bus, k.topic
+	if opts.Limit < 1 || opts.Limit > maxPage {
+		return Listing{}, badOptions("limit is %d: 1 to %d are allowed", opts.Limit, maxPage)
 	}
 	if opts.Bytes <= 0 {
 		opts.Bytes = pageBytes
@@ -88,7 +90,7 @@ func (l *listing) read(ctx context.Context) (err error) {
 	if err := l.begin(ctx); err != nil {
 		return err
 	}
-	defer func() { l.leave(ctx, err) }()
+	defer func() { l.finish(ctx, err) }()
 	for deadline := time.Now().Add(listingTime); !l.full() && !l.ended && time.Now().Before(deadline); {
 		entries, last, err := l.entries(ctx)
 		if err != nil {
@@ -139,8 +141,8 @@ func (l *listing) begin(ctx context.Context) error {
 	return nil
 }
 
-// leave keeps the reader for the next page.
-func (l *listing) leave(ctx context.Context, err error) {
+// finish keeps the reader for the next page.
+func (l *listing) finish(ctx context.Context, err error) {
 	switch {
 	case l.reader != nil && err == nil && !l.ended:
 		l.bus.listings.put(l.reader)
@@ -156,12 +158,12 @@ func (l *listing) full() bool { return len(l.page.Events) == l.opts.Limit || l.p
 
 // entries returns the next entries of the bucket. last says that none were behind them.
 func (l *listing) entries(ctx context.Context) (entries []*storedMsg, last bool, err error) {
-	most := l.opts.Limit - len(l.page.Events) + 1 // one more shows that it goes on
+	limit := l.opts.Limit - len(l.page.Events) + 1 // one more shows that it goes on
 	if l.at.pos >= l.at.present {
-		most = listingWindow
+		limit = listingWindow
 	}
 	if l.reader != nil {
-		entries, err := l.reader.entries(ctx, most)
+		entries, err := l.reader.entries(ctx, limit)
 		if err == nil && len(entries) > 0 {
 			return entries, false, nil
 		}
@@ -173,10 +175,10 @@ func (l *listing) entries(ctx context.Context) (entries []*storedMsg, last bool,
 	}
 	enough := errors.New("enough")
 	size := 0
-	r := allRead{bus: l.bus, stream: l.topic.bucket.stream, created: time.Unix(0, l.at.created), from: l.at.pos + 1, few: true, batch: min(most, directMost)}
+	r := allRead{bus: l.bus, stream: l.topic.bucket.stream, created: time.Unix(0, l.at.created), from: l.at.pos + 1, few: true, batch: min(limit, maxDirect)}
 	r.f = func(m *storedMsg) error {
 		entries = append(entries, m)
-		if size += m.size; len(entries) == most || size > listingBytes {
+		if size += m.size; len(entries) == limit || size > listingBytes {
 			return enough
 		}
 		return nil

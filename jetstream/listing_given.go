@@ -130,7 +130,7 @@ func (l *listing) readGiven(ctx context.Context, hashes map[uint64]bool) (lost u
 	prefix := recordPrefix(l.at.name())
 	q := directQuery{Seq: 1, NextBySubj: prefix + "*"}
 	for more := true; more; {
-		q.Batch = directMost
+		q.Batch = maxDirect
 		end, err := l.bus.direct(ctx, listingsStream, &q, func(m *storedMsg, _ uint64) error {
 			q.Seq = m.seq + 1
 			n, err := strconv.ParseUint(m.subject[len(prefix):], 16, 64)

@@ -50,7 +50,7 @@ var errReaderEnded = errors.New("jetstream: the reader of a listing has no more"
 // openReader makes the consumer.
 func (b *Bus) openReader(ctx context.Context, stream string, pos uint64) (*listingReader, error) {
 	r := &listingReader{bus: b, link: b.link(), stream: stream, name: rand.Text(), inbox: nats.NewInbox(), pos: pos}
-	r.came = make(chan *nats.Msg, pageMost+8) // and the messages that end pulls
+	r.came = make(chan *nats.Msg, maxPage+8) // and the messages that end pulls
 	var err error
 	if r.sub, err = r.link.nc.ChanSubscribe(r.inbox+".*", r.came); err != nil {
 		return nil, err
@@ -71,11 +71,11 @@ func (b *Bus) openReader(ctx context.Context, stream string, pos uint64) (*listi
 
 // entries returns the next entries, most of them if there are as many, or an error where a reader of its kind finds none: it does
 // not know where the end is. It then asks for as many more, unless they are under way.
-func (r *listingReader) entries(ctx context.Context, most int) ([]*storedMsg, error) {
+func (r *listingReader) entries(ctx context.Context, limit int) ([]*storedMsg, error) {
 	size, n := 0, 0
-	for n < most && size <= listingBytes {
+	for n < limit && size <= listingBytes {
 		if n == len(r.read) {
-			m, err := r.next(ctx, most-n)
+			m, err := r.next(ctx, limit-n)
 			if errors.Is(err, errReaderEnded) && n > 0 {
 				return r.read[:n], nil
 			}
@@ -88,7 +88,7 @@ func (r *listingReader) entries(ctx context.Context, most int) ([]*storedMsg, er
 		n++
 	}
 	if r.asked == 0 && len(r.read) == n {
-		_ = r.ask(most) // asked again when it is needed
+		_ = r.ask(limit) // asked again when it is needed
 	}
 	return r.read[:n], nil
 }
@@ -104,7 +104,7 @@ func (r *listingReader) drop(n int) {
 
 // ask begins a pull.
 func (r *listingReader) ask(n int) error {
-	n = min(n, pageMost)
+	n = min(n, maxPage)
 	body, err := json.Marshal(map[string]any{"batch": n, "no_wait": true, "max_bytes": listingBytes})
 	if err != nil {
 		return err
@@ -284,11 +284,11 @@ func (s *listings) tend() {
 }
 
 // overdue takes out readers that wait since a moment or longer, most at most.
-func (s *listings) overdue(since time.Time, most int) []*listingReader {
+func (s *listings) overdue(since time.Time, limit int) []*listingReader {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := 0
-	for n < min(len(s.idle), most) && !s.idle[n].idle.After(since) {
+	for n < min(len(s.idle), limit) && !s.idle[n].idle.After(since) {
 		n++
 	}
 	readers := slices.Clone(s.idle[:n])

@@ -23,12 +23,11 @@ var listWalks = flag.Int("listing.walks", 4, "listings on a cluster whose leader
 func list(tb testing.TB, b *Bus, topic, next string, limit int) Listing {
 	tb.Helper()
 	for deadline := time.Now().Add(slow); ; {
-		l, err := b.ListLatest(tb.Context(), topic, ListOptions{Next: next, Limit: limit})
-		var known *Error
+		l, err := b.Keys(topic).List(tb.Context(), ListOptions{Next: next, Limit: limit})
 		if err == nil {
 			return l
 		}
-		if errors.As(err, &known) && known.Code != CodeInternal || time.Now().After(deadline) {
+		if known, ok := errors.AsType[*Error](err); ok && known.Code != CodeInternal || time.Now().After(deadline) {
 			tb.Fatal(err)
 		}
 	}
@@ -145,7 +144,7 @@ func fillListed(tb testing.TB, b *Bus, topic string, n int) {
 	tb.Helper()
 	p := b.NewPublisher()
 	for i := range n - 1 {
-		if err := p.Publish(tb.Context(), topic, []byte("1"), &PublishOptions{Key: strconv.Itoa(i)}, func(_ Receipt, err error) {
+		if err := p.PublishAsync(tb.Context(), topic, []byte("1"), PublishOptions{Key: strconv.Itoa(i)}, func(_ Receipt, err error) {
 			if err != nil {
 				tb.Error(err)
 			}
@@ -165,7 +164,7 @@ func TestListingReadsAhead(t *testing.T) {
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
 	fillListed(t, b, topic, keys)
-	_, js := stranger(t, url)
+	_, js := nativeConn(t, url)
 	found := make(map[string]int)
 	used := make(map[string]bool)
 	page := 0
@@ -205,7 +204,7 @@ func TestListingsBeyondTheReaders(t *testing.T) {
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules, Limits: Limits{ListingReaders: 3}})
 	fillListed(t, b, topic, keys)
-	_, js := stranger(t, url)
+	_, js := nativeConn(t, url)
 	var wg sync.WaitGroup
 	for range listings {
 		wg.Go(func() {
@@ -257,7 +256,7 @@ func TestRecordsOfListings(t *testing.T) {
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
 	fillListed(t, b, topic, 100)
-	_, js := stranger(t, url)
+	_, js := nativeConn(t, url)
 	records := func() uint64 {
 		s, err := js.Stream(t.Context(), listingsStream)
 		if err != nil {
@@ -332,11 +331,10 @@ func FuzzListingCursor(f *testing.F) {
 	f.Add("\x00")
 	f.Fuzz(func(t *testing.T, text string) {
 		c, err := parseListingCursor(text, "a")
-		var known *Error
-		switch {
+		switch known, ok := errors.AsType[*Error](err); {
 		case err == nil && c.text() != text:
 			t.Errorf("%q is read as %q", text, c.text())
-		case err != nil && (!errors.As(err, &known) || known.Code != CodeBadOptions):
+		case err != nil && (!ok || known.Code != CodeBadOptions):
 			t.Errorf("%q: %v", text, err)
 		}
 	})
@@ -345,17 +343,17 @@ func FuzzListingCursor(f *testing.F) {
 func TestListingBounds(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
 	for _, limit := range []int{-1, 0, 1_001} {
-		if _, err := b.ListLatest(t.Context(), "state.a", ListOptions{Limit: limit}); err == nil || !strings.Contains(err.Error(), fmt.Sprint("limit is ", limit)) {
+		if _, err := b.Keys("state.a").List(t.Context(), ListOptions{Limit: limit}); err == nil || !strings.Contains(err.Error(), fmt.Sprint("limit is ", limit)) {
 			t.Errorf("limit %d: %v", limit, err)
 		}
 	}
-	if l, err := b.ListLatest(t.Context(), "state.a", ListOptions{Limit: 1}); err != nil || len(l.Events) > 0 || l.Next != "" {
+	if l, err := b.Keys("state.a").List(t.Context(), ListOptions{Limit: 1}); err != nil || len(l.Events) > 0 || l.Next != "" {
 		t.Errorf("a topic that does not exist: %+v, %v", l, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	set(t, b, "state.a", "k", "1")
-	if _, err := b.ListLatest(ctx, "state.a", ListOptions{Limit: 1}); !errors.Is(err, context.Canceled) {
+	if _, err := b.Keys("state.a").List(ctx, ListOptions{Limit: 1}); !errors.Is(err, context.Canceled) {
 		t.Errorf("after its end: %v", err)
 	}
 }

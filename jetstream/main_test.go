@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
+	natsserver "github.com/nats-io/nats-server/v2/server"
 	"go.uber.org/goleak"
 
 	"eventhub/jetstream/natstest"
@@ -41,7 +41,7 @@ func open(tb testing.TB, cfg Config) *Bus {
 // natsServer starts a server that several buses share.
 func natsServer(tb testing.TB) string {
 	tb.Helper()
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: tb.TempDir(), NoLog: true, NoSigs: true})
+	s, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: tb.TempDir(), NoLog: true, NoSigs: true})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -70,17 +70,19 @@ func publish(tb testing.TB, b *Bus, topic string, payloads ...string) []Receipt 
 type taker struct {
 	t   testing.TB
 	sub *Subscription
-	ch  chan *Delivery
+	ch  chan *Held
 }
+
+// ignore is a handler that takes no event.
+func ignore(*Held) {}
 
 func take(tb testing.TB, b *Bus, topic, group string, opts SubscribeOptions) *taker {
 	tb.Helper()
-	k := &taker{t: tb, ch: make(chan *Delivery, 20_000)}
+	k := &taker{t: tb, ch: make(chan *Held, 20_000)}
 	var err error
-	if k.sub, err = b.Subscribe(tb.Context(), topic, group, opts, func(d *Delivery) { k.ch <- d }); err != nil {
+	if k.sub, err = b.Subscribe(tb.Context(), topic, group, opts, func(h *Held) { k.ch <- h }); err != nil {
 		tb.Fatal(err)
 	}
-	k.sub.Start()
 	tb.Cleanup(func() { _ = k.sub.Stop(context.Background()) })
 	return k
 }
@@ -91,8 +93,8 @@ func (k *taker) next() *Delivery {
 	deadline := time.After(wait)
 	for {
 		select {
-		case d := <-k.ch:
-			if d.Begin() {
+		case h := <-k.ch:
+			if d, ok := h.Begin(); ok {
 				return d
 			}
 		case <-deadline:
@@ -121,8 +123,8 @@ func (k *taker) quiet(d time.Duration) {
 	deadline := time.After(d)
 	for {
 		select {
-		case d := <-k.ch:
-			if d.Begin() {
+		case h := <-k.ch:
+			if d, ok := h.Begin(); ok {
 				k.t.Fatalf("unexpected delivery of %s, attempt %d", d.Event.Payload, d.Attempt)
 			}
 		case <-deadline:

@@ -46,7 +46,7 @@ func (m *mark) life() time.Duration {
 }
 
 func marksSubject(t *topicInfo, group string) string {
-	return "$KV." + marksBucket + "." + pointerKey(t, group)
+	return "$KV." + marksBucket + "." + groupKey(t, group)
 }
 
 // consumerState is what the server says of a consumer, as far as the hub asks for it.
@@ -159,9 +159,9 @@ func (m *mark) message(subject string) *nats.Msg {
 	return &nats.Msg{Subject: subject, Data: value}
 }
 
-// leaveMark stores how far a group in memory is, when a member leaves it, and waits until it is stored. Without a connection,
-// the mark is stored when it is back.
-func (g *group) leaveMark(ctx context.Context, l *link) {
+// storeLastMark stores how far a group in memory is, when a member leaves it, and waits until it is
+// stored. Without a connection, the mark is stored when it is back.
+func (g *group) storeLastMark(ctx context.Context, l *link) {
 	if !g.memory {
 		return
 	}
@@ -237,7 +237,7 @@ func (b *Bus) saveMark(l *link, subject string, m mark) {
 // startOf is where a group begins whose consumer does not exist. A group in memory whose server was restarted goes on behind
 // the floor of its mark, unless it has had no member for its TTL; other groups begin where start says. lost reports that
 // members may have been there after the mark: their hub died before it could say so.
-func (b *Bus) startOf(ctx context.Context, t *topicInfo, name string, ptr pointer, state natsjs.StreamState, start starter, dead *group) (seq uint64, lost bool, err error) {
+func (b *Bus) startOf(ctx context.Context, t *topicInfo, name string, ptr generation, state natsjs.StreamState, start startFunc, dead *group) (seq uint64, lost bool, err error) {
 	if dead != nil {
 		seq, err = start(ctx, t, state)
 		return seq, false, err

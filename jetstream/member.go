@@ -21,8 +21,9 @@ const (
 	pullRetry          = 250 * time.Millisecond
 	// heldRetry is how long a subscription waits when the hub holds too much.
 	heldRetry = 100 * time.Millisecond
-	// leastPull is the fewest bytes that a pull asks for, however many subscriptions share Limits.HeldTotal.
-	leastPull = 16 << 10
+	// minPull is the fewest bytes that a pull asks for, however many subscriptions share
+	// Limits.HeldTotal.
+	minPull = 16 << 10
 )
 
 // member is a subscription on one topic: it pulls from the group's consumer. Guarded by its subscription's mu.
@@ -42,7 +43,7 @@ type member struct {
 	retryAt   int64  // pull again then; 0: when there is credit
 	attaching bool
 	verifying bool
-	movedAt   uint64 // the newest revision of the group's pointer that came up meanwhile
+	movedAt   uint64 // the newest revision of the group's generation that came up meanwhile
 
 	fresh []*Delivery // arrived in a cluster long after they were stored: the server is to be told of them
 }
@@ -205,7 +206,7 @@ func (l *link) pullExpires() time.Duration {
 // pullBytes is the most that one pull may bring: a subscription's share of what the hub may hold.
 func (b *Bus) pullBytes() int {
 	share := b.limits.HeldTotal / int(max(b.subCount.Load(), 1))
-	return min(max(share, leastPull), b.limits.HeldBytes)
+	return min(max(share, minPull), b.limits.HeldBytes)
 }
 
 // receive takes what the server sends to the inbox: events, and the ends of pulls.
@@ -217,14 +218,14 @@ func (in *inbox) receive(msg *nats.Msg) {
 	m := in.m
 	s := m.sub
 	now := s.bus.clock.now()
-	place, ok := parseAckSubject(msg.Reply)
+	meta, ok := parseAckSubject(msg.Reply)
 	if !ok {
 		return
 	}
-	d := newDelivery(in, msg, place, now)
+	d := newDelivery(in, msg, meta, now)
 	// It may have waited in a buffer. What came before the answer to an echo was sent after the echo was asked.
 	d.touched = s.link.sentSince(now)
-	d.spared, d.knows = in.group.arrived(msg.Reply, &place)
+	d.spared, d.knows = in.group.arrived(msg.Reply, &meta)
 	d.resolved = d.knows == known
 	d.Attempt = max(d.delivered-d.spared, 1)
 	if s.bus.clock.stalled(now) {
@@ -251,7 +252,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 			s.custody = append(s.custody, d)
 			s.lastCame = now
 			s.mu.Unlock()
-			in.group.loosen(place.streamSeq)
+			in.group.addUnsettled(meta.streamSeq)
 			return
 		}
 		d.bounced = true
@@ -271,7 +272,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 		return
 	}
 	s.hold(d)
-	if s.link.clustered() && s.bus.clock.at(now).UnixNano()-place.storedAt > int64(d.group.fence.usable-d.group.fence.touch)/2 {
+	if s.link.clustered() && s.bus.clock.at(now).UnixNano()-meta.storedAt > int64(d.group.fence.usable-d.group.fence.touch)/2 {
 		m.freshen(d)
 	}
 	direct := d.resolved && len(s.parked) == 0 && s.active < s.opts.MaxInFlight
@@ -292,7 +293,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 }
 
 // arrived notes a delivery to this hub, and returns how many before it reached no client, and how well that is known.
-func (g *group) arrived(reply string, p *place) (spared int, how knowledge) {
+func (g *group) arrived(reply string, p *deliveryMeta) (spared int, how knowledge) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.track.arrived(p)
@@ -312,13 +313,13 @@ func (d *Delivery) resolve() {
 	if asked {
 		return
 	}
-	s.returning.tryEnter(maxReturning)
+	s.returning.tryAcquire(maxReturning)
 	ask := d.lookUp
 	if d.knows == forgotten {
 		ask = d.tellForgotten
 	}
 	ask(s.bus.clock.now(), func(spared int, sure bool) {
-		defer s.returning.leave()
+		defer s.returning.release()
 		s.mu.Lock()
 		d.spared, d.resolved = spared, true
 		d.Attempt = max(d.delivered-spared, 1)
@@ -343,7 +344,7 @@ func (s *Subscription) advance() {
 	defer s.deliver.Unlock()
 	for d := s.unpark(); d != nil; d = s.unpark() {
 		if !s.ended.Load() {
-			s.handler(d)
+			s.handler((*Held)(d))
 		}
 	}
 }
@@ -401,7 +402,7 @@ func (s *Subscription) hand(d *Delivery) {
 	s.deliver.Lock()
 	defer s.deliver.Unlock()
 	if !s.ended.Load() {
-		s.handler(d)
+		s.handler((*Held)(d))
 	}
 }
 
@@ -499,7 +500,7 @@ func (m *member) reattach(deleted bool) {
 			s.mu.Lock()
 			if err == nil || s.stopped {
 				if err == nil {
-					s.bus.enter(g, s)
+					s.bus.addMember(g, s)
 					m.group = g
 				}
 				m.attaching = false

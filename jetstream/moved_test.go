@@ -9,7 +9,7 @@ import (
 func TestALateNoticeOfAMoveChangesNothing(t *testing.T) {
 	b := open(t, Config{})
 	publish(t, b, "late", numbers(4)...)
-	if err := b.SetCursor(t.Context(), "late", "g", Position{From: FromEarliest}); err != nil {
+	if err := b.Group("late", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	first := take(t, b, "late", "g", SubscribeOptions{MaxInFlight: 1, BatchSize: 1})
@@ -17,18 +17,18 @@ func TestALateNoticeOfAMoveChangesNothing(t *testing.T) {
 	second := take(t, b, "late", "g", SubscribeOptions{MaxInFlight: 1, BatchSize: 1})
 	second.next()
 	topic := b.known("late")
-	before, err := b.pointers.get(t.Context(), topic, "g")
+	before, err := b.generations.get(t.Context(), topic, "g")
 	if err != nil {
 		t.Fatal(err)
 	}
-	second.sub.moved(pointerKey(topic, "g"), "g~1-0badcafe", before.revision-1)
-	second.sub.moved(pointerKey(topic, "g"), "g~1-0badcafe", before.revision+1) // and one of the future, which says no more than: look
+	second.sub.moved(groupKey(topic, "g"), "g~1-0badcafe", before.revision-1)
+	second.sub.moved(groupKey(topic, "g"), "g~1-0badcafe", before.revision+1) // and one of the future, which says no more than: look
 	eventually(t, "the member has looked", func() bool {
 		second.sub.mu.Lock()
 		defer second.sub.mu.Unlock()
 		return !second.sub.members[0].attaching
 	})
-	after, err := b.pointers.get(t.Context(), topic, "g")
+	after, err := b.generations.get(t.Context(), topic, "g")
 	if err != nil || after != before {
 		t.Errorf("the pointer went from %+v to %+v, %v", before, after, err)
 	}
@@ -50,7 +50,7 @@ func TestAGroupWithTTLThatWasDeletedKeepsItsName(t *testing.T) {
 	if got := k.payloads(1); got[0] != "2" {
 		t.Errorf("got %q", got)
 	}
-	if ptr, err := b.pointers.get(t.Context(), b.known("ttl"), "tab-1"); err != nil || ptr.revision != 0 {
+	if ptr, err := b.generations.get(t.Context(), b.known("ttl"), "tab-1"); err != nil || ptr.revision != 0 {
 		t.Errorf("a pointer was stored: %+v, %v", ptr, err)
 	}
 }

@@ -6,13 +6,13 @@ import (
 	"testing/quick"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
+	natsserver "github.com/nats-io/nats-server/v2/server"
 )
 
 func TestKeyTokenRoundTrip(t *testing.T) {
 	check := func(key string) bool {
 		token := keyToken(key)
-		if key != "" && !server.IsValidLiteralSubject(token) || strings.ContainsAny(token, ".*> ") {
+		if key != "" && !natsserver.IsValidLiteralSubject(token) || strings.ContainsAny(token, ".*> ") {
 			t.Logf("key %q gives token %q", key, token)
 			return false
 		}
@@ -113,18 +113,18 @@ func TestRuleMatches(t *testing.T) {
 
 func TestRuleCheck(t *testing.T) {
 	for _, bad := range []TopicRule{{Pattern: ""}, {Pattern: "a.**.b"}, {Pattern: "a..b"}, {Pattern: "a.b*"}, {Pattern: "a", Family: "Not Lower"}, {Pattern: "**", Family: "all"}, {Pattern: "a", MaxAge: -1}} {
-		if len(bad.faults()) == 0 {
+		if len(bad.validate()) == 0 {
 			t.Errorf("%+v is accepted", bad)
 		}
 	}
 	good := TopicRule{Pattern: "user.*.events", Family: "users", MaxAge: time.Hour}
-	if faults := good.faults(); len(faults) > 0 {
+	if faults := good.validate(); len(faults) > 0 {
 		t.Error(faults)
 	}
 }
 
 func TestParseAckSubject(t *testing.T) {
-	want := place{delivered: 3, streamSeq: 42, order: 7, storedAt: 1700000000000000001}
+	want := deliveryMeta{delivered: 3, streamSeq: 42, order: 7, storedAt: 1700000000000000001}
 	for _, s := range []string{
 		"$JS.ACK.a=2Eb.grp.3.42.7.1700000000000000001.5",
 		"$JS.ACK._.hash.a=2Eb.grp.3.42.7.1700000000000000001.5",

@@ -10,12 +10,12 @@ import (
 
 // Bounds of pages.
 const (
-	pageMost  = 1_000       // events of one page
+	maxPage   = 1_000       // events of one page
 	pageBytes = 32 << 20    // of the events of one page
 	exactPage = 10_000      // offset and limit together, up to which removed keys do not count
-	probeMost = 64          // questions for one place in a bucket
+	maxProbes = 64          // questions for one position in a bucket
 	pageWait  = time.Second // for a replica that is behind
-	pageSlack = 500         // entries beyond a page that are read rather than asking for its place once more
+	pageSlack = 500         // entries beyond a page that are read rather than asking for its position once more
 )
 
 func notCompacted(topic string) error {
@@ -34,23 +34,27 @@ func (b *Bus) compacted(ctx context.Context, topic string) (*topicInfo, error) {
 	return t, nil
 }
 
-// LatestPage returns up to limit (1..1,000) events of a compacted topic, one a key, the newest first, after leaving out the
-// offset newest. Keys that were removed are left out. A key that changes meanwhile moves to the front. A topic that does not
-// exist has no events. A page ends early, after one event at least, when its events have more than 32 MiB: the next one
-// begins after as many as there were. Keys that are written or removed between two calls move others to another offset: pages
-// together may leave out keys that were there all the time. Use ListLatest to read all of them page by page, or EachLatest.
+// Page returns up to limit (1..1,000) events of a compacted topic, one a key, the newest first,
+// after leaving out the offset newest. Keys that were removed are left out. A key that changes
+// meanwhile moves to the front. A topic that does not exist has no events. A page ends early, after
+// one event at least, when its events have more than 32 MiB: the next one begins after as many as
+// there were. Keys that are written or removed between two calls move others to another offset:
+// pages together may leave out keys that were there all the time. Use List to read all of them page
+// by page, or Each.
 //
-// While offset and limit together are at most 10,000, removed keys do not count for the offset either. Beyond that they do: an
-// event may then be in two pages; none is left out while nothing is written.
+// While offset and limit together are at most 10,000, removed keys do not count for the offset
+// either. Beyond that they do: an event may then be in two pages; none is left out while nothing is
+// written.
 //
-// A page takes a few milliseconds while each key was written once; else the server counts keys for each page, which takes
-// it about 0.1 s for 1,000,000 of them.
-func (b *Bus) LatestPage(ctx context.Context, topic string, offset, limit int) ([]*Event, error) {
+// A page takes a few milliseconds while each key was written once; else the server counts keys for
+// each page, which takes it about 0.1 s for 1,000,000 of them.
+func (k Keys) Page(ctx context.Context, offset, limit int) ([]*Event, error) {
+	b, topic := k.bus, k.topic
 	if offset < 0 {
 		return nil, badOptions("offset is %d: it is 0 or more", offset)
 	}
-	if limit < 1 || limit > pageMost {
-		return nil, badOptions("limit is %d: 1 to %d are allowed", limit, pageMost)
+	if limit < 1 || limit > maxPage {
+		return nil, badOptions("limit is %d: 1 to %d are allowed", limit, maxPage)
 	}
 	t, err := b.compacted(ctx, topic)
 	var page []*Event
@@ -107,12 +111,12 @@ func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*Event, error
 	}
 	for need := uint64(offset + limit); ; need *= 2 { //nolint:gosec // not negative
 		need = min(need, p.entries)
-		start, count, err := p.place(ctx, need)
+		start, count, err := p.findStart(ctx, need)
 		if err != nil {
 			return nil, err
 		}
 		read := p.events
-		if skip+limit > pageMost {
+		if skip+limit > maxPage {
 			read = p.fewEvents
 		}
 		page, all, err := read(ctx, start, count-behind, skip, limit)
@@ -130,13 +134,13 @@ func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*Event, error
 // events reads n entries, and returns the newest limit of those that are live, the oldest first, but for the skip newest. It
 // reports whether there were as many.
 func (p *pageRead) events(ctx context.Context, start, n uint64, skip, limit int) ([]*Event, bool, error) {
-	most := skip + limit
-	live := make([]*Event, 0, 2*most)
+	need := skip + limit
+	live := make([]*Event, 0, 2*need)
 	size := 0
 	err := p.each(ctx, start, n, false, func(m *storedMsg) error {
 		if e, _, ok := p.topic.entry(m); ok && !e.Tombstone {
 			if len(live) == cap(live) {
-				live = live[:copy(live, live[most:])]
+				live = live[:copy(live, live[need:])]
 			}
 			live = append(live, e)
 			size += e.held()
@@ -150,13 +154,13 @@ func (p *pageRead) events(ctx context.Context, start, n uint64, skip, limit int)
 		clear(live)
 		return p.fewEvents(ctx, start, n, skip, limit)
 	}
-	live = live[max(0, len(live)-most):]
-	return live[:max(0, len(live)-skip)], len(live) == most, err
+	live = live[max(0, len(live)-need):]
+	return live[:max(0, len(live)-skip)], len(live) == need, err
 }
 
 // fewEvents is events for when many are skipped, or large: it looks at headers first, and then fetches the events it needs.
 func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit int) ([]*Event, bool, error) {
-	most := skip + limit
+	need := skip + limit
 	var live []uint64
 	err := p.each(ctx, start, n, true, func(m *storedMsg) error {
 		if e, _, ok := p.topic.entry(m); ok && !e.Tombstone {
@@ -164,8 +168,8 @@ func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit i
 		}
 		return nil
 	})
-	live = live[max(0, len(live)-most):]
-	all := len(live) == most
+	live = live[max(0, len(live)-need):]
+	all := len(live) == need
 	if live = live[:max(0, len(live)-skip)]; err != nil || len(live) == 0 {
 		return nil, all, err
 	}
@@ -202,8 +206,8 @@ func (e *Event) held() int {
 	return n
 }
 
-// place finds a sequence from which on there are need entries, or some more, and how many.
-func (p *pageRead) place(ctx context.Context, need uint64) (start, count uint64, err error) {
+// findStart finds a sequence from which on there are need entries, or some more, and how many.
+func (p *pageRead) findStart(ctx context.Context, need uint64) (start, count uint64, err error) {
 	if need == p.entries {
 		return p.first, p.entries, nil
 	}
@@ -213,7 +217,7 @@ func (p *pageRead) place(ctx context.Context, need uint64) (start, count uint64,
 	// From lo on there are at least need entries, loCount of them; from hi on there are fewer.
 	lo, hi := p.first, p.last+1
 	loCount, hiCount := p.entries, uint64(0)
-	for i := 0; hi-lo > 1 && loCount > need+pageSlack && i < probeMost; i++ {
+	for i := 0; hi-lo > 1 && loCount > need+pageSlack && i < maxProbes; i++ {
 		mid := lo + (hi-lo)/2
 		if i%3 != 2 { // every third step halves, so that no distribution of holes makes the search long
 			share := float64(loCount-need-pageSlack/2) / float64(loCount-hiCount)
@@ -244,7 +248,7 @@ func (p *pageRead) count(ctx context.Context, seq uint64) (first, n uint64, err 
 // each calls f for n entries from start on. Each direct get costs the server a count, a consumer one in all.
 func (p *pageRead) each(ctx context.Context, start, n uint64, headersOnly bool, f func(*storedMsg) error) error {
 	stream := p.topic.bucket.stream
-	if headersOnly || n > 2*directMost {
+	if headersOnly || n > 2*maxDirect {
 		err := p.bus.readThrough(ctx, stream, start, headersOnly, func(m *storedMsg) error {
 			if n == 0 {
 				return errStopWalk
@@ -258,7 +262,7 @@ func (p *pageRead) each(ctx context.Context, start, n uint64, headersOnly bool, 
 		return err
 	}
 	for n > 0 {
-		q := &directQuery{Seq: start, Batch: int(min(n, directMost))}
+		q := &directQuery{Seq: start, Batch: int(min(n, maxDirect))}
 		end, err := p.bus.direct(ctx, stream, q, func(m *storedMsg, _ uint64) error {
 			start = m.seq + 1
 			n--

@@ -14,7 +14,7 @@ func pages(tb testing.TB, b *Bus, topic string, limit int) []string {
 	tb.Helper()
 	var keys []string
 	for offset := 0; ; offset += limit {
-		page, err := b.LatestPage(tb.Context(), topic, offset, limit)
+		page, err := b.Keys(topic).Page(tb.Context(), offset, limit)
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -48,12 +48,12 @@ func fill(tb testing.TB, b *Bus, topic string, events, keys int, rnd *rand.Rand)
 	p := b.NewPublisher()
 	for range events {
 		key := strconv.Itoa(rnd.IntN(keys))
-		opts := &PublishOptions{Key: key, Tombstone: rnd.IntN(4) == 0}
+		opts := PublishOptions{Key: key, Tombstone: rnd.IntN(4) == 0}
 		payload := []byte("1")
 		if opts.Tombstone {
 			payload = nil
 		}
-		if err := p.Publish(tb.Context(), topic, payload, opts, func(_ Receipt, err error) {
+		if err := p.PublishAsync(tb.Context(), topic, payload, opts, func(_ Receipt, err error) {
 			if err != nil {
 				tb.Error(err)
 			}
@@ -81,7 +81,7 @@ func TestPagesLeaveOutWhatWasRemoved(t *testing.T) {
 	}
 	for range 30 {
 		offset, limit := rnd.IntN(len(want)+50), 1+rnd.IntN(300)
-		page, err := b.LatestPage(t.Context(), "state.a", offset, limit)
+		page, err := b.Keys("state.a").Page(t.Context(), offset, limit)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -94,7 +94,7 @@ func TestPagesLeaveOutWhatWasRemoved(t *testing.T) {
 		}
 	}
 	var each []string
-	if err := b.EachLatest(t.Context(), "state.a", func(e *Event) error {
+	if err := b.Keys("state.a").Each(t.Context(), func(e *Event) error {
 		if !e.Tombstone {
 			each = append(each, e.Key)
 		}
@@ -103,7 +103,7 @@ func TestPagesLeaveOutWhatWasRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	if slices.Reverse(each); !slices.Equal(each, want) {
-		t.Errorf("EachLatest: got %d keys, want %d", len(each), len(want))
+		t.Errorf("Each: got %d keys, want %d", len(each), len(want))
 	}
 }
 
@@ -129,7 +129,7 @@ func busy(t *testing.T, b *Bus, keys int, payload string) (stop func()) {
 	t.Helper()
 	p := b.NewPublisher()
 	write := func(i int) {
-		if err := p.Publish(t.Context(), "state.a", []byte(payload), &PublishOptions{Key: strconv.Itoa(i)}, func(_ Receipt, err error) {
+		if err := p.PublishAsync(t.Context(), "state.a", []byte(payload), PublishOptions{Key: strconv.Itoa(i)}, func(_ Receipt, err error) {
 			if err != nil {
 				t.Error(err)
 			}
@@ -171,15 +171,16 @@ func busy(t *testing.T, b *Bus, keys int, payload string) (stop func()) {
 	}
 }
 
-// TestEachLatestBesideWriters wants every key in every walk. Few keys are read by direct gets, many through a consumer.
-func TestEachLatestBesideWriters(t *testing.T) {
+// TestEachBesideWriters wants every key in every walk. Few keys are read by direct gets, many
+// through a consumer.
+func TestEachBesideWriters(t *testing.T) {
 	for _, c := range []struct{ keys, walks int }{{40, 30}, {3_000, 2}} {
 		t.Run(strconv.Itoa(c.keys), func(t *testing.T) {
 			b := open(t, Config{Topics: compactedRules})
 			defer busy(t, b, c.keys, "1")()
 			for range c.walks {
 				seen := make(map[string]uint64)
-				if err := b.EachLatest(t.Context(), "state.a", func(e *Event) error {
+				if err := b.Keys("state.a").Each(t.Context(), func(e *Event) error {
 					if e.Sequence <= seen[e.Key] {
 						t.Errorf("key %s: event %d comes after %d", e.Key, e.Sequence, seen[e.Key])
 					}
@@ -196,13 +197,13 @@ func TestEachLatestBesideWriters(t *testing.T) {
 	}
 }
 
-// TestLatestByKeyBesideWriters asks for more than one direct get holds.
-func TestLatestByKeyBesideWriters(t *testing.T) {
+// TestGetManyBesideWriters asks for more than one direct get holds.
+func TestGetManyBesideWriters(t *testing.T) {
 	const keys = 24
 	b := open(t, Config{Topics: compactedRules})
 	defer busy(t, b, keys, `"`+strings.Repeat("x", 2*directBytes/keys)+`"`)()
 	for range 5 {
-		found, err := b.LatestByKey(t.Context(), "state.a", numbers(keys)...)
+		found, err := b.Keys("state.a").GetMany(t.Context(), numbers(keys))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -216,20 +217,18 @@ func TestPageBounds(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
 	filled(t, b, "state.a", "k", set(t, b, "state.a", "k", "1"))
 	for _, c := range []struct{ offset, limit int }{{-1, 1}, {0, 0}, {0, 1_001}} {
-		_, err := b.LatestPage(t.Context(), "state.a", c.offset, c.limit)
-		var known *Error
-		if !errors.As(err, &known) || known.Code != CodeBadOptions {
+		_, err := b.Keys("state.a").Page(t.Context(), c.offset, c.limit)
+		if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadOptions {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
 	publish(t, b, "plain", "1")
-	_, err := b.LatestPage(t.Context(), "plain", 0, 1)
-	var known *Error
-	if !errors.As(err, &known) || known.Code != CodeBadTopic {
+	_, err := b.Keys("plain").Page(t.Context(), 0, 1)
+	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
 		t.Errorf("a topic that is not compacted: %v", err)
 	}
 	stop := errors.New("stop")
-	if err := b.EachLatest(t.Context(), "state.a", func(*Event) error { return stop }); err != stop { //nolint:errorlint // it is returned as it is
+	if err := b.Keys("state.a").Each(t.Context(), func(*Event) error { return stop }); err != stop { //nolint:errorlint // it is returned as it is
 		t.Errorf("got %v", err)
 	}
 }
@@ -245,7 +244,7 @@ func TestLatestPageIsBoundedInBytes(t *testing.T) {
 	filled(t, b, "state.large", strconv.Itoa(keys-1), set(t, b, "state.large", strconv.Itoa(keys-1), payload))
 	var got []string
 	for pages := 0; ; pages++ {
-		page, err := b.LatestPage(t.Context(), "state.large", len(got), 1_000)
+		page, err := b.Keys("state.large").Page(t.Context(), len(got), 1_000)
 		if err != nil {
 			t.Fatal(err)
 		}

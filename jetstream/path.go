@@ -204,7 +204,7 @@ func (g *group) probe(l *link, p *path, now int64) {
 	if !l.up.Load() || !p.begin(now) {
 		return
 	}
-	msg := &nats.Msg{Subject: g.noEvent(), Data: progress}
+	msg := &nats.Msg{Subject: g.keepAliveSubject(), Data: progress}
 	err := l.askUntil(msg, now+int64(probeWait), askerFunc(func(reply *nats.Msg, err error) {
 		answered := err == nil && !noResponders(reply)
 		p.end(now, answered)
@@ -220,8 +220,9 @@ func (g *group) probe(l *link, p *path, now int64) {
 	}
 }
 
-// noEvent is the subject of an ack about no event: the consumer answers it, and takes it for a sign of life.
-func (g *group) noEvent() string {
+// keepAliveSubject is the subject of an ack about no event: the consumer answers it, and takes it
+// for a sign of life.
+func (g *group) keepAliveSubject() string {
 	g.mu.Lock()
 	prefix := g.acks
 	g.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strconv"
@@ -74,7 +75,8 @@ const (
 // PlanTopics compares the rules of Config.Topics with the server and changes nothing. A rule for one topic, or a family,
 // wants its stream to be there; every rule wants the streams of topics that it is the first to match to be as it says.
 // The built-in rules want the buckets of compacted topics that exist, and leave everything else as it is.
-func (b *Bus) PlanTopics(ctx context.Context) ([]TopicChange, error) {
+func (a Admin) PlanTopics(ctx context.Context) ([]TopicChange, error) {
+	b := a.bus
 	inv, err := b.takeInventory(ctx)
 	if err != nil {
 		return nil, err
@@ -89,7 +91,8 @@ func (b *Bus) PlanTopics(ctx context.Context) ([]TopicChange, error) {
 // ApplyTopics carries out what PlanTopics finds: what is to be made, and what no event goes by; with deleting also what
 // events may go by. It returns all changes, each with its outcome, and an error when the server could not be compared.
 // What fails does not keep the rest from being done. Several hubs may call it at once.
-func (b *Bus) ApplyTopics(ctx context.Context, deleting bool) ([]TopicChange, error) {
+func (a Admin) ApplyTopics(ctx context.Context, deleting bool) ([]TopicChange, error) {
+	b := a.bus
 	inv, err := b.takeInventory(ctx)
 	if err != nil {
 		return nil, err
@@ -300,6 +303,20 @@ func (r *TopicRule) compare(topic string, have *natsjs.StreamConfig, defaults *C
 		impossible(fieldRetention, strings.ToLower(have.Retention.String()), "limits", "the stream deletes events that were acknowledged, so groups lose each other's: make the topic anew without that policy")
 	}
 	return changes
+}
+
+// reportDrift tells operators that a stream is not what its rule says. The stream is used as it is.
+func (b *Bus) reportDrift(topic string, rule *TopicRule, info *natsjs.StreamInfo) {
+	changes := rule.compare(topic, &info.Config, &b.cfg)
+	if len(changes) == 0 {
+		return
+	}
+	drift := make([]string, len(changes))
+	for i, c := range changes {
+		drift[i] = c.Field + " is " + c.Have + ", the rule says " + c.Want
+	}
+	b.log.Warn("stream differs from its rule", slog.String("topic", topic), slog.String("stream", info.Config.Name),
+		slog.String("drift", strings.Join(drift, "; ")))
 }
 
 // AgeText is a duration in the units of a topics file.

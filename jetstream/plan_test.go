@@ -13,13 +13,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
+	natsserver "github.com/nats-io/nats-server/v2/server"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 func plan(tb testing.TB, b *Bus) []TopicChange {
 	tb.Helper()
-	changes, err := b.PlanTopics(tb.Context())
+	changes, err := b.Admin().PlanTopics(tb.Context())
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -28,7 +28,7 @@ func plan(tb testing.TB, b *Bus) []TopicChange {
 
 func apply(tb testing.TB, b *Bus, deleting bool) []TopicChange {
 	tb.Helper()
-	changes, err := b.ApplyTopics(tb.Context(), deleting)
+	changes, err := b.Admin().ApplyTopics(tb.Context(), deleting)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestApplyMakesWhatRulesName(t *testing.T) {
 	if n := streamInfo(t, b, "users").State.Msgs; n != 1 {
 		t.Errorf("the family has %d messages", n)
 	}
-	all, err := b.Topics(t.Context())
+	all, err := b.Admin().Topics(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -319,7 +319,7 @@ func TestTwoHubsApplyAtOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		for _, b := range []*Bus{one, two} {
 			wg.Go(func() {
-				changes, err := b.ApplyTopics(context.Background(), false)
+				changes, err := b.Admin().ApplyTopics(context.Background(), false)
 				if err != nil {
 					t.Error(err)
 				}
@@ -382,7 +382,7 @@ func TestReplicasOfStreamAndBucket(t *testing.T) {
 	// The number of copies that a rule does not name is for new streams only.
 	unnamed := open(t, Config{URL: url, Topics: []TopicRule{{Pattern: "state", Compaction: true}}})
 	same(t, "a rule without replicas", outcomes(apply(t, unnamed, true)), nil)
-	if e, err := after.Latest(t.Context(), "state", "k"); err != nil || string(e.Payload) != "1" {
+	if e, err := after.Keys("state").Get(t.Context(), "k"); err != nil || string(e.Payload) != "1" {
 		t.Errorf("%v, %v", e, err)
 	}
 }
@@ -401,12 +401,12 @@ func threeServers(tb testing.TB) string {
 		listeners = append(listeners, l)
 		routes, ports = append(routes, "nats://"+l.Addr().String()), append(ports, l.Addr().(*net.TCPAddr).Port) //nolint:errcheck // it is one
 	}
-	var all []*server.Server
+	var all []*natsserver.Server
 	var urls []string
 	for i, port := range ports {
-		s, err := server.NewServer(&server.Options{
-			ServerName: fmt.Sprintf("n%d", i), Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: tb.TempDir(), NoLog: true, NoSigs: true,
-			Cluster: server.ClusterOpts{Name: "three", Host: "127.0.0.1", Port: port}, Routes: server.RoutesFromStr(strings.Join(routes, ",")),
+		s, err := natsserver.NewServer(&natsserver.Options{
+			ServerName: fmt.Sprintf("n%d", i), Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: tb.TempDir(), NoLog: true, NoSigs: true,
+			Cluster: natsserver.ClusterOpts{Name: "three", Host: "127.0.0.1", Port: port}, Routes: natsserver.RoutesFromStr(strings.Join(routes, ",")),
 		})
 		if err != nil {
 			tb.Fatal(err)
@@ -425,7 +425,7 @@ func threeServers(tb testing.TB) string {
 		urls = append(urls, s.ClientURL())
 	}
 	eventually(tb, "the cluster has a leader", func() bool {
-		return slices.ContainsFunc(all, func(s *server.Server) bool { return s.JetStreamIsLeader() && len(s.JetStreamClusterPeers()) == 3 })
+		return slices.ContainsFunc(all, func(s *natsserver.Server) bool { return s.JetStreamIsLeader() && len(s.JetStreamClusterPeers()) == 3 })
 	})
 	return strings.Join(urls, ",")
 }

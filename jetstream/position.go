@@ -16,27 +16,66 @@ import (
 const (
 	idSearchBefore = time.Minute
 	idSearchAfter  = 10 * time.Minute
-	idSearchMost   = 100_000
+	maxIDSearch    = 100_000
 )
 
-// Position is a place in a topic: a group goes on with the first event after it. The zero value is the end.
+// Position says where in a topic to begin: FromLatest, which is the zero value, FromEarliest,
+// FromTime or FromAfterID.
 type Position struct {
-	From    From
-	TS      int64  // epoch milliseconds of storage, for FromTS
-	AfterID string // for FromAfterID
+	kind positionKind
+	at   time.Time
+	id   string
+}
+
+type positionKind int
+
+const (
+	atLatest positionKind = iota
+	atEarliest
+	atTime
+	atID
+)
+
+var (
+	// FromLatest is the end of the topic: only what is stored from now on.
+	FromLatest = Position{kind: atLatest}
+	// FromEarliest is the first event that is left in the topic.
+	FromEarliest = Position{kind: atEarliest}
+)
+
+// FromTime is the first event that was stored at or after a moment, which is not before 1970; one
+// in the future is the end of the topic. What publishers said of an event's time
+// (PublishOptions.TS) does not matter.
+func FromTime(at time.Time) Position { return Position{kind: atTime, at: at} }
+
+// FromAfterID is the event after the one with an id. An id that is a UUIDv7 older than the first
+// event that is left means that first event; any other id that is not found is an unknown_id *Error
+// of the call that takes the position. Ids of other forms are looked for among the last 100,000
+// events.
+func FromAfterID(id string) Position { return Position{kind: atID, id: id} }
+
+// validate returns a bad_options *Error for what no topic has.
+func (p Position) validate() error {
+	switch {
+	case p.kind == atTime && p.at.Before(time.Unix(0, 0)):
+		return badOptions("opts.ts is %d: it is epoch milliseconds, 0 or more", p.at.UnixMilli())
+	case p.kind == atID && (p.id == "" || len(p.id) > maxNameLen+maxIDLen):
+		return badOptions("opts.afterId has %d bytes: an event's id is needed", len(p.id))
+	}
+	return nil
 }
 
 // resolve turns a position into the sequence of the first event after it. It is never beyond the end: a start beyond the
 // end would skip events that are stored later.
 func (b *Bus) resolve(ctx context.Context, t *topicInfo, at Position, state natsjs.StreamState) (uint64, error) {
 	end := state.LastSeq + 1
-	switch at.From {
-	case FromEarliest:
+	switch at.kind {
+	case atEarliest:
 		return 1, nil
-	case FromTS:
-		return b.firstSince(ctx, t, farthest(time.UnixMilli(at.TS)), end)
-	case FromAfterID:
-		seq, err := b.findID(ctx, t, at.AfterID, state)
+	case atTime:
+		return b.firstSince(ctx, t, farthest(at.at), end)
+	case atID:
+		seq, err := b.findID(ctx, t, at.id, state)
 		if err != nil {
 			return 0, err
 		}
@@ -75,12 +114,12 @@ func (b *Bus) findID(ctx context.Context, t *topicInfo, id string, state natsjs.
 		searches = []walkOptions{{since: made.Add(-20 * time.Millisecond)}, {since: made.Add(-2 * time.Second)}, {since: made.Add(-idSearchBefore)}}
 	} else {
 		searches = []walkOptions{{}}
-		if state.LastSeq > idSearchMost {
-			searches[0].start = max(state.FirstSeq, state.LastSeq-idSearchMost+1)
+		if state.LastSeq > maxIDSearch {
+			searches[0].start = max(state.FirstSeq, state.LastSeq-maxIDSearch+1)
 		}
 	}
 	for _, opts := range searches {
-		opts.headersOnly, opts.most = true, idSearchMost
+		opts.headersOnly, opts.max = true, maxIDSearch
 		if v7 {
 			opts.until = made.Add(idSearchAfter)
 		}
@@ -104,7 +143,7 @@ func (b *Bus) findID(ctx context.Context, t *topicInfo, id string, state natsjs.
 	case v7:
 		return unknown("it was not found among those stored around its time")
 	default:
-		return unknown(fmt.Sprintf("it was not found among the last %d events", idSearchMost))
+		return unknown(fmt.Sprintf("it was not found among the last %d events", maxIDSearch))
 	}
 }
 
@@ -120,8 +159,8 @@ func madeAt(id string) (time.Time, bool) {
 
 // farthest keeps a time within what the server can count, in nanoseconds: one beyond would mean the past.
 func farthest(t time.Time) time.Time {
-	if most := time.Unix(0, math.MaxInt64); t.After(most) {
-		return most
+	if limit := time.Unix(0, math.MaxInt64); t.After(limit) {
+		return limit
 	}
 	return t
 }
@@ -178,7 +217,7 @@ type walkOptions struct {
 	start       uint64    // first sequence; or
 	since       time.Time // stored at or after
 	until       time.Time // stop behind this moment of storage; zero: none
-	most        int       // messages to look at; 0: all
+	max         int       // messages to look at; 0: all
 	headersOnly bool
 	latestByKey bool
 	key         string // only events of it
@@ -302,8 +341,8 @@ func (b *Bus) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f fun
 		if err := ctx.Err(); err != nil {
 			return last, false, err
 		}
-		if opts.most > 0 {
-			batch = min(batch, uint64(opts.most))
+		if opts.max > 0 {
+			batch = min(batch, uint64(opts.max))
 		}
 		msgs, err := c.Fetch(int(min(left, batch)), natsjs.FetchContext(ctx)) //nolint:gosec // at most batch
 		if err != nil {
@@ -333,7 +372,7 @@ func (b *Bus) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f fun
 			if left--; meta.NumPending == 0 {
 				left = 0
 			}
-			if opts.most--; opts.most == 0 {
+			if opts.max--; opts.max == 0 {
 				return last, true, nil
 			}
 		}
@@ -349,15 +388,14 @@ func (b *Bus) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f fun
 
 // ScanOptions say what Scan reads.
 type ScanOptions struct {
-	// From is FromEarliest (FromLatest, the zero value, means the same here), FromTS or FromAfterID.
-	From From
-	// TS is in epoch milliseconds of storage, inclusive, for FromTS. AfterID is exclusive, for FromAfterID.
-	TS      int64
-	AfterID string
+	// From is where to begin: FromEarliest (FromLatest, the zero value, means the same here),
+	// FromTime or FromAfterID.
+	From Position
+	// Until, if not zero, is the last moment of storage that counts. All of its millisecond is
+	// included.
+	Until time.Time
 	// Limit is the most events; default 1,000.
 	Limit int
-	// Until, if not zero, is the last moment of storage that counts, in epoch milliseconds: all of it is included.
-	Until int64
 	// Key, if not "", reads only the events of that key.
 	Key string
 	// LatestByKey reads only the newest event of each key.
@@ -366,10 +404,14 @@ type ScanOptions struct {
 
 // Scan calls f for the stored events of a topic in order, up to the topic's end at the moment of the call. It stops when
 // f returns an error, and returns that error. A topic that does not exist has no events. f owns the event it gets.
-// Errors: bad_topic, unknown_id (AfterID).
-func (b *Bus) Scan(ctx context.Context, topic string, opts ScanOptions, f func(*Event) error) error {
+// Errors: bad_topic, bad_options, unknown_id (FromAfterID).
+func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*Event) error) error {
+	b, topic := h.bus, h.topic
 	if opts.Limit <= 0 {
 		opts.Limit = 1_000
+	}
+	if err := opts.From.validate(); err != nil {
+		return err
 	}
 	t, err := b.existing(ctx, topic)
 	if errors.Is(err, ErrNotFound) {
@@ -378,20 +420,20 @@ func (b *Bus) Scan(ctx context.Context, topic string, opts ScanOptions, f func(*
 	if err != nil {
 		return err
 	}
-	walk := walkOptions{most: opts.Limit, latestByKey: opts.LatestByKey, key: opts.Key, batch: min(opts.Limit, 1_000)}
-	if opts.Until != 0 {
-		walk.until = farthest(time.UnixMilli(opts.Until).Add(time.Millisecond - 1))
+	walk := walkOptions{max: opts.Limit, latestByKey: opts.LatestByKey, key: opts.Key, batch: min(opts.Limit, 1_000)}
+	if !opts.Until.IsZero() {
+		walk.until = farthest(time.UnixMilli(opts.Until.UnixMilli()).Add(time.Millisecond - 1))
 	}
 	switch {
 	case opts.LatestByKey:
-	case opts.From == FromTS:
-		walk.since = farthest(time.UnixMilli(opts.TS))
-	case opts.From == FromAfterID:
+	case opts.From.kind == atTime:
+		walk.since = farthest(opts.From.at)
+	case opts.From.kind == atID:
 		info, err := b.findStream(ctx, t.stream.name)
 		if err != nil {
 			return b.unavailable(err)
 		}
-		if walk.start, err = b.resolve(ctx, t, Position{From: FromAfterID, AfterID: opts.AfterID}, info.State); err != nil {
+		if walk.start, err = b.resolve(ctx, t, opts.From, info.State); err != nil {
 			return err
 		}
 	}

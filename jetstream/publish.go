@@ -12,7 +12,9 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// PublishOptions are the optional fields of an event. The zero value is a plain event: no key, id made by the hub.
+// PublishOptions are the optional fields of an event. The zero value is a plain event: no key, id
+// made by the hub. They are passed by value: a pointer that goes through an interface would cost an
+// allocation for each publish.
 type PublishOptions struct {
 	// ID makes the publish idempotent within the topic's duplicate window (default 2 min): 1..128 bytes, no control
 	// characters, no outer blanks, not of the form <stream>@<sequence>.
@@ -49,9 +51,11 @@ type Receipt struct {
 	Duplicate bool
 }
 
-// Publisher publishes for one client in order. Order in the stream is that of the calls, among publishes that were
-// confirmed with no error between them. It is pinned to one NATS connection of the bus's pool, which keeps that order.
-// A Publisher is for one goroutine at a time; different Publishers are independent. It needs no closing.
+// Publisher publishes for one client in order. Order in the stream is that of the calls, among
+// publishes that were confirmed with no error between them. It is pinned to one NATS connection of
+// the bus's pool, which keeps that order. PublishAsync, Publish and CountFor are for one goroutine
+// at a time; Admit and Flush may be called concurrently. Different Publishers are independent. It
+// needs no closing.
 type Publisher struct {
 	bus    *Bus
 	link   *link
@@ -64,101 +68,115 @@ type Publisher struct {
 // topics it makes count for it alone (Limits.TopicsPerClient).
 func (b *Bus) NewPublisher() *Publisher { return b.newPublisher(b.unnamed()) }
 
-// CountFor makes the topics that this Publisher, and the subscriptions made Via it, make from now on count for a client,
-// along with those of all others that count for the same one. client is any name but "", and begins with no NUL.
+// CountFor makes the topics that this Publisher makes from now on count for a client
+// (Limits.TopicsPerClient), along with those of all other Publishers and subscriptions
+// (SubscribeOptions.CountFor) that count for the same one. client is any name but "", and begins
+// with no NUL.
 func (p *Publisher) CountFor(client string) { p.client = client }
 
-// PublishWait stores one event and returns once the stream has confirmed it. Errors are those of Publish and of its done.
-func (p *Publisher) PublishWait(ctx context.Context, topic string, payload []byte, opts *PublishOptions) (Receipt, error) {
-	return p.bus.publishWait(ctx, func(done func(Receipt, error)) error { return p.Publish(ctx, topic, payload, opts, done) })
+// Publish is PublishAsync that waits: it stores one event and returns once the stream has confirmed
+// it. Errors are those of PublishAsync and of its done. When ctx ends first, the *Error
+// (publish_failed) says that the outcome is unknown.
+func (p *Publisher) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (Receipt, error) {
+	return p.bus.publishWait(ctx, func(done func(Receipt, error)) error {
+		return p.PublishAsync(ctx, topic, payload, opts, done)
+	})
 }
 
 func (b *Bus) newPublisher(client string) *Publisher {
 	return &Publisher{bus: b, link: b.link(), client: client}
 }
 
-// Publish sends the event and returns; done is called exactly once, from a goroutine of the bus,
-// when the stream has stored the event or when it is known or assumed that it has not (10 s without
-// an ack, or the end of ctx's deadline if that is sooner: outcome unknown; a publish with an id may
-// then be repeated safely). done must not block. payload and opts are not kept after Publish
-// returns; opts may be nil.
+// PublishAsync sends the event and returns; done is called exactly once, from a goroutine of the
+// bus, when the stream has stored the event or when it is known or assumed that it has not (10 s
+// without an ack, or the end of ctx's deadline if that is sooner: outcome unknown; a publish with
+// an id may then be repeated safely). done must not block. payload and opts are not kept after
+// PublishAsync returns.
 //
-// An error returned by Publish itself means that nothing was stored and done will not be called; it
-// is an *Error for what a client did wrong. The error given to done is an *Error too, or
-// ErrKeyChanged.
+// payload is stored byte for byte. It need not be JSON, although clients of the hub get JSON: in a
+// record (Event.AppendRecord), text that is no JSON becomes a JSON string, other bytes a string in
+// base64, and the header Event-Encoding says so. An empty payload becomes null. ValidPayload tells
+// whether a payload is taken as JSON.
 //
-// Publish waits while the topic is being made, until the first publish to a stream is confirmed,
-// and while too much is in flight (Limits.PublishInFlight per stream, Limits.SessionInFlight per
-// Publisher).
-func (p *Publisher) Publish(ctx context.Context, topic string, payload []byte, opts *PublishOptions, done func(Receipt, error)) error {
-	if opts == nil {
-		opts = &PublishOptions{}
-	}
-	if err := p.bus.admit(topic, payload, opts); err != nil {
+// An error returned by PublishAsync itself means that nothing was stored and done will not be
+// called; it is an *Error for what a client did wrong (bad_topic, bad_options, publish_failed with
+// the cause ErrTooLarge, rate_limited) and for what does not work now (overloaded, publish_failed,
+// internal), or ErrClosed. The error given to done is an *Error (publish_failed), or ErrKeyChanged.
+//
+// PublishAsync waits while the topic is being made, until the first publish to a stream is
+// confirmed, and while too much is in flight (Limits.PublishInFlight per stream,
+// Limits.SessionInFlight per Publisher).
+func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []byte, opts PublishOptions, done func(Receipt, error)) error {
+	t, err := p.bus.admit(topic, payload, &opts)
+	if err != nil {
 		return err
 	}
-	return p.send(ctx, topic, payload, opts, done)
-}
-
-// Admit says what is wrong with an event that is to be published later, as Publish would, as far as that is known without
-// asking the server: its topic, its options, its size, and whether it has the key that a compacted topic needs.
-func (b *Bus) Admit(topic string, payload []byte, opts *PublishOptions) error {
-	if err := opts.check(); err != nil {
+	if p.bus.closing.Load() {
+		return ErrClosed
+	}
+	if err := opts.Validate(); err != nil {
 		return err
 	}
-	return b.admit(topic, payload, opts)
+	if t == nil {
+		if t, err = p.bus.topic(ctx, topic, p.client); err != nil {
+			return err
+		}
+	}
+	return p.send(ctx, t, payload, &opts, done)
 }
 
-// admit says what of a publish the topic does not take, before the topic is made for it.
-func (b *Bus) admit(topic string, payload []byte, opts *PublishOptions) error {
-	most := b.maxPayload
+// Admit says what is wrong with an event that is to be published later, as PublishAsync would, as
+// far as that is known without asking the server: its topic, its options, its size, and whether it
+// has the key that a compacted topic needs.
+func (p *Publisher) Admit(topic string, payload []byte, opts PublishOptions) error {
+	if err := opts.Validate(); err != nil {
+		return err
+	}
+	_, err := p.bus.admit(topic, payload, &opts)
+	return err
+}
+
+// admit says what of a publish the topic does not take, before the topic is made for it. It returns
+// the topic if this hub has met it, else nil.
+func (b *Bus) admit(topic string, payload []byte, opts *PublishOptions) (t *topicInfo, err error) {
+	limit := b.maxPayload
 	var compacted bool
-	if t := b.known(topic); t != nil {
-		most, compacted = t.maxPayload, t.bucket != nil
+	if t = b.known(topic); t != nil {
+		limit, compacted = t.maxPayload, t.bucket != nil
 	} else {
 		if err := ValidTopic(topic); err != nil {
-			return err
+			return nil, err
 		}
 		rule := b.rule(topic)
 		compacted = rule.Compaction
 		if rule.MaxPayload > 0 {
-			most = min(most, rule.MaxPayload)
+			limit = min(limit, rule.MaxPayload)
 		}
 	}
 	if opts.Wrapper {
-		most += wrapperMargin
+		limit += wrapperMargin
 	}
-	if len(payload) > most {
-		return &Error{Code: CodePublishFailed, Msg: fmt.Sprintf("the payload has %d bytes, at most %d are allowed", len(payload), most), Err: ErrTooLarge}
+	if len(payload) > limit {
+		return nil, &Error{Code: CodePublishFailed, Msg: fmt.Sprintf("the payload has %d bytes, at most %d are allowed", len(payload), limit), Err: ErrTooLarge}
 	}
 	if compacted && opts.Key == "" {
-		return badOptions("topic %s keeps the newest event of each key: give opts.key", topic)
+		return nil, badOptions("topic %s keeps the newest event of each key: give opts.key", topic)
 	}
 	if opts.Tombstone && len(payload) > 0 && string(payload) != "null" {
-		return badOptions("opts.tombstone removes a key: the payload must be null, or left out")
+		return nil, badOptions("opts.tombstone removes a key: the payload must be null, or left out")
 	}
-	return nil
+	return t, nil
 }
 
-// send is Publish without what topics ask of clients: a dead letter is larger than what it wraps, and has no key.
-func (p *Publisher) send(ctx context.Context, topic string, payload []byte, opts *PublishOptions, done func(Receipt, error)) error {
-	if p.bus.closing.Load() {
-		return ErrClosed
-	}
-	if err := opts.check(); err != nil {
-		return err
-	}
-	t, err := p.bus.topic(ctx, topic, p.client)
-	if err != nil {
-		return err
-	}
-	if err := p.enter(ctx, t.stream); err != nil {
+// send is PublishAsync to a topic that takes the event.
+func (p *Publisher) send(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, done func(Receipt, error)) error {
+	if err := p.acquire(ctx, t.stream); err != nil {
 		return err
 	}
 	w, _ := outgoing.Get().(*outgoingEvent)
 	w.p, w.topic, w.done = p, t, done
 	if err := w.fill(payload, opts); err != nil {
-		p.leave(t.stream)
+		p.release(t.stream)
 		w.free()
 		return err
 	}
@@ -168,7 +186,7 @@ func (p *Publisher) send(ctx context.Context, topic string, payload []byte, opts
 	w.sent = p.bus.clock.now()
 	w.users.Store(2) // the answer may come, or be given up, while the message is still being written
 	if err := p.link.ask(&w.msg, w.sent-p.bus.shortfall(ctx, w.sent), w); err != nil {
-		p.leave(t.stream)
+		p.release(t.stream)
 		w.free()
 		t.obs.PublishFailed()
 		return notSent(err)
@@ -236,7 +254,7 @@ func (w *outgoingEvent) answer(reply *nats.Msg, err error) {
 	p, s := w.p, w.topic.stream
 	w.done(p.bus.confirmed(w.topic, w.id, reply, err, w.sent))
 	w.release()
-	p.leave(s)
+	p.release(s)
 }
 
 // release frees the event when its other user has released it too.
@@ -256,7 +274,7 @@ func (w *outgoingEvent) free() {
 // may not be known everywhere yet, and sending again what was refused must not let a later publish overtake it.
 func (p *Publisher) first(ctx context.Context, w *outgoingEvent) error {
 	t := w.topic
-	defer p.leave(t.stream)
+	defer p.release(t.stream)
 	defer w.free()
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
@@ -296,8 +314,7 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 	if keyChanged(err) {
 		return Receipt{}, ErrKeyChanged // no failure: it is what was asked for
 	}
-	var refused *apiError
-	if errors.As(err, &refused) {
+	if _, ok := errors.AsType[*apiError](err); ok {
 		b.log.Warn("the stream refused an event", slog.String("topic", t.name), slog.Any("error", err))
 		return fail("the event store refused the event: nothing was stored", err)
 	}
@@ -312,11 +329,12 @@ func notSent(err error) error {
 	return &Error{Code: CodePublishFailed, Msg: "the event store cannot be reached: nothing was stored, try again", Err: err}
 }
 
-// enter waits for a place among the unconfirmed publishes, of the stream and of this Publisher.
-func (p *Publisher) enter(ctx context.Context, s *stream) error {
-	if most := p.bus.limits.SessionInFlight; !p.inFlight.tryEnter(most) {
+// acquire waits until the stream and this Publisher have fewer unconfirmed publishes than they may
+// have.
+func (p *Publisher) acquire(ctx context.Context, s *stream) error {
+	if limit := p.bus.limits.SessionInFlight; !p.inFlight.tryAcquire(limit) {
 		p.bus.obs.LimitReached("session_in_flight")
-		if err := p.inFlight.enter(ctx, most); err != nil {
+		if err := p.inFlight.acquire(ctx, limit); err != nil {
 			return tooMany(err)
 		}
 	}
@@ -330,7 +348,7 @@ func (p *Publisher) enter(ctx context.Context, s *stream) error {
 	case s.slots <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		p.inFlight.leave()
+		p.inFlight.release()
 		return tooMany(ctx.Err())
 	}
 }
@@ -339,17 +357,23 @@ func tooMany(err error) error {
 	return &Error{Code: CodeOverloaded, Msg: "too many publishes wait for the event store: nothing was stored, try again", Err: err}
 }
 
-func (p *Publisher) leave(s *stream) {
+func (p *Publisher) release(s *stream) {
 	<-s.slots
-	p.inFlight.leave()
+	p.inFlight.release()
 }
 
-// Flush waits until every publish of this Publisher has been answered.
+// Flush waits until every publish of this Publisher has been answered, or returns the error of ctx.
 func (p *Publisher) Flush(ctx context.Context) error { return p.inFlight.empty(ctx) }
 
-// Publish stores one event and returns once the stream has confirmed it. It may be called concurrently.
+// Publish stores one event and returns once the stream has confirmed it. It may be called
+// concurrently, and then keeps no order: see Publisher for that. payload need not be JSON (see
+// Publisher.PublishAsync, which also has the errors). When ctx ends before the answer is there, the
+// *Error says that the outcome is unknown: a publish with PublishOptions.ID may be repeated safely.
+// Without a deadline of ctx, the answer comes within 10 s.
 func (b *Bus) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (Receipt, error) {
-	return b.publisher.PublishWait(ctx, topic, payload, &opts)
+	return b.publishWait(ctx, func(done func(Receipt, error)) error {
+		return b.publisher.PublishAsync(ctx, topic, payload, opts, done)
+	})
 }
 
 func (b *Bus) publishWait(ctx context.Context, send func(func(Receipt, error)) error) (Receipt, error) {

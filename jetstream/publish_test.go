@@ -18,7 +18,7 @@ func TestPublishKeepsTheOrderOfCalls(t *testing.T) {
 	var mu sync.Mutex
 	seqs := make([]uint64, n)
 	for i := range n {
-		err := p.Publish(t.Context(), "order", fmt.Append(nil, i), nil, func(r Receipt, err error) {
+		err := p.PublishAsync(t.Context(), "order", fmt.Append(nil, i), PublishOptions{}, func(r Receipt, err error) {
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -55,7 +55,7 @@ func TestSameIDIsStoredOnce(t *testing.T) {
 			t.Errorf("%s: %+v, %+v", topic, first, second)
 		}
 		var got []string
-		if err := b.Scan(t.Context(), topic, ScanOptions{}, func(e *Event) error {
+		if err := b.History(topic).Scan(t.Context(), ScanOptions{}, func(e *Event) error {
 			got = append(got, e.ID+" "+e.Key+" "+string(e.Payload)+" "+e.Topic)
 			return nil
 		}); err != nil {
@@ -81,11 +81,11 @@ func TestExpectKeySequence(t *testing.T) {
 	if _, err := b.Publish(t.Context(), "state", []byte("2"), PublishOptions{Key: "k", ExpectKeySequence: at(first.Sequence)}); err != nil {
 		t.Errorf("got %v", err)
 	}
-	e, err := b.Latest(t.Context(), "state", "k")
+	e, err := b.Keys("state").Get(t.Context(), "k")
 	if err != nil || string(e.Payload) != "2" {
 		t.Errorf("%v, %v", e, err)
 	}
-	if _, err := b.Latest(t.Context(), "state", "nobody"); !errors.Is(err, ErrNotFound) {
+	if _, err := b.Keys("state").Get(t.Context(), "nobody"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -121,8 +121,7 @@ func TestOptionsThatWouldPoisonAStreamAreRefused(t *testing.T) {
 		"ts unsafe":        {TS: 1 << 53, HasTS: true},
 	} {
 		_, err := b.Publish(t.Context(), "guarded", []byte("1"), opts)
-		var e *Error
-		if !errors.As(err, &e) || e.Code != CodeBadOptions {
+		if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeBadOptions {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
@@ -140,7 +139,7 @@ func TestAllFieldsSurvive(t *testing.T) {
 	if _, err := b.Publish(t.Context(), "full", []byte("{}"), opts); err != nil {
 		t.Fatal(err)
 	}
-	e, err := b.Latest(t.Context(), "full", opts.Key)
+	e, err := b.Keys("full").Get(t.Context(), opts.Key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,8 +157,7 @@ func TestADeletedStreamIsMadeAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := b.Publish(t.Context(), "gone", []byte("2"), PublishOptions{})
-	var e *Error
-	if !errors.As(err, &e) || e.Code != CodePublishFailed {
+	if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodePublishFailed {
 		t.Errorf("got %v", err)
 	}
 	publish(t, b, "gone", "3")
@@ -169,15 +167,14 @@ func TestLimitsOfTopics(t *testing.T) {
 	obs := &counter{}
 	b := open(t, Config{Observer: obs, Limits: Limits{Topics: 4, TopicsPerClient: 2}})
 	code := func(err error) string {
-		var e *Error
-		if errors.As(err, &e) {
+		if e, ok := errors.AsType[*Error](err); ok {
 			return e.Code
 		}
 		return fmt.Sprint(err)
 	}
 	pub := func(p *Publisher, topic string) error {
 		_, err := b.publishWait(t.Context(), func(done func(Receipt, error)) error {
-			return p.Publish(t.Context(), topic, []byte("1"), nil, done)
+			return p.PublishAsync(t.Context(), topic, []byte("1"), PublishOptions{}, done)
 		})
 		return err
 	}
@@ -201,7 +198,7 @@ func TestLimitsOfTopics(t *testing.T) {
 			t.Errorf("%s: got %s, want %s", c.topic, got, c.want)
 		}
 	}
-	_, err := b.Subscribe(t.Context(), "t6", "g", SubscribeOptions{Via: one}, nil)
+	_, err := b.Subscribe(t.Context(), "t6", "g", SubscribeOptions{CountFor: one.client}, ignore)
 	if got := code(err); got != CodeOverloaded {
 		t.Errorf("subscribe: got %s", got)
 	}
@@ -216,8 +213,7 @@ func TestPayloadLimit(t *testing.T) {
 		t.Error(err)
 	}
 	_, err := b.Publish(t.Context(), "big", make([]byte, 1<<20+1), PublishOptions{})
-	var e *Error
-	if !errors.As(err, &e) || e.Code != CodePublishFailed || !strings.Contains(e.Msg, "1048576") {
+	if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodePublishFailed || !strings.Contains(e.Msg, "1048576") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -233,7 +229,7 @@ func TestCloseTwice(t *testing.T) {
 	if _, err := b.Publish(context.Background(), "a", []byte("1"), PublishOptions{}); !errors.Is(err, ErrClosed) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := b.Subscribe(context.Background(), "a", "g", SubscribeOptions{}, nil); err == nil {
+	if _, err := b.Subscribe(context.Background(), "a", "g", SubscribeOptions{}, ignore); err == nil {
 		t.Error("a closed bus takes subscriptions")
 	}
 	if b.Ready(context.Background()) == nil {
@@ -250,11 +246,10 @@ func TestAForeignStreamIsNotShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, pubErr := b.Publish(t.Context(), "payroll", []byte("1"), PublishOptions{})
-	_, subErr := b.Subscribe(t.Context(), "payroll", "g", SubscribeOptions{From: FromEarliest}, nil)
-	scanErr := b.Scan(t.Context(), "payroll", ScanOptions{}, func(*Event) error { t.Error("shown"); return nil })
+	_, subErr := b.Subscribe(t.Context(), "payroll", "g", SubscribeOptions{From: FromEarliest}, ignore)
+	scanErr := b.History("payroll").Scan(t.Context(), ScanOptions{}, func(*Event) error { t.Error("shown"); return nil })
 	for _, err := range []error{pubErr, subErr, scanErr} {
-		var e *Error
-		if !errors.As(err, &e) || e.Code != CodeBadTopic {
+		if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeBadTopic {
 			t.Errorf("got %v", err)
 		}
 	}

@@ -2,59 +2,60 @@ package jetstream
 
 // question is one that waits for its reply, in nanoseconds of the bus's clock.
 type question struct {
-	asker    // nil: the place is free
+	asker    // nil: the entry is free
 	deadline int64
 	number   uint64
 }
 
-// placeBits of a question's number are its place. The rest counts up, so that a late reply finds that its place is
-// another's by now.
-const placeBits = 24
+// indexBits of a question's number are the index of its entry. The rest counts up, so that a late
+// reply finds that the entry is another's by now.
+const indexBits = 24
 
-// questions are those that wait on one connection, in places that are used again. They need a lock around them. There are
-// as many as are asked at a time: publishes are bounded by the streams' slots, the rest by leases and workers.
+// questions are those that wait on one connection, in entries that are used again. They need a lock
+// around them. There are as many as are asked at a time: publishes are bounded by the streams'
+// slots, the rest by leases and workers.
 type questions struct {
-	places []question
-	free   []uint32
-	asked  uint64
+	entries []question
+	free    []uint32
+	asked   uint64
 }
 
 // add files a question and returns its number.
 func (q *questions) add(who asker, deadline int64) uint64 {
-	var place uint32
+	var index uint32
 	if n := len(q.free); n > 0 {
-		place = q.free[n-1]
+		index = q.free[n-1]
 		q.free = q.free[:n-1]
 	} else {
-		place = uint32(len(q.places)) //nolint:gosec // far fewer
-		q.places = append(q.places, question{})
+		index = uint32(len(q.entries)) //nolint:gosec // far fewer
+		q.entries = append(q.entries, question{})
 	}
 	q.asked++
-	number := q.asked<<placeBits | uint64(place)
-	q.places[place] = question{asker: who, deadline: deadline, number: number}
+	number := q.asked<<indexBits | uint64(index)
+	q.entries[index] = question{asker: who, deadline: deadline, number: number}
 	return number
 }
 
-// take returns who waits for the answer of that number, nil for nobody, and frees the place.
+// take returns who waits for the answer of that number, nil for nobody, and frees the entry.
 func (q *questions) take(number uint64) asker {
-	place := number & (1<<placeBits - 1)
-	if place >= uint64(len(q.places)) || q.places[place].asker == nil || q.places[place].number != number {
+	index := number & (1<<indexBits - 1)
+	if index >= uint64(len(q.entries)) || q.entries[index].asker == nil || q.entries[index].number != number {
 		return nil
 	}
-	who := q.places[place].asker
-	q.places[place] = question{}
-	q.free = append(q.free, uint32(place))
+	who := q.entries[index].asker
+	q.entries[index] = question{}
+	q.free = append(q.free, uint32(index))
 	return who
 }
 
 // waiting is how many wait.
-func (q *questions) waiting() int { return len(q.places) - len(q.free) }
+func (q *questions) waiting() int { return len(q.entries) - len(q.free) }
 
 // takeUntil takes those whose deadline is not after now.
 func (q *questions) takeUntil(now int64) []asker {
 	var late []asker
-	for i := range q.places {
-		if p := &q.places[i]; p.asker != nil && p.deadline <= now {
+	for i := range q.entries {
+		if p := &q.entries[i]; p.asker != nil && p.deadline <= now {
 			late = append(late, q.take(p.number))
 		}
 	}

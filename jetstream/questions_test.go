@@ -53,8 +53,8 @@ func TestQuestionsAgainstAMap(t *testing.T) {
 			t.Fatalf("%d wait, want %d", q.waiting(), len(model))
 		}
 	}
-	if len(q.places) > 500 {
-		t.Errorf("%d places for 500 questions", len(q.places))
+	if len(q.entries) > 500 {
+		t.Errorf("%d places for 500 questions", len(q.entries))
 	}
 	if q.take(math.MaxUint64) != nil || q.take(0) != nil {
 		t.Error("a number that was never given found somebody")

@@ -137,7 +137,7 @@ func (r *readback) run(t *testing.T, url string) {
 	filled(t, r.hubs[0], rywTopic, "first", set(t, r.hubs[0], rywTopic, "first", "")) // what a bucket needs to begin is no lag
 	var beside, workers sync.WaitGroup
 	for i := range rywNoise {
-		nc, _ := stranger(t, url)
+		nc, _ := nativeConn(t, url)
 		beside.Go(func() { r.noise(ctx, nc, i) })
 	}
 	r.arrivals = make(map[string][]arrival)
@@ -211,7 +211,7 @@ func (r *readback) stepDowns(ctx context.Context, streams ...string) {
 
 // follow watches through the last hub.
 func (r *readback) follow(ctx context.Context, watching chan struct{}) {
-	_ = r.hubs[len(r.hubs)-1].Watch(ctx, rywTopic, nil, func(e *Event) error { // it ends with ctx
+	_ = r.hubs[len(r.hubs)-1].Keys(rywTopic).Watch(ctx, nil, func(e *Event) error { // it ends with ctx
 		if e == nil {
 			close(watching)
 			return nil
@@ -267,12 +267,12 @@ func (r *readback) work(ctx context.Context, hub int, seed uint64) error {
 		}
 		if try%8 == 0 {
 			err = r.lag(ctx, &r.many, written, func(ctx context.Context) (*Event, error) {
-				got, err := reader.LatestByKey(ctx, rywTopic, key, "none")
+				got, err := reader.Keys(rywTopic).GetMany(ctx, []string{key, "none"})
 				return got[key], err
 			})
 		} else {
 			err = r.lag(ctx, &r.page, written, func(ctx context.Context) (*Event, error) {
-				page, err := reader.LatestPage(ctx, rywTopic, 0, rywPage)
+				page, err := reader.Keys(rywTopic).Page(ctx, 0, rywPage)
 				i := slices.IndexFunc(page, func(e *Event) bool { return e.Key == key })
 				if i < 0 || err != nil {
 					return nil, err
@@ -328,20 +328,20 @@ func (r *readback) insist(ctx context.Context, f func(context.Context) error) er
 func (r *readback) one(ctx context.Context, b *Bus, w written) error {
 	var got map[string]*Event
 	err := r.insist(ctx, func(ctx context.Context) (err error) {
-		got, err = b.LatestByKey(ctx, rywTopic, w.key)
+		got, err = b.Keys(rywTopic).GetMany(ctx, []string{w.key})
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	return r.judge(ctx, b, w, got[w.key], "LatestByKey")
+	return r.judge(ctx, b, w, got[w.key], "GetMany")
 }
 
 // consistent reads several keys that way.
 func (r *readback) consistent(ctx context.Context, b *Bus, w written) error {
 	var got map[string]*Event
 	err := r.insist(ctx, func(ctx context.Context) (err error) {
-		got, err = b.LatestConsistent(ctx, rywTopic, "k0", w.key, "k1", "none")
+		got, err = b.Keys(rywTopic).GetConsistent(ctx, []string{"k0", w.key, "k1", "none"})
 		return err
 	})
 	if err != nil {
@@ -354,7 +354,7 @@ func (r *readback) consistent(ctx context.Context, b *Bus, w written) error {
 func (r *readback) judge(ctx context.Context, b *Bus, w written, e *Event, read string) error {
 	if e == nil {
 		err := r.insist(ctx, func(ctx context.Context) (err error) {
-			e, err = b.Latest(ctx, rywTopic, w.key)
+			e, err = b.Keys(rywTopic).Get(ctx, w.key)
 			return err
 		})
 		if err != nil {
@@ -398,7 +398,7 @@ func (r *readback) lag(ctx context.Context, l *lags, w written, read func(contex
 		}
 		// A key that was removed meanwhile is never seen.
 		if reads%10 == 9 {
-			now, err := r.hubs[0].Latest(ctx, rywTopic, w.key)
+			now, err := r.hubs[0].Keys(rywTopic).Get(ctx, w.key)
 			if err == nil && now.Tombstone && now.Sequence > w.seq {
 				return nil
 			}

@@ -99,8 +99,8 @@ func (e *Event) appendPayload(dst []byte, encoding string) []byte {
 
 // appendHeaders appends the headers field, its names sorted, with encoding as Event-Encoding unless that is empty.
 func appendHeaders(dst []byte, headers map[string]string, encoding string) []byte {
-	var room [16]string // so that few headers cost no allocation
-	names := room[:0]
+	var few [16]string // so that few headers cost no allocation
+	names := few[:0]
 	for name := range headers {
 		if name != encodingHeader {
 			names = append(names, name)

@@ -14,7 +14,7 @@ import (
 
 // Bounds of a repair.
 const (
-	foreignMost   = 10_000           // foreign entries that one repair looks into
+	maxForeign    = 10_000           // foreign entries that one repair looks into
 	restoreAtOnce = 64               // keys whose events are read again at a time: a source each
 	restoreWait   = 15 * time.Second // for the source to do so
 )
@@ -53,7 +53,8 @@ const (
 // While foreign entries are replaced, the bucket may show an older event of such a key for a moment; Watch does not. It may
 // be called again, and by several hubs. It returns ErrNotFound when the topic does not exist, a bad_topic *Error when the
 // stream of the bucket's name is somebody else's, or may be: one without a source that holds nothing of the topic.
-func (b *Bus) RepairBucket(ctx context.Context, topic string, opts RepairOptions) (BucketReport, error) {
+func (a Admin) RepairBucket(ctx context.Context, topic string, opts RepairOptions) (BucketReport, error) {
+	b := a.bus
 	t, err := b.compacted(ctx, topic)
 	if err != nil {
 		return BucketReport{Topic: topic}, b.readFailed(err)
@@ -100,8 +101,8 @@ func (r *repair) run(ctx context.Context) error {
 	r.cfg.Storage, r.cfg.Replicas, r.cfg.Placement, r.cfg.Compression = have.Storage, have.Replicas, have.Placement, have.Compression
 	r.cfg.DenyPurge, r.cfg.DenyDelete = have.DenyPurge, r.cfg.DenyDelete || have.DenyDelete
 	r.cfg.AllowRollup = !have.DenyPurge
-	if have.Duplicates == leastWindow {
-		r.cfg.Duplicates = leastWindow
+	if have.Duplicates == minWindow {
+		r.cfg.Duplicates = minWindow
 	}
 	if len(r.topic.bucket.faults(r.topic.name, r.topic.stream.name, info)) > 0 || have.Metadata[bucketTopic] != r.topic.name {
 		if err := r.update(ctx, nil); err != nil {
@@ -195,7 +196,7 @@ func (r *repair) foreign(ctx context.Context) error {
 		if _, ours := r.topic.entryOrigin(m); ours || !inside {
 			return nil
 		}
-		if r.report.ForeignTotal++; len(found) == foreignMost {
+		if r.report.ForeignTotal++; len(found) == maxForeign {
 			return nil
 		}
 		k := &foreignKey{subject: m.subject, entry: &ForeignEntry{Key: tokenKey(token), Sequence: m.seq, StoredAt: m.time.UnixNano(), Outcome: ForeignKept}}

@@ -39,7 +39,7 @@ func TestRepairOfANativeUpdate(t *testing.T) {
 	url := natsServer(t)
 	var seen gauges
 	b := open(t, Config{URL: url, Topics: compactedRules, Observer: &seen, bucketCheck: 20 * time.Millisecond})
-	_, js := stranger(t, url)
+	_, js := nativeConn(t, url)
 	for i := range 10 {
 		set(t, b, "state.a", strconv.Itoa(i), "old")
 		set(t, b, "state.a", strconv.Itoa(i), strconv.Itoa(i))
@@ -70,16 +70,16 @@ func TestRepairOfANativeUpdate(t *testing.T) {
 	remove(t, b, "state.a", "6")
 
 	// What is forged is not shown.
-	got, err := b.LatestByKey(t.Context(), "state.a", "3", "7", "gone", "never")
+	got, err := b.Keys("state.a").GetMany(t.Context(), []string{"3", "7", "gone", "never"})
 	if err != nil || len(got) != 0 {
 		t.Errorf("%v, %v", payloadsOf(got), err)
 	}
-	reports, err := b.CheckBuckets(t.Context())
+	reports, err := b.Admin().CheckBuckets(t.Context())
 	if err != nil || len(reports) != 1 || !strings.Contains(strings.Join(reports[0].Faults, "\n"), "source is gone") {
 		t.Fatalf("%+v, %v", reports, err)
 	}
 
-	report, err := b.RepairBucket(t.Context(), "state.a", RepairOptions{})
+	report, err := b.Admin().RepairBucket(t.Context(), "state.a", RepairOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func TestRepairOfANativeUpdate(t *testing.T) {
 		t.Errorf("%+v", report)
 	}
 	eventually(t, "the gauge says that it is right", func() bool { return seen.value(GaugeBucketsBroken) == 0 })
-	got, err = b.LatestByKey(t.Context(), "state.a", append(numbers(10), "gone", "never")...)
+	got, err = b.Keys("state.a").GetMany(t.Context(), append(numbers(10), "gone", "never"))
 	if err != nil || len(got) != 9 || string(got["3"].Payload) != "3" || string(got["7"].Payload) != "7" || string(got["5"].Payload) != "55" || got["6"] != nil {
 		t.Errorf("%v, %v", payloadsOf(got), err)
 	}
@@ -101,11 +101,11 @@ func TestRepairOfANativeUpdate(t *testing.T) {
 	fresh := watchState(t, b)
 	fresh.shows("7", "7")
 
-	report, err = b.RepairBucket(t.Context(), "state.a", RepairOptions{RemoveForeign: true})
+	report, err = b.Admin().RepairBucket(t.Context(), "state.a", RepairOptions{RemoveForeign: true})
 	if err != nil || report.ForeignTotal != 3 || report.Foreign[0].Outcome != ForeignRemoved || len(report.Faults) != 0 {
 		t.Errorf("%+v, %v", report, err)
 	}
-	if report, err = b.RepairBucket(t.Context(), "state.a", RepairOptions{}); err != nil || report.ForeignTotal != 0 || report.Entries != 10 {
+	if report, err = b.Admin().RepairBucket(t.Context(), "state.a", RepairOptions{}); err != nil || report.ForeignTotal != 0 || report.Entries != 10 {
 		t.Errorf("%+v, %v", report, err)
 	}
 	// And it goes on as ever.
@@ -119,7 +119,7 @@ func TestRepairOfANativeUpdate(t *testing.T) {
 func TestRepairOfTheSameKeyAgain(t *testing.T) {
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
-	_, js := stranger(t, url)
+	_, js := nativeConn(t, url)
 	set(t, b, "state.a", "k", "1")
 	r := set(t, b, "state.a", "l", "1")
 	filled(t, b, "state.a", "l", r)
@@ -133,7 +133,7 @@ func TestRepairOfTheSameKeyAgain(t *testing.T) {
 		}
 		w := watchState(t, b) // which meets the forged entry
 		w.shows("l", "1")
-		report, err := b.RepairBucket(t.Context(), "state.a", RepairOptions{})
+		report, err := b.Admin().RepairBucket(t.Context(), "state.a", RepairOptions{})
 		if err != nil || report.ForeignTotal != 1 || report.Foreign[0].Outcome != ForeignRestored {
 			t.Fatalf("round %d: %+v, %v", i, report, err)
 		}
@@ -150,16 +150,16 @@ func TestRepairMakesABucketThatIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Reads still answer from what the topic holds.
-	if got, err := b.LatestByKey(t.Context(), "state.a", numbers(10)...); err != nil || len(got) != 10 {
+	if got, err := b.Keys("state.a").GetMany(t.Context(), numbers(10)); err != nil || len(got) != 10 {
 		t.Errorf("%v, %v", payloadsOf(got), err)
 	}
-	if reports, err := b.CheckBuckets(t.Context()); err != nil || len(reports) != 1 || len(reports[0].Faults) != 1 {
+	if reports, err := b.Admin().CheckBuckets(t.Context()); err != nil || len(reports) != 1 || len(reports[0].Faults) != 1 {
 		t.Errorf("%+v, %v", reports, err)
 	}
-	if report, err := b.RepairBucket(t.Context(), "state.a", RepairOptions{}); err != nil || len(report.Faults) != 1 {
+	if report, err := b.Admin().RepairBucket(t.Context(), "state.a", RepairOptions{}); err != nil || len(report.Faults) != 1 {
 		t.Errorf("%+v, %v", report, err)
 	}
-	if report, err := b.RepairBucket(t.Context(), "state.a", RepairOptions{}); err != nil || len(report.Faults) != 0 || report.Entries != 10 {
+	if report, err := b.Admin().RepairBucket(t.Context(), "state.a", RepairOptions{}); err != nil || len(report.Faults) != 0 || report.Entries != 10 {
 		t.Errorf("%+v, %v", report, err)
 	}
 }
@@ -167,7 +167,7 @@ func TestRepairMakesABucketThatIsGone(t *testing.T) {
 // A KV bucket that somebody made for something else, before there was a topic of that name, is left alone.
 func TestRepairTakesNoBucketOfOthers(t *testing.T) {
 	url := natsServer(t)
-	_, js := stranger(t, url)
+	_, js := nativeConn(t, url)
 	kv, err := js.CreateKeyValue(t.Context(), natsjs.KeyValueConfig{Bucket: "latest_state_a", History: 5})
 	if err != nil {
 		t.Fatal(err)
@@ -180,9 +180,8 @@ func TestRepairTakesNoBucketOfOthers(t *testing.T) {
 		}
 	}
 	for _, remove := range []bool{false, true} {
-		_, err := b.RepairBucket(t.Context(), "state.a", RepairOptions{RemoveForeign: remove})
-		var known *Error
-		if !errors.As(err, &known) || known.Code != CodeBadTopic {
+		_, err := b.Admin().RepairBucket(t.Context(), "state.a", RepairOptions{RemoveForeign: remove})
+		if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
 			t.Errorf("got %v", err)
 		}
 	}

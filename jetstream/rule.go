@@ -2,7 +2,6 @@ package jetstream
 
 import (
 	"cmp"
-	"log/slog"
 	"strings"
 	"time"
 
@@ -87,28 +86,12 @@ func (r *TopicRule) streamConfig(topic string, defaults *Config) natsjs.StreamCo
 		cfg.Duplicates = cfg.MaxAge
 	}
 	if r.MaxPayload > 0 {
-		cfg.MaxMsgSize = int32(r.MaxPayload + payloadMargin) //nolint:gosec // CheckRules bounds it
+		cfg.MaxMsgSize = int32(r.MaxPayload + payloadMargin) //nolint:gosec // ValidateRules bounds it
 	}
 	if r.Storage == StorageMemory || r.Storage == "" && defaults.MemoryStorage {
 		cfg.Storage = natsjs.MemoryStorage
 	}
 	return cfg
-}
-
-// Snapshots are the rules in force that ask for snapshots, each of one topic, the built-in ones included. Every is filled in.
-func (b *Bus) Snapshots() []TopicRule {
-	var found []TopicRule
-	for i := range b.rules {
-		r := b.rules[i]
-		if r.Snapshot == nil || b.rule(r.Pattern) != &b.rules[i] {
-			continue
-		}
-		snapshot := *r.Snapshot
-		snapshot.Every = cmp.Or(snapshot.Every, defaultSnapshotEvery)
-		r.Snapshot = &snapshot
-		found = append(found, r)
-	}
-	return found
 }
 
 func (b *Bus) rule(topic string) *TopicRule {
@@ -142,18 +125,4 @@ func covers(pattern, subject string) bool {
 		}
 		pattern, subject = pRest, sRest
 	}
-}
-
-// reportDrift tells operators that a stream is not what its rule says. The stream is used as it is.
-func (b *Bus) reportDrift(topic string, rule *TopicRule, info *natsjs.StreamInfo) {
-	changes := rule.compare(topic, &info.Config, &b.cfg)
-	if len(changes) == 0 {
-		return
-	}
-	drift := make([]string, len(changes))
-	for i, c := range changes {
-		drift[i] = c.Field + " is " + c.Have + ", the rule says " + c.Want
-	}
-	b.log.Warn("stream differs from its rule", slog.String("topic", topic), slog.String("stream", info.Config.Name),
-		slog.String("drift", strings.Join(drift, "; ")))
 }

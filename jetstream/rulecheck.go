@@ -60,13 +60,13 @@ type RuleError struct {
 // Error names the rule by its pattern.
 func (e *RuleError) Error() string { return fmt.Sprintf("topic rule %q: %s", e.Pattern, e.Msg) }
 
-// CheckRules finds everything that is wrong with rules, which come before the built-in ones: in each of them, and between
-// them. Config.Topics must pass it.
-func CheckRules(rules []TopicRule) []*RuleError {
+// ValidateRules finds everything that is wrong with rules, which come before the built-in ones: in
+// each of them, and between them. Config.Topics must pass it.
+func ValidateRules(rules []TopicRule) []*RuleError {
 	var faults []*RuleError
 	sound := make([]bool, len(rules)) // the pattern is one
 	for i := range rules {
-		own := rules[i].faults()
+		own := rules[i].validate()
 		for _, f := range own {
 			f.Rule = i
 		}
@@ -163,8 +163,8 @@ func checkOrder(rules []TopicRule, i int, sound []bool, add func(int, int, []str
 	}
 }
 
-// faults are all that is wrong with the rule by itself.
-func (r *TopicRule) faults() (faults []*RuleError) {
+// validate finds all that is wrong with the rule by itself.
+func (r *TopicRule) validate() (faults []*RuleError) {
 	check := func(ok bool, fields []string, format string, args ...any) {
 		if !ok {
 			faults = append(faults, &RuleError{Pattern: r.Pattern, Fields: fields, Other: -1, Msg: fmt.Sprintf(format, args...)})

@@ -33,21 +33,21 @@ func TestRulesThatAreRefused(t *testing.T) {
 		"would take topics of":            {{Pattern: "a.b"}, {Pattern: "a.*", Family: "f"}},
 		"family dlq":                      {{Pattern: "*.x"}},
 	} {
-		faults := CheckRules(rules)
+		faults := ValidateRules(rules)
 		if len(faults) != 1 || !strings.Contains(faults[0].Error(), want) || faults[0].Rule != len(rules)-1 {
 			t.Errorf("%s: got %v", want, faults)
 		}
-		if cfg := (Config{Topics: rules}); cfg.prepare() == nil {
+		if cfg := (Config{Topics: rules}); cfg.validate() == nil {
 			t.Errorf("%s: the configuration takes them", want)
 		}
 	}
-	if err := (&Config{Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}).prepare(); err == nil || !strings.Contains(err.Error(), "needs a cluster") {
+	if err := (&Config{Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}).validate(); err == nil || !strings.Contains(err.Error(), "needs a cluster") {
 		t.Errorf("3 replicas on one server: %v", err)
 	}
-	if err := (&Config{URL: "nats://127.0.0.1:1", Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}).prepare(); err != nil {
+	if err := (&Config{URL: "nats://127.0.0.1:1", Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}).validate(); err != nil {
 		t.Errorf("3 replicas in a cluster: %v", err)
 	}
-	if faults := CheckRules(builtinRules); len(faults) > 0 {
+	if faults := ValidateRules(builtinRules); len(faults) > 0 {
 		t.Errorf("the built-in rules: %v", faults)
 	}
 }
@@ -64,12 +64,12 @@ func TestDefaultRuleComesAfterBuiltIn(t *testing.T) {
 			t.Errorf("%s: got %+v, want %+v", topic, *got, want)
 		}
 	}
-	if got := b.Snapshots(); len(got) != 1 || got[0].Pattern != "process.state" || got[0].Snapshot.Every != 30*time.Second {
+	if got := b.Admin().Snapshots(); len(got) != 1 || got[0].Pattern != "process.state" || got[0].Snapshot.Every != 30*time.Second {
 		t.Errorf("snapshots: %+v", got)
 	}
 	cfg.Topics[0] = TopicRule{Pattern: "process.**", MaxMsgs: 3}
 	b.rules = cfg.allRules()
-	if got := b.Snapshots(); len(got) != 0 {
+	if got := b.Admin().Snapshots(); len(got) != 0 {
 		t.Errorf("snapshots that no topic goes by: %+v", got)
 	}
 	if got := b.rule("process.state"); got.MaxMsgs != 3 {

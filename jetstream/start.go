@@ -3,22 +3,23 @@ package jetstream
 import (
 	"context"
 	"errors"
+	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// starter resolves where a new group starts.
-type starter func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error)
+// startFunc resolves the sequence at which a new group starts.
+type startFunc func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error)
 
 // starts resolves where the groups on the topics start, as far as they are new: all of them before one is made, so that
 // a subscription that cannot be made leaves nothing behind.
 //
 // An afterId is an event of one topic. On the others, the groups start at what was stored since that event.
-func (s *Subscription) starts(ctx context.Context, names []string) ([]starter, error) {
+func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc, error) {
 	b := s.bus
-	at := Position{From: s.opts.From, TS: s.opts.TS, AfterID: s.opts.AfterID}
-	starts := make([]starter, len(names))
-	if at.From != FromAfterID {
+	at := s.opts.From
+	starts := make([]startFunc, len(names))
+	if at.kind != atID {
 		for i := range names {
 			starts[i] = func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
 				return b.resolve(ctx, t, at, state)
@@ -38,9 +39,8 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]starter, e
 			return nil, b.unavailable(err)
 		}
 		seq, err := b.resolve(ctx, t, at, state)
-		var e *Error
-		switch {
-		case errors.As(err, &e) && e.Code == CodeUnknownID:
+		switch refused, ok := errors.AsType[*Error](err); {
+		case ok && refused.Code == CodeUnknownID:
 			unknown = err
 		case err != nil:
 			return nil, err
@@ -51,14 +51,14 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]starter, e
 			}
 			starts[i] = fixed(t, seq)
 		}
-		if _, err := b.Cursor(ctx, name, s.group); err == nil {
+		if _, err := b.Group(name, s.group).Cursor(ctx); err == nil {
 			// It exists, and goes on from where it is; should it vanish at this moment, it starts at the end.
 			starts[i] = fixed(t, state.LastSeq+1)
 		} else if !errors.Is(err, ErrNotFound) {
 			return nil, b.unavailable(err)
 		}
 	}
-	if made, v7 := madeAt(at.AfterID); found && since == 0 && v7 {
+	if made, v7 := madeAt(at.id); found && since == 0 && v7 {
 		since = made.UnixMilli()
 	}
 	for i := range names {
@@ -69,14 +69,14 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]starter, e
 			return nil, unknown
 		}
 		starts[i] = func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
-			return b.resolve(ctx, t, Position{From: FromTS, TS: since}, state)
+			return b.resolve(ctx, t, FromTime(time.UnixMilli(since)), state)
 		}
 	}
 	return starts, nil
 }
 
 // fixed starts at a sequence that was resolved on a stream. If that was made anew meanwhile, all that is in it is new.
-func fixed(was *topicInfo, seq uint64) starter {
+func fixed(was *topicInfo, seq uint64) startFunc {
 	return func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
 		if !t.stream.created.Equal(was.stream.created) {
 			return 1, nil

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
+	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
@@ -21,9 +21,10 @@ const (
 	storageSay        = time.Minute // how often the log repeats what is wrong
 	// storageRoom is what must fit onto the disk before the server is restarted: as much as it writes in one piece.
 	storageRoom = 8 << 20
-	// Between two restarts there is storageGapFirst, doubled up to storageGapMost while streams go on to fail.
+	// Between two restarts there is storageGapFirst, doubled up to storageGapMax while streams go
+	// on to fail.
 	storageGapFirst = time.Minute
-	storageGapMost  = time.Hour
+	storageGapMax   = time.Hour
 )
 
 // StorageError is returned by Bus.Ready while the embedded server cannot store events. Its text names no topic and no path.
@@ -95,7 +96,7 @@ func (w *storage) check(ctx context.Context) {
 		if was == nil || *was != *fault || time.Since(w.said) >= storageSay {
 			w.said = time.Now()
 			b.log.ErrorContext(ctx, "streams of the embedded nats server cannot be written; it is restarted when the disk has room",
-				slog.Int("streams", len(names)), slog.Any("first", names[:min(len(names), 10)]), slog.String("cause", fault.Cause))
+				slog.Int("streams", len(names)), slog.Any("first", names[:min(len(names), 10)]), slog.String("error", fault.Cause))
 		}
 	}
 }
@@ -106,10 +107,10 @@ func (w *storage) restart(ctx context.Context) {
 	b := w.bus
 	b.log.WarnContext(ctx, "restarting the embedded nats server: the disk has room again, and its streams are opened anew")
 	if !w.began.IsZero() {
-		w.gap = min(2*w.gap, storageGapMost)
+		w.gap = min(2*w.gap, storageGapMax)
 	}
 	w.began = time.Now()
-	err := b.server.restart(ctx, func(s *server.Server) {
+	err := b.server.restart(ctx, func(s *natsserver.Server) {
 		if err := b.endLeasesOf(ctx, s); err != nil {
 			b.log.WarnContext(ctx, "failed to end all leases from before the restart; the rest ends after AckWait", slog.Any("error", err))
 		}
@@ -122,7 +123,7 @@ func (w *storage) restart(ctx context.Context) {
 }
 
 // endLeasesOf is endOldLeases over a connection of its own: those of the hub must not be there before.
-func (b *Bus) endLeasesOf(ctx context.Context, s *server.Server) error {
+func (b *Bus) endLeasesOf(ctx context.Context, s *natsserver.Server) error {
 	nc, err := nats.Connect("", nats.InProcessServer(s), nats.Token(b.cfg.ListenToken), nats.NoReconnect())
 	if err != nil {
 		return err
@@ -151,9 +152,9 @@ func (e *embedded) fault() (fault *StorageError, streams []string) {
 		}
 		return &StorageError{Cause: innermost(err).Error()}, nil
 	}
-	for _, h := range s.Healthz(&server.HealthzOptions{Details: true}).Errors {
+	for _, h := range s.Healthz(&natsserver.HealthzOptions{Details: true}).Errors {
 		_, text, found := strings.Cut(h.Error, writeError)
-		if !found || h.Type != server.HealthzErrorStream {
+		if !found || h.Type != natsserver.HealthzErrorStream {
 			continue // such as a stream that is being made right now
 		}
 		if fault == nil {

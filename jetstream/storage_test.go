@@ -46,7 +46,7 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 			refused := time.Now()
 			var native *nats.Subscription
 			if cfg.Listen != "" {
-				nc, err := nats.Connect(b.NATSURL(), nats.Token("t"), nats.ReconnectWait(50*time.Millisecond), nats.MaxReconnects(-1))
+				nc, err := nats.Connect(b.Admin().NATSURL(), nats.Token("t"), nats.ReconnectWait(50*time.Millisecond), nats.MaxReconnects(-1))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -55,7 +55,7 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			url := b.NATSURL()
+			url := b.Admin().NATSURL()
 			<-time.After(300 * time.Millisecond) // the server writes the state of consumers down ten times a second
 
 			if err := b.server.server.Load().ShutdownJetStream(); err != nil {
@@ -67,7 +67,7 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 				t.Fatal("the server was not restarted")
 			}
 			eventually(t, "it is ready", func() bool { return b.Ready(t.Context()) == nil })
-			if got := b.NATSURL(); got != url {
+			if got := b.Admin().NATSURL(); got != url {
 				t.Errorf("it is reached at %s, it was at %s", got, url)
 			}
 			got := k.payloads(4)
@@ -110,7 +110,9 @@ func TestNoRestartWithoutRoom(t *testing.T) {
 	eventually(t, "it is not ready", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond) // a server without JetStream does not answer
 		defer cancel()
-		return errors.As(b.Ready(ctx), &failed)
+		var ok bool
+		failed, ok = errors.AsType[*StorageError](b.Ready(ctx))
+		return ok
 	})
 	if want := "the streams cannot be written: is a directory"; failed.Error() != want {
 		t.Errorf("it says %q, want %q", failed, want)

@@ -11,17 +11,6 @@ import (
 	"time"
 )
 
-// From says where a new group starts. A group that exists goes on from where it is.
-type From int
-
-// Where a new group starts.
-const (
-	FromLatest   From = iota // only what is stored after the subscription
-	FromEarliest             // the first event that is left
-	FromTS                   // the first event stored at or after a moment
-	FromAfterID              // the event after an id
-)
-
 // NeverGiveUp is the MaxAttempts of a subscription that does not dead-letter.
 const NeverGiveUp = -1
 
@@ -38,14 +27,14 @@ const (
 // settleWait is how long the end of a subscription waits for the server. What it did not take comes again after AckWait.
 const settleWait = 2 * time.Second
 
-// SubscribeOptions configure one subscription. The zero value is valid.
+// SubscribeOptions configure one subscription. The zero value is valid. What concerns the group is
+// taken from the member that makes it.
 type SubscribeOptions struct {
-	From From
-	// TS is in epoch milliseconds of storage, for FromTS.
-	TS int64
-	// AfterID is for FromAfterID.
-	AfterID string
-	// BatchSize is the most events asked of the server at a time: 1..10,000, default 100.
+	// From is where a new group starts. A group that exists goes on from where it is, whatever From
+	// says.
+	From Position
+	// BatchSize is the most events asked of the server at a time: 1..10,000, default 100. Larger
+	// batches cost the server less, and leave less to other members.
 	BatchSize int
 	// MaxInFlight is the most events leased at a time: 1..10,000, default 100.
 	MaxInFlight int
@@ -59,17 +48,27 @@ type SubscribeOptions struct {
 	// of it is unsettled, the server counts from AckWait after that event's last delivery. Up to one minute, such a group
 	// lives in the server's memory: events that were settled in the last 2 s before a restart of the server come again.
 	GroupTTL time.Duration
-	// Filter, when not nil, is asked for each event; those it refuses are acknowledged and not delivered. It must not
-	// block.
+	// Filter, when not nil, is asked for each event; those it refuses are acknowledged and not
+	// delivered. It may be called concurrently, for different topics of the subscription, and must
+	// not block.
 	Filter func(*Event) bool
 	// OnReset, when not nil, is called when the group on a topic had to start anew and may have missed events: before the next
 	// event of that topic is handed out, and never while the handler runs. It must not block.
 	OnReset func(topic string)
-	// Via, when not nil, is the client's Publisher: topics that the subscription brings into being count with its own.
-	Via *Publisher
+	// CountFor, when not "", is the client for whom the topics count that the subscription brings
+	// into being: see Publisher.CountFor. Default: the program itself, which has no limit of its
+	// own.
+	CountFor string
+	// Paused lets the subscription begin as after Pause: it is a member of the group, and asks for
+	// no event before Resume.
+	Paused bool
+	// Workers is how many handlers of Consume run at a time: 1..10,000, default 1. Only as many
+	// events as MaxInFlight allows are worked on at a time. Subscribe, whose handler is never
+	// called concurrently, refuses it.
+	Workers int
 }
 
-func (o *SubscribeOptions) prepare() error {
+func (o *SubscribeOptions) validate() error {
 	if o.BatchSize == 0 {
 		o.BatchSize = 100
 	}
@@ -82,13 +81,10 @@ func (o *SubscribeOptions) prepare() error {
 	if o.MaxAttempts == 0 {
 		o.MaxAttempts = 5
 	}
+	if err := o.From.validate(); err != nil {
+		return err
+	}
 	switch {
-	case o.From < FromLatest || o.From > FromAfterID:
-		return badOptions("opts.from is none of latest, earliest, ts, afterId")
-	case o.From == FromTS && (o.TS < 0 || o.TS > maxSafeInteger):
-		return badOptions("opts.ts is %d: it is epoch milliseconds, 0 to 2^53-1", o.TS)
-	case o.From == FromAfterID && (o.AfterID == "" || len(o.AfterID) > maxNameLen+maxIDLen):
-		return badOptions("opts.afterId has %d bytes: an event's id is needed", len(o.AfterID))
 	case o.BatchSize < 1 || o.BatchSize > maxInFlightLimit:
 		return badOptions("opts.batchSize is %d: 1 to %d are allowed", o.BatchSize, maxInFlightLimit)
 	case o.MaxInFlight < 1 || o.MaxInFlight > maxInFlightLimit:
@@ -101,25 +97,28 @@ func (o *SubscribeOptions) prepare() error {
 		return badOptions("opts.groupTtlMs is %d: %d to %d are allowed", o.GroupTTL.Milliseconds(), minGroupTTL.Milliseconds(), maxGroupTTL.Milliseconds())
 	case len(o.Topics) > maxTopicsExtra:
 		return badOptions("opts.topics has %d topics, at most %d are allowed", len(o.Topics), maxTopicsExtra)
+	case o.Workers < 0 || o.Workers > maxInFlightLimit:
+		return badOptions("workers is %d: 1 to %d are allowed", o.Workers, maxInFlightLimit)
 	}
 	return nil
 }
 
-// Subscription is one member of a group, on one topic or several. Its methods may be called concurrently, but Stop,
-// Drain and Disconnect not from within its handler.
+// Subscription is one member of a group, on one topic or several: Consume and Subscribe make one.
+// Its methods may be called concurrently, but Stop, Drain and Disconnect not from within its
+// handler. One of these three ends it, and so does Bus.Close.
 type Subscription struct {
 	bus     *Bus
 	link    *link
 	group   string
 	opts    SubscribeOptions
-	handler func(*Delivery)
+	handler func(*Held)
 	workers *workers // of Consume, else nil
 
 	deliver sync.Mutex  // held while the handler runs
 	ended   atomic.Bool // no handler begins any more
 
 	mu        sync.Mutex
-	started   bool
+	resumed   bool // at least once, or never paused
 	paused    bool
 	draining  bool
 	stopped   bool
@@ -151,16 +150,29 @@ type Subscription struct {
 	stopOnce sync.Once
 }
 
-// Subscribe makes the group if it is new, and joins it. No event arrives before Start.
+// Subscribe makes the group if it is new, and joins it. Events arrive at once, perhaps before
+// Subscribe returns, unless SubscribeOptions.Paused asks to wait for Resume.
 //
-// handler is called for each event, in the order of arrival and never concurrently for one subscription. It must not
-// block: it hands the delivery on (never more than MaxInFlight are out) and whoever gets it calls Begin. For handlers that
-// work in place, use Consume.
+// handler is called for each event, in the order of arrival and never concurrently for one
+// subscription. It must not block: it hands the Held on (never more than MaxInFlight are out) and
+// whoever gets it calls Begin. For handlers that work in place, use Consume.
 //
-// Errors are *Error: bad_topic, bad_group, bad_options, unknown_id (AfterID), subscribe_failed, overloaded, rate_limited,
-// internal. The caller ends the subscription with Stop, Drain or Disconnect.
-func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts SubscribeOptions, handler func(*Delivery)) (*Subscription, error) {
-	if err := opts.prepare(); err != nil {
+// Errors are *Error: bad_topic, bad_group, bad_options, unknown_id (FromAfterID), subscribe_failed,
+// overloaded, rate_limited, internal. The caller ends the subscription with Stop, Drain or
+// Disconnect.
+func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts SubscribeOptions, handler func(*Held)) (*Subscription, error) {
+	if handler == nil {
+		return nil, badOptions("the handler is missing")
+	}
+	if opts.Workers != 0 {
+		return nil, badOptions("workers is %d: only Consume has workers", opts.Workers)
+	}
+	return b.subscribe(ctx, topic, group, opts, handler, nil)
+}
+
+// subscribe is Subscribe, and with w Consume.
+func (b *Bus) subscribe(ctx context.Context, topic, group string, opts SubscribeOptions, handler func(*Held), w *workers) (*Subscription, error) {
+	if err := opts.validate(); err != nil {
 		return nil, err
 	}
 	names := []string{topic}
@@ -178,14 +190,14 @@ func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts Subscribe
 		return nil, err
 	}
 	s := &Subscription{
-		bus: b, link: b.link(), group: group, opts: opts, handler: handler,
-		byID: make(map[string]*Delivery),
+		bus: b, link: b.link(), group: group, opts: opts, handler: handler, workers: w,
+		byID: make(map[string]*Delivery), paused: true,
 	}
 	s.ctx, s.cancel = context.WithCancel(b.ctx)
 	s.timer = time.AfterFunc(time.Hour, s.tick)
 	s.timer.Stop()
 	err := b.reserve()
-	var starts []starter
+	var starts []startFunc
 	if err == nil {
 		starts, err = s.starts(ctx, names)
 	}
@@ -207,11 +219,18 @@ func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts Subscribe
 		}
 		return nil, err
 	}
+	if !opts.Paused {
+		s.Resume()
+		return s, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.keepAlive()
 	return s, nil
 }
 
-func (s *Subscription) join(ctx context.Context, topic string, start starter) error {
-	g, err := s.bus.join(ctx, topic, s.group, s.opts.GroupTTL, s.opts.client(), start, nil)
+func (s *Subscription) join(ctx context.Context, topic string, start startFunc) error {
+	g, err := s.bus.join(ctx, topic, s.group, s.opts.GroupTTL, s.opts.CountFor, start, nil)
 	if err != nil {
 		return err
 	}
@@ -219,26 +238,18 @@ func (s *Subscription) join(ctx context.Context, topic string, start starter) er
 	s.mu.Lock()
 	s.members = append(s.members, m)
 	s.mu.Unlock()
-	s.bus.enter(g, s) // from now on, other members' questions come to this one, too
+	s.bus.addMember(g, s) // from now on, other members' questions come to this one, too
 	return nil
-}
-
-// client is whose new topics are counted.
-func (o *SubscribeOptions) client() string {
-	if o.Via == nil {
-		return ""
-	}
-	return o.Via.client
 }
 
 // reserve refuses a subscription before anything is made for it. register looks again.
 func (b *Bus) reserve() error {
 	b.subMu.Lock()
 	defer b.subMu.Unlock()
-	return b.roomForSubscription()
+	return b.checkSubscriptionLimit()
 }
 
-func (b *Bus) roomForSubscription() error {
+func (b *Bus) checkSubscriptionLimit() error {
 	if b.subs == nil {
 		return ErrClosed
 	}
@@ -253,7 +264,7 @@ func (b *Bus) roomForSubscription() error {
 func (b *Bus) register(s *Subscription) error {
 	b.subMu.Lock()
 	defer b.subMu.Unlock()
-	if err := b.roomForSubscription(); err != nil {
+	if err := b.checkSubscriptionLimit(); err != nil {
 		return err
 	}
 	b.subs[s] = struct{}{}
@@ -273,26 +284,9 @@ func (b *Bus) unregister(s *Subscription) {
 // Done is closed when the subscription ends, or its bus does.
 func (s *Subscription) Done() <-chan struct{} { return s.ctx.Done() }
 
-// Start begins the delivery. Calling it again does nothing.
-func (s *Subscription) Start() {
-	s.mu.Lock()
-	lost := make(map[*member]string)
-	for _, m := range s.members {
-		if !s.started && m.group.lost.Swap(false) {
-			lost[m] = m.group.topic.name
-		}
-	}
-	s.started = true
-	s.mu.Unlock()
-	for m, topic := range lost {
-		s.reset(m, topic, "its consumer is gone")
-	}
-	s.restart()
-}
-
 // running reports whether events may be asked for. s.mu is held.
 func (s *Subscription) running() bool {
-	return s.started && !s.paused && !s.draining && !s.stopped && s.slowUntil == 0
+	return !s.paused && !s.draining && !s.stopped && s.slowUntil == 0
 }
 
 // restart opens what is closed and asks for events: at the start, after a pause, and after forget.
@@ -313,11 +307,7 @@ func (s *Subscription) restart() {
 func (s *Subscription) Pause(ctx context.Context) error {
 	s.mu.Lock()
 	s.paused = true
-	for _, m := range s.members {
-		if m.group.ttl > 0 {
-			s.schedule(s.bus.clock.now())
-		}
-	}
+	s.keepAlive()
 	back := s.takeHeld()
 	s.closeInboxes()
 	s.mu.Unlock()
@@ -357,7 +347,7 @@ func (s *Subscription) settleAll(ctx context.Context) error {
 			continue
 		}
 		// A consumer works its acks off in order, so its answer to one about no event comes after all others.
-		if _, err := s.link.request(ctx, m.group.noEvent(), progress); err != nil {
+		if _, err := s.link.request(ctx, m.group.keepAliveSubject(), progress); err != nil {
 			return err
 		}
 	}
@@ -374,11 +364,31 @@ func (s *Subscription) flush(ctx context.Context) error {
 	return s.link.nc.FlushWithContext(ctx)
 }
 
-// Resume goes on after Pause.
+// keepAlive has the server told at once, and then now and then, that a group with a TTL has a
+// member that asks for nothing. s.mu is held.
+func (s *Subscription) keepAlive() {
+	for _, m := range s.members {
+		if m.group.ttl > 0 {
+			s.schedule(s.bus.clock.now())
+		}
+	}
+}
+
+// Resume begins the delivery of a subscription that is paused: by Pause, or from its beginning
+// (SubscribeOptions.Paused). It does nothing for others.
 func (s *Subscription) Resume() {
 	s.mu.Lock()
-	s.paused = false
+	lost := make(map[*member]string)
+	for _, m := range s.members {
+		if !s.resumed && m.group.lost.Swap(false) {
+			lost[m] = m.group.topic.name
+		}
+	}
+	s.resumed, s.paused = true, false
 	s.mu.Unlock()
+	for m, topic := range lost {
+		s.reset(m, topic, "its consumer is gone")
+	}
 	s.restart()
 }
 
@@ -457,12 +467,12 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 		s.wg.Wait()
 		s.bus.unregister(s)
 		err = s.settleAll(ctx)
-		leave, cancel := context.WithTimeout(ctx, settleWait)
+		marking, cancel := context.WithTimeout(ctx, settleWait)
 		defer cancel()
 		for _, m := range s.members {
 			m.obs.Close()
 			s.bus.unshare(m.group, s)
-			m.group.leaveMark(leave, s.link)
+			m.group.storeLastMark(marking, s.link)
 		}
 	})
 	return err
@@ -473,7 +483,7 @@ func (s *Subscription) moved(key, consumer string, revision uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, m := range s.members {
-		if revision > m.group.revision.Load() && m.group.consumer != consumer && pointerKey(m.group.topic, s.group) == key {
+		if revision > m.group.revision.Load() && m.group.consumer != consumer && groupKey(m.group.topic, s.group) == key {
 			m.reattach(false)
 			m.movedAt = max(m.movedAt, revision)
 		}

@@ -360,8 +360,7 @@ func (k *topics) missing(stream string, now int64) {
 
 // unavailable wraps a failure of NATS so that a client learns no more than that.
 func (b *Bus) unavailable(err error) error {
-	var known *Error
-	if errors.As(err, &known) {
+	if _, ok := errors.AsType[*Error](err); ok {
 		return err
 	}
 	if b.closing.Load() {

@@ -4,8 +4,8 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// maxLoose bounds track.loose.
-const maxLoose = 10_000
+// maxUnsettled bounds track.unsettled.
+const maxUnsettled = 10_000
 
 // track is what this hub knows of how far a group is. It says where the group goes on when its consumer is lost, so that
 // nothing unsettled is left out. Guarded by the group's mu.
@@ -20,10 +20,10 @@ type track struct {
 	arrivals uint64
 	lastSeq  uint64 // newest stream sequence that arrived
 	active   bool   // something has changed since the server was last asked
-	// loose are the events that arrived and ended otherwise than by an ack: they come again, to whichever member. It is
-	// bounded; loosest is the oldest of those that found no room.
-	loose   map[uint64]struct{}
-	loosest uint64
+	// unsettled are the events that arrived and ended otherwise than by an ack: they come again, to
+	// whichever member. It is bounded; oldestUnsettled is the oldest of those beyond the bound.
+	unsettled       map[uint64]struct{}
+	oldestUnsettled uint64
 }
 
 func newTrack(info *natsjs.ConsumerInfo) track {
@@ -33,47 +33,47 @@ func newTrack(info *natsjs.ConsumerInfo) track {
 	}
 }
 
-func (t *track) arrived(p *place) {
+func (t *track) arrived(p *deliveryMeta) {
 	t.active = true
 	t.arrivals++
 	t.order = max(t.order, p.order)
 	t.lastSeq = max(t.lastSeq, p.streamSeq)
-	if len(t.loose) > 0 {
-		delete(t.loose, p.streamSeq)
+	if len(t.unsettled) > 0 {
+		delete(t.unsettled, p.streamSeq)
 	}
 }
 
-// loosen notes that an event will come again.
-func (t *track) loosen(seq uint64) {
-	if t.loose == nil {
-		t.loose = make(map[uint64]struct{})
+// addUnsettled notes that an event will come again.
+func (t *track) addUnsettled(seq uint64) {
+	if t.unsettled == nil {
+		t.unsettled = make(map[uint64]struct{})
 	}
 	switch {
-	case len(t.loose) < maxLoose:
-		t.loose[seq] = struct{}{}
-	case t.loosest == 0 || seq < t.loosest:
-		t.loosest = seq
+	case len(t.unsettled) < maxUnsettled:
+		t.unsettled[seq] = struct{}{}
+	case t.oldestUnsettled == 0 || seq < t.oldestUnsettled:
+		t.oldestUnsettled = seq
 	}
 }
 
 // settledUpTo takes the server's word for how far all is settled.
 func (t *track) settledUpTo(floor uint64) {
 	t.floor = max(t.floor, floor)
-	for seq := range t.loose {
+	for seq := range t.unsettled {
 		if seq <= floor {
-			delete(t.loose, seq)
+			delete(t.unsettled, seq)
 		}
 	}
-	if t.loosest <= floor {
-		t.loosest = 0
+	if t.oldestUnsettled <= floor {
+		t.oldestUnsettled = 0
 	}
 }
 
-// loosen notes that an event will come again.
-func (g *group) loosen(seq uint64) {
+// addUnsettled notes that an event will come again.
+func (g *group) addUnsettled(seq uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.track.loosen(seq)
+	g.track.addUnsettled(seq)
 }
 
 // cutOff notes that a connection was lost: a server that was killed counts deliveries from an older number, so that the numbers
@@ -91,7 +91,7 @@ func (g *group) cutOff() {
 func (g *group) settled(seq uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	delete(g.track.loose, seq)
+	delete(g.track.unsettled, seq)
 	g.known.settled(seq)
 }
 
@@ -108,13 +108,13 @@ func (t *track) resumeAt(oldest uint64) uint64 {
 		return safe
 	}
 	next := t.lastSeq + 1
-	if t.loosest > 0 {
-		next = min(next, t.loosest)
+	if t.oldestUnsettled > 0 {
+		next = min(next, t.oldestUnsettled)
 	}
 	if oldest > 0 {
 		next = min(next, oldest)
 	}
-	for seq := range t.loose {
+	for seq := range t.unsettled {
 		next = min(next, seq)
 	}
 	return max(next, safe)

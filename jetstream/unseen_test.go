@@ -19,11 +19,10 @@ func TestWanderingUnseenCostsNoAttemptInACluster(t *testing.T) {
 		topic := fmt.Sprintf("wander-%d", round)
 		publish(t, b, topic, "first")
 		join := func() *Subscription {
-			s, err := a.Subscribe(t.Context(), topic, "g", SubscribeOptions{}, func(*Delivery) {}) // takes nothing
+			s, err := a.Subscribe(t.Context(), topic, "g", SubscribeOptions{}, ignore)
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.Start()
 			return s
 		}
 		gone := join()                      // its pulls wait for 10 s
@@ -35,7 +34,7 @@ func TestWanderingUnseenCostsNoAttemptInACluster(t *testing.T) {
 		<-time.After(20 * time.Millisecond) // its pulls are out
 		const n = 20
 		for i := range n {
-			if err := b.NewPublisher().Publish(t.Context(), topic, fmt.Appendf(nil, "%d", i), nil, func(Receipt, error) {}); err != nil {
+			if err := b.NewPublisher().PublishAsync(t.Context(), topic, fmt.Appendf(nil, "%d", i), PublishOptions{}, func(Receipt, error) {}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -63,13 +62,13 @@ func TestWhatEndsUnresolvedHoldsNothingBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	publish(t, b, "behind", "fresh", "fresh too")
-	s, err := b.Subscribe(t.Context(), "behind", "g", SubscribeOptions{}, func(d *Delivery) { k.ch <- d })
+	s, err := b.Subscribe(t.Context(), "behind", "g", SubscribeOptions{Paused: true}, func(h *Held) { k.ch <- h })
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = s.Stop(t.Context()) }()
 	release := blockReplies(t, s.link)
-	s.Start()
+	s.Resume()
 	eventually(t, "all have arrived", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()

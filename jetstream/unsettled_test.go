@@ -31,7 +31,7 @@ func TestWhatIsSparedOutlivesItsConsumer(t *testing.T) {
 	k.payloads(1)
 	<-time.After(100 * time.Millisecond) // the time under test
 	// The process stands still; what arrives then is spared, and comes again after AckWait.
-	b.clock.beat.Store(b.clock.now() - int64(10*time.Second))
+	b.clock.lastTick.Store(b.clock.now() - int64(10*time.Second))
 	publish(t, b, "t", "unsettled")
 	<-time.After(time.Second) // the time under test
 	g := k.sub.members[0].group
@@ -56,7 +56,7 @@ func TestWhatAPauseGivesBackIsUnsettled(t *testing.T) {
 		p := b.NewPublisher()
 		const n = 50
 		for range n {
-			if err := p.Publish(t.Context(), topic, []byte("1"), nil, func(Receipt, error) {}); err != nil {
+			if err := p.PublishAsync(t.Context(), topic, []byte("1"), PublishOptions{}, func(Receipt, error) {}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -94,13 +94,13 @@ func TestALetterThatIsNotStoredLosesNoEvent(t *testing.T) {
 	deadline := time.After(15 * time.Second)
 	for {
 		select {
-		case d := <-k.ch:
-			if d.Begin() {
+		case h := <-k.ch:
+			if _, ok := h.Begin(); ok {
 				t.Log("delivered once more")
 				return
 			}
-		case d := <-dead.ch:
-			if d.Begin() {
+		case h := <-dead.ch:
+			if _, ok := h.Begin(); ok {
 				t.Log("dead-lettered")
 				return
 			}
@@ -133,11 +133,10 @@ func TestAMemberJoinsWhileOthersAreAsked(t *testing.T) {
 	b := open(t, Config{URL: natsServer(t), Connections: 2})
 	publish(t, b, "a", "x")
 	publish(t, b, "b", "x")
-	slow, err := b.Subscribe(t.Context(), "a", "g", SubscribeOptions{From: FromEarliest}, func(*Delivery) {})
+	slow, err := b.Subscribe(t.Context(), "a", "g", SubscribeOptions{From: FromEarliest}, ignore)
 	if err != nil {
 		t.Fatal(err)
 	}
-	slow.Start()
 	g := slow.members[0].group
 	stop := make(chan struct{})
 	go func() {
@@ -153,7 +152,7 @@ func TestAMemberJoinsWhileOthersAreAsked(t *testing.T) {
 		}
 	}()
 	for range 20 {
-		s, err := b.Subscribe(t.Context(), "a", "g", SubscribeOptions{Topics: []string{"b"}}, func(*Delivery) {})
+		s, err := b.Subscribe(t.Context(), "a", "g", SubscribeOptions{Topics: []string{"b"}, Paused: true}, ignore)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,9 +167,9 @@ func TestAFanInIsBoundedBehindAnUnresolvedEvent(t *testing.T) {
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
 	publish(t, b, "a", numbers(300)...)
 	publish(t, b, "b", "x")
-	k := &taker{t: t, ch: make(chan *Delivery, 1000)}
+	k := &taker{t: t, ch: make(chan *Held, 1000)}
 	var err error
-	if k.sub, err = b.Subscribe(t.Context(), "a", "g", SubscribeOptions{From: FromEarliest, Topics: []string{"b"}, MaxInFlight: 1}, func(d *Delivery) { k.ch <- d }); err != nil {
+	if k.sub, err = b.Subscribe(t.Context(), "a", "g", SubscribeOptions{From: FromEarliest, Topics: []string{"b"}, MaxInFlight: 1, Paused: true}, func(h *Held) { k.ch <- h }); err != nil {
 		t.Fatal(err)
 	}
 	c, err := b.js.Consumer(t.Context(), "a", "g")
@@ -184,7 +183,7 @@ func TestAFanInIsBoundedBehindAnUnresolvedEvent(t *testing.T) {
 	_ = m.Nak()
 	<-time.After(50 * time.Millisecond) // the time under test
 	release := blockReplies(t, k.sub.link)
-	k.sub.Start()
+	k.sub.Resume()
 	<-time.After(time.Second) // the time under test
 	k.sub.mu.Lock()
 	t.Logf("maxInFlight 1: out %d, parked %d, active %d", len(k.sub.out), len(k.sub.parked), k.sub.active)

@@ -11,8 +11,8 @@ import (
 
 // Bounds of a Watch.
 const (
-	watchKeys   = directMost // keys it may name
-	watchHidden = 1_024      // keys whose entry in the bucket is not the topic's
+	watchKeys   = maxDirect // keys it may name
+	watchHidden = 1_024     // keys whose entry in the bucket is not the topic's
 )
 
 // Watch calls f with the newest event of each of keys of a compacted topic (none: of all keys; at most 1,000, whose names have
@@ -23,7 +23,8 @@ const (
 // lost connection, or a bucket that was removed, is no end: it goes on by itself. The topic is made when it does not exist yet.
 //
 // f is called from the goroutine that called Watch, and holds up nobody else.
-func (b *Bus) Watch(ctx context.Context, topic string, keys []string, f func(*Event) error) error {
+func (k Keys) Watch(ctx context.Context, keys []string, f func(*Event) error) error {
+	b, topic := k.bus, k.topic
 	size := 0
 	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
 	for _, key := range keys {

@@ -30,7 +30,7 @@ func watchState(tb testing.TB, b *Bus, keys ...string) *watcher {
 	w := &watcher{t: tb, done: make(chan error, 1), values: make(map[string]string), seqs: make(map[string]uint64)}
 	ctx, cancel := context.WithCancel(context.Background())
 	w.cancel = cancel
-	go func() { w.done <- b.Watch(ctx, "state.a", keys, w.see) }()
+	go func() { w.done <- b.Keys("state.a").Watch(ctx, keys, w.see) }()
 	tb.Cleanup(w.stop)
 	return w
 }
@@ -123,7 +123,7 @@ func TestWatchShowsEveryKeyBesideWriters(t *testing.T) {
 			}
 			for range watches {
 				seen := make(map[string]bool)
-				err := b.Watch(t.Context(), "state.a", watched, func(e *Event) error {
+				err := b.Keys("state.a").Watch(t.Context(), watched, func(e *Event) error {
 					if e == nil {
 						return errAll
 					}
@@ -144,15 +144,15 @@ var errAll = errors.New("these are all")
 func TestWatchReturnsTheErrorOfItsFunction(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
 	stop := errors.New("stop")
-	if err := b.Watch(t.Context(), "state.a", nil, func(*Event) error { return stop }); err != stop { //nolint:errorlint // it is returned as it is
+	if err := b.Keys("state.a").Watch(t.Context(), nil, func(*Event) error { return stop }); err != stop { //nolint:errorlint // it is returned as it is
 		t.Errorf("got %v", err)
 	}
-	var known *Error
-	err := b.Watch(t.Context(), "state.a", make([]string, watchKeys+1), func(*Event) error { return nil })
-	if !errors.As(err, &known) || known.Code != CodeBadOptions {
+	err := b.Keys("state.a").Watch(t.Context(), make([]string, watchKeys+1), func(*Event) error { return nil })
+	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadOptions {
 		t.Errorf("got %v", err)
 	}
-	if err = b.Watch(t.Context(), "plain", nil, func(*Event) error { return nil }); !errors.As(err, &known) || known.Code != CodeBadTopic {
+	err = b.Keys("plain").Watch(t.Context(), nil, func(*Event) error { return nil })
+	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
 		t.Errorf("got %v", err)
 	}
 }
@@ -170,7 +170,7 @@ func TestWatchEndsWithTheBus(t *testing.T) {
 	if w.done <- err; !errors.Is(err, ErrClosed) {
 		t.Errorf("got %v", err)
 	}
-	if err := b.Watch(t.Context(), "state.a", nil, w.see); !errors.Is(err, ErrClosed) {
+	if err := b.Keys("state.a").Watch(t.Context(), nil, w.see); !errors.Is(err, ErrClosed) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -186,12 +186,12 @@ func TestWatchHasNoGap(t *testing.T) {
 			p := b.NewPublisher()
 			for i := range each {
 				key := strconv.Itoa((i*7 + n) % keys)
-				opts := &PublishOptions{Key: key, Tombstone: i%11 == 0}
+				opts := PublishOptions{Key: key, Tombstone: i%11 == 0}
 				payload := []byte(strconv.Itoa(n*each + i))
 				if opts.Tombstone {
 					payload = nil
 				}
-				if err := p.Publish(t.Context(), "state.a", payload, opts, func(_ Receipt, err error) {
+				if err := p.PublishAsync(t.Context(), "state.a", payload, opts, func(_ Receipt, err error) {
 					if err != nil {
 						t.Error(err)
 					}
@@ -219,7 +219,7 @@ func TestWatchHasNoGap(t *testing.T) {
 	for _, key := range []string{"end", "1"} { // the last key of either kind
 		set(t, b, "state.a", key, "end")
 	}
-	want, err := b.LatestConsistent(t.Context(), "state.a", append(numbers(keys), "end")...)
+	want, err := b.Keys("state.a").GetConsistent(t.Context(), append(numbers(keys), "end"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +276,7 @@ func TestWatchGoesOnWhenTheTopicIsMadeAnew(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- b.Watch(ctx, "state.a", nil, func(e *Event) error {
+		done <- b.Keys("state.a").Watch(ctx, nil, func(e *Event) error {
 			mu.Lock()
 			defer mu.Unlock()
 			if e != nil {

@@ -146,7 +146,7 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	}
 	if was := s.unready.Swap(cause != nil); was != (cause != nil) {
 		if cause != nil {
-			s.cfg.Logger.LogAttrs(r.Context(), slog.LevelWarn, "not ready", slog.String("cause", cause.Error()))
+			s.cfg.Logger.LogAttrs(r.Context(), slog.LevelWarn, "not ready", slog.Any("error", cause))
 		} else {
 			s.cfg.Logger.LogAttrs(r.Context(), slog.LevelInfo, "ready")
 		}
@@ -161,5 +161,5 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 type scrapeLog struct{ logger *slog.Logger }
 
 func (l scrapeLog) Println(v ...any) {
-	l.logger.LogAttrs(context.Background(), slog.LevelWarn, "metrics were not all readable", slog.Any("cause", v))
+	l.logger.LogAttrs(context.Background(), slog.LevelWarn, "metrics were not all readable", slog.Any("error", v))
 }

@@ -89,7 +89,7 @@ func newCommitRun(b *testing.B, address string, drained bool) *commitRun {
 		return r
 	}
 	r.store = sqlStore(b, outbox.SQLConfig{Dialect: outbox.PostgreSQL, DB: db, Table: r.table, Listen: listenAt(address)})
-	d, err := outbox.NewDrainer(outbox.Config{Store: r.store, Bus: openBus(b, jetstream.Config{})})
+	d, err := outbox.NewDrainer(outbox.Config{Store: r.store, Bus: outbox.JetStream(openBus(b, jetstream.Config{}))})
 	if err != nil {
 		b.Fatal(err)
 	}

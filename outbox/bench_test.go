@@ -139,7 +139,7 @@ func BenchmarkDrain(b *testing.B) {
 				var published atomic.Int64
 				b.ResetTimer()
 				together(b, drainers, func(int) error {
-					d, err := outbox.NewDrainer(outbox.Config{Store: s, Bus: bus})
+					d, err := outbox.NewDrainer(outbox.Config{Store: s, Bus: outbox.JetStream(bus)})
 					if err != nil {
 						return err
 					}
@@ -240,7 +240,7 @@ func latency(b *testing.B, s *outbox.SQLStore, db *sql.DB, every time.Duration) 
 	b.Helper()
 	bus := openBus(b, jetstream.Config{})
 	arrived := make(chan arrival, b.N+1) // has room for all
-	sub, err := bus.Consume(b.Context(), "orders", "latency", jetstream.SubscribeOptions{}, 1, func(_ context.Context, d *jetstream.Delivery) error {
+	sub, err := bus.Consume(b.Context(), "orders", "latency", jetstream.SubscribeOptions{}, func(_ context.Context, d *jetstream.Delivery) error {
 		n, err := strconv.Atoi(string(d.Event.Payload))
 		arrived <- arrival{n, time.Now()}
 		return err
@@ -249,8 +249,7 @@ func latency(b *testing.B, s *outbox.SQLStore, db *sql.DB, every time.Duration) 
 		b.Fatal(err)
 	}
 	defer func() { _ = sub.Stop(context.Background()) }()
-	sub.Start()
-	d, err := outbox.NewDrainer(outbox.Config{Store: s, Bus: bus})
+	d, err := outbox.NewDrainer(outbox.Config{Store: s, Bus: outbox.JetStream(bus)})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 
 // Config configures a Drainer. Only Store and Bus are required.
 type Config struct {
+	// Store holds the records, and Bus takes them: see JetStream.
 	Store Store
 	Bus   Bus
 	// Worker names the drainer in what it has claimed, in 128 bytes at most; something random is put behind it, so that no two
@@ -35,10 +36,10 @@ type Config struct {
 	// MaxAttempts is how often a record is tried before it is parked: default 10. What the bus will never take (a bad topic,
 	// bad options, a payload that is too large) is parked at once. While NATS is away nothing is counted.
 	MaxAttempts int
-	// RetryFirst is how long a record waits after its first failure, doubled each time up to RetryMost, and up to a half less
-	// by chance. Defaults: 1 s and 5 min.
+	// RetryFirst is how long a record waits after its first failure, doubled each time up to
+	// RetryMax, and up to a half less by chance. Defaults: 1 s and 5 min.
 	RetryFirst time.Duration
-	RetryMost  time.Duration
+	RetryMax   time.Duration
 	// PassErrors lets a key go on past records of it that are parked. Default: it waits until they are retried or purged.
 	PassErrors bool
 	// PublishTimeout bounds a publish: default 15 s. The bus itself gives up after 10 s.
@@ -50,8 +51,8 @@ type Config struct {
 	// may have begun, for the servers of a NATS cluster have a clock each. When that of the store is further from that of NATS,
 	// the drainer says so; it publishes all the same, as nothing depends on the store's.
 	ClockSkew time.Duration
-	// LookupMost bounds how many events a look-up reads the headers of: default 1,000,000.
-	LookupMost int
+	// LookupMax bounds how many events a look-up reads the headers of: default 1,000,000.
+	LookupMax int
 	// Patience is how long Drain goes on while the store or the bus fails: default 30 s. A started Drainer never gives up.
 	Patience time.Duration
 	// StatsEvery is how often Observer.Backlog is told: default 15 s.
@@ -65,7 +66,7 @@ type Config struct {
 // maxWorker bounds the name that a drainer is given, in bytes.
 const maxWorker = 128
 
-func (c *Config) prepare() error {
+func (c *Config) validate() error {
 	ints := []struct {
 		name      string
 		v         *int
@@ -75,7 +76,7 @@ func (c *Config) prepare() error {
 		{"held bytes", &c.HeldBytes, 16 << 20, 1 << 40},
 		{"in flight", &c.InFlight, 64, 1_000},
 		{"max attempts", &c.MaxAttempts, 10, 1_000_000},
-		{"lookup most", &c.LookupMost, 1_000_000, 1 << 40},
+		{"lookup most", &c.LookupMax, 1_000_000, 1 << 40},
 	}
 	times := []struct {
 		name             string
@@ -85,7 +86,7 @@ func (c *Config) prepare() error {
 		{"lease", &c.Lease, 30 * time.Second, 100 * time.Millisecond, 24 * time.Hour},
 		{"poll", &c.Poll, 250 * time.Millisecond, time.Millisecond, time.Hour},
 		{"retry first", &c.RetryFirst, time.Second, time.Millisecond, 24 * time.Hour},
-		{"retry most", &c.RetryMost, 5 * time.Minute, time.Millisecond, 24 * time.Hour},
+		{"retry most", &c.RetryMax, 5 * time.Minute, time.Millisecond, 24 * time.Hour},
 		{"publish timeout", &c.PublishTimeout, 15 * time.Second, 10 * time.Millisecond, time.Hour},
 		{"margin", &c.Margin, 30 * time.Second, 0, time.Hour},
 		{"clock skew", &c.ClockSkew, time.Minute, 0, 24 * time.Hour},

@@ -277,7 +277,7 @@ func (m *matrix) check() {
 	bus := openBus(m, jetstream.Config{URL: m.role.URL})
 	got, total := make(map[string][]string), 0
 	for _, topic := range []string{topicLong, topicShort} {
-		if err := bus.Scan(m.Context(), topic, jetstream.ScanOptions{Limit: 10_000_000}, func(e *jetstream.Event) error {
+		if err := bus.History(topic).Scan(m.Context(), jetstream.ScanOptions{Limit: 10_000_000}, func(e *jetstream.Event) error {
 			if !all[e.ID] {
 				m.Errorf("%s is in the topic, and was not committed (rolled back: %v)", e.ID, m.rolledBack[e.ID])
 			}

@@ -59,7 +59,7 @@ func TestSamplesOfTheDocumentation(t *testing.T) {
 			}
 			events := func(topic string) (list []*jetstream.Event) {
 				t.Helper()
-				if err := bus.Scan(t.Context(), topic, jetstream.ScanOptions{}, func(e *jetstream.Event) error { list = append(list, e); return nil }); err != nil {
+				if err := bus.History(topic).Scan(t.Context(), jetstream.ScanOptions{}, func(e *jetstream.Event) error { list = append(list, e); return nil }); err != nil {
 					t.Fatal(err)
 				}
 				return list

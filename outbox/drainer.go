@@ -12,9 +12,10 @@ import (
 
 // Waits of a drainer.
 const (
-	// What failed for a reason of the store or of NATS is tried again after againFirst, doubled each time up to againMost.
+	// What failed for a reason of the store or of NATS is tried again after againFirst, doubled
+	// each time up to againMax.
 	againFirst = 100 * time.Millisecond
-	againMost  = 5 * time.Second
+	againMax   = 5 * time.Second
 	// searchWait is between claims that found nothing but did not look everywhere.
 	searchWait = 20 * time.Millisecond
 	// Between claims that found nothing is pollFirst, or one pollPart-th of the time since there was something.
@@ -52,7 +53,7 @@ type Drainer struct {
 
 // NewDrainer makes a Drainer, which does nothing until Start or Drain.
 func NewDrainer(cfg Config) (*Drainer, error) {
-	if err := cfg.prepare(); err != nil {
+	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("outbox: drainer: %w", err)
 	}
 	return &Drainer{
@@ -149,7 +150,7 @@ func (d *Drainer) Drain(ctx context.Context) (Drained, error) {
 
 // listen lets the store wake the drainer.
 func (d *Drainer) listen(ctx context.Context) {
-	for wait := againFirst; ; wait = min(2*wait, againMost) {
+	for wait := againFirst; ; wait = min(2*wait, againMax) {
 		heard := false
 		err := d.cfg.Store.Listen(ctx, Sleeper{Asleep: d.asleep, Listening: func() { heard = true; tell(d.look) }, Wake: d.Wake})
 		if errors.Is(err, errPooler) {

@@ -58,16 +58,26 @@ func (w *watcher) Publish(ctx context.Context, topic string, payload []byte, o j
 	return r, err
 }
 
-func (w *watcher) FindIDs(ctx context.Context, s jetstream.IDSearch) (map[string]bool, bool, error) {
-	w.looks.Add(1)
-	return w.Bus.FindIDs(ctx, s)
+func (w *watcher) History(topic string) outbox.History {
+	return counting{w.Bus.History(topic), &w.looks}
+}
+
+// counting counts look-ups.
+type counting struct {
+	jetstream.History
+	looks *atomic.Int64
+}
+
+func (c counting) FindIDs(ctx context.Context, s jetstream.IDSearch) (map[string]bool, bool, error) {
+	c.looks.Add(1)
+	return c.History.FindIDs(ctx, s)
 }
 
 func (w *watcher) Now(ctx context.Context) (time.Time, error) {
 	if w.Bus == nil {
 		return time.Now(), nil
 	}
-	return w.Bus.Now(ctx)
+	return w.Bus.Admin().Now(ctx)
 }
 
 func (w *watcher) MaxPayload() int {
@@ -160,7 +170,7 @@ func forStores(t *testing.T, run func(r *rig)) {
 	})
 	t.Run("kv", func(t *testing.T) {
 		bus := openBus(t, jetstream.Config{})
-		s, err := outbox.OpenKVStore(t.Context(), outbox.KVConfig{Bus: bus})
+		s, err := outbox.NewKVStore(outbox.KVConfig{Collection: openCollection(t, bus, "outbox")})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -183,7 +193,7 @@ func (r *rig) add(topic, key string) string {
 func (r *rig) drainer(change func(*outbox.Config)) *outbox.Drainer {
 	r.Helper()
 	cfg := outbox.Config{
-		Store: r.Store, Bus: r.bus, Poll: 10 * time.Millisecond, RetryFirst: 10 * time.Millisecond, RetryMost: 50 * time.Millisecond,
+		Store: r.Store, Bus: r.bus, Poll: 10 * time.Millisecond, RetryFirst: 10 * time.Millisecond, RetryMax: 50 * time.Millisecond,
 		StatsEvery: 20 * time.Millisecond, Observer: r.seen, Logger: logger(r),
 	}
 	if change != nil {
@@ -260,7 +270,7 @@ func (r *rig) stored() map[string][]string {
 		topics[topic] = true
 	}
 	for topic := range topics {
-		if err := r.bus.Scan(context.Background(), topic, jetstream.ScanOptions{Limit: 1_000_000}, func(e *jetstream.Event) error {
+		if err := r.bus.Bus.History(topic).Scan(context.Background(), jetstream.ScanOptions{Limit: 1_000_000}, func(e *jetstream.Event) error {
 			stored[topic+"/"+e.Key] = append(stored[topic+"/"+e.Key], e.ID)
 			return nil
 		}); err != nil {

@@ -55,7 +55,7 @@ func TestEventIsWhatWasAdded(t *testing.T) {
 	}
 	last := func(topic string) *jetstream.Event {
 		var e *jetstream.Event
-		if err := r.bus.Scan(t.Context(), topic, jetstream.ScanOptions{}, func(got *jetstream.Event) error { e = got; return nil }); err != nil || e == nil {
+		if err := r.bus.Bus.History(topic).Scan(t.Context(), jetstream.ScanOptions{}, func(got *jetstream.Event) error { e = got; return nil }); err != nil || e == nil {
 			t.Fatalf("got %v, %v", e, err)
 		}
 		return e
@@ -253,7 +253,7 @@ func TestLeasesAreRenewedWhilePublishing(t *testing.T) {
 
 func TestStopWithoutStart(t *testing.T) {
 	s, _ := newSQLite(t)
-	d, err := outbox.NewDrainer(outbox.Config{Store: s, Bus: openBus(t, jetstream.Config{})})
+	d, err := outbox.NewDrainer(outbox.Config{Store: s, Bus: outbox.JetStream(openBus(t, jetstream.Config{}))})
 	if err != nil {
 		t.Fatal(err)
 	}

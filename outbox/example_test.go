@@ -68,7 +68,7 @@ func Example() {
 		panic(err)
 	}
 	defer func() { _ = bus.Close() }()
-	drainer, err := outbox.NewDrainer(outbox.Config{Store: store, Bus: bus})
+	drainer, err := outbox.NewDrainer(outbox.Config{Store: store, Bus: outbox.JetStream(bus)})
 	if err != nil {
 		panic(err)
 	}
@@ -77,7 +77,7 @@ func Example() {
 		panic(err)
 	}
 	fmt.Println(done.Published, "published")
-	if err := bus.Scan(ctx, "orders.placed", jetstream.ScanOptions{}, func(e *jetstream.Event) error {
+	if err := bus.History("orders.placed").Scan(ctx, jetstream.ScanOptions{}, func(e *jetstream.Event) error {
 		fmt.Printf("%s %s\n", e.Key, e.Payload)
 		return nil
 	}); err != nil {

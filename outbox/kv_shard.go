@@ -43,11 +43,11 @@ func (sh *shard) encode() ([]byte, error) {
 // reserved is the size in bytes that the shard has with every record in its largest form: a NATS that takes so much takes all
 // that can become of these records.
 func (sh *shard) reserved() (int, error) {
-	most := &shard{Last: sh.Last, Records: make([]*Record, len(sh.Records))}
+	largest := &shard{Last: sh.Last, Records: make([]*Record, len(sh.Records))}
 	for i, r := range sh.Records {
-		most.Records[i] = r.largest()
+		largest.Records[i] = r.largest()
 	}
-	value, err := most.encode()
+	value, err := largest.encode()
 	return len(value), err
 }
 
@@ -83,7 +83,7 @@ func decodeShard(value []byte) (*shard, error) {
 	return sh, nil
 }
 
-func (sh *shard) claim(opts *ClaimOptions, most, left int, now int64) (got []*Record, more bool) {
+func (sh *shard) claim(opts *ClaimOptions, limit, left int, now int64) (got []*Record, more bool) {
 	waits := make(map[string]bool) // lanes that something waits in
 	for _, r := range sh.Records {
 		lane := r.lane()
@@ -92,7 +92,7 @@ func (sh *shard) claim(opts *ClaimOptions, most, left int, now int64) (got []*Re
 		case r.Status == Errored && opts.PassErrors:
 		case r.Status != Pending || r.NextAt > now || slices.Contains(opts.ExceptTopics, r.Topic):
 			waits[lane] = true
-		case len(got) == most || len(r.Payload) > left && left < opts.bytes():
+		case len(got) == limit || len(r.Payload) > left && left < opts.bytes():
 			return got, true
 		default:
 			left -= len(r.Payload)

@@ -29,19 +29,23 @@ const (
 	kvRetry = 20 * time.Millisecond
 )
 
-// KVBus is what a KVStore needs of the event bus. *jetstream.Bus is one.
-type KVBus interface {
-	OpenCollection(ctx context.Context, name string) (*jetstream.Collection, error)
+// Collection is what a KVStore needs of a KV bucket. *jetstream.Collection is one: see
+// jetstream.Collections.
+type Collection interface {
+	// Get reads an entry; one that does not exist has Revision 0 and no Value.
+	Get(ctx context.Context, key string) (*jetstream.Entry, error)
+	// Put replaces the entry of revision old, or returns jetstream.ErrKeyChanged.
+	Put(ctx context.Context, key string, value []byte, headers map[string]string, old uint64) (revision uint64, err error)
+	// MaxValue is the most bytes that Put takes now.
+	MaxValue() int
 }
 
-var _ KVBus = (*jetstream.Bus)(nil)
+var _ Collection = (*jetstream.Collection)(nil)
 
 // KVConfig configures a KVStore.
 type KVConfig struct {
-	// Bus holds the bucket. Required.
-	Bus KVBus
-	// Bucket is the bucket's name: 1..128 of a-z, 0-9, _ and -. Default "outbox".
-	Bucket string
+	// Collection is the bucket, which must hold nothing else. Required.
+	Collection Collection
 	// Shards is how many entries the bucket has, 1..256; it must never change. Default DefaultKVShards. A lane lies in one.
 	Shards int
 	// ShardRecords is the most records in an entry. Default DefaultKVShardRecords. Beyond it, Add returns ErrFull.
@@ -73,7 +77,7 @@ type KVStore struct {
 	shards  []string
 	records int
 	max     int
-	coll    *jetstream.Collection
+	coll    Collection
 	turn    atomic.Uint32 // where the next claim begins
 
 	mu    sync.Mutex
@@ -82,11 +86,8 @@ type KVStore struct {
 
 var _ Store = (*KVStore)(nil)
 
-// OpenKVStore opens the bucket, and makes it when it does not exist.
-func OpenKVStore(ctx context.Context, cfg KVConfig) (*KVStore, error) {
-	if cfg.Bucket == "" {
-		cfg.Bucket = DefaultTable
-	}
+// NewKVStore makes a store on a bucket. It needs no closing.
+func NewKVStore(cfg KVConfig) (*KVStore, error) {
 	for _, d := range []struct {
 		v   *int
 		def int
@@ -96,18 +97,14 @@ func OpenKVStore(ctx context.Context, cfg KVConfig) (*KVStore, error) {
 		}
 	}
 	switch {
-	case cfg.Bus == nil:
-		return nil, errors.New("outbox: KV store: Bus is missing")
+	case cfg.Collection == nil:
+		return nil, errors.New("outbox: KV store: Collection is missing")
 	case cfg.Shards < 1 || cfg.Shards > 256:
 		return nil, fmt.Errorf("outbox: KV store: %d shards: 1 to 256 are allowed", cfg.Shards)
 	case cfg.ShardRecords < 1 || cfg.MaxPayload < 1:
 		return nil, errors.New("outbox: KV store: limits must be positive")
 	}
-	coll, err := cfg.Bus.OpenCollection(ctx, cfg.Bucket)
-	if err != nil {
-		return nil, fmt.Errorf("outbox: KV store: %w", err)
-	}
-	s := &KVStore{records: cfg.ShardRecords, max: cfg.MaxPayload, coll: coll, wakes: make(map[chan struct{}]struct{})}
+	s := &KVStore{records: cfg.ShardRecords, max: cfg.MaxPayload, coll: cfg.Collection, wakes: make(map[chan struct{}]struct{})}
 	for i := range cfg.Shards {
 		s.shards = append(s.shards, "shard-"+strconv.Itoa(i))
 	}
@@ -185,15 +182,15 @@ func (s *KVStore) Add(ctx context.Context, r *Record) error {
 		added.Sequence, added.Status, added.AddedAt = sh.Last, Pending, now
 		sh.Records = append(sh.Records, &added)
 		size, err := sh.reserved()
-		most := s.coll.MaxValue()
+		limit := s.coll.MaxValue()
 		switch {
 		case err != nil:
 			return false, fmt.Errorf("outbox: KV store: %w", err)
-		case size > most && others > 0:
+		case size > limit && others > 0:
 			return false, s.full(i, others, "larger than max_payload of NATS allows")
-		case size > most:
+		case size > limit:
 			return false, fmt.Errorf("outbox: record %q: %w", r.ID, &jetstream.Error{
-				Code: jetstream.CodePublishFailed, Msg: fmt.Sprintf("an entry with it alone may come to %d bytes, at most %d are allowed", size, most), Err: jetstream.ErrTooLarge,
+				Code: jetstream.CodePublishFailed, Msg: fmt.Sprintf("an entry with it alone may come to %d bytes, at most %d are allowed", size, limit), Err: jetstream.ErrTooLarge,
 			})
 		}
 		return true, nil
@@ -211,7 +208,7 @@ func (s *KVStore) full(i, records int, why string) error {
 
 // Claim implements Store.
 func (s *KVStore) Claim(ctx context.Context, opts ClaimOptions) (Claim, error) {
-	if err := opts.check(); err != nil {
+	if err := opts.validate(); err != nil {
 		return Claim{}, err
 	}
 	if n := jsonLen(opts.Worker); n > kvText {
@@ -248,12 +245,12 @@ func (s *KVStore) Claim(ctx context.Context, opts ClaimOptions) (Claim, error) {
 
 // claimFrom claims in one shard. Where the entry would be too large it claims fewer; when not even one fits, that is an error
 // unless some are claimed already: when those are settled there is room.
-func (s *KVStore) claimFrom(ctx context.Context, i int, opts *ClaimOptions, most, left int, now int64) (got []*Record, more bool, err error) {
+func (s *KVStore) claimFrom(ctx context.Context, i int, opts *ClaimOptions, limit, left int, now int64) (got []*Record, more bool, err error) {
 	for {
 		waits := false
 		err = s.change(ctx, i, func(sh *shard, _ int64) (bool, error) {
 			waits = sh.hasClaimed()
-			got, more = sh.claim(opts, most, left, now)
+			got, more = sh.claim(opts, limit, left, now)
 			return len(got) > 0, nil
 		})
 		large := errors.Is(err, jetstream.ErrTooLarge)
@@ -261,7 +258,7 @@ func (s *KVStore) claimFrom(ctx context.Context, i int, opts *ClaimOptions, most
 		case err == nil:
 			return got, more, nil
 		case large && len(got) > 1:
-			most = len(got) / 2
+			limit = len(got) / 2
 		case large && waits:
 			return nil, false, nil
 		default:
@@ -431,7 +428,7 @@ func (s *KVStore) Retry(ctx context.Context, ids ...string) (int, error) {
 
 // Purge implements Store. There are no sent records to delete.
 func (s *KVStore) Purge(ctx context.Context, opts PurgeOptions) (int, error) {
-	if err := opts.check(); err != nil || opts.Status == Sent {
+	if err := opts.validate(); err != nil || opts.Status == Sent {
 		return 0, err
 	}
 	total := 0

@@ -37,8 +37,8 @@ func newKVRig(t *testing.T, cfg outbox.KVConfig) *kvRig {
 	nats := natstest.Start(t)
 	limit(nats, kvMaxPayload)
 	bus := openBus(t, jetstream.Config{URL: nats.URL()})
-	cfg.Bus, cfg.Shards = bus, 1
-	s, err := outbox.OpenKVStore(t.Context(), cfg)
+	cfg.Collection, cfg.Shards = openCollection(t, bus, "outbox"), 1
+	s, err := outbox.NewKVStore(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,11 +202,7 @@ func (e *kvEntry) encode(tb testing.TB) []byte {
 
 func (r *kvRig) put(value []byte) {
 	r.Helper()
-	coll, err := r.bus.OpenCollection(r.Context(), "outbox")
-	if err != nil {
-		r.Fatal(err)
-	}
-	if _, err := coll.Put(r.Context(), "shard-0", value, nil, 0); err != nil {
+	if _, err := openCollection(r, r.bus.Bus, "outbox").Put(r.Context(), "shard-0", value, nil, 0); err != nil {
 		r.Fatal(err)
 	}
 }
@@ -357,7 +353,7 @@ func TestKVFullSaysWhatToDo(t *testing.T) {
 func TestKVTooLargeForAnyEntry(t *testing.T) {
 	r := newKVRig(t, outbox.KVConfig{MaxPayload: 1 << 20})
 	err := r.store.Add(t.Context(), &outbox.Record{Topic: "orders", Payload: []byte(`"` + strings.Repeat("x", kvMaxEntry) + `"`)})
-	if own := (*jetstream.Error)(nil); !errors.As(err, &own) || !errors.Is(err, jetstream.ErrTooLarge) || errors.Is(err, outbox.ErrFull) {
+	if _, ok := errors.AsType[*jetstream.Error](err); !ok || !errors.Is(err, jetstream.ErrTooLarge) || errors.Is(err, outbox.ErrFull) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -210,7 +210,7 @@ func (l *loop) next() time.Duration {
 // again doubles a wait, and returns when it is over.
 func (l *loop) again(gap *time.Duration) time.Duration {
 	at := l.now() + jitter(*gap)
-	*gap = min(2**gap, againMost)
+	*gap = min(2**gap, againMax)
 	return at
 }
 
@@ -309,7 +309,7 @@ func (l *loop) exceptTopics(now time.Duration) []string {
 	for topic, p := range l.paused {
 		if now < p.until {
 			list = append(list, topic)
-		} else if now > p.until+2*againMost {
+		} else if now > p.until+2*againMax {
 			delete(l.paused, topic) // it was tried since, or has nothing more
 		}
 	}

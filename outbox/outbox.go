@@ -29,13 +29,12 @@ import (
 	"eventhub/jetstream"
 )
 
-// Bus is what a Drainer needs of the event bus. *jetstream.Bus is one.
+// Bus is what a Drainer needs of the event bus. JetStream makes one of a *jetstream.Bus.
 type Bus interface {
 	// Publish stores one event and returns when the stream has confirmed it.
 	Publish(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (jetstream.Receipt, error)
-	// FindIDs and DuplicateWindow are asked about rows whose publish may have begun before.
-	FindIDs(ctx context.Context, s jetstream.IDSearch) (found map[string]bool, complete bool, err error)
-	DuplicateWindow(ctx context.Context, topic string) (time.Duration, error)
+	// History is asked about rows whose publish may have begun before.
+	History(topic string) History
 	// MaxPayload is the largest payload in bytes that Publish takes. Those of larger ones are not even read.
 	MaxPayload() int
 	// Now is the time by the clock that events are stored with.
@@ -44,7 +43,25 @@ type Bus interface {
 	Ready(ctx context.Context) error
 }
 
-var _ Bus = (*jetstream.Bus)(nil)
+// History is what a Drainer asks of the events of a topic. jetstream.History is one.
+type History interface {
+	FindIDs(ctx context.Context, s jetstream.IDSearch) (found map[string]bool, complete bool, err error)
+	DuplicateWindow(ctx context.Context) (time.Duration, error)
+}
+
+// JetStream is the Bus that publishes to NATS JetStream. The caller closes bus, after the Drainer.
+func JetStream(bus *jetstream.Bus) Bus {
+	if bus == nil {
+		return nil
+	}
+	return onJetStream{bus}
+}
+
+type onJetStream struct{ *jetstream.Bus }
+
+func (b onJetStream) History(topic string) History { return b.Bus.History(topic) }
+
+func (b onJetStream) Now(ctx context.Context) (time.Time, error) { return b.Admin().Now(ctx) }
 
 // Observer is told what a Drainer does. Its methods may be called concurrently and must not block.
 type Observer interface {

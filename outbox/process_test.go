@@ -214,10 +214,11 @@ func (m *meter) Publish(ctx context.Context, topic string, payload []byte, o jet
 	return r, err
 }
 
-func (m *meter) FindIDs(ctx context.Context, s jetstream.IDSearch) (map[string]bool, bool, error) {
-	m.looks.Add(1)
-	return m.Bus.FindIDs(ctx, s)
+func (m *meter) History(topic string) outbox.History {
+	return counting{m.Bus.History(topic), &m.looks}
 }
+
+func (m *meter) Now(ctx context.Context) (time.Time, error) { return m.Bus.Admin().Now(ctx) }
 
 // drained is what a drainer says of itself, in lines "s <JSON>".
 type drained struct {
@@ -251,7 +252,7 @@ func drainer(ctx context.Context, r *role) error {
 	m, seen := &meter{Bus: bus}, new(counts)
 	d, err := outbox.NewDrainer(outbox.Config{
 		Store: s, Bus: m, Observer: seen, InFlight: r.Limit, Lease: crashLease, Margin: crashMargin, PublishTimeout: time.Second,
-		Poll: 50 * time.Millisecond, RetryFirst: 10 * time.Millisecond, RetryMost: 200 * time.Millisecond,
+		Poll: 50 * time.Millisecond, RetryFirst: 10 * time.Millisecond, RetryMax: 200 * time.Millisecond,
 	})
 	if err != nil {
 		return err

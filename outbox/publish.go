@@ -91,18 +91,18 @@ func (d *Drainer) publish(ctx context.Context, j *job, o *outcome, r *Record, un
 func (d *Drainer) backOff(attempts int) time.Duration {
 	wait := d.cfg.RetryFirst
 	for range attempts {
-		if wait >= d.cfg.RetryMost {
+		if wait >= d.cfg.RetryMax {
 			break
 		}
 		wait *= 2
 	}
-	return jitter(min(wait, d.cfg.RetryMost))
+	return jitter(min(wait, d.cfg.RetryMax))
 }
 
 // permanent says that no other try will do better.
 func permanent(err error) bool {
-	var e *jetstream.Error
-	if !errors.As(err, &e) {
+	e, ok := errors.AsType[*jetstream.Error](err)
+	if !ok {
 		return false
 	}
 	return e.Code == jetstream.CodeBadTopic || e.Code == jetstream.CodeBadOptions || errors.Is(err, jetstream.ErrTooLarge)
@@ -113,8 +113,8 @@ func away(err error) bool {
 	if errors.Is(err, jetstream.ErrClosed) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return true
 	}
-	var e *jetstream.Error
-	if !errors.As(err, &e) || jetstream.Refused(err) || errors.Is(err, jetstream.ErrTooLarge) {
+	e, ok := errors.AsType[*jetstream.Error](err)
+	if !ok || jetstream.Refused(err) || errors.Is(err, jetstream.ErrTooLarge) {
 		return false
 	}
 	switch e.Code {
@@ -154,7 +154,8 @@ func (d *Drainer) lookUp(ctx context.Context, j *job) (sure map[string]presence,
 	first := j.records[0]
 	ctx, cancel := context.WithTimeout(ctx, d.lookupTimeout())
 	defer cancel()
-	window, err := d.cfg.Bus.DuplicateWindow(ctx, first.Topic)
+	history := d.cfg.Bus.History(first.Topic)
+	window, err := history.DuplicateWindow(ctx)
 	switch {
 	case errors.Is(err, jetstream.ErrNotFound):
 		return nil, nil // there is no stream, so nothing is in it
@@ -173,8 +174,8 @@ func (d *Drainer) lookUp(ctx context.Context, j *job) (sure map[string]presence,
 		return nil, nil
 	}
 	since := time.UnixMilli(min(oldest, d.clock.earliest(now))).Add(-d.cfg.ClockSkew)
-	found, complete, err := d.cfg.Bus.FindIDs(ctx, jetstream.IDSearch{
-		Topic: first.Topic, Key: first.Key, IDs: ids, Since: since, Most: d.cfg.LookupMost,
+	found, complete, err := history.FindIDs(ctx, jetstream.IDSearch{
+		Key: first.Key, IDs: ids, Since: since, Max: d.cfg.LookupMax,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("outbox: look-up in %s: %w", first.Topic, err)

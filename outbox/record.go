@@ -115,7 +115,7 @@ func (r *Record) check(maxPayload int) error {
 		return bad("%s is no valid UTF-8", field)
 	}
 	opts := r.options()
-	if err := opts.Check(); err != nil {
+	if err := opts.Validate(); err != nil {
 		return err
 	}
 	if r.Tombstone && !bytes.Equal(r.Payload, []byte("null")) {

@@ -84,6 +84,15 @@ func newPostgres(tb testing.TB, address string) (*outbox.SQLStore, *sql.DB) {
 	return sqlStore(tb, outbox.SQLConfig{Dialect: outbox.PostgreSQL, DB: db, Table: table}), db
 }
 
+func openCollection(tb testing.TB, bus *jetstream.Bus, name string) *jetstream.Collection {
+	tb.Helper()
+	c, err := bus.Collections().Open(tb.Context(), name)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return c
+}
+
 func openBus(tb testing.TB, cfg jetstream.Config) *jetstream.Bus {
 	tb.Helper()
 	if cfg.DataDir == "" {
@@ -147,7 +156,7 @@ func TestKVStore(t *testing.T) {
 	outboxtest.Run(t, func(t *testing.T) outboxtest.Harness {
 		t.Helper()
 		n++
-		s, err := outbox.OpenKVStore(t.Context(), outbox.KVConfig{Bus: bus, Bucket: fmt.Sprint("outbox-", n)})
+		s, err := outbox.NewKVStore(outbox.KVConfig{Collection: openCollection(t, bus, fmt.Sprint("outbox-", n))})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -81,7 +81,7 @@ func (s *SQLStore) Retry(ctx context.Context, ids ...string) (int, error) {
 
 // Purge implements Store.
 func (s *SQLStore) Purge(ctx context.Context, opts PurgeOptions) (int, error) {
-	if err := opts.check(); err != nil {
+	if err := opts.validate(); err != nil {
 		return 0, err
 	}
 	which := "o.status = 'sent' AND o.sent_at <= {now} - ?"

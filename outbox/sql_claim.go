@@ -9,9 +9,10 @@ import (
 	"time"
 )
 
-// A claim looks at lanes, and only at the first rows of each: a lane that waits costs one look, however many rows it has. lookMost
-// bounds the lanes of a claim, for each row that it may hand out.
-const lookMost = 10
+// A claim looks at lanes, and only at the first rows of each: a lane that waits costs one look,
+// however many rows it has. maxLooks bounds the lanes of a claim, for each row that it may hand
+// out.
+const maxLooks = 10
 
 // maxAiling bounds how many lanes are known that could not be claimed; all are tried again then.
 const maxAiling = 1_000
@@ -32,7 +33,7 @@ func (s *SQLStore) Claim(ctx context.Context, opts ClaimOptions) (Claim, error) 
 	if s.db == nil {
 		return Claim{}, errNoDB
 	}
-	if err := opts.check(); err != nil {
+	if err := opts.validate(); err != nil {
 		return Claim{}, err
 	}
 	c, err := s.claim(ctx, &opts)
@@ -107,7 +108,7 @@ func (s *SQLStore) takeEach(ctx context.Context, opts *ClaimOptions, runs map[st
 		if s.ailing == nil || len(s.ailing) == maxAiling {
 			s.ailing = make(map[string]time.Time)
 		}
-		s.ailing[f.Lane] = time.Now().Add(againMost)
+		s.ailing[f.Lane] = time.Now().Add(againMax)
 	}
 	slices.SortFunc(all.Records, bySequence)
 	return all, nil
@@ -137,7 +138,7 @@ func passed(opts *ClaimOptions) string {
 // candidates asks, for each row of a query that cond is true of, for its key, and for at most most rows o of from, which ends
 // with a condition: whether they can be claimed, and how many bytes of them would be read. They are looked up by an index, row
 // for row: PostgreSQL knows too little of the size of the table to find that by itself.
-func (s *SQLStore) candidates(opts *ClaimOptions, query, key, cond, from string, most int) string {
+func (s *SQLStore) candidates(opts *ClaimOptions, query, key, cond, from string, limit int) string {
 	var sizes []string
 	for _, c := range s.largeColumns(opts.MaxPayload) {
 		sizes = append(sizes, fmt.Sprintf("CASE WHEN octet_length(o.%[1]s) <= %[2]d THEN octet_length(o.%[1]s) ELSE 0 END", c.name, c.most))
@@ -146,7 +147,7 @@ func (s *SQLStore) candidates(opts *ClaimOptions, query, key, cond, from string,
 	if s.dialect == SQLite {
 		return fmt.Sprintf("SELECT %s, %s FROM %s CROSS JOIN %s AND %s", key, columns, query, from, cond)
 	}
-	return fmt.Sprintf("SELECT %s, o.id, o.due, o.size FROM %s CROSS JOIN LATERAL (SELECT %s FROM %s ORDER BY o.id LIMIT %d) o WHERE %s", key, query, columns, from, most, cond)
+	return fmt.Sprintf("SELECT %s, o.id, o.due, o.size FROM %s CROSS JOIN LATERAL (SELECT %s FROM %s ORDER BY o.id LIMIT %d) o WHERE %s", key, query, columns, from, limit, cond)
 }
 
 // followers reads the first rows of lanes, at least each of those that have so many, in order: by their sequence, and those that

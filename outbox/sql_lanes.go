@@ -55,7 +55,7 @@ type search struct {
 
 // heads are the first rows of lanes that are due, at most opts.Limit. more says that others may be due.
 func (s *SQLStore) heads(ctx context.Context, opts *ClaimOptions) (heads []candidate, more bool, err error) {
-	q := &search{SQLStore: s, opts: opts, looks: opts.Limit * lookMost}
+	q := &search{SQLStore: s, opts: opts, looks: opts.Limit * maxLooks}
 	s.mu.Lock()
 	s.progress.claims++
 	q.progress = s.progress

@@ -12,9 +12,9 @@ import (
 	"eventhub/jetstream"
 )
 
-// textMost is the most bytes that are read of a column of text, besides the payload: what the bus takes of headers and attributes
-// is at most 16 KiB, which JSON can make six times as long.
-const textMost = 128 << 10
+// maxText is the most bytes that are read of a column of text, besides the payload: what the bus
+// takes of headers and attributes is at most 16 KiB, which JSON can make six times as long.
+const maxText = 128 << 10
 
 // largeColumn is a column that may hold more than is read of it. Those of id, topic and key are bounded by the table.
 type largeColumn struct {
@@ -29,11 +29,11 @@ func (s *SQLStore) largeColumns(maxPayload int) []largeColumn {
 	}
 	return []largeColumn{
 		{"payload", maxPayload, true},
-		{"headers", textMost, true},
-		{"attributes", textMost, true},
-		{"type", textMost, true},
-		{"last_err", textMost, false},
-		{"claimed_by", textMost, false},
+		{"headers", maxText, true},
+		{"attributes", maxText, true},
+		{"type", maxText, true},
+		{"last_err", maxText, false},
+		{"claimed_by", maxText, false},
 	}
 }
 

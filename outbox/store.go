@@ -186,14 +186,14 @@ func (o *PurgeOptions) limit() int {
 	return o.Limit
 }
 
-func (o *PurgeOptions) check() error {
+func (o *PurgeOptions) validate() error {
 	if o.Status != Sent && o.Status != Errored {
 		return errors.New("outbox: only records that are sent or parked can be purged")
 	}
 	return nil
 }
 
-func (o *ClaimOptions) check() error {
+func (o *ClaimOptions) validate() error {
 	switch {
 	case o.Worker == "":
 		return errors.New("outbox: claim: the worker has no name")

@@ -68,7 +68,7 @@ type failing func()
 // key is the Key of an event, and how often it was asked for. Only a panic is tried again: Key depends on nothing but the
 // event, so an error stays.
 func (a *applier) key(ctx context.Context, e *jetstream.Event, fails failing) (key string, tries int, err error) {
-	for wait := retryFirst; ; wait = min(2*wait, retryMost) {
+	for wait := retryFirst; ; wait = min(2*wait, retryMax) {
 		tries++
 		err = panics.Call(a.p.Logger, "Key", func() (err error) {
 			key, err = a.p.Key(e)
@@ -119,13 +119,14 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			if err != nil && tries < a.p.Attempts && !errors.As(err, new(permanent)) {
+			_, final := errors.AsType[permanent](err)
+			if err != nil && tries < a.p.Attempts && !final {
 				a.warn(ctx, "failed to apply an event; retrying", e, err)
 				fails()
 				if err := pause(ctx, wait); err != nil {
 					return err
 				}
-				wait = min(2*wait, retryMost)
+				wait = min(2*wait, retryMax)
 				continue
 			}
 			fault, computed = err, true
@@ -139,7 +140,7 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 		if outcome == Poisoned {
 			next = c.state.Value // as it was, but with the event behind it
 		}
-		saved, err := a.store.Save(ctx, key, c.state, State{Value: next, From: sourceOf(e)}, e)
+		saved, err := a.store.Save(ctx, key, c.state, State{Value: next, From: positionOf(e)}, e)
 		panicked := panics.Is(err)
 		switch {
 		case err == nil:
@@ -169,7 +170,7 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 			if err := pause(ctx, wait); err != nil {
 				return err
 			}
-			wait = min(2*wait, retryMost)
+			wait = min(2*wait, retryMax)
 		}
 		// Another instance was first, or the outcome is unknown: what is there decides.
 		if c, err = a.reload(ctx, key); panics.Is(err) {
@@ -202,11 +203,11 @@ func (a *applier) passOver(ctx context.Context, e *jetstream.Event, cause error,
 func (a *applier) bury(ctx context.Context, e *jetstream.Event, cause error, tries int) error {
 	a.warn(ctx, "an event cannot be applied and goes to the dead letters", e, cause)
 	return insist(ctx, a.p.Logger, "store a dead letter", func(ctx context.Context) error {
-		return a.bus.DeadLetter(ctx, e, a.p.Group, cause.Error(), tries)
+		return a.bus.Group(a.p.Topic, a.p.Group).DeadLetter(ctx, e, cause.Error(), tries)
 	})
 }
 
 func (a *applier) warn(ctx context.Context, msg string, e *jetstream.Event, cause error) {
 	//nolint:sloglint // callers pass constants
-	a.p.Logger.LogAttrs(ctx, slog.LevelWarn, msg, slog.String("projection", a.p.Name), slog.String("id", e.ID), slog.String("cause", cause.Error()))
+	a.p.Logger.LogAttrs(ctx, slog.LevelWarn, msg, slog.String("projection", a.p.Name), slog.String("id", e.ID), slog.Any("error", cause))
 }

@@ -24,13 +24,13 @@ func (c *cached) size(key string) int {
 type cache struct {
 	mu    sync.Mutex
 	lru   *simplelru.LRU[string, cached]
-	most  int
+	max   int
 	bytes int
 	full  func() // called when something is dropped to make room
 }
 
 func newCache(keys, bytes int, full func()) *cache {
-	c := &cache{most: bytes, full: full}
+	c := &cache{max: bytes, full: full}
 	c.lru, _ = simplelru.NewLRU(keys, func(key string, v cached) { c.bytes -= v.size(key) }) // keys is positive
 	return c
 }
@@ -46,7 +46,7 @@ func (c *cache) put(key string, v cached) {
 	c.lru.Remove(key) // so that it is counted once
 	dropped := c.lru.Add(key, v)
 	c.bytes += v.size(key)
-	for c.bytes > c.most && c.lru.Len() > 1 {
+	for c.bytes > c.max && c.lru.Len() > 1 {
 		c.lru.RemoveOldest()
 		dropped = true
 	}

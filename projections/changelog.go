@@ -24,18 +24,18 @@ func Replace(_ context.Context, _ []byte, e *jetstream.Event) ([]byte, error) {
 	}
 }
 
-// Place is how far a Table is.
-type Place struct {
-	Source
+// Checkpoint is how far a Table is: all events up to Position are in it.
+type Checkpoint struct {
+	Position
 	// StoredAt is when the event there was stored, in epoch nanoseconds.
 	StoredAt int64
 }
 
-func placeOf(e *jetstream.Event) Place { return Place{sourceOf(e), e.StoredAt} }
+func checkpointOf(e *jetstream.Event) Checkpoint { return Checkpoint{positionOf(e), e.StoredAt} }
 
-// covers reports whether e is at or before the place. An event of a lower sequence that was stored later is not: its stream
-// was deleted and made again.
-func (p Place) covers(e *jetstream.Event) bool {
+// covers reports whether e is at or before the checkpoint. An event of a lower sequence that was
+// stored later is not: its stream was deleted and made again.
+func (p Checkpoint) covers(e *jetstream.Event) bool {
 	return e.Stream == p.Stream && e.Sequence <= p.Sequence && e.StoredAt <= p.StoredAt
 }
 
@@ -49,16 +49,17 @@ type Change struct {
 // Table keeps rows by key, and how far they are, so that both change in one transaction. SQLTable is one. It is for one
 // goroutine at a time; other instances may use the same table. A panic counts as an error.
 type Table interface {
-	// Place returns how far the table is; the zero Place when nothing was written to it.
-	Place(ctx context.Context) (Place, error)
-	// Commit writes changes, one a key, and moves the table from one place to another, in one transaction. It returns
-	// ErrConflict, with nothing changed, when the table is not at from.
-	Commit(ctx context.Context, from, to Place, changes []Change) error
+	// Checkpoint returns how far the table is; the zero Checkpoint when nothing was written to it.
+	Checkpoint(ctx context.Context) (Checkpoint, error)
+	// Commit writes changes, one a key, and moves the table from one checkpoint to another, in one
+	// transaction. It returns ErrConflict, with nothing changed, when the table is not at from.
+	Commit(ctx context.Context, from, to Checkpoint, changes []Change) error
 }
 
-// Changelog keeps a Table up to date with a topic: each key's newest event is its row, tombstones remove it. Rows and
-// position commit in one transaction, so that whatever is killed when, the table is what the events up to its place make of
-// it. Any number of instances may run side by side; one of them writes at a time.
+// Changelog keeps a Table up to date with a topic: each key's newest event is its row, tombstones
+// remove it. Rows and position commit in one transaction, so that whatever is killed when, the
+// table is what the events up to its checkpoint make of it. Any number of instances may run side by
+// side; one of them writes at a time.
 //
 // For a KV bucket instead of a table, run a Projection with Replace.
 type Changelog struct {
@@ -66,7 +67,8 @@ type Changelog struct {
 	Bus Bus
 	// Topic and Group are as of a Projection. Required.
 	Topic, Group string
-	// From is where the group starts when it is new. The zero value is the end of the topic.
+	// From is where the group starts when it is new. Default: jetstream.FromLatest, the end of the
+	// topic.
 	From jetstream.Position
 	// Into is the table. Required.
 	Into Table
@@ -91,7 +93,7 @@ func (c Changelog) Run(ctx context.Context) error {
 	if p.InFlight == 0 {
 		p.InFlight = 500
 	}
-	if err := p.prepare(); err != nil {
+	if err := p.validate(); err != nil {
 		return err
 	}
 	p.Name = c.Group
@@ -109,7 +111,7 @@ type changelog struct {
 	bus   Bus
 	table Table
 
-	place   Place // of the table, as far as it is known
+	at      Checkpoint // of the table, as far as it is known
 	known   bool
 	floor   uint64 // the first event that is the group's business
 	reached uint64 // see feed
@@ -155,24 +157,25 @@ func (c *changelog) take(ctx context.Context, jobs []job, fails failing) error {
 }
 
 // ahead is where the table will be with the batch.
-func (c *changelog) ahead() Place {
+func (c *changelog) ahead() Checkpoint {
 	if n := len(c.batch); n > 0 {
-		return placeOf(c.batch[n-1])
+		return checkpointOf(c.batch[n-1])
 	}
-	return c.place
+	return c.at
 }
 
 // locate asks the table how far it is.
 func (c *changelog) locate(ctx context.Context) error {
-	err := insist(ctx, c.p.Logger, "read the place of a table", func(ctx context.Context) (err error) {
-		c.place, err = c.table.Place(ctx)
+	err := insist(ctx, c.p.Logger, "read the checkpoint of a table", func(ctx context.Context) (err error) {
+		c.at, err = c.table.Checkpoint(ctx)
 		return err
 	})
 	c.known = err == nil
 	return err
 }
 
-// fillTo writes the stored events behind the table's place until e is among them; see ordered.fillTo.
+// fillTo writes the stored events behind the table's checkpoint until e is among them; see
+// ordered.fillTo.
 func (c *changelog) fillTo(ctx context.Context, e *jetstream.Event, fails failing) error {
 	wait := retryFirst
 	for range fillTries {
@@ -180,7 +183,7 @@ func (c *changelog) fillTo(ctx context.Context, e *jetstream.Event, fails failin
 		if err != nil {
 			return err
 		}
-		if c.place.covers(e) {
+		if c.at.covers(e) {
 			return nil
 		}
 		if err := pause(ctx, wait); err != nil {
@@ -194,12 +197,12 @@ func (c *changelog) fillTo(ctx context.Context, e *jetstream.Event, fails failin
 
 func (c *changelog) fill(ctx context.Context, e *jetstream.Event, fails failing) error {
 	opts := jetstream.ScanOptions{From: jetstream.FromEarliest, Limit: math.MaxInt}
-	if c.place.StoredAt > 0 {
-		opts.From, opts.TS = jetstream.FromTS, time.Unix(0, c.place.StoredAt).Add(-scanOverlap).UnixMilli()
+	if c.at.StoredAt > 0 {
+		opts.From = jetstream.FromTime(time.Unix(0, c.at.StoredAt).Add(-scanOverlap))
 	}
 	c.batch = c.batch[:0]
-	err := c.bus.Scan(ctx, c.p.Topic, opts, func(next *jetstream.Event) error {
-		if next.Sequence < c.floor || c.place.covers(next) {
+	err := c.bus.History(c.p.Topic).Scan(ctx, opts, func(next *jetstream.Event) error {
+		if next.Sequence < c.floor || c.at.covers(next) {
 			return nil
 		}
 		c.batch = append(c.batch, next)
@@ -236,14 +239,14 @@ func (c *changelog) flush(ctx context.Context, fails failing) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case errors.Is(err, ErrConflict):
-			// Another instance was first: what is behind its place is left to do.
-			for len(events) > 0 && c.place.covers(events[0]) {
+			// Another instance was first: what is behind its checkpoint is left to do.
+			for len(events) > 0 && c.at.covers(events[0]) {
 				c.p.Observer.Projected(c.p.Name, Known)
 				events = events[1:]
 			}
 			continue
 		}
-		c.p.Logger.LogAttrs(ctx, slog.LevelWarn, "rows could not be written", slog.String("group", c.p.Group), slog.Int("events", len(events)), slog.String("cause", err.Error()))
+		c.p.Logger.LogAttrs(ctx, slog.LevelWarn, "rows could not be written", slog.String("group", c.p.Group), slog.Int("events", len(events)), slog.Any("error", err))
 		fails()
 		if c.sound(ctx) {
 			return c.oneByOne(ctx, events)
@@ -251,7 +254,7 @@ func (c *changelog) flush(ctx context.Context, fails failing) error {
 		if err := pause(ctx, wait); err != nil {
 			return err
 		}
-		wait = min(2*wait, retryMost)
+		wait = min(2*wait, retryMax)
 	}
 	return nil
 }
@@ -272,31 +275,31 @@ func (c *changelog) commit(ctx context.Context, events []*jetstream.Event) error
 		changes = append(changes, Change{e.Key, e})
 	}
 	last := events[len(events)-1]
-	return c.move(ctx, placeOf(last), changes)
+	return c.move(ctx, checkpointOf(last), changes)
 }
 
 // move commits changes, and knows where the table is then, whatever comes of it.
-func (c *changelog) move(ctx context.Context, to Place, changes []Change) error {
-	if err := c.table.Commit(ctx, c.place, to, changes); err != nil {
+func (c *changelog) move(ctx context.Context, to Checkpoint, changes []Change) error {
+	if err := c.table.Commit(ctx, c.at, to, changes); err != nil {
 		if lerr := c.locate(ctx); lerr != nil {
 			return lerr
 		}
-		if c.place == to {
+		if c.at == to {
 			return nil
 		}
 		return err
 	}
-	c.place = to
+	c.at = to
 	return nil
 }
 
 // sound reports whether the table takes a transaction at all: then it is the rows that it refuses.
 func (c *changelog) sound(ctx context.Context) bool {
-	if c.place == (Place{}) { // a new table: there is nothing to move
-		_, err := c.table.Place(ctx)
+	if c.at == (Checkpoint{}) { // a new table: there is nothing to move
+		_, err := c.table.Checkpoint(ctx)
 		return err == nil
 	}
-	return c.table.Commit(ctx, c.place, c.place, nil) == nil
+	return c.table.Commit(ctx, c.at, c.at, nil) == nil
 }
 
 // oneByOne commits events each in a transaction of its own; what the table refuses again and again goes to the dead
@@ -304,7 +307,7 @@ func (c *changelog) sound(ctx context.Context) bool {
 func (c *changelog) oneByOne(ctx context.Context, events []*jetstream.Event) error {
 	for _, e := range events {
 		tries := 0
-		for wait := retryFirst; !c.place.covers(e); wait = min(2*wait, retryMost) {
+		for wait := retryFirst; !c.at.covers(e); wait = min(2*wait, retryMax) {
 			err := c.commit(ctx, []*jetstream.Event{e})
 			switch {
 			case err == nil:
@@ -324,12 +327,12 @@ func (c *changelog) oneByOne(ctx context.Context, events []*jetstream.Event) err
 				continue
 			}
 			derr := insist(ctx, c.p.Logger, "store a dead letter", func(ctx context.Context) error {
-				return c.bus.DeadLetter(ctx, e, c.p.Group, err.Error(), tries)
+				return c.bus.Group(c.p.Topic, c.p.Group).DeadLetter(ctx, e, err.Error(), tries)
 			})
 			if derr != nil {
 				return derr
 			}
-			if err := c.move(ctx, placeOf(e), nil); err == nil {
+			if err := c.move(ctx, checkpointOf(e), nil); err == nil {
 				c.p.Observer.Projected(c.p.Name, Poisoned)
 			}
 		}

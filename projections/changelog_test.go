@@ -135,14 +135,14 @@ func write(tb testing.TB, bus *jetstream.Bus, topic string, rng *rand.Rand, keys
 	for i := range n {
 		key := fmt.Sprintf("k:%d", rng.IntN(keys))
 		payload := fmt.Sprintf(`{"n":%d,"r":%d}`, i, rng.Int64())
-		opts := &jetstream.PublishOptions{Key: key}
+		opts := jetstream.PublishOptions{Key: key}
 		if opts.Tombstone = rng.IntN(5) == 0; opts.Tombstone {
 			payload = "null"
 			delete(state, key)
 		} else {
 			state[key] = payload
 		}
-		if err := p.Publish(tb.Context(), topic, []byte(payload), opts, func(_ jetstream.Receipt, err error) {
+		if err := p.PublishAsync(tb.Context(), topic, []byte(payload), opts, func(_ jetstream.Receipt, err error) {
 			if err != nil {
 				tb.Errorf("publish: %v", err)
 			}
@@ -165,7 +165,7 @@ func TestChangelog(t *testing.T) {
 		db := open()
 		run := func() func() {
 			table := openTable(t, SQLTableConfig{DB: open(), Dialect: dialect, Table: "things"})
-			return startChangelog(t, Changelog{Bus: bus, Topic: "rows.things", Group: "copy", From: Earliest, Into: table, Batch: 50})
+			return startChangelog(t, Changelog{Bus: JetStream(bus), Topic: "rows.things", Group: "copy", From: jetstream.FromEarliest, Into: table, Batch: 50})
 		}
 		write(t, bus, "rows.things", rng, 40, 300, state)
 		stops := []func(){run(), run()}
@@ -176,7 +176,7 @@ func TestChangelog(t *testing.T) {
 		}
 		awaitRows(t, db, "things", state)
 		// All of it comes again: nothing goes back.
-		if err := bus.SetCursor(t.Context(), "rows.things", "copy", jetstream.Position{From: jetstream.FromEarliest}); err != nil {
+		if err := bus.Group("rows.things", "copy").Seek(t.Context(), jetstream.FromEarliest); err != nil {
 			t.Fatal(err)
 		}
 		write(t, bus, "rows.things", rng, 40, 100, state)
@@ -210,7 +210,7 @@ func TestChangelogWritesInOneTransaction(t *testing.T) {
 		}
 		table := openTable(t, SQLTableConfig{DB: open(), Dialect: dialect, Name: "tally", Write: count})
 		for range 3 {
-			startChangelog(t, Changelog{Bus: bus, Topic: "rows.count", Group: "tally", From: Earliest, Into: table, Batch: 5, Attempts: 1_000})
+			startChangelog(t, Changelog{Bus: JetStream(bus), Topic: "rows.count", Group: "tally", From: jetstream.FromEarliest, Into: table, Batch: 5, Attempts: 1_000})
 		}
 		want := 0
 		for i := range events {
@@ -222,7 +222,7 @@ func TestChangelogWritesInOneTransaction(t *testing.T) {
 		}
 		timeout := time.After(patience)
 		for {
-			place, err := table.Place(t.Context())
+			place, err := table.Checkpoint(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -262,7 +262,7 @@ func TestChangelogPoison(t *testing.T) {
 		}
 	}
 	table := openTable(t, SQLTableConfig{DB: db, Dialect: PostgreSQL, Table: "poisoned"})
-	startChangelog(t, Changelog{Bus: bus, Topic: "rows.poison", Group: "copy", From: Earliest, Into: table, Attempts: 2})
+	startChangelog(t, Changelog{Bus: JetStream(bus), Topic: "rows.poison", Group: "copy", From: jetstream.FromEarliest, Into: table, Attempts: 2})
 	awaitRows(t, db, "poisoned", want)
 	dead := await(t, bus, "dlq.rows.poison", atLeast(1))
 	if !strings.Contains(string(dead[0].Payload), `"key":"poison\u0000"`) {

@@ -112,7 +112,7 @@ func (c *Compactor) Run(ctx context.Context) error {
 		case errors.Is(err, jetstream.ErrClosed):
 			return fmt.Errorf("compactor of %s: %w", c.cfg.Topic, err)
 		case err != nil:
-			c.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "failed to compact a topic; retrying", slog.String("topic", c.cfg.Topic), slog.String("cause", err.Error()))
+			c.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "failed to compact a topic; retrying", slog.String("topic", c.cfg.Topic), slog.Any("error", err))
 		}
 		select {
 		case <-ctx.Done():
@@ -122,21 +122,22 @@ func (c *Compactor) Run(ctx context.Context) error {
 	}
 }
 
-// horizon is how far the snapshots of a topic are: every event up to Sequence of Stream is in them, or a later one of its
-// key is behind it. Mark is the same as a place in the topic's bucket.
-type horizon struct {
-	Stream   string         `json:"stream"`
-	Sequence uint64         `json:"sequence"`
-	Mark     jetstream.Mark `json:"mark"`
+// snapshotPosition is how far the snapshots of a topic are: every event up to Sequence of Stream is
+// in them, or a later one of its key is behind it. Bucket is the same as a position in the topic's
+// bucket.
+type snapshotPosition struct {
+	Stream   string                   `json:"stream"`
+	Sequence uint64                   `json:"sequence"`
+	Bucket   jetstream.BucketPosition `json:"mark"`
 	// StoredAt is when that event was stored, in epoch nanoseconds, where the topic itself was read.
 	StoredAt int64 `json:"stored_at,omitempty"`
 	// Rule is the Compactor's: under another one, what did not change may need another snapshot.
 	Rule string `json:"rule,omitempty"`
 }
 
-func readHorizon(ctx context.Context, bus Bus, topic string) (horizon, *jetstream.Entry, *jetstream.Collection, error) {
-	var h horizon
-	c, err := bus.OpenCollection(ctx, snapshotsBucket)
+func readSnapshotPosition(ctx context.Context, bus Bus, topic string) (snapshotPosition, *jetstream.Entry, Collection, error) {
+	var h snapshotPosition
+	c, err := bus.Collections().Open(ctx, snapshotsBucket)
 	if err != nil {
 		return h, nil, nil, err
 	}
@@ -158,12 +159,12 @@ func (c *Compactor) Compact(ctx context.Context) (written int, err error) {
 	if c.wrong != nil {
 		return 0, c.wrong
 	}
-	h, entry, names, err := readHorizon(ctx, c.cfg.Bus, c.cfg.Topic)
+	h, entry, names, err := readSnapshotPosition(ctx, c.cfg.Bus, c.cfg.Topic)
 	if err != nil {
 		return 0, err
 	}
 	if h.Rule != c.rule {
-		h = horizon{Rule: c.rule}
+		h = snapshotPosition{Rule: c.rule}
 	}
 	defer func() { panics.Run(c.cfg.Logger, "Written", func() { c.cfg.Written(written) }) }()
 	keyless := 0
@@ -213,22 +214,22 @@ func (c *Compactor) Compact(ctx context.Context) (written int, err error) {
 
 // changes calls f with what was stored since h: of a compacted topic with the newest event of each key, else with every event.
 // It returns how far it came.
-func (c *Compactor) changes(ctx context.Context, h horizon, f func(*jetstream.Event) error) (next horizon, err error) {
+func (c *Compactor) changes(ctx context.Context, h snapshotPosition, f func(*jetstream.Event) error) (next snapshotPosition, err error) {
 	next = h
-	next.Mark, err = c.cfg.Bus.EachLatestSince(ctx, c.cfg.Topic, h.Mark, func(e *jetstream.Event) error {
+	next.Bucket, err = c.cfg.Bus.Keys(c.cfg.Topic).EachSince(ctx, h.Bucket, func(e *jetstream.Event) error {
 		next.Stream, next.Sequence = e.Stream, e.Sequence
 		return f(e)
 	})
 	if c.source == nil || !errors.Is(err, jetstream.ErrNotCompacted) {
 		return next, err
 	}
-	at := Place{Source{h.Stream, h.Sequence}, h.StoredAt}
+	at := Checkpoint{Position{h.Stream, h.Sequence}, h.StoredAt}
 	opts := jetstream.ScanOptions{From: jetstream.FromEarliest, Limit: math.MaxInt}
 	if h.StoredAt > 0 {
-		opts.From, opts.TS = jetstream.FromTS, time.Unix(0, h.StoredAt).Add(-scanOverlap).UnixMilli()
+		opts.From = jetstream.FromTime(time.Unix(0, h.StoredAt).Add(-scanOverlap))
 	}
 	next = h
-	err = c.cfg.Bus.Scan(ctx, c.cfg.Topic, opts, func(e *jetstream.Event) error {
+	err = c.cfg.Bus.History(c.cfg.Topic).Scan(ctx, opts, func(e *jetstream.Event) error {
 		if at.covers(e) {
 			return nil
 		}
@@ -297,7 +298,7 @@ func (c *Compactor) write(ctx context.Context, events []*jetstream.Event) (writt
 	for i, e := range events {
 		keys[i] = e.Key
 	}
-	there, err := c.cfg.Bus.LatestByKey(ctx, c.cfg.Snapshot, keys...)
+	there, err := c.cfg.Bus.Keys(c.cfg.Snapshot).GetMany(ctx, keys)
 	if err != nil {
 		return 0, err
 	}
@@ -337,29 +338,29 @@ func (c *Compactor) write(ctx context.Context, events []*jetstream.Event) (writt
 
 // newer reports whether the snapshot is made from e or from a later event.
 func newer(snapshot, e *jetstream.Event) bool {
-	from := parseSource(snapshot.Headers[headerSnapshot])
+	from := parsePosition(snapshot.Headers[headerSnapshot])
 	return from.Stream == e.Stream && from.Sequence >= e.Sequence && e.StoredAt <= snapshot.StoredAt+int64(remadeAfter)
 }
 
 // publish replaces the snapshot old (nil: none) by one of e.
-func (c *Compactor) publish(ctx context.Context, pub *jetstream.Publisher, e, old *jetstream.Event, done func(jetstream.Receipt, error)) error {
+func (c *Compactor) publish(ctx context.Context, pub Publisher, e, old *jetstream.Event, done func(jetstream.Receipt, error)) error {
 	var expected uint64
 	if old != nil && !old.Gone {
 		expected = old.Sequence
 	}
 	opts := jetstream.PublishOptions{
 		Key: e.Key, ExpectKeySequence: &expected, Tombstone: e.Tombstone, Wrapper: true,
-		Headers: map[string]string{headerSnapshot: sourceOf(e).String()},
+		Headers: map[string]string{headerSnapshot: positionOf(e).String()},
 	}
 	var payload []byte
 	if !e.Tombstone {
 		payload = appendSnapshot(nil, e)
 	}
-	err := pub.Publish(ctx, c.cfg.Snapshot, payload, &opts, done)
+	err := pub.PublishAsync(ctx, c.cfg.Snapshot, payload, opts, done)
 	if errors.Is(err, jetstream.ErrTooLarge) {
 		opts.Headers[headerOmitted] = "true"
 		bare := jetstream.Event{Key: e.Key, TS: e.TS}
-		err = pub.Publish(ctx, c.cfg.Snapshot, appendSnapshot(nil, &bare), &opts, done)
+		err = pub.PublishAsync(ctx, c.cfg.Snapshot, appendSnapshot(nil, &bare), opts, done)
 	}
 	return err
 }
@@ -368,7 +369,7 @@ func (c *Compactor) publish(ctx context.Context, pub *jetstream.Publisher, e, ol
 func (c *Compactor) replace(ctx context.Context, e *jetstream.Event) (wrote bool, err error) {
 	pub := c.cfg.Bus.NewPublisher()
 	for {
-		old, err := c.cfg.Bus.Latest(ctx, c.cfg.Snapshot, e.Key)
+		old, err := c.cfg.Bus.Keys(c.cfg.Snapshot).Get(ctx, e.Key)
 		if errors.Is(err, jetstream.ErrNotFound) {
 			old, err = nil, nil
 		}
@@ -406,7 +407,7 @@ type Snapshot struct {
 
 // readSnapshot turns a snapshot back into the event that it was made from, as far as it says.
 func readSnapshot(topic string, e *jetstream.Event) (*jetstream.Event, bool) {
-	from := parseSource(e.Headers[headerSnapshot])
+	from := parsePosition(e.Headers[headerSnapshot])
 	var s Snapshot
 	if from.Stream == "" || !e.Tombstone && (json.Unmarshal(e.Payload, &s) != nil || s.Key != e.Key) {
 		return nil, false // anyone may publish to the topic

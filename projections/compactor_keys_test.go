@@ -72,7 +72,7 @@ func TestSnapshotsByKeySource(t *testing.T) {
 	cfg := jetstream.Config{DataDir: t.TempDir(), Topics: compacted}
 	bus := openBus(t, cfg)
 	log := newBook(t)
-	c := newReadingsCompactor(bus, log)
+	c := newReadingsCompactor(JetStream(bus), log)
 	if n := mustCompact(t, c); n != 0 {
 		t.Errorf("a topic that does not exist gave %d snapshots", n)
 	}
@@ -121,7 +121,7 @@ func TestSnapshotsByKeySource(t *testing.T) {
 		t.Fatal(err)
 	}
 	bus = openBus(t, cfg)
-	c = newReadingsCompactor(bus, log)
+	c = newReadingsCompactor(JetStream(bus), log)
 	read(t, bus, `"s3"`, 8)
 	want["s3"] = 8
 	if n := mustCompact(t, c); n != 1 {
@@ -136,7 +136,7 @@ func TestSnapshotsByKeySourceOfANewStream(t *testing.T) {
 		t.Run(strconv.Itoa(events), func(t *testing.T) {
 			url := startNATS(t)
 			bus := openBus(t, jetstream.Config{URL: url, Topics: compacted})
-			c := newReadingsCompactor(bus, newBook(t))
+			c := newReadingsCompactor(JetStream(bus), newBook(t))
 			for i := range 5 {
 				read(t, bus, strconv.Itoa(i), 1)
 			}
@@ -155,7 +155,7 @@ func TestSnapshotsByKeySourceOfANewStream(t *testing.T) {
 				want[strconv.Itoa(i)] = 2
 			}
 			// The old snapshots count as newer for a minute, in case clocks differ.
-			later := newReadingsCompactor(&later{bus}, newBook(t))
+			later := newReadingsCompactor(later{JetStream(bus)}, newBook(t))
 			if n := mustCompact(t, later); n != events {
 				t.Errorf("%d snapshots were written, want %d", n, events)
 			}
@@ -165,10 +165,14 @@ func TestSnapshotsByKeySourceOfANewStream(t *testing.T) {
 }
 
 // later is a bus whose snapshots are two minutes older than they are.
-type later struct{ *jetstream.Bus }
+type later struct{ Bus }
 
-func (l *later) LatestByKey(ctx context.Context, topic string, keys ...string) (map[string]*jetstream.Event, error) {
-	found, err := l.Bus.LatestByKey(ctx, topic, keys...)
+func (l later) Keys(topic string) Keys { return laterKeys{l.Bus.Keys(topic)} }
+
+type laterKeys struct{ Keys }
+
+func (l laterKeys) GetMany(ctx context.Context, keys []string) (map[string]*jetstream.Event, error) {
+	found, err := l.Keys.GetMany(ctx, keys)
 	for _, e := range found {
 		e.StoredAt -= int64(2 * remadeAfter)
 	}
@@ -179,7 +183,7 @@ func (l *later) LatestByKey(ctx context.Context, topic string, keys ...string) (
 func TestSnapshotsOfBatchKeys(t *testing.T) {
 	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
 	only := func(keys ...string) *Compactor {
-		return NewCompactor(CompactorConfig{Bus: bus, Topic: topicState, Snapshot: topicSnapshots, BatchKeys: keys, Logger: logs(t)})
+		return NewCompactor(CompactorConfig{Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, BatchKeys: keys, Logger: logs(t)})
 	}
 	want := map[string]int{"b": 1, "d": 3}
 	var last jetstream.Receipt
@@ -220,7 +224,7 @@ func TestSnapshotsOfBatchKeys(t *testing.T) {
 // TestSnapshotsByKeySourceOfACompactedTopic has a topic with keys, whose snapshots go by another one, and by two of those.
 func TestSnapshotsByKeySourceOfACompactedTopic(t *testing.T) {
 	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
-	c := NewCompactor(CompactorConfig{Bus: bus, Topic: topicState, Snapshot: topicSnapshots, KeySource: "/owner", BatchKeys: []string{"ann", "bob"}, Logger: logs(t)})
+	c := NewCompactor(CompactorConfig{Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, KeySource: "/owner", BatchKeys: []string{"ann", "bob"}, Logger: logs(t)})
 	put(t, bus, topicState, "car1", `{"owner":"ann","n":1}`)
 	put(t, bus, topicState, "car2", `{"owner":"bob","n":2}`)
 	put(t, bus, topicState, "car3", `{"owner":"eve","n":3}`)
@@ -247,7 +251,7 @@ func TestTwoCompactorsByKeySource(t *testing.T) {
 	defer cancel()
 	for _, bus := range []*jetstream.Bus{one, two} {
 		wg.Go(func() {
-			for c := newReadingsCompactor(bus, newBook(t)); ctx.Err() == nil; {
+			for c := newReadingsCompactor(JetStream(bus), newBook(t)); ctx.Err() == nil; {
 				if _, err := c.Compact(ctx); err != nil && ctx.Err() == nil {
 					t.Error(err)
 				}
@@ -263,7 +267,7 @@ func TestTwoCompactorsByKeySource(t *testing.T) {
 		want[key] = i
 	}
 	poll(t, "all is compacted", func() bool {
-		h, _, _, err := readHorizon(t.Context(), one, topicReadings)
+		h, _, _, err := readSnapshotPosition(t.Context(), JetStream(one), topicReadings)
 		return err == nil && h.Sequence == last.Sequence
 	})
 	cancel()
@@ -272,7 +276,7 @@ func TestTwoCompactorsByKeySource(t *testing.T) {
 	for key, all := range written(t, one) {
 		var before uint64
 		for _, s := range all {
-			from := parseSource(s.Headers[headerSnapshot])
+			from := parsePosition(s.Headers[headerSnapshot])
 			if from.Sequence <= before {
 				t.Errorf("a snapshot of %s from %d follows one from %d", key, from.Sequence, before)
 			}
@@ -285,17 +289,17 @@ func TestTwoCompactorsByKeySource(t *testing.T) {
 // to begin with such.
 func TestReadersOfPartialSnapshots(t *testing.T) {
 	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
-	c := NewCompactor(CompactorConfig{Bus: bus, Topic: topicState, Snapshot: topicSnapshots, BatchKeys: []string{"a"}, Logger: logs(t)})
+	c := NewCompactor(CompactorConfig{Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, BatchKeys: []string{"a"}, Logger: logs(t)})
 	put(t, bus, topicState, "a", "1")
 	compact(t, bus, c, put(t, bus, topicState, "b", "2"))
-	m := runMirror(t, MirrorConfig{Bus: bus, Snapshot: topicSnapshots})
+	m := runMirror(t, MirrorConfig{Bus: JetStream(bus), Snapshot: topicSnapshots})
 	awaitMirror(t, m)
 	for key, want := range map[string]string{"a": "1", "b": "2"} {
 		if e, err := m.Get(t.Context(), key); err != nil || string(e.Payload) != want {
 			t.Errorf("%s is %v (%v)", key, e, err)
 		}
 	}
-	r := runAway(t, bus, Projection{Topic: topicState, Group: "cold", Snapshot: topicSnapshots})
+	r := runAway(t, JetStream(bus), Projection{Topic: topicState, Group: "cold", Snapshot: topicSnapshots})
 	defer r.cancel()
 	if err := r.wait(t); err == nil || !strings.Contains(err.Error(), "leave Snapshot out") {
 		t.Errorf("the projection ended with: %v", err)
@@ -305,15 +309,15 @@ func TestReadersOfPartialSnapshots(t *testing.T) {
 func TestCompactorThatIsWrong(t *testing.T) {
 	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
 	for want, cfg := range map[string]CompactorConfig{
-		"no JSON pointer": {Bus: bus, Topic: topicState, Snapshot: topicSnapshots, KeySource: "id"},
-		"not compacted":   {Bus: bus, Topic: "plain", Snapshot: topicSnapshots},
+		"no JSON pointer": {Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, KeySource: "id"},
+		"not compacted":   {Bus: JetStream(bus), Topic: "plain", Snapshot: topicSnapshots},
 	} {
 		put(t, bus, "plain", "k", "1")
 		if _, err := NewCompactor(cfg).Compact(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
-	err := NewCompactor(CompactorConfig{Bus: bus, Topic: topicState, Snapshot: topicSnapshots, KeySource: "id"}).Run(t.Context())
+	err := NewCompactor(CompactorConfig{Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, KeySource: "id"}).Run(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "no JSON pointer") {
 		t.Errorf("Run ended with %v", err)
 	}

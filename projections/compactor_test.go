@@ -45,7 +45,7 @@ func bucketHas(tb testing.TB, bus *jetstream.Bus, seq uint64) {
 	tb.Helper()
 	poll(tb, "the bucket is filled", func() bool {
 		var last uint64
-		_, err := bus.EachLatestSince(tb.Context(), topicState, jetstream.Mark{}, func(e *jetstream.Event) error {
+		_, err := bus.Keys(topicState).EachSince(tb.Context(), jetstream.BucketPosition{}, func(e *jetstream.Event) error {
 			last = e.Sequence
 			return nil
 		})
@@ -57,7 +57,7 @@ func bucketHas(tb testing.TB, bus *jetstream.Bus, seq uint64) {
 func written(tb testing.TB, bus *jetstream.Bus) map[string][]*jetstream.Event {
 	tb.Helper()
 	all := make(map[string][]*jetstream.Event)
-	err := bus.Scan(tb.Context(), topicSnapshots, jetstream.ScanOptions{Limit: 1_000_000}, func(e *jetstream.Event) error {
+	err := bus.History(topicSnapshots).Scan(tb.Context(), jetstream.ScanOptions{Limit: 1_000_000}, func(e *jetstream.Event) error {
 		all[e.Key] = append(all[e.Key], e)
 		return nil
 	})
@@ -71,7 +71,7 @@ func TestOnlyWhatChangedIsWritten(t *testing.T) {
 	dir := t.TempDir()
 	cfg := jetstream.Config{DataDir: dir, Topics: compacted}
 	bus := openBus(t, cfg)
-	c := newCompactor(t, bus)
+	c := newCompactor(t, JetStream(bus))
 	if n, err := c.Compact(t.Context()); n != 0 || err != nil {
 		t.Errorf("a topic that does not exist gave %d snapshots (%v)", n, err)
 	}
@@ -102,7 +102,7 @@ func TestOnlyWhatChangedIsWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	bus = openBus(t, cfg)
-	c = newCompactor(t, bus)
+	c = newCompactor(t, JetStream(bus))
 	if n := compact(t, bus, c, last); n != 0 {
 		t.Errorf("%d snapshots were written after a restart", n)
 	}
@@ -122,7 +122,7 @@ func TestOnlyWhatChangedIsWritten(t *testing.T) {
 	}
 
 	// When how far it was is lost, it looks at all, and writes none that is there.
-	if err := bus.DeleteCollection(t.Context(), snapshotsBucket); err != nil {
+	if err := bus.Collections().Delete(t.Context(), snapshotsBucket); err != nil {
 		t.Fatal(err)
 	}
 	if n := compact(t, bus, c, last); n != 0 {
@@ -142,13 +142,13 @@ func TestTwoCompactors(t *testing.T) {
 	defer cancel()
 	for _, bus := range []*jetstream.Bus{one, two} {
 		wg.Go(func() {
-			if err := newCompactor(t, bus).Run(ctx); err != nil {
+			if err := newCompactor(t, JetStream(bus)).Run(ctx); err != nil {
 				t.Error(err)
 			}
 		})
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				if _, err := newCompactor(t, bus).Compact(ctx); err != nil && ctx.Err() == nil {
+				if _, err := newCompactor(t, JetStream(bus)).Compact(ctx); err != nil && ctx.Err() == nil {
 					t.Error(err)
 				}
 			}
@@ -166,14 +166,14 @@ func TestTwoCompactors(t *testing.T) {
 	}
 	bucketHas(t, one, last.Sequence)
 	newest := make(map[string]*jetstream.Event)
-	if err := one.Scan(t.Context(), topicState, jetstream.ScanOptions{Limit: writes + 1}, func(e *jetstream.Event) error {
+	if err := one.History(topicState).Scan(t.Context(), jetstream.ScanOptions{Limit: writes + 1}, func(e *jetstream.Event) error {
 		newest[e.Key] = e
 		return nil
 	}); err != nil {
 		t.Fatal(err)
 	}
 	poll(t, "all is compacted", func() bool {
-		h, _, _, err := readHorizon(t.Context(), one, topicState)
+		h, _, _, err := readSnapshotPosition(t.Context(), JetStream(one), topicState)
 		return err == nil && h.Sequence == last.Sequence
 	})
 	cancel()
@@ -181,7 +181,7 @@ func TestTwoCompactors(t *testing.T) {
 	for key, all := range written(t, one) {
 		var before uint64
 		for _, s := range all {
-			from := parseSource(s.Headers[headerSnapshot])
+			from := parsePosition(s.Headers[headerSnapshot])
 			if from.Sequence <= before {
 				t.Errorf("a snapshot of %s from %d follows one from %d", key, from.Sequence, before)
 			}
@@ -217,12 +217,12 @@ func TestLargeSnapshots(t *testing.T) {
 	if err := nc.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	c := newCompactor(t, bus)
+	c := newCompactor(t, JetStream(bus))
 	compact(t, bus, c, put(t, bus, topicState, "small", "1"))
 	if n := len(written(t, bus)); n != 6 {
 		t.Errorf("there are %d snapshots, want 6", n)
 	}
-	m := runMirror(t, MirrorConfig{Bus: bus, Snapshot: topicSnapshots})
+	m := runMirror(t, MirrorConfig{Bus: JetStream(bus), Snapshot: topicSnapshots})
 	awaitMirror(t, m)
 	for key, want := range map[string]string{"large3": large, "native": string(native), "small": "1"} {
 		if e, err := m.Get(t.Context(), key); err != nil || string(e.Payload) != want {
@@ -233,9 +233,9 @@ func TestLargeSnapshots(t *testing.T) {
 
 func TestCompactorOfAClosedBus(t *testing.T) {
 	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
-	compact(t, bus, newCompactor(t, bus), put(t, bus, topicState, "k", "1"))
+	compact(t, bus, newCompactor(t, JetStream(bus)), put(t, bus, topicState, "k", "1"))
 	ended := make(chan error, 1)
-	go func() { ended <- newCompactor(t, bus).Run(t.Context()) }()
+	go func() { ended <- newCompactor(t, JetStream(bus)).Run(t.Context()) }()
 	if err := bus.Close(); err != nil {
 		t.Fatal(err)
 	}

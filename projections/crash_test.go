@@ -28,7 +28,7 @@ func projector(ctx context.Context, url string) error {
 	}
 	defer func() { _ = bus.Close() }()
 	natstest.Ready()
-	return Run(ctx, bus, Projection{Topic: topicCounts, Group: "counter", From: Earliest, Apply: appendEvent, CacheKeys: 500})
+	return Run(ctx, JetStream(bus), Projection{Topic: topicCounts, Group: "counter", From: jetstream.FromEarliest, Apply: appendEvent, CacheKeys: 500})
 }
 
 // TestCrash kills projectors at random moments while events come in, and wants the states that a fold of the stream gives:
@@ -72,7 +72,7 @@ func testCrash(t *testing.T, instances, kills int, killServer bool) {
 		if err := pause(t.Context(), time.Duration(rnd.IntN(150))*time.Millisecond); err != nil {
 			t.Fatal(err)
 		}
-		if b, err := bus.Backlog(t.Context(), topicCounts, "counter"); err == nil && b.Waiting+b.Leased > 0 {
+		if b, err := bus.Group(topicCounts, "counter").Backlog(t.Context()); err == nil && b.Waiting+b.Leased > 0 {
 			busy++
 		}
 		if killServer && kill%4 == 3 {
@@ -86,13 +86,13 @@ func testCrash(t *testing.T, instances, kills int, killServer bool) {
 	}
 	publish(*crashEvents - published)
 	s.flush(t)
-	workedOffIn(t, 4*patience, bus, "counter")
+	workedOffIn(t, 4*patience, JetStream(bus), "counter")
 	t.Logf("%d kills, %d of them in the middle of work, %d events, %d keys: %v", kills, busy, *crashEvents, *crashKeys, time.Since(began).Round(time.Millisecond))
 	want := fold(t, bus, 0, appendEvent)
 	if len(want) < *crashKeys/2 {
 		t.Fatalf("there are %d keys", len(want))
 	}
-	wantStates(t, viewed(t, bus, "counter"), want)
+	wantStates(t, viewed(t, JetStream(bus), "counter"), want)
 	if n := len(letters(t, bus)); n > 0 {
 		t.Errorf("there are %d dead letters", n)
 	}

@@ -21,7 +21,7 @@ type feed struct {
 	log  *slog.Logger
 	lane func(*jetstream.Event) string
 	work func(ctx context.Context, l *lane, jobs []job) error
-	most int // jobs that a lane works on at a time
+	max  int // jobs that a lane works on at a time
 
 	ctx context.Context // ends with the feed
 	wg  sync.WaitGroup  // its lanes
@@ -35,8 +35,8 @@ type feed struct {
 	whole   bool
 	stretch uint64 // of the last delivery, and its order in it
 	order   uint64
-	jobs    int // in all lanes, never more than room
-	room    int
+	jobs    int // in all lanes, never more than maxJobs
+	maxJobs int
 	failed  error
 	cancel  context.CancelFunc
 }
@@ -70,8 +70,8 @@ func (j *job) reached() uint64 {
 // follows reports that nothing can lie between the job and what a lane did last, which was up to date in the span reached.
 func (j *job) follows(reached uint64) bool { return j.whole || reached == j.span && reached != 0 }
 
-func newFeed(log *slog.Logger, laneOf func(*jetstream.Event) string, most int, work func(context.Context, *lane, []job) error) *feed {
-	return &feed{log: log, lane: laneOf, work: work, most: most, lanes: make(map[string]*lane)}
+func newFeed(log *slog.Logger, laneOf func(*jetstream.Event) string, limit int, work func(context.Context, *lane, []job) error) *feed {
+	return &feed{log: log, lane: laneOf, work: work, max: limit, lanes: make(map[string]*lane)}
 }
 
 // run joins the group and works until ctx ends, the bus is closed, or a lane fails for good; that error it returns. Call it
@@ -81,11 +81,11 @@ func (f *feed) run(ctx context.Context, bus Bus, topic, group string, from jetst
 	f.ctx = ctx
 	defer f.wg.Wait()
 	defer f.cancel()
-	f.room = inFlight
-	var sub *jetstream.Subscription
+	f.maxJobs = inFlight
+	var sub Subscription
 	err := insist(ctx, f.log, "join the group", func(ctx context.Context) (err error) {
 		sub, err = bus.Subscribe(ctx, topic, group, jetstream.SubscribeOptions{
-			From: from.From, TS: from.TS, AfterID: from.AfterID,
+			From:        from,
 			MaxInFlight: inFlight, BatchSize: inFlight, AckTimeout: leaseTime, MaxAttempts: jetstream.NeverGiveUp,
 		}, f.arrive)
 		return err
@@ -93,7 +93,6 @@ func (f *feed) run(ctx context.Context, bus Bus, topic, group string, from jetst
 	if err != nil {
 		return err
 	}
-	sub.Start()
 	var closed error
 	select {
 	case <-ctx.Done():
@@ -104,7 +103,7 @@ func (f *feed) run(ctx context.Context, bus Bus, topic, group string, from jetst
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 	defer cancel()
 	if err := sub.Stop(stop); err != nil && !errors.Is(err, jetstream.ErrClosed) {
-		f.log.LogAttrs(stop, slog.LevelWarn, "a projection's leases were not handed back", slog.String("group", group), slog.String("cause", err.Error()))
+		f.log.LogAttrs(stop, slog.LevelWarn, "a projection's leases were not handed back", slog.String("group", group), slog.Any("error", err))
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -112,20 +111,20 @@ func (f *feed) run(ctx context.Context, bus Bus, topic, group string, from jetst
 }
 
 // arrive is the subscription's handler: one delivery at a time, in the order in which they came.
-func (f *feed) arrive(d *jetstream.Delivery) {
-	begun := d.Begin()
+func (f *feed) arrive(h *jetstream.Held) {
+	d, begun := h.Begin()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if d.Stretch != f.stretch || d.Order != f.order+1 {
+	if h.Stretch != f.stretch || h.Order != f.order+1 {
 		f.span++
-		f.whole = d.Order == 1
+		f.whole = h.Order == 1
 	}
-	f.stretch, f.order = d.Stretch, d.Order
+	f.stretch, f.order = h.Stretch, h.Order
 	if !begun {
 		f.breakSpan() // it comes again, or goes to another
 		return
 	}
-	if f.jobs == f.room { // leases were lost, but their events are still worked on
+	if f.jobs == f.maxJobs { // leases were lost, but their events are still worked on
 		f.park(d, "its member is still busy with events that it has lost")
 		return
 	}
@@ -197,7 +196,7 @@ func (f *feed) begin(l *lane) []job {
 		delete(f.lanes, l.name)
 		return nil
 	}
-	l.busy = min(len(l.queue), f.most)
+	l.busy = min(len(l.queue), f.max)
 	return l.queue[:l.busy:l.busy]
 }
 

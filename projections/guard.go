@@ -37,15 +37,15 @@ type guardedTable struct {
 	log   *slog.Logger
 }
 
-func (g guardedTable) Place(ctx context.Context) (p Place, err error) {
-	err = panics.Call(g.log, "Table.Place", func() (err error) {
-		p, err = g.table.Place(ctx)
+func (g guardedTable) Checkpoint(ctx context.Context) (p Checkpoint, err error) {
+	err = panics.Call(g.log, "Table.Checkpoint", func() (err error) {
+		p, err = g.table.Checkpoint(ctx)
 		return err
 	})
 	return p, err
 }
 
-func (g guardedTable) Commit(ctx context.Context, from, to Place, changes []Change) error {
+func (g guardedTable) Commit(ctx context.Context, from, to Checkpoint, changes []Change) error {
 	return panics.Call(g.log, "Table.Commit", func() error { return g.table.Commit(ctx, from, to, changes) })
 }
 

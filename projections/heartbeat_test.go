@@ -50,7 +50,7 @@ func TestParseHeartbeat(t *testing.T) {
 
 func TestCovers(t *testing.T) {
 	stored := time.Now()
-	r := State{From: Source{"s", 10}, StoredAt: stored.UnixNano()}
+	r := State{From: Position{"s", 10}, StoredAt: stored.UnixNano()}
 	tests := []struct {
 		name     string
 		stream   string
@@ -74,7 +74,7 @@ func TestCovers(t *testing.T) {
 }
 
 func TestParseSource(t *testing.T) {
-	for text, want := range map[string]Source{
+	for text, want := range map[string]Position{
 		"stream@7":      {"stream", 7},
 		"a@b@8":         {"a@b", 8},
 		"":              {},
@@ -84,7 +84,7 @@ func TestParseSource(t *testing.T) {
 		"stream@-1":     {},
 		"heartbeat=2E@": {},
 	} {
-		if got := parseSource(text); got != want {
+		if got := parsePosition(text); got != want {
 			t.Errorf("%q is read as %+v, want %+v", text, got, want)
 		}
 	}

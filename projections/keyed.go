@@ -43,7 +43,7 @@ func (a *applier) missed(ctx context.Context, j job, fails failing) error {
 	for after+1 < e.Sequence {
 		var next *jetstream.Event
 		err := insist(ctx, a.p.Logger, "look for earlier events of a key", func(ctx context.Context) (err error) {
-			next, err = a.bus.NextOfKey(ctx, a.p.Topic, key, after)
+			next, err = a.bus.History(a.p.Topic).NextOfKey(ctx, key, after)
 			if errors.Is(err, jetstream.ErrNotFound) {
 				next, err = nil, nil
 			}

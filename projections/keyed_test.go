@@ -27,16 +27,17 @@ var oddKeys = []string{"host:name:1", "a.b.c", "*", ">", "a b", "ä€\u2028", "
 // TestStatesFollowTheStream has one instance and all that can come on a topic.
 func TestStatesFollowTheStream(t *testing.T) {
 	url := startNATS(t)
-	bus := &spy{Bus: openBus(t, jetstream.Config{URL: url})}
+	bus := openBus(t, jetstream.Config{URL: url})
+	spied := &spy{Bus: JetStream(bus)}
 	nc, err := nats.Connect(url)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer nc.Close()
 	seen := newTally()
-	put(t, bus.Bus, topicCounts, "before", "0")
-	run(t, bus, Projection{From: Earliest, Observer: seen})
-	s := newStream(bus.Bus, topicCounts)
+	put(t, bus, topicCounts, "before", "0")
+	run(t, spied, Projection{From: jetstream.FromEarliest, Observer: seen})
+	s := newStream(bus, topicCounts)
 	keyed, n := 1, 40
 	for range n {
 		for _, key := range oddKeys {
@@ -45,11 +46,11 @@ func TestStatesFollowTheStream(t *testing.T) {
 		}
 		s.put(t, "")
 		s.flush(t)
-		put(t, bus.Bus, topicCounts, "gone", "1")
-		remove(t, bus.Bus, topicCounts, "gone")
-		put(t, bus.Bus, topicCounts, "back", "1")
-		remove(t, bus.Bus, topicCounts, "back")
-		put(t, bus.Bus, topicCounts, "back", "2")
+		put(t, bus, topicCounts, "gone", "1")
+		remove(t, bus, topicCounts, "gone")
+		put(t, bus, topicCounts, "back", "1")
+		remove(t, bus, topicCounts, "back")
+		put(t, bus, topicCounts, "back", "2")
 		if err := nc.Publish("keyed.native=2E1."+topicCounts, []byte("no json")); err != nil {
 			t.Fatal(err)
 		}
@@ -59,19 +60,19 @@ func TestStatesFollowTheStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	poll(t, "all events are applied", func() bool { return seen.outcome(Applied) >= keyed })
-	workedOff(t, bus, "counter")
-	want := fold(t, bus.Bus, 0, appendEvent)
+	workedOff(t, spied, "counter")
+	want := fold(t, bus, 0, appendEvent)
 	if len(want) != len(oddKeys)+3 {
 		t.Fatalf("there are %d keys", len(want))
 	}
-	wantStates(t, viewed(t, bus, "counter"), want)
+	wantStates(t, viewed(t, spied, "counter"), want)
 	if got := seen.outcome(Applied); got != keyed || seen.outcome(Known)+seen.outcome(Poisoned) > 0 {
 		t.Errorf("it was told of %v, want %d applied", seen.outcomes, keyed)
 	}
-	if n := bus.lookups.Load(); n != 0 {
+	if n := spied.lookups.Load(); n != 0 {
 		t.Errorf("an only member that has seen everything looked %d times for what it has missed", n)
 	}
-	v, err := OpenView(t.Context(), bus, "counter")
+	v, err := OpenView(t.Context(), spied, "counter")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +102,7 @@ func TestInstancesComeAndGo(t *testing.T) {
 			instances[i] = nil
 			return
 		}
-		instances[i] = run(t, buses[i], Projection{From: Earliest, InFlight: 1 + rnd.IntN(64), CacheKeys: 1 + rnd.IntN(keys)})
+		instances[i] = run(t, JetStream(buses[i]), Projection{From: jetstream.FromEarliest, InFlight: 1 + rnd.IntN(64), CacheKeys: 1 + rnd.IntN(keys)})
 	}
 	streams := []*stream{newStream(buses[0], topicCounts), newStream(buses[1], topicCounts)}
 	toggle(0)
@@ -117,8 +118,8 @@ func TestInstancesComeAndGo(t *testing.T) {
 	if instances[1] == nil {
 		toggle(1)
 	}
-	workedOff(t, buses[0], "counter")
-	wantStates(t, viewed(t, buses[0], "counter"), fold(t, buses[0], 0, appendEvent))
+	workedOff(t, JetStream(buses[0]), "counter")
+	wantStates(t, viewed(t, JetStream(buses[0]), "counter"), fold(t, buses[0], 0, appendEvent))
 }
 
 // TestGroupIsMoved sets the group back and forward under instances that are at work.
@@ -127,23 +128,23 @@ func TestGroupIsMoved(t *testing.T) {
 	url := startNATS(t)
 	one, two := openBus(t, jetstream.Config{URL: url}), openBus(t, jetstream.Config{URL: url})
 	seen := newTally()
-	p := Projection{From: Earliest, Observer: seen}
-	run(t, one, p)
-	run(t, two, p)
+	p := Projection{From: jetstream.FromEarliest, Observer: seen}
+	run(t, JetStream(one), p)
+	run(t, JetStream(two), p)
 	rnd := rand.New(rand.NewPCG(5, 2))
 	s := newStream(one, topicCounts)
 	for range rounds {
 		for range perRound {
 			s.put(t, "k"+strconv.Itoa(rnd.IntN(keys)))
 		}
-		if err := two.SetCursor(t.Context(), topicCounts, "counter", Earliest); err != nil {
+		if err := two.Group(topicCounts, "counter").Seek(t.Context(), jetstream.FromEarliest); err != nil {
 			t.Fatal(err)
 		}
 	}
 	s.flush(t)
-	workedOff(t, one, "counter")
+	workedOff(t, JetStream(one), "counter")
 	want := fold(t, one, 0, appendEvent)
-	wantStates(t, viewed(t, one, "counter"), want)
+	wantStates(t, viewed(t, JetStream(one), "counter"), want)
 
 	// Forward: what is passed over is not made up for by the next event of its key.
 	if got := seen.outcome(Applied); got != rounds*perRound {
@@ -154,20 +155,20 @@ func TestGroupIsMoved(t *testing.T) {
 // TestPassedOverEventsStayOut moves the group forward past events that nobody has had.
 func TestPassedOverEventsStayOut(t *testing.T) {
 	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
-	p := Projection{From: Earliest}
+	p := Projection{From: jetstream.FromEarliest}
 	put(t, bus, topicCounts, "k", "1")
-	first := run(t, bus, p)
-	poll(t, "the first event is applied", func() bool { return viewed(t, bus, "counter")["k"] == "1 " })
-	workedOff(t, bus, "counter")
+	first := run(t, JetStream(bus), p)
+	poll(t, "the first event is applied", func() bool { return viewed(t, JetStream(bus), "counter")["k"] == "1 " })
+	workedOff(t, JetStream(bus), "counter")
 	first.stop(t)
 	put(t, bus, topicCounts, "k", "2")
-	if err := bus.SetCursor(t.Context(), topicCounts, "counter", jetstream.Position{}); err != nil {
+	if err := bus.Group(topicCounts, "counter").Seek(t.Context(), jetstream.Position{}); err != nil {
 		t.Fatal(err)
 	}
 	put(t, bus, topicCounts, "k", "3")
-	run(t, bus, p)
-	workedOff(t, bus, "counter")
-	wantStates(t, viewed(t, bus, "counter"), map[string]string{"k": "1 3 "})
+	run(t, JetStream(bus), p)
+	workedOff(t, JetStream(bus), "counter")
+	wantStates(t, viewed(t, JetStream(bus), "counter"), map[string]string{"k": "1 3 "})
 }
 
 // TestWhereAProjectionBegins wants nothing from before the start in any state.
@@ -185,19 +186,19 @@ func TestWhereAProjectionBegins(t *testing.T) {
 	moment := time.Now()
 	poll(t, "the clock goes on", func() bool { return time.Since(moment) > 5*time.Millisecond })
 	for name, from := range map[string]jetstream.Position{
-		"latest": {}, "ts": {From: jetstream.FromTS, TS: moment.UnixMilli() + 1}, "after": {From: jetstream.FromAfterID, AfterID: before.ID},
+		"latest": {}, "ts": jetstream.FromTime(moment.Add(time.Millisecond)), "after": jetstream.FromAfterID(before.ID),
 	} {
-		run(t, bus, Projection{Group: name, From: from})
+		run(t, JetStream(bus), Projection{Group: name, From: from})
 		poll(t, "the group is made", func() bool {
-			_, err := bus.Backlog(t.Context(), topicCounts, name)
+			_, err := bus.Group(topicCounts, name).Backlog(t.Context())
 			return err == nil
 		})
 	}
 	publishAll(100)
 	want := fold(t, bus, before.Sequence+1, appendEvent)
 	for _, name := range []string{"latest", "ts", "after"} {
-		workedOff(t, bus, name)
-		wantStates(t, viewed(t, bus, name), want)
+		workedOff(t, JetStream(bus), name)
+		wantStates(t, viewed(t, JetStream(bus), name), want)
 	}
 }
 
@@ -211,10 +212,10 @@ func TestWrongProjections(t *testing.T) {
 		"long group": {Name: "x", Group: strings.Repeat("g", 128)},
 		"limits":     {InFlight: -1},
 		"in flight":  {InFlight: 10_001},
-		"unknown id": {From: jetstream.Position{From: jetstream.FromAfterID, AfterID: "nobody's"}},
+		"unknown id": {From: jetstream.FromAfterID("nobody's")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := runAway(t, bus, p)
+			r := runAway(t, JetStream(bus), p)
 			defer r.cancel()
 			if err := r.wait(t); err == nil {
 				t.Error("no error")
@@ -267,14 +268,14 @@ func TestPoison(t *testing.T) {
 		return appendEvent(ctx, state, e)
 	}
 	seen := newTally()
-	run(t, bus, Projection{From: Earliest, Apply: bad, Attempts: 3, Observer: seen})
+	run(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Apply: bad, Attempts: 3, Observer: seen})
 	var receipts []jetstream.Receipt
 	for _, payload := range []string{"1", `"permanent"`, "2", `"failing"`, "3", `"permanent"`, "4"} {
 		receipts = append(receipts, put(t, bus, topicCounts, "k", payload))
 	}
-	workedOff(t, bus, "counter")
+	workedOff(t, JetStream(bus), "counter")
 	poll(t, "all events are dealt with", func() bool { return seen.outcome(Applied) >= 4 && seen.outcome(Poisoned) >= 3 })
-	wantStates(t, viewed(t, bus, "counter"), map[string]string{"k": "1 2 3 4 "})
+	wantStates(t, viewed(t, JetStream(bus), "counter"), map[string]string{"k": "1 2 3 4 "})
 	if tried.Load() != 3 {
 		t.Errorf("it was tried %d times, want 3", tried.Load())
 	}
@@ -319,7 +320,7 @@ func TestFailingKeyHoldsUpNobody(t *testing.T) {
 		s.put(t, "k"+strconv.Itoa(i%50))
 	}
 	s.flush(t)
-	run(t, bus, Projection{From: Earliest, Apply: apply, Attempts: 1_000_000, InFlight: 100})
+	run(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Apply: apply, Attempts: 1_000_000, InFlight: 100})
 	want := fold(t, bus, 0, appendEvent)
 	without := make(map[string]string)
 	for key, state := range want {
@@ -328,7 +329,7 @@ func TestFailingKeyHoldsUpNobody(t *testing.T) {
 		}
 	}
 	poll(t, "the other keys are worked off", func() bool {
-		got := viewed(t, bus, "counter")
+		got := viewed(t, JetStream(bus), "counter")
 		for key := range without {
 			if got[key] != without[key] {
 				return false
@@ -336,10 +337,10 @@ func TestFailingKeyHoldsUpNobody(t *testing.T) {
 		}
 		return true
 	})
-	wantStates(t, viewed(t, bus, "counter"), without)
+	wantStates(t, viewed(t, JetStream(bus), "counter"), without)
 	close(cured)
-	workedOff(t, bus, "counter")
-	wantStates(t, viewed(t, bus, "counter"), want)
+	workedOff(t, JetStream(bus), "counter")
+	wantStates(t, viewed(t, JetStream(bus), "counter"), want)
 	if n := len(letters(t, bus)); n != 0 {
 		t.Errorf("there are %d dead letters", n)
 	}
@@ -363,9 +364,9 @@ func TestPoisonedThousand(t *testing.T) {
 		}
 	}
 	s.flush(t)
-	run(t, bus, Projection{From: Earliest, Apply: apply})
-	workedOff(t, bus, "counter")
-	wantStates(t, viewed(t, bus, "counter"), fold(t, bus, 0, apply))
+	run(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Apply: apply})
+	workedOff(t, JetStream(bus), "counter")
+	wantStates(t, viewed(t, JetStream(bus), "counter"), fold(t, bus, 0, apply))
 	if n := len(readLetters(t, bus)); n != queued {
 		t.Errorf("there are %d dead letters, want %d", n, queued)
 	}
@@ -389,9 +390,9 @@ func TestPassingErrors(t *testing.T) {
 		s.put(t, "k"+strconv.Itoa(i%5))
 	}
 	s.flush(t)
-	run(t, bus, Projection{From: Earliest, Apply: apply})
-	workedOff(t, bus, "counter")
-	wantStates(t, viewed(t, bus, "counter"), fold(t, bus, 0, appendEvent))
+	run(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Apply: apply})
+	workedOff(t, JetStream(bus), "counter")
+	wantStates(t, viewed(t, JetStream(bus), "counter"), fold(t, bus, 0, appendEvent))
 	if n := len(letters(t, bus)); n != 0 {
 		t.Errorf("there are %d dead letters", n)
 	}
@@ -415,19 +416,19 @@ func TestSlowKey(t *testing.T) {
 	}
 	s.flush(t)
 	want := fold(t, bus, 0, appendEvent)
-	first := run(t, bus, Projection{From: Earliest, Apply: hang, InFlight: 16})
+	first := run(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Apply: hang, InFlight: 16})
 	poll(t, "the other keys are worked off", func() bool {
-		got := viewed(t, bus, "counter")
+		got := viewed(t, JetStream(bus), "counter")
 		return got["k0"] == want["k0"] && got["k4"] == want["k4"]
 	})
 	first.stop(t)
 	began := time.Now()
-	run(t, bus, Projection{From: Earliest})
-	workedOff(t, bus, "counter")
+	run(t, JetStream(bus), Projection{From: jetstream.FromEarliest})
+	workedOff(t, JetStream(bus), "counter")
 	if took := time.Since(began); took > 15*time.Second {
 		t.Errorf("the leases came back after %v", took) // AckWait is 30 s
 	}
-	wantStates(t, viewed(t, bus, "counter"), want)
+	wantStates(t, viewed(t, JetStream(bus), "counter"), want)
 }
 
 // flaky is a Store in which a Save sometimes fails, before or after it was done, and another instance sometimes is first.
@@ -471,13 +472,13 @@ func TestUnknownOutcomes(t *testing.T) {
 	}
 	s.flush(t)
 	rnd := rand.New(rand.NewPCG(5, 3))
-	p := Projection{From: Earliest, Store: func(ctx context.Context, version int) (Store, error) {
-		states, err := OpenStates(ctx, bus, StatesBucket("counter", version))
+	p := Projection{From: jetstream.FromEarliest, Store: func(ctx context.Context, version int) (Store, error) {
+		states, err := OpenStates(ctx, JetStream(bus), StatesBucket("counter", version))
 		return &flaky{Store: states, rnd: rnd}, err
 	}}
-	run(t, bus, p)
-	workedOff(t, bus, "counter")
-	wantStates(t, viewed(t, bus, "counter"), fold(t, bus, 0, appendEvent))
+	run(t, JetStream(bus), p)
+	workedOff(t, JetStream(bus), "counter")
+	wantStates(t, viewed(t, JetStream(bus), "counter"), fold(t, bus, 0, appendEvent))
 	if n := len(letters(t, bus)); n != 0 {
 		t.Errorf("there are %d dead letters", n)
 	}
@@ -491,16 +492,16 @@ func TestClockBehind(t *testing.T) {
 		s.put(t, "k"+strconv.Itoa(i%10))
 	}
 	s.flush(t)
-	run(t, bus, Projection{From: Earliest, Store: func(ctx context.Context, version int) (Store, error) {
-		states, err := OpenStates(ctx, bus, StatesBucket("counter", version))
+	run(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Store: func(ctx context.Context, version int) (Store, error) {
+		states, err := OpenStates(ctx, JetStream(bus), StatesBucket("counter", version))
 		return &flaky{Store: states, clock: -time.Hour}, err
 	}})
-	workedOff(t, bus, "counter")
-	if err := bus.SetCursor(t.Context(), topicCounts, "counter", Earliest); err != nil {
+	workedOff(t, JetStream(bus), "counter")
+	if err := bus.Group(topicCounts, "counter").Seek(t.Context(), jetstream.FromEarliest); err != nil {
 		t.Fatal(err)
 	}
-	workedOff(t, bus, "counter")
-	wantStates(t, viewed(t, bus, "counter"), fold(t, bus, 0, appendEvent))
+	workedOff(t, JetStream(bus), "counter")
+	wantStates(t, viewed(t, JetStream(bus), "counter"), fold(t, bus, 0, appendEvent))
 }
 
 // TestConnectionCut stops the server and starts it again while events are under way.
@@ -508,8 +509,8 @@ func TestConnectionCut(t *testing.T) {
 	const keys, cuts, perCut = 30, 4, 300
 	srv := natstest.Start(t)
 	one, two := openBus(t, jetstream.Config{URL: srv.URL(), AckWait: time.Second}), openBus(t, jetstream.Config{URL: srv.URL(), AckWait: time.Second})
-	run(t, one, Projection{From: Earliest})
-	run(t, two, Projection{From: Earliest})
+	run(t, JetStream(one), Projection{From: jetstream.FromEarliest})
+	run(t, JetStream(two), Projection{From: jetstream.FromEarliest})
 	rnd := rand.New(rand.NewPCG(5, 4))
 	for round := range cuts + 1 {
 		for range perCut {
@@ -522,8 +523,8 @@ func TestConnectionCut(t *testing.T) {
 			poll(t, "the hubs are connected", func() bool { return one.Ready(t.Context()) == nil && two.Ready(t.Context()) == nil })
 		}
 	}
-	workedOff(t, one, "counter")
-	wantStates(t, viewed(t, one, "counter"), fold(t, one, 0, appendEvent))
+	workedOff(t, JetStream(one), "counter")
+	wantStates(t, viewed(t, JetStream(one), "counter"), fold(t, one, 0, appendEvent))
 }
 
 // TestWhatNoStoreTakes has states and keys that are too large: dead letters, and nobody waits for them.
@@ -550,7 +551,7 @@ func TestWhatNoStoreTakes(t *testing.T) {
 				return appendEvent(ctx, state, e)
 			}
 			seen := newTally()
-			run(t, bus, Projection{From: Earliest, Apply: apply, Store: store(bus), Observer: seen})
+			run(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Apply: apply, Store: store(JetStream(bus)), Observer: seen})
 			put(t, bus, topicCounts, "k", "1")
 			put(t, bus, topicCounts, "k", `"huge"`)
 			put(t, bus, topicCounts, "k", "2")
@@ -562,13 +563,13 @@ func TestWhatNoStoreTakes(t *testing.T) {
 			}
 			put(t, bus, topicCounts, "k", "3")
 			poll(t, "all is worked off", func() bool { return seen.outcome(Applied) == 3 && seen.outcome(Poisoned) == 2 })
-			workedOff(t, bus, "counter")
+			workedOff(t, JetStream(bus), "counter")
 			if n := len(readLetters(t, bus)); n != 2 {
 				t.Errorf("there are %d dead letters, want 2", n)
 			}
-			if store(bus) == nil {
-				wantStates(t, viewed(t, bus, "counter"), map[string]string{"k": "1 2 3 "})
-			} else if e, err := bus.Latest(t.Context(), "counted", "k"); err != nil || string(e.Payload) != "1 2 3 " {
+			if store(JetStream(bus)) == nil {
+				wantStates(t, viewed(t, JetStream(bus), "counter"), map[string]string{"k": "1 2 3 "})
+			} else if e, err := bus.Keys("counted").Get(t.Context(), "k"); err != nil || string(e.Payload) != "1 2 3 " {
 				t.Errorf("the state is %v (%v)", e, err)
 			}
 		})
@@ -578,8 +579,8 @@ func TestWhatNoStoreTakes(t *testing.T) {
 // TestBusClosed wants a projection to end, with an error, when its bus is closed under it.
 func TestBusClosed(t *testing.T) {
 	for name, p := range map[string]Projection{
-		"keyed":   {From: Earliest},
-		"ordered": {From: Earliest, Key: func(e *jetstream.Event) (string, error) { return e.Key, nil }},
+		"keyed":   {From: jetstream.FromEarliest},
+		"ordered": {From: jetstream.FromEarliest, Key: func(e *jetstream.Event) (string, error) { return e.Key, nil }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bus, err := jetstream.Open(t.Context(), jetstream.Config{DataDir: t.TempDir()})
@@ -587,9 +588,9 @@ func TestBusClosed(t *testing.T) {
 				t.Fatal(err)
 			}
 			put(t, bus, topicCounts, "k", "1")
-			r := runAway(t, bus, p)
+			r := runAway(t, JetStream(bus), p)
 			defer r.cancel()
-			poll(t, "the event is applied", func() bool { return viewed(t, bus, "counter")["k"] == "1 " })
+			poll(t, "the event is applied", func() bool { return viewed(t, JetStream(bus), "counter")["k"] == "1 " })
 			if err := bus.Close(); err != nil {
 				t.Fatal(err)
 			}
@@ -613,10 +614,10 @@ func TestEndWhileBusy(t *testing.T) {
 	seen := newTally()
 	for round := range 10 {
 		done := seen.outcome(Applied)
-		r := run(t, bus, Projection{From: Earliest, Observer: seen, InFlight: 50})
+		r := run(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Observer: seen, InFlight: 50})
 		goal := done + rnd.IntN(200)
 		poll(t, "it works", func() bool {
-			b, err := bus.Backlog(t.Context(), topicCounts, "counter")
+			b, err := bus.Group(topicCounts, "counter").Backlog(t.Context())
 			return seen.outcome(Applied) > goal || err == nil && b.Waiting+b.Leased == 0
 		})
 		r.stop(t)
@@ -627,7 +628,7 @@ func TestEndWhileBusy(t *testing.T) {
 	if err := goleak.Find(before); err != nil {
 		t.Error(err)
 	}
-	run(t, bus, Projection{From: Earliest, Observer: seen})
-	workedOff(t, bus, "counter")
-	wantStates(t, viewed(t, bus, "counter"), fold(t, bus, 0, appendEvent))
+	run(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Observer: seen})
+	workedOff(t, JetStream(bus), "counter")
+	wantStates(t, viewed(t, JetStream(bus), "counter"), fold(t, bus, 0, appendEvent))
 }

@@ -23,7 +23,7 @@ func TestMemory(t *testing.T) {
 	pub := bus.NewPublisher()
 	for i := range 2 * *memoryKeys {
 		opts := jetstream.PublishOptions{Key: "key-" + strconv.Itoa(i%*memoryKeys)}
-		if err := pub.Publish(t.Context(), topicCounts, payload, &opts, func(_ jetstream.Receipt, err error) {
+		if err := pub.PublishAsync(t.Context(), topicCounts, payload, opts, func(_ jetstream.Receipt, err error) {
 			if err != nil {
 				t.Error(err)
 			}
@@ -44,8 +44,8 @@ func TestMemory(t *testing.T) {
 	before := heap()
 	seen := newTally()
 	began := time.Now()
-	run(t, bus, Projection{
-		From: Earliest, CacheKeys: cacheKeys, CacheBytes: cacheBytes, Observer: seen,
+	run(t, JetStream(bus), Projection{
+		From: jetstream.FromEarliest, CacheKeys: cacheKeys, CacheBytes: cacheBytes, Observer: seen,
 		Apply: func(_ context.Context, _ []byte, e *jetstream.Event) ([]byte, error) { return e.Payload, nil },
 	})
 	var most uint64
@@ -54,7 +54,7 @@ func TestMemory(t *testing.T) {
 		pollFor(t, 10*time.Minute, "it comes on", func() bool { return seen.outcome(Applied) >= goal })
 		most = max(most, heap())
 	}
-	workedOff(t, bus, "counter")
+	workedOff(t, JetStream(bus), "counter")
 	grown := int64(most) - int64(before)
 	t.Logf("%d keys, cache of %d keys and %d MiB: the heap grew by %.1f MiB at most, in %v (%.0f events/s)", *memoryKeys, cacheKeys, cacheBytes>>20,
 		float64(grown)/(1<<20), time.Since(began).Round(time.Millisecond), float64(2**memoryKeys)/time.Since(began).Seconds())

@@ -60,7 +60,7 @@ func (m *Mirror) Ready() <-chan struct{} { return m.ready }
 // Run fills the mirror and follows the topic until ctx ends; then it returns nil. Failures of the bus are logged and tried
 // again; an error is returned only for a topic that cannot be mirrored, or when the bus is closed. Call it once.
 func (m *Mirror) Run(ctx context.Context) error {
-	var from horizon
+	var from snapshotPosition
 	if m.cfg.Snapshot != "" {
 		err := insist(ctx, m.cfg.Logger, "read the snapshots", func(ctx context.Context) (err error) {
 			from, err = eachSnapshot(ctx, m.cfg.Bus, m.cfg.Topic, m.cfg.Snapshot, func(e *jetstream.Event) error {
@@ -88,7 +88,7 @@ func (m *Mirror) end(ctx context.Context, err error) error {
 }
 
 // follow goes on behind from, which it moves. What the topic has dropped, its bucket has.
-func (m *Mirror) follow(ctx context.Context, from *horizon) error {
+func (m *Mirror) follow(ctx context.Context, from *snapshotPosition) error {
 	for {
 		if from.Stream != "" {
 			err := m.tail(ctx, from)
@@ -99,7 +99,7 @@ func (m *Mirror) follow(ctx context.Context, from *horizon) error {
 		var err error
 		switch *from, err = m.readBucket(ctx); {
 		case errors.Is(err, jetstream.ErrNotFound):
-			return m.cfg.Bus.Watch(ctx, m.cfg.Topic, nil, m.take) // a new topic: Watch makes it
+			return m.cfg.Bus.Keys(m.cfg.Topic).Watch(ctx, nil, m.take) // a new topic: Watch makes it
 		case err != nil:
 			return err
 		case from.Stream == "":
@@ -110,8 +110,8 @@ func (m *Mirror) follow(ctx context.Context, from *horizon) error {
 	}
 }
 
-func (m *Mirror) tail(ctx context.Context, from *horizon) error {
-	return m.cfg.Bus.Tail(ctx, m.cfg.Topic, from.Stream, from.Sequence, func(e *jetstream.Event) error {
+func (m *Mirror) tail(ctx context.Context, from *snapshotPosition) error {
+	return m.cfg.Bus.History(m.cfg.Topic).Tail(ctx, from.Stream, from.Sequence, func(e *jetstream.Event) error {
 		if e != nil {
 			from.Stream, from.Sequence = e.Stream, e.Sequence
 		}
@@ -130,7 +130,7 @@ func (m *Mirror) take(e *jetstream.Event) error {
 
 // readBucket brings the mirror up to the topic's bucket, and returns where that ends. It trails behind the topic, by less
 // than the topic keeps.
-func (m *Mirror) readBucket(ctx context.Context) (horizon, error) {
+func (m *Mirror) readBucket(ctx context.Context) (snapshotPosition, error) {
 	missing := m.living()
 	to, err := eachInBucket(ctx, m.cfg.Bus, m.cfg.Topic, func(e *jetstream.Event) error {
 		if old := missing[e.Key]; old != nil && old.Stream == e.Stream && old.Sequence > e.Sequence {
@@ -141,15 +141,15 @@ func (m *Mirror) readBucket(ctx context.Context) (horizon, error) {
 		return nil
 	})
 	if err != nil {
-		return horizon{}, err
+		return snapshotPosition{}, err
 	}
 	for key, old := range missing {
-		e, err := m.cfg.Bus.Latest(ctx, m.cfg.Topic, key)
+		e, err := m.cfg.Bus.Keys(m.cfg.Topic).Get(ctx, key)
 		switch {
 		case errors.Is(err, jetstream.ErrNotFound): // the tombstone is gone as well
 			m.forget(old)
 		case err != nil:
-			return horizon{}, err
+			return snapshotPosition{}, err
 		default:
 			m.see(e)
 		}
@@ -221,7 +221,7 @@ func (m *Mirror) Get(ctx context.Context, key string) (*jetstream.Event, error) 
 	m.mu.RUnlock()
 	if !held && overflow {
 		var err error
-		if e, err = m.cfg.Bus.Latest(ctx, m.cfg.Topic, key); err != nil {
+		if e, err = m.cfg.Bus.Keys(m.cfg.Topic).Get(ctx, key); err != nil {
 			return nil, err
 		}
 	}
@@ -245,13 +245,13 @@ var errPartial = &jetstream.Error{
 
 // eachSnapshot calls f with the snapshots of a topic as the events that they were made from, and returns how far they are.
 // What it returns was read first: the snapshots are that far, or farther. Of a key there may be several, the newest last.
-func eachSnapshot(ctx context.Context, bus Bus, topic, snapshots string, f func(*jetstream.Event) error) (horizon, error) {
-	h, _, _, err := readHorizon(ctx, bus, topic)
+func eachSnapshot(ctx context.Context, bus Bus, topic, snapshots string, f func(*jetstream.Event) error) (snapshotPosition, error) {
+	h, _, _, err := readSnapshotPosition(ctx, bus, topic)
 	if err != nil || h.Stream == "" {
 		return h, err
 	}
 	if h.Rule != "" {
-		return horizon{}, errPartial
+		return snapshotPosition{}, errPartial
 	}
 	return h, eachNewest(ctx, bus, snapshots, func(s *jetstream.Event) error {
 		e, ok := readSnapshot(topic, s)
@@ -259,7 +259,7 @@ func eachSnapshot(ctx context.Context, bus Bus, topic, snapshots string, f func(
 			return nil
 		}
 		if s.Headers[headerOmitted] != "" {
-			newest, err := bus.Latest(ctx, topic, e.Key)
+			newest, err := bus.Keys(topic).Get(ctx, e.Key)
 			if errors.Is(err, jetstream.ErrNotFound) {
 				return nil // it was removed since
 			}
@@ -283,7 +283,7 @@ func eachNewest(ctx context.Context, bus Bus, topic string, f func(*jetstream.Ev
 		if err != nil {
 			return err
 		}
-		err = bus.Tail(ctx, topic, at.Stream, at.Sequence, func(e *jetstream.Event) error {
+		err = bus.History(topic).Tail(ctx, at.Stream, at.Sequence, func(e *jetstream.Event) error {
 			if e == nil {
 				return errFar
 			}
@@ -300,18 +300,18 @@ func eachNewest(ctx context.Context, bus Bus, topic string, f func(*jetstream.Ev
 
 // eachInBucket calls f with all that is in the bucket of a compacted topic, tombstones included, and returns from where on
 // the topic itself has what is missing. It returns jetstream.ErrNotFound when the topic does not exist.
-func eachInBucket(ctx context.Context, bus Bus, topic string, f func(*jetstream.Event) error) (horizon, error) {
-	var to horizon
-	first, _, err := bus.Bounds(ctx, topic) // what lies before is in the bucket, or was removed from it
+func eachInBucket(ctx context.Context, bus Bus, topic string, f func(*jetstream.Event) error) (snapshotPosition, error) {
+	var to snapshotPosition
+	first, _, err := bus.History(topic).Bounds(ctx) // what lies before is in the bucket, or was removed from it
 	if err != nil {
 		return to, err
 	}
-	_, err = bus.EachLatestSince(ctx, topic, jetstream.Mark{}, func(e *jetstream.Event) error {
+	_, err = bus.Keys(topic).EachSince(ctx, jetstream.BucketPosition{}, func(e *jetstream.Event) error {
 		to.Stream, to.Sequence = e.Stream, e.Sequence
 		return f(e)
 	})
 	if err != nil {
-		return horizon{}, err // a place says that all before it was read
+		return snapshotPosition{}, err // a position says that all before it was read
 	}
 	to.Sequence = max(to.Sequence, first-1)
 	return to, nil
@@ -319,17 +319,17 @@ func eachInBucket(ctx context.Context, bus Bus, topic string, f func(*jetstream.
 
 // warm applies the snapshots of the topic, unless the group exists, and returns where the group begins then.
 func (a *applier) warm(ctx context.Context, group string, from jetstream.Position) (jetstream.Position, error) {
-	_, err := a.bus.Backlog(ctx, a.p.Topic, group)
+	_, err := a.bus.Group(a.p.Topic, group).Backlog(ctx)
 	if !errors.Is(err, jetstream.ErrNotFound) {
 		return from, err
 	}
-	_, last, err := a.bus.Bounds(ctx, a.p.Topic)
+	_, last, err := a.bus.History(a.p.Topic).Bounds(ctx)
 	if err != nil && !errors.Is(err, jetstream.ErrNotFound) {
 		return from, err
 	}
-	if there, _, _, err := readHorizon(ctx, a.bus, a.p.Topic); err != nil || there.Sequence > last {
+	if there, _, _, err := readSnapshotPosition(ctx, a.bus, a.p.Topic); err != nil || there.Sequence > last {
 		// The snapshots are of a stream that was removed since: everything in the new one is behind them.
-		return Earliest, err
+		return jetstream.FromEarliest, err
 	}
 	h, err := eachSnapshot(ctx, a.bus, a.p.Topic, a.p.Snapshot, func(e *jetstream.Event) error {
 		key := e.Key
@@ -346,5 +346,5 @@ func (a *applier) warm(ctx context.Context, group string, from jetstream.Positio
 	if err != nil || h.Stream == "" {
 		return from, err
 	}
-	return jetstream.Position{From: jetstream.FromAfterID, AfterID: Source{h.Stream, h.Sequence}.String()}, nil
+	return jetstream.FromAfterID(Position{h.Stream, h.Sequence}.String()), nil
 }

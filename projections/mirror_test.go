@@ -130,7 +130,7 @@ func wantMirrored(tb testing.TB, m *Mirror, w *stateWriter) {
 func purge(ctx context.Context, tb testing.TB, js natsjs.JetStream, bus *jetstream.Bus, keep uint64) {
 	tb.Helper()
 	var last jetstream.Event
-	_, err := bus.EachLatestSince(ctx, topicState, jetstream.Mark{}, func(e *jetstream.Event) error {
+	_, err := bus.Keys(topicState).EachSince(ctx, jetstream.BucketPosition{}, func(e *jetstream.Event) error {
 		last = *e
 		return nil
 	})
@@ -178,7 +178,7 @@ func TestMirrorsBootDuringWrites(t *testing.T) {
 	background, endBackground := context.WithCancel(t.Context())
 	defer endBackground()
 	wg.Go(func() {
-		if err := newCompactor(t, other).Run(background); err != nil {
+		if err := newCompactor(t, JetStream(other)).Run(background); err != nil {
 			t.Error(err)
 		}
 	})
@@ -196,7 +196,7 @@ func TestMirrorsBootDuringWrites(t *testing.T) {
 	})
 	var mirrors []*Mirror
 	for i := range boots {
-		cfg := MirrorConfig{Bus: []*jetstream.Bus{bus, other}[i%2]}
+		cfg := MirrorConfig{Bus: JetStream([]*jetstream.Bus{bus, other}[i%2])}
 		if i%4 < 2 {
 			cfg.Snapshot = topicSnapshots
 		}
@@ -215,7 +215,7 @@ func TestMirrorsBootDuringWrites(t *testing.T) {
 			}
 			if errors.Is(err, jetstream.ErrNotFound) {
 				// It must have been removed by then.
-				if e, err := bus.Latest(t.Context(), topicState, key); err == nil && e.Sequence == seq && !e.Tombstone {
+				if e, err := bus.Keys(topicState).Get(t.Context(), key); err == nil && e.Sequence == seq && !e.Tombstone {
 					t.Errorf("boot %d: %s is missing, %d was confirmed before", i, key, seq)
 				}
 			}
@@ -244,14 +244,14 @@ func TestMirrorWhoseSnapshotsAreTooOld(t *testing.T) {
 	bus := openBus(t, jetstream.Config{URL: url, Topics: compacted})
 	put(t, bus, topicState, "removed", "1")
 	put(t, bus, topicState, "same", "1")
-	compact(t, bus, newCompactor(t, bus), put(t, bus, topicState, "changed", "1"))
+	compact(t, bus, newCompactor(t, JetStream(bus)), put(t, bus, topicState, "changed", "1"))
 	put(t, bus, topicState, "changed", "2")
 	put(t, bus, topicState, "new", "1")
 	last := remove(t, bus, topicState, "removed")
 	bucketHas(t, bus, last.Sequence)
 	purge(t.Context(), t, native(t, url), bus, 0)
 
-	m := runMirror(t, MirrorConfig{Bus: bus, Snapshot: topicSnapshots, Changed: (&forward{tb: t, told: make(map[string]uint64)}).changed})
+	m := runMirror(t, MirrorConfig{Bus: JetStream(bus), Snapshot: topicSnapshots, Changed: (&forward{tb: t, told: make(map[string]uint64)}).changed})
 	awaitMirror(t, m)
 	check := func(want map[string]string) {
 		t.Helper()
@@ -279,7 +279,7 @@ func TestMirrorIsOvertaken(t *testing.T) {
 	goOn := make(chan struct{})
 	arrived := make(chan struct{})
 	once := sync.OnceFunc(func() { close(arrived) })
-	m := runMirror(t, MirrorConfig{Bus: bus, Changed: func(e *jetstream.Event) {
+	m := runMirror(t, MirrorConfig{Bus: JetStream(bus), Changed: func(e *jetstream.Event) {
 		if e.Key == "stop" {
 			once()
 			<-goOn
@@ -320,7 +320,7 @@ func TestMirrorIsOvertaken(t *testing.T) {
 // TestMirrorOfATopicThatIsNotThere begins before the topic does.
 func TestMirrorOfATopicThatIsNotThere(t *testing.T) {
 	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
-	m := runMirror(t, MirrorConfig{Bus: bus, Snapshot: topicSnapshots})
+	m := runMirror(t, MirrorConfig{Bus: JetStream(bus), Snapshot: topicSnapshots})
 	awaitMirror(t, m)
 	r := put(t, bus, topicState, "k", "1")
 	poll(t, "the mirror follows", func() bool {
@@ -336,7 +336,7 @@ func TestMirrorOverTheLimit(t *testing.T) {
 		put(t, bus, topicState, "k"+strconv.Itoa(i), strconv.Itoa(i))
 	}
 	seen := newTally()
-	m := runMirror(t, MirrorConfig{Bus: bus, MaxKeys: 3, Observer: seen})
+	m := runMirror(t, MirrorConfig{Bus: JetStream(bus), MaxKeys: 3, Observer: seen})
 	awaitMirror(t, m)
 	for i := range 10 {
 		if e, err := m.Get(t.Context(), "k"+strconv.Itoa(i)); err != nil || string(e.Payload) != strconv.Itoa(i) {

@@ -30,25 +30,24 @@ type ordered struct {
 
 	// mu is held by whoever applies: there is one writer in an instance.
 	mu sync.Mutex
-	// All events up to position are applied, by whichever instance. storedAt is when the one at position was stored, in
-	// epoch nanoseconds; a position without a stream is only that moment.
-	position Source
-	storedAt int64
-	floor    uint64 // the first event that is the group's business
-	span     uint64
-	keyless  Source // the last event that was delivered and has no key because Key failed
+	// All events up to at are applied, by whichever instance. Without a stream, it is only a
+	// moment.
+	at      Checkpoint
+	floor   uint64 // the first event that is the group's business
+	span    uint64
+	keyless Position // where the last event lies that was delivered and has no key because Key failed
 }
 
-// runOrdered runs it until ctx ends.
+// run runs it until ctx ends.
 func (o *ordered) run(ctx context.Context, group string, from jetstream.Position) error {
 	err := insist(ctx, o.a.p.Logger, "read the group's cursor", func(ctx context.Context) error {
-		cursor, err := o.a.bus.Cursor(ctx, o.a.p.Topic, group)
+		cursor, err := o.a.bus.Group(o.a.p.Topic, group).Cursor(ctx)
 		if err != nil && !errors.Is(err, jetstream.ErrNotFound) {
 			return err
 		}
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		o.storedAt = max(o.storedAt, cursor.LastTS*int64(time.Millisecond))
+		o.at.StoredAt = max(o.at.StoredAt, cursor.LastTS*int64(time.Millisecond))
 		return nil
 	})
 	if err != nil {
@@ -74,14 +73,14 @@ func (o *ordered) deliver(ctx context.Context, j job, fails failing) error {
 		if err := o.a.passOver(ctx, e, err, tries); err != nil {
 			return err
 		}
-		o.keyless = sourceOf(e)
+		o.keyless = positionOf(e)
 	}
-	if !j.follows(o.span) && !o.passed(e) {
+	if !j.follows(o.span) && !o.at.covers(e) {
 		if err := o.fillTo(ctx, e, fails); err != nil {
 			return err
 		}
 	}
-	if !o.passed(e) {
+	if !o.at.covers(e) {
 		if err := o.advance(ctx, e, fails); err != nil {
 			return err
 		}
@@ -97,8 +96,9 @@ func (o *ordered) tail(ctx context.Context) error {
 	return o.fill(ctx, nil, func() {})
 }
 
-// fillTo applies the stored events after position until e, which was delivered, is among them. A replica that lags may not
-// show it at once. When it stays away, it was removed from the stream, and all before it as well.
+// fillTo applies the stored events after the last one that was applied until e, which was
+// delivered, is among them. A replica that lags may not show it at once. When it stays away, it was
+// removed from the stream, and all before it as well.
 func (o *ordered) fillTo(ctx context.Context, e *jetstream.Event, fails failing) error {
 	wait := retryFirst
 	for range fillTries {
@@ -106,7 +106,7 @@ func (o *ordered) fillTo(ctx context.Context, e *jetstream.Event, fails failing)
 		if err != nil {
 			return err
 		}
-		if o.passed(e) {
+		if o.at.covers(e) {
 			return nil
 		}
 		if err := pause(ctx, wait); err != nil {
@@ -117,21 +117,20 @@ func (o *ordered) fillTo(ctx context.Context, e *jetstream.Event, fails failing)
 	return nil
 }
 
-// fill applies the stored events after position, up to e; nil: to the end.
+// fill applies the stored events after the last one that was applied, up to e; nil: to the end.
 func (o *ordered) fill(ctx context.Context, e *jetstream.Event, fails failing) error {
 	opts := jetstream.ScanOptions{From: jetstream.FromEarliest, Limit: math.MaxInt}
-	if o.storedAt > 0 {
-		opts.From = jetstream.FromTS
-		opts.TS = time.Unix(0, o.storedAt).Add(-scanOverlap).UnixMilli()
+	if o.at.StoredAt > 0 {
+		opts.From = jetstream.FromTime(time.Unix(0, o.at.StoredAt).Add(-scanOverlap))
 	}
-	err := o.a.bus.Scan(ctx, o.a.p.Topic, opts, func(next *jetstream.Event) error {
-		if next.Sequence < o.floor || o.passed(next) {
+	err := o.a.bus.History(o.a.p.Topic).Scan(ctx, opts, func(next *jetstream.Event) error {
+		if next.Sequence < o.floor || o.at.covers(next) {
 			return nil
 		}
 		if err := o.advance(ctx, next, fails); err != nil {
 			return err
 		}
-		if e != nil && o.passed(e) {
+		if e != nil && o.at.covers(e) {
 			return errFar
 		}
 		return nil
@@ -142,16 +141,10 @@ func (o *ordered) fill(ctx context.Context, e *jetstream.Event, fails failing) e
 	return nil
 }
 
-// passed reports whether e is at or before position. An event of a lower sequence that was stored later is not: its
-// stream was deleted and made again.
-func (o *ordered) passed(e *jetstream.Event) bool {
-	return e.Stream == o.position.Stream && e.Sequence <= o.position.Sequence && e.StoredAt <= o.storedAt
-}
-
-// advance applies e, which follows position, and moves position to it. What has no key is passed over: its own delivery
-// leads it to the dead letters.
+// advance applies e, which follows what was applied before. What has no key is passed over: its own
+// delivery leads it to the dead letters.
 func (o *ordered) advance(ctx context.Context, e *jetstream.Event, fails failing) error {
-	if sourceOf(e) != o.keyless {
+	if positionOf(e) != o.keyless {
 		key, _, err := o.a.key(ctx, e, fails)
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -162,6 +155,6 @@ func (o *ordered) advance(ctx context.Context, e *jetstream.Event, fails failing
 			}
 		}
 	}
-	o.position, o.storedAt = sourceOf(e), e.StoredAt
+	o.at = checkpointOf(e)
 	return nil
 }

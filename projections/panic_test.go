@@ -54,7 +54,7 @@ func (b *book) wantPanic(function string) {
 // wantSilent wants letters that tell that something panicked, and nothing of what or where.
 func wantSilent(tb testing.TB, bus *jetstream.Bus, topic string) {
 	tb.Helper()
-	err := bus.Scan(tb.Context(), "dlq."+topic, jetstream.ScanOptions{Limit: 1_000}, func(e *jetstream.Event) error {
+	err := bus.History("dlq."+topic).Scan(tb.Context(), jetstream.ScanOptions{Limit: 1_000}, func(e *jetstream.Event) error {
 		if text := string(e.Payload); !strings.Contains(text, "panicked") || strings.Contains(text, "secret") ||
 			strings.Contains(text, "goroutine") || strings.Contains(text, ".go") {
 			tb.Errorf("the dead letter says too little or too much: %s", text)
@@ -95,15 +95,15 @@ func TestPanicOfApply(t *testing.T) {
 			bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
 			log, seen := newBook(t), newTally()
 			var p panicky
-			run(t, bus, Projection{From: Earliest, Key: key, Apply: p.apply, Attempts: 3, Observer: seen, Logger: log.logger()})
+			run(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Key: key, Apply: p.apply, Attempts: 3, Observer: seen, Logger: log.logger()})
 			put(t, bus, topicCounts, "k", "1")
 			bad := put(t, bus, topicCounts, "k", `"bad"`)
 			put(t, bus, topicCounts, "other", "2")
 			put(t, bus, topicCounts, "k", `"once"`)
 			put(t, bus, topicCounts, "k", "3")
-			workedOff(t, bus, "counter")
+			workedOff(t, JetStream(bus), "counter")
 			poll(t, "all events are dealt with", func() bool { return seen.outcome(Applied) >= 4 && seen.outcome(Poisoned) >= 1 })
-			wantStates(t, viewed(t, bus, "counter"), map[string]string{"k": `1 "once" 3 `, "other": "2 "})
+			wantStates(t, viewed(t, JetStream(bus), "counter"), map[string]string{"k": `1 "once" 3 `, "other": "2 "})
 			if p.bad.Load() != 3 || p.once.Load() != 2 {
 				t.Errorf("the one was tried %d times, want 3, the other %d times, want 2", p.bad.Load(), p.once.Load())
 			}
@@ -128,13 +128,13 @@ func TestPanicOfKey(t *testing.T) {
 		}
 		return e.Key, nil
 	}
-	run(t, bus, Projection{From: Earliest, Key: key, Attempts: 2, Observer: seen, Logger: log.logger()})
+	run(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Key: key, Attempts: 2, Observer: seen, Logger: log.logger()})
 	for _, payload := range []string{"1", `"bad"`, `"once"`, "2"} {
 		put(t, bus, topicCounts, "k", payload)
 	}
-	workedOff(t, bus, "counter")
+	workedOff(t, JetStream(bus), "counter")
 	poll(t, "all events are dealt with", func() bool { return seen.outcome(Applied) >= 3 && seen.outcome(Poisoned) >= 1 })
-	wantStates(t, viewed(t, bus, "counter"), map[string]string{"k": `1 "once" 2 `})
+	wantStates(t, viewed(t, JetStream(bus), "counter"), map[string]string{"k": `1 "once" 2 `})
 	if n := len(readLetters(t, bus)); n != 1 {
 		t.Errorf("there are %d dead letters, want 1", n)
 	}
@@ -230,17 +230,17 @@ func TestPanicOfStore(t *testing.T) {
 				if c.open != nil {
 					c.open()
 				}
-				states, err := OpenStates(ctx, bus, StatesBucket("counter", 1))
+				states, err := OpenStates(ctx, JetStream(bus), StatesBucket("counter", 1))
 				store.Store = states
 				return store, err
 			}
-			run(t, bus, Projection{From: Earliest, Store: open, Attempts: 2, Observer: seen, Logger: log.logger()})
+			run(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Store: open, Attempts: 2, Observer: seen, Logger: log.logger()})
 			for _, e := range []struct{ key, payload string }{{"a", "1"}, {"a", `"x"`}, {"a", "2"}, {"b", "3"}} {
 				put(t, bus, topicCounts, e.key, e.payload)
 			}
-			workedOff(t, bus, "counter")
+			workedOff(t, JetStream(bus), "counter")
 			poll(t, "all events are dealt with", func() bool { return seen.outcome(Applied)+seen.outcome(Poisoned) >= 4 })
-			wantStates(t, viewed(t, bus, "counter"), c.want)
+			wantStates(t, viewed(t, JetStream(bus), "counter"), c.want)
 			if n := len(readLetters(t, bus)); n != c.dead {
 				t.Errorf("there are %d dead letters, want %d", n, c.dead)
 			}
@@ -269,13 +269,13 @@ func (o panickyObserver) LimitReached(limit string) {
 func TestPanicOfObserver(t *testing.T) {
 	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
 	log, seen := newBook(t), newTally()
-	run(t, bus, Projection{From: Earliest, Observer: panickyObserver{seen}, CacheKeys: 1, Logger: log.logger()})
+	run(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Observer: panickyObserver{seen}, CacheKeys: 1, Logger: log.logger()})
 	put(t, bus, topicCounts, "a", "1")
 	put(t, bus, topicCounts, "b", "2")
 	put(t, bus, topicCounts, "a", "3")
-	workedOff(t, bus, "counter")
+	workedOff(t, JetStream(bus), "counter")
 	poll(t, "the observer is told", func() bool { return seen.outcome(Applied) == 3 && seen.limit("projection_cache") > 0 })
-	wantStates(t, viewed(t, bus, "counter"), map[string]string{"a": "1 3 ", "b": "2 "})
+	wantStates(t, viewed(t, JetStream(bus), "counter"), map[string]string{"a": "1 3 ", "b": "2 "})
 	if n := len(letters(t, bus)); n != 0 {
 		t.Errorf("there are %d dead letters", n)
 	}
@@ -287,13 +287,13 @@ func TestPanicInRebuild(t *testing.T) {
 	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
 	log := newBook(t)
 	var fine, bad atomic.Int64
-	r := run(t, bus, Projection{From: Earliest})
+	r := run(t, JetStream(bus), Projection{From: jetstream.FromEarliest})
 	for _, payload := range []string{"1", `"bad"`, "2"} {
 		put(t, bus, topicCounts, "k", payload)
 	}
-	workedOff(t, bus, "counter")
+	workedOff(t, JetStream(bus), "counter")
 	r.stop(t)
-	err := Rebuild(t.Context(), bus, Projection{
+	err := Rebuild(t.Context(), JetStream(bus), Projection{
 		Topic: topicCounts, Group: "counter", Attempts: 2, Logger: log.logger(),
 		Apply: func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error) {
 			if string(e.Payload) == `"bad"` {
@@ -307,7 +307,7 @@ func TestPanicInRebuild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantStates(t, viewed(t, bus, "counter"), map[string]string{"k": "1 2 "})
+	wantStates(t, viewed(t, JetStream(bus), "counter"), map[string]string{"k": "1 2 "})
 	if bad.Load() != 2 || fine.Load() != 2 || len(letters(t, bus)) != 1 {
 		t.Errorf("%d tries, %d applied, %d dead letters: want 2, 2 and 1", bad.Load(), fine.Load(), len(letters(t, bus)))
 	}
@@ -338,7 +338,7 @@ func TestPanicOfTable(t *testing.T) {
 		}
 		return nil
 	}})
-	startChangelog(t, Changelog{Bus: bus, Topic: "rows.panic", Group: "copy", From: Earliest, Into: table, Attempts: 2, Logger: log.logger()})
+	startChangelog(t, Changelog{Bus: JetStream(bus), Topic: "rows.panic", Group: "copy", From: jetstream.FromEarliest, Into: table, Attempts: 2, Logger: log.logger()})
 	for _, key := range []string{"a", "bad", "b", "c"} {
 		put(t, bus, "rows.panic", key, "1")
 	}
@@ -356,7 +356,7 @@ func TestPanicOfListeners(t *testing.T) {
 	log, seen := newBook(t), newTally()
 	var told atomic.Int64
 	m := NewMirror(MirrorConfig{
-		Bus: bus, Topic: topicState, MaxKeys: 2, Observer: panickyObserver{seen}, Logger: log.logger(),
+		Bus: JetStream(bus), Topic: topicState, MaxKeys: 2, Observer: panickyObserver{seen}, Logger: log.logger(),
 		Changed: func(*jetstream.Event) {
 			told.Add(1)
 			panic(secret)
@@ -377,7 +377,7 @@ func TestPanicOfListeners(t *testing.T) {
 	log.wantPanic("TestPanicOfListeners")
 
 	log = newBook(t)
-	c := NewCompactor(CompactorConfig{Bus: bus, Topic: topicState, Snapshot: topicSnapshots, Logger: log.logger(), Written: func(int) { panic(secret) }})
+	c := NewCompactor(CompactorConfig{Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, Logger: log.logger(), Written: func(int) { panic(secret) }})
 	if n := compact(t, bus, c, put(t, bus, topicState, "d", "1")); n != 4 {
 		t.Errorf("%d snapshots were written, want 4", n)
 	}
@@ -389,7 +389,7 @@ func TestPanicOfListeners(t *testing.T) {
 func TestEndedGoroutine(t *testing.T) {
 	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
 	put(t, bus, topicCounts, "k", "1")
-	r := runAway(t, bus, Projection{From: Earliest, Apply: func(context.Context, []byte, *jetstream.Event) ([]byte, error) {
+	r := runAway(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Apply: func(context.Context, []byte, *jetstream.Event) ([]byte, error) {
 		runtime.Goexit()
 		return nil, nil
 	}})
@@ -397,7 +397,7 @@ func TestEndedGoroutine(t *testing.T) {
 	if err := r.wait(t); err == nil || !strings.Contains(err.Error(), "Goexit") {
 		t.Errorf("it ended with: %v", err)
 	}
-	run(t, bus, Projection{From: Earliest})
-	workedOff(t, bus, "counter")
-	wantStates(t, viewed(t, bus, "counter"), map[string]string{"k": "1 "})
+	run(t, JetStream(bus), Projection{From: jetstream.FromEarliest})
+	workedOff(t, JetStream(bus), "counter")
+	wantStates(t, viewed(t, JetStream(bus), "counter"), map[string]string{"k": "1 "})
 }

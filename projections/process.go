@@ -72,7 +72,7 @@ func NewProcess(cfg ProcessConfig) *Process {
 	}
 	p := &Process{cfg: cfg, living: make(map[string]int64)}
 	projection := &Projection{
-		Topic: TopicHeartbeat, Group: GroupProcess, From: Earliest, CacheKeys: cfg.MaxProcesses,
+		Topic: TopicHeartbeat, Group: GroupProcess, From: jetstream.FromEarliest, CacheKeys: cfg.MaxProcesses,
 		Key: func(e *jetstream.Event) (string, error) {
 			h, err := parseHeartbeat(e.Payload)
 			return h.processID(), err
@@ -80,7 +80,7 @@ func NewProcess(cfg ProcessConfig) *Process {
 		Apply:  applyHeartbeat,
 		Logger: cfg.Logger, Observer: cfg.Observer,
 	}
-	if err := projection.prepare(); err != nil {
+	if err := projection.validate(); err != nil {
 		panic(err) // the above is wrong
 	}
 	store := NewTopicStore(cfg.Bus, TopicProcessState)
@@ -115,7 +115,7 @@ func (p *Process) Run(ctx context.Context) error {
 			cancel(err)
 		}
 	})
-	err := p.ordered.run(ctx, GroupProcess, Earliest)
+	err := p.ordered.run(ctx, GroupProcess, jetstream.FromEarliest)
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
 		err = cause
 	} else if ctx.Err() != nil {
@@ -143,7 +143,7 @@ func (p *Process) scan(ctx context.Context) error {
 		case <-ticker.C:
 		}
 		if err = p.markStale(ctx); err != nil && ctx.Err() == nil {
-			p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "silent processes could not be marked", slog.String("cause", err.Error()))
+			p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "silent processes could not be marked", slog.Any("error", err))
 		}
 	}
 	return err

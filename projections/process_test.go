@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
+	natsserver "github.com/nats-io/nats-server/v2/server"
 	"go.uber.org/goleak"
 
 	"eventhub/jetstream"
@@ -41,7 +41,7 @@ func openBus(tb testing.TB, cfg jetstream.Config) *jetstream.Bus {
 // startNATS starts a server that several buses share.
 func startNATS(tb testing.TB) (url string) {
 	tb.Helper()
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: tb.TempDir(), NoLog: true, NoSigs: true})
+	s, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: tb.TempDir(), NoLog: true, NoSigs: true})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -101,7 +101,7 @@ type stored struct {
 func states(tb testing.TB, bus *jetstream.Bus, topic string) []stored {
 	tb.Helper()
 	var all []stored
-	err := bus.Scan(tb.Context(), topic, jetstream.ScanOptions{Limit: 1_000_000}, func(e *jetstream.Event) error {
+	err := bus.History(topic).Scan(tb.Context(), jetstream.ScanOptions{Limit: 1_000_000}, func(e *jetstream.Event) error {
 		s := stored{Event: e}
 		if topic == TopicProcessState {
 			if err := json.Unmarshal(e.Payload, &s.ProcessState); err != nil {
@@ -158,7 +158,7 @@ func settle(tb testing.TB, bus *jetstream.Bus, lastID string) {
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
 	for {
-		cursor, err := bus.Cursor(tb.Context(), TopicHeartbeat, GroupProcess)
+		cursor, err := bus.Group(TopicHeartbeat, GroupProcess).Cursor(tb.Context())
 		if err == nil && cursor.LastID == lastID {
 			return
 		}
@@ -203,7 +203,7 @@ func TestEachHeartbeatBecomesAState(t *testing.T) {
 		t.Fatal(err)
 	}
 	publish(t, bus, heartbeat(7, 0))
-	start(t, ProcessConfig{Bus: bus, StaleAfter: 1_000_000 * time.Hour})
+	start(t, ProcessConfig{Bus: JetStream(bus), StaleAfter: 1_000_000 * time.Hour})
 	last := publish(t, bus, heartbeat(7, 1))
 	all := await(t, bus, TopicProcessState, atLeast(3))
 	settle(t, bus, last.ID)
@@ -234,7 +234,7 @@ func TestRestart(t *testing.T) {
 	for round := range restarts + 1 {
 		// What was handed back before a restart of the server comes again after AckWait.
 		bus := openBus(t, jetstream.Config{DataDir: dir, AckWait: time.Second})
-		stop := start(t, ProcessConfig{Bus: bus, StaleAfter: time.Hour})
+		stop := start(t, ProcessConfig{Bus: JetStream(bus), StaleAfter: time.Hour})
 		const each = perProcess / (restarts + 1)
 		for i := range each {
 			for n := range processes {
@@ -261,7 +261,7 @@ func TestRestart(t *testing.T) {
 func TestNothingIsDoubledWhenAllComesAgain(t *testing.T) {
 	const processes, perProcess = 10, 20
 	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
-	cfg := ProcessConfig{Bus: bus, StaleAfter: time.Hour}
+	cfg := ProcessConfig{Bus: JetStream(bus), StaleAfter: time.Hour}
 	stop := start(t, cfg)
 	var last jetstream.Receipt
 	for i := range perProcess {
@@ -274,7 +274,7 @@ func TestNothingIsDoubledWhenAllComesAgain(t *testing.T) {
 		if !live {
 			stop()
 		}
-		if err := bus.SetCursor(t.Context(), TopicHeartbeat, GroupProcess, jetstream.Position{From: jetstream.FromEarliest}); err != nil {
+		if err := bus.Group(TopicHeartbeat, GroupProcess).Seek(t.Context(), jetstream.FromEarliest); err != nil {
 			t.Fatal(err)
 		}
 		if !live {
@@ -290,12 +290,12 @@ func TestTwoHubs(t *testing.T) {
 	const processes, perProcess = 20, 100
 	url := startNATS(t)
 	one, two := openBus(t, jetstream.Config{URL: url}), openBus(t, jetstream.Config{URL: url})
-	start(t, ProcessConfig{Bus: one, StaleAfter: time.Hour, ScanEvery: 50 * time.Millisecond})
-	stop := start(t, ProcessConfig{Bus: two, StaleAfter: time.Hour, ScanEvery: 50 * time.Millisecond})
+	start(t, ProcessConfig{Bus: JetStream(one), StaleAfter: time.Hour, ScanEvery: 50 * time.Millisecond})
+	stop := start(t, ProcessConfig{Bus: JetStream(two), StaleAfter: time.Hour, ScanEvery: 50 * time.Millisecond})
 	for i := range perProcess {
 		if i == perProcess/2 {
 			stop()
-			start(t, ProcessConfig{Bus: two, StaleAfter: time.Hour})
+			start(t, ProcessConfig{Bus: JetStream(two), StaleAfter: time.Hour})
 		}
 		for n := range processes {
 			publish(t, []*jetstream.Bus{one, two}[(n+i)%2], heartbeat(n, i))
@@ -316,15 +316,14 @@ func TestHeartbeatsOutOfOrder(t *testing.T) {
 	arrived := make(chan struct{}, held)
 	sub, err := bus.Subscribe(t.Context(), TopicHeartbeat, GroupProcess,
 		jetstream.SubscribeOptions{From: jetstream.FromEarliest, MaxInFlight: held, MaxAttempts: jetstream.NeverGiveUp},
-		func(d *jetstream.Delivery) {
-			if d.Begin() {
+		func(h *jetstream.Held) {
+			if _, ok := h.Begin(); ok {
 				arrived <- struct{}{}
 			}
 		})
 	if err != nil {
 		t.Fatal(err)
 	}
-	sub.Start()
 	for i := range held {
 		publish(t, bus, heartbeat(1, i))
 	}
@@ -335,7 +334,7 @@ func TestHeartbeatsOutOfOrder(t *testing.T) {
 			t.Fatal("the heartbeats were not delivered")
 		}
 	}
-	start(t, ProcessConfig{Bus: bus, StaleAfter: time.Hour})
+	start(t, ProcessConfig{Bus: JetStream(bus), StaleAfter: time.Hour})
 	last := publish(t, bus, heartbeat(1, held))
 	await(t, bus, TopicProcessState, atLeast(held+1))
 	if err := sub.Stop(t.Context()); err != nil {
@@ -350,7 +349,7 @@ func TestStale(t *testing.T) {
 	one, two := openBus(t, jetstream.Config{URL: url}), openBus(t, jetstream.Config{URL: url})
 	cfg := ProcessConfig{StaleAfter: 400 * time.Millisecond, ScanEvery: 20 * time.Millisecond}
 	for _, bus := range []*jetstream.Bus{one, two} {
-		cfg.Bus = bus
+		cfg.Bus = JetStream(bus)
 		start(t, cfg)
 	}
 	// Process 1 falls silent at once; process 2 stays.
@@ -403,7 +402,7 @@ func TestStale(t *testing.T) {
 func TestStaleAfterRestart(t *testing.T) {
 	dir := t.TempDir()
 	bus := openBus(t, jetstream.Config{DataDir: dir})
-	stop := start(t, ProcessConfig{Bus: bus, StaleAfter: time.Hour})
+	stop := start(t, ProcessConfig{Bus: JetStream(bus), StaleAfter: time.Hour})
 	const processes = 5
 	for n := range processes {
 		publish(t, bus, heartbeat(n, 0))
@@ -421,7 +420,7 @@ func TestStaleAfterRestart(t *testing.T) {
 	after := time.UnixMilli(heard[len(heard)-1].TS)
 	// A clock by which process 0 is heard of just in time, and the others are not.
 	start(t, ProcessConfig{
-		Bus: bus, StaleAfter: 10 * time.Minute, ScanEvery: 20 * time.Millisecond,
+		Bus: JetStream(bus), StaleAfter: 10 * time.Minute, ScanEvery: 20 * time.Millisecond,
 		Now: func() time.Time { return after.Add(10 * time.Minute) },
 	})
 	settle(t, bus, last.ID)
@@ -440,7 +439,7 @@ func TestStaleAfterRestart(t *testing.T) {
 func TestMoreProcessesThanAreKept(t *testing.T) {
 	const processes, perProcess = 7, 3
 	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
-	start(t, ProcessConfig{Bus: bus, MaxProcesses: 2, StaleAfter: time.Second, ScanEvery: 20 * time.Millisecond})
+	start(t, ProcessConfig{Bus: JetStream(bus), MaxProcesses: 2, StaleAfter: time.Second, ScanEvery: 20 * time.Millisecond})
 	for i := range perProcess {
 		for n := range processes {
 			publish(t, bus, heartbeat(n, i))
@@ -461,7 +460,7 @@ func TestMoreProcessesThanAreKept(t *testing.T) {
 
 func TestWhatIsNoHeartbeat(t *testing.T) {
 	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
-	start(t, ProcessConfig{Bus: bus, StaleAfter: time.Hour})
+	start(t, ProcessConfig{Bus: JetStream(bus), StaleAfter: time.Hour})
 	publish(t, bus, heartbeat(1, 0))
 	bad := publish(t, bus, `{"name":"worker","host":"node"}`)
 	publish(t, bus, heartbeat(1, 1))
@@ -490,7 +489,7 @@ func BenchmarkHeartbeats(b *testing.B) {
 	bus := openBus(b, jetstream.Config{DataDir: b.TempDir()})
 	p := bus.NewPublisher()
 	for i := range b.N {
-		if err := p.Publish(b.Context(), TopicHeartbeat, []byte(heartbeat(i%100, i)), nil, func(jetstream.Receipt, error) {}); err != nil {
+		if err := p.PublishAsync(b.Context(), TopicHeartbeat, []byte(heartbeat(i%100, i)), jetstream.PublishOptions{}, func(jetstream.Receipt, error) {}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -499,7 +498,7 @@ func BenchmarkHeartbeats(b *testing.B) {
 	}
 	last := publish(b, bus, heartbeat(0, b.N))
 	b.ResetTimer()
-	start(b, ProcessConfig{Bus: bus, StaleAfter: time.Hour})
+	start(b, ProcessConfig{Bus: JetStream(bus), StaleAfter: time.Hour})
 	settle(b, bus, last.ID)
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "heartbeats/s")
 }

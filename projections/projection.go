@@ -13,16 +13,18 @@ import (
 
 // Projection derives a state for each key from the events of a topic. Run keeps it up to date.
 //
-// Each event of a key is applied once, in the order of the stream, whatever is killed when: a state replaces exactly the
-// one that its writer knew (compare-and-set), and names the event that it follows from (its Source). Who comes second reads
-// what is there, and sees whether its event is in it. So any number of instances may run the same projection: the group
-// deals events out to them, and no two write the same state.
+// Each event of a key is applied once, in the order of the stream, whatever is killed when: a state
+// replaces exactly the one that its writer knew (compare-and-set), and names the event that it
+// follows from (its Position). Who comes second reads what is there, and sees whether its event is
+// in it. So any number of instances may run the same projection: the group deals events out to
+// them, and no two write the same state.
 type Projection struct {
 	// Name names the states. Default: Group. 1..100 of a-z, 0-9, _ and -.
 	Name string
-	// Topic is where the events come from, Group what holds the place in it. Required.
+	// Topic is where the events come from, Group what holds the position in it. Required.
 	Topic, Group string
-	// From is where the group starts when it is new. The zero value is the end of the topic; Earliest is its beginning.
+	// From is where the group starts when it is new. Default: jetstream.FromLatest, the end of the
+	// topic.
 	From jetstream.Position
 	// Snapshot, if not "", is a topic of snapshots of Topic (see Compactor) that a projection begins with which has no
 	// group yet, instead of From: Apply is called with each snapshot as if it were the event it was made from, then with
@@ -60,9 +62,6 @@ type Projection struct {
 	Logger *slog.Logger
 }
 
-// Earliest is the beginning of a topic.
-var Earliest = jetstream.Position{From: jetstream.FromEarliest}
-
 // Observer is told what projections do. Its methods may be called concurrently and must not block. A panic is logged and
 // changes nothing.
 type Observer interface {
@@ -88,9 +87,9 @@ func (nobody) Projected(string, Outcome) {}
 func (nobody) LimitReached(string)       {}
 
 const (
-	// Failures that may pass are tried again after retryFirst, doubled each time up to retryMost.
+	// Failures that may pass are tried again after retryFirst, doubled each time up to retryMax.
 	retryFirst = 50 * time.Millisecond
-	retryMost  = 5 * time.Second
+	retryMax   = 5 * time.Second
 	// stopTimeout bounds the handing back of leases at the end.
 	stopTimeout = 5 * time.Second
 	// leaseTime is how long an event may take. A projection that stands still keeps its events for so long; those of a hub
@@ -102,7 +101,7 @@ const (
 
 var projectionName = regexp.MustCompile(`^[a-z0-9_-]{1,100}$`)
 
-func (p *Projection) prepare() error {
+func (p *Projection) validate() error {
 	if p.Name == "" {
 		p.Name = p.Group
 	}
@@ -156,7 +155,7 @@ func Permanent(err error) error { return permanent{err} }
 // Run keeps the projection up to date until ctx ends, and then returns nil with its leases handed back. Failures of the bus
 // are logged and tried again; an error is returned when the configuration is wrong or the bus is closed.
 func Run(ctx context.Context, bus Bus, p Projection) error {
-	if err := p.prepare(); err != nil {
+	if err := p.validate(); err != nil {
 		return err
 	}
 	return newVersions(bus, &p).run(ctx)
@@ -177,12 +176,12 @@ func isRefused(err error) bool {
 
 // insist tries f until it succeeds, fails for good, or ctx ends.
 func insist(ctx context.Context, log *slog.Logger, what string, f func(context.Context) error) error {
-	for wait := retryFirst; ; wait = min(2*wait, retryMost) {
+	for wait := retryFirst; ; wait = min(2*wait, retryMax) {
 		err := f(ctx)
 		if err == nil || isRefused(err) || errors.Is(err, jetstream.ErrClosed) || ctx.Err() != nil {
 			return err
 		}
-		log.LogAttrs(ctx, slog.LevelWarn, "a projection failed at something and tries again", slog.String("what", what), slog.String("cause", err.Error()))
+		log.LogAttrs(ctx, slog.LevelWarn, "a projection failed at something and tries again", slog.String("what", what), slog.Any("error", err))
 		if err := pause(ctx, wait); err != nil {
 			return err
 		}

@@ -9,30 +9,100 @@ import (
 	"eventhub/jetstream"
 )
 
-// Bus is what projections need of the event bus. *jetstream.Bus is one.
+// Bus is what projections need of the event bus; see jetstream.Bus for what the methods do.
+// JetStream makes one of a *jetstream.Bus. Its methods, and those of what they return, may be
+// called concurrently, but for Publisher's.
 type Bus interface {
-	Subscribe(ctx context.Context, topic, group string, opts jetstream.SubscribeOptions, handler func(*jetstream.Delivery)) (*jetstream.Subscription, error)
-	Cursor(ctx context.Context, topic, group string) (jetstream.Cursor, error)
-	Backlog(ctx context.Context, topic, group string) (jetstream.Backlog, error)
-	DeleteGroup(ctx context.Context, topic, group string) error
-
-	Scan(ctx context.Context, topic string, opts jetstream.ScanOptions, f func(*jetstream.Event) error) error
-	Tail(ctx context.Context, topic, stream string, after uint64, f func(*jetstream.Event) error) error
-	NextOfKey(ctx context.Context, topic, key string, after uint64) (*jetstream.Event, error)
-	Bounds(ctx context.Context, topic string) (first, last uint64, err error)
-
-	Latest(ctx context.Context, topic, key string) (*jetstream.Event, error)
-	LatestByKey(ctx context.Context, topic string, keys ...string) (map[string]*jetstream.Event, error)
-	EachLatest(ctx context.Context, topic string, f func(*jetstream.Event) error) error
-	EachLatestSince(ctx context.Context, topic string, mark jetstream.Mark, f func(*jetstream.Event) error) (jetstream.Mark, error)
-	Watch(ctx context.Context, topic string, keys []string, f func(*jetstream.Event) error) error
-
+	Subscribe(ctx context.Context, topic, group string, opts jetstream.SubscribeOptions, handler func(*jetstream.Held)) (Subscription, error)
 	Publish(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (jetstream.Receipt, error)
-	NewPublisher() *jetstream.Publisher
-	DeadLetter(ctx context.Context, e *jetstream.Event, group, reason string, attempts int) error
-
-	OpenCollection(ctx context.Context, name string) (*jetstream.Collection, error)
-	DeleteCollection(ctx context.Context, name string) error
+	NewPublisher() Publisher
+	Group(topic, name string) Group
+	Keys(topic string) Keys
+	History(topic string) History
+	Collections() Collections
 }
 
-var _ Bus = (*jetstream.Bus)(nil)
+// Subscription is a member of a group. *jetstream.Subscription is one.
+type Subscription interface {
+	Done() <-chan struct{}
+	Stop(ctx context.Context) error
+}
+
+// Publisher publishes in order, for one goroutine at a time. *jetstream.Publisher is one.
+type Publisher interface {
+	PublishAsync(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions, done func(jetstream.Receipt, error)) error
+}
+
+// Group is a group of a topic. jetstream.Group is one.
+type Group interface {
+	Cursor(ctx context.Context) (jetstream.Cursor, error)
+	Backlog(ctx context.Context) (jetstream.Backlog, error)
+	DeadLetter(ctx context.Context, e *jetstream.Event, reason string, attempts int) error
+	Delete(ctx context.Context) error
+}
+
+// Keys is the newest event of each key of a topic. jetstream.Keys is one.
+type Keys interface {
+	Get(ctx context.Context, key string) (*jetstream.Event, error)
+	GetMany(ctx context.Context, keys []string) (map[string]*jetstream.Event, error)
+	Each(ctx context.Context, f func(*jetstream.Event) error) error
+	EachSince(ctx context.Context, since jetstream.BucketPosition, f func(*jetstream.Event) error) (jetstream.BucketPosition, error)
+	Watch(ctx context.Context, keys []string, f func(*jetstream.Event) error) error
+}
+
+// History is the events that a topic holds. jetstream.History is one.
+type History interface {
+	Scan(ctx context.Context, opts jetstream.ScanOptions, f func(*jetstream.Event) error) error
+	Tail(ctx context.Context, stream string, after uint64, f func(*jetstream.Event) error) error
+	Bounds(ctx context.Context) (first, last uint64, err error)
+	NextOfKey(ctx context.Context, key string, after uint64) (*jetstream.Event, error)
+}
+
+// Collections are KV buckets.
+type Collections interface {
+	Open(ctx context.Context, name string) (Collection, error)
+	Delete(ctx context.Context, name string) error
+}
+
+// Collection is a KV bucket. *jetstream.Collection is one.
+type Collection interface {
+	Get(ctx context.Context, key string) (*jetstream.Entry, error)
+	Put(ctx context.Context, key string, value []byte, headers map[string]string, old uint64) (uint64, error)
+	Delete(ctx context.Context, key string, headers map[string]string, old uint64) (uint64, error)
+	Each(ctx context.Context, f func(*jetstream.Entry) error) error
+	Follow(ctx context.Context, key string, f func(*jetstream.Entry) error) error
+}
+
+// JetStream is the Bus on NATS JetStream. The caller closes bus, after all that uses it has ended.
+func JetStream(bus *jetstream.Bus) Bus {
+	if bus == nil {
+		return nil
+	}
+	return onJetStream{bus}
+}
+
+type onJetStream struct{ *jetstream.Bus }
+
+func (b onJetStream) Subscribe(ctx context.Context, topic, group string, opts jetstream.SubscribeOptions, handler func(*jetstream.Held)) (Subscription, error) {
+	s, err := b.Bus.Subscribe(ctx, topic, group, opts, handler)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (b onJetStream) NewPublisher() Publisher        { return b.Bus.NewPublisher() }
+func (b onJetStream) Group(topic, name string) Group { return b.Bus.Group(topic, name) }
+func (b onJetStream) Keys(topic string) Keys         { return b.Bus.Keys(topic) }
+func (b onJetStream) History(topic string) History   { return b.Bus.History(topic) }
+func (b onJetStream) Collections() Collections       { return collectionsOf{b.Bus.Collections()} }
+
+type collectionsOf struct{ jetstream.Collections }
+
+func (c collectionsOf) Open(ctx context.Context, name string) (Collection, error) {
+	bucket, err := c.Collections.Open(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return bucket, nil
+}

@@ -27,7 +27,7 @@ const (
 // Of two rebuilds of one projection at the same time the one that began first fails. A projection with a Store of its
 // own must keep its versions apart, and remove old ones itself.
 func Rebuild(ctx context.Context, bus Bus, p Projection) error {
-	if err := p.prepare(); err != nil {
+	if err := p.validate(); err != nil {
 		return err
 	}
 	v := newVersions(bus, &p)
@@ -95,7 +95,7 @@ func (v *versions) giveUp(ctx context.Context, n int) {
 		err = v.remove(ctx, n)
 	}
 	if err != nil {
-		v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "what a rebuild leaves is removed by the next one", slog.String("projection", v.p.Name), slog.Int("version", n), slog.String("cause", err.Error()))
+		v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "what a rebuild leaves is removed by the next one", slog.String("projection", v.p.Name), slog.Int("version", n), slog.Any("error", err))
 	}
 }
 
@@ -108,14 +108,14 @@ func (v *versions) awaitCaughtUp(ctx context.Context, n int, revision uint64, en
 		if _, now, err := v.current(ctx); err == nil && now != revision {
 			return errors.New("another rebuild has begun")
 		}
-		b, err := v.bus.Backlog(ctx, v.p.Topic, v.p.groupOf(n))
+		b, err := v.bus.Group(v.p.Topic, v.p.groupOf(n)).Backlog(ctx)
 		switch {
 		case err == nil && b.Waiting == 0 && b.Leased == 0, err == nil && goal > 0 && b.Floor >= goal:
 			return nil
 		case err == nil && goal == 0:
 			goal = b.Tail
 		case err != nil && !errors.Is(err, jetstream.ErrNotFound): // not found: the group is being made
-			v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "how far a rebuild is cannot be read now", slog.String("projection", v.p.Name), slog.String("cause", err.Error()))
+			v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "how far a rebuild is cannot be read now", slog.String("projection", v.p.Name), slog.Any("error", err))
 		}
 		select {
 		case <-ended:
@@ -139,11 +139,11 @@ func (v *versions) removeAll(ctx context.Context, left []int) error {
 
 // remove deletes a version with its group.
 func (v *versions) remove(ctx context.Context, n int) error {
-	if err := v.bus.DeleteGroup(ctx, v.p.Topic, v.p.groupOf(n)); err != nil {
+	if err := v.bus.Group(v.p.Topic, v.p.groupOf(n)).Delete(ctx); err != nil {
 		return fmt.Errorf("remove version %d of projection %s: %w", n, v.p.Name, err)
 	}
 	if v.p.Store != nil {
 		return nil
 	}
-	return v.bus.DeleteCollection(ctx, StatesBucket(v.p.Name, n))
+	return v.bus.Collections().Delete(ctx, StatesBucket(v.p.Name, n))
 }

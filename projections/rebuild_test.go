@@ -26,7 +26,7 @@ func prefixed(prefix string) func(context.Context, []byte, *jetstream.Event) ([]
 }
 
 func counterProjection(prefix string) Projection {
-	return Projection{Topic: topicCounts, Group: "counter", From: Earliest, Apply: prefixed(prefix)}
+	return Projection{Topic: topicCounts, Group: "counter", From: jetstream.FromEarliest, Apply: prefixed(prefix)}
 }
 
 // rebuildRig is two live instances with a stream of events.
@@ -41,8 +41,8 @@ func newRebuildRig(t *testing.T) *rebuildRig {
 	t.Helper()
 	url := startNATS(t)
 	r := &rebuildRig{one: openBus(t, jetstream.Config{URL: url}), two: openBus(t, jetstream.Config{URL: url})}
-	run(t, r.one, counterProjection("old "))
-	run(t, r.two, counterProjection("old "))
+	run(t, JetStream(r.one), counterProjection("old "))
+	run(t, JetStream(r.two), counterProjection("old "))
 	s := newStream(r.one, topicCounts)
 	next := func() { s.put(t, "k"+strconv.Itoa(s.next%rebuildKeys)) }
 	for range 10 * rebuildKeys {
@@ -90,20 +90,20 @@ func (r *rebuildRig) check(t *testing.T, prefix string) {
 	t.Helper()
 	r.quiet()
 	p := counterProjection("")
-	workedOff(t, r.one, p.groupOf(versionNow(t, r.one).Version))
-	wantStates(t, viewed(t, r.two, "counter"), fold(t, r.one, 0, prefixed(prefix)))
+	workedOff(t, JetStream(r.one), p.groupOf(versionNow(t, JetStream(r.one)).Version))
+	wantStates(t, viewed(t, JetStream(r.two), "counter"), fold(t, r.one, 0, prefixed(prefix)))
 }
 
 // TestRebuildBesideTheLive changes Apply under two busy instances; readers see the old states, and then the new ones.
 func TestRebuildBesideTheLive(t *testing.T) {
 	r := newRebuildRig(t)
-	poll(t, "the states are there", func() bool { return len(viewed(t, r.one, "counter")) == rebuildKeys })
+	poll(t, "the states are there", func() bool { return len(viewed(t, JetStream(r.one), "counter")) == rebuildKeys })
 	readers, stopReading := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	var reads atomic.Int64
 	defer wg.Wait()
 	defer stopReading()
-	view, err := OpenView(t.Context(), r.two, "counter")
+	view, err := OpenView(t.Context(), JetStream(r.two), "counter")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +151,7 @@ func TestRebuildBesideTheLive(t *testing.T) {
 			}
 		}
 	})
-	if err := Rebuild(t.Context(), r.one, counterProjection("new ")); err != nil {
+	if err := Rebuild(t.Context(), JetStream(r.one), counterProjection("new ")); err != nil {
 		t.Fatal(err)
 	}
 	seen := reads.Load()
@@ -160,10 +160,10 @@ func TestRebuildBesideTheLive(t *testing.T) {
 	wg.Wait()
 	r.check(t, "new ")
 	p := counterProjection("")
-	if _, err := r.one.Backlog(t.Context(), topicCounts, p.groupOf(1)); !errors.Is(err, jetstream.ErrNotFound) {
+	if _, err := r.one.Group(topicCounts, p.groupOf(1)).Backlog(t.Context()); !errors.Is(err, jetstream.ErrNotFound) {
 		t.Errorf("the old group is still there: %v", err)
 	}
-	if at := versionNow(t, r.one); at.Version != 2 || len(at.Left) != 0 {
+	if at := versionNow(t, JetStream(r.one)); at.Version != 2 || len(at.Left) != 0 {
 		t.Errorf("the version is %+v", at)
 	}
 }
@@ -189,7 +189,7 @@ func TestRebuildThatEndsEarly(t *testing.T) {
 			return slow.Apply(ctx, state, e)
 		}
 		ended := make(chan error, 1)
-		go func() { ended <- Rebuild(ctx, r.one, p) }()
+		go func() { ended <- Rebuild(ctx, JetStream(r.one), p) }()
 		select {
 		case <-begun:
 		case <-time.After(patience):
@@ -199,16 +199,16 @@ func TestRebuildThatEndsEarly(t *testing.T) {
 		if err := <-ended; err == nil {
 			t.Error("a rebuild that was ended is done")
 		}
-		if at := versionNow(t, r.one); at.Version != 1 {
+		if at := versionNow(t, JetStream(r.one)); at.Version != 1 {
 			t.Fatalf("the version is %+v", at)
 		}
 	}
-	for _, state := range viewed(t, r.one, "counter") {
+	for _, state := range viewed(t, JetStream(r.one), "counter") {
 		if !strings.HasPrefix(state, "old ") {
 			t.Fatalf("a live state is %q", state)
 		}
 	}
-	if err := Rebuild(t.Context(), r.two, counterProjection("new ")); err != nil {
+	if err := Rebuild(t.Context(), JetStream(r.two), counterProjection("new ")); err != nil {
 		t.Fatal(err)
 	}
 	r.check(t, "new ")
@@ -232,13 +232,13 @@ func TestTwoRebuilds(t *testing.T) {
 		return apply(ctx, state, e)
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- Rebuild(t.Context(), r.one, first) }()
+	go func() { ended <- Rebuild(t.Context(), JetStream(r.one), first) }()
 	select {
 	case <-begun:
 	case <-time.After(patience):
 		t.Fatal("the rebuild does not begin")
 	}
-	err := Rebuild(t.Context(), r.two, counterProjection("second "))
+	err := Rebuild(t.Context(), JetStream(r.two), counterProjection("second "))
 	close(goOn)
 	if err != nil {
 		t.Fatal(err)
@@ -257,36 +257,36 @@ func TestRebuildAfterRebuild(t *testing.T) {
 		s.put(t, "k"+strconv.Itoa(i%10))
 	}
 	s.flush(t)
-	live := run(t, bus, counterProjection("0 "))
-	workedOff(t, bus, "counter")
+	live := run(t, JetStream(bus), counterProjection("0 "))
+	workedOff(t, JetStream(bus), "counter")
 	for i := range 2 {
 		ctx, cancel := context.WithCancel(t.Context())
 		p := counterProjection(strconv.Itoa(i+1) + " ")
 		ended := make(chan error, 1)
-		go func() { ended <- Rebuild(ctx, bus, p) }()
-		poll(t, "the swap", func() bool { return versionNow(t, bus).Version == i+2 })
+		go func() { ended <- Rebuild(ctx, JetStream(bus), p) }()
+		poll(t, "the swap", func() bool { return versionNow(t, JetStream(bus)).Version == i+2 })
 		cancel() // within the grace: what is left of the old one is removed by the next
 		if err := <-ended; err != nil {
 			t.Fatal(err)
 		}
 		s.put(t, "k0")
 		s.flush(t)
-		workedOff(t, bus, p.groupOf(i+2))
-		wantStates(t, viewed(t, bus, "counter"), fold(t, bus, 0, p.Apply))
+		workedOff(t, JetStream(bus), p.groupOf(i+2))
+		wantStates(t, viewed(t, JetStream(bus), "counter"), fold(t, bus, 0, p.Apply))
 	}
-	if at := versionNow(t, bus); at.Version != 3 || !slices.Equal(at.Left, []int{2}) {
+	if at := versionNow(t, JetStream(bus)); at.Version != 3 || !slices.Equal(at.Left, []int{2}) {
 		t.Errorf("the version is %+v", at)
 	}
-	if _, err := bus.Backlog(t.Context(), topicCounts, "counter"); !errors.Is(err, jetstream.ErrNotFound) {
+	if _, err := bus.Group(topicCounts, "counter").Backlog(t.Context()); !errors.Is(err, jetstream.ErrNotFound) {
 		t.Errorf("the first group is still there: %v", err)
 	}
 	// An instance that starts later runs the newest one.
 	live.stop(t)
 	put(t, bus, topicCounts, "late", "1")
 	p := counterProjection("2 ")
-	run(t, bus, p)
-	workedOff(t, bus, p.groupOf(3))
-	got, want := viewed(t, bus, "counter"), fold(t, bus, 0, p.Apply)
+	run(t, JetStream(bus), p)
+	workedOff(t, JetStream(bus), p.groupOf(3))
+	got, want := viewed(t, JetStream(bus), "counter"), fold(t, bus, 0, p.Apply)
 	if !maps.Equal(got, want) {
 		wantStates(t, got, want)
 	}

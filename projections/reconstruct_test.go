@@ -34,7 +34,7 @@ func TestReconstruct(t *testing.T) {
 		}
 	}
 	var all []*jetstream.Event
-	if err := bus.Scan(t.Context(), topicCounts, jetstream.ScanOptions{Limit: events}, func(e *jetstream.Event) error {
+	if err := bus.History(topicCounts).Scan(t.Context(), jetstream.ScanOptions{Limit: events}, func(e *jetstream.Event) error {
 		all = append(all, e)
 		return nil
 	}); err != nil {
@@ -42,7 +42,7 @@ func TestReconstruct(t *testing.T) {
 	}
 	at := func(key string, moment time.Time) State {
 		t.Helper()
-		s, err := Reconstruct(t.Context(), bus, topicCounts, key, moment, appendEvent)
+		s, err := Reconstruct(t.Context(), bus.History(topicCounts), key, moment, appendEvent)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -56,7 +56,7 @@ func TestReconstruct(t *testing.T) {
 		}
 		states[e.Key] = next
 		moment := time.Unix(0, e.StoredAt)
-		if s := at(e.Key, moment); string(s.Value) != string(next) || (s.Value == nil) != (next == nil) || s.From != sourceOf(e) {
+		if s := at(e.Key, moment); string(s.Value) != string(next) || (s.Value == nil) != (next == nil) || s.From != positionOf(e) {
 			t.Fatalf("after event %d the state of %s is %q from %v, want %q", i, e.Key, s.Value, s.From, next)
 		}
 		if other := "k:" + strconv.Itoa(i%keys); string(at(other, moment).Value) != string(states[other]) {
@@ -68,29 +68,29 @@ func TestReconstruct(t *testing.T) {
 		"before all": at(all[0].Key, first.Add(-time.Second)), "at the zero time": at(all[0].Key, time.Time{}),
 		"of no key": at("none", time.Now()), "of the future": at("none", first.AddDate(10_000, 0, 0)),
 	} {
-		if s.Value != nil || s.From != (Source{}) {
+		if s.Value != nil || s.From != (Position{}) {
 			t.Errorf("the state %s is %+v", name, s)
 		}
 	}
-	if s, err := Reconstruct(t.Context(), bus, "no.topic", "k", time.Now(), appendEvent); err != nil || s.Value != nil {
+	if s, err := Reconstruct(t.Context(), bus.History("no.topic"), "k", time.Now(), appendEvent); err != nil || s.Value != nil {
 		t.Errorf("the state of no topic is %+v (%v)", s, err)
 	}
 	failed := errors.New("no")
-	_, err := Reconstruct(t.Context(), bus, topicCounts, all[0].Key, time.Now(), func(context.Context, []byte, *jetstream.Event) ([]byte, error) { return nil, failed })
+	_, err := Reconstruct(t.Context(), bus.History(topicCounts), all[0].Key, time.Now(), func(context.Context, []byte, *jetstream.Event) ([]byte, error) { return nil, failed })
 	if !errors.Is(err, failed) {
 		t.Errorf("the error of apply became %v", err)
 	}
 }
 
-// purging is a bus whose topic drops events right before it is read.
+// purging is the history of a topic that drops events right before it is read.
 type purging struct {
-	*jetstream.Bus
+	History
 	drop func()
 }
 
-func (p *purging) Scan(ctx context.Context, topic string, opts jetstream.ScanOptions, f func(*jetstream.Event) error) error {
+func (p *purging) Scan(ctx context.Context, opts jetstream.ScanOptions, f func(*jetstream.Event) error) error {
 	p.drop()
-	return p.Bus.Scan(ctx, topic, opts, f)
+	return p.History.Scan(ctx, opts, f)
 }
 
 func TestReconstructOfWhatIsLeft(t *testing.T) {
@@ -100,7 +100,7 @@ func TestReconstructOfWhatIsLeft(t *testing.T) {
 	put(t, bus, topicCounts, "k", "1")
 	put(t, bus, topicCounts, "k", "2")
 	r := put(t, bus, topicCounts, "k", "3")
-	p := &purging{Bus: bus, drop: func() {
+	p := &purging{History: bus.History(topicCounts), drop: func() {
 		s, err := js.Stream(t.Context(), r.Stream)
 		if err == nil {
 			err = s.Purge(t.Context(), natsjs.WithPurgeKeep(2))
@@ -110,7 +110,7 @@ func TestReconstructOfWhatIsLeft(t *testing.T) {
 		}
 	}}
 	for range 2 {
-		s, err := Reconstruct(t.Context(), p, topicCounts, "k", time.Now(), appendEvent)
+		s, err := Reconstruct(t.Context(), p, "k", time.Now(), appendEvent)
 		if !errors.Is(err, ErrTruncated) || string(s.Value) != "2 3 " {
 			t.Errorf("the state is %q (%v), want what is left, and ErrTruncated", s.Value, err)
 		}

@@ -33,7 +33,7 @@ func appendEvent(_ context.Context, state []byte, e *jetstream.Event) ([]byte, e
 func fold(tb testing.TB, bus *jetstream.Bus, from uint64, apply func(context.Context, []byte, *jetstream.Event) ([]byte, error)) map[string]string {
 	tb.Helper()
 	states := make(map[string]string)
-	err := bus.Scan(tb.Context(), topicCounts, jetstream.ScanOptions{Limit: 10_000_000}, func(e *jetstream.Event) error {
+	err := bus.History(topicCounts).Scan(tb.Context(), jetstream.ScanOptions{Limit: 10_000_000}, func(e *jetstream.Event) error {
 		if e.Key == "" || e.Sequence < from {
 			return nil
 		}
@@ -104,9 +104,9 @@ func poll(tb testing.TB, what string, f func() bool) {
 	pollFor(tb, patience, what, f)
 }
 
-func pollFor(tb testing.TB, most time.Duration, what string, f func() bool) {
+func pollFor(tb testing.TB, limit time.Duration, what string, f func() bool) {
 	tb.Helper()
-	timeout := time.After(most)
+	timeout := time.After(limit)
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
 	for !f() {
@@ -124,15 +124,15 @@ func workedOff(tb testing.TB, bus Bus, group string) {
 	workedOffIn(tb, patience, bus, group)
 }
 
-func workedOffIn(tb testing.TB, most time.Duration, bus Bus, group string) {
+func workedOffIn(tb testing.TB, limit time.Duration, bus Bus, group string) {
 	tb.Helper()
 	var last jetstream.Backlog
 	var err error
-	timeout := time.After(most)
+	timeout := time.After(limit)
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
 	for {
-		last, err = bus.Backlog(tb.Context(), topicCounts, group)
+		last, err = bus.Group(topicCounts, group).Backlog(tb.Context())
 		// The server's count of what waits comes a moment after a publish is confirmed; the floor is exact.
 		if err == nil && last.Waiting == 0 && last.Leased == 0 && last.Floor >= last.Tail {
 			return
@@ -245,7 +245,7 @@ func newStream(bus *jetstream.Bus, topic string) *stream {
 func (s *stream) put(tb testing.TB, key string) {
 	tb.Helper()
 	s.next++
-	err := s.pub.Publish(tb.Context(), s.topic, strconv.AppendInt(nil, int64(s.next), 10), &jetstream.PublishOptions{Key: key}, func(_ jetstream.Receipt, err error) {
+	err := s.pub.PublishAsync(tb.Context(), s.topic, strconv.AppendInt(nil, int64(s.next), 10), jetstream.PublishOptions{Key: key}, func(_ jetstream.Receipt, err error) {
 		if err != nil {
 			s.failed.CompareAndSwap(nil, &err)
 		}
@@ -267,13 +267,20 @@ func (s *stream) flush(tb testing.TB) {
 
 // spy is a bus that counts, and fails, what a test is about; the rest is the real one's.
 type spy struct {
-	*jetstream.Bus
+	Bus
 	lookups atomic.Int64 // NextOfKey
 }
 
-func (s *spy) NextOfKey(ctx context.Context, topic, key string, after uint64) (*jetstream.Event, error) {
-	s.lookups.Add(1)
-	return s.Bus.NextOfKey(ctx, topic, key, after)
+func (s *spy) History(topic string) History { return spiedHistory{s.Bus.History(topic), s} }
+
+type spiedHistory struct {
+	History
+	spy *spy
+}
+
+func (h spiedHistory) NextOfKey(ctx context.Context, key string, after uint64) (*jetstream.Event, error) {
+	h.spy.lookups.Add(1)
+	return h.History.NextOfKey(ctx, key, after)
 }
 
 // tally is an Observer that counts.
@@ -313,7 +320,7 @@ func (c *tally) limit(name string) int {
 func letters(tb testing.TB, bus *jetstream.Bus) [][]byte {
 	tb.Helper()
 	var all [][]byte
-	err := bus.Scan(tb.Context(), "dlq."+topicCounts, jetstream.ScanOptions{Limit: 100_000}, func(e *jetstream.Event) error {
+	err := bus.History("dlq."+topicCounts).Scan(tb.Context(), jetstream.ScanOptions{Limit: 100_000}, func(e *jetstream.Event) error {
 		all = append(all, bytes.Clone(e.Payload))
 		return nil
 	})

@@ -79,19 +79,19 @@ func OpenSQLTable(ctx context.Context, cfg SQLTableConfig) (*SQLTable, error) {
 	return t, nil
 }
 
-// Place implements Table.
-func (t *SQLTable) Place(ctx context.Context) (Place, error) {
-	var p Place
+// Checkpoint implements Table.
+func (t *SQLTable) Checkpoint(ctx context.Context) (Checkpoint, error) {
+	var p Checkpoint
 	query := "SELECT stream, sequence, stored_at FROM " + positionsTable + " WHERE name = " + t.param(1)
 	err := t.cfg.DB.QueryRowContext(ctx, query, t.cfg.Name).Scan(&p.Stream, &p.Sequence, &p.StoredAt)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
-		return Place{}, fmt.Errorf("projections: position of %s: %w", t.cfg.Name, err)
+		return Checkpoint{}, fmt.Errorf("projections: position of %s: %w", t.cfg.Name, err)
 	}
 	return p, nil
 }
 
 // Commit implements Table. The row of the position is locked first, so of two instances one waits for the other.
-func (t *SQLTable) Commit(ctx context.Context, from, to Place, changes []Change) error {
+func (t *SQLTable) Commit(ctx context.Context, from, to Checkpoint, changes []Change) error {
 	tx, err := t.cfg.DB.BeginTx(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("projections: table %s: %w", t.cfg.Name, err)
@@ -115,10 +115,10 @@ func (t *SQLTable) Commit(ctx context.Context, from, to Place, changes []Change)
 	return nil
 }
 
-func (t *SQLTable) move(ctx context.Context, tx *sql.Tx, from, to Place) error {
+func (t *SQLTable) move(ctx context.Context, tx *sql.Tx, from, to Checkpoint) error {
 	var res sql.Result
 	var err error
-	if from == (Place{}) {
+	if from == (Checkpoint{}) {
 		res, err = tx.ExecContext(ctx, t.params("INSERT INTO "+positionsTable+" (name, stream, sequence, stored_at) VALUES (?, ?, ?, ?) ON CONFLICT (name) DO NOTHING"),
 			t.cfg.Name, to.Stream, to.Sequence, to.StoredAt)
 	} else {

@@ -15,13 +15,13 @@ func StatesBucket(projection string, version int) string {
 }
 
 // States is a Store in a KV bucket of its own: one entry a key.
-type States struct{ bucket *jetstream.Collection }
+type States struct{ bucket Collection }
 
 var _ Store = (*States)(nil)
 
 // OpenStates opens the bucket of a name, and makes it when it does not exist.
 func OpenStates(ctx context.Context, bus Bus, bucket string) (*States, error) {
-	c, err := bus.OpenCollection(ctx, bucket)
+	c, err := bus.Collections().Open(ctx, bucket)
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +38,7 @@ func (s *States) Load(ctx context.Context, key string) (State, error) {
 }
 
 func entryState(e *jetstream.Entry) State {
-	return State{Value: e.Value, From: parseSource(e.Headers[headerSource]), Revision: e.Revision, StoredAt: e.StoredAt}
+	return State{Value: e.Value, From: parsePosition(e.Headers[headerSource]), Revision: e.Revision, StoredAt: e.StoredAt}
 }
 
 // Save implements Store. A removed key leaves a mark in the bucket that says which event removed it.

@@ -10,35 +10,36 @@ import (
 	"eventhub/jetstream"
 )
 
-// Source says where the event lies that a state follows from.
-type Source struct {
+// Position is where an event lies: its sequence in its stream.
+type Position struct {
 	Stream   string
 	Sequence uint64
 }
 
-func (s Source) String() string { return s.Stream + "@" + strconv.FormatUint(s.Sequence, 10) }
+// String is <stream>@<sequence>, which is also the id of an event that was published without one.
+func (p Position) String() string { return p.Stream + "@" + strconv.FormatUint(p.Sequence, 10) }
 
-func sourceOf(e *jetstream.Event) Source { return Source{e.Stream, e.Sequence} }
+func positionOf(e *jetstream.Event) Position { return Position{e.Stream, e.Sequence} }
 
-// parseSource reads what String wrote; anything else is the zero Source.
-func parseSource(text string) Source {
+// parsePosition reads what String wrote; anything else is the zero Position.
+func parsePosition(text string) Position {
 	i := strings.LastIndexByte(text, '@')
 	if i < 0 {
-		return Source{}
+		return Position{}
 	}
 	n, err := strconv.ParseUint(text[i+1:], 10, 64)
 	if err != nil {
-		return Source{}
+		return Position{}
 	}
-	return Source{text[:i], n}
+	return Position{text[:i], n}
 }
 
 // State is what a projection knows of a key.
 type State struct {
 	// Value is nil when the key has none.
 	Value []byte
-	// From is the last event that is in it.
-	From Source
+	// From is where the last event lies that is in it.
+	From Position
 	// Revision names this state in its store, 0 when the store has none. The next state replaces just this one.
 	Revision uint64
 	// StoredAt is when it was stored, in epoch nanoseconds.

@@ -30,7 +30,7 @@ func NewTopicStore(bus Bus, topic string) *TopicStore {
 
 // Load implements Store.
 func (t *TopicStore) Load(ctx context.Context, key string) (State, error) {
-	e, err := t.bus.Latest(ctx, t.topic, key)
+	e, err := t.bus.Keys(t.topic).Get(ctx, key)
 	if errors.Is(err, jetstream.ErrNotFound) {
 		return State{}, nil
 	}
@@ -41,7 +41,7 @@ func (t *TopicStore) Load(ctx context.Context, key string) (State, error) {
 }
 
 func eventState(e *jetstream.Event) State {
-	s := State{From: parseSource(e.Headers[headerSource]), Revision: e.Sequence, StoredAt: e.StoredAt}
+	s := State{From: parsePosition(e.Headers[headerSource]), Revision: e.Sequence, StoredAt: e.StoredAt}
 	if e.Gone {
 		s.Revision = 0
 	}
@@ -57,7 +57,7 @@ func (t *TopicStore) Save(ctx context.Context, key string, old, next State, caus
 	if cause != nil && len(cause.ID) <= maxCause {
 		opts.CausedBy = []string{cause.ID}
 	}
-	if next.From != (Source{}) {
+	if next.From != (Position{}) {
 		opts.Headers = map[string]string{headerSource: next.From.String()}
 	}
 	receipt, err := t.bus.Publish(ctx, t.topic, next.Value, opts)
@@ -73,7 +73,7 @@ func (t *TopicStore) Save(ctx context.Context, key string, old, next State, caus
 
 // Each implements Store.
 func (t *TopicStore) Each(ctx context.Context, f func(string, State) error) error {
-	return t.bus.EachLatest(ctx, t.topic, func(e *jetstream.Event) error {
+	return t.bus.Keys(t.topic).Each(ctx, func(e *jetstream.Event) error {
 		if e.Tombstone {
 			return nil
 		}

@@ -44,13 +44,13 @@ func (p *Projection) groupOf(version int) string {
 type versions struct {
 	bus   Bus
 	p     *Projection
-	names *jetstream.Collection
+	names Collection
 }
 
 func newVersions(bus Bus, p *Projection) *versions { return &versions{bus: bus, p: p} }
 
 func (v *versions) open(ctx context.Context) (err error) {
-	v.names, err = v.bus.OpenCollection(ctx, versionsBucket)
+	v.names, err = v.bus.Collections().Open(ctx, versionsBucket)
 	return err
 }
 
@@ -132,8 +132,8 @@ func (v *versions) runUntilSwapped(ctx context.Context, n int) error {
 				return nil
 			})
 			if ctx.Err() == nil {
-				v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "swaps of a projection cannot be followed now", slog.String("projection", v.p.Name), slog.String("cause", err.Error()))
-				_ = pause(ctx, retryMost)
+				v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "swaps of a projection cannot be followed now", slog.String("projection", v.p.Name), slog.Any("error", err))
+				_ = pause(ctx, retryMax)
 			}
 		}
 	}()
@@ -149,7 +149,7 @@ func (v *versions) runVersion(ctx context.Context, n int) error {
 	var a *applier
 	from := v.p.From
 	if n > 1 {
-		from = Earliest
+		from = jetstream.FromEarliest
 	}
 	err := insist(ctx, v.p.Logger, "open the states", func(ctx context.Context) error {
 		store, err := v.p.store(ctx, v.bus, n)

@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
-	"github.com/shirou/gopsutil/v4/process"
+	psutil "github.com/shirou/gopsutil/v4/process"
 
 	"eventhub/acl"
 	"eventhub/facade/client"
@@ -96,7 +96,7 @@ type floodedHub struct {
 	hub       *node
 	address   string
 	token     string
-	process   *process.Process
+	process   *psutil.Process
 	neighbour *neighbour
 }
 
@@ -114,7 +114,7 @@ func newFloodedHub(t *testing.T) *floodedHub {
 	if f.token, err = acl.Sign(secret, acl.Grant{Subject: "eve", Scopes: []string{"*:flood.**"}, TTL: time.Hour}); err != nil {
 		t.Fatal(err)
 	}
-	if f.process, err = process.NewProcess(int32(f.hub.cmd.Process.Pid)); err != nil {
+	if f.process, err = psutil.NewProcess(int32(f.hub.cmd.Process.Pid)); err != nil {
 		t.Fatal(err)
 	}
 	f.neighbour = startNeighbour(t, f.hub)
@@ -212,7 +212,7 @@ func (n *neighbour) run(publisher *client.Client) {
 		i := len(n.due)
 		n.due, n.took = append(n.due, due), append(n.took, 0)
 		n.mu.Unlock()
-		err := publisher.PublishAsync(n.topic, strconv.AppendInt(nil, int64(i), 10), nil, func(_ string, err error) { n.fail(err) })
+		err := publisher.PublishAsync(n.topic, strconv.AppendInt(nil, int64(i), 10), client.PublishOptions{}, func(_ string, err error) { n.fail(err) })
 		n.fail(err)
 	}
 }

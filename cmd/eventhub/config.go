@@ -59,8 +59,8 @@ func (f listenFlags) metricsNeedToken() bool {
 	return f.Metrics == "token" || f.Metrics == "auto" && !isLoopback(f.OpsBind)
 }
 
-// check finds what makes no sense.
-func (f listenFlags) check() (faults []error) {
+// validate finds what makes no sense.
+func (f listenFlags) validate() (faults []error) {
 	if f.Grace < 0 || f.Grace > maxGrace {
 		faults = append(faults, fmt.Errorf("drain grace %v: 0s to %v are allowed (--drain-grace, EVENTHUB_DRAIN_GRACE)", f.Grace, maxGrace))
 	}
@@ -94,8 +94,8 @@ func (f listenFlags) origins() []string {
 	return f.Origins
 }
 
-// check finds what contradicts itself and files that cannot be read. The bus checks the rest.
-func (f busFlags) check() (faults []error) {
+// validate finds what contradicts itself and files that cannot be read. The bus checks the rest.
+func (f busFlags) validate() (faults []error) {
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
 	own := []struct{ value, flag string }{
 		{f.NATSCreds, "--nats-creds, NATS_CREDS"},

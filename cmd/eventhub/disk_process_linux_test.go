@@ -93,7 +93,7 @@ func publishUntil(t *testing.T, c *client.Client, topic string, n int, want func
 	defer cancel()
 	padding := strings.Repeat(" ", 2_000)
 	for ; ; n++ {
-		_, err := c.Publish(ctx, topic, []byte(strconv.Itoa(n)+padding), nil)
+		_, err := c.Publish(ctx, topic, []byte(strconv.Itoa(n)+padding), client.PublishOptions{})
 		if ctx.Err() != nil {
 			t.Fatalf("event %d: %v", n, err)
 		}

@@ -39,15 +39,16 @@ func (cmd *heartbeatCmd) Run(ctx context.Context, std streams) error {
 	say := func(text string) { _, _ = fmt.Fprintln(std.err, "eventhub: "+text) }
 	return cmd.keep(ctx, say, func(ctx context.Context, c *client.Client) error {
 		say(fmt.Sprintf("heartbeats go to %s every %v", projections.TopicHeartbeat, cmd.Every))
-		return beat(ctx, watch, cmd.Every, func(ctx context.Context, payload []byte) error {
-			_, err := c.Publish(ctx, projections.TopicHeartbeat, payload, nil)
+		return publishHeartbeats(ctx, watch, cmd.Every, func(ctx context.Context, payload []byte) error {
+			_, err := c.Publish(ctx, projections.TopicHeartbeat, payload, client.PublishOptions{})
 			return err
 		})
 	})
 }
 
-// beat publishes a heartbeat of each watched process, now and then every so often, until ctx ends or a publish fails.
-func beat(ctx context.Context, watch *processWatch, every time.Duration, publish func(context.Context, []byte) error) error {
+// publishHeartbeats publishes a heartbeat of each watched process, now and then every so often,
+// until ctx ends or a publish fails.
+func publishHeartbeats(ctx context.Context, watch *processWatch, every time.Duration, publish func(context.Context, []byte) error) error {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	for {

@@ -20,11 +20,12 @@ import (
 // dialTimeout bounds one try to connect.
 const dialTimeout = 10 * time.Second
 
-// Between tries to connect again a command waits backoffFirst, doubled each time up to backoffMost, less up to a half
-// by chance, so that the clients of a hub that restarts do not all come at the same moment.
+// Between tries to connect again a command waits backoffFirst, doubled each time up to backoffMax,
+// less up to a half by chance, so that the clients of a hub that restarts do not all come at the
+// same moment.
 const (
 	backoffFirst = 100 * time.Millisecond
-	backoffMost  = 5 * time.Second
+	backoffMax   = 5 * time.Second
 )
 
 // hubFlags say which hub a command talks to, and with which credential.
@@ -121,7 +122,7 @@ func (f hubFlags) keep(ctx context.Context, say func(string), work session) erro
 			return nil
 		case <-time.After(pause):
 		}
-		wait = min(2*wait, backoffMost)
+		wait = min(2*wait, backoffMax)
 	}
 }
 

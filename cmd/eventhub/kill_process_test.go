@@ -231,7 +231,7 @@ func startLoad(t *testing.T, hub *node) *load {
 	})
 	l.wg.Go(func() {
 		for n := 0; ; n++ {
-			err := publisher.PublishAsync("load", strconv.AppendInt(nil, int64(n), 10), nil, func(_ string, err error) { l.confirm(n, err) })
+			err := publisher.PublishAsync("load", strconv.AppendInt(nil, int64(n), 10), client.PublishOptions{}, func(_ string, err error) { l.confirm(n, err) })
 			if err != nil {
 				return // the hub is gone
 			}

@@ -42,8 +42,8 @@ type limitFlags struct {
 	PongTimeout  time.Duration `env:"PONG_TIMEOUT" default:"10s" help:"How long a pinged client may stay silent."`
 }
 
-// check finds limits that would let nothing through.
-func (f limitFlags) check() (faults []error) {
+// validate finds limits that would let nothing through.
+func (f limitFlags) validate() (faults []error) {
 	bad := func(name string, value any) {
 		faults = append(faults, fmt.Errorf("limit %v: it must be positive (--limit-%s, EVENTHUB_LIMIT_%s)",
 			value, name, strings.ToUpper(strings.ReplaceAll(name, "-", "_"))))
@@ -89,8 +89,8 @@ func (f limitFlags) check() (faults []error) {
 	return faults
 }
 
-// mostQuota bounds both numbers of a quota.
-const mostQuota = 1_000_000_000
+// maxQuota bounds both numbers of a quota.
+const maxQuota = 1_000_000_000
 
 // quota is how many of something are let through: so many a second on average, and so many at once. The zero quota is off.
 type quota struct{ rate, burst int }
@@ -108,7 +108,7 @@ func (q *quota) UnmarshalText(text []byte) error {
 	var errs [2]error
 	q.rate, errs[0] = strconv.Atoi(rate)
 	q.burst, errs[1] = strconv.Atoi(burst)
-	if errors.Join(errs[:]...) != nil || min(q.rate, q.burst) < 1 || max(q.rate, q.burst) > mostQuota {
+	if errors.Join(errs[:]...) != nil || min(q.rate, q.burst) < 1 || max(q.rate, q.burst) > maxQuota {
 		return errors.New("give RATE/BURST, such as 1000/200 for so many a second and so many at once, or off")
 	}
 	return nil

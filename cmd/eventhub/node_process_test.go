@@ -219,7 +219,7 @@ func publishTo(t *testing.T, c *client.Client, topic, payload string) (id string
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	id, err := c.Publish(ctx, topic, []byte(payload), nil)
+	id, err := c.Publish(ctx, topic, []byte(payload), client.PublishOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,19 +52,19 @@ func (f outboxFlags) open(ctx context.Context, std streams, needsBus, make bool,
 	if f.DSN == "" {
 		return errors.New("no outbox is named: say where it is (--dsn, OUTBOX_DSN)")
 	}
-	place, err := parseOutbox(f.DSN)
+	dsn, err := parseOutbox(f.DSN)
 	if err != nil {
 		return fmt.Errorf("%w (--dsn, OUTBOX_DSN)", err)
 	}
 	use := func(bus *jetstream.Bus) (err error) {
-		o, err := place.open(ctx, outboxOptions{table: f.Table, bus: bus, make: make})
+		o, err := dsn.open(ctx, outboxOptions{table: f.Table, bus: bus, make: make})
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, o.close()) }()
 		return work(o, bus)
 	}
-	if needsBus || place.bucket != nil {
+	if needsBus || dsn.bucket != nil {
 		return f.storeFlags.with(ctx, std, false, use)
 	}
 	return use(nil)
@@ -87,16 +87,16 @@ type outboxMigrateCmd struct {
 func (cmd *outboxMigrateCmd) Run(ctx context.Context, std streams) error {
 	return cmd.open(ctx, std, withoutBus, true, func(o *openedOutbox, _ *jetstream.Bus) error {
 		if o.sql == nil {
-			return say(std, "%v: there are no versions of it", o.place)
+			return say(std, "%v: there are no versions of it", o.dsn)
 		}
 		from, to, err := o.migrate(ctx)
 		switch {
 		case err != nil:
 			return err
 		case from == to:
-			return say(std, "%v: version %d already", o.place, to)
+			return say(std, "%v: version %d already", o.dsn, to)
 		default:
-			return say(std, "%v: from version %d to %d", o.place, from, to)
+			return say(std, "%v: from version %d to %d", o.dsn, from, to)
 		}
 	})
 }
@@ -122,7 +122,7 @@ func (cmd *outboxDrainCmd) Run(ctx context.Context, std streams) error {
 	cmd.limits.MaxPayload = cmd.Payload
 	return cmd.with(ctx, std, withBus, func(o *openedOutbox, bus *jetstream.Bus) error {
 		drainer, err := outbox.NewDrainer(outbox.Config{
-			Store: o, Bus: bus, ClockSkew: cmd.Skew, PassErrors: cmd.PassErrors,
+			Store: o, Bus: outbox.JetStream(bus), ClockSkew: cmd.Skew, PassErrors: cmd.PassErrors,
 			Logger: slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		})
 		if err != nil {

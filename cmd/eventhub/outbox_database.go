@@ -55,7 +55,7 @@ func (s *outboxState) note(ctx context.Context, use string, err error) {
 		s.log.LogAttrs(ctx, slog.LevelInfo, "the database of the outbox can be used")
 	case err != nil && (!was || time.Since(s.said) >= outboxSay):
 		s.said = time.Now()
-		s.log.LogAttrs(ctx, slog.LevelWarn, "the database of the outbox cannot be used, so its records wait; retrying", slog.String("cause", err.Error()))
+		s.log.LogAttrs(ctx, slog.LevelWarn, "the database of the outbox cannot be used, so its records wait; retrying", slog.Any("error", err))
 	}
 }
 
@@ -106,7 +106,7 @@ func (s watchedStore) note(ctx context.Context, use string, err error) {
 // rest of the hub does not depend on it.
 type databaseOutbox struct {
 	hub   *hub
-	place outboxPlace
+	dsn   outboxDSN
 	state *outboxState
 
 	cancel context.CancelFunc // ends the tries to open it
@@ -114,8 +114,8 @@ type databaseOutbox struct {
 	box    *drainedOutbox // nil until it is open; read it when tries has ended
 }
 
-func newDatabaseOutbox(h *hub, place outboxPlace) *databaseOutbox {
-	d := &databaseOutbox{hub: h, place: place, state: h.newOutboxState(outboxOfDSN)}
+func newDatabaseOutbox(h *hub, dsn outboxDSN) *databaseOutbox {
+	d := &databaseOutbox{hub: h, dsn: dsn, state: h.newOutboxState(outboxOfDSN)}
 	d.state.waiting.Store(true)
 	d.state.metric.Waiting(true)
 	return d
@@ -129,7 +129,7 @@ func (d *databaseOutbox) start(ctx context.Context) error {
 	defer close(late)
 	d.tries.Go(func() {
 		err := d.open(trying)
-		if err != nil && !d.place.mayCome(err) {
+		if err != nil && !d.dsn.mayCome(err) {
 			select {
 			case tried <- err:
 				return
@@ -155,7 +155,7 @@ func (d *databaseOutbox) start(ctx context.Context) error {
 
 // openLater tries to open the outbox until it is open or ctx ends.
 func (d *databaseOutbox) openLater(ctx context.Context) {
-	for wait := backoffFirst; ; wait = min(2*wait, backoffMost) {
+	for wait := backoffFirst; ; wait = min(2*wait, backoffMax) {
 		select {
 		case <-ctx.Done():
 			return
@@ -177,7 +177,7 @@ func (d *databaseOutbox) open(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, outboxTry)
 	defer cancel()
 	flags := d.hub.cmd.outboxServeFlags
-	o, err := d.place.open(ctx, outboxOptions{table: flags.Table, bus: d.hub.bus, make: flags.Migrate})
+	o, err := d.dsn.open(ctx, outboxOptions{table: flags.Table, bus: d.hub.bus, make: flags.Migrate})
 	if err != nil {
 		return err
 	}
@@ -201,7 +201,7 @@ func (d *databaseOutbox) close(ctx context.Context) error {
 // mayCome says whether an outbox that could not be opened may be opened later, with the configuration as it is. What is reached
 // over a network may: whatever it has answered, somebody else can put that right. A file is as it is, unless others use it right
 // now or its disk is full.
-func (p outboxPlace) mayCome(err error) bool {
+func (p outboxDSN) mayCome(err error) bool {
 	if p.path == "" || errors.Is(err, context.DeadlineExceeded) {
 		return true
 	}

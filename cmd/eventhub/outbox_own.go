@@ -41,10 +41,11 @@ var errOwnOutboxClosed = errors.New("the outbox is closed")
 // ownOutbox is the hub's own outbox, behind POST /outbox. Its file is made when it is used first. Its methods may be called
 // concurrently.
 type ownOutbox struct {
-	hub   *hub
-	path  string
-	most  int64
-	state *outboxState
+	hub       *hub
+	publisher *jetstream.Publisher // says what cannot be published
+	path      string
+	max       int64
+	state     *outboxState
 
 	// unsent is about how many records are not sent. Each Backlog corrects it.
 	unsent atomic.Int64
@@ -64,7 +65,10 @@ var (
 )
 
 func newOwnOutbox(h *hub, path string) *ownOutbox {
-	return &ownOutbox{hub: h, path: path, most: int64(h.cmd.OutboxPending), state: h.newOutboxState(outboxOfHTTP), queue: make(chan *addition), ended: make(chan struct{})}
+	return &ownOutbox{
+		hub: h, publisher: h.bus.NewPublisher(), path: path, max: int64(h.cmd.OutboxPending), state: h.newOutboxState(outboxOfHTTP),
+		queue: make(chan *addition), ended: make(chan struct{}),
+	}
 }
 
 // resume opens the file if there is one, for something may wait in it.
@@ -88,7 +92,7 @@ func (o *ownOutbox) open(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Dir(o.path), 0o700); err != nil {
 		return dataDirError(filepath.Dir(o.path), err)
 	}
-	box, err := outboxPlace{path: o.path}.open(ctx, outboxOptions{maxPayload: o.hub.bus.MaxPayload(), make: true})
+	box, err := outboxDSN{path: o.path}.open(ctx, outboxOptions{maxPayload: o.hub.bus.MaxPayload(), make: true})
 	if err != nil {
 		return err
 	}
@@ -112,7 +116,7 @@ func (o *ownOutbox) tidy(ctx context.Context, box *openedOutbox) {
 	defer tick.Stop()
 	for {
 		if _, err := purge(ctx, box, outbox.PurgeOptions{Status: outbox.Sent, OlderThan: ownOutboxKeep}); err != nil && ctx.Err() == nil {
-			o.hub.log.LogAttrs(ctx, slog.LevelWarn, "sent records of the outbox were not deleted", slog.String("cause", err.Error()))
+			o.hub.log.LogAttrs(ctx, slog.LevelWarn, "sent records of the outbox were not deleted", slog.Any("error", err))
 		}
 		select {
 		case <-tick.C:
@@ -129,14 +133,14 @@ type addition struct {
 }
 
 // Add implements facade.Outbox.
-func (o *ownOutbox) Add(ctx context.Context, topic string, payload []byte, opts *jetstream.PublishOptions) (id string, err error) {
-	if err := o.hub.bus.Admit(topic, payload, opts); err != nil {
+func (o *ownOutbox) Add(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (id string, err error) {
+	if err := o.publisher.Admit(topic, payload, opts); err != nil {
 		return "", err
 	}
 	if err := o.open(ctx); err != nil {
 		return "", err
 	}
-	if o.unsent.Add(1) > o.most {
+	if o.unsent.Add(1) > o.max {
 		o.unsent.Add(-1)
 		o.hub.metrics.LimitReached(limitOutboxPending)
 		return "", &jetstream.Error{Code: jetstream.CodeOverloaded, Msg: "The outbox is full: as many events as it takes wait to be published."}

@@ -39,23 +39,23 @@ func checkSkew(skew time.Duration, flag string) error {
 	return nil
 }
 
-// place is where the outbox of OUTBOX_DSN is, nil without one.
-func (f outboxServeFlags) place() (*outboxPlace, error) {
+// outboxDSN is where the outbox of OUTBOX_DSN is, nil without one.
+func (f outboxServeFlags) outboxDSN() (*outboxDSN, error) {
 	if f.DSN == "" {
 		return nil, nil
 	}
 	where := func(err error) error { return fmt.Errorf("%w (--outbox-dsn, OUTBOX_DSN)", err) }
-	place, err := parseOutbox(f.DSN)
+	dsn, err := parseOutbox(f.DSN)
 	if err != nil {
 		return nil, where(err)
 	}
-	if err := place.check(); err != nil {
+	if err := dsn.check(); err != nil {
 		return nil, where(err)
 	}
 	if _, err := outbox.NewSQLStore(outbox.SQLConfig{Dialect: outbox.SQLite, Table: f.Table}); err != nil {
 		return nil, fmt.Errorf("%w (--outbox-table, OUTBOX_TABLE)", err)
 	}
-	return &place, nil
+	return &dsn, nil
 }
 
 // outboxObserver passes on what a drainer reports.
@@ -83,7 +83,7 @@ func (h *hub) drain(ctx context.Context, o *openedOutbox, state *outboxState, le
 	}
 	observer.Backlog(st) // that of the drainer comes later
 	drainer, err := outbox.NewDrainer(outbox.Config{
-		Store: watchedStore{o, state}, Bus: h.bus, Lease: lease, ClockSkew: h.cmd.Skew, Observer: observer, Logger: state.log,
+		Store: watchedStore{o, state}, Bus: outbox.JetStream(h.bus), Lease: lease, ClockSkew: h.cmd.Skew, Observer: observer, Logger: state.log,
 	})
 	if err != nil {
 		return nil, errors.Join(err, o.close())
@@ -95,7 +95,7 @@ func (h *hub) drain(ctx context.Context, o *openedOutbox, state *outboxState, le
 // close publishes what the drainer has, as long as ctx lasts, and closes the database.
 func (d *drainedOutbox) close(ctx context.Context, log *slog.Logger) error {
 	if err := d.drainer.Stop(ctx); err != nil {
-		log.LogAttrs(ctx, slog.LevelWarn, "an outbox has records that were to be published: another hub, or the next start, does it", slog.String("cause", err.Error()))
+		log.LogAttrs(ctx, slog.LevelWarn, "an outbox has records that were to be published: another hub, or the next start, does it", slog.Any("error", err))
 	}
 	return d.openedOutbox.close()
 }

@@ -9,7 +9,7 @@ import (
 	"os"
 	"slices"
 
-	"github.com/shirou/gopsutil/v4/process"
+	psutil "github.com/shirou/gopsutil/v4/process"
 
 	"eventhub/projections"
 )
@@ -20,7 +20,7 @@ type processWatch struct {
 	top  int
 	pids []int32
 	// known are the processes seen at the last reading: CPU use is counted from one reading to the next.
-	known map[int32]*process.Process
+	known map[int32]*psutil.Process
 }
 
 // newProcessWatch watches the top processes by CPU use, and those of pids, which must exist.
@@ -30,11 +30,11 @@ func newProcessWatch(ctx context.Context, top int, pids []int32) (*processWatch,
 		return nil, fmt.Errorf("name of this host: %w", err)
 	}
 	for _, pid := range pids {
-		if there, err := process.PidExistsWithContext(ctx, pid); err != nil || !there {
+		if there, err := psutil.PidExistsWithContext(ctx, pid); err != nil || !there {
 			return nil, fmt.Errorf("process %d does not exist: give the id of one that runs (--pid)", pid)
 		}
 	}
-	return &processWatch{host: host, top: top, pids: pids, known: make(map[int32]*process.Process)}, nil
+	return &processWatch{host: host, top: top, pids: pids, known: make(map[int32]*psutil.Process)}, nil
 }
 
 // read returns a heartbeat of each watched process that lives. CPU use is in percent of one core, since the last reading;
@@ -42,13 +42,13 @@ func newProcessWatch(ctx context.Context, top int, pids []int32) (*processWatch,
 func (w *processWatch) read(ctx context.Context) ([]projections.Heartbeat, error) {
 	candidates := w.pids
 	if w.top > 0 {
-		all, err := process.PidsWithContext(ctx)
+		all, err := psutil.PidsWithContext(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("read the process table: %w", err)
 		}
 		candidates = all
 	}
-	seen := make(map[int32]*process.Process, len(candidates))
+	seen := make(map[int32]*psutil.Process, len(candidates))
 	var beats []projections.Heartbeat
 	for _, pid := range candidates {
 		p, h, err := w.readOne(ctx, pid)
@@ -75,8 +75,8 @@ func (w *processWatch) read(ctx context.Context) ([]projections.Heartbeat, error
 	return beats, nil
 }
 
-func (w *processWatch) readOne(ctx context.Context, pid int32) (*process.Process, projections.Heartbeat, error) {
-	p, err := process.NewProcessWithContext(ctx, pid)
+func (w *processWatch) readOne(ctx context.Context, pid int32) (*psutil.Process, projections.Heartbeat, error) {
+	p, err := psutil.NewProcessWithContext(ctx, pid)
 	if err != nil {
 		return nil, projections.Heartbeat{}, err
 	}
@@ -104,7 +104,7 @@ func (w *processWatch) readOne(ctx context.Context, pid int32) (*process.Process
 }
 
 // same reports whether two readings of a process id are of one process.
-func same(ctx context.Context, a, b *process.Process) bool {
+func same(ctx context.Context, a, b *psutil.Process) bool {
 	began, err := a.CreateTimeWithContext(ctx)
 	if err != nil {
 		return false

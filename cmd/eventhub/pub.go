@@ -36,7 +36,7 @@ type pubCmd struct {
 
 // Run publishes and prints an id a line, in the order of the payloads. It ends at the first failure.
 func (cmd *pubCmd) Run(ctx context.Context, std streams) error {
-	opts := &client.PublishOptions{ID: cmd.ID, Key: cmd.Key, Headers: cmd.Header}
+	opts := client.PublishOptions{ID: cmd.ID, Key: cmd.Key, Headers: cmd.Header}
 	if cmd.Remove {
 		if cmd.Key == "" || cmd.Payload != "-" {
 			return errors.New("--remove takes a key and no payload: eventhub pub TOPIC --key=KEY --remove")
@@ -79,7 +79,7 @@ type answer struct {
 }
 
 // lines publishes each line of standard input. Publishes overlap; ids are printed in order.
-func (cmd *pubCmd) lines(ctx context.Context, std streams, opts *client.PublishOptions) (err error) {
+func (cmd *pubCmd) lines(ctx context.Context, std streams, opts client.PublishOptions) (err error) {
 	c, err := cmd.dial(ctx)
 	if err != nil {
 		return err

@@ -159,7 +159,7 @@ func (h *hub) open(ctx context.Context) error {
 		return err
 	}
 	clients := facade.Config{
-		Bus: h.bus, Auth: facade.Tokens(h.tokens), Observer: metrics, Logger: h.log, Origins: cmd.origins(),
+		Bus: facade.JetStream(h.bus), Auth: facade.Tokens(h.tokens), Observer: metrics, Logger: h.log, Origins: cmd.origins(),
 		DrainGrace: max(cmd.Grace, time.Millisecond), Limits: cmd.facade(),
 	}
 	if h.own != nil {
@@ -208,12 +208,12 @@ func (h *hub) start(ctx context.Context) {
 		h.wg.Go(func() { h.cert.watch(ctx, reloadEvery, h.log) })
 	}
 	if h.cmd.Projector || h.cmd.Demo {
-		projector := projections.NewProcess(projections.ProcessConfig{Bus: h.bus, Logger: h.log, Observer: h.metrics})
+		projector := projections.NewProcess(projections.ProcessConfig{Bus: projections.JetStream(h.bus), Logger: h.log, Observer: h.metrics})
 		h.run(func() error { return projector.Run(ctx) })
 	}
-	for _, rule := range h.bus.Snapshots() {
+	for _, rule := range h.bus.Admin().Snapshots() {
 		compactor := projections.NewCompactor(projections.CompactorConfig{
-			Bus: h.bus, Topic: rule.Pattern, Snapshot: rule.Snapshot.Topic, Every: rule.Snapshot.Every,
+			Bus: projections.JetStream(h.bus), Topic: rule.Pattern, Snapshot: rule.Snapshot.Topic, Every: rule.Snapshot.Every,
 			KeySource: rule.Snapshot.KeySource, BatchKeys: rule.Snapshot.BatchKeys, Logger: h.log,
 			Written: func(keys int) { h.metrics.Snapshots(rule.Pattern, keys) },
 		})
@@ -242,10 +242,10 @@ func (h *hub) demo(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return beat(ctx, watch, demoEvery, func(ctx context.Context, payload []byte) error {
+	return publishHeartbeats(ctx, watch, demoEvery, func(ctx context.Context, payload []byte) error {
 		if _, err := h.bus.Publish(ctx, projections.TopicHeartbeat, payload, jetstream.PublishOptions{}); err != nil && ctx.Err() == nil {
 			// The next one may get through.
-			h.log.LogAttrs(ctx, slog.LevelWarn, "a heartbeat was not published", slog.String("cause", err.Error()))
+			h.log.LogAttrs(ctx, slog.LevelWarn, "a heartbeat was not published", slog.Any("error", err))
 		}
 		return nil
 	})
@@ -263,7 +263,7 @@ func (h *hub) close(ctx context.Context) error {
 	var errs []error
 	if h.facade != nil {
 		if err := h.facade.Drain(ctx); err != nil {
-			h.log.LogAttrs(ctx, slog.LevelWarn, "clients were cut off", slog.String("cause", err.Error()))
+			h.log.LogAttrs(ctx, slog.LevelWarn, "clients were cut off", slog.Any("error", err))
 		}
 	}
 	for _, l := range []*listener{&h.ws, &h.http, &h.ops} {
@@ -290,7 +290,7 @@ func (h *hub) greet(w io.Writer) {
 		{"http", scheme("http", h.cert) + h.http.address()},
 		{"ops", scheme("http", h.opsCert()) + h.ops.address()},
 	}
-	if url := h.bus.NATSURL(); url != "" {
+	if url := h.bus.Admin().NATSURL(); url != "" {
 		lines = append(lines, [2]string{"nats", url})
 	}
 	lines = append(lines, [2]string{"data", h.cmd.where()})

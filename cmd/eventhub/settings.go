@@ -25,7 +25,7 @@ type settings struct {
 	// topics are the rules of the topics file.
 	topics []jetstream.TopicRule
 	// outbox is that of OUTBOX_DSN, nil without one.
-	outbox *outboxPlace
+	outbox *outboxDSN
 }
 
 // opsCert is the certificate of the operations port, nil when it does not use it.
@@ -46,7 +46,7 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 		}
 		return err != nil
 	}
-	faults = slices.Concat(cmd.unread, cmd.listenFlags.check())
+	faults = slices.Concat(cmd.unread, cmd.listenFlags.validate())
 
 	var err error
 	set.token, err = cmd.configured()
@@ -61,7 +61,7 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	set.auth, err = cmd.authFlags.config(own)
 	fault(err)
 	if len(set.auth.Static) > 0 || set.auth.Secret != nil || set.auth.JWKSURL != "" { // else there is a fault already
-		if err := set.auth.Check(); err != nil {
+		if err := set.auth.Validate(); err != nil {
 			fault(fmt.Errorf("%w (WS_TOKEN, JWT_SECRET, JWT_JWKS_URL)", err))
 		}
 	}
@@ -73,11 +73,11 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	set.cert, err = cmd.certificate()
 	fault(err)
 	set.certOps = cmd.tlsFlags.Ops
-	faults = append(faults, cmd.busFlags.check()...)
-	faults = append(faults, cmd.limitFlags.check()...)
+	faults = append(faults, cmd.busFlags.validate()...)
+	faults = append(faults, cmd.limitFlags.validate()...)
 	set.topics, err = cmd.rules()
 	fault(err)
-	set.outbox, err = cmd.place()
+	set.outbox, err = cmd.outboxDSN()
 	fault(err)
 	fault(checkSkew(cmd.Skew, "--outbox-clock-skew"))
 	return set, faults

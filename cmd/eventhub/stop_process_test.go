@@ -85,13 +85,13 @@ func TestStoppedHubSettlesNothing(t *testing.T) {
 func TestSIGHUPWithoutACertificateEndsInGoodOrder(t *testing.T) {
 	hub := startNode(t)
 	c := hub.dial()
-	if _, err := c.Publish(t.Context(), "bye", []byte("1"), nil); err != nil {
+	if _, err := c.Publish(t.Context(), "bye", []byte("1"), client.PublishOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	hub.terminateBy(syscall.SIGHUP)
 	<-c.Done()
-	var closed *client.CloseError
-	if err := c.Err(); !errors.As(err, &closed) || closed.Reason != "draining" {
+	err := c.Err()
+	if closed, ok := errors.AsType[*client.CloseError](err); !ok || closed.Reason != "draining" {
 		t.Errorf("the client was told %v", err)
 	}
 }

@@ -115,7 +115,7 @@ func (c *certificate) watch(ctx context.Context, every time.Duration, log *slog.
 		switch {
 		case err != nil && err.Error() != said:
 			said = err.Error()
-			log.LogAttrs(ctx, slog.LevelError, "the new TLS certificate is of no use: the old one stays", slog.String("cause", said))
+			log.LogAttrs(ctx, slog.LevelError, "the new TLS certificate is of no use: the old one stays", slog.Any("error", err))
 		case changed:
 			said = ""
 			log.LogAttrs(ctx, slog.LevelInfo, "the TLS certificate was read again", slog.Time("not_after", c.expires()))

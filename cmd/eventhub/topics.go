@@ -44,7 +44,7 @@ type storeFlags struct {
 // with calls work with a bus and the rules of the topics file. make lets it begin with an empty data directory.
 func (f storeFlags) with(ctx context.Context, std streams, make bool, work func(*jetstream.Bus) error) (err error) {
 	f.NATSListen = "" // that is about the hub
-	faults := f.check()
+	faults := f.validate()
 	rules, err := f.rules()
 	if listed, many := errors.AsType[topicfile.Errors](err); many {
 		faults = append(faults, listed.Unwrap()...)
@@ -84,7 +84,7 @@ type topicsListCmd struct {
 // Run prints the streams.
 func (cmd *topicsListCmd) Run(ctx context.Context, std streams) error {
 	return cmd.with(ctx, std, false, func(bus *jetstream.Bus) error {
-		all, err := bus.Topics(ctx)
+		all, err := bus.Admin().Topics(ctx)
 		if err != nil {
 			return err
 		}
@@ -138,7 +138,7 @@ type topicsDiffCmd struct {
 func (cmd *topicsDiffCmd) Run(ctx context.Context, std streams) error {
 	var changes []jetstream.TopicChange
 	err := cmd.with(ctx, std, false, func(bus *jetstream.Bus) (err error) {
-		changes, err = bus.PlanTopics(ctx)
+		changes, err = bus.Admin().PlanTopics(ctx)
 		return err
 	})
 	if err != nil {
@@ -176,7 +176,7 @@ type topicsApplyCmd struct {
 func (cmd *topicsApplyCmd) Run(ctx context.Context, std streams) error {
 	var changes []jetstream.TopicChange
 	err := cmd.with(ctx, std, true, func(bus *jetstream.Bus) (err error) {
-		changes, err = bus.ApplyTopics(ctx, cmd.AllowDeletion)
+		changes, err = bus.Admin().ApplyTopics(ctx, cmd.AllowDeletion)
 		return err
 	})
 	rows := make([][]string, len(changes))
@@ -219,7 +219,7 @@ type topicsRepairCmd struct {
 // Run repairs the bucket, and prints what it found.
 func (cmd *topicsRepairCmd) Run(ctx context.Context, std streams) error {
 	return cmd.with(ctx, std, false, func(bus *jetstream.Bus) error {
-		report, err := bus.RepairBucket(ctx, cmd.Topic, jetstream.RepairOptions{RemoveForeign: cmd.RemoveForeign})
+		report, err := bus.Admin().RepairBucket(ctx, cmd.Topic, jetstream.RepairOptions{RemoveForeign: cmd.RemoveForeign})
 		if errors.Is(err, jetstream.ErrNotFound) {
 			return fmt.Errorf("topic %s does not exist: eventhub topics list shows those that do", cmd.Topic)
 		}
@@ -249,7 +249,7 @@ func (cmd *topicsRepairCmd) Run(ctx context.Context, std streams) error {
 func (h *hub) applyTopics(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, topicsWait)
 	defer cancel()
-	changes, err := h.bus.ApplyTopics(ctx, false)
+	changes, err := h.bus.Admin().ApplyTopics(ctx, false)
 	for i := range changes {
 		c := &changes[i]
 		attrs := []slog.Attr{
@@ -260,13 +260,13 @@ func (h *hub) applyTopics(ctx context.Context) {
 			h.log.LogAttrs(ctx, slog.LevelInfo, "a topic was made as its rule says", attrs...)
 			continue
 		}
-		cause := "events may be deleted by it: eventhub topics apply --allow-deletion does it"
+		why := slog.String("hint", "events may be deleted by it: eventhub topics apply --allow-deletion does it")
 		if c.Err != nil {
-			cause = c.Err.Error()
+			why = slog.Any("error", c.Err)
 		}
-		h.log.LogAttrs(ctx, slog.LevelWarn, "a topic is not as its rule says", append(attrs, slog.String("cause", cause))...)
+		h.log.LogAttrs(ctx, slog.LevelWarn, "a topic is not as its rule says", append(attrs, why)...)
 	}
 	if err != nil {
-		h.log.LogAttrs(ctx, slog.LevelWarn, "the topics file was not applied, or not all of it: eventhub topics apply does it", slog.String("cause", err.Error()))
+		h.log.LogAttrs(ctx, slog.LevelWarn, "the topics file was not applied, or not all of it: eventhub topics apply does it", slog.Any("error", err))
 	}
 }

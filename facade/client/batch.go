@@ -33,7 +33,7 @@ type batchConn struct {
 
 	mu      sync.Mutex
 	more    sync.Cond // there is something to send, or the end
-	room    sync.Cond // below softBuffer again, or the end
+	below   sync.Cond // below softBuffer again, or the end
 	started bool
 	closed  bool
 	parting bool // a close frame was gathered: no message follows it
@@ -47,7 +47,7 @@ func newBatchConn(conn net.Conn) *batchConn {
 	var seed [32]byte
 	_, _ = crand.Read(seed[:]) // never fails
 	b := &batchConn{Conn: conn, flushed: make(chan struct{}), keys: rand.NewChaCha8(seed)}
-	b.more.L, b.room.L = &b.mu, &b.mu
+	b.more.L, b.below.L = &b.mu, &b.mu
 	return b
 }
 
@@ -81,7 +81,7 @@ func (b *batchConn) message(build func([]byte) []byte, patient bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for patient && len(b.buf) >= softBuffer && b.openLocked() == nil {
-		b.room.Wait()
+		b.below.Wait()
 	}
 	if err := b.openLocked(); err != nil {
 		return err
@@ -110,7 +110,7 @@ func (b *batchConn) gatheredLocked(start int) error {
 	if len(b.buf) > hardBuffer {
 		b.buf = b.buf[:start]
 		b.err = ErrStalled
-		b.room.Broadcast()
+		b.below.Broadcast()
 		return b.err
 	}
 	if start == 0 {
@@ -136,7 +136,7 @@ func (b *batchConn) flushLoop() {
 		out := b.buf
 		b.buf, b.spare = b.spare[:0], nil
 		over := len(out) == 0 || b.err != nil
-		b.room.Broadcast()
+		b.below.Broadcast()
 		b.mu.Unlock()
 		if over {
 			return
@@ -146,7 +146,7 @@ func (b *batchConn) flushLoop() {
 		b.mu.Lock()
 		if err != nil && b.err == nil {
 			b.err = err
-			b.room.Broadcast()
+			b.below.Broadcast()
 		}
 		if cap(out) <= keepBuffer {
 			b.spare = out[:0]
@@ -161,7 +161,7 @@ func (b *batchConn) Close() error {
 	b.closed = true
 	started := b.started
 	b.more.Signal()
-	b.room.Broadcast()
+	b.below.Broadcast()
 	b.mu.Unlock()
 	if started {
 		// An error here means that the connection is closed, and then the flusher ends at once.

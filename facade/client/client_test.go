@@ -113,16 +113,15 @@ func TestPublish(t *testing.T) {
 		h.write(`{"corr":"` + f.Corr + `","msg":"no \"way\"","code":"forbidden","op":"ERR"}`)
 		drain(h)
 	})
-	id, err := c.Publish(t.Context(), "a.b", []byte(`{"n":1e400}`), &PublishOptions{Key: "k:1"})
+	id, err := c.Publish(t.Context(), "a.b", []byte(`{"n":1e400}`), PublishOptions{Key: "k:1"})
 	if id != "i1" || err != nil {
 		t.Errorf("got %q, %v", id, err)
 	}
-	_, err = c.Publish(t.Context(), "a.b", nil, nil)
-	var refused *Error
-	if !errors.As(err, &refused) || refused.Code != "forbidden" || refused.Msg != `no "way"` {
+	_, err = c.Publish(t.Context(), "a.b", nil, PublishOptions{})
+	if refused, ok := errors.AsType[*Error](err); !ok || refused.Code != "forbidden" || refused.Msg != `no "way"` {
 		t.Errorf("got %v", err)
 	}
-	if _, err = c.Publish(t.Context(), "a.b", []byte(`1,"topic":"other"`), nil); !errors.Is(err, ErrPayload) {
+	if _, err = c.Publish(t.Context(), "a.b", []byte(`1,"topic":"other"`), PublishOptions{}); !errors.Is(err, ErrPayload) {
 		t.Errorf("a payload that is not JSON: %v", err)
 	}
 }
@@ -161,7 +160,7 @@ func TestPublishAsyncWaitsAtItsBound(t *testing.T) {
 	defer close(answer)
 	var done atomic.Int32
 	publish := func() {
-		if err := c.PublishAsync("t", []byte("1"), nil, func(string, error) { done.Add(1) }); err != nil {
+		if err := c.PublishAsync("t", []byte("1"), PublishOptions{}, func(string, error) { done.Add(1) }); err != nil {
 			t.Error(err)
 		}
 	}
@@ -271,11 +270,11 @@ func TestCloseCodes(t *testing.T) {
 			}
 		})
 		<-c.Done()
-		var closed *CloseError
-		if !errors.As(c.Err(), &closed) || closed.Code != int(code) || closed.Reason != "because" || closed.Reconnect() != reconnect {
+		if closed, ok := errors.AsType[*CloseError](c.Err()); !ok || closed.Code != int(code) || closed.Reason != "because" || closed.Reconnect() != reconnect {
 			t.Errorf("code %d: %v", code, c.Err())
 		}
-		if _, err := c.Publish(t.Context(), "t", nil, nil); !errors.As(err, &closed) {
+		_, err := c.Publish(t.Context(), "t", nil, PublishOptions{})
+		if _, ok := errors.AsType[*CloseError](err); !ok {
 			t.Errorf("publish afterwards: %v", err)
 		}
 	}
@@ -283,12 +282,12 @@ func TestCloseCodes(t *testing.T) {
 
 func TestTimeout(t *testing.T) {
 	c := connect(t, Options{Timeout: 20 * time.Millisecond}, drain)
-	if _, err := c.Publish(t.Context(), "t", nil, nil); !errors.Is(err, ErrTimeout) {
+	if _, err := c.Publish(t.Context(), "t", nil, PublishOptions{}); !errors.Is(err, ErrTimeout) {
 		t.Errorf("got %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := c.Publish(ctx, "t", nil, nil); !errors.Is(err, context.Canceled) {
+	if _, err := c.Publish(ctx, "t", nil, PublishOptions{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -302,7 +301,7 @@ func TestAbortFailsWhoWaits(t *testing.T) {
 	})
 	failed := make(chan error, 1)
 	go func() {
-		_, err := c.Publish(context.Background(), "t", nil, nil)
+		_, err := c.Publish(context.Background(), "t", nil, PublishOptions{})
 		failed <- err
 	}()
 	<-seen

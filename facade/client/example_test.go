@@ -31,7 +31,7 @@ func ExampleDial() {
 	if err != nil {
 		panic(err)
 	}
-	if _, err := c.Publish(ctx, "orders.placed", []byte(`{"order":7}`), &client.PublishOptions{Key: "customer:1"}); err != nil {
+	if _, err := c.Publish(ctx, "orders.placed", []byte(`{"order":7}`), client.PublishOptions{Key: "customer:1"}); err != nil {
 		panic(err)
 	}
 	<-done
@@ -48,7 +48,7 @@ func hub(ctx context.Context, token string) (url string, end func()) {
 	if err != nil {
 		panic(err)
 	}
-	server, err := facade.New(facade.Config{Bus: bus, Auth: facade.StaticToken(token)})
+	server, err := facade.New(facade.Config{Bus: facade.JetStream(bus), Auth: facade.StaticToken(token)})
 	if err != nil {
 		panic(err)
 	}

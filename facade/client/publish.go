@@ -26,8 +26,8 @@ type PublishOptions struct {
 }
 
 // Publish stores one event and returns its id once the stream has stored it. payload is JSON and arrives byte for byte;
-// nil publishes null. opts may be nil. A refusal is an *Error.
-func (c *Client) Publish(ctx context.Context, topic string, payload []byte, opts *PublishOptions) (id string, err error) {
+// nil publishes null. A refusal is an *Error.
+func (c *Client) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (id string, err error) {
 	type answer struct {
 		id  string
 		err error
@@ -48,7 +48,7 @@ func (c *Client) Publish(ctx context.Context, topic string, payload []byte, opts
 // Tombstone removes a key from a compacted topic, by an event with that key and the payload null, and returns the event's id.
 // Subscribers get it as any other. A refusal is an *Error.
 func (c *Client) Tombstone(ctx context.Context, topic, key string) (id string, err error) {
-	return c.Publish(ctx, topic, nil, &PublishOptions{Key: key, Tombstone: true})
+	return c.Publish(ctx, topic, nil, PublishOptions{Key: key, Tombstone: true})
 }
 
 // PublishAsync sends one event and returns; done is called once with what Publish would have returned. It must not
@@ -56,16 +56,16 @@ func (c *Client) Tombstone(ctx context.Context, topic, key string) (id string, e
 // while Options.PublishInFlight publishes are unanswered.
 //
 // When PublishAsync returns an error nothing was sent, and done is not called.
-func (c *Client) PublishAsync(topic string, payload []byte, opts *PublishOptions, done func(id string, err error)) error {
+func (c *Client) PublishAsync(topic string, payload []byte, opts PublishOptions, done func(id string, err error)) error {
 	return c.publish(context.Background(), topic, payload, opts, done)
 }
 
-func (c *Client) publish(ctx context.Context, topic string, payload []byte, opts *PublishOptions, done func(string, error)) error {
+func (c *Client) publish(ctx context.Context, topic string, payload []byte, opts PublishOptions, done func(string, error)) error {
 	if payload != nil && !jsonscan.Valid(payload) {
 		return ErrPayload
 	}
 	var options []byte
-	if opts != nil && !opts.idOnly() {
+	if !opts.idOnly() {
 		var err error
 		if options, err = json.Marshal(opts); err != nil {
 			return fmt.Errorf("client: publish options: %w", err)
@@ -78,6 +78,7 @@ func (c *Client) publish(ctx context.Context, topic string, payload []byte, opts
 	case <-ctx.Done():
 		return fmt.Errorf("client: publishing: %w", context.Cause(ctx))
 	}
+	id := opts.ID
 	_, err := c.send(func(b []byte) []byte {
 		b = appendField(append(b, `{"op":"PUBLISH"`...), "topic", topic)
 		if payload != nil {
@@ -86,8 +87,8 @@ func (c *Client) publish(ctx context.Context, topic string, payload []byte, opts
 		switch {
 		case options != nil:
 			b = append(append(b, `,"opts":`...), options...)
-		case opts != nil && opts.ID != "":
-			b = append(appendString(append(b, `,"opts":{"id":`...), opts.ID), '}')
+		case id != "":
+			b = append(appendString(append(b, `,"opts":{"id":`...), id), '}')
 		}
 		return b
 	}, call{slot: true, done: done})

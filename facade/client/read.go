@@ -41,8 +41,7 @@ func (c *Client) readFrame(buf *bytes.Buffer) error {
 }
 
 func readError(err error) error {
-	var closed websocket.CloseError
-	if errors.As(err, &closed) {
+	if closed, ok := errors.AsType[websocket.CloseError](err); ok {
 		return &CloseError{Code: int(closed.Code), Reason: closed.Reason}
 	}
 	return fmt.Errorf("client: the connection was lost: %w", err)

@@ -59,9 +59,9 @@ func (c *Client) Subscribe(ctx context.Context, topic, group string, opts Subscr
 	if err != nil {
 		return nil, fmt.Errorf("client: subscribe options: %w", err)
 	}
-	room := opts.MaxInFlight
-	if room <= 0 {
-		room = defaultInFlight
+	inFlight := opts.MaxInFlight
+	if inFlight <= 0 {
+		inFlight = defaultInFlight
 	}
 	s := &Subscription{
 		client: c,
@@ -70,7 +70,7 @@ func (c *Client) Subscribe(ctx context.Context, topic, group string, opts Subscr
 		// Another form of the same string, should a hub send one, is found too, by a longer way.
 		topicJSON: appendString(nil, topic),
 		groupJSON: appendString(nil, group),
-		queue:     make(chan Event, min(room, maxInFlight)+queueSlack),
+		queue:     make(chan Event, min(inFlight, maxInFlight)+queueSlack),
 		ended:     make(chan struct{}),
 	}
 	if err := c.join(s, handler); err != nil {
@@ -80,7 +80,7 @@ func (c *Client) Subscribe(ctx context.Context, topic, group string, opts Subscr
 		return append(append(s.frame(b, "SUBSCRIBE"), `,"opts":`...), options...)
 	})
 	if err != nil {
-		c.leave(s)
+		c.forget(s)
 		return nil, err
 	}
 	return s, nil
@@ -102,7 +102,7 @@ func (c *Client) join(s *Subscription, handler func(Event)) error {
 	return nil
 }
 
-func (c *Client) leave(s *Subscription) {
+func (c *Client) forget(s *Subscription) {
 	c.mu.Lock()
 	if key := (subKey{s.topic, s.group}); c.subs[key] == s {
 		delete(c.subs, key)
@@ -139,7 +139,7 @@ func (s *Subscription) end() { s.endOnce.Do(func() { close(s.ended) }) }
 // waited for; it is not called again.
 func (s *Subscription) Unsubscribe(ctx context.Context) error {
 	err := s.control(ctx, "UNSUBSCRIBE")
-	s.client.leave(s)
+	s.client.forget(s)
 	return err
 }
 

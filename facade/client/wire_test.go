@@ -57,7 +57,7 @@ func TestFramesGoThroughTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 100 {
-		if _, err := c.Publish(t.Context(), "t", []byte(`{"n":1}`), nil); err != nil {
+		if _, err := c.Publish(t.Context(), "t", []byte(`{"n":1}`), PublishOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -82,7 +82,7 @@ func TestLargePublishesAtOnceWait(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 80 { // more than hardBuffer together
 		wg.Go(func() {
-			if _, err := c.Publish(t.Context(), "t", payload, nil); err != nil {
+			if _, err := c.Publish(t.Context(), "t", payload, PublishOptions{}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -116,7 +116,7 @@ func TestAnUnreadableAnswerEndsItsCall(t *testing.T) {
 		h.write(`{"op":"OK","corr":"` + f.Corr + `","id":5}`)
 		drain(h)
 	})
-	if _, err := c.Publish(t.Context(), "t", nil, nil); err == nil || t.Context().Err() != nil {
+	if _, err := c.Publish(t.Context(), "t", nil, PublishOptions{}); err == nil || t.Context().Err() != nil {
 		t.Errorf("got %v", err)
 	}
 	if len(c.slots) != 0 {

@@ -7,28 +7,29 @@ import "encoding/binary"
 const (
 	finalText = 0x81
 	maskBit   = 0x80
-	// room is what Begin reserves: the header of a message of 126 to 65,535 bytes. It is moved for others.
-	room    = 4
-	keySize = 4
+	// headerSpace is what Begin reserves: the header of a message of 126 to 65,535 bytes. It is
+	// moved for others.
+	headerSpace = 4
+	keySize     = 4
 	// shortest and longest payloads whose size has two bytes.
 	twoBytes    = 126
 	twoBytesMax = 0xffff
 )
 
-// Begin reserves room at the end of dst for the header of a message. What is appended to the result until End is the
-// message's text.
-func Begin(dst []byte) []byte { return append(dst, make([]byte, room)...) }
+// Begin reserves space at the end of dst for the header of a message. What is appended to the
+// result until End is the message's text.
+func Begin(dst []byte) []byte { return append(dst, make([]byte, headerSpace)...) }
 
 // End finishes the message that begins at start, as a server sends it.
-func End(dst []byte, start int) []byte { return header(dst, start, start+room, 0) }
+func End(dst []byte, start int) []byte { return header(dst, start, start+headerSpace, 0) }
 
 // BeginMasked is Begin for a client's message.
-func BeginMasked(dst []byte) []byte { return append(dst, make([]byte, room+keySize)...) }
+func BeginMasked(dst []byte) []byte { return append(dst, make([]byte, headerSpace+keySize)...) }
 
 // EndMasked finishes the message that begins at start, as a client sends it. The key must be unpredictable, and not be used
 // twice.
 func EndMasked(dst []byte, start int, key uint32) []byte {
-	text := start + room + keySize
+	text := start + headerSpace + keySize
 	binary.LittleEndian.PutUint32(dst[text-keySize:], key)
 	mask(dst[text:], key)
 	return header(dst, start, text-keySize, maskBit)
@@ -50,7 +51,7 @@ func header(dst []byte, start, from int, bit byte) []byte {
 		dst[start+1] = twoBytes | bit
 		binary.BigEndian.PutUint16(dst[start+2:], uint16(n))
 	default:
-		const more = 10 - room
+		const more = 10 - headerSpace
 		dst = append(dst, make([]byte, more)...)
 		copy(dst[from+more:], dst[from:from+size])
 		dst[start+1] = twoBytes + 1 | bit

@@ -119,8 +119,7 @@ func TestValueOffsets(t *testing.T) {
 			}
 			continue
 		}
-		var syntax *jsonscan.SyntaxError
-		if !errors.As(err, &syntax) || syntax.Offset != ^c.end {
+		if syntax, ok := errors.AsType[*jsonscan.SyntaxError](err); !ok || syntax.Offset != ^c.end {
 			t.Errorf("Value(%q, %d) = %d, %v, want a fault at %d", c.in, c.start, end, err, ^c.end)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
+	natsserver "github.com/nats-io/nats-server/v2/server"
 )
 
 // serverRole is the role of nats-servers, which every test binary has.
@@ -129,15 +129,15 @@ func (s *Server) Stop() {
 
 // serve is the process of a server.
 func serve(ctx context.Context, o options) error {
-	opts := &server.Options{
+	opts := &natsserver.Options{
 		ServerName: o.Name, Host: "127.0.0.1", Port: o.Port, JetStream: true, StoreDir: o.Store, SyncInterval: time.Second, NoLog: true, NoSigs: true,
 		MaxPayload: o.MaxPayload,
 	}
 	if len(o.Routes) > 1 {
-		opts.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: o.ClusterPort, NoAdvertise: true}
-		opts.Routes = server.RoutesFromStr(strings.Join(o.Routes, ","))
+		opts.Cluster = natsserver.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: o.ClusterPort, NoAdvertise: true}
+		opts.Routes = natsserver.RoutesFromStr(strings.Join(o.Routes, ","))
 	}
-	s, err := server.NewServer(opts)
+	s, err := natsserver.NewServer(opts)
 	if err != nil {
 		return fmt.Errorf("%s: %w", o.Name, err)
 	}

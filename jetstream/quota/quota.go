@@ -15,7 +15,7 @@ const sweepEvery = time.Second
 type Set struct {
 	rate    rate.Limit
 	burst   int
-	most    int
+	max     int
 	crowded func()
 
 	mu      sync.Mutex
@@ -28,7 +28,7 @@ type Set struct {
 // most buckets. One that is full again is dropped when another needs its room, which changes nothing for its name. While
 // none is, further names share one bucket, and crowded is called for each of their takes; it must not block, and may be nil.
 func New(perSecond float64, burst, most int, crowded func()) *Set {
-	s := &Set{rate: rate.Limit(perSecond), burst: burst, most: most, crowded: crowded, buckets: make(map[string]*rate.Limiter)}
+	s := &Set{rate: rate.Limit(perSecond), burst: burst, max: most, crowded: crowded, buckets: make(map[string]*rate.Limiter)}
 	s.rest = s.bucket()
 	return s
 }
@@ -55,7 +55,7 @@ func (s *Set) findLocked(name string, now time.Time) *rate.Limiter {
 	if b, ok := s.buckets[name]; ok {
 		return b
 	}
-	if len(s.buckets) >= s.most && now.Sub(s.swept) >= sweepEvery {
+	if len(s.buckets) >= s.max && now.Sub(s.swept) >= sweepEvery {
 		s.swept = now
 		for name, b := range s.buckets {
 			if b.TokensAt(now) >= float64(s.burst) {
@@ -63,7 +63,7 @@ func (s *Set) findLocked(name string, now time.Time) *rate.Limiter {
 			}
 		}
 	}
-	if len(s.buckets) >= s.most {
+	if len(s.buckets) >= s.max {
 		if s.crowded != nil {
 			s.crowded()
 		}

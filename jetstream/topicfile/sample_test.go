@@ -30,7 +30,7 @@ func TestSampleThatShips(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = bus.Close() }()
-	changes, err := bus.ApplyTopics(t.Context(), false)
+	changes, err := bus.Admin().ApplyTopics(t.Context(), false)
 	if err != nil || len(changes) != 11 { // seven streams, four of them with a bucket
 		t.Errorf("%d changes, %v", len(changes), err)
 	}
@@ -39,7 +39,7 @@ func TestSampleThatShips(t *testing.T) {
 			t.Errorf("%s: %v", c, c.Err)
 		}
 	}
-	if changes, err = bus.ApplyTopics(t.Context(), true); err != nil || len(changes) != 0 {
+	if changes, err = bus.Admin().ApplyTopics(t.Context(), true); err != nil || len(changes) != 0 {
 		t.Errorf("the second time: %v, %v", changes, err)
 	}
 	for topic, key := range map[string]string{"heartbeat.received": "", "process.state": "k", "kv.set": "k", "user.7.events": "", "other": "", "dlq.x": "", "sensor.reading": ""} {
@@ -47,7 +47,7 @@ func TestSampleThatShips(t *testing.T) {
 			t.Errorf("%s: %v", topic, err)
 		}
 	}
-	all, err := bus.Topics(t.Context())
+	all, err := bus.Admin().Topics(t.Context())
 	if err != nil || len(all) != 9 {
 		t.Errorf("%+v, %v", all, err)
 	}

@@ -75,12 +75,13 @@ func cause(err error) error {
 	return err
 }
 
-// Parse reads the rules in data, which is at most 1 MiB with at most 1,000 rules. Faults name the file name. The error is
-// an Errors of all faults, but for what comes after 100 of them, or after a place where the text is not YAML.
+// Parse reads the rules in data, which is at most 1 MiB with at most 1,000 rules. Faults name the
+// file name. The error is an Errors of all faults, but for what comes after 100 of them, or after a
+// line where the text is not YAML.
 func Parse(name string, data []byte) ([]jetstream.TopicRule, error) {
 	p := &parser{file: name}
 	if len(data) > maxBytes {
-		p.fault(place(1, 1), "the file has more than %d bytes: use patterns instead of many rules", maxBytes)
+		p.fault(nodeAt(1, 1), "the file has more than %d bytes: use patterns instead of many rules", maxBytes)
 		return nil, p.faults
 	}
 	p.checkTabs(data)
@@ -132,7 +133,7 @@ func (p *parser) fault(at *yaml.Node, format string, args ...any) {
 	p.faults = append(p.faults, &e)
 }
 
-func place(line, column int) *yaml.Node { return &yaml.Node{Line: line, Column: column} }
+func nodeAt(line, column int) *yaml.Node { return &yaml.Node{Line: line, Column: column} }
 
 // checkTabs finds tabs that indent, all of them: the YAML reader would end at the first and say less.
 func (p *parser) checkTabs(data []byte) {
@@ -141,7 +142,7 @@ func (p *parser) checkTabs(data []byte) {
 		line++
 		rest := bytes.TrimLeft(text, " \t")
 		if tab := bytes.IndexByte(text[:len(text)-len(rest)], '\t'); tab >= 0 && len(bytes.TrimSpace(rest)) > 0 && rest[0] != '#' {
-			p.fault(place(line, tab+1), "a tab in the indentation: YAML takes spaces only")
+			p.fault(nodeAt(line, tab+1), "a tab in the indentation: YAML takes spaces only")
 		}
 	}
 }
@@ -153,7 +154,7 @@ func (p *parser) document(data []byte) *yaml.Node {
 	var first, second yaml.Node
 	switch err := reader.Decode(&first); {
 	case errors.Is(err, io.EOF):
-		p.fault(place(1, 1), "the file is empty: give a list of rules under topics:")
+		p.fault(nodeAt(1, 1), "the file is empty: give a list of rules under topics:")
 		return nil
 	case err != nil:
 		p.syntax(data, lines.read, err)
@@ -200,8 +201,9 @@ func (r *lineReader) Read(to []byte) (int, error) {
 	return n, nil
 }
 
-// syntax reports what keeps the file from being YAML. read is how many lines it took to see that: a better place than that
-// of an error that is about a whole list or mapping, which is where that begins.
+// syntax reports what keeps the file from being YAML. read is how many lines it took to see that: a
+// better line than that of an error that is about a whole list or mapping, which is where that
+// begins.
 func (p *parser) syntax(data []byte, read int, err error) {
 	if len(p.faults) > 0 {
 		return // tabs
@@ -216,21 +218,21 @@ func (p *parser) syntax(data []byte, read int, err error) {
 		if strings.Contains(found[2], "expected alphabetic or numeric character") { // of an alias
 			hint = `: what begins with * needs quotes, as in pattern: "**"`
 		}
-		p.fault(place(line, 1), "this is not YAML, here or right before: %s%s", found[2], hint)
+		p.fault(nodeAt(line, 1), "this is not YAML, here or right before: %s%s", found[2], hint)
 		return
 	}
 	if found := unknownAnchor.FindStringSubmatch(text); found != nil {
 		before := data[:max(bytes.Index(data, []byte("*"+found[1])), 0)]
-		p.fault(place(bytes.Count(before, []byte("\n"))+1, len(before)-bytes.LastIndexByte(before, '\n')),
+		p.fault(nodeAt(bytes.Count(before, []byte("\n"))+1, len(before)-bytes.LastIndexByte(before, '\n')),
 			"*%s stands for nothing: no value before it has the anchor &%s", found[1], found[1])
 		return
 	}
-	p.fault(place(read, 1), "this is not YAML: %s", strings.TrimPrefix(text, "yaml: "))
+	p.fault(nodeAt(read, 1), "this is not YAML: %s", strings.TrimPrefix(text, "yaml: "))
 }
 
 // checkRules finds what is wrong with rules that could be read: in themselves and between them.
 func (p *parser) checkRules(rules []*rule, all []jetstream.TopicRule) {
-	for _, e := range jetstream.CheckRules(all) {
+	for _, e := range jetstream.ValidateRules(all) {
 		r := rules[e.Rule]
 		if r.brokenIn(e.Fields) || e.Other >= 0 && rules[e.Other].brokenIn(e.Fields) {
 			continue // it may be no more than what follows from another fault

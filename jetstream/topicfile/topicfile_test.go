@@ -272,7 +272,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		rules, err := Parse("f", data)
 		if err == nil {
-			if faults := jetstream.CheckRules(rules); len(faults) > 0 {
+			if faults := jetstream.ValidateRules(rules); len(faults) > 0 {
 				t.Fatalf("the bus does not take %+v: %v", rules, faults[0])
 			}
 			return

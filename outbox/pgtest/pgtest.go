@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/shirou/gopsutil/v4/process"
+	psutil "github.com/shirou/gopsutil/v4/process"
 )
 
 // startWait bounds how long a cluster may take to start.
@@ -161,7 +161,7 @@ func (c *Cluster) Kill() error {
 // childrenOf are the processes of a server but for the first. They have sessions of their own, so that no signal reaches all.
 // awaitStop waits until a process that was told to stop does nothing any more: until then it may start others.
 func awaitStop(pid int) error {
-	p, err := process.NewProcess(int32(pid)) //nolint:gosec // it is a process id
+	p, err := psutil.NewProcess(int32(pid)) //nolint:gosec // it is a process id
 	if err != nil {
 		return err
 	}
@@ -173,7 +173,7 @@ func awaitStop(pid int) error {
 		if err != nil {
 			return err
 		}
-		if slices.Contains(state, process.Stop) {
+		if slices.Contains(state, psutil.Stop) {
 			return nil
 		}
 		select {
@@ -184,22 +184,22 @@ func awaitStop(pid int) error {
 	}
 }
 
-func childrenOf(pid int) ([]*process.Process, error) {
-	p, err := process.NewProcess(int32(pid)) //nolint:gosec // it is a process id
+func childrenOf(pid int) ([]*psutil.Process, error) {
+	p, err := psutil.NewProcess(int32(pid)) //nolint:gosec // it is a process id
 	if err != nil {
 		return nil, err
 	}
 	children, err := p.Children()
-	if errors.Is(err, process.ErrorNoChildren) {
+	if errors.Is(err, psutil.ErrorNoChildren) {
 		return nil, nil
 	}
 	return children, err
 }
 
 // alive says that a process is there, and is not only waiting for its parent to take note of its end.
-func alive(p *process.Process) bool {
+func alive(p *psutil.Process) bool {
 	status, err := p.Status()
-	return err == nil && !slices.Contains(status, process.Zombie)
+	return err == nil && !slices.Contains(status, psutil.Zombie)
 }
 
 // Restart starts a server again that was killed, and returns when it answers.

@@ -66,7 +66,7 @@ type Target struct {
 	JSON     bool   `name:"json" help:"Print one JSON object instead of text."`
 }
 
-func (t *Target) check() error {
+func (t *Target) validate() error {
 	switch {
 	case t.URL != "" && (t.External || t.Binary != ""):
 		return errors.New("--external-nats and --binary are about a hub that bench starts, and --url names one that runs: choose")
@@ -94,7 +94,7 @@ type load struct {
 	InFlight    int    `default:"256" help:"The most unconfirmed publishes, or unacknowledged events, a connection."`
 }
 
-func (l *load) check() error {
+func (l *load) validate() error {
 	switch {
 	case l.N < 1 || l.N > maxEvents:
 		return fmt.Errorf("--n %d: 1 to %d are allowed", l.N, maxEvents)
@@ -124,7 +124,7 @@ type rounds struct {
 	WarmUp      int    `name:"warm-up" default:"20000" help:"The most events of the round that warms up and does not count; 0: none. A hub that runs already is warmed up only in comparisons."`
 }
 
-func (r *rounds) check(sides []side) error {
+func (r *rounds) validate(sides []side) error {
 	if r.Rounds == 0 {
 		r.Rounds = 1
 		if len(sides) > 1 {

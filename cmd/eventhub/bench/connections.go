@@ -91,7 +91,7 @@ func (cmd *Connections) Run(ctx context.Context, env Env, target *Target) (err e
 	case target.URL != "" && target.HubPID == 0 && !isNative(cmd.Via):
 		return errors.New("the memory of a running hub is measured with --hub-pid")
 	}
-	if err := errors.Join(target.check(), allowFiles(cmd.N+spareFiles)); err != nil {
+	if err := errors.Join(target.validate(), allowFiles(cmd.N+spareFiles)); err != nil {
 		return err
 	}
 	sys, err := openSystem(ctx, env, target, needsOf([]side{{via: cmd.Via}}))

@@ -116,7 +116,7 @@ func (cmd *Gate) Run(ctx context.Context, env Env, target *Target) (err error) {
 			return err
 		}
 	}
-	if err := target.check(); err != nil {
+	if err := target.validate(); err != nil {
 		return err
 	}
 	sys, err := openSystem(ctx, env, target, needs{hub: true, native: true, nativeWS: true})

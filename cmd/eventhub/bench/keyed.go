@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// keyedMost is the most that a read by key may take, as a multiple of the same with nats.go.
-const keyedMost = 1.3
+// maxKeyedRatio is the most that a read by key may take, as a multiple of the same with nats.go.
+const maxKeyedRatio = 1.3
 
 // Keyed is `eventhub bench keyed`.
 type Keyed struct {
@@ -28,11 +28,11 @@ func (*Keyed) Help() string {
 	return `Fills a compacted topic with nats.go, waits until its bucket has all, and reads it by key: with the bus, and the same with nats.go, both
 over loopback to the same server. Rounds alternate; where there are several ways with nats.go, the fastest counts.
 
-  keys        1,000 random keys: LatestByKey; KV Get, one by one and 16 at a time
-  key         one random key: Latest; a raw get at the leader (STREAM.MSG.GET)
-  walk        all keys: EachLatest; WatchAll, or ListKeys and Get
-  pages       all keys, 1,000 at a time: LatestPage; WatchAll
-  list        all keys, 1,000 at a time, and none left out: ListLatest; WatchAll
+  keys        1,000 random keys: Keys.GetMany; KV Get, one by one and 16 at a time
+  key         one random key: Keys.Get; a raw get at the leader (STREAM.MSG.GET)
+  walk        all keys: Keys.Each; WatchAll, or ListKeys and Get
+  pages       all keys, 1,000 at a time: Keys.Page; WatchAll
+  list        all keys, 1,000 at a time, and none left out: Keys.List; WatchAll
   watch       all keys, until what there is has come: Watch; WatchAll
   watch-100   100 keys, likewise: Watch; WatchFiltered
 
@@ -43,7 +43,7 @@ Of more than 100 pages, or 20,000 keys that are got one by one after ListKeys, s
   eventhub bench --replicas 3 keyed --keys 200000`
 }
 
-func (cmd *Keyed) check() error {
+func (cmd *Keyed) validate() error {
 	switch {
 	case cmd.Keys < keysAtOnce || cmd.Keys > 100_000_000:
 		return fmt.Errorf("--keys %d: %d to 100000000 are allowed", cmd.Keys, keysAtOnce)
@@ -64,7 +64,7 @@ func (cmd *Keyed) check() error {
 
 // Run measures.
 func (cmd *Keyed) Run(ctx context.Context, env Env, target *Target) (err error) {
-	if err := errors.Join(target.check(), cmd.check()); err != nil {
+	if err := errors.Join(target.validate(), cmd.validate()); err != nil {
 		return err
 	}
 	sys, err := openSystem(ctx, env, target, needs{native: true})
@@ -141,10 +141,10 @@ func printKeyed(w io.Writer, results []keyedResult) error {
 		verdict := ""
 		switch {
 		case !r.Counts:
-		case r.OfPairs <= keyedMost:
+		case r.OfPairs <= maxKeyedRatio:
 			verdict = "  ok"
 		default:
-			verdict = fmt.Sprintf("  OVER %v", keyedMost)
+			verdict = fmt.Sprintf("  OVER %v", maxKeyedRatio)
 		}
 		fmt.Fprintf(&b, "%-20s %12.3f   %-34s %12.3f   %.3f [%.3f, %.3f]%s\n", r.Ours, r.Hub, r.Theirs, r.Other, r.OfPairs, r.Min, r.Max, verdict)
 	}

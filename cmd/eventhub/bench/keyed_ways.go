@@ -18,27 +18,27 @@ const (
 	keysAtOnce    = 1_000
 	getsAtOnce    = 16
 	watchedKeys   = 100
-	mostKeyGets   = 20_000 // of a walk by keys; the rest is reckoned
+	maxKeyGets    = 20_000 // of a walk by keys; the rest is reckoned
 	keyedPageSize = 1_000
-	mostPages     = 100 // of a walk by pages, likewise
+	maxPages      = 100 // of a walk by pages, likewise
 )
 
 // keyedStudies are what is compared.
 var keyedStudies = []keyedStudy{
 	{
-		name: "keys", calls: 10, ours: contender{"LatestByKey of 1,000", latestByKey},
+		name: "keys", calls: 10, ours: contender{"Keys.GetMany of 1,000", latestByKey},
 		theirs: []contender{{"KV Get of 1,000, 16 at a time", getKeys(getsAtOnce)}, {"KV Get of 1,000, one by one", getKeys(1)}},
 	},
 	{
-		name: "key", calls: 2_000, each: true, ours: contender{"Latest", latestOne},
+		name: "key", calls: 2_000, each: true, ours: contender{"Keys.Get", latestOne},
 		theirs: []contender{{"STREAM.MSG.GET at the leader", leaderGet}},
 	},
 	{
-		name: "walk", ours: contender{"EachLatest", eachLatest},
+		name: "walk", ours: contender{"Keys.Each", eachLatest},
 		theirs: []contender{{"KV WatchAll", watchAll}, {"KV ListKeys, Get 16 at a time", listAndGet}},
 	},
-	{name: "pages", ours: contender{"LatestPage of 1,000", latestPages}, theirs: []contender{{"KV WatchAll", watchAll}}},
-	{name: "list", ours: contender{"ListLatest of 1,000", listPages}, theirs: []contender{{"KV WatchAll", watchAll}}},
+	{name: "pages", ours: contender{"Keys.Page of 1,000", latestPages}, theirs: []contender{{"KV WatchAll", watchAll}}},
+	{name: "list", ours: contender{"Keys.List of 1,000", listPages}, theirs: []contender{{"KV WatchAll", watchAll}}},
 	{name: "watch", ours: contender{"Watch", busWatch(0)}, theirs: []contender{{"KV WatchAll", watchAll}}},
 	{name: "watch-100", calls: 10, ours: contender{"Watch of 100 keys", busWatch(watchedKeys)}, theirs: []contender{{"KV WatchFiltered of 100 keys", watchFiltered}}},
 }
@@ -55,7 +55,7 @@ func came(begin time.Time, got, want int) (time.Duration, error) {
 func latestByKey(ctx context.Context, t *keyedTopic, n int) (time.Duration, error) {
 	keys := t.draw(n, keysAtOnce)
 	begin := time.Now()
-	found, err := t.bus.LatestByKey(ctx, t.name, keys...)
+	found, err := t.bus.Keys(t.name).GetMany(ctx, keys)
 	if err != nil {
 		return 0, err
 	}
@@ -101,7 +101,7 @@ func (t *keyedTopic) get(ctx context.Context, keys []string, atOnce int) (int, e
 func latestOne(ctx context.Context, t *keyedTopic, n int) (time.Duration, error) {
 	key := t.draw(n, 1)[0]
 	begin := time.Now()
-	e, err := t.bus.Latest(ctx, t.name, key)
+	e, err := t.bus.Keys(t.name).Get(ctx, key)
 	if err != nil {
 		return 0, err
 	}
@@ -128,7 +128,7 @@ func sameKey(got, want string) error {
 func eachLatest(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error) {
 	got := 0
 	begin := time.Now()
-	err := t.bus.EachLatest(ctx, t.name, func(*jetstream.Event) error { got++; return nil })
+	err := t.bus.Keys(t.name).Each(ctx, func(*jetstream.Event) error { got++; return nil })
 	if err != nil {
 		return 0, err
 	}
@@ -139,11 +139,11 @@ func eachLatest(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error
 // of its own.
 func latestPages(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error) {
 	all := (t.keys + keyedPageSize - 1) / keyedPageSize
-	part := min(all, mostPages)
+	part := min(all, maxPages)
 	begin := time.Now()
 	for i := range part {
 		offset := i * all / part * keyedPageSize
-		page, err := t.bus.LatestPage(ctx, t.name, offset, keyedPageSize)
+		page, err := t.bus.Keys(t.name).Page(ctx, offset, keyedPageSize)
 		if err != nil {
 			return 0, err
 		}
@@ -159,7 +159,7 @@ func listPages(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error)
 	got := 0
 	begin := time.Now()
 	for next := ""; ; {
-		page, err := t.bus.ListLatest(ctx, t.name, jetstream.ListOptions{Next: next, Limit: keyedPageSize})
+		page, err := t.bus.Keys(t.name).List(ctx, jetstream.ListOptions{Next: next, Limit: keyedPageSize})
 		if err != nil {
 			return 0, err
 		}
@@ -221,7 +221,7 @@ func busWatch(count int) func(context.Context, *keyedTopic, int) (time.Duration,
 		got := 0
 		begin := time.Now()
 		var short error
-		err = t.bus.Watch(ctx, t.name, keys, func(e *jetstream.Event) error {
+		err = t.bus.Keys(t.name).Watch(ctx, keys, func(e *jetstream.Event) error {
 			if e == nil {
 				took, short = came(begin, got, want)
 				return errEnough
@@ -251,7 +251,7 @@ func listAndGet(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error
 	if err != nil {
 		return 0, err
 	}
-	part := keys[:min(len(keys), mostKeyGets)]
+	part := keys[:min(len(keys), maxKeyGets)]
 	begin = time.Now()
 	if _, err := t.get(ctx, part, getsAtOnce); err != nil {
 		return 0, err

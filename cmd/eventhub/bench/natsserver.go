@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
+	natsserver "github.com/nats-io/nats-server/v2/server"
 )
 
 // natsServer is `eventhub bench nats-server`: what bench starts when a hub or a comparison needs a nats-server of its own. It
@@ -21,10 +21,10 @@ type natsServer struct {
 
 // Run serves until ctx ends.
 func (n *natsServer) Run(ctx context.Context, env Env, target *Target) error {
-	opts := &server.Options{
+	opts := &natsserver.Options{
 		ServerName:    n.ServerName,
 		Host:          "127.0.0.1",
-		Port:          server.RANDOM_PORT,
+		Port:          natsserver.RANDOM_PORT,
 		Authorization: target.Token,
 		JetStream:     true,
 		StoreDir:      n.StoreDir,
@@ -32,7 +32,7 @@ func (n *natsServer) Run(ctx context.Context, env Env, target *Target) error {
 		MaxPending:    256 << 20,
 		NoSigs:        true,
 		NoLog:         true,
-		Websocket:     server.WebsocketOpts{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoTLS: true},
+		Websocket:     natsserver.WebsocketOpts{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, NoTLS: true},
 	}
 	if strings.EqualFold(target.Sync, "always") {
 		opts.SyncAlways = true
@@ -44,10 +44,10 @@ func (n *natsServer) Run(ctx context.Context, env Env, target *Target) error {
 		opts.SyncInterval = every
 	}
 	if n.ClusterPort != 0 {
-		opts.Cluster = server.ClusterOpts{Name: "bench", Host: "127.0.0.1", Port: n.ClusterPort, NoAdvertise: true}
-		opts.Routes = server.RoutesFromStr(strings.Join(n.Routes, ","))
+		opts.Cluster = natsserver.ClusterOpts{Name: "bench", Host: "127.0.0.1", Port: n.ClusterPort, NoAdvertise: true}
+		opts.Routes = natsserver.RoutesFromStr(strings.Join(n.Routes, ","))
 	}
-	s, err := server.NewServer(opts)
+	s, err := natsserver.NewServer(opts)
 	if err != nil {
 		return fmt.Errorf("nats-server: %w", err)
 	}

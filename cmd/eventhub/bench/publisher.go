@@ -126,16 +126,12 @@ func (s *system) dial(ctx context.Context, inFlight int) (*client.Client, error)
 }
 
 func (w *wsPublisher) send(payload []byte, id string, due int64) error {
-	var opts *client.PublishOptions
-	if id != "" {
-		opts = &client.PublishOptions{ID: id}
-	}
 	done := w.each
 	if w.times != nil {
 		done = func(_ string, err error) { w.timed(due, err) }
 	}
 	w.wg.Add(1)
-	err := w.client.PublishAsync(w.topic, payload, opts, done)
+	err := w.client.PublishAsync(w.topic, payload, client.PublishOptions{ID: id}, done)
 	if err != nil {
 		w.wg.Done()
 	}

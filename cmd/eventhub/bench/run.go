@@ -69,7 +69,7 @@ func (r *rounds) sidesOf(via string) []side {
 // measure runs a benchmark: what it warms up with, its rounds, and what it prints. The round function is made once the
 // system runs.
 func measure(ctx context.Context, env Env, target *Target, p plan, newRound func(*run) roundFunc) (err error) {
-	if err := errors.Join(target.check(), p.rounds.check(p.sides), p.load.check()); err != nil {
+	if err := errors.Join(target.validate(), p.rounds.validate(p.sides), p.load.validate()); err != nil {
 		return err
 	}
 	if p.sides[0].rules > 0 && target.URL != "" {

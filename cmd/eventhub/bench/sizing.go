@@ -127,7 +127,7 @@ func (cmd *Sizing) Run(ctx context.Context, env Env, target *Target) error {
 	if cmd.Short {
 		e = brief
 	}
-	if err := errors.Join(target.check(), allowFiles(slices.Max(e.connections)+spareFiles), os.MkdirAll(cmd.Out, 0o755)); err != nil { //nolint:gosec // no secret
+	if err := errors.Join(target.validate(), allowFiles(slices.Max(e.connections)+spareFiles), os.MkdirAll(cmd.Out, 0o755)); err != nil { //nolint:gosec // no secret
 		return err
 	}
 	file := filepath.Join(cmd.Out, "sizing.csv")

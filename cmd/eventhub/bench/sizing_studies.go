@@ -216,7 +216,7 @@ func (z *sizer) topics(ctx context.Context) error {
 		topic := fmt.Sprintf("bench.sizing.%d", i)
 		_, err := b.prepare(ctx, viaNative, topic)
 		if err == nil {
-			_, err = c.Publish(ctx, topic, []byte(`{}`), nil)
+			_, err = c.Publish(ctx, topic, []byte(`{}`), client.PublishOptions{})
 		}
 		return err
 	})

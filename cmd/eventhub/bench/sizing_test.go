@@ -38,7 +38,7 @@ func TestLoadOf(t *testing.T) {
 		for _, connections := range full.connections {
 			l := loadOf(size, connections)
 			l.N = 1
-			if err := l.check(); err != nil {
+			if err := l.validate(); err != nil {
 				t.Error(err)
 			}
 			if l.InFlight > 1 && l.InFlight*connections*size > sizingWindow {

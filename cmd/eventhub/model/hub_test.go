@@ -54,7 +54,7 @@ func runHub(ctx context.Context, r hubRole) error {
 	if err != nil {
 		return err
 	}
-	srv, err := facade.New(facade.Config{Bus: bus, Auth: anybody{}, Logger: log, DrainGrace: 500 * time.Millisecond})
+	srv, err := facade.New(facade.Config{Bus: facade.JetStream(bus), Auth: anybody{}, Logger: log, DrainGrace: 500 * time.Millisecond})
 	if err != nil {
 		return err
 	}

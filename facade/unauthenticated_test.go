@@ -10,7 +10,7 @@ import (
 )
 
 // Those who never authenticate shut nobody out: the oldest of them goes when one more comes.
-func TestStrangersShutNobodyOut(t *testing.T) {
+func TestTheUnauthenticatedShutNobodyOut(t *testing.T) {
 	r := newRig(t, func(cfg *facade.Config) {
 		cfg.Limits.Connections, cfg.Limits.Unauthenticated, cfg.Limits.AuthTimeout = 40, 2, time.Hour
 	})

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -31,28 +32,28 @@ const (
 	outboxLook = 5 * time.Second
 )
 
-// outboxPlace is where an outbox is: what a DSN says.
-type outboxPlace struct {
+// outboxDSN is where an outbox is: what a DSN says.
+type outboxDSN struct {
 	path     string          // of the SQLite file
 	postgres *pgx.ConnConfig // or of PostgreSQL
 	bucket   *string         // or of the bucket in NATS
 }
 
 // parseOutbox reads a DSN. No error shows any of it, for there may be a password in it.
-func parseOutbox(dsn string) (outboxPlace, error) {
+func parseOutbox(dsn string) (outboxDSN, error) {
 	kind, rest, _ := strings.Cut(dsn, ":")
 	switch kind {
 	case "sqlite":
 		path := strings.TrimPrefix(rest, "//")
 		if path == "" || strings.HasSuffix(path, "/") || filepath.Base(path) == ":memory:" || strings.ContainsAny(path, "?\x00") {
-			return outboxPlace{}, errors.New("a SQLite outbox is a file: give sqlite:PATH, without parameters")
+			return outboxDSN{}, errors.New("a SQLite outbox is a file: give sqlite:PATH, without parameters")
 		}
-		return outboxPlace{path: filepath.Clean(path)}, nil // of two slashes at the start, SQLite would take what follows for a host
+		return outboxDSN{path: filepath.Clean(path)}, nil // of two slashes at the start, SQLite would take what follows for a host
 	case "postgres", "postgresql":
 		cfg, err := pgx.ParseConfig(dsn)
 		if err != nil || !strings.HasPrefix(rest, "//") {
 			// The cause may quote a part of the password, where that has a character that ends it.
-			return outboxPlace{}, errors.New("the address of PostgreSQL cannot be read: give postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=…, with the special characters of the password as in a URL (%2F for /)")
+			return outboxDSN{}, errors.New("the address of PostgreSQL cannot be read: give postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=…, with the special characters of the password as in a URL (%2F for /)")
 		}
 		if !strings.Contains(rest, "default_query_exec_mode=") {
 			cfg.DefaultQueryExecMode = pgx.QueryExecModeExec // see outbox.SQLConfig.DB
@@ -60,16 +61,16 @@ func parseOutbox(dsn string) (outboxPlace, error) {
 		if cfg.ConnectTimeout == 0 {
 			cfg.ConnectTimeout = outboxConnectWait
 		}
-		return outboxPlace{postgres: cfg}, nil
+		return outboxDSN{postgres: cfg}, nil
 	case "kv":
-		return outboxPlace{bucket: &rest}, nil
+		return outboxDSN{bucket: &rest}, nil
 	default:
-		return outboxPlace{}, errors.New("the DSN of the outbox is of no kind that is known: give sqlite:PATH, postgres://USER:PASSWORD@HOST:PORT/DATABASE, or kv:BUCKET")
+		return outboxDSN{}, errors.New("the DSN of the outbox is of no kind that is known: give sqlite:PATH, postgres://USER:PASSWORD@HOST:PORT/DATABASE, or kv:BUCKET")
 	}
 }
 
-// String names the place, without a password.
-func (p outboxPlace) String() string {
+// String names the outbox, without a password.
+func (p outboxDSN) String() string {
 	switch {
 	case p.postgres != nil:
 		return "PostgreSQL at " + net.JoinHostPort(p.postgres.Host, strconv.Itoa(int(p.postgres.Port))) + ", database " + p.postgres.Database
@@ -84,7 +85,7 @@ func (p outboxPlace) String() string {
 }
 
 // check finds out whether a file could be there, without making it.
-func (p outboxPlace) check() error {
+func (p outboxDSN) check() error {
 	if p.path == "" {
 		return nil
 	}
@@ -106,9 +107,9 @@ func (p outboxPlace) check() error {
 type openedOutbox struct {
 	outbox.Store
 
-	place outboxPlace
-	sql   *outbox.SQLStore // nil for a KV store
-	db    *sql.DB
+	dsn outboxDSN
+	sql *outbox.SQLStore // nil for a KV store
+	db  *sql.DB
 }
 
 // outboxOptions say how an outbox is opened.
@@ -120,13 +121,17 @@ type outboxOptions struct {
 }
 
 // open opens the outbox. But for a KV store, nothing is asked of the database yet.
-func (p outboxPlace) open(ctx context.Context, opts outboxOptions) (*openedOutbox, error) {
+func (p outboxDSN) open(ctx context.Context, opts outboxOptions) (*openedOutbox, error) {
 	if p.bucket != nil {
-		store, err := outbox.OpenKVStore(ctx, outbox.KVConfig{Bus: opts.bus, Bucket: *p.bucket})
+		bucket, err := opts.bus.Collections().Open(ctx, cmp.Or(*p.bucket, outbox.DefaultTable))
+		if err != nil {
+			return nil, fmt.Errorf("%v: %w", p, err)
+		}
+		store, err := outbox.NewKVStore(outbox.KVConfig{Collection: bucket})
 		if err != nil {
 			return nil, err
 		}
-		return &openedOutbox{Store: store, place: p}, nil
+		return &openedOutbox{Store: store, dsn: p}, nil
 	}
 	cfg := outbox.SQLConfig{Dialect: outbox.SQLite, Table: opts.table, MaxPayload: opts.maxPayload}
 	if _, err := outbox.NewSQLStore(cfg); err != nil { // before a file is made
@@ -154,7 +159,7 @@ func (p outboxPlace) open(ctx context.Context, opts outboxOptions) (*openedOutbo
 	if err != nil {
 		return nil, errors.Join(err, cfg.DB.Close())
 	}
-	return &openedOutbox{Store: store, place: p, sql: store, db: cfg.DB}, nil
+	return &openedOutbox{Store: store, dsn: p, sql: store, db: cfg.DB}, nil
 }
 
 // openSQLite opens a file as outbox.SQLConfig.DB says. One that it makes is its owner's alone.
@@ -179,7 +184,7 @@ func openSQLite(path string, make bool) (*sql.DB, error) {
 
 // look finds out whether the outbox could be drained now. It asks a database on a network only, and changes nothing. migrates
 // says that the table would be made or brought to the version that is needed.
-func (p outboxPlace) look(ctx context.Context, table string, migrates bool) error {
+func (p outboxDSN) look(ctx context.Context, table string, migrates bool) error {
 	if p.postgres == nil {
 		return nil
 	}
@@ -205,9 +210,9 @@ func (o *openedOutbox) version(ctx context.Context, migrates bool) error {
 	case err != nil:
 		return o.explain(err)
 	case have > need:
-		return fmt.Errorf("%v: the table has version %d, this program knows %d: use a newer one", o.place, have, need)
+		return fmt.Errorf("%v: the table has version %d, this program knows %d: use a newer one", o.dsn, have, need)
 	case have < need && !migrates:
-		return fmt.Errorf("%v: the table has version %d, this program needs %d: eventhub outbox migrate makes it so", o.place, have, need)
+		return fmt.Errorf("%v: the table has version %d, this program needs %d: eventhub outbox migrate makes it so", o.dsn, have, need)
 	}
 	return nil
 }
@@ -230,7 +235,7 @@ func (o *openedOutbox) explain(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%v: %w", o.place, err)
+	return fmt.Errorf("%v: %w", o.dsn, err)
 }
 
 func (o *openedOutbox) close() error {

@@ -5,29 +5,29 @@ import (
 	"sync"
 )
 
-// strangers are the sessions without a successful AUTH, in the order in which they became so. There are at most most of
-// them: one more ends the oldest, so that those who never authenticate shut nobody out. Its methods may be called
-// concurrently.
-type strangers struct {
-	most int
+// unauthenticated are the sessions without a successful AUTH, in the order in which they became so.
+// There are at most max of them: one more ends the oldest, so that those who never authenticate
+// shut nobody out. Its methods may be called concurrently.
+type unauthenticated struct {
+	max int
 
 	mu    sync.Mutex
 	all   list.List
 	known map[*session]*list.Element
 }
 
-func newStrangers(most int) *strangers {
-	return &strangers{most: most, known: make(map[*session]*list.Element)}
+func newUnauthenticated(limit int) *unauthenticated {
+	return &unauthenticated{max: limit, known: make(map[*session]*list.Element)}
 }
 
 // add takes a session in, and returns the one that has to go for it, or nil.
-func (s *strangers) add(n *session) (oldest *session) {
+func (s *unauthenticated) add(n *session) (oldest *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.known[n] != nil {
 		return nil
 	}
-	if s.all.Len() >= s.most {
+	if s.all.Len() >= s.max {
 		oldest, _ = s.all.Remove(s.all.Front()).(*session)
 		delete(s.known, oldest)
 	}
@@ -36,7 +36,7 @@ func (s *strangers) add(n *session) (oldest *session) {
 }
 
 // remove forgets a session that authenticated, or ended.
-func (s *strangers) remove(n *session) {
+func (s *unauthenticated) remove(n *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := s.known[n]; e != nil {

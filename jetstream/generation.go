@@ -18,46 +18,48 @@ import (
 // groupsBucket names, for each group that was moved, the consumer that it now is.
 const groupsBucket = "eventhub_groups"
 
-// sweepEvery is how often consumers that no pointer names are looked for, and sweepAge how old they must be: younger
-// ones may belong to a seek that is under way.
+// sweepEvery is how often consumers that are no group's are looked for, and sweepAge how old they
+// must be: younger ones may belong to a seek that is under way.
 const (
 	sweepEvery = 10 * time.Minute
 	sweepAge   = time.Minute
 )
 
-// pointer says which consumer is the group. A group that was never moved has none stored: generation 1, plain name.
-type pointer struct {
-	Generation int    `json:"generation"`
-	Consumer   string `json:"consumer"`
-	// Stream is when the stream was created: a pointer into a stream that was deleted and made anew counts no more.
+// generation says which consumer the group is: each seek makes the next one. Of a group that was
+// never moved none is stored: it is generation 1, of a plain name.
+type generation struct {
+	Number   int    `json:"generation"`
+	Consumer string `json:"consumer"`
+	// Stream is when the stream was created: a generation on a stream that was deleted and made
+	// anew counts no more.
 	Stream time.Time `json:"stream"`
 
 	revision uint64 // in the bucket; 0: not stored
 }
 
-// following is the pointer after a seek. Its name has a random part, so that two seeks at once do not meet in one
-// consumer.
-func (p pointer) following(t *topicInfo, group string) pointer {
+// next is the generation after a seek. Its consumer's name has a random part, so that two seeks at
+// once do not meet in one consumer.
+func (p generation) next(t *topicInfo, group string) generation {
 	var nonce [4]byte
 	_, _ = rand.Read(nonce[:]) // never fails
-	n := p.Generation + 1
-	return pointer{Generation: n, Consumer: t.consumerName(group) + "~" + strconv.Itoa(n) + "-" + hex.EncodeToString(nonce[:])}
+	n := p.Number + 1
+	return generation{Number: n, Consumer: t.consumerName(group) + "~" + strconv.Itoa(n) + "-" + hex.EncodeToString(nonce[:])}
 }
 
-var errPointerMoved = errors.New("jetstream: the group's pointer was moved by another")
+var errGroupMoved = errors.New("jetstream: the group was moved by another")
 
-// pointers reads and moves the groups' pointers.
-type pointers struct {
+// generations reads and writes the generations of groups that were moved.
+type generations struct {
 	bus *Bus
 	kv  natsjs.KeyValue
 }
 
-func openPointers(ctx context.Context, b *Bus) (*pointers, error) {
+func openGenerations(ctx context.Context, b *Bus) (*generations, error) {
 	kv, err := b.ownBucket(ctx, natsjs.KeyValueConfig{Bucket: groupsBucket, Description: "eventhub: the consumer of each group that was moved"})
 	if err != nil {
 		return nil, err
 	}
-	return &pointers{bus: b, kv: kv}, nil
+	return &generations{bus: b, kv: kv}, nil
 }
 
 // ownBucket opens a bucket in which hubs keep what they share, and makes it if it is not there.
@@ -78,27 +80,28 @@ func (b *Bus) ownBucket(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs.
 	return kv, nil
 }
 
-func pointerKey(t *topicInfo, group string) string {
+func groupKey(t *topicInfo, group string) string {
 	return t.stream.name + "." + t.consumerName(group)
 }
 
-// get reads the pointer at the bucket's leader: a stale one would bring a consumer back that a seek has left.
-func (p *pointers) get(ctx context.Context, t *topicInfo, group string) (pointer, error) {
-	plain := pointer{Generation: 1, Consumer: t.consumerName(group)}
-	m, err := p.bus.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+pointerKey(t, group))
+// get reads the generation at the bucket's leader: a stale one would bring a consumer back that a
+// seek has left.
+func (p *generations) get(ctx context.Context, t *topicInfo, group string) (generation, error) {
+	plain := generation{Number: 1, Consumer: t.consumerName(group)}
+	m, err := p.bus.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+groupKey(t, group))
 	if errors.Is(err, ErrNotFound) {
 		return plain, nil
 	}
 	if err != nil {
-		return pointer{}, err
+		return generation{}, err
 	}
 	plain.revision = m.seq
 	if op := m.header.Get("KV-Operation"); op == "DEL" || op == "PURGE" {
 		return plain, nil
 	}
-	stored := pointer{revision: m.seq}
+	stored := generation{revision: m.seq}
 	if err := json.Unmarshal(m.data, &stored); err != nil {
-		return pointer{}, fmt.Errorf("jetstream: pointer of group %q on stream %s is unreadable: %w: delete it to begin anew", group, t.stream.name, err)
+		return generation{}, fmt.Errorf("jetstream: generation of group %q on stream %s is unreadable: %w: delete it to begin anew", group, t.stream.name, err)
 	}
 	if !stored.Stream.Equal(t.stream.created) {
 		return plain, nil
@@ -106,24 +109,23 @@ func (p *pointers) get(ctx context.Context, t *topicInfo, group string) (pointer
 	return stored, nil
 }
 
-// swap moves the pointer from old to next, or returns errPointerMoved.
-func (p *pointers) swap(ctx context.Context, t *topicInfo, group string, old, next pointer) (uint64, error) {
+// swap replaces old by next, or returns errGroupMoved.
+func (p *generations) swap(ctx context.Context, t *topicInfo, group string, old, next generation) (uint64, error) {
 	next.Stream = t.stream.created
 	value, err := json.Marshal(next)
 	if err != nil {
 		return 0, err
 	}
-	rev, err := p.kv.Update(ctx, pointerKey(t, group), value, old.revision)
-	var api *natsjs.APIError
-	if errors.As(err, &api) && (api.ErrorCode == natsjs.JSErrCodeStreamWrongLastSequence || api.ErrorCode == natsjs.JSErrCodeStreamWrongLastSequenceConstant) ||
+	rev, err := p.kv.Update(ctx, groupKey(t, group), value, old.revision)
+	if api, ok := errors.AsType[*natsjs.APIError](err); ok && (api.ErrorCode == natsjs.JSErrCodeStreamWrongLastSequence || api.ErrorCode == natsjs.JSErrCodeStreamWrongLastSequenceConstant) ||
 		errors.Is(err, natsjs.ErrKeyExists) {
-		return 0, errPointerMoved
+		return 0, errGroupMoved
 	}
 	return rev, err
 }
 
 // follow tells this hub's members when their group was moved, until the bus closes.
-func (p *pointers) follow() {
+func (p *generations) follow() {
 	for p.bus.ctx.Err() == nil {
 		if err := p.watch(); err != nil && p.bus.ctx.Err() == nil {
 			p.bus.log.Warn("moves of groups cannot be followed now; they are noticed at the next pull", slog.Any("error", err))
@@ -135,7 +137,7 @@ func (p *pointers) follow() {
 	}
 }
 
-func (p *pointers) watch() error {
+func (p *generations) watch() error {
 	w, err := p.kv.WatchAll(p.bus.ctx, natsjs.UpdatesOnly())
 	if err != nil {
 		return err
@@ -152,7 +154,7 @@ func (p *pointers) watch() error {
 			if e == nil {
 				continue
 			}
-			var moved pointer
+			var moved generation
 			if err := json.Unmarshal(e.Value(), &moved); err != nil {
 				continue
 			}
@@ -192,7 +194,7 @@ func (b *Bus) sweepStream(ctx context.Context, s *stream, age time.Duration) err
 		return err
 	}
 	if !handle.CachedInfo().Created.Equal(s.created) {
-		b.forget(s) // made anew: what this hub knows of it says nothing about its pointers
+		b.forget(s) // made anew: what this hub knows of it says nothing about its groups
 		return nil
 	}
 	consumers := handle.ListConsumers(ctx)
@@ -205,7 +207,7 @@ func (b *Bus) sweepStream(ctx context.Context, s *stream, age time.Duration) err
 		if base, _, _ := strings.Cut(info.Name, "~"); base != t.consumerName(group) {
 			continue // not named by this rule: not ours to judge
 		}
-		ptr, err := b.pointers.get(ctx, t, group)
+		ptr, err := b.generations.get(ctx, t, group)
 		if err != nil {
 			return err
 		}

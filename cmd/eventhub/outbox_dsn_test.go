@@ -21,12 +21,12 @@ func TestSQLitePaths(t *testing.T) {
 		"sqlite:odd %23#name.db":     "odd %23#name.db",
 	}
 	for dsn, want := range good {
-		place, err := parseOutbox(dsn)
-		if err != nil || place.path != want {
-			t.Errorf("%s: path %q, %v; want %q", dsn, place.path, err, want)
+		o, err := parseOutbox(dsn)
+		if err != nil || o.path != want {
+			t.Errorf("%s: path %q, %v; want %q", dsn, o.path, err, want)
 			continue
 		}
-		box, err := place.open(t.Context(), outboxOptions{make: true})
+		box, err := o.open(t.Context(), outboxOptions{make: true})
 		if err != nil {
 			t.Errorf("%s: %v", dsn, err)
 			continue
@@ -42,8 +42,8 @@ func TestSQLitePaths(t *testing.T) {
 		}
 	}
 	for _, dsn := range []string{"sqlite:", "sqlite://", "sqlite:///", "sqlite::memory:", "sqlite:///:memory:", "sqlite:a.db?mode=ro", "sqlite:new/"} {
-		if place, err := parseOutbox(dsn); err == nil || !strings.Contains(err.Error(), "give sqlite:PATH") {
-			t.Errorf("%s: path %q, %v", dsn, place.path, err)
+		if o, err := parseOutbox(dsn); err == nil || !strings.Contains(err.Error(), "give sqlite:PATH") {
+			t.Errorf("%s: path %q, %v", dsn, o.path, err)
 		}
 	}
 	left, err := filepath.Glob("*")

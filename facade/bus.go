@@ -1,0 +1,72 @@
+package facade
+
+import (
+	"context"
+	"time"
+
+	"eventhub/jetstream"
+)
+
+// Bus is what a Server needs of the event bus; see jetstream.Bus for what the methods do. JetStream
+// makes one of a *jetstream.Bus. Its methods, and those of what they return, may be called
+// concurrently, but for Publisher's.
+type Bus interface {
+	Subscribe(ctx context.Context, topic, group string, opts jetstream.SubscribeOptions, handler func(*jetstream.Held)) (Subscription, error)
+	NewPublisher() Publisher
+	Keys(topic string) Keys
+	// MaxPayload is the largest payload in bytes that a Publisher takes.
+	MaxPayload() int
+}
+
+// Publisher publishes for one client in order. *jetstream.Publisher is one. Flush may be called
+// concurrently.
+type Publisher interface {
+	CountFor(client string)
+	Publish(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (jetstream.Receipt, error)
+	PublishAsync(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions, done func(jetstream.Receipt, error)) error
+	Flush(ctx context.Context) error
+}
+
+// Subscription is a member of a group, whose deliveries are settled by the ids of their events.
+// *jetstream.Subscription is one.
+type Subscription interface {
+	Ack(id string) bool
+	Nack(id, reason string, delay time.Duration) bool
+	Extend(id string, dur time.Duration) bool
+	Pause(ctx context.Context) error
+	Resume()
+	Stop(ctx context.Context) error
+	Drain(ctx context.Context) error
+	Disconnect(ctx context.Context) error
+}
+
+// Keys is the newest event of each key of a topic. jetstream.Keys is one.
+type Keys interface {
+	Get(ctx context.Context, key string) (*jetstream.Event, error)
+	GetMany(ctx context.Context, keys []string) (map[string]*jetstream.Event, error)
+	GetConsistent(ctx context.Context, keys []string) (map[string]*jetstream.Event, error)
+	Page(ctx context.Context, offset, limit int) ([]*jetstream.Event, error)
+	List(ctx context.Context, opts jetstream.ListOptions) (jetstream.Listing, error)
+}
+
+// JetStream is the Bus on NATS JetStream. The caller closes bus, after the Server.
+func JetStream(bus *jetstream.Bus) Bus {
+	if bus == nil {
+		return nil
+	}
+	return onJetStream{bus}
+}
+
+type onJetStream struct{ *jetstream.Bus }
+
+func (b onJetStream) Subscribe(ctx context.Context, topic, group string, opts jetstream.SubscribeOptions, handler func(*jetstream.Held)) (Subscription, error) {
+	s, err := b.Bus.Subscribe(ctx, topic, group, opts, handler)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (b onJetStream) NewPublisher() Publisher { return b.Bus.NewPublisher() }
+
+func (b onJetStream) Keys(topic string) Keys { return b.Bus.Keys(topic) }

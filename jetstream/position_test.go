@@ -1,0 +1,33 @@
+package jetstream
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+// A position that no topic has is refused wherever one is taken, and nothing is made.
+func TestPositionsThatNoTopicHas(t *testing.T) {
+	b := open(t, Config{})
+	for name, at := range map[string]Position{
+		"no time":     FromTime(time.Time{}),
+		"before 1970": FromTime(time.UnixMilli(-1)),
+		"no id":       FromAfterID(""),
+	} {
+		_, subscribed := b.Subscribe(t.Context(), "a", "g", SubscribeOptions{From: at}, ignore)
+		scanned := b.History("a").Scan(t.Context(), ScanOptions{From: at}, func(*Event) error { return nil })
+		moved := b.Group("a", "g").Seek(t.Context(), at)
+		for _, err := range []error{subscribed, scanned, moved} {
+			if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeBadOptions {
+				t.Errorf("%s: got %v", name, err)
+			}
+		}
+	}
+	if _, err := b.js.Stream(t.Context(), "a"); err == nil {
+		t.Error("the topic was made")
+	}
+	var zero Position
+	if zero != FromLatest {
+		t.Error("the zero value is not the end")
+	}
+}
