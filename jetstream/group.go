@@ -40,6 +40,7 @@ type group struct {
 	first    uint64        // the first event that it is given at all
 	paths    []path        // to the consumer, one for each connection of the pool
 
+	arriving atomic.Int64  // events that arrived and are not held yet; raised with mu held
 	lost     atomic.Bool   // it was made in place of one that is gone; taken by the member that tells
 	revision atomic.Uint64 // of the generation that named it; 0: none did
 
