@@ -318,7 +318,9 @@ func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name stri
 		cfg.InactiveThreshold = ttl
 		cfg.MemoryStorage = ttl <= memoryTTL
 	}
-	c, err := again(ctx, func(ctx context.Context) (natsjs.Consumer, error) { return b.js.CreateConsumer(ctx, t.stream.name, cfg) })
+	c, err := again(ctx, func(ctx context.Context) (natsjs.Consumer, error) {
+		return b.js.CreateConsumer(ctx, t.stream.name, cfg)
+	})
 	var refused *natsjs.APIError
 	if errors.As(err, &refused) && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
 		return nil, &Error{Code: CodeOverloaded, Msg: "the topic has as many groups as the event store keeps for one (1,000 unless it is configured otherwise): leave some, or let them end by opts.groupTtlMs"}
