@@ -26,7 +26,7 @@ func ReadSecret(path string) ([]byte, error) {
 		}
 		return nil, fmt.Errorf("secret file %s: %w", path, err)
 	}
-	defer func() { _ = f.Close() }() // it was only read
+	defer func() { _ = f.Close() }() // read-only
 	secret, err := io.ReadAll(io.LimitReader(f, MaxSecretBytes+3))
 	if err != nil {
 		return nil, fmt.Errorf("secret file %s: %w", path, err)

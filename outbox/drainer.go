@@ -207,4 +207,4 @@ func pause(ctx context.Context, wait time.Duration) bool {
 }
 
 // jitter shortens d by a random amount of up to half.
-func jitter(d time.Duration) time.Duration { return d - rand.N(d/2+1) } //nolint:gosec // no secret
+func jitter(d time.Duration) time.Duration { return d - rand.N(d/2+1) } //nolint:gosec // not security-relevant

@@ -150,6 +150,6 @@ func kvErrText(s string) string {
 
 // jsonLen returns the length in bytes of a string as JSON, with its quotes.
 func jsonLen(s string) int {
-	b, _ := json.Marshal(s) // no string fails
+	b, _ := json.Marshal(s) // cannot fail for a string
 	return len(b)
 }

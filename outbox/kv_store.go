@@ -16,7 +16,7 @@ import (
 	"eventhub/jetstream"
 )
 
-// Bounds of a KVStore.
+// Limits of a KVStore.
 const (
 	// DefaultKVShards is the default number of entries of a KVStore.
 	DefaultKVShards = 16
@@ -149,7 +149,7 @@ func (s *KVStore) change(ctx context.Context, i int, f func(sh *shard, now int64
 			return err
 		}
 		select {
-		case <-time.After(rand.N(kvRetry)): //nolint:gosec // no secret
+		case <-time.After(rand.N(kvRetry)): //nolint:gosec // not security-relevant
 		case <-ctx.Done():
 			return ctx.Err()
 		}

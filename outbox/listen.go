@@ -23,7 +23,7 @@ const drainerSleeps = `CASE WHEN pg_try_advisory_lock_shared({sleepers}) THEN NO
 func advisoryLock(table, what string) int64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte("eventhub outbox " + what + table))
-	return int64(h.Sum64()) //nolint:gosec // any number will do
+	return int64(h.Sum64()) //nolint:gosec // overflow is harmless
 }
 
 // Statements of a listening session. The session may hold its one advisory lock several times.

@@ -157,7 +157,7 @@ func (q *search) topics(ctx context.Context, from, stop string) (spans []span, n
 		spans = append(spans, sp)
 	}
 	if len(spans) > 1 {
-		at := rand.N(len(spans)) //nolint:gosec // no secret
+		at := rand.N(len(spans)) //nolint:gosec // not security-relevant
 		spans = slices.Concat(spans[at:], spans[:at])
 	}
 	return spans, next, rows.Err()

@@ -26,7 +26,7 @@ const (
 // DefaultTable is the default name of the table.
 const DefaultTable = "outbox"
 
-// SQLConfig configures a SQLStore.
+// SQLConfig configures an SQLStore.
 type SQLConfig struct {
 	// Dialect is the dialect of the database. Required. A drainer needs SQLite 3.43 or PostgreSQL
 	// 13 or newer, with encoding UTF8. A service that only inserts rows with plain SQL needs SQLite

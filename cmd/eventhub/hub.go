@@ -115,7 +115,7 @@ func (f hubFlags) keep(ctx context.Context, say func(string), work session) erro
 		if !passes(err) {
 			return err
 		}
-		pause := wait/2 + rand.N(wait/2) //nolint:gosec // no secret
+		pause := wait/2 + rand.N(wait/2) //nolint:gosec // not security-relevant
 		say(fmt.Sprintf("%v; reconnecting in %v", err, pause.Round(time.Millisecond)))
 		select {
 		case <-ctx.Done():

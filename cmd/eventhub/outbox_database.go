@@ -161,7 +161,7 @@ func (d *databaseOutbox) openLater(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(wait/2 + rand.N(wait/2)): //nolint:gosec // no secret
+		case <-time.After(wait/2 + rand.N(wait/2)): //nolint:gosec // not security-relevant
 		}
 		err := d.open(ctx)
 		if ctx.Err() != nil && err != nil {

@@ -69,7 +69,7 @@ func (w *processWatch) read(ctx context.Context) ([]projections.Heartbeat, error
 		rank := 0
 		beats = slices.DeleteFunc(beats, func(h projections.Heartbeat) bool {
 			rank++
-			return rank > w.top && !slices.Contains(w.pids, int32(h.PID)) //nolint:gosec // it was an int32
+			return rank > w.top && !slices.Contains(w.pids, int32(h.PID)) //nolint:gosec // converted from an int32
 		})
 	}
 	return beats, nil

@@ -244,7 +244,7 @@ func (h *hub) run(f func() error) {
 
 // demo publishes heartbeats until ctx ends.
 func (h *hub) demo(ctx context.Context) error {
-	watch, err := newProcessWatch(ctx, demoTop, []int32{int32(os.Getpid())}) //nolint:gosec // process ids are that small
+	watch, err := newProcessWatch(ctx, demoTop, []int32{int32(os.Getpid())}) //nolint:gosec // process ids fit
 	if err != nil {
 		return err
 	}
@@ -284,7 +284,7 @@ func (h *hub) close(ctx context.Context) error {
 		h.tokens.Close()
 	}
 	if h.bus != nil {
-		errs = append(errs, h.bus.Close()) //nolint:contextcheck // it bounds itself
+		errs = append(errs, h.bus.Close()) //nolint:contextcheck // Close limits its own duration
 	}
 	return errors.Join(errs...)
 }

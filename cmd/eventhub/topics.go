@@ -32,7 +32,7 @@ type topicsCmd struct {
 	List   topicsListCmd   `cmd:"" help:"List the streams of all topics."`
 	Diff   topicsDiffCmd   `cmd:"" help:"Show how the streams differ from the topics file. Exit code: 0 no difference, 1 differences, 2 comparison failed."`
 	Apply  topicsApplyCmd  `cmd:"" help:"Change the streams to match the topics file. Exit code: 0 all changes made, 1 some changes left, 2 comparison failed."`
-	Repair topicsRepairCmd `cmd:"" help:"Rebuild the bucket of a compacted topic."`
+	Repair topicsRepairCmd `cmd:"" help:"Repair the bucket of a compacted topic, so that the server fills it again."`
 }
 
 // storeFlags select the streams: at NATS_URL, or in the data directory of a hub that is not
@@ -75,7 +75,7 @@ func (f storeFlags) with(ctx context.Context, std streams, make bool, work func(
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, bus.Close()) }() //nolint:contextcheck // it bounds itself
+	defer func() { err = errors.Join(err, bus.Close()) }() //nolint:contextcheck // Close limits its own duration
 	return work(bus)
 }
 

@@ -164,7 +164,7 @@ func (c *Cluster) Kill() error {
 // awaitStop waits until a process that received SIGSTOP is stopped. Before that, the process may
 // still start others.
 func awaitStop(pid int) error {
-	p, err := psutil.NewProcess(int32(pid)) //nolint:gosec // it is a process id
+	p, err := psutil.NewProcess(int32(pid)) //nolint:gosec // process ids fit
 	if err != nil {
 		return err
 	}
@@ -190,7 +190,7 @@ func awaitStop(pid int) error {
 // childrenOf returns the child processes of a server. Each has a session of its own, so no single
 // signal reaches all of them.
 func childrenOf(pid int) ([]*psutil.Process, error) {
-	p, err := psutil.NewProcess(int32(pid)) //nolint:gosec // it is a process id
+	p, err := psutil.NewProcess(int32(pid)) //nolint:gosec // process ids fit
 	if err != nil {
 		return nil, err
 	}

@@ -243,7 +243,7 @@ func (cmd *Gate) record(w io.Writer, benches []gatedBench, try func(gatedBench, 
 	if err != nil {
 		return fmt.Errorf("encode the ratios: %w", err)
 	}
-	if err := os.WriteFile(cmd.File, append(text, '\n'), 0o644); err != nil { //nolint:gosec // a file of the sources
+	if err := os.WriteFile(cmd.File, append(text, '\n'), 0o644); err != nil { //nolint:gosec // a source file
 		return fmt.Errorf("write the ratios: %w", err)
 	}
 	_, err = fmt.Fprintf(w, "%s\n", text)

@@ -98,7 +98,7 @@ func (t *keyedTopic) close(ctx context.Context) error {
 		t.conn.Close()
 	}
 	if t.bus != nil {
-		errs = append(errs, t.bus.Close()) //nolint:contextcheck // it bounds by itself what it waits for
+		errs = append(errs, t.bus.Close()) //nolint:contextcheck // Close limits its own duration
 	}
 	return errors.Join(errs...)
 }
@@ -113,7 +113,7 @@ func (t *keyedTopic) fill(ctx context.Context, cmd *Keyed) error {
 	if err != nil {
 		return err
 	}
-	random := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // which keys are written twice is no secret
+	random := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // not security-relevant
 	for i := range cmd.Keys + again {
 		key := i
 		if i >= cmd.Keys {
@@ -188,7 +188,7 @@ func keyName(n int) string { return "k" + strconv.Itoa(n) }
 
 // draw returns count distinct random keys. Equal n yield equal keys.
 func (t *keyedTopic) draw(n, count int) []string {
-	random := rand.New(rand.NewPCG(2, uint64(n))) //nolint:gosec // no secret
+	random := rand.New(rand.NewPCG(2, uint64(n))) //nolint:gosec // not security-relevant
 	keys := make([]string, 0, count)
 	drawn := make(map[int]bool, count)
 	for len(keys) < count {

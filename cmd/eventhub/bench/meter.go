@@ -33,7 +33,7 @@ func (s *system) newMeterOf(via string, client int) (*meter, error) {
 	if m.servers, err = s.servers(via); err != nil {
 		return nil, err
 	}
-	if m.client, err = psutil.NewProcess(int32(client)); err != nil { //nolint:gosec // process ids are that small
+	if m.client, err = psutil.NewProcess(int32(client)); err != nil { //nolint:gosec // process ids fit
 		return nil, fmt.Errorf("find client process %d: %w", client, err)
 	}
 	runtime.GC() // so that this round does not pay for garbage of earlier rounds

@@ -63,7 +63,7 @@ func startScript(ctx context.Context, dir, via, kind string) (*script, error) {
 	}
 	ctx, stop := context.WithCancel(ctx)
 	s := &script{name: fmt.Sprintf("node main.mjs %s %s", system, kind), stop: stop}
-	s.cmd = exec.CommandContext(ctx, "node", "main.mjs", system, kind) //nolint:gosec // all from constants
+	s.cmd = exec.CommandContext(ctx, "node", "main.mjs", system, kind) //nolint:gosec // the arguments are constants
 	s.cmd.Dir, s.cmd.Env, s.cmd.Stderr = dir, childEnv(), &s.log
 	s.cmd.SysProcAttr = endWithParent()
 	in, err := s.cmd.StdinPipe()

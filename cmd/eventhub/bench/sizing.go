@@ -129,7 +129,7 @@ func (cmd *Sizing) Run(ctx context.Context, env Env, target *Target) error {
 	if cmd.Short {
 		e = brief
 	}
-	if err := errors.Join(target.validate(), allowFiles(slices.Max(e.connections)+spareFiles), os.MkdirAll(cmd.Out, 0o755)); err != nil { //nolint:gosec // no secret
+	if err := errors.Join(target.validate(), allowFiles(slices.Max(e.connections)+spareFiles), os.MkdirAll(cmd.Out, 0o755)); err != nil { //nolint:gosec // not security-relevant
 		return err
 	}
 	file := filepath.Join(cmd.Out, "sizing.csv")

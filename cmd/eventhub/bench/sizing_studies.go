@@ -297,7 +297,7 @@ func (z *sizer) atRest(ctx context.Context, series string, counts []int, makeOne
 		if err != nil {
 			return err
 		}
-		defer c.Close() //nolint:errcheck // all has been answered
+		defer c.Close() //nolint:errcheck // every request was answered
 		// The first item allocates what all items share.
 		if err := makeOne(ctx, b, c, 0); err != nil {
 			return err

@@ -72,7 +72,7 @@ func (a *admin) stored(ctx context.Context, topic string) (int, error) {
 	if err == nil {
 		var stream natsjs.Stream
 		if stream, err = a.js.Stream(ctx, name); err == nil {
-			return int(stream.CachedInfo().State.Msgs), nil //nolint:gosec // that many fit
+			return int(stream.CachedInfo().State.Msgs), nil //nolint:gosec // the count fits
 		}
 	}
 	return 0, fmt.Errorf("read the stream of %s: %w", topic, err)

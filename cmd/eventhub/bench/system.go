@@ -327,7 +327,7 @@ func (s *system) admin(via string) (*admin, error) {
 	return a, nil
 }
 
-func pidOf(p *process) int32 { return int32(p.cmd.Process.Pid) } //nolint:gosec // process ids are that small
+func pidOf(p *process) int32 { return int32(p.cmd.Process.Pid) } //nolint:gosec // process ids fit
 
 // withToken adds a token to a NATS URL.
 func withToken(at, token string) string {

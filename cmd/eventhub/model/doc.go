@@ -21,22 +21,22 @@
 // busy machine with two cores. "long" marks seeds with -model.active of at least 20 seconds.
 //
 //	an event is acknowledged when it is written               lost                9 s
-//	every tenth refusal is not sent to NATS                   hoarded             27 s, the second seed
+//	every tenth NACK is not sent to NATS                      hoarded             27 s, the second seed
 //	leases do not expire                                      letters, lost       10 s
 //	leases end after nine tenths of their time                holder, inflight    10 s
 //	MODACK is answered and does nothing                       holder, acked       10 s
 //	leases of a lost client are not given back                hoarded             12 s
-//	the attempt is one less                                   attempts            10 s
+//	the attempt number is one too low                         attempts            10 s
 //	dead letters at the attempt before the last               letters             10 s
 //	no dead letter at expiry                                  letters             22 s, long
 //	UNSUBSCRIBE dead-letters                                  letters             20 s, the second seed
 //	OK to a PUBLISH before the stream's ack, and a kill       stored, lost        40 s
 //	one of 16 publishes is sent 5 ms later                    order               10 s
-//	one more than maxInFlight                                 inflight            10 s
-//	a late ACK settles another's delivery                     lost                65 s, long, the third seed
+//	one lease more than maxInFlight                           inflight            10 s
+//	a late ACK settles a later delivery                       lost                65 s, long, the third seed
 //	an ACK of many ids settles the first only                 acked               10 s
 //	PAUSE is answered and does nothing                        frames              22 s, long
-//	no fence after a standstill (freeze)                      lost, holder        48 s, long, the second seed
+//	no fence after a stall (freeze)                           lost, holder        48 s, long, the second seed
 //	in-progress is never sent                                 holder              22 s, long
 //	NACK's delay_ms is halved                                 backoff             10 s
 //
