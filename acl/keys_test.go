@@ -370,17 +370,17 @@ func TestJWKSSurvivesItsServer(t *testing.T) {
 	}{
 		"dead":           {func(s *jwksServer) { s.die() }, "connection refused"},
 		"status":         {func(s *jwksServer) { s.serve(http.NotFound) }, "status 404"},
-		"garbage":        {func(s *jwksServer) { s.serveText("<html>hush</html>") }, "the answer is no JWKS"},
-		"empty":          {func(s *jwksServer) { s.serveText("") }, "the answer is no JWKS"},
-		"null":           {func(s *jwksServer) { s.serveText("null") }, "no key that could verify"},
-		"another object": {func(s *jwksServer) { s.serveText(`{"error":"hush"}`) }, "no key that could verify"},
-		"no keys":        {func(s *jwksServer) { s.serveText(`{"keys":[]}`) }, "no key that could verify"},
-		"useless keys":   {func(s *jwksServer) { s.serveText(`{"keys":[{"kty":"oct","kid":"known","k":"AAAA"},7]}`) }, "no key that could verify"},
+		"garbage":        {func(s *jwksServer) { s.serveText("<html>hush</html>") }, "response is not a JWKS"},
+		"empty":          {func(s *jwksServer) { s.serveText("") }, "response is not a JWKS"},
+		"null":           {func(s *jwksServer) { s.serveText("null") }, "no key that can verify"},
+		"another object": {func(s *jwksServer) { s.serveText(`{"error":"hush"}`) }, "no key that can verify"},
+		"no keys":        {func(s *jwksServer) { s.serveText(`{"keys":[]}`) }, "no key that can verify"},
+		"useless keys":   {func(s *jwksServer) { s.serveText(`{"keys":[{"kty":"oct","kid":"known","k":"AAAA"},7]}`) }, "no key that can verify"},
 		"too many keys": {func(s *jwksServer) {
 			s.serveText(jwks(t, slices.Repeat([]json.RawMessage{jwk(t, "known", fresh, nil)}, acl.MaxJWKSKeys+1)...))
-		}, "101 keys: 100 are allowed"},
-		"10 MB":   {func(s *jwksServer) { s.serveText(good + strings.Repeat(" ", 10<<20)) }, "more than 1048576 bytes"},
-		"endless": {func(s *jwksServer) { s.serve(big) }, "more than 1048576 bytes"},
+		}, "101 keys; at most 100 are allowed"},
+		"10 MB":   {func(s *jwksServer) { s.serveText(good + strings.Repeat(" ", 10<<20)) }, "exceeds 1048576 bytes"},
+		"endless": {func(s *jwksServer) { s.serve(big) }, "exceeds 1048576 bytes"},
 		"a bomb": {func(s *jwksServer) {
 			var zipped bytes.Buffer
 			z := gzip.NewWriter(&zipped)
@@ -390,7 +390,7 @@ func TestJWKSSurvivesItsServer(t *testing.T) {
 				w.Header().Set("Content-Encoding", "gzip")
 				_, _ = w.Write(zipped.Bytes())
 			})
-		}, "more than 1048576 bytes"},
+		}, "exceeds 1048576 bytes"},
 		"a loop": {func(s *jwksServer) {
 			s.serve(func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, http.StatusFound) })
 		}, "more than 3 redirects"},
@@ -399,7 +399,7 @@ func TestJWKSSurvivesItsServer(t *testing.T) {
 				w.Header().Set("Content-Length", "1000")
 				_, _ = io.WriteString(w, good)
 			})
-		}, "the answer broke off"},
+		}, "read response"},
 		"a header without end": {func(s *jwksServer) {
 			s.serve(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("X", strings.Repeat("x", 128<<10)) })
 		}, "header"},
@@ -435,7 +435,7 @@ func TestJWKSSurvivesItsServer(t *testing.T) {
 				_, err := v.Verify(t.Context(), tokenOf(t, "ES256", "fresh", fresh))
 				return err == nil
 			})
-			eventually(t, "the log says that it is over", func() bool { return strings.Contains(log.String(), "the keys are fetched again") })
+			eventually(t, "the log says that it is over", func() bool { return strings.Contains(log.String(), "fetching keys works again") })
 			if strings.Contains(log.String(), "hush") {
 				t.Errorf("the log shows a credential or the answer:\n%s", log)
 			}

@@ -172,10 +172,10 @@ func TestClocksThatAreApartAreSaid(t *testing.T) {
 			if skew := time.Duration(seen.skew.Load()); (skew + ahead).Abs() > 10*time.Millisecond {
 				t.Errorf("%s: NATS is said to be %v ahead of a store that is %v ahead", when, skew, ahead)
 			}
-			if got := strings.Count(log.String(), "are apart"); got != warned {
+			if got := strings.Count(log.String(), "exceeds the limit"); got != warned {
 				t.Errorf("%s: there are %d warnings, want %d:\n%s", when, got, warned, log.String())
 			}
-			if got := strings.Count(log.String(), "agree again"); got != over {
+			if got := strings.Count(log.String(), "back within the limit"); got != over {
 				t.Errorf("%s: it is said %d times to be over, want %d:\n%s", when, got, over, log.String())
 			}
 		}

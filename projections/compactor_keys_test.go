@@ -309,8 +309,8 @@ func TestReadersOfPartialSnapshots(t *testing.T) {
 func TestCompactorThatIsWrong(t *testing.T) {
 	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
 	for want, cfg := range map[string]CompactorConfig{
-		"no JSON pointer": {Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, KeySource: "id"},
-		"not compacted":   {Bus: JetStream(bus), Topic: "plain", Snapshot: topicSnapshots},
+		"not a JSON pointer": {Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, KeySource: "id"},
+		"not compacted":      {Bus: JetStream(bus), Topic: "plain", Snapshot: topicSnapshots},
 	} {
 		put(t, bus, "plain", "k", "1")
 		if _, err := NewCompactor(cfg).Compact(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
@@ -318,7 +318,7 @@ func TestCompactorThatIsWrong(t *testing.T) {
 		}
 	}
 	err := NewCompactor(CompactorConfig{Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, KeySource: "id"}).Run(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "no JSON pointer") {
+	if err == nil || !strings.Contains(err.Error(), "not a JSON pointer") {
 		t.Errorf("Run ended with %v", err)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"strconv"
 )
 
-// TopicHeartbeat is where processes report that they live.
+// TopicHeartbeat is the topic on which processes report that they are alive.
 const TopicHeartbeat = "heartbeat.received"
 
 // Heartbeat is the payload of an event on TopicHeartbeat.
@@ -18,50 +18,51 @@ type Heartbeat struct {
 	Host   string  `json:"host"`
 	CPUPct float64 `json:"cpu_pct"`
 	MemMB  float64 `json:"mem_mb"`
-	// SID is the id of the process's boot or session, when it has one.
+	// SID is the id of the process's boot or session. Optional.
 	SID string `json:"sid,omitempty"`
 }
 
-// What a state may carry, in bytes. A heartbeat beyond it could never be projected.
+// Size limits in bytes for the fields that become part of a state. A larger heartbeat cannot be
+// projected.
 const (
-	maxKey = 512   // the longest key that the bus takes
-	maxSID = 1_024 // enough for any id, and far below the bus's payload limit
+	maxKey = 512   // the longest key that the bus accepts
+	maxSID = 1_024 // ample for an id, and far below the payload limit of the bus
 )
 
-// maxPID is the largest integer that every JSON implementation keeps exactly.
+// maxPID is the largest range of integers that every JSON implementation represents exactly.
 const maxPID = 1 << 53
 
-// processID is the key of the process: host:name:pid.
+// processID returns the key of the process: host:name:pid.
 func (h Heartbeat) processID() string {
 	return h.Host + ":" + h.Name + ":" + strconv.FormatInt(h.PID, 10)
 }
 
-// parseHeartbeat reads a payload. host, name and pid are required; pid may be written as any JSON number of integral
-// value, such as 42 or 42.0.
+// parseHeartbeat parses a payload. host, name, and pid are required. pid may be any JSON number
+// with an integral value, such as 42 or 42.0.
 func parseHeartbeat(payload []byte) (Heartbeat, error) {
 	var in struct {
 		Heartbeat
 		PID *float64 `json:"pid"`
 	}
 	if err := json.Unmarshal(payload, &in); err != nil {
-		return Heartbeat{}, fmt.Errorf("no heartbeat: %w", err)
+		return Heartbeat{}, fmt.Errorf("invalid heartbeat: %w", err)
 	}
 	h := in.Heartbeat
 	switch {
 	case h.Host == "":
-		return Heartbeat{}, errors.New("no heartbeat: host is missing")
+		return Heartbeat{}, errors.New("invalid heartbeat: host is missing")
 	case h.Name == "":
-		return Heartbeat{}, errors.New("no heartbeat: name is missing")
+		return Heartbeat{}, errors.New("invalid heartbeat: name is missing")
 	case in.PID == nil:
-		return Heartbeat{}, errors.New("no heartbeat: pid is missing")
+		return Heartbeat{}, errors.New("invalid heartbeat: pid is missing")
 	case *in.PID < 0 || *in.PID > maxPID || *in.PID != math.Trunc(*in.PID):
-		return Heartbeat{}, errors.New("no heartbeat: pid is not a whole number from 0 to 2^53")
+		return Heartbeat{}, errors.New("invalid heartbeat: pid is not a whole number from 0 to 2^53")
 	case len(h.SID) > maxSID:
-		return Heartbeat{}, fmt.Errorf("no heartbeat: sid has %d bytes, %d are allowed", len(h.SID), maxSID)
+		return Heartbeat{}, fmt.Errorf("invalid heartbeat: sid has %d bytes; at most %d are allowed", len(h.SID), maxSID)
 	}
 	h.PID = int64(*in.PID)
 	if n := len(h.processID()); n > maxKey {
-		return Heartbeat{}, fmt.Errorf("no heartbeat: host:name:pid has %d bytes, %d are allowed", n, maxKey)
+		return Heartbeat{}, fmt.Errorf("invalid heartbeat: host:name:pid has %d bytes; at most %d are allowed", n, maxKey)
 	}
 	return h, nil
 }

@@ -33,9 +33,9 @@ func TestParseHeartbeat(t *testing.T) {
 		{`{"pid":1,"name":"n","host":"h","sid":"` + long + `"}`, "h:n:1", ""},
 		{`{"pid":1,"name":"n","host":"h","sid":"` + long + long + `x"}`, "", "sid"},
 		{`null`, "", "host is missing"},
-		{`[]`, "", "no heartbeat"},
-		{`not json`, "", "no heartbeat"},
-		{``, "", "no heartbeat"},
+		{`[]`, "", "invalid heartbeat"},
+		{`not json`, "", "invalid heartbeat"},
+		{``, "", "invalid heartbeat"},
 	}
 	for _, tt := range tests {
 		h, err := parseHeartbeat([]byte(tt.payload))

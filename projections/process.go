@@ -17,40 +17,42 @@ const GroupProcess = "process-projector"
 
 // ProcessConfig configures a Process.
 type ProcessConfig struct {
-	// Bus is where heartbeats come from and states go to. Required.
+	// Bus is the source of heartbeats and the target of states. Required.
 	Bus Bus
-	// Logger receives what operators should know. Default: nothing is logged.
+	// Logger receives operational events. By default, nothing is logged.
 	Logger *slog.Logger
-	// Observer is told what happens. Default: nobody.
+	// Observer receives metrics. Optional.
 	Observer Observer
-	// StaleAfter is how long a process may be silent before it is stale. Default 15 s.
+	// StaleAfter is the time without a heartbeat after which a process is stale. Defaults to 15
+	// seconds.
 	StaleAfter time.Duration
-	// ScanEvery is how often silent processes are looked for. Default 5 s.
+	// ScanEvery is the interval between searches for silent processes. Defaults to 5 seconds.
 	ScanEvery time.Duration
-	// MaxProcesses ("process_states") is the most living processes kept in memory. Default 100,000.
-	// The states of those beyond are read from the bus each time they are needed: slower, and otherwise the same.
+	// MaxProcesses ("process_states") is the maximum number of living processes held in memory. The
+	// states of further processes are read from the bus at every access, which is slower but has no
+	// other effect. Defaults to 100,000.
 	MaxProcesses int
-	// Now is the clock. Default time.Now.
+	// Now returns the current time. Defaults to time.Now.
 	Now func() time.Time
 }
 
-// Process projects heartbeats to the states of processes: one state for each heartbeat, in the order of the heartbeats'
-// stream, and one more when a process goes silent. It is a Projection into the topic process.state; any number of hubs may
-// run it side by side, be killed and be started again: no heartbeat is left out, none is projected twice, and the states of
-// a process never go back.
+// Process projects heartbeats to states of processes. It publishes one state per heartbeat, in
+// stream order, and a further state when a process goes silent. It is a Projection into the topic
+// process.state. Any number of hubs may run it concurrently, and each may be killed and restarted
+// at any time: no heartbeat is lost or projected twice, and the state of a process never reverts.
 type Process struct {
 	cfg     ProcessConfig
 	applier *applier
 	ordered *ordered
 
 	mu sync.Mutex
-	// living says when each living process was last seen, in epoch milliseconds, by key.
+	// living maps the key of each living process to its last heartbeat, in epoch milliseconds.
 	living map[string]int64
-	// overflow is set once living was full.
+	// overflow is set once living has been full.
 	overflow bool
 }
 
-// NewProcess makes a projector. Run starts it.
+// NewProcess returns a projector that does nothing until Run is called.
 func NewProcess(cfg ProcessConfig) *Process {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -81,7 +83,7 @@ func NewProcess(cfg ProcessConfig) *Process {
 		Logger: cfg.Logger, Observer: cfg.Observer,
 	}
 	if err := projection.validate(); err != nil {
-		panic(err) // the above is wrong
+		panic(err) // a bug: the projection above is fixed
 	}
 	store := NewTopicStore(cfg.Bus, TopicProcessState)
 	store.now = cfg.Now
@@ -91,7 +93,7 @@ func NewProcess(cfg ProcessConfig) *Process {
 	return p
 }
 
-// applyHeartbeat is the state that a heartbeat leads to: it says everything.
+// applyHeartbeat returns the state after a heartbeat, which depends on the heartbeat alone.
 func applyHeartbeat(_ context.Context, _ []byte, e *jetstream.Event) ([]byte, error) {
 	h, err := parseHeartbeat(e.Payload)
 	if err != nil {
@@ -103,8 +105,8 @@ func applyHeartbeat(_ context.Context, _ []byte, e *jetstream.Event) ([]byte, er
 	})
 }
 
-// Run projects until ctx ends, and then returns nil with its leases handed back. Failures of the bus are logged and tried
-// again; an error is returned only when the bus is closed. Call it once.
+// Run projects until ctx ends, then returns its leases and returns nil. Failures of the bus are
+// logged and retried. Run returns an error only if the bus is closed. It may be called only once.
 func (p *Process) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -125,9 +127,9 @@ func (p *Process) Run(ctx context.Context) error {
 	return fmt.Errorf("process projection: %w", err)
 }
 
-// scan looks for silent processes until ctx ends. An error is that the bus is closed.
+// scan looks for silent processes until ctx ends. It returns an error only if the bus is closed.
 func (p *Process) scan(ctx context.Context) error {
-	// Those that fell silent while no hub ran are known by their states.
+	// Processes that fell silent while no hub ran are found by their stored states.
 	err := insist(ctx, p.cfg.Logger, "read the states of processes", func(ctx context.Context) error {
 		return p.applier.store.Each(ctx, func(key string, s State) error {
 			p.note(key, s)
@@ -143,13 +145,13 @@ func (p *Process) scan(ctx context.Context) error {
 		case <-ticker.C:
 		}
 		if err = p.markStale(ctx); err != nil && ctx.Err() == nil {
-			p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "silent processes could not be marked", slog.Any("error", err))
+			p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "failed to mark silent processes as stale", slog.Any("error", err))
 		}
 	}
 	return err
 }
 
-// note keeps when a living process was last seen, and forgets any other.
+// note records the last heartbeat of a living process and forgets any other process.
 func (p *Process) note(key string, s State) {
 	state := readProcessState(key, s.Value)
 	p.mu.Lock()
@@ -162,14 +164,15 @@ func (p *Process) note(key string, s State) {
 		if !p.overflow {
 			p.overflow = true
 			p.cfg.Observer.LimitReached("process_states")
-			p.cfg.Logger.Warn("more living processes than are kept in memory", slog.String("limit", "process_states"), slog.Int("max", p.cfg.MaxProcesses))
+			p.cfg.Logger.Warn("more living processes than fit in memory", slog.String("limit", "process_states"), slog.Int("max", p.cfg.MaxProcesses))
 		}
 		return
 	}
 	p.living[key] = state.LastSeenTS
 }
 
-// silent are the keys that are kept which were last seen before a moment, and whether those are all.
+// silent returns the keys in memory whose last heartbeat was before the given time. all reports
+// whether memory holds every living process.
 func (p *Process) silent(before int64) (keys []string, all bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -181,8 +184,8 @@ func (p *Process) silent(before int64) (keys []string, all bool) {
 	return keys, !p.overflow
 }
 
-// markStale publishes, once each, that processes are stale that were silent for StaleAfter. First it projects all
-// heartbeats there are, so that what waits in the stream counts as heard.
+// markStale publishes the status stale, once each, for processes that were silent for StaleAfter.
+// It first projects every stored heartbeat, so that heartbeats still waiting in the stream count.
 func (p *Process) markStale(ctx context.Context) error {
 	if err := p.ordered.tail(ctx); err != nil {
 		return err
@@ -207,7 +210,8 @@ func (p *Process) markStale(ctx context.Context) error {
 	})
 }
 
-// expire publishes that a process is stale if it lives and was last seen before the given time. p.ordered.mu is held.
+// expire publishes that a process is stale if it is alive and its last heartbeat was before the
+// given time. The caller holds p.ordered.mu.
 func (p *Process) expire(ctx context.Context, key string, before int64) error {
 	c, err := p.applier.load(ctx, key)
 	for err == nil {
@@ -229,7 +233,7 @@ func (p *Process) expire(ctx context.Context, key string, before int64) error {
 		if !errors.Is(serr, ErrConflict) {
 			return fmt.Errorf("publish the state of a process: %w", serr)
 		}
-		// Another hub has a newer state of it: a heartbeat, or that it is stale.
+		// Another hub has published a newer state of the process.
 		c, err = p.applier.reload(ctx, key)
 	}
 	return err

@@ -2,16 +2,16 @@ package projections
 
 import "encoding/json"
 
-// TopicProcessState is where the state of each process is published, keyed by ProcessState.ProcessID.
+// TopicProcessState is the topic with the state of each process, keyed by ProcessState.ProcessID.
 const TopicProcessState = "process.state"
 
-// TopicProcessStateSnapshot is where the snapshots of TopicProcessState go.
+// TopicProcessStateSnapshot is the topic with the snapshots of TopicProcessState.
 const TopicProcessStateSnapshot = "process.state.snapshot"
 
-// Status says whether a process is heard of.
+// Status tells whether a process sends heartbeats.
 type Status string
 
-// The states of a process.
+// Statuses of a process.
 const (
 	Alive Status = "alive"
 	Stale Status = "stale" // no heartbeat for ProcessConfig.StaleAfter
@@ -32,8 +32,8 @@ type ProcessState struct {
 	Status     Status `json:"status"`
 }
 
-// readProcessState reads a stored state. What is none (anyone may publish to the topic) is the zero ProcessState: it is
-// replaced by the next heartbeat and never turns stale.
+// readProcessState decodes a stored state. Any client may publish to the topic, so an invalid state
+// reads as the zero ProcessState, which the next heartbeat replaces and which never becomes stale.
 func readProcessState(key string, value []byte) ProcessState {
 	var s ProcessState
 	if json.Unmarshal(value, &s) != nil || s.ProcessID != key {

@@ -91,7 +91,7 @@ func TestHubStartsWithoutTheDatabaseOfItsOutbox(t *testing.T) {
 	publishTo(t, c, "others", `"served"`)
 	shows(t, n.ops+"/readyz", http.StatusOK, `"outbox":"waiting for its database"`)
 	shows(t, n.ops+"/metrics", http.StatusOK, `eventhub_outbox_waiting{outbox="database"} 1`)
-	const said = "the database of the outbox cannot be used, so its records wait; retrying"
+	const said = "outbox database is unavailable; retrying"
 	if log := n.log.String(); strings.Count(log, said) != 1 || !strings.Contains(log, "connection refused") {
 		t.Errorf("the log does not say once that the outbox waits, and why:\n%s", log)
 	}
@@ -136,7 +136,7 @@ func TestDatabaseOfTheOutboxThatNeverAnswers(t *testing.T) {
 	publishTo(t, n.dial(), "others", `"served"`)
 	shows(t, n.ops+"/readyz", http.StatusOK, `"outbox":"waiting for its database"`)
 	n.terminate()
-	if log := n.log.String(); !strings.Contains(log, "the database of the outbox does not answer") || strings.Contains(log, "secret") {
+	if log := n.log.String(); !strings.Contains(log, "outbox database does not answer") || strings.Contains(log, "secret") {
 		t.Errorf("the log does not say that the database is silent, or says too much:\n%s", log)
 	}
 }
@@ -158,7 +158,7 @@ func TestHubSaysThatClocksAreApart(t *testing.T) {
 		}
 	}
 	dsn := "--outbox-dsn=" + cluster.DSN() + "&search_path=ahead,pg_catalog,public"
-	warning := regexp.MustCompile(`the clocks of the outbox and of NATS are apart.* nats_ahead=-(1h0m0|59m59)[^ ]* allowed=1m0s`)
+	warning := regexp.MustCompile(`clock skew between the outbox and NATS exceeds.* nats_ahead=-(1h0m0|59m59)[^ ]* allowed=1m0s`)
 	for _, test := range []struct {
 		flags []string
 		warns bool

@@ -14,31 +14,31 @@ import (
 	"eventhub/projections"
 )
 
-// processWatch reads the process table of this host. It is for one goroutine at a time.
+// processWatch reads the process table of this host. Its methods must not be called concurrently.
 type processWatch struct {
 	host string
 	top  int
 	pids []int32
-	// known are the processes seen at the last reading: CPU use is counted from one reading to the next.
+	// known holds the processes of the last reading, because CPU use is measured between readings.
 	known map[int32]*psutil.Process
 }
 
-// newProcessWatch watches the top processes by CPU use, and those of pids, which must exist.
+// newProcessWatch watches the top processes by CPU use and the processes pids, which must exist.
 func newProcessWatch(ctx context.Context, top int, pids []int32) (*processWatch, error) {
 	host, err := os.Hostname()
 	if err != nil {
-		return nil, fmt.Errorf("name of this host: %w", err)
+		return nil, fmt.Errorf("read host name: %w", err)
 	}
 	for _, pid := range pids {
 		if there, err := psutil.PidExistsWithContext(ctx, pid); err != nil || !there {
-			return nil, fmt.Errorf("process %d does not exist: give the id of one that runs (--pid)", pid)
+			return nil, fmt.Errorf("process %d does not exist; use the id of a running process (--pid)", pid)
 		}
 	}
 	return &processWatch{host: host, top: top, pids: pids, known: make(map[int32]*psutil.Process)}, nil
 }
 
-// read returns a heartbeat of each watched process that lives. CPU use is in percent of one core, since the last reading;
-// in the first it is since the process began.
+// read returns a heartbeat for each watched process that is alive. CPU use is in percent of one
+// core since the last reading; in the first reading, since the process started.
 func (w *processWatch) read(ctx context.Context) ([]projections.Heartbeat, error) {
 	candidates := w.pids
 	if w.top > 0 {
@@ -53,7 +53,7 @@ func (w *processWatch) read(ctx context.Context) ([]projections.Heartbeat, error
 	for _, pid := range candidates {
 		p, h, err := w.readOne(ctx, pid)
 		if err != nil {
-			continue // it has ended, or belongs to somebody else
+			continue // the process has ended or belongs to another user
 		}
 		seen[pid] = p
 		beats = append(beats, h)
@@ -69,7 +69,7 @@ func (w *processWatch) read(ctx context.Context) ([]projections.Heartbeat, error
 		rank := 0
 		beats = slices.DeleteFunc(beats, func(h projections.Heartbeat) bool {
 			rank++
-			return rank > w.top && !slices.Contains(w.pids, int32(h.PID)) //nolint:gosec // it was an int32
+			return rank > w.top && !slices.Contains(w.pids, int32(h.PID)) //nolint:gosec // converted from an int32
 		})
 	}
 	return beats, nil
@@ -85,7 +85,7 @@ func (w *processWatch) readOne(ctx context.Context, pid int32) (*psutil.Process,
 		p = old
 		cpu, err = p.PercentWithContext(ctx, 0)
 	} else {
-		// The first call of Percent is the starting point of the next.
+		// The first call of Percent sets the starting point for the next.
 		_, _ = p.PercentWithContext(ctx, 0)
 		cpu, err = p.CPUPercentWithContext(ctx)
 	}
@@ -95,7 +95,7 @@ func (w *processWatch) readOne(ctx context.Context, pid int32) (*psutil.Process,
 		return nil, projections.Heartbeat{}, err
 	}
 	if name == "" {
-		return nil, projections.Heartbeat{}, errors.New("the process has no name")
+		return nil, projections.Heartbeat{}, errors.New("process has no name")
 	}
 	return p, projections.Heartbeat{
 		PID: int64(pid), Name: name, Host: w.host,
@@ -103,7 +103,7 @@ func (w *processWatch) readOne(ctx context.Context, pid int32) (*psutil.Process,
 	}, nil
 }
 
-// same reports whether two readings of a process id are of one process.
+// same reports whether two readings of a process id belong to the same process.
 func same(ctx context.Context, a, b *psutil.Process) bool {
 	began, err := a.CreateTimeWithContext(ctx)
 	if err != nil {
@@ -113,5 +113,5 @@ func same(ctx context.Context, a, b *psutil.Process) bool {
 	return err == nil && began == again
 }
 
-// round keeps one decimal.
+// round rounds to one decimal place.
 func round(f float64) float64 { return math.Round(f*10) / 10 }

@@ -143,7 +143,7 @@ func TestTLS(t *testing.T) {
 	cert, key := pair.make()
 	pair.write(cert, []byte("no key"))
 	hub.signal(syscall.SIGHUP)
-	waitFor(t, "the broken pair is logged", func() bool { return strings.Contains(hub.log.String(), "the old one stays") })
+	waitFor(t, "the broken pair is logged", func() bool { return strings.Contains(hub.log.String(), "keeping the old one") })
 	if got := pair.served(hub.url); got != 1 {
 		t.Errorf("after a broken pair certificate %d is shown", got)
 	}
