@@ -36,7 +36,7 @@ const (
 )
 
 // errStalled is returned by wire's writes when the peer has taken no byte for the stall time.
-var errStalled = errors.New("facade: the peer does not read")
+var errStalled = errors.New("facade: write: the peer does not read")
 
 // buffers is shared by all connections; an idle connection holds no buffer.
 var buffers = sync.Pool{New: func() any { b := make([]byte, 0, 4<<10); return &b }}
