@@ -185,7 +185,7 @@ func (s *Server) readListing(ctx context.Context, topic string, q *pageQuery) (p
 
 // errBehind is returned when all keys of a page were removed and the bucket did not learn of that
 // in time.
-var errBehind = errors.New("facade: the bucket of a compacted topic is behind its stream")
+var errBehind = errors.New("facade: read a page: the bucket of the compacted topic lags behind its stream")
 
 // readLatest reads a page of all keys, newest first. A consistent page is not empty while there are
 // more keys: if every record that the bucket has for the page was removed, readLatest reads again
