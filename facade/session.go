@@ -34,7 +34,7 @@ const (
 )
 
 // errMessageTooBig ends a connection whose message could not be skipped.
-var errMessageTooBig = errors.New("facade: the message is too big to be skipped")
+var errMessageTooBig = errors.New("facade: skip a message: it is too large")
 
 // session is one WebSocket connection. Its reader (run) executes frames one after the other. Frames
 // that wait for the bus become operations and run concurrently. Its writer's flusher (end) sends.
@@ -309,7 +309,7 @@ func (s *session) end() {
 		err = s.conn.CloseNow()
 	}
 	if err != nil {
-		s.srv.log.Debug("closing handshake failed", slog.Any("error", err))
+		s.srv.log.Debug("failed to complete the closing handshake", slog.Any("error", err))
 	}
 	s.srv.cfg.Observer.ConnectionClosed(int(c))
 }
@@ -342,8 +342,8 @@ func (s *session) discard() {
 	s.out.shut(closeDraining)
 }
 
-// drain lets the client settle what it holds for grace, gives the rest back, and closes the
-// connection.
+// drain gives the client the time grace to settle what it holds, gives the rest back, and closes
+// the connection.
 func (s *session) drain(ctx context.Context, grace time.Duration) {
 	s.mu.Lock()
 	s.draining = true
