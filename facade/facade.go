@@ -1,10 +1,11 @@
-// Package facade is what clients outside of the process talk to: frames over a WebSocket, and HTTP.
+// Package facade serves clients outside the process: frames over a WebSocket, and HTTP.
 //
-// A Server turns them into calls of a jetstream.Bus. Server (server.go) owns the connections; each is a session
-// (session.go, commands.go) that reads frames and a writer (writer.go) that sends replies and events over a wire
-// (conn.go). http.go and ndjson.go are publishing over HTTP; snap.go and page.go show the latest records of keys. The wire
-// format itself is in frame.go, options.go and reply.go, its codes in code.go. Who may do what is asked in auth.go, how
-// much of it in limits.go and throttle.go.
+// A Server turns requests into calls of a Bus. Server (server.go) owns the connections. Each
+// connection is a session (session.go, commands.go), which reads frames, and a writer (writer.go),
+// which sends replies and events over a wire (conn.go). http.go and ndjson.go publish over HTTP;
+// snap.go and page.go serve the latest records of keys. frame.go, options.go and reply.go define
+// the wire format, code.go its error and close codes. auth.go checks policies, and limits.go and
+// throttle.go enforce limits.
 package facade
 
 import (
@@ -19,24 +20,27 @@ import (
 
 // Config configures a Server.
 type Config struct {
-	// Bus is where events go and come from: see JetStream. Required; the caller closes it after the
-	// Server.
+	// Bus stores and delivers events; JetStream makes one. Required. The caller closes the bus
+	// after the Server.
 	Bus Bus
 	// Auth checks the credentials of WebSocket and HTTP clients. Required.
 	Auth Authenticator
-	// Observer is told what happens. Default: nobody.
+	// Observer counts what the Server does. Defaults to none.
 	Observer Observer
-	// Logger receives what operators should know. Default: nothing is logged.
+	// Logger receives messages for operators. Defaults to no logging.
 	Logger *slog.Logger
-	// Origins are the web origins whose pages may open a WebSocket: "https://app.example.com", with * for any part
-	// of the host name ("https://*.example.com"). Clients that send no Origin pass always. Default, nil: any origin;
-	// leave it so only while the listener is bound to loopback. Empty and not nil: no web page.
+	// Origins are the web origins whose pages may open a WebSocket, such as
+	// "https://app.example.com". A * stands for any part of the host name
+	// ("https://*.example.com"). Clients that send no Origin are always admitted. Nil admits any
+	// origin, which is safe only while the listener is bound to loopback. An empty slice admits no
+	// web page. Defaults to nil.
 	Origins []string
-	// DrainGrace is how long Drain lets clients settle the events they hold. Default 2 s.
+	// DrainGrace is how long Drain lets clients settle the events that they hold. Defaults to 2 s.
 	DrainGrace time.Duration
-	// Limits bound what the Server holds; zero fields take their defaults.
+	// Limits bound what the Server holds and how long it waits. Zero fields take their defaults.
 	Limits Limits
-	// Outbox takes what is sent to POST /outbox/{topic}. Default: there is none. The caller closes it after the Server.
+	// Outbox stores the events of POST /outbox/{topic}. The caller closes it after the Server.
+	// Defaults to none, which makes such requests fail.
 	Outbox Outbox
 }
 
@@ -71,14 +75,15 @@ func (cfg Config) validate() (Config, error) {
 	return cfg, nil
 }
 
-// originAllowed reports whether a page of this origin may connect. "" is a client that is no web page.
+// originAllowed reports whether a page of this origin may connect. A client that is not a web page
+// has the origin "".
 func (cfg *Config) originAllowed(origin string) bool {
 	if origin == "" || cfg.Origins == nil {
 		return true
 	}
 	origin = strings.ToLower(origin)
 	for _, o := range cfg.Origins {
-		// * does not cross the slashes after the scheme, so a pattern for the host never matches another scheme.
+		// A * does not match a slash, so a pattern for the host never matches another scheme.
 		if ok, err := path.Match(strings.ToLower(o), origin); err == nil && ok {
 			return true
 		}

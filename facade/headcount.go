@@ -2,15 +2,15 @@ package facade
 
 import "sync"
 
-// headcount counts the connections of each principal, or the pages that are read for it. It knows no more principals than there
-// are of those. Its methods may be called concurrently.
+// headcount counts connections, or page requests, per principal. It has an entry only for
+// principals with a count, so its size is bounded. Its methods may be called concurrently.
 type headcount struct {
 	mu    sync.Mutex
 	byKey map[string]int
 }
 
-// move counts a connection for the principal to instead of from; "" is nobody. It changes nothing and reports false when
-// to has most already.
+// move counts a connection for the principal to instead of for from; "" is no principal. It changes
+// nothing and returns false when to has reached limit.
 func (h *headcount) move(from, to string, limit int) bool {
 	if from == to {
 		return true
@@ -31,5 +31,5 @@ func (h *headcount) move(from, to string, limit int) bool {
 	return true
 }
 
-// remove ends what move began.
+// remove stops counting a connection for the principal from.
 func (h *headcount) remove(from string) { h.move(from, "", NoLimit) }
