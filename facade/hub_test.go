@@ -10,11 +10,10 @@ import (
 	"testing"
 	"time"
 
-	natsserver "github.com/nats-io/nats-server/v2/server"
-
 	"eventhub/facade"
 	"eventhub/facade/client"
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 const testToken = "s3cret"
@@ -26,12 +25,15 @@ func freshTopic() string {
 	return "t" + hex.EncodeToString(b[:])
 }
 
-// openBus opens a bus on an embedded server of its own, unless a change sets URL.
+// openBus opens a bus on an embedded server of its own, unless a change names another.
 func openBus(tb testing.TB, change ...func(*jetstream.Config)) *jetstream.Bus {
 	tb.Helper()
-	cfg := jetstream.Config{DataDir: tb.TempDir()}
+	var cfg jetstream.Config
 	for _, f := range change {
 		f(&cfg)
+	}
+	if cfg.URL == "" && cfg.Server == nil {
+		cfg.Server = natstest.Embed(tb, tb.TempDir())
 	}
 	bus, err := jetstream.Open(tb.Context(), cfg)
 	if err != nil {
@@ -113,21 +115,7 @@ func at(url string) func(*jetstream.Config) {
 // startNATS starts a server as an operator would run it.
 func startNATS(tb testing.TB) (url string) {
 	tb.Helper()
-	ns, err := natsserver.NewServer(&natsserver.Options{
-		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: tb.TempDir(), NoSigs: true, NoLog: true,
-	})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	ns.Start()
-	tb.Cleanup(func() {
-		ns.Shutdown()
-		ns.WaitForShutdown()
-	})
-	if !ns.ReadyForConnections(waitLimit) {
-		tb.Fatal("the NATS server did not start")
-	}
-	return ns.ClientURL()
+	return natstest.Run(tb).ClientURL()
 }
 
 // dial connects a client, which is closed when the test ends.

@@ -17,6 +17,7 @@ import (
 
 	"eventhub/facade"
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 // rigPatience is how long a test waits for what must happen.
@@ -36,7 +37,7 @@ type rig struct {
 // newRig starts a hub that ends with the test. change may be nil.
 func newRig(t *testing.T, change func(*facade.Config)) *rig {
 	t.Helper()
-	return newRigOn(t, jetstream.Config{DataDir: t.TempDir(), MemoryStorage: true}, change)
+	return newRigOn(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), MemoryStorage: true}, change)
 }
 
 // newRigOn is newRig with a bus of this configuration.

@@ -22,6 +22,7 @@ import (
 	"eventhub/facade"
 	"eventhub/facade/client"
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 // keptRules compact all topics below kept.
@@ -31,7 +32,7 @@ var keptRules = []jetstream.TopicRule{{Pattern: "kept.**", Compaction: true}}
 func newSnapRig(t *testing.T, change func(*facade.Config)) *rig {
 	t.Helper()
 	return newRigOn(t, jetstream.Config{
-		DataDir: t.TempDir(), MemoryStorage: true, Topics: keptRules, Listen: "127.0.0.1:0", ListenToken: rigToken,
+		Server: natstest.Embed(t, t.TempDir(), natstest.Listening(rigToken)), MemoryStorage: true, Topics: keptRules,
 	}, change)
 }
 

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	natsserver "github.com/nats-io/nats-server/v2/server"
 	"go.uber.org/goleak"
 
 	"eventhub/jetstream"
@@ -41,19 +40,7 @@ func openBus(tb testing.TB, cfg jetstream.Config) *jetstream.Bus {
 // startNATS starts a server that several buses share.
 func startNATS(tb testing.TB) (url string) {
 	tb.Helper()
-	s, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: tb.TempDir(), NoLog: true, NoSigs: true})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	s.Start()
-	tb.Cleanup(func() {
-		s.Shutdown()
-		s.WaitForShutdown()
-	})
-	if !s.ReadyForConnections(patience) {
-		tb.Fatal("the server is not ready")
-	}
-	return s.ClientURL()
+	return natstest.Run(tb).ClientURL()
 }
 
 // start runs a projector until stop is called, or the test ends.
@@ -194,7 +181,7 @@ func wantEachOnce(t *testing.T, all []stored, processes, perProcess int) {
 }
 
 func TestEachHeartbeatBecomesAState(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	ts := int64(1_700_000_000_000)
 	first, err := bus.Publish(t.Context(), TopicHeartbeat,
 		[]byte(`{"mem_mb":256,"cpu_pct":12.3,"host":"local","name":"stt","pid":1234.0,"sid":"boot-1","extra":[1]}`),
@@ -233,7 +220,7 @@ func TestRestart(t *testing.T) {
 	var last jetstream.Receipt
 	for round := range restarts + 1 {
 		// What was handed back before a restart of the server comes again after AckWait.
-		bus := openBus(t, jetstream.Config{DataDir: dir, AckWait: time.Second})
+		bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, dir), AckWait: time.Second})
 		stop := start(t, ProcessConfig{Bus: JetStream(bus), StaleAfter: time.Hour})
 		const each = perProcess / (restarts + 1)
 		for i := range each {
@@ -260,7 +247,7 @@ func TestRestart(t *testing.T) {
 // TestNothingIsDoubledWhenAllComesAgain sets the group back, as lost acknowledgements would, only further.
 func TestNothingIsDoubledWhenAllComesAgain(t *testing.T) {
 	const processes, perProcess = 10, 20
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	cfg := ProcessConfig{Bus: JetStream(bus), StaleAfter: time.Hour}
 	stop := start(t, cfg)
 	var last jetstream.Receipt
@@ -312,7 +299,7 @@ func TestTwoHubs(t *testing.T) {
 // was killed: they must not be left out because later ones of the same process came first.
 func TestHeartbeatsOutOfOrder(t *testing.T) {
 	const held = 20
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	arrived := make(chan struct{}, held)
 	sub, err := bus.Subscribe(t.Context(), TopicHeartbeat, GroupProcess,
 		jetstream.SubscribeOptions{From: jetstream.FromEarliest, MaxInFlight: held, MaxAttempts: jetstream.NeverGiveUp},
@@ -401,7 +388,7 @@ func TestStale(t *testing.T) {
 // TestStaleAfterRestart wants processes marked that fell silent while no hub ran, and one that did not left alone.
 func TestStaleAfterRestart(t *testing.T) {
 	dir := t.TempDir()
-	bus := openBus(t, jetstream.Config{DataDir: dir})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, dir)})
 	stop := start(t, ProcessConfig{Bus: JetStream(bus), StaleAfter: time.Hour})
 	const processes = 5
 	for n := range processes {
@@ -415,7 +402,7 @@ func TestStaleAfterRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	bus = openBus(t, jetstream.Config{DataDir: dir})
+	bus = openBus(t, jetstream.Config{Server: natstest.Embed(t, dir)})
 	heard := states(t, bus, TopicHeartbeat)
 	after := time.UnixMilli(heard[len(heard)-1].TS)
 	// A clock by which process 0 is heard of just in time, and the others are not.
@@ -438,7 +425,7 @@ func TestStaleAfterRestart(t *testing.T) {
 // TestMoreProcessesThanAreKept wants the same result with less memory.
 func TestMoreProcessesThanAreKept(t *testing.T) {
 	const processes, perProcess = 7, 3
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	start(t, ProcessConfig{Bus: JetStream(bus), MaxProcesses: 2, StaleAfter: time.Second, ScanEvery: 20 * time.Millisecond})
 	for i := range perProcess {
 		for n := range processes {
@@ -459,7 +446,7 @@ func TestMoreProcessesThanAreKept(t *testing.T) {
 }
 
 func TestWhatIsNoHeartbeat(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	start(t, ProcessConfig{Bus: JetStream(bus), StaleAfter: time.Hour})
 	publish(t, bus, heartbeat(1, 0))
 	bad := publish(t, bus, `{"name":"worker","host":"node"}`)
@@ -486,7 +473,7 @@ func TestWhatIsNoHeartbeat(t *testing.T) {
 
 // BenchmarkHeartbeats projects a backlog, one heartbeat an operation.
 func BenchmarkHeartbeats(b *testing.B) {
-	bus := openBus(b, jetstream.Config{DataDir: b.TempDir()})
+	bus := openBus(b, jetstream.Config{Server: natstest.Embed(b, b.TempDir())})
 	p := bus.NewPublisher()
 	for i := range b.N {
 		if err := p.PublishAsync(b.Context(), TopicHeartbeat, []byte(heartbeat(i%100, i)), jetstream.PublishOptions{}, func(jetstream.Receipt, error) {}); err != nil {

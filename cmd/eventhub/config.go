@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/embedded"
 	"eventhub/jetstream/topicfile"
 )
 
@@ -196,16 +198,33 @@ func (f busFlags) where() string {
 	return f.Data
 }
 
-// config is the bus's configuration, but for who listens to it and the rules of topics. The flags have been checked.
-func (f busFlags) config(token string) jetstream.Config {
-	cfg := jetstream.Config{
-		URL: f.NATSURL, Creds: f.NATSCreds, NKeySeed: f.NATSNKey,
-		TLSCA: f.NATSCA, TLSCert: f.NATSCert, TLSKey: f.NATSKey, Domain: f.NATSDomain,
-		DataDir: f.Data, Listen: f.NATSListen, Replicas: f.Replicas, AckWait: f.AckWait,
+// open opens the bus on the NATS that the flags name, or starts the embedded server for it. cfg says what is not in the flags:
+// who listens to the bus, and the rules of topics. The flags have been checked.
+func (f busFlags) open(ctx context.Context, cfg jetstream.Config, token string) (*jetstream.Bus, error) {
+	cfg.Replicas, cfg.AckWait = f.Replicas, f.AckWait
+	if f.NATSURL != "" {
+		cfg.URL, cfg.Creds, cfg.NKeySeed, cfg.Domain = f.NATSURL, f.NATSCreds, f.NATSNKey, f.NATSDomain
+		cfg.TLSCA, cfg.TLSCert, cfg.TLSKey = f.NATSCA, f.NATSCert, f.NATSKey
+		bus, err := jetstream.Open(ctx, cfg)
+		if err != nil {
+			return nil, fmt.Errorf("%w (--nats-url, NATS_URL; --nats-creds, NATS_CREDS; --nats-domain, NATS_DOMAIN)", err)
+		}
+		return bus, nil
 	}
-	if f.NATSListen != "" {
-		cfg.ListenToken = token
+	own := embedded.Config{DataDir: f.Data, Listen: f.NATSListen, Logger: cfg.Logger}
+	if own.Listen != "" {
+		own.Token = token
 	}
-	cfg.SyncInterval, cfg.SyncAlways, _ = f.sync()
-	return cfg
+	own.SyncInterval, own.SyncAlways, _ = f.sync()
+	server, err := embedded.Start(ctx, own)
+	switch {
+	case errors.Is(err, embedded.ErrDataDir):
+		return nil, fmt.Errorf("%w (--data, EVENTHUB_DATA)", err)
+	case errors.Is(err, embedded.ErrListen):
+		return nil, fmt.Errorf("%w (--nats-listen, EVENTHUB_NATS_LISTEN)", err)
+	case err != nil:
+		return nil, err
+	}
+	cfg.Server = server
+	return jetstream.Open(ctx, cfg)
 }

@@ -149,9 +149,8 @@ func (h *hub) open(ctx context.Context) error {
 	registry := prometheus.NewRegistry()
 	h.metrics = ops.NewMetrics(registry)
 	metrics := h.metrics
-	cfg := cmd.busFlags.config(h.token)
-	cfg.Limits, cfg.Logger, cfg.Observer, cfg.Topics = cmd.bus(), h.log, metrics, h.topics
-	if h.bus, err = jetstream.Open(ctx, cfg); err != nil {
+	cfg := jetstream.Config{Limits: cmd.bus(), Logger: h.log, Observer: metrics, Topics: h.topics}
+	if h.bus, err = cmd.busFlags.open(ctx, cfg, h.token); err != nil {
 		return err
 	}
 	h.applyTopics(ctx)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/embedded"
 	"eventhub/jetstream/topicfile"
 )
 
@@ -62,11 +63,9 @@ func (f storeFlags) with(ctx context.Context, std streams, make bool, work func(
 			return fmt.Errorf("the data directory %s does not exist: name that of a hub (--data, EVENTHUB_DATA) or its NATS (--nats-url, NATS_URL)", f.Data)
 		}
 	}
-	cfg := f.config("")
-	cfg.Topics, cfg.Limits = rules, f.limits
-	cfg.Logger = slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	bus, err := jetstream.Open(ctx, cfg)
-	if errors.Is(err, jetstream.ErrInUse) {
+	log := slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	bus, err := f.open(ctx, jetstream.Config{Topics: rules, Limits: f.limits, Logger: log}, "")
+	if errors.Is(err, embedded.ErrInUse) {
 		return fmt.Errorf("data directory %s: a hub is running on it: start that hub with EVENTHUB_NATS_LISTEN=127.0.0.1:4222 and give this command NATS_URL=nats://TOKEN@127.0.0.1:4222 with the hub's token, or stop the hub first", f.Data)
 	}
 	if err != nil {
