@@ -4,14 +4,13 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"net"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	"eventhub/facade"
 	"eventhub/facade/client"
+	"eventhub/facade/hubtest"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
 )
@@ -58,43 +57,12 @@ type testHub struct {
 
 func startHub(tb testing.TB, bus *jetstream.Bus, change ...func(*facade.Config)) *testHub {
 	tb.Helper()
-	cfg := facade.Config{Bus: facade.JetStream(bus), Auth: facade.StaticToken(testToken)}
+	opts := []hubtest.Option{hubtest.Token(testToken), hubtest.On(bus)}
 	for _, f := range change {
-		f(&cfg)
+		opts = append(opts, hubtest.Facade(f))
 	}
-	server, err := facade.New(cfg)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	h := &testHub{t: tb, bus: bus, server: server}
-	ws, rest := h.listen(server.WebSocket()), h.listen(server.HTTP())
-	h.url, h.http = "ws://"+ws, "http://"+rest
-	tb.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			tb.Error(err)
-		}
-	})
-	return h
-}
-
-// listen serves handler on a port of its own until the test ends.
-func (h *testHub) listen(handler http.Handler) string {
-	h.t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	srv := &http.Server{Handler: handler, ReadHeaderTimeout: waitLimit}
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		_ = srv.Serve(l)
-	}()
-	h.t.Cleanup(func() {
-		_ = srv.Close()
-		<-served
-	})
-	return l.Addr().String()
+	h := hubtest.New(tb, opts...)
+	return &testHub{t: tb, bus: bus, server: h.Server, url: h.WebSocket, http: h.HTTP}
 }
 
 // twoHubs are two hubs on one NATS server, as two processes would be.

@@ -32,7 +32,7 @@ var keptRules = []jetstream.TopicRule{{Pattern: "kept.**", Compaction: true}}
 func newSnapRig(t *testing.T, change func(*facade.Config)) *rig {
 	t.Helper()
 	return newRigOn(t, jetstream.Config{
-		Server: natstest.Embed(t, t.TempDir(), natstest.Listening(rigToken)), MemoryStorage: true, Topics: keptRules,
+		Server: natstest.Embed(t, t.TempDir(), natstest.Listening(rigToken)), Topics: keptRules,
 	}, change)
 }
 
@@ -587,7 +587,7 @@ func TestPagesThatAreNotTaken(t *testing.T) {
 		events, err := r.bus.Keys("kept.s").Page(t.Context(), 0, 15)
 		return err == nil && len(events) == 15
 	})
-	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.http.Listener.Addr().String())
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.http.addr())
 	if err != nil {
 		t.Fatal(err)
 	}

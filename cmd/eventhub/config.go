@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,6 +45,8 @@ type busFlags struct {
 	Replicas   int           `env:"EVENTHUB_REPLICAS" default:"1" help:"Copies of each new stream, 1 to 5. More than 1 needs a cluster."`
 	TopicsFile string        `name:"topics" env:"EVENTHUB_TOPICS" placeholder:"FILE" help:"Rules for topics: retention, compaction, snapshots, families (docs/topics.yaml is a sample)."`
 	AckWait    time.Duration `env:"EVENTHUB_ACK_WAIT" default:"30s" help:"After it, the server gives the events of a hub that died to others."`
+
+	memory bool // the embedded server keeps nothing on disk
 }
 
 // public lists the addresses that are reached from other hosts, each with its flag.
@@ -192,8 +195,11 @@ func (f busFlags) rules() (rules []jetstream.TopicRule, err error) {
 
 // where is where the events are.
 func (f busFlags) where() string {
-	if f.NATSURL != "" {
+	switch {
+	case f.NATSURL != "":
 		return "NATS at NATS_URL"
+	case f.memory:
+		return "in memory"
 	}
 	return f.Data
 }
@@ -211,7 +217,10 @@ func (f busFlags) open(ctx context.Context, cfg jetstream.Config, token string) 
 		}
 		return bus, nil
 	}
-	own := embedded.Config{DataDir: f.Data, Listen: f.NATSListen, Logger: cfg.Logger}
+	own := embedded.Config{DataDir: cmp.Or(f.Data, "eventhub-data"), Listen: f.NATSListen, Logger: cfg.Logger}
+	if f.memory {
+		own.DataDir = ""
+	}
 	if own.Listen != "" {
 		own.Token = token
 	}

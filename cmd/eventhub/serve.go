@@ -50,6 +50,7 @@ type serveCmd struct {
 
 	Projector bool `env:"EVENTHUB_PROJECTOR" help:"Project heartbeat.received to process.state."`
 	Demo      bool `help:"Show the hub at work: project, and publish heartbeats of processes of this host."`
+	Ephemeral bool `help:"For tests: keep everything in memory, take free ports of this host, print one line of JSON with the addresses and the token when ready, and end when standard input is closed. Settings of addresses and of data have no effect, and there is no POST /outbox."`
 	Check     bool `help:"Say what the hub would do, or everything that is wrong with its configuration, and end: with 0 or 1. Nothing is started, and no port is taken."`
 
 	// unread are the values that could not even be read; only with Check does the program come that far.
@@ -60,7 +61,14 @@ var _ facade.Observer = (*ops.Metrics)(nil)
 
 // Run serves until ctx ends or a part of the hub fails.
 func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
+	var contradiction error
+	if cmd.Ephemeral {
+		contradiction = cmd.makeEphemeral()
+	}
 	set, faults := cmd.prepare()
+	if contradiction != nil {
+		faults = append(faults, contradiction)
+	}
 	if cmd.Check {
 		return cmd.check(ctx, std, set, faults)
 	}
@@ -77,11 +85,20 @@ func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
 		ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP)
 		defer stop()
 	}
+	if cmd.Ephemeral {
+		var stop context.CancelFunc
+		ctx, stop = endWithInput(ctx, std.in, log)
+		defer stop()
+	}
 	h := &hub{cmd: cmd, settings: set, log: log, failed: make(chan error, 1)}
 	err = h.open(ctx)
 	if err == nil {
 		h.start(ctx)
-		h.greet(std.out)
+		if !cmd.Ephemeral {
+			h.greet(std.out)
+		} else if err = h.tell(std.out); err != nil {
+			return errors.Join(err, h.close(context.WithoutCancel(ctx)))
+		}
 		select {
 		case <-ctx.Done():
 			log.LogAttrs(ctx, slog.LevelInfo, "draining")
