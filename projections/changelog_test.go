@@ -265,7 +265,7 @@ func TestChangelogPoison(t *testing.T) {
 	table := openTable(t, SQLTableConfig{DB: db, Dialect: PostgreSQL, Table: "poisoned"})
 	startChangelog(t, Changelog{Bus: JetStream(bus), Topic: "rows.poison", Group: "copy", From: jetstream.FromEarliest, Into: table, Attempts: 2})
 	awaitRows(t, db, "poisoned", want)
-	dead := await(t, bus, "dlq.rows.poison", atLeast(1))
+	dead := awaitLetters(t, bus, "dlq.rows.poison")
 	if !strings.Contains(string(dead[0].Payload), `"key":"poison\u0000"`) {
 		t.Errorf("the dead letter is %s", dead[0].Payload)
 	}

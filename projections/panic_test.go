@@ -344,7 +344,7 @@ func TestPanicOfTable(t *testing.T) {
 		put(t, bus, "rows.panic", key, "1")
 	}
 	awaitRows(t, db, "copied", map[string]string{"a": "1", "b": "1", "c": "1"})
-	if dead := await(t, bus, "dlq.rows.panic", atLeast(1)); len(dead) != 1 || !strings.Contains(string(dead[0].Payload), `"key":"bad"`) {
+	if dead := awaitLetters(t, bus, "dlq.rows.panic"); len(dead) != 1 || !strings.Contains(string(dead[0].Payload), `"key":"bad"`) {
 		t.Errorf("the dead letters are %+v", dead)
 	}
 	wantSilent(t, bus, "rows.panic")

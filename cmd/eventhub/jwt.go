@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"eventhub/acl"
-	"eventhub/projections"
+	"eventhub/projections/process"
 )
 
 // maxPolicyFile is how much of a policy file is read. It is enough to see that there is too much.
@@ -134,7 +134,7 @@ func readPolicy(path string) ([]byte, error) {
 // examples are the scopes that go with the examples of the documentation.
 var examples = map[string][]string{
 	// A publisher of heartbeats, and a page that shows the state of processes.
-	"heartbeat": {"publish:" + projections.TopicHeartbeat, "subscribe:" + projections.TopicProcessState},
+	"heartbeat": {"publish:" + process.TopicHeartbeat, "subscribe:" + process.TopicState},
 }
 
 // tokenCmd is `eventhub token`.

@@ -23,6 +23,7 @@ import (
 	"eventhub/jetstream"
 	"eventhub/ops"
 	"eventhub/projections"
+	"eventhub/projections/process"
 )
 
 // drainTimeout bounds the orderly end of a hub, so that all of it is over within 10 s. maxGrace is what of it clients get.
@@ -224,7 +225,7 @@ func (h *hub) start(ctx context.Context) {
 		h.wg.Go(func() { h.cert.watch(ctx, reloadEvery, h.log) })
 	}
 	if h.cmd.Projector || h.cmd.Demo {
-		projector := projections.NewProcess(projections.ProcessConfig{Bus: projections.JetStream(h.bus), Logger: h.log, Observer: h.metrics})
+		projector := process.New(process.Config{Bus: projections.JetStream(h.bus), Logger: h.log, Observer: h.metrics})
 		h.run(func() error { return projector.Run(ctx) })
 	}
 	for _, rule := range h.bus.Admin().Snapshots() {
@@ -259,7 +260,7 @@ func (h *hub) demo(ctx context.Context) error {
 		return err
 	}
 	return publishHeartbeats(ctx, watch, demoEvery, func(ctx context.Context, payload []byte) error {
-		if _, err := h.bus.Publish(ctx, projections.TopicHeartbeat, payload, jetstream.PublishOptions{}); err != nil && ctx.Err() == nil {
+		if _, err := h.bus.Publish(ctx, process.TopicHeartbeat, payload, jetstream.PublishOptions{}); err != nil && ctx.Err() == nil {
 			// The next one may get through.
 			h.log.LogAttrs(ctx, slog.LevelWarn, "a heartbeat was not published", slog.Any("error", err))
 		}

@@ -1,4 +1,4 @@
-package projections
+package process
 
 import (
 	"encoding/json"
@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+
+	"eventhub/jetstream"
 )
 
 // TopicHeartbeat is where processes report that they live.
@@ -22,11 +24,9 @@ type Heartbeat struct {
 	SID string `json:"sid,omitempty"`
 }
 
-// What a state may carry, in bytes. A heartbeat beyond it could never be projected.
-const (
-	maxKey = 512   // the longest key that the bus takes
-	maxSID = 1_024 // enough for any id, and far below the bus's payload limit
-)
+// maxSID is the longest SID that a state may carry, in bytes: enough for any id, and far below the bus's payload limit. A
+// heartbeat beyond it, or with a longer key than the bus takes, could never be projected.
+const maxSID = 1_024
 
 // maxPID is the largest integer that every JSON implementation keeps exactly.
 const maxPID = 1 << 53
@@ -60,8 +60,8 @@ func parseHeartbeat(payload []byte) (Heartbeat, error) {
 		return Heartbeat{}, fmt.Errorf("no heartbeat: sid has %d bytes, %d are allowed", len(h.SID), maxSID)
 	}
 	h.PID = int64(*in.PID)
-	if n := len(h.processID()); n > maxKey {
-		return Heartbeat{}, fmt.Errorf("no heartbeat: host:name:pid has %d bytes, %d are allowed", n, maxKey)
+	if n := len(h.processID()); n > jetstream.MaxKey {
+		return Heartbeat{}, fmt.Errorf("no heartbeat: host:name:pid has %d bytes, %d are allowed", n, jetstream.MaxKey)
 	}
 	return h, nil
 }

@@ -1,12 +1,12 @@
-package projections
+package process
 
 import "encoding/json"
 
-// TopicProcessState is where the state of each process is published, keyed by ProcessState.ProcessID.
-const TopicProcessState = "process.state"
+// TopicState is where the state of each process is published, keyed by State.ProcessID.
+const TopicState = "process.state"
 
-// TopicProcessStateSnapshot is where the snapshots of TopicProcessState go.
-const TopicProcessStateSnapshot = "process.state.snapshot"
+// TopicStateSnapshot is where the snapshots of TopicState go.
+const TopicStateSnapshot = "process.state.snapshot"
 
 // Status says whether a process is heard of.
 type Status string
@@ -14,11 +14,11 @@ type Status string
 // The states of a process.
 const (
 	Alive Status = "alive"
-	Stale Status = "stale" // no heartbeat for ProcessConfig.StaleAfter
+	Stale Status = "stale" // no heartbeat for Config.StaleAfter
 )
 
-// ProcessState is the payload of an event on TopicProcessState.
-type ProcessState struct {
+// State is the payload of an event on TopicState.
+type State struct {
 	// ProcessID is host:name:pid.
 	ProcessID string  `json:"processId"`
 	Name      string  `json:"name"`
@@ -32,12 +32,12 @@ type ProcessState struct {
 	Status     Status `json:"status"`
 }
 
-// readProcessState reads a stored state. What is none (anyone may publish to the topic) is the zero ProcessState: it is
+// readState reads a stored state. What is none (anyone may publish to the topic) is the zero State: it is
 // replaced by the next heartbeat and never turns stale.
-func readProcessState(key string, value []byte) ProcessState {
-	var s ProcessState
+func readState(key string, value []byte) State {
+	var s State
 	if json.Unmarshal(value, &s) != nil || s.ProcessID != key {
-		return ProcessState{}
+		return State{}
 	}
 	return s
 }
