@@ -158,7 +158,7 @@ func TestPingFlood(t *testing.T) {
 	neighbour := r.login(t)
 	ping := append([]byte{0x89, 0x80 | 125, 0, 0, 0, 0}, bytes.Repeat([]byte("p"), 125)...)
 	before := heapInUse()
-	unread, err := net.Dial("tcp", r.ws.Listener.Addr().String())
+	unread, err := net.Dial("tcp", r.ws.addr())
 	if err != nil {
 		t.Fatal(err)
 	}

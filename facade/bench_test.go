@@ -12,6 +12,7 @@ import (
 
 	"eventhub/facade/client"
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 // The benchmarks do the same work through the hub's WebSocket and through nats.go over TCP, on the same embedded server:
@@ -32,7 +33,7 @@ type benchHub struct {
 
 func startBench(b *testing.B) *benchHub {
 	b.Helper()
-	bus := openBus(b, func(c *jetstream.Config) { c.Listen, c.ListenToken = "127.0.0.1:0", testToken })
+	bus := openBus(b, func(c *jetstream.Config) { c.Server = natstest.Embed(b, b.TempDir(), natstest.Listening(testToken)) })
 	return &benchHub{testHub: startHub(b, bus, unthrottled), bus: bus}
 }
 

@@ -16,6 +16,7 @@ import (
 	"eventhub/facade"
 	"eventhub/facade/client"
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 // The promise tests hold the hub to what protocol.md says of deliveries, where servers, hubs or clients do what is
@@ -204,7 +205,7 @@ func endless(maxInFlight int) client.SubscribeOptions {
 // restartable starts a hub on a directory. The test ends it in order with end, and may start another one there.
 func restartable(t *testing.T, dir string, change ...func(*jetstream.Config)) (hub *testHub, end func()) {
 	t.Helper()
-	cfg := jetstream.Config{DataDir: dir}
+	cfg := jetstream.Config{Server: natstest.Embed(t, dir)}
 	for _, f := range change {
 		f(&cfg)
 	}

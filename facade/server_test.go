@@ -55,7 +55,7 @@ func TestFirstFramesInTheSegmentOfTheUpgrade(t *testing.T) {
 	// More than net/http's buffer holds, so that a part is read from it and a part from the socket.
 	for _, size := range []int{1, 3000, 5000, 20_000} {
 		t.Run(strconv.Itoa(size), func(t *testing.T) {
-			conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.ws.Listener.Addr().String())
+			conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.ws.addr())
 			if err != nil {
 				t.Fatal(err)
 			}

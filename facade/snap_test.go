@@ -22,6 +22,7 @@ import (
 	"eventhub/facade"
 	"eventhub/facade/client"
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 // keptRules compact all topics below kept.
@@ -31,7 +32,7 @@ var keptRules = []jetstream.TopicRule{{Pattern: "kept.**", Compaction: true}}
 func newSnapRig(t *testing.T, change func(*facade.Config)) *rig {
 	t.Helper()
 	return newRigOn(t, jetstream.Config{
-		DataDir: t.TempDir(), MemoryStorage: true, Topics: keptRules, Listen: "127.0.0.1:0", ListenToken: rigToken,
+		Server: natstest.Embed(t, t.TempDir(), natstest.Listening(rigToken)), Topics: keptRules,
 	}, change)
 }
 
@@ -586,7 +587,7 @@ func TestPagesThatAreNotTaken(t *testing.T) {
 		events, err := r.bus.Keys("kept.s").Page(t.Context(), 0, 15)
 		return err == nil && len(events) == 15
 	})
-	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.http.Listener.Addr().String())
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.http.addr())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -138,8 +138,8 @@ func (c *Collection) Delete(ctx context.Context, key string, headers map[string]
 }
 
 func (c *Collection) write(ctx context.Context, key string, value []byte, headers map[string]string, old uint64, deletes bool) (uint64, error) {
-	if key == "" || len(key) > maxKeyLen {
-		return 0, badOptions("a key has 1 to %d bytes, not %d", maxKeyLen, len(key))
+	if key == "" || len(key) > MaxKey {
+		return 0, badOptions("a key has 1 to %d bytes, not %d", MaxKey, len(key))
 	}
 	if limit := c.MaxValue(); len(value) > limit {
 		return 0, &Error{Code: CodePublishFailed, Msg: fmt.Sprintf("the value has %d bytes, at most %d are allowed", len(value), limit), Err: ErrTooLarge}

@@ -10,16 +10,18 @@ import (
 
 // Sizes that the bus is built around.
 const (
-	embeddedMaxPayload = 4 << 20  // what the embedded server takes in one message
-	payloadMargin      = 64 << 10 // what headers, and the wrapping of a dead letter, may add to a payload
-	wrapperMargin      = 16 << 10 // what PublishOptions.Wrapper may add
-	defaultMaxPayload  = 1 << 20
+	payloadMargin     = 64 << 10 // what headers, and the wrapping of a dead letter, may add to a payload
+	wrapperMargin     = 16 << 10 // what PublishOptions.Wrapper may add
+	defaultMaxPayload = 1 << 20
 )
 
-// Config configures a Bus. The zero value runs an embedded server in ./eventhub-data.
+// Config configures a Bus. Either URL or Server is needed.
 type Config struct {
-	// URL is the NATS server, or several separated by commas. Empty: an embedded server runs in this process.
+	// URL is the NATS server, or several separated by commas.
 	URL string
+	// Server is the NATS server instead of URL: one in this process, which embedded.Start starts. It
+	// belongs to the bus from Open on: Close closes it, and so does an Open that fails.
+	Server Server
 	// Creds is the path of a credentials file, NKeySeed that of an nkey seed file; for URL only.
 	Creds    string
 	NKeySeed string
@@ -29,16 +31,6 @@ type Config struct {
 	TLSKey  string
 	// Domain is the JetStream domain; for URL only.
 	Domain string
-	// DataDir is where the embedded server keeps its streams. Default ./eventhub-data. One hub at a time may use it.
-	DataDir string
-	// Listen, when not empty, is the host:port where the embedded server also accepts native NATS clients, with
-	// ListenToken as their token (which must then be set).
-	Listen      string
-	ListenToken string
-	// SyncInterval is how often the embedded server flushes to disk; default 1 s. SyncAlways flushes before each ack
-	// instead, and costs a factor of 25 or more.
-	SyncInterval time.Duration
-	SyncAlways   bool
 	// Replicas is the number of copies of each new stream: 1..5, default 1. More than 1 needs a cluster.
 	Replicas int
 	// MemoryStorage keeps new streams in memory: they do not survive a restart of the server.
@@ -60,8 +52,7 @@ type Config struct {
 	// Observer is told what happens. Default: nobody.
 	Observer Observer
 
-	bucketCheck  time.Duration // how often buckets are looked at; default bucketCheckEvery
-	storageCheck time.Duration // how often streams are; default storageCheckEvery
+	bucketCheck time.Duration // how often buckets are looked at; default bucketCheckEvery
 }
 
 // TopicRule says how the streams of matching topics are made.
@@ -165,17 +156,8 @@ func (c *Config) validate() error {
 			*v = d
 		}
 	}
-	if c.DataDir == "" {
-		c.DataDir = "eventhub-data"
-	}
-	if c.SyncInterval == 0 {
-		c.SyncInterval = time.Second
-	}
 	if c.bucketCheck == 0 {
 		c.bucketCheck = bucketCheckEvery
-	}
-	if c.storageCheck == 0 {
-		c.storageCheck = storageCheckEvery
 	}
 	if c.AckWait == 0 {
 		c.AckWait = 30 * time.Second
@@ -208,23 +190,29 @@ func (c *Config) validate() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	check(c.SyncInterval > 0, "sync interval %v: it must be positive", c.SyncInterval)
+	check(c.URL != "" || c.Server != nil, "no nats: name its URL, or start a Server in this process (embedded.Start)")
+	check(c.URL == "" || c.Server == nil, "two kinds of nats: give either URL or Server")
 	check(c.AckWait >= time.Second && c.AckWait <= time.Hour, "ack wait %v: 1s to 1h are allowed", c.AckWait)
 	check(c.Replicas >= 1 && c.Replicas <= 5, "replicas %d: 1 to 5 are allowed", c.Replicas)
-	check(c.URL != "" || c.Replicas == 1, "replicas %d: the embedded server is alone; more than 1 needs a cluster (NATS_URL)", c.Replicas)
+	check(c.Server == nil || c.Replicas == 1, "replicas %d: the embedded server is alone; more than 1 needs a cluster", c.Replicas)
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
-	check(c.Listen == "" || c.ListenToken != "", "the embedded server listens only with a token")
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
 	for _, n := range []int{l.Topics, l.TopicsPerClient, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536, because the server drops silently above about 100,000", l.PublishInFlight)
-	check(c.URL != "" || l.MaxPayload <= embeddedMaxPayload-payloadMargin, "max payload %d: the embedded server takes at most %d", l.MaxPayload, embeddedMaxPayload-payloadMargin)
+	if c.Server != nil && c.Server.InMemory() {
+		c.MemoryStorage = true
+		c.Topics = slices.Clone(c.Topics)
+		for i := range c.Topics {
+			c.Topics[i].Storage = ""
+		}
+	}
 	for _, fault := range ValidateRules(c.Topics) {
 		errs = append(errs, fault)
 	}
 	for _, r := range c.Topics {
-		check(c.URL != "" || r.Replicas <= 1, "topic rule %q: replicas %d: the embedded server is alone; more than 1 needs a cluster (NATS_URL)", r.Pattern, r.Replicas)
+		check(c.Server == nil || r.Replicas <= 1, "topic rule %q: replicas %d: the embedded server is alone; more than 1 needs a cluster", r.Pattern, r.Replicas)
 	}
 	return errors.Join(errs...)
 }

@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/natstest"
 )
 
 // lockedBuffer is a log that a test reads while others write.
@@ -35,7 +37,7 @@ func (b *lockedBuffer) String() string {
 func TestConsumeSurvivesPanics(t *testing.T) {
 	const secret = "secret of the process"
 	var log lockedBuffer
-	b, err := Open(t.Context(), Config{DataDir: t.TempDir(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	b, err := Open(t.Context(), Config{Server: natstest.Embed(t, t.TempDir()), Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,7 @@ const (
 
 // noteDelay stores that an event waits. It does not block.
 func (b *Bus) noteDelay(d *Delivery, delay time.Duration) {
-	if b.server == nil || delay < minDelay {
+	if b.cfg.Server == nil || delay < minDelay {
 		return
 	}
 	until := time.Now().Add(delay).UnixMilli()

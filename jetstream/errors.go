@@ -51,8 +51,6 @@ var (
 	// ErrTooLarge is the cause of the *Error for a payload, or a value of a Collection, that is over the limit. Nothing was
 	// stored, and no other try will store it.
 	ErrTooLarge = errors.New("jetstream: too large")
-	// ErrInUse is returned by Open when another hub runs on Config.DataDir. Nothing was touched.
-	ErrInUse = errors.New("another hub is using it")
 	// ErrNotCompacted is the cause of the *Error for a topic that keeps no newest event of each key.
 	ErrNotCompacted = errors.New("jetstream: not compacted")
 	// ErrNotFound is returned where a topic, group or event that was asked for does not exist.

@@ -4,27 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/embedded"
 )
 
-// openExample opens a bus with an embedded server in a directory of its own, and with rules for topics.
+// openExample opens a bus with an embedded server of its own, and with rules for topics.
 func openExample(rules ...jetstream.TopicRule) (bus *jetstream.Bus, end func()) {
-	dir, err := os.MkdirTemp("", "eventhub-example")
+	server, err := embedded.Start(context.Background(), embedded.Config{}) // in memory
 	if err != nil {
 		panic(err)
 	}
-	bus, err = jetstream.Open(context.Background(), jetstream.Config{DataDir: dir, Topics: rules})
+	bus, err = jetstream.Open(context.Background(), jetstream.Config{Server: server, Topics: rules})
 	if err != nil {
 		panic(err)
 	}
-	return bus, func() {
-		_ = bus.Close()
-		_ = os.RemoveAll(dir)
-	}
+	return bus, func() { _ = bus.Close() }
 }
 
 // A program that publishes, consumes with four workers, has a failed event come again, and shuts

@@ -52,8 +52,8 @@ func (o *PublishOptions) Validate() error {
 		return badOptions("opts.ts is %d: it is epoch milliseconds, 0 to 2^53-1", o.TS)
 	}
 	if o.Key != "" {
-		if len(o.Key) > maxKeyLen {
-			return badOptions("opts.key has %d bytes, at most %d are allowed", len(o.Key), maxKeyLen)
+		if len(o.Key) > MaxKey {
+			return badOptions("opts.key has %d bytes, at most %d are allowed", len(o.Key), MaxKey)
 		}
 		if !utf8.ValidString(o.Key) {
 			return badOptions("opts.key is no valid UTF-8")

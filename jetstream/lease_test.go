@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/embedded"
 )
 
 func TestMaxInFlightHoldsAcrossTopics(t *testing.T) {
@@ -346,7 +348,7 @@ func TestHeldBytesStopThePull(t *testing.T) {
 	k.sub.mu.Lock()
 	held := k.sub.heldBytes
 	k.sub.mu.Unlock()
-	if limit := 64<<10 + embeddedMaxPayload + payloadMargin; held > limit {
+	if limit := 64<<10 + embedded.MaxMessage + payloadMargin; held > limit {
 		t.Errorf("%d bytes are held, at most %d should be", held, limit)
 	}
 	for range 19 {

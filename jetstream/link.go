@@ -95,8 +95,10 @@ func (b *Bus) dial(index int) (*link, error) {
 		}),
 	)
 	address := b.cfg.URL
-	if b.server != nil {
-		address = b.server.loopback()
+	if b.cfg.Server != nil {
+		var own []nats.Option
+		address, own = b.cfg.Server.Connection()
+		opts = append(opts, own...)
 	}
 	l.nc, err = nats.Connect(address, opts...)
 	if err != nil {
@@ -136,12 +138,8 @@ func (b *Bus) natsOptions() ([]nats.Option, error) {
 		nats.MaxPingsOutstanding(2),
 		nats.Timeout(dialWait),
 	}
-	if b.server != nil {
-		opts = append(opts, nats.Token(b.cfg.ListenToken))
-		if b.cfg.Listen == "" {
-			return append(opts, nats.InProcessServer(b.server)), nil
-		}
-		return append(opts, nats.SetCustomDialer(b.server)), nil
+	if b.cfg.Server != nil {
+		return opts, nil // the server has its own
 	}
 	opts = append(opts, nats.SetCustomDialer(&net.Dialer{Timeout: dialWait, Control: limitUnacked(margin(b.cfg.AckWait) * 4 / 5)}))
 	if b.cfg.Creds != "" {

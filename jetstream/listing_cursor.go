@@ -97,7 +97,7 @@ func (c *listingCursor) name() string { return base64.RawURLEncoding.EncodeToStr
 
 // keyHash stands for a key in the records of the listing.
 func (c *listingCursor) keyHash(key string) uint64 {
-	var buf [len(listingCursor{}.id) + maxKeyLen]byte
+	var buf [len(listingCursor{}.id) + MaxKey]byte
 	sum := sha256.Sum256(append(append(buf[:0], c.id[:]...), key...))
 	return binary.BigEndian.Uint64(sum[:])
 }

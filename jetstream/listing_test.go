@@ -318,7 +318,7 @@ func TestListingCursor(t *testing.T) {
 	if c.keyHash("k") == other.keyHash("k") {
 		t.Error("a key has one hash in two listings")
 	}
-	if got := c.keyHash(strings.Repeat("k", 2*maxKeyLen)); got == 0 { // of a native publisher
+	if got := c.keyHash(strings.Repeat("k", 2*MaxKey)); got == 0 { // of a native publisher
 		t.Error("a long key has no hash")
 	}
 }

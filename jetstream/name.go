@@ -10,11 +10,13 @@ import (
 	"unicode/utf8"
 )
 
+// MaxKey is the longest key of an event in bytes.
+const MaxKey = 512
+
 // Bounds of names, from the protocol.
 const (
 	maxTopicLen = 251 // so that dlq.<topic> stays within 255
 	maxGroupLen = 128
-	maxKeyLen   = 512
 	maxIDLen    = 128
 	maxNameLen  = 200 // a stream's or consumer's name is also a directory name on the server
 )

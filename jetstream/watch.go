@@ -28,8 +28,8 @@ func (k Keys) Watch(ctx context.Context, keys []string, f func(*Event) error) er
 	size := 0
 	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
 	for _, key := range keys {
-		if key == "" || len(key) > maxKeyLen {
-			return badOptions("a key has 1 to %d bytes, not %d", maxKeyLen, len(key))
+		if key == "" || len(key) > MaxKey {
+			return badOptions("a key has 1 to %d bytes, not %d", MaxKey, len(key))
 		}
 		size += len(keyToken(key))
 	}

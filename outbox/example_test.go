@@ -10,6 +10,7 @@ import (
 	_ "modernc.org/sqlite"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/embedded"
 	"eventhub/outbox"
 )
 
@@ -63,7 +64,11 @@ func Example() {
 	}
 
 	// The drainer, here or in any process that reaches the database. The bus may be away until now.
-	bus, err := jetstream.Open(ctx, jetstream.Config{DataDir: filepath.Join(dir, "hub")})
+	server, err := embedded.Start(ctx, embedded.Config{}) // or jetstream.Config.URL
+	if err != nil {
+		panic(err)
+	}
+	bus, err := jetstream.Open(ctx, jetstream.Config{Server: server})
 	if err != nil {
 		panic(err)
 	}

@@ -95,8 +95,8 @@ func openCollection(tb testing.TB, bus *jetstream.Bus, name string) *jetstream.C
 
 func openBus(tb testing.TB, cfg jetstream.Config) *jetstream.Bus {
 	tb.Helper()
-	if cfg.DataDir == "" {
-		cfg.DataDir = tb.TempDir()
+	if cfg.URL == "" {
+		cfg.Server = natstest.Embed(tb, tb.TempDir())
 	}
 	cfg.Logger = logger(tb)
 	b, err := jetstream.Open(context.Background(), cfg)

@@ -264,7 +264,7 @@ func (c *Compactor) keyOf(e *jetstream.Event) string {
 		}
 		key = number.String()
 	}
-	if len(key) > maxKey {
+	if len(key) > jetstream.MaxKey {
 		return ""
 	}
 	return key

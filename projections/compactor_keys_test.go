@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 // topicReadings has events without keys: the key is in the payload.
@@ -69,8 +70,8 @@ func wantSnapshots(tb testing.TB, bus *jetstream.Bus, want map[string]int) {
 
 // TestSnapshotsByKeySource takes keys from payloads, over restarts, and over a stream that was made anew.
 func TestSnapshotsByKeySource(t *testing.T) {
-	cfg := jetstream.Config{DataDir: t.TempDir(), Topics: compacted}
-	bus := openBus(t, cfg)
+	dir := t.TempDir()
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, dir), Topics: compacted})
 	log := newBook(t)
 	c := newReadingsCompactor(JetStream(bus), log)
 	if n := mustCompact(t, c); n != 0 {
@@ -120,7 +121,7 @@ func TestSnapshotsByKeySource(t *testing.T) {
 	if err := bus.Close(); err != nil {
 		t.Fatal(err)
 	}
-	bus = openBus(t, cfg)
+	bus = openBus(t, jetstream.Config{Server: natstest.Embed(t, dir), Topics: compacted})
 	c = newReadingsCompactor(JetStream(bus), log)
 	read(t, bus, `"s3"`, 8)
 	want["s3"] = 8
@@ -181,7 +182,7 @@ func (l laterKeys) GetMany(ctx context.Context, keys []string) (map[string]*jets
 
 // TestSnapshotsOfBatchKeys restricts snapshots to keys, to others later, and then to none.
 func TestSnapshotsOfBatchKeys(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	only := func(keys ...string) *Compactor {
 		return NewCompactor(CompactorConfig{Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, BatchKeys: keys, Logger: logs(t)})
 	}
@@ -223,7 +224,7 @@ func TestSnapshotsOfBatchKeys(t *testing.T) {
 
 // TestSnapshotsByKeySourceOfACompactedTopic has a topic with keys, whose snapshots go by another one, and by two of those.
 func TestSnapshotsByKeySourceOfACompactedTopic(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	c := NewCompactor(CompactorConfig{Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, KeySource: "/owner", BatchKeys: []string{"ann", "bob"}, Logger: logs(t)})
 	put(t, bus, topicState, "car1", `{"owner":"ann","n":1}`)
 	put(t, bus, topicState, "car2", `{"owner":"bob","n":2}`)
@@ -288,7 +289,7 @@ func TestTwoCompactorsByKeySource(t *testing.T) {
 // TestReadersOfPartialSnapshots wants a mirror to be whole although the snapshots are of some keys, and a projection to refuse
 // to begin with such.
 func TestReadersOfPartialSnapshots(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	c := NewCompactor(CompactorConfig{Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, BatchKeys: []string{"a"}, Logger: logs(t)})
 	put(t, bus, topicState, "a", "1")
 	compact(t, bus, c, put(t, bus, topicState, "b", "2"))
@@ -307,7 +308,7 @@ func TestReadersOfPartialSnapshots(t *testing.T) {
 }
 
 func TestCompactorThatIsWrong(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	for want, cfg := range map[string]CompactorConfig{
 		"not a JSON pointer": {Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, KeySource: "id"},
 		"not compacted":      {Bus: JetStream(bus), Topic: "plain", Snapshot: topicSnapshots},

@@ -3,7 +3,6 @@ package projections
 import (
 	"context"
 	"log/slog"
-	"time"
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/panics"
@@ -69,13 +68,4 @@ func (g guardedObserver) Projected(projection string, outcome Outcome) {
 
 func (g guardedObserver) LimitReached(limit string) {
 	panics.Run(g.log, "Observer.LimitReached", func() { g.observer.LimitReached(limit) })
-}
-
-// guardClock wraps the clock now. It returns the real time if now panics.
-func guardClock(now func() time.Time, log *slog.Logger) func() time.Time {
-	return func() time.Time {
-		t := time.Now()
-		panics.Run(log, "Now", func() { t = now() })
-		return t
-	}
 }

@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 // runMirror runs a mirror of topicState until the test ends.
@@ -319,7 +320,7 @@ func TestMirrorIsOvertaken(t *testing.T) {
 
 // TestMirrorOfATopicThatIsNotThere begins before the topic does.
 func TestMirrorOfATopicThatIsNotThere(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	m := runMirror(t, MirrorConfig{Bus: JetStream(bus), Snapshot: topicSnapshots})
 	awaitMirror(t, m)
 	r := put(t, bus, topicState, "k", "1")
@@ -331,7 +332,7 @@ func TestMirrorOfATopicThatIsNotThere(t *testing.T) {
 
 // TestMirrorOverTheLimit reads what it does not hold.
 func TestMirrorOverTheLimit(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	for i := range 10 {
 		put(t, bus, topicState, "k"+strconv.Itoa(i), strconv.Itoa(i))
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 // prefixed is appendEvent for states that begin with a prefix, which is the one of what is there, if anything is.
@@ -251,7 +252,7 @@ func TestTwoRebuilds(t *testing.T) {
 
 // TestRebuildAfterRebuild goes through versions, as deployments do.
 func TestRebuildAfterRebuild(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	s := newStream(bus, topicCounts)
 	for i := range 100 {
 		s.put(t, "k"+strconv.Itoa(i%10))

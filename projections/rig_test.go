@@ -329,3 +329,20 @@ func letters(tb testing.TB, bus *jetstream.Bus) [][]byte {
 	}
 	return all
 }
+
+// awaitLetters waits until a topic of dead letters has some, and returns them.
+func awaitLetters(tb testing.TB, bus *jetstream.Bus, topic string) (all []*jetstream.Event) {
+	tb.Helper()
+	poll(tb, "letters on "+topic, func() bool {
+		all = nil
+		err := bus.History(topic).Scan(tb.Context(), jetstream.ScanOptions{}, func(e *jetstream.Event) error {
+			all = append(all, e)
+			return nil
+		})
+		if err != nil {
+			tb.Fatal(err)
+		}
+		return len(all) > 0
+	})
+	return all
+}

@@ -17,7 +17,6 @@ const maxCause = 1_024
 type TopicStore struct {
 	bus   Bus
 	topic string
-	now   func() time.Time
 }
 
 var _ Store = (*TopicStore)(nil)
@@ -25,7 +24,7 @@ var _ Store = (*TopicStore)(nil)
 // NewTopicStore returns a store on a topic. The topic must be compacted
 // (jetstream.TopicRule.Compaction); otherwise its retention removes states.
 func NewTopicStore(bus Bus, topic string) *TopicStore {
-	return &TopicStore{bus: bus, topic: topic, now: time.Now}
+	return &TopicStore{bus: bus, topic: topic}
 }
 
 // Load implements Store.
@@ -67,7 +66,7 @@ func (t *TopicStore) Save(ctx context.Context, key string, old, next State, caus
 	if err != nil {
 		return State{}, err
 	}
-	next.Revision, next.StoredAt = receipt.Sequence, t.now().UnixNano()
+	next.Revision, next.StoredAt = receipt.Sequence, time.Now().UnixNano()
 	return next, nil
 }
 

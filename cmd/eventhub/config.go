@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/embedded"
 	"eventhub/jetstream/topicfile"
 )
 
@@ -42,6 +45,8 @@ type busFlags struct {
 	Replicas   int           `env:"EVENTHUB_REPLICAS" default:"1" help:"Replicas of each new stream, 1 to 5. More than 1 requires a cluster."`
 	TopicsFile string        `name:"topics" env:"EVENTHUB_TOPICS" placeholder:"FILE" help:"Topics file with rules for retention, compaction, snapshots, and families; see docs/topics.yaml."`
 	AckWait    time.Duration `env:"EVENTHUB_ACK_WAIT" default:"30s" help:"How long until events held by a dead hub are redelivered, 1s to 1h."`
+
+	memory bool // the embedded server keeps nothing on disk
 }
 
 // public lists the addresses that other hosts can reach, each with its flag.
@@ -191,23 +196,45 @@ func (f busFlags) rules() (rules []jetstream.TopicRule, err error) {
 
 // where describes where the events are stored.
 func (f busFlags) where() string {
-	if f.NATSURL != "" {
+	switch {
+	case f.NATSURL != "":
 		return "NATS at NATS_URL"
+	case f.memory:
+		return "in memory"
 	}
 	return f.Data
 }
 
-// config returns the configuration of the bus, without the observer, the limits, and the topic
-// rules. The flags must be valid.
-func (f busFlags) config(token string) jetstream.Config {
-	cfg := jetstream.Config{
-		URL: f.NATSURL, Creds: f.NATSCreds, NKeySeed: f.NATSNKey,
-		TLSCA: f.NATSCA, TLSCert: f.NATSCert, TLSKey: f.NATSKey, Domain: f.NATSDomain,
-		DataDir: f.Data, Listen: f.NATSListen, Replicas: f.Replicas, AckWait: f.AckWait,
+// open opens the bus on the NATS that the flags name, or starts the embedded server for it. cfg says what is not in the flags:
+// who listens to the bus, and the rules of topics. The flags have been checked.
+func (f busFlags) open(ctx context.Context, cfg jetstream.Config, token string) (*jetstream.Bus, error) {
+	cfg.Replicas, cfg.AckWait = f.Replicas, f.AckWait
+	if f.NATSURL != "" {
+		cfg.URL, cfg.Creds, cfg.NKeySeed, cfg.Domain = f.NATSURL, f.NATSCreds, f.NATSNKey, f.NATSDomain
+		cfg.TLSCA, cfg.TLSCert, cfg.TLSKey = f.NATSCA, f.NATSCert, f.NATSKey
+		bus, err := jetstream.Open(ctx, cfg)
+		if err != nil {
+			return nil, fmt.Errorf("%w (--nats-url, NATS_URL; --nats-creds, NATS_CREDS; --nats-domain, NATS_DOMAIN)", err)
+		}
+		return bus, nil
 	}
-	if f.NATSListen != "" {
-		cfg.ListenToken = token
+	own := embedded.Config{DataDir: cmp.Or(f.Data, "eventhub-data"), Listen: f.NATSListen, Logger: cfg.Logger}
+	if f.memory {
+		own.DataDir = ""
 	}
-	cfg.SyncInterval, cfg.SyncAlways, _ = f.sync()
-	return cfg
+	if own.Listen != "" {
+		own.Token = token
+	}
+	own.SyncInterval, own.SyncAlways, _ = f.sync()
+	server, err := embedded.Start(ctx, own)
+	switch {
+	case errors.Is(err, embedded.ErrDataDir):
+		return nil, fmt.Errorf("%w (--data, EVENTHUB_DATA)", err)
+	case errors.Is(err, embedded.ErrListen):
+		return nil, fmt.Errorf("%w (--nats-listen, EVENTHUB_NATS_LISTEN)", err)
+	case err != nil:
+		return nil, err
+	}
+	cfg.Server = server
+	return jetstream.Open(ctx, cfg)
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"eventhub/facade/client"
-	"eventhub/projections"
+	"eventhub/projections/process"
 )
 
 // heartbeatCmd is `eventhub heartbeat`.
@@ -38,9 +38,9 @@ func (cmd *heartbeatCmd) Run(ctx context.Context, std streams) error {
 	}
 	say := func(text string) { _, _ = fmt.Fprintln(std.err, "eventhub: "+text) }
 	return cmd.keep(ctx, say, func(ctx context.Context, c *client.Client) error {
-		say(fmt.Sprintf("publishing heartbeats to %s every %v", projections.TopicHeartbeat, cmd.Every))
+		say(fmt.Sprintf("publishing heartbeats to %s every %v", process.TopicHeartbeat, cmd.Every))
 		return publishHeartbeats(ctx, watch, cmd.Every, func(ctx context.Context, payload []byte) error {
-			_, err := c.Publish(ctx, projections.TopicHeartbeat, payload, client.PublishOptions{})
+			_, err := c.Publish(ctx, process.TopicHeartbeat, payload, client.PublishOptions{})
 			return err
 		})
 	})
@@ -62,7 +62,7 @@ func publishHeartbeats(ctx context.Context, watch *processWatch, every time.Dura
 				return fmt.Errorf("encode heartbeat: %w", err)
 			}
 			if err := publish(ctx, payload); err != nil && ctx.Err() == nil {
-				return fmt.Errorf("publish to %s: %w", projections.TopicHeartbeat, err)
+				return fmt.Errorf("publish to %s: %w", process.TopicHeartbeat, err)
 			}
 		}
 		select {

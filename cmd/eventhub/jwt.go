@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"eventhub/acl"
-	"eventhub/projections"
+	"eventhub/projections/process"
 )
 
 // maxPolicyFile is the number of bytes read from a policy file, one more than allowed, so that an
@@ -135,7 +135,7 @@ func readPolicy(path string) ([]byte, error) {
 // examples are the scopes for the examples in the documentation.
 var examples = map[string][]string{
 	// For a publisher of heartbeats and a page that shows the state of processes.
-	"heartbeat": {"publish:" + projections.TopicHeartbeat, "subscribe:" + projections.TopicProcessState},
+	"heartbeat": {"publish:" + process.TopicHeartbeat, "subscribe:" + process.TopicState},
 }
 
 // tokenCmd is `eventhub token`.

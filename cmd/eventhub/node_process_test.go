@@ -16,9 +16,8 @@ import (
 	"testing"
 	"time"
 
-	natsserver "github.com/nats-io/nats-server/v2/server"
-
 	"eventhub/facade/client"
+	"eventhub/jetstream/natstest"
 )
 
 const nodeToken = "s3cret"
@@ -245,19 +244,5 @@ func ackAll(t *testing.T, events []client.Event) {
 // runNATS starts a NATS server in the test process.
 func runNATS(t *testing.T) (url string) {
 	t.Helper()
-	ns, err := natsserver.NewServer(&natsserver.Options{
-		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns.Start()
-	t.Cleanup(func() {
-		ns.Shutdown()
-		ns.WaitForShutdown()
-	})
-	if !ns.ReadyForConnections(patience) {
-		t.Fatal("the NATS server did not start")
-	}
-	return ns.ClientURL()
+	return natstest.Run(t).ClientURL()
 }

@@ -11,7 +11,7 @@ import (
 
 	psutil "github.com/shirou/gopsutil/v4/process"
 
-	"eventhub/projections"
+	"eventhub/projections/process"
 )
 
 // processWatch reads the process table of this host. Its methods must not be called concurrently.
@@ -39,7 +39,7 @@ func newProcessWatch(ctx context.Context, top int, pids []int32) (*processWatch,
 
 // read returns a heartbeat for each watched process that is alive. CPU use is in percent of one
 // core since the last reading; in the first reading, since the process started.
-func (w *processWatch) read(ctx context.Context) ([]projections.Heartbeat, error) {
+func (w *processWatch) read(ctx context.Context) ([]process.Heartbeat, error) {
 	candidates := w.pids
 	if w.top > 0 {
 		all, err := psutil.PidsWithContext(ctx)
@@ -49,7 +49,7 @@ func (w *processWatch) read(ctx context.Context) ([]projections.Heartbeat, error
 		candidates = all
 	}
 	seen := make(map[int32]*psutil.Process, len(candidates))
-	var beats []projections.Heartbeat
+	var beats []process.Heartbeat
 	for _, pid := range candidates {
 		p, h, err := w.readOne(ctx, pid)
 		if err != nil {
@@ -63,11 +63,11 @@ func (w *processWatch) read(ctx context.Context) ([]projections.Heartbeat, error
 		return nil, ctx.Err()
 	}
 	if w.top > 0 {
-		slices.SortFunc(beats, func(a, b projections.Heartbeat) int {
+		slices.SortFunc(beats, func(a, b process.Heartbeat) int {
 			return cmp.Or(cmp.Compare(b.CPUPct, a.CPUPct), cmp.Compare(b.MemMB, a.MemMB), cmp.Compare(a.PID, b.PID))
 		})
 		rank := 0
-		beats = slices.DeleteFunc(beats, func(h projections.Heartbeat) bool {
+		beats = slices.DeleteFunc(beats, func(h process.Heartbeat) bool {
 			rank++
 			return rank > w.top && !slices.Contains(w.pids, int32(h.PID)) //nolint:gosec // converted from an int32
 		})
@@ -75,10 +75,10 @@ func (w *processWatch) read(ctx context.Context) ([]projections.Heartbeat, error
 	return beats, nil
 }
 
-func (w *processWatch) readOne(ctx context.Context, pid int32) (*psutil.Process, projections.Heartbeat, error) {
+func (w *processWatch) readOne(ctx context.Context, pid int32) (*psutil.Process, process.Heartbeat, error) {
 	p, err := psutil.NewProcessWithContext(ctx, pid)
 	if err != nil {
-		return nil, projections.Heartbeat{}, err
+		return nil, process.Heartbeat{}, err
 	}
 	var cpu float64
 	if old := w.known[pid]; old != nil && same(ctx, old, p) {
@@ -92,12 +92,12 @@ func (w *processWatch) readOne(ctx context.Context, pid int32) (*psutil.Process,
 	name, nameErr := p.NameWithContext(ctx)
 	mem, memErr := p.MemoryInfoWithContext(ctx)
 	if err := errors.Join(err, nameErr, memErr); err != nil {
-		return nil, projections.Heartbeat{}, err
+		return nil, process.Heartbeat{}, err
 	}
 	if name == "" {
-		return nil, projections.Heartbeat{}, errors.New("process has no name")
+		return nil, process.Heartbeat{}, errors.New("process has no name")
 	}
-	return p, projections.Heartbeat{
+	return p, process.Heartbeat{
 		PID: int64(pid), Name: name, Host: w.host,
 		CPUPct: round(cpu), MemMB: round(float64(mem.RSS) / (1 << 20)),
 	}, nil

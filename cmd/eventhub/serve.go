@@ -23,6 +23,7 @@ import (
 	"eventhub/jetstream"
 	"eventhub/ops"
 	"eventhub/projections"
+	"eventhub/projections/process"
 )
 
 // drainTimeout limits the orderly shutdown of a hub, so that the whole shutdown takes less than 10
@@ -52,6 +53,7 @@ type serveCmd struct {
 
 	Projector bool `env:"EVENTHUB_PROJECTOR" help:"Project heartbeat.received to process.state."`
 	Demo      bool `help:"Run a demo: the projector, and heartbeats of processes on this host."`
+	Ephemeral bool `help:"For tests: keep everything in memory, take free ports of this host, print one line of JSON with the addresses and the token when ready, and end when standard input is closed. Settings of addresses and of data have no effect, and there is no POST /outbox."`
 	Check     bool `help:"Print what the hub would do (exit code 0) or all configuration errors (exit code 1), without starting anything or opening a port."`
 
 	// unread holds the errors of flag values that could not be parsed. It is set only with Check;
@@ -63,7 +65,14 @@ var _ facade.Observer = (*ops.Metrics)(nil)
 
 // Run serves until ctx ends or a part of the hub fails.
 func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
+	var contradiction error
+	if cmd.Ephemeral {
+		contradiction = cmd.makeEphemeral()
+	}
 	set, faults := cmd.prepare()
+	if contradiction != nil {
+		faults = append(faults, contradiction)
+	}
 	if cmd.Check {
 		return cmd.check(ctx, std, set, faults)
 	}
@@ -81,11 +90,20 @@ func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
 		ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP)
 		defer stop()
 	}
+	if cmd.Ephemeral {
+		var stop context.CancelFunc
+		ctx, stop = endWithInput(ctx, std.in, log)
+		defer stop()
+	}
 	h := &hub{cmd: cmd, settings: set, log: log, failed: make(chan error, 1)}
 	err = h.open(ctx)
 	if err == nil {
 		h.start(ctx)
-		h.greet(std.out)
+		if !cmd.Ephemeral {
+			h.greet(std.out)
+		} else if err = h.tell(std.out); err != nil {
+			return errors.Join(err, h.close(context.WithoutCancel(ctx)))
+		}
 		select {
 		case <-ctx.Done():
 			log.LogAttrs(ctx, slog.LevelInfo, "draining")
@@ -155,9 +173,8 @@ func (h *hub) open(ctx context.Context) error {
 	registry := prometheus.NewRegistry()
 	h.metrics = ops.NewMetrics(registry)
 	metrics := h.metrics
-	cfg := cmd.busFlags.config(h.token)
-	cfg.Limits, cfg.Logger, cfg.Observer, cfg.Topics = cmd.bus(), h.log, metrics, h.topics
-	if h.bus, err = jetstream.Open(ctx, cfg); err != nil {
+	cfg := jetstream.Config{Limits: cmd.bus(), Logger: h.log, Observer: metrics, Topics: h.topics}
+	if h.bus, err = cmd.busFlags.open(ctx, cfg, h.token); err != nil {
 		return err
 	}
 	h.applyTopics(ctx)
@@ -214,7 +231,7 @@ func (h *hub) start(ctx context.Context) {
 		h.wg.Go(func() { h.cert.watch(ctx, reloadEvery, h.log) })
 	}
 	if h.cmd.Projector || h.cmd.Demo {
-		projector := projections.NewProcess(projections.ProcessConfig{Bus: projections.JetStream(h.bus), Logger: h.log, Observer: h.metrics})
+		projector := process.New(process.Config{Bus: projections.JetStream(h.bus), Logger: h.log, Observer: h.metrics})
 		h.run(func() error { return projector.Run(ctx) })
 	}
 	for _, rule := range h.bus.Admin().Snapshots() {
@@ -249,7 +266,7 @@ func (h *hub) demo(ctx context.Context) error {
 		return err
 	}
 	return publishHeartbeats(ctx, watch, demoEvery, func(ctx context.Context, payload []byte) error {
-		if _, err := h.bus.Publish(ctx, projections.TopicHeartbeat, payload, jetstream.PublishOptions{}); err != nil && ctx.Err() == nil {
+		if _, err := h.bus.Publish(ctx, process.TopicHeartbeat, payload, jetstream.PublishOptions{}); err != nil && ctx.Err() == nil {
 			// The next heartbeat may succeed.
 			h.log.LogAttrs(ctx, slog.LevelWarn, "failed to publish a heartbeat", slog.Any("error", err))
 		}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/embedded"
 	"eventhub/jetstream/topicfile"
 )
 
@@ -65,11 +66,9 @@ func (f storeFlags) with(ctx context.Context, std streams, make bool, work func(
 			return fmt.Errorf("data directory %s does not exist; set the data directory of a hub (--data, EVENTHUB_DATA) or its NATS (--nats-url, NATS_URL)", f.Data)
 		}
 	}
-	cfg := f.config("")
-	cfg.Topics, cfg.Limits = rules, f.limits
-	cfg.Logger = slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	bus, err := jetstream.Open(ctx, cfg)
-	if errors.Is(err, jetstream.ErrInUse) {
+	log := slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	bus, err := f.open(ctx, jetstream.Config{Topics: rules, Limits: f.limits, Logger: log}, "")
+	if errors.Is(err, embedded.ErrInUse) {
 		return fmt.Errorf("data directory %s is in use by a running hub; stop the hub, or start it with EVENTHUB_NATS_LISTEN=127.0.0.1:4222 and run this command with NATS_URL=nats://TOKEN@127.0.0.1:4222 and the hub's token", f.Data)
 	}
 	if err != nil {

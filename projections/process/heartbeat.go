@@ -1,4 +1,4 @@
-package projections
+package process
 
 import (
 	"encoding/json"
@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+
+	"eventhub/jetstream"
 )
 
 // TopicHeartbeat is the topic on which processes report that they are alive.
@@ -22,12 +24,9 @@ type Heartbeat struct {
 	SID string `json:"sid,omitempty"`
 }
 
-// Size limits in bytes for the fields that become part of a state. A larger heartbeat cannot be
-// projected.
-const (
-	maxKey = 512   // the longest key that the bus accepts
-	maxSID = 1_024 // ample for an id, and far below the payload limit of the bus
-)
+// maxSID is the longest SID that a state may carry, in bytes: enough for any id, and far below the bus's payload limit. A
+// heartbeat beyond it, or with a longer key than the bus takes, could never be projected.
+const maxSID = 1_024
 
 // maxPID is the largest range of integers that every JSON implementation represents exactly.
 const maxPID = 1 << 53
@@ -61,8 +60,8 @@ func parseHeartbeat(payload []byte) (Heartbeat, error) {
 		return Heartbeat{}, fmt.Errorf("invalid heartbeat: sid has %d bytes; at most %d are allowed", len(h.SID), maxSID)
 	}
 	h.PID = int64(*in.PID)
-	if n := len(h.processID()); n > maxKey {
-		return Heartbeat{}, fmt.Errorf("invalid heartbeat: host:name:pid has %d bytes; at most %d are allowed", n, maxKey)
+	if n := len(h.processID()); n > jetstream.MaxKey {
+		return Heartbeat{}, fmt.Errorf("no heartbeat: host:name:pid has %d bytes, %d are allowed", n, jetstream.MaxKey)
 	}
 	return h, nil
 }
