@@ -59,6 +59,84 @@ func TestProtocolPage(t *testing.T) {
 	}
 }
 
+// TestProtocolPageDefaults checks the defaults of the page that clients notice, by what a hub does. That of ackTimeoutMs
+// is in all conversations.
+func TestProtocolPageDefaults(t *testing.T) {
+	text, err := os.ReadFile(protocolPage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	byDefault := func(option string) int {
+		t.Helper()
+		row := regexp.MustCompile("(?m)^\\| `" + option + "` \\| integer \\| (\\d+) \\|").FindSubmatch(text)
+		if row == nil {
+			t.Fatalf("the page has no default for %s", option)
+		}
+		n, err := strconv.Atoi(string(row[1]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	hub := start(t, t.TempDir(), []string{"WS_TOKEN=TOKEN"}, filepath.Join(bin, "eventhub"),
+		"serve", "--ws-port=0", "--http-port=0", "--ops-port=0")
+	ws := strings.Fields(hub.line("websocket"))[1]
+	hub.line("token") // the last line
+	p := &player{t: t, known: newStandIns()}
+	p.dial(ws, true)
+	event := func(topic, group string) (attempt int, id string) {
+		t.Helper()
+		var frame struct {
+			Op, Topic, Group string
+			Event            struct{ ID string }
+			Ctx              struct{ Attempt int }
+		}
+		text := p.read()
+		if err := json.Unmarshal([]byte(text), &frame); err != nil || frame.Op != "EVENT" || frame.Topic != topic || frame.Group != group {
+			t.Fatalf("the hub sent %s, want an event of %s::%s", text, topic, group)
+		}
+		return frame.Ctx.Attempt, frame.Event.ID
+	}
+
+	most := byDefault("maxInFlight")
+	for i := range most + 1 {
+		id := strconv.Itoa(i)
+		p.send(`{"op":"PUBLISH","topic":"many","opts":{"id":"` + id + `"},"corr":1}`)
+		p.expect([]string{`{"op":"OK","id":"` + id + `","corr":1}`})
+	}
+	p.send(`{"op":"SUBSCRIBE","topic":"many","group":"new"}`)
+	p.expect([]string{`{"op":"OK"}`})
+	p.finish() // nothing comes: the default of from is latest
+	p.send(`{"op":"SUBSCRIBE","topic":"many","group":"all","opts":{"from":"earliest"}}`)
+	p.expect([]string{`{"op":"OK"}`})
+	for range most {
+		event("many", "all")
+	}
+	p.finish()
+	p.send(`{"op":"ACK","topic":"many","group":"all","id":"0","corr":2}`)
+	p.expect([]string{`{"op":"OK","corr":2}`})
+	event("many", "all")
+
+	p.send(`{"op":"SUBSCRIBE","topic":"dlq.poison","group":"g"}`, `{"op":"SUBSCRIBE","topic":"poison","group":"g"}`)
+	p.expect([]string{`{"op":"OK"}`, `{"op":"OK"}`})
+	p.send(`{"op":"PUBLISH","topic":"poison","opts":{"id":"x"},"corr":1}`)
+	p.expect([]string{`{"op":"OK","id":"x","corr":1}`,
+		`{"op":"EVENT","topic":"poison","group":"g","event":{"id":"x","ts":1795199112245,"topic":"poison","payload":null},"ctx":{"attempt":1,"ack_deadline_ms":30000}}`})
+	for attempt := 1; ; attempt++ {
+		p.send(`{"op":"NACK","topic":"poison","group":"g","id":"x","delay_ms":0,"corr":1}`)
+		p.expect([]string{`{"op":"OK","corr":1}`})
+		if attempt == byDefault("maxAttempts") {
+			break
+		}
+		if got, _ := event("poison", "g"); got != attempt+1 {
+			t.Fatalf("attempt %d came, want %d", got, attempt+1)
+		}
+	}
+	if _, id := event("dlq.poison", "g"); !strings.HasPrefix(id, "dlq:") {
+		t.Errorf("the dead letter has the id %s", id)
+	}
+}
+
 // TestProtocolPageClaims checks that the claims on the page are well formed.
 func TestProtocolPageClaims(t *testing.T) {
 	found := 0
@@ -290,9 +368,7 @@ func (p *player) play(now turn) {
 	case now.client && requestLine.MatchString(now.lines[0]):
 		p.prepare(now.lines)
 	case now.client:
-		for _, line := range now.lines {
-			p.send(line)
-		}
+		p.send(now.lines...)
 	case p.asked != nil:
 		p.exchange(now.lines)
 	default:
@@ -300,13 +376,15 @@ func (p *player) play(now turn) {
 	}
 }
 
-func (p *player) send(frame string) {
+func (p *player) send(frames ...string) {
 	p.t.Helper()
-	p.known.sent += frame
 	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
 	defer cancel()
-	if err := p.conn.Write(ctx, websocket.MessageText, []byte(p.known.put(frame))); err != nil {
-		p.t.Fatalf("sending %s: %v", frame, err)
+	for _, frame := range frames {
+		p.known.sent += frame
+		if err := p.conn.Write(ctx, websocket.MessageText, []byte(p.known.put(frame))); err != nil {
+			p.t.Fatalf("sending %s: %v", frame, err)
+		}
 	}
 }
 
