@@ -79,7 +79,8 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// testGreetings runs a client in the hub's directory: it greets, prints what others say, and comes back after the hub did.
+// testGreetings runs a client in the hub's directory: it greets, prints what others say, and comes
+// back after the hub did.
 func testGreetings(t *testing.T, hello, name string, args ...string) {
 	t.Helper()
 	hub := startGreetingsHub(t)

@@ -25,8 +25,8 @@ import (
 
 const protocolPage = "../protocol.md"
 
-// TestProtocolPage plays every conversation of docs/protocol.md against a hub, in the order of the page.
-// What the hub sends must be what the page says, but for ids and times that the hub makes.
+// TestProtocolPage plays every conversation of docs/protocol.md against a hub, in the order of the
+// page. What the hub sends must be what the page says, but for ids and times that the hub makes.
 func TestProtocolPage(t *testing.T) {
 	hub := start(t, t.TempDir(), []string{"WS_TOKEN=TOKEN"}, filepath.Join(bin, "eventhub"),
 		"serve", "--ws-port=0", "--http-port=0", "--ops-port=0")
@@ -59,8 +59,8 @@ func TestProtocolPage(t *testing.T) {
 	}
 }
 
-// TestProtocolPageDefaults checks the defaults of the page that clients notice, by what a hub does. That of ackTimeoutMs
-// is in all conversations.
+// TestProtocolPageDefaults checks the defaults of the page that clients notice, by what a hub does.
+// That of ackTimeoutMs is in all conversations.
 func TestProtocolPageDefaults(t *testing.T) {
 	text, err := os.ReadFile(protocolPage)
 	if err != nil {
@@ -199,7 +199,8 @@ func codeBlocks(t *testing.T, file string) (blocks []codeBlock) {
 	return blocks
 }
 
-// turn is one side's part of a conversation: the lines of the client, or those of the hub, up to the other side's next.
+// turn is one side's part of a conversation: the lines of the client, or those of the hub, up to
+// the other side's next.
 type turn struct {
 	client bool
 	lines  []string
@@ -454,8 +455,9 @@ func splitHead(lines []string) (header http.Header, body []string) {
 	return header, nil
 }
 
-// exchange sends the request, and compares the answer: the status, some headers, and the body line by line.
-// A GET is repeated until the answer is right, because reads of many keys may lag behind by milliseconds.
+// exchange sends the request, and compares the answer: the status, some headers, and the body line
+// by line. A GET is repeated until the answer is right, because reads of many keys may lag behind
+// by milliseconds.
 func (p *player) exchange(want []string) {
 	p.t.Helper()
 	deadline := time.Now().Add(patience)
@@ -509,7 +511,8 @@ func (p *player) tryExchange(want []string) error {
 	return nil
 }
 
-// finish fails on frames that the page does not have: whatever comes before the answer to one more frame.
+// finish fails on frames that the page does not have: whatever comes before the answer to one more
+// frame.
 func (p *player) finish() {
 	p.t.Helper()
 	p.send(`{"op":"UNSUBSCRIBE","topic":"the-end","group":"g","corr":"the end"}`)
