@@ -1,9 +1,11 @@
 // Package acl decides who may do what: topic patterns, policies, and the tokens that carry them.
 //
-// A [Verifier] turns a token into an [Identity], and the Identity's [Policy] answers whether its owner may do an action on
-// a topic. Everything but the Verifier is immutable after it was made and may be used concurrently without a lock.
+// A [Verifier] turns a token into an [Identity], and the Identity's [Policy] answers whether its
+// owner may do an action on a topic. Everything but the Verifier is immutable after it was made and
+// may be used concurrently without a lock.
 //
-// Errors about a token never hold a part of it: they say what is wrong and where, not what it says there.
+// Errors about a token never hold a part of it: they say what is wrong and where, not what it says
+// there.
 package acl
 
 // Action is what somebody wants to do with a topic.

@@ -12,7 +12,8 @@ import (
 // maxNameBytes bounds the name of a principal.
 const maxNameBytes = 256
 
-// maxDate is the last second of the year 9999. What is beyond it is no date but an overflow that waits to happen.
+// maxDate is the last second of the year 9999. What is beyond it is no date but an overflow that
+// waits to happen.
 const maxDate = 253_402_300_799
 
 // claims is what of a JWT's payload counts. Other claims are allowed, and ignored.
@@ -24,7 +25,8 @@ type claims struct {
 	notBefore *jwt.NumericDate
 	issuedAt  *jwt.NumericDate
 
-	// scopes and policy are read after the signature has been checked. They are nil when the token has none.
+	// scopes and policy are read after the signature has been checked. They are nil when the token
+	// has none.
 	scopes json.RawMessage
 	policy json.RawMessage
 }

@@ -12,8 +12,9 @@ type field struct {
 	value json.RawMessage
 }
 
-// objectFields returns the members of a JSON object in their order. Unlike encoding/json it refuses a name that comes
-// twice, and it leaves the case of names alone: two readers of one document must not see two policies.
+// objectFields returns the members of a JSON object in their order. Unlike encoding/json it refuses
+// a name that comes twice, and it leaves the case of names alone: two readers of one document must
+// not see two policies.
 func objectFields(data []byte) ([]field, error) {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	if t, err := dec.Token(); err != nil || t != json.Delim('{') {

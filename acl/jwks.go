@@ -32,13 +32,15 @@ const (
 	maxHeaderBytes = 64 << 10
 )
 
-// The sizes of RSA keys that are used: below, they can be factored; above, one check takes too long.
+// The sizes of RSA keys that are used: below, they can be factored; above, one check takes too
+// long.
 const (
 	minRSABits = 2048
 	maxRSABits = 8192
 )
 
-// jwksAlgorithms are those of keys that have a public half. A key that could verify an HMAC is never taken from a JWKS.
+// jwksAlgorithms are those of keys that have a public half. A key that could verify an HMAC is
+// never taken from a JWKS.
 var jwksAlgorithms = []string{
 	"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
 }
@@ -65,7 +67,8 @@ func newClient(cfg Config) *http.Client {
 	}
 }
 
-// fetchKeys asks a JWKS server for its keys. The error holds nothing of the answer, and of the URL neither.
+// fetchKeys asks a JWKS server for its keys. The error holds nothing of the answer, and of the URL
+// neither.
 func fetchKeys(ctx context.Context, client *http.Client, from string) ([]jwkset.JWK, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
 	if err != nil {
@@ -93,8 +96,8 @@ func fetchKeys(ctx context.Context, client *http.Client, from string) ([]jwkset.
 	return parseKeys(body)
 }
 
-// parseKeys returns the keys of a JWKS that can verify a token. It is an error when there are none: whatever sent that, it
-// must not take the keys away that are known.
+// parseKeys returns the keys of a JWKS that can verify a token. It is an error when there are none:
+// whatever sent that, it must not take the keys away that are known.
 func parseKeys(body []byte) ([]jwkset.JWK, error) {
 	var set struct {
 		Keys []json.RawMessage `json:"keys"`
@@ -145,7 +148,8 @@ func parseKey(raw []byte) (jwkset.JWK, bool) {
 	return jwkset.JWK{}, false
 }
 
-// fitting refuses a key that is not for the algorithm. A signature by another curve than the algorithm's is none.
+// fitting refuses a key that is not for the algorithm. A signature by another curve than the
+// algorithm's is none.
 func fitting(key any, alg string) (any, error) {
 	ok := false
 	switch public := key.(type) {

@@ -16,16 +16,17 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// maxKeyWaiters bounds who waits for keys to be fetched, so that a server that hangs does not hold up all requests: others
-// are told at once that the keys are not available.
+// maxKeyWaiters bounds who waits for keys to be fetched, so that a server that hangs does not hold
+// up all requests: others are told at once that the keys are not available.
 const maxKeyWaiters = 32
 
-// errKeysUnavailable is returned for a key that is not known while the key set could not be fetched.
+// errKeysUnavailable is returned for a key that is not known while the key set could not be
+// fetched.
 var errKeysUnavailable = errors.New("the keys could not be fetched")
 
-// keySet is the keys at a JWKS URL. It fetches them every refresh interval, and when a token names a key that it does not
-// know, but for this not more often than the fetch interval allows, however many such tokens come. A fetch that fails
-// changes nothing: the keys it has go on being used.
+// keySet is the keys at a JWKS URL. It fetches them every refresh interval, and when a token names
+// a key that it does not know, but for this not more often than the fetch interval allows, however
+// many such tokens come. A fetch that fails changes nothing: the keys it has go on being used.
 //
 // One goroutine fetches; close waits for it.
 type keySet struct {
@@ -57,13 +58,14 @@ var _ jwkset.Storage = (*keySet)(nil)
 func parseJWKSURL(text string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
-		return nil, errors.New("the JWKS URL is not one: give https://HOST/PATH") // it may hold a credential
+		// The error does not show the text, which may hold a credential.
+		return nil, errors.New("the JWKS URL is not one: give https://HOST/PATH")
 	}
 	return u, nil
 }
 
-// newKeySet fetches the keys once, within ctx, and starts the goroutine. A server that cannot be reached is no error: the
-// keys come when it is back.
+// newKeySet fetches the keys once, within ctx, and starts the goroutine. A server that cannot be
+// reached is no error: the keys come when it is back.
 func newKeySet(ctx context.Context, cfg Config) (*keySet, error) {
 	u, err := parseJWKSURL(cfg.JWKSURL)
 	if err != nil {
@@ -97,7 +99,8 @@ func newKeySet(ctx context.Context, cfg Config) (*keySet, error) {
 	return k, nil
 }
 
-// close ends the goroutine and waits for it. It may be called twice. Keys that are known go on being found.
+// close ends the goroutine and waits for it. It may be called twice. Keys that are known go on
+// being found.
 func (k *keySet) close() {
 	k.stop()
 	<-k.ended
@@ -163,7 +166,8 @@ func (k *keySet) update(ctx context.Context) {
 	}
 }
 
-// KeyRead returns the key of that name. When it is not known, it waits for a fetch, if one is under way or allowed now.
+// KeyRead returns the key of that name. When it is not known, it waits for a fetch, if one is under
+// way or allowed now.
 func (k *keySet) KeyRead(ctx context.Context, kid string) (jwkset.JWK, error) {
 	key, err := k.MemoryJWKSet.KeyRead(ctx, kid)
 	if err == nil {
@@ -181,7 +185,8 @@ func (k *keySet) KeyRead(ctx context.Context, kid string) (jwkset.JWK, error) {
 	return jwkset.JWK{}, err
 }
 
-// await waits for the fetch that is under way, or for a new one. It returns at once when it is too early for one.
+// await waits for the fetch that is under way, or for a new one. It returns at once when it is too
+// early for one.
 func (k *keySet) await(ctx context.Context) error {
 	k.mu.Lock()
 	if !k.pending {

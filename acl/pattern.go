@@ -18,19 +18,21 @@ const (
 	anySegments = "**"
 )
 
-// Pattern is a compiled topic pattern. Its segments are separated by dots: * stands for exactly one segment, ** for any
-// number of them, none included, and everything else for itself. So a.** matches a, and a.**.c matches a.c. The zero
-// Pattern matches nothing.
+// Pattern is a compiled topic pattern. Its segments are separated by dots: * stands for exactly one
+// segment, ** for any number of them, none included, and everything else for itself. So a.**
+// matches a, and a.**.c matches a.c. The zero Pattern matches nothing.
 type Pattern struct {
 	text string
-	// prefix begins every topic that matches. It is all there is to compare when the pattern has no wildcard.
+	// prefix begins every topic that matches. It is all there is to compare when the pattern has no
+	// wildcard.
 	prefix string
 	// segments is nil in a pattern without a wildcard. No two ** follow each other.
 	segments []string
-	// head holds the first bytes of prefix, and mask has ones where they are: most patterns are ruled out by these alone.
+	// head holds the first bytes of prefix, and mask has ones where they are: most patterns are
+	// ruled out by these alone.
 	head, mask uint64
-	// known is how many segments at the beginning match in any topic that is long enough and has the prefix: those of the
-	// prefix, or else each * before something else.
+	// known is how many segments at the beginning match in any topic that is long enough and has
+	// the prefix: those of the prefix, or else each * before something else.
 	known int
 	// least is how many segments a topic needs to match: those of the pattern, but for **.
 	least int
@@ -112,9 +114,9 @@ var topicBytes = func() (set [256]bool) {
 // String returns the pattern as it was written.
 func (p Pattern) String() string { return p.text }
 
-// Match reports whether the pattern matches a topic. Nothing matches what is no well-formed topic. It does not allocate. Its
-// time grows with the length of the topic, and in the worst case, several ** with near misses between them, with the
-// product of both lengths, which are bounded.
+// Match reports whether the pattern matches a topic. Nothing matches what is no well-formed topic.
+// It does not allocate. Its time grows with the length of the topic, and in the worst case, several
+// ** with near misses between them, with the product of both lengths, which are bounded.
 func (p *Pattern) Match(topic string) bool {
 	var t segmented
 	return t.parse(topic) && p.match(&t)
@@ -137,8 +139,9 @@ func (p *Pattern) match(t *segmented) bool {
 	return p.matchSegments(t)
 }
 
-// matchSegments goes through pattern and topic side by side. Where they part, the last ** takes one more segment; the
-// ones before it need not be tried again, since whatever they could take the last one can take as well.
+// matchSegments goes through pattern and topic side by side. Where they part, the last ** takes one
+// more segment; the ones before it need not be tried again, since whatever they could take the last
+// one can take as well.
 func (p *Pattern) matchSegments(t *segmented) bool {
 	at, seg := p.known, p.known // the next segments of the topic and of the pattern
 	retryAt, retrySeg := 0, -1

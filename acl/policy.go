@@ -28,8 +28,9 @@ const maxGroupBytes = 128
 // anyGroup stands in a rule for every group.
 const anyGroup = "*"
 
-// Policy is an ordered list of rules. The first rule that matches a request decides on it; what no rule matches is denied.
-// A Policy does not change and may be used concurrently. The zero Policy, and a nil one, deny everything.
+// Policy is an ordered list of rules. The first rule that matches a request decides on it; what no
+// rule matches is denied. A Policy does not change and may be used concurrently. The zero Policy,
+// and a nil one, deny everything.
 type Policy struct {
 	rules []rule
 }
@@ -61,9 +62,10 @@ func (p *Policy) Len() int {
 	return len(p.rules)
 }
 
-// Decide decides whether a request is allowed, and says which rule decided. group is the group of a Subscribe; it is ""
-// when the request has none, such as reading without a group, and it is ignored for other actions. A topic that is not well
-// formed, one with a wildcard in particular, is denied before any rule is asked. Decide does not allocate.
+// Decide decides whether a request is allowed, and says which rule decided. group is the group of a
+// Subscribe; it is "" when the request has none, such as reading without a group, and it is ignored
+// for other actions. A topic that is not well formed, one with a wildcard in particular, is denied
+// before any rule is asked. Decide does not allocate.
 func (p *Policy) Decide(a Action, topic, group string) Decision {
 	want := a.bits()
 	var t segmented
@@ -100,8 +102,8 @@ type Decision struct {
 // Rule returns the number of the rule that decided, counted from 1; it is 0 when none matched.
 func (d Decision) Rule() int { return d.number }
 
-// String says what was decided and why, such as "denied by rule 2: deny publish a.**" or "denied by default: no rule
-// matches". It holds text of the policy: it is for operators, not for clients.
+// String says what was decided and why, such as "denied by rule 2: deny publish a.**" or "denied by
+// default: no rule matches". It holds text of the policy: it is for operators, not for clients.
 func (d Decision) String() string {
 	switch {
 	case d.rule == nil:
@@ -137,10 +139,10 @@ func (r *rule) String() string {
 //
 //	{"rules": [{"effect": "allow", "action": "subscribe", "topics": ["process.**"], "groups": ["dashboard"]}]}
 //
-// effect is allow or deny; action is publish, subscribe, admin, or * for all of them; topics holds patterns. groups is for
-// rules about subscribe and holds names, or * for every group: a rule with groups never matches a subscribe without one.
-// Nothing is guessed: an unknown field, a field that comes twice, a list that is empty, and whatever is beyond the bounds
-// is an error that says where.
+// effect is allow or deny; action is publish, subscribe, admin, or * for all of them; topics holds
+// patterns. groups is for rules about subscribe and holds names, or * for every group: a rule with
+// groups never matches a subscribe without one. Nothing is guessed: an unknown field, a field that
+// comes twice, a list that is empty, and whatever is beyond the bounds is an error that says where.
 func ParsePolicy(data []byte) (*Policy, error) {
 	p, err := parsePolicy(data)
 	if err != nil {
@@ -255,7 +257,8 @@ func parseGroups(data []byte) ([]string, error) {
 	return groups, nil
 }
 
-// parseStrings reads a list that may not be empty: to leave a restriction out, its field is left out.
+// parseStrings reads a list that may not be empty: to leave a restriction out, its field is left
+// out.
 func parseStrings(name string, data []byte, limit int) ([]string, error) {
 	values, ok := decodeArray(data)
 	switch {

@@ -6,10 +6,11 @@ import (
 	"strings"
 )
 
-// ParseScopes makes a policy of scopes such as publish:heartbeat.* or subscribe:process.**: one rule for each, in their
-// order, that allows its action on its pattern. A scope is split at its first colon; the action * allows all actions. One
-// scope that is malformed makes all of them an error: a typing mistake never widens what is allowed. No scopes make a
-// policy that denies everything.
+// ParseScopes makes a policy of scopes such as publish:heartbeat.* or subscribe:process.**: one
+// rule for each, in their order, that allows its action on its pattern. A scope is split at its
+// first colon; the action * allows all actions. One scope that is malformed makes all of them an
+// error: a typing mistake never widens what is allowed. No scopes make a policy that denies
+// everything.
 func ParseScopes(scopes []string) (*Policy, error) {
 	if len(scopes) > MaxRules {
 		return nil, fmt.Errorf("%d scopes: %d are allowed", len(scopes), MaxRules)

@@ -9,14 +9,15 @@ import (
 	"os"
 )
 
-// MinSecretBytes is the least length of a secret that signs tokens. RFC 7518 asks HS256 for a key as long as its hash.
+// MinSecretBytes is the least length of a secret that signs tokens. RFC 7518 asks HS256 for a key
+// as long as its hash.
 const MinSecretBytes = 32
 
 // MaxSecretBytes bounds a secret and a static token.
 const MaxSecretBytes = 4096
 
-// ReadSecret reads a secret or a static token from a file. One line break at its end, which editors and shells leave there,
-// is no part of it.
+// ReadSecret reads a secret or a static token from a file. One line break at its end, which editors
+// and shells leave there, is no part of it.
 func ReadSecret(path string) ([]byte, error) {
 	f, err := os.Open(path) //nolint:gosec // the file is the operator's choice
 	if err != nil {

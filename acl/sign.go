@@ -24,8 +24,8 @@ type Grant struct {
 	Issuer   string
 }
 
-// Sign makes a JWT that a Verifier with the same Secret takes, for development and tests: where it counts, another service
-// signs them. It refuses what Verify would refuse.
+// Sign makes a JWT that a Verifier with the same Secret takes, for development and tests: where it
+// counts, another service signs them. It refuses what Verify would refuse.
 func Sign(secret []byte, g Grant) (string, error) {
 	if err := checkSecret(secret); err != nil {
 		return "", err

@@ -64,8 +64,8 @@ func newStaticTokens(configured []StaticToken) ([]staticToken, error) {
 	return tokens, nil
 }
 
-// findStatic returns the owner of a token, or nil. How long it takes does not depend on the token: hashes have one length,
-// each is compared in constant time, and all of them are.
+// findStatic returns the owner of a token, or nil. How long it takes does not depend on the token:
+// hashes have one length, each is compared in constant time, and all of them are.
 func findStatic(tokens []staticToken, token string) *Identity {
 	hash := sha256.Sum256([]byte(token))
 	var owner *Identity

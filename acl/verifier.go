@@ -26,32 +26,35 @@ const (
 	DefaultFetchInterval   = 10 * time.Second
 )
 
-// Config says which tokens a Verifier takes. At least one of Static, Secret and JWKSURL must be set, and only one of the
-// last two: a hub that took both could be told by a token which of them to ask.
+// Config says which tokens a Verifier takes. At least one of Static, Secret and JWKSURL must be
+// set, and only one of the last two: a hub that took both could be told by a token which of them to
+// ask.
 type Config struct {
 	// Static are tokens that are configured. They are looked at first.
 	Static []StaticToken
 
-	// Secret verifies JWTs that are signed with HS256, and no other algorithm. Whoever knows it can sign them.
+	// Secret verifies JWTs that are signed with HS256, and no other algorithm. Whoever knows it can
+	// sign them.
 	Secret []byte
-	// JWKSURL is where the public keys are that verify JWTs signed with RS256, RS384, RS512, PS256, PS384, PS512, ES256,
-	// ES384, ES512 or EdDSA, and no other algorithm.
+	// JWKSURL is where the public keys are that verify JWTs signed with RS256, RS384, RS512, PS256,
+	// PS384, PS512, ES256, ES384, ES512 or EdDSA, and no other algorithm.
 	JWKSURL string
 	// Audience must be in the aud of a JWT. Default: aud is not looked at.
 	Audience string
 	// Issuer must be the iss of a JWT. Default: iss is not looked at.
 	Issuer string
 
-	// RefreshInterval is how often the keys are fetched, and so how long one that was withdrawn may still be in use.
-	// Default: DefaultRefreshInterval.
+	// RefreshInterval is how often the keys are fetched, and so how long one that was withdrawn may
+	// still be in use. Default: DefaultRefreshInterval.
 	RefreshInterval time.Duration
-	// FetchInterval is the least time between two fetches because of a key that is not known, and how long it takes to the
-	// next try after one that failed. Default: DefaultFetchInterval.
+	// FetchInterval is the least time between two fetches because of a key that is not known, and
+	// how long it takes to the next try after one that failed. Default: DefaultFetchInterval.
 	FetchInterval time.Duration
-	// Proxy chooses the proxy on the way to the JWKS server, as that of http.Transport does. Default: none.
+	// Proxy chooses the proxy on the way to the JWKS server, as that of http.Transport does.
+	// Default: none.
 	Proxy func(*http.Request) (*url.URL, error)
-	// HTTPClient fetches the keys. Default: one that uses Proxy, keeps no connections and follows few redirects. Set it for a
-	// CA of your own.
+	// HTTPClient fetches the keys. Default: one that uses Proxy, keeps no connections and follows
+	// few redirects. Set it for a CA of your own.
 	HTTPClient *http.Client
 
 	// Logger is told when the keys cannot be fetched. Default: nobody is told.
@@ -105,8 +108,9 @@ type Verifier struct {
 	keys   *keySet     // nil with a secret
 }
 
-// NewVerifier makes a Verifier. With a JWKS URL it fetches the keys once, which ctx and 5 s bound, and starts a goroutine
-// that Close ends. A JWKS server that is down is no error: it is logged, and the keys are fetched when it is back.
+// NewVerifier makes a Verifier. With a JWKS URL it fetches the keys once, which ctx and 5 s bound,
+// and starts a goroutine that Close ends. A JWKS server that is down is no error: it is logged, and
+// the keys are fetched when it is back.
 func NewVerifier(ctx context.Context, cfg Config) (*Verifier, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("tokens: %w", err)
@@ -143,16 +147,17 @@ func newParser(algorithms []string, cfg Config) *jwt.Parser {
 	return jwt.NewParser(options...)
 }
 
-// Close ends what the Verifier has started and waits for it. It may be called twice. Verify works on with the keys that are
-// known.
+// Close ends what the Verifier has started and waits for it. It may be called twice. Verify works
+// on with the keys that are known.
 func (v *Verifier) Close() {
 	if v.keys != nil {
 		v.keys.close()
 	}
 }
 
-// Verify returns whose token it is. The error is an *Error. It takes microseconds, unless the token names a key that is not
-// known and it is time to ask the JWKS server for it: then it waits for the answer, until ctx ends at the latest.
+// Verify returns whose token it is. The error is an *Error. It takes microseconds, unless the token
+// names a key that is not known and it is time to ask the JWKS server for it: then it waits for the
+// answer, until ctx ends at the latest.
 func (v *Verifier) Verify(ctx context.Context, token string) (*Identity, error) {
 	if token == "" {
 		return nil, &Error{NoToken, "A token is required."}

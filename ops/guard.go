@@ -10,8 +10,8 @@ import (
 	"eventhub/acl"
 )
 
-// MetricsTopic stands for the metrics in policies: who may subscribe to it, or is its admin, may read them where they ask
-// for a token. It is a name only; nothing need be published there.
+// MetricsTopic stands for the metrics in policies: who may subscribe to it, or is its admin, may
+// read them where they ask for a token. It is a name only; nothing need be published there.
 const MetricsTopic = "eventhub.metrics"
 
 // Verifier says whose a token is. *acl.Verifier is one.
@@ -29,14 +29,16 @@ func QueryTarget(r *http.Request) (topic, group string) {
 	return q.Get("topic"), q.Get("group")
 }
 
-// Guard lets requests through whose bearer token allows what they ask for. Others are answered as over the clients' HTTP:
-// with 401, 403, or 503 while the token cannot be checked, and {"error", "code"}.
+// Guard lets requests through whose bearer token allows what they ask for. Others are answered as
+// over the clients' HTTP: with 401, 403, or 503 while the token cannot be checked, and {"error",
+// "code"}.
 type Guard struct {
 	// Tokens checks them. Required.
 	Tokens Verifier
 }
 
-// Shows guards what shows something of a topic: it takes the right to subscribe to it, or to administer it.
+// Shows guards what shows something of a topic: it takes the right to subscribe to it, or to
+// administer it.
 func (g Guard) Shows(of Target, next http.Handler) http.Handler {
 	return g.guard(next, func(id *acl.Identity, r *http.Request) bool {
 		topic, group := of(r)
@@ -44,7 +46,8 @@ func (g Guard) Shows(of Target, next http.Handler) http.Handler {
 	})
 }
 
-// Changes guards what changes a topic or one of its groups: it takes the right to administer the topic.
+// Changes guards what changes a topic or one of its groups: it takes the right to administer the
+// topic.
 func (g Guard) Changes(of Target, next http.Handler) http.Handler {
 	return g.guard(next, func(id *acl.Identity, r *http.Request) bool {
 		topic, _ := of(r)

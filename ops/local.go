@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// local answers only requests that name this host by an address or as localhost. What is open because the port is bound to
-// loopback would otherwise be open to any page in a browser on this host whose name resolves to it (DNS rebinding).
+// local answers only requests that name this host by an address or as localhost. What is open
+// because the port is bound to loopback would otherwise be open to any page in a browser on this
+// host whose name resolves to it (DNS rebinding).
 func local(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !isLocal(r.Host) {

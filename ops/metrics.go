@@ -13,13 +13,15 @@ import (
 	"eventhub/jetstream"
 )
 
-// Limits on the number of series, so that clients that make many topics or groups cannot fill the memory of a hub or of
-// the Prometheus that reads it. Reaching one is counted in eventhub_limit_reached_total.
+// Limits on the number of series, so that clients that make many topics or groups cannot fill the
+// memory of a hub or of the Prometheus that reads it. Reaching one is counted in
+// eventhub_limit_reached_total.
 const (
-	// MaxTopics ("metric_topics") is the most topics with a label of their own. Those beyond share OtherLabel.
+	// MaxTopics ("metric_topics") is the most topics with a label of their own. Those beyond share
+	// OtherLabel.
 	MaxTopics = 1_000
-	// MaxPairs ("metric_groups") is the most pairs of topic and group with labels of their own. Those beyond share
-	// OtherLabel for both.
+	// MaxPairs ("metric_groups") is the most pairs of topic and group with labels of their own.
+	// Those beyond share OtherLabel for both.
 	MaxPairs = 5_000
 
 	limitTopics = "metric_topics"
@@ -34,9 +36,11 @@ const (
 	EphemeralLabel = "(ephemeral)"
 )
 
-// Metrics turns what the bus and the facade report into Prometheus metrics. Its methods may be called concurrently.
+// Metrics turns what the bus and the facade report into Prometheus metrics. Its methods may be
+// called concurrently.
 //
-// Labels are looked up once, when an observer is asked for; what happens on the hot path is a few atomic operations.
+// Labels are looked up once, when an observer is asked for; what happens on the hot path is a few
+// atomic operations.
 type Metrics struct {
 	traffic
 	outboxes
@@ -72,12 +76,13 @@ type pair struct{ topic, group string }
 // pairUse counts who observes a pair.
 type pairUse struct {
 	observers int
-	// durable pairs keep their series when nobody observes them: a group without members is not gone.
+	// durable pairs keep their series when nobody observes them: a group without members is not
+	// gone.
 	durable bool
 }
 
-// NewMetrics registers all metrics with reg, those of the Go runtime and the process included. A registry takes only
-// one Metrics; a second one panics.
+// NewMetrics registers all metrics with reg, those of the Go runtime and the process included. A
+// registry takes only one Metrics; a second one panics.
 func NewMetrics(reg *prometheus.Registry) *Metrics {
 	m := &Metrics{
 		traffic:       newTraffic(reg),
@@ -284,7 +289,8 @@ func (o *groupObserver) Close() {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// Projected counts an event that a projection dealt with. Projections are the program's own, so their names are few.
+// Projected counts an event that a projection dealt with. Projections are the program's own, so
+// their names are few.
 func (m *Metrics) Projected(projection, outcome string) {
 	m.projected.WithLabelValues(projection, outcome).Inc()
 }

@@ -1,6 +1,6 @@
-// Package ops is the operators' side of a hub: health probes and metrics over HTTP, on a port of their own. The probes ask
-// for no credential, the metrics only where Config.Metrics says so. What shows a topic's events or changes something is
-// behind a Guard.
+// Package ops is the operators' side of a hub: health probes and metrics over HTTP, on a port of
+// their own. The probes ask for no credential, the metrics only where Config.Metrics says so. What
+// shows a topic's events or changes something is behind a Guard.
 package ops
 
 import (
@@ -22,7 +22,8 @@ import (
 )
 
 const (
-	// readyTimeout bounds one question to the bus: shorter than the probe timeouts in use, so that the answer arrives.
+	// readyTimeout bounds one question to the bus: shorter than the probe timeouts in use, so that
+	// the answer arrives.
 	readyTimeout = 2 * time.Second
 	// maxScrapes is the most /metrics requests answered at a time; more get 503.
 	maxScrapes = 4
@@ -42,17 +43,18 @@ type Config struct {
 	Bus Bus
 	// Registry is what /metrics shows. Required.
 	Registry *prometheus.Registry
-	// Metrics, when not nil, makes /metrics ask for a token that allows to subscribe to MetricsTopic. Default: everybody
-	// reads them; they name topics and groups, and hold no events.
+	// Metrics, when not nil, makes /metrics ask for a token that allows to subscribe to
+	// MetricsTopic. Default: everybody reads them; they name topics and groups, and hold no events.
 	Metrics *Guard
-	// Local makes /metrics answer only requests that name this host by an address or as localhost. It is for metrics that
-	// are open because the port is bound to loopback.
+	// Local makes /metrics answer only requests that name this host by an address or as localhost.
+	// It is for metrics that are open because the port is bound to loopback.
 	Local bool
-	// Ready, when not nil, is asked too: the hub is not ready while it returns an error, such as while draining. The
-	// error's text is shown to whoever asks.
+	// Ready, when not nil, is asked too: the hub is not ready while it returns an error, such as
+	// while draining. The error's text is shown to whoever asks.
 	Ready func() error
-	// Parts, when not nil, says how parts of the hub are that it can do without for a while, by their names: what they wait
-	// for, or PartOK. They are shown to whoever asks, and do not make the hub unready.
+	// Parts, when not nil, says how parts of the hub are that it can do without for a while, by
+	// their names: what they wait for, or PartOK. They are shown to whoever asks, and do not make
+	// the hub unready.
 	Parts func() map[string]string
 	// Logger is told when readiness changes, and why. Default: nothing is logged.
 	Logger *slog.Logger
@@ -99,9 +101,9 @@ func New(cfg Config) *Server {
 
 // Handler serves /livez, /readyz, /healthz and /metrics.
 //
-// /livez answers 200 for as long as the process can answer at all. /readyz and /healthz answer 200 while the hub can do
-// its work, else 503; the body says which check failed, and which parts of the hub wait, in words that give nothing internal
-// away.
+// /livez answers 200 for as long as the process can answer at all. /readyz and /healthz answer 200
+// while the hub can do its work, else 503; the body says which check failed, and which parts of the
+// hub wait, in words that give nothing internal away.
 func (s *Server) Handler() http.Handler { return s.handler }
 
 func livez(w http.ResponseWriter, _ *http.Request) {

@@ -56,7 +56,8 @@ func (o *Outbox) Claimed(_ int, took time.Duration) { o.claimed.Observe(millisec
 // ClaimFailed counts a claim that failed, or a lane that a claim had to leave out.
 func (o *Outbox) ClaimFailed() { o.unclaimed.Inc() }
 
-// Published counts a record that is in its stream, and was added so long ago; found says that it was there already.
+// Published counts a record that is in its stream, and was added so long ago; found says that it
+// was there already.
 func (o *Outbox) Published(age time.Duration, found bool) {
 	o.sent.Inc()
 	o.latency.Observe(milliseconds(age))
@@ -77,7 +78,8 @@ func (o *Outbox) Waiting(waits bool) {
 // Failed counts a try that failed.
 func (o *Outbox) Failed(bool) { o.failed.Inc() }
 
-// Backlog is told how many records wait or are being published, how many are parked, and how old the oldest of the former is.
+// Backlog is told how many records wait or are being published, how many are parked, and how old
+// the oldest of the former is.
 func (o *Outbox) Backlog(pending, parked int, oldest time.Duration) {
 	o.pending.Set(float64(pending))
 	o.parked.Set(float64(parked))

@@ -38,8 +38,8 @@ func newTraffic(reg prometheus.Registerer) traffic {
 // ConnectionOpened counts a WebSocket connection that was accepted.
 func (t *traffic) ConnectionOpened() { t.connections.Inc() }
 
-// ConnectionClosed counts its end. A close code that is neither the standard's nor the hub's is counted as OtherLabel,
-// for clients may choose it freely.
+// ConnectionClosed counts its end. A close code that is neither the standard's nor the hub's is
+// counted as OtherLabel, for clients may choose it freely.
 func (t *traffic) ConnectionClosed(closeCode int) {
 	t.connections.Dec()
 	label := OtherLabel

@@ -126,7 +126,8 @@ func TestGreetingsInNode(t *testing.T) {
 
 // TestGreetingsInPython needs a python3 with the package websockets.
 func TestGreetingsInPython(t *testing.T) {
-	for _, python := range []string{"python3", "/usr/bin/python3"} { // the second has the packages of the system
+	// The second has the packages of the system.
+	for _, python := range []string{"python3", "/usr/bin/python3"} {
 		if exec.Command(python, "-c", "import websockets").Run() == nil {
 			testGreetings(t, "hello from Python", python, clientFile(t, "greetings.py"))
 			return

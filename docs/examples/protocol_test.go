@@ -120,8 +120,10 @@ func TestProtocolPageDefaults(t *testing.T) {
 	p.send(`{"op":"SUBSCRIBE","topic":"dlq.poison","group":"g"}`, `{"op":"SUBSCRIBE","topic":"poison","group":"g"}`)
 	p.expect([]string{`{"op":"OK"}`, `{"op":"OK"}`})
 	p.send(`{"op":"PUBLISH","topic":"poison","opts":{"id":"x"},"corr":1}`)
-	p.expect([]string{`{"op":"OK","id":"x","corr":1}`,
-		`{"op":"EVENT","topic":"poison","group":"g","event":{"id":"x","ts":1795199112245,"topic":"poison","payload":null},"ctx":{"attempt":1,"ack_deadline_ms":30000}}`})
+	p.expect([]string{
+		`{"op":"OK","id":"x","corr":1}`,
+		`{"op":"EVENT","topic":"poison","group":"g","event":{"id":"x","ts":1795199112245,"topic":"poison","payload":null},"ctx":{"attempt":1,"ack_deadline_ms":30000}}`,
+	})
 	for attempt := 1; ; attempt++ {
 		p.send(`{"op":"NACK","topic":"poison","group":"g","id":"x","delay_ms":0,"corr":1}`)
 		p.expect([]string{`{"op":"OK","corr":1}`})

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestReadmeShowsTheWebPage compares the page that the README shows with the file that the tests run.
+// TestReadmeShowsTheWebPage compares the page that the README shows with the file that the tests
+// run.
 func TestReadmeShowsTheWebPage(t *testing.T) {
 	file, err := os.ReadFile(clientFile(t, "greetings.html"))
 	if err != nil {
