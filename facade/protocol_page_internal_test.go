@@ -120,7 +120,7 @@ func TestProtocolPageOps(t *testing.T) {
 		t.Fatal(err)
 	}
 	for o, name := range opNames {
-		if op(o) == opUnknown { //nolint:gosec // there are few ops
+		if op(o) == opUnknown {
 			continue
 		}
 		if !strings.Contains(string(text), `→ {"op":"`+name+`"`) {
