@@ -34,7 +34,8 @@ import (
 	"eventhub/acl"
 )
 
-// jwksServer is a JWKS server that can be made to fail in every way. It can die and come back on the same port.
+// jwksServer is a JWKS server that can be made to fail in every way. It can die and come back on
+// the same port.
 type jwksServer struct {
 	t       testing.TB
 	address string
@@ -248,7 +249,8 @@ func TestJWKSAlgorithms(t *testing.T) {
 	}
 }
 
-// The public key of a JWKS is known to everybody: nothing that was signed with it as a secret may pass.
+// The public key of a JWKS is known to everybody: nothing that was signed with it as a secret may
+// pass.
 func TestJWKSTakesNoSecrets(t *testing.T) {
 	key := keys(t)["rsa"]
 	der, err := x509.MarshalPKIXPublicKey(key.Public())
@@ -260,7 +262,8 @@ func TestJWKSTakesNoSecrets(t *testing.T) {
 	s.serveText(jwks(t, jwk(t, "rsa", key, nil), oct))
 	v := newVerifier(t, acl.Config{JWKSURL: s.url()})
 	taken(t, v, tokenOf(t, "RS256", "rsa", key))
-	taken(t, v, tokenOf(t, "RS256", "", key)) // there is one key that counts, so it need not be named
+	// There is one key that counts, so it need not be named.
+	taken(t, v, tokenOf(t, "RS256", "", key))
 	public, ok := key.Public().(*rsa.PublicKey)
 	if !ok {
 		t.Fatal("no RSA key")
@@ -308,7 +311,8 @@ func TestJWKSLeavesOutKeysThatAreForOtherThings(t *testing.T) {
 	))
 	v := newVerifier(t, acl.Config{JWKSURL: s.url()})
 	taken(t, v, tokenOf(t, "RS256", "sig", all["rsa"]))
-	taken(t, v, tokenOf(t, "RS256", "x5u", all["rsa"])) // a key like any other: its certificate is not looked at
+	// This is a key like any other: its certificate is not looked at.
+	taken(t, v, tokenOf(t, "RS256", "x5u", all["rsa"]))
 	refused(t, v, tokenOf(t, "PS256", "sig", all["rsa"]), acl.InvalidJWT, "signed")
 	refused(t, v, tokenOf(t, "RS256", "small", small), acl.InvalidJWT, "signed")
 	for _, kid := range []string{"enc", "ops", "alg", "broken"} {
@@ -480,7 +484,8 @@ func TestJWKSServerMayBeDownAtTheStart(t *testing.T) {
 	}
 }
 
-// However many tokens name keys that nobody has, the server is asked at a bounded rate, and nobody waits for long.
+// However many tokens name keys that nobody has, the server is asked at a bounded rate, and nobody
+// waits for long.
 func TestUnknownKeysAreAskedForAtABoundedRate(t *testing.T) {
 	key := newKey(t, elliptic.P256())
 	s := newJWKSServer(t)

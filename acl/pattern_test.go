@@ -83,7 +83,8 @@ func TestMatchDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// Patterns made to go back as often as can be must still be quick: a matcher that tries everything would not come to an end.
+// Patterns made to go back as often as can be must still be quick: a matcher that tries everything
+// would not come to an end.
 func TestNoPatternIsSlow(t *testing.T) {
 	p, err := acl.ParsePattern(strings.Repeat("**.a.a.", 36) + "b")
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -43,6 +44,7 @@ type program struct {
 	name  string
 	lines chan string // of its standard output
 	stop  func()
+	dies  bool // of the signal that ends it
 }
 
 // start starts a program in a directory.
@@ -77,7 +79,8 @@ func start(t *testing.T, dir string, env []string, name string, args ...string) 
 		late := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
 		defer late.Stop()
 		<-read
-		if err := cmd.Wait(); err != nil {
+		err := cmd.Wait()
+		if _, ended := errors.AsType[*exec.ExitError](err); err != nil && (!ended || !p.dies || cmd.ProcessState.Exited()) {
 			t.Errorf("%s ended with: %v", p.name, err)
 		}
 	}
