@@ -298,7 +298,7 @@ func TestKVLoweredMaxPayload(t *testing.T) {
 	}
 	restart(kvMaxPayload - kvMaxEntry/2)
 	for range 2 {
-		if c, err := r.store.Claim(t.Context(), opts); !errors.Is(err, jetstream.ErrTooLarge) || !strings.Contains(err.Error(), "raise its max_payload") {
+		if c, err := r.store.Claim(t.Context(), opts); !errors.Is(err, jetstream.ErrTooLarge) || !strings.Contains(err.Error(), "raise max_payload") {
 			t.Fatalf("got %d records, %v", len(c.Records), err)
 		}
 	}
@@ -325,7 +325,7 @@ func TestKVFullSaysWhatToDo(t *testing.T) {
 			if !errors.Is(err, outbox.ErrFull) {
 				t.Fatalf("got %v, want ErrFull", err)
 			}
-			for _, says := range []string{"shard-0", fmt.Sprint(r.total(), " records"), test.why, "add again when", "retry or purge"} {
+			for _, says := range []string{"shard-0", fmt.Sprint(r.total(), " records"), test.why, "retry after", "retry or purge"} {
 				if !strings.Contains(err.Error(), says) {
 					t.Errorf("%q does not say %q", err, says)
 				}
