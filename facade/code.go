@@ -37,7 +37,7 @@ const (
 	codeGroupReset        code = "group_reset"
 )
 
-// A rule is what a code implies.
+// A rule holds the consequences of a code.
 type rule struct {
 	// status is the HTTP status.
 	status int

@@ -368,7 +368,7 @@ func (r *receipt) free() {
 }
 
 // failBus replies with an error of the bus. The client sees only errors that the bus meant for
-// clients; the log has the cause of others.
+// clients; the causes of all other errors go to the log.
 func (s *session) failBus(to replyTo, err error, otherwise code, msg string) {
 	fail := busFault(err, otherwise, msg)
 	s.srv.logCause(err)

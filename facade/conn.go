@@ -104,7 +104,7 @@ func (w *wire) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// mark says that the next bytes, so many, had arrived at the time at.
+// mark is a number of bytes, next in line to be read, and the time at which they had arrived.
 type mark struct {
 	bytes int
 	at    time.Time

@@ -14,22 +14,22 @@ const NoLimit = -1
 // The bus limits new topics (jetstream.Limits.TopicsPerClient), for each principal, over all its
 // connections and HTTP requests.
 type Limits struct {
-	// Connections ("connections") is the most concurrent WebSocket connections. Beyond it, upgrades
-	// get 503. Defaults to 20,000.
+	// Connections ("connections") is the most concurrent WebSocket connections. Beyond the limit,
+	// upgrades get 503. Defaults to 20,000.
 	Connections int
 	// Unauthenticated ("unauthenticated") is the most connections without a successful AUTH. One
 	// more closes the oldest of them, as AuthTimeout would. Defaults to a quarter of Connections.
 	Unauthenticated int
-	// Requests ("requests") is the most concurrent HTTP requests. Beyond it, requests get 503.
-	// Defaults to 512.
+	// Requests ("requests") is the most concurrent HTTP requests. Beyond the limit, requests get
+	// 503. Defaults to 512.
 	Requests int
-	// Subscriptions ("subscriptions") is the most subscriptions of one connection. Beyond it,
-	// SUBSCRIBE gets overloaded. Defaults to 256.
+	// Subscriptions ("subscriptions") is the most subscriptions of one connection. Beyond the
+	// limit, SUBSCRIBE gets overloaded. Defaults to 256.
 	Subscriptions int
 	// Operations ("operations") is the most frames of one connection that wait for the event store,
 	// or for one another. These are SUBSCRIBE, UNSUBSCRIBE, PAUSE, the first PUBLISH to a topic,
-	// and frames that must come after one of them. Beyond it, frames are not read until one has
-	// ended. Defaults to 64.
+	// and frames that must come after one of them. Beyond the limit, frames are not read until one
+	// has ended. Defaults to 64.
 	Operations int
 	// Frame ("frame") is the largest message in bytes that is read whole. A larger message is
 	// skipped and answered without its corr. Defaults to 4 MiB, or twice the bus's payload limit if
@@ -39,54 +39,54 @@ type Limits struct {
 	// connection. Defaults to 64 MiB, or Frame if that is more.
 	Skip int
 	// InboundBytes ("inbound_bytes") is how many bytes of incomplete messages the hub holds over
-	// all connections, not counting the first 64 KiB of each message. Beyond it, a message larger
-	// than 64 KiB is skipped and gets overloaded, without a corr. Defaults to 256 MiB.
+	// all connections, not counting the first 64 KiB of each message. Beyond the limit, a message
+	// larger than 64 KiB is skipped and gets overloaded, without a corr. Defaults to 256 MiB.
 	InboundBytes int
 	// OutboundBytes ("outbound_bytes") is how many bytes of replies may wait for a connection
 	// before the connection's frames are no longer read. Defaults to 1 MiB.
 	OutboundBytes int
 	// Faults ("faults") is how many consecutive frames that cannot be read or understood a
-	// connection may send. Beyond it, the connection is closed. Defaults to 100.
+	// connection may send. Beyond the limit, the connection is closed. Defaults to 100.
 	Faults int
-	// AuthTries ("auth_tries") is how many consecutive AUTH may be refused. Beyond it, the
+	// AuthTries ("auth_tries") is how many consecutive AUTH may be refused. Beyond the limit, the
 	// connection is closed. Defaults to 10.
 	AuthTries int
 	// FrameRate ("frame_rate") is how many frames a second a connection may send, and FrameBurst
-	// how many at once. ACK, NACK and MODACK do not count. A frame beyond it is answered with
-	// rate_limited and has no effect; the connection lives on. Pings, pongs, and parts of messages
-	// of less than 128 bytes are counted separately ("part_rate"), with the same numbers: beyond
-	// them the connection is read more slowly. Defaults to 10,000 and 2,000; FrameRate may be
-	// NoLimit.
+	// how many at once. ACK, NACK and MODACK do not count. A frame beyond the limit is answered
+	// with rate_limited and has no effect; the connection lives on. Pings, pongs, and parts of
+	// messages of less than 128 bytes are counted separately ("part_rate"), with the same numbers:
+	// beyond them the connection is read more slowly. Defaults to 10,000 and 2,000; FrameRate may
+	// be NoLimit.
 	FrameRate, FrameBurst int
 	// SettleRate ("settle_rate") is how many ACK, NACK and MODACK a second a connection may send,
-	// and SettleBurst how many at once. An ACK counts once per id. Beyond it, later frames are read
-	// more slowly, and none is refused: a refusal would cost the client its leases. Defaults to
-	// 200,000 and 20,000; SettleRate may be NoLimit.
+	// and SettleBurst how many at once. An ACK counts once per id. Beyond the limit, later frames
+	// are read more slowly, and none is refused: a refusal would cost the client its leases.
+	// Defaults to 200,000 and 20,000; SettleRate may be NoLimit.
 	SettleRate, SettleBurst int
 	// TopicRate ("topic_rate") is how many events a second all clients of this hub together may
-	// publish to a topic, and TopicBurst how many at once. A publish beyond it gets rate_limited.
-	// TopicRate defaults to NoLimit, and TopicBurst to TopicRate.
+	// publish to a topic, and TopicBurst how many at once. A publish beyond the limit gets
+	// rate_limited. TopicRate defaults to NoLimit, and TopicBurst to TopicRate.
 	TopicRate, TopicBurst int
 	// PrincipalRate ("principal_rate") is how many events a second one principal may publish
 	// through this hub, over all its connections and HTTP requests, and PrincipalBurst how many at
-	// once. A publish beyond it gets rate_limited. Clients with the same static token are one
-	// principal. PrincipalRate defaults to NoLimit, and PrincipalBurst to PrincipalRate.
+	// once. A publish beyond the limit gets rate_limited. Clients with the same static token are
+	// one principal. PrincipalRate defaults to NoLimit, and PrincipalBurst to PrincipalRate.
 	PrincipalRate, PrincipalBurst int
 	// Quotas ("quotas") is the most topics, and the most principals, whose quota is partly used at
-	// a time. Beyond it, further ones share one quota. Defaults to 50,000.
+	// a time. Beyond the limit, further ones share one quota. Defaults to 50,000.
 	Quotas int
 	// PrincipalConnections ("principal_connections") is the most authenticated connections of one
-	// principal, so that no principal locks all others out. Beyond it, AUTH gets overloaded, and
-	// the connection may try again until AuthTimeout closes it: closing it at once would only bring
-	// the client back sooner. Clients with the same static token are one principal. Defaults to
-	// three quarters of Connections; may be NoLimit.
+	// principal, so that no principal locks all others out. Beyond the limit, AUTH gets overloaded,
+	// and the connection may try again until AuthTimeout closes it: closing it at once would only
+	// bring the client back sooner. Clients with the same static token are one principal. Defaults
+	// to three quarters of Connections; may be NoLimit.
 	PrincipalConnections int
 	// Bearers ("bearers") is the most tokens of HTTP requests that are cached with their policies,
-	// so that not every request is verified. Beyond it, one is evicted for another. Defaults to
-	// 1,024.
+	// so that not every request is verified. Beyond the limit, a cached token is evicted. Defaults
+	// to 1,024.
 	Bearers int
-	// Window ("window") is how many lines of one NDJSON request may be in flight. Beyond it, the
-	// request is not read on. Defaults to 1,024.
+	// Window ("window") is how many lines of one NDJSON request may be in flight. Beyond the limit,
+	// the request is not read on. Defaults to 1,024.
 	Window int
 	// Pages ("pages") is the most pages of latest records (GET /snap/{topic}) that are read from
 	// the bus concurrently. Further requests wait, and get overloaded after 10 s. A principal with
@@ -97,20 +97,20 @@ type Limits struct {
 	// keys that have more gets bad_options. Defaults to 16 MiB.
 	PageBytes int
 	// PageTotal ("page_total") is how many bytes of pages the hub holds that clients have not taken
-	// yet. Beyond it, requests for pages get overloaded. Defaults to 256 MiB, or twice PageBytes if
-	// that is more.
+	// yet. Beyond the limit, requests for pages get overloaded. Defaults to 256 MiB, or twice
+	// PageBytes if that is more.
 	PageTotal int
 	// AuthTimeout is how long a connection may stay without a successful AUTH. Defaults to 10 s.
 	AuthTimeout time.Duration
 	// PingInterval is how long a connection may be silent before it is pinged. Defaults to 30 s.
 	PingInterval time.Duration
-	// PongTimeout is how long a pinged peer may stay silent. Beyond it, the connection is closed.
-	// Defaults to 10 s.
+	// PongTimeout is how long a pinged peer may stay silent. Beyond the limit, the connection is
+	// closed. Defaults to 10 s.
 	PongTimeout time.Duration
-	// WriteStall ("write_stall") is how long a peer may take no byte of what is sent. Beyond it,
-	// the connection is closed as a slow consumer. The time begins anew with each byte that the
-	// kernel takes; over TLS, with each 16 KiB. A peer that reads slowly is not closed. Defaults to
-	// 15 s.
+	// WriteStall ("write_stall") is how long a peer may take no byte of what is sent. Beyond the
+	// limit, the connection is closed as a slow consumer. The time begins anew with each byte that
+	// the kernel takes; over TLS, with each 16 KiB. A peer that reads slowly is not closed.
+	// Defaults to 15 s.
 	WriteStall time.Duration
 	// CloseGrace is how long a connection that is being closed has for its queued messages and the
 	// closing handshake. Defaults to 3 s.

@@ -62,10 +62,10 @@ func (p pipeline) blocked(o *operation) bool {
 // follows reports whether an operation must wait for before, which was sent earlier.
 //
 //   - Frames about one topic and group keep their order.
-//   - Publishes keep their order. Those that may block wait for each other, because a Publisher is
-//     for one goroutine.
-//   - A SUBSCRIBE waits for earlier publishes. Later publishes wait until those are confirmed:
-//     otherwise a client that never stops publishing would never be subscribed.
+//   - Publishes keep their order. Publishes that may block wait for each other, because a Publisher
+//     is for one goroutine.
+//   - A SUBSCRIBE waits for earlier publishes. Later publishes wait until the earlier ones are
+//     confirmed: otherwise a client that never stops publishing would never be subscribed.
 //   - A publish waits for earlier operations of its client on subscriptions to its topic.
 func (o *operation) follows(before *operation) bool {
 	a, b := before.frame.op, o.frame.op

@@ -118,7 +118,8 @@ func (s *Server) snapKey(w http.ResponseWriter, r *http.Request, may func(Princi
 	return p, topic, key, checkKey("The key in the path", key)
 }
 
-// checkKey checks the form of a key. who names the place of the key in the request.
+// checkKey checks the form of a key. who begins the message of a fault, and names the place of the
+// key.
 func checkKey(who, key string) *fault {
 	switch {
 	case key == "":

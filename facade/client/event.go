@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// DefaultBackoff, as the delay of a Nack, leaves the delay to the hub: 50 ms, doubled per attempt
-// up to 10 s.
+// DefaultBackoff is the delay of a Nack that leaves the delay to the hub: 50 ms, doubled per
+// attempt up to 10 s.
 const DefaultBackoff time.Duration = -1
 
 // Event is one delivery: an event that is leased to this subscription until Deadline. It owns its

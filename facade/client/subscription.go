@@ -70,7 +70,8 @@ func (c *Client) Subscribe(ctx context.Context, topic, group string, opts Subscr
 		client: c,
 		topic:  topic,
 		group:  group,
-		// If a hub sends another form of the same string, subOf finds the subscription by its map.
+		// A hub may send the same names in another JSON form; subOf then decodes them and uses its
+		// map.
 		topicJSON: appendString(nil, topic),
 		groupJSON: appendString(nil, group),
 		queue:     make(chan Event, min(inFlight, maxInFlight)+queueSlack),
