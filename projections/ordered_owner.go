@@ -33,7 +33,7 @@ func NewOrdered(bus Bus, p Projection, store Store, noted func(key string, s Sta
 func (o *Ordered) Run(ctx context.Context) error {
 	err := o.ordered.run(ctx, o.applier.p.Group, o.applier.p.From)
 	if ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // the end of ctx is no failure
 	}
 	return err
 }

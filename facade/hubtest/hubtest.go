@@ -56,8 +56,10 @@ type config struct {
 	static []acl.StaticToken
 	bus    jetstream.Config
 	facade facade.Config
-	open   *jetstream.Bus // of On
-	err    error
+
+	changes []func(*facade.Config) // of Facade
+	open    *jetstream.Bus         // of On
+	err     error
 }
 
 // Token sets the token that grants full access. Default: one made by chance.
@@ -93,9 +95,11 @@ func Bus(change func(*jetstream.Config)) Option { return func(c *config) { chang
 // On runs the hub on a bus that the test has opened, and closes after the hub.
 func On(bus *jetstream.Bus) Option { return func(c *config) { c.open = bus } }
 
-// Facade changes the configuration of the facade, such as its limits. Bus is filled in later, and so
-// is Auth when it is nil.
-func Facade(change func(*facade.Config)) Option { return func(c *config) { change(&c.facade) } }
+// Facade changes the configuration of the facade, such as its limits. Bus and Auth are filled in
+// already, so that they can be wrapped.
+func Facade(change func(*facade.Config)) Option {
+	return func(c *config) { c.changes = append(c.changes, change) }
+}
 
 // New starts a hub that ends with the test, and returns when it takes clients. The test fails when it
 // does not start.
@@ -126,13 +130,9 @@ func (h *Hub) start(cfg *config) {
 			tb.Fatalf("hubtest: %v", err)
 		}
 	}
-	var err error
-	if cfg.facade.Auth == nil {
-		tokens, err := acl.NewVerifier(ctx, acl.Config{Static: append([]acl.StaticToken{{Name: "hub", Token: h.Token}}, cfg.static...)})
-		check(err)
-		tb.Cleanup(tokens.Close)
-		cfg.facade.Auth = facade.Tokens(tokens)
-	}
+	tokens, err := acl.NewVerifier(ctx, acl.Config{Static: append([]acl.StaticToken{{Name: "hub", Token: h.Token}}, cfg.static...)})
+	check(err)
+	tb.Cleanup(tokens.Close)
 	end := func(f func() error) {
 		tb.Cleanup(func() {
 			if err := f(); err != nil {
@@ -150,7 +150,10 @@ func (h *Hub) start(cfg *config) {
 		end(h.Bus.Close)
 	}
 	h.NATS = h.Bus.Admin().NATSURL()
-	cfg.facade.Bus = facade.JetStream(h.Bus)
+	cfg.facade.Auth, cfg.facade.Bus = facade.Tokens(tokens), facade.JetStream(h.Bus)
+	for _, change := range cfg.changes {
+		change(&cfg.facade)
+	}
 	h.Server, err = facade.New(cfg.facade)
 	check(err)
 	end(h.Server.Close)

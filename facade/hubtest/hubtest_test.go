@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -108,13 +109,13 @@ func TestReadyAtOnce(t *testing.T) {
 // TestParallel has tests that run at the same time.
 func TestParallel(t *testing.T) {
 	for i := range 8 {
-		t.Run(fmt.Sprint(i), func(t *testing.T) {
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
 			t.Parallel()
 			h := hubtest.New(t)
 			if _, err := h.Bus.Publish(t.Context(), "t", fmt.Append(nil, i), jetstream.PublishOptions{}); err != nil {
 				t.Fatal(err)
 			}
-			if got := receive(t, h.Dial(h.Token), "t", 1); got[0] != fmt.Sprint(i) {
+			if got := receive(t, h.Dial(h.Token), "t", 1); got[0] != strconv.Itoa(i) {
 				t.Errorf("got %s", got)
 			}
 		})
