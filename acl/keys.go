@@ -57,7 +57,8 @@ var _ jwkset.Storage = (*keySet)(nil)
 func parseJWKSURL(text string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
-		return nil, errors.New("invalid JWKS URL; use https://HOST/PATH") // omits the URL, which may contain a credential
+		// omits the URL, which may contain a credential
+		return nil, errors.New("invalid JWKS URL; use https://HOST/PATH")
 	}
 	return u, nil
 }

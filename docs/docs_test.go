@@ -22,9 +22,6 @@ const (
 	tabWidth = 4
 )
 
-// notWrappedYet are folders whose Go comments are not held to maxWidth.
-var notWrappedYet = []string{"cmd", "facade", "jetstream", "outbox", "projections"}
-
 // textFiles returns the files of the repository with one of these extensions, by their paths from
 // the root.
 func textFiles(t *testing.T, extensions ...string) map[string]string {
@@ -79,10 +76,6 @@ func TestProseIsNotWide(t *testing.T) {
 		}
 	}
 	for name, text := range textFiles(t, ".go") {
-		folder, _, _ := strings.Cut(name, "/")
-		if slices.Contains(notWrappedYet, folder) {
-			continue
-		}
 		for _, n := range wideComments(text) {
 			t.Errorf("%s:%d: the comment ends beyond column %d", name, n, maxWidth)
 		}

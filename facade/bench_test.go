@@ -15,8 +15,9 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-// The benchmarks do the same work through the hub's WebSocket and through nats.go over TCP, on the same embedded server:
-// 256-byte JSON payloads, file storage, 4 connections, 256 in flight on each. Compare them within one run only.
+// The benchmarks do the same work through the hub's WebSocket and through nats.go over TCP, on the
+// same embedded server: 256-byte JSON payloads, file storage, 4 connections, 256 in flight on each.
+// Compare them within one run only.
 const (
 	benchConns    = 4
 	benchInFlight = 256

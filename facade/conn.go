@@ -155,7 +155,8 @@ func (w *wire) Write(p []byte) (int, error) {
 	if w.err != nil {
 		return 0, w.err
 	}
-	if len(p) > 0 && p[0]&opcodeBits == opcodeClose { // each frame comes in one Write, see controlBuffer
+	// each frame comes in one Write, see controlBuffer
+	if len(p) > 0 && p[0]&opcodeBits == opcodeClose {
 		w.parting = true
 	}
 	if w.buf == nil {

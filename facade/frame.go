@@ -347,7 +347,8 @@ func number(raw []byte) (float64, bool) {
 	if end, err := jsonscan.Value(raw, 0); err != nil || end != len(raw) {
 		return 0, false
 	}
-	n, _ := strconv.ParseFloat(string(raw), 64) // its only error left is ErrRange, with the right value
+	// its only error left is ErrRange, with the right value
+	n, _ := strconv.ParseFloat(string(raw), 64)
 	return n, true
 }
 

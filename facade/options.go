@@ -67,7 +67,8 @@ func publishOptions(o *jetstream.PublishOptions, opts []byte) *fault {
 	return r.fail
 }
 
-// subscribeOptions reads the opts of a SUBSCRIBE into o. opts is a valid JSON value, or nil for none.
+// subscribeOptions reads the opts of a SUBSCRIBE into o. opts is a valid JSON value, or nil for
+// none.
 func subscribeOptions(o *jetstream.SubscribeOptions, opts []byte) *fault {
 	*o = jetstream.SubscribeOptions{}
 	if missing(opts) {

@@ -57,7 +57,8 @@ func readPage(t *testing.T) (tables []pageTable) {
 	return tables
 }
 
-// pageTableOf returns the table whose header begins with these cells, under a heading, or under any if that is "".
+// pageTableOf returns the table whose header begins with these cells, under a heading, or under any
+// if that is "".
 func pageTableOf(t *testing.T, under string, head ...string) pageTable {
 	t.Helper()
 	for _, table := range readPage(t) {
@@ -112,8 +113,8 @@ func TestProtocolPageCodes(t *testing.T) {
 	}
 }
 
-// TestProtocolPageOps checks that each op of a client has a heading and a table of its fields, and is shown in a conversation;
-// and that the frames of the hub are there.
+// TestProtocolPageOps checks that each op of a client has a heading and a table of its fields, and
+// is shown in a conversation; and that the frames of the hub are there.
 func TestProtocolPageOps(t *testing.T) {
 	text, err := os.ReadFile("../docs/protocol.md")
 	if err != nil {
@@ -174,12 +175,12 @@ func optionNames(t *testing.T, function string) (names []string) {
 	return names
 }
 
-// TestProtocolPageOptions checks that the page has every option and no other, and that the bounds it gives are those of the hub:
-// what is on a bound is taken, what is beyond it is refused.
+// TestProtocolPageOptions checks that the page has every option and no other, and that the bounds
+// it gives are those of the hub: what is on a bound is taken, what is beyond it is refused.
 func TestProtocolPageOptions(t *testing.T) {
 	publish := func(opts []byte) bool {
 		var o jetstream.PublishOptions
-		return publishOptions(&o, opts) == nil && o.Check() == nil
+		return publishOptions(&o, opts) == nil && o.Validate() == nil
 	}
 	subscribe := func(opts []byte) bool {
 		var o jetstream.SubscribeOptions
@@ -258,7 +259,8 @@ func fieldRow(t *testing.T, op, field string) []string {
 // boundsPattern finds the first N..M of a cell.
 var boundsPattern = regexp.MustCompile(`(\d+)\.\.(\d+)`)
 
-// checkBounds tries values of a type on the bounds of a cell and beyond. A cell without bounds must say something else.
+// checkBounds tries values of a type on the bounds of a cell and beyond. A cell without bounds must
+// say something else.
 func checkBounds(t *testing.T, name, kind, cell string, takes func(value string) bool) {
 	t.Helper()
 	found := boundsPattern.FindStringSubmatch(cell)

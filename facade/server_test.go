@@ -283,8 +283,8 @@ func TestOrderAndSettling(t *testing.T) {
 	p.want(`{"op":"ERR","code":"not_subscribed","msg":"o::g","corr":13}`)
 }
 
-// policies is an Authenticator whose tokens are the policies: topics separated by commas, and after a | how long the
-// token is valid.
+// policies is an Authenticator whose tokens are the policies: topics separated by commas, and after
+// a | how long the token is valid.
 type policies struct{}
 
 type policy struct {

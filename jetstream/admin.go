@@ -14,7 +14,8 @@ type Admin struct{ bus *Bus }
 // Admin gives access to the streams behind the topics.
 func (b *Bus) Admin() Admin { return Admin{b} }
 
-// NATSURL is where native clients reach Config.Server, or "" without one, and when it does not listen.
+// NATSURL is where native clients reach Config.Server, or "" without one, and when it does not
+// listen.
 func (a Admin) NATSURL() string {
 	if a.bus.cfg.Server == nil {
 		return ""

@@ -8,8 +8,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// A question about a stream or a consumer is asked anew after askFirst without an answer, then after
-// twice as long each time, up to askMax.
+// A question about a stream or a consumer is asked anew after askFirst without an answer, then
+// after twice as long each time, up to askMax.
 const (
 	askFirst = 500 * time.Millisecond
 	askMax   = time.Second

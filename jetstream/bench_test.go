@@ -15,8 +15,8 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-// The benchmarks do the same work through the bus and through nats.go over TCP, on one embedded server: 256-byte
-// payloads, file storage, four clients with 256 in flight each.
+// The benchmarks do the same work through the bus and through nats.go over TCP, on one embedded
+// server: 256-byte payloads, file storage, four clients with 256 in flight each.
 const (
 	benchClients  = 4
 	benchInFlight = 256

@@ -103,8 +103,9 @@ func TestNativeClientsReadTheBucket(t *testing.T) {
 	}
 }
 
-// An id may come again when the topic's window is over, and what it brings is the newest event: the bucket must not take it
-// for a duplicate. That it is made after both events is the hardest case: it gets them within a millisecond.
+// An id may come again when the topic's window is over, and what it brings is the newest event: the
+// bucket must not take it for a duplicate. That it is made after both events is the hardest case:
+// it gets them within a millisecond.
 func TestBucketKeepsIDsThatCameTwice(t *testing.T) {
 	dir := t.TempDir()
 	plain := open(t, Config{Server: natstest.Embed(t, dir), Topics: []TopicRule{{Pattern: "state.**", DuplicateWindow: time.Second}}})
@@ -175,7 +176,8 @@ func TestRacingHubsMakeOneBucket(t *testing.T) {
 	}
 }
 
-// A topic that was there before it was compacted gets a bucket when it is met, with all that it still holds.
+// A topic that was there before it was compacted gets a bucket when it is met, with all that it
+// still holds.
 func TestBucketOfATopicThatWasThere(t *testing.T) {
 	url := natsServer(t)
 	old := open(t, Config{URL: url})
@@ -215,7 +217,8 @@ func TestForeignBucketIsRefused(t *testing.T) {
 	}
 }
 
-// What retention takes from the stream stays in the bucket, also across a restart of the server; what was removed stays away.
+// What retention takes from the stream stays in the bucket, also across a restart of the server;
+// what was removed stays away.
 func TestBucketOutlivesRetentionAndRestart(t *testing.T) {
 	dir := t.TempDir()
 	start := func() *Bus { return open(t, Config{Server: natstest.Embed(t, dir), Topics: compactedRules}) }

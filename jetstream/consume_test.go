@@ -33,7 +33,8 @@ func (b *lockedBuffer) String() string {
 	return b.buf.String()
 }
 
-// TestConsumeSurvivesPanics has a handler that panics at one event for good, and at another one once.
+// TestConsumeSurvivesPanics has a handler that panics at one event for good, and at another one
+// once.
 func TestConsumeSurvivesPanics(t *testing.T) {
 	const secret = "secret of the process"
 	var log lockedBuffer

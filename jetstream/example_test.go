@@ -120,7 +120,8 @@ func ExampleCollection() {
 	if err != nil {
 		panic(err)
 	}
-	if _, err := leaders.Put(ctx, "shard:1", []byte("me"), nil, 0); err != nil { // 0: nobody was there before
+	// 0: nobody was there before
+	if _, err := leaders.Put(ctx, "shard:1", []byte("me"), nil, 0); err != nil {
 		panic(err)
 	}
 	_, err = leaders.Put(ctx, "shard:1", []byte("another"), nil, 0)
@@ -210,7 +211,8 @@ func ExampleGroup_Seek() {
 	// 1
 }
 
-// List the newest events of all keys, a page at a time. A client may carry Next from one page to the next, through any hub.
+// List the newest events of all keys, a page at a time. A client may carry Next from one page to
+// the next, through any hub.
 func ExampleKeys_List() {
 	bus, end := openExample(jetstream.TopicRule{Pattern: "settings", Compaction: true})
 	defer end()

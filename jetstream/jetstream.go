@@ -42,11 +42,12 @@ import (
 	"eventhub/jetstream/quota"
 )
 
-// closeWait is how long Close waits for the server, so that a process that is told to end does so in time.
+// closeWait is how long Close waits for the server, so that a process that is told to end does so
+// in time.
 const closeWait = 3 * time.Second
 
-// minServer is the oldest server that has all that the bus uses (atomic consumer creation, several filter subjects,
-// stream reads by time).
+// minServer is the oldest server that has all that the bus uses (atomic consumer creation, several
+// filter subjects, stream reads by time).
 var minServer = [2]int{2, 11}
 
 // Bus is the event bus: Open makes one. Its methods may be called concurrently, but Close not from
@@ -58,7 +59,8 @@ type Bus struct {
 	log    *slog.Logger
 	obs    Observer
 
-	unstored    atomic.Pointer[StorageError] // what keeps the server in this process from storing events; nil: nothing
+	// what keeps the server in this process from storing events; nil: nothing
+	unstored    atomic.Pointer[StorageError]
 	links       []*link
 	js          natsjs.JetStream // over links[0]; for what is not hot
 	api         string           // prefix of the JetStream API subjects
@@ -93,9 +95,9 @@ type Bus struct {
 	wg      sync.WaitGroup // every goroutine of the bus
 }
 
-// Open connects to NATS, and checks that the server has what the bus needs. The end of ctx ends Open,
-// and not the Bus: the caller closes that. Errors name the operation, the thing, the cause and what
-// to do. After an error nothing is left running, Config.Server included.
+// Open connects to NATS, and checks that the server has what the bus needs. The end of ctx ends
+// Open, and not the Bus: the caller closes that. Errors name the operation, the thing, the cause
+// and what to do. After an error nothing is left running, Config.Server included.
 func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	if err := cfg.validate(); err != nil {
 		if cfg.Server != nil {
@@ -230,7 +232,8 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 	return nil
 }
 
-// tooOld reports whether a server of this version lacks something. A version that cannot be read counts as too old.
+// tooOld reports whether a server of this version lacks something. A version that cannot be read
+// counts as too old.
 func tooOld(version string) bool {
 	var major, minor int
 	_, err := fmt.Sscanf(version, "%d.%d", &major, &minor)
@@ -261,11 +264,13 @@ func (b *Bus) watchStalls() {
 		if b.clock.stalled(now) {
 			b.log.Warn("the process stood still: all leases are given up", slog.Duration("gap", time.Duration(now-b.clock.lastTick.Load())))
 			b.eachSubscription((*Subscription).forget)
-			b.clock.lastTick.Store(now) // before anything is asked for: until then, what arrives is ignored
+			// before anything is asked for: until then, what arrives is ignored
+			b.clock.lastTick.Store(now)
 			b.eachSubscription((*Subscription).restart)
 			continue
 		}
-		b.clock.lastTick.Store(now) // and not a later time: a stop since the check must be seen at the next
+		// and not a later time: a stop since the check must be seen at the next
+		b.clock.lastTick.Store(now)
 		b.soon.run()
 		if now-swept > int64(time.Second) {
 			swept = now
@@ -330,7 +335,8 @@ func (b *Bus) Close() error {
 		done, end := context.WithCancel(ctx)
 		end() // leases are not waited for
 		for _, s := range b.lastSubscriptions() {
-			stops.Go(func() { _ = s.Drain(done) }) // what could not be given back comes again after AckWait
+			// what could not be given back comes again after AckWait
+			stops.Go(func() { _ = s.Drain(done) })
 		}
 		stops.Wait()
 		if b.dead != nil {

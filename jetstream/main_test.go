@@ -15,14 +15,16 @@ import (
 
 func TestMain(m *testing.M) {
 	natstest.RunChild(nil)
-	// A server that stops right after it was given a source leaves the goroutine that waits for that, for some seconds.
+	// A server that stops right after it was given a source leaves the goroutine that waits for
+	// that, for some seconds.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3"))
 }
 
 // wait bounds everything a test waits for.
 const wait = 10 * time.Second
 
-// open opens a bus that the test closes, on an embedded server of its own unless cfg names another NATS.
+// open opens a bus that the test closes, on an embedded server of its own unless cfg names another
+// NATS.
 func open(tb testing.TB, cfg Config) *Bus {
 	tb.Helper()
 	if cfg.URL == "" && cfg.Server == nil {
@@ -107,7 +109,8 @@ func (k *taker) payloads(n int) []string {
 	return got
 }
 
-// quiet asserts that nothing that could be begun arrives for a while: long enough for anything that is under way.
+// quiet asserts that nothing that could be begun arrives for a while: long enough for anything that
+// is under way.
 func (k *taker) quiet(d time.Duration) {
 	k.t.Helper()
 	deadline := time.After(d)

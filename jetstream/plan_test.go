@@ -158,8 +158,8 @@ func TestNothingIsDeletedUnlessTold(t *testing.T) {
 	same(t, "plan after it", outcomes(plan(t, before)), nil)
 }
 
-// TestNoRuleDeletesByItself tries many pairs of rules: after ApplyTopics without deletion no bound is narrower, and all
-// events are there.
+// TestNoRuleDeletesByItself tries many pairs of rules: after ApplyTopics without deletion no bound
+// is narrower, and all events are there.
 func TestNoRuleDeletesByItself(t *testing.T) {
 	url := natsServer(t)
 	seed := rand.Uint64()

@@ -12,7 +12,8 @@ import (
 	"eventhub/jetstream/jsonpointer"
 )
 
-// Bounds of the fields of a rule. Those of a compacted topic leave the server time to fill the bucket from the stream.
+// Bounds of the fields of a rule. Those of a compacted topic leave the server time to fill the
+// bucket from the stream.
 const (
 	minRuleAge         = 100 * time.Millisecond // the server's own
 	minDuplicateWindow = time.Second

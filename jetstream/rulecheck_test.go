@@ -52,7 +52,8 @@ func TestRulesThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestDefaultRuleComesAfterBuiltIn: who says what holds for all other topics does not mean dead letters.
+// TestDefaultRuleComesAfterBuiltIn: who says what holds for all other topics does not mean dead
+// letters.
 func TestDefaultRuleComesAfterBuiltIn(t *testing.T) {
 	cfg := Config{Topics: []TopicRule{{Pattern: "a.b"}, {Pattern: "**", MaxMsgs: 7}}}
 	b := &Bus{rules: cfg.allRules()}

@@ -10,20 +10,22 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// Server is a NATS server that runs in this process, for Config.Server. Package embedded has it; this
-// package does not import that one, so that a program which connects to a NATS links no server.
+// Server is a NATS server that runs in this process, for Config.Server. Package embedded has it;
+// this package does not import that one, so that a program which connects to a NATS links no
+// server.
 type Server interface {
-	// Connection says how the bus connects: to which URL, which may be empty, and with which options.
+	// Connection says how the bus connects: to which URL, which may be empty, and with which
+	// options.
 	Connection() (url string, options []nats.Option)
 	// ClientURL is where native clients reach the server, or "" when it does not listen.
 	ClientURL() string
-	// InMemory is whether the server keeps nothing on disk. Then all streams of the bus lie in memory,
-	// whatever Config.MemoryStorage and the rules say.
+	// InMemory is whether the server keeps nothing on disk. Then all streams of the bus lie in
+	// memory, whatever Config.MemoryStorage and the rules say.
 	InMemory() bool
 	// Tend looks after the server until ctx ends. When it had to restart the server it calls
-	// restarted with a connection to the new one, before the bus reaches that. When the state of the
-	// streams changes it calls failing: how many cannot be written, 0 for all of them, and why; ""
-	// says that all can be.
+	// restarted with a connection to the new one, before the bus reaches that. When the state of
+	// the streams changes it calls failing: how many cannot be written, 0 for all of them, and why;
+	// "" says that all can be.
 	Tend(ctx context.Context, restarted func(context.Context, *nats.Conn), failing func(streams int, cause string))
 	// Close ends the server. It may be called twice.
 	Close() error
@@ -61,8 +63,9 @@ func (b *Bus) serverFailing(streams int, cause string) {
 	b.obs.Gauge(GaugeStreamsFailed, float64(max(1, streams)))
 }
 
-// serverRestarted makes a server ready that has just been restarted. For the bus it is as if a NATS of its own had been:
-// what was leased is given up and comes again, and what was confirmed is on the disk.
+// serverRestarted makes a server ready that has just been restarted. For the bus it is as if a NATS
+// of its own had been: what was leased is given up and comes again, and what was confirmed is on
+// the disk.
 func (b *Bus) serverRestarted(ctx context.Context, nc *nats.Conn) {
 	b.obs.ServerRestarted()
 	js, err := natsjs.New(nc)
@@ -74,14 +77,15 @@ func (b *Bus) serverRestarted(ctx context.Context, nc *nats.Conn) {
 	}
 }
 
-// oldLeasesWait bounds what a start spends on old leases. Those that it does not come to end after AckWait.
+// oldLeasesWait bounds what a start spends on old leases. Those that it does not come to end after
+// AckWait.
 const oldLeasesWait = 5 * time.Second
 
-// endOldLeases gives back what hubs had leased when the server last stopped. The server remembers what was delivered but
-// not what was refused, so without this even leases that a hub had handed back in order would wait for AckWait. It is
-// right here only: the server was just started, so no hub holds a lease of it. Consumers that native clients made are
-// left alone, for those clients keep what they hold. So are events that were refused with a delay: those the server
-// remembers.
+// endOldLeases gives back what hubs had leased when the server last stopped. The server remembers
+// what was delivered but not what was refused, so without this even leases that a hub had handed
+// back in order would wait for AckWait. It is right here only: the server was just started, so no
+// hub holds a lease of it. Consumers that native clients made are left alone, for those clients
+// keep what they hold. So are events that were refused with a delay: those the server remembers.
 func endOldLeases(ctx context.Context, js natsjs.JetStream) error {
 	ctx, cancel := context.WithTimeout(ctx, oldLeasesWait)
 	defer cancel()
@@ -104,7 +108,8 @@ func endOldLeases(ctx context.Context, js natsjs.JetStream) error {
 			if _, ours := c.Config.Metadata["eventhub.group"]; !ours || c.NumAckPending == 0 {
 				continue
 			}
-			// The server looks naks up by stream sequence; those of events that are settled have no effect.
+			// The server looks naks up by stream sequence; those of events that are settled have no
+			// effect.
 			for seq := c.AckFloor.Stream + 1; seq <= c.Delivered.Stream && ctx.Err() == nil; seq++ {
 				if delayed[eventKey(s.Config.Name, c.Name, c.Created, seq)] {
 					continue

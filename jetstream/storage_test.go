@@ -23,8 +23,9 @@ type restarts struct {
 
 func (r *restarts) ServerRestarted() { r.n <- struct{}{} }
 
-// Some failures of the disk make the embedded server end JetStream. The hub starts the server again, on the same port: members
-// and native clients go on, what was leased comes again at once, what was refused with a delay when that is over.
+// Some failures of the disk make the embedded server end JetStream. The hub starts the server
+// again, on the same port: members and native clients go on, what was leased comes again at once,
+// what was refused with a delay when that is over.
 func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 	for name, how := range map[string]func(*embedded.Config){"in process": func(*embedded.Config) {}, "listening": natstest.Listening("t")} {
 		t.Run(name, func(t *testing.T) {
@@ -59,7 +60,8 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 				}
 			}
 			url := b.Admin().NATSURL()
-			<-time.After(300 * time.Millisecond) // the server writes the state of consumers down ten times a second
+			// the server writes the state of consumers down ten times a second
+			<-time.After(300 * time.Millisecond)
 
 			if err := server.NATS().ShutdownJetStream(); err != nil {
 				t.Fatal(err)
@@ -95,7 +97,8 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 	}
 }
 
-// While nothing can be written the server is left alone, and a bus that closes does not wait for a disk.
+// While nothing can be written the server is left alone, and a bus that closes does not wait for a
+// disk.
 func TestNoRestartWithoutRoom(t *testing.T) {
 	seen := &restarts{n: make(chan struct{}, 10)}
 	dir := t.TempDir()
@@ -113,7 +116,8 @@ func TestNoRestartWithoutRoom(t *testing.T) {
 	}
 	var failed *StorageError
 	eventually(t, "it is not ready", func() bool {
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond) // a server without JetStream does not answer
+		// a server without JetStream does not answer
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		var ok bool
 		failed, ok = errors.AsType[*StorageError](b.Ready(ctx))

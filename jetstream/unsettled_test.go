@@ -24,7 +24,8 @@ func blockReplies(t *testing.T, l *link) (release func()) {
 	return func() { close(ch) }
 }
 
-// An event that was given back without having been held comes again, also when the consumer is lost meanwhile.
+// An event that was given back without having been held comes again, also when the consumer is lost
+// meanwhile.
 func TestWhatIsSparedOutlivesItsConsumer(t *testing.T) {
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
 	publish(t, b, "t", "settled")
@@ -126,7 +127,8 @@ func TestAnEventThatArrivesWhileItsConsumerIsLostComesAgain(t *testing.T) {
 	}
 }
 
-// A last failure whose letter is not stored is no end: the event comes again, also when the consumer is lost meanwhile.
+// A last failure whose letter is not stored is no end: the event comes again, also when the
+// consumer is lost meanwhile.
 func TestALetterThatIsNotStoredLosesNoEvent(t *testing.T) {
 	srv := natstest.Start(t)
 	b := open(t, Config{URL: srv.URL(), Connections: 1})

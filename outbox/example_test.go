@@ -14,7 +14,8 @@ import (
 	"eventhub/outbox"
 )
 
-// An order service: the order and its event are one transaction of its own database. A drainer publishes the event.
+// An order service: the order and its event are one transaction of its own database. A drainer
+// publishes the event.
 func Example() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "outbox-example")
@@ -23,7 +24,8 @@ func Example() {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 
-	// The service's database. The busy timeout lets the service and the drainer wait for each other.
+	// The service's database. The busy timeout lets the service and the drainer wait for each
+	// other.
 	db, err := sql.Open("sqlite", "file:"+filepath.Join(dir, "orders.db")+"?_pragma=journal_mode(WAL)&_pragma=busy_timeout(10000)&_txlock=immediate")
 	if err != nil {
 		panic(err)

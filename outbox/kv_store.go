@@ -143,7 +143,8 @@ func (s *KVStore) change(ctx context.Context, i int, f func(sh *shard, now int64
 		}
 		_, err = s.coll.Put(ctx, s.shards[i], value, nil, revision)
 		switch {
-		case errors.Is(err, jetstream.ErrTooLarge): // an earlier version filled the entry, or max_payload was lowered
+		case errors.Is(err, jetstream.ErrTooLarge):
+			// An earlier version filled the entry, or max_payload was lowered.
 			return fmt.Errorf("outbox: KV store: entry %s exceeds max_payload of NATS; raise max_payload until the entry is drained, or purge its parked records: %w", s.shards[i], err)
 		case !errors.Is(err, jetstream.ErrKeyChanged):
 			return err

@@ -52,7 +52,8 @@ func limit(nats *natstest.Server, maxPayload int32) {
 	nats.Start()
 }
 
-// fill adds records of three keys until there is no room, and returns the one that was refused and why.
+// fill adds records of three keys until there is no room, and returns the one that was refused and
+// why.
 func (r *kvRig) fill(payload string) (*outbox.Record, error) {
 	r.Helper()
 	for {
@@ -113,8 +114,8 @@ func (r *kvRig) failAll(worker string, records []*outbox.Record, text string, pa
 	r.settle(worker, st)
 }
 
-// What was added to an entry until it was full can be claimed, renewed, failed, parked and sent, however long the names and
-// the texts are.
+// What was added to an entry until it was full can be claimed, renewed, failed, parked and sent,
+// however long the names and the texts are.
 func TestKVFullEntry(t *testing.T) {
 	texts := []string{
 		strings.Repeat("x", 2000),
@@ -309,7 +310,8 @@ func TestKVLoweredMaxPayload(t *testing.T) {
 	r.exactly()
 }
 
-// ErrFull says which bound was met and what to do. What was refused can be added when others are published.
+// ErrFull says which bound was met and what to do. What was refused can be added when others are
+// published.
 func TestKVFullSaysWhatToDo(t *testing.T) {
 	for _, test := range []struct {
 		cfg     outbox.KVConfig

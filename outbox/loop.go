@@ -23,8 +23,9 @@ type job struct {
 	noted   int64         // the PublishBegan that the claim set on records without one
 	at      time.Duration // time of the claim by the drainer's clock
 
-	until atomic.Int64 // by the drainer's clock: no publish may begin later, because the lease may end
-	lost  atomic.Bool  // another drainer has claimed some of the records
+	// by the drainer's clock: no publish may begin later, because the lease may end
+	until atomic.Int64
+	lost  atomic.Bool // another drainer has claimed some of the records
 }
 
 // fresh reports whether the record cannot have been published before this claim. Comparing for

@@ -133,7 +133,8 @@ var migrations = []migration{
 			`UPDATE sqlite_schema SET sql = replace(replace(sql, '` + sqliteID + `,', '` + sqliteID + ` DEFAULT (` + strings.ReplaceAll(defaultID[SQLite], "'", "''") + `),'),
   'STORED' || char(10) || ') STRICT', 'STORED` + sqliteChecks + `' || char(10) || ') STRICT') WHERE type = 'table' AND name = '{channel}'`,
 			`PRAGMA writable_schema = RESET`,
-			`CREATE VIEW {table}_changed AS SELECT 1`, // makes other connections reload the schema, which the UPDATE does not
+			// makes other connections reload the schema, which the UPDATE does not
+			`CREATE VIEW {table}_changed AS SELECT 1`,
 			`DROP VIEW {table}_changed`,
 		},
 		postgres: []string{
@@ -238,7 +239,8 @@ func (s *SQLStore) Migrate(ctx context.Context) (steps int, err error) {
 		return 0, s.wrap("migrate", err)
 	}
 	defer func() { _ = conn.Close() }()
-	begin := "BEGIN IMMEDIATE" // database/sql cannot express IMMEDIATE; a plain BEGIN that reads first may fail to write later
+	// database/sql cannot express IMMEDIATE; a plain BEGIN that reads first may fail to write later
+	begin := "BEGIN IMMEDIATE"
 	if s.dialect == PostgreSQL {
 		begin = "BEGIN"
 	}

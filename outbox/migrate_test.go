@@ -122,7 +122,8 @@ func TestMigrateNeedsNoRightsWhereNothingIsToDo(t *testing.T) {
 	}
 }
 
-// A table that version 2 made becomes what a new one is, with the rows that are in it, and what others added to it.
+// A table that version 2 made becomes what a new one is, with the rows that are in it, and what
+// others added to it.
 func TestMigrateFromVersion2(t *testing.T) {
 	address := pgtest.Start(t)
 	for _, dialect := range []outbox.Dialect{outbox.SQLite, outbox.PostgreSQL} {

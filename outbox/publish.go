@@ -27,7 +27,8 @@ func (d *Drainer) work(ctx context.Context, j *job) *outcome {
 			stopped = true
 			o.Failed = append(o.Failed, Failure{Record: r, Unsent: fresh})
 		case r.undecodable == nil && !fresh && !looked && j.window > 0 && d.sinceBegan(r) > j.window-d.cfg.Margin:
-			stopped = true // the duplicate window may have passed: the record must be claimed again and looked up
+			// the duplicate window may have passed: the record must be claimed again and looked up
+			stopped = true
 			o.Failed = append(o.Failed, Failure{Record: r})
 		case known == unknown && looked:
 			o.Failed = append(o.Failed, Failure{Record: r, Park: true, Counts: true, Err: errUnknown})

@@ -30,7 +30,8 @@ const patience = 30 * time.Second
 func logger(tb testing.TB) *slog.Logger {
 	tb.Helper()
 	if _, ok := tb.(*testing.B); ok {
-		return slog.New(slog.DiscardHandler) // between the lines of a benchmark's table it would only disturb
+		// between the lines of a benchmark's table it would only disturb
+		return slog.New(slog.DiscardHandler)
 	}
 	return slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 }

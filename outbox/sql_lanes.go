@@ -38,11 +38,13 @@ type cursor struct {
 
 // progress is the search position shared by the claims of a store.
 type progress struct {
-	claims  int64             // number of claims so far
-	found   int64             // number of the last claim that found rows
-	at      string            // where the next claim starts to look for topics; "" means at the first
-	began   int64             // number of the claim that started at the first topic
-	open    bool              // some lanes since then were not examined after the last claim that found rows
+	claims int64 // number of claims so far
+	found  int64 // number of the last claim that found rows
+	// where the next claim starts to look for topics; "" means at the first
+	at    string
+	began int64 // number of the claim that started at the first topic
+	// some lanes since then were not examined after the last claim that found rows
+	open    bool
 	cursors map[string]cursor // keyed by span.whole
 }
 

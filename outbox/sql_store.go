@@ -69,8 +69,9 @@ type SQLStore struct {
 	listen     Listener
 
 	mu       sync.Mutex
-	progress progress             // where the next claim continues
-	ailing   map[string]time.Time // lanes that failed to be claimed, and until when claims skip them
+	progress progress // where the next claim continues
+	// lanes that failed to be claimed, and until when claims skip them
+	ailing map[string]time.Time
 }
 
 var _ Store = (*SQLStore)(nil)

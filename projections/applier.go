@@ -146,7 +146,8 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 		panicked := panics.Is(err)
 		switch {
 		case err == nil:
-			saved.StoredAt = max(saved.StoredAt, e.StoredAt) // the hub's clock may be behind that of NATS
+			// the hub's clock may be behind that of NATS
+			saved.StoredAt = max(saved.StoredAt, e.StoredAt)
 			a.remember(key, cached{saved, max(c.span, span)})
 			a.p.Observer.Projected(a.p.Name, outcome)
 			return nil

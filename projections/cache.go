@@ -32,7 +32,8 @@ type cache struct {
 
 func newCache(keys, bytes int, full func()) *cache {
 	c := &cache{max: bytes, full: full}
-	c.lru, _ = simplelru.NewLRU(keys, func(key string, v cached) { c.bytes -= v.size(key) }) // cannot fail: keys is positive
+	// cannot fail: keys is positive
+	c.lru, _ = simplelru.NewLRU(keys, func(key string, v cached) { c.bytes -= v.size(key) })
 	return c
 }
 

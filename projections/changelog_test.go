@@ -29,7 +29,8 @@ func compactedBus(tb testing.TB, cfg jetstream.Config) *jetstream.Bus {
 	return openBus(tb, cfg)
 }
 
-// eachDatabase runs a test against SQLite and PostgreSQL. open may be called for several connections to one database.
+// eachDatabase runs a test against SQLite and PostgreSQL. open may be called for several
+// connections to one database.
 func eachDatabase(t *testing.T, test func(t *testing.T, dialect Dialect, open func() *sql.DB)) {
 	t.Helper()
 	connect := func(t *testing.T, driver, dsn string) *sql.DB {
@@ -156,7 +157,8 @@ func write(tb testing.TB, bus *jetstream.Bus, topic string, rng *rand.Rand, keys
 	}
 }
 
-// TestChangelog lets two instances with connections of their own write one table, and restarts them, while events come in.
+// TestChangelog lets two instances with connections of their own write one table, and restarts
+// them, while events come in.
 func TestChangelog(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, dialect Dialect, open func() *sql.DB) {
 		t.Helper()
@@ -185,7 +187,8 @@ func TestChangelog(t *testing.T) {
 	})
 }
 
-// TestChangelogWritesInOneTransaction counts events in rows of its own: an event that was lost, or written twice, shows.
+// TestChangelogWritesInOneTransaction counts events in rows of its own: an event that was lost, or
+// written twice, shows.
 func TestChangelogWritesInOneTransaction(t *testing.T) {
 	const events = 200
 	eachDatabase(t, func(t *testing.T, dialect Dialect, open func() *sql.DB) {
@@ -243,7 +246,8 @@ func TestChangelogWritesInOneTransaction(t *testing.T) {
 	})
 }
 
-// TestChangelogPoison has an event whose row is never taken: it goes to the dead letters, and others go on.
+// TestChangelogPoison has an event whose row is never taken: it goes to the dead letters, and
+// others go on.
 func TestChangelogPoison(t *testing.T) {
 	bus := compactedBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	db, err := sql.Open("pgx", pgtest.Start(t))

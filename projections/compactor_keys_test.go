@@ -68,7 +68,8 @@ func wantSnapshots(tb testing.TB, bus *jetstream.Bus, want map[string]int) {
 	}
 }
 
-// TestSnapshotsByKeySource takes keys from payloads, over restarts, and over a stream that was made anew.
+// TestSnapshotsByKeySource takes keys from payloads, over restarts, and over a stream that was made
+// anew.
 func TestSnapshotsByKeySource(t *testing.T) {
 	dir := t.TempDir()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, dir), Topics: compacted})
@@ -131,7 +132,8 @@ func TestSnapshotsByKeySource(t *testing.T) {
 	wantSnapshots(t, bus, want)
 }
 
-// TestSnapshotsByKeySourceOfANewStream has a stream that was removed, and made anew with more events than it had.
+// TestSnapshotsByKeySourceOfANewStream has a stream that was removed, and made anew with more
+// events than it had.
 func TestSnapshotsByKeySourceOfANewStream(t *testing.T) {
 	for _, events := range []int{2, 9} { // fewer than before, and more
 		t.Run(strconv.Itoa(events), func(t *testing.T) {
@@ -222,7 +224,8 @@ func TestSnapshotsOfBatchKeys(t *testing.T) {
 	wantSnapshots(t, bus, want)
 }
 
-// TestSnapshotsByKeySourceOfACompactedTopic has a topic with keys, whose snapshots go by another one, and by two of those.
+// TestSnapshotsByKeySourceOfACompactedTopic has a topic with keys, whose snapshots go by another
+// one, and by two of those.
 func TestSnapshotsByKeySourceOfACompactedTopic(t *testing.T) {
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	c := NewCompactor(CompactorConfig{Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, KeySource: "/owner", BatchKeys: []string{"ann", "bob"}, Logger: logs(t)})
@@ -239,8 +242,8 @@ func TestSnapshotsByKeySourceOfACompactedTopic(t *testing.T) {
 	wantSnapshots(t, bus, map[string]int{"ann": 4, "bob": 5})
 }
 
-// TestTwoCompactorsByKeySource lets two hubs compact while readings come in: each snapshot is newer than the one before, and
-// in the end each is of the newest reading.
+// TestTwoCompactorsByKeySource lets two hubs compact while readings come in: each snapshot is newer
+// than the one before, and in the end each is of the newest reading.
 func TestTwoCompactorsByKeySource(t *testing.T) {
 	const keys, events = 40, 2_000
 	url := startNATS(t)
@@ -286,8 +289,8 @@ func TestTwoCompactorsByKeySource(t *testing.T) {
 	}
 }
 
-// TestReadersOfPartialSnapshots wants a mirror to be whole although the snapshots are of some keys, and a projection to refuse
-// to begin with such.
+// TestReadersOfPartialSnapshots wants a mirror to be whole although the snapshots are of some keys,
+// and a projection to refuse to begin with such.
 func TestReadersOfPartialSnapshots(t *testing.T) {
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	c := NewCompactor(CompactorConfig{Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, BatchKeys: []string{"a"}, Logger: logs(t)})

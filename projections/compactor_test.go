@@ -130,7 +130,8 @@ func TestOnlyWhatChangedIsWritten(t *testing.T) {
 	}
 }
 
-// TestTwoCompactors lets two hubs compact while events come in: no snapshot replaces a newer one, or one of the same event.
+// TestTwoCompactors lets two hubs compact while events come in: no snapshot replaces a newer one,
+// or one of the same event.
 func TestTwoCompactors(t *testing.T) {
 	const keys, writes = 40, 2_000
 	url := startNATS(t)
@@ -197,7 +198,8 @@ func TestTwoCompactors(t *testing.T) {
 	}
 }
 
-// TestLargeSnapshots has payloads of the largest size, and one from a native client that grows when it becomes JSON.
+// TestLargeSnapshots has payloads of the largest size, and one from a native client that grows when
+// it becomes JSON.
 func TestLargeSnapshots(t *testing.T) {
 	url := startNATS(t)
 	bus := openBus(t, jetstream.Config{URL: url, Topics: compacted})

@@ -128,7 +128,8 @@ func (f *feed) arrive(h *jetstream.Held) {
 		f.breakSpan() // the event will be redelivered, perhaps to another member
 		return
 	}
-	if f.jobs == f.maxJobs { // possible because events whose leases were lost are still being handled
+	// possible because events whose leases were lost are still being handled
+	if f.jobs == f.maxJobs {
 		f.park(d, "member is still handling events whose leases were lost")
 		return
 	}

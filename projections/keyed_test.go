@@ -253,7 +253,8 @@ func readLetters(tb testing.TB, bus *jetstream.Bus) map[string]letter {
 	return all
 }
 
-// TestPoison wants an event that cannot be applied among the dead letters, and the next events of its key applied.
+// TestPoison wants an event that cannot be applied among the dead letters, and the next events of
+// its key applied.
 func TestPoison(t *testing.T) {
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	var tried atomic.Int64
@@ -398,7 +399,8 @@ func TestPassingErrors(t *testing.T) {
 	}
 }
 
-// TestSlowKey has a key whose Apply hangs: the others go on, and ending hands everything back at once.
+// TestSlowKey has a key whose Apply hangs: the others go on, and ending hands everything back at
+// once.
 func TestSlowKey(t *testing.T) {
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	hang := func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error) {
@@ -431,7 +433,8 @@ func TestSlowKey(t *testing.T) {
 	wantStates(t, viewed(t, JetStream(bus), "counter"), want)
 }
 
-// flaky is a Store in which a Save sometimes fails, before or after it was done, and another instance sometimes is first.
+// flaky is a Store in which a Save sometimes fails, before or after it was done, and another
+// instance sometimes is first.
 type flaky struct {
 	Store
 	mu    sync.Mutex
@@ -527,7 +530,8 @@ func TestConnectionCut(t *testing.T) {
 	wantStates(t, viewed(t, JetStream(one), "counter"), fold(t, one, 0, appendEvent))
 }
 
-// TestWhatNoStoreTakes has states and keys that are too large: dead letters, and nobody waits for them.
+// TestWhatNoStoreTakes has states and keys that are too large: dead letters, and nobody waits for
+// them.
 func TestWhatNoStoreTakes(t *testing.T) {
 	for name, store := range map[string]func(bus Bus) func(context.Context, int) (Store, error){
 		"bucket": func(Bus) func(context.Context, int) (Store, error) { return nil },

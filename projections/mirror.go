@@ -104,7 +104,8 @@ func (m *Mirror) follow(ctx context.Context, from *snapshotPosition) error {
 		var err error
 		switch *from, err = m.readBucket(ctx); {
 		case errors.Is(err, jetstream.ErrNotFound):
-			return m.cfg.Bus.Keys(m.cfg.Topic).Watch(ctx, nil, m.take) // Watch creates a topic that does not exist
+			// Watch creates a topic that does not exist
+			return m.cfg.Bus.Keys(m.cfg.Topic).Watch(ctx, nil, m.take)
 		case err != nil:
 			return err
 		case from.Stream == "":
@@ -311,7 +312,8 @@ func eachNewest(ctx context.Context, bus Bus, topic string, f func(*jetstream.Ev
 // jetstream.ErrNotFound if the topic does not exist.
 func eachInBucket(ctx context.Context, bus Bus, topic string, f func(*jetstream.Event) error) (snapshotPosition, error) {
 	var to snapshotPosition
-	first, _, err := bus.History(topic).Bounds(ctx) // earlier events are in the bucket, or were removed from it
+	// earlier events are in the bucket, or were removed from it
+	first, _, err := bus.History(topic).Bounds(ctx)
 	if err != nil {
 		return to, err
 	}

@@ -127,7 +127,8 @@ func wantMirrored(tb testing.TB, m *Mirror, w *stateWriter) {
 	}
 }
 
-// purge drops the events of the topic but for the newest, as its retention would: none that its bucket does not have yet.
+// purge drops the events of the topic but for the newest, as its retention would: none that its
+// bucket does not have yet.
 func purge(ctx context.Context, tb testing.TB, js natsjs.JetStream, bus *jetstream.Bus, keep uint64) {
 	tb.Helper()
 	var last jetstream.Event
@@ -160,8 +161,9 @@ func native(tb testing.TB, url string) natsjs.JetStream {
 	return js
 }
 
-// TestMirrorsBootDuringWrites boots mirrors of all kinds while writers, compactors and the topic's retention are at work:
-// what was confirmed before a boot is there when it is ready, no key goes back, and in the end all have all.
+// TestMirrorsBootDuringWrites boots mirrors of all kinds while writers, compactors and the topic's
+// retention are at work: what was confirmed before a boot is there when it is ready, no key goes
+// back, and in the end all have all.
 func TestMirrorsBootDuringWrites(t *testing.T) {
 	const boots, keys = 24, 30
 	url := startNATS(t)
@@ -239,7 +241,8 @@ func TestMirrorsBootDuringWrites(t *testing.T) {
 	}
 }
 
-// TestMirrorWhoseSnapshotsAreTooOld boots from snapshots behind which the topic has dropped everything.
+// TestMirrorWhoseSnapshotsAreTooOld boots from snapshots behind which the topic has dropped
+// everything.
 func TestMirrorWhoseSnapshotsAreTooOld(t *testing.T) {
 	url := startNATS(t)
 	bus := openBus(t, jetstream.Config{URL: url, Topics: compacted})

@@ -28,8 +28,8 @@ func NewOrdered(bus Bus, p Projection, store Store, noted func(key string, s Sta
 	return &Ordered{applier: a, ordered: &ordered{a: a, floor: 1}}, nil
 }
 
-// Run projects until ctx ends, and then returns nil with its leases handed back. Failures of the bus
-// are logged and tried again; an error is returned only when the bus is closed. Call it once.
+// Run projects until ctx ends, and then returns nil with its leases handed back. Failures of the
+// bus are logged and tried again; an error is returned only when the bus is closed. Call it once.
 func (o *Ordered) Run(ctx context.Context) error {
 	err := o.ordered.run(ctx, o.applier.p.Group, o.applier.p.From)
 	if ctx.Err() != nil {

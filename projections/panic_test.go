@@ -83,7 +83,8 @@ func (p *panicky) apply(ctx context.Context, state []byte, e *jetstream.Event) (
 	return appendEvent(ctx, state, e)
 }
 
-// TestPanicOfApply wants an event at which Apply panics to be tried again, then dead-lettered; nobody else takes notice.
+// TestPanicOfApply wants an event at which Apply panics to be tried again, then dead-lettered;
+// nobody else takes notice.
 func TestPanicOfApply(t *testing.T) {
 	ownKey := func(e *jetstream.Event) (string, error) {
 		if e.Key == "" {
@@ -159,7 +160,8 @@ func (s *panickyStore) Save(ctx context.Context, key string, old, next State, ca
 	return s.Store.Save(ctx, key, old, next, cause)
 }
 
-// TestPanicOfStore has a Store of the user's that panics when it is opened, at one key, at one value, and now and then.
+// TestPanicOfStore has a Store of the user's that panics when it is opened, at one key, at one
+// value, and now and then.
 func TestPanicOfStore(t *testing.T) {
 	var opened, loaded, saved atomic.Int64
 	for name, c := range map[string]struct {
@@ -315,7 +317,8 @@ func TestPanicInRebuild(t *testing.T) {
 	log.wantPanic("TestPanicInRebuild")
 }
 
-// TestPanicOfTable has a Write that panics at one row for good, and at another one once: both in the transaction.
+// TestPanicOfTable has a Write that panics at one row for good, and at another one once: both in
+// the transaction.
 func TestPanicOfTable(t *testing.T) {
 	bus := compactedBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	log := newBook(t)
@@ -351,7 +354,8 @@ func TestPanicOfTable(t *testing.T) {
 	log.wantPanic("TestPanicOfTable")
 }
 
-// TestPanicOfListeners wants a mirror and a compactor to go on beside a Changed, an Observer and a Written that panic.
+// TestPanicOfListeners wants a mirror and a compactor to go on beside a Changed, an Observer and a
+// Written that panic.
 func TestPanicOfListeners(t *testing.T) {
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	log, seen := newBook(t), newTally()
@@ -385,8 +389,8 @@ func TestPanicOfListeners(t *testing.T) {
 	log.wantPanic("TestPanicOfListeners")
 }
 
-// TestEndedGoroutine has an Apply that ends its goroutine, as a test's FailNow does: the projection ends with an error that
-// says so, and the event is left for the next instance.
+// TestEndedGoroutine has an Apply that ends its goroutine, as a test's FailNow does: the projection
+// ends with an error that says so, and the event is left for the next instance.
 func TestEndedGoroutine(t *testing.T) {
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	put(t, bus, topicCounts, "k", "1")

@@ -81,8 +81,9 @@ type Outcome = string
 
 // The outcomes.
 const (
-	Applied  Outcome = "applied"
-	Known    Outcome = "known"    // already in its state: redelivered, or applied by another instance
+	Applied Outcome = "applied"
+	// already in its state: redelivered, or applied by another instance
+	Known    Outcome = "known"
 	Poisoned Outcome = "poisoned" // sent to the dead letters
 )
 

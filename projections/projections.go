@@ -1,6 +1,6 @@
 // Package projections derives state from events: projections that keep a state for each key up to
-// date (Projection), copies of compacted topics in memory (Mirror) and in SQL tables (Changelog), and
-// snapshots (Compactor). Package process has the states of processes on top of it.
+// date (Projection), copies of compacted topics in memory (Mirror) and in SQL tables (Changelog),
+// and snapshots (Compactor). Package process has the states of processes on top of it.
 package projections
 
 import (

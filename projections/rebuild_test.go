@@ -16,7 +16,8 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-// prefixed is appendEvent for states that begin with a prefix, which is the one of what is there, if anything is.
+// prefixed is appendEvent for states that begin with a prefix, which is the one of what is there,
+// if anything is.
 func prefixed(prefix string) func(context.Context, []byte, *jetstream.Event) ([]byte, error) {
 	return func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error) {
 		if state == nil {
@@ -95,7 +96,8 @@ func (r *rebuildRig) check(t *testing.T, prefix string) {
 	wantStates(t, viewed(t, JetStream(r.two), "counter"), fold(t, r.one, 0, prefixed(prefix)))
 }
 
-// TestRebuildBesideTheLive changes Apply under two busy instances; readers see the old states, and then the new ones.
+// TestRebuildBesideTheLive changes Apply under two busy instances; readers see the old states, and
+// then the new ones.
 func TestRebuildBesideTheLive(t *testing.T) {
 	r := newRebuildRig(t)
 	poll(t, "the states are there", func() bool { return len(viewed(t, JetStream(r.one), "counter")) == rebuildKeys })
@@ -215,7 +217,8 @@ func TestRebuildThatEndsEarly(t *testing.T) {
 	r.check(t, "new ")
 }
 
-// TestTwoRebuilds begins a second one while the first is under way: one of them is done, and the states are whole.
+// TestTwoRebuilds begins a second one while the first is under way: one of them is done, and the
+// states are whole.
 func TestTwoRebuilds(t *testing.T) {
 	r := newRebuildRig(t)
 	begun := make(chan struct{})

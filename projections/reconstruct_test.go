@@ -14,7 +14,8 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-// TestReconstruct wants, at the moment of each event, what a fold of the stream up to it gives, for every key.
+// TestReconstruct wants, at the moment of each event, what a fold of the stream up to it gives, for
+// every key.
 func TestReconstruct(t *testing.T) {
 	const keys, events = 4, 60
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})

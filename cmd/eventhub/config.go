@@ -205,8 +205,9 @@ func (f busFlags) where() string {
 	return f.Data
 }
 
-// open opens the bus on the NATS that the flags name, or starts the embedded server for it. cfg says what is not in the flags:
-// who listens to the bus, and the rules of topics. The flags have been checked.
+// open opens the bus on the NATS that the flags name, or starts the embedded server for it. cfg
+// says what is not in the flags: who listens to the bus, and the rules of topics. The flags have
+// been checked.
 func (f busFlags) open(ctx context.Context, cfg jetstream.Config, token string) (*jetstream.Bus, error) {
 	cfg.Replicas, cfg.AckWait = f.Replicas, f.AckWait
 	if f.NATSURL != "" {

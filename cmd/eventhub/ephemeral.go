@@ -14,7 +14,8 @@ import (
 // loopback is where an ephemeral hub listens.
 const loopback = "127.0.0.1"
 
-// ephemeral is what a hub prints that was started by `eventhub serve --ephemeral`, as one line of JSON.
+// ephemeral is what a hub prints that was started by `eventhub serve --ephemeral`, as one line of
+// JSON.
 type ephemeral struct {
 	WebSocket string `json:"websocket"`
 	HTTP      string `json:"http"`
@@ -23,8 +24,9 @@ type ephemeral struct {
 	Token     string `json:"token"`
 }
 
-// makeEphemeral turns the flags into those of a hub that leaves nothing behind: nothing on disk, free ports of loopback, and a
-// token in any case. So what a developer's environment says about addresses and data does not matter to tests.
+// makeEphemeral turns the flags into those of a hub that leaves nothing behind: nothing on disk,
+// free ports of loopback, and a token in any case. So what a developer's environment says about
+// addresses and data does not matter to tests.
 func (cmd *serveCmd) makeEphemeral() error {
 	if cmd.NATSURL != "" {
 		return errors.New("--ephemeral keeps its events in memory, and --nats-url names a NATS that stores them: choose one of them (NATS_URL)")
@@ -44,8 +46,9 @@ func (cmd *serveCmd) makeEphemeral() error {
 	return nil
 }
 
-// endWithInput returns a context that ends when r does, as it does when the process at the other end of a pipe has ended,
-// however that came about. The goroutine that reads lives as long as the process.
+// endWithInput returns a context that ends when r does, as it does when the process at the other
+// end of a pipe has ended, however that came about. The goroutine that reads lives as long as the
+// process.
 func endWithInput(ctx context.Context, r io.Reader, log *slog.Logger) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {

@@ -26,7 +26,8 @@ var ephemeralHubs = flag.Int("ephemeral.hubs", 12, "how many hubs TestEphemeralH
 // parentName is the name of this test binary when it is the parent of an ephemeral hub.
 const parentName = "ephemeral-parent"
 
-// ephemeralParent starts an ephemeral hub as a test in any language would, passes its line on, and waits for ever.
+// ephemeralParent starts an ephemeral hub as a test in any language would, passes its line on, and
+// waits for ever.
 func ephemeralParent() {
 	fail := func(err error) {
 		fmt.Fprintln(os.Stderr, err)
@@ -57,8 +58,8 @@ func ephemeralParent() {
 	select {}
 }
 
-// runEphemeral starts a program of this test binary whose standard error, which its children share, is the writer of a
-// pipe: the pipe ends when the last of them has.
+// runEphemeral starts a program of this test binary whose standard error, which its children share,
+// is the writer of a pipe: the pipe ends when the last of them has.
 func runEphemeral(t *testing.T, dir string, args ...string) (cmd *exec.Cmd, told ephemeral, stdin io.Closer, gone <-chan string) {
 	t.Helper()
 	path, err := os.Executable()
@@ -128,7 +129,8 @@ func getWith(t *testing.T, at, token string) int {
 	return res.StatusCode
 }
 
-// An ephemeral hub says where it is in one line, works at all addresses, writes nothing, and ends with its input.
+// An ephemeral hub says where it is in one line, works at all addresses, writes nothing, and ends
+// with its input.
 func TestEphemeralHub(t *testing.T) {
 	dir := t.TempDir()
 	empty := func(when string) {

@@ -51,7 +51,8 @@ func (b *lockedBuffer) String() string {
 	return b.text.String()
 }
 
-// startNode starts a hub on free ports and waits until it is ready. It is killed when the test ends.
+// startNode starts a hub on free ports and waits until it is ready. It is killed when the test
+// ends.
 func startNode(t *testing.T, flags ...string) *node {
 	t.Helper()
 	path, err := os.Executable()
@@ -108,9 +109,11 @@ func startNode(t *testing.T, flags ...string) *node {
 	return n
 }
 
-func (n *node) signal(s syscall.Signal) { _ = n.cmd.Process.Signal(s) } // fails only when the process has ended
+// fails only when the process has ended
+func (n *node) signal(s syscall.Signal) { _ = n.cmd.Process.Signal(s) }
 
-// stop sends SIGSTOP and waits until the process stands still: until then it may still work off what it is sent.
+// stop sends SIGSTOP and waits until the process stands still: until then it may still work off
+// what it is sent.
 func (n *node) stop() {
 	n.t.Helper()
 	n.signal(syscall.SIGSTOP)

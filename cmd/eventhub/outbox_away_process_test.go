@@ -59,8 +59,8 @@ func shows(t *testing.T, url string, status int, text string) {
 	}
 }
 
-// A hub starts while the database of OUTBOX_DSN is away, serves everybody, says what waits, and publishes when the database
-// comes. The same holds when the database goes and comes again.
+// A hub starts while the database of OUTBOX_DSN is away, serves everybody, says what waits, and
+// publishes when the database comes. The same holds when the database goes and comes again.
 func TestHubStartsWithoutTheDatabaseOfItsOutbox(t *testing.T) {
 	cluster := pgtest.StartDurable(t)
 	call(t, "outbox", "migrate", "--dsn="+cluster.DSN())
@@ -121,7 +121,8 @@ func TestHubStartsWithoutTheDatabaseOfItsOutbox(t *testing.T) {
 	n.terminate()
 }
 
-// A database that takes connections and never answers holds up neither the start of a hub nor its end.
+// A database that takes connections and never answers holds up neither the start of a hub nor its
+// end.
 func TestDatabaseOfTheOutboxThatNeverAnswers(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -141,7 +142,8 @@ func TestDatabaseOfTheOutboxThatNeverAnswers(t *testing.T) {
 	}
 }
 
-// A hub measures how far the clock of the database is from that of NATS, and warns when that is more than is allowed.
+// A hub measures how far the clock of the database is from that of NATS, and warns when that is
+// more than is allowed.
 func TestHubSaysThatClocksAreApart(t *testing.T) {
 	cluster := pgtest.StartDurable(t)
 	db, err := sql.Open("pgx", cluster.DSN())

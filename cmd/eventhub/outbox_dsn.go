@@ -49,7 +49,8 @@ func parseOutbox(dsn string) (outboxDSN, error) {
 		if path == "" || strings.HasSuffix(path, "/") || filepath.Base(path) == ":memory:" || strings.ContainsAny(path, "?\x00") {
 			return outboxDSN{}, errors.New("SQLite outbox must be a file; use sqlite:PATH without parameters")
 		}
-		return outboxDSN{path: filepath.Clean(path)}, nil // after two leading slashes, SQLite would take the next part for a host
+		// after two leading slashes, SQLite would take the next part for a host
+		return outboxDSN{path: filepath.Clean(path)}, nil
 	case "postgres", "postgresql":
 		cfg, err := pgx.ParseConfig(dsn)
 		if err != nil || !strings.HasPrefix(rest, "//") {

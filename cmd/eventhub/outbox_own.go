@@ -51,8 +51,9 @@ type ownOutbox struct {
 
 	// unsent is the approximate number of unsent records. Each call of Backlog corrects it.
 	unsent atomic.Int64
-	queue  chan *addition // records to write; unbuffered, so that every received record gets an answer
-	ended  chan struct{}  // closed when the writer has stopped
+	// records to write; unbuffered, so that every received record gets an answer
+	queue chan *addition
+	ended chan struct{} // closed when the writer has stopped
 
 	mu     sync.Mutex // guards the fields below
 	box    *drainedOutbox
@@ -105,7 +106,8 @@ func (o *ownOutbox) open(ctx context.Context) error {
 		return err
 	}
 	var background context.Context
-	background, o.cancel = context.WithCancel(context.WithoutCancel(ctx)) // must outlive the request that opens the file
+	// must outlive the request that opens the file
+	background, o.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	opened := o.box
 	o.wg.Go(func() { o.tidy(background, opened.openedOutbox) })
 	o.wg.Go(func() { o.write(background, opened) })

@@ -45,7 +45,8 @@ func eventually(t *testing.T, what string, f func() bool) {
 	}
 }
 
-// Rows of a PostgreSQL database become events: by the command, and by a hub, which survives the loss of its connections.
+// Rows of a PostgreSQL database become events: by the command, and by a hub, which survives the
+// loss of its connections.
 func TestOutboxInPostgres(t *testing.T) {
 	const table = "outbox_of_hub"
 	dsn, nats := pgtest.Start(t), runNATS(t)

@@ -15,8 +15,8 @@ import (
 	"eventhub/projections/process"
 )
 
-// TestDemoShowsThisProcess runs the demo and waits, as a WebSocket client, for the state of a process that really runs:
-// that of the test itself.
+// TestDemoShowsThisProcess runs the demo and waits, as a WebSocket client, for the state of a
+// process that really runs: that of the test itself.
 func TestDemoShowsThisProcess(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

@@ -62,7 +62,8 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	}
 	set.auth, err = cmd.authFlags.config(own)
 	fault(err)
-	if len(set.auth.Static) > 0 || set.auth.Secret != nil || set.auth.JWKSURL != "" { // otherwise there is an error already
+	// otherwise there is an error already
+	if len(set.auth.Static) > 0 || set.auth.Secret != nil || set.auth.JWKSURL != "" {
 		if err := set.auth.Validate(); err != nil {
 			fault(fmt.Errorf("%w (WS_TOKEN, JWT_SECRET, JWT_JWKS_URL)", err))
 		}

@@ -49,7 +49,8 @@ func bounded(next http.Handler) http.Handler {
 		ctrl := http.NewResponseController(w)
 		_ = ctrl.SetWriteDeadline(time.Time{}) // clear the deadline of the previous request
 		if r.Header.Get("Upgrade") != "" {
-			_ = ctrl.SetWriteDeadline(time.Now().Add(answerTimeout)) // a connection that becomes a WebSocket clears this deadline
+			// a connection that becomes a WebSocket clears this deadline
+			_ = ctrl.SetWriteDeadline(time.Now().Add(answerTimeout))
 		}
 		if r.ContentLength != 0 {
 			_ = ctrl.SetReadDeadline(time.Now().Add(bodyTimeout))
@@ -61,7 +62,8 @@ func bounded(next http.Handler) http.Handler {
 		now := time.Now()
 		_ = ctrl.SetWriteDeadline(now.Add(answerTimeout))
 		if r.ContentLength != 0 {
-			_ = ctrl.SetReadDeadline(now.Add(unreadTimeout)) // net/http sets the deadline of the next request
+			// net/http sets the deadline of the next request
+			_ = ctrl.SetReadDeadline(now.Add(unreadTimeout))
 		}
 	})
 }

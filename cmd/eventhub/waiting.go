@@ -50,7 +50,8 @@ func (w *waitingRoom) track(conn net.Conn, state http.ConnState) {
 	if out := w.move(conn, state, time.Now()); out != nil {
 		w.reached(waitingLimit)
 		if over, ok := out.(*tls.Conn); ok {
-			out = over.NetConn() // close the raw connection: a TLS close would wait for a peer that does not read
+			// close the raw connection: a TLS close would wait for a peer that does not read
+			out = over.NetConn()
 		}
 		_ = out.Close() // the server notices and calls track again
 	}

@@ -255,7 +255,8 @@ func TestTestingInNode(t *testing.T) {
 
 // TestTestingInPython needs a python3 that has pytest, and fails without.
 func TestTestingInPython(t *testing.T) {
-	for _, python := range []string{"python3", "/usr/bin/python3"} { // that of PATH may lack what the system's has
+	// that of PATH may lack what the system's has
+	for _, python := range []string{"python3", "/usr/bin/python3"} {
 		if exec.CommandContext(t.Context(), python, "-m", "pytest", "--version").Run() != nil {
 			continue
 		}

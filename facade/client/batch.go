@@ -71,7 +71,8 @@ func (b *batchConn) Write(p []byte) (int, error) {
 	if err := b.openLocked(); err != nil {
 		return 0, err
 	}
-	b.parting = b.parting || len(p) > 0 && p[0]&0x0f == 0x08 // RFC 6455, section 5.2; each control frame comes in one Write
+	// RFC 6455, section 5.2; each control frame comes in one Write
+	b.parting = b.parting || len(p) > 0 && p[0]&0x0f == 0x08
 	b.buf = append(b.buf, p...)
 	return len(p), b.gatheredLocked(len(b.buf) - len(p))
 }

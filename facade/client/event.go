@@ -95,7 +95,8 @@ func (e *Event) NackWait(ctx context.Context, reason string, delay time.Duration
 // 0, the lease lasts for the subscription's AckTimeoutMS.
 func (e *Event) ModAck(d time.Duration) error { return e.sub.client.post(e.modAck(d)) }
 
-// ModAckWait is ModAck and waits for the hub's answer: an *Error with the code unknown_id when the lease has ended.
+// ModAckWait is ModAck and waits for the hub's answer: an *Error with the code unknown_id when the
+// lease has ended.
 func (e *Event) ModAckWait(ctx context.Context, d time.Duration) error {
 	return e.sub.client.request(ctx, e.modAck(d))
 }

@@ -101,8 +101,8 @@ func Facade(change func(*facade.Config)) Option {
 	return func(c *config) { c.changes = append(c.changes, change) }
 }
 
-// New starts a hub that ends with the test, and returns when it takes clients. The test fails when it
-// does not start.
+// New starts a hub that ends with the test, and returns when it takes clients. The test fails when
+// it does not start.
 func New(tb testing.TB, opts ...Option) *Hub {
 	tb.Helper()
 	log := slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -166,7 +166,8 @@ func (h *Hub) start(cfg *config) {
 	h.WebSocket, h.HTTP = "ws"+ws.URL[len("http"):], rest.URL
 }
 
-// Dial connects a client that is closed when the test ends. token is Hub.Token, or that of a Policy.
+// Dial connects a client that is closed when the test ends. token is Hub.Token, or that of a
+// Policy.
 func (h *Hub) Dial(token string) *client.Client {
 	h.tb.Helper()
 	ctx, cancel := context.WithTimeout(h.tb.Context(), dialWait)

@@ -25,7 +25,8 @@ import (
 const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
-	// A server that stops right after it was given a source leaves the goroutine that waits for that, for some seconds.
+	// A server that stops right after it was given a source leaves the goroutine that waits for
+	// that, for some seconds.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3"))
 }
 
@@ -89,7 +90,8 @@ func TestManyHubsAtOnce(t *testing.T) {
 	}
 }
 
-// A test should not wait for its hub. The best of some tries counts, because others may use the machine.
+// A test should not wait for its hub. The best of some tries counts, because others may use the
+// machine.
 func TestReadyAtOnce(t *testing.T) {
 	const limit = 300 * time.Millisecond
 	best := time.Hour

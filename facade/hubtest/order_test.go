@@ -19,7 +19,8 @@ func placeOrder(ctx context.Context, url, token string) error {
 	return errors.Join(err, c.Close())
 }
 
-// A test of a program that publishes to a hub: the test has a hub of its own, and looks at what came.
+// A test of a program that publishes to a hub: the test has a hub of its own, and looks at what
+// came.
 func TestPlaceOrder(t *testing.T) {
 	hub := hubtest.New(t)
 	events := make(chan client.Event, 10)

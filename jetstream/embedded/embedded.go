@@ -37,14 +37,16 @@ const startWait = 20 * time.Second
 // dialWait bounds one connection of the bus to the server.
 const dialWait = 5 * time.Second
 
-// Between tries to start the server again there is restartFirst, doubled each time up to restartMax.
+// Between tries to start the server again there is restartFirst, doubled each time up to
+// restartMax.
 const (
 	restartFirst = time.Second
 	restartMax   = 30 * time.Second
 )
 
 var (
-	// ErrInUse is returned by Start when another server runs on Config.DataDir. Nothing was touched.
+	// ErrInUse is returned by Start when another server runs on Config.DataDir. Nothing was
+	// touched.
 	ErrInUse = errors.New("another hub is using it")
 	// ErrDataDir is among the causes of an error about Config.DataDir.
 	ErrDataDir = errors.New("data directory")
@@ -211,7 +213,8 @@ func (e *Server) options() *natsserver.Options {
 		Authorization: e.cfg.Token,
 		JetStream:     true,
 		StoreDir:      e.dir,
-		// The server would take its limit from what is free on the disk when it starts, and never look again.
+		// The server would take its limit from what is free on the disk when it starts, and never
+		// look again.
 		JetStreamMaxStore: math.MaxInt64,
 		MaxPayload:        MaxMessage,
 		MaxPending:        256 << 20,
@@ -249,8 +252,8 @@ func (e *Server) run() (*natsserver.Server, error) {
 	return s, nil
 }
 
-// restart ends the server, and starts another one on the same data and port. prepare is called before anybody but native
-// clients reaches the new one. It goes on until one runs or ctx ends.
+// restart ends the server, and starts another one on the same data and port. prepare is called
+// before anybody but native clients reaches the new one. It goes on until one runs or ctx ends.
 func (e *Server) restart(ctx context.Context, prepare func(*natsserver.Server)) error {
 	if old := e.server.Swap(nil); old != nil {
 		end(old)
@@ -309,15 +312,16 @@ func (e *Server) Dial(network, address string) (net.Conn, error) {
 	return (&net.Dialer{Timeout: dialWait}).DialContext(context.Background(), network, address)
 }
 
-// Close ends the server and frees the directory. It waits for both, may be called twice, and returns
-// nil. Tend must have ended.
+// Close ends the server and frees the directory. It waits for both, may be called twice, and
+// returns nil. Tend must have ended.
 func (e *Server) Close() error {
 	e.closed.Do(func() {
 		if s := e.server.Swap(nil); s != nil {
 			end(s)
 		}
 		if e.InMemory() {
-			_ = os.RemoveAll(e.dir) // only a native client's stream on disk would have made it again
+			// only a native client's stream on disk would have made it again
+			_ = os.RemoveAll(e.dir)
 			return
 		}
 		_ = e.lock.Unlock() // the lock ends with the process at the latest

@@ -17,7 +17,8 @@ import (
 const (
 	storageCheckEvery = 5 * time.Second
 	storageSay        = time.Minute // how often the log repeats what is wrong
-	// storageRoom is what must fit onto the disk before the server is restarted: as much as it writes in one piece.
+	// storageRoom is what must fit onto the disk before the server is restarted: as much as it
+	// writes in one piece.
 	storageRoom = 8 << 20
 	// Between two restarts there is storageGapFirst, doubled up to storageGapMax while streams go
 	// on to fail.
@@ -31,8 +32,9 @@ type fault struct {
 	cause   string   // in the words of the operating system
 }
 
-// storage looks after what the server stores. A stream of it that could not be written once is never written again by that
-// server, whatever becomes of the disk: its store keeps the error until it is opened anew.
+// storage looks after what the server stores. A stream of it that could not be written once is
+// never written again by that server, whatever becomes of the disk: its store keeps the error until
+// it is opened anew.
 type storage struct {
 	server    *Server
 	log       *slog.Logger
@@ -47,8 +49,9 @@ type storage struct {
 
 // Tend notices streams that cannot be written, and restarts the server when they can be again. It
 // returns when ctx ends. After a restart it calls restarted with a connection to the new server,
-// before the bus reaches it. It calls failing when the state of the streams changes: how many cannot
-// be written, 0 for all of them, and why; "" says that all can be. Streams in memory need no tending.
+// before the bus reaches it. It calls failing when the state of the streams changes: how many
+// cannot be written, 0 for all of them, and why; "" says that all can be. Streams in memory need no
+// tending.
 func (e *Server) Tend(ctx context.Context, restarted func(context.Context, *nats.Conn), failing func(streams int, cause string)) {
 	if e.InMemory() {
 		<-ctx.Done()
@@ -93,7 +96,8 @@ func (w *storage) check(ctx context.Context) {
 	}
 }
 
-// restart opens all streams anew, with the server. For the bus it is as if a NATS of its own had been restarted.
+// restart opens all streams anew, with the server. For the bus it is as if a NATS of its own had
+// been restarted.
 func (w *storage) restart(ctx context.Context) {
 	w.log.WarnContext(ctx, "restarting the embedded nats server: the disk has room again, and its streams are opened anew")
 	if !w.began.IsZero() {
@@ -148,7 +152,8 @@ func (e *Server) fault() (found *fault) {
 // hasRoom finds out, by doing so, whether the server could write as much as it does in one piece.
 func (e *Server) hasRoom() error {
 	name := filepath.Join(e.dir, "room.check")
-	defer func() { _ = os.Remove(name) }()                                    // what is left is overwritten by the next check
+	// what is left is overwritten by the next check
+	defer func() { _ = os.Remove(name) }()
 	file, err := os.OpenFile(name, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600) //nolint:gosec // in the hub's own directory
 	if err != nil {
 		return err

@@ -34,10 +34,10 @@ func Listening(token string) func(*embedded.Config) {
 	return func(cfg *embedded.Config) { cfg.Listen, cfg.Token = "127.0.0.1:0", token }
 }
 
-// Run runs a nats-server in this process, as an operator would run it, for the time of the test, and
-// returns when it takes connections. Several buses may share it, and nothing can kill it: Start is
-// for that. A change may be made to its options, which are those of a server with JetStream on a free
-// port of loopback.
+// Run runs a nats-server in this process, as an operator would run it, for the time of the test,
+// and returns when it takes connections. Several buses may share it, and nothing can kill it: Start
+// is for that. A change may be made to its options, which are those of a server with JetStream on a
+// free port of loopback.
 func Run(tb testing.TB, change ...func(*natsserver.Options)) *natsserver.Server {
 	tb.Helper()
 	s := newServer(tb, change...)
@@ -110,7 +110,8 @@ func await(tb testing.TB, s *natsserver.Server) {
 	}
 }
 
-// ClientURLs are the addresses of servers that Run and RunCluster have started, with commas between them.
+// ClientURLs are the addresses of servers that Run and RunCluster have started, with commas between
+// them.
 func ClientURLs(servers ...*natsserver.Server) string {
 	urls := make([]string, len(servers))
 	for i, s := range servers {

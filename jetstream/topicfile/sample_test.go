@@ -9,7 +9,8 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-// TestSampleThatShips applies docs/topics.yaml to a server of its own. The second time there is nothing to do.
+// TestSampleThatShips applies docs/topics.yaml to a server of its own. The second time there is
+// nothing to do.
 func TestSampleThatShips(t *testing.T) {
 	rules, err := Load("../../docs/topics.yaml")
 	if err != nil {

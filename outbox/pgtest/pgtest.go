@@ -238,7 +238,8 @@ func (c *Cluster) await(ctx context.Context) error {
 // stop ends the server and removes its directory.
 func (c *Cluster) stop() error {
 	if c.cmd != nil && c.cmd.Process != nil && c.cmd.ProcessState == nil {
-		_ = c.cmd.Process.Signal(syscall.SIGINT) // fast shutdown; fails harmlessly if the server has ended
+		// fast shutdown; fails harmlessly if the server has ended
+		_ = c.cmd.Process.Signal(syscall.SIGINT)
 		_ = c.cmd.Wait()
 	}
 	return os.RemoveAll(c.dir)

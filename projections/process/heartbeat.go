@@ -24,8 +24,9 @@ type Heartbeat struct {
 	SID string `json:"sid,omitempty"`
 }
 
-// maxSID is the longest SID that a state may carry, in bytes: enough for any id, and far below the bus's payload limit. A
-// heartbeat beyond it, or with a longer key than the bus takes, could never be projected.
+// maxSID is the longest SID that a state may carry, in bytes: enough for any id, and far below the
+// bus's payload limit. A heartbeat beyond it, or with a longer key than the bus takes, could never
+// be projected.
 const maxSID = 1_024
 
 // maxPID is the largest range of integers that every JSON implementation represents exactly.

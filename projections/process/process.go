@@ -39,10 +39,11 @@ type Config struct {
 	Now func() time.Time
 }
 
-// Projector projects heartbeats to the states of processes: one state for each heartbeat, in the order of the heartbeats'
-// stream, and one more when a process goes silent. It is a Projection into the topic process.state; any number of hubs may
-// run it side by side, be killed and be started again: no heartbeat is left out, none is projected twice, and the states of
-// a process never go back.
+// Projector projects heartbeats to the states of processes: one state for each heartbeat, in the
+// order of the heartbeats' stream, and one more when a process goes silent. It is a Projection into
+// the topic process.state; any number of hubs may run it side by side, be killed and be started
+// again: no heartbeat is left out, none is projected twice, and the states of a process never go
+// back.
 type Projector struct {
 	cfg Config
 	run *projections.Ordered
@@ -107,8 +108,8 @@ func applyHeartbeat(_ context.Context, _ []byte, e *jetstream.Event) ([]byte, er
 	})
 }
 
-// Run projects until ctx ends, and then returns nil with its leases handed back. Failures of the bus are logged and tried
-// again; an error is returned only when the bus is closed. Call it once.
+// Run projects until ctx ends, and then returns nil with its leases handed back. Failures of the
+// bus are logged and tried again; an error is returned only when the bus is closed. Call it once.
 func (p *Projector) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -187,7 +188,8 @@ func (p *Projector) note(key string, s projections.State) {
 	p.living[key] = state.LastSeenTS
 }
 
-// silent are the keys that are kept which were last seen before a moment, and whether those are all.
+// silent are the keys that are kept which were last seen before a moment, and whether those are
+// all.
 func (p *Projector) silent(before int64) (keys []string, all bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -199,8 +201,8 @@ func (p *Projector) silent(before int64) (keys []string, all bool) {
 	return keys, !p.overflow
 }
 
-// markStale publishes, once each, that processes are stale that were silent for StaleAfter. First it projects all
-// heartbeats there are, so that what waits in the stream counts as heard.
+// markStale publishes, once each, that processes are stale that were silent for StaleAfter. First
+// it projects all heartbeats there are, so that what waits in the stream counts as heard.
 func (p *Projector) markStale(ctx context.Context) error {
 	return p.run.Sweep(ctx, func(change func(string, projections.Decision) error) error {
 		before := p.now().Add(-p.cfg.StaleAfter).UnixMilli()

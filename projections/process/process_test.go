@@ -21,7 +21,8 @@ import (
 // patience bounds what a test waits for. Reaching it is a failure.
 const patience = 30 * time.Second
 
-// A server that is shut down while it sets a source up waits for that in a goroutine for up to 30 s.
+// A server that is shut down while it sets a source up waits for that in a goroutine for up to 30
+// s.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3"))
 }
@@ -157,7 +158,8 @@ func settle(tb testing.TB, bus *jetstream.Bus, lastID string) {
 	}
 }
 
-// wantEachOnce wants one state for each of the heartbeats 0..perProcess-1 of each process, in their order.
+// wantEachOnce wants one state for each of the heartbeats 0..perProcess-1 of each process, in their
+// order.
 func wantEachOnce(t *testing.T, all []stored, processes, perProcess int) {
 	t.Helper()
 	seen := make(map[string]int)
@@ -213,7 +215,8 @@ func TestEachHeartbeatBecomesAState(t *testing.T) {
 	}
 }
 
-// TestRestart ends the projector, the bus and the server with it, again and again while heartbeats come in.
+// TestRestart ends the projector, the bus and the server with it, again and again while heartbeats
+// come in.
 func TestRestart(t *testing.T) {
 	const processes, perProcess, restarts = 10, 60, 5
 	dir := t.TempDir()
@@ -244,7 +247,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestNothingIsDoubledWhenAllComesAgain sets the group back, as lost acknowledgements would, only further.
+// TestNothingIsDoubledWhenAllComesAgain sets the group back, as lost acknowledgements would, only
+// further.
 func TestNothingIsDoubledWhenAllComesAgain(t *testing.T) {
 	const processes, perProcess = 10, 20
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
@@ -272,7 +276,8 @@ func TestNothingIsDoubledWhenAllComesAgain(t *testing.T) {
 	}
 }
 
-// TestTwoHubs lets two projectors share the group while heartbeats come in over both hubs, and restarts one of them.
+// TestTwoHubs lets two projectors share the group while heartbeats come in over both hubs, and
+// restarts one of them.
 func TestTwoHubs(t *testing.T) {
 	const processes, perProcess = 20, 100
 	url := startNATS(t)
@@ -295,8 +300,9 @@ func TestTwoHubs(t *testing.T) {
 	wantEachOnce(t, all, processes, perProcess)
 }
 
-// TestHeartbeatsOutOfOrder holds back the first heartbeats with a member that does not acknowledge, as a hub does that
-// was killed: they must not be left out because later ones of the same process came first.
+// TestHeartbeatsOutOfOrder holds back the first heartbeats with a member that does not acknowledge,
+// as a hub does that was killed: they must not be left out because later ones of the same process
+// came first.
 func TestHeartbeatsOutOfOrder(t *testing.T) {
 	const held = 20
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
@@ -385,7 +391,8 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// TestStaleAfterRestart wants processes marked that fell silent while no hub ran, and one that did not left alone.
+// TestStaleAfterRestart wants processes marked that fell silent while no hub ran, and one that did
+// not left alone.
 func TestStaleAfterRestart(t *testing.T) {
 	dir := t.TempDir()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, dir)})

@@ -32,8 +32,8 @@ type State struct {
 	Status     Status `json:"status"`
 }
 
-// readState reads a stored state. What is none (anyone may publish to the topic) is the zero State: it is
-// replaced by the next heartbeat and never turns stale.
+// readState reads a stored state. What is none (anyone may publish to the topic) is the zero State:
+// it is replaced by the next heartbeat and never turns stale.
 func readState(key string, value []byte) State {
 	var s State
 	if json.Unmarshal(value, &s) != nil || s.ProcessID != key {

@@ -184,7 +184,8 @@ func (s *keyedStudy) measure(ctx context.Context, t *keyedTopic, count int) ([]k
 			calls = (most + 9) / 10
 		}
 		for turn := range all {
-			n := (turn + i) % len(all) // rotate, so that no contender always profits from warm caches of the server
+			// rotate, so that no contender always profits from warm caches of the server
+			n := (turn + i) % len(all)
 			mean, mid, err := all[n].round(ctx, t, i, calls)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", all[n].name, err)

@@ -125,7 +125,8 @@ func (r *nodeRounds) measure(ctx context.Context, env Env, target *Target, kind 
 	scripts := make(map[string]*script) // keyed by side
 	defer func() {
 		for _, s := range scripts {
-			if failed := s.close(); ctx.Err() == nil { // after an interruption, the script's error adds nothing
+			// after an interruption, the script's error adds nothing
+			if failed := s.close(); ctx.Err() == nil {
 				err = errors.Join(err, failed)
 			}
 		}

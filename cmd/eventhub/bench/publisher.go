@@ -200,7 +200,8 @@ func (a *asyncPublisher) send(payload []byte, id string, due int64) error {
 	}
 	future, err := a.js.PublishAsync(a.subject, payload, opts...)
 	for errors.Is(err, natsjs.ErrTooManyStalledMsgs) && a.first.Load() == nil && !a.conn.IsClosed() {
-		future, err = a.js.PublishAsync(a.subject, payload, opts...) // the server is slow: PublishAsync waited 200 ms
+		// the server is slow: PublishAsync waited 200 ms
+		future, err = a.js.PublishAsync(a.subject, payload, opts...)
 	}
 	if err == nil && a.due != nil {
 		a.due <- timedFuture{future, due}

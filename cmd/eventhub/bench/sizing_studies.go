@@ -246,7 +246,8 @@ func (z *sizer) spread(ctx context.Context, b *run, n int) ([]*Result, error) {
 	topics := make([]string, n)
 	for i := range topics {
 		topics[i] = fmt.Sprintf("%s.%d", l.Topic, i)
-		if _, err := b.prepare(ctx, viaNative, topics[i]); err != nil { // create the stream natively: the hub limits the topics that a client may create
+		// create the stream natively: the hub limits the topics that a client may create
+		if _, err := b.prepare(ctx, viaNative, topics[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -261,7 +262,8 @@ func (z *sizer) spread(ctx context.Context, b *run, n int) ([]*Result, error) {
 	}
 	events := 4 * n
 	var results []*Result
-	for i := range z.rounds + 2 { // the first round warms up; the second determines the number of events per round
+	// the first round warms up; the second determines the number of events per round
+	for i := range z.rounds + 2 {
 		m, err := b.sys.newMeter(viaWS)
 		if err != nil {
 			return nil, err

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// Histories that the cases below begin with: two members of a group on hub h0, with leases of 3 s, and one event.
+// Histories that the cases below begin with: two members of a group on hub h0, with leases of 3 s,
+// and one event.
 const (
 	twoMembers = `
 0 - set {"seed":1,"ackWaitMs":6000,"toleranceMs":2000,"drained":true}
@@ -43,12 +44,14 @@ func letterOf(attempts, reason string) string {
 	return "\n20001 - letter 1 {\"topic\":\"t\",\"group\":\"g\",\"original\":{\"id\":\"e1\",\"topic\":\"t\",\"payload\":{\"n\":1}},\"err\":\"" + reason + "\",\"attempts\":" + attempts + "}\n"
 }
 
-// second is the second attempt, to the other member, at a time in milliseconds, and its acknowledgement.
+// second is the second attempt, to the other member, at a time in milliseconds, and its
+// acknowledgement.
 func second(n string, at int) string {
 	return fmt.Sprintf("\n%d/%d c2 < %s\n%d c2 > %s\n%d/%d c2 < %s\n", at, at-10, attempt(n), at+50, ackE1Again, at+52, at+51, okA2)
 }
 
-// TestRules tries each rule with small histories. want are the rules that must find something, and no other may.
+// TestRules tries each rule with small histories. want are the rules that must find something, and
+// no other may.
 func TestRules(t *testing.T) {
 	for _, c := range []struct {
 		name, history string

@@ -1,4 +1,5 @@
-// A hub for tests. Copy this file: it needs nothing but the program eventhub, in PATH or named by EVENTHUB.
+// A hub for tests. Copy this file: it needs nothing but the program eventhub, in PATH or named by
+// EVENTHUB.
 import { spawn } from "node:child_process";
 import { createInterface } from "node:readline";
 
