@@ -138,7 +138,7 @@ func (p *Projection) validate() error {
 		errs = append(errs, fmt.Errorf("group with a version suffix: %w", err))
 	}
 	if p.Apply == nil {
-		errs = append(errs, errors.New("Apply is missing"))
+		errs = append(errs, errors.New("field Apply is missing"))
 	}
 	for _, n := range []int{p.Attempts, p.InFlight, p.CacheKeys, p.CacheBytes} {
 		if n < 0 {
