@@ -40,6 +40,7 @@ type group struct {
 	first    uint64        // the first event that it is given at all
 	paths    []path        // to the consumer, one for each connection of the pool
 
+	arriving atomic.Int64  // events that arrived and are not held yet; raised with mu held
 	lost     atomic.Bool   // it was made in place of one that is gone; taken by the member that tells
 	revision atomic.Uint64 // of the generation that named it; 0: none did
 
@@ -285,7 +286,7 @@ func gone(err error) bool { return errors.Is(err, ErrNotFound) || errors.Is(err,
 
 // consumer looks a group's consumer up. It returns ErrNotFound when there is none.
 func (b *Bus) consumer(ctx context.Context, t *topicInfo, name string) (*natsjs.ConsumerInfo, error) {
-	c, err := b.js.Consumer(ctx, t.stream.name, name)
+	c, err := again(ctx, func(ctx context.Context) (natsjs.Consumer, error) { return b.js.Consumer(ctx, t.stream.name, name) })
 	switch {
 	case errors.Is(err, natsjs.ErrConsumerNotFound):
 		return nil, ErrNotFound
@@ -320,7 +321,9 @@ func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name stri
 		cfg.InactiveThreshold = ttl
 		cfg.MemoryStorage = ttl <= memoryTTL
 	}
-	c, err := b.js.CreateConsumer(ctx, t.stream.name, cfg)
+	c, err := again(ctx, func(ctx context.Context) (natsjs.Consumer, error) {
+		return b.js.CreateConsumer(ctx, t.stream.name, cfg)
+	})
 	if refused, ok := errors.AsType[*natsjs.APIError](err); ok && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
 		return nil, &Error{Code: CodeOverloaded, Msg: "the topic has as many groups as the event store keeps for one (1,000 unless it is configured otherwise): leave some, or let them end by opts.groupTtlMs"}
 	}

@@ -21,6 +21,8 @@ const (
 	pullRetry          = 250 * time.Millisecond
 	// heldRetry is how long a subscription waits when the hub holds too much.
 	heldRetry = 100 * time.Millisecond
+	// arrivalWait is how long resumeAt waits for a moment in which no event arrives.
+	arrivalWait = 200 * time.Millisecond
 	// minPull is the fewest bytes that a pull asks for, however many subscriptions share
 	// Limits.HeldTotal.
 	minPull = 16 << 10
@@ -226,6 +228,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 	// It may have waited in a buffer. What came before the answer to an echo was sent after the echo was asked.
 	d.touched = s.link.sentSince(now)
 	d.spared, d.knows = in.group.arrived(msg.Reply, &meta)
+	defer in.group.arriving.Add(-1)
 	d.resolved = d.knows == known
 	d.Attempt = max(d.delivered-d.spared, 1)
 	if s.bus.clock.stalled(now) {
@@ -292,10 +295,13 @@ func (in *inbox) receive(msg *nats.Msg) {
 	}
 }
 
-// arrived notes a delivery to this hub, and returns how many before it reached no client, and how well that is known.
+// arrived notes a delivery to this hub, and returns how many before it reached no client, and how
+// well that is known. The caller takes one off arriving when a member holds the event, or it is
+// noted as unsettled.
 func (g *group) arrived(reply string, p *deliveryMeta) (spared int, how knowledge) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.arriving.Add(1)
 	g.track.arrived(p)
 	if len(g.acks) != p.prefix || g.acks != reply[:p.prefix] {
 		g.acks = reply[:p.prefix]
@@ -541,8 +547,32 @@ func (s *Subscription) reset(m *member, topic, why string) {
 	}
 }
 
-// resumeAt is where a group goes on whose consumer was lost.
+// resumeAt is where a group goes on whose consumer was lost. An event that arrives meanwhile is in
+// no member's hands at one moment, and not unsettled at the next, so resumeAt looks again until
+// nothing arrives: for at most arrivalWait. After that it names the ack floor, behind which what was
+// settled comes again.
 func (b *Bus) resumeAt(g *group) uint64 {
+	for end := b.clock.now() + int64(arrivalWait); ; {
+		g.mu.Lock()
+		before, arriving := g.track.arrivals, g.arriving.Load()
+		g.mu.Unlock()
+		oldest := b.oldestHeld(g)
+		g.mu.Lock()
+		at, safe := g.track.resumeAt(oldest), g.track.safe()
+		quiet := arriving == 0 && g.track.arrivals == before
+		g.mu.Unlock()
+		switch {
+		case quiet:
+			return at
+		case b.clock.now() > end:
+			return safe
+		}
+		<-time.After(time.Millisecond)
+	}
+}
+
+// oldestHeld is the sequence of the oldest event that a member on this hub holds, or 0.
+func (b *Bus) oldestHeld(g *group) uint64 {
 	oldest := uint64(0)
 	for _, s := range b.membersOf(g) {
 		s.mu.Lock()
@@ -553,9 +583,7 @@ func (b *Bus) resumeAt(g *group) uint64 {
 		}
 		s.mu.Unlock()
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.track.resumeAt(oldest)
+	return oldest
 }
 
 func (m *member) rejoin(was *stream, start uint64, dead *group) (*group, error) {

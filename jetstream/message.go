@@ -32,7 +32,9 @@ func (b *Bus) getMsg(ctx context.Context, stream string, query map[string]any) (
 	if err != nil {
 		return nil, err
 	}
-	reply, err := b.link().request(ctx, b.api+"STREAM.MSG.GET."+stream, req)
+	reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) {
+		return b.link().request(ctx, b.api+"STREAM.MSG.GET."+stream, req)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
 	}

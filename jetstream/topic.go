@@ -248,7 +248,7 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 
 // findStream returns ErrNotFound for a stream that does not exist.
 func (b *Bus) findStream(ctx context.Context, name string) (*natsjs.StreamInfo, error) {
-	s, err := b.js.Stream(ctx, name)
+	s, err := again(ctx, func(ctx context.Context) (natsjs.Stream, error) { return b.js.Stream(ctx, name) })
 	if errors.Is(err, natsjs.ErrStreamNotFound) {
 		return nil, ErrNotFound
 	}
@@ -308,7 +308,7 @@ func (b *Bus) createStream(ctx context.Context, topic string, rule *TopicRule) (
 	if err := b.awaitGone(ctx, cfg.Name); err != nil {
 		return nil, b.unavailable(err)
 	}
-	s, err := b.js.CreateStream(ctx, cfg)
+	s, err := again(ctx, func(ctx context.Context) (natsjs.Stream, error) { return b.js.CreateStream(ctx, cfg) })
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
 		// Another hub made it at the same moment, with other settings: theirs count.
 		info, ferr := b.findStream(ctx, cfg.Name)

@@ -100,7 +100,7 @@ func (g *group) settled(seq uint64) {
 // newest that came; oldest is the oldest that a member holds, 0 for none. Otherwise it is the ack floor that the server
 // named last: what was settled since comes again.
 func (t *track) resumeAt(oldest uint64) uint64 {
-	safe := max(t.start, t.floor+1)
+	safe := t.safe()
 	if !t.exact || t.order-t.base != t.arrivals {
 		return safe
 	}
@@ -119,3 +119,6 @@ func (t *track) resumeAt(oldest uint64) uint64 {
 	}
 	return max(next, safe)
 }
+
+// safe is behind the ack floor that the server named last: nothing before is unsettled.
+func (t *track) safe() uint64 { return max(t.start, t.floor+1) }

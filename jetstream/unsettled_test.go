@@ -3,6 +3,7 @@
 package jetstream
 
 import (
+	"sync"
 	"testing"
 	"time"
 
@@ -65,14 +66,63 @@ func TestWhatAPauseGivesBackIsUnsettled(t *testing.T) {
 			t.Fatal(err)
 		}
 		g := k.sub.members[0].group
+		at := b.resumeAt(g)
 		g.mu.Lock()
-		at := g.track.resumeAt(0)
 		last := g.track.lastSeq
 		g.mu.Unlock()
 		if at > 2 {
 			t.Errorf("round %d: nothing but 1 was settled, and the group would go on at %d (last %d)", round, at, last)
 		}
 		_ = k.sub.Stop(t.Context())
+	}
+}
+
+// An event that is on its way into the hands of one member while another joins the group anew, for
+// their consumer is gone, comes again.
+func TestAnEventThatArrivesWhileItsConsumerIsLostComesAgain(t *testing.T) {
+	b := open(t, Config{URL: natsServer(t), Connections: 1})
+	publish(t, b, "t", "settled")
+	slow := make(chan struct{})
+	arrived := make(chan struct{})
+	once := sync.OnceFunc(func() { close(arrived); <-slow })
+	k := take(t, b, "t", "g", SubscribeOptions{From: FromEarliest, GroupTTL: 30 * time.Second, Filter: func(e *Event) bool {
+		if string(e.Payload) == "unsettled" {
+			once()
+		}
+		return true
+	}})
+	k.payloads(1)
+	publish(t, b, "t", "unsettled")
+	<-arrived
+	other := take(t, b, "t", "g", SubscribeOptions{GroupTTL: 30 * time.Second})
+	g := k.sub.members[0].group
+	if err := b.js.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for moved := false; !moved; {
+		other.sub.mu.Lock()
+		moved = other.sub.members[0].group != g
+		other.sub.mu.Unlock()
+		if time.Now().After(deadline) {
+			t.Fatal("the other member did not join the group anew")
+		}
+		<-time.After(time.Millisecond)
+	}
+	close(slow)
+	for {
+		select {
+		case h := <-k.ch:
+			if d, ok := h.Begin(); ok && string(d.Event.Payload) == "unsettled" && d.group != g {
+				return
+			}
+		case h := <-other.ch:
+			if d, ok := h.Begin(); ok && string(d.Event.Payload) == "unsettled" {
+				return
+			}
+		case <-time.After(5 * time.Second):
+			t.Fatal("the event never came again")
+		}
 	}
 }
 

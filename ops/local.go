@@ -11,7 +11,7 @@ import (
 func local(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !isLocal(r.Host) {
-			http.Error(w, "Ask for this host by its address or as localhost, or with a token (EVENTHUB_METRICS_ACCESS=token).", http.StatusForbidden)
+			http.Error(w, "Ask for this host by its address or as localhost, or with a token, where the hub asks for one.", http.StatusForbidden)
 			return
 		}
 		next.ServeHTTP(w, r)

@@ -23,6 +23,8 @@ type allowance struct {
 	// notesLate: what the hub notes of deliveries that no client had may come when another hub has the event, so that an attempt
 	// is shown twice.
 	notesLate bool
+	// leaderless: in a cluster, leases that are due to be kept end, for want of an answer.
+	leaderless bool
 	// ends: connections to the hub may end while it is there, and frames may stay unanswered.
 	ends bool
 }
@@ -47,7 +49,9 @@ var allowances = []allowance{
 	{kind: "cut", skips: true, voids: true, losesAcks: true},
 	// "A server that is killed may deliver again what was acknowledged in its last moments." The leases of hubs that were
 	// connected to it end by "cut"; those of other hubs stay.
-	{kind: "kill-node", losesAcks: true, rewinds: true},
+	// In a cluster, the consumers that it led have no leader for as long as an election takes: nothing keeps their leases,
+	// so the hubs give them up before the server gives the events to others.
+	{kind: "kill-node", losesAcks: true, rewinds: true, leaderless: true},
 	{kind: "stop-node", losesAcks: true, rewinds: true},
 	// A frozen node, or a link that holds bytes back, for about the margin or longer: no touch gets through.
 	{kind: "freeze-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, rewinds: true, holdsBack: true},
@@ -96,6 +100,10 @@ func (l *ledger) voidedAt(hub string, from, to time.Duration) time.Duration {
 	for _, f := range l.faults {
 		if f.voids && (f.allHubs || f.target == hub) && f.from <= to && f.to >= from && f.counts(l.set) {
 			at = min(at, max(f.from, from))
+		}
+		// A lease that was kept a moment before stays for longer than this.
+		if since := f.from + margin(l.set)/2; f.leaderless && l.set.Cluster && since <= to && f.to >= max(since, from) {
+			at = min(at, max(since, from))
 		}
 	}
 	return at

@@ -366,6 +366,30 @@ func (l *ledger) sent(f *frame) {
 	}
 }
 
+// inherit takes over the frames that were sent after the subscription's SUBSCRIBE while another one,
+// which was refused meanwhile, seemed to be what they are about.
+func (s *sub) inherit(refused *sub) {
+	if refused.start.ok() {
+		return
+	}
+	later := func(from *[]*frame) (taken []*frame) {
+		for i, f := range *from {
+			if f.line > s.start.line {
+				taken, *from = (*from)[i:], (*from)[:i]
+				break
+			}
+		}
+		for _, f := range taken {
+			f.sub = s
+		}
+		return taken
+	}
+	s.settles, s.pauses, s.resumes = later(&refused.settles), later(&refused.pauses), later(&refused.resumes)
+	if stop := refused.stop; stop != nil && stop.line > s.start.line {
+		s.stop, refused.stop, stop.sub = stop, nil, s
+	}
+}
+
 // got takes the hub's frame.
 func (l *ledger) got(line int, c *connection, e entry, w *wireFrame) {
 	if w.Op == "EVENT" {
@@ -389,7 +413,8 @@ func (l *ledger) got(line int, c *connection, e entry, w *wireFrame) {
 	if f.Op == "SUBSCRIBE" && f.ok() {
 		l.subs = append(l.subs, f.sub)
 		c.current[f.sub.key] = f.sub
-		if c.live[f.sub.key].start.line < f.line {
+		if was := c.live[f.sub.key]; was.start.line < f.line {
+			f.sub.inherit(was)
 			c.live[f.sub.key] = f.sub
 		}
 		for _, t := range f.sub.topics {
