@@ -188,7 +188,7 @@ func (f busFlags) rules() (rules []jetstream.TopicRule, err error) {
 	}
 	for _, r := range rules {
 		if r.Replicas > 1 && f.NATSURL == "" {
-			err = errors.Join(err, fmt.Errorf("topics file %s: the rule for %s requires %d replicas; more than 1 requires a NATS cluster (--nats-url, NATS_URL)", f.TopicsFile, r.Pattern, r.Replicas))
+			err = errors.Join(err, fmt.Errorf("topics file %s: the rule for %s requires %d replicas, but the embedded server has no peers; more than 1 requires a NATS cluster (--nats-url, NATS_URL)", f.TopicsFile, r.Pattern, r.Replicas))
 		}
 	}
 	return rules, err

@@ -49,10 +49,16 @@ import (
 	"fmt"
 
 	"` + path + `/jetstream"
+	"` + path + `/jetstream/embedded"
 )
 
 func main() {
-	bus, err := jetstream.Open(context.Background(), jetstream.Config{DataDir: "data"})
+	ctx := context.Background()
+	server, err := embedded.Start(ctx, embedded.Config{DataDir: "data"})
+	if err != nil {
+		panic(err)
+	}
+	bus, err := jetstream.Open(ctx, jetstream.Config{Server: server})
 	if err != nil {
 		panic(err)
 	}

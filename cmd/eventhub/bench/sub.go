@@ -42,7 +42,7 @@ func (cmd *Sub) Run(ctx context.Context, env Env, target *Target) error {
 	case cmd.GroupTTL != 0 && cmd.GroupTTL < time.Second:
 		return fmt.Errorf("--group-ttl %v: must be at least 1s", cmd.GroupTTL)
 	case cmd.Live && (target.URL == "" || cmd.Compare != "" || cmd.Rounds > 1 || isNative(cmd.Via)):
-		return errors.New("--live requires --url, and excludes --compare, --rounds and a native --via")
+		return errors.New("--live waits for events of other publishers, so it requires --url and excludes --compare, --rounds and a native --via")
 	}
 	return measure(ctx, env, target, plan{name: "sub", sides: cmd.sidesOf(cmd.Via), rounds: &cmd.rounds, load: &cmd.load, metrics: throughputSet}, func(b *run) roundFunc {
 		return func(ctx context.Context, s side, topic string, n int) (*Result, error) {
