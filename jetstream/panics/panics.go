@@ -25,7 +25,8 @@ func Is(err error) bool {
 	return ok
 }
 
-// Call calls f and returns its error. When f panics, Call logs the panic with its stack and returns an *Error with the name.
+// Call calls f and returns its error. When f panics, or the text of its error cannot be had, as that of a nil pointer that became
+// an error, Call logs the panic with its stack and returns an *Error with the name.
 // Fatal errors of the Go runtime, such as concurrent map writes, still end the process.
 func Call(log *slog.Logger, name string, f func() error) (err error) {
 	defer func() {
@@ -35,7 +36,10 @@ func Call(log *slog.Logger, name string, f func() error) (err error) {
 			err = &Error{name}
 		}
 	}()
-	return f()
+	if err = f(); err != nil {
+		_ = err.Error() // callers ask for it where nothing would catch its panic
+	}
+	return err
 }
 
 // Run is Call for a function without an error.
