@@ -154,9 +154,9 @@ var (
 		SQLite:     "SELECT key AS n, json_extract(value, '$[0]') AS start, json_extract(value, '$[1]') AS stop FROM json_each(?)",
 		PostgreSQL: "SELECT e.n - 1 AS n, e.v ->> 0 AS start, e.v ->> 1 AS stop FROM json_array_elements(CAST(? AS json)) WITH ORDINALITY e (v, n)",
 	}
-	// topicOf is the topic of lane l.lane.
+	// topicOf is the topic of lane l.lane. Functions of SQLite take a NUL for the end of a text, but not of a BLOB.
 	topicOf = map[Dialect]string{
-		SQLite:     "substr(ltrim(l.lane, '/'), 1, instr(ltrim(l.lane, '/'), '/') - 1)",
+		SQLite:     "CAST(substr(CAST(ltrim(l.lane, '/') AS BLOB), 1, instr(CAST(ltrim(l.lane, '/') AS BLOB), X'2F') - 1) AS TEXT)",
 		PostgreSQL: "split_part(ltrim(l.lane, '/'), '/', 1)",
 	}
 	// unlockedOf passes over rows that another transaction is about to change.
