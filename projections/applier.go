@@ -1,6 +1,7 @@
 package projections
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -113,7 +114,7 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 		if !computed && outcome != Poisoned && fault == nil {
 			tries++
 			err = panics.Call(a.p.Logger, "Apply", func() (err error) {
-				next, err = a.p.Apply(ctx, c.state.Value, e)
+				next, err = a.p.Apply(ctx, bytes.Clone(c.state.Value), e) // it may change what it is given, and then fail
 				return err
 			})
 			if ctx.Err() != nil {

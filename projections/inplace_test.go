@@ -14,7 +14,8 @@ func TestApplyThatChangesItsState(t *testing.T) {
 	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
 	seen := newTally()
 	var once atomic.Int64
-	run(t, bus, Projection{From: Earliest, Attempts: 3, Observer: seen, Logger: newBook(t).logger(),
+	run(t, bus, Projection{
+		From: Earliest, Attempts: 3, Observer: seen, Logger: newBook(t).logger(),
 		Apply: func(_ context.Context, state []byte, e *jetstream.Event) ([]byte, error) {
 			if state == nil {
 				return []byte("0"), nil
@@ -29,7 +30,8 @@ func TestApplyThatChangesItsState(t *testing.T) {
 				panic(secret)
 			}
 			return state, nil
-		}})
+		},
+	})
 	put(t, bus, topicCounts, "k", "0")
 	put(t, bus, topicCounts, "k", `"once"`)
 	put(t, bus, topicCounts, "k", `"bad"`)
