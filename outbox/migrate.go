@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // migration is one step of the tables; see names for what stands in braces. A migration that was released is changed only so
@@ -169,18 +170,21 @@ func (s *SQLStore) SQL() string {
 	return b.String()
 }
 
-// lockTimeout bounds how long a migration waits for transactions that use the table: others wait behind it.
-const lockTimeout = `SET LOCAL lock_timeout = '5s'`
+// A migration waits for transactions that use the table, and those that come wait behind it: so it waits for lockTimeout only,
+// and tries migrateTries times in all, migratePause apart.
+const (
+	lockTimeout  = `SET LOCAL lock_timeout = '300ms'`
+	migrateTries = 3
+	migratePause = 2 * time.Second
+)
 
-// inUse says what to do when that was not long enough.
-func inUse(err error) error {
-	if e, ok := errors.AsType[interface {
+// inUse reports whether lockTimeout was not long enough.
+func inUse(err error) bool {
+	e, ok := errors.AsType[interface {
 		error
 		SQLState() string
-	}](err); ok && e.SQLState() == "55P03" {
-		return fmt.Errorf("the table is in use by a transaction that has not ended for 5 s; migrate again when it has: %w", err)
-	}
-	return err
+	}](err)
+	return ok && e.SQLState() == "55P03"
 }
 
 const versionsTable = `CREATE TABLE IF NOT EXISTS {table}_versions (version INTEGER PRIMARY KEY)`
@@ -231,15 +235,28 @@ func (s *SQLStore) Migrate(ctx context.Context) (steps int, err error) {
 	if s.dialect == PostgreSQL {
 		begin = "BEGIN"
 	}
+	for try := 1; ; try++ {
+		steps, err = s.migrateOnce(ctx, conn, begin)
+		switch {
+		case !inUse(err):
+			return steps, s.wrap("migrate", err)
+		case try == migrateTries || !pause(ctx, migratePause):
+			return 0, s.wrap("migrate", fmt.Errorf("the table is in use by a transaction that goes on; migrate again when it has ended: %w", err))
+		}
+	}
+}
+
+// migrateOnce migrates in one transaction.
+func (s *SQLStore) migrateOnce(ctx context.Context, conn *sql.Conn, begin string) (steps int, err error) {
 	if _, err := conn.ExecContext(ctx, begin); err != nil {
-		return 0, s.wrap("migrate", err)
+		return 0, err
 	}
 	if steps, err = s.migrate(ctx, conn); err == nil {
 		_, err = conn.ExecContext(ctx, "COMMIT")
 	}
 	if err != nil {
 		_, rollback := conn.ExecContext(context.WithoutCancel(ctx), "ROLLBACK")
-		return 0, s.wrap("migrate", errors.Join(err, rollback))
+		return 0, errors.Join(err, rollback)
 	}
 	return steps, nil
 }
@@ -266,7 +283,7 @@ func (s *SQLStore) migrate(ctx context.Context, conn *sql.Conn) (steps int, err 
 	for i := have; i < len(migrations); i++ {
 		for _, statement := range migrations[i].statements(s.dialect, s.table, have > 0) {
 			if _, err := conn.ExecContext(ctx, statement); err != nil {
-				return 0, fmt.Errorf("version %d: %w", i+1, inUse(err))
+				return 0, fmt.Errorf("version %d: %w", i+1, err)
 			}
 		}
 		if _, err := conn.ExecContext(ctx, s.q("INSERT INTO {table}_versions (version) VALUES (?)"), i+1); err != nil {

@@ -281,7 +281,7 @@ func TestMigrateGivesWayToWriters(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	if _, err = s.Migrate(t.Context()); err == nil || !strings.Contains(err.Error(), "migrate again when it has") || time.Since(began) > patience {
+	if _, err = s.Migrate(t.Context()); err == nil || !strings.Contains(err.Error(), "migrate again when it has ended") || time.Since(began) > patience {
 		t.Errorf("after %v: %v", time.Since(began), err)
 	}
 	if err := tx.Commit(); err != nil {

@@ -46,12 +46,12 @@ func TestHubThatCannotMigrateYetLetsWritersWork(t *testing.T) {
 			t.Fatal(err)
 		}
 		took := time.Since(wrote)
-		if longest = max(longest, took); took > 100*time.Millisecond {
+		if longest = max(longest, took); took > 250*time.Millisecond {
 			waited += took
 		}
 	}
 	t.Logf("of %v, a writer waited for %v, for %v at most at a time", during, waited, longest)
-	if waited > during/4 {
+	if waited > during/2 {
 		t.Errorf("of %v, a writer waited for %v", during, waited)
 	}
 	n.terminate()
