@@ -57,6 +57,7 @@ type loop struct {
 	bytes   int
 	unsaved Settlement        // results not yet saved in the store
 	ended   map[*job]struct{} // finished jobs whose results are in unsaved; still in held
+	late    lateResults
 	paused  map[string]*topicPause
 
 	stopping bool
@@ -114,6 +115,9 @@ func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 	for {
 		l.act(ctx)
 		if l.over() {
+			if len(l.late.results) > 0 {
+				l.saveLate(ctx)
+			}
 			return l.total, cmp.Or(ctx.Err(), l.gaveUp)
 		}
 		timer.Reset(l.next())
@@ -182,6 +186,9 @@ func (l *loop) act(ctx context.Context) {
 	if len(l.ended) > 0 && (now >= l.saveAt || l.allEnded()) {
 		l.save(ctx)
 	}
+	if len(l.late.results) > 0 && now >= l.late.at {
+		l.saveLate(ctx)
+	}
 	if len(l.held) > 0 && now >= l.renewAt {
 		l.renew(ctx)
 	}
@@ -212,6 +219,9 @@ func (l *loop) next() time.Duration {
 	if len(l.ended) > 0 {
 		at = min(at, l.saveAt)
 	}
+	if len(l.late.results) > 0 {
+		at = min(at, l.late.at)
+	}
 	return max(0, at-l.now())
 }
 
@@ -227,10 +237,10 @@ func (l *loop) requeueExpired(ctx context.Context) {
 	defer cancel()
 	n, err := l.cfg.Store.RequeueExpired(sctx)
 	l.requeue = l.now() + jitter(l.cfg.Lease)/2
-	switch {
-	case err != nil && ctx.Err() == nil:
+	if err != nil && ctx.Err() == nil {
 		l.log.WarnContext(ctx, "failed to requeue records with expired leases", slog.Any("error", err))
-	case n > 0:
+	}
+	if n > 0 {
 		l.log.InfoContext(ctx, "requeued records with expired leases", slog.Int("records", n))
 		l.claimAt = l.now()
 	}
@@ -336,13 +346,19 @@ func (l *loop) deal(c Claim, began time.Duration) {
 		if !ordered && r.PublishBegan != c.Began {
 			name = "//" + r.Topic // one job, so that one look-up serves all of them
 		}
+		sent := l.late.drop(r.ID) // sent before, but the store did not save that
 		j := lanes[name]
-		if j == nil {
+		if j == nil || sent {
 			j = &job{ordered: ordered, claimed: c.Now, noted: c.Began, at: began}
 			j.until.Store(int64(began + l.usable()))
-			lanes[name] = j
-			l.ready = append(l.ready, j)
 			l.held[j] = struct{}{}
+			if sent {
+				l.end(j)
+				l.unsaved.Sent = append(l.unsaved.Sent, r)
+			} else {
+				lanes[name] = j
+				l.ready = append(l.ready, j)
+			}
 		}
 		l.own(r, j)
 		j.records = append(j.records, r)
@@ -365,15 +381,20 @@ func (l *loop) own(r *Record, j *job) {
 // lease.
 func (d *Drainer) usable() time.Duration { return d.cfg.Lease * 3 / 4 }
 
-// take records the outcome of a job.
-func (l *loop) take(ctx context.Context, o *outcome) {
+// end notes that the results of a job are in unsaved.
+func (l *loop) end(j *job) {
 	if len(l.ended) == 0 {
 		l.saveAt = l.now() + saveWait
 	}
+	l.ended[j] = struct{}{}
+}
+
+// take records the outcome of a job.
+func (l *loop) take(ctx context.Context, o *outcome) {
+	l.end(o.job)
 	o.Failed = slices.DeleteFunc(o.Failed, func(f Failure) bool { return l.owner[f.Record.ID] != o.job })
 	l.unsaved.Sent = append(l.unsaved.Sent, o.Sent...)
 	l.unsaved.Failed = append(l.unsaved.Failed, o.Failed...)
-	l.ended[o.job] = struct{}{}
 	for i := range o.Failed {
 		switch f := &o.Failed[i]; {
 		case f.Park:
@@ -445,7 +466,7 @@ func (l *loop) giveBack(which func(*job) bool) {
 				l.unsaved.Failed = append(l.unsaved.Failed, Failure{Record: r, Unsent: j.fresh(r)})
 			}
 		}
-		l.ended[j] = struct{}{}
+		l.end(j)
 		return true
 	})
 }
@@ -454,15 +475,18 @@ func (l *loop) giveBack(which func(*job) bool) {
 func (l *loop) save(ctx context.Context) {
 	sctx, cancel := context.WithTimeout(ctx, storeWait)
 	defer cancel()
-	if err := l.cfg.Store.Settle(sctx, l.cfg.Worker, l.unsaved); err != nil {
+	left, err := l.cfg.Store.Settle(sctx, l.cfg.Worker, l.unsaved)
+	if err != nil {
 		if ctx.Err() == nil {
 			l.log.WarnContext(ctx, "failed to save publish results; retrying", slog.Any("error", err))
+			l.cfg.Observer.SettleFailed()
 		}
 		l.saveAt = l.again(&l.saveGap)
 		l.failed(err)
 		return
 	}
 	l.saveGap, l.well = againFirst, l.now()
+	l.setLate(ctx, &left)
 	for j := range l.ended {
 		delete(l.held, j)
 		l.records -= len(j.records)

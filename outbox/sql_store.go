@@ -172,7 +172,7 @@ var (
 		PostgreSQL: "split_part(ltrim(l.lane, '/'), '/', 1)",
 	}
 	// unlockedOf skips rows that another transaction has locked.
-	unlockedOf = map[Dialect]string{SQLite: "", PostgreSQL: " FOR UPDATE SKIP LOCKED"}
+	unlockedOf = map[Dialect]string{SQLite: "", PostgreSQL: " FOR NO KEY UPDATE SKIP LOCKED"}
 )
 
 // names returns the placeholders that depend on the table, each followed by its replacement:
