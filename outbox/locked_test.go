@@ -50,11 +50,13 @@ func TestLockedRowHoldsUpNoOther(t *testing.T) {
 	r.exactly()
 }
 
-// Settling and renewing skip locked rows and name them. The rows are settled once they are unlocked.
+// Settling and renewing skip locked rows and name them. The rows are settled once they are
+// unlocked.
 func TestLockedRowsAreSettledLater(t *testing.T) {
 	s, db := newPostgres(t, pgtest.Start(t))
 	table := fmt.Sprintf("outbox_test_%d", tables)
-	const rows = 6 // settled as sent or as failed: locked, not locked, and deleted by the lock's owner
+	// three to settle as sent and three as failed: locked, not locked, and deleted by the other
+	const rows = 6
 	for i := range rows {
 		if err := s.Add(t.Context(), db, &outbox.Record{ID: fmt.Sprint("id-", i), Topic: "orders", Key: fmt.Sprint(i)}); err != nil {
 			t.Fatal(err)

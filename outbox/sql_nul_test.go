@@ -6,8 +6,8 @@ import (
 	"eventhub/jetstream"
 )
 
-// A row of SQLite whose topic or id contains a NUL, at which SQL text functions stop, is parked, and
-// does not keep other topics from being published.
+// A row of SQLite whose topic or id contains a NUL, at which SQL text functions stop, is parked.
+// It does not keep other topics from being published.
 func TestNULInNamesOfSQLite(t *testing.T) {
 	for name, row := range map[string]string{
 		"topic":           "'i', 'orders' || char(0) || 'x', 'k'",

@@ -9,10 +9,13 @@ import (
 )
 
 // A topic that does not answer, such as one whose stream has no leader, must not take all
-// goroutines and all room for records until its publishes time out. Three rules ensure this. A
-// topic uses at most three quarters of the goroutines that other topics leave. While a publish of a topic waits for longer than stallAfter, the topic stalls: the drainer gives back all
-// its records that are not being published, and claims no more. After a publish failed without an
-// answer, the topic is paused, and after the pause a single record probes it.
+// goroutines and all room for records until its publishes time out. Three rules ensure this:
+//
+//   - A topic uses at most three quarters of the goroutines that other topics leave.
+//   - While a publish of a topic waits for longer than stallAfter, the topic stalls: the drainer
+//     gives back all its records that are not being published, and claims no more.
+//   - After a publish failed without an answer, the topic is paused. After the pause, a single
+//     record probes it.
 
 const (
 	stallAfter = 300 * time.Millisecond
