@@ -11,7 +11,7 @@ type outboxes struct {
 	pending, parked, oldest *prometheus.GaugeVec
 	waiting, skew           *prometheus.GaugeVec
 	sent, found, failed     *prometheus.CounterVec
-	unclaimed               *prometheus.CounterVec
+	unclaimed, unsettled    *prometheus.CounterVec
 	claimed, latency        *prometheus.HistogramVec
 }
 
@@ -24,6 +24,7 @@ func newOutboxes(reg prometheus.Registerer) outboxes {
 		skew:      newGauge(reg, "eventhub_outbox_clock_skew_ms"),
 		sent:      newCounter(reg, "eventhub_outbox_published_total"),
 		unclaimed: newCounter(reg, "eventhub_outbox_claim_failures_total"),
+		unsettled: newCounter(reg, "eventhub_outbox_settle_failures_total"),
 		found:     newCounter(reg, "eventhub_outbox_found_total"),
 		failed:    newCounter(reg, "eventhub_outbox_failures_total"),
 		claimed:   newHistogram(reg, "eventhub_outbox_claim_duration_ms"),
@@ -36,7 +37,7 @@ type Outbox struct {
 	pending, parked, oldest prometheus.Gauge
 	waiting, skew           prometheus.Gauge
 	sent, found, failed     prometheus.Counter
-	unclaimed               prometheus.Counter
+	unclaimed, unsettled    prometheus.Counter
 	claimed, latency        prometheus.Observer
 }
 
@@ -46,7 +47,8 @@ func (b *outboxes) Outbox(name string) *Outbox {
 		pending: b.pending.WithLabelValues(name), parked: b.parked.WithLabelValues(name), oldest: b.oldest.WithLabelValues(name),
 		waiting: b.waiting.WithLabelValues(name), skew: b.skew.WithLabelValues(name),
 		sent: b.sent.WithLabelValues(name), found: b.found.WithLabelValues(name), failed: b.failed.WithLabelValues(name), unclaimed: b.unclaimed.WithLabelValues(name),
-		claimed: b.claimed.WithLabelValues(name), latency: b.latency.WithLabelValues(name),
+		unsettled: b.unsettled.WithLabelValues(name),
+		claimed:   b.claimed.WithLabelValues(name), latency: b.latency.WithLabelValues(name),
 	}
 }
 
@@ -55,6 +57,10 @@ func (o *Outbox) Claimed(_ int, took time.Duration) { o.claimed.Observe(millisec
 
 // ClaimFailed counts a failed claim, or a lane that a claim had to skip.
 func (o *Outbox) ClaimFailed() { o.unclaimed.Inc() }
+
+// SettleFailed counts publish results that failed to be saved, or a lane whose results the database
+// refused.
+func (o *Outbox) SettleFailed() { o.unsettled.Inc() }
 
 // Published counts a record that is in its stream. age is the time since the record was added.
 // found means that a look-up found the event already stored.

@@ -58,6 +58,7 @@ var definitions = []definition{
 	{"eventhub_outbox_parked", gauge, "Records of an outbox that were given up: eventhub outbox list --status=error shows them.", boxLabels},
 	{"eventhub_outbox_pending", gauge, "Records of an outbox that wait, or are being published.", boxLabels},
 	{"eventhub_outbox_published_total", counter, "Records of an outbox that are in their stream.", boxLabels},
+	{"eventhub_outbox_settle_failures_total", counter, "Publish results of an outbox that failed to be saved, and lanes (a topic and key) whose results the database refused. The outbox tries again.", boxLabels},
 	{"eventhub_outbox_waiting", gauge, "1 while the database of an outbox cannot be used, so that its records wait, else 0.", boxLabels},
 	{"eventhub_projected_total", counter, "Events that projections dealt with, by what became of them: applied, known or poisoned.", []string{"projection", "outcome"}},
 	{"eventhub_publish_duration_ms", histogram, "Time from the sending of a publish to the stream's confirmation, in milliseconds.", topicLabels},

@@ -47,7 +47,7 @@ func claimTime(tb testing.TB, s *outbox.SQLStore, db *sql.DB, round string) time
 		if err != nil || len(c.Records) != 10 {
 			tb.Fatalf("got %d records, %v", len(c.Records), err)
 		}
-		if err := s.Settle(tb.Context(), "w", outbox.Settlement{Sent: c.Records}); err != nil {
+		if _, err := s.Settle(tb.Context(), "w", outbox.Settlement{Sent: c.Records}); err != nil {
 			tb.Fatal(err)
 		}
 	}
@@ -111,7 +111,7 @@ func BenchmarkClaim(b *testing.B) {
 						b.Fatalf("got %d records, %v", len(c.Records), err)
 					}
 					began = time.Now()
-					if err := s.Settle(b.Context(), "w", outbox.Settlement{Sent: c.Records}); err != nil {
+					if _, err := s.Settle(b.Context(), "w", outbox.Settlement{Sent: c.Records}); err != nil {
 						b.Fatal(err)
 					}
 					settles += time.Since(began)
@@ -206,7 +206,7 @@ func claimAndSettle(ctx context.Context, s *outbox.SQLStore, worker string) erro
 			}
 			continue
 		}
-		if err := s.Settle(ctx, worker, outbox.Settlement{Sent: c.Records}); err != nil {
+		if _, err := s.Settle(ctx, worker, outbox.Settlement{Sent: c.Records}); err != nil {
 			return err
 		}
 	}

@@ -122,13 +122,15 @@ func unknownOutcome() error {
 
 // counts is an Observer.
 type counts struct {
-	claimed, unclaimed, published, found, failed, parked, skew atomic.Int64
-	backlog                                                    atomic.Pointer[outbox.Stats]
+	claimed, unclaimed, published, found, failed, parked, skew, unsettled atomic.Int64
+	backlog                                                               atomic.Pointer[outbox.Stats]
 }
 
 func (c *counts) Claimed(rows int, _ time.Duration) { c.claimed.Add(int64(rows)) }
 
 func (c *counts) ClaimFailed() { c.unclaimed.Add(1) }
+
+func (c *counts) SettleFailed() { c.unsettled.Add(1) }
 
 func (c *counts) Published(_ time.Duration, found bool) {
 	c.published.Add(1)
@@ -324,9 +326,9 @@ func (s *flakyStore) Claim(ctx context.Context, o outbox.ClaimOptions) (outbox.C
 	return s.Store.Claim(ctx, o)
 }
 
-func (s *flakyStore) Settle(ctx context.Context, worker string, st outbox.Settlement) error {
+func (s *flakyStore) Settle(ctx context.Context, worker string, st outbox.Settlement) (outbox.Unsettled, error) {
 	if s.fails.Load() {
-		return errAway
+		return outbox.Unsettled{}, errAway
 	}
 	return s.Store.Settle(ctx, worker, st)
 }

@@ -322,7 +322,7 @@ func (s *KVStore) Renew(ctx context.Context, worker string, lease time.Duration,
 
 // Settle implements Store. It settles all records of a shard, and so of a lane, in one write. When
 // the entry would become too large, it drops the error texts.
-func (s *KVStore) Settle(ctx context.Context, worker string, st Settlement) error {
+func (s *KVStore) Settle(ctx context.Context, worker string, st Settlement) (Unsettled, error) {
 	failed := make(map[string]*Failure, len(st.Failed))
 	all := slices.Clone(st.Sent)
 	for i := range st.Failed {
@@ -335,10 +335,10 @@ func (s *KVStore) Settle(ctx context.Context, worker string, st Settlement) erro
 			err = s.settle(ctx, i, worker, ids, failed, false)
 		}
 		if err != nil {
-			return err
+			return Unsettled{}, err
 		}
 	}
-	return nil
+	return Unsettled{}, nil
 }
 
 // settle settles the records of one shard. Records in ids but not in failed were sent. texts

@@ -99,7 +99,7 @@ func (r *kvRig) claimAll(worker string) []*outbox.Record {
 
 func (r *kvRig) settle(worker string, st outbox.Settlement) {
 	r.Helper()
-	if err := r.store.Settle(r.Context(), worker, st); err != nil {
+	if _, err := r.store.Settle(r.Context(), worker, st); err != nil {
 		r.Fatal(err)
 	}
 }

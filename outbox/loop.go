@@ -6,32 +6,8 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 )
-
-// job is a list of records that one goroutine publishes in turn.
-type job struct {
-	records []*Record
-	// ordered marks records of a single lane: when one is not published, the records after it must
-	// not be published either.
-	ordered bool
-	// window is the topic's duplicate window, if known. Records that were claimed before and are
-	// not looked up must be published within it.
-	window  time.Duration
-	claimed int64         // the store's time of the claim, in epoch milliseconds
-	noted   int64         // the PublishBegan that the claim set on records without one
-	at      time.Duration // time of the claim by the drainer's clock
-
-	// by the drainer's clock: no publish may begin later, because the lease may end
-	until atomic.Int64
-	lost  atomic.Bool // another drainer has claimed some of the records
-}
-
-// fresh reports whether the record cannot have been published before this claim. Comparing for
-// equality is essential: the NATS clock may have gone back, so an earlier claim can carry a later
-// time.
-func (j *job) fresh(r *Record) bool { return r.PublishBegan == j.noted }
 
 // outcome is the result of a job.
 type outcome struct {
@@ -57,7 +33,8 @@ type loop struct {
 	bytes   int
 	unsaved Settlement        // results not yet saved in the store
 	ended   map[*job]struct{} // finished jobs whose results are in unsaved; still in held
-	paused  map[string]*topicPause
+	late    lateResults
+	topics
 
 	stopping bool
 	idle     bool          // the last claim searched every lane and found nothing
@@ -79,21 +56,13 @@ type loop struct {
 	total    Drained
 }
 
-// topicPause suspends claims of a topic that rejected events while NATS accepted events of other
-// topics.
-type topicPause struct {
-	until, gap time.Duration
-}
-
-// maxPaused is the maximum number of paused topics. Further failing topics keep being tried.
-const maxPaused = 1_000
-
 // run claims records, hands them to the publishing goroutines, and saves the results. It ends when
 // Stop is called, when ctx ends, or, with once, when nothing is left. It returns an error when ctx
 // ends or when a Drain ran out of patience.
 func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 	l := &loop{
-		Drainer: d, once: once, held: make(map[*job]struct{}), owner: make(map[string]*job), ended: make(map[*job]struct{}), paused: make(map[string]*topicPause),
+		Drainer: d, once: once, held: make(map[*job]struct{}), owner: make(map[string]*job), ended: make(map[*job]struct{}),
+		topics:   topics{running: make(map[string]map[*job]struct{}), stalled: make(map[string]bool), paused: make(map[string]*topicPause)},
 		claimGap: againFirst, awayGap: againFirst, saveGap: againFirst, renewAt: d.now() + d.cfg.Lease/3, well: d.now(), worked: d.now(),
 	}
 	jobs, outcomes := make(chan *job), make(chan *outcome, d.cfg.BatchSize)
@@ -114,13 +83,18 @@ func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 	for {
 		l.act(ctx)
 		if l.over() {
+			if len(l.late.results) > 0 {
+				l.saveLate(ctx)
+			}
 			return l.total, cmp.Or(ctx.Err(), l.gaveUp)
 		}
 		timer.Reset(l.next())
 		var to chan *job
 		var first *job
-		if len(l.ready) > 0 {
-			to, first = jobs, l.ready[0]
+		n := l.pick()
+		if n >= 0 {
+			to, first = jobs, l.ready[n]
+			first.start(l.now())
 		}
 		select {
 		case <-ctx.Done():
@@ -133,7 +107,7 @@ func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 		case <-d.look:
 			l.claimIfIdle()
 		case to <- first:
-			l.ready = l.ready[1:]
+			l.begin(n)
 		case o := <-outcomes:
 			l.take(ctx, o)
 			for more := true; more; { // save all results that are ready together
@@ -173,14 +147,21 @@ func (l *loop) failed(err error) {
 // hungry reports whether another claim may be made. After a failed save the outcome of the save is
 // unknown, so records that it gave back must not be claimed until the save succeeds.
 func (l *loop) hungry() bool {
-	return !l.stopping && l.saveGap == againFirst && l.records <= l.cfg.BatchSize/2 && l.bytes <= l.cfg.HeldBytes/2
+	_, _, enough := l.room()
+	return !l.stopping && l.saveGap == againFirst && enough
 }
 
 // act does all work that is due.
 func (l *loop) act(ctx context.Context) {
 	now := l.now()
+	if len(l.running) > 0 && now >= l.checkAt {
+		l.findStalls()
+	}
 	if len(l.ended) > 0 && (now >= l.saveAt || l.allEnded()) {
 		l.save(ctx)
+	}
+	if len(l.late.results) > 0 && now >= l.late.at {
+		l.saveLate(ctx)
 	}
 	if len(l.held) > 0 && now >= l.renewAt {
 		l.renew(ctx)
@@ -212,6 +193,12 @@ func (l *loop) next() time.Duration {
 	if len(l.ended) > 0 {
 		at = min(at, l.saveAt)
 	}
+	if len(l.running) > 0 {
+		at = min(at, l.checkAt)
+	}
+	if len(l.late.results) > 0 {
+		at = min(at, l.late.at)
+	}
 	return max(0, at-l.now())
 }
 
@@ -227,10 +214,10 @@ func (l *loop) requeueExpired(ctx context.Context) {
 	defer cancel()
 	n, err := l.cfg.Store.RequeueExpired(sctx)
 	l.requeue = l.now() + jitter(l.cfg.Lease)/2
-	switch {
-	case err != nil && ctx.Err() == nil:
+	if err != nil && ctx.Err() == nil {
 		l.log.WarnContext(ctx, "failed to requeue records with expired leases", slog.Any("error", err))
-	case n > 0:
+	}
+	if n > 0 {
 		l.log.InfoContext(ctx, "requeued records with expired leases", slog.Int("records", n))
 		l.claimAt = l.now()
 	}
@@ -255,10 +242,11 @@ func (l *loop) claim(ctx context.Context) {
 		return
 	}
 	began := l.now()
+	records, bytes, _ := l.room()
 	sctx, cancel := context.WithTimeout(ctx, storeWait)
 	defer cancel()
 	c, err := l.cfg.Store.Claim(sctx, ClaimOptions{
-		Worker: l.cfg.Worker, Limit: l.cfg.BatchSize - l.records, Bytes: l.cfg.HeldBytes - l.bytes, Lease: l.cfg.Lease,
+		Worker: l.cfg.Worker, Limit: records, Bytes: bytes, Lease: l.cfg.Lease,
 		PassErrors: l.cfg.PassErrors, ExceptTopics: l.exceptTopics(began), MaxPayload: l.cfg.Bus.MaxPayload(), Began: l.clock.earliest(began),
 	})
 	if err != nil {
@@ -312,19 +300,6 @@ func (d *Drainer) busReady(ctx context.Context) error {
 	return d.askClock(ctx)
 }
 
-// exceptTopics returns the topics that are paused now, and forgets old pauses.
-func (l *loop) exceptTopics(now time.Duration) []string {
-	var list []string
-	for topic, p := range l.paused {
-		if now < p.until {
-			list = append(list, topic)
-		} else if now > p.until+2*againMax {
-			delete(l.paused, topic) // tried since without a failure, or nothing left to publish
-		}
-	}
-	return list
-}
-
 // deal turns the records of a claim into jobs.
 func (l *loop) deal(c Claim, began time.Duration) {
 	if len(l.held) == 0 {
@@ -336,19 +311,26 @@ func (l *loop) deal(c Claim, began time.Duration) {
 		if !ordered && r.PublishBegan != c.Began {
 			name = "//" + r.Topic // one job, so that one look-up serves all of them
 		}
+		sent := l.late.drop(r.ID) // sent before, but the store did not save that
 		j := lanes[name]
-		if j == nil {
-			j = &job{ordered: ordered, claimed: c.Now, noted: c.Began, at: began}
+		if j == nil || sent {
+			j = &job{topic: r.Topic, ordered: ordered, claimed: c.Now, noted: c.Began, at: began}
 			j.until.Store(int64(began + l.usable()))
-			lanes[name] = j
-			l.ready = append(l.ready, j)
 			l.held[j] = struct{}{}
+			if sent {
+				l.end(j)
+				l.unsaved.Sent = append(l.unsaved.Sent, r)
+			} else {
+				lanes[name] = j
+				l.ready = append(l.ready, j)
+			}
 		}
 		l.own(r, j)
 		j.records = append(j.records, r)
 		l.records++
 		l.bytes += len(r.Payload)
 	}
+	l.trim()
 }
 
 // own assigns a record to a job. An earlier job with the same record has lost it because its lease
@@ -365,15 +347,21 @@ func (l *loop) own(r *Record, j *job) {
 // lease.
 func (d *Drainer) usable() time.Duration { return d.cfg.Lease * 3 / 4 }
 
-// take records the outcome of a job.
-func (l *loop) take(ctx context.Context, o *outcome) {
+// end notes that the results of a job are in unsaved.
+func (l *loop) end(j *job) {
 	if len(l.ended) == 0 {
 		l.saveAt = l.now() + saveWait
 	}
+	l.ended[j] = struct{}{}
+}
+
+// take records the outcome of a job.
+func (l *loop) take(ctx context.Context, o *outcome) {
+	l.ran(o.job)
+	l.end(o.job)
 	o.Failed = slices.DeleteFunc(o.Failed, func(f Failure) bool { return l.owner[f.Record.ID] != o.job })
 	l.unsaved.Sent = append(l.unsaved.Sent, o.Sent...)
 	l.unsaved.Failed = append(l.unsaved.Failed, o.Failed...)
-	l.ended[o.job] = struct{}{}
 	for i := range o.Failed {
 		switch f := &o.Failed[i]; {
 		case f.Park:
@@ -404,65 +392,22 @@ func recordAttrs(f *Failure) []any {
 	}
 }
 
-// missed stops all claims when NATS is unavailable, or pauses a single topic when only that topic
-// fails.
-func (l *loop) missed(ctx context.Context, o *outcome) {
-	if ctx.Err() != nil || l.away {
-		return
-	}
-	err := l.busReady(ctx)
-	if err != nil {
-		l.away, l.idle = true, false
-		l.claimAt = l.again(&l.awayGap)
-		l.giveBack(func(*job) bool { return true })
-		l.log.WarnContext(ctx, "event bus is unavailable; pausing", slog.Any("error", o.away))
-		return
-	}
-	p := l.paused[o.topic]
-	switch {
-	case p == nil && len(l.paused) >= maxPaused:
-		return
-	case p == nil:
-		p = &topicPause{gap: againFirst}
-		l.paused[o.topic] = p
-	case o.began < p.until:
-		return // the publish began before the pause, so it says nothing new
-	}
-	p.until = l.again(&p.gap)
-	l.idle, l.claimAt = false, min(l.claimAt, p.until)
-	l.giveBack(func(j *job) bool { return j.records[0].Topic == o.topic })
-	l.log.WarnContext(ctx, "topic rejects events; pausing it", slog.String("topic", o.topic), slog.Any("error", o.away))
-}
-
-// giveBack releases the jobs that match which and that no goroutine has begun.
-func (l *loop) giveBack(which func(*job) bool) {
-	l.ready = slices.DeleteFunc(l.ready, func(j *job) bool {
-		if !which(j) {
-			return false
-		}
-		for _, r := range j.records {
-			if l.owner[r.ID] == j {
-				l.unsaved.Failed = append(l.unsaved.Failed, Failure{Record: r, Unsent: j.fresh(r)})
-			}
-		}
-		l.ended[j] = struct{}{}
-		return true
-	})
-}
-
 // save writes the collected results to the store.
 func (l *loop) save(ctx context.Context) {
 	sctx, cancel := context.WithTimeout(ctx, storeWait)
 	defer cancel()
-	if err := l.cfg.Store.Settle(sctx, l.cfg.Worker, l.unsaved); err != nil {
+	left, err := l.cfg.Store.Settle(sctx, l.cfg.Worker, l.unsaved)
+	if err != nil {
 		if ctx.Err() == nil {
 			l.log.WarnContext(ctx, "failed to save publish results; retrying", slog.Any("error", err))
+			l.cfg.Observer.SettleFailed()
 		}
 		l.saveAt = l.again(&l.saveGap)
 		l.failed(err)
 		return
 	}
 	l.saveGap, l.well = againFirst, l.now()
+	l.setLate(ctx, &left)
 	for j := range l.ended {
 		delete(l.held, j)
 		l.records -= len(j.records)
@@ -488,7 +433,7 @@ func (l *loop) renew(ctx context.Context) {
 	var records []*Record
 	for j := range l.held {
 		if _, ended := l.ended[j]; !ended {
-			records = append(records, j.records...)
+			records = append(records, j.all()...)
 		}
 	}
 	if len(records) == 0 {
@@ -509,7 +454,7 @@ func (l *loop) renew(ctx context.Context) {
 		gone[id] = true
 	}
 	for j := range l.held {
-		for _, r := range j.records {
+		for _, r := range j.all() {
 			if gone[r.ID] {
 				j.lost.Store(true)
 			}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // migration is one schema version; see inTable for the names in braces. A released migration may
@@ -178,19 +179,22 @@ func (s *SQLStore) SQL() string {
 	return b.String()
 }
 
-// lockTimeout limits how long a migration waits for transactions that use the table, because new
-// transactions queue behind the migration.
-const lockTimeout = `SET LOCAL lock_timeout = '5s'`
+// A migration waits for transactions that use the table, and new transactions queue behind the
+// migration. Each attempt therefore waits for at most lockTimeout. There are migrateTries attempts,
+// migratePause apart.
+const (
+	lockTimeout  = `SET LOCAL lock_timeout = '300ms'`
+	migrateTries = 3
+	migratePause = 2 * time.Second
+)
 
-// inUse adds a remedy to the error of an exceeded lockTimeout.
-func inUse(err error) error {
-	if e, ok := errors.AsType[interface {
+// inUse reports whether an attempt exceeded lockTimeout.
+func inUse(err error) bool {
+	e, ok := errors.AsType[interface {
 		error
 		SQLState() string
-	}](err); ok && e.SQLState() == "55P03" {
-		return fmt.Errorf("table locked by another transaction for more than 5 s; migrate again after that transaction ends: %w", err)
-	}
-	return err
+	}](err)
+	return ok && e.SQLState() == "55P03"
 }
 
 const versionsTable = `CREATE TABLE IF NOT EXISTS {table}_versions (version INTEGER PRIMARY KEY)`
@@ -244,15 +248,28 @@ func (s *SQLStore) Migrate(ctx context.Context) (steps int, err error) {
 	if s.dialect == PostgreSQL {
 		begin = "BEGIN"
 	}
+	for try := 1; ; try++ {
+		steps, err = s.migrateOnce(ctx, conn, begin)
+		switch {
+		case !inUse(err):
+			return steps, s.wrap("migrate", err)
+		case try == migrateTries || !pause(ctx, migratePause):
+			return 0, s.wrap("migrate", fmt.Errorf("table locked by another transaction; migrate again after that transaction ends: %w", err))
+		}
+	}
+}
+
+// migrateOnce migrates in one transaction.
+func (s *SQLStore) migrateOnce(ctx context.Context, conn *sql.Conn, begin string) (steps int, err error) {
 	if _, err := conn.ExecContext(ctx, begin); err != nil {
-		return 0, s.wrap("migrate", err)
+		return 0, err
 	}
 	if steps, err = s.migrate(ctx, conn); err == nil {
 		_, err = conn.ExecContext(ctx, "COMMIT")
 	}
 	if err != nil {
 		_, rollback := conn.ExecContext(context.WithoutCancel(ctx), "ROLLBACK")
-		return 0, s.wrap("migrate", errors.Join(err, rollback))
+		return 0, errors.Join(err, rollback)
 	}
 	return steps, nil
 }
@@ -279,7 +296,7 @@ func (s *SQLStore) migrate(ctx context.Context, conn *sql.Conn) (steps int, err 
 	for i := have; i < len(migrations); i++ {
 		for _, statement := range migrations[i].statements(s.dialect, s.table, have > 0) {
 			if _, err := conn.ExecContext(ctx, statement); err != nil {
-				return 0, fmt.Errorf("version %d: %w", i+1, inUse(err))
+				return 0, fmt.Errorf("version %d: %w", i+1, err)
 			}
 		}
 		if _, err := conn.ExecContext(ctx, s.q("INSERT INTO {table}_versions (version) VALUES (?)"), i+1); err != nil {

@@ -77,6 +77,9 @@ type Observer interface {
 	Claimed(rows int, took time.Duration)
 	// ClaimFailed reports a failed claim, or a lane that a claim had to skip.
 	ClaimFailed()
+	// SettleFailed reports publish results that the store failed to save, or refused to save for a
+	// lane.
+	SettleFailed()
 	// Published reports a row that is in the stream. age is the time since the row was added. found
 	// means that a look-up found the event already stored.
 	Published(age time.Duration, found bool)
@@ -93,6 +96,7 @@ type nobody struct{}
 
 func (nobody) Claimed(int, time.Duration)    {}
 func (nobody) ClaimFailed()                  {}
+func (nobody) SettleFailed()                 {}
 func (nobody) Published(time.Duration, bool) {}
 func (nobody) Failed(bool)                   {}
 func (nobody) Backlog(Stats)                 {}

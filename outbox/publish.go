@@ -14,10 +14,14 @@ func (d *Drainer) work(ctx context.Context, j *job) *outcome {
 	o := &outcome{job: j}
 	sure, err := d.lookUp(ctx, j)
 	if err != nil {
-		o.missed(j.records[0].Topic, d.now(), err)
+		o.missed(j.topic, d.now(), err)
 	}
 	stopped := err != nil
-	for _, r := range j.records {
+	for {
+		r, more := j.next(d.now())
+		if !more {
+			return o
+		}
 		known, looked := sure[r.ID]
 		fresh := j.fresh(r)
 		switch {
@@ -37,7 +41,6 @@ func (d *Drainer) work(ctx context.Context, j *job) *outcome {
 			stopped = !d.publish(ctx, j, o, r, fresh || looked)
 		}
 	}
-	return o
 }
 
 // errUnknown is the last_err of a record that may or may not be in the stream.
@@ -143,7 +146,8 @@ const (
 func (d *Drainer) lookUp(ctx context.Context, j *job) (sure map[string]presence, err error) {
 	var ids []string
 	var oldest, newest int64
-	for _, r := range j.records {
+	records := j.all()
+	for _, r := range records {
 		if !j.fresh(r) && r.undecodable == nil {
 			newest = max(newest, r.PublishBegan)
 			if ids = append(ids, r.ID); oldest == 0 || r.PublishBegan < oldest {
@@ -155,7 +159,7 @@ func (d *Drainer) lookUp(ctx context.Context, j *job) (sure map[string]presence,
 		return nil, nil
 	}
 	// All records of a job have the same topic.
-	first := j.records[0]
+	first := records[0]
 	ctx, cancel := context.WithTimeout(ctx, d.lookupTimeout())
 	defer cancel()
 	history := d.cfg.Bus.History(first.Topic)

@@ -66,7 +66,7 @@ func TestPurgeLeavesWhatIsRetriedMeanwhile(t *testing.T) {
 	for _, r := range c.Records {
 		st.Failed = append(st.Failed, outbox.Failure{Record: r, Park: true})
 	}
-	if err := s.Settle(t.Context(), "w", st); err != nil {
+	if _, err := s.Settle(t.Context(), "w", st); err != nil {
 		t.Fatal(err)
 	}
 	tx, err := openDB(t, "pgx", address).BeginTx(t.Context(), nil)

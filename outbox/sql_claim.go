@@ -223,7 +223,8 @@ RETURNING `+s.columns(opts.MaxPayload)+`, {now}`, []any{opts.Worker, opts.Lease.
 		}
 	}
 	if len(back.Failed) > 0 {
-		if err := s.Settle(ctx, opts.Worker, back); err != nil {
+		// rows that stay unsettled come back when their leases end
+		if _, err := s.Settle(ctx, opts.Worker, back); err != nil {
 			return Claim{}, err
 		}
 	}

@@ -3,6 +3,8 @@ package outbox
 import (
 	"context"
 	"database/sql"
+	"fmt"
+	"maps"
 	"slices"
 	"time"
 )
@@ -15,67 +17,145 @@ func (s *SQLStore) Renew(ctx context.Context, worker string, lease time.Duration
 	if len(records) == 0 {
 		return nil, nil
 	}
-	lost, err := s.renew(ctx, worker, lease, idsOfRecords(records))
-	return lost, s.wrap("renew", err)
+	ids, kept := idsOfRecords(records), make(map[string]bool, len(records))
+	_, err := divide(ctx, s.db, ids, func(ids []string) error { return s.renew(ctx, worker, lease, ids, kept) })
+	if err != nil {
+		return nil, s.wrap("renew", err)
+	}
+	return slices.DeleteFunc(ids, func(id string) bool { return kept[id] }), nil
 }
 
-func (s *SQLStore) renew(ctx context.Context, worker string, lease time.Duration, ids []string) ([]string, error) {
-	rows, err := s.db.QueryContext(ctx, s.q("UPDATE {table} SET lease_until = {now} + ? WHERE id {ids} AND status = 'claimed' AND claimed_by = ? RETURNING id"),
+// renew renews leases and adds the ids of the records to kept.
+func (s *SQLStore) renew(ctx context.Context, worker string, lease time.Duration, ids []string, kept map[string]bool) error {
+	renewed, err := s.ids(ctx, s.db, "UPDATE {table} SET lease_until = {now} + ? WHERE id {in SELECT o.id FROM {table} o WHERE o.id {ids}{unlocked} in} AND status = 'claimed' AND claimed_by = ? RETURNING id",
 		lease.Milliseconds(), idList(ids), worker)
+	if err != nil {
+		return err
+	}
+	for _, id := range renewed {
+		kept[id] = true
+	}
+	return nil
+}
+
+// querier is the part of *sql.DB and *sql.Tx that settling needs.
+type querier interface {
+	Tx
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+// ids returns the ids that a query returns.
+func (s *SQLStore) ids(ctx context.Context, db querier, query string, args ...any) (ids []string, err error) {
+	rows, err := db.QueryContext(ctx, s.q(query), args...)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = rows.Close() }()
-	kept := make(map[string]bool, len(ids))
 	for rows.Next() {
 		var id string
 		if err := rows.Scan(&id); err != nil {
 			return nil, err
 		}
-		kept[id] = true
+		ids = append(ids, id)
 	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(ids, func(id string) bool { return kept[id] }), nil
+	return ids, rows.Err()
 }
 
-const markSent = "UPDATE {table} SET status = 'sent', sent_at = {now}, claimed_by = '', lease_until = 0, last_err = '' WHERE id {ids} AND status <> 'sent'"
+const (
+	markSent = `UPDATE {table} SET status = 'sent', sent_at = {now}, claimed_by = '', lease_until = 0, last_err = ''
+WHERE id {in SELECT o.id FROM {table} o WHERE o.id {ids}{unlocked} in} AND status <> 'sent'`
+	markFailed = `UPDATE {table} SET status = ?, next_at = {now} + ?, attempts = attempts + ?, publish_began = publish_began * ?,
+  last_err = CASE WHEN CAST(? AS TEXT) = '' THEN last_err ELSE CAST(? AS TEXT) END, claimed_by = '', lease_until = 0
+WHERE id {in SELECT o.id FROM {table} o WHERE o.id = ?{unlocked} in} AND status = 'claimed' AND claimed_by = ?`
+	// An update that changed fewer rows than expected skipped rows that are locked, or that no
+	// longer need it. notSent and stillHeld select the former.
+	notSent   = "SELECT o.id FROM {table} o WHERE o.id {ids} AND o.status <> 'sent'"
+	stillHeld = "SELECT o.id FROM {table} o WHERE o.id {ids} AND o.status = 'claimed' AND o.claimed_by = ?"
+)
 
 // Settle implements Store.
-func (s *SQLStore) Settle(ctx context.Context, worker string, st Settlement) error {
+func (s *SQLStore) Settle(ctx context.Context, worker string, st Settlement) (Unsettled, error) {
 	if s.db == nil {
-		return errNoDB
+		return Unsettled{}, errNoDB
 	}
-	if len(st.Failed) == 0 {
-		if len(st.Sent) == 0 {
-			return nil
-		}
-		_, err := s.db.ExecContext(ctx, s.q(markSent), idList(idsOfRecords(st.Sent)))
-		return s.wrap("settle", err)
+	var left Unsettled
+	if len(st.Sent)+len(st.Failed) == 0 {
+		return left, nil
 	}
-	tx, err := s.db.BeginTx(ctx, nil)
-	if err != nil {
-		return s.wrap("settle", err)
+	began := time.Now()
+	err := s.settle(ctx, s.db, worker, &st, &left.Locked)
+	if err != nil && refused(ctx, s.db, began) {
+		left, err = s.settleLanes(ctx, worker, &st)
 	}
-	defer func() { _ = tx.Rollback() }() // no effect after the commit
-	if err := s.settle(ctx, tx, worker, &st); err != nil {
-		return s.wrap("settle", err)
-	}
-	return s.wrap("settle", tx.Commit())
+	return left, s.wrap("settle", err)
 }
 
-func (s *SQLStore) settle(ctx context.Context, tx *sql.Tx, worker string, st *Settlement) error {
-	if len(st.Sent) > 0 {
-		if _, err := tx.ExecContext(ctx, s.q(markSent), idList(idsOfRecords(st.Sent))); err != nil {
-			return err
+// settleLanes settles after the database refused to settle all lanes together.
+func (s *SQLStore) settleLanes(ctx context.Context, worker string, st *Settlement) (left Unsettled, err error) {
+	lanes := byLane(st)
+	failed, err := divide(ctx, s.db, slices.Sorted(maps.Keys(lanes)), func(names []string) error {
+		var part, locked Settlement
+		for _, name := range names {
+			part.add(lanes[name])
+		}
+		err := s.settle(ctx, s.db, worker, &part, &locked)
+		if err == nil {
+			left.Locked.add(&locked)
+		}
+		return err
+	})
+	for _, f := range failed {
+		left.Refused.add(lanes[f.item])
+		left.Failed = append(left.Failed, LaneError{f.item, f.err})
+	}
+	return left, err
+}
+
+// settle saves the outcomes in one transaction, and adds those of locked records to locked.
+func (s *SQLStore) settle(ctx context.Context, db *sql.DB, worker string, st, locked *Settlement) error {
+	if len(st.Failed) == 0 { // one statement needs no explicit transaction
+		return s.settleSent(ctx, db, st.Sent, locked)
+	}
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }() // no effect after the commit
+	if err := s.settleSent(ctx, tx, st.Sent, locked); err != nil {
+		return err
+	}
+	if err := s.settleFailed(ctx, tx, worker, st.Failed, locked); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+func (s *SQLStore) settleSent(ctx context.Context, db querier, records []*Record, locked *Settlement) error {
+	if len(records) == 0 {
+		return nil
+	}
+	res, err := db.ExecContext(ctx, s.q(markSent), idList(idsOfRecords(records)))
+	if err != nil {
+		return err
+	}
+	n, err := res.RowsAffected()
+	if err != nil || int(n) == len(records) || unlockedOf[s.dialect] == "" {
+		return err
+	}
+	ids, err := s.ids(ctx, db, notSent, idList(idsOfRecords(records)))
+	for _, r := range records {
+		if slices.Contains(ids, r.ID) {
+			locked.Sent = append(locked.Sent, r)
 		}
 	}
-	query := s.q(`UPDATE {table} SET status = ?, next_at = {now} + ?, attempts = attempts + ?, publish_began = publish_began * ?,
-  last_err = CASE WHEN CAST(? AS TEXT) = '' THEN last_err ELSE CAST(? AS TEXT) END, claimed_by = '', lease_until = 0
-WHERE id = ? AND status = 'claimed' AND claimed_by = ?`)
-	for i := range st.Failed {
-		f := &st.Failed[i]
+	return err
+}
+
+func (s *SQLStore) settleFailed(ctx context.Context, tx *sql.Tx, worker string, failed []Failure, locked *Settlement) error {
+	query := s.q(markFailed)
+	var unchanged []string
+	for i := range failed {
+		f := &failed[i]
 		status, counts, keep := Pending, 0, 1
 		if f.Park {
 			status = Errored
@@ -87,17 +167,54 @@ WHERE id = ? AND status = 'claimed' AND claimed_by = ?`)
 			keep = 0
 		}
 		text := errText(f.Err)
-		if _, err := tx.ExecContext(ctx, query, string(status), f.Delay.Milliseconds(), counts, keep, text, text, f.Record.ID, worker); err != nil {
+		res, err := tx.ExecContext(ctx, query, string(status), f.Delay.Milliseconds(), counts, keep, text, text, f.Record.ID, worker)
+		if err != nil {
 			return err
 		}
+		if n, err := res.RowsAffected(); err != nil {
+			return err
+		} else if n == 0 {
+			unchanged = append(unchanged, f.Record.ID)
+		}
 	}
-	return nil
+	if len(unchanged) == 0 || unlockedOf[s.dialect] == "" {
+		return nil
+	}
+	ids, err := s.ids(ctx, tx, stillHeld, idList(unchanged), worker)
+	for _, f := range failed {
+		if slices.Contains(ids, f.Record.ID) {
+			locked.Failed = append(locked.Failed, f)
+		}
+	}
+	return err
 }
+
+// maxRequeue is the maximum number of records that RequeueExpired makes pending after the database
+// refused to change all of them together.
+const maxRequeue = 1_000
 
 // RequeueExpired implements Store.
 func (s *SQLStore) RequeueExpired(ctx context.Context) (int, error) {
-	return s.exec(ctx, "requeue", `UPDATE {table} SET status = 'pending', claimed_by = '', lease_until = 0
-WHERE status = 'claimed' AND id {in SELECT o.id FROM {table} o WHERE o.status = 'claimed' AND o.lease_until < {now}{unlocked} in}`)
+	const expired = "SELECT o.id FROM {table} o WHERE o.status = 'claimed' AND o.lease_until < {now}"
+	const requeue = "UPDATE {table} SET status = 'pending', claimed_by = '', lease_until = 0 WHERE status = 'claimed' AND id {in " + expired
+	began := time.Now()
+	n, err := s.exec(ctx, "requeue", requeue+"{unlocked} in}")
+	if err == nil || s.db == nil || !refused(ctx, s.db, began) {
+		return n, err
+	}
+	ids, err := s.ids(ctx, s.db, expired+" ORDER BY o.lease_until LIMIT ?", maxRequeue)
+	if err != nil {
+		return 0, s.wrap("requeue", err)
+	}
+	failed, err := divide(ctx, s.db, ids, func(ids []string) error {
+		some, err := s.exec(ctx, "requeue", requeue+" AND o.id {ids}{unlocked} in}", idList(ids))
+		n += some
+		return err
+	})
+	if err == nil && len(failed) > 0 {
+		err = fmt.Errorf("record %q: %w", failed[0].item, failed[0].err)
+	}
+	return n, err
 }
 
 // exec runs a statement and returns the number of rows it changed.

@@ -165,13 +165,14 @@ var (
 		SQLite:     "SELECT key AS n, json_extract(value, '$[0]') AS start, json_extract(value, '$[1]') AS stop FROM json_each(?)",
 		PostgreSQL: "SELECT e.n - 1 AS n, e.v ->> 0 AS start, e.v ->> 1 AS stop FROM json_array_elements(CAST(? AS json)) WITH ORDINALITY e (v, n)",
 	}
-	// topicOf computes the topic of l.lane.
+	// topicOf computes the topic of l.lane. SQLite's text functions stop at a NUL; its BLOB
+	// functions do not.
 	topicOf = map[Dialect]string{
-		SQLite:     "substr(ltrim(l.lane, '/'), 1, instr(ltrim(l.lane, '/'), '/') - 1)",
+		SQLite:     "CAST(substr(CAST(ltrim(l.lane, '/') AS BLOB), 1, instr(CAST(ltrim(l.lane, '/') AS BLOB), X'2F') - 1) AS TEXT)",
 		PostgreSQL: "split_part(ltrim(l.lane, '/'), '/', 1)",
 	}
 	// unlockedOf skips rows that another transaction has locked.
-	unlockedOf = map[Dialect]string{SQLite: "", PostgreSQL: " FOR UPDATE SKIP LOCKED"}
+	unlockedOf = map[Dialect]string{SQLite: "", PostgreSQL: " FOR NO KEY UPDATE SKIP LOCKED"}
 )
 
 // names returns the placeholders that depend on the table, each followed by its replacement:

@@ -24,13 +24,18 @@ type Store interface {
 	// or is parked (see ClaimOptions.PassErrors).
 	Claim(ctx context.Context, opts ClaimOptions) (Claim, error)
 	// Renew extends the worker's leases of records to one lease from now, and returns the ids of
-	// records that the worker no longer holds.
+	// records that it did not renew: the worker no longer holds them, another transaction has
+	// locked them, or the store refused to change them.
 	Renew(ctx context.Context, worker string, lease time.Duration, records []*Record) (lost []string, err error)
 	// Settle ends the worker's claims. It skips failed records that the worker no longer holds, but
-	// marks sent records regardless, because they are in the stream whoever holds them. All changes
-	// of a call are one transaction if the store has transactions.
-	Settle(ctx context.Context, worker string, s Settlement) error
-	// RequeueExpired makes records with expired leases pending and returns their number. Drainers
+	// marks sent records regardless, because they are in the stream whoever holds them. Settle does
+	// not wait for records that another transaction has locked. It returns what it could not save
+	// while it saved the rest. All other changes of a call are one transaction if the store has
+	// transactions, unless the store refused some of them. After an error the outcome is unknown,
+	// and Settle may be repeated.
+	Settle(ctx context.Context, worker string, s Settlement) (Unsettled, error)
+	// RequeueExpired makes records with expired leases pending and returns their number. If the
+	// store refuses some of them, it returns an error as well as the number of the others. Drainers
 	// call it periodically.
 	RequeueExpired(ctx context.Context) (int, error)
 
@@ -114,7 +119,7 @@ type Claim struct {
 	Failed []LaneError
 }
 
-// LaneError is the error of claiming one lane.
+// LaneError is the error of claiming or settling one lane.
 type LaneError struct {
 	Lane string // topic/key, or /topic/id for a record without a key
 	Err  error
@@ -124,6 +129,44 @@ type LaneError struct {
 type Settlement struct {
 	Sent   []*Record
 	Failed []Failure
+}
+
+// add appends the outcomes of o.
+func (s *Settlement) add(o *Settlement) {
+	s.Sent = append(s.Sent, o.Sent...)
+	s.Failed = append(s.Failed, o.Failed...)
+}
+
+// byLane divides a settlement by the lanes of its records.
+func byLane(s *Settlement) map[string]*Settlement {
+	lanes := make(map[string]*Settlement)
+	of := func(r *Record) *Settlement {
+		lane := lanes[r.lane()]
+		if lane == nil {
+			lane = new(Settlement)
+			lanes[r.lane()] = lane
+		}
+		return lane
+	}
+	for _, r := range s.Sent {
+		lane := of(r)
+		lane.Sent = append(lane.Sent, r)
+	}
+	for i := range s.Failed {
+		lane := of(s.Failed[i].Record)
+		lane.Failed = append(lane.Failed, s.Failed[i])
+	}
+	return lanes
+}
+
+// Unsettled is the part of a Settlement that a store did not save. The records are still claimed
+// until their leases end.
+type Unsettled struct {
+	// Locked holds records that another transaction has locked.
+	Locked Settlement
+	// Refused holds the records of lanes that the store refuses to change, and Failed the errors.
+	Refused Settlement
+	Failed  []LaneError
 }
 
 // Failure is the outcome of a record that was not published.

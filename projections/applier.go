@@ -1,6 +1,7 @@
 package projections
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -115,7 +116,8 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 		if !computed && outcome != Poisoned && fault == nil {
 			tries++
 			err = panics.Call(a.p.Logger, "Apply", func() (err error) {
-				next, err = a.p.Apply(ctx, c.state.Value, e)
+				// a clone, because Apply may modify its argument and then fail
+				next, err = a.p.Apply(ctx, bytes.Clone(c.state.Value), e)
 				return err
 			})
 			if ctx.Err() != nil {

@@ -84,10 +84,10 @@ func (s watchedStore) Claim(ctx context.Context, opts outbox.ClaimOptions) (outb
 }
 
 // Settle implements outbox.Store.
-func (s watchedStore) Settle(ctx context.Context, worker string, st outbox.Settlement) error {
-	err := s.Store.Settle(ctx, worker, st)
+func (s watchedStore) Settle(ctx context.Context, worker string, st outbox.Settlement) (outbox.Unsettled, error) {
+	left, err := s.Store.Settle(ctx, worker, st)
 	s.note(ctx, "settle", err)
-	return err
+	return left, err
 }
 
 // RequeueExpired implements outbox.Store. Drainers call it even while NATS is unavailable.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
@@ -20,8 +21,8 @@ const (
 	// storageRoom is what must fit onto the disk before the server is restarted: as much as it
 	// writes in one piece.
 	storageRoom = 8 << 20
-	// Between two restarts there is storageGapFirst, doubled up to storageGapMax while streams go
-	// on to fail.
+	// storageGapFirst is the minimum time between two restarts. While streams continue to fail for
+	// another reason than a full disk, the time doubles up to storageGapMax.
 	storageGapFirst = time.Minute
 	storageGapMax   = time.Hour
 )
@@ -30,6 +31,11 @@ const (
 type fault struct {
 	streams []string // that cannot be written; none: all
 	cause   string   // in the words of the operating system
+}
+
+// full reports whether the disk, a quota or the largest size of a file is the cause.
+func (f *fault) full() bool {
+	return f.cause == syscall.ENOSPC.Error() || f.cause == syscall.EDQUOT.Error() || f.cause == syscall.EFBIG.Error()
 }
 
 // storage looks after what the server stores. A stream of it that could not be written once is
@@ -42,9 +48,41 @@ type storage struct {
 	failing   func(streams int, cause string)
 
 	fault *fault
-	said  time.Time     // when the log last said so
-	gap   time.Duration // until the next restart, from
-	began time.Time     // the last one
+	said  time.Time // when the log last said so
+	pace  pace
+}
+
+// pace decides when the server may be restarted.
+type pace struct {
+	gap   time.Duration
+	began time.Time // the last restart
+	full  bool      // since the last restart, the fault was a full disk
+}
+
+// note takes notice of the state of the streams.
+func (p *pace) note(now time.Time, f *fault) {
+	p.full = f != nil && (p.full || f.full())
+	if f == nil && now.Sub(p.began) > 2*p.gap {
+		p.gap = storageGapFirst
+	}
+}
+
+// due reports whether a restart may follow the last one. A full disk that has room again is no
+// reason to wait for long, however often it became full before.
+func (p *pace) due(now time.Time) bool {
+	gap := p.gap
+	if p.full {
+		gap = storageGapFirst
+	}
+	return p.began.IsZero() || now.Sub(p.began) >= gap
+}
+
+// restart notes a restart.
+func (p *pace) restart(now time.Time) {
+	if !p.began.IsZero() && !p.full {
+		p.gap = min(2*p.gap, storageGapMax)
+	}
+	p.began, p.full = now, false
 }
 
 // Tend notices streams that cannot be written, and restarts the server when they can be again. It
@@ -57,7 +95,7 @@ func (e *Server) Tend(ctx context.Context, restarted func(context.Context, *nats
 		<-ctx.Done()
 		return
 	}
-	w := &storage{server: e, log: e.cfg.Logger, restarted: restarted, failing: failing, gap: storageGapFirst}
+	w := &storage{server: e, log: e.cfg.Logger, restarted: restarted, failing: failing, pace: pace{gap: storageGapFirst}}
 	tick := time.NewTicker(e.cfg.StorageCheck)
 	defer tick.Stop()
 	for {
@@ -67,7 +105,7 @@ func (e *Server) Tend(ctx context.Context, restarted func(context.Context, *nats
 		case <-tick.C:
 		}
 		w.check(ctx)
-		if w.fault != nil && (w.began.IsZero() || time.Since(w.began) >= w.gap) && e.hasRoom() == nil {
+		if w.fault != nil && w.pace.due(time.Now()) && e.hasRoom() == nil {
 			w.restart(ctx)
 			w.check(ctx)
 		}
@@ -78,11 +116,9 @@ func (e *Server) Tend(ctx context.Context, restarted func(context.Context, *nats
 func (w *storage) check(ctx context.Context) {
 	was, now := w.fault, w.server.fault()
 	w.fault = now
+	w.pace.note(time.Now(), now)
 	switch {
 	case now == nil && was == nil:
-		if time.Since(w.began) > 2*w.gap {
-			w.gap = storageGapFirst
-		}
 	case now == nil:
 		w.failing(0, "")
 		w.log.InfoContext(ctx, "all streams can be written again")
@@ -100,10 +136,8 @@ func (w *storage) check(ctx context.Context) {
 // been restarted.
 func (w *storage) restart(ctx context.Context) {
 	w.log.WarnContext(ctx, "restarting the embedded nats server: the disk has room again, and its streams are opened anew")
-	if !w.began.IsZero() {
-		w.gap = min(2*w.gap, storageGapMax)
-	}
-	w.began = time.Now()
+	began := time.Now()
+	w.pace.restart(began)
 	err := w.server.restart(ctx, func(s *natsserver.Server) {
 		nc, err := nats.Connect("", nats.InProcessServer(s), nats.Token(w.server.cfg.Token), nats.NoReconnect())
 		if err != nil {
@@ -116,7 +150,7 @@ func (w *storage) restart(ctx context.Context) {
 	if err != nil {
 		return // the bus closes
 	}
-	w.log.InfoContext(ctx, "the embedded nats server runs again", slog.Duration("took", time.Since(w.began)))
+	w.log.InfoContext(ctx, "the embedded nats server runs again", slog.Duration("took", time.Since(began)))
 }
 
 // writeError is what the server says, before the cause, of a stream whose store has failed.

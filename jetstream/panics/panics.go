@@ -26,8 +26,9 @@ func Is(err error) bool {
 }
 
 // Call calls f and returns its error. When f panics, Call logs the panic with its stack and returns
-// an *Error with the name. Fatal errors of the Go runtime, such as concurrent map writes, still end
-// the process.
+// an *Error with the name. Call treats an error whose Error method panics, such as a nil pointer in
+// an error, as a panic of f. Fatal errors of the Go runtime, such as concurrent map writes, still
+// end the process.
 func Call(log *slog.Logger, name string, f func() error) (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -36,7 +37,10 @@ func Call(log *slog.Logger, name string, f func() error) (err error) {
 			err = &Error{name}
 		}
 	}()
-	return f()
+	if err = f(); err != nil {
+		_ = err.Error() // callers call Error where nothing would recover its panic
+	}
+	return err
 }
 
 // Run is Call for a function without an error.

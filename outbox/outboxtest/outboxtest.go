@@ -123,7 +123,7 @@ func (s *suite) want(what string, records []*outbox.Record, want string) {
 
 func (s *suite) settle(worker string, st outbox.Settlement) {
 	s.Helper()
-	if err := s.Store.Settle(s.Context(), worker, st); err != nil {
+	if _, err := s.Store.Settle(s.Context(), worker, st); err != nil {
 		s.Fatal(err)
 	}
 }
@@ -713,7 +713,7 @@ func manyWorkers(s *suite) {
 					holder[key] = ""
 				}
 				mu.Unlock()
-				if err := s.Store.Settle(ctx, name, st); err != nil {
+				if _, err := s.Store.Settle(ctx, name, st); err != nil {
 					s.Error(err)
 					return
 				}

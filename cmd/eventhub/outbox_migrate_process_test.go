@@ -1,0 +1,58 @@
+//go:build unix
+
+package main
+
+import (
+	"database/sql"
+	"os"
+	"testing"
+	"time"
+
+	"eventhub/outbox/pgtest"
+)
+
+// While a long transaction, such as a dump, keeps a hub from migrating the table, writers continue:
+// the attempts of the hub do not hold them up for most of the time.
+func TestHubThatCannotMigrateYetLetsWritersWork(t *testing.T) {
+	cluster := pgtest.StartDurable(t)
+	db, err := sql.Open("pgx", cluster.DSN()+"&default_query_exec_mode=simple_protocol")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	script, err := os.ReadFile("../../outbox/testdata/version2.postgres.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.ExecContext(t.Context(), string(script)); err != nil {
+		t.Fatal(err)
+	}
+	dump, err := db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = dump.Rollback() }()
+	if _, err := dump.ExecContext(t.Context(), "SELECT COUNT(*) FROM outbox"); err != nil {
+		t.Fatal(err)
+	}
+	n := startNode(t, "--outbox-dsn="+cluster.DSN())
+	const during = 40 * time.Second
+	var waited, longest time.Duration
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for began := time.Now(); time.Since(began) < during; <-tick.C {
+		wrote := time.Now()
+		if _, err := db.ExecContext(t.Context(), "INSERT INTO outbox (id, aggregatetype, payload) VALUES (gen_random_uuid()::text, 'orders', '1')"); err != nil {
+			t.Fatal(err)
+		}
+		took := time.Since(wrote)
+		if longest = max(longest, took); took > 250*time.Millisecond {
+			waited += took
+		}
+	}
+	t.Logf("of %v, a writer waited for %v, for %v at most at a time", during, waited, longest)
+	if waited > during/2 {
+		t.Errorf("of %v, a writer waited for %v", during, waited)
+	}
+	n.terminate()
+}
