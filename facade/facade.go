@@ -11,9 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/url"
-	"path"
-	"strings"
 	"time"
 )
 
@@ -28,10 +25,17 @@ type Config struct {
 	Observer Observer
 	// Logger receives what operators should know. Default: nothing is logged.
 	Logger *slog.Logger
-	// Origins are the web origins whose pages may open a WebSocket: "https://app.example.com", with * for any part
-	// of the host name ("https://*.example.com"). Clients that send no Origin pass always. Default, nil: any origin;
-	// leave it so only while the listener is bound to loopback. Empty and not nil: no web page.
+	// Origins are the web origins whose pages may open a WebSocket and use the HTTP API:
+	// "https://app.example.com", with * for any part of the host name ("https://*.example.com") or
+	// for any port ("http://localhost:*"). Clients that send no Origin always pass. Empty and not
+	// nil: no web page. Default, nil: any origin, which suits only a listener on loopback.
 	Origins []string
+	// Headers are further request headers of HTTP that become headers of the event: names in any
+	// case, with * at the end for any rest. content-type, traceparent, tracestate, x-correlation-id,
+	// x-request-id, x-schema-version and ce-* always do, and a header Event-Header-NAME becomes
+	// NAME. No other header of a request becomes part of an event. Names that carry credentials are
+	// refused. Default: none.
+	Headers []string
 	// DrainGrace is how long Drain lets clients settle the events they hold. Default 2 s.
 	DrainGrace time.Duration
 	// Limits bound what the Server holds; zero fields take their defaults.
@@ -55,11 +59,8 @@ func (cfg Config) validate() (Config, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	for _, o := range cfg.Origins {
-		if u, err := url.Parse(o); err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
+		if _, ok := parseOrigin(o, true); !ok {
 			return cfg, fmt.Errorf("facade: Config.Origins: %q is not of the form scheme://host or scheme://host:port", o)
-		}
-		if _, err := path.Match(o, ""); err != nil {
-			return cfg, fmt.Errorf("facade: Config.Origins: %q: %w", o, err)
 		}
 	}
 	if err := cfg.Limits.validate(cfg.Bus.MaxPayload()); err != nil {
@@ -69,19 +70,4 @@ func (cfg Config) validate() (Config, error) {
 		return cfg, err
 	}
 	return cfg, nil
-}
-
-// originAllowed reports whether a page of this origin may connect. "" is a client that is no web page.
-func (cfg *Config) originAllowed(origin string) bool {
-	if origin == "" || cfg.Origins == nil {
-		return true
-	}
-	origin = strings.ToLower(origin)
-	for _, o := range cfg.Origins {
-		// * does not cross the slashes after the scheme, so a pattern for the host never matches another scheme.
-		if ok, err := path.Match(strings.ToLower(o), origin); err == nil && ok {
-			return true
-		}
-	}
-	return false
 }

@@ -22,6 +22,11 @@ type Limits struct {
 	Unauthenticated int
 	// Requests ("requests") is the most HTTP requests served at a time: default 512. Beyond it, they get 503.
 	Requests int
+	// PrincipalRequests ("principal_requests") is the most HTTP requests of one principal served at
+	// a time: default a quarter of Requests, so that none shuts all others out; NoLimit for any
+	// number. Beyond it, they get rate_limited. A request counts until its answer has been read, or
+	// given up after AnswerStall. Clients with the same static token are one principal.
+	PrincipalRequests int
 	// Subscriptions ("subscriptions") is the most subscriptions of one connection: default 256. Beyond it, SUBSCRIBE
 	// gets overloaded.
 	Subscriptions int
@@ -81,15 +86,23 @@ type Limits struct {
 	// Window ("window") is how many lines of one NDJSON request are in flight: default 1,024. Beyond it, the request
 	// is not read any more.
 	Window int
-	// Pages ("pages") is the most pages of latest records (GET /snap/{topic}) that are read from the bus at a time: default
-	// 8. Further ones wait, and get overloaded after 10 s; more than 64 of one principal at a time get it at once.
+	// Pages ("pages") is the most pages of latest records (GET /snap/{topic}) that are read from the
+	// bus at a time: default 8. Further ones wait, and get overloaded after 10 s; more than 64 of
+	// one principal get overloaded at once.
 	Pages int
+	// PrincipalPages is the most pages of one principal that are read at a time: default a quarter
+	// of Pages. Further ones wait as others do, and leave the other places free.
+	PrincipalPages int
 	// PageBytes ("page_bytes") is how many bytes of payloads, keys and headers a page of latest records has before it ends
 	// early, after one record at least: default 16 MiB. A request for certain keys that have more gets bad_options.
 	PageBytes int
-	// PageTotal ("page_total") is how many such bytes of pages that clients have not taken yet the hub holds: default 256
-	// MiB, or twice PageBytes. Beyond it, pages get overloaded.
+	// PageTotal ("page_total") is how many such bytes of pages that clients have not taken yet the
+	// hub holds: default 256 MiB, or 4 times PageBytes. A page that is being read counts with
+	// PageBytes. Beyond it, pages get overloaded, and nothing is read.
 	PageTotal int
+	// PrincipalPageTotal ("principal_page_total") is how many of these bytes are for one principal:
+	// default half of PageTotal. Beyond it, its pages get overloaded, and nothing is read.
+	PrincipalPageTotal int
 	// AuthTimeout is how long a connection may stay without a successful AUTH: default 10 s.
 	AuthTimeout time.Duration
 	// PingInterval is how long a connection may be silent before it is pinged: default 30 s.
@@ -104,9 +117,16 @@ type Limits struct {
 	// CloseGrace is how long a connection that is being closed has to take what is queued for it, and for the closing
 	// handshake: default 3 s.
 	CloseGrace time.Duration
-	// BodyStall is how long an HTTP client may send no byte of a body, or take no byte of an NDJSON answer, a record or a
-	// page: default 30 s.
+	// BodyStall is how long an HTTP client may send no byte of a body: default 30 s. Beyond it, the
+	// request ends.
 	BodyStall time.Duration
+	// BodyRate ("body_rate") is how many bytes a second an HTTP client must send of a body, or of a
+	// line of NDJSON that has begun, on average and after the first BodyStall: default 1,024;
+	// NoLimit for any number. Below it, the request ends.
+	BodyRate int
+	// AnswerStall is how long an HTTP client may take no byte of an answer: default 5 s. Beyond it,
+	// the connection is closed.
+	AnswerStall time.Duration
 }
 
 // validate sets what is left open and refuses what makes no sense.
@@ -135,7 +155,9 @@ func (l *Limits) validate(maxPayload int) error {
 		{"Window", &l.Window, 1024},
 		{"Pages", &l.Pages, 8},
 		{"PageBytes", &l.PageBytes, 16 << 20},
-		{"PageTotal", &l.PageTotal, max(256<<20, 2*l.PageBytes)},
+		{"PageTotal", &l.PageTotal, max(256<<20, 4*l.PageBytes)},
+		{"PrincipalPages", &l.PrincipalPages, (l.Pages + 3) / 4},
+		{"PrincipalPageTotal", &l.PrincipalPageTotal, (l.PageTotal + 1) / 2},
 	} {
 		if err := fill(f.name, f.v, f.def); err != nil {
 			return err
@@ -150,7 +172,9 @@ func (l *Limits) validate(maxPayload int) error {
 		{"SettleRate", &l.SettleRate, 200_000},
 		{"TopicRate", &l.TopicRate, NoLimit},
 		{"PrincipalRate", &l.PrincipalRate, NoLimit},
+		{"BodyRate", &l.BodyRate, 1024},
 		{"Unauthenticated", &l.Unauthenticated, (l.Connections + 3) / 4},
+		{"PrincipalRequests", &l.PrincipalRequests, (l.Requests + 3) / 4},
 		{"PrincipalConnections", &l.PrincipalConnections, (3*l.Connections + 3) / 4},
 	} {
 		if *f.v == NoLimit {
@@ -171,10 +195,14 @@ func (l *Limits) validate(maxPayload int) error {
 		{"WriteStall", &l.WriteStall, 15 * time.Second},
 		{"CloseGrace", &l.CloseGrace, 3 * time.Second},
 		{"BodyStall", &l.BodyStall, 30 * time.Second},
+		{"AnswerStall", &l.AnswerStall, 5 * time.Second},
 	} {
 		if err := fill(f.name, f.v, f.def); err != nil {
 			return err
 		}
+	}
+	if least := min(l.PageTotal, l.PrincipalPageTotal); least < l.PageBytes {
+		return fmt.Errorf("facade: PageTotal and PrincipalPageTotal must not be less than PageBytes (%d): no page could be read", l.PageBytes)
 	}
 	return nil
 }

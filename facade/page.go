@@ -17,8 +17,8 @@ const (
 	defaultPage = 100
 	maxPage     = 1000 // items of a page, and keys of a request
 	maxOffset   = 1_000_000_000
-	// principalPages is how many pages of one principal are read or wait for that, so that its requests leave room for others.
-	principalPages = 64
+	// principalWaits is how many pages of one principal are read or wait for that.
+	principalWaits = 64
 	// keysAtOnce is how many keys are read at a time, so that what is read beyond Limits.PageBytes is bounded.
 	keysAtOnce = 64
 	// behindWait is how long a consistent page waits for the bucket to know of removals.
@@ -115,42 +115,42 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, fail)
 		return
 	}
+	// What the page may have is taken before anything is read, and what it has not is given back.
+	held := s.cfg.Limits.PageBytes
+	if ok, mine := s.pages.take(p.Key(), held); !ok {
+		s.cfg.Observer.LimitReached(pageLimit(mine))
+		s.refuse(w, &fault{code: codeOverloaded, msg: "The hub holds as many pages as it can for clients that have not taken them yet."})
+		return
+	}
+	defer func() { s.pages.give(p.Key(), held) }()
 	page, fail := s.readPage(r, p.Key(), topic, &q)
 	if fail != nil {
 		s.refuse(w, fail)
 		return
 	}
-	taken := min(sizes(page.events), s.cfg.Limits.PageTotal)
-	if !s.pages.take(taken) {
-		s.cfg.Observer.LimitReached("page_total")
-		s.refuse(w, &fault{code: codeOverloaded, msg: "The hub holds as many pages as it can for clients that have not taken them yet."})
-		return
+	if size := sizes(page.events); size < held { // one record alone may be larger
+		s.pages.give(p.Key(), held-size)
+		held = size
 	}
-	defer s.pages.give(taken)
 	s.writePage(w, &q, page)
 }
 
-// readPage reads what the query asks for, within Limits.PageBytes. Only so many pages are read at a time, and only so many of
-// who asks wait for it.
-func (s *Server) readPage(r *http.Request, who, topic string, q *pageQuery) (page pageRead, fail *fault) {
-	if !s.readers.move("", who, principalPages) {
-		s.cfg.Observer.LimitReached("pages")
-		return page, &fault{code: codeOverloaded, msg: "Too many requests of this principal wait for pages."}
+func pageLimit(mine bool) string {
+	if mine {
+		return "principal_page_total"
 	}
-	defer s.readers.remove(who)
+	return "page_total"
+}
+
+// readPage reads what the query asks for, within Limits.PageBytes, when it is the turn of who asks.
+func (s *Server) readPage(r *http.Request, who, topic string, q *pageQuery) (page pageRead, fail *fault) {
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	select {
-	case s.reading <- struct{}{}:
-	default:
+	if !s.reading.enter(ctx, who, principalWaits, func() { s.cfg.Observer.LimitReached("pages") }) {
 		s.cfg.Observer.LimitReached("pages")
-		select {
-		case s.reading <- struct{}{}:
-		case <-ctx.Done():
-			return page, &fault{code: codeOverloaded, msg: "The hub reads as many pages as it can."}
-		}
+		return page, &fault{code: codeOverloaded, msg: "The hub reads as many pages as it can."}
 	}
-	defer func() { <-s.reading }()
+	defer s.reading.leave(who)
 
 	var err error
 	switch {

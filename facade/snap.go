@@ -17,8 +17,8 @@ import (
 const (
 	// maxKey is the most bytes of a key.
 	maxKey = 512
-	// answerPiece is how many bytes of an answer a client must take within Limits.BodyStall.
-	answerPiece = 64 << 10
+	// answerPiece is how many bytes of an answer a client must take within Limits.AnswerStall.
+	answerPiece = 16 << 10
 )
 
 // serveSnap is GET /snap/{topic}/{key}: the latest record of a key.
@@ -75,7 +75,7 @@ func (s *Server) serveRemoval(w http.ResponseWriter, r *http.Request) {
 	}
 	var opts jetstream.PublishOptions
 	if fail == nil {
-		opts, fail = headerOptions(r)
+		opts, fail = s.headerOptions(r)
 	}
 	if fail == nil && opts.Key != "" && opts.Key != key {
 		fail = &fault{code: codeBadOptions, msg: "The header Event-Key names another key than the path."}
@@ -92,11 +92,8 @@ func (s *Server) serveRemoval(w http.ResponseWriter, r *http.Request) {
 
 // snapTopic returns who asks for what is kept of which topic, once that is allowed. Before, nothing is said of the topic.
 func (s *Server) snapTopic(w http.ResponseWriter, r *http.Request, may func(Principal, string) *fault) (Principal, string, *fault) {
-	w.Header().Set("Vary", "Authorization")
-	p, fail := s.bearer(r)
-	if fail != nil {
-		return nil, "", fail
-	}
+	w.Header().Add("Vary", "Authorization")
+	p := principalOf(r)
 	topic, fail := topicParam(r)
 	if fail == nil {
 		fail = may(p, topic)
@@ -182,7 +179,7 @@ type answer struct {
 }
 
 func (s *Server) newAnswer(w http.ResponseWriter) *answer {
-	return &answer{w: w, ctrl: http.NewResponseController(w), stall: s.cfg.Limits.BodyStall}
+	return &answer{w: w, ctrl: http.NewResponseController(w), stall: s.cfg.Limits.AnswerStall}
 }
 
 // write sends b. It ends the request when the client does not take it, so that nobody takes a part for the whole.
