@@ -1,23 +1,25 @@
-// Package acl decides who may do what: topic patterns, policies, and the tokens that carry them.
+// Package acl controls access: topic patterns, policies, and the tokens that carry policies.
 //
-// A [Verifier] turns a token into an [Identity], and the Identity's [Policy] answers whether its owner may do an action on
-// a topic. Everything but the Verifier is immutable after it was made and may be used concurrently without a lock.
+// A [Verifier] turns a token into an [Identity]. The [Policy] of the Identity decides whether its
+// owner may perform an action on a topic. All types except Verifier are immutable and safe for
+// concurrent use without a lock. The methods of Verifier may be called concurrently too.
 //
-// Errors about a token never hold a part of it: they say what is wrong and where, not what it says there.
+// Errors about a token never contain any part of the token. They name the fault and its position
+// only.
 package acl
 
-// Action is what somebody wants to do with a topic.
+// Action is an operation on a topic.
 type Action string
 
-// The actions that a policy decides on.
+// The actions that a policy controls.
 const (
 	Publish   Action = "publish"
 	Subscribe Action = "subscribe"
-	// Admin is what changes a topic or its groups from outside, such as moving a cursor.
+	// Admin covers administrative changes to a topic or its groups, such as moving a cursor.
 	Admin Action = "admin"
 )
 
-// anyAction stands in a rule for every action, Admin included.
+// anyAction in a rule matches every action, including Admin.
 const anyAction = "*"
 
 // actions is a set of actions.
@@ -31,7 +33,7 @@ const (
 	bitsAll = bitPublish | bitSubscribe | bitAdmin
 )
 
-// bits returns the set that holds a alone; it is empty for what is no action.
+// bits returns the set that contains only a, or the empty set if a is unknown.
 func (a Action) bits() actions {
 	switch a {
 	case Publish:
@@ -44,7 +46,7 @@ func (a Action) bits() actions {
 	return 0
 }
 
-// parseActions reads the action of a rule or a scope.
+// parseActions parses the action of a rule or a scope.
 func parseActions(text string) (actions, bool) {
 	if text == anyAction {
 		return bitsAll, true

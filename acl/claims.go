@@ -9,13 +9,13 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// maxNameBytes bounds the name of a principal.
+// maxNameBytes is the maximum length of the name of a principal.
 const maxNameBytes = 256
 
-// maxDate is the last second of the year 9999. What is beyond it is no date but an overflow that waits to happen.
+// maxDate is the last second of the year 9999. Larger values would risk an overflow.
 const maxDate = 253_402_300_799
 
-// claims is what of a JWT's payload counts. Other claims are allowed, and ignored.
+// claims holds the supported claims of a JWT. Other claims are ignored.
 type claims struct {
 	subject   string
 	issuer    string
@@ -24,7 +24,8 @@ type claims struct {
 	notBefore *jwt.NumericDate
 	issuedAt  *jwt.NumericDate
 
-	// scopes and policy are read after the signature has been checked. They are nil when the token has none.
+	// scopes and policy are parsed only after the signature has been checked. Each is nil if the
+	// token lacks it.
 	scopes json.RawMessage
 	policy json.RawMessage
 }
@@ -38,7 +39,7 @@ func (c *claims) GetIssuer() (string, error)                   { return c.issuer
 func (c *claims) GetSubject() (string, error)                  { return c.subject, nil }
 func (c *claims) GetAudience() (jwt.ClaimStrings, error)       { return c.audience, nil }
 
-// UnmarshalJSON reads the payload. A claim that is null is one that is missing.
+// UnmarshalJSON parses the payload of a JWT. A claim with the value null counts as missing.
 func (c *claims) UnmarshalJSON(data []byte) error {
 	fields, err := objectFields(data)
 	if err != nil {
@@ -75,7 +76,7 @@ func (c *claims) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// grant is the policy that the claims give. The error holds nothing of them.
+// grant returns the policy of the token. Its error contains no part of the claims.
 func (c *claims) grant() (*Policy, error) {
 	if c.policy != nil {
 		p, err := parsePolicy(c.policy)
@@ -118,7 +119,7 @@ func decodeAudience(data []byte) (jwt.ClaimStrings, bool) {
 	return all, true
 }
 
-// decodeDate reads seconds since 1970, with or without a fraction.
+// decodeDate parses seconds since 1970, with an optional fraction.
 func decodeDate(data []byte) (*jwt.NumericDate, bool) {
 	var seconds float64
 	if err := json.Unmarshal(data, &seconds); err != nil || seconds < 0 || seconds > maxDate {

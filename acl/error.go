@@ -1,33 +1,34 @@
 package acl
 
-// Reason is why a token was refused.
+// Reason classifies why a token was refused.
 type Reason string
 
-// The reasons. But for the last two they are the codes that a client gets.
+// The reasons. All except Expired and Unavailable are error codes of the client protocol.
 const (
-	// NoToken: none was given.
+	// NoToken: no token was given.
 	NoToken Reason = "no_token"
-	// BadToken: it is not a configured one, and it cannot be a JWT, or none are taken.
+	// BadToken: the token is not a configured one, and is not a JWT or JWTs are not accepted.
 	BadToken Reason = "bad_token"
-	// InvalidJWT: it is malformed, not for this hub, not signed by a trusted key, or asks for rights in a way that is not
-	// understood.
+	// InvalidJWT: the JWT is malformed, meant for another audience, not signed by a trusted key, or
+	// contains scopes or a policy that cannot be parsed.
 	InvalidJWT Reason = "jwt_invalid"
-	// Expired: it was valid once. To a client that wants to authenticate this is jwt_invalid.
+	// Expired: the JWT was valid but has expired. Clients that authenticate see jwt_invalid.
 	Expired Reason = "token_expired"
-	// Unavailable: nobody can tell now, because the keys cannot be fetched. The same token may be taken later.
+	// Unavailable: the token cannot be checked now, because the keys cannot be fetched. The same
+	// token may be accepted later.
 	Unavailable Reason = "unavailable"
 )
 
-// Error is returned by Verify for a token that it does not take. It holds nothing of the token, and it wraps nothing, so it
-// may be shown and logged.
+// Error is returned by Verify for a token that is not accepted. It contains no part of the token
+// and wraps no error, so it is safe to show and to log.
 type Error struct {
-	// Reason is for programs.
+	// Reason is the machine-readable cause.
 	Reason Reason
-	// Msg is for people, the client's included.
+	// Msg is a text for people, including the client.
 	Msg string
 }
 
-// Error gives reason and message.
+// Error returns the reason and the message.
 func (e *Error) Error() string { return string(e.Reason) + ": " + e.Msg }
 
 func invalid(msg string) *Error { return &Error{InvalidJWT, msg} }

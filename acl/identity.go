@@ -2,18 +2,19 @@ package acl
 
 import "time"
 
-// Kind says how somebody proved who they are.
+// Kind is the way in which an identity was proven.
 type Kind string
 
 // The kinds of identities.
 const (
-	// KindStatic is whoever knows a configured token.
+	// KindStatic identifies the owner of a configured token.
 	KindStatic Kind = "static"
-	// KindJWT is the subject of a JWT.
+	// KindJWT identifies the subject of a JWT.
 	KindJWT Kind = "jwt"
 )
 
-// Identity is who a token belongs to, and what its owner may do. It does not change and may be used concurrently.
+// Identity is the owner of a token, with the owner's rights. It is immutable and safe for
+// concurrent use.
 type Identity struct {
 	kind    Kind
 	name    string
@@ -21,24 +22,27 @@ type Identity struct {
 	expires time.Time
 }
 
-// Kind says what was verified.
+// Kind returns the way in which the identity was proven.
 func (id *Identity) Kind() Kind { return id.kind }
 
-// Name is the subject of the JWT, "" when it has none, or the configured name of the static token. It has no control
-// characters, and at most 256 bytes.
+// Name returns the subject of the JWT, "" if it has none, or the configured name of the static
+// token. The name has at most 256 bytes and no control characters.
 func (id *Identity) Name() string { return id.name }
 
-// Key tells principals apart, for quotas and counters. A JWT cannot take the name of a static token: its kind is part of it.
+// Key identifies the principal in quotas and counters. The key includes the kind, so a JWT cannot
+// pose as a static token.
 func (id *Identity) Key() string { return string(id.kind) + ":" + id.name }
 
-// Allows reports whether the owner may do a on topic. group is "" unless a is Subscribe. It does not allocate.
+// Allows reports whether the owner may perform a on topic. group is the group of a Subscribe, and
+// "" for other actions. Allows does not allocate.
 func (id *Identity) Allows(a Action, topic, group string) bool {
 	return id.policy.Decide(a, topic, group).Allowed
 }
 
-// Policy returns the policy, which says more about a decision than Allows.
+// Policy returns the policy of the identity. Policy.Decide explains a decision in more detail than
+// Allows.
 func (id *Identity) Policy() *Policy { return id.policy }
 
-// Expires is when the identity ends: Leeway after the JWT's exp, just when Verify would begin to refuse it. The zero time
-// means never.
+// Expires returns when the identity ends: Leeway after the exp claim of the JWT, which is also when
+// Verify begins to refuse the token. The zero time means never.
 func (id *Identity) Expires() time.Time { return id.expires }

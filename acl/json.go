@@ -12,8 +12,9 @@ type field struct {
 	value json.RawMessage
 }
 
-// objectFields returns the members of a JSON object in their order. Unlike encoding/json it refuses a name that comes
-// twice, and it leaves the case of names alone: two readers of one document must not see two policies.
+// objectFields returns the members of a JSON object in order. Unlike encoding/json, it rejects
+// duplicate names and compares names case-sensitively, so that every reader of a document sees the
+// same policy.
 func objectFields(data []byte) ([]field, error) {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
@@ -57,7 +58,7 @@ func decodeArray(data []byte) ([]json.RawMessage, bool) {
 	return values, json.Unmarshal(data, &values) == nil
 }
 
-// decodeString returns a JSON string.
+// decodeString decodes a JSON string.
 func decodeString(data []byte) (text string, ok bool) {
 	if len(data) == 0 || data[0] != '"' {
 		return "", false
@@ -65,5 +66,5 @@ func decodeString(data []byte) (text string, ok bool) {
 	return text, json.Unmarshal(data, &text) == nil
 }
 
-// isNull reports whether a field is there to say that it is not.
+// isNull reports whether a value is the JSON null.
 func isNull(data []byte) bool { return string(data) == "null" }

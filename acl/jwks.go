@@ -17,33 +17,36 @@ import (
 	"github.com/MicahParks/jwkset"
 )
 
-// The bounds of a JWKS.
+// Limits of a JWKS.
 const (
-	// MaxJWKSBytes bounds the answer of the JWKS server, after decompression.
+	// MaxJWKSBytes is the maximum size of the response of a JWKS server in bytes, after
+	// decompression.
 	MaxJWKSBytes = 1 << 20
-	// MaxJWKSKeys bounds the keys in it.
+	// MaxJWKSKeys is the maximum number of keys in a JWKS.
 	MaxJWKSKeys = 100
 
-	// fetchTimeout bounds one fetch. It is shorter than the time in which AUTH is answered.
+	// fetchTimeout is the timeout of one fetch. It is shorter than the deadline for answering AUTH.
 	fetchTimeout = 5 * time.Second
-	// maxRedirects bounds the redirects of one fetch.
+	// maxRedirects is the maximum number of redirects per fetch.
 	maxRedirects = 3
-	// maxHeaderBytes bounds the header of the server's answer.
+	// maxHeaderBytes is the maximum size of the response header in bytes.
 	maxHeaderBytes = 64 << 10
 )
 
-// The sizes of RSA keys that are used: below, they can be factored; above, one check takes too long.
+// Accepted sizes of RSA keys. Smaller keys can be factored; larger keys make a signature check too
+// slow.
 const (
 	minRSABits = 2048
 	maxRSABits = 8192
 )
 
-// jwksAlgorithms are those of keys that have a public half. A key that could verify an HMAC is never taken from a JWKS.
+// jwksAlgorithms lists the accepted algorithms, all with public keys. An HMAC key is never accepted
+// from a JWKS.
 var jwksAlgorithms = []string{
 	"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
 }
 
-// newClient makes a client that leaves no connection open between fetches.
+// newClient returns an HTTP client that keeps no connection open between fetches.
 func newClient(cfg Config) *http.Client {
 	transport := &http.Transport{
 		Proxy:                  cfg.Proxy,
@@ -58,52 +61,52 @@ func newClient(cfg Config) *http.Client {
 			case len(via) > maxRedirects:
 				return fmt.Errorf("more than %d redirects", maxRedirects)
 			case via[0].URL.Scheme == "https" && req.URL.Scheme != "https":
-				return errors.New("a redirect from https to http")
+				return errors.New("redirected from https to http")
 			}
 			return nil
 		},
 	}
 }
 
-// fetchKeys asks a JWKS server for its keys. The error holds nothing of the answer, and of the URL neither.
+// fetchKeys fetches the keys of a JWKS server. Its error contains neither the response nor the URL.
 func fetchKeys(ctx context.Context, client *http.Client, from string) ([]jwkset.JWK, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
 	if err != nil {
-		return nil, errors.New("the URL is not one")
+		return nil, errors.New("invalid URL")
 	}
 	req.Header.Set("Accept", "application/jwk-set+json, application/json")
 	resp, err := client.Do(req)
 	if err != nil {
 		if e, ok := errors.AsType[*url.Error](err); ok {
-			err = e.Err // the rest of it is the whole URL
+			err = e.Err // the full text of e would contain the URL
 		}
 		return nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the server answered with status %d", resp.StatusCode)
+		return nil, fmt.Errorf("server returned status %d", resp.StatusCode)
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, MaxJWKSBytes+1))
 	if err != nil {
-		return nil, fmt.Errorf("the answer broke off: %w", err)
+		return nil, fmt.Errorf("read response: %w", err)
 	}
 	if len(body) > MaxJWKSBytes {
-		return nil, fmt.Errorf("the answer has more than %d bytes", MaxJWKSBytes)
+		return nil, fmt.Errorf("response exceeds %d bytes", MaxJWKSBytes)
 	}
 	return parseKeys(body)
 }
 
-// parseKeys returns the keys of a JWKS that can verify a token. It is an error when there are none: whatever sent that, it
-// must not take the keys away that are known.
+// parseKeys returns the keys of a JWKS that can verify a token. A JWKS without such a key is an
+// error, so that it never replaces the known keys.
 func parseKeys(body []byte) ([]jwkset.JWK, error) {
 	var set struct {
 		Keys []json.RawMessage `json:"keys"`
 	}
 	if err := json.Unmarshal(body, &set); err != nil {
-		return nil, errors.New("the answer is no JWKS")
+		return nil, errors.New("response is not a JWKS")
 	}
 	if len(set.Keys) > MaxJWKSKeys {
-		return nil, fmt.Errorf("the answer has %d keys: %d are allowed", len(set.Keys), MaxJWKSKeys)
+		return nil, fmt.Errorf("response has %d keys; at most %d are allowed", len(set.Keys), MaxJWKSKeys)
 	}
 	var keys []jwkset.JWK
 	for _, raw := range set.Keys {
@@ -112,12 +115,13 @@ func parseKeys(body []byte) ([]jwkset.JWK, error) {
 		}
 	}
 	if len(keys) == 0 {
-		return nil, errors.New("the answer has no key that could verify a token")
+		return nil, errors.New("response has no key that can verify a token")
 	}
 	return keys, nil
 }
 
-// parseKey reads one key. One that is of no use to us is none; the others of its set may be.
+// parseKey parses one key. It reports false for an unusable key, which does not affect the other
+// keys of the set.
 func parseKey(raw []byte) (jwkset.JWK, bool) {
 	var m jwkset.JWKMarshal
 	if err := json.Unmarshal(raw, &m); err != nil {
@@ -128,9 +132,9 @@ func parseKey(raw []byte) (jwkset.JWK, bool) {
 		m.ALG != "" && !slices.Contains(jwksAlgorithms, m.ALG.String()) {
 		return jwkset.JWK{}, false
 	}
-	// Certificates prove nothing here: the URL is what is trusted.
+	// Certificates are ignored: trust comes from the URL.
 	m.X5C, m.X5T, m.X5TS256, m.X5U = nil, "", "", ""
-	// Without the private halves, a symmetric key is none at all.
+	// The default options exclude private keys, and therefore symmetric keys.
 	key, err := jwkset.NewJWKFromMarshal(m, jwkset.JWKMarshalOptions{}, jwkset.JWKValidateOptions{})
 	if err != nil {
 		return jwkset.JWK{}, false
@@ -145,7 +149,7 @@ func parseKey(raw []byte) (jwkset.JWK, bool) {
 	return jwkset.JWK{}, false
 }
 
-// fitting refuses a key that is not for the algorithm. A signature by another curve than the algorithm's is none.
+// fitting returns the key if it matches the algorithm, and for ES algorithms also the curve.
 func fitting(key any, alg string) (any, error) {
 	ok := false
 	switch public := key.(type) {
@@ -158,7 +162,7 @@ func fitting(key any, alg string) (any, error) {
 		ok = alg == "EdDSA"
 	}
 	if !ok {
-		return nil, errors.New("the key is for another algorithm")
+		return nil, errors.New("key is for another algorithm")
 	}
 	return key, nil
 }

@@ -16,20 +16,20 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// maxKeyWaiters bounds who waits for keys to be fetched, so that a server that hangs does not hold up all requests: others
-// are told at once that the keys are not available.
+// maxKeyWaiters is the maximum number of requests that wait for a fetch, so that a hanging JWKS
+// server does not block all requests. Further requests fail at once with errKeysUnavailable.
 const maxKeyWaiters = 32
 
-// errKeysUnavailable is returned for a key that is not known while the key set could not be fetched.
-var errKeysUnavailable = errors.New("the keys could not be fetched")
+// errKeysUnavailable is returned for an unknown key when the key set could not be fetched.
+var errKeysUnavailable = errors.New("keys could not be fetched")
 
-// keySet is the keys at a JWKS URL. It fetches them every refresh interval, and when a token names a key that it does not
-// know, but for this not more often than the fetch interval allows, however many such tokens come. A fetch that fails
-// changes nothing: the keys it has go on being used.
+// keySet caches the keys of a JWKS URL. It fetches them every refresh interval. It also fetches
+// them when a token names an unknown key, but at most once per fetch interval, however many such
+// tokens arrive. After a failed fetch, the known keys stay in use.
 //
-// One goroutine fetches; close waits for it.
+// A single goroutine fetches; close waits for it.
 type keySet struct {
-	// MemoryJWKSet holds the keys, and guards them with a lock of its own.
+	// MemoryJWKSet holds the keys and has its own lock.
 	*jwkset.MemoryJWKSet
 
 	url      *url.URL
@@ -39,17 +39,17 @@ type keySet struct {
 	interval time.Duration
 	named    keyfunc.Keyfunc // finds the key that a token names
 
-	waiters int // guarded by mu
+	waiters int // number of requests waiting for a fetch; guarded by mu
 
-	wake  chan struct{} // asks for a fetch; it has room for one
+	wake  chan struct{} // requests a fetch; buffer of one
 	stop  context.CancelFunc
 	ended chan struct{} // closed when the goroutine has ended
 
 	mu      sync.Mutex
-	unknown *rate.Limiter // of fetches for the sake of unknown keys
-	pending bool          // a fetch has been asked for, or is under way
-	done    chan struct{} // closed when the next fetch is over
-	failed  bool          // the last fetch has failed
+	unknown *rate.Limiter // limits fetches for unknown keys
+	pending bool          // a fetch is requested or in progress
+	done    chan struct{} // closed at the end of the next fetch
+	failed  bool          // the last fetch failed
 }
 
 var _ jwkset.Storage = (*keySet)(nil)
@@ -57,13 +57,14 @@ var _ jwkset.Storage = (*keySet)(nil)
 func parseJWKSURL(text string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
-		return nil, errors.New("the JWKS URL is not one: give https://HOST/PATH") // it may hold a credential
+		// omits the URL, which may contain a credential
+		return nil, errors.New("invalid JWKS URL; use https://HOST/PATH")
 	}
 	return u, nil
 }
 
-// newKeySet fetches the keys once, within ctx, and starts the goroutine. A server that cannot be reached is no error: the
-// keys come when it is back.
+// newKeySet fetches the keys once, within ctx, and starts the goroutine. An unreachable server is
+// not an error, because the goroutine keeps trying.
 func newKeySet(ctx context.Context, cfg Config) (*keySet, error) {
 	u, err := parseJWKSURL(cfg.JWKSURL)
 	if err != nil {
@@ -88,7 +89,7 @@ func newKeySet(ctx context.Context, cfg Config) (*keySet, error) {
 		return nil, fmt.Errorf("jwks: %w", err)
 	}
 	if u.Scheme == "http" {
-		k.log.LogAttrs(ctx, slog.LevelWarn, "the keys are fetched without TLS: whoever is between can put in their own")
+		k.log.LogAttrs(ctx, slog.LevelWarn, "fetching keys without TLS; an attacker on the network can replace them")
 	}
 	k.update(ctx)
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -97,14 +98,15 @@ func newKeySet(ctx context.Context, cfg Config) (*keySet, error) {
 	return k, nil
 }
 
-// close ends the goroutine and waits for it. It may be called twice. Keys that are known go on being found.
+// close ends the goroutine and waits for it. It may be called more than once. Known keys can still
+// be found afterwards.
 func (k *keySet) close() {
 	k.stop()
 	<-k.ended
 	k.client.CloseIdleConnections()
 }
 
-// run fetches until ctx ends.
+// run fetches keys until ctx ends.
 func (k *keySet) run(ctx context.Context) {
 	defer close(k.ended)
 	for ctx.Err() == nil {
@@ -121,7 +123,7 @@ func (k *keySet) run(ctx context.Context) {
 	}
 }
 
-// pause is how long the goroutine waits when nobody asks.
+// pause returns the delay before the next fetch that no request triggers.
 func (k *keySet) pause() time.Duration {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -131,12 +133,12 @@ func (k *keySet) pause() time.Duration {
 	return k.refresh
 }
 
-// update fetches the keys and tells whoever waits that it did.
+// update fetches the keys and wakes the waiting requests.
 func (k *keySet) update(ctx context.Context) {
 	k.mu.Lock()
 	k.pending = true
 	select {
-	case <-k.wake: // this fetch is what was asked for
+	case <-k.wake: // this fetch serves the pending request too
 	default:
 	}
 	k.mu.Unlock()
@@ -157,13 +159,14 @@ func (k *keySet) update(ctx context.Context) {
 	k.mu.Unlock()
 	switch {
 	case err != nil && ctx.Err() == nil:
-		k.log.LogAttrs(ctx, slog.LevelWarn, "the keys were not fetched: those that are known stay in use", slog.Any("error", err))
+		k.log.LogAttrs(ctx, slog.LevelWarn, "failed to fetch keys; keeping the known keys", slog.Any("error", err))
 	case recovered:
-		k.log.LogAttrs(ctx, slog.LevelInfo, "the keys are fetched again", slog.Int("keys", len(keys)))
+		k.log.LogAttrs(ctx, slog.LevelInfo, "fetching keys works again", slog.Int("keys", len(keys)))
 	}
 }
 
-// KeyRead returns the key of that name. When it is not known, it waits for a fetch, if one is under way or allowed now.
+// KeyRead returns the key with the given id. For an unknown id, it waits for a fetch that is in
+// progress or allowed now.
 func (k *keySet) KeyRead(ctx context.Context, kid string) (jwkset.JWK, error) {
 	key, err := k.MemoryJWKSet.KeyRead(ctx, kid)
 	if err == nil {
@@ -181,7 +184,8 @@ func (k *keySet) KeyRead(ctx context.Context, kid string) (jwkset.JWK, error) {
 	return jwkset.JWK{}, err
 }
 
-// await waits for the fetch that is under way, or for a new one. It returns at once when it is too early for one.
+// await waits for the current fetch or starts one. It returns at once when the fetch interval does
+// not allow another fetch yet.
 func (k *keySet) await(ctx context.Context) error {
 	k.mu.Lock()
 	if !k.pending {
@@ -190,7 +194,7 @@ func (k *keySet) await(ctx context.Context) error {
 			return nil
 		}
 		k.pending = true
-		k.wake <- struct{}{} // there is room: nothing is pending
+		k.wake <- struct{}{} // does not block: no other request is pending
 	}
 	if k.waiters >= maxKeyWaiters {
 		k.mu.Unlock()
@@ -220,7 +224,7 @@ func (k *keySet) lastFailed() bool {
 	return k.failed
 }
 
-// find returns the key for a token whose algorithm has been checked.
+// find returns the key of a token whose algorithm was already checked.
 func (k *keySet) find(ctx context.Context, t *jwt.Token) (any, error) {
 	if _, named := t.Header[jwkset.HeaderKID]; !named {
 		return k.onlyKey(ctx, t.Method.Alg())
@@ -232,9 +236,10 @@ func (k *keySet) find(ctx context.Context, t *jwt.Token) (any, error) {
 	return fitting(key, t.Method.Alg())
 }
 
-// onlyKey is the key of a token that names none: there must be no choice.
+// onlyKey returns the key for a token without a key id, which is valid only if the set contains a
+// single key.
 func (k *keySet) onlyKey(ctx context.Context, alg string) (any, error) {
-	keys, _ := k.KeyReadAll(ctx) // it never fails
+	keys, _ := k.KeyReadAll(ctx) // never fails
 	if len(keys) == 0 {
 		if err := k.await(ctx); err != nil {
 			return nil, err
@@ -245,10 +250,10 @@ func (k *keySet) onlyKey(ctx context.Context, alg string) (any, error) {
 	case len(keys) == 0:
 		return nil, errKeysUnavailable
 	case len(keys) > 1:
-		return nil, errors.New("the token names no key, and there are several")
+		return nil, errors.New("token names no key and the key set has several")
 	}
 	if want := keys[0].Marshal().ALG; want != "" && want.String() != alg {
-		return nil, errors.New("the key is for another algorithm")
+		return nil, errors.New("key is for another algorithm")
 	}
 	return fitting(keys[0].Key(), alg)
 }

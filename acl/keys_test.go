@@ -34,7 +34,8 @@ import (
 	"eventhub/acl"
 )
 
-// jwksServer is a JWKS server that can be made to fail in every way. It can die and come back on the same port.
+// jwksServer is a JWKS server that can be made to fail in every way. It can die and come back on
+// the same port.
 type jwksServer struct {
 	t       testing.TB
 	address string
@@ -248,7 +249,8 @@ func TestJWKSAlgorithms(t *testing.T) {
 	}
 }
 
-// The public key of a JWKS is known to everybody: nothing that was signed with it as a secret may pass.
+// The public key of a JWKS is known to everybody: nothing that was signed with it as a secret may
+// pass.
 func TestJWKSTakesNoSecrets(t *testing.T) {
 	key := keys(t)["rsa"]
 	der, err := x509.MarshalPKIXPublicKey(key.Public())
@@ -260,7 +262,8 @@ func TestJWKSTakesNoSecrets(t *testing.T) {
 	s.serveText(jwks(t, jwk(t, "rsa", key, nil), oct))
 	v := newVerifier(t, acl.Config{JWKSURL: s.url()})
 	taken(t, v, tokenOf(t, "RS256", "rsa", key))
-	taken(t, v, tokenOf(t, "RS256", "", key)) // there is one key that counts, so it need not be named
+	// There is one key that counts, so it need not be named.
+	taken(t, v, tokenOf(t, "RS256", "", key))
 	public, ok := key.Public().(*rsa.PublicKey)
 	if !ok {
 		t.Fatal("no RSA key")
@@ -308,7 +311,8 @@ func TestJWKSLeavesOutKeysThatAreForOtherThings(t *testing.T) {
 	))
 	v := newVerifier(t, acl.Config{JWKSURL: s.url()})
 	taken(t, v, tokenOf(t, "RS256", "sig", all["rsa"]))
-	taken(t, v, tokenOf(t, "RS256", "x5u", all["rsa"])) // a key like any other: its certificate is not looked at
+	// This is a key like any other: its certificate is not looked at.
+	taken(t, v, tokenOf(t, "RS256", "x5u", all["rsa"]))
 	refused(t, v, tokenOf(t, "PS256", "sig", all["rsa"]), acl.InvalidJWT, "signed")
 	refused(t, v, tokenOf(t, "RS256", "small", small), acl.InvalidJWT, "signed")
 	for _, kid := range []string{"enc", "ops", "alg", "broken"} {
@@ -370,17 +374,17 @@ func TestJWKSSurvivesItsServer(t *testing.T) {
 	}{
 		"dead":           {func(s *jwksServer) { s.die() }, "connection refused"},
 		"status":         {func(s *jwksServer) { s.serve(http.NotFound) }, "status 404"},
-		"garbage":        {func(s *jwksServer) { s.serveText("<html>hush</html>") }, "the answer is no JWKS"},
-		"empty":          {func(s *jwksServer) { s.serveText("") }, "the answer is no JWKS"},
-		"null":           {func(s *jwksServer) { s.serveText("null") }, "no key that could verify"},
-		"another object": {func(s *jwksServer) { s.serveText(`{"error":"hush"}`) }, "no key that could verify"},
-		"no keys":        {func(s *jwksServer) { s.serveText(`{"keys":[]}`) }, "no key that could verify"},
-		"useless keys":   {func(s *jwksServer) { s.serveText(`{"keys":[{"kty":"oct","kid":"known","k":"AAAA"},7]}`) }, "no key that could verify"},
+		"garbage":        {func(s *jwksServer) { s.serveText("<html>hush</html>") }, "response is not a JWKS"},
+		"empty":          {func(s *jwksServer) { s.serveText("") }, "response is not a JWKS"},
+		"null":           {func(s *jwksServer) { s.serveText("null") }, "no key that can verify"},
+		"another object": {func(s *jwksServer) { s.serveText(`{"error":"hush"}`) }, "no key that can verify"},
+		"no keys":        {func(s *jwksServer) { s.serveText(`{"keys":[]}`) }, "no key that can verify"},
+		"useless keys":   {func(s *jwksServer) { s.serveText(`{"keys":[{"kty":"oct","kid":"known","k":"AAAA"},7]}`) }, "no key that can verify"},
 		"too many keys": {func(s *jwksServer) {
 			s.serveText(jwks(t, slices.Repeat([]json.RawMessage{jwk(t, "known", fresh, nil)}, acl.MaxJWKSKeys+1)...))
-		}, "101 keys: 100 are allowed"},
-		"10 MB":   {func(s *jwksServer) { s.serveText(good + strings.Repeat(" ", 10<<20)) }, "more than 1048576 bytes"},
-		"endless": {func(s *jwksServer) { s.serve(big) }, "more than 1048576 bytes"},
+		}, "101 keys; at most 100 are allowed"},
+		"10 MB":   {func(s *jwksServer) { s.serveText(good + strings.Repeat(" ", 10<<20)) }, "exceeds 1048576 bytes"},
+		"endless": {func(s *jwksServer) { s.serve(big) }, "exceeds 1048576 bytes"},
 		"a bomb": {func(s *jwksServer) {
 			var zipped bytes.Buffer
 			z := gzip.NewWriter(&zipped)
@@ -390,7 +394,7 @@ func TestJWKSSurvivesItsServer(t *testing.T) {
 				w.Header().Set("Content-Encoding", "gzip")
 				_, _ = w.Write(zipped.Bytes())
 			})
-		}, "more than 1048576 bytes"},
+		}, "exceeds 1048576 bytes"},
 		"a loop": {func(s *jwksServer) {
 			s.serve(func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, http.StatusFound) })
 		}, "more than 3 redirects"},
@@ -399,7 +403,7 @@ func TestJWKSSurvivesItsServer(t *testing.T) {
 				w.Header().Set("Content-Length", "1000")
 				_, _ = io.WriteString(w, good)
 			})
-		}, "the answer broke off"},
+		}, "read response"},
 		"a header without end": {func(s *jwksServer) {
 			s.serve(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("X", strings.Repeat("x", 128<<10)) })
 		}, "header"},
@@ -435,7 +439,7 @@ func TestJWKSSurvivesItsServer(t *testing.T) {
 				_, err := v.Verify(t.Context(), tokenOf(t, "ES256", "fresh", fresh))
 				return err == nil
 			})
-			eventually(t, "the log says that it is over", func() bool { return strings.Contains(log.String(), "the keys are fetched again") })
+			eventually(t, "the log says that it is over", func() bool { return strings.Contains(log.String(), "fetching keys works again") })
 			if strings.Contains(log.String(), "hush") {
 				t.Errorf("the log shows a credential or the answer:\n%s", log)
 			}
@@ -480,7 +484,8 @@ func TestJWKSServerMayBeDownAtTheStart(t *testing.T) {
 	}
 }
 
-// However many tokens name keys that nobody has, the server is asked at a bounded rate, and nobody waits for long.
+// However many tokens name keys that nobody has, the server is asked at a bounded rate, and nobody
+// waits for long.
 func TestUnknownKeysAreAskedForAtABoundedRate(t *testing.T) {
 	key := newKey(t, elliptic.P256())
 	s := newJWKSServer(t)

@@ -7,10 +7,11 @@ import (
 	"strings"
 )
 
-// MaxPatternBytes bounds the length of a pattern. A topic has at most 251 bytes.
+// MaxPatternBytes is the maximum length of a pattern. A topic has at most 251 bytes.
 const MaxPatternBytes = 256
 
-// maxTopicBytes bounds a topic: 251 bytes, and 4 more for the dead letters of one.
+// maxTopicBytes is the maximum length of a topic: 251 bytes, plus 4 for the prefix of a dead-letter
+// topic.
 const maxTopicBytes = 255
 
 const (
@@ -18,25 +19,27 @@ const (
 	anySegments = "**"
 )
 
-// Pattern is a compiled topic pattern. Its segments are separated by dots: * stands for exactly one segment, ** for any
-// number of them, none included, and everything else for itself. So a.** matches a, and a.**.c matches a.c. The zero
-// Pattern matches nothing.
+// Pattern is a compiled topic pattern. Dots separate its segments. The segment * matches exactly
+// one segment, ** matches any number of segments including none, and any other segment matches
+// itself. So a.** matches a, and a.**.c matches a.c. The zero Pattern matches nothing.
 type Pattern struct {
 	text string
-	// prefix begins every topic that matches. It is all there is to compare when the pattern has no wildcard.
+	// prefix is the literal beginning of every matching topic. A pattern without a wildcard
+	// consists only of the prefix.
 	prefix string
-	// segments is nil in a pattern without a wildcard. No two ** follow each other.
+	// segments is nil in a pattern without a wildcard. It never contains two adjacent **.
 	segments []string
-	// head holds the first bytes of prefix, and mask has ones where they are: most patterns are ruled out by these alone.
+	// head holds the first bytes of prefix, and mask has ones at those bytes. Comparing them rules
+	// out most patterns.
 	head, mask uint64
-	// known is how many segments at the beginning match in any topic that is long enough and has the prefix: those of the
-	// prefix, or else each * before something else.
+	// known is the number of leading segments that need no comparison in a topic that is long
+	// enough and has the prefix: the segments of the prefix or, without a prefix, each leading *.
 	known int
-	// least is how many segments a topic needs to match: those of the pattern, but for **.
+	// least is the minimum number of segments of a matching topic: the segments other than **.
 	least int
 }
 
-// ParsePattern compiles a pattern. The error says which segment is wrong and why.
+// ParsePattern compiles a pattern. Its error names the faulty segment and the cause.
 func ParsePattern(text string) (Pattern, error) {
 	p, err := parsePattern(text)
 	if err != nil {
@@ -45,13 +48,13 @@ func ParsePattern(text string) (Pattern, error) {
 	return p, nil
 }
 
-// parsePattern is ParsePattern with errors that hold nothing of the text.
+// parsePattern is ParsePattern with errors that contain no part of the text.
 func parsePattern(text string) (Pattern, error) {
 	switch {
 	case text == "":
-		return Pattern{}, errors.New("it is empty: give a topic, or ** for all topics")
+		return Pattern{}, errors.New("it is empty; use a topic, or ** for all topics")
 	case len(text) > MaxPatternBytes:
-		return Pattern{}, fmt.Errorf("it has %d bytes: %d are allowed", len(text), MaxPatternBytes)
+		return Pattern{}, fmt.Errorf("it has %d bytes; at most %d are allowed", len(text), MaxPatternBytes)
 	}
 	p := Pattern{text: text}
 	segments := strings.Split(text, ".")
@@ -86,22 +89,22 @@ func isWildcard(segment string) bool { return segment == oneSegment || segment =
 func checkSegment(s string) error {
 	switch {
 	case s == "":
-		return errors.New("is empty: dots stand between segments, one at a time")
+		return errors.New("is empty; separate segments by a single dot")
 	case isWildcard(s):
 		return nil
 	}
 	for _, c := range []byte(s) {
 		switch {
 		case c == '*':
-			return errors.New("mixes a wildcard with other characters: a wildcard is a segment of its own, as in a.*.c or a.**")
+			return errors.New("mixes a wildcard with other characters; a wildcard must be a whole segment, as in a.*.c or a.**")
 		case !topicBytes[c]:
-			return errors.New("has a character that no topic has: letters, digits, _ and - are allowed")
+			return errors.New("has an invalid character; letters, digits, _ and - are allowed")
 		}
 	}
 	return nil
 }
 
-// topicBytes are the bytes of a topic's segments.
+// topicBytes is the set of bytes allowed in a segment.
 var topicBytes = func() (set [256]bool) {
 	for _, c := range []byte("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") {
 		set[c] = true
@@ -109,18 +112,18 @@ var topicBytes = func() (set [256]bool) {
 	return set
 }()
 
-// String returns the pattern as it was written.
+// String returns the source text of the pattern.
 func (p Pattern) String() string { return p.text }
 
-// Match reports whether the pattern matches a topic. Nothing matches what is no well-formed topic. It does not allocate. Its
-// time grows with the length of the topic, and in the worst case, several ** with near misses between them, with the
-// product of both lengths, which are bounded.
+// Match reports whether the pattern matches a topic. A malformed topic matches no pattern. Match
+// does not allocate. Its time is linear in the length of the topic, except in patterns with several
+// **, where the worst case is proportional to the product of both lengths.
 func (p *Pattern) Match(topic string) bool {
 	var t segmented
 	return t.parse(topic) && p.match(&t)
 }
 
-// match is Match for a topic that has been parsed: a policy asks many patterns about one.
+// match is Match for a parsed topic, which a policy compares with many patterns.
 func (p *Pattern) match(t *segmented) bool {
 	if t.head&p.mask != p.head {
 		return false
@@ -132,13 +135,14 @@ func (p *Pattern) match(t *segmented) bool {
 		return false
 	}
 	if p.prefix != "" && int(t.ends[p.known-1]) != len(p.prefix) {
-		return false // the topic's segment goes on where the prefix ends
+		return false // the prefix ends inside a segment of the topic
 	}
 	return p.matchSegments(t)
 }
 
-// matchSegments goes through pattern and topic side by side. Where they part, the last ** takes one more segment; the
-// ones before it need not be tried again, since whatever they could take the last one can take as well.
+// matchSegments compares the segments of the pattern and the topic. On a mismatch, the last **
+// takes one more segment. Earlier ** need no retry, because the last one can absorb whatever they
+// could.
 func (p *Pattern) matchSegments(t *segmented) bool {
 	at, seg := p.known, p.known // the next segments of the topic and of the pattern
 	retryAt, retrySeg := 0, -1
@@ -169,7 +173,7 @@ func (p *Pattern) matchSegments(t *segmented) bool {
 	return seg == len(p.segments)
 }
 
-// segmented is a topic and where its segments end. It is small enough for the stack.
+// segmented is a topic with the ends of its segments. It is small enough for the stack.
 type segmented struct {
 	text string
 	head uint64
@@ -177,7 +181,7 @@ type segmented struct {
 	ends [(maxTopicBytes + 1) / 2]uint8
 }
 
-// parse reads a topic, and reports whether it is well formed.
+// parse splits a topic into segments and reports whether the topic is well formed.
 func (t *segmented) parse(topic string) bool {
 	if topic == "" || len(topic) > maxTopicBytes {
 		return false
@@ -201,7 +205,7 @@ func (t *segmented) parse(topic string) bool {
 	return start < len(topic)
 }
 
-// headOf packs the first bytes of text, up to eight, into a number. mask has ones where they are.
+// headOf packs up to eight leading bytes of text into a number. mask has ones at those bytes.
 func headOf(text string) (head, mask uint64) {
 	for i := range min(len(text), 8) {
 		head |= uint64(text[i]) << (8 * i)

@@ -55,10 +55,10 @@ func TestInvalidPatternsAreRefused(t *testing.T) {
 
 func TestPatternErrorsSayWhatToDo(t *testing.T) {
 	for pattern, want := range map[string]string{
-		"":       `pattern "": it is empty: give a topic, or ** for all topics`,
-		"a..b":   `pattern "a..b": segment 2 is empty: dots stand between segments`,
-		"a.b*.c": `pattern "a.b*.c": segment 2 mixes a wildcard with other characters: a wildcard is a segment of its own`,
-		"a/b":    `pattern "a/b": segment 1 has a character that no topic has`,
+		"":       `pattern "": it is empty; use a topic, or ** for all topics`,
+		"a..b":   `pattern "a..b": segment 2 is empty; separate segments by a single dot`,
+		"a.b*.c": `pattern "a.b*.c": segment 2 mixes a wildcard with other characters; a wildcard must be a whole segment`,
+		"a/b":    `pattern "a/b": segment 1 has an invalid character`,
 	} {
 		if _, err := acl.ParsePattern(pattern); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%q: %v, want %s…", pattern, err, want)
@@ -83,7 +83,8 @@ func TestMatchDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// Patterns made to go back as often as can be must still be quick: a matcher that tries everything would not come to an end.
+// Patterns made to go back as often as can be must still be quick: a matcher that tries everything
+// would not come to an end.
 func TestNoPatternIsSlow(t *testing.T) {
 	p, err := acl.ParsePattern(strings.Repeat("**.a.a.", 36) + "b")
 	if err != nil {

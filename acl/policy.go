@@ -8,28 +8,30 @@ import (
 	"strings"
 )
 
-// The bounds of a policy, whether it comes from a file, a token's policy or its scopes.
+// Limits of a policy. They apply to policy files, to policies in tokens, and to scopes.
 const (
-	// MaxPolicyBytes bounds the JSON of a policy.
+	// MaxPolicyBytes is the maximum size of the JSON of a policy.
 	MaxPolicyBytes = 1 << 20
-	// MaxRules bounds the rules of a policy, and the scopes of a token.
+	// MaxRules is the maximum number of rules of a policy, and of scopes of a token.
 	MaxRules = 1000
-	// MaxTopicsPerRule bounds the patterns of a rule.
+	// MaxTopicsPerRule is the maximum number of patterns of a rule.
 	MaxTopicsPerRule = 100
-	// MaxGroupsPerRule bounds the group names of a rule.
+	// MaxGroupsPerRule is the maximum number of group names of a rule.
 	MaxGroupsPerRule = 100
-	// MaxPatterns bounds the patterns of all rules together, and so the time of a decision.
+	// MaxPatterns is the maximum number of patterns of all rules together. It limits the time of a
+	// decision.
 	MaxPatterns = 5000
 )
 
-// maxGroupBytes bounds the name of a group.
+// maxGroupBytes is the maximum length of the name of a group.
 const maxGroupBytes = 128
 
-// anyGroup stands in a rule for every group.
+// anyGroup in a rule matches every group.
 const anyGroup = "*"
 
-// Policy is an ordered list of rules. The first rule that matches a request decides on it; what no rule matches is denied.
-// A Policy does not change and may be used concurrently. The zero Policy, and a nil one, deny everything.
+// Policy is an ordered list of rules. The first rule that matches a request decides; without a
+// match, the request is denied. A Policy is immutable and safe for concurrent use. The zero Policy
+// and a nil Policy deny everything.
 type Policy struct {
 	rules []rule
 }
@@ -38,9 +40,9 @@ type Policy struct {
 type rule struct {
 	allow  bool
 	acts   actions
-	action string // as it was written
+	action string // source text
 	topics []Pattern
-	// groups restricts a subscribe to these groups. It is nil when the rule has none.
+	// groups restricts a subscribe rule to these groups. nil means no restriction.
 	groups   []string
 	anyGroup bool
 }
@@ -61,9 +63,9 @@ func (p *Policy) Len() int {
 	return len(p.rules)
 }
 
-// Decide decides whether a request is allowed, and says which rule decided. group is the group of a Subscribe; it is ""
-// when the request has none, such as reading without a group, and it is ignored for other actions. A topic that is not well
-// formed, one with a wildcard in particular, is denied before any rule is asked. Decide does not allocate.
+// Decide decides whether a request is allowed and reports the deciding rule. group is the group of
+// a Subscribe, or "" for a request without a group; other actions ignore it. A malformed topic,
+// such as one with a wildcard, is denied before any rule is evaluated. Decide does not allocate.
 func (p *Policy) Decide(a Action, topic, group string) Decision {
 	want := a.bits()
 	var t segmented
@@ -88,20 +90,21 @@ func (r *rule) matches(want actions, topic *segmented, group string) bool {
 	return false
 }
 
-// Decision is the answer of a Policy. The zero Decision is the default: denied.
+// Decision is the result of Policy.Decide. The zero Decision is a denial by default.
 type Decision struct {
-	// Allowed is the answer.
+	// Allowed reports whether the request is allowed.
 	Allowed bool
 
 	number int
 	rule   *rule
 }
 
-// Rule returns the number of the rule that decided, counted from 1; it is 0 when none matched.
+// Rule returns the number of the deciding rule, counted from 1, or 0 if no rule matched.
 func (d Decision) Rule() int { return d.number }
 
-// String says what was decided and why, such as "denied by rule 2: deny publish a.**" or "denied by default: no rule
-// matches". It holds text of the policy: it is for operators, not for clients.
+// String explains the decision, such as "denied by rule 2: deny publish a.**" or "denied by
+// default: no rule matches". The text quotes the policy, so it is meant for operators and not for
+// clients.
 func (d Decision) String() string {
 	switch {
 	case d.rule == nil:
@@ -133,14 +136,14 @@ func (r *rule) String() string {
 	return b.String()
 }
 
-// ParsePolicy reads a policy from JSON:
+// ParsePolicy parses a policy in JSON:
 //
 //	{"rules": [{"effect": "allow", "action": "subscribe", "topics": ["process.**"], "groups": ["dashboard"]}]}
 //
-// effect is allow or deny; action is publish, subscribe, admin, or * for all of them; topics holds patterns. groups is for
-// rules about subscribe and holds names, or * for every group: a rule with groups never matches a subscribe without one.
-// Nothing is guessed: an unknown field, a field that comes twice, a list that is empty, and whatever is beyond the bounds
-// is an error that says where.
+// effect is allow or deny. action is publish, subscribe, admin, or * for all actions. topics is a
+// list of patterns. groups is allowed only for rules about subscribe. It is a list of names, or *
+// for every group; a rule with groups never matches a subscribe without a group. Unknown fields,
+// duplicate fields, empty lists, and values beyond the limits are errors that name their position.
 func ParsePolicy(data []byte) (*Policy, error) {
 	p, err := parsePolicy(data)
 	if err != nil {
@@ -149,24 +152,24 @@ func ParsePolicy(data []byte) (*Policy, error) {
 	return p, nil
 }
 
-// parsePolicy is ParsePolicy. Its errors hold nothing of the text.
+// parsePolicy is ParsePolicy with errors that contain no part of the text.
 func parsePolicy(data []byte) (*Policy, error) {
 	if len(data) > MaxPolicyBytes {
-		return nil, fmt.Errorf("it has %d bytes: %d are allowed", len(data), MaxPolicyBytes)
+		return nil, fmt.Errorf("it has %d bytes; at most %d are allowed", len(data), MaxPolicyBytes)
 	}
 	fields, err := objectFields(data)
 	if err != nil {
 		return nil, fmt.Errorf("it %w", err)
 	}
 	if len(fields) != 1 || fields[0].name != "rules" {
-		return nil, errors.New("it must have the field rules and no other")
+		return nil, errors.New("it must have exactly one field, rules")
 	}
 	values, ok := decodeArray(fields[0].value)
 	if !ok {
 		return nil, errors.New("rules is not an array")
 	}
 	if len(values) > MaxRules {
-		return nil, fmt.Errorf("it has %d rules: %d are allowed", len(values), MaxRules)
+		return nil, fmt.Errorf("it has %d rules; at most %d are allowed", len(values), MaxRules)
 	}
 	p := &Policy{rules: make([]rule, 0, len(values))}
 	patterns := 0
@@ -176,7 +179,7 @@ func parsePolicy(data []byte) (*Policy, error) {
 			return nil, fmt.Errorf("rule %d: %w", i+1, err)
 		}
 		if patterns += len(r.topics); patterns > MaxPatterns {
-			return nil, fmt.Errorf("it has more than %d topics in all its rules: use wildcards", MaxPatterns)
+			return nil, fmt.Errorf("its rules have more than %d topics in all; use wildcards", MaxPatterns)
 		}
 		p.rules = append(p.rules, r)
 	}
@@ -196,12 +199,12 @@ func parseRule(data []byte) (rule, error) {
 			effect, _ = decodeString(f.value)
 			r.allow = effect == "allow"
 			if !r.allow && effect != "deny" {
-				return rule{}, errors.New("effect is neither allow nor deny")
+				return rule{}, errors.New("effect must be allow or deny")
 			}
 		case "action":
 			r.action, _ = decodeString(f.value)
 			if r.acts, _ = parseActions(r.action); r.acts == 0 {
-				return rule{}, errors.New("action is none of publish, subscribe, admin and *")
+				return rule{}, errors.New("action must be publish, subscribe, admin or *")
 			}
 		case "topics":
 			r.topics, err = parseTopics(f.value)
@@ -217,13 +220,13 @@ func parseRule(data []byte) (rule, error) {
 	}
 	switch {
 	case effect == "":
-		return rule{}, errors.New("effect is missing: allow or deny")
+		return rule{}, errors.New("effect is missing; use allow or deny")
 	case r.acts == 0:
-		return rule{}, errors.New("action is missing: publish, subscribe, admin or *")
+		return rule{}, errors.New("action is missing; use publish, subscribe, admin or *")
 	case r.topics == nil:
-		return rule{}, errors.New("topics is missing: name the topics, or ** for all")
+		return rule{}, errors.New("topics is missing; list topics, or ** for all")
 	case r.groups != nil && r.acts&bitSubscribe == 0:
-		return rule{}, errors.New("groups is for rules about subscribe: leave it out")
+		return rule{}, errors.New("groups is only allowed in rules about subscribe")
 	}
 	return r, nil
 }
@@ -255,16 +258,16 @@ func parseGroups(data []byte) ([]string, error) {
 	return groups, nil
 }
 
-// parseStrings reads a list that may not be empty: to leave a restriction out, its field is left out.
+// parseStrings parses a non-empty list. A rule without the restriction must omit the field instead.
 func parseStrings(name string, data []byte, limit int) ([]string, error) {
 	values, ok := decodeArray(data)
 	switch {
 	case !ok:
 		return nil, fmt.Errorf("%s is not an array of strings", name)
 	case len(values) == 0:
-		return nil, fmt.Errorf("%s is empty: name at least one, or * for all", name)
+		return nil, fmt.Errorf("%s is empty; list at least one entry, or * for all", name)
 	case len(values) > limit:
-		return nil, fmt.Errorf("%s has %d entries: %d are allowed", name, len(values), limit)
+		return nil, fmt.Errorf("%s has %d entries; at most %d are allowed", name, len(values), limit)
 	}
 	texts := make([]string, len(values))
 	for i, v := range values {

@@ -99,14 +99,14 @@ func TestPolicyBounds(t *testing.T) {
 		want string
 	}{
 		{"rules", policyOf(slices.Repeat([]string{one}, acl.MaxRules)...), ""},
-		{"too many rules", policyOf(slices.Repeat([]string{one}, 10_001)...), "policy: it has 10001 rules: 1000 are allowed"},
+		{"too many rules", policyOf(slices.Repeat([]string{one}, 10_001)...), "policy: it has 10001 rules; at most 1000 are allowed"},
 		{"topics", policyOf(hundred), ""},
-		{"too many topics", policyOf(ruleOf("allow", "publish", slices.Repeat([]string{"a"}, acl.MaxTopicsPerRule+1)...)), "policy: rule 1: topics has 101 entries: 100 are allowed"},
+		{"too many topics", policyOf(ruleOf("allow", "publish", slices.Repeat([]string{"a"}, acl.MaxTopicsPerRule+1)...)), "policy: rule 1: topics has 101 entries; at most 100 are allowed"},
 		{"patterns", policyOf(slices.Repeat([]string{hundred}, acl.MaxPatterns/acl.MaxTopicsPerRule)...), ""},
-		{"too many patterns", policyOf(append(slices.Repeat([]string{hundred}, acl.MaxPatterns/acl.MaxTopicsPerRule), one)...), "policy: it has more than 5000 topics in all its rules"},
+		{"too many patterns", policyOf(append(slices.Repeat([]string{hundred}, acl.MaxPatterns/acl.MaxTopicsPerRule), one)...), "policy: its rules have more than 5000 topics in all"},
 		{"groups", policyOf(groups(acl.MaxGroupsPerRule)), ""},
-		{"too many groups", policyOf(groups(acl.MaxGroupsPerRule + 1)), "policy: rule 1: groups has 101 entries: 100 are allowed"},
-		{"too long a pattern", policyOf(one, ruleOf("allow", "publish", "a", strings.Repeat("a", 257))), "policy: rule 2: topic 2: it has 257 bytes: 256 are allowed"},
+		{"too many groups", policyOf(groups(acl.MaxGroupsPerRule + 1)), "policy: rule 1: groups has 101 entries; at most 100 are allowed"},
+		{"too long a pattern", policyOf(one, ruleOf("allow", "publish", "a", strings.Repeat("a", 257))), "policy: rule 2: topic 2: it has 257 bytes; at most 256 are allowed"},
 		{"too much text", append(policyOf(one), slices.Repeat([]byte(" "), acl.MaxPolicyBytes)...), "policy: it has "},
 	} {
 		_, err := acl.ParsePolicy(c.text)

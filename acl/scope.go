@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// ParseScopes makes a policy of scopes such as publish:heartbeat.* or subscribe:process.**: one rule for each, in their
-// order, that allows its action on its pattern. A scope is split at its first colon; the action * allows all actions. One
-// scope that is malformed makes all of them an error: a typing mistake never widens what is allowed. No scopes make a
-// policy that denies everything.
+// ParseScopes converts scopes such as publish:heartbeat.* or subscribe:process.** to a policy. Each
+// scope becomes a rule that allows its action on its pattern, in the given order. A scope is split
+// at its first colon. The action * allows all actions. A single malformed scope makes the call
+// fail, so a typing mistake never widens the rights. Without scopes, the policy denies everything.
 func ParseScopes(scopes []string) (*Policy, error) {
 	if len(scopes) > MaxRules {
-		return nil, fmt.Errorf("%d scopes: %d are allowed", len(scopes), MaxRules)
+		return nil, fmt.Errorf("%d scopes; at most %d are allowed", len(scopes), MaxRules)
 	}
 	p := &Policy{rules: make([]rule, len(scopes))}
 	for i, s := range scopes {
@@ -24,7 +24,7 @@ func ParseScopes(scopes []string) (*Policy, error) {
 	return p, nil
 }
 
-// parseScope reads one scope. Its errors hold nothing of the text.
+// parseScope parses one scope. Its errors contain no part of the text.
 func parseScope(text string) (rule, error) {
 	action, topic, found := strings.Cut(text, ":")
 	if !found {
@@ -32,7 +32,7 @@ func parseScope(text string) (rule, error) {
 	}
 	acts, ok := parseActions(action)
 	if !ok {
-		return rule{}, errors.New("the action before the colon is none of publish, subscribe, admin and *")
+		return rule{}, errors.New("the action before the colon must be publish, subscribe, admin or *")
 	}
 	p, err := parsePattern(topic)
 	if err != nil {

@@ -10,9 +10,9 @@ import (
 func TestScopeErrorsSayWhatToDo(t *testing.T) {
 	for scope, want := range map[string]string{
 		"publish":    "scope 2: there is no colon: write ACTION:PATTERN, such as publish:heartbeat.*",
-		"read:a":     "scope 2: the action before the colon is none of publish, subscribe, admin and *",
+		"read:a":     "scope 2: the action before the colon must be publish, subscribe, admin or *",
 		"publish:":   "scope 2: the pattern after the colon: it is empty",
-		"admin:a.b:": "scope 2: the pattern after the colon: segment 2 has a character",
+		"admin:a.b:": "scope 2: the pattern after the colon: segment 2 has an invalid character",
 	} {
 		_, err := acl.ParseScopes([]string{"publish:a", scope})
 		if err == nil || !strings.HasPrefix(err.Error(), want) {

@@ -9,14 +9,15 @@ import (
 	"os"
 )
 
-// MinSecretBytes is the least length of a secret that signs tokens. RFC 7518 asks HS256 for a key as long as its hash.
+// MinSecretBytes is the minimum length of a secret that signs tokens. RFC 7518 requires a key of at
+// least the length of the hash for HS256.
 const MinSecretBytes = 32
 
-// MaxSecretBytes bounds a secret and a static token.
+// MaxSecretBytes is the maximum length of a secret or a static token.
 const MaxSecretBytes = 4096
 
-// ReadSecret reads a secret or a static token from a file. One line break at its end, which editors and shells leave there,
-// is no part of it.
+// ReadSecret reads a secret or a static token from a file. It removes one trailing line break,
+// which editors and shells add.
 func ReadSecret(path string) ([]byte, error) {
 	f, err := os.Open(path) //nolint:gosec // the file is the operator's choice
 	if err != nil {
@@ -25,7 +26,7 @@ func ReadSecret(path string) ([]byte, error) {
 		}
 		return nil, fmt.Errorf("secret file %s: %w", path, err)
 	}
-	defer func() { _ = f.Close() }() // it was only read
+	defer func() { _ = f.Close() }() // read-only
 	secret, err := io.ReadAll(io.LimitReader(f, MaxSecretBytes+3))
 	if err != nil {
 		return nil, fmt.Errorf("secret file %s: %w", path, err)
@@ -34,9 +35,9 @@ func ReadSecret(path string) ([]byte, error) {
 	secret = bytes.TrimSuffix(secret, []byte("\r"))
 	switch {
 	case len(secret) == 0:
-		return nil, fmt.Errorf("secret file %s: it is empty", path)
+		return nil, fmt.Errorf("secret file %s is empty", path)
 	case len(secret) > MaxSecretBytes:
-		return nil, fmt.Errorf("secret file %s: it has more than %d bytes", path, MaxSecretBytes)
+		return nil, fmt.Errorf("secret file %s exceeds %d bytes", path, MaxSecretBytes)
 	}
 	return secret, nil
 }
@@ -44,10 +45,10 @@ func ReadSecret(path string) ([]byte, error) {
 func checkSecret(secret []byte) error {
 	switch n := len(secret); {
 	case n < MinSecretBytes:
-		return fmt.Errorf("the JWT secret has %d bytes, and whoever guesses it can sign tokens: at least %d are needed: make one with openssl rand -hex 32",
+		return fmt.Errorf("JWT secret has %d bytes, which is too easy to guess; at least %d are required; create one with openssl rand -hex 32",
 			n, MinSecretBytes)
 	case n > MaxSecretBytes:
-		return fmt.Errorf("the JWT secret has %d bytes: %d are allowed", n, MaxSecretBytes)
+		return fmt.Errorf("JWT secret has %d bytes; at most %d are allowed", n, MaxSecretBytes)
 	}
 	return nil
 }

@@ -9,32 +9,34 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// Grant is what Sign puts into a JWT.
+// Grant is the content of a JWT that Sign makes.
 type Grant struct {
-	// Subject is the sub.
+	// Subject is the sub claim.
 	Subject string
-	// Scopes are the scopes; see ParseScopes.
+	// Scopes is the scopes claim; see ParseScopes.
 	Scopes []string
-	// Policy is the JSON of a policy, which wins over Scopes; see ParsePolicy. Default: none.
+	// Policy is the policy claim in JSON, which takes precedence over Scopes; see ParsePolicy.
+	// Optional.
 	Policy []byte
-	// TTL is how long it is valid, from now on. It is at least a second.
+	// TTL is the lifetime of the JWT. At least 1 second.
 	TTL time.Duration
-	// Audience and Issuer are the aud and iss. Default: none.
+	// Audience and Issuer are the aud and iss claims. Optional.
 	Audience string
 	Issuer   string
 }
 
-// Sign makes a JWT that a Verifier with the same Secret takes, for development and tests: where it counts, another service
-// signs them. It refuses what Verify would refuse.
+// Sign returns a JWT that a Verifier with the same Secret accepts. It is intended for development
+// and tests; in production, a separate service should sign tokens. Sign returns an error for a
+// grant that Verify would refuse.
 func Sign(secret []byte, g Grant) (string, error) {
 	if err := checkSecret(secret); err != nil {
 		return "", err
 	}
 	if g.TTL < time.Second {
-		return "", errors.New("the time to live is below a second")
+		return "", errors.New("time to live is below 1 second")
 	}
 	if len(g.Subject) > maxNameBytes || hasControl(g.Subject) {
-		return "", fmt.Errorf("the subject has more than %d bytes or a control character", maxNameBytes)
+		return "", fmt.Errorf("subject has more than %d bytes or a control character", maxNameBytes)
 	}
 	now := time.Now()
 	c := jwt.MapClaims{"iat": now.Unix(), "exp": now.Add(g.TTL).Unix()}
@@ -57,10 +59,10 @@ func Sign(secret []byte, g Grant) (string, error) {
 	}
 	token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, c).SignedString(secret)
 	if err != nil {
-		return "", fmt.Errorf("sign the token: %w", err)
+		return "", fmt.Errorf("sign token: %w", err)
 	}
 	if len(token) > MaxTokenBytes {
-		return "", fmt.Errorf("the token has %d bytes: %d are allowed: use wildcards for fewer rules", len(token), MaxTokenBytes)
+		return "", fmt.Errorf("token has %d bytes; at most %d are allowed; use wildcards for fewer rules", len(token), MaxTokenBytes)
 	}
 	return token, nil
 }

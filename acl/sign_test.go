@@ -36,12 +36,12 @@ func TestSignRefusesWhatVerifyWould(t *testing.T) {
 		secret []byte
 		grant  acl.Grant
 	}{
-		"openssl rand -hex 32":      {secret[:31], acl.Grant{TTL: time.Hour}},
-		"below a second":            {secret, acl.Grant{}},
-		"scope 1: there is no":      {secret, acl.Grant{TTL: time.Hour, Scopes: []string{"publish"}}},
-		"policy: it is not a JSON":  {secret, acl.Grant{TTL: time.Hour, Policy: []byte(`[]`)}},
-		"the subject has more than": {secret, acl.Grant{TTL: time.Hour, Subject: strings.Repeat("a", 257)}},
-		"16384 are allowed":         {secret, acl.Grant{TTL: time.Hour, Policy: policyOf(rules...)}},
+		"openssl rand -hex 32":     {secret[:31], acl.Grant{TTL: time.Hour}},
+		"below 1 second":           {secret, acl.Grant{}},
+		"scope 1: there is no":     {secret, acl.Grant{TTL: time.Hour, Scopes: []string{"publish"}}},
+		"policy: it is not a JSON": {secret, acl.Grant{TTL: time.Hour, Policy: []byte(`[]`)}},
+		"subject has more than":    {secret, acl.Grant{TTL: time.Hour, Subject: strings.Repeat("a", 257)}},
+		"16384 are allowed":        {secret, acl.Grant{TTL: time.Hour, Policy: policyOf(rules...)}},
 	} {
 		if _, err := acl.Sign(c.secret, c.grant); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)

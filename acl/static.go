@@ -8,20 +8,21 @@ import (
 	"strings"
 )
 
-// MaxStaticTokens bounds the static tokens of a hub: each is compared with every token that comes.
+// MaxStaticTokens is the maximum number of static tokens of a hub. Each received token is compared
+// with all of them.
 const MaxStaticTokens = 100
 
-// StaticToken is a token that is configured, and known to whoever may use it. It never expires.
+// StaticToken is a configured token. It never expires.
 type StaticToken struct {
-	// Name is the name of its owner, for logs and quotas. Default: static.
+	// Name is the name of the owner in logs and quotas. Defaults to "static".
 	Name string
-	// Token is the secret.
+	// Token is the secret token. Required.
 	Token string
-	// Policy is what its owner may do. Default: everything.
+	// Policy holds the rights of the owner. Defaults to full access.
 	Policy *Policy
 }
 
-// staticToken is a StaticToken as it is kept: without the token.
+// staticToken is the stored form of a StaticToken, with a hash in place of the token.
 type staticToken struct {
 	hash  [sha256.Size]byte
 	owner *Identity
@@ -29,7 +30,7 @@ type staticToken struct {
 
 func newStaticTokens(configured []StaticToken) ([]staticToken, error) {
 	if len(configured) > MaxStaticTokens {
-		return nil, fmt.Errorf("%d static tokens: %d are allowed", len(configured), MaxStaticTokens)
+		return nil, fmt.Errorf("%d static tokens; at most %d are allowed", len(configured), MaxStaticTokens)
 	}
 	tokens := make([]staticToken, 0, len(configured))
 	seen := make(map[[sha256.Size]byte]struct{})
@@ -45,15 +46,15 @@ func newStaticTokens(configured []StaticToken) ([]staticToken, error) {
 		var err error
 		switch {
 		case c.Token == "":
-			err = errors.New("it is empty, which would let everybody in")
+			err = errors.New("it is empty, which would grant access to everyone")
 		case len(c.Token) > MaxSecretBytes:
-			err = fmt.Errorf("it has %d bytes: %d are allowed", len(c.Token), MaxSecretBytes)
+			err = fmt.Errorf("it has %d bytes; at most %d are allowed", len(c.Token), MaxSecretBytes)
 		case strings.TrimSpace(c.Token) != c.Token || hasControl(c.Token):
-			err = errors.New("it has blanks around it or a control character: clients could not send it in a header")
+			err = errors.New("it has surrounding spaces or a control character, so clients cannot send it in a header")
 		case twice:
-			err = errors.New("another one is the same: whose is it?")
+			err = errors.New("it is a duplicate of another static token")
 		case len(c.Name) > maxNameBytes || hasControl(c.Name):
-			err = fmt.Errorf("its name has more than %d bytes or a control character", maxNameBytes)
+			err = fmt.Errorf("name has more than %d bytes or a control character", maxNameBytes)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("static token %d: %w", i+1, err)
@@ -64,8 +65,8 @@ func newStaticTokens(configured []StaticToken) ([]staticToken, error) {
 	return tokens, nil
 }
 
-// findStatic returns the owner of a token, or nil. How long it takes does not depend on the token: hashes have one length,
-// each is compared in constant time, and all of them are.
+// findStatic returns the owner of a token, or nil. Its time does not depend on the token: it
+// compares hashes of equal length in constant time and always compares all of them.
 func findStatic(tokens []staticToken, token string) *Identity {
 	hash := sha256.Sum256([]byte(token))
 	var owner *Identity

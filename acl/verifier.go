@@ -14,51 +14,53 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// Leeway is by how much clocks may differ: exp, nbf and iat are taken with it.
+// Leeway is the tolerated clock difference when exp, nbf, and iat are checked.
 const Leeway = 5 * time.Second
 
-// MaxTokenBytes bounds a token. A policy of about 200 rules fits in.
+// MaxTokenBytes is the maximum length of a token. A policy of about 200 rules fits.
 const MaxTokenBytes = 16 << 10
 
-// The defaults of Config.
+// Defaults of Config.
 const (
 	DefaultRefreshInterval = 10 * time.Minute
 	DefaultFetchInterval   = 10 * time.Second
 )
 
-// Config says which tokens a Verifier takes. At least one of Static, Secret and JWKSURL must be set, and only one of the
-// last two: a hub that took both could be told by a token which of them to ask.
+// Config selects the tokens that a Verifier accepts. At least one of Static, Secret, and JWKSURL
+// must be set. Secret and JWKSURL exclude each other; otherwise a token could choose which one
+// checks it.
 type Config struct {
-	// Static are tokens that are configured. They are looked at first.
+	// Static lists the configured tokens. They are checked before JWTs.
 	Static []StaticToken
 
-	// Secret verifies JWTs that are signed with HS256, and no other algorithm. Whoever knows it can sign them.
+	// Secret verifies JWTs that are signed with HS256. It also allows its holder to sign them.
 	Secret []byte
-	// JWKSURL is where the public keys are that verify JWTs signed with RS256, RS384, RS512, PS256, PS384, PS512, ES256,
-	// ES384, ES512 or EdDSA, and no other algorithm.
+	// JWKSURL is the address of the public keys for JWTs that are signed with RS256, RS384, RS512,
+	// PS256, PS384, PS512, ES256, ES384, ES512, or EdDSA.
 	JWKSURL string
-	// Audience must be in the aud of a JWT. Default: aud is not looked at.
+	// Audience must occur in the aud claim of a JWT. By default, aud is not checked.
 	Audience string
-	// Issuer must be the iss of a JWT. Default: iss is not looked at.
+	// Issuer must equal the iss claim of a JWT. By default, iss is not checked.
 	Issuer string
 
-	// RefreshInterval is how often the keys are fetched, and so how long one that was withdrawn may still be in use.
-	// Default: DefaultRefreshInterval.
+	// RefreshInterval is the interval between fetches of the keys. A withdrawn key stays in use for
+	// up to this long. Defaults to DefaultRefreshInterval.
 	RefreshInterval time.Duration
-	// FetchInterval is the least time between two fetches because of a key that is not known, and how long it takes to the
-	// next try after one that failed. Default: DefaultFetchInterval.
+	// FetchInterval is the minimum interval between fetches for unknown keys, and the delay before
+	// the retry of a failed fetch. Defaults to DefaultFetchInterval.
 	FetchInterval time.Duration
-	// Proxy chooses the proxy on the way to the JWKS server, as that of http.Transport does. Default: none.
+	// Proxy selects the proxy for the JWKS server, like http.Transport.Proxy. By default, no proxy
+	// is used.
 	Proxy func(*http.Request) (*url.URL, error)
-	// HTTPClient fetches the keys. Default: one that uses Proxy, keeps no connections and follows few redirects. Set it for a
-	// CA of your own.
+	// HTTPClient fetches the keys. Set it to use a private CA. Defaults to a client that uses
+	// Proxy, keeps no connections open, and follows at most 3 redirects.
 	HTTPClient *http.Client
 
-	// Logger is told when the keys cannot be fetched. Default: nobody is told.
+	// Logger receives failures to fetch keys. By default, nothing is logged.
 	Logger *slog.Logger
 }
 
-// complete sets what is left open and refuses what makes no sense.
+// complete sets defaults and rejects invalid combinations.
 func (cfg *Config) complete() error {
 	if cfg.RefreshInterval == 0 {
 		cfg.RefreshInterval = DefaultRefreshInterval
@@ -71,20 +73,20 @@ func (cfg *Config) complete() error {
 	}
 	switch {
 	case len(cfg.Static) == 0 && cfg.Secret == nil && cfg.JWKSURL == "":
-		return errors.New("no token would be taken: configure a static token, a JWT secret or a JWKS URL")
+		return errors.New("no token would be accepted; configure a static token, a JWT secret or a JWKS URL")
 	case cfg.Secret != nil && cfg.JWKSURL != "":
-		return errors.New("both a JWT secret and a JWKS URL are configured: choose one of them")
+		return errors.New("both a JWT secret and a JWKS URL are configured; choose one")
 	case cfg.Secret == nil && cfg.JWKSURL == "" && cfg.Audience+cfg.Issuer != "":
-		return errors.New("an audience or an issuer is configured, but nothing to verify a JWT with: configure a JWT secret or a JWKS URL")
+		return errors.New("an audience or an issuer is configured without a way to verify JWTs; configure a JWT secret or a JWKS URL")
 	case cfg.RefreshInterval < 0 || cfg.FetchInterval < 0:
-		return errors.New("the intervals of the JWKS must be positive")
+		return errors.New("JWKS intervals must be positive")
 	case cfg.Secret != nil:
 		return checkSecret(cfg.Secret)
 	}
 	return nil
 }
 
-// Validate finds what NewVerifier would refuse, all of it, and fetches nothing.
+// Validate returns every error that NewVerifier would return, without fetching keys.
 func (cfg Config) Validate() error {
 	_, tokens := newStaticTokens(cfg.Static)
 	var keys error
@@ -97,16 +99,17 @@ func (cfg Config) Validate() error {
 	return nil
 }
 
-// Verifier says whose a token is. Its methods may be called concurrently.
+// Verifier verifies tokens. Its methods may be called concurrently.
 type Verifier struct {
 	static []staticToken
-	parser *jwt.Parser // nil when no JWT is taken
-	secret []byte      // nil with a JWKS
-	keys   *keySet     // nil with a secret
+	parser *jwt.Parser // nil if JWTs are not accepted
+	secret []byte      // nil if a JWKS is used
+	keys   *keySet     // nil if a secret is used
 }
 
-// NewVerifier makes a Verifier. With a JWKS URL it fetches the keys once, which ctx and 5 s bound, and starts a goroutine
-// that Close ends. A JWKS server that is down is no error: it is logged, and the keys are fetched when it is back.
+// NewVerifier returns a Verifier. With a JWKS URL it fetches the keys once, for at most 5 seconds
+// or until ctx ends, and starts a goroutine that Close ends. A failed fetch is logged and retried
+// later; it is not an error.
 func NewVerifier(ctx context.Context, cfg Config) (*Verifier, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("tokens: %w", err)
@@ -143,16 +146,17 @@ func newParser(algorithms []string, cfg Config) *jwt.Parser {
 	return jwt.NewParser(options...)
 }
 
-// Close ends what the Verifier has started and waits for it. It may be called twice. Verify works on with the keys that are
-// known.
+// Close ends the goroutine of the Verifier and waits for it. It may be called more than once.
+// Verify still works afterwards, with the known keys.
 func (v *Verifier) Close() {
 	if v.keys != nil {
 		v.keys.close()
 	}
 }
 
-// Verify returns whose token it is. The error is an *Error. It takes microseconds, unless the token names a key that is not
-// known and it is time to ask the JWKS server for it: then it waits for the answer, until ctx ends at the latest.
+// Verify returns the owner of a token, or an *Error. It takes microseconds unless the token names
+// an unknown key and a fetch from the JWKS server is due. It then waits for the fetch, at most
+// until ctx ends.
 func (v *Verifier) Verify(ctx context.Context, token string) (*Identity, error) {
 	if token == "" {
 		return nil, &Error{NoToken, "A token is required."}
@@ -177,7 +181,7 @@ func (v *Verifier) Verify(ctx context.Context, token string) (*Identity, error) 
 	return &Identity{kind: KindJWT, name: c.subject, policy: policy, expires: c.expires.Add(Leeway)}, nil
 }
 
-// refuse is for a token that nobody looked into.
+// refuse returns the error for a token that was not parsed.
 func (v *Verifier) refuse(msg string) *Error {
 	if v.parser == nil {
 		return &Error{BadToken, msg}
@@ -185,12 +189,12 @@ func (v *Verifier) refuse(msg string) *Error {
 	return invalid(msg)
 }
 
-// key finds the key of a JWT whose algorithm has been checked.
+// key returns the function that finds the key of a JWT whose algorithm was already checked.
 func (v *Verifier) key(ctx context.Context) jwt.Keyfunc {
 	return func(t *jwt.Token) (any, error) {
-		// crit names extensions without which the token must not be understood, and we know none.
+		// crit lists extensions that a verifier must understand, and none are supported.
 		if _, ok := t.Header["crit"]; ok {
-			return nil, errors.New("the token has critical extensions")
+			return nil, errors.New("token has critical extensions")
 		}
 		if v.keys == nil {
 			return v.secret, nil
@@ -199,7 +203,8 @@ func (v *Verifier) key(ctx context.Context) jwt.Keyfunc {
 	}
 }
 
-// refusal tells what is wrong with a JWT in words of our own: those of err may hold parts of it.
+// refusal maps an error of the JWT library to a fixed message, because err may contain parts of the
+// token.
 func refusal(err error) *Error {
 	for _, r := range []struct {
 		is     error

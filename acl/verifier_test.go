@@ -288,21 +288,21 @@ func TestStaticTokens(t *testing.T) {
 
 func TestConfigIsChecked(t *testing.T) {
 	for want, cfg := range map[string]acl.Config{
-		"no token would be taken":                {},
-		"choose one of them":                     {Secret: secret, JWKSURL: "https://localhost/"},
-		"nothing to verify a JWT with":           {Static: []acl.StaticToken{{Token: "t"}}, Audience: "hub"},
-		"openssl rand -hex 32":                   {Secret: secret[:31]},
-		"the JWT secret has 0 bytes":             {Secret: []byte{}},
-		"the JWT secret has 5000 bytes":          {Secret: make([]byte, 5000)},
-		"the intervals of the JWKS":              {JWKSURL: "https://localhost/", FetchInterval: -1},
-		"the JWKS URL is not one":                {JWKSURL: "localhost/keys"},
-		"give https://HOST/PATH":                 {JWKSURL: "file:///etc/passwd"},
-		"static token 1: it is empty":            {Static: []acl.StaticToken{{}}},
-		"static token 2: another one is":         {Static: []acl.StaticToken{{Token: "t"}, {Token: "t"}}},
-		"static token 1: it has blanks":          {Static: []acl.StaticToken{{Token: "t\n"}}},
-		"static token 1: it has 5000":            {Static: []acl.StaticToken{{Token: strings.Repeat("t", 5000)}}},
-		"static token 1: its name has":           {Static: []acl.StaticToken{{Token: "t", Name: "a\n"}}},
-		"tokens: 101 static tokens: 100 are all": {Static: make([]acl.StaticToken, 101)},
+		"no token would be accepted":                     {},
+		"choose one":                                     {Secret: secret, JWKSURL: "https://localhost/"},
+		"without a way to verify JWTs":                   {Static: []acl.StaticToken{{Token: "t"}}, Audience: "hub"},
+		"openssl rand -hex 32":                           {Secret: secret[:31]},
+		"JWT secret has 0 bytes":                         {Secret: []byte{}},
+		"JWT secret has 5000 bytes":                      {Secret: make([]byte, 5000)},
+		"JWKS intervals must":                            {JWKSURL: "https://localhost/", FetchInterval: -1},
+		"invalid JWKS URL":                               {JWKSURL: "localhost/keys"},
+		"use https://HOST/PATH":                          {JWKSURL: "file:///etc/passwd"},
+		"static token 1: it is empty":                    {Static: []acl.StaticToken{{}}},
+		"static token 2: it is a duplicate":              {Static: []acl.StaticToken{{Token: "t"}, {Token: "t"}}},
+		"static token 1: it has surrounding spaces":      {Static: []acl.StaticToken{{Token: "t\n"}}},
+		"static token 1: it has 5000":                    {Static: []acl.StaticToken{{Token: strings.Repeat("t", 5000)}}},
+		"static token 1: name has":                       {Static: []acl.StaticToken{{Token: "t", Name: "a\n"}}},
+		"tokens: 101 static tokens; at most 100 are all": {Static: make([]acl.StaticToken, 101)},
 	} {
 		v, err := acl.NewVerifier(t.Context(), cfg)
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -412,7 +412,7 @@ func TestConfigCheck(t *testing.T) {
 	if err == nil {
 		t.Fatal("a bad configuration passed")
 	}
-	for _, want := range []string{"choose one of them", "static token 1", "JWKS URL is not one"} {
+	for _, want := range []string{"choose one", "static token 1", "invalid JWKS URL"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q does not say %q", err, want)
 		}

@@ -187,7 +187,8 @@ func TestTokensThatAreRefused(t *testing.T) {
 	}
 }
 
-// An AUTH replaces the policy and what was remembered of it. What the new one does not allow ends, and goes to others.
+// An AUTH replaces the policy and what was remembered of it. What the new one does not allow ends,
+// and goes to others.
 func TestReauthWithFewerRights(t *testing.T) {
 	r := jwtRig(t, nil)
 	p := r.as(t, grant(t, "p", "publish:*", "subscribe:*"))

@@ -24,8 +24,8 @@ func begin(t *testing.T, conn net.Conn, size, sent int) {
 	}
 }
 
-// Clients that begin large messages and do not end them get so much memory and no more. Those who send what fits into the
-// share of a connection notice nothing, and the others when it is over.
+// Clients that begin large messages and do not end them get so much memory and no more. Those who
+// send what fits into the share of a connection notice nothing, and the others when it is over.
 func TestUnfinishedMessages(t *testing.T) {
 	const attackers, size, budget = 14, 4 << 20, 8 << 20
 	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.InboundBytes = budget })
@@ -97,8 +97,8 @@ func TestUnfinishedMessagesThatAreLost(t *testing.T) {
 	}
 }
 
-// A message may come in fragments, of one byte or none, with pings between them, and is what it would be otherwise. One
-// that never ends costs its connection only.
+// A message may come in fragments, of one byte or none, with pings between them, and is what it
+// would be otherwise. One that never ends costs its connection only.
 func TestFragments(t *testing.T) {
 	r := newRig(t, func(cfg *facade.Config) {
 		unthrottled(cfg)
@@ -158,7 +158,7 @@ func TestPingFlood(t *testing.T) {
 	neighbour := r.login(t)
 	ping := append([]byte{0x89, 0x80 | 125, 0, 0, 0, 0}, bytes.Repeat([]byte("p"), 125)...)
 	before := heapInUse()
-	unread, err := net.Dial("tcp", r.ws.Listener.Addr().String())
+	unread, err := net.Dial("tcp", r.ws.addr())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,8 +191,8 @@ func TestPingFlood(t *testing.T) {
 	}
 }
 
-// Pings, pongs and small parts of messages cost as much as frames, and their sender may not send more of them: what is over
-// waits, and is answered.
+// Pings, pongs and small parts of messages cost as much as frames, and their sender may not send
+// more of them: what is over waits, and is answered.
 func TestPartsWait(t *testing.T) {
 	const rate, burst, parts = 100, 20, 60
 	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.FrameRate, cfg.Limits.FrameBurst = rate, burst })

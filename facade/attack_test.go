@@ -32,7 +32,8 @@ import (
 // payloadMark is in every payload that an attacker sends. It must not be found anywhere else.
 const payloadMark = "xyzzy-payload"
 
-// witness keeps all that a hub writes to its log and says to attackers, to be searched for what must not be there.
+// witness keeps all that a hub writes to its log and says to attackers, to be searched for what
+// must not be there.
 type witness struct {
 	mu   sync.Mutex
 	log  bytes.Buffer
@@ -134,8 +135,9 @@ func serveKeys(tb testing.TB, text string) (url string, asked *atomic.Int64) {
 // forgery is a token that must not be taken.
 type forgery struct{ name, token, code string }
 
-// A hub that knows public keys takes no token that was not signed with one of them, for it, by its issuer and now,
-// whatever header and payload say. Each refusal is exact, counts, and gives nothing away.
+// A hub that knows public keys takes no token that was not signed with one of them, for it, by its
+// issuer and now, whatever header and payload say. Each refusal is exact, counts, and gives nothing
+// away.
 func TestForgedTokens(t *testing.T) {
 	key, eves := newRSAKey(t), newRSAKey(t)
 	set, single := keyText(t, "one", key)
@@ -227,7 +229,8 @@ func TestForgedTokens(t *testing.T) {
 	}
 }
 
-// The same for a hub that knows a secret: what is signed with keys is no more to it than what is not signed.
+// The same for a hub that knows a secret: what is signed with keys is no more to it than what is
+// not signed.
 func TestForgedTokensOfASecret(t *testing.T) {
 	eves := newRSAKey(t)
 	_, evesKey := keyText(t, "one", eves)
@@ -246,7 +249,8 @@ func TestForgedTokensOfASecret(t *testing.T) {
 	})
 }
 
-// runForgeries tries each token over WebSocket and HTTP at a hub that is configured so. good is one that is taken.
+// runForgeries tries each token over WebSocket and HTTP at a hub that is configured so. good is one
+// that is taken.
 func runForgeries(t *testing.T, cfg acl.Config, good string, forgeries []forgery) {
 	t.Helper()
 	cfg.Static = []acl.StaticToken{{Token: rigToken}}
@@ -304,7 +308,8 @@ func runForgeries(t *testing.T, cfg acl.Config, good string, forgeries []forgery
 	w.mustNotKnow(t, secrets...)
 }
 
-// Whoever does not authenticate in time is closed, busy or not, and what comes afterwards has no effect.
+// Whoever does not authenticate in time is closed, busy or not, and what comes afterwards has no
+// effect.
 func TestAuthThatComesLate(t *testing.T) {
 	const limit = 400 * time.Millisecond
 	var w witness
@@ -374,8 +379,9 @@ func keepSending(t *testing.T, p *peer, frame string) {
 	})
 }
 
-// Topics are names. No policy, however wide, lets a pattern of ours or of NATS pass for one, in any place where a topic can
-// be; and what JSON allows in a frame does not make the policy see another topic than the bus.
+// Topics are names. No policy, however wide, lets a pattern of ours or of NATS pass for one, in any
+// place where a topic can be; and what JSON allows in a frame does not make the policy see another
+// topic than the bus.
 func TestTopicsThatAreNone(t *testing.T) {
 	var w witness
 	r := jwtRig(t, w.listen)
@@ -433,8 +439,8 @@ func TestTopicsThatAreNone(t *testing.T) {
 	w.mustNotKnow(t, payloadMark)
 }
 
-// A second AUTH with fewer rights takes effect with the frame that follows it. What it ends goes to others at once, however
-// long the leases are, and cannot be settled any more by who held it.
+// A second AUTH with fewer rights takes effect with the frame that follows it. What it ends goes to
+// others at once, however long the leases are, and cannot be settled any more by who held it.
 func TestLesserRightsInTheMiddle(t *testing.T) {
 	var w witness
 	r := jwtRig(t, w.listen)

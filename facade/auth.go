@@ -20,44 +20,47 @@ const (
 	ActionAdmin     = acl.Admin
 )
 
-// Authenticator turns a credential into a Principal. It is called concurrently, and must answer within 10 s: the
-// context ends then.
+// Authenticator turns a credential into a Principal. Its method is called concurrently and must
+// return within 10 s, when the context ends.
 type Authenticator interface {
-	// Authenticate returns the owner of token, which is "" when the client sent none. The error is an *AuthError for
-	// whatever the client may be told; any other error is answered with internal and goes to the log.
+	// Authenticate returns the principal of token, which is "" when the client sent none. An
+	// *AuthError is shown to the client. The client gets internal for any other error, which goes
+	// to the log.
 	Authenticate(ctx context.Context, token string) (Principal, error)
 }
 
-// AuthError is returned by an Authenticator that refuses a token. Msg is shown to the client and says nothing about the
-// secret.
+// AuthError is returned by an Authenticator that refuses a token. Msg is shown to the client and
+// must reveal nothing about the secret.
 type AuthError struct {
-	// Code is no_token, bad_token or jwt_invalid; or internal when nobody can tell now, and the same token may be taken
-	// later.
+	// Code is no_token, bad_token or jwt_invalid. It is internal when the token cannot be checked
+	// now and the same token may be accepted later.
 	Code string
 	// Msg is for people.
 	Msg string
 }
 
-// Error gives code and message.
+// Error returns code and message.
 func (e *AuthError) Error() string { return e.Code + ": " + e.Msg }
 
-// Principal is an authenticated client and its policy. It belongs to one connection, or to the HTTP requests with one
-// token. It does not change: a connection remembers its answers until the next AUTH. Its methods may be called
-// concurrently.
+// Principal is an authenticated client and its policy. It belongs to one connection, or to the HTTP
+// requests with one token. It is immutable: a connection caches its answers until the next AUTH.
+// Its methods may be called concurrently.
 type Principal interface {
 	// Name is for logs.
 	Name() string
-	// Key tells principals apart: what has the same Key shares one quota. It is never "".
+	// Key identifies the principal: all Principals with the same Key share one quota. It is never
+	// "".
 	Key() string
 	// Allows reports whether the client may do a on topic. group is "" unless a is ActionSubscribe.
 	Allows(a Action, topic, group string) bool
-	// Expires is when the credential ends and the connection with it; the zero time means never.
+	// Expires is when the credential, and the connection with it, ends. The zero time means never.
 	Expires() time.Time
 }
 
 var _ Principal = (*acl.Identity)(nil)
 
-// Tokens returns an Authenticator that takes what v takes. The caller closes v after the Server.
+// Tokens returns an Authenticator that accepts the tokens that v accepts. The caller closes v after
+// the Server.
 func Tokens(v *acl.Verifier) Authenticator { return tokens{v} }
 
 type tokens struct{ verifier *acl.Verifier }
@@ -79,13 +82,13 @@ func (t tokens) Authenticate(ctx context.Context, token string) (Principal, erro
 		c = codeBadToken
 	case acl.Unavailable:
 		c = codeInternal
-	default: // a token that has expired is one that is not valid: the connection was never its
+	default: // an expired token is an invalid one: the connection never had it
 	}
 	return nil, &AuthError{Code: string(c), Msg: refused.Msg}
 }
 
-// StaticToken returns an Authenticator that gives full rights to whoever knows token. It panics when that cannot be a
-// token: an empty one would let everybody in.
+// StaticToken returns an Authenticator that grants full access to clients with token. It panics
+// when token is not allowed as a token: an empty one would admit everybody.
 func StaticToken(token string) Authenticator {
 	v, err := acl.NewVerifier(context.Background(), acl.Config{Static: []acl.StaticToken{{Token: token}}})
 	if err != nil {
@@ -94,7 +97,7 @@ func StaticToken(token string) Authenticator {
 	return Tokens(v) // without JWTs there is nothing to close
 }
 
-// authenticate asks whose token it is. What is found is not expired.
+// authenticate returns the principal of a token. The principal has not expired.
 func (s *Server) authenticate(ctx context.Context, token string) (Principal, *fault) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -108,7 +111,7 @@ func (s *Server) authenticate(ctx context.Context, token string) (Principal, *fa
 	if known, ok := errors.AsType[*AuthError](err); ok {
 		return nil, &fault{code: code(known.Code), msg: known.Msg}
 	}
-	s.log.ErrorContext(ctx, "authentication failed", slog.Any("error", err))
+	s.log.ErrorContext(ctx, "failed to check a token", slog.Any("error", err))
 	return nil, &fault{code: codeInternal, msg: "The token could not be checked."}
 }
 
@@ -117,7 +120,7 @@ func expired(p Principal, now time.Time) bool {
 	return !at.IsZero() && !now.Before(at)
 }
 
-// allows is where policies are asked. The names are well formed: a policy sees only what can exist.
+// allows asks the policy. The names must be well formed: a policy sees only names that can exist.
 func (s *Server) allows(p Principal, a Action, topic, group string) bool {
 	if p.Allows(a, topic, group) {
 		return true
@@ -127,7 +130,7 @@ func (s *Server) allows(p Principal, a Action, topic, group string) bool {
 		if id, ok := p.(*acl.Identity); ok {
 			why = id.Policy().Decide(a, topic, group).String()
 		}
-		s.log.Debug("forbidden", slog.String("principal", p.Name()), slog.String("action", string(a)),
+		s.log.Debug("denied an action", slog.String("principal", p.Name()), slog.String("action", string(a)),
 			slog.String("topic", topic), slog.String("group", group), slog.String("decision", why))
 	}
 	return false
@@ -138,7 +141,8 @@ func (s *Server) mayPublish(p Principal, topic string) *fault {
 	return s.may(p, ActionPublish, topic, "publish to")
 }
 
-// mayRead checks the topic's form, then whether the policy lets the client subscribe there, as no group.
+// mayRead checks the topic's form, then whether the policy lets the client subscribe to the topic
+// without naming a group.
 func (s *Server) mayRead(p Principal, topic string) *fault {
 	return s.may(p, ActionSubscribe, topic, "read")
 }
@@ -153,7 +157,7 @@ func (s *Server) may(p Principal, a Action, topic, what string) *fault {
 	return nil
 }
 
-// maySubscribe reports whether the policy allows all of a subscription.
+// maySubscribe reports whether the policy allows every topic of a subscription.
 func (s *Server) maySubscribe(p Principal, sub *subscription) bool {
 	for _, topic := range sub.more {
 		if !s.allows(p, ActionSubscribe, topic, sub.group) {

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// received returns how many bytes the kernel has received of a connection and nobody has read, or 0
-// when that cannot be told.
+// received returns how many bytes of a connection the kernel has received and nobody has read, or 0
+// when the kernel does not tell.
 func received(conn net.Conn) (n int) {
 	c, ok := conn.(syscall.Conn)
 	if !ok {

@@ -4,5 +4,6 @@ package facade
 
 import "net"
 
-// received returns 0 where the hub does not ask the kernel: bytes arrive when they are read.
+// received returns 0 where the hub cannot ask the kernel: bytes then count as arriving when they
+// are read.
 func received(net.Conn) int { return 0 }

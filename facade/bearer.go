@@ -9,12 +9,13 @@ import (
 	"time"
 )
 
-// bearerFresh is how long a token is taken without being verified anew: what makes it invalid before it expires, such as
-// the withdrawal of its key, counts for HTTP after that at the latest. WebSocket connections verify each AUTH.
+// bearerFresh is how long HTTP requests accept a token without verifying it again. It is the
+// longest time until HTTP notices that a token became invalid before it expired, for example
+// because its key was withdrawn. WebSocket connections verify each AUTH.
 const bearerFresh = 30 * time.Second
 
-// bearers remembers whose the tokens of HTTP requests are. Tokens themselves are not kept, nor those that were refused.
-// Its methods may be called concurrently.
+// bearers caches the principals of the tokens of HTTP requests. It keeps neither the tokens
+// themselves nor refused tokens. Its methods may be called concurrently.
 type bearers struct {
 	max int
 
@@ -31,7 +32,7 @@ func newBearers(limit int) *bearers {
 	return &bearers{max: limit, known: make(map[[sha256.Size]byte]bearer)}
 }
 
-// find returns the owner of a token that was verified not long ago and has not expired, else nil.
+// find returns the principal of a token that was verified recently and has not expired, else nil.
 func (b *bearers) find(hash [sha256.Size]byte, now time.Time) Principal {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -42,7 +43,8 @@ func (b *bearers) find(hash [sha256.Size]byte, now time.Time) Principal {
 	return who.principal
 }
 
-// keep remembers what a verification found: nil is nobody. It reports whether another had to be forgotten.
+// keep caches the result of a verification; nil means that the token was refused. It reports
+// whether another token had to be evicted.
 func (b *bearers) keep(hash [sha256.Size]byte, p Principal, now time.Time) (full bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -50,7 +52,7 @@ func (b *bearers) keep(hash [sha256.Size]byte, p Principal, now time.Time) (full
 	if p == nil {
 		return false
 	}
-	for other := range b.known { // any other will do
+	for other := range b.known { // evicts an arbitrary token
 		if len(b.known) < b.max {
 			break
 		}

@@ -15,7 +15,8 @@ import (
 	"eventhub/jetstream"
 )
 
-// A handler that takes longer than a poll makes nothing come twice: there is no poll, there are leases.
+// A handler that takes longer than a poll makes nothing come twice: there is no poll, there are
+// leases.
 func TestSlowHandlerGetsEachEventOnce(t *testing.T) {
 	hub := startHub(t, openBus(t))
 	c := hub.dial()
@@ -168,7 +169,8 @@ func TestMaxInFlightOverTopicsAndFailures(t *testing.T) {
 	}
 }
 
-// The same id within the duplicate window is one event in the stream; in a family stream the topic is part of the id.
+// The same id within the duplicate window is one event in the stream; in a family stream the topic
+// is part of the id.
 func TestSameIDIsOneEvent(t *testing.T) {
 	bus := openBus(t, func(cfg *jetstream.Config) {
 		cfg.Topics = []jetstream.TopicRule{{Pattern: "user.*.events", Family: "users"}}
@@ -209,7 +211,8 @@ func storedPayloads(t *testing.T, bus *jetstream.Bus, topic string) string {
 	return strings.Join(texts, " ")
 }
 
-// A key that means something in a subject is a key like any other: its latest event is found under it alone.
+// A key that means something in a subject is a key like any other: its latest event is found under
+// it alone.
 func TestKeysAreFoundAgain(t *testing.T) {
 	bus := openBus(t)
 	hub := startHub(t, bus)
@@ -241,7 +244,8 @@ func TestKeysAreFoundAgain(t *testing.T) {
 	}
 }
 
-// What native NATS clients publish is delivered: with an id made from its place, and only when it is JSON.
+// What native NATS clients publish is delivered: with an id made from its place, and only when it
+// is JSON.
 func TestNativeEvents(t *testing.T) {
 	url := startNATS(t)
 	bus := openBus(t, at(url))

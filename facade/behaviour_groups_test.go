@@ -159,7 +159,8 @@ type deadLetter struct {
 	Attempts int    `json:"attempts"`
 }
 
-// Every way in which a delivery fails counts; at maxAttempts the event is dead-lettered once, and the group moves on.
+// Every way in which a delivery fails counts; at maxAttempts the event is dead-lettered once, and
+// the group moves on.
 func TestMaxAttempts(t *testing.T) {
 	hub := startHub(t, openBus(t))
 	for _, test := range []struct {
@@ -214,7 +215,8 @@ func TestMaxAttempts(t *testing.T) {
 				t.Errorf("dead letter %s", e.Record)
 			}
 
-			// The group moves on, the other group was not touched, and there is no second dead letter.
+			// The group moves on, the other group was not touched, and there is no second dead
+			// letter.
 			hub.publish(watch, topic, `"marker"`)
 			if e := in.next(); string(e.Payload) != `"marker"` || e.Attempt != 1 {
 				t.Errorf("the group got %s, attempt %d", e.Payload, e.Attempt)
@@ -330,8 +332,8 @@ func waitUntil(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// Two hubs make one new group at the same instant, from different starts: the group has one start, and all members
-// share it.
+// Two hubs make one new group at the same instant, from different starts: the group has one start,
+// and all members share it.
 func TestTwoHubsMakeOneGroup(t *testing.T) {
 	a, b := twoHubs(t)
 	ca, cb := a.dial(), b.dial()

@@ -15,7 +15,8 @@ import (
 	"eventhub/jetstream"
 )
 
-// expiryNoticed is how soon after its end a lease that ran out must be given again (protocol.md, section 3).
+// expiryNoticed is how soon after its end a lease that ran out must be given again (protocol.md,
+// section 3).
 const expiryNoticed = 250 * time.Millisecond
 
 func ackWait(d time.Duration) func(*jetstream.Config) {
@@ -58,11 +59,13 @@ func TestExpiredLeaseComesAgainAtOnce(t *testing.T) {
 	}
 }
 
-// A lease may be used to its last moment: the server, which has a clock of its own, gives nothing away before. And MODACK
-// holds a lease for as long as it is sent, well beyond what the server itself would wait.
+// A lease may be used to its last moment: the server, which has a clock of its own, gives nothing
+// away before. And MODACK holds a lease for as long as it is sent, well beyond what the server
+// itself would wait.
 //
-// All cases wait at the same time, each on a bus of its own. On a machine that is so busy that a hub stands still, that hub
-// gives its leases up, as it must: such a case says nothing, and is tried again.
+// All cases wait at the same time, each on a bus of its own. On a machine that is so busy that a
+// hub stands still, that hub gives its leases up, as it must: such a case says nothing, and is
+// tried again.
 func TestLeaseIsGoodToItsEnd(t *testing.T) {
 	t.Parallel()
 	cases := []leaseCase{
@@ -229,8 +232,8 @@ func TestLateFramesDoNotTouchAnothersLease(t *testing.T) {
 			if err := old.ModAckWait(t.Context(), 60*time.Second); err == nil {
 				t.Error("MODACK of a lease that has ended was answered OK")
 			}
-			// Had the ACK settled it, it would not come again; had the NACK ended the lease, it would come before its end;
-			// had the MODACK prolonged it, it would come long after.
+			// Had the ACK settled it, it would not come again; had the NACK ended the lease, it
+			// would come before its end; had the MODACK prolonged it, it would come long after.
 			again := other.next()
 			early, late := e.Deadline.Add(-500*time.Millisecond), e.Deadline.Add(5*time.Second)
 			if now := time.Now(); again.ID != e.ID || again.Attempt != 3 || now.Before(early) || now.After(late) {
@@ -245,8 +248,8 @@ func TestLateFramesDoNotTouchAnothersLease(t *testing.T) {
 	}
 }
 
-// A hub that is cut off from NATS for longer than AckWait loses its leases: nothing of what its clients say about them
-// reaches the events, which are another hub's by then.
+// A hub that is cut off from NATS for longer than AckWait loses its leases: nothing of what its
+// clients say about them reaches the events, which are another hub's by then.
 func TestHubCutOffSettlesNothing(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -272,7 +275,8 @@ func TestHubCutOffSettlesNothing(t *testing.T) {
 				fine.publish(b, topic, strconv.Itoa(i))
 			}
 			old := in.take(10)
-			if err := in.sub.Pause(t.Context()); err != nil { // what comes again shall go to the other hub
+			// what comes again shall go to the other hub
+			if err := in.sub.Pause(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			other := fine.subscribe(b, topic, "g", opts)
@@ -303,7 +307,8 @@ func TestHubCutOffSettlesNothing(t *testing.T) {
 				_ = old[i].Nack("late", 0)
 			}
 
-			// The other hub's leases are whole: half of them are settled, the other half come again after their end.
+			// The other hub's leases are whole: half of them are settled, the other half come again
+			// after their end.
 			other.ack(held[:5]...)
 			left := map[string]bool{}
 			for _, e := range held[5:] {

@@ -10,8 +10,8 @@ import (
 	"eventhub/facade/client"
 )
 
-// 1 MiB of payload passes, with headers on top; above it HTTP answers 413 and WebSocket publish_failed (frames/payload_size),
-// and the connection lives on.
+// 1 MiB of payload passes, with headers on top; above it HTTP answers 413 and WebSocket
+// publish_failed (frames/payload_size), and the connection lives on.
 func TestPayloadLimit(t *testing.T) {
 	bus := openBus(t)
 	hub := startHub(t, bus)

@@ -12,10 +12,12 @@ import (
 
 	"eventhub/facade/client"
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
-// The benchmarks do the same work through the hub's WebSocket and through nats.go over TCP, on the same embedded server:
-// 256-byte JSON payloads, file storage, 4 connections, 256 in flight on each. Compare them within one run only.
+// The benchmarks do the same work through the hub's WebSocket and through nats.go over TCP, on the
+// same embedded server: 256-byte JSON payloads, file storage, 4 connections, 256 in flight on each.
+// Compare them within one run only.
 const (
 	benchConns    = 4
 	benchInFlight = 256
@@ -32,7 +34,7 @@ type benchHub struct {
 
 func startBench(b *testing.B) *benchHub {
 	b.Helper()
-	bus := openBus(b, func(c *jetstream.Config) { c.Listen, c.ListenToken = "127.0.0.1:0", testToken })
+	bus := openBus(b, func(c *jetstream.Config) { c.Server = natstest.Embed(b, b.TempDir(), natstest.Listening(testToken)) })
 	return &benchHub{testHub: startHub(b, bus, unthrottled), bus: bus}
 }
 

@@ -11,7 +11,8 @@ import (
 	"eventhub/facade"
 )
 
-// A body that outlives its token is not published, and a stream of blank lines does not keep the request alive.
+// A body that outlives its token is not published, and a stream of blank lines does not keep the
+// request alive.
 func TestABodyDoesNotOutliveItsToken(t *testing.T) {
 	r := newRig(t, func(cfg *facade.Config) { cfg.Auth = policies{} })
 	request := func(kind string, body io.Reader) (*http.Response, error) {

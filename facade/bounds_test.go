@@ -22,8 +22,8 @@ func heapInUse() int {
 	return int(m.HeapAlloc >> 20)
 }
 
-// A client that does not read, and pauses and resumes, makes the hub fetch the same events again and again. What was
-// given back must not stay in the queue.
+// A client that does not read, and pauses and resumes, makes the hub fetch the same events again
+// and again. What was given back must not stay in the queue.
 func TestUnreadQueueIsBounded(t *testing.T) {
 	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.WriteStall = time.Minute })
 	payload := []byte(`"` + strings.Repeat("x", 500_000) + `"`)
@@ -56,7 +56,8 @@ func TestLargeFrameBeforeAuth(t *testing.T) {
 	p.wantClose(4102)
 }
 
-// Over HTTP a client has no connection that its new topics could be counted by: they count for its principal.
+// Over HTTP a client has no connection that its new topics could be counted by: they count for its
+// principal.
 func TestHTTPTopicLimit(t *testing.T) {
 	r := newRig(t, nil)
 	codes := map[int]int{}

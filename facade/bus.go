@@ -7,19 +7,19 @@ import (
 	"eventhub/jetstream"
 )
 
-// Bus is what a Server needs of the event bus; see jetstream.Bus for what the methods do. JetStream
-// makes one of a *jetstream.Bus. Its methods, and those of what they return, may be called
-// concurrently, but for Publisher's.
+// Bus is the part of the event bus that a Server needs. JetStream adapts a *jetstream.Bus, which
+// documents the methods. All methods, and those of the values that they return, may be called
+// concurrently, except those of a Publisher.
 type Bus interface {
 	Subscribe(ctx context.Context, topic, group string, opts jetstream.SubscribeOptions, handler func(*jetstream.Held)) (Subscription, error)
 	NewPublisher() Publisher
 	Keys(topic string) Keys
-	// MaxPayload is the largest payload in bytes that a Publisher takes.
+	// MaxPayload returns the largest payload in bytes that a Publisher takes.
 	MaxPayload() int
 }
 
-// Publisher publishes for one client in order. *jetstream.Publisher is one. Flush may be called
-// concurrently.
+// Publisher publishes for one client in order. *jetstream.Publisher implements it. Only Flush may
+// be called concurrently.
 type Publisher interface {
 	CountFor(client string)
 	Publish(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (jetstream.Receipt, error)
@@ -27,8 +27,8 @@ type Publisher interface {
 	Flush(ctx context.Context) error
 }
 
-// Subscription is a member of a group, whose deliveries are settled by the ids of their events.
-// *jetstream.Subscription is one.
+// Subscription is a member of a group. Its deliveries are settled by the ids of their events.
+// *jetstream.Subscription implements it.
 type Subscription interface {
 	Ack(id string) bool
 	Nack(id, reason string, delay time.Duration) bool
@@ -40,7 +40,7 @@ type Subscription interface {
 	Disconnect(ctx context.Context) error
 }
 
-// Keys is the newest event of each key of a topic. jetstream.Keys is one.
+// Keys reads the newest event of each key of a topic. jetstream.Keys implements it.
 type Keys interface {
 	Get(ctx context.Context, key string) (*jetstream.Event, error)
 	GetMany(ctx context.Context, keys []string) (map[string]*jetstream.Event, error)
@@ -49,7 +49,7 @@ type Keys interface {
 	List(ctx context.Context, opts jetstream.ListOptions) (jetstream.Listing, error)
 }
 
-// JetStream is the Bus on NATS JetStream. The caller closes bus, after the Server.
+// JetStream returns the Bus on NATS JetStream. The caller closes bus after the Server.
 func JetStream(bus *jetstream.Bus) Bus {
 	if bus == nil {
 		return nil

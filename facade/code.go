@@ -7,10 +7,10 @@ import (
 	"github.com/coder/websocket"
 )
 
-// A code is what a program reads in an error, on the WebSocket and over HTTP alike.
+// A code identifies an error to programs, on the WebSocket and over HTTP alike.
 type code string
 
-// The codes of the protocol. What the bus calls an error is the same string.
+// The codes of the protocol. Errors of the bus use the same strings.
 const (
 	codeNoToken           code = "no_token"
 	codeBadToken          code = "bad_token"
@@ -37,11 +37,12 @@ const (
 	codeGroupReset        code = "group_reset"
 )
 
-// A rule is what follows from a code.
+// A rule holds the consequences of a code.
 type rule struct {
 	// status is the HTTP status.
 	status int
-	// retry says whether the same request may succeed later, unchanged. Clients wait longer from try to try.
+	// retry reports whether the same request may succeed later, unchanged. Clients increase the
+	// pause from try to try.
 	retry bool
 	// meaning is for the documentation.
 	meaning string
@@ -70,15 +71,15 @@ var rules = map[code]rule{
 	codeNotFound:          {http.StatusNotFound, false, "There is nothing of this name."},
 	codeRateLimited:       {http.StatusTooManyRequests, true, "This client asks too much: slow down."},
 	codeOverloaded:        {http.StatusServiceUnavailable, true, "The hub is at one of its limits."},
-	// It answers no request; nothing else has this status.
+	// group_reset answers no request. Nothing else has this status.
 	codeGroupReset: {http.StatusConflict, false, "The group had to start anew and may have missed events; the message is topic::group. It answers no request."},
 	codeInternal:   {http.StatusServiceUnavailable, true, "The hub failed; the cause is in its log."},
 }
 
-// tooLarge takes the place of a publish_failed's rule when the event is over the size limit.
+// tooLarge replaces the rule of publish_failed when the event exceeds the size limit.
 var tooLarge = rule{http.StatusRequestEntityTooLarge, false, "The event is larger than the hub takes; the message names the limit."}
 
-// rule returns what follows from c; an unknown code counts as internal.
+// rule returns the rule of c. An unknown code counts as internal.
 func (c code) rule() rule {
 	if r, ok := rules[c]; ok {
 		return r
@@ -86,17 +87,17 @@ func (c code) rule() rule {
 	return rules[codeInternal]
 }
 
-// A fault is what a client is told about something that went wrong. msg is safe to show.
+// A fault is an error that a client is told. msg is safe to show.
 type fault struct {
 	code code
 	msg  string
-	// wait is after which time it may be worth to try again; 0 when that is not known.
+	// wait is the time after which a retry may succeed; 0 when unknown.
 	wait time.Duration
 	// tooLarge marks a publish_failed that is due to size, so that HTTP answers 413.
 	tooLarge bool
 }
 
-// rule returns what follows from the fault.
+// rule returns the rule of the fault.
 func (f *fault) rule() rule {
 	if f.tooLarge {
 		return tooLarge
@@ -104,8 +105,8 @@ func (f *fault) rule() rule {
 	return f.code.rule()
 }
 
-// The codes with which the hub closes a WebSocket. At 4000..4099 a client should connect again, with growing pauses;
-// at 4100..4199 it should not before somebody has changed something.
+// The codes with which the hub closes a WebSocket. After 4000..4099 a client should reconnect, with
+// increasing pauses. After 4100..4199 it should not reconnect until somebody has changed something.
 const (
 	closeDraining     websocket.StatusCode = 4000
 	closeSlowConsumer websocket.StatusCode = 4001
@@ -122,7 +123,7 @@ const (
 	closeGiveUp websocket.StatusCode = 4100
 )
 
-// A closing is what a close code says.
+// A closing describes a close code.
 type closing struct {
 	// name is the reason sent with the code.
 	name string

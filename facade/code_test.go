@@ -17,7 +17,8 @@ var update = flag.Bool("update", false, "rewrite the files in testdata from the 
 
 // errorsFile is what testdata/errors.json holds: the two tables of code.go, for other languages.
 type errorsFile struct {
-	// Codes are sorted by code, then status. A code that stands there twice differs over HTTP by its status.
+	// Codes are sorted by code, then status. A code that stands there twice differs over HTTP by
+	// its status.
 	Codes []codeEntry `json:"codes"`
 	// Closes are sorted by code.
 	Closes []closeEntry `json:"closes"`

@@ -16,16 +16,17 @@ import (
 // nullPayload is what a PUBLISH without a payload publishes.
 var nullPayload = []byte("null")
 
-// unauthorized is the message of the code of that name.
+// unauthorized is the message of the code unauthorized.
 const unauthorized = "Call AUTH first."
 
-// opNames are for the Observer.
+// opNames are the names of the ops for the Observer.
 var opNames = [...]string{
 	opUnknown: "unknown", opAuth: "AUTH", opPublish: "PUBLISH", opSubscribe: "SUBSCRIBE", opUnsubscribe: "UNSUBSCRIBE",
 	opAck: "ACK", opNack: "NACK", opModack: "MODACK", opPause: "PAUSE", opResume: "RESUME",
 }
 
-// execute carries out one message, and returns for how long no more should be read. mu is held.
+// execute executes one message and returns how long the reader must wait before it reads on. mu is
+// held.
 func (s *session) execute(msg []byte) (wait time.Duration) {
 	f := &s.frame
 	fail := f.cut(msg)
@@ -37,7 +38,7 @@ func (s *session) execute(msg []byte) (wait time.Duration) {
 		s.fail(replyTo{corr: f.corr}, codeUnauthorized, unauthorized)
 		if !s.frames.take(s.srv.frames, now.Sub(s.srv.started)) {
 			s.limit("frame_rate")
-			s.misread(codeBadFrame) // who goes on like this gets no answers any more
+			s.misread(codeBadFrame) // a client that goes on like this is closed
 		}
 		return 0
 	case !settles(f.op) && !s.frames.take(s.srv.frames, now.Sub(s.srv.started)):
@@ -57,7 +58,7 @@ func (s *session) execute(msg []byte) (wait time.Duration) {
 	}
 	s.faults = 0
 	if d := s.due.Load(); d != nil && d.code == closeTokenExpired && !now.Before(d.at) {
-		// The ticker is about to say so; nothing is done on an expired token meanwhile.
+		// The ticker is about to end the connection. Until then an expired token permits nothing.
 		if s.due.CompareAndSwap(d, nil) {
 			s.expire(d)
 		}
@@ -65,7 +66,8 @@ func (s *session) execute(msg []byte) (wait time.Duration) {
 	}
 	s.command(f)
 	if settles(f.op) {
-		// What came is carried out at once, for the client holds leases; what comes next waits.
+		// The client holds leases, so its frame is executed at once. The reader waits before the
+		// next one.
 		return s.settles.spend(s.srv.settles, max(1, len(f.ids)), now.Sub(s.srv.started))
 	}
 	return 0
@@ -74,7 +76,8 @@ func (s *session) execute(msg []byte) (wait time.Duration) {
 // settles reports whether an op is about events that the client holds.
 func settles(o op) bool { return o == opAck || o == opNack || o == opModack }
 
-// misread counts frames that make no sense, and gives up on a client that sends nothing else.
+// misread counts consecutive frames that make no sense, and closes a client that sends nothing
+// else.
 func (s *session) misread(c code) {
 	switch c {
 	case codeBadJSON, codeBadFrame, codeUnknownOp:
@@ -87,14 +90,14 @@ func (s *session) misread(c code) {
 	}
 }
 
-// giveUp ends the session from within a frame.
+// giveUp ends the session while a frame is executed.
 func (s *session) giveUp(c websocket.StatusCode) {
 	s.ended = true
 	s.out.shut(c)
 }
 
-// command carries out the session's frame, or makes it an operation when it would wait for the bus,
-// or has to wait for an operation before it.
+// command executes the session's frame. A frame that would wait for the bus, or that must wait for
+// an earlier operation, becomes an operation.
 func (s *session) command(f *frame) {
 	switch f.op {
 	case opAuth:
@@ -128,7 +131,7 @@ func (s *session) failNotSubscribed(to replyTo, f *frame) {
 	s.fail(to, codeNotSubscribed, string(f.topic)+"::"+string(f.group))
 }
 
-// settle carries out a frame on a subscription. It does not wait for the bus.
+// settle executes a frame on a subscription. It does not wait for the bus.
 func (s *session) settle(to replyTo, f *frame, sub *subscription) {
 	switch f.op {
 	case opAck:
@@ -154,8 +157,8 @@ func (s *session) settle(to replyTo, f *frame, sub *subscription) {
 	s.out.ok(to, "")
 }
 
-// auth replaces the connection's policy, after all operations before it have ended. When these take
-// too long it is refused like an AUTH with a bad token: what they were allowed to do must not
+// auth replaces the connection's policy after all earlier operations have ended. If they take too
+// long, the AUTH is refused like one with a bad token: the permissions of those operations must not
 // outlive the AUTH.
 func (s *session) auth(f *frame) {
 	deadline := s.wire.arrived.Add(callTimeout)
@@ -173,8 +176,8 @@ func (s *session) auth(f *frame) {
 	clear(s.topics)
 	if fail == nil && !s.srv.connections.move(s.counted, p.Key(), s.srv.cfg.Limits.PrincipalConnections) {
 		s.limit("principal_connections")
-		fail = &fault{code: codeOverloaded, msg: "This client has as many connections as it may have, which is " +
-			strconv.Itoa(s.srv.cfg.Limits.PrincipalConnections) + "."}
+		fail = &fault{code: codeOverloaded, msg: "This client has reached its limit of " +
+			strconv.Itoa(s.srv.cfg.Limits.PrincipalConnections) + " connections."}
 	}
 	if fail != nil {
 		s.refuse(f, fail)
@@ -198,7 +201,7 @@ func (s *session) auth(f *frame) {
 	s.out.ok(replyTo{corr: f.corr}, "")
 }
 
-// errOperationsLate refuses an AUTH whose turn did not come.
+// errOperationsLate refuses an AUTH whose earlier operations did not end in time.
 var errOperationsLate = &fault{code: codeOverloaded, msg: "The frames before it took too long: AUTH again."}
 
 func (s *session) authenticate(f *frame, deadline time.Time) (Principal, *fault) {
@@ -207,7 +210,8 @@ func (s *session) authenticate(f *frame, deadline time.Time) (Principal, *fault)
 	return s.srv.authenticate(ctx, string(f.token))
 }
 
-// refuse answers an AUTH that failed. The connection is unauthenticated again, whatever it was.
+// refuse answers an AUTH that failed. The connection is unauthenticated afterwards, even if it was
+// authenticated before.
 func (s *session) refuse(f *frame, fail *fault) {
 	if s.principal != nil {
 		s.principal = nil
@@ -218,7 +222,7 @@ func (s *session) refuse(f *frame, fail *fault) {
 	}
 	s.fail(replyTo{corr: f.corr}, fail.code, fail.msg)
 	if fail.rule().retry {
-		return // nothing is wrong with the token
+		return // the token itself is not at fault
 	}
 	if s.refusals++; s.refusals > s.srv.cfg.Limits.AuthTries {
 		s.limit("auth_tries")
@@ -226,8 +230,9 @@ func (s *session) refuse(f *frame, fail *fault) {
 	}
 }
 
-// publish sends an event. The answer comes when the stream has stored it; frames behind it go on.
-// The first publish to a topic may wait until the topic is made, so that it becomes an operation.
+// publish sends an event. The reply comes when the stream has stored the event; the reader goes on
+// to the next frame meanwhile. The first publish to a topic may wait until the topic exists, so it
+// becomes an operation.
 func (s *session) publish(f *frame) {
 	topic, fail := s.publishTopic(f.topic)
 	if fail != nil {
@@ -250,13 +255,13 @@ func (s *session) publish(f *frame) {
 	s.send(ctx, topic.name, f, s.out.replyTo(f.corr))
 }
 
-// publishSlowly is publish for an operation.
+// publishSlowly is publish as an operation.
 func (s *session) publishSlowly(o *operation) (ended bool) {
 	if o.late() {
 		s.failLate(o.to, opPublish)
 		return true
 	}
-	if s.principal == nil { // an AUTH did not wait for this any longer
+	if s.principal == nil { // an AUTH gave up waiting for this operation
 		s.fail(o.to, codeUnauthorized, unauthorized)
 		return true
 	}
@@ -274,7 +279,8 @@ func (s *session) publishSlowly(o *operation) (ended bool) {
 	return false
 }
 
-// send hands an event to the bus, and reports whether it was taken. Exactly one answer comes.
+// send hands an event to the bus and reports whether the bus accepted it. Exactly one reply is sent
+// in either case.
 func (s *session) send(ctx context.Context, topic string, f *frame, to replyTo) bool {
 	payload := f.payload
 	if payload == nil {
@@ -292,11 +298,11 @@ func (s *session) send(ctx context.Context, topic string, f *frame, to replyTo) 
 // sessionTopic is a topic that the client may publish to.
 type sessionTopic struct {
 	name  string
-	known bool // the session has published there, so that the next publish finds the topic made
+	known bool // the session has published there, so the topic exists
 }
 
-// publishTopic returns the topic that the client may publish to. It remembers the answers of one policy, which saves the
-// check and the string.
+// publishTopic returns the topic if the client may publish to it. It caches the answers of the
+// current policy, which saves the check and the conversion to a string.
 func (s *session) publishTopic(name []byte) (*sessionTopic, *fault) {
 	if topic, ok := s.topics[string(name)]; ok {
 		return topic, nil
@@ -308,7 +314,7 @@ func (s *session) publishTopic(name []byte) (*sessionTopic, *fault) {
 	if s.topics == nil {
 		s.topics = make(map[string]*sessionTopic)
 	}
-	for other := range s.topics { // any other will do
+	for other := range s.topics { // evicts an arbitrary topic
 		if len(s.topics) < maxTopicsKnown {
 			break
 		}
@@ -318,10 +324,11 @@ func (s *session) publishTopic(name []byte) (*sessionTopic, *fault) {
 	return s.topics[topic], nil
 }
 
-// receipt waits for the outcome of one publish. Receipts are pooled, with the bound method that the bus calls.
+// receipt waits for the outcome of one publish. Receipts are pooled, along with the bound method
+// that the bus calls.
 type receipt struct {
 	session *session
-	to      replyTo // corr is the receipt's own
+	to      replyTo // corr is a copy that the receipt owns
 	hasCorr bool
 	done    func(jetstream.Receipt, error)
 }
@@ -341,7 +348,7 @@ func (s *session) newReceipt(to replyTo) *receipt {
 	return r
 }
 
-// answer is called by the bus, and must not block.
+// answer sends the reply. The bus calls answer, so it must not block.
 func (r *receipt) answer(got jetstream.Receipt, err error) {
 	to := r.to
 	if !r.hasCorr {
@@ -360,14 +367,16 @@ func (r *receipt) free() {
 	receipts.Put(r)
 }
 
-// failBus answers with an error of the bus. Only what the bus meant for clients is shown; the rest goes to the log.
+// failBus replies with an error of the bus. The client sees only errors that the bus meant for
+// clients; the causes of all other errors go to the log.
 func (s *session) failBus(to replyTo, err error, otherwise code, msg string) {
 	fail := busFault(err, otherwise, msg)
 	s.srv.logCause(err)
 	s.fail(to, fail.code, fail.msg)
 }
 
-// busFault is what a client is told about an error of the bus; otherwise and msg are for errors not meant for clients.
+// busFault returns what a client is told about an error of the bus. otherwise and msg are for
+// errors that are not meant for clients.
 func busFault(err error, otherwise code, msg string) *fault {
 	if known, ok := errors.AsType[*jetstream.Error](err); ok {
 		return &fault{code: code(known.Code), msg: known.Msg, tooLarge: errors.Is(err, jetstream.ErrTooLarge)}

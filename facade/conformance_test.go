@@ -34,7 +34,8 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// namedClients makes all clients one principal of this name, so that scenarios do not share the limit of new topics.
+// namedClients makes all clients one principal of this name, so that scenarios do not share the
+// limit of new topics.
 type namedClients struct {
 	facade.Authenticator
 	name string
@@ -124,7 +125,8 @@ func (p *player) text(frame json.RawMessage) string {
 	return text
 }
 
-// expectAll takes as many messages as frames are expected, and gives each message the first frame it equals.
+// expectAll takes as many messages as frames are expected, and gives each message the first frame
+// it equals.
 func (p *player) expectAll(c *rawConn, want []json.RawMessage) {
 	p.t.Helper()
 	left := slices.Clone(want)

@@ -13,32 +13,32 @@ import (
 )
 
 const (
-	// controlBuffer holds the largest control frame of a server (2 + 125 bytes), so that each arrives at the wire in
-	// one Write and never splits a frame of ours.
+	// controlBuffer holds the largest control frame of a server (2 + 125 bytes). Each control frame
+	// thus reaches the wire in one Write and never splits a message.
 	controlBuffer = 256
-	// pongBacklog is how many bytes may wait behind a write that is under way before pings go unanswered. RFC 6455
-	// section 5.5.3 lets a server answer only the latest ping.
+	// pongBacklog is how many bytes may wait behind a write in progress before pings go unanswered.
+	// RFC 6455, section 5.5.3, lets a server answer only the latest ping.
 	pongBacklog = 4 << 10
-	// atOnce is how long a read over TLS takes at most when the bytes are there already.
+	// atOnce is the longest time that a read over TLS takes when its bytes have already arrived.
 	atOnce = 20 * time.Millisecond
-	// stallSteps is how often a write that waits looks whether the peer has taken something, within
-	// the stall time.
+	// stallSteps is how often, within the stall time, a waiting write checks whether the peer has
+	// taken a byte.
 	stallSteps = 16
-	// tlsPart is how many bytes are written at a time over TLS: what the largest record holds.
+	// tlsPart is how many bytes are written at a time over TLS: the size of the largest record.
 	tlsPart = 16 << 10
-	// lastWrite is how long Close tries to get rid of what is still held back.
+	// lastWrite is how long Close tries to write what is still buffered.
 	lastWrite = time.Second
-	// opcodeBits of a frame's first byte are its opcode (RFC 6455, section 5.2).
+	// opcodeBits masks the opcode in the first byte of a frame (RFC 6455, section 5.2).
 	opcodeBits  = 0x0f
 	opcodeClose = 0x08
-	// maxPooled is the largest buffer that goes back to the pool.
+	// maxPooled is the largest buffer, in bytes, that returns to the pool.
 	maxPooled = 1 << 20
 )
 
 // errStalled is returned by wire's writes when the peer has taken no byte for the stall time.
-var errStalled = errors.New("facade: the peer does not read")
+var errStalled = errors.New("facade: write: the peer does not read")
 
-// buffers are shared by all connections: an idle one holds none.
+// buffers is shared by all connections; an idle connection holds no buffer.
 var buffers = sync.Pool{New: func() any { b := make([]byte, 0, 4<<10); return &b }}
 
 func putBuffer(b *[]byte) {
@@ -49,26 +49,28 @@ func putBuffer(b *[]byte) {
 	buffers.Put(b)
 }
 
-// wire is the net.Conn below one WebSocket connection. It is written to from two sides: messages come framed and many at a
-// time through send, because the WebSocket library would flush each of them; Write is what the library uses for its
-// control frames, which go out at once, or along with a write that is under way. No message follows a close frame.
+// wire is the net.Conn below one WebSocket connection. It has two writers. The session sends framed
+// messages through send, many at a time, because the WebSocket library would flush each of them.
+// The library writes its control frames through Write; they go out at once, or along with a write
+// in progress. No message follows a close frame.
 //
-// Read and send are for one goroutine at a time each; everything else may be called concurrently.
+// Read and send may each be called by one goroutine at a time. All other methods may be called
+// concurrently.
 type wire struct {
 	net.Conn
 	stall time.Duration
 
 	reads   atomic.Uint64 // successful reads: the peer is alive
 	waiting atomic.Bool   // a read waits for the peer
-	readAt  time.Time     // when the last one came, for all frames in it; the reader's own
-	arrived time.Time     // when that had arrived at the latest; the reader's own
-	backlog []mark        // what had arrived and was not read while the reader was away; its own
+	readAt  time.Time     // time of the last read; owned by the reader
+	arrived time.Time     // latest time at which its bytes had arrived; owned by the reader
+	backlog []mark        // bytes that arrived while the reader was away; owned by the reader
 
 	mu       sync.Mutex
 	quiet    sync.Cond // signalled when flushing ends
-	buf      *[]byte   // written and not yet flushed; nil when there is nothing
+	buf      *[]byte   // written and not yet flushed; nil when empty
 	written  int64     // bytes given to Write and send since the upgrade
-	accepted int64     // bytes of them that the kernel took
+	accepted int64     // how many of these bytes the kernel took
 	flushing bool
 	parting  bool // a close frame was written
 	hurried  bool // the deadlines are final
@@ -82,7 +84,7 @@ func newWire(stall time.Duration) *wire {
 	return w
 }
 
-// Read notes that the peer is alive, and when what it sent has arrived.
+// Read records that the peer is alive, and when its bytes arrived.
 func (w *wire) Read(p []byte) (int, error) {
 	var asked time.Time
 	if len(w.backlog) > 0 {
@@ -102,18 +104,18 @@ func (w *wire) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// mark says that so many of the next bytes had arrived at a moment.
+// mark is a number of bytes, next in line to be read, and the time at which they had arrived.
 type mark struct {
 	bytes int
 	at    time.Time
 }
 
-// away notes that the reader did not read from since until now: what lies in the socket has arrived
-// then, at the worst.
+// away records that the reader did not read from since until now. The bytes in the socket count as
+// having arrived at since, which is the worst case.
 func (w *wire) away(since time.Time) {
 	var n int
 	if c, secure := w.Conn.(*tls.Conn); secure {
-		n = received(c.NetConn()) + tlsPart // some of it may have been decrypted
+		n = received(c.NetConn()) + tlsPart // some bytes may already be decrypted
 	} else {
 		n = received(w.Conn)
 	}
@@ -125,9 +127,9 @@ func (w *wire) away(since time.Time) {
 	}
 }
 
-// arrival returns when the n bytes that were just read had arrived at the latest, and takes them
-// off the backlog. asked is when the read began. Over TLS the backlog counts more bytes than there
-// are to read; it is over when a read has to wait.
+// arrival returns the latest time at which the n bytes that were just read had arrived, and removes
+// these bytes from the backlog. asked is when the read began. Over TLS the backlog counts more
+// bytes than can be read; the backlog ends when a read has to wait.
 func (w *wire) arrival(n int, asked time.Time) time.Time {
 	if _, secure := w.Conn.(*tls.Conn); secure && w.readAt.Sub(asked) > atOnce {
 		w.backlog = nil
@@ -146,14 +148,15 @@ func (w *wire) arrival(n int, asked time.Time) time.Time {
 	return at
 }
 
-// Write takes a control frame, and flushes unless another goroutine does already.
+// Write buffers a control frame, and flushes unless another goroutine is flushing.
 func (w *wire) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err != nil {
 		return 0, w.err
 	}
-	if len(p) > 0 && p[0]&opcodeBits == opcodeClose { // each frame comes in one Write, see controlBuffer
+	// each frame comes in one Write, see controlBuffer
+	if len(p) > 0 && p[0]&opcodeBits == opcodeClose {
 		w.parting = true
 	}
 	if w.buf == nil {
@@ -170,8 +173,8 @@ func (w *wire) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// send hands whole messages to the kernel; p is not kept. It returns the offset on the wire at which p begins, and
-// errStalled when the peer took nothing for the stall time.
+// send hands whole messages to the kernel and does not keep p. It returns the offset on the wire at
+// which p begins. It returns errStalled when the peer took no byte for the stall time.
 func (w *wire) send(p []byte) (offset int64, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -194,11 +197,11 @@ func (w *wire) send(p []byte) (offset int64, err error) {
 			w.keepLocked(p[n:])
 		}
 	}
-	return offset, w.flushLocked() // what the library wrote meanwhile
+	return offset, w.flushLocked() // flushes what the library wrote meanwhile
 }
 
-// keepLocked keeps what is left of a write that stalled: truncate may still want to finish a frame that was cut. What was
-// to follow is forgotten.
+// keepLocked keeps the rest of a write that stalled, because truncate may still finish a frame that
+// was cut. Anything behind that write is dropped.
 func (w *wire) keepLocked(rest []byte) {
 	if w.buf == nil {
 		w.buf, _ = buffers.Get().(*[]byte)
@@ -213,7 +216,7 @@ func (w *wire) flushWhenQuiet() error {
 	return w.flushLocked()
 }
 
-// flushLocked is called with mu held, and gives it up while it writes.
+// flushLocked writes the buffer. mu is held, and released during the write.
 func (w *wire) flushLocked() error {
 	w.flushing = true
 	for w.err == nil && w.buf != nil {
@@ -234,8 +237,8 @@ func (w *wire) flushLocked() error {
 	return w.err
 }
 
-// push writes b. It returns errStalled when the peer has taken no byte for the stall time, which it
-// looks at stallSteps times within that.
+// push writes b. It returns errStalled when the peer has taken no byte for the stall time. It
+// checks stallSteps times within that time.
 func (w *wire) push(b []byte) (n int, err error) {
 	step, limit := w.stall/stallSteps, len(b)
 	_, secure := w.Conn.(*tls.Conn)
@@ -243,7 +246,7 @@ func (w *wire) push(b []byte) (n int, err error) {
 		// A write that has timed out breaks a TLS connection, so each part has the whole time.
 		step, limit = w.stall, tlsPart
 	}
-	took := time.Now() // when the peer took a byte last
+	took := time.Now() // when the peer last took a byte
 	for now := took; ; now = time.Now() {
 		final := w.setDeadline(now.Add(step))
 		m, err := w.Conn.Write(b[n:min(len(b), n+limit)])
@@ -251,7 +254,7 @@ func (w *wire) push(b []byte) (n int, err error) {
 		switch {
 		case err == nil && n == len(b):
 			return n, nil
-		case err == nil: // the next part
+		case err == nil: // go on with the next part
 		case final || !errors.Is(err, os.ErrDeadlineExceeded):
 			return n, err
 		case m > 0 && !secure:
@@ -284,8 +287,9 @@ func (w *wire) taken() int64 {
 	return w.accepted
 }
 
-// truncate forgets what was written from offset on, after a send that returned errStalled, so that a close frame can
-// follow the frame that was cut. offset must be the start of a frame, and not be accepted yet.
+// truncate drops what was written from offset on, after a send that returned errStalled, so that a
+// close frame can follow the frame that was cut. offset must be the start of a frame that the
+// kernel has not accepted yet.
 func (w *wire) truncate(offset int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -297,21 +301,21 @@ func (w *wire) truncate(offset int64) {
 	w.written = w.accepted + int64(len(*w.buf))
 }
 
-// crowded reports that a write is under way and enough waits behind it.
+// crowded reports whether a write is in progress and more than pongBacklog bytes wait behind it.
 func (w *wire) crowded() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.flushing && w.buf != nil && len(*w.buf) > pongBacklog
 }
 
-// busy reports that a write is under way.
+// busy reports whether a write is in progress.
 func (w *wire) busy() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.flushing
 }
 
-// hurry gives all reads and writes, those under way too, until d from now. Only the first call counts.
+// hurry ends all reads and writes, also those in progress, d from now. Only the first call counts.
 func (w *wire) hurry(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -326,7 +330,7 @@ func (w *wire) hurryLocked(d time.Duration) {
 	_ = w.SetDeadline(time.Now().Add(d))
 }
 
-// Close tries for a moment to write what is held back, and closes the connection.
+// Close tries for lastWrite to write what is buffered, and closes the connection.
 func (w *wire) Close() error {
 	w.mu.Lock()
 	if w.closed {
@@ -346,14 +350,14 @@ func (w *wire) Close() error {
 	return w.Conn.Close()
 }
 
-// wireHijacker gives the WebSocket library the wire in place of the bare connection.
+// wireHijacker gives the WebSocket library the wire instead of the bare connection.
 type wireHijacker struct {
 	http.ResponseWriter
 	wire *wire
 }
 
-// Hijack keeps net/http's reader, which may hold a client's first frames, and replaces its writer by a small one that
-// writes to the wire.
+// Hijack keeps net/http's reader, which may hold a client's first frames. It replaces net/http's
+// writer with a small one that writes to the wire.
 func (h *wireHijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, brw, err := http.NewResponseController(h.ResponseWriter).Hijack()
 	if err != nil {

@@ -1,10 +1,11 @@
-// Package facade is what clients outside of the process talk to: frames over a WebSocket, and HTTP.
+// Package facade serves clients outside the process: frames over a WebSocket, and HTTP.
 //
-// A Server turns them into calls of a jetstream.Bus. Server (server.go) owns the connections; each is a session
-// (session.go, commands.go) that reads frames and a writer (writer.go) that sends replies and events over a wire
-// (conn.go). http.go and ndjson.go are publishing over HTTP; snap.go and page.go show the latest records of keys. The wire
-// format itself is in frame.go, options.go and reply.go, its codes in code.go. Who may do what is asked in auth.go, how
-// much of it in limits.go and throttle.go.
+// A Server turns requests into calls of a Bus. Server (server.go) owns the connections. Each
+// connection is a session (session.go, commands.go), which reads frames, and a writer (writer.go),
+// which sends replies and events over a wire (conn.go). http.go and ndjson.go publish over HTTP;
+// snap.go and page.go serve the latest records of keys. frame.go, options.go and reply.go define
+// the wire format, code.go its error and close codes. auth.go checks policies, and limits.go and
+// throttle.go enforce limits.
 package facade
 
 import (
@@ -16,14 +17,14 @@ import (
 
 // Config configures a Server.
 type Config struct {
-	// Bus is where events go and come from: see JetStream. Required; the caller closes it after the
-	// Server.
+	// Bus stores and delivers events; JetStream makes one. Required. The caller closes the bus
+	// after the Server.
 	Bus Bus
 	// Auth checks the credentials of WebSocket and HTTP clients. Required.
 	Auth Authenticator
-	// Observer is told what happens. Default: nobody.
+	// Observer counts what the Server does. Defaults to none.
 	Observer Observer
-	// Logger receives what operators should know. Default: nothing is logged.
+	// Logger receives messages for operators. Defaults to no logging.
 	Logger *slog.Logger
 	// Origins are the web origins whose pages may open a WebSocket and use the HTTP API:
 	// "https://app.example.com", with * for any part of the host name ("https://*.example.com") or
@@ -31,16 +32,17 @@ type Config struct {
 	// nil: no web page. Default, nil: any origin, which suits only a listener on loopback.
 	Origins []string
 	// Headers are further request headers of HTTP that become headers of the event: names in any
-	// case, with * at the end for any rest. content-type, traceparent, tracestate, x-correlation-id,
-	// x-request-id, x-schema-version and ce-* always do, and a header Event-Header-NAME becomes
-	// NAME. No other header of a request becomes part of an event. Names that carry credentials are
-	// refused. Default: none.
+	// case, with * at the end for any rest. content-type, traceparent, tracestate,
+	// x-correlation-id, x-request-id, x-schema-version and ce-* always do, and a header
+	// Event-Header-NAME becomes NAME. No other header of a request becomes part of an event. Names
+	// that carry credentials are refused. Default: none.
 	Headers []string
 	// DrainGrace is how long Drain lets clients settle the events they hold. Default 2 s.
 	DrainGrace time.Duration
-	// Limits bound what the Server holds; zero fields take their defaults.
+	// Limits bound what the Server holds and how long it waits. Zero fields take their defaults.
 	Limits Limits
-	// Outbox takes what is sent to POST /outbox/{topic}. Default: there is none. The caller closes it after the Server.
+	// Outbox stores the events of POST /outbox/{topic}. The caller closes it after the Server.
+	// Defaults to none, which makes such requests fail.
 	Outbox Outbox
 }
 

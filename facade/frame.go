@@ -15,11 +15,11 @@ const (
 	maxCorr   = 1024           // bytes of a raw corr
 	maxAckIDs = 1000           // ids of one ACK
 	maxCaps   = 16             // capabilities of one AUTH
-	maxCap    = 64             // bytes of the name of one
+	maxCap    = 64             // bytes of the name of a capability
 	minExtend = time.Second    // of MODACK
 	maxExtend = 12 * time.Hour // of MODACK and of a NACK's delay
 
-	// maxKeptText is the most bytes of unescaped text for which a frame keeps its buffer.
+	// maxKeptText is the largest buffer for unescaped text, in bytes, that a frame keeps.
 	maxKeptText = 64 << 10
 )
 
@@ -40,30 +40,31 @@ const (
 	opResume
 )
 
-// A frame is one message from a client. It is read in two stages, so that a connection that has not
-// authenticated learns that before it learns what is wrong with a field: cut finds op and corr,
-// decode reads what the op needs.
+// A frame is one message from a client. A frame is read in two stages: cut finds op and corr, and
+// decode reads the fields of the op. A connection that has not authenticated thus learns this
+// before it learns of a bad field.
 //
 // Frames mean what they mean to a JavaScript server that reads msg.op, msg.topic and so on: keys
-// match exactly, the last of duplicate keys counts, unknown keys are ignored, and null is as good
-// as missing.
+// match exactly, the last of duplicate keys counts, unknown keys are ignored, and null counts as
+// missing.
 //
 // A text message that is not valid UTF-8 is bad_json, like any other text that is not JSON. RFC
-// 6455, section 8.1, would have the connection fail with 1007; a client with one bad string would
-// then lose its leases, and would send the same again when it is back.
+// 6455, section 8.1, would fail the connection with 1007. A client with one bad string would then
+// lose its leases, and would send the same string again after it reconnects.
 //
-// A frame may be used for one message after the other; it is for one goroutine at a time. Its byte
-// slices are parts of the message or of a buffer of the frame: they hold until the next cut, and
-// must not be changed.
+// A frame can be reused for one message after the other, by one goroutine at a time. Its byte
+// slices are parts of the message or of a buffer of the frame. They are valid until the next cut
+// and must not be changed.
 type frame struct {
 	// Known after cut.
 	op   op
 	corr []byte // as sent, whatever JSON value it is; nil when absent
 
-	// Known after decode; what the op does not have, or the client left out, is nil or zero.
+	// Valid after decode. Fields that the op does not have, or that the client left out, are nil or
+	// zero.
 	topic, group, id, token, reason []byte
 
-	resets bool // an AUTH names the capability group_reset
+	resets bool // the AUTH names the capability group_reset
 
 	payload   []byte   // as sent
 	ids       [][]byte // of an ACK; either id or ids is set
@@ -74,7 +75,7 @@ type frame struct {
 
 	raw     rawFields
 	text    []byte   // unescaped strings
-	idsRoom [][]byte // what ids uses
+	idsRoom [][]byte // backing storage of ids
 }
 
 // rawFields are a frame's fields as sent; nil when absent.
@@ -82,7 +83,8 @@ type rawFields struct {
 	op, corr, topic, group, id, ids, token, caps, reason, payload, opts, extend, delay []byte
 }
 
-// cut reads the message as far as to know its op and corr. The faults are bad_json, for which corr is nil, and bad_frame.
+// cut reads the op and the corr of a message. The faults are bad_json, for which corr is nil, and
+// bad_frame.
 func (f *frame) cut(msg []byte) *fault {
 	f.reset()
 	if !isObject(msg) {
@@ -91,7 +93,8 @@ func (f *frame) cut(msg []byte) *fault {
 		}
 		return badJSON()
 	}
-	// The frame takes the place of one of the levels that a payload will have around it when it is delivered.
+	// The frame replaces one of the nesting levels that the payload will have around it in a
+	// delivery.
 	w := jsonscan.Walk(msg, jetstream.PayloadLevels-1)
 	for w.Next() {
 		f.raw.set(w.Key, w.Value)
@@ -111,7 +114,7 @@ func (f *frame) cut(msg []byte) *fault {
 	return nil
 }
 
-// reset forgets the last message and keeps the buffers.
+// reset clears the frame for the next message and keeps the buffers.
 func (f *frame) reset() {
 	text, ids := f.text[:0], f.idsRoom[:0]
 	if cap(text) > maxKeptText {
@@ -120,9 +123,9 @@ func (f *frame) reset() {
 	*f = frame{text: text, idsRoom: ids}
 }
 
-// set keeps the value of a key that frames have.
+// set stores the value of a known key and ignores others.
 func (r *rawFields) set(key, value []byte) {
-	var buf [16]byte // longer than any key that is looked for
+	var buf [16]byte // longer than any known key
 	switch string(unquoteName(key, buf[:0])) {
 	case "op":
 		r.op = value
@@ -177,8 +180,8 @@ func opOf(name []byte) op {
 	return opUnknown
 }
 
-// decode reads the fields that the op has. The faults are bad_frame, and bad_options for what is inside opts. cut must
-// have succeeded.
+// decode reads the fields of the op. The faults are bad_frame, and bad_options for faults inside
+// opts and for caps and delay_ms. cut must have succeeded.
 func (f *frame) decode() (fail *fault) {
 	if f.op == opUnknown {
 		return nil
@@ -221,7 +224,7 @@ func (f *frame) decode() (fail *fault) {
 	case opModack:
 		f.id, fail = f.string("id", f.raw.id)
 		f.extend = extension(f.raw.extend)
-	default: // the others have no more fields
+	default: // the other ops have no more fields
 	}
 	return fail
 }
@@ -276,7 +279,7 @@ func (f *frame) decodeIDs() *fault {
 	return nil
 }
 
-// string reads a field that must be there and be a string.
+// string reads a required string field.
 func (f *frame) string(name string, raw []byte) ([]byte, *fault) {
 	if missing(raw) {
 		return nil, badFrame(name + " is missing")
@@ -301,7 +304,8 @@ func wrongType(name, want string, raw []byte) *fault {
 	return badFrame(name + " must be " + want + ", not " + kind(raw))
 }
 
-// extension reads MODACK's extend_ms as JavaScript's Math.max(1000, Number(x) || 0) does, 0 staying 0.
+// extension reads MODACK's extend_ms as JavaScript's Math.max(1000, Number(x) || 0) does, except
+// that 0 stays 0. The result is at most maxExtend.
 func extension(raw []byte) time.Duration {
 	ms, ok := number(raw)
 	if !ok || ms == 0 {
@@ -316,8 +320,9 @@ func extension(raw []byte) time.Duration {
 	return time.Duration(ms) * time.Millisecond
 }
 
-// delay reads NACK's delay_ms: an integer from 0 to 12 h, or -1 when it is absent. A client that
-// gives another value, null included, has made a mistake that the event's back-off would hide.
+// delay reads NACK's delay_ms, an integer from 0 to 12 h in milliseconds. An absent field is -1.
+// Any other value, null included, is a fault: it is a client's mistake that the event's back-off
+// would hide.
 func delay(raw []byte) (time.Duration, *fault) {
 	if len(raw) == 0 {
 		return -1, nil
@@ -330,7 +335,8 @@ func delay(raw []byte) (time.Duration, *fault) {
 	return time.Duration(ms) * time.Millisecond, nil
 }
 
-// number reads a JSON number, or a JSON string that holds one. What is too large for a float64 is infinite.
+// number reads a JSON number, or a JSON string that holds a number. A number too large for a
+// float64 is infinite.
 func number(raw []byte) (float64, bool) {
 	if isString(raw) {
 		raw = raw[1 : len(raw)-1]
@@ -341,11 +347,12 @@ func number(raw []byte) (float64, bool) {
 	if end, err := jsonscan.Value(raw, 0); err != nil || end != len(raw) {
 		return 0, false
 	}
-	n, _ := strconv.ParseFloat(string(raw), 64) // its only error left is ErrRange, with the right value
+	// its only error left is ErrRange, with the right value
+	n, _ := strconv.ParseFloat(string(raw), 64)
 	return n, true
 }
 
-// integer reads a JSON number that is whole and less than 2^53 in size, however it is written.
+// integer reads a JSON number, in any notation, that is whole and less than 2^53 in size.
 func integer(raw []byte) (int64, bool) {
 	if !isNumber(raw) {
 		return 0, false
@@ -357,13 +364,13 @@ func integer(raw []byte) (int64, bool) {
 	return int64(n), true
 }
 
-// unquoteName returns the text of a key. buf is used for a key with escapes.
+// unquoteName returns the text of a key. It uses buf for a key with escapes.
 func unquoteName(key, buf []byte) []byte {
 	name, _ := jsonscan.Unquote(key, buf)
 	return name
 }
 
-// The kinds of valid JSON values are told by their first byte.
+// The first byte of a valid JSON value determines its kind.
 
 func missing(raw []byte) bool  { return len(raw) == 0 || raw[0] == 'n' }
 func isString(raw []byte) bool { return len(raw) > 0 && raw[0] == '"' }
@@ -374,7 +381,7 @@ func isNumber(raw []byte) bool {
 	return len(raw) > 0 && (raw[0] == '-' || '0' <= raw[0] && raw[0] <= '9')
 }
 
-// firstByte is the first byte that is no blank, or 0.
+// firstByte returns the first byte that is not a blank, or 0.
 func firstByte(raw []byte) byte {
 	if raw = bytes.TrimLeft(raw, " \t\r\n"); len(raw) == 0 {
 		return 0
@@ -382,7 +389,7 @@ func firstByte(raw []byte) byte {
 	return raw[0]
 }
 
-// kind names the type of a valid value, for messages.
+// kind returns the type of a valid value, for messages.
 func kind(raw []byte) string {
 	switch raw[0] {
 	case '"':

@@ -201,7 +201,8 @@ func TestFrameFaults(t *testing.T) {
 	}
 }
 
-// A connection that has not authenticated must not learn about its fields: cut finds no fault with them.
+// A connection that has not authenticated must not learn about its fields: cut finds no fault with
+// them.
 func TestCutLeavesFieldsAlone(t *testing.T) {
 	var f frame
 	for _, msg := range []string{
@@ -288,7 +289,8 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-// TestFramesAgree does as FuzzFrame with frames made of likely keys and values, in all combinations that chance gives.
+// TestFramesAgree does as FuzzFrame with frames made of likely keys and values, in all combinations
+// that chance gives.
 func TestFramesAgree(t *testing.T) {
 	ops := []string{`"AUTH"`, `"PUBLISH"`, `"SUBSCRIBE"`, `"UNSUBSCRIBE"`, `"ACK"`, `"NACK"`, `"MODACK"`, `"PAUSE"`, `"RESUME"`, `"\u0041CK"`, `"X"`}
 	fields := []string{"token", "caps", "corr", "payload", "reason", "extend_ms", "delay_ms", "id", "ids", "opts", "op", "topic", "group", "Topic", "x"}

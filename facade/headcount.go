@@ -9,8 +9,8 @@ type headcount struct {
 	byKey map[string]int
 }
 
-// move counts a connection for the principal to instead of from; "" is nobody. It changes nothing and reports false when
-// to has most already.
+// move counts a connection for the principal to instead of for from; "" is no principal. It changes
+// nothing and returns false when to has reached limit.
 func (h *headcount) move(from, to string, limit int) bool {
 	if from == to {
 		return true
@@ -31,5 +31,5 @@ func (h *headcount) move(from, to string, limit int) bool {
 	return true
 }
 
-// remove ends what move began.
+// remove stops counting a connection for the principal from.
 func (h *headcount) remove(from string) { h.move(from, "", NoLimit) }

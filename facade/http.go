@@ -18,8 +18,8 @@ import (
 	"eventhub/jetstream/jsonscan"
 )
 
-// HTTP returns the handler of the HTTP API (protocol section 4). Mount it on a server with a ReadHeaderTimeout; bodies
-// have Limits.BodyStall and Limits.BodyRate, answers Limits.AnswerStall.
+// HTTP returns the handler of the HTTP API (protocol section 4). Mount it on a server with a
+// ReadHeaderTimeout; bodies have Limits.BodyStall and Limits.BodyRate, answers Limits.AnswerStall.
 func (s *Server) HTTP() http.Handler {
 	r := chi.NewRouter()
 	r.Use(s.observe, s.crossOrigin, s.admit)
@@ -49,7 +49,7 @@ func (s *Server) HTTP() http.Handler {
 	return r
 }
 
-// statusWriter remembers the status for the Observer.
+// statusWriter records the status for the Observer.
 type statusWriter struct {
 	http.ResponseWriter
 	status int
@@ -78,13 +78,13 @@ func (s *Server) observe(next http.Handler) http.Handler {
 	})
 }
 
-// admit holds the number of requests to Limits.Requests, and refuses them while the server drains.
+// admit enforces Limits.Requests, and refuses requests while the server drains.
 func (s *Server) admit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer s.requests.Add(-1)
 		if s.requests.Add(1) > int64(s.cfg.Limits.Requests) {
 			s.cfg.Observer.LimitReached("requests")
-			s.refuse(w, &fault{code: codeOverloaded, msg: "The hub serves as many requests as it takes."})
+			s.refuse(w, &fault{code: codeOverloaded, msg: "The hub has reached its limit of concurrent requests."})
 			return
 		}
 		if s.isDraining() {
@@ -101,7 +101,7 @@ func (s *Server) isDraining() bool {
 	return s.draining
 }
 
-// servePublish is POST /publish/{topic}.
+// servePublish serves POST /publish/{topic}.
 func (s *Server) servePublish(w http.ResponseWriter, r *http.Request) {
 	p, topic, lines, fail := s.publication(r)
 	if fail != nil {
@@ -117,8 +117,9 @@ func (s *Server) servePublish(w http.ResponseWriter, r *http.Request) {
 	s.publishBody(w, r, p, inStream(pub, topic))
 }
 
-// publication finds out who publishes where, and whether the body is lines; those are throttled one by one. Nothing of the
-// body is read before the client may publish there.
+// publication returns the principal and the topic of a publish, and whether the body is lines. It
+// takes a publish from the quotas, except for lines, which are throttled one by one. No byte of the
+// body is read before the client has permission to publish.
 func (s *Server) publication(r *http.Request) (p Principal, topic string, lines bool, fail *fault) {
 	p = principalOf(r)
 	if topic, fail = topicParam(r); fail == nil {
@@ -132,7 +133,7 @@ func (s *Server) publication(r *http.Request) (p Principal, topic string, lines 
 	return p, topic, lines, fail
 }
 
-// topicParam returns the path's topic, URL-decoded.
+// topicParam returns the topic in the path, URL-decoded.
 func topicParam(r *http.Request) (string, *fault) {
 	topic, err := pathParam(r, "topic")
 	if err != nil {
@@ -145,15 +146,15 @@ func topicParam(r *http.Request) (string, *fault) {
 func pathParam(r *http.Request, name string) (string, error) {
 	value := chi.URLParam(r, name)
 	if r.URL.RawPath == "" {
-		return value, nil // chi took it from the decoded path
+		return value, nil // chi took the value from the decoded path
 	}
 	return url.PathUnescape(value)
 }
 
-// storing stores an event, and returns the status to answer with, and the event's id.
+// storing stores an event, and returns the HTTP status for success and the event's id.
 type storing func(ctx context.Context, payload []byte, opts jetstream.PublishOptions) (status int, id string, err error)
 
-// inStream stores in the stream of a topic.
+// inStream returns a storing for the stream of a topic.
 func inStream(pub Publisher, topic string) storing {
 	return func(ctx context.Context, payload []byte, opts jetstream.PublishOptions) (int, string, error) {
 		got, err := pub.Publish(ctx, topic, payload, opts)
@@ -174,13 +175,13 @@ func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, p Principal
 		s.refuse(w, fail)
 		return
 	}
-	if expired(p, time.Now()) { // a body may take its time
+	if expired(p, time.Now()) { // reading the body may have taken long
 		s.refuse(w, &fault{code: codeTokenExpired, msg: "The token has expired."})
 		return
 	}
 	payload := *b
 	if opts.Tombstone {
-		payload = bytes.TrimSpace(payload) // null with a line break, as tools send it, is null
+		payload = bytes.TrimSpace(payload) // tools send null with a line break
 	}
 	s.publishOne(w, r, payload, opts, store)
 }
@@ -201,8 +202,9 @@ func (s *Server) publishOne(w http.ResponseWriter, r *http.Request, payload []by
 	_, _ = w.Write(append(out, "}\n"...))
 }
 
-// readBody reads the body into b and checks that it is JSON. An empty one, where it may be empty, becomes null. A body over
-// the payload limit is read to its end, so that the connection lives on, unless it is over Limits.Skip as well.
+// readBody reads the body into b and checks that it is JSON. If mayBeEmpty is set, an empty body
+// becomes null. A body over the payload limit is read to its end, so that the connection lives on,
+// unless it also exceeds Limits.Skip.
 func (s *Server) readBody(w http.ResponseWriter, r *http.Request, p Principal, b *[]byte, mayBeEmpty bool) *fault {
 	limit, skip := s.cfg.Bus.MaxPayload(), int64(s.cfg.Limits.Skip)
 	if r.ContentLength > skip || r.ContentLength > int64(limit) && r.Header.Get("Expect") != "" {
@@ -217,8 +219,8 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request, p Principal, b
 	err := readUpTo(body, &buf, limit)
 	*b = buf
 	if err == nil {
-		// net/http reads on, to notice a client that leaves. After an error the deadline stays: the rest of the body
-		// may never come.
+		// net/http reads on, to notice a client that leaves. After an error the deadline stays,
+		// because the rest of the body may never come.
 		_ = body.ctrl.SetReadDeadline(time.Time{})
 	}
 	_, tooMuch := errors.AsType[*http.MaxBytesError](err)
@@ -241,8 +243,8 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request, p Principal, b
 	return nil
 }
 
-// readUpTo reads r to its end and keeps the first bytes in buf: all of them if they are at most limit, else more than
-// limit.
+// readUpTo reads r to its end. It keeps the bytes in buf if there are at most limit of them;
+// otherwise buf has more than limit bytes, and not all.
 func readUpTo(r io.Reader, buf *[]byte, limit int) error {
 	b := *buf
 	for len(b) <= limit {
@@ -286,7 +288,7 @@ func writeError(w http.ResponseWriter, status int, f *fault) {
 	_, _ = w.Write(append(appendError(nil, f.code, f.msg), '\n'))
 }
 
-// appendError appends the JSON of an error over HTTP.
+// appendError appends the JSON of an HTTP error.
 func appendError(dst []byte, c code, msg string) []byte {
 	dst = append(dst, `{"error":`...)
 	dst = jsonscan.AppendString(dst, msg)

@@ -14,8 +14,8 @@ import (
 	"eventhub/jetstream"
 )
 
-// FuzzHTTPTarget sends request targets as they are: path, escapes and query. Whatever comes, the hub answers in order, and it
-// publishes to well-formed topics only.
+// FuzzHTTPTarget sends request targets as they are: path, escapes and query. Whatever comes, the
+// hub answers in order, and it publishes to well-formed topics only.
 func FuzzHTTPTarget(f *testing.F) {
 	for _, target := range []string{
 		"/publish/a", "/publish/a%2Eb", "/publish/%61", "/publish/a/b", "/publish/", "/publish/%", "/publish/%zz", "/publish/a?x=1&x=2",
@@ -67,8 +67,9 @@ func FuzzHTTPTarget(f *testing.F) {
 	})
 }
 
-// FuzzSnapTarget sends request targets below /snap as they are, and reads them a second time by net/url: the hub answers with
-// the record of just the key that is in the path, with a page within its bounds, or with an error of its own.
+// FuzzSnapTarget sends request targets below /snap as they are, and reads them a second time by
+// net/url: the hub answers with the record of just the key that is in the path, with a page within
+// its bounds, or with an error of its own.
 func FuzzSnapTarget(f *testing.F) {
 	for _, target := range []string{
 		"kept.f/a", "kept.f/a%2Fb", "kept.f/a/b", "kept.f/%2e%2e", "kept.f/..", "kept.f//", "kept.f/", "kept.f/%25", "kept.f/%252F", "kept.f/%", "kept.f/%ff",

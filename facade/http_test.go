@@ -37,7 +37,7 @@ func TestHTTPPublish(t *testing.T) {
 		t.Fatalf("%+v", e)
 	}
 	want := map[string]string{
-		"host": r.http.Listener.Addr().String(), "content-type": "application/json", "x-many": "1, 2", "user-agent": "test",
+		"host": r.http.addr(), "content-type": "application/json", "x-many": "1, 2", "user-agent": "test",
 		"accept-encoding": "gzip", "content-length": strconv.Itoa(len(body)),
 	}
 	if !maps.Equal(e.Headers, want) {
@@ -239,7 +239,7 @@ func TestNDJSONStreams(t *testing.T) {
 func TestStalledBodies(t *testing.T) {
 	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.BodyStall = 200 * time.Millisecond })
 	for _, kind := range []string{"application/json", "application/x-ndjson"} {
-		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.http.Listener.Addr().String())
+		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.http.addr())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,17 +4,15 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"net"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
 
-	natsserver "github.com/nats-io/nats-server/v2/server"
-
 	"eventhub/facade"
 	"eventhub/facade/client"
+	"eventhub/facade/hubtest"
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 const testToken = "s3cret"
@@ -26,12 +24,15 @@ func freshTopic() string {
 	return "t" + hex.EncodeToString(b[:])
 }
 
-// openBus opens a bus on an embedded server of its own, unless a change sets URL.
+// openBus opens a bus on an embedded server of its own, unless a change names another.
 func openBus(tb testing.TB, change ...func(*jetstream.Config)) *jetstream.Bus {
 	tb.Helper()
-	cfg := jetstream.Config{DataDir: tb.TempDir()}
+	var cfg jetstream.Config
 	for _, f := range change {
 		f(&cfg)
+	}
+	if cfg.URL == "" && cfg.Server == nil {
+		cfg.Server = natstest.Embed(tb, tb.TempDir())
 	}
 	bus, err := jetstream.Open(tb.Context(), cfg)
 	if err != nil {
@@ -56,43 +57,12 @@ type testHub struct {
 
 func startHub(tb testing.TB, bus *jetstream.Bus, change ...func(*facade.Config)) *testHub {
 	tb.Helper()
-	cfg := facade.Config{Bus: facade.JetStream(bus), Auth: facade.StaticToken(testToken)}
+	opts := []hubtest.Option{hubtest.Token(testToken), hubtest.On(bus)}
 	for _, f := range change {
-		f(&cfg)
+		opts = append(opts, hubtest.Facade(f))
 	}
-	server, err := facade.New(cfg)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	h := &testHub{t: tb, bus: bus, server: server}
-	ws, rest := h.listen(server.WebSocket()), h.listen(server.HTTP())
-	h.url, h.http = "ws://"+ws, "http://"+rest
-	tb.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			tb.Error(err)
-		}
-	})
-	return h
-}
-
-// listen serves handler on a port of its own until the test ends.
-func (h *testHub) listen(handler http.Handler) string {
-	h.t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	srv := &http.Server{Handler: handler, ReadHeaderTimeout: waitLimit}
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		_ = srv.Serve(l)
-	}()
-	h.t.Cleanup(func() {
-		_ = srv.Close()
-		<-served
-	})
-	return l.Addr().String()
+	h := hubtest.New(tb, opts...)
+	return &testHub{t: tb, bus: bus, server: h.Server, url: h.WebSocket, http: h.HTTP}
 }
 
 // twoHubs are two hubs on one NATS server, as two processes would be.
@@ -113,21 +83,7 @@ func at(url string) func(*jetstream.Config) {
 // startNATS starts a server as an operator would run it.
 func startNATS(tb testing.TB) (url string) {
 	tb.Helper()
-	ns, err := natsserver.NewServer(&natsserver.Options{
-		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: tb.TempDir(), NoSigs: true, NoLog: true,
-	})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	ns.Start()
-	tb.Cleanup(func() {
-		ns.Shutdown()
-		ns.WaitForShutdown()
-	})
-	if !ns.ReadyForConnections(waitLimit) {
-		tb.Fatal("the NATS server did not start")
-	}
-	return ns.ClientURL()
+	return natstest.Run(tb).ClientURL()
 }
 
 // dial connects a client, which is closed when the test ends.

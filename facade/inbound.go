@@ -2,13 +2,13 @@ package facade
 
 import "sync/atomic"
 
-// budget is memory that many share. Its methods may be called concurrently.
+// budget bounds memory that many users share. Its methods may be called concurrently.
 type budget struct {
 	max  int64
 	used atomic.Int64
 }
 
-// take reports whether n bytes more are within the budget, and counts them if so.
+// take reserves n bytes and reports whether the budget allows them.
 func (b *budget) take(n int) bool {
 	if b.used.Add(int64(n)) > b.max {
 		b.give(n)
@@ -19,7 +19,7 @@ func (b *budget) take(n int) bool {
 
 func (b *budget) give(n int) { b.used.Add(-int64(n)) }
 
-// takeBuffer returns a buffer for the next message; returnBuffer ends its use.
+// takeBuffer returns a buffer for the next message; returnBuffer releases it.
 func (s *session) takeBuffer() *[]byte {
 	b, _ := buffers.Get().(*[]byte)
 	if cap(*b) > preAuthFrame+1 {
@@ -32,7 +32,7 @@ func (s *session) takeBuffer() *[]byte {
 	return b
 }
 
-// grow makes buf longer, up to the given length. It reports whether the budget allows that.
+// grow doubles buf, up to limit bytes. It reports whether the budget allows that.
 func (s *session) grow(buf *[]byte, limit int) bool {
 	size := min(2*len(*buf), limit)
 	if size > preAuthFrame+1 {
@@ -48,7 +48,7 @@ func (s *session) grow(buf *[]byte, limit int) bool {
 	return true
 }
 
-// returnBuffer is for the end of a message.
+// returnBuffer releases the buffer of a message and its share of the budget.
 func (s *session) returnBuffer(b *[]byte) {
 	if s.receiving > 0 {
 		s.srv.inbound.give(s.receiving)

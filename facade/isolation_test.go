@@ -13,8 +13,8 @@ import (
 	"eventhub/facade"
 )
 
-// plainRule and what follows are a second reading of section 6 of the protocol: slow, short, and with nothing in common
-// with package acl.
+// plainRule and what follows are a second reading of section 6 of the protocol: slow, short, and
+// with nothing in common with package acl.
 type plainRule struct {
 	Effect string   `json:"effect"`
 	Action string   `json:"action"`
@@ -63,8 +63,8 @@ func randomRules(rnd *rand.Rand) []plainRule {
 	return rules
 }
 
-// A thousand connections are open at once, each with a policy of its own and then another, and none is ever judged by
-// what is another's.
+// A thousand connections are open at once, each with a policy of its own and then another, and none
+// is ever judged by what is another's.
 func TestPoliciesDoNotMix(t *testing.T) {
 	const connections, rounds, perRound, workers = 1000, 4, 25, 16
 	r := jwtRig(t, func(cfg *facade.Config) {

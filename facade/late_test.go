@@ -142,8 +142,8 @@ func TestStalledStoreAnswersInTime(t *testing.T) {
 	}
 }
 
-// TestParkedRepliesDoNotMakeFramesLate has so many replies wait for that to a PUBLISH that the reader
-// stops. What is sent behind them is answered in time all the same.
+// TestParkedRepliesDoNotMakeFramesLate has so many replies wait for that to a PUBLISH that the
+// reader stops. What is sent behind them is answered in time all the same.
 func TestParkedRepliesDoNotMakeFramesLate(t *testing.T) {
 	t.Parallel()
 	r, proxy := stallingRig(t, func(cfg *facade.Config) { cfg.Limits.OutboundBytes = 10_000 })

@@ -5,131 +5,143 @@ import (
 	"time"
 )
 
-// NoLimit switches a limit off where its comment says that this can be done.
+// NoLimit disables a limit whose comment allows it.
 const NoLimit = -1
 
-// Limits bound what a Server holds and how long it waits. Zero fields take the default. Reaching one is counted by
-// Observer.LimitReached under the name given here.
+// Limits bound what a Server holds and how long it waits. Zero fields take their defaults. Reaching
+// a limit is counted by Observer.LimitReached under the name in parentheses.
 //
-// New topics are limited by the bus (jetstream.Limits.TopicsPerClient), for each principal, over all its connections and
-// HTTP requests.
+// The bus limits new topics (jetstream.Limits.TopicsPerClient), for each principal, over all its
+// connections and HTTP requests.
 type Limits struct {
-	// Connections ("connections") is the most WebSocket connections at a time: default 20,000. Beyond it, upgrades
-	// get 503.
+	// Connections ("connections") is the most concurrent WebSocket connections. Beyond the limit,
+	// upgrades get 503. Defaults to 20,000.
 	Connections int
-	// Unauthenticated ("unauthenticated") is the most connections without a successful AUTH: default a quarter of
-	// Connections. One more closes the oldest of them, as AuthTimeout would.
+	// Unauthenticated ("unauthenticated") is the most connections without a successful AUTH. One
+	// more closes the oldest of them, as AuthTimeout would. Defaults to a quarter of Connections.
 	Unauthenticated int
-	// Requests ("requests") is the most HTTP requests served at a time: default 512. Beyond it, they get 503.
+	// Requests ("requests") is the most concurrent HTTP requests. Beyond the limit, requests get
+	// 503. Defaults to 512.
 	Requests int
-	// PrincipalRequests ("principal_requests") is the most HTTP requests of one principal served at
-	// a time: default a quarter of Requests, so that none shuts all others out; NoLimit for any
-	// number. Beyond it, they get rate_limited. A request counts until its answer has been read, or
-	// given up after AnswerStall. Clients with the same static token are one principal.
+	// PrincipalRequests ("principal_requests") is the most concurrent HTTP requests of one
+	// principal, so that no principal shuts out all others. Beyond the limit, requests get
+	// rate_limited. A request counts until its answer has been read. Clients with the same static
+	// token are one principal. Defaults to a quarter of Requests; may be NoLimit.
 	PrincipalRequests int
-	// Subscriptions ("subscriptions") is the most subscriptions of one connection: default 256. Beyond it, SUBSCRIBE
-	// gets overloaded.
+	// Subscriptions ("subscriptions") is the most subscriptions of one connection. Beyond the
+	// limit, SUBSCRIBE gets overloaded. Defaults to 256.
 	Subscriptions int
-	// Operations ("operations") is the most frames of one connection that wait for the event store
-	// at a time, or for one another: default 64. They are SUBSCRIBE, UNSUBSCRIBE, PAUSE, the first
-	// PUBLISH to a topic, and frames that must come after one of these. Beyond it, frames are not
-	// read until one has ended.
+	// Operations ("operations") is the most frames of one connection that wait for the event store,
+	// or for one another. These are SUBSCRIBE, UNSUBSCRIBE, PAUSE, the first PUBLISH to a topic,
+	// and frames that must come after one of them. Beyond the limit, frames are not read until one
+	// has ended. Defaults to 64.
 	Operations int
-	// Frame ("frame") is the largest message in bytes that is read whole: default 4 MiB, and at least twice the bus's
-	// payload limit, so that a payload over that limit can be answered with its corr. A larger message is skipped and
-	// answered without one.
+	// Frame ("frame") is the largest message in bytes that is read whole. A larger message is
+	// skipped and answered without its corr. Defaults to 4 MiB, or twice the bus's payload limit if
+	// that is more, so that a payload over the bus's limit can be answered with its corr.
 	Frame int
-	// Skip ("skip") is the largest message in bytes that is skipped: default 64 MiB. Beyond it, the connection is
-	// closed.
+	// Skip ("skip") is the largest message in bytes that is skipped. A larger one closes the
+	// connection. Defaults to 64 MiB, or Frame if that is more.
 	Skip int
-	// InboundBytes ("inbound_bytes") is how many bytes of messages that are not complete yet the hub holds, over all
-	// connections, beyond the first 64 KiB of each: default 256 MiB. Beyond it, a message that is larger is skipped and
-	// gets overloaded, without a corr.
+	// InboundBytes ("inbound_bytes") is how many bytes of incomplete messages the hub holds over
+	// all connections, not counting the first 64 KiB of each message. Beyond the limit, a message
+	// larger than 64 KiB is skipped and gets overloaded, without a corr. Defaults to 256 MiB.
 	InboundBytes int
-	// OutboundBytes ("outbound_bytes") is how many bytes of replies wait for a connection before its frames are not
-	// read any more: default 1 MiB.
+	// OutboundBytes ("outbound_bytes") is how many bytes of replies may wait for a connection
+	// before the connection's frames are no longer read. Defaults to 1 MiB.
 	OutboundBytes int
-	// Faults ("faults") is how many frames in a row that cannot be read or understood a connection may send: default
-	// 100. Beyond it, the connection is closed.
+	// Faults ("faults") is how many consecutive frames that cannot be read or understood a
+	// connection may send. Beyond the limit, the connection is closed. Defaults to 100.
 	Faults int
-	// AuthTries ("auth_tries") is how many AUTH in a row may be refused: default 10. Beyond it, the connection is
-	// closed.
+	// AuthTries ("auth_tries") is how many consecutive AUTH may be refused. Beyond the limit, the
+	// connection is closed. Defaults to 10.
 	AuthTries int
-	// FrameRate ("frame_rate") is how many frames a second a connection may send, and FrameBurst how many at once: default
-	// 10,000 and 2,000, NoLimit for any number. ACK, NACK and MODACK are not among them. A frame beyond it is answered
-	// with rate_limited and has no effect; the connection lives on. Pings, pongs, and parts of messages of less than 128 bytes,
-	// are counted apart ("part_rate"), with the same numbers: beyond them the connection is not read until the time has come.
+	// FrameRate ("frame_rate") is how many frames a second a connection may send, and FrameBurst
+	// how many at once. ACK, NACK and MODACK do not count. A frame beyond the limit is answered
+	// with rate_limited and has no effect; the connection lives on. Pings, pongs, and parts of
+	// messages of less than 128 bytes are counted separately ("part_rate"), with the same numbers:
+	// beyond them the connection is read more slowly. Defaults to 10,000 and 2,000; FrameRate may
+	// be NoLimit.
 	FrameRate, FrameBurst int
-	// SettleRate ("settle_rate") is how many ACK, NACK and MODACK a second a connection may send, and SettleBurst how many
-	// at once: default 200,000 and 20,000, NoLimit for any number. An ACK of many ids counts as many. Beyond it the frames
-	// behind are not read until the time has come: none is refused, for that would cost the client its leases.
+	// SettleRate ("settle_rate") is how many ACK, NACK and MODACK a second a connection may send,
+	// and SettleBurst how many at once. An ACK counts once per id. Beyond the limit, later frames
+	// are read more slowly, and none is refused: a refusal would cost the client its leases.
+	// Defaults to 200,000 and 20,000; SettleRate may be NoLimit.
 	SettleRate, SettleBurst int
-	// TopicRate ("topic_rate") is how many events a second all clients of this hub together may publish to a topic, and
-	// TopicBurst how many at once: default any number (NoLimit), and as many at once as in a second. A publish beyond it
-	// gets rate_limited.
+	// TopicRate ("topic_rate") is how many events a second all clients of this hub together may
+	// publish to a topic, and TopicBurst how many at once. A publish beyond the limit gets
+	// rate_limited. TopicRate defaults to NoLimit, and TopicBurst to TopicRate.
 	TopicRate, TopicBurst int
-	// PrincipalRate ("principal_rate") is how many events a second one principal may publish through this hub, over all
-	// its connections and HTTP requests, and PrincipalBurst how many at once: default any number (NoLimit), and as many at
-	// once as in a second. A publish beyond it gets rate_limited. Clients with the same static token are one principal.
+	// PrincipalRate ("principal_rate") is how many events a second one principal may publish
+	// through this hub, over all its connections and HTTP requests, and PrincipalBurst how many at
+	// once. A publish beyond the limit gets rate_limited. Clients with the same static token are
+	// one principal. PrincipalRate defaults to NoLimit, and PrincipalBurst to PrincipalRate.
 	PrincipalRate, PrincipalBurst int
-	// Quotas ("quotas") is the most topics, and the most principals, that may be short of their TopicRate or PrincipalRate
-	// at a time: default 50,000. Beyond it, further ones share one quota.
+	// Quotas ("quotas") is the most topics, and the most principals, whose quota is partly used at
+	// a time. Beyond the limit, further ones share one quota. Defaults to 50,000.
 	Quotas int
-	// PrincipalConnections ("principal_connections") is the most connections that one principal may have authenticated at
-	// a time: default three quarters of Connections, so that none shuts all others out; NoLimit for any number. Beyond it,
-	// AUTH gets overloaded, and the connection may try again until AuthTimeout closes it: to close it at once would only
-	// bring the client back sooner. Clients with the same static token are one principal.
+	// PrincipalConnections ("principal_connections") is the most authenticated connections of one
+	// principal, so that no principal locks all others out. Beyond the limit, AUTH gets overloaded,
+	// and the connection may try again until AuthTimeout closes it: closing it at once would only
+	// bring the client back sooner. Clients with the same static token are one principal. Defaults
+	// to three quarters of Connections; may be NoLimit.
 	PrincipalConnections int
-	// Bearers ("bearers") is the most tokens of HTTP requests that are remembered along with their policies, so that not
-	// every request is verified: default 1,024. Beyond it, one is forgotten for another.
+	// Bearers ("bearers") is the most tokens of HTTP requests that are cached with their policies,
+	// so that not every request is verified. Beyond the limit, a cached token is evicted. Defaults
+	// to 1,024.
 	Bearers int
-	// Window ("window") is how many lines of one NDJSON request are in flight: default 1,024. Beyond it, the request
-	// is not read any more.
+	// Window ("window") is how many lines of one NDJSON request may be in flight. Beyond the limit,
+	// the request is not read on. Defaults to 1,024.
 	Window int
-	// Pages ("pages") is the most pages of latest records (GET /snap/{topic}) that are read from the
-	// bus at a time: default 8. Further ones wait, and get overloaded after 10 s; more than 64 of
-	// one principal get overloaded at once.
+	// Pages ("pages") is the most pages of latest records (GET /snap/{topic}) that are read from
+	// the bus concurrently. Further requests wait, and get overloaded after 10 s. A principal with
+	// more than 64 requests gets overloaded at once. Defaults to 8.
 	Pages int
-	// PrincipalPages is the most pages of one principal that are read at a time: default a quarter
-	// of Pages. Further ones wait as others do, and leave the other places free.
+	// PrincipalPages is the most pages that are read concurrently for one principal. Further
+	// requests of the principal wait, and leave the other places free. Defaults to a quarter of
+	// Pages.
 	PrincipalPages int
-	// PageBytes ("page_bytes") is how many bytes of payloads, keys and headers a page of latest records has before it ends
-	// early, after one record at least: default 16 MiB. A request for certain keys that have more gets bad_options.
+	// PageBytes ("page_bytes") is how many bytes of payloads, keys and headers a page of latest
+	// records may have. A larger page ends early, after at least one record. A request for given
+	// keys that have more gets bad_options. Defaults to 16 MiB.
 	PageBytes int
-	// PageTotal ("page_total") is how many such bytes of pages that clients have not taken yet the
-	// hub holds: default 256 MiB, or 4 times PageBytes. A page that is being read counts with
-	// PageBytes. Beyond it, pages get overloaded, and nothing is read.
+	// PageTotal ("page_total") is how many bytes of pages the hub holds that clients have not taken
+	// yet. A page that is being read counts with PageBytes. Beyond the limit, requests for pages
+	// get overloaded, and nothing is read for them. Must not be less than PageBytes. Defaults to
+	// 256 MiB, or four times PageBytes if that is more.
 	PageTotal int
-	// PrincipalPageTotal ("principal_page_total") is how many of these bytes are for one principal:
-	// default half of PageTotal. Beyond it, its pages get overloaded, and nothing is read.
+	// PrincipalPageTotal ("principal_page_total") is how many of these bytes one principal may use.
+	// Beyond the limit, the principal's requests for pages get overloaded. Must not be less than
+	// PageBytes. Defaults to half of PageTotal.
 	PrincipalPageTotal int
-	// AuthTimeout is how long a connection may stay without a successful AUTH: default 10 s.
+	// AuthTimeout is how long a connection may stay without a successful AUTH. Defaults to 10 s.
 	AuthTimeout time.Duration
-	// PingInterval is how long a connection may be silent before it is pinged: default 30 s.
+	// PingInterval is how long a connection may be silent before it is pinged. Defaults to 30 s.
 	PingInterval time.Duration
-	// PongTimeout is how long a pinged peer may stay silent: default 10 s. Beyond it, the connection is closed.
+	// PongTimeout is how long a pinged peer may stay silent. Beyond the limit, the connection is
+	// closed. Defaults to 10 s.
 	PongTimeout time.Duration
-	// WriteStall ("write_stall") is how long a peer may take no byte of what is sent: default 15 s.
-	// Beyond it, the connection is closed as a slow consumer. The time counts from the last byte
-	// that the kernel took, and begins anew with each; over TLS, with each 16 KiB. A peer that
-	// reads slowly is not closed.
+	// WriteStall ("write_stall") is how long a peer may take no byte of what is sent. Beyond the
+	// limit, the connection is closed as a slow consumer. The time begins anew with each byte that
+	// the kernel takes; over TLS, with each 16 KiB. A peer that reads slowly is not closed.
+	// Defaults to 15 s.
 	WriteStall time.Duration
-	// CloseGrace is how long a connection that is being closed has to take what is queued for it, and for the closing
-	// handshake: default 3 s.
+	// CloseGrace is how long a connection that is being closed has for its queued messages and the
+	// closing handshake. Defaults to 3 s.
 	CloseGrace time.Duration
-	// BodyStall is how long an HTTP client may send no byte of a body: default 30 s. Beyond it, the
-	// request ends.
+	// BodyStall is how long an HTTP client may send no byte of a body. Beyond the limit, the
+	// request ends. Defaults to 30 s.
 	BodyStall time.Duration
-	// BodyRate ("body_rate") is how many bytes a second an HTTP client must send of a body, or of a
-	// line of NDJSON that has begun, on average and after the first BodyStall: default 1,024;
-	// NoLimit for any number. Below it, the request ends.
+	// BodyRate ("body_rate") is how many bytes a second an HTTP client must send on average, of a
+	// body or of a started line of NDJSON, in addition to BodyStall. Below the limit, the request
+	// ends. Defaults to 1,024; may be NoLimit.
 	BodyRate int
-	// AnswerStall is how long an HTTP client may take no byte of an answer: default 5 s. Beyond it,
-	// the connection is closed.
+	// AnswerStall is how long an HTTP client may take to read 16 KiB of an answer. Beyond the
+	// limit, the connection is closed. Defaults to 5 s.
 	AnswerStall time.Duration
 }
 
-// validate sets what is left open and refuses what makes no sense.
+// validate fills in defaults and refuses limits that make no sense.
 func (l *Limits) validate(maxPayload int) error {
 	for _, f := range []struct {
 		name string

@@ -19,8 +19,9 @@ import (
 
 var listingKeys = flag.Int("listing.keys", 20_000, "keys of BenchmarkListing")
 
-// BenchmarkListing lists all keys over HTTP, 1,000 a page, and beside it watches all of them natively until they have come
-// (WatchAll of the KV API of nats.go), in turns, from one server process. The aim is 1.3 of the time of WatchAll.
+// BenchmarkListing lists all keys over HTTP, 1,000 a page, and beside it watches all of them
+// natively until they have come (WatchAll of the KV API of nats.go), in turns, from one server
+// process. The aim is 1.3 of the time of WatchAll.
 func BenchmarkListing(b *testing.B) {
 	const topic = "kept.bench"
 	srv := natstest.Start(b)
@@ -35,7 +36,8 @@ func BenchmarkListing(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if _, err := bus.Publish(b.Context(), topic, []byte("1"), jetstream.PublishOptions{Key: "k0"}); err != nil { // makes the topic
+	// makes the topic
+	if _, err := bus.Publish(b.Context(), topic, []byte("1"), jetstream.PublishOptions{Key: "k0"}); err != nil {
 		b.Fatal(err)
 	}
 	payload := []byte(`{"pad":"` + string(bytes.Repeat([]byte("x"), 118)) + `"}`) // 128 bytes
@@ -103,7 +105,8 @@ func BenchmarkListing(b *testing.B) {
 			if err != nil || res.StatusCode != http.StatusOK {
 				b.Fatal(res.Status, err)
 			}
-			n += bytes.Count(body.Bytes(), []byte(`{"id":"`)) // a client decodes the items as it likes: next comes last
+			// a client decodes the items as it likes: next comes last
+			n += bytes.Count(body.Bytes(), []byte(`{"id":"`))
 			_, rest, more := bytes.Cut(body.Bytes()[max(0, body.Len()-200):], []byte(`],"next":"`))
 			if !more {
 				break

@@ -109,8 +109,8 @@ func TestListing(t *testing.T) {
 	}
 }
 
-// churn changes what is in a topic while others read: keys of their own are written, removed and written again; others are
-// written and never removed.
+// churn changes what is in a topic while others read: keys of their own are written, removed and
+// written again; others are written and never removed.
 type churn struct {
 	still, kept, wild int // keys that nobody touches; that are written; that are also removed
 }
@@ -191,8 +191,8 @@ func (c churn) await(t *testing.T, bus *jetstream.Bus, topic string) {
 	})
 }
 
-// TestListingMissesNoKey walks over two hubs, in pages of random sizes some of which are asked for twice, while keys are
-// written and removed. Each key that is there all the time comes once.
+// TestListingMissesNoKey walks over two hubs, in pages of random sizes some of which are asked for
+// twice, while keys are written and removed. Each key that is there all the time comes once.
 func TestListingMissesNoKey(t *testing.T) {
 	nats := natstest.Start(t)
 	on := jetstream.Config{URL: nats.URL(), Topics: keptRules}
@@ -250,7 +250,8 @@ func TestListingEndsBesideWriters(t *testing.T) {
 	}
 }
 
-// TestListingRefusals has cursors that are none, or of another topic, and queries that do not go with one.
+// TestListingRefusals has cursors that are none, or of another topic, and queries that do not go
+// with one.
 func TestListingRefusals(t *testing.T) {
 	r := newSnapRig(t, nil)
 	for _, topic := range []string{"kept.a", "kept.b"} {
@@ -345,8 +346,8 @@ func TestListingPolicy(t *testing.T) {
 	}
 }
 
-// TestListingBeginsAnew has cursors that cannot be continued: their bucket was made anew, or is gone, or what was given on
-// earlier pages is not known any more.
+// TestListingBeginsAnew has cursors that cannot be continued: their bucket was made anew, or is
+// gone, or what was given on earlier pages is not known any more.
 func TestListingBeginsAnew(t *testing.T) {
 	r := newSnapRig(t, nil)
 	c := churn{still: 50, kept: 20}
@@ -376,7 +377,8 @@ func TestListingBeginsAnew(t *testing.T) {
 	next := *r.list(t, "kept.anew", "", 10).Next
 	next = *r.list(t, "kept.anew", next, 10).Next
 	for i := range c.kept {
-		r.keep(t, "kept.anew", "kept-"+strconv.Itoa(i), `"new"`) // only of these it matters what was given
+		// only of these it matters what was given
+		r.keep(t, "kept.anew", "kept-"+strconv.Itoa(i), `"new"`)
 	}
 	if err := js.DeleteStream(t.Context(), "KV_eventhub_listings"); err != nil {
 		t.Fatal(err)
@@ -470,7 +472,8 @@ func TestListingBytes(t *testing.T) {
 	}
 }
 
-// TestListingLeavesNothingBehind wants no consumer of a walk that was left, and bounds for what is kept of it.
+// TestListingLeavesNothingBehind wants no consumer of a walk that was left, and bounds for what is
+// kept of it.
 func TestListingLeavesNothingBehind(t *testing.T) {
 	r := newSnapRig(t, nil)
 	c := churn{still: 3_000}

@@ -18,27 +18,27 @@ import (
 
 const (
 	ndjsonType = "application/x-ndjson"
-	// lineEnvelope is how many bytes a line may have beside its payload.
+	// lineEnvelope is how many bytes a line may have beyond its payload.
 	lineEnvelope = 64 << 10
 	// answerBuffer is how many bytes of answers are sent at a time when there are many.
 	answerBuffer = 16 << 10
 )
 
 // errAnswersLost ends a request whose client does not take the answers.
-var errAnswersLost = errors.New("facade: the answers cannot be sent")
+var errAnswersLost = errors.New("facade: send answers: the client does not take them")
 
-// lineReaders have large buffers, since their lines come in bulk.
+// lineReaders have large buffers, because lines come in bulk.
 var lineReaders = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 64<<10) }}
 
-// line is one line of a request whose answer is due in turn.
+// line is one line of a request. Its answer is sent in the order of the lines.
 type line struct {
 	fail *fault
 	id   string
-	done chan struct{} // gets one value when fail or id is set
+	done chan struct{} // receives one value when fail or id is set
 }
 
-// lines publishes the lines of one request. Its reader (the handler) and its answerer run side by side; the channel
-// between them holds the order, and bounds what is in flight.
+// lines publishes the lines of one request. Its reader (the handler) and its answerer run
+// concurrently. The channel between them keeps the order, and bounds the lines in flight.
 type lines struct {
 	srv       *Server
 	topic     string
@@ -46,17 +46,19 @@ type lines struct {
 	pub       Publisher
 	ctrl      *http.ResponseController
 	queue     chan *line
-	gone      chan struct{} // closed when answers cannot be written any more
+	gone      chan struct{} // closed when answers can no longer be written
 }
 
-// publishLines publishes each line of the body and streams the answers while the body is still being read. A client must
-// read them meanwhile: when Limits.Window answers wait, the body is not read on.
+// publishLines publishes each line of the body and streams the answers while it still reads the
+// body. A client must read the answers meanwhile: when Limits.Window answers wait, the body is not
+// read on.
 func (s *Server) publishLines(w http.ResponseWriter, r *http.Request, topic string, p Principal, pub Publisher) {
 	l := &lines{
 		srv: s, topic: topic, principal: p, pub: pub, ctrl: http.NewResponseController(w),
 		queue: make(chan *line, s.cfg.Limits.Window), gone: make(chan struct{}),
 	}
-	// HTTP/1 would otherwise read the rest of the body before the first answer goes out. HTTP/2 needs no permission.
+	// HTTP/1 would otherwise read the rest of the body before it sends the first answer. HTTP/2
+	// needs no permission.
 	if err := l.ctrl.EnableFullDuplex(); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		s.refuse(w, &fault{code: codeInternal, msg: "This connection cannot stream."})
 		return
@@ -74,15 +76,15 @@ func (s *Server) publishLines(w http.ResponseWriter, r *http.Request, topic stri
 	close(l.queue)
 	<-answered
 	if err != nil {
-		// The client must not take this for the whole answer.
+		// The client must not take this for a complete answer.
 		panic(http.ErrAbortHandler)
 	}
-	// The next request on this connection starts without our deadlines.
+	// The next request on this connection must start without these deadlines.
 	_ = l.ctrl.SetReadDeadline(time.Time{})
 	_ = l.ctrl.SetWriteDeadline(time.Time{})
 }
 
-// read publishes line by line until the body ends. It returns an error when that came early.
+// read publishes line by line until the body ends. It returns an error when the body ended early.
 func (l *lines) read(ctx context.Context, body io.Reader) error {
 	br, _ := lineReaders.Get().(*bufio.Reader)
 	br.Reset(body)
@@ -108,7 +110,8 @@ func (l *lines) read(ctx context.Context, body io.Reader) error {
 	}
 }
 
-// next reads a line into b. whole is false for one that is longer than a line may be; the rest of it is skipped.
+// next reads a line into b. whole is false for a line that exceeds the limit; the rest of such a
+// line is skipped.
 func (l *lines) next(br *bufio.Reader, b *[]byte) (whole bool, err error) {
 	limit := l.srv.cfg.Bus.MaxPayload() + lineEnvelope
 	*b = (*b)[:0]
@@ -128,7 +131,7 @@ func (l *lines) next(br *bufio.Reader, b *[]byte) (whole bool, err error) {
 	}
 }
 
-// publish sends one line on its way. It returns an error when the answers cannot be written any more.
+// publish publishes one line. It returns an error when the answers can no longer be written.
 func (l *lines) publish(ctx context.Context, text []byte, whole bool) error {
 	select {
 	case <-l.gone:
@@ -177,7 +180,7 @@ func (l *lines) publish(ctx context.Context, text []byte, whole bool) error {
 	return nil
 }
 
-// admit asks anew for each line what may change while a request lasts.
+// admit checks again, for each line, what may change during a request.
 func (l *lines) admit() *fault {
 	if expired(l.principal, time.Now()) {
 		return &fault{code: codeTokenExpired, msg: "The token has expired."}
@@ -195,7 +198,8 @@ func (n *line) refuse(f *fault) {
 	n.done <- struct{}{}
 }
 
-// answer writes the answers in the order of the lines. What is written goes out whenever the next answer is not there.
+// answer writes the answers in the order of the lines. It flushes whenever the next answer is not
+// ready.
 func (l *lines) answer(w io.Writer) {
 	defer close(l.gone)
 	b, _ := buffers.Get().(*[]byte)
@@ -221,7 +225,8 @@ func (l *lines) answer(w io.Writer) {
 	l.send(w, b)
 }
 
-// wait returns the next line once its outcome is known. It sends what is there before it has to wait.
+// wait returns the next line once its outcome is known. Before it waits, it sends the buffered
+// answers.
 func (l *lines) wait(w io.Writer, b *[]byte) (n *line, ok bool) {
 	select {
 	case n, ok = <-l.queue:
@@ -245,7 +250,7 @@ func (l *lines) wait(w io.Writer, b *[]byte) (n *line, ok bool) {
 	return n, true
 }
 
-// send writes b and empties it. It reports false when the client is gone.
+// send writes b and empties it. It returns false when the client is gone.
 func (l *lines) send(w io.Writer, b *[]byte) bool {
 	if len(*b) == 0 {
 		return true
@@ -259,7 +264,8 @@ func (l *lines) send(w io.Writer, b *[]byte) bool {
 	return err == nil
 }
 
-// parseLine reads {"payload": any, "opts"?: object}. Both are parts of text. A tombstone needs no payload.
+// parseLine reads {"payload": any, "opts"?: object}. Both results are parts of text. A tombstone
+// needs no payload.
 func parseLine(text []byte) (payload []byte, opts jetstream.PublishOptions, fail *fault) {
 	if len(text) == 0 {
 		return nil, opts, badFrame("the line is empty: it must be an object with a payload")
@@ -300,7 +306,7 @@ func parseLine(text []byte) (payload []byte, opts jetstream.PublishOptions, fail
 	return payload, opts, fail
 }
 
-// bodyGrace is how long a body is read beyond the end of its token, so that the sender can be told of that.
+// bodyGrace is how long a body is read after its token has expired, so that the sender can be told.
 const bodyGrace = 5 * time.Second
 
 // steadyReader reads a body whose sender may not pause for longer than Limits.BodyStall, nor send

@@ -1,12 +1,12 @@
 package facade
 
-// Observer is told what the facade does. Its methods are called on the hot path from many goroutines: they must be
-// safe for concurrent use and must not block.
+// Observer counts events of the facade. Its methods are called on the hot path by many goroutines:
+// they must be safe for concurrent use and must not block.
 type Observer interface {
 	// ConnectionOpened counts a WebSocket connection that was accepted.
 	ConnectionOpened()
-	// ConnectionClosed counts its end. closeCode is the WebSocket close code that either side gave; 1006 when the
-	// connection was lost.
+	// ConnectionClosed counts the end of a connection. closeCode is the WebSocket close code that
+	// either side gave, or 1006 when the connection was lost.
 	ConnectionClosed(closeCode int)
 	// FrameReceived counts a client's frame. op is one of the protocol's ops, or "unknown".
 	FrameReceived(op string)

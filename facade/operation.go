@@ -8,33 +8,33 @@ import (
 )
 
 const (
-	// authGrace is how long an AUTH waits for the frames before it when their time is over, and how
-	// long it then has itself at least. Frames that arrive together have the same deadline.
+	// authGrace is how long an AUTH waits for earlier frames after its own deadline, and the least
+	// time that it then has itself. Frames that arrive together have the same deadline.
 	authGrace = time.Second
-	// awayTicks is for how many ticks the reader may be busy with a frame before it counts as away.
+	// awayTicks is how many ticks the reader may be busy with one frame before it counts as away.
 	awayTicks = uint64(time.Second / tickInterval)
 )
 
-// An operation is a frame that waits for the bus, or for an operation before it. It keeps the
-// message, so the reader goes on with another one. Everything but what its own goroutine does is
-// guarded by the session's mu.
+// An operation is a frame that waits for the bus, or for an earlier operation. It keeps the
+// message, so the reader goes on with a new buffer. The session's mu guards all fields; only the
+// operation's own goroutine works without mu.
 type operation struct {
 	frame   frame
-	message *[]byte // what the fields of frame are parts of
-	memory  int     // what the message takes of the server's inbound memory
+	message *[]byte // holds the bytes of frame's fields
+	memory  int     // bytes of the server's inbound memory that the message takes
 	to      replyTo
 	arrived time.Time
 
 	topic   *sessionTopic // of a PUBLISH
-	topics  []string      // further topics of the subscription that the frame is about, as far as they are known
+	topics  []string      // further topics of the frame's subscription, as far as known
 	running bool          // its goroutine runs
-	flushed bool          // of a SUBSCRIBE: the publishes before it are confirmed
+	flushed bool          // of a SUBSCRIBE: all earlier publishes are confirmed
 }
 
-// deadline is when the frame is to be answered at the latest.
+// deadline returns the time by which the frame must be answered.
 func (o *operation) deadline() time.Time { return o.arrived.Add(callTimeout) }
 
-// late reports that the frame's time is over before it has begun.
+// late reports whether the frame's deadline passed before the frame began.
 func (o *operation) late() bool { return !time.Now().Before(o.deadline()) }
 
 // concerns reports whether an operation is about a topic.
@@ -42,11 +42,11 @@ func (o *operation) concerns(topic []byte) bool {
 	return bytes.Equal(o.frame.topic, topic) || slices.Contains(o.topics, string(topic))
 }
 
-// A pipeline is the list of operations of one session that have not ended, in the order of their
-// frames. AUTH is never among them: it waits until there are none.
+// A pipeline lists the operations of one session that have not ended, in the order of their frames.
+// It never contains an AUTH, which waits until the pipeline is empty.
 type pipeline []*operation
 
-// blocked reports whether an operation has to wait for one of those before it.
+// blocked reports whether an operation must wait for an earlier one.
 func (p pipeline) blocked(o *operation) bool {
 	for _, before := range p {
 		if before == o {
@@ -59,14 +59,14 @@ func (p pipeline) blocked(o *operation) bool {
 	return false
 }
 
-// follows reports whether an operation has to wait for one that was sent before it.
+// follows reports whether an operation must wait for before, which was sent earlier.
 //
 //   - Frames about one topic and group keep their order.
-//   - Publishes keep their order. Those that may block do so for each other, because a Publisher is
-//     for one goroutine.
-//   - A SUBSCRIBE waits for the publishes before it, and publishes behind it wait until those are
+//   - Publishes keep their order. Publishes that may block wait for each other, because a Publisher
+//     is for one goroutine.
+//   - A SUBSCRIBE waits for earlier publishes. Later publishes wait until the earlier ones are
 //     confirmed: otherwise a client that never stops publishing would never be subscribed.
-//   - A publish waits for what its client did before to a subscription on its topic.
+//   - A publish waits for earlier operations of its client on subscriptions to its topic.
 func (o *operation) follows(before *operation) bool {
 	a, b := before.frame.op, o.frame.op
 	switch {
@@ -82,7 +82,7 @@ func (o *operation) follows(before *operation) bool {
 	return slices.ContainsFunc(o.topics, func(topic string) bool { return before.concerns([]byte(topic)) })
 }
 
-// concerns reports whether an operation is about the subscription that a frame is about.
+// concerns reports whether any operation is about the subscription of a frame.
 func (p pipeline) concerns(f *frame) bool {
 	for _, o := range p {
 		if o.frame.op != opPublish && bytes.Equal(o.frame.group, f.group) && o.concerns(f.topic) {
@@ -92,8 +92,8 @@ func (p pipeline) concerns(f *frame) bool {
 	return false
 }
 
-// advance begins every operation that has nothing to wait for, in order. begin reports whether the
-// operation has ended at once.
+// advance begins every operation that need not wait, in order. begin reports whether the operation
+// has already ended.
 func (p *pipeline) advance(begin func(*operation) (ended bool)) {
 	for i := 0; i < len(*p); {
 		o := (*p)[i]
@@ -111,8 +111,8 @@ func (p *pipeline) remove(o *operation) {
 	}
 }
 
-// enqueue makes the session's frame an operation and begins it, unless it has to wait for another.
-// mu is held, and is given up while there are Limits.Operations. topic is for a PUBLISH.
+// enqueue turns the session's frame into an operation, and begins the operation unless it must
+// wait. mu is held, and is released while there are Limits.Operations. topic is set for a PUBLISH.
 func (s *session) enqueue(topic *sessionTopic) {
 	o := &operation{frame: s.frame, arrived: s.wire.arrived, topic: topic, topics: s.frame.subscribe.Topics}
 	maxPending := s.srv.cfg.Limits.Operations
@@ -141,8 +141,8 @@ func (s *session) enqueue(topic *sessionTopic) {
 	s.frame = frame{}
 }
 
-// begin carries an operation out, as far as that is possible at once, and reports whether it has
-// ended. mu is held.
+// begin executes an operation as far as possible at once, and reports whether it has ended. mu is
+// held.
 func (s *session) begin(o *operation) (ended bool) {
 	switch o.frame.op {
 	case opPublish:
@@ -168,9 +168,9 @@ func (s *session) begin(o *operation) (ended bool) {
 	return true
 }
 
-// carryOut does the part of an operation that waits for the bus, in a goroutine that the session
-// waits for. mu is held, and not while work runs. The context ends with the operation's deadline,
-// or with the connection.
+// carryOut runs the part of an operation that waits for the bus, in a goroutine that the session
+// waits for. mu is held by the caller, and not while work runs. The context ends with the
+// operation's deadline, or with the connection.
 func (s *session) carryOut(o *operation, work func(context.Context)) {
 	o.running = true
 	s.calls.Go(func() {
@@ -184,15 +184,15 @@ func (s *session) carryOut(o *operation, work func(context.Context)) {
 	})
 }
 
-// finish takes an operation off, and begins those that waited for it. mu is held.
+// finish removes an operation and begins those that waited for it. mu is held.
 func (s *session) finish(o *operation) {
 	s.pending.remove(o)
 	s.giveBack(o)
 	s.advance()
 }
 
-// advance begins the operations that have nothing to wait for, and wakes whoever waits for fewer.
-// mu is held.
+// advance begins the operations that need not wait, and wakes goroutines that wait for operations
+// to end. mu is held.
 func (s *session) advance() {
 	if !s.ended {
 		s.pending.advance(func(o *operation) bool {
@@ -209,7 +209,7 @@ func (s *session) advance() {
 	}
 }
 
-// giveBack ends the use of an operation's message.
+// giveBack releases the buffer and the memory of an operation's message.
 func (s *session) giveBack(o *operation) {
 	if o.memory > 0 {
 		s.srv.inbound.give(o.memory)
@@ -220,9 +220,8 @@ func (s *session) giveBack(o *operation) {
 	o.message, o.memory = nil, 0
 }
 
-// await waits until the operations have come so far that ready holds. It reports false when that
-// did not happen in time, and true when the session has ended. mu is held, and is given up
-// meanwhile.
+// await waits until ready returns true. It returns false when that did not happen before until, and
+// true when the session has ended. mu is held, and is released while await waits.
 func (s *session) await(until time.Time, ready func() bool) bool {
 	ctx, cancel := context.WithDeadline(s.ctx, until)
 	defer cancel()
@@ -244,7 +243,7 @@ func (s *session) await(until time.Time, ready func() bool) bool {
 	return true
 }
 
-// failLate answers a frame whose time was over before it could begin.
+// failLate answers a frame whose deadline passed before it could begin.
 func (s *session) failLate(to replyTo, o op) {
 	const why = "The frames before it took too long: "
 	switch o {

@@ -306,8 +306,8 @@ func (s *session) withoutCorr() (ids []string) {
 	return ids
 }
 
-// TestTurnsEndWithTheConnection ends a connection that owes an answer. The answers behind it are not
-// sent, because the client would take them for that one, and whoever waits for them is let go.
+// TestTurnsEndWithTheConnection ends a connection that owes an answer. The answers behind it are
+// not sent, because the client would take them for that one, and whoever waits for them is let go.
 func TestTurnsEndWithTheConnection(t *testing.T) {
 	o := newWriter(newWire(time.Second), 1<<20, time.Second)
 	near, far := net.Pipe()

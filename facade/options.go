@@ -21,8 +21,9 @@ const (
 	maxTimestamp  = 1<<53 - 1
 )
 
-// publishOptions reads the opts of a PUBLISH, or of a line of NDJSON, into o. opts is a valid JSON value, or nil for none.
-// Only types are checked, and that id and key are not empty; the bus checks the rest.
+// publishOptions reads the opts of a PUBLISH, or of a line of NDJSON, into o. opts is a valid JSON
+// value, or nil for none. It checks only types, and that id and key are not empty; the bus checks
+// the rest.
 func publishOptions(o *jetstream.PublishOptions, opts []byte) *fault {
 	*o = jetstream.PublishOptions{}
 	if missing(opts) {
@@ -66,7 +67,8 @@ func publishOptions(o *jetstream.PublishOptions, opts []byte) *fault {
 	return r.fail
 }
 
-// subscribeOptions reads the opts of a SUBSCRIBE into o. opts is a valid JSON value, or nil for none.
+// subscribeOptions reads the opts of a SUBSCRIBE into o. opts is a valid JSON value, or nil for
+// none.
 func subscribeOptions(o *jetstream.SubscribeOptions, opts []byte) *fault {
 	*o = jetstream.SubscribeOptions{}
 	if missing(opts) {
@@ -122,7 +124,8 @@ func subscribeOptions(o *jetstream.SubscribeOptions, opts []byte) *fault {
 	return r.fail
 }
 
-// An optionReader reads options one by one and keeps the first fault. An option that is missing reads as zero.
+// An optionReader reads options one by one and keeps the first fault. A missing option reads as
+// zero.
 type optionReader struct {
 	fail *fault
 }
@@ -149,7 +152,7 @@ func (r *optionReader) string(name string, raw []byte) string {
 	return string(s)
 }
 
-// name reads a string that must not be empty when given.
+// name reads a string that must not be empty if it is given.
 func (r *optionReader) name(name string, raw []byte) string {
 	s := r.string(name, raw)
 	if s == "" && isString(raw) {
@@ -169,7 +172,8 @@ func (r *optionReader) bool(name string, raw []byte) bool {
 	return raw[0] == 't'
 }
 
-// integer also reports whether the option was given.
+// integer reads an integer from least to limit. It also reports whether the option was given and
+// valid.
 func (r *optionReader) integer(name string, raw []byte, least, limit int64) (int64, bool) {
 	if missing(raw) {
 		return 0, false
@@ -239,7 +243,7 @@ func (r *optionReader) headers(name string, raw []byte) map[string]string {
 		r.want(name, what, raw)
 		return nil
 	}
-	values := make(map[string][]byte) // raw, because the last of duplicate names counts
+	values := make(map[string][]byte) // raw: the last of duplicate names counts
 	for w := jsonscan.Walk(raw, 0); w.Next(); {
 		values[string(unquoteName(w.Key, nil))] = w.Value
 	}
@@ -255,7 +259,7 @@ func (r *optionReader) headers(name string, raw []byte) map[string]string {
 	return headers
 }
 
-// short is a number as sent when it is short, else the kind of the value.
+// short returns a number as sent if it has at most 20 bytes, else the kind of the value.
 func short(raw []byte) string {
 	if isNumber(raw) && len(raw) <= 20 {
 		return string(raw)

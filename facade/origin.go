@@ -46,20 +46,22 @@ func parseOrigin(s string, pattern bool) (origin, bool) {
 	return o, err == nil && u.Host == host
 }
 
-// matches reports whether an origin fits a pattern. An asterisk stands for any part of the host name,
-// dots included, and never for anything beside the host name.
+// matches reports whether an origin fits a pattern. An asterisk stands for any part of the host
+// name, dots included, and never for anything beside the host name.
 func (pattern origin) matches(o origin) bool {
 	if pattern.scheme != o.scheme || pattern.port != o.port && (pattern.port != "*" || o.port == "") {
 		return false
 	}
-	if strings.HasPrefix(pattern.host, "[") { // an IPv6 address, which path.Match would take for a class
+	// an IPv6 address, which path.Match would take for a class
+	if strings.HasPrefix(pattern.host, "[") {
 		return pattern.host == o.host
 	}
 	ok, err := path.Match(pattern.host, o.host)
 	return err == nil && ok
 }
 
-// originAllowed reports whether a page of this origin may connect. "" is a client that is no web page.
+// originAllowed reports whether a page of this origin may connect. "" is a client that is no web
+// page.
 func (cfg *Config) originAllowed(given string) bool {
 	if given == "" || cfg.Origins == nil {
 		return true
@@ -83,7 +85,8 @@ func (s *Server) crossOrigin(next http.Handler) http.Handler {
 	return cors.New(cors.Options{
 		AllowOriginFunc: s.cfg.originAllowed,
 		AllowedMethods:  []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete},
-		AllowedHeaders:  []string{"*"}, // without credentials of the browser's own, a header does no harm
+		// without credentials of the browser's own, a header does no harm
+		AllowedHeaders:  []string{"*"},
 		ExposedHeaders:  []string{"ETag", "Retry-After"},
 		MaxAge:          preflightAge,
 	}).Handler(next)

@@ -7,17 +7,18 @@ import (
 	"eventhub/jetstream"
 )
 
-// Outbox keeps events that are published later, for clients that must not wait for NATS. Its methods may be called
-// concurrently.
+// Outbox stores events that are published later, for clients that must not wait for NATS. Its
+// methods may be called concurrently.
 type Outbox interface {
-	// Add stores an event, so that it survives the process, and returns its id. An event whose id it has already is not
-	// stored again. The error is a *jetstream.Error for what a client did wrong, or when there is no room; any other goes to
-	// the log, and the client may repeat the event with the same id. payload and opts are not kept.
+	// Add stores an event so that the event survives the process, and returns its id. An event
+	// whose id is stored already is not stored again. The error is a *jetstream.Error when the
+	// client is at fault or when there is no room. Any other error goes to the log, and the client
+	// may repeat the event with the same id. Add does not keep payload or opts.
 	Add(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (id string, err error)
 }
 
-// serveOutbox is POST /outbox/{topic}: as POST /publish/{topic}, but answered with 202 as soon as the event is kept. It takes
-// one event a request.
+// serveOutbox serves POST /outbox/{topic}. It differs from POST /publish/{topic} in that it answers
+// 202 as soon as the event is stored in the outbox, and takes one event per request.
 func (s *Server) serveOutbox(w http.ResponseWriter, r *http.Request) {
 	if s.cfg.Outbox == nil {
 		s.refuse(w, &fault{code: codeNotFound, msg: "This hub has no outbox."})

@@ -17,27 +17,28 @@ const (
 	defaultPage = 100
 	maxPage     = 1000 // items of a page, and keys of a request
 	maxOffset   = 1_000_000_000
-	// principalWaits is how many pages of one principal are read or wait for that.
+	// principalWaits is how many page requests of one principal may be read or wait at a time.
 	principalWaits = 64
-	// keysAtOnce is how many keys are read at a time, so that what is read beyond Limits.PageBytes is bounded.
+	// keysAtOnce is how many keys are read at a time, which bounds how far a read exceeds
+	// Limits.PageBytes.
 	keysAtOnce = 64
-	// behindWait is how long a consistent page waits for the bucket to know of removals.
+	// behindWait is how long a consistent page waits for the bucket to apply removals.
 	behindWait = 2 * time.Second
 )
 
-// pageQuery is what GET /snap/{topic} asks for: a page of all keys, or some keys.
+// pageQuery is the query of GET /snap/{topic}: a page of all keys, or the records of given keys.
 type pageQuery struct {
 	offset, limit int
 	keys          []string // nil for a page
 	consistent    bool
-	listing       bool   // a page of a listing, and not one at an offset
-	next          string // where it begins
+	listing       bool   // a page of a listing, not a page at an offset
+	next          string // the cursor of a listing; "" at its beginning
 }
 
-// pageRead is what was read for a query.
+// pageRead is the result of a query.
 type pageRead struct {
 	events []*jetstream.Event
-	next   string // leads to the next page of a listing
+	next   string // the cursor of the next page of a listing
 }
 
 // parsePage reads the query of GET /snap/{topic}.
@@ -91,7 +92,7 @@ func parsePage(r *http.Request) (q pageQuery, fail *fault) {
 	return q, nil
 }
 
-// queryInt reads a parameter that may be missing.
+// queryInt reads an optional integer parameter.
 func queryInt(values url.Values, name string, byDefault, least, limit int) (int, *fault) {
 	given := values[name]
 	if len(given) == 0 {
@@ -104,7 +105,7 @@ func queryInt(values url.Values, name string, byDefault, least, limit int) (int,
 	return n, nil
 }
 
-// servePage is GET /snap/{topic}.
+// servePage serves GET /snap/{topic}.
 func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
 	p, topic, fail := s.snapTopic(w, r, s.mayRead)
 	var q pageQuery
@@ -115,7 +116,8 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, fail)
 		return
 	}
-	// What the page may have is taken before anything is read, and what it has not is given back.
+	// The request takes what a page may have before anything is read, and returns what its page
+	// does not have.
 	held := s.cfg.Limits.PageBytes
 	if ok, mine := s.pages.take(p.Key(), held); !ok {
 		s.cfg.Observer.LimitReached(pageLimit(mine))
@@ -181,11 +183,13 @@ func (s *Server) readListing(ctx context.Context, topic string, q *pageQuery) (p
 	return pageRead{l.Events, l.Next}, err
 }
 
-// errBehind is returned where the keys of a page were all removed, and their bucket did not get to know it in time.
-var errBehind = errors.New("facade: the bucket of a compacted topic is behind its stream")
+// errBehind is returned when all keys of a page were removed and the bucket did not learn of that
+// in time.
+var errBehind = errors.New("facade: read a page: the bucket of the compacted topic lags behind its stream")
 
-// readLatest reads a page of all keys, the newest first. One that is read consistently is not empty while there are more keys:
-// if all that the bucket has for it was removed, it is read again when the bucket knows.
+// readLatest reads a page of all keys, newest first. A consistent page is not empty while there are
+// more keys: if every record that the bucket has for the page was removed, readLatest reads again
+// until the bucket knows of the removals.
 func (s *Server) readLatest(ctx context.Context, topic string, q *pageQuery) ([]*jetstream.Event, error) {
 	for deadline := time.Now().Add(behindWait); ; {
 		events, err := s.readStored(ctx, topic, q)
@@ -196,7 +200,8 @@ func (s *Server) readLatest(ctx context.Context, topic string, q *pageQuery) ([]
 		for i, e := range events {
 			keys[i] = e.Key
 		}
-		// What changed meanwhile may be larger: it is cut once more, and then again one record stays at least.
+		// Records that changed meanwhile may be larger. readKeys cuts the page again, and keeps at
+		// least one record.
 		events, _, err = s.readKeys(ctx, topic, keys, true)
 		if err != nil || len(events) > 0 {
 			slices.SortStableFunc(events, func(a, b *jetstream.Event) int { return cmp.Compare(b.Sequence, a.Sequence) })
@@ -213,7 +218,7 @@ func (s *Server) readLatest(ctx context.Context, topic string, q *pageQuery) ([]
 	}
 }
 
-// readStored reads a page as the bucket has it.
+// readStored reads a page from the bucket as it is.
 func (s *Server) readStored(ctx context.Context, topic string, q *pageQuery) ([]*jetstream.Event, error) {
 	events, err := s.cfg.Bus.Keys(topic).Page(ctx, q.offset, q.limit)
 	if errors.Is(err, jetstream.ErrNotFound) {
@@ -230,8 +235,9 @@ func (s *Server) readStored(ctx context.Context, topic string, q *pageQuery) ([]
 	return events[:n], nil
 }
 
-// readKeys reads the records of keys, in their order; those without one are left out. It stops early, and reports that it did,
-// when the records have more than Limits.PageBytes, but not before the first.
+// readKeys reads the records of keys, in the order of keys, without keys that have no record. It
+// stops early when the records exceed Limits.PageBytes, but returns at least one. whole reports
+// whether it reached the end.
 func (s *Server) readKeys(ctx context.Context, topic string, keys []string, consistent bool) (events []*jetstream.Event, whole bool, err error) {
 	read := s.cfg.Bus.Keys(topic).GetMany
 	if consistent {
@@ -260,7 +266,8 @@ func (s *Server) readKeys(ctx context.Context, topic string, keys []string, cons
 	return events, true, nil
 }
 
-// fitting returns how many of events have at most so many bytes together, but at least one if there is one.
+// fitting returns how many of events have at most limit bytes together, but at least one if there
+// is one.
 func fitting(events []*jetstream.Event, limit int) int {
 	size := 0
 	for i, e := range events {
@@ -278,7 +285,7 @@ func sizes(events []*jetstream.Event) (size int) {
 	return size
 }
 
-// eventSize is about what an event takes of memory, and of an answer.
+// eventSize estimates the bytes that an event takes in memory and in an answer.
 func eventSize(e *jetstream.Event) int {
 	size := 256 + len(e.Payload) + len(e.Key) + len(e.SID)
 	for name, value := range e.Headers {
@@ -292,8 +299,8 @@ func eventSize(e *jetstream.Event) int {
 	return size
 }
 
-// writePage sends {offset, limit, count, items}, {limit, count, items, next} for a listing, or {count, items} for certain keys.
-// Records go out as they are encoded.
+// writePage sends {offset, limit, count, items}, or {limit, count, items, next} for a listing, or
+// {count, items} for given keys. It sends records while it encodes.
 func (s *Server) writePage(w http.ResponseWriter, q *pageQuery, page pageRead) {
 	b, _ := buffers.Get().(*[]byte)
 	defer putBuffer(b)

@@ -25,8 +25,9 @@ func hundredRules() []byte {
 	return []byte(b.String())
 }
 
-// BenchmarkPublishPolicy publishes over one WebSocket with full rights and with a policy of 100 rules; to one topic, whose
-// decision the connection remembers, and to more topics than it remembers. Compare within one run only.
+// BenchmarkPublishPolicy publishes over one WebSocket with full rights and with a policy of 100
+// rules; to one topic, whose decision the connection remembers, and to more topics than it
+// remembers. Compare within one run only.
 func BenchmarkPublishPolicy(b *testing.B) {
 	bus := openBus(b, func(c *jetstream.Config) { c.MemoryStorage, c.Limits.TopicsPerClient = true, 1000 })
 	hub := startHub(b, bus, unthrottled, func(cfg *facade.Config) { cfg.Auth = facade.Tokens(newVerifier(b)) })

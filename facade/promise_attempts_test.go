@@ -13,12 +13,13 @@ import (
 const (
 	lateEvents = 400
 	lateBytes  = 12 << 10
-	// kernelTakes is more frames than the kernel takes of a client that does not read, and less than the hub writes at once.
+	// kernelTakes is more frames than the kernel takes of a client that does not read, and less
+	// than the hub writes at once.
 	kernelTakes = 40
 )
 
-// dither makes a client that does not read pause and resume six times, or leave and join, each time when all that the hub
-// fetches has come to rest.
+// dither makes a client that does not read pause and resume six times, or leave and join, each time
+// when all that the hub fetches has come to rest.
 func dither(s *sluggard, nats *natstest.View, off string) {
 	s.t.Helper()
 	nats.Still(s.topic)
@@ -34,8 +35,8 @@ func dither(s *sluggard, nats *natstest.View, off string) {
 	}
 }
 
-// attempt counts how often an event was handed out: what was fetched and given back without being written does not count, and
-// an event that was refused once is no dead letter.
+// attempt counts how often an event was handed out: what was fetched and given back without being
+// written does not count, and an event that was refused once is no dead letter.
 func TestPromiseUnwrittenEventsCostNoAttempt(t *testing.T) {
 	for _, off := range []string{"PAUSE", "UNSUBSCRIBE"} {
 		t.Run(off, func(t *testing.T) {
@@ -47,7 +48,8 @@ func TestPromiseUnwrittenEventsCostNoAttempt(t *testing.T) {
 			publishBig(t, hub, topic, lateEvents, lateBytes)
 			dither(s, natstest.Look(t, nats.URL()), off)
 
-			// It reads at last. What it was sent before its last frame was answered is leased to it still, unless it has left.
+			// It reads at last. What it was sent before its last frame was answered is leased to it
+			// still, unless it has left.
 			s.readTo(s.corr())
 			refused, done, buried := map[string]bool{}, map[string]bool{}, 0
 			refuse := func(id string) {
@@ -88,7 +90,8 @@ func TestPromiseUnwrittenEventsCostNoAttempt(t *testing.T) {
 	}
 }
 
-// The same over two hubs: what a client on one of them did not get costs no attempt when a client on the other gets it.
+// The same over two hubs: what a client on one of them did not get costs no attempt when a client
+// on the other gets it.
 func TestPromiseUnwrittenEventsCostNoAttemptOnAnotherHub(t *testing.T) {
 	for _, end := range []string{"UNSUBSCRIBE", "lost connection"} {
 		t.Run(end, func(t *testing.T) {
@@ -106,7 +109,8 @@ func TestPromiseUnwrittenEventsCostNoAttemptOnAnotherHub(t *testing.T) {
 			} else if err := s.ws.CloseNow(); err != nil {
 				t.Fatal(err)
 			}
-			// What the client has got is known after UNSUBSCRIBE; of a lost connection, the kernel has taken a few frames.
+			// What the client has got is known after UNSUBSCRIBE; of a lost connection, the kernel
+			// has taken a few frames.
 			inKernel := 0
 			counts := map[string]int{}
 			for _, e := range b.subscribe(b.dial(), topic, "g", endless(lateEvents)).take(lateEvents) {
@@ -124,7 +128,8 @@ func TestPromiseUnwrittenEventsCostNoAttemptOnAnotherHub(t *testing.T) {
 	}
 }
 
-// The same over a restart in order: what the hub had fetched and not written when it ended comes again as the first attempt.
+// The same over a restart in order: what the hub had fetched and not written when it ended comes
+// again as the first attempt.
 func TestPromiseUnwrittenEventsCostNoAttemptOverARestart(t *testing.T) {
 	dir, topic := t.TempDir(), freshTopic()
 	hub, end := restartable(t, dir)
@@ -147,8 +152,8 @@ func TestPromiseUnwrittenEventsCostNoAttemptOverARestart(t *testing.T) {
 	}
 }
 
-// An event that failed for good at its last attempt is given to nobody again while its dead letter is on its way, however slow
-// that is.
+// An event that failed for good at its last attempt is given to nobody again while its dead letter
+// is on its way, however slow that is.
 func TestPromiseMaxAttemptsHoldsOnASlowLink(t *testing.T) {
 	const n = 120
 	nats := natstest.Start(t)

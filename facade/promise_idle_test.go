@@ -12,8 +12,8 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-// idleWait is how long an idle member with credit may wait for an event that is neither leased nor in back-off: 1 s, and as much
-// again for a busy machine.
+// idleWait is how long an idle member with credit may wait for an event that is neither leased nor
+// in back-off: 1 s, and as much again for a busy machine.
 const idleWait = 2 * time.Second
 
 // arrivals are the events that come within idleWait, up to n. Each must say attempt 1.
@@ -50,7 +50,8 @@ func onBothHubs(t *testing.T, run func(t *testing.T, view *natstest.View, a, b *
 	}
 }
 
-// A member that works on one event for long keeps no others from an idle one, on none of its topics.
+// A member that works on one event for long keeps no others from an idle one, on none of its
+// topics.
 func TestPromiseABusyMemberHoldsNoOtherTopicsBack(t *testing.T) {
 	onBothHubs(t, func(t *testing.T, view *natstest.View, a, b *testHub) {
 		t.Helper()
@@ -80,7 +81,9 @@ func TestPromiseAMemberThatDoesNotReadHoldsLittleBack(t *testing.T) {
 	const (
 		sent = 100
 		size = 24 << 10
-		most = 40 // what a client that does not read may have leased: more than the kernel takes, and the hub writes at once
+		// what a client that does not read may have leased: more than the kernel takes, and the hub
+		// writes at once
+		most = 40
 	)
 	onBothHubs(t, func(t *testing.T, view *natstest.View, a, b *testHub) {
 		t.Helper()
@@ -132,8 +135,8 @@ func (c *tally) missing() int {
 	return c.left
 }
 
-// What is on its way to a member that pauses or leaves is given back at once, also where another server of a cluster leads the
-// group: the other members need not wait for AckWait.
+// What is on its way to a member that pauses or leaves is given back at once, also where another
+// server of a cluster leads the group: the other members need not wait for AckWait.
 func TestPromiseWhatIsOnItsWayIsGivenBackAtOnce(t *testing.T) {
 	const (
 		rounds  = 6

@@ -12,7 +12,8 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-// fencedWait is an AckWait that leaves a busy machine time before a hub takes itself for one that stood still.
+// fencedWait is an AckWait that leaves a busy machine time before a hub takes itself for one that
+// stood still.
 const fencedWait = 6 * time.Second
 
 // cluster is three servers and, on two of them, a hub each.
@@ -54,8 +55,8 @@ type leased struct {
 	held      []client.Event
 }
 
-// An event is one member's at a time, also when the consumer gets another leader: what was stored long ago and leased just now
-// stays leased, and when its member acknowledges it, it is settled.
+// An event is one member's at a time, also when the consumer gets another leader: what was stored
+// long ago and leased just now stays leased, and when its member acknowledges it, it is settled.
 func TestPromiseLeasesOutliveALeaderChange(t *testing.T) {
 	const n = 6
 	for _, test := range []struct {
@@ -70,7 +71,8 @@ func TestPromiseLeasesOutliveALeaderChange(t *testing.T) {
 				c.view.StepDown(groups[0].topic)
 			}
 		}},
-		{"restart", 15 * time.Second, 3 * time.Second, 4, func(c *cluster, groups []*leased) { // no hub is connected to this server
+		// no hub is connected to this server
+		{"restart", 15 * time.Second, 3 * time.Second, 4, func(c *cluster, groups []*leased) {
 			c.nodes[2].Stop()
 			for _, g := range groups {
 				c.view.Consumer(g.topic) // has a leader again
@@ -87,7 +89,8 @@ func TestPromiseLeasesOutliveALeaderChange(t *testing.T) {
 				publishMany(t, c.b, groups[i].topic, n)
 			}
 			stored := time.Now()
-			<-time.After(time.Until(stored.Add(test.wait + 500*time.Millisecond))) // the age under test
+			// the age under test
+			<-time.After(time.Until(stored.Add(test.wait + 500*time.Millisecond)))
 
 			for _, g := range groups {
 				g.in = c.a.subscribe(c.a.dial(), g.topic, "g", endless(n))
@@ -122,8 +125,9 @@ type frozenPath struct {
 	cuts         bool // b is cut off, too
 }
 
-// What a client says about a lease while NATS does not hear its hub changes nothing later on for those who hold the events
-// then: an ACK does not settle, a NACK at the last attempt makes no dead letter.
+// What a client says about a lease while NATS does not hear its hub changes nothing later on for
+// those who hold the events then: an ACK does not settle, a NACK at the last attempt makes no dead
+// letter.
 func TestPromiseNothingSaidWhileFrozenCountsLater(t *testing.T) {
 	one := func(cfg *jetstream.Config) { cfg.Connections = 1 }
 	proxied := func(freeze func(*tcpProxy)) func(t *testing.T) frozenPath {
@@ -179,16 +183,19 @@ func saidWhileFrozen(t *testing.T, p frozenPath) {
 	if err := in.sub.Pause(t.Context()); err != nil { // what comes again shall go to the other hub
 		t.Fatal(err)
 	}
-	again := p.b.subscribe(p.b.dial(), p.topic, "g", endless(2*n)) // now, for servers that elect leaders refuse new members
+	// now, for servers that elect leaders refuse new members
+	again := p.b.subscribe(p.b.dial(), p.topic, "g", endless(2*n))
 	if err := again.sub.Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	other := p.b.subscribe(cb, p.topic, "g", endless(n+1))
-	<-time.After(time.Until(leased.Add(1400 * time.Millisecond))) // before the hub asks NATS to wait longer, today
+	// before the hub asks NATS to wait longer, today
+	<-time.After(time.Until(leased.Add(1400 * time.Millisecond)))
 
 	p.freeze()
 	frozen := time.Now()
-	<-time.After(1500 * time.Millisecond) // well inside the freeze, and inside what the lease has left
+	// well inside the freeze, and inside what the lease has left
+	<-time.After(1500 * time.Millisecond)
 	for i := range old {
 		var err error
 		if i%2 == 0 {
@@ -201,13 +208,15 @@ func saidWhileFrozen(t *testing.T, p frozenPath) {
 		}
 	}
 	if p.cuts {
-		<-time.After(time.Until(frozen.Add(5 * time.Second))) // AckWait is over, and no hub has heard of it
+		// AckWait is over, and no hub has heard of it
+		<-time.After(time.Until(frozen.Add(5 * time.Second)))
 	} else {
 		// In a cluster, a part may be under way to what the hub paused.
 		waitUntil(t, "the other hub is given a part", func() bool { return len(other.events) >= n/4 })
 	}
 	p.thaw()
-	// What was held back has come through when a publish behind it was answered, or the connection was given up.
+	// What was held back has come through when a publish behind it was answered, or the connection
+	// was given up.
 	waitUntil(t, "the hub is heard again", func() bool { return ready(t, p.a.bus) })
 	publishAtLast(t, p.a, p.topic)
 	if p.cuts { // some may have been settled in time
@@ -228,7 +237,8 @@ func saidWhileFrozen(t *testing.T, p frozenPath) {
 	if err := again.sub.Resume(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for limit := time.After(5 * fencedWait); len(held) > 0; { // some may wait out AckWait once more, at an inbox that is gone
+	// some may wait out AckWait once more, at an inbox that is gone
+	for limit := time.After(5 * fencedWait); len(held) > 0; {
 		select {
 		case e := <-again.events:
 			delete(held, e.ID)
@@ -256,7 +266,8 @@ func saidWhileFrozen(t *testing.T, p frozenPath) {
 	}
 }
 
-// publishAtLast publishes an event, again until that is answered OK: servers of a cluster elect leaders after a freeze.
+// publishAtLast publishes an event, again until that is answered OK: servers of a cluster elect
+// leaders after a freeze.
 func publishAtLast(t *testing.T, h *testHub, topic string) (id string) {
 	t.Helper()
 	c := h.dial()

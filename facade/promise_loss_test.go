@@ -7,7 +7,8 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-// Numbers of TestPromiseNothingUnsettledIsLost. Whoever joins again first decides today, so there are many to be first.
+// Numbers of TestPromiseNothingUnsettledIsLost. Whoever joins again first decides today, so there
+// are many to be first.
 const (
 	lossTopics = 5
 	lossOthers = 2  // members that have settled all that they got
@@ -50,7 +51,8 @@ func newCrew(t *testing.T, a, b *testHub, ttlMS int64) *crew {
 	return c
 }
 
-// lost waits until all that was held has come again, to any member, and returns how many events did not.
+// lost waits until all that was held has come again, to any member, and returns how many events did
+// not.
 func (c *crew) lost(deadline time.Time) int {
 	left := len(c.held)
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -71,8 +73,9 @@ func (c *crew) lost(deadline time.Time) int {
 	return left
 }
 
-// What is not settled is delivered again, to any member, also when the group's consumer is gone: members hold it, others have
-// settled theirs, all stay connected, and whoever joins again first decides nothing.
+// What is not settled is delivered again, to any member, also when the group's consumer is gone:
+// members hold it, others have settled theirs, all stay connected, and whoever joins again first
+// decides nothing.
 func TestPromiseNothingUnsettledIsLost(t *testing.T) {
 	for _, test := range []struct {
 		name   string

@@ -12,8 +12,9 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-// A group with a TTL disappears when it has had no member for that long, and not before: not because the hub, with the server
-// in it, was restarted in order. What is published before its member is back is the group's.
+// A group with a TTL disappears when it has had no member for that long, and not before: not
+// because the hub, with the server in it, was restarted in order. What is published before its
+// member is back is the group's.
 func TestPromiseATTLGroupOutlivesARestart(t *testing.T) {
 	for _, ttl := range []time.Duration{20 * time.Second, time.Hour} {
 		t.Run(ttl.String(), func(t *testing.T) {
@@ -43,7 +44,8 @@ func TestPromiseATTLGroupOutlivesARestart(t *testing.T) {
 			}
 			slices.Sort(got[:len(got)-1]) // what was held may come at any place
 			if ttl <= time.Minute {
-				// A group in memory goes on behind its ack floor: what was settled out of order comes again.
+				// A group in memory goes on behind its ack floor: what was settled out of order
+				// comes again.
 				got = slices.DeleteFunc(got, func(payload string) bool { return payload == "2" })
 			}
 			if want := []string{"1", "3", "4", "5", "6", "7", `"marker"`}; !slices.Equal(got, want) {
@@ -80,7 +82,8 @@ func TestPromiseAttemptsRiseOverRestarts(t *testing.T) {
 	}
 }
 
-// A NACK's delay outlives a restart in order of a hub with the server in it, and what is given back in order comes at once.
+// A NACK's delay outlives a restart in order of a hub with the server in it, and what is given back
+// in order comes at once.
 func TestPromiseDelaysOutliveARestart(t *testing.T) {
 	t.Parallel()
 	const delay = 6 * time.Second

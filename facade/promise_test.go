@@ -16,15 +16,17 @@ import (
 	"eventhub/facade"
 	"eventhub/facade/client"
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
-// The promise tests hold the hub to what protocol.md says of deliveries, where servers, hubs or clients do what is
-// inconvenient: restart, freeze, change leaders, do not read.
+// The promise tests hold the hub to what protocol.md says of deliveries, where servers, hubs or
+// clients do what is inconvenient: restart, freeze, change leaders, do not read.
 
 // patientWriter keeps clients that do not read connected for as long as the test runs.
 func patientWriter(cfg *facade.Config) { cfg.Limits.WriteStall = 2 * time.Minute }
 
-// narrow serves the hub's WebSocket on another port, with as little room in the kernel for what is sent as it gives.
+// narrow serves the hub's WebSocket on another port, with as little room in the kernel for what is
+// sent as it gives.
 func narrow(h *testHub) (url string) {
 	h.t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -48,7 +50,8 @@ func narrow(h *testHub) (url string) {
 	return "ws://" + l.Addr().String()
 }
 
-// sluggard is a WebSocket client that reads only when it is told to. It counts the frames that it gets of each event.
+// sluggard is a WebSocket client that reads only when it is told to. It counts the frames that it
+// gets of each event.
 type sluggard struct {
 	t      testing.TB
 	ws     *websocket.Conn
@@ -201,10 +204,11 @@ func endless(maxInFlight int) client.SubscribeOptions {
 	return client.SubscribeOptions{MaxInFlight: maxInFlight, MaxAttempts: &never}
 }
 
-// restartable starts a hub on a directory. The test ends it in order with end, and may start another one there.
+// restartable starts a hub on a directory. The test ends it in order with end, and may start
+// another one there.
 func restartable(t *testing.T, dir string, change ...func(*jetstream.Config)) (hub *testHub, end func()) {
 	t.Helper()
-	cfg := jetstream.Config{DataDir: dir}
+	cfg := jetstream.Config{Server: natstest.Embed(t, dir)}
 	for _, f := range change {
 		f(&cfg)
 	}

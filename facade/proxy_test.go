@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// tcpProxy stands between a hub and NATS, and can be made to fail as networks do: frozen (bytes stop, connections stay)
-// or cut (connections end, new ones are refused).
+// tcpProxy stands between a hub and NATS, and can be made to fail as networks do: frozen (bytes
+// stop, connections stay) or cut (connections end, new ones are refused).
 type tcpProxy struct {
 	t        testing.TB
 	listener net.Listener
@@ -171,7 +171,8 @@ type chunk struct {
 	due  time.Time
 }
 
-// allow waits until some of n bytes may go on, and returns how many; -1 when the connection was cut.
+// allow waits until some of n bytes may go on, and returns how many; -1 when the connection was
+// cut.
 func (p *tcpProxy) allow(n int, outward bool) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -179,7 +180,8 @@ func (p *tcpProxy) allow(n int, outward bool) int {
 		switch {
 		case p.severed:
 			return -1
-		case p.frozen || p.held && outward || p.budget == 0: // once the budget is spent the answers stop too
+		case p.frozen || p.held && outward || p.budget == 0:
+			// Once the budget is spent, the answers stop too.
 		case outward && p.budget > 0:
 			n = min(n, p.budget)
 			p.budget -= n

@@ -7,7 +7,7 @@ import (
 	"eventhub/jetstream/jsonscan"
 )
 
-// appendOK appends an OK frame. corr is echoed as it is, nil for none; id is left out when empty.
+// appendOK appends an OK frame. corr is echoed as it is, nil for none. An empty id is omitted.
 func appendOK(dst, corr []byte, id string) []byte {
 	dst = append(dst, `{"op":"OK"`...)
 	dst = appendCorr(dst, corr)
@@ -36,8 +36,8 @@ func appendCorr(dst, corr []byte) []byte {
 	return append(dst, corr...)
 }
 
-// appendEvent appends an EVENT frame. topicJSON and groupJSON are the subscription's names as JSON strings; deadlineMS is
-// how many milliseconds are left of the lease.
+// appendEvent appends an EVENT frame. topicJSON and groupJSON are the subscription's names as JSON
+// strings. deadlineMS is the remaining time of the lease in milliseconds.
 func appendEvent(dst []byte, topicJSON, groupJSON []byte, e *jetstream.Event, attempt int, deadlineMS int64) []byte {
 	dst = append(dst, `{"op":"EVENT","topic":`...)
 	dst = append(dst, topicJSON...)

@@ -9,12 +9,13 @@ import (
 	"github.com/coder/websocket"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 // TestGroupReset calls what the bus calls when a group had to start anew. Only a client whose last
 // AUTH named the capability is told, with the names of its SUBSCRIBE, and before the next EVENT.
 func TestGroupReset(t *testing.T) {
-	bus, err := jetstream.Open(t.Context(), jetstream.Config{DataDir: t.TempDir(), MemoryStorage: true})
+	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir()), MemoryStorage: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,9 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
-	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +14,7 @@ import (
 	"github.com/coder/websocket"
 
 	"eventhub/facade"
+	"eventhub/facade/hubtest"
 	"eventhub/jetstream"
 )
 
@@ -28,46 +27,43 @@ const rigToken = "open sesame"
 type rig struct {
 	bus  *jetstream.Bus
 	srv  *facade.Server
-	ws   *httptest.Server
-	http *httptest.Server
+	ws   site
+	http site
 	seen *record
 }
+
+// site is a listener of a hub.
+type site struct {
+	URL    string // http://
+	client *http.Client
+}
+
+func (s site) addr() string { return strings.TrimPrefix(s.URL, "http://") }
+
+// Client is an HTTP client for the time of the test.
+func (s site) Client() *http.Client { return s.client }
 
 // newRig starts a hub that ends with the test. change may be nil.
 func newRig(t *testing.T, change func(*facade.Config)) *rig {
 	t.Helper()
-	return newRigOn(t, jetstream.Config{DataDir: t.TempDir(), MemoryStorage: true}, change)
+	return newRigOn(t, jetstream.Config{}, change)
 }
 
-// newRigOn is newRig with a bus of this configuration.
+// newRigOn is newRig with a bus of this configuration, in memory where that names no NATS.
 func newRigOn(t *testing.T, on jetstream.Config, change func(*facade.Config)) *rig {
 	t.Helper()
-	bus, err := jetstream.Open(t.Context(), on)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &rig{bus: bus, seen: &record{closed: make(chan int, 100), counts: make(map[string]int)}}
-	cfg := facade.Config{Bus: facade.JetStream(bus), Auth: facade.StaticToken(rigToken), Observer: r.seen}
-	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
-	if change != nil {
-		change(&cfg)
-	}
-	if r.srv, err = facade.New(cfg); err != nil {
-		t.Fatal(err)
-	}
-	r.ws = httptest.NewServer(r.srv.WebSocket())
-	r.http = httptest.NewServer(r.srv.HTTP())
-	t.Cleanup(func() {
-		r.http.CloseClientConnections()
-		r.http.Close()
-		r.ws.Close()
-		if err := r.srv.Close(); err != nil {
-			t.Error(err)
+	r := &rig{seen: &record{closed: make(chan int, 100), counts: make(map[string]int)}}
+	hub := hubtest.New(t, hubtest.Token(rigToken), hubtest.Bus(func(cfg *jetstream.Config) { *cfg = on }), hubtest.Facade(func(cfg *facade.Config) {
+		cfg.Observer = r.seen
+		if change != nil {
+			change(cfg)
 		}
-		if err := bus.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	}))
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	client := &http.Client{Transport: transport}
+	r.bus, r.srv = hub.Bus, hub.Server
+	r.ws, r.http = site{"http" + strings.TrimPrefix(hub.WebSocket, "ws"), client}, site{hub.HTTP, client}
 	return r
 }
 

@@ -187,7 +187,8 @@ func (n *names) text(frame json.RawMessage) (string, error) {
 	return out, missing
 }
 
-// placeholder compares got with what the placeholder's argument says. With checkOnly, only the argument is looked at.
+// placeholder compares got with what the placeholder's argument says. With checkOnly, only the
+// argument is looked at.
 type placeholder func(n *names, path string, arg, got json.RawMessage, checkOnly bool) error
 
 var placeholders map[string]placeholder

@@ -21,8 +21,9 @@ const tickInterval = 250 * time.Millisecond
 
 // Server serves WebSocket and HTTP clients of one bus. Its methods may be called concurrently.
 //
-// Drain (finish) and Close (discard) end it. Both return when the connections have ended; neither stops a listener, nor
-// waits for HTTP requests: that is http.Server.Shutdown's part, to be called after Drain.
+// Drain (finish) and Close (discard) end a Server. Both return when the connections have ended.
+// Neither stops a listener or waits for HTTP requests: http.Server.Shutdown does that, and should
+// be called after Drain.
 type Server struct {
 	cfg Config
 	log *slog.Logger
@@ -31,7 +32,7 @@ type Server struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 
-	// What principals may use; see Limits.
+	// Rates and quotas; see Limits.
 	frames, settles      pace
 	byTopic, byPrincipal *quota.Set // publishes; nil without a limit
 	connections          headcount
@@ -39,14 +40,14 @@ type Server struct {
 	bearers              *bearers
 	headers              *headerNames // of HTTP requests, that become part of events
 
-	// inbound is the memory of messages that are being received, over all connections and beyond preAuthFrame each: clients
-	// that begin large messages and do not end them would fill the hub with them. pages is that of pages of latest records
-	// until the client has taken them, and reading has an entry for each page that is being read.
+	// inbound is the memory of messages that are being received, over all connections and beyond
+	// preAuthFrame each. Without it, clients that begin large messages and never end them would
+	// fill the hub.
 	inbound budget
 	pages   *share  // bytes of pages of latest records until the client has taken them
 	reading *places // pages that are being read
 
-	started  time.Time     // times of buckets count from here
+	started  time.Time     // token buckets count time from here
 	ticks    atomic.Uint64 // a clock for the hot path, in tickInterval
 	requests atomic.Int64  // HTTP requests being served
 
@@ -63,7 +64,8 @@ type Server struct {
 	idle     chan struct{} // closed when draining and no session is left
 }
 
-// New makes a Server. The caller mounts WebSocket and HTTP on listeners of its own, and calls Close.
+// New makes a Server. The caller mounts WebSocket and HTTP on listeners of its own, and calls
+// Close. It returns an error when cfg is invalid.
 func New(cfg Config) (*Server, error) {
 	cfg, err := cfg.validate()
 	if err != nil {
@@ -75,8 +77,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	l := cfg.Limits
 	s := &Server{
-		headers: headers,
-		cfg:     cfg, log: cfg.Logger, started: time.Now(),
+		headers: headers, cfg: cfg, log: cfg.Logger, started: time.Now(),
 		frames: newPace(l.FrameRate, l.FrameBurst), settles: newPace(l.SettleRate, l.SettleBurst),
 		connections: headcount{byKey: make(map[string]int)}, bearers: newBearers(l.Bearers),
 		unauthenticated: newUnauthenticated(cfg.Limits.Unauthenticated),
@@ -95,8 +96,8 @@ func New(cfg Config) (*Server, error) {
 // WebSocket returns the handler that upgrades requests on any path.
 func (s *Server) WebSocket() http.Handler { return http.HandlerFunc(s.upgrade) }
 
-// upgrade returns as soon as the session runs: what net/http holds for a request then goes, and an idle connection keeps
-// two small goroutines.
+// upgrade returns as soon as the session runs. net/http then releases what it holds for a request,
+// and an idle connection keeps two small goroutines.
 func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 	if !s.cfg.originAllowed(r.Header.Get("Origin")) {
 		s.refuse(w, &fault{code: codeForbidden, msg: "This origin may not connect."})
@@ -118,18 +119,18 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 		OnPongReceived: func(context.Context, []byte) { n.part() },
 	})
 	if err != nil {
-		s.log.DebugContext(r.Context(), "upgrade failed", slog.Any("error", err))
-		s.begin(nil) //nolint:contextcheck // starts nothing
+		s.log.DebugContext(r.Context(), "failed to upgrade a connection", slog.Any("error", err))
+		s.begin(nil) //nolint:contextcheck // starts no session
 		return
 	}
-	conn.SetReadLimit(-1) // session.read has its own limits
+	conn.SetReadLimit(-1) // session.read applies its own limits
 	n = s.newSession(conn, under)
 	if !s.begin(n) { //nolint:contextcheck // a session outlives the request
 		n.out.shut(closeDraining)
 	}
 }
 
-// reserve counts a connection that is being made, until begin.
+// reserve counts a connection that is being upgraded, until begin.
 func (s *Server) reserve() *fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,16 +139,16 @@ func (s *Server) reserve() *fault {
 		return &fault{code: codeOverloaded, msg: "The hub is shutting down."}
 	case len(s.sessions)+s.opening >= s.cfg.Limits.Connections:
 		s.cfg.Observer.LimitReached("connections")
-		return &fault{code: codeOverloaded, msg: "The hub has as many connections as it takes."}
+		return &fault{code: codeOverloaded, msg: "The hub has reached its limit of connections."}
 	}
 	s.opening++
 	s.wg.Add(1)
 	return nil
 }
 
-// begin starts the session of a connection that reserve counted; nil: none came of it. It reports
-// false when the server has begun to drain or close since: the session is started all the same, and
-// must be shut.
+// begin starts the session of a connection that reserve counted. A nil session means that the
+// upgrade failed. begin returns false when the server has begun to drain or close since: the
+// session is started all the same, and the caller must shut it.
 func (s *Server) begin(n *session) bool {
 	defer s.wg.Done()
 	s.mu.Lock()
@@ -185,7 +186,7 @@ func (s *Server) endedLocked() {
 	}
 }
 
-// tick is the server's one timer: connections have none of their own.
+// tick is the server's one timer: connections have no timers of their own.
 func (s *Server) tick() {
 	t := time.NewTicker(tickInterval)
 	defer t.Stop()
@@ -204,10 +205,11 @@ func (s *Server) tick() {
 	}
 }
 
-// Drain refuses new connections and requests, stops the delivery of events, waits for the publishes in flight, gives
-// clients Config.DrainGrace to settle the events they hold, hands the rest back without counting it as a failure, and
-// closes every connection with the code "draining", upon which clients connect again. It returns when all have ended, or
-// with ctx's error when ctx ended first; Close then ends what is left.
+// Drain ends the Server in order. It refuses new connections and requests, stops the delivery of
+// events, waits for the publishes in flight, and gives clients Config.DrainGrace to settle the
+// events that they hold. It then hands the rest back without counting a failed attempt, and closes
+// every connection with the code "draining", upon which clients reconnect. Drain returns when all
+// connections have ended, or ctx's error when ctx ended first; Close then ends the rest.
 func (s *Server) Drain(ctx context.Context) error {
 	s.mu.Lock()
 	s.draining = true
@@ -226,8 +228,9 @@ func (s *Server) Drain(ctx context.Context) error {
 	}
 }
 
-// Close ends every connection with the code "draining" and returns when all goroutines of the server have ended. Leases
-// are given back without counting as failures. It may be called twice, and after Drain.
+// Close ends every connection with the code "draining" and returns when all goroutines of the
+// server have ended. Leases are given back without counting a failed attempt. Close may be called
+// twice, and after Drain.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -247,7 +250,7 @@ func (s *Server) refuse(w http.ResponseWriter, f *fault) {
 	writeFault(w, f)
 }
 
-// logCause logs an error that a client is told about only in general.
+// logCause logs an error whose cause the client is not told.
 func (s *Server) logCause(err error) {
 	known, ok := errors.AsType[*jetstream.Error](err)
 	if ok && known.Err == nil {

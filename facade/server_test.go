@@ -55,7 +55,7 @@ func TestFirstFramesInTheSegmentOfTheUpgrade(t *testing.T) {
 	// More than net/http's buffer holds, so that a part is read from it and a part from the socket.
 	for _, size := range []int{1, 3000, 5000, 20_000} {
 		t.Run(strconv.Itoa(size), func(t *testing.T) {
-			conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.ws.Listener.Addr().String())
+			conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.ws.addr())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -283,8 +283,8 @@ func TestOrderAndSettling(t *testing.T) {
 	p.want(`{"op":"ERR","code":"not_subscribed","msg":"o::g","corr":13}`)
 }
 
-// policies is an Authenticator whose tokens are the policies: topics separated by commas, and after a | how long the
-// token is valid.
+// policies is an Authenticator whose tokens are the policies: topics separated by commas, and after
+// a | how long the token is valid.
 type policies struct{}
 
 type policy struct {

@@ -18,25 +18,27 @@ const (
 	// callTimeout is how long after its arrival a frame may wait for the bus, so that every frame
 	// is answered within the 15 s that clients wait.
 	callTimeout = 10 * time.Second
-	// callShare is how long publishes share one context, which then ends up to callShare after a
-	// frame's deadline: making one costs as much as the rest of a publish.
+	// callShare is how long publishes share one context. The context then ends up to callShare
+	// after a frame's deadline. Making a context costs as much as the rest of a publish.
 	callShare = 2 * time.Second
-	// smallPart is the size in bytes below which a part of a message counts as a frame, but for the first.
+	// smallPart is the size in bytes below which a part of a message, except the first, counts as a
+	// frame.
 	smallPart = 128
 	// preAuthFrame is the largest message in bytes that a client without credentials may send.
 	preAuthFrame = 64 << 10
-	// unauthenticatedGrace is how long a connection that has to go for another has to be told so.
+	// unauthenticatedGrace is how long an evicted unauthenticated connection has to receive its
+	// close code.
 	unauthenticatedGrace = 100 * time.Millisecond
-	// maxTopicsKnown bounds a session's memory of topics that it may publish to.
+	// maxTopicsKnown bounds a session's cache of topics that it may publish to.
 	maxTopicsKnown = 256
 )
 
 // errMessageTooBig ends a connection whose message could not be skipped.
-var errMessageTooBig = errors.New("facade: the message is too big to be skipped")
+var errMessageTooBig = errors.New("facade: skip a message: it is too large")
 
-// session is one WebSocket connection. Its reader (run) executes frames one after the other; those
-// that wait for the bus become operations, which go on beside it. Its writer's flusher (end) sends.
-// The server's ticker calls tick; Drain and Close may come from anywhere.
+// session is one WebSocket connection. Its reader (run) executes frames one after the other. Frames
+// that wait for the bus become operations and run concurrently. Its writer's flusher (end) sends.
+// The server's ticker calls tick. Drain and Close may be called by any goroutine.
 type session struct {
 	srv  *Server
 	conn *websocket.Conn
@@ -44,56 +46,57 @@ type session struct {
 	out  *writer
 	pub  Publisher
 
-	// parts are the control frames and the small parts of messages; the reader's own.
+	// parts limits control frames and small parts of messages. Owned by the reader.
 	parts bucket
-	// receiving is what of the server's inbound memory the message takes that is being received; the reader's own.
+	// receiving is how many bytes of the server's inbound memory the message that is being received
+	// takes. Owned by the reader.
 	receiving int
-	// text holds the message that is being executed, nil when an operation has taken it; the
-	// reader's own.
+	// text holds the message that is being executed. It is nil when an operation has taken the
+	// message. Owned by the reader.
 	text *[]byte
 
 	// ctx ends with the connection.
 	ctx    context.Context
 	cancel context.CancelFunc
 
-	// due is when the server's ticker has to end the connection; nil for never.
+	// due is when the server's ticker must end the connection; nil for never.
 	due atomic.Pointer[due]
 
-	// For the ticker alone: what it last saw of the wire, and since when nothing has changed.
+	// Owned by the ticker: what it last saw of the wire, and since when nothing has changed.
 	seenReads  uint64
 	quietSince time.Time
 	pinging    atomic.Bool
 
-	// mu is held while a frame is executed, but not while one waits for the bus, so that Drain and
-	// the connection's end come between two frames.
+	// mu is held while a frame is executed, but not while a frame waits for the bus. Drain and the
+	// end of the connection therefore happen between two frames.
 	mu        sync.Mutex
-	ended     bool // frames have no effect any more
+	ended     bool // frames no longer have an effect
 	draining  bool
 	principal Principal // nil until AUTH succeeded
-	counted   string    // the principal's Key while the connection counts among its connections, else ""
+	counted   string    // Key of the principal that the connection is counted for, else ""
 	subs      map[string]*subscription
 	frame     frame
-	key       []byte // of a look-up in subs
+	key       []byte // scratch for a look-up in subs
 	frames    bucket
 	settles   bucket
-	faults    int // in a row
-	refusals  int // of AUTH, in a row
+	faults    int // consecutive
+	refusals  int // consecutive refusals of AUTH
 	topics    map[string]*sessionTopic
-	call      context.Context // of publishes
+	call      context.Context // shared by publishes
 	callEnd   context.CancelFunc
-	callFrom  time.Time // the arrival of the frame that call was made for
+	callFrom  time.Time // arrival of the frame that call was made for
 
-	// Frames that wait for the bus, and the goroutines that carry them out. run waits for these.
+	// Frames that wait for the bus, and the goroutines that execute them. run waits for calls.
 	pending pipeline
-	joining int           // SUBSCRIBEs that are being carried out
+	joining int           // SUBSCRIBEs in progress
 	changed chan struct{} // closed at the next change of pending; nil when nobody waits for it
 	calls   sync.WaitGroup
 
-	// wantsResets says that the client's last AUTH named the capability group_reset.
+	// wantsResets is set when the client's last AUTH named the capability group_reset.
 	wantsResets atomic.Bool
 }
 
-// due is a moment at which a connection ends.
+// due is a time at which a connection ends, and why.
 type due struct {
 	at   time.Time
 	code websocket.StatusCode // closeAuthTimeout or closeTokenExpired
@@ -108,23 +111,23 @@ func (s *Server) newSession(conn *websocket.Conn, w *wire) *session {
 	return n
 }
 
-// awaitAuth starts the time in which a successful AUTH must come.
+// awaitAuth starts the time within which a successful AUTH must come.
 func (s *session) awaitAuth() {
 	if oldest := s.srv.unauthenticated.add(s); oldest != nil {
 		s.limit("unauthenticated")
-		oldest.wire.hurry(unauthenticatedGrace) // another needs to be let in
+		oldest.wire.hurry(unauthenticatedGrace) // its place is needed
 		oldest.out.shut(closeAuthTimeout)
 	}
 	s.due.Store(&due{at: time.Now().Add(s.srv.cfg.Limits.AuthTimeout), code: closeAuthTimeout})
 }
 
-// run reads until the connection ends. flushed is closed when the flusher is done.
+// run reads until the connection ends. flushed is closed when the flusher has ended.
 func (s *session) run(flushed <-chan struct{}) {
 	s.readAll()
 	s.out.shut(websocket.StatusAbnormalClosure)
 	<-flushed
 	s.calls.Wait()
-	for _, o := range s.pending { // nobody begins them any more
+	for _, o := range s.pending { // these never begin
 		s.giveBack(o)
 	}
 }
@@ -136,18 +139,20 @@ func (s *session) readAll() {
 	}
 }
 
-// survive is deferred where frames are carried out. A panic ends this connection only, as one in a
-// handler of net/http would.
+// survive is deferred wherever frames are executed. A panic ends only this connection, as a panic
+// in a handler of net/http does.
 func (s *session) survive() {
 	if p := recover(); p != nil {
-		s.srv.log.Error("a frame made the hub panic", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+		s.srv.log.Error("recovered from a panic while executing a frame; closing the connection", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
 		s.out.shut(websocket.StatusInternalError)
 	}
 }
 
-// next reads one message and executes it. It reports false when the connection has ended or ends.
+// next reads one message and executes it. It returns false when the connection has ended or is
+// about to end.
 func (s *session) next() bool {
-	// A context that can end costs two microseconds a message; closing the connection ends a read as well.
+	// A cancellable context costs two microseconds a message. Closing the connection ends a read as
+	// well.
 	typ, r, err := s.conn.Reader(context.Background())
 	if err != nil {
 		s.lost(err)
@@ -193,8 +198,8 @@ func (s *session) next() bool {
 	return open
 }
 
-// message executes a message of the given size, of which b is the whole or nothing. It returns for how long no more should
-// be read, and false when the connection has ended.
+// message executes a message of the given size. b is the whole message if whole is set. It returns
+// how long the reader must wait before it reads on, and false when the connection has ended.
 func (s *session) message(b []byte, size int, whole bool) (wait time.Duration, open bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -209,20 +214,20 @@ func (s *session) message(b []byte, size int, whole bool) (wait time.Duration, o
 	}
 	if !whole {
 		s.limit("inbound_bytes")
-		s.fail(replyTo{}, codeOverloaded, "The hub receives more large messages than it has room for.")
+		s.fail(replyTo{}, codeOverloaded, "The hub has reached its limit of memory for incomplete messages.")
 		return 0, true
 	}
 	wait = s.execute(b)
 	if cap(b) > maxKeptText {
-		// Nothing may keep a large message from being collected while the connection is idle.
+		// An idle connection must not keep a large message in memory.
 		s.frame = frame{}
 		s.key = nil
 	}
 	return wait, true
 }
 
-// rest lets the reader wait, unless the connection ends: whoever ends it says why, and the next read returns. mu is not
-// held meanwhile.
+// rest makes the reader wait, unless the connection ends. Whoever ends the connection sets the
+// reason, and the next read returns. mu is not held meanwhile.
 func (s *session) rest(d time.Duration, limit string) {
 	if d <= 0 {
 		return
@@ -236,14 +241,14 @@ func (s *session) rest(d time.Duration, limit string) {
 	}
 }
 
-// part counts a ping, a pong or a small part of a message, which cost the hub as much as a frame and are no use: who sends more of
-// them than it may send frames waits.
+// part counts a ping, a pong or a small part of a message. These cost the hub as much as a frame
+// and are of no use, so a client that sends more of them than it may send frames is made to wait.
 func (s *session) part() {
 	s.rest(s.parts.spend(s.srv.frames, 1, time.Since(s.srv.started)), "part_rate")
 }
 
-// read reads a message into b and returns its size. What is over Limits.Frame, or finds no room, is counted and not kept:
-// b is not the whole message then.
+// read reads a message into b and returns its size. Bytes over Limits.Frame, or for which there is
+// no memory, are counted and dropped; b is then not the whole message.
 func (s *session) read(r io.Reader, b *[]byte) (size int, whole bool, err error) {
 	limit, skip := s.srv.cfg.Limits.Frame, s.srv.cfg.Limits.Skip
 	if s.principal == nil { // only this goroutine changes it
@@ -254,7 +259,7 @@ func (s *session) read(r io.Reader, b *[]byte) (size int, whole bool, err error)
 	whole = true
 	for {
 		if n == len(buf) {
-			// One byte more than there may be shows that there are too many.
+			// A buffer of one byte more than the limit reveals a message that is too large.
 			if whole = whole && size <= limit && s.grow(&buf, limit+1); !whole {
 				n = 0 // skipping: the buffer is scratch
 			}
@@ -262,7 +267,7 @@ func (s *session) read(r io.Reader, b *[]byte) (size int, whole bool, err error)
 		m, err := r.Read(buf[n:])
 		n += m
 		size += m
-		if 0 < m && m < min(size, smallPart) { // not the first
+		if 0 < m && m < min(size, smallPart) { // not the first part
 			s.part()
 		}
 		if size > skip {
@@ -278,7 +283,7 @@ func (s *session) read(r io.Reader, b *[]byte) (size int, whole bool, err error)
 	}
 }
 
-// lost ends the session after the connection did.
+// lost ends the session after its connection was lost.
 func (s *session) lost(err error) {
 	c := websocket.CloseStatus(err)
 	if c == -1 {
@@ -287,13 +292,14 @@ func (s *session) lost(err error) {
 	s.out.shut(c)
 }
 
-// end is the flusher: it sends until the connection is to be closed, gives the leases back, and closes it.
+// end is the flusher. It sends until the connection is to be closed, gives the leases back, and
+// closes the connection.
 func (s *session) end() {
 	c := s.out.run()
 	if c == closeSlowConsumer {
 		s.limit("write_stall")
 	}
-	// This also ends what the reader may wait for, so that release gets mu.
+	// This also ends whatever the reader waits for, so that release gets mu.
 	s.cancel()
 	s.release()
 	var err error
@@ -303,12 +309,13 @@ func (s *session) end() {
 		err = s.conn.CloseNow()
 	}
 	if err != nil {
-		s.srv.log.Debug("closing handshake failed", slog.Any("error", err))
+		s.srv.log.Debug("failed to complete the closing handshake", slog.Any("error", err))
 	}
 	s.srv.cfg.Observer.ConnectionClosed(int(c))
 }
 
-// release ends all subscriptions of a client that is gone. What it had been given counts as a failed attempt.
+// release ends all subscriptions of a client that is gone. Events that the client was given count
+// as failed attempts.
 func (s *session) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -321,20 +328,22 @@ func (s *session) release() {
 	s.endSubs(s.subs, Subscription.Disconnect)
 }
 
-// discard ends the session because the server closes. That is no fault of the client's.
+// discard ends the session because the server closes. The client is not at fault, so no event
+// counts as a failed attempt.
 func (s *session) discard() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = true
 	s.endSubs(s.subs, func(sub Subscription, ctx context.Context) error {
 		now, cancel := context.WithCancel(ctx)
-		cancel() // leases are not waited for
+		cancel() // Drain does not wait for leases
 		return sub.Drain(now)
 	})
 	s.out.shut(closeDraining)
 }
 
-// drain lets the client settle what it holds, gives the rest back, and closes the connection.
+// drain gives the client the time grace to settle what it holds, gives the rest back, and closes
+// the connection.
 func (s *session) drain(ctx context.Context, grace time.Duration) {
 	s.mu.Lock()
 	s.draining = true
@@ -344,7 +353,7 @@ func (s *session) drain(ctx context.Context, grace time.Duration) {
 	}
 	s.mu.Unlock()
 
-	// Frames go on meanwhile: the client's acks are among them.
+	// Frames are executed meanwhile, the client's acks among them.
 	settle, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	var wg sync.WaitGroup
@@ -365,12 +374,12 @@ func (s *session) drain(ctx context.Context, grace time.Duration) {
 	flush, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if err := s.pub.Flush(flush); err != nil {
-		s.srv.log.WarnContext(ctx, "publishes in flight were not confirmed before the end", slog.Any("error", err))
+		s.srv.log.WarnContext(ctx, "failed to confirm all publishes before closing a connection", slog.Any("error", err))
 	}
 	s.out.shut(closeDraining)
 }
 
-// tick is called by the server's ticker. It never blocks.
+// tick checks the connection's deadlines. The server's ticker calls it. It never blocks.
 func (s *session) tick(now time.Time) {
 	if d := s.due.Load(); d != nil && !now.Before(d.at) && s.due.CompareAndSwap(d, nil) {
 		s.expire(d)
@@ -394,7 +403,7 @@ func (s *session) expire(d *due) {
 	s.out.shut(d.code)
 }
 
-// ping ends the connection unless the peer gives a sign of life.
+// ping pings the peer and ends the connection unless the peer shows a sign of life.
 func (s *session) ping() {
 	defer s.pinging.Store(false)
 	reads := s.wire.reads.Load()
@@ -403,15 +412,15 @@ func (s *session) ping() {
 	if err := s.conn.Ping(ctx); err == nil {
 		return
 	}
-	// The peer is not to blame while it sends other bytes, while what it has to read before the ping is more than the
-	// kernel takes (that is for the write stall to judge), or while nobody here reads its pong.
+	// The peer is not at fault in three cases: it sends other bytes, the kernel has not taken what
+	// precedes the ping (the write stall covers that), or nobody here reads the pong.
 	if s.wire.waiting.Load() && s.wire.reads.Load() == reads && !s.wire.busy() {
 		s.out.shut(closePeerSilent)
 	}
 }
 
-// publishContext is for calls on the hot path. It ends at the frame's deadline or up to callShare
-// later, or with the connection.
+// publishContext returns the context of publishes on the hot path. It ends at the frame's deadline
+// or up to callShare later, or with the connection.
 func (s *session) publishContext() context.Context {
 	since := s.wire.arrived.Sub(s.callFrom)
 	if s.call == nil || since < 0 || since >= callShare {

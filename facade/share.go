@@ -101,8 +101,8 @@ func newShare(all, own int) *share {
 	return &share{all: all, own: min(own, all), byKey: make(map[string]int)}
 }
 
-// take reports whether there are n bytes more for the principal, and counts them if so. mine reports
-// that the principal's own part is what is used up.
+// take reports whether there are n bytes more for the principal, and counts them if so. mine
+// reports that the principal's own part is what is used up.
 func (s *share) take(key string, n int) (ok, mine bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -21,7 +21,7 @@ const (
 	answerPiece = 16 << 10
 )
 
-// serveSnap is GET /snap/{topic}/{key}: the latest record of a key.
+// serveSnap serves GET /snap/{topic}/{key}, the latest record of a key.
 func (s *Server) serveSnap(w http.ResponseWriter, r *http.Request) {
 	_, topic, key, fail := s.snapKey(w, r, s.mayRead)
 	if fail != nil {
@@ -55,7 +55,7 @@ func (s *Server) serveSnap(w http.ResponseWriter, r *http.Request) {
 	a.end()
 }
 
-// noSnap answers that a key has no record, in the words that the protocol has for it.
+// noSnap answers that a key has no record, with the body that the protocol defines.
 func (s *Server) noSnap(w http.ResponseWriter) {
 	s.cfg.Observer.ErrorSent(string(codeNotFound))
 	header := w.Header()
@@ -66,8 +66,8 @@ func (s *Server) noSnap(w http.ResponseWriter) {
 	_, _ = w.Write([]byte(`{"error":"not_found"}`))
 }
 
-// serveRemoval is DELETE /snap/{topic}/{key}: a POST /publish/{topic} of null with that key as Event-Key, and with
-// Event-Tombstone.
+// serveRemoval serves DELETE /snap/{topic}/{key}. It is equivalent to POST /publish/{topic} of null
+// with that key as Event-Key, and with Event-Tombstone.
 func (s *Server) serveRemoval(w http.ResponseWriter, r *http.Request) {
 	p, topic, key, fail := s.snapKey(w, r, s.mayPublish)
 	if fail == nil {
@@ -90,7 +90,8 @@ func (s *Server) serveRemoval(w http.ResponseWriter, r *http.Request) {
 	s.publishOne(w, r, nullPayload, opts, inStream(pub, topic))
 }
 
-// snapTopic returns who asks for what is kept of which topic, once that is allowed. Before, nothing is said of the topic.
+// snapTopic returns the principal and the topic of a request if the principal has the permission
+// may checks. Before that, the answer reveals nothing about the topic.
 func (s *Server) snapTopic(w http.ResponseWriter, r *http.Request, may func(Principal, string) *fault) (Principal, string, *fault) {
 	w.Header().Add("Vary", "Authorization")
 	p := principalOf(r)
@@ -101,7 +102,7 @@ func (s *Server) snapTopic(w http.ResponseWriter, r *http.Request, may func(Prin
 	return p, topic, fail
 }
 
-// snapKey is snapTopic and the key, which is the rest of the path, slashes included.
+// snapKey is snapTopic with the key, which is the rest of the path, slashes included.
 func (s *Server) snapKey(w http.ResponseWriter, r *http.Request, may func(Principal, string) *fault) (Principal, string, string, *fault) {
 	p, topic, fail := s.snapTopic(w, r, may)
 	if fail != nil {
@@ -114,7 +115,8 @@ func (s *Server) snapKey(w http.ResponseWriter, r *http.Request, may func(Princi
 	return p, topic, key, checkKey("The key in the path", key)
 }
 
-// checkKey looks at the form of a key; who says where it was.
+// checkKey checks the form of a key. who begins the message of a fault, and names the place of the
+// key.
 func checkKey(who, key string) *fault {
 	switch {
 	case key == "":
@@ -122,12 +124,13 @@ func checkKey(who, key string) *fault {
 	case len(key) > maxKey:
 		return &fault{code: codeBadOptions, msg: who + " has " + strconv.Itoa(len(key)) + " bytes: at most " + strconv.Itoa(maxKey) + " are allowed."}
 	case !utf8.ValidString(key):
-		return &fault{code: codeBadOptions, msg: who + " is no valid UTF-8."}
+		return &fault{code: codeBadOptions, msg: who + " is not valid UTF-8."}
 	}
 	return nil
 }
 
-// readFault is what a client is told about a read that failed. Nothing is logged of one that the client gave up.
+// readFault returns what a client is told about a failed read. It logs nothing if the client gave
+// the request up.
 func (s *Server) readFault(r *http.Request, err error) *fault {
 	if r.Context().Err() == nil {
 		s.logCause(err)
@@ -135,8 +138,8 @@ func (s *Server) readFault(r *http.Request, err error) *fault {
 	return busFault(err, codeInternal, "The event store did not answer as it should: try again later.")
 }
 
-// entityTag is a strong one. It is made of the record without ts, which may differ by a little with
-// where an event without a ts of its own was read from: the topic's stream or its bucket.
+// entityTag returns a strong entity tag. The tag is made of the record without ts: an event without
+// a ts of its own has a slightly different ts in the topic's stream and in its bucket.
 func entityTag(e *jetstream.Event) string {
 	timeless := *e
 	timeless.TS = 0
@@ -147,8 +150,8 @@ func entityTag(e *jetstream.Event) string {
 	return `"` + hex.EncodeToString(sum[:16]) + `"`
 }
 
-// noneMatch reports whether an If-None-Match (RFC 9110 section 13.1.2) has tag in it, so that the client needs no answer.
-// Tags are compared weakly. What is behind a fault in the list does not count.
+// noneMatch reports whether an If-None-Match (RFC 9110, section 13.1.2) contains tag, so that the
+// client needs no body. Tags are compared weakly. Anything after a fault in the list is ignored.
 func noneMatch(lists []string, tag string) bool {
 	list := strings.Join(lists, ",")
 	if strings.Trim(list, " \t") == "*" {
@@ -171,7 +174,7 @@ func noneMatch(lists []string, tag string) bool {
 	}
 }
 
-// answer is the body of an answer that a client has to take piece by piece in time.
+// answer is a response body that a client must take piece by piece in time.
 type answer struct {
 	w     http.ResponseWriter
 	ctrl  *http.ResponseController
@@ -182,7 +185,8 @@ func (s *Server) newAnswer(w http.ResponseWriter) *answer {
 	return &answer{w: w, ctrl: http.NewResponseController(w), stall: s.cfg.Limits.AnswerStall}
 }
 
-// write sends b. It ends the request when the client does not take it, so that nobody takes a part for the whole.
+// write sends b. If the client does not take it, write aborts the request, so that nobody takes a
+// part for the whole.
 func (a *answer) write(b []byte) {
 	for len(b) > 0 {
 		_ = a.ctrl.SetWriteDeadline(time.Now().Add(a.stall))
@@ -194,5 +198,5 @@ func (a *answer) write(b []byte) {
 	}
 }
 
-// end leaves the connection without our deadline for the next request.
+// end removes the deadline, so that the next request on the connection starts without one.
 func (a *answer) end() { _ = a.ctrl.SetWriteDeadline(time.Time{}) }

@@ -11,8 +11,8 @@ import (
 	"eventhub/jetstream"
 )
 
-// BenchmarkSnap reads latest records over HTTP: of one key, of one that has not changed, and pages of 1,000; the same calls of
-// the bus show what HTTP adds. Compare within one run only.
+// BenchmarkSnap reads latest records over HTTP: of one key, of one that has not changed, and pages
+// of 1,000; the same calls of the bus show what HTTP adds. Compare within one run only.
 func BenchmarkSnap(b *testing.B) {
 	const keys, topic = 20_000, "kept.bench"
 	bus := openBus(b, func(c *jetstream.Config) { c.Topics = keptRules })

@@ -22,16 +22,18 @@ import (
 	"eventhub/facade"
 	"eventhub/facade/client"
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 // keptRules compact all topics below kept.
 var keptRules = []jetstream.TopicRule{{Pattern: "kept.**", Compaction: true}}
 
-// newSnapRig is a rig with topics that are compacted, and with a door for native clients. change may be nil.
+// newSnapRig is a rig with topics that are compacted, and with a door for native clients. change
+// may be nil.
 func newSnapRig(t *testing.T, change func(*facade.Config)) *rig {
 	t.Helper()
 	return newRigOn(t, jetstream.Config{
-		DataDir: t.TempDir(), MemoryStorage: true, Topics: keptRules, Listen: "127.0.0.1:0", ListenToken: rigToken,
+		Server: natstest.Embed(t, t.TempDir(), natstest.Listening(rigToken)), Topics: keptRules,
 	}, change)
 }
 
@@ -384,7 +386,8 @@ func withoutTS(text string) string { return tsField.ReplaceAllString(text, `"ts"
 
 var tsField = regexp.MustCompile(`"ts":\d+`)
 
-// awaitItems waits until a page has so many items, of which the newest has this payload, if it is not "": pages may lag.
+// awaitItems waits until a page has so many items, of which the newest has this payload, if it is
+// not "": pages may lag.
 func (r *rig) awaitItems(t *testing.T, path string, count int, newest string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%d items at %s", count, path), func() bool {
@@ -437,7 +440,8 @@ func TestPages(t *testing.T) {
 			}
 		}
 	}
-	// The records are whole and in the form that they have everywhere; ts is that of the bucket, which may be a little off.
+	// The records are whole and in the form that they have everywhere; ts is that of the bucket,
+	// which may be a little off.
 	text := r.get(t, "/snap/kept.p?limit=2").text
 	var want2 []byte
 	for _, key := range want[:2] {
@@ -457,7 +461,8 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// A page that is read consistently holds no key whose removal was answered before, and of each other the newest value.
+// A page that is read consistently holds no key whose removal was answered before, and of each
+// other the newest value.
 func TestConsistentPages(t *testing.T) {
 	r := newSnapRig(t, nil)
 	const keys = 100
@@ -485,7 +490,8 @@ func TestConsistentPages(t *testing.T) {
 	}
 }
 
-// A page that is read consistently is not empty while there are keys, although all that the bucket had for it was removed.
+// A page that is read consistently is not empty while there are keys, although all that the bucket
+// had for it was removed.
 func TestConsistentPageAfterRemoval(t *testing.T) {
 	r := newSnapRig(t, nil)
 	const keys = 200
@@ -586,7 +592,7 @@ func TestPagesThatAreNotTaken(t *testing.T) {
 		events, err := r.bus.Keys("kept.s").Page(t.Context(), 0, 15)
 		return err == nil && len(events) == 15
 	})
-	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.http.Listener.Addr().String())
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.http.addr())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -594,7 +600,8 @@ func TestPagesThatAreNotTaken(t *testing.T) {
 	if _, err := fmt.Fprintf(conn, "GET /snap/kept.s HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %s\r\n\r\n", rigToken); err != nil {
 		t.Fatal(err)
 	}
-	// The answer has begun, so the page is held; not all of it fits into what lies between the two ends.
+	// The answer has begun, so the page is held; not all of it fits into what lies between the two
+	// ends.
 	_ = conn.SetReadDeadline(time.Now().Add(rigPatience))
 	begin := make([]byte, len("HTTP/1.1 200"))
 	if _, err := io.ReadFull(conn, begin); err != nil || string(begin) != "HTTP/1.1 200" {

@@ -13,10 +13,10 @@ import (
 	"eventhub/jetstream/jsonscan"
 )
 
-// defaultAckTimeout is the length of a lease when SUBSCRIBE names none: the bus's default.
+// defaultAckTimeout is the length of a lease when SUBSCRIBE gives none. It is the bus's default.
 const defaultAckTimeout = 30 * time.Second
 
-// subscription is one of a session, under the key of its topic and group.
+// subscription is a subscription of a session. Its key is its topic and group.
 type subscription struct {
 	bus           Subscription
 	topic, group  string
@@ -24,11 +24,11 @@ type subscription struct {
 	topicJSON     []byte   // topic and group as JSON strings
 	groupJSON     []byte
 	ackDeadlineMS int64
-	client        string // whose topics count that it brings into being
+	client        string // the principal that is charged for the topics that it creates
 }
 
-// appendEvent encodes a delivery. The lease starts when the frame is handed to the socket, so all
-// of it remains.
+// appendEvent encodes a delivery. The lease starts when the frame is handed to the socket, so the
+// frame says that the whole lease remains.
 func (sub *subscription) appendEvent(dst []byte, h *jetstream.Held) []byte {
 	return appendEvent(dst, sub.topicJSON, sub.groupJSON, &h.Event, h.Attempt, sub.ackDeadlineMS)
 }
@@ -40,8 +40,8 @@ func appendKey(dst, topic, group []byte) []byte {
 	return append(dst, group...)
 }
 
-// subscribe begins to join a group, unless that is refused at once. The OK is queued before the
-// first event can be.
+// subscribe begins to join a group, unless the SUBSCRIBE is refused at once. The OK is queued
+// before the first event.
 func (s *session) subscribe(o *operation) (ended bool) {
 	f := &o.frame
 	if s.subscriptionOf(f) != nil {
@@ -62,8 +62,8 @@ func (s *session) subscribe(o *operation) (ended bool) {
 		return true
 	case len(s.subs)+s.joining >= s.srv.cfg.Limits.Subscriptions:
 		s.limit("subscriptions")
-		s.fail(o.to, codeOverloaded, "This connection has "+strconv.Itoa(len(s.subs)+s.joining)+
-			" subscriptions, which is the most it may have.")
+		s.fail(o.to, codeOverloaded, "This connection has reached its limit of "+
+			strconv.Itoa(len(s.subs)+s.joining)+" subscriptions.")
 		return true
 	}
 	sub.client = s.counted
@@ -72,10 +72,10 @@ func (s *session) subscribe(o *operation) (ended bool) {
 	return false
 }
 
-// mayJoin reports why a subscription cannot be made now, or go on after it was made. mu is held.
+// mayJoin returns why a subscription cannot be made, or cannot continue, or nil. mu is held.
 func (s *session) mayJoin(sub *subscription) *fault {
 	switch {
-	case s.principal == nil: // an AUTH did not wait for this any longer
+	case s.principal == nil: // an AUTH gave up waiting for this operation
 		return &fault{code: codeUnauthorized, msg: unauthorized}
 	case !s.srv.maySubscribe(s.principal, sub):
 		return &fault{code: codeForbidden, msg: "The policy does not allow to subscribe to " + sub.topic + "::" + sub.group + "."}
@@ -87,12 +87,13 @@ func (s *session) mayJoin(sub *subscription) *fault {
 
 // join is the part of a SUBSCRIBE that waits for the bus.
 func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
-	// What the client published before must not look new to a group that starts at the end.
+	// A group that starts at the end must not receive what the client published before the
+	// SUBSCRIBE.
 	err := s.pub.Flush(ctx)
 	s.mu.Lock()
 	o.flushed = true
 	if err == nil {
-		s.advance() // the publishes behind it to other topics
+		s.advance() // begins publishes to other topics that wait behind the SUBSCRIBE
 	}
 	s.mu.Unlock()
 	why := "The connection's publishes in flight were not confirmed in time."
@@ -115,14 +116,14 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 		if sent := s.out.sent(o.to); sent != nil {
 			select {
 			case <-sent:
-			case <-s.ctx.Done(): // whoever ends the connection ends the subscription
+			case <-s.ctx.Done(): // the end of the connection ends the subscription
 			}
 		}
 		joined.Resume()
 	}
 }
 
-// busOptions returns what the bus is told about a subscription.
+// busOptions returns the options of a subscription for the bus.
 func (s *session) busOptions(f *frame, sub *subscription) jetstream.SubscribeOptions {
 	opts := f.subscribe
 	opts.Topics = sub.more
@@ -132,8 +133,8 @@ func (s *session) busOptions(f *frame, sub *subscription) jetstream.SubscribeOpt
 	return opts
 }
 
-// adopt makes a finished subscription one of the session's, unless that has ended, or its policy
-// has changed.
+// adopt adds a joined subscription to the session, unless the session has ended or its policy has
+// changed.
 func (s *session) adopt(sub *subscription, joined Subscription, err error) *fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,16 +153,16 @@ func (s *session) adopt(sub *subscription, joined Subscription, err error) *faul
 	return nil
 }
 
-// reset tells a client that wants to know it that a group had to start anew and may have missed
-// events. The bus calls it before the next event. The names are those of the SUBSCRIBE, for a
-// further topic too.
+// reset tells a client with the capability group_reset that a group had to start anew and may have
+// missed events. The bus calls reset before the next event. The message has the names of the
+// SUBSCRIBE, also for a further topic.
 func (s *session) reset(sub *subscription) {
 	if s.wantsResets.Load() {
 		s.tell(codeGroupReset, sub.topic+"::"+sub.group)
 	}
 }
 
-// unsubscribe ends a subscription. No event of it is sent after the OK.
+// unsubscribe ends a subscription. No event of the subscription is sent after the OK.
 func (s *session) unsubscribe(o *operation, sub *subscription) (ended bool) {
 	delete(s.subs, string(appendKey(nil, o.frame.topic, o.frame.group)))
 	s.carryOut(o, func(ctx context.Context) {
@@ -187,7 +188,8 @@ func (s *session) pause(o *operation, sub *subscription) (ended bool) {
 	return false
 }
 
-// stop gives a subscription's leases back. The end of the connection does not cut this short.
+// stop ends a subscription and gives its leases back. The end of the connection does not cut this
+// short.
 func (s *session) stop(ctx context.Context, sub *subscription) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
@@ -199,13 +201,13 @@ type ending func(Subscription, context.Context) error
 
 func (s *session) endSub(ctx context.Context, sub *subscription, how ending) {
 	if err := how(sub.bus, ctx); err != nil {
-		s.srv.log.WarnContext(ctx, "subscription did not end in order", slog.String("topic", sub.topic),
+		s.srv.log.WarnContext(ctx, "failed to end a subscription; its events are redelivered after AckWait", slog.String("topic", sub.topic),
 			slog.String("group", sub.group), slog.Any("error", err))
 	}
 }
 
-// endSubs ends and forgets subscriptions in the given way, at the same time: there are at most
-// Limits.Subscriptions. That the connection has ended is no reason to hurry.
+// endSubs ends and removes subscriptions in the given way, concurrently: there are at most
+// Limits.Subscriptions. The end of the connection does not cut this short.
 func (s *session) endSubs(subs map[string]*subscription, how ending) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), callTimeout)
 	defer cancel()
@@ -229,7 +231,7 @@ func newSubscription(f *frame) *subscription {
 	return sub
 }
 
-// validate looks at the form of the names.
+// validate checks the form of the names.
 func (sub *subscription) validate() *fault {
 	for _, t := range append([]string{sub.topic}, sub.more...) {
 		if err := jetstream.ValidTopic(t); err != nil {

@@ -8,10 +8,10 @@ import (
 	"eventhub/jetstream/quota"
 )
 
-// maxBurst bounds bursts, so that the arithmetic of a bucket cannot overflow.
+// maxBurst bounds bursts, so that the arithmetic of a token bucket cannot overflow.
 const maxBurst = 1_000_000_000
 
-// pace is what one thing costs, and how much a bucket takes at once, both in time. The zero pace is
+// pace is the cost of one item and the capacity of a token bucket, both in time. The zero pace has
 // no limit.
 type pace struct {
 	each, burst time.Duration
@@ -25,13 +25,13 @@ func newPace(perSecond, burst int) pace {
 	return pace{each: each, burst: each * time.Duration(min(burst, maxBurst))}
 }
 
-// bucket is a token bucket for one goroutine. All it has to know is when it will be full again; times count from any
-// moment that stays the same. The zero bucket is full.
+// bucket is a token bucket for one goroutine. It stores only the time at which it will be full
+// again. Times count from any fixed moment. The zero bucket is full.
 type bucket struct {
 	full time.Duration
 }
 
-// take takes one, if there is one.
+// take takes one token and reports whether there was one.
 func (b *bucket) take(p pace, now time.Duration) bool {
 	full := max(b.full, now) + p.each
 	if full-now > p.burst {
@@ -41,13 +41,14 @@ func (b *bucket) take(p pace, now time.Duration) bool {
 	return true
 }
 
-// spend takes n in any case. It returns how long it lasts until they are there, which may be negative.
+// spend takes n tokens, even if there are fewer. It returns how long to wait until the tokens are
+// there, which may be negative.
 func (b *bucket) spend(p pace, n int, now time.Duration) time.Duration {
 	b.full = max(b.full, now) + time.Duration(n)*p.each
 	return b.full - now - p.burst
 }
 
-// newQuota makes a quota of publishes, nil for no limit.
+// newQuota returns a quota of publishes, or nil for no limit.
 func (s *Server) newQuota(perSecond, burst int) *quota.Set {
 	if perSecond == NoLimit {
 		return nil
@@ -55,8 +56,8 @@ func (s *Server) newQuota(perSecond, burst int) *quota.Set {
 	return quota.New(float64(perSecond), burst, s.cfg.Limits.Quotas, func() { s.cfg.Observer.LimitReached("quotas") })
 }
 
-// throttle takes one publish from the quotas of its principal and its topic. A principal that is over its own takes
-// nothing from the topic's, which is others' too.
+// throttle takes one publish from the quotas of its principal and its topic. A principal that
+// exceeds its own quota takes nothing from the topic's quota, which it shares with others.
 func (s *Server) throttle(p Principal, topic string) *fault {
 	if s.byPrincipal != nil {
 		if wait := s.byPrincipal.Take(p.Key()); wait > 0 {
@@ -75,7 +76,7 @@ func tooFast(who string, perSecond int, wait time.Duration) *fault {
 	return &fault{code: codeRateLimited, msg: who + " " + strconv.Itoa(perSecond) + " events a second: slow down.", wait: wait}
 }
 
-// retryAfter is the Retry-After of a fault, in seconds.
+// retryAfter returns the Retry-After of a fault, in whole seconds, at least 1.
 func (f *fault) retryAfter() string {
 	return strconv.Itoa(max(1, int(math.Ceil(f.wait.Seconds()))))
 }

@@ -30,7 +30,8 @@ func TestFrameRate(t *testing.T) {
 		case got.Op == "OK":
 			stored++
 		case got.Code == "rate_limited":
-			if corr, ok := got.Corr.(float64); !ok || corr < 4 { // what AUTH and SUBSCRIBE left of the burst
+			// what AUTH and SUBSCRIBE left of the burst
+			if corr, ok := got.Corr.(float64); !ok || corr < 4 {
 				t.Fatal(got)
 			}
 			refused++
@@ -70,7 +71,8 @@ func TestSettleRate(t *testing.T) {
 		for range frames {
 			p.want(`{"op":"OK"}`)
 		}
-		// At least six tokens were missing in the first round, and five in the second, which starts with one missing.
+		// At least six tokens were missing in the first round, and five in the second, which starts
+		// with one missing.
 		if took := time.Since(begun); took < 200*time.Millisecond {
 			t.Errorf("round %d took %v", round, took)
 		}
@@ -92,7 +94,8 @@ func ackOf(n int) string {
 	return `{"op":"ACK","topic":"t","group":"g","ids":` + string(ids) + `}`
 }
 
-// publishBy publishes one event in each of the ways there are, and returns the codes, "OK" without one.
+// publishBy publishes one event in each of the ways there are, and returns the codes, "OK" without
+// one.
 func (r *rig) publishBy(t *testing.T, token, topic string) map[string]string {
 	t.Helper()
 	codes := map[string]string{"ws": r.as(t, token).outcome(`{"op":"PUBLISH","topic":"` + topic + `"}`)}
@@ -182,7 +185,8 @@ func TestPrincipalConnections(t *testing.T) {
 	if got := third.outcome(`{"op":"PUBLISH","topic":"t"}`); got != "unauthorized" {
 		t.Fatal(got)
 	}
-	// A fresh token takes no second place; others have places of their own; who becomes somebody else leaves one.
+	// A fresh token takes no second place; others have places of their own; who becomes somebody
+	// else leaves one.
 	first.auth(token("a"))
 	r.as(t, token("b"))
 	second.auth(token("b"))

@@ -3,34 +3,34 @@ package facade
 import "eventhub/facade/textmsg"
 
 const (
-	// turnCost is the size in bytes of a reply that waits for its turn, besides its text.
+	// turnCost is the size in bytes of a reply that waits for its turn, without its text.
 	turnCost = 64
-	// maxKeptTurns is the longest list of turns that is used again.
+	// maxKeptTurns is the longest list of turns that is reused.
 	maxKeptTurns = 64
 )
 
-// replyTo is where the reply to a frame goes. A reply with a corr goes out at once. Replies without
-// one keep the order of their frames: a frame that is answered later takes a turn when it arrives.
+// replyTo is the destination of a reply. A reply with a corr goes out at once. Replies without a
+// corr keep the order of their frames: a frame that is answered later takes a turn when it arrives.
 // The zero replyTo is for a reply without a corr that is ready now.
 type replyTo struct {
 	corr []byte // as sent; nil for none
-	turn uint64 // 0: none was taken
+	turn uint64 // 0: no turn was taken
 }
 
-// turns are the replies without a corr that wait for one before them. A writer's mu guards them.
+// turns are the replies without a corr that wait for an earlier reply. Guarded by a writer's mu.
 type turns struct {
 	list  []turn
-	first int    // in list: the oldest one that is not answered
-	taken uint64 // how many turns were taken; the last of them is the last in list
+	first int    // index in list of the oldest turn that is not answered
+	taken uint64 // how many turns were taken; the last one is the last in list
 }
 
 // turn is a reply without a corr.
 type turn struct {
 	reply []byte        // framed; nil until it is answered
-	sent  chan struct{} // closed when the reply is queued for the socket, or dropped; nil when nobody waits for that
+	sent  chan struct{} // closed when the reply is queued or dropped; nil while nobody waits
 }
 
-// waiting reports whether a reply without a corr has to wait for another.
+// waiting reports whether a reply without a corr must wait for an earlier one.
 func (t *turns) waiting() bool { return t.first < len(t.list) }
 
 // take adds a turn behind all others and returns its number.
@@ -40,16 +40,16 @@ func (t *turns) take() uint64 {
 	return t.taken
 }
 
-// get returns the turn of a number that take returned, or nil when its reply has been queued.
+// get returns the turn with a number that take returned, or nil if its reply has been queued.
 func (t *turns) get(number uint64) *turn {
-	behind := t.taken - number                 // how many turns were taken after it
+	behind := t.taken - number                 // how many turns were taken later
 	if behind >= uint64(len(t.list)-t.first) { //nolint:gosec // not negative
 		return nil
 	}
 	return &t.list[len(t.list)-1-int(behind)] //nolint:gosec // below len
 }
 
-// pop takes the oldest turn off if it is answered.
+// pop removes the oldest turn if it is answered.
 func (t *turns) pop() (turn, bool) {
 	if !t.waiting() || t.list[t.first].reply == nil {
 		return turn{}, false
@@ -70,8 +70,8 @@ func (t *turns) pop() (turn, bool) {
 	return next, true
 }
 
-// replyTo returns where the reply to a frame with this corr goes when it is not ready yet. Without
-// a corr, each must be answered once: the replies behind it wait.
+// replyTo returns the destination of a reply that is not ready yet. Without a corr, the caller must
+// answer exactly once: later replies wait.
 func (o *writer) replyTo(corr []byte) replyTo {
 	if corr != nil {
 		return replyTo{corr: corr}
@@ -84,8 +84,8 @@ func (o *writer) replyTo(corr []byte) replyTo {
 	return replyTo{turn: o.turns.take()}
 }
 
-// sent returns a channel that is closed when the reply has been queued for the socket, or
-// the connection has ended; or nil when that was before.
+// sent returns a channel that is closed when the reply has been queued for the socket, or when the
+// connection has ended. It returns nil if either has already happened.
 func (o *writer) sent(to replyTo) <-chan struct{} {
 	if to.turn == 0 {
 		return nil
@@ -102,8 +102,8 @@ func (o *writer) sent(to replyTo) <-chan struct{} {
 	return t.sent
 }
 
-// parkLocked keeps a framed reply without a corr until its turn, and queues those whose turn has
-// come.
+// parkLocked keeps a framed reply without a corr until its turn, and queues the replies whose turn
+// has come.
 func (o *writer) parkLocked(to replyTo, framed []byte) {
 	number := to.turn
 	if number == 0 {
@@ -111,7 +111,7 @@ func (o *writer) parkLocked(to replyTo, framed []byte) {
 	}
 	t := o.turns.get(number)
 	if t == nil || t.reply != nil {
-		return // answered before
+		return // already answered
 	}
 	t.reply = framed
 	o.replies += len(framed) + turnCost
@@ -132,8 +132,9 @@ func (o *writer) unparkLocked(t turn) {
 	}
 }
 
-// dropTurnsLocked forgets the replies that wait when the connection ends. The oldest turn has no
-// answer, and a client takes what comes without a corr for the answer to its oldest open frame.
+// dropTurnsLocked drops the waiting replies when the connection ends. The frame of the oldest turn
+// was never answered, and a client takes a reply without a corr for the answer to its oldest open
+// frame.
 func (o *writer) dropTurnsLocked() {
 	for _, t := range o.turns.list[o.turns.first:] {
 		if t.reply != nil {

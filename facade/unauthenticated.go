@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// unauthenticated are the sessions without a successful AUTH, in the order in which they became so.
-// There are at most max of them: one more ends the oldest, so that those who never authenticate
-// shut nobody out. Its methods may be called concurrently.
+// unauthenticated are the sessions without a successful AUTH, in the order in which they became
+// unauthenticated. There are at most max of them. One more evicts the oldest, so that clients that
+// never authenticate lock nobody out. Its methods may be called concurrently.
 type unauthenticated struct {
 	max int
 
@@ -20,7 +20,7 @@ func newUnauthenticated(limit int) *unauthenticated {
 	return &unauthenticated{max: limit, known: make(map[*session]*list.Element)}
 }
 
-// add takes a session in, and returns the one that has to go for it, or nil.
+// add adds a session. It returns the session that is evicted for it, or nil.
 func (s *unauthenticated) add(n *session) (oldest *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -35,7 +35,7 @@ func (s *unauthenticated) add(n *session) (oldest *session) {
 	return oldest
 }
 
-// remove forgets a session that authenticated, or ended.
+// remove removes a session that authenticated or ended.
 func (s *unauthenticated) remove(n *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,25 +16,26 @@ import (
 const (
 	// flushSize is how many bytes go to the kernel in one call.
 	flushSize = 256 << 10
-	// itemCost is what a queued delivery weighs besides its payload, and minPrune the weight from
-	// which on it is worth looking for some that were given back.
+	// itemCost is the weight of a queued delivery in bytes, besides its payload. minPrune is the
+	// weight from which on the writer looks for deliveries that were given back.
 	itemCost = 512
 	minPrune = 1 << 20
-	// maxPooledItems is the longest queue that is used again.
+	// maxPooledItems is the longest queue that is reused.
 	maxPooledItems = 4096
 )
 
-// item is one message that waits to be sent: a reply whose bytes are next in the batch's arena, or a delivery that is
-// encoded when its turn comes.
+// item is one message that waits to be sent: a reply, whose bytes come next in the batch's arena,
+// or a delivery, which is encoded when its turn comes.
 type item struct {
 	held    *jetstream.Held   // nil for a reply
-	sub     *subscription     // of the delivery
-	size    int               // of the reply
-	start   int64             // offset of the message in what is sent along with it, then on the wire
+	sub     *subscription     // the delivery's subscription
+	size    int               // bytes of the reply
+	start   int64             // offset of the message in batch.out, later on the wire
 	sending jetstream.Sending // the delivery, once its lease has begun
 }
 
-// batch is what the flusher takes at a time. Batches are pooled: an idle connection holds none.
+// batch is the messages that the flusher takes at a time. Batches are pooled: an idle connection
+// holds none.
 type batch struct {
 	items []item
 	arena []byte // the replies, framed, back to back
@@ -52,26 +53,26 @@ func putBatch(b *batch) {
 	batches.Put(b)
 }
 
-// writer is the one outbound queue of a connection and its flusher. The queue is bounded from two
-// sides: deliveries by the subscriptions' maxInFlight, replies by the reader, which waits in
-// waitBelowLimit. So whatever the bus calls never waits.
+// writer is the single outbound queue of a connection, and its flusher. Two rules bound the queue:
+// the subscriptions' maxInFlight bounds deliveries, and the reader, which waits in waitBelowLimit,
+// bounds replies. Calls by the bus therefore never wait.
 //
-// All methods but run may be called concurrently.
+// All methods except run may be called concurrently.
 type writer struct {
 	wire  *wire
-	limit int           // of waiting reply bytes
+	limit int           // most waiting reply bytes
 	grace time.Duration // to send what is queued when the connection is to be closed
 
 	mu      sync.Mutex
-	work    sync.Cond // there is something to do for the flusher
-	below   sync.Cond // replies fell below limit, or the end
+	work    sync.Cond // the flusher has work
+	below   sync.Cond // replies fell below limit, or the connection ended
 	queue   *batch    // nil when empty
 	replies int       // bytes of replies queued, being written, or waiting for their turn
-	turns   turns     // replies without a corr that wait for others
-	events  int       // bytes of deliveries queued, those included that were given back meanwhile
-	pruneAt int       // events at which the latter are dropped
+	turns   turns     // replies without a corr that wait for earlier ones
+	events  int       // bytes of queued deliveries, including those given back since
+	pruneAt int       // value of events at which those given back are dropped
 	closing bool
-	code    websocket.StatusCode // why; valid when closing
+	code    websocket.StatusCode // the reason; valid when closing
 }
 
 func newWriter(w *wire, limit int, grace time.Duration) *writer {
@@ -110,7 +111,7 @@ func (o *writer) err(to replyTo, c code, msg string) {
 	}
 }
 
-// notice queues an ERR frame that answers no frame: it waits for no turn. It never blocks.
+// notice queues an ERR frame that answers no frame and waits for no turn. It never blocks.
 func (o *writer) notice(c code, msg string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -140,8 +141,9 @@ func (o *writer) deliver(h *jetstream.Held, sub *subscription) {
 	}
 }
 
-// pruneLocked drops deliveries that are not their subscription's any more: a client that does not read, and pauses and
-// resumes, would pile them up. What is left is bounded by the subscriptions' credit and held bytes.
+// pruneLocked drops deliveries that no longer belong to their subscription. A client that does not
+// read but pauses and resumes would pile them up. The subscriptions' credit and held bytes bound
+// the rest.
 func (o *writer) pruneLocked(b *batch) {
 	kept := b.items[:0]
 	o.events = 0
@@ -159,7 +161,7 @@ func (o *writer) pruneLocked(b *batch) {
 	o.pruneAt = max(2*o.events, minPrune)
 }
 
-// batchLocked returns the batch to append to, and wakes the flusher for a new one.
+// batchLocked returns the batch to append to. If the batch is new, it wakes the flusher.
 func (o *writer) batchLocked() *batch {
 	if o.queue == nil {
 		o.queue, _ = batches.Get().(*batch)
@@ -174,8 +176,9 @@ func (o *writer) replyLocked(b *batch, start int) {
 	o.replies += size
 }
 
-// waitBelowLimit waits while too many replies are queued. It reports whether the connection is
-// still open, whether it had to wait, and whether that was for replies that wait for their turn.
+// waitBelowLimit waits while too many replies are queued. open reports whether the connection is
+// still open, waited whether the call had to wait, and parked whether it waited for replies that
+// wait for their turn.
 func (o *writer) waitBelowLimit() (open, waited, parked bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -187,8 +190,8 @@ func (o *writer) waitBelowLimit() (open, waited, parked bool) {
 	return !o.closing, waited, parked
 }
 
-// shut ends the connection: replies that are queued are sent, then the close code. The first call counts; it reports
-// whether this was it. It never blocks.
+// shut ends the connection: queued replies are sent, then the close code. Only the first call
+// counts; shut reports whether this call was the first. It never blocks.
 func (o *writer) shut(c websocket.StatusCode) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -204,7 +207,8 @@ func (o *writer) shut(c websocket.StatusCode) bool {
 	return true
 }
 
-// run is the flusher. It returns when the connection is to be closed and everything that could be sent has been.
+// run is the flusher. It returns when the connection is to be closed and everything that could be
+// sent has been sent.
 func (o *writer) run() websocket.StatusCode {
 	for {
 		b, closing := o.take()
@@ -224,14 +228,15 @@ func (o *writer) run() websocket.StatusCode {
 	}
 }
 
-// take waits for something to send. It returns no batch when there is none left and the connection is closing.
+// take waits for messages to send. It returns no batch when none is left and the connection is
+// closing.
 func (o *writer) take() (b *batch, closing bool) {
 	o.mu.Lock()
 	for o.queue == nil && !o.closing {
 		o.work.Wait()
 	}
 	o.mu.Unlock()
-	// Those who are about to send something do it now, and share the system call.
+	// Goroutines that are about to send do so now, and share the system call.
 	runtime.Gosched()
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -241,8 +246,8 @@ func (o *writer) take() (b *batch, closing bool) {
 	return b, o.closing
 }
 
-// write sends a batch; tried is the number of items that it got to. When the connection is closing the events stay:
-// they were not begun, so nobody loses an attempt.
+// write sends a batch. tried is the number of items that it reached. When the connection is
+// closing, write skips events: they were not begun, so no event loses an attempt.
 func (o *writer) write(b *batch, closing bool) (tried int, err error) {
 	arena, sent := b.arena, 0
 	for i := range b.items {
@@ -272,7 +277,7 @@ func (o *writer) write(b *batch, closing bool) (tried int, err error) {
 	return len(b.items), o.send(b.items[sent:], &b.out) // closing may have passed the last one over
 }
 
-// send hands out, which holds the messages of items, to the kernel, and empties it.
+// send hands out, which holds the messages of items, to the kernel, and empties out.
 func (o *writer) send(items []item, out *[]byte) error {
 	if len(*out) == 0 {
 		return nil
@@ -297,7 +302,8 @@ func written(items []item) {
 	}
 }
 
-// fail ends the connection after a write that failed. Events of which the kernel took nothing did not reach the client.
+// fail ends the connection after a failed write. Events of which the kernel took no byte did not
+// reach the client.
 func (o *writer) fail(tried []item, err error) {
 	accepted := o.wire.taken()
 	cut := int64(math.MaxInt64)

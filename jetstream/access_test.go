@@ -20,22 +20,17 @@ import (
 	"github.com/nats-io/jwt/v2"
 	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nkeys"
+
+	"eventhub/jetstream/natstest"
 )
 
 // guarded starts a server with the given settings.
 func guarded(t *testing.T, opts *natsserver.Options) *natsserver.Server {
 	t.Helper()
-	opts.Host, opts.Port, opts.NoLog, opts.NoSigs = "127.0.0.1", natsserver.RANDOM_PORT, true, true
-	s, err := natsserver.NewServer(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(wait) {
-		t.Fatal("the nats server does not start")
-	}
-	return s
+	return natstest.Run(t, func(o *natsserver.Options) {
+		opts.Host, opts.Port, opts.NoLog, opts.NoSigs = o.Host, o.Port, o.NoLog, o.NoSigs
+		*o = *opts
+	})
 }
 
 // file writes a secret file.

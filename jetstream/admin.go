@@ -14,12 +14,13 @@ type Admin struct{ bus *Bus }
 // Admin gives access to the streams behind the topics.
 func (b *Bus) Admin() Admin { return Admin{b} }
 
-// NATSURL is where native clients reach the embedded server, or "" when it does not listen.
+// NATSURL is where native clients reach Config.Server, or "" without one, and when it does not
+// listen.
 func (a Admin) NATSURL() string {
-	if a.bus.server == nil {
+	if a.bus.cfg.Server == nil {
 		return ""
 	}
-	return a.bus.server.url
+	return a.bus.cfg.Server.ClientURL()
 }
 
 // Now is the time by the clock of NATS, with which the moments of storage are told. In a cluster

@@ -12,11 +12,12 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// attemptsBucket holds, for each event that a hub gave back before a client had it, how many of the server's deliveries
-// count for no attempt.
+// attemptsBucket holds, for each event that a hub gave back before a client had it, how many of the
+// server's deliveries count for no attempt.
 const attemptsBucket = "eventhub_attempts"
 
-// Bounds of the attempts bucket. An event that comes again after that counts deliveries as attempts that no client had.
+// Bounds of the attempts bucket. An event that comes again after that counts deliveries as attempts
+// that no client had.
 const (
 	attemptsAge   = 7 * 24 * time.Hour
 	attemptsBytes = 1 << 30
@@ -28,13 +29,15 @@ type account struct {
 	spared int // how many deliveries up to last reached no client
 }
 
-// attempts turns the server's count of deliveries into the count of attempts. The server counts every delivery to a hub;
-// an attempt is a delivery that was handed to a client. The difference is the number of deliveries that were spared: given
-// back, or lost with a connection, before a client had them.
+// attempts turns the server's count of deliveries into the count of attempts. The server counts
+// every delivery to a hub; an attempt is a delivery that was handed to a client. The difference is
+// the number of deliveries that were spared: given back, or lost with a connection, before a client
+// had them.
 //
-// A hub knows the difference when it had the delivery before this one. Otherwise it asks the attempts bucket, where each hub
-// notes what it spares before it gives the event back. So only what a hub held when it was killed counts for an attempt that
-// no client saw. The caller holds the group's mu.
+// A hub knows the difference when it had the delivery before this one. Otherwise it asks the
+// attempts bucket, where each hub notes what it spares before it gives the event back. So only what
+// a hub held when it was killed counts for an attempt that no client saw. The caller holds the
+// group's mu.
 type attempts struct {
 	accounts map[uint64]account // by stream sequence
 }
@@ -43,15 +46,17 @@ type attempts struct {
 type knowledge int
 
 const (
-	// unknown: other hubs may have had the event meanwhile. The bucket knows, and the number is the least that it can be.
+	// unknown: other hubs may have had the event meanwhile. The bucket knows, and the number is the
+	// least that it can be.
 	unknown knowledge = iota
 	known
-	// forgotten: the server counts from an older number, as it was restarted. This hub knows better, and is to tell the others.
+	// forgotten: the server counts from an older number, as it was restarted. This hub knows
+	// better, and is to tell the others.
 	forgotten
 )
 
-// arrived returns how many deliveries of the event were spared before this one, and how well that is known. The number is
-// negative when the server has forgotten deliveries.
+// arrived returns how many deliveries of the event were spared before this one, and how well that
+// is known. The number is negative when the server has forgotten deliveries.
 func (a *attempts) arrived(seq uint64, delivered int) (spared int, how knowledge) {
 	acc, ok := a.accounts[seq]
 	switch {
@@ -68,8 +73,8 @@ func (a *attempts) arrived(seq uint64, delivered int) (spared int, how knowledge
 	}
 }
 
-// asNoted is how many deliveries were spared, as the bucket says of an event that is delivered for the given time. least is
-// what the hub knows itself.
+// asNoted is how many deliveries were spared, as the bucket says of an event that is delivered for
+// the given time. least is what the hub knows itself.
 func asNoted(noted, least, delivered int) int {
 	if noted < 0 {
 		return noted // the server has forgotten deliveries
@@ -117,8 +122,8 @@ func (a *attempts) settledUpTo(floor uint64) {
 	}
 }
 
-// eventKey names an event of one consumer, as it was made at that time, in the hub's buckets. A generation's number holds a
-// character that keys must not.
+// eventKey names an event of one consumer, as it was made at that time, in the hub's buckets. A
+// generation's number holds a character that keys must not.
 func eventKey(stream, consumer string, created time.Time, seq uint64) string {
 	group, _, _ := strings.Cut(consumer, "~")
 	return stream + "." + group + "." + strconv.FormatInt(created.UnixNano(), 36) + "." + strconv.FormatUint(seq, 10)
@@ -131,16 +136,17 @@ func (d *Delivery) eventKey() string {
 // attemptsSubject is where the deliveries of the event are noted.
 func (d *Delivery) attemptsSubject() string { return "$KV." + attemptsBucket + "." + d.eventKey() }
 
-// The hub waits noteWait for the attempts bucket, whose leader may be changing, before it asks again, and notePatience in
-// all. Then it goes on without the bucket, and the delivery may count for an attempt.
+// The hub waits noteWait for the attempts bucket, whose leader may be changing, before it asks
+// again, and notePatience in all. Then it goes on without the bucket, and the delivery may count
+// for an attempt.
 const (
 	noteWait     = 2 * time.Second
 	notePatience = 10 * time.Second
 )
 
-// lookUp asks the bucket how many deliveries of d were spared; since the given time. It asks again while the bucket does not
-// answer and d is still the hub's, and calls then once: with the answer, or with the least that the number can be. It does
-// not block.
+// lookUp asks the bucket how many deliveries of d were spared; since the given time. It asks again
+// while the bucket does not answer and d is still the hub's, and calls then once: with the answer,
+// or with the least that the number can be. It does not block.
 func (d *Delivery) lookUp(began int64, then func(spared int, sure bool)) {
 	l, b := d.m.sub.link, d.group.bus
 	d.m.sub.mu.Lock()
@@ -162,15 +168,16 @@ func (d *Delivery) lookUp(began int64, then func(spared int, sure bool)) {
 		}
 		spared := asNoted(noted, least, d.delivered)
 		if spared < noted && d.inTime() {
-			// The server was killed and has forgotten deliveries. From now on its count and the note go together again.
+			// The server was killed and has forgotten deliveries. From now on its count and the
+			// note go together again.
 			b.noteSpared(l, spareNote{subject: d.attemptsSubject(), spared: spared}, func(bool) {})
 		}
 		then(spared, true)
 	})
 }
 
-// tellForgotten notes what the hub knows of d and the server has forgotten, and then calls then. A delivery that is late says
-// nothing of what the server knows.
+// tellForgotten notes what the hub knows of d and the server has forgotten, and then calls then. A
+// delivery that is late says nothing of what the server knows.
 func (d *Delivery) tellForgotten(began int64, then func(spared int, sure bool)) {
 	b := d.group.bus
 	d.m.sub.mu.Lock()
@@ -189,9 +196,9 @@ func (d *Delivery) tellForgotten(began int64, then func(spared int, sure bool)) 
 	})
 }
 
-// spare ends a delivery that no client had: it counts for no attempt. The bucket is told before the server is, so that
-// whichever hub has the event next knows. With nak, the event is given back; without, the hub has lost its right to it. s.mu
-// is not held.
+// spare ends a delivery that no client had: it counts for no attempt. The bucket is told before the
+// server is, so that whichever hub has the event next knows. With nak, the event is given back;
+// without, the hub has lost its right to it. s.mu is not held.
 func (s *Subscription) spare(d *Delivery, nak bool) {
 	d.group.addUnsettled(d.Event.Sequence)
 	s.mu.Lock()
@@ -223,8 +230,9 @@ func (d *Delivery) patient(began int64) bool {
 	return d.group.bus.clock.now()-began < int64(notePatience)
 }
 
-// giveBack notes that no client had d and, with nak, then has the server deliver the event again. While the bucket does not
-// answer and d is still the hub's, the event waits: whichever hub has it next is to find the note.
+// giveBack notes that no client had d and, with nak, then has the server deliver the event again.
+// While the bucket does not answer and d is still the hub's, the event waits: whichever hub has it
+// next is to find the note.
 func (d *Delivery) giveBack(began int64, note spareNote, nak bool) {
 	s, b := d.m.sub, d.group.bus
 	b.noteSpared(s.link, note, func(stored bool) {
@@ -252,7 +260,8 @@ type spareNote struct {
 	spared  int
 }
 
-// soon are questions to ask again. There is at most one for each delivery that the hub holds or gives back.
+// soon are questions to ask again. There is at most one for each delivery that the hub holds or
+// gives back.
 type soon struct {
 	mu  sync.Mutex
 	ask []func()
@@ -282,8 +291,9 @@ type unsaved struct {
 	marks map[string]mark
 }
 
-// noteSpared stores a note and calls then. A note that the bucket does not take for now is kept and stored later; one that it
-// refuses counts for stored, as asking again would not help. It does not block.
+// noteSpared stores a note and calls then. A note that the bucket does not take for now is kept and
+// stored later; one that it refuses counts for stored, as asking again would not help. It does not
+// block.
 func (b *Bus) noteSpared(l *link, n spareNote, then func(stored bool)) {
 	b.dropNote(n)
 	msg := &nats.Msg{Subject: n.subject, Data: strconv.AppendInt(nil, int64(n.spared), 10)}
@@ -327,7 +337,8 @@ func (b *Bus) dropNote(n spareNote) {
 	}
 }
 
-// saveUnsaved stores what could not be stored before, unless something newer is there. It does not block.
+// saveUnsaved stores what could not be stored before, unless something newer is there. It does not
+// block.
 func (b *Bus) saveUnsaved(l *link) {
 	b.unsaved.mu.Lock()
 	notes, marks := b.unsaved.notes, maps.Clone(b.unsaved.marks)
@@ -350,8 +361,8 @@ func (b *Bus) saveUnsaved(l *link) {
 	}
 }
 
-// askStored asks the leader of a bucket for the value under a subject, and calls then with it: empty where there is none. It
-// does not block.
+// askStored asks the leader of a bucket for the value under a subject, and calls then with it:
+// empty where there is none. It does not block.
 func (b *Bus) askStored(l *link, bucket, subject string, then func(value []byte, err error)) {
 	msg := &nats.Msg{Subject: b.api + "STREAM.MSG.GET.KV_" + bucket, Data: []byte(`{"last_by_subj":"` + subject + `"}`)}
 	err := l.askUntil(msg, b.clock.now()+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {

@@ -8,8 +8,8 @@ import (
 // modelHub is what one hub knows of the deliveries of one event.
 type modelHub struct{ known attempts }
 
-// modelGroup is a group of several hubs, one event, and a server that counts every delivery to a hub. The attempts bucket
-// holds what hubs noted before they gave the event back.
+// modelGroup is a group of several hubs, one event, and a server that counts every delivery to a
+// hub. The attempts bucket holds what hubs noted before they gave the event back.
 type modelGroup struct {
 	t         *testing.T
 	rnd       *rand.Rand
@@ -24,10 +24,11 @@ type modelGroup struct {
 
 const modelSeq = 7
 
-// TestAttemptsCountWhatClientsHad drives the bookkeeping of attempts by random histories: an event wanders between hubs, is
-// handed out and fails, is given back unseen, is lost with a connection, or dies with its hub; hubs forget by their bound or by
-// a restart, and the server forgets its last moments. Whatever happens, an attempt is one more than what clients had, plus what
-// died unseen with its hub.
+// TestAttemptsCountWhatClientsHad drives the bookkeeping of attempts by random histories: an event
+// wanders between hubs, is handed out and fails, is given back unseen, is lost with a connection,
+// or dies with its hub; hubs forget by their bound or by a restart, and the server forgets its last
+// moments. Whatever happens, an attempt is one more than what clients had, plus what died unseen
+// with its hub.
 func TestAttemptsCountWhatClientsHad(t *testing.T) {
 	for seed := range uint64(2_000) {
 		m := &modelGroup{t: t, rnd: rand.New(rand.NewPCG(seed, 1)), hubs: make([]modelHub, 1+seed%3)}
@@ -80,8 +81,8 @@ func (m *modelGroup) step(seed uint64) {
 	}
 }
 
-// An event that was handed out once and refused once has failed once, however often it went back unseen before, between and
-// after, and through whichever hubs.
+// An event that was handed out once and refused once has failed once, however often it went back
+// unseen before, between and after, and through whichever hubs.
 func TestARefusalIsOneFailure(t *testing.T) {
 	var a, b attempts
 	bucket := 0
@@ -118,8 +119,8 @@ func TestARefusalIsOneFailure(t *testing.T) {
 	}
 }
 
-// A server that was restarted may count deliveries from an older number. Attempts rise all the same, on whichever hub, once a
-// hub that knows better has had the event.
+// A server that was restarted may count deliveries from an older number. Attempts rise all the
+// same, on whichever hub, once a hub that knows better has had the event.
 func TestAttemptsRiseWhenTheServerForgets(t *testing.T) {
 	var a, b attempts
 	a.failed(modelSeq, 1, 0, 10)

@@ -11,10 +11,12 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/natstest"
 )
 
-// The benchmarks do the same work through the bus and through nats.go over TCP, on one embedded server: 256-byte
-// payloads, file storage, four clients with 256 in flight each.
+// The benchmarks do the same work through the bus and through nats.go over TCP, on one embedded
+// server: 256-byte payloads, file storage, four clients with 256 in flight each.
 const (
 	benchClients  = 4
 	benchInFlight = 256
@@ -24,7 +26,7 @@ var benchPayload = []byte(`{"pad":"` + strings.Repeat("x", 256-10) + `"}`)
 
 func benchBus(b *testing.B) *Bus {
 	b.Helper()
-	bus, err := Open(context.Background(), Config{DataDir: b.TempDir(), Listen: "127.0.0.1:0", ListenToken: "t", Limits: Limits{SessionInFlight: benchInFlight}})
+	bus, err := Open(context.Background(), Config{Server: natstest.Embed(b, b.TempDir(), natstest.Listening("t")), Limits: Limits{SessionInFlight: benchInFlight}})
 	if err != nil {
 		b.Fatal(err)
 	}

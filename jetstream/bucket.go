@@ -21,9 +21,9 @@ const bucketTopic = "eventhub.topic"
 // maxBucketName is the longest name of a bucket in bytes: its stream's name is also a directory.
 const maxBucketName = 150
 
-// bucketName is the KV bucket of a compacted topic. KV knows no dots in names and some file systems fold case, so what is
-// no lower-case letter, digit or hyphen is escaped by a capital X. A long name becomes a readable prefix and a hash; XX is no
-// escape, so the two forms never meet.
+// bucketName is the KV bucket of a compacted topic. KV knows no dots in names and some file systems
+// fold case, so what is no lower-case letter, digit or hyphen is escaped by a capital X. A long
+// name becomes a readable prefix and a hash; XX is no escape, so the two forms never meet.
 func bucketName(topic string) string {
 	var b strings.Builder
 	b.WriteString("latest_")
@@ -47,8 +47,8 @@ func bucketName(topic string) string {
 	return name[:100] + "XX" + hex.EncodeToString(sum[:16])
 }
 
-// bucket is where the server keeps the newest event of each key of a compacted topic: a KV bucket that takes nothing but
-// what its stream sources from the topic's.
+// bucket is where the server keeps the newest event of each key of a compacted topic: a KV bucket
+// that takes nothing but what its stream sources from the topic's.
 type bucket struct {
 	stream string // KV_<name>
 	prefix string // of its subjects, before the key's token
@@ -61,8 +61,8 @@ func newBucket(topic string) *bucket {
 
 func (k *bucket) subject(key string) string { return k.prefix + keyToken(key) }
 
-// config is the bucket's stream: as nats.go makes that of a KV bucket, but with a source in place of subjects, so that native
-// clients read it and nobody writes to it.
+// config is the bucket's stream: as nats.go makes that of a KV bucket, but with a source in place
+// of subjects, so that native clients read it and nobody writes to it.
 func (k *bucket) config(topic string, source *natsjs.StreamConfig) natsjs.StreamConfig {
 	return natsjs.StreamConfig{
 		Name:              k.stream,
@@ -80,13 +80,14 @@ func (k *bucket) config(topic string, source *natsjs.StreamConfig) natsjs.Stream
 		Replicas:          source.Replicas,
 		Sources:           []*natsjs.StreamSource{k.source(topic, source.Name)},
 		Metadata:          map[string]string{bucketTopic: topic},
-		// No duplicate window, which a stream with sources may be without: the topic's own has judged ids already, and what
-		// a longer one here took for a duplicate would be a newest event that is missing.
+		// No duplicate window, which a stream with sources may be without: the topic's own has
+		// judged ids already, and what a longer one here took for a duplicate would be a newest
+		// event that is missing.
 	}
 }
 
-// source fills the bucket. It begins at 1 by name, because the server otherwise begins a source that it has no memory of at
-// the time of the newest message it holds.
+// source fills the bucket. It begins at 1 by name, because the server otherwise begins a source
+// that it has no memory of at the time of the newest message it holds.
 func (k *bucket) source(topic, stream string) *natsjs.StreamSource {
 	return &natsjs.StreamSource{
 		Name:              stream,
@@ -98,8 +99,8 @@ func (k *bucket) source(topic, stream string) *natsjs.StreamSource {
 // minWindow is the shortest duplicate window that servers allow which insist on one.
 const minWindow = 100 * time.Millisecond
 
-// ensureBucket makes the bucket of a compacted topic unless it exists. One that exists is left as it is, whatever it looks
-// like; but one that is filled from elsewhere is refused.
+// ensureBucket makes the bucket of a compacted topic unless it exists. One that exists is left as
+// it is, whatever it looks like; but one that is filled from elsewhere is refused.
 func (b *Bus) ensureBucket(ctx context.Context, t *topicInfo, source *natsjs.StreamConfig) error {
 	return b.meetBucket(ctx, t, source, false)
 }
@@ -128,8 +129,8 @@ func (b *Bus) meetBucket(ctx context.Context, t *topicInfo, source *natsjs.Strea
 	return nil
 }
 
-// restartSource has the server look for the source anew: of a stream that was removed and made again it takes no notice for up
-// to 20 s otherwise.
+// restartSource has the server look for the source anew: of a stream that was removed and made
+// again it takes no notice for up to 20 s otherwise.
 func (b *Bus) restartSource(ctx context.Context, t *topicInfo, info *natsjs.StreamInfo) {
 	off := info.Config
 	off.Sources = nil
@@ -151,7 +152,8 @@ func (b *Bus) createBucket(ctx context.Context, t *topicInfo, source *natsjs.Str
 	cfg := t.bucket.config(t.name, source)
 	s, err := b.js.CreateStream(ctx, cfg)
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
-		return b.findStream(ctx, cfg.Name) // another hub made it at the same moment, with other settings: theirs count
+		// another hub made it at the same moment, with other settings: theirs count
+		return b.findStream(ctx, cfg.Name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: create bucket %s for topic %s: %w", cfg.Name, t.name, err)
@@ -168,8 +170,8 @@ func (b *Bus) createBucket(ctx context.Context, t *topicInfo, source *natsjs.Str
 	return info, nil
 }
 
-// foreign reports that the stream is somebody else's. One that has no sources any more is taken for ours: that is what a
-// native CreateOrUpdateKeyValue leaves of it.
+// foreign reports that the stream is somebody else's. One that has no sources any more is taken for
+// ours: that is what a native CreateOrUpdateKeyValue leaves of it.
 func (k *bucket) foreign(topic, stream string, info *natsjs.StreamInfo) bool {
 	if owner, named := info.Config.Metadata[bucketTopic]; named {
 		return owner != topic
@@ -219,12 +221,13 @@ func sameSource(a, b *natsjs.StreamSource) bool {
 // origin is where an entry of a bucket came from.
 type origin struct {
 	seq uint64 // in the stream of the topic
-	// ident tells a stream from one that was made later under its name. Servers before 2.15 say nothing: "".
+	// ident tells a stream from one that was made later under its name. Servers before 2.15 say
+	// nothing: "".
 	ident string
 }
 
-// entry decodes an entry of the bucket. It returns false for what did not come from the topic's stream: a native client
-// wrote it, while the bucket took subjects.
+// entry decodes an entry of the bucket. It returns false for what did not come from the topic's
+// stream: a native client wrote it, while the bucket took subjects.
 func (t *topicInfo) entry(m *storedMsg) (*Event, origin, bool) {
 	at, ok := t.entryOrigin(m)
 	if !ok {
@@ -243,7 +246,8 @@ func (t *topicInfo) entry(m *storedMsg) (*Event, origin, bool) {
 	return e, at, true
 }
 
-// entryOrigin reads the header <stream> <sequence> <filter> <transform> <subject> [<ident>] of a sourced message.
+// entryOrigin reads the header <stream> <sequence> <filter> <transform> <subject> [<ident>] of a
+// sourced message.
 func (t *topicInfo) entryOrigin(m *storedMsg) (origin, bool) {
 	if !strings.HasPrefix(m.subject, t.bucket.prefix) {
 		return origin{}, false
@@ -260,7 +264,8 @@ func (t *topicInfo) entryOrigin(m *storedMsg) (origin, bool) {
 	return origin{seq: seq, ident: rest}, true
 }
 
-// last is the value that counts of a header that the server adds: one of the same name that a publisher set comes before.
+// last is the value that counts of a header that the server adds: one of the same name that a
+// publisher set comes before.
 func last(values []string) string {
 	if len(values) == 0 {
 		return ""

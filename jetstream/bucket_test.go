@@ -12,6 +12,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/natstest"
 )
 
 func TestBucketNames(t *testing.T) {
@@ -101,10 +103,12 @@ func TestNativeClientsReadTheBucket(t *testing.T) {
 	}
 }
 
-// An id may come again when the topic's window is over, and what it brings is the newest event: the bucket must not take it
-// for a duplicate. That it is made after both events is the hardest case: it gets them within a millisecond.
+// An id may come again when the topic's window is over, and what it brings is the newest event: the
+// bucket must not take it for a duplicate. That it is made after both events is the hardest case:
+// it gets them within a millisecond.
 func TestBucketKeepsIDsThatCameTwice(t *testing.T) {
-	plain := open(t, Config{Topics: []TopicRule{{Pattern: "state.**", DuplicateWindow: time.Second}}})
+	dir := t.TempDir()
+	plain := open(t, Config{Server: natstest.Embed(t, dir), Topics: []TopicRule{{Pattern: "state.**", DuplicateWindow: time.Second}}})
 	twice := func(b *Bus, key string) Receipt {
 		first, err := b.Publish(t.Context(), "state.a", []byte("1"), PublishOptions{ID: key, Key: key})
 		if err != nil {
@@ -127,7 +131,7 @@ func TestBucketKeepsIDsThatCameTwice(t *testing.T) {
 	if err := plain.Close(); err != nil {
 		t.Fatal(err)
 	}
-	b := open(t, Config{DataDir: plain.cfg.DataDir, Topics: []TopicRule{{Pattern: "state.**", DuplicateWindow: time.Second, Compaction: true}}})
+	b := open(t, Config{Server: natstest.Embed(t, dir), Topics: []TopicRule{{Pattern: "state.**", DuplicateWindow: time.Second, Compaction: true}}})
 	after := twice(b, "after")
 	filled(t, b, "state.a", "before", before)
 	filled(t, b, "state.a", "after", after)
@@ -172,7 +176,8 @@ func TestRacingHubsMakeOneBucket(t *testing.T) {
 	}
 }
 
-// A topic that was there before it was compacted gets a bucket when it is met, with all that it still holds.
+// A topic that was there before it was compacted gets a bucket when it is met, with all that it
+// still holds.
 func TestBucketOfATopicThatWasThere(t *testing.T) {
 	url := natsServer(t)
 	old := open(t, Config{URL: url})
@@ -212,10 +217,12 @@ func TestForeignBucketIsRefused(t *testing.T) {
 	}
 }
 
-// What retention takes from the stream stays in the bucket, also across a restart of the server; what was removed stays away.
+// What retention takes from the stream stays in the bucket, also across a restart of the server;
+// what was removed stays away.
 func TestBucketOutlivesRetentionAndRestart(t *testing.T) {
-	cfg := Config{DataDir: t.TempDir(), Topics: compactedRules}
-	b := open(t, cfg)
+	dir := t.TempDir()
+	start := func() *Bus { return open(t, Config{Server: natstest.Embed(t, dir), Topics: compactedRules}) }
+	b := start()
 	for i := range 20 {
 		set(t, b, "state.a", strconv.Itoa(i), "old")
 		set(t, b, "state.a", strconv.Itoa(i), strconv.Itoa(i))
@@ -251,7 +258,7 @@ func TestBucketOutlivesRetentionAndRestart(t *testing.T) {
 		if err := b.Close(); err != nil {
 			t.Fatal(err)
 		}
-		b = open(t, cfg)
+		b = start()
 		check(b)
 	}
 	// And the source goes on.

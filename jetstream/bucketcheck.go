@@ -13,9 +13,10 @@ import (
 // Bounds of looking after buckets.
 const (
 	bucketCheckEvery = time.Minute
-	bucketQuiet      = 10 * time.Second // without a sign of life from the source, which beats every second
-	bucketBehind     = 10_000           // events that the bucket does not have yet
-	bucketReaders    = 8                // buckets that are looked at at a time
+	// without a sign of life from the source, which beats every second
+	bucketQuiet   = 10 * time.Second
+	bucketBehind  = 10_000 // events that the bucket does not have yet
+	bucketReaders = 8      // buckets that are looked at at a time
 )
 
 // BucketReport says how the bucket of a compacted topic is.
@@ -26,16 +27,17 @@ type BucketReport struct {
 	Entries uint64
 	// Lag is how many events of the topic's stream the bucket does not have yet.
 	Lag uint64
-	// Faults are what keeps the bucket from holding the newest event of each key: none, if it is as it should be.
+	// Faults are what keeps the bucket from holding the newest event of each key: none, if it is as
+	// it should be.
 	Faults []string
-	// Foreign are entries that did not come from the topic: up to 10,000 of them, the oldest first. Only RepairBucket looks
-	// for them. ForeignTotal is how many there were.
+	// Foreign are entries that did not come from the topic: up to 10,000 of them, the oldest first.
+	// Only RepairBucket looks for them. ForeignTotal is how many there were.
 	Foreign      []ForeignEntry
 	ForeignTotal int
 }
 
-// CheckBuckets looks at the buckets of all compacted topics that exist on the server, whether this hub has met them or not. It
-// changes nothing. The reports come in no order.
+// CheckBuckets looks at the buckets of all compacted topics that exist on the server, whether this
+// hub has met them or not. It changes nothing. The reports come in no order.
 func (a Admin) CheckBuckets(ctx context.Context) ([]BucketReport, error) {
 	b := a.bus
 	var found []*topicInfo
@@ -83,7 +85,8 @@ func (b *Bus) checkBuckets(ctx context.Context, topics []*topicInfo) ([]BucketRe
 	return reports, errors.Join(errs...)
 }
 
-// checkBucket looks at one bucket, and again a moment later if its source says nothing: one that just begins does not either.
+// checkBucket looks at one bucket, and again a moment later if its source says nothing: one that
+// just begins does not either.
 func (b *Bus) checkBucket(ctx context.Context, t *topicInfo) (BucketReport, error) {
 	r := BucketReport{Topic: t.name, Bucket: strings.TrimPrefix(t.bucket.stream, "KV_")}
 	for again := false; ; again = true {
@@ -125,8 +128,9 @@ func (b *Bus) checkBucket(ctx context.Context, t *topicInfo) (BucketReport, erro
 	}
 }
 
-// staleSource says what keeps servers before 2.15 from filling the bucket of a topic whose stream was removed and made again:
-// they go on behind the last event that came from the old one, and take the new one's for known.
+// staleSource says what keeps servers before 2.15 from filling the bucket of a topic whose stream
+// was removed and made again: they go on behind the last event that came from the old one, and take
+// the new one's for known.
 func (b *Bus) staleSource(ctx context.Context, t *topicInfo) (string, error) {
 	m, err := b.lastBySubject(ctx, t.bucket.stream, t.bucket.prefix+">")
 	if errors.Is(err, ErrNotFound) {
@@ -149,13 +153,15 @@ func (b *Bus) staleSource(ctx context.Context, t *topicInfo) (string, error) {
 	return fmt.Sprintf("the stream of the topic was made anew, and this server takes nothing of it before event %d: delete the bucket and repair it, which fills it from the new stream", at.seq+1), nil
 }
 
-// beyond reports whether the server takes the events of a stream that ends at last for ones that came already.
+// beyond reports whether the server takes the events of a stream that ends at last for ones that
+// came already.
 func (o origin) beyond(last uint64) bool { return o.ident == "" && o.seq > last }
 
 // lookAfterBuckets checks the buckets of the topics that this hub has met.
 //
-// Tombstones stay. To remove them would bring their keys back: a server that is killed builds its index anew from what is on
-// disk, and there lies, without a mark, every value that a newer one of its key replaced (nats-server issue 8505).
+// Tombstones stay. To remove them would bring their keys back: a server that is killed builds its
+// index anew from what is on disk, and there lies, without a mark, every value that a newer one of
+// its key replaced (nats-server issue 8505).
 func (b *Bus) lookAfterBuckets() {
 	check := time.NewTicker(b.cfg.bucketCheck)
 	defer check.Stop()

@@ -5,14 +5,16 @@ import (
 	"time"
 )
 
-// fence holds the times that keep a hub from settling what the server has given to another (see ARCHITECTURE.md,
-// "Fencing"). All are derived from the consumer's AckWait.
+// fence holds the times that keep a hub from settling what the server has given to another (see
+// ARCHITECTURE.md, "Fencing"). All are derived from the consumer's AckWait.
 type fence struct {
 	ackWait time.Duration
-	usable  time.Duration // a delivery may be settled until then, counted from the server's last sign of life for it
-	touch   time.Duration // from then on the hub asks the server to wait longer
-	retry   time.Duration // an unanswered touch is sent again after this
-	silence time.Duration // while a question is unanswered for longer, nothing is sent about deliveries
+	// a delivery may be settled until then, counted from the server's last sign of life for it
+	usable time.Duration
+	touch  time.Duration // from then on the hub asks the server to wait longer
+	retry  time.Duration // an unanswered touch is sent again after this
+	// while a question is unanswered for longer, nothing is sent about deliveries
+	silence time.Duration
 }
 
 // margin is how much earlier than the server the hub counts a delivery as lost.
@@ -23,8 +25,9 @@ func newFence(ackWait time.Duration) fence {
 	return fence{ackWait: ackWait, usable: ackWait - m, touch: ackWait - 2*m, retry: m / 4, silence: m / 5}
 }
 
-// stallLimit is how long the process may stand still before the hub gives up all that it holds: what lay in socket
-// buffers meanwhile looks fresh, and it must be younger than the margin of the fence.
+// stallLimit is how long the process may stand still before the hub gives up all that it holds:
+// what lay in socket buffers meanwhile looks fresh, and it must be younger than the margin of the
+// fence.
 func stallLimit(ackWait time.Duration) time.Duration { return min(2*time.Second, margin(ackWait)*3/5) }
 
 // clock is the bus's monotonic time in nanoseconds, and knows when the process stood still: its
@@ -42,7 +45,8 @@ func newClock(limit time.Duration) *clock {
 
 func (c *clock) now() int64 { return int64(time.Since(c.base)) }
 
-// stalled reports whether, at now, the process is known to have stood still and nobody has dealt with it yet.
+// stalled reports whether, at now, the process is known to have stood still and nobody has dealt
+// with it yet.
 func (c *clock) stalled(now int64) bool { return now-c.lastTick.Load() > c.limit }
 
 // at is a reading as a wall-clock time.

@@ -25,7 +25,8 @@ type natsProcesses struct {
 	js    natsjs.JetStream
 }
 
-// startProcesses starts n servers, which the end of the test stops, and waits until they make streams with n copies.
+// startProcesses starts n servers, which the end of the test stops, and waits until they make
+// streams with n copies.
 func startProcesses(tb testing.TB, n int) *natsProcesses {
 	tb.Helper()
 	c := &natsProcesses{tb: tb, nodes: natstest.StartCluster(tb, n)}

@@ -12,12 +12,13 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// collectionName is what the server takes for the name of a bucket, less its capitals: file systems may fold case.
+// collectionName is what the server takes for the name of a bucket, less its capitals: file systems
+// may fold case.
 var collectionName = regexp.MustCompile(`^[a-z0-9_-]{1,128}$`)
 
-// Collection is a KV bucket of the hub's own: values by key, replaced by compare-and-set. Get reads at the bucket's leader, so
-// that it sees every confirmed write. Its methods may be called concurrently; Get, Put and Delete are one question to the server
-// each. It needs no closing.
+// Collection is a KV bucket of the hub's own: values by key, replaced by compare-and-set. Get reads
+// at the bucket's leader, so that it sees every confirmed write. Its methods may be called
+// concurrently; Get, Put and Delete are one question to the server each. It needs no closing.
 type Collection struct {
 	bus    *Bus
 	name   string
@@ -27,9 +28,11 @@ type Collection struct {
 // Entry is one key of a Collection. It is owned by whoever received it.
 type Entry struct {
 	Key string
-	// Value is nil when the key was deleted: its entry stays as a mark, so that a later write knows what it replaces.
+	// Value is nil when the key was deleted: its entry stays as a mark, so that a later write knows
+	// what it replaces.
 	Value []byte
-	// Headers are what the writer put beside the value. The names Nats-*, Event-* and KV-* are the bus's own.
+	// Headers are what the writer put beside the value. The names Nats-*, Event-* and KV-* are the
+	// bus's own.
 	Headers map[string]string
 	// Deleted is set when the key was removed.
 	Deleted bool
@@ -87,7 +90,8 @@ func (c *Collection) Name() string { return c.name }
 
 func (c *Collection) stream() string { return "KV_" + c.name }
 
-// Get reads a key. Of a key that nothing is known of, the entry has Revision 0; of one that was deleted, no value.
+// Get reads a key. Of a key that nothing is known of, the entry has Revision 0; of one that was
+// deleted, no value.
 func (c *Collection) Get(ctx context.Context, key string) (*Entry, error) {
 	m, err := c.bus.lastBySubject(ctx, c.stream(), c.prefix+keyToken(key))
 	if errors.Is(err, ErrNotFound) {
@@ -138,8 +142,8 @@ func (c *Collection) Delete(ctx context.Context, key string, headers map[string]
 }
 
 func (c *Collection) write(ctx context.Context, key string, value []byte, headers map[string]string, old uint64, deletes bool) (uint64, error) {
-	if key == "" || len(key) > maxKeyLen {
-		return 0, badOptions("a key has 1 to %d bytes, not %d", maxKeyLen, len(key))
+	if key == "" || len(key) > MaxKey {
+		return 0, badOptions("a key has 1 to %d bytes, not %d", MaxKey, len(key))
 	}
 	if limit := c.MaxValue(); len(value) > limit {
 		return 0, &Error{Code: CodePublishFailed, Msg: fmt.Sprintf("the value has %d bytes, at most %d are allowed", len(value), limit), Err: ErrTooLarge}
@@ -178,16 +182,18 @@ func (c *Collection) write(ctx context.Context, key string, value []byte, header
 	}
 }
 
-// keyChanged reports whether a publish was refused because the subject's last message is not the one expected.
+// keyChanged reports whether a publish was refused because the subject's last message is not the
+// one expected.
 func keyChanged(err error) bool {
 	refused, ok := errors.AsType[*apiError](err)
 	return ok &&
 		(refused.ErrCode == natsjs.JSErrCodeStreamWrongLastSequence || refused.ErrCode == natsjs.JSErrCodeStreamWrongLastSequenceConstant)
 }
 
-// Each calls f with every entry there is, the least recently written first, marks of deleted keys included. A key that is
-// written meanwhile may come twice, the newer entry later; it ends when it has caught up with those who write. It stops when
-// f returns an error, and returns that. What it reads it may read at a replica that is behind.
+// Each calls f with every entry there is, the least recently written first, marks of deleted keys
+// included. A key that is written meanwhile may come twice, the newer entry later; it ends when it
+// has caught up with those who write. It stops when f returns an error, and returns that. What it
+// reads it may read at a replica that is behind.
 func (c *Collection) Each(ctx context.Context, f func(*Entry) error) error {
 	_, err := c.bus.readAll(ctx, c.stream(), time.Time{}, 1, nil, func(m *storedMsg) error { return stopped(f(c.entry(m))) })
 	if own, ok := errors.AsType[*stopError](err); ok {
@@ -196,15 +202,17 @@ func (c *Collection) Each(ctx context.Context, f func(*Entry) error) error {
 	return c.bus.readFailed(err)
 }
 
-// Follow calls f with the present entry of a key, if it has one, and with each later one, until ctx ends or f returns an
-// error, which it returns. Entries that follow each other closely may be left out, but for the last.
+// Follow calls f with the present entry of a key, if it has one, and with each later one, until ctx
+// ends or f returns an error, which it returns. Entries that follow each other closely may be left
+// out, but for the last.
 func (c *Collection) Follow(ctx context.Context, key string, f func(*Entry) error) error {
 	kv, err := c.bus.js.KeyValue(ctx, c.name)
 	if err != nil {
 		return c.bus.unavailable(err)
 	}
-	// When ctx ends while the server makes the consumer, the consumer would stay behind: so the watch has a context of its own,
-	// and Stop ends both. Making it is bounded by the client's request timeout.
+	// When ctx ends while the server makes the consumer, the consumer would stay behind: so the
+	// watch has a context of its own, and Stop ends both. Making it is bounded by the client's
+	// request timeout.
 	watching, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	w, err := kv.Watch(watching, keyToken(key))

@@ -26,8 +26,9 @@ const (
 	compactionKeys    = 25 // of each writer
 )
 
-// Whatever happens to servers and to the topic's stream: the bucket has the newest event of each key that was confirmed, or
-// a later one whose publisher was left without an answer; keys that were removed stay gone.
+// Whatever happens to servers and to the topic's stream: the bucket has the newest event of each
+// key that was confirmed, or a later one whose publisher was left without an answer; keys that were
+// removed stay gone.
 func TestCompactionLosesNothing(t *testing.T) {
 	for _, servers := range []int{1, 3} {
 		t.Run(strconv.Itoa(servers)+" servers", func(t *testing.T) {
@@ -92,8 +93,9 @@ func (k *keeper) gone() (n int) {
 	return n
 }
 
-// write has all writers write until f has returned, and says how many events were confirmed. Half of the writers give ids, and
-// repeat what was left without an answer until it has one; the other half, and native ones, go on with the next event.
+// write has all writers write until f has returned, and says how many events were confirmed. Half
+// of the writers give ids, and repeat what was left without an answer until it has one; the other
+// half, and native ones, go on with the next event.
 func (k *keeper) write(t *testing.T, f func()) (confirmed int) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -184,7 +186,8 @@ func (k *keeper) unanswered(key, payload string) {
 	k.of(key).open[payload] = true
 }
 
-// disturb kills a server, restarts another in good order, and makes both leaders change, all while writers write.
+// disturb kills a server, restarts another in good order, and makes both leaders change, all while
+// writers write.
 func (k *keeper) disturb(t *testing.T, streams []string) {
 	t.Helper()
 	nodes := k.servers.nodes
@@ -230,7 +233,8 @@ func (k *keeper) await(t *testing.T, n uint64) {
 	})
 }
 
-// settle waits until the bucket has all that the topic's stream has: each key's newest sequence is the same in both.
+// settle waits until the bucket has all that the topic's stream has: each key's newest sequence is
+// the same in both.
 func (k *keeper) settle(t *testing.T) {
 	t.Helper()
 	for key := range k.truth {

@@ -10,16 +10,19 @@ import (
 
 // Sizes that the bus is built around.
 const (
-	embeddedMaxPayload = 4 << 20  // what the embedded server takes in one message
-	payloadMargin      = 64 << 10 // what headers, and the wrapping of a dead letter, may add to a payload
-	wrapperMargin      = 16 << 10 // what PublishOptions.Wrapper may add
-	defaultMaxPayload  = 1 << 20
+	// what headers, and the wrapping of a dead letter, may add to a payload
+	payloadMargin     = 64 << 10
+	wrapperMargin     = 16 << 10 // what PublishOptions.Wrapper may add
+	defaultMaxPayload = 1 << 20
 )
 
-// Config configures a Bus. The zero value runs an embedded server in ./eventhub-data.
+// Config configures a Bus. Either URL or Server is needed.
 type Config struct {
-	// URL is the NATS server, or several separated by commas. Empty: an embedded server runs in this process.
+	// URL is the NATS server, or several separated by commas.
 	URL string
+	// Server is the NATS server instead of URL: one in this process, which embedded.Start starts.
+	// It belongs to the bus from Open on: Close closes it, and so does an Open that fails.
+	Server Server
 	// Creds is the path of a credentials file, NKeySeed that of an nkey seed file; for URL only.
 	Creds    string
 	NKeySeed string
@@ -29,29 +32,21 @@ type Config struct {
 	TLSKey  string
 	// Domain is the JetStream domain; for URL only.
 	Domain string
-	// DataDir is where the embedded server keeps its streams. Default ./eventhub-data. One hub at a time may use it.
-	DataDir string
-	// Listen, when not empty, is the host:port where the embedded server also accepts native NATS clients, with
-	// ListenToken as their token (which must then be set).
-	Listen      string
-	ListenToken string
-	// SyncInterval is how often the embedded server flushes to disk; default 1 s. SyncAlways flushes before each ack
-	// instead, and costs a factor of 25 or more.
-	SyncInterval time.Duration
-	SyncAlways   bool
-	// Replicas is the number of copies of each new stream: 1..5, default 1. More than 1 needs a cluster.
+	// Replicas is the number of copies of each new stream: 1..5, default 1. More than 1 needs a
+	// cluster.
 	Replicas int
 	// MemoryStorage keeps new streams in memory: they do not survive a restart of the server.
 	MemoryStorage bool
-	// AckWait is the net under a hub that died: the server gives a dead hub's events to others after it. 1 s..1 h,
-	// default 30 s. A group keeps the AckWait that it was made with.
+	// AckWait is the net under a hub that died: the server gives a dead hub's events to others
+	// after it. 1 s..1 h, default 30 s. A group keeps the AckWait that it was made with.
 	AckWait time.Duration
 	// Connections is the size of the pool of NATS connections: 1..64, default 2.
 	Connections int
-	// Topics are rules for topics, the first match wins; after them come the built-in ones: dlq.** is one stream that
-	// keeps 30 days and remembers ids for 24 h, heartbeat.received keeps 3 days, process.state and process.state.snapshot
-	// are compacted and keep 7, all others keep 7. A rule for ** comes after those, and before the last. New streams are
-	// made by them; those that exist stay as they are until ApplyTopics.
+	// Topics are rules for topics, the first match wins; after them come the built-in ones: dlq.**
+	// is one stream that keeps 30 days and remembers ids for 24 h, heartbeat.received keeps 3 days,
+	// process.state and process.state.snapshot are compacted and keep 7, all others keep 7. A rule
+	// for ** comes after those, and before the last. New streams are made by them; those that exist
+	// stay as they are until ApplyTopics.
 	Topics []TopicRule
 	// Limits bound what the bus holds; zero fields take their defaults.
 	Limits Limits
@@ -60,49 +55,56 @@ type Config struct {
 	// Observer is told what happens. Default: nobody.
 	Observer Observer
 
-	bucketCheck  time.Duration // how often buckets are looked at; default bucketCheckEvery
-	storageCheck time.Duration // how often streams are; default storageCheckEvery
+	bucketCheck time.Duration // how often buckets are looked at; default bucketCheckEvery
 }
 
 // TopicRule says how the streams of matching topics are made.
 type TopicRule struct {
-	// Pattern is a topic, or a pattern in which * is one segment and ** at the end any number (none included).
+	// Pattern is a topic, or a pattern in which * is one segment and ** at the end any number (none
+	// included).
 	Pattern string
 	// Family puts all matching topics into one stream of this name; empty: a stream for each topic.
 	Family string
-	// MaxAge, MaxBytes and MaxMsgs bound the stream; 0 means no bound. What is over goes, oldest first.
+	// MaxAge, MaxBytes and MaxMsgs bound the stream; 0 means no bound. What is over goes, oldest
+	// first.
 	MaxAge   time.Duration
 	MaxBytes int64
 	MaxMsgs  int64
 	// DuplicateWindow is how long an id is remembered. Default 2 min; 1 s at least.
 	DuplicateWindow time.Duration
-	// Replicas is the number of copies of the stream, and of its bucket: 1..5. Default Config.Replicas.
+	// Replicas is the number of copies of the stream, and of its bucket: 1..5. Default
+	// Config.Replicas.
 	Replicas int
 	// Storage is StorageFile or StorageMemory. Default as Config.MemoryStorage says.
 	Storage Storage
-	// MaxPayload is the largest payload in bytes; 0: as Limits.MaxPayload says, which also bounds it.
+	// MaxPayload is the largest payload in bytes; 0: as Limits.MaxPayload says, which also bounds
+	// it.
 	MaxPayload int
-	// Compaction keeps the newest event of each key in a KV bucket that the server fills from the stream, for as long as
-	// no tombstone removes it, whatever the bounds above. Events of such a topic need a key. It needs a MaxAge of 0 or at
-	// least an hour, MaxMsgs of 0 or at least 100,000 and MaxBytes of 0 or at least 128 MiB, so that nothing goes before
-	// the bucket has it, and a stream for each topic (no Family).
+	// Compaction keeps the newest event of each key in a KV bucket that the server fills from the
+	// stream, for as long as no tombstone removes it, whatever the bounds above. Events of such a
+	// topic need a key. It needs a MaxAge of 0 or at least an hour, MaxMsgs of 0 or at least
+	// 100,000 and MaxBytes of 0 or at least 128 MiB, so that nothing goes before the bucket has it,
+	// and a stream for each topic (no Family).
 	Compaction bool
-	// Snapshot, if not nil, asks for snapshots of the topic, which is one topic and no pattern. It is compacted, or
-	// Snapshot.KeySource finds the keys; then MaxAge, MaxMsgs and MaxBytes have the same least values.
+	// Snapshot, if not nil, asks for snapshots of the topic, which is one topic and no pattern. It
+	// is compacted, or Snapshot.KeySource finds the keys; then MaxAge, MaxMsgs and MaxBytes have
+	// the same least values.
 	Snapshot *SnapshotRule
 }
 
-// SnapshotRule says where the state of a topic is written to, for consumers that start cold. The bus itself only carries it:
-// projections.Compactor does the work.
+// SnapshotRule says where the state of a topic is written to, for consumers that start cold. The
+// bus itself only carries it: projections.Compactor does the work.
 type SnapshotRule struct {
 	// Topic receives the snapshots. It is a compacted topic.
 	Topic string
-	// Every is the interval. Default 30 s; 1 s at least, and at most half of the MaxAge of a topic that is not compacted.
+	// Every is the interval. Default 30 s; 1 s at least, and at most half of the MaxAge of a topic
+	// that is not compacted.
 	Every time.Duration
-	// KeySource, if not "", is a JSON pointer (RFC 6901) to the key in the payload of each event, a string or a number, for
-	// events that have no keys of their own. At most 512 bytes.
+	// KeySource, if not "", is a JSON pointer (RFC 6901) to the key in the payload of each event, a
+	// string or a number, for events that have no keys of their own. At most 512 bytes.
 	KeySource string
-	// BatchKeys, if not empty, are the only keys that snapshots are made of: at most 1,000, each of 1 to 512 bytes.
+	// BatchKeys, if not empty, are the only keys that snapshots are made of: at most 1,000, each of
+	// 1 to 512 bytes.
 	BatchKeys []string
 }
 
@@ -115,46 +117,53 @@ const (
 	StorageMemory Storage = "memory" // does not survive a restart of the server
 )
 
-// Limits bound what a bus holds. Zero fields take the default. Reaching one is counted by Observer.LimitReached under
-// the name given here.
+// Limits bound what a bus holds. Zero fields take the default. Reaching one is counted by
+// Observer.LimitReached under the name given here.
 type Limits struct {
-	// Topics ("topics") is the most streams of topics this hub knows: default 10,000. Beyond it, topics that are new to
-	// it get overloaded.
+	// Topics ("topics") is the most streams of topics this hub knows: default 10,000. Beyond it,
+	// topics that are new to it get overloaded.
 	Topics int
 	// TopicsPerClient ("topics_per_client") is the most topics that one client may bring into
 	// being, with all Publishers and subscriptions that count for it (Publisher.CountFor,
 	// SubscribeOptions.CountFor): default 100 at once, and then one every 10 s. Beyond it, new
 	// topics get rate_limited.
 	TopicsPerClient int
-	// Subscriptions ("subscriptions") is the most subscriptions open on this hub: default 100,000. Beyond it, new ones
-	// get overloaded.
+	// Subscriptions ("subscriptions") is the most subscriptions open on this hub: default 100,000.
+	// Beyond it, new ones get overloaded.
 	Subscriptions int
-	// PublishInFlight ("publish_in_flight") is the most unconfirmed publishes to one stream: default 16,384 (the server
-	// drops silently above about 100,000, from all hubs together). Publishers wait at it.
+	// PublishInFlight ("publish_in_flight") is the most unconfirmed publishes to one stream:
+	// default 16,384 (the server drops silently above about 100,000, from all hubs together).
+	// Publishers wait at it.
 	PublishInFlight int
-	// SessionInFlight ("session_in_flight") is the most unconfirmed publishes of one Publisher: default 4,096.
-	// The Publisher waits at it.
+	// SessionInFlight ("session_in_flight") is the most unconfirmed publishes of one Publisher:
+	// default 4,096. The Publisher waits at it.
 	SessionInFlight int
-	// HeldBytes ("held_bytes") is how many bytes of fetched events, headers included, that were not yet handed out one
-	// subscription holds before it stops fetching: default 8 MiB. What one pull brings may go beyond it once.
+	// HeldBytes ("held_bytes") is how many bytes of fetched events, headers included, that were not
+	// yet handed out one subscription holds before it stops fetching: default 8 MiB. What one pull
+	// brings may go beyond it once.
 	HeldBytes int
-	// HeldTotal ("held_total") is how many such bytes all subscriptions of the hub hold together before those that hold
-	// some stop fetching: default 128 MiB. Each pull brings no more than a subscription's share of it, or one event.
+	// HeldTotal ("held_total") is how many such bytes all subscriptions of the hub hold together
+	// before those that hold some stop fetching: default 128 MiB. Each pull brings no more than a
+	// subscription's share of it, or one event.
 	HeldTotal int
-	// DeadLetters ("dead_letters") is the most events on their way to a dlq topic, those included whose letter cannot be stored
-	// for now: default 10,000. Beyond it, a failed event is delivered once more instead.
+	// DeadLetters ("dead_letters") is the most events on their way to a dlq topic, those included
+	// whose letter cannot be stored for now: default 10,000. Beyond it, a failed event is delivered
+	// once more instead.
 	DeadLetters int
-	// AttemptsKnown ("attempts_known") is the most failed events of one group of which the hub remembers how often clients had
-	// them: default 10,000. Of others it asks the server when they come again.
+	// AttemptsKnown ("attempts_known") is the most failed events of one group of which the hub
+	// remembers how often clients had them: default 10,000. Of others it asks the server when they
+	// come again.
 	AttemptsKnown int
-	// LingeringInboxes ("lingering_inboxes") is the most inboxes of subscriptions that have paused or ended which the hub keeps
-	// in a cluster until their pulls end, up to 15 s, so that what is under way to them is given back: default 100,000. Beyond
-	// it, what is under way comes again after AckWait.
+	// LingeringInboxes ("lingering_inboxes") is the most inboxes of subscriptions that have paused
+	// or ended which the hub keeps in a cluster until their pulls end, up to 15 s, so that what is
+	// under way to them is given back: default 100,000. Beyond it, what is under way comes again
+	// after AckWait.
 	LingeringInboxes int
 	// ListingReaders ("listing_readers") is the most listings (Keys.List) for which the hub reads
 	// ahead: default 16, with up to 4 MiB each. Pages of others take longer.
 	ListingReaders int
-	// MaxPayload is the largest payload in bytes: default 1 MiB, less if the server's max_payload demands it.
+	// MaxPayload is the largest payload in bytes: default 1 MiB, less if the server's max_payload
+	// demands it.
 	MaxPayload int
 }
 
@@ -165,17 +174,8 @@ func (c *Config) validate() error {
 			*v = d
 		}
 	}
-	if c.DataDir == "" {
-		c.DataDir = "eventhub-data"
-	}
-	if c.SyncInterval == 0 {
-		c.SyncInterval = time.Second
-	}
 	if c.bucketCheck == 0 {
 		c.bucketCheck = bucketCheckEvery
-	}
-	if c.storageCheck == 0 {
-		c.storageCheck = storageCheckEvery
 	}
 	if c.AckWait == 0 {
 		c.AckWait = 30 * time.Second
@@ -208,29 +208,36 @@ func (c *Config) validate() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	check(c.SyncInterval > 0, "sync interval %v: it must be positive", c.SyncInterval)
+	check(c.URL != "" || c.Server != nil, "no nats: name its URL, or start a Server in this process (embedded.Start)")
+	check(c.URL == "" || c.Server == nil, "two kinds of nats: give either URL or Server")
 	check(c.AckWait >= time.Second && c.AckWait <= time.Hour, "ack wait %v: 1s to 1h are allowed", c.AckWait)
 	check(c.Replicas >= 1 && c.Replicas <= 5, "replicas %d: 1 to 5 are allowed", c.Replicas)
-	check(c.URL != "" || c.Replicas == 1, "replicas %d: the embedded server is alone; more than 1 needs a cluster (NATS_URL)", c.Replicas)
+	check(c.Server == nil || c.Replicas == 1, "replicas %d: the embedded server is alone; more than 1 needs a cluster", c.Replicas)
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
-	check(c.Listen == "" || c.ListenToken != "", "the embedded server listens only with a token")
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
 	for _, n := range []int{l.Topics, l.TopicsPerClient, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536, because the server drops silently above about 100,000", l.PublishInFlight)
-	check(c.URL != "" || l.MaxPayload <= embeddedMaxPayload-payloadMargin, "max payload %d: the embedded server takes at most %d", l.MaxPayload, embeddedMaxPayload-payloadMargin)
+	if c.Server != nil && c.Server.InMemory() {
+		c.MemoryStorage = true
+		c.Topics = slices.Clone(c.Topics)
+		for i := range c.Topics {
+			c.Topics[i].Storage = ""
+		}
+	}
 	for _, fault := range ValidateRules(c.Topics) {
 		errs = append(errs, fault)
 	}
 	for _, r := range c.Topics {
-		check(c.URL != "" || r.Replicas <= 1, "topic rule %q: replicas %d: the embedded server is alone; more than 1 needs a cluster (NATS_URL)", r.Pattern, r.Replicas)
+		check(c.Server == nil || r.Replicas <= 1, "topic rule %q: replicas %d: the embedded server is alone; more than 1 needs a cluster", r.Pattern, r.Replicas)
 	}
 	return errors.Join(errs...)
 }
 
-// allRules are the configured rules and then the built-in ones; but a configured ** comes after those of the built-in
-// ones that are about certain topics, so that a default for all others does not take dead letters from their stream.
+// allRules are the configured rules and then the built-in ones; but a configured ** comes after
+// those of the built-in ones that are about certain topics, so that a default for all others does
+// not take dead letters from their stream.
 func (c *Config) allRules() []TopicRule {
 	rest := slices.IndexFunc(c.Topics, func(r TopicRule) bool { return r.Pattern == "**" })
 	if rest < 0 {

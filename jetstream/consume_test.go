@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/natstest"
 )
 
 // lockedBuffer is a log that a test reads while others write.
@@ -31,11 +33,12 @@ func (b *lockedBuffer) String() string {
 	return b.buf.String()
 }
 
-// TestConsumeSurvivesPanics has a handler that panics at one event for good, and at another one once.
+// TestConsumeSurvivesPanics has a handler that panics at one event for good, and at another one
+// once.
 func TestConsumeSurvivesPanics(t *testing.T) {
 	const secret = "secret of the process"
 	var log lockedBuffer
-	b, err := Open(t.Context(), Config{DataDir: t.TempDir(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	b, err := Open(t.Context(), Config{Server: natstest.Embed(t, t.TempDir()), Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,8 +26,9 @@ const (
 	deadSure = time.Second
 )
 
-// carry stores the dead letter and then settles the event. If the hub is lost between the two, the event is delivered once
-// more, and its next dead letter has the same id. It returns an error when the letter is to be tried again.
+// carry stores the dead letter and then settles the event. If the hub is lost between the two, the
+// event is delivered once more, and its next dead letter has the same id. It returns an error when
+// the letter is to be tried again.
 func (q *deadLetters) carry(l *deadLetter) error {
 	d := l.d
 	ctx, cancel := context.WithTimeout(q.ctx, publishWait)
@@ -87,8 +88,9 @@ func (q *deadLetters) store(ctx context.Context, l *deadLetter) error {
 	return q.bus.storeLetter(ctx, deadEvent{original: original, group: d.m.sub.group, reason: l.reason, attempts: d.Attempt, at: l.at, id: d.deadID()})
 }
 
-// prolong has the server confirm that it keeps the delivery for us, and reports whether it does. A failure that was told to a
-// server that stood still must not dead-letter what another member has by now.
+// prolong has the server confirm that it keeps the delivery for us, and reports whether it does. A
+// failure that was told to a server that stood still must not dead-letter what another member has
+// by now.
 func (q *deadLetters) prolong(ctx context.Context, d *Delivery) (ours bool, err error) {
 	if !q.usable(d) || d.moved() {
 		return false, nil
@@ -112,8 +114,8 @@ func (q *deadLetters) prolong(ctx context.Context, d *Delivery) (ours bool, err 
 	return true, nil
 }
 
-// sameConsumer reports whether the group's consumer is the one that delivered d. One that was made anew under its name answers
-// for it. The server is asked only if some time has passed since.
+// sameConsumer reports whether the group's consumer is the one that delivered d. One that was made
+// anew under its name answers for it. The server is asked only if some time has passed since.
 func (q *deadLetters) sameConsumer(ctx context.Context, d *Delivery, since int64) (bool, error) {
 	if q.bus.clock.now()-since < int64(deadSure) {
 		return true, nil
@@ -160,10 +162,11 @@ type deadEvent struct {
 	id       string // of the letter
 }
 
-// storeLetter stores a dead letter, and returns once it is stored. One that does not fit into a message, or into the messages
-// that its stream takes, is stored without the payload.
+// storeLetter stores a dead letter, and returns once it is stored. One that does not fit into a
+// message, or into the messages that its stream takes, is stored without the payload.
 func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
-	t, err := b.topic(ctx, dlqPrefix+l.original.Topic, "") // not admitted: a letter is larger than what it wraps, and has no key
+	// not admitted: a letter is larger than what it wraps, and has no key
+	t, err := b.topic(ctx, dlqPrefix+l.original.Topic, "")
 	if err != nil {
 		return err
 	}
@@ -171,7 +174,8 @@ func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
 	bare := len(letter) > int(b.publisher.link.nc.MaxPayload())-deadMargin
 	for {
 		if bare {
-			// Control characters of a native publisher's text grow sixfold as JSON. What does not fit stays in its stream.
+			// Control characters of a native publisher's text grow sixfold as JSON. What does not
+			// fit stays in its stream.
 			letter = l.withoutPayload().append(nil)
 		}
 		_, err := b.publishWait(ctx, func(done func(Receipt, error)) error {

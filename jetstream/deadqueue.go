@@ -8,19 +8,22 @@ import (
 )
 
 const (
-	// deadWorkers is how many dead letters are on their way at a time, and deadOfTopic how many of one topic.
+	// deadWorkers is how many dead letters are on their way at a time, and deadOfTopic how many of
+	// one topic.
 	deadWorkers = 32
 	deadOfTopic = deadWorkers / 2
-	// What could not be done for a letter is tried again after deadFirst, then after twice as long each time, up to deadRetry.
-	// An event whose letter finds no room, or is refused, comes again after deadRetry.
+	// What could not be done for a letter is tried again after deadFirst, then after twice as long
+	// each time, up to deadRetry. An event whose letter finds no room, or is refused, comes again
+	// after deadRetry.
 	deadFirst = 250 * time.Millisecond
 	deadRetry = 10 * time.Second
 	// deadKeep is how often the letters that wait are looked at.
 	deadKeep = 100 * time.Millisecond
 )
 
-// deadLetters carries events whose last attempt failed to dlq.<topic>, and then settles them for their group. Until then it
-// keeps their deliveries, so that nobody is given an event once more after its last attempt.
+// deadLetters carries events whose last attempt failed to dlq.<topic>, and then settles them for
+// their group. Until then it keeps their deliveries, so that nobody is given an event once more
+// after its last attempt.
 type deadLetters struct {
 	bus     *Bus
 	ctx     context.Context
@@ -80,8 +83,8 @@ func startDeadLetters(b *Bus) *deadLetters {
 	return q
 }
 
-// stop tries all that waits once more, and waits until that was carried, or ctx ends: what is left is delivered once more
-// after AckWait.
+// stop tries all that waits once more, and waits until that was carried, or ctx ends: what is left
+// is delivered once more after AckWait.
 func (q *deadLetters) stop(ctx context.Context) {
 	q.mu.Lock()
 	if !q.closed {
@@ -99,8 +102,9 @@ func (q *deadLetters) stop(ctx context.Context) {
 	q.keeper.Wait()
 }
 
-// add takes a delivery that its subscription has ended. It does not block: beyond Limits.DeadLetters, the event is delivered
-// once more instead. A topic whose letters cannot be stored may take half of them.
+// add takes a delivery that its subscription has ended. It does not block: beyond
+// Limits.DeadLetters, the event is delivered once more instead. A topic whose letters cannot be
+// stored may take half of them.
 func (q *deadLetters) add(d *Delivery, reason string) {
 	l := &deadLetter{d: d, reason: shortReason(reason), at: time.Now(), added: q.bus.clock.now(), next: 1}
 	limit := q.bus.limits.DeadLetters
@@ -206,7 +210,8 @@ func (q *deadLetters) forgetLocked(l *deadLetter) {
 	}
 }
 
-// keep asks the server to keep what waits, forgets what the hub has lost its right to, and has tried again what has rested.
+// keep asks the server to keep what waits, forgets what the hub has lost its right to, and has
+// tried again what has rested.
 func (q *deadLetters) keep() {
 	tick := time.NewTicker(deadKeep)
 	defer tick.Stop()

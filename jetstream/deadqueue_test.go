@@ -68,7 +68,8 @@ func lettersOf(t *testing.T, b *Bus, topic string) int {
 	return n
 }
 
-// While no letter can be stored, an event that failed for good is given to nobody; then it has its letter, once.
+// While no letter can be stored, an event that failed for good is given to nobody; then it has its
+// letter, once.
 func TestAnEventWaitsForItsLetter(t *testing.T) {
 	b := open(t, Config{URL: natsServer(t), Connections: 1, AckWait: 2 * time.Second})
 	publish(t, b, "waits", "1")
@@ -100,7 +101,8 @@ func TestALetterThatWaitsSettlesNoOtherConsumer(t *testing.T) {
 	if err := k.sub.Disconnect(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	<-time.After(1200 * time.Millisecond) // longer than the hub takes the consumer for the same without asking
+	// longer than the hub takes the consumer for the same without asking
+	<-time.After(1200 * time.Millisecond)
 	if err := b.Group("anew", "g").Delete(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +155,8 @@ func TestALetterThatWaitsIsDroppedWithItsConsumer(t *testing.T) {
 	}
 }
 
-// A letter that is too large for its stream is stored without the payload; the letters of other topics find room.
+// A letter that is too large for its stream is stored without the payload; the letters of other
+// topics find room.
 func TestALetterTooLargeForItsStreamHasNoPayload(t *testing.T) {
 	const n = 5
 	b := open(t, Config{URL: natsServer(t), Connections: 1, Limits: Limits{DeadLetters: n}})

@@ -10,8 +10,9 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// delaysBucket names the events that were refused with a delay, for the start of an embedded server: what it finds leased is
-// given back at once, but not these. The server itself remembers until when they wait.
+// delaysBucket names the events that were refused with a delay, for the start of an embedded
+// server: what it finds leased is given back at once, but not these. The server itself remembers
+// until when they wait.
 const (
 	delaysBucket = "eventhub_delays"
 	// delaysAge is longer than any delay.
@@ -23,7 +24,7 @@ const (
 
 // noteDelay stores that an event waits. It does not block.
 func (b *Bus) noteDelay(d *Delivery, delay time.Duration) {
-	if b.server == nil || delay < minDelay {
+	if b.cfg.Server == nil || delay < minDelay {
 		return
 	}
 	until := time.Now().Add(delay).UnixMilli()

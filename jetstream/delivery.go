@@ -30,14 +30,16 @@ const (
 type Delivery struct {
 	// Event is the event. Whoever holds the Delivery owns it.
 	Event Event
-	// Attempt counts how often the event was handed to a subscriber of the group, this time included, from 1. It may skip
-	// numbers when a hub dies with events that it had not handed out.
+	// Attempt counts how often the event was handed to a subscriber of the group, this time
+	// included, from 1. It may skip numbers when a hub dies with events that it had not handed out.
 	Attempt int
-	// Order is the server's count of deliveries to the group, from 1. Within one Stretch, numbers that follow each other
-	// without a hole mean that no other member was given anything in between.
+	// Order is the server's count of deliveries to the group, from 1. Within one Stretch, numbers
+	// that follow each other without a hole mean that no other member was given anything in
+	// between.
 	Order uint64
-	// Stretch counts, from 1, how often the subscription has begun to listen: at its start, and again after a lost
-	// connection, a pause, a seek. The server's count says nothing across them: it may have gone back, or be another one.
+	// Stretch counts, from 1, how often the subscription has begun to listen: at its start, and
+	// again after a lost connection, a pause, a seek. The server's count says nothing across them:
+	// it may have gone back, or be another one.
 	Stretch uint64
 
 	m     *member
@@ -133,8 +135,9 @@ type deliveryMeta struct {
 	storedAt  int64
 }
 
-// parseAckSubject reads $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>, or the
-// newer form with domain and account in front and perhaps a random token behind.
+// parseAckSubject reads $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer
+// seq>.<time>.<pending>, or the newer form with domain and account in front and perhaps a random
+// token behind.
 func parseAckSubject(s string) (deliveryMeta, bool) {
 	var dots [12]int
 	n := 0
@@ -184,10 +187,12 @@ func newDelivery(in *inbox, msg *nats.Msg, p deliveryMeta, now int64) *Delivery 
 	return d
 }
 
-// GroupStart is the sequence of the first event that the group is given at all: what lies before is not its business.
+// GroupStart is the sequence of the first event that the group is given at all: what lies before is
+// not its business.
 func (d *Delivery) GroupStart() uint64 { return d.group.first }
 
-// send tells the server about the delivery. A failure means that the connection is down, and then the event comes again.
+// send tells the server about the delivery. A failure means that the connection is down, and then
+// the event comes again.
 func (d *Delivery) send(what []byte) {
 	_ = d.m.sub.link.nc.Publish(d.reply, what)
 }

@@ -13,7 +13,8 @@ import (
 
 // Bounds of one direct get.
 const (
-	maxDirect   = 1_000   // messages in its answer; the server allows 1,024 where it is asked for several subjects
+	// messages in its answer; the server allows 1,024 where it is asked for several subjects
+	maxDirect   = 1_000
 	directBytes = 8 << 20 // of its answer, which may go beyond it by one message
 )
 
@@ -35,7 +36,8 @@ type directEnd struct {
 	pending uint64 // messages that the answer had no room for
 	last    uint64 // sequence of the last message in it
 	upTo    uint64 // of several subjects: what was taken for the end of the stream
-	garbled bool   // it had messages whose header no NATS client can read: a native publisher's fault
+	// it had messages whose header no NATS client can read: a native publisher's fault
+	garbled bool
 }
 
 // direct sends a query and calls f for each message of the answer, in order of sequence.
@@ -54,7 +56,8 @@ func (b *Bus) direct(ctx context.Context, stream string, q *directQuery, f func(
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	l := b.link()
-	answers := make(chan *nats.Msg, maxDirect+1) // all that may come, so that nothing is ever dropped
+	// all that may come, so that nothing is ever dropped
+	answers := make(chan *nats.Msg, maxDirect+1)
 	inbox := nats.NewInbox()
 	sub, err := l.nc.ChanSubscribe(inbox, answers)
 	if err != nil {

@@ -170,7 +170,8 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 	}
 	next, got, err := r.bus.readBatch(ctx, r.stream, directQuery{Seq: r.from, MultiLast: r.subjects, Batch: r.batch}, math.MaxUint64, r.f)
 	began := r.from
-	if err == nil && got.garbled && r.subjects == nil && !r.few { // a consumer hands on what has a header that no client can read
+	// a consumer hands on what has a header that no client can read
+	if err == nil && got.garbled && r.subjects == nil && !r.few {
 		_, err = r.bus.readOn(ctx, r.stream, began, next-1, false, r.f)
 	}
 	if err == nil || next > began && !got.garbled {
@@ -184,13 +185,15 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 	case got.upTo > 0 || next > began:
 		return false, nil // that replica is behind, or just a little
 	}
-	// That replica has nothing. Perhaps there is nothing: the last message may not be replaced but gone.
+	// That replica has nothing. Perhaps there is nothing: the last message may not be replaced but
+	// gone.
 	left, err := r.bus.leaderNext(ctx, r.stream, r.from, time.Time{}, r.subjects)
 	return err == nil && left == nil, err
 }
 
-// leaderNext asks the leader of a stream for the first message from a sequence on, or since a moment of storage where seq is 0;
-// of given subjects if there are any. It is nil when there is none.
+// leaderNext asks the leader of a stream for the first message from a sequence on, or since a
+// moment of storage where seq is 0; of given subjects if there are any. It is nil when there is
+// none.
 func (b *Bus) leaderNext(ctx context.Context, stream string, seq uint64, since time.Time, subjects []string) (first *storedMsg, err error) {
 	if subjects == nil {
 		subjects = []string{">"}

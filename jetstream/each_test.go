@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// TestBucketMadeAnewWhileItIsRead wants no walk, and no Watch, to take what is left of a bucket for all of it.
+// TestBucketMadeAnewWhileItIsRead wants no walk, and no Watch, to take what is left of a bucket for
+// all of it.
 func TestBucketMadeAnewWhileItIsRead(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
 	want := fill(t, b, "state.a", 6_000, 6_000, rand.New(rand.NewPCG(7, 8)))
@@ -81,7 +82,8 @@ func TestBucketWithoutDirectReads(t *testing.T) {
 	}
 }
 
-// TestFarFuture wants a time that the server cannot count to be taken for the end, and not for the beginning.
+// TestFarFuture wants a time that the server cannot count to be taken for the end, and not for the
+// beginning.
 func TestFarFuture(t *testing.T) {
 	b := open(t, Config{})
 	publish(t, b, "a", "1", "2")

@@ -8,11 +8,13 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/natstest"
 )
 
 func TestLeasesEndWithTheEmbeddedServer(t *testing.T) {
 	dir := t.TempDir()
-	b := open(t, Config{DataDir: dir})
+	b := open(t, Config{Server: natstest.Embed(t, dir)})
 	publish(t, b, "again", numbers(10)...)
 	k := take(t, b, "again", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 5})
 	for i := range 5 {
@@ -26,7 +28,7 @@ func TestLeasesEndWithTheEmbeddedServer(t *testing.T) {
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	b = open(t, Config{DataDir: dir})
+	b = open(t, Config{Server: natstest.Embed(t, dir)})
 	begin := time.Now()
 	got := take(t, b, "again", "g", SubscribeOptions{}).payloads(8)
 	slices.Sort(got)
@@ -41,7 +43,7 @@ func TestLeasesEndWithTheEmbeddedServer(t *testing.T) {
 // A native client's consumer is its own: the hub does not give back what that client still holds.
 func TestNativeLeasesOutliveARestart(t *testing.T) {
 	dir := t.TempDir()
-	b := open(t, Config{DataDir: dir})
+	b := open(t, Config{Server: natstest.Embed(t, dir)})
 	publish(t, b, "native", "1", "2")
 	c, err := b.js.CreateConsumer(t.Context(), "native", natsjs.ConsumerConfig{Durable: "mine", AckPolicy: natsjs.AckExplicitPolicy, AckWait: time.Hour})
 	if err != nil {
@@ -53,7 +55,7 @@ func TestNativeLeasesOutliveARestart(t *testing.T) {
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	b = open(t, Config{DataDir: dir})
+	b = open(t, Config{Server: natstest.Embed(t, dir)})
 	if c, err = b.js.Consumer(t.Context(), "native", "mine"); err != nil {
 		t.Fatal(err)
 	}
@@ -66,37 +68,25 @@ func TestNativeLeasesOutliveARestart(t *testing.T) {
 	}
 }
 
-func TestATakenNATSPortIsSaidAtOnce(t *testing.T) {
-	b := open(t, Config{Listen: "127.0.0.1:0", ListenToken: "t"})
-	taken := strings.TrimPrefix(b.Admin().NATSURL(), "nats://")
-	_, err := Open(context.Background(), Config{DataDir: t.TempDir(), Listen: taken, ListenToken: "t"})
-	if err == nil || !strings.Contains(err.Error(), "address already in use") || !strings.Contains(err.Error(), taken) {
-		t.Errorf("got %v", err)
-	}
-}
-
-func TestOneHubADirectory(t *testing.T) {
-	dir := t.TempDir()
-	open(t, Config{DataDir: dir})
-	_, err := Open(context.Background(), Config{DataDir: dir})
-	if err == nil || !strings.Contains(err.Error(), "another hub is using it") {
-		t.Errorf("got %v", err)
-	}
-}
-
 func TestOpenSaysWhatIsWrong(t *testing.T) {
+	server := natstest.Embed(t, t.TempDir())
 	for name, c := range map[string]struct {
 		cfg  Config
 		want string
 	}{
-		"nobody there":       {Config{URL: "nats://user:secret@127.0.0.1:1"}, "nats://127.0.0.1:1"},
-		"replicas alone":     {Config{Replicas: 3}, "NATS_URL"},
-		"short ack wait":     {Config{AckWait: time.Millisecond}, "1s to 1h"},
-		"no token to listen": {Config{Listen: "127.0.0.1:0"}, "token"},
-		"bad rule":           {Config{Topics: []TopicRule{{Pattern: "a.**.b"}}}, "at the end"},
-		"negative limit":     {Config{Limits: Limits{Topics: -1}}, "positive"},
+		"nobody there":      {Config{URL: "nats://user:secret@127.0.0.1:1"}, "nats://127.0.0.1:1"},
+		"no nats":           {Config{}, "name its URL"},
+		"two of them":       {Config{URL: "nats://127.0.0.1:1", Server: server}, "either URL or Server"},
+		"replicas alone":    {Config{Server: server, Replicas: 3}, "needs a cluster"},
+		"copies of a topic": {Config{Server: server, Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}, "needs a cluster"},
+		"too large payload": {Config{Server: natstest.Embed(t, t.TempDir()), Limits: Limits{MaxPayload: 5 << 20}}, "the embedded server takes at most 4128768"},
+		"short ack wait":    {Config{AckWait: time.Millisecond}, "1s to 1h"},
+		"bad rule":          {Config{Topics: []TopicRule{{Pattern: "a.**.b"}}}, "at the end"},
+		"negative limit":    {Config{Limits: Limits{Topics: -1}}, "positive"},
 	} {
-		c.cfg.DataDir = t.TempDir()
+		if c.cfg.URL == "" && name != "no nats" && c.cfg.Server == nil {
+			c.cfg.Server = natstest.Embed(t, t.TempDir())
+		}
 		_, err := Open(context.Background(), c.cfg)
 		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: got %v", name, err)

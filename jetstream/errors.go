@@ -2,8 +2,8 @@ package jetstream
 
 import "errors"
 
-// Codes that the bus gives its errors. They are the codes of the wire protocol; the table that turns a code into an
-// HTTP status and a retry rule is facade's.
+// Codes that the bus gives its errors. They are the codes of the wire protocol; the table that
+// turns a code into an HTTP status and a retry rule is facade's.
 const (
 	CodeBadTopic        = "bad_topic"
 	CodeBadGroup        = "bad_group"
@@ -42,18 +42,18 @@ var (
 	// ErrClosed is returned by calls on a Bus, its Publishers and its handles after Bus.Close.
 	// Nothing was sent or changed.
 	ErrClosed = errors.New("jetstream: closed")
-	// ErrNotLeased is returned when a Delivery is settled or extended after its lease has ended (by a settlement,
-	// by expiry, or because the hub was cut off from NATS). The event is not touched: another member may hold it.
+	// ErrNotLeased is returned when a Delivery is settled or extended after its lease has ended (by
+	// a settlement, by expiry, or because the hub was cut off from NATS). The event is not touched:
+	// another member may hold it.
 	ErrNotLeased = errors.New("jetstream: the lease has ended")
-	// ErrKeyChanged is returned by a publish with PublishOptions.ExpectKeySequence when another event of that key
-	// was stored in between. Nothing was stored.
+	// ErrKeyChanged is returned by a publish with PublishOptions.ExpectKeySequence when another
+	// event of that key was stored in between. Nothing was stored.
 	ErrKeyChanged = errors.New("jetstream: the key has changed")
-	// ErrTooLarge is the cause of the *Error for a payload, or a value of a Collection, that is over the limit. Nothing was
-	// stored, and no other try will store it.
+	// ErrTooLarge is the cause of the *Error for a payload, or a value of a Collection, that is
+	// over the limit. Nothing was stored, and no other try will store it.
 	ErrTooLarge = errors.New("jetstream: too large")
-	// ErrInUse is returned by Open when another hub runs on Config.DataDir. Nothing was touched.
-	ErrInUse = errors.New("another hub is using it")
-	// ErrNotCompacted is the cause of the *Error for a topic that keeps no newest event of each key.
+	// ErrNotCompacted is the cause of the *Error for a topic that keeps no newest event of each
+	// key.
 	ErrNotCompacted = errors.New("jetstream: not compacted")
 	// ErrNotFound is returned where a topic, group or event that was asked for does not exist.
 	ErrNotFound = errors.New("jetstream: not found")

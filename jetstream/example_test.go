@@ -4,27 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/embedded"
 )
 
-// openExample opens a bus with an embedded server in a directory of its own, and with rules for topics.
+// openExample opens a bus with an embedded server of its own, and with rules for topics.
 func openExample(rules ...jetstream.TopicRule) (bus *jetstream.Bus, end func()) {
-	dir, err := os.MkdirTemp("", "eventhub-example")
+	server, err := embedded.Start(context.Background(), embedded.Config{}) // in memory
 	if err != nil {
 		panic(err)
 	}
-	bus, err = jetstream.Open(context.Background(), jetstream.Config{DataDir: dir, Topics: rules})
+	bus, err = jetstream.Open(context.Background(), jetstream.Config{Server: server, Topics: rules})
 	if err != nil {
 		panic(err)
 	}
-	return bus, func() {
-		_ = bus.Close()
-		_ = os.RemoveAll(dir)
-	}
+	return bus, func() { _ = bus.Close() }
 }
 
 // A program that publishes, consumes with four workers, has a failed event come again, and shuts
@@ -123,7 +120,8 @@ func ExampleCollection() {
 	if err != nil {
 		panic(err)
 	}
-	if _, err := leaders.Put(ctx, "shard:1", []byte("me"), nil, 0); err != nil { // 0: nobody was there before
+	// 0: nobody was there before
+	if _, err := leaders.Put(ctx, "shard:1", []byte("me"), nil, 0); err != nil {
 		panic(err)
 	}
 	_, err = leaders.Put(ctx, "shard:1", []byte("another"), nil, 0)
@@ -213,7 +211,8 @@ func ExampleGroup_Seek() {
 	// 1
 }
 
-// List the newest events of all keys, a page at a time. A client may carry Next from one page to the next, through any hub.
+// List the newest events of all keys, a page at a time. A client may carry Next from one page to
+// the next, through any hub.
 func ExampleKeys_List() {
 	bus, end := openExample(jetstream.TopicRule{Pattern: "settings", Compaction: true})
 	defer end()

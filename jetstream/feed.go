@@ -17,15 +17,17 @@ import (
 
 // Bounds of a feed.
 const (
-	feedBytes     = 64 << 20 // what has come and was not read yet; the server stops sending at half of it
-	feedReady     = 512      // messages of those that are ready to be read
+	// what has come and was not read yet; the server stops sending at half of it
+	feedBytes     = 64 << 20
+	feedReady     = 512 // messages of those that are ready to be read
 	feedHeartbeat = time.Second
 	feedSilence   = 3 // heartbeats without a sign of life, after which it counts as cut off
 )
 
-// feed reads a stream's messages in order. The server pushes them through an ephemeral consumer without acks, as far as flow
-// control lets it, and forgets the consumer by itself when the hub dies. What is lost on the way ends the feed: who reads it
-// begins a new one behind the last message.
+// feed reads a stream's messages in order. The server pushes them through an ephemeral consumer
+// without acks, as far as flow control lets it, and forgets the consumer by itself when the hub
+// dies. What is lost on the way ends the feed: who reads it begins a new one behind the last
+// message.
 type feed struct {
 	bus    *Bus
 	stream string
@@ -74,7 +76,8 @@ func (b *Bus) openFeed(ctx context.Context, stream string, cfg natsjs.ConsumerCo
 	return f, c.CachedInfo().NumPending, nil
 }
 
-// receive holds up the subscription's own queue while the reader is slow: flow control then stops the server.
+// receive holds up the subscription's own queue while the reader is slow: flow control then stops
+// the server.
 func (f *feed) receive(m *nats.Msg) {
 	select {
 	case f.ready <- m:
@@ -96,7 +99,8 @@ func (f *feed) next(ctx context.Context, wait time.Duration) (m *storedMsg, pend
 				}
 				continue
 			}
-			if f.seen++; p.order != f.seen { // without acks nothing is sent twice: a hole would stay one
+			// without acks nothing is sent twice: a hole would stay one
+			if f.seen++; p.order != f.seen {
 				return nil, 0, fmt.Errorf("%w: message %d is missing", errFeedCut, f.seen)
 			}
 			return &storedMsg{subject: msg.Subject, seq: p.streamSeq, header: msg.Header, data: msg.Data, time: time.Unix(0, p.storedAt)}, ackPending(msg.Reply[p.prefix:]), nil
@@ -113,7 +117,8 @@ func (f *feed) next(ctx context.Context, wait time.Duration) (m *storedMsg, pend
 	}
 }
 
-// ackPending reads the last number of <delivered>.<stream seq>.<consumer seq>.<time>.<pending>, which others may follow.
+// ackPending reads the last number of <delivered>.<stream seq>.<consumer seq>.<time>.<pending>,
+// which others may follow.
 func ackPending(s string) uint64 {
 	for range 4 {
 		_, s, _ = strings.Cut(s, ".")
@@ -163,8 +168,8 @@ func (f *feed) close(ctx context.Context) {
 	_ = f.bus.js.DeleteConsumer(ctx, f.stream, f.name)
 }
 
-// abandon is close for a consumer that may still come into being, because the caller gave up while the server was asked for it:
-// the server may then remove it before it makes it.
+// abandon is close for a consumer that may still come into being, because the caller gave up while
+// the server was asked for it: the server may then remove it before it makes it.
 func (f *feed) abandon(ctx context.Context) {
 	gaveUp := ctx.Err() != nil
 	f.heartbeat.Stop()
@@ -189,8 +194,8 @@ func (f *feed) unsubscribe() {
 // readAgain bounds how often a read that does not come forward begins anew.
 const readAgain = 5
 
-// readThrough calls f for all messages of a stream from a sequence on, up to its end at the moment of the call. What is
-// cut off goes on where it was.
+// readThrough calls f for all messages of a stream from a sequence on, up to its end at the moment
+// of the call. What is cut off goes on where it was.
 func (b *Bus) readThrough(ctx context.Context, stream string, from uint64, headersOnly bool, f func(*storedMsg) error) error {
 	info, err := b.findStream(ctx, stream)
 	if err != nil {
@@ -235,8 +240,9 @@ func (b *Bus) readTo(ctx context.Context, stream string, from, end uint64, heade
 	return nil
 }
 
-// readRest reads by direct gets from a sequence on, until a replica has no more or is beyond end. It returns the sequence to go
-// on with. Unlike a consumer's count of what is pending, the end of a direct get is exact.
+// readRest reads by direct gets from a sequence on, until a replica has no more or is beyond end.
+// It returns the sequence to go on with. Unlike a consumer's count of what is pending, the end of a
+// direct get is exact.
 func (b *Bus) readRest(ctx context.Context, stream string, from, end uint64, f func(*storedMsg) error) (next uint64, err error) {
 	for more := true; more && from <= end; {
 		var got directEnd
@@ -248,8 +254,8 @@ func (b *Bus) readRest(ctx context.Context, stream string, from, end uint64, f f
 	return from, err
 }
 
-// readBatch is one direct get. next is the sequence to go on with: of given subjects, one beyond all that the replica had, if
-// it had any of them.
+// readBatch is one direct get. next is the sequence to go on with: of given subjects, one beyond
+// all that the replica had, if it had any of them.
 func (b *Bus) readBatch(ctx context.Context, stream string, q directQuery, end uint64, f func(*storedMsg) error) (next uint64, got directEnd, err error) {
 	if next = q.Seq; q.MultiLast == nil && q.Batch == 0 {
 		q.Batch = maxDirect
@@ -278,9 +284,10 @@ type stopError struct{ err error }
 
 func (e *stopError) Error() string { return e.err.Error() }
 
-// readOn reads through a consumer, from a sequence on, and returns the one to go on with: beyond end when nothing is left up to
-// there. It is not when the server's count said that nothing is left: that takes off what is replaced at once, and adds what
-// replaces it a little later, so it may be too low for a moment.
+// readOn reads through a consumer, from a sequence on, and returns the one to go on with: beyond
+// end when nothing is left up to there. It is not when the server's count said that nothing is
+// left: that takes off what is replaced at once, and adds what replaces it a little later, so it
+// may be too low for a moment.
 func (b *Bus) readOn(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*storedMsg) error) (uint64, error) {
 	r, pending, err := b.openFeed(ctx, stream, natsjs.ConsumerConfig{
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1), HeadersOnly: headersOnly,
@@ -311,8 +318,9 @@ func (b *Bus) readOn(ctx context.Context, stream string, from, end uint64, heade
 	return from, nil
 }
 
-// keepReading calls follow again and again, until ctx or the bus ends, or what it returns is no passing failure: a reader's
-// own error, one that a client may be told, or one of final. reached says how far it came.
+// keepReading calls follow again and again, until ctx or the bus ends, or what it returns is no
+// passing failure: a reader's own error, one that a client may be told, or one of final. reached
+// says how far it came.
 func (b *Bus) keepReading(ctx context.Context, topic string, follow func(context.Context) error, reached func() uint64, final ...error) error {
 	if b.closing.Load() {
 		return ErrClosed

@@ -10,7 +10,8 @@ import (
 
 // IDSearch says where FindIDs looks.
 type IDSearch struct {
-	// Key, if not "", looks only at the events of that key, which are few. Without it all events of the topic are looked at.
+	// Key, if not "", looks only at the events of that key, which are few. Without it all events of
+	// the topic are looked at.
 	Key string
 	// IDs are those to look for: what publishers gave as PublishOptions.ID.
 	IDs []string
@@ -72,8 +73,8 @@ func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool
 	return found, !mayHaveDropped(info, s.Since), nil
 }
 
-// mayHaveDropped says that the limits of a stream may have removed something that was stored since a moment. What they are now
-// says nothing of what they were then.
+// mayHaveDropped says that the limits of a stream may have removed something that was stored since
+// a moment. What they are now says nothing of what they were then.
 func mayHaveDropped(info *natsjs.StreamInfo, since time.Time) bool {
 	state, cfg := &info.State, &info.Config
 	if !state.LastTime.IsZero() && state.LastTime.Before(since) {
@@ -86,8 +87,8 @@ func mayHaveDropped(info *natsjs.StreamInfo, since time.Time) bool {
 	return state.FirstSeq > 1 && (state.Msgs == 0 || state.FirstTime.After(since))
 }
 
-// DuplicateWindow is how long the topic's stream remembers the ids of events: a publish with one of them stores nothing. It
-// returns ErrNotFound when the topic does not exist.
+// DuplicateWindow is how long the topic's stream remembers the ids of events: a publish with one of
+// them stores nothing. It returns ErrNotFound when the topic does not exist.
 func (h History) DuplicateWindow(ctx context.Context) (time.Duration, error) {
 	b, topic := h.bus, h.topic
 	if err := ValidTopic(topic); err != nil {

@@ -35,7 +35,8 @@ func TestFindIDs(t *testing.T) {
 		put(name, "j", "1")
 	}
 	put("one", "k", "2", "3")
-	// Of what topic old keeps for a week, a native client removes the first; of brief, the server does.
+	// Of what topic old keeps for a week, a native client removes the first; of brief, the server
+	// does.
 	put("old", "", "0", "2")
 	old, err := b.js.Stream(t.Context(), "old")
 	if err != nil {

@@ -69,6 +69,9 @@ func (b *Bus) ownBucket(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs.
 	kv, err := b.js.KeyValue(ctx, cfg.Bucket)
 	if errors.Is(err, natsjs.ErrBucketNotFound) {
 		cfg.Replicas = b.cfg.Replicas
+		if b.cfg.Server != nil && b.cfg.Server.InMemory() {
+			cfg.Storage = natsjs.MemoryStorage
+		}
 		kv, err = b.js.CreateKeyValue(ctx, cfg)
 		if errors.Is(err, natsjs.ErrBucketExists) {
 			kv, err = b.js.KeyValue(ctx, cfg.Bucket)

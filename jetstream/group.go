@@ -16,13 +16,14 @@ import (
 
 // Settings of every group's consumer.
 const (
-	maxAckPending = 65_536 // more than the default, so that events in back-off do not block fresh ones
-	maxWaiting    = 4_096  // pulls that wait: one or two for each member
+	// more than the default, so that events in back-off do not block fresh ones
+	maxAckPending = 65_536
+	maxWaiting    = 4_096 // pulls that wait: one or two for each member
 )
 
-// memoryTTL is the longest TTL of a group whose consumer lives in the server's memory. A thousand consumers on one topic
-// deliver two to four times as many events from memory as from files, which is what browser tabs need; a group that is to
-// outlive its members for longer is kept in a file.
+// memoryTTL is the longest TTL of a group whose consumer lives in the server's memory. A thousand
+// consumers on one topic deliver two to four times as many events from memory as from files, which
+// is what browser tabs need; a group that is to outlive its members for longer is kept in a file.
 const memoryTTL = time.Minute
 
 // group is a durable consumer. All members of this hub share it.
@@ -40,8 +41,9 @@ type group struct {
 	first    uint64        // the first event that it is given at all
 	paths    []path        // to the consumer, one for each connection of the pool
 
-	arriving atomic.Int64  // events that arrived and are not held yet; raised with mu held
-	lost     atomic.Bool   // it was made in place of one that is gone; taken by the member that tells
+	arriving atomic.Int64 // events that arrived and are not held yet; raised with mu held
+	// it was made in place of one that is gone; taken by the member that tells
+	lost     atomic.Bool
 	revision atomic.Uint64 // of the generation that named it; 0: none did
 
 	// Guarded by Bus.groupMu.
@@ -73,7 +75,8 @@ func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, rev
 // key names the consumer among all of the server.
 func (g *group) key() string { return g.topic.stream.name + "." + g.consumer }
 
-// share returns the group that the hub's members of this consumer have in common. Each call is one use, which unshare ends.
+// share returns the group that the hub's members of this consumer have in common. Each call is one
+// use, which unshare ends.
 func (b *Bus) share(g *group) *group {
 	b.groupMu.Lock()
 	defer b.groupMu.Unlock()
@@ -139,8 +142,8 @@ func (b *Bus) eachGroup(f func(*group)) {
 	}
 }
 
-// consumerName is the name of a group's first consumer. In a family stream other topics may have a group of the same
-// name, so there the topic is part of it; topics have no @.
+// consumerName is the name of a group's first consumer. In a family stream other topics may have a
+// group of the same name, so there the topic is part of it; topics have no @.
 func (t *topicInfo) consumerName(group string) string {
 	if t.stream.family {
 		return objectName(group + "@" + t.name)
@@ -151,11 +154,13 @@ func (t *topicInfo) consumerName(group string) string {
 // errStreamGone says that the stream was deleted since this hub met it.
 var errStreamGone = errors.New("jetstream: the stream was deleted")
 
-// join finds the group, or makes it: its topic too, which counts for client. start is asked only when the group is new.
+// join finds the group, or makes it: its topic too, which counts for client. start is asked only
+// when the group is new.
 //
-// dead, if not nil, is the group as a member knew it whose consumer was deleted. The server says so before it is done,
-// and a consumer of that name made now would begin with what is left of it on disk, its leases included: so the group goes
-// on under a new name, as after a seek. Groups with a TTL live in memory, and leave nothing.
+// dead, if not nil, is the group as a member knew it whose consumer was deleted. The server says so
+// before it is done, and a consumer of that name made now would begin with what is left of it on
+// disk, its leases included: so the group goes on under a new name, as after a seek. Groups with a
+// TTL live in memory, and leave nothing.
 func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, client string, start startFunc, dead *group) (*group, error) {
 	for range 8 {
 		t, state, err := b.freshTopic(ctx, topic, client)
@@ -205,6 +210,7 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, c
 			// A later generation says that there was a group. With a TTL, it may have ended in
 			// order.
 			g.lost.Store(lost || dead == nil && ptr.Number > 1 && ttl == 0)
+			g.storeFirstMark(ctx, seq-1)
 			return g, nil
 		}
 		b.deleteConsumer(ctx, t.stream.name, info.Name)
@@ -235,7 +241,8 @@ func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from ge
 	if errors.Is(err, errGroupMoved) {
 		b.deleteConsumer(ctx, t.stream.name, next.Consumer)
 	}
-	return info, rev, err // other errors leave the outcome unknown: the sweeper removes what is no group's
+	// other errors leave the outcome unknown: the sweeper removes what is no group's
+	return info, rev, err
 }
 
 // freshTopic is the topic with the stream as it is now: generations count only for the very stream
@@ -259,7 +266,8 @@ func (b *Bus) freshTopic(ctx context.Context, topic, client string) (*topicInfo,
 	return nil, natsjs.StreamState{}, &Error{Code: CodeSubscribeFailed, Msg: "the topic is being deleted and made again and again: try later"}
 }
 
-// freshExisting is freshTopic for those who read: it makes nothing, and returns ErrNotFound instead.
+// freshExisting is freshTopic for those who read: it makes nothing, and returns ErrNotFound
+// instead.
 func (b *Bus) freshExisting(ctx context.Context, topic string) (*topicInfo, natsjs.StreamState, error) {
 	t, err := b.existing(ctx, topic)
 	if err != nil {
@@ -286,7 +294,7 @@ func gone(err error) bool { return errors.Is(err, ErrNotFound) || errors.Is(err,
 
 // consumer looks a group's consumer up. It returns ErrNotFound when there is none.
 func (b *Bus) consumer(ctx context.Context, t *topicInfo, name string) (*natsjs.ConsumerInfo, error) {
-	c, err := b.js.Consumer(ctx, t.stream.name, name)
+	c, err := again(ctx, func(ctx context.Context) (natsjs.Consumer, error) { return b.js.Consumer(ctx, t.stream.name, name) })
 	switch {
 	case errors.Is(err, natsjs.ErrConsumerNotFound):
 		return nil, ErrNotFound
@@ -321,7 +329,9 @@ func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name stri
 		cfg.InactiveThreshold = ttl
 		cfg.MemoryStorage = ttl <= memoryTTL
 	}
-	c, err := b.js.CreateConsumer(ctx, t.stream.name, cfg)
+	c, err := again(ctx, func(ctx context.Context) (natsjs.Consumer, error) {
+		return b.js.CreateConsumer(ctx, t.stream.name, cfg)
+	})
 	if refused, ok := errors.AsType[*natsjs.APIError](err); ok && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
 		return nil, &Error{Code: CodeOverloaded, Msg: "the topic has as many groups as the event store keeps for one (1,000 unless it is configured otherwise): leave some, or let them end by opts.groupTtlMs"}
 	}

@@ -52,8 +52,8 @@ func (o *PublishOptions) Validate() error {
 		return badOptions("opts.ts is %d: it is epoch milliseconds, 0 to 2^53-1", o.TS)
 	}
 	if o.Key != "" {
-		if len(o.Key) > maxKeyLen {
-			return badOptions("opts.key has %d bytes, at most %d are allowed", len(o.Key), maxKeyLen)
+		if len(o.Key) > MaxKey {
+			return badOptions("opts.key has %d bytes, at most %d are allowed", len(o.Key), MaxKey)
 		}
 		if !utf8.ValidString(o.Key) {
 			return badOptions("opts.key is no valid UTF-8")
@@ -132,8 +132,8 @@ func nativeID(id string) (stream string, seq uint64, ok bool) {
 	return id[:at], seq, err == nil
 }
 
-// token reports whether s is an RFC 9110 token. A name with a blank or a byte beyond ASCII would make the stored message
-// undecodable for NATS clients.
+// token reports whether s is an RFC 9110 token. A name with a blank or a byte beyond ASCII would
+// make the stored message undecodable for NATS clients.
 func token(s string) bool {
 	for i := range len(s) {
 		c := s[i]
@@ -177,7 +177,8 @@ func (o *PublishOptions) header(t *topicInfo, id string, given bool) nats.Header
 	case !given:
 		h[headerID] = []string{id}
 	case t.stream.family:
-		// The server's duplicate window spans the stream, so in a family the topic is part of the id.
+		// The server's duplicate window spans the stream, so in a family the topic is part of the
+		// id.
 		h[headerID] = []string{id}
 		h[headerMsgID] = []string{t.name + ":" + id}
 	default:
@@ -207,7 +208,8 @@ func (o *PublishOptions) header(t *topicInfo, id string, given bool) nats.Header
 	return h
 }
 
-// jsonList is a JSON array of strings; the encoder escapes control characters, so it is a legal header value.
+// jsonList is a JSON array of strings; the encoder escapes control characters, so it is a legal
+// header value.
 func jsonList(values []string) string {
 	b, _ := json.Marshal(values) //nolint:errchkjson // strings always marshal
 	return string(b)
@@ -246,7 +248,8 @@ func (e *Event) readHeader(h nats.Header) {
 		case headerSID:
 			e.SID = value
 		case headerTags:
-			_ = json.Unmarshal([]byte(value), &e.Tags) // a native publisher's fault leaves the field unset
+			// a native publisher's fault leaves the field unset
+			_ = json.Unmarshal([]byte(value), &e.Tags)
 		case headerCausedBy:
 			_ = json.Unmarshal([]byte(value), &e.CausedBy)
 		default:

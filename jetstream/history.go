@@ -17,8 +17,8 @@ type History struct {
 // History gives access to the events that a topic holds.
 func (b *Bus) History(topic string) History { return History{b, topic} }
 
-// NextOfKey returns the first event of a key behind a sequence of the topic's stream, read at the stream's leader. It returns
-// ErrNotFound when there is none, or the topic does not exist.
+// NextOfKey returns the first event of a key behind a sequence of the topic's stream, read at the
+// stream's leader. It returns ErrNotFound when there is none, or the topic does not exist.
 func (h History) NextOfKey(ctx context.Context, key string, after uint64) (*Event, error) {
 	b, topic := h.bus, h.topic
 	t, err := b.existing(ctx, topic)

@@ -5,17 +5,19 @@ import (
 	"time"
 )
 
-// What a subscription holds and its subscriber does not take is given back when another member waits for it.
+// What a subscription holds and its subscriber does not take is given back when another member
+// waits for it.
 const (
 	// heldPatience is how long the subscriber has to take an event.
 	heldPatience = 400 * time.Millisecond
-	// A subscription that gave events back asks for none until its subscriber takes something, or for this long, doubled each
-	// time.
+	// A subscription that gave events back asks for none until its subscriber takes something, or
+	// for this long, doubled each time.
 	slowFirst = time.Second
 	slowMax   = 15 * time.Second
 )
 
-// askIdle asks the server whether others wait for events, and returns when it may be asked again. s.mu is held.
+// askIdle asks the server whether others wait for events, and returns when it may be asked again.
+// s.mu is held.
 func (m *member) askIdle(now int64) int64 {
 	g, s := m.group, m.sub
 	g.mu.Lock()
@@ -37,9 +39,9 @@ func (m *member) askIdle(now int64) int64 {
 	return again
 }
 
-// idle is told how many pulls wait at the consumer. When some are not this member's own, others wait for events, and get
-// those that it holds and its subscriber does not take. The server tells the end of each pull, so a member knows how many of
-// its own wait.
+// idle is told how many pulls wait at the consumer. When some are not this member's own, others
+// wait for events, and get those that it holds and its subscriber does not take. The server tells
+// the end of each pull, so a member knows how many of its own wait.
 func (s *Subscription) idle(g *group, waiting int) {
 	now := s.bus.clock.now()
 	s.mu.Lock()
@@ -68,8 +70,8 @@ func (d *Delivery) stale(m *member, now int64) bool {
 	return d.m == m && !d.begun && d.resolved && now-d.arrived >= int64(heldPatience)
 }
 
-// takeStale ends what the member holds for too long, and reports whether any of it was waiting for the subscriber rather
-// than for credit. s.mu is held.
+// takeStale ends what the member holds for too long, and reports whether any of it was waiting for
+// the subscriber rather than for credit. s.mu is held.
 func (s *Subscription) takeStale(m *member, now int64) (back []*Delivery, active bool) {
 	for i := len(s.out) - 1; i >= 0; i-- {
 		d := s.out[i]

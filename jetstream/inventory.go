@@ -40,8 +40,8 @@ func (b *Bus) takeInventory(ctx context.Context) (*inventory, error) {
 	return inv, inv.complete(ctx)
 }
 
-// complete asks for each stream by its name that a rule wants and that the list does not have: a cluster leaves out those
-// that have no leader at that moment.
+// complete asks for each stream by its name that a rule wants and that the list does not have: a
+// cluster leaves out those that have no leader at that moment.
 func (inv *inventory) complete(ctx context.Context) error {
 	var wanted []string
 	for i := range inv.bus.rules {
@@ -104,8 +104,8 @@ func (inv *inventory) recognise(info *natsjs.StreamInfo) topicStream {
 	return topicStream{}
 }
 
-// wanted are the streams that the rules are about: those of topics and families that exist, and then those that a
-// configured rule wants to be there.
+// wanted are the streams that the rules are about: those of topics and families that exist, and
+// then those that a configured rule wants to be there.
 func (inv *inventory) wanted() []topicStream {
 	var all []topicStream
 	type pair struct{ topic, stream string }
@@ -132,7 +132,8 @@ func (inv *inventory) wanted() []topicStream {
 	return all
 }
 
-// leftOver finds streams of families that no rule names any more, although they take topics of others.
+// leftOver finds streams of families that no rule names any more, although they take topics of
+// others.
 func (inv *inventory) leftOver() (changes []TopicChange) {
 	for _, name := range inv.names() {
 		if c := inv.forsaken(inv.streams[name]); c != nil {
@@ -177,7 +178,8 @@ func (inv *inventory) bucket(topic string) (name string, info *natsjs.StreamInfo
 	return name, inv.streams[name]
 }
 
-// configured reports whether the rule is one of Config.Topics. A built-in one with the same pattern is never used.
+// configured reports whether the rule is one of Config.Topics. A built-in one with the same pattern
+// is never used.
 func (b *Bus) configured(r *TopicRule) bool {
 	return slices.ContainsFunc(b.cfg.Topics, func(own TopicRule) bool { return own.Pattern == r.Pattern })
 }
@@ -201,7 +203,8 @@ type TopicStatus struct {
 	// Topic is empty for the stream of a family.
 	Topic  string
 	Stream string
-	// Rule is the pattern of the first rule that matches; empty for a family that no rule names any more.
+	// Rule is the pattern of the first rule that matches; empty for a family that no rule names any
+	// more.
 	Rule string
 	// Messages and Bytes are what the stream holds; Age is its bound, 0 for none.
 	Messages uint64

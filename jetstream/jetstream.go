@@ -42,11 +42,12 @@ import (
 	"eventhub/jetstream/quota"
 )
 
-// closeWait is how long Close waits for the server, so that a process that is told to end does so in time.
+// closeWait is how long Close waits for the server, so that a process that is told to end does so
+// in time.
 const closeWait = 3 * time.Second
 
-// minServer is the oldest server that has all that the bus uses (atomic consumer creation, several filter subjects,
-// stream reads by time).
+// minServer is the oldest server that has all that the bus uses (atomic consumer creation, several
+// filter subjects, stream reads by time).
 var minServer = [2]int{2, 11}
 
 // Bus is the event bus: Open makes one. Its methods may be called concurrently, but Close not from
@@ -58,8 +59,8 @@ type Bus struct {
 	log    *slog.Logger
 	obs    Observer
 
-	server      *embedded                    // nil with Config.URL
-	unstored    atomic.Pointer[StorageError] // what keeps the embedded server from storing events; nil: nothing
+	// what keeps the server in this process from storing events; nil: nothing
+	unstored    atomic.Pointer[StorageError]
 	links       []*link
 	js          natsjs.JetStream // over links[0]; for what is not hot
 	api         string           // prefix of the JetStream API subjects
@@ -94,12 +95,14 @@ type Bus struct {
 	wg      sync.WaitGroup // every goroutine of the bus
 }
 
-// Open connects to NATS, or starts the embedded server, and checks that the server has what the bus
-// needs. The end of ctx ends Open, and not the Bus: the caller closes that. Errors name the
-// operation, the thing, the cause and what to do; ErrInUse is among their causes. After an error
-// nothing is left running.
+// Open connects to NATS, and checks that the server has what the bus needs. The end of ctx ends
+// Open, and not the Bus: the caller closes that. Errors name the operation, the thing, the cause
+// and what to do. After an error nothing is left running, Config.Server included.
 func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	if err := cfg.validate(); err != nil {
+		if cfg.Server != nil {
+			err = errors.Join(err, cfg.Server.Close())
+		}
 		return nil, err
 	}
 	b := &Bus{
@@ -120,18 +123,13 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 }
 
 func (b *Bus) open(ctx context.Context) (err error) {
-	if b.cfg.URL == "" {
-		if b.server, err = startEmbedded(ctx, &b.cfg, b.log); err != nil {
-			return err
-		}
-	}
 	for i := range b.cfg.Connections {
 		l, err := b.dial(i) //nolint:contextcheck // it lives until Close, not until Open returns
 		if err != nil {
 			if parse, ok := errors.AsType[*url.Error](err); ok {
 				err = parse.Err // the rest of it repeats the address, password included
 			}
-			return fmt.Errorf("nats at %s: %w: is it running, and are address and credentials right (NATS_URL, NATS_CREDS)?", b.where(), err)
+			return fmt.Errorf("nats at %s: %w: is it running, and are address and credentials right?", b.where(), err)
 		}
 		b.links = append(b.links, l)
 	}
@@ -146,7 +144,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 		{Bucket: attemptsBucket, Description: "eventhub: deliveries that no client had", TTL: attemptsAge, MaxBytes: attemptsBytes},
 		{Bucket: marksBucket, Description: "eventhub: how far groups in memory are", TTL: marksAge},
 	}
-	if b.server != nil {
+	if b.cfg.Server != nil {
 		own = append(own, natsjs.KeyValueConfig{Bucket: delaysBucket, Description: "eventhub: events refused with a delay", TTL: delaysAge, MaxBytes: delaysBytes})
 	}
 	for _, cfg := range own {
@@ -154,7 +152,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 			return fmt.Errorf("nats at %s: %w", b.where(), err)
 		}
 	}
-	if b.server != nil {
+	if b.cfg.Server != nil {
 		if err := endOldLeases(ctx, b.js); err != nil {
 			b.log.WarnContext(ctx, "failed to end all leases from before the start; the rest ends after AckWait", slog.Any("error", err))
 		}
@@ -169,15 +167,15 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.background(b.probePaths)
 	b.background(b.watchGroups)
 	b.background(b.listings.tend)
-	if b.server != nil {
-		b.background(b.lookAfterStore)
+	if s := b.cfg.Server; s != nil {
+		b.background(func() { s.Tend(b.ctx, b.serverRestarted, b.serverFailing) })
 	}
 	return nil
 }
 
 // where names the server without credentials that a URL may carry.
 func (b *Bus) where() string {
-	if b.server != nil {
+	if b.cfg.Server != nil {
 		return "the embedded server"
 	}
 	var servers []string
@@ -218,12 +216,15 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	if _, err := b.js.AccountInfo(ctx); err != nil {
-		return fmt.Errorf("nats at %s: JetStream does not answer: %w: is it enabled for this account (and NATS_DOMAIN right)?", b.where(), err)
+		return fmt.Errorf("nats at %s: JetStream does not answer: %w: is it enabled for this account, and is the domain right?", b.where(), err)
 	}
 	b.maxPayload = b.limits.MaxPayload
 	if limit := int(nc.MaxPayload()) - payloadMargin; limit < b.maxPayload {
 		if limit < payloadMargin {
 			return fmt.Errorf("nats at %s: max_payload %d is too small: at least %d is needed", b.where(), nc.MaxPayload(), 2*payloadMargin)
+		}
+		if b.cfg.Server != nil {
+			return fmt.Errorf("max payload %d: the embedded server takes at most %d", b.limits.MaxPayload, limit)
 		}
 		b.maxPayload = limit
 	}
@@ -231,7 +232,8 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 	return nil
 }
 
-// tooOld reports whether a server of this version lacks something. A version that cannot be read counts as too old.
+// tooOld reports whether a server of this version lacks something. A version that cannot be read
+// counts as too old.
 func tooOld(version string) bool {
 	var major, minor int
 	_, err := fmt.Sscanf(version, "%d.%d", &major, &minor)
@@ -262,11 +264,13 @@ func (b *Bus) watchStalls() {
 		if b.clock.stalled(now) {
 			b.log.Warn("the process stood still: all leases are given up", slog.Duration("gap", time.Duration(now-b.clock.lastTick.Load())))
 			b.eachSubscription((*Subscription).forget)
-			b.clock.lastTick.Store(now) // before anything is asked for: until then, what arrives is ignored
+			// before anything is asked for: until then, what arrives is ignored
+			b.clock.lastTick.Store(now)
 			b.eachSubscription((*Subscription).restart)
 			continue
 		}
-		b.clock.lastTick.Store(now) // and not a later time: a stop since the check must be seen at the next
+		// and not a later time: a stop since the check must be seen at the next
+		b.clock.lastTick.Store(now)
 		b.soon.run()
 		if now-swept > int64(time.Second) {
 			swept = now
@@ -321,7 +325,7 @@ func (b *Bus) lastSubscriptions() []*Subscription {
 }
 
 // Close ends all subscriptions (leases are given back), waits up to 3 s for publishes in flight,
-// closes the connections and stops the embedded server. It waits for handlers that run. It may be
+// closes the connections and Config.Server. It waits for handlers that run. It may be
 // called twice, and returns nil.
 func (b *Bus) Close() error {
 	b.closed.Do(func() {
@@ -331,7 +335,8 @@ func (b *Bus) Close() error {
 		done, end := context.WithCancel(ctx)
 		end() // leases are not waited for
 		for _, s := range b.lastSubscriptions() {
-			stops.Go(func() { _ = s.Drain(done) }) // what could not be given back comes again after AckWait
+			// what could not be given back comes again after AckWait
+			stops.Go(func() { _ = s.Drain(done) })
 		}
 		stops.Wait()
 		if b.dead != nil {
@@ -347,15 +352,15 @@ func (b *Bus) Close() error {
 			l.nc.Close()
 			l.lost(nats.ErrConnectionClosed)
 		}
-		if b.server != nil {
-			b.server.stop()
+		if b.cfg.Server != nil {
+			_ = b.cfg.Server.Close() // it says in its log what it could not do
 		}
 	})
 	return nil
 }
 
 // Ready returns nil while the bus can serve: every connection is there, JetStream answers before
-// ctx ends, and no stream of the embedded server is cut off from its disk, which is a
+// ctx ends, and no stream of Config.Server is cut off from its disk, which is a
 // *StorageError. It is for readiness probes. Its errors are for operators.
 func (b *Bus) Ready(ctx context.Context) error {
 	if b.closing.Load() {

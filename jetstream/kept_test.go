@@ -76,7 +76,8 @@ func slowProxy(t *testing.T, target string, delay *atomic.Int64) (url string) {
 	return "nats://" + l.Addr().String()
 }
 
-// A link whose answers take longer than the hub waits before it keeps settlements back settles all the same.
+// A link whose answers take longer than the hub waits before it keeps settlements back settles all
+// the same.
 func TestSettlementsPassASlowLink(t *testing.T) {
 	url := natsServer(t)
 	near := open(t, Config{URL: url})

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzKey looks at keys as tokens of subjects: each is one token of plain characters, and comes back as it was.
+// FuzzKey looks at keys as tokens of subjects: each is one token of plain characters, and comes
+// back as it was.
 func FuzzKey(f *testing.F) {
 	for _, key := range []string{"a", "local:7", "A", "=", "=3A", "a.b", "*", ">", "\x00", "ž", "~", strings.Repeat("=", 128)} {
 		f.Add(key, "orders.placed")

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestReadsBesideAReplicaThatIsBehind kills a follower, stores much without it, and reads what was stored last while it catches
-// up: a read may fail, and must not be told that there is nothing.
+// TestReadsBesideAReplicaThatIsBehind kills a follower, stores much without it, and reads what was
+// stored last while it catches up: a read may fail, and must not be told that there is nothing.
 func TestReadsBesideAReplicaThatIsBehind(t *testing.T) {
 	c := startProcesses(t, 3)
 	b := openRemote(t, Config{URL: c.nodes[0].URL(), Replicas: 3})

@@ -102,7 +102,8 @@ func (r *keysRead) all(ctx context.Context, keys []string) error {
 		q, n := r.question(rest)
 		chunk := rest[:n]
 		err := r.chunk(ctx, q, chunk)
-		if errors.Is(err, errNoDirect) { // others made the stream or changed the bucket, or it is gone
+		// others made the stream or changed the bucket, or it is gone
+		if errors.Is(err, errNoDirect) {
 			return r.bus.eachLatestOf(ctx, r.topic, rest, r.found)
 		}
 		if err != nil {
@@ -144,7 +145,8 @@ func (r *keysRead) chunk(ctx context.Context, q *directQuery, keys []string) err
 		if err != nil {
 			return err
 		}
-		unsure = unsure || end.garbled || end.upTo < upTo // the second: another replica, which is behind the first
+		// the second: another replica, which is behind the first
+		unsure = unsure || end.garbled || end.upTo < upTo
 		upTo = max(upTo, end.upTo)
 		if end.pending == 0 || end.last < q.Seq {
 			break

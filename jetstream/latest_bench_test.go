@@ -14,8 +14,9 @@ import (
 
 const benchKeys = 1_000_000
 
-// BenchmarkLatest reads a bucket of 1,000,000 keys that a native publisher filled; beside each reading is the same through
-// the KV API of nats.go. The second round is of a bucket in which a quarter of the keys changed since.
+// BenchmarkLatest reads a bucket of 1,000,000 keys that a native publisher filled; beside each
+// reading is the same through the KV API of nats.go. The second round is of a bucket in which a
+// quarter of the keys changed since.
 func BenchmarkLatest(b *testing.B) {
 	url := natsServer(b)
 	bus := open(b, Config{URL: url, Topics: compactedRules})

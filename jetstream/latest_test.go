@@ -209,7 +209,8 @@ func TestGetManyWithoutDirectReads(t *testing.T) {
 	}
 }
 
-// A bucket whose direct reads somebody took away is read at its leader, and no page is empty for that.
+// A bucket whose direct reads somebody took away is read at its leader, and no page is empty for
+// that.
 func TestReadsOfABucketWithoutDirectReads(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules, bucketCheck: time.Hour})
 	gone := set(t, b, "state.a", "a", "1")
@@ -390,7 +391,8 @@ func TestNativeTombstones(t *testing.T) {
 	}
 }
 
-// What comes from the bucket says the same as what comes from the stream, but for when it was stored.
+// What comes from the bucket says the same as what comes from the stream, but for when it was
+// stored.
 func TestFieldsOfBucketAndStreamAgree(t *testing.T) {
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})

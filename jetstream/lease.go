@@ -13,8 +13,8 @@ import (
 // within it.
 const minTick = 50 * time.Millisecond
 
-// hold takes a delivery in: it is the subscription's until it is settled, given back or dropped. s.mu is held, here and
-// below.
+// hold takes a delivery in: it is the subscription's until it is settled, given back or dropped.
+// s.mu is held, here and below.
 func (s *Subscription) hold(d *Delivery) {
 	d.index = len(s.out)
 	s.out = append(s.out, d)
@@ -67,8 +67,8 @@ func (s *Subscription) unlease(d *Delivery) {
 	}
 }
 
-// remove ends a delivery. It reports whether the caller may tell the server: not when it had ended before, and not when
-// the server may have given the event to another member.
+// remove ends a delivery. It reports whether the caller may tell the server: not when it had ended
+// before, and not when the server may have given the event to another member.
 func (s *Subscription) remove(d *Delivery, how Outcome) bool {
 	if d.index < 0 {
 		return false
@@ -134,7 +134,8 @@ func (s *Subscription) takeHeld() []*Delivery {
 	var back []*Delivery
 	for i := len(s.out) - 1; i >= 0; i-- {
 		if d := s.out[i]; !d.begun {
-			s.remove(d, Returned) // what is not ours any more is not given back, but counts for no attempt either
+			// what is not ours any more is not given back, but counts for no attempt either
+			s.remove(d, Returned)
 			back = append(back, d)
 		}
 	}
@@ -142,8 +143,8 @@ func (s *Subscription) takeHeld() []*Delivery {
 	return back
 }
 
-// giveBack tells the server to deliver again at once, in the order of the stream, which the server then mostly keeps. What
-// no client had counts for no attempt. s.mu is not held.
+// giveBack tells the server to deliver again at once, in the order of the stream, which the server
+// then mostly keeps. What no client had counts for no attempt. s.mu is not held.
 func (s *Subscription) giveBack(back []*Delivery) {
 	slices.SortFunc(back, func(a, b *Delivery) int { return cmp.Compare(a.Event.Sequence, b.Event.Sequence) })
 	for _, d := range back {
@@ -165,8 +166,8 @@ func (s *Subscription) drop(which func(*Delivery) bool) {
 	s.dropParked()
 }
 
-// forget gives up everything that the subscription holds, because the server may have given it to others: nothing is
-// settled or asked for until restart.
+// forget gives up everything that the subscription holds, because the server may have given it to
+// others: nothing is settled or asked for until restart.
 func (s *Subscription) forget() {
 	s.mu.Lock()
 	var unseen []*Delivery
@@ -185,8 +186,9 @@ func (s *Subscription) forget() {
 	}
 }
 
-// refillSoon asks for events when there is credit worth asking for, or else, together with what else is settled at this
-// moment, a little later: a pull for one event costs as much as one for a hundred.
+// refillSoon asks for events when there is credit worth asking for, or else, together with what
+// else is settled at this moment, a little later: a pull for one event costs as much as one for a
+// hundred.
 func (s *Subscription) refillSoon() {
 	if !s.running() || s.refilling {
 		return
@@ -215,8 +217,8 @@ func (s *Subscription) schedule(at int64) {
 	s.timer.Reset(max(time.Duration(at-s.bus.clock.now()), time.Millisecond))
 }
 
-// tick looks at all that the subscription holds: it ends leases that ran out, and asks the server to wait longer for the
-// others.
+// tick looks at all that the subscription holds: it ends leases that ran out, and asks the server
+// to wait longer for the others.
 func (s *Subscription) tick() {
 	s.mu.Lock()
 	s.wake = 0
@@ -270,10 +272,12 @@ func (s *Subscription) tick() {
 	}
 	for _, m := range s.members {
 		if ttl := m.group.ttl; ttl > 0 {
-			// The server takes a group whose members do not pull, paused or at their maxInFlight, for one without members.
+			// The server takes a group whose members do not pull, paused or at their maxInFlight,
+			// for one without members.
 			next = min(next, now+int64(ttl/3))
 			if m.requested == 0 {
-				_ = s.link.nc.Publish(m.group.keepAliveSubject(), progress) // an error means that the connection is down
+				// an error means that the connection is down
+				_ = s.link.nc.Publish(m.group.keepAliveSubject(), progress)
 			}
 		}
 		if m.retryAt > 0 && m.retryAt <= now {
@@ -323,8 +327,9 @@ func (d *Delivery) touchDue() int64 {
 	return d.touched + int64(f.touch)
 }
 
-// touch asks the server to wait longer for deliveries of one consumer. It works them off in order, so the answer to the
-// last one stands for all; only then do they count as touched, at the time that they were sent.
+// touch asks the server to wait longer for deliveries of one consumer. It works them off in order,
+// so the answer to the last one stands for all; only then do they count as touched, at the time
+// that they were sent.
 func (s *Subscription) touch(ds []*Delivery, sent int64) {
 	for _, d := range ds[:len(ds)-1] {
 		d.send(progress)
@@ -347,8 +352,9 @@ func (s *Subscription) touch(ds []*Delivery, sent int64) {
 	}))
 }
 
-// keptSince takes the answer to an in-progress that was sent at the given time. An answer that comes when the delivery is not
-// usable any more says nothing: the server may have given the event to another before it heard the question. s.mu is held.
+// keptSince takes the answer to an in-progress that was sent at the given time. An answer that
+// comes when the delivery is not usable any more says nothing: the server may have given the event
+// to another before it heard the question. s.mu is held.
 func (d *Delivery) keptSince(sent, now int64) {
 	if d.usable(now) {
 		d.touched = max(d.touched, sent)

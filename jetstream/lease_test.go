@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/embedded"
 )
 
 func TestMaxInFlightHoldsAcrossTopics(t *testing.T) {
@@ -196,7 +198,8 @@ func TestDeadLetter(t *testing.T) {
 			t.Errorf("attempt %d, want %d", d.Attempt, attempt)
 		}
 		d.m.sub.mu.Lock()
-		d.released, d.Event.Payload = true, nil // as after BeginSend: the letter is read from the stream
+		// as after BeginSend: the letter is read from the stream
+		d.released, d.Event.Payload = true, nil
 		d.m.sub.mu.Unlock()
 		if err := d.Nack("bad luck", 0); err != nil {
 			t.Fatal(err)
@@ -346,7 +349,7 @@ func TestHeldBytesStopThePull(t *testing.T) {
 	k.sub.mu.Lock()
 	held := k.sub.heldBytes
 	k.sub.mu.Unlock()
-	if limit := 64<<10 + embeddedMaxPayload + payloadMargin; held > limit {
+	if limit := 64<<10 + embedded.MaxMessage + payloadMargin; held > limit {
 		t.Errorf("%d bytes are held, at most %d should be", held, limit)
 	}
 	for range 19 {
@@ -369,7 +372,8 @@ func TestUnsettledEventsSurviveTheirConsumer(t *testing.T) {
 	if err := b.js.DeleteConsumer(t.Context(), "owed", "g"); err != nil {
 		t.Fatal(err)
 	}
-	if got := k.payloads(3); !slices.Equal(got, []string{"0", "1", "2"}) { // again from the oldest unsettled one
+	// again from the oldest unsettled one
+	if got := k.payloads(3); !slices.Equal(got, []string{"0", "1", "2"}) {
 		t.Errorf("got %q", got)
 	}
 }
@@ -431,7 +435,8 @@ func TestSeekDoesNotSwallowDeadLetters(t *testing.T) {
 		t.Fatal(err)
 	}
 	fail()
-	eventually(t, "all letters of both generations", func() bool { // those of the first that were still queued are n at most
+	// those of the first that were still queued are n at most
+	eventually(t, "all letters of both generations", func() bool {
 		n2, err := scanned(t, b, "dlq.twice")
 		return err == nil && n2 > n
 	})

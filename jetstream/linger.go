@@ -7,13 +7,13 @@ import (
 )
 
 const (
-	// An inbox that lingers gives back what comes to it. As long as its pulls wait, the same event may come again: after
-	// freeBounces it waits, twice as long each time.
+	// An inbox that lingers gives back what comes to it. As long as its pulls wait, the same event
+	// may come again: after freeBounces it waits, twice as long each time.
 	freeBounces   = 2
 	bounceBackOff = 10 * time.Millisecond
 	bounceMax     = 200 * time.Millisecond
-	// quietFor is how long nothing must come to the inboxes of a subscription that drains before they are unsubscribed, and
-	// quietMax how long that is waited for.
+	// quietFor is how long nothing must come to the inboxes of a subscription that drains before
+	// they are unsubscribed, and quietMax how long that is waited for.
 	quietFor = 25 * time.Millisecond
 	quietMax = time.Second
 )
@@ -35,8 +35,8 @@ func bounceDelay(spared int) time.Duration {
 // clustered reports whether the server that the link is connected to is one of several.
 func (l *link) clustered() bool { return l.cluster.Load() }
 
-// linger keeps a closed inbox until its pulls have ended, at the given time at the latest. It reports false when too many
-// linger.
+// linger keeps a closed inbox until its pulls have ended, at the given time at the latest. It
+// reports false when too many linger.
 func (b *Bus) linger(in *inbox, until int64) bool {
 	b.lingering.mu.Lock()
 	defer b.lingering.mu.Unlock()
@@ -82,7 +82,8 @@ func (b *Bus) sweepLingering(now int64) {
 	}
 }
 
-// forgetLingering ends the inboxes of a link that was lost: what waits in buffers is not ours to touch.
+// forgetLingering ends the inboxes of a link that was lost: what waits in buffers is not ours to
+// touch.
 func (b *Bus) forgetLingering(l *link) {
 	var lost []*inbox
 	b.lingering.mu.Lock()
@@ -101,9 +102,10 @@ func (b *Bus) forgetLingering(l *link) {
 	}
 }
 
-// endInboxes ends the inboxes of a subscription that drains, and returns what came to them meanwhile. What is given back
-// afterwards does not come to them: the server takes the end of an inbox and what follows in order. Only an event that is on
-// its way in that very moment waits out AckWait.
+// endInboxes ends the inboxes of a subscription that drains, and returns what came to them
+// meanwhile. What is given back afterwards does not come to them: the server takes the end of an
+// inbox and what follows in order. Only an event that is on its way in that very moment waits out
+// AckWait.
 func (s *Subscription) endInboxes(ctx context.Context) []*Delivery {
 	if !s.link.clustered() {
 		return nil
@@ -137,8 +139,8 @@ func (b *Bus) lingers(s *Subscription) bool {
 	return s.inboxes > 0
 }
 
-// endLingeringOf ends the inboxes that linger of the groups of a subscription, whichever member's they were: what it gives
-// back must not come to them.
+// endLingeringOf ends the inboxes that linger of the groups of a subscription, whichever member's
+// they were: what it gives back must not come to them.
 func (b *Bus) endLingeringOf(s *Subscription) {
 	var over []*inbox
 	b.lingering.mu.Lock()

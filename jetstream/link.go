@@ -27,7 +27,8 @@ const publishWait = 10 * time.Second
 // dialWait is how long a connection to NATS may take.
 const dialWait = 5 * time.Second
 
-// link is one NATS connection of the pool, with one reply inbox for everything that is asked over it.
+// link is one NATS connection of the pool, with one reply inbox for everything that is asked over
+// it.
 type link struct {
 	bus   *Bus
 	index int
@@ -49,14 +50,15 @@ type link struct {
 	cuts atomic.Uint64 // how often the connection was lost
 }
 
-// echoSubject asks for a message of the hub to itself: the question is its own answer. What the server sent over the
-// connection before that answer came before it.
+// echoSubject asks for a message of the hub to itself: the question is its own answer. What the
+// server sent over the connection before that answer came before it.
 const echoSubject = ""
 
 // echoWait is how long a new connection may take to answer the first echo.
 const echoWait = 2 * time.Second
 
-// asker waits for a reply. answer is called once: with the reply, or with why none will come. It must not block.
+// asker waits for a reply. answer is called once: with the reply, or with why none will come. It
+// must not block.
 type asker interface {
 	answer(m *nats.Msg, err error)
 }
@@ -95,8 +97,10 @@ func (b *Bus) dial(index int) (*link, error) {
 		}),
 	)
 	address := b.cfg.URL
-	if b.server != nil {
-		address = b.server.loopback()
+	if b.cfg.Server != nil {
+		var own []nats.Option
+		address, own = b.cfg.Server.Connection()
+		opts = append(opts, own...)
 	}
 	l.nc, err = nats.Connect(address, opts...)
 	if err != nil {
@@ -107,7 +111,8 @@ func (b *Bus) dial(index int) (*link, error) {
 		l.nc.Close()
 		return nil, err
 	}
-	if err := replies.SetPendingLimits(-1, -1); err != nil { // what is asked is bounded, so the replies are
+	// what is asked is bounded, so the replies are
+	if err := replies.SetPendingLimits(-1, -1); err != nil {
 		l.nc.Close()
 		return nil, err
 	}
@@ -130,18 +135,15 @@ func (b *Bus) natsOptions() ([]nats.Option, error) {
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(100 * time.Millisecond),
 		nats.ReconnectJitter(100*time.Millisecond, 100*time.Millisecond),
-		nats.ReconnectBufSize(-1),    // never keep acks of leases that may have ended, to send them late
+		// never keep acks of leases that may have ended, to send them late
+		nats.ReconnectBufSize(-1),
 		nats.SkipSubjectValidation(), // names are checked and escaped before they become subjects
 		nats.PingInterval(5 * time.Second),
 		nats.MaxPingsOutstanding(2),
 		nats.Timeout(dialWait),
 	}
-	if b.server != nil {
-		opts = append(opts, nats.Token(b.cfg.ListenToken))
-		if b.cfg.Listen == "" {
-			return append(opts, nats.InProcessServer(b.server)), nil
-		}
-		return append(opts, nats.SetCustomDialer(b.server)), nil
+	if b.cfg.Server != nil {
+		return opts, nil // the server has its own
 	}
 	opts = append(opts, nats.SetCustomDialer(&net.Dialer{Timeout: dialWait, Control: limitUnacked(margin(b.cfg.AckWait) * 4 / 5)}))
 	if b.cfg.Creds != "" {
@@ -163,8 +165,8 @@ func (b *Bus) natsOptions() ([]nats.Option, error) {
 	return opts, nil
 }
 
-// newID makes a UUIDv7. Its random bits come from a generator of the link's own, seeded by the system: asking the system
-// for each costs as much as the rest of a publish.
+// newID makes a UUIDv7. Its random bits come from a generator of the link's own, seeded by the
+// system: asking the system for each costs as much as the rest of a publish.
 func (l *link) newID() (string, error) {
 	l.idMu.Lock()
 	defer l.idMu.Unlock()
@@ -172,7 +174,8 @@ func (l *link) newID() (string, error) {
 	return u.String(), err
 }
 
-// ask sends a message whose reply goes to who, unless ask returns an error. It waits for publishWait. m is not kept.
+// ask sends a message whose reply goes to who, unless ask returns an error. It waits for
+// publishWait. m is not kept.
 func (l *link) ask(m *nats.Msg, now int64, who asker) error {
 	return l.askUntil(m, now+int64(publishWait), who)
 }
@@ -269,8 +272,8 @@ func (l *link) drain(ctx context.Context) {
 	}
 }
 
-// lost is called when the connection breaks: what was asked will not be answered, and what was leased over it may be
-// given to others from now on.
+// lost is called when the connection breaks: what was asked will not be answered, and what was
+// leased over it may be given to others from now on.
 func (l *link) lost(err error) {
 	l.up.Store(false)
 	l.cuts.Add(1)
@@ -342,7 +345,8 @@ func (e *apiError) Error() string {
 	return fmt.Sprintf("nats: %s (code %d, err_code %d)", e.Description, e.Code, e.ErrCode)
 }
 
-// parsePubAck reads the answer without a decoder where it has the usual form {"stream":"S","seq":N}.
+// parsePubAck reads the answer without a decoder where it has the usual form
+// {"stream":"S","seq":N}.
 func parsePubAck(data []byte, stream string) (pubAck, error) {
 	const seq = `","seq":`
 	if rest, ok := bytes.CutPrefix(data, []byte(`{"stream":"`)); ok && len(rest) > len(stream) && string(rest[:len(stream)]) == stream {

@@ -8,9 +8,11 @@ import (
 
 // Bounds of a page of a listing.
 const (
-	listingTime   = 2 * time.Second // after which a page ends, even with nothing on it
-	listingWindow = 10_000          // entries written since the listing began that are looked at together
-	listingBytes  = 4 << 20         // of entries that are fetched together; a single one may be larger
+	listingTime = 2 * time.Second // after which a page ends, even with nothing on it
+	// entries written since the listing began that are looked at together
+	listingWindow = 10_000
+	// of entries that are fetched together; a single one may be larger
+	listingBytes = 4 << 20
 )
 
 // ListOptions say which page of a listing Keys.List returns.
@@ -70,9 +72,9 @@ func (k Keys) List(ctx context.Context, opts ListOptions) (Listing, error) {
 	return l.page, nil
 }
 
-// listing makes one page. The bucket's entries are read in the order in which they were written. An entry from before the
-// listing began is the first of its key that comes by. One that was written since may be of a key that was given already: the
-// records of the pages tell.
+// listing makes one page. The bucket's entries are read in the order in which they were written. An
+// entry from before the listing began is the first of its key that comes by. One that was written
+// since may be of a key that was given already: the records of the pages tell.
 type listing struct {
 	bus    *Bus
 	topic  *topicInfo
@@ -193,7 +195,8 @@ func (l *listing) entries(ctx context.Context) (entries []*storedMsg, last bool,
 // take puts entries on the page until it is full, and returns how many it has dealt with.
 func (l *listing) take(ctx context.Context, entries []*storedMsg) (taken int, err error) {
 	events := make([]*Event, len(entries)) // nil: not to be given
-	late := make(map[uint64]bool)          // hashes of keys written since the listing began; true: given already
+	// hashes of keys written since the listing began; true: given already
+	late := make(map[uint64]bool)
 	for i, m := range entries {
 		e, _, ok := l.topic.entry(m)
 		if !ok || e.Tombstone {

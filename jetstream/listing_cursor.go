@@ -9,11 +9,13 @@ import (
 	"time"
 )
 
-// listingLife is how long a listing may take, so that what was given on its pages need not be known for ever.
+// listingLife is how long a listing may take, so that what was given on its pages need not be known
+// for ever.
 const listingLife = time.Hour
 
-// listingCursor says how far a listing is. A client carries it from page to page, so any hub can continue the listing. It
-// holds nothing that is not the client's to know, and a client that changes it gets other pages of the same topic.
+// listingCursor says how far a listing is. A client carries it from page to page, so any hub can
+// continue the listing. It holds nothing that is not the client's to know, and a client that
+// changes it gets other pages of the same topic.
 type listingCursor struct {
 	topic   uint64   // hash of its name
 	id      [12]byte // of the listing, at random
@@ -97,7 +99,7 @@ func (c *listingCursor) name() string { return base64.RawURLEncoding.EncodeToStr
 
 // keyHash stands for a key in the records of the listing.
 func (c *listingCursor) keyHash(key string) uint64 {
-	var buf [len(listingCursor{}.id) + maxKeyLen]byte
+	var buf [len(listingCursor{}.id) + MaxKey]byte
 	sum := sha256.Sum256(append(append(buf[:0], c.id[:]...), key...))
 	return binary.BigEndian.Uint64(sum[:])
 }

@@ -15,19 +15,23 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// listingsBucket says which keys were given on the pages of each listing, so that any hub can continue it: a record for each
-// page but the last, under <listing>.<record>. A record is the number of the page's before it, and then a hash of each key.
+// listingsBucket says which keys were given on the pages of each listing, so that any hub can
+// continue it: a record for each page but the last, under <listing>.<record>. A record is the
+// number of the page's before it, and then a hash of each key.
 const (
 	listingsBucket = "eventhub_listings"
 	listingsStream = "KV_" + listingsBucket
-	// listingsBytes bounds it. The oldest records go when it is full, and their listings begin anew.
+	// listingsBytes bounds it. The oldest records go when it is full, and their listings begin
+	// anew.
 	listingsBytes = 256 << 20
 )
 
 const (
-	// listingGrace is how long the records of a listing stay that has ended, for a client that asks for its last page again.
+	// listingGrace is how long the records of a listing stay that has ended, for a client that asks
+	// for its last page again.
 	listingGrace = 30 * time.Second
-	// listingsFinished is the most listings of which this hub removes the records; those of others go with time.
+	// listingsFinished is the most listings of which this hub removes the records; those of others
+	// go with time.
 	listingsFinished = 1_000
 	// givenWait is how long a replica may take to know of a record.
 	givenWait = 2 * time.Second
@@ -75,7 +79,8 @@ func (b *Bus) putRecord(ctx context.Context, msg *nats.Msg) error {
 	}
 }
 
-// makeListings makes the bucket unless it exists. It is a KV bucket but for one thing: the oldest go when it is full.
+// makeListings makes the bucket unless it exists. It is a KV bucket but for one thing: the oldest
+// go when it is full.
 func (b *Bus) makeListings(ctx context.Context) error {
 	cfg := natsjs.StreamConfig{
 		Name: listingsStream, Description: "eventhub: what was given on the pages of listings", Subjects: []string{"$KV." + listingsBucket + ".>"},

@@ -24,8 +24,9 @@ const (
 	listingSilence = 2 * time.Second
 )
 
-// listingReader reads the entries of a bucket for a listing through a pull consumer without acks, about a page ahead: while a
-// client takes one, the next one comes. The server forgets the consumer by itself when the hub dies.
+// listingReader reads the entries of a bucket for a listing through a pull consumer without acks,
+// about a page ahead: while a client takes one, the next one comes. The server forgets the consumer
+// by itself when the hub dies.
 type listingReader struct {
 	bus    *Bus
 	link   *link
@@ -69,8 +70,9 @@ func (b *Bus) openReader(ctx context.Context, stream string, pos uint64) (*listi
 	return r, nil
 }
 
-// entries returns the next entries, most of them if there are as many, or an error where a reader of its kind finds none: it does
-// not know where the end is. It then asks for as many more, unless they are under way.
+// entries returns the next entries, most of them if there are as many, or an error where a reader
+// of its kind finds none: it does not know where the end is. It then asks for as many more, unless
+// they are under way.
 func (r *listingReader) entries(ctx context.Context, limit int) ([]*storedMsg, error) {
 	size, n := 0, 0
 	for n < limit && size <= listingBytes {
@@ -144,7 +146,8 @@ func (r *listingReader) next(ctx context.Context, want int) (*storedMsg, error) 
 			}
 			continue
 		}
-		if r.seen++; p.order != r.seen { // without acks nothing is sent twice: a hole would stay one
+		// without acks nothing is sent twice: a hole would stay one
+		if r.seen++; p.order != r.seen {
 			return nil, errFeedCut
 		}
 		r.got++
@@ -180,7 +183,8 @@ func (r *listingReader) close(ctx context.Context) {
 	_ = r.bus.js.DeleteConsumer(ctx, r.stream, r.name)
 }
 
-// listings are the readers that wait for the next page of their listing, and the listings that have ended.
+// listings are the readers that wait for the next page of their listing, and the listings that have
+// ended.
 type listings struct {
 	bus *Bus
 
@@ -218,7 +222,8 @@ func (s *listings) put(r *listingReader) {
 	s.idle = append(s.idle, r)
 }
 
-// open makes a reader, in place of one that waits if there are too many. It returns nil when it cannot: listings do without.
+// open makes a reader, in place of one that waits if there are too many. It returns nil when it
+// cannot: listings do without.
 func (s *listings) open(ctx context.Context, c *listingCursor, stream string) *listingReader {
 	for !s.reserve() {
 		s.bus.obs.LimitReached("listing_readers")
@@ -260,7 +265,8 @@ func (s *listings) close(ctx context.Context, r *listingReader) {
 	s.release()
 }
 
-// tend ends readers that have waited for too long, and removes the records of listings that have ended, until the bus closes.
+// tend ends readers that have waited for too long, and removes the records of listings that have
+// ended, until the bus closes.
 func (s *listings) tend() {
 	tick := time.NewTicker(listingTend)
 	defer tick.Stop()

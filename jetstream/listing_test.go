@@ -48,8 +48,8 @@ func listAll(tb testing.TB, b *Bus, topic string, limit int) map[string]int {
 	}
 }
 
-// TestListingOnACluster walks over three hubs while keys are written and removed, and leaders change: those of the topic, of
-// its bucket, and of the records of the pages.
+// TestListingOnACluster walks over three hubs while keys are written and removed, and leaders
+// change: those of the topic, of its bucket, and of the records of the pages.
 func TestListingOnACluster(t *testing.T) {
 	const topic, steady, wild = "state.listed", 200, 100
 	c := startProcesses(t, 3)
@@ -83,13 +83,15 @@ func TestListingOnACluster(t *testing.T) {
 			if opts.Tombstone {
 				payload = nil
 			}
-			_, _ = hubs[n%3].Publish(ctx, topic, payload, opts) // whether it was stored is no matter
+			// whether it was stored is no matter
+			_, _ = hubs[n%3].Publish(ctx, topic, payload, opts)
 		}
 	})
 	wg.Go(func() {
 		for ctx.Err() == nil {
 			ask, done := context.WithTimeout(ctx, time.Second)
-			_ = c.stepDown(ask, streams[rand.IntN(len(streams))]) // one that has no leader just now cannot
+			// one that has no leader just now cannot
+			_ = c.stepDown(ask, streams[rand.IntN(len(streams))])
 			done()
 			select {
 			case <-time.After(time.Duration(rand.IntN(300)) * time.Millisecond):
@@ -158,7 +160,8 @@ func fillListed(tb testing.TB, b *Bus, topic string, n int) {
 	filled(tb, b, topic, strconv.Itoa(n-1), set(tb, b, topic, strconv.Itoa(n-1), "1"))
 }
 
-// TestListingReadsAhead wants one reader for a listing from its second page on; another one where that is lost.
+// TestListingReadsAhead wants one reader for a listing from its second page on; another one where
+// that is lost.
 func TestListingReadsAhead(t *testing.T) {
 	const topic, keys, limit = "state.ahead", 6_000, 500
 	url := natsServer(t)
@@ -192,7 +195,8 @@ func TestListingReadsAhead(t *testing.T) {
 			}
 		}
 	}
-	if len(found) != keys || page != keys/limit || len(used) != 2 { // a reader does not know that the last page is the last
+	// a reader does not know that the last page is the last
+	if len(found) != keys || page != keys/limit || len(used) != 2 {
 		t.Errorf("%d keys on %d pages by %d readers; want %d, %d and 2", len(found), page+1, len(used), keys, keys/limit+1)
 	}
 	eventually(t, "the readers are gone", func() bool { return len(readersOf(t, js, topic)) == 0 })
@@ -230,7 +234,8 @@ func TestListingsBeyondTheReaders(t *testing.T) {
 	}
 }
 
-// TestListingOfLargeEntries has entries that do not fit into what is fetched together, alone or with others.
+// TestListingOfLargeEntries has entries that do not fit into what is fetched together, alone or
+// with others.
 func TestListingOfLargeEntries(t *testing.T) {
 	const topic, keys = "state.large", 24
 	b := open(t, Config{Topics: compactedRules, Limits: Limits{MaxPayload: 3 << 20}})
@@ -250,7 +255,8 @@ func TestListingOfLargeEntries(t *testing.T) {
 	}
 }
 
-// TestRecordsOfListings wants the records of a listing gone some time after its end, and those of others left.
+// TestRecordsOfListings wants the records of a listing gone some time after its end, and those of
+// others left.
 func TestRecordsOfListings(t *testing.T) {
 	const topic = "state.records"
 	url := natsServer(t)
@@ -318,7 +324,7 @@ func TestListingCursor(t *testing.T) {
 	if c.keyHash("k") == other.keyHash("k") {
 		t.Error("a key has one hash in two listings")
 	}
-	if got := c.keyHash(strings.Repeat("k", 2*maxKeyLen)); got == 0 { // of a native publisher
+	if got := c.keyHash(strings.Repeat("k", 2*MaxKey)); got == 0 { // of a native publisher
 		t.Error("a long key has no hash")
 	}
 }

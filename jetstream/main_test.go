@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	natsserver "github.com/nats-io/nats-server/v2/server"
 	"go.uber.org/goleak"
 
 	"eventhub/jetstream/natstest"
@@ -16,18 +15,20 @@ import (
 
 func TestMain(m *testing.M) {
 	natstest.RunChild(nil)
-	// A server that stops right after it was given a source leaves the goroutine that waits for that, for some seconds.
+	// A server that stops right after it was given a source leaves the goroutine that waits for
+	// that, for some seconds.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3"))
 }
 
 // wait bounds everything a test waits for.
 const wait = 10 * time.Second
 
-// open opens a bus that the test closes. Without a URL it has an embedded server of its own.
+// open opens a bus that the test closes, on an embedded server of its own unless cfg names another
+// NATS.
 func open(tb testing.TB, cfg Config) *Bus {
 	tb.Helper()
-	if cfg.DataDir == "" {
-		cfg.DataDir = tb.TempDir()
+	if cfg.URL == "" && cfg.Server == nil {
+		cfg.Server = natstest.Embed(tb, tb.TempDir())
 	}
 	cfg.Logger = slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 	b, err := Open(context.Background(), cfg)
@@ -41,16 +42,7 @@ func open(tb testing.TB, cfg Config) *Bus {
 // natsServer starts a server that several buses share.
 func natsServer(tb testing.TB) string {
 	tb.Helper()
-	s, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: tb.TempDir(), NoLog: true, NoSigs: true})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	s.Start()
-	tb.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(wait) {
-		tb.Fatal("the nats server does not start")
-	}
-	return s.ClientURL()
+	return natstest.Run(tb).ClientURL()
 }
 
 func publish(tb testing.TB, b *Bus, topic string, payloads ...string) []Receipt {
@@ -117,7 +109,8 @@ func (k *taker) payloads(n int) []string {
 	return got
 }
 
-// quiet asserts that nothing that could be begun arrives for a while: long enough for anything that is under way.
+// quiet asserts that nothing that could be begun arrives for a while: long enough for anything that
+// is under way.
 func (k *taker) quiet(d time.Duration) {
 	k.t.Helper()
 	deadline := time.After(d)

@@ -11,7 +11,8 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// marksBucket says how far each group is whose consumer lives in the server's memory, so that the group outlives its server.
+// marksBucket says how far each group is whose consumer lives in the server's memory, so that the
+// group outlives its server.
 const marksBucket = "eventhub_marks"
 
 // How often the server is asked how far groups are.
@@ -31,12 +32,13 @@ type mark struct {
 	Stream   time.Time `json:"stream"` // when the stream was created
 	Floor    uint64    `json:"floor"`  // up to which all is settled
 	TTLMS    int64     `json:"ttl_ms"`
-	SeenMS   int64     `json:"seen_ms"`        // when the group last had a member, in epoch milliseconds of the hub's clock
-	Left     bool      `json:"left,omitempty"` // a member has just left
+	// when the group last had a member, in epoch milliseconds of the hub's clock
+	SeenMS int64 `json:"seen_ms"`
+	Left   bool  `json:"left,omitempty"` // a member has just left
 }
 
-// life is how long the group outlives its mark. Unless the mark was made when a member left, one may have been there until
-// the next was due.
+// life is how long the group outlives its mark. Unless the mark was made when a member left, one
+// may have been there until the next was due.
 func (m *mark) life() time.Duration {
 	ttl := time.Duration(m.TTLMS) * time.Millisecond
 	if m.Left {
@@ -59,7 +61,8 @@ type consumerState struct {
 	Created    time.Time `json:"created"`
 }
 
-// ask asks the server about the group's consumer and calls then with the answer, if there is one. It does not block.
+// ask asks the server about the group's consumer and calls then with the answer, if there is one.
+// It does not block.
 func (g *group) ask(l *link, now int64, then func(*consumerState)) {
 	// An error means that the connection is down; what is asked here is asked again.
 	_ = l.ask(&nats.Msg{Subject: g.info}, now, askerFunc(func(reply *nats.Msg, err error) {
@@ -145,6 +148,24 @@ func (g *group) putMark(l *link) {
 	_ = l.ask(m.message(marksSubject(g.topic, g.name)), g.bus.clock.now(), askerFunc(func(*nats.Msg, error) {}))
 }
 
+// storeFirstMark stores where a group in memory begins, before its first member knows that the
+// group is there: from then on, whichever hub makes the group anew knows where it goes on. A mark
+// that cannot be stored is kept, and stored later.
+func (g *group) storeFirstMark(ctx context.Context, floor uint64) {
+	if !g.memory {
+		return
+	}
+	subject := marksSubject(g.topic, g.name)
+	m := g.mark(floor, false)
+	reply, err := g.bus.link().requestMsg(ctx, m.message(subject))
+	if err == nil {
+		_, err = parsePubAck(reply.Data, "KV_"+marksBucket)
+	}
+	if err != nil {
+		g.bus.keepMark(subject, m)
+	}
+}
+
 // mark says how far the group is.
 func (g *group) mark(floor uint64, left bool) mark {
 	return mark{Consumer: g.consumer, Stream: g.topic.stream.created, Floor: floor, TTLMS: g.ttl.Milliseconds(), SeenMS: time.Now().UnixMilli(), Left: left}
@@ -194,8 +215,8 @@ func (g *group) askFloor(ctx context.Context, l *link) (uint64, error) {
 	return state.AckFloor.Stream, nil
 }
 
-// maxKeptMarks bounds the marks that wait for a connection. Beyond it, groups whose members leave meanwhile may be taken for
-// such that had none for their TTL.
+// maxKeptMarks bounds the marks that wait for a connection. Beyond it, groups whose members leave
+// meanwhile may be taken for such that had none for their TTL.
 const maxKeptMarks = 10_000
 
 func (b *Bus) keepMark(subject string, m mark) {
@@ -234,16 +255,18 @@ func (b *Bus) saveMark(l *link, subject string, m mark) {
 	})
 }
 
-// startOf is where a group begins whose consumer does not exist. A group in memory whose server was restarted goes on behind
-// the floor of its mark, unless it has had no member for its TTL; other groups begin where start says. lost reports that
-// members may have been there after the mark: their hub died before it could say so.
+// startOf is where a group begins whose consumer does not exist. A group in memory whose server was
+// restarted goes on behind the floor of its mark, unless it has had no member for its TTL; other
+// groups begin where start says. lost reports that members may have been there after the mark:
+// their hub died before it could say so.
 func (b *Bus) startOf(ctx context.Context, t *topicInfo, name string, ptr generation, state natsjs.StreamState, start startFunc, dead *group) (seq uint64, lost bool, err error) {
 	if dead != nil {
 		seq, err = start(ctx, t, state)
 		return seq, false, err
 	}
 	if live := b.liveGroup(t, ptr.Consumer); live != nil {
-		return min(b.resumeAt(live), state.LastSeq+1), false, nil // its members here have not noticed yet
+		// its members here have not noticed yet
+		return min(b.resumeAt(live), state.LastSeq+1), false, nil
 	}
 	m, err := b.mark(ctx, t, name)
 	if err != nil {

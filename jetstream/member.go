@@ -12,8 +12,9 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// Pulls: a pull ends at the server after pullExpires, and is taken for lost pullSlack later. In a cluster, where the inbox of
-// a subscription that pauses or ends must outlive its pulls, they are shorter.
+// Pulls: a pull ends at the server after pullExpires, and is taken for lost pullSlack later. In a
+// cluster, where the inbox of a subscription that pauses or ends must outlive its pulls, they are
+// shorter.
 const (
 	pullExpires        = 30 * time.Second
 	pullExpiresCluster = 10 * time.Second
@@ -28,7 +29,8 @@ const (
 	minPull = 16 << 10
 )
 
-// member is a subscription on one topic: it pulls from the group's consumer. Guarded by its subscription's mu.
+// member is a subscription on one topic: it pulls from the group's consumer. Guarded by its
+// subscription's mu.
 type member struct {
 	sub   *Subscription
 	group *group
@@ -47,13 +49,16 @@ type member struct {
 	verifying bool
 	movedAt   uint64 // the newest revision of the group's generation that came up meanwhile
 
-	fresh []*Delivery // arrived in a cluster long after they were stored: the server is to be told of them
+	// arrived in a cluster long after they were stored: the server is to be told of them
+	fresh []*Delivery
 }
 
-// inbox is where pulls are answered to. Each is used until the subscription pauses, ends, or forgets what it had.
+// inbox is where pulls are answered to. Each is used until the subscription pauses, ends, or
+// forgets what it had.
 //
-// In a cluster, what the consumer's leader sends to an inbox that was just unsubscribed is dropped at the route, and waits
-// out AckWait. There a closed inbox lingers until its pulls have ended; what still comes is given back.
+// In a cluster, what the consumer's leader sends to an inbox that was just unsubscribed is dropped
+// at the route, and waits out AckWait. There a closed inbox lingers until its pulls have ended;
+// what still comes is given back.
 type inbox struct {
 	m         *member
 	group     *group
@@ -88,7 +93,8 @@ func (m *member) open() {
 	}
 }
 
-// close ends the inbox. Gracefully, what is under way is given back when it arrives; otherwise it is forgotten.
+// close ends the inbox. Gracefully, what is under way is given back when it arrives; otherwise it
+// is forgotten.
 func (m *member) close(gracefully bool) {
 	if m.inbox == nil {
 		return
@@ -141,7 +147,8 @@ func (s *Subscription) refill() {
 		return
 	}
 	now := s.bus.clock.now()
-	// Who holds nothing may always ask for its share, so that those who do not take what is theirs stop nobody else.
+	// Who holds nothing may always ask for its share, so that those who do not take what is theirs
+	// stop nobody else.
 	if s.heldBytes > 0 && s.bus.held.Load() >= int64(s.bus.limits.HeldTotal) {
 		s.bus.obs.LimitReached("held_total")
 		s.schedule(now + int64(heldRetry))
@@ -160,8 +167,8 @@ func (m *member) refill(now int64) {
 	free := s.opts.MaxInFlight - s.active - len(s.parked) - s.requested
 	want := free
 	if n := len(s.members); n > 1 {
-		// Each topic gets its share, and one that has nothing asked for gets at least one: what then arrives beyond
-		// MaxInFlight is parked.
+		// Each topic gets its share, and one that has nothing asked for gets at least one: what
+		// then arrives beyond MaxInFlight is parked.
 		want = free / n
 		if want < 1 && m.requested == 0 && s.active < s.opts.MaxInFlight && !slices.ContainsFunc(s.parked, func(d *Delivery) bool { return d.m == m }) {
 			want = 1
@@ -225,7 +232,8 @@ func (in *inbox) receive(msg *nats.Msg) {
 		return
 	}
 	d := newDelivery(in, msg, meta, now)
-	// It may have waited in a buffer. What came before the answer to an echo was sent after the echo was asked.
+	// It may have waited in a buffer. What came before the answer to an echo was sent after the
+	// echo was asked.
 	d.touched = s.link.sentSince(now)
 	d.spared, d.knows = in.group.arrived(msg.Reply, &meta)
 	defer in.group.arriving.Add(-1)
@@ -309,7 +317,8 @@ func (g *group) arrived(reply string, p *deliveryMeta) (spared int, how knowledg
 	return g.known.arrived(p.streamSeq, p.delivered)
 }
 
-// resolve asks how often the event reached no client, or tells other hubs. Events that arrive meanwhile wait behind it.
+// resolve asks how often the event reached no client, or tells other hubs. Events that arrive
+// meanwhile wait behind it.
 func (d *Delivery) resolve() {
 	s := d.m.sub
 	s.mu.Lock()
@@ -374,9 +383,9 @@ func (s *Subscription) unpark() *Delivery {
 	return nil
 }
 
-// freshen has the server told, along with others that arrive now, that a delivery is held. A consumer's new leader counts
-// AckWait from the moment that the event was stored, and would give an old one to another member at once (nats-server
-// 2.15.2; docs/upstream). s.mu is held.
+// freshen has the server told, along with others that arrive now, that a delivery is held. A
+// consumer's new leader counts AckWait from the moment that the event was stored, and would give an
+// old one to another member at once (nats-server 2.15.2; docs/upstream). s.mu is held.
 func (m *member) freshen(d *Delivery) {
 	s := m.sub
 	m.fresh = append(m.fresh, d)
@@ -439,7 +448,8 @@ func (in *inbox) status(msg *nats.Msg) {
 		m.verify(in.group)
 	case code == "100":
 	default:
-		// Leadership change, server shutdown, too many waiting pulls: ask again soon, from a clean slate.
+		// Leadership change, server shutdown, too many waiting pulls: ask again soon, from a clean
+		// slate.
 		s.bus.log.Debug("a pull ended early", slog.String("topic", m.group.topic.name), slog.String("status", what))
 		m.again(s.bus.clock.now() + int64(pullRetry))
 	}
@@ -453,8 +463,8 @@ func (m *member) again(at int64) {
 	m.sub.schedule(at)
 }
 
-// verify looks whether the consumer still exists, after an answer that nobody listens, and joins the group anew if not.
-// s.mu is held.
+// verify looks whether the consumer still exists, after an answer that nobody listens, and joins
+// the group anew if not. s.mu is held.
 func (m *member) verify(g *group) {
 	s := m.sub
 	if s.stopped || m.attaching || m.verifying || m.group != g {
@@ -481,8 +491,8 @@ func (m *member) verify(g *group) {
 	})
 }
 
-// reattach joins the group anew after its consumer was moved by a seek, or deleted. What was leased from the old one is
-// dropped silently: its acks would find no consumer. s.mu is held.
+// reattach joins the group anew after its consumer was moved by a seek, or deleted. What was leased
+// from the old one is dropped silently: its acks would find no consumer. s.mu is held.
 func (m *member) reattach(deleted bool) {
 	s := m.sub
 	if m.attaching || s.stopped {
@@ -549,8 +559,8 @@ func (s *Subscription) reset(m *member, topic, why string) {
 
 // resumeAt is where a group goes on whose consumer was lost. An event that arrives meanwhile is in
 // no member's hands at one moment, and not unsettled at the next, so resumeAt looks again until
-// nothing arrives: for at most arrivalWait. After that it names the ack floor, behind which what was
-// settled comes again.
+// nothing arrives: for at most arrivalWait. After that it names the ack floor, behind which what
+// was settled comes again.
 func (b *Bus) resumeAt(g *group) uint64 {
 	for end := b.clock.now() + int64(arrivalWait); ; {
 		g.mu.Lock()

@@ -21,8 +21,8 @@ type storedMsg struct {
 	size    int // as it was sent, in bytes, where a listing reads it
 }
 
-// lastBySubject reads the newest message of a subject at the stream's leader: it sees every confirmed publish, which
-// a direct get from a replica does not.
+// lastBySubject reads the newest message of a subject at the stream's leader: it sees every
+// confirmed publish, which a direct get from a replica does not.
 func (b *Bus) lastBySubject(ctx context.Context, stream, subject string) (*storedMsg, error) {
 	return b.getMsg(ctx, stream, map[string]any{"last_by_subj": subject})
 }
@@ -32,7 +32,9 @@ func (b *Bus) getMsg(ctx context.Context, stream string, query map[string]any) (
 	if err != nil {
 		return nil, err
 	}
-	reply, err := b.link().request(ctx, b.api+"STREAM.MSG.GET."+stream, req)
+	reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) {
+		return b.link().request(ctx, b.api+"STREAM.MSG.GET."+stream, req)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
 	}
@@ -43,7 +45,8 @@ func (b *Bus) getMsg(ctx context.Context, stream string, query map[string]any) (
 	return m, err
 }
 
-// parseStored reads the answer to a request for a stored message. It returns ErrNotFound where there is none.
+// parseStored reads the answer to a request for a stored message. It returns ErrNotFound where
+// there is none.
 func parseStored(reply *nats.Msg) (*storedMsg, error) {
 	if noResponders(reply) {
 		return nil, nats.ErrNoResponders
@@ -69,7 +72,8 @@ func parseStored(reply *nats.Msg) (*storedMsg, error) {
 	}
 	m := &storedMsg{subject: got.Message.Subject, seq: got.Message.Seq, data: got.Message.Data, time: got.Message.Time}
 	if len(got.Message.Header) > 0 {
-		// A header that NATS clients cannot read is a native publisher's fault: what could be read counts.
+		// A header that NATS clients cannot read is a native publisher's fault: what could be read
+		// counts.
 		m.header, _ = nats.DecodeHeadersMsg(got.Message.Header)
 	}
 	return m, nil

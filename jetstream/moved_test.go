@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// A hub may be told late of a move, when its members are on a newer consumer already. That must not move the group.
+// A hub may be told late of a move, when its members are on a newer consumer already. That must not
+// move the group.
 func TestALateNoticeOfAMoveChangesNothing(t *testing.T) {
 	b := open(t, Config{})
 	publish(t, b, "late", numbers(4)...)
@@ -22,7 +23,8 @@ func TestALateNoticeOfAMoveChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	second.sub.moved(groupKey(topic, "g"), "g~1-0badcafe", before.revision-1)
-	second.sub.moved(groupKey(topic, "g"), "g~1-0badcafe", before.revision+1) // and one of the future, which says no more than: look
+	// and one of the future, which says no more than: look
+	second.sub.moved(groupKey(topic, "g"), "g~1-0badcafe", before.revision+1)
 	eventually(t, "the member has looked", func() bool {
 		second.sub.mu.Lock()
 		defer second.sub.mu.Unlock()

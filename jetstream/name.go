@@ -10,17 +10,19 @@ import (
 	"unicode/utf8"
 )
 
+// MaxKey is the longest key of an event in bytes.
+const MaxKey = 512
+
 // Bounds of names, from the protocol.
 const (
 	maxTopicLen = 251 // so that dlq.<topic> stays within 255
 	maxGroupLen = 128
-	maxKeyLen   = 512
 	maxIDLen    = 128
 	maxNameLen  = 200 // a stream's or consumer's name is also a directory name on the server
 )
 
-// ValidTopic returns a bad_topic *Error unless topic is dot-separated segments of [A-Za-z0-9_-], 1..251 bytes in all; 255
-// for the dead letters of a topic.
+// ValidTopic returns a bad_topic *Error unless topic is dot-separated segments of [A-Za-z0-9_-],
+// 1..251 bytes in all; 255 for the dead letters of a topic.
 func ValidTopic(topic string) error {
 	limit := maxTopicLen
 	if strings.HasPrefix(topic, dlqPrefix) {
@@ -55,7 +57,8 @@ func ValidTopic(topic string) error {
 	return nil
 }
 
-// ValidGroup returns a bad_group *Error unless group is 1..128 bytes of UTF-8 without control characters.
+// ValidGroup returns a bad_group *Error unless group is 1..128 bytes of UTF-8 without control
+// characters.
 func ValidGroup(group string) error {
 	if err := text(group, maxGroupLen); err != nil {
 		return &Error{Code: CodeBadGroup, Msg: "group " + err.Error()}
@@ -88,7 +91,8 @@ func plain(c byte) bool {
 	return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '_' || c == '-'
 }
 
-// keyToken writes a key as one subject token that is also a legal KV key: bytes outside [A-Za-z0-9_-] become =XX.
+// keyToken writes a key as one subject token that is also a legal KV key: bytes outside
+// [A-Za-z0-9_-] become =XX.
 func keyToken(key string) string { return escape(key, true) }
 
 func escape(s string, upper bool) string {
@@ -116,8 +120,8 @@ func escape(s string, upper bool) string {
 	return b.String()
 }
 
-// tokenKey reads a key token back. Native clients may write tokens that are not canonical; what is no escape stands for
-// itself, so that every token has a key.
+// tokenKey reads a key token back. Native clients may write tokens that are not canonical; what is
+// no escape stands for itself, so that every token has a key.
 func tokenKey(token string) string {
 	if strings.IndexByte(token, '=') < 0 {
 		return token
@@ -138,9 +142,10 @@ func tokenKey(token string) string {
 	return b.String()
 }
 
-// objectName is the name of the stream of a topic, or of the consumer of a group: the =XX form with capitals escaped too,
-// because the server uses names as directories, and file systems may fold case. A long name becomes a readable prefix
-// and a hash; the marker =_ is no escape, so the two forms never meet.
+// objectName is the name of the stream of a topic, or of the consumer of a group: the =XX form with
+// capitals escaped too, because the server uses names as directories, and file systems may fold
+// case. A long name becomes a readable prefix and a hash; the marker =_ is no escape, so the two
+// forms never meet.
 func objectName(s string) string {
 	name := escape(s, false)
 	if len(name) <= maxNameLen {

@@ -2,20 +2,20 @@ package jetstream
 
 import "time"
 
-// Observer is told what the bus does. Its methods and those of what it returns are called on the hot path from many
-// goroutines: they must be safe for concurrent use and must not block.
+// Observer is told what the bus does. Its methods and those of what it returns are called on the
+// hot path from many goroutines: they must be safe for concurrent use and must not block.
 type Observer interface {
 	// Topic is asked once per topic; the answer is kept.
 	Topic(topic string) TopicObserver
-	// Group is asked once per subscription and topic; the answer is kept until its Close. ephemeral says that the
-	// group was made with a TTL, so that its name may be one of very many.
+	// Group is asked once per subscription and topic; the answer is kept until its Close. ephemeral
+	// says that the group was made with a TTL, so that its name may be one of very many.
 	Group(topic, group string, ephemeral bool) GroupObserver
 	// LimitReached counts a refusal or a wait because of the named limit (see Limits).
 	LimitReached(limit string)
 	// ServerRestarted counts a restart of the embedded server by the hub.
 	ServerRestarted()
-	// Gauge sets a named state of the bus: GaugeConnected, GaugeTopics, GaugeSubscriptions, GaugeBucketsBroken,
-	// GaugeStreamsFailed.
+	// Gauge sets a named state of the bus: GaugeConnected, GaugeTopics, GaugeSubscriptions,
+	// GaugeBucketsBroken, GaugeStreamsFailed.
 	Gauge(name string, value float64)
 }
 
@@ -24,16 +24,18 @@ const (
 	GaugeConnected     = "connected"     // 1 while every NATS connection is up, else 0
 	GaugeTopics        = "topics"        // topics this hub knows
 	GaugeSubscriptions = "subscriptions" // subscriptions open on this hub
-	// GaugeBucketsBroken is the number of buckets of compacted topics known to this hub that are not as they should be.
+	// GaugeBucketsBroken is the number of buckets of compacted topics known to this hub that are
+	// not as they should be.
 	GaugeBucketsBroken = "buckets_broken"
-	// GaugeStreamsFailed is the number of streams of the embedded server that cannot be written, 1 also when it stores nothing
-	// any more.
+	// GaugeStreamsFailed is the number of streams of the embedded server that cannot be written, 1
+	// also when it stores nothing any more.
 	GaugeStreamsFailed = "streams_failed"
 )
 
 // TopicObserver is told of one topic's publishes.
 type TopicObserver interface {
-	// Published counts an event that the stream has stored. took is from the send to the stream's ack.
+	// Published counts an event that the stream has stored. took is from the send to the stream's
+	// ack.
 	Published(took time.Duration)
 	// PublishFailed counts a publish that was answered with an error.
 	PublishFailed()
@@ -43,8 +45,8 @@ type TopicObserver interface {
 type GroupObserver interface {
 	// Delivered counts an event that was handed to the subscriber.
 	Delivered()
-	// Settled counts the end of a lease. held is how long the subscriber had the event, age how long ago the event
-	// was stored.
+	// Settled counts the end of a lease. held is how long the subscriber had the event, age how
+	// long ago the event was stored.
 	Settled(how Outcome, held, age time.Duration)
 	// InFlight adds delta to the number of leases held.
 	InFlight(delta int)

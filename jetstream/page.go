@@ -15,7 +15,8 @@ const (
 	exactPage = 10_000      // offset and limit together, up to which removed keys do not count
 	maxProbes = 64          // questions for one position in a bucket
 	pageWait  = time.Second // for a replica that is behind
-	pageSlack = 500         // entries beyond a page that are read rather than asking for its position once more
+	// entries beyond a page that are read rather than asking for its position once more
+	pageSlack = 500
 )
 
 func notCompacted(topic string) error {
@@ -73,8 +74,8 @@ func (k Keys) Page(ctx context.Context, offset, limit int) ([]*Event, error) {
 // errBehind is returned where a replica has nothing yet of what the leader has told of.
 var errBehind = errors.New("jetstream: a replica does not have the entries of a page")
 
-// latestPage begins a page anew when the replica that was asked is behind, or none answers, as right after the bucket was
-// made: an empty page would say that there are no more keys.
+// latestPage begins a page anew when the replica that was asked is behind, or none answers, as
+// right after the bucket was made: an empty page would say that there are no more keys.
 func (b *Bus) latestPage(ctx context.Context, t *topicInfo, offset, limit int) ([]*Event, error) {
 	for deadline := time.Now().Add(pageWait); ; {
 		p := pageRead{bus: b, topic: t}
@@ -88,7 +89,8 @@ func (b *Bus) latestPage(ctx context.Context, t *topicInfo, offset, limit int) (
 	}
 }
 
-// pageRead reads a page of a bucket. The server reads forward only, so the page's beginning is found first, by counting.
+// pageRead reads a page of a bucket. The server reads forward only, so the page's beginning is
+// found first, by counting.
 type pageRead struct {
 	bus   *Bus
 	topic *topicInfo
@@ -131,8 +133,8 @@ func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*Event, error
 	}
 }
 
-// events reads n entries, and returns the newest limit of those that are live, the oldest first, but for the skip newest. It
-// reports whether there were as many.
+// events reads n entries, and returns the newest limit of those that are live, the oldest first,
+// but for the skip newest. It reports whether there were as many.
 func (p *pageRead) events(ctx context.Context, start, n uint64, skip, limit int) ([]*Event, bool, error) {
 	need := skip + limit
 	live := make([]*Event, 0, 2*need)
@@ -158,7 +160,8 @@ func (p *pageRead) events(ctx context.Context, start, n uint64, skip, limit int)
 	return live[:max(0, len(live)-skip)], len(live) == need, err
 }
 
-// fewEvents is events for when many are skipped, or large: it looks at headers first, and then fetches the events it needs.
+// fewEvents is events for when many are skipped, or large: it looks at headers first, and then
+// fetches the events it needs.
 func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit int) ([]*Event, bool, error) {
 	need := skip + limit
 	var live []uint64
@@ -219,7 +222,8 @@ func (p *pageRead) findStart(ctx context.Context, need uint64) (start, count uin
 	loCount, hiCount := p.entries, uint64(0)
 	for i := 0; hi-lo > 1 && loCount > need+pageSlack && i < maxProbes; i++ {
 		mid := lo + (hi-lo)/2
-		if i%3 != 2 { // every third step halves, so that no distribution of holes makes the search long
+		// every third step halves, so that no distribution of holes makes the search long
+		if i%3 != 2 {
 			share := float64(loCount-need-pageSlack/2) / float64(loCount-hiCount)
 			mid = min(max(lo+uint64(share*float64(hi-lo)), lo+1), hi-1)
 		}
@@ -245,7 +249,8 @@ func (p *pageRead) count(ctx context.Context, seq uint64) (first, n uint64, err 
 	return first, n, err
 }
 
-// each calls f for n entries from start on. Each direct get costs the server a count, a consumer one in all.
+// each calls f for n entries from start on. Each direct get costs the server a count, a consumer
+// one in all.
 func (p *pageRead) each(ctx context.Context, start, n uint64, headersOnly bool, f func(*storedMsg) error) error {
 	stream := p.topic.bucket.stream
 	if headersOnly || n > 2*maxDirect {

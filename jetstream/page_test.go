@@ -124,7 +124,8 @@ func TestDeepPagesLeaveNothingOut(t *testing.T) {
 	}
 }
 
-// busy makes keys "0" to keys-1 of state.a, and writes all of them again and again, until it is stopped.
+// busy makes keys "0" to keys-1 of state.a, and writes all of them again and again, until it is
+// stopped.
 func busy(t *testing.T, b *Bus, keys int, payload string) (stop func()) {
 	t.Helper()
 	p := b.NewPublisher()
@@ -233,7 +234,8 @@ func TestPageBounds(t *testing.T) {
 	}
 }
 
-// TestLatestPageIsBoundedInBytes has more in a page than it may hold: it ends early, and the next one goes on there.
+// TestLatestPageIsBoundedInBytes has more in a page than it may hold: it ends early, and the next
+// one goes on there.
 func TestLatestPageIsBoundedInBytes(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
 	const keys = 40

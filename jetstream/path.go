@@ -12,8 +12,8 @@ import (
 // probeWait is how long a probe is waited for before another is sent.
 const probeWait = 2 * time.Second
 
-// probe is a question that is asked again and again, to know that the way to and from somebody is open. Its methods may be
-// called concurrently.
+// probe is a question that is asked again and again, to know that the way to and from somebody is
+// open. Its methods may be called concurrently.
 type probe struct {
 	asked   atomic.Int64 // when the oldest question that was not answered was asked; 0: all were
 	heard   atomic.Int64 // when the newest question that was answered was asked
@@ -50,14 +50,16 @@ func (p *probe) silent(now, limit int64) bool {
 	return asked != 0 && now-asked > limit
 }
 
-// path is the way over one connection to a group's consumer, wherever in a cluster that is. While it is silent, what
-// subscribers say about deliveries is kept: sent now, it might arrive when the server has given the event to another.
+// path is the way over one connection to a group's consumer, wherever in a cluster that is. While
+// it is silent, what subscribers say about deliveries is kept: sent now, it might arrive when the
+// server has given the event to another.
 type path struct {
 	probe
 	held atomic.Int64 // deliveries that are held or leased over it
 
-	mu   sync.Mutex
-	kept []settlement // bounded by what was held when the path fell silent, and what arrives meanwhile
+	mu sync.Mutex
+	// bounded by what was held when the path fell silent, and what arrives meanwhile
+	kept []settlement
 }
 
 type settlement struct {
@@ -65,14 +67,16 @@ type settlement struct {
 	what []byte
 }
 
-// silent reports whether nothing may be sent about deliveries of the group over the link: a question to the consumer or to the
-// hub itself waits for its answer for too long, or the hub had no time to ask.
+// silent reports whether nothing may be sent about deliveries of the group over the link: a
+// question to the consumer or to the hub itself waits for its answer for too long, or the hub had
+// no time to ask.
 func (g *group) silent(l *link, now int64) bool {
 	limit := int64(g.fence.silence)
 	return g.paths[l.index].silent(now, limit) || l.echo.silent(now, limit) || now-g.bus.probed.Load() > limit+int64(g.bus.probeEvery())
 }
 
-// tell sends what the subscriber, or the hub for it, says about a delivery that has ended here; later, if the path is silent.
+// tell sends what the subscriber, or the hub for it, says about a delivery that has ended here;
+// later, if the path is silent.
 func (d *Delivery) tell(what []byte) {
 	l, b := d.m.sub.link, d.group.bus
 	if p := &d.group.paths[l.index]; d.group.silent(l, b.clock.now()) {
@@ -84,7 +88,8 @@ func (d *Delivery) tell(what []byte) {
 	d.send(what)
 }
 
-// sendInTime is send for what could not be said at once: it says nothing when the server may have given the event to another.
+// sendInTime is send for what could not be said at once: it says nothing when the server may have
+// given the event to another.
 func (d *Delivery) sendInTime(what []byte) {
 	if d.inTime() {
 		d.tell(what)
@@ -142,11 +147,12 @@ func (p *path) forget() {
 	p.kept = nil
 }
 
-// probeEvery is how often each connection, and each consumer of which the hub holds something, is asked.
+// probeEvery is how often each connection, and each consumer of which the hub holds something, is
+// asked.
 func (b *Bus) probeEvery() time.Duration { return max(margin(b.cfg.AckWait)/5, 10*time.Millisecond) }
 
-// probePaths asks over each connection whether it is open, and each consumer of which the hub holds something whether it
-// hears us, until the bus closes.
+// probePaths asks over each connection whether it is open, and each consumer of which the hub holds
+// something whether it hears us, until the bus closes.
 func (b *Bus) probePaths() {
 	tick := time.NewTicker(b.probeEvery())
 	defer tick.Stop()
@@ -199,7 +205,8 @@ func (p *path) open(g *group, l *link) {
 	}
 }
 
-// probe asks the consumer. It works its acks off in order, so its answer to one about no event comes after all others.
+// probe asks the consumer. It works its acks off in order, so its answer to one about no event
+// comes after all others.
 func (g *group) probe(l *link, p *path, now int64) {
 	if !l.up.Load() || !p.begin(now) {
 		return
@@ -239,7 +246,8 @@ func (g *group) used() bool {
 	return g.acks != ""
 }
 
-// sentSince is a moment after which the server sent what arrives now over the link: the newest that an answer stands for.
+// sentSince is a moment after which the server sent what arrives now over the link: the newest that
+// an answer stands for.
 func (l *link) sentSince(now int64) int64 {
 	if l.mute {
 		return now

@@ -26,7 +26,8 @@ const (
 	ChangeSafe ChangeKind = "change"
 	// ChangeDeletes makes a bound of a stream narrower, by which events may go at once.
 	ChangeDeletes ChangeKind = "deletes"
-	// ChangeImpossible is what the server cannot do, or the bus never does. Err says why, and what to do instead.
+	// ChangeImpossible is what the server cannot do, or the bus never does. Err says why, and what
+	// to do instead.
 	ChangeImpossible ChangeKind = "impossible"
 )
 
@@ -37,14 +38,14 @@ type TopicChange struct {
 	Stream string
 	// Rule is the pattern of the rule.
 	Rule string
-	// Field is named as in a topics file, or "stream" for one that is to be made, or the name that NATS gives to what has
-	// no field there. Have and Want are in the units of the file.
+	// Field is named as in a topics file, or "stream" for one that is to be made, or the name that
+	// NATS gives to what has no field there. Have and Want are in the units of the file.
 	Field string
 	Have  string
 	Want  string
 	Kind  ChangeKind
-	// Done is set by ApplyTopics when the change was carried out. Err says why it was not, or cannot be; it is nil for
-	// what was not asked for.
+	// Done is set by ApplyTopics when the change was carried out. Err says why it was not, or
+	// cannot be; it is nil for what was not asked for.
 	Done bool
 	Err  error
 
@@ -72,9 +73,10 @@ const (
 	fieldBucketReplicas = "replicas of the bucket"
 )
 
-// PlanTopics compares the rules of Config.Topics with the server and changes nothing. A rule for one topic, or a family,
-// wants its stream to be there; every rule wants the streams of topics that it is the first to match to be as it says.
-// The built-in rules want the buckets of compacted topics that exist, and leave everything else as it is.
+// PlanTopics compares the rules of Config.Topics with the server and changes nothing. A rule for
+// one topic, or a family, wants its stream to be there; every rule wants the streams of topics that
+// it is the first to match to be as it says. The built-in rules want the buckets of compacted
+// topics that exist, and leave everything else as it is.
 func (a Admin) PlanTopics(ctx context.Context) ([]TopicChange, error) {
 	b := a.bus
 	inv, err := b.takeInventory(ctx)
@@ -88,9 +90,10 @@ func (a Admin) PlanTopics(ctx context.Context) ([]TopicChange, error) {
 	return append(changes, inv.leftOver()...), nil
 }
 
-// ApplyTopics carries out what PlanTopics finds: what is to be made, and what no event goes by; with deleting also what
-// events may go by. It returns all changes, each with its outcome, and an error when the server could not be compared.
-// What fails does not keep the rest from being done. Several hubs may call it at once.
+// ApplyTopics carries out what PlanTopics finds: what is to be made, and what no event goes by;
+// with deleting also what events may go by. It returns all changes, each with its outcome, and an
+// error when the server could not be compared. What fails does not keep the rest from being done.
+// Several hubs may call it at once.
 func (a Admin) ApplyTopics(ctx context.Context, deleting bool) ([]TopicChange, error) {
 	b := a.bus
 	inv, err := b.takeInventory(ctx)
@@ -129,7 +132,8 @@ func (b *Bus) apply(ctx context.Context, inv *inventory, s topicStream, planned 
 		// Another hub may have made it at the same moment, by another file.
 		return append(planned[:1:1], b.apply(ctx, inv, s, inv.plan(s), deleting)...)
 	}
-	// What others have changed since the inventory was taken must not be undone by a configuration from before.
+	// What others have changed since the inventory was taken must not be undone by a configuration
+	// from before.
 	info, err := b.findStream(ctx, s.info.Config.Name)
 	if err != nil {
 		for i := range planned {
@@ -262,7 +266,8 @@ func (r *TopicRule) compare(topic string, have *natsjs.StreamConfig, defaults *C
 	}
 	if len(missing) > 0 {
 		differs(fieldSubjects, strings.Join(have.Subjects, " "), strings.Join(want.Subjects, " "), ChangeSafe, func(c *natsjs.StreamConfig) {
-			c.Subjects = append(slices.DeleteFunc(slices.Clone(c.Subjects), func(s string) bool { // narrower ones would overlap
+			// narrower ones would overlap
+			c.Subjects = append(slices.DeleteFunc(slices.Clone(c.Subjects), func(s string) bool {
 				return slices.ContainsFunc(missing, func(m string) bool { return covers(m, s) })
 			}), missing...)
 		})

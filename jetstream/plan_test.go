@@ -6,15 +6,15 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	natsserver "github.com/nats-io/nats-server/v2/server"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/natstest"
 )
 
 func plan(tb testing.TB, b *Bus) []TopicChange {
@@ -158,8 +158,8 @@ func TestNothingIsDeletedUnlessTold(t *testing.T) {
 	same(t, "plan after it", outcomes(plan(t, before)), nil)
 }
 
-// TestNoRuleDeletesByItself tries many pairs of rules: after ApplyTopics without deletion no bound is narrower, and all
-// events are there.
+// TestNoRuleDeletesByItself tries many pairs of rules: after ApplyTopics without deletion no bound
+// is narrower, and all events are there.
 func TestNoRuleDeletesByItself(t *testing.T) {
 	url := natsServer(t)
 	seed := rand.Uint64()
@@ -390,42 +390,5 @@ func TestReplicasOfStreamAndBucket(t *testing.T) {
 // threeServers starts a cluster and returns the addresses of all of it.
 func threeServers(tb testing.TB) string {
 	tb.Helper()
-	var listeners []net.Listener
-	var routes []string
-	var ports []int
-	for range 3 { // every server must know the others before it starts
-		l, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", "127.0.0.1:0")
-		if err != nil {
-			tb.Fatal(err)
-		}
-		listeners = append(listeners, l)
-		routes, ports = append(routes, "nats://"+l.Addr().String()), append(ports, l.Addr().(*net.TCPAddr).Port) //nolint:errcheck // it is one
-	}
-	var all []*natsserver.Server
-	var urls []string
-	for i, port := range ports {
-		s, err := natsserver.NewServer(&natsserver.Options{
-			ServerName: fmt.Sprintf("n%d", i), Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: tb.TempDir(), NoLog: true, NoSigs: true,
-			Cluster: natsserver.ClusterOpts{Name: "three", Host: "127.0.0.1", Port: port}, Routes: natsserver.RoutesFromStr(strings.Join(routes, ",")),
-		})
-		if err != nil {
-			tb.Fatal(err)
-		}
-		all = append(all, s)
-	}
-	for i, s := range all {
-		_ = listeners[i].Close()
-		s.Start()
-		tb.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	}
-	for _, s := range all {
-		if !s.ReadyForConnections(wait) {
-			tb.Fatal("a nats server does not start")
-		}
-		urls = append(urls, s.ClientURL())
-	}
-	eventually(tb, "the cluster has a leader", func() bool {
-		return slices.ContainsFunc(all, func(s *natsserver.Server) bool { return s.JetStreamIsLeader() && len(s.JetStreamClusterPeers()) == 3 })
-	})
-	return strings.Join(urls, ",")
+	return natstest.ClientURLs(natstest.RunCluster(tb, 3)...)
 }

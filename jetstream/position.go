@@ -65,8 +65,8 @@ func (p Position) validate() error {
 	return nil
 }
 
-// resolve turns a position into the sequence of the first event after it. It is never beyond the end: a start beyond the
-// end would skip events that are stored later.
+// resolve turns a position into the sequence of the first event after it. It is never beyond the
+// end: a start beyond the end would skip events that are stored later.
 func (b *Bus) resolve(ctx context.Context, t *topicInfo, at Position, state natsjs.StreamState) (uint64, error) {
 	end := state.LastSeq + 1
 	switch at.kind {
@@ -94,8 +94,8 @@ func (b *Bus) firstSince(ctx context.Context, t *topicInfo, since time.Time, end
 	return min(m.seq, end), nil
 }
 
-// findID is the sequence of the event with the id, or a bad id's unknown_id *Error. A UUIDv7 that is older than the first
-// event that is left gives the sequence before that one.
+// findID is the sequence of the event with the id, or a bad id's unknown_id *Error. A UUIDv7 that
+// is older than the first event that is left gives the sequence before that one.
 func (b *Bus) findID(ctx context.Context, t *topicInfo, id string, state natsjs.StreamState) (uint64, error) {
 	unknown := func(why string) (uint64, error) {
 		return 0, &Error{Code: CodeUnknownID, Msg: "no event of this topic has the id of afterId: " + why}
@@ -109,8 +109,8 @@ func (b *Bus) findID(ctx context.Context, t *topicInfo, id string, state natsjs.
 	made, v7 := madeAt(id)
 	var searches []walkOptions
 	if v7 {
-		// A hub stores an event within milliseconds of making its id. On a busy topic, a minute before would use the
-		// search up.
+		// A hub stores an event within milliseconds of making its id. On a busy topic, a minute
+		// before would use the search up.
 		searches = []walkOptions{{since: made.Add(-20 * time.Millisecond)}, {since: made.Add(-2 * time.Second)}, {since: made.Add(-idSearchBefore)}}
 	} else {
 		searches = []walkOptions{{}}
@@ -139,7 +139,8 @@ func (b *Bus) findID(ctx context.Context, t *topicInfo, id string, state natsjs.
 	case v7 && state.Msgs > 0 && made.Before(state.FirstTime):
 		return state.FirstSeq - 1, nil
 	case v7 && state.Msgs == 0 && state.LastSeq > 0:
-		return state.LastSeq, nil // all events are gone: the next one stored is the first that is left
+		// all events are gone: the next one stored is the first that is left
+		return state.LastSeq, nil
 	case v7:
 		return unknown("it was not found among those stored around its time")
 	default:
@@ -157,7 +158,8 @@ func madeAt(id string) (time.Time, bool) {
 	return farthest(time.UnixMilli(ms)), true
 }
 
-// farthest keeps a time within what the server can count, in nanoseconds: one beyond would mean the past.
+// farthest keeps a time within what the server can count, in nanoseconds: one beyond would mean the
+// past.
 func farthest(t time.Time) time.Time {
 	if limit := time.Unix(0, math.MaxInt64); t.After(limit) {
 		return limit
@@ -178,11 +180,13 @@ func (t *topicInfo) event(m *storedMsg) *Event {
 	return e
 }
 
-// applyWait is how long a read waits before it asks again for an event that the stream's leader does not have yet.
+// applyWait is how long a read waits before it asks again for an event that the stream's leader
+// does not have yet.
 const applyWait = 10 * time.Millisecond
 
-// bySequence reads one event that was stored. It returns ErrNotFound when the event was removed. A consumer's leader may
-// deliver an event that the stream's leader, another server, has not applied yet: then bySequence waits for it.
+// bySequence reads one event that was stored. It returns ErrNotFound when the event was removed. A
+// consumer's leader may deliver an event that the stream's leader, another server, has not applied
+// yet: then bySequence waits for it.
 func (b *Bus) bySequence(ctx context.Context, t *topicInfo, seq uint64) (*Event, error) {
 	m, err := b.getMsg(ctx, t.stream.name, map[string]any{"seq": seq})
 	for errors.Is(err, ErrNotFound) {
@@ -227,8 +231,8 @@ type walkOptions struct {
 // errStopWalk ends a walk without an error.
 var errStopWalk = errors.New("stop")
 
-// walk calls f for the stored messages of a topic in order, up to the end of the stream at its beginning: as its leader knows
-// it, whichever replica is read.
+// walk calls f for the stored messages of a topic in order, up to the end of the stream at its
+// beginning: as its leader knows it, whichever replica is read.
 func (b *Bus) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func(*storedMsg) error) error {
 	info, err := b.findStream(ctx, t.stream.name)
 	if err != nil {
@@ -273,8 +277,8 @@ func (o *walkOptions) filters(t *topicInfo) []string {
 	}
 }
 
-// nextStored asks the leader for the first message of a walk behind a sequence (0: from the walk's start on). It is nil when
-// there is none.
+// nextStored asks the leader for the first message of a walk behind a sequence (0: from the walk's
+// start on). It is nil when there is none.
 func (b *Bus) nextStored(ctx context.Context, t *topicInfo, opts *walkOptions, last uint64) (*storedMsg, error) {
 	seq := max(last+1, opts.start)
 	if last == 0 && opts.start == 0 && !opts.since.IsZero() {
@@ -290,9 +294,9 @@ func (b *Bus) nextStored(ctx context.Context, t *topicInfo, opts *walkOptions, l
 // walkMakes is how long the server may take to make the consumer of a walk.
 const walkMakes = 5 * time.Second
 
-// walkOn reads through an ephemeral consumer without acks, which the server forgets by itself when the hub dies. It returns
-// the last sequence that it read, 0 for none. ended says that there is no more to read: f or a bound of the walk has ended it.
-// Else the replica that was read had no more.
+// walkOn reads through an ephemeral consumer without acks, which the server forgets by itself when
+// the hub dies. It returns the last sequence that it read, 0 for none. ended says that there is no
+// more to read: f or a bound of the walk has ended it. Else the replica that was read had no more.
 func (b *Bus) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f func(*storedMsg) error) (last uint64, ended bool, err error) {
 	cfg := natsjs.ConsumerConfig{
 		AckPolicy:         natsjs.AckNonePolicy,
@@ -317,8 +321,8 @@ func (b *Bus) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f fun
 	if err := ctx.Err(); err != nil {
 		return failed(err)
 	}
-	// When ctx ends while the server makes the consumer, the consumer would stay behind: so it is made under a context of its
-	// own, and under a name that is known before.
+	// When ctx ends while the server makes the consumer, the consumer would stay behind: so it is
+	// made under a context of its own, and under a name that is known before.
 	cfg.Name = rand.Text()
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
@@ -355,7 +359,8 @@ func (b *Bus) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f fun
 				return failed(err)
 			}
 			got++
-			if seen++; meta.Sequence.Consumer != seen { // without acks nothing is sent twice: a hole would stay one
+			// without acks nothing is sent twice: a hole would stay one
+			if seen++; meta.Sequence.Consumer != seen {
 				return failed(fmt.Errorf("message %d of it was lost on the way", seen))
 			}
 			if opts.beyond(meta.Timestamp) {
@@ -402,9 +407,10 @@ type ScanOptions struct {
 	LatestByKey bool
 }
 
-// Scan calls f for the stored events of a topic in order, up to the topic's end at the moment of the call. It stops when
-// f returns an error, and returns that error. A topic that does not exist has no events. f owns the event it gets.
-// Errors: bad_topic, bad_options, unknown_id (FromAfterID).
+// Scan calls f for the stored events of a topic in order, up to the topic's end at the moment of
+// the call. It stops when f returns an error, and returns that error. A topic that does not exist
+// has no events. f owns the event it gets. Errors: bad_topic, bad_options, unknown_id
+// (FromAfterID).
 func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*Event) error) error {
 	b, topic := h.bus, h.topic
 	if opts.Limit <= 0 {

@@ -16,27 +16,30 @@ import (
 // made by the hub. They are passed by value: a pointer that goes through an interface would cost an
 // allocation for each publish.
 type PublishOptions struct {
-	// ID makes the publish idempotent within the topic's duplicate window (default 2 min): 1..128 bytes, no control
-	// characters, no outer blanks, not of the form <stream>@<sequence>.
+	// ID makes the publish idempotent within the topic's duplicate window (default 2 min): 1..128
+	// bytes, no control characters, no outer blanks, not of the form <stream>@<sequence>.
 	ID string
-	// TS is the record's ts in epoch milliseconds when HasTS is set; otherwise the moment of storage counts.
+	// TS is the record's ts in epoch milliseconds when HasTS is set; otherwise the moment of
+	// storage counts.
 	TS    int64
 	HasTS bool
 	// Key is any UTF-8 of 1..512 bytes, or "" for none.
 	Key string
 	// SID, Tags and CausedBy are carried along; their bytes count with those of Headers.
 	SID string
-	// Headers: names are RFC 9110 tokens, values have no control characters and no outer blanks; at most 64, 16 KiB
-	// in all. Nats-*, Event-* and KV-* are reserved in any case.
+	// Headers: names are RFC 9110 tokens, values have no control characters and no outer blanks; at
+	// most 64, 16 KiB in all. Nats-*, Event-* and KV-* are reserved in any case.
 	Headers  map[string]string
 	Tags     []string
 	CausedBy []string
-	// Tombstone removes Key, which must be set, from a compacted topic. The payload must be empty or null.
+	// Tombstone removes Key, which must be set, from a compacted topic. The payload must be empty
+	// or null.
 	Tombstone bool
-	// Wrapper says that the payload wraps that of another event: it may be 16 KiB larger than others.
+	// Wrapper says that the payload wraps that of another event: it may be 16 KiB larger than
+	// others.
 	Wrapper bool
-	// ExpectKeySequence, when not nil, stores the event only if the newest event of Key has this stream sequence
-	// (0: there is none yet). Otherwise the publish fails with ErrKeyChanged.
+	// ExpectKeySequence, when not nil, stores the event only if the newest event of Key has this
+	// stream sequence (0: there is none yet). Otherwise the publish fails with ErrKeyChanged.
 	ExpectKeySequence *uint64
 }
 
@@ -44,7 +47,8 @@ type PublishOptions struct {
 type Receipt struct {
 	// ID is the event's id.
 	ID string
-	// Stream and Sequence say where the event lies. For a duplicate they are those of the event stored before.
+	// Stream and Sequence say where the event lies. For a duplicate they are those of the event
+	// stored before.
 	Stream   string
 	Sequence uint64
 	// Duplicate is set when an event of that id was stored already, and nothing was stored now.
@@ -64,8 +68,8 @@ type Publisher struct {
 	inFlight gate // of unanswered publishes
 }
 
-// NewPublisher makes a Publisher. It is cheap; make one for each client session. Until CountFor says whose they are, the
-// topics it makes count for it alone (Limits.TopicsPerClient).
+// NewPublisher makes a Publisher. It is cheap; make one for each client session. Until CountFor
+// says whose they are, the topics it makes count for it alone (Limits.TopicsPerClient).
 func (b *Bus) NewPublisher() *Publisher { return b.newPublisher(b.unnamed()) }
 
 // CountFor makes the topics that this Publisher makes from now on count for a client
@@ -184,7 +188,8 @@ func (p *Publisher) send(ctx context.Context, t *topicInfo, payload []byte, opts
 		return p.first(ctx, w)
 	}
 	w.sent = p.bus.clock.now()
-	w.users.Store(2) // the answer may come, or be given up, while the message is still being written
+	// the answer may come, or be given up, while the message is still being written
+	w.users.Store(2)
 	if err := p.link.ask(&w.msg, w.sent-p.bus.shortfall(ctx, w.sent), w); err != nil {
 		p.release(t.stream)
 		w.free()
@@ -205,7 +210,8 @@ func (b *Bus) shortfall(ctx context.Context, now int64) int64 {
 	return max(0, now+int64(publishWait)-int64(end.Sub(b.clock.base)))
 }
 
-// outgoingEvent is an event on its way to the stream. They are pooled, with the message and its header.
+// outgoingEvent is an event on its way to the stream. They are pooled, with the message and its
+// header.
 type outgoingEvent struct {
 	p     *Publisher
 	topic *topicInfo
@@ -270,8 +276,9 @@ func (w *outgoingEvent) free() {
 	outgoing.Put(w)
 }
 
-// first sends the first publish to a stream over this connection, and waits for its answer: a stream that was just made
-// may not be known everywhere yet, and sending again what was refused must not let a later publish overtake it.
+// first sends the first publish to a stream over this connection, and waits for its answer: a
+// stream that was just made may not be known everywhere yet, and sending again what was refused
+// must not let a later publish overtake it.
 func (p *Publisher) first(ctx context.Context, w *outgoingEvent) error {
 	t := w.topic
 	defer p.release(t.stream)

@@ -253,7 +253,8 @@ func TestAForeignStreamIsNotShown(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-	// A stream made by hand for many topics is one of the bus's, and shows each topic its own events only.
+	// A stream made by hand for many topics is one of the bus's, and shows each topic its own
+	// events only.
 	if _, err := b.js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "shared", Subjects: []string{"event.shared", "keyed.*.shared", "event.other"}}); err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// TestQuestionsAgainstAMap compares with the obvious form: numbers that were answered, or were never given, find nobody.
+// TestQuestionsAgainstAMap compares with the obvious form: numbers that were answered, or were
+// never given, find nobody.
 func TestQuestionsAgainstAMap(t *testing.T) {
 	type waits struct {
 		who      asker

@@ -38,7 +38,8 @@ const (
 	rywPage      = rywKeys + rywNoise*rywNoiseKeys + 1
 )
 
-// What was confirmed is what a read of its key gives, or something newer: through any hub, under load, removed keys included.
+// What was confirmed is what a read of its key gives, or something newer: through any hub, under
+// load, removed keys included.
 func TestReadYourWrite(t *testing.T) {
 	url := natsServer(t)
 	r := &readback{tries: *rywTries}
@@ -134,7 +135,8 @@ func (r *readback) run(t *testing.T, url string) {
 	if r.cluster != nil {
 		r.cluster.healthy(topic.stream.name, topic.bucket.stream)
 	}
-	filled(t, r.hubs[0], rywTopic, "first", set(t, r.hubs[0], rywTopic, "first", "")) // what a bucket needs to begin is no lag
+	// what a bucket needs to begin is no lag
+	filled(t, r.hubs[0], rywTopic, "first", set(t, r.hubs[0], rywTopic, "first", ""))
 	var beside, workers sync.WaitGroup
 	for i := range rywNoise {
 		nc, _ := nativeConn(t, url)
@@ -204,14 +206,16 @@ func (r *readback) stepDowns(ctx context.Context, streams ...string) {
 			}
 		}
 		ask, stop := context.WithTimeout(ctx, time.Second)
-		_ = r.cluster.stepDown(ask, streams[i%len(streams)]) // one that has no leader just now cannot
+		// one that has no leader just now cannot
+		_ = r.cluster.stepDown(ask, streams[i%len(streams)])
 		stop()
 	}
 }
 
 // follow watches through the last hub.
 func (r *readback) follow(ctx context.Context, watching chan struct{}) {
-	_ = r.hubs[len(r.hubs)-1].Keys(rywTopic).Watch(ctx, nil, func(e *Event) error { // it ends with ctx
+	// it ends with ctx
+	_ = r.hubs[len(r.hubs)-1].Keys(rywTopic).Watch(ctx, nil, func(e *Event) error {
 		if e == nil {
 			close(watching)
 			return nil
@@ -263,7 +267,8 @@ func (r *readback) work(ctx context.Context, hub int, seed uint64) error {
 			return err
 		}
 		if opts.Tombstone {
-			continue // whether a key is missing because of this one cannot be told from reads of many
+			// whether a key is missing because of this one cannot be told from reads of many
+			continue
 		}
 		if try%8 == 0 {
 			err = r.lag(ctx, &r.many, written, func(ctx context.Context) (*Event, error) {
@@ -406,7 +411,8 @@ func (r *readback) lag(ctx context.Context, l *lags, w written, read func(contex
 	}
 }
 
-// watched waits until the Watch has brought the newest event of every key, and computes how late each was.
+// watched waits until the Watch has brought the newest event of every key, and computes how late
+// each was.
 func (r *readback) watched(t *testing.T, ctx context.Context) { //nolint:revive // t first, as everywhere
 	t.Helper()
 	newest := make(map[string]uint64)

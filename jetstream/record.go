@@ -9,30 +9,32 @@ import (
 	"eventhub/jetstream/jsonscan"
 )
 
-// encodingHeader is the header of a record whose payload is not the JSON that was published, because none was: its
-// value is encodingText when the payload is the body as a JSON string, encodingBase64 when it is the body in standard
-// base64. Clients cannot set it: Event-* is reserved.
+// encodingHeader is the header of a record whose payload is not the JSON that was published,
+// because none was: its value is encodingText when the payload is the body as a JSON string,
+// encodingBase64 when it is the body in standard base64. Clients cannot set it: Event-* is
+// reserved.
 const (
 	encodingHeader = "Event-Encoding"
 	encodingText   = "text"
 	encodingBase64 = "base64"
 )
 
-// PayloadLevels is how many levels may stand around a payload in what clients receive: the record, the EVENT frame or the
-// page of records it is in, and some to spare. Payloads must leave room for them in the nesting that encoding/json allows
-// its readers.
+// PayloadLevels is how many levels may stand around a payload in what clients receive: the record,
+// the EVENT frame or the page of records it is in, and some to spare. Payloads must leave room for
+// them in the nesting that encoding/json allows its readers.
 const PayloadLevels = 8
 
-// ValidPayload reports whether b is JSON that a record can carry as it is: in valid UTF-8, and with PayloadLevels around it
-// no deeper than jsonscan.MaxDepth.
+// ValidPayload reports whether b is JSON that a record can carry as it is: in valid UTF-8, and with
+// PayloadLevels around it no deeper than jsonscan.MaxDepth.
 func ValidPayload(b []byte) bool { return jsonscan.ValidWithin(b, PayloadLevels) }
 
-// AppendRecord appends the event record to dst as one JSON object. The payload is spliced in byte for byte, line breaks
-// between its tokens included.
+// AppendRecord appends the event record to dst as one JSON object. The payload is spliced in byte
+// for byte, line breaks between its tokens included.
 //
-// A payload that is not JSON, as native clients may publish, becomes a JSON string: of the text itself if it is valid
-// UTF-8, else of its base64 form. The record's headers then get Event-Encoding "text" or "base64". An empty payload
-// becomes null, and so does that of a tombstone.
+// A payload that is not JSON, as native clients may publish, becomes a JSON string: of the text
+// itself if it is valid UTF-8, else of its base64 form. The record's headers then get
+// Event-Encoding "text" or "base64". An empty payload becomes null, and so does that of a
+// tombstone.
 func (e *Event) AppendRecord(dst []byte) []byte {
 	encoding := e.encoding()
 
@@ -97,7 +99,8 @@ func (e *Event) appendPayload(dst []byte, encoding string) []byte {
 	return dst
 }
 
-// appendHeaders appends the headers field, its names sorted, with encoding as Event-Encoding unless that is empty.
+// appendHeaders appends the headers field, its names sorted, with encoding as Event-Encoding unless
+// that is empty.
 func appendHeaders(dst []byte, headers map[string]string, encoding string) []byte {
 	var few [16]string // so that few headers cost no allocation
 	names := few[:0]

@@ -21,8 +21,8 @@ const (
 
 // RepairOptions say how far a repair goes.
 type RepairOptions struct {
-	// RemoveForeign removes foreign entries of keys of which the topic's stream holds no event. They may have replaced an
-	// event that nobody else has; what they hold is lost then.
+	// RemoveForeign removes foreign entries of keys of which the topic's stream holds no event.
+	// They may have replaced an event that nobody else has; what they hold is lost then.
 	RemoveForeign bool
 }
 
@@ -41,18 +41,21 @@ type ForeignOutcome string
 // What becomes of foreign entries.
 const (
 	ForeignRestored ForeignOutcome = "restored" // the key's newest event stands in its place
-	ForeignRemoved  ForeignOutcome = "removed"  // the topic holds no event of the key; RepairOptions.RemoveForeign
-	ForeignKept     ForeignOutcome = "kept"     // the topic holds no event of the key
+	// the topic holds no event of the key; RepairOptions.RemoveForeign
+	ForeignRemoved ForeignOutcome = "removed"
+	ForeignKept    ForeignOutcome = "kept" // the topic holds no event of the key
 )
 
-// RepairBucket makes the bucket of a compacted topic what it should be, or makes it if it is gone, and returns what it found. The
-// server then fills in what the bucket missed, as far as the topic's stream still holds it. Entries that native clients wrote
-// meanwhile are replaced by the newest event of their key; those of which there is none left are reported, and stay
-// unless opts says otherwise.
+// RepairBucket makes the bucket of a compacted topic what it should be, or makes it if it is gone,
+// and returns what it found. The server then fills in what the bucket missed, as far as the topic's
+// stream still holds it. Entries that native clients wrote meanwhile are replaced by the newest
+// event of their key; those of which there is none left are reported, and stay unless opts says
+// otherwise.
 //
-// While foreign entries are replaced, the bucket may show an older event of such a key for a moment; Watch does not. It may
-// be called again, and by several hubs. It returns ErrNotFound when the topic does not exist, a bad_topic *Error when the
-// stream of the bucket's name is somebody else's, or may be: one without a source that holds nothing of the topic.
+// While foreign entries are replaced, the bucket may show an older event of such a key for a
+// moment; Watch does not. It may be called again, and by several hubs. It returns ErrNotFound when
+// the topic does not exist, a bad_topic *Error when the stream of the bucket's name is somebody
+// else's, or may be: one without a source that holds nothing of the topic.
 func (a Admin) RepairBucket(ctx context.Context, topic string, opts RepairOptions) (BucketReport, error) {
 	b := a.bus
 	t, err := b.compacted(ctx, topic)
@@ -118,8 +121,8 @@ func (r *repair) run(ctx context.Context) error {
 	return r.foreign(ctx)
 }
 
-// claim refuses a bucket that may be somebody else's: one that does not say whose it is, as after a native
-// CreateOrUpdateKeyValue, and holds entries of which none came from the topic.
+// claim refuses a bucket that may be somebody else's: one that does not say whose it is, as after a
+// native CreateOrUpdateKeyValue, and holds entries of which none came from the topic.
 func (r *repair) claim(ctx context.Context, info *natsjs.StreamInfo) error {
 	if _, named := info.Config.Metadata[bucketTopic]; named || len(info.Config.Sources) > 0 || info.State.Msgs == 0 {
 		return nil
@@ -149,8 +152,8 @@ func (r *repair) update(ctx context.Context, beside []*natsjs.StreamSource) erro
 	return nil
 }
 
-// awaitSource waits until the source has caught up: that alone may replace foreign entries. When it takes long the repair goes
-// on, for what the source brings later replaces them too.
+// awaitSource waits until the source has caught up: that alone may replace foreign entries. When it
+// takes long the repair goes on, for what the source brings later replaces them too.
 func (r *repair) awaitSource(ctx context.Context) error {
 	return r.poll(ctx, func() (bool, error) {
 		info, err := r.bus.findStream(ctx, r.topic.bucket.stream)
@@ -231,7 +234,8 @@ func (r *repair) foreign(ctx context.Context) error {
 	return nil
 }
 
-// judge looks whether the topic has an event of the key, and removes the entry if it has none and the caller wants it.
+// judge looks whether the topic has an event of the key, and removes the entry if it has none and
+// the caller wants it.
 func (r *repair) judge(ctx context.Context, k *foreignKey) error {
 	if k.event != "" {
 		m, err := r.bus.lastBySubject(ctx, r.topic.stream.name, k.event)
@@ -257,8 +261,9 @@ func (r *repair) judge(ctx context.Context, k *foreignKey) error {
 	return nil
 }
 
-// restore has the newest events of keys sourced once more. The server goes on with a source where it was, so each key gets one of
-// its own for the moment, which begins at its newest event: nothing older comes back.
+// restore has the newest events of keys sourced once more. The server goes on with a source where
+// it was, so each key gets one of its own for the moment, which begins at its newest event: nothing
+// older comes back.
 func (r *repair) restore(ctx context.Context, keys []*foreignKey) error {
 	beside := make([]*natsjs.StreamSource, len(keys))
 	for i, k := range keys {
@@ -284,7 +289,8 @@ func (r *repair) restore(ctx context.Context, keys []*foreignKey) error {
 	return r.awaitKeys(ctx, keys, true)
 }
 
-// awaitKeys waits until the entries of keys are events of the topic, and those of newest its newest ones.
+// awaitKeys waits until the entries of keys are events of the topic, and those of newest its newest
+// ones.
 func (r *repair) awaitKeys(ctx context.Context, keys []*foreignKey, newest bool) error {
 	for _, k := range keys {
 		right := false

@@ -63,7 +63,8 @@ func TestRepairOfANativeUpdate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.DeleteMsg(t.Context(), gone.Sequence); err != nil { // of this key the topic has nothing left
+	// of this key the topic has nothing left
+	if err := s.DeleteMsg(t.Context(), gone.Sequence); err != nil {
 		t.Fatal(err)
 	}
 	set(t, b, "state.a", "5", "55") // nothing brings it to the bucket
@@ -164,7 +165,8 @@ func TestRepairMakesABucketThatIsGone(t *testing.T) {
 	}
 }
 
-// A KV bucket that somebody made for something else, before there was a topic of that name, is left alone.
+// A KV bucket that somebody made for something else, before there was a topic of that name, is left
+// alone.
 func TestRepairTakesNoBucketOfOthers(t *testing.T) {
 	url := natsServer(t)
 	_, js := nativeConn(t, url)
@@ -193,7 +195,8 @@ func TestRepairTakesNoBucketOfOthers(t *testing.T) {
 	}
 }
 
-// A bucket whose last event lies beyond the end of the topic's stream is filled again only where the server tells streams apart.
+// A bucket whose last event lies beyond the end of the topic's stream is filled again only where
+// the server tells streams apart.
 func TestBucketThatStandsBeyondTheStream(t *testing.T) {
 	for at, stale := range map[origin]bool{{seq: 7}: true, {seq: 6}: false, {seq: 7, ident: "abc"}: false} {
 		if at.beyond(6) != stale {

@@ -110,7 +110,8 @@ func (r *TopicRule) streamName(topic string) string {
 	return objectName(topic)
 }
 
-// covers reports whether a stream with the subject pattern takes everything that subject means, which may have wildcards itself.
+// covers reports whether a stream with the subject pattern takes everything that subject means,
+// which may have wildcards itself.
 func covers(pattern, subject string) bool {
 	for {
 		p, pRest, pMore := strings.Cut(pattern, ".")

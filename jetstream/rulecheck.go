@@ -12,7 +12,8 @@ import (
 	"eventhub/jetstream/jsonpointer"
 )
 
-// Bounds of the fields of a rule. Those of a compacted topic leave the server time to fill the bucket from the stream.
+// Bounds of the fields of a rule. Those of a compacted topic leave the server time to fill the
+// bucket from the stream.
 const (
 	minRuleAge         = 100 * time.Millisecond // the server's own
 	minDuplicateWindow = time.Second
@@ -226,8 +227,8 @@ func (s *SnapshotRule) keyFaults(pattern string) (faults []*RuleError) {
 	known := make(map[string]bool, len(s.BatchKeys))
 	for i, key := range s.BatchKeys {
 		switch {
-		case key == "" || len(key) > maxKeyLen:
-			fault(fieldSnapshotKeys, "batch_keys: key %d has %d bytes, 1 to %d are allowed", i+1, len(key), maxKeyLen)
+		case key == "" || len(key) > MaxKey:
+			fault(fieldSnapshotKeys, "batch_keys: key %d has %d bytes, 1 to %d are allowed", i+1, len(key), MaxKey)
 		case !utf8.ValidString(key):
 			fault(fieldSnapshotKeys, "batch_keys: key %d is no valid UTF-8", i+1)
 		case known[key]:

@@ -4,9 +4,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/natstest"
 )
 
 func TestRulesThatAreRefused(t *testing.T) {
+	alone := natstest.Embed(t, t.TempDir())
+	if err := (&Config{Server: alone}).validate(); err != nil {
+		t.Fatal(err)
+	}
 	snapshot := func(topic string) *SnapshotRule { return &SnapshotRule{Topic: topic} }
 	for want, rules := range map[string][]TopicRule{
 		"at least 100ms":                  {{Pattern: "a", MaxAge: time.Millisecond}},
@@ -37,11 +43,11 @@ func TestRulesThatAreRefused(t *testing.T) {
 		if len(faults) != 1 || !strings.Contains(faults[0].Error(), want) || faults[0].Rule != len(rules)-1 {
 			t.Errorf("%s: got %v", want, faults)
 		}
-		if cfg := (Config{Topics: rules}); cfg.validate() == nil {
+		if cfg := (Config{Server: alone, Topics: rules}); cfg.validate() == nil {
 			t.Errorf("%s: the configuration takes them", want)
 		}
 	}
-	if err := (&Config{Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}).validate(); err == nil || !strings.Contains(err.Error(), "needs a cluster") {
+	if err := (&Config{Server: alone, Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}).validate(); err == nil || !strings.Contains(err.Error(), "needs a cluster") {
 		t.Errorf("3 replicas on one server: %v", err)
 	}
 	if err := (&Config{URL: "nats://127.0.0.1:1", Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}).validate(); err != nil {
@@ -52,7 +58,8 @@ func TestRulesThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestDefaultRuleComesAfterBuiltIn: who says what holds for all other topics does not mean dead letters.
+// TestDefaultRuleComesAfterBuiltIn: who says what holds for all other topics does not mean dead
+// letters.
 func TestDefaultRuleComesAfterBuiltIn(t *testing.T) {
 	cfg := Config{Topics: []TopicRule{{Pattern: "a.b"}, {Pattern: "**", MaxMsgs: 7}}}
 	b := &Bus{rules: cfg.allRules()}

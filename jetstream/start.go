@@ -11,10 +11,11 @@ import (
 // startFunc resolves the sequence at which a new group starts.
 type startFunc func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error)
 
-// starts resolves where the groups on the topics start, as far as they are new: all of them before one is made, so that
-// a subscription that cannot be made leaves nothing behind.
+// starts resolves where the groups on the topics start, as far as they are new: all of them before
+// one is made, so that a subscription that cannot be made leaves nothing behind.
 //
-// An afterId is an event of one topic. On the others, the groups start at what was stored since that event.
+// An afterId is an event of one topic. On the others, the groups start at what was stored since
+// that event.
 func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc, error) {
 	b := s.bus
 	at := s.opts.From
@@ -52,7 +53,8 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 			starts[i] = fixed(t, seq)
 		}
 		if _, err := b.Group(name, s.group).Cursor(ctx); err == nil {
-			// It exists, and goes on from where it is; should it vanish at this moment, it starts at the end.
+			// It exists, and goes on from where it is; should it vanish at this moment, it starts
+			// at the end.
 			starts[i] = fixed(t, state.LastSeq+1)
 		} else if !errors.Is(err, ErrNotFound) {
 			return nil, b.unavailable(err)
@@ -75,7 +77,8 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 	return starts, nil
 }
 
-// fixed starts at a sequence that was resolved on a stream. If that was made anew meanwhile, all that is in it is new.
+// fixed starts at a sequence that was resolved on a stream. If that was made anew meanwhile, all
+// that is in it is new.
 func fixed(was *topicInfo, seq uint64) startFunc {
 	return func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
 		if !t.stream.created.Equal(was.stream.created) {

@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/embedded"
+	"eventhub/jetstream/natstest"
 )
 
 // restarts is an Observer that counts restarts of the embedded server.
@@ -20,14 +23,15 @@ type restarts struct {
 
 func (r *restarts) ServerRestarted() { r.n <- struct{}{} }
 
-// Some failures of the disk make the embedded server end JetStream. The hub starts the server again, on the same port: members
-// and native clients go on, what was leased comes again at once, what was refused with a delay when that is over.
+// Some failures of the disk make the embedded server end JetStream. The hub starts the server
+// again, on the same port: members and native clients go on, what was leased comes again at once,
+// what was refused with a delay when that is over.
 func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
-	for name, cfg := range map[string]Config{"in process": {}, "listening": {Listen: "127.0.0.1:0", ListenToken: "t"}} {
+	for name, how := range map[string]func(*embedded.Config){"in process": func(*embedded.Config) {}, "listening": natstest.Listening("t")} {
 		t.Run(name, func(t *testing.T) {
 			seen := &restarts{n: make(chan struct{}, 10)}
-			cfg.Observer, cfg.storageCheck = seen, 20*time.Millisecond
-			b := open(t, cfg)
+			server := natstest.Embed(t, t.TempDir(), how, func(c *embedded.Config) { c.StorageCheck = 20 * time.Millisecond })
+			b := open(t, Config{Server: server, Observer: seen})
 			publish(t, b, "again", numbers(6)...)
 			k := take(t, b, "again", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 4})
 			for i := range 4 {
@@ -45,7 +49,7 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 			}
 			refused := time.Now()
 			var native *nats.Subscription
-			if cfg.Listen != "" {
+			if server.ClientURL() != "" {
 				nc, err := nats.Connect(b.Admin().NATSURL(), nats.Token("t"), nats.ReconnectWait(50*time.Millisecond), nats.MaxReconnects(-1))
 				if err != nil {
 					t.Fatal(err)
@@ -56,9 +60,10 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 				}
 			}
 			url := b.Admin().NATSURL()
-			<-time.After(300 * time.Millisecond) // the server writes the state of consumers down ten times a second
+			// the server writes the state of consumers down ten times a second
+			<-time.After(300 * time.Millisecond)
 
-			if err := b.server.server.Load().ShutdownJetStream(); err != nil {
+			if err := server.NATS().ShutdownJetStream(); err != nil {
 				t.Fatal(err)
 			}
 			select {
@@ -92,23 +97,27 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 	}
 }
 
-// While nothing can be written the server is left alone, and a bus that closes does not wait for a disk.
+// While nothing can be written the server is left alone, and a bus that closes does not wait for a
+// disk.
 func TestNoRestartWithoutRoom(t *testing.T) {
 	seen := &restarts{n: make(chan struct{}, 10)}
-	b := open(t, Config{Observer: seen, storageCheck: 5 * time.Millisecond})
+	dir := t.TempDir()
+	server := natstest.Embed(t, dir, func(c *embedded.Config) { c.StorageCheck = 5 * time.Millisecond })
+	b := open(t, Config{Server: server, Observer: seen})
 	// The check of the room cannot write where a directory is.
-	if err := os.Mkdir(filepath.Join(b.cfg.DataDir, "nats", "room.check"), 0o700); err != nil {
+	if err := os.Mkdir(filepath.Join(dir, "nats", "room.check"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(b.cfg.DataDir, "nats", "room.check", "x"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "nats", "room.check", "x"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.server.server.Load().ShutdownJetStream(); err != nil {
+	if err := server.NATS().ShutdownJetStream(); err != nil {
 		t.Fatal(err)
 	}
 	var failed *StorageError
 	eventually(t, "it is not ready", func() bool {
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond) // a server without JetStream does not answer
+		// a server without JetStream does not answer
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		var ok bool
 		failed, ok = errors.AsType[*StorageError](b.Ready(ctx))

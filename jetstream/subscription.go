@@ -24,7 +24,8 @@ const (
 	maxGroupTTL      = 30 * 24 * time.Hour
 )
 
-// settleWait is how long the end of a subscription waits for the server. What it did not take comes again after AckWait.
+// settleWait is how long the end of a subscription waits for the server. What it did not take comes
+// again after AckWait.
 const settleWait = 2 * time.Second
 
 // SubscribeOptions configure one subscription. The zero value is valid. What concerns the group is
@@ -40,20 +41,24 @@ type SubscribeOptions struct {
 	MaxInFlight int
 	// AckTimeout is the length of a lease: 1 s..12 h, default 30 s.
 	AckTimeout time.Duration
-	// MaxAttempts is the attempt whose failure dead-letters the event: default 5, NeverGiveUp for none.
+	// MaxAttempts is the attempt whose failure dead-letters the event: default 5, NeverGiveUp for
+	// none.
 	MaxAttempts int
-	// Topics are up to 32 further topics for the same subscription: one group on each, one MaxInFlight over all.
+	// Topics are up to 32 further topics for the same subscription: one group on each, one
+	// MaxInFlight over all.
 	Topics []string
-	// GroupTTL makes a new group disappear when it has had no member for so long: 0 (never) or 1 s..30 d. While an event
-	// of it is unsettled, the server counts from AckWait after that event's last delivery. Up to one minute, such a group
-	// lives in the server's memory: events that were settled in the last 2 s before a restart of the server come again.
+	// GroupTTL makes a new group disappear when it has had no member for so long: 0 (never) or 1
+	// s..30 d. While an event of it is unsettled, the server counts from AckWait after that event's
+	// last delivery. Up to one minute, such a group lives in the server's memory: events that were
+	// settled in the last 2 s before a restart of the server come again.
 	GroupTTL time.Duration
 	// Filter, when not nil, is asked for each event; those it refuses are acknowledged and not
 	// delivered. It may be called concurrently, for different topics of the subscription, and must
 	// not block.
 	Filter func(*Event) bool
-	// OnReset, when not nil, is called when the group on a topic had to start anew and may have missed events: before the next
-	// event of that topic is handed out, and never while the handler runs. It must not block.
+	// OnReset, when not nil, is called when the group on a topic had to start anew and may have
+	// missed events: before the next event of that topic is handed out, and never while the handler
+	// runs. It must not block.
 	OnReset func(topic string)
 	// CountFor, when not "", is the client for whom the topics count that the subscription brings
 	// into being: see Publisher.CountFor. Default: the program itself, which has no limit of its
@@ -117,16 +122,18 @@ type Subscription struct {
 	deliver sync.Mutex  // held while the handler runs
 	ended   atomic.Bool // no handler begins any more
 
-	mu        sync.Mutex
-	resumed   bool // at least once, or never paused
-	paused    bool
-	draining  bool
-	stopped   bool
-	members   []*member
-	out       []*Delivery          // all that are held or leased; bounded by MaxInFlight and len(members)
-	byID      map[string]*Delivery // leased, oldest first along Delivery.sameID
-	parked    []*Delivery          // not handed out yet: beyond MaxInFlight, or behind one whose attempt is not known yet
-	active    int                  // of out, those not parked
+	mu       sync.Mutex
+	resumed  bool // at least once, or never paused
+	paused   bool
+	draining bool
+	stopped  bool
+	members  []*member
+	// all that are held or leased; bounded by MaxInFlight and len(members)
+	out  []*Delivery
+	byID map[string]*Delivery // leased, oldest first along Delivery.sameID
+	// not handed out yet: beyond MaxInFlight, or behind one whose attempt is not known yet
+	parked    []*Delivery
+	active    int // of out, those not parked
 	leased    int
 	requested int // asked of the server and not arrived
 	heldBytes int // of those in out that are not leased
@@ -134,10 +141,12 @@ type Subscription struct {
 	timer     *time.Timer
 	wake      int64         // when timer fires; 0: it does not
 	settled   chan struct{} // closed when no lease is left, while Drain waits for it
-	slow      time.Duration // how long it was last kept from asking for events, because it does not take what it has
-	slowUntil int64         // until when it is; 0: it is not
+	// how long it was last kept from asking for events, because it does not take what it has
+	slow      time.Duration
+	slowUntil int64 // until when it is; 0: it is not
 
-	// While it drains in a cluster, custody is not nil: what still comes is kept until the inboxes have ended.
+	// While it drains in a cluster, custody is not nil: what still comes is kept until the inboxes
+	// have ended.
 	custody  []*Delivery
 	lastCame int64
 	inboxes  int // that linger; guarded by Bus.lingering
@@ -302,8 +311,8 @@ func (s *Subscription) restart() {
 	s.refill()
 }
 
-// Pause stops the delivery; leases already given stay valid, and what was fetched and not begun is given back. When it
-// returns, the server gives this subscription nothing more.
+// Pause stops the delivery; leases already given stay valid, and what was fetched and not begun is
+// given back. When it returns, the server gives this subscription nothing more.
 func (s *Subscription) Pause(ctx context.Context) error {
 	s.mu.Lock()
 	s.paused = true
@@ -326,8 +335,8 @@ func (s *Subscription) returned(ctx context.Context) {
 	_ = s.returning.empty(ctx)
 }
 
-// settleAll waits until the server has worked off what was said about deliveries: not only taken it, or a server that
-// stops now would lose it.
+// settleAll waits until the server has worked off what was said about deliveries: not only taken
+// it, or a server that stops now would lose it.
 func (s *Subscription) settleAll(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, settleWait)
 	defer cancel()
@@ -346,7 +355,8 @@ func (s *Subscription) settleAll(ctx context.Context) error {
 		if !m.group.used() {
 			continue
 		}
-		// A consumer works its acks off in order, so its answer to one about no event comes after all others.
+		// A consumer works its acks off in order, so its answer to one about no event comes after
+		// all others.
 		if _, err := s.link.request(ctx, m.group.keepAliveSubject(), progress); err != nil {
 			return err
 		}
@@ -392,13 +402,13 @@ func (s *Subscription) Resume() {
 	s.restart()
 }
 
-// Stop ends the subscription and gives its leases back at once; nothing is dead-lettered. It may be called twice and
-// returns when no handler runs any more. Its error is that of telling the server: what could not be given back comes
-// again after AckWait.
+// Stop ends the subscription and gives its leases back at once; nothing is dead-lettered. It may be
+// called twice and returns when no handler runs any more. Its error is that of telling the server:
+// what could not be given back comes again after AckWait.
 func (s *Subscription) Stop(ctx context.Context) error { return s.stop(ctx, false) }
 
-// Disconnect is Stop for a subscriber that was lost: leases that have begun count as failed attempts, so that
-// those at MaxAttempts are dead-lettered with the reason "connection lost".
+// Disconnect is Stop for a subscriber that was lost: leases that have begun count as failed
+// attempts, so that those at MaxAttempts are dead-lettered with the reason "connection lost".
 func (s *Subscription) Disconnect(ctx context.Context) error { return s.stop(ctx, true) }
 
 // Drain stops the delivery, waits until every lease is settled or ctx ends, and then does as Stop.
@@ -478,7 +488,8 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 	return err
 }
 
-// moved is told of a group's new consumer, perhaps late: a member that has joined a newer one already stays there.
+// moved is told of a group's new consumer, perhaps late: a member that has joined a newer one
+// already stays there.
 func (s *Subscription) moved(key, consumer string, revision uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,15 +8,17 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// ErrDropped is returned by Tail when events that come next are not in the stream any more. The caller has been told nothing
-// of what lies behind the hole.
+// ErrDropped is returned by Tail when events that come next are not in the stream any more. The
+// caller has been told nothing of what lies behind the hole.
 var ErrDropped = errors.New("jetstream: the stream has dropped events behind that position")
 
-// Tail calls f with every event of a topic behind a sequence of its stream ("": of whichever it has), in order; once with nil, when it has handed on
-// all that was stored when Tail was called; and then with what comes, until ctx ends or f returns an error, which it
-// returns. It is no member of any group. A lost connection is no end: it goes on where it was, or returns ErrDropped if that
-// cannot be, and also when the topic's bounds overtake it (but not in the stream of a family). It returns ErrNotFound when
-// the topic does not exist. f is called from the goroutine that called Tail.
+// Tail calls f with every event of a topic behind a sequence of its stream ("": of whichever it
+// has), in order; once with nil, when it has handed on all that was stored when Tail was called;
+// and then with what comes, until ctx ends or f returns an error, which it returns. It is no member
+// of any group. A lost connection is no end: it goes on where it was, or returns ErrDropped if that
+// cannot be, and also when the topic's bounds overtake it (but not in the stream of a family). It
+// returns ErrNotFound when the topic does not exist. f is called from the goroutine that called
+// Tail.
 func (h History) Tail(ctx context.Context, stream string, after uint64, f func(*Event) error) error {
 	t := &tail{bus: h.bus, name: h.topic, stream: stream, after: after, f: f}
 	return h.bus.keepReading(ctx, h.topic, t.follow, func() uint64 { return t.after }, ErrDropped, ErrNotFound)
@@ -86,7 +88,8 @@ func (t *tail) follow(ctx context.Context) error {
 	}
 }
 
-// overtaken returns ErrDropped when the stream has dropped what comes next. Other holes in it are none.
+// overtaken returns ErrDropped when the stream has dropped what comes next. Other holes in it are
+// none.
 func (t *tail) overtaken(ctx context.Context) error {
 	topic, state, err := t.bus.freshExisting(ctx, t.name)
 	if err != nil {

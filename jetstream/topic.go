@@ -21,7 +21,8 @@ type stream struct {
 	created time.Time
 	// slots bounds the unconfirmed publishes.
 	slots chan struct{}
-	// ready is set, per connection of the pool, once a publish was confirmed: until then the first one goes alone.
+	// ready is set, per connection of the pool, once a publish was confirmed: until then the first
+	// one goes alone.
 	ready []atomic.Bool
 }
 
@@ -62,8 +63,9 @@ type topics struct {
 	read    map[string]readTopic     // see readable
 }
 
-// keep remembers a topic. There are at most twice limit: those with a stream of their own are counted when they are made,
-// and one of a family makes room for another, for it costs nothing to look up again. mu is held.
+// keep remembers a topic. There are at most twice limit: those with a stream of their own are
+// counted when they are made, and one of a family makes room for another, for it costs nothing to
+// look up again. mu is held.
 func (k *topics) keep(t *topicInfo, limit int) {
 	if len(k.byName) >= 2*limit {
 		for name, old := range k.byName {
@@ -76,8 +78,9 @@ func (k *topics) keep(t *topicInfo, limit int) {
 	k.byName[t.name] = t
 }
 
-// settleGone is how long a stream that was deleted stays away before this hub makes it anew: the server answers a
-// deletion before it has removed the files, and a stream made meanwhile would lose its own.
+// settleGone is how long a stream that was deleted stays away before this hub makes it anew: the
+// server answers a deletion before it has removed the files, and a stream made meanwhile would lose
+// its own.
 const settleGone = 500 * time.Millisecond
 
 // maxGone bounds topics.gone.
@@ -132,7 +135,8 @@ func (b *Bus) topic(ctx context.Context, name, client string) (*topicInfo, error
 			}
 			wait = make(chan struct{})
 			b.topics.making[name] = wait
-			b.wg.Add(1) // Close waits: a server that stops while it makes a stream leaves half of one
+			// Close waits: a server that stops while it makes a stream leaves half of one
+			b.wg.Add(1)
 			b.topics.mu.Unlock()
 			t, err := b.makeTopic(ctx, name, client)
 			b.wg.Done()
@@ -155,7 +159,8 @@ func (b *Bus) topic(ctx context.Context, name, client string) (*topicInfo, error
 	}
 }
 
-// existing returns the topic if its stream exists, and makes nothing. It returns ErrNotFound otherwise.
+// existing returns the topic if its stream exists, and makes nothing. It returns ErrNotFound
+// otherwise.
 func (b *Bus) existing(ctx context.Context, name string) (*topicInfo, error) {
 	if t := b.known(name); t != nil {
 		return t, nil
@@ -183,8 +188,8 @@ type readTopic struct {
 	since int64
 }
 
-// readable is existing for reads that need no more of the stream than its name: it remembers topics for a moment, so that
-// one of their keys is read in one round trip.
+// readable is existing for reads that need no more of the stream than its name: it remembers topics
+// for a moment, so that one of their keys is read in one round trip.
 func (b *Bus) readable(ctx context.Context, name string) (*topicInfo, error) {
 	now := b.clock.now()
 	b.topics.mu.RLock()
@@ -209,8 +214,8 @@ func (b *Bus) readable(ctx context.Context, name string) (*topicInfo, error) {
 	return t, nil
 }
 
-// newTopic refuses a stream that only has the name: what is in it is not the bus's to show. Reads do not keep what they
-// meet, so that they cannot use the limit up.
+// newTopic refuses a stream that only has the name: what is in it is not the bus's to show. Reads
+// do not keep what they meet, so that they cannot use the limit up.
 func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, keep bool) (*topicInfo, error) {
 	own := []string{plainSubject(name), keyedPattern(name)}
 	for _, subject := range own {
@@ -248,7 +253,7 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 
 // findStream returns ErrNotFound for a stream that does not exist.
 func (b *Bus) findStream(ctx context.Context, name string) (*natsjs.StreamInfo, error) {
-	s, err := b.js.Stream(ctx, name)
+	s, err := again(ctx, func(ctx context.Context) (natsjs.Stream, error) { return b.js.Stream(ctx, name) })
 	if errors.Is(err, natsjs.ErrStreamNotFound) {
 		return nil, ErrNotFound
 	}
@@ -288,7 +293,8 @@ func (b *Bus) makeTopic(ctx context.Context, name, client string) (*topicInfo, e
 	return b.meetTopic(ctx, name, info, rule, true)
 }
 
-// meetTopic is the topic of a stream that exists, with its bucket. made says that the stream has just been made.
+// meetTopic is the topic of a stream that exists, with its bucket. made says that the stream has
+// just been made.
 func (b *Bus) meetTopic(ctx context.Context, name string, info *natsjs.StreamInfo, rule *TopicRule, made bool) (*topicInfo, error) {
 	t, err := b.newTopic(name, info, rule, true)
 	if err == nil && t.bucket != nil {
@@ -308,7 +314,7 @@ func (b *Bus) createStream(ctx context.Context, topic string, rule *TopicRule) (
 	if err := b.awaitGone(ctx, cfg.Name); err != nil {
 		return nil, b.unavailable(err)
 	}
-	s, err := b.js.CreateStream(ctx, cfg)
+	s, err := again(ctx, func(ctx context.Context) (natsjs.Stream, error) { return b.js.CreateStream(ctx, cfg) })
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
 		// Another hub made it at the same moment, with other settings: theirs count.
 		info, ferr := b.findStream(ctx, cfg.Name)
@@ -340,7 +346,8 @@ func (b *Bus) forget(s *stream) {
 	}
 }
 
-// forgetBucket drops what is known of a topic whose bucket is gone, so that the next use makes it anew.
+// forgetBucket drops what is known of a topic whose bucket is gone, so that the next use makes it
+// anew.
 func (b *Bus) forgetBucket(t *topicInfo) {
 	b.topics.mu.Lock()
 	defer b.topics.mu.Unlock()

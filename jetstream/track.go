@@ -7,13 +7,13 @@ import (
 // maxUnsettled bounds track.unsettled.
 const maxUnsettled = 10_000
 
-// track is what this hub knows of how far a group is. It says where the group goes on when its consumer is lost, so that
-// nothing unsettled is left out. Guarded by the group's mu.
+// track is what this hub knows of how far a group is. It says where the group goes on when its
+// consumer is lost, so that nothing unsettled is left out. Guarded by the group's mu.
 type track struct {
 	start uint64 // where the group stood when this hub joined: nothing before is unsettled
 	floor uint64 // up to which the server said that all is settled
-	// exact says that at the time of joining nothing was in flight, so that base, arrivals and order tell whether every
-	// delivery came to this hub.
+	// exact says that at the time of joining nothing was in flight, so that base, arrivals and
+	// order tell whether every delivery came to this hub.
 	exact    bool
 	base     uint64 // the server's count of deliveries at that time
 	order    uint64 // the highest that came
@@ -76,8 +76,9 @@ func (g *group) addUnsettled(seq uint64) {
 	g.track.addUnsettled(seq)
 }
 
-// cutOff notes that a connection was lost: a server that was killed counts deliveries from an older number, so that the numbers
-// do not tell any more whether all came to this hub. A group in memory that survived was not on that server.
+// cutOff notes that a connection was lost: a server that was killed counts deliveries from an older
+// number, so that the numbers do not tell any more whether all came to this hub. A group in memory
+// that survived was not on that server.
 func (g *group) cutOff() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -95,10 +96,11 @@ func (g *group) settled(seq uint64) {
 	g.known.settled(seq)
 }
 
-// resumeAt is the sequence at which the group goes on when its consumer was lost: nothing before is unsettled, whichever
-// hub had it. When every delivery came to this hub, that is the oldest event known to be unsettled, or the one behind the
-// newest that came; oldest is the oldest that a member holds, 0 for none. Otherwise it is the ack floor that the server
-// named last: what was settled since comes again.
+// resumeAt is the sequence at which the group goes on when its consumer was lost: nothing before is
+// unsettled, whichever hub had it. When every delivery came to this hub, that is the oldest event
+// known to be unsettled, or the one behind the newest that came; oldest is the oldest that a member
+// holds, 0 for none. Otherwise it is the ack floor that the server named last: what was settled
+// since comes again.
 func (t *track) resumeAt(oldest uint64) uint64 {
 	safe := t.safe()
 	if !t.exact || t.order-t.base != t.arrivals {

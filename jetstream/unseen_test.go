@@ -9,8 +9,8 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-// Events wander unseen between inboxes that linger, a member that ends, and another hub of a cluster. Whoever has them first
-// has attempt 1.
+// Events wander unseen between inboxes that linger, a member that ends, and another hub of a
+// cluster. Whoever has them first has attempt 1.
 func TestWanderingUnseenCostsNoAttemptInACluster(t *testing.T) {
 	servers := natstest.StartCluster(t, 3)
 	natstest.Look(t, natstest.URLs(servers)...).Replicating(3)
@@ -52,7 +52,8 @@ func TestWanderingUnseenCostsNoAttemptInACluster(t *testing.T) {
 	}
 }
 
-// An event that ends before it is known which attempt it is holds nothing back that arrived behind it.
+// An event that ends before it is known which attempt it is holds nothing back that arrived behind
+// it.
 func TestWhatEndsUnresolvedHoldsNothingBack(t *testing.T) {
 	b := open(t, Config{})
 	publish(t, b, "behind", "again")
@@ -88,8 +89,9 @@ func TestWhatEndsUnresolvedHoldsNothingBack(t *testing.T) {
 	}
 }
 
-// A consumer's leader may deliver an event before the stream's leader, another server, has applied it. Then it cannot be read
-// yet, and its dead letter had no payload. One that was removed is not waited for.
+// A consumer's leader may deliver an event before the stream's leader, another server, has applied
+// it. Then it cannot be read yet, and its dead letter had no payload. One that was removed is not
+// waited for.
 func TestAnEventThatIsNotAppliedYetIsWaitedFor(t *testing.T) {
 	b := open(t, Config{})
 	publish(t, b, "early", "1", "2")

@@ -15,12 +15,14 @@ const (
 	watchHidden = 1_024     // keys whose entry in the bucket is not the topic's
 )
 
-// Watch calls f with the newest event of each of keys of a compacted topic (none: of all keys; at most 1,000, whose names have
-// 256 KiB together), removed ones left out; then once with nil; and then with every change, tombstones included, until ctx
-// ends or f returns an error, which it returns. What changes while the keys are read may come before the nil, tombstones
-// included, and so may those of a bucket with several copies: the nil comes when f has caught up with those who write. Nothing
-// is left out, and no key ever goes back in time: of changes that follow each other closely, the newest may stand for all. A
-// lost connection, or a bucket that was removed, is no end: it goes on by itself. The topic is made when it does not exist yet.
+// Watch calls f with the newest event of each of keys of a compacted topic (none: of all keys; at
+// most 1,000, whose names have 256 KiB together), removed ones left out; then once with nil; and
+// then with every change, tombstones included, until ctx ends or f returns an error, which it
+// returns. What changes while the keys are read may come before the nil, tombstones included, and
+// so may those of a bucket with several copies: the nil comes when f has caught up with those who
+// write. Nothing is left out, and no key ever goes back in time: of changes that follow each other
+// closely, the newest may stand for all. A lost connection, or a bucket that was removed, is no
+// end: it goes on by itself. The topic is made when it does not exist yet.
 //
 // f is called from the goroutine that called Watch, and holds up nobody else.
 func (k Keys) Watch(ctx context.Context, keys []string, f func(*Event) error) error {
@@ -28,8 +30,8 @@ func (k Keys) Watch(ctx context.Context, keys []string, f func(*Event) error) er
 	size := 0
 	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
 	for _, key := range keys {
-		if key == "" || len(key) > maxKeyLen {
-			return badOptions("a key has 1 to %d bytes, not %d", maxKeyLen, len(key))
+		if key == "" || len(key) > MaxKey {
+			return badOptions("a key has 1 to %d bytes, not %d", MaxKey, len(key))
 		}
 		size += len(keyToken(key))
 	}
@@ -53,13 +55,15 @@ type watch struct {
 	bucketSeq uint64    // the last entry that was read
 	present   uint64    // entries up to this one are what the bucket held at first
 	told      bool      // f(nil) was called
-	single    bool      // the bucket has one entry a key, the same for all who read: a tombstone at first replaces nothing that was seen
+	// the bucket has one entry a key, the same for all who read: a tombstone at first replaces
+	// nothing that was seen
+	single bool
 
-	// ident and seq say what the newest event was that was handed on: what is older than that, and of the same stream, was
-	// handed on already. Only a repair brings such entries.
+	// ident and seq say what the newest event was that was handed on: what is older than that, and
+	// of the same stream, was handed on already. Only a repair brings such entries.
 	origin
-	// hidden are the keys whose entry was a foreign one, with the newest event of them that was seen since: a repair brings
-	// their events back, which are older than others.
+	// hidden are the keys whose entry was a foreign one, with the newest event of them that was
+	// seen since: a repair brings their events back, which are older than others.
 	hidden map[string]uint64
 }
 
@@ -70,7 +74,8 @@ func (w *watch) follow(ctx context.Context) error {
 		return err
 	}
 	if made := w.topic.stream.created; !made.Equal(w.source) {
-		if w.source = made; w.ident == "" { // what was handed on is of another, whose entries do not say so
+		// what was handed on is of another, whose entries do not say so
+		if w.source = made; w.ident == "" {
 			w.origin = origin{}
 		}
 	}
@@ -172,7 +177,8 @@ func (w *watch) take(ctx context.Context, m *storedMsg) error {
 	} else if old && w.told {
 		return nil
 	} else if old && m.seq > w.present {
-		// A repair has put it there, perhaps for a foreign entry that was never seen: the newest is right in any case.
+		// A repair has put it there, perhaps for a foreign entry that was never seen: the newest is
+		// right in any case.
 		var err error
 		if e, err = w.bus.latest(ctx, w.topic, e.Key); errors.Is(err, ErrNotFound) {
 			return nil

@@ -55,7 +55,8 @@ func (w *watcher) see(e *Event) error {
 		}
 		return nil
 	}
-	if e.Sequence < w.seqs[e.Key] { // the same one may come again where a repair has replaced a foreign entry
+	// the same one may come again where a repair has replaced a foreign entry
+	if e.Sequence < w.seqs[e.Key] {
 		w.t.Errorf("key %s went from %d to %d", e.Key, w.seqs[e.Key], e.Sequence)
 	}
 	w.seqs[e.Key] = e.Sequence
@@ -110,7 +111,8 @@ func TestWatchGivesWhatIsPresentAndThenChanges(t *testing.T) {
 	}
 }
 
-// TestWatchShowsEveryKeyBesideWriters wants every key that is there before it is told that these are all.
+// TestWatchShowsEveryKeyBesideWriters wants every key that is there before it is told that these
+// are all.
 func TestWatchShowsEveryKeyBesideWriters(t *testing.T) {
 	const keys, watches = 40, 20
 	for _, watched := range [][]string{nil, {"3", "17", "39"}} {
@@ -175,7 +177,8 @@ func TestWatchEndsWithTheBus(t *testing.T) {
 	}
 }
 
-// Readers that boot at any moment while several write end with what the stream ends with, and never go back.
+// Readers that boot at any moment while several write end with what the stream ends with, and never
+// go back.
 func TestWatchHasNoGap(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
 	const writers, keys, each = 4, 50, 3_000
@@ -272,7 +275,8 @@ func TestWatchGoesOnWhenTheTopicIsMadeAnew(t *testing.T) {
 	r := set(t, b, "state.a", "b", "1")
 	filled(t, b, "state.a", "b", r)
 	var mu sync.Mutex
-	values := make(map[string]string) // sequences begin anew, which the other watcher does not allow
+	// sequences begin anew, which the other watcher does not allow
+	values := make(map[string]string)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {

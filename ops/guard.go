@@ -10,33 +10,36 @@ import (
 	"eventhub/acl"
 )
 
-// MetricsTopic stands for the metrics in policies: who may subscribe to it, or is its admin, may read them where they ask
-// for a token. It is a name only; nothing need be published there.
+// MetricsTopic is the topic that represents the metrics in policies. Where the metrics require a
+// token, the token must grant subscribe or admin on this topic. Nothing needs to be published
+// there.
 const MetricsTopic = "eventhub.metrics"
 
-// Verifier says whose a token is. *acl.Verifier is one.
+// Verifier verifies tokens. *acl.Verifier implements it.
 type Verifier interface {
 	// Verify returns the owner of a token, or an *acl.Error.
 	Verify(ctx context.Context, token string) (*acl.Identity, error)
 }
 
-// Target says which topic a request is about, and which of its groups, "" for none.
+// Target returns the topic of a request and its group, "" for no group.
 type Target func(r *http.Request) (topic, group string)
 
-// QueryTarget takes both from the query: ?topic=&group=.
+// QueryTarget is a Target that reads the query parameters topic and group.
 func QueryTarget(r *http.Request) (topic, group string) {
 	q := r.URL.Query()
 	return q.Get("topic"), q.Get("group")
 }
 
-// Guard lets requests through whose bearer token allows what they ask for. Others are answered as over the clients' HTTP:
-// with 401, 403, or 503 while the token cannot be checked, and {"error", "code"}.
+// Guard lets a request pass only if its bearer token grants the required right. Otherwise it
+// answers like the client HTTP API, with {"error", "code"} and status 401, 403, or, while the token
+// cannot be checked, 503.
 type Guard struct {
-	// Tokens checks them. Required.
+	// Tokens verifies the bearer tokens. Required.
 	Tokens Verifier
 }
 
-// Shows guards what shows something of a topic: it takes the right to subscribe to it, or to administer it.
+// Shows protects a handler that shows data of a topic. It requires the right to subscribe to the
+// topic or to administer it.
 func (g Guard) Shows(of Target, next http.Handler) http.Handler {
 	return g.guard(next, func(id *acl.Identity, r *http.Request) bool {
 		topic, group := of(r)
@@ -44,7 +47,8 @@ func (g Guard) Shows(of Target, next http.Handler) http.Handler {
 	})
 }
 
-// Changes guards what changes a topic or one of its groups: it takes the right to administer the topic.
+// Changes protects a handler that changes a topic or one of its groups. It requires the right to
+// administer the topic.
 func (g Guard) Changes(of Target, next http.Handler) http.Handler {
 	return g.guard(next, func(id *acl.Identity, r *http.Request) bool {
 		topic, _ := of(r)
@@ -67,7 +71,7 @@ func (g Guard) guard(next http.Handler, allowed func(*acl.Identity, *http.Reques
 	})
 }
 
-// bearer returns the token of a request, "" when there is none.
+// bearer returns the bearer token of a request, or "".
 func bearer(r *http.Request) string {
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "Bearer") {
@@ -76,7 +80,7 @@ func bearer(r *http.Request) string {
 	return strings.TrimSpace(token)
 }
 
-// refuse answers a token that is not taken.
+// refuse answers a request whose token was not accepted.
 func refuse(w http.ResponseWriter, err error) {
 	known, ok := errors.AsType[*acl.Error](err)
 	if !ok || known.Reason == acl.Unavailable {
@@ -86,7 +90,7 @@ func refuse(w http.ResponseWriter, err error) {
 	}
 	reason := known.Reason
 	if reason == acl.Expired {
-		reason = acl.InvalidJWT // it never was valid here
+		reason = acl.InvalidJWT // the protocol code for a token that was never accepted here
 	}
 	w.Header().Set("WWW-Authenticate", "Bearer")
 	writeError(w, http.StatusUnauthorized, string(reason), known.Msg)

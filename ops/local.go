@@ -6,12 +6,13 @@ import (
 	"strings"
 )
 
-// local answers only requests that name this host by an address or as localhost. What is open because the port is bound to
-// loopback would otherwise be open to any page in a browser on this host whose name resolves to it (DNS rebinding).
+// local answers only requests whose Host is an IP address or localhost. Without this check, a web
+// page in a browser on this host could read a handler that is open on loopback, by making its own
+// name resolve to this host (DNS rebinding).
 func local(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !isLocal(r.Host) {
-			http.Error(w, "Ask for this host by its address or as localhost, or with a token (EVENTHUB_METRICS_ACCESS=token).", http.StatusForbidden)
+			http.Error(w, "Use this host's IP address or localhost, or configure the hub to require a token for the metrics.", http.StatusForbidden)
 			return
 		}
 		next.ServeHTTP(w, r)

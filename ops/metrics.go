@@ -13,30 +13,34 @@ import (
 	"eventhub/jetstream"
 )
 
-// Limits on the number of series, so that clients that make many topics or groups cannot fill the memory of a hub or of
-// the Prometheus that reads it. Reaching one is counted in eventhub_limit_reached_total.
+// Limits on the number of series. They prevent clients with many topics or groups from filling the
+// memory of the hub or of Prometheus. Each time a limit applies, eventhub_limit_reached_total
+// counts it.
 const (
-	// MaxTopics ("metric_topics") is the most topics with a label of their own. Those beyond share OtherLabel.
+	// MaxTopics ("metric_topics") is the maximum number of topics with their own label. Further
+	// topics share OtherLabel.
 	MaxTopics = 1_000
-	// MaxPairs ("metric_groups") is the most pairs of topic and group with labels of their own. Those beyond share
-	// OtherLabel for both.
+	// MaxPairs ("metric_groups") is the maximum number of pairs of topic and group with their own
+	// labels. Further pairs share OtherLabel for both.
 	MaxPairs = 5_000
 
 	limitTopics = "metric_topics"
 	limitPairs  = "metric_groups"
 )
 
-// Labels that stand for many.
+// Labels that stand for several topics or groups.
 const (
-	// OtherLabel stands for what is beyond MaxTopics or MaxPairs.
+	// OtherLabel stands for topics beyond MaxTopics and pairs beyond MaxPairs.
 	OtherLabel = "(other)"
-	// EphemeralLabel stands for all groups of a topic that were made with a TTL.
+	// EphemeralLabel stands for all groups of a topic that were created with a TTL.
 	EphemeralLabel = "(ephemeral)"
 )
 
-// Metrics turns what the bus and the facade report into Prometheus metrics. Its methods may be called concurrently.
+// Metrics exports the reports of the bus and the facade as Prometheus metrics. Its methods may be
+// called concurrently.
 //
-// Labels are looked up once, when an observer is asked for; what happens on the hot path is a few atomic operations.
+// Labels are resolved once, when an observer is created, so each report costs only a few atomic
+// operations.
 type Metrics struct {
 	traffic
 	outboxes
@@ -66,18 +70,19 @@ type Metrics struct {
 
 var _ jetstream.Observer = (*Metrics)(nil)
 
-// pair is the labels of a group's series.
+// pair holds the labels of a group's series.
 type pair struct{ topic, group string }
 
-// pairUse counts who observes a pair.
+// pairUse counts the observers of a pair.
 type pairUse struct {
 	observers int
-	// durable pairs keep their series when nobody observes them: a group without members is not gone.
+	// durable pairs keep their series without observers, because a durable group outlives its
+	// members.
 	durable bool
 }
 
-// NewMetrics registers all metrics with reg, those of the Go runtime and the process included. A registry takes only
-// one Metrics; a second one panics.
+// NewMetrics registers all metrics with reg, including those of the Go runtime and the process. It
+// panics if reg already has a Metrics.
 func NewMetrics(reg *prometheus.Registry) *Metrics {
 	m := &Metrics{
 		traffic:       newTraffic(reg),
@@ -127,7 +132,7 @@ func buildVersion() string {
 	return info.Main.Version
 }
 
-// Topic gives the observer of a topic's publishes.
+// Topic returns the observer for publishes to a topic.
 func (m *Metrics) Topic(topic string) jetstream.TopicObserver {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -139,7 +144,7 @@ func (m *Metrics) Topic(topic string) jetstream.TopicObserver {
 	}
 }
 
-// Group gives the observer of one subscription on a topic.
+// Group returns the observer for one subscription.
 func (m *Metrics) Group(topic, group string, ephemeral bool) jetstream.GroupObserver {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -152,7 +157,7 @@ func (m *Metrics) Group(topic, group string, ephemeral bool) jetstream.GroupObse
 	case ok:
 	case len(m.pairs) >= MaxPairs:
 		m.limitReached.WithLabelValues(limitPairs).Inc()
-		// Beside the counted pairs and never removed.
+		// Shared pair: not counted in m.pairs, and never removed.
 		p, use = pair{OtherLabel, OtherLabel}, nil
 	default:
 		use = &pairUse{}
@@ -178,20 +183,21 @@ func (m *Metrics) Group(topic, group string, ephemeral bool) jetstream.GroupObse
 	return o
 }
 
-// LimitReached counts a refusal or a wait because of the named limit.
+// LimitReached counts a refusal or delay caused by the named limit.
 func (m *Metrics) LimitReached(limit string) { m.limitReached.WithLabelValues(limit).Inc() }
 
-// ServerRestarted counts a restart of the embedded server by the hub.
+// ServerRestarted counts a restart of the embedded NATS server by the hub.
 func (m *Metrics) ServerRestarted() { m.restarts.Inc() }
 
-// Gauge sets a named state of the bus. Names other than jetstream's Gauge constants are ignored.
+// Gauge sets the gauge with the given name. Names other than jetstream's Gauge constants are
+// ignored.
 func (m *Metrics) Gauge(name string, value float64) {
 	if g, ok := m.gauges[name]; ok {
 		g.Set(value)
 	}
 }
 
-// topicLabel gives the label of a topic; m.mu is held.
+// topicLabel returns the label of a topic. The caller holds m.mu.
 func (m *Metrics) topicLabel(topic string) string {
 	if _, ok := m.topics[topic]; ok {
 		return topic
@@ -204,7 +210,7 @@ func (m *Metrics) topicLabel(topic string) string {
 	return topic
 }
 
-// release ends one use of a pair, and removes the series of an ephemeral pair with its last use.
+// release ends one use of a pair. With the last use, it removes the series of an ephemeral pair.
 func (m *Metrics) release(p pair, use *pairUse) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -284,12 +290,13 @@ func (o *groupObserver) Close() {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// Projected counts an event that a projection dealt with. Projections are the program's own, so their names are few.
+// Projected counts an event that a projection processed. Projection names come from the program, so
+// there are few.
 func (m *Metrics) Projected(projection, outcome string) {
 	m.projected.WithLabelValues(projection, outcome).Inc()
 }
 
-// Snapshots counts keys that a compactor wrote. The topics are those of the topics file.
+// Snapshots counts keys that a compactor wrote. The topics come from the topics file.
 func (m *Metrics) Snapshots(topic string, keys int) {
 	m.snapshots.WithLabelValues(topic).Add(float64(keys))
 }

@@ -64,8 +64,8 @@ func gather(t *testing.T, reg *prometheus.Registry) map[string]*dto.MetricFamily
 	return own
 }
 
-// value gives the value of a counter or gauge whose label values are those given, in the order of the label names, and
-// whether there is such a series.
+// value gives the value of a counter or gauge whose label values are those given, in the order of
+// the label names, and whether there is such a series.
 func value(f *dto.MetricFamily, labels ...string) (float64, bool) {
 	for _, m := range f.GetMetric() {
 		var have []string
@@ -79,7 +79,8 @@ func value(f *dto.MetricFamily, labels ...string) (float64, bool) {
 	return 0, false
 }
 
-// TestTableIsWhatMetricsShows compares the table in the code with what /metrics answers, and with METRICS.md.
+// TestTableIsWhatMetricsShows compares the table in the code with what /metrics answers, and with
+// METRICS.md.
 func TestTableIsWhatMetricsShows(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	use(NewMetrics(reg))

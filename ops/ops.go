@@ -1,6 +1,6 @@
-// Package ops is the operators' side of a hub: health probes and metrics over HTTP, on a port of their own. The probes ask
-// for no credential, the metrics only where Config.Metrics says so. What shows a topic's events or changes something is
-// behind a Guard.
+// Package ops serves the operators of a hub: health probes and metrics over HTTP, on a separate
+// port. The probes need no credential. The metrics need one only if Config.Metrics is set. A Guard
+// protects every handler that shows events of a topic or changes something.
 package ops
 
 import (
@@ -22,54 +22,56 @@ import (
 )
 
 const (
-	// readyTimeout bounds one question to the bus: shorter than the probe timeouts in use, so that the answer arrives.
+	// readyTimeout is the timeout of a readiness check of the bus. It is shorter than common probe
+	// timeouts, so that the response arrives in time.
 	readyTimeout = 2 * time.Second
-	// maxScrapes is the most /metrics requests answered at a time; more get 503.
+	// maxScrapes is the maximum number of concurrent /metrics requests. Further requests get status
+	// 503.
 	maxScrapes = 4
-	// scrapeTimeout bounds the answer to one /metrics request.
+	// scrapeTimeout is the timeout of a /metrics request.
 	scrapeTimeout = 10 * time.Second
 )
 
-// Bus is what the probes ask. *jetstream.Bus is one.
+// Bus is checked by the readiness probes. *jetstream.Bus implements it.
 type Bus interface {
-	// Ready reports nil while the bus can serve.
+	// Ready returns nil if the bus can serve.
 	Ready(ctx context.Context) error
 }
 
 // Config configures a Server.
 type Config struct {
-	// Bus is asked by the readiness probes. Required.
+	// Bus is checked by the readiness probes. Required.
 	Bus Bus
-	// Registry is what /metrics shows. Required.
+	// Registry holds the metrics that /metrics serves. Required.
 	Registry *prometheus.Registry
-	// Metrics, when not nil, makes /metrics ask for a token that allows to subscribe to MetricsTopic. Default: everybody
-	// reads them; they name topics and groups, and hold no events.
+	// Metrics, if not nil, makes /metrics require a token that grants subscribe on MetricsTopic. By
+	// default, /metrics is open; it shows names of topics and groups, but no events.
 	Metrics *Guard
-	// Local makes /metrics answer only requests that name this host by an address or as localhost. It is for metrics that
-	// are open because the port is bound to loopback.
+	// Local restricts /metrics to requests that address this host by an IP address or as localhost.
+	// Set it if /metrics is open because the port is bound to loopback.
 	Local bool
-	// Ready, when not nil, is asked too: the hub is not ready while it returns an error, such as while draining. The
-	// error's text is shown to whoever asks.
+	// Ready, if not nil, is an additional readiness check. The hub is not ready while Ready returns
+	// an error, for example while the hub drains. The text of the error is public.
 	Ready func() error
-	// Parts, when not nil, says how parts of the hub are that it can do without for a while, by their names: what they wait
-	// for, or PartOK. They are shown to whoever asks, and do not make the hub unready.
+	// Parts, if not nil, returns the state of optional parts of the hub by name: PartOK, or a text
+	// that says what the part waits for. The texts are public. They do not affect readiness.
 	Parts func() map[string]string
-	// Logger is told when readiness changes, and why. Default: nothing is logged.
+	// Logger receives changes of readiness and their causes. By default, nothing is logged.
 	Logger *slog.Logger
 }
 
-// PartOK is what Config.Parts says of a part that works.
+// PartOK is the state of a working part in Config.Parts.
 const PartOK = "ok"
 
-// Server answers operators. Its methods may be called concurrently.
+// Server serves probes and metrics. Its methods may be called concurrently.
 type Server struct {
 	cfg     Config
 	handler http.Handler
-	// unready is the last answer, so that only changes are logged.
+	// unready holds the last result, so that only changes are logged.
 	unready atomic.Bool
 }
 
-// New makes a Server. It starts nothing and needs no Close.
+// New returns a Server. It starts no goroutine and needs no Close.
 func New(cfg Config) *Server {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -99,9 +101,9 @@ func New(cfg Config) *Server {
 
 // Handler serves /livez, /readyz, /healthz and /metrics.
 //
-// /livez answers 200 for as long as the process can answer at all. /readyz and /healthz answer 200 while the hub can do
-// its work, else 503; the body says which check failed, and which parts of the hub wait, in words that give nothing internal
-// away.
+// /livez returns 200 as long as the process responds. /readyz and /healthz return 200 while the hub
+// can work, and 503 otherwise. Their body names the failed check and the parts that are waiting,
+// without internal details.
 func (s *Server) Handler() http.Handler { return s.handler }
 
 func livez(w http.ResponseWriter, _ *http.Request) {
@@ -109,7 +111,7 @@ func livez(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write([]byte("ok"))
 }
 
-// health is the body of /readyz.
+// health is the body of a /readyz response.
 type health struct {
 	Status string            `json:"status"`
 	Checks map[string]string `json:"checks"`
@@ -131,7 +133,7 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	if err := s.cfg.Bus.Ready(ctx); err != nil {
 		if r.Context().Err() != nil {
-			return // the asker has gone; this says nothing about the bus
+			return // the caller disconnected, which says nothing about the bus
 		}
 		cause = err
 		answer.Checks["bus"] = "unavailable"
@@ -157,9 +159,9 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// scrapeLog hands what promhttp has to say to the logger.
+// scrapeLog forwards errors of promhttp to the logger.
 type scrapeLog struct{ logger *slog.Logger }
 
 func (l scrapeLog) Println(v ...any) {
-	l.logger.LogAttrs(context.Background(), slog.LevelWarn, "metrics were not all readable", slog.Any("error", v))
+	l.logger.LogAttrs(context.Background(), slog.LevelWarn, "failed to collect some metrics", slog.Any("error", v))
 }

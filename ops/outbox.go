@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// outboxes is what drainers report.
+// outboxes holds the metrics of drainers.
 type outboxes struct {
 	pending, parked, oldest *prometheus.GaugeVec
 	waiting, skew           *prometheus.GaugeVec
@@ -40,7 +40,7 @@ type Outbox struct {
 	claimed, latency        prometheus.Observer
 }
 
-// Outbox gives the observer of an outbox. Outboxes are the program's own, so their names are few.
+// Outbox returns the observer of an outbox. Outbox names come from the program, so there are few.
 func (b *outboxes) Outbox(name string) *Outbox {
 	return &Outbox{
 		pending: b.pending.WithLabelValues(name), parked: b.parked.WithLabelValues(name), oldest: b.oldest.WithLabelValues(name),
@@ -50,13 +50,14 @@ func (b *outboxes) Outbox(name string) *Outbox {
 	}
 }
 
-// Claimed is told of each claim that found records, and how long it took.
+// Claimed records the duration of a claim that found records.
 func (o *Outbox) Claimed(_ int, took time.Duration) { o.claimed.Observe(milliseconds(took)) }
 
-// ClaimFailed counts a claim that failed, or a lane that a claim had to leave out.
+// ClaimFailed counts a failed claim, or a lane that a claim had to skip.
 func (o *Outbox) ClaimFailed() { o.unclaimed.Inc() }
 
-// Published counts a record that is in its stream, and was added so long ago; found says that it was there already.
+// Published counts a record that is in its stream. age is the time since the record was added.
+// found means that a look-up found the event already stored.
 func (o *Outbox) Published(age time.Duration, found bool) {
 	o.sent.Inc()
 	o.latency.Observe(milliseconds(age))
@@ -65,7 +66,7 @@ func (o *Outbox) Published(age time.Duration, found bool) {
 	}
 }
 
-// Waiting is told whether the database of the outbox cannot be used, so that its records wait.
+// Waiting reports whether the database of the outbox is unavailable, so that its records wait.
 func (o *Outbox) Waiting(waits bool) {
 	if waits {
 		o.waiting.Set(1)
@@ -74,15 +75,15 @@ func (o *Outbox) Waiting(waits bool) {
 	}
 }
 
-// Failed counts a try that failed.
+// Failed counts a failed attempt.
 func (o *Outbox) Failed(bool) { o.failed.Inc() }
 
-// Backlog is told how many records wait or are being published, how many are parked, and how old the oldest of the former is.
+// Backlog sets the number of pending and parked records, and the age of the oldest pending record.
 func (o *Outbox) Backlog(pending, parked int, oldest time.Duration) {
 	o.pending.Set(float64(pending))
 	o.parked.Set(float64(parked))
 	o.oldest.Set(milliseconds(oldest))
 }
 
-// ClockSkew is told how far the clock of NATS is ahead of that of the outbox.
+// ClockSkew sets how far the NATS clock is ahead of the clock of the outbox.
 func (o *Outbox) ClockSkew(ahead time.Duration) { o.skew.Set(milliseconds(ahead)) }

@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// kind is a metric's type, as Prometheus names it.
+// kind is a Prometheus metric type.
 type kind string
 
 const (
@@ -29,8 +29,9 @@ var (
 	boxLabels   = []string{"outbox"}
 )
 
-// definitions is every metric that eventhub has, sorted by name. METRICS.md shows the same table; a test compares both
-// with what /metrics answers. The names without a prefix are those that clients of the bus already watch.
+// definitions lists every metric of eventhub, sorted by name. METRICS.md shows the same table; a
+// test compares both with the output of /metrics. The names without the prefix eventhub_ were in
+// use by existing clients of the bus.
 var definitions = []definition{
 	{"delivery_handler_duration_ms", histogram, "How long a subscriber had an event, in milliseconds, until its lease ended.", pairLabels},
 	{"delivery_latency_ms", histogram, "Time from the storage of an event to its acknowledgement, in milliseconds.", pairLabels},
@@ -76,7 +77,8 @@ var definitions = []definition{
 	{"ws_inflight", gauge, "The same as events_inflight, under the name that dashboards of the WebSocket side use.", pairLabels},
 }
 
-// buckets are the upper bounds of all histograms, in milliseconds: from a local acknowledgement to a whole lease.
+// buckets are the upper bounds of all histograms in milliseconds. They range from a local
+// acknowledgement to a full lease.
 var buckets = []float64{0.25, 1, 5, 25, 100, 500, 2500, 10000, 30000}
 
 func define(name string, k kind) definition {
@@ -109,7 +111,7 @@ func newHistogram(reg prometheus.Registerer, name string) *prometheus.HistogramV
 	return v
 }
 
-// row is the definition as METRICS.md shows it.
+// row returns the definition as a table row of METRICS.md.
 func (d definition) row() string {
 	labels := "none"
 	if len(d.labels) > 0 {

@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// traffic is what clients do, as the facade reports it.
+// traffic holds the metrics of client traffic, which the facade reports.
 type traffic struct {
 	connections prometheus.Gauge
 	closed      *prometheus.CounterVec
@@ -16,7 +16,7 @@ type traffic struct {
 	requests    *prometheus.CounterVec
 }
 
-// ops are the ops of the protocol. Each has its series from the start.
+// ops lists the ops of the protocol. Each op has a series from the start.
 var ops = []string{"AUTH", "PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE", "ACK", "NACK", "MODACK", "PAUSE", "RESUME"}
 
 func newTraffic(reg prometheus.Registerer) traffic {
@@ -35,11 +35,11 @@ func newTraffic(reg prometheus.Registerer) traffic {
 	return t
 }
 
-// ConnectionOpened counts a WebSocket connection that was accepted.
+// ConnectionOpened counts an accepted WebSocket connection.
 func (t *traffic) ConnectionOpened() { t.connections.Inc() }
 
-// ConnectionClosed counts its end. A close code that is neither the standard's nor the hub's is counted as OtherLabel,
-// for clients may choose it freely.
+// ConnectionClosed counts the end of a connection. Clients may choose any close code, so codes
+// other than those of the standard and of the hub share OtherLabel.
 func (t *traffic) ConnectionClosed(closeCode int) {
 	t.connections.Dec()
 	label := OtherLabel
@@ -49,7 +49,7 @@ func (t *traffic) ConnectionClosed(closeCode int) {
 	t.closed.WithLabelValues(label).Inc()
 }
 
-// FrameReceived counts a client's frame. What is no op of the protocol is counted as "unknown".
+// FrameReceived counts a frame from a client. An unknown op counts as "unknown".
 func (t *traffic) FrameReceived(op string) {
 	if c, ok := t.frames[op]; ok {
 		c.Inc()
@@ -58,7 +58,7 @@ func (t *traffic) FrameReceived(op string) {
 	t.unknown.Inc()
 }
 
-// ErrorSent counts an ERR frame, or an error over HTTP. code is one of the protocol's.
+// ErrorSent counts an ERR frame or an HTTP error. code is an error code of the protocol.
 func (t *traffic) ErrorSent(code string) { t.errors.WithLabelValues(code).Inc() }
 
 // RequestServed counts an HTTP request by its status.

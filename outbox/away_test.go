@@ -28,8 +28,8 @@ const (
 	awayHeap     = 4 << 20 // bytes that the drainer's heap may grow by, whatever waits
 )
 
-// A writer goes on while NATS is killed and stays away. Nothing is lost, the drainer's heap does not grow with what waits, and
-// it catches up without a storm.
+// A writer goes on while NATS is killed and stays away. Nothing is lost, the drainer's heap does
+// not grow with what waits, and it catches up without a storm.
 func TestNATSAwayUnderLoad(t *testing.T) {
 	t.Run("sqlite", func(t *testing.T) {
 		natsAway(&matrix{TB: t, role: role{Dialect: outbox.SQLite, Address: sqliteAddress(filepath.Join(t.TempDir(), "test.db"))}})

@@ -25,12 +25,13 @@ var (
 	commitTrigger = flag.String("commits.trigger", "", "a table definition to compare with instead of that of Migrate: notify is that of version 2")
 )
 
-// commitSlice is how long one table is written to before it is the other's turn, so that what else the machine does meanwhile
-// meets both.
+// commitSlice is how long one table is written to before it is the other's turn, so that what else
+// the machine does meanwhile meets both.
 const commitSlice = 250 * time.Millisecond
 
-// BenchmarkCommits commits rows to PostgreSQL from many clients at a time, in turns to a table as Migrate makes it and to one
-// without the trigger: alone, and while a drainer works on each table. b.N does not matter.
+// BenchmarkCommits commits rows to PostgreSQL from many clients at a time, in turns to a table as
+// Migrate makes it and to one without the trigger: alone, and while a drainer works on each table.
+// b.N does not matter.
 func BenchmarkCommits(b *testing.B) {
 	cluster := pgtest.StartDurable(b)
 	for _, drained := range []bool{false, true} {
@@ -105,8 +106,8 @@ func (r *commitRun) exec(query string) {
 	}
 }
 
-// commit lets the clients commit as fast as they can for a slice, and returns how many commits that would be in one that was
-// not exceeded.
+// commit lets the clients commit as fast as they can for a slice, and returns how many commits that
+// would be in one that was not exceeded.
 func (r *commitRun) commit() float64 {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.Context(), commitSlice)

@@ -123,8 +123,8 @@ func BenchmarkClaim(b *testing.B) {
 	}
 }
 
-// BenchmarkDrain publishes rows of 100 keys. Each is next to the database's own limit: the same claims and settlements of as
-// many rows by as many workers, without a publish.
+// BenchmarkDrain publishes rows of 100 keys. Each is next to the database's own limit: the same
+// claims and settlements of as many rows by as many workers, without a publish.
 func BenchmarkDrain(b *testing.B) {
 	cluster := pgtest.StartDurable(b)
 	for _, dialect := range []outbox.Dialect{outbox.SQLite, outbox.PostgreSQL} {
@@ -212,8 +212,9 @@ func claimAndSettle(ctx context.Context, s *outbox.SQLStore, worker string) erro
 	}
 }
 
-// BenchmarkLatency commits a transaction now and then, and measures from the end of each commit until its event is at a
-// subscriber of the bus: with drainers that are woken, and with nothing but polling.
+// BenchmarkLatency commits a transaction now and then, and measures from the end of each commit
+// until its event is at a subscriber of the bus: with drainers that are woken, and with nothing but
+// polling.
 func BenchmarkLatency(b *testing.B) {
 	cluster := pgtest.StartDurable(b)
 	for _, every := range []time.Duration{5 * time.Millisecond, 300 * time.Millisecond} {

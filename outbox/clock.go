@@ -8,26 +8,30 @@ import (
 	"time"
 )
 
-// Times of looking at clocks.
+// Timing of clock reads.
 const (
-	// NATS is asked for its time again after clockFresh. Where it does not answer, its last answer is good for clockUsable.
+	// A reading of the NATS clock is refreshed once it is older than clockFresh. While NATS does
+	// not answer, the last reading stays usable for clockUsable.
 	clockFresh  = time.Second
 	clockUsable = 15 * time.Second
-	// skewEvery is how often the clocks of the store and of NATS are compared, skewWait how long the store may take for that,
-	// and skewSay how often the log repeats that they are apart.
+	// skewEvery is the interval between comparisons of the store's clock with the NATS clock.
+	// skewWait is the timeout of one comparison. skewSay is the interval between repeated warnings
+	// about the skew.
 	skewEvery = 15 * time.Second
 	skewWait  = 5 * time.Second
 	skewSay   = 10 * time.Minute
 )
 
-// natsClock tells the time by the clock of NATS, in epoch milliseconds: from its last answer on, and the drainer's own clock.
-// The drainer notes by it since when a record may be in the stream, for the events there have the times of that clock: no
-// other clock can say where to look for an event, or how long NATS remembers its id.
+// natsClock estimates the current NATS time, in epoch milliseconds, from the last answer of NATS
+// and the drainer's monotonic clock. The drainer uses NATS time to note when a publish of a record
+// may have begun. Events in the stream carry NATS time, so only that clock tells where to search
+// for an event and how long NATS remembers an event's id.
 type natsClock struct {
 	last atomic.Pointer[clockReading]
 }
 
-// clockReading is an answer of NATS. Its own time lies between the question and the answer.
+// clockReading is one answer of NATS. NATS read its clock at some moment between asked and
+// answered.
 type clockReading struct {
 	asked, answered time.Duration // by the drainer's clock
 	said            int64
@@ -41,7 +45,7 @@ func (r *clockReading) earliest(at time.Duration) int64 {
 }
 
 func (r *clockReading) latest(at time.Duration) int64 {
-	return r.said + (at - r.asked).Milliseconds() + 2 // both are cut off
+	return r.said + (at - r.asked).Milliseconds() + 2 // both times are truncated to milliseconds
 }
 
 // askClock asks NATS for its time.
@@ -51,14 +55,14 @@ func (d *Drainer) askClock(ctx context.Context) error {
 	asked := d.now()
 	now, err := d.cfg.Bus.Now(ctx)
 	if err != nil {
-		return fmt.Errorf("outbox: clock of NATS: %w", err)
+		return fmt.Errorf("outbox: read the NATS clock: %w", err)
 	}
 	d.clock.last.Store(&clockReading{asked: asked, answered: d.now(), said: now.UnixMilli()})
 	return nil
 }
 
-// lookAtClocks asks NATS for its time, unless it is known, and compares it with the store's now and then. It returns an error
-// when the time of NATS is not known.
+// lookAtClocks refreshes the NATS time when it is stale and, every skewEvery, compares it with the
+// store's clock. It returns an error when no usable NATS time is known.
 func (l *loop) lookAtClocks(ctx context.Context) error {
 	now, last := l.now(), l.clock.last.Load()
 	if last == nil || now-last.asked > clockFresh {
@@ -73,8 +77,8 @@ func (l *loop) lookAtClocks(ctx context.Context) error {
 	return nil
 }
 
-// compareClocks tells how far the clocks of the store and of NATS are apart. When the store does not answer, the claim that
-// comes next says so.
+// compareClocks reports the skew between the store's clock and the NATS clock. It ignores an error
+// of the store, because the next claim reports the same error.
 func (l *loop) compareClocks(ctx context.Context) {
 	sctx, cancel := context.WithTimeout(ctx, skewWait)
 	defer cancel()
@@ -84,7 +88,7 @@ func (l *loop) compareClocks(ctx context.Context) {
 		return
 	}
 	answered := l.now()
-	// The store's time lies between the question and the answer as well.
+	// The store also read its clock at some moment between asked and answered.
 	least := time.Duration(l.clock.earliest(asked)-store.UnixMilli()) * time.Millisecond
 	most := time.Duration(l.clock.latest(answered)-store.UnixMilli()) * time.Millisecond
 	skew := (least + most) / 2
@@ -94,9 +98,9 @@ func (l *loop) compareClocks(ctx context.Context) {
 	switch {
 	case apart && (!l.skewed || answered-l.skewSaid >= skewSay):
 		l.skewSaid = answered
-		l.log.WarnContext(ctx, "the clocks of the outbox and of NATS are apart: set them right, or allow it; times of records and of events cannot be compared", attrs...)
+		l.log.WarnContext(ctx, "clock skew between the outbox and NATS exceeds the limit; correct the clocks or raise the limit", attrs...)
 	case !apart && l.skewed:
-		l.log.InfoContext(ctx, "the clocks of the outbox and of NATS agree again", attrs...)
+		l.log.InfoContext(ctx, "clock skew between the outbox and NATS is back within the limit", attrs...)
 	}
 	l.skewed = apart
 }

@@ -26,8 +26,8 @@ type skewed struct {
 	db    *sql.DB
 }
 
-// newSkewed makes a store in a database that has another clock than this host: its own function takes the place of that of
-// PostgreSQL.
+// newSkewed makes a store in a database that has another clock than this host: its own function
+// takes the place of that of PostgreSQL.
 func newSkewed(tb testing.TB, address string) *skewed {
 	tb.Helper()
 	admin := openDB(tb, "pgx", address)
@@ -56,8 +56,9 @@ func (s *skewed) set(ahead time.Duration) {
 	}
 }
 
-// A drainer is killed before it learns that its publishes are stored, and the server forgets their ids. However far the clock
-// of the database is from that of NATS, and however it is set meanwhile, the next drainer stores nothing twice.
+// A drainer is killed before it learns that its publishes are stored, and the server forgets their
+// ids. However far the clock of the database is from that of NATS, and however it is set meanwhile,
+// the next drainer stores nothing twice.
 func TestNothingDoublesWhereClocksDiffer(t *testing.T) {
 	const window, margin = time.Second, 250 * time.Millisecond
 	address := pgtest.StartDurable(t).DSN()
@@ -92,7 +93,8 @@ func TestNothingDoublesWhereClocksDiffer(t *testing.T) {
 			eventually(t, "all lanes are published to", func() bool { return stored.Load() == 8 })
 			killed := make(chan struct{})
 			go func() { defer close(killed); kill(d) }()
-			outlast(t, 50*time.Millisecond) // so that it is killed before it learns the outcome; either way it is unknown
+			// so that it is killed before it learns the outcome; either way it is unknown
+			outlast(t, 50*time.Millisecond)
 			close(hang)
 			<-killed
 			r.bus.set(nil, nil)
@@ -154,8 +156,8 @@ func (l *lockedLog) String() string {
 	return l.text.String()
 }
 
-// A drainer compares the clocks at its start and while it runs. It says how far they are apart when that is more than is
-// allowed: at once, then now and then, and when it is over.
+// A drainer compares the clocks at its start and while it runs. It says how far they are apart when
+// that is more than is allowed: at once, then now and then, and when it is over.
 func TestClocksThatAreApartAreSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, seen := new(clockStore), new(counts)
@@ -172,10 +174,10 @@ func TestClocksThatAreApartAreSaid(t *testing.T) {
 			if skew := time.Duration(seen.skew.Load()); (skew + ahead).Abs() > 10*time.Millisecond {
 				t.Errorf("%s: NATS is said to be %v ahead of a store that is %v ahead", when, skew, ahead)
 			}
-			if got := strings.Count(log.String(), "are apart"); got != warned {
+			if got := strings.Count(log.String(), "exceeds the limit"); got != warned {
 				t.Errorf("%s: there are %d warnings, want %d:\n%s", when, got, warned, log.String())
 			}
-			if got := strings.Count(log.String(), "agree again"); got != over {
+			if got := strings.Count(log.String(), "back within the limit"); got != over {
 				t.Errorf("%s: it is said %d times to be over, want %d:\n%s", when, got, over, log.String())
 			}
 		}

@@ -14,56 +14,68 @@ import (
 
 // Config configures a Drainer. Only Store and Bus are required.
 type Config struct {
-	// Store holds the records, and Bus takes them: see JetStream.
+	// Store holds the records. Bus publishes them; JetStream returns one.
 	Store Store
 	Bus   Bus
-	// Worker names the drainer in what it has claimed, in 128 bytes at most; something random is put behind it, so that no two
-	// are the same. Default: host name and process id.
+	// Worker is the name under which the drainer claims records, at most 128 bytes. The drainer
+	// appends a random suffix, so that every drainer has a unique name. Defaults to the host name
+	// and process id.
 	Worker string
-	// BatchSize is the most records that it holds: 1..1,000, default 200. HeldBytes bounds their payloads, except for one
-	// record that is larger: default 16 MiB.
+	// BatchSize is the maximum number of records the drainer holds, 1 to 1,000. Defaults to 200.
+	// HeldBytes is the maximum total size of their payloads; a single larger record is still held.
+	// Defaults to 16 MiB.
 	BatchSize int
 	HeldBytes int
-	// InFlight is the most publishes at a time: 1..1,000, default 64. As many lanes are worked on at a time; records of one
-	// lane follow each other, each after the one before is confirmed.
+	// InFlight is the maximum number of concurrent publishes, 1 to 1,000. Each publish belongs to a
+	// different lane, because a record is published only after the record before it in its lane was
+	// confirmed. Defaults to 64.
 	InFlight int
-	// Lease is how long others wait for a drainer that died: default 30 s, 100 ms at least. While it works on records it
-	// renews their leases every third of it.
+	// Lease is how long the records of a dead drainer stay unavailable to other drainers. A live
+	// drainer renews its leases every third of Lease. At least 100 ms. Defaults to 30 seconds.
 	Lease time.Duration
-	// Poll is how often it looks for records when none have come for a while and nobody wakes it: default 250 ms. Soon after
-	// there were some it looks more often: every 10 ms at first.
+	// Poll is the maximum interval between claims while the store is empty and nothing wakes the
+	// drainer. After recent work, the drainer polls more often, starting at 10 ms. Defaults to 250
+	// ms.
 	Poll time.Duration
-	// MaxAttempts is how often a record is tried before it is parked: default 10. What the bus will never take (a bad topic,
-	// bad options, a payload that is too large) is parked at once. While NATS is away nothing is counted.
+	// MaxAttempts is the number of failed attempts after which a record is parked. A record that
+	// the bus can never accept (bad topic, bad options, payload too large) is parked at once.
+	// Failures while NATS is unavailable do not count. Defaults to 10.
 	MaxAttempts int
-	// RetryFirst is how long a record waits after its first failure, doubled each time up to
-	// RetryMax, and up to a half less by chance. Defaults: 1 s and 5 min.
+	// RetryFirst is the delay after the first failure of a record. The delay doubles with each
+	// further failure, up to RetryMax, and jitter shortens it by up to half. Defaults to 1 second
+	// and 5 minutes.
 	RetryFirst time.Duration
 	RetryMax   time.Duration
-	// PassErrors lets a key go on past records of it that are parked. Default: it waits until they are retried or purged.
+	// PassErrors lets a lane continue past its parked records. By default, the lane waits until
+	// they are retried or purged.
 	PassErrors bool
-	// PublishTimeout bounds a publish: default 15 s. The bus itself gives up after 10 s.
+	// PublishTimeout bounds one publish. The bus itself gives up after 10 seconds. Defaults to 15
+	// seconds.
 	PublishTimeout time.Duration
-	// Margin is how much earlier than a topic's duplicate window says the drainer stops to rely on it, so that a publish which
-	// takes long is still within it: default 30 s. A record whose publish may have begun earlier is looked up in the stream.
+	// Margin is subtracted from a topic's duplicate window, so that a slow publish still falls
+	// inside the window. A record whose first publish may have begun before the shortened window is
+	// looked up in the stream. Defaults to 30 seconds.
 	Margin time.Duration
-	// ClockSkew is how far clocks may be apart: default 1 min. Records are looked up from so much earlier than their publish
-	// may have begun, for the servers of a NATS cluster have a clock each. When that of the store is further from that of NATS,
-	// the drainer says so; it publishes all the same, as nothing depends on the store's.
+	// ClockSkew is the tolerated difference between clocks. The servers of a NATS cluster have
+	// separate clocks, so a look-up starts this much before the first publish may have begun. The
+	// drainer logs a warning when the store's clock and the NATS clock differ by more; it keeps
+	// publishing, because nothing depends on the store's clock. Defaults to 1 minute.
 	ClockSkew time.Duration
-	// LookupMax bounds how many events a look-up reads the headers of: default 1,000,000.
+	// LookupMax is the maximum number of events whose headers one look-up reads. Defaults to
+	// 1,000,000.
 	LookupMax int
-	// Patience is how long Drain goes on while the store or the bus fails: default 30 s. A started Drainer never gives up.
+	// Patience is how long Drain continues while the store or the bus fails. A Drainer that runs by
+	// Start never gives up. Defaults to 30 seconds.
 	Patience time.Duration
-	// StatsEvery is how often Observer.Backlog is told: default 15 s.
+	// StatsEvery is the interval between calls of Observer.Backlog. Defaults to 15 seconds.
 	StatsEvery time.Duration
-	// Observer is told what happens. Default: nobody.
+	// Observer receives metrics. Optional.
 	Observer Observer
-	// Logger receives what operators should know. Default: nothing is logged.
+	// Logger receives operational events. By default, nothing is logged.
 	Logger *slog.Logger
 }
 
-// maxWorker bounds the name that a drainer is given, in bytes.
+// maxWorker is the maximum length of Config.Worker in bytes.
 const maxWorker = 128
 
 func (c *Config) validate() error {
@@ -121,7 +133,7 @@ func (c *Config) validate() error {
 		if err != nil {
 			host = "drainer"
 		}
-		host = host[:min(len(host), maxWorker-24)] // room for the number
+		host = host[:min(len(host), maxWorker-24)] // leaves room for the process id
 		c.Worker = host + "-" + strconv.Itoa(os.Getpid())
 	}
 	if len(c.Worker) > maxWorker || !utf8.ValidString(c.Worker) {

@@ -26,8 +26,9 @@ var (
 	crashSeeds = flag.Uint64("crash.seeds", 1, "how many seeds, from that one on")
 )
 
-// TestCrash kills writers, drainers, the NATS server and the database at random moments while transactions commit and roll
-// back, and wants what the database says was committed: in the topics, once each, in order for each key, and nothing else.
+// TestCrash kills writers, drainers, the NATS server and the database at random moments while
+// transactions commit and roll back, and wants what the database says was committed: in the topics,
+// once each, in order for each key, and nothing else.
 func TestCrash(t *testing.T) {
 	for seed := *crashSeed; seed < *crashSeed+*crashSeeds; seed++ {
 		t.Run(fmt.Sprint("sqlite/seed=", seed), func(t *testing.T) {
@@ -158,8 +159,8 @@ func (m *matrix) startDrainer() *natstest.Child {
 	})
 }
 
-// killAll kills and restarts, evenly over the transactions, and says how often what. It begins with all drainers, which come
-// back when topicShort has forgotten what they had published.
+// killAll kills and restarts, evenly over the transactions, and says how often what. It begins with
+// all drainers, which come back when topicShort has forgotten what they had published.
 func (m *matrix) killAll(drainers []*victim) map[string]int {
 	m.Helper()
 	killed := make(map[string]int)
@@ -183,7 +184,8 @@ func (m *matrix) killAll(drainers []*victim) map[string]int {
 	return killed
 }
 
-// choose says what to kill, and for how long: back at once, or after others noticed, or after leases and windows.
+// choose says what to kill, and for how long: back at once, or after others noticed, or after
+// leases and windows.
 func (m *matrix) choose() (down []*victim, away time.Duration) {
 	together := 1
 	if m.rnd.IntN(4) == 0 {

@@ -10,48 +10,51 @@ import (
 	"time"
 )
 
-// Waits of a drainer.
+// Timing of a drainer.
 const (
-	// What failed for a reason of the store or of NATS is tried again after againFirst, doubled
-	// each time up to againMax.
+	// Failures of the store or of NATS are retried after againFirst; the delay doubles with each
+	// further failure, up to againMax.
 	againFirst = 100 * time.Millisecond
 	againMax   = 5 * time.Second
-	// searchWait is between claims that found nothing but did not look everywhere.
+	// searchWait is the delay after a claim that found nothing but did not search every lane.
 	searchWait = 20 * time.Millisecond
-	// Between claims that found nothing is pollFirst, or one pollPart-th of the time since there was something.
+	// After a claim that found nothing, the drainer waits for the time since its last work divided
+	// by pollPart, and at least pollFirst.
 	pollFirst = 10 * time.Millisecond
 	pollPart  = 4
-	// sleepAfter is how long nothing must have come before the store is asked to tell of more. It is longer than most
-	// transactions: one that added a record before the store was asked, and commits afterwards, tells nobody, and is found by
-	// polling.
+	// sleepAfter is how long the drainer must have been idle before it asks the store for wake-ups.
+	// It is longer than most transactions: a transaction that inserted its record before the
+	// request and commits after it sends no notification, so only polling finds that record.
 	sleepAfter = 100 * time.Millisecond
-	// saveWait is how long what became of records waits for that of others, while there are others under way.
+	// saveWait is how long publish results wait to be saved together with the results of other jobs
+	// in progress.
 	saveWait = 5 * time.Millisecond
-	// storeWait bounds a call of the store, whose host may be gone without a word.
+	// storeWait is the timeout of a store call, in case the store's host disappears silently.
 	storeWait = time.Minute
-	// readyWait bounds the question whether the bus is there.
+	// readyWait is the timeout of a check whether the bus is available.
 	readyWait = time.Second
 )
 
-// Drainer publishes the records of a store. Any number may work on one store.
+// Drainer publishes the records of a store. Any number of drainers may share one store. Its methods
+// may be called concurrently.
 type Drainer struct {
 	cfg   Config
 	log   *slog.Logger
-	began time.Time // what its times count from, by the monotonic clock
+	began time.Time // the zero of the drainer's monotonic clock
 	clock natsClock
 
 	wake   chan struct{} // records may have been added
-	look   chan struct{} // look once: the store tells of records from now on
-	asleep chan struct{} // there is nothing to do: the store shall tell of records
+	look   chan struct{} // claim once: the store has just begun to send wake-ups
+	asleep chan struct{} // the drainer is idle and asks the store for wake-ups
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	started bool
 	stop    chan struct{} // closed when Stop begins
 	kill    context.CancelFunc
-	done    chan struct{} // closed when all has ended
+	done    chan struct{} // closed when every goroutine has ended
 }
 
-// NewDrainer makes a Drainer, which does nothing until Start or Drain.
+// NewDrainer returns a Drainer that does nothing until Start or Drain is called.
 func NewDrainer(cfg Config) (*Drainer, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("outbox: drainer: %w", err)
@@ -62,10 +65,12 @@ func NewDrainer(cfg Config) (*Drainer, error) {
 	}, nil
 }
 
-// Wake tells the drainer that records may have been added, so that it need not poll for them. It does not block.
+// Wake tells the drainer that records may have been added, which saves the wait for the next poll.
+// It does not block.
 func (d *Drainer) Wake() { tell(d.wake) }
 
-// tell sends to a channel that has room for one, unless it is full: who receives knows already.
+// tell signals on a channel with a buffer of one. When a signal is already pending, tell does
+// nothing.
 func tell(ch chan<- struct{}) {
 	select {
 	case ch <- struct{}{}:
@@ -73,7 +78,7 @@ func tell(ch chan<- struct{}) {
 	}
 }
 
-// Start begins to drain, until Stop. A Drainer is started once.
+// Start runs the drainer in the background until Stop. A second call has no effect.
 func (d *Drainer) Start() {
 	ctx, err := d.begin(context.Background())
 	if err != nil {
@@ -85,14 +90,14 @@ func (d *Drainer) Start() {
 		background, cancel := context.WithCancel(ctx)
 		helpers.Go(func() { d.listen(background) })
 		helpers.Go(func() { d.tellStats(background) })
-		_, _ = d.run(ctx, false) // its error is that it was told to end
+		_, _ = d.run(ctx, false) // the error only says that ctx was cancelled
 		cancel()
 		helpers.Wait()
 		d.kill()
 	}()
 }
 
-var errStarted = errors.New("outbox: drainer: it was started before")
+var errStarted = errors.New("outbox: drainer: already started")
 
 func (d *Drainer) begin(ctx context.Context) (context.Context, error) {
 	d.mu.Lock()
@@ -105,8 +110,10 @@ func (d *Drainer) begin(ctx context.Context) (context.Context, error) {
 	return ctx, nil
 }
 
-// Stop claims no more, publishes what is claimed, and returns when all of it is settled. When ctx ends first, it gives up what
-// is left, which others have after the lease, and returns the error of ctx. It may be called twice, and without Start.
+// Stop ends claiming, publishes the records already claimed, and returns when all of them are
+// settled. When ctx ends first, Stop gives up and returns the error of ctx; the remaining records
+// become available to other drainers when their leases end. Stop may be called more than once, and
+// without Start.
 func (d *Drainer) Stop(ctx context.Context) error {
 	d.mu.Lock()
 	select {
@@ -130,14 +137,16 @@ func (d *Drainer) Stop(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Drained says what Drain did.
+// Drained counts the results of Drain, in records.
 type Drained struct {
 	Published, Failed, Parked int
 }
 
-// Drain publishes what can be published now, and returns when there is no more: what waits for another try, or for another
-// drainer's lease, or for a topic that takes nothing now, stays. When ctx ends, or the store or the bus has failed for
-// Config.Patience, it gives up and returns the error. It is for a Drainer that is not started, and can be called once.
+// Drain publishes everything that can be published now and returns when nothing more can. Records
+// remain if they wait for a retry, are leased by another drainer, or belong to a topic that
+// currently rejects events. Drain gives up and returns an error when ctx ends, or when the store or
+// the bus has failed for Config.Patience. It must not be combined with Start and can be called only
+// once.
 func (d *Drainer) Drain(ctx context.Context) (Drained, error) {
 	ctx, err := d.begin(ctx)
 	if err != nil {
@@ -148,13 +157,13 @@ func (d *Drainer) Drain(ctx context.Context) (Drained, error) {
 	return d.run(ctx, true)
 }
 
-// listen lets the store wake the drainer.
+// listen runs Store.Listen, which wakes the drainer, and retries it with back-off.
 func (d *Drainer) listen(ctx context.Context) {
 	for wait := againFirst; ; wait = min(2*wait, againMax) {
 		heard := false
 		err := d.cfg.Store.Listen(ctx, Sleeper{Asleep: d.asleep, Listening: func() { heard = true; tell(d.look) }, Wake: d.Wake})
 		if errors.Is(err, errPooler) {
-			d.log.WarnContext(ctx, "the store does not tell of new records; only polling for them", slog.Any("error", err))
+			d.log.WarnContext(ctx, "store cannot send notifications of new records; polling instead", slog.Any("error", err))
 		}
 		if errors.Is(err, ErrCannotListen) || ctx.Err() != nil {
 			return
@@ -162,7 +171,7 @@ func (d *Drainer) listen(ctx context.Context) {
 		if heard {
 			wait = againFirst
 		}
-		d.log.WarnContext(ctx, "the store does not tell of new records: they are polled for", slog.Any("error", err))
+		d.log.WarnContext(ctx, "failed to listen for new records; polling and retrying", slog.Any("error", err))
 		if !pause(ctx, jitter(wait)) {
 			return
 		}
@@ -178,14 +187,14 @@ func (d *Drainer) tellStats(ctx context.Context) {
 		st, err := d.cfg.Store.Stats(sctx)
 		cancel()
 		if err != nil {
-			d.log.WarnContext(ctx, "no statistics of the outbox", slog.Any("error", err))
+			d.log.WarnContext(ctx, "failed to read outbox statistics", slog.Any("error", err))
 			continue
 		}
 		d.cfg.Observer.Backlog(st)
 	}
 }
 
-// pause waits, and reports whether ctx lives on.
+// pause waits and reports whether ctx is still active.
 func pause(ctx context.Context, wait time.Duration) bool {
 	t := time.NewTimer(wait)
 	defer t.Stop()
@@ -197,5 +206,5 @@ func pause(ctx context.Context, wait time.Duration) bool {
 	}
 }
 
-// jitter is d, or up to a half less.
-func jitter(d time.Duration) time.Duration { return d - rand.N(d/2+1) } //nolint:gosec // no secret
+// jitter shortens d by a random amount of up to half.
+func jitter(d time.Duration) time.Duration { return d - rand.N(d/2+1) } //nolint:gosec // not security-relevant

@@ -18,7 +18,8 @@ import (
 	"eventhub/outbox/pgtest"
 )
 
-// What one drainer publishes is stored, but it is killed before it learns that, and the server forgets the ids.
+// What one drainer publishes is stored, but it is killed before it learns that, and the server
+// forgets the ids.
 func TestWhatTheServerForgotIsLookedUp(t *testing.T) {
 	rules := []jetstream.TopicRule{{Pattern: "short", DuplicateWindow: time.Second}, {Pattern: "long"}}
 	s, db := newSQLite(t)
@@ -39,7 +40,8 @@ func TestWhatTheServerForgotIsLookedUp(t *testing.T) {
 	eventually(t, "all lanes are published to", func() bool { return stored.Load() == 14 })
 	killed := make(chan struct{})
 	go func() { defer close(killed); kill(d) }()
-	outlast(t, 50*time.Millisecond) // so that it is killed before it learns the outcome; either way it is unknown
+	// so that it is killed before it learns the outcome; either way it is unknown
+	outlast(t, 50*time.Millisecond)
 	close(hang)
 	<-killed
 	r.bus.set(nil, nil)
@@ -95,7 +97,8 @@ func TestWhatTheStreamCannotSayIsParked(t *testing.T) {
 	}
 }
 
-// A row that cannot be read, of which something may have been published, holds up none that it was claimed with.
+// A row that cannot be read, of which something may have been published, holds up none that it was
+// claimed with.
 func TestUnreadableRowsHoldUpNobody(t *testing.T) {
 	s, db := newSQLite(t)
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "short", DuplicateWindow: time.Second}}}))
@@ -293,8 +296,8 @@ func TestStoreAway(t *testing.T) {
 	}
 }
 
-// The clock of NATS went back after a publish whose outcome is unknown: the record is not taken for one that was never
-// published, though its publish seems to have begun later than now.
+// The clock of NATS went back after a publish whose outcome is unknown: the record is not taken for
+// one that was never published, though its publish seems to have begun later than now.
 func TestNATSClockGoesBack(t *testing.T) {
 	s, db := newSQLite(t)
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "short", DuplicateWindow: time.Second}}}))

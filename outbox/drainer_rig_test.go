@@ -30,8 +30,10 @@ type watcher struct {
 }
 
 type (
-	beforePublish = func(ctx context.Context, topic string, o jetstream.PublishOptions) error // an error refuses
-	afterPublish  = func(topic string, o jetstream.PublishOptions) error                      // it is stored; an error hides that
+	// an error refuses
+	beforePublish = func(ctx context.Context, topic string, o jetstream.PublishOptions) error
+	// it is stored; an error hides that
+	afterPublish = func(topic string, o jetstream.PublishOptions) error
 )
 
 func (w *watcher) Publish(ctx context.Context, topic string, payload []byte, o jetstream.PublishOptions) (jetstream.Receipt, error) {
@@ -295,7 +297,8 @@ func (r *rig) exactly() {
 	}
 }
 
-// outlast waits for a time whose end nothing tells: the server's window, or that nothing happens meanwhile.
+// outlast waits for a time whose end nothing tells: the server's window, or that nothing happens
+// meanwhile.
 func outlast(tb testing.TB, d time.Duration) {
 	tb.Helper()
 	select {

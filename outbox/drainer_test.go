@@ -301,7 +301,8 @@ func (s *renewStore) RequeueExpired(ctx context.Context) (int, error) {
 	return n, err
 }
 
-// A drainer that lost a lease and has claimed the same records again does not settle them by what became of them before.
+// A drainer that lost a lease and has claimed the same records again does not settle them by what
+// became of them before.
 func TestRecordsClaimedAgainByTheSameDrainer(t *testing.T) {
 	s, db := newSQLite(t)
 	h := sqlHarness(s, db)

@@ -10,10 +10,12 @@ import (
 	_ "modernc.org/sqlite"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/embedded"
 	"eventhub/outbox"
 )
 
-// An order service: the order and its event are one transaction of its own database. A drainer publishes the event.
+// An order service: the order and its event are one transaction of its own database. A drainer
+// publishes the event.
 func Example() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "outbox-example")
@@ -22,7 +24,8 @@ func Example() {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 
-	// The service's database. The busy timeout lets the service and the drainer wait for each other.
+	// The service's database. The busy timeout lets the service and the drainer wait for each
+	// other.
 	db, err := sql.Open("sqlite", "file:"+filepath.Join(dir, "orders.db")+"?_pragma=journal_mode(WAL)&_pragma=busy_timeout(10000)&_txlock=immediate")
 	if err != nil {
 		panic(err)
@@ -63,7 +66,11 @@ func Example() {
 	}
 
 	// The drainer, here or in any process that reaches the database. The bus may be away until now.
-	bus, err := jetstream.Open(ctx, jetstream.Config{DataDir: filepath.Join(dir, "hub")})
+	server, err := embedded.Start(ctx, embedded.Config{}) // or jetstream.Config.URL
+	if err != nil {
+		panic(err)
+	}
+	bus, err := jetstream.Open(ctx, jetstream.Config{Server: server})
 	if err != nil {
 		panic(err)
 	}

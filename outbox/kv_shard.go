@@ -8,18 +8,20 @@ import (
 	"strings"
 )
 
-// kvText bounds, in bytes as JSON with its quotes, the name of a worker and the text of an error in a KVStore. Every record
-// reserves as much for each.
+// kvText is the maximum size of a worker name and of an error text in a KVStore, in bytes of JSON
+// including the quotes. Every record reserves this much for each of the two.
 const kvText = 200
 
-// shard is what one entry holds.
+// shard is the content of one entry of the bucket.
 type shard struct {
-	// Last is the sequence that was given out last. Each shard counts for itself, which is enough for the order of a lane.
+	// Last is the last sequence number assigned. Each shard numbers its own records, which suffices
+	// because a lane lies in a single shard.
 	Last    int64     `json:"last"`
-	Records []*Record `json:"-"` // in order
+	Records []*Record `json:"-"` // in sequence order
 }
 
-// shardJSON is a shard as it is written. Payloads are strings in it, for the encoder would change their bytes.
+// shardJSON is the stored form of a shard. It holds payloads as strings, because the encoder would
+// change their bytes.
 type shardJSON struct {
 	*shard
 	Rows []rowJSON `json:"records"`
@@ -28,7 +30,8 @@ type shardJSON struct {
 type rowJSON struct {
 	*Record
 	Payload string `json:"payload"`
-	// Attempts is left out when it is 0, unlike in earlier versions: that makes room to claim in the entries that they filled.
+	// Attempts is omitted when it is 0, unlike in earlier versions. The saved bytes make claims
+	// possible in entries that those versions filled.
 	Attempts int `json:"attempts,omitempty"`
 }
 
@@ -40,8 +43,9 @@ func (sh *shard) encode() ([]byte, error) {
 	return json.Marshal(shardJSON{sh, rows})
 }
 
-// reserved is the size in bytes that the shard has with every record in its largest form: a NATS that takes so much takes all
-// that can become of these records.
+// reserved returns the size in bytes of the shard with every record in its largest form. If NATS
+// accepts an entry of that size, every later claim, renewal, and settlement of these records fits
+// too.
 func (sh *shard) reserved() (int, error) {
 	largest := &shard{Last: sh.Last, Records: make([]*Record, len(sh.Records))}
 	for i, r := range sh.Records {
@@ -51,8 +55,8 @@ func (sh *shard) reserved() (int, error) {
 	return len(value), err
 }
 
-// largest is the record in the form that takes most bytes of all that claims, renewals and settlements can give it: each field
-// that they write is as long as it may become, whether they can be so together or not.
+// largest returns a copy of the record with every field that claims, renewals, and settlements
+// write at its maximum length. The combination need not be reachable.
 func (r *Record) largest() *Record {
 	l := *r
 	text := strings.Repeat("x", kvText-len(`""`))
@@ -62,7 +66,7 @@ func (r *Record) largest() *Record {
 	if jsonLen(l.LastErr) < kvText {
 		l.LastErr = text
 	}
-	l.Status, l.Attempts = Claimed, math.MaxInt // no status is longer
+	l.Status, l.Attempts = Claimed, math.MaxInt // Claimed is the longest status
 	l.LeaseUntil, l.NextAt, l.PublishBegan = math.MaxInt64, math.MaxInt64, math.MaxInt64
 	return &l
 }
@@ -84,7 +88,7 @@ func decodeShard(value []byte) (*shard, error) {
 }
 
 func (sh *shard) claim(opts *ClaimOptions, limit, left int, now int64) (got []*Record, more bool) {
-	waits := make(map[string]bool) // lanes that something waits in
+	waits := make(map[string]bool) // lanes blocked by an earlier record
 	for _, r := range sh.Records {
 		lane := r.lane()
 		switch {
@@ -106,12 +110,13 @@ func (sh *shard) claim(opts *ClaimOptions, limit, left int, now int64) (got []*R
 	return got, false
 }
 
-// hasClaimed says whether a worker has records of the shard.
+// hasClaimed reports whether any record of the shard is claimed.
 func (sh *shard) hasClaimed() bool {
 	return slices.ContainsFunc(sh.Records, func(r *Record) bool { return r.Status == Claimed })
 }
 
-// fail ends a worker's hold. Without texts it makes the record smaller than it was while claimed.
+// fail ends a worker's claim of the record. If texts is false, fail drops the error text, which
+// makes the record smaller than it was while claimed.
 func (r *Record) fail(f *Failure, now int64, texts bool) {
 	r.Status, r.ClaimedBy, r.LeaseUntil, r.NextAt = Pending, "", 0, now+f.Delay.Milliseconds()
 	if f.Park {
@@ -131,7 +136,7 @@ func (r *Record) fail(f *Failure, now int64, texts bool) {
 	}
 }
 
-// kvErrText is an error's text as a KVStore keeps it: as much of its beginning as kvText allows.
+// kvErrText truncates an error text to what kvText allows.
 func kvErrText(s string) string {
 	s = errText(s)
 	size := len(`""`)
@@ -143,8 +148,8 @@ func kvErrText(s string) string {
 	return s
 }
 
-// jsonLen is how many bytes a string has as JSON, with its quotes.
+// jsonLen returns the length in bytes of a string as JSON, with its quotes.
 func jsonLen(s string) int {
-	b, _ := json.Marshal(s) // no string fails
+	b, _ := json.Marshal(s) // cannot fail for a string
 	return len(b)
 }

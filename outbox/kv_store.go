@@ -16,27 +16,27 @@ import (
 	"eventhub/jetstream"
 )
 
-// Bounds of a KVStore.
+// Limits of a KVStore.
 const (
-	// DefaultKVShards is how many entries a KVStore has.
+	// DefaultKVShards is the default number of entries of a KVStore.
 	DefaultKVShards = 16
-	// DefaultKVShardRecords bounds the records in each.
+	// DefaultKVShardRecords is the default maximum number of records per entry.
 	DefaultKVShardRecords = 500
 
-	// kvTries bounds how often a write begins anew because others wrote the same entry.
+	// kvTries is how often a write is tried while other writers change the same entry.
 	kvTries = 100
-	// kvRetry is the longest that it waits before.
+	// kvRetry is the longest delay between these tries.
 	kvRetry = 20 * time.Millisecond
 )
 
-// Collection is what a KVStore needs of a KV bucket. *jetstream.Collection is one: see
+// Collection is the KV bucket of a KVStore. *jetstream.Collection implements it; see
 // jetstream.Collections.
 type Collection interface {
-	// Get reads an entry; one that does not exist has Revision 0 and no Value.
+	// Get reads an entry. A missing entry has Revision 0 and no Value.
 	Get(ctx context.Context, key string) (*jetstream.Entry, error)
-	// Put replaces the entry of revision old, or returns jetstream.ErrKeyChanged.
+	// Put replaces the entry if its revision is old, and otherwise returns jetstream.ErrKeyChanged.
 	Put(ctx context.Context, key string, value []byte, headers map[string]string, old uint64) (revision uint64, err error)
-	// MaxValue is the most bytes that Put takes now.
+	// MaxValue is the largest value in bytes that Put currently accepts.
 	MaxValue() int
 }
 
@@ -44,49 +44,57 @@ var _ Collection = (*jetstream.Collection)(nil)
 
 // KVConfig configures a KVStore.
 type KVConfig struct {
-	// Collection is the bucket, which must hold nothing else. Required.
+	// Collection is the bucket. Nothing else may use the bucket. Required.
 	Collection Collection
-	// Shards is how many entries the bucket has, 1..256; it must never change. Default DefaultKVShards. A lane lies in one.
+	// Shards is the number of entries, 1 to 256. It must never change. Each lane lies in a single
+	// entry. Defaults to DefaultKVShards.
 	Shards int
-	// ShardRecords is the most records in an entry. Default DefaultKVShardRecords. Beyond it, Add returns ErrFull.
+	// ShardRecords is the maximum number of records in an entry. Add returns ErrFull beyond it.
+	// Defaults to DefaultKVShardRecords.
 	//
-	// So it does beyond the bytes of a message: max_payload of NATS less 64 KiB, which is 960 KiB where it is not configured
-	// and almost 4 MiB in the embedded server. Of each record that counts what was added, as JSON, and some 560 bytes that it
-	// needs when it is claimed and fails. 960 KiB are enough for the default number with payloads of 1 KiB.
+	// The message size of NATS also limits an entry: to max_payload less 64 KiB, which is 960 KiB
+	// by default and almost 4 MiB in the embedded server. Each record counts with its JSON size
+	// plus about 560 bytes for a claim and an error text. At 960 KiB, the default number of records
+	// fits with payloads of 1 KiB.
 	ShardRecords int
-	// MaxPayload is the largest payload in bytes that Add takes. Default 64 KiB. In an entry a payload is a JSON string: its
-	// quotes, backslashes and line ends count twice there, and its <, > and & six times.
+	// MaxPayload is the largest payload in bytes that Add accepts. An entry stores a payload as a
+	// JSON string: each quote, backslash, and line end takes two bytes, and each <, > and & takes
+	// six. Defaults to 64 KiB.
 	MaxPayload int
 }
 
 // KVStore is an outbox in a KV bucket, for services without a database.
 //
-// It is NOT transactional: Add is a write of its own, and what else the service does may happen without it, or it without
-// that. It needs NATS to be there, so unlike an outbox in a database it does not help while NATS is away. What it gives is
-// that a record, once added, is published once, by drainers, in order with others of its key, and retried.
+// KVStore is NOT transactional. Add is a separate write: either Add or the service's other work may
+// succeed without the other. KVStore also needs NATS, so unlike an outbox in a database it does not
+// bridge an outage of NATS. It does guarantee that drainers publish each added record once, in the
+// order of its key, with retries.
 //
-// It is for hundreds of records that wait, not for many: they are in a few entries, each of which is replaced as a whole by
-// compare-and-set. Nothing needs more than one read of each. Sent records are deleted at once, so there is nothing to list or
-// purge of them, and a second Add of an id is noticed only as long as the first one waits. An entry that is full takes no
-// more, which Add says by ErrFull, but what is in it can always be claimed and settled.
+// KVStore suits hundreds of waiting records, not more: they share a few entries, and every write
+// replaces a whole entry by compare-and-set. No operation reads an entry more than once, unless a
+// write conflicts. Sent records are deleted at once, so List and Purge find none, and Add detects a
+// duplicate id only while the first record waits. A full entry rejects new records with ErrFull,
+// but its records can always be claimed and settled.
 //
-// Names of workers have at most 200 bytes as JSON: Claim refuses longer ones. Of an error's text as much is kept.
+// A worker name may have at most 200 bytes as JSON; Claim rejects longer names. Error texts are
+// truncated to the same size.
 //
-// Its clock is that of the process: those of all that use it must agree, to a few seconds less than a lease.
+// KVStore uses the clock of the process. The clocks of all processes that share a bucket must agree
+// to within a few seconds less than a lease.
 type KVStore struct {
 	shards  []string
 	records int
 	max     int
 	coll    Collection
-	turn    atomic.Uint32 // where the next claim begins
+	turn    atomic.Uint32 // selects the shard where the next claim begins
 
 	mu    sync.Mutex
-	wakes map[chan struct{}]struct{} // of Listen
+	wakes map[chan struct{}]struct{} // one channel per Listen call
 }
 
 var _ Store = (*KVStore)(nil)
 
-// NewKVStore makes a store on a bucket. It needs no closing.
+// NewKVStore returns a store in a bucket. It needs no closing.
 func NewKVStore(cfg KVConfig) (*KVStore, error) {
 	for _, d := range []struct {
 		v   *int
@@ -117,8 +125,8 @@ func (s *KVStore) of(lane string) int {
 	return int(h.Sum32() % uint32(len(s.shards))) //nolint:gosec // at most 256
 }
 
-// change reads a shard, lets f change it, and replaces it; f says whether there is anything to replace. It begins anew, with
-// the newest state, when another was quicker.
+// change reads a shard, lets f change it, and writes it back if f returns true. When another writer
+// changes the entry in between, change starts again from the new state.
 func (s *KVStore) change(ctx context.Context, i int, f func(sh *shard, now int64) (bool, error)) error {
 	for range kvTries {
 		sh, revision, err := s.read(ctx, i)
@@ -135,13 +143,14 @@ func (s *KVStore) change(ctx context.Context, i int, f func(sh *shard, now int64
 		}
 		_, err = s.coll.Put(ctx, s.shards[i], value, nil, revision)
 		switch {
-		case errors.Is(err, jetstream.ErrTooLarge): // only where an earlier version filled it, or NATS had a larger max_payload
-			return fmt.Errorf("outbox: KV store: entry %s has outgrown NATS: raise its max_payload until the entry is drained, or purge records of it that are parked: %w", s.shards[i], err)
+		case errors.Is(err, jetstream.ErrTooLarge):
+			// An earlier version filled the entry, or max_payload was lowered.
+			return fmt.Errorf("outbox: KV store: entry %s exceeds max_payload of NATS; raise max_payload until the entry is drained, or purge its parked records: %w", s.shards[i], err)
 		case !errors.Is(err, jetstream.ErrKeyChanged):
 			return err
 		}
 		select {
-		case <-time.After(rand.N(kvRetry)): //nolint:gosec // no secret
+		case <-time.After(rand.N(kvRetry)): //nolint:gosec // not security-relevant
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -161,9 +170,11 @@ func (s *KVStore) read(ctx context.Context, i int) (*shard, uint64, error) {
 	return sh, e.Revision, nil
 }
 
-// Add adds a record, and fills in ID, Payload and TS when they are empty. It is an *Error for what the bus would refuse, or no
-// entry could hold; ErrExists; and ErrFull, after which it may be repeated when drainers have published some. After another
-// error the outcome is unknown, and Add may be repeated with the same record.
+// Add adds a record and fills in ID, Payload, and TS when they are empty. It returns an *Error for
+// a record that the bus would reject or that fits no entry, ErrExists for a duplicate id, and
+// ErrFull when the entry is full; after ErrFull, try again once drainers have published some
+// records. After any other error the outcome is unknown, and Add may be repeated with the same
+// record. Add may be called concurrently.
 func (s *KVStore) Add(ctx context.Context, r *Record) error {
 	if err := r.prepare(s.max); err != nil {
 		return err
@@ -175,7 +186,7 @@ func (s *KVStore) Add(ctx context.Context, r *Record) error {
 			return false, ErrExists
 		}
 		if others >= s.records {
-			return false, s.full(i, others, "more than ShardRecords allows")
+			return false, s.full(i, others, "exceed ShardRecords")
 		}
 		sh.Last++
 		added := *r
@@ -187,7 +198,7 @@ func (s *KVStore) Add(ctx context.Context, r *Record) error {
 		case err != nil:
 			return false, fmt.Errorf("outbox: KV store: %w", err)
 		case size > limit && others > 0:
-			return false, s.full(i, others, "larger than max_payload of NATS allows")
+			return false, s.full(i, others, "exceed max_payload of NATS")
 		case size > limit:
 			return false, fmt.Errorf("outbox: record %q: %w", r.ID, &jetstream.Error{
 				Code: jetstream.CodePublishFailed, Msg: fmt.Sprintf("an entry with it alone may come to %d bytes, at most %d are allowed", size, limit), Err: jetstream.ErrTooLarge,
@@ -201,9 +212,9 @@ func (s *KVStore) Add(ctx context.Context, r *Record) error {
 	return err
 }
 
-// full is ErrFull with what to do about it.
+// full returns ErrFull with the cause and the remedy.
 func (s *KVStore) full(i, records int, why string) error {
-	return fmt.Errorf("%w: entry %s has %d records, and one more would make it %s: add again when drainers have published some, and retry or purge what is parked", ErrFull, s.shards[i], records, why)
+	return fmt.Errorf("%w: entry %s has %d records and one more would %s; retry after drainers have published some, and retry or purge parked records", ErrFull, s.shards[i], records, why)
 }
 
 // Claim implements Store.
@@ -212,7 +223,7 @@ func (s *KVStore) Claim(ctx context.Context, opts ClaimOptions) (Claim, error) {
 		return Claim{}, err
 	}
 	if n := jsonLen(opts.Worker); n > kvText {
-		return Claim{}, fmt.Errorf("outbox: KV store: claim: the worker's name has %d bytes as JSON, at most %d are allowed", n, kvText)
+		return Claim{}, fmt.Errorf("outbox: KV store: claim: worker name has %d bytes as JSON, at most %d are allowed", n, kvText)
 	}
 	c := Claim{Now: time.Now().UnixMilli()}
 	c.Began = cmp.Or(opts.Began, c.Now)
@@ -223,7 +234,7 @@ func (s *KVStore) Claim(ctx context.Context, opts ClaimOptions) (Claim, error) {
 		if err != nil {
 			failed = err
 			if errors.Is(err, jetstream.ErrTooLarge) {
-				continue // it holds up no other
+				continue // an oversized entry must not block the other entries
 			}
 			break
 		}
@@ -240,11 +251,12 @@ func (s *KVStore) Claim(ctx context.Context, opts ClaimOptions) (Claim, error) {
 	if failed != nil && len(c.Records) == 0 {
 		return Claim{}, failed
 	}
-	return c, nil // what was claimed is claimed
+	return c, nil // claims already written stay valid despite the error
 }
 
-// claimFrom claims in one shard. Where the entry would be too large it claims fewer; when not even one fits, that is an error
-// unless some are claimed already: when those are settled there is room.
+// claimFrom claims records in one shard. When the entry would become too large, it claims fewer.
+// When not even one fits, it returns no records if others of the shard are claimed already, because
+// settling them makes room, and an error otherwise.
 func (s *KVStore) claimFrom(ctx context.Context, i int, opts *ClaimOptions, limit, left int, now int64) (got []*Record, more bool, err error) {
 	for {
 		waits := false
@@ -267,7 +279,7 @@ func (s *KVStore) claimFrom(ctx context.Context, i int, opts *ClaimOptions, limi
 	}
 }
 
-// byShard deals records out to their shards.
+// byShard groups the ids of records by shard.
 func (s *KVStore) byShard(records []*Record) map[int]map[string]bool {
 	m := make(map[int]map[string]bool)
 	for _, r := range records {
@@ -308,8 +320,8 @@ func (s *KVStore) Renew(ctx context.Context, worker string, lease time.Duration,
 	return lost, nil
 }
 
-// Settle implements Store. What is settled at once is in one write for each shard, so for each lane. Where an entry would be
-// too large, the errors' texts are left out.
+// Settle implements Store. It settles all records of a shard, and so of a lane, in one write. When
+// the entry would become too large, it drops the error texts.
 func (s *KVStore) Settle(ctx context.Context, worker string, st Settlement) error {
 	failed := make(map[string]*Failure, len(st.Failed))
 	all := slices.Clone(st.Sent)
@@ -329,8 +341,8 @@ func (s *KVStore) Settle(ctx context.Context, worker string, st Settlement) erro
 	return nil
 }
 
-// settle settles the records of one shard; those of ids that are not in failed were sent. texts says whether the texts of
-// errors are kept.
+// settle settles the records of one shard. Records in ids but not in failed were sent. texts
+// selects whether error texts are kept.
 func (s *KVStore) settle(ctx context.Context, i int, worker string, ids map[string]bool, failed map[string]*Failure, texts bool) error {
 	return s.change(ctx, i, func(sh *shard, now int64) (bool, error) {
 		before, changed := len(sh.Records), false
@@ -356,7 +368,7 @@ func (s *KVStore) RequeueExpired(ctx context.Context) (int, error) {
 	})
 }
 
-// changeAll changes every record that f says it has changed, and counts them.
+// changeAll applies f to every record and returns how many records f changed.
 func (s *KVStore) changeAll(ctx context.Context, f func(r *Record, now int64) bool) (int, error) {
 	total := 0
 	for i := range s.shards {
@@ -396,8 +408,8 @@ func (s *KVStore) Stats(ctx context.Context) (Stats, error) {
 	return st, nil
 }
 
-// List implements Store. Sequences count within a shard, so those of different lanes may be the same: After leaves records
-// out then, and is of use with one shard only.
+// List implements Store. Each shard has its own sequence numbers, so records of different lanes can
+// share a number. ListOptions.After is therefore only reliable with a single shard.
 func (s *KVStore) List(ctx context.Context, opts ListOptions) ([]*Record, error) {
 	var list []*Record
 	for i := range s.shards {
@@ -426,7 +438,7 @@ func (s *KVStore) Retry(ctx context.Context, ids ...string) (int, error) {
 	})
 }
 
-// Purge implements Store. There are no sent records to delete.
+// Purge implements Store. It deletes parked records only, because sent records are not kept.
 func (s *KVStore) Purge(ctx context.Context, opts PurgeOptions) (int, error) {
 	if err := opts.validate(); err != nil || opts.Status == Sent {
 		return 0, err
@@ -454,7 +466,8 @@ func (s *KVStore) Purge(ctx context.Context, opts PurgeOptions) (int, error) {
 	return total, nil
 }
 
-// Listen implements Store. It hears of records that this KVStore has added.
+// Listen implements Store. It wakes the sleeper only for records added through the same KVStore
+// value.
 func (s *KVStore) Listen(ctx context.Context, sleeper Sleeper) error {
 	ch := make(chan struct{}, 1)
 	s.mu.Lock()
@@ -481,7 +494,7 @@ func (s *KVStore) wake() {
 	for ch := range s.wakes {
 		select {
 		case ch <- struct{}{}:
-		default: // it knows already
+		default: // a wake-up is already pending
 		}
 	}
 }

@@ -52,7 +52,8 @@ func limit(nats *natstest.Server, maxPayload int32) {
 	nats.Start()
 }
 
-// fill adds records of three keys until there is no room, and returns the one that was refused and why.
+// fill adds records of three keys until there is no room, and returns the one that was refused and
+// why.
 func (r *kvRig) fill(payload string) (*outbox.Record, error) {
 	r.Helper()
 	for {
@@ -113,8 +114,8 @@ func (r *kvRig) failAll(worker string, records []*outbox.Record, text string, pa
 	r.settle(worker, st)
 }
 
-// What was added to an entry until it was full can be claimed, renewed, failed, parked and sent, however long the names and
-// the texts are.
+// What was added to an entry until it was full can be claimed, renewed, failed, parked and sent,
+// however long the names and the texts are.
 func TestKVFullEntry(t *testing.T) {
 	texts := []string{
 		strings.Repeat("x", 2000),
@@ -298,7 +299,7 @@ func TestKVLoweredMaxPayload(t *testing.T) {
 	}
 	restart(kvMaxPayload - kvMaxEntry/2)
 	for range 2 {
-		if c, err := r.store.Claim(t.Context(), opts); !errors.Is(err, jetstream.ErrTooLarge) || !strings.Contains(err.Error(), "raise its max_payload") {
+		if c, err := r.store.Claim(t.Context(), opts); !errors.Is(err, jetstream.ErrTooLarge) || !strings.Contains(err.Error(), "raise max_payload") {
 			t.Fatalf("got %d records, %v", len(c.Records), err)
 		}
 	}
@@ -309,7 +310,8 @@ func TestKVLoweredMaxPayload(t *testing.T) {
 	r.exactly()
 }
 
-// ErrFull says which bound was met and what to do. What was refused can be added when others are published.
+// ErrFull says which bound was met and what to do. What was refused can be added when others are
+// published.
 func TestKVFullSaysWhatToDo(t *testing.T) {
 	for _, test := range []struct {
 		cfg     outbox.KVConfig
@@ -325,7 +327,7 @@ func TestKVFullSaysWhatToDo(t *testing.T) {
 			if !errors.Is(err, outbox.ErrFull) {
 				t.Fatalf("got %v, want ErrFull", err)
 			}
-			for _, says := range []string{"shard-0", fmt.Sprint(r.total(), " records"), test.why, "add again when", "retry or purge"} {
+			for _, says := range []string{"shard-0", fmt.Sprint(r.total(), " records"), test.why, "retry after", "retry or purge"} {
 				if !strings.Contains(err.Error(), says) {
 					t.Errorf("%q does not say %q", err, says)
 				}

@@ -7,56 +7,60 @@ import (
 	"time"
 )
 
-// A transaction that notifies takes a lock of the whole PostgreSQL cluster when it commits, so that 32 clients commit a tenth of
-// what they do otherwise. So the trigger of the table notifies only while a drainer sleeps, which one says by an advisory lock
-// that its session holds: it is gone at the moment when the drainer is, and no transaction has to read or write a row to know.
-// Among several that sleep one has the lock, and all of them listen.
+// A transaction that calls pg_notify takes a lock of the whole PostgreSQL cluster at commit, which
+// cut the throughput of 32 clients to a tenth. The trigger of the table therefore notifies only
+// while a drainer sleeps. A sleeping drainer shows that by a session-level advisory lock.
+// PostgreSQL releases the lock when the session ends, and transactions test the lock without
+// reading or writing a row. Of several sleeping drainers, one holds the lock and all of them
+// listen.
 
-// drainerSleeps, in a trigger, says that a drainer has the lock. Transactions that ask at the same time do not hinder each other,
-// and keep nothing. The number is a constant, for the expression is read anew by each statement.
+// drainerSleeps is the trigger condition that reports whether a drainer holds the lock. Concurrent
+// transactions test it without blocking each other and keep no lock. The lock number is a literal,
+// because every statement parses the expression again.
 const drainerSleeps = `CASE WHEN pg_try_advisory_lock_shared({sleepers}) THEN NOT pg_advisory_unlock_shared({sleepers}) ELSE TRUE END`
 
-// advisoryLock is the number of an advisory lock of a table.
+// advisoryLock derives the number of an advisory lock from the table's name.
 func advisoryLock(table, what string) int64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte("eventhub outbox " + what + table))
-	return int64(h.Sum64()) //nolint:gosec // any number will do
+	return int64(h.Sum64()) //nolint:gosec // overflow is harmless
 }
 
-// Statements of a session that listens. It may hold the lock several times, and has no other.
+// Statements of a listening session. The session may hold its one advisory lock several times.
 const (
 	fallAsleep = `LISTEN "{channel}"; SELECT pg_try_advisory_lock({sleepers})`
 	stayAsleep = `SELECT pg_try_advisory_lock({sleepers})`
 	getUp      = `SELECT pg_advisory_unlock_all(); UNLISTEN *`
 	stayAwake  = `SELECT 1`
-	// A pooler makes up the process ids that it tells its clients.
+	// isDirect fails behind a pooler, because a pooler invents the process ids that it reports.
 	isDirect = `SELECT 1 / CAST(pg_backend_pid() = %d AS int)`
-	// A drainer that stands still, or whose host is gone, is not taken for one that sleeps for longer than this.
+	// endsSoon limits how long PostgreSQL counts a hung or unreachable drainer as sleeping.
 	endsSoon = `SELECT set_config(name, value, false) FROM pg_catalog.pg_settings s JOIN (VALUES ('idle_session_timeout', '60000'),
   ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), ('tcp_keepalives_count', '4'), ('tcp_user_timeout', '30000')) AS v (name, value) USING (name)`
 )
 
-// Waits of a session that listens.
+// Timing of a listening session.
 const (
-	// stayEvery is how often a sleeper tries to get the lock that another had.
+	// stayEvery is the interval at which a sleeper tries to take over the lock of another sleeper.
 	stayEvery = 5 * time.Second
-	// listenWait bounds a statement.
+	// listenWait is the timeout of one statement.
 	listenWait = 15 * time.Second
 )
 
-var errPooler = fmt.Errorf("%w: there is a pooler between the drainer and PostgreSQL", ErrCannotListen)
+var errPooler = fmt.Errorf("%w: connected through a pooler", ErrCannotListen)
 
-// Listener waits for the notifications of an outbox in a table of PostgreSQL, and wakes a drainer that sleeps, until ctx ends or
-// its connection breaks. It returns why it ended.
+// Listener listens for the notifications of an outbox table in PostgreSQL and wakes a sleeping
+// drainer. It returns an error when ctx ends or its connection breaks.
 type Listener func(ctx context.Context, table string, sleeper Sleeper) error
 
-// PgxListener makes a Listener of connections of pgx. Each is made by connect, used for listening alone, and closed:
+// PgxListener returns a Listener that uses pgx. It opens each connection with connect, uses the
+// connection only to listen, and closes it:
 //
 //	outbox.PgxListener(func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, address) })
 //
-// The address must be that of the database itself: a pooler that deals connections out by transaction passes no
-// notifications on, and would keep the lock. Where there is one in between, nothing is listened to. T, N and P are types of pgconn,
-// which the compiler finds by itself.
+// The address must be that of the database itself. A transaction-level pooler does not forward
+// notifications and would keep the lock, so PgxListener refuses to listen through one. T, N, and P
+// are types of pgconn, which the compiler infers.
 func PgxListener[C pgxConn[T, N, P], T, N any, P pgxBackend](connect func(context.Context) (C, error)) Listener {
 	return func(ctx context.Context, table string, sleeper Sleeper) error {
 		conn, err := connect(ctx)
@@ -74,7 +78,7 @@ func PgxListener[C pgxConn[T, N, P], T, N any, P pgxBackend](connect func(contex
 			}
 			return errPooler
 		}
-		for { // it begins asleep: what was added before notified nobody
+		for { // start asleep: records added earlier sent no notification
 			if err := s.sleep(ctx, sleeper); err != nil {
 				return err
 			}
@@ -91,7 +95,7 @@ type pgxConn[T, N any, P pgxBackend] interface {
 
 type pgxBackend interface{ PID() uint32 }
 
-// listening is a session that listens while the drainer sleeps.
+// listening is the session of a Listener.
 type listening[C pgxConn[T, N, P], T, N any, P pgxBackend] struct {
 	conn  C
 	table string
@@ -104,7 +108,8 @@ func (s *listening[C, T, N, P]) exec(ctx context.Context, statements string) err
 	return err
 }
 
-// sleep listens until there is something to wake the drainer for, and returns when it sleeps again.
+// sleep listens until a notification arrives, wakes the drainer, and returns when the drainer is
+// asleep again.
 func (s *listening[C, T, N, P]) sleep(ctx context.Context, sleeper Sleeper) error {
 	if err := s.exec(ctx, fallAsleep); err != nil {
 		return err
@@ -123,14 +128,14 @@ func (s *listening[C, T, N, P]) sleep(ctx context.Context, sleeper Sleeper) erro
 		}
 	}
 	select {
-	case <-sleeper.Asleep: // it has said so again, while it was asleep
+	case <-sleeper.Asleep: // discard a repeated signal sent while asleep
 	default:
 	}
 	sleeper.Wake()
 	if err := s.exec(ctx, getUp); err != nil {
 		return err
 	}
-	for more := true; more; { // those that came before the session had ended to listen
+	for more := true; more; { // discard notifications that arrived before UNLISTEN
 		more, _ = s.notified(ctx, 0)
 	}
 	for {
@@ -147,7 +152,7 @@ func (s *listening[C, T, N, P]) sleep(ctx context.Context, sleeper Sleeper) erro
 	}
 }
 
-// notified waits for a notification, and reports whether one came in time.
+// notified waits for a notification and reports whether one arrived in time.
 func (s *listening[C, T, N, P]) notified(ctx context.Context, wait time.Duration) (bool, error) {
 	wctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()

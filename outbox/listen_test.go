@@ -68,7 +68,8 @@ func notifications(t *testing.T, address, table string) *atomic.Int64 {
 	return n
 }
 
-// Commits notify nobody while no drainer sleeps: a commit that notifies takes a lock of the whole cluster.
+// Commits notify nobody while no drainer sleeps: a commit that notifies takes a lock of the whole
+// cluster.
 func TestCommitsNotifyOnlySleepers(t *testing.T) {
 	const rows = 300
 	address := pgtest.Start(t)
@@ -178,7 +179,8 @@ func TestSleepersTakeTurns(t *testing.T) {
 	r.exactly()
 }
 
-// A row that was added before the drainer fell asleep, and is committed afterwards, notifies nobody. It is found all the same.
+// A row that was added before the drainer fell asleep, and is committed afterwards, notifies
+// nobody. It is found all the same.
 func TestRowCommittedAfterTheDrainerFellAsleep(t *testing.T) {
 	db, h := listened(t, pgtest.Start(t))
 	r := newRig(t, h, openBus(t, jetstream.Config{}))
@@ -264,9 +266,11 @@ func TestIdleDrainerAsksRarely(t *testing.T) {
 	r.exactly()
 }
 
-// The first row after a pause, and those that follow each other slowly, are published soon after their commit.
+// The first row after a pause, and those that follow each other slowly, are published soon after
+// their commit.
 func TestRowsAfterAPauseAreFoundSoon(t *testing.T) {
-	const most = 50 * time.Millisecond // what polling alone does not reach; BenchmarkLatency has the figures
+	// what polling alone does not reach; BenchmarkLatency has the figures
+	const most = 50 * time.Millisecond
 	db, h := listened(t, pgtest.Start(t))
 	r := newRig(t, h, openBus(t, jetstream.Config{}))
 	stored := make(chan struct{}, 1)

@@ -10,82 +10,87 @@ import (
 	"time"
 )
 
-// job is what one goroutine publishes, one record after the other.
+// job is a list of records that one goroutine publishes in turn.
 type job struct {
 	records []*Record
-	// ordered: they are of one lane, so that none may be published when the one before was not.
+	// ordered marks records of a single lane: when one is not published, the records after it must
+	// not be published either.
 	ordered bool
-	// window is the topic's duplicate window, if it is known: those of records that were claimed before, and are not looked up,
-	// must be published within it.
+	// window is the topic's duplicate window, if known. Records that were claimed before and are
+	// not looked up must be published within it.
 	window  time.Duration
 	claimed int64         // the store's time of the claim, in epoch milliseconds
-	noted   int64         // what the claim noted as PublishBegan where nothing was noted
-	at      time.Duration // of the claim, by the drainer's clock
+	noted   int64         // the PublishBegan that the claim set on records without one
+	at      time.Duration // time of the claim by the drainer's clock
 
-	until atomic.Int64 // by the drainer's clock: nothing may be published later, for the lease may end
-	lost  atomic.Bool  // somebody else has some of them
+	// by the drainer's clock: no publish may begin later, because the lease may end
+	until atomic.Int64
+	lost  atomic.Bool // another drainer has claimed some of the records
 }
 
-// fresh says that the record was never claimed before, or is known not to have been published since. The clock of NATS may
-// have gone back, so that the claim before this one can seem to be later.
+// fresh reports whether the record cannot have been published before this claim. Comparing for
+// equality is essential: the NATS clock may have gone back, so an earlier claim can carry a later
+// time.
 func (j *job) fresh(r *Record) bool { return r.PublishBegan == j.noted }
 
-// outcome is what became of a job.
+// outcome is the result of a job.
 type outcome struct {
 	job *job
 	Settlement
-	away  error         // NATS, or just the topic, was not there
-	topic string        // of which
-	began time.Duration // when the publish that failed for it began
+	away  error         // NATS, or only the topic, was unavailable
+	topic string        // the topic of that failure
+	began time.Duration // when the failed publish began
 }
 
-// now is the drainer's clock.
+// now returns the time of the drainer's monotonic clock.
 func (d *Drainer) now() time.Duration { return time.Since(d.began) }
 
-// loop is the state of run. It belongs to its goroutine.
+// loop is the state of run. Only run's goroutine uses it.
 type loop struct {
 	*Drainer
-	once bool // end when there is nothing more
+	once bool // end when nothing is left to publish
 
-	ready   []*job            // that wait for a goroutine
-	held    map[*job]struct{} // that are not settled, those in ready included
-	owner   map[string]*job   // of the id of each record of held: the job that it was claimed for last
-	records int               // in held
+	ready   []*job            // jobs that wait for a goroutine
+	held    map[*job]struct{} // jobs that are not settled, including those in ready
+	owner   map[string]*job   // record id to the job of its latest claim, for all held records
+	records int               // number of records in held
 	bytes   int
-	unsaved Settlement        // what the store does not know yet
-	ended   map[*job]struct{} // the jobs of unsaved, which are still held
+	unsaved Settlement        // results not yet saved in the store
+	ended   map[*job]struct{} // finished jobs whose results are in unsaved; still in held
 	paused  map[string]*topicPause
 
 	stopping bool
-	idle     bool          // the last claim found nothing, and looked everywhere
-	worked   time.Duration // when a claim found something, or the store told of something, last
-	slept    bool          // the store was asked to wake the drainer, and has not done so since
-	claimAt  time.Duration // when to claim next
-	claimGap time.Duration // how long the next failure of the store will delay that
-	awayGap  time.Duration // how long the next failure of NATS will
-	away     bool          // NATS was not there: ask before anything is claimed
-	skewAt   time.Duration // when to compare the clocks next
-	skewed   bool          // they were apart
-	skewSaid time.Duration // when the log last said so
+	idle     bool          // the last claim searched every lane and found nothing
+	worked   time.Duration // time of the last claim that found records, or of the last wake-up
+	slept    bool          // the store was asked for a wake-up and has sent none since
+	claimAt  time.Duration // time of the next claim
+	claimGap time.Duration // delay of claimAt after the next store failure
+	awayGap  time.Duration // delay of claimAt after the next NATS failure
+	away     bool          // NATS was unavailable: check it before the next claim
+	skewAt   time.Duration // time of the next clock comparison
+	skewed   bool          // the clocks were too far apart
+	skewSaid time.Duration // time of the last log line about skew
 	saveAt   time.Duration
 	saveGap  time.Duration
 	renewAt  time.Duration
-	requeue  time.Duration // when to look for leases that are over
-	well     time.Duration // when the store and the bus did last what they were asked
-	gaveUp   error         // with once: they did not for too long
+	requeue  time.Duration // time of the next search for expired leases
+	well     time.Duration // time of the last successful call of the store or the bus
+	gaveUp   error         // set in a Drain that failed for longer than Config.Patience
 	total    Drained
 }
 
-// topicPause keeps a topic from being claimed that NATS did not take events of while it took those of others.
+// topicPause suspends claims of a topic that rejected events while NATS accepted events of other
+// topics.
 type topicPause struct {
 	until, gap time.Duration
 }
 
-// maxPaused bounds the topics that are paused; others are tried all the time then.
+// maxPaused is the maximum number of paused topics. Further failing topics keep being tried.
 const maxPaused = 1_000
 
-// run claims, deals out to the goroutines that publish, and settles, until it is stopped or, with once, nothing is left. It
-// returns an error only when ctx ends.
+// run claims records, hands them to the publishing goroutines, and saves the results. It ends when
+// Stop is called, when ctx ends, or, with once, when nothing is left. It returns an error when ctx
+// ends or when a Drain ran out of patience.
 func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 	l := &loop{
 		Drainer: d, once: once, held: make(map[*job]struct{}), owner: make(map[string]*job), ended: make(map[*job]struct{}), paused: make(map[string]*topicPause),
@@ -96,7 +101,7 @@ func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 	for range d.cfg.InFlight {
 		workers.Go(func() {
 			for j := range jobs {
-				outcomes <- d.work(ctx, j) // never blocks: there are no more jobs than places
+				outcomes <- d.work(ctx, j) // never blocks: the buffer has room for every job
 			}
 		})
 	}
@@ -131,7 +136,7 @@ func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 			l.ready = l.ready[1:]
 		case o := <-outcomes:
 			l.take(ctx, o)
-			for more := true; more; { // those that came meanwhile are settled together
+			for more := true; more; { // save all results that are ready together
 				select {
 				case o := <-outcomes:
 					l.take(ctx, o)
@@ -144,32 +149,34 @@ func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 	}
 }
 
-// claimIfIdle has the next claim be made now, unless one is to come soon anyway.
+// claimIfIdle makes the next claim due now if the drainer is idle. A busy drainer claims soon
+// anyway.
 func (l *loop) claimIfIdle() {
 	if l.idle {
 		l.claimAt = min(l.claimAt, l.now())
 	}
 }
 
-// over says that there is nothing left to do.
+// over reports whether run must end.
 func (l *loop) over() bool {
 	return l.gaveUp != nil || len(l.held) == 0 && (l.stopping || l.once && l.idle)
 }
 
-// failed notes that the store or the bus did not do what it was asked.
+// failed records a failure of the store or the bus and gives up when a Drain has run out of
+// patience.
 func (l *loop) failed(err error) {
 	if l.once && l.now()-l.well > l.cfg.Patience {
 		l.gaveUp = err
 	}
 }
 
-// hungry says that there is room for another claim. While a save fails its outcome is unknown: what it gave back must not be
-// claimed before it is repeated.
+// hungry reports whether another claim may be made. After a failed save the outcome of the save is
+// unknown, so records that it gave back must not be claimed until the save succeeds.
 func (l *loop) hungry() bool {
 	return !l.stopping && l.saveGap == againFirst && l.records <= l.cfg.BatchSize/2 && l.bytes <= l.cfg.HeldBytes/2
 }
 
-// act does what is due.
+// act does all work that is due.
 func (l *loop) act(ctx context.Context) {
 	now := l.now()
 	if len(l.ended) > 0 && (now >= l.saveAt || l.allEnded()) {
@@ -186,10 +193,11 @@ func (l *loop) act(ctx context.Context) {
 	}
 }
 
-// allEnded says that there is nothing to wait for before a save, which did not just fail.
+// allEnded reports whether a save need not wait for further results. After a failed save it is
+// false, so that the retry keeps its delay.
 func (l *loop) allEnded() bool { return len(l.ended) == len(l.held) && l.saveGap == againFirst }
 
-// next is how long act has nothing to do.
+// next returns how long act has nothing to do.
 func (l *loop) next() time.Duration {
 	at := l.now() + time.Hour
 	if !l.stopping {
@@ -207,7 +215,7 @@ func (l *loop) next() time.Duration {
 	return max(0, at-l.now())
 }
 
-// again doubles a wait, and returns when it is over.
+// again returns the end of the wait that starts now, and doubles the gap for the next failure.
 func (l *loop) again(gap *time.Duration) time.Duration {
 	at := l.now() + jitter(*gap)
 	*gap = min(2**gap, againMax)
@@ -221,9 +229,9 @@ func (l *loop) requeueExpired(ctx context.Context) {
 	l.requeue = l.now() + jitter(l.cfg.Lease)/2
 	switch {
 	case err != nil && ctx.Err() == nil:
-		l.log.WarnContext(ctx, "leases that are over were not looked for", slog.Any("error", err))
+		l.log.WarnContext(ctx, "failed to requeue records with expired leases", slog.Any("error", err))
 	case n > 0:
-		l.log.InfoContext(ctx, "records of a drainer that is gone are pending again", slog.Int("records", n))
+		l.log.InfoContext(ctx, "requeued records with expired leases", slog.Int("records", n))
 		l.claimAt = l.now()
 	}
 }
@@ -237,13 +245,13 @@ func (l *loop) claim(ctx context.Context) {
 			return
 		}
 		l.away = false
-		l.log.InfoContext(ctx, "the event bus is there")
+		l.log.InfoContext(ctx, "event bus is available again")
 	}
 	if err := l.lookAtClocks(ctx); err != nil {
 		l.away = true
 		l.claimAt = l.again(&l.awayGap)
 		l.failed(err)
-		l.log.WarnContext(ctx, "the event bus is away: records wait", slog.Any("error", err))
+		l.log.WarnContext(ctx, "event bus is unavailable; pausing", slog.Any("error", err))
 		return
 	}
 	began := l.now()
@@ -255,7 +263,7 @@ func (l *loop) claim(ctx context.Context) {
 	})
 	if err != nil {
 		if ctx.Err() == nil {
-			l.log.WarnContext(ctx, "nothing could be claimed: trying again", slog.Any("error", err))
+			l.log.WarnContext(ctx, "failed to claim records; retrying", slog.Any("error", err))
 		}
 		l.claimAt = l.again(&l.claimGap)
 		l.failed(err)
@@ -263,7 +271,7 @@ func (l *loop) claim(ctx context.Context) {
 		return
 	}
 	for _, f := range c.Failed {
-		l.log.ErrorContext(ctx, "records of a lane cannot be claimed; leaving them out for a while", slog.String("lane", f.Lane), slog.Any("error", f.Err))
+		l.log.ErrorContext(ctx, "failed to claim a lane; skipping it for a while", slog.String("lane", f.Lane), slog.Any("error", f.Err))
 		l.cfg.Observer.ClaimFailed()
 	}
 	l.claimGap, l.well = againFirst, l.now()
@@ -278,13 +286,14 @@ func (l *loop) claim(ctx context.Context) {
 		l.claimAt = l.now() + max(l.rest(), took)
 	case len(c.Records) > 0:
 		l.claimAt = l.now()
-	default: // lanes that wait: soon, looking past them takes no more than a quarter of the time
+	default: // some lanes are blocked: search past them soon, but for at most a quarter of the time
 		l.claimAt = l.now() + max(searchWait, min(3*took, (l.now()-l.worked)/pollPart))
 	}
 }
 
-// rest is how long to wait for new records: a part of the time since there were some, so that those that follow are found soon,
-// and Config.Poll at most. After sleepAfter, the store is asked to wake the drainer.
+// rest returns the delay before the next claim of an idle drainer: a fraction of the time since the
+// last work, so that follow-up records are found soon, and at most Config.Poll. After sleepAfter
+// without work it also asks the store to wake the drainer.
 func (l *loop) rest() time.Duration {
 	since := l.now() - l.worked
 	if since >= sleepAfter && !l.slept {
@@ -303,20 +312,20 @@ func (d *Drainer) busReady(ctx context.Context) error {
 	return d.askClock(ctx)
 }
 
-// exceptTopics are the topics that are paused now.
+// exceptTopics returns the topics that are paused now, and forgets old pauses.
 func (l *loop) exceptTopics(now time.Duration) []string {
 	var list []string
 	for topic, p := range l.paused {
 		if now < p.until {
 			list = append(list, topic)
 		} else if now > p.until+2*againMax {
-			delete(l.paused, topic) // it was tried since, or has nothing more
+			delete(l.paused, topic) // tried since without a failure, or nothing left to publish
 		}
 	}
 	return list
 }
 
-// deal makes jobs of a claim.
+// deal turns the records of a claim into jobs.
 func (l *loop) deal(c Claim, began time.Duration) {
 	if len(l.held) == 0 {
 		l.renewAt = began + l.cfg.Lease/3
@@ -325,7 +334,7 @@ func (l *loop) deal(c Claim, began time.Duration) {
 	for _, r := range c.Records {
 		name, ordered := r.lane(), r.Key != ""
 		if !ordered && r.PublishBegan != c.Began {
-			name = "//" + r.Topic // looked up together
+			name = "//" + r.Topic // one job, so that one look-up serves all of them
 		}
 		j := lanes[name]
 		if j == nil {
@@ -342,8 +351,8 @@ func (l *loop) deal(c Claim, began time.Duration) {
 	}
 }
 
-// own notes that a job has a record. A job that had it before has lost it, for its lease was over: what became of it there is
-// not what is becoming of it now.
+// own assigns a record to a job. An earlier job with the same record has lost it because its lease
+// expired, so a failure which that job reported no longer applies.
 func (l *loop) own(r *Record, j *job) {
 	if old := l.owner[r.ID]; old != nil {
 		old.lost.Store(true)
@@ -352,10 +361,11 @@ func (l *loop) own(r *Record, j *job) {
 	l.owner[r.ID] = j
 }
 
-// usable is how long after a claim or a renewal was asked for publishes may begin.
+// usable returns how long after a claim or renewal a publish may still begin: three quarters of the
+// lease.
 func (d *Drainer) usable() time.Duration { return d.cfg.Lease * 3 / 4 }
 
-// take notes what became of a job.
+// take records the outcome of a job.
 func (l *loop) take(ctx context.Context, o *outcome) {
 	if len(l.ended) == 0 {
 		l.saveAt = l.now() + saveWait
@@ -369,11 +379,11 @@ func (l *loop) take(ctx context.Context, o *outcome) {
 		case f.Park:
 			l.total.Parked++
 			l.cfg.Observer.Failed(true)
-			l.log.ErrorContext(ctx, "a record was parked", recordAttrs(f)...)
+			l.log.ErrorContext(ctx, "record parked", recordAttrs(f)...)
 		case f.Counts:
 			l.total.Failed++
 			l.cfg.Observer.Failed(false)
-			l.log.WarnContext(ctx, "a record was not published: it is tried again", recordAttrs(f)...)
+			l.log.WarnContext(ctx, "failed to publish record; retrying", recordAttrs(f)...)
 		}
 	}
 	l.total.Published += len(o.Sent)
@@ -381,7 +391,7 @@ func (l *loop) take(ctx context.Context, o *outcome) {
 		l.awayGap = againFirst
 	}
 	if len(o.Sent) > 0 {
-		delete(l.paused, o.Sent[0].Topic) // it took events since
+		delete(l.paused, o.Sent[0].Topic) // the topic accepts events again
 	}
 	if o.away != nil {
 		l.missed(ctx, o)
@@ -394,7 +404,8 @@ func recordAttrs(f *Failure) []any {
 	}
 }
 
-// missed stops claims while NATS is away, and those of one topic while only that is.
+// missed stops all claims when NATS is unavailable, or pauses a single topic when only that topic
+// fails.
 func (l *loop) missed(ctx context.Context, o *outcome) {
 	if ctx.Err() != nil || l.away {
 		return
@@ -404,7 +415,7 @@ func (l *loop) missed(ctx context.Context, o *outcome) {
 		l.away, l.idle = true, false
 		l.claimAt = l.again(&l.awayGap)
 		l.giveBack(func(*job) bool { return true })
-		l.log.WarnContext(ctx, "the event bus is away: records wait", slog.Any("error", o.away))
+		l.log.WarnContext(ctx, "event bus is unavailable; pausing", slog.Any("error", o.away))
 		return
 	}
 	p := l.paused[o.topic]
@@ -415,15 +426,15 @@ func (l *loop) missed(ctx context.Context, o *outcome) {
 		p = &topicPause{gap: againFirst}
 		l.paused[o.topic] = p
 	case o.began < p.until:
-		return // it began before the pause
+		return // the publish began before the pause, so it says nothing new
 	}
 	p.until = l.again(&p.gap)
 	l.idle, l.claimAt = false, min(l.claimAt, p.until)
 	l.giveBack(func(j *job) bool { return j.records[0].Topic == o.topic })
-	l.log.WarnContext(ctx, "a topic takes no events now: its records wait", slog.String("topic", o.topic), slog.Any("error", o.away))
+	l.log.WarnContext(ctx, "topic rejects events; pausing it", slog.String("topic", o.topic), slog.Any("error", o.away))
 }
 
-// giveBack settles the jobs that no goroutine has begun yet.
+// giveBack releases the jobs that match which and that no goroutine has begun.
 func (l *loop) giveBack(which func(*job) bool) {
 	l.ready = slices.DeleteFunc(l.ready, func(j *job) bool {
 		if !which(j) {
@@ -439,13 +450,13 @@ func (l *loop) giveBack(which func(*job) bool) {
 	})
 }
 
-// save tells the store what became of records.
+// save writes the collected results to the store.
 func (l *loop) save(ctx context.Context) {
 	sctx, cancel := context.WithTimeout(ctx, storeWait)
 	defer cancel()
 	if err := l.cfg.Store.Settle(sctx, l.cfg.Worker, l.unsaved); err != nil {
 		if ctx.Err() == nil {
-			l.log.WarnContext(ctx, "what became of records was not saved: trying again", slog.Any("error", err))
+			l.log.WarnContext(ctx, "failed to save publish results; retrying", slog.Any("error", err))
 		}
 		l.saveAt = l.again(&l.saveGap)
 		l.failed(err)
@@ -465,12 +476,12 @@ func (l *loop) save(ctx context.Context) {
 	clear(l.ended)
 	l.unsaved = Settlement{}
 	if l.idle {
-		l.claimAt = l.now() // lanes are free that were not
+		l.claimAt = l.now() // settled lanes may be claimed again
 		l.idle = false
 	}
 }
 
-// renew prolongs the leases of all that is held.
+// renew extends the leases of all records in unfinished jobs.
 func (l *loop) renew(ctx context.Context) {
 	began := l.now()
 	l.renewAt = began + l.cfg.Lease/3
@@ -488,7 +499,7 @@ func (l *loop) renew(ctx context.Context) {
 	lost, err := l.cfg.Store.Renew(sctx, l.cfg.Worker, l.cfg.Lease, records)
 	if err != nil {
 		if ctx.Err() == nil {
-			l.log.WarnContext(ctx, "leases were not renewed: trying again", slog.Any("error", err))
+			l.log.WarnContext(ctx, "failed to renew leases; retrying", slog.Any("error", err))
 		}
 		l.renewAt = began + l.cfg.Lease/12
 		return
@@ -506,6 +517,6 @@ func (l *loop) renew(ctx context.Context) {
 		j.until.Store(int64(began + l.usable()))
 	}
 	if len(lost) > 0 {
-		l.log.WarnContext(ctx, "others have taken records whose leases were not renewed in time", slog.Int("records", len(lost)))
+		l.log.WarnContext(ctx, "lost records to other drainers; leases were not renewed in time", slog.Int("records", len(lost)))
 	}
 }

@@ -9,50 +9,56 @@ import (
 	"strings"
 )
 
-// migration is one step of the tables; see names for what stands in braces. A migration that was released is changed only so
-// that later ones have less to do where there is no table yet: the table becomes the same.
+// migration is one schema version; see inTable for the names in braces. A released migration may
+// change only in ways that leave the resulting table the same.
 type migration struct {
 	about            string
 	sqlite, postgres []string
-	// oldSQLite are for SQLite where an earlier version has made the table. ALTER TABLE of SQLite changes no column, and a copy
-	// of the table would lose triggers and references of others.
+	// oldSQLite runs before sqlite where an earlier version has made the table. ALTER TABLE of
+	// SQLite cannot change a column, and copying the table would lose the triggers and references
+	// of other tables.
 	oldSQLite []string
 }
 
-// defaultID is the id of a row whose writer gives none: a UUIDv7, as Add makes it.
+// defaultID is the SQL default for the id of a row: a UUIDv7, as Add makes it.
 var defaultID = map[Dialect]string{
 	SQLite: `printf('%08x-%04x-7%03x-%04x-%012x', ` + sqliteNow + ` >> 16, ` + sqliteNow + ` & 65535, random() & 4095, 32768 | (random() & 16383), random() & 281474976710655)`,
 	PostgreSQL: `CAST(CAST(encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid())
   PLACING substring(int8send(CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)) FROM 3) FROM 1 FOR 6), 52, 1), 53, 1), 'hex') AS uuid) AS TEXT)`,
 }
 
-// sqliteNow is what SQLite 3.37 knows of the time, in epoch milliseconds.
+// sqliteNow is the current time in epoch milliseconds, in SQL that SQLite 3.37 understands.
 const sqliteNow = `CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)`
 
 const (
-	// sqliteRow is the most bytes of text, besides names, of a row of SQLite, which writes a row anew as a whole, from memory,
-	// when its status changes. NATS takes no message that is larger.
+	// sqliteRow is the maximum size in bytes of a row's text in SQLite, not counting names. SQLite
+	// rewrites a row as a whole, from memory, when its status changes. NATS accepts no larger
+	// message either.
 	sqliteRow = 64 << 20
-	// sqliteChecks refuse what could not be worked with, and names that are too long for indexes, which PostgreSQL refuses by
-	// itself. Without CAST a length ends at a NUL.
+	// sqliteChecks reject rows that are too large to process, and names that are too long for an
+	// index, which PostgreSQL rejects by itself. The CAST is needed because length(text) stops at a
+	// NUL.
 	sqliteChecks = `,
   CONSTRAINT names_of_at_most_64_KiB CHECK (max(length(CAST(id AS BLOB)), length(CAST(aggregatetype AS BLOB)), length(CAST(aggregateid AS BLOB))) <= 65536),
   CONSTRAINT text_of_at_most_64_MiB CHECK (length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB)) + length(CAST(attributes AS BLOB)) + length(CAST(type AS BLOB)) <= 67108864)`
 )
 
-// sqliteText is how many bytes of text a row of SQLite has besides names, for SQLite 3.43.
+// sqliteText is the size in bytes of a row's text, not counting names. octet_length needs SQLite
+// 3.43.
 const sqliteText = `octet_length(payload) + octet_length(headers) + octet_length(attributes) + octet_length(type)`
 
-// sqliteID is the column of SQLite without its default, as version 2 made it.
+// sqliteID is the id column of SQLite without a default, as version 2 made it.
 const sqliteID = `id            TEXT NOT NULL UNIQUE`
 
-// Columns that Debezium's outbox event router knows have the names it expects by default: id, aggregatetype, aggregateid, type,
-// payload. A service that writes with plain SQL needs no others, for all the rest has defaults. Its statement is refused when it
-// writes what no claim could read, as a time with a fraction or an id that is a BLOB would be: on SQLite the table is STRICT.
+// The columns id, aggregatetype, aggregateid, type, and payload have the names that Debezium's
+// outbox event router expects by default. A service that writes plain SQL needs only those columns;
+// the others have defaults. On SQLite the table is STRICT, so that an INSERT of a value that no
+// claim could read fails, for example a time with a fraction or an id that is a BLOB.
 //
-// A topic has no slash, so that the lanes of a topic lie together: those with a key behind topic/, those without one behind
-// /topic/. Claims rely on that. Their index has what statistics ask for as well, which is cheaper than another index.
-// The states are not checked by IN: of its list SQLite would make a table for each row that it checks.
+// A topic contains no slash, so the lanes of a topic are adjacent in the index: lanes with a key
+// begin with topic/, lanes without a key with /topic/. Claims rely on this order. The lane index
+// also covers the columns that Stats reads, which is cheaper than another index. The status check
+// avoids IN, because SQLite would build a table of the IN list for every row that it checks.
 var migrations = []migration{
 	{
 		about: "the table; all indexes but that of the ids are partial, so that sent rows cost a claim nothing",
@@ -114,7 +120,8 @@ var migrations = []migration{
 		postgres: []string{
 			`CREATE FUNCTION {table}_notify() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_notify('{channel}', ''); RETURN NULL; END $$`,
 			`CREATE TRIGGER {table}_notify AFTER INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {table}_notify()`,
-			// Most of the table is dead soon after it was written. What is dead lies in the way of claims until it is vacuumed.
+			// Most rows are dead soon after they were written. Dead rows slow down claims until
+			// they are vacuumed.
 			`ALTER TABLE {table} SET (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.05)`,
 		},
 	},
@@ -126,7 +133,8 @@ var migrations = []migration{
 			`UPDATE sqlite_schema SET sql = replace(replace(sql, '` + sqliteID + `,', '` + sqliteID + ` DEFAULT (` + strings.ReplaceAll(defaultID[SQLite], "'", "''") + `),'),
   'STORED' || char(10) || ') STRICT', 'STORED` + sqliteChecks + `' || char(10) || ') STRICT') WHERE type = 'table' AND name = '{channel}'`,
 			`PRAGMA writable_schema = RESET`,
-			`CREATE VIEW {table}_changed AS SELECT 1`, // tells other connections to read the schema anew, which the update does not
+			// makes other connections reload the schema, which the UPDATE does not
+			`CREATE VIEW {table}_changed AS SELECT 1`,
 			`DROP VIEW {table}_changed`,
 		},
 		postgres: []string{
@@ -137,7 +145,7 @@ var migrations = []migration{
 	},
 }
 
-// statements are those of a dialect; old says that an earlier version has made the table.
+// statements returns the SQL for a dialect. old means that an earlier version has made the table.
 func (m *migration) statements(d Dialect, table string, old bool) []string {
 	from := m.postgres
 	if d == SQLite {
@@ -153,8 +161,9 @@ func (m *migration) statements(d Dialect, table string, old bool) []string {
 	return list
 }
 
-// SQL is what Migrate would do to a database without the table, as a script, for those who run their own. It includes the
-// table of versions, so that Migrate knows later what is there.
+// SQL returns a script that does what Migrate does to a database without the table, for use with
+// other migration tools. The script also fills the table of versions, so that Migrate recognises
+// the result.
 func (s *SQLStore) SQL() string {
 	var b strings.Builder
 	b.WriteString("BEGIN;\n\n" + s.q(versionsTable) + ";\n")
@@ -169,24 +178,25 @@ func (s *SQLStore) SQL() string {
 	return b.String()
 }
 
-// lockTimeout bounds how long a migration waits for transactions that use the table: others wait behind it.
+// lockTimeout limits how long a migration waits for transactions that use the table, because new
+// transactions queue behind the migration.
 const lockTimeout = `SET LOCAL lock_timeout = '5s'`
 
-// inUse says what to do when that was not long enough.
+// inUse adds a remedy to the error of an exceeded lockTimeout.
 func inUse(err error) error {
 	if e, ok := errors.AsType[interface {
 		error
 		SQLState() string
 	}](err); ok && e.SQLState() == "55P03" {
-		return fmt.Errorf("the table is in use by a transaction that has not ended for 5 s; migrate again when it has: %w", err)
+		return fmt.Errorf("table locked by another transaction for more than 5 s; migrate again after that transaction ends: %w", err)
 	}
 	return err
 }
 
 const versionsTable = `CREATE TABLE IF NOT EXISTS {table}_versions (version INTEGER PRIMARY KEY)`
 
-// Version says which migrations the database has, and which this program needs. Statements of a program that needs fewer than
-// there are may work or not: migrate with the newest one, and then let no older one run.
+// Version returns the schema version of the database and the version that this program needs. A
+// program may fail on a newer schema: migrate with the newest program, then stop the older ones.
 func (s *SQLStore) Version(ctx context.Context) (have, need int, err error) {
 	need = len(migrations)
 	if s.db == nil {
@@ -212,13 +222,15 @@ func (s *SQLStore) version(ctx context.Context, db interface {
 	return v, err
 }
 
-// Migrate brings the table to what this program needs, all in one transaction, and says how many steps it took: 0 when it
-// was so already. When several do it at once, one does it and the others wait.
+// Migrate upgrades the table to the version that this program needs, in one transaction, and
+// returns the number of steps applied; 0 means that the table was current. Concurrent calls are
+// safe: one migrates and the others wait.
 func (s *SQLStore) Migrate(ctx context.Context) (steps int, err error) {
 	if s.db == nil {
 		return 0, errNoDB
 	}
-	// A user that may change rows but make no tables can work on one that another has migrated.
+	// Without this check, a database user that may not create tables could not start on a table
+	// that is already current.
 	if have, need, err := s.Version(ctx); err == nil && have == need {
 		return 0, nil
 	}
@@ -227,7 +239,8 @@ func (s *SQLStore) Migrate(ctx context.Context) (steps int, err error) {
 		return 0, s.wrap("migrate", err)
 	}
 	defer func() { _ = conn.Close() }()
-	begin := "BEGIN IMMEDIATE" // which database/sql cannot say: a transaction that only reads at first may fail to write later
+	// database/sql cannot express IMMEDIATE; a plain BEGIN that reads first may fail to write later
+	begin := "BEGIN IMMEDIATE"
 	if s.dialect == PostgreSQL {
 		begin = "BEGIN"
 	}
@@ -261,7 +274,7 @@ func (s *SQLStore) migrate(ctx context.Context, conn *sql.Conn) (steps int, err 
 		return 0, err
 	}
 	if have > len(migrations) {
-		return 0, fmt.Errorf("the table has version %d, this program knows %d: use a newer one", have, len(migrations))
+		return 0, fmt.Errorf("table has version %d but this program knows only %d; use a newer program", have, len(migrations))
 	}
 	for i := have; i < len(migrations); i++ {
 		for _, statement := range migrations[i].statements(s.dialect, s.table, have > 0) {

@@ -122,7 +122,8 @@ func TestMigrateNeedsNoRightsWhereNothingIsToDo(t *testing.T) {
 	}
 }
 
-// A table that version 2 made becomes what a new one is, with the rows that are in it, and what others added to it.
+// A table that version 2 made becomes what a new one is, with the rows that are in it, and what
+// others added to it.
 func TestMigrateFromVersion2(t *testing.T) {
 	address := pgtest.Start(t)
 	for _, dialect := range []outbox.Dialect{outbox.SQLite, outbox.PostgreSQL} {
@@ -281,7 +282,7 @@ func TestMigrateGivesWayToWriters(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	if _, err = s.Migrate(t.Context()); err == nil || !strings.Contains(err.Error(), "migrate again when it has") || time.Since(began) > patience {
+	if _, err = s.Migrate(t.Context()); err == nil || !strings.Contains(err.Error(), "migrate again after") || time.Since(began) > patience {
 		t.Errorf("after %v: %v", time.Since(began), err)
 	}
 	if err := tx.Commit(); err != nil {

@@ -1,25 +1,28 @@
-// Package outbox publishes what a service wrote into a table of its own database, in the transaction that changed the rest of
-// it: either both happen or neither does. A Drainer moves the rows to the event bus: each is published, and as one event,
-// whatever is killed when.
+// Package outbox publishes rows that a service writes to a table of its own database. The service
+// writes a row in the same transaction as its other changes, so either both happen or neither does.
+// A Drainer then publishes each row to the event bus as exactly one event, even if processes are
+// killed at any point.
 //
-// A service adds with SQLStore.Add in its own transaction, and a Drainer, in the service or in a hub, does the rest. Several
-// may work on one table.
+// A service adds rows with SQLStore.Add in its own transaction. The Drainer runs in the service or
+// in a hub. Several drainers may share one table.
 //
 // # Order
 //
-// Rows of one topic and key are published in the order of their sequence numbers, each after the one before was stored. The
-// database gives the numbers out when rows are added, not when they are committed. So a row that was added after another was
-// committed comes after it. Rows of one key that were added by transactions that overlap come in either order; none is lost,
-// for what is published is found by its state and not by a number that was reached. Rows without a key, and rows of different
-// keys or topics, have no order.
+// Rows with the same topic and key form a lane and are published in the order of their sequence
+// numbers. Each row is published after the row before it was stored. The database assigns a
+// sequence number when a row is inserted, not when it is committed. A row inserted after another
+// was committed is therefore published after it. Rows of one key from overlapping transactions are
+// published in either order, and none is lost, because drainers select rows by status and not by a
+// position. Rows without a key, and rows of different keys or topics, have no order.
 //
 // # Once
 //
-// The id of a row is the id of its event, so that a second publish within the topic's duplicate window stores nothing. A claim
-// notes when a publish may begin, before it does, by the clock of NATS, with which events are stored: what other clocks say, and
-// how they are set, does not matter. A row that is claimed again later than the window may remember is looked up in the stream
-// from that moment on, before it is published again. When even that cannot say whether it was published (the
-// stream has dropped events of that time, or has too many), the row is parked as an error instead, and says so.
+// The id of a row is the id of its event, so a second publish within the topic's duplicate window
+// stores nothing. Before any publish, the claim notes in the row when a publish may begin. That
+// time comes from the NATS clock, which also stamps events, so no other clock matters. If the row
+// is claimed again after the duplicate window may have passed, the drainer searches the stream from
+// the noted time on before it publishes again. If the search cannot decide (the stream has dropped
+// events of that time, or holds too many), the drainer parks the row with an error that says so.
 package outbox
 
 import (
@@ -29,27 +32,31 @@ import (
 	"eventhub/jetstream"
 )
 
-// Bus is what a Drainer needs of the event bus. JetStream makes one of a *jetstream.Bus.
+// Bus is the event bus that a Drainer publishes to. JetStream returns the implementation for a
+// *jetstream.Bus.
 type Bus interface {
 	// Publish stores one event and returns when the stream has confirmed it.
 	Publish(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (jetstream.Receipt, error)
-	// History is asked about rows whose publish may have begun before.
+	// History gives access to the stored events of a topic, for look-ups of rows that may have been
+	// published before.
 	History(topic string) History
-	// MaxPayload is the largest payload in bytes that Publish takes. Those of larger ones are not even read.
+	// MaxPayload is the largest payload in bytes that Publish accepts. The drainer does not even
+	// read larger payloads.
 	MaxPayload() int
-	// Now is the time by the clock that events are stored with.
+	// Now returns the time by the clock that stamps stored events.
 	Now(ctx context.Context) (time.Time, error)
-	// Ready is nil while the bus can serve. It is asked after it could not.
+	// Ready returns nil when the bus is available. The drainer calls it after a failed publish.
 	Ready(ctx context.Context) error
 }
 
-// History is what a Drainer asks of the events of a topic. jetstream.History is one.
+// History searches the stored events of a topic. jetstream.History implements it.
 type History interface {
 	FindIDs(ctx context.Context, s jetstream.IDSearch) (found map[string]bool, complete bool, err error)
 	DuplicateWindow(ctx context.Context) (time.Duration, error)
 }
 
-// JetStream is the Bus that publishes to NATS JetStream. The caller closes bus, after the Drainer.
+// JetStream returns a Bus that publishes to NATS JetStream. The caller owns bus and closes it after
+// the Drainer has stopped.
 func JetStream(bus *jetstream.Bus) Bus {
 	if bus == nil {
 		return nil
@@ -63,19 +70,22 @@ func (b onJetStream) History(topic string) History { return b.Bus.History(topic)
 
 func (b onJetStream) Now(ctx context.Context) (time.Time, error) { return b.Admin().Now(ctx) }
 
-// Observer is told what a Drainer does. Its methods may be called concurrently and must not block.
+// Observer receives metrics of a Drainer. Its methods may be called concurrently and must not
+// block.
 type Observer interface {
-	// Claimed is told of each claim that found rows, and how long it took.
+	// Claimed reports a claim that found rows, and its duration.
 	Claimed(rows int, took time.Duration)
-	// ClaimFailed is told of each claim that failed, and of each lane that a claim had to leave out.
+	// ClaimFailed reports a failed claim, or a lane that a claim had to skip.
 	ClaimFailed()
-	// Published counts a row that is in the stream. age is how long ago it was added; found says that it was there already.
+	// Published reports a row that is in the stream. age is the time since the row was added. found
+	// means that a look-up found the event already stored.
 	Published(age time.Duration, found bool)
-	// Failed counts a try that failed; parked says that it was the last one.
+	// Failed reports a failed attempt. parked means that it was the last attempt.
 	Failed(parked bool)
-	// Backlog is told, every Config.StatsEvery, what is in the store.
+	// Backlog receives the contents of the store, every Config.StatsEvery.
 	Backlog(Stats)
-	// ClockSkew is told now and then how far the clock of NATS is ahead of the store's; it is negative when it is behind.
+	// ClockSkew receives how far the NATS clock is ahead of the store's clock, every 15 seconds
+	// while the drainer claims. A negative value means behind.
 	ClockSkew(time.Duration)
 }
 

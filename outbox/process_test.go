@@ -60,15 +60,15 @@ func (r *role) query(q string) string {
 	return q
 }
 
-// The business of the writers: lanes that count their changes, and the changes. Whoever changes a lane has its row, so that
-// the changes of a lane follow each other.
+// The business of the writers: lanes that count their changes, and the changes. Whoever changes a
+// lane has its row, so that the changes of a lane follow each other.
 var business = []string{
 	"CREATE TABLE lanes (topic TEXT NOT NULL, key TEXT NOT NULL, n BIGINT NOT NULL, PRIMARY KEY (topic, key))",
 	"CREATE TABLE changes (topic TEXT NOT NULL, key TEXT NOT NULL, n BIGINT NOT NULL, id TEXT NOT NULL)",
 }
 
-// Topics of the writers. That which is short remembers ids for so short a time that what may have been published before is
-// looked up.
+// Topics of the writers. That which is short remembers ids for so short a time that what may have
+// been published before is looked up.
 const (
 	topicLong  = "orders"
 	topicShort = "bills"
@@ -110,7 +110,8 @@ func laneKey(i int) string {
 	return fmt.Sprint("k", i)
 }
 
-// writer commits and rolls back transactions, some at a time, and says which: "c <id>" and "r <id>".
+// writer commits and rolls back transactions, some at a time, and says which: "c <id>" and "r
+// <id>".
 func writer(ctx context.Context, r *role) error {
 	db, s, err := r.open()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"eventhub/jetstream"
 )
 
-// work publishes the records of a job, and says what became of each.
+// work publishes the records of a job and returns the outcome of each.
 func (d *Drainer) work(ctx context.Context, j *job) *outcome {
 	o := &outcome{job: j}
 	sure, err := d.lookUp(ctx, j)
@@ -27,7 +27,8 @@ func (d *Drainer) work(ctx context.Context, j *job) *outcome {
 			stopped = true
 			o.Failed = append(o.Failed, Failure{Record: r, Unsent: fresh})
 		case r.undecodable == nil && !fresh && !looked && j.window > 0 && d.sinceBegan(r) > j.window-d.cfg.Margin:
-			stopped = true // it took so long meanwhile: it is claimed again, and looked up
+			// the duplicate window may have passed: the record must be claimed again and looked up
+			stopped = true
 			o.Failed = append(o.Failed, Failure{Record: r})
 		case known == unknown && looked:
 			o.Failed = append(o.Failed, Failure{Record: r, Park: true, Counts: true, Err: errUnknown})
@@ -39,10 +40,10 @@ func (d *Drainer) work(ctx context.Context, j *job) *outcome {
 	return o
 }
 
-// errUnknown is the last_err of a record that may be in the stream or not.
-const errUnknown = "it may have been published before, and the stream cannot say: it has dropped events since, or has too many; retry publishes it (again), purge drops it"
+// errUnknown is the last_err of a record that may or may not be in the stream.
+const errUnknown = "the record may already have been published and the stream cannot say, because it dropped events of that time or holds too many; retry publishes the record, perhaps again; purge drops it"
 
-// may reports whether the drainer surely has the job's records still.
+// may reports whether the drainer is certain to hold the job's records still.
 func (d *Drainer) may(j *job) bool { return !j.lost.Load() && int64(d.now()) < j.until.Load() }
 
 func (o *outcome) missed(topic string, began time.Duration, err error) {
@@ -55,7 +56,8 @@ func (d *Drainer) sent(j *job, o *outcome, r *Record, found bool) {
 	d.cfg.Observer.Published(max(0, age), found)
 }
 
-// publish publishes one record, and reports whether to go on with the next. unsent says that it was not in the stream before.
+// publish publishes one record and reports whether the job continues with the next. unsent means
+// that the record was not in the stream before.
 func (d *Drainer) publish(ctx context.Context, j *job, o *outcome, r *Record, unsent bool) bool {
 	began := d.now()
 	err := r.undecodable
@@ -71,7 +73,7 @@ func (d *Drainer) publish(ctx context.Context, j *job, o *outcome, r *Record, un
 	f := Failure{Record: r, Err: err.Error()}
 	switch {
 	case ctx.Err() != nil || away(err):
-		// Its outcome may be unknown. It costs the record nothing.
+		// The outcome may be unknown. The failure does not count as an attempt.
 		o.missed(r.Topic, began, err)
 		o.Failed = append(o.Failed, f)
 		return false
@@ -87,7 +89,8 @@ func (d *Drainer) publish(ctx context.Context, j *job, o *outcome, r *Record, un
 	return !j.ordered || f.Park && d.cfg.PassErrors
 }
 
-// backOff is how long a record waits that has failed so often before.
+// backOff returns the delay before the next attempt of a record that has failed attempts times
+// before.
 func (d *Drainer) backOff(attempts int) time.Duration {
 	wait := d.cfg.RetryFirst
 	for range attempts {
@@ -99,7 +102,7 @@ func (d *Drainer) backOff(attempts int) time.Duration {
 	return jitter(min(wait, d.cfg.RetryMax))
 }
 
-// permanent says that no other try will do better.
+// permanent reports whether every further attempt would fail too.
 func permanent(err error) bool {
 	e, ok := errors.AsType[*jetstream.Error](err)
 	if !ok {
@@ -108,7 +111,7 @@ func permanent(err error) bool {
 	return e.Code == jetstream.CodeBadTopic || e.Code == jetstream.CodeBadOptions || errors.Is(err, jetstream.ErrTooLarge)
 }
 
-// away says that the bus could not do its work, whatever the event.
+// away reports whether the bus failed for a reason unrelated to the event.
 func away(err error) bool {
 	if errors.Is(err, jetstream.ErrClosed) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return true
@@ -125,7 +128,7 @@ func away(err error) bool {
 	}
 }
 
-// presence is what the stream says of a record.
+// presence is the result of looking up a record in the stream.
 type presence int
 
 const (
@@ -134,8 +137,9 @@ const (
 	notInStream
 )
 
-// lookUp asks the stream for those records of a job whose publish may have begun before, and so long ago that publishing
-// them again might store them twice. Those that it was not asked for are not in sure.
+// lookUp searches the stream for the records of a job that may have been published so long ago that
+// the duplicate window no longer protects them. Records that need no search are absent from the
+// result.
 func (d *Drainer) lookUp(ctx context.Context, j *job) (sure map[string]presence, err error) {
 	var ids []string
 	var oldest, newest int64
@@ -150,7 +154,7 @@ func (d *Drainer) lookUp(ctx context.Context, j *job) (sure map[string]presence,
 	if len(ids) == 0 {
 		return nil, nil
 	}
-	// All of a job are of one topic.
+	// All records of a job have the same topic.
 	first := j.records[0]
 	ctx, cancel := context.WithTimeout(ctx, d.lookupTimeout())
 	defer cancel()
@@ -158,18 +162,18 @@ func (d *Drainer) lookUp(ctx context.Context, j *job) (sure map[string]presence,
 	window, err := history.DuplicateWindow(ctx)
 	switch {
 	case errors.Is(err, jetstream.ErrNotFound):
-		return nil, nil // there is no stream, so nothing is in it
+		return nil, nil // without a stream, no event is stored
 	case permanent(err):
-		return nil, nil // publishing will say so
+		return nil, nil // the publish will fail with the same error
 	case err != nil:
-		return nil, fmt.Errorf("outbox: duplicate window of %s: %w", first.Topic, err)
+		return nil, fmt.Errorf("outbox: read the duplicate window of %s: %w", first.Topic, err)
 	}
 	if err := d.askClock(ctx); err != nil {
-		return nil, fmt.Errorf("outbox: look-up in %s: %w", first.Topic, err)
+		return nil, fmt.Errorf("outbox: look up records in %s: %w", first.Topic, err)
 	}
 	j.window = window
 	now := d.now()
-	wentBack := newest > d.clock.latest(now) // the clock of NATS did, and does not say how long ago it was
+	wentBack := newest > d.clock.latest(now) // the NATS clock went back by an unknown amount
 	if !wentBack && d.clock.latest(now)-oldest <= (window-d.cfg.Margin).Milliseconds() {
 		return nil, nil
 	}
@@ -178,7 +182,7 @@ func (d *Drainer) lookUp(ctx context.Context, j *job) (sure map[string]presence,
 		Key: first.Key, IDs: ids, Since: since, Max: d.cfg.LookupMax,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("outbox: look-up in %s: %w", first.Topic, err)
+		return nil, fmt.Errorf("outbox: look up records in %s: %w", first.Topic, err)
 	}
 	sure = make(map[string]presence, len(ids))
 	for _, id := range ids {
@@ -194,10 +198,11 @@ func (d *Drainer) lookUp(ctx context.Context, j *job) (sure map[string]presence,
 	return sure, nil
 }
 
-// sinceBegan is how long ago a record's publish may have begun.
+// sinceBegan returns how long ago the publish of a record may have begun.
 func (d *Drainer) sinceBegan(r *Record) time.Duration {
 	return time.Duration(d.clock.latest(d.now())-r.PublishBegan) * time.Millisecond
 }
 
-// lookupTimeout bounds a look-up: it may take longer than a lease, which is renewed meanwhile.
+// lookupTimeout returns the timeout of a look-up. A look-up may outlast a lease, because the
+// drainer renews leases meanwhile.
 func (d *Drainer) lookupTimeout() time.Duration { return 4 * d.cfg.PublishTimeout }

@@ -18,62 +18,73 @@ import (
 // Status is the state of a record.
 type Status string
 
-// The states.
+// The states of a record.
 const (
 	Pending Status = "pending" // waits to be claimed
-	Claimed Status = "claimed" // a drainer has it
-	Sent    Status = "sent"    // it is in the stream
-	Errored Status = "error"   // it was given up, and waits for Retry or Purge
+	Claimed Status = "claimed" // held by a drainer
+	Sent    Status = "sent"    // stored in the stream
+	Errored Status = "error"   // parked: waits for Retry or Purge
 )
 
-// DefaultMaxPayload is the largest payload in bytes that Add takes unless it is told otherwise: that of the bus.
+// DefaultMaxPayload is the default largest payload in bytes that Add accepts, equal to the default
+// of the bus.
 const DefaultMaxPayload = 1 << 20
 
 // Record is an event in an outbox.
 type Record struct {
-	// ID becomes the event's id. Empty: Add makes a UUIDv7. 1..128 bytes, no control characters, no outer blanks.
+	// ID becomes the id of the event: 1 to 128 bytes, without control characters and without
+	// surrounding spaces. If empty, Add sets a UUIDv7.
 	ID string `json:"id"`
-	// Topic is where the event goes. Required.
+	// Topic is the topic of the event. Required.
 	Topic string `json:"topic"`
-	// Key is the event's key, any UTF-8 of 1..512 bytes without NUL, or "" for none: rows without a key have no order.
+	// Key is the key of the event: up to 512 bytes of UTF-8 without NUL. Records without a key have
+	// no order.
 	Key string `json:"key,omitempty"`
-	// Type, if not "", names the kind of event. It becomes the header "type".
+	// Type names the kind of event and becomes its header "type". Optional.
 	Type string `json:"type,omitempty"`
-	// Payload is any JSON; empty is null. It is kept byte for byte.
+	// Payload is any JSON value and is stored byte for byte. An empty Payload means null.
 	Payload json.RawMessage `json:"payload"`
-	// Headers, SID, Tags, CausedBy and Tombstone are those of jetstream.PublishOptions.
+	// Headers, SID, Tags, CausedBy, and Tombstone have the meaning of the jetstream.PublishOptions
+	// fields of the same names.
 	Headers   map[string]string `json:"headers,omitempty"`
 	SID       string            `json:"sid,omitempty"`
 	Tags      []string          `json:"tags,omitempty"`
 	CausedBy  []string          `json:"caused_by,omitempty"`
 	Tombstone bool              `json:"tombstone,omitempty"`
-	// TS is the event's ts in epoch milliseconds. 0: the moment of Add.
+	// TS is the ts of the event in epoch milliseconds. If 0, Add sets the current time.
 	TS int64 `json:"ts"`
 
-	// What follows is the store's. All times are in epoch milliseconds of the store's clock; 0: never.
+	// The store sets the fields below. Times are epoch milliseconds of the store's clock, except
+	// PublishBegan; 0 means never.
 
-	// Sequence orders the rows of a store; those of a lane that have the same one follow each other by their ids.
+	// Sequence orders the records of a store. Records of a lane with equal sequences are ordered by
+	// id.
 	Sequence int64  `json:"sequence"`
 	Status   Status `json:"status"`
-	// ClaimedBy is the drainer that has it, until LeaseUntil unless it renews the lease.
+	// ClaimedBy is the drainer that holds the record until LeaseUntil, unless the drainer renews
+	// the lease.
 	ClaimedBy  string `json:"claimed_by,omitempty"`
 	LeaseUntil int64  `json:"lease_until,omitempty"`
-	// Attempts counts the tries that failed, LastErr says why the last one did. While NATS is away nothing is counted.
+	// Attempts counts failed attempts. LastErr is the error of the last one. Failures while NATS is
+	// unavailable do not count.
 	Attempts int    `json:"attempts"`
 	LastErr  string `json:"last_err,omitempty"`
-	// NextAt is when it may be claimed again.
+	// NextAt is the earliest time of the next claim.
 	NextAt int64 `json:"next_at,omitempty"`
-	// PublishBegan is since when it may be in the stream, by the clock of NATS.
+	// PublishBegan is the earliest time, by the NATS clock, at which the event may have been
+	// stored.
 	PublishBegan int64 `json:"publish_began,omitempty"`
 	AddedAt      int64 `json:"added_at"`
 	SentAt       int64 `json:"sent_at,omitempty"`
-	// TooLarge, if not "", says which field is empty here because the store has too much of it.
+	// TooLarge names the field that was left empty because its stored value exceeds the limit. It
+	// is empty if no field was.
 	TooLarge string `json:"too_large,omitempty"`
 
-	undecodable error // why a row that others wrote cannot be published
+	undecodable error // why a row written without Add cannot be published
 }
 
-// prepare fills in what the caller left out, and says what the bus would refuse, before the caller's transaction is spoilt.
+// prepare fills in omitted fields and rejects a record that the bus would refuse, before the record
+// can spoil the caller's transaction.
 func (r *Record) prepare(maxPayload int) error {
 	if r.ID == "" {
 		id, err := uuid.NewV7()
@@ -102,12 +113,12 @@ func (r *Record) check(maxPayload int) error {
 		return &jetstream.Error{Code: jetstream.CodeBadOptions, Msg: fmt.Sprintf(format, args...)}
 	}
 	if strings.IndexByte(r.Key, 0) >= 0 {
-		return bad("the key has a NUL, which databases cannot keep")
+		return bad("the key contains a NUL, which databases cannot store")
 	}
 	if r.Type != "" {
 		for name := range r.Headers {
 			if strings.EqualFold(name, typeHeader) {
-				return bad("the type is given twice: as such, and as the header %s", name)
+				return bad("the type is given twice, as a field and as the header %s", name)
 			}
 		}
 	}
@@ -119,7 +130,7 @@ func (r *Record) check(maxPayload int) error {
 		return err
 	}
 	if r.Tombstone && !bytes.Equal(r.Payload, []byte("null")) {
-		return bad("a tombstone removes a key: the payload must be null, or left out")
+		return bad("a tombstone removes a key; its payload must be null or omitted")
 	}
 	if len(r.Payload) > maxPayload {
 		return &jetstream.Error{Code: jetstream.CodePublishFailed, Msg: fmt.Sprintf("the payload has %d bytes, at most %d are allowed", len(r.Payload), maxPayload), Err: jetstream.ErrTooLarge}
@@ -130,10 +141,11 @@ func (r *Record) check(maxPayload int) error {
 	return nil
 }
 
-var errBadPayload = errors.New("the payload is no JSON in UTF-8, or is nested too deeply")
+var errBadPayload = errors.New("the payload is not JSON in UTF-8, or is nested too deeply")
 
-// noUTF8 names a field that is no valid UTF-8, which databases either refuse, with all of the transaction, or keep as
-// something else. The bus refuses ids and keys of that kind, and names of headers that are not ASCII.
+// noUTF8 returns the name of a field that is not valid UTF-8, or "". A database either rejects such
+// text, and the transaction with it, or stores something else. The bus already rejects ids and keys
+// that are not UTF-8, and header names that are not ASCII.
 func (r *Record) noUTF8() string {
 	switch bad := func(s string) bool { return !utf8.ValidString(s) }; {
 	case bad(r.Type):
@@ -155,7 +167,7 @@ func (r *Record) noUTF8() string {
 
 const typeHeader = "type"
 
-// options are what the record is published with.
+// options returns the options for publishing the record.
 func (r *Record) options() jetstream.PublishOptions {
 	headers := r.Headers
 	if r.Type != "" {
@@ -170,9 +182,9 @@ func (r *Record) options() jetstream.PublishOptions {
 	}
 }
 
-// lane is what is published in order: a topic and key, or a record without a key for itself. The SQL tables have the same as
-// a column. No topic has a slash in it, so that no two lanes are the same, and those of a topic have two beginnings that are
-// only theirs.
+// lane returns the unit of order: the topic and key, or a lane of its own for a record without a
+// key. The SQL tables have the same value as a column. A topic contains no slash, so lanes never
+// collide, and all lanes of a topic share one of two prefixes that no other topic uses.
 func (r *Record) lane() string {
 	if r.Key == "" {
 		return "/" + r.Topic + "/" + r.ID
@@ -180,7 +192,7 @@ func (r *Record) lane() string {
 	return r.Topic + "/" + r.Key
 }
 
-// attributes are the fields of a record that have no column of their own.
+// attributes holds the fields of a record without a column of their own.
 type attributes struct {
 	SID       string   `json:"sid,omitempty"`
 	Tags      []string `json:"tags,omitempty"`

@@ -30,7 +30,8 @@ const patience = 30 * time.Second
 func logger(tb testing.TB) *slog.Logger {
 	tb.Helper()
 	if _, ok := tb.(*testing.B); ok {
-		return slog.New(slog.DiscardHandler) // between the lines of a benchmark's table it would only disturb
+		// between the lines of a benchmark's table it would only disturb
+		return slog.New(slog.DiscardHandler)
 	}
 	return slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
@@ -95,8 +96,8 @@ func openCollection(tb testing.TB, bus *jetstream.Bus, name string) *jetstream.C
 
 func openBus(tb testing.TB, cfg jetstream.Config) *jetstream.Bus {
 	tb.Helper()
-	if cfg.DataDir == "" {
-		cfg.DataDir = tb.TempDir()
+	if cfg.URL == "" {
+		cfg.Server = natstest.Embed(tb, tb.TempDir())
 	}
 	cfg.Logger = logger(tb)
 	b, err := jetstream.Open(context.Background(), cfg)

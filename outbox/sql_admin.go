@@ -25,19 +25,19 @@ func (s *SQLStore) Stats(ctx context.Context) (Stats, error) {
 	return st, s.wrap("stats", err)
 }
 
-// statsQuery reads nothing but the index of lanes, which has all that it asks for.
+// statsQuery can be answered from the lane index alone.
 const statsQuery = `SELECT COUNT(*) FILTER (WHERE status = 'pending'), COUNT(*) FILTER (WHERE status = 'claimed'), COUNT(*) FILTER (WHERE status = 'error'),
   COALESCE({now} - MIN(added_at) FILTER (WHERE status <> 'error'), 0)
 FROM {table} WHERE status <> 'sent'`
 
 func (s *SQLStore) stats(ctx context.Context) (st Stats, err error) {
-	var age int64 // in milliseconds; of something added before the clock went back, it is negative
+	var age int64 // in milliseconds; negative if the clock went back after the record was added
 	err = s.db.QueryRowContext(ctx, s.q(statsQuery)).Scan(&st.Pending, &st.Claimed, &st.Errors, &age)
 	st.OldestAge = max(0, time.Duration(age)*time.Millisecond)
 	return st, err
 }
 
-// count adds n records of a status, the oldest of which has an age in milliseconds.
+// count adds n records of a status. age is the age of the oldest in milliseconds.
 func (s *Stats) count(status Status, n int, age int64) {
 	switch status {
 	case Pending:
@@ -53,12 +53,13 @@ func (s *Stats) count(status Status, n int, age int64) {
 	s.OldestAge = max(s.OldestAge, time.Duration(age)*time.Millisecond)
 }
 
-// List implements Store. Sent rows have no index by sequence: of those, it looks at all.
+// List implements Store. For sent rows it scans the whole table, because no index orders sent rows
+// by sequence.
 func (s *SQLStore) List(ctx context.Context, opts ListOptions) ([]*Record, error) {
 	if s.db == nil {
 		return nil, errNoDB
 	}
-	unsent := "" // says to the database that the index of unsent rows will do
+	unsent := "" // lets the database use the partial index of unsent rows
 	if opts.Status != Sent {
 		unsent = " AND status <> 'sent'"
 	}
@@ -67,7 +68,7 @@ func (s *SQLStore) List(ctx context.Context, opts ListOptions) ([]*Record, error
 	return list, s.wrap("list", err)
 }
 
-// Retry implements Store. On SQLite it leaves alone what is too large to work with.
+// Retry implements Store. On SQLite it skips rows that are too large to process.
 func (s *SQLStore) Retry(ctx context.Context, ids ...string) (int, error) {
 	query := "UPDATE {table} SET status = 'pending', next_at = 0, attempts = 0, publish_began = 0 WHERE status <> 'sent' AND status = 'error'"
 	if s.dialect == SQLite {
@@ -93,7 +94,8 @@ func (s *SQLStore) Purge(ctx context.Context, opts PurgeOptions) (int, error) {
 		which += " AND o.id {ids}"
 		args = append(args, idList(opts.IDs))
 	}
-	// As in a claim, the status is asked for twice: a row that was retried between the query and the deletion stays.
+	// The outer statement checks the status again, so that a row retried after the subquery ran is
+	// not deleted.
 	return s.exec(ctx, "purge", "DELETE FROM {table} WHERE status = ? AND id {in SELECT o.id FROM {table} o WHERE "+which+" LIMIT ?{unlocked} in}",
 		append(append([]any{string(opts.Status)}, args...), opts.limit())...)
 }

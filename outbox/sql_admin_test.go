@@ -11,8 +11,8 @@ import (
 	"eventhub/outbox/pgtest"
 )
 
-// fillPending adds rows of about 2 KB that wait, each in a lane of its own, and of the first some are parked. The payloads do
-// not compress, and are as large as PostgreSQL keeps in the row itself.
+// fillPending adds rows of about 2 KB that wait, each in a lane of its own, and of the first some
+// are parked. The payloads do not compress, and are as large as PostgreSQL keeps in the row itself.
 func fillPending(tb testing.TB, db *sql.DB, dialect outbox.Dialect, table string, n int) {
 	tb.Helper()
 	query := `WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < %[2]d)
@@ -31,7 +31,8 @@ FROM generate_series(1, %[2]d) AS n (i)`
 func TestStatsReadsAnIndexOnly(t *testing.T) {
 	forSQL(t, func(t *sqlTest) {
 		fillPending(t, t.db, t.dialect, t.table, 5_000)
-		if t.dialect == outbox.PostgreSQL { // as autovacuum does: until then the rows say who may see them
+		// as autovacuum does: until then the rows say who may see them
+		if t.dialect == outbox.PostgreSQL {
 			if _, err := t.db.ExecContext(t.Context(), "VACUUM ANALYZE "+t.table); err != nil {
 				t.Fatal(err)
 			}

@@ -9,26 +9,26 @@ import (
 	"time"
 )
 
-// A claim looks at lanes, and only at the first rows of each: a lane that waits costs one look,
-// however many rows it has. maxLooks bounds the lanes of a claim, for each row that it may hand
-// out.
+// maxLooks limits how many lanes a claim examines, per row that it may return. A claim examines
+// only the first rows of each lane, so a blocked lane costs one look, however many rows it has.
 const maxLooks = 10
 
-// maxAiling bounds how many lanes are known that could not be claimed; all are tried again then.
+// maxAiling is the maximum number of lanes remembered as failed. When it is reached, the store
+// forgets them and tries all lanes again.
 const maxAiling = 1_000
 
-// candidate is a row that a claim has looked at.
+// candidate is a row that a claim examined.
 type candidate struct {
 	lane string
 	id   string
-	due  bool // pending, and its time has come
-	size int  // how many bytes of it would be loaded
+	due  bool // pending, and its retry time has come
+	size int  // bytes that loading the row would read
 }
 
 // Claim implements Store.
 //
-// It looks first and takes then, so that it holds no lock meanwhile. What it takes is checked again by the database for each row.
-// Rows of a lane behind one that somebody else was quicker to take are given back.
+// It first searches without locks and then takes rows by an UPDATE that checks each row again. If
+// another drainer took a row first, Claim gives back the rows after it in the same lane.
 func (s *SQLStore) Claim(ctx context.Context, opts ClaimOptions) (Claim, error) {
 	if s.db == nil {
 		return Claim{}, errNoDB
@@ -59,7 +59,7 @@ func (s *SQLStore) claim(ctx context.Context, opts *ClaimOptions) (Claim, error)
 	runs := make(map[string][]string, len(heads)) // ids by lane, in order
 	ended := make(map[string]bool)
 	left := opts.bytes()
-	for n := range each { // the first row of each lane, then the second of each: what is bounded is dealt out evenly
+	for n := range each { // round-robin over the lanes, so that the limits are shared evenly
 		for _, h := range heads {
 			if ended[h.lane] || n >= len(lanes[h.lane]) {
 				continue
@@ -72,12 +72,12 @@ func (s *SQLStore) claim(ctx context.Context, opts *ClaimOptions) (Claim, error)
 			default:
 				left -= row.size
 				runs[h.lane] = append(runs[h.lane], row.id)
-				more = more || n == each-1 // there may be others behind
+				more = more || n == each-1 // the lane may have further rows
 			}
 		}
 	}
 	if len(runs) == 0 {
-		return Claim{More: more}, nil // others were quicker
+		return Claim{More: more}, nil // other drainers took all of them
 	}
 	c, err := s.take(ctx, opts, runs, more)
 	if err == nil || len(runs) == 1 || ctx.Err() != nil {
@@ -86,8 +86,9 @@ func (s *SQLStore) claim(ctx context.Context, opts *ClaimOptions) (Claim, error)
 	return s.takeEach(ctx, opts, runs, more)
 }
 
-// takeEach claims the rows of each lane by itself, after all together failed. What is wrong with some, such as a page that is
-// damaged, or a trigger of others that refuses the change, is then theirs alone: they are left out for a while.
+// takeEach claims each lane separately after a claim of all lanes together failed. The cause, such
+// as a damaged page or a trigger that rejects the change, then affects only its own lanes. Claims
+// skip failed lanes for againMax.
 func (s *SQLStore) takeEach(ctx context.Context, opts *ClaimOptions, runs map[string][]string, more bool) (Claim, error) {
 	all, each := Claim{More: more}, *opts
 	for lane, run := range runs {
@@ -100,7 +101,7 @@ func (s *SQLStore) takeEach(ctx context.Context, opts *ClaimOptions, runs map[st
 		all.Records = append(all.Records, c.Records...)
 	}
 	if len(all.Failed) == len(runs) {
-		return Claim{}, all.Failed[0].Err // it is not theirs
+		return Claim{}, all.Failed[0].Err // every lane failed, so the cause is not in the rows
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,7 +115,7 @@ func (s *SQLStore) takeEach(ctx context.Context, opts *ClaimOptions, runs map[st
 	return all, nil
 }
 
-// ails says that the rows of a lane could not be claimed a short while ago.
+// ails reports whether a claim of the lane failed recently.
 func (s *SQLStore) ails(lane string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,8 +127,8 @@ func (s *SQLStore) ails(lane string) bool {
 	return ok
 }
 
-// passed is what a lane's first row must not be, for those that go on past errors. The status <> 'sent' before it is what the
-// index is made for.
+// passed returns the condition that skips parked rows if opts.PassErrors is set. The lane index
+// only applies together with the condition status <> 'sent'.
 func passed(opts *ClaimOptions) string {
 	if opts.PassErrors {
 		return " AND o.status <> 'error'"
@@ -135,9 +136,10 @@ func passed(opts *ClaimOptions) string {
 	return ""
 }
 
-// candidates asks, for each row of a query that cond is true of, for its key, and for at most most rows o of from, which ends
-// with a condition: whether they can be claimed, and how many bytes of them would be read. They are looked up by an index, row
-// for row: PostgreSQL knows too little of the size of the table to find that by itself.
+// candidates returns a query for candidate rows. For each row of query that meets cond, it selects
+// key and at most limit rows o of from, with whether each can be claimed and how many bytes it
+// would read. from must end with a condition. The form of the query makes PostgreSQL look rows up
+// by index: without it, PostgreSQL misjudges the size of the table.
 func (s *SQLStore) candidates(opts *ClaimOptions, query, key, cond, from string, limit int) string {
 	var sizes []string
 	for _, c := range s.largeColumns(opts.MaxPayload) {
@@ -150,8 +152,7 @@ func (s *SQLStore) candidates(opts *ClaimOptions, query, key, cond, from string,
 	return fmt.Sprintf("SELECT %s, o.id, o.due, o.size FROM %s CROSS JOIN LATERAL (SELECT %s FROM %s ORDER BY o.id LIMIT %d) o WHERE %s", key, query, columns, from, limit, cond)
 }
 
-// followers reads the first rows of lanes, at least each of those that have so many, in order: by their sequence, and those that
-// have the same one by their ids.
+// followers reads up to each first rows of every lane, ordered by sequence and then by id.
 func (s *SQLStore) followers(ctx context.Context, opts *ClaimOptions, heads []candidate, each int) (map[string][]candidate, error) {
 	query, args := s.followersQuery(opts, heads, each)
 	rows, err := s.db.QueryContext(ctx, s.q(query), args...)
@@ -186,7 +187,8 @@ func (s *SQLStore) followersQuery(opts *ClaimOptions, heads []candidate, each in
 ORDER BY r.n, o.id`, []any{idList(ids), each}
 }
 
-// take claims the rows of runs that can still be had, up to the first of each run that cannot.
+// take claims the rows of runs that are still available, and in each run stops at the first row
+// that is not.
 func (s *SQLStore) take(ctx context.Context, opts *ClaimOptions, runs map[string][]string, more bool) (Claim, error) {
 	var ids []string
 	for _, run := range runs {

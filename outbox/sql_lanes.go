@@ -9,51 +9,57 @@ import (
 	"strings"
 )
 
-// A claim deals its looks out evenly to topics, so that none waits for the backlog of another. In each topic it goes on where the
-// last claim stopped.
+// A claim divides its looks evenly among topics, so that no topic waits for the backlog of another.
+// In each topic, the claim continues where the previous claim stopped.
 
-// maxSpans bounds the spans that one query looks at.
+// maxSpans is the maximum number of spans per query.
 const maxSpans = 50
 
-// maxCursors bounds how many topics a store knows where to go on in; in others each claim begins anew.
+// maxCursors is the maximum number of topics whose position a store remembers. In other topics,
+// each claim starts from the beginning.
 const maxCursors = 10_000
 
-// span is the lanes of a topic, those with a key or those without one, that a claim is to look at.
+// span is a range of the lanes of one topic, either those with a key or those without, that a claim
+// has yet to examine.
 type span struct {
-	first string // the first lane of all
-	start string // the lane to begin at
-	stop  string // the end, which is not looked at any more
-	whole string // the end of all, by which the span is known
-	open  bool   // no claim has looked at it since the last one that found something
+	first string // the first lane of the full range
+	start string // the lane to start at
+	stop  string // the end of the range, exclusive
+	whole string // the end of the full range, which identifies the span
+	open  bool   // not examined since the last claim that found rows
 }
 
-// cursor is where to go on in a span that was not looked through.
+// cursor is the position in a span that was examined only in part.
 type cursor struct {
-	next  string // lane
-	began int64  // the claim that looked at the first lane
-	used  int64  // the claim that looked last
+	next  string // the lane to continue at
+	began int64  // number of the claim that examined the first lane
+	used  int64  // number of the last claim that examined the span
 }
 
-// progress is how far the claims of a store have looked.
+// progress is the search position shared by the claims of a store.
 type progress struct {
-	claims  int64             // how many there were
-	found   int64             // the last one that found something
-	at      string            // where the next one begins to look for topics, "" at the first
-	began   int64             // the claim that began at the first topic
-	open    bool              // since then there were lanes that no claim looked at since the last one that found something
-	cursors map[string]cursor // by span.whole
+	claims int64 // number of claims so far
+	found  int64 // number of the last claim that found rows
+	// where the next claim starts to look for topics; "" means at the first
+	at    string
+	began int64 // number of the claim that started at the first topic
+	// some lanes since then were not examined after the last claim that found rows
+	open    bool
+	cursors map[string]cursor // keyed by span.whole
 }
 
-// search is the search of one claim for lanes. It works on a copy of the progress, for claims may overlap.
+// search is the search of one claim. It works on a copy of the progress, because claims may
+// overlap.
 type search struct {
 	*SQLStore
 	opts     *ClaimOptions
 	progress progress
-	looks    int // how many are left
+	looks    int // looks left
 	heads    []candidate
 }
 
-// heads are the first rows of lanes that are due, at most opts.Limit. more says that others may be due.
+// heads returns the first rows of lanes with due rows, at most opts.Limit. more means that other
+// lanes may have due rows.
 func (s *SQLStore) heads(ctx context.Context, opts *ClaimOptions) (heads []candidate, more bool, err error) {
 	q := &search{SQLStore: s, opts: opts, looks: opts.Limit * maxLooks}
 	s.mu.Lock()
@@ -74,7 +80,7 @@ func (s *SQLStore) heads(ctx context.Context, opts *ClaimOptions) (heads []candi
 	return q.heads, more, nil
 }
 
-// run looks at topics from where the last claim stopped, all the way round if it can.
+// run examines topics from where the last claim stopped, wrapping around at the end.
 func (q *search) run(ctx context.Context) (more bool, err error) {
 	p := &q.progress
 	start, from := p.at, p.at
@@ -92,7 +98,8 @@ func (q *search) run(ctx context.Context) (more bool, err error) {
 			return false, err
 		}
 		for round := 0; len(spans) > 0 && q.looks > 0 && !q.full(); round++ {
-			// Where the first lanes of topics wait, more of each are looked at.
+			// When the first lanes of the topics are blocked, each round examines more lanes per
+			// topic.
 			share := max(1, (q.opts.Limit-len(q.heads))/len(spans)) << (2 * round)
 			if spans, err = q.lookAt(ctx, spans, max(1, min(share, q.looks/len(spans)))); err != nil {
 				return false, err
@@ -118,8 +125,8 @@ func (q *search) run(ctx context.Context) (more bool, err error) {
 
 func (q *search) full() bool { return len(q.heads) == q.opts.Limit }
 
-// topics are the next topics that have rows, before stop unless that is "", in an order that favors none; and where to go on, ""
-// when there are no others.
+// topics returns the next topics with rows, in rotated order so that no topic is favored. It stops
+// before stop unless stop is "". next is where to continue, or "" at the end.
 func (q *search) topics(ctx context.Context, from, stop string) (spans []span, next string, err error) {
 	query, args := topicsQuery(q.opts, from)
 	rows, err := q.db.QueryContext(ctx, q.q(query), args...)
@@ -152,14 +159,14 @@ func (q *search) topics(ctx context.Context, from, stop string) (spans []span, n
 		spans = append(spans, sp)
 	}
 	if len(spans) > 1 {
-		at := rand.N(len(spans)) //nolint:gosec // no secret
+		at := rand.N(len(spans)) //nolint:gosec // not security-relevant
 		spans = slices.Concat(spans[at:], spans[:at])
 	}
 	return spans, next, rows.Err()
 }
 
-// ofLane is the topic of a lane, and the end of the lanes of that topic that begin as this one does. '0' is the byte after '/',
-// and as topics have no slash, nothing else lies in between.
+// ofLane returns the topic of a lane, and the end of the lanes of that topic with the same prefix.
+// '0' is the byte after '/', and topics contain no slash, so no other lane falls into that range.
 func ofLane(lane string) (topic, end string) {
 	topic, _, _ = strings.Cut(strings.TrimLeft(lane, "/"), "/")
 	if strings.HasPrefix(lane, "/") {
@@ -168,7 +175,8 @@ func ofLane(lane string) (topic, end string) {
 	return topic, topic + "0"
 }
 
-// topicsQuery asks for the first lane of each topic from one on, going from topic to topic by the index of lanes.
+// topicsQuery selects the first lane of each topic, starting at from. It skips from topic to topic
+// by the lane index.
 func topicsQuery(opts *ClaimOptions, from string) (query string, args []any) {
 	next := "(SELECT o.lane FROM {table} o WHERE o.status <> 'sent'" + passed(opts) + " AND o.lane >= "
 	return `WITH RECURSIVE topics (lane, n) AS (
@@ -180,8 +188,8 @@ func topicsQuery(opts *ClaimOptions, from string) (query string, args []any) {
 SELECT l.lane FROM topics l WHERE l.lane IS NOT NULL ORDER BY l.n`, []any{from, maxSpans + 2*len(opts.ExceptTopics) + 1}
 }
 
-// lookAt looks at the first row of each of the next lanes of spans, at most share of each, and takes those that are due. It
-// returns what is left of the spans.
+// lookAt examines the first row of each of the next lanes of spans, at most share lanes per span,
+// and collects the due rows. It returns the unexamined rest of the spans.
 func (q *search) lookAt(ctx context.Context, spans []span, share int) (rest []span, err error) {
 	query, args := q.lookQuery(q.opts, spans, share)
 	rows, err := q.db.QueryContext(ctx, q.q(query), args...)
@@ -219,7 +227,8 @@ func (q *search) lookAt(ctx context.Context, spans []span, share int) (rest []sp
 	return rest, nil
 }
 
-// note notes that a span was looked at up to next, which is "" at its end, and returns what is left of it.
+// note records that a span was examined up to next, or to its end if next is "", and returns the
+// rest of the span.
 func (q *search) note(sp span, next string) (left span, ok bool) {
 	p := &q.progress
 	c, known := p.cursors[sp.whole]
@@ -235,18 +244,19 @@ func (q *search) note(sp span, next string) (left span, ok bool) {
 			}
 			p.cursors[sp.whole] = cursor{next: next, began: c.began, used: p.claims}
 		}
-		sp.start = next // where all was looked at before, the rest need not be
+		sp.start = next // sp.open still holds: if the span was examined before, so was its rest
 		return sp, true
-	case sp.stop == sp.whole && sp.start != sp.first: // what is before the cursor
+	case sp.stop == sp.whole && sp.start != sp.first: // the part before the cursor is left
 		return span{first: sp.first, start: sp.first, stop: sp.start, whole: sp.whole, open: c.began <= p.found}, true
 	default:
 		return span{}, false
 	}
 }
 
-// lookQuery asks for the first rows of the next lanes of spans, and those of one lane more of each, going from lane to lane by
-// the index of lanes. The limit tells PostgreSQL how many spans there are: for the hundred that it assumes otherwise it compiles
-// the query, which takes longer than running it.
+// lookQuery selects the first rows of the next lanes of spans, and one lane more per span. It skips
+// from lane to lane by the lane index. The LIMIT tells PostgreSQL how many spans there are;
+// otherwise PostgreSQL assumes a hundred and JIT-compiles the query, which takes longer than
+// running it.
 func (s *SQLStore) lookQuery(opts *ClaimOptions, spans []span, share int) (query string, args []any) {
 	unsent := "{table} o WHERE o.status <> 'sent'" + passed(opts)
 	next := func(from, stop string) string {

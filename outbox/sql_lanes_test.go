@@ -11,7 +11,8 @@ import (
 	"eventhub/outbox"
 )
 
-// A topic that is left out costs a claim two looks, however many rows of it wait: one claim finds those of others.
+// A topic that is left out costs a claim two looks, however many rows of it wait: one claim finds
+// those of others.
 func TestBacklogOfATopicThatIsLeftOutHidesNoOthers(t *testing.T) {
 	const rows = 50_000
 	forSQL(t, func(t *sqlTest) {
@@ -71,7 +72,8 @@ SELECT 'm' || i, 'mails', CASE WHEN i %% 10 = 0 THEN 'k' || i ELSE '' END, '1' F
 	})
 }
 
-// Claims look at lanes by the index of lanes, with and without topics to leave out, whatever the table holds.
+// Claims look at lanes by the index of lanes, with and without topics to leave out, whatever the
+// table holds.
 func TestLooksGoByTheIndexOfLanes(t *testing.T) {
 	forSQL(t, func(t *sqlTest) {
 		fillPending(t, t.db, t.dialect, t.table, 5_000)

@@ -12,8 +12,8 @@ import (
 	"eventhub/outbox/pgtest"
 )
 
-// Rows of one lane that have the same sequence number, as a sequence that was set back gives out, follow each other by their
-// ids, and hold up no other lane.
+// Rows of one lane that have the same sequence number, as a sequence that was set back gives out,
+// follow each other by their ids, and hold up no other lane.
 func TestRowsWithTheSameSequence(t *testing.T) {
 	s, db := newPostgres(t, pgtest.Start(t))
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{}))
@@ -57,7 +57,8 @@ func TestRowsWithTheSameSequence(t *testing.T) {
 	}
 }
 
-// Many rows with the same sequence number in a lane are claimed in order too, as many at a time as any others.
+// Many rows with the same sequence number in a lane are claimed in order too, as many at a time as
+// any others.
 func TestManyRowsWithTheSameSequence(t *testing.T) {
 	const rows = 1_000
 	s, db := newPostgres(t, pgtest.Start(t))
@@ -125,7 +126,8 @@ func TestRowsThatAreTooLargeAreParkedUnread(t *testing.T) {
 	})
 }
 
-// SQLite writes a row anew as a whole when its status changes. One that is larger than any event is refused.
+// SQLite writes a row anew as a whole when its status changes. One that is larger than any event is
+// refused.
 func TestRowsTooLargeForSQLiteAreRefused(t *testing.T) {
 	s, db := newSQLite(t)
 	const huge = "'\"' || hex(zeroblob(40000000)) || '\"'"

@@ -12,15 +12,16 @@ import (
 	"eventhub/jetstream"
 )
 
-// maxText is the most bytes that are read of a column of text, besides the payload: what the bus
-// takes of headers and attributes is at most 16 KiB, which JSON can make six times as long.
+// maxText is the largest value in bytes that is read from a text column other than the payload. The
+// bus accepts at most 16 KiB of headers and attributes, which JSON escapes can enlarge six times.
 const maxText = 128 << 10
 
-// largeColumn is a column that may hold more than is read of it. Those of id, topic and key are bounded by the table.
+// largeColumn is a column whose values may be too large to read. The table itself limits the id,
+// topic, and key.
 type largeColumn struct {
 	name   string
-	most   int  // bytes
-	needed bool // without it, the record cannot be published
+	most   int  // in bytes
+	needed bool // the record cannot be published without it
 }
 
 func (s *SQLStore) largeColumns(maxPayload int) []largeColumn {
@@ -37,7 +38,8 @@ func (s *SQLStore) largeColumns(maxPayload int) []largeColumn {
 	}
 }
 
-// columns are those of a record as records reads them: what is too large is empty, and the last column says so.
+// columns returns the columns that records reads. A value that is too large reads as empty, and the
+// last column then holds the error.
 func (s *SQLStore) columns(maxPayload int) string {
 	list := "id, seq, aggregatetype, aggregateid, type, payload, headers, attributes, ts, status, claimed_by, lease_until, attempts, last_err, next_at, publish_began, added_at, sent_at"
 	names := strings.Split(list, ", ")
@@ -53,7 +55,8 @@ func (s *SQLStore) columns(maxPayload int) string {
 	return strings.Join(names, ", ") + ", CASE" + why.String() + " ELSE '' END"
 }
 
-// records reads rows of columns, followed by more. A row that cannot be read or decoded is among them, as far as it can be.
+// records reads rows of columns, followed by the columns of more. A row that cannot be read or
+// decoded is returned with as much as could be read.
 func (s *SQLStore) records(ctx context.Context, query string, args []any, more ...any) ([]*Record, error) {
 	rows, err := s.db.QueryContext(ctx, s.q(query), args...)
 	if err != nil {
@@ -85,10 +88,10 @@ func scanRecord(rows *sql.Rows, more []any) (*Record, error) {
 		if rows.Scan(to...) != nil {
 			return nil, err
 		}
-		r.undecodable = fmt.Errorf("the row cannot be read: %w", err)
+		r.undecodable = fmt.Errorf("read the row: %w", err)
 	}
 	if r.Payload = json.RawMessage(payload); payload == "" {
-		r.Payload = json.RawMessage("null") // as Add does
+		r.Payload = json.RawMessage("null") // as in Add
 	}
 	if r.TooLarge != "" {
 		r.undecodable = errors.New(r.TooLarge)
@@ -99,8 +102,8 @@ func scanRecord(rows *sql.Rows, more []any) (*Record, error) {
 	return r, nil
 }
 
-// loose is a field that takes of a column what is of its type. The tables that Migrate makes hold nothing else, but others
-// may have made one in SQLite that is not STRICT.
+// loose scans a column into a field and ignores a value of the wrong type. The tables that Migrate
+// creates hold no such values, but a table created otherwise in SQLite might not be STRICT.
 type loose struct{ field any }
 
 // Scan implements sql.Scanner.
@@ -124,18 +127,19 @@ func (l loose) Scan(value any) error {
 	return nil
 }
 
-// decode reads what may have been written by other hands than Add, and says what the bus would not notice.
+// decode parses columns that may have been written without Add, and rejects errors that the bus
+// would not notice.
 func (r *Record) decode(headers, attributes string) error {
 	if r.ID == "" {
-		return errors.New("column id is empty: each try would be another event")
+		return errors.New("column id is empty; every attempt would store another event")
 	}
 	if headers != "" {
 		if err := json.Unmarshal([]byte(headers), &r.Headers); err != nil {
-			return fmt.Errorf("column headers is no JSON object of strings: %w", err)
+			return fmt.Errorf("column headers is not a JSON object of strings: %w", err)
 		}
 	}
 	if err := r.setAttributes(attributes); err != nil {
-		return fmt.Errorf("column attributes is not what it should be: %w", err)
+		return fmt.Errorf("decode column attributes: %w", err)
 	}
 	if field := r.noUTF8(); field != "" {
 		return fmt.Errorf("%s is no valid UTF-8", field)

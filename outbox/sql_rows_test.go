@@ -52,7 +52,8 @@ func claimAll(tb testing.TB, s *outbox.SQLStore) []string {
 	return ids
 }
 
-// A row that claims could not read is refused: the statement of its writer fails, and nothing is held up.
+// A row that claims could not read is refused: the statement of its writer fails, and nothing is
+// held up.
 func TestLooselyTypedRowsAreRefused(t *testing.T) {
 	forSQL(t, func(t *sqlTest) {
 		refused := map[string]string{
@@ -62,7 +63,8 @@ func TestLooselyTypedRowsAreRefused(t *testing.T) {
 			"no payload":           "'d', 't', 'k', NULL, 1",
 		}
 		taken := map[string]string{"good": "'good', 't', 'k', '1', 1", "lossless": "'lossless', 't', '', '1', '1759750000123'"}
-		// PostgreSQL makes of some what can be read: it rounds a fraction, and writes bytes as hexadecimal digits.
+		// PostgreSQL makes of some what can be read: it rounds a fraction, and writes bytes as
+		// hexadecimal digits.
 		some, blob := taken, `'\x3132'::bytea`
 		if t.dialect == outbox.SQLite {
 			some, blob = refused, "x'3132'"
@@ -90,7 +92,8 @@ func TestLooselyTypedRowsAreRefused(t *testing.T) {
 	})
 }
 
-// In a table of SQLite that others made, without STRICT, a row that cannot be read is parked, and takes none with it.
+// In a table of SQLite that others made, without STRICT, a row that cannot be read is parked, and
+// takes none with it.
 func TestRowThatCannotBeReadIsParked(t *testing.T) {
 	db := openDB(t, "sqlite", sqliteAddress(filepath.Join(t.TempDir(), "loose.db")))
 	s, err := outbox.NewSQLStore(outbox.SQLConfig{Dialect: outbox.SQLite, DB: db})
@@ -127,11 +130,12 @@ func TestRowThatCannotBeReadIsParked(t *testing.T) {
 	}
 }
 
-// What plain SQL can write and the bus would take, or would not even be asked about, is parked, with what is wrong.
+// What plain SQL can write and the bus would take, or would not even be asked about, is parked,
+// with what is wrong.
 func TestBadTextIsParked(t *testing.T) {
 	forSQL(t, func(t *sqlTest) {
 		r := newRig(t, sqlHarness(t.store, t.db), openBus(t, jetstream.Config{}))
-		const noJSON, noUTF8 = "the payload is no JSON", "no valid UTF-8"
+		const noJSON, noUTF8 = "the payload is not JSON", "no valid UTF-8"
 		rows := []struct{ values, lastErr string }{
 			{"'truncated', 'orders', 'a', '', '{\"order\":'", noJSON},
 			{"'words', 'orders', '', '', 'not JSON'", noJSON},
@@ -173,7 +177,8 @@ func TestBadTextIsParked(t *testing.T) {
 	})
 }
 
-// What is no UTF-8 is refused before the caller's transaction is touched, which PostgreSQL would abort.
+// What is no UTF-8 is refused before the caller's transaction is touched, which PostgreSQL would
+// abort.
 func TestNoUTF8IsRefusedBeforeTheTransaction(t *testing.T) {
 	s, db := newPostgres(t, pgtest.Start(t))
 	tx, err := db.BeginTx(t.Context(), nil)
@@ -229,7 +234,8 @@ func TestTableNamedByAWordOfSQL(t *testing.T) {
 				s := sqlStore(t, cfg)
 				r := newRig(t, sqlHarness(s, cfg.DB), openBus(t, jetstream.Config{}))
 				if dialect == outbox.PostgreSQL {
-					r.start(func(c *outbox.Config) { c.Poll = time.Hour }) // so that only notifications help
+					// so that only notifications help
+					r.start(func(c *outbox.Config) { c.Poll = time.Hour })
 					r.add("orders", "a")
 					r.empty()
 				}

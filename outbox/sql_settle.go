@@ -58,7 +58,7 @@ func (s *SQLStore) Settle(ctx context.Context, worker string, st Settlement) err
 	if err != nil {
 		return s.wrap("settle", err)
 	}
-	defer func() { _ = tx.Rollback() }() // of no effect after the commit
+	defer func() { _ = tx.Rollback() }() // no effect after the commit
 	if err := s.settle(ctx, tx, worker, &st); err != nil {
 		return s.wrap("settle", err)
 	}
@@ -100,7 +100,7 @@ func (s *SQLStore) RequeueExpired(ctx context.Context) (int, error) {
 WHERE status = 'claimed' AND id {in SELECT o.id FROM {table} o WHERE o.status = 'claimed' AND o.lease_until < {now}{unlocked} in}`)
 }
 
-// exec returns how many rows a statement changed.
+// exec runs a statement and returns the number of rows it changed.
 func (s *SQLStore) exec(ctx context.Context, what, query string, args ...any) (int, error) {
 	if s.db == nil {
 		return 0, errNoDB

@@ -14,46 +14,53 @@ import (
 	"unicode/utf8"
 )
 
-// Dialect is how a database writes SQL.
+// Dialect is the SQL dialect of a database.
 type Dialect string
 
-// The dialects.
+// The supported dialects.
 const (
 	SQLite     Dialect = "sqlite"
 	PostgreSQL Dialect = "postgres"
 )
 
-// DefaultTable is the name of the table unless another is configured.
+// DefaultTable is the default name of the table.
 const DefaultTable = "outbox"
 
-// SQLConfig configures a SQLStore.
+// SQLConfig configures an SQLStore.
 type SQLConfig struct {
-	// Dialect is that of the database: SQLite 3.43 or PostgreSQL 13 or newer, whose encoding must be UTF8. Required. Services
-	// that only write, with plain SQL, can do with SQLite 3.37, which is the first that can open such a table.
+	// Dialect is the dialect of the database. Required. A drainer needs SQLite 3.43 or PostgreSQL
+	// 13 or newer, with encoding UTF8. A service that only inserts rows with plain SQL needs SQLite
+	// 3.37, the first version that can open the table.
 	Dialect Dialect
-	// DB is the database, owned by the caller. Without it the store can only Add, which is all that a service needs whose
-	// rows are drained elsewhere.
+	// DB is the database. The caller owns it. Without DB the store can only Add, which suffices for
+	// a service whose rows are drained elsewhere.
 	//
-	// SQLite should be opened with WAL and a busy timeout, so that writers wait for each other instead of failing. With
-	// modernc.org/sqlite: file:orders.db?_pragma=journal_mode(WAL)&_pragma=busy_timeout(10000)&_txlock=immediate. Without
-	// _txlock=immediate, a transaction of yours that reads before it writes fails when another has written in between.
+	// Open SQLite with WAL and a busy timeout, so that writers wait for each other instead of
+	// failing. With modernc.org/sqlite:
+	// file:orders.db?_pragma=journal_mode(WAL)&_pragma=busy_timeout(10000)&_txlock=immediate.
+	// Without _txlock=immediate, a transaction that reads before it writes fails if another
+	// transaction wrote in between.
 	//
-	// PostgreSQL should be opened so that the driver keeps no prepared statements; with pgx: default_query_exec_mode=exec.
-	// Otherwise plans that were made for a small table are used on one that has grown, until the database analyzes it (a
-	// minute or so); and behind a pooler that deals connections out by transaction they do not work at all.
+	// Open PostgreSQL so that the driver caches no prepared statements; with pgx:
+	// default_query_exec_mode=exec. Otherwise a plan made for a small table stays in use after the
+	// table has grown, until the database analyzes the table, about a minute later. Prepared
+	// statements also do not work through a transaction-level pooler.
 	DB *sql.DB
-	// Table is the table's name: lower-case letters, digits and _, at most 40. Default DefaultTable. It may be a word of SQL,
-	// which statements of yours must quote then. What else Migrate makes begins with it, and it is the channel of the
-	// notifications.
+	// Table is the name of the table: 1 to 40 lower-case letters, digits, and underscores. It may
+	// be an SQL keyword, which other statements must then quote. The names of all further objects
+	// that Migrate creates begin with it. It is also the notification channel. Defaults to
+	// DefaultTable.
 	Table string
-	// MaxPayload is the largest payload in bytes that Add takes. Default DefaultMaxPayload; it should be that of the bus.
+	// MaxPayload is the largest payload in bytes that Add accepts. It should match the limit of the
+	// bus. Defaults to DefaultMaxPayload.
 	MaxPayload int
-	// Listen, for PostgreSQL, wakes a drainer that sleeps at once when rows are committed (see PgxListener). Default: there is
-	// only polling, as must be behind a pooler.
+	// Listen, for PostgreSQL only, wakes a sleeping drainer as soon as rows are committed; see
+	// PgxListener. By default the drainer polls, which is the only choice behind a pooler.
 	Listen Listener
 }
 
-// SQLStore is an outbox in a table of a SQL database. Its methods may be called concurrently. It needs no closing.
+// SQLStore is an outbox in a table of an SQL database. Its methods may be called concurrently. It
+// needs no closing.
 type SQLStore struct {
 	dialect    Dialect
 	db         *sql.DB
@@ -62,17 +69,18 @@ type SQLStore struct {
 	listen     Listener
 
 	mu       sync.Mutex
-	progress progress             // of claims
-	ailing   map[string]time.Time // lanes that could not be claimed, and until when they are left out
+	progress progress // where the next claim continues
+	// lanes that failed to be claimed, and until when claims skip them
+	ailing map[string]time.Time
 }
 
 var _ Store = (*SQLStore)(nil)
 
 var tableName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,39}$`)
 
-var errNoDB = errors.New("outbox: SQL store: without a DB it can only add")
+var errNoDB = errors.New("outbox: SQL store: only Add works without a DB")
 
-// NewSQLStore makes a store. It asks nothing of the database; the table is made by Migrate.
+// NewSQLStore returns a store. It does not access the database; Migrate creates the table.
 func NewSQLStore(cfg SQLConfig) (*SQLStore, error) {
 	if cfg.Table == "" {
 		cfg.Table = DefaultTable
@@ -82,22 +90,23 @@ func NewSQLStore(cfg SQLConfig) (*SQLStore, error) {
 	}
 	switch {
 	case cfg.Dialect != SQLite && cfg.Dialect != PostgreSQL:
-		return nil, fmt.Errorf("outbox: SQL store: dialect %q: sqlite or postgres is needed", cfg.Dialect)
+		return nil, fmt.Errorf("outbox: SQL store: dialect %q: must be sqlite or postgres", cfg.Dialect)
 	case !tableName.MatchString(cfg.Table):
-		return nil, fmt.Errorf("outbox: SQL store: table %q: 1 to 40 lower-case letters, digits and _ are allowed, the first no digit", cfg.Table)
+		return nil, fmt.Errorf("outbox: SQL store: table %q: must be 1 to 40 lower-case letters, digits, and _, and must not begin with a digit", cfg.Table)
 	case cfg.Dialect == SQLite && strings.HasPrefix(cfg.Table, "sqlite_"):
-		return nil, fmt.Errorf("outbox: SQL store: table %q: SQLite keeps names that begin with sqlite_ to itself", cfg.Table)
+		return nil, fmt.Errorf("outbox: SQL store: table %q: SQLite reserves names that begin with sqlite_", cfg.Table)
 	case cfg.MaxPayload < 0:
-		return nil, fmt.Errorf("outbox: SQL store: max payload %d: it must be positive", cfg.MaxPayload)
+		return nil, fmt.Errorf("outbox: SQL store: max payload %d: must be positive", cfg.MaxPayload)
 	case cfg.Listen != nil && cfg.Dialect != PostgreSQL:
-		return nil, errors.New("outbox: SQL store: only PostgreSQL can be listened to")
+		return nil, errors.New("outbox: SQL store: Listen is only supported for PostgreSQL")
 	}
 	return &SQLStore{dialect: cfg.Dialect, db: cfg.DB, table: cfg.Table, maxPayload: cfg.MaxPayload, listen: cfg.Listen}, nil
 }
 
-// Add adds a record in the caller's transaction: it is published if that commits, and never was if it does not. It fills in
-// ID, Payload and TS when they are empty. An *Error for what the bus would refuse, or a database not keep as it is, is returned
-// before the transaction is touched; after any other error the transaction must be rolled back.
+// Add adds a record in the caller's transaction. The record is published if the transaction
+// commits, and never if it rolls back. Add fills in ID, Payload, and TS when they are empty. It
+// returns an *Error, without touching the transaction, for a record that the bus would refuse or a
+// database could not store unchanged. After any other error, roll the transaction back.
 func (s *SQLStore) Add(ctx context.Context, tx Tx, r *Record) error {
 	if err := r.prepare(s.maxPayload); err != nil {
 		return err
@@ -134,37 +143,40 @@ func (s *SQLStore) wrap(what string, err error) error {
 	return fmt.Errorf("outbox: %s: table %s: %w", what, s.table, err)
 }
 
-// Expressions of the dialects. The time is the same within a statement.
+// SQL fragments by dialect. The time stays the same within a statement.
 var (
 	nowOf = map[Dialect]string{
 		SQLite:     "CAST(unixepoch('subsec') * 1000 AS INTEGER)",
 		PostgreSQL: "CAST(EXTRACT(EPOCH FROM statement_timestamp()) * 1000 AS BIGINT)",
 	}
-	// inOf and itsEndOf are around a query for the ids that a column must be one of. As an array it is evaluated once, and
-	// before the statement; as anything else PostgreSQL may evaluate it, and lock what it finds, once for each row.
+	// inOf and itsEndOf enclose a subquery of ids for an IN condition. PostgreSQL evaluates an
+	// array once, before the statement. It may evaluate any other form, and lock the rows that the
+	// subquery finds, once per row.
 	inOf     = map[Dialect]string{SQLite: "IN (", PostgreSQL: "= ANY(ARRAY("}
 	itsEndOf = map[Dialect]string{SQLite: ")", PostgreSQL: "))"}
-	// idsOf takes ids as one parameter, so that the statement is the same for any number of them.
+	// idsOf expands one parameter into ids, so that the statement text is the same for any number
+	// of ids.
 	idsOf = map[Dialect]string{
 		SQLite:     "SELECT value FROM json_each(?)",
 		PostgreSQL: "SELECT json_array_elements_text(CAST(? AS json))",
 	}
-	// spansOf reads pairs of lanes, numbered from 0, from one parameter.
+	// spansOf expands one parameter into pairs of lanes, numbered from 0.
 	spansOf = map[Dialect]string{
 		SQLite:     "SELECT key AS n, json_extract(value, '$[0]') AS start, json_extract(value, '$[1]') AS stop FROM json_each(?)",
 		PostgreSQL: "SELECT e.n - 1 AS n, e.v ->> 0 AS start, e.v ->> 1 AS stop FROM json_array_elements(CAST(? AS json)) WITH ORDINALITY e (v, n)",
 	}
-	// topicOf is the topic of lane l.lane.
+	// topicOf computes the topic of l.lane.
 	topicOf = map[Dialect]string{
 		SQLite:     "substr(ltrim(l.lane, '/'), 1, instr(ltrim(l.lane, '/'), '/') - 1)",
 		PostgreSQL: "split_part(ltrim(l.lane, '/'), '/', 1)",
 	}
-	// unlockedOf passes over rows that another transaction is about to change.
+	// unlockedOf skips rows that another transaction has locked.
 	unlockedOf = map[Dialect]string{SQLite: "", PostgreSQL: " FOR UPDATE SKIP LOCKED"}
 )
 
-// names are what stands for the table's name, with what it is replaced by: {table}, which is quoted, for it may be a word of
-// SQL; names that begin with it, which are none; {channel}; and {sleepers}, the number of their lock.
+// names returns the placeholders that depend on the table, each followed by its replacement:
+// {table}_ begins a derived name, {table} is the quoted table name, {channel} is the unquoted name,
+// and {sleepers} is the number of the advisory lock of sleeping drainers.
 func names(table string) []string {
 	return []string{"{table}_", table + "_", "{table}", `"` + table + `"`, "{channel}", table, "{sleepers}", strconv.FormatInt(advisoryLock(table, "sleepers "), 10)}
 }
@@ -173,7 +185,8 @@ func inTable(table, statement string) string {
 	return strings.NewReplacer(names(table)...).Replace(statement)
 }
 
-// q writes a query as the dialect does: names, {now}, {in …}, {ids}, {spans}, {topic}, {unlocked}, and question marks for parameters.
+// q translates a query into the dialect. It replaces the placeholders of names as well as {now},
+// {in …}, {ids}, {spans}, {topic}, {unlocked}, and question marks.
 func (s *SQLStore) q(query string) string {
 	d := s.dialect
 	query = strings.NewReplacer(append(names(s.table), "{now}", nowOf[d], "{ids}", inOf[d]+idsOf[d]+itsEndOf[d], "{spans}", spansOf[d],
@@ -193,8 +206,8 @@ func (s *SQLStore) q(query string) string {
 	return b.String()
 }
 
-// idList is the parameter of {ids}: a JSON array. Ids that others wrote may be no UTF-8 in SQLite, which takes and gives them
-// as they are.
+// idList returns the parameter for {ids}: a JSON array. It escapes bytes and not runes, because
+// rows that were written without Add may have ids in SQLite that are not UTF-8.
 func idList(ids []string) string {
 	b := []byte{'['}
 	for i, id := range ids {
@@ -225,7 +238,8 @@ func idsOfRecords(records []*Record) []string {
 	return ids
 }
 
-// errText is an error's text as a store keeps it.
+// errText returns an error's text in the form that stores keep: valid UTF-8 of at most maxErrLen
+// bytes.
 func errText(s string) string {
 	s = strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", ""), "")
 	if len(s) <= maxErrLen {

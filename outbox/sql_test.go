@@ -10,7 +10,8 @@ import (
 	"eventhub/outbox/pgtest"
 )
 
-// A transaction that took its number early and commits late: what it added is neither skipped nor does it hold up others.
+// A transaction that took its number early and commits late: what it added is neither skipped nor
+// does it hold up others.
 func TestRowsCommittedOutOfOrderAreNotSkipped(t *testing.T) {
 	s, db := newPostgres(t, pgtest.Start(t))
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{}))
@@ -73,7 +74,8 @@ func TestWithoutPreparedStatements(t *testing.T) {
 	}
 }
 
-// Plain SQL can add a row whose id is empty. It is parked, for each publish of it would be another event.
+// Plain SQL can add a row whose id is empty. It is parked, for each publish of it would be another
+// event.
 func TestEmptyIDIsParked(t *testing.T) {
 	s, db := newSQLite(t)
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{}))

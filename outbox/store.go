@@ -7,80 +7,88 @@ import (
 	"time"
 )
 
-// ErrFull is returned by KVStore.Add when there is no room. Nothing was stored.
+// ErrFull is returned by KVStore.Add when the entry of the record is full. Nothing was stored.
 var ErrFull = errors.New("outbox: full")
 
-// ErrExists is returned by KVStore.Add when a record of that id waits already. Nothing was stored.
+// ErrExists is returned by KVStore.Add when a record with the same id is still waiting. Nothing was
+// stored.
 var ErrExists = errors.New("outbox: a record with this id exists")
 
-// Store is where the records of an outbox are. All methods may be called concurrently, by any number of processes. Times are
-// those of the store's own clock, so that the clocks of drainers do not matter; only when a publish may have begun is told by
-// the clock of NATS.
+// Store holds the records of an outbox. All methods may be called concurrently, by any number of
+// processes. Times are those of the store's clock, so the clocks of drainers do not matter. Only
+// Record.PublishBegan is by the NATS clock.
 type Store interface {
-	// Claim gives records to a worker for a lease. It notes in each, if nothing is noted yet, when a publish may begin, and
-	// commits that before it returns. Records of one lane (topic and key) are handed out in order, without a gap, and none
-	// while an earlier one of it waits, is claimed, or is parked (see ClaimOptions.PassErrors).
+	// Claim leases records to a worker. It sets PublishBegan in each record where it is unset, and
+	// commits before it returns. Records of one lane (topic and key) are returned in order and
+	// without gaps. A lane returns nothing while an earlier record waits for a retry, is claimed,
+	// or is parked (see ClaimOptions.PassErrors).
 	Claim(ctx context.Context, opts ClaimOptions) (Claim, error)
-	// Renew makes the leases of records that the worker has end lease from now, all at the same moment, and returns the ids
-	// that it has no longer.
+	// Renew extends the worker's leases of records to one lease from now, and returns the ids of
+	// records that the worker no longer holds.
 	Renew(ctx context.Context, worker string, lease time.Duration, records []*Record) (lost []string, err error)
-	// Settle ends the worker's hold on records. Those it has no longer are left alone, but for those that were sent, which
-	// is true whoever has them. What is settled at once is settled in one transaction, if the store has such.
+	// Settle ends the worker's claims. It skips failed records that the worker no longer holds, but
+	// marks sent records regardless, because they are in the stream whoever holds them. All changes
+	// of a call are one transaction if the store has transactions.
 	Settle(ctx context.Context, worker string, s Settlement) error
-	// RequeueExpired makes records pending whose lease is over, and says how many. The drainers do it now and then.
+	// RequeueExpired makes records with expired leases pending and returns their number. Drainers
+	// call it periodically.
 	RequeueExpired(ctx context.Context) (int, error)
 
-	// Now is the time by the store's clock.
+	// Now returns the time of the store's clock.
 	Now(ctx context.Context) (time.Time, error)
-	// Stats says what waits. It looks at all that is not sent.
+	// Stats counts the records that are not sent. It reads all of them.
 	Stats(ctx context.Context) (Stats, error)
-	// List returns records in the order of their sequence.
+	// List returns records in order of sequence.
 	List(ctx context.Context, opts ListOptions) ([]*Record, error)
-	// Retry makes parked records pending, as if they had never been tried, and says how many: those of the ids, or all
-	// when there are none. What could not be found out about them is not asked again.
+	// Retry makes parked records pending with no attempts, and returns their number. Without ids it
+	// retries all parked records. A retried record is published without a look-up in the stream.
 	Retry(ctx context.Context, ids ...string) (int, error)
-	// Purge deletes records that are sent or parked, and says how many.
+	// Purge deletes sent or parked records and returns their number.
 	Purge(ctx context.Context, opts PurgeOptions) (int, error)
 
-	// Listen wakes a sleeper when records may have been added, until ctx ends or it cannot do so any longer, which it returns
-	// as an error. It returns ErrCannotListen when it cannot tell: then there is only polling.
+	// Listen wakes the sleeper when records may have been added. It blocks until ctx ends or
+	// listening fails, and returns the error. It returns ErrCannotListen if the store cannot detect
+	// new records; the drainer then only polls.
 	Listen(ctx context.Context, s Sleeper) error
 }
 
-// Sleeper is a drainer that sleeps while there is nothing to do.
+// Sleeper connects a sleeping drainer to Store.Listen.
 type Sleeper struct {
-	// Asleep receives when it has fallen asleep: from then on it wants to be woken, at least once. A store that learns of
-	// records for nothing may wake it at any time.
+	// Asleep receives a value when the drainer has fallen asleep and needs at least one wake-up. A
+	// store that detects records at no cost may wake the drainer at any time.
 	Asleep <-chan struct{}
-	// Listening is called when the store has begun to learn of records for one that is asleep. What was added just before may
-	// have gone unnoticed, so the sleeper looks once.
+	// Listening must be called when the store has begun to detect new records. The drainer then
+	// claims once, because records added just before may have gone undetected.
 	Listening func()
-	// Wake wakes it.
+	// Wake wakes the drainer.
 	Wake func()
 }
 
-// ErrCannotListen is returned by Store.Listen of a store that does not know when records are added.
-var ErrCannotListen = errors.New("outbox: the store tells nobody of new records")
+// ErrCannotListen is returned by Store.Listen when the store cannot detect new records.
+var ErrCannotListen = errors.New("outbox: store cannot notify of new records")
 
-// ClaimOptions say what Claim hands out.
+// ClaimOptions selects the records that Claim returns.
 type ClaimOptions struct {
-	// Worker names who claims. It must not be the name of another, and not that of one from before a restart.
+	// Worker is the name of the claiming worker. It must be unique, also across restarts. Required.
 	Worker string
-	// Limit is the most records: 1..1,000.
+	// Limit is the maximum number of records, 1 to 1,000.
 	Limit int
-	// Lease is how long they are the worker's.
+	// Lease is how long the worker holds the records.
 	Lease time.Duration
-	// PassErrors lets a lane go on past records that are parked. Otherwise it waits for Retry or Purge.
+	// PassErrors lets a lane continue past its parked records. Otherwise the lane waits for Retry
+	// or Purge.
 	PassErrors bool
-	// Bytes, if not 0, bounds the payloads of the claim; one record may be larger.
+	// Bytes is the maximum total size of the payloads; a single larger record is still returned. 0
+	// means no limit.
 	Bytes int
-	// ExceptTopics are topics to leave out: at most 1,000.
+	// ExceptTopics lists topics to skip, at most 1,000.
 	ExceptTopics []string
-	// MaxPayload is the largest payload in bytes that is read: a record with a larger one comes without (see Record.TooLarge).
-	// 0: that of the store, which is the most that List reads.
+	// MaxPayload is the largest payload in bytes to read. A record with a larger payload is
+	// returned without it; see Record.TooLarge. Defaults to the limit of the store, which also
+	// applies to List.
 	MaxPayload int
-	// Began is the time by the clock of NATS, in epoch milliseconds, or earlier: it is noted as Record.PublishBegan. Default:
-	// the store's own time.
+	// Began is a time not later than now by the NATS clock, in epoch milliseconds, and is stored as
+	// Record.PublishBegan. Defaults to the time of the store.
 	Began int64
 }
 
@@ -91,79 +99,83 @@ func (o *ClaimOptions) bytes() int {
 	return o.Bytes
 }
 
-// Claim is what Claim handed out.
+// Claim is the result of Store.Claim.
 type Claim struct {
-	// Records are owned by the caller; those of one lane are in order.
+	// Records belong to the caller. Records of one lane are in order.
 	Records []*Record
-	// Now was the store's time, in epoch milliseconds.
+	// Now is the store's time of the claim, in epoch milliseconds.
 	Now int64
-	// Began is what was noted where nothing was. A record with another PublishBegan was claimed before.
+	// Began is the PublishBegan of records that were claimed for the first time. A record with a
+	// different value was claimed before.
 	Began int64
-	// More says that another claim may find more right now.
+	// More means that another claim may find more records right now.
 	More bool
-	// Failed are lanes whose records could not be claimed, though others could.
+	// Failed lists lanes that failed to be claimed while others succeeded.
 	Failed []LaneError
 }
 
-// LaneError is why the records of a lane could not be claimed.
+// LaneError is the error of claiming one lane.
 type LaneError struct {
-	Lane string // topic/key, or /topic/id of a record without a key
+	Lane string // topic/key, or /topic/id for a record without a key
 	Err  error
 }
 
-// Settlement says what became of records.
+// Settlement is the outcome of claimed records.
 type Settlement struct {
 	Sent   []*Record
 	Failed []Failure
 }
 
-// Failure says what becomes of a record that was not published.
+// Failure is the outcome of a record that was not published.
 type Failure struct {
 	Record *Record
-	// Err says why. "" leaves what was said before.
+	// Err is the cause. If empty, the record keeps its previous LastErr.
 	Err string
-	// Counts counts an attempt.
+	// Counts makes the failure count as an attempt.
 	Counts bool
-	// Unsent says that it is known not to be in the stream, neither by this try nor by an earlier one.
+	// Unsent means that the record is known not to be in the stream, neither from this attempt nor
+	// from an earlier one.
 	Unsent bool
-	// Park gives it up; otherwise it is tried again after Delay.
+	// Park parks the record. Otherwise the record is retried after Delay.
 	Park  bool
 	Delay time.Duration
 }
 
-// Stats says what is in a store, without what was sent.
+// Stats counts the records of a store, without sent records.
 type Stats struct {
-	// Pending counts those that wait, Claimed those that drainers have, Errors those that are parked.
+	// Pending counts waiting records, Claimed records that drainers hold, and Errors parked
+	// records.
 	Pending int `json:"pending"`
 	Claimed int `json:"claimed"`
 	Errors  int `json:"errors"`
-	// OldestAge is how long ago the oldest was added that is pending or claimed; 0 when there is none.
+	// OldestAge is the time since the oldest pending or claimed record was added, or 0 if there is
+	// none.
 	OldestAge time.Duration `json:"oldest_age_ns"`
 }
 
-// ListOptions say what List returns.
+// ListOptions selects the records that List returns.
 type ListOptions struct {
-	// Status is that of the records. Required.
+	// Status is the status of the records. Required.
 	Status Status
-	// After is the sequence after which to begin, which leaves out others with that sequence.
+	// After is a sequence; only records with a higher sequence are returned.
 	After int64
-	// Limit is the most records: default 100, at most 1,000.
+	// Limit is the maximum number of records, at most 1,000. Defaults to 100.
 	Limit int
 }
 
-// PurgeOptions say what Purge deletes.
+// PurgeOptions selects the records that Purge deletes.
 type PurgeOptions struct {
 	// Status is Sent or Errored. Required.
 	Status Status
-	// OlderThan is how long ago they were sent; for parked ones, added.
+	// OlderThan is the minimum time since a record was sent or, for a parked record, added.
 	OlderThan time.Duration
-	// IDs, if there are any, are the only ones.
+	// IDs restricts the purge to these records. If empty, there is no restriction.
 	IDs []string
-	// Limit is the most records of one call: default 10,000.
+	// Limit is the maximum number of records per call. Defaults to 10,000.
 	Limit int
 }
 
-// Bounds of what stores are asked for.
+// Limits of stores.
 const (
 	maxClaim     = 1_000
 	maxList      = 1_000
@@ -188,7 +200,7 @@ func (o *PurgeOptions) limit() int {
 
 func (o *PurgeOptions) validate() error {
 	if o.Status != Sent && o.Status != Errored {
-		return errors.New("outbox: only records that are sent or parked can be purged")
+		return errors.New("outbox: only sent or parked records can be purged")
 	}
 	return nil
 }
@@ -196,11 +208,11 @@ func (o *PurgeOptions) validate() error {
 func (o *ClaimOptions) validate() error {
 	switch {
 	case o.Worker == "":
-		return errors.New("outbox: claim: the worker has no name")
+		return errors.New("outbox: claim: worker has no name")
 	case o.Limit < 1 || o.Limit > maxClaim:
-		return errors.New("outbox: claim: 1 to 1000 records can be claimed")
+		return errors.New("outbox: claim: limit must be 1 to 1000")
 	case o.Lease <= 0:
-		return errors.New("outbox: claim: the lease is not positive")
+		return errors.New("outbox: claim: lease must be positive")
 	}
 	return nil
 }

@@ -5,17 +5,18 @@ import (
 	"database/sql"
 )
 
-// Tx is what Add writes to: the caller's *sql.Tx. A *sql.Conn and a *sql.DB will do too; then the record is in whatever
-// transaction that one has, or in one of its own.
+// Tx is the transaction that Add writes to, normally the caller's *sql.Tx. A *sql.Conn or *sql.DB
+// also works: the record is then added in the connection's current transaction, or in a transaction
+// of its own.
 type Tx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 }
 
-// Pgx makes a Tx of a transaction of pgx (pgx.Tx; a *pgx.Conn or *pgxpool.Pool will do too):
+// Pgx returns a Tx for a pgx transaction. tx may also be a *pgx.Conn or *pgxpool.Pool.
 //
 //	err := store.Add(ctx, outbox.Pgx(tx), record)
 //
-// T is pgconn.CommandTag, which the compiler finds by itself.
+// T is pgconn.CommandTag, which the compiler infers.
 func Pgx[T any](tx interface {
 	Exec(ctx context.Context, query string, args ...any) (T, error)
 },

@@ -10,13 +10,15 @@ import (
 	"eventhub/jetstream/panics"
 )
 
-// applier applies events to the states of their keys. Its methods may be called concurrently, for one key one at a time.
+// applier applies events to the states of their keys. Its methods may be called concurrently for
+// different keys, but not for the same key.
 type applier struct {
 	p     *Projection
 	bus   Bus
 	store Store
 	cache *cache
-	// saved, if not nil, is told of each state that was loaded or saved, of the key's caller.
+	// saved, if not nil, receives each state that was loaded or saved. It is called by the
+	// goroutine that works on the key.
 	saved func(key string, s State)
 }
 
@@ -25,7 +27,7 @@ func newApplier(bus Bus, p *Projection, store Store) *applier {
 	return &applier{p: p, bus: bus, store: guardedStore{store, p.Logger}, cache: newCache(p.CacheKeys, p.CacheBytes, full)}
 }
 
-// load returns the state of a key, from memory if it is there.
+// load returns the state of a key, from the cache if possible.
 func (a *applier) load(ctx context.Context, key string) (cached, error) {
 	if c, ok := a.cache.get(key); ok {
 		return c, nil
@@ -33,8 +35,8 @@ func (a *applier) load(ctx context.Context, key string) (cached, error) {
 	return a.reload(ctx, key)
 }
 
-// reload returns the state of a key as it is stored. The error of a Store that panics again and again is a panics.Error: the
-// event is at fault.
+// reload returns the stored state of a key. If the Store panics Attempts times, reload returns the
+// panics.Error, because the fault lies with the event.
 func (a *applier) reload(ctx context.Context, key string) (c cached, err error) {
 	a.cache.drop(key)
 	var fault error
@@ -62,11 +64,11 @@ func (a *applier) remember(key string, c cached) {
 	}
 }
 
-// failing is called before each further attempt on an event.
+// failing is called before each retry of an event.
 type failing func()
 
-// key is the Key of an event, and how often it was asked for. Only a panic is tried again: Key depends on nothing but the
-// event, so an error stays.
+// key calls Key for an event and returns the number of attempts made. Only a panic is retried: Key
+// depends on nothing but the event, so an error would recur.
 func (a *applier) key(ctx context.Context, e *jetstream.Event, fails failing) (key string, tries int, err error) {
 	for wait := retryFirst; ; wait = min(2*wait, retryMax) {
 		tries++
@@ -85,8 +87,8 @@ func (a *applier) key(ctx context.Context, e *jetstream.Event, fails failing) (k
 	}
 }
 
-// apply brings the event into the state of its key, or to the dead letters. An error means that it could do neither before
-// ctx ended, or that the bus is closed.
+// apply applies the event to the state of its key, or sends the event to the dead letters. It
+// returns an error if ctx ended before either was done, or if the bus is closed.
 func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, span uint64, fails failing) error {
 	c, err := a.load(ctx, key)
 	if panics.Is(err) {
@@ -98,8 +100,8 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 	tries := 0
 	outcome := Applied
 	var next []byte
-	computed := false // next is Apply's answer to c.state
-	var fault error   // why no further attempt is made
+	computed := false // next is the result of Apply for c.state
+	var fault error   // set when no further attempt will be made
 	for wait := retryFirst; ; {
 		if c.state.Covers(e) {
 			if outcome == Applied {
@@ -138,13 +140,14 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 			outcome, fault = Poisoned, nil
 		}
 		if outcome == Poisoned {
-			next = c.state.Value // as it was, but with the event behind it
+			next = c.state.Value // an unchanged value that records the event as handled
 		}
 		saved, err := a.store.Save(ctx, key, c.state, State{Value: next, From: positionOf(e)}, e)
 		panicked := panics.Is(err)
 		switch {
 		case err == nil:
-			saved.StoredAt = max(saved.StoredAt, e.StoredAt) // this hub's clock may be behind
+			// the hub's clock may be behind that of NATS
+			saved.StoredAt = max(saved.StoredAt, e.StoredAt)
 			a.remember(key, cached{saved, max(c.span, span)})
 			a.p.Observer.Projected(a.p.Name, outcome)
 			return nil
@@ -152,8 +155,8 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 			fault = err
 			continue
 		case isRefused(err), panicked && outcome == Poisoned:
-			// Not even that the event is behind the state can be stored, as for a key that is no key for the store. If it
-			// comes again, its dead letter is a duplicate.
+			// The store cannot even record that the event was handled, for example because it
+			// rejects the key. If the event is redelivered, its dead letter is a duplicate.
 			a.cache.drop(key)
 			a.p.Observer.Projected(a.p.Name, outcome)
 			return nil
@@ -172,7 +175,7 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 			}
 			wait = min(2*wait, retryMax)
 		}
-		// Another instance was first, or the outcome is unknown: what is there decides.
+		// Another instance wrote first, or the outcome is unknown. The stored state decides.
 		if c, err = a.reload(ctx, key); panics.Is(err) {
 			if outcome == Poisoned {
 				a.p.Observer.Projected(a.p.Name, outcome)
@@ -185,12 +188,12 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 		}
 		computed = false
 		if outcome != Poisoned && !panicked {
-			tries = max(tries-1, 0) // it was not the event's fault
+			tries = max(tries-1, 0) // the event did not cause the failure
 		}
 	}
 }
 
-// passOver leads an event to the dead letters of which its state cannot tell.
+// passOver sends an event to the dead letters when its state cannot record that.
 func (a *applier) passOver(ctx context.Context, e *jetstream.Event, cause error, tries int) error {
 	if err := a.bury(ctx, e, cause, tries); err != nil {
 		return err
@@ -199,9 +202,9 @@ func (a *applier) passOver(ctx context.Context, e *jetstream.Event, cause error,
 	return nil
 }
 
-// bury stores the event's dead letter.
+// bury publishes the dead letter of the event.
 func (a *applier) bury(ctx context.Context, e *jetstream.Event, cause error, tries int) error {
-	a.warn(ctx, "an event cannot be applied and goes to the dead letters", e, cause)
+	a.warn(ctx, "failed to apply an event; sending it to the dead letters", e, cause)
 	return insist(ctx, a.p.Logger, "store a dead letter", func(ctx context.Context) error {
 		return a.bus.Group(a.p.Topic, a.p.Group).DeadLetter(ctx, e, cause.Error(), tries)
 	})

@@ -11,8 +11,8 @@ import (
 	"eventhub/jetstream"
 )
 
-// Replace is the Apply of a Projection that copies a topic: the newest payload of each key, and nothing for a key that a
-// tombstone removed.
+// Replace is an Apply function for a Projection that copies a topic. The state of a key is the
+// payload of its newest event; a tombstone removes the key.
 func Replace(_ context.Context, _ []byte, e *jetstream.Event) ([]byte, error) {
 	switch {
 	case e.Tombstone:
@@ -24,67 +24,70 @@ func Replace(_ context.Context, _ []byte, e *jetstream.Event) ([]byte, error) {
 	}
 }
 
-// Checkpoint is how far a Table is: all events up to Position are in it.
+// Checkpoint is the progress of a Table: every event up to Position has been applied to it.
 type Checkpoint struct {
 	Position
-	// StoredAt is when the event there was stored, in epoch nanoseconds.
+	// StoredAt is when the event at Position was stored, in epoch nanoseconds.
 	StoredAt int64
 }
 
 func checkpointOf(e *jetstream.Event) Checkpoint { return Checkpoint{positionOf(e), e.StoredAt} }
 
-// covers reports whether e is at or before the checkpoint. An event of a lower sequence that was
-// stored later is not: its stream was deleted and made again.
+// covers reports whether e is at or before the checkpoint. An event with a lower sequence that was
+// stored later is not covered: its stream was deleted and created again.
 func (p Checkpoint) covers(e *jetstream.Event) bool {
 	return e.Stream == p.Stream && e.Sequence <= p.Sequence && e.StoredAt <= p.StoredAt
 }
 
-// Change is what became of a key.
+// Change is the new row of a key.
 type Change struct {
 	Key string
-	// Event is the newest event of the key; a tombstone removes it.
+	// Event is the newest event of the key. A tombstone removes the row.
 	Event *jetstream.Event
 }
 
-// Table keeps rows by key, and how far they are, so that both change in one transaction. SQLTable is one. It is for one
-// goroutine at a time; other instances may use the same table. A panic counts as an error.
+// Table stores rows by key together with a checkpoint, so that both change in one transaction.
+// SQLTable implements it. An instance calls its Table from one goroutine at a time; several
+// instances may share the underlying table. A panic counts as an error.
 type Table interface {
-	// Checkpoint returns how far the table is; the zero Checkpoint when nothing was written to it.
+	// Checkpoint returns the progress of the table, or the zero Checkpoint if nothing was written.
 	Checkpoint(ctx context.Context) (Checkpoint, error)
-	// Commit writes changes, one a key, and moves the table from one checkpoint to another, in one
-	// transaction. It returns ErrConflict, with nothing changed, when the table is not at from.
+	// Commit writes changes, at most one per key, and moves the checkpoint, in one transaction. If
+	// the table's checkpoint is not from, Commit changes nothing and returns ErrConflict.
 	Commit(ctx context.Context, from, to Checkpoint, changes []Change) error
 }
 
-// Changelog keeps a Table up to date with a topic: each key's newest event is its row, tombstones
-// remove it. Rows and position commit in one transaction, so that whatever is killed when, the
-// table is what the events up to its checkpoint make of it. Any number of instances may run side by
-// side; one of them writes at a time.
+// Changelog keeps a Table up to date with a topic. The newest event of each key becomes its row,
+// and a tombstone removes the row. Rows and checkpoint are committed in one transaction, so the
+// table always reflects exactly the events up to its checkpoint, even after a crash. Any number of
+// instances may run concurrently; one of them writes at a time.
 //
-// For a KV bucket instead of a table, run a Projection with Replace.
+// To fill a KV bucket instead of a table, run a Projection with Replace.
 type Changelog struct {
-	// Bus is where events come from. Required.
+	// Bus is the source of the events. Required.
 	Bus Bus
-	// Topic and Group are as of a Projection. Required.
+	// Topic is the topic to copy. Group is the group that consumes it. Required.
 	Topic, Group string
-	// From is where the group starts when it is new. Default: jetstream.FromLatest, the end of the
-	// topic.
+	// From is the position at which a new group starts. Defaults to jetstream.FromLatest, the end
+	// of the topic.
 	From jetstream.Position
-	// Into is the table. Required.
+	// Into is the table to fill. Required.
 	Into Table
-	// Batch is the most events of one transaction: default 500, 10,000 at most.
+	// Batch is the maximum number of events per transaction, at most 10,000. Defaults to 500.
 	Batch int
-	// Attempts is how often one event alone is tried whose transaction fails while others succeed: default 5. Then it goes
-	// to the dead letters, and the table goes on behind it.
+	// Attempts is the number of attempts for a single event whose transaction fails while other
+	// transactions succeed. The event then goes to the dead letters, and the table continues with
+	// the next event. Defaults to 5.
 	Attempts int
-	// Observer is told what happens. Default: nobody.
+	// Observer receives metrics. Optional.
 	Observer Observer
-	// Logger receives what operators should know. Default: nothing is logged.
+	// Logger receives operational events. By default, nothing is logged.
 	Logger *slog.Logger
 }
 
-// Run keeps the table up to date until ctx ends, and then returns nil with its leases handed back. Failures of the bus and
-// of the table are logged and tried again; an error is returned when the configuration is wrong or the bus is closed.
+// Run keeps the table up to date until ctx ends, then returns its leases and returns nil. Failures
+// of the bus and of the table are logged and retried. Run returns an error only if the
+// configuration is invalid or the bus is closed.
 func (c Changelog) Run(ctx context.Context) error {
 	p := Projection{
 		Topic: c.Topic, Group: c.Group, From: c.From, Attempts: c.Attempts, InFlight: c.Batch, Observer: c.Observer, Logger: c.Logger,
@@ -100,21 +103,21 @@ func (c Changelog) Run(ctx context.Context) error {
 	l := &changelog{p: &p, bus: c.Bus, table: guardedTable{c.Into, p.Logger}, floor: 1}
 	err := l.run(ctx)
 	if ctx.Err() != nil {
-		return nil //nolint:nilerr // being asked to end is no failure
+		return nil //nolint:nilerr // the end of ctx is a normal stop
 	}
 	return fmt.Errorf("changelog of %s: %w", c.Topic, err)
 }
 
-// changelog is a Changelog that runs. One goroutine at a time uses it.
+// changelog is a running Changelog. Only one goroutine uses it at a time.
 type changelog struct {
 	p     *Projection
 	bus   Bus
 	table Table
 
-	at      Checkpoint // of the table, as far as it is known
+	at      Checkpoint // last known checkpoint of the table
 	known   bool
-	floor   uint64 // the first event that is the group's business
-	reached uint64 // see feed
+	floor   uint64 // sequence of the first event that belongs to the group
+	reached uint64 // the last span in which the table was current; see feed
 	batch   []*jetstream.Event
 }
 
@@ -126,7 +129,7 @@ func (c *changelog) run(ctx context.Context) error {
 	return f.run(ctx, c.bus, c.p.Topic, c.p.Group, c.p.From, c.p.InFlight)
 }
 
-// take brings the table up to the jobs.
+// take applies the jobs to the table.
 func (c *changelog) take(ctx context.Context, jobs []job, fails failing) error {
 	if !c.known {
 		if err := c.locate(ctx); err != nil {
@@ -156,7 +159,7 @@ func (c *changelog) take(ctx context.Context, jobs []job, fails failing) error {
 	return c.flush(ctx, fails)
 }
 
-// ahead is where the table will be with the batch.
+// ahead returns the checkpoint that the table will have after the batch.
 func (c *changelog) ahead() Checkpoint {
 	if n := len(c.batch); n > 0 {
 		return checkpointOf(c.batch[n-1])
@@ -164,7 +167,7 @@ func (c *changelog) ahead() Checkpoint {
 	return c.at
 }
 
-// locate asks the table how far it is.
+// locate reads the checkpoint of the table.
 func (c *changelog) locate(ctx context.Context) error {
 	err := insist(ctx, c.p.Logger, "read the checkpoint of a table", func(ctx context.Context) (err error) {
 		c.at, err = c.table.Checkpoint(ctx)
@@ -174,7 +177,7 @@ func (c *changelog) locate(ctx context.Context) error {
 	return err
 }
 
-// fillTo writes the stored events behind the table's checkpoint until e is among them; see
+// fillTo writes the stored events after the table's checkpoint until e is covered; see
 // ordered.fillTo.
 func (c *changelog) fillTo(ctx context.Context, e *jetstream.Event, fails failing) error {
 	wait := retryFirst
@@ -191,7 +194,7 @@ func (c *changelog) fillTo(ctx context.Context, e *jetstream.Event, fails failin
 		}
 		wait *= 2
 	}
-	c.batch = append(c.batch, e) // it was removed from the stream, and all before it as well
+	c.batch = append(c.batch, e) // e was removed from the stream, and so was everything before it
 	return nil
 }
 
@@ -239,14 +242,14 @@ func (c *changelog) flush(ctx context.Context, fails failing) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case errors.Is(err, ErrConflict):
-			// Another instance was first: what is behind its checkpoint is left to do.
+			// Another instance wrote first. Only the events after its checkpoint remain.
 			for len(events) > 0 && c.at.covers(events[0]) {
 				c.p.Observer.Projected(c.p.Name, Known)
 				events = events[1:]
 			}
 			continue
 		}
-		c.p.Logger.LogAttrs(ctx, slog.LevelWarn, "rows could not be written", slog.String("group", c.p.Group), slog.Int("events", len(events)), slog.Any("error", err))
+		c.p.Logger.LogAttrs(ctx, slog.LevelWarn, "failed to write rows", slog.String("group", c.p.Group), slog.Int("events", len(events)), slog.Any("error", err))
 		fails()
 		if c.sound(ctx) {
 			return c.oneByOne(ctx, events)
@@ -259,7 +262,7 @@ func (c *changelog) flush(ctx context.Context, fails failing) error {
 	return nil
 }
 
-// commit writes events, in the order of the stream, in one transaction.
+// commit writes events in one transaction. The events must be in stream order.
 func (c *changelog) commit(ctx context.Context, events []*jetstream.Event) error {
 	at := make(map[string]int, len(events))
 	changes := make([]Change, 0, len(events))
@@ -278,7 +281,7 @@ func (c *changelog) commit(ctx context.Context, events []*jetstream.Event) error
 	return c.move(ctx, checkpointOf(last), changes)
 }
 
-// move commits changes, and knows where the table is then, whatever comes of it.
+// move commits changes. It updates c.at whether the commit succeeds or fails.
 func (c *changelog) move(ctx context.Context, to Checkpoint, changes []Change) error {
 	if err := c.table.Commit(ctx, c.at, to, changes); err != nil {
 		if lerr := c.locate(ctx); lerr != nil {
@@ -293,17 +296,18 @@ func (c *changelog) move(ctx context.Context, to Checkpoint, changes []Change) e
 	return nil
 }
 
-// sound reports whether the table takes a transaction at all: then it is the rows that it refuses.
+// sound reports whether the table accepts a transaction without rows. If so, a failure is due to
+// the rows.
 func (c *changelog) sound(ctx context.Context) bool {
-	if c.at == (Checkpoint{}) { // a new table: there is nothing to move
+	if c.at == (Checkpoint{}) { // a new table has no checkpoint to move
 		_, err := c.table.Checkpoint(ctx)
 		return err == nil
 	}
 	return c.table.Commit(ctx, c.at, c.at, nil) == nil
 }
 
-// oneByOne commits events each in a transaction of its own; what the table refuses again and again goes to the dead
-// letters.
+// oneByOne commits each event in its own transaction. An event that the table keeps rejecting goes
+// to the dead letters.
 func (c *changelog) oneByOne(ctx context.Context, events []*jetstream.Event) error {
 	for _, e := range events {
 		tries := 0

@@ -18,6 +18,7 @@ import (
 	_ "modernc.org/sqlite"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 	"eventhub/outbox/pgtest"
 )
 
@@ -28,7 +29,8 @@ func compactedBus(tb testing.TB, cfg jetstream.Config) *jetstream.Bus {
 	return openBus(tb, cfg)
 }
 
-// eachDatabase runs a test against SQLite and PostgreSQL. open may be called for several connections to one database.
+// eachDatabase runs a test against SQLite and PostgreSQL. open may be called for several
+// connections to one database.
 func eachDatabase(t *testing.T, test func(t *testing.T, dialect Dialect, open func() *sql.DB)) {
 	t.Helper()
 	connect := func(t *testing.T, driver, dsn string) *sql.DB {
@@ -155,11 +157,12 @@ func write(tb testing.TB, bus *jetstream.Bus, topic string, rng *rand.Rand, keys
 	}
 }
 
-// TestChangelog lets two instances with connections of their own write one table, and restarts them, while events come in.
+// TestChangelog lets two instances with connections of their own write one table, and restarts
+// them, while events come in.
 func TestChangelog(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, dialect Dialect, open func() *sql.DB) {
 		t.Helper()
-		bus := compactedBus(t, jetstream.Config{DataDir: t.TempDir()})
+		bus := compactedBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 		rng := rand.New(rand.NewPCG(1, 2))
 		state := make(map[string]string)
 		db := open()
@@ -184,12 +187,13 @@ func TestChangelog(t *testing.T) {
 	})
 }
 
-// TestChangelogWritesInOneTransaction counts events in rows of its own: an event that was lost, or written twice, shows.
+// TestChangelogWritesInOneTransaction counts events in rows of its own: an event that was lost, or
+// written twice, shows.
 func TestChangelogWritesInOneTransaction(t *testing.T) {
 	const events = 200
 	eachDatabase(t, func(t *testing.T, dialect Dialect, open func() *sql.DB) {
 		t.Helper()
-		bus := compactedBus(t, jetstream.Config{DataDir: t.TempDir()})
+		bus := compactedBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 		db := open()
 		if _, err := db.ExecContext(t.Context(), "CREATE TABLE tally (key TEXT PRIMARY KEY, n BIGINT NOT NULL)"); err != nil {
 			t.Fatal(err)
@@ -242,9 +246,10 @@ func TestChangelogWritesInOneTransaction(t *testing.T) {
 	})
 }
 
-// TestChangelogPoison has an event whose row is never taken: it goes to the dead letters, and others go on.
+// TestChangelogPoison has an event whose row is never taken: it goes to the dead letters, and
+// others go on.
 func TestChangelogPoison(t *testing.T) {
-	bus := compactedBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := compactedBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	db, err := sql.Open("pgx", pgtest.Start(t))
 	if err != nil {
 		t.Fatal(err)
@@ -264,7 +269,7 @@ func TestChangelogPoison(t *testing.T) {
 	table := openTable(t, SQLTableConfig{DB: db, Dialect: PostgreSQL, Table: "poisoned"})
 	startChangelog(t, Changelog{Bus: JetStream(bus), Topic: "rows.poison", Group: "copy", From: jetstream.FromEarliest, Into: table, Attempts: 2})
 	awaitRows(t, db, "poisoned", want)
-	dead := await(t, bus, "dlq.rows.poison", atLeast(1))
+	dead := awaitLetters(t, bus, "dlq.rows.poison")
 	if !strings.Contains(string(dead[0].Payload), `"key":"poison\u0000"`) {
 		t.Errorf("the dead letter is %s", dead[0].Payload)
 	}

@@ -18,56 +18,62 @@ import (
 	"eventhub/jetstream/panics"
 )
 
-// snapshotsBucket says, for each compacted topic, how far its snapshots are.
+// snapshotsBucket holds the snapshot position of each compacted topic.
 const snapshotsBucket = "eventhub_snapshots"
 
 const (
-	snapshotBytes = 8 << 20 // about what the events take that a Compactor holds
-	snapshotBatch = 500     // snapshots that are on their way at a time
+	snapshotBytes = 8 << 20 // approximate maximum size of the events that a Compactor holds
+	snapshotBatch = 500     // maximum number of snapshots being published at a time
 )
 
-// headerSnapshot names, as <stream>@<sequence>, the event that a snapshot was made from.
+// headerSnapshot is the header with the source of a snapshot, as <stream>@<sequence>.
 const headerSnapshot = "snapshot-source"
 
-// headerOmitted says that a snapshot is without its payload, which would not fit: what native clients publish need not be
-// JSON, and grows when it becomes that.
+// headerOmitted marks a snapshot whose payload was omitted because it would be too large. A payload
+// from a native client need not be JSON, and its JSON form is larger.
 const headerOmitted = "snapshot-payload-omitted"
 
 // CompactorConfig configures a Compactor.
 type CompactorConfig struct {
-	// Bus is where events come from and snapshots go to. Required.
+	// Bus is the source of events and the target of snapshots. Required.
 	Bus Bus
-	// Topic is a compacted topic, Snapshot where its state is written to. Required. Snapshot must be a compacted topic too.
+	// Topic is the topic to compact, and Snapshot the topic for its state. Both must be compacted
+	// topics; see KeySource for an exception. Required.
 	Topic, Snapshot string
-	// KeySource, if not "", is a JSON pointer (RFC 6901) to the key in the payload of an event, a string or a number. Topic
-	// need not be compacted then, but its events must stay for longer than a run takes to come. Events without a key there
-	// are left out, and a tombstone removes the snapshot of its own key. When KeySource changes, the snapshots under the
-	// former keys stay.
+	// KeySource is a JSON pointer (RFC 6901) to the key in the payload, which must be a string or a
+	// number. With KeySource, Topic need not be compacted, but must retain its events for longer
+	// than the interval between runs. Events without a key at that place are skipped. A tombstone
+	// removes the snapshot of the event's own key. After a change of KeySource, the snapshots under
+	// the former keys remain. By default, the event's own key is used.
 	KeySource string
-	// BatchKeys, if not empty, are the only keys that snapshots are made of.
+	// BatchKeys restricts the snapshots to these keys. If empty, there is no restriction.
 	BatchKeys []string
-	// Every is the interval. Default 30 s.
+	// Every is the interval between runs. Defaults to 30 seconds.
 	Every time.Duration
-	// Written, if not nil, is told how many keys were written each time.
+	// Written, if not nil, receives the number of keys written by each run.
 	Written func(keys int)
-	// Logger receives what operators should know. Default: nothing is logged.
+	// Logger receives operational events. By default, nothing is logged.
 	Logger *slog.Logger
 }
 
-// Compactor writes the state of a topic to a topic of snapshots: an event {key, payload, ts} for each key, and a tombstone
-// for each key that was removed. Each run writes only what has changed since the last one. Readers that start cold read the
-// snapshots, and then the topic from where they end: see Mirror. They do so only while KeySource and BatchKeys are empty.
+// Compactor writes the state of a topic to a topic of snapshots: an event {key, payload, ts} for
+// each key, and a tombstone for each removed key. Each run writes only what changed since the
+// previous run. A reader without state reads the snapshots first and then the topic from the
+// position where the snapshots end; see Mirror. This works only if KeySource and BatchKeys are
+// empty.
 //
-// Any number of hubs may run it side by side: a snapshot replaces only an older one of its key.
+// Any number of hubs may run the same Compactor concurrently, because a snapshot only ever replaces
+// an older one of its key.
 type Compactor struct {
 	cfg    CompactorConfig
-	source jsonpointer.Pointer // of KeySource
-	only   map[string]bool     // BatchKeys; nil: all keys
-	rule   string              // names KeySource and BatchKeys; "" when both are empty
-	wrong  error               // with the configuration
+	source jsonpointer.Pointer // parsed KeySource
+	only   map[string]bool     // BatchKeys as a set; nil means all keys
+	rule   string              // hash of KeySource and BatchKeys; "" if both are empty
+	wrong  error               // the configuration error, if any
 }
 
-// NewCompactor makes a compactor. Run starts it.
+// NewCompactor returns a Compactor that does nothing until Run or Compact is called. Both report an
+// invalid configuration.
 func NewCompactor(cfg CompactorConfig) *Compactor {
 	if cfg.Every <= 0 {
 		cfg.Every = 30 * time.Second
@@ -80,7 +86,7 @@ func NewCompactor(cfg CompactorConfig) *Compactor {
 	}
 	c := &Compactor{cfg: cfg}
 	if c.source, c.wrong = jsonpointer.Parse(cfg.KeySource); c.wrong != nil {
-		c.wrong = fmt.Errorf("projections: compactor of %s: key source %q is no JSON pointer: %w", cfg.Topic, cfg.KeySource, c.wrong)
+		c.wrong = fmt.Errorf("projections: compactor of %s: key source %q is not a JSON pointer: %w", cfg.Topic, cfg.KeySource, c.wrong)
 	}
 	for _, key := range cfg.BatchKeys {
 		if c.only == nil {
@@ -96,8 +102,9 @@ func NewCompactor(cfg CompactorConfig) *Compactor {
 	return c
 }
 
-// Run compacts at once and then on the interval, until ctx ends. Failures are logged and tried again at the next turn; an
-// error is returned only when the configuration is wrong or the bus is closed.
+// Run compacts immediately and then every interval until ctx ends. Failures are logged and retried
+// at the next interval. Run returns an error only if the configuration is invalid or the bus is
+// closed.
 func (c *Compactor) Run(ctx context.Context) error {
 	if c.wrong != nil {
 		return c.wrong
@@ -122,16 +129,17 @@ func (c *Compactor) Run(ctx context.Context) error {
 	}
 }
 
-// snapshotPosition is how far the snapshots of a topic are: every event up to Sequence of Stream is
-// in them, or a later one of its key is behind it. Bucket is the same as a position in the topic's
-// bucket.
+// snapshotPosition is how far the snapshots of a topic are: for every event up to Sequence of
+// Stream, the snapshot of its key is from that event or a later one. Bucket is the corresponding
+// position in the topic's bucket.
 type snapshotPosition struct {
 	Stream   string                   `json:"stream"`
 	Sequence uint64                   `json:"sequence"`
 	Bucket   jetstream.BucketPosition `json:"mark"`
-	// StoredAt is when that event was stored, in epoch nanoseconds, where the topic itself was read.
+	// StoredAt is when the event at Sequence was stored, in epoch nanoseconds. It is set only when
+	// the topic itself was read instead of its bucket.
 	StoredAt int64 `json:"stored_at,omitempty"`
-	// Rule is the Compactor's: under another one, what did not change may need another snapshot.
+	// Rule is Compactor.rule. A different rule may require new snapshots of unchanged events.
 	Rule string `json:"rule,omitempty"`
 }
 
@@ -147,14 +155,14 @@ func readSnapshotPosition(ctx context.Context, bus Bus, topic string) (snapshotP
 	}
 	if e.Value != nil {
 		if err := json.Unmarshal(e.Value, &h); err != nil {
-			return h, nil, nil, fmt.Errorf("projections: the entry of %s in bucket %s is unreadable: delete it to write all snapshots again: %w", topic, snapshotsBucket, err)
+			return h, nil, nil, fmt.Errorf("projections: entry %s of bucket %s is unreadable; delete it to write all snapshots again: %w", topic, snapshotsBucket, err)
 		}
 	}
 	return h, e, c, nil
 }
 
-// Compact writes what has changed since the last run, and returns how many keys that were. It may be called at any time,
-// beside Run too.
+// Compact writes what changed since the last run and returns the number of keys written. It may be
+// called concurrently, also while Run runs.
 func (c *Compactor) Compact(ctx context.Context) (written int, err error) {
 	if c.wrong != nil {
 		return 0, c.wrong
@@ -196,7 +204,7 @@ func (c *Compactor) Compact(ctx context.Context) (written int, err error) {
 		err = flush()
 	}
 	if keyless > 0 {
-		c.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "events without a key are in no snapshot", slog.String("topic", c.cfg.Topic),
+		c.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "skipped events without a key", slog.String("topic", c.cfg.Topic),
 			slog.String("key_source", c.cfg.KeySource), slog.Int("events", keyless))
 	}
 	if err != nil || next == h {
@@ -207,13 +215,13 @@ func (c *Compactor) Compact(ctx context.Context) (written int, err error) {
 		return written, err
 	}
 	if _, err := names.Put(ctx, c.cfg.Topic, value, nil, entry.Revision); err != nil && !errors.Is(err, jetstream.ErrKeyChanged) {
-		return written, err // when it has changed, another hub has done the same
+		return written, err // a changed key means that another hub has recorded the same progress
 	}
 	return written, nil
 }
 
-// changes calls f with what was stored since h: of a compacted topic with the newest event of each key, else with every event.
-// It returns how far it came.
+// changes calls f with the events stored since h: for a compacted topic with the newest event of
+// each key, otherwise with every event. It returns the position reached.
 func (c *Compactor) changes(ctx context.Context, h snapshotPosition, f func(*jetstream.Event) error) (next snapshotPosition, err error) {
 	next = h
 	next.Bucket, err = c.cfg.Bus.Keys(c.cfg.Topic).EachSince(ctx, h.Bucket, func(e *jetstream.Event) error {
@@ -239,7 +247,7 @@ func (c *Compactor) changes(ctx context.Context, h snapshotPosition, f func(*jet
 	return next, err
 }
 
-// keyOf is the key that the snapshot of an event goes by, or "" when it has none.
+// keyOf returns the key for the snapshot of an event, or "" if there is none.
 func (c *Compactor) keyOf(e *jetstream.Event) string {
 	if c.source == nil || e.Tombstone {
 		return e.Key
@@ -256,20 +264,20 @@ func (c *Compactor) keyOf(e *jetstream.Event) string {
 		}
 		key = number.String()
 	}
-	if len(key) > maxKey {
+	if len(key) > jetstream.MaxKey {
 		return ""
 	}
 	return key
 }
 
-// newestEvents are the newest events of keys, in the order in which the keys came.
+// newestEvents holds the newest event of each key, in the order in which the keys first occurred.
 type newestEvents struct {
 	events []*jetstream.Event
 	at     map[string]int
 	bytes  int
 }
 
-// add takes an event in, as one of the key, in place of an earlier one.
+// add records an event under the given key, replacing an earlier event of that key.
 func (n *newestEvents) add(key string, e *jetstream.Event) {
 	if key != e.Key {
 		keyed := *e
@@ -289,7 +297,7 @@ func (n *newestEvents) add(key string, e *jetstream.Event) {
 	n.bytes += keyOverhead + len(key) + len(e.Payload)
 }
 
-// write writes the snapshots of events, one a key, that are newer than those that are there.
+// write publishes snapshots of events, at most one per key, unless an existing snapshot is as new.
 func (c *Compactor) write(ctx context.Context, events []*jetstream.Event) (written int, err error) {
 	if len(events) == 0 {
 		return 0, nil
@@ -321,7 +329,7 @@ func (c *Compactor) write(ctx context.Context, events []*jetstream.Event) (writt
 	}
 	var errs []error
 	for range sent {
-		r := <-results // each is answered within 10 s
+		r := <-results // each publish completes within 10 seconds
 		wrote := r.err == nil
 		if errors.Is(r.err, jetstream.ErrKeyChanged) {
 			wrote, r.err = c.replace(ctx, r.e)
@@ -336,13 +344,13 @@ func (c *Compactor) write(ctx context.Context, events []*jetstream.Event) (writt
 	return written, errors.Join(errs...)
 }
 
-// newer reports whether the snapshot is made from e or from a later event.
+// newer reports whether the snapshot was made from e or from a later event.
 func newer(snapshot, e *jetstream.Event) bool {
 	from := parsePosition(snapshot.Headers[headerSnapshot])
 	return from.Stream == e.Stream && from.Sequence >= e.Sequence && e.StoredAt <= snapshot.StoredAt+int64(remadeAfter)
 }
 
-// publish replaces the snapshot old (nil: none) by one of e.
+// publish replaces the snapshot old by a snapshot of e. old is nil if there is none.
 func (c *Compactor) publish(ctx context.Context, pub Publisher, e, old *jetstream.Event, done func(jetstream.Receipt, error)) error {
 	var expected uint64
 	if old != nil && !old.Gone {
@@ -365,7 +373,7 @@ func (c *Compactor) publish(ctx context.Context, pub Publisher, e, old *jetstrea
 	return err
 }
 
-// replace is publish for a key whose snapshot is another one than was thought.
+// replace publishes a snapshot of e after a conflict, based on the current snapshot of the key.
 func (c *Compactor) replace(ctx context.Context, e *jetstream.Event) (wrote bool, err error) {
 	pub := c.cfg.Bus.NewPublisher()
 	for {
@@ -389,7 +397,7 @@ func (c *Compactor) replace(ctx context.Context, e *jetstream.Event) (wrote bool
 	}
 }
 
-// appendSnapshot appends {key, payload, ts}; the payload is spliced in as a record's is.
+// appendSnapshot appends {key, payload, ts}. The payload is copied byte for byte.
 func appendSnapshot(dst []byte, e *jetstream.Event) []byte {
 	key, _ := json.Marshal(e.Key) //nolint:errchkjson // a string always marshals
 	dst = append(append(dst, `{"key":`...), key...)
@@ -398,19 +406,19 @@ func appendSnapshot(dst []byte, e *jetstream.Event) []byte {
 	return append(dst, '}')
 }
 
-// Snapshot is the payload of a snapshot.
+// Snapshot is the payload of an event in a snapshot topic.
 type Snapshot struct {
 	Key     string          `json:"key"`
 	Payload json.RawMessage `json:"payload"`
 	TS      int64           `json:"ts"`
 }
 
-// readSnapshot turns a snapshot back into the event that it was made from, as far as it says.
+// readSnapshot reconstructs the source event from a snapshot, as far as the snapshot contains it.
 func readSnapshot(topic string, e *jetstream.Event) (*jetstream.Event, bool) {
 	from := parsePosition(e.Headers[headerSnapshot])
 	var s Snapshot
 	if from.Stream == "" || !e.Tombstone && (json.Unmarshal(e.Payload, &s) != nil || s.Key != e.Key) {
-		return nil, false // anyone may publish to the topic
+		return nil, false // not a snapshot: any client may publish to the topic
 	}
 	return &jetstream.Event{
 		ID: from.String(), TS: s.TS, Topic: topic, Key: e.Key, Payload: s.Payload, Tombstone: e.Tombstone,

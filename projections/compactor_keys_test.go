@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 // topicReadings has events without keys: the key is in the payload.
@@ -67,10 +68,11 @@ func wantSnapshots(tb testing.TB, bus *jetstream.Bus, want map[string]int) {
 	}
 }
 
-// TestSnapshotsByKeySource takes keys from payloads, over restarts, and over a stream that was made anew.
+// TestSnapshotsByKeySource takes keys from payloads, over restarts, and over a stream that was made
+// anew.
 func TestSnapshotsByKeySource(t *testing.T) {
-	cfg := jetstream.Config{DataDir: t.TempDir(), Topics: compacted}
-	bus := openBus(t, cfg)
+	dir := t.TempDir()
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, dir), Topics: compacted})
 	log := newBook(t)
 	c := newReadingsCompactor(JetStream(bus), log)
 	if n := mustCompact(t, c); n != 0 {
@@ -120,7 +122,7 @@ func TestSnapshotsByKeySource(t *testing.T) {
 	if err := bus.Close(); err != nil {
 		t.Fatal(err)
 	}
-	bus = openBus(t, cfg)
+	bus = openBus(t, jetstream.Config{Server: natstest.Embed(t, dir), Topics: compacted})
 	c = newReadingsCompactor(JetStream(bus), log)
 	read(t, bus, `"s3"`, 8)
 	want["s3"] = 8
@@ -130,7 +132,8 @@ func TestSnapshotsByKeySource(t *testing.T) {
 	wantSnapshots(t, bus, want)
 }
 
-// TestSnapshotsByKeySourceOfANewStream has a stream that was removed, and made anew with more events than it had.
+// TestSnapshotsByKeySourceOfANewStream has a stream that was removed, and made anew with more
+// events than it had.
 func TestSnapshotsByKeySourceOfANewStream(t *testing.T) {
 	for _, events := range []int{2, 9} { // fewer than before, and more
 		t.Run(strconv.Itoa(events), func(t *testing.T) {
@@ -181,7 +184,7 @@ func (l laterKeys) GetMany(ctx context.Context, keys []string) (map[string]*jets
 
 // TestSnapshotsOfBatchKeys restricts snapshots to keys, to others later, and then to none.
 func TestSnapshotsOfBatchKeys(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	only := func(keys ...string) *Compactor {
 		return NewCompactor(CompactorConfig{Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, BatchKeys: keys, Logger: logs(t)})
 	}
@@ -221,9 +224,10 @@ func TestSnapshotsOfBatchKeys(t *testing.T) {
 	wantSnapshots(t, bus, want)
 }
 
-// TestSnapshotsByKeySourceOfACompactedTopic has a topic with keys, whose snapshots go by another one, and by two of those.
+// TestSnapshotsByKeySourceOfACompactedTopic has a topic with keys, whose snapshots go by another
+// one, and by two of those.
 func TestSnapshotsByKeySourceOfACompactedTopic(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	c := NewCompactor(CompactorConfig{Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, KeySource: "/owner", BatchKeys: []string{"ann", "bob"}, Logger: logs(t)})
 	put(t, bus, topicState, "car1", `{"owner":"ann","n":1}`)
 	put(t, bus, topicState, "car2", `{"owner":"bob","n":2}`)
@@ -238,8 +242,8 @@ func TestSnapshotsByKeySourceOfACompactedTopic(t *testing.T) {
 	wantSnapshots(t, bus, map[string]int{"ann": 4, "bob": 5})
 }
 
-// TestTwoCompactorsByKeySource lets two hubs compact while readings come in: each snapshot is newer than the one before, and
-// in the end each is of the newest reading.
+// TestTwoCompactorsByKeySource lets two hubs compact while readings come in: each snapshot is newer
+// than the one before, and in the end each is of the newest reading.
 func TestTwoCompactorsByKeySource(t *testing.T) {
 	const keys, events = 40, 2_000
 	url := startNATS(t)
@@ -285,10 +289,10 @@ func TestTwoCompactorsByKeySource(t *testing.T) {
 	}
 }
 
-// TestReadersOfPartialSnapshots wants a mirror to be whole although the snapshots are of some keys, and a projection to refuse
-// to begin with such.
+// TestReadersOfPartialSnapshots wants a mirror to be whole although the snapshots are of some keys,
+// and a projection to refuse to begin with such.
 func TestReadersOfPartialSnapshots(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	c := NewCompactor(CompactorConfig{Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, BatchKeys: []string{"a"}, Logger: logs(t)})
 	put(t, bus, topicState, "a", "1")
 	compact(t, bus, c, put(t, bus, topicState, "b", "2"))
@@ -307,10 +311,10 @@ func TestReadersOfPartialSnapshots(t *testing.T) {
 }
 
 func TestCompactorThatIsWrong(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	for want, cfg := range map[string]CompactorConfig{
-		"no JSON pointer": {Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, KeySource: "id"},
-		"not compacted":   {Bus: JetStream(bus), Topic: "plain", Snapshot: topicSnapshots},
+		"not a JSON pointer": {Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, KeySource: "id"},
+		"not compacted":      {Bus: JetStream(bus), Topic: "plain", Snapshot: topicSnapshots},
 	} {
 		put(t, bus, "plain", "k", "1")
 		if _, err := NewCompactor(cfg).Compact(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
@@ -318,7 +322,7 @@ func TestCompactorThatIsWrong(t *testing.T) {
 		}
 	}
 	err := NewCompactor(CompactorConfig{Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, KeySource: "id"}).Run(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "no JSON pointer") {
+	if err == nil || !strings.Contains(err.Error(), "not a JSON pointer") {
 		t.Errorf("Run ended with %v", err)
 	}
 }

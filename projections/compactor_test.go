@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 // A compacted topic and that of its snapshots.
@@ -69,8 +70,7 @@ func written(tb testing.TB, bus *jetstream.Bus) map[string][]*jetstream.Event {
 
 func TestOnlyWhatChangedIsWritten(t *testing.T) {
 	dir := t.TempDir()
-	cfg := jetstream.Config{DataDir: dir, Topics: compacted}
-	bus := openBus(t, cfg)
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, dir), Topics: compacted})
 	c := newCompactor(t, JetStream(bus))
 	if n, err := c.Compact(t.Context()); n != 0 || err != nil {
 		t.Errorf("a topic that does not exist gave %d snapshots (%v)", n, err)
@@ -101,7 +101,7 @@ func TestOnlyWhatChangedIsWritten(t *testing.T) {
 	if err := bus.Close(); err != nil {
 		t.Fatal(err)
 	}
-	bus = openBus(t, cfg)
+	bus = openBus(t, jetstream.Config{Server: natstest.Embed(t, dir), Topics: compacted})
 	c = newCompactor(t, JetStream(bus))
 	if n := compact(t, bus, c, last); n != 0 {
 		t.Errorf("%d snapshots were written after a restart", n)
@@ -130,7 +130,8 @@ func TestOnlyWhatChangedIsWritten(t *testing.T) {
 	}
 }
 
-// TestTwoCompactors lets two hubs compact while events come in: no snapshot replaces a newer one, or one of the same event.
+// TestTwoCompactors lets two hubs compact while events come in: no snapshot replaces a newer one,
+// or one of the same event.
 func TestTwoCompactors(t *testing.T) {
 	const keys, writes = 40, 2_000
 	url := startNATS(t)
@@ -197,7 +198,8 @@ func TestTwoCompactors(t *testing.T) {
 	}
 }
 
-// TestLargeSnapshots has payloads of the largest size, and one from a native client that grows when it becomes JSON.
+// TestLargeSnapshots has payloads of the largest size, and one from a native client that grows when
+// it becomes JSON.
 func TestLargeSnapshots(t *testing.T) {
 	url := startNATS(t)
 	bus := openBus(t, jetstream.Config{URL: url, Topics: compacted})
@@ -232,7 +234,7 @@ func TestLargeSnapshots(t *testing.T) {
 }
 
 func TestCompactorOfAClosedBus(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	compact(t, bus, newCompactor(t, JetStream(bus)), put(t, bus, topicState, "k", "1"))
 	ended := make(chan error, 1)
 	go func() { ended <- newCompactor(t, JetStream(bus)).Run(t.Context()) }()

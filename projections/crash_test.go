@@ -31,8 +31,8 @@ func projector(ctx context.Context, url string) error {
 	return Run(ctx, JetStream(bus), Projection{Topic: topicCounts, Group: "counter", From: jetstream.FromEarliest, Apply: appendEvent, CacheKeys: 500})
 }
 
-// TestCrash kills projectors at random moments while events come in, and wants the states that a fold of the stream gives:
-// no event lost, none applied twice, none out of order.
+// TestCrash kills projectors at random moments while events come in, and wants the states that a
+// fold of the stream gives: no event lost, none applied twice, none out of order.
 func TestCrash(t *testing.T) {
 	t.Run("one instance", func(t *testing.T) { testCrash(t, 1, *crashKills, false) })
 	t.Run("two instances", func(t *testing.T) { testCrash(t, 2, *crashKills, false) })

@@ -10,32 +10,34 @@ import (
 	"eventhub/jetstream"
 )
 
-// feed is one member of a projection's group. It puts what is delivered into lanes, in each of which one event is worked
-// on at a time, in the order of arrival.
+// feed is one member of a projection's group. It distributes deliveries to lanes. Each lane handles
+// its events one after another, in the order of arrival.
 //
-// Deliveries alone are no order: members share a group's events, and those that a killed hub held come late. A span is a
-// stretch of deliveries without a hole: all that the group gave out during it came here. Events are given out for the first
-// time in the order of the stream. So a lane that was brought up to one such in a span has missed nothing before the next
-// one of the same span; in any other case it looks into the stream for what it has missed.
+// Deliveries alone do not preserve the stream order: members share the events of the group, and
+// events held by a killed hub arrive late. A span is a run of deliveries without a gap: during a
+// span, this member received every event that the group delivered. First deliveries follow the
+// stream order. So a lane that was brought up to a first delivery has missed nothing before the
+// next delivery of the same span. In any other case, the lane reads the stream for events that it
+// missed.
 type feed struct {
 	log  *slog.Logger
 	lane func(*jetstream.Event) string
 	work func(ctx context.Context, l *lane, jobs []job) error
-	max  int // jobs that a lane works on at a time
+	max  int // maximum number of jobs that a lane handles at a time
 
 	ctx context.Context // ends with the feed
-	wg  sync.WaitGroup  // its lanes
+	wg  sync.WaitGroup  // running lanes
 
 	mu sync.Mutex
-	// lanes are those with work: never more than jobs.
+	// lanes holds the lanes with work, so there are never more lanes than jobs.
 	lanes map[string]*lane
 	span  uint64
-	// whole says that the span began with the first event that the group gives out at all, and that all of it was worked
-	// off: nothing can have been missed.
+	// whole means that the span began with the first event that the group delivered at all, and
+	// that every event since was handled, so nothing can have been missed.
 	whole   bool
-	stretch uint64 // of the last delivery, and its order in it
+	stretch uint64 // stretch of the last delivery; order is its place in that stretch
 	order   uint64
-	jobs    int // in all lanes, never more than maxJobs
+	jobs    int // number of jobs in all lanes, at most maxJobs
 	maxJobs int
 	failed  error
 	cancel  context.CancelFunc
@@ -44,22 +46,22 @@ type feed struct {
 // lane is a queue of deliveries.
 type lane struct {
 	name  string
-	queue []job // bounded by what is in flight
-	busy  int   // of queue, those that are being worked on: the first
-	// failing is set while its first event is tried again and again: others are given back meanwhile, so that they do not
-	// take the places of other lanes' events.
+	queue []job // bounded by the number of events in flight
+	busy  int   // number of jobs being handled, from the front of queue
+	// failing is set while the first event is being retried. The other events of the lane are given
+	// back meanwhile, so that they do not take up capacity that other lanes could use.
 	failing bool
 }
 
-// job is a delivery in its span.
+// job is a delivery together with its span.
 type job struct {
 	*jetstream.Delivery
 	span  uint64
 	whole bool
 }
 
-// reached is the span in which a lane is up to date once the job is done: 0, which is none, after an event that was given
-// out before, for it says nothing of those behind it.
+// reached returns the span in which the lane is current once the job is done. It returns 0, meaning
+// none, for a redelivered event, which says nothing about the events after it.
 func (j *job) reached() uint64 {
 	if j.Attempt > 1 {
 		return 0
@@ -67,15 +69,16 @@ func (j *job) reached() uint64 {
 	return j.span
 }
 
-// follows reports that nothing can lie between the job and what a lane did last, which was up to date in the span reached.
+// follows reports whether no event can lie between the job and the last event of a lane that was
+// current in the span reached.
 func (j *job) follows(reached uint64) bool { return j.whole || reached == j.span && reached != 0 }
 
 func newFeed(log *slog.Logger, laneOf func(*jetstream.Event) string, limit int, work func(context.Context, *lane, []job) error) *feed {
 	return &feed{log: log, lane: laneOf, work: work, max: limit, lanes: make(map[string]*lane)}
 }
 
-// run joins the group and works until ctx ends, the bus is closed, or a lane fails for good; that error it returns. Call it
-// once.
+// run joins the group and handles events until ctx ends, the bus is closed, or a lane fails
+// permanently. It returns the error of the lane or the bus. It may be called only once.
 func (f *feed) run(ctx context.Context, bus Bus, topic, group string, from jetstream.Position, inFlight int) error {
 	ctx, f.cancel = context.WithCancel(ctx)
 	f.ctx = ctx
@@ -103,14 +106,15 @@ func (f *feed) run(ctx context.Context, bus Bus, topic, group string, from jetst
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 	defer cancel()
 	if err := sub.Stop(stop); err != nil && !errors.Is(err, jetstream.ErrClosed) {
-		f.log.LogAttrs(stop, slog.LevelWarn, "a projection's leases were not handed back", slog.String("group", group), slog.Any("error", err))
+		f.log.LogAttrs(stop, slog.LevelWarn, "failed to return the leases of a projection", slog.String("group", group), slog.Any("error", err))
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return cmp.Or(f.failed, closed)
 }
 
-// arrive is the subscription's handler: one delivery at a time, in the order in which they came.
+// arrive is the handler of the subscription. It is called for one delivery at a time, in order of
+// arrival.
 func (f *feed) arrive(h *jetstream.Held) {
 	d, begun := h.Begin()
 	f.mu.Lock()
@@ -121,11 +125,12 @@ func (f *feed) arrive(h *jetstream.Held) {
 	}
 	f.stretch, f.order = h.Stretch, h.Order
 	if !begun {
-		f.breakSpan() // it comes again, or goes to another
+		f.breakSpan() // the event will be redelivered, perhaps to another member
 		return
 	}
-	if f.jobs == f.maxJobs { // leases were lost, but their events are still worked on
-		f.park(d, "its member is still busy with events that it has lost")
+	// possible because events whose leases were lost are still being handled
+	if f.jobs == f.maxJobs {
+		f.park(d, "member is still handling events whose leases were lost")
 		return
 	}
 	name := f.lane(&d.Event)
@@ -143,22 +148,22 @@ func (f *feed) arrive(h *jetstream.Held) {
 	f.jobs++
 }
 
-// breakSpan ends the span: something in it was not worked off. mu is held.
+// breakSpan ends the span because one of its events was not handled. The caller holds mu.
 func (f *feed) breakSpan() {
 	f.span++
 	f.whole = false
 }
 
-// behind is why a delivery is parked behind one that fails.
+// behind is the NACK reason of an event that waits behind a failing event.
 const behind = "waits for an earlier event of its key"
 
-// park gives a delivery back for a while. mu is held.
+// park gives a delivery back for parkTime. The caller holds mu.
 func (f *feed) park(d *jetstream.Delivery, why string) {
 	f.breakSpan()
-	_ = d.Nack(why, parkTime) // a lease that has ended comes again as well
+	_ = d.Nack(why, parkTime) // an expired lease leads to a redelivery too
 }
 
-// fails says that the lane's event is going to be tried again.
+// fails marks the lane as retrying its event.
 func (f *feed) fails(l *lane) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -171,10 +176,10 @@ func (f *feed) fails(l *lane) {
 	l.queue = l.queue[:l.busy]
 }
 
-// errGoexit ends a feed whose goroutine a callback has ended.
+// errGoexit ends a feed after a callback called runtime.Goexit.
 var errGoexit = errors.New("projections: a callback ended its goroutine (runtime.Goexit)")
 
-// drive works a lane off until it is empty.
+// drive handles the jobs of a lane until the lane is empty.
 func (f *feed) drive(l *lane) {
 	returned := false
 	defer func() {
@@ -188,7 +193,8 @@ func (f *feed) drive(l *lane) {
 	returned = true
 }
 
-// begin returns the jobs that a lane works on next. With none left, or at the end of the feed, it removes the lane.
+// begin returns the next jobs of a lane. It removes the lane and returns nil if the lane is empty
+// or the feed has ended.
 func (f *feed) begin(l *lane) []job {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -200,17 +206,17 @@ func (f *feed) begin(l *lane) []job {
 	return l.queue[:l.busy:l.busy]
 }
 
-// end settles jobs by the outcome of their work.
+// end settles jobs according to the result of their work.
 func (f *feed) end(l *lane, jobs []job, err error) {
 	if err != nil {
 		f.fail(err)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.jobs -= len(jobs) // before the acks, which make room for others at once
+	f.jobs -= len(jobs) // before the acks, which immediately make room for further events
 	if err == nil {
 		for _, j := range jobs {
-			_ = j.Ack() // a lease that has ended comes again, and is known then
+			_ = j.Ack() // an expired lease leads to a redelivery, which the state then covers
 		}
 	}
 	l.failing = false
@@ -218,7 +224,7 @@ func (f *feed) end(l *lane, jobs []job, err error) {
 	l.queue, l.busy = l.queue[l.busy:], 0
 }
 
-// fail ends the feed with an error, unless it ends already.
+// fail ends the feed with an error, unless the feed is already ending.
 func (f *feed) fail(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

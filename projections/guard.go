@@ -3,13 +3,12 @@ package projections
 import (
 	"context"
 	"log/slog"
-	"time"
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/panics"
 )
 
-// guardedStore turns the panics of a Store into errors.
+// guardedStore converts panics of a Store to errors.
 type guardedStore struct {
 	Store
 	log *slog.Logger
@@ -31,7 +30,7 @@ func (g guardedStore) Save(ctx context.Context, key string, old, next State, cau
 	return s, err
 }
 
-// guardedTable turns the panics of a Table into errors.
+// guardedTable converts panics of a Table to errors.
 type guardedTable struct {
 	table Table
 	log   *slog.Logger
@@ -49,13 +48,13 @@ func (g guardedTable) Commit(ctx context.Context, from, to Checkpoint, changes [
 	return panics.Call(g.log, "Table.Commit", func() error { return g.table.Commit(ctx, from, to, changes) })
 }
 
-// guardedObserver logs the panics of an Observer: being told is no part of the work.
+// guardedObserver logs panics of an Observer, which do not affect the projection.
 type guardedObserver struct {
 	observer Observer
 	log      *slog.Logger
 }
 
-// guardObserver guards an Observer; nil is nobody.
+// guardObserver wraps an Observer, which may be nil.
 func guardObserver(o Observer, log *slog.Logger) Observer {
 	if o == nil {
 		return nobody{}
@@ -69,13 +68,4 @@ func (g guardedObserver) Projected(projection string, outcome Outcome) {
 
 func (g guardedObserver) LimitReached(limit string) {
 	panics.Run(g.log, "Observer.LimitReached", func() { g.observer.LimitReached(limit) })
-}
-
-// guardClock returns a clock that shows the real time when now panics.
-func guardClock(now func() time.Time, log *slog.Logger) func() time.Time {
-	return func() time.Time {
-		t := time.Now()
-		panics.Run(log, "Now", func() { t = now() })
-		return t
-	}
 }

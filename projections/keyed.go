@@ -8,7 +8,8 @@ import (
 	"eventhub/jetstream/panics"
 )
 
-// runKeyed runs a projection whose keys are the events' own: each key is a lane, and what a lane has missed is found by key.
+// runKeyed runs a projection that uses the events' own keys. Each key is a lane, and missed events
+// are found by key.
 func runKeyed(ctx context.Context, a *applier, group string, from jetstream.Position) error {
 	var f *feed
 	work := func(ctx context.Context, l *lane, jobs []job) error {
@@ -26,12 +27,13 @@ func runKeyed(ctx context.Context, a *applier, group string, from jetstream.Posi
 	return f.run(ctx, a.bus, a.p.Topic, group, from, a.p.InFlight)
 }
 
-// missed applies the events of the delivery's key that lie between its state and the delivery.
+// missed applies the events of the delivery's key that lie between the key's state and the
+// delivery.
 func (a *applier) missed(ctx context.Context, j job, fails failing) error {
 	key, e := j.Event.Key, &j.Event
 	c, err := a.load(ctx, key)
 	if panics.Is(err) {
-		return nil // the delivery itself meets it as well
+		return nil // applying the delivery itself reports the panic
 	}
 	if err != nil {
 		return err
@@ -53,7 +55,7 @@ func (a *applier) missed(ctx context.Context, j job, fails failing) error {
 			return err
 		}
 		if next == nil || next.Sequence >= e.Sequence {
-			return nil // a missing one was removed by the topic's retention
+			return nil // events in between were removed by the topic's retention
 		}
 		if err := a.apply(ctx, key, next, 0, fails); err != nil {
 			return err

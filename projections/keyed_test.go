@@ -154,7 +154,7 @@ func TestGroupIsMoved(t *testing.T) {
 
 // TestPassedOverEventsStayOut moves the group forward past events that nobody has had.
 func TestPassedOverEventsStayOut(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	p := Projection{From: jetstream.FromEarliest}
 	put(t, bus, topicCounts, "k", "1")
 	first := run(t, JetStream(bus), p)
@@ -173,7 +173,7 @@ func TestPassedOverEventsStayOut(t *testing.T) {
 
 // TestWhereAProjectionBegins wants nothing from before the start in any state.
 func TestWhereAProjectionBegins(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	const keys = 5
 	publishAll := func(from int) (last jetstream.Receipt) {
 		for i := range 4 * keys {
@@ -203,7 +203,7 @@ func TestWhereAProjectionBegins(t *testing.T) {
 }
 
 func TestWrongProjections(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	put(t, bus, topicCounts, "k", "1")
 	for name, p := range map[string]Projection{
 		"name":       {Name: "No Name"},
@@ -253,9 +253,10 @@ func readLetters(tb testing.TB, bus *jetstream.Bus) map[string]letter {
 	return all
 }
 
-// TestPoison wants an event that cannot be applied among the dead letters, and the next events of its key applied.
+// TestPoison wants an event that cannot be applied among the dead letters, and the next events of
+// its key applied.
 func TestPoison(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	var tried atomic.Int64
 	bad := func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error) {
 		switch string(e.Payload) {
@@ -299,7 +300,7 @@ func TestPoison(t *testing.T) {
 // TestFailingKeyHoldsUpNobody has a key whose event fails for long, with a thousand more behind it.
 func TestFailingKeyHoldsUpNobody(t *testing.T) {
 	const queued, others = 1_000, 500
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	cured := make(chan struct{})
 	apply := func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error) {
 		if string(e.Payload) == `"bad"` {
@@ -349,7 +350,7 @@ func TestFailingKeyHoldsUpNobody(t *testing.T) {
 // TestPoisonedThousand has a key all of whose events are poison.
 func TestPoisonedThousand(t *testing.T) {
 	const queued = 1_000
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	apply := func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error) {
 		if e.Key == "bad" {
 			return nil, Permanent(errors.New("bad"))
@@ -374,7 +375,7 @@ func TestPoisonedThousand(t *testing.T) {
 
 // TestPassingErrors wants the events of a key to wait for one that fails for a while.
 func TestPassingErrors(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	var mu sync.Mutex
 	failed := make(map[string]int)
 	apply := func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error) {
@@ -398,9 +399,10 @@ func TestPassingErrors(t *testing.T) {
 	}
 }
 
-// TestSlowKey has a key whose Apply hangs: the others go on, and ending hands everything back at once.
+// TestSlowKey has a key whose Apply hangs: the others go on, and ending hands everything back at
+// once.
 func TestSlowKey(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	hang := func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error) {
 		if e.Key == "slow" {
 			<-ctx.Done()
@@ -431,7 +433,8 @@ func TestSlowKey(t *testing.T) {
 	wantStates(t, viewed(t, JetStream(bus), "counter"), want)
 }
 
-// flaky is a Store in which a Save sometimes fails, before or after it was done, and another instance sometimes is first.
+// flaky is a Store in which a Save sometimes fails, before or after it was done, and another
+// instance sometimes is first.
 type flaky struct {
 	Store
 	mu    sync.Mutex
@@ -465,7 +468,7 @@ func (f *flaky) Save(ctx context.Context, key string, old, next State, cause *je
 
 // TestUnknownOutcomes wants each event once whatever a Store's answers say.
 func TestUnknownOutcomes(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	s := newStream(bus, topicCounts)
 	for i := range 300 {
 		s.put(t, "k"+strconv.Itoa(i%20))
@@ -486,7 +489,7 @@ func TestUnknownOutcomes(t *testing.T) {
 
 // TestClockBehind wants nothing doubled by a hub whose clock is behind that of the server.
 func TestClockBehind(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	s := newStream(bus, topicCounts)
 	for i := range 100 {
 		s.put(t, "k"+strconv.Itoa(i%10))
@@ -527,7 +530,8 @@ func TestConnectionCut(t *testing.T) {
 	wantStates(t, viewed(t, JetStream(one), "counter"), fold(t, one, 0, appendEvent))
 }
 
-// TestWhatNoStoreTakes has states and keys that are too large: dead letters, and nobody waits for them.
+// TestWhatNoStoreTakes has states and keys that are too large: dead letters, and nobody waits for
+// them.
 func TestWhatNoStoreTakes(t *testing.T) {
 	for name, store := range map[string]func(bus Bus) func(context.Context, int) (Store, error){
 		"bucket": func(Bus) func(context.Context, int) (Store, error) { return nil },
@@ -583,7 +587,7 @@ func TestBusClosed(t *testing.T) {
 		"ordered": {From: jetstream.FromEarliest, Key: func(e *jetstream.Event) (string, error) { return e.Key, nil }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bus, err := jetstream.Open(t.Context(), jetstream.Config{DataDir: t.TempDir()})
+			bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -603,7 +607,7 @@ func TestBusClosed(t *testing.T) {
 
 // TestEndWhileBusy ends instances in the middle of their work, again and again.
 func TestEndWhileBusy(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	s := newStream(bus, topicCounts)
 	for i := range 2_000 {
 		s.put(t, "k"+strconv.Itoa(i%100))

@@ -15,7 +15,8 @@ import (
 
 var memoryKeys = flag.Int("memory.keys", 8_000, "how many keys the memory test has; 1000000 is the full form")
 
-// TestMemory projects more keys than the cache holds, twice: the memory is bounded by the cache, however many keys there are.
+// TestMemory projects more keys than the cache holds, twice: the memory is bounded by the cache,
+// however many keys there are.
 func TestMemory(t *testing.T) {
 	const cacheKeys, cacheBytes, slack = 2_000, 4 << 20, 12 << 20
 	bus := openBus(t, jetstream.Config{URL: natstest.Start(t).URL()})

@@ -12,37 +12,39 @@ import (
 
 // MirrorConfig configures a Mirror.
 type MirrorConfig struct {
-	// Bus is where events come from. Required.
+	// Bus is the source of the events. Required.
 	Bus Bus
-	// Topic is a compacted topic. Required.
+	// Topic is the compacted topic to mirror. Required.
 	Topic string
-	// Snapshot, if not "", is the topic of its snapshots (see Compactor). Those with a KeySource or BatchKeys are not used.
+	// Snapshot is the topic with snapshots of Topic; see Compactor. Snapshots of a Compactor with
+	// KeySource or BatchKeys are not used. Optional.
 	Snapshot string
-	// MaxKeys ("mirror_keys") is the most keys that are held: default 1,000,000. Those beyond are read from the bus each
-	// time they are asked for.
+	// MaxKeys ("mirror_keys") is the maximum number of keys held in memory. Further keys are read
+	// from the bus at every access. Defaults to 1,000,000.
 	MaxKeys int
-	// Changed, if not nil, is told of each event that becomes the newest of its key, tombstones included. It must not call
-	// the Mirror. A panic is logged, and the Mirror goes on.
+	// Changed, if not nil, receives each event that becomes the newest of its key, including
+	// tombstones. It must not call the Mirror. A panic of Changed is logged and otherwise ignored.
 	Changed func(*jetstream.Event)
-	// Observer is told when MaxKeys is reached. Default: nobody.
+	// Observer is notified when MaxKeys is reached. Optional.
 	Observer Observer
-	// Logger receives what operators should know. Default: nothing is logged.
+	// Logger receives operational events. By default, nothing is logged.
 	Logger *slog.Logger
 }
 
-// Mirror holds the newest event of each key of a compacted topic in memory: warmed from the snapshots, then brought up to
-// date from where they end, and kept so. No key ever goes back in time. Its methods may be called concurrently.
+// Mirror holds the newest event of each key of a compacted topic in memory. It starts with the
+// snapshots, continues with the topic from the position where they end, and then follows the topic.
+// A key never reverts to an older event. The methods of Mirror may be called concurrently.
 type Mirror struct {
 	cfg   MirrorConfig
-	ready chan struct{} // closed when it has caught up for the first time
+	ready chan struct{} // closed when the mirror is current for the first time
 	once  sync.Once
 
 	mu       sync.RWMutex
 	held     map[string]*jetstream.Event
-	overflow bool // there are, or were, keys that are not held
+	overflow bool // some keys are, or were, not held
 }
 
-// NewMirror makes a mirror. Run fills it.
+// NewMirror returns an empty Mirror. Run fills it.
 func NewMirror(cfg MirrorConfig) *Mirror {
 	if cfg.MaxKeys <= 0 {
 		cfg.MaxKeys = 1_000_000
@@ -54,11 +56,13 @@ func NewMirror(cfg MirrorConfig) *Mirror {
 	return &Mirror{cfg: cfg, ready: make(chan struct{}), held: make(map[string]*jetstream.Event)}
 }
 
-// Ready is closed once everything that was stored when Run began is in the mirror.
+// Ready returns a channel that is closed once the mirror contains everything that was stored when
+// Run began.
 func (m *Mirror) Ready() <-chan struct{} { return m.ready }
 
-// Run fills the mirror and follows the topic until ctx ends; then it returns nil. Failures of the bus are logged and tried
-// again; an error is returned only for a topic that cannot be mirrored, or when the bus is closed. Call it once.
+// Run fills the mirror and follows the topic until ctx ends, then returns nil. Failures of the bus
+// are logged and retried. Run returns an error only if the topic cannot be mirrored or the bus is
+// closed. It may be called only once.
 func (m *Mirror) Run(ctx context.Context) error {
 	var from snapshotPosition
 	if m.cfg.Snapshot != "" {
@@ -70,7 +74,7 @@ func (m *Mirror) Run(ctx context.Context) error {
 			return err
 		})
 		if errors.Is(err, errPartial) {
-			m.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "the snapshots are not all of the topic; reading its bucket", slog.String("topic", m.cfg.Topic))
+			m.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "snapshots do not cover the whole topic; reading its bucket", slog.String("topic", m.cfg.Topic))
 		} else if err != nil {
 			return m.end(ctx, err)
 		}
@@ -82,12 +86,13 @@ func (m *Mirror) Run(ctx context.Context) error {
 
 func (m *Mirror) end(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return nil //nolint:nilerr // being asked to end is no failure
+		return nil //nolint:nilerr // the end of ctx is a normal stop
 	}
 	return err
 }
 
-// follow goes on behind from, which it moves. What the topic has dropped, its bucket has.
+// follow follows the topic from the given position and advances the position. Events that the topic
+// has dropped are read from its bucket.
 func (m *Mirror) follow(ctx context.Context, from *snapshotPosition) error {
 	for {
 		if from.Stream != "" {
@@ -99,7 +104,8 @@ func (m *Mirror) follow(ctx context.Context, from *snapshotPosition) error {
 		var err error
 		switch *from, err = m.readBucket(ctx); {
 		case errors.Is(err, jetstream.ErrNotFound):
-			return m.cfg.Bus.Keys(m.cfg.Topic).Watch(ctx, nil, m.take) // a new topic: Watch makes it
+			// Watch creates a topic that does not exist
+			return m.cfg.Bus.Keys(m.cfg.Topic).Watch(ctx, nil, m.take)
 		case err != nil:
 			return err
 		case from.Stream == "":
@@ -128,13 +134,13 @@ func (m *Mirror) take(e *jetstream.Event) error {
 	return nil
 }
 
-// readBucket brings the mirror up to the topic's bucket, and returns where that ends. It trails behind the topic, by less
-// than the topic keeps.
+// readBucket applies the topic's bucket to the mirror and returns the position where the bucket
+// ends. The bucket lags behind the topic, but by less than the topic retains.
 func (m *Mirror) readBucket(ctx context.Context) (snapshotPosition, error) {
 	missing := m.living()
 	to, err := eachInBucket(ctx, m.cfg.Bus, m.cfg.Topic, func(e *jetstream.Event) error {
 		if old := missing[e.Key]; old != nil && old.Stream == e.Stream && old.Sequence > e.Sequence {
-			return nil // the bucket is being filled anew, or the topic was made anew: looked at below
+			return nil // the bucket is being refilled, or the topic was recreated: checked below
 		}
 		delete(missing, e.Key)
 		m.see(e)
@@ -146,7 +152,7 @@ func (m *Mirror) readBucket(ctx context.Context) (snapshotPosition, error) {
 	for key, old := range missing {
 		e, err := m.cfg.Bus.Keys(m.cfg.Topic).Get(ctx, key)
 		switch {
-		case errors.Is(err, jetstream.ErrNotFound): // the tombstone is gone as well
+		case errors.Is(err, jetstream.ErrNotFound): // removed, and its tombstone has expired
 			m.forget(old)
 		case err != nil:
 			return snapshotPosition{}, err
@@ -157,7 +163,7 @@ func (m *Mirror) readBucket(ctx context.Context) (snapshotPosition, error) {
 	return to, nil
 }
 
-// living are the events that are held and no tombstones.
+// living returns the held events that are not tombstones.
 func (m *Mirror) living() map[string]*jetstream.Event {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -170,7 +176,7 @@ func (m *Mirror) living() map[string]*jetstream.Event {
 	return living
 }
 
-// forget removes the key of an event that was held until now.
+// forget removes the key of old, unless the key has a newer event by now.
 func (m *Mirror) forget(old *jetstream.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -181,14 +187,14 @@ func (m *Mirror) forget(old *jetstream.Event) {
 	m.changed(&jetstream.Event{Topic: old.Topic, Key: old.Key, Tombstone: true, TS: old.TS, Stream: old.Stream, Sequence: old.Sequence, StoredAt: old.StoredAt})
 }
 
-// changed tells of an event. mu is held.
+// changed calls Changed. The caller holds mu.
 func (m *Mirror) changed(e *jetstream.Event) {
 	if m.cfg.Changed != nil {
 		panics.Run(m.cfg.Logger, "Changed", func() { m.cfg.Changed(e) })
 	}
 }
 
-// see takes an event in, unless a newer one of its key is there.
+// see records an event unless the mirror holds a newer one of its key.
 func (m *Mirror) see(e *jetstream.Event) {
 	if e.Key == "" {
 		return
@@ -203,17 +209,17 @@ func (m *Mirror) see(e *jetstream.Event) {
 		if !m.overflow {
 			m.overflow = true
 			m.cfg.Observer.LimitReached("mirror_keys")
-			m.cfg.Logger.Warn("a topic has more keys than a mirror holds", slog.String("topic", m.cfg.Topic), slog.Int("max", m.cfg.MaxKeys))
+			m.cfg.Logger.Warn("topic has more keys than the mirror can hold", slog.String("topic", m.cfg.Topic), slog.Int("max", m.cfg.MaxKeys))
 		}
 	} else {
-		// A tombstone is held too: it keeps an older snapshot of the key from coming back.
+		// Tombstones are held too, so that an older snapshot of the key is not taken for new.
 		m.held[e.Key] = e
 	}
 	m.changed(e)
 }
 
-// Get returns the newest event of a key that the mirror knows, or jetstream.ErrNotFound. The event is shared: it must not be
-// changed.
+// Get returns the newest known event of a key, or jetstream.ErrNotFound. The event is shared; the
+// caller must not modify it.
 func (m *Mirror) Get(ctx context.Context, key string) (*jetstream.Event, error) {
 	m.mu.RLock()
 	e, held := m.held[key]
@@ -231,20 +237,22 @@ func (m *Mirror) Get(ctx context.Context, key string) (*jetstream.Event, error) 
 	return e, nil
 }
 
-// Len is the number of keys that are held, removed ones included.
+// Len returns the number of held keys, including removed ones.
 func (m *Mirror) Len() int {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	return len(m.held)
 }
 
-// errPartial is returned for snapshots that are not of all keys, or of others than those of the events.
+// errPartial is returned if the snapshots do not cover all keys, or use keys other than those of
+// the events.
 var errPartial = &jetstream.Error{
-	Code: jetstream.CodeBadOptions, Msg: "the topic's snapshots have key_source or batch_keys, and are not all of its state: leave Snapshot out",
+	Code: jetstream.CodeBadOptions, Msg: "snapshots with key_source or batch_keys do not hold the whole state of the topic; leave Snapshot out",
 }
 
-// eachSnapshot calls f with the snapshots of a topic as the events that they were made from, and returns how far they are.
-// What it returns was read first: the snapshots are that far, or farther. Of a key there may be several, the newest last.
+// eachSnapshot calls f with each snapshot of a topic, converted back to its source event. It
+// returns the snapshot position, which it reads first, so the snapshots cover at least that
+// position. A key may occur more than once, with its newest snapshot last.
 func eachSnapshot(ctx context.Context, bus Bus, topic, snapshots string, f func(*jetstream.Event) error) (snapshotPosition, error) {
 	h, _, _, err := readSnapshotPosition(ctx, bus, topic)
 	if err != nil || h.Stream == "" {
@@ -261,7 +269,7 @@ func eachSnapshot(ctx context.Context, bus Bus, topic, snapshots string, f func(
 		if s.Headers[headerOmitted] != "" {
 			newest, err := bus.Keys(topic).Get(ctx, e.Key)
 			if errors.Is(err, jetstream.ErrNotFound) {
-				return nil // it was removed since
+				return nil // the key was removed since
 			}
 			if err != nil {
 				return err
@@ -272,8 +280,9 @@ func eachSnapshot(ctx context.Context, bus Bus, topic, snapshots string, f func(
 	})
 }
 
-// eachNewest calls f with the newest event of each key of a compacted topic, and perhaps with older ones of it before, up to
-// what is stored at the moment of the call. The bucket alone may trail behind that.
+// eachNewest calls f with the newest event of each key of a compacted topic, as of the call. Older
+// events of a key may precede the newest. Reading the bucket alone would not suffice, because the
+// bucket can lag behind the topic.
 func eachNewest(ctx context.Context, bus Bus, topic string, f func(*jetstream.Event) error) error {
 	for {
 		at, err := eachInBucket(ctx, bus, topic, f)
@@ -298,11 +307,13 @@ func eachNewest(ctx context.Context, bus Bus, topic string, f func(*jetstream.Ev
 	}
 }
 
-// eachInBucket calls f with all that is in the bucket of a compacted topic, tombstones included, and returns from where on
-// the topic itself has what is missing. It returns jetstream.ErrNotFound when the topic does not exist.
+// eachInBucket calls f with every event in the bucket of a compacted topic, including tombstones.
+// It returns the position from which the topic itself contains everything that the bucket lacks, or
+// jetstream.ErrNotFound if the topic does not exist.
 func eachInBucket(ctx context.Context, bus Bus, topic string, f func(*jetstream.Event) error) (snapshotPosition, error) {
 	var to snapshotPosition
-	first, _, err := bus.History(topic).Bounds(ctx) // what lies before is in the bucket, or was removed from it
+	// earlier events are in the bucket, or were removed from it
+	first, _, err := bus.History(topic).Bounds(ctx)
 	if err != nil {
 		return to, err
 	}
@@ -311,13 +322,14 @@ func eachInBucket(ctx context.Context, bus Bus, topic string, f func(*jetstream.
 		return f(e)
 	})
 	if err != nil {
-		return snapshotPosition{}, err // a position says that all before it was read
+		return snapshotPosition{}, err // no position, because the bucket was not read completely
 	}
 	to.Sequence = max(to.Sequence, first-1)
 	return to, nil
 }
 
-// warm applies the snapshots of the topic, unless the group exists, and returns where the group begins then.
+// warm applies the snapshots of the topic, unless the group exists already. It returns the position
+// at which a new group must start.
 func (a *applier) warm(ctx context.Context, group string, from jetstream.Position) (jetstream.Position, error) {
 	_, err := a.bus.Group(a.p.Topic, group).Backlog(ctx)
 	if !errors.Is(err, jetstream.ErrNotFound) {
@@ -328,7 +340,7 @@ func (a *applier) warm(ctx context.Context, group string, from jetstream.Positio
 		return from, err
 	}
 	if there, _, _, err := readSnapshotPosition(ctx, a.bus, a.p.Topic); err != nil || there.Sequence > last {
-		// The snapshots are of a stream that was removed since: everything in the new one is behind them.
+		// The snapshots are from a deleted stream, so every event of the new stream is newer.
 		return jetstream.FromEarliest, err
 	}
 	h, err := eachSnapshot(ctx, a.bus, a.p.Topic, a.p.Snapshot, func(e *jetstream.Event) error {
@@ -338,7 +350,7 @@ func (a *applier) warm(ctx context.Context, group string, from jetstream.Positio
 			if key, _, kerr = a.key(ctx, e, func() {}); ctx.Err() != nil {
 				return ctx.Err()
 			} else if kerr != nil || key == "" {
-				return nil //nolint:nilerr // what has no key is passed over here as well
+				return nil //nolint:nilerr // an event without a key is skipped, as in normal operation
 			}
 		}
 		return a.apply(ctx, key, e, 0, func() {})

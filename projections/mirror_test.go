@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 // runMirror runs a mirror of topicState until the test ends.
@@ -126,7 +127,8 @@ func wantMirrored(tb testing.TB, m *Mirror, w *stateWriter) {
 	}
 }
 
-// purge drops the events of the topic but for the newest, as its retention would: none that its bucket does not have yet.
+// purge drops the events of the topic but for the newest, as its retention would: none that its
+// bucket does not have yet.
 func purge(ctx context.Context, tb testing.TB, js natsjs.JetStream, bus *jetstream.Bus, keep uint64) {
 	tb.Helper()
 	var last jetstream.Event
@@ -159,8 +161,9 @@ func native(tb testing.TB, url string) natsjs.JetStream {
 	return js
 }
 
-// TestMirrorsBootDuringWrites boots mirrors of all kinds while writers, compactors and the topic's retention are at work:
-// what was confirmed before a boot is there when it is ready, no key goes back, and in the end all have all.
+// TestMirrorsBootDuringWrites boots mirrors of all kinds while writers, compactors and the topic's
+// retention are at work: what was confirmed before a boot is there when it is ready, no key goes
+// back, and in the end all have all.
 func TestMirrorsBootDuringWrites(t *testing.T) {
 	const boots, keys = 24, 30
 	url := startNATS(t)
@@ -238,7 +241,8 @@ func TestMirrorsBootDuringWrites(t *testing.T) {
 	}
 }
 
-// TestMirrorWhoseSnapshotsAreTooOld boots from snapshots behind which the topic has dropped everything.
+// TestMirrorWhoseSnapshotsAreTooOld boots from snapshots behind which the topic has dropped
+// everything.
 func TestMirrorWhoseSnapshotsAreTooOld(t *testing.T) {
 	url := startNATS(t)
 	bus := openBus(t, jetstream.Config{URL: url, Topics: compacted})
@@ -319,7 +323,7 @@ func TestMirrorIsOvertaken(t *testing.T) {
 
 // TestMirrorOfATopicThatIsNotThere begins before the topic does.
 func TestMirrorOfATopicThatIsNotThere(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	m := runMirror(t, MirrorConfig{Bus: JetStream(bus), Snapshot: topicSnapshots})
 	awaitMirror(t, m)
 	r := put(t, bus, topicState, "k", "1")
@@ -331,7 +335,7 @@ func TestMirrorOfATopicThatIsNotThere(t *testing.T) {
 
 // TestMirrorOverTheLimit reads what it does not hold.
 func TestMirrorOverTheLimit(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	for i := range 10 {
 		put(t, bus, topicState, "k"+strconv.Itoa(i), strconv.Itoa(i))
 	}

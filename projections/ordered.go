@@ -12,33 +12,35 @@ import (
 )
 
 const (
-	// fillTries is how often a delivered event is looked for in its stream, over 3 s in all.
+	// fillTries is the number of times that a delivered event is searched for in its stream, over 3
+	// seconds in all.
 	fillTries = 6
-	// scanOverlap is how far a read of the stream goes back before the last event that was applied, in case the clock of
-	// the stream's server was set back in between.
+	// scanOverlap is how far before the last applied event a scan of the stream starts, in case the
+	// clock of the stream's server was set back.
 	scanOverlap = time.Second
 )
 
-// errFar ends a read of the stream that has come far enough.
+// errFar ends a scan of the stream that has reached its goal.
 var errFar = errors.New("far enough")
 
-// ordered goes through a topic in the order of its stream, for projections whose keys lie anywhere in it: one lane for all.
-// A delivery says that there is something to do; where it leaves a hole to what was done last, the stream is read in
-// between. Every instance sees every event so, and those that another one has applied already are known by their states.
+// ordered applies a whole topic in stream order, for projections whose keys are not the events'
+// own. It uses a single lane. A delivery only signals that there is work; events between the last
+// applied event and the delivery are read from the stream. So every instance sees every event, and
+// skips events that another instance has applied, which the states show.
 type ordered struct {
 	a *applier
 
-	// mu is held by whoever applies: there is one writer in an instance.
+	// mu is held while events are applied, so an instance has a single writer.
 	mu sync.Mutex
-	// All events up to at are applied, by whichever instance. Without a stream, it is only a
-	// moment.
+	// Every event up to at has been applied, by any instance. If at has no stream, only its time is
+	// valid.
 	at      Checkpoint
-	floor   uint64 // the first event that is the group's business
+	floor   uint64 // sequence of the first event that belongs to the group
 	span    uint64
-	keyless Position // where the last event lies that was delivered and has no key because Key failed
+	keyless Position // position of the last delivered event for which Key failed
 }
 
-// run runs it until ctx ends.
+// run applies events until ctx ends.
 func (o *ordered) run(ctx context.Context, group string, from jetstream.Position) error {
 	err := insist(ctx, o.a.p.Logger, "read the group's cursor", func(ctx context.Context) error {
 		cursor, err := o.a.bus.Group(o.a.p.Topic, group).Cursor(ctx)
@@ -61,7 +63,7 @@ func (o *ordered) run(ctx context.Context, group string, from jetstream.Position
 	return f.run(ctx, o.a.bus, o.a.p.Topic, group, from, o.a.p.InFlight)
 }
 
-// deliver applies everything up to a delivered event.
+// deliver applies every event up to and including a delivered event.
 func (o *ordered) deliver(ctx context.Context, j job, fails failing) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -89,16 +91,16 @@ func (o *ordered) deliver(ctx context.Context, j job, fails failing) error {
 	return nil
 }
 
-// tail applies all events that are stored at this moment.
+// tail applies every event that is stored at the time of the call.
 func (o *ordered) tail(ctx context.Context) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.fill(ctx, nil, func() {})
 }
 
-// fillTo applies the stored events after the last one that was applied until e, which was
-// delivered, is among them. A replica that lags may not show it at once. When it stays away, it was
-// removed from the stream, and all before it as well.
+// fillTo applies the stored events after the last applied one until the delivered event e is
+// covered. It retries, because a lagging replica may not show e at once. If e does not appear, it
+// was removed from the stream, and so was everything before it.
 func (o *ordered) fillTo(ctx context.Context, e *jetstream.Event, fails failing) error {
 	wait := retryFirst
 	for range fillTries {
@@ -117,7 +119,7 @@ func (o *ordered) fillTo(ctx context.Context, e *jetstream.Event, fails failing)
 	return nil
 }
 
-// fill applies the stored events after the last one that was applied, up to e; nil: to the end.
+// fill applies the stored events after the last applied one, up to e, or to the end if e is nil.
 func (o *ordered) fill(ctx context.Context, e *jetstream.Event, fails failing) error {
 	opts := jetstream.ScanOptions{From: jetstream.FromEarliest, Limit: math.MaxInt}
 	if o.at.StoredAt > 0 {
@@ -141,8 +143,8 @@ func (o *ordered) fill(ctx context.Context, e *jetstream.Event, fails failing) e
 	return nil
 }
 
-// advance applies e, which follows what was applied before. What has no key is passed over: its own
-// delivery leads it to the dead letters.
+// advance applies e, the event after the last applied one. It skips an event without a key; the
+// delivery of that event sends it to the dead letters.
 func (o *ordered) advance(ctx context.Context, e *jetstream.Event, fails failing) error {
 	if positionOf(e) != o.keyless {
 		key, _, err := o.a.key(ctx, e, fails)

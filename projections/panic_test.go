@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 // secret is what the panics of the tests say. Only the log may show it.
@@ -82,7 +83,8 @@ func (p *panicky) apply(ctx context.Context, state []byte, e *jetstream.Event) (
 	return appendEvent(ctx, state, e)
 }
 
-// TestPanicOfApply wants an event at which Apply panics to be tried again, then dead-lettered; nobody else takes notice.
+// TestPanicOfApply wants an event at which Apply panics to be tried again, then dead-lettered;
+// nobody else takes notice.
 func TestPanicOfApply(t *testing.T) {
 	ownKey := func(e *jetstream.Event) (string, error) {
 		if e.Key == "" {
@@ -92,7 +94,7 @@ func TestPanicOfApply(t *testing.T) {
 	}
 	for name, key := range map[string]func(*jetstream.Event) (string, error){"keys of the events": nil, "keys of its own": ownKey} {
 		t.Run(name, func(t *testing.T) {
-			bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+			bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 			log, seen := newBook(t), newTally()
 			var p panicky
 			run(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Key: key, Apply: p.apply, Attempts: 3, Observer: seen, Logger: log.logger()})
@@ -119,7 +121,7 @@ func TestPanicOfApply(t *testing.T) {
 
 // TestPanicOfKey has a Key that panics at one event for good, and at another one once.
 func TestPanicOfKey(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	log, seen := newBook(t), newTally()
 	var once atomic.Bool
 	key := func(e *jetstream.Event) (string, error) {
@@ -158,7 +160,8 @@ func (s *panickyStore) Save(ctx context.Context, key string, old, next State, ca
 	return s.Store.Save(ctx, key, old, next, cause)
 }
 
-// TestPanicOfStore has a Store of the user's that panics when it is opened, at one key, at one value, and now and then.
+// TestPanicOfStore has a Store of the user's that panics when it is opened, at one key, at one
+// value, and now and then.
 func TestPanicOfStore(t *testing.T) {
 	var opened, loaded, saved atomic.Int64
 	for name, c := range map[string]struct {
@@ -217,7 +220,7 @@ func TestPanicOfStore(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+			bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 			log, seen := newBook(t), newTally()
 			store := &panickyStore{load: c.load, save: c.save}
 			if store.load == nil {
@@ -267,7 +270,7 @@ func (o panickyObserver) LimitReached(limit string) {
 
 // TestPanicOfObserver wants events applied although whoever is told of them panics.
 func TestPanicOfObserver(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	log, seen := newBook(t), newTally()
 	run(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Observer: panickyObserver{seen}, CacheKeys: 1, Logger: log.logger()})
 	put(t, bus, topicCounts, "a", "1")
@@ -284,7 +287,7 @@ func TestPanicOfObserver(t *testing.T) {
 
 // TestPanicInRebuild wants a rebuild to come to its end over an event at which Apply panics.
 func TestPanicInRebuild(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	log := newBook(t)
 	var fine, bad atomic.Int64
 	r := run(t, JetStream(bus), Projection{From: jetstream.FromEarliest})
@@ -314,9 +317,10 @@ func TestPanicInRebuild(t *testing.T) {
 	log.wantPanic("TestPanicInRebuild")
 }
 
-// TestPanicOfTable has a Write that panics at one row for good, and at another one once: both in the transaction.
+// TestPanicOfTable has a Write that panics at one row for good, and at another one once: both in
+// the transaction.
 func TestPanicOfTable(t *testing.T) {
-	bus := compactedBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := compactedBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	log := newBook(t)
 	db, err := sql.Open("sqlite", "file:"+filepath.Join(t.TempDir(), "rows.db")+"?_pragma=busy_timeout(10000)&_txlock=immediate")
 	if err != nil {
@@ -343,16 +347,17 @@ func TestPanicOfTable(t *testing.T) {
 		put(t, bus, "rows.panic", key, "1")
 	}
 	awaitRows(t, db, "copied", map[string]string{"a": "1", "b": "1", "c": "1"})
-	if dead := await(t, bus, "dlq.rows.panic", atLeast(1)); len(dead) != 1 || !strings.Contains(string(dead[0].Payload), `"key":"bad"`) {
+	if dead := awaitLetters(t, bus, "dlq.rows.panic"); len(dead) != 1 || !strings.Contains(string(dead[0].Payload), `"key":"bad"`) {
 		t.Errorf("the dead letters are %+v", dead)
 	}
 	wantSilent(t, bus, "rows.panic")
 	log.wantPanic("TestPanicOfTable")
 }
 
-// TestPanicOfListeners wants a mirror and a compactor to go on beside a Changed, an Observer and a Written that panic.
+// TestPanicOfListeners wants a mirror and a compactor to go on beside a Changed, an Observer and a
+// Written that panic.
 func TestPanicOfListeners(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir(), Topics: compacted})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	log, seen := newBook(t), newTally()
 	var told atomic.Int64
 	m := NewMirror(MirrorConfig{
@@ -384,10 +389,10 @@ func TestPanicOfListeners(t *testing.T) {
 	log.wantPanic("TestPanicOfListeners")
 }
 
-// TestEndedGoroutine has an Apply that ends its goroutine, as a test's FailNow does: the projection ends with an error that
-// says so, and the event is left for the next instance.
+// TestEndedGoroutine has an Apply that ends its goroutine, as a test's FailNow does: the projection
+// ends with an error that says so, and the event is left for the next instance.
 func TestEndedGoroutine(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	put(t, bus, topicCounts, "k", "1")
 	r := runAway(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Apply: func(context.Context, []byte, *jetstream.Event) ([]byte, error) {
 		runtime.Goexit()

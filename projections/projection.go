@@ -11,74 +11,80 @@ import (
 	"eventhub/jetstream"
 )
 
-// Projection derives a state for each key from the events of a topic. Run keeps it up to date.
+// Projection derives a state for each key from the events of a topic. Run keeps the states up to
+// date.
 //
-// Each event of a key is applied once, in the order of the stream, whatever is killed when: a state
-// replaces exactly the one that its writer knew (compare-and-set), and names the event that it
-// follows from (its Position). Who comes second reads what is there, and sees whether its event is
-// in it. So any number of instances may run the same projection: the group deals events out to
-// them, and no two write the same state.
+// Each event of a key is applied once, in stream order, even if processes are killed at any point.
+// A write replaces exactly the state that the writer knew (compare-and-set), and each state records
+// the Position of its last event. A writer that loses the race reads the new state and sees whether
+// its event is already included. Any number of instances may therefore run the same projection: the
+// group distributes events among them, and conflicting writes are detected.
 type Projection struct {
-	// Name names the states. Default: Group. 1..100 of a-z, 0-9, _ and -.
+	// Name identifies the states: 1 to 100 characters of a-z, 0-9, _ and -. Defaults to Group.
 	Name string
-	// Topic is where the events come from, Group what holds the position in it. Required.
+	// Topic is the source of the events. Group is the group that consumes it. Required.
 	Topic, Group string
-	// From is where the group starts when it is new. Default: jetstream.FromLatest, the end of the
-	// topic.
+	// From is the position at which a new group starts. Defaults to jetstream.FromLatest, the end
+	// of the topic.
 	From jetstream.Position
-	// Snapshot, if not "", is a topic of snapshots of Topic (see Compactor) that a projection begins with which has no
-	// group yet, instead of From: Apply is called with each snapshot as if it were the event it was made from, then with
-	// the events after it.
+	// Snapshot is a topic with snapshots of Topic; see Compactor. A projection whose group does not
+	// exist yet starts with the snapshots instead of From: Apply receives each snapshot as if it
+	// were its source event, and then the events after the snapshots. Optional.
 	Snapshot string
-	// Key gives the key of an event; "" passes over it. Default: the event's own key.
+	// Key returns the key of an event, or "" to skip the event. It must depend on nothing but the
+	// event. Defaults to the event's own key.
 	//
-	// A Key of the projection's own costs parallelism: the events of a key lie anywhere then, so all events are applied one
-	// after the other. An event whose Key is an error goes to the dead letters; one at which Key panics does so after
-	// Attempts tries. It must depend on nothing but the event.
+	// A custom Key costs parallelism: events of a key are not found by key, so all events are
+	// applied one after another. If Key returns an error, the event goes to the dead letters. If
+	// Key panics, the event goes there after Attempts attempts.
 	Key func(*jetstream.Event) (string, error)
-	// Apply returns the state that follows from an event; nil removes the key. state is nil when there is none. It may be
-	// called again for an event whose outcome was lost to another instance, so it should have no effect of its own.
-	// It may be called concurrently for different keys.
+	// Apply returns the state that follows from an event, or nil to remove the key. state is nil if
+	// the key has no state. Apply may be called again for the same event when another instance
+	// wrote first, so it should have no side effects. It may be called concurrently for different
+	// keys. Required.
 	//
-	// An error is tried again, Attempts times in all; later events of the key wait. Then, or at once when it is Permanent,
-	// the event goes to the dead letters (dlq.<topic>, as any group's), and the state stays as it is. A panic counts as an
-	// error: the log has its stack, the dead letter only says which function panicked. Required.
+	// An error is retried up to Attempts attempts, while later events of the key wait. After that,
+	// or at once for a Permanent error, the event goes to the dead letters (dlq.<topic>) and the
+	// state stays unchanged. A panic counts as an error: the stack is logged, and the dead letter
+	// names only the function that panicked.
 	Apply func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error)
-	// Attempts is how often Apply is tried on an event: default 5.
+	// Attempts is the maximum number of calls of Apply for an event. Defaults to 5.
 	Attempts int
-	// InFlight is the most events that one instance holds: 1..10,000, default 256. As many keys are worked on at a time.
+	// InFlight is the maximum number of events, and so of keys in progress, of one instance, 1 to
+	// 10,000. Defaults to 256.
 	InFlight int
-	// CacheKeys ("projection_cache_keys") and CacheBytes ("projection_cache_bytes") bound the states that are kept in
-	// memory: default 100,000 and 64 MiB, keys included. The states of other keys are read when they are needed: slower,
-	// and otherwise the same.
+	// CacheKeys ("projection_cache_keys") and CacheBytes ("projection_cache_bytes") limit the
+	// states cached in memory, keys included. Other states are read when they are needed, which is
+	// slower but has no other effect. Default to 100,000 keys and 64 MiB.
 	CacheKeys  int
 	CacheBytes int
-	// Store opens where the states of a version are kept; version counts rebuilds, from 1. Default: OpenStates, in the
-	// bucket StatesBucket(Name, version).
+	// Store opens the store for the states of a version. version starts at 1, and each rebuild
+	// increments it. Defaults to OpenStates with bucket StatesBucket(Name, version).
 	Store func(ctx context.Context, version int) (Store, error)
-	// Observer is told what happens. Default: nobody.
+	// Observer receives metrics. Optional.
 	Observer Observer
-	// Logger receives what operators should know. Default: nothing is logged.
+	// Logger receives operational events. By default, nothing is logged.
 	Logger *slog.Logger
 }
 
-// Observer is told what projections do. Its methods may be called concurrently and must not block. A panic is logged and
-// changes nothing.
+// Observer receives metrics of projections. Its methods may be called concurrently and must not
+// block. A panic is logged and otherwise ignored.
 type Observer interface {
-	// Projected counts an event that was dealt with.
+	// Projected counts a processed event.
 	Projected(projection string, outcome Outcome)
-	// LimitReached counts what was slower because of the named limit.
+	// LimitReached counts work that was slower because of the named limit.
 	LimitReached(limit string)
 }
 
-// Outcome is what became of an event.
+// Outcome is the result of processing an event.
 type Outcome = string
 
 // The outcomes.
 const (
-	Applied  Outcome = "applied"
-	Known    Outcome = "known"    // its state was there already: it came again, or another instance was first
-	Poisoned Outcome = "poisoned" // it went to the dead letters
+	Applied Outcome = "applied"
+	// already in its state: redelivered, or applied by another instance
+	Known    Outcome = "known"
+	Poisoned Outcome = "poisoned" // sent to the dead letters
 )
 
 type nobody struct{}
@@ -87,15 +93,16 @@ func (nobody) Projected(string, Outcome) {}
 func (nobody) LimitReached(string)       {}
 
 const (
-	// Failures that may pass are tried again after retryFirst, doubled each time up to retryMax.
+	// Temporary failures are retried after retryFirst; the delay doubles with each further failure,
+	// up to retryMax.
 	retryFirst = 50 * time.Millisecond
 	retryMax   = 5 * time.Second
-	// stopTimeout bounds the handing back of leases at the end.
+	// stopTimeout is the timeout for returning leases when a projection stops.
 	stopTimeout = 5 * time.Second
-	// leaseTime is how long an event may take. A projection that stands still keeps its events for so long; those of a hub
-	// that died come again after the server's AckWait.
+	// leaseTime is the maximum time for handling an event. A projection that hangs keeps its events
+	// for this long. The events of a dead hub are redelivered sooner, after the server's AckWait.
 	leaseTime = 12 * time.Hour
-	// parkTime is when events come again that waited behind one whose Apply fails.
+	// parkTime is the redelivery delay of events that wait behind an event whose Apply fails.
 	parkTime = time.Second
 )
 
@@ -120,7 +127,7 @@ func (p *Projection) validate() error {
 	p.Observer = guardObserver(p.Observer, p.Logger)
 	var errs []error
 	if !projectionName.MatchString(p.Name) {
-		errs = append(errs, fmt.Errorf("name %q: 1 to 100 of a-z, 0-9, _ and - are allowed", p.Name))
+		errs = append(errs, fmt.Errorf("name %q: must be 1 to 100 characters of a-z, 0-9, _ and -", p.Name))
 	}
 	if err := jetstream.ValidTopic(p.Topic); err != nil {
 		errs = append(errs, err)
@@ -128,14 +135,14 @@ func (p *Projection) validate() error {
 	if err := jetstream.ValidGroup(p.Group); err != nil {
 		errs = append(errs, err)
 	} else if err := jetstream.ValidGroup(p.groupOf(maxVersion)); err != nil {
-		errs = append(errs, fmt.Errorf("with the number of a version behind it: %w", err))
+		errs = append(errs, fmt.Errorf("group with a version suffix: %w", err))
 	}
 	if p.Apply == nil {
-		errs = append(errs, errors.New("function Apply is missing"))
+		errs = append(errs, errors.New("field Apply is missing"))
 	}
 	for _, n := range []int{p.Attempts, p.InFlight, p.CacheKeys, p.CacheBytes} {
 		if n < 0 {
-			errs = append(errs, fmt.Errorf("limits must be positive, one is %d", n))
+			errs = append(errs, fmt.Errorf("limits must be positive; got %d", n))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -144,16 +151,18 @@ func (p *Projection) validate() error {
 	return nil
 }
 
-// permanent marks an error that no other attempt will cure.
+// permanent marks an error that recurs at every attempt.
 type permanent struct{ error }
 
 func (p permanent) Unwrap() error { return p.error }
 
-// Permanent wraps an error of Apply that no other attempt will cure: the event goes to the dead letters at once.
+// Permanent wraps an error of Apply that would recur at every attempt. The event goes to the dead
+// letters at once.
 func Permanent(err error) error { return permanent{err} }
 
-// Run keeps the projection up to date until ctx ends, and then returns nil with its leases handed back. Failures of the bus
-// are logged and tried again; an error is returned when the configuration is wrong or the bus is closed.
+// Run keeps the projection up to date until ctx ends, then returns its leases and returns nil.
+// Failures of the bus are logged and retried. Run returns an error only if the configuration is
+// invalid or the bus is closed.
 func Run(ctx context.Context, bus Bus, p Projection) error {
 	if err := p.validate(); err != nil {
 		return err
@@ -161,7 +170,7 @@ func Run(ctx context.Context, bus Bus, p Projection) error {
 	return newVersions(bus, &p).run(ctx)
 }
 
-// isRefused reports whether the bus will never take what it was given.
+// isRefused reports whether the bus would reject the same request every time.
 func isRefused(err error) bool {
 	refused, ok := errors.AsType[*jetstream.Error](err)
 	if !ok {
@@ -174,21 +183,21 @@ func isRefused(err error) bool {
 	return errors.Is(err, jetstream.ErrTooLarge)
 }
 
-// insist tries f until it succeeds, fails for good, or ctx ends.
+// insist calls f until it succeeds, fails permanently, or ctx ends.
 func insist(ctx context.Context, log *slog.Logger, what string, f func(context.Context) error) error {
 	for wait := retryFirst; ; wait = min(2*wait, retryMax) {
 		err := f(ctx)
 		if err == nil || isRefused(err) || errors.Is(err, jetstream.ErrClosed) || ctx.Err() != nil {
 			return err
 		}
-		log.LogAttrs(ctx, slog.LevelWarn, "a projection failed at something and tries again", slog.String("what", what), slog.Any("error", err))
+		log.LogAttrs(ctx, slog.LevelWarn, "projection operation failed; retrying", slog.String("what", what), slog.Any("error", err))
 		if err := pause(ctx, wait); err != nil {
 			return err
 		}
 	}
 }
 
-// pause waits, or returns the error of ctx.
+// pause waits for d. It returns the error of ctx if ctx ends first.
 func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -1,6 +1,6 @@
-// Package projections derives state from events: projections that keep a state for each key up to date (Projection), copies
-// of compacted topics in memory (Mirror) and in SQL tables (Changelog), snapshots (Compactor), and the states of processes
-// (Process).
+// Package projections derives state from events: projections that keep a state for each key up to
+// date (Projection), copies of compacted topics in memory (Mirror) and in SQL tables (Changelog),
+// and snapshots (Compactor). Package process has the states of processes on top of it.
 package projections
 
 import (
@@ -9,9 +9,9 @@ import (
 	"eventhub/jetstream"
 )
 
-// Bus is what projections need of the event bus; see jetstream.Bus for what the methods do.
-// JetStream makes one of a *jetstream.Bus. Its methods, and those of what they return, may be
-// called concurrently, but for Publisher's.
+// Bus is the event bus that projections use; see jetstream.Bus for the methods. JetStream returns
+// the implementation for a *jetstream.Bus. Its methods, and those of the values that they return,
+// may be called concurrently, except those of Publisher.
 type Bus interface {
 	Subscribe(ctx context.Context, topic, group string, opts jetstream.SubscribeOptions, handler func(*jetstream.Held)) (Subscription, error)
 	Publish(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (jetstream.Receipt, error)
@@ -22,18 +22,19 @@ type Bus interface {
 	Collections() Collections
 }
 
-// Subscription is a member of a group. *jetstream.Subscription is one.
+// Subscription is a member of a group. *jetstream.Subscription implements it.
 type Subscription interface {
 	Done() <-chan struct{}
 	Stop(ctx context.Context) error
 }
 
-// Publisher publishes in order, for one goroutine at a time. *jetstream.Publisher is one.
+// Publisher publishes in order. Its method must not be called concurrently. *jetstream.Publisher
+// implements it.
 type Publisher interface {
 	PublishAsync(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions, done func(jetstream.Receipt, error)) error
 }
 
-// Group is a group of a topic. jetstream.Group is one.
+// Group is a group of a topic. jetstream.Group implements it.
 type Group interface {
 	Cursor(ctx context.Context) (jetstream.Cursor, error)
 	Backlog(ctx context.Context) (jetstream.Backlog, error)
@@ -41,7 +42,7 @@ type Group interface {
 	Delete(ctx context.Context) error
 }
 
-// Keys is the newest event of each key of a topic. jetstream.Keys is one.
+// Keys gives access to the newest event of each key of a topic. jetstream.Keys implements it.
 type Keys interface {
 	Get(ctx context.Context, key string) (*jetstream.Event, error)
 	GetMany(ctx context.Context, keys []string) (map[string]*jetstream.Event, error)
@@ -50,7 +51,7 @@ type Keys interface {
 	Watch(ctx context.Context, keys []string, f func(*jetstream.Event) error) error
 }
 
-// History is the events that a topic holds. jetstream.History is one.
+// History gives access to the events that a topic holds. jetstream.History implements it.
 type History interface {
 	Scan(ctx context.Context, opts jetstream.ScanOptions, f func(*jetstream.Event) error) error
 	Tail(ctx context.Context, stream string, after uint64, f func(*jetstream.Event) error) error
@@ -58,13 +59,13 @@ type History interface {
 	NextOfKey(ctx context.Context, key string, after uint64) (*jetstream.Event, error)
 }
 
-// Collections are KV buckets.
+// Collections gives access to KV buckets.
 type Collections interface {
 	Open(ctx context.Context, name string) (Collection, error)
 	Delete(ctx context.Context, name string) error
 }
 
-// Collection is a KV bucket. *jetstream.Collection is one.
+// Collection is a KV bucket. *jetstream.Collection implements it.
 type Collection interface {
 	Get(ctx context.Context, key string) (*jetstream.Entry, error)
 	Put(ctx context.Context, key string, value []byte, headers map[string]string, old uint64) (uint64, error)
@@ -73,7 +74,8 @@ type Collection interface {
 	Follow(ctx context.Context, key string, f func(*jetstream.Entry) error) error
 }
 
-// JetStream is the Bus on NATS JetStream. The caller closes bus, after all that uses it has ended.
+// JetStream returns a Bus on NATS JetStream. The caller owns bus and closes it after all users of
+// the Bus have ended.
 func JetStream(bus *jetstream.Bus) Bus {
 	if bus == nil {
 		return nil

@@ -12,20 +12,24 @@ import (
 )
 
 const (
-	// rebuildPoll is how often a rebuild looks how far it is.
+	// rebuildPoll is the interval at which a rebuild checks its progress.
 	rebuildPoll = 100 * time.Millisecond
-	// rebuildGrace is how long the old version is left alone after a swap: instances end it within milliseconds.
+	// rebuildGrace is how long the old version is kept after a swap. Running instances leave it
+	// within milliseconds.
 	rebuildGrace = 5 * time.Second
 )
 
-// Rebuild derives a projection anew from the first event that is left in its topic, beside the version that is live; when
-// the new one has caught up, every instance goes over to it, and the old states and their group are removed. It returns once
-// that is done. Until the swap nothing changes for anybody, whatever happens to the rebuild: the next one begins anew.
+// Rebuild derives the states of a projection anew from the first event that its topic holds, beside
+// the live version. Once the new version has caught up, every instance switches to it, and Rebuild
+// removes the old states and their group. It returns when that is done. Until the switch, the live
+// version is unaffected, whatever happens to the rebuild. After a failed rebuild, the next one
+// starts from the beginning.
 //
-// Instances go over with the Apply that they have: those with an old one are to be ended, or replaced, before.
+// Instances keep their Apply when they switch. Stop or replace instances with an outdated Apply
+// before.
 //
-// Of two rebuilds of one projection at the same time the one that began first fails. A projection with a Store of its
-// own must keep its versions apart, and remove old ones itself.
+// If two rebuilds of a projection run at the same time, the one that began first fails. A
+// projection with a custom Store must keep its versions apart and remove old ones itself.
 func Rebuild(ctx context.Context, bus Bus, p Projection) error {
 	if err := p.validate(); err != nil {
 		return err
@@ -43,7 +47,8 @@ func Rebuild(ctx context.Context, bus Bus, p Projection) error {
 	if revision, err = v.put(ctx, at, revision); err != nil {
 		return fmt.Errorf("rebuild of projection %s: %w", p.Name, err)
 	}
-	// What rebuilds left that did not come to their end, or, if one is under way, what is in its way.
+	// Remove the versions of unfinished rebuilds. If another rebuild is running, this makes it
+	// fail.
 	if err := v.removeAll(ctx, left); err != nil {
 		return fmt.Errorf("rebuild of projection %s: %w", p.Name, err)
 	}
@@ -51,9 +56,9 @@ func Rebuild(ctx context.Context, bus Bus, p Projection) error {
 		v.giveUp(ctx, next)
 		return fmt.Errorf("rebuild of projection %s: %w", p.Name, err)
 	}
-	p.Logger.LogAttrs(ctx, slog.LevelInfo, "a projection was rebuilt", slog.String("projection", p.Name), slog.Int("version", next))
+	p.Logger.LogAttrs(ctx, slog.LevelInfo, "projection rebuilt", slog.String("projection", p.Name), slog.Int("version", next))
 	if err := pause(ctx, rebuildGrace); err != nil {
-		return nil //nolint:nilerr // the rebuild is done; the next one removes what is left
+		return nil //nolint:nilerr // the rebuild is done; the next one removes what remains
 	}
 	if err := v.remove(ctx, live); err != nil {
 		return err
@@ -64,7 +69,8 @@ func Rebuild(ctx context.Context, bus Bus, p Projection) error {
 	return nil
 }
 
-// build brings version next up to date, beside the live one, and makes it the one. It returns the revision of that.
+// build brings version next up to date and makes it the live version. It returns the new revision
+// of the version entry.
 func (v *versions) build(ctx context.Context, live, next int, revision uint64) (uint64, error) {
 	building, stop := context.WithCancel(ctx)
 	defer stop()
@@ -86,7 +92,7 @@ func (v *versions) build(ctx context.Context, live, next int, revision uint64) (
 	return revision, err
 }
 
-// giveUp removes a version that was not finished, if that is known.
+// giveUp removes an unfinished version, unless the version may have become live.
 func (v *versions) giveUp(ctx context.Context, n int) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 	defer cancel()
@@ -95,18 +101,19 @@ func (v *versions) giveUp(ctx context.Context, n int) {
 		err = v.remove(ctx, n)
 	}
 	if err != nil {
-		v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "what a rebuild leaves is removed by the next one", slog.String("projection", v.p.Name), slog.Int("version", n), slog.Any("error", err))
+		v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "failed to remove an unfinished rebuild; the next rebuild will remove it", slog.String("projection", v.p.Name), slog.Int("version", n), slog.Any("error", err))
 	}
 }
 
-// awaitCaughtUp waits until a version has worked off what was stored when it was asked last.
+// awaitCaughtUp waits until a version has processed all events that were stored when awaitCaughtUp
+// first read its backlog.
 func (v *versions) awaitCaughtUp(ctx context.Context, n int, revision uint64, ended <-chan struct{}) error {
 	tick := time.NewTicker(rebuildPoll)
 	defer tick.Stop()
 	var goal uint64
 	for {
 		if _, now, err := v.current(ctx); err == nil && now != revision {
-			return errors.New("another rebuild has begun")
+			return errors.New("another rebuild has started")
 		}
 		b, err := v.bus.Group(v.p.Topic, v.p.groupOf(n)).Backlog(ctx)
 		switch {
@@ -114,12 +121,12 @@ func (v *versions) awaitCaughtUp(ctx context.Context, n int, revision uint64, en
 			return nil
 		case err == nil && goal == 0:
 			goal = b.Tail
-		case err != nil && !errors.Is(err, jetstream.ErrNotFound): // not found: the group is being made
-			v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "how far a rebuild is cannot be read now", slog.String("projection", v.p.Name), slog.Any("error", err))
+		case err != nil && !errors.Is(err, jetstream.ErrNotFound): // the group does not exist yet
+			v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "failed to read the progress of a rebuild; retrying", slog.String("projection", v.p.Name), slog.Any("error", err))
 		}
 		select {
 		case <-ended:
-			return errors.New("it ended early: see the log")
+			return errors.New("the new version stopped early; see the log")
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-tick.C:
@@ -127,7 +134,7 @@ func (v *versions) awaitCaughtUp(ctx context.Context, n int, revision uint64, en
 	}
 }
 
-// removeAll removes versions.
+// removeAll removes the given versions.
 func (v *versions) removeAll(ctx context.Context, left []int) error {
 	for _, n := range left {
 		if err := v.remove(ctx, n); err != nil {
@@ -137,7 +144,7 @@ func (v *versions) removeAll(ctx context.Context, left []int) error {
 	return nil
 }
 
-// remove deletes a version with its group.
+// remove deletes a version and its group.
 func (v *versions) remove(ctx context.Context, n int) error {
 	if err := v.bus.Group(v.p.Topic, v.p.groupOf(n)).Delete(ctx); err != nil {
 		return fmt.Errorf("remove version %d of projection %s: %w", n, v.p.Name, err)

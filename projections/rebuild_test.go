@@ -13,9 +13,11 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
-// prefixed is appendEvent for states that begin with a prefix, which is the one of what is there, if anything is.
+// prefixed is appendEvent for states that begin with a prefix, which is the one of what is there,
+// if anything is.
 func prefixed(prefix string) func(context.Context, []byte, *jetstream.Event) ([]byte, error) {
 	return func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error) {
 		if state == nil {
@@ -94,7 +96,8 @@ func (r *rebuildRig) check(t *testing.T, prefix string) {
 	wantStates(t, viewed(t, JetStream(r.two), "counter"), fold(t, r.one, 0, prefixed(prefix)))
 }
 
-// TestRebuildBesideTheLive changes Apply under two busy instances; readers see the old states, and then the new ones.
+// TestRebuildBesideTheLive changes Apply under two busy instances; readers see the old states, and
+// then the new ones.
 func TestRebuildBesideTheLive(t *testing.T) {
 	r := newRebuildRig(t)
 	poll(t, "the states are there", func() bool { return len(viewed(t, JetStream(r.one), "counter")) == rebuildKeys })
@@ -214,7 +217,8 @@ func TestRebuildThatEndsEarly(t *testing.T) {
 	r.check(t, "new ")
 }
 
-// TestTwoRebuilds begins a second one while the first is under way: one of them is done, and the states are whole.
+// TestTwoRebuilds begins a second one while the first is under way: one of them is done, and the
+// states are whole.
 func TestTwoRebuilds(t *testing.T) {
 	r := newRebuildRig(t)
 	begun := make(chan struct{})
@@ -251,7 +255,7 @@ func TestTwoRebuilds(t *testing.T) {
 
 // TestRebuildAfterRebuild goes through versions, as deployments do.
 func TestRebuildAfterRebuild(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	s := newStream(bus, topicCounts)
 	for i := range 100 {
 		s.put(t, "k"+strconv.Itoa(i%10))

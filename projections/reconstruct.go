@@ -9,13 +9,14 @@ import (
 	"eventhub/jetstream"
 )
 
-// ErrTruncated is returned by Reconstruct beside a state when the topic has dropped events before that moment: the state
-// follows from those that are left, which is all of it only where each event says everything about its key.
-var ErrTruncated = errors.New("projections: the topic has dropped some of the events before that moment")
+// ErrTruncated is returned by Reconstruct, together with a state, if the topic has dropped events.
+// The state then follows from the remaining events, which is exact only if each event contains the
+// whole state of its key.
+var ErrTruncated = errors.New("projections: the topic has dropped some events before the given time")
 
-// Reconstruct returns the state of one key at a past moment, from the history of a topic
-// (jetstream.Bus.History): apply, as a Projection's Apply, over the events of the key that were
-// stored until then. Its Value is nil when there was none.
+// Reconstruct returns the state of a key at a past time. It calls apply, the Apply function of a
+// Projection, for each event of the key that was stored up to and including that time. The Value of
+// the state is nil if there was none.
 func Reconstruct(ctx context.Context, history History, key string, at time.Time, apply func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error)) (State, error) {
 	var s State
 	if at.UnixMilli() <= 0 {
@@ -32,7 +33,7 @@ func Reconstruct(ctx context.Context, history History, key string, at time.Time,
 	if err != nil {
 		return s, err
 	}
-	// Asked last: what was dropped while the above read is not in the state either.
+	// Read the bounds last, so that events dropped during the scan count as dropped.
 	first, _, err := history.Bounds(ctx)
 	switch {
 	case errors.Is(err, jetstream.ErrNotFound):

@@ -11,12 +11,14 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
-// TestReconstruct wants, at the moment of each event, what a fold of the stream up to it gives, for every key.
+// TestReconstruct wants, at the moment of each event, what a fold of the stream up to it gives, for
+// every key.
 func TestReconstruct(t *testing.T) {
 	const keys, events = 4, 60
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	rnd := rand.New(rand.NewPCG(5, 8))
 	for i := range events {
 		key := "k:" + strconv.Itoa(rnd.IntN(keys))

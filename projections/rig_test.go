@@ -20,8 +20,8 @@ import (
 // topicCounts is the topic of the tests of keyed projections.
 const topicCounts = "counts"
 
-// appendEvent is an Apply that shows what was lost, doubled or out of order: a state is the payloads of its key's events.
-// Tombstones remove it.
+// appendEvent is an Apply that shows what was lost, doubled or out of order: a state is the
+// payloads of its key's events. Tombstones remove it.
 func appendEvent(_ context.Context, state []byte, e *jetstream.Event) ([]byte, error) {
 	if e.Tombstone {
 		return nil, nil
@@ -133,7 +133,8 @@ func workedOffIn(tb testing.TB, limit time.Duration, bus Bus, group string) {
 	defer ticker.Stop()
 	for {
 		last, err = bus.Group(topicCounts, group).Backlog(tb.Context())
-		// The server's count of what waits comes a moment after a publish is confirmed; the floor is exact.
+		// The server's count of what waits comes a moment after a publish is confirmed; the floor
+		// is exact.
 		if err == nil && last.Waiting == 0 && last.Leased == 0 && last.Floor >= last.Tail {
 			return
 		}
@@ -228,7 +229,8 @@ func remove(tb testing.TB, bus *jetstream.Bus, topic, key string) jetstream.Rece
 	return r
 }
 
-// stream publishes many events without waiting for each. It reports the first failure when it is flushed.
+// stream publishes many events without waiting for each. It reports the first failure when it is
+// flushed.
 type stream struct {
 	pub    *jetstream.Publisher
 	topic  string
@@ -327,5 +329,22 @@ func letters(tb testing.TB, bus *jetstream.Bus) [][]byte {
 	if err != nil && !errors.Is(err, jetstream.ErrNotFound) {
 		tb.Fatal(err)
 	}
+	return all
+}
+
+// awaitLetters waits until a topic of dead letters has some, and returns them.
+func awaitLetters(tb testing.TB, bus *jetstream.Bus, topic string) (all []*jetstream.Event) {
+	tb.Helper()
+	poll(tb, "letters on "+topic, func() bool {
+		all = nil
+		err := bus.History(topic).Scan(tb.Context(), jetstream.ScanOptions{}, func(e *jetstream.Event) error {
+			all = append(all, e)
+			return nil
+		})
+		if err != nil {
+			tb.Fatal(err)
+		}
+		return len(all) > 0
+	})
 	return all
 }

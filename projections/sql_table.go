@@ -10,45 +10,48 @@ import (
 	"strings"
 )
 
-// Dialect is how a database writes SQL.
+// Dialect is the SQL dialect of a database.
 type Dialect string
 
-// The dialects.
+// The supported dialects.
 const (
 	SQLite     Dialect = "sqlite"
 	PostgreSQL Dialect = "postgres"
 )
 
-// positionsTable holds, by name, how far each SQLTable is.
+// positionsTable holds the checkpoint of each SQLTable by name.
 const positionsTable = "eventhub_positions"
 
-// sqlRows is the most rows of one statement: both databases bound the parameters of one.
+// sqlRows is the maximum number of rows per statement, because databases limit the number of
+// parameters.
 const sqlRows = 200
 
-// SQLTableConfig configures a SQLTable.
+// SQLTableConfig configures an SQLTable.
 type SQLTableConfig struct {
-	// DB is the database, owned by the caller. Required.
+	// DB is the database. The caller owns it. Required.
 	DB *sql.DB
-	// Dialect is that of DB. Required.
+	// Dialect is the SQL dialect of DB. Required.
 	Dialect Dialect
-	// Table is the table of the rows: key, payload (as JSON text), id, ts (epoch milliseconds) and sequence (in the topic's
-	// stream). It is made if it does not exist. Letters, digits and _. Required.
+	// Table is the name of the table of rows: up to 63 letters, digits, and underscores. Its
+	// columns are key, payload (JSON text), id, ts (epoch milliseconds), and sequence (in the
+	// topic's stream). OpenSQLTable creates the table if it does not exist. Required unless Write
+	// is set.
 	Table string
-	// Name names the position in table eventhub_positions. Default: Table.
+	// Name identifies the checkpoint in table eventhub_positions. Defaults to Table.
 	Name string
-	// Write, if not nil, writes the rows of changes instead, in the transaction that also moves the position; Table is not
-	// made then. It must not end the transaction.
+	// Write, if not nil, replaces the writing of rows to Table, which is then not created. It runs
+	// in the transaction that also moves the checkpoint, and must not end that transaction.
 	Write func(ctx context.Context, tx *sql.Tx, changes []Change) error
 }
 
-// SQLTable is a Table in a SQL database, SQLite or PostgreSQL, through database/sql.
+// SQLTable is a Table in an SQLite or PostgreSQL database, accessed through database/sql.
 type SQLTable struct{ cfg SQLTableConfig }
 
 var _ Table = (*SQLTable)(nil)
 
 var tableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
 
-// OpenSQLTable makes the tables that do not exist yet.
+// OpenSQLTable returns an SQLTable and creates missing tables.
 func OpenSQLTable(ctx context.Context, cfg SQLTableConfig) (*SQLTable, error) {
 	if cfg.Name == "" {
 		cfg.Name = cfg.Table
@@ -57,9 +60,9 @@ func OpenSQLTable(ctx context.Context, cfg SQLTableConfig) (*SQLTable, error) {
 	case cfg.DB == nil:
 		return nil, errors.New("projections: SQL table: DB is missing")
 	case cfg.Dialect != SQLite && cfg.Dialect != PostgreSQL:
-		return nil, fmt.Errorf("projections: SQL table: dialect %q: sqlite or postgres is needed", cfg.Dialect)
+		return nil, fmt.Errorf("projections: SQL table: dialect %q: must be sqlite or postgres", cfg.Dialect)
 	case !tableName.MatchString(cfg.Table) && (cfg.Write == nil || cfg.Table != ""):
-		return nil, fmt.Errorf("projections: SQL table: name %q: up to 63 letters, digits and _ are allowed, the first no digit", cfg.Table)
+		return nil, fmt.Errorf("projections: SQL table: name %q: must be up to 63 letters, digits, and _, and must not begin with a digit", cfg.Table)
 	case cfg.Name == "":
 		return nil, errors.New("projections: SQL table: Name is missing")
 	}
@@ -85,18 +88,19 @@ func (t *SQLTable) Checkpoint(ctx context.Context) (Checkpoint, error) {
 	query := "SELECT stream, sequence, stored_at FROM " + positionsTable + " WHERE name = " + t.param(1)
 	err := t.cfg.DB.QueryRowContext(ctx, query, t.cfg.Name).Scan(&p.Stream, &p.Sequence, &p.StoredAt)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
-		return Checkpoint{}, fmt.Errorf("projections: position of %s: %w", t.cfg.Name, err)
+		return Checkpoint{}, fmt.Errorf("projections: read the checkpoint of %s: %w", t.cfg.Name, err)
 	}
 	return p, nil
 }
 
-// Commit implements Table. The row of the position is locked first, so of two instances one waits for the other.
+// Commit implements Table. It locks the checkpoint row first, so that concurrent instances wait for
+// each other.
 func (t *SQLTable) Commit(ctx context.Context, from, to Checkpoint, changes []Change) error {
 	tx, err := t.cfg.DB.BeginTx(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("projections: table %s: %w", t.cfg.Name, err)
 	}
-	defer func() { _ = tx.Rollback() }() // of no effect after the commit
+	defer func() { _ = tx.Rollback() }() // no effect after the commit
 	if err := t.move(ctx, tx, from, to); err != nil {
 		return err
 	}
@@ -106,7 +110,7 @@ func (t *SQLTable) Commit(ctx context.Context, from, to Checkpoint, changes []Ch
 	}
 	if len(changes) > 0 {
 		if err := write(ctx, tx, changes); err != nil {
-			return fmt.Errorf("projections: rows of %s: %w", t.cfg.Name, err)
+			return fmt.Errorf("projections: write rows of %s: %w", t.cfg.Name, err)
 		}
 	}
 	if err := tx.Commit(); err != nil {
@@ -126,7 +130,7 @@ func (t *SQLTable) move(ctx context.Context, tx *sql.Tx, from, to Checkpoint) er
 			to.Stream, to.Sequence, to.StoredAt, t.cfg.Name, from.Stream, from.Sequence, from.StoredAt)
 	}
 	if err != nil {
-		return fmt.Errorf("projections: position of %s: %w", t.cfg.Name, err)
+		return fmt.Errorf("projections: move the checkpoint of %s: %w", t.cfg.Name, err)
 	}
 	if n, err := res.RowsAffected(); err != nil || n == 1 {
 		return err
@@ -134,7 +138,7 @@ func (t *SQLTable) move(ctx context.Context, tx *sql.Tx, from, to Checkpoint) er
 	return ErrConflict
 }
 
-// write is the default of SQLTableConfig.Write.
+// write is the default for SQLTableConfig.Write.
 func (t *SQLTable) write(ctx context.Context, tx *sql.Tx, changes []Change) error {
 	for len(changes) > 0 {
 		n := min(len(changes), sqlRows)
@@ -170,10 +174,10 @@ func (t *SQLTable) writeRows(ctx context.Context, tx *sql.Tx, changes []Change) 
 	return err
 }
 
-// list is n times s.
+// list repeats s n times, separated by commas.
 func list(s string, n int) string { return strings.TrimSuffix(strings.Repeat(s+", ", n), ", ") }
 
-// params writes the parameters, which are the question marks in a query, as the dialect does.
+// params translates the question marks of a query into the dialect's parameters.
 func (t *SQLTable) params(query string) string {
 	if t.cfg.Dialect != PostgreSQL {
 		return query

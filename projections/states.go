@@ -9,17 +9,18 @@ import (
 	"eventhub/jetstream"
 )
 
-// StatesBucket is the name of the KV bucket that holds the states of a projection's version, from 1.
+// StatesBucket returns the name of the KV bucket with the states of a version of a projection.
+// Versions start at 1.
 func StatesBucket(projection string, version int) string {
 	return "state_" + projection + "_v" + strconv.Itoa(version)
 }
 
-// States is a Store in a KV bucket of its own: one entry a key.
+// States is a Store in a KV bucket, with one entry per key. Its methods may be called concurrently.
 type States struct{ bucket Collection }
 
 var _ Store = (*States)(nil)
 
-// OpenStates opens the bucket of a name, and makes it when it does not exist.
+// OpenStates opens the named bucket and creates it if it does not exist.
 func OpenStates(ctx context.Context, bus Bus, bucket string) (*States, error) {
 	c, err := bus.Collections().Open(ctx, bucket)
 	if err != nil {
@@ -41,7 +42,8 @@ func entryState(e *jetstream.Entry) State {
 	return State{Value: e.Value, From: parsePosition(e.Headers[headerSource]), Revision: e.Revision, StoredAt: e.StoredAt}
 }
 
-// Save implements Store. A removed key leaves a mark in the bucket that says which event removed it.
+// Save implements Store. A removed key leaves a delete marker that names the event which removed
+// it.
 func (s *States) Save(ctx context.Context, key string, old, next State, _ *jetstream.Event) (State, error) {
 	headers := map[string]string{headerSource: next.From.String()}
 	write := func() (uint64, error) { return s.bucket.Put(ctx, key, next.Value, headers, old.Revision) }

@@ -8,24 +8,23 @@ import (
 	"eventhub/jetstream"
 )
 
-// maxCause is the longest id that the bus takes in caused_by, in bytes. Those that it gives are shorter, but native
-// clients give what they like.
+// maxCause is the longest id in bytes that the bus accepts in caused_by. Ids made by the bus are
+// shorter, but native clients may choose any id.
 const maxCause = 1_024
 
-// TopicStore is a Store on a compacted topic: each state is an event of its key, so that clients can subscribe to what
-// changes, and read what is there.
+// TopicStore is a Store on a compacted topic. Each state is an event of its key, so clients can
+// subscribe to changes and read the current states. Its methods may be called concurrently.
 type TopicStore struct {
 	bus   Bus
 	topic string
-	now   func() time.Time
 }
 
 var _ Store = (*TopicStore)(nil)
 
-// NewTopicStore keeps states on a topic, which must be compacted (jetstream.TopicRule.Compaction) for states to outlive the
-// topic's retention.
+// NewTopicStore returns a store on a topic. The topic must be compacted
+// (jetstream.TopicRule.Compaction); otherwise its retention removes states.
 func NewTopicStore(bus Bus, topic string) *TopicStore {
-	return &TopicStore{bus: bus, topic: topic, now: time.Now}
+	return &TopicStore{bus: bus, topic: topic}
 }
 
 // Load implements Store.
@@ -67,7 +66,7 @@ func (t *TopicStore) Save(ctx context.Context, key string, old, next State, caus
 	if err != nil {
 		return State{}, err
 	}
-	next.Revision, next.StoredAt = receipt.Sequence, t.now().UnixNano()
+	next.Revision, next.StoredAt = receipt.Sequence, time.Now().UnixNano()
 	return next, nil
 }
 

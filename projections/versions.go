@@ -15,24 +15,24 @@ import (
 	"eventhub/jetstream/panics"
 )
 
-// versionsBucket says, for each projection that was rebuilt, which version of it is the one.
+// versionsBucket holds the live version of each projection that was rebuilt.
 const versionsBucket = "eventhub_projections"
 
-// maxVersion is the largest number of a version that the longest names leave room for.
+// maxVersion is the highest version number for which the longest group names leave room.
 const maxVersion = 999_999
 
-// version is an entry of versionsBucket. A projection without one is at version 1.
+// version is an entry of versionsBucket. A projection without an entry is at version 1.
 type version struct {
 	Version int `json:"version"`
-	// Newest is the last number that was given to a rebuild. None is given twice: of a group that was removed something may
-	// still be there when one of the same name is made at once.
+	// Newest is the highest version number given to a rebuild. Numbers are never reused, because
+	// parts of a removed group may outlive it and disturb a new group of the same name.
 	Newest int `json:"newest,omitempty"`
-	// Left are the versions that may still be there and are not the one: of rebuilds that are under way, or did not come
-	// to their end.
+	// Left lists versions that are not live but may still exist, from rebuilds that are running or
+	// did not finish.
 	Left []int `json:"left,omitempty"`
 }
 
-// groupOf is the group of a projection's version.
+// groupOf returns the group of a version of the projection.
 func (p *Projection) groupOf(version int) string {
 	if version == 1 {
 		return p.Group
@@ -40,7 +40,7 @@ func (p *Projection) groupOf(version int) string {
 	return p.Group + ".v" + strconv.Itoa(version)
 }
 
-// versions runs the version of a projection that is the one.
+// versions runs the live version of a projection.
 type versions struct {
 	bus   Bus
 	p     *Projection
@@ -54,7 +54,7 @@ func (v *versions) open(ctx context.Context) (err error) {
 	return err
 }
 
-// current reads which version is the one, and the revision under which that is known.
+// current returns the live version and the revision of its entry.
 func (v *versions) current(ctx context.Context) (version, uint64, error) {
 	e, err := v.names.Get(ctx, v.p.Name)
 	if err != nil {
@@ -70,12 +70,12 @@ func readVersion(e *jetstream.Entry) (version, error) {
 	}
 	var stored version
 	if err := json.Unmarshal(e.Value, &stored); err != nil || stored.Version < 1 {
-		return version{}, fmt.Errorf("projections: the entry of %q in bucket %s is unreadable: delete it to go back to version 1", e.Key, versionsBucket)
+		return version{}, fmt.Errorf("projections: entry %q of bucket %s is unreadable; delete it to return to version 1", e.Key, versionsBucket)
 	}
 	return stored, nil
 }
 
-// put replaces what was known under a revision.
+// put replaces the entry at the given revision and returns the new revision.
 func (v *versions) put(ctx context.Context, next version, revision uint64) (uint64, error) {
 	value, err := json.Marshal(next)
 	if err != nil {
@@ -84,10 +84,10 @@ func (v *versions) put(ctx context.Context, next version, revision uint64) (uint
 	return v.names.Put(ctx, v.p.Name, value, nil, revision)
 }
 
-// errSwapped ends a version that is not the one any more.
-var errSwapped = errors.New("projections: another version is the one now")
+// errSwapped ends a version that is no longer live.
+var errSwapped = errors.New("projections: another version is live now")
 
-// run runs whichever version is the one until ctx ends.
+// run runs the live version, whichever it is, until ctx ends.
 func (v *versions) run(ctx context.Context) error {
 	if err := insist(ctx, v.p.Logger, "open the versions", v.open); err != nil {
 		return v.end(ctx, err)
@@ -108,15 +108,15 @@ func (v *versions) run(ctx context.Context) error {
 	return nil
 }
 
-// end is what a projection returns for an error: none when it was asked to end.
+// end returns the error that Run returns: nil if ctx has ended.
 func (v *versions) end(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return nil //nolint:nilerr // being asked to end is no failure
+		return nil //nolint:nilerr // the end of ctx is a normal stop
 	}
 	return fmt.Errorf("projection %s: %w", v.p.Name, err)
 }
 
-// runUntilSwapped runs version n, and returns errSwapped when another one has become the one.
+// runUntilSwapped runs version n. It returns errSwapped when another version becomes live.
 func (v *versions) runUntilSwapped(ctx context.Context, n int) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -132,7 +132,7 @@ func (v *versions) runUntilSwapped(ctx context.Context, n int) error {
 				return nil
 			})
 			if ctx.Err() == nil {
-				v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "swaps of a projection cannot be followed now", slog.String("projection", v.p.Name), slog.Any("error", err))
+				v.p.Logger.LogAttrs(ctx, slog.LevelWarn, "failed to watch the version of a projection; retrying", slog.String("projection", v.p.Name), slog.Any("error", err))
 				_ = pause(ctx, retryMax)
 			}
 		}
@@ -144,7 +144,7 @@ func (v *versions) runUntilSwapped(ctx context.Context, n int) error {
 	return err
 }
 
-// runVersion runs one version until ctx ends.
+// runVersion runs version n until ctx ends.
 func (v *versions) runVersion(ctx context.Context, n int) error {
 	var a *applier
 	from := v.p.From
@@ -172,7 +172,7 @@ func (v *versions) runVersion(ctx context.Context, n int) error {
 	return o.run(ctx, v.p.groupOf(n), from)
 }
 
-// store opens where the states of a version are.
+// store opens the store for the states of a version.
 func (p *Projection) store(ctx context.Context, bus Bus, version int) (Store, error) {
 	if p.Store != nil {
 		var store Store
@@ -185,16 +185,17 @@ func (p *Projection) store(ctx context.Context, bus Bus, version int) (Store, er
 	return OpenStates(ctx, bus, StatesBucket(p.Name, version))
 }
 
-// View reads the states of a projection, whichever version is the one. It may be used concurrently.
+// View reads the states of the live version of a projection. Its methods may be called
+// concurrently.
 type View struct {
 	v *versions
 
 	mu     sync.Mutex
 	opened int
-	states *States // of opened
+	states *States // states of version opened
 }
 
-// OpenView opens a view on a projection that keeps its states in the default Store.
+// OpenView returns a view of a projection that keeps its states in the default Store.
 func OpenView(ctx context.Context, bus Bus, projection string) (*View, error) {
 	v := newVersions(bus, &Projection{Name: projection})
 	if err := v.open(ctx); err != nil {
@@ -203,7 +204,7 @@ func OpenView(ctx context.Context, bus Bus, projection string) (*View, error) {
 	return &View{v: v}, nil
 }
 
-// current opens the states of the version that is the one.
+// current returns the live version and its states.
 func (w *View) current(ctx context.Context) (int, *States, error) {
 	n, _, err := w.v.current(ctx)
 	if err != nil {
@@ -221,7 +222,7 @@ func (w *View) current(ctx context.Context) (int, *States, error) {
 	return n.Version, w.states, nil
 }
 
-// Get returns the state of a key; the zero State when there is none.
+// Get returns the state of a key, or the zero State if there is none.
 func (w *View) Get(ctx context.Context, key string) (State, error) {
 	for {
 		n, states, err := w.current(ctx)
@@ -232,7 +233,7 @@ func (w *View) Get(ctx context.Context, key string) (State, error) {
 		if err == nil && s.Revision > 0 {
 			return s, nil
 		}
-		// Nothing is there: perhaps because the version was removed after a rebuild.
+		// The states may be missing because a rebuild removed the version.
 		now, _, again := w.v.current(ctx)
 		if again != nil || now.Version == n {
 			return s, cmp.Or(err, again)
@@ -240,12 +241,13 @@ func (w *View) Get(ctx context.Context, key string) (State, error) {
 	}
 }
 
-// ErrRebuilt is returned by View.Each when a rebuild came in between, and may have removed states before they were read.
-var ErrRebuilt = errors.New("projections: the projection was rebuilt while its states were read: read them again")
+// ErrRebuilt is returned by View.Each if a rebuild happened meanwhile and may have removed states
+// before they were read.
+var ErrRebuilt = errors.New("projections: the projection was rebuilt while its states were read; read them again")
 
-// Each calls f with the state of every key that has one, and stops at its first error, which it returns. All states are of
-// one version: the one at the moment of the call. A rebuild removes that some seconds after its end: a read that takes
-// longer fails then, with ErrRebuilt if with nothing else.
+// Each calls f for every key that has a state. It stops at the first error of f and returns it. All
+// states are of the version that is live at the call. A rebuild removes that version a few seconds
+// after it finishes, so a longer read fails, at the latest with ErrRebuilt.
 func (w *View) Each(ctx context.Context, f func(key string, s State) error) error {
 	began := time.Now()
 	n, states, err := w.current(ctx)

@@ -12,15 +12,15 @@ import (
 	"eventhub/acl"
 )
 
-// The exit codes of `eventhub acl check`.
+// Exit codes of `eventhub acl check`.
 const (
 	exitDenied = 1
-	exitUnsure = 2 // no decision: the command line, the configuration or the token is wrong
+	exitUnsure = 2 // no decision: invalid command line, configuration, or token
 )
 
 // aclCmd is `eventhub acl`.
 type aclCmd struct {
-	Check aclCheckCmd `cmd:"" help:"Say whether a token allows an action on a topic, and by which rule. Exit code: 0 allowed, 1 denied, 2 the token is not taken."`
+	Check aclCheckCmd `cmd:"" help:"Check whether a token allows an action on a topic, and show the deciding rule. Exit code: 0 allowed, 1 denied, 2 token not accepted."`
 }
 
 // aclCheckCmd is `eventhub acl check`.
@@ -28,13 +28,13 @@ type aclCheckCmd struct {
 	Hub authFlags `embed:"" group:"The hub's configuration"`
 
 	HubToken     string `env:"WS_TOKEN" group:"The hub's configuration" help:"The hub's own token."`
-	HubTokenFile string `env:"WS_TOKEN_FILE" group:"The hub's configuration" placeholder:"FILE" help:"File that holds the hub's own token."`
+	HubTokenFile string `env:"WS_TOKEN_FILE" group:"The hub's configuration" placeholder:"FILE" help:"File with the hub's own token."`
 
-	Token     string `help:"The token to check; - reads it from standard input. Other users of this host can read it on a command line."`
-	TokenFile string `placeholder:"FILE" help:"File that holds the token to check."`
-	Group     string `help:"The group of a subscribe."`
-	Action    string `arg:"" enum:"publish,subscribe,admin" help:"What to do: ${enum}."`
-	Topic     string `arg:"" help:"The topic."`
+	Token     string `help:"Token to check; - reads it from standard input. Other users of this host can see command lines."`
+	TokenFile string `placeholder:"FILE" help:"File with the token to check."`
+	Group     string `help:"Group, for the action subscribe."`
+	Action    string `arg:"" enum:"publish,subscribe,admin" help:"Action: ${enum}."`
+	Topic     string `arg:"" help:"Topic."`
 }
 
 // Run prints the decision.
@@ -54,10 +54,10 @@ func (cmd *aclCheckCmd) Run(ctx context.Context, std streams) error {
 
 func (cmd *aclCheckCmd) decide(ctx context.Context, std streams) (acl.Decision, error) {
 	if p, err := acl.ParsePattern(cmd.Topic); err != nil || !p.Match(cmd.Topic) {
-		return acl.Decision{}, fmt.Errorf("%q is no topic: segments of letters, digits, _ and - are separated by dots, 251 bytes in all, without wildcards", cmd.Topic)
+		return acl.Decision{}, fmt.Errorf("%q is not a valid topic; use up to 251 bytes, in segments of letters, digits, _ and - separated by dots, without wildcards", cmd.Topic)
 	}
 	if cmd.Group != "" && acl.Action(cmd.Action) != acl.Subscribe {
-		return acl.Decision{}, errors.New("--group is for subscribe")
+		return acl.Decision{}, errors.New("--group is only allowed with the action subscribe")
 	}
 	token, err := cmd.token(std.in)
 	if err != nil {
@@ -79,30 +79,30 @@ func (cmd *aclCheckCmd) decide(ctx context.Context, std streams) (acl.Decision, 
 	defer v.Close()
 	id, err := v.Verify(ctx, token)
 	if err != nil {
-		return acl.Decision{}, fmt.Errorf("the hub would not take this token: %s", strings.TrimSuffix(err.Error(), "."))
+		return acl.Decision{}, fmt.Errorf("token not accepted: %s", strings.TrimSuffix(err.Error(), "."))
 	}
 	return id.Policy().Decide(acl.Action(cmd.Action), cmd.Topic, cmd.Group), nil
 }
 
-// token finds the token to check.
+// token reads the token to check.
 func (cmd *aclCheckCmd) token(in io.Reader) (string, error) {
 	switch {
 	case (cmd.Token != "") == (cmd.TokenFile != ""):
-		return "", errors.New("which token? give --token or --token-file; --token - reads standard input")
+		return "", errors.New("no token to check; use either --token or --token-file; --token - reads standard input")
 	case cmd.TokenFile != "":
 		f, err := os.Open(cmd.TokenFile)
 		if err != nil {
 			return "", fmt.Errorf("token file %s: %w", cmd.TokenFile, cause(err))
 		}
-		defer func() { _ = f.Close() }() // it was only read
+		defer func() { _ = f.Close() }() // read-only
 		in = f
 	case cmd.Token != "-":
 		return cmd.Token, nil
 	}
-	// One byte too many is enough to see that there is too much.
+	// The extra byte reveals a token that is too long.
 	text, err := io.ReadAll(io.LimitReader(in, acl.MaxTokenBytes+1))
 	if err != nil {
-		return "", fmt.Errorf("reading the token: %w", cause(err))
+		return "", fmt.Errorf("read token: %w", cause(err))
 	}
 	return strings.TrimSpace(string(text)), nil
 }

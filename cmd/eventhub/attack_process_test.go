@@ -27,15 +27,17 @@ import (
 	"eventhub/facade/client"
 )
 
-// attackFor is how long each flood lasts: short in everyday runs, as long as one likes with -attack.for=30s.
+// attackFor is how long each flood lasts: short in everyday runs, as long as one likes with
+// -attack.for=30s.
 var attackFor = flag.Duration("attack.for", time.Second, "how long each flood of TestFloods lasts")
 
 const (
-	// floodConnections and floodWaiting are limits of the hub that is flooded, low enough to be reached by a test.
+	// floodConnections and floodWaiting are limits of the hub that is flooded, low enough to be
+	// reached by a test.
 	floodConnections = 1500
 	floodWaiting     = 512
-	// neighbourEvery is the pace of the neighbour's events, and neighbourPatience what its 99th percentile may be, though
-	// attackers and neighbour run on the same cores as the hub.
+	// neighbourEvery is the pace of the neighbour's events, and neighbourPatience what its 99th
+	// percentile may be, though attackers and neighbour run on the same cores as the hub.
 	neighbourEvery    = 10 * time.Millisecond
 	neighbourPatience = slowdown * time.Second
 )
@@ -46,8 +48,9 @@ const floodFrame = `{"op":"PUBLISH","topic":"flood.frames","payload":"xyzzy"}`
 const upgradeRequest = "GET / HTTP/1.1\r\nHost: hub\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" +
 	"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
 
-// TestFloods lets attackers do all they can to a hub of its own process, while a neighbour publishes and consumes at a
-// steady pace. The neighbour loses nothing and waits for nothing, and the hub's memory stays within bounds.
+// TestFloods lets attackers do all they can to a hub of its own process, while a neighbour
+// publishes and consumes at a steady pace. The neighbour loses nothing and waits for nothing, and
+// the hub's memory stays within bounds.
 func TestFloods(t *testing.T) {
 	f := newFloodedHub(t)
 	quiet := f.neighbour.during(func() { f.pass(*attackFor) })
@@ -320,7 +323,8 @@ func (a *attacker) text(frame string) {
 	}
 }
 
-// pour writes chunk again and again until the end, or until nothing is taken any more. It returns how often it did.
+// pour writes chunk again and again until the end, or until nothing is taken any more. It returns
+// how often it did.
 func (a *attacker) pour(chunk []byte, end time.Time) (n int) {
 	_ = a.raw.SetWriteDeadline(end)
 	for time.Now().Before(end) {
@@ -372,7 +376,8 @@ func crowd(n int, each func(i int)) {
 	wg.Wait()
 }
 
-// floodFrames publishes as fast as it goes. What is over the rate is refused, and the connections live on.
+// floodFrames publishes as fast as it goes. What is over the rate is refused, and the connections
+// live on.
 func floodFrames(t *testing.T, f *floodedHub) {
 	t.Helper()
 	const connections, each = 4, 500
@@ -489,7 +494,8 @@ func drop(conn net.Conn) {
 	}
 }
 
-// floodHeld opens as many WebSockets as the hub takes, and keeps them without AUTH. Places get free by themselves.
+// floodHeld opens as many WebSockets as the hub takes, and keeps them without AUTH. Places get free
+// by themselves.
 func floodHeld(t *testing.T, f *floodedHub) {
 	t.Helper()
 	var mu sync.Mutex
@@ -539,7 +545,8 @@ func newcomer(t *testing.T, f *floodedHub) (tries int) {
 	return tries
 }
 
-// floodHalfOpen makes TCP connections that send nothing, or a header that does not end, faster than there is room.
+// floodHalfOpen makes TCP connections that send nothing, or a header that does not end, faster than
+// there is room.
 func floodHalfOpen(t *testing.T, f *floodedHub) {
 	t.Helper()
 	const workers, each = 16, 2 * floodWaiting / 16
@@ -675,7 +682,8 @@ func pings(t *testing.T, f *floodedHub, read bool) {
 	t.Logf("%d pings, %d pongs", sent.Load(), pongs.Load())
 }
 
-// floodUnread subscribes to many megabytes, publishes on, and never reads: many connections with one subscription each.
+// floodUnread subscribes to many megabytes, publishes on, and never reads: many connections with
+// one subscription each.
 func floodUnread(t *testing.T, f *floodedHub) {
 	t.Helper()
 	unread(t, f, 8, 1)

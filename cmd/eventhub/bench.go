@@ -14,7 +14,7 @@ type benchCmd struct {
 	bench.Commands
 }
 
-// AfterApply gives the benchmarks what they share with the other commands.
+// AfterApply gives the benchmarks access to the output streams and to token lookup.
 func (cmd *benchCmd) AfterApply(call *kong.Context, std streams) error {
 	env := bench.Env{
 		Out: std.out, Err: std.err,

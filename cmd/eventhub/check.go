@@ -17,7 +17,7 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// check is serve --check: it prints what the hub would do, or everything that is wrong.
+// check implements serve --check. It prints the plan of the hub, or every configuration error.
 func (cmd *serveCmd) check(ctx context.Context, std streams, set settings, faults []error) error {
 	if err := cmd.checkData(&set); err != nil {
 		faults = append(faults, err)
@@ -28,21 +28,22 @@ func (cmd *serveCmd) check(ctx context.Context, std streams, set settings, fault
 		}
 		return &exitError{1, nil}
 	}
-	printLines(std.out, "the configuration is good", cmd.plan(ctx, &set))
+	printLines(std.out, "configuration is valid", cmd.plan(ctx, &set))
 	return nil
 }
 
-// flagOf finds the flag in a message of the parser.
+// flagOf finds a flag name in an error of the parser.
 var flagOf = regexp.MustCompile(`--([a-z][a-z-]*)`)
 
-// parseRest parses again without the values that cannot be read, and returns a fault for each of them. The parser itself
-// ends at the first, which is err. What is no mistake in a value stays an error.
+// parseRest parses again without the invalid flag values, because the parser stops at the first.
+// err is the parser's first error. parseRest returns an error for each invalid value. Any other
+// parse error is returned as the last result.
 func parseRest(parser *kong.Kong, args []string, err error) (*kong.Context, []error, error) {
 	var faults []error
 	unset := make(map[string]string)
 	defer func() {
 		for name, value := range unset {
-			_ = os.Setenv(name, value) // it was set before
+			_ = os.Setenv(name, value) // cannot fail: the variable was set before
 		}
 	}()
 	for {
@@ -59,7 +60,7 @@ func parseRest(parser *kong.Kong, args []string, err error) (*kong.Context, []er
 				return nil, nil, err
 			}
 			unset[from] = value
-			_ = os.Unsetenv(from) // it was set before
+			_ = os.Unsetenv(from) // cannot fail: the variable is set
 			if strings.Contains(err.Error(), from) {
 				from = ""
 			} else {
@@ -75,7 +76,7 @@ func parseRest(parser *kong.Kong, args []string, err error) (*kong.Context, []er
 	}
 }
 
-// variableOf is the environment variable of a flag of serve.
+// variableOf returns the environment variable of a flag of serve.
 func variableOf(parser *kong.Kong, flag string) string {
 	for _, command := range parser.Model.Children {
 		for _, f := range command.Flags {
@@ -87,7 +88,7 @@ func variableOf(parser *kong.Kong, flag string) string {
 	return ""
 }
 
-// checkData finds out whether the data directory could be used, without making it.
+// checkData checks whether the data directory is usable, without creating it.
 func (cmd *serveCmd) checkData(set *settings) error {
 	if set.makesToken {
 		if _, err := readToken(cmd.Data); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -109,7 +110,7 @@ func (cmd *serveCmd) checkData(set *settings) error {
 	return nil
 }
 
-// plan says what the hub would do.
+// plan describes what the hub would do.
 func (cmd *serveCmd) plan(ctx context.Context, set *settings) [][2]string {
 	at := func(host string, port uint16) string { return net.JoinHostPort(host, strconv.Itoa(int(port))) }
 	access := "open"
@@ -141,8 +142,8 @@ func (cmd *serveCmd) plan(ctx context.Context, set *settings) [][2]string {
 	if set.outbox != nil {
 		place := set.outbox.String()
 		if err := set.outbox.look(ctx, cmd.outboxServeFlags.Table, cmd.outboxServeFlags.Migrate); err != nil {
-			// The hub would start all the same, so this is no fault of the configuration.
-			place = strings.Join(strings.Fields(err.Error()), " ") + " (the hub would start, and wait for it)"
+			// The hub would start nevertheless, so this is not a configuration error.
+			place = strings.Join(strings.Fields(err.Error()), " ") + " (the hub would start and retry)"
 		}
 		lines = append(lines, [2]string{"outbox", place})
 	}
@@ -150,17 +151,17 @@ func (cmd *serveCmd) plan(ctx context.Context, set *settings) [][2]string {
 	return append(lines, cmd.limitFlags.lines()...)
 }
 
-// credentials says which tokens the hub would take, without any part of them.
+// credentials describes the tokens that the hub would accept, without revealing any part of them.
 func (cmd *serveCmd) credentials(set *settings) (lines [][2]string) {
 	if len(set.auth.Static) > 0 {
 		own := "as configured"
 		if file := filepath.Join(cmd.Data, tokenName); set.makesToken {
 			own = "in " + file
 			if _, err := os.Stat(file); err != nil {
-				own += ", made at the start"
+				own += ", created at startup"
 			}
 		}
-		rights := ", may do everything"
+		rights := ", full access"
 		if p := set.auth.Static[0].Policy; p != nil {
 			rights = fmt.Sprintf(", with a policy of %d rules", p.Len())
 		}

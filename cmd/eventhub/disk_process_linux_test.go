@@ -19,8 +19,8 @@ import (
 type disk struct {
 	t   *testing.T
 	dir string
-	// mounted is false where the test may not mount: then the kernel bounds the files of the hub instead, whose writes fail
-	// just so.
+	// mounted is false where the test may not mount: then the kernel bounds the files of the hub
+	// instead, whose writes fail just so.
 	mounted bool
 }
 
@@ -61,7 +61,8 @@ func (d *disk) fill(n *node) {
 			d.t.Fatal(err)
 		}
 		used := (st.Blocks - st.Bfree) * uint64(st.Bsize)
-		return unix.Mount("", d.dir, "", unix.MS_REMOUNT, "size="+strconv.FormatUint(used, 10)) == nil // else more was written meanwhile
+		// else more was written meanwhile
+		return unix.Mount("", d.dir, "", unix.MS_REMOUNT, "size="+strconv.FormatUint(used, 10)) == nil
 	})
 }
 
@@ -85,8 +86,8 @@ func (d *disk) limitFiles(n *node, most uint64) {
 	}
 }
 
-// publishUntil publishes numbers from n on, each once, until want says so of an outcome. It returns the next number, and those
-// that were confirmed.
+// publishUntil publishes numbers from n on, each once, until want says so of an outcome. It returns
+// the next number, and those that were confirmed.
 func publishUntil(t *testing.T, c *client.Client, topic string, n int, want func(error) bool) (next int, confirmed []int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*noticed)
@@ -106,9 +107,10 @@ func publishUntil(t *testing.T, c *client.Client, topic string, n int, want func
 	}
 }
 
-// A disk becomes full, and then larger. The hub says within a minute that it cannot store events, and stores them again when
-// there is room, without anybody's help. All that it had confirmed is there, once. What a group had acknowledged, also while the
-// disk was full, does not come again, and all else does.
+// A disk becomes full, and then larger. The hub says within a minute that it cannot store events,
+// and stores them again when there is room, without anybody's help. All that it had confirmed is
+// there, once. What a group had acknowledged, also while the disk was full, does not come again,
+// and all else does.
 func TestFullDiskThatIsMadeLarger(t *testing.T) {
 	d := newDisk(t)
 	n := startNode(t, "--data="+filepath.Join(d.dir, "data"))

@@ -8,23 +8,23 @@ import (
 	"time"
 
 	"eventhub/facade/client"
-	"eventhub/projections"
+	"eventhub/projections/process"
 )
 
 // heartbeatCmd is `eventhub heartbeat`.
 type heartbeatCmd struct {
 	hubFlags
 
-	Top   int           `default:"5" help:"Report the processes that use most of the CPU, so many."`
-	PID   []int32       `name:"pid" help:"Report these processes instead; may be repeated."`
-	Every time.Duration `default:"1s" help:"How often."`
+	Top   int           `default:"5" help:"Number of processes to report, by highest CPU use."`
+	PID   []int32       `name:"pid" help:"Report this process instead; may be repeated."`
+	Every time.Duration `default:"1s" help:"Interval between heartbeats."`
 }
 
-// Run publishes until ctx ends.
+// Run publishes heartbeats until ctx ends.
 func (cmd *heartbeatCmd) Run(ctx context.Context, std streams) error {
 	switch {
 	case cmd.Every < 10*time.Millisecond:
-		return errors.New("--every is too short: 10ms is the least")
+		return errors.New("--every must be at least 10ms")
 	case cmd.Top < 1:
 		return errors.New("--top must be at least 1")
 	}
@@ -38,16 +38,16 @@ func (cmd *heartbeatCmd) Run(ctx context.Context, std streams) error {
 	}
 	say := func(text string) { _, _ = fmt.Fprintln(std.err, "eventhub: "+text) }
 	return cmd.keep(ctx, say, func(ctx context.Context, c *client.Client) error {
-		say(fmt.Sprintf("heartbeats go to %s every %v", projections.TopicHeartbeat, cmd.Every))
+		say(fmt.Sprintf("publishing heartbeats to %s every %v", process.TopicHeartbeat, cmd.Every))
 		return publishHeartbeats(ctx, watch, cmd.Every, func(ctx context.Context, payload []byte) error {
-			_, err := c.Publish(ctx, projections.TopicHeartbeat, payload, client.PublishOptions{})
+			_, err := c.Publish(ctx, process.TopicHeartbeat, payload, client.PublishOptions{})
 			return err
 		})
 	})
 }
 
-// publishHeartbeats publishes a heartbeat of each watched process, now and then every so often,
-// until ctx ends or a publish fails.
+// publishHeartbeats publishes a heartbeat of each watched process, immediately and then at every
+// interval, until ctx ends or a publish fails.
 func publishHeartbeats(ctx context.Context, watch *processWatch, every time.Duration, publish func(context.Context, []byte) error) error {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
@@ -59,10 +59,10 @@ func publishHeartbeats(ctx context.Context, watch *processWatch, every time.Dura
 		for _, h := range beats {
 			payload, err := json.Marshal(h)
 			if err != nil {
-				return fmt.Errorf("encode a heartbeat: %w", err)
+				return fmt.Errorf("encode heartbeat: %w", err)
 			}
 			if err := publish(ctx, payload); err != nil && ctx.Err() == nil {
-				return fmt.Errorf("publishing to %s: %w", projections.TopicHeartbeat, err)
+				return fmt.Errorf("publish to %s: %w", process.TopicHeartbeat, err)
 			}
 		}
 		select {

@@ -17,26 +17,26 @@ import (
 	"eventhub/facade/client"
 )
 
-// dialTimeout bounds one try to connect.
+// dialTimeout is the timeout of one connection attempt.
 const dialTimeout = 10 * time.Second
 
-// Between tries to connect again a command waits backoffFirst, doubled each time up to backoffMax,
-// less up to a half by chance, so that the clients of a hub that restarts do not all come at the
-// same moment.
+// Delay between connection attempts. It starts at backoffFirst and doubles up to backoffMax. Jitter
+// shortens each delay by up to half, so that the clients of a restarted hub do not all reconnect at
+// once.
 const (
 	backoffFirst = 100 * time.Millisecond
 	backoffMax   = 5 * time.Second
 )
 
-// hubFlags say which hub a command talks to, and with which credential.
+// hubFlags select the hub that a command connects to, and the credential.
 type hubFlags struct {
-	URL       string `env:"EVENTHUB_URL" default:"ws://127.0.0.1:8090" help:"The hub's WebSocket."`
-	Token     string `env:"WS_TOKEN" help:"A token that the hub takes. Default: for a hub on this host, the token file in its data directory."`
-	TokenFile string `name:"token-file" env:"WS_TOKEN_FILE" placeholder:"FILE" help:"File that holds the token."`
-	Data      string `env:"EVENTHUB_DATA" default:"./eventhub-data" help:"The data directory of the hub on this host."`
+	URL       string `env:"EVENTHUB_URL" default:"ws://127.0.0.1:8090" help:"WebSocket URL of the hub."`
+	Token     string `env:"WS_TOKEN" help:"Token for the hub. Default for a hub on this host: the token file in its data directory."`
+	TokenFile string `name:"token-file" env:"WS_TOKEN_FILE" placeholder:"FILE" help:"File with the token."`
+	Data      string `env:"EVENTHUB_DATA" default:"./eventhub-data" help:"Data directory of the hub on this host."`
 }
 
-// dial connects to the hub. The caller closes the client.
+// dial connects to the hub. The caller must close the client.
 func (f hubFlags) dial(ctx context.Context) (*client.Client, error) {
 	token, err := f.token()
 	if err != nil {
@@ -49,15 +49,15 @@ func (f hubFlags) dial(ctx context.Context) (*client.Client, error) {
 		return c, nil
 	}
 	if refused, ok := errors.AsType[*client.Error](err); ok {
-		return nil, fmt.Errorf("hub at %s: %s: give its token (--token, WS_TOKEN)", f.URL, strings.TrimSuffix(refused.Error(), "."))
+		return nil, fmt.Errorf("connect to hub at %s: %s; set its token (--token, WS_TOKEN)", f.URL, strings.TrimSuffix(refused.Error(), "."))
 	}
 	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return nil, fmt.Errorf("hub at %s: %w: is it running (eventhub serve), and is the address right (--url, EVENTHUB_URL)?", f.URL, reason(err))
+		return nil, fmt.Errorf("connect to hub at %s: %w; check that the hub runs (eventhub serve) and that the address is right (--url, EVENTHUB_URL)", f.URL, reason(err))
 	}
 	return nil, err
 }
 
-// reason is the part of a failed connection that people want to read.
+// reason returns the part of a connection error that is useful to people.
 func reason(err error) error {
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		return errno
@@ -68,34 +68,34 @@ func reason(err error) error {
 	return err
 }
 
-// token finds the credential. That of the hub on this host is not sent to another.
+// token returns the credential. The token of the hub on this host is never sent to another host.
 func (f hubFlags) token() (string, error) {
 	u, err := url.Parse(f.URL)
 	if err != nil || u.Host == "" || u.Scheme != "ws" && u.Scheme != "wss" {
-		return "", fmt.Errorf("hub at %q: that is no address: give ws://HOST:PORT or wss://HOST:PORT (--url, EVENTHUB_URL)", f.URL)
+		return "", fmt.Errorf("invalid hub address %q; use ws://HOST:PORT or wss://HOST:PORT (--url, EVENTHUB_URL)", f.URL)
 	}
 	if token, err := (tokenFlags{f.Token, f.TokenFile}).configured(); err != nil || token != "" {
 		return token, err
 	}
 	if !isLoopback(u.Hostname()) {
-		return "", fmt.Errorf("hub at %s: no token: give it with --token or WS_TOKEN", f.URL)
+		return "", fmt.Errorf("no token for the hub at %s; set --token or WS_TOKEN", f.URL)
 	}
 	token, err := readToken(f.Data)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, err := os.Stat(f.Data); err != nil {
-			return "", fmt.Errorf("no token: the data directory %s does not exist: run this where the hub runs, say where its data is (--data, EVENTHUB_DATA), or give the token (--token, WS_TOKEN)", f.Data)
+			return "", fmt.Errorf("no token: data directory %s does not exist; run this command where the hub runs, set the hub's data directory (--data, EVENTHUB_DATA), or set the token (--token, WS_TOKEN)", f.Data)
 		}
-		return "", fmt.Errorf("no token: there is no file %s: say where the hub's data is (--data, EVENTHUB_DATA), or give the token (--token, WS_TOKEN)", filepath.Join(f.Data, tokenName))
+		return "", fmt.Errorf("no token: file %s does not exist; set the hub's data directory (--data, EVENTHUB_DATA) or the token (--token, WS_TOKEN)", filepath.Join(f.Data, tokenName))
 	}
 	return token, err
 }
 
-// session is one connection to the hub: it works on c until it is done, and returns nil then. What it returns else
-// decides whether it is worth another connection.
+// session is the work on one connection to the hub. It returns nil when the command is done. An
+// error decides whether the command reconnects.
 type session func(ctx context.Context, c *client.Client) error
 
-// keep runs sessions until one is done, ctx ends (both give nil), or trying again makes no sense. The first connection
-// must succeed. say is told of the others.
+// keep runs sessions until one is done, ctx ends (both return nil), or an error makes a retry
+// pointless. The first connection must succeed. say receives a message before each reconnection.
 func (f hubFlags) keep(ctx context.Context, say func(string), work session) error {
 	wait := backoffFirst
 	for first := true; ; first = false {
@@ -110,13 +110,13 @@ func (f hubFlags) keep(ctx context.Context, say func(string), work session) erro
 			return err
 		}
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // being asked to end is no failure
+			return nil //nolint:nilerr // the end of ctx is a normal stop
 		}
 		if !passes(err) {
 			return err
 		}
-		pause := wait/2 + rand.N(wait/2) //nolint:gosec // no secret
-		say(fmt.Sprintf("%v; connecting again in %v", err, pause.Round(time.Millisecond)))
+		pause := wait/2 + rand.N(wait/2) //nolint:gosec // not security-relevant
+		say(fmt.Sprintf("%v; reconnecting in %v", err, pause.Round(time.Millisecond)))
 		select {
 		case <-ctx.Done():
 			return nil
@@ -126,7 +126,7 @@ func (f hubFlags) keep(ctx context.Context, say func(string), work session) erro
 	}
 }
 
-// passes reports whether a failure may be over when the same is tried later.
+// passes reports whether a retry may succeed after this error.
 func passes(err error) bool {
 	if refused, ok := errors.AsType[*client.Error](err); ok {
 		switch refused.Code {
@@ -144,13 +144,13 @@ func passes(err error) bool {
 	return true
 }
 
-// outputError is a failure to write what a command prints.
+// outputError is an error of writing to standard output.
 type outputError struct{ err error }
 
 func (e *outputError) Error() string { return "standard output: " + e.err.Error() }
 func (e *outputError) Unwrap() error { return e.err }
 
-// isLoopback reports whether only this host reaches a listener there.
+// isLoopback reports whether only this host can reach a listener at the given host.
 func isLoopback(host string) bool {
 	if host == "localhost" {
 		return true

@@ -9,23 +9,24 @@ import (
 	"time"
 
 	"eventhub/acl"
-	"eventhub/projections"
+	"eventhub/projections/process"
 )
 
-// maxPolicyFile is how much of a policy file is read. It is enough to see that there is too much.
+// maxPolicyFile is the number of bytes read from a policy file, one more than allowed, so that an
+// oversized file is detected.
 const maxPolicyFile = acl.MaxPolicyBytes + 1
 
-// secretFlags say which secret signs tokens.
+// secretFlags configure the secret that signs tokens.
 type secretFlags struct {
-	Secret     string `name:"jwt-secret" env:"JWT_SECRET" help:"Secret that signs tokens with HS256, 32 bytes at least. Other users of this host can read it on a command line: set JWT_SECRET or name a file."`
-	SecretFile string `name:"jwt-secret-file" env:"JWT_SECRET_FILE" placeholder:"FILE" help:"File that holds the secret."`
+	Secret     string `name:"jwt-secret" env:"JWT_SECRET" help:"Secret that signs tokens with HS256, at least 32 bytes. Other users of this host can see command lines; use JWT_SECRET or a file instead."`
+	SecretFile string `name:"jwt-secret-file" env:"JWT_SECRET_FILE" placeholder:"FILE" help:"File with the secret."`
 }
 
-// secret returns the secret, nil when there is none.
+// secret returns the secret, or nil if there is none.
 func (f secretFlags) secret() ([]byte, error) {
 	switch {
 	case f.Secret != "" && f.SecretFile != "":
-		return nil, errors.New("the secret is given twice: choose --jwt-secret or --jwt-secret-file (JWT_SECRET, JWT_SECRET_FILE)")
+		return nil, errors.New("JWT secret set twice; use either --jwt-secret or --jwt-secret-file (JWT_SECRET, JWT_SECRET_FILE)")
 	case f.SecretFile != "":
 		secret, err := acl.ReadSecret(f.SecretFile)
 		if err != nil {
@@ -38,17 +39,17 @@ func (f secretFlags) secret() ([]byte, error) {
 	return nil, nil
 }
 
-// tokenFlags say which token a hub has of its own.
+// tokenFlags configure the hub's own token.
 type tokenFlags struct {
-	Token     string `env:"WS_TOKEN" help:"The hub's own token. Other users of this host can read it on a command line: set WS_TOKEN or name a file."`
-	TokenFile string `name:"token-file" env:"WS_TOKEN_FILE" placeholder:"FILE" help:"File that holds the hub's own token."`
+	Token     string `env:"WS_TOKEN" help:"The hub's own token. Other users of this host can see command lines; use WS_TOKEN or a file instead."`
+	TokenFile string `name:"token-file" env:"WS_TOKEN_FILE" placeholder:"FILE" help:"File with the hub's own token."`
 }
 
-// configured returns the token, "" when there is none.
+// configured returns the configured token, or "" if there is none.
 func (f tokenFlags) configured() (string, error) {
 	switch {
 	case f.Token != "" && f.TokenFile != "":
-		return "", errors.New("the token is given twice: choose --token or --token-file (WS_TOKEN, WS_TOKEN_FILE)")
+		return "", errors.New("token set twice; use either --token or --token-file (WS_TOKEN, WS_TOKEN_FILE)")
 	case f.TokenFile != "":
 		token, err := acl.ReadSecret(f.TokenFile)
 		if err != nil {
@@ -59,26 +60,26 @@ func (f tokenFlags) configured() (string, error) {
 	return f.Token, nil
 }
 
-// claimFlags are what a hub wants to find in a token.
+// claimFlags configure the claims of JWTs.
 type claimFlags struct {
-	Audience string `name:"jwt-aud" env:"JWT_AUD" help:"The aud of tokens. Default: any."`
-	Issuer   string `name:"jwt-iss" env:"JWT_ISS" help:"The iss of tokens. Default: any."`
+	Audience string `name:"jwt-aud" env:"JWT_AUD" help:"Required aud claim of tokens. Default: any."`
+	Issuer   string `name:"jwt-iss" env:"JWT_ISS" help:"Required iss claim of tokens. Default: any."`
 }
 
-// authFlags say which tokens a hub takes, besides its own.
+// authFlags configure the tokens that a hub accepts besides its own.
 type authFlags struct {
 	secretFlags
 	claimFlags
 
-	JWKSURL     string `name:"jwt-jwks-url" env:"JWT_JWKS_URL" help:"Where the public keys are that verify tokens (JWTs)."`
-	TokenPolicy string `name:"token-policy" env:"WS_TOKEN_POLICY" placeholder:"FILE" help:"Policy of the hub's own token, as JSON. Default: it may do everything."`
+	JWKSURL     string `name:"jwt-jwks-url" env:"JWT_JWKS_URL" help:"URL of the public keys (JWKS) that verify JWTs."`
+	TokenPolicy string `name:"token-policy" env:"WS_TOKEN_POLICY" placeholder:"FILE" help:"Policy of the hub's own token, as JSON. Default: full access."`
 }
 
-// jwt reports whether tokens are taken that somebody else signs.
+// jwt reports whether the hub accepts JWTs.
 func (f authFlags) jwt() bool { return f.Secret != "" || f.SecretFile != "" || f.JWKSURL != "" }
 
-// config is the verifier's configuration for a hub whose own token is static; "" is none. The error is all that is wrong
-// with the flags and the files that they name; the configuration is what else there is.
+// config returns the configuration of the verifier. static is the hub's own token, or "" for none.
+// The error lists all invalid flags and files; the configuration then holds the valid rest.
 func (f authFlags) config(static string) (acl.Config, error) {
 	cfg := acl.Config{JWKSURL: f.JWKSURL, Audience: f.Audience, Issuer: f.Issuer, Proxy: http.ProxyFromEnvironment}
 	var errs []error
@@ -91,7 +92,7 @@ func (f authFlags) config(static string) (acl.Config, error) {
 	cfg.Secret, err = f.secret()
 	fault(err)
 	if cfg.Secret != nil && cfg.JWKSURL != "" {
-		fault(errors.New("both a secret and a JWKS URL for tokens: choose one of them (JWT_SECRET, JWT_JWKS_URL)"))
+		fault(errors.New("both a JWT secret and a JWKS URL are set; choose one (JWT_SECRET, JWT_JWKS_URL)"))
 		cfg.JWKSURL = ""
 	}
 	policy, err := f.policy()
@@ -102,10 +103,10 @@ func (f authFlags) config(static string) (acl.Config, error) {
 	return cfg, errors.Join(errs...)
 }
 
-// policy is that of the hub's own token; nil is full rights.
+// policy returns the policy of the hub's own token, or nil for full access.
 func (f authFlags) policy() (*acl.Policy, error) {
 	if f.TokenPolicy == "" {
-		return nil, nil //nolint:nilnil // having none is not an error
+		return nil, nil //nolint:nilnil // no policy is not an error
 	}
 	text, err := readPolicy(f.TokenPolicy)
 	if err != nil {
@@ -123,7 +124,7 @@ func readPolicy(path string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("policy file %s: %w", path, cause(err))
 	}
-	defer func() { _ = f.Close() }() // it was only read
+	defer func() { _ = f.Close() }() // read-only
 	text, err := io.ReadAll(io.LimitReader(f, maxPolicyFile))
 	if err != nil {
 		return nil, fmt.Errorf("policy file %s: %w", path, cause(err))
@@ -131,10 +132,10 @@ func readPolicy(path string) ([]byte, error) {
 	return text, nil
 }
 
-// examples are the scopes that go with the examples of the documentation.
+// examples are the scopes for the examples in the documentation.
 var examples = map[string][]string{
-	// A publisher of heartbeats, and a page that shows the state of processes.
-	"heartbeat": {"publish:" + projections.TopicHeartbeat, "subscribe:" + projections.TopicProcessState},
+	// For a publisher of heartbeats and a page that shows the state of processes.
+	"heartbeat": {"publish:" + process.TopicHeartbeat, "subscribe:" + process.TopicState},
 }
 
 // tokenCmd is `eventhub token`.
@@ -142,33 +143,33 @@ type tokenCmd struct {
 	secretFlags
 	claimFlags
 
-	Sub     string        `default:"dev" help:"Whose token it is (sub)."`
-	Scope   []string      `sep:"none" placeholder:"ACTION:PATTERN" help:"What it allows, such as publish:heartbeat.* or subscribe:process.**; may be repeated."`
-	Policy  string        `placeholder:"FILE" help:"A policy as JSON instead of scopes."`
-	Example string        `enum:"heartbeat," default:"" help:"The scopes of an example: heartbeat publishes heartbeats and shows the state of processes."`
-	TTL     time.Duration `name:"ttl" default:"1h" help:"How long it is valid."`
+	Sub     string        `default:"dev" help:"Subject of the token (sub)."`
+	Scope   []string      `sep:"none" placeholder:"ACTION:PATTERN" help:"Scope, such as publish:heartbeat.* or subscribe:process.**; may be repeated."`
+	Policy  string        `placeholder:"FILE" help:"File with a policy as JSON, instead of scopes."`
+	Example string        `enum:"heartbeat," default:"" help:"Scopes of an example: heartbeat allows publishing heartbeats and showing the state of processes."`
+	TTL     time.Duration `name:"ttl" default:"1h" help:"Lifetime of the token."`
 }
 
-// Run prints a token that a hub with the same secret takes.
+// Run prints a token that a hub with the same secret accepts.
 func (cmd *tokenCmd) Run(std streams) error {
 	secret, err := cmd.secret()
 	if err != nil {
 		return err
 	}
 	if secret == nil {
-		return errors.New("no secret to sign with: set JWT_SECRET to that of the hub, or name its file with --jwt-secret-file; openssl rand -hex 32 makes one")
+		return errors.New("no secret to sign with; set JWT_SECRET to the hub's secret, or --jwt-secret-file to its file; openssl rand -hex 32 creates a secret")
 	}
 	grant := acl.Grant{Subject: cmd.Sub, TTL: cmd.TTL, Audience: cmd.Audience, Issuer: cmd.Issuer}
 	grant.Scopes = append(append(grant.Scopes, examples[cmd.Example]...), cmd.Scope...)
 	switch {
 	case cmd.Policy != "" && grant.Scopes != nil:
-		return errors.New("--policy wins over scopes: leave out --scope and --example")
+		return errors.New("--policy excludes --scope and --example")
 	case cmd.Policy != "":
 		if grant.Policy, err = readPolicy(cmd.Policy); err != nil {
 			return err
 		}
 	case grant.Scopes == nil:
-		return errors.New("a token without rights is of no use: give --scope, --policy or --example")
+		return errors.New("token would have no rights; set --scope, --policy or --example")
 	}
 	token, err := acl.Sign(secret, grant)
 	if err != nil {

@@ -20,8 +20,8 @@ import (
 	"eventhub/facade/client"
 )
 
-// Events that a hub had fetched and not written when it was killed were nobody's failure: they come again, and none is
-// dead-lettered, although members give up after one attempt.
+// Events that a hub had fetched and not written when it was killed were nobody's failure: they come
+// again, and none is dead-lettered, although members give up after one attempt.
 func TestKilledHubDeadLettersNothing(t *testing.T) {
 	const fetched = 64
 	url := runNATS(t)
@@ -115,12 +115,13 @@ func waitForPending(t *testing.T, url, stream, consumer string, want int) {
 	}
 }
 
-// settledFor is how old an acknowledgement must be to survive a killed server: 200 ms by the protocol, and what a busy
-// machine adds.
+// settledFor is how old an acknowledgement must be to survive a killed server: 200 ms by the
+// protocol, and what a busy machine adds.
 const settledFor = 600 * time.Millisecond
 
-// A hub with its embedded server is killed under load and started again on the same data: what was answered OK is there
-// exactly once, what was not acknowledged comes again, what was acknowledged a moment ago does not.
+// A hub with its embedded server is killed under load and started again on the same data: what was
+// answered OK is there exactly once, what was not acknowledged comes again, what was acknowledged a
+// moment ago does not.
 func TestKillUnderLoad(t *testing.T) {
 	data := "--data=" + t.TempDir()
 	hub := startNode(t, data)
@@ -195,7 +196,8 @@ func number(t *testing.T, e client.Event) int {
 	return n
 }
 
-// load publishes numbers as fast as it may, and acknowledges every other event that comes, until its hub is gone.
+// load publishes numbers as fast as it may, and acknowledges every other event that comes, until
+// its hub is gone.
 type load struct {
 	mu        sync.Mutex
 	confirmed map[int]bool
@@ -252,7 +254,8 @@ func (l *load) confirm(n int, err error) {
 	}
 }
 
-// waitFor waits until n publishes were answered OK, and some were acknowledged long enough ago to be held to it.
+// waitFor waits until n publishes were answered OK, and some were acknowledged long enough ago to
+// be held to it.
 func (l *load) waitFor(t *testing.T, n int) {
 	t.Helper()
 	l.mu.Lock()

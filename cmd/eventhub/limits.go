@@ -11,41 +11,42 @@ import (
 	"eventhub/jetstream"
 )
 
-// limitFlags bound what clients may do. Reaching one is counted in eventhub_limit_reached_total.
+// limitFlags limit what clients may do. Each time a limit applies, eventhub_limit_reached_total
+// counts it.
 type limitFlags struct {
 	Connections          int `env:"CONNECTIONS" default:"20000" help:"WebSocket connections."`
-	PrincipalConnections int `env:"PRINCIPAL_CONNECTIONS" placeholder:"N" help:"WebSocket connections of one principal: of the subject of a JWT, or of the hub's own token. Default: three quarters of all."`
-	Unauthenticated      int `env:"UNAUTHENTICATED" placeholder:"N" help:"WebSocket connections without AUTH. Beyond it the oldest is closed. Default: a quarter of all."`
-	WaitingConnections   int `env:"WAITING_CONNECTIONS" default:"2048" help:"Connections to a port that have sent no request yet, or are idle between two. Beyond it the oldest is closed."`
-	Requests             int `env:"REQUESTS" default:"512" help:"HTTP requests at a time."`
-	Subscriptions        int `env:"SUBSCRIPTIONS" default:"256" help:"Subscriptions of one connection."`
-	Operations           int `env:"OPERATIONS" default:"64" help:"Frames of one connection that wait for NATS, or for one another, at a time."`
-	Topics               int `env:"TOPICS" default:"10000" help:"Topics that this hub knows."`
-	NewTopics            int `env:"NEW_TOPICS" default:"100" help:"Topics that one principal may bring into being at once; after that one every 10s."`
-	Payload              int `env:"PAYLOAD" default:"1048576" help:"Bytes of a payload; fewer where NATS takes fewer."`
-	Frame                int `env:"FRAME" placeholder:"BYTES" help:"Bytes of a frame that is read whole. Default: 4 MiB, or twice the payload."`
-	InboundBytes         int `env:"INBOUND_BYTES" default:"268435456" help:"Bytes of frames that have begun to come and are not whole, over all connections."`
-	HeldBytes            int `env:"HELD_BYTES" default:"134217728" help:"Bytes of events that were fetched and not handed out yet, over all subscriptions."`
-	Pages                int `env:"PAGES" default:"8" help:"Pages of latest records that are read at a time; others wait."`
-	PageBytes            int `env:"PAGE_BYTES" default:"16777216" help:"Bytes of a page of latest records, after which it ends early."`
-	PageTotal            int `env:"PAGE_TOTAL" placeholder:"BYTES" help:"Bytes of pages that clients have not taken yet. Default: 256 MiB, or twice a page."`
+	PrincipalConnections int `env:"PRINCIPAL_CONNECTIONS" placeholder:"N" help:"WebSocket connections per principal, which is a JWT subject or the hub's own token. Default: three quarters of all."`
+	Unauthenticated      int `env:"UNAUTHENTICATED" placeholder:"N" help:"WebSocket connections without AUTH. A further one closes the oldest. Default: a quarter of all."`
+	WaitingConnections   int `env:"WAITING_CONNECTIONS" default:"2048" help:"Connections per port without a current request. A further one closes the oldest."`
+	Requests             int `env:"REQUESTS" default:"512" help:"Concurrent HTTP requests."`
+	Subscriptions        int `env:"SUBSCRIPTIONS" default:"256" help:"Subscriptions per connection."`
+	Operations           int `env:"OPERATIONS" default:"64" help:"Concurrent frames per connection that wait for NATS or for one another."`
+	Topics               int `env:"TOPICS" default:"10000" help:"Topics known to this hub."`
+	NewTopics            int `env:"NEW_TOPICS" default:"100" help:"Topics that a principal may create at once; then one every 10s."`
+	Payload              int `env:"PAYLOAD" default:"1048576" help:"Bytes of a payload; NATS may set a lower limit."`
+	Frame                int `env:"FRAME" placeholder:"BYTES" help:"Bytes of a frame. Default: 4 MiB or twice the payload, whichever is more."`
+	InboundBytes         int `env:"INBOUND_BYTES" default:"268435456" help:"Bytes of partly received frames, over all connections."`
+	HeldBytes            int `env:"HELD_BYTES" default:"134217728" help:"Bytes of fetched events that are not delivered yet, over all subscriptions."`
+	Pages                int `env:"PAGES" default:"8" help:"Pages of latest records read concurrently; further requests wait."`
+	PageBytes            int `env:"PAGE_BYTES" default:"16777216" help:"Bytes after which a page of latest records ends early."`
+	PageTotal            int `env:"PAGE_TOTAL" placeholder:"BYTES" help:"Bytes of pages not yet received by clients. Default: 256 MiB or twice a page, whichever is more."`
 
-	OutboxPending int `env:"OUTBOX_PENDING" default:"1000000" help:"Events that wait in the hub's own outbox, or are parked there. Beyond it POST /outbox is refused."`
+	OutboxPending int `env:"OUTBOX_PENDING" default:"1000000" help:"Events waiting or parked in the hub's own outbox. Beyond it, POST /outbox is refused."`
 
-	Frames             quota `env:"FRAMES" default:"10000/2000" placeholder:"RATE/BURST" help:"Frames of one connection but for ACK, NACK and MODACK: so many a second, and so many at once."`
-	Settles            quota `env:"SETTLES" default:"200000/20000" placeholder:"RATE/BURST" help:"ACK, NACK and MODACK of one connection."`
-	TopicPublishes     quota `env:"TOPIC_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes to one topic, through this hub; or off."`
-	PrincipalPublishes quota `env:"PRINCIPAL_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes of one principal, through this hub; or off."`
+	Frames             quota `env:"FRAMES" default:"10000/2000" placeholder:"RATE/BURST" help:"Frames per connection except ACK, NACK and MODACK: per second, and at once."`
+	Settles            quota `env:"SETTLES" default:"200000/20000" placeholder:"RATE/BURST" help:"ACK, NACK and MODACK per connection."`
+	TopicPublishes     quota `env:"TOPIC_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per topic through this hub, or off."`
+	PrincipalPublishes quota `env:"PRINCIPAL_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per principal through this hub, or off."`
 
-	AuthTimeout  time.Duration `env:"AUTH_TIMEOUT" default:"10s" help:"How long a connection may be without AUTH."`
-	PingInterval time.Duration `env:"PING_INTERVAL" default:"30s" help:"How long a connection may be silent before it is pinged."`
-	PongTimeout  time.Duration `env:"PONG_TIMEOUT" default:"10s" help:"How long a pinged client may stay silent."`
+	AuthTimeout  time.Duration `env:"AUTH_TIMEOUT" default:"10s" help:"How long a connection may stay open without AUTH."`
+	PingInterval time.Duration `env:"PING_INTERVAL" default:"30s" help:"Silence after which a connection is pinged."`
+	PongTimeout  time.Duration `env:"PONG_TIMEOUT" default:"10s" help:"How long a client has to answer a ping."`
 }
 
-// validate finds limits that would let nothing through.
+// validate returns an error for each limit that is not positive.
 func (f limitFlags) validate() (faults []error) {
 	bad := func(name string, value any) {
-		faults = append(faults, fmt.Errorf("limit %v: it must be positive (--limit-%s, EVENTHUB_LIMIT_%s)",
+		faults = append(faults, fmt.Errorf("limit %v: must be positive (--limit-%s, EVENTHUB_LIMIT_%s)",
 			value, name, strings.ToUpper(strings.ReplaceAll(name, "-", "_"))))
 	}
 	for _, l := range []struct {
@@ -53,7 +54,7 @@ func (f limitFlags) validate() (faults []error) {
 		value, least int
 	}{
 		{"connections", f.Connections, 1},
-		{"principal-connections", f.PrincipalConnections, 0}, // 0 is the default, as for the frame
+		{"principal-connections", f.PrincipalConnections, 0}, // 0 selects the default
 		{"unauthenticated", f.Unauthenticated, 0},
 		{"inbound-bytes", f.InboundBytes, 1},
 		{"held-bytes", f.HeldBytes, 1},
@@ -89,13 +90,13 @@ func (f limitFlags) validate() (faults []error) {
 	return faults
 }
 
-// maxQuota bounds both numbers of a quota.
+// maxQuota is the maximum of both numbers of a quota.
 const maxQuota = 1_000_000_000
 
-// quota is how many of something are let through: so many a second on average, and so many at once. The zero quota is off.
+// quota limits a rate, in events per second, with a burst. The zero quota means no limit.
 type quota struct{ rate, burst int }
 
-// UnmarshalText reads RATE/BURST, RATE for the same burst, or off.
+// UnmarshalText parses RATE/BURST, RATE with an equal burst, or off.
 func (q *quota) UnmarshalText(text []byte) error {
 	*q = quota{}
 	if string(text) == "off" {
@@ -109,12 +110,12 @@ func (q *quota) UnmarshalText(text []byte) error {
 	q.rate, errs[0] = strconv.Atoi(rate)
 	q.burst, errs[1] = strconv.Atoi(burst)
 	if errors.Join(errs[:]...) != nil || min(q.rate, q.burst) < 1 || max(q.rate, q.burst) > maxQuota {
-		return errors.New("give RATE/BURST, such as 1000/200 for so many a second and so many at once, or off")
+		return errors.New("use RATE/BURST, such as 1000/200 for 1000 per second and 200 at once, or off")
 	}
 	return nil
 }
 
-// String is what UnmarshalText reads.
+// String returns the form that UnmarshalText parses.
 func (q quota) String() string {
 	if q == (quota{}) {
 		return "off"
@@ -122,7 +123,7 @@ func (q quota) String() string {
 	return strconv.Itoa(q.rate) + "/" + strconv.Itoa(q.burst)
 }
 
-// limits are the two as the facade wants them.
+// limits returns the rate and burst in the form of facade.Limits.
 func (q quota) limits() (rate, burst int) {
 	if q == (quota{}) {
 		return facade.NoLimit, 0
@@ -130,7 +131,7 @@ func (q quota) limits() (rate, burst int) {
 	return q.rate, q.burst
 }
 
-// facade returns the limits of the side that clients see.
+// facade returns the limits of the facade.
 func (f limitFlags) facade() facade.Limits {
 	l := facade.Limits{
 		Connections: f.Connections, PrincipalConnections: f.PrincipalConnections,
@@ -151,7 +152,7 @@ func (f limitFlags) bus() jetstream.Limits {
 	return jetstream.Limits{Topics: f.Topics, TopicsPerClient: f.NewTopics, MaxPayload: f.Payload, HeldTotal: f.HeldBytes}
 }
 
-// lines shows the limits.
+// lines describes the limits.
 func (f limitFlags) lines() [][2]string {
 	or := func(n int, byDefault string) string {
 		if n == 0 {

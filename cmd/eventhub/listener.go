@@ -18,7 +18,7 @@ type listener struct {
 	server *http.Server
 }
 
-// open takes the port. The flags are for the message when that fails.
+// open opens the port. The flags are named in the error.
 func (l *listener) open(ctx context.Context, host string, port uint16, portFlag, hostFlag string) error {
 	at := net.JoinHostPort(host, strconv.Itoa(int(port)))
 	var cfg net.ListenConfig
@@ -28,15 +28,15 @@ func (l *listener) open(ctx context.Context, host string, port uint16, portFlag,
 	}
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return fmt.Errorf("listen on %s: the port is taken: stop what listens there (another hub?), or choose another port (%s)", at, portFlag)
+		return fmt.Errorf("listen on %s: port is in use; stop the process that uses it (another hub?) or choose another port (%s)", at, portFlag)
 	case errors.Is(err, syscall.EACCES):
-		return fmt.Errorf("listen on %s: this user may not: choose a port from 1024 on (%s)", at, portFlag)
+		return fmt.Errorf("listen on %s: permission denied; choose a port of at least 1024 (%s)", at, portFlag)
 	default:
-		return fmt.Errorf("listen on %s: %w: choose an address of this host (%s)", at, reason(err), hostFlag)
+		return fmt.Errorf("listen on %s: %w; choose an address of this host (%s)", at, reason(err), hostFlag)
 	}
 }
 
-// serveWith decides what serve answers, over TLS when there is a certificate, with these versions of HTTP.
+// serveWith configures the handler and, if cert is not nil, TLS with the given HTTP versions.
 func (l *listener) serveWith(handler http.Handler, cert *certificate, room *waitingRoom, log *slog.Logger, versions ...string) {
 	l.server = newServer(handler, room, log)
 	if cert == nil {
@@ -50,10 +50,10 @@ func (l *listener) serveWith(handler http.Handler, cert *certificate, room *wait
 	l.server.Protocols.SetHTTP2(slices.Contains(versions, "h2"))
 }
 
-// address is where clients reach the listener.
+// address returns the address of the listener.
 func (l *listener) address() string { return l.Addr().String() }
 
-// serve answers until close.
+// serve answers requests until close is called.
 func (l *listener) serve() error {
 	serve := l.server.Serve
 	if l.server.TLSConfig != nil {
@@ -65,12 +65,12 @@ func (l *listener) serve() error {
 	return nil
 }
 
-// close waits for the requests that are being answered, until ctx ends, and frees the port.
+// close waits for current requests until ctx ends, and frees the port.
 func (l *listener) close(ctx context.Context) {
 	if l.server != nil && l.server.Shutdown(ctx) != nil {
-		_ = l.server.Close() // those that are left have had their time
+		_ = l.server.Close() // the remaining requests have exceeded their time
 	}
 	if l.Listener != nil {
-		_ = l.Listener.Close() // closed already, unless it never served
+		_ = l.Listener.Close() // usually closed already, unless serve never ran
 	}
 }

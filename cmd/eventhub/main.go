@@ -1,4 +1,5 @@
-// Command eventhub runs a hub, and is the command line of one: publish, subscribe, heartbeat, and tokens.
+// Command eventhub runs a hub. Its other commands publish, subscribe, measure, and manage tokens,
+// topics, and outboxes.
 package main
 
 import (
@@ -18,27 +19,28 @@ import (
 )
 
 func main() {
-	// A variable that is set to nothing, as compose files like to do, is not set.
+	// Treat an empty variable as unset, because compose files often set variables to nothing.
 	for _, pair := range os.Environ() {
 		if name, value, _ := strings.Cut(pair, "="); value == "" && name != "" {
 			_ = os.Unsetenv(name)
 		}
 	}
-	// A reader that went away is an error of the write, so that what was not printed is given back to the hub.
+	// Without SIGPIPE, a reader that disappears causes a write error, so that events which were not
+	// printed can be returned to the hub.
 	signal.Ignore(syscall.SIGPIPE)
 	ctx, stop := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	go func() { // it lives as long as the process
+	go func() { // lives as long as the process
 		<-signals
-		// First of all they work as usual again: a second signal ends the process at once, however early it comes.
+		// Reset first, so that a second signal ends the process at once.
 		signal.Reset(os.Interrupt, syscall.SIGTERM)
 		stop()
 	}()
 	os.Exit(run(ctx, os.Args[1:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}))
 }
 
-// streams are what a command reads and writes.
+// streams are the standard streams of a command.
 type streams struct {
 	in  io.Reader
 	out io.Writer
@@ -49,20 +51,21 @@ type streams struct {
 type commands struct {
 	Serve     serveCmd     `cmd:"" default:"withargs" help:"Run a hub (the default command)."`
 	Pub       pubCmd       `cmd:"" help:"Publish events and print their ids."`
-	Sub       subCmd       `cmd:"" help:"Subscribe, and print one event record a line."`
-	Heartbeat heartbeatCmd `cmd:"" help:"Publish heartbeats of processes of this host."`
+	Sub       subCmd       `cmd:"" help:"Subscribe and print one event record per line."`
+	Heartbeat heartbeatCmd `cmd:"" help:"Publish heartbeats of processes on this host."`
 	Token     tokenCmd     `cmd:"" help:"Sign a token (JWT) for development and tests."`
-	ACL       aclCmd       `cmd:"" name:"acl" help:"Check what a token may do."`
-	Topics    topicsCmd    `cmd:"" help:"Compare the topics file with the streams, and apply it."`
-	Outbox    outboxCmd    `cmd:"" help:"Look after an outbox: a table of a database whose rows become events."`
-	Bench     benchCmd     `cmd:"" help:"Measure a hub, and compare it with nats.go."`
+	ACL       aclCmd       `cmd:"" name:"acl" help:"Check the rights of a token."`
+	Topics    topicsCmd    `cmd:"" help:"Manage topics: list them, compare them with the topics file, and apply it."`
+	Outbox    outboxCmd    `cmd:"" help:"Manage an outbox, a database table whose rows become events."`
+	Bench     benchCmd     `cmd:"" help:"Measure a hub and compare it with nats.go."`
 	Version   versionCmd   `cmd:"" help:"Print the version."`
 }
 
-// exited is how kong's --help leaves the parser.
+// exited is the panic value by which kong's --help leaves the parser.
 type exited int
 
-// run is the program: it returns the exit code, 0 also when ctx ended. A failure is one line on the error stream.
+// run runs the program and returns its exit code, which is 0 also when ctx ended. It prints a
+// failure as one line on the error stream.
 func run(ctx context.Context, args []string, std streams) (code int) {
 	var cmds commands
 	parser, err := kong.New(&cmds,
@@ -91,7 +94,7 @@ func run(ctx context.Context, args []string, std streams) (code int) {
 		call, cmds.Serve.unread, err = parseRest(parser, args, err)
 	}
 	if err != nil {
-		err = fmt.Errorf("%w: see eventhub --help", err)
+		err = fmt.Errorf("%w; see eventhub --help", err)
 		if e, ok := errors.AsType[*kong.ParseError](err); ok && strings.HasPrefix(e.Context.Command(), "acl") {
 			err = &exitError{exitUnsure, err}
 		}
@@ -103,7 +106,7 @@ func run(ctx context.Context, args []string, std streams) (code int) {
 	return 0
 }
 
-// exitError is a failure with an exit code of its own. Without err there is nothing to say about it.
+// exitError is a failure with a specific exit code. A nil err prints nothing.
 type exitError struct {
 	code int
 	err  error
@@ -130,17 +133,17 @@ func fail(std streams, err error) int {
 	return code
 }
 
-// logFlags are the flags about logs, which go to the error stream.
+// logFlags configure logging to the error stream.
 type logFlags struct {
-	LogLevel  string `env:"LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least level that is logged: ${enum}."`
-	LogFormat string `env:"LOG_FORMAT" default:"text" enum:"text,json" help:"Format of the log: ${enum}."`
+	LogLevel  string `env:"LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Minimum log level: ${enum}."`
+	LogFormat string `env:"LOG_FORMAT" default:"text" enum:"text,json" help:"Log format: ${enum}."`
 }
 
 func (f logFlags) logger(w io.Writer) (*slog.Logger, error) {
 	var opts slog.HandlerOptions
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(f.LogLevel)); err != nil {
-		return nil, errors.New("the log level is unknown: choose debug, info, warn or error (--log-level, LOG_LEVEL)")
+		return nil, errors.New("unknown log level; use debug, info, warn or error (--log-level, LOG_LEVEL)")
 	}
 	opts.Level = level
 	if f.LogFormat == "json" {

@@ -27,7 +27,7 @@ const patience = 20 * time.Second
 
 func TestMain(m *testing.M) {
 	// The scripts run this binary again under the name of the program: just what ships.
-	testscript.Main(leakChecked{m}, map[string]func(){"eventhub": main})
+	testscript.Main(leakChecked{m}, map[string]func(){"eventhub": main, parentName: ephemeralParent})
 }
 
 // leakChecked fails a run that leaves goroutines behind.
@@ -38,7 +38,8 @@ func (l leakChecked) Run() int {
 	if code != 0 {
 		return code
 	}
-	// A server that stops right after it was given a source leaves the goroutine that waits for that, for some seconds.
+	// A server that stops right after it was given a source leaves the goroutine that waits for
+	// that, for some seconds.
 	if err := goleak.Find(goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3")); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -52,7 +53,8 @@ func TestScripts(t *testing.T) {
 		RequireExplicitExec: true,
 		Setup: func(env *testscript.Env) error {
 			env.Values["hubs"] = make(map[string]*hubProcess)
-			env.Setenv("GORACE", "atexit_sleep_ms=20") // by default a program with the race detector takes 1 s to end
+			// by default a program with the race detector takes 1 s to end
+			env.Setenv("GORACE", "atexit_sleep_ms=20")
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -102,8 +104,9 @@ func (w *tail) read() (string, <-chan struct{}) {
 	return w.text.String(), w.more
 }
 
-// startHub starts a hub on free ports and waits until it is ready: hub NAME [FLAG...]
-// It sets EVENTHUB_URL, HTTP_URL, OPS_URL, WS_PORT and NATS_ADDR, and writes what the hub printed to the file NAME.out.
+// startHub starts a hub on free ports and waits until it is ready: hub NAME [FLAG...] It sets
+// EVENTHUB_URL, HTTP_URL, OPS_URL, WS_PORT and NATS_ADDR, and writes what the hub printed to the
+// file NAME.out.
 func startHub(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 1 {
 		ts.Fatalf("usage: hub NAME [FLAG...]")
@@ -244,7 +247,8 @@ func fetch(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// post sends a body once, and compares status and answer: post URL STATUS BODY PATTERN [HEADER:VALUE...]. BEARER is its token.
+// post sends a body once, and compares status and answer: post URL STATUS BODY PATTERN
+// [HEADER:VALUE...]. BEARER is its token.
 func post(ts *testscript.TestScript, _ bool, args []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -16,9 +16,8 @@ import (
 	"testing"
 	"time"
 
-	natsserver "github.com/nats-io/nats-server/v2/server"
-
 	"eventhub/facade/client"
+	"eventhub/jetstream/natstest"
 )
 
 const nodeToken = "s3cret"
@@ -52,7 +51,8 @@ func (b *lockedBuffer) String() string {
 	return b.text.String()
 }
 
-// startNode starts a hub on free ports and waits until it is ready. It is killed when the test ends.
+// startNode starts a hub on free ports and waits until it is ready. It is killed when the test
+// ends.
 func startNode(t *testing.T, flags ...string) *node {
 	t.Helper()
 	path, err := os.Executable()
@@ -109,9 +109,11 @@ func startNode(t *testing.T, flags ...string) *node {
 	return n
 }
 
-func (n *node) signal(s syscall.Signal) { _ = n.cmd.Process.Signal(s) } // fails only when the process has ended
+// fails only when the process has ended
+func (n *node) signal(s syscall.Signal) { _ = n.cmd.Process.Signal(s) }
 
-// stop sends SIGSTOP and waits until the process stands still: until then it may still work off what it is sent.
+// stop sends SIGSTOP and waits until the process stands still: until then it may still work off
+// what it is sent.
 func (n *node) stop() {
 	n.t.Helper()
 	n.signal(syscall.SIGSTOP)
@@ -245,19 +247,5 @@ func ackAll(t *testing.T, events []client.Event) {
 // runNATS starts a NATS server in the test process.
 func runNATS(t *testing.T) (url string) {
 	t.Helper()
-	ns, err := natsserver.NewServer(&natsserver.Options{
-		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns.Start()
-	t.Cleanup(func() {
-		ns.Shutdown()
-		ns.WaitForShutdown()
-	})
-	if !ns.ReadyForConnections(patience) {
-		t.Fatal("the NATS server did not start")
-	}
-	return ns.ClientURL()
+	return natstest.Run(t).ClientURL()
 }

@@ -15,30 +15,30 @@ import (
 
 // outboxCmd is `eventhub outbox`.
 type outboxCmd struct {
-	Migrate outboxMigrateCmd `cmd:"" help:"Make the table, or bring it to the version that this program needs."`
-	Drain   outboxDrainCmd   `cmd:"" help:"Publish what waits. Exit code: 0 all that could be published was, 1 something failed."`
-	Stats   outboxStatsCmd   `cmd:"" help:"Print how many records wait, are being published, and are parked, as a line of JSON."`
-	List    outboxListCmd    `cmd:"" help:"Print records, one line of JSON each."`
-	Retry   outboxRetryCmd   `cmd:"" help:"Have parked records tried again."`
-	Purge   outboxPurgeCmd   `cmd:"" help:"Delete records that were sent, or are parked."`
-	SQL     outboxSQLCmd     `cmd:"" name:"sql" help:"Print the SQL of migrate, for those who run their own."`
+	Migrate outboxMigrateCmd `cmd:"" help:"Create the table, or upgrade it to the version that this program needs."`
+	Drain   outboxDrainCmd   `cmd:"" help:"Publish waiting records. Exit code: 0 all were published, 1 some failed or remain."`
+	Stats   outboxStatsCmd   `cmd:"" help:"Print the number of waiting, claimed, and parked records as a line of JSON."`
+	List    outboxListCmd    `cmd:"" help:"Print records, one per line as JSON."`
+	Retry   outboxRetryCmd   `cmd:"" help:"Retry parked records."`
+	Purge   outboxPurgeCmd   `cmd:"" help:"Delete sent or parked records."`
+	SQL     outboxSQLCmd     `cmd:"" name:"sql" help:"Print the SQL of migrate, for other migration tools."`
 }
 
-// outboxFlags say where the outbox is, and for drain and kv: where NATS is.
+// outboxFlags select the outbox and, for drain and kv outboxes, the NATS server.
 type outboxFlags struct {
-	DSN   string `name:"dsn" env:"OUTBOX_DSN" placeholder:"DSN" help:"The outbox: sqlite:PATH, postgres://USER:PASSWORD@HOST:PORT/DATABASE (the password may be in PGPASSWORD), or kv:BUCKET."`
-	Table string `env:"OUTBOX_TABLE" default:"outbox" help:"The table's name, in a database."`
+	DSN   string `name:"dsn" env:"OUTBOX_DSN" placeholder:"DSN" help:"Outbox: sqlite:PATH, postgres://USER:PASSWORD@HOST:PORT/DATABASE (the password may be in PGPASSWORD), or kv:BUCKET."`
+	Table string `env:"OUTBOX_TABLE" default:"outbox" help:"Name of the table, for databases."`
 
 	storeFlags
 }
 
-// The bus is opened for withBus only, and for a KV store.
+// Whether a command needs the bus. A KV store always does.
 const (
 	withBus    = true
 	withoutBus = false
 )
 
-// with calls work with the outbox, whose table is as it should be, and with the bus when that is needed.
+// with opens the outbox, and the bus if needed, checks the version of the table, and calls work.
 func (f outboxFlags) with(ctx context.Context, std streams, needsBus bool, work func(*openedOutbox, *jetstream.Bus) error) error {
 	return f.open(ctx, std, needsBus, false, func(o *openedOutbox, bus *jetstream.Bus) error {
 		if err := o.ready(ctx); err != nil {
@@ -50,7 +50,7 @@ func (f outboxFlags) with(ctx context.Context, std streams, needsBus bool, work 
 
 func (f outboxFlags) open(ctx context.Context, std streams, needsBus, make bool, work func(*openedOutbox, *jetstream.Bus) error) error {
 	if f.DSN == "" {
-		return errors.New("no outbox is named: say where it is (--dsn, OUTBOX_DSN)")
+		return errors.New("no outbox given; set its DSN (--dsn, OUTBOX_DSN)")
 	}
 	dsn, err := parseOutbox(f.DSN)
 	if err != nil {
@@ -70,7 +70,7 @@ func (f outboxFlags) open(ctx context.Context, std streams, needsBus, make bool,
 	return use(nil)
 }
 
-// say prints a line.
+// say prints a line to standard output.
 func say(std streams, format string, args ...any) error {
 	if _, err := fmt.Fprintf(std.out, format+"\n", args...); err != nil {
 		return &outputError{err}
@@ -83,20 +83,20 @@ type outboxMigrateCmd struct {
 	outboxFlags
 }
 
-// Run migrates, and prints what it did.
+// Run migrates the table and prints the versions.
 func (cmd *outboxMigrateCmd) Run(ctx context.Context, std streams) error {
 	return cmd.open(ctx, std, withoutBus, true, func(o *openedOutbox, _ *jetstream.Bus) error {
 		if o.sql == nil {
-			return say(std, "%v: there are no versions of it", o.dsn)
+			return say(std, "%v: has no versions", o.dsn)
 		}
 		from, to, err := o.migrate(ctx)
 		switch {
 		case err != nil:
 			return err
 		case from == to:
-			return say(std, "%v: version %d already", o.dsn, to)
+			return say(std, "%v: already at version %d", o.dsn, to)
 		default:
-			return say(std, "%v: from version %d to %d", o.dsn, from, to)
+			return say(std, "%v: migrated from version %d to %d", o.dsn, from, to)
 		}
 	})
 }
@@ -105,16 +105,17 @@ func (cmd *outboxMigrateCmd) Run(ctx context.Context, std streams) error {
 type outboxDrainCmd struct {
 	outboxFlags
 
-	Payload    int           `name:"limit-payload" env:"EVENTHUB_LIMIT_PAYLOAD" default:"1048576" help:"Bytes of a payload; fewer where NATS takes fewer. Records with more are parked."`
-	Skew       time.Duration `name:"clock-skew" env:"EVENTHUB_OUTBOX_CLOCK_SKEW" default:"1m" help:"How far the clocks of the outbox's database, and of the servers of NATS, may be apart: beyond it the log warns. Events are looked for from so much earlier."`
-	PassErrors bool          `help:"Let a key go on past records of it that are parked."`
-	Follow     bool          `help:"Go on with what is added, until told to end."`
+	Payload    int           `name:"limit-payload" env:"EVENTHUB_LIMIT_PAYLOAD" default:"1048576" help:"Bytes of a payload; NATS may set a lower limit. Larger records are parked."`
+	Skew       time.Duration `name:"clock-skew" env:"EVENTHUB_OUTBOX_CLOCK_SKEW" default:"1m" help:"Tolerated clock difference between the database and the NATS servers. A larger one logs a warning. Look-ups of events start this much earlier."`
+	PassErrors bool          `help:"Let a key continue past its parked records."`
+	Follow     bool          `help:"Keep publishing new records until interrupted."`
 }
 
-// Run drains, and prints what it did. Its exit code is 0 when nothing that waits is left, and nothing failed.
+// Run drains the outbox and prints a summary. Its exit code is 0 if no record remains and none
+// failed.
 func (cmd *outboxDrainCmd) Run(ctx context.Context, std streams) error {
 	if cmd.Payload < 1 {
-		return fmt.Errorf("limit %d: it must be positive (--limit-payload, EVENTHUB_LIMIT_PAYLOAD)", cmd.Payload)
+		return fmt.Errorf("limit %d: must be positive (--limit-payload, EVENTHUB_LIMIT_PAYLOAD)", cmd.Payload)
 	}
 	if err := checkSkew(cmd.Skew, "--clock-skew"); err != nil {
 		return err
@@ -137,7 +138,7 @@ func (cmd *outboxDrainCmd) Run(ctx context.Context, std streams) error {
 		}
 		done, err := drainer.Drain(ctx)
 		if ctx.Err() != nil {
-			err = nil // to be told to end is no failure
+			err = nil // an interruption is a normal end
 		}
 		sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
 		defer cancel()
@@ -175,7 +176,7 @@ func (cmd *outboxStatsCmd) Run(ctx context.Context, std streams) error {
 	})
 }
 
-// printJSON prints v as a line.
+// printJSON prints v as a line of JSON.
 func printJSON(w io.Writer, v any) error {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
@@ -190,17 +191,17 @@ type outboxListCmd struct {
 	outboxFlags
 
 	Status string `enum:"pending,claimed,sent,error" default:"pending" help:"Status of the records: ${enum}."`
-	After  int64  `placeholder:"SEQUENCE" help:"Begin after the record of this sequence."`
-	Limit  int    `default:"100" help:"The most records."`
+	After  int64  `placeholder:"SEQUENCE" help:"Start after the record with this sequence."`
+	Limit  int    `default:"100" help:"Maximum number of records."`
 }
 
-// outboxPage is how many records are read at a time.
+// outboxPage is the number of records read at a time.
 const outboxPage = 1_000
 
 // Run prints the records.
 func (cmd *outboxListCmd) Run(ctx context.Context, std streams) error {
 	if cmd.Limit < 1 {
-		return fmt.Errorf("limit %d: it must be positive (--limit)", cmd.Limit)
+		return fmt.Errorf("limit %d: must be positive (--limit)", cmd.Limit)
 	}
 	return cmd.with(ctx, std, withoutBus, func(o *openedOutbox, _ *jetstream.Bus) error {
 		for after, left := cmd.After, cmd.Limit; left > 0; {
@@ -210,7 +211,7 @@ func (cmd *outboxListCmd) Run(ctx context.Context, std streams) error {
 				return o.explain(err)
 			}
 			for _, r := range list {
-				if !json.Valid(r.Payload) { // by other hands than Add
+				if !json.Valid(r.Payload) { // possible in a row written without Add
 					r.Payload, _ = json.Marshal(string(r.Payload)) //nolint:errchkjson // strings always marshal
 				}
 				if err := printJSON(std.out, r); err != nil {
@@ -218,7 +219,7 @@ func (cmd *outboxListCmd) Run(ctx context.Context, std streams) error {
 				}
 				after = r.Sequence
 			}
-			if len(list) < n || o.sql == nil { // sequences of a KV store are each shard's own
+			if len(list) < n || o.sql == nil { // the shards of a KV store have separate sequences
 				return nil
 			}
 			left -= n
@@ -231,21 +232,21 @@ func (cmd *outboxListCmd) Run(ctx context.Context, std streams) error {
 type outboxRetryCmd struct {
 	outboxFlags
 
-	All bool     `help:"All that are parked."`
+	All bool     `help:"All parked records."`
 	IDs []string `arg:"" optional:"" name:"id" help:"Ids of records."`
 }
 
-// Run makes them pending, and prints how many.
+// Run retries the records and prints their number.
 func (cmd *outboxRetryCmd) Run(ctx context.Context, std streams) error {
 	if cmd.All == (len(cmd.IDs) > 0) {
-		return errors.New("which records are meant: give their ids, or --all")
+		return errors.New("no records given; list their ids or use --all, not both")
 	}
 	return cmd.with(ctx, std, withoutBus, func(o *openedOutbox, _ *jetstream.Bus) error {
 		n, err := o.Retry(ctx, cmd.IDs...)
 		if err != nil {
 			return o.explain(err)
 		}
-		return say(std, "%d to be tried again", n)
+		return say(std, "%d to be retried", n)
 	})
 }
 
@@ -253,15 +254,15 @@ func (cmd *outboxRetryCmd) Run(ctx context.Context, std streams) error {
 type outboxPurgeCmd struct {
 	outboxFlags
 
-	OlderThan time.Duration `default:"24h" help:"Only those that were sent, or for parked ones added, so long ago."`
-	Status    string        `enum:"sent,error" default:"sent" help:"Status of the records: ${enum}. Events of parked ones are lost."`
-	IDs       []string      `arg:"" optional:"" name:"id" help:"Only these ids."`
+	OlderThan time.Duration `default:"24h" help:"Minimum age since a record was sent or, for a parked record, added."`
+	Status    string        `enum:"sent,error" default:"sent" help:"Status of the records: ${enum}. Parked events are lost."`
+	IDs       []string      `arg:"" optional:"" name:"id" help:"Ids to delete. Default: all."`
 }
 
-// Run deletes them, and prints how many.
+// Run deletes the records and prints their number.
 func (cmd *outboxPurgeCmd) Run(ctx context.Context, std streams) error {
 	if cmd.OlderThan < 0 {
-		return fmt.Errorf("age %v: it must not be negative (--older-than)", cmd.OlderThan)
+		return fmt.Errorf("age %v: must not be negative (--older-than)", cmd.OlderThan)
 	}
 	return cmd.with(ctx, std, withoutBus, func(o *openedOutbox, _ *jetstream.Bus) error {
 		all, err := purge(ctx, o, outbox.PurgeOptions{Status: outbox.Status(cmd.Status), OlderThan: cmd.OlderThan, IDs: cmd.IDs})
@@ -272,10 +273,11 @@ func (cmd *outboxPurgeCmd) Run(ctx context.Context, std streams) error {
 	})
 }
 
-// purgeBatch is how many records are deleted at a time, so that others can write in between.
+// purgeBatch is the number of records deleted at a time, so that other writers are not blocked for
+// long.
 const purgeBatch = 5_000
 
-// purge deletes until nothing is left to delete.
+// purge deletes batches until no matching record remains, and returns the number deleted.
 func purge(ctx context.Context, store outbox.Store, opts outbox.PurgeOptions) (all int, err error) {
 	opts.Limit = purgeBatch
 	for {
@@ -289,8 +291,8 @@ func purge(ctx context.Context, store outbox.Store, opts outbox.PurgeOptions) (a
 
 // outboxSQLCmd is `eventhub outbox sql`.
 type outboxSQLCmd struct {
-	Dialect string `required:"" enum:"sqlite,postgres" help:"Of which database: ${enum}."`
-	Table   string `env:"OUTBOX_TABLE" default:"outbox" help:"The table's name."`
+	Dialect string `required:"" enum:"sqlite,postgres" help:"SQL dialect: ${enum}."`
+	Table   string `env:"OUTBOX_TABLE" default:"outbox" help:"Name of the table."`
 }
 
 // Run prints the script.

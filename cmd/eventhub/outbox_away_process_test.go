@@ -59,8 +59,8 @@ func shows(t *testing.T, url string, status int, text string) {
 	}
 }
 
-// A hub starts while the database of OUTBOX_DSN is away, serves everybody, says what waits, and publishes when the database
-// comes. The same holds when the database goes and comes again.
+// A hub starts while the database of OUTBOX_DSN is away, serves everybody, says what waits, and
+// publishes when the database comes. The same holds when the database goes and comes again.
 func TestHubStartsWithoutTheDatabaseOfItsOutbox(t *testing.T) {
 	cluster := pgtest.StartDurable(t)
 	call(t, "outbox", "migrate", "--dsn="+cluster.DSN())
@@ -91,7 +91,7 @@ func TestHubStartsWithoutTheDatabaseOfItsOutbox(t *testing.T) {
 	publishTo(t, c, "others", `"served"`)
 	shows(t, n.ops+"/readyz", http.StatusOK, `"outbox":"waiting for its database"`)
 	shows(t, n.ops+"/metrics", http.StatusOK, `eventhub_outbox_waiting{outbox="database"} 1`)
-	const said = "the database of the outbox cannot be used, so its records wait; retrying"
+	const said = "outbox database is unavailable; retrying"
 	if log := n.log.String(); strings.Count(log, said) != 1 || !strings.Contains(log, "connection refused") {
 		t.Errorf("the log does not say once that the outbox waits, and why:\n%s", log)
 	}
@@ -121,7 +121,8 @@ func TestHubStartsWithoutTheDatabaseOfItsOutbox(t *testing.T) {
 	n.terminate()
 }
 
-// A database that takes connections and never answers holds up neither the start of a hub nor its end.
+// A database that takes connections and never answers holds up neither the start of a hub nor its
+// end.
 func TestDatabaseOfTheOutboxThatNeverAnswers(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -136,12 +137,13 @@ func TestDatabaseOfTheOutboxThatNeverAnswers(t *testing.T) {
 	publishTo(t, n.dial(), "others", `"served"`)
 	shows(t, n.ops+"/readyz", http.StatusOK, `"outbox":"waiting for its database"`)
 	n.terminate()
-	if log := n.log.String(); !strings.Contains(log, "the database of the outbox does not answer") || strings.Contains(log, "secret") {
+	if log := n.log.String(); !strings.Contains(log, "outbox database does not answer") || strings.Contains(log, "secret") {
 		t.Errorf("the log does not say that the database is silent, or says too much:\n%s", log)
 	}
 }
 
-// A hub measures how far the clock of the database is from that of NATS, and warns when that is more than is allowed.
+// A hub measures how far the clock of the database is from that of NATS, and warns when that is
+// more than is allowed.
 func TestHubSaysThatClocksAreApart(t *testing.T) {
 	cluster := pgtest.StartDurable(t)
 	db, err := sql.Open("pgx", cluster.DSN())
@@ -158,7 +160,7 @@ func TestHubSaysThatClocksAreApart(t *testing.T) {
 		}
 	}
 	dsn := "--outbox-dsn=" + cluster.DSN() + "&search_path=ahead,pg_catalog,public"
-	warning := regexp.MustCompile(`the clocks of the outbox and of NATS are apart.* nats_ahead=-(1h0m0|59m59)[^ ]* allowed=1m0s`)
+	warning := regexp.MustCompile(`clock skew between the outbox and NATS exceeds.* nats_ahead=-(1h0m0|59m59)[^ ]* allowed=1m0s`)
 	for _, test := range []struct {
 		flags []string
 		warns bool

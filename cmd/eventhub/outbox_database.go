@@ -17,28 +17,29 @@ import (
 )
 
 const (
-	// outboxGreet is how long the start of a hub waits until its outbox is open.
+	// outboxGreet is how long the start of a hub waits for its outbox to open.
 	outboxGreet = 2 * time.Second
-	// outboxSay is how often the log repeats that an outbox cannot be used.
+	// outboxSay is the interval between log lines about an unavailable outbox.
 	outboxSay = time.Minute
 )
 
-// outboxState is whether an outbox can be used, as its last use of each kind has shown: claims may fail while all else works.
+// outboxState tracks whether an outbox is available. It keeps the last result of each kind of use,
+// because claims may fail while other uses succeed.
 type outboxState struct {
 	log     *slog.Logger
 	metric  *ops.Outbox
 	waiting atomic.Bool
 
 	mu     sync.Mutex
-	failed map[string]bool // by the kind of use
-	said   time.Time       // when the log last said that it cannot be used
+	failed map[string]bool // keyed by kind of use
+	said   time.Time       // time of the last log line about the failure
 }
 
 func (h *hub) newOutboxState(name string) *outboxState {
 	return &outboxState{log: h.log.With(slog.String("outbox", name)), metric: h.metrics.Outbox(name), failed: make(map[string]bool)}
 }
 
-// note takes the outcome of a use of the outbox, of a kind.
+// note records the result of one kind of use.
 func (s *outboxState) note(ctx context.Context, use string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -52,14 +53,14 @@ func (s *outboxState) note(ctx context.Context, use string, err error) {
 	s.metric.Waiting(waits)
 	switch {
 	case !waits && was:
-		s.log.LogAttrs(ctx, slog.LevelInfo, "the database of the outbox can be used")
+		s.log.LogAttrs(ctx, slog.LevelInfo, "outbox database is available")
 	case err != nil && (!was || time.Since(s.said) >= outboxSay):
 		s.said = time.Now()
-		s.log.LogAttrs(ctx, slog.LevelWarn, "the database of the outbox cannot be used, so its records wait; retrying", slog.Any("error", err))
+		s.log.LogAttrs(ctx, slog.LevelWarn, "outbox database is unavailable; retrying", slog.Any("error", err))
 	}
 }
 
-// String is what the readiness probe shows.
+// String returns the state as the readiness probe shows it.
 func (s *outboxState) String() string {
 	if s.waiting.Load() {
 		return "waiting for its database"
@@ -67,8 +68,8 @@ func (s *outboxState) String() string {
 	return ops.PartOK
 }
 
-// watchedStore tells of what a drainer does all the time whether the store can be used: while it cannot settle, it does not
-// claim.
+// watchedStore reports the results of a drainer's regular store calls to state. It watches several
+// calls, because a drainer that fails to settle stops claiming.
 type watchedStore struct {
 	outbox.Store
 
@@ -89,7 +90,7 @@ func (s watchedStore) Settle(ctx context.Context, worker string, st outbox.Settl
 	return err
 }
 
-// RequeueExpired implements outbox.Store. Drainers call it also while NATS is away.
+// RequeueExpired implements outbox.Store. Drainers call it even while NATS is unavailable.
 func (s watchedStore) RequeueExpired(ctx context.Context) (int, error) {
 	n, err := s.Store.RequeueExpired(ctx)
 	s.note(ctx, "requeue", err)
@@ -97,21 +98,21 @@ func (s watchedStore) RequeueExpired(ctx context.Context) (int, error) {
 }
 
 func (s watchedStore) note(ctx context.Context, use string, err error) {
-	if !errors.Is(ctx.Err(), context.Canceled) { // the end of the drainer says nothing of the store
+	if !errors.Is(ctx.Err(), context.Canceled) { // a stopping drainer says nothing about the store
 		s.state.note(ctx, use, err)
 	}
 }
 
-// databaseOutbox is the outbox of OUTBOX_DSN. It is opened, and drained from then on, as soon as its database can be used: the
-// rest of the hub does not depend on it.
+// databaseOutbox is the outbox of OUTBOX_DSN. It is opened and drained as soon as its database is
+// available. The rest of the hub does not depend on it.
 type databaseOutbox struct {
 	hub   *hub
 	dsn   outboxDSN
 	state *outboxState
 
-	cancel context.CancelFunc // ends the tries to open it
+	cancel context.CancelFunc // ends the attempts to open the outbox
 	tries  sync.WaitGroup
-	box    *drainedOutbox // nil until it is open; read it when tries has ended
+	box    *drainedOutbox // nil until opened; read only after tries has ended
 }
 
 func newDatabaseOutbox(h *hub, dsn outboxDSN) *databaseOutbox {
@@ -121,9 +122,10 @@ func newDatabaseOutbox(h *hub, dsn outboxDSN) *databaseOutbox {
 	return d
 }
 
-// start begins to open the outbox, and waits a moment until it is open. It returns an error when no other try can do better.
+// start begins to open the outbox and waits up to outboxGreet for it. It returns an error only if
+// retries cannot succeed.
 func (d *databaseOutbox) start(ctx context.Context) error {
-	trying, cancel := context.WithCancel(context.WithoutCancel(ctx)) // close ends it
+	trying, cancel := context.WithCancel(context.WithoutCancel(ctx)) // ended by close
 	d.cancel = cancel
 	tried, late := make(chan error), make(chan struct{})
 	defer close(late)
@@ -133,7 +135,7 @@ func (d *databaseOutbox) start(ctx context.Context) error {
 			select {
 			case tried <- err:
 				return
-			case <-late: // the hub serves by now
+			case <-late: // the hub is already serving
 			}
 		}
 		d.state.note(trying, "open", err)
@@ -146,20 +148,20 @@ func (d *databaseOutbox) start(ctx context.Context) error {
 	case err := <-tried:
 		return err
 	case <-time.After(outboxGreet):
-		d.state.log.LogAttrs(ctx, slog.LevelWarn, "the database of the outbox does not answer; the hub starts without it")
+		d.state.log.LogAttrs(ctx, slog.LevelWarn, "outbox database does not answer; starting without it")
 		return nil
 	case <-ctx.Done():
-		return nil // close comes next
+		return nil // close follows
 	}
 }
 
-// openLater tries to open the outbox until it is open or ctx ends.
+// openLater retries opening the outbox until it succeeds or ctx ends.
 func (d *databaseOutbox) openLater(ctx context.Context) {
 	for wait := backoffFirst; ; wait = min(2*wait, backoffMax) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(wait/2 + rand.N(wait/2)): //nolint:gosec // no secret
+		case <-time.After(wait/2 + rand.N(wait/2)): //nolint:gosec // not security-relevant
 		}
 		err := d.open(ctx)
 		if ctx.Err() != nil && err != nil {
@@ -172,7 +174,7 @@ func (d *databaseOutbox) openLater(ctx context.Context) {
 	}
 }
 
-// open opens the outbox, makes its table as it should be, and starts to drain it.
+// open opens the outbox, migrates its table if configured, and starts to drain it.
 func (d *databaseOutbox) open(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, outboxTry)
 	defer cancel()
@@ -188,7 +190,7 @@ func (d *databaseOutbox) open(ctx context.Context) error {
 	return err
 }
 
-// close ends it. Nothing is published any more.
+// close stops draining and closes the outbox.
 func (d *databaseOutbox) close(ctx context.Context) error {
 	d.cancel()
 	d.tries.Wait()
@@ -198,9 +200,9 @@ func (d *databaseOutbox) close(ctx context.Context) error {
 	return d.box.close(ctx, d.hub.log)
 }
 
-// mayCome says whether an outbox that could not be opened may be opened later, with the configuration as it is. What is reached
-// over a network may: whatever it has answered, somebody else can put that right. A file is as it is, unless others use it right
-// now or its disk is full.
+// mayCome reports whether opening the outbox may succeed later with the same configuration. An
+// outbox on a network may always become available. A file may only if it is busy or its disk failed
+// or is full.
 func (p outboxDSN) mayCome(err error) bool {
 	if p.path == "" || errors.Is(err, context.DeadlineExceeded) {
 		return true
@@ -209,7 +211,7 @@ func (p outboxDSN) mayCome(err error) bool {
 	if !ok {
 		return false
 	}
-	switch e.Code() & 0xff { // the rest tells them apart further
+	switch e.Code() & 0xff { // the low byte is the primary error code
 	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR:
 		return true
 	default:

@@ -17,43 +17,45 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
-	_ "modernc.org/sqlite" // the driver
+	_ "modernc.org/sqlite" // registers the driver
 
 	"eventhub/jetstream"
 	"eventhub/outbox"
 )
 
 const (
-	// outboxConns is the most connections to PostgreSQL, besides the one that listens.
+	// outboxConns is the maximum number of connections to PostgreSQL, not counting the one that
+	// listens.
 	outboxConns = 4
-	// outboxConnectWait bounds how long a connection to PostgreSQL takes, unless the DSN says otherwise.
+	// outboxConnectWait is the default timeout for connecting to PostgreSQL.
 	outboxConnectWait = 10 * time.Second
-	// outboxLook bounds how long serve --check looks at a database.
+	// outboxLook is the timeout of serve --check for a database.
 	outboxLook = 5 * time.Second
 )
 
-// outboxDSN is where an outbox is: what a DSN says.
+// outboxDSN is a parsed DSN of an outbox. Exactly one field is set.
 type outboxDSN struct {
-	path     string          // of the SQLite file
-	postgres *pgx.ConnConfig // or of PostgreSQL
-	bucket   *string         // or of the bucket in NATS
+	path     string          // SQLite file
+	postgres *pgx.ConnConfig // PostgreSQL database
+	bucket   *string         // KV bucket in NATS; "" selects the default name
 }
 
-// parseOutbox reads a DSN. No error shows any of it, for there may be a password in it.
+// parseOutbox parses a DSN. Its errors never quote the DSN, which may contain a password.
 func parseOutbox(dsn string) (outboxDSN, error) {
 	kind, rest, _ := strings.Cut(dsn, ":")
 	switch kind {
 	case "sqlite":
 		path := strings.TrimPrefix(rest, "//")
 		if path == "" || strings.HasSuffix(path, "/") || filepath.Base(path) == ":memory:" || strings.ContainsAny(path, "?\x00") {
-			return outboxDSN{}, errors.New("a SQLite outbox is a file: give sqlite:PATH, without parameters")
+			return outboxDSN{}, errors.New("SQLite outbox must be a file; use sqlite:PATH without parameters")
 		}
-		return outboxDSN{path: filepath.Clean(path)}, nil // of two slashes at the start, SQLite would take what follows for a host
+		// after two leading slashes, SQLite would take the next part for a host
+		return outboxDSN{path: filepath.Clean(path)}, nil
 	case "postgres", "postgresql":
 		cfg, err := pgx.ParseConfig(dsn)
 		if err != nil || !strings.HasPrefix(rest, "//") {
-			// The cause may quote a part of the password, where that has a character that ends it.
-			return outboxDSN{}, errors.New("the address of PostgreSQL cannot be read: give postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=…, with the special characters of the password as in a URL (%2F for /)")
+			// The error of pgx may quote part of a password that contains special characters.
+			return outboxDSN{}, errors.New("invalid PostgreSQL address; use postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=… and escape special characters of the password as in a URL (%2F for /)")
 		}
 		if !strings.Contains(rest, "default_query_exec_mode=") {
 			cfg.DefaultQueryExecMode = pgx.QueryExecModeExec // see outbox.SQLConfig.DB
@@ -65,11 +67,11 @@ func parseOutbox(dsn string) (outboxDSN, error) {
 	case "kv":
 		return outboxDSN{bucket: &rest}, nil
 	default:
-		return outboxDSN{}, errors.New("the DSN of the outbox is of no kind that is known: give sqlite:PATH, postgres://USER:PASSWORD@HOST:PORT/DATABASE, or kv:BUCKET")
+		return outboxDSN{}, errors.New("unknown kind of outbox DSN; use sqlite:PATH, postgres://USER:PASSWORD@HOST:PORT/DATABASE, or kv:BUCKET")
 	}
 }
 
-// String names the outbox, without a password.
+// String names the outbox without its password.
 func (p outboxDSN) String() string {
 	switch {
 	case p.postgres != nil:
@@ -84,7 +86,7 @@ func (p outboxDSN) String() string {
 	}
 }
 
-// check finds out whether a file could be there, without making it.
+// check checks whether the SQLite file can exist at its path, without creating it.
 func (p outboxDSN) check() error {
 	if p.path == "" {
 		return nil
@@ -98,12 +100,12 @@ func (p outboxDSN) check() error {
 		return fmt.Errorf("%v: %s is not a directory", p, dir)
 	}
 	if info, err = os.Stat(p.path); err == nil && info.IsDir() {
-		return fmt.Errorf("%v: it is a directory", p)
+		return fmt.Errorf("%v: is a directory", p)
 	}
 	return nil
 }
 
-// openedOutbox is an outbox that can be used. Close it.
+// openedOutbox is an open outbox. The caller must close it.
 type openedOutbox struct {
 	outbox.Store
 
@@ -112,15 +114,15 @@ type openedOutbox struct {
 	db  *sql.DB
 }
 
-// outboxOptions say how an outbox is opened.
+// outboxOptions configure how an outbox is opened.
 type outboxOptions struct {
 	table      string
-	maxPayload int            // 0 is the default
-	bus        *jetstream.Bus // for a KV store
-	make       bool           // make the file when there is none
+	maxPayload int            // in bytes; 0 selects the default
+	bus        *jetstream.Bus // required for a KV store
+	make       bool           // create a missing SQLite file
 }
 
-// open opens the outbox. But for a KV store, nothing is asked of the database yet.
+// open opens the outbox. For a database it does not connect yet.
 func (p outboxDSN) open(ctx context.Context, opts outboxOptions) (*openedOutbox, error) {
 	if p.bucket != nil {
 		bucket, err := opts.bus.Collections().Open(ctx, cmp.Or(*p.bucket, outbox.DefaultTable))
@@ -134,7 +136,7 @@ func (p outboxDSN) open(ctx context.Context, opts outboxOptions) (*openedOutbox,
 		return &openedOutbox{Store: store, dsn: p}, nil
 	}
 	cfg := outbox.SQLConfig{Dialect: outbox.SQLite, Table: opts.table, MaxPayload: opts.maxPayload}
-	if _, err := outbox.NewSQLStore(cfg); err != nil { // before a file is made
+	if _, err := outbox.NewSQLStore(cfg); err != nil { // check the options before a file is created
 		return nil, err
 	}
 	if p.postgres != nil {
@@ -151,7 +153,7 @@ func (p outboxDSN) open(ctx context.Context, opts outboxOptions) (*openedOutbox,
 	}
 	conns := outboxConns
 	if p.path != "" {
-		conns = 1 // they would wait for each other's writes in no fair order
+		conns = 1 // several connections would compete for the write lock without fairness
 	}
 	cfg.DB.SetMaxOpenConns(conns)
 	cfg.DB.SetMaxIdleConns(conns)
@@ -162,7 +164,8 @@ func (p outboxDSN) open(ctx context.Context, opts outboxOptions) (*openedOutbox,
 	return &openedOutbox{Store: store, dsn: p, sql: store, db: cfg.DB}, nil
 }
 
-// openSQLite opens a file as outbox.SQLConfig.DB says. One that it makes is its owner's alone.
+// openSQLite opens a file with the settings that outbox.SQLConfig.DB recommends. A new file is
+// accessible only by its owner.
 func openSQLite(path string, make bool) (*sql.DB, error) {
 	flags := os.O_RDWR
 	if make {
@@ -170,7 +173,7 @@ func openSQLite(path string, make bool) (*sql.DB, error) {
 	}
 	file, err := os.OpenFile(path, flags, 0o600) //nolint:gosec // the file is the operator's choice
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errors.New("it does not exist: eventhub outbox migrate makes it")
+		return nil, errors.New("file does not exist; create it with eventhub outbox migrate")
 	}
 	if err != nil {
 		return nil, cause(err)
@@ -182,8 +185,8 @@ func openSQLite(path string, make bool) (*sql.DB, error) {
 	return sql.Open("sqlite", "file:"+name+"?mode=rw&_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_txlock=immediate")
 }
 
-// look finds out whether the outbox could be drained now. It asks a database on a network only, and changes nothing. migrates
-// says that the table would be made or brought to the version that is needed.
+// look checks whether the outbox could be drained now, without changing anything. It only contacts
+// databases on a network. migrates means that the hub would migrate the table.
 func (p outboxDSN) look(ctx context.Context, table string, migrates bool) error {
 	if p.postgres == nil {
 		return nil
@@ -197,10 +200,11 @@ func (p outboxDSN) look(ctx context.Context, table string, migrates bool) error 
 	return errors.Join(o.version(ctx, migrates), o.close())
 }
 
-// ready reports what eventhub outbox migrate would have to do first.
+// ready returns an error if the table needs a migration.
 func (o *openedOutbox) ready(ctx context.Context) error { return o.version(ctx, false) }
 
-// version reports what is wrong with the table; one that lacks something is right for those who migrate it.
+// version returns an error if the version of the table does not suit this program. An old version
+// is accepted if migrates is true.
 func (o *openedOutbox) version(ctx context.Context, migrates bool) error {
 	if o.sql == nil {
 		return nil
@@ -210,14 +214,15 @@ func (o *openedOutbox) version(ctx context.Context, migrates bool) error {
 	case err != nil:
 		return o.explain(err)
 	case have > need:
-		return fmt.Errorf("%v: the table has version %d, this program knows %d: use a newer one", o.dsn, have, need)
+		return fmt.Errorf("%v: table has version %d but this program knows only %d; use a newer program", o.dsn, have, need)
 	case have < need && !migrates:
-		return fmt.Errorf("%v: the table has version %d, this program needs %d: eventhub outbox migrate makes it so", o.dsn, have, need)
+		return fmt.Errorf("%v: table has version %d but this program needs %d; run eventhub outbox migrate", o.dsn, have, need)
 	}
 	return nil
 }
 
-// migrate makes the table as this program needs it, and says what it was before and is now: 0 is no table.
+// migrate upgrades the table and returns its versions before and after. Version 0 means that there
+// was no table.
 func (o *openedOutbox) migrate(ctx context.Context) (from, to int, err error) {
 	if o.sql == nil {
 		return 0, 0, nil
@@ -230,7 +235,7 @@ func (o *openedOutbox) migrate(ctx context.Context) (from, to int, err error) {
 	return to - steps, to, o.explain(err)
 }
 
-// explain says which outbox an error is of.
+// explain adds the name of the outbox to an error.
 func (o *openedOutbox) explain(err error) error {
 	if err == nil {
 		return nil

@@ -42,7 +42,7 @@ func TestSQLitePaths(t *testing.T) {
 		}
 	}
 	for _, dsn := range []string{"sqlite:", "sqlite://", "sqlite:///", "sqlite::memory:", "sqlite:///:memory:", "sqlite:a.db?mode=ro", "sqlite:new/"} {
-		if o, err := parseOutbox(dsn); err == nil || !strings.Contains(err.Error(), "give sqlite:PATH") {
+		if o, err := parseOutbox(dsn); err == nil || !strings.Contains(err.Error(), "use sqlite:PATH") {
 			t.Errorf("%s: path %q, %v", dsn, o.path, err)
 		}
 	}

@@ -19,7 +19,8 @@ import (
 	"eventhub/outbox/pgtest"
 )
 
-// Claims that fail again and again, on a database that answers all else, show in the readiness probe and in a metric.
+// Claims that fail again and again, on a database that answers all else, show in the readiness
+// probe and in a metric.
 func TestClaimsThatFailAreShown(t *testing.T) {
 	cluster := pgtest.StartDurable(t)
 	call(t, "outbox", "migrate", "--dsn="+cluster.DSN())

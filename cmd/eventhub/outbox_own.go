@@ -22,40 +22,43 @@ import (
 )
 
 const (
-	// ownOutboxName is the file of the data directory that POST /outbox writes to.
+	// ownOutboxName is the file in the data directory that POST /outbox writes to.
 	ownOutboxName = "outbox.db"
-	// What was sent is kept for ownOutboxKeep, during which its id is known, and is looked for every ownOutboxPurge.
+	// Sent records are kept for ownOutboxKeep, so that repeated ids are detected. Older ones are
+	// purged every ownOutboxPurge.
 	ownOutboxKeep  = 10 * time.Minute
 	ownOutboxPurge = 15 * time.Second
-	// ownOutboxBatch is the most records that are stored together, ownOutboxWrite how long that may take.
+	// ownOutboxBatch is the maximum number of records stored in one transaction. ownOutboxWrite is
+	// the timeout of that transaction.
 	ownOutboxBatch = 256
 	ownOutboxWrite = 10 * time.Second
-	// ownOutboxLease may be short, for there is hardly ever another hub on the file.
+	// ownOutboxLease may be short, because another hub hardly ever uses the same file.
 	ownOutboxLease = 5 * time.Second
-	// limitOutboxPending is the name of the limit on records that are not sent.
+	// limitOutboxPending is the name of the limit on unsent records.
 	limitOutboxPending = "outbox_pending"
 )
 
-var errOwnOutboxClosed = errors.New("the outbox is closed")
+var errOwnOutboxClosed = errors.New("outbox is closed")
 
-// ownOutbox is the hub's own outbox, behind POST /outbox. Its file is made when it is used first. Its methods may be called
-// concurrently.
+// ownOutbox is the hub's own outbox, which serves POST /outbox. It creates its file on first use.
+// Its methods may be called concurrently.
 type ownOutbox struct {
 	hub       *hub
-	publisher *jetstream.Publisher // says what cannot be published
+	publisher *jetstream.Publisher // checks whether an event can be published
 	path      string
 	max       int64
 	state     *outboxState
 
-	// unsent is about how many records are not sent. Each Backlog corrects it.
+	// unsent is the approximate number of unsent records. Each call of Backlog corrects it.
 	unsent atomic.Int64
-	queue  chan *addition // to write; unbuffered, so that what is taken is answered
-	ended  chan struct{}  // closed when nothing is taken any more
+	// records to write; unbuffered, so that every received record gets an answer
+	queue chan *addition
+	ended chan struct{} // closed when the writer has stopped
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	box    *drainedOutbox
 	closed bool
-	cancel context.CancelFunc // ends what is in wg
+	cancel context.CancelFunc // ends the goroutines in wg
 	wg     sync.WaitGroup
 }
 
@@ -71,7 +74,7 @@ func newOwnOutbox(h *hub, path string) *ownOutbox {
 	}
 }
 
-// resume opens the file if there is one, for something may wait in it.
+// resume opens the file if it exists, because records may be waiting in it.
 func (o *ownOutbox) resume(ctx context.Context) error {
 	if _, err := os.Stat(o.path); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -79,7 +82,7 @@ func (o *ownOutbox) resume(ctx context.Context) error {
 	return o.open(ctx)
 }
 
-// open opens the file, unless it is open.
+// open opens the file unless it is open.
 func (o *ownOutbox) open(ctx context.Context) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -103,20 +106,21 @@ func (o *ownOutbox) open(ctx context.Context) error {
 		return err
 	}
 	var background context.Context
-	background, o.cancel = context.WithCancel(context.WithoutCancel(ctx)) // it outlives the request that came first
+	// must outlive the request that opens the file
+	background, o.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	opened := o.box
 	o.wg.Go(func() { o.tidy(background, opened.openedOutbox) })
 	o.wg.Go(func() { o.write(background, opened) })
 	return nil
 }
 
-// tidy deletes what was sent, until ctx ends.
+// tidy periodically deletes old sent records until ctx ends.
 func (o *ownOutbox) tidy(ctx context.Context, box *openedOutbox) {
 	tick := time.NewTicker(ownOutboxPurge)
 	defer tick.Stop()
 	for {
 		if _, err := purge(ctx, box, outbox.PurgeOptions{Status: outbox.Sent, OlderThan: ownOutboxKeep}); err != nil && ctx.Err() == nil {
-			o.hub.log.LogAttrs(ctx, slog.LevelWarn, "sent records of the outbox were not deleted", slog.Any("error", err))
+			o.hub.log.LogAttrs(ctx, slog.LevelWarn, "failed to delete sent records of the outbox", slog.Any("error", err))
 		}
 		select {
 		case <-tick.C:
@@ -126,7 +130,7 @@ func (o *ownOutbox) tidy(ctx context.Context, box *openedOutbox) {
 	}
 }
 
-// addition is a record that is to be stored, and gets one answer.
+// addition is a record to store, with a channel for the single result.
 type addition struct {
 	record *outbox.Record
 	stored chan error
@@ -152,7 +156,7 @@ func (o *ownOutbox) Add(ctx context.Context, topic string, payload []byte, opts 
 	a := &addition{record: r, stored: make(chan error, 1)}
 	select {
 	case o.queue <- a:
-		err = <-a.stored // whatever becomes of ctx: the payload is the caller's
+		err = <-a.stored // wait even if ctx ends, because the payload belongs to the caller
 	case <-ctx.Done():
 		err = ctx.Err()
 	case <-o.ended:
@@ -168,8 +172,8 @@ func (o *ownOutbox) Add(ctx context.Context, topic string, payload []byte, opts 
 	return r.ID, nil
 }
 
-// write stores what is added at the same time in one transaction, until ctx ends: a transaction for each would wait for the
-// disk for each.
+// write stores concurrent additions in one transaction until ctx ends. A transaction per record
+// would sync the disk for each.
 func (o *ownOutbox) write(ctx context.Context, box *drainedOutbox) {
 	defer close(o.ended)
 	for {
@@ -200,7 +204,7 @@ func (o *ownOutbox) write(ctx context.Context, box *drainedOutbox) {
 	}
 }
 
-// storeBatch returns an answer for each addition. After an error nothing is stored.
+// storeBatch returns a result for each addition. If it returns an error, nothing was stored.
 func storeBatch(ctx context.Context, box *drainedOutbox, batch []*addition) (answers []error, err error) {
 	ctx, cancel := context.WithTimeout(ctx, ownOutboxWrite)
 	defer cancel()
@@ -208,12 +212,12 @@ func storeBatch(ctx context.Context, box *drainedOutbox, batch []*addition) (ans
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = tx.Rollback() }() // of no effect after the commit
+	defer func() { _ = tx.Rollback() }() // no effect after the commit
 	answers = make([]error, len(batch))
 	for i, a := range batch {
 		err := box.sql.Add(ctx, tx, a.record)
 		if e, ok := errors.AsType[*sqlite.Error](err); ok && e.Code() == sqlite3.SQLITE_CONSTRAINT_UNIQUE {
-			err = known(ctx, tx, a.record) // the transaction is as it was before
+			err = known(ctx, tx, a.record) // the failed INSERT left the transaction intact
 		}
 		_, refused := errors.AsType[*jetstream.Error](err)
 		if err != nil && !refused && !errors.Is(err, errKnown) {
@@ -224,14 +228,14 @@ func storeBatch(ctx context.Context, box *drainedOutbox, batch []*addition) (ans
 	return answers, tx.Commit()
 }
 
-// errKnown says that a record is there already.
-var errKnown = errors.New("the outbox has it")
+// errKnown is returned for a record that is already stored.
+var errKnown = errors.New("record is already in the outbox")
 
-// known is asked about an id that is there. That of the same topic is the same event.
+// known returns the result for a duplicate id. The same id and topic mean the same event.
 func known(ctx context.Context, tx *sql.Tx, r *outbox.Record) error {
 	var topic string
 	if err := tx.QueryRowContext(ctx, "SELECT aggregatetype FROM "+outbox.DefaultTable+" WHERE id = ?", r.ID).Scan(&topic); err != nil {
-		return fmt.Errorf("looking for record %q: %w", r.ID, err)
+		return fmt.Errorf("look up record %q: %w", r.ID, err)
 	}
 	if topic != r.Topic {
 		return &jetstream.Error{Code: jetstream.CodeBadOptions, Msg: "The outbox has an event of this id for another topic."}
@@ -239,7 +243,7 @@ func known(ctx context.Context, tx *sql.Tx, r *outbox.Record) error {
 	return errKnown
 }
 
-// close ends it: nothing is added any more.
+// close stops adding and closes the outbox.
 func (o *ownOutbox) close(ctx context.Context) error {
 	o.mu.Lock()
 	box := o.box
@@ -253,7 +257,7 @@ func (o *ownOutbox) close(ctx context.Context) error {
 	return box.close(ctx, o.hub.log)
 }
 
-// ownObserver keeps count of what waits.
+// ownObserver updates the count of unsent records.
 type ownObserver struct {
 	outboxObserver
 

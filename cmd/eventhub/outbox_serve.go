@@ -12,34 +12,34 @@ import (
 	"eventhub/outbox"
 )
 
-// The names of a hub's outboxes in its metrics.
+// Names of a hub's outboxes in its metrics.
 const (
 	outboxOfDSN  = "database"
 	outboxOfHTTP = "http"
 )
 
-// outboxTry bounds one try to open the outbox of OUTBOX_DSN.
+// outboxTry is the timeout of one attempt to open the outbox of OUTBOX_DSN.
 const outboxTry = 20 * time.Second
 
-// outboxServeFlags are the flags of serve about outboxes.
+// outboxServeFlags are the outbox flags of serve.
 type outboxServeFlags struct {
-	DSN     string        `name:"outbox-dsn" env:"OUTBOX_DSN" placeholder:"DSN" help:"Publish what is added to this outbox: sqlite:PATH, postgres://USER:PASSWORD@HOST:PORT/DATABASE (the password may be in PGPASSWORD), or kv:BUCKET."`
-	Table   string        `name:"outbox-table" env:"OUTBOX_TABLE" default:"outbox" help:"The table's name, in a database."`
-	Migrate bool          `name:"outbox-migrate" env:"EVENTHUB_OUTBOX_MIGRATE" default:"true" negatable:"" help:"Make the table at the start, or bring it to the version that is needed; a SQLite file, too. Without it: eventhub outbox migrate."`
-	HTTP    bool          `name:"outbox-http" env:"EVENTHUB_OUTBOX_HTTP" default:"true" negatable:"" help:"Take events at POST /outbox/TOPIC, which wait in the file outbox.db of the data directory while NATS is away."`
-	Skew    time.Duration `name:"outbox-clock-skew" env:"EVENTHUB_OUTBOX_CLOCK_SKEW" default:"1m" help:"How far the clocks of the outbox's database, and of the servers of NATS, may be apart: beyond it the log warns. Events are looked for from so much earlier."`
+	DSN     string        `name:"outbox-dsn" env:"OUTBOX_DSN" placeholder:"DSN" help:"Outbox to publish from: sqlite:PATH, postgres://USER:PASSWORD@HOST:PORT/DATABASE (the password may be in PGPASSWORD), or kv:BUCKET."`
+	Table   string        `name:"outbox-table" env:"OUTBOX_TABLE" default:"outbox" help:"Name of the table, for databases."`
+	Migrate bool          `name:"outbox-migrate" env:"EVENTHUB_OUTBOX_MIGRATE" default:"true" negatable:"" help:"Create or upgrade the table, and create a SQLite file, at startup. Otherwise use eventhub outbox migrate."`
+	HTTP    bool          `name:"outbox-http" env:"EVENTHUB_OUTBOX_HTTP" default:"true" negatable:"" help:"Accept events at POST /outbox/TOPIC. They wait in outbox.db in the data directory while NATS is unavailable."`
+	Skew    time.Duration `name:"outbox-clock-skew" env:"EVENTHUB_OUTBOX_CLOCK_SKEW" default:"1m" help:"Tolerated clock difference between the database and the NATS servers. A larger one logs a warning. Look-ups of events start this much earlier."`
 }
 
-// checkSkew refuses what makes no sense as the skew of clocks.
+// checkSkew rejects an invalid clock skew.
 func checkSkew(skew time.Duration, flag string) error {
 	const most = 24 * time.Hour
 	if skew <= 0 || skew > most {
-		return fmt.Errorf("clock skew %v: more than 0s and at most %v are allowed (%s, EVENTHUB_OUTBOX_CLOCK_SKEW)", skew, most, flag)
+		return fmt.Errorf("clock skew %v: must be more than 0s and at most %v (%s, EVENTHUB_OUTBOX_CLOCK_SKEW)", skew, most, flag)
 	}
 	return nil
 }
 
-// outboxDSN is where the outbox of OUTBOX_DSN is, nil without one.
+// outboxDSN returns the parsed and checked OUTBOX_DSN, or nil if there is none.
 func (f outboxServeFlags) outboxDSN() (*outboxDSN, error) {
 	if f.DSN == "" {
 		return nil, nil
@@ -58,49 +58,50 @@ func (f outboxServeFlags) outboxDSN() (*outboxDSN, error) {
 	return &dsn, nil
 }
 
-// outboxObserver passes on what a drainer reports.
+// outboxObserver passes the reports of a drainer on to the metrics.
 type outboxObserver struct{ *ops.Outbox }
 
 func (o outboxObserver) Backlog(st outbox.Stats) {
 	o.Outbox.Backlog(st.Pending+st.Claimed, st.Errors, st.OldestAge)
 }
 
-// drainedOutbox is an outbox that a hub drains.
+// drainedOutbox is an open outbox with its running drainer.
 type drainedOutbox struct {
 	*openedOutbox
 
 	drainer *outbox.Drainer
 }
 
-// drain starts a drainer of an outbox, which belongs to what is returned. Close that before the bus. state is told whether the
-// outbox can be used.
+// drain starts a drainer for an outbox and takes ownership of the outbox. The caller must close the
+// result before the bus. state tracks whether the outbox is available.
 //
-// lease is how long records wait for the next start when the hub is killed; 0 is the default.
+// lease is how long records stay unavailable after the hub is killed; 0 selects the default.
 func (h *hub) drain(ctx context.Context, o *openedOutbox, state *outboxState, lease time.Duration, observer outbox.Observer) (*drainedOutbox, error) {
 	st, err := o.Stats(ctx)
 	if err != nil {
 		return nil, errors.Join(o.explain(err), o.close())
 	}
-	observer.Backlog(st) // that of the drainer comes later
+	observer.Backlog(st) // the drainer's first report comes later
 	drainer, err := outbox.NewDrainer(outbox.Config{
 		Store: watchedStore{o, state}, Bus: outbox.JetStream(h.bus), Lease: lease, ClockSkew: h.cmd.Skew, Observer: observer, Logger: state.log,
 	})
 	if err != nil {
 		return nil, errors.Join(err, o.close())
 	}
-	drainer.Start() //nolint:contextcheck // close ends it
+	drainer.Start() //nolint:contextcheck // ended by close
 	return &drainedOutbox{openedOutbox: o, drainer: drainer}, nil
 }
 
-// close publishes what the drainer has, as long as ctx lasts, and closes the database.
+// close publishes the records that the drainer holds, until ctx ends, and closes the database.
 func (d *drainedOutbox) close(ctx context.Context, log *slog.Logger) error {
 	if err := d.drainer.Stop(ctx); err != nil {
-		log.LogAttrs(ctx, slog.LevelWarn, "an outbox has records that were to be published: another hub, or the next start, does it", slog.Any("error", err))
+		log.LogAttrs(ctx, slog.LevelWarn, "failed to publish all claimed records of an outbox; another hub or the next start will publish them", slog.Any("error", err))
 	}
 	return d.openedOutbox.close()
 }
 
-// openOutboxes opens the hub's own outbox if something may wait there, and starts to open that of OUTBOX_DSN.
+// openOutboxes opens the hub's own outbox if its file exists, and starts to open the outbox of
+// OUTBOX_DSN.
 func (h *hub) openOutboxes(ctx context.Context) error {
 	if h.cmd.HTTP {
 		h.own = newOwnOutbox(h, filepath.Join(h.cmd.Data, ownOutboxName))
@@ -121,12 +122,12 @@ func (h *hub) prepareOutbox(ctx context.Context, o *openedOutbox) error {
 	}
 	from, to, err := o.migrate(ctx)
 	if err == nil && from != to {
-		h.log.LogAttrs(ctx, slog.LevelInfo, "the table of the outbox was migrated", slog.Int("from", from), slog.Int("to", to))
+		h.log.LogAttrs(ctx, slog.LevelInfo, "migrated the table of the outbox", slog.Int("from", from), slog.Int("to", to))
 	}
 	return err
 }
 
-// closeOutboxes ends what openOutboxes and requests have opened. Nothing is added any more.
+// closeOutboxes closes all outboxes. Nothing can be added afterwards.
 func (h *hub) closeOutboxes(ctx context.Context) error {
 	var errs []error
 	if h.own != nil {

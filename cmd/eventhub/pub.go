@@ -14,41 +14,44 @@ import (
 	"eventhub/facade/client"
 )
 
-// maxLine is the longest line read from standard input. The hub's own limit is lower; it answers with its number.
+// maxLine is the maximum length of an input line in bytes. The hub's own limit is lower, and its
+// error states that limit.
 const maxLine = 16 << 20
 
-// maxPubBurst is how many lines are sent at once. Together with the publishes in flight, which a hub that stood still finds
-// all at once, they are fewer than the frames that a connection may send at once.
+// maxPubBurst is the maximum number of lines sent in a burst. A hub that was stalled receives a
+// burst and all publishes in flight at once; together they stay below the number of frames that a
+// connection may send at once.
 const maxPubBurst = 512
 
 // pubCmd is `eventhub pub`.
 type pubCmd struct {
 	hubFlags
 
-	Topic   string            `arg:"" help:"The topic."`
-	Payload string            `arg:"" optional:"" default:"-" help:"The payload as JSON; - reads one payload a line from standard input."`
-	ID      string            `name:"id" help:"The event's id: publishing it again stores nothing."`
-	Key     string            `help:"The event's key."`
-	Remove  bool              `help:"Remove the key from a compacted topic: publish a tombstone, without a payload."`
-	Rate    int               `default:"9000" help:"Lines a second at most, so that the hub refuses none; it takes 10000 of a connection unless configured."`
-	Header  map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"A header of the event; may be repeated."`
+	Topic   string            `arg:"" help:"Topic."`
+	Payload string            `arg:"" optional:"" default:"-" help:"Payload as JSON; - reads one payload per line from standard input."`
+	ID      string            `name:"id" help:"Id of the event. Publishing the same id again stores nothing."`
+	Key     string            `help:"Key of the event."`
+	Remove  bool              `help:"Remove the key from a compacted topic by publishing a tombstone."`
+	Rate    int               `default:"9000" help:"Maximum lines per second. By default, the hub accepts 10000 frames per second from a connection."`
+	Header  map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"Header of the event; may be repeated."`
 }
 
-// Run publishes and prints an id a line, in the order of the payloads. It ends at the first failure.
+// Run publishes payloads and prints one id per line, in the order of the payloads. It stops at the
+// first failure.
 func (cmd *pubCmd) Run(ctx context.Context, std streams) error {
 	opts := client.PublishOptions{ID: cmd.ID, Key: cmd.Key, Headers: cmd.Header}
 	if cmd.Remove {
 		if cmd.Key == "" || cmd.Payload != "-" {
-			return errors.New("--remove takes a key and no payload: eventhub pub TOPIC --key=KEY --remove")
+			return errors.New("--remove requires a key and no payload; use eventhub pub TOPIC --key=KEY --remove")
 		}
 		cmd.Payload, opts.Tombstone = "null", true
 	}
 	if cmd.Payload == "-" {
 		if cmd.ID != "" {
-			return errors.New("--id names one event: give its payload as an argument")
+			return errors.New("--id requires a single event; pass its payload as an argument")
 		}
 		if cmd.Rate < 1 {
-			return fmt.Errorf("--rate %d: it must be at least 1", cmd.Rate)
+			return fmt.Errorf("--rate %d: must be at least 1", cmd.Rate)
 		}
 		return cmd.lines(ctx, std, opts)
 	}
@@ -62,23 +65,23 @@ func (cmd *pubCmd) Run(ctx context.Context, std streams) error {
 	}
 	id, err := c.Publish(ctx, cmd.Topic, payload, opts)
 	if err := errors.Join(err, c.Close()); err != nil {
-		return fmt.Errorf("publishing to %s: %w", cmd.Topic, err)
+		return fmt.Errorf("publish to %s: %w", cmd.Topic, err)
 	}
 	_, err = fmt.Fprintln(std.out, id)
 	return err
 }
 
-// errLeft is how publishing lines ends before all were read.
-var errLeft = errors.New("interrupted: lines may be left that were not published")
+// errLeft is returned when publishing stops before all lines were read.
+var errLeft = errors.New("interrupted; some lines may not have been published")
 
-// answer is what became of a line.
+// answer is the result of a line.
 type answer struct {
 	line int
 	id   string
 	err  error
 }
 
-// lines publishes each line of standard input. Publishes overlap; ids are printed in order.
+// lines publishes each line of standard input. Publishes overlap, but ids are printed in order.
 func (cmd *pubCmd) lines(ctx context.Context, std streams, opts client.PublishOptions) (err error) {
 	c, err := cmd.dial(ctx)
 	if err != nil {
@@ -88,18 +91,19 @@ func (cmd *pubCmd) lines(ctx context.Context, std streams, opts client.PublishOp
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
-	// The queue holds an entry for each publish in flight, so the client's own bound is also that of the queue.
+	// The queue has an entry for each publish in flight, so its capacity is the client's own limit.
 	queue := make(chan chan answer, client.DefaultPublishInFlight)
 	printed := make(chan error, 1)
-	go func() { // owned by this function, which waits for printed
+	go func() { // the function waits for printed
 		err := printIDs(std.out, cmd.Topic, queue)
-		cancel() // a failure ends the reading
+		cancel() // a failure stops the reader
 		for range queue {
-			continue // makes room for a reader that waits
+			continue // unblocks the reader
 		}
 		printed <- err
 	}()
-	// A line that was refused for coming too fast would come after others if it were sent again: better none is.
+	// Pacing prevents rate-limit errors. A refused line could only be sent again after later lines,
+	// out of order.
 	pace := rate.NewLimiter(rate.Limit(cmd.Rate), min(cmd.Rate, maxPubBurst))
 	//nolint:contextcheck // PublishAsync does not wait for the hub
 	readErr := eachLine(ctx, std.in, func(line int, payload []byte) error {
@@ -124,7 +128,7 @@ func (cmd *pubCmd) lines(ctx context.Context, std streams, opts client.PublishOp
 	return readErr
 }
 
-// printIDs prints the ids of answers as they come due, and stops at the first failure.
+// printIDs prints the ids of answers in order as they arrive, and stops at the first failure.
 func printIDs(w io.Writer, topic string, queue <-chan chan answer) error {
 	out := bufio.NewWriter(w)
 	for ch := range queue {
@@ -132,14 +136,14 @@ func printIDs(w io.Writer, topic string, queue <-chan chan answer) error {
 		select {
 		case a = <-ch:
 		default:
-			// Nothing is due: show what there is.
+			// No answer is ready: show the ids so far.
 			if err := out.Flush(); err != nil {
 				return &outputError{err}
 			}
 			a = <-ch
 		}
 		if a.err != nil {
-			return errors.Join(fmt.Errorf("publishing line %d to %s: %w", a.line, topic, a.err), out.Flush())
+			return errors.Join(fmt.Errorf("publish line %d to %s: %w", a.line, topic, a.err), out.Flush())
 		}
 		if _, err := fmt.Fprintln(out, a.id); err != nil {
 			return &outputError{err}
@@ -148,11 +152,12 @@ func printIDs(w io.Writer, topic string, queue <-chan chan answer) error {
 	return out.Flush()
 }
 
-// eachLine calls f with each line that is not blank, numbered from 1, until f fails or ctx ends.
+// eachLine calls f for each non-blank line, numbered from 1, until f fails or ctx ends.
 func eachLine(ctx context.Context, r io.Reader, f func(line int, text []byte) error) error {
 	lines := make(chan []byte)
 	ended := make(chan error, 1)
-	// Nothing interrupts a read from a terminal: when ctx ends, this goroutine is left to the end of the process.
+	// A read from a terminal cannot be interrupted. When ctx ends, this goroutine may remain until
+	// the process exits.
 	go func() {
 		in := bufio.NewScanner(r)
 		in.Buffer(nil, maxLine)
@@ -185,7 +190,7 @@ func eachLine(ctx context.Context, r io.Reader, f func(line int, text []byte) er
 	}
 }
 
-// checkJSON says where text is no JSON.
+// checkJSON returns an error with the position of invalid JSON.
 func checkJSON(text []byte) error {
 	if json.Valid(text) {
 		return nil

@@ -12,8 +12,8 @@ import (
 	"eventhub/facade/client"
 )
 
-// Five rolling restarts of two hubs lose nothing and dead-letter nothing, although members give up after one attempt:
-// a hub that is told to end hands its leases back.
+// Five rolling restarts of two hubs lose nothing and dead-letter nothing, although members give up
+// after one attempt: a hub that is told to end hands its leases back.
 func TestRollingRestartsDeadLetterNothing(t *testing.T) {
 	const topic = "rolling"
 	flags := []string{"--nats-url=" + runNATS(t), "--ack-wait=5s"}
@@ -48,8 +48,8 @@ func TestRollingRestartsDeadLetterNothing(t *testing.T) {
 	dead.onlyMarker(c, "dlq."+topic)
 }
 
-// workers are members of a group, one a hub. They acknowledge at once, but for every tenth event, which they hold until
-// their hub or the test ends.
+// workers are members of a group, one a hub. They acknowledge at once, but for every tenth event,
+// which they hold until their hub or the test ends.
 type workers struct {
 	t      *testing.T
 	topic  string
@@ -80,7 +80,8 @@ func (w *workers) join(hub *node) {
 	}
 }
 
-// hold settles the event at the end of the test; it is the hub's again when the connection ends before.
+// hold settles the event at the end of the test; it is the hub's again when the connection ends
+// before.
 func (w *workers) hold(c *client.Client, e client.Event, n int) {
 	select {
 	case <-w.finish:

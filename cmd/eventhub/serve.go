@@ -23,15 +23,18 @@ import (
 	"eventhub/jetstream"
 	"eventhub/ops"
 	"eventhub/projections"
+	"eventhub/projections/process"
 )
 
-// drainTimeout bounds the orderly end of a hub, so that all of it is over within 10 s. maxGrace is what of it clients get.
+// drainTimeout limits the orderly shutdown of a hub, so that the whole shutdown takes less than 10
+// seconds. maxGrace is the part of it that clients may use.
 const (
 	drainTimeout = 6 * time.Second
 	maxGrace     = 5 * time.Second
 )
 
-// The demo watches so many processes of this host, besides its own, so often.
+// The demo reports the demoTop busiest processes of this host and the hub's own process, every
+// demoEvery.
 const (
 	demoTop   = 5
 	demoEvery = time.Second
@@ -49,10 +52,12 @@ type serveCmd struct {
 	logFlags         `group:"Log"`
 
 	Projector bool `env:"EVENTHUB_PROJECTOR" help:"Project heartbeat.received to process.state."`
-	Demo      bool `help:"Show the hub at work: project, and publish heartbeats of processes of this host."`
-	Check     bool `help:"Say what the hub would do, or everything that is wrong with its configuration, and end: with 0 or 1. Nothing is started, and no port is taken."`
+	Demo      bool `help:"Run a demo: the projector, and heartbeats of processes on this host."`
+	Ephemeral bool `help:"For tests: keep everything in memory, take free ports of this host, print one line of JSON with the addresses and the token when ready, and end when standard input is closed. Settings of addresses and of data have no effect, and there is no POST /outbox."`
+	Check     bool `help:"Print what the hub would do (exit code 0) or all configuration errors (exit code 1), without starting anything or opening a port."`
 
-	// unread are the values that could not even be read; only with Check does the program come that far.
+	// unread holds the errors of flag values that could not be parsed. It is set only with Check;
+	// otherwise parsing fails.
 	unread []error
 }
 
@@ -60,7 +65,14 @@ var _ facade.Observer = (*ops.Metrics)(nil)
 
 // Run serves until ctx ends or a part of the hub fails.
 func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
+	var contradiction error
+	if cmd.Ephemeral {
+		contradiction = cmd.makeEphemeral()
+	}
 	set, faults := cmd.prepare()
+	if contradiction != nil {
+		faults = append(faults, contradiction)
+	}
 	if cmd.Check {
 		return cmd.check(ctx, std, set, faults)
 	}
@@ -72,16 +84,26 @@ func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	if set.cert == nil {
-		// With a certificate SIGHUP reads that again; without one it ends the hub, but in good order.
+		// With a certificate, SIGHUP reloads the certificate. Without one, SIGHUP shuts the hub
+		// down in order.
 		var stop context.CancelFunc
 		ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP)
+		defer stop()
+	}
+	if cmd.Ephemeral {
+		var stop context.CancelFunc
+		ctx, stop = endWithInput(ctx, std.in, log)
 		defer stop()
 	}
 	h := &hub{cmd: cmd, settings: set, log: log, failed: make(chan error, 1)}
 	err = h.open(ctx)
 	if err == nil {
 		h.start(ctx)
-		h.greet(std.out)
+		if !cmd.Ephemeral {
+			h.greet(std.out)
+		} else if err = h.tell(std.out); err != nil {
+			return errors.Join(err, h.close(context.WithoutCancel(ctx)))
+		}
 		select {
 		case <-ctx.Done():
 			log.LogAttrs(ctx, slog.LevelInfo, "draining")
@@ -91,7 +113,8 @@ func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
 	return errors.Join(err, h.close(context.WithoutCancel(ctx)))
 }
 
-// hub is a running hub. open, start and close are called in this order; close also after an open that failed.
+// hub is a running hub. open, start, and close must be called in this order; close also after a
+// failed open.
 type hub struct {
 	settings
 
@@ -106,18 +129,19 @@ type hub struct {
 	ws        listener
 	http      listener
 	ops       listener
-	own       *ownOutbox      // nil without POST /outbox
-	database  *databaseOutbox // of OUTBOX_DSN, or nil
+	own       *ownOutbox      // nil if POST /outbox is disabled
+	database  *databaseOutbox // nil without OUTBOX_DSN
 
 	draining atomic.Bool
-	// failed receives what ends the hub before it was asked to end.
+	// failed receives the error that ends the hub early.
 	failed chan error
-	// inner ends what the hub runs for itself: the projector, the demo, the watch on the certificate. All that runs is in wg.
+	// inner ends the hub's own tasks: the projector, the compactors, the demo, and the certificate
+	// watch. All of the hub's goroutines are in wg.
 	inner context.CancelFunc
 	wg    sync.WaitGroup
 }
 
-// open takes the ports, then the data: a hub that is started twice by mistake changes nothing.
+// open opens the ports before the data, so that a hub started twice by mistake changes nothing.
 func (h *hub) open(ctx context.Context) error {
 	cmd := h.cmd
 	for _, l := range []struct {
@@ -149,9 +173,8 @@ func (h *hub) open(ctx context.Context) error {
 	registry := prometheus.NewRegistry()
 	h.metrics = ops.NewMetrics(registry)
 	metrics := h.metrics
-	cfg := cmd.busFlags.config(h.token)
-	cfg.Limits, cfg.Logger, cfg.Observer, cfg.Topics = cmd.bus(), h.log, metrics, h.topics
-	if h.bus, err = jetstream.Open(ctx, cfg); err != nil {
+	cfg := jetstream.Config{Limits: cmd.bus(), Logger: h.log, Observer: metrics, Topics: h.topics}
+	if h.bus, err = cmd.busFlags.open(ctx, cfg, h.token); err != nil {
 		return err
 	}
 	h.applyTopics(ctx)
@@ -177,7 +200,7 @@ func (h *hub) open(ctx context.Context) error {
 	serve := func(l *listener, handler http.Handler, cert *certificate, versions ...string) {
 		l.serveWith(handler, cert, newWaitingRoom(cmd.WaitingConnections, metrics.LimitReached), h.log, versions...)
 	}
-	serve(&h.ws, h.facade.WebSocket(), h.cert, "http/1.1") // the upgrade is one of HTTP/1.1
+	serve(&h.ws, h.facade.WebSocket(), h.cert, "http/1.1") // a WebSocket upgrade requires HTTP/1.1
 	serve(&h.http, secure(h.facade.HTTP(), h.cert != nil), h.cert, "h2", "http/1.1")
 	serve(&h.ops, secure(answerWithin(opsTimeout, ops.New(operators).Handler()), h.opsCert() != nil), h.opsCert(), "h2", "http/1.1")
 	return nil
@@ -190,7 +213,7 @@ func (h *hub) ready() error {
 	return nil
 }
 
-// parts says how the parts of the hub are that it serves without.
+// parts returns the states of the optional parts of the hub.
 func (h *hub) parts() map[string]string {
 	if h.database == nil {
 		return nil
@@ -198,7 +221,7 @@ func (h *hub) parts() map[string]string {
 	return map[string]string{"outbox": h.database.state.String()}
 }
 
-// start begins to serve. ctx ends the projector and the demo; close ends the rest.
+// start begins to serve. ctx ends the hub's own tasks; close ends everything else.
 func (h *hub) start(ctx context.Context) {
 	for _, l := range []*listener{&h.ws, &h.http, &h.ops} {
 		h.run(l.serve)
@@ -208,7 +231,7 @@ func (h *hub) start(ctx context.Context) {
 		h.wg.Go(func() { h.cert.watch(ctx, reloadEvery, h.log) })
 	}
 	if h.cmd.Projector || h.cmd.Demo {
-		projector := projections.NewProcess(projections.ProcessConfig{Bus: projections.JetStream(h.bus), Logger: h.log, Observer: h.metrics})
+		projector := process.New(process.Config{Bus: projections.JetStream(h.bus), Logger: h.log, Observer: h.metrics})
 		h.run(func() error { return projector.Run(ctx) })
 	}
 	for _, rule := range h.bus.Admin().Snapshots() {
@@ -224,13 +247,13 @@ func (h *hub) start(ctx context.Context) {
 	}
 }
 
-// run runs f on a goroutine of the hub. Its failure ends the hub.
+// run runs f in a goroutine of the hub. An error of f ends the hub.
 func (h *hub) run(f func() error) {
 	h.wg.Go(func() {
 		if err := f(); err != nil {
 			select {
 			case h.failed <- err:
-			default: // one reason to end is enough
+			default: // only the first error is reported
 			}
 		}
 	})
@@ -238,21 +261,21 @@ func (h *hub) run(f func() error) {
 
 // demo publishes heartbeats until ctx ends.
 func (h *hub) demo(ctx context.Context) error {
-	watch, err := newProcessWatch(ctx, demoTop, []int32{int32(os.Getpid())}) //nolint:gosec // process ids are that small
+	watch, err := newProcessWatch(ctx, demoTop, []int32{int32(os.Getpid())}) //nolint:gosec // process ids fit
 	if err != nil {
 		return err
 	}
 	return publishHeartbeats(ctx, watch, demoEvery, func(ctx context.Context, payload []byte) error {
-		if _, err := h.bus.Publish(ctx, projections.TopicHeartbeat, payload, jetstream.PublishOptions{}); err != nil && ctx.Err() == nil {
-			// The next one may get through.
-			h.log.LogAttrs(ctx, slog.LevelWarn, "a heartbeat was not published", slog.Any("error", err))
+		if _, err := h.bus.Publish(ctx, process.TopicHeartbeat, payload, jetstream.PublishOptions{}); err != nil && ctx.Err() == nil {
+			// The next heartbeat may succeed.
+			h.log.LogAttrs(ctx, slog.LevelWarn, "failed to publish a heartbeat", slog.Any("error", err))
 		}
 		return nil
 	})
 }
 
-// close ends the hub: it is not ready any more, hands its leases back, tells clients to come again, and ends its parts
-// in the order in which they depend on each other.
+// close shuts the hub down. It reports unready, returns the leases, tells clients to reconnect, and
+// stops the parts in the order of their dependencies.
 func (h *hub) close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
@@ -263,7 +286,7 @@ func (h *hub) close(ctx context.Context) error {
 	var errs []error
 	if h.facade != nil {
 		if err := h.facade.Drain(ctx); err != nil {
-			h.log.LogAttrs(ctx, slog.LevelWarn, "clients were cut off", slog.Any("error", err))
+			h.log.LogAttrs(ctx, slog.LevelWarn, "failed to drain all clients; disconnecting them", slog.Any("error", err))
 		}
 	}
 	for _, l := range []*listener{&h.ws, &h.http, &h.ops} {
@@ -278,12 +301,12 @@ func (h *hub) close(ctx context.Context) error {
 		h.tokens.Close()
 	}
 	if h.bus != nil {
-		errs = append(errs, h.bus.Close()) //nolint:contextcheck // it bounds itself
+		errs = append(errs, h.bus.Close()) //nolint:contextcheck // Close limits its own duration
 	}
 	return errors.Join(errs...)
 }
 
-// greet tells who started the hub where it is.
+// greet prints the addresses and the token of the hub.
 func (h *hub) greet(w io.Writer) {
 	lines := [][2]string{
 		{"websocket", scheme("ws", h.cert) + h.ws.address()},
@@ -297,24 +320,24 @@ func (h *hub) greet(w io.Writer) {
 	if h.outbox != nil {
 		place := h.outbox.String()
 		if h.database.state.waiting.Load() {
-			place += ": it cannot be used yet (see the log); its records wait"
+			place += ": not available yet (see the log)"
 		}
 		lines = append(lines, [2]string{"outbox", place})
 	}
 	own := "as configured"
 	switch file := filepath.Join(h.cmd.Data, tokenName); {
 	case h.tokenMade:
-		own = h.token + " (new; kept in " + file + ")"
+		own = h.token + " (new; stored in " + file + ")"
 	case h.makesToken:
 		own = "in " + file
 	case h.token == "":
-		own = "none of the hub's own; JWTs as configured"
+		own = "none; JWTs as configured"
 	}
 	lines = append(lines, [2]string{"token", own})
 	printLines(w, "eventhub is ready", lines)
 }
 
-// scheme is ws:// or http://, with TLS wss:// or https://.
+// scheme returns ws:// or http://, or with TLS wss:// or https://.
 func scheme(name string, cert *certificate) string {
 	if cert != nil {
 		name += "s"
@@ -328,5 +351,5 @@ func printLines(w io.Writer, title string, lines [][2]string) {
 	for _, l := range lines {
 		fmt.Fprintf(&text, "  %-10s %s\n", l[0], l[1])
 	}
-	_, _ = io.WriteString(w, text.String()) // a hub without a reader serves all the same
+	_, _ = io.WriteString(w, text.String()) // the hub serves even if nobody reads its output
 }

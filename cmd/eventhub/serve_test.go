@@ -12,11 +12,11 @@ import (
 	"time"
 
 	"eventhub/facade/client"
-	"eventhub/projections"
+	"eventhub/projections/process"
 )
 
-// TestDemoShowsThisProcess runs the demo and waits, as a WebSocket client, for the state of a process that really runs:
-// that of the test itself.
+// TestDemoShowsThisProcess runs the demo and waits, as a WebSocket client, for the state of a
+// process that really runs: that of the test itself.
 func TestDemoShowsThisProcess(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -53,9 +53,9 @@ func TestDemoShowsThisProcess(t *testing.T) {
 		return
 	}
 	defer func() { _ = c.Close() }()
-	found := make(chan projections.ProcessState, 1)
-	_, err = c.Subscribe(ctx, projections.TopicProcessState, "test", client.SubscribeOptions{From: "earliest"}, func(ev client.Event) {
-		var state projections.ProcessState
+	found := make(chan process.State, 1)
+	_, err = c.Subscribe(ctx, process.TopicState, "test", client.SubscribeOptions{From: "earliest"}, func(ev client.Event) {
+		var state process.State
 		if err := json.Unmarshal(ev.Payload, &state); err != nil {
 			t.Errorf("%s: %v", ev.Payload, err)
 		}
@@ -74,7 +74,7 @@ func TestDemoShowsThisProcess(t *testing.T) {
 	select {
 	case state := <-found:
 		host, _ := os.Hostname()
-		if state.Host != host || state.Status != projections.Alive || state.MemMB <= 0 ||
+		if state.Host != host || state.Status != process.Alive || state.MemMB <= 0 ||
 			time.Since(time.UnixMilli(state.LastSeenTS)) > patience {
 			t.Errorf("the state of this process is %+v", state)
 		}

@@ -10,12 +10,13 @@ import (
 	"eventhub/jetstream"
 )
 
-// minPublicToken is the least length of a token that other hosts can try to guess.
+// minPublicToken is the minimum length of a token that other hosts can try to guess.
 const minPublicToken = 16
 
-// settings are what a hub is started with, beyond its flags.
+// settings is the checked configuration of a hub, beyond its flags.
 type settings struct {
-	// token is the hub's own, "" when there is none. makesToken: it is the one in the data directory.
+	// token is the hub's own token, or "" if there is none. With makesToken, the token is in the
+	// data directory and is created if it is missing.
 	token      string
 	makesToken bool
 	auth       acl.Config
@@ -24,11 +25,11 @@ type settings struct {
 	certOps bool
 	// topics are the rules of the topics file.
 	topics []jetstream.TopicRule
-	// outbox is that of OUTBOX_DSN, nil without one.
+	// outbox is the outbox of OUTBOX_DSN, or nil.
 	outbox *outboxDSN
 }
 
-// opsCert is the certificate of the operations port, nil when it does not use it.
+// opsCert returns the certificate of the ops port, or nil if the port does not use TLS.
 func (s *settings) opsCert() *certificate {
 	if s.certOps {
 		return s.cert
@@ -36,7 +37,8 @@ func (s *settings) opsCert() *certificate {
 	return nil
 }
 
-// prepare reads the whole configuration, files included, and finds everything that is wrong with it. Nothing is changed.
+// prepare reads the whole configuration, including files, and returns all errors in it. It changes
+// nothing.
 func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	fault := func(err error) bool {
 		if many, ok := err.(interface{ Unwrap() []error }); ok {
@@ -56,17 +58,18 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	}
 	own := set.token
 	if set.makesToken {
-		own = "(made when the hub starts)"
+		own = "(created at startup)"
 	}
 	set.auth, err = cmd.authFlags.config(own)
 	fault(err)
-	if len(set.auth.Static) > 0 || set.auth.Secret != nil || set.auth.JWKSURL != "" { // else there is a fault already
+	// otherwise there is an error already
+	if len(set.auth.Static) > 0 || set.auth.Secret != nil || set.auth.JWKSURL != "" {
 		if err := set.auth.Validate(); err != nil {
 			fault(fmt.Errorf("%w (WS_TOKEN, JWT_SECRET, JWT_JWKS_URL)", err))
 		}
 	}
 	if own == "" && !unknown && cmd.TokenPolicy != "" {
-		fault(errors.New("there is a policy for the hub's own token, but no such token beside JWTs: set WS_TOKEN, or leave the policy out (--token-policy, WS_TOKEN_POLICY)"))
+		fault(errors.New("a token policy is set, but the hub has no token of its own; set WS_TOKEN or leave the policy out (--token-policy, WS_TOKEN_POLICY)"))
 	}
 	faults = append(faults, cmd.checkPublic(&set)...)
 
@@ -83,8 +86,8 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	return set, faults
 }
 
-// checkPublic refuses what would listen beyond this host without a credential that somebody chose, and native clients that
-// may do more than the hub's token.
+// checkPublic rejects addresses that other hosts can reach if no operator has chosen a credential.
+// It also rejects native NATS access if it would grant more rights than the hub's token.
 func (cmd *serveCmd) checkPublic(set *settings) (faults []error) {
 	public := cmd.public()
 	host, _, err := net.SplitHostPort(cmd.NATSListen)
@@ -94,20 +97,20 @@ func (cmd *serveCmd) checkPublic(set *settings) (faults []error) {
 	}
 	if set.makesToken {
 		for _, place := range public {
-			faults = append(faults, fmt.Errorf("address %q is reached from other hosts, and no token was chosen: set WS_TOKEN (openssl rand -hex 32 makes one), JWT_SECRET or JWT_JWKS_URL, or use 127.0.0.1 (%s)", place[0], place[1]))
+			faults = append(faults, fmt.Errorf("address %q is reachable from other hosts, but no token is configured; set WS_TOKEN (openssl rand -hex 32 creates one), JWT_SECRET or JWT_JWKS_URL, or use 127.0.0.1 (%s)", place[0], place[1]))
 		}
 	}
 	if n := len(set.token); n > 0 && n < minPublicToken && len(public) > 0 {
-		faults = append(faults, fmt.Errorf("address %q is reached from other hosts, and the hub's token has %d bytes, which can be guessed: at least %d are needed there: make one with openssl rand -hex 32 (--token, WS_TOKEN, WS_TOKEN_FILE)", public[0][0], n, minPublicToken))
+		faults = append(faults, fmt.Errorf("address %q is reachable from other hosts, but the hub's token has only %d bytes and can be guessed; use at least %d bytes, for example from openssl rand -hex 32 (--token, WS_TOKEN, WS_TOKEN_FILE)", public[0][0], n, minPublicToken))
 	}
 	if cmd.NATSListen == "" {
 		return faults
 	}
 	if cmd.jwt() && set.token == "" {
-		faults = append(faults, errors.New("native NATS clients need the hub's own token, and there is none beside JWTs: set WS_TOKEN, or do not listen for them (--nats-listen, EVENTHUB_NATS_LISTEN)"))
+		faults = append(faults, errors.New("native NATS clients require the hub's own token, but only JWTs are configured; set WS_TOKEN or disable the NATS listener (--nats-listen, EVENTHUB_NATS_LISTEN)"))
 	}
 	if cmd.TokenPolicy != "" {
-		faults = append(faults, errors.New("native NATS clients may do everything with the hub's token, whatever its policy says: leave out the policy, or do not listen for them (--token-policy, WS_TOKEN_POLICY; --nats-listen, EVENTHUB_NATS_LISTEN)"))
+		faults = append(faults, errors.New("native NATS clients have full access with the hub's token, regardless of its policy; leave the policy out or disable the NATS listener (--token-policy, WS_TOKEN_POLICY; --nats-listen, EVENTHUB_NATS_LISTEN)"))
 	}
 	return faults
 }

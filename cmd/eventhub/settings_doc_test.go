@@ -54,8 +54,8 @@ var inWords = map[string]string{
 	"EVENTHUB_LIMIT_INBOUND_BYTES": "256 MiB", "EVENTHUB_LIMIT_HELD_BYTES": "128 MiB", "EVENTHUB_LIMIT_PAGE_BYTES": "16 MiB",
 }
 
-// TestSettingsAreDocumented compares docs/settings.md with the flags of serve: no variable is missing, none is made up, and the
-// defaults are those.
+// TestSettingsAreDocumented compares docs/settings.md with the flags of serve: no variable is
+// missing, none is made up, and the defaults are those.
 func TestSettingsAreDocumented(t *testing.T) {
 	rows := readSettings(t)
 	parser, err := kong.New(new(commands))

@@ -12,8 +12,9 @@ import (
 	"eventhub/facade/client"
 )
 
-// A hub that stands still for twice AckWait has lost its leases, although it does not know it yet: what its clients have
-// sent meanwhile, and what it would send itself, settles and prolongs nothing that another hub has leased since.
+// A hub that stands still for twice AckWait has lost its leases, although it does not know it yet:
+// what its clients have sent meanwhile, and what it would send itself, settles and prolongs nothing
+// that another hub has leased since.
 func TestStoppedHubSettlesNothing(t *testing.T) {
 	const ackWait = 2 * time.Second
 	nats := "--nats-url=" + runNATS(t)
@@ -53,8 +54,8 @@ func TestStoppedHubSettlesNothing(t *testing.T) {
 	stopped.signal(syscall.SIGCONT)
 	ackAll(t, old) // answered, so it goes on, and has read all that was sent before
 
-	// The other hub settles half of its leases and dies. The other half comes to the first hub after AckWait, no event of the
-	// first half does.
+	// The other hub settles half of its leases and dies. The other half comes to the first hub
+	// after AckWait, no event of the first half does.
 	ackAll(t, held[:5])
 	if len(first.events)+len(second.events) > 0 {
 		t.Errorf("%d events came that are leased", len(first.events)+len(second.events))
@@ -81,7 +82,8 @@ func TestStoppedHubSettlesNothing(t *testing.T) {
 	first.onlyMarker(a, "stop")
 }
 
-// Who has no certificate to read again ends upon SIGHUP, and in good order: a terminal that is closed loses nothing.
+// Who has no certificate to read again ends upon SIGHUP, and in good order: a terminal that is
+// closed loses nothing.
 func TestSIGHUPWithoutACertificateEndsInGoodOrder(t *testing.T) {
 	hub := startNode(t)
 	c := hub.dial()

@@ -15,28 +15,29 @@ import (
 	"time"
 )
 
-// reloadEvery is how often the files of the certificate are read again. SIGHUP does so at once.
+// reloadEvery is the interval at which the certificate files are read again. SIGHUP reads them at
+// once.
 const reloadEvery = 10 * time.Second
 
-// maxPEMBytes bounds a file with a certificate or its key.
+// maxPEMBytes is the maximum size of a certificate or key file.
 const maxPEMBytes = 1 << 20
 
-// tlsFlags say with which certificate the hub speaks TLS.
+// tlsFlags configure the TLS certificate of the hub.
 type tlsFlags struct {
-	Cert string `name:"tls-cert" env:"EVENTHUB_TLS_CERT" placeholder:"FILE" help:"Certificate chain (PEM) for WebSocket and HTTP. It is read again when it changes. Default: no TLS."`
-	Key  string `name:"tls-key" env:"EVENTHUB_TLS_KEY" placeholder:"FILE" help:"Key of the certificate (PEM)."`
-	Ops  bool   `name:"ops-tls" env:"EVENTHUB_OPS_TLS" help:"Use the certificate on the operations port, too."`
+	Cert string `name:"tls-cert" env:"EVENTHUB_TLS_CERT" placeholder:"FILE" help:"Certificate chain (PEM) for WebSocket and HTTP. Reloaded when it changes. Default: no TLS."`
+	Key  string `name:"tls-key" env:"EVENTHUB_TLS_KEY" placeholder:"FILE" help:"Private key of the certificate (PEM)."`
+	Ops  bool   `name:"ops-tls" env:"EVENTHUB_OPS_TLS" help:"Also use the certificate on the ops port."`
 }
 
-// certificate loads the pair. It is nil when none is configured.
+// certificate loads the key pair. It returns nil if none is configured.
 func (f tlsFlags) certificate() (*certificate, error) {
 	switch {
 	case f.Cert == "" && f.Key == "" && f.Ops:
-		return nil, errors.New("--ops-tls needs a certificate: name it and its key (--tls-cert, EVENTHUB_TLS_CERT; --tls-key, EVENTHUB_TLS_KEY)")
+		return nil, errors.New("--ops-tls requires a certificate and its key (--tls-cert, EVENTHUB_TLS_CERT; --tls-key, EVENTHUB_TLS_KEY)")
 	case f.Cert == "" && f.Key == "":
-		return nil, nil //nolint:nilnil // having none is not an error
+		return nil, nil //nolint:nilnil // no certificate is not an error
 	case f.Cert == "" || f.Key == "":
-		return nil, errors.New("a TLS certificate and its key go together: name both (--tls-cert, EVENTHUB_TLS_CERT; --tls-key, EVENTHUB_TLS_KEY)")
+		return nil, errors.New("a TLS certificate requires its key, and vice versa; set both (--tls-cert, EVENTHUB_TLS_CERT; --tls-key, EVENTHUB_TLS_KEY)")
 	}
 	c := &certificate{certFile: f.Cert, keyFile: f.Key}
 	if _, err := c.reload(); err != nil {
@@ -45,18 +46,19 @@ func (f tlsFlags) certificate() (*certificate, error) {
 	return c, nil
 }
 
-// certificate is a pair of files that may change while it is in use. New handshakes get the newest pair that could be read;
-// connections that are open keep theirs.
+// certificate is a pair of files that may change while in use. New handshakes use the newest valid
+// pair; open connections keep theirs.
 type certificate struct {
 	certFile, keyFile string
 
 	current atomic.Pointer[tls.Certificate]
-	// cert and key are what the files held when they were last looked at. reload is for one goroutine at a time.
+	// cert and key are the last contents of the files. Only one goroutine at a time may call
+	// reload.
 	cert, key []byte
 }
 
-// reload reads the files, and takes the pair when it is a new one. A pair that is broken is an error, once, and changes
-// nothing.
+// reload reads the files and uses them if they have changed. An invalid pair keeps the old one in
+// use, and is reported as an error only once.
 func (c *certificate) reload() (changed bool, err error) {
 	cert, err := readBounded(c.certFile, "TLS certificate")
 	if err != nil {
@@ -83,18 +85,18 @@ func readBounded(path, what string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", what, path, cause(err))
 	}
-	defer func() { _ = f.Close() }() // it was only read
+	defer func() { _ = f.Close() }() // read-only
 	text, err := io.ReadAll(io.LimitReader(f, maxPEMBytes+1))
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("%s %s: %w", what, path, cause(err))
 	case len(text) > maxPEMBytes:
-		return nil, fmt.Errorf("%s %s: it has more than %d bytes", what, path, maxPEMBytes)
+		return nil, fmt.Errorf("%s %s exceeds %d bytes", what, path, maxPEMBytes)
 	}
 	return text, nil
 }
 
-// watch reads the files again until ctx ends: every so often, and upon SIGHUP.
+// watch calls reload at every interval and after SIGHUP, until ctx ends.
 func (c *certificate) watch(ctx context.Context, every time.Duration, log *slog.Logger) {
 	c.warn(ctx, log)
 	hup := make(chan os.Signal, 1)
@@ -115,26 +117,26 @@ func (c *certificate) watch(ctx context.Context, every time.Duration, log *slog.
 		switch {
 		case err != nil && err.Error() != said:
 			said = err.Error()
-			log.LogAttrs(ctx, slog.LevelError, "the new TLS certificate is of no use: the old one stays", slog.Any("error", err))
+			log.LogAttrs(ctx, slog.LevelError, "failed to load the new TLS certificate; keeping the old one", slog.Any("error", err))
 		case changed:
 			said = ""
-			log.LogAttrs(ctx, slog.LevelInfo, "the TLS certificate was read again", slog.Time("not_after", c.expires()))
+			log.LogAttrs(ctx, slog.LevelInfo, "reloaded the TLS certificate", slog.Time("not_after", c.expires()))
 			c.warn(ctx, log)
 		}
 	}
 }
 
-// warn tells of a certificate that clients will refuse.
+// warn logs a warning if the certificate has expired.
 func (c *certificate) warn(ctx context.Context, log *slog.Logger) {
 	if at := c.expires(); time.Now().After(at) {
-		log.LogAttrs(ctx, slog.LevelWarn, "the TLS certificate has expired: clients refuse it", slog.Time("not_after", at))
+		log.LogAttrs(ctx, slog.LevelWarn, "TLS certificate has expired; clients will refuse it", slog.Time("not_after", at))
 	}
 }
 
-// expires is when the certificate in use ends.
+// expires returns the end of validity of the certificate in use.
 func (c *certificate) expires() time.Time { return c.current.Load().Leaf.NotAfter }
 
-// names are those that the certificate in use is for.
+// names returns the host names and addresses of the certificate in use.
 func (c *certificate) names() []string {
 	leaf := c.current.Load().Leaf
 	names := leaf.DNSNames
@@ -144,7 +146,7 @@ func (c *certificate) names() []string {
 	return names
 }
 
-// config is the TLS of a listener.
+// config returns the TLS configuration of a listener.
 func (c *certificate) config() *tls.Config {
 	return &tls.Config{
 		MinVersion:     tls.VersionTLS12,

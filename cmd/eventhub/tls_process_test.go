@@ -94,7 +94,8 @@ func (p *pairFiles) client() *http.Client {
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: p.roots}, ForceAttemptHTTP2: true}, Timeout: patience}
 }
 
-// TestTLS runs a hub over TLS and changes its certificate: once to a broken one, once to a good one.
+// TestTLS runs a hub over TLS and changes its certificate: once to a broken one, once to a good
+// one.
 func TestTLS(t *testing.T) {
 	pair := newPairFiles(t)
 	hub := startNode(t, "--tls-cert="+pair.cert, "--tls-key="+pair.key, "--ops-tls")
@@ -143,7 +144,7 @@ func TestTLS(t *testing.T) {
 	cert, key := pair.make()
 	pair.write(cert, []byte("no key"))
 	hub.signal(syscall.SIGHUP)
-	waitFor(t, "the broken pair is logged", func() bool { return strings.Contains(hub.log.String(), "the old one stays") })
+	waitFor(t, "the broken pair is logged", func() bool { return strings.Contains(hub.log.String(), "keeping the old one") })
 	if got := pair.served(hub.url); got != 1 {
 		t.Errorf("after a broken pair certificate %d is shown", got)
 	}
@@ -160,7 +161,8 @@ func TestTLS(t *testing.T) {
 	hub.terminate()
 }
 
-// checkHeaders compares what every answer carries, and that each port speaks the versions of HTTP that it should.
+// checkHeaders compares what every answer carries, and that each port speaks the versions of HTTP
+// that it should.
 func checkHeaders(t *testing.T, pair *pairFiles, hub *node) {
 	t.Helper()
 	c := pair.client()

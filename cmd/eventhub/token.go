@@ -12,28 +12,29 @@ import (
 	"strings"
 )
 
-// tokenName is the file of the data directory that holds the hub's own token.
+// tokenName is the file in the data directory that holds the hub's own token.
 const tokenName = "token"
 
-// tokenBytes is how much chance is in a token.
+// tokenBytes is the number of random bytes in a token.
 const tokenBytes = 32
 
-// ensureToken returns the token in the data directory, and makes it first when there is none. made reports that.
-// Several hubs may do so at the same time: all get the same token.
+// ensureToken returns the token in the data directory and creates it if it is missing; made reports
+// the latter. Several hubs may call it at the same time; all get the same token.
 func ensureToken(dir string) (token string, made bool, err error) {
 	token, err = readToken(dir)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return token, false, err
 	}
 	if token, err = makeToken(dir); errors.Is(err, fs.ErrExist) {
-		// Another hub was quicker.
+		// Another hub has just created the token.
 		token, err = readToken(dir)
 		return token, false, err
 	}
 	return token, err == nil, err
 }
 
-// readToken returns the token in the data directory. The error is fs.ErrNotExist when there is none.
+// readToken returns the token in the data directory. The error wraps fs.ErrNotExist if there is
+// none.
 func readToken(dir string) (string, error) {
 	path := filepath.Join(dir, tokenName)
 	info, err := os.Stat(path)
@@ -44,20 +45,20 @@ func readToken(dir string) (string, error) {
 		return "", dataDirError(dir, err)
 	}
 	if mode := info.Mode().Perm(); mode&0o077 != 0 && runtime.GOOS != "windows" {
-		return "", fmt.Errorf("token file %s: others than its owner may use it (mode %04o): run chmod 600 %s", path, mode, path)
+		return "", fmt.Errorf("token file %s is accessible by other users (mode %04o); run chmod 600 %s", path, mode, path)
 	}
 	text, err := os.ReadFile(path) //nolint:gosec // the directory is the operator's choice
 	if err != nil {
-		return "", fmt.Errorf("token file %s: %w: it belongs to the user that runs the hub", path, cause(err))
+		return "", fmt.Errorf("token file %s: %w; run as the user that runs the hub", path, cause(err))
 	}
 	token := strings.TrimSpace(string(text))
 	if token == "" {
-		return "", fmt.Errorf("token file %s: it is empty: remove it, and the hub makes a new one", path)
+		return "", fmt.Errorf("token file %s is empty; remove the file and the hub will create a new token", path)
 	}
 	return token, nil
 }
 
-// makeToken writes a new token. The error is fs.ErrExist when there is one.
+// makeToken writes a new token. It returns fs.ErrExist if there already is one.
 func makeToken(dir string) (string, error) {
 	chance := make([]byte, tokenBytes)
 	_, _ = rand.Read(chance) // never fails
@@ -65,7 +66,7 @@ func makeToken(dir string) (string, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", dataDirError(dir, err)
 	}
-	// Written under another name and then linked, the file is never seen half written.
+	// Linking a finished file prevents readers from seeing a partly written token.
 	draft, err := os.CreateTemp(dir, tokenName+".*") // mode 0600
 	if err != nil {
 		return "", dataDirError(dir, err)
@@ -85,10 +86,10 @@ func makeToken(dir string) (string, error) {
 }
 
 func dataDirError(dir string, err error) error {
-	return fmt.Errorf("data directory %s: %w: choose one that this user may write (--data, EVENTHUB_DATA)", dir, cause(err))
+	return fmt.Errorf("data directory %s: %w; choose a directory that this user may write (--data, EVENTHUB_DATA)", dir, cause(err))
 }
 
-// cause is what went wrong, without the operation and the path: the message names them.
+// cause returns the underlying error without operation and path, which the caller's message names.
 func cause(err error) error {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		return e.Err

@@ -14,36 +14,40 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/embedded"
 	"eventhub/jetstream/topicfile"
 )
 
-// The exit codes of `eventhub topics diff` and `apply`.
+// Exit codes of `eventhub topics diff` and `apply`.
 const (
 	exitDiffers = 1
-	exitTrouble = 2 // the two could not be compared
+	exitTrouble = 2 // the comparison failed
 )
 
-// topicsWait bounds what a start spends on the topics file. What it does not come to waits for `eventhub topics apply`.
+// topicsWait is the time that the start of a hub spends on the topics file. Remaining changes need
+// `eventhub topics apply`.
 const topicsWait = 10 * time.Second
 
 // topicsCmd is `eventhub topics`.
 type topicsCmd struct {
 	List   topicsListCmd   `cmd:"" help:"List the streams of all topics."`
-	Diff   topicsDiffCmd   `cmd:"" help:"Say how the streams differ from the topics file. Exit code: 0 not at all, 1 they differ, 2 it could not be found out."`
-	Apply  topicsApplyCmd  `cmd:"" help:"Make the streams as the topics file says. Exit code: 0 they are, 1 something is left, 2 it could not be found out."`
-	Repair topicsRepairCmd `cmd:"" help:"Have the bucket of a compacted topic filled again."`
+	Diff   topicsDiffCmd   `cmd:"" help:"Show how the streams differ from the topics file. Exit code: 0 no difference, 1 differences, 2 comparison failed."`
+	Apply  topicsApplyCmd  `cmd:"" help:"Change the streams to match the topics file. Exit code: 0 all changes made, 1 some changes left, 2 comparison failed."`
+	Repair topicsRepairCmd `cmd:"" help:"Repair the bucket of a compacted topic, so that the server fills it again."`
 }
 
-// storeFlags say where the streams are: at NATS_URL, or in the data directory of a hub that is not running.
+// storeFlags select the streams: at NATS_URL, or in the data directory of a hub that is not
+// running.
 type storeFlags struct {
 	busFlags `group:"Bus"`
 
-	limits jetstream.Limits // zero fields take their defaults
+	limits jetstream.Limits // zero fields select the defaults
 }
 
-// with calls work with a bus and the rules of the topics file. make lets it begin with an empty data directory.
+// with opens a bus with the rules of the topics file and calls work. make allows an empty data
+// directory.
 func (f storeFlags) with(ctx context.Context, std streams, make bool, work func(*jetstream.Bus) error) (err error) {
-	f.NATSListen = "" // that is about the hub
+	f.NATSListen = "" // only the hub listens
 	faults := f.validate()
 	rules, err := f.rules()
 	if listed, many := errors.AsType[topicfile.Errors](err); many {
@@ -59,20 +63,18 @@ func (f storeFlags) with(ctx context.Context, std streams, make bool, work func(
 	}
 	if f.NATSURL == "" && !make {
 		if _, err := os.Stat(f.Data); errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("the data directory %s does not exist: name that of a hub (--data, EVENTHUB_DATA) or its NATS (--nats-url, NATS_URL)", f.Data)
+			return fmt.Errorf("data directory %s does not exist; set the data directory of a hub (--data, EVENTHUB_DATA) or its NATS (--nats-url, NATS_URL)", f.Data)
 		}
 	}
-	cfg := f.config("")
-	cfg.Topics, cfg.Limits = rules, f.limits
-	cfg.Logger = slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	bus, err := jetstream.Open(ctx, cfg)
-	if errors.Is(err, jetstream.ErrInUse) {
-		return fmt.Errorf("data directory %s: a hub is running on it: start that hub with EVENTHUB_NATS_LISTEN=127.0.0.1:4222 and give this command NATS_URL=nats://TOKEN@127.0.0.1:4222 with the hub's token, or stop the hub first", f.Data)
+	log := slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	bus, err := f.open(ctx, jetstream.Config{Topics: rules, Limits: f.limits, Logger: log}, "")
+	if errors.Is(err, embedded.ErrInUse) {
+		return fmt.Errorf("data directory %s is in use by a running hub; stop the hub, or start it with EVENTHUB_NATS_LISTEN=127.0.0.1:4222 and run this command with NATS_URL=nats://TOKEN@127.0.0.1:4222 and the hub's token", f.Data)
 	}
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, bus.Close()) }() //nolint:contextcheck // it bounds itself
+	defer func() { err = errors.Join(err, bus.Close()) }() //nolint:contextcheck // Close limits its own duration
 	return work(bus)
 }
 
@@ -103,7 +105,7 @@ func (cmd *topicsListCmd) Run(ctx context.Context, std streams) error {
 	})
 }
 
-// trouble is the failure of a command whose exit code 1 means something else.
+// trouble converts an error for a command whose exit code 1 has another meaning.
 func trouble(err error) error {
 	if _, ok := errors.AsType[*exitError](err); ok {
 		return err
@@ -121,7 +123,7 @@ func yes(is bool) string {
 func printTable(w io.Writer, rows [][]string) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
-		_, _ = io.WriteString(table, strings.Join(row, "\t")+"\n") // Flush tells
+		_, _ = io.WriteString(table, strings.Join(row, "\t")+"\n") // Flush reports errors
 	}
 	if err := table.Flush(); err != nil {
 		return &outputError{err}
@@ -134,7 +136,7 @@ type topicsDiffCmd struct {
 	storeFlags
 }
 
-// Run prints what apply would do.
+// Run prints the changes that apply would make.
 func (cmd *topicsDiffCmd) Run(ctx context.Context, std streams) error {
 	var changes []jetstream.TopicChange
 	err := cmd.with(ctx, std, false, func(bus *jetstream.Bus) (err error) {
@@ -157,7 +159,7 @@ func (cmd *topicsDiffCmd) Run(ctx context.Context, std streams) error {
 	return nil
 }
 
-// withReason is a change, and why it cannot be carried out.
+// withReason describes a change, with the reason if it cannot be made.
 func withReason(c *jetstream.TopicChange) string {
 	if c.Err == nil {
 		return c.String()
@@ -169,10 +171,10 @@ func withReason(c *jetstream.TopicChange) string {
 type topicsApplyCmd struct {
 	storeFlags
 
-	AllowDeletion bool `help:"Also make bounds narrower, by which events may be deleted at once."`
+	AllowDeletion bool `help:"Also lower limits, which may delete events at once."`
 }
 
-// Run applies the file and prints what became of each change.
+// Run applies the topics file and prints the result of each change.
 func (cmd *topicsApplyCmd) Run(ctx context.Context, std streams) error {
 	var changes []jetstream.TopicChange
 	err := cmd.with(ctx, std, true, func(bus *jetstream.Bus) (err error) {
@@ -194,7 +196,7 @@ func (cmd *topicsApplyCmd) Run(ctx context.Context, std streams) error {
 		}
 		text := withReason(c)
 		if outcome == "left" {
-			text += ": events may be deleted by it, which --allow-deletion allows"
+			text += ": may delete events; use --allow-deletion"
 		}
 		rows[i] = []string{outcome, text}
 		left = left || !c.Done
@@ -212,19 +214,19 @@ func (cmd *topicsApplyCmd) Run(ctx context.Context, std streams) error {
 type topicsRepairCmd struct {
 	storeFlags
 
-	RemoveForeign bool   `help:"Also remove entries that did not come from the topic and whose keys have no event left there. They are lost then."`
-	Topic         string `arg:"" help:"The compacted topic."`
+	RemoveForeign bool   `help:"Also remove entries that did not come from the topic and whose keys have no event left in it. These entries are lost."`
+	Topic         string `arg:"" help:"Compacted topic."`
 }
 
-// Run repairs the bucket, and prints what it found.
+// Run repairs the bucket and prints the findings.
 func (cmd *topicsRepairCmd) Run(ctx context.Context, std streams) error {
 	return cmd.with(ctx, std, false, func(bus *jetstream.Bus) error {
 		report, err := bus.Admin().RepairBucket(ctx, cmd.Topic, jetstream.RepairOptions{RemoveForeign: cmd.RemoveForeign})
 		if errors.Is(err, jetstream.ErrNotFound) {
-			return fmt.Errorf("topic %s does not exist: eventhub topics list shows those that do", cmd.Topic)
+			return fmt.Errorf("topic %s does not exist; eventhub topics list shows the existing topics", cmd.Topic)
 		}
 		if err != nil {
-			return fmt.Errorf("repairing the bucket of %s: %w", cmd.Topic, err)
+			return fmt.Errorf("repair the bucket of %s: %w", cmd.Topic, err)
 		}
 		var text strings.Builder
 		for _, fault := range report.Faults {
@@ -236,7 +238,7 @@ func (cmd *topicsRepairCmd) Run(ctx context.Context, std streams) error {
 		if more := report.ForeignTotal - len(report.Foreign); more > 0 {
 			fmt.Fprintf(&text, "and %d more foreign entries\n", more)
 		}
-		fmt.Fprintf(&text, "the bucket %s of %s is filled by the server\n", report.Bucket, cmd.Topic)
+		fmt.Fprintf(&text, "the server keeps bucket %s of %s up to date\n", report.Bucket, cmd.Topic)
 		if _, err := io.WriteString(std.out, text.String()); err != nil {
 			return &outputError{err}
 		}
@@ -244,8 +246,9 @@ func (cmd *topicsRepairCmd) Run(ctx context.Context, std streams) error {
 	})
 }
 
-// applyTopics makes streams as the topics file says, as far as no event goes by it, and logs what is left. A hub whose
-// file cannot be applied serves all the same: the streams are used as they are.
+// applyTopics changes streams to match the topics file, except for changes that may delete events,
+// and logs the rest. A topics file that cannot be applied does not stop the hub; the streams are
+// used as they are.
 func (h *hub) applyTopics(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, topicsWait)
 	defer cancel()
@@ -257,16 +260,16 @@ func (h *hub) applyTopics(ctx context.Context) {
 			slog.String("have", c.Have), slog.String("want", c.Want), slog.String("kind", string(c.Kind)),
 		}
 		if c.Done {
-			h.log.LogAttrs(ctx, slog.LevelInfo, "a topic was made as its rule says", attrs...)
+			h.log.LogAttrs(ctx, slog.LevelInfo, "changed a topic to match its rule", attrs...)
 			continue
 		}
-		why := slog.String("hint", "events may be deleted by it: eventhub topics apply --allow-deletion does it")
+		why := slog.String("hint", "the change may delete events; use eventhub topics apply --allow-deletion")
 		if c.Err != nil {
 			why = slog.Any("error", c.Err)
 		}
-		h.log.LogAttrs(ctx, slog.LevelWarn, "a topic is not as its rule says", append(attrs, why)...)
+		h.log.LogAttrs(ctx, slog.LevelWarn, "topic does not match its rule", append(attrs, why)...)
 	}
 	if err != nil {
-		h.log.LogAttrs(ctx, slog.LevelWarn, "the topics file was not applied, or not all of it: eventhub topics apply does it", slog.Any("error", err))
+		h.log.LogAttrs(ctx, slog.LevelWarn, "failed to apply the whole topics file; run eventhub topics apply", slog.Any("error", err))
 	}
 }

@@ -7,65 +7,68 @@ import (
 	"time"
 )
 
-// The bounds of a request's header, on every port.
+// Limits for request headers, on every port.
 const (
 	headerTimeout  = 5 * time.Second
 	idleTimeout    = 2 * time.Minute
 	maxHeaderBytes = 64 << 10
 )
 
-// The bounds of what comes after the header. Handlers that read a body or write a stream set deadlines of their own.
+// Timeouts after the header. Handlers that read a body or write a stream set their own deadlines.
 const (
-	// bodyTimeout is for a body until its handler takes it in hand, unreadTimeout for what a handler has left of it, which
-	// net/http reads for the sake of the next request.
+	// bodyTimeout applies to a body until its handler sets a deadline. unreadTimeout applies to the
+	// rest of a body that the handler did not read, which net/http reads before the next request.
 	bodyTimeout   = 10 * time.Second
 	unreadTimeout = time.Second
-	// answerTimeout is for the part of an answer that is left when its handler is done.
+	// answerTimeout applies to the part of a response that is unsent when the handler returns.
 	answerTimeout = 5 * time.Second
-	// opsTimeout is for a whole answer to operators.
+	// opsTimeout applies to a whole response on the ops port.
 	opsTimeout = 30 * time.Second
 )
 
-// hstsAge is how long a browser that has seen TLS here insists on it.
+// hstsAge is how long browsers that used TLS here must keep using TLS.
 const hstsAge = 365 * 24 * time.Hour
 
-// newServer makes the server of a listener. How long a handler may work is its own affair.
+// newServer returns the server of a listener. It does not limit the running time of handlers.
 func newServer(handler http.Handler, room *waitingRoom, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler:           bounded(handler),
 		ConnState:         room.track,
-		ReadHeaderTimeout: headerTimeout, // and that of the TLS handshake
+		ReadHeaderTimeout: headerTimeout, // also limits the TLS handshake
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 }
 
-// bounded keeps a client from holding a connection without end: by a body that it announces and does not send, which a
-// handler that refuses the request does not read and net/http waits for, or by not reading the answer.
+// bounded prevents a client from holding a connection indefinitely. A client could announce a body
+// and not send it, which net/http waits for if the handler does not read it, or could stop reading
+// the response.
 func bounded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctrl := http.NewResponseController(w)
-		_ = ctrl.SetWriteDeadline(time.Time{}) // that of the request before
+		_ = ctrl.SetWriteDeadline(time.Time{}) // clear the deadline of the previous request
 		if r.Header.Get("Upgrade") != "" {
-			_ = ctrl.SetWriteDeadline(time.Now().Add(answerTimeout)) // a connection that becomes a WebSocket forgets it
+			// a connection that becomes a WebSocket clears this deadline
+			_ = ctrl.SetWriteDeadline(time.Now().Add(answerTimeout))
 		}
 		if r.ContentLength != 0 {
 			_ = ctrl.SetReadDeadline(time.Now().Add(bodyTimeout))
 		}
 		next.ServeHTTP(w, r)
 		if r.Header.Get("Upgrade") != "" {
-			return // the connection may belong to a WebSocket
+			return // the connection may now belong to a WebSocket
 		}
 		now := time.Now()
 		_ = ctrl.SetWriteDeadline(now.Add(answerTimeout))
 		if r.ContentLength != 0 {
-			_ = ctrl.SetReadDeadline(now.Add(unreadTimeout)) // net/http sets that of the next request itself
+			// net/http sets the deadline of the next request
+			_ = ctrl.SetReadDeadline(now.Add(unreadTimeout))
 		}
 	})
 }
 
-// answerWithin bounds the time of a whole answer, for handlers that set no deadline themselves.
+// answerWithin limits the time of a whole response, for handlers that set no deadline.
 func answerWithin(limit time.Duration, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(limit))
@@ -73,7 +76,7 @@ func answerWithin(limit time.Duration, next http.Handler) http.Handler {
 	})
 }
 
-// secure sets the headers that every answer has unless its handler knows better.
+// secure sets default security headers, which a handler may override.
 func secure(next http.Handler, overTLS bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()

@@ -10,7 +10,7 @@ import (
 // versionCmd is `eventhub version`.
 type versionCmd struct{}
 
-// Run prints the versions of what runs.
+// Run prints the versions of eventhub, Go, and NATS.
 func (versionCmd) Run(std streams) error {
 	version, revision := "unknown", ""
 	modules := map[string]string{}

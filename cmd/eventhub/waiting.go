@@ -9,25 +9,28 @@ import (
 	"time"
 )
 
-// waitingLimit is the name under which a full waiting room is counted.
+// waitingLimit is the limit name under which a full waiting room is counted.
 const waitingLimit = "waiting_connections"
 
-// fairWait is how long a connection may wait in a full room before it has to go for another: honest clients need less.
+// fairWait is how long a connection may wait in a full room before a new connection may replace it.
+// Honest clients need less.
 const fairWait = time.Second
 
-// waitingRoom bounds the connections of one listener that have not sent a whole request yet, the TLS handshake included, or
-// that are idle between two. When there is one too many, the one that has waited longest is closed, so that a flood of
-// connections that send nothing, or send it slowly, makes room itself. While none has waited for as long as fair, because
-// many honest clients come at once, it is the new one that is closed.
+// waitingRoom limits the connections of one listener that have no current request: those that have
+// not sent a whole request yet, including the TLS handshake, and those that are idle between
+// requests. A connection beyond the limit closes the one that has waited longest, so that a flood
+// of silent or slow connections displaces itself. If no connection has waited for fairWait, for
+// example because many honest clients connect at once, the new connection is closed instead.
 //
-// Requests that are served, and WebSockets, have limits of their own.
+// Active requests and WebSockets have separate limits.
 type waitingRoom struct {
 	limit   int
 	fair    time.Duration
 	reached func(limit string)
 
 	mu sync.Mutex
-	// order holds those that wait, the longest waiting first; at finds their places.
+	// order holds the waiting connections, longest waiting first. at maps each connection to its
+	// element.
 	order *list.List
 	at    map[net.Conn]*list.Element
 }
@@ -42,18 +45,19 @@ func newWaitingRoom(limit int, reached func(string)) *waitingRoom {
 	return &waitingRoom{limit: limit, fair: fairWait, reached: reached, order: list.New(), at: make(map[net.Conn]*list.Element)}
 }
 
-// track is the ConnState of a server.
+// track is the ConnState callback of the server.
 func (w *waitingRoom) track(conn net.Conn, state http.ConnState) {
 	if out := w.move(conn, state, time.Now()); out != nil {
 		w.reached(waitingLimit)
 		if over, ok := out.(*tls.Conn); ok {
-			out = over.NetConn() // TLS would say goodbye, and wait for a peer that does not read
+			// close the raw connection: a TLS close would wait for a peer that does not read
+			out = over.NetConn()
 		}
-		_ = out.Close() // its server notices, and calls track
+		_ = out.Close() // the server notices and calls track again
 	}
 }
 
-// move notes the state of a connection, and returns the one that has to go.
+// move records the state of a connection and returns the connection to close, if any.
 func (w *waitingRoom) move(conn net.Conn, state http.ConnState, now time.Time) (out net.Conn) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

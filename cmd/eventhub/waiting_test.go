@@ -86,7 +86,8 @@ func untilClosed(t *testing.T, c net.Conn) {
 	}
 }
 
-// A flood of connections that send half a request ends itself, and an honest client is served meanwhile.
+// A flood of connections that send half a request ends itself, and an honest client is served
+// meanwhile.
 func TestHalfOpenConnections(t *testing.T) {
 	const room, flood = 8, 100
 	at, reached := startListener(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -118,8 +119,8 @@ func TestHalfOpenConnections(t *testing.T) {
 	}
 }
 
-// While those that wait have not waited long, a full room lets nobody else in: of honest clients that come all at once, as
-// many are served as there is room for.
+// While those that wait have not waited long, a full room lets nobody else in: of honest clients
+// that come all at once, as many are served as there is room for.
 func TestConnectionsAllAtOnce(t *testing.T) {
 	const room, crowd = 8, 50
 	at, reached := startListener(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -132,7 +133,8 @@ func TestConnectionsAllAtOnce(t *testing.T) {
 	waitFor(t, "those for whom there is no room are refused", func() bool { return reached.Load() == crowd-room })
 	served := 0
 	for _, c := range conns {
-		_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n") // fails for those
+		// fails for those
+		_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 		if answer, _ := io.ReadAll(c); strings.HasSuffix(string(answer), "served") {
 			served++
 		}
@@ -173,7 +175,8 @@ func TestSlowHeader(t *testing.T) {
 	}
 }
 
-// A body that is announced and not sent holds neither the answer nor the connection, when the handler does not read it.
+// A body that is announced and not sent holds neither the answer nor the connection, when the
+// handler does not read it.
 func TestBodyThatDoesNotCome(t *testing.T) {
 	t.Parallel()
 	at, _ := startListener(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -199,7 +202,8 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 	}
 }
 
-// A client that asks and asks and does not read the answers holds its connection no longer than answerTimeout.
+// A client that asks and asks and does not read the answers holds its connection no longer than
+// answerTimeout.
 func TestAnswersThatNobodyReads(t *testing.T) {
 	t.Parallel()
 	at, _ := startListener(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -5,6 +5,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -43,6 +44,7 @@ type program struct {
 	name  string
 	lines chan string // of its standard output
 	stop  func()
+	dies  bool // of the signal that ends it
 }
 
 // start starts a program in a directory.
@@ -77,7 +79,8 @@ func start(t *testing.T, dir string, env []string, name string, args ...string) 
 		late := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
 		defer late.Stop()
 		<-read
-		if err := cmd.Wait(); err != nil {
+		err := cmd.Wait()
+		if _, ended := errors.AsType[*exec.ExitError](err); err != nil && (!ended || !p.dies || cmd.ProcessState.Exited()) {
 			t.Errorf("%s ended with: %v", p.name, err)
 		}
 	}
@@ -225,4 +228,43 @@ func TestOrdersInPython(t *testing.T) {
 		},
 	}
 	o.test(t)
+}
+
+// callWithHub is call for tests that start hubs.
+func callWithHub(t *testing.T, env []string, name string, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
+	// What a developer has set for other hubs is no matter of tests.
+	cmd.Env = append(os.Environ(), append(env, "EVENTHUB="+filepath.Join(bin, "eventhub"), "EVENTHUB_DATA=nowhere")...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return string(out)
+}
+
+// TestTestingInNode needs node 20 or newer, and fails without. Node 22 needs no flag for WebSocket.
+func TestTestingInNode(t *testing.T) {
+	out := callWithHub(t, nil, "node", "--experimental-websocket", "--test", "--test-reporter=tap", "testing-node/")
+	if !strings.Contains(out, "# pass 2") || !strings.Contains(out, "# fail 0") {
+		t.Error(out)
+	}
+}
+
+// TestTestingInPython needs a python3 that has pytest, and fails without.
+func TestTestingInPython(t *testing.T) {
+	// that of PATH may lack what the system's has
+	for _, python := range []string{"python3", "/usr/bin/python3"} {
+		if exec.CommandContext(t.Context(), python, "-m", "pytest", "--version").Run() != nil {
+			continue
+		}
+		out := callWithHub(t, []string{"PYTHONDONTWRITEBYTECODE=1"}, python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "testing-python")
+		if !strings.Contains(out, "2 passed") {
+			t.Error(out)
+		}
+		return
+	}
+	t.Fatal("no python3 has pytest: install it (apt-get install python3-pytest, or pip install pytest)")
 }

@@ -1,7 +1,7 @@
 package client
 
-// AckMany settles up to 1,000 events of the subscription with one frame, and does not wait for the hub's answer. The
-// order of ids does not matter; those whose lease has ended are passed over.
+// AckMany settles up to 1,000 events of the subscription with one frame, and does not wait for the
+// hub's answer. The order of ids does not matter. Ids whose lease has ended are ignored.
 func (s *Subscription) AckMany(ids []string) error {
 	return s.client.post(func(b []byte) []byte {
 		b = append(s.frame(b, "ACK"), `,"ids":[`...)

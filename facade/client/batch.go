@@ -13,34 +13,36 @@ import (
 
 // Bounds of what waits to be sent.
 const (
-	// softBuffer is how many bytes may wait before publishes do.
+	// softBuffer is how many bytes may wait before publishes wait.
 	softBuffer = 4 << 20
-	// hardBuffer is how many bytes may wait before the connection is given up. Only acks and requests reach it.
+	// hardBuffer is how many bytes may wait before the connection is closed. Only acks and requests
+	// reach this bound.
 	hardBuffer = 64 << 20
-	// keepBuffer is the largest buffer that is used again.
+	// keepBuffer is the largest buffer, in bytes, that is reused.
 	keepBuffer = 1 << 20
 	// lastWrite bounds the last write of a connection that is being closed.
 	lastWrite = time.Second
 )
 
-// batchConn is a net.Conn whose writes are gathered: the WebSocket library flushes each message, and a system call for
-// each would cost more than all the rest. So messages are framed right into what is gathered (message), and the library
-// writes only its control frames. One goroutine sends what has come together, after giving way once to those who are about
-// to write. Only what is patient waits: a handler's ack cannot block the reading.
+// batchConn is a net.Conn that batches writes. The WebSocket library flushes each message, and a
+// system call for each would cost more than everything else. Messages are therefore framed right
+// into the batch (message), and the library writes only its control frames. One goroutine sends the
+// batch, after yielding once to goroutines that are about to write. Only patient messages wait: a
+// handler's ack cannot block the reader.
 type batchConn struct {
 	net.Conn
 	flushed chan struct{} // closed when the flusher has ended
 
 	mu      sync.Mutex
-	more    sync.Cond // there is something to send, or the end
-	below   sync.Cond // below softBuffer again, or the end
+	more    sync.Cond // there is something to send, or the connection ended
+	below   sync.Cond // buf is below softBuffer again, or the connection ended
 	started bool
 	closed  bool
-	parting bool // a close frame was gathered: no message follows it
+	parting bool // a close frame is in the batch: no message follows it
 	err     error
 	buf     []byte
 	spare   []byte
-	keys    *rand.ChaCha8 // masks messages: RFC 6455, section 5.3, wants keys that cannot be foreseen
+	keys    *rand.ChaCha8 // masks messages; RFC 6455, section 5.3, requires unpredictable keys
 }
 
 func newBatchConn(conn net.Conn) *batchConn {
@@ -51,7 +53,7 @@ func newBatchConn(conn net.Conn) *batchConn {
 	return b
 }
 
-// start begins the gathering. Before it (during the handshake) writes go straight through.
+// start begins batching. Before it, during the handshake, writes go straight through.
 func (b *batchConn) start() {
 	b.mu.Lock()
 	b.started = true
@@ -69,14 +71,15 @@ func (b *batchConn) Write(p []byte) (int, error) {
 	if err := b.openLocked(); err != nil {
 		return 0, err
 	}
-	b.parting = b.parting || len(p) > 0 && p[0]&0x0f == 0x08 // RFC 6455, section 5.2; each control frame comes in one Write
+	// RFC 6455, section 5.2; each control frame comes in one Write
+	b.parting = b.parting || len(p) > 0 && p[0]&0x0f == 0x08
 	b.buf = append(b.buf, p...)
 	return len(p), b.gatheredLocked(len(b.buf) - len(p))
 }
 
-// message gathers a text message, which build appends to its argument. It does not wait for the network, unless it is
-// patient: then it waits while softBuffer bytes or more wait to be sent. When it returns an error, nothing of the message
-// will be sent.
+// message adds a text message, which build appends to its argument, to the batch. It does not wait
+// for the network, but a patient message waits while softBuffer bytes or more are unsent. If
+// message returns an error, no part of the message will be sent.
 func (b *batchConn) message(build func([]byte) []byte, patient bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -94,7 +97,7 @@ func (b *batchConn) message(build func([]byte) []byte, patient bool) error {
 	return b.gatheredLocked(start)
 }
 
-// openLocked is nil while something may be gathered.
+// openLocked returns nil while the batch accepts bytes.
 func (b *batchConn) openLocked() error {
 	if b.err != nil {
 		return b.err
@@ -105,7 +108,8 @@ func (b *batchConn) openLocked() error {
 	return nil
 }
 
-// gatheredLocked wakes the flusher for what was gathered from start on, or gives the connection up when it is too much.
+// gatheredLocked wakes the flusher for the bytes from start on, or closes the connection when the
+// batch is too large.
 func (b *batchConn) gatheredLocked(start int) error {
 	if len(b.buf) > hardBuffer {
 		b.buf = b.buf[:start]
@@ -129,7 +133,7 @@ func (b *batchConn) flushLoop() {
 		closed := b.closed
 		b.mu.Unlock()
 		if !closed {
-			runtime.Gosched() // let those who are about to write come along
+			runtime.Gosched() // goroutines that are about to write join this batch
 		}
 
 		b.mu.Lock()
@@ -155,7 +159,8 @@ func (b *batchConn) flushLoop() {
 	}
 }
 
-// Close sends what waits (for at most a second), and closes the connection. It may be called twice.
+// Close sends the unsent bytes, for at most lastWrite, and closes the connection. It may be called
+// twice.
 func (b *batchConn) Close() error {
 	b.mu.Lock()
 	b.closed = true
@@ -171,7 +176,8 @@ func (b *batchConn) Close() error {
 	return b.Conn.Close()
 }
 
-// abort closes the connection without sending what waits. It may be called at any time, and twice.
+// abort closes the connection without sending the unsent bytes. It may be called at any time, and
+// twice.
 func (b *batchConn) abort() {
 	// Closing the connection under the flusher makes its write fail.
 	_ = b.Conn.Close()

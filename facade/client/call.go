@@ -11,11 +11,11 @@ import (
 // call is a frame that waits for its OK or ERR.
 type call struct {
 	sent time.Time
-	slot bool                       // a publish: it holds a place among those in flight
+	slot bool                       // a publish: it holds one of Client.slots
 	done func(id string, err error) // called exactly once; it must not block
 }
 
-// end answers a call that was taken from the others.
+// end finishes a call that was removed from the waiting calls.
 func (c *Client) end(of call, id string, err error) {
 	if of.slot {
 		<-c.slots
@@ -23,8 +23,9 @@ func (c *Client) end(of call, id string, err error) {
 	of.done(id, err)
 }
 
-// send sends the frame that build begins (without its end) under a fresh corr, and ends the call with the answer. When
-// send returns an error nothing was sent, and the call is not ended. A publish waits while much waits to be sent.
+// send sends the frame that build begins (without its end) with a new corr, and ends the call with
+// the answer. If send returns an error, no frame was sent and the call is not ended. A publish
+// waits while many bytes are unsent.
 func (c *Client) send(build func([]byte) []byte, waiting call) (corr uint64, err error) {
 	c.mu.Lock()
 	err = c.usable()
@@ -33,7 +34,7 @@ func (c *Client) send(build func([]byte) []byte, waiting call) (corr uint64, err
 		return 0, err
 	}
 	err = c.write(func(b []byte) []byte {
-		corr = c.file(waiting) // not before, for its time counts from here
+		corr = c.file(waiting) // as late as possible: the call's time begins here
 		b = append(build(b), `,"corr":"`...)
 		b = strconv.AppendUint(b, corr, 10)
 		return append(b, `"}`...)
@@ -52,7 +53,7 @@ func (c *Client) send(build func([]byte) []byte, waiting call) (corr uint64, err
 	return corr, nil
 }
 
-// file notes a call and returns its corr: 0 when the connection has ended meanwhile.
+// file adds a waiting call and returns its corr, or 0 when the connection has ended meanwhile.
 func (c *Client) file(waiting call) uint64 {
 	waiting.sent = time.Now()
 	c.mu.Lock()
@@ -65,7 +66,7 @@ func (c *Client) file(waiting call) uint64 {
 	return c.lastCorr
 }
 
-// post sends a frame that is not waited for. The hub's OK to it is dropped.
+// post sends a frame and does not wait for the hub's answer, which is dropped if it is OK.
 func (c *Client) post(build func([]byte) []byte) error {
 	c.mu.Lock()
 	err := c.usable()
@@ -76,7 +77,7 @@ func (c *Client) post(build func([]byte) []byte) error {
 	return c.write(func(b []byte) []byte { return append(build(b), '}') }, false)
 }
 
-// request is send for one who waits.
+// request is send, and waits for the answer.
 func (c *Client) request(ctx context.Context, build func([]byte) []byte) error {
 	answers := make(chan error, 1)
 	corr, err := c.send(build, call{done: func(_ string, err error) { answers <- err }})
@@ -88,11 +89,11 @@ func (c *Client) request(ctx context.Context, build func([]byte) []byte) error {
 		return err
 	case <-ctx.Done():
 		c.take(corr)
-		return fmt.Errorf("client: %w", context.Cause(ctx))
+		return fmt.Errorf("client: wait for the hub's answer: %w", context.Cause(ctx))
 	}
 }
 
-// usable is nil while frames can be sent. The caller holds mu.
+// usable returns nil while frames can be sent. mu is held.
 func (c *Client) usable() error {
 	switch {
 	case c.err != nil:
@@ -103,7 +104,7 @@ func (c *Client) usable() error {
 	return nil
 }
 
-// write gathers a message, to be sent together with others. A patient one waits while much waits already.
+// write adds a message to the batch. A patient message waits while many bytes are unsent.
 func (c *Client) write(build func([]byte) []byte, patient bool) error {
 	err := c.wire.message(build, patient)
 	if err == nil {
@@ -112,11 +113,11 @@ func (c *Client) write(build func([]byte) []byte, patient bool) error {
 	if errors.Is(err, ErrStalled) {
 		c.fail(ErrStalled)
 	}
-	// Otherwise the reader finds out why the connection ended: the hub may have said it.
-	return fmt.Errorf("client: sending: %w", err)
+	// For any other error the reader finds out why the connection ended: the hub may have said why.
+	return fmt.Errorf("client: send a frame: %w", err)
 }
 
-// take removes a call, and reports whether it still waited.
+// take removes a call and reports whether it was still waiting.
 func (c *Client) take(corr uint64) (call, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,7 +126,7 @@ func (c *Client) take(corr uint64) (call, bool) {
 	return got, ok
 }
 
-// watch fails the calls that were not answered in time.
+// watch fails calls that were not answered within Options.Timeout.
 func (c *Client) watch() {
 	ticker := time.NewTicker(min(time.Second, c.opts.Timeout))
 	defer ticker.Stop()

@@ -1,8 +1,8 @@
-// Package client speaks the hub's WebSocket protocol. It is what the command line, the tests and the benchmarks use, and
-// it knows nothing of NATS.
+// Package client speaks the hub's WebSocket protocol. The command line, the tests and the
+// benchmarks use it. It knows nothing of NATS.
 //
-// A Client does not reconnect: when its connection ends, Done is closed, and Err says why and whether trying again
-// makes sense.
+// A Client does not reconnect. When its connection ends, Done is closed, and Err gives the reason;
+// for a *CloseError, Reconnect reports whether trying again makes sense.
 package client
 
 import (
@@ -33,18 +33,19 @@ const closeTimeout = 2 * time.Second
 type Options struct {
 	// Token is the credential that AUTH carries.
 	Token string
-	// PublishInFlight is the most publishes that wait for their answer: 1..65,536, default 1,024. At it, Publish and
-	// PublishAsync wait.
+	// PublishInFlight is the most publishes that wait for their answer, 1..65,536. When it is
+	// reached, Publish and PublishAsync wait. Defaults to 1,024.
 	PublishInFlight int
-	// Timeout is how long a frame may stay unanswered before its call fails with ErrTimeout: default 15 s. It is
-	// noticed within a second.
+	// Timeout is how long a frame may stay unanswered before its call fails with ErrTimeout. The
+	// failure is noticed within a second. Defaults to 15 s.
 	Timeout time.Duration
-	// ReadLimit is the largest message taken from the hub, in bytes: default 16 MiB. A larger one ends the connection.
+	// ReadLimit is the largest message, in bytes, that is accepted from the hub. A larger one ends
+	// the connection. Defaults to 16 MiB.
 	ReadLimit int64
-	// TLS is for wss URLs. Default: the system's roots.
+	// TLS is used for wss URLs. Defaults to the system's roots.
 	TLS *tls.Config
-	// OnError receives ERR frames that answer no waiting call, such as token_expired. It is called on the goroutine
-	// that reads and must not block. Default: they are dropped.
+	// OnError receives ERR frames that answer no waiting call, such as token_expired. It is called
+	// on the reading goroutine and must not block. Defaults to dropping them.
 	OnError func(*Error)
 }
 
@@ -72,13 +73,13 @@ type Client struct {
 	opts  Options
 	ws    *websocket.Conn
 	wire  *batchConn
-	slots chan struct{} // one for each publish in flight
+	slots chan struct{} // an entry for each publish in flight
 	wg    sync.WaitGroup
-	// base is Dial's context without its end: the connection outlives the dialling.
+	// base is Dial's context without its end, because the connection outlives Dial.
 	base    context.Context
 	closing chan struct{} // closed when this side ends the connection
 	done    chan struct{} // closed when the connection has ended
-	latest  *Subscription // whose event came last; the reader's own
+	latest  *Subscription // subscription of the last event; owned by the reader
 
 	mu       sync.Mutex
 	err      error // set before done is closed
@@ -87,8 +88,8 @@ type Client struct {
 	subs     map[subKey]*Subscription
 }
 
-// Dial connects to a hub (ws://host:port/, or wss) and authenticates. An AUTH that the hub refuses is an *Error.
-// The caller closes the Client.
+// Dial connects to a hub (ws://host:port/, or wss) and authenticates. If the hub refuses the AUTH,
+// the error is an *Error. The caller closes the Client.
 func Dial(ctx context.Context, url string, opts Options) (*Client, error) {
 	opts, err := opts.withDefaults()
 	if err != nil {
@@ -96,7 +97,7 @@ func Dial(ctx context.Context, url string, opts Options) (*Client, error) {
 	}
 	ws, wire, err := dial(ctx, url, opts)
 	if err != nil {
-		return nil, fmt.Errorf("client: connecting to %s: %w", url, err)
+		return nil, fmt.Errorf("client: connect to %s: %w", url, err)
 	}
 	c := &Client{
 		opts:    opts,
@@ -122,7 +123,7 @@ func Dial(ctx context.Context, url string, opts Options) (*Client, error) {
 
 func dial(ctx context.Context, url string, opts Options) (*websocket.Conn, *batchConn, error) {
 	var wire *batchConn
-	// Messages bypass the library, so what they are gathered in must lie above TLS.
+	// Messages bypass the library, so the batch must lie above TLS.
 	gather := func(dial func(context.Context, string, string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
 		return func(ctx context.Context, network, addr string) (net.Conn, error) {
 			conn, err := dial(ctx, network, addr)
@@ -148,8 +149,8 @@ func dial(ctx context.Context, url string, opts Options) (*websocket.Conn, *batc
 	return ws, wire, nil
 }
 
-// Auth authenticates the connection again, with a fresh token. A token that the hub refuses leaves the connection
-// unauthenticated, and the hub ends its subscriptions.
+// Auth authenticates the connection again, with a new token. If the hub refuses the token, the
+// connection is unauthenticated and the hub ends its subscriptions.
 func (c *Client) Auth(ctx context.Context, token string) error {
 	return c.request(ctx, func(b []byte) []byte {
 		b = append(b, `{"op":"AUTH"`...)
@@ -163,23 +164,23 @@ func (c *Client) Auth(ctx context.Context, token string) error {
 // Done is closed when the connection has ended.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// Err is nil while the connection lives. Afterwards it is ErrClosed when this side closed it, a *CloseError when the hub
-// did, or what broke the connection.
+// Err returns nil while the connection lives. Afterwards it returns ErrClosed when this side closed
+// the connection, a *CloseError when the hub did, or the error that broke the connection.
 func (c *Client) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// Close says goodbye to the hub, ends the connection and waits until no handler runs any more. Calls that still wait
-// fail with ErrClosed. It may be called twice, and not from a handler.
+// Close ends the connection with a closing handshake and waits until no handler runs. Calls that
+// still wait fail with ErrClosed. It may be called twice, but not from a handler.
 func (c *Client) Close() error {
 	if c.beginClose() {
 		abort := time.AfterFunc(closeTimeout, c.wire.abort)
 		err := c.ws.Close(websocket.StatusNormalClosure, "")
 		abort.Stop()
 		if err != nil {
-			// The hub gets no goodbye when it is gone already; the connection ends all the same.
+			// The handshake fails when the hub is gone already; the connection ends all the same.
 			c.wire.abort()
 		}
 	}
@@ -187,15 +188,15 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Abort ends the connection without a goodbye, as a crash would, and waits until no handler runs any more. It may be
-// called twice, and not from a handler.
+// Abort ends the connection without a closing handshake, as a crash would, and waits until no
+// handler runs. It may be called twice, but not from a handler.
 func (c *Client) Abort() {
 	c.beginClose()
 	c.wire.abort()
 	c.wg.Wait()
 }
 
-// beginClose reports whether this call is the first to close a connection that lives.
+// beginClose reports whether this call is the first to close a live connection.
 func (c *Client) beginClose() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -215,7 +216,7 @@ func (c *Client) isClosing() bool {
 	}
 }
 
-// fail ends the connection because of err and fails every call that waits. Only the first err counts.
+// fail ends the connection because of err and fails every waiting call. Only the first err counts.
 func (c *Client) fail(err error) {
 	c.mu.Lock()
 	if c.err != nil {

@@ -14,7 +14,8 @@ import (
 	"github.com/coder/websocket"
 )
 
-// hub is the other end of a connection, played by the test; what a real hub does is tested in facade.
+// hub is the other end of a connection, played by the test; what a real hub does is tested in
+// facade.
 type hub struct {
 	t  *testing.T
 	ws *websocket.Conn

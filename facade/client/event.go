@@ -8,16 +8,17 @@ import (
 	"time"
 )
 
-// DefaultBackoff as the delay of a Nack leaves the delay to the hub: 50 ms, doubled per attempt up to 10 s.
+// DefaultBackoff is the delay of a Nack that leaves the delay to the hub: 50 ms, doubled per
+// attempt up to 10 s.
 const DefaultBackoff time.Duration = -1
 
-// Event is one delivery: an event that is leased to this subscription until Deadline. It owns its bytes. Its methods
-// may be called concurrently.
+// Event is one delivery: an event that is leased to this subscription until Deadline. It owns its
+// bytes. Its methods may be called concurrently.
 type Event struct {
 	// Record is the event record, byte for byte as the hub sent it.
 	Record []byte
-	// ID, TS (epoch milliseconds), Topic, Key ("" when there is none) and Payload are fields of the record. Payload
-	// shares memory with Record.
+	// ID, TS (epoch milliseconds), Topic, Key ("" when there is none) and Payload are fields of the
+	// record. Payload shares memory with Record.
 	ID      string
 	TS      int64
 	Topic   string
@@ -25,7 +26,8 @@ type Event struct {
 	Payload []byte
 	// Attempt counts the deliveries of this event to the group, from 1. It may skip numbers.
 	Attempt int
-	// Deadline is when the lease ends, by this machine's clock; MODACK moves it.
+	// Deadline is when the lease ends, by this machine's clock. ModAck moves the end of the lease
+	// but not this field.
 	Deadline time.Time
 
 	sub *Subscription
@@ -72,13 +74,14 @@ func newEvent(f *frame, sub *Subscription, now time.Time) (Event, error) {
 // Ack settles the event and does not wait for the hub's answer.
 func (e *Event) Ack() error { return e.sub.client.post(e.settle("ACK")) }
 
-// AckWait settles the event and waits for the hub's answer, which is OK also when the lease has ended.
+// AckWait settles the event and waits for the hub's answer, which is OK even when the lease has
+// ended.
 func (e *Event) AckWait(ctx context.Context) error {
 	return e.sub.client.request(ctx, e.settle("ACK"))
 }
 
-// Nack refuses the event and does not wait for the hub's answer. The event comes again after delay
-// (to the millisecond, at most 12 h), or after DefaultBackoff.
+// Nack refuses the event and does not wait for the hub's answer. The event is redelivered after
+// delay, which is rounded down to milliseconds and at most 12 h, or after DefaultBackoff.
 func (e *Event) Nack(reason string, delay time.Duration) error {
 	return e.sub.client.post(e.nack(reason, delay))
 }
@@ -88,11 +91,12 @@ func (e *Event) NackWait(ctx context.Context, reason string, delay time.Duration
 	return e.sub.client.request(ctx, e.nack(reason, delay))
 }
 
-// ModAck sets the lease to end d from now (at least 1 s; 0: the subscription's own length) and does not wait for the
-// hub's answer.
+// ModAck makes the lease end d from now, at least 1 s, and does not wait for the hub's answer. With
+// 0, the lease lasts for the subscription's AckTimeoutMS.
 func (e *Event) ModAck(d time.Duration) error { return e.sub.client.post(e.modAck(d)) }
 
-// ModAckWait is ModAck and waits for the hub's answer: an *Error with the code unknown_id when the lease has ended.
+// ModAckWait is ModAck and waits for the hub's answer: an *Error with the code unknown_id when the
+// lease has ended.
 func (e *Event) ModAckWait(ctx context.Context, d time.Duration) error {
 	return e.sub.client.request(ctx, e.modAck(d))
 }

@@ -4,11 +4,11 @@ import (
 	"context"
 	"fmt"
 	"net/http/httptest"
-	"os"
 
 	"eventhub/facade"
 	"eventhub/facade/client"
 	"eventhub/jetstream"
+	"eventhub/jetstream/embedded"
 )
 
 // Publish over the WebSocket, receive in a durable group, acknowledge.
@@ -40,11 +40,11 @@ func ExampleDial() {
 
 // hub runs a hub in this process, as cmd/eventhub does in its own.
 func hub(ctx context.Context, token string) (url string, end func()) {
-	dir, err := os.MkdirTemp("", "eventhub-example")
+	nats, err := embedded.Start(ctx, embedded.Config{}) // in memory
 	if err != nil {
 		panic(err)
 	}
-	bus, err := jetstream.Open(ctx, jetstream.Config{DataDir: dir})
+	bus, err := jetstream.Open(ctx, jetstream.Config{Server: nats})
 	if err != nil {
 		panic(err)
 	}
@@ -57,6 +57,5 @@ func hub(ctx context.Context, token string) (url string, end func()) {
 		_ = server.Close()
 		listener.Close()
 		_ = bus.Close()
-		_ = os.RemoveAll(dir)
 	}
 }

@@ -14,19 +14,20 @@ import (
 type PublishOptions struct {
 	// ID makes the publish idempotent within the topic's duplicate window.
 	ID string `json:"id,omitempty"`
-	// TS is the record's ts in epoch milliseconds; nil leaves it to the stream.
+	// TS is the record's ts in epoch milliseconds; nil leaves ts to the stream.
 	TS       *int64            `json:"ts,omitempty"`
 	Key      string            `json:"key,omitempty"`
 	Headers  map[string]string `json:"headers,omitempty"`
 	Tags     []string          `json:"tags,omitempty"`
 	CausedBy []string          `json:"caused_by,omitempty"`
 	SID      string            `json:"sid,omitempty"`
-	// Tombstone removes Key from a compacted topic; the payload must be nil or null.
+	// Tombstone removes Key from a compacted topic. The payload must then be nil or null.
 	Tombstone bool `json:"tombstone,omitempty"`
 }
 
-// Publish stores one event and returns its id once the stream has stored it. payload is JSON and arrives byte for byte;
-// nil publishes null. A refusal is an *Error.
+// Publish publishes one event and returns its id once the stream has stored the event. payload is
+// JSON and arrives byte for byte; nil publishes null. If the hub refuses the event, the error is an
+// *Error.
 func (c *Client) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (id string, err error) {
 	type answer struct {
 		id  string
@@ -41,21 +42,22 @@ func (c *Client) Publish(ctx context.Context, topic string, payload []byte, opts
 	case a := <-answers:
 		return a.id, a.err
 	case <-ctx.Done():
-		return "", fmt.Errorf("client: publishing: %w", context.Cause(ctx))
+		return "", fmt.Errorf("client: publish: %w", context.Cause(ctx))
 	}
 }
 
-// Tombstone removes a key from a compacted topic, by an event with that key and the payload null, and returns the event's id.
-// Subscribers get it as any other. A refusal is an *Error.
+// Tombstone removes a key from a compacted topic and returns the id of the event that does so: an
+// event with that key and the payload null, which subscribers receive like any other. If the hub
+// refuses the event, the error is an *Error.
 func (c *Client) Tombstone(ctx context.Context, topic, key string) (id string, err error) {
 	return c.Publish(ctx, topic, nil, PublishOptions{Key: key, Tombstone: true})
 }
 
-// PublishAsync sends one event and returns; done is called once with what Publish would have returned. It must not
-// block: it runs on the goroutine that reads. Events are stored in the order of the calls, and PublishAsync waits
-// while Options.PublishInFlight publishes are unanswered.
+// PublishAsync sends one event and returns. done is called once with the results of Publish. done
+// must not block, because it runs on the reading goroutine. Events are stored in the order of the
+// calls. PublishAsync waits while Options.PublishInFlight publishes are unanswered.
 //
-// When PublishAsync returns an error nothing was sent, and done is not called.
+// If PublishAsync returns an error, nothing was sent, and done is not called.
 func (c *Client) PublishAsync(topic string, payload []byte, opts PublishOptions, done func(id string, err error)) error {
 	return c.publish(context.Background(), topic, payload, opts, done)
 }
@@ -68,7 +70,7 @@ func (c *Client) publish(ctx context.Context, topic string, payload []byte, opts
 	if !opts.idOnly() {
 		var err error
 		if options, err = json.Marshal(opts); err != nil {
-			return fmt.Errorf("client: publish options: %w", err)
+			return fmt.Errorf("client: encode publish options: %w", err)
 		}
 	}
 	select {
@@ -76,7 +78,7 @@ func (c *Client) publish(ctx context.Context, topic string, payload []byte, opts
 	case <-c.done:
 		return c.Err()
 	case <-ctx.Done():
-		return fmt.Errorf("client: publishing: %w", context.Cause(ctx))
+		return fmt.Errorf("client: publish: %w", context.Cause(ctx))
 	}
 	id := opts.ID
 	_, err := c.send(func(b []byte) []byte {
@@ -97,18 +99,18 @@ func (c *Client) publish(ctx context.Context, topic string, payload []byte, opts
 	}
 	<-c.slots
 	if errors.Is(err, net.ErrClosed) {
-		<-c.done // follows at once, and knows why
+		<-c.done // is closed at once; Err then has the reason
 		return c.Err()
 	}
 	return err
 }
 
-// idOnly reports that there is nothing but perhaps an ID, which needs no encoder.
+// idOnly reports whether at most ID is set, which needs no encoder.
 func (o *PublishOptions) idOnly() bool {
 	return o.TS == nil && o.Key == "" && o.Headers == nil && o.Tags == nil && o.CausedBy == nil && o.SID == "" && !o.Tombstone
 }
 
-// appendField appends a string field to an object that has a field before it.
+// appendField appends a string field to an object that already has a field.
 func appendField(b []byte, name, value string) []byte {
 	b = append(b, `,"`...)
 	b = append(b, name...)

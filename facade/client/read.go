@@ -10,7 +10,7 @@ import (
 	"github.com/coder/websocket"
 )
 
-// readLoop takes in the hub's frames until the connection ends.
+// readLoop reads the hub's frames until the connection ends.
 func (c *Client) readLoop() {
 	var buf bytes.Buffer
 	for {
@@ -21,7 +21,7 @@ func (c *Client) readLoop() {
 	}
 }
 
-// readFrame takes in one frame. buf is used again for the next one.
+// readFrame reads and dispatches one frame. It reuses buf.
 func (c *Client) readFrame(buf *bytes.Buffer) error {
 	kind, r, err := c.ws.Reader(c.base)
 	if err != nil {
@@ -44,7 +44,7 @@ func readError(err error) error {
 	if closed, ok := errors.AsType[websocket.CloseError](err); ok {
 		return &CloseError{Code: int(closed.Code), Reason: closed.Reason}
 	}
-	return fmt.Errorf("client: the connection was lost: %w", err)
+	return fmt.Errorf("client: read from the hub: %w", err)
 }
 
 // frame holds the raw fields of a frame from the hub.
@@ -106,7 +106,7 @@ func (f *frame) setContext(name, value []byte) error {
 	return nil
 }
 
-// dispatch hands one frame to whom it is for. b is only valid during the call.
+// dispatch hands one frame to its receiver. b is only valid during the call.
 func (c *Client) dispatch(b []byte) error {
 	var f frame
 	if err := eachField(b, f.set); err != nil {
@@ -128,7 +128,7 @@ func (c *Client) dispatch(b []byte) error {
 	case `"EVENT"`:
 		return c.event(&f)
 	}
-	return nil // an op of a later version of the protocol
+	return nil // an op of a later protocol version
 }
 
 // answer ends the call that the frame answers. refused is nil for an OK.
@@ -161,22 +161,22 @@ func (c *Client) callOf(corr []byte) (call, bool) {
 	}
 	n, err := strconv.ParseUint(string(corr[1:len(corr)-1]), 10, 64)
 	if err != nil {
-		return call{}, false // not ours
+		return call{}, false // not a corr of this client
 	}
 	return c.take(n)
 }
 
-// event hands an event to its subscription, and waits while that one's queue is full.
+// event hands an event to its subscription, and waits while the subscription's queue is full.
 func (c *Client) event(f *frame) error {
 	sub, err := c.subOf(f)
 	if sub == nil || err != nil {
-		return err // without an error: unsubscribed a moment ago; the hub gives it to another
+		return err // nil after an Unsubscribe: the hub redelivers the event
 	}
 	ev, err := newEvent(f, sub, time.Now())
 	if err != nil {
 		return err
 	}
-	select { // alone it costs a third of the one below
+	select { // without the other cases it costs a third of the select below
 	case sub.queue <- ev:
 		return nil
 	default:
@@ -189,7 +189,8 @@ func (c *Client) event(f *frame) error {
 	return nil
 }
 
-// subOf finds the subscription that an EVENT is for. Events mostly come many to one.
+// subOf returns the subscription of an EVENT. Consecutive events are mostly for the same
+// subscription.
 func (c *Client) subOf(f *frame) (*Subscription, error) {
 	if s := c.latest; s != nil && bytes.Equal(s.topicJSON, f.topic) && bytes.Equal(s.groupJSON, f.group) {
 		select {

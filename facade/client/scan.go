@@ -7,11 +7,11 @@ import (
 	"fmt"
 )
 
-var errFrame = errors.New("client: the hub sent a frame that cannot be read")
+var errFrame = errors.New("client: read a frame of the hub")
 
-// eachField calls f with the name and the raw value of each field of the JSON object b, without decoding the values: a
-// payload's bytes stay as the hub sent them. The hub's JSON is taken to be valid; eachField fails, and never reads
-// beyond b, where it cannot find its way.
+// eachField calls f with the name and the raw value of each field of the JSON object b. It does not
+// decode the values, so a payload's bytes stay as the hub sent them. It assumes that the hub's JSON
+// is valid. If it cannot parse b, it returns an error, and never reads beyond b.
 func eachField(b []byte, f func(name, value []byte) error) error {
 	i := skipBlanks(b, 0)
 	if i >= len(b) || b[i] != '{' {
@@ -46,7 +46,7 @@ func eachField(b []byte, f func(name, value []byte) error) error {
 	}
 }
 
-// scanName returns the name that starts at i, and where its value may start.
+// scanName returns the name that starts at i, and the index at which its value may start.
 func scanName(b []byte, i int) (name []byte, next int, err error) {
 	end, err := skipString(b, i)
 	if err != nil {

@@ -7,28 +7,29 @@ import (
 	"sync"
 )
 
-// SubscribeOptions are the opts of SUBSCRIBE; zero fields are left to the hub's defaults.
+// SubscribeOptions are the opts of SUBSCRIBE. Zero fields take the hub's defaults.
 type SubscribeOptions struct {
-	// From is where a new group starts: latest (default), earliest, ts or afterId.
+	// From is where a new group starts: "latest", "earliest", "ts" or "afterId". Groups that exist
+	// ignore it. Defaults to "latest".
 	From string `json:"from,omitempty"`
-	// TS is in epoch milliseconds, AfterID an event's id; for From ts and afterId.
+	// TS is in epoch milliseconds, for From "ts". AfterID is an event's id, for From "afterId".
 	TS      *int64 `json:"ts,omitempty"`
 	AfterID string `json:"afterId,omitempty"`
-	// BatchSize is the most events asked of the server at a time.
+	// BatchSize is the most events that the hub requests from NATS at a time.
 	BatchSize int `json:"batchSize,omitempty"`
 	// MaxInFlight is the most events leased at a time.
 	MaxInFlight int `json:"maxInFlight,omitempty"`
 	// AckTimeoutMS is the length of a lease in milliseconds.
 	AckTimeoutMS int64 `json:"ackTimeoutMs,omitempty"`
-	// MaxAttempts is the attempt whose failure dead-letters an event; a pointer to 0 means never.
+	// MaxAttempts is the attempt whose failure dead-letters an event. A pointer to 0 means never.
 	MaxAttempts *int `json:"maxAttempts,omitempty"`
 	// Topics are further topics of the same subscription.
 	Topics []string `json:"topics,omitempty"`
-	// GroupTTLMS makes a new group disappear when it has had no member for so long.
+	// GroupTTLMS is how long, in milliseconds, a new group without members exists.
 	GroupTTLMS int64 `json:"groupTtlMs,omitempty"`
 }
 
-// A subscription's queue has room for every lease that lives, and a few that have expired.
+// The queue of a subscription has room for all live leases, and for a few that have expired.
 const (
 	defaultInFlight = 100
 	maxInFlight     = 10_000
@@ -37,27 +38,29 @@ const (
 
 type subKey struct{ topic, group string }
 
-// Subscription is this connection's membership of a group. Its methods may be called concurrently.
+// Subscription is this connection's membership in a group. Its methods may be called concurrently.
 type Subscription struct {
 	client       *Client
 	topic, group string
-	topicJSON    []byte // as strings of JSON, as the hub sends them
+	topicJSON    []byte // topic and group as JSON strings, as the hub sends them
 	groupJSON    []byte
 	queue        chan Event
 	ended        chan struct{}
 	endOnce      sync.Once
 }
 
-// Subscribe joins the group on the topic. handler is called for each event, in the order of arrival and never
-// concurrently for one subscription, on a goroutine of its own; it settles the event with Ack or Nack, then or later.
-// A handler that blocks delays its own subscription, and the whole connection once more events are waiting than the
-// hub leases at a time (which takes leases that expired unhandled).
+// Subscribe joins the group on the topic. It calls handler for each event, in the order of arrival
+// and never concurrently for one subscription, on a goroutine of its own. The event may be settled
+// with Ack or Nack in the handler or later. A handler that blocks delays its own subscription. It
+// delays the whole connection once more events wait than the hub leases at a time, which takes
+// leases that expired unhandled.
 //
-// A refusal by the hub is an *Error. The subscription ends with Unsubscribe or with the connection.
+// If the hub refuses the SUBSCRIBE, the error is an *Error. The subscription ends with Unsubscribe
+// or with the connection.
 func (c *Client) Subscribe(ctx context.Context, topic, group string, opts SubscribeOptions, handler func(Event)) (*Subscription, error) {
 	options, err := json.Marshal(opts)
 	if err != nil {
-		return nil, fmt.Errorf("client: subscribe options: %w", err)
+		return nil, fmt.Errorf("client: encode subscribe options: %w", err)
 	}
 	inFlight := opts.MaxInFlight
 	if inFlight <= 0 {
@@ -67,7 +70,8 @@ func (c *Client) Subscribe(ctx context.Context, topic, group string, opts Subscr
 		client: c,
 		topic:  topic,
 		group:  group,
-		// Another form of the same string, should a hub send one, is found too, by a longer way.
+		// A hub may send the same names in another JSON form; subOf then decodes them and uses its
+		// map.
 		topicJSON: appendString(nil, topic),
 		groupJSON: appendString(nil, group),
 		queue:     make(chan Event, min(inFlight, maxInFlight)+queueSlack),
@@ -86,7 +90,8 @@ func (c *Client) Subscribe(ctx context.Context, topic, group string, opts Subscr
 	return s, nil
 }
 
-// join makes the subscription known before the hub is asked: its first event follows the OK at once.
+// join registers the subscription before the SUBSCRIBE is sent, because the first event follows the
+// OK at once.
 func (c *Client) join(s *Subscription, handler func(Event)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -118,7 +123,7 @@ func (s *Subscription) run(handler func(Event)) {
 			return
 		default:
 		}
-		select { // alone it costs a third of the one below
+		select { // without the other case it costs a third of the select below
 		case ev := <-s.queue:
 			handler(ev)
 			continue
@@ -135,25 +140,25 @@ func (s *Subscription) run(handler func(Event)) {
 
 func (s *Subscription) end() { s.endOnce.Do(func() { close(s.ended) }) }
 
-// Unsubscribe leaves the group. Events that are not settled go to other members at once. A handler that runs is not
-// waited for; it is not called again.
+// Unsubscribe leaves the group. Unsettled events go to other members at once. Unsubscribe does not
+// wait for a running handler, and the handler is not called again.
 func (s *Subscription) Unsubscribe(ctx context.Context) error {
 	err := s.control(ctx, "UNSUBSCRIBE")
 	s.client.forget(s)
 	return err
 }
 
-// Pause stops the delivery; leases that were given stay valid.
+// Pause stops the delivery of events. Leases stay valid.
 func (s *Subscription) Pause(ctx context.Context) error { return s.control(ctx, "PAUSE") }
 
-// Resume goes on after Pause.
+// Resume continues the delivery after Pause.
 func (s *Subscription) Resume(ctx context.Context) error { return s.control(ctx, "RESUME") }
 
-// AckIDs settles up to 1,000 events in one frame and waits for the hub's answer.
+// AckIDs settles up to 1,000 events with one frame and waits for the hub's answer.
 func (s *Subscription) AckIDs(ctx context.Context, ids []string) error {
 	list, err := json.Marshal(ids)
 	if err != nil {
-		return fmt.Errorf("client: ids: %w", err)
+		return fmt.Errorf("client: encode ids: %w", err)
 	}
 	return s.client.request(ctx, func(b []byte) []byte {
 		return append(append(s.frame(b, "ACK"), `,"ids":`...), list...)

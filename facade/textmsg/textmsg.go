@@ -1,5 +1,6 @@
-// Package textmsg frames WebSocket text messages (RFC 6455, section 5.2), each as one final frame. It is for those who
-// put many messages into one buffer, and write that: a WebSocket library takes and flushes them one at a time.
+// Package textmsg frames WebSocket text messages (RFC 6455, section 5.2), each as one final frame.
+// With it, a caller puts many messages into one buffer and writes the buffer once; a WebSocket
+// library flushes each message separately.
 package textmsg
 
 import "encoding/binary"
@@ -7,17 +8,17 @@ import "encoding/binary"
 const (
 	finalText = 0x81
 	maskBit   = 0x80
-	// headerSpace is what Begin reserves: the header of a message of 126 to 65,535 bytes. It is
-	// moved for others.
+	// headerSpace is what Begin reserves: the header of a message of 126 to 65,535 bytes. For other
+	// sizes the text is moved.
 	headerSpace = 4
 	keySize     = 4
-	// shortest and longest payloads whose size has two bytes.
+	// twoBytes and twoBytesMax are the shortest and the longest payload with a length of two bytes.
 	twoBytes    = 126
 	twoBytesMax = 0xffff
 )
 
-// Begin reserves space at the end of dst for the header of a message. What is appended to the
-// result until End is the message's text.
+// Begin reserves space at the end of dst for the header of a message. The bytes appended to the
+// result until End are the message's text.
 func Begin(dst []byte) []byte { return append(dst, make([]byte, headerSpace)...) }
 
 // End finishes the message that begins at start, as a server sends it.
@@ -26,8 +27,8 @@ func End(dst []byte, start int) []byte { return header(dst, start, start+headerS
 // BeginMasked is Begin for a client's message.
 func BeginMasked(dst []byte) []byte { return append(dst, make([]byte, headerSpace+keySize)...) }
 
-// EndMasked finishes the message that begins at start, as a client sends it. The key must be unpredictable, and not be used
-// twice.
+// EndMasked finishes the message that begins at start, as a client sends it. The key must be
+// unpredictable and must not be used twice.
 func EndMasked(dst []byte, start int, key uint32) []byte {
 	text := start + headerSpace + keySize
 	binary.LittleEndian.PutUint32(dst[text-keySize:], key)
@@ -35,8 +36,8 @@ func EndMasked(dst []byte, start int, key uint32) []byte {
 	return header(dst, start, text-keySize, maskBit)
 }
 
-// header puts the header at start. What follows it, the key included, is at from and is moved when there is too much room
-// or too little.
+// header puts the header at start. The bytes that follow the header, the key included, are at from,
+// and are moved if the reserved space does not fit.
 func header(dst []byte, start, from int, bit byte) []byte {
 	size := len(dst) - from
 	n := size

@@ -24,7 +24,8 @@ func text(n int) []byte {
 	return b
 }
 
-// TestMessagesAreReadByALibrary sends messages of all sizes back to back, and has the library read them, on either side.
+// TestMessagesAreReadByALibrary sends messages of all sizes back to back, and has the library read
+// them, on either side.
 func TestMessagesAreReadByALibrary(t *testing.T) {
 	var toClient, toServer []byte
 	for i, n := range sizes {

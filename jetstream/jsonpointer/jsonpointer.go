@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// Pointer is a JSON pointer: the names and indexes that lead to a value. The zero value points to the whole text.
+// Pointer is a JSON pointer: the names and indexes that lead to a value. The zero value points to
+// the whole text.
 type Pointer []string
 
 var unescape = strings.NewReplacer("~1", "/", "~0", "~")
@@ -39,8 +40,8 @@ func Parse(text string) (Pointer, error) {
 	return names, nil
 }
 
-// Find returns the value in text that the pointer leads to, as it is written there. ok is false when there is none, or
-// when text is not JSON.
+// Find returns the value in text that the pointer leads to, as it is written there. ok is false
+// when there is none, or when text is not JSON.
 func (p Pointer) Find(text []byte) (value json.RawMessage, ok bool) {
 	value = text
 	for _, name := range p {

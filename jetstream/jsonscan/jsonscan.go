@@ -1,8 +1,9 @@
-// Package jsonscan reads JSON without decoding it: it finds where values end, says whether they are valid, and writes
-// strings. It is the bottom of the hot path, where payloads are cut out of one message and spliced into the next.
+// Package jsonscan reads JSON without decoding it: it finds where values end, says whether they are
+// valid, and writes strings. It is the bottom of the hot path, where payloads are cut out of one
+// message and spliced into the next.
 //
-// All functions may be called concurrently; none keeps or changes its input, and none allocates unless it fails, grows
-// a destination, or meets more than 64 levels of nesting.
+// All functions may be called concurrently; none keeps or changes its input, and none allocates
+// unless it fails, grows a destination, or meets more than 64 levels of nesting.
 package jsonscan
 
 import (
@@ -12,14 +13,14 @@ import (
 	"unicode/utf8"
 )
 
-// MaxDepth is how many arrays and objects may stand inside each other. It is the limit of encoding/json, so that Go
-// clients can read whatever passes here.
+// MaxDepth is how many arrays and objects may stand inside each other. It is the limit of
+// encoding/json, so that Go clients can read whatever passes here.
 const MaxDepth = 10_000
 
 // SyntaxError says where a JSON text is wrong.
 type SyntaxError struct {
-	// Offset is the index of the first byte that cannot be part of a valid value; the length of the text when the text
-	// ends too early.
+	// Offset is the index of the first byte that cannot be part of a valid value; the length of the
+	// text when the text ends too early.
 	Offset int
 }
 
@@ -28,18 +29,19 @@ func (e *SyntaxError) Error() string {
 	return "jsonscan: invalid JSON at byte " + strconv.Itoa(e.Offset)
 }
 
-// Valid reports whether b is exactly one JSON value (blanks around it allowed) in valid UTF-8, nested no deeper than
-// MaxDepth. It accepts what encoding/json accepts, less invalid UTF-8.
+// Valid reports whether b is exactly one JSON value (blanks around it allowed) in valid UTF-8,
+// nested no deeper than MaxDepth. It accepts what encoding/json accepts, less invalid UTF-8.
 func Valid(b []byte) bool { return ValidWithin(b, 0) }
 
-// ValidWithin is Valid for a value that will stand inside depth further levels: the whole must keep to MaxDepth.
+// ValidWithin is Valid for a value that will stand inside depth further levels: the whole must keep
+// to MaxDepth.
 func ValidWithin(b []byte, depth int) bool {
 	end := value(b, skipBlanks(b, 0), depth)
 	return end >= 0 && skipBlanks(b, end) == len(b)
 }
 
-// Value returns the index after the JSON value that starts at b[i] (which must not be a blank), or a *SyntaxError.
-// What follows the value is not looked at.
+// Value returns the index after the JSON value that starts at b[i] (which must not be a blank), or
+// a *SyntaxError. What follows the value is not looked at.
 func Value(b []byte, i int) (end int, err error) {
 	end = value(b, i, 0)
 	if end < 0 {
@@ -48,11 +50,12 @@ func Value(b []byte, i int) (end int, err error) {
 	return end, nil
 }
 
-// value returns the index after the value at b[i], or the complement of the offset of its fault. depth is how many
-// levels stand around it.
+// value returns the index after the value at b[i], or the complement of the offset of its fault.
+// depth is how many levels stand around it.
 //
-// Which kind of container each open level is takes one bit: 1 for an object. The innermost 64 levels are in kinds, its
-// lowest bit being the innermost; the words of the levels further out wait in outer.
+// Which kind of container each open level is takes one bit: 1 for an object. The innermost 64
+// levels are in kinds, its lowest bit being the innermost; the words of the levels further out wait
+// in outer.
 func value(b []byte, i, depth int) int {
 	var (
 		kinds uint64
@@ -152,14 +155,15 @@ const (
 	highs = 0x80 * ones
 )
 
-// special marks, by their high bits, the bytes of w that end a plain run in a string: quote, backslash, control
-// characters and non-ASCII. A borrow can mark a byte wrongly, but only above one that is marked rightly, so the lowest
-// mark can be relied on.
+// special marks, by their high bits, the bytes of w that end a plain run in a string: quote,
+// backslash, control characters and non-ASCII. A borrow can mark a byte wrongly, but only above one
+// that is marked rightly, so the lowest mark can be relied on.
 func special(w uint64) uint64 {
 	return (w | (w - 0x20*ones) | ((w ^ '"'*ones) - ones) | ((w ^ '\\'*ones) - ones)) & highs
 }
 
-// str returns the index after the string whose opening quote is b[i-1], or the complement of a fault's offset.
+// str returns the index after the string whose opening quote is b[i-1], or the complement of a
+// fault's offset.
 func str(b []byte, i int) int {
 	for {
 		for i+8 <= len(b) {
@@ -195,7 +199,8 @@ func str(b []byte, i int) int {
 	}
 }
 
-// escape returns the index after the escape whose backslash is b[i-1], or the complement of a fault's offset.
+// escape returns the index after the escape whose backslash is b[i-1], or the complement of a
+// fault's offset.
 func escape(b []byte, i int) int {
 	if i >= len(b) {
 		return ^i

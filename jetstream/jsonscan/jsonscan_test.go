@@ -58,8 +58,8 @@ func TestValid(t *testing.T) {
 	}
 }
 
-// Every prefix and every change of one byte of a text is judged as encoding/json judges it: this walks all the word
-// boundaries of the string scanner.
+// Every prefix and every change of one byte of a text is judged as encoding/json judges it: this
+// walks all the word boundaries of the string scanner.
 func TestValidNearMisses(t *testing.T) {
 	for _, s := range valid {
 		if len(s) > 300 {

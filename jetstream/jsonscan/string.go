@@ -7,7 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// AppendString appends s to dst as a JSON string. Invalid UTF-8 becomes U+FFFD. Only what JSON demands is escaped.
+// AppendString appends s to dst as a JSON string. Invalid UTF-8 becomes U+FFFD. Only what JSON
+// demands is escaped.
 func AppendString(dst []byte, s string) []byte {
 	const hex = "0123456789abcdef"
 	dst = append(dst, '"')
@@ -62,9 +63,10 @@ func load64(s string) uint64 {
 		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 }
 
-// Unquote returns what the JSON string token raw, its quotes included, stands for. A token without escapes is not
-// copied: s is then a part of raw. Otherwise the text is appended to buf, and s is a part of that. grown is buf
-// with what was appended, to be passed to the next call. A lone surrogate becomes U+FFFD.
+// Unquote returns what the JSON string token raw, its quotes included, stands for. A token without
+// escapes is not copied: s is then a part of raw. Otherwise the text is appended to buf, and s is a
+// part of that. grown is buf with what was appended, to be passed to the next call. A lone
+// surrogate becomes U+FFFD.
 //
 // raw must be a valid token, as Value and Walker deliver it.
 func Unquote(raw, buf []byte) (s, grown []byte) {

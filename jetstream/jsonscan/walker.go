@@ -1,6 +1,7 @@
 package jsonscan
 
-// Walker goes through the members of an object or the elements of an array, and validates each on the way:
+// Walker goes through the members of an object or the elements of an array, and validates each on
+// the way:
 //
 //	w := jsonscan.Walk(b, 0)
 //	for w.Next() {
@@ -22,8 +23,9 @@ type Walker struct {
 	done  bool
 }
 
-// Walk returns a Walker on the object or array that b consists of, blanks around it allowed. depth is how many levels
-// will stand around b in the end: those and the levels of b must keep to MaxDepth.
+// Walk returns a Walker on the object or array that b consists of, blanks around it allowed. depth
+// is how many levels will stand around b in the end: those and the levels of b must keep to
+// MaxDepth.
 func Walk(b []byte, depth int) Walker {
 	w := Walker{b: b, i: skipBlanks(b, 0), depth: depth + 1}
 	if w.i >= len(b) || (b[w.i] != '{' && b[w.i] != '[') || w.depth > MaxDepth {
@@ -100,7 +102,8 @@ func (w *Walker) fault(at int) bool {
 	return false
 }
 
-// Err returns nil after a walk to the end of a valid text, else a *SyntaxError. It is of use once Next returned false.
+// Err returns nil after a walk to the end of a valid text, else a *SyntaxError. It is of use once
+// Next returned false.
 func (w *Walker) Err() error {
 	if w.i < 0 {
 		return &SyntaxError{Offset: ^w.i}

@@ -22,8 +22,9 @@ const childEnv = "EVENTHUB_TEST_CHILD"
 
 const readyLine = "ready\n"
 
-// Role is a program that a child process runs, with the JSON that StartChild has made of what it is told. It calls Ready, and
-// ends in good order with ctx, which ends with the process that started it at the latest.
+// Role is a program that a child process runs, with the JSON that StartChild has made of what it is
+// told. It calls Ready, and ends in good order with ctx, which ends with the process that started
+// it at the latest.
 type Role func(ctx context.Context, told []byte) error
 
 // Told makes a role of a function that reads what it is told as a T.
@@ -37,8 +38,8 @@ func Told[T any](run func(ctx context.Context, told T) error) Role {
 	}
 }
 
-// RunChild runs the role of a child process, by its name, and exits. In any other process it does nothing. TestMain begins
-// with it.
+// RunChild runs the role of a child process, by its name, and exits. In any other process it does
+// nothing. TestMain begins with it.
 func RunChild(roles map[string]Role) {
 	name, told, ok := strings.Cut(os.Getenv(childEnv), " ")
 	if !ok {
@@ -63,10 +64,12 @@ func RunChild(roles map[string]Role) {
 	os.Exit(0)
 }
 
-// Ready says that the child process which calls it is ready. Lines that it prints from then on are heard.
+// Ready says that the child process which calls it is ready. Lines that it prints from then on are
+// heard.
 func Ready() { _, _ = io.WriteString(os.Stdout, readyLine) }
 
-// Child is the test binary in a process of its own, with a role. Its methods are for one goroutine at a time.
+// Child is the test binary in a process of its own, with a role. Its methods are for one goroutine
+// at a time.
 type Child struct {
 	tb      testing.TB
 	role    string
@@ -77,8 +80,9 @@ type Child struct {
 	ended   chan struct{} // closed when all that it printed was heard
 }
 
-// StartChild starts a child process for the time of the test, and does not wait for it. heard may be nil: one goroutine calls
-// it for each line that the child prints once it is ready. What it writes to its standard error is output of the test.
+// StartChild starts a child process for the time of the test, and does not wait for it. heard may
+// be nil: one goroutine calls it for each line that the child prints once it is ready. What it
+// writes to its standard error is output of the test.
 func StartChild(tb testing.TB, role string, told any, heard func(line string)) *Child {
 	tb.Helper()
 	c := start(tb, role, told, heard)
@@ -123,7 +127,8 @@ func (c *Child) listen(out *bufio.Reader, heard func(line string)) {
 	c.isReady = line == readyLine
 	close(c.ready)
 	for err == nil {
-		if line, err = out.ReadString('\n'); err == nil && heard != nil { // one without an end was cut off
+		// one without an end was cut off
+		if line, err = out.ReadString('\n'); err == nil && heard != nil {
 			heard(strings.TrimSuffix(line, "\n"))
 		}
 	}
@@ -140,7 +145,8 @@ func (c *Child) AwaitReady() bool {
 	return c.isReady
 }
 
-// Kill ends the child by SIGKILL, if it runs, and returns when it is gone and all that it printed was heard.
+// Kill ends the child by SIGKILL, if it runs, and returns when it is gone and all that it printed
+// was heard.
 func (c *Child) Kill() {
 	if c.cmd.ProcessState != nil {
 		return
@@ -150,7 +156,8 @@ func (c *Child) Kill() {
 	_ = c.cmd.Wait()
 }
 
-// Stop ends the child in good order. The test fails when it does not end, or its role has returned an error.
+// Stop ends the child in good order. The test fails when it does not end, or its role has returned
+// an error.
 func (c *Child) Stop() {
 	c.tb.Helper()
 	_ = c.stdin.Close()

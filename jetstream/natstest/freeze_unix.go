@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Freeze stops the server's process by SIGSTOP, and returns when it stands still. Its connections stay: the kernel goes on to
-// take what is sent to it.
+// Freeze stops the server's process by SIGSTOP, and returns when it stands still. Its connections
+// stay: the kernel goes on to take what is sent to it.
 func (s *Server) Freeze() {
 	s.tb.Helper()
 	s.child.Freeze()

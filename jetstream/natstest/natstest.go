@@ -1,5 +1,6 @@
-// Package natstest gives tests processes of their own, to kill: nats-servers, alone or as a cluster, and programs of the
-// tests. Each is the test binary, run once more, so its TestMain must begin with RunChild.
+// Package natstest gives tests processes of their own, to kill: nats-servers, alone or as a
+// cluster, and programs of the tests. Each is the test binary, run once more, so its TestMain must
+// begin with RunChild.
 package natstest
 
 import (
@@ -20,8 +21,8 @@ import (
 // serverRole is the role of nats-servers, which every test binary has.
 const serverRole = "nats-server"
 
-// Server is a nats-server with JetStream in a process of its own. However often it is started, it has its address, and what
-// it has stored. Its methods are for one goroutine at a time.
+// Server is a nats-server with JetStream in a process of its own. However often it is started, it
+// has its address, and what it has stored. Its methods are for one goroutine at a time.
 type Server struct {
 	tb    testing.TB
 	opts  options
@@ -42,8 +43,8 @@ func Start(tb testing.TB) *Server {
 	return StartCluster(tb, 1)[0]
 }
 
-// StartCluster starts n servers for the time of the test, and returns when they take connections: a cluster, or, where n is 1,
-// a server alone. A cluster may have no leader yet.
+// StartCluster starts n servers for the time of the test, and returns when they take connections: a
+// cluster, or, where n is 1, a server alone. A cluster may have no leader yet.
 func StartCluster(tb testing.TB, n int) []*Server {
 	tb.Helper()
 	dir, ports := tb.TempDir(), freePorts(tb, 2*n)
@@ -62,12 +63,13 @@ func StartCluster(tb testing.TB, n int) []*Server {
 	return servers
 }
 
-// Ports of servers lie below those that systems give to outgoing connections, so that a server that was killed finds its port
-// free when it comes back.
+// Ports of servers lie below those that systems give to outgoing connections, so that a server that
+// was killed finds its port free when it comes back.
 const firstPort, lastPort = 16_000, 32_000
 
-// freePorts are TCP ports of this host that nobody listens at, and that no other test is given meanwhile. The servers of a
-// cluster must know each other's before they start, and keep theirs when they come back.
+// freePorts are TCP ports of this host that nobody listens at, and that no other test is given
+// meanwhile. The servers of a cluster must know each other's before they start, and keep theirs
+// when they come back.
 func freePorts(tb testing.TB, n int) []int {
 	tb.Helper()
 	var ports []int
@@ -77,7 +79,8 @@ func freePorts(tb testing.TB, n int) []int {
 		}
 		port := firstPort + rand.IntN(lastPort-firstPort) //nolint:gosec // no secret
 		address := "127.0.0.1:" + strconv.Itoa(port)
-		// The UDP port of the same number is the sign for other tests, also those of other processes.
+		// The UDP port of the same number is the sign for other tests, also those of other
+		// processes.
 		sign, err := (&net.ListenConfig{}).ListenPacket(tb.Context(), "udp", address)
 		if err != nil {
 			continue

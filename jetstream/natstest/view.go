@@ -11,8 +11,8 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// View is a native client that looks at what servers hold, and tells them to do what operators may. Its methods wait for what
-// they ask for, and fail the test when it does not come.
+// View is a native client that looks at what servers hold, and tells them to do what operators may.
+// Its methods wait for what they ask for, and fail the test when it does not come.
 type View struct {
 	tb testing.TB
 	nc *nats.Conn
@@ -106,8 +106,8 @@ func (v *View) Consumer(stream string) *natsjs.ConsumerInfo {
 	return only
 }
 
-// Still waits until the consumers of a stream have delivered nothing and heard of nothing for a fifth of a second, or for 5 s:
-// what moves on then does so for ever.
+// Still waits until the consumers of a stream have delivered nothing and heard of nothing for a
+// fifth of a second, or for 5 s: what moves on then does so for ever.
 func (v *View) Still(stream string) {
 	v.tb.Helper()
 	var last [3]uint64
@@ -129,8 +129,8 @@ func (v *View) Still(stream string) {
 	})
 }
 
-// StepDown makes the leader of a stream's only consumer hand over to another server, and returns when one leads. It returns
-// the name of the new leader.
+// StepDown makes the leader of a stream's only consumer hand over to another server, and returns
+// when one leads. It returns the name of the new leader.
 func (v *View) StepDown(stream string) (leader string) {
 	v.tb.Helper()
 	was := v.Consumer(stream).Cluster.Leader

@@ -1,5 +1,5 @@
-// Package panics turns panics in the functions that users supply into errors, so that one bad event does not end the
-// process.
+// Package panics turns panics in the functions that users supply into errors, so that one bad event
+// does not end the process.
 package panics
 
 import (
@@ -9,8 +9,8 @@ import (
 	"runtime/debug"
 )
 
-// Error is returned by Call when the function panicked. Its text names the function only, because it may reach clients; the
-// log has the rest.
+// Error is returned by Call when the function panicked. Its text names the function only, because
+// it may reach clients; the log has the rest.
 type Error struct {
 	// Func is the name that Call was given.
 	Func string
@@ -25,8 +25,9 @@ func Is(err error) bool {
 	return ok
 }
 
-// Call calls f and returns its error. When f panics, Call logs the panic with its stack and returns an *Error with the name.
-// Fatal errors of the Go runtime, such as concurrent map writes, still end the process.
+// Call calls f and returns its error. When f panics, Call logs the panic with its stack and returns
+// an *Error with the name. Fatal errors of the Go runtime, such as concurrent map writes, still end
+// the process.
 func Call(log *slog.Logger, name string, f func() error) (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {

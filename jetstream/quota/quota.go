@@ -1,4 +1,5 @@
-// Package quota holds many to a rate each: topics, clients. It is small memory for few of them, however many there are.
+// Package quota holds many to a rate each: topics, clients. It is small memory for few of them,
+// however many there are.
 package quota
 
 import (
@@ -11,7 +12,8 @@ import (
 // sweepEvery is the least time between two looks for buckets that are full again.
 const sweepEvery = time.Second
 
-// Set is a token bucket for each name. Its methods may be called concurrently. A nil Set has no limit.
+// Set is a token bucket for each name. Its methods may be called concurrently. A nil Set has no
+// limit.
 type Set struct {
 	rate    rate.Limit
 	burst   int
@@ -24,9 +26,10 @@ type Set struct {
 	rest    *rate.Limiter // shared by the names that found no room
 }
 
-// New makes a Set in which each name may take perSecond a second, and burst at once; both are above 0. It holds at most
-// most buckets. One that is full again is dropped when another needs its room, which changes nothing for its name. While
-// none is, further names share one bucket, and crowded is called for each of their takes; it must not block, and may be nil.
+// New makes a Set in which each name may take perSecond a second, and burst at once; both are above
+// 0. It holds at most most buckets. One that is full again is dropped when another needs its room,
+// which changes nothing for its name. While none is, further names share one bucket, and crowded is
+// called for each of their takes; it must not block, and may be nil.
 func New(perSecond float64, burst, most int, crowded func()) *Set {
 	s := &Set{rate: rate.Limit(perSecond), burst: burst, max: most, crowded: crowded, buckets: make(map[string]*rate.Limiter)}
 	s.rest = s.bucket()
@@ -35,7 +38,8 @@ func New(perSecond float64, burst, most int, crowded func()) *Set {
 
 func (s *Set) bucket() *rate.Limiter { return rate.NewLimiter(s.rate, s.burst) }
 
-// Take takes one for name. It reports how long to wait when there is none: 0 means that it was taken.
+// Take takes one for name. It reports how long to wait when there is none: 0 means that it was
+// taken.
 func (s *Set) Take(name string) (wait time.Duration) {
 	if s == nil {
 		return 0

@@ -185,7 +185,8 @@ func (p *parser) keys(n *yaml.Node, to *[]string) string {
 	return ""
 }
 
-// mapping reads the fields of a mapping, with all that is wrong, and reports whether it was one. r is nil outside a rule.
+// mapping reads the fields of a mapping, with all that is wrong, and reports whether it was one. r
+// is nil outside a rule.
 func (p *parser) mapping(r *rule, n *yaml.Node, what, wants string, fields []field) bool {
 	if n.Kind != yaml.MappingNode {
 		p.fault(n, "%s is %s, and %s is wanted", what, kind(n), wants)

@@ -6,9 +6,11 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
-// TestSampleThatShips applies docs/topics.yaml to a server of its own. The second time there is nothing to do.
+// TestSampleThatShips applies docs/topics.yaml to a server of its own. The second time there is
+// nothing to do.
 func TestSampleThatShips(t *testing.T) {
 	rules, err := Load("../../docs/topics.yaml")
 	if err != nil {
@@ -25,7 +27,7 @@ func TestSampleThatShips(t *testing.T) {
 		readings.Snapshot == nil || readings.Snapshot.KeySource != "/sensor/id" {
 		t.Errorf("got %+v", rules)
 	}
-	bus, err := jetstream.Open(t.Context(), jetstream.Config{DataDir: t.TempDir(), Topics: rules})
+	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: rules})
 	if err != nil {
 		t.Fatal(err)
 	}

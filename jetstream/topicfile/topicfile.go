@@ -1,5 +1,6 @@
-// Package topicfile reads the rules of topics from a YAML file and finds everything that is wrong with it in one go, each
-// fault with its line and what to do. docs/topics.yaml is a sample of all that may be in one.
+// Package topicfile reads the rules of topics from a YAML file and finds everything that is wrong
+// with it in one go, each fault with its line and what to do. docs/topics.yaml is a sample of all
+// that may be in one.
 package topicfile
 
 import (
@@ -135,7 +136,8 @@ func (p *parser) fault(at *yaml.Node, format string, args ...any) {
 
 func nodeAt(line, column int) *yaml.Node { return &yaml.Node{Line: line, Column: column} }
 
-// checkTabs finds tabs that indent, all of them: the YAML reader would end at the first and say less.
+// checkTabs finds tabs that indent, all of them: the YAML reader would end at the first and say
+// less.
 func (p *parser) checkTabs(data []byte) {
 	line := 0
 	for text := range bytes.Lines(data) {

@@ -1,4 +1,4 @@
-// Package outboxtest says what every outbox.Store must do, as a suite of tests for any of them.
+// Package outboxtest is a conformance suite for implementations of outbox.Store.
 package outboxtest
 
 import (
@@ -15,25 +15,25 @@ import (
 	"eventhub/outbox"
 )
 
-// Harness is an empty store to test.
+// Harness is an empty store under test.
 type Harness struct {
 	Store outbox.Store
-	// Add adds a record, and commits.
+	// Add adds a record and commits.
 	Add func(ctx context.Context, r *outbox.Record) error
-	// KeepsSent says that sent records stay until they are purged.
+	// KeepsSent means that sent records stay until they are purged.
 	KeepsSent bool
 }
 
-// patience bounds what a test waits for.
+// patience is the timeout of a wait.
 const patience = 20 * time.Second
 
-// long is a lease that does not end during a test, short one that a test waits for.
+// long is a lease that outlasts every test. short is a lease that a test waits out.
 const (
 	long  = time.Hour
 	short = 50 * time.Millisecond
 )
 
-// Run runs the suite. open makes an empty store for each test.
+// Run runs the suite. It calls open for an empty store at the start of each test.
 func Run(t *testing.T, open func(t *testing.T) Harness) {
 	t.Helper()
 	tests := []struct {
@@ -77,7 +77,7 @@ type suite struct {
 	Harness
 }
 
-// add adds records in the form id, topic/key; without a slash there is no key.
+// add adds records given as "id topic/key". Without a slash, a record has no key.
 func (s *suite) add(records ...string) {
 	s.Helper()
 	for _, r := range records {
@@ -98,13 +98,13 @@ func (s *suite) claimWith(opts outbox.ClaimOptions) outbox.Claim {
 	return c
 }
 
-// claim claims all that there is for a worker.
+// claim claims all available records for a worker.
 func (s *suite) claim(worker string) []*outbox.Record {
 	s.Helper()
 	return s.claimWith(outbox.ClaimOptions{Worker: worker, Limit: 100, Lease: long}).Records
 }
 
-// ids are those of records, sorted, for lanes are in no order.
+// ids returns the sorted ids of records. Lanes are in no particular order.
 func ids(records []*outbox.Record) string {
 	var list []string
 	for _, r := range records {
@@ -128,13 +128,13 @@ func (s *suite) settle(worker string, st outbox.Settlement) {
 	}
 }
 
-// fail ends worker w's hold on a record that it has not published.
+// fail ends the claim of a record by worker "w".
 func (s *suite) fail(f outbox.Failure) {
 	s.Helper()
 	s.settle("w", outbox.Settlement{Failed: []outbox.Failure{f}})
 }
 
-// eventually asks again until f says that it is so.
+// eventually polls f until it returns true.
 func (s *suite) eventually(what string, f func() bool) {
 	s.Helper()
 	deadline := time.After(patience)
@@ -144,7 +144,7 @@ func (s *suite) eventually(what string, f func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			s.Fatalf("waited in vain: %s", what)
+			s.Fatalf("timed out waiting: %s", what)
 		}
 	}
 }
@@ -174,7 +174,7 @@ func comesBackWhole(s *suite) {
 	s.want("claim", got, "whole")
 	g := got[0]
 	if g.Status != outbox.Claimed || g.ClaimedBy != "w" || g.LeaseUntil == 0 || g.AddedAt == 0 || g.PublishBegan == 0 || g.Sequence == 0 {
-		s.Errorf("its state is %+v", g)
+		s.Errorf("record state is %+v", g)
 	}
 	a := outbox.Record{ID: g.ID, Topic: g.Topic, Key: g.Key, Type: g.Type, Payload: g.Payload, Headers: g.Headers, SID: g.SID, Tags: g.Tags, CausedBy: g.CausedBy, TS: g.TS}
 	if !reflect.DeepEqual(&a, r) {
@@ -194,7 +194,7 @@ func claimedOnce(s *suite) {
 func inOrder(s *suite) {
 	var want []string
 	for i := range 30 {
-		id := fmt.Sprintf("%02d", 99-i) // the order is that of adding
+		id := fmt.Sprintf("%02d", 99-i) // insertion order, not id order
 		s.add(id + " t/a")
 		want = append(want, id)
 	}
@@ -202,7 +202,7 @@ func inOrder(s *suite) {
 	for len(got) < len(want) {
 		c := s.claimWith(outbox.ClaimOptions{Worker: "w", Limit: 7, Lease: long})
 		if len(c.Records) == 0 || len(c.Records) > 7 {
-			s.Fatalf("a claim has %d records", len(c.Records))
+			s.Fatalf("claim has %d records", len(c.Records))
 		}
 		for _, r := range c.Records {
 			got = append(got, r.ID)
@@ -288,7 +288,7 @@ func manyLanesHoldUpNobody(s *suite) {
 		}
 	}
 	if len(seen) != 5 {
-		s.Fatalf("of 5 records, %d were handed out", len(seen))
+		s.Fatalf("claimed %d of 5 records", len(seen))
 	}
 }
 
@@ -300,23 +300,23 @@ func limitAndTurns(s *suite) {
 	for range 8 {
 		c := s.claimWith(outbox.ClaimOptions{Worker: "w", Limit: 10, Lease: long})
 		if len(c.Records) != 10 {
-			s.Fatalf("a claim has %d records, want 10", len(c.Records))
+			s.Fatalf("claim has %d records, want 10", len(c.Records))
 		}
 		for _, r := range c.Records {
 			if seen[r.ID] {
-				s.Fatalf("%s was handed out twice", r.ID)
+				s.Fatalf("%s was claimed twice", r.ID)
 			}
 			seen[r.ID] = true
 		}
 		s.settle("w", outbox.Settlement{Sent: c.Records})
 	}
 	if c := s.claimWith(outbox.ClaimOptions{Worker: "w", Limit: 10, Lease: long}); len(c.Records) > 0 || c.More {
-		s.Errorf("there are %d more, and more: %v", len(c.Records), c.More)
+		s.Errorf("got %d further records, More = %v; want none", len(c.Records), c.More)
 	}
 }
 
 func limitBytes(s *suite) {
-	s.add("100 t/a", "101 t/a", "102 t/a", "200 t/b") // 5 bytes each
+	s.add("100 t/a", "101 t/a", "102 t/a", "200 t/b") // payloads of 5 bytes each
 	opts := outbox.ClaimOptions{Worker: "w", Limit: 100, Lease: long, Bytes: 12}
 	for _, want := range []int{2, 2} {
 		c := s.claimWith(opts)
@@ -328,13 +328,13 @@ func limitBytes(s *suite) {
 	s.add("300 t/a", "301 t/b")
 	opts.Bytes = 1
 	if c := s.claimWith(opts); len(c.Records) != 1 || !c.More {
-		s.Fatalf("got %q, more %v: want one, and more", ids(c.Records), c.More)
+		s.Fatalf("got %q, More = %v; want one record and More", ids(c.Records), c.More)
 	}
 }
 
 func exceptTopics(s *suite) {
 	s.add("1 t/a", "2 u/a", "3 v", "4 t", "5 t/b", "6 t")
-	// Topics whose names are next to those.
+	// Topics whose names sort next to those.
 	s.add("7 t0/a", "8 t0", "9 t-x/a", "A t-x", "B t.x/a", "C t.x", "D tt", "E s", "F T/a", "G u")
 	except := outbox.ClaimOptions{Worker: "w", Limit: 100, Lease: long, ExceptTopics: []string{"t", "v"}}
 	s.want("without t and v", s.claimWith(except).Records, "2 7 8 9 A B C D E F G")
@@ -356,7 +356,7 @@ func expiry(s *suite) {
 	again := s.claim("v")
 	s.want("then", again, "1 2")
 	if again[0].Attempts != 0 {
-		s.Errorf("it counted as an attempt")
+		s.Errorf("lease expiry counted as an attempt")
 	}
 }
 
@@ -413,26 +413,26 @@ func publishBegan(s *suite) {
 	s.add("1 t/a")
 	first := s.claimWith(outbox.ClaimOptions{Worker: "w", Limit: 1, Lease: long})
 	if began := first.Records[0].PublishBegan; began != first.Now {
-		s.Fatalf("a new record began at %d, it was claimed at %d", began, first.Now)
+		s.Fatalf("new record: PublishBegan is %d, want claim time %d", began, first.Now)
 	}
 	began := first.Records[0].PublishBegan
 	s.eventually("a millisecond passes", func() bool { return time.Now().UnixMilli() > began+1 })
 	s.fail(outbox.Failure{Record: first.Records[0]})
 	second := s.claimWith(outbox.ClaimOptions{Worker: "w", Limit: 1, Lease: long})
 	if got := second.Records[0].PublishBegan; got != began || got >= second.Now {
-		s.Fatalf("then it began at %d, want %d, before %d", got, began, second.Now)
+		s.Fatalf("second claim: PublishBegan is %d, want %d, before %d", got, began, second.Now)
 	}
 	s.fail(outbox.Failure{Record: second.Records[0], Unsent: true})
 	third := s.claimWith(outbox.ClaimOptions{Worker: "w", Limit: 1, Lease: long})
 	if got := third.Records[0].PublishBegan; got != third.Now {
-		s.Fatalf("at last it began at %d, it was claimed at %d", got, third.Now)
+		s.Fatalf("after Unsent: PublishBegan is %d, want claim time %d", got, third.Now)
 	}
 	if third.Began != third.Now {
-		s.Fatalf("the claim noted %d, at %d", third.Began, third.Now)
+		s.Fatalf("claim: Began is %d, want %d", third.Began, third.Now)
 	}
 	s.fail(outbox.Failure{Record: third.Records[0], Unsent: true})
 
-	// The claimer's time is noted instead, where nothing is.
+	// ClaimOptions.Began replaces the store's time for records without PublishBegan.
 	const early, late = 1_000_000_000_000, 2_000_000_000_000
 	for _, step := range []struct {
 		began, want int64
@@ -440,7 +440,7 @@ func publishBegan(s *suite) {
 	}{{early, early, false}, {late, early, true}, {late, late, false}, {early, late, false}} {
 		c := s.claimWith(outbox.ClaimOptions{Worker: "w", Limit: 1, Lease: long, Began: step.began})
 		if got := c.Records[0].PublishBegan; got != step.want || c.Began != step.began {
-			s.Fatalf("it began at %d, want %d; the claim noted %d, want %d", got, step.want, c.Began, step.began)
+			s.Fatalf("PublishBegan is %d, want %d; Began is %d, want %d", got, step.want, c.Began, step.began)
 		}
 		s.fail(outbox.Failure{Record: c.Records[0], Unsent: step.unsent})
 	}
@@ -449,12 +449,12 @@ func publishBegan(s *suite) {
 func clock(s *suite) {
 	now, err := s.Store.Now(s.Context())
 	if err != nil || time.Since(now).Abs() > time.Minute {
-		s.Fatalf("the store's time is %v, %v; it is %v", now, err, time.Now())
+		s.Fatalf("store time is %v, %v; local time is %v", now, err, time.Now())
 	}
 	s.add("1 t/a")
 	claimed := s.claimWith(outbox.ClaimOptions{Worker: "w", Limit: 1, Lease: long}).Now
 	if after, err := s.Store.Now(s.Context()); err != nil || claimed < now.UnixMilli() || claimed > after.UnixMilli() {
-		s.Fatalf("a claim was at %d, between %v and %v, %v", claimed, now, after, err)
+		s.Fatalf("claim time is %d, want between %v and %v, %v", claimed, now, after, err)
 	}
 }
 
@@ -473,7 +473,7 @@ func failures(s *suite) {
 	}
 	s.fail(outbox.Failure{Record: r})
 	if r = s.claim("w")[0]; r.Attempts != 3 || !strings.HasPrefix(r.LastErr, "no 2") {
-		s.Fatalf("what does not count left %d attempts, %q", r.Attempts, r.LastErr)
+		s.Fatalf("after an uncounted failure: %d attempts, %q", r.Attempts, r.LastErr)
 	}
 }
 
@@ -511,7 +511,7 @@ func purge(s *suite) {
 	s.want("claim", got, "3 4 5")
 	s.settle("w", outbox.Settlement{Sent: got})
 	if _, err := s.Store.Purge(s.Context(), outbox.PurgeOptions{Status: outbox.Pending}); err == nil {
-		s.Fatal("what is pending was purged")
+		s.Fatal("pending records were purged")
 	}
 	for _, status := range []outbox.Status{outbox.Sent, outbox.Errored} {
 		n, err := s.Store.Purge(s.Context(), outbox.PurgeOptions{Status: status, OlderThan: time.Hour})
@@ -615,7 +615,7 @@ func badRecords(s *suite) {
 		"negative ts":      {Topic: "t", TS: -1},
 	} {
 		if err := s.Add(s.Context(), &r); err == nil {
-			s.Errorf("%s: it was added", name)
+			s.Errorf("%s: record was added", name)
 		}
 	}
 	s.want("nothing was added", s.claim("w"), "")
@@ -624,7 +624,7 @@ func badRecords(s *suite) {
 func sameID(s *suite) {
 	s.add("1 t/a")
 	if err := s.Add(s.Context(), &outbox.Record{ID: "1", Topic: "t", Key: "a"}); err == nil {
-		s.Error("it was added twice")
+		s.Error("id was added twice")
 	}
 	s.want("once", s.claim("w"), "1")
 }
@@ -650,12 +650,13 @@ func hostileNames(s *suite) {
 	}
 }
 
-// manyWorkers checks what claims promise while workers claim, settle and give back at once, and records are added meanwhile.
+// manyWorkers checks the guarantees of Claim while several workers claim, settle, and give back
+// records, and further records are added.
 func manyWorkers(s *suite) {
 	const keys, each, workers = 7, 40, 4
 	var mu sync.Mutex
-	next := make(map[string]int)      // by lane: what must come next
-	holder := make(map[string]string) // by lane: who has records of it
+	next := make(map[string]int)      // by lane: the next expected record number
+	holder := make(map[string]string) // by lane: the worker that holds records of the lane
 	done := 0
 	ctx, cancel := context.WithTimeout(s.Context(), 60*time.Second)
 	defer cancel()
@@ -690,14 +691,14 @@ func manyWorkers(s *suite) {
 				at := make(map[string]int)
 				for i, r := range c.Records {
 					if h := holder[r.Key]; h != "" && h != name {
-						s.Errorf("%s was given to %s while %s has records of its key", r.ID, name, h)
+						s.Errorf("%s was claimed by %s while %s holds records of the same key", r.ID, name, h)
 					}
 					holder[r.Key] = name
 					if _, met := at[r.Key]; !met {
 						at[r.Key] = next[r.Key]
 					}
 					if want := strings.TrimPrefix(r.Key, "k") + "-" + strconv.Itoa(at[r.Key]); r.ID != want {
-						s.Errorf("%s was given %s, want %s", name, r.ID, want)
+						s.Errorf("%s claimed %s, want %s", name, r.ID, want)
 					}
 					at[r.Key]++
 					if (round+i)%5 == 4 || slices.ContainsFunc(st.Failed, func(f outbox.Failure) bool { return f.Record.Key == r.Key }) {
@@ -721,6 +722,6 @@ func manyWorkers(s *suite) {
 	}
 	all.Wait()
 	if done != keys*each {
-		s.Errorf("%d records were handed out to the end, want %d", done, keys*each)
+		s.Errorf("%d records were sent, want %d", done, keys*each)
 	}
 }

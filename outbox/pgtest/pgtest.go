@@ -1,5 +1,5 @@
-// Package pgtest gives tests a PostgreSQL of their own: a private cluster, made from the installed binaries, in a temporary
-// directory, reached over a socket there.
+// Package pgtest gives each test a private PostgreSQL cluster. It runs the installed binaries on a
+// temporary directory and listens on a Unix socket in that directory.
 package pgtest
 
 import (
@@ -21,11 +21,12 @@ import (
 	psutil "github.com/shirou/gopsutil/v4/process"
 )
 
-// startWait bounds how long a cluster may take to start.
+// startWait is the timeout for starting or killing a cluster.
 const startWait = 60 * time.Second
 
-// Start starts a cluster for the time of the test and returns its address. With EVENTHUB_TEST_POSTGRES set, that address is
-// returned instead, of a database that the tests may do with as they like. A test without a PostgreSQL fails.
+// Start starts a cluster that lives as long as the test and returns its address. If
+// EVENTHUB_TEST_POSTGRES is set, Start returns that address instead; tests may change that database
+// in any way. Without PostgreSQL, the test fails.
 func Start(tb testing.TB) (dsn string) {
 	tb.Helper()
 	if dsn := os.Getenv("EVENTHUB_TEST_POSTGRES"); dsn != "" {
@@ -34,8 +35,9 @@ func Start(tb testing.TB) (dsn string) {
 	return begin(tb, "off").DSN()
 }
 
-// StartDurable starts a cluster for the time of the test that writes to the disk what it commits, unlike that of Start. It is
-// a private one also with EVENTHUB_TEST_POSTGRES set: it can be killed.
+// StartDurable starts a cluster that lives as long as the test and, unlike the cluster of Start,
+// syncs commits to disk. It is always private, even if EVENTHUB_TEST_POSTGRES is set, so the test
+// may kill it.
 func StartDurable(tb testing.TB) *Cluster {
 	tb.Helper()
 	return begin(tb, "on")
@@ -45,7 +47,7 @@ func begin(tb testing.TB, fsync string) *Cluster {
 	tb.Helper()
 	c, err := start(tb.Context(), fsync)
 	if err != nil {
-		tb.Fatalf("PostgreSQL: %v: install it (apt-get install postgresql), or set EVENTHUB_TEST_POSTGRES to the address of a database for tests", err)
+		tb.Fatalf("PostgreSQL: %v; install it (apt-get install postgresql), or set EVENTHUB_TEST_POSTGRES to the address of a test database", err)
 	}
 	tb.Cleanup(func() {
 		if err := c.stop(); err != nil {
@@ -58,7 +60,7 @@ func begin(tb testing.TB, fsync string) *Cluster {
 	return c
 }
 
-// Cluster is a server of the test's own. Its methods are for one goroutine at a time.
+// Cluster is a private PostgreSQL server of one test. Its methods must not be called concurrently.
 type Cluster struct {
 	dir   string
 	fsync string
@@ -67,7 +69,7 @@ type Cluster struct {
 	log   bytes.Buffer
 }
 
-// DSN is its address, which stays the same when it is restarted.
+// DSN returns the server's address, which survives a restart.
 func (c *Cluster) DSN() string { return "postgres:///postgres?user=eventhub&host=" + c.dir }
 
 func start(ctx context.Context, fsync string) (*Cluster, error) {
@@ -83,7 +85,7 @@ func start(ctx context.Context, fsync string) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Not tb.TempDir: the path of a socket may have about 100 bytes.
+	// tb.TempDir is unsuitable: the path of a Unix socket is limited to about 100 bytes.
 	dir, err := os.MkdirTemp("", "pg")
 	if err != nil {
 		return nil, err
@@ -111,7 +113,7 @@ func (c *Cluster) run(ctx context.Context, initdb, postgres string) error {
 
 func (c *Cluster) data() string { return filepath.Join(c.dir, "data") }
 
-// serve starts the server on what there is, and waits until it answers.
+// serve starts the server on the existing data directory and waits until it answers.
 func (c *Cluster) serve(ctx context.Context, postgres string) error {
 	c.cmd = exec.Command(postgres, "-D", c.data(), "-c", "listen_addresses=", "-c", "unix_socket_directories="+c.dir, "-c", "fsync="+c.fsync) //nolint:gosec,noctx // a fixed program; stop ends it
 	c.cmd.Dir, c.cmd.SysProcAttr = c.dir, &syscall.SysProcAttr{Credential: c.cred}
@@ -122,12 +124,13 @@ func (c *Cluster) serve(ctx context.Context, postgres string) error {
 	return c.await(ctx)
 }
 
-// Kill ends all processes of the server by SIGKILL, and returns when they are gone.
+// Kill ends all processes of the server with SIGKILL and returns when they are gone.
 func (c *Cluster) Kill() error {
 	if c.cmd.ProcessState != nil {
 		return nil
 	}
-	// The postmaster is stopped first, so that it starts no others meanwhile, nor ends in better order when it sees one die.
+	// Stop the postmaster first. Otherwise it could start further processes, or shut down in an
+	// orderly way when it sees a child die.
 	if err := c.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
@@ -139,7 +142,7 @@ func (c *Cluster) Kill() error {
 		return err
 	}
 	for _, p := range children {
-		_ = p.Kill() // it may have ended
+		_ = p.Kill() // the child may have ended already
 	}
 	_ = c.cmd.Process.Kill()
 	_ = c.cmd.Wait()
@@ -151,17 +154,17 @@ func (c *Cluster) Kill() error {
 			select {
 			case <-tick.C:
 			case <-deadline:
-				return fmt.Errorf("process %d is still there", p.Pid)
+				return fmt.Errorf("process %d is still alive", p.Pid)
 			}
 		}
 	}
 	return nil
 }
 
-// childrenOf are the processes of a server but for the first. They have sessions of their own, so that no signal reaches all.
-// awaitStop waits until a process that was told to stop does nothing any more: until then it may start others.
+// awaitStop waits until a process that received SIGSTOP is stopped. Before that, the process may
+// still start others.
 func awaitStop(pid int) error {
-	p, err := psutil.NewProcess(int32(pid)) //nolint:gosec // it is a process id
+	p, err := psutil.NewProcess(int32(pid)) //nolint:gosec // process ids fit
 	if err != nil {
 		return err
 	}
@@ -179,13 +182,15 @@ func awaitStop(pid int) error {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			return fmt.Errorf("process %d does not stop", pid)
+			return fmt.Errorf("process %d did not stop", pid)
 		}
 	}
 }
 
+// childrenOf returns the child processes of a server. Each has a session of its own, so no single
+// signal reaches all of them.
 func childrenOf(pid int) ([]*psutil.Process, error) {
-	p, err := psutil.NewProcess(int32(pid)) //nolint:gosec // it is a process id
+	p, err := psutil.NewProcess(int32(pid)) //nolint:gosec // process ids fit
 	if err != nil {
 		return nil, err
 	}
@@ -196,13 +201,13 @@ func childrenOf(pid int) ([]*psutil.Process, error) {
 	return children, err
 }
 
-// alive says that a process is there, and is not only waiting for its parent to take note of its end.
+// alive reports whether a process exists and is not a zombie.
 func alive(p *psutil.Process) bool {
 	status, err := p.Status()
 	return err == nil && !slices.Contains(status, psutil.Zombie)
 }
 
-// Restart starts a server again that was killed, and returns when it answers.
+// Restart starts a killed server again and returns when it answers.
 func (c *Cluster) Restart(ctx context.Context) error {
 	postgres, err := binary("postgres")
 	if err != nil {
@@ -211,7 +216,7 @@ func (c *Cluster) Restart(ctx context.Context) error {
 	return c.serve(ctx, postgres)
 }
 
-// await waits until the server answers.
+// await waits until the server accepts a connection.
 func (c *Cluster) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startWait)
 	defer cancel()
@@ -225,21 +230,22 @@ func (c *Cluster) await(ctx context.Context) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("the server does not answer: %w", err)
+			return fmt.Errorf("server does not answer: %w", err)
 		}
 	}
 }
 
-// stop ends the server, and removes what it had.
+// stop ends the server and removes its directory.
 func (c *Cluster) stop() error {
 	if c.cmd != nil && c.cmd.Process != nil && c.cmd.ProcessState == nil {
-		_ = c.cmd.Process.Signal(syscall.SIGINT) // fast shutdown; one that has ended is no error
+		// fast shutdown; fails harmlessly if the server has ended
+		_ = c.cmd.Process.Signal(syscall.SIGINT)
 		_ = c.cmd.Wait()
 	}
 	return os.RemoveAll(c.dir)
 }
 
-// binary finds a program of PostgreSQL: Debian keeps those of the server out of the path.
+// binary finds a PostgreSQL program. Debian does not put the server's programs on the PATH.
 func binary(name string) (string, error) {
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
 	if len(found) > 0 {
@@ -249,7 +255,8 @@ func binary(name string) (string, error) {
 	return exec.LookPath(name)
 }
 
-// unprivileged is the user to run as: the server refuses to be root.
+// unprivileged returns the user to run the server as, or nil for the current one. PostgreSQL
+// refuses to run as root.
 func unprivileged() (*syscall.Credential, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
@@ -269,5 +276,5 @@ func unprivileged() (*syscall.Credential, error) {
 		}
 		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
 	}
-	return nil, errors.New("there is no user postgres or nobody to run the server as")
+	return nil, errors.New("no user postgres or nobody to run the server as")
 }

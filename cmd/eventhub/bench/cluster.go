@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// clusterSize is how many nats-servers are started when streams are to have more than one copy.
+// clusterSize is the number of nats-servers of a started cluster.
 const clusterSize = 3
 
-// startNATS runs a nats-server, or a cluster where streams have copies. It becomes that of the native sides.
+// startNATS starts a nats-server, or a cluster if streams have replicas. The native sides use it.
 func (s *system) startNATS(ctx context.Context) error {
 	if err := s.makeDir(); err != nil {
 		return err
@@ -58,7 +58,7 @@ func (s *system) startNATS(ctx context.Context) error {
 	return s.awaitCluster(ctx)
 }
 
-// awaitCluster waits until the cluster makes streams with as many copies as are wanted.
+// awaitCluster waits until the cluster can create streams with the configured number of replicas.
 func (s *system) awaitCluster(ctx context.Context) error {
 	a, err := s.admin(viaNative)
 	if err != nil {
@@ -70,7 +70,7 @@ func (s *system) awaitCluster(ctx context.Context) error {
 	defer ticker.Stop()
 	const topic = "bench.cluster"
 	for {
-		// Servers without a leader may leave a request unanswered.
+		// Servers without a leader may not answer a request.
 		try, stop := context.WithTimeout(ctx, time.Second)
 		err := a.makeStream(try, topic, s.target.Replicas)
 		stop()
@@ -80,13 +80,13 @@ func (s *system) awaitCluster(ctx context.Context) error {
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			return fmt.Errorf("the cluster was not ready after %v: %w", startTimeout, err)
+			return fmt.Errorf("cluster was not ready after %v: %w", startTimeout, err)
 		}
 	}
 }
 
-// freePorts are n TCP ports of this host that nobody listens at. The servers of a cluster must know each other's before
-// they start, so none can take one by itself.
+// freePorts returns n free TCP ports of this host. The servers of a cluster must know each other's
+// ports before they start, so they cannot choose ports themselves.
 func freePorts(ctx context.Context, n int) ([]string, error) {
 	ports := make([]string, n)
 	for i := range ports {
@@ -94,7 +94,7 @@ func freePorts(ctx context.Context, n int) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		defer func() { _ = l.Close() }() // all at the end, so that they differ
+		defer func() { _ = l.Close() }() // close all listeners together, so that the ports differ
 		if _, ports[i], err = net.SplitHostPort(l.Addr().String()); err != nil {
 			return nil, err
 		}

@@ -14,17 +14,19 @@ import (
 )
 
 const (
-	// spareFiles is how many files a process has open beside its connections, at most.
+	// spareFiles is the maximum number of files that a process has open besides its connections.
 	spareFiles = 1000
-	// dialing is how many connections are opened at a time.
+	// dialing is the number of connections opened at a time.
 	dialing = 32
-	// membersPerGroup bounds the members of a group, because the server bounds how many wait at one consumer.
+	// membersPerGroup is the maximum number of members of a group, because the server limits the
+	// pull requests that wait at a consumer.
 	membersPerGroup = 1000
-	// groupsPerTopic is a bound of the server's own.
+	// groupsPerTopic is the server's limit on consumers per stream.
 	groupsPerTopic = 1000
 )
 
-// Memory is settled when it has stayed within settleBand for settleSamples samples, settleEvery apart.
+// Memory counts as settled when settleSamples samples, taken settleEvery apart, differ by at most
+// the fraction settleBand.
 const (
 	settleEvery   = 500 * time.Millisecond
 	settleSamples = 8
@@ -34,38 +36,40 @@ const (
 // Connections is `eventhub bench connections`.
 type Connections struct {
 	N         int           `env:"N" default:"1000" help:"Connections."`
-	Via       string        `default:"ws" enum:"ws,native,native-ws" help:"What kind: ${enum}."`
-	Subscribe bool          `help:"Each has a subscription to --topic, on which nothing is published."`
-	Topic     string        `env:"TOPIC" default:"bench.topic" help:"The topic of the subscriptions."`
-	Groups    int           `help:"Groups that they are members of, 1,000 a topic. Default: one for each 1,000 connections."`
-	GroupTTL  time.Duration `name:"group-ttl" help:"Use groups that disappear when they have had no member for so long. Default: durable ones."`
-	For       time.Duration `default:"10s" help:"How long the idle CPU is measured."`
-	Settle    time.Duration `default:"30s" help:"The most time that memory gets to settle. Go collects garbage at least every two minutes: 150s includes that."`
+	Via       string        `default:"ws" enum:"ws,native,native-ws" help:"Kind of connection: ${enum}."`
+	Subscribe bool          `help:"Subscribe each connection to --topic, to which nothing is published."`
+	Topic     string        `env:"TOPIC" default:"bench.topic" help:"Topic of the subscriptions."`
+	Groups    int           `help:"Groups of the subscriptions, 1,000 per topic. Default: one per 1,000 connections."`
+	GroupTTL  time.Duration `name:"group-ttl" help:"Use groups that are deleted after this time without a member. Default: durable groups."`
+	For       time.Duration `default:"10s" help:"Duration of the idle CPU measurement."`
+	Settle    time.Duration `default:"30s" help:"Maximum time for memory to settle. Go collects garbage at least every two minutes; 150s includes that."`
 }
 
-// Idle is what idle connections cost.
+// Idle is the cost of idle connections.
 type Idle struct {
 	Via         string `json:"via"`
 	Connections int    `json:"connections"`
 	Subscribed  bool   `json:"subscribed"`
-	// MS is how long it took to open all, in milliseconds.
+	// MS is the time to open all connections, in milliseconds.
 	MS float64 `json:"ms"`
-	// Memory is resident, of the servers together. Settled is false when it still moved at the end of --settle.
+	// Memory is the resident memory of all servers together. Settled is false if memory was still
+	// changing after --settle.
 	BeforeKiB        float64 `json:"before_rss_kib"`
 	AfterKiB         float64 `json:"after_rss_kib"`
 	KiBPerConnection float64 `json:"rss_kib_per_connection"`
 	Settled          bool    `json:"settled"`
-	// Hub and NATS are the same for the hub and for the nats-servers behind it, where those are processes of their own.
+	// HubKiB and NATSKiB are the shares of the hub and of the nats-servers, if those are separate
+	// processes.
 	HubKiB  float64 `json:"hub_rss_kib_per_connection,omitempty"`
 	NATSKiB float64 `json:"nats_rss_kib_per_connection,omitempty"`
-	// CPU is that of the servers in percent of one core.
+	// CPU is the CPU use of the servers in percent of one core.
 	CPU float64 `json:"idle_cpu_percent"`
 }
 
-// Help is shown by --help.
+// Help returns the detailed help text.
 func (*Connections) Help() string {
-	return `Opens connections that do nothing, and measures the resident memory of the servers before and after, each once it has settled,
-and then their CPU. The memory before is that of a hub that has served a few connections.
+	return `Opens idle connections and measures the resident memory of the servers before and after, each time once it has settled,
+then their CPU use. Before the first measurement, the hub serves a few connections.
 
   eventhub bench connections --n 10000
   eventhub bench connections --n 10000 --subscribe --settle 150s
@@ -74,22 +78,22 @@ and then their CPU. The memory before is that of a hub that has served a few con
   eventhub bench connections --n 10000 --via native-ws`
 }
 
-// Run measures.
+// Run runs the benchmark.
 func (cmd *Connections) Run(ctx context.Context, env Env, target *Target) (err error) {
 	if cmd.Groups == 0 {
 		cmd.Groups = (cmd.N + membersPerGroup - 1) / membersPerGroup
 	}
 	switch {
 	case cmd.N < 1 || cmd.N > 1_000_000:
-		return fmt.Errorf("--n %d: 1 to 1000000 are allowed", cmd.N)
+		return fmt.Errorf("--n %d: must be 1 to 1000000", cmd.N)
 	case cmd.Groups < 1 || cmd.Groups > cmd.N:
-		return fmt.Errorf("--groups %d: 1 to the number of connections are allowed", cmd.Groups)
+		return fmt.Errorf("--groups %d: must be 1 to the number of connections", cmd.Groups)
 	case cmd.GroupTTL != 0 && cmd.GroupTTL < time.Second:
-		return fmt.Errorf("--group-ttl %v: it must be at least 1s", cmd.GroupTTL)
+		return fmt.Errorf("--group-ttl %v: must be at least 1s", cmd.GroupTTL)
 	case cmd.For < 100*time.Millisecond:
-		return fmt.Errorf("--for %v: at least 100ms are needed", cmd.For)
+		return fmt.Errorf("--for %v: must be at least 100ms", cmd.For)
 	case target.URL != "" && target.HubPID == 0 && !isNative(cmd.Via):
-		return errors.New("the memory of a running hub is measured with --hub-pid")
+		return errors.New("--url requires --hub-pid to measure the memory of the hub")
 	}
 	if err := errors.Join(target.validate(), allowFiles(cmd.N+spareFiles)); err != nil {
 		return err
@@ -135,7 +139,7 @@ func (cmd *Connections) measure(ctx context.Context, b *run) (*Idle, error) {
 			}
 		}
 	}
-	// The first few bring in what all of them share.
+	// A few connections first, to exclude memory that all connections share.
 	first, err := cmd.open(ctx, b, min(cmd.N, dialing))
 	if err != nil {
 		return nil, err
@@ -162,7 +166,7 @@ func (cmd *Connections) measure(ctx context.Context, b *run) (*Idle, error) {
 	}
 	idle.KiBPerConnection = round((idle.AfterKiB-idle.BeforeKiB)/float64(cmd.N), 2)
 	if len(servers) > 1 && !isNative(cmd.Via) {
-		hubAfter, err := residentKiB(servers[:1]) // the hub is the first
+		hubAfter, err := residentKiB(servers[:1]) // the hub comes first
 		if err != nil {
 			return nil, err
 		}
@@ -175,7 +179,7 @@ func (cmd *Connections) measure(ctx context.Context, b *run) (*Idle, error) {
 	return idle, all.alive()
 }
 
-// idleCPU is the CPU of the servers over a time, in percent of one core.
+// idleCPU returns the CPU use of the servers over a period, in percent of one core.
 func idleCPU(ctx context.Context, servers []*psutil.Process, over time.Duration) (float64, error) {
 	before, err := cpuSeconds(servers...)
 	if err != nil {
@@ -191,7 +195,8 @@ func idleCPU(ctx context.Context, servers []*psutil.Process, over time.Duration)
 	return round(100*(after-before)/time.Since(begin).Seconds(), 2), err
 }
 
-// settledKiB waits until the memory of processes moves no more, at most for so long, and returns it.
+// settledKiB waits until the memory of the processes settles, at most for the given time, and
+// returns it in KiB.
 func settledKiB(ctx context.Context, servers []*psutil.Process, most time.Duration) (kib float64, settled bool, err error) {
 	ticker := time.NewTicker(settleEvery)
 	defer ticker.Stop()
@@ -243,7 +248,7 @@ func (c idleConns) close() {
 	wg.Wait()
 }
 
-// alive fails when a connection has ended.
+// alive returns an error if a connection has ended.
 func (c idleConns) alive() error {
 	for _, one := range c {
 		if err := one.err(); err != nil {
@@ -253,7 +258,7 @@ func (c idleConns) alive() error {
 	return nil
 }
 
-// open opens n connections, some at a time. The caller closes them.
+// open opens n connections, several at a time. The caller must close them.
 func (cmd *Connections) open(ctx context.Context, b *run, n int) (idleConns, error) {
 	all := make(idleConns, n)
 	errs := make([]error, dialing)
@@ -274,7 +279,7 @@ func (cmd *Connections) open(ctx context.Context, b *run, n int) (idleConns, err
 	return all, nil
 }
 
-// topicOf is the topic of a group.
+// topicOf returns the topic of a group.
 func (cmd *Connections) topicOf(group int) string {
 	if cmd.Groups <= groupsPerTopic {
 		return cmd.Topic
@@ -294,7 +299,7 @@ func (cmd *Connections) openOne(ctx context.Context, b *run, i int) (idleConn, e
 			return idleConn{}, err
 		}
 		if cmd.Subscribe {
-			if _, err := consume(ctx, nc, how); err != nil { // it ends with the connection
+			if _, err := consume(ctx, nc, how); err != nil { // ends with the connection
 				nc.Close()
 				return idleConn{}, err
 			}

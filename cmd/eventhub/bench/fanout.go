@@ -17,41 +17,41 @@ type Fanout struct {
 	load
 	rounds
 
-	Via      string        `default:"ws" enum:"ws,native,native-ws" help:"The way to the stream: ${enum}."`
-	Groups   int           `default:"100" help:"Groups; each has one member. Over WebSocket each member has a connection of its own."`
-	Rate     float64       `help:"Events published a second, on schedule; the time from when an event was due to its deliveries is measured. Default: as fast as --in-flight allows."`
-	GroupTTL time.Duration `name:"group-ttl" help:"Use groups that disappear when they have had no member for so long; they are kept in memory. Default: durable ones."`
-	Baseline int           `name:"baseline-groups" help:"Compare with so many groups, on the same side."`
+	Via      string        `default:"ws" enum:"ws,native,native-ws" help:"Way to reach the stream: ${enum}."`
+	Groups   int           `default:"100" help:"Groups with one member each. Over WebSocket, each member has a separate connection."`
+	Rate     float64       `help:"Events published per second, on schedule, with latency measured from the time each event was due. Default: as fast as --in-flight allows."`
+	GroupTTL time.Duration `name:"group-ttl" help:"Use groups in memory that are deleted after this time without a member. Default: durable groups."`
+	Baseline int           `name:"baseline-groups" help:"Compare with this number of groups on the same side."`
 
-	PublishInFlight   int `name:"publish-in-flight" help:"The most unconfirmed publishes. Few of them keep the groups near the end of the stream; many let a backlog grow, which is delivered in bulk. Default: --in-flight."`
-	NativeConnections int `name:"native-connections" default:"4" help:"Connections that the members share natively."`
+	PublishInFlight   int `name:"publish-in-flight" help:"Maximum number of unconfirmed publishes. A small number keeps the groups near the end of the stream; a large one builds up a backlog, which is delivered in bulk. Default: --in-flight."`
+	NativeConnections int `name:"native-connections" default:"4" help:"Connections shared by native members."`
 }
 
-// Help is shown by --help.
+// Help returns the detailed help text.
 func (*Fanout) Help() string {
-	return `One publisher, and groups that each get all events and acknowledge each of them. --n counts deliveries: there are --n divided
-by --groups events. The time is from the first publish until the server has worked off all acks. --connections is not
+	return `Measures one publisher and several groups. Each group receives and acknowledges every event. --n counts deliveries, so --n divided
+by --groups events are published. The time ends when the server has processed all acknowledgements. --connections is not
 used.
 
   eventhub bench fanout --groups 1000 --compare native
   eventhub bench fanout --groups 1000 --group-ttl 1m --baseline-groups 2`
 }
 
-// Run measures.
+// Run runs the benchmark.
 func (cmd *Fanout) Run(ctx context.Context, env Env, target *Target) error {
 	switch {
 	case cmd.Groups < 1 || cmd.Groups > maxGroups || cmd.Baseline < 0 || cmd.Baseline > maxGroups:
-		return fmt.Errorf("--groups: 1 to %d are allowed", maxGroups)
+		return fmt.Errorf("--groups and --baseline-groups must be 1 to %d", maxGroups)
 	case cmd.Rate < 0:
-		return fmt.Errorf("--rate %v: it cannot be negative", cmd.Rate)
+		return fmt.Errorf("--rate %v: must not be negative", cmd.Rate)
 	case cmd.PublishInFlight < 0 || cmd.PublishInFlight > 10_000:
-		return fmt.Errorf("--publish-in-flight %d: 1 to 10000 are allowed", cmd.PublishInFlight)
+		return fmt.Errorf("--publish-in-flight %d: must be 1 to 10000", cmd.PublishInFlight)
 	case cmd.NativeConnections < 1:
 		return errors.New("--native-connections must be at least 1")
 	case cmd.GroupTTL != 0 && cmd.GroupTTL < time.Second:
-		return fmt.Errorf("--group-ttl %v: it must be at least 1s", cmd.GroupTTL)
+		return fmt.Errorf("--group-ttl %v: must be at least 1s", cmd.GroupTTL)
 	case cmd.Baseline > 0 && cmd.Compare != "":
-		return errors.New("--baseline-groups and --compare are two comparisons: choose one")
+		return errors.New("--baseline-groups excludes --compare")
 	}
 	sides := cmd.sidesOf(cmd.Via)
 	if cmd.Baseline > 0 {
@@ -75,7 +75,7 @@ func (cmd *Fanout) Run(ctx context.Context, env Env, target *Target) error {
 	})
 }
 
-// maxGroups is the most groups of a fan-out.
+// maxGroups is the maximum number of groups.
 const maxGroups = 10_000
 
 // round publishes events and counts them in every group.
@@ -85,7 +85,7 @@ func (cmd *Fanout) round(ctx context.Context, b *run, s side, topic string, even
 		return nil, err
 	}
 	if before > 0 {
-		return nil, fmt.Errorf("topic %s holds %d events already: choose another (--topic)", topic, before)
+		return nil, fmt.Errorf("topic %s already holds %d events; choose another (--topic)", topic, before)
 	}
 	p, err := b.openPublishers(ctx, s.via, 1, publishing{
 		topic: topic, inFlight: cmp.Or(cmd.PublishInFlight, cmd.InFlight), batch: 1, native: "inbox",
@@ -146,7 +146,7 @@ func (cmd *Fanout) round(ctx context.Context, b *run, s side, topic string, even
 	return result, b.verifyStored(ctx, s.via, topic, events)
 }
 
-// join makes the groups and their members.
+// join creates the groups and their members.
 func (cmd *Fanout) join(ctx context.Context, b *run, s side, how func(i int) subscribing) (members subscribers, closeConns func(), err error) {
 	if !isNative(s.via) {
 		members, err = b.openSubscribers(ctx, s.via, s.groups, how)
@@ -178,13 +178,13 @@ func (cmd *Fanout) join(ctx context.Context, b *run, s side, how func(i int) sub
 	return members, closeConns, nil
 }
 
-// sharedTimes are histograms that many goroutines share, because one takes 200 KiB.
+// sharedTimes are histograms shared by many goroutines, because each histogram takes 200 KiB.
 type sharedTimes struct {
 	mu  [8]sync.Mutex
 	all []*hdrhistogram.Histogram
 }
 
-// stamped records how long ago events were due.
+// stamped returns a handler that records the time since each event was due.
 func (s *sharedTimes) stamped(i int) func([]byte, int64) (int, error) {
 	i %= len(s.all)
 	return func(payload []byte, _ int64) (int, error) {

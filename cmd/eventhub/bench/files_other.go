@@ -2,5 +2,5 @@
 
 package bench
 
-// allowFiles has nothing to do where open files are not limited.
+// allowFiles does nothing where open files are not limited.
 func allowFiles(int) error { return nil }

@@ -13,49 +13,50 @@ import (
 
 // Gate is `eventhub bench gate`.
 type Gate struct {
-	File      string  `default:"cmd/eventhub/bench/testdata/ratios.json" type:"path" help:"The expected ratios."`
-	Update    bool    `help:"Write the ratios that are measured to the file."`
-	Rounds    int     `default:"9" help:"Rounds of each side. What fails is measured once more, with twice as many, before the gate fails."`
-	Tolerance float64 `default:"0.25" help:"How much worse than expected a ratio may be, as a fraction."`
+	File      string  `default:"cmd/eventhub/bench/testdata/ratios.json" type:"path" help:"File with the expected ratios."`
+	Update    bool    `help:"Write the measured ratios to the file."`
+	Rounds    int     `default:"9" help:"Rounds of each side. A failing benchmark is repeated once with twice as many rounds."`
+	Tolerance float64 `default:"0.25" help:"Tolerated deterioration of a ratio, as a fraction."`
 }
 
-// Help is shown by --help.
+// Help returns the detailed help text.
 func (*Gate) Help() string {
-	return `Compares the hub with nats.go on the same server, in short alternating rounds, and fails when a ratio is more than --tolerance
-worse than the recorded one: lower for rates, higher for what an event costs. Ratios are medians of those of neighbouring rounds.
+	return `Compares the hub with nats.go on the same server, in short alternating rounds. Fails if a ratio is worse than the recorded one by more
+than --tolerance: lower for a rate, higher for a cost. Each ratio is the median of the ratios of neighbouring rounds.
 
   eventhub bench gate
   eventhub bench gate --update --rounds 15`
 }
 
-// gatedRatio is a ratio that the gate holds.
+// gatedRatio is a ratio that the gate checks.
 type gatedRatio struct {
 	name   string
 	metric metric
-	// falling is whether less is worse.
+	// falling means that a lower ratio is worse.
 	falling bool
 }
 
-// gatedBench is a benchmark whose ratios the gate holds.
+// gatedBench is a benchmark whose ratios the gate checks.
 type gatedBench struct {
 	load   load
 	round  func(*load, *run) roundFunc
 	ratios []gatedRatio
-	// against is nats.go over TCP (""), or viaNativeWS.
+	// against is the other side: nats.go over TCP if empty, or viaNativeWS.
 	against string
-	// profile shows where to look when one of them fails.
+	// profile is the command for investigating a failure.
 	profile string
-	// keyed is what is run in place of the rounds of load, if it is not nil. There is a ratio for each of its studies.
+	// keyed, if not nil, is run in place of the rounds of load, with one ratio per study.
 	keyed *Keyed
 }
 
-// gatedBenches are what the gate runs. Latency is taken at a rate at which the cost is wake-ups, not work; its median and its
-// CPU are held, because its 99th percentile is three times as high in one round as in the next.
+// gatedBenches returns the benchmarks of the gate. Latency is measured at a rate where wake-ups
+// dominate the cost. The gate checks the median and the CPU use, because the 99th percentile varies
+// threefold between rounds.
 func gatedBenches() []gatedBench {
 	const group, publisher, rate = "bench", "async", 5000
 	flatOut := load{N: 40_000, Topic: "bench.gate", Size: 256, Connections: 4, InFlight: 256}
 	atRate := flatOut
-	atRate.N = rate / 2 // rounds of half a second
+	atRate.N = rate / 2 // half a second per round
 	return []gatedBench{
 		{
 			load: flatOut, ratios: []gatedRatio{{"pub rate", rateMetric, true}},
@@ -88,7 +89,8 @@ func gatedBenches() []gatedBench {
 					return cmd.round(ctx, b, s.via, topic, n)
 				}
 			},
-			// Over TCP, the CPU that nats.go takes at this rate is a third more in one minute than in the next.
+			// Over TCP, the CPU use of nats.go at this rate varies by a third from minute to
+			// minute.
 			against: viaNativeWS,
 			profile: "eventhub bench latency --compare native-ws --n 25000",
 		},
@@ -100,15 +102,15 @@ func gatedBenches() []gatedBench {
 	}
 }
 
-// Run measures and judges.
+// Run measures the ratios and compares them with the expected ones.
 func (cmd *Gate) Run(ctx context.Context, env Env, target *Target) (err error) {
 	switch {
 	case cmd.Rounds < 3 || cmd.Rounds > 1000:
-		return fmt.Errorf("--rounds %d: 3 to 1000 are allowed", cmd.Rounds)
+		return fmt.Errorf("--rounds %d: must be 3 to 1000", cmd.Rounds)
 	case cmd.Tolerance <= 0 || cmd.Tolerance >= 1:
-		return fmt.Errorf("--tolerance %v: it must be between 0 and 1", cmd.Tolerance)
+		return fmt.Errorf("--tolerance %v: must be between 0 and 1", cmd.Tolerance)
 	case target.JSON:
-		return errors.New("the gate prints text only: leave --json")
+		return errors.New("the gate does not support --json")
 	}
 	var expected map[string]float64
 	if !cmd.Update {
@@ -125,7 +127,7 @@ func (cmd *Gate) Run(ctx context.Context, env Env, target *Target) (err error) {
 	}
 	defer func() { err = ended(ctx, err, sys) }()
 	quiet := env
-	quiet.Out = io.Discard // the rounds are not shown
+	quiet.Out = io.Discard // hides the rounds
 	b := newRun(quiet, target, sys)
 	try := func(of gatedBench, count int) ([]Ratio, error) { return of.measure(ctx, b, count) }
 	if cmd.Update {
@@ -134,7 +136,7 @@ func (cmd *Gate) Run(ctx context.Context, env Env, target *Target) (err error) {
 	return cmd.judge(env.Out, expected, gatedBenches(), try)
 }
 
-// measure runs a number of rounds of both sides.
+// measure runs the given number of rounds of both sides.
 func (g gatedBench) measure(ctx context.Context, b *run, count int) ([]Ratio, error) {
 	if g.keyed != nil {
 		return g.measureKeyed(ctx, b, count)
@@ -150,7 +152,7 @@ func (g gatedBench) measure(ctx context.Context, b *run, count int) ([]Ratio, er
 	return report.Ratios, nil
 }
 
-// measureKeyed takes the mean of a study's calls, against the fastest way with nats.go.
+// measureKeyed compares the mean time of a study's calls with the fastest nats.go variant.
 func (g gatedBench) measureKeyed(ctx context.Context, b *run, count int) ([]Ratio, error) {
 	results, _, err := g.keyed.run(ctx, b, count)
 	if err != nil {
@@ -166,8 +168,9 @@ func (g gatedBench) measureKeyed(ctx context.Context, b *run, count int) ([]Rati
 	return ratios, nil
 }
 
-// judge compares. What is worse than allowed is measured once more with twice as many rounds, so that a moment in which
-// the machine was busy does not count; the second result decides.
+// judge compares the ratios with the expected ones. A failing benchmark is repeated once with twice
+// as many rounds, so that a short disturbance of the machine does not count. The second result
+// decides.
 func (cmd *Gate) judge(w io.Writer, expected map[string]float64, benches []gatedBench, try func(gatedBench, int) ([]Ratio, error)) error {
 	var failures []string
 	for _, g := range benches {
@@ -187,17 +190,17 @@ func (cmd *Gate) judge(w io.Writer, expected map[string]float64, benches []gated
 		failures = append(failures, worse...)
 	}
 	if len(failures) > 0 {
-		return fmt.Errorf("slower than before: %s", strings.Join(failures, "; "))
+		return fmt.Errorf("performance regression: %s", strings.Join(failures, "; "))
 	}
 	return nil
 }
 
-// compare prints ratios beside what is expected, and returns those that are too bad.
+// compare prints the ratios beside the expected ones and returns the failures.
 func (cmd *Gate) compare(w io.Writer, expected map[string]float64, g gatedBench, got []Ratio) (worse []string, err error) {
 	for i, held := range g.ratios {
 		want, known := expected[held.name]
 		if !known {
-			return nil, fmt.Errorf("%s has no ratio %q: record it (--update)", cmd.File, held.name)
+			return nil, fmt.Errorf("%s has no ratio %q; record it with --update", cmd.File, held.name)
 		}
 		r, bound, most, verdict := got[i], want*(1+cmd.Tolerance), "at most", "ok"
 		if held.falling {
@@ -205,7 +208,7 @@ func (cmd *Gate) compare(w io.Writer, expected map[string]float64, g gatedBench,
 		}
 		if !held.within(r.OfPairs, bound) {
 			verdict = "WORSE"
-			worse = append(worse, fmt.Sprintf("%s is %.3f of that of nats.go, %s %.3f is allowed; to look further: %s", held.name, r.OfPairs, most, bound, g.profile))
+			worse = append(worse, fmt.Sprintf("%s is %.3f of nats.go, %s %.3f allowed; to investigate: %s", held.name, r.OfPairs, most, bound, g.profile))
 		}
 		_, err := fmt.Fprintf(w, "%-12s expected %.3f, %s %.3f; got %.3f [%.3f, %.3f], %s against %s %s: %s\n",
 			held.name, want, most, bound, r.OfPairs, r.Min, r.Max, short(r.Hub), short(r.Other), r.Unit, verdict)
@@ -216,7 +219,7 @@ func (cmd *Gate) compare(w io.Writer, expected map[string]float64, g gatedBench,
 	return worse, nil
 }
 
-// within reports whether a ratio is no worse than its bound. What is no number is not.
+// within reports whether a ratio meets its bound. NaN does not.
 func (r gatedRatio) within(got, bound float64) bool {
 	if r.falling {
 		return got >= bound
@@ -224,7 +227,7 @@ func (r gatedRatio) within(got, bound float64) bool {
 	return got <= bound
 }
 
-// record writes the ratios to the file.
+// record writes the measured ratios to the file.
 func (cmd *Gate) record(w io.Writer, benches []gatedBench, try func(gatedBench, int) ([]Ratio, error)) error {
 	ratios := make(map[string]float64)
 	for _, g := range benches {
@@ -238,24 +241,24 @@ func (cmd *Gate) record(w io.Writer, benches []gatedBench, try func(gatedBench, 
 	}
 	text, err := json.MarshalIndent(ratios, "", "  ")
 	if err != nil {
-		return fmt.Errorf("the ratios as JSON: %w", err)
+		return fmt.Errorf("encode the ratios: %w", err)
 	}
-	if err := os.WriteFile(cmd.File, append(text, '\n'), 0o644); err != nil { //nolint:gosec // a file of the sources
-		return fmt.Errorf("record the ratios: %w", err)
+	if err := os.WriteFile(cmd.File, append(text, '\n'), 0o644); err != nil { //nolint:gosec // a source file
+		return fmt.Errorf("write the ratios: %w", err)
 	}
 	_, err = fmt.Fprintf(w, "%s\n", text)
 	return err
 }
 
-// readRatios reads what record wrote.
+// readRatios reads a file that record wrote.
 func readRatios(file string) (map[string]float64, error) {
 	text, err := os.ReadFile(file) //nolint:gosec // the user names it
 	if err != nil {
-		return nil, fmt.Errorf("the expected ratios: %w: name the file (--file), or make it (--update)", err)
+		return nil, fmt.Errorf("read the expected ratios: %w; set the file (--file) or create it (--update)", err)
 	}
 	var ratios map[string]float64
 	if err := json.Unmarshal(text, &ratios); err != nil {
-		return nil, fmt.Errorf("the expected ratios: %s: %w", file, err)
+		return nil, fmt.Errorf("parse the expected ratios in %s: %w", file, err)
 	}
 	return ratios, nil
 }

@@ -11,32 +11,32 @@ import (
 	"time"
 )
 
-// maxKeyedRatio is the most that a read by key may take, as a multiple of the same with nats.go.
+// maxKeyedRatio is the maximum accepted time of a read by key, relative to nats.go.
 const maxKeyedRatio = 1.3
 
 // Keyed is `eventhub bench keyed`.
 type Keyed struct {
-	Keys   int      `default:"1000000" help:"Keys of the compacted topic."`
+	Keys   int      `default:"1000000" help:"Number of keys of the compacted topic."`
 	Size   int      `default:"128" help:"Bytes of the JSON payload."`
-	Again  float64  `default:"0.1" help:"The share of keys, drawn at random, that are written a second time, which leaves holes in the bucket."`
-	Rounds int      `default:"5" help:"Rounds, in each of which all sides have a turn, after one with a tenth of the calls to warm up."`
-	Only   []string `help:"Measure these only: keys, key, walk, pages, list, watch, watch-100. Default: all."`
+	Again  float64  `default:"0.1" help:"Fraction of random keys that are written a second time, which leaves gaps in the bucket."`
+	Rounds int      `default:"5" help:"Rounds, after a warm-up round with a tenth of the calls. All sides run in each round."`
+	Only   []string `help:"Measure only these parts: keys, key, walk, pages, list, watch, watch-100. Default: all."`
 }
 
-// Help is shown by --help.
+// Help returns the detailed help text.
 func (*Keyed) Help() string {
-	return `Fills a compacted topic with nats.go, waits until its bucket has all, and reads it by key: with the bus, and the same with nats.go, both
-over loopback to the same server. Rounds alternate; where there are several ways with nats.go, the fastest counts.
+	return `Fills a compacted topic with nats.go, waits until its bucket is complete, and reads it by key with the bus and with nats.go, both
+over loopback to the same server. Rounds alternate. Of several nats.go variants, the fastest counts.
 
   keys        1,000 random keys: Keys.GetMany; KV Get, one by one and 16 at a time
   key         one random key: Keys.Get; a raw get at the leader (STREAM.MSG.GET)
   walk        all keys: Keys.Each; WatchAll, or ListKeys and Get
   pages       all keys, 1,000 at a time: Keys.Page; WatchAll
-  list        all keys, 1,000 at a time, and none left out: Keys.List; WatchAll
-  watch       all keys, until what there is has come: Watch; WatchAll
+  list        all keys, 1,000 at a time, without omissions: Keys.List; WatchAll
+  watch       all keys, until all current values have arrived: Watch; WatchAll
   watch-100   100 keys, likewise: Watch; WatchFiltered
 
-Of more than 100 pages, or 20,000 keys that are got one by one after ListKeys, so many are read, and the time of all is reckoned.
+At most 100 pages, and after ListKeys at most 20,000 keys, are actually read; the total time is extrapolated.
 
   eventhub bench keyed
   eventhub bench keyed --again 0 --only pages
@@ -46,23 +46,23 @@ Of more than 100 pages, or 20,000 keys that are got one by one after ListKeys, s
 func (cmd *Keyed) validate() error {
 	switch {
 	case cmd.Keys < keysAtOnce || cmd.Keys > 100_000_000:
-		return fmt.Errorf("--keys %d: %d to 100000000 are allowed", cmd.Keys, keysAtOnce)
+		return fmt.Errorf("--keys %d: must be %d to 100000000", cmd.Keys, keysAtOnce)
 	case cmd.Size < minPayload || cmd.Size > 1<<20:
-		return fmt.Errorf("--size %d: %d to %d bytes are allowed", cmd.Size, minPayload, 1<<20)
+		return fmt.Errorf("--size %d: must be %d to %d bytes", cmd.Size, minPayload, 1<<20)
 	case cmd.Again < 0 || cmd.Again > 10:
-		return fmt.Errorf("--again %v: 0 to 10 are allowed", cmd.Again)
+		return fmt.Errorf("--again %v: must be 0 to 10", cmd.Again)
 	case cmd.Rounds < 1 || cmd.Rounds > 1000:
-		return fmt.Errorf("--rounds %d: 1 to 1000 are allowed", cmd.Rounds)
+		return fmt.Errorf("--rounds %d: must be 1 to 1000", cmd.Rounds)
 	}
 	for _, name := range cmd.Only {
 		if !slices.ContainsFunc(keyedStudies, func(s keyedStudy) bool { return s.name == name }) {
-			return fmt.Errorf("--only %s: there is no such part", name)
+			return fmt.Errorf("--only %s: unknown part", name)
 		}
 	}
 	return nil
 }
 
-// Run measures.
+// Run runs the benchmark.
 func (cmd *Keyed) Run(ctx context.Context, env Env, target *Target) (err error) {
 	if err := errors.Join(target.validate(), cmd.validate()); err != nil {
 		return err
@@ -80,7 +80,7 @@ func (cmd *Keyed) Run(ctx context.Context, env Env, target *Target) (err error) 
 	if target.JSON {
 		return printJSON(env.Out, keyedReport{Keys: cmd.Keys, Size: cmd.Size, Entries: topic.entries, FilledIn: topic.filledIn.Seconds(), CaughtUpIn: topic.caughtUpIn.Seconds(), Results: results})
 	}
-	_, err = fmt.Fprintf(env.Out, "%d keys of %d bytes, %d events; published in %.1f s, in the bucket %.3f s later; %s\n",
+	_, err = fmt.Fprintf(env.Out, "%d keys of %d bytes, %d events; published in %.1f s, bucket complete %.3f s later; %s\n",
 		cmd.Keys, cmd.Size, topic.entries, topic.filledIn.Seconds(), topic.caughtUpIn.Seconds(), sys.describe(side{via: viaNative}))
 	if err != nil {
 		return err
@@ -88,7 +88,7 @@ func (cmd *Keyed) Run(ctx context.Context, env Env, target *Target) (err error) 
 	return printKeyed(env.Out, results)
 }
 
-// run fills a topic, and measures so many rounds of each study.
+// run fills a topic and measures count rounds of each study.
 func (cmd *Keyed) run(ctx context.Context, b *run, count int) (results []keyedResult, topic *keyedTopic, err error) {
 	opened, err := cmd.open(ctx, b)
 	if err != nil {
@@ -110,30 +110,31 @@ func (cmd *Keyed) run(ctx context.Context, b *run, count int) (results []keyedRe
 	return results, opened, nil
 }
 
-// keyedReport is the JSON of the benchmark.
+// keyedReport is the JSON report of the benchmark.
 type keyedReport struct {
 	Keys int `json:"keys"`
 	Size int `json:"size"`
-	// Entries are the events that were published.
+	// Entries is the number of published events.
 	Entries uint64 `json:"events"`
-	// FilledIn and CaughtUpIn are the seconds that publishing took, and the bucket after it.
+	// FilledIn is the time for publishing in seconds. CaughtUpIn is the further time until the
+	// bucket was complete.
 	FilledIn   float64       `json:"filled_s"`
 	CaughtUpIn float64       `json:"caught_up_s"`
 	Results    []keyedResult `json:"results"`
 }
 
-// keyedResult compares one way with the bus with one way with nats.go, by time.
+// keyedResult compares the time of one bus operation with one nats.go variant.
 type keyedResult struct {
 	Ours   string `json:"ours"`
 	Theirs string `json:"theirs"`
 	Ratio
-	// Counts is whether this is the fastest way with nats.go.
+	// Counts marks the fastest nats.go variant.
 	Counts bool `json:"counts"`
 
-	median bool // of the calls of a round, not their mean
+	median bool // compares medians of calls rather than means
 }
 
-// printKeyed prints a table.
+// printKeyed prints the results as a table.
 func printKeyed(w io.Writer, results []keyedResult) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-20s %12s   %-34s %12s   %s\n", "bus", "ms", "nats.go", "ms", "ratio of the pairs")
@@ -152,18 +153,18 @@ func printKeyed(w io.Writer, results []keyedResult) error {
 	return err
 }
 
-// keyedStudy is a part of the benchmark.
+// keyedStudy is one part of the benchmark.
 type keyedStudy struct {
 	name  string
-	calls int // a round; 0: of all keys, as many as 100,000 keys are read with, but one at least
-	// each is whether the median of the calls is compared beside their mean.
+	calls int // calls per round; 0 means 100,000 divided by the number of keys, at least one
+	// each adds a comparison of the medians of the calls to that of the means.
 	each   bool
 	ours   contender
 	theirs []contender
 }
 
-// contender is one way to read. It returns the time of one call, and fails unless all came that should. n is the number of
-// the call: the same one means the same keys.
+// contender is one way to read. call returns the duration of one call and fails if the result is
+// incomplete. n is the number of the call; equal numbers read equal keys.
 type contender struct {
 	name string
 	call func(ctx context.Context, t *keyedTopic, n int) (time.Duration, error)
@@ -183,7 +184,8 @@ func (s *keyedStudy) measure(ctx context.Context, t *keyedTopic, count int) ([]k
 			calls = (most + 9) / 10
 		}
 		for turn := range all {
-			n := (turn + i) % len(all) // nobody always profits from what the one before left in the server's caches
+			// rotate, so that no contender always profits from warm caches of the server
+			n := (turn + i) % len(all)
 			mean, mid, err := all[n].round(ctx, t, i, calls)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", all[n].name, err)
@@ -200,9 +202,10 @@ func (s *keyedStudy) measure(ctx context.Context, t *keyedTopic, count int) ([]k
 	return results, nil
 }
 
-// round makes the calls of one round, and returns the mean and the median of their times in milliseconds.
+// round makes the calls of one round and returns the mean and median of their times in
+// milliseconds.
 func (c *contender) round(ctx context.Context, t *keyedTopic, round, calls int) (mean, mid float64, err error) {
-	runtime.GC() // nobody pays for what the one before left behind
+	runtime.GC() // so that no contender pays for the garbage of the previous one
 	times := make([]float64, calls)
 	for i := range times {
 		took, err := c.call(ctx, t, round*calls+i)
@@ -215,7 +218,7 @@ func (c *contender) round(ctx context.Context, t *keyedTopic, round, calls int) 
 	return mean, median(times), nil
 }
 
-// compare sets what the bus took against each of the others.
+// compare compares the times of the bus with those of each nats.go variant.
 func (s *keyedStudy) compare(suffix string, times [][]float64) []keyedResult {
 	var results []keyedResult
 	fastest := 0

@@ -16,23 +16,25 @@ import (
 	"eventhub/jetstream"
 )
 
-// keyedTopic is a compacted topic that is full, with a bus and a native client on it: one connection each, to the same server.
+// keyedTopic is a filled compacted topic with a bus and a native client, each with one connection
+// to the same server.
 type keyedTopic struct {
 	name    string
 	keys    int
-	entries uint64 // events that were published
-	// filledIn is what publishing took, caughtUpIn what the bucket took longer.
+	entries uint64 // number of published events
+	// filledIn is the time for publishing. caughtUpIn is the further time until the bucket was
+	// complete.
 	filledIn, caughtUpIn time.Duration
 
 	bus    *jetstream.Bus
 	conn   *nats.Conn
 	js     natsjs.JetStream
 	kv     natsjs.KeyValue
-	stream natsjs.Stream // of the topic, asked at its leader
-	bucket string        // its stream
+	stream natsjs.Stream // stream of the topic, accessed at its leader
+	bucket string        // stream of the bucket
 }
 
-// open makes and fills the topic. The caller closes it.
+// open creates and fills the topic. The caller must close it.
 func (cmd *Keyed) open(ctx context.Context, b *run) (_ *keyedTopic, err error) {
 	t := &keyedTopic{name: "bench.keyed." + b.id, keys: cmd.Keys}
 	bucket := "latest_" + strings.ReplaceAll(t.name, ".", "_")
@@ -42,7 +44,7 @@ func (cmd *Keyed) open(ctx context.Context, b *run) (_ *keyedTopic, err error) {
 			err = errors.Join(err, t.close(ctx))
 		}
 	}()
-	at, _, _ := strings.Cut(b.sys.native.url, ",") // of a cluster the same for both
+	at, _, _ := strings.Cut(b.sys.native.url, ",") // the same server of a cluster for both
 	t.bus, err = jetstream.Open(ctx, jetstream.Config{
 		URL: at, Replicas: b.target.Replicas, Connections: 1,
 		Topics: []jetstream.TopicRule{{Pattern: t.name, Compaction: true}},
@@ -51,12 +53,13 @@ func (cmd *Keyed) open(ctx context.Context, b *run) (_ *keyedTopic, err error) {
 		return nil, err
 	}
 	if t.conn, err = nats.Connect(at, nats.Name("eventhub bench")); err != nil {
-		return nil, fmt.Errorf("nats at %s: %w", redact(at), err)
+		return nil, fmt.Errorf("connect to NATS at %s: %w", redact(at), err)
 	}
 	if t.js, err = natsjs.New(t.conn, natsjs.WithPublishAsyncMaxPending(4096)); err != nil {
 		return nil, err
 	}
-	// The first event makes the topic; a native client then writes it once more, as all others.
+	// The first event creates the topic. The native client then writes its key again, like all
+	// other keys.
 	first, err := t.bus.Publish(ctx, t.name, newPayload(cmd.Size), jetstream.PublishOptions{Key: keyName(0)})
 	if err != nil {
 		return nil, err
@@ -64,7 +67,8 @@ func (cmd *Keyed) open(ctx context.Context, b *run) (_ *keyedTopic, err error) {
 	if t.stream, err = t.js.Stream(ctx, first.Stream); err != nil {
 		return nil, err
 	}
-	// nats.go asks any replica of a stream that allows it. Told that this one does not, it asks the leader.
+	// nats.go reads from any replica if the stream allows direct reads. Clearing the flag in the
+	// cached info makes nats.go read at the leader.
 	t.stream.CachedInfo().Config.AllowDirect = false
 	stop := b.progress(fmt.Sprintf("publishing %d keys", cmd.Keys))
 	err = t.fill(ctx, cmd)
@@ -73,7 +77,7 @@ func (cmd *Keyed) open(ctx context.Context, b *run) (_ *keyedTopic, err error) {
 		return nil, fmt.Errorf("fill the topic: %w", err)
 	}
 	if t.kv, err = t.js.KeyValue(ctx, bucket); err != nil {
-		return nil, fmt.Errorf("bucket %s: %w", bucket, err)
+		return nil, fmt.Errorf("open bucket %s: %w", bucket, err)
 	}
 	return t, nil
 }
@@ -94,12 +98,12 @@ func (t *keyedTopic) close(ctx context.Context) error {
 		t.conn.Close()
 	}
 	if t.bus != nil {
-		errs = append(errs, t.bus.Close()) //nolint:contextcheck // it bounds by itself what it waits for
+		errs = append(errs, t.bus.Close()) //nolint:contextcheck // Close limits its own duration
 	}
 	return errors.Join(errs...)
 }
 
-// fill publishes, and waits until the bucket has all.
+// fill publishes the events and waits until the bucket is complete.
 func (t *keyedTopic) fill(ctx context.Context, cmd *Keyed) error {
 	begin := time.Now()
 	again := int(float64(cmd.Keys) * cmd.Again)
@@ -109,13 +113,13 @@ func (t *keyedTopic) fill(ctx context.Context, cmd *Keyed) error {
 	if err != nil {
 		return err
 	}
-	random := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // which keys are written twice is no secret
+	random := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // not security-relevant
 	for i := range cmd.Keys + again {
 		key := i
 		if i >= cmd.Keys {
 			key = random.IntN(cmd.Keys)
 		}
-		payload := newPayload(cmd.Size) // nats.go keeps it until it is confirmed
+		payload := newPayload(cmd.Size) // nats.go holds the payload until it is confirmed
 		stamp(payload, i, now())
 		if _, err := js.PublishAsync("keyed."+keyName(key)+"."+t.name, payload, natsjs.WithStallWait(stallAfter)); err != nil {
 			return err
@@ -130,7 +134,7 @@ func (t *keyedTopic) fill(ctx context.Context, cmd *Keyed) error {
 	select {
 	case <-js.PublishAsyncComplete():
 	case <-time.After(stallAfter):
-		return fmt.Errorf("not all was confirmed in %v", stallAfter)
+		return fmt.Errorf("publishes not confirmed within %v", stallAfter)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -144,7 +148,7 @@ func (t *keyedTopic) fill(ctx context.Context, cmd *Keyed) error {
 	return err
 }
 
-// await waits until every replica of the bucket has all.
+// await waits until every replica of the bucket is complete.
 func (t *keyedTopic) await(ctx context.Context) error {
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
@@ -169,7 +173,7 @@ func (t *keyedTopic) await(ctx context.Context) error {
 			last, moved = info.State.LastSeq, time.Now()
 		}
 		if time.Since(moved) > stallAfter {
-			return fmt.Errorf("the bucket has %d keys, and %d of %d events, after %v without another", info.State.Msgs, last, t.entries, stallAfter)
+			return fmt.Errorf("bucket stalled at %d keys and %d of %d events for %v", info.State.Msgs, last, t.entries, stallAfter)
 		}
 		select {
 		case <-ticker.C:
@@ -179,12 +183,12 @@ func (t *keyedTopic) await(ctx context.Context) error {
 	}
 }
 
-// keyName is the same in subjects and in the bucket.
+// keyName returns a key name with the same form in subjects and in the bucket.
 func keyName(n int) string { return "k" + strconv.Itoa(n) }
 
-// draw is count different random keys, the same ones for the same n.
+// draw returns count distinct random keys. Equal n yield equal keys.
 func (t *keyedTopic) draw(n, count int) []string {
-	random := rand.New(rand.NewPCG(2, uint64(n))) //nolint:gosec // no secret
+	random := rand.New(rand.NewPCG(2, uint64(n))) //nolint:gosec // not security-relevant
 	keys := make([]string, 0, count)
 	drawn := make(map[int]bool, count)
 	for len(keys) < count {

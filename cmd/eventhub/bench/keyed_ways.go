@@ -13,17 +13,17 @@ import (
 	"eventhub/jetstream"
 )
 
-// Sizes of the reads.
+// Sizes of reads.
 const (
 	keysAtOnce    = 1_000
 	getsAtOnce    = 16
 	watchedKeys   = 100
-	maxKeyGets    = 20_000 // of a walk by keys; the rest is reckoned
+	maxKeyGets    = 20_000 // of a walk by keys; the rest is extrapolated
 	keyedPageSize = 1_000
-	maxPages      = 100 // of a walk by pages, likewise
+	maxPages      = 100 // of a walk by pages; the rest is extrapolated
 )
 
-// keyedStudies are what is compared.
+// keyedStudies are the parts of the benchmark.
 var keyedStudies = []keyedStudy{
 	{
 		name: "keys", calls: 10, ours: contender{"Keys.GetMany of 1,000", latestByKey},
@@ -43,11 +43,11 @@ var keyedStudies = []keyedStudy{
 	{name: "watch-100", calls: 10, ours: contender{"Watch of 100 keys", busWatch(watchedKeys)}, theirs: []contender{{"KV WatchFiltered of 100 keys", watchFiltered}}},
 }
 
-// came checks that as many came as should.
+// came returns the time since begin, or an error if the count is wrong.
 func came(begin time.Time, got, want int) (time.Duration, error) {
 	took := time.Since(begin)
 	if got != want {
-		return 0, fmt.Errorf("%d keys came, %d should", got, want)
+		return 0, fmt.Errorf("received %d keys, want %d", got, want)
 	}
 	return took, nil
 }
@@ -62,7 +62,7 @@ func latestByKey(ctx context.Context, t *keyedTopic, n int) (time.Duration, erro
 	return came(begin, len(found), len(keys))
 }
 
-// getKeys gets keys from the bucket, so many at a time.
+// getKeys returns a call that gets keys from the bucket, atOnce at a time.
 func getKeys(atOnce int) func(context.Context, *keyedTopic, int) (time.Duration, error) {
 	return func(ctx context.Context, t *keyedTopic, n int) (time.Duration, error) {
 		keys := t.draw(n, keysAtOnce)
@@ -75,7 +75,7 @@ func getKeys(atOnce int) func(context.Context, *keyedTopic, int) (time.Duration,
 	}
 }
 
-// get gets keys from the bucket and returns how many there are.
+// get gets keys from the bucket and returns their number.
 func (t *keyedTopic) get(ctx context.Context, keys []string, atOnce int) (int, error) {
 	found := make([]natsjs.KeyValueEntry, len(keys))
 	errs := make([]error, atOnce)
@@ -120,7 +120,7 @@ func leaderGet(ctx context.Context, t *keyedTopic, n int) (time.Duration, error)
 
 func sameKey(got, want string) error {
 	if got != want {
-		return fmt.Errorf("%s came, and %s was asked for", got, want)
+		return fmt.Errorf("received %s, want %s", got, want)
 	}
 	return nil
 }
@@ -135,8 +135,8 @@ func eachLatest(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error
 	return came(begin, got, t.keys)
 }
 
-// latestPages reads all pages. Of many it reads some, from all over the bucket, and reckons the time of all: each is a question
-// of its own.
+// latestPages reads all pages. If there are more than maxPages, it reads a sample from the whole
+// bucket and extrapolates the time, because each page is a separate request.
 func latestPages(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error) {
 	all := (t.keys + keyedPageSize - 1) / keyedPageSize
 	part := min(all, maxPages)
@@ -148,7 +148,7 @@ func latestPages(ctx context.Context, t *keyedTopic, _ int) (time.Duration, erro
 			return 0, err
 		}
 		if want := min(keyedPageSize, t.keys-offset); len(page) != want {
-			return 0, fmt.Errorf("the page at %d has %d keys, it should have %d", offset, len(page), want)
+			return 0, fmt.Errorf("page at offset %d has %d keys, want %d", offset, len(page), want)
 		}
 	}
 	return time.Duration(float64(time.Since(begin)) * float64(all) / float64(part)), nil
@@ -170,7 +170,7 @@ func listPages(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error)
 	}
 }
 
-// watchAll watches the bucket until all values there are have come.
+// watchAll watches the bucket until all current values have arrived.
 func watchAll(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error) {
 	begin := time.Now()
 	w, err := t.kv.WatchAll(ctx)
@@ -196,7 +196,7 @@ func drainWatch(ctx context.Context, begin time.Time, w natsjs.KeyWatcher, want 
 		select {
 		case e, open := <-w.Updates():
 			if !open {
-				return 0, errors.New("the watch ended")
+				return 0, errors.New("watch ended early")
 			}
 			if e == nil {
 				return came(begin, got, want)
@@ -210,7 +210,8 @@ func drainWatch(ctx context.Context, begin time.Time, w natsjs.KeyWatcher, want 
 // errEnough ends a watch of the bus.
 var errEnough = errors.New("enough")
 
-// busWatch watches so many keys with the bus, 0 is all, until what there is has come.
+// busWatch returns a call that watches count keys with the bus, or all keys if count is 0, until
+// all current values have arrived.
 func busWatch(count int) func(context.Context, *keyedTopic, int) (time.Duration, error) {
 	return func(ctx context.Context, t *keyedTopic, n int) (took time.Duration, err error) {
 		var keys []string
@@ -236,7 +237,8 @@ func busWatch(count int) func(context.Context, *keyedTopic, int) (time.Duration,
 	}
 }
 
-// listAndGet lists the keys and gets each. Of many keys it gets some, and reckons the time of all.
+// listAndGet lists the keys and gets each. If there are more than maxKeyGets, it gets a part and
+// extrapolates the time.
 func listAndGet(ctx context.Context, t *keyedTopic, _ int) (time.Duration, error) {
 	begin := time.Now()
 	lister, err := t.kv.ListKeys(ctx)

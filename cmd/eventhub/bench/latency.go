@@ -11,26 +11,26 @@ type Latency struct {
 	load
 	rounds
 
-	Via   string  `default:"ws" enum:"ws,native,native-ws" help:"The way to the stream: ${enum}."`
-	Rate  float64 `default:"5000" help:"Events a second."`
-	Group string  `default:"bench" help:"The group."`
+	Via   string  `default:"ws" enum:"ws,native,native-ws" help:"Way to reach the stream: ${enum}."`
+	Rate  float64 `default:"5000" help:"Events per second."`
+	Group string  `default:"bench" help:"Group."`
 
 	NativePublisher string `name:"native-publisher" default:"async" enum:"async,inbox" help:"How native clients publish."`
 }
 
-// Help is shown by --help.
+// Help returns the detailed help text.
 func (*Latency) Help() string {
-	return `Publishes on schedule, whatever the answers (open loop), and measures from the moment an event was due until its handler is
-called: so a hub that stands still is charged for all that had to wait. The publishers and the
-subscribers have connections of their own, so many of each kind as --connections says.
+	return `Publishes on schedule, regardless of the answers (open loop), and measures from the time an event was due until its handler is
+called. So if the hub stalls, the waiting time of every delayed event counts. Publishers and
+subscribers have separate connections, --connections of each kind.
 
-A hub's embedded server has no WebSocket listener: --compare native-ws starts a nats-server as a process of its own, or
-shares that of --external-nats.
+The embedded server of a hub has no WebSocket listener. --compare native-ws starts a nats-server as a separate process, or
+uses the one of --external-nats.
 
   eventhub bench latency --compare native-ws --n 25000`
 }
 
-// Run measures.
+// Run runs the benchmark.
 func (cmd *Latency) Run(ctx context.Context, env Env, target *Target) error {
 	if cmd.Rate <= 0 {
 		return errors.New("--rate must be positive")
@@ -48,7 +48,7 @@ func (cmd *Latency) round(ctx context.Context, b *run, via, topic string, n int)
 		return nil, err
 	}
 	if before > 0 {
-		return nil, fmt.Errorf("topic %s holds %d events already: choose another (--topic)", topic, before)
+		return nil, fmt.Errorf("topic %s already holds %d events; choose another (--topic)", topic, before)
 	}
 	t, times := newTally(n), newTimes(cmd.Connections)
 	members, err := b.openSubscribers(ctx, via, cmd.Connections, func(i int) subscribing {

@@ -9,7 +9,8 @@ import (
 	psutil "github.com/shirou/gopsutil/v4/process"
 )
 
-// meter measures the time of a round, and the CPU that the servers and the client, a process, spend in it.
+// meter measures the duration of a round and the CPU time that the servers and the client process
+// spend in it.
 type meter struct {
 	servers []*psutil.Process
 	client  *psutil.Process
@@ -20,22 +21,22 @@ type meter struct {
 // usage is CPU time in seconds.
 type usage struct{ client, server float64 }
 
-// newMeter begins a round of which this process is the client.
+// newMeter starts a measurement with this process as the client.
 func (s *system) newMeter(via string) (*meter, error) {
 	return s.newMeterOf(via, os.Getpid())
 }
 
-// newMeterOf begins a round of which another process is the client.
+// newMeterOf starts a measurement with another process as the client.
 func (s *system) newMeterOf(via string, client int) (*meter, error) {
 	m := &meter{}
 	var err error
 	if m.servers, err = s.servers(via); err != nil {
 		return nil, err
 	}
-	if m.client, err = psutil.NewProcess(int32(client)); err != nil { //nolint:gosec // process ids are that small
-		return nil, fmt.Errorf("the client: process %d: %w", client, err)
+	if m.client, err = psutil.NewProcess(int32(client)); err != nil { //nolint:gosec // process ids fit
+		return nil, fmt.Errorf("find client process %d: %w", client, err)
 	}
-	runtime.GC() // what earlier rounds left is not this one's cost
+	runtime.GC() // so that this round does not pay for garbage of earlier rounds
 	if m.before, err = m.read(); err != nil {
 		return nil, err
 	}
@@ -51,20 +52,20 @@ func (m *meter) read() (u usage, err error) {
 	return u, err
 }
 
-// cpuSeconds is the CPU time of processes together.
+// cpuSeconds returns the total CPU time of the processes in seconds.
 func cpuSeconds(processes ...*psutil.Process) (float64, error) {
 	sum := 0.0
 	for _, p := range processes {
 		t, err := p.Times()
 		if err != nil {
-			return 0, fmt.Errorf("CPU time of process %d: %w", p.Pid, err)
+			return 0, fmt.Errorf("read the CPU time of process %d: %w", p.Pid, err)
 		}
 		sum += t.User + t.System
 	}
 	return sum, nil
 }
 
-// stop ends the round of n events and fills in what it took.
+// stop ends the measurement of n events and stores it in r.
 func (m *meter) stop(n int, r *Result) error {
 	took := time.Since(m.start)
 	after, err := m.read()
@@ -84,13 +85,13 @@ func (m *meter) stop(n int, r *Result) error {
 	return err
 }
 
-// residentKiB is the resident memory of processes together.
+// residentKiB returns the total resident memory of the processes.
 func residentKiB(processes []*psutil.Process) (float64, error) {
 	sum := 0.0
 	for _, p := range processes {
 		m, err := p.MemoryInfo()
 		if err != nil {
-			return 0, fmt.Errorf("memory of process %d: %w", p.Pid, err)
+			return 0, fmt.Errorf("read the memory of process %d: %w", p.Pid, err)
 		}
 		sum += float64(m.RSS) / 1024
 	}

@@ -10,13 +10,14 @@ import (
 	natsserver "github.com/nats-io/nats-server/v2/server"
 )
 
-// natsServer is `eventhub bench nats-server`: what bench starts when a hub or a comparison needs a nats-server of its own. It
-// has the settings of the hub's embedded server, and a WebSocket listener beside the TCP one.
+// natsServer is `eventhub bench nats-server`, which bench starts for a hub or a comparison that
+// needs a separate nats-server. It has the settings of the hub's embedded server, and a WebSocket
+// listener besides the TCP listener.
 type natsServer struct {
-	StoreDir    string   `required:"" help:"Where the streams go."`
-	ServerName  string   `default:"bench" help:"Its name, which no other server of its cluster has."`
-	ClusterPort int      `help:"Where it listens to the other servers of its cluster. Default: it is alone."`
-	Routes      []string `help:"All servers of the cluster."`
+	StoreDir    string   `required:"" help:"Directory of the streams."`
+	ServerName  string   `default:"bench" help:"Name of the server, unique in its cluster."`
+	ClusterPort int      `help:"Port for the other servers of its cluster. Default: no cluster."`
+	Routes      []string `help:"Routes to all servers of the cluster."`
 }
 
 // Run serves until ctx ends.
@@ -39,7 +40,7 @@ func (n *natsServer) Run(ctx context.Context, env Env, target *Target) error {
 	} else {
 		every, err := time.ParseDuration(target.Sync)
 		if err != nil || every <= 0 {
-			return fmt.Errorf("--sync %q: give a duration such as 1s, or always", target.Sync)
+			return fmt.Errorf("--sync %q: use a duration such as 1s, or always", target.Sync)
 		}
 		opts.SyncInterval = every
 	}
@@ -49,13 +50,13 @@ func (n *natsServer) Run(ctx context.Context, env Env, target *Target) error {
 	}
 	s, err := natsserver.NewServer(opts)
 	if err != nil {
-		return fmt.Errorf("nats-server: %w", err)
+		return fmt.Errorf("create nats-server: %w", err)
 	}
 	s.Start()
 	defer s.WaitForShutdown()
 	defer s.Shutdown()
 	if !s.ReadyForConnections(startTimeout) {
-		return errors.New("nats-server: it did not start")
+		return errors.New("nats-server did not start")
 	}
 	_, err = fmt.Fprintf(env.Out, "nats %s\nnats-ws %s\n", s.ClientURL(), s.WebsocketURL())
 	if err != nil {

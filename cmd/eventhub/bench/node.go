@@ -7,7 +7,7 @@ import (
 	"net/url"
 )
 
-// The ways to the stream from Node.
+// Ways to reach the stream from Node.
 const (
 	viaNode   = "node"    // JSON frames over the hub's WebSocket
 	viaNATSJS = "nats.js" // nats.js over the WebSocket listener of a nats-server
@@ -15,39 +15,39 @@ const (
 
 // Node is `eventhub bench node`.
 type Node struct {
-	Pub nodePub `cmd:"" help:"Publish: confirmed events a second."`
-	Sub nodeSub `cmd:"" help:"Deliver and acknowledge: events a second."`
+	Pub nodePub `cmd:"" help:"Measure publishing, in confirmed events per second."`
+	Sub nodeSub `cmd:"" help:"Measure delivery with acknowledgement, in events per second."`
 }
 
-// Help is shown by --help.
+// Help returns the detailed help text.
 func (*Node) Help() string {
-	return `Compares two Node clients, in alternating rounds: plain JSON frames to the hub, and nats.js, both over WebSocket. Each is
-one process with all its connections. It needs Node 20 or newer, and npm ci in the directory of the scripts.
+	return `Compares two Node clients in alternating rounds: plain JSON frames to the hub, and nats.js, both over WebSocket. Each client is
+one process with all its connections. This requires Node 20 or newer, and npm ci in the directory of the scripts.
 
-A hub's embedded server has no WebSocket listener: nats.js gets a nats-server with the same settings as a process of its
-own, or shares that of --external-nats.
+The embedded server of a hub has no WebSocket listener. nats.js gets a separate nats-server with the same settings,
+or uses the one of --external-nats.
 
   eventhub bench node pub
   eventhub bench node sub`
 }
 
-// nodeRounds are the flags that both have.
+// nodeRounds holds the flags of both Node benchmarks.
 type nodeRounds struct {
 	load
 
-	Rounds  int    `default:"7" help:"Rounds of each side, after one to warm up."`
-	WarmUp  int    `name:"warm-up" default:"20000" help:"The most events of the round that warms up and does not count; 0: none."`
-	Scripts string `default:"cmd/eventhub/bench/node" type:"path" help:"The directory of the Node scripts, in a checkout of the sources."`
+	Rounds  int    `default:"7" help:"Rounds of each side, after a warm-up round."`
+	WarmUp  int    `name:"warm-up" default:"20000" help:"Maximum number of events of the warm-up round; 0 for no warm-up."`
+	Scripts string `default:"cmd/eventhub/bench/node" type:"path" help:"Directory of the Node scripts, in a checkout of the sources."`
 }
 
 // nodePub is `eventhub bench node pub`.
 type nodePub struct {
 	nodeRounds
 
-	NoAsyncTraces bool `name:"no-async-traces" help:"Open nats.js with noAsyncTraces, which is not its default: it then makes no stack trace for each request in case that fails."`
+	NoAsyncTraces bool `name:"no-async-traces" help:"Open nats.js with noAsyncTraces, so that it prepares no stack trace for each request."`
 }
 
-// Run measures.
+// Run runs the benchmark.
 func (cmd *nodePub) Run(ctx context.Context, env Env, target *Target) error {
 	return cmd.measure(ctx, env, target, "pub", func(ctx context.Context, b *run, s *script, via, topic string, n int) (*Result, error) {
 		before, err := b.prepare(ctx, via, topic)
@@ -71,14 +71,14 @@ func (cmd *nodePub) Run(ctx context.Context, env Env, target *Target) error {
 type nodeSub struct {
 	nodeRounds
 
-	Group    string `default:"bench" help:"The group; the connections are its members."`
-	AckBatch int    `name:"payload-ack-batch" default:"128" help:"At the hub: acknowledge up to so many events with one frame. nats.js sends one message for each."`
+	Group    string `default:"bench" help:"Group, with the connections as members."`
+	AckBatch int    `name:"payload-ack-batch" default:"128" help:"At the hub: maximum number of events acknowledged by one frame. nats.js sends one message per event."`
 }
 
-// Run measures.
+// Run runs the benchmark.
 func (cmd *nodeSub) Run(ctx context.Context, env Env, target *Target) error {
 	if cmd.AckBatch < 1 || cmd.AckBatch > 1000 {
-		return fmt.Errorf("--payload-ack-batch %d: 1 to 1000 are allowed", cmd.AckBatch)
+		return fmt.Errorf("--payload-ack-batch %d: must be 1 to 1000", cmd.AckBatch)
 	}
 	return cmd.measure(ctx, env, target, "sub", func(ctx context.Context, b *run, s *script, via, topic string, n int) (*Result, error) {
 		if err := cmd.fill(ctx, b, via, topic, n); err != nil {
@@ -97,7 +97,8 @@ func (cmd *nodeSub) Run(ctx context.Context, env Env, target *Target) error {
 	})
 }
 
-// fill stores events 0 to n-1 with Go clients of the same side, and makes the group where the hub does not do it.
+// fill stores events 0 to n-1 with Go clients of the same side. On the native side, it also creates
+// the group.
 func (cmd *nodeSub) fill(ctx context.Context, b *run, via, topic string, n int) error {
 	filler, by := Sub{load: cmd.load, Fill: "own"}, viaWS
 	if isNative(via) {
@@ -114,17 +115,18 @@ func (cmd *nodeSub) fill(ctx context.Context, b *run, via, topic string, n int) 
 	return err
 }
 
-// nodeRound is one round of a side, for which a script runs.
+// nodeRound runs one round of a side with a running script.
 type nodeRound func(ctx context.Context, b *run, s *script, via, topic string, n int) (*Result, error)
 
 func (r *nodeRounds) measure(ctx context.Context, env Env, target *Target, kind string, once nodeRound) (err error) {
 	if err := findNode(r.Scripts); err != nil {
 		return err
 	}
-	scripts := make(map[string]*script) // by side
+	scripts := make(map[string]*script) // keyed by side
 	defer func() {
 		for _, s := range scripts {
-			if failed := s.close(); ctx.Err() == nil { // else it was interrupted, too
+			// after an interruption, the script's error adds nothing
+			if failed := s.close(); ctx.Err() == nil {
 				err = errors.Join(err, failed)
 			}
 		}
@@ -148,15 +150,15 @@ func (r *nodeRounds) measure(ctx context.Context, env Env, target *Target, kind 
 	})
 }
 
-// request is what a script is told of a round.
+// request returns the parameters of a round for a script.
 func (r *nodeRounds) request(b *run, via, topic string, n int) (*scriptRequest, error) {
 	at := b.sys.wsURL
 	if isNative(via) {
 		u, err := url.Parse(b.sys.native.wsURL)
 		if err != nil {
-			return nil, fmt.Errorf("nats at %s: %w", redact(b.sys.native.wsURL), err)
+			return nil, fmt.Errorf("parse NATS URL %s: %w", redact(b.sys.native.wsURL), err)
 		}
-		u.User = nil // nats.js takes the token beside the URL
+		u.User = nil // nats.js takes the token separately
 		at = u.String()
 	}
 	return &scriptRequest{
@@ -165,7 +167,8 @@ func (r *nodeRounds) request(b *run, via, topic string, n int) (*scriptRequest, 
 	}, nil
 }
 
-// runScript measures what a script does from when it has connected until it is done and, where that is given, settled.
+// runScript measures a script from the time its connections are open until it is done and, if
+// settled is not nil, settled returns.
 func (b *run) runScript(ctx context.Context, s *script, via string, request *scriptRequest, n int, result *Result, settled func() error) error {
 	request.Do = "open"
 	if err := s.ask(ctx, request); err != nil {

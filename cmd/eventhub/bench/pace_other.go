@@ -6,7 +6,7 @@ import "time"
 
 func pin() (unpin func()) { return func() {} }
 
-// sleepUntil returns when now() is due, up to a millisecond late.
+// sleepUntil returns up to a millisecond after due, by the clock of now.
 func sleepUntil(due int64) {
 	if left := due - now(); left > 0 {
 		<-time.After(time.Duration(left))

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A payload is a heartbeat, brought to its size by a string. It begins with its number and when it was due, at fixed
-// places, so that writing and reading them costs next to nothing.
+// A payload is a heartbeat, padded to its size by a string. It begins with the event's number and
+// the time at which it was due, at fixed offsets, so that writing and reading them is cheap.
 const (
 	payloadHead  = `{"seq":"0000000000","at":"000000000000000"`
 	payloadBody  = `,"pid":12345,"name":"stt","host":"dev","cpu_pct":12.3,"mem_mb":256`
@@ -23,13 +23,13 @@ const (
 	headerLength = len(payloadHead)
 )
 
-// started is what times in payloads count from. Reading the clock against it is monotonic.
+// started is the zero of payload times. Differences from it use the monotonic clock.
 var started = time.Now()
 
-// now is the time that payloads carry, in nanoseconds.
+// now returns the current payload time in nanoseconds.
 func now() int64 { return int64(time.Since(started)) }
 
-// newPayload makes a payload of size bytes, at least minPayload.
+// newPayload returns a payload of size bytes. size must be at least minPayload.
 func newPayload(size int) []byte {
 	var b bytes.Buffer
 	b.WriteString(payloadHead)
@@ -42,7 +42,7 @@ func newPayload(size int) []byte {
 	return b.Bytes()
 }
 
-// stamp writes an event's number and its time into payload.
+// stamp writes an event's number and time into a payload.
 func stamp(payload []byte, seq int, at int64) {
 	putDigits(payload[seqAt:seqAt+seqDigits], int64(seq))
 	putDigits(payload[timeAt:timeAt+timeDigits], at)
@@ -55,18 +55,18 @@ func putDigits(b []byte, n int64) {
 	}
 }
 
-// readStamp returns what stamp wrote.
+// readStamp returns the values that stamp wrote.
 func readStamp(payload []byte) (seq int, at int64, err error) {
 	if len(payload) < minPayload || string(payload[:seqAt]) != payloadHead[:seqAt] {
-		return 0, 0, fmt.Errorf("a payload that this benchmark did not publish: %.60q", payload)
+		return 0, 0, fmt.Errorf("payload not from this benchmark: %.60q", payload)
 	}
 	seq, err = strconv.Atoi(string(payload[seqAt : seqAt+seqDigits]))
 	if err != nil {
-		return 0, 0, fmt.Errorf("a payload without a number: %w", err)
+		return 0, 0, fmt.Errorf("parse the number of a payload: %w", err)
 	}
 	at, err = strconv.ParseInt(string(payload[timeAt:timeAt+timeDigits]), 10, 64)
 	if err != nil {
-		return 0, 0, fmt.Errorf("a payload without a time: %w", err)
+		return 0, 0, fmt.Errorf("parse the time of a payload: %w", err)
 	}
 	return seq, at, nil
 }

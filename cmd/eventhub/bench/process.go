@@ -14,26 +14,27 @@ import (
 	"time"
 )
 
-// Bounds of a process that bench starts.
+// Limits of a started process.
 const (
 	startTimeout = 30 * time.Second
 	stopTimeout  = 15 * time.Second
-	keepLog      = 16 << 10 // bytes of its log that an error shows at most
+	keepLog      = 16 << 10 // maximum size of the log shown in an error, in bytes
 )
 
-// process is a server that bench has started. It ends with close, and on Linux at the latest with this process.
+// process is a started server. It ends with close. On Linux, it also ends if this process dies.
 type process struct {
 	name string
 	cmd  *exec.Cmd
 	stop context.CancelFunc
 	log  logTail
-	// said are the lines "name value" that it printed before it was ready.
+	// said holds the lines "name value" that the process printed before it was ready.
 	said  map[string]string
-	ended chan struct{} // closed when it has ended; err says how
+	ended chan struct{} // closed when the process has ended; err is then set
 	err   error
 }
 
-// startProcess runs binary with env besides what every process needs, and waits until it has printed the line that begins with last.
+// startProcess runs binary with env added to the basic environment, and waits for the output line
+// that begins with last.
 func startProcess(ctx context.Context, name, binary string, env []string, last string, args ...string) (*process, error) {
 	ctx, stop := context.WithCancel(ctx)
 	p := &process{name: name, stop: stop, said: make(map[string]string), ended: make(chan struct{})}
@@ -63,7 +64,7 @@ func startProcess(ctx context.Context, name, binary string, env []string, last s
 				break
 			}
 		}
-		_, _ = io.Copy(io.Discard, out) // until it ends
+		_, _ = io.Copy(io.Discard, out) // until the process ends
 		p.err = p.cmd.Wait()
 	}()
 	timer := time.NewTimer(startTimeout)
@@ -73,7 +74,7 @@ func startProcess(ctx context.Context, name, binary string, env []string, last s
 		return p, nil
 	case <-p.ended:
 		stop()
-		return nil, fmt.Errorf("%s did not start: %s", name, p.log.text())
+		return nil, fmt.Errorf("%s ended during startup: %s", name, p.log.text())
 	case <-timer.C:
 		err = fmt.Errorf("%s was not ready after %v: %s", name, startTimeout, p.log.text())
 	case <-ctx.Done():
@@ -82,11 +83,11 @@ func startProcess(ctx context.Context, name, binary string, env []string, last s
 	return nil, errors.Join(err, p.close())
 }
 
-// close ends the process in good order and waits for it.
+// close ends the process in order and waits for it.
 func (p *process) close() error {
 	select {
 	case <-p.ended:
-		return fmt.Errorf("%s ended by itself (%v): %s", p.name, p.cmd.ProcessState, p.log.text())
+		return fmt.Errorf("%s ended unexpectedly (%v): %s", p.name, p.cmd.ProcessState, p.log.text())
 	default:
 	}
 	p.stop()
@@ -94,10 +95,11 @@ func (p *process) close() error {
 	if p.cmd.ProcessState.Success() {
 		return nil
 	}
-	return fmt.Errorf("%s did not end well (%v): %s", p.name, p.cmd.ProcessState, p.log.text())
+	return fmt.Errorf("%s failed during shutdown (%v): %s", p.name, p.cmd.ProcessState, p.log.text())
 }
 
-// childEnv is the environment without what configures a hub: the flags say all.
+// childEnv returns the environment without variables that configure a hub. The flags specify the
+// whole configuration.
 func childEnv() []string {
 	var env []string
 	for _, pair := range os.Environ() {
@@ -111,7 +113,7 @@ func childEnv() []string {
 	return env
 }
 
-// logTail keeps the end of a log.
+// logTail keeps the end of a log. Its methods may be called concurrently.
 type logTail struct {
 	mu   sync.Mutex
 	kept []byte
@@ -131,7 +133,7 @@ func (l *logTail) text() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.kept) == 0 {
-		return "it logged nothing"
+		return "(empty log)"
 	}
 	return strings.TrimSpace(string(l.kept))
 }

@@ -2,5 +2,5 @@ package bench
 
 import "syscall"
 
-// endWithParent ends a child when this process dies without having stopped it.
+// endWithParent makes the child end if this process dies without stopping it.
 func endWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} }

@@ -15,19 +15,19 @@ type Pub struct {
 	load
 	rounds
 
-	Via      string  `default:"ws" enum:"ws,http,native,native-ws" help:"The way to the stream: ${enum}."`
-	GivenIDs bool    `name:"given-ids" help:"Give each event an id of its own (natively Nats-Msg-Id), so that the server looks for duplicates."`
-	Rate     float64 `help:"Events a second, sent on schedule whatever the answers (open loop); the time to the confirmation is measured from the moment that was due. Default: as fast as --in-flight allows."`
-	Batch    int     `default:"1" help:"Over HTTP: events a request. More than 1 sends NDJSON."`
+	Via      string  `default:"ws" enum:"ws,http,native,native-ws" help:"Way to reach the stream: ${enum}."`
+	GivenIDs bool    `name:"given-ids" help:"Give each event a unique id (natively Nats-Msg-Id), so that the server checks for duplicates."`
+	Rate     float64 `help:"Events per second, sent on schedule regardless of the answers (open loop), with confirmation latency measured from the time each event was due. Default: as fast as --in-flight allows."`
+	Batch    int     `default:"1" help:"Over HTTP: events per request. More than 1 sends NDJSON."`
 
-	NativePublisher string `name:"native-publisher" default:"async" enum:"async,inbox" help:"How native clients publish: async is nats.go's PublishAsync, inbox one reply inbox of our own."`
+	NativePublisher string `name:"native-publisher" default:"async" enum:"async,inbox" help:"How native clients publish: async uses PublishAsync of nats.go, inbox uses a single reply inbox."`
 }
 
-// Help is shown by --help.
+// Help returns the detailed help text.
 func (*Pub) Help() string {
-	return `Measures confirmed publishes a second, and fails unless the stream holds them all.
+	return `Measures confirmed publishes per second. Fails unless the stream holds every event.
 
-Over HTTP each connection has one request at a time, so --in-flight does not count there; --batch does.
+Over HTTP, each connection has one request at a time, so --batch applies instead of --in-flight.
 
   eventhub bench pub --compare native
   eventhub bench pub --given-ids --compare native --native-publisher inbox
@@ -35,15 +35,15 @@ Over HTTP each connection has one request at a time, so --in-flight does not cou
   eventhub bench pub --rate 20000 --n 200000`
 }
 
-// Run measures.
+// Run runs the benchmark.
 func (cmd *Pub) Run(ctx context.Context, env Env, target *Target) error {
 	switch {
 	case cmd.Rate < 0:
-		return fmt.Errorf("--rate %v: it cannot be negative", cmd.Rate)
+		return fmt.Errorf("--rate %v: must not be negative", cmd.Rate)
 	case cmd.Batch < 1 || cmd.Batch > 10_000:
-		return fmt.Errorf("--batch %d: 1 to 10000 are allowed", cmd.Batch)
+		return fmt.Errorf("--batch %d: must be 1 to 10000", cmd.Batch)
 	case cmd.Batch > 1 && cmd.Via != viaHTTP:
-		return errors.New("--batch is for --via http")
+		return errors.New("--batch requires --via http")
 	}
 	metrics := throughputSet
 	if cmd.Rate > 0 {
@@ -95,7 +95,7 @@ func (cmd *Pub) round(ctx context.Context, b *run, via, topic string, n int) (*R
 	return result, b.verifyStored(ctx, via, topic, before+n)
 }
 
-// prepare makes the topic where the hub does not do it, and returns how many events it holds.
+// prepare creates the topic if the hub does not, and returns the number of events that it holds.
 func (b *run) prepare(ctx context.Context, via, topic string) (int, error) {
 	a, err := b.sys.admin(via)
 	if a == nil || err != nil {
@@ -108,7 +108,8 @@ func (b *run) prepare(ctx context.Context, via, topic string) (int, error) {
 	return n, err
 }
 
-// verifyStored fails unless the stream holds as many events, where that can be seen.
+// verifyStored returns an error unless the stream holds want events, if the number can be read
+// natively.
 func (b *run) verifyStored(ctx context.Context, via, topic string, want int) error {
 	a, err := b.sys.admin(via)
 	if a == nil || err != nil {
@@ -116,12 +117,12 @@ func (b *run) verifyStored(ctx context.Context, via, topic string, want int) err
 	}
 	got, err := a.stored(ctx, topic)
 	if others := b.exact && got > want; err == nil && got != want && !others {
-		err = fmt.Errorf("the stream of %s holds %d events, and %d were confirmed", topic, got, want)
+		err = fmt.Errorf("stream of %s holds %d events, but %d were confirmed", topic, got, want)
 	}
 	return err
 }
 
-// publishers are the connections of a round.
+// publishers are the publishing connections of a round.
 type publishers struct {
 	all   []publisher
 	times []*hdrhistogram.Histogram
@@ -131,7 +132,7 @@ func (b *run) openPublishers(ctx context.Context, via string, connections int, h
 	p := &publishers{}
 	for range connections {
 		var times *hdrhistogram.Histogram
-		if how.timed { // it takes 200 KiB
+		if how.timed { // a histogram takes 200 KiB
 			times = newHistogram()
 		}
 		one, err := b.sys.newPublisher(ctx, via, how, times)
@@ -144,14 +145,15 @@ func (b *run) openPublishers(ctx context.Context, via string, connections int, h
 	return p, nil
 }
 
-// close disconnects. What matters has been confirmed before.
+// close disconnects. All events have been confirmed before.
 func (p *publishers) close() {
 	for _, one := range p.all {
 		_ = one.close()
 	}
 }
 
-// flatOut publishes events 0 to n-1, each connection its share and as fast as it can, and waits for the confirmations.
+// flatOut publishes events 0 to n-1 as fast as possible, divided among the connections, and waits
+// for the confirmations.
 func (p *publishers) flatOut(ctx context.Context, n, size int, given ids) error {
 	return p.each(func(i int, one publisher) error {
 		payload := newPayload(size)
@@ -169,8 +171,9 @@ func (p *publishers) flatOut(ctx context.Context, n, size int, given ids) error 
 	})
 }
 
-// onSchedule publishes events 0 to n-1 at a rate, over the connections in turn, and waits for the confirmations. What is
-// sent late, because nothing may be sent or because this process did not get to it, still counts from when it was due.
+// onSchedule publishes events 0 to n-1 at a fixed rate, over the connections in turn, and waits for
+// the confirmations. The latency of an event that is sent late, for any reason, still counts from
+// the time it was due.
 func (p *publishers) onSchedule(ctx context.Context, n, size int, rate float64, given ids, late *hdrhistogram.Histogram) error {
 	defer pin()()
 	payload := newPayload(size)
@@ -190,7 +193,7 @@ func (p *publishers) onSchedule(ctx context.Context, n, size int, rate float64, 
 	return p.each(func(_ int, one publisher) error { return one.drain(ctx) })
 }
 
-// each runs f for each connection, all at a time, and returns the failures.
+// each runs f for all connections concurrently and returns the first error.
 func (p *publishers) each(f func(i int, one publisher) error) error {
 	var wg sync.WaitGroup
 	errs := make([]error, len(p.all))
@@ -201,7 +204,7 @@ func (p *publishers) each(f func(i int, one publisher) error) error {
 	return firstOf(errs)
 }
 
-// firstOf is the first failure: the others mostly say the same.
+// firstOf returns the first error, because the others usually have the same cause.
 func firstOf(errs []error) error {
 	for _, err := range errs {
 		if err != nil {

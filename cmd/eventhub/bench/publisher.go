@@ -16,27 +16,29 @@ import (
 	"eventhub/facade/client"
 )
 
-// publisher is one connection that publishes to one topic. send is called by one goroutine.
+// publisher is a connection that publishes to one topic. Only one goroutine may call send.
 type publisher interface {
-	// send publishes an event, with an id of its own where id is not empty, and waits while as many as are allowed are
-	// unconfirmed. The payload may be used again afterwards. due is when it should have been sent.
+	// send publishes an event, with the given id unless id is empty. It blocks while the maximum
+	// number of events is unconfirmed. The caller may reuse payload afterwards. due is the time at
+	// which the event should have been sent.
 	send(payload []byte, id string, due int64) error
-	// drain waits until all that was sent is confirmed, and fails when something was not.
+	// drain waits until all events are confirmed, and returns an error if one failed.
 	drain(ctx context.Context) error
 	close() error
 }
 
-// publishing says how to publish.
+// publishing configures a publisher.
 type publishing struct {
 	topic    string
 	inFlight int
-	batch    int    // lines a request, over HTTP
-	native   string // async or inbox
-	// timed is whether confirmations are timed.
+	batch    int    // events per request, over HTTP
+	native   string // "async" or "inbox"
+	// timed enables measuring the time until confirmation.
 	timed bool
 }
 
-// newPublisher connects. times receives what confirmations took, when they are timed; it must not be read before drain.
+// newPublisher connects. If p.timed is set, times receives the confirmation times; it must not be
+// read before drain.
 func (s *system) newPublisher(ctx context.Context, via string, p publishing, times *hdrhistogram.Histogram) (publisher, error) {
 	switch via {
 	case viaWS:
@@ -51,13 +53,13 @@ func (s *system) newPublisher(ctx context.Context, via string, p publishing, tim
 	}
 }
 
-// confirmations counts what is not confirmed yet, and keeps the first failure.
+// confirmations counts the unconfirmed events and keeps the first error.
 type confirmations struct {
 	wg     sync.WaitGroup
 	failed atomic.Int64
 	first  atomic.Pointer[error]
 	mu     sync.Mutex
-	times  *hdrhistogram.Histogram // nil: not timed
+	times  *hdrhistogram.Histogram // nil if not timed
 }
 
 func (c *confirmations) done(err error) {
@@ -76,10 +78,10 @@ func (c *confirmations) timed(due int64, err error) {
 	c.done(err)
 }
 
-// drain waits for all. Each way bounds by itself how long a confirmation may take.
+// drain waits for all confirmations. Each kind of publisher limits the wait itself.
 func (c *confirmations) drain(ctx context.Context) error {
 	all := make(chan struct{})
-	go func() { // ends with the last confirmation, which close brings about at the latest
+	go func() { // ends with the last confirmation, at the latest after close
 		c.wg.Wait()
 		close(all)
 	}()
@@ -120,7 +122,7 @@ func (s *system) newWSPublisher(ctx context.Context, p publishing, times *hdrhis
 func (s *system) dial(ctx context.Context, inFlight int) (*client.Client, error) {
 	c, err := client.Dial(ctx, s.wsURL, client.Options{Token: s.bearer, PublishInFlight: inFlight})
 	if err != nil {
-		return nil, fmt.Errorf("hub at %s: %w", s.wsURL, err)
+		return nil, fmt.Errorf("connect to hub at %s: %w", s.wsURL, err)
 	}
 	return c, nil
 }
@@ -140,14 +142,14 @@ func (w *wsPublisher) send(payload []byte, id string, due int64) error {
 
 func (w *wsPublisher) close() error { return w.client.Close() }
 
-// asyncPublisher publishes with nats.go's PublishAsync.
+// asyncPublisher publishes with PublishAsync of nats.go.
 type asyncPublisher struct {
 	confirmations
 
 	conn    *nats.Conn
 	js      natsjs.JetStream
 	subject string
-	// due are the futures that are timed, in their order; nil: not timed.
+	// due holds the timed futures in order of publishing. It is nil if confirmations are not timed.
 	due   chan timedFuture
 	ended chan struct{}
 }
@@ -170,7 +172,7 @@ func (s *system) newAsyncPublisher(via string, p publishing, times *hdrhistogram
 		}))
 	if err != nil {
 		nc.Close()
-		return nil, fmt.Errorf("nats: %w", err)
+		return nil, fmt.Errorf("create JetStream context: %w", err)
 	}
 	if p.timed {
 		a.times, a.due, a.ended = times, make(chan timedFuture, p.inFlight), make(chan struct{})
@@ -179,7 +181,7 @@ func (s *system) newAsyncPublisher(via string, p publishing, times *hdrhistogram
 	return a, nil
 }
 
-// timeAll times confirmations, which come in the order of the publishes.
+// timeAll records confirmation times. Confirmations arrive in the order of the publishes.
 func (a *asyncPublisher) timeAll() {
 	defer close(a.ended)
 	for f := range a.due {
@@ -198,7 +200,8 @@ func (a *asyncPublisher) send(payload []byte, id string, due int64) error {
 	}
 	future, err := a.js.PublishAsync(a.subject, payload, opts...)
 	for errors.Is(err, natsjs.ErrTooManyStalledMsgs) && a.first.Load() == nil && !a.conn.IsClosed() {
-		future, err = a.js.PublishAsync(a.subject, payload, opts...) // the server is slow: it has waited 200 ms
+		// the server is slow: PublishAsync waited 200 ms
+		future, err = a.js.PublishAsync(a.subject, payload, opts...)
 	}
 	if err == nil && a.due != nil {
 		a.due <- timedFuture{future, due}
@@ -227,7 +230,7 @@ func (a *asyncPublisher) close() error {
 	return nil
 }
 
-// ids are the given ids of a connection's events.
+// ids generates the given ids of a connection's events.
 type ids struct{ prefix string }
 
 func (i ids) of(seq int) string {

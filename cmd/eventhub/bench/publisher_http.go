@@ -14,16 +14,17 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// httpPublisher publishes over one HTTP connection, a request at a time: an event each, or a batch of lines.
+// httpPublisher publishes over one HTTP connection, one request at a time, with one event or a
+// batch of lines per request.
 type httpPublisher struct {
 	client *http.Client
 	url    string
 	token  string
 	batch  int
-	times  *hdrhistogram.Histogram // nil: not timed
+	times  *hdrhistogram.Histogram // nil if not timed
 
 	lines []byte
-	due   []int64 // of the lines
+	due   []int64 // due times of the lines
 }
 
 func (s *system) newHTTPPublisher(p publishing, times *hdrhistogram.Histogram) *httpPublisher {
@@ -57,7 +58,7 @@ func (h *httpPublisher) send(payload []byte, id string, due int64) error {
 	return h.drain(context.Background())
 }
 
-// drain posts the lines that wait for a full batch.
+// drain posts the lines of an incomplete batch.
 func (h *httpPublisher) drain(ctx context.Context) error {
 	if len(h.lines) == 0 {
 		return nil
@@ -67,7 +68,7 @@ func (h *httpPublisher) drain(ctx context.Context) error {
 	return err
 }
 
-// post sends a request and wants an answer for each of the events in it.
+// post sends a request and checks that the response answers each event.
 func (h *httpPublisher) post(ctx context.Context, body []byte, header http.Header) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, h.url, bytes.NewReader(body))
 	if err != nil {
@@ -92,7 +93,7 @@ func (h *httpPublisher) answers(resp *http.Response) error {
 	lines := bufio.NewScanner(resp.Body)
 	for ; lines.Scan(); n++ {
 		if !bytes.HasPrefix(lines.Bytes(), []byte(`{"id":`)) || n >= len(h.due) || !json.Valid(lines.Bytes()) {
-			return fmt.Errorf("hub at %s: it answered %.200s", h.url, lines.Bytes())
+			return fmt.Errorf("hub at %s: unexpected answer %.200s", h.url, lines.Bytes())
 		}
 		if h.times != nil {
 			record(h.times, now()-h.due[n])

@@ -12,22 +12,22 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// inboxPublisher publishes natively with one reply inbox of its own, which is as fast as nats.go gets: the server
-// confirms in order, so a confirmation needs no name.
+// inboxPublisher publishes natively with a single reply inbox, the fastest way with nats.go.
+// Confirmations need no correlation, because the server confirms in order.
 type inboxPublisher struct {
 	conn    *nats.Conn
 	sub     *nats.Subscription
 	subject string
 	inbox   string
-	slots   chan int64 // when what is unconfirmed was due, in order
+	slots   chan int64 // due times of the unconfirmed events, in order
 	sent    int64
 	acked   atomic.Int64
 	first   atomic.Pointer[error]
-	times   *hdrhistogram.Histogram // nil: not timed
+	times   *hdrhistogram.Histogram // nil if not timed
 }
 
 var (
-	errNotStored = errors.New("the server did not store an event")
+	errNotStored = errors.New("server did not store an event")
 	duplicate    = []byte(`"duplicate"`)
 	acknowledged = []byte(`{"stream":`)
 )
@@ -46,7 +46,7 @@ func (s *system) newInboxPublisher(via string, p publishing, times *hdrhistogram
 	}
 	if err != nil {
 		nc.Close()
-		return nil, fmt.Errorf("nats: %w", err)
+		return nil, fmt.Errorf("subscribe to the reply inbox: %w", err)
 	}
 	return i, nil
 }
@@ -75,7 +75,7 @@ func (i *inboxPublisher) send(payload []byte, id string, due int64) error {
 		select {
 		case i.slots <- due:
 		case <-timer.C:
-			return fmt.Errorf("no event was confirmed in %v", stallAfter)
+			return fmt.Errorf("no event confirmed within %v", stallAfter)
 		}
 	}
 	i.sent++
@@ -96,7 +96,7 @@ func (i *inboxPublisher) drain(ctx context.Context) error {
 		select {
 		case <-ticker.C:
 		case <-timeout.C:
-			return fmt.Errorf("%d events were not confirmed after %v", i.sent-i.acked.Load(), stallAfter)
+			return fmt.Errorf("%d events not confirmed within %v", i.sent-i.acked.Load(), stallAfter)
 		case <-ctx.Done():
 			return ctx.Err()
 		}

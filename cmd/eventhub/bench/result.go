@@ -8,31 +8,35 @@ import (
 	"strings"
 )
 
-// Result is what a round measured. Fields that a mode does not measure are left out.
+// Result is the measurement of a round. Fields that a mode does not measure are omitted.
 type Result struct {
 	Via    string `json:"via"`
 	Groups int    `json:"groups,omitempty"`
-	// Published is how many events were stored and confirmed, N how many were delivered and acknowledged.
+	// Published is the number of events stored and confirmed. N is the number of events delivered
+	// and acknowledged.
 	Published int `json:"published,omitempty"`
 	N         int `json:"n,omitempty"`
-	// MS is the time it took in milliseconds, MPS the events in a second.
+	// MS is the duration in milliseconds. MPS is the number of events per second.
 	MS  float64 `json:"ms"`
 	MPS float64 `json:"mps"`
 	*Quantiles
-	// Late is by how much the 99th percentile of sends missed its moment, in milliseconds. It is part of the latencies.
+	// Late is the 99th percentile of how late events were sent, in milliseconds. The latencies
+	// include this delay.
 	Late float64 `json:"late_p99,omitempty"`
-	// Redelivered is how many events came a second time.
+	// Redelivered is the number of repeated deliveries.
 	Redelivered int64 `json:"redelivered,omitempty"`
-	// CPU is in microseconds an event, of this process and of the servers together; memory is resident, in KiB.
+	// ClientCPU and ServerCPU are the CPU times of this process and of all servers, in microseconds
+	// per event. ServerRSS is the resident memory of all servers in KiB.
 	ClientCPU float64 `json:"client_cpu_us"`
 	ServerCPU float64 `json:"server_cpu_us,omitempty"`
 	ServerRSS float64 `json:"server_rss_kib,omitempty"`
 
-	// backlog is whether the quantiles tell how long events lay in the stream, which is not worth a place in the text.
+	// backlog means that the quantiles show how long events lay in the stream, which the text
+	// output omits.
 	backlog bool
 }
 
-// metric is a number of a Result that is compared.
+// metric is a field of Result that can be compared.
 type metric struct {
 	name, unit string
 	of         func(*Result) float64
@@ -49,7 +53,7 @@ var (
 	latencySet    = []metric{p50Metric, p99Metric, clientMetric, serverMetric, allCPUMetric}
 )
 
-// medians is the round whose numbers are the medians of all.
+// medians returns a Result whose fields are the medians of all.
 func medians(all []*Result) *Result {
 	m := *all[0]
 	of := func(f func(*Result) float64) float64 {
@@ -75,7 +79,7 @@ func medians(all []*Result) *Result {
 	return &m
 }
 
-// line is the result for people.
+// line returns the result as text.
 func (r *Result) line() string {
 	var b strings.Builder
 	n := max(r.Published, r.N)
@@ -102,13 +106,13 @@ func (r *Result) line() string {
 	return b.String()
 }
 
-// line is the ratio for people.
+// line returns the ratio as text.
 func (r *Ratio) line() string {
 	return fmt.Sprintf("%-11s  %10s  %10s %-9s  ratio of medians %.3f, median of ratios %.3f, from %.3f to %.3f",
 		r.Name, short(r.Hub), short(r.Other), r.Unit, r.OfMedians, r.OfPairs, r.Min, r.Max)
 }
 
-// short prints large numbers whole and small ones with three decimals.
+// short formats large numbers without decimals and small ones with three.
 func short(v float64) string {
 	if math.Abs(v) >= 1000 {
 		return fmt.Sprintf("%.0f", v)
@@ -124,7 +128,7 @@ func round(v float64, decimals int) float64 {
 func printJSON(w io.Writer, v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
-		return fmt.Errorf("the result as JSON: %w", err)
+		return fmt.Errorf("encode the result: %w", err)
 	}
 	_, err = fmt.Fprintf(w, "%s\n", text)
 	return err

@@ -10,27 +10,27 @@ import (
 	"time"
 )
 
-// run is one call of a benchmark.
+// run is one execution of a benchmark.
 type run struct {
 	env    Env
 	target *Target
 	sys    *system
-	id     string // makes topics and ids of this run its own
-	count  int    // of rounds so far
-	exact  bool   // one round on a running hub: the topic is used as it is
+	id     string // makes the topics and ids of the run unique
+	count  int    // number of rounds so far
+	exact  bool   // single round on a running hub: use the topic unchanged
 }
 
-// side is one of the two that a benchmark compares, or the only one.
+// side is one of the systems that a benchmark compares, or the only one.
 type side struct {
 	via    string
-	groups int // of a fan-out
-	rules  int // of the policy that the clients have; 0: they have the hub's own token
+	groups int // number of groups of a fan-out
+	rules  int // number of policy rules of the clients; 0 means that they use the hub's own token
 }
 
 // roundFunc measures one round of n events on a topic.
 type roundFunc func(ctx context.Context, s side, topic string, n int) (*Result, error)
 
-// Report is the JSON of a benchmark with more than one round.
+// Report is the JSON report of a benchmark with several rounds.
 type Report struct {
 	Bench  string    `json:"bench"`
 	Hub    string    `json:"hub"`
@@ -41,7 +41,7 @@ type Report struct {
 	Rounds []*Result `json:"rounds"`
 }
 
-// plan is what a benchmark is about to do.
+// plan describes the benchmark to run.
 type plan struct {
 	name    string
 	sides   []side // one or two
@@ -50,7 +50,7 @@ type plan struct {
 	metrics []metric
 }
 
-// sidesOf are the side that is measured, and the one that it is compared with.
+// sidesOf returns the measured side and, in a comparison, the other side.
 func (r *rounds) sidesOf(via string) []side {
 	if r.Compare == comparePolicy && r.PolicyRules == 0 {
 		r.PolicyRules = policyRules
@@ -66,14 +66,14 @@ func (r *rounds) sidesOf(via string) []side {
 	return sides
 }
 
-// measure runs a benchmark: what it warms up with, its rounds, and what it prints. The round function is made once the
-// system runs.
+// measure runs a benchmark, including warm-up and output. It calls newRound once the system is
+// running.
 func measure(ctx context.Context, env Env, target *Target, p plan, newRound func(*run) roundFunc) (err error) {
 	if err := errors.Join(target.validate(), p.rounds.validate(p.sides), p.load.validate()); err != nil {
 		return err
 	}
 	if p.sides[0].rules > 0 && target.URL != "" {
-		return errors.New("--policy-rules is for a hub that bench starts, because it signs the tokens: leave --url")
+		return errors.New("--policy-rules requires a hub that bench starts, because bench signs the tokens; leave out --url")
 	}
 	sys, err := openSystem(ctx, env, target, needsOf(p.sides))
 	if err != nil {
@@ -93,11 +93,11 @@ func newRun(env Env, target *Target, sys *system) *run {
 	return &run{env: env, target: target, sys: sys, id: strings.ToLower(rand.Text()[:8])}
 }
 
-// errInterrupted is how a benchmark ends that was asked to.
+// errInterrupted is returned by an interrupted benchmark.
 var errInterrupted = errors.New("interrupted")
 
-// ended closes the system after a benchmark, and returns why that failed. Of one that was asked to end, all else is a
-// consequence.
+// ended closes the system after a benchmark and returns the benchmark's error. After an
+// interruption, it returns errInterrupted, because other errors are consequences.
 func ended(ctx context.Context, err error, sys *system) error {
 	if err = errors.Join(err, sys.close()); err != nil && ctx.Err() != nil {
 		return errInterrupted
@@ -105,12 +105,12 @@ func ended(ctx context.Context, err error, sys *system) error {
 	return err
 }
 
-// rounds runs the rounds of all sides, in turn.
+// rounds runs the warm-up and the rounds of all sides in turn.
 func (b *run) rounds(ctx context.Context, p plan, once roundFunc) (*Report, error) {
 	if warm := min(p.rounds.WarmUp, p.load.N); warm > 0 && !b.exact {
 		for _, s := range p.sides {
 			if _, err := b.round(ctx, once, s, p.load.Topic, warm); err != nil {
-				return nil, fmt.Errorf("warming up %s: %w", s.via, err)
+				return nil, fmt.Errorf("warm up %s: %w", s.via, err)
 			}
 		}
 	}
@@ -140,7 +140,7 @@ func (b *run) rounds(ctx context.Context, p plan, once roundFunc) (*Report, erro
 	for _, m := range p.metrics {
 		hub, other := values(results[0], m), values(results[1], m)
 		if slices.Contains(other, 0) {
-			continue // the rounds were too short for the clock that counts CPU
+			continue // the rounds were too short for the resolution of the CPU clock
 		}
 		report.Ratios = append(report.Ratios, newRatio(m.name, m.unit, hub, other))
 	}
@@ -155,7 +155,7 @@ func values(results []*Result, m metric) []float64 {
 	return out
 }
 
-// round runs one round on a topic of its own.
+// round runs one round on a fresh topic.
 func (b *run) round(ctx context.Context, once roundFunc, s side, topic string, n int) (*Result, error) {
 	b.count++
 	if !b.exact {
@@ -177,7 +177,7 @@ func (b *run) round(ctx context.Context, once roundFunc, s side, topic string, n
 	return result, err
 }
 
-// remove deletes the round's topic where that is possible.
+// remove deletes the topic of a round if the stream is accessible natively.
 func (b *run) remove(ctx context.Context, via, topic string) error {
 	a, err := b.sys.admin(via)
 	if a == nil || err != nil {
@@ -186,14 +186,14 @@ func (b *run) remove(ctx context.Context, via, topic string) error {
 	return a.remove(context.WithoutCancel(ctx), topic)
 }
 
-// progress shows what runs, and for how long, until the returned function is called.
+// progress shows the current work and its duration until stop is called.
 func (b *run) progress(what string) (stop func()) {
 	if !b.env.Progress || b.target.JSON {
 		return func() {}
 	}
 	over, ended := make(chan struct{}), make(chan struct{})
 	begin := time.Now()
-	go func() { // owned by the caller, who calls stop
+	go func() { // the caller waits for it by calling stop
 		defer close(ended)
 		ticker := time.NewTicker(time.Second)
 		defer ticker.Stop()
@@ -213,7 +213,7 @@ func (b *run) progress(what string) (stop func()) {
 	}
 }
 
-// print writes the report as text or JSON. A single round is its result alone.
+// print writes the report as text or JSON. For a single round, it writes only the result.
 func (p *Report) print(env Env, target *Target) error {
 	single := len(p.Rounds) == 1
 	if target.JSON {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// script is a Node process, which does what it is asked. It is used by one goroutine.
+// script is a Node process that executes requests. Only one goroutine may use it.
 type script struct {
 	name  string
 	cmd   *exec.Cmd
@@ -24,7 +24,7 @@ type script struct {
 	ended bool
 }
 
-// scriptRequest is a line that the script takes; what it means is said in node/main.mjs.
+// scriptRequest is a request to the script, one line of JSON. node/main.mjs documents the fields.
 type scriptRequest struct {
 	Do            string `json:"do"`
 	URL           string `json:"url,omitempty"`
@@ -41,16 +41,16 @@ type scriptRequest struct {
 	NoAsyncTraces bool   `json:"noAsyncTraces,omitempty"`
 }
 
-// findNode fails when scripts in dir cannot run, and says what to do.
+// findNode returns an error with a remedy if the scripts in dir cannot run.
 func findNode(dir string) error {
 	if _, err := exec.LookPath("node"); err != nil {
-		return fmt.Errorf("node: %w: install Node 20 or newer", err)
+		return fmt.Errorf("find node: %w; install Node 20 or newer", err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "main.mjs")); err != nil {
-		return fmt.Errorf("the Node scripts: %w: run this in a checkout of the sources, or give --scripts", err)
+		return fmt.Errorf("find the Node scripts: %w; run this command in a checkout of the sources, or set --scripts", err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "node_modules")); err != nil {
-		return fmt.Errorf("the packages of the Node scripts: %w: run npm ci in %s", err, dir)
+		return fmt.Errorf("find the packages of the Node scripts: %w; run npm ci in %s", err, dir)
 	}
 	return nil
 }
@@ -63,7 +63,7 @@ func startScript(ctx context.Context, dir, via, kind string) (*script, error) {
 	}
 	ctx, stop := context.WithCancel(ctx)
 	s := &script{name: fmt.Sprintf("node main.mjs %s %s", system, kind), stop: stop}
-	s.cmd = exec.CommandContext(ctx, "node", "main.mjs", system, kind) //nolint:gosec // all from constants
+	s.cmd = exec.CommandContext(ctx, "node", "main.mjs", system, kind) //nolint:gosec // the arguments are constants
 	s.cmd.Dir, s.cmd.Env, s.cmd.Stderr = dir, childEnv(), &s.log
 	s.cmd.SysProcAttr = endWithParent()
 	in, err := s.cmd.StdinPipe()
@@ -81,7 +81,8 @@ func startScript(ctx context.Context, dir, via, kind string) (*script, error) {
 	return s, nil
 }
 
-// ask has the script do something, and returns when it is done. The script notices by itself when it gets nowhere.
+// ask sends a request and returns when the script has executed it. The script detects stalls
+// itself.
 func (s *script) ask(ctx context.Context, request *scriptRequest) error {
 	line, err := json.Marshal(request)
 	if err == nil {
@@ -105,7 +106,7 @@ func (s *script) ask(ctx context.Context, request *scriptRequest) error {
 	return nil
 }
 
-// close ends the process and waits for it. It may be called twice.
+// close ends the process and waits for it. It may be called more than once.
 func (s *script) close() error {
 	if s.ended {
 		return nil
@@ -113,7 +114,7 @@ func (s *script) close() error {
 	s.ended = true
 	defer time.AfterFunc(stopTimeout, s.stop).Stop()
 	defer s.stop()
-	_ = s.in.Close() // which the script takes as the end
+	_ = s.in.Close() // tells the script to end
 	if err := s.cmd.Wait(); err != nil {
 		return fmt.Errorf("%s: %w", s.name, err)
 	}

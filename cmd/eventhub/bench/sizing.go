@@ -15,30 +15,30 @@ import (
 
 // Sizing is `eventhub bench sizing`.
 type Sizing struct {
-	Out   string   `default:"docs/sizing" type:"path" help:"The directory of sizing.csv."`
-	Only  []string `help:"Run these studies, and keep what the file says of the others: payload, rate, connections, groups, topics. Default: all."`
-	Short bool     `help:"A small part of each study, to see that it runs."`
+	Out   string   `default:"docs/sizing" type:"path" help:"Directory of sizing.csv."`
+	Only  []string `help:"Run only these studies and keep the file's rows of the others: payload, rate, connections, groups, topics. Default: all."`
+	Short bool     `help:"Run a small part of each study, as a test."`
 }
 
-// Help is shown by --help.
+// Help returns the detailed help text.
 func (*Sizing) Help() string {
-	return `Measures what a core, a connection, a topic and a group cost, and how that grows, each study against hubs of its own, and writes
-one CSV file. On two cores it takes about 12 minutes, in which the machine must have nothing else to do.
+	return `Measures how the cost of events, connections, topics and groups grows, each study on separate hubs, and writes
+one CSV file. On two cores it takes about 12 minutes, during which the machine must be otherwise idle.
 
   eventhub bench sizing --out docs/sizing && gnuplot docs/sizing/plot.gp
   eventhub bench sizing --only topics,groups`
 }
 
-// extent is how much of a study is run.
+// extent is the set of points that the studies measure.
 type extent struct {
 	sizes, rates, connections, groups, topics []int
 	durabilities                              []durability
 	rounds                                    int
-	budget                                    time.Duration // of a round
+	budget                                    time.Duration // duration of a round
 	idle, settle                              time.Duration // as in Connections
 }
 
-// durability is what a confirmation is worth.
+// durability is a level of durability of confirmed events.
 type durability struct {
 	name     string
 	replicas int
@@ -73,7 +73,7 @@ var studies = []study{
 	{"topics", (*sizer).topics},
 }
 
-// sizer is one call of sizing.
+// sizer is the state of one study.
 type sizer struct {
 	extent
 	env    Env
@@ -82,16 +82,18 @@ type sizer struct {
 	rows   []row
 }
 
-// row is a point of a curve. What is 0 was not measured.
+// row is a point of a curve. A value of 0 was not measured.
 type row struct {
 	series string
 	x      int
-	n      int // events of a round
-	// events are those a second, in the median, and the least and the most of the rounds.
+	n      int // events per round
+	// events is the median number of events per second. low and high are the minimum and maximum of
+	// the rounds.
 	events, low, high    float64
-	serverCPU, clientCPU float64 // µs an event
+	serverCPU, clientCPU float64 // µs per event
 	p50, p99             float64 // ms
-	// memory is that of the servers in all, and each what of it, or of the disk, one more takes.
+	// memoryMiB is the total memory of the servers. eachKiB and eachDiskKiB are the memory and disk
+	// space per item.
 	memoryMiB, eachKiB, eachDiskKiB float64
 	idleCPU                         float64 // percent of a core
 }
@@ -113,21 +115,21 @@ func (r row) record(study string) []string {
 	return out
 }
 
-// Run measures, and writes the file after each study.
+// Run runs the studies and updates the file after each.
 func (cmd *Sizing) Run(ctx context.Context, env Env, target *Target) error {
 	if target.URL != "" || target.NATSURL != "" || target.External || target.JSON {
-		return errors.New("sizing starts all that it measures: leave --url, --nats-url, --external-nats and --json")
+		return errors.New("sizing starts its own hubs and excludes --url, --nats-url, --external-nats and --json")
 	}
 	for _, name := range cmd.Only {
 		if !slices.ContainsFunc(studies, func(s study) bool { return s.name == name }) {
-			return fmt.Errorf("--only %s: there is no such study", name)
+			return fmt.Errorf("--only %s: unknown study", name)
 		}
 	}
 	e := full
 	if cmd.Short {
 		e = brief
 	}
-	if err := errors.Join(target.validate(), allowFiles(slices.Max(e.connections)+spareFiles), os.MkdirAll(cmd.Out, 0o755)); err != nil { //nolint:gosec // no secret
+	if err := errors.Join(target.validate(), allowFiles(slices.Max(e.connections)+spareFiles), os.MkdirAll(cmd.Out, 0o755)); err != nil { //nolint:gosec // not security-relevant
 		return err
 	}
 	file := filepath.Join(cmd.Out, "sizing.csv")
@@ -149,7 +151,7 @@ func (cmd *Sizing) Run(ctx context.Context, env Env, target *Target) error {
 	return nil
 }
 
-// save replaces the rows of the study in a file.
+// save replaces the rows of the study in the file.
 func (z *sizer) save(file string) error {
 	all := [][]string{header}
 	if f, err := os.Open(file); err == nil { //nolint:gosec // the user names it
@@ -175,7 +177,7 @@ func (z *sizer) save(file string) error {
 	return errors.Join(csv.NewWriter(f).WriteAll(all), f.Close())
 }
 
-// add keeps a row and shows it.
+// add stores a row and prints it.
 func (z *sizer) add(r row) error {
 	z.rows = append(z.rows, r)
 	var text strings.Builder
@@ -189,7 +191,7 @@ func (z *sizer) add(r row) error {
 	return err
 }
 
-// with runs f against a system of its own.
+// with runs f against a new system.
 func (z *sizer) with(ctx context.Context, change func(*Target), f func(*run) error) (err error) {
 	target := z.target
 	change(&target)
@@ -201,8 +203,8 @@ func (z *sizer) with(ctx context.Context, change func(*Target), f func(*run) err
 	return f(newRun(z.env, &target, sys))
 }
 
-// steady runs rounds of about the budget each, after some to find out how many events that are, of which there are at
-// least few and at most many.
+// steady runs rounds that take about z.budget each. It first determines the number of events per
+// round, between few and many.
 func (z *sizer) steady(ctx context.Context, b *run, once roundFunc, s side, few, many int) (row, error) {
 	n := min(few, many)
 	for {
@@ -228,7 +230,7 @@ func (z *sizer) steady(ctx context.Context, b *run, once roundFunc, s side, few,
 	return rowOf(results), nil
 }
 
-// rowOf is the row of some rounds.
+// rowOf summarizes rounds in a row.
 func rowOf(results []*Result) row {
 	m, rates := medians(results), values(results, rateMetric)
 	out := row{

@@ -12,23 +12,23 @@ import (
 	"eventhub/facade/client"
 )
 
-// Bounds of a round in a study.
+// Limits of a round in a study.
 const (
-	sizingBytes    = 512 << 20 // stored
-	sizingInFlight = 1024      // events, of all connections together
-	sizingWindow   = 32 << 20  // bytes in flight, of all connections together
+	sizingBytes    = 512 << 20 // bytes stored
+	sizingInFlight = 1024      // events in flight over all connections
+	sizingWindow   = 32 << 20  // bytes in flight over all connections
 	sizingEvents   = 400_000
 	sizingTTL      = time.Minute
-	fewConnections = 50 // fewer move the memory less than collecting garbage does
+	fewConnections = 50 // with fewer connections, garbage collection hides their memory use
 )
 
-// loadOf is the load of a round with so many connections.
+// loadOf returns the load of a round for a payload size and a number of connections.
 func loadOf(size, connections int) load {
 	inFlight := min(sizingInFlight, sizingWindow/size) / connections
 	return load{Topic: "bench.sizing", Size: size, Connections: connections, InFlight: max(1, inFlight)}
 }
 
-// payload is throughput by payload size, replicas and sync mode.
+// payload measures throughput by payload size, replicas, and sync mode.
 func (z *sizer) payload(ctx context.Context) error {
 	for _, d := range z.durabilities {
 		err := z.with(ctx, func(t *Target) { t.Replicas, t.Sync = d.replicas, d.sync }, func(b *run) error {
@@ -55,7 +55,7 @@ func (z *sizer) payload(ctx context.Context) error {
 					if err != nil {
 						return fmt.Errorf("%s, %s, %d bytes: %w", op.name, d.name, size, err)
 					}
-					most = min(most, 2*r.n) // what is delivered must be published before
+					most = min(most, 2*r.n) // a delivery round must publish its events first
 					r.series, r.x = op.name+" "+d.name, size
 					if err := z.add(r); err != nil {
 						return err
@@ -71,7 +71,7 @@ func (z *sizer) payload(ctx context.Context) error {
 	return nil
 }
 
-// rate is latency and CPU by how many events come in a second.
+// rate measures latency and CPU use by event rate.
 func (z *sizer) rate(ctx context.Context) error {
 	return z.with(ctx, func(*Target) {}, func(b *run) error {
 		for _, rate := range z.rates {
@@ -82,7 +82,7 @@ func (z *sizer) rate(ctx context.Context) error {
 					return cmd.round(ctx, b, s.via, topic, n)
 				}, side{via: viaWS}, cmd.Topic, max(100, int(2*float64(rate)*z.budget.Seconds())))
 				if err != nil {
-					return fmt.Errorf("%d a second: %w", rate, err)
+					return fmt.Errorf("%d per second: %w", rate, err)
 				}
 				results = append(results, r)
 			}
@@ -96,7 +96,7 @@ func (z *sizer) rate(ctx context.Context) error {
 	})
 }
 
-// connections is memory and idle CPU by connections, and publishing over so many.
+// connections measures memory and idle CPU use by number of connections, and publishing over them.
 func (z *sizer) connections(ctx context.Context) error {
 	for _, s := range []struct {
 		name      string
@@ -112,7 +112,7 @@ func (z *sizer) connections(ctx context.Context) error {
 	} {
 		for _, n := range z.extent.connections {
 			if s.external && n != slices.Max(z.extent.connections) || s.subscribe && n < fewConnections {
-				continue // one curve is enough there
+				continue // one point, or a shorter curve, suffices
 			}
 			err := z.with(ctx, func(t *Target) { t.External = s.external }, func(b *run) error {
 				cmd := &Connections{
@@ -158,7 +158,7 @@ func (z *sizer) connections(ctx context.Context) error {
 	return nil
 }
 
-// groups is fan-out by groups, and what groups cost that nobody uses.
+// groups measures fan-out by number of groups, and the cost of unused groups.
 func (z *sizer) groups(ctx context.Context) error {
 	for _, kind := range []struct {
 		name string
@@ -196,7 +196,7 @@ func (z *sizer) groups(ctx context.Context) error {
 	return nil
 }
 
-// topics is publishing to many topics in turn, and what topics cost that nobody uses.
+// topics measures publishing to several topics in turn, and the cost of unused topics.
 func (z *sizer) topics(ctx context.Context) error {
 	for _, n := range z.extent.topics {
 		err := z.with(ctx, func(*Target) {}, func(b *run) error {
@@ -226,7 +226,7 @@ func (z *sizer) topics(ctx context.Context) error {
 	return nil
 }
 
-// manyTopics publishes to topics in turn.
+// manyTopics publishes to several topics in turn.
 type manyTopics struct {
 	*wsPublisher
 	topics []string
@@ -239,13 +239,15 @@ func (m *manyTopics) send(payload []byte, id string, due int64) error {
 	return m.wsPublisher.send(payload, id, due)
 }
 
-// spread publishes to n topics over four connections, each to all topics. The first results, of warming up, are left out.
+// spread publishes to n topics over four connections, with each connection publishing to all
+// topics. The results exclude the warm-up.
 func (z *sizer) spread(ctx context.Context, b *run, n int) ([]*Result, error) {
 	l := loadOf(256, 4)
 	topics := make([]string, n)
 	for i := range topics {
 		topics[i] = fmt.Sprintf("%s.%d", l.Topic, i)
-		if _, err := b.prepare(ctx, viaNative, topics[i]); err != nil { // a client may make no more than 100
+		// create the stream natively: the hub limits the topics that a client may create
+		if _, err := b.prepare(ctx, viaNative, topics[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -260,7 +262,8 @@ func (z *sizer) spread(ctx context.Context, b *run, n int) ([]*Result, error) {
 	}
 	events := 4 * n
 	var results []*Result
-	for i := range z.rounds + 2 { // one warms up, one says how many events a round needs
+	// the first round warms up; the second determines the number of events per round
+	for i := range z.rounds + 2 {
 		m, err := b.sys.newMeter(viaWS)
 		if err != nil {
 			return nil, err
@@ -284,7 +287,8 @@ func (z *sizer) spread(ctx context.Context, b *run, n int) ([]*Result, error) {
 	return results, nil
 }
 
-// atRest makes more and more of something that nobody uses, and measures what each takes of memory and disk, and of the CPU.
+// atRest creates increasing numbers of unused items and measures their cost in memory, disk space,
+// and CPU use.
 func (z *sizer) atRest(ctx context.Context, series string, counts []int, makeOne func(ctx context.Context, b *run, c *client.Client, i int) error) error {
 	return z.with(ctx, func(*Target) {}, func(b *run) error {
 		servers, err := b.sys.servers(viaWS)
@@ -295,8 +299,8 @@ func (z *sizer) atRest(ctx context.Context, series string, counts []int, makeOne
 		if err != nil {
 			return err
 		}
-		defer c.Close() //nolint:errcheck // all has been answered
-		// The first brings in what all of them share.
+		defer c.Close() //nolint:errcheck // every request was answered
+		// The first item allocates what all items share.
 		if err := makeOne(ctx, b, c, 0); err != nil {
 			return err
 		}
@@ -339,7 +343,7 @@ func (z *sizer) atRest(ctx context.Context, series string, counts []int, makeOne
 	})
 }
 
-// diskKiB is the size of all files in a directory.
+// diskKiB returns the total size of all files in a directory.
 func diskKiB(dir string) (float64, error) {
 	sum := 0.0
 	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
@@ -353,7 +357,7 @@ func diskKiB(dir string) (float64, error) {
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("the size of %s: %w", dir, err)
+		return 0, fmt.Errorf("read the size of %s: %w", dir, err)
 	}
 	return sum, nil
 }

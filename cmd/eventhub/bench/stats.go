@@ -8,7 +8,8 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// median returns the middle of values, the mean of the two in the middle when they are even in number, and NaN of none.
+// median returns the median of values. It returns the mean of the middle two for an even number of
+// values, and NaN for none.
 func median(values []float64) float64 {
 	if len(values) == 0 {
 		return math.NaN()
@@ -21,21 +22,22 @@ func median(values []float64) float64 {
 	return (sorted[mid-1] + sorted[mid]) / 2
 }
 
-// Ratio compares a number of two sides over the rounds.
+// Ratio compares a metric of two sides over the rounds.
 type Ratio struct {
 	Name string `json:"name"`
 	Unit string `json:"unit"`
-	// Hub and Other are the medians of the sides.
+	// Hub and Other are the medians of the two sides.
 	Hub   float64 `json:"hub"`
 	Other float64 `json:"other"`
-	// OfMedians is Hub / Other. OfPairs is the median of the ratios of neighbouring rounds, Min and Max their spread.
+	// OfMedians is Hub / Other. OfPairs is the median of the ratios of neighbouring rounds; Min and
+	// Max are their range.
 	OfMedians float64 `json:"ratio_of_medians"`
 	OfPairs   float64 `json:"median_of_ratios"`
 	Min       float64 `json:"min"`
 	Max       float64 `json:"max"`
 }
 
-// newRatio compares the values of rounds that were run in pairs.
+// newRatio compares the values of paired rounds.
 func newRatio(name, unit string, hub, other []float64) Ratio {
 	pairs := make([]float64, len(hub))
 	for i := range hub {
@@ -49,7 +51,7 @@ func newRatio(name, unit string, hub, other []float64) Ratio {
 	return r
 }
 
-// Quantiles are those of a latency, in milliseconds.
+// Quantiles are quantiles of a latency, in milliseconds.
 type Quantiles struct {
 	P50  float64 `json:"p50"`
 	P90  float64 `json:"p90"`
@@ -59,17 +61,17 @@ type Quantiles struct {
 	Avg  float64 `json:"avg"`
 }
 
-// newHistogram is for nanoseconds from 1 µs to 1 h, to 3 digits.
+// newHistogram returns a histogram for 1 µs to 1 h in nanoseconds, with a precision of 3 digits.
 func newHistogram() *hdrhistogram.Histogram {
 	return hdrhistogram.New(int64(time.Microsecond), int64(time.Hour), 3)
 }
 
-// record counts a latency in nanoseconds. Beyond an hour it is an hour.
+// record records a latency in nanoseconds, at most one hour.
 func record(h *hdrhistogram.Histogram, ns int64) {
 	_ = h.RecordValue(min(max(ns, 0), int64(time.Hour))) // in range
 }
 
-// newQuantiles returns those of all histograms together, and nil when nothing was recorded.
+// newQuantiles returns the quantiles of all histograms together, or nil if they are empty.
 func newQuantiles(all ...*hdrhistogram.Histogram) *Quantiles {
 	sum := newHistogram()
 	for _, h := range all {

@@ -10,10 +10,11 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// eventSubject is where events of a topic are published natively.
+// eventSubject returns the native subject for events of a topic.
 func eventSubject(topic string) string { return "event." + topic }
 
-// objectName is the hub's name for the stream of a topic, or the consumer of a group, where it is not too long.
+// objectName returns the hub's name for the stream of a topic or the consumer of a group. Names
+// beyond the hub's length limit are not supported.
 func objectName(s string) string {
 	var b strings.Builder
 	for i := range len(s) {
@@ -27,7 +28,7 @@ func objectName(s string) string {
 	return b.String()
 }
 
-// makeStream makes the stream of a topic as the hub would.
+// makeStream creates the stream of a topic with the same settings as the hub.
 func (a *admin) makeStream(ctx context.Context, topic string, replicas int) error {
 	_, err := a.js.CreateStream(ctx, natsjs.StreamConfig{
 		Name:        objectName(topic),
@@ -38,12 +39,13 @@ func (a *admin) makeStream(ctx context.Context, topic string, replicas int) erro
 		AllowDirect: true,
 	})
 	if err != nil {
-		return fmt.Errorf("make the stream of %s: %w", topic, err)
+		return fmt.Errorf("create the stream of %s: %w", topic, err)
 	}
 	return nil
 }
 
-// consumerConfig is a group's consumer as the hub would make it. ttl 0: a durable one.
+// consumerConfig returns the configuration of a group's consumer with the same settings as the hub.
+// ttl 0 means a durable group.
 func consumerConfig(group string, ttl time.Duration) natsjs.ConsumerConfig {
 	name := objectName(group)
 	return natsjs.ConsumerConfig{
@@ -61,7 +63,7 @@ func consumerConfig(group string, ttl time.Duration) natsjs.ConsumerConfig {
 	}
 }
 
-// stored is how many events the topic's stream holds; 0 when there is none.
+// stored returns the number of events in the topic's stream, or 0 without a stream.
 func (a *admin) stored(ctx context.Context, topic string) (int, error) {
 	name, err := a.js.StreamNameBySubject(ctx, eventSubject(topic))
 	if errors.Is(err, natsjs.ErrStreamNotFound) {
@@ -70,17 +72,18 @@ func (a *admin) stored(ctx context.Context, topic string) (int, error) {
 	if err == nil {
 		var stream natsjs.Stream
 		if stream, err = a.js.Stream(ctx, name); err == nil {
-			return int(stream.CachedInfo().State.Msgs), nil //nolint:gosec // that many fit
+			return int(stream.CachedInfo().State.Msgs), nil //nolint:gosec // the count fits
 		}
 	}
-	return 0, fmt.Errorf("look at the stream of %s: %w", topic, err)
+	return 0, fmt.Errorf("read the stream of %s: %w", topic, err)
 }
 
-// settled waits until the server has delivered everything to all groups of a topic, and worked off their acks.
+// settled waits until the server has delivered every event to all groups of a topic and processed
+// the acknowledgements.
 func (a *admin) settled(ctx context.Context, topic string) error {
 	stream, err := a.js.Stream(ctx, objectName(topic))
 	if err != nil {
-		return fmt.Errorf("look at the stream of %s: %w", topic, err)
+		return fmt.Errorf("read the stream of %s: %w", topic, err)
 	}
 	ticker := time.NewTicker(time.Millisecond)
 	defer ticker.Stop()
@@ -94,7 +97,7 @@ func (a *admin) settled(ctx context.Context, topic string) error {
 			unacked += info.NumAckPending
 		}
 		if err := groups.Err(); err != nil {
-			return fmt.Errorf("look at the groups of %s: %w", topic, err)
+			return fmt.Errorf("list the groups of %s: %w", topic, err)
 		}
 		if pending == 0 && unacked == 0 {
 			return nil
@@ -102,14 +105,14 @@ func (a *admin) settled(ctx context.Context, topic string) error {
 		select {
 		case <-ticker.C:
 		case <-timeout.C:
-			return fmt.Errorf("%d events are undelivered and %d unacknowledged after %v", pending, unacked, stallAfter)
+			return fmt.Errorf("%d events still undelivered and %d unacknowledged after %v", pending, unacked, stallAfter)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 }
 
-// remove deletes the stream of a topic that only this run used.
+// remove deletes the stream of a topic that only this run has used.
 func (a *admin) remove(ctx context.Context, topic string) error {
 	if err := a.js.DeleteStream(ctx, objectName(topic)); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
 		return fmt.Errorf("remove the stream of %s: %w", topic, err)

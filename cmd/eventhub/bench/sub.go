@@ -14,35 +14,35 @@ type Sub struct {
 	load
 	rounds
 
-	Via      string        `default:"ws" enum:"ws,native,native-ws" help:"The way to the stream: ${enum}."`
-	Group    string        `default:"bench" help:"The group; the connections are its members."`
-	GroupTTL time.Duration `name:"group-ttl" help:"Use a group that disappears when it has had no member for so long; it is kept in memory. Default: a durable one."`
-	Fill     string        `default:"own" enum:"own,ws,native" help:"Who publishes the events: own is the side that is measured, so that nats.go reads what nats.go wrote; ws and native are the same for both."`
-	Live     bool          `help:"Publish nothing: wait for --n events that others publish from now on, such as eventhub bench pub in another terminal."`
+	Via      string        `default:"ws" enum:"ws,native,native-ws" help:"Way to reach the stream: ${enum}."`
+	Group    string        `default:"bench" help:"Group, with the connections as members."`
+	GroupTTL time.Duration `name:"group-ttl" help:"Use a group in memory that is deleted after this time without a member. Default: a durable group."`
+	Fill     string        `default:"own" enum:"own,ws,native" help:"Publisher of the events: own uses the measured side, so that nats.go reads what nats.go wrote; ws and native use the same publisher for both sides."`
+	Live     bool          `help:"Publish nothing and wait for --n new events from other publishers, such as eventhub bench pub in another terminal."`
 
-	AckBatch int `name:"payload-ack-batch" help:"Over WebSocket: acknowledge up to so many events with one frame. Default: one frame for each."`
+	AckBatch int `name:"payload-ack-batch" help:"Over WebSocket: maximum number of events acknowledged by one frame. Default: one frame per event."`
 }
 
-// Help is shown by --help.
+// Help returns the detailed help text.
 func (*Sub) Help() string {
-	return `Measures deliveries a second of events that were stored before, each acknowledged on its own. The time ends when the
-server has worked off the acks, where that can be seen natively, and else when the hub has taken them. The quantiles are
-those of an event's age at its delivery, which with stored events mostly says how long ago they were published.
+	return `Measures deliveries per second of stored events, each acknowledged individually. The time ends when the
+server has processed the acknowledgements or, without native access, when the hub has accepted them. The quantiles
+show the age of events at delivery, which for stored events mostly reflects when they were published.
 
   eventhub bench sub --compare native
   eventhub bench sub --payload-ack-batch 256
   eventhub bench sub --url ws://127.0.0.1:8090 --live --n 1000`
 }
 
-// Run measures.
+// Run runs the benchmark.
 func (cmd *Sub) Run(ctx context.Context, env Env, target *Target) error {
 	switch {
 	case cmd.AckBatch < 0 || cmd.AckBatch > 1000:
-		return fmt.Errorf("--payload-ack-batch %d: 0 to 1000 are allowed", cmd.AckBatch)
+		return fmt.Errorf("--payload-ack-batch %d: must be 0 to 1000", cmd.AckBatch)
 	case cmd.GroupTTL != 0 && cmd.GroupTTL < time.Second:
-		return fmt.Errorf("--group-ttl %v: it must be at least 1s", cmd.GroupTTL)
+		return fmt.Errorf("--group-ttl %v: must be at least 1s", cmd.GroupTTL)
 	case cmd.Live && (target.URL == "" || cmd.Compare != "" || cmd.Rounds > 1 || isNative(cmd.Via)):
-		return errors.New("--live waits for what others publish to one running hub: give --url, and no --compare, --rounds or --via")
+		return errors.New("--live requires --url, and excludes --compare, --rounds and a native --via")
 	}
 	return measure(ctx, env, target, plan{name: "sub", sides: cmd.sidesOf(cmd.Via), rounds: &cmd.rounds, load: &cmd.load, metrics: throughputSet}, func(b *run) roundFunc {
 		return func(ctx context.Context, s side, topic string, n int) (*Result, error) {
@@ -57,7 +57,8 @@ func (cmd *Sub) Run(ctx context.Context, env Env, target *Target) error {
 	})
 }
 
-// fillWindow bounds the bytes in flight while a topic is filled: a server that waits for its disk refuses more than 128 MiB.
+// fillWindow is the maximum number of bytes in flight while a topic is filled. A server that waits
+// for its disk refuses more than 128 MiB.
 const fillWindow = 64 << 20
 
 // fill stores events 0 to n-1.
@@ -67,14 +68,14 @@ func (cmd *Sub) fill(ctx context.Context, b *run, via, topic string, n int) erro
 		by = cmd.Fill
 	}
 	if by != via && isNative(via) && b.sys.native.url != b.sys.natsURL {
-		return errors.New("the hub cannot publish to a nats-server of its own: leave --fill, or give --external-nats")
+		return errors.New("the hub cannot publish to the separate nats-server; leave out --fill or set --external-nats")
 	}
 	before, err := b.prepare(ctx, by, topic)
 	if err != nil {
 		return err
 	}
 	if before > 0 {
-		return fmt.Errorf("topic %s holds %d events already: choose another (--topic), or --live", topic, before)
+		return fmt.Errorf("topic %s already holds %d events; choose another (--topic) or use --live", topic, before)
 	}
 	p, err := b.openPublishers(ctx, by, cmd.Connections, publishing{
 		topic: topic, inFlight: max(1, min(256, fillWindow/cmd.Size/cmd.Connections)), batch: 1, native: "inbox",
@@ -120,12 +121,12 @@ func (cmd *Sub) round(ctx context.Context, b *run, via, topic string, t *tally) 
 	if err := m.stop(int(t.want), result); err != nil {
 		return nil, err
 	}
-	members.close() // they may still get what others publish
+	members.close() // stop handlers that still receive events from other publishers
 	result.Quantiles = newQuantiles(ages...)
 	return result, nil
 }
 
-// handler records the age of events.
+// handler returns a handler that records the age of events.
 func (cmd *Sub) handler(age *hdrhistogram.Histogram) func([]byte, int64) (int, error) {
 	if cmd.Live {
 		return func(_ []byte, stored int64) (int, error) {
@@ -136,7 +137,7 @@ func (cmd *Sub) handler(age *hdrhistogram.Histogram) func([]byte, int64) (int, e
 	return stamped(age)
 }
 
-// stamped records how long ago events were due.
+// stamped returns a handler that records the time since each event was due.
 func stamped(age *hdrhistogram.Histogram) func([]byte, int64) (int, error) {
 	return func(payload []byte, _ int64) (int, error) {
 		seq, at, err := readStamp(payload)
@@ -147,7 +148,7 @@ func stamped(age *hdrhistogram.Histogram) func([]byte, int64) (int, error) {
 	}
 }
 
-// newTimes makes a histogram for each of n goroutines.
+// newTimes returns n histograms, one per goroutine.
 func newTimes(n int) []*hdrhistogram.Histogram {
 	all := make([]*hdrhistogram.Histogram, n)
 	for i := range all {
@@ -156,10 +157,10 @@ func newTimes(n int) []*hdrhistogram.Histogram {
 	return all
 }
 
-// subscribers are the members of a round.
+// subscribers are the group members of a round.
 type subscribers []subscriber
 
-// openSubscribers connects n members; how says what the one with a number does.
+// openSubscribers connects n members. how returns the configuration of member i.
 func (b *run) openSubscribers(ctx context.Context, via string, n int, how func(i int) subscribing) (subscribers, error) {
 	var all subscribers
 	for i := range n {
@@ -173,14 +174,16 @@ func (b *run) openSubscribers(ctx context.Context, via string, n int, how func(i
 	return all, nil
 }
 
-// close disconnects, and waits for the handlers. What matters has been settled before. It may be called twice.
+// close disconnects the members and waits for their handlers. All events have been settled before.
+// It may be called more than once.
 func (s subscribers) close() {
 	for _, one := range s {
 		_ = one.close()
 	}
 }
 
-// settleAll returns when the acks are worked off: as the server says where it can be asked, and else as the hub does.
+// settleAll waits until the acknowledgements are processed, according to the server if it is
+// accessible natively, otherwise according to the hub.
 func (b *run) settleAll(ctx context.Context, via, topic string, members subscribers) error {
 	a, err := b.sys.admin(via)
 	if err != nil {
@@ -191,7 +194,7 @@ func (b *run) settleAll(ctx context.Context, via, topic string, members subscrib
 	}
 	for _, s := range members {
 		if err := s.settle(ctx); err != nil {
-			return fmt.Errorf("the acks were not taken: %w", err)
+			return fmt.Errorf("settle acknowledgements: %w", err)
 		}
 	}
 	return nil

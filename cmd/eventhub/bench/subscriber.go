@@ -14,27 +14,28 @@ import (
 	"eventhub/facade/client"
 )
 
-// maxBatchSize is the most events that a subscription asks of the hub at a time.
+// maxBatchSize is the maximum BatchSize of a subscription.
 const maxBatchSize = 1000
 
-// subscriber is one connection that is a member of a group.
+// subscriber is a connection that is a member of a group.
 type subscriber interface {
-	// settle returns when the acks of all that the handler was called with have been taken.
+	// settle waits until the acknowledgements of all handled events have been accepted.
 	settle(ctx context.Context) error
 	close() error
 }
 
-// subscribing says how to subscribe.
+// subscribing configures a subscriber.
 type subscribing struct {
 	topic, group string
-	from         string // latest or earliest
+	from         string // "latest" or "earliest"
 	inFlight     int
-	ackBatch     int // ids a frame, over WebSocket; 0: a frame for each ack
+	ackBatch     int // ids per ACK frame, over WebSocket; 0 means a frame per event
 	ttl          time.Duration
-	// handle gets each event, and returns its number. Then it is acknowledged, and then counted.
+	// handle receives each event and returns its number. The event is then acknowledged and
+	// counted.
 	handle  func(payload []byte, stored int64) (seq int, err error)
 	counted func(seq int)
-	// failed is told why not everything can be counted. It must not block.
+	// failed receives an error that prevents complete counting. It must not block.
 	failed func(error)
 }
 
@@ -62,13 +63,13 @@ type wsSubscriber struct {
 
 	client *client.Client
 	sub    *client.Subscription
-	acks   chan ack // for frames that acknowledge many
+	acks   chan ack // acknowledgements to send in batches
 	over   chan struct{}
 	wg     sync.WaitGroup
 	once   sync.Once
 }
 
-// ack is one that waits for others.
+// ack is a pending acknowledgement.
 type ack struct {
 	id  string
 	seq int
@@ -112,7 +113,8 @@ func (w *wsSubscriber) event(ev client.Event) {
 	w.counted(seq)
 }
 
-// ackMany acknowledges what has come together, at most ackBatch events with a frame. No ack waits for an event to come.
+// ackMany acknowledges events in batches of up to ackBatch per frame. A batch takes what is pending
+// and never waits for more.
 func (w *wsSubscriber) ackMany() {
 	names, batch := make([]string, 0, w.ackBatch), make([]ack, 0, w.ackBatch)
 	for {
@@ -122,7 +124,7 @@ func (w *wsSubscriber) ackMany() {
 		case <-w.over:
 			return
 		}
-		runtime.Gosched() // let the handler go on, so that there is more to send
+		runtime.Gosched() // lets the handler run, so that the batch grows
 		for more := true; more && len(batch) < w.ackBatch; {
 			select {
 			case a := <-w.acks:
@@ -145,7 +147,7 @@ func (w *wsSubscriber) ackMany() {
 	}
 }
 
-// settle leaves the group: the hub answers when it has taken the acks before it.
+// settle leaves the group. The hub answers after it has accepted all earlier acknowledgements.
 func (w *wsSubscriber) settle(ctx context.Context) error {
 	return w.sub.Unsubscribe(ctx)
 }
@@ -160,15 +162,15 @@ func (w *wsSubscriber) close() error {
 // nativeSubscriber consumes with nats.go and acknowledges each message.
 type nativeSubscriber struct {
 	conn *nats.Conn
-	owns bool // the connection is its own
+	owns bool // close the connection together with the subscriber
 	run  natsjs.ConsumeContext
 }
 
-// consume joins the group of a topic over a connection. The group is made when it is new.
+// consume joins the group of a topic over a connection and creates the group if it does not exist.
 func consume(ctx context.Context, nc *nats.Conn, o subscribing) (*nativeSubscriber, error) {
 	js, err := natsjs.New(nc)
 	if err != nil {
-		return nil, fmt.Errorf("nats: %w", err)
+		return nil, fmt.Errorf("create JetStream context: %w", err)
 	}
 	stream := objectName(o.topic)
 	consumer, err := js.Consumer(ctx, stream, objectName(o.group))
@@ -176,7 +178,7 @@ func consume(ctx context.Context, nc *nats.Conn, o subscribing) (*nativeSubscrib
 		consumer, err = js.CreateOrUpdateConsumer(ctx, stream, consumerConfig(o.group, o.ttl))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("group %s of %s: %w", o.group, o.topic, err)
+		return nil, fmt.Errorf("open group %s of %s: %w", o.group, o.topic, err)
 	}
 	run, err := consumer.Consume(func(m natsjs.Msg) {
 		seq, err := o.handle(m.Data(), 0)
@@ -197,7 +199,7 @@ func consume(ctx context.Context, nc *nats.Conn, o subscribing) (*nativeSubscrib
 
 func (n *nativeSubscriber) settle(ctx context.Context) error {
 	if err := n.conn.FlushWithContext(ctx); err != nil {
-		return fmt.Errorf("nats: %w", err)
+		return fmt.Errorf("flush NATS connection: %w", err)
 	}
 	return nil
 }

@@ -20,26 +20,28 @@ import (
 	"eventhub/acl"
 )
 
-// system is what is measured: a hub, the NATS behind it, and the nats-server of a comparison where that is another one.
+// system is the measured system: a hub, the NATS behind it, and the nats-server of a comparison if
+// that is a different one.
 type system struct {
 	target *Target
-	dir    string // of what was started; close removes it
+	dir    string // data of started servers; removed by close
 	owned  []*process
 
 	wsURL, httpURL, token string
-	// secret signs the tokens of policies, for a hub that was started; bearer is what the clients of the round authenticate
-	// with.
+	// secret signs tokens with policies, for a started hub. bearer is the credential of the clients
+	// in the current round.
 	secret, bearer string
-	// natsURL is the NATS behind the hub, "" when it is not known. native is the server of the sides native and native-ws.
+	// natsURL is the NATS behind the hub, or "" if unknown. native is the server for the sides
+	// native and native-ws.
 	natsURL string
 	native  struct{ url, wsURL string }
-	// pids are the processes that serve a hub's clients, or native ones.
+	// hubPIDs and nativePIDs are the processes that serve the hub's clients and the native clients.
 	hubPIDs, nativePIDs []int32
 
-	admins map[string]*admin // by NATS URL
+	admins map[string]*admin // keyed by NATS URL
 }
 
-// needs are the parts of a system that a run uses.
+// needs lists the parts of a system that a run uses.
 type needs struct{ hub, native, nativeWS bool }
 
 func needsOf(sides []side) needs {
@@ -57,7 +59,8 @@ func needsOf(sides []side) needs {
 	return n
 }
 
-// openSystem starts what is not running. The caller closes the system.
+// openSystem attaches to a running hub or starts the needed servers. The caller must close the
+// system.
 func openSystem(ctx context.Context, env Env, target *Target, need needs) (_ *system, err error) {
 	s := &system{target: target, admins: make(map[string]*admin)}
 	defer func() {
@@ -78,17 +81,17 @@ func openSystem(ctx context.Context, env Env, target *Target, need needs) (_ *sy
 	}
 	switch {
 	case need.nativeWS && s.native.wsURL == "":
-		// The embedded server has no WebSocket listener, so the comparison has a server of its own.
+		// The embedded server has no WebSocket listener, so the comparison uses a separate server.
 		return s, s.startNATS(ctx)
 	case need.native && s.natsURL == "":
-		return nil, errors.New("native clients need the NATS behind the hub: give --nats-url")
+		return nil, errors.New("native clients require access to the NATS behind the hub; set --nats-url")
 	case need.native && s.native.url == "":
 		s.native.url, s.nativePIDs = s.natsURL, s.hubPIDs
 	}
 	return s, nil
 }
 
-// attach finds a hub that runs.
+// attach uses a running hub.
 func (s *system) attach(env Env) error {
 	t := s.target
 	var err error
@@ -100,7 +103,7 @@ func (s *system) attach(env Env) error {
 	if s.httpURL == "" {
 		u, err := url.Parse(t.URL)
 		if err != nil {
-			return fmt.Errorf("hub at %q: %w", t.URL, err)
+			return fmt.Errorf("parse hub URL %q: %w", t.URL, err)
 		}
 		s.httpURL = "http://" + net.JoinHostPort(u.Hostname(), "8081")
 	}
@@ -110,7 +113,7 @@ func (s *system) attach(env Env) error {
 	return nil
 }
 
-// start runs a hub on fresh data.
+// start starts a hub on fresh data.
 func (s *system) start(ctx context.Context) error {
 	if err := s.makeDir(); err != nil {
 		return err
@@ -151,8 +154,9 @@ func (s *system) start(ctx context.Context) error {
 	return nil
 }
 
-// hubEnv configures a hub that is started. All limits are on, and none is reached: its clients here are one principal.
-// Builds from before the limits take no notice.
+// hubEnv returns the environment of a started hub. It enables all limits at values that the
+// benchmark, whose clients are a single principal, never reaches. Old builds without these limits
+// ignore the variables.
 func (s *system) hubEnv() []string {
 	s.secret = rand.Text() + rand.Text()
 	s.bearer = s.token
@@ -168,11 +172,11 @@ func (s *system) hubEnv() []string {
 	}
 }
 
-// beyondReach is a rate, and a burst, that no benchmark comes near.
+// beyondReach is a rate, and a burst, far above any benchmark.
 const beyondReach = "100000000"
 
-// become makes the clients of the next round authenticate with a policy of so many rules, of which the last decides; 0 is
-// the hub's own token.
+// become sets the credential for the next round: a JWT whose policy has the given number of rules,
+// of which the last one matches, or the hub's own token if rules is 0.
 func (s *system) become(rules int) error {
 	s.bearer = s.token
 	if rules == 0 {
@@ -198,13 +202,13 @@ func (s *system) makeDir() error {
 	}
 	dir, err := os.MkdirTemp(s.target.Dir, "eventhub-bench-")
 	if err != nil {
-		return fmt.Errorf("a directory for the data: %w: choose another place (--dir)", err)
+		return fmt.Errorf("create the data directory: %w; choose another place (--dir)", err)
 	}
 	s.dir = dir
 	return nil
 }
 
-// close ends what was started, the hub before the NATS that it uses, and removes its data.
+// close ends the started servers, the hub before its NATS, and removes their data.
 func (s *system) close() error {
 	var errs []error
 	for _, a := range s.admins {
@@ -219,7 +223,7 @@ func (s *system) close() error {
 	return errors.Join(errs...)
 }
 
-// servers are the processes that serve the clients of a side; none when they are not known.
+// servers returns the processes that serve the clients of a side, or none if they are unknown.
 func (s *system) servers(via string) ([]*psutil.Process, error) {
 	pids := s.hubPIDs
 	if isNative(via) {
@@ -236,7 +240,7 @@ func (s *system) servers(via string) ([]*psutil.Process, error) {
 	return out, nil
 }
 
-// describe says what a side is.
+// describe describes a side.
 func (s *system) describe(of side) string {
 	groups := ""
 	if of.groups > 0 {
@@ -251,9 +255,9 @@ func (s *system) describe(of side) string {
 	}
 	switch {
 	case isNative(of.via) && s.native.url != s.natsURL && s.target.Replicas > 1:
-		return library + " at a cluster of its own" + groups
+		return library + " at a separate cluster" + groups
 	case isNative(of.via) && s.native.url != s.natsURL:
-		return library + " at a nats-server of its own" + groups
+		return library + " at a separate nats-server" + groups
 	case isNative(of.via) && s.target.Replicas > 1 && s.target.external():
 		return library + " at the cluster behind the hub" + groups
 	case isNative(of.via) && s.target.External:
@@ -285,46 +289,47 @@ func (s *system) connect(via string) (*nats.Conn, error) {
 	}
 	nc, err := nats.Connect(at, nats.Name("eventhub bench"))
 	if err != nil {
-		return nil, fmt.Errorf("nats at %s: %w", redact(at), err)
+		return nil, fmt.Errorf("connect to NATS at %s: %w", redact(at), err)
 	}
 	return nc, nil
 }
 
-// admin looks at streams, and makes and removes them, over a connection that carries nothing else.
+// admin inspects, creates, and removes streams over a separate connection.
 type admin struct {
 	conn *nats.Conn
 	js   natsjs.JetStream
 }
 
-// admin is that of the server with a side's streams; nil when it cannot be reached natively.
+// admin returns the admin for the server with a side's streams, or nil if the server is not
+// accessible natively.
 func (s *system) admin(via string) (*admin, error) {
 	at := s.natsURL
 	if isNative(via) {
 		at = s.native.url
 	}
 	if at == "" {
-		return nil, nil //nolint:nilnil // having none is not an error
+		return nil, nil //nolint:nilnil // no native access is not an error
 	}
 	if a := s.admins[at]; a != nil {
 		return a, nil
 	}
 	nc, err := nats.Connect(at, nats.Name("eventhub bench"))
 	if err != nil {
-		return nil, fmt.Errorf("nats at %s: %w", redact(at), err)
+		return nil, fmt.Errorf("connect to NATS at %s: %w", redact(at), err)
 	}
 	js, err := natsjs.New(nc)
 	if err != nil {
 		nc.Close()
-		return nil, fmt.Errorf("nats at %s: %w", redact(at), err)
+		return nil, fmt.Errorf("open JetStream at %s: %w", redact(at), err)
 	}
 	a := &admin{conn: nc, js: js}
 	s.admins[at] = a
 	return a, nil
 }
 
-func pidOf(p *process) int32 { return int32(p.cmd.Process.Pid) } //nolint:gosec // process ids are that small
+func pidOf(p *process) int32 { return int32(p.cmd.Process.Pid) } //nolint:gosec // process ids fit
 
-// withToken puts a token into a NATS URL.
+// withToken adds a token to a NATS URL.
 func withToken(at, token string) string {
 	u, err := url.Parse(at)
 	if err != nil {
@@ -334,7 +339,7 @@ func withToken(at, token string) string {
 	return u.String()
 }
 
-// redact removes credentials from NATS URLs that are shown.
+// redact removes credentials from NATS URLs.
 func redact(list string) string {
 	urls := strings.Split(list, ",")
 	for i, at := range urls {

@@ -10,29 +10,29 @@ import (
 // tally counts the events of a round. Its methods may be called concurrently.
 type tally struct {
 	want  int64
-	seen  []atomic.Uint64 // a bit for each event; nil: every delivery counts
+	seen  []atomic.Uint64 // a bit per event; nil counts every delivery
 	count atomic.Int64
 	again atomic.Int64
-	done  chan struct{} // closed when all are there
-	fail  chan error    // receives once why the round cannot succeed
+	done  chan struct{} // closed when the tally is complete
+	fail  chan error    // receives at most one error that makes success impossible
 }
 
 func newTally(want int) *tally {
 	return &tally{want: int64(want), seen: make([]atomic.Uint64, (want+63)/64), done: make(chan struct{}), fail: make(chan error, 1)}
 }
 
-// newCount is a tally of deliveries, whatever they are.
+// newCount returns a tally that counts every delivery.
 func newCount(want int) *tally {
 	t := newTally(want)
 	t.seen = nil
 	return t
 }
 
-// mark counts the event with this number, once.
+// mark counts the event with the given number once.
 func (t *tally) mark(seq int) {
 	if t.seen != nil {
 		if seq < 0 || seq >= int(t.want) {
-			t.failed(fmt.Errorf("event %d was delivered, and %d were published", seq, t.want))
+			t.failed(fmt.Errorf("event %d was delivered, but only %d were published", seq, t.want))
 			return
 		}
 		bit := uint64(1) << (seq % 64)
@@ -46,7 +46,7 @@ func (t *tally) mark(seq int) {
 	}
 }
 
-// failed ends the round. Only the first reason counts.
+// failed ends the round with an error. Only the first error is kept.
 func (t *tally) failed(err error) {
 	select {
 	case t.fail <- err:
@@ -54,8 +54,8 @@ func (t *tally) failed(err error) {
 	}
 }
 
-// waitAll waits until the tallies are complete. It fails when one fails, when none makes progress for stallAfter, and
-// with ctx.
+// waitAll waits until all tallies are complete. It returns an error if one fails, if none makes
+// progress for stallAfter, or if ctx ends.
 func waitAll(ctx context.Context, fail <-chan error, tallies ...*tally) error {
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
@@ -80,7 +80,7 @@ func waitAll(ctx context.Context, fail <-chan error, tallies ...*tally) error {
 				if sum != last {
 					last, since = sum, time.Now()
 				} else if time.Since(since) > stallAfter {
-					return fmt.Errorf("%d of %d events arrived, and none in the last %v", sum, want, stallAfter)
+					return fmt.Errorf("%d of %d events arrived; none in the last %v", sum, want, stallAfter)
 				}
 			}
 		}

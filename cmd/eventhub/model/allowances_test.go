@@ -4,30 +4,37 @@ package model
 
 import "time"
 
-// allowance says what a fault excuses. Everything that is not in this table is a promise that faults do not break.
+// allowance says what a fault excuses. Everything that is not in this table is a promise that
+// faults do not break.
 type allowance struct {
 	kind string
-	// atLeast is the length below which the fault excuses nothing: the hub's fences are made for that.
+	// atLeast is the length below which the fault excuses nothing: the hub's fences are made for
+	// that.
 	atLeast func(settings) time.Duration
-	// voids: the leases of the hub in Target end (those of all hubs, if allHubs), and what it had fetched is forgotten: the
-	// protocol's "leases of a hub that died".
+	// voids: the leases of the hub in Target end (those of all hubs, if allHubs), and what it had
+	// fetched is forgotten: the protocol's "leases of a hub that died".
 	voids, allHubs bool
 	// skips: attempts may skip numbers across it.
 	skips bool
-	// losesAcks: an ACK that was answered OK while the fault was there, or up to justBefore it, may come to nothing.
+	// losesAcks: an ACK that was answered OK while the fault was there, or up to justBefore it, may
+	// come to nothing.
 	losesAcks bool
 	// rewinds: attempts may repeat, or fall, across it.
 	rewinds bool
-	// holdsBack: what was said just before it, and until the hub knows of it, comes when it is over.
+	// holdsBack: what was said just before it, and until the hub knows of it, comes when it is
+	// over.
 	holdsBack bool
-	// notesLate: what the hub notes of deliveries that no client had may come when another hub has the event, so that an attempt
-	// is shown twice.
+	// notesLate: what the hub notes of deliveries that no client had may come when another hub has
+	// the event, so that an attempt is shown twice.
 	notesLate bool
+	// leaderless: in a cluster, leases that are due to be kept end, for want of an answer.
+	leaderless bool
 	// ends: connections to the hub may end while it is there, and frames may stay unanswered.
 	ends bool
 }
 
-// justBefore is what "its last moments (about 200 ms)" is on a busy machine. cmd/eventhub's kill test takes the same.
+// justBefore is what "its last moments (about 200 ms)" is on a busy machine. cmd/eventhub's kill
+// test takes the same.
 const justBefore = 600 * time.Millisecond
 
 // reconnected is when a hub has all its connections again after a fault.
@@ -39,24 +46,30 @@ var allowances = []allowance{
 	{kind: "kill-hub", skips: true, voids: true, losesAcks: true, ends: true},
 	// A drained hub gives everything back, and settles what it said OK to.
 	{kind: "stop-hub", voids: true, ends: true},
-	// A process that stood still for longer than the stall limit gives up all leases. Half of the limit must do no harm.
+	// A process that stood still for longer than the stall limit gives up all leases. Half of the
+	// limit must do no harm.
 	{kind: "freeze-hub", skips: true, atLeast: halfStall, voids: true, losesAcks: true, ends: true},
 	// The same, where the machine was too busy to run the hub. The hub says so itself.
 	{kind: "stall-hub", skips: true, atLeast: halfStall, voids: true, losesAcks: true},
 	// "A broken connection drops all leases at once."
 	{kind: "cut", skips: true, voids: true, losesAcks: true},
-	// "A server that is killed may deliver again what was acknowledged in its last moments." The leases of hubs that were
-	// connected to it end by "cut"; those of other hubs stay.
-	{kind: "kill-node", losesAcks: true, rewinds: true},
+	// "A server that is killed may deliver again what was acknowledged in its last moments." The
+	// leases of hubs that were connected to it end by "cut"; those of other hubs stay. In a
+	// cluster, the consumers that it led have no leader for as long as an election takes: nothing
+	// keeps their leases, so the hubs give them up before the server gives the events to others.
+	{kind: "kill-node", losesAcks: true, rewinds: true, leaderless: true},
 	{kind: "stop-node", losesAcks: true, rewinds: true},
-	// A frozen node, or a link that holds bytes back, for about the margin or longer: no touch gets through.
+	// A frozen node, or a link that holds bytes back, for about the margin or longer: no touch gets
+	// through.
 	{kind: "freeze-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, rewinds: true, holdsBack: true},
 	{kind: "hold-link", skips: true, atLeast: mostOfMargin, voids: true, losesAcks: true, notesLate: true, holdsBack: true},
 	// A slow link is no excuse at all: its delays are far below the margin.
 	{kind: "delay-link"},
-	// A leader that steps down takes with it what it had not told the others; leases are not among that.
+	// A leader that steps down takes with it what it had not told the others; leases are not among
+	// that.
 	{kind: "stepdown", losesAcks: true},
-	// Holes in the harness's own time say that the machine stood still. They are told apart only by the rules about time.
+	// Holes in the harness's own time say that the machine stood still. They are told apart only by
+	// the rules about time.
 	{kind: "stall-harness"},
 }
 
@@ -97,11 +110,16 @@ func (l *ledger) voidedAt(hub string, from, to time.Duration) time.Duration {
 		if f.voids && (f.allHubs || f.target == hub) && f.from <= to && f.to >= from && f.counts(l.set) {
 			at = min(at, max(f.from, from))
 		}
+		// A lease that was kept a moment before stays for longer than this.
+		if since := f.from + margin(l.set)/2; f.leaderless && l.set.Cluster && since <= to && f.to >= max(since, from) {
+			at = min(at, max(since, from))
+		}
 	}
 	return at
 }
 
-// mayLoseAck reports whether an ACK that was on its way between sent and answered may have come to nothing.
+// mayLoseAck reports whether an ACK that was on its way between sent and answered may have come to
+// nothing.
 func (l *ledger) mayLoseAck(hub string, sent, answered time.Duration) bool {
 	return l.within(sent, answered+justBefore, func(f *fault) bool {
 		return f.losesAcks && (f.target == hub || f.target == "-" || f.target[0] == 'n' || f.allHubs)

@@ -158,14 +158,14 @@ func (l *ledger) publishedAt(ds []*delivery) time.Duration {
 	return ds[0].lo
 }
 
-// forgotUnseen reports whether a server that was killed may have forgotten a delivery that no client had. The hub that had it
-// notes it all the same.
+// forgotUnseen reports whether a server that was killed may have forgotten a delivery that no
+// client had. The hub that had it notes it all the same.
 func (l *ledger) forgotUnseen(ds []*delivery) bool {
 	return l.within(l.publishedAt(ds), ds[0].lo, func(f *fault) bool { return f.kind == "kill-node" })
 }
 
-// lastMoments reports whether one of the deliveries came in the last moments of a server that was killed, which may have
-// forgotten it. The hub that had it knows; another hub does not.
+// lastMoments reports whether one of the deliveries came in the last moments of a server that was
+// killed, which may have forgotten it. The hub that had it knows; another hub does not.
 func (l *ledger) lastMoments(ds []*delivery) bool {
 	return slices.ContainsFunc(ds, func(d *delivery) bool {
 		return l.within(d.lo, d.at+justBefore, func(f *fault) bool { return f.rewinds })
@@ -183,8 +183,9 @@ func (l *ledger) unseen(g *group, from, to time.Duration) int {
 	return n
 }
 
-// inboxesEnded counts the members that paused or ended. When the server has picked an event for an inbox that ends in that very
-// moment, it delivers the event to another at once, and counts the delivery that it did not make (docs/upstream).
+// inboxesEnded counts the members that paused or ended. When the server has picked an event for an
+// inbox that ends in that very moment, it delivers the event to another at once, and counts the
+// delivery that it did not make (docs/upstream).
 func (g *group) inboxesEnded(from, to time.Duration) int {
 	n := 0
 	count := func(sent, done time.Duration) {
@@ -206,8 +207,9 @@ func (g *group) inboxesEnded(from, to time.Duration) int {
 	return n
 }
 
-// onTheWay counts the hubs of a cluster that were drained: an event that was on its way to one in that very moment waits out
-// AckWait, and counts as an attempt that no client saw (ARCHITECTURE.md, "Attempts").
+// onTheWay counts the hubs of a cluster that were drained: an event that was on its way to one in
+// that very moment waits out AckWait, and counts as an attempt that no client saw (ARCHITECTURE.md,
+// "Attempts").
 func (l *ledger) onTheWay(from, to time.Duration) int {
 	n := 0
 	for _, f := range l.faults {
@@ -218,8 +220,9 @@ func (l *ledger) onTheWay(from, to time.Duration) int {
 	return n
 }
 
-// blind is a time in which a connection may have been given events that its client never read: it cut the connection off, which
-// the hub notices a little later, or the hub died and took with it what the kernel had not sent.
+// blind is a time in which a connection may have been given events that its client never read: it
+// cut the connection off, which the hub notices a little later, or the hub died and took with it
+// what the kernel had not sent.
 type blind struct {
 	span
 
@@ -242,8 +245,9 @@ func (g *group) blind() []blind {
 	return all
 }
 
-// unreadSince bounds from below when the hub wrote what the client did not read before the connection ended. On a small one, an
-// empty socket says nothing; but it was behind the last answer that was read.
+// unreadSince bounds from below when the hub wrote what the client did not read before the
+// connection ended. On a small one, an empty socket says nothing; but it was behind the last answer
+// that was read.
 func (c *connection) unreadSince() time.Duration {
 	if !c.small {
 		return c.endLo

@@ -56,8 +56,8 @@ func (r *rig) drain(count *counters) {
 	}
 }
 
-// join connects where there is no connection, and subscribes to what it is not subscribed to. It reports whether it has
-// asked for everything.
+// join connects where there is no connection, and subscribes to what it is not subscribed to. It
+// reports whether it has asked for everything.
 func (d *drain) join() bool {
 	if d.conn != nil {
 		select {

@@ -239,14 +239,16 @@ func (l *ledger) unfounded(g *group, x *letter) string {
 			why = "the delivery did not fail in that way"
 		}
 	}
-	for _, b := range g.blind() { // a NACK is about the newest delivery, which the client may not have read
+	// a NACK is about the newest delivery, which the client may not have read
+	for _, b := range g.blind() {
 		refused := slices.ContainsFunc(b.sub.settles, func(f *frame) bool { return f.Op == "NACK" && f.about(x.Original.ID) && !f.refused() })
 		if m := b.sub.maxAttempts(); refused && m > 0 && x.Attempts >= m {
 			return ""
 		}
 	}
 	if x.Err == "connection lost" || x.Err == "lease expired" {
-		// It may have been written to a connection that was cut off with bytes unread, or was lost with its hub.
+		// It may have been written to a connection that was cut off with bytes unread, or was lost
+		// with its hub.
 		for _, b := range g.blind() {
 			if m := b.sub.maxAttempts(); m > 0 && x.Attempts >= m {
 				return ""
@@ -285,14 +287,16 @@ func (l *ledger) mayFail(d *delivery, reason string) bool {
 	return false
 }
 
-// failed is when a delivery surely failed for the last time, at the latest, and why; never if it did not, or may not have.
+// failed is when a delivery surely failed for the last time, at the latest, and why; never if it
+// did not, or may not have.
 func (l *ledger) failed(d *delivery) (time.Duration, string) {
 	if m := d.sub.maxAttempts(); m == 0 || d.attempt < m || len(d.may("ACK")) > 0 {
 		return never, ""
 	}
 	lo, hi := d.deadline()
 	disturbed := func(to time.Duration) bool {
-		// The letter may go over another connection, which is not back yet; then the event is delivered once more.
+		// The letter may go over another connection, which is not back yet; then the event is
+		// delivered once more.
 		return l.within(d.lo-reconnected, to+justBefore, func(f *fault) bool { return f.voids || f.losesAcks })
 	}
 	nacks := d.may("NACK")

@@ -123,7 +123,8 @@ func (j *injector) away() time.Duration {
 	return time.Duration(j.rnd.IntN(most)) * time.Millisecond
 }
 
-// one3 picks one, the shorter ones more often, and now and then one that is longer than an answer may take.
+// one3 picks one, the shorter ones more often, and now and then one that is longer than an answer
+// may take.
 func (j *injector) one3(short, middle, long time.Duration) time.Duration {
 	switch n := j.rnd.IntN(20); {
 	case n < 7:
@@ -165,7 +166,8 @@ func (j *injector) deposeOne(ctx context.Context) {
 	j.healthy()
 }
 
-// healthy waits for some time until streams and groups have leaders and their copies are up to date.
+// healthy waits for some time until streams and groups have leaders and their copies are up to
+// date.
 func (r *rig) healthy() {
 	r.within(20*time.Second, func(ctx context.Context) bool {
 		for _, topic := range append([]string{"dlq"}, r.plan.topics...) {

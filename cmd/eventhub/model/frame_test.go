@@ -64,7 +64,8 @@ type wireLetter struct {
 	Attempts int       `json:"attempts"`
 }
 
-// number reads the number that each published payload begins with: {"n":7,…}. It is 0 for payloads that are not ours.
+// number reads the number that each published payload begins with: {"n":7,…}. It is 0 for payloads
+// that are not ours.
 func number(payload []byte) int {
 	var p struct {
 		N int `json:"n"`

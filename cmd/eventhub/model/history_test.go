@@ -16,10 +16,12 @@ import (
 // never is the end of what has none.
 const never = time.Duration(math.MaxInt64)
 
-// entry is one line of a history. Times count from the start of the run, on the harness's monotonic clock.
+// entry is one line of a history. Times count from the start of the run, on the harness's monotonic
+// clock.
 type entry struct {
 	at time.Duration
-	// lo bounds what was received from below: the socket was empty at that moment, so the hub wrote it later.
+	// lo bounds what was received from below: the socket was empty at that moment, so the hub wrote
+	// it later.
 	lo   time.Duration
 	conn int // 0: no connection's
 	kind string
@@ -28,11 +30,12 @@ type entry struct {
 
 // The kinds of entries. Those of faults are "fault NUMBER KIND TARGET" and "over NUMBER".
 const (
-	kindSet    = "set"    // settings, as JSON
-	kindOpen   = "open"   // a connection to the hub named in the text; "small" if lo says nothing
-	kindSent   = ">"      // a frame; at is before the write
-	kindGot    = "<"      // a frame
-	kindClose  = "close"  // the client begins to end the connection; "abrupt" when what is unread is lost
+	kindSet  = "set"  // settings, as JSON
+	kindOpen = "open" // a connection to the hub named in the text; "small" if lo says nothing
+	kindSent = ">"    // a frame; at is before the write
+	kindGot  = "<"    // a frame
+	// the client begins to end the connection; "abrupt" when what is unread is lost
+	kindClose  = "close"
 	kindEnd    = "end"    // nothing more can come; the text says why
 	kindDeaf   = "deaf"   // the client stops reading
 	kindHears  = "hears"  // and goes on

@@ -27,7 +27,8 @@ type hubRole struct {
 	Log       string // a file, appended to; "" for none
 }
 
-// stallBeat is how often a hub looks whether it stood still, and stallLeast the shortest standstill that it tells of.
+// stallBeat is how often a hub looks whether it stood still, and stallLeast the shortest standstill
+// that it tells of.
 const (
 	stallBeat  = 20 * time.Millisecond
 	stallLeast = 250 * time.Millisecond
@@ -69,7 +70,8 @@ func runHub(ctx context.Context, r hubRole) error {
 	return errors.Join(srv.Close(), web.Shutdown(end), bus.Close())
 }
 
-// narrow gives the kernel little room for what goes to clients: events for one that does not read then stay in the hub.
+// narrow gives the kernel little room for what goes to clients: events for one that does not read
+// then stay in the hub.
 type narrow struct{ net.Listener }
 
 // Accept makes the send buffer small.

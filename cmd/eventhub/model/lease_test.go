@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// noticed is what the hub may take to notice the end of a lease: 250 ms by the protocol, and what a busy machine adds.
+// noticed is what the hub may take to notice the end of a lease: 250 ms by the protocol, and what a
+// busy machine adds.
 const noticed = 400 * time.Millisecond
 
 // about reports whether f settles the event id.
@@ -38,7 +39,8 @@ func (d *delivery) next() time.Duration {
 	return at
 }
 
-// surely reports whether f was about this delivery and no other one of the same event to the same subscription.
+// surely reports whether f was about this delivery and no other one of the same event to the same
+// subscription.
 func (d *delivery) surely(f *frame) bool { return f.sent >= d.at && f.answered <= d.next() && f.ok() }
 
 // deadline is when the time of the lease ran out: not before lo, nor after hi.
@@ -75,8 +77,8 @@ func (l *ledger) leaseEnd(d *delivery, but *frame) time.Duration {
 	return min(end, d.sub.over(), l.voidedAt(d.sub.conn.hub, d.lo, never))
 }
 
-// released is the latest moment at which the lease may have ended, and again that at which the event may be delivered again
-// then: never when it may have been settled for good.
+// released is the latest moment at which the lease may have ended, and again that at which the
+// event may be delivered again then: never when it may have been settled for good.
 func (l *ledger) released(d *delivery) (ended, again time.Duration) {
 	_, hi := d.deadline()
 	ended = never
@@ -129,8 +131,9 @@ func (l *ledger) acked(d *delivery) *frame {
 	return nil
 }
 
-// settledLate reports whether the lease x may have been ended by what was said of another delivery of the event just before its
-// way to NATS fell silent, and came when x was leased: "a settlement that was sent while NATS answered, and was then held up".
+// settledLate reports whether the lease x may have been ended by what was said of another delivery
+// of the event just before its way to NATS fell silent, and came when x was leased: "a settlement
+// that was sent while NATS answered, and was then held up".
 func (l *ledger) settledLate(e *event, x, y *delivery) bool {
 	for _, z := range e.deliveries {
 		if z == x || z == y {
@@ -175,8 +178,8 @@ func (l *ledger) rewound(g *group, from, to time.Duration) bool {
 // mostMemory is the longest TTL of a group that lives in the memory of its server (docs/nats.md).
 const mostMemory = time.Minute
 
-// forgot reports whether a group in memory may have gone back to its ack floor, for its server was restarted: what was
-// settled behind the floor may come again.
+// forgot reports whether a group in memory may have gone back to its ack floor, for its server was
+// restarted: what was settled behind the floor may come again.
 func (l *ledger) forgot(g *group, from, to time.Duration) bool {
 	ttl := g.ttl()
 	return 0 < ttl && ttl <= mostMemory && l.within(from-ttl, to, func(f *fault) bool { return f.rewinds })

@@ -16,9 +16,10 @@ type settings struct {
 	Seed        int64 `json:"seed"`
 	AckWaitMS   int   `json:"ackWaitMs"`
 	ToleranceMS int   `json:"toleranceMs"` // for what must be prompt
-	Drained     bool  `json:"drained"`     // all was acknowledged at the end, and everything that is stored was read
-	Disturbed   bool  `json:"disturbed"`   // there were faults
-	Cluster     bool  `json:"cluster"`     // of nats-servers
+	// all was acknowledged at the end, and everything that is stored was read
+	Drained   bool `json:"drained"`
+	Disturbed bool `json:"disturbed"` // there were faults
+	Cluster   bool `json:"cluster"`   // of nats-servers
 }
 
 func (s settings) ackWait() time.Duration   { return time.Duration(s.AckWaitMS) * time.Millisecond }
@@ -59,11 +60,13 @@ type connection struct {
 	byCorr       map[string]*frame
 	live         map[groupKey]*sub // what frames sent now are about
 	current      map[groupKey]*sub // what frames that come now are about
-	confused     bool              // answers without corr came in another order: nobody knows what belongs to what any more
-	resets       map[groupKey]bool
+	// answers without corr came in another order: nobody knows what belongs to what any more
+	confused bool
+	resets   map[groupKey]bool
 }
 
-// over is when it was over, at the earliest. Where the client ended it, and reads, it would have seen the hub do so before.
+// over is when it was over, at the earliest. Where the client ended it, and reads, it would have
+// seen the hub do so before.
 func (c *connection) over() time.Duration {
 	if c.closeAt < c.endAt && !c.small && (len(c.deaf) == 0 || c.deaf[len(c.deaf)-1].to < c.closeAt) {
 		return min(c.closeAt, max(c.endLo, c.closeAt-100*time.Millisecond))
@@ -366,6 +369,30 @@ func (l *ledger) sent(f *frame) {
 	}
 }
 
+// inherit takes over the frames that were sent after the subscription's SUBSCRIBE while another
+// one, which was refused meanwhile, seemed to be what they are about.
+func (s *sub) inherit(refused *sub) {
+	if refused.start.ok() {
+		return
+	}
+	later := func(from *[]*frame) (taken []*frame) {
+		for i, f := range *from {
+			if f.line > s.start.line {
+				taken, *from = (*from)[i:], (*from)[:i]
+				break
+			}
+		}
+		for _, f := range taken {
+			f.sub = s
+		}
+		return taken
+	}
+	s.settles, s.pauses, s.resumes = later(&refused.settles), later(&refused.pauses), later(&refused.resumes)
+	if stop := refused.stop; stop != nil && stop.line > s.start.line {
+		s.stop, refused.stop, stop.sub = stop, nil, s
+	}
+}
+
 // got takes the hub's frame.
 func (l *ledger) got(line int, c *connection, e entry, w *wireFrame) {
 	if w.Op == "EVENT" {
@@ -389,7 +416,8 @@ func (l *ledger) got(line int, c *connection, e entry, w *wireFrame) {
 	if f.Op == "SUBSCRIBE" && f.ok() {
 		l.subs = append(l.subs, f.sub)
 		c.current[f.sub.key] = f.sub
-		if c.live[f.sub.key].start.line < f.line {
+		if was := c.live[f.sub.key]; was.start.line < f.line {
+			f.sub.inherit(was)
 			c.live[f.sub.key] = f.sub
 		}
 		for _, t := range f.sub.topics {
@@ -429,7 +457,8 @@ func (l *ledger) answeredBy(c *connection, w *wireFrame) *frame {
 	return f
 }
 
-// published reports whether f may have published the event id. An answer without an id says nothing of that.
+// published reports whether f may have published the event id. An answer without an id says nothing
+// of that.
 func (l *ledger) published(f *frame, id string) bool {
 	if id == "" {
 		return true

@@ -66,7 +66,8 @@ func newPlan(seed int64, faults, with []string, active time.Duration) *plan {
 	}
 	add(groupPlan{from: "latest"})
 	add(groupPlan{from: "earliest"})
-	add(groupPlan{from: []string{"earliest", "ts", "afterId"}[rnd.IntN(3)], opens: active * 6 / 10}) // a backlog older than AckWait
+	// a backlog older than AckWait
+	add(groupPlan{from: []string{"earliest", "ts", "afterId"}[rnd.IntN(3)], opens: active * 6 / 10})
 	add(groupPlan{from: "earliest", opens: active * 8 / 10})
 	add(groupPlan{from: []string{"latest", "earliest"}[rnd.IntN(2)], lone: true, opens: time.Duration(rnd.IntN(int(active / 2)))})
 	if p.has("topics") {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// proxy stands between one hub and one nats-server. It can hold bytes back or delay them, and says when the hub loses a
-// connection: that is what "cut off" means.
+// proxy stands between one hub and one nats-server. It can hold bytes back or delay them, and says
+// when the hub loses a connection: that is what "cut off" means.
 type proxy struct {
 	listener net.Listener
 	target   string
@@ -26,7 +26,8 @@ type proxy struct {
 	conns   map[net.Conn]struct{}
 }
 
-// startProxy starts a proxy for the time of the test. lost is called when an established connection breaks.
+// startProxy starts a proxy for the time of the test. lost is called when an established connection
+// breaks.
 func startProxy(tb testing.TB, target string, lost func()) *proxy {
 	tb.Helper()
 	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", "127.0.0.1:0")

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// notStored reports whether an answer says that the event is not in the stream. After publish_failed nobody knows.
+// notStored reports whether an answer says that the event is not in the stream. After
+// publish_failed nobody knows.
 func (f *frame) notStored() bool {
 	return f.refused() && f.reply.Code != "publish_failed" && (!f.conn.confused || f.Corr != nil)
 }
@@ -145,7 +146,8 @@ func order(l *ledger) []violation {
 	return all
 }
 
-// alone is the subscription that was the group's only member while it lasted, and gave nothing back meanwhile; or nil.
+// alone is the subscription that was the group's only member while it lasted, and gave nothing back
+// meanwhile; or nil.
 func (g *group) alone() *sub {
 	if len(g.subs) == 0 || g.subs[0].start != g.starts[0] {
 		return nil

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// Histories that the cases below begin with: two members of a group on hub h0, with leases of 3 s, and one event.
+// Histories that the cases below begin with: two members of a group on hub h0, with leases of 3 s,
+// and one event.
 const (
 	twoMembers = `
 0 - set {"seed":1,"ackWaitMs":6000,"toleranceMs":2000,"drained":true}
@@ -43,12 +44,14 @@ func letterOf(attempts, reason string) string {
 	return "\n20001 - letter 1 {\"topic\":\"t\",\"group\":\"g\",\"original\":{\"id\":\"e1\",\"topic\":\"t\",\"payload\":{\"n\":1}},\"err\":\"" + reason + "\",\"attempts\":" + attempts + "}\n"
 }
 
-// second is the second attempt, to the other member, at a time in milliseconds, and its acknowledgement.
+// second is the second attempt, to the other member, at a time in milliseconds, and its
+// acknowledgement.
 func second(n string, at int) string {
 	return fmt.Sprintf("\n%d/%d c2 < %s\n%d c2 > %s\n%d/%d c2 < %s\n", at, at-10, attempt(n), at+50, ackE1Again, at+52, at+51, okA2)
 }
 
-// TestRules tries each rule with small histories. want are the rules that must find something, and no other may.
+// TestRules tries each rule with small histories. want are the rules that must find something, and
+// no other may.
 func TestRules(t *testing.T) {
 	for _, c := range []struct {
 		name, history string
@@ -191,6 +194,21 @@ func TestRules(t *testing.T) {
 301/300 c1 < {"op":"OK","corr":"n1"}` + letterOf("2", "no") + letterOf("2", "no"), []string{"attempts", "letters"}},
 		{"letters: expired", anEvent + "\n200/190 c1 < " + attempt("2") + letterOf("2", "lease expired"), []string{"attempts"}},
 		{"letters: expired, and none", anEvent + "\n200/190 c1 < " + attempt("2") + "\n20000 c1 close half\n20001/20000 c1 end EOF\n20001 c2 close half\n20002/20001 c2 end EOF", []string{"attempts", "letters", "lost"}},
+		{"letters: none for UNSUBSCRIBE behind a SUBSCRIBE that waits for the refusal of another", `
+1 c1 open h0
+2 c1 > {"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"earliest","maxAttempts":0},"corr":"s0"}
+3 c1 > {"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"earliest","ackTimeoutMs":3000,"maxAttempts":1},"corr":"s1"}
+4 c1 > {"op":"PUBLISH","topic":"t","payload":{"n":1},"corr":"p1"}
+5 c1 > {"op":"UNSUBSCRIBE","topic":"t","group":"g","corr":"u1"}
+100/99 c1 < {"op":"ERR","code":"internal","msg":"no","corr":"s0"}
+110/109 c1 < {"op":"OK","corr":"s1"}
+120/119 c1 < {"op":"OK","id":"e1","corr":"p1"}
+130/129 c1 < ` + toFirst + `
+140/139 c1 < {"op":"OK","corr":"u1"}
+150 c1 > {"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"earliest","ackTimeoutMs":3000},"corr":"s2"}
+160/159 c1 < {"op":"OK","corr":"s2"}
+170/169 c1 < ` + attempt("2") + `
+180 c1 > ` + ackE1 + "\n181/180 c1 < " + okA1 + isStored, nil},
 		{"letters: none for UNSUBSCRIBE", anEvent + "\n200/190 c1 < " + attempt("2") + `
 300 c1 > {"op":"UNSUBSCRIBE","topic":"t","group":"g","corr":"u1"}
 301/300 c1 < {"op":"OK","corr":"u1"}

@@ -77,8 +77,8 @@ func (l *ledger) describe(v violation, most int) string {
 	return b.String()
 }
 
-// slice is what of the history is about a violation: the event, the group's subscriptions, faults, and what the
-// connections concerned went through.
+// slice is what of the history is about a violation: the event, the group's subscriptions, faults,
+// and what the connections concerned went through.
 func (l *ledger) slice(v violation) history {
 	from, to := v.from-3*time.Second, v.to+time.Second
 	whole := v.from == 0 && v.to == 0

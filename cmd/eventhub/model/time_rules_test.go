@@ -12,7 +12,8 @@ import (
 // answerWithin is how long clients wait for an answer.
 const answerWithin = 15 * time.Second
 
-// answers wants each frame answered in time while its connection lives, the client reads and the hub runs.
+// answers wants each frame answered in time while its connection lives, the client reads and the
+// hub runs.
 func answers(l *ledger) []violation {
 	var all []violation
 	for _, f := range l.frames {
@@ -139,7 +140,8 @@ func (l *ledger) waits(g *group) []idleEvent {
 			_, again := l.released(d)
 			from = max(from, again)
 		}
-		if from < l.end && !buried[s.id] { // else it was dead-lettered, perhaps by a delivery that nobody saw
+		// else it was dead-lettered, perhaps by a delivery that nobody saw
+		if from < l.end && !buried[s.id] {
 			all = append(all, idleEvent{span{from, never}, s.id})
 		}
 	}

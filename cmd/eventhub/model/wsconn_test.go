@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// wsConn is a WebSocket connection that takes down each frame. Unlike a library's it knows when its socket was last seen
-// empty, which bounds the moment at which the hub wrote what comes then.
+// wsConn is a WebSocket connection that takes down each frame. Unlike a library's it knows when its
+// socket was last seen empty, which bounds the moment at which the hub wrote what comes then.
 type wsConn struct {
 	rec    *recorder
 	number int
@@ -47,9 +47,9 @@ const (
 // errPeerClosed says that the hub sent a close frame.
 var errPeerClosed = errors.New("closed by the hub")
 
-// dialHub connects to the hub at addr. A small connection has little room in the kernel: a client that does not read soon
-// leaves events in the hub, but an empty socket says nothing of when the hub wrote what comes then.
-// heard is called by the reader for each text message, in their order.
+// dialHub connects to the hub at addr. A small connection has little room in the kernel: a client
+// that does not read soon leaves events in the hub, but an empty socket says nothing of when the
+// hub wrote what comes then. heard is called by the reader for each text message, in their order.
 func dialHub(rec *recorder, number int, addr, hub string, small bool, heard func([]byte)) (*wsConn, error) {
 	d := net.Dialer{Timeout: time.Second}
 	nc, err := d.Dial("tcp", addr)

@@ -53,8 +53,8 @@ class HubClient {
     this.#calls.clear();
   }
 
-  // `ws` writes each frame on its own, which is a system call each. What is sent in one turn of the event loop leaves with
-  // one, the way that Node's documentation of writable.cork advises.
+  // `ws` writes each frame on its own, which is a system call each. What is sent in one turn of the
+  // event loop leaves with one, the way that Node's documentation of writable.cork advises.
   #send(frame) {
     if (!this.#corked) {
       this.#corked = true;
@@ -96,7 +96,8 @@ class HubClient {
     await this.#call({ op: "SUBSCRIBE", topic, group, opts });
   }
 
-  // Acks that come together leave together, at most ackBatch with a frame. None waits for an event to come.
+  // Acks that come together leave together, at most ackBatch with a frame. None waits for an event
+  // to come.
   #event(event) {
     this.#subscription.handle(event.payload);
     this.#acks.push(event.id);

@@ -1,8 +1,9 @@
 // The Node side of `eventhub bench node`, which starts it as `node main.mjs hub|nats pub|sub`.
 //
-// It takes one JSON object a line on standard input and answers each with one: {"do":"open", …} connects, {"do":"run"}
-// does the work, {"do":"close"} disconnects. So the harness measures time and CPU right around the run, as it does for its own
-// clients, and one process serves all rounds: in a service that runs for long the code has been optimised too.
+// It takes one JSON object a line on standard input and answers each with one: {"do":"open", …}
+// connects, {"do":"run"} does the work, {"do":"close"} disconnects. So the harness measures time
+// and CPU right around the run, as it does for its own clients, and one process serves all rounds:
+// in a service that runs for long the code has been optimised too.
 import { createInterface } from "node:readline";
 import { openHub } from "./hub.mjs";
 import { openNATS } from "./nats.mjs";

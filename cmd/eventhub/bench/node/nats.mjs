@@ -3,7 +3,8 @@ import { jetstream } from "@nats-io/jetstream";
 import { wsconnect } from "@nats-io/nats-core";
 import WebSocket from "ws";
 
-// nats.js wants the WebSocket of the platform, which Node has since version 22. It is given the same one in every version.
+// nats.js wants the WebSocket of the platform, which Node has since version 22. It is given the
+// same one in every version.
 globalThis.WebSocket = WebSocket;
 
 /** One connection that is a publisher or reads a consumer. */

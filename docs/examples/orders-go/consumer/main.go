@@ -1,5 +1,5 @@
-// Command consumer prints orders as they are placed. All consumers of the group share the orders; one that comes back goes on
-// where the group was.
+// Command consumer prints orders as they are placed. All consumers of the group share the orders;
+// one that comes back goes on where the group was.
 //
 //	go run ./docs/examples/orders-go/consumer -token-file eventhub-data/token
 package main
@@ -51,8 +51,8 @@ func run(ctx context.Context, url, tokenFile string) error {
 	}
 }
 
-// handle prints an order, and acknowledges it. An order whose acknowledgement is lost comes again, so what is done with one must
-// bear being done twice.
+// handle prints an order, and acknowledges it. An order whose acknowledgement is lost comes again,
+// so what is done with one must bear being done twice.
 func handle(e client.Event) {
 	var order struct {
 		Order    int    `json:"order"`

@@ -1,5 +1,6 @@
-// Command service is an order service. It stores an order, and the event that tells of it, in one transaction of its own
-// database: both are there, or neither is. A hub publishes the event, now or when it runs again.
+// Command service is an order service. It stores an order, and the event that tells of it, in one
+// transaction of its own database: both are there, or neither is. A hub publishes the event, now or
+// when it runs again.
 //
 //	go run ./docs/examples/orders-go/service orders.db 1 ann
 package main
@@ -54,8 +55,8 @@ type service struct {
 	outbox *outbox.SQLStore
 }
 
-// open opens the database and makes the tables that it lacks. The busy timeout lets the service and the hub wait for each
-// other; WAL lets them read beside each other.
+// open opens the database and makes the tables that it lacks. The busy timeout lets the service and
+// the hub wait for each other; WAL lets them read beside each other.
 func open(ctx context.Context, path string) (*service, error) {
 	db, err := sql.Open("sqlite", "file:"+path+"?_pragma=journal_mode(WAL)&_pragma=busy_timeout(10000)&_txlock=immediate")
 	if err != nil {
@@ -75,7 +76,8 @@ func open(ctx context.Context, path string) (*service, error) {
 	return &service{db, store}, nil
 }
 
-// place stores an order and its event. Events of one customer are published in the order of their transactions.
+// place stores an order and its event. Events of one customer are published in the order of their
+// transactions.
 func (s *service) place(ctx context.Context, number int, customer string) error {
 	payload, err := json.Marshal(map[string]any{"order": number, "customer": customer})
 	if err != nil {

@@ -1,15 +1,14 @@
-package projections
+package process
 
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"eventhub/jetstream"
 )
 
 func TestParseHeartbeat(t *testing.T) {
-	long := strings.Repeat("x", maxKey)
+	long := strings.Repeat("x", jetstream.MaxKey)
 	tests := []struct {
 		payload string
 		id      string // "" when it is refused
@@ -33,9 +32,9 @@ func TestParseHeartbeat(t *testing.T) {
 		{`{"pid":1,"name":"n","host":"h","sid":"` + long + `"}`, "h:n:1", ""},
 		{`{"pid":1,"name":"n","host":"h","sid":"` + long + long + `x"}`, "", "sid"},
 		{`null`, "", "host is missing"},
-		{`[]`, "", "no heartbeat"},
-		{`not json`, "", "no heartbeat"},
-		{``, "", "no heartbeat"},
+		{`[]`, "", "invalid heartbeat"},
+		{`not json`, "", "invalid heartbeat"},
+		{``, "", "invalid heartbeat"},
 	}
 	for _, tt := range tests {
 		h, err := parseHeartbeat([]byte(tt.payload))
@@ -44,48 +43,6 @@ func TestParseHeartbeat(t *testing.T) {
 			t.Errorf("%.60s: got %v, want an error about %q", tt.payload, err, tt.err)
 		case tt.id != "" && (err != nil || h.processID() != tt.id):
 			t.Errorf("%.60s: got %q and %v, want %q", tt.payload, h.processID(), err, tt.id)
-		}
-	}
-}
-
-func TestCovers(t *testing.T) {
-	stored := time.Now()
-	r := State{From: Position{"s", 10}, StoredAt: stored.UnixNano()}
-	tests := []struct {
-		name     string
-		stream   string
-		sequence uint64
-		storedAt time.Time
-		want     bool
-	}{
-		{"its own heartbeat", "s", 10, stored, true},
-		{"an earlier one", "s", 9, stored.Add(-time.Hour), true},
-		{"a later one", "s", 11, stored.Add(time.Second), false},
-		{"one of another stream", "other", 9, stored, false},
-		{"one stored a moment after by another server's clock", "s", 10, stored.Add(remadeAfter / 2), true},
-		{"one of a stream that was made again", "s", 1, stored.Add(2 * remadeAfter), false},
-	}
-	for _, tt := range tests {
-		e := &jetstream.Event{Stream: tt.stream, Sequence: tt.sequence, StoredAt: tt.storedAt.UnixNano()}
-		if got := r.Covers(e); got != tt.want {
-			t.Errorf("%s: covered is %t, want %t", tt.name, got, tt.want)
-		}
-	}
-}
-
-func TestParseSource(t *testing.T) {
-	for text, want := range map[string]Position{
-		"stream@7":      {"stream", 7},
-		"a@b@8":         {"a@b", 8},
-		"":              {},
-		"stream":        {},
-		"stream@":       {},
-		"stream@x":      {},
-		"stream@-1":     {},
-		"heartbeat=2E@": {},
-	} {
-		if got := parsePosition(text); got != want {
-			t.Errorf("%q is read as %+v, want %+v", text, got, want)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package projections
+package process
 
 import (
 	"context"
@@ -11,19 +11,19 @@ import (
 	"testing"
 	"time"
 
-	natsserver "github.com/nats-io/nats-server/v2/server"
 	"go.uber.org/goleak"
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/projections"
 )
 
 // patience bounds what a test waits for. Reaching it is a failure.
 const patience = 30 * time.Second
 
-// A server that is shut down while it sets a source up waits for that in a goroutine for up to 30 s.
+// A server that is shut down while it sets a source up waits for that in a goroutine for up to 30
+// s.
 func TestMain(m *testing.M) {
-	natstest.RunChild(map[string]natstest.Role{"projector": natstest.Told(projector)})
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3"))
 }
 
@@ -41,27 +41,15 @@ func openBus(tb testing.TB, cfg jetstream.Config) *jetstream.Bus {
 // startNATS starts a server that several buses share.
 func startNATS(tb testing.TB) (url string) {
 	tb.Helper()
-	s, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: tb.TempDir(), NoLog: true, NoSigs: true})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	s.Start()
-	tb.Cleanup(func() {
-		s.Shutdown()
-		s.WaitForShutdown()
-	})
-	if !s.ReadyForConnections(patience) {
-		tb.Fatal("the server is not ready")
-	}
-	return s.ClientURL()
+	return natstest.Run(tb).ClientURL()
 }
 
 // start runs a projector until stop is called, or the test ends.
-func start(tb testing.TB, cfg ProcessConfig) (stop func()) {
+func start(tb testing.TB, cfg Config) (stop func()) {
 	tb.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	ended := make(chan error, 1)
-	go func() { ended <- NewProcess(cfg).Run(ctx) }()
+	go func() { ended <- New(cfg).Run(ctx) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
 		select {
@@ -95,7 +83,7 @@ func heartbeat(n, i int) string {
 // stored is a state as it lies in its stream.
 type stored struct {
 	*jetstream.Event
-	ProcessState
+	State
 }
 
 func states(tb testing.TB, bus *jetstream.Bus, topic string) []stored {
@@ -103,8 +91,8 @@ func states(tb testing.TB, bus *jetstream.Bus, topic string) []stored {
 	var all []stored
 	err := bus.History(topic).Scan(tb.Context(), jetstream.ScanOptions{Limit: 1_000_000}, func(e *jetstream.Event) error {
 		s := stored{Event: e}
-		if topic == TopicProcessState {
-			if err := json.Unmarshal(e.Payload, &s.ProcessState); err != nil {
+		if topic == TopicState {
+			if err := json.Unmarshal(e.Payload, &s.State); err != nil {
 				return err
 			}
 		}
@@ -158,7 +146,7 @@ func settle(tb testing.TB, bus *jetstream.Bus, lastID string) {
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
 	for {
-		cursor, err := bus.Group(TopicHeartbeat, GroupProcess).Cursor(tb.Context())
+		cursor, err := bus.Group(TopicHeartbeat, Group).Cursor(tb.Context())
 		if err == nil && cursor.LastID == lastID {
 			return
 		}
@@ -170,7 +158,8 @@ func settle(tb testing.TB, bus *jetstream.Bus, lastID string) {
 	}
 }
 
-// wantEachOnce wants one state for each of the heartbeats 0..perProcess-1 of each process, in their order.
+// wantEachOnce wants one state for each of the heartbeats 0..perProcess-1 of each process, in their
+// order.
 func wantEachOnce(t *testing.T, all []stored, processes, perProcess int) {
 	t.Helper()
 	seen := make(map[string]int)
@@ -194,7 +183,7 @@ func wantEachOnce(t *testing.T, all []stored, processes, perProcess int) {
 }
 
 func TestEachHeartbeatBecomesAState(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	ts := int64(1_700_000_000_000)
 	first, err := bus.Publish(t.Context(), TopicHeartbeat,
 		[]byte(`{"mem_mb":256,"cpu_pct":12.3,"host":"local","name":"stt","pid":1234.0,"sid":"boot-1","extra":[1]}`),
@@ -203,9 +192,9 @@ func TestEachHeartbeatBecomesAState(t *testing.T) {
 		t.Fatal(err)
 	}
 	publish(t, bus, heartbeat(7, 0))
-	start(t, ProcessConfig{Bus: JetStream(bus), StaleAfter: 1_000_000 * time.Hour})
+	start(t, Config{Bus: projections.JetStream(bus), StaleAfter: 1_000_000 * time.Hour})
 	last := publish(t, bus, heartbeat(7, 1))
-	all := await(t, bus, TopicProcessState, atLeast(3))
+	all := await(t, bus, TopicState, atLeast(3))
 	settle(t, bus, last.ID)
 
 	want := `{"processId":"local:stt:1234","name":"stt","host":"local","pid":1234,"sid":"boot-1","cpu_pct":12.3,"mem_mb":256,"last_seen_ts":1700000000000,"status":"alive"}`
@@ -218,23 +207,24 @@ func TestEachHeartbeatBecomesAState(t *testing.T) {
 	if !slices.Equal(all[0].CausedBy, []string{first.ID}) {
 		t.Errorf("it was caused by %q, want the heartbeat %s", all[0].CausedBy, first.ID)
 	}
-	if want := fmt.Sprintf("%s@%d", first.Stream, first.Sequence); all[0].Headers[headerSource] != want {
-		t.Errorf("its source is %q, want %q", all[0].Headers[headerSource], want)
+	if want := fmt.Sprintf("%s@%d", first.Stream, first.Sequence); all[0].Headers["projection-source"] != want {
+		t.Errorf("its source is %q, want %q", all[0].Headers["projection-source"], want)
 	}
-	if n := len(states(t, bus, TopicProcessState)); n != 3 {
+	if n := len(states(t, bus, TopicState)); n != 3 {
 		t.Errorf("there are %d states, want 3", n)
 	}
 }
 
-// TestRestart ends the projector, the bus and the server with it, again and again while heartbeats come in.
+// TestRestart ends the projector, the bus and the server with it, again and again while heartbeats
+// come in.
 func TestRestart(t *testing.T) {
 	const processes, perProcess, restarts = 10, 60, 5
 	dir := t.TempDir()
 	var last jetstream.Receipt
 	for round := range restarts + 1 {
 		// What was handed back before a restart of the server comes again after AckWait.
-		bus := openBus(t, jetstream.Config{DataDir: dir, AckWait: time.Second})
-		stop := start(t, ProcessConfig{Bus: JetStream(bus), StaleAfter: time.Hour})
+		bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, dir), AckWait: time.Second})
+		stop := start(t, Config{Bus: projections.JetStream(bus), StaleAfter: time.Hour})
 		const each = perProcess / (restarts + 1)
 		for i := range each {
 			for n := range processes {
@@ -243,12 +233,12 @@ func TestRestart(t *testing.T) {
 		}
 		if round == 0 {
 			// A server that is shut down while it makes a stream leaves goroutines of it behind.
-			await(t, bus, TopicProcessState, atLeast(1))
+			await(t, bus, TopicState, atLeast(1))
 		}
 		if round == restarts {
-			await(t, bus, TopicProcessState, atLeast(processes*perProcess))
+			await(t, bus, TopicState, atLeast(processes*perProcess))
 			settle(t, bus, last.ID)
-			wantEachOnce(t, states(t, bus, TopicProcessState), processes, perProcess)
+			wantEachOnce(t, states(t, bus, TopicState), processes, perProcess)
 		}
 		stop()
 		if err := bus.Close(); err != nil {
@@ -257,11 +247,12 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestNothingIsDoubledWhenAllComesAgain sets the group back, as lost acknowledgements would, only further.
+// TestNothingIsDoubledWhenAllComesAgain sets the group back, as lost acknowledgements would, only
+// further.
 func TestNothingIsDoubledWhenAllComesAgain(t *testing.T) {
 	const processes, perProcess = 10, 20
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
-	cfg := ProcessConfig{Bus: JetStream(bus), StaleAfter: time.Hour}
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
+	cfg := Config{Bus: projections.JetStream(bus), StaleAfter: time.Hour}
 	stop := start(t, cfg)
 	var last jetstream.Receipt
 	for i := range perProcess {
@@ -274,47 +265,49 @@ func TestNothingIsDoubledWhenAllComesAgain(t *testing.T) {
 		if !live {
 			stop()
 		}
-		if err := bus.Group(TopicHeartbeat, GroupProcess).Seek(t.Context(), jetstream.FromEarliest); err != nil {
+		if err := bus.Group(TopicHeartbeat, Group).Seek(t.Context(), jetstream.FromEarliest); err != nil {
 			t.Fatal(err)
 		}
 		if !live {
 			start(t, cfg)
 		}
 		settle(t, bus, last.ID)
-		wantEachOnce(t, states(t, bus, TopicProcessState), processes, perProcess)
+		wantEachOnce(t, states(t, bus, TopicState), processes, perProcess)
 	}
 }
 
-// TestTwoHubs lets two projectors share the group while heartbeats come in over both hubs, and restarts one of them.
+// TestTwoHubs lets two projectors share the group while heartbeats come in over both hubs, and
+// restarts one of them.
 func TestTwoHubs(t *testing.T) {
 	const processes, perProcess = 20, 100
 	url := startNATS(t)
 	one, two := openBus(t, jetstream.Config{URL: url}), openBus(t, jetstream.Config{URL: url})
-	start(t, ProcessConfig{Bus: JetStream(one), StaleAfter: time.Hour, ScanEvery: 50 * time.Millisecond})
-	stop := start(t, ProcessConfig{Bus: JetStream(two), StaleAfter: time.Hour, ScanEvery: 50 * time.Millisecond})
+	start(t, Config{Bus: projections.JetStream(one), StaleAfter: time.Hour, ScanEvery: 50 * time.Millisecond})
+	stop := start(t, Config{Bus: projections.JetStream(two), StaleAfter: time.Hour, ScanEvery: 50 * time.Millisecond})
 	for i := range perProcess {
 		if i == perProcess/2 {
 			stop()
-			start(t, ProcessConfig{Bus: JetStream(two), StaleAfter: time.Hour})
+			start(t, Config{Bus: projections.JetStream(two), StaleAfter: time.Hour})
 		}
 		for n := range processes {
 			publish(t, []*jetstream.Bus{one, two}[(n+i)%2], heartbeat(n, i))
 		}
 	}
-	await(t, one, TopicProcessState, atLeast(processes*perProcess))
+	await(t, one, TopicState, atLeast(processes*perProcess))
 	settle(t, one, publish(t, one, heartbeat(0, perProcess)).ID)
-	all := states(t, one, TopicProcessState)
+	all := states(t, one, TopicState)
 	all = slices.DeleteFunc(all, func(s stored) bool { return s.CPUPct == perProcess })
 	wantEachOnce(t, all, processes, perProcess)
 }
 
-// TestHeartbeatsOutOfOrder holds back the first heartbeats with a member that does not acknowledge, as a hub does that
-// was killed: they must not be left out because later ones of the same process came first.
+// TestHeartbeatsOutOfOrder holds back the first heartbeats with a member that does not acknowledge,
+// as a hub does that was killed: they must not be left out because later ones of the same process
+// came first.
 func TestHeartbeatsOutOfOrder(t *testing.T) {
 	const held = 20
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	arrived := make(chan struct{}, held)
-	sub, err := bus.Subscribe(t.Context(), TopicHeartbeat, GroupProcess,
+	sub, err := bus.Subscribe(t.Context(), TopicHeartbeat, Group,
 		jetstream.SubscribeOptions{From: jetstream.FromEarliest, MaxInFlight: held, MaxAttempts: jetstream.NeverGiveUp},
 		func(h *jetstream.Held) {
 			if _, ok := h.Begin(); ok {
@@ -334,22 +327,22 @@ func TestHeartbeatsOutOfOrder(t *testing.T) {
 			t.Fatal("the heartbeats were not delivered")
 		}
 	}
-	start(t, ProcessConfig{Bus: JetStream(bus), StaleAfter: time.Hour})
+	start(t, Config{Bus: projections.JetStream(bus), StaleAfter: time.Hour})
 	last := publish(t, bus, heartbeat(1, held))
-	await(t, bus, TopicProcessState, atLeast(held+1))
+	await(t, bus, TopicState, atLeast(held+1))
 	if err := sub.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	settle(t, bus, last.ID)
-	wantEachOnce(t, states(t, bus, TopicProcessState), 1, held+1)
+	wantEachOnce(t, states(t, bus, TopicState), 1, held+1)
 }
 
 func TestStale(t *testing.T) {
 	url := startNATS(t)
 	one, two := openBus(t, jetstream.Config{URL: url}), openBus(t, jetstream.Config{URL: url})
-	cfg := ProcessConfig{StaleAfter: 400 * time.Millisecond, ScanEvery: 20 * time.Millisecond}
+	cfg := Config{StaleAfter: 400 * time.Millisecond, ScanEvery: 20 * time.Millisecond}
 	for _, bus := range []*jetstream.Bus{one, two} {
-		cfg.Bus = JetStream(bus)
+		cfg.Bus = projections.JetStream(bus)
 		start(t, cfg)
 	}
 	// Process 1 falls silent at once; process 2 stays.
@@ -368,11 +361,11 @@ func TestStale(t *testing.T) {
 			}
 		}
 	})
-	all := await(t, one, TopicProcessState, func(all []stored) bool { return count(all, Stale) > 0 })
+	all := await(t, one, TopicState, func(all []stored) bool { return count(all, Stale) > 0 })
 	i := slices.IndexFunc(all, func(s stored) bool { return s.Status == Stale })
 	alive := all[slices.IndexFunc(all, func(s stored) bool { return s.ProcessID == "node:worker:1" })]
-	if all[i].ProcessID != alive.ProcessID || all[i].LastSeenTS != alive.LastSeenTS || all[i].Headers[headerSource] != alive.Headers[headerSource] {
-		t.Errorf("the stale state is %+v %v, want one of %+v %v", all[i].ProcessState, all[i].Headers, alive.ProcessState, alive.Headers)
+	if all[i].ProcessID != alive.ProcessID || all[i].LastSeenTS != alive.LastSeenTS || all[i].Headers["projection-source"] != alive.Headers["projection-source"] {
+		t.Errorf("the stale state is %+v %v, want one of %+v %v", all[i].State, all[i].Headers, alive.State, alive.Headers)
 	}
 	if silent := time.Duration(all[i].StoredAt - alive.LastSeenTS*int64(time.Millisecond)); silent < cfg.StaleAfter {
 		t.Errorf("it was stale after %v, want at least %v", silent, cfg.StaleAfter)
@@ -380,10 +373,10 @@ func TestStale(t *testing.T) {
 
 	// It comes back, and falls silent again.
 	publish(t, two, heartbeat(1, 1))
-	await(t, one, TopicProcessState, func(all []stored) bool { return count(all, Stale) > 1 })
+	await(t, one, TopicState, func(all []stored) bool { return count(all, Stale) > 1 })
 	close(silence)
 	wg.Wait()
-	all = await(t, one, TopicProcessState, func(all []stored) bool { return count(all, Stale) > 2 })
+	all = await(t, one, TopicState, func(all []stored) bool { return count(all, Stale) > 2 })
 	var history []string
 	for _, s := range all {
 		if s.ProcessID == "node:worker:1" {
@@ -398,16 +391,17 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// TestStaleAfterRestart wants processes marked that fell silent while no hub ran, and one that did not left alone.
+// TestStaleAfterRestart wants processes marked that fell silent while no hub ran, and one that did
+// not left alone.
 func TestStaleAfterRestart(t *testing.T) {
 	dir := t.TempDir()
-	bus := openBus(t, jetstream.Config{DataDir: dir})
-	stop := start(t, ProcessConfig{Bus: JetStream(bus), StaleAfter: time.Hour})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, dir)})
+	stop := start(t, Config{Bus: projections.JetStream(bus), StaleAfter: time.Hour})
 	const processes = 5
 	for n := range processes {
 		publish(t, bus, heartbeat(n, 0))
 	}
-	await(t, bus, TopicProcessState, atLeast(processes))
+	await(t, bus, TopicState, atLeast(processes))
 	stop()
 	// This one is heard of while the projector is away.
 	last := publish(t, bus, heartbeat(0, 1))
@@ -415,16 +409,16 @@ func TestStaleAfterRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	bus = openBus(t, jetstream.Config{DataDir: dir})
+	bus = openBus(t, jetstream.Config{Server: natstest.Embed(t, dir)})
 	heard := states(t, bus, TopicHeartbeat)
 	after := time.UnixMilli(heard[len(heard)-1].TS)
 	// A clock by which process 0 is heard of just in time, and the others are not.
-	start(t, ProcessConfig{
-		Bus: JetStream(bus), StaleAfter: 10 * time.Minute, ScanEvery: 20 * time.Millisecond,
+	start(t, Config{
+		Bus: projections.JetStream(bus), StaleAfter: 10 * time.Minute, ScanEvery: 20 * time.Millisecond,
 		Now: func() time.Time { return after.Add(10 * time.Minute) },
 	})
 	settle(t, bus, last.ID)
-	all := await(t, bus, TopicProcessState, func(all []stored) bool { return count(all, Stale) == processes-1 })
+	all := await(t, bus, TopicState, func(all []stored) bool { return count(all, Stale) == processes-1 })
 	for _, s := range all {
 		if s.PID == 0 && s.Status == Stale {
 			t.Error("process 0 is stale although a heartbeat of it waited")
@@ -438,14 +432,14 @@ func TestStaleAfterRestart(t *testing.T) {
 // TestMoreProcessesThanAreKept wants the same result with less memory.
 func TestMoreProcessesThanAreKept(t *testing.T) {
 	const processes, perProcess = 7, 3
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
-	start(t, ProcessConfig{Bus: JetStream(bus), MaxProcesses: 2, StaleAfter: time.Second, ScanEvery: 20 * time.Millisecond})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
+	start(t, Config{Bus: projections.JetStream(bus), MaxProcesses: 2, StaleAfter: time.Second, ScanEvery: 20 * time.Millisecond})
 	for i := range perProcess {
 		for n := range processes {
 			publish(t, bus, heartbeat(n, i))
 		}
 	}
-	all := await(t, bus, TopicProcessState, func(all []stored) bool { return count(all, Stale) >= processes })
+	all := await(t, bus, TopicState, func(all []stored) bool { return count(all, Stale) >= processes })
 	wantEachOnce(t, all, processes, perProcess)
 	stale := make(map[string]int)
 	for _, s := range all {
@@ -459,13 +453,13 @@ func TestMoreProcessesThanAreKept(t *testing.T) {
 }
 
 func TestWhatIsNoHeartbeat(t *testing.T) {
-	bus := openBus(t, jetstream.Config{DataDir: t.TempDir()})
-	start(t, ProcessConfig{Bus: JetStream(bus), StaleAfter: time.Hour})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
+	start(t, Config{Bus: projections.JetStream(bus), StaleAfter: time.Hour})
 	publish(t, bus, heartbeat(1, 0))
 	bad := publish(t, bus, `{"name":"worker","host":"node"}`)
 	publish(t, bus, heartbeat(1, 1))
 	// The others do not wait for it.
-	await(t, bus, TopicProcessState, atLeast(2))
+	await(t, bus, TopicState, atLeast(2))
 	dead := await(t, bus, "dlq."+TopicHeartbeat, atLeast(1))
 	var letter struct {
 		Group    string `json:"group"`
@@ -478,15 +472,15 @@ func TestWhatIsNoHeartbeat(t *testing.T) {
 	if err := json.Unmarshal(dead[0].Payload, &letter); err != nil {
 		t.Fatal(err)
 	}
-	if letter.Group != GroupProcess || letter.Err != "no heartbeat: pid is missing" || letter.Original.ID != bad.ID || letter.Attempts != 1 {
+	if letter.Group != Group || letter.Err != "no heartbeat: pid is missing" || letter.Original.ID != bad.ID || letter.Attempts != 1 {
 		t.Errorf("the dead letter is %s", dead[0].Payload)
 	}
-	wantEachOnce(t, states(t, bus, TopicProcessState), 1, 2)
+	wantEachOnce(t, states(t, bus, TopicState), 1, 2)
 }
 
 // BenchmarkHeartbeats projects a backlog, one heartbeat an operation.
 func BenchmarkHeartbeats(b *testing.B) {
-	bus := openBus(b, jetstream.Config{DataDir: b.TempDir()})
+	bus := openBus(b, jetstream.Config{Server: natstest.Embed(b, b.TempDir())})
 	p := bus.NewPublisher()
 	for i := range b.N {
 		if err := p.PublishAsync(b.Context(), TopicHeartbeat, []byte(heartbeat(i%100, i)), jetstream.PublishOptions{}, func(jetstream.Receipt, error) {}); err != nil {
@@ -498,7 +492,7 @@ func BenchmarkHeartbeats(b *testing.B) {
 	}
 	last := publish(b, bus, heartbeat(0, b.N))
 	b.ResetTimer()
-	start(b, ProcessConfig{Bus: JetStream(bus), StaleAfter: time.Hour})
+	start(b, Config{Bus: projections.JetStream(bus), StaleAfter: time.Hour})
 	settle(b, bus, last.ID)
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "heartbeats/s")
 }

@@ -1,0 +1,56 @@
+//go:build unix
+
+package jetstream
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"eventhub/jetstream/natstest"
+)
+
+// A stream without a leader answers no question, and none of those later. What was asked of it in
+// that moment is known soon after it has a leader.
+func TestAQuestionToAStreamWithoutLeader(t *testing.T) {
+	nodes := natstest.StartCluster(t, 3)
+	urls := natstest.URLs(nodes)
+	view := natstest.Look(t, urls...)
+	view.Replicating(3)
+	b := open(t, Config{URL: strings.Join(urls, ","), Replicas: 3, Connections: 1})
+	publish(t, b, "t", "x")
+	s, err := view.JS.Stream(t.Context(), "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nodes {
+		if n.Name() == s.CachedInfo().Cluster.Leader {
+			n.Kill()
+		}
+	}
+
+	answered := make(chan time.Time, 1)
+	go func() {
+		for t.Context().Err() == nil {
+			_, err := b.findStream(t.Context(), "t")
+			if err == nil {
+				break
+			}
+			t.Log(err)
+		}
+		answered <- time.Now()
+	}()
+	view.Until("the stream has a leader", func(ctx context.Context) bool {
+		ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		defer cancel()
+		_, err := view.JS.Stream(ctx, "t")
+		return err == nil
+	})
+	led := time.Now()
+	late := (<-answered).Sub(led)
+	t.Logf("answered %v after the stream had a leader", late)
+	if late > 2*time.Second {
+		t.Errorf("answered %v after the stream had a leader", late)
+	}
+}

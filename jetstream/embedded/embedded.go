@@ -1,0 +1,365 @@
+// Package embedded runs a NATS server with JetStream in this process, for a Bus of package
+// jetstream:
+//
+//	server, err := embedded.Start(ctx, embedded.Config{DataDir: "eventhub-data"})
+//	...
+//	bus, err := jetstream.Open(ctx, jetstream.Config{Server: server})
+//
+// The bus closes the server. A program that connects to a NATS does not need this package, and then
+// links no server.
+package embedded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gofrs/flock"
+	natsserver "github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+)
+
+// MaxMessage is the largest message in bytes, headers included, that the server takes.
+const MaxMessage = 4 << 20
+
+// startWait bounds how long the server may take until it answers, after it has read its data.
+const startWait = 20 * time.Second
+
+// dialWait bounds one connection of the bus to the server.
+const dialWait = 5 * time.Second
+
+// Between tries to start the server again there is restartFirst, doubled each time up to
+// restartMax.
+const (
+	restartFirst = time.Second
+	restartMax   = 30 * time.Second
+)
+
+var (
+	// ErrInUse is returned by Start when another server runs on Config.DataDir. Nothing was
+	// touched.
+	ErrInUse = errors.New("another hub is using it")
+	// ErrDataDir is among the causes of an error about Config.DataDir.
+	ErrDataDir = errors.New("data directory")
+	// ErrListen is among the causes of an error about Config.Listen.
+	ErrListen = errors.New("nats listen address")
+)
+
+var errRestarting = errors.New("the embedded nats server is being restarted")
+
+// Config configures a Server. The zero value keeps everything in memory, and does not listen.
+type Config struct {
+	// DataDir is where the server keeps its streams. One server at a time may use it. Empty: the
+	// streams lie in memory, and nothing is left on disk.
+	DataDir string
+	// Listen, when not empty, is the host:port where the server also accepts native NATS clients,
+	// with Token as their token (which must then be set). Port 0 takes a free one.
+	Listen string
+	Token  string
+	// SyncInterval is how often the server flushes to disk; default 1 s. SyncAlways flushes before
+	// each ack instead, and costs a factor of 25 or more.
+	SyncInterval time.Duration
+	SyncAlways   bool
+	// StorageCheck is how often the streams are looked at for failed writes; default 5 s.
+	StorageCheck time.Duration
+	// Logger receives the warnings and errors of the server. Default: nothing is logged.
+	Logger *slog.Logger
+}
+
+// validate checks the configuration and fills in the defaults.
+func (c *Config) validate() error {
+	if c.SyncInterval == 0 {
+		c.SyncInterval = time.Second
+	}
+	if c.StorageCheck == 0 {
+		c.StorageCheck = storageCheckEvery
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	switch {
+	case c.SyncInterval < 0:
+		return fmt.Errorf("sync interval %v: it must be positive", c.SyncInterval)
+	case c.StorageCheck < 0:
+		return fmt.Errorf("storage check every %v: it must be positive", c.StorageCheck)
+	case c.Listen == "":
+		return nil
+	case c.Token == "":
+		return errors.New("the embedded server listens only with a token")
+	}
+	_, port, err := net.SplitHostPort(c.Listen)
+	if err != nil {
+		return &placeError{ErrListen, fmt.Sprintf("%q: %v: give HOST:PORT", c.Listen, err), err}
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return &placeError{ErrListen, fmt.Sprintf("%q: the port is no number from 0 to 65535", c.Listen), err}
+	}
+	return nil
+}
+
+// placeError is an error about the directory or the address of a server.
+type placeError struct {
+	what error // ErrDataDir or ErrListen
+	text string
+	err  error
+}
+
+func (e *placeError) Error() string { return e.what.Error() + " " + e.text }
+
+func (e *placeError) Unwrap() []error { return []error{e.what, e.err} }
+
+// Server is a NATS server in this process: a jetstream.Server. Its methods may be called
+// concurrently.
+type Server struct {
+	cfg    Config
+	dir    string // of the streams
+	lock   *flock.Flock
+	port   int    // where it listens, also after a restart; with Config.Listen only
+	url    string // for native clients; with Config.Listen only
+	closed sync.Once
+
+	server atomic.Pointer[natsserver.Server] // nil while it is restarted
+}
+
+// Start starts a server, and returns when it answers. The data directory belongs to it alone until
+// Close. The end of ctx ends Start, and not the server. Errors name the operation, the thing, the
+// cause and what to do; ErrInUse, ErrDataDir and ErrListen are among their causes. After an error
+// nothing is left running.
+func Start(ctx context.Context, cfg Config) (*Server, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	e := &Server{cfg: cfg}
+	if err := e.take(); err != nil {
+		return nil, err
+	}
+	if err := e.start(ctx); err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	return e, nil
+}
+
+// InMemory is whether the server keeps nothing on disk.
+func (e *Server) InMemory() bool { return e.cfg.DataDir == "" }
+
+// take makes the directory of the server, and locks it.
+func (e *Server) take() error {
+	if e.InMemory() {
+		dir, err := os.MkdirTemp("", "eventhub-memory")
+		e.dir = dir
+		return err
+	}
+	fault := func(err error, advice string) error {
+		return &placeError{ErrDataDir, fmt.Sprintf("%s: %v: %s", e.cfg.DataDir, cause(err), advice), err}
+	}
+	const unwritable = "choose one that this user may write"
+	if err := os.MkdirAll(e.cfg.DataDir, 0o700); err != nil {
+		return fault(err, unwritable)
+	}
+	lock := flock.New(filepath.Join(e.cfg.DataDir, "hub.lock"))
+	locked, err := lock.TryLock()
+	if err != nil {
+		return fault(err, unwritable)
+	}
+	if !locked {
+		return fault(ErrInUse, "stop that one, or choose another directory")
+	}
+	e.lock, e.dir = lock, filepath.Join(e.cfg.DataDir, "nats")
+	return nil
+}
+
+// start starts the first server.
+func (e *Server) start(ctx context.Context) error {
+	if e.cfg.Listen != "" {
+		// The server itself tries for long, and says why in its log only.
+		probe, err := (&net.ListenConfig{}).Listen(ctx, "tcp", e.cfg.Listen)
+		if err != nil {
+			return &placeError{ErrListen, fmt.Sprintf("%s: %v: choose another", e.cfg.Listen, innermost(err)), err}
+		}
+		if err := probe.Close(); err != nil {
+			return err
+		}
+	}
+	s, err := e.run()
+	if err != nil {
+		return err
+	}
+	if addr, ok := s.Addr().(*net.TCPAddr); ok && e.cfg.Listen != "" {
+		e.port, e.url = addr.Port, s.ClientURL()
+	}
+	e.server.Store(s)
+	if e.InMemory() {
+		// The server wants a directory when it starts, and streams in memory never use it. So
+		// nothing is left by a process that is killed.
+		return os.RemoveAll(e.dir)
+	}
+	return nil
+}
+
+// options are what each server is started with. The configuration has been checked.
+func (e *Server) options() *natsserver.Options {
+	opts := &natsserver.Options{
+		ServerName:    "eventhub",
+		DontListen:    e.cfg.Listen == "",
+		Authorization: e.cfg.Token,
+		JetStream:     true,
+		StoreDir:      e.dir,
+		// The server would take its limit from what is free on the disk when it starts, and never
+		// look again.
+		JetStreamMaxStore: math.MaxInt64,
+		MaxPayload:        MaxMessage,
+		MaxPending:        256 << 20,
+		SyncInterval:      e.cfg.SyncInterval,
+		SyncAlways:        e.cfg.SyncAlways,
+		NoSigs:            true,
+	}
+	if e.cfg.Listen == "" {
+		return opts
+	}
+	host, port, _ := net.SplitHostPort(e.cfg.Listen)
+	opts.Host = host
+	opts.Port, _ = strconv.Atoi(port)
+	switch {
+	case e.port != 0:
+		opts.Port = e.port
+	case opts.Port == 0:
+		opts.Port = natsserver.RANDOM_PORT
+	}
+	return opts
+}
+
+// run starts a server, and returns when it answers.
+func (e *Server) run() (*natsserver.Server, error) {
+	s, err := natsserver.NewServer(e.options())
+	if err != nil {
+		return nil, fmt.Errorf("embedded nats server: %w", err)
+	}
+	s.SetLoggerV2(&serverLog{log: e.cfg.Logger}, false, false, false)
+	s.Start()
+	if !s.ReadyForConnections(startWait) || !s.JetStreamEnabled() {
+		end(s)
+		return nil, fmt.Errorf("embedded nats server: it did not start in %v with the data in %s: see the log", startWait, e.dir)
+	}
+	return s, nil
+}
+
+// restart ends the server, and starts another one on the same data and port. prepare is called
+// before anybody but native clients reaches the new one. It goes on until one runs or ctx ends.
+func (e *Server) restart(ctx context.Context, prepare func(*natsserver.Server)) error {
+	if old := e.server.Swap(nil); old != nil {
+		end(old)
+	}
+	for wait := restartFirst; ; wait = min(2*wait, restartMax) {
+		s, err := e.run()
+		if err == nil {
+			prepare(s)
+			e.server.Store(s)
+			return nil
+		}
+		e.cfg.Logger.ErrorContext(ctx, "failed to restart the embedded nats server; retrying", slog.Any("error", err), slog.Duration("in", wait))
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// NATS is the server that runs now, or nil while it is restarted.
+func (e *Server) NATS() *natsserver.Server { return e.server.Load() }
+
+// ClientURL is where native clients reach the server, or "" when it does not listen.
+func (e *Server) ClientURL() string { return e.url }
+
+// Connection says how the bus connects: to which URL, which may be empty, and with which options. A
+// server that listens is reached through its socket: in process each write waits for its reader, so
+// that less is done at a time, which costs a tenth of the publishes (BENCHMARKS.md).
+func (e *Server) Connection() (url string, options []nats.Option) {
+	options = []nats.Option{nats.Token(e.cfg.Token)}
+	if e.cfg.Listen == "" {
+		return "", append(options, nats.InProcessServer(e))
+	}
+	host, _, err := net.SplitHostPort(e.cfg.Listen)
+	if ip := net.ParseIP(host); err != nil || host == "" || ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return "nats://" + net.JoinHostPort(host, strconv.Itoa(e.port)), append(options, nats.SetCustomDialer(e))
+}
+
+// InProcessConn implements nats.InProcessConnProvider: it connects to the server that runs now.
+func (e *Server) InProcessConn() (net.Conn, error) {
+	s := e.server.Load()
+	if s == nil {
+		return nil, errRestarting
+	}
+	return s.InProcessConn()
+}
+
+// Dial implements nats.CustomDialer, for connections of the bus to a server that listens.
+func (e *Server) Dial(network, address string) (net.Conn, error) {
+	if e.server.Load() == nil {
+		return nil, errRestarting
+	}
+	return (&net.Dialer{Timeout: dialWait}).DialContext(context.Background(), network, address)
+}
+
+// Close ends the server and frees the directory. It waits for both, may be called twice, and
+// returns nil. Tend must have ended.
+func (e *Server) Close() error {
+	e.closed.Do(func() {
+		if s := e.server.Swap(nil); s != nil {
+			end(s)
+		}
+		if e.InMemory() {
+			// only a native client's stream on disk would have made it again
+			_ = os.RemoveAll(e.dir)
+			return
+		}
+		_ = e.lock.Unlock() // the lock ends with the process at the latest
+	})
+	return nil
+}
+
+func end(s *natsserver.Server) {
+	s.Shutdown()
+	s.WaitForShutdown()
+}
+
+// innermost is the error at the end of a chain: what was tried, and on what, is said already.
+func innermost(err error) error {
+	for next := errors.Unwrap(err); next != nil; next = errors.Unwrap(next) {
+		err = next
+	}
+	return err
+}
+
+// cause is the innermost error of a file operation: the path is named already.
+func cause(err error) error {
+	if pe, ok := errors.AsType[*os.PathError](err); ok {
+		return pe.Err
+	}
+	return err
+}
+
+// serverLog passes the embedded server's warnings and errors on.
+type serverLog struct{ log *slog.Logger }
+
+func (l *serverLog) write(level slog.Level, format string, args []any) {
+	l.log.Log(context.Background(), level, "embedded nats server", slog.String("text", fmt.Sprintf(format, args...)))
+}
+
+func (l *serverLog) Noticef(string, ...any)            {}
+func (l *serverLog) Debugf(string, ...any)             {}
+func (l *serverLog) Tracef(string, ...any)             {}
+func (l *serverLog) Warnf(format string, args ...any)  { l.write(slog.LevelWarn, format, args) }
+func (l *serverLog) Errorf(format string, args ...any) { l.write(slog.LevelError, format, args) }
+func (l *serverLog) Fatalf(format string, args ...any) { l.write(slog.LevelError, format, args) }

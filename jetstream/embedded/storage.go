@@ -1,0 +1,171 @@
+package embedded
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	natsserver "github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+)
+
+// Bounds of looking after what the server stores.
+const (
+	storageCheckEvery = 5 * time.Second
+	storageSay        = time.Minute // how often the log repeats what is wrong
+	// storageRoom is what must fit onto the disk before the server is restarted: as much as it
+	// writes in one piece.
+	storageRoom = 8 << 20
+	// Between two restarts there is storageGapFirst, doubled up to storageGapMax while streams go
+	// on to fail.
+	storageGapFirst = time.Minute
+	storageGapMax   = time.Hour
+)
+
+// fault is what keeps the server from storing events.
+type fault struct {
+	streams []string // that cannot be written; none: all
+	cause   string   // in the words of the operating system
+}
+
+// storage looks after what the server stores. A stream of it that could not be written once is
+// never written again by that server, whatever becomes of the disk: its store keeps the error until
+// it is opened anew.
+type storage struct {
+	server    *Server
+	log       *slog.Logger
+	restarted func(context.Context, *nats.Conn)
+	failing   func(streams int, cause string)
+
+	fault *fault
+	said  time.Time     // when the log last said so
+	gap   time.Duration // until the next restart, from
+	began time.Time     // the last one
+}
+
+// Tend notices streams that cannot be written, and restarts the server when they can be again. It
+// returns when ctx ends. After a restart it calls restarted with a connection to the new server,
+// before the bus reaches it. It calls failing when the state of the streams changes: how many
+// cannot be written, 0 for all of them, and why; "" says that all can be. Streams in memory need no
+// tending.
+func (e *Server) Tend(ctx context.Context, restarted func(context.Context, *nats.Conn), failing func(streams int, cause string)) {
+	if e.InMemory() {
+		<-ctx.Done()
+		return
+	}
+	w := &storage{server: e, log: e.cfg.Logger, restarted: restarted, failing: failing, gap: storageGapFirst}
+	tick := time.NewTicker(e.cfg.StorageCheck)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		w.check(ctx)
+		if w.fault != nil && (w.began.IsZero() || time.Since(w.began) >= w.gap) && e.hasRoom() == nil {
+			w.restart(ctx)
+			w.check(ctx)
+		}
+	}
+}
+
+// check asks the server how its streams are.
+func (w *storage) check(ctx context.Context) {
+	was, now := w.fault, w.server.fault()
+	w.fault = now
+	switch {
+	case now == nil && was == nil:
+		if time.Since(w.began) > 2*w.gap {
+			w.gap = storageGapFirst
+		}
+	case now == nil:
+		w.failing(0, "")
+		w.log.InfoContext(ctx, "all streams can be written again")
+	default:
+		w.failing(len(now.streams), now.cause)
+		if was == nil || len(was.streams) != len(now.streams) || was.cause != now.cause || time.Since(w.said) >= storageSay {
+			w.said = time.Now()
+			w.log.ErrorContext(ctx, "streams of the embedded nats server cannot be written; it is restarted when the disk has room",
+				slog.Int("streams", len(now.streams)), slog.Any("first", now.streams[:min(len(now.streams), 10)]), slog.String("error", now.cause))
+		}
+	}
+}
+
+// restart opens all streams anew, with the server. For the bus it is as if a NATS of its own had
+// been restarted.
+func (w *storage) restart(ctx context.Context) {
+	w.log.WarnContext(ctx, "restarting the embedded nats server: the disk has room again, and its streams are opened anew")
+	if !w.began.IsZero() {
+		w.gap = min(2*w.gap, storageGapMax)
+	}
+	w.began = time.Now()
+	err := w.server.restart(ctx, func(s *natsserver.Server) {
+		nc, err := nats.Connect("", nats.InProcessServer(s), nats.Token(w.server.cfg.Token), nats.NoReconnect())
+		if err != nil {
+			w.log.WarnContext(ctx, "failed to prepare the embedded nats server after its restart", slog.Any("error", err))
+			return
+		}
+		defer nc.Close()
+		w.restarted(ctx, nc)
+	})
+	if err != nil {
+		return // the bus closes
+	}
+	w.log.InfoContext(ctx, "the embedded nats server runs again", slog.Duration("took", time.Since(w.began)))
+}
+
+// writeError is what the server says, before the cause, of a stream whose store has failed.
+const writeError = " write error: "
+
+// fault asks the server which streams it cannot write.
+func (e *Server) fault() (found *fault) {
+	s := e.server.Load()
+	if s == nil {
+		return &fault{cause: errRestarting.Error()}
+	}
+	if !s.JetStreamEnabled() { // the server itself ended it: some write errors do that
+		err := e.hasRoom()
+		if err == nil {
+			err = errors.New("the embedded nats server has stopped storing")
+		}
+		return &fault{cause: innermost(err).Error()}
+	}
+	for _, h := range s.Healthz(&natsserver.HealthzOptions{Details: true}).Errors {
+		_, text, failed := strings.Cut(h.Error, writeError)
+		if !failed || h.Type != natsserver.HealthzErrorStream {
+			continue // such as a stream that is being made right now
+		}
+		if found == nil {
+			// What comes before the last colon are the operation and the path.
+			found = &fault{cause: strings.TrimSpace(text[strings.LastIndex(text, ": ")+1:])}
+		}
+		found.streams = append(found.streams, h.Stream)
+	}
+	return found
+}
+
+// hasRoom finds out, by doing so, whether the server could write as much as it does in one piece.
+func (e *Server) hasRoom() error {
+	name := filepath.Join(e.dir, "room.check")
+	// what is left is overwritten by the next check
+	defer func() { _ = os.Remove(name) }()
+	file, err := os.OpenFile(name, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600) //nolint:gosec // in the hub's own directory
+	if err != nil {
+		return err
+	}
+	for piece, left := make([]byte, 1<<20), storageRoom; left > 0 && err == nil; left -= len(piece) {
+		_, err = file.Write(piece)
+	}
+	if err == nil {
+		err = file.Sync()
+	}
+	if closed := file.Close(); err == nil {
+		err = closed
+	}
+	return err
+}

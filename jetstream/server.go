@@ -1,0 +1,131 @@
+package jetstream
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// Server is a NATS server that runs in this process, for Config.Server. Package embedded has it;
+// this package does not import that one, so that a program which connects to a NATS links no
+// server.
+type Server interface {
+	// Connection says how the bus connects: to which URL, which may be empty, and with which
+	// options.
+	Connection() (url string, options []nats.Option)
+	// ClientURL is where native clients reach the server, or "" when it does not listen.
+	ClientURL() string
+	// InMemory is whether the server keeps nothing on disk. Then all streams of the bus lie in
+	// memory, whatever Config.MemoryStorage and the rules say.
+	InMemory() bool
+	// Tend looks after the server until ctx ends. When it had to restart the server it calls
+	// restarted with a connection to the new one, before the bus reaches that. When the state of
+	// the streams changes it calls failing: how many cannot be written, 0 for all of them, and why;
+	// "" says that all can be.
+	Tend(ctx context.Context, restarted func(context.Context, *nats.Conn), failing func(streams int, cause string))
+	// Close ends the server. It may be called twice.
+	Close() error
+}
+
+// StorageError is returned by Bus.Ready while the server in this process cannot store events. Its
+// text names no topic and no path.
+type StorageError struct {
+	// Streams is how many streams cannot be written, 0 for all.
+	Streams int
+	// Cause says why, in the words of the operating system.
+	Cause string
+}
+
+// Error implements error.
+func (e *StorageError) Error() string {
+	switch e.Streams {
+	case 0:
+		return "the streams cannot be written: " + e.Cause
+	case 1:
+		return "a stream cannot be written: " + e.Cause
+	default:
+		return fmt.Sprintf("%d streams cannot be written: %s", e.Streams, e.Cause)
+	}
+}
+
+// serverFailing notes whether the server can write its streams.
+func (b *Bus) serverFailing(streams int, cause string) {
+	if cause == "" {
+		b.unstored.Store(nil)
+		b.obs.Gauge(GaugeStreamsFailed, 0)
+		return
+	}
+	b.unstored.Store(&StorageError{Streams: streams, Cause: cause})
+	b.obs.Gauge(GaugeStreamsFailed, float64(max(1, streams)))
+}
+
+// serverRestarted makes a server ready that has just been restarted. For the bus it is as if a NATS
+// of its own had been: what was leased is given up and comes again, and what was confirmed is on
+// the disk.
+func (b *Bus) serverRestarted(ctx context.Context, nc *nats.Conn) {
+	b.obs.ServerRestarted()
+	js, err := natsjs.New(nc)
+	if err == nil {
+		err = endOldLeases(ctx, js)
+	}
+	if err != nil {
+		b.log.WarnContext(ctx, "failed to end all leases from before the restart; the rest ends after AckWait", slog.Any("error", err))
+	}
+}
+
+// oldLeasesWait bounds what a start spends on old leases. Those that it does not come to end after
+// AckWait.
+const oldLeasesWait = 5 * time.Second
+
+// endOldLeases gives back what hubs had leased when the server last stopped. The server remembers
+// what was delivered but not what was refused, so without this even leases that a hub had handed
+// back in order would wait for AckWait. It is right here only: the server was just started, so no
+// hub holds a lease of it. Consumers that native clients made are left alone, for those clients
+// keep what they hold. So are events that were refused with a delay: those the server remembers.
+func endOldLeases(ctx context.Context, js natsjs.JetStream) error {
+	ctx, cancel := context.WithTimeout(ctx, oldLeasesWait)
+	defer cancel()
+	nc := js.Conn()
+	delayed, err := delayed(ctx, js)
+	if err != nil {
+		return err
+	}
+	streams := js.ListStreams(ctx)
+	for s := range streams.Info() {
+		if s.State.Consumers == 0 {
+			continue
+		}
+		handle, err := js.Stream(ctx, s.Config.Name)
+		if err != nil {
+			return err
+		}
+		consumers := handle.ListConsumers(ctx)
+		for c := range consumers.Info() {
+			if _, ours := c.Config.Metadata["eventhub.group"]; !ours || c.NumAckPending == 0 {
+				continue
+			}
+			// The server looks naks up by stream sequence; those of events that are settled have no
+			// effect.
+			for seq := c.AckFloor.Stream + 1; seq <= c.Delivered.Stream && ctx.Err() == nil; seq++ {
+				if delayed[eventKey(s.Config.Name, c.Name, c.Created, seq)] {
+					continue
+				}
+				subject := fmt.Sprintf("$JS.ACK.%s.%s.1.%d.%d.0.0", s.Config.Name, c.Name, seq, c.Delivered.Consumer)
+				if err := nc.Publish(subject, nakNow); err != nil {
+					return err
+				}
+			}
+		}
+		if err := consumers.Err(); err != nil {
+			return err
+		}
+	}
+	if err := streams.Err(); err != nil {
+		return err
+	}
+	return nc.FlushWithContext(ctx)
+}
