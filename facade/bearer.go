@@ -76,6 +76,7 @@ func principalOf(r *http.Request) Principal {
 // at a time to Limits.PrincipalRequests. A request whose answer nobody reads is served until then.
 func (s *Server) identify(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Add("Vary", "Authorization")
 		p, fail := s.bearer(r)
 		if fail != nil {
 			s.refuse(w, fail)

@@ -61,8 +61,8 @@ func (cfg Config) validate() (Config, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	for _, o := range cfg.Origins {
-		if _, ok := parseOrigin(o, true); !ok {
-			return cfg, fmt.Errorf("facade: Config.Origins: %q is not of the form scheme://host or scheme://host:port", o)
+		if err := ValidOrigin(o); err != nil {
+			return cfg, fmt.Errorf("facade: Config.Origins: %w", err)
 		}
 	}
 	if err := cfg.Limits.validate(cfg.Bus.MaxPayload()); err != nil {

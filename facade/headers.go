@@ -59,6 +59,12 @@ func newHeaderNames(more []string) (*headerNames, error) {
 	return n, nil
 }
 
+// ValidHeader says what is wrong with an element of Config.Headers.
+func ValidHeader(name string) error {
+	_, err := newHeaderNames([]string{name})
+	return err
+}
+
 // pass reports whether a header becomes part of the event. lower is its name in lower case.
 func (n *headerNames) pass(lower string) bool {
 	return n.exact[lower] || slices.ContainsFunc(n.prefixes, func(p string) bool { return strings.HasPrefix(lower, p) })

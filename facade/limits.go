@@ -99,7 +99,7 @@ type Limits struct {
 	Pages int
 	// PrincipalPages is the most pages that are read concurrently for one principal. Further
 	// requests of the principal wait, and leave the other places free. Defaults to a quarter of
-	// Pages.
+	// Pages; may be NoLimit.
 	PrincipalPages int
 	// PageBytes ("page_bytes") is how many bytes of payloads, keys and headers a page of latest
 	// records may have. A larger page ends early, after at least one record. A request for given
@@ -112,7 +112,7 @@ type Limits struct {
 	PageTotal int
 	// PrincipalPageTotal ("principal_page_total") is how many of these bytes one principal may use.
 	// Beyond the limit, the principal's requests for pages get overloaded. Must not be less than
-	// PageBytes. Defaults to half of PageTotal.
+	// PageBytes. Defaults to half of PageTotal; may be NoLimit.
 	PrincipalPageTotal int
 	// AuthTimeout is how long a connection may stay without a successful AUTH. Defaults to 10 s.
 	AuthTimeout time.Duration
@@ -168,8 +168,6 @@ func (l *Limits) validate(maxPayload int) error {
 		{"Pages", &l.Pages, 8},
 		{"PageBytes", &l.PageBytes, 16 << 20},
 		{"PageTotal", &l.PageTotal, max(256<<20, 4*l.PageBytes)},
-		{"PrincipalPages", &l.PrincipalPages, (l.Pages + 3) / 4},
-		{"PrincipalPageTotal", &l.PrincipalPageTotal, (l.PageTotal + 1) / 2},
 	} {
 		if err := fill(f.name, f.v, f.def); err != nil {
 			return err
@@ -186,6 +184,8 @@ func (l *Limits) validate(maxPayload int) error {
 		{"PrincipalRate", &l.PrincipalRate, NoLimit},
 		{"BodyRate", &l.BodyRate, 1024},
 		{"Unauthenticated", &l.Unauthenticated, (l.Connections + 3) / 4},
+		{"PrincipalPages", &l.PrincipalPages, (l.Pages + 3) / 4},
+		{"PrincipalPageTotal", &l.PrincipalPageTotal, (l.PageTotal + 1) / 2},
 		{"PrincipalRequests", &l.PrincipalRequests, (l.Requests + 3) / 4},
 		{"PrincipalConnections", &l.PrincipalConnections, (3*l.Connections + 3) / 4},
 	} {
@@ -213,7 +213,7 @@ func (l *Limits) validate(maxPayload int) error {
 			return err
 		}
 	}
-	if least := min(l.PageTotal, l.PrincipalPageTotal); least < l.PageBytes {
+	if l.PageTotal < l.PageBytes || l.PrincipalPageTotal != NoLimit && l.PrincipalPageTotal < l.PageBytes {
 		return fmt.Errorf("facade: PageTotal and PrincipalPageTotal must not be less than PageBytes (%d): no page could be read", l.PageBytes)
 	}
 	return nil

@@ -1,6 +1,7 @@
 package facade
 
 import (
+	"fmt"
 	"net/http"
 	"net/url"
 	"path"
@@ -60,6 +61,14 @@ func (pattern origin) matches(o origin) bool {
 	return err == nil && ok
 }
 
+// ValidOrigin says what is wrong with an element of Config.Origins.
+func ValidOrigin(pattern string) error {
+	if _, ok := parseOrigin(pattern, true); !ok {
+		return fmt.Errorf("%q is not of the form scheme://host or scheme://host:port, with * for any part of the host or for the port", pattern)
+	}
+	return nil
+}
+
 // originAllowed reports whether a page of this origin may connect. "" is a client that is no web
 // page.
 func (cfg *Config) originAllowed(given string) bool {
@@ -86,8 +95,8 @@ func (s *Server) crossOrigin(next http.Handler) http.Handler {
 		AllowOriginFunc: s.cfg.originAllowed,
 		AllowedMethods:  []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete},
 		// without credentials of the browser's own, a header does no harm
-		AllowedHeaders:  []string{"*"},
-		ExposedHeaders:  []string{"ETag", "Retry-After"},
-		MaxAge:          preflightAge,
+		AllowedHeaders: []string{"*"},
+		ExposedHeaders: []string{"ETag", "Retry-After"},
+		MaxAge:         preflightAge,
 	}).Handler(next)
 }

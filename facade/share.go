@@ -23,6 +23,9 @@ type queue struct {
 }
 
 func newPlaces(all, own int) *places {
+	if own == NoLimit {
+		own = all
+	}
 	return &places{all: make(chan struct{}, all), own: min(own, all), byKey: make(map[string]*queue)}
 }
 
@@ -98,6 +101,9 @@ type share struct {
 }
 
 func newShare(all, own int) *share {
+	if own == NoLimit {
+		own = all
+	}
 	return &share{all: all, own: min(own, all), byKey: make(map[string]int)}
 }
 

@@ -93,7 +93,6 @@ func (s *Server) serveRemoval(w http.ResponseWriter, r *http.Request) {
 // snapTopic returns the principal and the topic of a request if the principal has the permission
 // may checks. Before that, the answer reveals nothing about the topic.
 func (s *Server) snapTopic(w http.ResponseWriter, r *http.Request, may func(Principal, string) *fault) (Principal, string, *fault) {
-	w.Header().Add("Vary", "Authorization")
 	p := principalOf(r)
 	topic, fail := topicParam(r)
 	if fail == nil {
