@@ -73,7 +73,8 @@ func (n *headerNames) pass(lower string) bool {
 // isToken reports whether s is a token as RFC 9110 section 5.6.2 has it, in lower case.
 func isToken(s string) bool {
 	for _, c := range []byte(s) {
-		if !('a' <= c && c <= 'z' || '0' <= c && c <= '9' || strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0) {
+		letter, digit := 'a' <= c && c <= 'z', '0' <= c && c <= '9'
+		if !letter && !digit && strings.IndexByte("!#$%&'*+-.^_`|~", c) < 0 {
 			return false
 		}
 	}

@@ -99,7 +99,8 @@ func TestHeadcountForgets(t *testing.T) {
 func TestPagesThatFindNoPlaceToBeRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &Server{cfg: Config{Observer: nopObserver{}}, reading: newPlaces(3, 2)}
-		for _, who := range []string{"me", "other", "third"} { // others have all places but one of mine
+		// others have all places but one of mine
+		for _, who := range []string{"me", "other", "third"} {
 			if !s.reading.enter(t.Context(), who, principalWaits, func() { t.Error("there was a place") }) {
 				t.Fatal("there was no place")
 			}

@@ -107,7 +107,7 @@ func queryInt(values url.Values, name string, byDefault, least, limit int) (int,
 
 // servePage serves GET /snap/{topic}.
 func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
-	p, topic, fail := s.snapTopic(w, r, s.mayRead)
+	p, topic, fail := s.snapTopic(r, s.mayRead)
 	var q pageQuery
 	if fail == nil {
 		q, fail = parsePage(r)

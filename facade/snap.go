@@ -23,7 +23,7 @@ const (
 
 // serveSnap serves GET /snap/{topic}/{key}, the latest record of a key.
 func (s *Server) serveSnap(w http.ResponseWriter, r *http.Request) {
-	_, topic, key, fail := s.snapKey(w, r, s.mayRead)
+	_, topic, key, fail := s.snapKey(r, s.mayRead)
 	if fail != nil {
 		s.refuse(w, fail)
 		return
@@ -69,7 +69,7 @@ func (s *Server) noSnap(w http.ResponseWriter) {
 // serveRemoval serves DELETE /snap/{topic}/{key}. It is equivalent to POST /publish/{topic} of null
 // with that key as Event-Key, and with Event-Tombstone.
 func (s *Server) serveRemoval(w http.ResponseWriter, r *http.Request) {
-	p, topic, key, fail := s.snapKey(w, r, s.mayPublish)
+	p, topic, key, fail := s.snapKey(r, s.mayPublish)
 	if fail == nil {
 		fail = s.throttle(p, topic)
 	}
@@ -92,7 +92,7 @@ func (s *Server) serveRemoval(w http.ResponseWriter, r *http.Request) {
 
 // snapTopic returns the principal and the topic of a request if the principal has the permission
 // may checks. Before that, the answer reveals nothing about the topic.
-func (s *Server) snapTopic(w http.ResponseWriter, r *http.Request, may func(Principal, string) *fault) (Principal, string, *fault) {
+func (s *Server) snapTopic(r *http.Request, may func(Principal, string) *fault) (Principal, string, *fault) {
 	p := principalOf(r)
 	topic, fail := topicParam(r)
 	if fail == nil {
@@ -102,8 +102,8 @@ func (s *Server) snapTopic(w http.ResponseWriter, r *http.Request, may func(Prin
 }
 
 // snapKey is snapTopic with the key, which is the rest of the path, slashes included.
-func (s *Server) snapKey(w http.ResponseWriter, r *http.Request, may func(Principal, string) *fault) (Principal, string, string, *fault) {
-	p, topic, fail := s.snapTopic(w, r, may)
+func (s *Server) snapKey(r *http.Request, may func(Principal, string) *fault) (Principal, string, string, *fault) {
+	p, topic, fail := s.snapTopic(r, may)
 	if fail != nil {
 		return nil, "", "", fail
 	}

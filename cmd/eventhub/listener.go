@@ -36,8 +36,8 @@ func (l *listener) open(ctx context.Context, host string, port uint16, portFlag,
 }
 
 // serveWith configures the handler and, if cert is not nil, TLS. The hub speaks HTTP/1.1 only: an
-// HTTP/2 connection lets a client open, reset and continue streams faster than the limits of the hub
-// see. A reverse proxy that speaks HTTP/2 may stand in front.
+// HTTP/2 connection lets a client open, reset and continue streams faster than the limits of the
+// hub see. A reverse proxy that speaks HTTP/2 may stand in front.
 func (l *listener) serveWith(handler http.Handler, cert *certificate, room *waitingRoom, log *slog.Logger) {
 	l.server = newServer(handler, room, log)
 	if cert == nil {
