@@ -1,6 +1,7 @@
 package facade
 
 import (
+	"context"
 	"crypto/sha256"
 	"net/http"
 	"strings"
@@ -62,8 +63,41 @@ func (b *bearers) keep(hash [sha256.Size]byte, p Principal, now time.Time) (full
 	return full
 }
 
-// bearer returns the principal of a request's token.
+// principalKey is that of a request's Principal in its context.
+type principalKey struct{}
+
+// principalOf returns the client of a request that identify let through.
+func principalOf(r *http.Request) Principal {
+	p, _ := r.Context().Value(principalKey{}).(Principal)
+	return p
+}
+
+// identify finds out whose request it is, and holds the requests of each principal that are served
+// at a time to Limits.PrincipalRequests. A request whose answer nobody reads is served until then.
+func (s *Server) identify(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Add("Vary", "Authorization")
+		p, fail := s.bearer(r)
+		if fail != nil {
+			s.refuse(w, fail)
+			return
+		}
+		if !s.requesters.move("", p.Key(), s.cfg.Limits.PrincipalRequests) {
+			s.cfg.Observer.LimitReached("principal_requests")
+			s.refuse(w, &fault{code: codeRateLimited, msg: "The hub serves as many requests of this client at a time as it takes."})
+			return
+		}
+		defer s.requesters.remove(p.Key())
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), principalKey{}, p)))
+	})
+}
+
+// bearer returns the owner of a request's token.
 func (s *Server) bearer(r *http.Request) (Principal, *fault) {
+	given := r.Header["Authorization"]
+	if len(given) > 1 {
+		return nil, &fault{code: codeBadOptions, msg: "The header Authorization is given more than once."}
+	}
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "Bearer") {
 		token = ""

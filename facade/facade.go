@@ -12,9 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/url"
-	"path"
-	"strings"
 	"time"
 )
 
@@ -29,13 +26,18 @@ type Config struct {
 	Observer Observer
 	// Logger receives messages for operators. Defaults to no logging.
 	Logger *slog.Logger
-	// Origins are the web origins whose pages may open a WebSocket, such as
-	// "https://app.example.com". A * stands for any part of the host name
-	// ("https://*.example.com"). Clients that send no Origin are always admitted. Nil admits any
-	// origin, which is safe only while the listener is bound to loopback. An empty slice admits no
-	// web page. Defaults to nil.
+	// Origins are the web origins whose pages may open a WebSocket and use the HTTP API:
+	// "https://app.example.com", with * for any part of the host name ("https://*.example.com") or
+	// for any port ("http://localhost:*"). Clients that send no Origin always pass. Empty and not
+	// nil: no web page. Default, nil: any origin, which suits only a listener on loopback.
 	Origins []string
-	// DrainGrace is how long Drain lets clients settle the events that they hold. Defaults to 2 s.
+	// Headers are further request headers of HTTP that become headers of the event: names in any
+	// case, with * at the end for any rest. content-type, traceparent, tracestate,
+	// x-correlation-id, x-request-id, x-schema-version and ce-* always do, and a header
+	// Event-Header-NAME becomes NAME. No other header of a request becomes part of an event. Names
+	// that carry credentials are refused. Default: none.
+	Headers []string
+	// DrainGrace is how long Drain lets clients settle the events they hold. Default 2 s.
 	DrainGrace time.Duration
 	// Limits bound what the Server holds and how long it waits. Zero fields take their defaults.
 	Limits Limits
@@ -59,11 +61,8 @@ func (cfg Config) validate() (Config, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	for _, o := range cfg.Origins {
-		if u, err := url.Parse(o); err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
-			return cfg, fmt.Errorf("facade: Config.Origins: %q is not of the form scheme://host or scheme://host:port", o)
-		}
-		if _, err := path.Match(o, ""); err != nil {
-			return cfg, fmt.Errorf("facade: Config.Origins: %q: %w", o, err)
+		if err := ValidOrigin(o); err != nil {
+			return cfg, fmt.Errorf("facade: Config.Origins: %w", err)
 		}
 	}
 	if err := cfg.Limits.validate(cfg.Bus.MaxPayload()); err != nil {
@@ -73,20 +72,4 @@ func (cfg Config) validate() (Config, error) {
 		return cfg, err
 	}
 	return cfg, nil
-}
-
-// originAllowed reports whether a page of this origin may connect. A client that is not a web page
-// has the origin "".
-func (cfg *Config) originAllowed(origin string) bool {
-	if origin == "" || cfg.Origins == nil {
-		return true
-	}
-	origin = strings.ToLower(origin)
-	for _, o := range cfg.Origins {
-		// A * does not match a slash, so a pattern for the host never matches another scheme.
-		if ok, err := path.Match(strings.ToLower(o), origin); err == nil && ok {
-			return true
-		}
-	}
-	return false
 }

@@ -2,8 +2,8 @@ package facade
 
 import "sync"
 
-// headcount counts connections, or page requests, per principal. It has an entry only for
-// principals with a count, so its size is bounded. Its methods may be called concurrently.
+// headcount counts the connections of each principal, or its requests. It knows no more principals
+// than there are of those. Its methods may be called concurrently.
 type headcount struct {
 	mu    sync.Mutex
 	byKey map[string]int

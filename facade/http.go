@@ -7,12 +7,10 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"net/textproto"
 	"net/url"
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/go-chi/chi/v5"
 
@@ -20,11 +18,11 @@ import (
 	"eventhub/jetstream/jsonscan"
 )
 
-// HTTP returns the handler of the HTTP API (protocol, section 4). Mount it on an http.Server with a
-// ReadHeaderTimeout. Limits.BodyStall bounds the time for bodies.
+// HTTP returns the handler of the HTTP API (protocol section 4). Mount it on a server with a
+// ReadHeaderTimeout; bodies have Limits.BodyStall and Limits.BodyRate, answers Limits.AnswerStall.
 func (s *Server) HTTP() http.Handler {
 	r := chi.NewRouter()
-	r.Use(s.observe, s.admit)
+	r.Use(s.observe, s.crossOrigin, s.admit)
 	r.NotFound(func(w http.ResponseWriter, _ *http.Request) {
 		s.refuse(w, &fault{code: codeNotFound, msg: "There is nothing at this path."})
 	})
@@ -38,13 +36,16 @@ func (s *Server) HTTP() http.Handler {
 		s.cfg.Observer.ErrorSent(string(codeNotFound))
 		writeError(w, http.StatusMethodNotAllowed, &fault{code: codeNotFound, msg: "This path does not take this method."})
 	})
-	r.Post("/publish/{topic}", s.servePublish)
-	r.Post("/outbox/{topic}", s.serveOutbox)
-	for _, method := range []string{http.MethodGet, http.MethodHead} {
-		r.MethodFunc(method, "/snap/{topic}", s.servePage)
-		r.MethodFunc(method, "/snap/{topic}/*", s.serveSnap)
-	}
-	r.Delete("/snap/{topic}/*", s.serveRemoval)
+	r.Group(func(r chi.Router) {
+		r.Use(s.identify)
+		r.Post("/publish/{topic}", s.servePublish)
+		r.Post("/outbox/{topic}", s.serveOutbox)
+		for _, method := range []string{http.MethodGet, http.MethodHead} {
+			r.MethodFunc(method, "/snap/{topic}", s.servePage)
+			r.MethodFunc(method, "/snap/{topic}/*", s.serveSnap)
+		}
+		r.Delete("/snap/{topic}/*", s.serveRemoval)
+	})
 	return r
 }
 
@@ -120,9 +121,7 @@ func (s *Server) servePublish(w http.ResponseWriter, r *http.Request) {
 // takes a publish from the quotas, except for lines, which are throttled one by one. No byte of the
 // body is read before the client has permission to publish.
 func (s *Server) publication(r *http.Request) (p Principal, topic string, lines bool, fail *fault) {
-	if p, fail = s.bearer(r); fail != nil {
-		return nil, "", false, fail
-	}
+	p = principalOf(r)
 	if topic, fail = topicParam(r); fail == nil {
 		fail = s.mayPublish(p, topic)
 	}
@@ -165,7 +164,7 @@ func inStream(pub Publisher, topic string) storing {
 
 // publishBody stores the body as one payload.
 func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, p Principal, store storing) {
-	opts, fail := headerOptions(r)
+	opts, fail := s.headerOptions(r)
 	if fail != nil {
 		s.refuse(w, fail)
 		return
@@ -212,10 +211,7 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request, p Principal, b
 		w.Header().Set("Connection", "close")
 		return payloadTooLarge(limit)
 	}
-	body := &steadyReader{
-		r:    http.MaxBytesReader(w, r.Body, skip),
-		ctrl: http.NewResponseController(w), stall: s.cfg.Limits.BodyStall, token: p.Expires(),
-	}
+	body := s.steady(http.MaxBytesReader(w, r.Body, skip), http.NewResponseController(w), p, false)
 	buf := *b
 	if need := int(r.ContentLength) + 1; need > cap(buf) && need <= limit+1 {
 		buf = make([]byte, 0, need)
@@ -271,114 +267,6 @@ func readUpTo(r io.Reader, buf *[]byte, limit int) error {
 
 func payloadTooLarge(limit int) *fault {
 	return &fault{code: codePublishFailed, msg: "The payload is larger than " + strconv.Itoa(limit) + " bytes.", tooLarge: true}
-}
-
-// headerOptions returns the event's fields and headers from those of the request.
-func headerOptions(r *http.Request) (jetstream.PublishOptions, *fault) {
-	opts := jetstream.PublishOptions{Headers: make(map[string]string, len(r.Header)+1)}
-	drop := hopByHop(r.Header)
-	for name, values := range r.Header {
-		lower := strings.ToLower(name)
-		switch {
-		case drop[lower], strings.HasPrefix(lower, "nats-"):
-		case strings.HasPrefix(lower, "event-"):
-			if fail := eventField(&opts, lower, name, values); fail != nil {
-				return opts, fail
-			}
-		case strings.HasPrefix(lower, "kv-"):
-			return opts, &fault{code: codeBadOptions, msg: "The header " + name + " is reserved."}
-		default:
-			opts.Headers[lower] = strings.ToValidUTF8(strings.Join(values, ", "), "\uFFFD")
-		}
-	}
-	if r.Host != "" {
-		opts.Headers["host"] = r.Host // net/http removes it from the headers
-	}
-	return opts, nil
-}
-
-// hopByHop returns the names of headers that are about the connection or the client's credentials,
-// not about the event (RFC 9110, section 7.6.1).
-func hopByHop(h http.Header) map[string]bool {
-	drop := map[string]bool{
-		"connection": true, "proxy-connection": true, "keep-alive": true, "te": true, "trailer": true,
-		"transfer-encoding": true, "upgrade": true,
-		"authorization": true, "proxy-authorization": true, "proxy-authenticate": true, "cookie": true,
-	}
-	for _, v := range h["Connection"] {
-		for name := range strings.SplitSeq(v, ",") {
-			drop[strings.ToLower(textproto.TrimString(name))] = true
-		}
-	}
-	return drop
-}
-
-// eventField reads one Event-* request header.
-func eventField(opts *jetstream.PublishOptions, lower, name string, values []string) *fault {
-	if len(values) != 1 && lower != "event-tags" && lower != "event-caused-by" {
-		return &fault{code: codeBadOptions, msg: "The header " + name + " is given more than once."}
-	}
-	for _, v := range values {
-		if v == "" || !utf8.ValidString(v) {
-			return &fault{code: codeBadOptions, msg: "The header " + name + " must be UTF-8 text and not empty."}
-		}
-	}
-	switch lower {
-	case "event-id":
-		opts.ID = values[0]
-	case "event-key":
-		opts.Key = values[0]
-	case "event-sid":
-		opts.SID = values[0]
-	case "event-ts":
-		ts, err := strconv.ParseInt(values[0], 10, 64)
-		if err != nil || ts < 0 || ts > maxTimestamp {
-			return &fault{code: codeBadOptions, msg: "The header " + name + " must be epoch milliseconds."}
-		}
-		opts.TS, opts.HasTS = ts, true
-	case "event-tombstone":
-		if values[0] != "true" && values[0] != "false" {
-			return &fault{code: codeBadOptions, msg: "The header " + name + " must be true or false."}
-		}
-		opts.Tombstone = values[0] == "true"
-	case "event-tags", "event-caused-by":
-		list, ok := stringList(values)
-		if !ok {
-			return &fault{code: codeBadOptions, msg: "The header " + name + " must be a JSON array of strings, or strings separated by commas."}
-		}
-		if lower == "event-tags" {
-			opts.Tags = list
-		} else {
-			opts.CausedBy = list
-		}
-	default:
-		return &fault{code: codeBadOptions, msg: "The header " + name + " is not known; Event-* is reserved."}
-	}
-	return nil
-}
-
-// stringList reads a JSON array of strings, or strings separated by commas.
-func stringList(values []string) ([]string, bool) {
-	joined := strings.TrimSpace(strings.Join(values, ","))
-	if !strings.HasPrefix(joined, "[") {
-		var list []string
-		for v := range strings.SplitSeq(joined, ",") {
-			if v = strings.TrimSpace(v); v != "" {
-				list = append(list, v)
-			}
-		}
-		return list, true
-	}
-	var list []string
-	w := jsonscan.Walk([]byte(joined), 0)
-	for w.Next() {
-		if !isString(w.Value) {
-			return nil, false
-		}
-		item, _ := jsonscan.Unquote(w.Value, nil)
-		list = append(list, string(item))
-	}
-	return list, w.Err() == nil
 }
 
 func writeFault(w http.ResponseWriter, f *fault) {

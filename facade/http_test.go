@@ -17,12 +17,13 @@ import (
 )
 
 func TestHTTPPublish(t *testing.T) {
-	r := newRig(t, nil)
+	r := newRig(t, func(cfg *facade.Config) { cfg.Headers = []string{"X-Team-*"} })
 	body := ` {"n":12345678901234567890,"s":"\u00e9"}` + "\n"
 	got := r.post(t, "/publish/http%2Eone", body,
 		"Content-Type", "application/json", "Event-Id", "given", "Event-Key", "host:näme:1", "Event-Ts", "1700000000000",
 		"Event-Sid", "s1", "Event-Tags", `["a,b","c"]`, "Event-Caused-By", "x, y",
-		"X-Many", "1", "X-Many", "2", "Cookie", "secret=1", "Nats-Msg-Id", "other", "Connection", "X-Hop", "X-Hop", "gone",
+		"Event-Header-X-One", "1", "X-Request-Id", "r1", "X-Request-Id", "r2", "X-Api-Key", "secret", "Ce-Type", "made",
+		"Event-Header-Traceparent", "given", "Traceparent", "proxy's", "X-Team-Name", "mine", "X-Teams", "not asked for", "Cookie", "secret=1", "Nats-Msg-Id", "other", "Connection", "X-Hop", "X-Hop", "gone",
 		"Proxy-Authorization", "secret", "User-Agent", "test")
 	if got.status != http.StatusOK || got.ID != "given" {
 		t.Fatal(got)
@@ -37,8 +38,8 @@ func TestHTTPPublish(t *testing.T) {
 		t.Fatalf("%+v", e)
 	}
 	want := map[string]string{
-		"host": r.http.addr(), "content-type": "application/json", "x-many": "1, 2", "user-agent": "test",
-		"accept-encoding": "gzip", "content-length": strconv.Itoa(len(body)),
+		"content-type": "application/json", "x-one": "1", "x-request-id": "r1, r2", "ce-type": "made", "traceparent": "given",
+		"x-team-name": "mine",
 	}
 	if !maps.Equal(e.Headers, want) {
 		t.Fatalf("got  %v\nwant %v", e.Headers, want)
@@ -67,7 +68,10 @@ func TestHTTPErrors(t *testing.T) {
 		{"/publish/a%2Fb", "1", nil, 400, "bad_topic"},
 		{"/publish/a..b", "1", nil, 400, "bad_topic"},
 		{"/publish/t", "1", []string{"Event-Other", "x"}, 400, "bad_options"},
-		{"/publish/t", "1", []string{"Kv-Operation", "DEL"}, 400, "bad_options"},
+		{"/publish/t", "1", []string{"Event-Header-Kv-Operation", "DEL"}, 400, "bad_options"},
+		{"/publish/t", "1", []string{"Event-Header-A", "1", "Event-Header-A", "2"}, 400, "bad_options"},
+		{"/publish/t", "1", []string{"Event-Header-A", "\xff"}, 400, "bad_options"},
+		{"/publish/t", "1", []string{"Authorization", "Bearer " + rigToken, "Authorization", "Bearer x"}, 400, "bad_options"},
 		{"/publish/t", "1", []string{"Event-Ts", "yesterday"}, 400, "bad_options"},
 		{"/publish/t", "1", []string{"Event-Tags", `[1]`}, 400, "bad_options"},
 		{"/publish/t", "1", []string{"Event-Tags", `["a"`}, 400, "bad_options"},
@@ -154,12 +158,12 @@ func TestNDJSON(t *testing.T) {
 	long := `{"payload":"` + strings.Repeat("x", r.bus.MaxPayload()+100<<10) + `"}`
 	over := `{"payload":"` + strings.Repeat("x", r.bus.MaxPayload()) + `"}`
 	var body strings.Builder
-	codes := []string{"", "", "bad_json", "bad_frame", "bad_frame", "bad_options", "publish_failed", "publish_failed", "bad_frame", ""}
+	codes := []string{"", "bad_frame", "", "bad_json", "bad_frame", "bad_frame", "bad_options", "publish_failed", "publish_failed", "bad_frame", "bad_frame", ""}
 	for _, l := range []string{
 		`{"payload":{"n":12345678901234567890}}`, "  ",
 		`{"payload":null,"opts":{"id":"given","headers":{"a":"b"}}}` + "\r",
 		`{"payload":`, `[1]`, `{"opts":{}}`, `{"payload":1,"opts":{"ts":"x"}}`, long, over, `7`,
-		`{"payload":"last"}`,
+		`{"payload":1,"key":"k"}`, `{"payload":"last"}`,
 	} {
 		body.WriteString(l + "\n")
 	}

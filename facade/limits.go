@@ -23,6 +23,11 @@ type Limits struct {
 	// Requests ("requests") is the most concurrent HTTP requests. Beyond the limit, requests get
 	// 503. Defaults to 512.
 	Requests int
+	// PrincipalRequests ("principal_requests") is the most concurrent HTTP requests of one
+	// principal, so that no principal shuts out all others. Beyond the limit, requests get
+	// rate_limited. A request counts until its answer has been read. Clients with the same static
+	// token are one principal. Defaults to a quarter of Requests; may be NoLimit.
+	PrincipalRequests int
 	// Subscriptions ("subscriptions") is the most subscriptions of one connection. Beyond the
 	// limit, SUBSCRIBE gets overloaded. Defaults to 256.
 	Subscriptions int
@@ -92,14 +97,23 @@ type Limits struct {
 	// the bus concurrently. Further requests wait, and get overloaded after 10 s. A principal with
 	// more than 64 requests gets overloaded at once. Defaults to 8.
 	Pages int
+	// PrincipalPages is the most pages that are read concurrently for one principal. Further
+	// requests of the principal wait, and leave the other places free. Defaults to a quarter of
+	// Pages; may be NoLimit.
+	PrincipalPages int
 	// PageBytes ("page_bytes") is how many bytes of payloads, keys and headers a page of latest
 	// records may have. A larger page ends early, after at least one record. A request for given
 	// keys that have more gets bad_options. Defaults to 16 MiB.
 	PageBytes int
 	// PageTotal ("page_total") is how many bytes of pages the hub holds that clients have not taken
-	// yet. Beyond the limit, requests for pages get overloaded. Defaults to 256 MiB, or twice
-	// PageBytes if that is more.
+	// yet. A page that is being read counts with PageBytes. Beyond the limit, requests for pages
+	// get overloaded, and nothing is read for them. Must not be less than PageBytes. Defaults to
+	// 256 MiB, or four times PageBytes if that is more.
 	PageTotal int
+	// PrincipalPageTotal ("principal_page_total") is how many of these bytes one principal may use.
+	// Beyond the limit, the principal's requests for pages get overloaded. Must not be less than
+	// PageBytes. Defaults to half of PageTotal; may be NoLimit.
+	PrincipalPageTotal int
 	// AuthTimeout is how long a connection may stay without a successful AUTH. Defaults to 10 s.
 	AuthTimeout time.Duration
 	// PingInterval is how long a connection may be silent before it is pinged. Defaults to 30 s.
@@ -115,9 +129,16 @@ type Limits struct {
 	// CloseGrace is how long a connection that is being closed has for its queued messages and the
 	// closing handshake. Defaults to 3 s.
 	CloseGrace time.Duration
-	// BodyStall is how long an HTTP client may send no byte of a body, or take no byte of an NDJSON
-	// answer, a record or a page. Defaults to 30 s.
+	// BodyStall is how long an HTTP client may send no byte of a body. Beyond the limit, the
+	// request ends. Defaults to 30 s.
 	BodyStall time.Duration
+	// BodyRate ("body_rate") is how many bytes a second an HTTP client must send on average, of a
+	// body or of a started line of NDJSON, in addition to BodyStall. Below the limit, the request
+	// ends. Defaults to 1,024; may be NoLimit.
+	BodyRate int
+	// AnswerStall is how long an HTTP client may take to read 16 KiB of an answer. Beyond the
+	// limit, the connection is closed. Defaults to 5 s.
+	AnswerStall time.Duration
 }
 
 // validate fills in defaults and refuses limits that make no sense.
@@ -146,7 +167,7 @@ func (l *Limits) validate(maxPayload int) error {
 		{"Window", &l.Window, 1024},
 		{"Pages", &l.Pages, 8},
 		{"PageBytes", &l.PageBytes, 16 << 20},
-		{"PageTotal", &l.PageTotal, max(256<<20, 2*l.PageBytes)},
+		{"PageTotal", &l.PageTotal, max(256<<20, 4*l.PageBytes)},
 	} {
 		if err := fill(f.name, f.v, f.def); err != nil {
 			return err
@@ -161,7 +182,11 @@ func (l *Limits) validate(maxPayload int) error {
 		{"SettleRate", &l.SettleRate, 200_000},
 		{"TopicRate", &l.TopicRate, NoLimit},
 		{"PrincipalRate", &l.PrincipalRate, NoLimit},
+		{"BodyRate", &l.BodyRate, 1024},
 		{"Unauthenticated", &l.Unauthenticated, (l.Connections + 3) / 4},
+		{"PrincipalPages", &l.PrincipalPages, (l.Pages + 3) / 4},
+		{"PrincipalPageTotal", &l.PrincipalPageTotal, (l.PageTotal + 1) / 2},
+		{"PrincipalRequests", &l.PrincipalRequests, (l.Requests + 3) / 4},
 		{"PrincipalConnections", &l.PrincipalConnections, (3*l.Connections + 3) / 4},
 	} {
 		if *f.v == NoLimit {
@@ -182,10 +207,14 @@ func (l *Limits) validate(maxPayload int) error {
 		{"WriteStall", &l.WriteStall, 15 * time.Second},
 		{"CloseGrace", &l.CloseGrace, 3 * time.Second},
 		{"BodyStall", &l.BodyStall, 30 * time.Second},
+		{"AnswerStall", &l.AnswerStall, 5 * time.Second},
 	} {
 		if err := fill(f.name, f.v, f.def); err != nil {
 			return err
 		}
+	}
+	if l.PageTotal < l.PageBytes || l.PrincipalPageTotal != NoLimit && l.PrincipalPageTotal < l.PageBytes {
+		return fmt.Errorf("facade: PageTotal and PrincipalPageTotal must not be less than PageBytes (%d): no page could be read", l.PageBytes)
 	}
 	return nil
 }

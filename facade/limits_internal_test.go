@@ -1,6 +1,7 @@
 package facade
 
 import (
+	"context"
 	"crypto/sha256"
 	"net/http"
 	"net/http/httptest"
@@ -97,14 +98,19 @@ func TestHeadcountForgets(t *testing.T) {
 
 func TestPagesThatFindNoPlaceToBeRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &Server{cfg: Config{Observer: nopObserver{}}, reading: make(chan struct{}, 1), readers: headcount{byKey: make(map[string]int)}}
-		s.reading <- struct{}{}
+		s := &Server{cfg: Config{Observer: nopObserver{}}, reading: newPlaces(3, 2)}
+		// others have all places but one of mine
+		for _, who := range []string{"me", "other", "third"} {
+			if !s.reading.enter(t.Context(), who, principalWaits, func() { t.Error("there was a place") }) {
+				t.Fatal("there was no place")
+			}
+		}
 		began := time.Now()
 		ask := func() *fault {
 			_, fail := s.readPage(httptest.NewRequest(http.MethodGet, "/snap/t", nil), "me", "t", &pageQuery{limit: 1})
 			return fail
 		}
-		for range principalPages {
+		for range principalWaits - 1 {
 			go func() {
 				if fail := ask(); fail == nil || fail.code != codeOverloaded || time.Since(began) != callTimeout {
 					t.Errorf("got %+v after %v", fail, time.Since(began))
@@ -117,10 +123,54 @@ func TestPagesThatFindNoPlaceToBeRead(t *testing.T) {
 		}
 		time.Sleep(callTimeout)
 		synctest.Wait()
-		if len(s.reading) != 1 || len(s.readers.byKey) != 0 {
-			t.Error(len(s.reading), s.readers.byKey)
+		for _, who := range []string{"me", "other", "third"} {
+			s.reading.leave(who)
+		}
+		if len(s.reading.all) != 0 || len(s.reading.byKey) != 0 {
+			t.Error(len(s.reading.all), s.reading.byKey)
 		}
 	})
+}
+
+// A principal whose pages wait leaves the other places to others.
+func TestPlacesOfOnePrincipal(t *testing.T) {
+	p := newPlaces(3, 2)
+	none := func() {}
+	for range 2 {
+		if !p.enter(t.Context(), "me", 10, none) {
+			t.Fatal("there was no place")
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if p.enter(ctx, "me", 10, none) {
+		t.Error("a third place for one principal")
+	}
+	if !p.enter(ctx, "other", 10, none) {
+		t.Error("no place for another principal")
+	}
+	p.leave("me")
+	if !p.enter(ctx, "me", 10, none) {
+		t.Error("a place that was left is not free")
+	}
+}
+
+func TestShare(t *testing.T) {
+	s := newShare(10, 6)
+	for i, step := range []struct {
+		who      string
+		n        int
+		ok, mine bool
+	}{{"a", 4, true, false}, {"a", 3, false, true}, {"b", 5, true, false}, {"a", 2, false, false}, {"a", 1, true, false}} {
+		if ok, mine := s.take(step.who, step.n); ok != step.ok || mine != step.mine {
+			t.Errorf("step %d: %v, %v", i, ok, mine)
+		}
+	}
+	s.give("a", 5)
+	s.give("b", 5)
+	if s.used != 0 || len(s.byKey) != 0 {
+		t.Error(s.used, s.byKey)
+	}
 }
 
 func TestBudget(t *testing.T) {

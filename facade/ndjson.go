@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"os"
 	"strconv"
 	"sync"
 	"time"
@@ -71,7 +72,7 @@ func (s *Server) publishLines(w http.ResponseWriter, r *http.Request, topic stri
 		defer close(answered)
 		l.answer(w)
 	}()
-	err := l.read(r.Context(), &steadyReader{r: r.Body, ctrl: l.ctrl, stall: s.cfg.Limits.BodyStall, token: p.Expires()})
+	err := l.read(r.Context(), s.steady(r.Body, l.ctrl, p, true))
 	close(l.queue)
 	<-answered
 	if err != nil {
@@ -98,8 +99,8 @@ func (l *lines) read(ctx context.Context, body io.Reader) error {
 		if err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}
-		if text := bytes.TrimSpace(*b); len(text) > 0 || !whole {
-			if err := l.publish(ctx, text, whole); err != nil {
+		if len(*b) > 0 || !whole { // nothing follows the last line break
+			if err := l.publish(ctx, bytes.TrimSpace(*b), whole); err != nil {
 				return err
 			}
 		}
@@ -153,10 +154,12 @@ func (l *lines) publish(ctx context.Context, text []byte, whole bool) error {
 		n.refuse(&fault{code: codePublishFailed, msg: "The line is too long: a payload may have " + strconv.Itoa(limit) + " bytes."})
 		return nil
 	}
-	payload, opts, fail := parseLine(text)
-	if fail == nil {
-		fail = l.admit()
+	fail := l.admit() // also for lines that cannot be read: they take as much time
+	if fail != nil {
+		n.refuse(fail)
+		return nil
 	}
+	payload, opts, fail := parseLine(text)
 	if fail != nil {
 		n.refuse(fail)
 		return nil
@@ -252,7 +255,7 @@ func (l *lines) send(w io.Writer, b *[]byte) bool {
 	if len(*b) == 0 {
 		return true
 	}
-	_ = l.ctrl.SetWriteDeadline(time.Now().Add(l.srv.cfg.Limits.BodyStall))
+	_ = l.ctrl.SetWriteDeadline(time.Now().Add(l.srv.cfg.Limits.AnswerStall))
 	_, err := w.Write(*b)
 	*b = (*b)[:0]
 	if err == nil {
@@ -264,6 +267,9 @@ func (l *lines) send(w io.Writer, b *[]byte) bool {
 // parseLine reads {"payload": any, "opts"?: object}. Both results are parts of text. A tombstone
 // needs no payload.
 func parseLine(text []byte) (payload []byte, opts jetstream.PublishOptions, fail *fault) {
+	if len(text) == 0 {
+		return nil, opts, badFrame("the line is empty: it must be an object with a payload")
+	}
 	if !isObject(text) {
 		if jsonscan.Valid(text) {
 			return nil, opts, badFrame("a line must be an object with a payload")
@@ -271,6 +277,7 @@ func parseLine(text []byte) (payload []byte, opts jetstream.PublishOptions, fail
 		return nil, opts, badJSON()
 	}
 	var rawOpts []byte
+	unknown := ""
 	w := jsonscan.Walk(text, jetstream.PayloadLevels-1)
 	for w.Next() {
 		var buf [16]byte
@@ -279,10 +286,15 @@ func parseLine(text []byte) (payload []byte, opts jetstream.PublishOptions, fail
 			payload = w.Value
 		case "opts":
 			rawOpts = w.Value
+		default:
+			unknown = string(w.Key)
 		}
 	}
-	if w.Err() != nil {
+	switch {
+	case w.Err() != nil:
 		return nil, opts, badJSON()
+	case unknown != "":
+		return nil, opts, badFrame("a line has payload and opts, and nothing called " + short([]byte(unknown)))
 	}
 	fail = publishOptions(&opts, rawOpts)
 	if payload == nil && opts.Tombstone {
@@ -297,22 +309,60 @@ func parseLine(text []byte) (payload []byte, opts jetstream.PublishOptions, fail
 // bodyGrace is how long a body is read after its token has expired, so that the sender can be told.
 const bodyGrace = 5 * time.Second
 
-// steadyReader reads a body. It fails when the sender pauses for longer than stall, and bodyGrace
-// after the token has expired.
+// steadyReader reads a body whose sender may not pause for longer than Limits.BodyStall, nor send
+// more slowly than Limits.BodyRate, nor go on for long when its token ends.
 type steadyReader struct {
 	r     io.Reader
 	ctrl  *http.ResponseController
 	stall time.Duration
-	token time.Time // expiry of the token; zero for never
+	rate  int       // bytes a second; 0 for any
+	lines bool      // the rate is that of each line
+	token time.Time // when it ends; zero for never
+	slow  func()    // called when the rate was missed
+
+	began time.Time // of what the rate counts from; zero when nothing has come of it
+	size  int       // bytes since then
+}
+
+// steady returns a reader of a request's body. With lines, pauses between lines are as long as
+// Limits.BodyStall allows, however short the lines.
+func (s *Server) steady(r io.Reader, ctrl *http.ResponseController, p Principal, lines bool) *steadyReader {
+	return &steadyReader{
+		r: r, ctrl: ctrl, stall: s.cfg.Limits.BodyStall, rate: max(s.cfg.Limits.BodyRate, 0), lines: lines, token: p.Expires(),
+		slow: func() { s.cfg.Observer.LimitReached("body_rate") },
+	}
 }
 
 func (s *steadyReader) Read(p []byte) (int, error) {
-	by := time.Now().Add(s.stall)
+	now := time.Now()
+	by := now.Add(s.stall)
 	if end := s.token.Add(bodyGrace); !s.token.IsZero() && end.Before(by) {
 		by = end
+	}
+	if s.began.IsZero() && !s.lines {
+		s.began = now
+	}
+	paced := false
+	if s.rate > 0 && !s.began.IsZero() {
+		if due := s.began.Add(s.stall + time.Duration(s.size)*time.Second/time.Duration(s.rate)); due.Before(by) {
+			by, paced = due, true
+		}
 	}
 	if err := s.ctrl.SetReadDeadline(by); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return 0, err
 	}
-	return s.r.Read(p)
+	n, err := s.r.Read(p)
+	if paced && errors.Is(err, os.ErrDeadlineExceeded) {
+		s.slow()
+	}
+	s.size += n
+	if s.lines && n > 0 {
+		if i := bytes.LastIndexByte(p[:n], '\n'); i >= 0 {
+			s.began, s.size = time.Time{}, n-i-1
+		}
+		if s.size > 0 && s.began.IsZero() {
+			s.began = time.Now()
+		}
+	}
+	return n, err
 }

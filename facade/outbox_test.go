@@ -36,7 +36,7 @@ func TestOutboxTakesWhatPublishTakes(t *testing.T) {
 		c.Outbox = box
 		c.Limits.TopicRate, c.Limits.TopicBurst = 1, 2
 	})
-	got := r.post(t, "/outbox/a.b", `{"n":1}`, "Event-Id", "one", "Event-Key", "k", "X-A", "b")
+	got := r.post(t, "/outbox/a.b", `{"n":1}`, "Event-Id", "one", "Event-Key", "k", "Event-Header-X-A", "b")
 	if got.status != http.StatusAccepted || got.ID != "one" {
 		t.Fatalf("got %+v", got)
 	}

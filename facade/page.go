@@ -17,9 +17,8 @@ const (
 	defaultPage = 100
 	maxPage     = 1000 // items of a page, and keys of a request
 	maxOffset   = 1_000_000_000
-	// principalPages is how many page requests of one principal may be read or wait at a time, so
-	// that requests of other principals find room.
-	principalPages = 64
+	// principalWaits is how many page requests of one principal may be read or wait at a time.
+	principalWaits = 64
 	// keysAtOnce is how many keys are read at a time, which bounds how far a read exceeds
 	// Limits.PageBytes.
 	keysAtOnce = 64
@@ -108,7 +107,7 @@ func queryInt(values url.Values, name string, byDefault, least, limit int) (int,
 
 // servePage serves GET /snap/{topic}.
 func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
-	p, topic, fail := s.snapTopic(w, r, s.mayRead)
+	p, topic, fail := s.snapTopic(r, s.mayRead)
 	var q pageQuery
 	if fail == nil {
 		q, fail = parsePage(r)
@@ -117,42 +116,43 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, fail)
 		return
 	}
+	// The request takes what a page may have before anything is read, and returns what its page
+	// does not have.
+	held := s.cfg.Limits.PageBytes
+	if ok, mine := s.pages.take(p.Key(), held); !ok {
+		s.cfg.Observer.LimitReached(pageLimit(mine))
+		s.refuse(w, &fault{code: codeOverloaded, msg: "The hub holds as many pages as it can for clients that have not taken them yet."})
+		return
+	}
+	defer func() { s.pages.give(p.Key(), held) }()
 	page, fail := s.readPage(r, p.Key(), topic, &q)
 	if fail != nil {
 		s.refuse(w, fail)
 		return
 	}
-	taken := min(sizes(page.events), s.cfg.Limits.PageTotal)
-	if !s.pages.take(taken) {
-		s.cfg.Observer.LimitReached("page_total")
-		s.refuse(w, &fault{code: codeOverloaded, msg: "The hub has reached its limit of pages that clients have not taken yet."})
-		return
+	if size := sizes(page.events); size < held { // one record alone may be larger
+		s.pages.give(p.Key(), held-size)
+		held = size
 	}
-	defer s.pages.give(taken)
 	s.writePage(w, &q, page)
 }
 
-// readPage executes the query within Limits.PageBytes. At most Limits.Pages pages are read at a
-// time, and at most principalPages requests of one principal are read or wait.
-func (s *Server) readPage(r *http.Request, who, topic string, q *pageQuery) (page pageRead, fail *fault) {
-	if !s.readers.move("", who, principalPages) {
-		s.cfg.Observer.LimitReached("pages")
-		return page, &fault{code: codeOverloaded, msg: "Too many requests of this principal wait for pages."}
+func pageLimit(mine bool) string {
+	if mine {
+		return "principal_page_total"
 	}
-	defer s.readers.remove(who)
+	return "page_total"
+}
+
+// readPage reads what the query asks for, within Limits.PageBytes, when it is the turn of who asks.
+func (s *Server) readPage(r *http.Request, who, topic string, q *pageQuery) (page pageRead, fail *fault) {
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	select {
-	case s.reading <- struct{}{}:
-	default:
+	if !s.reading.enter(ctx, who, principalWaits, func() { s.cfg.Observer.LimitReached("pages") }) {
 		s.cfg.Observer.LimitReached("pages")
-		select {
-		case s.reading <- struct{}{}:
-		case <-ctx.Done():
-			return page, &fault{code: codeOverloaded, msg: "The hub has reached its limit of concurrent page reads."}
-		}
+		return page, &fault{code: codeOverloaded, msg: "The hub reads as many pages as it can."}
 	}
-	defer func() { <-s.reading }()
+	defer s.reading.leave(who)
 
 	var err error
 	switch {

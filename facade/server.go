@@ -3,6 +3,7 @@ package facade
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"sync"
@@ -35,15 +36,16 @@ type Server struct {
 	frames, settles      pace
 	byTopic, byPrincipal *quota.Set // publishes; nil without a limit
 	connections          headcount
+	requesters           headcount // HTTP requests being served
 	bearers              *bearers
+	headers              *headerNames // of HTTP requests, that become part of events
 
 	// inbound is the memory of messages that are being received, over all connections and beyond
 	// preAuthFrame each. Without it, clients that begin large messages and never end them would
-	// fill the hub. pages is the memory of pages of latest records until clients have taken them.
-	// reading has an entry for each page that is being read.
-	inbound, pages budget
-	reading        chan struct{}
-	readers        headcount // principals whose page requests are read or wait
+	// fill the hub.
+	inbound budget
+	pages   *share  // bytes of pages of latest records until the client has taken them
+	reading *places // pages that are being read
 
 	started  time.Time     // token buckets count time from here
 	ticks    atomic.Uint64 // a clock for the hot path, in tickInterval
@@ -69,17 +71,22 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	headers, err := newHeaderNames(cfg.Headers)
+	if err != nil {
+		return nil, fmt.Errorf("facade: Config.Headers: %w", err)
+	}
 	l := cfg.Limits
 	s := &Server{
-		cfg: cfg, log: cfg.Logger, started: time.Now(),
+		headers: headers, cfg: cfg, log: cfg.Logger, started: time.Now(),
 		frames: newPace(l.FrameRate, l.FrameBurst), settles: newPace(l.SettleRate, l.SettleBurst),
 		connections: headcount{byKey: make(map[string]int)}, bearers: newBearers(l.Bearers),
 		unauthenticated: newUnauthenticated(cfg.Limits.Unauthenticated),
 		sessions:        make(map[*session]struct{}), idle: make(chan struct{}),
 	}
-	s.inbound.max, s.pages.max = int64(l.InboundBytes), int64(l.PageTotal)
-	s.reading = make(chan struct{}, l.Pages)
-	s.readers.byKey = make(map[string]int)
+	s.inbound.max = int64(l.InboundBytes)
+	s.pages = newShare(l.PageTotal, l.PrincipalPageTotal)
+	s.reading = newPlaces(l.Pages, l.PrincipalPages)
+	s.requesters.byKey = make(map[string]int)
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.wg.Go(s.tick)

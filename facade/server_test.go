@@ -185,7 +185,7 @@ func TestProtocolOffenders(t *testing.T) {
 
 func TestOrigins(t *testing.T) {
 	open, listed := newRig(t, nil), newRig(t, func(cfg *facade.Config) {
-		cfg.Origins = []string{"https://app.example.com", "https://*.example.org"}
+		cfg.Origins = []string{"https://app.example.com", "https://*.example.org", "http://localhost:*", "http://[::1]:8000"}
 	})
 	for _, c := range []struct {
 		rig    *rig
@@ -200,6 +200,16 @@ func TestOrigins(t *testing.T) {
 		{listed, "https://evil.test", 403},
 		{listed, listed.ws.URL, 403}, // a page that was rebound to this address
 		{listed, "null", 403},
+		{listed, "http://localhost:8080", 101},
+		{listed, "http://localhost", 403},
+		{listed, "http://[::1]:8000", 101},
+		{listed, "https://evil.test#.example.org", 403},
+		{listed, "https://evil.test?.example.org", 403},
+		{listed, "https://evil.test:443.example.org", 403},
+		{listed, "https://me@evil.test\\.example.org", 403},
+		{listed, "https://user@a.example.org", 403},
+		{listed, "https://a.example.org:444", 403},
+		{listed, "https://a.example.org/", 403},
 	} {
 		h := http.Header{}
 		if c.origin != "" {
@@ -209,7 +219,7 @@ func TestOrigins(t *testing.T) {
 			t.Errorf("%q: %d, want %d", c.origin, status, c.status)
 		}
 	}
-	for _, bad := range []string{"app.example.com", "https://", "https://a/b", "https://[a"} {
+	for _, bad := range []string{"app.example.com", "https://", "https://a/b", "https://[a", "https://a b", "https://a:x", "https://a#b"} {
 		if _, err := facade.New(facade.Config{Bus: facade.JetStream(open.bus), Auth: facade.StaticToken("x"), Origins: []string{bad}}); err == nil {
 			t.Errorf("origin %q was taken", bad)
 		}

@@ -17,13 +17,13 @@ import (
 const (
 	// maxKey is the most bytes of a key.
 	maxKey = 512
-	// answerPiece is how many bytes of an answer a client must take within Limits.BodyStall.
-	answerPiece = 64 << 10
+	// answerPiece is how many bytes of an answer a client must take within Limits.AnswerStall.
+	answerPiece = 16 << 10
 )
 
 // serveSnap serves GET /snap/{topic}/{key}, the latest record of a key.
 func (s *Server) serveSnap(w http.ResponseWriter, r *http.Request) {
-	_, topic, key, fail := s.snapKey(w, r, s.mayRead)
+	_, topic, key, fail := s.snapKey(r, s.mayRead)
 	if fail != nil {
 		s.refuse(w, fail)
 		return
@@ -69,13 +69,13 @@ func (s *Server) noSnap(w http.ResponseWriter) {
 // serveRemoval serves DELETE /snap/{topic}/{key}. It is equivalent to POST /publish/{topic} of null
 // with that key as Event-Key, and with Event-Tombstone.
 func (s *Server) serveRemoval(w http.ResponseWriter, r *http.Request) {
-	p, topic, key, fail := s.snapKey(w, r, s.mayPublish)
+	p, topic, key, fail := s.snapKey(r, s.mayPublish)
 	if fail == nil {
 		fail = s.throttle(p, topic)
 	}
 	var opts jetstream.PublishOptions
 	if fail == nil {
-		opts, fail = headerOptions(r)
+		opts, fail = s.headerOptions(r)
 	}
 	if fail == nil && opts.Key != "" && opts.Key != key {
 		fail = &fault{code: codeBadOptions, msg: "The header Event-Key names another key than the path."}
@@ -92,12 +92,8 @@ func (s *Server) serveRemoval(w http.ResponseWriter, r *http.Request) {
 
 // snapTopic returns the principal and the topic of a request if the principal has the permission
 // may checks. Before that, the answer reveals nothing about the topic.
-func (s *Server) snapTopic(w http.ResponseWriter, r *http.Request, may func(Principal, string) *fault) (Principal, string, *fault) {
-	w.Header().Set("Vary", "Authorization")
-	p, fail := s.bearer(r)
-	if fail != nil {
-		return nil, "", fail
-	}
+func (s *Server) snapTopic(r *http.Request, may func(Principal, string) *fault) (Principal, string, *fault) {
+	p := principalOf(r)
 	topic, fail := topicParam(r)
 	if fail == nil {
 		fail = may(p, topic)
@@ -106,8 +102,8 @@ func (s *Server) snapTopic(w http.ResponseWriter, r *http.Request, may func(Prin
 }
 
 // snapKey is snapTopic with the key, which is the rest of the path, slashes included.
-func (s *Server) snapKey(w http.ResponseWriter, r *http.Request, may func(Principal, string) *fault) (Principal, string, string, *fault) {
-	p, topic, fail := s.snapTopic(w, r, may)
+func (s *Server) snapKey(r *http.Request, may func(Principal, string) *fault) (Principal, string, string, *fault) {
+	p, topic, fail := s.snapTopic(r, may)
 	if fail != nil {
 		return nil, "", "", fail
 	}
@@ -185,7 +181,7 @@ type answer struct {
 }
 
 func (s *Server) newAnswer(w http.ResponseWriter) *answer {
-	return &answer{w: w, ctrl: http.NewResponseController(w), stall: s.cfg.Limits.BodyStall}
+	return &answer{w: w, ctrl: http.NewResponseController(w), stall: s.cfg.Limits.AnswerStall}
 }
 
 // write sends b. If the client does not take it, write aborts the request, so that nobody takes a

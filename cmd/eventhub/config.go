@@ -6,13 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/url"
 	"os"
-	"path"
 	"slices"
 	"strings"
 	"time"
 
+	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/jetstream/embedded"
 	"eventhub/jetstream/topicfile"
@@ -27,7 +26,8 @@ type listenFlags struct {
 	OpsPort  uint16        `env:"OPS_PORT" default:"8082" help:"Port for health and metrics; 0 selects a free port."`
 	Metrics  string        `name:"metrics-access" env:"EVENTHUB_METRICS_ACCESS" enum:"auto,token,open" default:"auto" help:"Access to /metrics: token requires a token for the topic eventhub.metrics, open requires none, auto is open on loopback and token elsewhere."`
 	Grace    time.Duration `name:"drain-grace" env:"EVENTHUB_DRAIN_GRACE" default:"2s" help:"How long clients may still settle their events when the hub stops, at most 5s."`
-	Origins  []string      `env:"EVENTHUB_ORIGINS" help:"Web origins whose pages may connect, such as https://*.example.com. Default: any on loopback, otherwise none."`
+	Origins  []string      `env:"EVENTHUB_ORIGINS" help:"Web origins whose pages may connect and use HTTP, such as https://*.example.com. Default: any on loopback, otherwise none."`
+	Headers  []string      `name:"http-headers" env:"EVENTHUB_HTTP_HEADERS" help:"Further request headers that become headers of events published over HTTP, such as x-team or x-team-*. Default: none."`
 }
 
 // busFlags configure which NATS the hub uses, and how.
@@ -70,10 +70,13 @@ func (f listenFlags) validate() (faults []error) {
 		faults = append(faults, fmt.Errorf("drain grace %v: must be 0s to %v (--drain-grace, EVENTHUB_DRAIN_GRACE)", f.Grace, maxGrace))
 	}
 	for _, o := range f.Origins {
-		if u, err := url.Parse(o); err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
-			faults = append(faults, fmt.Errorf("origin %q: use scheme://host or scheme://host:port (--origins, EVENTHUB_ORIGINS)", o))
-		} else if _, err := path.Match(o, ""); err != nil {
-			faults = append(faults, fmt.Errorf("origin %q: use * for part of the host name; [ is not allowed (--origins, EVENTHUB_ORIGINS)", o))
+		if err := facade.ValidOrigin(o); err != nil {
+			faults = append(faults, fmt.Errorf("origin %w (--origins, EVENTHUB_ORIGINS)", err))
+		}
+	}
+	for _, name := range f.Headers {
+		if err := facade.ValidHeader(name); err != nil {
+			faults = append(faults, fmt.Errorf("request header %w (--http-headers, EVENTHUB_HTTP_HEADERS)", err))
 		}
 	}
 	ports := make(map[uint16]string)

@@ -19,6 +19,7 @@ type limitFlags struct {
 	Unauthenticated      int `env:"UNAUTHENTICATED" placeholder:"N" help:"WebSocket connections without AUTH. A further one closes the oldest. Default: a quarter of all."`
 	WaitingConnections   int `env:"WAITING_CONNECTIONS" default:"2048" help:"Connections per port without a current request. A further one closes the oldest."`
 	Requests             int `env:"REQUESTS" default:"512" help:"Concurrent HTTP requests."`
+	PrincipalRequests    int `env:"PRINCIPAL_REQUESTS" placeholder:"N" help:"Concurrent HTTP requests of one principal. Default: a quarter of all."`
 	Subscriptions        int `env:"SUBSCRIPTIONS" default:"256" help:"Subscriptions per connection."`
 	Operations           int `env:"OPERATIONS" default:"64" help:"Concurrent frames per connection that wait for NATS or for one another."`
 	Topics               int `env:"TOPICS" default:"10000" help:"Topics known to this hub."`
@@ -29,7 +30,10 @@ type limitFlags struct {
 	HeldBytes            int `env:"HELD_BYTES" default:"134217728" help:"Bytes of fetched events that are not delivered yet, over all subscriptions."`
 	Pages                int `env:"PAGES" default:"8" help:"Pages of latest records read concurrently; further requests wait."`
 	PageBytes            int `env:"PAGE_BYTES" default:"16777216" help:"Bytes after which a page of latest records ends early."`
-	PageTotal            int `env:"PAGE_TOTAL" placeholder:"BYTES" help:"Bytes of pages not yet received by clients. Default: 256 MiB or twice a page, whichever is more."`
+	PageTotal            int `env:"PAGE_TOTAL" placeholder:"BYTES" help:"Bytes of pages that clients have not taken yet. Default: 256 MiB, or four times a page if larger."`
+	PrincipalPages       int `env:"PRINCIPAL_PAGES" placeholder:"N" help:"Pages that are read concurrently for one principal. Default: a quarter of all."`
+	PrincipalPageTotal   int `env:"PRINCIPAL_PAGE_TOTAL" placeholder:"BYTES" help:"Bytes of pages that one principal has not taken yet. Default: half of all."`
+	BodyRate             int `env:"BODY_RATE" default:"1024" help:"Bytes per second that an HTTP client must send of a body, on average."`
 
 	OutboxPending int `env:"OUTBOX_PENDING" default:"1000000" help:"Events waiting or parked in the hub's own outbox. Beyond it, POST /outbox is refused."`
 
@@ -61,6 +65,10 @@ func (f limitFlags) validate() (faults []error) {
 		{"pages", f.Pages, 1},
 		{"page-bytes", f.PageBytes, 1},
 		{"page-total", f.PageTotal, 0},
+		{"principal-pages", f.PrincipalPages, 0},
+		{"principal-page-total", f.PrincipalPageTotal, 0},
+		{"body-rate", f.BodyRate, 1},
+		{"principal-requests", f.PrincipalRequests, 0},
 		{"waiting-connections", f.WaitingConnections, 1},
 		{"requests", f.Requests, 1},
 		{"subscriptions", f.Subscriptions, 1},
@@ -138,6 +146,8 @@ func (f limitFlags) facade() facade.Limits {
 		Unauthenticated: f.Unauthenticated, InboundBytes: f.InboundBytes,
 		Requests: f.Requests, Subscriptions: f.Subscriptions, Operations: f.Operations, Frame: f.Frame,
 		Pages: f.Pages, PageBytes: f.PageBytes, PageTotal: f.PageTotal,
+		PrincipalRequests: f.PrincipalRequests, PrincipalPages: f.PrincipalPages,
+		PrincipalPageTotal: f.PrincipalPageTotal, BodyRate: f.BodyRate,
 		AuthTimeout: f.AuthTimeout, PingInterval: f.PingInterval, PongTimeout: f.PongTimeout,
 	}
 	l.FrameRate, l.FrameBurst = f.Frames.limits()
@@ -161,7 +171,7 @@ func (f limitFlags) lines() [][2]string {
 		return strconv.Itoa(n)
 	}
 	return [][2]string{
-		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d; subscriptions %d, operations %d; waiting in the outbox %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, f.Subscriptions, f.Operations, f.OutboxPending)},
+		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d, of one principal %s; subscriptions %d, operations %d; waiting in the outbox %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, or(f.PrincipalRequests, "a quarter of them"), f.Subscriptions, f.Operations, f.OutboxPending)},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
 		{"", fmt.Sprintf("topics %d, new ones %d; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes at a time", f.Topics, f.NewTopics, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes)},
 		{"", fmt.Sprintf("auth within %v, ping after %v, pong within %v", f.AuthTimeout, f.PingInterval, f.PongTimeout)},

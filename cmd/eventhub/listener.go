@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"slices"
 	"strconv"
 	"syscall"
 )
@@ -36,18 +35,18 @@ func (l *listener) open(ctx context.Context, host string, port uint16, portFlag,
 	}
 }
 
-// serveWith configures the handler and, if cert is not nil, TLS with the given HTTP versions.
-func (l *listener) serveWith(handler http.Handler, cert *certificate, room *waitingRoom, log *slog.Logger, versions ...string) {
+// serveWith configures the handler and, if cert is not nil, TLS. The hub speaks HTTP/1.1 only: an
+// HTTP/2 connection lets a client open, reset and continue streams faster than the limits of the
+// hub see. A reverse proxy that speaks HTTP/2 may stand in front.
+func (l *listener) serveWith(handler http.Handler, cert *certificate, room *waitingRoom, log *slog.Logger) {
 	l.server = newServer(handler, room, log)
 	if cert == nil {
 		return
 	}
-	cfg := cert.config()
-	cfg.NextProtos = versions
-	l.server.TLSConfig = cfg
+	l.server.TLSConfig = cert.config()
+	l.server.TLSConfig.NextProtos = []string{"http/1.1"}
 	l.server.Protocols = new(http.Protocols)
 	l.server.Protocols.SetHTTP1(true)
-	l.server.Protocols.SetHTTP2(slices.Contains(versions, "h2"))
 }
 
 // address returns the address of the listener.

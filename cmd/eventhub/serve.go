@@ -182,7 +182,7 @@ func (h *hub) open(ctx context.Context) error {
 		return err
 	}
 	clients := facade.Config{
-		Bus: facade.JetStream(h.bus), Auth: facade.Tokens(h.tokens), Observer: metrics, Logger: h.log, Origins: cmd.origins(),
+		Bus: facade.JetStream(h.bus), Auth: facade.Tokens(h.tokens), Observer: metrics, Logger: h.log, Origins: cmd.origins(), Headers: cmd.Headers,
 		DrainGrace: max(cmd.Grace, time.Millisecond), Limits: cmd.facade(),
 	}
 	if h.own != nil {
@@ -197,12 +197,12 @@ func (h *hub) open(ctx context.Context) error {
 	} else {
 		operators.Local = isLoopback(cmd.OpsBind)
 	}
-	serve := func(l *listener, handler http.Handler, cert *certificate, versions ...string) {
-		l.serveWith(handler, cert, newWaitingRoom(cmd.WaitingConnections, metrics.LimitReached), h.log, versions...)
+	serve := func(l *listener, handler http.Handler, cert *certificate) {
+		l.serveWith(handler, cert, newWaitingRoom(cmd.WaitingConnections, metrics.LimitReached), h.log)
 	}
-	serve(&h.ws, h.facade.WebSocket(), h.cert, "http/1.1") // a WebSocket upgrade requires HTTP/1.1
-	serve(&h.http, secure(h.facade.HTTP(), h.cert != nil), h.cert, "h2", "http/1.1")
-	serve(&h.ops, secure(answerWithin(opsTimeout, ops.New(operators).Handler()), h.opsCert() != nil), h.opsCert(), "h2", "http/1.1")
+	serve(&h.ws, h.facade.WebSocket(), h.cert)
+	serve(&h.http, secure(h.facade.HTTP(), h.cert != nil), h.cert)
+	serve(&h.ops, secure(answerWithin(opsTimeout, ops.New(operators).Handler()), h.opsCert() != nil), h.opsCert())
 	return nil
 }
 

@@ -1,0 +1,197 @@
+package facade_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"eventhub/facade"
+)
+
+// A browser page of an allowed origin may use the HTTP API with its token, and none of another
+// origin. The browser's own credentials are never allowed.
+func TestPagesOfOtherOrigins(t *testing.T) {
+	r := newRig(t, func(cfg *facade.Config) { cfg.Origins = []string{"https://app.example.com"} })
+	preflight := func(origin string) answer {
+		return r.ask(t, http.MethodOptions, "/publish/t", "", "Origin", origin, "Access-Control-Request-Method", "POST",
+			"Access-Control-Request-Headers", "authorization,content-type,event-header-x-team")
+	}
+	got := preflight("https://app.example.com")
+	if got.status != http.StatusNoContent || got.header.Get("Access-Control-Allow-Origin") != "https://app.example.com" ||
+		!strings.Contains(got.header.Get("Access-Control-Allow-Headers"), "event-header-x-team") ||
+		got.header.Get("Access-Control-Allow-Methods") != "POST" || got.header.Get("Access-Control-Allow-Credentials") != "" {
+		t.Errorf("%d %v", got.status, got.header)
+	}
+	if got := preflight("https://evil.test"); got.header.Get("Access-Control-Allow-Origin") != "" {
+		t.Errorf("%d %v", got.status, got.header)
+	}
+	for origin, want := range map[string]string{"https://app.example.com": "https://app.example.com", "https://evil.test": "", "": ""} {
+		got := r.post(t, "/publish/t", "1", "Origin", origin)
+		if got.status != http.StatusOK || got.header.Get("Access-Control-Allow-Origin") != want || got.header.Get("Access-Control-Allow-Credentials") != "" {
+			t.Errorf("%q: %d %v", origin, got.status, got.header)
+		}
+	}
+	if got := r.ask(t, http.MethodOptions, "/publish/t", ""); got.status != http.StatusMethodNotAllowed {
+		t.Errorf("OPTIONS that is no preflight: %d", got.status)
+	}
+}
+
+func TestRequestHeadersThatAreRefused(t *testing.T) {
+	bus := newRig(t, nil).bus
+	for _, bad := range []string{"", "*", "a b", "Cookie", "authorization", "proxy-*", "auth*", "Event-Id", "e*", "nats-*", "KV-Operation"} {
+		if _, err := facade.New(facade.Config{Bus: facade.JetStream(bus), Auth: facade.StaticToken("x"), Headers: []string{bad}}); err == nil {
+			t.Errorf("the header %q was taken", bad)
+		}
+	}
+}
+
+// dialHTTP opens a raw connection to the HTTP side.
+func (r *rig) dialHTTP(t *testing.T) net.Conn {
+	t.Helper()
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.http.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(rigPatience))
+	return conn
+}
+
+// One principal has a part of all requests that are served at a time, and leaves the rest to
+// others.
+func TestRequestsOfOnePrincipal(t *testing.T) {
+	r := newRig(t, func(cfg *facade.Config) {
+		cfg.Auth = everybody{}
+		cfg.Limits.Requests = 12 // 3 for one principal
+	})
+	begin := func(token string) net.Conn {
+		conn := r.dialHTTP(t)
+		if _, err := fmt.Fprintf(conn, "POST /publish/t HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %s\r\nContent-Length: 2\r\n\r\n1", token); err != nil {
+			t.Fatal(err)
+		}
+		return conn
+	}
+	var slow []net.Conn
+	for range 3 {
+		slow = append(slow, begin("mallory"))
+	}
+	eventually(t, "the principal has its share", func() bool {
+		got := r.post(t, "/publish/t", "1", "Authorization", "Bearer mallory")
+		return got.status == http.StatusTooManyRequests && got.Code == "rate_limited" && got.header.Get("Retry-After") != ""
+	})
+	if r.seen.count("limit principal_requests") == 0 {
+		t.Error("the limit was not counted")
+	}
+	if got := r.post(t, "/publish/t", "1", "Authorization", "Bearer alice"); got.status != http.StatusOK {
+		t.Errorf("another principal: %d %s", got.status, got.text)
+	}
+	for _, conn := range slow {
+		if _, err := io.WriteString(conn, "2"); err != nil {
+			t.Fatal(err)
+		}
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || res.StatusCode != http.StatusOK {
+			t.Fatal(res, err)
+		}
+		_ = res.Body.Close()
+	}
+	if got := r.post(t, "/publish/t", "1", "Authorization", "Bearer mallory"); got.status != http.StatusOK {
+		t.Errorf("afterwards: %d %s", got.status, got.text)
+	}
+}
+
+// A body that comes byte by byte ends the request, though no pause is long. Lines may be far apart.
+func TestBodiesThatAreTooSlow(t *testing.T) {
+	r := newRig(t, func(cfg *facade.Config) {
+		cfg.Limits.BodyStall = 500 * time.Millisecond
+		cfg.Limits.BodyRate = 1000
+	})
+	conn := r.dialHTTP(t)
+	if _, err := fmt.Fprintf(conn, "POST /publish/t HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %s\r\nContent-Length: 1000\r\n\r\n", rigToken); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	go func() {
+		for range 1000 {
+			if _, err := conn.Write([]byte(" ")); err != nil {
+				return
+			}
+			<-time.After(50 * time.Millisecond) // the pace under test
+		}
+	}()
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil || res.StatusCode != http.StatusBadRequest {
+		t.Fatal(res, err)
+	}
+	_ = res.Body.Close()
+	if took := time.Since(began); took > 5*time.Second { // 50 s at that pace
+		t.Errorf("it took %v", took)
+	}
+	if r.seen.count("limit body_rate") == 0 {
+		t.Error("the limit was not counted")
+	}
+
+	lines := r.dialHTTP(t)
+	if _, err := fmt.Fprintf(lines, "POST /publish/t HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %s\r\nContent-Type: application/x-ndjson\r\n"+
+		"Transfer-Encoding: chunked\r\n\r\n", rigToken); err != nil {
+		t.Fatal(err)
+	}
+	in := bufio.NewReader(lines)
+	if res, err = http.ReadResponse(in, nil); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	answers := bufio.NewScanner(res.Body)
+	for i := range 8 {
+		<-time.After(200 * time.Millisecond) // the pace under test
+		line := `{"payload":` + strconv.Itoa(i) + "}\n"
+		if _, err := fmt.Fprintf(lines, "%x\r\n%s\r\n", len(line), line); err != nil {
+			t.Fatal(err)
+		}
+		if !answers.Scan() || parseAnswer(t, answers.Text()).ID == "" {
+			t.Fatal(i, answers.Text(), answers.Err())
+		}
+	}
+}
+
+// A client that does not read its page loses it within seconds, and with it nothing that others
+// need.
+func TestAnswersThatAreNotRead(t *testing.T) {
+	r := newSnapRig(t, func(cfg *facade.Config) { cfg.Limits.AnswerStall = time.Second })
+	payload := `"` + strings.Repeat("x", 1<<20-2) + `"`
+	for i := range 15 {
+		r.keep(t, "kept.u", strconv.Itoa(i), payload)
+	}
+	conn := r.dialHTTP(t)
+	if _, err := fmt.Fprintf(conn, "GET /snap/kept.u HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %s\r\n\r\n", rigToken); err != nil {
+		t.Fatal(err)
+	}
+	<-time.After(5 * time.Second) // the time under test
+	if b, _ := io.ReadAll(conn); bytes.HasSuffix(b, []byte("\r\n0\r\n\r\n")) {
+		t.Errorf("the whole page came, with %d bytes", len(b))
+	}
+}
+
+// everybody is an Authenticator that takes every token for the name of a principal with full
+// access.
+type everybody struct{}
+
+func (everybody) Authenticate(_ context.Context, token string) (facade.Principal, error) {
+	return person{name: token}, nil
+}
+
+// person is a principal of that name.
+type person struct{ name string }
+
+func (p person) Name() string                            { return p.name }
+func (p person) Key() string                             { return p.name }
+func (person) Allows(facade.Action, string, string) bool { return true }
+func (person) Expires() time.Time                        { return time.Time{} }
