@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 )
 
 // loopback is where an ephemeral hub listens.
@@ -30,6 +31,9 @@ type ephemeral struct {
 func (cmd *serveCmd) makeEphemeral() error {
 	if cmd.NATSURL != "" {
 		return errors.New("--ephemeral keeps its events in memory, and --nats-url names a NATS that stores them: choose one of them (NATS_URL)")
+	}
+	if cmd.DSN != "" && !strings.HasPrefix(cmd.DSN, "kv:") {
+		return errors.New("--ephemeral keeps its events in memory, and --outbox-dsn names a database whose rows would be lost with them: choose one of them (OUTBOX_DSN)")
 	}
 	cmd.Bind, cmd.OpsBind = loopback, loopback
 	cmd.WSPort, cmd.HTTPPort, cmd.OpsPort = 0, 0, 0
