@@ -279,3 +279,16 @@ func TestEphemeralHubLeavesDatabasesAlone(t *testing.T) {
 		t.Errorf("the hub ended with %d and printed %q, %s", code, out.String(), log.String())
 	}
 }
+
+// The reason is said when the input is closed already, as with </dev/null: nothing is wrong with
+// NATS.
+func TestEphemeralHubWithoutInput(t *testing.T) {
+	var out, log bytes.Buffer
+	code := run(t.Context(), []string{"serve", "--ephemeral"}, streams{in: strings.NewReader(""), out: &out, err: &log})
+	if code == 0 && out.Len() > 0 {
+		return // the hub was ready before the end of the input was noticed
+	}
+	if code != 1 || !strings.Contains(log.String(), "eventhub: standard input") || strings.Contains(log.String(), "JetStream") {
+		t.Errorf("it ended with %d:\n%s", code, log.String())
+	}
+}
