@@ -50,13 +50,17 @@ func (cmd *serveCmd) makeEphemeral() error {
 	return nil
 }
 
+// errInputEnded is the cause of the end of an ephemeral hub. It is reported by one that was not ready
+// yet.
+var errInputEnded = errors.New("standard input was closed before the ephemeral hub was ready: start the hub with a pipe, and keep that open")
+
 // endWithInput returns a context that ends when r does, as it does when the process at the other
 // end of a pipe has ended, however that came about. The goroutine that reads lives as long as the
 // process.
 func endWithInput(ctx context.Context, r io.Reader, log *slog.Logger) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
-		defer cancel()
+		defer cancel(errInputEnded)
 		_, err := io.Copy(io.Discard, r)
 		if err != nil {
 			log.LogAttrs(ctx, slog.LevelInfo, "standard input cannot be read; the ephemeral hub ends", slog.Any("error", err))
@@ -64,7 +68,7 @@ func endWithInput(ctx context.Context, r io.Reader, log *slog.Logger) (context.C
 		}
 		log.LogAttrs(ctx, slog.LevelInfo, "standard input is closed; the ephemeral hub ends")
 	}()
-	return ctx, cancel
+	return ctx, func() { cancel(nil) }
 }
 
 // tell prints where the hub is, for a program.
