@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -93,5 +94,37 @@ func TestConsumeSurvivesPanics(t *testing.T) {
 	}
 	if text := log.String(); strings.Count(text, secret) != 4 || !strings.Contains(text, "TestConsumeSurvivesPanics.func") {
 		t.Errorf("the log lacks a panic, or its stack:\n%s", text)
+	}
+}
+
+// A handler that ends its goroutine, as the FailNow of a test does, fails its event, and the
+// subscription goes on.
+func TestConsumeSurvivesGoexit(t *testing.T) {
+	b, err := Open(t.Context(), Config{Server: natstest.Embed(t, t.TempDir())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = b.Close() }()
+	publish(t, b, "work", "1", "2")
+	handled := make(chan string, 10)
+	s, err := b.Consume(t.Context(), "work", "g", SubscribeOptions{From: FromEarliest}, func(_ context.Context, d *Delivery) error {
+		if string(d.Event.Payload) == "1" && d.Attempt < 3 {
+			runtime.Goexit()
+		}
+		handled <- string(d.Event.Payload)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		select {
+		case <-handled:
+		case <-time.After(wait):
+			t.Fatal("the handler is not called any more")
+		}
+	}
+	if err := s.Drain(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
