@@ -128,3 +128,33 @@ func TestConsumeSurvivesGoexit(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// An error about options speaks of them as a Go program does: what it says is allowed is taken, and
+// means that.
+func TestOptionErrorsSpeakGo(t *testing.T) {
+	for _, c := range []struct {
+		opts   SubscribeOptions
+		has    []string
+		hasNot string
+	}{
+		{SubscribeOptions{MaxAttempts: -2}, []string{"MaxAttempts", "NeverGiveUp"}, "0 (never"}, // 0 is the default, 5
+		{SubscribeOptions{AckTimeout: 10 * time.Microsecond}, []string{"AckTimeout", "10µs", "1s"}, "Ms"},
+		{SubscribeOptions{GroupTTL: 10 * time.Microsecond}, []string{"GroupTTL", "10µs", "1s"}, "Ms"},
+		{SubscribeOptions{MaxInFlight: -1}, []string{"MaxInFlight", "-1"}, "maxInFlight"},
+		{SubscribeOptions{BatchSize: -1}, []string{"BatchSize", "-1"}, "batchSize"},
+	} {
+		err := c.opts.validate()
+		if err == nil {
+			t.Errorf("%+v is taken", c.opts)
+			continue
+		}
+		for _, part := range c.has {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("%q lacks %q", err, part)
+			}
+		}
+		if strings.Contains(err.Error(), c.hasNot) {
+			t.Errorf("%q has %q", err, c.hasNot)
+		}
+	}
+}
