@@ -91,19 +91,19 @@ func (o *SubscribeOptions) validate() error {
 	}
 	switch {
 	case o.BatchSize < 1 || o.BatchSize > maxInFlightLimit:
-		return badOptions("opts.batchSize is %d: 1 to %d are allowed", o.BatchSize, maxInFlightLimit)
+		return badOptions("opts.BatchSize is %d: 1 to %d are allowed", o.BatchSize, maxInFlightLimit)
 	case o.MaxInFlight < 1 || o.MaxInFlight > maxInFlightLimit:
-		return badOptions("opts.maxInFlight is %d: 1 to %d are allowed", o.MaxInFlight, maxInFlightLimit)
+		return badOptions("opts.MaxInFlight is %d: 1 to %d are allowed", o.MaxInFlight, maxInFlightLimit)
 	case o.AckTimeout < minAckTimeout || o.AckTimeout > maxAckTimeout:
-		return badOptions("opts.ackTimeoutMs is %d: %d to %d are allowed", o.AckTimeout.Milliseconds(), minAckTimeout.Milliseconds(), maxAckTimeout.Milliseconds())
+		return badOptions("opts.AckTimeout is %v: %v to %v are allowed", o.AckTimeout, minAckTimeout, maxAckTimeout)
 	case o.MaxAttempts < NeverGiveUp:
-		return badOptions("opts.maxAttempts is %d: 0 (never give up) or more is allowed", o.MaxAttempts)
+		return badOptions("opts.MaxAttempts is %d: 1 or more, 0 (the default), or NeverGiveUp is allowed", o.MaxAttempts)
 	case o.GroupTTL != 0 && (o.GroupTTL < minGroupTTL || o.GroupTTL > maxGroupTTL):
-		return badOptions("opts.groupTtlMs is %d: %d to %d are allowed", o.GroupTTL.Milliseconds(), minGroupTTL.Milliseconds(), maxGroupTTL.Milliseconds())
+		return badOptions("opts.GroupTTL is %v: 0 (never), or %v to %v are allowed", o.GroupTTL, minGroupTTL, maxGroupTTL)
 	case len(o.Topics) > maxTopicsExtra:
-		return badOptions("opts.topics has %d topics, at most %d are allowed", len(o.Topics), maxTopicsExtra)
+		return badOptions("opts.Topics has %d topics, at most %d are allowed", len(o.Topics), maxTopicsExtra)
 	case o.Workers < 0 || o.Workers > maxInFlightLimit:
-		return badOptions("workers is %d: 1 to %d are allowed", o.Workers, maxInFlightLimit)
+		return badOptions("opts.Workers is %d: 1 to %d are allowed", o.Workers, maxInFlightLimit)
 	}
 	return nil
 }
@@ -174,7 +174,7 @@ func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts Subscribe
 		return nil, badOptions("the handler is missing")
 	}
 	if opts.Workers != 0 {
-		return nil, badOptions("workers is %d: only Consume has workers", opts.Workers)
+		return nil, badOptions("opts.Workers is %d: only Consume has workers", opts.Workers)
 	}
 	return b.subscribe(ctx, topic, group, opts, handler, nil)
 }
