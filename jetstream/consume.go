@@ -92,6 +92,9 @@ func (w *workers) stop() {
 //
 // Drain lets the handlers that run finish; Stop gives their events back at once. Both wait for the
 // handlers, so neither may be called by one. Errors are those of Subscribe.
+//
+// The end of ctx ends Consume, and not the subscription. A new group starts at the end of the
+// topic, and has nothing of what was published before, unless opts.From says otherwise.
 func (b *Bus) Consume(ctx context.Context, topic, group string, opts SubscribeOptions, handler func(context.Context, *Delivery) error) (*Subscription, error) {
 	if handler == nil {
 		return nil, badOptions("the handler is missing")
