@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"eventhub/jetstream/panics"
@@ -51,6 +52,24 @@ func (w *workers) pop() *Held {
 	return h
 }
 
+// serve runs handler until the end. A handler that ends its goroutine (runtime.Goexit, as the
+// FailNow of a test does) ends serve too, and then another goroutine takes over.
+func (w *workers) serve(handler func(context.Context, *Delivery) error) {
+	ended := false
+	defer func() {
+		if !ended {
+			w.wg.Go(func() { w.serve(handler) })
+		}
+	}()
+	for h := w.pop(); h != nil; h = w.pop() {
+		h.run(handler)
+	}
+	ended = true
+}
+
+// errGoexit is the outcome of a handler that ended its goroutine.
+var errGoexit = errors.New("handler ended its goroutine")
+
 // stop waits for the handlers that run.
 func (w *workers) stop() {
 	w.mu.Lock()
@@ -67,11 +86,15 @@ func (w *workers) stop() {
 // The event is acknowledged when handler returns nil. When handler returns an error, the event is
 // refused (Nack with the error's text and DefaultBackoff): it comes again, and goes to dlq.<topic>
 // when its attempt was the last one (opts.MaxAttempts). A panic counts as an error: the log has its
-// stack, and the text only says that the handler panicked. A handler may also settle the delivery
-// itself. Its context ends when the lease does, or the subscription.
+// stack, and the text only says that the handler panicked. So does runtime.Goexit, which the FailNow
+// of a test calls. A handler may also settle the delivery itself. Its context ends when the lease
+// does, or the subscription.
 //
 // Drain lets the handlers that run finish; Stop gives their events back at once. Both wait for the
 // handlers, so neither may be called by one. Errors are those of Subscribe.
+//
+// The end of ctx ends Consume, and not the subscription. A new group starts at the end of the
+// topic, and has nothing of what was published before, unless opts.From says otherwise.
 func (b *Bus) Consume(ctx context.Context, topic, group string, opts SubscribeOptions, handler func(context.Context, *Delivery) error) (*Subscription, error) {
 	if handler == nil {
 		return nil, badOptions("the handler is missing")
@@ -82,11 +105,7 @@ func (b *Bus) Consume(ctx context.Context, topic, group string, opts SubscribeOp
 	w := &workers{limit: opts.MaxInFlight + len(opts.Topics) + 1}
 	w.work.L = &w.mu
 	for range max(opts.Workers, 1) {
-		w.wg.Go(func() { //nolint:contextcheck // a handler's context ends with the subscription, and not with ctx
-			for h := w.pop(); h != nil; h = w.pop() {
-				h.run(handler)
-			}
-		})
+		w.wg.Go(func() { w.serve(handler) }) //nolint:contextcheck // a handler's context ends with the subscription, and not with ctx
 	}
 	s, err := b.subscribe(ctx, topic, group, opts, w.push, w)
 	if err != nil {
@@ -108,11 +127,14 @@ func (h *Held) run(handler func(context.Context, *Delivery) error) {
 	if !ok {
 		return
 	}
-	err := panics.Call(d.m.sub.bus.log, "handler", func() error { return handler(ctx, d) })
-	// ErrNotLeased means that the handler settled it, or that it comes again anyway.
-	if err != nil {
-		_ = d.Nack(err.Error(), DefaultBackoff)
-	} else {
-		_ = d.Ack()
-	}
+	err := errGoexit
+	defer func() {
+		// ErrNotLeased means that the handler settled it, or that it comes again anyway.
+		if err != nil {
+			_ = d.Nack(err.Error(), DefaultBackoff)
+		} else {
+			_ = d.Ack()
+		}
+	}()
+	err = panics.Call(s.bus.log, "handler", func() error { return handler(ctx, d) })
 }

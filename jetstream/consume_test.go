@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -93,5 +94,67 @@ func TestConsumeSurvivesPanics(t *testing.T) {
 	}
 	if text := log.String(); strings.Count(text, secret) != 4 || !strings.Contains(text, "TestConsumeSurvivesPanics.func") {
 		t.Errorf("the log lacks a panic, or its stack:\n%s", text)
+	}
+}
+
+// A handler that ends its goroutine, as the FailNow of a test does, fails its event, and the
+// subscription goes on.
+func TestConsumeSurvivesGoexit(t *testing.T) {
+	b, err := Open(t.Context(), Config{Server: natstest.Embed(t, t.TempDir())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = b.Close() }()
+	publish(t, b, "work", "1", "2")
+	handled := make(chan string, 10)
+	s, err := b.Consume(t.Context(), "work", "g", SubscribeOptions{From: FromEarliest}, func(_ context.Context, d *Delivery) error {
+		if string(d.Event.Payload) == "1" && d.Attempt < 3 {
+			runtime.Goexit()
+		}
+		handled <- string(d.Event.Payload)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		select {
+		case <-handled:
+		case <-time.After(wait):
+			t.Fatal("the handler is not called any more")
+		}
+	}
+	if err := s.Drain(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// An error about options speaks of them as a Go program does: what it says is allowed is taken, and
+// means that.
+func TestOptionErrorsSpeakGo(t *testing.T) {
+	for _, c := range []struct {
+		opts   SubscribeOptions
+		has    []string
+		hasNot string
+	}{
+		{SubscribeOptions{MaxAttempts: -2}, []string{"MaxAttempts", "NeverGiveUp"}, "0 (never"}, // 0 is the default, 5
+		{SubscribeOptions{AckTimeout: 10 * time.Microsecond}, []string{"AckTimeout", "10µs", "1s"}, "Ms"},
+		{SubscribeOptions{GroupTTL: 10 * time.Microsecond}, []string{"GroupTTL", "10µs", "1s"}, "Ms"},
+		{SubscribeOptions{MaxInFlight: -1}, []string{"MaxInFlight", "-1"}, "maxInFlight"},
+		{SubscribeOptions{BatchSize: -1}, []string{"BatchSize", "-1"}, "batchSize"},
+	} {
+		err := c.opts.validate()
+		if err == nil {
+			t.Errorf("%+v is taken", c.opts)
+			continue
+		}
+		for _, part := range c.has {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("%q lacks %q", err, part)
+			}
+		}
+		if strings.Contains(err.Error(), c.hasNot) {
+			t.Errorf("%q has %q", err, c.hasNot)
+		}
 	}
 }

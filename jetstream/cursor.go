@@ -44,11 +44,14 @@ func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 	}
 	ptr, err := b.generations.get(ctx, t, group)
 	if err != nil {
-		return Cursor{}, err
+		return Cursor{}, b.unavailable(err)
 	}
 	info, err := b.consumer(ctx, t, ptr.Consumer)
+	if errors.Is(err, ErrNotFound) {
+		return Cursor{}, ErrNotFound
+	}
 	if err != nil {
-		return Cursor{}, err
+		return Cursor{}, b.unavailable(err)
 	}
 	c := Cursor{Topic: topic}
 	if info.AckFloor.Consumer == 0 { // a new consumer shows start-1 as its floor
@@ -63,7 +66,7 @@ func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 			c.LastTS = info.AckFloor.Last.UnixMilli()
 		}
 	default:
-		return Cursor{}, err
+		return Cursor{}, b.unavailable(err)
 	}
 	return c, nil
 }
@@ -141,8 +144,11 @@ func (g Group) Backlog(ctx context.Context) (Backlog, error) {
 		return Backlog{}, b.unavailable(err)
 	}
 	info, err := b.consumer(ctx, t, ptr.Consumer)
+	if errors.Is(err, ErrNotFound) {
+		return Backlog{}, ErrNotFound
+	}
 	if err != nil {
-		return Backlog{}, err
+		return Backlog{}, b.unavailable(err)
 	}
 	return Backlog{
 		Waiting: info.NumPending, Leased: uint64(max(info.NumAckPending, 0)),

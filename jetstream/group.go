@@ -279,7 +279,7 @@ func (b *Bus) freshExisting(ctx context.Context, topic string) (*topicInfo, nats
 		b.forget(t.stream)
 		return nil, natsjs.StreamState{}, ErrNotFound
 	case err != nil:
-		return nil, natsjs.StreamState{}, err
+		return nil, natsjs.StreamState{}, b.unavailable(err)
 	case !info.Created.Equal(t.stream.created):
 		b.forget(t.stream)
 		if t, err = b.existing(ctx, topic); err != nil {

@@ -34,6 +34,9 @@ func (b *Bus) takeInventory(ctx context.Context) (*inventory, error) {
 	for info := range list.Info() {
 		inv.add(info)
 	}
+	if b.closing.Load() {
+		return nil, ErrClosed
+	}
 	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
 		return nil, fmt.Errorf("nats at %s: listing the streams: %w", b.where(), err)
 	}

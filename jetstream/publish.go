@@ -281,8 +281,6 @@ func (w *outgoingEvent) free() {
 // must not let a later publish overtake it.
 func (p *Publisher) first(ctx context.Context, w *outgoingEvent) error {
 	t := w.topic
-	defer p.release(t.stream)
-	defer w.free()
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
@@ -299,9 +297,25 @@ func (p *Publisher) first(ctx context.Context, w *outgoingEvent) error {
 		if err == nil {
 			t.stream.ready[p.link.index].Store(true)
 		}
-		w.done(r, err)
+		p.bus.apart(func() { // the caller may hold a lock that done takes
+			w.done(r, err)
+			w.free()
+			p.release(t.stream)
+		})
 		return nil
 	}
+}
+
+// apart runs f, which does not block, in a goroutine of its own. Close waits for the goroutine,
+// unless Close has begun: then Publisher.Flush does.
+func (b *Bus) apart(f func()) {
+	b.topics.mu.Lock()
+	defer b.topics.mu.Unlock()
+	if b.closing.Load() {
+		go f()
+		return
+	}
+	b.wg.Go(f)
 }
 
 // confirmed turns the answer to a publish into a receipt or an *Error.

@@ -91,19 +91,19 @@ func (o *SubscribeOptions) validate() error {
 	}
 	switch {
 	case o.BatchSize < 1 || o.BatchSize > maxInFlightLimit:
-		return badOptions("opts.batchSize is %d: 1 to %d are allowed", o.BatchSize, maxInFlightLimit)
+		return badOptions("opts.BatchSize is %d: 1 to %d are allowed", o.BatchSize, maxInFlightLimit)
 	case o.MaxInFlight < 1 || o.MaxInFlight > maxInFlightLimit:
-		return badOptions("opts.maxInFlight is %d: 1 to %d are allowed", o.MaxInFlight, maxInFlightLimit)
+		return badOptions("opts.MaxInFlight is %d: 1 to %d are allowed", o.MaxInFlight, maxInFlightLimit)
 	case o.AckTimeout < minAckTimeout || o.AckTimeout > maxAckTimeout:
-		return badOptions("opts.ackTimeoutMs is %d: %d to %d are allowed", o.AckTimeout.Milliseconds(), minAckTimeout.Milliseconds(), maxAckTimeout.Milliseconds())
+		return badOptions("opts.AckTimeout is %v: %v to %v are allowed", o.AckTimeout, minAckTimeout, maxAckTimeout)
 	case o.MaxAttempts < NeverGiveUp:
-		return badOptions("opts.maxAttempts is %d: 0 (never give up) or more is allowed", o.MaxAttempts)
+		return badOptions("opts.MaxAttempts is %d: 1 or more, 0 (the default), or NeverGiveUp is allowed", o.MaxAttempts)
 	case o.GroupTTL != 0 && (o.GroupTTL < minGroupTTL || o.GroupTTL > maxGroupTTL):
-		return badOptions("opts.groupTtlMs is %d: %d to %d are allowed", o.GroupTTL.Milliseconds(), minGroupTTL.Milliseconds(), maxGroupTTL.Milliseconds())
+		return badOptions("opts.GroupTTL is %v: 0 (never), or %v to %v are allowed", o.GroupTTL, minGroupTTL, maxGroupTTL)
 	case len(o.Topics) > maxTopicsExtra:
-		return badOptions("opts.topics has %d topics, at most %d are allowed", len(o.Topics), maxTopicsExtra)
+		return badOptions("opts.Topics has %d topics, at most %d are allowed", len(o.Topics), maxTopicsExtra)
 	case o.Workers < 0 || o.Workers > maxInFlightLimit:
-		return badOptions("workers is %d: 1 to %d are allowed", o.Workers, maxInFlightLimit)
+		return badOptions("opts.Workers is %d: 1 to %d are allowed", o.Workers, maxInFlightLimit)
 	}
 	return nil
 }
@@ -163,8 +163,13 @@ type Subscription struct {
 // Subscribe returns, unless SubscribeOptions.Paused asks to wait for Resume.
 //
 // handler is called for each event, in the order of arrival and never concurrently for one
-// subscription. It must not block: it hands the Held on (never more than MaxInFlight are out) and
-// whoever gets it calls Begin. For handlers that work in place, use Consume.
+// subscription. It must not block: it hands the Held on (never more than MaxInFlight are valid) and
+// whoever gets it calls Begin. A channel may be full of others, which the hub took back, after a
+// Pause or a lost connection: a handler that waits for room in one waits for Done, too. For
+// handlers that work in place, use Consume.
+//
+// The end of ctx ends Subscribe, and not the subscription. A new group starts at the end of the
+// topic unless opts.From says otherwise.
 //
 // Errors are *Error: bad_topic, bad_group, bad_options, unknown_id (FromAfterID), subscribe_failed,
 // overloaded, rate_limited, internal. The caller ends the subscription with Stop, Drain or
@@ -174,7 +179,7 @@ func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts Subscribe
 		return nil, badOptions("the handler is missing")
 	}
 	if opts.Workers != 0 {
-		return nil, badOptions("workers is %d: only Consume has workers", opts.Workers)
+		return nil, badOptions("opts.Workers is %d: only Consume has workers", opts.Workers)
 	}
 	return b.subscribe(ctx, topic, group, opts, handler, nil)
 }
@@ -290,7 +295,7 @@ func (b *Bus) unregister(s *Subscription) {
 	b.obs.Gauge(GaugeSubscriptions, float64(len(b.subs)))
 }
 
-// Done is closed when the subscription ends, or its bus does.
+// Done is closed when the subscription begins to end, or its bus does: a handler may wait for it.
 func (s *Subscription) Done() <-chan struct{} { return s.ctx.Done() }
 
 // running reports whether events may be asked for. s.mu is held.
@@ -468,12 +473,12 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 		for _, d := range failed {
 			s.bus.dead.add(d, "connection lost")
 		}
+		s.cancel()         // a handler may wait for Done
 		s.deliver.Lock()   // a handler that runs now is the last one
 		s.deliver.Unlock() //nolint:staticcheck // the wait is the purpose
 		if s.workers != nil {
 			s.workers.stop()
 		}
-		s.cancel()
 		s.wg.Wait()
 		s.bus.unregister(s)
 		err = s.settleAll(ctx)

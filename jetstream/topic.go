@@ -170,8 +170,11 @@ func (b *Bus) existing(ctx context.Context, name string) (*topicInfo, error) {
 	}
 	rule := b.rule(name)
 	s, err := b.findStream(ctx, rule.streamName(name))
+	if errors.Is(err, ErrNotFound) {
+		return nil, ErrNotFound
+	}
 	if err != nil {
-		return nil, err
+		return nil, b.unavailable(err)
 	}
 	return b.newTopic(name, s, rule, false)
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 )
 
 // loopback is where an ephemeral hub listens.
@@ -31,6 +32,9 @@ func (cmd *serveCmd) makeEphemeral() error {
 	if cmd.NATSURL != "" {
 		return errors.New("--ephemeral keeps its events in memory, and --nats-url names a NATS that stores them: choose one of them (NATS_URL)")
 	}
+	if cmd.DSN != "" && !strings.HasPrefix(cmd.DSN, "kv:") {
+		return errors.New("--ephemeral keeps its events in memory, and --outbox-dsn names a database whose rows would be lost with them: choose one of them (OUTBOX_DSN)")
+	}
 	cmd.Bind, cmd.OpsBind = loopback, loopback
 	cmd.WSPort, cmd.HTTPPort, cmd.OpsPort = 0, 0, 0
 	cmd.NATSListen = ""
@@ -46,13 +50,17 @@ func (cmd *serveCmd) makeEphemeral() error {
 	return nil
 }
 
+// errInputEnded is the cause of the end of an ephemeral hub. It is reported by one that was not ready
+// yet.
+var errInputEnded = errors.New("standard input was closed before the ephemeral hub was ready: start the hub with a pipe, and keep that open")
+
 // endWithInput returns a context that ends when r does, as it does when the process at the other
 // end of a pipe has ended, however that came about. The goroutine that reads lives as long as the
 // process.
 func endWithInput(ctx context.Context, r io.Reader, log *slog.Logger) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
-		defer cancel()
+		defer cancel(errInputEnded)
 		_, err := io.Copy(io.Discard, r)
 		if err != nil {
 			log.LogAttrs(ctx, slog.LevelInfo, "standard input cannot be read; the ephemeral hub ends", slog.Any("error", err))
@@ -60,7 +68,7 @@ func endWithInput(ctx context.Context, r io.Reader, log *slog.Logger) (context.C
 		}
 		log.LogAttrs(ctx, slog.LevelInfo, "standard input is closed; the ephemeral hub ends")
 	}()
-	return ctx, cancel
+	return ctx, func() { cancel(nil) }
 }
 
 // tell prints where the hub is, for a program.

@@ -3,7 +3,10 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
+	"database/sql"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -12,6 +15,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -227,5 +231,64 @@ func TestEphemeralHubsOfKilledParents(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
 		t.Errorf("they left %v, %v", entries, err)
+	}
+}
+
+// An ephemeral hub takes no row out of a database: its events are gone with it, and a developer's
+// environment may name an outbox that is in use.
+func TestEphemeralHubLeavesDatabasesAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "shop.db")
+	dsn := "sqlite:" + path
+	call(t, "outbox", "migrate", "--dsn="+dsn)
+	db, err := sql.Open("sqlite", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = db.ExecContext(t.Context(), "INSERT INTO outbox (id, aggregatetype, aggregateid, payload) VALUES ('one', 'orders', 'k', '1')")
+	if err = errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	waiting := func() bool { return strings.HasPrefix(call(t, "outbox", "stats", "--dsn="+dsn), `{"pending":1,`) }
+	if !waiting() {
+		t.Fatal("there is no row to begin with")
+	}
+	t.Setenv("OUTBOX_DSN", dsn)
+	in, end := io.Pipe()
+	var out, log bytes.Buffer
+	ended := make(chan int, 1)
+	go func() {
+		ended <- run(context.Background(), []string{"serve", "--ephemeral"}, streams{in: in, out: &out, err: &log})
+	}()
+	code := -1
+	eventually(t, "the hub refuses, or takes the row", func() bool {
+		select {
+		case code = <-ended:
+			return true
+		default:
+			return !waiting()
+		}
+	})
+	_ = end.Close()
+	if code < 0 {
+		code = <-ended
+	}
+	if !waiting() {
+		t.Error("the row was published to a hub that is gone")
+	}
+	if code != 1 || out.Len() > 0 || !strings.Contains(log.String(), "OUTBOX_DSN") {
+		t.Errorf("the hub ended with %d and printed %q, %s", code, out.String(), log.String())
+	}
+}
+
+// The reason is said when the input is closed already, as with </dev/null: nothing is wrong with
+// NATS.
+func TestEphemeralHubWithoutInput(t *testing.T) {
+	var out, log bytes.Buffer
+	code := run(t.Context(), []string{"serve", "--ephemeral"}, streams{in: strings.NewReader(""), out: &out, err: &log})
+	if code == 0 && out.Len() > 0 {
+		return // the hub was ready before the end of the input was noticed
+	}
+	if code != 1 || !strings.Contains(log.String(), "eventhub: standard input") || strings.Contains(log.String(), "JetStream") {
+		t.Errorf("it ended with %d:\n%s", code, log.String())
 	}
 }

@@ -109,6 +109,8 @@ func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
 			log.LogAttrs(ctx, slog.LevelInfo, "draining")
 		case err = <-h.failed:
 		}
+	} else if cause := context.Cause(ctx); errors.Is(cause, errInputEnded) {
+		err = cause // what failed because of that would mislead
 	}
 	return errors.Join(err, h.close(context.WithoutCancel(ctx)))
 }

@@ -1,0 +1,47 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"eventhub/jetstream/natstest"
+)
+
+// Each handle of a bus that is closed says so, at once, of a topic that the hub knew and of another.
+func TestHandlesOfClosedBus(t *testing.T) {
+	b, err := Open(t.Context(), Config{Server: natstest.Embed(t, t.TempDir())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish(t, b, "known", "1")
+	_ = b.Close()
+	calls := map[string]func(ctx context.Context, topic string) error{
+		"Backlog": func(ctx context.Context, topic string) error { _, err := b.Group(topic, "g").Backlog(ctx); return err },
+		"Cursor":  func(ctx context.Context, topic string) error { _, err := b.Group(topic, "g").Cursor(ctx); return err },
+		"Delete":  func(ctx context.Context, topic string) error { return b.Group(topic, "g").Delete(ctx) },
+		"Seek":    func(ctx context.Context, topic string) error { return b.Group(topic, "g").Seek(ctx, FromEarliest) },
+		"Bounds":  func(ctx context.Context, topic string) error { _, _, err := b.History(topic).Bounds(ctx); return err },
+		"DuplicateWindow": func(ctx context.Context, topic string) error {
+			_, err := b.History(topic).DuplicateWindow(ctx)
+			return err
+		},
+		"NextOfKey": func(ctx context.Context, topic string) error {
+			_, err := b.History(topic).NextOfKey(ctx, "k", 0)
+			return err
+		},
+		"Get":         func(ctx context.Context, topic string) error { _, err := b.Keys(topic).Get(ctx, "k"); return err },
+		"PlanTopics":  func(ctx context.Context, _ string) error { _, err := b.Admin().PlanTopics(ctx); return err },
+		"ApplyTopics": func(ctx context.Context, _ string) error { _, err := b.Admin().ApplyTopics(ctx, false); return err },
+		"Topics":      func(ctx context.Context, _ string) error { _, err := b.Admin().Topics(ctx); return err },
+	}
+	for name, call := range calls {
+		for _, topic := range []string{"known", "other"} {
+			began := time.Now()
+			if err := call(t.Context(), topic); !errors.Is(err, ErrClosed) || time.Since(began) > time.Second {
+				t.Errorf("%s of topic %s: %v after %v", name, topic, err, time.Since(began))
+			}
+		}
+	}
+}
