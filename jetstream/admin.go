@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// Admin is what operators ask of a bus, and do to its streams. It is a small value that costs
-// nothing to make. Its methods may be called concurrently. Their errors are for operators: they
-// name the server and the cause.
+// Admin has the operations of operators on the streams of a bus. An Admin is a small value that
+// costs nothing to create. Its methods may be called concurrently. Their errors are for operators:
+// they name the server and the cause.
 type Admin struct{ bus *Bus }
 
 // Admin gives access to the streams behind the topics.
 func (b *Bus) Admin() Admin { return Admin{b} }
 
-// NATSURL is where native clients reach Config.Server, or "" without one, and when it does not
-// listen.
+// NATSURL returns the address at which native clients reach Config.Server, or "" if there is no
+// such server or it does not listen.
 func (a Admin) NATSURL() string {
 	if a.bus.cfg.Server == nil {
 		return ""
@@ -23,8 +23,8 @@ func (a Admin) NATSURL() string {
 	return a.bus.cfg.Server.ClientURL()
 }
 
-// Now is the time by the clock of NATS, with which the moments of storage are told. In a cluster
-// each server has its own: it is that of the server which leads the bucket of the groups.
+// Now returns the time by the clock of NATS, which stamps stored events. In a cluster each server
+// has a clock of its own; Now uses that of the server that leads the bucket of the groups.
 func (a Admin) Now(ctx context.Context) (time.Time, error) {
 	info, err := a.bus.findStream(ctx, "KV_"+groupsBucket)
 	if err != nil {
@@ -33,8 +33,8 @@ func (a Admin) Now(ctx context.Context) (time.Time, error) {
 	return info.TimeStamp, nil
 }
 
-// Snapshots are the rules in force that ask for snapshots, each of one topic, the built-in ones
-// included. Every is filled in.
+// Snapshots returns the rules that are in force and request snapshots, the built-in rules included.
+// Each is for one topic, and its Every is filled in.
 func (a Admin) Snapshots() []TopicRule {
 	b := a.bus
 	var found []TopicRule

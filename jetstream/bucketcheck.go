@@ -19,25 +19,25 @@ const (
 	bucketReaders = 8      // buckets that are looked at at a time
 )
 
-// BucketReport says how the bucket of a compacted topic is.
+// BucketReport is the state of the bucket of a compacted topic.
 type BucketReport struct {
-	// Topic is the topic, Bucket the name of its KV bucket.
+	// Topic is the topic. Bucket is the name of its KV bucket.
 	Topic, Bucket string
-	// Entries is how many keys the bucket holds, tombstones included.
+	// Entries is the number of keys in the bucket, tombstones included.
 	Entries uint64
-	// Lag is how many events of the topic's stream the bucket does not have yet.
+	// Lag is the number of events of the topic's stream that the bucket does not have yet.
 	Lag uint64
-	// Faults are what keeps the bucket from holding the newest event of each key: none, if it is as
-	// it should be.
+	// Faults are the reasons why the bucket may not hold the newest event of each key. A sound
+	// bucket has none.
 	Faults []string
-	// Foreign are entries that did not come from the topic: up to 10,000 of them, the oldest first.
-	// Only RepairBucket looks for them. ForeignTotal is how many there were.
+	// Foreign are the entries that did not come from the topic, the oldest first and at most
+	// 10,000. Only RepairBucket searches for them. ForeignTotal is their total number.
 	Foreign      []ForeignEntry
 	ForeignTotal int
 }
 
-// CheckBuckets looks at the buckets of all compacted topics that exist on the server, whether this
-// hub has met them or not. It changes nothing. The reports come in no order.
+// CheckBuckets checks the buckets of all compacted topics that exist on the server, whether or not
+// this hub has used them. It changes nothing. The reports have no order.
 func (a Admin) CheckBuckets(ctx context.Context) ([]BucketReport, error) {
 	b := a.bus
 	var found []*topicInfo

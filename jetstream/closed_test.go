@@ -9,7 +9,8 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-// Each handle of a bus that is closed says so, at once, of a topic that the hub knew and of another.
+// Each handle of a bus that is closed says so, at once, of a topic that the hub knew and of
+// another.
 func TestHandlesOfClosedBus(t *testing.T) {
 	b, err := Open(t.Context(), Config{Server: natstest.Embed(t, t.TempDir())})
 	if err != nil {

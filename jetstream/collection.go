@@ -16,41 +16,40 @@ import (
 // may fold case.
 var collectionName = regexp.MustCompile(`^[a-z0-9_-]{1,128}$`)
 
-// Collection is a KV bucket of the hub's own: values by key, replaced by compare-and-set. Get reads
-// at the bucket's leader, so that it sees every confirmed write. Its methods may be called
-// concurrently; Get, Put and Delete are one question to the server each. It needs no closing.
+// Collection is a KV bucket of the program: values by key, replaced by compare-and-set. Get reads
+// at the bucket's leader, so it sees every confirmed write. The methods may be called concurrently.
+// Get, Put and Delete cost one request to the server each. A Collection needs no closing.
 type Collection struct {
 	bus    *Bus
 	name   string
 	prefix string // of its subjects
 }
 
-// Entry is one key of a Collection. It is owned by whoever received it.
+// Entry is one key of a Collection. The receiver owns it.
 type Entry struct {
 	Key string
-	// Value is nil when the key was deleted: its entry stays as a mark, so that a later write knows
-	// what it replaces.
+	// Value is nil when the key was deleted. The entry then stays as a mark, so that a later write
+	// can name what it replaces.
 	Value []byte
-	// Headers are what the writer put beside the value. The names Nats-*, Event-* and KV-* are the
-	// bus's own.
+	// Headers are the headers of the value. The bus reserves the names Nats-*, Event-* and KV-*.
 	Headers map[string]string
 	// Deleted is set when the key was removed.
 	Deleted bool
-	// Revision names this state of the key. 0: nothing is known of the key.
+	// Revision identifies this state of the key. It is 0 for an unknown key.
 	Revision uint64
-	// StoredAt is when it was stored, in epoch nanoseconds.
+	// StoredAt is the time of storage in epoch nanoseconds.
 	StoredAt int64
 }
 
-// Collections are the KV buckets that a program keeps state of its own in. It is a small value that
-// costs nothing to make. Its methods may be called concurrently.
+// Collections gives access to the KV buckets in which a program keeps its own state. It is a small
+// value that costs nothing to create. Its methods may be called concurrently.
 type Collections struct{ bus *Bus }
 
-// Collections gives access to KV buckets of the program's own.
+// Collections gives access to the KV buckets of the program.
 func (b *Bus) Collections() Collections { return Collections{b} }
 
-// Open opens the bucket of the name (1..128 of a-z, 0-9, _ and -), and makes it when it does not
-// exist.
+// Open opens the bucket with the given name (1..128 of a-z, 0-9, _ and -), and creates it if it
+// does not exist.
 func (c Collections) Open(ctx context.Context, name string) (*Collection, error) {
 	b := c.bus
 	if !collectionName.MatchString(name) {
@@ -73,7 +72,8 @@ func (c Collections) Open(ctx context.Context, name string) (*Collection, error)
 	return &Collection{bus: b, name: name, prefix: "$KV." + name + "."}, nil
 }
 
-// Delete removes a collection with all that is in it. One that does not exist is no error.
+// Delete removes a collection with its content. Deleting a collection that does not exist is no
+// error.
 func (c Collections) Delete(ctx context.Context, name string) error {
 	b := c.bus
 	if !collectionName.MatchString(name) {
@@ -90,8 +90,8 @@ func (c *Collection) Name() string { return c.name }
 
 func (c *Collection) stream() string { return "KV_" + c.name }
 
-// Get reads a key. Of a key that nothing is known of, the entry has Revision 0; of one that was
-// deleted, no value.
+// Get reads a key. The entry of an unknown key has Revision 0. The entry of a deleted key has no
+// value.
 func (c *Collection) Get(ctx context.Context, key string) (*Entry, error) {
 	m, err := c.bus.lastBySubject(ctx, c.stream(), c.prefix+keyToken(key))
 	if errors.Is(err, ErrNotFound) {
@@ -124,19 +124,21 @@ func (c *Collection) entry(m *storedMsg) *Entry {
 	return e
 }
 
-// MaxValue is the most bytes that a value may have now: the server's max_payload less 64 KiB.
+// MaxValue returns the maximum size of a value in bytes at present: the server's max_payload less
+// 64 KiB.
 func (c *Collection) MaxValue() int { return int(c.bus.publisher.link.nc.MaxPayload()) - payloadMargin }
 
 // Put replaces the entry of revision old (0: the key has none) and returns the new revision. key
-// has 1..512 bytes; names of headers are neither Nats-*, nor Event-*, nor KV-*. It returns
-// ErrKeyChanged when the key has another revision by now: nothing was stored. The *Error for a
-// value that is larger than MaxValue has the cause ErrTooLarge. After another error the outcome is
-// unknown. value and headers are not kept.
+// has 1..512 bytes. Names of headers must not begin with Nats-, Event- or KV-. Put stores nothing
+// and returns ErrKeyChanged when the key now has a different revision. For a value larger than
+// MaxValue, the *Error has the cause ErrTooLarge. After any other error the outcome is unknown. Put
+// does not keep value and headers.
 func (c *Collection) Put(ctx context.Context, key string, value []byte, headers map[string]string, old uint64) (uint64, error) {
 	return c.write(ctx, key, value, headers, old, false)
 }
 
-// Delete is Put for no value: the key's entry stays, as a mark with a revision of its own.
+// Delete removes the value of a key, under the conditions of Put. The entry of the key stays as a
+// mark with a revision of its own.
 func (c *Collection) Delete(ctx context.Context, key string, headers map[string]string, old uint64) (uint64, error) {
 	return c.write(ctx, key, nil, headers, old, true)
 }
@@ -190,10 +192,10 @@ func keyChanged(err error) bool {
 		(refused.ErrCode == natsjs.JSErrCodeStreamWrongLastSequence || refused.ErrCode == natsjs.JSErrCodeStreamWrongLastSequenceConstant)
 }
 
-// Each calls f with every entry there is, the least recently written first, marks of deleted keys
-// included. A key that is written meanwhile may come twice, the newer entry later; it ends when it
-// has caught up with those who write. It stops when f returns an error, and returns that. What it
-// reads it may read at a replica that is behind.
+// Each calls f with every entry, the least recently written first, including the marks of deleted
+// keys. A key that is written meanwhile may come twice, the newer entry later. Each ends when it
+// has caught up with the writers. It stops when f returns an error, and returns that error. Each
+// may read at a replica that lags behind.
 func (c *Collection) Each(ctx context.Context, f func(*Entry) error) error {
 	_, err := c.bus.readAll(ctx, c.stream(), time.Time{}, 1, nil, func(m *storedMsg) error { return stopped(f(c.entry(m))) })
 	if own, ok := errors.AsType[*stopError](err); ok {
@@ -202,9 +204,9 @@ func (c *Collection) Each(ctx context.Context, f func(*Entry) error) error {
 	return c.bus.readFailed(err)
 }
 
-// Follow calls f with the present entry of a key, if it has one, and with each later one, until ctx
-// ends or f returns an error, which it returns. Entries that follow each other closely may be left
-// out, but for the last.
+// Follow calls f with the current entry of a key, if there is one, and with each later entry. It
+// ends when ctx ends or f returns an error, and returns the error. Of entries that follow each
+// other closely, Follow may skip all but the last.
 func (c *Collection) Follow(ctx context.Context, key string, f func(*Entry) error) error {
 	kv, err := c.bus.js.KeyValue(ctx, c.name)
 	if err != nil {

@@ -20,8 +20,8 @@ const (
 type Config struct {
 	// URL is the NATS server, or several separated by commas.
 	URL string
-	// Server is the NATS server instead of URL: one in this process, which embedded.Start starts.
-	// It belongs to the bus from Open on: Close closes it, and so does an Open that fails.
+	// Server is a NATS server in this process, started by embedded.Start; it replaces URL. The bus
+	// owns the server from Open on: Close closes it, and so does an Open that fails.
 	Server Server
 	// Creds is the path of a credentials file, NKeySeed that of an nkey seed file; for URL only.
 	Creds    string
@@ -37,8 +37,8 @@ type Config struct {
 	Replicas int
 	// MemoryStorage keeps new streams in memory: they do not survive a restart of the server.
 	MemoryStorage bool
-	// AckWait is the net under a hub that died: the server gives a dead hub's events to others
-	// after it. 1 s..1 h, default 30 s. A group keeps the AckWait that it was made with.
+	// AckWait is the time after which the server gives the events of a dead hub to other hubs. 1
+	// s..1 h, default 30 s. A group keeps the AckWait with which it was created.
 	AckWait time.Duration
 	// Connections is the size of the pool of NATS connections: 1..64, default 2.
 	Connections int
@@ -52,21 +52,22 @@ type Config struct {
 	Limits Limits
 	// Logger receives what operators should know. Default: nothing is logged.
 	Logger *slog.Logger
-	// Observer is told what happens. Default: nobody.
+	// Observer receives metrics. Default: none.
 	Observer Observer
 
 	bucketCheck time.Duration // how often buckets are looked at; default bucketCheckEvery
 }
 
-// TopicRule says how the streams of matching topics are made.
+// TopicRule configures the streams of matching topics.
 type TopicRule struct {
-	// Pattern is a topic, or a pattern in which * is one segment and ** at the end any number (none
-	// included).
+	// Pattern is a topic or a pattern. In a pattern, * is one segment, and ** at the end is any
+	// number of segments, including none.
 	Pattern string
-	// Family puts all matching topics into one stream of this name; empty: a stream for each topic.
+	// Family, if not empty, stores all matching topics in one stream of this name. By default each
+	// topic has a stream of its own.
 	Family string
-	// MaxAge, MaxBytes and MaxMsgs bound the stream; 0 means no bound. What is over goes, oldest
-	// first.
+	// MaxAge, MaxBytes and MaxMsgs bound the stream; 0 means no bound. The server removes the
+	// oldest events beyond a bound.
 	MaxAge   time.Duration
 	MaxBytes int64
 	MaxMsgs  int64
@@ -75,40 +76,41 @@ type TopicRule struct {
 	// Replicas is the number of copies of the stream, and of its bucket: 1..5. Default
 	// Config.Replicas.
 	Replicas int
-	// Storage is StorageFile or StorageMemory. Default as Config.MemoryStorage says.
+	// Storage is StorageFile or StorageMemory. Config.MemoryStorage sets the default.
 	Storage Storage
-	// MaxPayload is the largest payload in bytes; 0: as Limits.MaxPayload says, which also bounds
-	// it.
+	// MaxPayload is the largest payload in bytes, at most Limits.MaxPayload, which is also the
+	// default.
 	MaxPayload int
-	// Compaction keeps the newest event of each key in a KV bucket that the server fills from the
-	// stream, for as long as no tombstone removes it, whatever the bounds above. Events of such a
-	// topic need a key. It needs a MaxAge of 0 or at least an hour, MaxMsgs of 0 or at least
-	// 100,000 and MaxBytes of 0 or at least 128 MiB, so that nothing goes before the bucket has it,
-	// and a stream for each topic (no Family).
+	// Compaction keeps the newest event of each key in a KV bucket, which the server fills from the
+	// stream. The bucket keeps the event until a tombstone removes it, whatever the bounds above.
+	// Events of such a topic need a key. Compaction excludes Family. It requires a MaxAge of 0 or
+	// at least an hour, a MaxMsgs of 0 or at least 100,000, and a MaxBytes of 0 or at least 128
+	// MiB, so that the bucket gets each event before the stream removes it.
 	Compaction bool
-	// Snapshot, if not nil, asks for snapshots of the topic, which is one topic and no pattern. It
-	// is compacted, or Snapshot.KeySource finds the keys; then MaxAge, MaxMsgs and MaxBytes have
-	// the same least values.
+	// Snapshot, if not nil, requests snapshots. Pattern must then be a single topic, with
+	// Compaction or with Snapshot.KeySource. With KeySource, MaxAge, MaxMsgs and MaxBytes have the
+	// same minimum values as with Compaction.
 	Snapshot *SnapshotRule
 }
 
-// SnapshotRule says where the state of a topic is written to, for consumers that start cold. The
-// bus itself only carries it: projections.Compactor does the work.
+// SnapshotRule requests snapshots of the state of a topic, for consumers that start without state.
+// The bus only stores the rule; projections.Compactor writes the snapshots.
 type SnapshotRule struct {
 	// Topic receives the snapshots. It is a compacted topic.
 	Topic string
-	// Every is the interval. Default 30 s; 1 s at least, and at most half of the MaxAge of a topic
-	// that is not compacted.
+	// Every is the interval: default 30 s, at least 1 s, and at most half of the MaxAge of a topic
+	// without compaction.
 	Every time.Duration
-	// KeySource, if not "", is a JSON pointer (RFC 6901) to the key in the payload of each event, a
-	// string or a number, for events that have no keys of their own. At most 512 bytes.
+	// KeySource, if not "", is a JSON pointer (RFC 6901) to the key in the payload of each event,
+	// for events without keys of their own. The key must be a string or a number. At most 512
+	// bytes.
 	KeySource string
-	// BatchKeys, if not empty, are the only keys that snapshots are made of: at most 1,000, each of
-	// 1 to 512 bytes.
+	// BatchKeys, if not empty, restricts the snapshots to these keys: at most 1,000, each of 1 to
+	// 512 bytes.
 	BatchKeys []string
 }
 
-// Storage is where a stream lies.
+// Storage is the place where a stream is stored.
 type Storage string
 
 // The storages. The zero value leaves the choice to Config.MemoryStorage.
@@ -117,50 +119,49 @@ const (
 	StorageMemory Storage = "memory" // does not survive a restart of the server
 )
 
-// Limits bound what a bus holds. Zero fields take the default. Reaching one is counted by
-// Observer.LimitReached under the name given here.
+// Limits bound what a bus holds. Zero fields take the default. Observer.LimitReached counts how
+// often a limit is reached, under the name in parentheses.
 type Limits struct {
 	// Topics ("topics") is the most streams of topics this hub knows: default 10,000. Beyond it,
 	// topics that are new to it get overloaded.
 	Topics int
-	// TopicsPerClient ("topics_per_client") is the most topics that one client may bring into
-	// being, with all Publishers and subscriptions that count for it (Publisher.CountFor,
-	// SubscribeOptions.CountFor): default 100 at once, and then one every 10 s. Beyond it, new
-	// topics get rate_limited.
+	// TopicsPerClient ("topics_per_client") is the most topics that one client may create, with all
+	// Publishers and subscriptions that count for the client (Publisher.CountFor,
+	// SubscribeOptions.CountFor): default 100 at once, and then one every 10 s. Beyond the limit,
+	// new topics get rate_limited.
 	TopicsPerClient int
 	// Subscriptions ("subscriptions") is the most subscriptions open on this hub: default 100,000.
 	// Beyond it, new ones get overloaded.
 	Subscriptions int
 	// PublishInFlight ("publish_in_flight") is the most unconfirmed publishes to one stream:
-	// default 16,384 (the server drops silently above about 100,000, from all hubs together).
-	// Publishers wait at it.
+	// default 16,384 (above about 100,000 from all hubs together, the server drops publishes
+	// silently). Publishers wait at the limit.
 	PublishInFlight int
 	// SessionInFlight ("session_in_flight") is the most unconfirmed publishes of one Publisher:
 	// default 4,096. The Publisher waits at it.
 	SessionInFlight int
-	// HeldBytes ("held_bytes") is how many bytes of fetched events, headers included, that were not
-	// yet handed out one subscription holds before it stops fetching: default 8 MiB. What one pull
-	// brings may go beyond it once.
+	// HeldBytes ("held_bytes") is how many bytes of fetched events one subscription may hold before
+	// it stops fetching: default 8 MiB. Headers count, and events that were handed out do not. The
+	// events of one pull may exceed the limit once.
 	HeldBytes int
-	// HeldTotal ("held_total") is how many such bytes all subscriptions of the hub hold together
-	// before those that hold some stop fetching: default 128 MiB. Each pull brings no more than a
-	// subscription's share of it, or one event.
+	// HeldTotal ("held_total") is how many such bytes all subscriptions of the hub may hold
+	// together: default 128 MiB. Beyond the limit, subscriptions that hold events stop fetching.
+	// Each pull brings no more than a subscription's share of the limit, or one event.
 	HeldTotal int
-	// DeadLetters ("dead_letters") is the most events on their way to a dlq topic, those included
-	// whose letter cannot be stored for now: default 10,000. Beyond it, a failed event is delivered
-	// once more instead.
+	// DeadLetters ("dead_letters") is the most events on their way to a dlq topic, including events
+	// whose dead letter cannot be stored for now: default 10,000. Beyond the limit, a failed event
+	// is delivered once more instead.
 	DeadLetters int
-	// AttemptsKnown ("attempts_known") is the most failed events of one group of which the hub
-	// remembers how often clients had them: default 10,000. Of others it asks the server when they
-	// come again.
+	// AttemptsKnown ("attempts_known") is the most failed events of one group whose attempts the
+	// hub remembers: default 10,000. For other events, the hub asks the server at their redelivery.
 	AttemptsKnown int
-	// LingeringInboxes ("lingering_inboxes") is the most inboxes of subscriptions that have paused
-	// or ended which the hub keeps in a cluster until their pulls end, up to 15 s, so that what is
-	// under way to them is given back: default 100,000. Beyond it, what is under way comes again
-	// after AckWait.
+	// LingeringInboxes ("lingering_inboxes") is the most inboxes of paused or ended subscriptions
+	// that the hub keeps in a cluster: default 100,000. The hub keeps an inbox until its pulls end,
+	// up to 15 s, to give back the events on their way. Beyond the limit, such events are
+	// redelivered after AckWait.
 	LingeringInboxes int
 	// ListingReaders ("listing_readers") is the most listings (Keys.List) for which the hub reads
-	// ahead: default 16, with up to 4 MiB each. Pages of others take longer.
+	// ahead: default 16, with up to 4 MiB each. Pages of other listings take longer.
 	ListingReaders int
 	// MaxPayload is the largest payload in bytes: default 1 MiB, less if the server's max_payload
 	// demands it.

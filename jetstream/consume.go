@@ -79,16 +79,16 @@ func (w *workers) stop() {
 	w.wg.Wait()
 }
 
-// Consume makes the group if it is new, joins it, and runs handler for each event, opts.Workers at
-// a time (default 1). Events arrive at once, perhaps before Consume returns, unless opts.Paused
-// asks to wait for Resume.
+// Consume creates the group if it does not exist, joins it, and runs handler for each event,
+// opts.Workers at a time (default 1). Events arrive at once, perhaps before Consume returns; with
+// opts.Paused, they wait for Resume.
 //
 // The event is acknowledged when handler returns nil. When handler returns an error, the event is
 // refused (Nack with the error's text and DefaultBackoff): it comes again, and goes to dlq.<topic>
 // when its attempt was the last one (opts.MaxAttempts). A panic counts as an error: the log has its
-// stack, and the text only says that the handler panicked. So does runtime.Goexit, which the FailNow
-// of a test calls. A handler may also settle the delivery itself. Its context ends when the lease
-// does, or the subscription.
+// stack, and the text only says that the handler panicked. So does runtime.Goexit, which the
+// FailNow of a test calls. A handler may also settle the delivery itself. Its context ends when the
+// lease does, or the subscription.
 //
 // Drain lets the handlers that run finish; Stop gives their events back at once. Both wait for the
 // handlers, so neither may be called by one. Errors are those of Subscribe.

@@ -137,7 +137,8 @@ func TestOptionErrorsSpeakGo(t *testing.T) {
 		has    []string
 		hasNot string
 	}{
-		{SubscribeOptions{MaxAttempts: -2}, []string{"MaxAttempts", "NeverGiveUp"}, "0 (never"}, // 0 is the default, 5
+		// 0 is the default, 5
+		{SubscribeOptions{MaxAttempts: -2}, []string{"MaxAttempts", "NeverGiveUp"}, "0 (never"},
 		{SubscribeOptions{AckTimeout: 10 * time.Microsecond}, []string{"AckTimeout", "10µs", "1s"}, "Ms"},
 		{SubscribeOptions{GroupTTL: 10 * time.Microsecond}, []string{"GroupTTL", "10µs", "1s"}, "Ms"},
 		{SubscribeOptions{MaxInFlight: -1}, []string{"MaxInFlight", "-1"}, "maxInFlight"},

@@ -9,10 +9,10 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// Group is what can be asked of a group from outside, and done to it: its members subscribe
-// (Bus.Subscribe, Bus.Consume). It is a small value that costs nothing to make; making it checks
-// nothing. Its methods may be called concurrently. They return a bad_topic or bad_group *Error for
-// names that are none, an internal *Error when NATS does not answer as it should, and ErrClosed.
+// Group has the operations on a group from outside; members use Bus.Subscribe or Bus.Consume. A
+// Group is a small value that costs nothing to create, and creating one checks nothing. Its methods
+// may be called concurrently. They return a bad_topic or bad_group *Error for invalid names, an
+// internal *Error when NATS fails to answer properly, and ErrClosed.
 type Group struct {
 	bus         *Bus
 	topic, name string
@@ -21,18 +21,18 @@ type Group struct {
 // Group gives access to a group of a topic.
 func (b *Bus) Group(topic, name string) Group { return Group{b, topic, name} }
 
-// Cursor is a group's position: the newest event up to which everything is acknowledged.
+// Cursor is the position of a group: the newest event up to which every event is acknowledged.
 type Cursor struct {
 	Topic string
-	// LastID and LastTS (epoch milliseconds of storage) are of the last event up to which all are
-	// acknowledged. Empty when nothing is acknowledged yet. LastID is empty too when that event was
-	// removed meanwhile.
+	// LastID and LastTS (epoch milliseconds of storage) belong to the last event up to which every
+	// event is acknowledged. Both are empty when no event is acknowledged yet. LastID is also empty
+	// when that event has been removed.
 	LastID string
 	LastTS int64
 }
 
-// Cursor returns up to where the group has acknowledged everything. It returns ErrNotFound when the
-// topic or the group does not exist.
+// Cursor returns the position up to which the group has acknowledged every event. It returns
+// ErrNotFound when the topic or the group does not exist.
 func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 	b, topic, group := g.bus, g.topic, g.name
 	if err := ValidGroup(group); err != nil {
@@ -71,13 +71,13 @@ func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 	return c, nil
 }
 
-// Seek moves the group, live members on every hub included; a group that does not exist is made
-// there. When Seek returns, no ack of an event delivered before counts for an event delivered
-// after.
+// Seek moves the group, live members on every hub included. It creates a group that does not exist
+// at the new position. After Seek has returned, an ack of an event that was delivered before never
+// counts for a later delivery.
 //
-// Neither a consumer's reset nor one of the same name made anew fences acks that are under way, so
-// each seek makes a consumer of a new name and makes it the group's generation in one
-// compare-and-set.
+// Neither the reset of a consumer nor a new consumer of the same name fences acks on their way.
+// Each seek therefore creates a consumer with a new name, and makes it the group's generation by
+// one compare-and-set.
 func (g Group) Seek(ctx context.Context, to Position) error {
 	b, topic, group := g.bus, g.topic, g.name
 	if err := ValidGroup(group); err != nil {
@@ -118,18 +118,18 @@ func (g Group) Seek(ctx context.Context, to Position) error {
 	return &Error{Code: CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
 }
 
-// Backlog is how far a group is.
+// Backlog is the progress of a group.
 type Backlog struct {
-	// Waiting is the number of events that were not delivered yet, Leased of those that were and
-	// are not settled.
+	// Waiting is the number of events that were not delivered yet. Leased is the number of events
+	// that were delivered and are not settled.
 	Waiting, Leased uint64
-	// Floor is the sequence up to which everything is settled, Tail the last one of the stream,
-	// other topics of a family included.
+	// Floor is the sequence up to which every event is settled. Tail is the last sequence of the
+	// stream, other topics of a family included.
 	Floor, Tail uint64
 }
 
-// Backlog returns how far the group is. It returns ErrNotFound when the topic or the group does not
-// exist.
+// Backlog returns the progress of the group. It returns ErrNotFound when the topic or the group
+// does not exist.
 func (g Group) Backlog(ctx context.Context) (Backlog, error) {
 	b, topic, group := g.bus, g.topic, g.name
 	if err := ValidGroup(group); err != nil {
@@ -156,10 +156,10 @@ func (g Group) Backlog(ctx context.Context) (Backlog, error) {
 	}, nil
 }
 
-// Delete removes the group with its position. Its members, on all hubs, must have ended: one that
-// lives makes the group anew. A group that does not exist is no error. The server needs a moment
-// after it has answered: a group of the same name that is made at once may begin with what the old
-// one held.
+// Delete removes the group with its position. Its members, on all hubs, must have ended, because a
+// live member creates the group again. Deleting a group that does not exist is no error. The server
+// needs a moment after its answer: a group of the same name that is created at once may inherit
+// deliveries of the old one.
 func (g Group) Delete(ctx context.Context) error {
 	b, topic, group := g.bus, g.topic, g.name
 	if err := ValidGroup(group); err != nil {

@@ -201,10 +201,10 @@ func (l deadEvent) withoutPayload() *deadEvent {
 }
 
 // DeadLetter stores an event of the topic on dlq.<topic> as a failure of the group, and returns
-// once it is stored. It settles nothing. It is for those who read events in an order of their own,
-// as projections do; a Delivery's failure needs no such call. Of reason, 1 KiB is kept. The same
-// event of the same group is stored once within the duplicate window of the dead letters (24 h). It
-// returns a bad_topic *Error for an event of another topic.
+// once it is stored. It settles nothing. It is for programs that read events in an order of their
+// own, as projections do; the failure of a Delivery needs no such call. The dead letter keeps 1 KiB
+// of reason. The same event of the same group is stored once within the duplicate window of the
+// dead letters (24 h). It returns a bad_topic *Error for an event of another topic.
 func (g Group) DeadLetter(ctx context.Context, e *Event, reason string, attempts int) error {
 	if e.Topic != g.topic {
 		return &Error{Code: CodeBadTopic, Msg: fmt.Sprintf("the event is of topic %s, and cannot fail for a group of %s", e.Topic, g.topic)}

@@ -25,21 +25,21 @@ const (
 
 // Delivery is an event that a subscriber works on, for as long as its lease lasts: until Ack or
 // Nack, the end of the lease (SubscribeOptions.AckTimeout, which Extend moves), or the loss of the
-// hub's right to the event. Begin of a Held makes it; Consume begins deliveries by itself. Its
-// methods may be called concurrently; its fields are not to be changed.
+// hub's right to the event. Held.Begin returns it; Consume begins deliveries by itself. The methods
+// may be called concurrently. Do not change the fields.
 type Delivery struct {
-	// Event is the event. Whoever holds the Delivery owns it.
+	// Event is the event. The holder of the Delivery owns it.
 	Event Event
-	// Attempt counts how often the event was handed to a subscriber of the group, this time
-	// included, from 1. It may skip numbers when a hub dies with events that it had not handed out.
+	// Attempt counts how often the event was handed to a subscriber of the group, including this
+	// time, from 1. Attempt may skip numbers when a hub dies with events that it had not handed
+	// out.
 	Attempt int
-	// Order is the server's count of deliveries to the group, from 1. Within one Stretch, numbers
-	// that follow each other without a hole mean that no other member was given anything in
-	// between.
+	// Order is the server's count of deliveries to the group, from 1. Consecutive numbers within
+	// one Stretch mean that no other member got an event in between.
 	Order uint64
 	// Stretch counts, from 1, how often the subscription has begun to listen: at its start, and
-	// again after a lost connection, a pause, a seek. The server's count says nothing across them:
-	// it may have gone back, or be another one.
+	// again after a lost connection, a pause or a seek. Do not compare Order across stretches: the
+	// server's count may have gone back, or belong to a new consumer.
 	Stretch uint64
 
 	m     *member
@@ -73,15 +73,16 @@ type Delivery struct {
 	cancel   context.CancelFunc
 }
 
-// Held is an event that the hub keeps for a subscription, at no cost in attempts or time, until the
-// subscriber takes it with Begin. Its fields are those of a Delivery, and may be looked at before.
-// The hub may give a Held to another member, if one waits and this one does not take it. Its
-// methods may be called concurrently.
+// Held is an event that the hub keeps for a subscription until the subscriber takes it with Begin.
+// Until then, it costs no attempt and no lease time. Its fields are those of a Delivery, and may be
+// read before Begin. If this member does not take a Held and another member waits, the hub may give
+// the event to the other member. Its methods may be called concurrently.
 type Held Delivery
 
-// Begin starts the lease: this is the moment that the subscriber has the event. It reports false,
-// and no Delivery, when the event is not the subscription's any more (settled, given back, or lost
-// with a connection), or has begun before: the event must then not be worked on.
+// Begin starts the lease: from this moment, the subscriber has the event. Begin returns false, and
+// no Delivery, when the event no longer belongs to the subscription (settled, given back, or lost
+// with a connection), or when Begin was called before. The subscriber must then not process the
+// event.
 func (h *Held) Begin() (*Delivery, bool) {
 	d := (*Delivery)(h)
 	if !d.begin(false) {
@@ -91,9 +92,9 @@ func (h *Held) Begin() (*Delivery, bool) {
 }
 
 // BeginSend is Begin for servers that have copied the event and are about to send the copy to a
-// client. The client settles it, by its id: see Subscription.Ack. The hub then keeps no more of the
-// event than its names: Payload, Headers, Tags and CausedBy of the Held are empty from now on. The
-// lease may be settled at once, and its time runs from Sending.Written on.
+// client. The client settles the event by its id: see Subscription.Ack. Payload, Headers, Tags and
+// CausedBy of the Held are empty after BeginSend, so that the hub keeps only the names of the
+// event. The lease may be settled at once. Its time runs from Sending.Written on.
 func (h *Held) BeginSend() (Sending, bool) {
 	d := (*Delivery)(h)
 	if !d.begin(true) {
@@ -103,7 +104,7 @@ func (h *Held) BeginSend() (Sending, bool) {
 }
 
 // Valid reports whether the event is still the subscription's: not settled, given back or lost.
-// Begin tells the same; Valid is for those who keep many and want to drop some.
+// Begin checks the same; Valid is for subscribers that keep many events and want to drop some.
 func (h *Held) Valid() bool {
 	h.m.sub.mu.Lock()
 	defer h.m.sub.mu.Unlock()
@@ -111,19 +112,20 @@ func (h *Held) Valid() bool {
 }
 
 // Sending is an event on its way to a client: see Held.BeginSend. It is for servers that copy the
-// event to a client's socket. The zero Sending is none: Written and TakeBack are not for it. Its
-// methods may be called concurrently.
+// event to a client's socket. Do not call Written or TakeBack on the zero Sending. Its methods may
+// be called concurrently.
 type Sending struct{ d *Delivery }
 
-// Begun reports that it is not the zero Sending.
+// Begun reports whether s is not the zero Sending.
 func (s Sending) Begun() bool { return s.d != nil }
 
-// Written says that the client's connection has taken the event: the time of its lease runs from
-// now on. It does nothing when the lease has ended meanwhile.
+// Written reports that the client's connection has taken the event. The time of the lease runs from
+// then on. Written does nothing if the lease has ended.
 func (s Sending) Written() { s.d.written() }
 
-// TakeBack says that the event did not reach the client after all, so that losing it is no failed
-// attempt. The subscription keeps the event until that ends, and then gives it to another member.
+// TakeBack reports that the event did not reach the client, so its loss is no failed attempt. The
+// subscription keeps the event until the subscription ends, and then gives the event to another
+// member.
 func (s Sending) TakeBack() { s.d.takeBack() }
 
 // deliveryMeta is what the server's reply subject says of a delivery.
@@ -187,8 +189,8 @@ func newDelivery(in *inbox, msg *nats.Msg, p deliveryMeta, now int64) *Delivery 
 	return d
 }
 
-// GroupStart is the sequence of the first event that the group is given at all: what lies before is
-// not its business.
+// GroupStart returns the sequence of the first event that the group receives. Earlier events are
+// not delivered to the group.
 func (d *Delivery) GroupStart() uint64 { return d.group.first }
 
 // send tells the server about the delivery. A failure means that the connection is down, and then
@@ -260,7 +262,7 @@ func (d *Delivery) takeBack() {
 	d.m.obs.InFlight(-1)
 }
 
-// Deadline is when the lease ends, or ended.
+// Deadline returns when the lease ends or ended.
 func (d *Delivery) Deadline() time.Time {
 	s := d.m.sub
 	s.mu.Lock()
@@ -268,14 +270,14 @@ func (d *Delivery) Deadline() time.Time {
 	return s.bus.clock.at(d.deadline)
 }
 
-// Ack settles the event for the group. It returns ErrNotLeased when the lease has ended. It does
-// not wait for the server: a server that is killed right after may deliver the event again.
+// Ack settles the event for the group. It returns ErrNotLeased when the lease has ended. Ack does
+// not wait for the server, so a server that is killed right afterwards may deliver the event again.
 func (d *Delivery) Ack() error { return leased(d.m.sub.ack(d, "")) }
 
-// Nack refuses the event: it comes again, to any member, after delay (0..12 h, clamped;
-// DefaultBackoff for the bus to choose), or goes to dlq.<topic> if this was the last attempt
-// (SubscribeOptions.MaxAttempts), with the reason, of which 1 KiB is kept. It returns ErrNotLeased
-// when the lease has ended.
+// Nack refuses the event. The bus delivers the event again, to any member, after delay (0..12 h,
+// clamped; with DefaultBackoff the bus chooses). After the last attempt
+// (SubscribeOptions.MaxAttempts), the event goes to dlq.<topic> instead, with the first 1 KiB of
+// reason. Nack returns ErrNotLeased when the lease has ended.
 func (d *Delivery) Nack(reason string, delay time.Duration) error {
 	return leased(d.m.sub.nack(d, "", reason, delay))
 }
@@ -284,8 +286,8 @@ func (d *Delivery) Nack(reason string, delay time.Duration) error {
 // AckTimeout. It returns ErrNotLeased when the lease has ended.
 func (d *Delivery) Extend(dur time.Duration) error { return leased(d.m.sub.extend(d, "", dur)) }
 
-// DefaultBackoff is the delay of a Nack that leaves it to the bus: 50 ms, doubled per attempt up to
-// 10 s.
+// DefaultBackoff is the delay of a Nack that leaves the delay to the bus: 50 ms, doubled per
+// attempt up to 10 s.
 const DefaultBackoff time.Duration = -1
 
 func leased(ok bool) error {
@@ -295,19 +297,19 @@ func leased(ok bool) error {
 	return nil
 }
 
-// Ack settles the oldest lease that the subscription has of the event id, as Delivery.Ack. It
-// reports whether there was one; an id that is not in flight is no error. Ack, Nack and Extend by
-// id are for servers whose clients name events by their ids.
+// Ack settles the oldest lease that the subscription holds on the event with the id, like
+// Delivery.Ack. It reports whether there was such a lease; an id that is not in flight is no error.
+// Ack, Nack and Extend are for servers whose clients name events by their ids.
 func (s *Subscription) Ack(id string) bool { return s.ack(nil, id) }
 
-// Nack refuses the oldest lease that the subscription has of the event id, as Delivery.Nack. It
-// reports whether there was one.
+// Nack refuses the oldest lease that the subscription holds on the event with the id, like
+// Delivery.Nack. It reports whether there was such a lease.
 func (s *Subscription) Nack(id, reason string, delay time.Duration) bool {
 	return s.nack(nil, id, reason, delay)
 }
 
-// Extend moves the end of the oldest lease that the subscription has of the event id, as
-// Delivery.Extend. It reports whether there was one.
+// Extend moves the end of the oldest lease that the subscription holds on the event with the id,
+// like Delivery.Extend. It reports whether there was such a lease.
 func (s *Subscription) Extend(id string, dur time.Duration) bool { return s.extend(nil, id, dur) }
 
 // ack settles d; nil: the oldest lease of id.

@@ -17,9 +17,9 @@ func stopped(err error) error {
 }
 
 // Each calls f with the newest event of every key of a compacted topic, the oldest first,
-// tombstones included. A key that is written meanwhile may come twice, the newer event later; it
-// ends when it has caught up with those who write. It stops when f returns an error, and returns
-// that. A topic that does not exist has no keys.
+// tombstones included. A key that is written meanwhile may come twice, the newer event later. Each
+// ends when it has caught up with the writers. It stops when f returns an error, and returns that
+// error. A topic that does not exist has no keys.
 func (k Keys) Each(ctx context.Context, f func(*Event) error) error {
 	b, topic := k.bus, k.topic
 	t, err := b.compacted(ctx, topic)
@@ -40,17 +40,18 @@ func (k Keys) Each(ctx context.Context, f func(*Event) error) error {
 	return b.readFailed(err)
 }
 
-// BucketPosition is a position in the bucket of a compacted topic. The zero value is its beginning.
+// BucketPosition is a position in the bucket of a compacted topic. The zero value is the beginning
+// of the bucket.
 type BucketPosition struct {
-	// Created is when the bucket was made: in another one the position says nothing.
+	// Created is when the bucket was created. The position has no meaning in another bucket.
 	Created time.Time `json:"made"`
 	// Sequence is the last entry that was read.
 	Sequence uint64 `json:"sequence"`
 }
 
-// EachSince is Each for the keys that changed since an earlier call, which returned since, up to
-// the end at the moment of the call: a key that is written meanwhile may be left for the next one.
-// It returns the position to go on with.
+// EachSince is Each for the keys that changed since an earlier call, which returned since. It reads
+// up to the end of the bucket at the moment of the call, so a key that is written meanwhile may be
+// left for the next call. It returns the position for the next call.
 func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*Event) error) (BucketPosition, error) {
 	b, topic := k.bus, k.topic
 	t, err := b.compacted(ctx, topic)

@@ -2,8 +2,8 @@ package jetstream
 
 import "errors"
 
-// Codes that the bus gives its errors. They are the codes of the wire protocol; the table that
-// turns a code into an HTTP status and a retry rule is facade's.
+// Codes of errors of the bus. They are the codes of the wire protocol. Package facade has the table
+// of their HTTP statuses and retry rules.
 const (
 	CodeBadTopic        = "bad_topic"
 	CodeBadGroup        = "bad_group"
@@ -16,8 +16,8 @@ const (
 	CodeInternal        = "internal"
 )
 
-// Error is what the bus returns for everything a client may be told about.
-// Code and Msg are safe to show; Err is for operators only and must not reach a client.
+// Error is an error that may be shown to a client. Code and Msg are safe to show. Err is for
+// operators only and must not reach a client.
 type Error struct {
 	// Code is one of the Code constants.
 	Code string
@@ -27,7 +27,7 @@ type Error struct {
 	Err error
 }
 
-// Error gives the message and, for operators, the cause.
+// Error returns the message and, for operators, the cause.
 func (e *Error) Error() string {
 	if e.Err == nil {
 		return e.Code + ": " + e.Msg
@@ -35,7 +35,7 @@ func (e *Error) Error() string {
 	return e.Code + ": " + e.Msg + ": " + e.Err.Error()
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
 var (
@@ -49,18 +49,18 @@ var (
 	// ErrKeyChanged is returned by a publish with PublishOptions.ExpectKeySequence when another
 	// event of that key was stored in between. Nothing was stored.
 	ErrKeyChanged = errors.New("jetstream: the key has changed")
-	// ErrTooLarge is the cause of the *Error for a payload, or a value of a Collection, that is
-	// over the limit. Nothing was stored, and no other try will store it.
+	// ErrTooLarge is the cause of the *Error for a payload, or a value of a Collection, that
+	// exceeds the limit. Nothing was stored, and a retry fails as well.
 	ErrTooLarge = errors.New("jetstream: too large")
-	// ErrNotCompacted is the cause of the *Error for a topic that keeps no newest event of each
-	// key.
+	// ErrNotCompacted is the cause of the *Error for a topic without compaction.
 	ErrNotCompacted = errors.New("jetstream: not compacted")
-	// ErrNotFound is returned where a topic, group or event that was asked for does not exist.
+	// ErrNotFound is returned when the requested topic, group or event does not exist.
 	ErrNotFound = errors.New("jetstream: not found")
 )
 
-// Refused reports whether err, of a publish, is the stream's own answer that it does not take the
-// event (it is full, or the event is too large for it): nothing was stored, and NATS is there.
+// Refused reports whether err, the error of a publish, is a refusal by the stream, for example
+// because the stream is full or the event is too large. Nothing was stored then, and NATS is
+// reachable.
 func Refused(err error) bool {
 	_, ok := errors.AsType[*apiError](err)
 	return ok

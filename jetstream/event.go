@@ -2,14 +2,14 @@ package jetstream
 
 // Event is one stored event: the record that clients see (protocol section 1), and where it lies.
 //
-// An Event is owned by whoever received it. Payload may share memory with the message it came in
-// and must not be changed.
+// The receiver owns an Event. Payload may share memory with the message in which it arrived, and
+// must not be changed.
 type Event struct {
-	// ID is the id that the publisher gave, or the hub made (UUIDv7), or <stream>@<sequence> for an
-	// event that a native NATS client published without one.
+	// ID is the id from the publisher, or a UUIDv7 from the hub. It is <stream>@<sequence> for an
+	// event that a native NATS client published without an id.
 	ID string
-	// TS is the record's ts in epoch milliseconds: what the publisher said, else when the stream
-	// stored the event.
+	// TS is the record's ts in epoch milliseconds: the publisher's value, or the time of storage
+	// without one.
 	TS int64
 	// Topic is the event's own topic.
 	Topic string
@@ -25,15 +25,15 @@ type Event struct {
 	// Tombstone is set when the event removes its key from a compacted topic. Its payload is null,
 	// or empty.
 	Tombstone bool
-	// Stream and Sequence say where the event lies, or lay: the stream keeps events for a while
-	// only, the bucket of a compacted topic keeps the newest of each key.
+	// Stream and Sequence are the position of the event. The stream may have removed the event
+	// since; the bucket of a compacted topic keeps the newest event of each key.
 	Stream   string
 	Sequence uint64
-	// Gone is set by Keys.Get when the stream does not hold the event any more, and only the bucket
-	// does: the key has no event in the stream, so a publish with ExpectKeySequence expects 0.
+	// Gone is set by Keys.Get when only the bucket still holds the event. The stream then has no
+	// event of the key, so a publish with ExpectKeySequence must expect 0.
 	Gone bool
-	// StoredAt is when the stream stored the event, in epoch nanoseconds; when it was read from a
-	// bucket, it is when the bucket did, which is later: by less than a millisecond usually, and by
-	// more for what was there before the bucket was.
+	// StoredAt is the time of storage in epoch nanoseconds. For an event from the stream, it is the
+	// time of the stream. For an event from a bucket, it is the time of the bucket, which is
+	// usually less than a millisecond later, and more for events that are older than the bucket.
 	StoredAt int64
 }

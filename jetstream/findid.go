@@ -8,27 +8,27 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// IDSearch says where FindIDs looks.
+// IDSearch configures FindIDs.
 type IDSearch struct {
-	// Key, if not "", looks only at the events of that key, which are few. Without it all events of
-	// the topic are looked at.
+	// Key, if not "", restricts the search to the events of that key, which are few. By default,
+	// the search covers all events of the topic.
 	Key string
-	// IDs are those to look for: what publishers gave as PublishOptions.ID.
+	// IDs are the ids to search for, as given in PublishOptions.ID.
 	IDs []string
-	// Since is the moment of storage from which on events are looked at.
+	// Since is the earliest time of storage.
 	Since time.Time
-	// Max bounds how many events are looked at: default 100,000.
+	// Max is the maximum number of events examined: default 100,000.
 	Max int
 }
 
-// FindIDs says which ids events of a topic have, among those stored since a moment and up to the
-// topic's end at the moment of the call. It reads the headers of events only.
+// FindIDs reports which of the given ids occur among the events of a topic that were stored from
+// s.Since up to the call. It reads the headers of events only.
 //
-// complete is set when the answer is sure for every id: all were found, or everything stored since
-// then was looked at. It is not when there were more events than Max, or when the stream may have
-// dropped some of that time already, by its limits; what a native client purged counts as never
-// stored. A topic that does not exist has no events, which is sure. An error is returned when what
-// could be read is behind what the stream's leader has.
+// complete is true when the answer is certain for every id: all ids were found, or every event
+// since then was examined. It is false when there were more events than Max, or when the limits of
+// the stream may have removed events of that time. Events that a native client purged count as
+// never stored. A topic that does not exist has no events, with certainty. FindIDs returns an error
+// when it could not read as far as the stream's leader.
 func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool, complete bool, err error) {
 	b := h.bus
 	t, _, err := b.freshExisting(ctx, h.topic)
@@ -87,8 +87,8 @@ func mayHaveDropped(info *natsjs.StreamInfo, since time.Time) bool {
 	return state.FirstSeq > 1 && (state.Msgs == 0 || state.FirstTime.After(since))
 }
 
-// DuplicateWindow is how long the topic's stream remembers the ids of events: a publish with one of
-// them stores nothing. It returns ErrNotFound when the topic does not exist.
+// DuplicateWindow returns how long the topic's stream remembers the ids of events. A publish with a
+// remembered id stores nothing. It returns ErrNotFound when the topic does not exist.
 func (h History) DuplicateWindow(ctx context.Context) (time.Duration, error) {
 	b, topic := h.bus, h.topic
 	if err := ValidTopic(topic); err != nil {

@@ -40,8 +40,8 @@ func badOptions(format string, args ...any) *Error {
 	return &Error{Code: CodeBadOptions, Msg: fmt.Sprintf(format, args...)}
 }
 
-// Validate says what is wrong with the options, as a publish would, without a bus: it returns a
-// bad_options *Error, or nil. What a topic asks for besides is Publisher.Admit's to say.
+// Validate checks the options as a publish would, without a bus. It returns a bad_options *Error or
+// nil. Publisher.Admit also checks what the topic requires.
 func (o *PublishOptions) Validate() error {
 	if o.ID != "" {
 		if err := validateID(o.ID); err != nil {

@@ -201,21 +201,21 @@ func overlap(a, b string) bool {
 	return len(p) == len(o)
 }
 
-// TopicStatus is a stream of the bus and how it is.
+// TopicStatus is the state of a stream of the bus.
 type TopicStatus struct {
 	// Topic is empty for the stream of a family.
 	Topic  string
 	Stream string
-	// Rule is the pattern of the first rule that matches; empty for a family that no rule names any
-	// more.
+	// Rule is the pattern of the first rule that matches, or empty for a family that no rule names
+	// any more.
 	Rule string
-	// Messages and Bytes are what the stream holds; Age is its bound, 0 for none.
+	// Messages and Bytes are the content of the stream. Age is its MaxAge, 0 for none.
 	Messages uint64
 	Bytes    uint64
 	Age      time.Duration
 	// Compacted is set when the topic has a bucket.
 	Compacted bool
-	// Changes are what PlanTopics has about it.
+	// Changes are the changes of PlanTopics for this stream.
 	Changes []TopicChange
 }
 

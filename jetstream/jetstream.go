@@ -9,18 +9,18 @@
 //	_, err = bus.Publish(ctx, "orders.placed", payload, jetstream.PublishOptions{Key: "customer:1"})
 //	sub, err := bus.Consume(ctx, "orders.placed", "mailer", jetstream.SubscribeOptions{Workers: 4}, handle)
 //
-// Each event of a topic goes to one member of each group, and comes again until a member has
-// acknowledged it, or its last attempt has failed and it is stored on dlq.<topic>. So a handler may
-// see an event twice, and must bear it.
+// Each event of a topic goes to one member of each group. The bus delivers the event again until a
+// member has acknowledged it, or until the last attempt has failed and the event is stored on
+// dlq.<topic>. A handler may therefore see an event twice, and must tolerate repetitions.
 //
 // Everything else is reached through small handles: Bus.Group for a group's position, Bus.Keys for
-// the newest event of each key, Bus.History for the events that a topic holds, Bus.Collections for
-// state of one's own, Bus.Admin for the streams behind the topics. Bus.Subscribe and Held are for
-// servers that hand events on to clients of their own.
+// the newest event of each key, Bus.History for the stored events of a topic, Bus.Collections for
+// the program's own state, Bus.Admin for the streams behind the topics. Bus.Subscribe and Held are
+// for servers that hand events on to clients of their own.
 //
-// Errors that a client of such a server may be told are an *Error, with one of the Code constants.
-// Times are wall-clock times of the NATS server where they say when an event was stored; sizes are
-// in bytes.
+// Errors that such a server may show to its clients are of type *Error, with one of the Code
+// constants. The storage time of an event comes from the clock of the NATS server. Sizes are in
+// bytes.
 //
 // The package is the only part of the hub that speaks NATS. Another program may import it.
 package jetstream
@@ -50,8 +50,8 @@ const closeWait = 3 * time.Second
 // filter subjects, stream reads by time).
 var minServer = [2]int{2, 11}
 
-// Bus is the event bus: Open makes one. Its methods may be called concurrently, but Close not from
-// within a handler.
+// Bus is the event bus. Open returns one. Its methods may be called concurrently, but a handler
+// must not call Close.
 type Bus struct {
 	cfg    Config
 	limits Limits
@@ -96,8 +96,8 @@ type Bus struct {
 }
 
 // Open connects to NATS, and checks that the server has what the bus needs. The end of ctx ends
-// Open, and not the Bus: the caller closes that. Errors name the operation, the thing, the cause
-// and what to do. After an error nothing is left running, Config.Server included.
+// Open but not the Bus, which the caller closes. Errors name the operation, the object, the cause
+// and the remedy. After an error nothing is left running, Config.Server included.
 func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	if err := cfg.validate(); err != nil {
 		if cfg.Server != nil {
@@ -324,8 +324,8 @@ func (b *Bus) lastSubscriptions() []*Subscription {
 	return last
 }
 
-// Close ends all subscriptions (leases are given back), waits up to 3 s for publishes in flight,
-// closes the connections and Config.Server. It waits for handlers that run. It may be
+// Close ends all subscriptions and gives their leases back. It waits for running handlers, and up
+// to 3 s for publishes in flight. It then closes the connections and Config.Server. Close may be
 // called twice, and returns nil.
 func (b *Bus) Close() error {
 	b.closed.Do(func() {
@@ -359,9 +359,9 @@ func (b *Bus) Close() error {
 	return nil
 }
 
-// Ready returns nil while the bus can serve: every connection is there, JetStream answers before
-// ctx ends, and no stream of Config.Server is cut off from its disk, which is a
-// *StorageError. It is for readiness probes. Its errors are for operators.
+// Ready returns nil while the bus can serve: every connection is up, JetStream answers before ctx
+// ends, and all streams of Config.Server can be written. The error about streams is a
+// *StorageError. Ready is for readiness probes, and its errors are for operators.
 func (b *Bus) Ready(ctx context.Context) error {
 	if b.closing.Load() {
 		return ErrClosed
@@ -378,6 +378,6 @@ func (b *Bus) Ready(ctx context.Context) error {
 	return nil
 }
 
-// MaxPayload is the largest payload in bytes that a publish takes; a topic may take less
+// MaxPayload returns the largest payload in bytes that a publish accepts. A topic may accept less
 // (TopicRule.MaxPayload).
 func (b *Bus) MaxPayload() int { return b.maxPayload }

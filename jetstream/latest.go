@@ -12,10 +12,11 @@ const (
 	leaderReaders = 16        // questions that one call has at the leader at a time
 )
 
-// Keys is the newest event of each key of a topic. Most of its methods need a topic with
-// compaction, and return a bad_topic *Error for others. It is a small value that costs nothing to
-// make; making it checks nothing. Its methods may be called concurrently. They return an internal
-// *Error when NATS does not answer as it should, and ErrClosed. Whoever gets an event owns it.
+// Keys reads the newest event of each key of a topic. Most of its methods need a topic with
+// compaction, and return a bad_topic *Error for other topics. A Keys is a small value that costs
+// nothing to create, and creating one checks nothing. Its methods may be called concurrently. They
+// return an internal *Error when NATS fails to answer properly, and ErrClosed. The receiver of an
+// event owns it.
 type Keys struct {
 	bus   *Bus
 	topic string
@@ -24,10 +25,10 @@ type Keys struct {
 // Keys gives access to the newest event of each key of a topic.
 func (b *Bus) Keys(topic string) Keys { return Keys{b, topic} }
 
-// Get returns the newest event of a key. It is read at the leader of the topic's stream, and where
-// that has none left, of the topic's bucket: so it sees every publish that was confirmed before the
-// call. The event is a Tombstone when the key was removed. It returns ErrNotFound when nothing is
-// known of the key, or the topic does not exist.
+// Get returns the newest event of a key. It asks the leader of the topic's stream and, if the
+// stream has no event of the key left, the leader of the bucket. Get therefore sees every publish
+// that was confirmed before the call. The event is a Tombstone when the key was removed. Get
+// returns ErrNotFound when the key is unknown or the topic does not exist.
 func (k Keys) Get(ctx context.Context, key string) (*Event, error) {
 	b, topic := k.bus, k.topic
 	t, err := b.readable(ctx, topic)
@@ -65,11 +66,11 @@ func (b *Bus) readFailed(err error) error {
 	return b.unavailable(err)
 }
 
-// GetMany returns the newest event of each of keys that has one and was not removed. One key is
-// read as Get does, and sees every publish that was confirmed before. Several are read from the
-// bucket of a compacted topic (of others: from the stream), at any replica, and may lag behind: by
-// less than a millisecond usually (RELIABILITY.md). The topic need not be compacted; one that does
-// not exist has no keys.
+// GetMany returns the newest event of each given key, without unknown and removed keys. It reads a
+// single key as Get does, and then sees every publish that was confirmed before. It reads several
+// keys from the bucket of a compacted topic, or from the stream of another topic, at any replica.
+// Such reads may lag, usually by less than a millisecond (RELIABILITY.md). The topic need not be
+// compacted. A topic that does not exist has no keys.
 func (k Keys) GetMany(ctx context.Context, keys []string) (map[string]*Event, error) {
 	b, topic := k.bus, k.topic
 	if len(keys) < 2 {
@@ -186,7 +187,7 @@ func (r *keysRead) take(m *storedMsg) {
 	}
 }
 
-// GetConsistent is GetMany with every key read as Get does: it costs one question to the leader a
+// GetConsistent is GetMany, but reads every key as Get does. It costs one request to the leader per
 // key.
 func (k Keys) GetConsistent(ctx context.Context, keys []string) (map[string]*Event, error) {
 	b, topic := k.bus, k.topic

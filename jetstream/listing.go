@@ -15,34 +15,36 @@ const (
 	listingBytes = 4 << 20
 )
 
-// ListOptions say which page of a listing Keys.List returns.
+// ListOptions selects the page of a listing that Keys.List returns.
 type ListOptions struct {
-	// Next is Listing.Next of the page before; "" begins a listing.
+	// Next is Listing.Next of the previous page; "" begins a listing.
 	Next string
 	// Limit is the most events: 1..1,000.
 	Limit int
-	// Bytes is about what the events may have together in memory; one may have more. 0: 32 MiB.
+	// Bytes is the approximate size limit of all events of the page in memory; a single event may
+	// exceed it. Default 32 MiB.
 	Bytes int
 }
 
 // Listing is a page of a listing.
 type Listing struct {
-	// Events are one a key, in no promised order.
+	// Events has one event per key, in no particular order.
 	Events []*Event
-	// Next leads to the next page; "" at the end.
+	// Next is the ListOptions.Next of the next page, or "" at the end.
 	Next string
 	// Cut is set when the page ended because of ListOptions.Bytes.
 	Cut bool
 }
 
-// List lists the newest events of all keys of a compacted topic, page by page. A key that is there
-// from the first call to the last one comes exactly once, whatever is written and removed
-// meanwhile, and whichever hubs make the pages. A key that is made or removed meanwhile comes at
-// most once. A page may have fewer events than Limit, or none, before the end. It may be asked for
+// List lists the newest events of all keys of a compacted topic, page by page. A key that exists
+// from the first call to the last comes exactly once, whatever is written and removed meanwhile,
+// and whichever hubs serve the pages. A key that is created or removed meanwhile comes at most
+// once. A page before the end may have fewer events than Limit, or none. A page may be requested
 // again. A topic that does not exist has no events.
 //
-// A listing may take an hour. An *Error says so when it cannot be continued, because it took
-// longer, or because its bucket, or what is known of its pages, was removed: begin a new one.
+// A listing may take an hour. List returns an *Error when it cannot continue the listing, because
+// the listing took longer, or because its bucket or the records of its pages were removed. Begin a
+// new listing then.
 func (k Keys) List(ctx context.Context, opts ListOptions) (Listing, error) {
 	b, topic := k.bus, k.topic
 	if opts.Limit < 1 || opts.Limit > maxPage {

@@ -2,13 +2,16 @@ package jetstream
 
 import "time"
 
-// Observer is told what the bus does. Its methods and those of what it returns are called on the
-// hot path from many goroutines: they must be safe for concurrent use and must not block.
+// Observer receives metrics of the bus. Its methods, and those of the observers that it returns,
+// are called on the hot path from many goroutines: they must be safe for concurrent use and must
+// not block.
 type Observer interface {
-	// Topic is asked once per topic; the answer is kept.
+	// Topic returns the observer of a topic. The bus calls Topic once per topic and keeps the
+	// result.
 	Topic(topic string) TopicObserver
-	// Group is asked once per subscription and topic; the answer is kept until its Close. ephemeral
-	// says that the group was made with a TTL, so that its name may be one of very many.
+	// Group returns the observer of one subscription on one topic. The bus keeps the result until
+	// its Close. ephemeral means that the group was created with a TTL, so there may be very many
+	// such names.
 	Group(topic, group string, ephemeral bool) GroupObserver
 	// LimitReached counts a refusal or a wait because of the named limit (see Limits).
 	LimitReached(limit string)
@@ -32,25 +35,25 @@ const (
 	GaugeStreamsFailed = "streams_failed"
 )
 
-// TopicObserver is told of one topic's publishes.
+// TopicObserver receives metrics of the publishes to one topic.
 type TopicObserver interface {
-	// Published counts an event that the stream has stored. took is from the send to the stream's
-	// ack.
+	// Published counts an event that the stream has stored. took is the time from the send to the
+	// stream's ack.
 	Published(took time.Duration)
 	// PublishFailed counts a publish that was answered with an error.
 	PublishFailed()
 }
 
-// GroupObserver is told of one subscription's deliveries on one topic.
+// GroupObserver receives metrics of the deliveries of one subscription on one topic.
 type GroupObserver interface {
 	// Delivered counts an event that was handed to the subscriber.
 	Delivered()
-	// Settled counts the end of a lease. held is how long the subscriber had the event, age how
-	// long ago the event was stored.
+	// Settled counts the end of a lease. held is the time for which the subscriber had the event.
+	// age is the time since the event was stored.
 	Settled(how Outcome, held, age time.Duration)
 	// InFlight adds delta to the number of leases held.
 	InFlight(delta int)
-	// Polled is told how long a pull waited for its first event.
+	// Polled records how long a pull waited for its first event.
 	Polled(took time.Duration)
 	// Reset counts a group that had to start anew and may have missed events.
 	Reset()

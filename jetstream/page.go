@@ -35,20 +35,20 @@ func (b *Bus) compacted(ctx context.Context, topic string) (*topicInfo, error) {
 	return t, nil
 }
 
-// Page returns up to limit (1..1,000) events of a compacted topic, one a key, the newest first,
-// after leaving out the offset newest. Keys that were removed are left out. A key that changes
-// meanwhile moves to the front. A topic that does not exist has no events. A page ends early, after
-// one event at least, when its events have more than 32 MiB: the next one begins after as many as
-// there were. Keys that are written or removed between two calls move others to another offset:
-// pages together may leave out keys that were there all the time. Use List to read all of them page
-// by page, or Each.
+// Page returns up to limit (1..1,000) events of a compacted topic, one per key, the newest first.
+// It skips the offset newest events, and all removed keys. A key that changes meanwhile moves to
+// the front. A topic that does not exist has no events. A page ends early, but not before its first
+// event, when its events exceed 32 MiB; the next page then begins at offset plus the number of
+// events returned. Keys that are written or removed between two calls change the offsets of other
+// keys, so a series of pages may omit keys that exist throughout. To read all keys, use List or
+// Each.
 //
-// While offset and limit together are at most 10,000, removed keys do not count for the offset
-// either. Beyond that they do: an event may then be in two pages; none is left out while nothing is
-// written.
+// As long as the sum of offset and limit is at most 10,000, removed keys do not count in the
+// offset. Beyond that they do, and an event may then be in two pages; while nothing is written, no
+// event is omitted.
 //
-// A page takes a few milliseconds while each key was written once; else the server counts keys for
-// each page, which takes it about 0.1 s for 1,000,000 of them.
+// A page takes a few milliseconds as long as each key was written once. Otherwise the server counts
+// keys for each page, which takes about 0.1 s for 1,000,000 keys.
 func (k Keys) Page(ctx context.Context, offset, limit int) ([]*Event, error) {
 	b, topic := k.bus, k.topic
 	if offset < 0 {

@@ -15,19 +15,19 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// ChangeKind says what carrying out a TopicChange would do.
+// ChangeKind is the effect of a TopicChange.
 type ChangeKind string
 
 // The kinds of changes.
 const (
-	// ChangeCreate makes a stream, or the bucket of a compacted topic.
+	// ChangeCreate creates a stream, or the bucket of a compacted topic.
 	ChangeCreate ChangeKind = "create"
-	// ChangeSafe changes a stream, and no event goes by it.
+	// ChangeSafe changes a stream without losing an event.
 	ChangeSafe ChangeKind = "change"
-	// ChangeDeletes makes a bound of a stream narrower, by which events may go at once.
+	// ChangeDeletes narrows a bound of a stream, which may remove events at once.
 	ChangeDeletes ChangeKind = "deletes"
-	// ChangeImpossible is what the server cannot do, or the bus never does. Err says why, and what
-	// to do instead.
+	// ChangeImpossible is a change that the server cannot make, or the bus never makes. Err gives
+	// the reason and an alternative.
 	ChangeImpossible ChangeKind = "impossible"
 )
 
@@ -38,21 +38,22 @@ type TopicChange struct {
 	Stream string
 	// Rule is the pattern of the rule.
 	Rule string
-	// Field is named as in a topics file, or "stream" for one that is to be made, or the name that
-	// NATS gives to what has no field there. Have and Want are in the units of the file.
+	// Field is the name of the field in a topics file, "stream" for a stream to be created, or the
+	// name in NATS of a property that the file does not have. Have and Want are in the units of the
+	// file.
 	Field string
 	Have  string
 	Want  string
 	Kind  ChangeKind
-	// Done is set by ApplyTopics when the change was carried out. Err says why it was not, or
-	// cannot be; it is nil for what was not asked for.
+	// Done is set by ApplyTopics when it has made the change. Err is the reason why the change
+	// failed or is impossible. It is nil for a change that was not requested.
 	Done bool
 	Err  error
 
 	set func(*natsjs.StreamConfig) // carries out what one stream's configuration can
 }
 
-// String is the change on one line, without its outcome.
+// String returns the change on one line, without its outcome.
 func (c *TopicChange) String() string {
 	name := cmp.Or(c.Topic, "family "+c.Stream)
 	if c.Kind == ChangeCreate && c.Field == fieldStream {
@@ -74,9 +75,9 @@ const (
 )
 
 // PlanTopics compares the rules of Config.Topics with the server and changes nothing. A rule for
-// one topic, or a family, wants its stream to be there; every rule wants the streams of topics that
-// it is the first to match to be as it says. The built-in rules want the buckets of compacted
-// topics that exist, and leave everything else as it is.
+// one topic, or for a family, requires that its stream exists. Every rule determines the streams of
+// those topics that it is the first to match. The built-in rules require the buckets of existing
+// compacted topics, and nothing else.
 func (a Admin) PlanTopics(ctx context.Context) ([]TopicChange, error) {
 	b := a.bus
 	inv, err := b.takeInventory(ctx)
@@ -90,10 +91,11 @@ func (a Admin) PlanTopics(ctx context.Context) ([]TopicChange, error) {
 	return append(changes, inv.leftOver()...), nil
 }
 
-// ApplyTopics carries out what PlanTopics finds: what is to be made, and what no event goes by;
-// with deleting also what events may go by. It returns all changes, each with its outcome, and an
-// error when the server could not be compared. What fails does not keep the rest from being done.
-// Several hubs may call it at once.
+// ApplyTopics applies the changes that PlanTopics finds. Without deleting, it creates what is
+// missing and makes only changes that lose no events; with deleting, it also makes changes that may
+// lose events. It returns all changes, each with its outcome, and an error when the rules could not
+// be compared with the server. A change that fails does not stop the others. Several hubs may call
+// ApplyTopics at once.
 func (a Admin) ApplyTopics(ctx context.Context, deleting bool) ([]TopicChange, error) {
 	b := a.bus
 	inv, err := b.takeInventory(ctx)
@@ -324,7 +326,7 @@ func (b *Bus) reportDrift(topic string, rule *TopicRule, info *natsjs.StreamInfo
 		slog.String("drift", strings.Join(drift, "; ")))
 }
 
-// AgeText is a duration in the units of a topics file.
+// AgeText formats a duration in the units of a topics file.
 func AgeText(d time.Duration) string {
 	const day = 24 * time.Hour
 	if d <= 0 {

@@ -19,8 +19,8 @@ const (
 	maxIDSearch    = 100_000
 )
 
-// Position says where in a topic to begin: FromLatest, which is the zero value, FromEarliest,
-// FromTime or FromAfterID.
+// Position is a starting point in a topic: FromLatest (the zero value), FromEarliest, FromTime or
+// FromAfterID.
 type Position struct {
 	kind positionKind
 	at   time.Time
@@ -37,21 +37,20 @@ const (
 )
 
 var (
-	// FromLatest is the end of the topic: only what is stored from now on.
+	// FromLatest is the end of the topic: only events that are stored from now on.
 	FromLatest = Position{kind: atLatest}
-	// FromEarliest is the first event that is left in the topic.
+	// FromEarliest is the oldest event that the topic still holds.
 	FromEarliest = Position{kind: atEarliest}
 )
 
-// FromTime is the first event that was stored at or after a moment, which is not before 1970; one
-// in the future is the end of the topic. What publishers said of an event's time
-// (PublishOptions.TS) does not matter.
+// FromTime begins with the first event that was stored at or after a time, which must not be before
+// 1970. A time in the future is the end of the topic. PublishOptions.TS has no influence.
 func FromTime(at time.Time) Position { return Position{kind: atTime, at: at} }
 
-// FromAfterID is the event after the one with an id. An id that is a UUIDv7 older than the first
-// event that is left means that first event; any other id that is not found is an unknown_id *Error
-// of the call that takes the position. Ids of other forms are looked for among the last 100,000
-// events.
+// FromAfterID begins right after the event with the given id. If the id is a UUIDv7 that is older
+// than the oldest stored event, it begins at that event. For any other id that is not found, the
+// call that uses the position returns an unknown_id *Error. Ids that are not UUIDv7s are searched
+// among the last 100,000 events.
 func FromAfterID(id string) Position { return Position{kind: atID, id: id} }
 
 // validate returns a bad_options *Error for what no topic has.
@@ -391,15 +390,14 @@ func (b *Bus) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f fun
 	return last, false, nil
 }
 
-// ScanOptions say what Scan reads.
+// ScanOptions selects the events that Scan reads.
 type ScanOptions struct {
-	// From is where to begin: FromEarliest (FromLatest, the zero value, means the same here),
-	// FromTime or FromAfterID.
+	// From is the starting point: FromEarliest, FromTime or FromAfterID. FromLatest, the zero
+	// value, counts as FromEarliest.
 	From Position
-	// Until, if not zero, is the last moment of storage that counts. All of its millisecond is
-	// included.
+	// Until, if not zero, is the latest time of storage. Its whole millisecond is included.
 	Until time.Time
-	// Limit is the most events; default 1,000.
+	// Limit is the maximum number of events: default 1,000.
 	Limit int
 	// Key, if not "", reads only the events of that key.
 	Key string
@@ -409,8 +407,7 @@ type ScanOptions struct {
 
 // Scan calls f for the stored events of a topic in order, up to the topic's end at the moment of
 // the call. It stops when f returns an error, and returns that error. A topic that does not exist
-// has no events. f owns the event it gets. Errors: bad_topic, bad_options, unknown_id
-// (FromAfterID).
+// has no events. f owns its event. Errors: bad_topic, bad_options, unknown_id (FromAfterID).
 func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*Event) error) error {
 	b, topic := h.bus, h.topic
 	if opts.Limit <= 0 {

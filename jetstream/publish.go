@@ -13,8 +13,8 @@ import (
 )
 
 // PublishOptions are the optional fields of an event. The zero value is a plain event: no key, id
-// made by the hub. They are passed by value: a pointer that goes through an interface would cost an
-// allocation for each publish.
+// made by the hub. They are passed by value, because a pointer that passes through an interface
+// would cost an allocation per publish.
 type PublishOptions struct {
 	// ID makes the publish idempotent within the topic's duplicate window (default 2 min): 1..128
 	// bytes, no control characters, no outer blanks, not of the form <stream>@<sequence>.
@@ -35,30 +35,30 @@ type PublishOptions struct {
 	// Tombstone removes Key, which must be set, from a compacted topic. The payload must be empty
 	// or null.
 	Tombstone bool
-	// Wrapper says that the payload wraps that of another event: it may be 16 KiB larger than
-	// others.
+	// Wrapper means that the payload contains the payload of another event, and may therefore
+	// exceed the limit by 16 KiB.
 	Wrapper bool
 	// ExpectKeySequence, when not nil, stores the event only if the newest event of Key has this
 	// stream sequence (0: there is none yet). Otherwise the publish fails with ErrKeyChanged.
 	ExpectKeySequence *uint64
 }
 
-// Receipt says what became of a publish that was confirmed.
+// Receipt is the result of a confirmed publish.
 type Receipt struct {
 	// ID is the event's id.
 	ID string
-	// Stream and Sequence say where the event lies. For a duplicate they are those of the event
-	// stored before.
+	// Stream and Sequence are the position of the event. For a duplicate, they are the position of
+	// the event that was stored before.
 	Stream   string
 	Sequence uint64
 	// Duplicate is set when an event of that id was stored already, and nothing was stored now.
 	Duplicate bool
 }
 
-// Publisher publishes for one client in order. Order in the stream is that of the calls, among
-// publishes that were confirmed with no error between them. It is pinned to one NATS connection of
-// the bus's pool, which keeps that order. PublishAsync, Publish and CountFor are for one goroutine
-// at a time; Admit and Flush may be called concurrently. Different Publishers are independent. It
+// Publisher publishes for one client in order. The stream stores events in the order of the calls,
+// as long as no publish in between fails. A Publisher is pinned to one NATS connection of the bus's
+// pool, which keeps that order. PublishAsync, Publish and CountFor are for one goroutine at a time;
+// Admit and Flush may be called concurrently. Different Publishers are independent. A Publisher
 // needs no closing.
 type Publisher struct {
 	bus    *Bus
@@ -68,14 +68,14 @@ type Publisher struct {
 	inFlight gate // of unanswered publishes
 }
 
-// NewPublisher makes a Publisher. It is cheap; make one for each client session. Until CountFor
-// says whose they are, the topics it makes count for it alone (Limits.TopicsPerClient).
+// NewPublisher returns a new Publisher. A Publisher is cheap; create one for each client session.
+// Until CountFor names a client, the topics that the Publisher creates count for that Publisher
+// alone (Limits.TopicsPerClient).
 func (b *Bus) NewPublisher() *Publisher { return b.newPublisher(b.unnamed()) }
 
-// CountFor makes the topics that this Publisher makes from now on count for a client
-// (Limits.TopicsPerClient), along with those of all other Publishers and subscriptions
-// (SubscribeOptions.CountFor) that count for the same one. client is any name but "", and begins
-// with no NUL.
+// CountFor makes the topics that this Publisher creates from now on count for a client
+// (Limits.TopicsPerClient). All Publishers and subscriptions (SubscribeOptions.CountFor) with the
+// same client share one count. client must not be empty and must not begin with NUL.
 func (p *Publisher) CountFor(client string) { p.client = client }
 
 // Publish is PublishAsync that waits: it stores one event and returns once the stream has confirmed
@@ -91,24 +91,25 @@ func (b *Bus) newPublisher(client string) *Publisher {
 	return &Publisher{bus: b, link: b.link(), client: client}
 }
 
-// PublishAsync sends the event and returns; done is called exactly once, from a goroutine of the
-// bus, when the stream has stored the event or when it is known or assumed that it has not (10 s
-// without an ack, or the end of ctx's deadline if that is sooner: outcome unknown; a publish with
-// an id may then be repeated safely). done must not block. payload and opts are not kept after
-// PublishAsync returns.
+// PublishAsync sends the event and returns. done is called exactly once, from a goroutine of the
+// bus, when the stream has stored the event or the publish has failed. After 10 s without an ack,
+// or at the deadline of ctx if that is sooner, the outcome is unknown; a publish with an id may
+// then be repeated safely. done must not block. PublishAsync does not keep payload and opts after
+// it returns.
 //
-// payload is stored byte for byte. It need not be JSON, although clients of the hub get JSON: in a
-// record (Event.AppendRecord), text that is no JSON becomes a JSON string, other bytes a string in
-// base64, and the header Event-Encoding says so. An empty payload becomes null. ValidPayload tells
-// whether a payload is taken as JSON.
+// payload is stored byte for byte. It need not be JSON, although clients of the hub get JSON. In a
+// record (Event.AppendRecord), text that is not JSON becomes a JSON string, and other bytes become
+// a string in base64; the header Event-Encoding names the encoding. An empty payload becomes null.
+// ValidPayload reports whether a payload counts as JSON.
 //
 // An error returned by PublishAsync itself means that nothing was stored and done will not be
-// called; it is an *Error for what a client did wrong (bad_topic, bad_options, publish_failed with
-// the cause ErrTooLarge, rate_limited) and for what does not work now (overloaded, publish_failed,
-// internal), or ErrClosed. The error given to done is an *Error (publish_failed), or ErrKeyChanged.
+// called; it is ErrClosed or an *Error. The *Error is about a mistake of the client (bad_topic,
+// bad_options, publish_failed with the cause ErrTooLarge, rate_limited), or about a failure that
+// may pass (overloaded, publish_failed, internal). The error given to done is an *Error
+// (publish_failed), or ErrKeyChanged.
 //
-// PublishAsync waits while the topic is being made, until the first publish to a stream is
-// confirmed, and while too much is in flight (Limits.PublishInFlight per stream,
+// PublishAsync waits while the topic is being created, until the first publish to a stream is
+// confirmed, and while too many publishes are in flight (Limits.PublishInFlight per stream,
 // Limits.SessionInFlight per Publisher).
 func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []byte, opts PublishOptions, done func(Receipt, error)) error {
 	t, err := p.bus.admit(topic, payload, &opts)
@@ -129,9 +130,9 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 	return p.send(ctx, t, payload, &opts, done)
 }
 
-// Admit says what is wrong with an event that is to be published later, as PublishAsync would, as
-// far as that is known without asking the server: its topic, its options, its size, and whether it
-// has the key that a compacted topic needs.
+// Admit checks an event that is to be published later, as PublishAsync would, as far as possible
+// without asking the server. It checks the topic, the options, the size, and the key that a
+// compacted topic requires.
 func (p *Publisher) Admit(topic string, payload []byte, opts PublishOptions) error {
 	if err := opts.Validate(); err != nil {
 		return err
@@ -387,10 +388,10 @@ func (p *Publisher) release(s *stream) {
 func (p *Publisher) Flush(ctx context.Context) error { return p.inFlight.empty(ctx) }
 
 // Publish stores one event and returns once the stream has confirmed it. It may be called
-// concurrently, and then keeps no order: see Publisher for that. payload need not be JSON (see
-// Publisher.PublishAsync, which also has the errors). When ctx ends before the answer is there, the
-// *Error says that the outcome is unknown: a publish with PublishOptions.ID may be repeated safely.
-// Without a deadline of ctx, the answer comes within 10 s.
+// concurrently; concurrent calls have no order (use a Publisher for order). payload need not be
+// JSON; see Publisher.PublishAsync, which also documents the errors. When ctx ends before the
+// answer arrives, the *Error says that the outcome is unknown. A publish with PublishOptions.ID may
+// then be repeated safely. If ctx has no deadline, Publish returns within 10 s.
 func (b *Bus) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (Receipt, error) {
 	return b.publishWait(ctx, func(done func(Receipt, error)) error {
 		return b.publisher.PublishAsync(ctx, topic, payload, opts, done)

@@ -19,13 +19,13 @@ const (
 	encodingBase64 = "base64"
 )
 
-// PayloadLevels is how many levels may stand around a payload in what clients receive: the record,
-// the EVENT frame or the page of records it is in, and some to spare. Payloads must leave room for
-// them in the nesting that encoding/json allows its readers.
+// PayloadLevels is the number of JSON levels that may surround a payload on its way to a client:
+// the record, the EVENT frame or the page of records, and some to spare. A payload must leave room
+// for these levels below the nesting limit of encoding/json.
 const PayloadLevels = 8
 
-// ValidPayload reports whether b is JSON that a record can carry as it is: in valid UTF-8, and with
-// PayloadLevels around it no deeper than jsonscan.MaxDepth.
+// ValidPayload reports whether a record can carry b unchanged: b must be JSON in valid UTF-8, and
+// no deeper than jsonscan.MaxDepth with PayloadLevels around it.
 func ValidPayload(b []byte) bool { return jsonscan.ValidWithin(b, PayloadLevels) }
 
 // AppendRecord appends the event record to dst as one JSON object. The payload is spliced in byte

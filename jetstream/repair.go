@@ -19,14 +19,14 @@ const (
 	restoreWait   = 15 * time.Second // for the source to do so
 )
 
-// RepairOptions say how far a repair goes.
+// RepairOptions configures RepairBucket.
 type RepairOptions struct {
-	// RemoveForeign removes foreign entries of keys of which the topic's stream holds no event.
-	// They may have replaced an event that nobody else has; what they hold is lost then.
+	// RemoveForeign removes the foreign entries of keys that have no event in the topic's stream.
+	// The content of these entries is lost.
 	RemoveForeign bool
 }
 
-// ForeignEntry is an entry of a bucket that a native client wrote, and not the topic.
+// ForeignEntry is an entry of a bucket that came from a native client and not from the topic.
 type ForeignEntry struct {
 	Key      string
 	Sequence uint64 // in the bucket
@@ -35,10 +35,10 @@ type ForeignEntry struct {
 	Outcome ForeignOutcome
 }
 
-// ForeignOutcome is what became of a foreign entry.
+// ForeignOutcome is the outcome of the repair of a foreign entry.
 type ForeignOutcome string
 
-// What becomes of foreign entries.
+// The outcomes for foreign entries.
 const (
 	ForeignRestored ForeignOutcome = "restored" // the key's newest event stands in its place
 	// the topic holds no event of the key; RepairOptions.RemoveForeign
@@ -46,16 +46,17 @@ const (
 	ForeignKept    ForeignOutcome = "kept" // the topic holds no event of the key
 )
 
-// RepairBucket makes the bucket of a compacted topic what it should be, or makes it if it is gone,
-// and returns what it found. The server then fills in what the bucket missed, as far as the topic's
-// stream still holds it. Entries that native clients wrote meanwhile are replaced by the newest
-// event of their key; those of which there is none left are reported, and stay unless opts says
-// otherwise.
+// RepairBucket repairs the bucket of a compacted topic, or creates the bucket if it is gone, and
+// reports what it found. The server then adds the events that the bucket missed, as far as the
+// topic's stream still holds them. The newest event of a key replaces an entry that a native client
+// wrote. If the stream has no event of the key left, the entry is reported, and stays unless opts
+// says otherwise.
 //
 // While foreign entries are replaced, the bucket may show an older event of such a key for a
-// moment; Watch does not. It may be called again, and by several hubs. It returns ErrNotFound when
-// the topic does not exist, a bad_topic *Error when the stream of the bucket's name is somebody
-// else's, or may be: one without a source that holds nothing of the topic.
+// moment; Watch does not. RepairBucket may be called again, and by several hubs at once. It returns
+// ErrNotFound when the topic does not exist. It returns a bad_topic *Error when the stream with the
+// bucket's name belongs to somebody else, or may do so because it has no source and holds nothing
+// of the topic.
 func (a Admin) RepairBucket(ctx context.Context, topic string, opts RepairOptions) (BucketReport, error) {
 	b := a.bus
 	t, err := b.compacted(ctx, topic)

@@ -45,14 +45,14 @@ const (
 	fieldSnapshotKeys    = "snapshot.batch_keys"
 )
 
-// RuleError says what is wrong with one of several rules, and what to do.
+// RuleError is a fault of one of several rules, with a remedy.
 type RuleError struct {
 	// Rule is the index of the rule, and Pattern its pattern.
 	Rule    int
 	Pattern string
-	// Fields are what it is about, named as in a topics file; the first is where to look.
+	// Fields are the faulty fields, named as in a topics file, the most relevant first.
 	Fields []string
-	// Other is the index of an earlier rule that is about it too, or -1.
+	// Other is the index of an earlier rule that is involved, or -1.
 	Other int
 	// Msg says what is wrong.
 	Msg string
@@ -61,8 +61,8 @@ type RuleError struct {
 // Error names the rule by its pattern.
 func (e *RuleError) Error() string { return fmt.Sprintf("topic rule %q: %s", e.Pattern, e.Msg) }
 
-// ValidateRules finds everything that is wrong with rules, which come before the built-in ones: in
-// each of them, and between them. Config.Topics must pass it.
+// ValidateRules returns all faults in and between rules, which precede the built-in rules.
+// Config.Topics must have none.
 func ValidateRules(rules []TopicRule) []*RuleError {
 	var faults []*RuleError
 	sound := make([]bool, len(rules)) // the pattern is one

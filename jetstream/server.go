@@ -10,22 +10,22 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// Server is a NATS server that runs in this process, for Config.Server. Package embedded has it;
-// this package does not import that one, so that a program which connects to a NATS links no
-// server.
+// Server is a NATS server that runs in this process, for Config.Server. Package embedded implements
+// it. This package does not import embedded, so a program that connects to a NATS elsewhere links
+// no server.
 type Server interface {
-	// Connection says how the bus connects: to which URL, which may be empty, and with which
-	// options.
+	// Connection returns the URL, which may be empty, and the options with which the bus connects.
 	Connection() (url string, options []nats.Option)
-	// ClientURL is where native clients reach the server, or "" when it does not listen.
+	// ClientURL returns the address at which native clients reach the server, or "" if the server
+	// does not listen.
 	ClientURL() string
-	// InMemory is whether the server keeps nothing on disk. Then all streams of the bus lie in
+	// InMemory reports whether the server keeps nothing on disk. All streams of the bus are then in
 	// memory, whatever Config.MemoryStorage and the rules say.
 	InMemory() bool
-	// Tend looks after the server until ctx ends. When it had to restart the server it calls
-	// restarted with a connection to the new one, before the bus reaches that. When the state of
-	// the streams changes it calls failing: how many cannot be written, 0 for all of them, and why;
-	// "" says that all can be.
+	// Tend looks after the server until ctx ends. After a restart of the server, Tend calls
+	// restarted with a connection to the new server, before the bus can reach it. When the state of
+	// the streams changes, Tend calls failing with the number of streams that cannot be written (0
+	// for all of them) and the cause. An empty cause means that all streams can be written.
 	Tend(ctx context.Context, restarted func(context.Context, *nats.Conn), failing func(streams int, cause string))
 	// Close ends the server. It may be called twice.
 	Close() error
@@ -34,9 +34,9 @@ type Server interface {
 // StorageError is returned by Bus.Ready while the server in this process cannot store events. Its
 // text names no topic and no path.
 type StorageError struct {
-	// Streams is how many streams cannot be written, 0 for all.
+	// Streams is the number of streams that cannot be written, or 0 for all streams.
 	Streams int
-	// Cause says why, in the words of the operating system.
+	// Cause is the cause, in the words of the operating system.
 	Cause string
 }
 

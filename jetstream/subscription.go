@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// NeverGiveUp is the MaxAttempts of a subscription that does not dead-letter.
+// NeverGiveUp is the MaxAttempts of a subscription that retries for ever and makes no dead letters.
 const NeverGiveUp = -1
 
 // Bounds of a subscription, from the protocol.
@@ -28,14 +28,14 @@ const (
 // again after AckWait.
 const settleWait = 2 * time.Second
 
-// SubscribeOptions configure one subscription. The zero value is valid. What concerns the group is
-// taken from the member that makes it.
+// SubscribeOptions configure one subscription. The zero value is valid. Options of the group are
+// those of the member that creates the group.
 type SubscribeOptions struct {
-	// From is where a new group starts. A group that exists goes on from where it is, whatever From
-	// says.
+	// From is where a new group starts. A group that exists continues at its position, whatever
+	// From says.
 	From Position
-	// BatchSize is the most events asked of the server at a time: 1..10,000, default 100. Larger
-	// batches cost the server less, and leave less to other members.
+	// BatchSize is the most events requested from the server at a time: 1..10,000, default 100.
+	// Larger batches cost the server less, and leave fewer events to other members.
 	BatchSize int
 	// MaxInFlight is the most events leased at a time: 1..10,000, default 100.
 	MaxInFlight int
@@ -47,29 +47,29 @@ type SubscribeOptions struct {
 	// Topics are up to 32 further topics for the same subscription: one group on each, one
 	// MaxInFlight over all.
 	Topics []string
-	// GroupTTL makes a new group disappear when it has had no member for so long: 0 (never) or 1
-	// s..30 d. While an event of it is unsettled, the server counts from AckWait after that event's
-	// last delivery. Up to one minute, such a group lives in the server's memory: events that were
-	// settled in the last 2 s before a restart of the server come again.
+	// GroupTTL removes a new group after that time without a member: 0 (never) or 1 s..30 d. While
+	// the group has an unsettled event, the time begins AckWait after that event's last delivery. A
+	// group with a GroupTTL of up to one minute lives in the server's memory: after a restart of
+	// the server, events that were settled in the last 2 s come again.
 	GroupTTL time.Duration
-	// Filter, when not nil, is asked for each event; those it refuses are acknowledged and not
-	// delivered. It may be called concurrently, for different topics of the subscription, and must
-	// not block.
+	// Filter, when not nil, selects events. The subscription acknowledges events for which Filter
+	// returns false, and does not deliver them. Filter may be called concurrently, for different
+	// topics of the subscription, and must not block.
 	Filter func(*Event) bool
 	// OnReset, when not nil, is called when the group on a topic had to start anew and may have
-	// missed events: before the next event of that topic is handed out, and never while the handler
-	// runs. It must not block.
+	// missed events. It is called before the next event of that topic is handed out, and never
+	// while the handler runs. It must not block.
 	OnReset func(topic string)
-	// CountFor, when not "", is the client for whom the topics count that the subscription brings
-	// into being: see Publisher.CountFor. Default: the program itself, which has no limit of its
-	// own.
+	// CountFor, when not "", is the client for which the topics that the subscription creates
+	// count: see Publisher.CountFor. By default they count for the program itself, which has no
+	// limit of its own.
 	CountFor string
-	// Paused lets the subscription begin as after Pause: it is a member of the group, and asks for
-	// no event before Resume.
+	// Paused starts the subscription as after Pause: it is a member of the group, and requests no
+	// event before Resume.
 	Paused bool
-	// Workers is how many handlers of Consume run at a time: 1..10,000, default 1. Only as many
-	// events as MaxInFlight allows are worked on at a time. Subscribe, whose handler is never
-	// called concurrently, refuses it.
+	// Workers is how many handlers of Consume run at a time: 1..10,000, default 1. MaxInFlight also
+	// limits how many events are processed at a time. Subscribe refuses Workers, because it never
+	// calls its handler concurrently.
 	Workers int
 }
 
@@ -108,9 +108,9 @@ func (o *SubscribeOptions) validate() error {
 	return nil
 }
 
-// Subscription is one member of a group, on one topic or several: Consume and Subscribe make one.
-// Its methods may be called concurrently, but Stop, Drain and Disconnect not from within its
-// handler. One of these three ends it, and so does Bus.Close.
+// Subscription is one member of a group, on one or several topics. Consume and Subscribe return it.
+// Its methods may be called concurrently, but its handler must not call Stop, Drain or Disconnect.
+// Each of these three ends the subscription, and so does Bus.Close.
 type Subscription struct {
 	bus     *Bus
 	link    *link
@@ -159,8 +159,8 @@ type Subscription struct {
 	stopOnce sync.Once
 }
 
-// Subscribe makes the group if it is new, and joins it. Events arrive at once, perhaps before
-// Subscribe returns, unless SubscribeOptions.Paused asks to wait for Resume.
+// Subscribe creates the group if it does not exist, and joins it. Events arrive at once, perhaps
+// before Subscribe returns; with SubscribeOptions.Paused, they wait for Resume.
 //
 // handler is called for each event, in the order of arrival and never concurrently for one
 // subscription. It must not block: it hands the Held on (never more than MaxInFlight are valid) and
@@ -316,8 +316,8 @@ func (s *Subscription) restart() {
 	s.refill()
 }
 
-// Pause stops the delivery; leases already given stay valid, and what was fetched and not begun is
-// given back. When it returns, the server gives this subscription nothing more.
+// Pause stops deliveries. Leases stay valid, and events that were fetched but not begun are given
+// back. After Pause has returned, the server sends no event to this subscription.
 func (s *Subscription) Pause(ctx context.Context) error {
 	s.mu.Lock()
 	s.paused = true
@@ -389,8 +389,8 @@ func (s *Subscription) keepAlive() {
 	}
 }
 
-// Resume begins the delivery of a subscription that is paused: by Pause, or from its beginning
-// (SubscribeOptions.Paused). It does nothing for others.
+// Resume starts the deliveries of a subscription that is paused by Pause or by
+// SubscribeOptions.Paused. Otherwise it does nothing.
 func (s *Subscription) Resume() {
 	s.mu.Lock()
 	lost := make(map[*member]string)
@@ -408,15 +408,15 @@ func (s *Subscription) Resume() {
 }
 
 // Stop ends the subscription and gives its leases back at once; nothing is dead-lettered. It may be
-// called twice and returns when no handler runs any more. Its error is that of telling the server:
-// what could not be given back comes again after AckWait.
+// called twice, and returns when no handler runs any more. It returns an error when it could not
+// reach the server; leases that were not given back are redelivered after AckWait.
 func (s *Subscription) Stop(ctx context.Context) error { return s.stop(ctx, false) }
 
 // Disconnect is Stop for a subscriber that was lost: leases that have begun count as failed
 // attempts, so that those at MaxAttempts are dead-lettered with the reason "connection lost".
 func (s *Subscription) Disconnect(ctx context.Context) error { return s.stop(ctx, true) }
 
-// Drain stops the delivery, waits until every lease is settled or ctx ends, and then does as Stop.
+// Drain stops deliveries, waits until every lease is settled or ctx ends, and then acts like Stop.
 func (s *Subscription) Drain(ctx context.Context) error {
 	s.mu.Lock()
 	s.draining = true

@@ -8,17 +8,17 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// ErrDropped is returned by Tail when events that come next are not in the stream any more. The
-// caller has been told nothing of what lies behind the hole.
+// ErrDropped is returned by Tail when the stream no longer holds the next events. The caller has
+// received no event from behind the gap.
 var ErrDropped = errors.New("jetstream: the stream has dropped events behind that position")
 
-// Tail calls f with every event of a topic behind a sequence of its stream ("": of whichever it
-// has), in order; once with nil, when it has handed on all that was stored when Tail was called;
-// and then with what comes, until ctx ends or f returns an error, which it returns. It is no member
-// of any group. A lost connection is no end: it goes on where it was, or returns ErrDropped if that
-// cannot be, and also when the topic's bounds overtake it (but not in the stream of a family). It
-// returns ErrNotFound when the topic does not exist. f is called from the goroutine that called
-// Tail.
+// Tail calls f, in order, with every event of a topic after a sequence of its stream ("" for
+// whichever stream the topic has). It calls f once with nil when f has received everything that was
+// stored at the call of Tail, and then with new events. Tail ends when ctx ends or f returns an
+// error, and returns the error. Tail joins no group. After a lost connection, Tail continues at its
+// position. It returns ErrDropped if the next events are gone, also when the topic's bounds
+// overtake the reader (but not in the stream of a family). It returns ErrNotFound when the topic
+// does not exist. Tail calls f from the goroutine of its caller.
 func (h History) Tail(ctx context.Context, stream string, after uint64, f func(*Event) error) error {
 	t := &tail{bus: h.bus, name: h.topic, stream: stream, after: after, f: f}
 	return h.bus.keepReading(ctx, h.topic, t.follow, func() uint64 { return t.after }, ErrDropped, ErrNotFound)

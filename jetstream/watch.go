@@ -15,16 +15,18 @@ const (
 	watchHidden = 1_024     // keys whose entry in the bucket is not the topic's
 )
 
-// Watch calls f with the newest event of each of keys of a compacted topic (none: of all keys; at
-// most 1,000, whose names have 256 KiB together), removed ones left out; then once with nil; and
-// then with every change, tombstones included, until ctx ends or f returns an error, which it
-// returns. What changes while the keys are read may come before the nil, tombstones included, and
-// so may those of a bucket with several copies: the nil comes when f has caught up with those who
-// write. Nothing is left out, and no key ever goes back in time: of changes that follow each other
-// closely, the newest may stand for all. A lost connection, or a bucket that was removed, is no
-// end: it goes on by itself. The topic is made when it does not exist yet.
+// Watch first calls f with the newest event of each given key of a compacted topic, without removed
+// keys. It then calls f once with nil, and then with every change, tombstones included. Without
+// keys, Watch covers all keys; at most 1,000 keys may be given, with 256 KiB of names. Watch ends
+// when ctx ends or f returns an error, and returns the error.
 //
-// f is called from the goroutine that called Watch, and holds up nobody else.
+// The nil comes when f has caught up with the writers. Changes during the first reading may come
+// before the nil, tombstones included, and so may tombstones of a bucket with several copies. Watch
+// omits no change, except that the newest of several changes in close succession may stand for all
+// of them. No key ever goes back in time. Watch continues by itself after a lost connection, and
+// after the removal of the bucket. It creates the topic if it does not exist.
+//
+// Watch calls f from the goroutine of its caller. A slow f delays nobody else.
 func (k Keys) Watch(ctx context.Context, keys []string, f func(*Event) error) error {
 	b, topic := k.bus, k.topic
 	size := 0

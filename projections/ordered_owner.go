@@ -6,16 +6,16 @@ import (
 	"fmt"
 )
 
-// Ordered runs a Projection into a Store of the caller's, in the order of the topic's stream, and
-// lets the caller change states in between, as package process does with what time alone changes.
-// Run and Rebuild are for all others. Its methods may be called concurrently.
+// Ordered runs a Projection into a Store of the caller, in the order of the topic's stream. Between
+// events, the caller can change states, as package process does when time passes. For all other
+// projections, use Run and Rebuild. Its methods may be called concurrently.
 type Ordered struct {
 	applier *applier
 	ordered *ordered
 }
 
-// NewOrdered makes an Ordered of a Projection that has a Key. noted is told of each state that was
-// loaded or saved, and may be nil. Ordered.Run starts it.
+// NewOrdered returns an Ordered for a Projection with a Key. noted, if not nil, is called for each
+// state that was loaded or saved. Ordered.Run starts the projection.
 func NewOrdered(bus Bus, p Projection, store Store, noted func(key string, s State)) (*Ordered, error) {
 	if err := p.validate(); err != nil {
 		return nil, err
@@ -28,8 +28,8 @@ func NewOrdered(bus Bus, p Projection, store Store, noted func(key string, s Sta
 	return &Ordered{applier: a, ordered: &ordered{a: a, floor: 1}}, nil
 }
 
-// Run projects until ctx ends, and then returns nil with its leases handed back. Failures of the
-// bus are logged and tried again; an error is returned only when the bus is closed. Call it once.
+// Run projects until ctx ends, then gives its leases back and returns nil. Failures of the bus are
+// logged and retried. Run returns an error only if the bus is closed. It may be called only once.
 func (o *Ordered) Run(ctx context.Context) error {
 	err := o.ordered.run(ctx, o.applier.p.Group, o.applier.p.From)
 	if ctx.Err() != nil {
@@ -43,11 +43,13 @@ func (o *Ordered) Each(ctx context.Context, f func(key string, s State) error) e
 	return o.applier.store.Each(ctx, f)
 }
 
-// A Decision is what becomes of the state of a key: its next value, or that it stays.
+// A Decision returns the next value of the state of a key, or change false to leave the state as it
+// is.
 type Decision func(s State) (next []byte, change bool, err error)
 
-// Sweep projects all events that are stored at this moment, and then has f change states while no
-// event is applied here. decide may be called again, when another instance was quicker.
+// Sweep projects all events that are stored at the moment of the call, and then calls f to change
+// states. This instance applies no event while f runs. decide may be called again when another
+// instance wrote first.
 func (o *Ordered) Sweep(ctx context.Context, f func(change func(key string, decide Decision) error) error) error {
 	if err := o.ordered.tail(ctx); err != nil {
 		return err

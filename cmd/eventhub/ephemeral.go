@@ -50,8 +50,8 @@ func (cmd *serveCmd) makeEphemeral() error {
 	return nil
 }
 
-// errInputEnded is the cause of the end of an ephemeral hub. It is reported by one that was not ready
-// yet.
+// errInputEnded is the cause of the end of an ephemeral hub. It is reported by one that was not
+// ready yet.
 var errInputEnded = errors.New("standard input was closed before the ephemeral hub was ready: start the hub with a pipe, and keep that open")
 
 // endWithInput returns a context that ends when r does, as it does when the process at the other

@@ -79,8 +79,26 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// testGreetings runs a client in the hub's directory: it greets, prints what others say, and comes
-// back after the hub did.
+// refuse takes the place of a stopped hub, and closes the first connection that a client makes.
+func (h *greetingsHub) refuse() {
+	h.t.Helper()
+	l, err := net.Listen("tcp", h.ws)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	if err := l.(*net.TCPListener).SetDeadline(time.Now().Add(patience)); err != nil {
+		h.t.Fatal(err)
+	}
+	c, err := l.Accept()
+	if err != nil {
+		h.t.Fatalf("the client does not reconnect: %v", err)
+	}
+	_ = c.Close()
+}
+
+// testGreetings runs a client in the hub's directory. The client greets, prints greetings of
+// others, and reconnects after a restart of the hub and a failed attempt.
 func testGreetings(t *testing.T, hello, name string, args ...string) {
 	t.Helper()
 	hub := startGreetingsHub(t)
@@ -92,6 +110,7 @@ func testGreetings(t *testing.T, hello, name string, args ...string) {
 	hub.greet("good morning")
 	client.line("good morning")
 	hub.stop()
+	hub.refuse()
 	hub.start()
 	hub.greet("good evening")
 	client.line("good evening")

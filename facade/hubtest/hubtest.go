@@ -1,4 +1,4 @@
-// Package hubtest gives tests a hub of their own: the whole of it, in the process of the test, with
+// Package hubtest gives each test a complete hub of its own, in the process of the test, with
 // nothing on disk.
 //
 //	func TestOrders(t *testing.T) {
@@ -7,9 +7,9 @@
 //		...
 //	}
 //
-// A hub is ready in some 50 ms and ends with its test, so each test has one, and tests may run in
-// parallel. It behaves as `eventhub serve` does but for what that adds around it: TLS, the
-// operations port, the outbox.
+// A hub is ready in some 50 ms and ends with its test, so each test can have a hub of its own, and
+// tests may run in parallel. The hub behaves like `eventhub serve`, without TLS, the operations
+// port and the outbox.
 package hubtest
 
 import (
@@ -35,12 +35,12 @@ type Hub struct {
 	// WebSocket and HTTP are where clients reach the hub: ws://HOST:PORT and http://HOST:PORT.
 	WebSocket string
 	HTTP      string
-	// NATS is where native NATS clients reach it, with Token as their token; "" for a hub that was
-	// given another NATS (Bus, On).
+	// NATS is the address for native NATS clients, which authenticate with Token. It is "" for a
+	// hub on another NATS (Bus, On).
 	NATS string
 	// Token grants full access.
 	Token string
-	// Bus is the hub's bus, for what a test wants to publish, consume or look at directly.
+	// Bus is the hub's bus, so that a test can publish, consume and inspect events directly.
 	Bus *jetstream.Bus
 	// Server is the hub's facade. The hub closes it; a test may do so earlier.
 	Server *facade.Server
@@ -62,11 +62,11 @@ type config struct {
 	err     error
 }
 
-// Token sets the token that grants full access. Default: one made by chance.
+// Token sets the token that grants full access. Default: a random token.
 func Token(token string) Option { return func(c *config) { c.token = token } }
 
-// Policy has the hub take another token, whose owner may do what the policy says. Its name is the
-// principal's in logs; its text is JSON, as the README has it.
+// Policy makes the hub accept a further token with the rights of the policy. name is the name of
+// the principal in logs. policy is JSON, as in the protocol page.
 func Policy(name, token, policy string) Option {
 	return func(c *config) {
 		p, err := acl.ParsePolicy([]byte(policy))
@@ -78,7 +78,7 @@ func Policy(name, token, policy string) Option {
 }
 
 // Topics adds rules for topics, such as those of the topics file that is used in production. All
-// streams lie in memory, whatever the rules say.
+// streams are in memory, whatever the rules say.
 func Topics(rules ...jetstream.TopicRule) Option {
 	return func(c *config) { c.bus.Topics = append(c.bus.Topics, rules...) }
 }
@@ -101,8 +101,8 @@ func Facade(change func(*facade.Config)) Option {
 	return func(c *config) { c.changes = append(c.changes, change) }
 }
 
-// New starts a hub that ends with the test, and returns when it takes clients. The test fails when
-// it does not start.
+// New starts a hub that ends with the test, and returns when the hub accepts clients. The test
+// fails when the hub does not start.
 func New(tb testing.TB, opts ...Option) *Hub {
 	tb.Helper()
 	log := slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -166,7 +166,7 @@ func (h *Hub) start(cfg *config) {
 	h.WebSocket, h.HTTP = "ws"+ws.URL[len("http"):], rest.URL
 }
 
-// Dial connects a client that is closed when the test ends. token is Hub.Token, or that of a
+// Dial connects a client that is closed when the test ends. token is Hub.Token or the token of a
 // Policy.
 func (h *Hub) Dial(token string) *client.Client {
 	h.tb.Helper()

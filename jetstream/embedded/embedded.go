@@ -28,7 +28,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// MaxMessage is the largest message in bytes, headers included, that the server takes.
+// MaxMessage is the largest message in bytes, headers included, that the server accepts.
 const MaxMessage = 4 << 20
 
 // startWait bounds how long the server may take until it answers, after it has read its data.
@@ -58,18 +58,19 @@ var errRestarting = errors.New("the embedded nats server is being restarted")
 
 // Config configures a Server. The zero value keeps everything in memory, and does not listen.
 type Config struct {
-	// DataDir is where the server keeps its streams. One server at a time may use it. Empty: the
-	// streams lie in memory, and nothing is left on disk.
+	// DataDir is the directory in which the server keeps its streams. One server at a time may use
+	// it. If empty, the streams are in memory and nothing is written to disk.
 	DataDir string
-	// Listen, when not empty, is the host:port where the server also accepts native NATS clients,
-	// with Token as their token (which must then be set). Port 0 takes a free one.
+	// Listen, when not empty, is the host:port at which the server also accepts native NATS
+	// clients. They authenticate with Token, which must then be set. Port 0 stands for any free
+	// port.
 	Listen string
 	Token  string
 	// SyncInterval is how often the server flushes to disk; default 1 s. SyncAlways flushes before
 	// each ack instead, and costs a factor of 25 or more.
 	SyncInterval time.Duration
 	SyncAlways   bool
-	// StorageCheck is how often the streams are looked at for failed writes; default 5 s.
+	// StorageCheck is the interval between checks for failed writes of streams; default 5 s.
 	StorageCheck time.Duration
 	// Logger receives the warnings and errors of the server. Default: nothing is logged.
 	Logger *slog.Logger
@@ -130,10 +131,10 @@ type Server struct {
 	server atomic.Pointer[natsserver.Server] // nil while it is restarted
 }
 
-// Start starts a server, and returns when it answers. The data directory belongs to it alone until
-// Close. The end of ctx ends Start, and not the server. Errors name the operation, the thing, the
-// cause and what to do; ErrInUse, ErrDataDir and ErrListen are among their causes. After an error
-// nothing is left running.
+// Start starts a server, and returns when the server answers. The server has exclusive use of the
+// data directory until Close. The end of ctx ends Start but not the server. Errors name the
+// operation, the object, the cause and the remedy; ErrInUse, ErrDataDir and ErrListen are among
+// their causes. After an error nothing is left running.
 func Start(ctx context.Context, cfg Config) (*Server, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -274,15 +275,16 @@ func (e *Server) restart(ctx context.Context, prepare func(*natsserver.Server)) 
 	}
 }
 
-// NATS is the server that runs now, or nil while it is restarted.
+// NATS returns the current server, or nil during a restart.
 func (e *Server) NATS() *natsserver.Server { return e.server.Load() }
 
-// ClientURL is where native clients reach the server, or "" when it does not listen.
+// ClientURL returns the address at which native clients reach the server, or "" if the server does
+// not listen.
 func (e *Server) ClientURL() string { return e.url }
 
-// Connection says how the bus connects: to which URL, which may be empty, and with which options. A
-// server that listens is reached through its socket: in process each write waits for its reader, so
-// that less is done at a time, which costs a tenth of the publishes (BENCHMARKS.md).
+// Connection returns the URL, which may be empty, and the options with which the bus connects. The
+// bus reaches a server that listens through its socket. In process, each write waits for its
+// reader, so less is done at a time, which costs a tenth of the publishes (BENCHMARKS.md).
 func (e *Server) Connection() (url string, options []nats.Option) {
 	options = []nats.Option{nats.Token(e.cfg.Token)}
 	if e.cfg.Listen == "" {
@@ -295,7 +297,7 @@ func (e *Server) Connection() (url string, options []nats.Option) {
 	return "nats://" + net.JoinHostPort(host, strconv.Itoa(e.port)), append(options, nats.SetCustomDialer(e))
 }
 
-// InProcessConn implements nats.InProcessConnProvider: it connects to the server that runs now.
+// InProcessConn implements nats.InProcessConnProvider: it connects to the current server.
 func (e *Server) InProcessConn() (net.Conn, error) {
 	s := e.server.Load()
 	if s == nil {
@@ -312,8 +314,8 @@ func (e *Server) Dial(network, address string) (net.Conn, error) {
 	return (&net.Dialer{Timeout: dialWait}).DialContext(context.Background(), network, address)
 }
 
-// Close ends the server and frees the directory. It waits for both, may be called twice, and
-// returns nil. Tend must have ended.
+// Close ends the server, frees the directory, and waits for both. It may be called twice, and
+// returns nil. Tend must have ended before.
 func (e *Server) Close() error {
 	e.closed.Do(func() {
 		if s := e.server.Swap(nil); s != nil {

@@ -85,11 +85,11 @@ func (p *pace) restart(now time.Time) {
 	p.began, p.full = now, false
 }
 
-// Tend notices streams that cannot be written, and restarts the server when they can be again. It
-// returns when ctx ends. After a restart it calls restarted with a connection to the new server,
-// before the bus reaches it. It calls failing when the state of the streams changes: how many
-// cannot be written, 0 for all of them, and why; "" says that all can be. Streams in memory need no
-// tending.
+// Tend watches for streams that cannot be written, and restarts the server when the disk can be
+// written again. It returns when ctx ends. After a restart, Tend calls restarted with a connection
+// to the new server, before the bus can reach it. When the state of the streams changes, Tend calls
+// failing with the number of streams that cannot be written (0 for all of them) and the cause. An
+// empty cause means that all streams can be written. Streams in memory need no check.
 func (e *Server) Tend(ctx context.Context, restarted func(context.Context, *nats.Conn), failing func(streams int, cause string)) {
 	if e.InMemory() {
 		<-ctx.Done()

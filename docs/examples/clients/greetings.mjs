@@ -33,12 +33,17 @@ function connect(pause = 1000) {
     }
   };
 
-  hub.onerror = () => {}; // onclose follows
+  // After a failed attempt to connect, some versions of Node call onerror alone, others both.
+  let timer;
+  const reconnect = () => {
+    timer ??= setTimeout(connect, pause, Math.min(2 * pause, 30_000));
+  };
+  hub.onerror = reconnect;
   hub.onclose = ({ code, reason }) => {
     if (code >= 4100 && code <= 4199) {
       throw new Error(`the hub closed the connection for good: ${code} ${reason}`);
     }
-    setTimeout(connect, pause, Math.min(2 * pause, 30_000));
+    reconnect();
   };
 }
 
