@@ -62,7 +62,7 @@ func parseHeartbeat(payload []byte) (Heartbeat, error) {
 	}
 	h.PID = int64(*in.PID)
 	if n := len(h.processID()); n > jetstream.MaxKey {
-		return Heartbeat{}, fmt.Errorf("no heartbeat: host:name:pid has %d bytes, %d are allowed", n, jetstream.MaxKey)
+		return Heartbeat{}, fmt.Errorf("invalid heartbeat: host:name:pid has %d bytes, %d are allowed", n, jetstream.MaxKey)
 	}
 	return h, nil
 }

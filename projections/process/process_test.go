@@ -472,7 +472,7 @@ func TestWhatIsNoHeartbeat(t *testing.T) {
 	if err := json.Unmarshal(dead[0].Payload, &letter); err != nil {
 		t.Fatal(err)
 	}
-	if letter.Group != Group || letter.Err != "no heartbeat: pid is missing" || letter.Original.ID != bad.ID || letter.Attempts != 1 {
+	if letter.Group != Group || letter.Err != "invalid heartbeat: pid is missing" || letter.Original.ID != bad.ID || letter.Attempts != 1 {
 		t.Errorf("the dead letter is %s", dead[0].Payload)
 	}
 	wantEachOnce(t, states(t, bus, TopicState), 1, 2)
