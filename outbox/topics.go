@@ -125,7 +125,7 @@ func (l *loop) goOn(topic string) {
 func (l *loop) stalls(topic string) bool {
 	now := l.now()
 	for j := range l.running[topic] {
-		if j.stalls(now) {
+		if j.stalls(now, l.stallAfter) {
 			return true
 		}
 	}
