@@ -42,6 +42,8 @@ type Drainer struct {
 	log   *slog.Logger
 	began time.Time // the zero of the drainer's monotonic clock
 	clock natsClock
+	// stallAfter is the constant, except in tests
+	stallAfter time.Duration
 
 	wake   chan struct{} // records may have been added
 	look   chan struct{} // claim once: the store has just begun to send wake-ups
@@ -60,7 +62,7 @@ func NewDrainer(cfg Config) (*Drainer, error) {
 		return nil, fmt.Errorf("outbox: drainer: %w", err)
 	}
 	return &Drainer{
-		cfg: cfg, log: cfg.Logger.With(slog.String("worker", cfg.Worker)), began: time.Now(),
+		cfg: cfg, log: cfg.Logger.With(slog.String("worker", cfg.Worker)), began: time.Now(), stallAfter: stallAfter,
 		wake: make(chan struct{}, 1), look: make(chan struct{}, 1), asleep: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
 	}, nil
 }

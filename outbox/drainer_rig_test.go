@@ -214,6 +214,13 @@ func (r *rig) drainer(change func(*outbox.Config)) *outbox.Drainer {
 func (r *rig) start(change func(*outbox.Config)) *outbox.Drainer {
 	r.Helper()
 	d := r.drainer(change)
+	r.run(d)
+	return d
+}
+
+// run starts a drainer that the test stops.
+func (r *rig) run(d *outbox.Drainer) {
+	r.Helper()
 	d.Start()
 	r.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -222,7 +229,6 @@ func (r *rig) start(change func(*outbox.Config)) *outbox.Drainer {
 			r.Errorf("stop: %v", err)
 		}
 	})
-	return d
 }
 
 // drain publishes what there is.

@@ -3,6 +3,7 @@ package outbox_test
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -30,7 +31,7 @@ func TestTopicThatDoesNotAnswerHoldsUpNoOther(t *testing.T) {
 			}, nil)
 			for i := range 600 / silent {
 				for n := range silent {
-					r.add(fmt.Sprint("silent", n), fmt.Sprint(i%200))
+					r.add(fmt.Sprint("silent", n), strconv.Itoa(i%200))
 				}
 			}
 			r.start(func(c *outbox.Config) { c.MaxAttempts = 1 })

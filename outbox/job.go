@@ -56,11 +56,11 @@ func (j *job) next(now time.Duration) (*Record, bool) {
 	return r, true
 }
 
-// stalls reports whether the goroutine waits for long already.
-func (j *job) stalls(now time.Duration) bool {
+// stalls reports whether the goroutine has worked on its record for longer than after.
+func (j *job) stalls(now, after time.Duration) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return now-j.since > stallAfter
+	return now-j.since > after
 }
 
 // cut removes the records that the goroutine has not begun, and returns them. While the goroutine

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -58,7 +59,7 @@ func TestLockedRowsAreSettledLater(t *testing.T) {
 	// three to settle as sent and three as failed: locked, not locked, and deleted by the other
 	const rows = 6
 	for i := range rows {
-		if err := s.Add(t.Context(), db, &outbox.Record{ID: fmt.Sprint("id-", i), Topic: "orders", Key: fmt.Sprint(i)}); err != nil {
+		if err := s.Add(t.Context(), db, &outbox.Record{ID: fmt.Sprint("id-", i), Topic: "orders", Key: strconv.Itoa(i)}); err != nil {
 			t.Fatal(err)
 		}
 	}

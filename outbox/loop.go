@@ -306,6 +306,7 @@ func (l *loop) deal(c Claim, began time.Duration) {
 		l.renewAt = began + l.cfg.Lease/3
 	}
 	lanes := make(map[string]*job)
+	var jobs []*job
 	for _, r := range c.Records {
 		name, ordered := r.lane(), r.Key != ""
 		if !ordered && r.PublishBegan != c.Began {
@@ -322,7 +323,7 @@ func (l *loop) deal(c Claim, began time.Duration) {
 				l.unsaved.Sent = append(l.unsaved.Sent, r)
 			} else {
 				lanes[name] = j
-				l.ready = append(l.ready, j)
+				jobs = append(jobs, j)
 			}
 		}
 		l.own(r, j)
@@ -330,7 +331,7 @@ func (l *loop) deal(c Claim, began time.Duration) {
 		l.records++
 		l.bytes += len(r.Payload)
 	}
-	l.trim()
+	l.enqueue(jobs)
 }
 
 // own assigns a record to a job. An earlier job with the same record has lost it because its lease

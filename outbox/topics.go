@@ -42,12 +42,12 @@ const maxPaused = 1_000
 
 // exceptTopics returns the topics to claim nothing of, and forgets old pauses.
 func (l *loop) exceptTopics(now time.Duration) []string {
-	list := slices.Collect(maps.Keys(l.stalled))
-	full := l.probes() >= max(1, l.cfg.InFlight/4)
+	list, probed := slices.Collect(maps.Keys(l.stalled)), l.probed()
+	full := len(probed) >= l.maxProbes()
 	for topic, p := range l.paused {
 		switch {
 		case l.stalled[topic]:
-		case now < p.until, full, len(l.running[topic]) > 0:
+		case now < p.until, full, probed[topic]:
 			list = append(list, topic)
 		case now > p.until+2*againMax:
 			delete(l.paused, topic) // tried since without a failure, or nothing left to publish
@@ -56,14 +56,23 @@ func (l *loop) exceptTopics(now time.Duration) []string {
 	return list[:min(len(list), maxPaused)]
 }
 
-// probes returns the number of paused topics that are being probed.
-func (l *loop) probes() (n int) {
+// maxProbes is the maximum number of paused topics that are probed at a time.
+func (l *loop) maxProbes() int { return max(1, l.cfg.InFlight/4) }
+
+// probed returns the paused topics of which a record is published, or is about to be.
+func (l *loop) probed() map[string]bool {
+	set := make(map[string]bool)
 	for topic := range l.running {
 		if l.paused[topic] != nil {
-			n++
+			set[topic] = true
 		}
 	}
-	return n
+	for _, j := range l.ready {
+		if l.paused[j.topic] != nil {
+			set[j.topic] = true
+		}
+	}
+	return set
 }
 
 // mayStart reports whether a goroutine may begin another job of a topic.
@@ -125,7 +134,7 @@ func (l *loop) goOn(topic string) {
 func (l *loop) stalls(topic string) bool {
 	now := l.now()
 	for j := range l.running[topic] {
-		if j.stalls(now) {
+		if j.stalls(now, l.stallAfter) {
 			return true
 		}
 	}
@@ -233,21 +242,22 @@ func (l *loop) giveBackRecords(from *job, records []*Record) {
 	l.giveUp(j)
 }
 
-// trim leaves only one record of each paused topic in ready, to probe the topic, and gives back the
-// others.
-func (l *loop) trim() {
-	probed := make(map[string]bool)
-	l.giveBack(func(j *job) bool {
-		if l.paused[j.topic] == nil {
-			return false
+// enqueue adds the jobs of a claim to ready. Of a paused topic it takes only one record, to probe the
+// topic, and gives back the others.
+func (l *loop) enqueue(jobs []*job) {
+	probed := l.probed()
+	for _, j := range jobs {
+		switch {
+		case l.paused[j.topic] == nil:
+			l.ready = append(l.ready, j)
+		case probed[j.topic] || len(probed) >= l.maxProbes():
+			l.giveUp(j)
+		default:
+			probed[j.topic] = true
+			rest := j.records[1:]
+			j.records = j.records[:1:1]
+			l.giveBackRecords(j, rest)
+			l.ready = append(l.ready, j)
 		}
-		if probed[j.topic] || len(l.running[j.topic]) > 0 {
-			return true
-		}
-		probed[j.topic] = true
-		rest := j.records[1:]
-		j.records = j.records[:1:1]
-		l.giveBackRecords(j, rest)
-		return false
-	})
+	}
 }
