@@ -49,10 +49,15 @@ import (
 	"fmt"
 
 	"` + path + `/jetstream"
+	"` + path + `/jetstream/embedded"
 )
 
 func main() {
-	bus, err := jetstream.Open(context.Background(), jetstream.Config{DataDir: "data"})
+	server, err := embedded.Start(context.Background(), embedded.Config{DataDir: "data"})
+	if err != nil {
+		panic(err)
+	}
+	bus, err := jetstream.Open(context.Background(), jetstream.Config{Server: server})
 	if err != nil {
 		panic(err)
 	}
