@@ -82,12 +82,16 @@ func freeAddress(t *testing.T) string {
 // refuse takes the place of a stopped hub, and closes the first connection that a client makes.
 func (h *greetingsHub) refuse() {
 	h.t.Helper()
-	l, err := net.Listen("tcp", h.ws)
+	address, err := net.ResolveTCPAddr("tcp", h.ws)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	l, err := net.ListenTCP("tcp", address)
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
-	if err := l.(*net.TCPListener).SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := l.SetDeadline(time.Now().Add(patience)); err != nil {
 		h.t.Fatal(err)
 	}
 	c, err := l.Accept()
