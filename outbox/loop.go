@@ -262,6 +262,7 @@ func (l *loop) claim(ctx context.Context) {
 		l.log.ErrorContext(ctx, "failed to claim a lane; skipping it for a while", slog.String("lane", f.Lane), slog.Any("error", f.Err))
 		l.cfg.Observer.ClaimFailed()
 	}
+	l.setLate(ctx, &Unsettled{Locked: c.Unsettled})
 	l.claimGap, l.well = againFirst, l.now()
 	took := l.now() - began
 	if len(c.Records) > 0 {

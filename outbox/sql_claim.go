@@ -99,6 +99,7 @@ func (s *SQLStore) takeEach(ctx context.Context, opts *ClaimOptions, runs map[st
 		}
 		all.Now, all.Began, each.Began = c.Now, c.Began, c.Began
 		all.Records = append(all.Records, c.Records...)
+		all.Unsettled.add(&c.Unsettled)
 	}
 	if len(all.Failed) == len(runs) {
 		return Claim{}, all.Failed[0].Err // every lane failed, so the cause is not in the rows
@@ -223,10 +224,12 @@ RETURNING `+s.columns(opts.MaxPayload)+`, {now}`, []any{opts.Worker, opts.Lease.
 		}
 	}
 	if len(back.Failed) > 0 {
-		// rows that stay unsettled come back when their leases end
-		if _, err := s.Settle(ctx, opts.Worker, back); err != nil {
+		left, err := s.Settle(ctx, opts.Worker, back)
+		if err != nil {
 			return Claim{}, err
 		}
+		c.Unsettled.add(&left.Locked)
+		c.Unsettled.add(&left.Refused)
 	}
 	slices.SortFunc(c.Records, bySequence)
 	return c, nil

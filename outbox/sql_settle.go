@@ -22,7 +22,18 @@ func (s *SQLStore) Renew(ctx context.Context, worker string, lease time.Duration
 	if err != nil {
 		return nil, s.wrap("renew", err)
 	}
-	return slices.DeleteFunc(ids, func(id string) bool { return kept[id] }), nil
+	lost := slices.DeleteFunc(ids, func(id string) bool { return kept[id] })
+	if unlockedOf[s.dialect] == "" {
+		return lost, nil
+	}
+	for wait := lockWaitFirst; len(lost) > 0 && wait <= lockWaitMax && pause(ctx, wait); wait *= 2 {
+		locked, err := s.ids(ctx, s.db, stillHeld, idList(lost), worker)
+		if err != nil || len(locked) == 0 || s.renew(ctx, worker, lease, locked, kept) != nil {
+			break // what is not renewed counts as lost
+		}
+		lost = slices.DeleteFunc(lost, func(id string) bool { return kept[id] })
+	}
+	return lost, nil
 }
 
 // renew renews leases and adds the ids of the records to kept.
@@ -87,8 +98,22 @@ func (s *SQLStore) Settle(ctx context.Context, worker string, st Settlement) (Un
 	if err != nil && refused(ctx, s.db, began) {
 		left, err = s.settleLanes(ctx, worker, &st)
 	}
+	for wait := lockWaitFirst; err == nil && len(left.Locked.Sent)+len(left.Locked.Failed) > 0 && wait <= lockWaitMax && pause(ctx, wait); wait *= 2 {
+		var locked Settlement
+		if s.settle(ctx, s.db, worker, &left.Locked, &locked) != nil {
+			break // the error may be that of a single record: leave all of them to the next call
+		}
+		left.Locked = locked
+	}
 	return left, s.wrap("settle", err)
 }
+
+// Claims of other drainers lock rows for some milliseconds. Settle and Renew try a locked row again
+// after lockWaitFirst, doubled up to lockWaitMax.
+const (
+	lockWaitFirst = 2 * time.Millisecond
+	lockWaitMax   = 32 * time.Millisecond
+)
 
 // settleLanes settles after the database refused to settle all lanes together.
 func (s *SQLStore) settleLanes(ctx context.Context, worker string, st *Settlement) (left Unsettled, err error) {

@@ -117,6 +117,9 @@ type Claim struct {
 	More bool
 	// Failed lists lanes that failed to be claimed while others succeeded.
 	Failed []LaneError
+	// Unsettled gives back records behind one that another worker was first to claim. The store
+	// could not do so itself, because the records are locked. The caller settles them.
+	Unsettled Settlement
 }
 
 // LaneError is the error of claiming or settling one lane.
