@@ -242,8 +242,8 @@ func (l *loop) giveBackRecords(from *job, records []*Record) {
 	l.giveUp(j)
 }
 
-// enqueue adds the jobs of a claim to ready. Of a paused topic it takes only one record, to probe the
-// topic, and gives back the others.
+// enqueue adds the jobs of a claim to ready. Of a paused topic it takes only one record, to probe
+// the topic, and gives back the others.
 func (l *loop) enqueue(jobs []*job) {
 	probed := l.probed()
 	for _, j := range jobs {
