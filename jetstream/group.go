@@ -210,6 +210,7 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, c
 			// A later generation says that there was a group. With a TTL, it may have ended in
 			// order.
 			g.lost.Store(lost || dead == nil && ptr.Number > 1 && ttl == 0)
+			g.storeFirstMark(ctx, seq-1)
 			return g, nil
 		}
 		b.deleteConsumer(ctx, t.stream.name, info.Name)

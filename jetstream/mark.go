@@ -148,6 +148,24 @@ func (g *group) putMark(l *link) {
 	_ = l.ask(m.message(marksSubject(g.topic, g.name)), g.bus.clock.now(), askerFunc(func(*nats.Msg, error) {}))
 }
 
+// storeFirstMark stores where a group in memory begins, before its first member knows that the
+// group is there. From then on, any hub that makes the group anew knows where it goes on. A mark
+// that cannot be stored is kept, and stored later.
+func (g *group) storeFirstMark(ctx context.Context, floor uint64) {
+	if !g.memory {
+		return
+	}
+	subject := marksSubject(g.topic, g.name)
+	m := g.mark(floor, false)
+	reply, err := g.bus.link().requestMsg(ctx, m.message(subject))
+	if err == nil {
+		_, err = parsePubAck(reply.Data, "KV_"+marksBucket)
+	}
+	if err != nil {
+		g.bus.keepMark(subject, m)
+	}
+}
+
 // mark says how far the group is.
 func (g *group) mark(floor uint64, left bool) mark {
 	return mark{Consumer: g.consumer, Stream: g.topic.stream.created, Floor: floor, TTLMS: g.ttl.Milliseconds(), SeenMS: time.Now().UnixMilli(), Left: left}

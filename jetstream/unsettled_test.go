@@ -3,6 +3,7 @@
 package jetstream
 
 import (
+	"context"
 	"sync"
 	"testing"
 	"time"
@@ -246,4 +247,36 @@ func TestAFanInIsBoundedBehindAnUnresolvedEvent(t *testing.T) {
 		t.Error("unbounded")
 	}
 	_ = k.sub.Stop(t.Context())
+}
+
+// A group in memory is known to all hubs as soon as its first member is. When its server is killed
+// a moment later, another hub that makes the group anew goes on where it began.
+func TestANewGroupInMemoryOutlivesItsServer(t *testing.T) {
+	srv := natstest.Start(t)
+	a := open(t, Config{URL: srv.URL(), Connections: 1})
+	publish(t, a, "t", "before")
+	k := take(t, a, "t", "g", SubscribeOptions{GroupTTL: 30 * time.Second})
+	publish(t, a, "t", "unsettled")
+	k.next()
+	b := open(t, Config{URL: srv.URL(), Connections: 1})
+	srv.Kill()
+	if err := a.Close(); err != nil { // as if it had been killed, too: it can tell nobody anything
+		t.Log(err)
+	}
+	srv.Start()
+	var other *taker
+	for deadline := time.Now().Add(20 * time.Second); other == nil; {
+		other = &taker{t: t, ch: make(chan *Held, 10)}
+		var err error
+		if other.sub, err = b.Subscribe(t.Context(), "t", "g", SubscribeOptions{GroupTTL: 30 * time.Second}, func(d *Held) { other.ch <- d }); err != nil {
+			if other = nil; time.Now().After(deadline) {
+				t.Fatal(err)
+			}
+			<-time.After(20 * time.Millisecond)
+		}
+	}
+	t.Cleanup(func() { _ = other.sub.Stop(context.Background()) })
+	if got := other.payloads(1); got[0] != "unsettled" {
+		t.Fatalf("got %q, and not the unsettled event", got)
+	}
 }
