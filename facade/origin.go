@@ -64,7 +64,7 @@ func (pattern origin) matches(o origin) bool {
 // ValidOrigin says what is wrong with an element of Config.Origins.
 func ValidOrigin(pattern string) error {
 	if _, ok := parseOrigin(pattern, true); !ok {
-		return fmt.Errorf("%q is not of the form scheme://host or scheme://host:port, with * for any part of the host or for the port", pattern)
+		return fmt.Errorf("%q: use scheme://host or scheme://host:port, with * for any part of the host or for the port", pattern)
 	}
 	return nil
 }
