@@ -27,19 +27,19 @@ func (s *SQLStore) Renew(ctx context.Context, worker string, lease time.Duration
 		return lost, nil
 	}
 	for wait := lockWaitFirst; len(lost) > 0 && wait <= lockWaitMax && pause(ctx, wait); wait *= 2 {
-		if !s.renewHeld(ctx, worker, lease, lost, kept) {
-			break // records that are not renewed count as lost
+		if !s.renewLocked(ctx, worker, lease, lost, kept) {
+			break
 		}
 		lost = slices.DeleteFunc(lost, func(id string) bool { return kept[id] })
 	}
 	return lost, nil
 }
 
-// renewHeld tries once more to renew those of the records that the worker still holds. It reports
-// whether there were any.
-func (s *SQLStore) renewHeld(ctx context.Context, worker string, lease time.Duration, ids []string, kept map[string]bool) bool {
-	held, err := s.ids(ctx, s.db, stillHeld, idList(ids), worker)
-	return err == nil && len(held) > 0 && s.renew(ctx, worker, lease, held, kept) == nil
+// renewLocked renews leases that were not renewed because the rows were locked, and reports whether
+// another call may help. What is not renewed counts as lost.
+func (s *SQLStore) renewLocked(ctx context.Context, worker string, lease time.Duration, ids []string, kept map[string]bool) bool {
+	locked, err := s.ids(ctx, s.db, stillHeld, idList(ids), worker)
+	return err == nil && len(locked) > 0 && s.renew(ctx, worker, lease, locked, kept) == nil
 }
 
 // renew renews leases and adds the ids of the records to kept.

@@ -16,33 +16,33 @@
 //
 // # What is found
 //
-// The rules were tried with hubs that were broken on purpose. Each break ran with two seeds of 10 s,
-// or, where the table says so, with four seeds of 20 s. The second column names the rules that found
-// the break.
+// The rules were tried with hubs that were broken on purpose. Each break ran with two seeds of 10
+// s, or, where the table says so, with four seeds of 20 s. The second column names the rules that
+// found the break.
 //
-//	an event is acknowledged when it is written               hoarded, lost
-//	every tenth refusal is not sent to NATS                   hoarded
-//	leases do not expire                                      hoarded, letters, lost
-//	leases end after nine tenths of their time                acked, holder, inflight
-//	MODACK is answered and does nothing                       holder, inflight, letters
-//	leases of a lost client are not given back                hoarded
-//	the attempt number is one too low                         attempts
-//	dead letters at the attempt before the last               letters
-//	no dead letter at expiry                                  letters
-//	UNSUBSCRIBE dead-letters                                  letters
-//	OK to a PUBLISH before the stream's ack, and a kill       frames, lost, stored
-//	one of 16 publishes is sent 5 ms later                    frames, letters, order, stored
-//	one lease more than maxInFlight                           inflight
-//	a late ACK settles a later delivery                       lost; four seeds of 20 s
-//	an ACK of many ids settles the first only                 acked, letters
-//	PAUSE is answered and does nothing                        frames
-//	no fence after a stall (freeze)                           holder; four seeds of 20 s
-//	in-progress is never sent                                 holder
-//	NACK's delay_ms is halved                                 backoff
-//	an unwritten delivery is not noted                        attempts; four seeds of 20 s
+//	an event is acknowledged when it is written             hoarded, lost
+//	every tenth refusal is not sent to NATS                 hoarded
+//	leases do not expire                                    hoarded, letters, lost
+//	leases end after nine tenths of their time              acked, holder, inflight
+//	MODACK is answered and does nothing                     holder, inflight, letters
+//	leases of a lost client are not given back              hoarded
+//	the attempt number is one too low                       attempts
+//	dead letters at the attempt before the last             letters
+//	no dead letter at expiry                                letters
+//	UNSUBSCRIBE dead-letters                                letters
+//	OK to a PUBLISH before the stream's ack, and a kill     frames, lost, stored
+//	one of 16 publishes is sent 5 ms later                  frames, letters, order, stored
+//	one lease more than maxInFlight                         inflight
+//	a late ACK settles a later delivery                     lost; four seeds of 20 s
+//	an ACK of many ids settles the first only               acked, letters
+//	PAUSE is answered and does nothing                      frames
+//	no fence after a stall (freeze)                         holder; four seeds of 20 s
+//	in-progress is never sent                               holder
+//	NACK's delay_ms is halved                               backoff
+//	an unwritten delivery is not noted                      attempts; four seeds of 20 s
 //
 // Two breaks were not found in four seeds of 20 s. A hub that counts an unwritten event as failed
-// shows only if a client with a full socket is lost at that moment. A group that continues one event
-// too far after the loss of its consumer shows only if the consumer is lost while that very event is
-// unsettled.
+// shows only if a client with a full socket is lost at that moment. A group that continues one
+// event too far after the loss of its consumer shows only if the consumer is lost while that very
+// event is unsettled.
 package model
