@@ -84,18 +84,31 @@ func TestProtocolPageDefaults(t *testing.T) {
 	hub.line("token") // the last line
 	p := &player{t: t, known: newStandIns()}
 	p.dial(ws, true)
-	event := func(topic, group string) (attempt int, id string) {
+	type frame struct {
+		Op, Topic, Group string
+		Event            struct{ ID string }
+		Ctx              struct{ Attempt int }
+	}
+	next := func() (f frame) {
 		t.Helper()
-		var frame struct {
-			Op, Topic, Group string
-			Event            struct{ ID string }
-			Ctx              struct{ Attempt int }
-		}
 		text := p.read()
-		if err := json.Unmarshal([]byte(text), &frame); err != nil || frame.Op != "EVENT" || frame.Topic != topic || frame.Group != group {
-			t.Fatalf("the hub sent %s, want an event of %s::%s", text, topic, group)
+		if err := json.Unmarshal([]byte(text), &f); err != nil || f.Op == "ERR" {
+			t.Fatalf("the hub sent %s: %v", text, err)
 		}
-		return frame.Ctx.Attempt, frame.Event.ID
+		return f
+	}
+	// settle sends a frame, and returns the event that comes beside its OK, in either order.
+	settle := func(text, topic, group string) frame {
+		t.Helper()
+		p.send(text)
+		f, other := next(), next()
+		if f.Op == "OK" {
+			f, other = other, f
+		}
+		if other.Op != "OK" || f.Op != "EVENT" || f.Topic != topic || f.Group != group {
+			t.Fatalf("the hub sent %+v and %+v, want OK and an event of %s::%s", f, other, topic, group)
+		}
+		return f
 	}
 
 	most := byDefault("maxInFlight")
@@ -110,12 +123,12 @@ func TestProtocolPageDefaults(t *testing.T) {
 	p.send(`{"op":"SUBSCRIBE","topic":"many","group":"all","opts":{"from":"earliest"}}`)
 	p.expect([]string{`{"op":"OK"}`})
 	for range most {
-		event("many", "all")
+		if f := next(); f.Op != "EVENT" || f.Group != "all" {
+			t.Fatalf("the hub sent %+v, want an event", f)
+		}
 	}
-	p.finish()
-	p.send(`{"op":"ACK","topic":"many","group":"all","id":"0","corr":2}`)
-	p.expect([]string{`{"op":"OK","corr":2}`})
-	event("many", "all")
+	p.finish() // no more come
+	settle(`{"op":"ACK","topic":"many","group":"all","id":"0"}`, "many", "all")
 
 	p.send(`{"op":"SUBSCRIBE","topic":"dlq.poison","group":"g"}`, `{"op":"SUBSCRIBE","topic":"poison","group":"g"}`)
 	p.expect([]string{`{"op":"OK"}`, `{"op":"OK"}`})
@@ -124,18 +137,14 @@ func TestProtocolPageDefaults(t *testing.T) {
 		`{"op":"OK","id":"x","corr":1}`,
 		`{"op":"EVENT","topic":"poison","group":"g","event":{"id":"x","ts":1795199112245,"topic":"poison","payload":null},"ctx":{"attempt":1,"ack_deadline_ms":30000}}`,
 	})
-	for attempt := 1; ; attempt++ {
-		p.send(`{"op":"NACK","topic":"poison","group":"g","id":"x","delay_ms":0,"corr":1}`)
-		p.expect([]string{`{"op":"OK","corr":1}`})
-		if attempt == byDefault("maxAttempts") {
-			break
-		}
-		if got, _ := event("poison", "g"); got != attempt+1 {
-			t.Fatalf("attempt %d came, want %d", got, attempt+1)
+	const refusal = `{"op":"NACK","topic":"poison","group":"g","id":"x","delay_ms":0}`
+	for attempt := 2; attempt <= byDefault("maxAttempts"); attempt++ {
+		if f := settle(refusal, "poison", "g"); f.Ctx.Attempt != attempt {
+			t.Fatalf("attempt %d came, want %d", f.Ctx.Attempt, attempt)
 		}
 	}
-	if _, id := event("dlq.poison", "g"); !strings.HasPrefix(id, "dlq:") {
-		t.Errorf("the dead letter has the id %s", id)
+	if f := settle(refusal, "dlq.poison", "g"); !strings.HasPrefix(f.Event.ID, "dlq:") {
+		t.Errorf("the dead letter has the id %s", f.Event.ID)
 	}
 }
 
