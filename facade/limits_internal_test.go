@@ -107,7 +107,7 @@ func TestPagesThatFindNoPlaceToBeRead(t *testing.T) {
 		}
 		began := time.Now()
 		ask := func() *fault {
-			_, fail := s.readPage(httptest.NewRequest(http.MethodGet, "/snap/t", nil), "me", "t", &pageQuery{limit: 1})
+			_, _, fail := s.readPage(httptest.NewRequest(http.MethodGet, "/snap/t", nil), "me", "t", &pageQuery{limit: 1})
 			return fail
 		}
 		for range principalWaits - 1 {

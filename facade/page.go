@@ -116,44 +116,42 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, fail)
 		return
 	}
-	// The request takes what a page may have before anything is read, and returns what its page
-	// does not have.
-	held := s.cfg.Limits.PageBytes
-	if ok, mine := s.pages.take(p.Key(), held); !ok {
-		s.cfg.Observer.LimitReached(pageLimit(mine))
-		s.refuse(w, &fault{code: codeOverloaded, msg: "The hub holds as many pages as it can for clients that have not taken them yet."})
-		return
-	}
+	page, held, fail := s.readPage(r, p.Key(), topic, &q)
 	defer func() { s.pages.give(p.Key(), held) }()
-	page, fail := s.readPage(r, p.Key(), topic, &q)
 	if fail != nil {
 		s.refuse(w, fail)
 		return
 	}
-	if size := sizes(page.events); size < held { // one record alone may be larger
-		s.pages.give(p.Key(), held-size)
-		held = size
-	}
 	s.writePage(w, &q, page)
 }
 
-func pageLimit(mine bool) string {
-	if mine {
-		return "principal_page_total"
-	}
-	return "page_total"
-}
-
-// readPage reads what the query asks for, within Limits.PageBytes, when it is the turn of who asks.
-func (s *Server) readPage(r *http.Request, who, topic string, q *pageQuery) (page pageRead, fail *fault) {
+// readPage executes the query when it is the principal's turn, within Limits.PageBytes. It takes
+// what a page may have from the budget of pages before anything is read, and keeps held bytes of
+// that for the page: the caller gives them back, also after a fault.
+func (s *Server) readPage(r *http.Request, who, topic string, q *pageQuery) (page pageRead, held int, fail *fault) {
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
 	if !s.reading.enter(ctx, who, principalWaits, func() { s.cfg.Observer.LimitReached("pages") }) {
-		s.cfg.Observer.LimitReached("pages")
-		return page, &fault{code: codeOverloaded, msg: "The hub reads as many pages as it can."}
+		return page, 0, &fault{code: codeOverloaded, msg: "The hub has reached its limit of concurrent page reads."}
 	}
 	defer s.reading.leave(who)
+	limit := s.cfg.Limits.PageBytes
+	if ok, mine := s.pages.take(who, limit); !ok {
+		name := "page_total"
+		if mine {
+			name = "principal_page_total"
+		}
+		s.cfg.Observer.LimitReached(name)
+		return page, 0, &fault{code: codeOverloaded, msg: "The hub has reached its limit of pages that clients have not taken yet."}
+	}
+	page, fail = s.queryPage(ctx, r, topic, q)
+	held = min(sizes(page.events), limit) // one record alone may be larger
+	s.pages.give(who, limit-held)
+	return page, held, fail
+}
 
+// queryPage reads a page from the bus.
+func (s *Server) queryPage(ctx context.Context, r *http.Request, topic string, q *pageQuery) (page pageRead, fail *fault) {
 	var err error
 	switch {
 	case q.keys != nil:

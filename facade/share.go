@@ -30,8 +30,8 @@ func newPlaces(all, own int) *places {
 }
 
 // enter waits for a place until ctx ends. limit is the most that may have one or wait for one for
-// this principal: beyond it, and when ctx ends, enter reports false. waited is called before enter
-// waits. The caller calls leave after a true.
+// this principal: beyond it, and when ctx ends, enter reports false. waited is called when there is
+// no place at once. The caller calls leave after a true.
 func (p *places) enter(ctx context.Context, key string, limit int, waited func()) bool {
 	p.mu.Lock()
 	q := p.byKey[key]
@@ -41,6 +41,7 @@ func (p *places) enter(ctx context.Context, key string, limit int, waited func()
 	}
 	if q.users >= limit {
 		p.mu.Unlock()
+		waited()
 		return false
 	}
 	q.users++

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -195,3 +196,23 @@ func (p person) Name() string                            { return p.name }
 func (p person) Key() string                             { return p.name }
 func (person) Allows(facade.Action, string, string) bool { return true }
 func (person) Expires() time.Time                        { return time.Time{} }
+
+// Pages that wait for their turn take no memory, so a principal that asks for many at a time gets all
+// of them.
+func TestManyPagesAtATime(t *testing.T) {
+	r := newSnapRig(t, func(cfg *facade.Config) {
+		cfg.Limits.PageBytes, cfg.Limits.PageTotal, cfg.Limits.PrincipalPageTotal = 1<<20, 8<<20, 3<<20
+	})
+	for i := range 50 {
+		r.keep(t, "kept.m", strconv.Itoa(i), `"`+strings.Repeat("x", 1000)+`"`)
+	}
+	var wg sync.WaitGroup
+	for range 40 {
+		wg.Go(func() {
+			if got := r.get(t, "/snap/kept.m?limit=1000"); got.status != http.StatusOK {
+				t.Errorf("%d %.200s", got.status, got.text)
+			}
+		})
+	}
+	wg.Wait()
+}
