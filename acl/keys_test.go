@@ -484,8 +484,8 @@ func TestJWKSServerMayBeDownAtTheStart(t *testing.T) {
 	}
 }
 
-// However many tokens name keys that nobody has, the server is asked at a bounded rate, and nobody
-// waits for long.
+// Tokens that name unknown keys, in any number, make the verifier fetch the keys at a bounded rate
+// only. No caller waits for long.
 func TestUnknownKeysAreAskedForAtABoundedRate(t *testing.T) {
 	key := newKey(t, elliptic.P256())
 	s := newJWKSServer(t)

@@ -376,7 +376,7 @@ func crowd(n int, each func(i int)) {
 	wg.Wait()
 }
 
-// floodFrames publishes as fast as it goes. What is over the rate is refused, and the connections
+// floodFrames publishes at full speed. The hub refuses frames beyond the rate, and the connections
 // live on.
 func floodFrames(t *testing.T, f *floodedHub) {
 	t.Helper()
