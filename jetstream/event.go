@@ -1,5 +1,7 @@
 package jetstream
 
+import "strings"
+
 // Event is one stored event: the record that clients see (protocol section 1), and where it lies.
 //
 // The receiver owns an Event. Payload may share memory with the message in which it arrived, and
@@ -36,4 +38,22 @@ type Event struct {
 	// time of the stream. For an event from a bucket, it is the time of the bucket, which is
 	// usually less than a millisecond later, and more for events that are older than the bucket.
 	StoredAt int64
+}
+
+// hasHeaders reports whether the event's headers have all these values. Names are compared in any
+// case.
+func (e *Event) hasHeaders(wanted map[string]string) bool {
+	for name, value := range wanted {
+		if got, ok := e.Headers[name]; ok && got == value {
+			continue
+		}
+		found := false
+		for have, got := range e.Headers {
+			found = found || got == value && strings.EqualFold(have, name)
+		}
+		if !found {
+			return false
+		}
+	}
+	return true
 }

@@ -1,0 +1,196 @@
+package jetstream
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// Bounds of a puller.
+const (
+	// of one pull. At most three pulls are under way or not yet read to their end.
+	pullBatch = 512
+	pullBytes = 512 << 10
+	// pullSilence is how long the server may take to send what was asked for.
+	pullSilence = 2 * time.Second
+	// pullForgotten is how long a reader may hold still before the server forgets its consumer. The
+	// reader then begins anew.
+	pullForgotten = 30 * time.Second
+)
+
+// errPulled is returned where the server that is read has no more messages.
+var errPulled = errors.New("jetstream: a puller has no more messages")
+
+// puller reads messages of a stream in order through a pull consumer without acks, a batch ahead of
+// its reader. The server forgets the consumer by itself when the hub dies. What is lost on the way
+// ends the puller: who reads it begins a new one behind the last message.
+type puller struct {
+	bus     *Bus
+	link    *link
+	stream  string
+	name    string // of the consumer
+	subject string // of pulls
+	inbox   string
+	sub     *nats.Subscription
+	came    chan *nats.Msg // has room for all that was asked for
+	silence *time.Timer
+
+	batch int
+	asked int    // messages that may still come
+	pulls int    // begun
+	fresh bool   // nothing has come since the last pull began
+	one   bool   // the next message is larger than a pull
+	ended bool   // the pulls that began are enough
+	over  bool   // there is no more
+	seen  uint64 // messages in all
+}
+
+// openPuller makes the consumer of a puller that begins with a sequence, for given subjects if
+// there are any.
+func (b *Bus) openPuller(ctx context.Context, stream string, from uint64, subjects []string, batch int) (*puller, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	p := &puller{bus: b, link: b.link(), stream: stream, name: rand.Text(), inbox: nats.NewInbox(), batch: max(batch, 1)}
+	p.subject = b.api + "CONSUMER.MSG.NEXT." + stream + "." + p.name
+	p.came = make(chan *nats.Msg, 2*p.batch+16) // and what ends pulls
+	var err error
+	if p.sub, err = p.link.nc.ChanSubscribe(p.inbox+".*", p.came); err != nil {
+		return nil, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
+	}
+	// When ctx ends while the server makes the consumer, the consumer would stay behind.
+	making, made := context.WithTimeout(context.WithoutCancel(ctx), walkMakes)
+	defer made()
+	_, err = b.js.CreateConsumer(making, stream, natsjs.ConsumerConfig{
+		Name: p.name, AckPolicy: natsjs.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: pullForgotten,
+		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1), FilterSubjects: subjects,
+	})
+	if err != nil {
+		_ = p.sub.Unsubscribe()
+		return nil, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
+	}
+	p.silence = time.NewTimer(pullSilence)
+	return p, nil
+}
+
+// window appends the next messages to into, up to its capacity: at least one, for which it waits,
+// and those that have come. It returns errPulled when there are no more.
+func (p *puller) window(ctx context.Context, into []*storedMsg) ([]*storedMsg, error) {
+	if p.over {
+		return nil, errPulled
+	}
+	for len(into) < cap(into) {
+		if err := p.ask(); err != nil {
+			return nil, err
+		}
+		var m *nats.Msg
+		select {
+		case m = <-p.came:
+		default:
+			if len(into) > 0 {
+				return into, nil
+			}
+			var err error
+			if m, err = p.wait(ctx); err != nil {
+				return nil, err
+			}
+		}
+		at, ok := parseAckSubject(m.Reply)
+		if !ok {
+			err := p.end(m)
+			if errors.Is(err, errPulled) && len(into) > 0 {
+				p.over = true
+				return into, nil
+			}
+			if err != nil {
+				return nil, err
+			}
+			continue
+		}
+		// without acks nothing is sent twice: a hole would stay one
+		if p.seen++; at.order != p.seen {
+			return nil, fmt.Errorf("%w: message %d is missing", errFeedCut, p.seen)
+		}
+		p.asked--
+		p.fresh = false
+		into = append(into, &storedMsg{subject: m.Subject, seq: at.streamSeq, header: m.Header, data: m.Data, time: time.Unix(0, at.storedAt)})
+	}
+	return into, nil
+}
+
+// ask begins a pull when less than half of one is left.
+func (p *puller) ask() error {
+	if p.ended || p.asked > p.batch/2 || p.one && p.asked > 0 {
+		return nil
+	}
+	pull := map[string]any{"batch": p.batch, "no_wait": true, "max_bytes": pullBytes}
+	n := p.batch
+	if p.one {
+		n, pull = 1, map[string]any{"batch": 1, "no_wait": true}
+	}
+	body, err := json.Marshal(pull)
+	if err != nil {
+		return err
+	}
+	p.pulls++
+	if err := p.link.nc.PublishMsg(&nats.Msg{Subject: p.subject, Reply: p.inbox + "." + strconv.Itoa(p.pulls), Data: body}); err != nil {
+		return err
+	}
+	p.asked += n
+	p.fresh, p.one = true, false
+	return nil
+}
+
+// end takes a message that ends a pull. All messages that were sent before have come by then.
+func (p *puller) end(m *nats.Msg) error {
+	status, why := m.Header.Get("Status"), m.Header.Get("Description")
+	switch {
+	case status == "404": // there is no more
+		return errPulled
+	case status == "408": // the pulls before are enough for what is left: the end of one tells
+		p.ended = true
+		p.asked -= p.batch
+	case status == "409" && why == "Batch Completed":
+	case status == "409" && why == "Message Size Exceeds MaxBytes":
+		p.one = p.fresh
+		left, err := strconv.Atoi(m.Header.Get("Nats-Pending-Messages"))
+		if err != nil {
+			return fmt.Errorf("%w: %w", errFeedCut, err)
+		}
+		p.asked -= left
+	default:
+		return fmt.Errorf("%w: status %s %s", errFeedCut, status, why)
+	}
+	return nil
+}
+
+// wait returns the next message that comes.
+func (p *puller) wait(ctx context.Context) (*nats.Msg, error) {
+	p.silence.Reset(pullSilence)
+	select {
+	case m := <-p.came:
+		return m, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-p.bus.ctx.Done():
+		return nil, ErrClosed
+	case <-p.silence.C:
+		return nil, fmt.Errorf("%w: the server is silent", errFeedCut)
+	}
+}
+
+// close removes the consumer; what the server is not told it finds out by itself.
+func (p *puller) close(ctx context.Context) {
+	p.silence.Stop()
+	_ = p.sub.Unsubscribe() // it fails where the connection is closed, which ends it too
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	_ = p.bus.js.DeleteConsumer(ctx, p.stream, p.name)
+}

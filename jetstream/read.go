@@ -1,0 +1,318 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"time"
+)
+
+// ReadOptions selects the events of a Range.
+type ReadOptions struct {
+	// From is the starting point: FromEarliest, FromTime or FromAfterID. FromLatest, the zero
+	// value, counts as FromEarliest.
+	From Position
+	// Since, if not zero, is the earliest time of storage, in addition to From.
+	Since time.Time
+	// Until, if not zero, is the latest time of storage. Its whole millisecond is included.
+	Until time.Time
+	// Limit is the maximum number of events. Defaults to all.
+	Limit int
+	// Key, if not "", selects the events of that key.
+	Key string
+	// Headers, if not empty, selects the events whose headers have these values. Names are
+	// compared in any case.
+	Headers map[string]string
+}
+
+// Range is a range of the stored events of a topic: from a sequence of its stream to another. It
+// is fixed when it is made, so events that are stored later do not belong to it, and events that
+// share a millisecond are never torn apart. Making a Range reads no event, and it needs no Close.
+// A Range may be read several times, also concurrently.
+type Range struct {
+	// Truncated reports that the topic's bounds may have removed events from the beginning of the
+	// range. For a time, that is so when the stream has dropped events and the oldest that is left
+	// was stored after that time; in the stream of a family, the dropped ones may be events of
+	// other topics. For an id, the event after it is gone. The range of FromEarliest begins with
+	// the oldest event that is left, and is never truncated.
+	Truncated bool
+	// FirstID is the id of the oldest event that the topic holds, if Truncated; "" when it holds
+	// none.
+	FirstID string
+	// LastID is the id of the newest event that the topic holds; "" when it holds none.
+	LastID string
+
+	bus   *Bus
+	topic *topicInfo // nil: the topic does not exist
+	opts  ReadOptions
+	first uint64 // the first sequence of the range
+	last  uint64 // the last one
+	loose bool   // the range begins with whatever is left
+}
+
+// Read returns the events of a range in the order of the stream. It is Range and Range.Events in
+// one; a Range also tells what the stream has dropped.
+func (h History) Read(ctx context.Context, opts ReadOptions) iter.Seq2[*Event, error] {
+	return func(yield func(*Event, error) bool) {
+		r, err := h.Range(ctx, opts)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		r.Events(ctx)(yield)
+	}
+}
+
+// Range finds a range of stored events. A topic that does not exist has an empty one. Errors:
+// bad_topic, bad_options, unknown_id (FromAfterID).
+func (h History) Range(ctx context.Context, opts ReadOptions) (*Range, error) {
+	b := h.bus
+	if err := opts.From.validate(); err != nil {
+		return nil, err
+	}
+	r := &Range{bus: b, opts: opts}
+	t, state, err := b.freshExisting(ctx, h.topic)
+	if errors.Is(err, ErrNotFound) {
+		return r, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	r.topic, r.last = t, state.LastSeq
+	left := max(state.FirstSeq, 1)
+	since := opts.Since
+	switch opts.From.kind {
+	case atTime:
+		if opts.From.at.After(since) {
+			since = opts.From.at
+		}
+	case atID:
+		if r.first, err = b.resolve(ctx, t, opts.From, state); err != nil {
+			return nil, err
+		}
+		// Only an id that tells its place is found when its event is gone.
+		_, _, native := nativeID(opts.From.id)
+		r.Truncated = r.first < left || r.first == left && left > 1 && !native
+	default:
+		r.loose = since.IsZero()
+	}
+	if !since.IsZero() {
+		at, err := b.firstSince(ctx, t, farthest(since), state.LastSeq+1)
+		if err != nil {
+			return nil, err
+		}
+		if at >= r.first {
+			r.first = at
+			r.Truncated = left > 1 && (state.Msgs == 0 && !state.LastTime.Before(since) || state.Msgs > 0 && state.FirstTime.After(since))
+		}
+	}
+	r.first, r.loose = max(r.first, left), r.loose || r.Truncated
+	if !opts.Until.IsZero() {
+		beyond := farthest(time.UnixMilli(opts.Until.UnixMilli()).Add(time.Millisecond))
+		at, err := b.firstSince(ctx, t, beyond, state.LastSeq+1)
+		if err != nil {
+			return nil, err
+		}
+		r.last = min(r.last, at-1)
+	}
+	return r, r.name(ctx)
+}
+
+// name fills in FirstID and LastID.
+func (r *Range) name(ctx context.Context) error {
+	b, t := r.bus, r.topic
+	subjects := t.filters()
+	if r.Truncated {
+		m, err := b.leaderNext(ctx, t.stream.name, 1, time.Time{}, subjects)
+		if err != nil {
+			return b.unavailable(err)
+		}
+		if m != nil {
+			r.FirstID = t.event(m).ID
+		}
+	}
+	if subjects == nil {
+		subjects = []string{">"}
+	}
+	var newest *storedMsg
+	for _, subject := range subjects {
+		m, err := b.lastBySubject(ctx, t.stream.name, subject)
+		switch {
+		case errors.Is(err, ErrNotFound):
+		case err != nil:
+			return b.unavailable(err)
+		case newest == nil || m.seq > newest.seq:
+			newest = m
+		}
+	}
+	if newest != nil {
+		r.LastID = t.event(newest).ID
+	}
+	return nil
+}
+
+// Events returns the events of the range in the order of the stream. The hub holds at most 1.5 MiB
+// of them, or one event if that is larger, however slowly they are taken. The iteration ends with
+// an error when the events cannot be read; it goes on by itself after a lost connection. It ends
+// with ErrDropped when the topic's bounds overtake the reader (but not for a Key, nor in the stream
+// of a family): no event from behind the gap has been returned then, and a new Range after the last
+// event says that it is truncated. The caller owns the events. Events reads through a consumer of
+// its own, which joins no group and is removed at the end.
+func (r *Range) Events(ctx context.Context) iter.Seq2[*Event, error] {
+	return func(yield func(*Event, error) bool) {
+		if r.topic == nil || r.first > r.last {
+			return
+		}
+		read := rangeRead{Range: r, next: r.first, left: r.opts.Limit, loose: r.loose}
+		if err := read.run(ctx, yield); err != nil {
+			yield(nil, err)
+		}
+	}
+}
+
+// rangeRead is where one reader of a Range is.
+type rangeRead struct {
+	*Range
+	next  uint64 // the sequence to go on with
+	left  int    // events still to be returned; 0: all, where Limit is
+	loose bool   // what comes first is the beginning
+}
+
+// errRangeEnded ends the reading of a range: all is read, or nobody wants more.
+var errRangeEnded = errors.New("jetstream: a range was read")
+
+// run reads the range, and begins anew where it was when it is cut off.
+func (r *rangeRead) run(ctx context.Context, yield func(*Event, error) bool) error {
+	if r.bus.closing.Load() {
+		return ErrClosed
+	}
+	for failed := 0; ; {
+		began := r.next
+		err := r.readOn(ctx, yield)
+		switch {
+		case errors.Is(err, errRangeEnded):
+			return nil
+		case errors.Is(err, ErrDropped):
+			return ErrDropped
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case r.bus.ctx.Err() != nil:
+			return ErrClosed
+		}
+		if failed++; r.next > began {
+			failed = 1
+		}
+		if failed == readAgain {
+			return r.bus.unavailable(err)
+		}
+		if err := r.bus.pause(ctx, 100*time.Millisecond); err != nil {
+			return err
+		}
+		if err := r.same(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// same returns ErrDropped when the stream was made anew since the range was found.
+func (r *rangeRead) same(ctx context.Context) error {
+	info, err := r.bus.findStream(ctx, r.topic.stream.name)
+	if errors.Is(err, ErrNotFound) || err == nil && !info.Created.Equal(r.topic.stream.created) {
+		return ErrDropped
+	}
+	return nil // what else is wrong, the next try tells
+}
+
+// readOn reads through one consumer until that has no more. It returns errRangeEnded at the end of
+// the range.
+func (r *rangeRead) readOn(ctx context.Context, yield func(*Event, error) bool) error {
+	subjects := r.topic.filters()
+	if r.opts.Key != "" {
+		subjects = []string{keyedSubject(r.topic.name, r.opts.Key)}
+	}
+	batch := pullBatch
+	if len(r.opts.Headers) == 0 && r.opts.Limit > 0 {
+		batch = min(batch, r.left)
+	}
+	p, err := r.bus.openPuller(ctx, r.topic.stream.name, r.next, subjects, batch)
+	if err != nil {
+		return err
+	}
+	defer p.close(ctx)
+	window := make([]*storedMsg, 0, pullBatch)
+	for {
+		window, err = p.window(ctx, window[:0])
+		if errors.Is(err, errPulled) { // that replica has no more: what does the leader say?
+			next, err := r.bus.leaderNext(ctx, r.topic.stream.name, r.next, time.Time{}, subjects)
+			switch {
+			case err != nil:
+				return err
+			case next == nil || next.seq > r.last:
+				return errRangeEnded
+			}
+			return errBehind
+		}
+		if err != nil {
+			return err
+		}
+		whole, err := r.whole(ctx, subjects, window)
+		if err != nil {
+			return err
+		}
+		if err := r.give(window[:whole], yield); err != nil {
+			return err
+		}
+		if whole < len(window) {
+			return ErrDropped
+		}
+		clear(window)
+	}
+}
+
+// whole returns how many messages come before the first gap that the stream's bounds may have torn.
+// Other gaps are none: what was deleted on its own lies behind the stream's first message.
+func (r *rangeRead) whole(ctx context.Context, subjects []string, window []*storedMsg) (int, error) {
+	if subjects != nil {
+		return len(window), nil
+	}
+	first, known := uint64(0), false
+	for i, next := 0, r.next; i < len(window); i++ {
+		m := window[i]
+		if m.seq > next && !r.loose {
+			if !known {
+				info, err := r.bus.findStream(ctx, r.topic.stream.name)
+				if err != nil {
+					return 0, err
+				}
+				first, known = info.State.FirstSeq, true
+			}
+			if first > next {
+				return i, nil
+			}
+		}
+		next, r.loose = m.seq+1, false
+	}
+	return len(window), nil
+}
+
+// give returns messages that belong to the range and have its headers to the caller.
+func (r *rangeRead) give(window []*storedMsg, yield func(*Event, error) bool) error {
+	for _, m := range window {
+		if m.seq > r.last {
+			return errRangeEnded
+		}
+		r.next = m.seq + 1
+		if e := r.topic.event(m); e.hasHeaders(r.opts.Headers) {
+			if !yield(e, nil) {
+				return errRangeEnded
+			}
+			if r.left--; r.left == 0 {
+				return errRangeEnded
+			}
+		}
+		if m.seq == r.last {
+			return errRangeEnded
+		}
+	}
+	return nil
+}
