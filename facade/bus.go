@@ -14,6 +14,7 @@ type Bus interface {
 	Subscribe(ctx context.Context, topic, group string, opts jetstream.SubscribeOptions, handler func(*jetstream.Held)) (Subscription, error)
 	NewPublisher() Publisher
 	Keys(topic string) Keys
+	History(topic string) History
 	// MaxPayload returns the largest payload in bytes that a Publisher takes.
 	MaxPayload() int
 }
@@ -49,6 +50,11 @@ type Keys interface {
 	List(ctx context.Context, opts jetstream.ListOptions) (jetstream.Listing, error)
 }
 
+// History reads the stored events of a topic. jetstream.History implements it.
+type History interface {
+	Range(ctx context.Context, opts jetstream.ReadOptions) (*jetstream.Range, error)
+}
+
 // JetStream returns the Bus on NATS JetStream. The caller closes bus after the Server.
 func JetStream(bus *jetstream.Bus) Bus {
 	if bus == nil {
@@ -70,3 +76,5 @@ func (b onJetStream) Subscribe(ctx context.Context, topic, group string, opts je
 func (b onJetStream) NewPublisher() Publisher { return b.Bus.NewPublisher() }
 
 func (b onJetStream) Keys(topic string) Keys { return b.Bus.Keys(topic) }
+
+func (b onJetStream) History(topic string) History { return b.Bus.History(topic) }

@@ -43,6 +43,8 @@ func (s *Server) HTTP() http.Handler {
 		for _, method := range []string{http.MethodGet, http.MethodHead} {
 			r.MethodFunc(method, "/snap/{topic}", s.servePage)
 			r.MethodFunc(method, "/snap/{topic}/*", s.serveSnap)
+			r.MethodFunc(method, "/replay", s.serveReplay)
+			r.MethodFunc(method, "/export", s.serveExport)
 		}
 		r.Delete("/snap/{topic}/*", s.serveRemoval)
 	})

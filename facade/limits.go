@@ -114,6 +114,15 @@ type Limits struct {
 	// Beyond the limit, the principal's requests for pages get overloaded. Must not be less than
 	// PageBytes. Defaults to half of PageTotal; may be NoLimit.
 	PrincipalPageTotal int
+	// Exports ("exports") is the most replays and exports (GET /replay, GET /export) that are read
+	// from the bus and sent concurrently. Each holds up to 2 MiB of events, however slowly its
+	// client reads. Further requests wait, and get overloaded after 10 s. A principal with more
+	// than 64 requests gets overloaded at once. Defaults to 32.
+	Exports int
+	// PrincipalExports is the most replays and exports of one principal at a time. Further requests
+	// of the principal wait, and leave the other places free. Defaults to a quarter of Exports; may
+	// be NoLimit.
+	PrincipalExports int
 	// AuthTimeout is how long a connection may stay without a successful AUTH. Defaults to 10 s.
 	AuthTimeout time.Duration
 	// PingInterval is how long a connection may be silent before it is pinged. Defaults to 30 s.
@@ -166,6 +175,7 @@ func (l *Limits) validate(maxPayload int) error {
 		{"Bearers", &l.Bearers, 1024},
 		{"Window", &l.Window, 1024},
 		{"Pages", &l.Pages, 8},
+		{"Exports", &l.Exports, 32},
 		{"PageBytes", &l.PageBytes, 16 << 20},
 		{"PageTotal", &l.PageTotal, max(256<<20, 4*l.PageBytes)},
 	} {
@@ -185,6 +195,7 @@ func (l *Limits) validate(maxPayload int) error {
 		{"BodyRate", &l.BodyRate, 1024},
 		{"Unauthenticated", &l.Unauthenticated, (l.Connections + 3) / 4},
 		{"PrincipalPages", &l.PrincipalPages, (l.Pages + 3) / 4},
+		{"PrincipalExports", &l.PrincipalExports, (l.Exports + 3) / 4},
 		{"PrincipalPageTotal", &l.PrincipalPageTotal, (l.PageTotal + 1) / 2},
 		{"PrincipalRequests", &l.PrincipalRequests, (l.Requests + 3) / 4},
 		{"PrincipalConnections", &l.PrincipalConnections, (3*l.Connections + 3) / 4},

@@ -16,6 +16,8 @@ type Observer interface {
 	LimitReached(limit string)
 	// RequestServed counts an HTTP request by its status.
 	RequestServed(status int)
+	// EventsRead counts events that replays and exports have read.
+	EventsRead(n int)
 }
 
 type nopObserver struct{}
@@ -28,3 +30,4 @@ func (nopObserver) FrameReceived(string) {}
 func (nopObserver) ErrorSent(string)     {}
 func (nopObserver) LimitReached(string)  {}
 func (nopObserver) RequestServed(int)    {}
+func (nopObserver) EventsRead(int)       {}

@@ -31,6 +31,9 @@ type Server struct {
 	// ctx ends with Close.
 	ctx    context.Context
 	cancel context.CancelFunc
+	// streaming ends when the server begins to drain or closes: answers that go on for long end.
+	streaming    context.Context
+	endStreaming context.CancelFunc
 
 	// Rates and quotas; see Limits.
 	frames, settles      pace
@@ -46,6 +49,8 @@ type Server struct {
 	inbound budget
 	pages   *share  // bytes of pages of latest records until the client has taken them
 	reading *places // pages that are being read
+	// exporting are the replays and exports that are being read and sent.
+	exporting *places
 
 	started  time.Time     // token buckets count time from here
 	ticks    atomic.Uint64 // a clock for the hot path, in tickInterval
@@ -86,9 +91,11 @@ func New(cfg Config) (*Server, error) {
 	s.inbound.max = int64(l.InboundBytes)
 	s.pages = newShare(l.PageTotal, l.PrincipalPageTotal)
 	s.reading = newPlaces(l.Pages, l.PrincipalPages)
+	s.exporting = newPlaces(l.Exports, l.PrincipalExports)
 	s.requesters.byKey = make(map[string]int)
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.streaming, s.endStreaming = context.WithCancel(s.ctx)
 	s.wg.Go(s.tick)
 	return s, nil
 }
@@ -213,6 +220,7 @@ func (s *Server) tick() {
 func (s *Server) Drain(ctx context.Context) error {
 	s.mu.Lock()
 	s.draining = true
+	s.endStreaming()
 	s.endedLocked()
 	var wg sync.WaitGroup
 	for n := range s.sessions {

@@ -14,6 +14,7 @@ type traffic struct {
 	unknown     prometheus.Counter
 	errors      *prometheus.CounterVec
 	requests    *prometheus.CounterVec
+	read        prometheus.Counter
 }
 
 // ops lists the ops of the protocol. Each op has a series from the start.
@@ -28,6 +29,7 @@ func newTraffic(reg prometheus.Registerer) traffic {
 		unknown:     frames.WithLabelValues("unknown"),
 		errors:      newCounter(reg, "eventhub_errors_total"),
 		requests:    newCounter(reg, "eventhub_http_requests_total"),
+		read:        newCounter(reg, "eventhub_events_read_total").WithLabelValues(),
 	}
 	for _, op := range ops {
 		t.frames[op] = frames.WithLabelValues(op)
@@ -63,3 +65,6 @@ func (t *traffic) ErrorSent(code string) { t.errors.WithLabelValues(code).Inc() 
 
 // RequestServed counts an HTTP request by its status.
 func (t *traffic) RequestServed(status int) { t.requests.WithLabelValues(strconv.Itoa(status)).Inc() }
+
+// EventsRead counts events that replays and exports have read.
+func (t *traffic) EventsRead(n int) { t.read.Add(float64(n)) }

@@ -33,6 +33,8 @@ type limitFlags struct {
 	PageTotal            int `env:"PAGE_TOTAL" placeholder:"BYTES" help:"Bytes of pages that clients have not taken yet. Default: 256 MiB, or four times a page if larger."`
 	PrincipalPages       int `env:"PRINCIPAL_PAGES" placeholder:"N" help:"Pages that are read concurrently for one principal. Default: a quarter of all."`
 	PrincipalPageTotal   int `env:"PRINCIPAL_PAGE_TOTAL" placeholder:"BYTES" help:"Bytes of pages that one principal has not taken yet. Default: half of all."`
+	Exports              int `env:"EXPORTS" default:"32" help:"Replays and exports read concurrently; further requests wait."`
+	PrincipalExports     int `env:"PRINCIPAL_EXPORTS" placeholder:"N" help:"Replays and exports that are read concurrently for one principal. Default: a quarter of all."`
 	BodyRate             int `env:"BODY_RATE" default:"1024" help:"Bytes per second that an HTTP client must send of a body, on average."`
 
 	OutboxPending int `env:"OUTBOX_PENDING" default:"1000000" help:"Events waiting or parked in the hub's own outbox. Beyond it, POST /outbox is refused."`
@@ -67,6 +69,8 @@ func (f limitFlags) validate() (faults []error) {
 		{"page-total", f.PageTotal, 0},
 		{"principal-pages", f.PrincipalPages, 0},
 		{"principal-page-total", f.PrincipalPageTotal, 0},
+		{"exports", f.Exports, 1},
+		{"principal-exports", f.PrincipalExports, 0},
 		{"body-rate", f.BodyRate, 1},
 		{"principal-requests", f.PrincipalRequests, 0},
 		{"waiting-connections", f.WaitingConnections, 1},
@@ -148,6 +152,7 @@ func (f limitFlags) facade() facade.Limits {
 		Pages: f.Pages, PageBytes: f.PageBytes, PageTotal: f.PageTotal,
 		PrincipalRequests: f.PrincipalRequests, PrincipalPages: f.PrincipalPages,
 		PrincipalPageTotal: f.PrincipalPageTotal, BodyRate: f.BodyRate,
+		Exports: f.Exports, PrincipalExports: f.PrincipalExports,
 		AuthTimeout: f.AuthTimeout, PingInterval: f.PingInterval, PongTimeout: f.PongTimeout,
 	}
 	l.FrameRate, l.FrameBurst = f.Frames.limits()
@@ -173,7 +178,7 @@ func (f limitFlags) lines() [][2]string {
 	return [][2]string{
 		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d, of one principal %s; subscriptions %d, operations %d; waiting in the outbox %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, or(f.PrincipalRequests, "a quarter of them"), f.Subscriptions, f.Operations, f.OutboxPending)},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
-		{"", fmt.Sprintf("topics %d, new ones %d; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes at a time", f.Topics, f.NewTopics, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes)},
+		{"", fmt.Sprintf("topics %d, new ones %d; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes, %d exports at a time", f.Topics, f.NewTopics, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes, f.Exports)},
 		{"", fmt.Sprintf("auth within %v, ping after %v, pong within %v", f.AuthTimeout, f.PingInterval, f.PongTimeout)},
 	}
 }

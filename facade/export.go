@@ -1,0 +1,241 @@
+package facade
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strconv"
+
+	"eventhub/jetstream"
+	"eventhub/jetstream/jsonscan"
+)
+
+// Headers of the answers to GET /replay and GET /export.
+const (
+	// headerTruncated is "true" when the beginning of the range is gone.
+	headerTruncated = "Event-Truncated"
+	// headerFirstID is then the id of the oldest event that is left.
+	headerFirstID = "Event-First-Id"
+	// headerNewestID is the id of the topic's newest event.
+	headerNewestID = "Event-Newest-Id"
+	// headerLastID is a trailer: the id of the last event of the answer. Only a complete answer has
+	// trailers.
+	headerLastID = "Event-Last-Id"
+)
+
+// rangeForm is how the events of a range are written.
+type rangeForm struct {
+	contentType     string
+	begin, sep, end string
+	count           bool // the number of events comes before end
+}
+
+// serveReplay serves GET /replay.
+func (s *Server) serveReplay(w http.ResponseWriter, r *http.Request) {
+	q, fail := parseReplay(r.URL.RawQuery)
+	if fail != nil {
+		s.refuse(w, fail)
+		return
+	}
+	s.serveRange(w, r, &q, func(found *jetstream.Range) rangeForm {
+		begin := jsonscan.AppendString([]byte(`{"topic":`), q.topic)
+		if found.Truncated {
+			begin = append(begin, `,"truncated":true`...)
+			if found.FirstID != "" {
+				begin = jsonscan.AppendString(append(begin, `,"first":`...), found.FirstID)
+			}
+		}
+		return rangeForm{contentType: "application/json", begin: string(begin) + `,"events":[`, sep: ",", end: "}\n", count: true}
+	})
+}
+
+// serveExport serves GET /export.
+func (s *Server) serveExport(w http.ResponseWriter, r *http.Request) {
+	q, fail := parseExport(r.URL.RawQuery)
+	if fail != nil {
+		s.refuse(w, fail)
+		return
+	}
+	s.serveRange(w, r, &q, func(*jetstream.Range) rangeForm {
+		if q.ndjson {
+			return rangeForm{contentType: ndjsonType, sep: "\n", end: "\n"}
+		}
+		return rangeForm{contentType: "application/json", begin: "[", sep: ",\n", end: "]\n"}
+	})
+}
+
+// serveRange answers with the events of a range, while it reads them, when it is the principal's
+// turn. The answer ends early, and the connection with it, when the events cannot be read, when the
+// token expires, and when the server drains: the client must not take a part for the whole.
+func (s *Server) serveRange(w http.ResponseWriter, r *http.Request, q *rangeQuery, form func(*jetstream.Range) rangeForm) {
+	p := principalOf(r)
+	if fail := s.mayRead(p, q.topic); fail != nil {
+		s.refuse(w, fail)
+		return
+	}
+	ctx, cancel := s.rangeContext(r.Context(), p)
+	defer cancel()
+	waiting, stop := context.WithTimeout(ctx, callTimeout)
+	defer stop()
+	if !s.exporting.enter(waiting, p.Key(), principalWaits, func() { s.cfg.Observer.LimitReached("exports") }) {
+		s.refuse(w, &fault{code: codeOverloaded, msg: "The hub has reached its limit of concurrent replays and exports."})
+		return
+	}
+	defer s.exporting.leave(p.Key())
+	found, err := s.cfg.Bus.History(q.topic).Range(waiting, q.opts)
+	if err != nil {
+		s.refuse(w, s.readFault(r, err))
+		return
+	}
+	f := form(found)
+	header := w.Header()
+	header.Set("Cache-Control", "no-cache")
+	header.Set("Content-Type", f.contentType)
+	if found.Truncated {
+		header.Set(headerTruncated, "true")
+		if found.FirstID != "" {
+			header.Set(headerFirstID, found.FirstID)
+		}
+	}
+	if found.LastID != "" {
+		header.Set(headerNewestID, found.LastID)
+	}
+	header.Set("Trailer", headerLastID)
+	out := s.newRangeWriter(w, r, q, f)
+	if r.Method == http.MethodHead {
+		return
+	}
+	if err := out.copy(ctx, found); err != nil {
+		if ctx.Err() == nil {
+			s.logCause(err)
+		}
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// rangeContext returns a context that ends when the client goes, its token expires, or the server
+// begins to drain.
+func (s *Server) rangeContext(parent context.Context, p Principal) (context.Context, context.CancelFunc) {
+	var ctx context.Context
+	var cancel context.CancelFunc
+	if at := p.Expires(); at.IsZero() {
+		ctx, cancel = context.WithCancel(parent)
+	} else {
+		ctx, cancel = context.WithDeadline(parent, at)
+	}
+	stop := context.AfterFunc(s.streaming, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
+
+// rangeWriter writes the events of a range as they come, in pieces that the client must take in
+// time.
+type rangeWriter struct {
+	srv    *Server
+	answer *answer
+	header http.Header
+	query  *rangeQuery
+	form   rangeForm
+	packed io.WriteCloser // nil: not compressed
+}
+
+func (s *Server) newRangeWriter(w http.ResponseWriter, r *http.Request, q *rangeQuery, f rangeForm) *rangeWriter {
+	o := &rangeWriter{srv: s, answer: s.newAnswer(w), header: w.Header(), query: q, form: f}
+	o.header.Add("Vary", "Accept-Encoding")
+	if name := contentCoding(r.Header.Values("Accept-Encoding")); name != "" {
+		o.header.Set("Content-Encoding", name)
+		if r.Method != http.MethodHead {
+			o.packed = newPacker(name, o.answer)
+		}
+	}
+	return o
+}
+
+// copy writes the whole answer.
+func (o *rangeWriter) copy(ctx context.Context, found *jetstream.Range) error {
+	b, _ := buffers.Get().(*[]byte)
+	defer putBuffer(b)
+	out := append((*b)[:0], o.form.begin...)
+	_ = o.answer.ctrl.Flush() // a client may wait for the header
+	n, told := 0, 0
+	lastID := ""
+	defer func() { o.srv.cfg.Observer.EventsRead(n - told) }()
+	for e, err := range found.Events(ctx) {
+		if err != nil {
+			return err
+		}
+		if n > 0 {
+			out = append(out, o.form.sep...)
+		}
+		out = o.record(out, e)
+		lastID = e.ID
+		n++
+		if len(out) >= answerPiece {
+			if err := o.write(out); err != nil {
+				return err
+			}
+			out = out[:0]
+			o.srv.cfg.Observer.EventsRead(n - told)
+			told = n
+		}
+	}
+	switch {
+	case o.form.count:
+		out = strconv.AppendInt(append(out, `],"count":`...), int64(n), 10)
+		out = append(out, o.form.end...)
+	case n > 0 || o.form.begin != "":
+		out = append(out, o.form.end...)
+	}
+	*b = out
+	if err := o.write(out); err != nil {
+		return err
+	}
+	if o.packed != nil {
+		if err := o.packed.Close(); err != nil {
+			return err
+		}
+	}
+	o.header.Set(headerLastID, lastID)
+	o.answer.end()
+	return nil
+}
+
+// record appends an event as one line: a payload may have line breaks between its tokens.
+func (o *rangeWriter) record(dst []byte, e *jetstream.Event) []byte {
+	at := len(dst)
+	dst = e.AppendRecord(dst)
+	if o.query.tombstones && e.Tombstone {
+		dst = append(dst[:len(dst)-1], `,"tombstone":true}`...)
+	}
+	if o.query.ndjson {
+		spaceBreaks(dst[at:])
+	}
+	return dst
+}
+
+// spaceBreaks replaces the line breaks of JSON, which lie between tokens only, by blanks.
+func spaceBreaks(text []byte) {
+	for i, c := range text {
+		if c == '\n' || c == '\r' {
+			text[i] = ' '
+		}
+	}
+}
+
+func (o *rangeWriter) write(b []byte) error {
+	if o.packed != nil {
+		_, err := o.packed.Write(b)
+		return err
+	}
+	o.answer.write(b)
+	return nil
+}
+
+// Write is answer.write as an io.Writer, which never fails.
+func (a *answer) Write(b []byte) (int, error) {
+	a.write(b)
+	return len(b), nil
+}
+
