@@ -15,9 +15,10 @@ import (
 
 // Bounds of a puller.
 const (
-	// of one pull. At most three pulls are under way or not yet read to their end.
+	// of one pull. The next one begins when half of it has been read.
 	pullBatch = 512
 	pullBytes = 512 << 10
+	pullsMost = 3
 	// pullSilence is how long the server may take to send what was asked for.
 	pullSilence = 2 * time.Second
 	// pullForgotten is how long a reader may hold still before the server forgets its consumer. The
@@ -44,9 +45,12 @@ type puller struct {
 
 	batch int
 	asked int    // messages that may still come
+	room  int    // bytes that they may have
 	pulls int    // begun
+	open  int    // pulls that have not ended
 	fresh bool   // nothing has come since the last pull began
 	one   bool   // the next message is larger than a pull
+	solo  bool   // a pull of that message is under way
 	ended bool   // the pulls that began are enough
 	over  bool   // there is no more
 	seen  uint64 // messages in all
@@ -60,7 +64,7 @@ func (b *Bus) openPuller(ctx context.Context, stream string, from uint64, subjec
 	}
 	p := &puller{bus: b, link: b.link(), stream: stream, name: rand.Text(), inbox: nats.NewInbox(), batch: max(batch, 1)}
 	p.subject = b.api + "CONSUMER.MSG.NEXT." + stream + "." + p.name
-	p.came = make(chan *nats.Msg, 2*p.batch+16) // and what ends pulls
+	p.came = make(chan *nats.Msg, 4*p.batch+16) // and what ends pulls
 	var err error
 	if p.sub, err = p.link.nc.ChanSubscribe(p.inbox+".*", p.came); err != nil {
 		return nil, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
@@ -119,7 +123,8 @@ func (p *puller) window(ctx context.Context, into []*storedMsg) ([]*storedMsg, e
 			return nil, fmt.Errorf("%w: message %d is missing", errFeedCut, p.seen)
 		}
 		p.asked--
-		p.fresh = false
+		p.room -= m.Size()
+		p.fresh, p.solo = false, false
 		into = append(into, &storedMsg{subject: m.Subject, seq: at.streamSeq, header: m.Header, data: m.Data, time: time.Unix(0, at.storedAt)})
 	}
 	return into, nil
@@ -127,12 +132,18 @@ func (p *puller) window(ctx context.Context, into []*storedMsg) ([]*storedMsg, e
 
 // ask begins a pull when less than half of one is left.
 func (p *puller) ask() error {
-	if p.ended || p.asked > p.batch/2 || p.one && p.asked > 0 {
+	if p.asked <= 0 {
+		p.asked, p.room, p.open = 0, 0, 0
+	}
+	switch {
+	case p.ended, p.solo, p.one && p.open > 0:
+		return nil
+	case p.open > 0 && (p.open == pullsMost || p.asked > p.batch/2 && p.room > pullBytes/2):
 		return nil
 	}
 	pull := map[string]any{"batch": p.batch, "no_wait": true, "max_bytes": pullBytes}
 	n := p.batch
-	if p.one {
+	if p.solo, p.one = p.one, false; p.solo {
 		n, pull = 1, map[string]any{"batch": 1, "no_wait": true}
 	}
 	body, err := json.Marshal(pull)
@@ -144,7 +155,9 @@ func (p *puller) ask() error {
 		return err
 	}
 	p.asked += n
-	p.fresh, p.one = true, false
+	p.room += pullBytes
+	p.open++
+	p.fresh = true
 	return nil
 }
 
@@ -157,18 +170,24 @@ func (p *puller) end(m *nats.Msg) error {
 	case status == "408": // the pulls before are enough for what is left: the end of one tells
 		p.ended = true
 		p.asked -= p.batch
-	case status == "409" && why == "Batch Completed":
-	case status == "409" && why == "Message Size Exceeds MaxBytes":
-		p.one = p.fresh
-		left, err := strconv.Atoi(m.Header.Get("Nats-Pending-Messages"))
-		if err != nil {
-			return fmt.Errorf("%w: %w", errFeedCut, err)
-		}
-		p.asked -= left
+		p.room -= pullBytes
+	case status == "409" && (why == "Batch Completed" || why == "Message Size Exceeds MaxBytes"):
+		p.one = why != "Batch Completed" && p.fresh
+		p.asked -= max(headerInt(m, "Nats-Pending-Messages"), 0)
+		p.room -= headerInt(m, "Nats-Pending-Bytes")
 	default:
 		return fmt.Errorf("%w: status %s %s", errFeedCut, status, why)
 	}
+	if p.open--; p.open <= 0 {
+		p.asked = 0
+	}
 	return nil
+}
+
+// headerInt is a number of a message that ends a pull.
+func headerInt(m *nats.Msg, name string) int {
+	n, _ := strconv.Atoi(m.Header.Get(name))
+	return n
 }
 
 // wait returns the next message that comes.
