@@ -18,6 +18,10 @@ const (
 	headerFirstID = "Event-First-Id"
 	// headerNewestID is the id of the topic's newest event.
 	headerNewestID = "Event-Newest-Id"
+	// headerPosition is a place in the topic that afterId takes and that is always found: before the
+	// first event of the answer, absent at the beginning of the topic, and as a trailer behind its
+	// last event.
+	headerPosition = "Event-Position"
 	// headerLastID is a trailer: the id of the last event of the answer. Only a complete answer has
 	// trailers.
 	headerLastID = "Event-Last-Id"
@@ -100,7 +104,11 @@ func (s *Server) serveRange(w http.ResponseWriter, r *http.Request, q *rangeQuer
 	if found.LastID != "" {
 		header.Set(headerNewestID, found.LastID)
 	}
-	header.Set("Trailer", headerLastID)
+	if at := found.Before(); at != "" {
+		header.Set(headerPosition, at)
+	}
+	header.Add("Trailer", headerLastID)
+	header.Add("Trailer", headerPosition)
 	out := s.newRangeWriter(w, r, q, f)
 	if r.Method == http.MethodHead {
 		return
@@ -160,7 +168,7 @@ func (o *rangeWriter) copy(ctx context.Context, found *jetstream.Range) error {
 	out := append((*b)[:0], o.form.begin...)
 	_ = o.answer.ctrl.Flush() // a client may wait for the header
 	n, told := 0, 0
-	lastID := ""
+	var last jetstream.Event // its id and its place
 	defer func() { o.srv.cfg.Observer.EventsRead(n - told) }()
 	for e, err := range found.Events(ctx) {
 		if err != nil {
@@ -170,7 +178,7 @@ func (o *rangeWriter) copy(ctx context.Context, found *jetstream.Range) error {
 			out = append(out, o.form.sep...)
 		}
 		out = o.record(out, e)
-		lastID = e.ID
+		last.ID, last.Stream, last.Sequence = e.ID, e.Stream, e.Sequence
 		n++
 		if len(out) >= answerPiece {
 			if err := o.write(out); err != nil {
@@ -197,7 +205,10 @@ func (o *rangeWriter) copy(ctx context.Context, found *jetstream.Range) error {
 			return err
 		}
 	}
-	o.header.Set(headerLastID, lastID)
+	if n > 0 {
+		o.header.Set(headerLastID, last.ID)
+		o.header.Set(headerPosition, last.Stream+"@"+strconv.FormatUint(last.Sequence, 10))
+	}
 	o.answer.end()
 	return nil
 }

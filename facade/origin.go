@@ -96,7 +96,7 @@ func (s *Server) crossOrigin(next http.Handler) http.Handler {
 		AllowedMethods:  []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete},
 		// without credentials of the browser's own, a header does no harm
 		AllowedHeaders: []string{"*"},
-		ExposedHeaders: []string{"ETag", "Retry-After", headerTruncated, headerFirstID, headerNewestID},
+		ExposedHeaders: []string{"ETag", "Retry-After", headerTruncated, headerFirstID, headerNewestID, headerPosition},
 		MaxAge:         preflightAge,
 	}).Handler(next)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"strconv"
 	"time"
 )
 
@@ -48,6 +49,16 @@ type Range struct {
 	first uint64 // the first sequence of the range
 	last  uint64 // the last one
 	loose bool   // the range begins with whatever is left
+}
+
+// Before returns the native id of the place before the first event of the range, for FromAfterID:
+// unlike the id of an event, it is found however old it is. It returns "" for the beginning of a
+// stream, and for a topic that does not exist.
+func (r *Range) Before() string {
+	if r.topic == nil || r.first <= 1 {
+		return ""
+	}
+	return r.topic.stream.name + "@" + strconv.FormatUint(r.first-1, 10)
 }
 
 // Read returns the events of a range in the order of the stream. It is Range and Range.Events in
@@ -101,7 +112,7 @@ func (h History) Range(ctx context.Context, opts ReadOptions) (*Range, error) {
 		if err != nil {
 			return nil, err
 		}
-		if at >= r.first {
+		if at > r.first {
 			r.first = at
 			r.Truncated = left > 1 && (state.Msgs == 0 && !state.LastTime.Before(since) || state.Msgs > 0 && state.FirstTime.After(since))
 		}

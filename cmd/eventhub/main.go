@@ -52,6 +52,9 @@ type commands struct {
 	Serve     serveCmd     `cmd:"" default:"withargs" help:"Run a hub (the default command)."`
 	Pub       pubCmd       `cmd:"" help:"Publish events and print their ids."`
 	Sub       subCmd       `cmd:"" help:"Subscribe and print one event record per line."`
+	Replay    replayCmd    `cmd:"" help:"Print stored events, one record per line."`
+	Export    exportCmd    `cmd:"" help:"Write the stored events of a topic, one record per line."`
+	Import    importCmd    `cmd:"" help:"Publish the events of an export."`
 	Heartbeat heartbeatCmd `cmd:"" help:"Publish heartbeats of processes on this host."`
 	Token     tokenCmd     `cmd:"" help:"Sign a token (JWT) for development and tests."`
 	ACL       aclCmd       `cmd:"" name:"acl" help:"Check the rights of a token."`

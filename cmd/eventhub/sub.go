@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/http"
+	"net/url"
 	"sync"
 	"syscall"
 	"time"
@@ -15,9 +17,13 @@ import (
 // leaveTimeout is the timeout for unsubscribing at the end.
 const leaveTimeout = 2 * time.Second
 
+// untilEndIdle is how long --until-end waits for an event: its last one may be with another member,
+// or acknowledged.
+const untilEndIdle = 3 * time.Second
+
 // subCmd is `eventhub sub`.
 type subCmd struct {
-	hubFlags
+	httpFlags
 
 	Topic       string        `arg:"" help:"Topic."`
 	Group       string        `required:"" help:"Group to join; created if it does not exist."`
@@ -26,6 +32,7 @@ type subCmd struct {
 	AfterID     string        `name:"after-id" help:"Id of an event, for --from afterId."`
 	NoAck       bool          `help:"Do not acknowledge events, so that the group keeps them."`
 	Count       int           `help:"Stop after this many events; 0 never stops."`
+	UntilEnd    bool          `name:"until-end" help:"Stop after the event that was the topic's newest at the start, or when no event has come for 3s."`
 	MaxInFlight int           `help:"Maximum number of events leased at a time."`
 	AckTimeout  time.Duration `help:"Duration of a lease."`
 	MaxAttempts *int          `help:"Number of failed attempts after which an event is dead-lettered; 0 for never."`
@@ -54,6 +61,24 @@ func (cmd *subCmd) options() (client.SubscribeOptions, error) {
 	}, nil
 }
 
+// end returns the id of the topic's newest event, for --until-end; "" if the topic has none.
+func (cmd *subCmd) end(ctx context.Context) (string, error) {
+	if !cmd.UntilEnd {
+		return "", nil
+	}
+	hub, err := cmd.hub(false)
+	if err != nil {
+		return "", err
+	}
+	defer hub.close()
+	res, err := hub.get(ctx, http.MethodGet, "/replay", url.Values{"topic": {cmd.Topic}, "limit": {"1"}})
+	if err != nil {
+		return "", err
+	}
+	_ = res.Body.Close()
+	return res.Header.Get("Event-Newest-Id"), nil
+}
+
 // Run prints events until Count is reached, ctx ends, or standard output is closed.
 func (cmd *subCmd) Run(ctx context.Context, std streams) error {
 	opts, err := cmd.options()
@@ -64,19 +89,30 @@ func (cmd *subCmd) Run(ctx context.Context, std streams) error {
 	if left == 0 {
 		left = math.MaxInt
 	}
+	end, err := cmd.end(ctx)
+	if err != nil || cmd.UntilEnd && end == "" {
+		return err
+	}
 	say := func(text string) { _, _ = fmt.Fprintln(std.err, "eventhub: "+text) }
 	err = cmd.keep(ctx, say, func(ctx context.Context, c *client.Client) error {
-		p := &printer{cmd: cmd, std: std, left: left, over: make(chan error, 1)}
+		p := &printer{cmd: cmd, std: std, left: left, over: make(chan error, 1), end: end}
 		sub, err := c.Subscribe(ctx, cmd.Topic, cmd.Group, opts, p.print)
 		if err != nil {
 			return fmt.Errorf("subscribe to %s: %w", cmd.Topic, err)
 		}
 		say(fmt.Sprintf("subscribed to %s as %s", cmd.Topic, cmd.Group))
-		select {
-		case err = <-p.over:
-		case <-c.Done():
-			err = c.Err()
-		case <-ctx.Done():
+		idle := time.NewTicker(untilEndIdle)
+		defer idle.Stop()
+		for waiting := true; waiting; {
+			waiting = false
+			select {
+			case err = <-p.over:
+			case <-c.Done():
+				err = c.Err()
+			case <-ctx.Done():
+			case <-idle.C:
+				waiting = !cmd.UntilEnd || p.moved()
+			}
 		}
 		left = p.stop()
 		// Unsubscribe, so that events which were not acknowledged go to other members at once. An
@@ -98,7 +134,10 @@ type printer struct {
 	std  streams
 	over chan error // receives once: nil after the last event, otherwise the output error
 
+	end  string     // the id after which the printing ends; "" for none
+
 	mu   sync.Mutex
+	came bool // an event has come since moved was called
 	left int
 	done bool
 }
@@ -110,13 +149,7 @@ func (p *printer) print(ev client.Event) {
 	if p.done {
 		return
 	}
-	// A payload may contain line breaks, but only between JSON tokens, where a space is equivalent.
-	for i, c := range ev.Record {
-		if c == '\n' || c == '\r' {
-			ev.Record[i] = ' '
-		}
-	}
-	if _, err := p.std.out.Write(append(ev.Record, '\n')); err != nil {
+	if _, err := p.std.out.Write(append(unbroken(ev.Record), '\n')); err != nil {
 		p.done = true
 		p.over <- &outputError{err}
 		return
@@ -126,10 +159,20 @@ func (p *printer) print(ev client.Event) {
 			return // the connection has ended, which Run notices
 		}
 	}
-	if p.left--; p.left == 0 {
+	p.came = true
+	if p.left--; p.left == 0 || p.end != "" && ev.ID == p.end {
 		p.done = true
 		p.over <- nil
 	}
+}
+
+// moved reports whether an event has come since the last call.
+func (p *printer) moved() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	came := p.came
+	p.came = false
+	return came
 }
 
 // stop ends the printing and returns the number of events left to print.
