@@ -25,6 +25,11 @@ type candidate struct {
 	size int  // bytes that loading the row would read
 }
 
+func (c *candidate) ref() ref {
+	topic, _ := ofLane(c.lane)
+	return ref{topic, c.id}
+}
+
 // Claim implements Store.
 //
 // It first searches without locks and then takes rows by an UPDATE that checks each row again. If
@@ -56,7 +61,7 @@ func (s *SQLStore) claim(ctx context.Context, opts *ClaimOptions) (Claim, error)
 			lanes[h.lane] = []candidate{h}
 		}
 	}
-	runs := make(map[string][]string, len(heads)) // ids by lane, in order
+	runs := make(map[string][]ref, len(heads)) // by lane, in order
 	ended := make(map[string]bool)
 	left := opts.bytes()
 	for n := range each { // round-robin over the lanes, so that the limits are shared evenly
@@ -71,7 +76,7 @@ func (s *SQLStore) claim(ctx context.Context, opts *ClaimOptions) (Claim, error)
 				ended[h.lane], more = true, true
 			default:
 				left -= row.size
-				runs[h.lane] = append(runs[h.lane], row.id)
+				runs[h.lane] = append(runs[h.lane], row.ref())
 				more = more || n == each-1 // the lane may have further rows
 			}
 		}
@@ -89,10 +94,10 @@ func (s *SQLStore) claim(ctx context.Context, opts *ClaimOptions) (Claim, error)
 // takeEach claims each lane separately after a claim of all lanes together failed. The cause, such
 // as a damaged page or a trigger that rejects the change, then affects only its own lanes. Claims
 // skip failed lanes for againMax.
-func (s *SQLStore) takeEach(ctx context.Context, opts *ClaimOptions, runs map[string][]string, more bool) (Claim, error) {
+func (s *SQLStore) takeEach(ctx context.Context, opts *ClaimOptions, runs map[string][]ref, more bool) (Claim, error) {
 	all, each := Claim{More: more}, *opts
 	for lane, run := range runs {
-		c, err := s.take(ctx, &each, map[string][]string{lane: run}, more)
+		c, err := s.take(ctx, &each, map[string][]ref{lane: run}, more)
 		if err != nil {
 			all.Failed = append(all.Failed, LaneError{lane, err})
 			continue
@@ -173,40 +178,42 @@ func (s *SQLStore) followers(ctx context.Context, opts *ClaimOptions, heads []ca
 }
 
 func (s *SQLStore) followersQuery(opts *ClaimOptions, heads []candidate, each int) (query string, args []any) {
-	ids := make([]string, len(heads))
-	for i, h := range heads {
-		ids[i] = h.id
+	list := make([]ref, len(heads))
+	for i := range heads {
+		list[i] = heads[i].ref()
 	}
+	ids, same := refArgs(list)
 	unsent := "{table} o WHERE o.status <> 'sent'" + passed(opts)
 	return `WITH RECURSIVE run (lane, seq, n) AS (
-  SELECT o.lane, o.seq, 1 FROM {table} o WHERE o.id {ids} AND o.status <> 'sent'
+  SELECT o.lane, o.seq, 1 FROM {table} o WHERE o.id {ids} AND {same} AND o.status <> 'sent'
   UNION ALL
   SELECT r.lane, (SELECT o.seq FROM ` + unsent + ` AND o.lane = r.lane AND o.seq > r.seq ORDER BY o.seq LIMIT 1), r.n + 1
   FROM run r WHERE r.seq IS NOT NULL AND r.n < ?
 )
 ` + s.candidates(opts, "run r", "r.lane", "r.seq IS NOT NULL", unsent+" AND o.lane = r.lane AND o.seq = r.seq", each) + `
-ORDER BY r.n, o.id`, []any{idList(ids), each}
+ORDER BY r.n, o.id`, []any{ids, same, each}
 }
 
 // take claims the rows of runs that are still available, and in each run stops at the first row
 // that is not.
-func (s *SQLStore) take(ctx context.Context, opts *ClaimOptions, runs map[string][]string, more bool) (Claim, error) {
-	var ids []string
+func (s *SQLStore) take(ctx context.Context, opts *ClaimOptions, runs map[string][]ref, more bool) (Claim, error) {
+	var list []ref
 	for _, run := range runs {
-		ids = append(ids, run...)
+		list = append(list, run...)
 	}
+	ids, same := refArgs(list)
 	c := Claim{More: more}
 	got, err := s.records(ctx, `UPDATE {table} SET status = 'claimed', claimed_by = ?, lease_until = {now} + ?,
   publish_began = COALESCE(NULLIF(publish_began, 0), NULLIF(CAST(? AS BIGINT), 0), {now})
-WHERE status = 'pending' AND id {in SELECT o.id FROM {table} o WHERE o.id {ids} AND o.status = 'pending' AND o.next_at <= {now}{unlocked} in}
-RETURNING `+s.columns(opts.MaxPayload)+`, {now}`, []any{opts.Worker, opts.Lease.Milliseconds(), opts.Began, idList(ids)}, &c.Now)
+WHERE status = 'pending' AND {row} {in SELECT o.{row} FROM {table} o WHERE o.id {ids} AND {same} AND o.status = 'pending' AND o.next_at <= {now}{unlocked} in}
+RETURNING `+s.columns(opts.MaxPayload)+`, {now}`, []any{opts.Worker, opts.Lease.Milliseconds(), opts.Began, ids, same}, &c.Now)
 	if err != nil {
 		return Claim{}, err
 	}
 	c.Began = cmp.Or(opts.Began, c.Now)
-	taken := make(map[string]*Record, len(got))
+	taken := make(map[ref]*Record, len(got))
 	for _, r := range got {
-		taken[r.ID] = r
+		taken[r.ref()] = r
 	}
 	var back Settlement
 	for _, run := range runs {

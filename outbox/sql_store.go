@@ -149,7 +149,7 @@ var (
 		SQLite:     "CAST(unixepoch('subsec') * 1000 AS INTEGER)",
 		PostgreSQL: "CAST(EXTRACT(EPOCH FROM statement_timestamp()) * 1000 AS BIGINT)",
 	}
-	// inOf and itsEndOf enclose a subquery of ids for an IN condition. PostgreSQL evaluates an
+	// inOf and itsEndOf enclose a subquery of rows or ids for an IN condition. PostgreSQL evaluates an
 	// array once, before the statement. It may evaluate any other form, and lock the rows that the
 	// subquery finds, once per row.
 	inOf     = map[Dialect]string{SQLite: "IN (", PostgreSQL: "= ANY(ARRAY("}
@@ -160,6 +160,15 @@ var (
 		SQLite:     "SELECT value FROM json_each(?)",
 		PostgreSQL: "SELECT json_array_elements_text(CAST(? AS json))",
 	}
+	// sameOf expands one parameter, that of refList, into a condition on a row o. The condition
+	// only checks rows that {ids} has found by an index. Without IS TRUE, PostgreSQL would consider
+	// a join, which it may begin from the wrong side.
+	sameOf = map[Dialect]string{
+		SQLite:     "o.aggregatetype || '/' || o.id IN (SELECT value FROM json_each(?))",
+		PostgreSQL: "((o.aggregatetype || '/' || o.id) IN (SELECT json_array_elements_text(CAST(? AS json)))) IS TRUE",
+	}
+	// rowOf identifies a row within a statement.
+	rowOf = map[Dialect]string{SQLite: "seq", PostgreSQL: "ctid"}
 	// spansOf expands one parameter into pairs of lanes, numbered from 0.
 	spansOf = map[Dialect]string{
 		SQLite:     "SELECT key AS n, json_extract(value, '$[0]') AS start, json_extract(value, '$[1]') AS stop FROM json_each(?)",
@@ -187,10 +196,10 @@ func inTable(table, statement string) string {
 }
 
 // q translates a query into the dialect. It replaces the placeholders of names as well as {now},
-// {in …}, {ids}, {spans}, {topic}, {unlocked}, and question marks.
+// {in …}, {ids}, {same}, {row}, {spans}, {topic}, {unlocked}, and question marks.
 func (s *SQLStore) q(query string) string {
 	d := s.dialect
-	query = strings.NewReplacer(append(names(s.table), "{now}", nowOf[d], "{ids}", inOf[d]+idsOf[d]+itsEndOf[d], "{spans}", spansOf[d],
+	query = strings.NewReplacer(append(names(s.table), "{now}", nowOf[d], "{ids}", inOf[d]+idsOf[d]+itsEndOf[d], "{same}", sameOf[d], "{row}", rowOf[d], "{spans}", spansOf[d],
 		"{in ", inOf[d], " in}", itsEndOf[d], "{topic}", topicOf[d], "{unlocked}", unlockedOf[d])...).Replace(query)
 	if s.dialect != PostgreSQL {
 		return query
@@ -231,12 +240,13 @@ func idList(ids []string) string {
 	return string(append(b, ']'))
 }
 
-func idsOfRecords(records []*Record) []string {
-	ids := make([]string, len(records))
-	for i, r := range records {
-		ids[i] = r.ID
+// refArgs returns the parameters for "o.id {ids} AND {same}", which selects the records.
+func refArgs(list []ref) (ids, same string) {
+	names, whole := make([]string, len(list)), make([]string, len(list))
+	for i, r := range list {
+		names[i], whole[i] = r.id, r.String()
 	}
-	return ids
+	return idList(names), idList(whole)
 }
 
 // errText returns an error's text in the form that stores keep: valid UTF-8 of at most maxErrLen
