@@ -111,7 +111,9 @@ func (b *Bus) meetBucket(ctx context.Context, t *topicInfo, source *natsjs.Strea
 	defer cancel()
 	info, err := b.findStream(ctx, t.bucket.stream)
 	if errors.Is(err, ErrNotFound) {
-		info, err = b.createBucket(ctx, t, source)
+		if info, err = b.createBucket(ctx, t, source); err != nil {
+			return b.notMade(err)
+		}
 		made = false
 	}
 	if err != nil {

@@ -72,6 +72,7 @@ type Bus struct {
 
 	topics    topics
 	made      *quota.Set    // topics, by the client that made them
+	reserved  reservations  // topics that were counted before they are made
 	clients   atomic.Uint64 // that nobody named
 	turn      atomic.Uint32 // deals the links out
 	publisher *Publisher    // of Bus.Publish

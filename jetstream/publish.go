@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,6 +39,9 @@ type PublishOptions struct {
 	// Wrapper means that the payload contains the payload of another event, and may therefore
 	// exceed the limit by 16 KiB.
 	Wrapper bool
+	// CountFor, if not "", is the client for which the topic counts that this publish creates,
+	// instead of that of the Publisher (Publisher.CountFor).
+	CountFor string
 	// ExpectKeySequence, when not nil, stores the event only if the newest event of Key has this
 	// stream sequence (0: there is none yet). Otherwise the publish fails with ErrKeyChanged.
 	ExpectKeySequence *uint64
@@ -58,7 +62,7 @@ type Receipt struct {
 // Publisher publishes for one client in order. The stream stores events in the order of the calls,
 // as long as no publish in between fails. A Publisher is pinned to one NATS connection of the bus's
 // pool, which keeps that order. PublishAsync, Publish and CountFor are for one goroutine at a time;
-// Admit and Flush may be called concurrently. Different Publishers are independent. A Publisher
+// the others may be called concurrently. Different Publishers are independent. A Publisher
 // needs no closing.
 type Publisher struct {
 	bus    *Bus
@@ -123,7 +127,7 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 		return err
 	}
 	if t == nil {
-		if t, err = p.bus.topic(ctx, topic, p.client); err != nil {
+		if t, err = p.bus.topic(ctx, topic, cmp.Or(opts.CountFor, p.client)); err != nil {
 			return err
 		}
 	}

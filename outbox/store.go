@@ -187,6 +187,9 @@ type Failure struct {
 	// Park parks the record. Otherwise the record is retried after Delay.
 	Park  bool
 	Delay time.Duration
+
+	// rationed means that the record's client may not make the topic yet.
+	rationed bool
 }
 
 // Stats counts the records of a store, without sent records.
