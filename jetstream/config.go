@@ -87,6 +87,11 @@ type TopicRule struct {
 	// at least an hour, a MaxMsgs of 0 or at least 100,000, and a MaxBytes of 0 or at least 128
 	// MiB, so that the bucket gets each event before the stream removes it.
 	Compaction bool
+	// MaxKeys is the most keys of a topic with Compaction, removed keys included: default 1,000,000.
+	// Beyond it, publishes of new keys get overloaded ("max_keys" in Observer.LimitReached). A hub
+	// learns once a minute of keys that other hubs and native clients make, and of keys that have
+	// gone.
+	MaxKeys int
 	// Snapshot, if not nil, requests snapshots. Pattern must then be a single topic, with
 	// Compaction or with Snapshot.KeySource. With KeySource, MaxAge, MaxMsgs and MaxBytes have the
 	// same minimum values as with Compaction.
@@ -130,6 +135,12 @@ type Limits struct {
 	// SubscribeOptions.CountFor): default 100 at once, and then one every 10 s. Beyond the limit,
 	// new topics get rate_limited.
 	TopicsPerClient int
+	// KeysPerClient ("keys_per_client") is the most keys of compacted topics that one client may
+	// create, counted as TopicsPerClient is: default 100,000 at once, and then KeyRate a second,
+	// default 1,000. Beyond the limit, new keys get rate_limited. Publishers without a client have
+	// no such limit.
+	KeysPerClient int
+	KeyRate       int
 	// Subscriptions ("subscriptions") is the most subscriptions open on this hub: default 100,000.
 	// Beyond it, new ones get overloaded.
 	Subscriptions int
@@ -192,6 +203,8 @@ func (c *Config) validate() error {
 	l := &c.Limits
 	def(&l.Topics, 10_000)
 	def(&l.TopicsPerClient, 100)
+	def(&l.KeysPerClient, 100_000)
+	def(&l.KeyRate, 1_000)
 	def(&l.Subscriptions, 100_000)
 	def(&l.PublishInFlight, 16_384)
 	def(&l.SessionInFlight, 4_096)
@@ -216,7 +229,7 @@ func (c *Config) validate() error {
 	check(c.Server == nil || c.Replicas == 1, "replicas %d: the embedded server is alone; more than 1 needs a cluster", c.Replicas)
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536, because the server drops silently above about 100,000", l.PublishInFlight)

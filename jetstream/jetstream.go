@@ -72,6 +72,8 @@ type Bus struct {
 
 	topics    topics
 	made      *quota.Set    // topics, by the client that made them
+	newKeys   *quota.Set    // keys of compacted topics, by the client that made them
+	keyLooks  *quota.Set    // look-ups of keys that would be refused, by client
 	reserved  reservations  // topics that were counted before they are made
 	clients   atomic.Uint64 // that nobody named
 	turn      atomic.Uint32 // deals the links out
@@ -114,6 +116,8 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 		topics:  topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
 	}
 	b.made = newTopicQuota(b.limits)
+	b.newKeys = quota.New(float64(b.limits.KeyRate), b.limits.KeysPerClient, b.limits.Topics, nil)
+	b.keyLooks = quota.New(keyLooks, keyLooks, b.limits.Topics, nil)
 	b.listings = &listings{bus: b}
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := b.open(ctx); err != nil {

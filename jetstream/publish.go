@@ -39,8 +39,8 @@ type PublishOptions struct {
 	// Wrapper means that the payload contains the payload of another event, and may therefore
 	// exceed the limit by 16 KiB.
 	Wrapper bool
-	// CountFor, if not "", is the client for which the topic counts that this publish creates,
-	// instead of that of the Publisher (Publisher.CountFor).
+	// CountFor, if not "", is the client for which the topic and the key count that this publish
+	// creates, instead of that of the Publisher (Publisher.CountFor).
 	CountFor string
 	// ExpectKeySequence, when not nil, stores the event only if the newest event of Key has this
 	// stream sequence (0: there is none yet). Otherwise the publish fails with ErrKeyChanged.
@@ -128,6 +128,11 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 	}
 	if t == nil {
 		if t, err = p.bus.topic(ctx, topic, cmp.Or(opts.CountFor, p.client)); err != nil {
+			return err
+		}
+	}
+	if t.keys != nil && opts.Key != "" {
+		if err := t.keys.admit(ctx, opts.Key, cmp.Or(opts.CountFor, p.client)); err != nil {
 			return err
 		}
 	}

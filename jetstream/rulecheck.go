@@ -39,6 +39,7 @@ const (
 	fieldStorage         = "storage"
 	fieldMaxPayload      = "max_payload"
 	fieldCompaction      = "compaction"
+	fieldMaxKeys         = "max_keys"
 	fieldSnapshotTopic   = "snapshot.topic"
 	fieldSnapshotEvery   = "snapshot.every"
 	fieldSnapshotSource  = "snapshot.key_source"
@@ -186,6 +187,8 @@ func (r *TopicRule) validate() (faults []*RuleError) {
 	check(r.Replicas >= 0 && r.Replicas <= 5, of(fieldReplicas), "replicas %d: 1 to 5 are allowed", r.Replicas)
 	check(r.Storage == "" || r.Storage == StorageFile || r.Storage == StorageMemory, of(fieldStorage), "storage %q: file or memory is allowed", string(r.Storage))
 	check(r.MaxPayload >= 0 && r.MaxPayload <= maxRulePayload, of(fieldMaxPayload), "max payload %d: 0 (as the hub's) to %d bytes are allowed", r.MaxPayload, maxRulePayload)
+	check(r.MaxKeys >= 0, of(fieldMaxKeys), "max keys %d: 1 or more is allowed; without it, it is %d", r.MaxKeys, DefaultMaxKeys)
+	check(r.MaxKeys == 0 || r.Compaction, of(fieldMaxKeys, fieldCompaction), "max_keys is for compacted topics: add compaction: true, or leave it out")
 	if r.Compaction {
 		check(r.Family == "", of(fieldCompaction, fieldFamily), "a family cannot be compacted, for the bucket of a topic is filled from a stream of its own: leave one of them out")
 		check(r.Pattern == "**" || !meet(r.Pattern, dlqPrefix+"**"), of(fieldCompaction, fieldPattern), "dead letters cannot be compacted, for they have no keys")

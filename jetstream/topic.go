@@ -35,6 +35,7 @@ type topicInfo struct {
 	obs     TopicObserver
 
 	bucket     *bucket // nil unless the topic is compacted
+	keys       *keySet // of the bucket; nil for reads
 	maxPayload int     // in bytes
 }
 
@@ -296,12 +297,14 @@ func (b *Bus) makeTopic(ctx context.Context, name, client string) (*topicInfo, e
 // just been made.
 func (b *Bus) meetTopic(ctx context.Context, name string, info *natsjs.StreamInfo, rule *TopicRule, made bool) (*topicInfo, error) {
 	t, err := b.newTopic(name, info, rule, true)
-	if err == nil && t.bucket != nil {
-		err = b.meetBucket(ctx, t, &info.Config, made)
+	if err != nil || t.bucket == nil {
+		return t, err
 	}
+	entries, err := b.meetBucket(ctx, t, &info.Config, made)
 	if err != nil {
 		return nil, err
 	}
+	t.keys = b.newKeySet(ctx, t, rule, entries)
 	return t, nil
 }
 

@@ -42,6 +42,7 @@ type limitFlags struct {
 
 	Frames             quota `env:"FRAMES" default:"10000/2000" placeholder:"RATE/BURST" help:"Frames per connection except ACK, NACK and MODACK: per second, and at once."`
 	Settles            quota `env:"SETTLES" default:"200000/20000" placeholder:"RATE/BURST" help:"ACK, NACK and MODACK per connection."`
+	NewKeys            quota `env:"NEW_KEYS" default:"1000/100000" placeholder:"RATE/BURST" help:"Keys of compacted topics that a principal may create through this hub, or off."`
 	TopicPublishes     quota `env:"TOPIC_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per topic through this hub, or off."`
 	PrincipalPublishes quota `env:"PRINCIPAL_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per principal through this hub, or off."`
 
@@ -165,7 +166,11 @@ func (f limitFlags) facade() facade.Limits {
 
 // bus returns the limits of the bus.
 func (f limitFlags) bus() jetstream.Limits {
-	return jetstream.Limits{Topics: f.Topics, TopicsPerClient: f.NewTopics, MaxPayload: f.Payload, HeldTotal: f.HeldBytes}
+	l := jetstream.Limits{Topics: f.Topics, TopicsPerClient: f.NewTopics, MaxPayload: f.Payload, HeldTotal: f.HeldBytes}
+	if l.KeyRate, l.KeysPerClient = f.NewKeys.rate, f.NewKeys.burst; f.NewKeys == (quota{}) {
+		l.KeyRate, l.KeysPerClient = maxQuota, maxQuota
+	}
+	return l
 }
 
 // lines describes the limits.
@@ -180,7 +185,7 @@ func (f limitFlags) lines() [][2]string {
 		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d, of one principal %s; subscriptions %d, operations %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, or(f.PrincipalRequests, "a quarter of them"), f.Subscriptions, f.Operations)},
 		{"", fmt.Sprintf("waiting in the outbox %d, of one principal %s; bytes %d, of one principal %s", f.OutboxPending, or(f.PrincipalOutboxPending, "half of them"), f.OutboxBytes, or(f.PrincipalOutboxBytes, "half of them"))},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
-		{"", fmt.Sprintf("topics %d, new ones %d; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes at a time", f.Topics, f.NewTopics, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes)},
+		{"", fmt.Sprintf("topics %d, new ones %d; new keys %v; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes at a time", f.Topics, f.NewTopics, f.NewKeys, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes)},
 		{"", fmt.Sprintf("auth within %v, ping after %v, pong within %v", f.AuthTimeout, f.PingInterval, f.PongTimeout)},
 	}
 }

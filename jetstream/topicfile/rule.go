@@ -103,6 +103,17 @@ func (p *parser) rule(n *yaml.Node) *rule {
 			return ""
 		}},
 		{name: "compaction", read: func(n *yaml.Node) string { return boolean(n, &r.Compaction) }},
+		{name: "max_keys", read: func(n *yaml.Node) string {
+			var v int64
+			if msg := number(n, &v); msg != "" {
+				return msg
+			}
+			if v < 1 {
+				return "max_keys " + n.Value + ": at least 1 is allowed; without it, it is 1000000"
+			}
+			r.MaxKeys = int(v)
+			return ""
+		}},
 		{name: "snapshot", read: func(n *yaml.Node) string {
 			r.Snapshot = &jetstream.SnapshotRule{Every: defaultEvery}
 			if !p.mapping(r, n, "snapshot", "a topic and an interval such as {topic: process.state.snapshot, every: 30s}", []field{
