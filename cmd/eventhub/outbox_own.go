@@ -11,12 +11,14 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
 
+	"eventhub/acl"
 	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/outbox"
@@ -25,10 +27,11 @@ import (
 const (
 	// ownOutboxName is the file in the data directory that POST /outbox writes to.
 	ownOutboxName = "outbox.db"
-	// Sent records are kept for ownOutboxKeep, so that repeated ids are detected. Older ones are
-	// purged every ownOutboxPurge.
+	// Sent records are kept for ownOutboxKeep, so that repeated ids are detected, and at most
+	// ownOutboxSent of them. The others are purged every ownOutboxPurge.
 	ownOutboxKeep  = 10 * time.Minute
 	ownOutboxPurge = 15 * time.Second
+	ownOutboxSent  = 100_000
 	// ownOutboxBatch is the maximum number of records stored in one transaction. ownOutboxWrite is
 	// the timeout of that transaction.
 	ownOutboxBatch = 256
@@ -122,7 +125,11 @@ func (o *ownOutbox) tidy(ctx context.Context, box *openedOutbox) {
 	tick := time.NewTicker(ownOutboxPurge)
 	defer tick.Stop()
 	for {
-		if _, err := purge(ctx, box, outbox.PurgeOptions{Status: outbox.Sent, OlderThan: ownOutboxKeep}); err != nil && ctx.Err() == nil {
+		_, err := purge(ctx, box, outbox.PurgeOptions{Status: outbox.Sent, OlderThan: ownOutboxKeep})
+		if err == nil {
+			err = purgeSent(ctx, box.db, ownOutboxSent)
+		}
+		if err != nil && ctx.Err() == nil {
 			o.hub.log.LogAttrs(ctx, slog.LevelWarn, "failed to delete sent records of the outbox", slog.Any("error", err))
 		}
 		select {
@@ -255,7 +262,7 @@ func (o *ownOutbox) store(ctx context.Context, tx *sql.Tx, box *drainedOutbox, a
 		if limit.own {
 			u = used[a.principal]
 		}
-		if !limit.exceeded(u, n) {
+		if limit.clients && strings.HasPrefix(a.principal, string(acl.KindStatic)+":") || !limit.exceeded(u, n) {
 			continue
 		}
 		if a.record.ID != "" {
@@ -296,16 +303,18 @@ type ownLimit struct {
 	most  int64
 	bytes bool // not records
 	own   bool // of each principal, not of all
+	// clients exempts the hub's own token.
+	clients bool
 }
 
 // ownOutbox returns the limits of the hub's own outbox.
 func (f limitFlags) ownOutbox() []ownLimit {
 	records, bytes := int64(f.OutboxPending), int64(f.OutboxBytes)
 	return []ownLimit{
-		{"principal_outbox_pending", cmp.Or(int64(f.PrincipalOutboxPending), (records+1)/2), false, true},
-		{"principal_outbox_bytes", cmp.Or(int64(f.PrincipalOutboxBytes), (bytes+1)/2), true, true},
-		{"outbox_pending", records, false, false},
-		{"outbox_bytes", bytes, true, false},
+		{"principal_outbox_pending", cmp.Or(int64(f.PrincipalOutboxPending), (records+1)/2), false, true, f.PrincipalOutboxPending == 0},
+		{"principal_outbox_bytes", cmp.Or(int64(f.PrincipalOutboxBytes), (bytes+1)/2), true, true, f.PrincipalOutboxBytes == 0},
+		{"outbox_pending", records, false, false, false},
+		{"outbox_bytes", bytes, true, false, false},
 	}
 }
 

@@ -12,7 +12,8 @@ import (
 
 // The hub's own outbox remembers the principal of each unsent record, and what the unsent records of
 // each principal take, in two tables beside that of the records. Triggers keep both right whatever
-// program changes a record. A sent record is kept for its id only; its content is dropped.
+// program changes a record. A sent record is kept for its id; its content is dropped unless it is
+// small.
 
 // ownOutboxOverhead is what a record takes besides its text, in bytes.
 const ownOutboxOverhead = 512
@@ -36,7 +37,8 @@ END`,
 END`,
 	`CREATE TRIGGER IF NOT EXISTS outbox_post_sent AFTER UPDATE OF status ON outbox WHEN NEW.status = 'sent' AND OLD.status <> 'sent' BEGIN
   DELETE FROM outbox_posts WHERE seq = NEW.seq;
-  UPDATE outbox SET payload = 'null', headers = '', attributes = '' WHERE seq = NEW.seq;
+  UPDATE outbox SET payload = 'null', headers = '', attributes = ''
+    WHERE seq = NEW.seq AND octet_length(payload) + octet_length(headers) + octet_length(attributes) > 512;
 END`,
 	`CREATE TRIGGER IF NOT EXISTS outbox_post_parked AFTER UPDATE OF status ON outbox WHEN (NEW.status = 'error') <> (OLD.status = 'error') BEGIN
   UPDATE outbox_usage SET parked = parked + (NEW.status = 'error') - (OLD.status = 'error') WHERE principal = '';
@@ -127,4 +129,17 @@ CROSS JOIN outbox o ON o.id = json_extract(j.value, '$[1]') AND o.aggregatetype 
 		err = fmt.Errorf("note who posted: %d of %d records were found", n, len(added))
 	}
 	return err
+}
+
+// purgeSent deletes sent records but the newest ones.
+func purgeSent(ctx context.Context, db *sql.DB, keep int) error {
+	for {
+		res, err := db.ExecContext(ctx, `DELETE FROM outbox WHERE seq IN (SELECT o.seq FROM outbox o WHERE o.status = 'sent' ORDER BY o.sent_at DESC LIMIT ? OFFSET ?)`, purgeBatch, keep)
+		if err != nil {
+			return err
+		}
+		if n, err := res.RowsAffected(); err != nil || n < purgeBatch {
+			return err
+		}
+	}
 }
