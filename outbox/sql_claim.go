@@ -19,15 +19,11 @@ const maxAiling = 1_000
 
 // candidate is a row that a claim examined.
 type candidate struct {
+	ref
+
 	lane string
-	id   string
 	due  bool // pending, and its retry time has come
 	size int  // bytes that loading the row would read
-}
-
-func (c *candidate) ref() ref {
-	topic, _ := ofLane(c.lane)
-	return ref{topic, c.id}
 }
 
 // Claim implements Store.
@@ -76,7 +72,7 @@ func (s *SQLStore) claim(ctx context.Context, opts *ClaimOptions) (Claim, error)
 				ended[h.lane], more = true, true
 			default:
 				left -= row.size
-				runs[h.lane] = append(runs[h.lane], row.ref())
+				runs[h.lane] = append(runs[h.lane], row.ref)
 				more = more || n == each-1 // the lane may have further rows
 			}
 		}
@@ -151,11 +147,11 @@ func (s *SQLStore) candidates(opts *ClaimOptions, query, key, cond, from string,
 	for _, c := range s.largeColumns(opts.MaxPayload) {
 		sizes = append(sizes, fmt.Sprintf("CASE WHEN octet_length(o.%[1]s) <= %[2]d THEN octet_length(o.%[1]s) ELSE 0 END", c.name, c.most))
 	}
-	columns := "o.id, CASE WHEN o.status = 'pending' AND o.next_at <= {now} THEN 1 ELSE 0 END AS due, " + strings.Join(sizes, " + ") + " AS size"
+	columns := "o.id, o.aggregatetype, CASE WHEN o.status = 'pending' AND o.next_at <= {now} THEN 1 ELSE 0 END AS due, " + strings.Join(sizes, " + ") + " AS size"
 	if s.dialect == SQLite {
 		return fmt.Sprintf("SELECT %s, %s FROM %s CROSS JOIN %s AND %s", key, columns, query, from, cond)
 	}
-	return fmt.Sprintf("SELECT %s, o.id, o.due, o.size FROM %s CROSS JOIN LATERAL (SELECT %s FROM %s ORDER BY o.id LIMIT %d) o WHERE %s", key, query, columns, from, limit, cond)
+	return fmt.Sprintf("SELECT %s, o.id, o.aggregatetype, o.due, o.size FROM %s CROSS JOIN LATERAL (SELECT %s FROM %s ORDER BY o.id LIMIT %d) o WHERE %s", key, query, columns, from, limit, cond)
 }
 
 // followers reads up to each first rows of every lane, ordered by sequence and then by id.
@@ -169,7 +165,7 @@ func (s *SQLStore) followers(ctx context.Context, opts *ClaimOptions, heads []ca
 	lanes := make(map[string][]candidate, len(heads))
 	for rows.Next() {
 		var c candidate
-		if err := rows.Scan(&c.lane, &c.id, &c.due, &c.size); err != nil {
+		if err := rows.Scan(&c.lane, &c.id, &c.topic, &c.due, &c.size); err != nil {
 			return nil, err
 		}
 		lanes[c.lane] = append(lanes[c.lane], c)
@@ -180,7 +176,7 @@ func (s *SQLStore) followers(ctx context.Context, opts *ClaimOptions, heads []ca
 func (s *SQLStore) followersQuery(opts *ClaimOptions, heads []candidate, each int) (query string, args []any) {
 	list := make([]ref, len(heads))
 	for i := range heads {
-		list[i] = heads[i].ref()
+		list[i] = heads[i].ref
 	}
 	ids, same := refArgs(list)
 	unsent := "{table} o WHERE o.status <> 'sent'" + passed(opts)

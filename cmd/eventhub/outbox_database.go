@@ -186,7 +186,7 @@ func (d *databaseOutbox) open(ctx context.Context) error {
 	if err := d.hub.prepareOutbox(ctx, o); err != nil {
 		return errors.Join(err, o.close())
 	}
-	d.box, err = d.hub.drain(ctx, o, d.state, 0, outbox.JetStream(d.hub.bus), outboxObserver{d.state.metric})
+	d.box, err = d.hub.drain(ctx, o, d.state, outbox.Config{Bus: outbox.JetStream(d.hub.bus), Observer: outboxObserver{d.state.metric}})
 	return err
 }
 

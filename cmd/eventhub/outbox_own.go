@@ -32,9 +32,12 @@ const (
 	ownOutboxKeep  = 10 * time.Minute
 	ownOutboxPurge = 15 * time.Second
 	ownOutboxSent  = 100_000
-	// ownOutboxBatch is the maximum number of records stored in one transaction. ownOutboxWrite is
-	// the timeout of that transaction.
+	// ownOutboxBatch is the maximum number of records stored in one transaction, and ownOutboxBytes
+	// the size of their payloads from which on no more are added. Claims have the same limit of
+	// bytes: transactions take turns, and each writes the whole records. ownOutboxWrite is the
+	// timeout of a transaction that stores records.
 	ownOutboxBatch = 256
+	ownOutboxBytes = 1 << 20
 	ownOutboxWrite = 10 * time.Second
 	// ownOutboxLease may be short, because another hub hardly ever uses the same file.
 	ownOutboxLease = 5 * time.Second
@@ -108,7 +111,8 @@ func (o *ownOutbox) open(ctx context.Context) error {
 	}
 	box.Store = ownStore{box.Store, o, box.db}
 	bus := ownBus{outbox.JetStream(o.hub.bus), o.publisher, box.db}
-	if o.box, err = o.hub.drain(ctx, box, o.state, ownOutboxLease, bus, outboxObserver{o.state.metric}); err != nil {
+	cfg := outbox.Config{Bus: bus, Lease: ownOutboxLease, HeldBytes: ownOutboxBytes, Observer: outboxObserver{o.state.metric}}
+	if o.box, err = o.hub.drain(ctx, box, o.state, cfg); err != nil {
 		return err
 	}
 	var background context.Context
@@ -183,16 +187,21 @@ func (o *ownOutbox) write(ctx context.Context, box *drainedOutbox) {
 	defer close(o.ended)
 	for {
 		var batch []*addition
+		bytes := 0
+		add := func(a *addition) {
+			batch = append(batch, a)
+			bytes += len(a.record.Payload)
+		}
 		select {
 		case a := <-o.queue:
-			batch = append(batch, a)
+			add(a)
 		case <-ctx.Done():
 			return
 		}
-		for more := true; more && len(batch) < ownOutboxBatch; {
+		for more := true; more && len(batch) < ownOutboxBatch && bytes < ownOutboxBytes; {
 			select {
 			case a := <-o.queue:
-				batch = append(batch, a)
+				add(a)
 			default:
 				more = false
 			}

@@ -72,19 +72,16 @@ type drainedOutbox struct {
 	drainer *outbox.Drainer
 }
 
-// drain starts a drainer for an outbox, which publishes to bus, and takes ownership of the outbox. The caller must close the
+// drain starts a drainer for an outbox, with what cfg says of it, and takes ownership of the outbox. The caller must close the
 // result before the bus. state tracks whether the outbox is available.
-//
-// lease is how long records stay unavailable after the hub is killed; 0 selects the default.
-func (h *hub) drain(ctx context.Context, o *openedOutbox, state *outboxState, lease time.Duration, bus outbox.Bus, observer outbox.Observer) (*drainedOutbox, error) {
+func (h *hub) drain(ctx context.Context, o *openedOutbox, state *outboxState, cfg outbox.Config) (*drainedOutbox, error) {
 	st, err := o.Stats(ctx)
 	if err != nil {
 		return nil, errors.Join(o.explain(err), o.close())
 	}
-	observer.Backlog(st) // the drainer's first report comes later
-	drainer, err := outbox.NewDrainer(outbox.Config{
-		Store: watchedStore{o, state}, Bus: bus, Lease: lease, ClockSkew: h.cmd.Skew, Observer: observer, Logger: state.log,
-	})
+	cfg.Observer.Backlog(st) // the drainer's first report comes later
+	cfg.Store, cfg.ClockSkew, cfg.Logger = watchedStore{o, state}, h.cmd.Skew, state.log
+	drainer, err := outbox.NewDrainer(cfg)
 	if err != nil {
 		return nil, errors.Join(err, o.close())
 	}
