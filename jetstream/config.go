@@ -87,10 +87,10 @@ type TopicRule struct {
 	// at least an hour, a MaxMsgs of 0 or at least 100,000, and a MaxBytes of 0 or at least 128
 	// MiB, so that the bucket gets each event before the stream removes it.
 	Compaction bool
-	// MaxKeys is the most keys of a topic with Compaction, removed keys included: default 1,000,000.
-	// Beyond it, publishes of new keys get overloaded ("max_keys" in Observer.LimitReached). A hub
-	// learns once a minute of keys that other hubs and native clients make, and of keys that have
-	// gone.
+	// MaxKeys is the most keys of a topic with Compaction, removed keys included. Default
+	// 1,000,000. Beyond it, publishes of new keys get overloaded ("max_keys" in
+	// Observer.LimitReached). A hub learns once a minute of keys that other hubs and native clients
+	// make, and of keys that have gone.
 	MaxKeys int
 	// Snapshot, if not nil, requests snapshots. Pattern must then be a single topic, with
 	// Compaction or with Snapshot.KeySource. With KeySource, MaxAge, MaxMsgs and MaxBytes have the

@@ -50,8 +50,9 @@ func (b *Bus) compacted(ctx context.Context, topic string) (*topicInfo, error) {
 // event is omitted.
 //
 // A page takes a few milliseconds as long as each key was written once. Otherwise the server counts
-// keys for each page, which takes about 0.1 s for 1,000,000 keys. Page returns an *Error (overloaded)
-// when more than 20,000 of the newest keys were removed; List passes over them, a part on each page.
+// keys for each page, which takes about 0.1 s for 1,000,000 keys. Page returns an *Error
+// (overloaded) when more than 20,000 of the newest keys were removed; List passes over them, a part
+// on each page.
 func (k Keys) Page(ctx context.Context, offset, limit int) ([]*Event, error) {
 	b, topic := k.bus, k.topic
 	if offset < 0 {

@@ -172,7 +172,7 @@ var migrations = []migration{
 			`UPDATE sqlite_schema SET sql = replace(replace(sql, '` + sqliteID2 + ` DEFAULT', '` + sqliteID + ` DEFAULT'), 'STORED,' || char(10), 'STORED` + sqliteIDKey + `,' || char(10))
 WHERE type = 'table' AND name = '{channel}'`,
 			`PRAGMA writable_schema = RESET`,
-			`REINDEX {table}`, // fills the index of the new constraint, which has the place of the old one's
+			`REINDEX {table}`, // fills the index of the constraint anew
 			`CREATE VIEW {table}_changed AS SELECT 1`,
 			`DROP VIEW {table}_changed`,
 		},

@@ -142,7 +142,9 @@ func permanent(err error) bool {
 }
 
 // turnedDown reports whether NATS, which is reachable, refused the event or the topic's stream.
-func turnedDown(err error) bool { return jetstream.Refused(err) || errors.Is(err, jetstream.ErrNoStream) }
+func turnedDown(err error) bool {
+	return jetstream.Refused(err) || errors.Is(err, jetstream.ErrNoStream)
+}
 
 // away reports whether the bus failed for a reason unrelated to the event.
 func away(err error) bool {

@@ -150,9 +150,9 @@ var (
 		SQLite:     "CAST(unixepoch('subsec') * 1000 AS INTEGER)",
 		PostgreSQL: "CAST(EXTRACT(EPOCH FROM statement_timestamp()) * 1000 AS BIGINT)",
 	}
-	// inOf and itsEndOf enclose a subquery of rows or ids for an IN condition. PostgreSQL evaluates an
-	// array once, before the statement. It may evaluate any other form, and lock the rows that the
-	// subquery finds, once per row.
+	// inOf and itsEndOf enclose a subquery of rows or ids for an IN condition. PostgreSQL evaluates
+	// an array once, before the statement. It may evaluate any other form, and lock the rows that
+	// the subquery finds, once per row.
 	inOf     = map[Dialect]string{SQLite: "IN (", PostgreSQL: "= ANY(ARRAY("}
 	itsEndOf = map[Dialect]string{SQLite: ")", PostgreSQL: "))"}
 	// idsOf expands one parameter into ids, so that the statement text is the same for any number

@@ -372,7 +372,7 @@ type ownStore struct {
 // Settle implements outbox.Store.
 func (s ownStore) Settle(ctx context.Context, worker string, st outbox.Settlement) (outbox.Unsettled, error) {
 	left, err := s.Store.Settle(ctx, worker, st)
-	if all, rerr := readUsage(ctx, s.db, ""); rerr == nil { // otherwise the next report is right again
+	if all, rerr := readUsage(ctx, s.db, ""); rerr == nil { // else the next report is right
 		s.own.tell(&all)
 	}
 	return left, err

@@ -21,6 +21,9 @@ const (
 // outboxTry is the timeout of one attempt to open the outbox of OUTBOX_DSN.
 const outboxTry = 20 * time.Second
 
+// outboxUpgrade is the timeout of an attempt that upgrades a table: a large one gets a new index.
+const outboxUpgrade = 10 * time.Minute
+
 // outboxServeFlags are the outbox flags of serve.
 type outboxServeFlags struct {
 	DSN     string        `name:"outbox-dsn" env:"OUTBOX_DSN" placeholder:"DSN" help:"Outbox to publish from: sqlite:PATH, postgres://USER:PASSWORD@HOST:PORT/DATABASE (the password may be in PGPASSWORD), or kv:BUCKET."`
