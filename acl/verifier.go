@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -42,6 +43,11 @@ type Config struct {
 	Audience string
 	// Issuer must equal the iss claim of a JWT. By default, iss is not checked.
 	Issuer string
+
+	// Snapshots maps snapshot topics to the topics of which they are made. A rule that denies such a
+	// topic also denies its snapshots; see Policy.Decide. Topics with the suffix .snapshot need no
+	// entry.
+	Snapshots map[string]string
 
 	// RefreshInterval is the interval between fetches of the keys. A withdrawn key stays in use for
 	// up to this long. Defaults to DefaultRefreshInterval.
@@ -105,6 +111,8 @@ type Verifier struct {
 	parser *jwt.Parser // nil if JWTs are not accepted
 	secret []byte      // nil if a JWKS is used
 	keys   *keySet     // nil if a secret is used
+
+	snapshots map[string]string
 }
 
 // NewVerifier returns a Verifier. With a JWKS URL it fetches the keys once, for at most 5 seconds
@@ -114,10 +122,13 @@ func NewVerifier(ctx context.Context, cfg Config) (*Verifier, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("tokens: %w", err)
 	}
-	v := &Verifier{}
+	v := &Verifier{snapshots: maps.Clone(cfg.Snapshots)}
 	var err error
 	if v.static, err = newStaticTokens(cfg.Static); err != nil {
 		return nil, fmt.Errorf("tokens: %w", err)
+	}
+	for i := range v.static {
+		v.static[i].owner.policy = v.static[i].owner.policy.with(v.snapshots)
 	}
 	switch {
 	case cfg.JWKSURL != "":
@@ -178,7 +189,7 @@ func (v *Verifier) Verify(ctx context.Context, token string) (*Identity, error) 
 	if err != nil {
 		return nil, invalid("The token's rights are malformed: " + err.Error() + ".")
 	}
-	return &Identity{kind: KindJWT, name: c.subject, policy: policy, expires: c.expires.Add(Leeway)}, nil
+	return &Identity{kind: KindJWT, name: c.subject, policy: policy.with(v.snapshots), expires: c.expires.Add(Leeway)}, nil
 }
 
 // refuse returns the error for a token that was not parsed.
