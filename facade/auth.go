@@ -157,12 +157,15 @@ func (s *Server) may(p Principal, a Action, topic, what string) *fault {
 	return nil
 }
 
-// maySubscribe reports whether the policy allows every topic of a subscription.
-func (s *Server) maySubscribe(p Principal, sub *subscription) bool {
+// deniedTopic returns the first topic of a subscription that the policy does not allow, or "".
+func (s *Server) deniedTopic(p Principal, sub *subscription) string {
+	if !s.allows(p, ActionSubscribe, sub.topic, sub.group) {
+		return sub.topic
+	}
 	for _, topic := range sub.more {
 		if !s.allows(p, ActionSubscribe, topic, sub.group) {
-			return false
+			return topic
 		}
 	}
-	return s.allows(p, ActionSubscribe, sub.topic, sub.group)
+	return ""
 }

@@ -3,7 +3,6 @@ package facade
 import (
 	"context"
 	"errors"
-	"maps"
 	"strconv"
 	"sync"
 	"time"
@@ -192,11 +191,19 @@ func (s *session) auth(f *frame) {
 	if at := p.Expires(); !at.IsZero() {
 		s.due.Store(&due{at: at, code: closeTokenExpired})
 	}
-	lost := maps.Clone(s.subs)
-	maps.DeleteFunc(lost, func(_ string, sub *subscription) bool { return s.srv.maySubscribe(p, sub) })
+	lost, denied := make(map[string]*subscription), make(map[string]string)
+	for key, sub := range s.subs {
+		if topic := s.srv.deniedTopic(p, sub); topic != "" {
+			lost[key], denied[key] = sub, topic
+		}
+	}
 	s.endSubs(lost, Subscription.Stop)
-	for _, sub := range lost {
-		s.tell(codeForbidden, "The new policy does not allow "+sub.topic+"::"+sub.group+"; the subscription has ended.")
+	for key, sub := range lost {
+		which := ""
+		if denied[key] != sub.topic {
+			which = " " + sub.topic + "::" + sub.group
+		}
+		s.tell(codeForbidden, "The new policy does not allow "+denied[key]+"::"+sub.group+"; the subscription"+which+" has ended.")
 	}
 	s.out.ok(replyTo{corr: f.corr}, "")
 }
