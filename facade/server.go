@@ -103,6 +103,10 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, &fault{code: codeForbidden, msg: "This origin may not connect."})
 		return
 	}
+	if r.ContentLength != 0 {
+		s.refuse(w, &fault{code: codeBadOptions, msg: "A request that opens a WebSocket has no body."})
+		return
+	}
 	if fail := s.reserve(); fail != nil {
 		s.refuse(w, fail)
 		return

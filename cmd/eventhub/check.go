@@ -19,9 +19,6 @@ import (
 
 // check implements serve --check. It prints the plan of the hub, or every configuration error.
 func (cmd *serveCmd) check(ctx context.Context, std streams, set settings, faults []error) error {
-	if err := cmd.checkData(&set); err != nil {
-		faults = append(faults, err)
-	}
 	if len(faults) > 0 {
 		for _, f := range faults {
 			_, _ = fmt.Fprintln(std.err, "eventhub: "+strings.ReplaceAll(f.Error(), "\n", "; "))
@@ -88,24 +85,18 @@ func variableOf(parser *kong.Kong, flag string) string {
 	return ""
 }
 
-// checkData checks whether the data directory is usable, without creating it.
+// checkData checks whether the data directory is usable and safe, without creating it.
 func (cmd *serveCmd) checkData(set *settings) error {
+	if cmd.Ephemeral {
+		return nil
+	}
+	if err := checkDataDir(cmd.Data); err != nil {
+		return err
+	}
 	if set.makesToken {
 		if _, err := readToken(cmd.Data); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-	}
-	if cmd.NATSURL != "" {
-		return nil
-	}
-	info, err := os.Stat(cmd.Data)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		return dataDirError(cmd.Data, err)
-	case !info.IsDir():
-		return dataDirError(cmd.Data, errors.New("not a directory"))
 	}
 	return nil
 }

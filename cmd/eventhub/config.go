@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -106,13 +105,16 @@ func (f listenFlags) origins() []string {
 // validate returns every contradiction and every unreadable file. The bus checks the rest.
 func (f busFlags) validate() (faults []error) {
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	own := []struct{ value, flag string }{
-		{f.NATSCreds, "--nats-creds, NATS_CREDS"},
-		{f.NATSNKey, "--nats-nkey-seed, NATS_NKEY_SEED"},
-		{f.NATSCA, "--nats-tls-ca, NATS_TLS_CA"},
-		{f.NATSCert, "--nats-tls-cert, NATS_TLS_CERT"},
-		{f.NATSKey, "--nats-tls-key, NATS_TLS_KEY"},
-		{f.NATSDomain, "--nats-domain, NATS_DOMAIN"},
+	own := []struct {
+		value, flag string
+		secret      bool
+	}{
+		{f.NATSCreds, "--nats-creds, NATS_CREDS", true},
+		{f.NATSNKey, "--nats-nkey-seed, NATS_NKEY_SEED", true},
+		{f.NATSCA, "--nats-tls-ca, NATS_TLS_CA", false},
+		{f.NATSCert, "--nats-tls-cert, NATS_TLS_CERT", false},
+		{f.NATSKey, "--nats-tls-key, NATS_TLS_KEY", true},
+		{f.NATSDomain, "--nats-domain, NATS_DOMAIN", false},
 	}
 	const files = 5 // the first entries of own that name files
 	for i, given := range own {
@@ -122,8 +124,8 @@ func (f busFlags) validate() (faults []error) {
 		if f.NATSURL == "" {
 			fault("%s requires an external NATS; set its address (--nats-url, NATS_URL) or leave it out", given.flag)
 		} else if i < files {
-			if err := readable(given.value); err != nil {
-				fault("file %s: %w (%s)", given.value, err, given.flag)
+			if err := readable(given.value, given.secret); err != nil {
+				fault("%w (%s)", err, given.flag)
 			}
 		}
 	}
@@ -158,13 +160,17 @@ func (f busFlags) validate() (faults []error) {
 	return faults
 }
 
-// readable returns an error if a file cannot be read.
-func readable(path string) error {
-	f, err := os.Open(path) //nolint:gosec // the file is the operator's choice
+// readable returns an error if a file cannot be read, or if other users can read a secret.
+func readable(path string, secret bool) error {
+	f, err := openRegular(path)
 	if err != nil {
-		return cause(err)
+		return fmt.Errorf("file %s: %w", path, cause(err))
 	}
-	return f.Close()
+	defer func() { _ = f.Close() }() // read-only
+	if secret {
+		return checkSecretFile(f)
+	}
+	return nil
 }
 
 func (f busFlags) sync() (every time.Duration, always bool, err error) {

@@ -73,6 +73,9 @@ func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
 	if contradiction != nil {
 		faults = append(faults, contradiction)
 	}
+	if err := cmd.checkData(&set); err != nil {
+		faults = append(faults, err)
+	}
 	if cmd.Check {
 		return cmd.check(ctx, std, set, faults)
 	}
