@@ -93,10 +93,22 @@ func (cmd *serveCmd) checkData(set *settings) error {
 	if err := checkDataDir(cmd.Data); err != nil {
 		return err
 	}
+	if !cmd.Check {
+		return nil // the start of the hub uses the directory
+	}
 	if set.makesToken {
 		if _, err := readToken(cmd.Data); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
+	}
+	info, err := os.Stat(cmd.Data)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return dataDirError(cmd.Data, err)
+	case !info.IsDir():
+		return dataDirError(cmd.Data, errors.New("not a directory"))
 	}
 	return nil
 }
