@@ -19,6 +19,11 @@ import (
 
 // check implements serve --check. It prints the plan of the hub, or every configuration error.
 func (cmd *serveCmd) check(ctx context.Context, std streams, set settings, faults []error) error {
+	if at := os.Getenv("EVENTHUB_URL"); at != "" {
+		if _, err := (hubFlags{URL: at, Token: "any"}).token(); err != nil {
+			faults = append(faults, err)
+		}
+	}
 	if len(faults) > 0 {
 		for _, f := range faults {
 			_, _ = fmt.Fprintln(std.err, "eventhub: "+strings.ReplaceAll(f.Error(), "\n", "; "))

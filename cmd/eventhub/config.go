@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"strings"
 	"time"
 
@@ -132,10 +131,8 @@ func (f busFlags) validate() (faults []error) {
 	if (f.NATSCert == "") != (f.NATSKey == "") {
 		fault("a NATS client certificate requires its key; set both (--nats-tls-cert, NATS_TLS_CERT; --nats-tls-key, NATS_TLS_KEY)")
 	}
-	for place := range strings.SplitSeq(f.NATSURL, ",") {
-		if scheme, _, found := strings.Cut(strings.TrimSpace(place), "://"); found && !slices.Contains([]string{"nats", "tls", "ws", "wss"}, scheme) {
-			fault("NATS URL has unknown scheme %q; use nats://HOST:PORT, or tls, ws or wss (--nats-url, NATS_URL)", scheme)
-		}
+	if f.NATSURL != "" {
+		faults = append(faults, checkNATSURL(f.NATSURL)...)
 	}
 	if f.NATSListen != "" {
 		if _, _, err := net.SplitHostPort(f.NATSListen); err != nil {
@@ -156,6 +153,30 @@ func (f busFlags) validate() (faults []error) {
 		fault("replicas %d: must be 1 to 5 (--replicas, EVENTHUB_REPLICAS)", f.Replicas)
 	case f.Replicas > 1 && f.NATSURL == "":
 		fault("replicas %d: more than 1 requires a NATS cluster; the embedded server has no peers (--replicas, EVENTHUB_REPLICAS; --nats-url, NATS_URL)", f.Replicas)
+	}
+	return faults
+}
+
+// checkNATSURL returns an error for each useless address in a list.
+func checkNATSURL(list string) (faults []error) {
+	web := 0
+	places := strings.Split(list, ",")
+	for i, place := range places {
+		place = strings.TrimSpace(place)
+		if !strings.Contains(place, "://") {
+			place = "nats://" + place
+		}
+		u, err := checkURL(place, "nats", "tls", "ws", "wss")
+		if err != nil {
+			faults = append(faults, fmt.Errorf("NATS URL %d: %w; use nats://HOST:PORT, or tls, ws or wss (--nats-url, NATS_URL)", i+1, err))
+			continue
+		}
+		if strings.HasPrefix(u.Scheme, "ws") {
+			web++
+		}
+	}
+	if web > 0 && web < len(places) && len(faults) == 0 {
+		faults = append(faults, errors.New("NATS URLs mix WebSocket with other schemes; use either ws and wss, or nats and tls (--nats-url, NATS_URL)"))
 	}
 	return faults
 }

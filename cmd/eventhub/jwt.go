@@ -8,6 +8,8 @@ import (
 	"os"
 	"time"
 
+	"github.com/golang-jwt/jwt/v5"
+
 	"eventhub/acl"
 	"eventhub/projections/process"
 )
@@ -58,6 +60,12 @@ func (f tokenFlags) configured() (string, error) {
 		return string(token), nil
 	}
 	return f.Token, nil
+}
+
+// looksLikeJWT reports whether a token is a JWT, signed or not.
+func looksLikeJWT(token string) bool {
+	_, _, err := jwt.NewParser().ParseUnverified(token, jwt.MapClaims{})
+	return err == nil
 }
 
 // claimFlags configure the claims of JWTs.

@@ -100,6 +100,9 @@ func run(ctx context.Context, args []string, std streams) (code int) {
 		}
 		return fail(std, err)
 	}
+	if cmds.Serve.Check {
+		cmds.Serve.unread = append(cmds.Serve.unread, unknownVariables(parser)...)
+	}
 	if err := call.Run(); err != nil {
 		return fail(std, err)
 	}

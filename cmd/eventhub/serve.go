@@ -56,8 +56,8 @@ type serveCmd struct {
 	Ephemeral bool `help:"For tests: keep everything in memory, take free ports of this host, print one line of JSON with the addresses and the token when ready, and end when standard input is closed. Settings of addresses and of data have no effect, and there is no POST /outbox."`
 	Check     bool `help:"Print what the hub would do (exit code 0) or all configuration errors (exit code 1), without starting anything or opening a port."`
 
-	// unread holds the errors of flag values that could not be parsed. It is set only with Check;
-	// otherwise parsing fails.
+	// unread holds the errors of flag values that could not be parsed, and of unknown variables. It
+	// is set only with Check; otherwise parsing fails, and unknown variables have no effect.
 	unread []error
 }
 
