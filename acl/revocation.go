@@ -1,6 +1,7 @@
 package acl
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -42,6 +43,21 @@ func (r Revocation) Validate() error {
 		return errors.New("until is negative")
 	}
 	return nil
+}
+
+// ParseRevocation parses a revocation in the form of JSON. An unknown field is an error. The result
+// is not validated.
+func ParseRevocation(text []byte) (Revocation, error) {
+	var r Revocation
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&r); err != nil {
+		return r, errors.New("it is not a JSON object of jti, or of sub and issued_before, and until")
+	}
+	if dec.More() {
+		return r, errors.New("something follows the JSON object")
+	}
+	return r, nil
 }
 
 // Key names what the revocation is about. A later revocation of the same key replaces it.
@@ -118,8 +134,11 @@ func (s *Revocations) remove(key string, r Revocation) {
 	}
 }
 
-// Prune forgets the revocations that have reached their Until, and returns how many are left.
-func (s *Revocations) Prune(now time.Time) int {
+// Len returns the number of revocations.
+func (s *Revocations) Len() int { return int(s.size.Load()) }
+
+// Prune forgets the revocations that have reached their Until.
+func (s *Revocations) Prune(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for key, r := range maps.Clone(s.byKey) {
@@ -128,7 +147,6 @@ func (s *Revocations) Prune(now time.Time) int {
 		}
 	}
 	s.size.Store(int64(len(s.byKey)))
-	return len(s.byKey)
 }
 
 func (r Revocation) over(now time.Time) bool { return r.Until != 0 && now.UnixMilli() >= r.Until }

@@ -49,7 +49,8 @@ type Config struct {
 	// entry.
 	Snapshots map[string]string
 
-	// MaxLife is the maximum time from now to the exp claim of a JWT. By default, there is none.
+	// MaxLife is the maximum time from the iat claim of a JWT, or from now if there is none, to its
+	// exp claim. By default, there is no maximum.
 	MaxLife time.Duration
 	// Revocations holds the JWTs that are refused although they have not expired. By default, none
 	// are. A JWT with neither jti nor sub cannot be revoked.
@@ -202,8 +203,12 @@ func (v *Verifier) Verify(ctx context.Context, token string) (*Identity, error) 
 	if err != nil {
 		return nil, invalid("The token's rights are malformed: " + err.Error() + ".")
 	}
-	if v.maxLife > 0 && time.Until(c.expires.Time) > v.maxLife+Leeway {
-		return nil, invalid(fmt.Sprintf("The token lives for too long: its exp may be at most %v from now.", v.maxLife))
+	begins := time.Now()
+	if c.issuedAt != nil {
+		begins = c.issuedAt.Time
+	}
+	if v.maxLife > 0 && c.expires.Sub(begins) > v.maxLife+Leeway {
+		return nil, invalid(fmt.Sprintf("The token lives for too long: there may be at most %v between iat and exp.", v.maxLife))
 	}
 	id := &Identity{
 		kind: KindJWT, name: c.subject, policy: policy.with(v.snapshots), expires: c.expires.Add(Leeway),

@@ -55,6 +55,8 @@ type Principal interface {
 	Allows(a Action, topic, group string) bool
 	// Expires is when the credential, and the connection with it, ends. The zero time means never.
 	Expires() time.Time
+	// A Principal may also have a method Revoked() bool, which reports whether the credential was
+	// withdrawn. The hub then ends the connection within a second.
 }
 
 var _ Principal = (*acl.Identity)(nil)
@@ -113,6 +115,23 @@ func (s *Server) authenticate(ctx context.Context, token string) (Principal, *fa
 	}
 	s.log.ErrorContext(ctx, "failed to check a token", slog.Any("error", err))
 	return nil, &fault{code: codeInternal, msg: "The token could not be checked."}
+}
+
+// revocable is a Principal whose credential may be withdrawn while the client uses it.
+type revocable interface {
+	// Revoked reports whether the credential has been withdrawn. It is called often, and
+	// concurrently.
+	Revoked() bool
+}
+
+var _ revocable = (*acl.Identity)(nil)
+
+// tokenRevoked is the message for a client whose credential was withdrawn while it was used.
+const tokenRevoked = "The token has been revoked."
+
+func revoked(p Principal) bool {
+	r, ok := p.(revocable)
+	return ok && r.Revoked()
 }
 
 func expired(p Principal, now time.Time) bool {

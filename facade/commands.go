@@ -183,6 +183,7 @@ func (s *session) auth(f *frame) {
 		return
 	}
 	s.principal, s.counted = p, p.Key()
+	s.who.Store(&p)
 	s.pub.CountFor(s.counted)
 	s.refusals = 0
 	s.wantsResets.Store(f.resets)
@@ -222,6 +223,7 @@ func (s *session) authenticate(f *frame, deadline time.Time) (Principal, *fault)
 func (s *session) refuse(f *frame, fail *fault) {
 	if s.principal != nil {
 		s.principal = nil
+		s.who.Store(nil)
 		s.srv.connections.remove(s.counted)
 		s.counted = ""
 		s.awaitAuth()

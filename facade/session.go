@@ -62,6 +62,9 @@ type session struct {
 	// due is when the server's ticker must end the connection; nil for never.
 	due atomic.Pointer[due]
 
+	// who is principal, for the server's ticker, which takes no lock; nil while there is none.
+	who atomic.Pointer[Principal]
+
 	// Owned by the ticker: what it last saw of the wire, and since when nothing has changed.
 	seenReads  uint64
 	quietSince time.Time
@@ -383,6 +386,11 @@ func (s *session) drain(ctx context.Context, grace time.Duration) {
 func (s *session) tick(now time.Time) {
 	if d := s.due.Load(); d != nil && !now.Before(d.at) && s.due.CompareAndSwap(d, nil) {
 		s.expire(d)
+		return
+	}
+	if p := s.who.Load(); p != nil && revoked(*p) && s.who.CompareAndSwap(p, nil) {
+		s.tell(codeTokenExpired, tokenRevoked)
+		s.out.shut(closeTokenExpired)
 		return
 	}
 	if n := s.wire.reads.Load(); n != s.seenReads {

@@ -20,8 +20,13 @@ import (
 // check implements serve --check. It prints the plan of the hub, or every configuration error.
 func (cmd *serveCmd) check(ctx context.Context, std streams, set settings, faults []error) error {
 	if at := os.Getenv("EVENTHUB_URL"); at != "" {
-		if _, err := (hubFlags{URL: at, Token: "any"}).token(); err != nil {
+		if _, err := (hubFlags{URL: at, credentialFlags: credentialFlags{Token: "any"}}).token(); err != nil {
 			faults = append(faults, err)
+		}
+	}
+	if at := os.Getenv("EVENTHUB_OPS_URL"); at != "" {
+		if _, err := checkURL(at, "http", "https"); err != nil {
+			faults = append(faults, fmt.Errorf("address of the operations port: %w; use http://HOST:PORT or https://HOST:PORT (EVENTHUB_OPS_URL)", err))
 		}
 	}
 	if len(faults) > 0 {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -30,13 +31,20 @@ const (
 
 // hubFlags select the hub that a command connects to, and the credential.
 type hubFlags struct {
-	URL       string `env:"EVENTHUB_URL" help:"WebSocket URL of the hub. Default: WS_PORT of this host, or ws://127.0.0.1:8090."`
+	credentialFlags
+
+	URL string `env:"EVENTHUB_URL" help:"WebSocket URL of the hub. Default: WS_PORT of this host, or ws://127.0.0.1:8090."`
+	// WSPort is the port of a hub that is started in the same environment.
+	WSPort uint16 `name:"ws-port" env:"WS_PORT" hidden:"" default:"8090"`
+}
+
+// credentialFlags select the token that a command shows to a hub.
+type credentialFlags struct {
 	Token     string `env:"EVENTHUB_TOKEN" help:"Token for the hub. Default: WS_TOKEN, or for a hub on this host the token file in its data directory."`
 	TokenFile string `name:"token-file" env:"EVENTHUB_TOKEN_FILE" placeholder:"FILE" help:"File with the token. Default: WS_TOKEN_FILE."`
 	Data      string `env:"EVENTHUB_DATA" default:"./eventhub-data" help:"Data directory of the hub on this host."`
 
-	// What a hub that is started in the same environment uses.
-	WSPort       uint16 `name:"ws-port" env:"WS_PORT" hidden:"" default:"8090"`
+	// The token of a hub that is started in the same environment.
 	HubToken     string `env:"WS_TOKEN" hidden:""`
 	HubTokenFile string `env:"WS_TOKEN_FILE" hidden:""`
 }
@@ -81,12 +89,18 @@ func reason(err error) error {
 	return err
 }
 
-// token returns the credential. The token of the hub on this host is never sent to another host.
+// token returns the credential for the hub.
 func (f hubFlags) token() (string, error) {
 	u, err := checkURL(f.address(), "ws", "wss")
 	if err != nil {
 		return "", fmt.Errorf("invalid hub address %q: %w; use ws://HOST:PORT or wss://HOST:PORT (--url, EVENTHUB_URL; WS_PORT)", f.address(), err)
 	}
+	return f.find(u)
+}
+
+// find returns the credential for the hub at u. The token of the hub on this host is never sent to
+// another host.
+func (f credentialFlags) find(u *url.URL) (string, error) {
 	token, err := tokenFlags{f.Token, f.TokenFile}.configured()
 	if err != nil {
 		return "", fmt.Errorf("%w (EVENTHUB_TOKEN, EVENTHUB_TOKEN_FILE)", err)
@@ -98,7 +112,7 @@ func (f hubFlags) token() (string, error) {
 		return token, err
 	}
 	if !isLoopback(u.Hostname()) {
-		return "", fmt.Errorf("no token for the hub at %s; set --token, EVENTHUB_TOKEN or WS_TOKEN", f.address())
+		return "", fmt.Errorf("no token for the hub at %s; set --token, EVENTHUB_TOKEN or WS_TOKEN", u.Redacted())
 	}
 	token, err = readToken(f.Data)
 	if errors.Is(err, fs.ErrNotExist) {

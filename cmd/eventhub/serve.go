@@ -143,6 +143,8 @@ type hub struct {
 	// inner ends the hub's own tasks: the projector, the compactors, the demo, and the certificate
 	// watch. All of the hub's goroutines are in wg.
 	inner context.CancelFunc
+	// unfollow ends the observation of revoked tokens; nil if there is none.
+	unfollow context.CancelFunc
 	wg    sync.WaitGroup
 }
 
@@ -171,6 +173,9 @@ func (h *hub) open(ctx context.Context) error {
 		h.auth.Static[0].Token = h.token
 	}
 	h.auth.Logger = h.log
+	if cmd.jwt() {
+		h.auth.Revocations = acl.NewRevocations(jetstream.MaxRevocations)
+	}
 	var err error
 	if h.tokens, err = acl.NewVerifier(ctx, h.auth); err != nil {
 		return err
@@ -180,6 +185,9 @@ func (h *hub) open(ctx context.Context) error {
 	metrics := h.metrics
 	cfg := jetstream.Config{Limits: cmd.bus(), Logger: h.log, Observer: metrics, Topics: h.topics}
 	if h.bus, err = cmd.busFlags.open(ctx, cfg, h.token); err != nil {
+		return err
+	}
+	if err := h.followRevocations(ctx); err != nil {
 		return err
 	}
 	h.applyTopics(ctx)
@@ -196,7 +204,7 @@ func (h *hub) open(ctx context.Context) error {
 	if h.facade, err = facade.New(clients); err != nil {
 		return err
 	}
-	operators := ops.Config{Bus: h.bus, Registry: registry, Ready: h.ready, Parts: h.parts, Logger: h.log}
+	operators := ops.Config{Bus: h.bus, Registry: registry, Ready: h.ready, Parts: h.parts, Logger: h.log, Revocations: h.revocations()}
 	if cmd.metricsNeedToken() {
 		operators.Metrics = &ops.Guard{Tokens: h.tokens}
 	} else {
@@ -299,6 +307,9 @@ func (h *hub) close(ctx context.Context) error {
 	}
 	if h.facade != nil {
 		errs = append(errs, h.facade.Close())
+	}
+	if h.unfollow != nil {
+		h.unfollow()
 	}
 	h.wg.Wait()
 	errs = append(errs, h.closeOutboxes(ctx))
