@@ -109,6 +109,9 @@ func (s *Server) bearer(r *http.Request) (Principal, *fault) {
 		return p, nil
 	}
 	p, fail := s.authenticate(r.Context(), token)
+	if fail != nil {
+		s.refusedToken(r.RemoteAddr, "http", fail)
+	}
 	if s.bearers.keep(hash, p, now) {
 		s.cfg.Observer.LimitReached("bearers")
 	}

@@ -183,7 +183,11 @@ func (s *session) auth(f *frame) {
 		return
 	}
 	s.principal, s.counted = p, p.Key()
-	s.who.Store(&p)
+	if s.who.Swap(&p) == nil {
+		s.logClient("client connected", p)
+	} else {
+		s.logClient("client changed its token", p)
+	}
 	s.pub.CountFor(s.counted)
 	s.refusals = 0
 	s.wantsResets.Store(f.resets)
@@ -229,6 +233,7 @@ func (s *session) refuse(f *frame, fail *fault) {
 		s.awaitAuth()
 		s.endSubs(s.subs, Subscription.Stop)
 	}
+	s.srv.refusedToken(s.remote, "websocket", fail)
 	s.fail(replyTo{corr: f.corr}, fail.code, fail.msg)
 	if fail.rule().retry {
 		return // the token itself is not at fault

@@ -38,6 +38,7 @@ type Server struct {
 	connections          headcount
 	requesters           headcount // HTTP requests being served
 	bearers              *bearers
+	refusals             *refusals    // that are logged
 	headers              *headerNames // of HTTP requests, that become part of events
 
 	// inbound is the memory of messages that are being received, over all connections and beyond
@@ -77,7 +78,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	l := cfg.Limits
 	s := &Server{
-		headers: headers, cfg: cfg, log: cfg.Logger, started: time.Now(),
+		headers: headers, refusals: newRefusals(), cfg: cfg, log: cfg.Logger, started: time.Now(),
 		frames: newPace(l.FrameRate, l.FrameBurst), settles: newPace(l.SettleRate, l.SettleBurst),
 		connections: headcount{byKey: make(map[string]int)}, bearers: newBearers(l.Bearers),
 		unauthenticated: newUnauthenticated(cfg.Limits.Unauthenticated),
@@ -128,7 +129,7 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	conn.SetReadLimit(-1) // session.read applies its own limits
-	n = s.newSession(conn, under)
+	n = s.newSession(conn, under, r.RemoteAddr)
 	if !s.begin(n) { //nolint:contextcheck // a session outlives the request
 		n.out.shut(closeDraining)
 	}
