@@ -44,9 +44,9 @@ type Config struct {
 	// Issuer must equal the iss claim of a JWT. By default, iss is not checked.
 	Issuer string
 
-	// Snapshots maps snapshot topics to the topics of which they are made. A rule that denies such a
-	// topic also denies its snapshots; see Policy.Decide. Topics with the suffix .snapshot need no
-	// entry.
+	// Snapshots maps snapshot topics to the topics of which they are made. A rule that denies such
+	// a topic also denies its snapshots; see Policy.Decide. Topics with the suffix .snapshot need
+	// no entry.
 	Snapshots map[string]string
 
 	// MaxLife is the maximum time from the iat claim of a JWT, or from now if there is none, to its

@@ -32,8 +32,8 @@ func newBearers(limit int) *bearers {
 	return &bearers{max: limit, known: make(map[[sha256.Size]byte]bearer)}
 }
 
-// find returns the principal of a token that was verified recently, and has neither expired nor been
-// revoked, else nil.
+// find returns the principal of a token that was verified recently, and has neither expired nor
+// been revoked, else nil.
 func (b *bearers) find(hash [sha256.Size]byte, now time.Time) Principal {
 	b.mu.Lock()
 	defer b.mu.Unlock()
