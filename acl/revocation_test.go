@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -109,7 +110,7 @@ func TestRevocationsThatAreRefused(t *testing.T) {
 		}
 	}
 	for i, want := range []error{nil, acl.ErrRevocationsFull} {
-		if err := list.Set(fmt.Sprint(i), fmt.Appendf(nil, `{"jti":"%d"}`, i)); !errors.Is(err, want) {
+		if err := list.Set(strconv.Itoa(i), fmt.Appendf(nil, `{"jti":"%d"}`, i)); !errors.Is(err, want) {
 			t.Errorf("%d: %v", i, err)
 		}
 	}

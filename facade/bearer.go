@@ -110,7 +110,7 @@ func (s *Server) bearer(r *http.Request) (Principal, *fault) {
 	}
 	p, fail := s.authenticate(r.Context(), token)
 	if fail != nil {
-		s.refusedToken(r.RemoteAddr, "http", fail)
+		s.refusedToken(r.Context(), r.RemoteAddr, "http", fail)
 	}
 	if s.bearers.keep(hash, p, now) {
 		s.cfg.Observer.LimitReached("bearers")

@@ -3,6 +3,7 @@ package facade
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"strconv"
 	"sync"
 	"time"
@@ -184,9 +185,9 @@ func (s *session) auth(f *frame) {
 	}
 	s.principal, s.counted = p, p.Key()
 	if s.who.Swap(&p) == nil {
-		s.logClient("client connected", p)
+		s.srv.log.LogAttrs(s.ctx, slog.LevelDebug, "client connected", s.client(p))
 	} else {
-		s.logClient("client changed its token", p)
+		s.srv.log.LogAttrs(s.ctx, slog.LevelDebug, "client changed its token", s.client(p))
 	}
 	s.pub.CountFor(s.counted)
 	s.refusals = 0
@@ -233,7 +234,7 @@ func (s *session) refuse(f *frame, fail *fault) {
 		s.awaitAuth()
 		s.endSubs(s.subs, Subscription.Stop)
 	}
-	s.srv.refusedToken(s.remote, "websocket", fail)
+	s.srv.refusedToken(s.ctx, s.remote, "websocket", fail)
 	s.fail(replyTo{corr: f.corr}, fail.code, fail.msg)
 	if fail.rule().retry {
 		return // the token itself is not at fault

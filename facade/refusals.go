@@ -25,7 +25,7 @@ func newRefusals() *refusals { return &refusals{pace: rate.NewLimiter(refusalRat
 
 // refusedToken logs that a token was refused, if the token is at fault. The log never gets any part
 // of the token.
-func (s *Server) refusedToken(remote, over string, f *fault) {
+func (s *Server) refusedToken(ctx context.Context, remote, over string, f *fault) {
 	switch f.code {
 	case codeNoToken, codeBadToken, codeJWTInvalid:
 	default:
@@ -35,12 +35,11 @@ func (s *Server) refusedToken(remote, over string, f *fault) {
 		s.refusals.skipped.Add(1)
 		return
 	}
-	s.log.LogAttrs(context.Background(), slog.LevelWarn, "refused a token", slog.String("remote", remote), slog.String("over", over),
+	s.log.LogAttrs(ctx, slog.LevelWarn, "refused a token", slog.String("remote", remote), slog.String("over", over),
 		slog.String("code", string(f.code)), slog.String("reason", f.msg), slog.Int64("not_logged", s.refusals.skipped.Swap(0)))
 }
 
-// logClient logs a step in the life of a connection, at debug.
-func (s *session) logClient(step string, p Principal, more ...slog.Attr) {
-	attrs := append([]slog.Attr{slog.String("principal", p.Key()), slog.String("remote", s.remote)}, more...)
-	s.srv.log.LogAttrs(s.ctx, slog.LevelDebug, step, attrs...)
+// client describes a client in the log.
+func (s *session) client(p Principal) slog.Attr {
+	return slog.Group("", slog.String("principal", p.Key()), slog.String("remote", s.remote))
 }

@@ -308,7 +308,7 @@ func (s *session) end() {
 	}
 	// This also ends whatever the reader waits for, so that release gets mu.
 	if p := s.who.Load(); p != nil {
-		s.logClient("client disconnected", *p, slog.Int("code", int(c)))
+		s.srv.log.LogAttrs(s.ctx, slog.LevelDebug, "client disconnected", s.client(*p), slog.Int("code", int(c)))
 	}
 	s.cancel()
 	s.release()

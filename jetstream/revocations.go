@@ -39,7 +39,7 @@ var ErrRevocationsFull = fmt.Errorf("jetstream: the list of revoked tokens is fu
 type Revocations struct{ bus *Bus }
 
 // Revocations gives access to the list of revoked tokens.
-func (a Admin) Revocations() Revocations { return Revocations{a.bus} }
+func (a Admin) Revocations() Revocations { return Revocations(a) }
 
 // open opens the bucket, and makes it if it is not there.
 func (r Revocations) open(ctx context.Context) (natsjs.KeyValue, error) {

@@ -34,11 +34,11 @@ type Revocations struct {
 	Logger *slog.Logger
 }
 
-// BadRevocation is an error of Revocations.Revoke about the request. Its text is shown.
-type BadRevocation struct{ Err error }
+// RevocationError is an error of Revocations.Revoke about the request. Its text is shown.
+type RevocationError struct{ Err error }
 
-func (e *BadRevocation) Error() string { return e.Err.Error() }
-func (e *BadRevocation) Unwrap() error { return e.Err }
+func (e *RevocationError) Error() string { return e.Err.Error() }
+func (e *RevocationError) Unwrap() error { return e.Err }
 
 // handler serves POST /revocations.
 func (c *Revocations) handler() http.Handler {
@@ -60,7 +60,7 @@ func (c *Revocations) serve(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), revokeTimeout)
 	defer cancel()
 	stored, err := c.Revoke(ctx, given)
-	if bad, ok := errors.AsType[*BadRevocation](err); ok {
+	if bad, ok := errors.AsType[*RevocationError](err); ok {
 		writeError(w, http.StatusBadRequest, "bad_options", "The body is not a revocation: "+bad.Error()+".")
 		return
 	}

@@ -15,8 +15,13 @@ var hubFiles = []struct {
 	name string
 	dir  bool
 }{
-	{tokenName, false}, {"hub.lock", false}, {"nats", true},
-	{ownOutboxName, false}, {ownOutboxName + "-wal", false}, {ownOutboxName + "-shm", false}, {ownOutboxName + "-journal", false},
+	{tokenName, false},
+	{"hub.lock", false},
+	{"nats", true},
+	{ownOutboxName, false},
+	{ownOutboxName + "-wal", false},
+	{ownOutboxName + "-shm", false},
+	{ownOutboxName + "-journal", false},
 }
 
 // checkDataDir returns an error if another user owns the data directory or one of the hub's files

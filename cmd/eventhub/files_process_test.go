@@ -21,7 +21,7 @@ import (
 )
 
 // eventhubCommand is the program, in a directory of its own and with few variables.
-func eventhubCommand(t *testing.T, ctx context.Context, env []string, args ...string) *exec.Cmd {
+func eventhubCommand(ctx context.Context, t *testing.T, env []string, args ...string) *exec.Cmd {
 	t.Helper()
 	path, err := os.Executable()
 	if err != nil {
@@ -39,7 +39,7 @@ func refusal(t *testing.T, env []string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	out, err := eventhubCommand(t, ctx, env, args...).CombinedOutput()
+	out, err := eventhubCommand(ctx, t, env, args...).CombinedOutput()
 	if err == nil || ctx.Err() != nil {
 		t.Fatalf("eventhub %s: %v, %v:\n%s", strings.Join(args, " "), err, ctx.Err(), out)
 	}
@@ -115,7 +115,7 @@ func TestFilesOfOtherUsers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	me := uint32(os.Geteuid()) //nolint:gosec // user ids fit
+	me := uint32(os.Geteuid())
 	for uid, trusted := range map[uint32]bool{0: true, me: true, me + 1: false} {
 		if err := checkOwner(owned{info, uid}); (err == nil) != trusted {
 			t.Errorf("a file of user %d: %v", uid, err)
@@ -257,6 +257,7 @@ func TestTwoLengths(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, _ = io.Copy(io.Discard, resp.Body)
+			_ = resp.Body.Close()
 			if rest, _ := io.ReadAll(r); len(rest) > 0 {
 				t.Errorf("%s%s: after the answer came %s", at, path, rest)
 			}

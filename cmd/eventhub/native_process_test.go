@@ -67,6 +67,7 @@ type nativeClient struct {
 // nativeTries are the bounds that apply to native clients, and what a client does that meets each.
 var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 	"`token`": func(t *testing.T, n *nativeClient) {
+		t.Helper()
 		for _, token := range []string{"", "wrong", signed(t, "a", "1")} {
 			if nc, err := nats.Connect(n.url, nats.Token(token)); !errors.Is(err, nats.ErrAuthorization) {
 				t.Errorf("a client with the token %.10q: %v", token, err)
@@ -75,6 +76,7 @@ var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 		}
 	},
 	"`max_payload` of the server": func(t *testing.T, n *nativeClient) {
+		t.Helper()
 		if got := n.nc.MaxPayload(); got != 4<<20 {
 			t.Errorf("the server takes %d bytes", got)
 		}
@@ -83,12 +85,14 @@ var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 		}
 	},
 	"`max_payload` of a topic": func(t *testing.T, n *nativeClient) {
+		t.Helper()
 		_, err := n.js.Publish(t.Context(), "event.small", bytes.Repeat([]byte("1"), 66<<10))
 		if api, ok := errors.AsType[*natsjs.APIError](err); !ok || api.ErrorCode != 10054 {
 			t.Errorf("an event beyond the topic's max_payload: %v", err)
 		}
 	},
 	"`retention` of a topic": func(t *testing.T, n *nativeClient) {
+		t.Helper()
 		for range 5 {
 			if _, err := n.js.Publish(t.Context(), "event.few", []byte("1")); err != nil {
 				t.Fatal(err)
@@ -103,6 +107,7 @@ var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 		}
 	},
 	"`duplicate_window` of a topic": func(t *testing.T, n *nativeClient) {
+		t.Helper()
 		for i := range 2 {
 			ack, err := n.js.Publish(t.Context(), "event.small", []byte("1"), natsjs.WithMsgID("one"))
 			if err != nil || ack.Duplicate != (i > 0) {
@@ -111,6 +116,7 @@ var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 		}
 	},
 	"`ack_pending` of a group": func(t *testing.T, n *nativeClient) {
+		t.Helper()
 		const most = 65_536
 		if _, err := n.hub.Subscribe(t.Context(), "many", "g", client.SubscribeOptions{GroupTTLMS: time.Hour.Milliseconds()}, func(client.Event) {}); err != nil {
 			t.Fatal(err)

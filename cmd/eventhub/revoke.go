@@ -53,7 +53,7 @@ func (f lifeFlags) revoke(ctx context.Context, bus *jetstream.Bus, r acl.Revocat
 		r.IssuedBefore = now.UnixMilli()
 	}
 	if err := r.Validate(); err != nil {
-		return r, &ops.BadRevocation{Err: err}
+		return r, &ops.RevocationError{Err: err}
 	}
 	// Tokens that are issued before a moment to come need longer than those of now.
 	longest := time.UnixMilli(max(r.IssuedBefore, now.UnixMilli())).Add(f.TokenLife + 2*acl.Leeway)
@@ -260,7 +260,7 @@ func (cmd *tokenRevokeCmd) ask(ctx context.Context, r acl.Revocation) (acl.Revoc
 	}
 	req.Header.Set("Authorization", "Bearer "+token)
 	client := http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}}
-	resp, err := client.Do(req) //nolint:gosec // the address is the operator's choice
+	resp, err := client.Do(req)
 	if err != nil {
 		return r, fmt.Errorf("hub at %s: %w; check that the hub runs and that the address is right (--ops-url, EVENTHUB_OPS_URL), or name its NATS (--nats-url, NATS_URL)", u.Redacted(), reason(err))
 	}

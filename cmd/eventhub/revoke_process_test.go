@@ -186,7 +186,7 @@ func eventhubRun(t *testing.T, env []string, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	out, err := eventhubCommand(t, ctx, env, args...).CombinedOutput()
+	out, err := eventhubCommand(ctx, t, env, args...).CombinedOutput()
 	return string(out), err
 }
 

@@ -145,7 +145,7 @@ type hub struct {
 	inner context.CancelFunc
 	// unfollow ends the observation of revoked tokens; nil if there is none.
 	unfollow context.CancelFunc
-	wg    sync.WaitGroup
+	wg       sync.WaitGroup
 }
 
 // open opens the ports before the data, so that a hub started twice by mistake changes nothing.

@@ -19,7 +19,7 @@ func output(t *testing.T, env []string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	cmd := eventhubCommand(t, ctx, env, args...)
+	cmd := eventhubCommand(ctx, t, env, args...)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
