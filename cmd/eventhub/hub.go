@@ -70,7 +70,7 @@ func (f hubFlags) dial(ctx context.Context) (*client.Client, error) {
 		return c, nil
 	}
 	if refused, ok := errors.AsType[*client.Error](err); ok {
-		return nil, fmt.Errorf("connect to hub at %s: %s; set its token (--token, EVENTHUB_TOKEN, WS_TOKEN)", f.address(), strings.TrimSuffix(refused.Error(), "."))
+		return nil, fmt.Errorf("connect to hub at %s: %s; set its token (EVENTHUB_TOKEN; --token, WS_TOKEN)", f.address(), strings.TrimSuffix(refused.Error(), "."))
 	}
 	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return nil, fmt.Errorf("connect to hub at %s: %w; check that the hub runs (eventhub serve) and that the address is right (--url, EVENTHUB_URL)", f.address(), reason(err))
@@ -93,7 +93,7 @@ func reason(err error) error {
 func (f hubFlags) token() (string, error) {
 	u, err := checkURL(f.address(), "ws", "wss")
 	if err != nil {
-		return "", fmt.Errorf("invalid hub address %q: %w; use ws://HOST:PORT or wss://HOST:PORT (--url, EVENTHUB_URL; WS_PORT)", f.address(), err)
+		return "", fmt.Errorf("invalid hub address %q; use ws://HOST:PORT or wss://HOST:PORT: %w (--url, EVENTHUB_URL; WS_PORT)", f.address(), err)
 	}
 	return f.find(u)
 }
@@ -112,14 +112,14 @@ func (f credentialFlags) find(u *url.URL) (string, error) {
 		return token, err
 	}
 	if !isLoopback(u.Hostname()) {
-		return "", fmt.Errorf("no token for the hub at %s; set --token, EVENTHUB_TOKEN or WS_TOKEN", u.Redacted())
+		return "", fmt.Errorf("no token for the hub at %s; set --token or WS_TOKEN, or EVENTHUB_TOKEN", u.Redacted())
 	}
 	token, err = readToken(f.Data)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, err := os.Stat(f.Data); err != nil {
-			return "", fmt.Errorf("no token: data directory %s does not exist; run this command where the hub runs, set the hub's data directory (--data, EVENTHUB_DATA), or set the token (--token, EVENTHUB_TOKEN, WS_TOKEN)", f.Data)
+			return "", fmt.Errorf("no token: data directory %s does not exist; run this command where the hub runs, set the hub's data directory (--data, EVENTHUB_DATA), or set the token (EVENTHUB_TOKEN; --token, WS_TOKEN)", f.Data)
 		}
-		return "", fmt.Errorf("no token: file %s does not exist; set the hub's data directory (--data, EVENTHUB_DATA) or the token (--token, EVENTHUB_TOKEN, WS_TOKEN)", filepath.Join(f.Data, tokenName))
+		return "", fmt.Errorf("no token: file %s does not exist; set the hub's data directory (--data, EVENTHUB_DATA) or the token (EVENTHUB_TOKEN; --token, WS_TOKEN)", filepath.Join(f.Data, tokenName))
 	}
 	return token, err
 }

@@ -241,6 +241,7 @@ func (h *hub) start(ctx context.Context) {
 	}
 	ctx, h.inner = context.WithCancel(ctx)
 	if h.cert != nil {
+		h.cert.listen() // before anybody learns that the hub is ready
 		h.wg.Go(func() { h.cert.watch(ctx, reloadEvery, h.log) })
 	}
 	if h.cmd.Projector || h.cmd.Demo {

@@ -57,6 +57,14 @@ type certificate struct {
 	// cert and key are the last contents of the files. Only one goroutine at a time may call
 	// reload.
 	cert, key []byte
+	// hup receives SIGHUP; nil before listen.
+	hup chan os.Signal
+}
+
+// listen begins to receive SIGHUP, which would otherwise end the process.
+func (c *certificate) listen() {
+	c.hup = make(chan os.Signal, 1)
+	signal.Notify(c.hup, syscall.SIGHUP)
 }
 
 // reload reads the files and uses them if they have changed. An invalid pair keeps the old one in
@@ -108,9 +116,10 @@ func readBounded(path, what string, secret bool) ([]byte, error) {
 // watch calls reload at every interval and after SIGHUP, until ctx ends.
 func (c *certificate) watch(ctx context.Context, every time.Duration, log *slog.Logger) {
 	c.warn(ctx, log)
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
+	if c.hup == nil {
+		c.listen()
+	}
+	defer signal.Stop(c.hup)
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	said := ""
@@ -119,7 +128,7 @@ func (c *certificate) watch(ctx context.Context, every time.Duration, log *slog.
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-		case <-hup:
+		case <-c.hup:
 			said = ""
 		}
 		changed, err := c.reload()
