@@ -38,6 +38,7 @@ type Server struct {
 	connections          headcount
 	requesters           headcount // HTTP requests being served
 	bearers              *bearers
+	refusals             *refusals    // that are logged
 	headers              *headerNames // of HTTP requests, that become part of events
 
 	// inbound is the memory of messages that are being received, over all connections and beyond
@@ -77,7 +78,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	l := cfg.Limits
 	s := &Server{
-		headers: headers, cfg: cfg, log: cfg.Logger, started: time.Now(),
+		headers: headers, refusals: newRefusals(), cfg: cfg, log: cfg.Logger, started: time.Now(),
 		frames: newPace(l.FrameRate, l.FrameBurst), settles: newPace(l.SettleRate, l.SettleBurst),
 		connections: headcount{byKey: make(map[string]int)}, bearers: newBearers(l.Bearers),
 		unauthenticated: newUnauthenticated(cfg.Limits.Unauthenticated),
@@ -103,6 +104,10 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, &fault{code: codeForbidden, msg: "This origin may not connect."})
 		return
 	}
+	if r.ContentLength != 0 {
+		s.refuse(w, &fault{code: codeBadOptions, msg: "A request that opens a WebSocket has no body."})
+		return
+	}
 	if fail := s.reserve(); fail != nil {
 		s.refuse(w, fail)
 		return
@@ -124,7 +129,7 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	conn.SetReadLimit(-1) // session.read applies its own limits
-	n = s.newSession(conn, under)
+	n = s.newSession(conn, under, r.RemoteAddr)
 	if !s.begin(n) { //nolint:contextcheck // a session outlives the request
 		n.out.shut(closeDraining)
 	}

@@ -60,15 +60,16 @@ type Bus struct {
 	obs    Observer
 
 	// what keeps the server in this process from storing events; nil: nothing
-	unstored    atomic.Pointer[StorageError]
-	links       []*link
-	js          natsjs.JetStream // over links[0]; for what is not hot
-	api         string           // prefix of the JetStream API subjects
-	maxPayload  int
-	clock       *clock
-	generations *generations
-	listings    *listings
-	dead        *deadLetters
+	unstored     atomic.Pointer[StorageError]
+	links        []*link
+	firstLetters firstLetters
+	js           natsjs.JetStream // over links[0]; for what is not hot
+	api          string           // prefix of the JetStream API subjects
+	maxPayload   int
+	clock        *clock
+	generations  *generations
+	listings     *listings
+	dead         *deadLetters
 
 	topics    topics
 	made      *quota.Set    // topics, by the client that made them
