@@ -45,6 +45,8 @@ type rule struct {
 	// groups restricts a subscribe rule to these groups. nil means no restriction.
 	groups   []string
 	anyGroup bool
+	// only restricts a rule from a scope to groups. nil means no restriction.
+	only *groupPattern
 }
 
 // FullRights returns the policy that allows everything.
@@ -64,7 +66,8 @@ func (p *Policy) Len() int {
 }
 
 // Decide decides whether a request is allowed and reports the deciding rule. group is the group of
-// a Subscribe, or "" for a request without a group; other actions ignore it. A malformed topic,
+// a Subscribe, or "" for a request without a group; other actions ignore it. A Subscribe with a
+// group that the hub itself runs (Reserved) must be allowed for Admin as well. A malformed topic,
 // such as one with a wildcard, is denied before any rule is evaluated. Decide does not allocate.
 func (p *Policy) Decide(a Action, topic, group string) Decision {
 	want := a.bits()
@@ -72,8 +75,19 @@ func (p *Policy) Decide(a Action, topic, group string) Decision {
 	if p == nil || want == 0 || !t.parse(topic) {
 		return Decision{}
 	}
+	d := p.decide(want, &t, group)
+	if d.Allowed && want == bitSubscribe && Reserved(group) {
+		if admin := p.decide(bitAdmin, &t, ""); !admin.Allowed {
+			admin.reserved = true
+			return admin
+		}
+	}
+	return d
+}
+
+func (p *Policy) decide(want actions, t *segmented, group string) Decision {
 	for i := range p.rules {
-		if r := &p.rules[i]; r.acts&want != 0 && r.matches(want, &t, group) {
+		if r := &p.rules[i]; r.acts&want != 0 && r.matches(want, t, group) {
 			return Decision{Allowed: r.allow, number: i + 1, rule: r}
 		}
 	}
@@ -83,11 +97,21 @@ func (p *Policy) Decide(a Action, topic, group string) Decision {
 func (r *rule) matches(want actions, topic *segmented, group string) bool {
 	for i := range r.topics {
 		if r.topics[i].match(topic) {
-			return want != bitSubscribe || r.groups == nil ||
-				group != "" && (r.anyGroup || slices.Contains(r.groups, group))
+			return want != bitSubscribe || r.joins(group)
 		}
 	}
 	return false
+}
+
+// joins reports whether a subscribe rule is about the group.
+func (r *rule) joins(group string) bool {
+	switch {
+	case r.only != nil:
+		return group != "" && r.only.match(group)
+	case r.groups != nil:
+		return group != "" && (r.anyGroup || slices.Contains(r.groups, group))
+	}
+	return true
 }
 
 // Decision is the result of Policy.Decide. The zero Decision is a denial by default.
@@ -95,8 +119,9 @@ type Decision struct {
 	// Allowed reports whether the request is allowed.
 	Allowed bool
 
-	number int
-	rule   *rule
+	number   int
+	rule     *rule
+	reserved bool // it is about Admin, which the group needs besides Subscribe
 }
 
 // Rule returns the number of the deciding rule, counted from 1, or 0 if no rule matched.
@@ -107,6 +132,10 @@ func (d Decision) Rule() int { return d.number }
 // clients.
 func (d Decision) String() string {
 	switch {
+	case d.reserved && d.rule == nil:
+		return "denied by default: the hub itself runs this group, and no rule allows admin"
+	case d.reserved:
+		return "denied: the hub itself runs this group, and rule " + strconv.Itoa(d.number) + " denies admin: " + d.rule.String()
 	case d.rule == nil:
 		return "denied by default: no rule matches"
 	case d.Allowed:
@@ -126,6 +155,9 @@ func (r *rule) String() string {
 	b.WriteString(r.action)
 	for i := range r.topics {
 		b.WriteString(" " + r.topics[i].text)
+	}
+	if r.only != nil {
+		b.WriteString(groupMark + r.only.text)
 	}
 	if r.groups != nil {
 		b.WriteString(" groups")
