@@ -37,6 +37,7 @@ type Server struct {
 	byTopic, byPrincipal *quota.Set // publishes; nil without a limit
 	connections          headcount
 	requesters           headcount // HTTP requests being served
+	holders              *holders
 	bearers              *bearers
 	headers              *headerNames // of HTTP requests, that become part of events
 
@@ -87,6 +88,7 @@ func New(cfg Config) (*Server, error) {
 	s.pages = newShare(l.PageTotal, l.PrincipalPageTotal)
 	s.reading = newPlaces(l.Pages, l.PrincipalPages)
 	s.requesters.byKey = make(map[string]int)
+	s.holders = newHolders(l.PrincipalHeld, func() { cfg.Observer.LimitReached("principal_held") })
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.wg.Go(s.tick)

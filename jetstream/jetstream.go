@@ -38,8 +38,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
-
-	"eventhub/jetstream/quota"
 )
 
 // closeWait is how long Close waits for the server, so that a process that is told to end does so
@@ -71,7 +69,9 @@ type Bus struct {
 	dead        *deadLetters
 
 	topics    topics
-	made      *quota.Set    // topics, by the client that made them
+	newTopics *ration
+	newGroups *ration
+	makers    *makers
 	clients   atomic.Uint64 // that nobody named
 	turn      atomic.Uint32 // deals the links out
 	publisher *Publisher    // of Bus.Publish
@@ -112,7 +112,9 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 		unsaved: unsaved{notes: make(map[string]int), marks: make(map[string]mark)},
 		topics:  topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
 	}
-	b.made = newTopicQuota(b.limits)
+	b.newTopics = newRation(b, "topics_per_client", "topics", b.limits.TopicsPerClient)
+	b.newGroups = newRation(b, "groups_per_client", "groups", b.limits.GroupsPerClient)
+	b.makers = newMakers(b)
 	b.listings = &listings{bus: b}
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := b.open(ctx); err != nil {
@@ -143,6 +145,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	own := []natsjs.KeyValueConfig{
 		{Bucket: attemptsBucket, Description: "eventhub: deliveries that no client had", TTL: attemptsAge, MaxBytes: attemptsBytes},
 		{Bucket: marksBucket, Description: "eventhub: how far groups in memory are", TTL: marksAge},
+		{Bucket: makersBucket, Description: "eventhub: the groups that clients have made"},
 	}
 	if b.cfg.Server != nil {
 		own = append(own, natsjs.KeyValueConfig{Bucket: delaysBucket, Description: "eventhub: events refused with a delay", TTL: delaysAge, MaxBytes: delaysBytes})

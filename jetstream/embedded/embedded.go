@@ -217,6 +217,8 @@ func (e *Server) options() *natsserver.Options {
 		// The server would take its limit from what is free on the disk when it starts, and never
 		// look again.
 		JetStreamMaxStore: math.MaxInt64,
+		// The bus limits the consumers of a stream.
+		JetStreamLimits: natsserver.JSLimitOpts{DefaultMaxConsumers: -1},
 		MaxPayload:        MaxMessage,
 		MaxPending:        256 << 20,
 		SyncInterval:      e.cfg.SyncInterval,
