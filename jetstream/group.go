@@ -301,7 +301,11 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 	durable := ptr
 	durable.Durable = true
 	if info.Config.MemoryStorage {
-		moved, rev, err := b.moveGroup(ctx, t, name, durable, groupStart{seq: max(info.AckFloor.Stream+1, info.Config.OptStartSeq), maker: info.Config.Metadata[metaMaker]})
+		to := groupStart{seq: max(info.AckFloor.Stream+1, info.Config.OptStartSeq), maker: info.Config.Metadata[metaMaker]}
+		if live := b.liveGroup(t, ptr.Consumer); live != nil {
+			to.seq = max(to.seq, b.resumeAt(live)) // acks may be under way
+		}
+		moved, rev, err := b.moveGroup(ctx, t, name, durable, to)
 		if err != nil {
 			return nil, b.unavailableUnless(err, errGroupMoved)
 		}

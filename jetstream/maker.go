@@ -115,7 +115,7 @@ func (m *makers) note(ctx context.Context, t *topicInfo, group, client string) (
 	}
 	refusal, err := m.refusal(ctx, t, client)
 	if refusal != nil && m.looked.Take(client) == 0 {
-		if err = m.sweep(ctx, client, 0); err == nil {
+		if err = m.sweep(ctx, client, sweepYoung); err == nil {
 			refusal, err = m.refusal(ctx, t, client)
 		}
 	}
@@ -226,7 +226,7 @@ func (m *makers) sweep(ctx context.Context, client string, age time.Duration) er
 		prefix += objectName(client) + "."
 	}
 	noted := make(map[string][]entry) // by stream
-	before := time.Now().Add(-max(age, sweepYoung))
+	before := time.Now().Add(-age)
 	err := b.readThrough(ctx, "KV_"+makersBucket, 1, true, func(msg *storedMsg) error {
 		if parts := strings.Split(strings.TrimPrefix(msg.subject, makersPrefix), "."); strings.HasPrefix(msg.subject, prefix) && len(parts) == 3 && msg.time.Before(before) {
 			noted[parts[1]] = append(noted[parts[1]], entry{subject: msg.subject, seq: msg.seq})
