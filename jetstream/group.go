@@ -39,8 +39,8 @@ type group struct {
 	ttl      atomic.Int64 // a time.Duration; 0: it stays
 	memory   bool         // it dies with its server
 	maker    string       // the client that made it, "" for none
-	first    uint64        // the first event that it is given at all
-	paths    []path        // to the consumer, one for each connection of the pool
+	first    uint64       // the first event that it is given at all
+	paths    []path       // to the consumer, one for each connection of the pool
 
 	arriving atomic.Int64 // events that arrived and are not held yet; raised with mu held
 	// it was made in place of one that is gone; taken by the member that tells

@@ -24,6 +24,10 @@ type limitFlags struct {
 	Operations           int `env:"OPERATIONS" default:"64" help:"Concurrent frames per connection that wait for NATS or for one another."`
 	Topics               int `env:"TOPICS" default:"10000" help:"Topics known to this hub."`
 	NewTopics            int `env:"NEW_TOPICS" default:"100" help:"Topics that a principal may create at once; then one every 10s."`
+	NewGroups            int `env:"NEW_GROUPS" default:"100" help:"Groups that a principal may create at once; then one every 10s."`
+	PrincipalGroups      int `env:"PRINCIPAL_GROUPS" default:"1000" help:"Groups that a principal has created and that exist."`
+	StreamGroups         int `env:"STREAM_GROUPS" default:"10000" help:"Groups that clients may create on one topic, or on one family of topics."`
+	PrincipalHeld        int `env:"PRINCIPAL_HELD" placeholder:"N" help:"Events that a principal may hold unsettled through this hub. Default: as many as its subscriptions may."`
 	Payload              int `env:"PAYLOAD" default:"1048576" help:"Bytes of a payload; NATS may set a lower limit."`
 	Frame                int `env:"FRAME" placeholder:"BYTES" help:"Bytes of a frame. Default: 4 MiB or twice the payload, whichever is more."`
 	InboundBytes         int `env:"INBOUND_BYTES" default:"268435456" help:"Bytes of partly received frames, over all connections."`
@@ -42,6 +46,9 @@ type limitFlags struct {
 	TopicPublishes     quota `env:"TOPIC_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per topic through this hub, or off."`
 	PrincipalPublishes quota `env:"PRINCIPAL_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per principal through this hub, or off."`
 
+	CountOwnToken bool `env:"COUNT_OWN_TOKEN" help:"Apply new-groups and principal-groups to the hub's own token, too."`
+
+	Lease        time.Duration `env:"LEASE" default:"12h" help:"Longest lease of an event, and longest delay of a NACK, 1s to 12h."`
 	AuthTimeout  time.Duration `env:"AUTH_TIMEOUT" default:"10s" help:"How long a connection may stay open without AUTH."`
 	PingInterval time.Duration `env:"PING_INTERVAL" default:"30s" help:"Silence after which a connection is pinged."`
 	PongTimeout  time.Duration `env:"PONG_TIMEOUT" default:"10s" help:"How long a client has to answer a ping."`
@@ -75,6 +82,10 @@ func (f limitFlags) validate() (faults []error) {
 		{"operations", f.Operations, 1},
 		{"topics", f.Topics, 1},
 		{"new-topics", f.NewTopics, 1},
+		{"new-groups", f.NewGroups, 1},
+		{"principal-groups", f.PrincipalGroups, 1},
+		{"stream-groups", f.StreamGroups, 1},
+		{"principal-held", f.PrincipalHeld, 0},
 		{"payload", f.Payload, 1},
 		{"frame", f.Frame, 0},
 		{"outbox-pending", f.OutboxPending, 1},
@@ -82,6 +93,9 @@ func (f limitFlags) validate() (faults []error) {
 		if l.value < l.least {
 			bad(l.name, l.value)
 		}
+	}
+	if f.Lease < time.Second || f.Lease > 12*time.Hour {
+		faults = append(faults, fmt.Errorf("limit %v: must be 1s to 12h (--limit-lease, EVENTHUB_LIMIT_LEASE)", f.Lease))
 	}
 	for _, l := range []struct {
 		name  string
@@ -148,6 +162,7 @@ func (f limitFlags) facade() facade.Limits {
 		Pages: f.Pages, PageBytes: f.PageBytes, PageTotal: f.PageTotal,
 		PrincipalRequests: f.PrincipalRequests, PrincipalPages: f.PrincipalPages,
 		PrincipalPageTotal: f.PrincipalPageTotal, BodyRate: f.BodyRate,
+		PrincipalHeld: f.PrincipalHeld, CountOwnToken: f.CountOwnToken, Lease: f.Lease,
 		AuthTimeout: f.AuthTimeout, PingInterval: f.PingInterval, PongTimeout: f.PongTimeout,
 	}
 	l.FrameRate, l.FrameBurst = f.Frames.limits()
@@ -159,7 +174,7 @@ func (f limitFlags) facade() facade.Limits {
 
 // bus returns the limits of the bus.
 func (f limitFlags) bus() jetstream.Limits {
-	return jetstream.Limits{Topics: f.Topics, TopicsPerClient: f.NewTopics, MaxPayload: f.Payload, HeldTotal: f.HeldBytes}
+	return jetstream.Limits{Topics: f.Topics, TopicsPerClient: f.NewTopics, GroupsPerClient: f.NewGroups, ClientGroups: f.PrincipalGroups, StreamGroups: f.StreamGroups, MaxPayload: f.Payload, HeldTotal: f.HeldBytes}
 }
 
 // lines describes the limits.
@@ -174,6 +189,7 @@ func (f limitFlags) lines() [][2]string {
 		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d, of one principal %s; subscriptions %d, operations %d; waiting in the outbox %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, or(f.PrincipalRequests, "a quarter of them"), f.Subscriptions, f.Operations, f.OutboxPending)},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
 		{"", fmt.Sprintf("topics %d, new ones %d; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes at a time", f.Topics, f.NewTopics, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes)},
+		{"", fmt.Sprintf("groups of a principal %d, new ones %d, the hub's own token %s; of a stream %d; events held by a principal %s, for %v at a time", f.PrincipalGroups, f.NewGroups, map[bool]string{true: "too", false: "any"}[f.CountOwnToken], f.StreamGroups, or(f.PrincipalHeld, "any"), f.Lease)},
 		{"", fmt.Sprintf("auth within %v, ping after %v, pong within %v", f.AuthTimeout, f.PingInterval, f.PongTimeout)},
 	}
 }

@@ -219,11 +219,11 @@ func (e *Server) options() *natsserver.Options {
 		JetStreamMaxStore: math.MaxInt64,
 		// The bus limits the consumers of a stream.
 		JetStreamLimits: natsserver.JSLimitOpts{DefaultMaxConsumers: -1},
-		MaxPayload:        MaxMessage,
-		MaxPending:        256 << 20,
-		SyncInterval:      e.cfg.SyncInterval,
-		SyncAlways:        e.cfg.SyncAlways,
-		NoSigs:            true,
+		MaxPayload:      MaxMessage,
+		MaxPending:      256 << 20,
+		SyncInterval:    e.cfg.SyncInterval,
+		SyncAlways:      e.cfg.SyncAlways,
+		NoSigs:          true,
 	}
 	if e.cfg.Listen == "" {
 		return opts
