@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coder/websocket"
 	"github.com/golang-jwt/jwt/v5"
 
 	"eventhub/acl"
@@ -166,4 +167,47 @@ func rawGrant(t *testing.T, sub, scope string) string {
 		t.Fatal(err)
 	}
 	return forge(t, `{"alg":"HS256","typ":"JWT"}`, string(payload), jwt.SigningMethodHS256, jwtSecret)
+}
+
+// When somebody deletes a group, its members on all hubs are told, and their subscriptions have
+// ended. The name is free for a new group.
+func TestDeletingAGroupEndsItsSubscriptions(t *testing.T) {
+	a, b := twoHubs(t)
+	topic, other := freshTopic(), freshTopic()
+	a.publish(a.dial(), other, `0`) // it exists
+	var members []*peer
+	for _, hub := range []*testHub{a, b} {
+		p := hub.peer(t)
+		p.send(`{"op":"SUBSCRIBE","topic":"`+topic+`","group":"g","opts":{"topics":["`+other+`"]}}`, `{"op":"SUBSCRIBE","topic":"`+other+`","group":"stays"}`)
+		p.want(`{"op":"OK"}`)
+		p.want(`{"op":"OK"}`)
+		members = append(members, p)
+	}
+	if err := b.bus.Group(topic, "g").Delete(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range members {
+		p.want(`{"op":"ERR","code":"not_subscribed","msg":"` + topic + `::g"}`)
+		p.send(`{"op":"ACK","topic":"` + topic + `","group":"g","id":"1"}`)
+		p.want(`{"op":"ERR","code":"not_subscribed","msg":"` + topic + `::g"}`)
+		p.send(`{"op":"SUBSCRIBE","topic":"` + topic + `","group":"g"}`)
+		p.want(`{"op":"OK"}`)
+	}
+	for _, p := range members {
+		p.send(`{"op":"UNSUBSCRIBE","topic":"` + other + `","group":"stays"}`)
+		p.want(`{"op":"OK"}`)
+	}
+}
+
+// peer connects and authenticates a client that sends texts.
+func (h *testHub) peer(t *testing.T) *peer {
+	t.Helper()
+	conn, _, err := websocket.Dial(t.Context(), h.url, nil) //nolint:bodyclose // the library closes it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.CloseNow() })
+	p := &peer{t: t, conn: conn}
+	p.auth(testToken)
+	return p
 }
