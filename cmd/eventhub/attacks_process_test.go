@@ -48,6 +48,7 @@ var attacks = slices.Concat(
 		{name: "requests", scopes: []string{"publish:attack.requests.**"}, run: attackRequests},
 		{name: "pages", scopes: []string{"subscribe:neighbour.kept"}, run: attackPages},
 	},
+	attacksOnGroups,
 )
 
 // permitted is the load of a client that keeps to its scopes and rates: what the neighbour's time
@@ -127,7 +128,7 @@ func newAttackedHub(t *testing.T) *floodedHub {
 	if err := os.WriteFile(topics, []byte(attackedTopics), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f := newFloodedHub(t, "--topics="+topics, "--data="+filepath.Join(dir, "data"))
+	f := newFloodedHub(t, "--topics="+topics, "--data="+filepath.Join(dir, "data"), "--projector", "--limit-principal-held="+strconv.Itoa(heldByOne))
 	f.dir, f.topics = filepath.Join(dir, "data"), topics
 	return f
 }
