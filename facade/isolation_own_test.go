@@ -1,10 +1,14 @@
 package facade_test
 
 import (
+	"context"
+	"strconv"
+	"sync/atomic"
 	"testing"
 
 	"eventhub/facade"
 	"eventhub/facade/client"
+	"eventhub/jetstream"
 )
 
 // The hub's own token has no quota of groups, unless it is configured.
@@ -105,5 +109,60 @@ func TestLeasesAreCut(t *testing.T) {
 	p.want(`{"op":"OK"}`)
 	if again := p.next("EVENT", ""); again.Ctx.Attempt != 2 {
 		t.Errorf("got %+v", again)
+	}
+}
+
+// slowBus takes long to make subscriptions on the topic slow.
+type slowBus struct {
+	facade.Bus
+	making atomic.Int64
+	goOn   chan struct{}
+}
+
+func (b *slowBus) Subscribe(ctx context.Context, topic, group string, opts jetstream.SubscribeOptions, handler func(*jetstream.Held)) (facade.Subscription, error) {
+	if topic == "slow" {
+		b.making.Add(1)
+		defer b.making.Add(-1)
+		select {
+		case <-b.goOn:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return b.Bus.Subscribe(ctx, topic, group, opts, handler)
+}
+
+// SUBSCRIBEs of one principal that take long hold up no other principal, whatever their number and
+// that of their connections.
+func TestSlowJoinsOfOnePrincipal(t *testing.T) {
+	const own = 3
+	slow := &slowBus{goOn: make(chan struct{})}
+	r := jwtRig(t, func(cfg *facade.Config) {
+		slow.Bus, cfg.Bus = cfg.Bus, slow
+		cfg.Limits.PrincipalJoins = own
+	})
+	var eves []*peer
+	for i := range 2 {
+		p := r.dial(t)
+		p.auth(grant(t, "eve", "subscribe:slow"))
+		for g := range 10 {
+			p.send(`{"op":"SUBSCRIBE","topic":"slow","group":"g` + strconv.Itoa(10*i+g) + `"}`)
+		}
+		eves = append(eves, p)
+	}
+	r.seen.await(t, "limit joins", 20-own)
+	alice := r.dial(t)
+	alice.auth(grant(t, "alice", "subscribe:quick"))
+	if got := alice.outcome(`{"op":"SUBSCRIBE","topic":"quick","group":"g"}`); got != "OK" {
+		t.Errorf("another principal: %s", got)
+	}
+	if n := slow.making.Load(); n != own {
+		t.Errorf("%d are made at a time, want %d", n, own)
+	}
+	close(slow.goOn)
+	for _, p := range eves {
+		for range 10 {
+			p.want(`{"op":"OK"}`)
+		}
 	}
 }

@@ -41,6 +41,11 @@ type Limits struct {
 	// ClientGroups) to clients with a static token, too. By default these clients make as many
 	// groups as the topics have room for.
 	CountOwnToken bool
+	// Joins ("joins") is the most SUBSCRIBEs that are carried out concurrently, over all
+	// connections, and PrincipalJoins the most of one principal. Each asks NATS several times.
+	// Further ones wait, and get overloaded after 10 s. Default to 256, and to a 32nd of Joins;
+	// PrincipalJoins may be NoLimit.
+	Joins, PrincipalJoins int
 	// PrincipalHeld ("principal_held") is the most events that one principal may hold unsettled
 	// through this hub, over all its connections. Beyond the limit, delivery to the principal
 	// waits, and other members get the events. Clients with the same static token are one
@@ -170,6 +175,7 @@ func (l *Limits) validate(maxPayload int) error {
 		{"Requests", &l.Requests, 512},
 		{"Subscriptions", &l.Subscriptions, 256},
 		{"Operations", &l.Operations, 64},
+		{"Joins", &l.Joins, 256},
 		{"Frame", &l.Frame, max(4<<20, 2*maxPayload)},
 		{"Skip", &l.Skip, max(64<<20, l.Frame)},
 		{"InboundBytes", &l.InboundBytes, 256 << 20},
@@ -201,6 +207,7 @@ func (l *Limits) validate(maxPayload int) error {
 		{"TopicRate", &l.TopicRate, NoLimit},
 		{"PrincipalRate", &l.PrincipalRate, NoLimit},
 		{"PrincipalHeld", &l.PrincipalHeld, NoLimit},
+		{"PrincipalJoins", &l.PrincipalJoins, (l.Joins + 31) / 32},
 		{"BodyRate", &l.BodyRate, 1024},
 		{"Unauthenticated", &l.Unauthenticated, (l.Connections + 3) / 4},
 		{"PrincipalPages", &l.PrincipalPages, (l.Pages + 3) / 4},

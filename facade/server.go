@@ -38,6 +38,7 @@ type Server struct {
 	connections          headcount
 	requesters           headcount // HTTP requests being served
 	holders              *holders
+	joins                *places // SUBSCRIBEs that are being carried out
 	bearers              *bearers
 	headers              *headerNames // of HTTP requests, that become part of events
 
@@ -88,6 +89,7 @@ func New(cfg Config) (*Server, error) {
 	s.pages = newShare(l.PageTotal, l.PrincipalPageTotal)
 	s.reading = newPlaces(l.Pages, l.PrincipalPages)
 	s.requesters.byKey = make(map[string]int)
+	s.joins = newPlaces(l.Joins, l.PrincipalJoins)
 	s.holders = newHolders(l.PrincipalHeld, func() { cfg.Observer.LimitReached("principal_held") })
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
 	s.ctx, s.cancel = context.WithCancel(context.Background())

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"sync"
@@ -103,9 +104,7 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 	var joined Subscription
 	if err == nil {
 		why = "The subscription could not be made."
-		joined, err = s.srv.cfg.Bus.Subscribe(ctx, sub.topic, sub.group, s.busOptions(&o.frame, sub), func(h *jetstream.Held) {
-			s.out.deliver(h, sub)
-		})
+		joined, err = s.joinInTurn(ctx, o, sub)
 	}
 	fail := s.adopt(sub, joined, err)
 	switch {
@@ -125,6 +124,18 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 		}
 		joined.Resume()
 	}
+}
+
+// joinInTurn makes the subscription when the hub carries out few enough others, of this principal
+// and in all: each asks NATS several times, and the questions of others wait behind these.
+func (s *session) joinInTurn(ctx context.Context, o *operation, sub *subscription) (Subscription, error) {
+	if !s.srv.joins.enter(ctx, sub.client, math.MaxInt, func() { s.limit("joins") }) {
+		return nil, &jetstream.Error{Code: string(codeOverloaded), Msg: "Too many subscriptions are being made: try again later."}
+	}
+	defer s.srv.joins.leave(sub.client)
+	return s.srv.cfg.Bus.Subscribe(ctx, sub.topic, sub.group, s.busOptions(&o.frame, sub), func(h *jetstream.Held) {
+		s.out.deliver(h, sub)
+	})
 }
 
 // busOptions returns the options of a subscription for the bus.

@@ -39,18 +39,21 @@ func attackNewGroups(ctx context.Context, a *attacker) {
 			return
 		}
 		defer c.Abort()
-		for i := 0; i < 200 && ctx.Err() == nil; i++ {
-			topic := "heartbeat.received"
-			if i%2 == 0 {
-				topic = "dlq.mine." + strconv.Itoa(i%10)
+		const atOnce, each = 32, 100 // as many as the hub carries out at a time, and more
+		crowd(atOnce, func(i int) {
+			for j := 0; j < each && ctx.Err() == nil; j++ {
+				topic := "heartbeat.received"
+				if j%2 == 0 {
+					topic = "dlq.mine." + strconv.Itoa(i)
+				}
+				_, err := c.Subscribe(ctx, topic, fmt.Sprintf("g-%d-%d-%d-%d", worker, round, i, j), client.SubscribeOptions{}, func(client.Event) {})
+				if err == nil {
+					made.Add(1)
+				} else {
+					refused.Add(1)
+				}
 			}
-			_, err := c.Subscribe(ctx, topic, fmt.Sprintf("g-%d-%d-%d", worker, round, i), client.SubscribeOptions{}, func(client.Event) {})
-			if err == nil {
-				made.Add(1)
-			} else {
-				refused.Add(1)
-			}
-		}
+		})
 	})
 	a.report("%d groups made, %d refused", made.Load(), refused.Load())
 }

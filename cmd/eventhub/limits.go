@@ -27,6 +27,8 @@ type limitFlags struct {
 	NewGroups            int `env:"NEW_GROUPS" default:"100" help:"Groups that a principal may create at once; then one every 10s."`
 	PrincipalGroups      int `env:"PRINCIPAL_GROUPS" default:"1000" help:"Groups that a principal has created and that exist."`
 	StreamGroups         int `env:"STREAM_GROUPS" default:"10000" help:"Groups that clients may create on one topic, or on one family of topics."`
+	Joins                int `env:"JOINS" default:"256" help:"SUBSCRIBEs carried out concurrently; further ones wait."`
+	PrincipalJoins       int `env:"PRINCIPAL_JOINS" placeholder:"N" help:"SUBSCRIBEs carried out concurrently for one principal. Default: a 32nd of all."`
 	PrincipalHeld        int `env:"PRINCIPAL_HELD" placeholder:"N" help:"Events that a principal may hold unsettled through this hub. Default: as many as its subscriptions may."`
 	Payload              int `env:"PAYLOAD" default:"1048576" help:"Bytes of a payload; NATS may set a lower limit."`
 	Frame                int `env:"FRAME" placeholder:"BYTES" help:"Bytes of a frame. Default: 4 MiB or twice the payload, whichever is more."`
@@ -86,6 +88,8 @@ func (f limitFlags) validate() (faults []error) {
 		{"principal-groups", f.PrincipalGroups, 1},
 		{"stream-groups", f.StreamGroups, 1},
 		{"principal-held", f.PrincipalHeld, 0},
+		{"joins", f.Joins, 1},
+		{"principal-joins", f.PrincipalJoins, 0},
 		{"payload", f.Payload, 1},
 		{"frame", f.Frame, 0},
 		{"outbox-pending", f.OutboxPending, 1},
@@ -162,7 +166,7 @@ func (f limitFlags) facade() facade.Limits {
 		Pages: f.Pages, PageBytes: f.PageBytes, PageTotal: f.PageTotal,
 		PrincipalRequests: f.PrincipalRequests, PrincipalPages: f.PrincipalPages,
 		PrincipalPageTotal: f.PrincipalPageTotal, BodyRate: f.BodyRate,
-		PrincipalHeld: f.PrincipalHeld, CountOwnToken: f.CountOwnToken, Lease: f.Lease,
+		Joins: f.Joins, PrincipalJoins: f.PrincipalJoins, PrincipalHeld: f.PrincipalHeld, CountOwnToken: f.CountOwnToken, Lease: f.Lease,
 		AuthTimeout: f.AuthTimeout, PingInterval: f.PingInterval, PongTimeout: f.PongTimeout,
 	}
 	l.FrameRate, l.FrameBurst = f.Frames.limits()
@@ -189,7 +193,7 @@ func (f limitFlags) lines() [][2]string {
 		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d, of one principal %s; subscriptions %d, operations %d; waiting in the outbox %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, or(f.PrincipalRequests, "a quarter of them"), f.Subscriptions, f.Operations, f.OutboxPending)},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
 		{"", fmt.Sprintf("topics %d, new ones %d; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes at a time", f.Topics, f.NewTopics, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes)},
-		{"", fmt.Sprintf("groups of a principal %d, new ones %d, the hub's own token %s; of a stream %d; events held by a principal %s, for %v at a time", f.PrincipalGroups, f.NewGroups, map[bool]string{true: "too", false: "any"}[f.CountOwnToken], f.StreamGroups, or(f.PrincipalHeld, "any"), f.Lease)},
+		{"", fmt.Sprintf("groups of a principal %d, new ones %d, the hub's own token %s; of a stream %d; %d subscribe at a time, of one principal %s; events held by a principal %s, for %v at a time", f.PrincipalGroups, f.NewGroups, map[bool]string{true: "too", false: "any"}[f.CountOwnToken], f.StreamGroups, f.Joins, or(f.PrincipalJoins, "a 32nd of them"), or(f.PrincipalHeld, "any"), f.Lease)},
 		{"", fmt.Sprintf("auth within %v, ping after %v, pong within %v", f.AuthTimeout, f.PingInterval, f.PongTimeout)},
 	}
 }
