@@ -9,10 +9,19 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"eventhub/acl"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
 	"eventhub/ops"
+	"eventhub/projections/process"
 )
+
+// The groups that a hub runs are those that clients may not join.
+func TestGroupsOfTheHubAreReserved(t *testing.T) {
+	if !acl.Reserved(process.Group) {
+		t.Errorf("clients may join %s", process.Group)
+	}
+}
 
 // A projection whose events somebody holds, and one whose group cannot be made, make no progress.
 // Both the metric and the text for /readyz say so, until the projection comes forward again.
