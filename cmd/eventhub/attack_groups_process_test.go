@@ -18,9 +18,9 @@ import (
 	"eventhub/projections/process"
 )
 
-// attacksOnGroups are what a client can do with groups.
-var attacksOnGroups = []attack{
-	{name: "new groups", scopes: []string{"subscribe:heartbeat.received", "subscribe:dlq.mine.**"}, run: attackNewGroups, check: checkNewGroups},
+// groupAttacks are what a client can do with groups.
+var groupAttacks = []attack{
+	{name: "new groups", scopes: []string{"subscribe:heartbeat.received", "subscribe:dlq.mine.**"}, run: attackNewGroups, like: permittedJoins, check: checkNewGroups},
 	{name: "a group with a TTL", scopes: []string{"subscribe:neighbour.bills"}, run: attackTTL, check: checkTTL},
 	{name: "events of others", scopes: []string{"subscribe:neighbour.jobs"}, run: attackEvents, check: checkEvents},
 	{name: "groups of others", scopes: []string{"subscribe:neighbour.jobs::mine", "subscribe:heartbeat.received"}, run: attackGroups},
@@ -56,6 +56,33 @@ func attackNewGroups(ctx context.Context, a *attacker) {
 		})
 	})
 	a.report("%d groups made, %d refused", made.Load(), refused.Load())
+}
+
+// permittedJoins joins and leaves a few groups again and again.
+func permittedJoins(ctx context.Context, a *attacker) {
+	a.crowd(ctx, 4, func(int, int) {
+		c := a.dial(ctx)
+		if c == nil {
+			return
+		}
+		defer c.Abort()
+		crowd(32, func(i int) {
+			for ctx.Err() == nil {
+				topic := "heartbeat.received"
+				if i%2 == 0 {
+					topic = "dlq.mine." + strconv.Itoa(i)
+				}
+				s, err := c.Subscribe(ctx, topic, "permitted-"+strconv.Itoa(i), client.SubscribeOptions{}, func(client.Event) {})
+				if err == nil {
+					err = s.Unsubscribe(ctx)
+				}
+				if err != nil && ctx.Err() == nil {
+					a.report("%v", err)
+					return
+				}
+			}
+		})
+	})
 }
 
 // checkNewGroups wants others to make groups on both streams, and the projector to project.
