@@ -141,6 +141,20 @@ type Limits struct {
 	// no such limit.
 	KeysPerClient int
 	KeyRate       int
+	// GroupsPerClient ("groups_per_client") is the most groups that one client may create
+	// (SubscribeOptions.CountFor): default 100 at once, and then one every 10 s. Beyond the limit,
+	// new groups get rate_limited. It is free to join a group that exists, and to make a group
+	// again that has ended by its TTL or was lost with its server.
+	GroupsPerClient int
+	// ClientGroups ("client_groups") is the most groups that one client has made and that exist, on
+	// all hubs together: default 1,000. Beyond the limit, new groups get overloaded. On one stream,
+	// a client may have made at most half of the groups that there is room for.
+	ClientGroups int
+	// StreamGroups ("stream_groups") is the most groups that clients may make on one stream, which
+	// is a topic or a family: default 10,000. Beyond the limit, new groups get overloaded. Each
+	// stream has room for 1,000 consumers more, which are for the program itself and for reads. A
+	// stream that was made elsewhere has the limit of its NATS server, of which a tenth is kept.
+	StreamGroups int
 	// Subscriptions ("subscriptions") is the most subscriptions open on this hub: default 100,000.
 	// Beyond it, new ones get overloaded.
 	Subscriptions int
@@ -205,6 +219,9 @@ func (c *Config) validate() error {
 	def(&l.TopicsPerClient, 100)
 	def(&l.KeysPerClient, 100_000)
 	def(&l.KeyRate, 1_000)
+	def(&l.GroupsPerClient, 100)
+	def(&l.ClientGroups, 1_000)
+	def(&l.StreamGroups, 10_000)
 	def(&l.Subscriptions, 100_000)
 	def(&l.PublishInFlight, 16_384)
 	def(&l.SessionInFlight, 4_096)
@@ -229,7 +246,7 @@ func (c *Config) validate() error {
 	check(c.Server == nil || c.Replicas == 1, "replicas %d: the embedded server is alone; more than 1 needs a cluster", c.Replicas)
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536, because the server drops silently above about 100,000", l.PublishInFlight)

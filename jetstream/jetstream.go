@@ -72,7 +72,9 @@ type Bus struct {
 	dead         *deadLetters
 
 	topics    topics
-	made      *quota.Set    // topics, by the client that made them
+	newTopics *ration
+	newGroups *ration
+	makers    *makers
 	newKeys   *quota.Set    // keys of compacted topics, by the client that made them
 	keyLooks  *quota.Set    // look-ups of keys that would be refused, by client
 	reserved  reservations  // topics that were counted before they are made
@@ -116,7 +118,9 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 		unsaved: unsaved{notes: make(map[string]int), marks: make(map[string]mark)},
 		topics:  topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
 	}
-	b.made = newTopicQuota(b.limits)
+	b.newTopics = newRation(b, "topics_per_client", "topics", b.limits.TopicsPerClient)
+	b.newGroups = newRation(b, "groups_per_client", "groups", b.limits.GroupsPerClient)
+	b.makers = newMakers(b)
 	b.newKeys = quota.New(float64(b.limits.KeyRate), b.limits.KeysPerClient, b.limits.Topics, nil)
 	b.keyLooks = quota.New(keyLooks, keyLooks, b.limits.Topics, nil)
 	b.listings = &listings{bus: b}
@@ -149,6 +153,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	own := []natsjs.KeyValueConfig{
 		{Bucket: attemptsBucket, Description: "eventhub: deliveries that no client had", TTL: attemptsAge, MaxBytes: attemptsBytes},
 		{Bucket: marksBucket, Description: "eventhub: how far groups in memory are", TTL: marksAge},
+		{Bucket: makersBucket, Description: "eventhub: the groups that clients have made"},
 	}
 	if b.cfg.Server != nil {
 		own = append(own, natsjs.KeyValueConfig{Bucket: delaysBucket, Description: "eventhub: events refused with a delay", TTL: delaysAge, MaxBytes: delaysBytes})

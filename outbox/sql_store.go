@@ -70,7 +70,7 @@ type SQLStore struct {
 
 	mu       sync.Mutex
 	queries  map[string]statement // by the text before its translation; at most maxStatements
-	progress progress // where the next claim continues
+	progress progress             // where the next claim continues
 	// lanes that failed to be claimed, and until when claims skip them
 	ailing map[string]time.Time
 }

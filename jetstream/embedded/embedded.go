@@ -217,11 +217,13 @@ func (e *Server) options() *natsserver.Options {
 		// The server would take its limit from what is free on the disk when it starts, and never
 		// look again.
 		JetStreamMaxStore: math.MaxInt64,
-		MaxPayload:        MaxMessage,
-		MaxPending:        256 << 20,
-		SyncInterval:      e.cfg.SyncInterval,
-		SyncAlways:        e.cfg.SyncAlways,
-		NoSigs:            true,
+		// The bus limits the consumers of a stream.
+		JetStreamLimits: natsserver.JSLimitOpts{DefaultMaxConsumers: -1},
+		MaxPayload:      MaxMessage,
+		MaxPending:      256 << 20,
+		SyncInterval:    e.cfg.SyncInterval,
+		SyncAlways:      e.cfg.SyncAlways,
+		NoSigs:          true,
 	}
 	if e.cfg.Listen == "" {
 		return opts
