@@ -68,11 +68,10 @@ func ExamplePublisher() {
 
 	pub := bus.NewPublisher()
 	for i := range 3 {
-		err := pub.PublishAsync(ctx, "log", fmt.Append(nil, i), jetstream.PublishOptions{}, func(r jetstream.Receipt, err error) {
+		err := pub.PublishAsync(ctx, "log", fmt.Append(nil, "line ", i), jetstream.PublishOptions{}, func(_ jetstream.Receipt, err error) {
 			if err != nil {
 				panic(err)
 			}
-			fmt.Println("stored as", r.Sequence)
 		})
 		if err != nil {
 			panic(err)
@@ -81,10 +80,17 @@ func ExamplePublisher() {
 	if err := pub.Flush(ctx); err != nil { // all are confirmed
 		panic(err)
 	}
+	err := bus.History("log").Scan(ctx, jetstream.ScanOptions{}, func(e *jetstream.Event) error {
+		fmt.Println(e.Sequence, string(e.Payload))
+		return nil
+	})
+	if err != nil {
+		panic(err)
+	}
 	// Output:
-	// stored as 1
-	// stored as 2
-	// stored as 3
+	// 1 line 0
+	// 2 line 1
+	// 3 line 2
 }
 
 // The newest event of each key of a compacted topic.
@@ -108,6 +114,37 @@ func ExampleBus_Keys() {
 	// Output:
 	// kitchen 21
 	// true
+}
+
+// Watch the newest events of a compacted topic: first all keys as they are, then each change.
+func ExampleKeys_Watch() {
+	bus, end := openExample(jetstream.TopicRule{Pattern: "sensor.state", Compaction: true})
+	defer end()
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	publish := func(key, degrees string) {
+		if _, err := bus.Publish(ctx, "sensor.state", []byte(degrees), jetstream.PublishOptions{Key: key}); err != nil {
+			panic(err)
+		}
+	}
+
+	publish("kitchen", "20")
+	err := bus.Keys("sensor.state").Watch(ctx, nil, func(e *jetstream.Event) error {
+		if e == nil { // what follows are changes
+			publish("cellar", "9")
+			return nil
+		}
+		fmt.Printf("%s: %s degrees\n", e.Key, e.Payload)
+		if e.Key == "cellar" {
+			stop()
+		}
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// kitchen: 20 degrees
+	// cellar: 9 degrees
+	// context canceled
 }
 
 // State of one's own, replaced only by those who know what they replace.
