@@ -198,7 +198,7 @@ func (b *Bus) bySequence(ctx context.Context, t *topicInfo, seq uint64) (*Event,
 			select {
 			case <-time.After(applyWait):
 			case <-ctx.Done():
-				return nil, fmt.Errorf("jetstream: read of stream %s: event %d is not there yet: %w", t.stream.name, seq, ctx.Err())
+				return nil, fmt.Errorf("jetstream: read stream %s: event %d is not there yet: %w", t.stream.name, seq, ctx.Err())
 			}
 		}
 		if m, err = b.getMsg(ctx, t.stream.name, map[string]any{"seq": seq}); applied {
@@ -360,7 +360,7 @@ func (b *Bus) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f fun
 			got++
 			// without acks nothing is sent twice: a hole would stay one
 			if seen++; meta.Sequence.Consumer != seen {
-				return failed(fmt.Errorf("message %d of it was lost on the way", seen))
+				return failed(fmt.Errorf("message %d was lost on the way", seen))
 			}
 			if opts.beyond(meta.Timestamp) {
 				return last, true, nil
