@@ -114,7 +114,8 @@ func Parse(name string, data []byte) ([]jetstream.TopicRule, error) {
 type parser struct {
 	file   string
 	faults Errors
-	seen   map[Error]bool // so that a fault of an anchor is listed once, however often the anchor is used
+	// seen keeps a fault of an anchor from being listed as often as the anchor is used.
+	seen map[Error]bool
 }
 
 func (p *parser) full() bool { return len(p.faults) >= maxFaults }
