@@ -195,17 +195,10 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestSubjectsOfSentences checks that no sentence opens with Who or What, on the pages that follow
-// this rule of CONTRIBUTING.md.
+// TestSubjectsOfSentences checks that no sentence opens with Who or What (CONTRIBUTING.md).
 func TestSubjectsOfSentences(t *testing.T) {
 	opens := regexp.MustCompile(`(^|[.!:] +|^- )(Who|What) [^?]*$`)
-	pages := textFiles(t, ".md")
-	for name, text := range pages {
-		plain := slices.Contains([]string{"README.md", "SECURITY.md", "docs/protocol.md", "docs/examples/README.md"}, name) ||
-			strings.HasPrefix(name, "docs/adr/")
-		if !plain {
-			continue
-		}
+	for name, text := range textFiles(t, ".md") {
 		for n, line := range markdownProse(text) {
 			if opens.MatchString(line) && !heading.MatchString(line) {
 				t.Errorf("%s:%d: name the subject instead of Who or What: %s", name, n, line)
