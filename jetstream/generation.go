@@ -46,7 +46,7 @@ func (p generation) next(t *topicInfo, group string) generation {
 	return generation{Number: n, Consumer: t.consumerName(group) + "~" + strconv.Itoa(n) + "-" + hex.EncodeToString(nonce[:])}
 }
 
-var errGroupMoved = errors.New("jetstream: another hub moved the group")
+var errGroupMoved = errors.New("jetstream: the group was moved by another")
 
 // generations reads and writes the generations of groups that were moved.
 type generations struct {

@@ -360,7 +360,7 @@ func (b *Bus) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f fun
 			got++
 			// without acks nothing is sent twice: a hole would stay one
 			if seen++; meta.Sequence.Consumer != seen {
-				return failed(fmt.Errorf("message %d was lost on the way", seen))
+				return failed(fmt.Errorf("message %d of it was lost on the way", seen))
 			}
 			if opts.beyond(meta.Timestamp) {
 				return last, true, nil
