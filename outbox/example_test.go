@@ -32,8 +32,8 @@ func openExample() (bus *jetstream.Bus, end func()) {
 	return bus, func() { _ = bus.Close() }
 }
 
-// An order service: the order and its event are one transaction of its own database. A drainer
-// publishes the event.
+// An order service stores an order and its event in one transaction of its own SQLite database. A
+// drainer publishes the event.
 func Example() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "outbox-example")
@@ -60,7 +60,7 @@ func Example() {
 		panic(err)
 	}
 
-	// place stores an order, and the event that tells of it: both or neither.
+	// place stores an order and its event: both or neither.
 	place := func(number int, customer string) error {
 		tx, err := db.BeginTx(ctx, nil)
 		if err != nil {
@@ -83,7 +83,8 @@ func Example() {
 		}
 	}
 
-	// The drainer, here or in any process that reaches the database. The bus may be away until now.
+	// The drainer may run in any process that reaches the database. Until here, the service does
+	// not need the bus.
 	bus, end := openExample()
 	defer end()
 	drainer, err := outbox.NewDrainer(outbox.Config{Store: store, Bus: outbox.JetStream(bus)})
