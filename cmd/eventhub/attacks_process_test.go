@@ -65,8 +65,8 @@ const (
 )
 
 // TestAttacks runs each attack beside a neighbour of its own token, which publishes, consumes, and
-// uses the HTTP API at a steady pace. The neighbour loses nothing and is not refused, its times stay
-// near those beside a permitted client, and the hub's memory and disk stay within bounds.
+// uses the HTTP API at a steady pace. The neighbour loses nothing and is not refused, its times
+// stay near those beside a permitted client, and the hub's memory and disk stay within bounds.
 func TestAttacks(t *testing.T) {
 	f := newAttackedHub(t)
 	f.neighbour.during(func() { f.pass(*attackFor) })
@@ -139,7 +139,8 @@ const attackedTopics = `topics:
     compaction: true
 `
 
-// restart ends the hub and starts it with the same data. The neighbour is served at most 10 s later.
+// restart ends the hub and starts it with the same data. The neighbour is served at most 10 s
+// later.
 func (f *floodedHub) restart(t *testing.T) {
 	t.Helper()
 	f.neighbour.stop()
@@ -347,8 +348,8 @@ func (a *attacker) dial(ctx context.Context) *client.Client {
 	return nil
 }
 
-// ask sends a request with the attacker's token, and header as name, value, name, value … It returns
-// 0 when there was no answer.
+// ask sends a request with the attacker's token, and header as name, value, name, value … It
+// returns 0 when there was no answer.
 func (a *attacker) ask(ctx context.Context, method, path string, body io.Reader, header ...string) (status int, answer string) {
 	return askWith(ctx, a.token, method, a.http+path, body, header...)
 }
