@@ -73,7 +73,7 @@ func child(text []byte, name string) (json.RawMessage, bool) {
 // index reads the index of an array: digits without a leading zero.
 func index(name string) (int, error) {
 	if len(name) > 1 && name[0] == '0' || strings.ContainsAny(name, "+-") {
-		return 0, fmt.Errorf("%q is no index", name)
+		return 0, fmt.Errorf("%q is not an index", name)
 	}
 	return strconv.Atoi(name)
 }
