@@ -66,7 +66,6 @@ func refuseUpdate(t *sqlTest, when string) (allow func()) {
 // Rows that the database refuses to change keep others neither from being settled, nor from being
 // renewed, nor from coming back after their leases.
 func TestRefusedRowsAffectNoOther(t *testing.T) {
-	t.Parallel()
 	forSQL(t, func(t *sqlTest) {
 		const rows = 20
 		for i := range rows {

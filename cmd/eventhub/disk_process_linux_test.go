@@ -112,6 +112,7 @@ func publishUntil(t *testing.T, c *client.Client, topic string, n int, want func
 // once. Events that a group acknowledged, also while the disk was full, do not come again; all
 // others do.
 func TestFullDiskThatIsMadeLarger(t *testing.T) {
+	t.Parallel()
 	d := newDisk(t)
 	n := startNode(t, "--data="+filepath.Join(d.dir, "data"))
 	c := n.dial()
