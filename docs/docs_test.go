@@ -210,7 +210,7 @@ func TestSubjectsOfSentences(t *testing.T) {
 var quoted = regexp.MustCompile("`([^`]+)`")
 
 // mapped returns the files, folders and patterns of files that the map in ARCHITECTURE.md names, by
-// their paths from the root.
+// their paths from the root. A bare name is in the folder of its section, or of the name before it.
 func mapped(t *testing.T) (names []string) {
 	t.Helper()
 	page := textFiles(t, ".md")["ARCHITECTURE.md"]
@@ -219,19 +219,23 @@ func mapped(t *testing.T) (names []string) {
 	if !found || !ended {
 		t.Fatal("ARCHITECTURE.md has no section \"Where to find what\"")
 	}
-	folder := ""
+	section := ""
 	for line := range strings.Lines(text) {
 		if m := heading.FindStringSubmatch(strings.TrimSpace(line)); m != nil {
-			folder = m[1]
-			if folder == "The rest" {
-				folder = ""
+			section = m[1] + "/"
+			if m[1] == "The rest" {
+				section = ""
 			}
 		}
 		if cells := strings.Split(line, "|"); len(cells) > 2 {
+			folder := section
 			for _, m := range quoted.FindAllStringSubmatch(cells[1], -1) {
 				name := m[1]
-				if folder != "" {
-					name = folder + "/" + name
+				if section != "" || !strings.Contains(name, "/") {
+					name = folder + name
+				}
+				if section == "" {
+					folder = name[:strings.LastIndex(name, "/")+1]
 				}
 				names = append(names, name)
 			}
