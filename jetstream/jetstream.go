@@ -139,7 +139,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 			if parse, ok := errors.AsType[*url.Error](err); ok {
 				err = parse.Err // the rest of it repeats the address, password included
 			}
-			return fmt.Errorf("nats at %s: %w: is it running, and are address and credentials right?", b.where(), err)
+			return fmt.Errorf("connect to nats at %s: %w; check that the server runs, and check address and credentials", b.where(), err)
 		}
 		b.links = append(b.links, l)
 	}
@@ -209,10 +209,10 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 	nc := b.links[0].nc
 	version := nc.ConnectedServerVersion()
 	if tooOld(version) {
-		return fmt.Errorf("nats at %s: server version %q is too old: nats-server %d.%d or newer is needed", b.where(), version, minServer[0], minServer[1])
+		return fmt.Errorf("nats at %s: server version %q is too old; use nats-server %d.%d or newer", b.where(), version, minServer[0], minServer[1])
 	}
 	if !nc.HeadersSupported() {
-		return fmt.Errorf("nats at %s: the server does not support message headers: turn them on (no_header_support: false)", b.where())
+		return fmt.Errorf("nats at %s: the server does not support message headers; set no_header_support: false", b.where())
 	}
 	b.api = "$JS.API."
 	if b.cfg.Domain != "" {
@@ -227,15 +227,15 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	if _, err := b.js.AccountInfo(ctx); err != nil {
-		return fmt.Errorf("nats at %s: JetStream does not answer: %w: is it enabled for this account, and is the domain right?", b.where(), err)
+		return fmt.Errorf("nats at %s: JetStream does not answer: %w; enable JetStream for this account, and check the domain", b.where(), err)
 	}
 	b.maxPayload = b.limits.MaxPayload
 	if limit := int(nc.MaxPayload()) - payloadMargin; limit < b.maxPayload {
 		if limit < payloadMargin {
-			return fmt.Errorf("nats at %s: max_payload %d is too small: at least %d is needed", b.where(), nc.MaxPayload(), 2*payloadMargin)
+			return fmt.Errorf("nats at %s: max_payload %d is too small; set at least %d", b.where(), nc.MaxPayload(), 2*payloadMargin)
 		}
 		if b.cfg.Server != nil {
-			return fmt.Errorf("max payload %d: the embedded server takes at most %d", b.limits.MaxPayload, limit)
+			return fmt.Errorf("max payload %d: the embedded server allows at most %d", b.limits.MaxPayload, limit)
 		}
 		b.maxPayload = limit
 	}

@@ -142,7 +142,7 @@ func (r *Record) decode(headers, attributes string) error {
 		return fmt.Errorf("decode column attributes: %w", err)
 	}
 	if field := r.noUTF8(); field != "" {
-		return fmt.Errorf("%s is no valid UTF-8", field)
+		return fmt.Errorf("%s is not valid UTF-8", field)
 	}
 	if !jetstream.ValidPayload(r.Payload) {
 		return errBadPayload

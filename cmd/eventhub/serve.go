@@ -26,8 +26,8 @@ import (
 	"eventhub/projections/process"
 )
 
-// drainTimeout limits the orderly shutdown of a hub, so that the whole shutdown takes less than 10
-// seconds. maxGrace is the part of it that clients may use.
+// drainTimeout limits the orderly shutdown of a hub, so that the whole shutdown takes less than
+// 10 seconds. maxGrace is the part of it that clients may use.
 const (
 	drainTimeout = 6 * time.Second
 	maxGrace     = 5 * time.Second
