@@ -127,13 +127,12 @@ func (k *keySet) looked(entries uint64) {
 // only MaxKeys binds, as it does clients that nobody named.
 func (k *keySet) admit(ctx context.Context, key, client string) error {
 	h := maphash.String(keySeed, key)
-	err := k.add(h, client)
-	if err == nil || k.bus.keyLooks.Take(client) > 0 {
-		return err
+	limit, err := k.add(h, client)
+	if err == nil {
+		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, keyLookWait)
-	defer cancel()
-	if _, lerr := k.bus.latest(ctx, k.topic, key); lerr != nil {
+	if !k.made(ctx, key, client) {
+		k.bus.obs.LimitReached(limit)
 		return err
 	}
 	k.mu.Lock()
@@ -142,24 +141,34 @@ func (k *keySet) admit(ctx context.Context, key, client string) error {
 	return nil
 }
 
-func (k *keySet) add(h uint64, client string) error {
+// made reports whether others have made a key, as far as the client may have that looked up.
+func (k *keySet) made(ctx context.Context, key, client string) bool {
+	if k.bus.keyLooks.Take(client) > 0 {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, keyLookWait)
+	defer cancel()
+	_, err := k.bus.latest(ctx, k.topic, key)
+	return err == nil
+}
+
+// add adds a key unless it is new and a limit forbids it, which add then names.
+func (k *keySet) add(h uint64, client string) (limit string, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if _, ok := k.hashes[h]; ok {
-		return nil
+		return "", nil
 	}
 	b := k.bus
 	if k.complete { // otherwise the key may be an old one
 		if k.present+k.since >= k.most {
-			b.obs.LimitReached("max_keys")
-			return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("topic %s has %d keys, which is the limit of its rule (max_keys): a new key is taken when keys have gone", k.topic.name, k.most), Err: errMaxKeys}
+			return "max_keys", &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("topic %s has %d keys, which is the limit of its rule (max_keys): a new key is taken when keys have gone", k.topic.name, k.most), Err: errMaxKeys}
 		}
 		if client != "" && !strings.HasPrefix(client, ownClient) && b.newKeys.Take(client) > 0 {
-			b.obs.LimitReached("keys_per_client")
-			return &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics, which is its limit: %d more are allowed a second", b.limits.KeysPerClient, b.limits.KeyRate)}
+			return "keys_per_client", &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics, which is its limit: %d more are allowed a second", b.limits.KeysPerClient, b.limits.KeyRate)}
 		}
 		k.since++
 	}
 	k.hashes[h] = struct{}{}
-	return nil
+	return "", nil
 }

@@ -55,12 +55,16 @@ func (p *Publisher) Knows(topic string) bool { return p.bus.known(topic) != nil 
 // Reserve counts a topic that does not exist for a client (Limits.TopicsPerClient), although an
 // event that will make the topic is published only later, by anybody through this bus. Further
 // calls for the same topic count nothing. While NATS does not answer, every topic that this hub
-// does not know counts. Reserve returns an *Error (rate_limited, overloaded, bad_topic) when the
-// client may not make the topic. It may be called concurrently.
-func (p *Publisher) Reserve(ctx context.Context, topic, client string) error {
+// does not know counts. Of a topic that this hub has used, Reserve counts a new key
+// (Limits.KeysPerClient, TopicRule.MaxKeys). It returns an *Error (rate_limited, overloaded,
+// bad_topic) when the client may not make the topic or the key. It may be called concurrently.
+func (p *Publisher) Reserve(ctx context.Context, topic, key, client string) error {
 	b := p.bus
-	if b.known(topic) != nil {
-		return nil
+	if t := b.known(topic); t != nil {
+		if t.keys == nil || key == "" {
+			return nil
+		}
+		return t.keys.admit(ctx, key, client)
 	}
 	if err := ValidTopic(topic); err != nil {
 		return err

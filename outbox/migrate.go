@@ -54,8 +54,8 @@ const (
 // 3.43.
 const sqliteText = `octet_length(payload) + octet_length(headers) + octet_length(attributes) + octet_length(type)`
 
-// The id column of SQLite as versions 2 and 3 made it, and as version 4 makes it, with the constraint
-// that makes ids unique in a topic.
+// The id column of SQLite as versions 2 and 3 made it, and as version 4 makes it, with the
+// constraint that makes ids unique in a topic.
 const (
 	sqliteID2   = `id            TEXT NOT NULL UNIQUE`
 	sqliteID    = `id            TEXT NOT NULL`

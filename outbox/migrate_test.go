@@ -208,7 +208,7 @@ func TestMigrateFromEarlierVersions(t *testing.T) {
 				t.Error("an id was added twice to a topic")
 			}
 			exec("DELETE FROM outbox WHERE aggregatetype = 'others'")
-			if dialect == outbox.SQLite && from.version > 2 { // in which a row is too large for a constraint
+			if dialect == outbox.SQLite && from.version > 2 { // else a row is too large
 				var well string
 				if err := db.QueryRowContext(t.Context(), "PRAGMA integrity_check").Scan(&well); err != nil || well != "ok" {
 					t.Errorf("the file: %s, %v", well, err)

@@ -10,9 +10,9 @@ import (
 	"eventhub/outbox"
 )
 
-// What nobody can make a stream for is parked with the reason, and not tried for ever: at once where
-// the server says that it never will, and after the attempts that every record has where the hub
-// knows as many streams as it may.
+// What nobody can make a stream for is parked with the reason, and not tried for ever: at once
+// where the server says that it never will, and after the attempts that every record has where the
+// hub knows as many streams as it may.
 func TestTopicsWithoutAStreamAreParked(t *testing.T) {
 	nats := natstest.Run(t).ClientURL()
 	family := openBus(t, jetstream.Config{URL: nats, Topics: []jetstream.TopicRule{{Pattern: "taken.**", Family: "taken"}}})

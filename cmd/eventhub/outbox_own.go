@@ -156,7 +156,7 @@ func (o *ownOutbox) Add(ctx context.Context, topic string, payload []byte, opts 
 	if err := o.publisher.Admit(topic, payload, opts); err != nil {
 		return "", err
 	}
-	if err := o.publisher.Reserve(ctx, topic, opts.CountFor); err != nil {
+	if err := o.publisher.Reserve(ctx, topic, opts.Key, opts.CountFor); err != nil {
 		return "", err
 	}
 	if err := o.open(ctx); err != nil {

@@ -75,8 +75,9 @@ type drainedOutbox struct {
 	drainer *outbox.Drainer
 }
 
-// drain starts a drainer for an outbox, with what cfg says of it, and takes ownership of the outbox. The caller must close the
-// result before the bus. state tracks whether the outbox is available.
+// drain starts a drainer for an outbox, with what cfg says of it, and takes ownership of the
+// outbox. The caller must close the result before the bus. state tracks whether the outbox is
+// available.
 func (h *hub) drain(ctx context.Context, o *openedOutbox, state *outboxState, cfg outbox.Config) (*drainedOutbox, error) {
 	st, err := o.Stats(ctx)
 	if err != nil {

@@ -96,8 +96,8 @@ func pendingOf(t *testing.T, n *node) int {
 }
 
 // A principal whose events cannot be published fills its own share of the outbox, in events or in
-// bytes. The file stays within the bound, the metric is right at any moment, and others post on, also
-// after a restart.
+// bytes. The file stays within the bound, the metric is right at any moment, and others post on,
+// also after a restart.
 func TestOutboxHasRoomForOthers(t *testing.T) {
 	const size = 500_000
 	for _, c := range []struct {
