@@ -42,7 +42,7 @@ func TestAMemberWithoutATTLMakesTheGroupDurable(t *testing.T) {
 			for range 4 {
 				held = append(held, eve.next())
 			}
-			for _, d := range []*Delivery{held[0], held[2]} { // 1 stays unsettled, behind it 2 is settled
+			for _, d := range []*Delivery{held[0], held[2]} { // 1 is left out
 				if err := d.Ack(); err != nil {
 					t.Fatal(err)
 				}
