@@ -105,9 +105,10 @@ func (p *Policy) Decide(a Action, topic, group string) Decision {
 	return d
 }
 
-// decide is Decide without what reserved groups need. deadLetter and snapshot report whether the topic may still be taken for the
-// dead letters or the snapshots of another topic. Each happens once, which bounds the recursion:
-// the hub makes neither dead letters of dead letters nor snapshots of snapshots.
+// decide is Decide without what reserved groups need. deadLetter and snapshot report whether the
+// topic may still be taken for the dead letters or the snapshots of another topic. Each happens
+// once, which bounds the recursion: the hub makes neither dead letters of dead letters nor
+// snapshots of snapshots.
 func (p *Policy) decide(want actions, topic, group string, deadLetter, snapshot bool) Decision {
 	var t segmented
 	if !t.parse(topic) {

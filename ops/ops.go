@@ -111,8 +111,8 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Handler serves /livez, /readyz, /healthz, /metrics, with Config.Revocations /revocations, and with
-// Config.Groups DELETE /groups/{topic}/{group}.
+// Handler serves /livez, /readyz, /healthz, /metrics, with Config.Revocations /revocations, and
+// with Config.Groups DELETE /groups/{topic}/{group}.
 //
 // /livez returns 200 as long as the process responds. /readyz and /healthz return 200 while the hub
 // can work, and 503 otherwise. Their body names the failed check and the parts that are waiting,

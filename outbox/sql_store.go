@@ -181,8 +181,8 @@ var (
 		SQLite:     "CAST(substr(CAST(ltrim(l.lane, '/') AS BLOB), 1, instr(CAST(ltrim(l.lane, '/') AS BLOB), X'2F') - 1) AS TEXT)",
 		PostgreSQL: "split_part(ltrim(l.lane, '/'), '/', 1)",
 	}
-	// rowsOf and rowsEndOf enclose a condition on a row o, for an update of a table that is called o.
-	// PostgreSQL looks the rows up first and skips those that another transaction has locked.
+	// rowsOf and rowsEndOf enclose a condition on a row o, for an update of a table that is called
+	// o. PostgreSQL looks the rows up first and skips those that another transaction has locked.
 	rowsOf    = map[Dialect]string{SQLite: "(", PostgreSQL: "ctid = ANY(ARRAY(SELECT o.ctid FROM {table} o WHERE "}
 	rowsEndOf = map[Dialect]string{SQLite: ")", PostgreSQL: unlockedOf[PostgreSQL] + "))"}
 	// unlockedOf skips rows that another transaction has locked.
@@ -208,12 +208,13 @@ const maxStatements = 64
 // statement is a query in the dialect of the database.
 type statement struct {
 	text     string
-	prepared *sql.Stmt // of SQLite, which otherwise compiles the text at each use; sql.DB.Close frees it
+	// of SQLite, which otherwise compiles the text at each use; sql.DB.Close frees it
+	prepared *sql.Stmt
 }
 
 // statement translates a query once, and prepares it for SQLite. PostgreSQL's driver prepares
-// statements itself, where the connections permit it. A transaction gets the text alone: a statement
-// is prepared on a connection of its own, and a database may be limited to one.
+// statements itself, where the connections permit it. A transaction gets the text alone: a
+// statement is prepared on a connection of its own, and a database may be limited to one.
 func (s *SQLStore) statement(ctx context.Context, db querier, query string) (statement, error) {
 	s.mu.Lock()
 	st, known := s.queries[query]
