@@ -40,8 +40,8 @@ type keySet struct {
 	topic *topicInfo
 	most  int
 
-	mu       sync.Mutex
-	hashes   map[uint64]struct{} // 8 bytes and some more for each key
+	mu     sync.Mutex
+	hashes map[uint64]struct{} // 8 bytes and some more for each key
 	// every key of the bucket is in hashes that was there at the last reading
 	complete bool
 	reading  bool

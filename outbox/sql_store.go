@@ -207,7 +207,7 @@ const maxStatements = 64
 
 // statement is a query in the dialect of the database.
 type statement struct {
-	text     string
+	text string
 	// of SQLite, which otherwise compiles the text at each use; sql.DB.Close frees it
 	prepared *sql.Stmt
 }
