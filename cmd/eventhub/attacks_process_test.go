@@ -35,6 +35,8 @@ type attack struct {
 	// run attacks until ctx ends. It runs in a process of its own, which has half a core. What it
 	// reports is in the test's log.
 	run func(ctx context.Context, a *attacker)
+	// like is the same load by a permitted client, where that of permitted is another.
+	like func(ctx context.Context, a *attacker)
 	// check looks at the hub after the attack; nil when the neighbour's fate and the bounds of
 	// memory and disk say all.
 	check func(t *testing.T, f *floodedHub)
@@ -44,10 +46,9 @@ type attack struct {
 
 // attacks are all attacks, one for each way in which a client could break the hub for others.
 var attacks = slices.Concat(
-	[]attack{
-		{name: "requests", scopes: []string{"publish:attack.requests.**"}, run: attackRequests},
-		{name: "pages", scopes: []string{"subscribe:neighbour.kept"}, run: attackPages},
-	},
+	httpAttacks,
+	outboxAttacks,
+	groupAttacks,
 )
 
 // permitted is the load of a client that keeps to its scopes and rates: what the neighbour's time
@@ -56,6 +57,8 @@ var permitted = attack{name: "permitted", scopes: []string{"*:permitted.**"}, ru
 
 const (
 	attackName = "attack" // this test binary when it attacks
+	// likeSuffix follows the name of an attack whose permitted load is meant.
+	likeSuffix = ", permitted"
 	// attackShare is the part of one core that an attacker's process may use.
 	attackShare = 0.5
 	// attackFactor is by how much an attack may raise the neighbour's 99th percentiles over those
@@ -74,6 +77,10 @@ func TestAttacks(t *testing.T) {
 	for _, a := range attacks {
 		t.Run(a.name, func(t *testing.T) {
 			memory, disk := f.memory(t), f.disk(t)
+			base, baseHTTP := base, baseHTTP
+			if a.like != nil {
+				base, baseHTTP = f.under(t, attack{name: a.name + likeSuffix, scopes: a.scopes, run: a.like})
+			}
 			peak := f.watchMemory(t)
 			events, requests := f.under(t, a)
 			most := peak()
@@ -127,7 +134,7 @@ func newAttackedHub(t *testing.T) *floodedHub {
 	if err := os.WriteFile(topics, []byte(attackedTopics), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f := newFloodedHub(t, "--topics="+topics, "--data="+filepath.Join(dir, "data"))
+	f := newFloodedHub(t, "--topics="+topics, "--data="+filepath.Join(dir, "data"), "--projector", "--limit-principal-held="+strconv.Itoa(heldByOne))
 	f.dir, f.topics = filepath.Join(dir, "data"), topics
 	return f
 }
@@ -135,6 +142,19 @@ func newAttackedHub(t *testing.T) *floodedHub {
 // attackedTopics are the topics of the hub that is attacked.
 const attackedTopics = `topics:
   - topic: neighbour.kept
+    retention: {messages: 100000}
+    compaction: true
+  - topic: attack.keys
+    retention: {messages: 100000}
+    compaction: true
+    max_keys: 200000
+  - topic: attack.removed
+    retention: {messages: 100000}
+    compaction: true
+    max_keys: 200000
+  - topic: attack.outbox
+    retention: {bytes: 32MiB}
+  - topic: attack.pages.kept
     retention: {messages: 100000}
     compaction: true
 `
@@ -162,7 +182,7 @@ func (f *floodedHub) under(t *testing.T, all ...attack) (events, requests latenc
 	t.Helper()
 	plans := make([]attackPlan, len(all))
 	for i, a := range all {
-		plans[i] = attackPlan{Name: a.name, Token: f.sign(t, "attacker-"+strings.ReplaceAll(a.name, " ", "-"), a.scopes...)}
+		plans[i] = attackPlan{Name: a.name, Token: f.sign(t, "attacker-"+strings.ReplaceAll(strings.TrimSuffix(a.name, likeSuffix), " ", "-"), a.scopes...)}
 	}
 	p := startAttackers(t, attackTarget{WS: f.hub.url, HTTP: f.hub.http, Ops: f.hub.ops, Plans: plans})
 	requested := f.neighbour.requests.mark()
@@ -309,10 +329,13 @@ func attackProcess() {
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, plan := range target.Plans {
-		i := slices.IndexFunc(attacks, func(a attack) bool { return a.name == plan.Name })
+		name, like := strings.CutSuffix(plan.Name, likeSuffix)
 		run := permitted.run
-		if i >= 0 {
+		if i := slices.IndexFunc(attacks, func(a attack) bool { return a.name == name }); i >= 0 {
 			run = attacks[i].run
+			if like {
+				run = attacks[i].like
+			}
 		}
 		wg.Go(func() {
 			run(ctx, &attacker{name: plan.Name, token: plan.Token, ws: target.WS, http: target.HTTP, ops: target.Ops})
@@ -404,33 +427,6 @@ func permittedLoad(ctx context.Context, a *attacker) {
 			_ = c.PublishAsync("permitted.t", []byte(`{"n":1}`), client.PublishOptions{}, func(string, error) {})
 		}
 	}
-}
-
-// attackRequests opens many requests whose bodies hardly move, and answers that are not read.
-func attackRequests(ctx context.Context, a *attacker) {
-	a.crowd(ctx, 200, func(int, int) {
-		a.ask(ctx, http.MethodPost, "/publish/attack.requests.t", &slowBody{ctx: ctx})
-	})
-}
-
-// slowBody is a body of one byte a second.
-type slowBody struct{ ctx context.Context }
-
-func (b *slowBody) Read(p []byte) (int, error) {
-	select {
-	case <-b.ctx.Done():
-		return 0, b.ctx.Err()
-	case <-time.After(time.Second):
-		p[0] = '1'
-		return 1, nil
-	}
-}
-
-// attackPages asks for the largest pages on many connections at a time.
-func attackPages(ctx context.Context, a *attacker) {
-	a.crowd(ctx, 32, func(int, int) {
-		a.ask(ctx, http.MethodGet, "/snap/neighbour.kept?limit=1000", nil)
-	})
 }
 
 // requester is the neighbour's use of the HTTP API: it publishes, posts to the outbox, stores a key

@@ -71,7 +71,7 @@ func (cmd *exportCmd) Run(ctx context.Context, std streams) error {
 	if cmd.AfterID != "" {
 		q.Set("afterId", cmd.AfterID)
 	}
-	x := &exporter{query: q, left: cmd.Limit, progress: newProgress(std.err, "exported"), line: func(b []byte) error {
+	x := &exporter{query: q, left: cmd.Limit, progress: newTally(std.err, "exported"), line: func(b []byte) error {
 		if _, err := std.out.Write(b); err != nil {
 			return &outputError{err}
 		}
@@ -100,7 +100,7 @@ type exporter struct {
 	hub      *httpHub
 	query    url.Values
 	left     int // events still to be read; 0 for all, if limit is
-	progress *progress
+	progress *tally
 	line     func([]byte) error // receives whole lines
 	began    bool               // an answer has begun
 	newest   string             // the id of the topic's newest event at the beginning

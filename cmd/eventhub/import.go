@@ -53,7 +53,7 @@ type importing struct {
 	pace   *rate.Limiter
 	known  map[string]map[[16]byte]struct{} // hashes of the ids that topics have
 	ids    int                              // in known
-	told   *progress
+	told   *tally
 	stored int
 
 	skipped, odd, renamed int
@@ -79,7 +79,7 @@ func (cmd *importCmd) Run(ctx context.Context, std streams) (err error) {
 	}
 	im := &importing{
 		cmd: cmd, pace: rate.NewLimiter(rate.Limit(cmd.Rate), min(cmd.Rate, maxPubBurst)),
-		known: make(map[string]map[[16]byte]struct{}), told: newProgress(std.err, "imported"),
+		known: make(map[string]map[[16]byte]struct{}), told: newTally(std.err, "imported"),
 	}
 	if im.hub, err = cmd.hub(false); err != nil {
 		return err
@@ -196,7 +196,7 @@ func (im *importing) scan(ctx context.Context, topic string, known map[[16]byte]
 	if im.cmd.DedupeFromTS != nil {
 		q.Set("fromTs", strconv.FormatInt(*im.cmd.DedupeFromTS, 10))
 	}
-	told := newProgress(im.told.out, "compared with "+topic+":")
+	told := newTally(im.told.out, "compared with "+topic+":")
 	told.terminal = im.told.terminal
 	x := &exporter{hub: im.hub, query: q, progress: told, line: func(lines []byte) error {
 		for text := range bytes.Lines(lines) {

@@ -1,82 +1,85 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
-	"io"
-	"os"
-	"strings"
+	"log/slog"
+	"sync/atomic"
 	"time"
+
+	"eventhub/jetstream"
+	"eventhub/ops"
 )
 
-// Intervals between reports of progress.
+// A projection makes no progress when it has had events to project for stalledAfter, and has
+// settled none. The hub looks every progressEvery.
 const (
-	progressTerminal = 200 * time.Millisecond
-	progressPlain    = 10 * time.Second
+	progressEvery = 5 * time.Second
+	stalledAfter  = 30 * time.Second
 )
 
-// progress reports how far a command has come: on a terminal as a line that changes, otherwise as
-// a line from time to time. It is for one goroutine.
+// progress watches whether a projection of the hub comes forward: whoever holds its events, or
+// keeps it from its group, is noticed by that.
 type progress struct {
-	out      io.Writer
-	what     string
-	terminal bool
-	every    time.Duration
-	began    time.Time
-	told     time.Time
-	width    int // of the line on the terminal
+	name         string // of the projection
+	backlog      func(context.Context) (jetstream.Backlog, error)
+	every, after time.Duration
+	metrics      *ops.Metrics
+	log          *slog.Logger
 
-	events int
-	bytes  int64
+	stalled atomic.Int64 // for how long, a time.Duration; 0 while it comes forward
 }
 
-// newProgress reports to out. what names what is counted, such as "exported".
-func newProgress(out io.Writer, what string) *progress {
-	p := &progress{out: out, what: what, every: progressPlain, began: time.Now()}
-	if f, ok := out.(*os.File); ok {
-		if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
-			p.terminal, p.every = true, progressTerminal
+func newProgress(name string, group jetstream.Group, metrics *ops.Metrics, log *slog.Logger) *progress {
+	return &progress{name: name, backlog: group.Backlog, every: progressEvery, after: stalledAfter, metrics: metrics, log: log}
+}
+
+// String returns the state for /readyz.
+func (p *progress) String() string {
+	if d := time.Duration(p.stalled.Load()); d > 0 {
+		return fmt.Sprintf("no progress for %v; see the log", d.Round(time.Second))
+	}
+	return ops.PartOK
+}
+
+// watch looks until ctx ends.
+func (p *progress) watch(ctx context.Context) {
+	tick := time.NewTicker(p.every)
+	defer tick.Stop()
+	p.metrics.ProjectionStalled(p.name, 0)
+	var floor uint64
+	came := time.Now() // when it last came forward
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		asking, cancel := context.WithTimeout(ctx, p.every)
+		b, err := p.backlog(asking)
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil && (b.Waiting+b.Leased == 0 || b.Floor != floor) {
+			came, floor = time.Now(), b.Floor
+		}
+		stuck := time.Since(came)
+		if stuck < p.after {
+			stuck = 0
+		}
+		was := p.stalled.Swap(int64(stuck))
+		p.metrics.ProjectionStalled(p.name, stuck)
+		switch {
+		case was == 0 && stuck > 0:
+			why := slog.Uint64("waiting", b.Waiting+b.Leased)
+			if errors.Is(err, jetstream.ErrNotFound) {
+				err = errors.New("its group does not exist: it could not be made")
+			}
+			p.log.LogAttrs(ctx, slog.LevelWarn, "projection makes no progress", slog.String("projection", p.name), why, slog.Any("error", err))
+		case was > 0 && stuck == 0:
+			p.log.LogAttrs(ctx, slog.LevelInfo, "projection makes progress again", slog.String("projection", p.name))
 		}
 	}
-	p.told = p.began
-	return p
 }
-
-// add counts events and bytes.
-func (p *progress) add(events, bytes int) {
-	p.events += events
-	p.bytes += int64(bytes)
-	if now := time.Now(); now.Sub(p.told) >= p.every {
-		p.told = now
-		p.show(p.line(now))
-	}
-}
-
-func (p *progress) line(now time.Time) string {
-	rate := float64(p.events) / max(now.Sub(p.began).Seconds(), 0.001)
-	return fmt.Sprintf("%s %d events, %.1f MB, %.0f events/s", p.what, p.events, float64(p.bytes)/1e6, rate)
-}
-
-func (p *progress) show(line string) {
-	if !p.terminal {
-		_, _ = fmt.Fprintln(p.out, "eventhub: "+line)
-		return
-	}
-	_, _ = fmt.Fprint(p.out, "\r"+line+strings.Repeat(" ", max(p.width-len(line), 0)))
-	p.width = len(line)
-}
-
-// say prints a message on a line of its own.
-func (p *progress) say(text string) {
-	p.clear()
-	_, _ = fmt.Fprintln(p.out, "eventhub: "+text)
-}
-
-func (p *progress) clear() {
-	if p.width > 0 {
-		_, _ = fmt.Fprint(p.out, "\r"+strings.Repeat(" ", p.width)+"\r")
-		p.width = 0
-	}
-}
-
-// end prints the last report.
-func (p *progress) end() { p.say(p.line(time.Now())) }
