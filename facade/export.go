@@ -2,6 +2,7 @@ package facade
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"strconv"
@@ -70,7 +71,7 @@ func (s *Server) serveExport(w http.ResponseWriter, r *http.Request) {
 
 // serveRange answers with the events of a range, while it reads them, when it is the principal's
 // turn. The answer ends early, and the connection with it, when the events cannot be read, when the
-// token expires, and when the server drains: the client must not take a part for the whole.
+// token expires or is revoked, and when the server drains: the client must not take a part for the whole.
 func (s *Server) serveRange(w http.ResponseWriter, r *http.Request, q *rangeQuery, form func(*jetstream.Range) rangeForm) {
 	p := principalOf(r)
 	if fail := s.mayRead(p, q.topic); fail != nil {
@@ -143,6 +144,8 @@ func (s *Server) rangeContext(parent context.Context, p Principal) (context.Cont
 type rangeWriter struct {
 	srv    *Server
 	answer *answer
+	// principal is asked for before each piece whether it may still read.
+	principal Principal
 	header http.Header
 	query  *rangeQuery
 	form   rangeForm
@@ -150,7 +153,7 @@ type rangeWriter struct {
 }
 
 func (s *Server) newRangeWriter(w http.ResponseWriter, r *http.Request, q *rangeQuery, f rangeForm) *rangeWriter {
-	o := &rangeWriter{srv: s, answer: s.newAnswer(w), header: w.Header(), query: q, form: f}
+	o := &rangeWriter{srv: s, principal: principalOf(r), answer: s.newAnswer(w), header: w.Header(), query: q, form: f}
 	o.header.Add("Vary", "Accept-Encoding")
 	if name := contentCoding(r.Header.Values("Accept-Encoding")); name != "" {
 		o.header.Set("Content-Encoding", name)
@@ -235,7 +238,13 @@ func spaceBreaks(text []byte) {
 	}
 }
 
+// errRevoked ends an answer whose token was withdrawn.
+var errRevoked = errors.New("facade: send events: the token was revoked")
+
 func (o *rangeWriter) write(b []byte) error {
+	if revoked(o.principal) {
+		return errRevoked
+	}
 	if o.packed != nil {
 		_, err := o.packed.Write(b)
 		return err
