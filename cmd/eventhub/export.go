@@ -99,17 +99,17 @@ func (cmd *exportCmd) Run(ctx context.Context, std streams) error {
 type exporter struct {
 	hub      *httpHub
 	query    url.Values
+	size     int // of a page; exportPage by default
 	left     int // events still to be read; 0 for all, if limit is
 	progress *tally
 	line     func([]byte) error // receives whole lines
 	began    bool               // an answer has begun
-	newest   string             // the id of the topic's newest event at the beginning
 }
 
 func (x *exporter) run(ctx context.Context) error {
 	limited := x.left > 0
 	for {
-		size := exportPage
+		size := cmp.Or(x.size, exportPage)
 		if limited {
 			size = min(size, x.left)
 		}

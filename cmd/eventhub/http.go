@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -20,7 +22,9 @@ const answerWait = 30 * time.Second
 type httpFlags struct {
 	hubFlags
 
-	HTTPURL string `name:"http-url" env:"EVENTHUB_HTTP_URL" help:"HTTP URL of the hub. Default: port 8081 of the host of --url."`
+	HTTPURL string `name:"http-url" env:"EVENTHUB_HTTP_URL" help:"HTTP URL of the hub. Default: HTTP_PORT, or 8081, of the host of --url."`
+	// HTTPPort is the port of a hub that is started in the same environment.
+	HTTPPort uint16 `name:"http-port" env:"HTTP_PORT" hidden:"" default:"8081"`
 }
 
 // httpHub asks a hub over HTTP.
@@ -32,29 +36,21 @@ type httpHub struct {
 
 // hub returns the hub of the flags. packed lets it compress its answers.
 func (f httpFlags) hub(packed bool) (*httpHub, error) {
-	token, err := f.token()
-	if err != nil {
-		return nil, err
-	}
 	base := f.HTTPURL
 	if base == "" {
-		u, err := url.Parse(f.URL)
+		ws, err := checkURL(f.address(), "ws", "wss")
 		if err != nil {
-			return nil, fmt.Errorf("invalid hub address %q: %w", f.URL, err)
+			return nil, fmt.Errorf("invalid hub address %q; use ws://HOST:PORT or wss://HOST:PORT: %w (--url, EVENTHUB_URL; WS_PORT)", f.address(), err)
 		}
-		base = "http://"
-		if u.Scheme == "wss" {
-			base = "https://"
-		}
-		base += net.JoinHostPort(u.Hostname(), "8081")
+		base = "http" + strings.TrimPrefix(ws.Scheme, "ws") + "://" + net.JoinHostPort(ws.Hostname(), strconv.Itoa(int(f.HTTPPort)))
 	}
-	u, err := url.Parse(base)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, fmt.Errorf("invalid HTTP address %q; use http://HOST:PORT or https://HOST:PORT (--http-url, EVENTHUB_HTTP_URL)", base)
+	u, err := checkURL(base, "http", "https")
+	if err != nil {
+		return nil, fmt.Errorf("invalid HTTP address %q; use http://HOST:PORT or https://HOST:PORT: %w (--http-url, EVENTHUB_HTTP_URL; HTTP_PORT)", base, err)
 	}
-	ws, err := url.Parse(f.URL)
-	if err != nil || f.Token == "" && f.TokenFile == "" && u.Hostname() != ws.Hostname() && !isLoopback(u.Hostname()) {
-		return nil, fmt.Errorf("no token for the hub at %s; set --token or WS_TOKEN", base)
+	token, err := f.find(u)
+	if err != nil {
+		return nil, err
 	}
 	transport := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext,

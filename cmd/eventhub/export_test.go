@@ -1,0 +1,102 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"eventhub/facade/hubtest"
+	"eventhub/jetstream"
+)
+
+// cutting ends a body early.
+type cutting struct {
+	io.ReadCloser
+	left int
+}
+
+func (c *cutting) Read(p []byte) (int, error) {
+	if c.left <= 0 {
+		return 0, errors.New("cut")
+	}
+	n, err := c.ReadCloser.Read(p[:min(len(p), c.left)])
+	c.left -= n
+	return n, err
+}
+
+// TestExportGoesOn exports through a proxy that cuts answers off again and again. Each event is
+// written once, in order.
+func TestExportGoesOn(t *testing.T) {
+	t.Parallel()
+	const n = 1_500
+	hub := hubtest.New(t, hubtest.Token("token"))
+	pub := hub.Bus.NewPublisher()
+	var want []string
+	for i := range n {
+		payload := fmt.Sprint(i)
+		want = append(want, payload)
+		if err := pub.PublishAsync(t.Context(), "cut", []byte(payload), jetstream.PublishOptions{ID: "id-" + payload}, func(jetstream.Receipt, error) {}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := pub.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	at, err := url.Parse(hub.HTTP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cuts, answers atomic.Int64
+	proxy := httputil.NewSingleHostReverseProxy(at)
+	proxy.ErrorLog = log.New(io.Discard, "", 0)
+	proxy.ModifyResponse = func(res *http.Response) error {
+		if answers.Add(1)%2 == 1 {
+			cuts.Add(1)
+			res.Body = &cutting{res.Body, 1 + rand.IntN(15_000)}
+		}
+		return nil
+	}
+	between := httptest.NewServer(proxy)
+	defer between.Close()
+
+	flags := httpFlags{HTTPURL: between.URL}
+	flags.Token, flags.WSPort = "token", 1
+	x := &exporter{size: 300, query: url.Values{"topic": {"cut"}, "ndjson": {"1"}}, progress: newTally(io.Discard, "exported")}
+	if x.hub, err = flags.hub(false); err != nil {
+		t.Fatal(err)
+	}
+	defer x.hub.close()
+	var out bytes.Buffer
+	x.line = func(lines []byte) error {
+		out.Write(lines)
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := x.run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for line := range strings.Lines(out.String()) {
+		_, payload, _ := strings.Cut(line, `"payload":`)
+		got = append(got, strings.TrimSuffix(payload, "}\n"))
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%d events, want %d in order", len(got), n)
+	}
+	if cuts.Load() < 3 {
+		t.Errorf("%d answers were cut off: the test shows nothing", cuts.Load())
+	}
+}

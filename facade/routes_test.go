@@ -1,0 +1,80 @@
+package facade_test
+
+import (
+	"bufio"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-chi/chi/v5"
+
+	"eventhub/facade"
+)
+
+// TestRoutesAskThePolicy compares the routes of the HTTP API with the table of docs/protocol.md,
+// which names the permission that each needs. A token without that permission is refused, and one
+// with it is not.
+func TestRoutesAskThePolicy(t *testing.T) {
+	t.Parallel()
+	r := jwtRig(t, func(cfg *facade.Config) { cfg.Limits.PrincipalRequests = facade.NoLimit })
+	needs := documentedRoutes(t)
+	var routes []string
+	walked, ok := r.srv.HTTP().(chi.Routes)
+	if !ok {
+		t.Fatal("the handler is no router")
+	}
+	err := chi.Walk(walked, func(method, route string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {
+		name := method + " " + strings.ReplaceAll(route, "/*", "/{key}")
+		if method == http.MethodHead {
+			name = "GET" + strings.TrimPrefix(name, method) // the same without a body
+		}
+		if needs[name] == "" {
+			t.Errorf("docs/protocol.md does not say what %s needs", name)
+			return nil
+		}
+		routes = append(routes, name)
+		path := strings.NewReplacer("{topic}", "t", "{key}", "k").Replace(strings.TrimPrefix(name, strings.Fields(name)[0]+" "))
+		if !strings.Contains(route, "{topic}") {
+			path += "?topic=t"
+		}
+		for _, action := range []string{"publish", "subscribe", "admin"} {
+			a := r.ask(t, method, path, "1", "Authorization", "Bearer "+grant(t, "one", action+":t"))
+			if refused := a.status == http.StatusForbidden; refused == (action == needs[name]) {
+				t.Errorf("%s with the permission %s: %d %s, needs %s", name, action, a.status, a.text, needs[name])
+			}
+		}
+		if a := r.ask(t, method, path, "1", "Authorization", "Bearer "+grant(t, "two", needs[name]+":other")); a.status != http.StatusForbidden {
+			t.Errorf("%s with the permission for another topic: %d %s", name, a.status, a.text)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range needs {
+		if !slices.Contains(routes, name) {
+			t.Errorf("docs/protocol.md has %s, which is no route", name)
+		}
+	}
+}
+
+// documentedRoutes are the permissions that the routes need, by method and path.
+func documentedRoutes(t *testing.T) map[string]string {
+	t.Helper()
+	f, err := os.Open("../docs/protocol.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	row := regexp.MustCompile("^\\| `([A-Z]+ /[^`]*)` \\| `([a-z]+)` \\|")
+	needs := make(map[string]string)
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if m := row.FindStringSubmatch(lines.Text()); m != nil {
+			needs[m[1]] = m[2]
+		}
+	}
+	return needs
+}
