@@ -19,13 +19,14 @@ const (
 	headerFirstID = "Event-First-Id"
 	// headerNewestID is the id of the topic's newest event.
 	headerNewestID = "Event-Newest-Id"
-	// headerPosition is a place in the topic that afterId takes and that is always found: before the
-	// first event of the answer, absent at the beginning of the topic, and as a trailer behind its
-	// last event.
+	// headerPosition is the place before the first event of the answer, absent at the beginning of
+	// the topic. afterId takes a place like an id, and it is always found.
 	headerPosition = "Event-Position"
-	// headerLastID is a trailer: the id of the last event of the answer. Only a complete answer has
-	// trailers.
-	headerLastID = "Event-Last-Id"
+	// headerLastID and headerLastPosition are trailers: the id of the last event of the answer, and
+	// its place. Only a complete answer has trailers. A name is a header or a trailer, because
+	// proxies add trailers to headers of the same name.
+	headerLastID       = "Event-Last-Id"
+	headerLastPosition = "Event-Last-Position"
 )
 
 // rangeForm is how the events of a range are written.
@@ -109,7 +110,7 @@ func (s *Server) serveRange(w http.ResponseWriter, r *http.Request, q *rangeQuer
 		header.Set(headerPosition, at)
 	}
 	header.Add("Trailer", headerLastID)
-	header.Add("Trailer", headerPosition)
+	header.Add("Trailer", headerLastPosition)
 	out := s.newRangeWriter(w, r, q, f)
 	if r.Method == http.MethodHead {
 		return
@@ -210,7 +211,7 @@ func (o *rangeWriter) copy(ctx context.Context, found *jetstream.Range) error {
 	}
 	if n > 0 {
 		o.header.Set(headerLastID, last.ID)
-		o.header.Set(headerPosition, last.Stream+"@"+strconv.FormatUint(last.Sequence, 10))
+		o.header.Set(headerLastPosition, last.Stream+"@"+strconv.FormatUint(last.Sequence, 10))
 	}
 	o.answer.end()
 	return nil

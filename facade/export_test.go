@@ -203,7 +203,7 @@ func TestExportTrailer(t *testing.T) {
 		}
 		_, err = io.Copy(io.Discard, res.Body)
 		_ = res.Body.Close()
-		if got := res.Trailer.Get("Event-Last-Id"); err != nil || got != "id-3" {
+		if got := res.Trailer.Get("Event-Last-Id"); err != nil || got != "id-3" || res.Trailer.Get("Event-Last-Position") != "trailed@3" {
 			t.Errorf("%s: the last id is %q, %v", path, got, err)
 		}
 	}

@@ -120,6 +120,9 @@ func (x *exporter) run(ctx context.Context) error {
 		if x.left -= n; limited && x.left == 0 {
 			return nil
 		}
+		if next == "" {
+			return errors.New("the answer has no trailer Event-Last-Position; let proxies between here and the hub pass it on")
+		}
 		x.query.Set("afterId", next)
 	}
 }
@@ -180,7 +183,7 @@ func (x *exporter) read(ctx context.Context, n *int) (next string, err error) {
 		}
 		switch {
 		case errors.Is(err, io.EOF):
-			return cmp.Or(res.Trailer.Get("Event-Position"), res.Header.Get("Event-Position")), nil
+			return res.Trailer.Get("Event-Last-Position"), nil
 		case err != nil:
 			return "", fmt.Errorf("the answer was cut off: %w", err)
 		}
