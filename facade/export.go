@@ -72,7 +72,8 @@ func (s *Server) serveExport(w http.ResponseWriter, r *http.Request) {
 
 // serveRange answers with the events of a range, while it reads them, when it is the principal's
 // turn. The answer ends early, and the connection with it, when the events cannot be read, when the
-// token expires or is revoked, and when the server drains: the client must not take a part for the whole.
+// token expires or is revoked, and when the server drains: the client must not take a part for the
+// whole.
 func (s *Server) serveRange(w http.ResponseWriter, r *http.Request, q *rangeQuery, form func(*jetstream.Range) rangeForm) {
 	p := principalOf(r)
 	if fail := s.mayRead(p, q.topic); fail != nil {
@@ -147,10 +148,10 @@ type rangeWriter struct {
 	answer *answer
 	// principal is asked for before each piece whether it may still read.
 	principal Principal
-	header http.Header
-	query  *rangeQuery
-	form   rangeForm
-	packed io.WriteCloser // nil: not compressed
+	header    http.Header
+	query     *rangeQuery
+	form      rangeForm
+	packed    io.WriteCloser // nil: not compressed
 }
 
 func (s *Server) newRangeWriter(w http.ResponseWriter, r *http.Request, q *rangeQuery, f rangeForm) *rangeWriter {
@@ -259,4 +260,3 @@ func (a *answer) Write(b []byte) (int, error) {
 	a.write(b)
 	return len(b), nil
 }
-

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -29,7 +30,7 @@ func (r *rig) fill(t *testing.T, topic string, n int, payload func(i int) string
 	t.Helper()
 	pub := r.bus.NewPublisher()
 	for i := 1; i <= n; i++ {
-		opts := jetstream.PublishOptions{ID: fmt.Sprintf("id-%d", i), Key: fmt.Sprintf("k%d", i%3), Headers: map[string]string{"correlationId": fmt.Sprint(i % 5)}}
+		opts := jetstream.PublishOptions{ID: fmt.Sprintf("id-%d", i), Key: fmt.Sprintf("k%d", i%3), Headers: map[string]string{"correlationId": strconv.Itoa(i % 5)}}
 		if err := pub.PublishAsync(t.Context(), topic, []byte(payload(i)), opts, func(_ jetstream.Receipt, err error) {
 			if err != nil {
 				t.Error(err)
@@ -43,7 +44,7 @@ func (r *rig) fill(t *testing.T, topic string, n int, payload func(i int) string
 	}
 }
 
-func number(i int) string { return fmt.Sprint(i) }
+func number(i int) string { return strconv.Itoa(i) }
 
 // records are those of an NDJSON answer.
 func records(tb testing.TB, text string) (ids []string) {
@@ -129,7 +130,8 @@ func TestReplay(t *testing.T) {
 		ID, Topic, Key string
 		TS             int64
 		Payload        json.RawMessage
-	}) bool {
+	},
+	) bool {
 		return e.TS >= ts
 	})
 	if len(got.Events) != n-i || got.Events[0].ID != all.Events[i].ID {

@@ -300,3 +300,25 @@ func ExampleKeys_List() {
 	// Output:
 	// 3 keys
 }
+
+// Read what a topic holds, in order and without a group.
+func ExampleHistory_Read() {
+	bus, end := openExample()
+	defer end()
+	ctx := context.Background()
+	for i := range 4 {
+		opts := jetstream.PublishOptions{ID: fmt.Sprint("order-", i), Key: fmt.Sprint("customer-", i%2)}
+		if _, err := bus.Publish(ctx, "orders", fmt.Append(nil, i), opts); err != nil {
+			panic(err)
+		}
+	}
+	for e, err := range bus.History("orders").Read(ctx, jetstream.ReadOptions{From: jetstream.FromAfterID("order-0"), Key: "customer-1"}) {
+		if err != nil {
+			panic(err)
+		}
+		fmt.Printf("%s %s\n", e.ID, e.Payload)
+	}
+	// Output:
+	// order-1 1
+	// order-3 3
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -28,7 +29,7 @@ func readAllOf(tb testing.TB, b *Bus, topic string, opts ReadOptions) (payloads 
 // fromTo is the payloads from..to.
 func fromTo(from, to int) (list []string) {
 	for i := from; i <= to; i++ {
-		list = append(list, fmt.Sprint(i))
+		list = append(list, strconv.Itoa(i))
 	}
 	return list
 }
@@ -37,8 +38,8 @@ func fillTopic(tb testing.TB, b *Bus, topic string, from, to int) {
 	tb.Helper()
 	pub := b.NewPublisher()
 	for i := from; i <= to; i++ {
-		opts := PublishOptions{ID: fmt.Sprintf("id-%d", i), Key: fmt.Sprintf("k%d", i%3), Headers: map[string]string{"correlationId": fmt.Sprint(i % 5)}}
-		if err := pub.PublishAsync(tb.Context(), topic, []byte(fmt.Sprint(i)), opts, func(_ Receipt, err error) {
+		opts := PublishOptions{ID: fmt.Sprintf("id-%d", i), Key: fmt.Sprintf("k%d", i%3), Headers: map[string]string{"correlationId": strconv.Itoa(i % 5)}}
+		if err := pub.PublishAsync(tb.Context(), topic, []byte(strconv.Itoa(i)), opts, func(_ Receipt, err error) {
 			if err != nil {
 				tb.Error(err)
 			}
@@ -111,7 +112,7 @@ func TestReadBounds(t *testing.T) {
 			t.Errorf("until and from the time of event %d: %d and %d events", i+1, len(before), len(since))
 		}
 		same := readAllOf(t, b, "bounds", ReadOptions{Since: at, Until: at})
-		if !slices.Contains(same, fmt.Sprint(i+1)) {
+		if !slices.Contains(same, strconv.Itoa(i+1)) {
 			t.Errorf("the millisecond of event %d has only %v", i+1, same)
 		}
 		after := readAllOf(t, b, "bounds", ReadOptions{From: FromAfterID(events[i].ID)})
@@ -206,7 +207,7 @@ func TestReadFamily(t *testing.T) {
 	}
 	var want []string
 	for i := 1; i < 300; i += 3 {
-		want = append(want, fmt.Sprint(i))
+		want = append(want, strconv.Itoa(i))
 	}
 	if got := readAllOf(t, b, "family.1", ReadOptions{}); !slices.Equal(got, want) {
 		t.Errorf("read %v", got)

@@ -179,7 +179,12 @@ func (x *exporter) read(ctx context.Context, n *int) (next string, err error) {
 		}
 		held = copy(buf, buf[end:held])
 		if held == len(buf) {
-			buf = append(buf, make([]byte, len(buf))...)
+			if len(buf) >= maxLine {
+				return "", fmt.Errorf("an event of %s is longer than %d bytes", x.query.Get("topic"), maxLine)
+			}
+			larger := make([]byte, 2*len(buf))
+			copy(larger, buf)
+			buf = larger
 		}
 		switch {
 		case errors.Is(err, io.EOF):
@@ -190,8 +195,8 @@ func (x *exporter) read(ctx context.Context, n *int) (next string, err error) {
 	}
 }
 
-// begin looks at the header of an answer. The range ends where the first answer began, also when
-// it takes several.
+// begin looks at the header of an answer. The range ends where the first answer began, also if it
+// takes several.
 func (x *exporter) begin(res *http.Response) error {
 	if truncated := res.Header.Get("Event-Truncated") == "true"; truncated && x.began {
 		return &httpError{http.StatusGone, "truncated", "the hub has removed events that come next; the export has a gap unless it begins anew"}

@@ -13,6 +13,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -45,7 +46,7 @@ func TestExportGoesOn(t *testing.T) {
 	pub := hub.Bus.NewPublisher()
 	var want []string
 	for i := range n {
-		payload := fmt.Sprint(i)
+		payload := strconv.Itoa(i)
 		want = append(want, payload)
 		if err := pub.PublishAsync(t.Context(), "cut", []byte(payload), jetstream.PublishOptions{ID: "id-" + payload}, func(jetstream.Receipt, error) {}); err != nil {
 			t.Fatal(err)

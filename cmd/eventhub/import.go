@@ -54,10 +54,8 @@ type importing struct {
 	known  map[string]map[[16]byte]struct{} // hashes of the ids that topics have
 	ids    int                              // in known
 	told   *tally
-	stored int
 
 	skipped, odd, renamed int
-	line                  int
 }
 
 // Run publishes the records in their order, and stops at the first failure.

@@ -138,7 +138,7 @@ type printer struct {
 	std  streams
 	over chan error // receives once: nil after the last event, otherwise the output error
 
-	end  string     // the id after which the printing ends; "" for none
+	end string // the id after which the printing ends; "" for none
 
 	mu   sync.Mutex
 	came bool // an event has come since moved was called
