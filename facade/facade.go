@@ -3,9 +3,9 @@
 // A Server turns requests into calls of a Bus. Server (server.go) owns the connections. Each
 // connection is a session (session.go, commands.go), which reads frames, and a writer (writer.go),
 // which sends replies and events over a wire (conn.go). http.go and ndjson.go publish over HTTP;
-// snap.go and page.go serve the latest records of keys, and export.go stored events. frame.go, options.go and reply.go define
-// the wire format, code.go its error and close codes. auth.go checks policies, and limits.go and
-// throttle.go enforce limits.
+// snap.go and page.go serve the latest records of keys, and export.go stored events. frame.go,
+// options.go and reply.go define the wire format, code.go its error and close codes. auth.go checks
+// policies, and limits.go and throttle.go enforce limits.
 package facade
 
 import (

@@ -208,7 +208,8 @@ func (x *exporter) begin(res *http.Response) error {
 	}
 	x.began = true
 	if at, err := http.ParseTime(res.Header.Get("Date")); err == nil && !x.query.Has("toTs") {
-		x.query.Set("toTs", strconv.FormatInt(at.Add(time.Second).UnixMilli(), 10)) // Date has whole seconds
+		at = at.Add(time.Second) // Date has whole seconds
+		x.query.Set("toTs", strconv.FormatInt(at.UnixMilli(), 10))
 	}
 	if position := res.Header.Get("Event-Position"); position != "" {
 		x.query.Set("afterId", position)

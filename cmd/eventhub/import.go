@@ -48,12 +48,12 @@ type record struct {
 
 // importing is an import that runs.
 type importing struct {
-	cmd    *importCmd
-	hub    *httpHub
-	pace   *rate.Limiter
-	known  map[string]map[[16]byte]struct{} // hashes of the ids that topics have
-	ids    int                              // in known
-	told   *tally
+	cmd   *importCmd
+	hub   *httpHub
+	pace  *rate.Limiter
+	known map[string]map[[16]byte]struct{} // hashes of the ids that topics have
+	ids   int                              // in known
+	told  *tally
 
 	skipped, odd, renamed int
 }
