@@ -52,6 +52,8 @@ type rule struct {
 	// groups restricts a subscribe rule to these groups. nil means no restriction.
 	groups   []string
 	anyGroup bool
+	// only restricts a rule from a scope to groups. nil means no restriction.
+	only *groupPattern
 }
 
 // FullRights returns the policy that allows everything.
@@ -81,7 +83,8 @@ func (p *Policy) Len() int {
 }
 
 // Decide decides whether a request is allowed and reports the deciding rule. group is the group of
-// a Subscribe, or "" for a request without a group; other actions ignore it. A malformed topic,
+// a Subscribe, or "" for a request without a group; other actions ignore it. A Subscribe with a
+// group that the hub itself runs (Reserved) must be allowed for Admin as well. A malformed topic,
 // such as one with a wildcard, is denied before any rule is evaluated. Decide does not allocate.
 //
 // A rule that denies an action on a topic also denies it on the topic's dead letters, dlq.TOPIC,
@@ -92,12 +95,20 @@ func (p *Policy) Decide(a Action, topic, group string) Decision {
 	if p == nil || want == 0 {
 		return Decision{}
 	}
-	return p.decide(want, topic, group, true, true)
+	d := p.decide(want, topic, group, true, true)
+	if d.Allowed && want == bitSubscribe && Reserved(group) {
+		if admin := p.decide(bitAdmin, topic, "", true, true); !admin.Allowed {
+			admin.reserved = true
+			return admin
+		}
+	}
+	return d
 }
 
-// decide is Decide. deadLetter and snapshot report whether the topic may still be taken for the
-// dead letters or the snapshots of another topic. Each happens once, which bounds the recursion:
-// the hub makes neither dead letters of dead letters nor snapshots of snapshots.
+// decide is Decide without what reserved groups need. deadLetter and snapshot report whether the
+// topic may still be taken for the dead letters or the snapshots of another topic. Each happens
+// once, which bounds the recursion: the hub makes neither dead letters of dead letters nor
+// snapshots of snapshots.
 func (p *Policy) decide(want actions, topic, group string, deadLetter, snapshot bool) Decision {
 	var t segmented
 	if !t.parse(topic) {
@@ -157,11 +168,21 @@ func (r *rule) names(topic *segmented, named func(Pattern) bool) bool {
 func (r *rule) matches(want actions, topic *segmented, group string) bool {
 	for i := range r.topics {
 		if r.topics[i].match(topic) {
-			return want != bitSubscribe || r.groups == nil ||
-				group != "" && (r.anyGroup || slices.Contains(r.groups, group))
+			return want != bitSubscribe || r.joins(group)
 		}
 	}
 	return false
+}
+
+// joins reports whether a subscribe rule is about the group.
+func (r *rule) joins(group string) bool {
+	switch {
+	case r.only != nil:
+		return group != "" && r.only.match(group)
+	case r.groups != nil:
+		return group != "" && (r.anyGroup || slices.Contains(r.groups, group))
+	}
+	return true
 }
 
 // Decision is the result of Policy.Decide. The zero Decision is a denial by default.
@@ -169,8 +190,9 @@ type Decision struct {
 	// Allowed reports whether the request is allowed.
 	Allowed bool
 
-	number int
-	rule   *rule
+	number   int
+	rule     *rule
+	reserved bool // the decision is about Admin, which the group needs besides Subscribe
 	// shown is the topic that the rule is about if the requested topic is denied because it shows
 	// the events of that topic.
 	shown string
@@ -195,6 +217,10 @@ func (d Decision) Rule() int { return d.number }
 // clients.
 func (d Decision) String() string {
 	switch {
+	case d.reserved && d.rule == nil:
+		return "denied by default: the hub itself runs this group, and no rule allows admin"
+	case d.reserved:
+		return "denied: the hub itself runs this group, and rule " + strconv.Itoa(d.number) + " denies admin: " + d.rule.String()
 	case d.rule == nil:
 		return "denied by default: no rule matches"
 	case d.Allowed:
@@ -216,6 +242,9 @@ func (r *rule) String() string {
 	b.WriteString(r.action)
 	for i := range r.topics {
 		b.WriteString(" " + r.topics[i].text)
+	}
+	if r.only != nil {
+		b.WriteString(groupMark + r.only.text)
 	}
 	if r.groups != nil {
 		b.WriteString(" groups")

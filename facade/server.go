@@ -37,6 +37,8 @@ type Server struct {
 	byTopic, byPrincipal *quota.Set // publishes; nil without a limit
 	connections          headcount
 	requesters           headcount // HTTP requests being served
+	holders              *holders
+	joins                *places // SUBSCRIBEs that are being carried out
 	bearers              *bearers
 	refusals             *refusals    // that are logged
 	headers              *headerNames // of HTTP requests, that become part of events
@@ -88,6 +90,8 @@ func New(cfg Config) (*Server, error) {
 	s.pages = newShare(l.PageTotal, l.PrincipalPageTotal)
 	s.reading = newPlaces(l.Pages, l.PrincipalPages)
 	s.requesters.byKey = make(map[string]int)
+	s.joins = newPlaces(l.Joins, l.PrincipalJoins)
+	s.holders = newHolders(l.PrincipalHeld, func() { cfg.Observer.LimitReached("principal_held") })
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.wg.Go(s.tick)

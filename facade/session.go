@@ -368,7 +368,10 @@ func (s *session) drain(ctx context.Context, grace time.Duration) {
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, sub := range subs {
-		wg.Go(func() { _ = sub.bus.Drain(settle) })
+		wg.Go(func() {
+			defer sub.end()
+			_ = sub.bus.Drain(settle)
+		})
 	}
 	wg.Wait()
 

@@ -106,6 +106,9 @@ func (q *deadLetters) prolong(ctx context.Context, d *Delivery) (ours bool, err 
 		return false, err
 	}
 	if noResponders(reply) {
+		if same, err := q.sameConsumer(ctx, d, 0); err == nil && !same {
+			return false, nil // the group was deleted
+		}
 		return false, nats.ErrNoResponders // its leader may be changing
 	}
 	d.m.sub.mu.Lock()

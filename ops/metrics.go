@@ -62,6 +62,7 @@ type Metrics struct {
 	revocations  prometheus.Gauge
 	projected    *prometheus.CounterVec
 	snapshots    *prometheus.CounterVec
+	stalled      *prometheus.GaugeVec
 	gauges       map[string]prometheus.Gauge
 
 	mu     sync.Mutex
@@ -111,6 +112,7 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 		revocations:  newGauge(reg, "eventhub_revocations").WithLabelValues(),
 		projected:    newCounter(reg, "eventhub_projected_total"),
 		snapshots:    newCounter(reg, "eventhub_snapshots_total"),
+		stalled:      newGauge(reg, "eventhub_projection_stalled_ms"),
 		gauges: map[string]prometheus.Gauge{
 			jetstream.GaugeConnected:     newGauge(reg, "eventhub_nats_connected").WithLabelValues(),
 			jetstream.GaugeTopics:        newGauge(reg, "eventhub_topics").WithLabelValues(),
@@ -299,6 +301,12 @@ func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Mi
 // there are few.
 func (m *Metrics) Projected(projection, outcome string) {
 	m.projected.WithLabelValues(projection, outcome).Inc()
+}
+
+// ProjectionStalled records for how long a projection of the hub has made no progress. Projection
+// names come from the program, so there are few.
+func (m *Metrics) ProjectionStalled(projection string, stalled time.Duration) {
+	m.stalled.WithLabelValues(projection).Set(milliseconds(stalled))
 }
 
 // Snapshots counts keys that a compactor wrote. The topics come from the topics file.

@@ -44,6 +44,10 @@ type Config struct {
 	Bus Bus
 	// Registry holds the metrics that /metrics serves. Required.
 	Registry *prometheus.Registry
+	// Groups, if not nil, is managed at /groups. Guard is then required.
+	Groups Groups
+	// Guard protects what is about single topics.
+	Guard Guard
 	// Metrics, if not nil, makes /metrics require a token that grants subscribe on MetricsTopic. By
 	// default, /metrics is open; it shows names of topics and groups, but no events.
 	Metrics *Guard
@@ -100,11 +104,15 @@ func New(cfg Config) *Server {
 	if cfg.Revocations != nil {
 		r.Method(http.MethodPost, "/revocations", cfg.Revocations.handler())
 	}
+	if cfg.Groups != nil {
+		r.Method(http.MethodDelete, "/groups/{topic}/{group}", cfg.Guard.Changes(groupTarget, http.HandlerFunc(s.deleteGroup)))
+	}
 	s.handler = r
 	return s
 }
 
-// Handler serves /livez, /readyz, /healthz, /metrics and, with Config.Revocations, /revocations.
+// Handler serves /livez, /readyz, /healthz, /metrics, with Config.Revocations /revocations, and
+// with Config.Groups DELETE /groups/{topic}/{group}.
 //
 // /livez returns 200 as long as the process responds. /readyz and /healthz return 200 while the hub
 // can work, and 503 otherwise. Their body names the failed check and the parts that are waiting,

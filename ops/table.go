@@ -61,6 +61,7 @@ var definitions = []definition{
 	{"eventhub_outbox_settle_failures_total", counter, "Publish results of an outbox that failed to be saved, and lanes (a topic and key) whose results the database refused. The outbox tries again.", boxLabels},
 	{"eventhub_outbox_waiting", gauge, "1 while the database of an outbox cannot be used, so that its records wait, else 0.", boxLabels},
 	{"eventhub_projected_total", counter, "Events that projections dealt with, by what became of them: applied, known or poisoned.", []string{"projection", "outcome"}},
+	{"eventhub_projection_stalled_ms", gauge, "How long a projection of the hub itself has had events to project and has settled none, in milliseconds; 0 while it makes progress, and in the first 30 s.", []string{"projection"}},
 	{"eventhub_publish_duration_ms", histogram, "Time from the sending of a publish to the stream's confirmation, in milliseconds.", topicLabels},
 	{"eventhub_publish_failures_total", counter, "Publishes answered with an error.", topicLabels},
 	{"eventhub_revocations", gauge, "Revocations of tokens that this hub observes.", nil},

@@ -26,8 +26,8 @@ import (
 	"eventhub/projections/process"
 )
 
-// drainTimeout limits the orderly shutdown of a hub, so that the whole shutdown takes less than 10
-// seconds. maxGrace is the part of it that clients may use.
+// drainTimeout limits the orderly shutdown of a hub, so that the whole shutdown takes less than
+// 10 seconds. maxGrace is the part of it that clients may use.
 const (
 	drainTimeout = 6 * time.Second
 	maxGrace     = 5 * time.Second
@@ -136,6 +136,7 @@ type hub struct {
 	ops       listener
 	own       *ownOutbox      // nil if POST /outbox is disabled
 	database  *databaseOutbox // nil without OUTBOX_DSN
+	progress  *progress       // of the projector; nil without one
 
 	draining atomic.Bool
 	// failed receives the error that ends the hub early.
@@ -204,9 +205,16 @@ func (h *hub) open(ctx context.Context) error {
 	if h.facade, err = facade.New(clients); err != nil {
 		return err
 	}
-	operators := ops.Config{Bus: h.bus, Registry: registry, Ready: h.ready, Parts: h.parts, Logger: h.log, Revocations: h.revocations()}
+	if cmd.Projector || cmd.Demo {
+		h.progress = newProgress(process.Group, h.bus.Group(process.TopicHeartbeat, process.Group), metrics, h.log)
+	}
+	guard := ops.Guard{Tokens: h.tokens}
+	operators := ops.Config{
+		Bus: h.bus, Registry: registry, Ready: h.ready, Parts: h.parts, Logger: h.log,
+		Groups: ops.GroupsOf(h.bus), Guard: guard, Revocations: h.revocations(),
+	}
 	if cmd.metricsNeedToken() {
-		operators.Metrics = &ops.Guard{Tokens: h.tokens}
+		operators.Metrics = &guard
 	} else {
 		operators.Local = isLoopback(cmd.OpsBind)
 	}
@@ -228,10 +236,14 @@ func (h *hub) ready() error {
 
 // parts returns the states of the optional parts of the hub.
 func (h *hub) parts() map[string]string {
-	if h.database == nil {
-		return nil
+	parts := make(map[string]string)
+	if h.database != nil {
+		parts["outbox"] = h.database.state.String()
 	}
-	return map[string]string{"outbox": h.database.state.String()}
+	if h.progress != nil {
+		parts["projector"] = h.progress.String()
+	}
+	return parts
 }
 
 // start begins to serve. ctx ends the hub's own tasks; close ends everything else.
@@ -244,7 +256,8 @@ func (h *hub) start(ctx context.Context) {
 		h.cert.listen() // before anybody learns that the hub is ready
 		h.wg.Go(func() { h.cert.watch(ctx, reloadEvery, h.log) })
 	}
-	if h.cmd.Projector || h.cmd.Demo {
+	if h.progress != nil {
+		h.wg.Go(func() { h.progress.watch(ctx) })
 		projector := process.New(process.Config{Bus: projections.JetStream(h.bus), Logger: h.log, Observer: h.metrics})
 		h.run(func() error { return projector.Run(ctx) })
 	}
