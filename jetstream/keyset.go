@@ -14,15 +14,15 @@ import (
 const (
 	// DefaultMaxKeys is the default of TopicRule.MaxKeys.
 	DefaultMaxKeys = 1_000_000
-	// keysWait is how long the first use of a topic waits until the keys of its bucket are read. The
-	// rest is read while the topic is used.
+	// keysWait is how long the first use of a topic waits until the keys of its bucket are read.
+	// The rest is read while the topic is used.
 	keysWait = 500 * time.Millisecond
 	// A key that would be refused is looked up at the leader, for others may have made it: keyLooks
 	// times a second for each client. A look-up takes at most keyLookWait.
 	keyLooks    = 20
 	keyLookWait = time.Second
-	// keysStale is how many keys that the bucket has no longer a keySet may hold before it reads the
-	// bucket again, beside as many as the bucket has.
+	// keysStale is how many keys that the bucket has no longer a keySet may hold before it reads
+	// the bucket again, beside as many as the bucket has.
 	keysStale = 10_000
 )
 
@@ -31,9 +31,10 @@ var (
 	keySeed    = maphash.MakeSeed()
 )
 
-// keySet is what this hub knows of the keys in the bucket of a compacted topic, so that a publish of
-// a known key asks nobody. Removed keys count, as the bucket keeps their tombstones. Keys that other
-// hubs and native clients make are counted once a minute. Its methods may be called concurrently.
+// keySet is what this hub knows of the keys in the bucket of a compacted topic, so that a publish
+// of a known key asks nobody. Removed keys count, as the bucket keeps their tombstones. Keys that
+// other hubs and native clients make are counted once a minute. Its methods may be called
+// concurrently.
 type keySet struct {
 	bus   *Bus
 	topic *topicInfo
@@ -41,14 +42,13 @@ type keySet struct {
 
 	mu       sync.Mutex
 	hashes   map[uint64]struct{} // 8 bytes and some more for each key
-	complete bool                // every key of the bucket is in hashes that was there at the last reading
+	complete bool                // every key of the bucket was read
 	reading  bool
 	present  int // entries of the bucket when it was last looked at
 	since    int // keys that were made since then
 }
 
-// newKeySet begins to read the keys of a bucket with so many entries, and waits a moment for the
-// end.
+// newKeySet begins to read the keys of a bucket with so many entries, and waits a moment for it.
 func (b *Bus) newKeySet(ctx context.Context, t *topicInfo, rule *TopicRule, entries uint64) *keySet {
 	k := &keySet{bus: b, topic: t, most: rule.MaxKeys, hashes: make(map[uint64]struct{}), present: int(entries)} //nolint:gosec // far fewer
 	if k.most == 0 {

@@ -127,7 +127,8 @@ func TestOutboxHasRoomForOthers(t *testing.T) {
 				}
 			}
 			full()
-			p.post(eve, "/outbox/mine", c.body, http.StatusAccepted, "", "Event-Id", "e0") // it is known
+			// An id that is known is no new event.
+			p.post(eve, "/outbox/mine", c.body, http.StatusAccepted, "", "Event-Id", "e0")
 			for range 3 {
 				p.post(victim, "/outbox/theirs", c.body, http.StatusAccepted, "")
 			}

@@ -12,8 +12,8 @@ import (
 
 // The hub's own outbox remembers the principal of each unsent record, and what the unsent records
 // of each principal take, in two tables beside that of the records. Triggers keep both right
-// whatever program changes a record. A sent record is kept for its id; its content is dropped unless
-// it is small.
+// whatever program changes a record. A sent record is kept for its id; its content is dropped
+// unless it is small.
 
 // ownOutboxOverhead is what a record takes besides its text, in bytes.
 const ownOutboxOverhead = 512
