@@ -40,9 +40,10 @@ type keySet struct {
 	topic *topicInfo
 	most  int
 
-	mu       sync.Mutex
-	hashes   map[uint64]struct{} // 8 bytes and some more for each key
-	complete bool                // every key of the bucket was read
+	mu     sync.Mutex
+	hashes map[uint64]struct{} // 8 bytes and some more for each key
+	// every key of the bucket is in hashes that was there at the last reading
+	complete bool
 	reading  bool
 	present  int // entries of the bucket when it was last looked at
 	since    int // keys that were made since then

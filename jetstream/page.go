@@ -76,7 +76,7 @@ func (k Keys) Page(ctx context.Context, offset, limit int) ([]*Event, error) {
 }
 
 // errBehind is returned where a replica has nothing yet of what the leader has told of.
-var errBehind = errors.New("jetstream: a replica does not have the entries of a page")
+var errBehind = errors.New("jetstream: a replica does not have the entries of a page yet")
 
 // latestPage begins a page anew when the replica that was asked is behind, or none answers, as
 // right after the bucket was made: an empty page would say that there are no more keys.

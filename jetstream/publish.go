@@ -17,8 +17,8 @@ import (
 // made by the hub. They are passed by value, because a pointer that passes through an interface
 // would cost an allocation per publish.
 type PublishOptions struct {
-	// ID makes the publish idempotent within the topic's duplicate window (default 2 min): 1..128
-	// bytes, no control characters, no outer blanks, not of the form <stream>@<sequence>.
+	// ID makes the publish idempotent within the topic's duplicate window (default 2 min):
+	// 1..128 bytes, no control characters, no outer blanks, not of the form <stream>@<sequence>.
 	ID string
 	// TS is the record's ts in epoch milliseconds when HasTS is set; otherwise the moment of
 	// storage counts.

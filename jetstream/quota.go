@@ -1,155 +1,43 @@
 package jetstream
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"strconv"
-	"sync"
 	"time"
 
 	"eventhub/jetstream/quota"
 )
 
-// topicRefill is how long a client waits for one more new topic, once it has made
-// Limits.TopicsPerClient.
-const topicRefill = 10 * time.Second
+// newRefill is how long a client waits for one more new topic, or one more new group, once it has
+// made Limits.TopicsPerClient or Limits.GroupsPerClient.
+const newRefill = 10 * time.Second
 
 // ownClient begins the names of clients that nobody named. No name that is given begins with it.
 const ownClient = "\x00"
 
-// newTopicQuota counts the topics that clients bring into being. Only those are held that made one
-// not long ago, so there cannot be many more of them than topics.
-func newTopicQuota(l Limits) *quota.Set {
-	return quota.New(1/topicRefill.Seconds(), l.TopicsPerClient, l.Topics, nil)
+// ration counts what clients bring into being. Only those clients are held that made something not
+// long ago.
+type ration struct {
+	bus   *Bus
+	limit string // its name
+	what  string
+	burst int
+	set   *quota.Set
 }
 
-// mayMake reports whether the client may bring one more topic into being, and counts it. "" is the
-// hub itself, which may.
-func (b *Bus) mayMake(client string) bool {
-	return client == "" || b.made.Take(client) == 0
+// newRation makes a ration of burst things at once for each client, and then one every newRefill.
+func newRation(b *Bus, limit, what string, burst int) *ration {
+	return &ration{bus: b, limit: limit, what: what, burst: burst, set: quota.New(1/newRefill.Seconds(), burst, b.limits.Topics, nil)}
 }
 
-// tooManyTopics refuses a client that mayMake refused.
-func (b *Bus) tooManyTopics() error {
-	b.obs.LimitReached("topics_per_client")
-	return &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new topics, which is its limit: one more is allowed every %v", b.limits.TopicsPerClient, topicRefill)}
-}
-
-// tooManyStreams returns an error when the bus knows as many streams as it may.
-func (b *Bus) tooManyStreams(name string) error {
-	b.topics.mu.RLock()
-	_, met := b.topics.streams[name]
-	full := !met && len(b.topics.streams) >= b.limits.Topics
-	b.topics.mu.RUnlock()
-	if !full {
+// take counts one thing that the client is about to bring into being, or returns the refusal. "" is
+// the hub itself, which has no ration.
+func (r *ration) take(client string) error {
+	if client == "" || r.set.Take(client) == 0 {
 		return nil
 	}
-	b.obs.LimitReached("topics")
-	return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this hub knows %d streams of topics, which is its limit", b.limits.Topics), Err: ErrNoStream}
-}
-
-const (
-	// reserveWait is how long Reserve waits for the server to say whether a topic exists. After a
-	// request without an answer, Reserve asks no more for reserveMute.
-	reserveWait = time.Second
-	reserveMute = 5 * time.Second
-)
-
-// reservations are the streams that clients may still make, because the streams were counted when
-// they were reserved.
-type reservations struct {
-	mu    sync.Mutex
-	names map[string]struct{} // at most Limits.Topics
-	mute  int64               // no question before this moment of the bus's clock
-}
-
-func (r *reservations) has(name string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_, ok := r.names[name]
-	return ok
-}
-
-func (r *reservations) drop(name string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.names, name)
-}
-
-// Knows reports whether this hub has used the topic's stream. If not, a publish may make it.
-func (p *Publisher) Knows(topic string) bool { return p.bus.known(topic) != nil }
-
-// Reserve counts a topic that does not exist for a client (Limits.TopicsPerClient), although an
-// event that will make the topic is published only later, by anybody through this bus. Further
-// calls for the same topic count nothing. While NATS does not answer, every topic that this hub
-// does not know counts. Of a topic that this hub has used, Reserve counts a new key
-// (Limits.KeysPerClient, TopicRule.MaxKeys). It returns an *Error (rate_limited, overloaded,
-// bad_topic) when the client may not make the topic or the key. It may be called concurrently.
-func (p *Publisher) Reserve(ctx context.Context, topic, key, client string) error {
-	b := p.bus
-	if t := b.known(topic); t != nil {
-		if t.keys == nil || key == "" {
-			return nil
-		}
-		return t.keys.admit(ctx, key, client)
-	}
-	if err := ValidTopic(topic); err != nil {
-		return err
-	}
-	name := b.rule(topic).streamName(topic)
-	if b.reserved.has(name) {
-		return nil
-	}
-	exists, err := b.seemsToExist(ctx, topic)
-	if exists || err != nil {
-		return err
-	}
-	if err := b.tooManyStreams(name); err != nil {
-		return err
-	}
-	b.reserved.mu.Lock()
-	defer b.reserved.mu.Unlock()
-	if _, ok := b.reserved.names[name]; ok {
-		return nil
-	}
-	if !b.mayMake(client) {
-		return b.tooManyTopics()
-	}
-	if b.reserved.names == nil {
-		b.reserved.names = make(map[string]struct{})
-	}
-	for other := range b.reserved.names {
-		if len(b.reserved.names) < b.limits.Topics {
-			break
-		}
-		delete(b.reserved.names, other) // it counts again when it is made
-	}
-	b.reserved.names[name] = struct{}{}
-	return nil
-}
-
-// seemsToExist reports whether the topic has a stream, or false if the server does not say. It
-// returns an error for a stream that is not the bus's.
-func (b *Bus) seemsToExist(ctx context.Context, topic string) (bool, error) {
-	b.reserved.mu.Lock()
-	mute := b.clock.now() < b.reserved.mute
-	b.reserved.mu.Unlock()
-	if mute {
-		return false, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, reserveWait)
-	defer cancel()
-	_, err := b.readable(ctx, topic)
-	if e, ok := errors.AsType[*Error](err); ok && e.Code == CodeBadTopic {
-		return false, err
-	}
-	if err != nil && !errors.Is(err, ErrNotFound) {
-		b.reserved.mu.Lock()
-		b.reserved.mute = b.clock.now() + int64(reserveMute)
-		b.reserved.mu.Unlock()
-	}
-	return err == nil, nil
+	r.bus.obs.LimitReached(r.limit)
+	return &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new %s, which is its limit: one more is allowed every %v", r.burst, r.what, newRefill)}
 }
 
 // unnamed is a name for a client that nobody named.

@@ -21,6 +21,8 @@ type stream struct {
 	created time.Time
 	// slots bounds the unconfirmed publishes.
 	slots chan struct{}
+	// room is how many consumers it may have before clients can make no more groups.
+	room int
 	// ready is set, per connection of the pool, once a publish was confirmed: until then the first
 	// one goes alone.
 	ready []atomic.Bool
@@ -231,7 +233,7 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 	s := b.topics.streams[info.Config.Name]
 	if s == nil || !s.created.Equal(info.Created) {
 		s = &stream{
-			name: info.Config.Name, family: rule.Family != "" || len(info.Config.Subjects) != len(own), created: info.Created,
+			name: info.Config.Name, family: rule.Family != "" || len(info.Config.Subjects) != len(own), created: info.Created, room: b.roomFor(&info.Config),
 			slots: make(chan struct{}, b.limits.PublishInFlight), ready: make([]atomic.Bool, len(b.links)),
 		}
 		if keep {
@@ -282,8 +284,10 @@ func (b *Bus) makeTopic(ctx context.Context, name, client string) (*topicInfo, e
 	case !errors.Is(err, ErrNotFound):
 		return nil, b.unavailable(err)
 	}
-	if !b.reserved.has(streamName) && !b.mayMake(client) {
-		return nil, b.tooManyTopics()
+	if !b.reserved.has(streamName) {
+		if err := b.newTopics.take(client); err != nil {
+			return nil, err
+		}
 	}
 	info, err = b.createStream(ctx, name, rule)
 	if err != nil {
@@ -316,7 +320,13 @@ func (b *Bus) createStream(ctx context.Context, topic string, rule *TopicRule) (
 	if err := b.awaitGone(ctx, cfg.Name); err != nil {
 		return nil, b.unavailable(err)
 	}
-	s, err := again(ctx, func(ctx context.Context) (natsjs.Stream, error) { return b.js.CreateStream(ctx, cfg) })
+	cfg.MaxConsumers = b.limits.StreamGroups + ownConsumers
+	create := func(ctx context.Context) (natsjs.Stream, error) { return b.js.CreateStream(ctx, cfg) }
+	s, err := again(ctx, create)
+	if refused, ok := errors.AsType[*natsjs.APIError](err); ok && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
+		cfg.MaxConsumers = -1 // the account has a smaller limit
+		s, err = again(ctx, create)
+	}
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
 		// Another hub made it at the same moment, with other settings: theirs count.
 		info, ferr := b.findStream(ctx, cfg.Name)

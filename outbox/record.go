@@ -123,7 +123,7 @@ func (r *Record) check(maxPayload int) error {
 		}
 	}
 	if field := r.noUTF8(); field != "" {
-		return bad("%s is no valid UTF-8", field)
+		return bad("%s is not valid UTF-8", field)
 	}
 	opts := r.options()
 	if err := opts.Validate(); err != nil {

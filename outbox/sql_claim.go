@@ -157,7 +157,7 @@ func (s *SQLStore) candidates(opts *ClaimOptions, query, key, cond, from string,
 // followers reads up to each first rows of every lane, ordered by sequence and then by id.
 func (s *SQLStore) followers(ctx context.Context, opts *ClaimOptions, heads []candidate, each int) (map[string][]candidate, error) {
 	query, args := s.followersQuery(opts, heads, each)
-	rows, err := s.db.QueryContext(ctx, s.q(query), args...)
+	rows, err := s.query(ctx, s.db, query, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -199,9 +199,9 @@ func (s *SQLStore) take(ctx context.Context, opts *ClaimOptions, runs map[string
 	}
 	ids, same := refArgs(list)
 	c := Claim{More: more}
-	got, err := s.records(ctx, `UPDATE {table} SET status = 'claimed', claimed_by = ?, lease_until = {now} + ?,
+	got, err := s.records(ctx, `UPDATE {table} AS o SET status = 'claimed', claimed_by = ?, lease_until = {now} + ?,
   publish_began = COALESCE(NULLIF(publish_began, 0), NULLIF(CAST(? AS BIGINT), 0), {now})
-WHERE status = 'pending' AND {row} {in SELECT o.{row} FROM {table} o WHERE o.id {ids} AND {same} AND o.status = 'pending' AND o.next_at <= {now}{unlocked} in}
+WHERE status = 'pending' AND {rows o.id {ids} AND {same} AND o.status = 'pending' AND o.next_at <= {now} rows}
 RETURNING `+s.columns(opts.MaxPayload)+`, {now}`, []any{opts.Worker, opts.Lease.Milliseconds(), opts.Began, ids, same}, &c.Now)
 	if err != nil {
 		return Claim{}, err

@@ -48,7 +48,7 @@ func (s *SQLStore) renewLocked(ctx context.Context, worker string, lease time.Du
 // renew renews leases and adds the records to kept.
 func (s *SQLStore) renew(ctx context.Context, worker string, lease time.Duration, list []ref, kept map[ref]bool) error {
 	ids, same := refArgs(list)
-	renewed, err := s.refs(ctx, s.db, "UPDATE {table} SET lease_until = {now} + ? WHERE {row} {in SELECT o.{row} FROM {table} o WHERE o.id {ids} AND {same}{unlocked} in} AND status = 'claimed' AND claimed_by = ? RETURNING aggregatetype, id",
+	renewed, err := s.refs(ctx, s.db, "UPDATE {table} AS o SET lease_until = {now} + ? WHERE {rows o.id {ids} AND {same} rows} AND status = 'claimed' AND claimed_by = ? RETURNING aggregatetype, id",
 		lease.Milliseconds(), ids, same, worker)
 	if err != nil {
 		return err
@@ -59,15 +59,9 @@ func (s *SQLStore) renew(ctx context.Context, worker string, lease time.Duration
 	return nil
 }
 
-// querier is the part of *sql.DB and *sql.Tx that settling needs.
-type querier interface {
-	Tx
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-}
-
 // refs returns the topics and ids that a query returns.
 func (s *SQLStore) refs(ctx context.Context, db querier, query string, args ...any) (list []ref, err error) {
-	rows, err := db.QueryContext(ctx, s.q(query), args...)
+	rows, err := s.query(ctx, db, query, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -83,11 +77,11 @@ func (s *SQLStore) refs(ctx context.Context, db querier, query string, args ...a
 }
 
 const (
-	markSent = `UPDATE {table} SET status = 'sent', sent_at = {now}, claimed_by = '', lease_until = 0, last_err = ''
-WHERE {row} {in SELECT o.{row} FROM {table} o WHERE o.id {ids} AND {same}{unlocked} in} AND status <> 'sent'`
-	markFailed = `UPDATE {table} SET status = ?, next_at = {now} + ?, attempts = attempts + ?, publish_began = publish_began * ?,
+	markSent = `UPDATE {table} AS o SET status = 'sent', sent_at = {now}, claimed_by = '', lease_until = 0, last_err = ''
+WHERE {rows o.id {ids} AND {same} rows} AND status <> 'sent'`
+	markFailed = `UPDATE {table} AS o SET status = ?, next_at = {now} + ?, attempts = attempts + ?, publish_began = publish_began * ?,
   last_err = CASE WHEN CAST(? AS TEXT) = '' THEN last_err ELSE CAST(? AS TEXT) END, claimed_by = '', lease_until = 0
-WHERE {row} {in SELECT o.{row} FROM {table} o WHERE o.id = ? AND o.aggregatetype = ?{unlocked} in} AND status = 'claimed' AND claimed_by = ?`
+WHERE {rows o.id = ? AND o.aggregatetype = ? rows} AND status = 'claimed' AND claimed_by = ?`
 	// An update that changed fewer rows than expected skipped rows that are locked, or that no
 	// longer need it. notSent and stillHeld select the former.
 	notSent   = "SELECT o.aggregatetype, o.id FROM {table} o WHERE o.id {ids} AND {same} AND o.status <> 'sent'"
@@ -170,7 +164,7 @@ func (s *SQLStore) settleSent(ctx context.Context, db querier, records []*Record
 		return nil
 	}
 	ids, same := refArgs(refs(records))
-	res, err := db.ExecContext(ctx, s.q(markSent), ids, same)
+	res, err := s.run(ctx, db, markSent, ids, same)
 	if err != nil {
 		return err
 	}
@@ -188,7 +182,6 @@ func (s *SQLStore) settleSent(ctx context.Context, db querier, records []*Record
 }
 
 func (s *SQLStore) settleFailed(ctx context.Context, tx *sql.Tx, worker string, failed []Failure, locked *Settlement) error {
-	query := s.q(markFailed)
 	var unchanged []ref
 	for i := range failed {
 		f := &failed[i]
@@ -203,7 +196,7 @@ func (s *SQLStore) settleFailed(ctx context.Context, tx *sql.Tx, worker string, 
 			keep = 0
 		}
 		text := errText(f.Err)
-		res, err := tx.ExecContext(ctx, query, string(status), f.Delay.Milliseconds(), counts, keep, text, text, f.Record.ID, f.Record.Topic, worker)
+		res, err := s.run(ctx, tx, markFailed, string(status), f.Delay.Milliseconds(), counts, keep, text, text, f.Record.ID, f.Record.Topic, worker)
 		if err != nil {
 			return err
 		}
@@ -260,7 +253,7 @@ func (s *SQLStore) exec(ctx context.Context, what, query string, args ...any) (i
 	if s.db == nil {
 		return 0, errNoDB
 	}
-	res, err := s.db.ExecContext(ctx, s.q(query), args...)
+	res, err := s.run(ctx, s.db, query, args...)
 	if err != nil {
 		return 0, s.wrap(what, err)
 	}

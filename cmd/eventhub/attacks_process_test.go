@@ -48,6 +48,7 @@ type attack struct {
 var attacks = slices.Concat(
 	httpAttacks,
 	outboxAttacks,
+	groupAttacks,
 )
 
 // permitted is the load of a client that keeps to its scopes and rates: what the neighbour's time
@@ -133,7 +134,7 @@ func newAttackedHub(t *testing.T) *floodedHub {
 	if err := os.WriteFile(topics, []byte(attackedTopics), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f := newFloodedHub(t, "--topics="+topics, "--data="+filepath.Join(dir, "data"))
+	f := newFloodedHub(t, "--topics="+topics, "--data="+filepath.Join(dir, "data"), "--projector", "--limit-principal-held="+strconv.Itoa(heldByOne))
 	f.dir, f.topics = filepath.Join(dir, "data"), topics
 	return f
 }

@@ -32,8 +32,8 @@ func (p posting) post(token, path, body string, status int, code string, header 
 	}
 }
 
-// signed are tokens of two principals.
-func signed(t *testing.T) (flag, eve, victim string) {
+// rivals are tokens of two principals.
+func rivals(t *testing.T) (flag, eve, victim string) {
 	t.Helper()
 	f := &floodedHub{secret: []byte("0123456789abcdef0123456789abcdef")}
 	file := filepath.Join(t.TempDir(), "secret")
@@ -46,7 +46,7 @@ func signed(t *testing.T) (flag, eve, victim string) {
 // A topic that an outbox makes counts for the principal that posted, as one that PUBLISH makes: at
 // the post while NATS answers or not, and again for what waits when the hub restarts.
 func TestOutboxTopicsCountForTheirPoster(t *testing.T) {
-	flag, eve, victim := signed(t)
+	flag, eve, victim := rivals(t)
 	server := natstest.Run(t)
 	data := t.TempDir()
 	p := posting{t, startNode(t, flag, "--nats-url="+server.ClientURL(), "--data="+data, "--limit-new-topics=4")}
@@ -108,7 +108,7 @@ func TestOutboxHasRoomForOthers(t *testing.T) {
 		{"--limit-outbox-pending=20", "1", "principal_outbox_pending", 10},
 	} {
 		t.Run(c.reached, func(t *testing.T) {
-			flag, eve, victim := signed(t)
+			flag, eve, victim := rivals(t)
 			server := natstest.Run(t)
 			data := t.TempDir()
 			p := posting{t, startNode(t, flag, "--nats-url="+server.ClientURL(), "--data="+data, c.limit)}
@@ -127,7 +127,7 @@ func TestOutboxHasRoomForOthers(t *testing.T) {
 				}
 			}
 			full()
-			// An id that is known is no new event.
+			// it is known
 			p.post(eve, "/outbox/mine", c.body, http.StatusAccepted, "", "Event-Id", "e0")
 			for range 3 {
 				p.post(victim, "/outbox/theirs", c.body, http.StatusAccepted, "")
@@ -160,7 +160,7 @@ func TestOutboxHasRoomForOthers(t *testing.T) {
 // The id of a principal's event keeps nobody else's event out of the outbox, and tells nobody which
 // ids exist.
 func TestOutboxIDsOfOthers(t *testing.T) {
-	flag, eve, victim := signed(t)
+	flag, eve, victim := rivals(t)
 	n := startNode(t, flag)
 	p := posting{t, n}
 	p.post(eve, "/outbox/mine", `"eve"`, http.StatusAccepted, "", "Event-Id", "order-1001")
