@@ -244,14 +244,14 @@ func (l *Limits) validate(maxPayload int) error {
 		return fmt.Errorf("facade: Lease must be %v to %v, it is %v", minLease, maxLease, l.Lease)
 	}
 	if l.PageTotal < l.PageBytes || l.PrincipalPageTotal != NoLimit && l.PrincipalPageTotal < l.PageBytes {
-		return fmt.Errorf("facade: PageTotal and PrincipalPageTotal must not be less than PageBytes (%d): no page could be read", l.PageBytes)
+		return fmt.Errorf("facade: PageTotal and PrincipalPageTotal must be at least PageBytes (%d), or no page could be read", l.PageBytes)
 	}
 	return nil
 }
 
 func fill[T ~int | ~int64](name string, v *T, def T) error {
 	if *v < 0 {
-		return fmt.Errorf("facade: %s must not be negative, it is %d", name, *v)
+		return fmt.Errorf("facade: %s must not be negative; got %d", name, *v)
 	}
 	if *v == 0 {
 		*v = def

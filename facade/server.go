@@ -40,6 +40,7 @@ type Server struct {
 	holders              *holders
 	joins                *places // SUBSCRIBEs that are being carried out
 	bearers              *bearers
+	refusals             *refusals    // that are logged
 	headers              *headerNames // of HTTP requests, that become part of events
 
 	// inbound is the memory of messages that are being received, over all connections and beyond
@@ -79,7 +80,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	l := cfg.Limits
 	s := &Server{
-		headers: headers, cfg: cfg, log: cfg.Logger, started: time.Now(),
+		headers: headers, refusals: newRefusals(), cfg: cfg, log: cfg.Logger, started: time.Now(),
 		frames: newPace(l.FrameRate, l.FrameBurst), settles: newPace(l.SettleRate, l.SettleBurst),
 		connections: headcount{byKey: make(map[string]int)}, bearers: newBearers(l.Bearers),
 		unauthenticated: newUnauthenticated(cfg.Limits.Unauthenticated),
@@ -107,6 +108,10 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, &fault{code: codeForbidden, msg: "This origin may not connect."})
 		return
 	}
+	if r.ContentLength != 0 {
+		s.refuse(w, &fault{code: codeBadOptions, msg: "A request that opens a WebSocket has no body."})
+		return
+	}
 	if fail := s.reserve(); fail != nil {
 		s.refuse(w, fail)
 		return
@@ -128,7 +133,7 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	conn.SetReadLimit(-1) // session.read applies its own limits
-	n = s.newSession(conn, under)
+	n = s.newSession(conn, under, r.RemoteAddr)
 	if !s.begin(n) { //nolint:contextcheck // a session outlives the request
 		n.out.shut(closeDraining)
 	}

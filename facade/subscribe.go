@@ -78,11 +78,13 @@ func (s *session) subscribe(o *operation) (ended bool) {
 
 // mayJoin returns why a subscription cannot be made, or cannot continue, or nil. mu is held.
 func (s *session) mayJoin(sub *subscription) *fault {
-	switch {
-	case s.principal == nil: // an AUTH gave up waiting for this operation
+	if s.principal == nil { // an AUTH gave up waiting for this operation
 		return &fault{code: codeUnauthorized, msg: unauthorized}
-	case !s.srv.maySubscribe(s.principal, sub):
-		return &fault{code: codeForbidden, msg: "The policy does not allow to subscribe to " + sub.topic + "::" + sub.group + "."}
+	}
+	denied := s.srv.deniedTopic(s.principal, sub)
+	switch {
+	case denied != "":
+		return &fault{code: codeForbidden, msg: "The policy does not allow to subscribe to " + denied + "::" + sub.group + "."}
 	case s.draining || s.ended:
 		return &fault{code: codeOverloaded, msg: "The hub is shutting down; connect again."}
 	}

@@ -184,6 +184,10 @@ func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
 		_, err := b.publishWait(ctx, func(done func(Receipt, error)) error {
 			return b.publisher.send(ctx, t, letter, &PublishOptions{ID: l.id}, done)
 		})
+		if err == nil {
+			b.noteLetter(l)
+			return nil
+		}
 		refused, ok := errors.AsType[*apiError](err)
 		if bare || !ok || refused.ErrCode != errCodeTooLarge {
 			return err

@@ -105,7 +105,7 @@ func (b *Bus) ownBucket(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs.
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("bucket %s: %w: is this user allowed to make KV buckets?", cfg.Bucket, err)
+		return nil, fmt.Errorf("open bucket %s: %w; check that the NATS user may create KV buckets", cfg.Bucket, err)
 	}
 	return kv, nil
 }
@@ -131,7 +131,7 @@ func (p *generations) get(ctx context.Context, t *topicInfo, group string) (gene
 	}
 	stored := generation{revision: m.seq}
 	if err := json.Unmarshal(m.data, &stored); err != nil {
-		return generation{}, fmt.Errorf("jetstream: generation of group %q on stream %s is unreadable: %w: delete it to begin anew", group, t.stream.name, err)
+		return generation{}, fmt.Errorf("jetstream: generation of group %q on stream %s is unreadable: %w; delete the entry to start the group anew", group, t.stream.name, err)
 	}
 	if !stored.Stream.Equal(t.stream.created) {
 		return plain, nil

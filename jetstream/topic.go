@@ -37,6 +37,7 @@ type topicInfo struct {
 	obs     TopicObserver
 
 	bucket     *bucket // nil unless the topic is compacted
+	keys       *keySet // of the bucket; nil for reads
 	maxPayload int     // in bytes
 }
 
@@ -271,29 +272,28 @@ func (b *Bus) findStream(ctx context.Context, name string) (*natsjs.StreamInfo, 
 func (b *Bus) makeTopic(ctx context.Context, name, client string) (*topicInfo, error) {
 	rule := b.rule(name)
 	streamName := rule.streamName(name)
-	b.topics.mu.RLock()
-	_, met := b.topics.streams[streamName]
-	full := !met && len(b.topics.streams) >= b.limits.Topics
-	b.topics.mu.RUnlock()
-	if full {
-		b.obs.LimitReached("topics")
-		return nil, &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this hub knows %d streams of topics, which is its limit", b.limits.Topics)}
+	if err := b.tooManyStreams(streamName); err != nil {
+		return nil, err
 	}
 	info, err := b.findStream(ctx, streamName)
 	switch {
 	case err == nil:
+		b.reserved.drop(streamName)
 		b.reportDrift(name, rule, info)
 		return b.meetTopic(ctx, name, info, rule, false)
 	case !errors.Is(err, ErrNotFound):
 		return nil, b.unavailable(err)
 	}
-	if err := b.newTopics.take(client); err != nil {
-		return nil, err
+	if !b.reserved.has(streamName) {
+		if err := b.newTopics.take(client); err != nil {
+			return nil, err
+		}
 	}
 	info, err = b.createStream(ctx, name, rule)
 	if err != nil {
 		return nil, err
 	}
+	b.reserved.drop(streamName)
 	return b.meetTopic(ctx, name, info, rule, true)
 }
 
@@ -301,12 +301,14 @@ func (b *Bus) makeTopic(ctx context.Context, name, client string) (*topicInfo, e
 // just been made.
 func (b *Bus) meetTopic(ctx context.Context, name string, info *natsjs.StreamInfo, rule *TopicRule, made bool) (*topicInfo, error) {
 	t, err := b.newTopic(name, info, rule, true)
-	if err == nil && t.bucket != nil {
-		err = b.meetBucket(ctx, t, &info.Config, made)
+	if err != nil || t.bucket == nil {
+		return t, err
 	}
+	entries, err := b.meetBucket(ctx, t, &info.Config, made)
 	if err != nil {
 		return nil, err
 	}
+	t.keys = b.newKeySet(ctx, t, rule, entries)
 	return t, nil
 }
 
@@ -335,7 +337,7 @@ func (b *Bus) createStream(ctx context.Context, topic string, rule *TopicRule) (
 		return info, nil
 	}
 	if err != nil {
-		return nil, b.unavailable(fmt.Errorf("jetstream: create stream %s for topic %s: %w", cfg.Name, topic, err))
+		return nil, b.notMade(fmt.Errorf("jetstream: create stream %s for topic %s: %w", cfg.Name, topic, err))
 	}
 	b.log.InfoContext(ctx, "topic made", slog.String("topic", topic), slog.String("stream", cfg.Name))
 	return s.CachedInfo(), nil
@@ -374,6 +376,28 @@ func (k *topics) missing(stream string, now int64) {
 	}
 	k.gone[stream] = now
 }
+
+// Codes of the server's errors: of those that pass by themselves, and of those that do not.
+const (
+	codeUnavailable = 503
+	codeRefused     = 400
+)
+
+// notMade wraps the failure to make a stream.
+func (b *Bus) notMade(err error) error {
+	refused, ok := errors.AsType[*natsjs.APIError](err)
+	if !ok || refused.Code == codeUnavailable || refused.ErrorCode == errNoPeers {
+		return b.unavailable(err)
+	}
+	code := CodeInternal
+	if refused.Code == codeRefused { // for example because another stream has the topic's subjects
+		code = CodeBadTopic
+	}
+	return &Error{Code: code, Msg: "the event store refuses to make this topic: an operator finds the reason in the log", Err: fmt.Errorf("%w: %w", ErrNoStream, err)}
+}
+
+// errNoPeers is the server's error when too few servers of a cluster are up for a stream.
+const errNoPeers natsjs.ErrorCode = 10005
 
 // unavailable wraps a failure of NATS so that a client learns no more than that.
 func (b *Bus) unavailable(err error) error {

@@ -59,6 +59,7 @@ type Metrics struct {
 	latency      *prometheus.HistogramVec
 	restarts     prometheus.Counter
 	limitReached *prometheus.CounterVec
+	revocations  prometheus.Gauge
 	projected    *prometheus.CounterVec
 	snapshots    *prometheus.CounterVec
 	stalled      *prometheus.GaugeVec
@@ -108,6 +109,7 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 		latency:      newHistogram(reg, "delivery_latency_ms"),
 		restarts:     newCounter(reg, "eventhub_server_restarts_total").WithLabelValues(),
 		limitReached: newCounter(reg, "eventhub_limit_reached_total"),
+		revocations:  newGauge(reg, "eventhub_revocations").WithLabelValues(),
 		projected:    newCounter(reg, "eventhub_projected_total"),
 		snapshots:    newCounter(reg, "eventhub_snapshots_total"),
 		stalled:      newGauge(reg, "eventhub_projection_stalled_ms"),
@@ -187,6 +189,9 @@ func (m *Metrics) Group(topic, group string, ephemeral bool) jetstream.GroupObse
 
 // LimitReached counts a refusal or delay caused by the named limit.
 func (m *Metrics) LimitReached(limit string) { m.limitReached.WithLabelValues(limit).Inc() }
+
+// Revocations sets the number of revocations that the hub observes.
+func (m *Metrics) Revocations(n int) { m.revocations.Set(float64(n)) }
 
 // ServerRestarted counts a restart of the embedded NATS server by the hub.
 func (m *Metrics) ServerRestarted() { m.restarts.Inc() }

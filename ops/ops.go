@@ -51,6 +51,8 @@ type Config struct {
 	// Metrics, if not nil, makes /metrics require a token that grants subscribe on MetricsTopic. By
 	// default, /metrics is open; it shows names of topics and groups, but no events.
 	Metrics *Guard
+	// Revocations, if not nil, serves POST /revocations.
+	Revocations *Revocations
 	// Local restricts /metrics to requests that address this host by an IP address or as localhost.
 	// Set it if /metrics is open because the port is bound to loopback.
 	Local bool
@@ -99,6 +101,9 @@ func New(cfg Config) *Server {
 		metrics = local(metrics)
 	}
 	r.Method(http.MethodGet, "/metrics", metrics)
+	if cfg.Revocations != nil {
+		r.Method(http.MethodPost, "/revocations", cfg.Revocations.handler())
+	}
 	if cfg.Groups != nil {
 		r.Method(http.MethodDelete, "/groups/{topic}/{group}", cfg.Guard.Changes(groupTarget, http.HandlerFunc(s.deleteGroup)))
 	}
@@ -106,8 +111,8 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Handler serves /livez, /readyz, /healthz, /metrics, and with Config.Groups DELETE
-// /groups/{topic}/{group}.
+// Handler serves /livez, /readyz, /healthz, /metrics, with Config.Revocations /revocations, and
+// with Config.Groups DELETE /groups/{topic}/{group}.
 //
 // /livez returns 200 as long as the process responds. /readyz and /healthz return 200 while the hub
 // can work, and 503 otherwise. Their body names the failed check and the parts that are waiting,

@@ -64,6 +64,7 @@ var definitions = []definition{
 	{"eventhub_projection_stalled_ms", gauge, "How long a projection of the hub itself has had events to project and has settled none, in milliseconds; 0 while it makes progress, and in the first 30 s.", []string{"projection"}},
 	{"eventhub_publish_duration_ms", histogram, "Time from the sending of a publish to the stream's confirmation, in milliseconds.", topicLabels},
 	{"eventhub_publish_failures_total", counter, "Publishes answered with an error.", topicLabels},
+	{"eventhub_revocations", gauge, "Revocations of tokens that this hub observes.", nil},
 	{"eventhub_server_restarts_total", counter, "Restarts of the embedded NATS server by the hub, because streams could not be written and the disk had room again.", nil},
 	{"eventhub_snapshots_total", counter, "Keys that compactors wrote a snapshot of, by the topic they were taken from.", topicLabels},
 	{"eventhub_streams_failed", gauge, "Streams of the embedded NATS server that cannot be written since a write to the disk has failed; 1 also when the server stores nothing any more.", nil},

@@ -47,6 +47,7 @@ type attack struct {
 // attacks are all attacks, one for each way in which a client could break the hub for others.
 var attacks = slices.Concat(
 	httpAttacks,
+	outboxAttacks,
 	groupAttacks,
 )
 
@@ -143,6 +144,16 @@ const attackedTopics = `topics:
   - topic: neighbour.kept
     retention: {messages: 100000}
     compaction: true
+  - topic: attack.keys
+    retention: {messages: 100000}
+    compaction: true
+    max_keys: 200000
+  - topic: attack.removed
+    retention: {messages: 100000}
+    compaction: true
+    max_keys: 200000
+  - topic: attack.outbox
+    retention: {bytes: 32MiB}
   - topic: attack.pages.kept
     retention: {messages: 100000}
     compaction: true

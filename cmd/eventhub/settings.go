@@ -56,6 +56,9 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	if set.token == "" && !unknown && !cmd.jwt() {
 		set.makesToken = true
 	}
+	if looksLikeJWT(set.token) {
+		fault(errors.New("the hub's own token is a JWT, which would grant full access to its holder; choose another, for example from openssl rand -hex 32; clients take their JWT from EVENTHUB_TOKEN (--token, WS_TOKEN, WS_TOKEN_FILE)"))
+	}
 	own := set.token
 	if set.makesToken {
 		own = "(created at startup)"
@@ -80,10 +83,22 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	faults = append(faults, cmd.limitFlags.validate()...)
 	set.topics, err = cmd.rules()
 	fault(err)
+	set.auth.Snapshots = snapshotTopics(set.topics)
 	set.outbox, err = cmd.outboxDSN()
 	fault(err)
 	fault(checkSkew(cmd.Skew, "--outbox-clock-skew"))
 	return set, faults
+}
+
+// snapshotTopics returns the topics of snapshots, each with the topic of which they are made.
+func snapshotTopics(rules []jetstream.TopicRule) map[string]string {
+	topics := make(map[string]string)
+	for _, r := range rules {
+		if r.Snapshot != nil {
+			topics[r.Snapshot.Topic] = r.Pattern
+		}
+	}
+	return topics
 }
 
 // checkPublic rejects addresses that other hosts can reach if no operator has chosen a credential.
