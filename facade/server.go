@@ -45,7 +45,7 @@ type Server struct {
 	// fill the hub.
 	inbound budget
 	pages   *share  // bytes of pages of latest records until the client has taken them
-	reading *places // pages that are being read
+	reading *quota.Places // pages that are being read
 
 	started  time.Time     // token buckets count time from here
 	ticks    atomic.Uint64 // a clock for the hot path, in tickInterval
@@ -85,7 +85,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	s.inbound.max = int64(l.InboundBytes)
 	s.pages = newShare(l.PageTotal, l.PrincipalPageTotal)
-	s.reading = newPlaces(l.Pages, l.PrincipalPages)
+	s.reading = quota.NewPlaces(l.Pages, l.PrincipalPages)
 	s.requesters.byKey = make(map[string]int)
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
 	s.ctx, s.cancel = context.WithCancel(context.Background())

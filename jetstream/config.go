@@ -163,6 +163,16 @@ type Limits struct {
 	// ListingReaders ("listing_readers") is the most listings (Keys.List) for which the hub reads
 	// ahead: default 16, with up to 4 MiB each. Pages of other listings take longer.
 	ListingReaders int
+	// IDSearches ("id_searches") is the most searches for an id (FromAfterID) that run at a time:
+	// default 2. Further searches wait, and get overloaded after 9 s. IDSearchesPerClient is how
+	// many of them may be of one client (SubscribeOptions.CountFor): default half of IDSearches. A
+	// client with more than 64 searches gets rate_limited at once. A search reads at most 100,000
+	// events, and 100,000 a second.
+	IDSearches, IDSearchesPerClient int
+	// IDsKnown ("ids_known") is the most ids that searches keep in memory, with 16 bytes each, so
+	// that the next search on the same topic does not read the events again: default 2,000,000.
+	// Beyond the limit, the topics whose last search is longest ago are forgotten.
+	IDsKnown int
 	// MaxPayload is the largest payload in bytes: default 1 MiB, less if the server's max_payload
 	// demands it.
 	MaxPayload int
@@ -201,6 +211,9 @@ func (c *Config) validate() error {
 	def(&l.AttemptsKnown, 10_000)
 	def(&l.LingeringInboxes, 100_000)
 	def(&l.ListingReaders, 16)
+	def(&l.IDSearches, 2)
+	def(&l.IDSearchesPerClient, (l.IDSearches+1)/2)
+	def(&l.IDsKnown, 2_000_000)
 	def(&l.MaxPayload, defaultMaxPayload)
 
 	var errs []error
@@ -216,7 +229,7 @@ func (c *Config) validate() error {
 	check(c.Server == nil || c.Replicas == 1, "replicas %d: the embedded server is alone; more than 1 needs a cluster", c.Replicas)
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536, because the server drops silently above about 100,000", l.PublishInFlight)

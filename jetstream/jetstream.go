@@ -68,6 +68,7 @@ type Bus struct {
 	clock       *clock
 	generations *generations
 	listings    *listings
+	ids         *idSearches
 	dead        *deadLetters
 
 	topics    topics
@@ -114,6 +115,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	}
 	b.made = newTopicQuota(b.limits)
 	b.listings = &listings{bus: b}
+	b.ids = newIDSearches(b)
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := b.open(ctx); err != nil {
 		_ = b.Close() //nolint:contextcheck // what is half open is closed whatever ctx says; its error would hide the cause
