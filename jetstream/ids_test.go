@@ -123,15 +123,24 @@ func TestSearchesOfOneClientLeavePlacesToOthers(t *testing.T) {
 		t.Errorf("a search without a place: %v", err)
 	}
 	ctx, end := context.WithCancel(t.Context())
+	defer end()
+	const tooMany = 10
+	results := make(chan error, idSearchQueue+tooMany)
 	var waiting sync.WaitGroup
-	for range idSearchQueue {
-		waiting.Go(func() { _ = subscribeAfter(ctx, b, "busy") })
+	for range cap(results) - b.limits.IDSearchesPerClient {
+		waiting.Go(func() { results <- subscribeAfter(ctx, b, "busy") })
 	}
-	eventually(t, "one more is refused", func() bool {
-		refused, ok := errors.AsType[*Error](subscribeAfter(ctx, b, "busy"))
-		return ok && refused.Code == CodeRateLimited
-	})
-	// Who joins a group needs no event, and no search.
+	for range tooMany {
+		select {
+		case err := <-results:
+			if refused, ok := errors.AsType[*Error](err); !ok || refused.Code != CodeRateLimited {
+				t.Errorf("one search too many: %v", err)
+			}
+		case <-time.After(wait / 2):
+			t.Fatal("searches beyond the bound wait")
+		}
+	}
+	// To join a group, no event is needed, and no search.
 	joined := take(t, b, "places", "there", SubscribeOptions{})
 	if err := joined.sub.Stop(t.Context()); err != nil {
 		t.Error(err)
@@ -142,8 +151,6 @@ func TestSearchesOfOneClientLeavePlacesToOthers(t *testing.T) {
 }
 
 func subscribeAfter(ctx context.Context, b *Bus, client string) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
 	_, err := b.Subscribe(ctx, "places", "g", SubscribeOptions{From: FromAfterID("x"), CountFor: client}, ignore)
 	return err
 }
@@ -205,7 +212,10 @@ func TestWhatSearchesRemember(t *testing.T) {
 		if err := b.js.DeleteStream(t.Context(), "a"); err != nil {
 			t.Fatal(err)
 		}
-		publish(t, b, "a", "1")
+		eventually(t, "the stream is made anew", func() bool {
+			_, err := b.Publish(t.Context(), "a", []byte("1"), PublishOptions{})
+			return err == nil
+		})
 		if err := searchFor(t, b, "a", id, "c"); !unknownID(err) {
 			t.Errorf("an event of a deleted stream is found: %v", err)
 		}
