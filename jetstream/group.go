@@ -45,6 +45,7 @@ type group struct {
 	// it was made in place of one that is gone; taken by the member that tells
 	lost     atomic.Bool
 	revision atomic.Uint64 // of the generation that named it; 0: none did
+	letters  atomic.Int32  // dead letters that are not stored yet
 
 	// Guarded by Bus.groupMu.
 	users   int                        // how often share returned it

@@ -164,6 +164,11 @@ func (m *member) refill(now int64) {
 	if m.inbox == nil || m.retryAt > now {
 		return
 	}
+	if s.bus.dead.crowded(m.group) {
+		s.bus.obs.LimitReached("group_dead_letters")
+		s.schedule(now + int64(heldRetry))
+		return
+	}
 	free := s.opts.MaxInFlight - s.active - len(s.parked) - s.requested
 	want := free
 	if n := len(s.members); n > 1 {
