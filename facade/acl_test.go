@@ -248,6 +248,7 @@ func TestReauthWithFewerRights(t *testing.T) {
 }
 
 func TestTokenExpiresOnALiveConnection(t *testing.T) {
+	t.Parallel()
 	r := jwtRig(t, nil)
 	p := r.as(t, ending(t, time.Now().Add(1500*time.Millisecond), "*:**"))
 	refreshed := r.as(t, ending(t, time.Now().Add(1500*time.Millisecond), "*:**"))
@@ -287,6 +288,7 @@ func (c *counting) Authenticate(ctx context.Context, token string) (facade.Princ
 }
 
 func TestHTTPTokensAreVerifiedOnce(t *testing.T) {
+	t.Parallel()
 	auth := &counting{Authenticator: facade.Tokens(newVerifier(t))}
 	r := newRig(t, func(cfg *facade.Config) { cfg.Auth = auth })
 	short := ending(t, time.Now().Add(1500*time.Millisecond), "publish:t")
@@ -310,6 +312,7 @@ func TestHTTPTokensAreVerifiedOnce(t *testing.T) {
 
 // A request that goes on for long does not outlive its token.
 func TestNDJSONEndsWithItsToken(t *testing.T) {
+	t.Parallel()
 	r := jwtRig(t, nil)
 	req, feed := r.stream(t, "/publish/t", ending(t, time.Now().Add(1500*time.Millisecond), "publish:t"))
 	eventually(t, "the token expires", func() bool {

@@ -194,6 +194,7 @@ func TestPingFlood(t *testing.T) {
 // Pings, pongs and small parts of messages cost as much as frames, and their sender may not send
 // more of them: what is over waits, and is answered.
 func TestPartsWait(t *testing.T) {
+	t.Parallel()
 	const rate, burst, parts = 100, 20, 60
 	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.FrameRate, cfg.Limits.FrameBurst = rate, burst })
 	auth := `{"op":"AUTH","token":"` + rigToken + `"}`

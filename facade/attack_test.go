@@ -311,6 +311,7 @@ func runForgeries(t *testing.T, cfg acl.Config, good string, forgeries []forgery
 // Whoever does not authenticate in time is closed, busy or not, and what comes afterwards has no
 // effect.
 func TestAuthThatComesLate(t *testing.T) {
+	t.Parallel()
 	const limit = 400 * time.Millisecond
 	var w witness
 	r := newRig(t, func(cfg *facade.Config) {

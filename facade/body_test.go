@@ -14,6 +14,7 @@ import (
 // A body that outlives its token is not published, and a stream of blank lines does not keep the
 // request alive.
 func TestABodyDoesNotOutliveItsToken(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) { cfg.Auth = policies{} })
 	request := func(kind string, body io.Reader) (*http.Response, error) {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.http.URL+"/publish/a", body)

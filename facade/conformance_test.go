@@ -17,6 +17,7 @@ import (
 
 // TestConformance plays the scenarios of testdata/frames against a hub over real sockets.
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t)
 	for _, s := range loadScenarios(t, testToken) {
 		t.Run(s.Name, func(t *testing.T) {

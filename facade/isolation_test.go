@@ -66,6 +66,7 @@ func randomRules(rnd *rand.Rand) []plainRule {
 // A thousand connections are open at once, each with a policy of its own and then another, and none
 // is ever judged by what is another's.
 func TestPoliciesDoNotMix(t *testing.T) {
+	t.Parallel()
 	const connections, rounds, perRound, workers = 1000, 4, 25, 16
 	r := jwtRig(t, func(cfg *facade.Config) {
 		// Who may publish is told so, and little is stored.

@@ -475,6 +475,7 @@ func TestListingBytes(t *testing.T) {
 // TestListingLeavesNothingBehind wants no consumer of a walk that was left, and bounds for what is
 // kept of it.
 func TestListingLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
 	r := newSnapRig(t, nil)
 	c := churn{still: 3_000}
 	c.start(t, r.bus, "kept.left")()

@@ -38,6 +38,7 @@ func dither(s *sluggard, nats *natstest.View, off string) {
 // attempt counts how often an event was handed out: what was fetched and given back without being
 // written does not count, and an event that was refused once is no dead letter.
 func TestPromiseUnwrittenEventsCostNoAttempt(t *testing.T) {
+	t.Parallel()
 	for _, off := range []string{"PAUSE", "UNSUBSCRIBE"} {
 		t.Run(off, func(t *testing.T) {
 			nats := natstest.Start(t)
@@ -93,6 +94,7 @@ func TestPromiseUnwrittenEventsCostNoAttempt(t *testing.T) {
 // The same over two hubs: what a client on one of them did not get costs no attempt when a client
 // on the other gets it.
 func TestPromiseUnwrittenEventsCostNoAttemptOnAnotherHub(t *testing.T) {
+	t.Parallel()
 	for _, end := range []string{"UNSUBSCRIBE", "lost connection"} {
 		t.Run(end, func(t *testing.T) {
 			nats := natstest.Start(t)
@@ -131,6 +133,7 @@ func TestPromiseUnwrittenEventsCostNoAttemptOnAnotherHub(t *testing.T) {
 // The same over a restart in order: what the hub had fetched and not written when it ended comes
 // again as the first attempt.
 func TestPromiseUnwrittenEventsCostNoAttemptOverARestart(t *testing.T) {
+	t.Parallel()
 	dir, topic := t.TempDir(), freshTopic()
 	hub, end := restartable(t, dir)
 	dialSluggard(hub, topic, 2*lateEvents)
@@ -155,6 +158,7 @@ func TestPromiseUnwrittenEventsCostNoAttemptOverARestart(t *testing.T) {
 // An event that failed for good at its last attempt is given to nobody again while its dead letter
 // is on its way, however slow that is.
 func TestPromiseMaxAttemptsHoldsOnASlowLink(t *testing.T) {
+	t.Parallel()
 	const n = 120
 	nats := natstest.Start(t)
 	proxy := newTCPProxy(t, nats.URL())

@@ -53,6 +53,7 @@ func onBothHubs(t *testing.T, run func(t *testing.T, view *natstest.View, a, b *
 // A member that works on one event for long keeps no others from an idle one, on none of its
 // topics.
 func TestPromiseABusyMemberHoldsNoOtherTopicsBack(t *testing.T) {
+	t.Parallel()
 	onBothHubs(t, func(t *testing.T, view *natstest.View, a, b *testHub) {
 		t.Helper()
 		first := freshTopic()
@@ -138,6 +139,7 @@ func (c *tally) missing() int {
 // What is on its way to a member that pauses or leaves is given back at once, also where another
 // server of a cluster leads the group: the other members need not wait for AckWait.
 func TestPromiseWhatIsOnItsWayIsGivenBackAtOnce(t *testing.T) {
+	t.Parallel()
 	const (
 		rounds  = 6
 		events  = 2000

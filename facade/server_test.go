@@ -495,6 +495,7 @@ func TestDrain(t *testing.T) {
 }
 
 func TestSilentPeerIsClosed(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) {
 		cfg.Limits.PingInterval = 100 * time.Millisecond
 		cfg.Limits.PongTimeout = 600 * time.Millisecond

@@ -111,6 +111,7 @@ func TestRequestsOfOnePrincipal(t *testing.T) {
 
 // A body that comes byte by byte ends the request, though no pause is long. Lines may be far apart.
 func TestBodiesThatAreTooSlow(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) {
 		cfg.Limits.BodyStall = 500 * time.Millisecond
 		cfg.Limits.BodyRate = 1000
@@ -166,6 +167,7 @@ func TestBodiesThatAreTooSlow(t *testing.T) {
 // A client that does not read its page loses it within seconds, and with it nothing that others
 // need.
 func TestAnswersThatAreNotRead(t *testing.T) {
+	t.Parallel()
 	r := newSnapRig(t, func(cfg *facade.Config) { cfg.Limits.AnswerStall = time.Second })
 	payload := `"` + strings.Repeat("x", 1<<20-2) + `"`
 	for i := range 15 {

@@ -580,6 +580,7 @@ func TestPageBytes(t *testing.T) {
 
 // A client that does not take its page loses it, and what the page held is given back.
 func TestPagesThatAreNotTaken(t *testing.T) {
+	t.Parallel()
 	r := newSnapRig(t, func(cfg *facade.Config) {
 		cfg.Limits.AnswerStall = 2 * time.Second
 		cfg.Limits.PageTotal, cfg.Limits.PageBytes = 16<<20, 16<<20

@@ -14,6 +14,7 @@ import (
 // A stream without a leader answers no question, and none of those later. What was asked of it in
 // that moment is known soon after it has a leader.
 func TestAQuestionToAStreamWithoutLeader(t *testing.T) {
+	t.Parallel()
 	nodes := natstest.StartCluster(t, 3)
 	urls := natstest.URLs(nodes)
 	view := natstest.Look(t, urls...)

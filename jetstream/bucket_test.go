@@ -107,6 +107,7 @@ func TestNativeClientsReadTheBucket(t *testing.T) {
 // bucket must not take it for a duplicate. That it is made after both events is the hardest case:
 // it gets them within a millisecond.
 func TestBucketKeepsIDsThatCameTwice(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	plain := open(t, Config{Server: natstest.Embed(t, dir), Topics: []TopicRule{{Pattern: "state.**", DuplicateWindow: time.Second}}})
 	twice := func(b *Bus, key string) Receipt {

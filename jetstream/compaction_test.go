@@ -30,6 +30,7 @@ const (
 // key that was confirmed, or a later one whose publisher was left without an answer; keys that were
 // removed stay gone.
 func TestCompactionLosesNothing(t *testing.T) {
+	t.Parallel()
 	for _, servers := range []int{1, 3} {
 		t.Run(strconv.Itoa(servers)+" servers", func(t *testing.T) {
 			c := startProcesses(t, servers)

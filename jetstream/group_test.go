@@ -298,6 +298,7 @@ func TestAStreamMadeAnewIsReadFromItsStart(t *testing.T) {
 }
 
 func TestGroupTTL(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "tab", "1")
 	k := take(t, b, "tab", "browser", SubscribeOptions{GroupTTL: time.Second, From: FromEarliest})
@@ -456,6 +457,7 @@ func TestASeekOutlivesItsConsumer(t *testing.T) {
 }
 
 func TestAMemberWithoutTTLKeepsAGroupThatHasOne(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{AckWait: time.Second})
 	publish(t, b, "lent", "1")
 	a := take(t, b, "lent", "g", SubscribeOptions{GroupTTL: time.Second})

@@ -47,6 +47,7 @@ func TestSubscribeDeliversByItself(t *testing.T) {
 
 // A group with a TTL outlives the time in which its only member is paused from the beginning.
 func TestAMemberThatBeginsPausedKeepsItsGroup(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "kept", "before")
 	k := &taker{t: t, ch: make(chan *Held, 10)}
@@ -160,6 +161,7 @@ func TestWhatASubscriptionCannotBeIsSaid(t *testing.T) {
 
 // The bus may be closed while a consumer is being made.
 func TestCloseWhileConsumersAreMade(t *testing.T) {
+	t.Parallel()
 	for range 20 {
 		b := open(t, Config{})
 		publish(t, b, "closing", numbers(3)...)

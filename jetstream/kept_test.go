@@ -79,6 +79,7 @@ func slowProxy(t *testing.T, target string, delay *atomic.Int64) (url string) {
 // A link whose answers take longer than the hub waits before it keeps settlements back settles all
 // the same.
 func TestSettlementsPassASlowLink(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	near := open(t, Config{URL: url})
 	publish(t, near, "slow", "1")
@@ -125,6 +126,7 @@ func TestWhatIsKeptBackIsSentAtTheEnd(t *testing.T) {
 
 // A delivery that is late is none that the server has forgotten.
 func TestALateDeliveryIsNotTakenForForgotten(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	a := open(t, Config{URL: url, Connections: 1})
 	publish(t, a, "late", "1")

@@ -10,6 +10,7 @@ import (
 // TestReadsBesideAReplicaThatIsBehind kills a follower, stores much without it, and reads what was
 // stored last while it catches up: a read may fail, and must not be told that there is nothing.
 func TestReadsBesideAReplicaThatIsBehind(t *testing.T) {
+	t.Parallel()
 	c := startProcesses(t, 3)
 	b := openRemote(t, Config{URL: c.nodes[0].URL(), Replicas: 3})
 	publishUntil := func(id string) {

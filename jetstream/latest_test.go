@@ -212,6 +212,7 @@ func TestGetManyWithoutDirectReads(t *testing.T) {
 // A bucket whose direct reads somebody took away is read at its leader, and no page is empty for
 // that.
 func TestReadsOfABucketWithoutDirectReads(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules, bucketCheck: time.Hour})
 	gone := set(t, b, "state.a", "a", "1")
 	filled(t, b, "state.a", "b", set(t, b, "state.a", "b", "2"))

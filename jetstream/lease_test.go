@@ -138,6 +138,7 @@ func TestALeaseThatTheHubMayHaveLostIsNotSettled(t *testing.T) {
 }
 
 func TestAHubThatStoodStillForgetsItsLeases(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{AckWait: time.Second})
 	publish(t, b, "stall", "1")
 	k := take(t, b, "stall", "g", SubscribeOptions{From: FromEarliest, AckTimeout: time.Minute})
@@ -156,6 +157,7 @@ func TestAHubThatStoodStillForgetsItsLeases(t *testing.T) {
 }
 
 func TestLeasesAreHeldFarBeyondAckWait(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{AckWait: time.Second})
 	publish(t, b, "long", numbers(50)...)
 	k := take(t, b, "long", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 40, AckTimeout: time.Minute})
@@ -379,6 +381,7 @@ func TestUnsettledEventsSurviveTheirConsumer(t *testing.T) {
 }
 
 func TestAPausedMemberKeepsItsGroup(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{AckWait: time.Second})
 	publish(t, b, "tabs", "before")
 	k := take(t, b, "tabs", "g", SubscribeOptions{GroupTTL: time.Second})

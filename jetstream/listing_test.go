@@ -51,6 +51,7 @@ func listAll(tb testing.TB, b *Bus, topic string, limit int) map[string]int {
 // TestListingOnACluster walks over three hubs while keys are written and removed, and leaders
 // change: those of the topic, of its bucket, and of the records of the pages.
 func TestListingOnACluster(t *testing.T) {
+	t.Parallel()
 	const topic, steady, wild = "state.listed", 200, 100
 	c := startProcesses(t, 3)
 	var hubs []*Bus

@@ -109,6 +109,7 @@ func TestPagesLeaveOutWhatWasRemoved(t *testing.T) {
 
 // Deep pages may repeat an event, and leave none out.
 func TestDeepPagesLeaveNothingOut(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	want := fill(t, b, "state.a", 20_000, 40_000, rand.New(rand.NewPCG(3, 4)))
 	var got []string

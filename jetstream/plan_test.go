@@ -365,6 +365,7 @@ func (l *lockedWriter) Write(p []byte) (int, error) {
 
 // TestReplicasOfStreamAndBucket needs a cluster: three servers.
 func TestReplicasOfStreamAndBucket(t *testing.T) {
+	t.Parallel()
 	url := threeServers(t)
 	before := open(t, Config{URL: url, Topics: []TopicRule{{Pattern: "state", Compaction: true}}})
 	if n := len(apply(t, before, false)); n != 2 {

@@ -51,6 +51,7 @@ func TestReadYourWrite(t *testing.T) {
 
 // The same on a cluster, whose hubs are connected to different servers, and whose leaders change.
 func TestReadYourWriteOnACluster(t *testing.T) {
+	t.Parallel()
 	c := startProcesses(t, 3)
 	r := &readback{tries: *rywCluster, cluster: c}
 	for _, n := range c.nodes {

@@ -36,6 +36,7 @@ func (g *gauges) value(name string) float64 {
 
 // A native CreateOrUpdateKeyValue takes the sources away and lets native clients write.
 func TestRepairOfANativeUpdate(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	var seen gauges
 	b := open(t, Config{URL: url, Topics: compactedRules, Observer: &seen, bucketCheck: 20 * time.Millisecond})
@@ -118,6 +119,7 @@ func TestRepairOfANativeUpdate(t *testing.T) {
 
 // The same key may be repaired again and again.
 func TestRepairOfTheSameKeyAgain(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
 	_, js := nativeConn(t, url)

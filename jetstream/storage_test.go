@@ -27,6 +27,7 @@ func (r *restarts) ServerRestarted() { r.n <- struct{}{} }
 // again, on the same port: members and native clients go on, what was leased comes again at once,
 // what was refused with a delay when that is over.
 func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
+	t.Parallel()
 	for name, how := range map[string]func(*embedded.Config){"in process": func(*embedded.Config) {}, "listening": natstest.Listening("t")} {
 		t.Run(name, func(t *testing.T) {
 			seen := &restarts{n: make(chan struct{}, 10)}
@@ -48,9 +49,13 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 				}
 			}
 			refused := time.Now()
+			var nc *nats.Conn
 			var native *nats.Subscription
+			back := make(chan struct{}, 1)
 			if server.ClientURL() != "" {
-				nc, err := nats.Connect(b.Admin().NATSURL(), nats.Token("t"), nats.ReconnectWait(50*time.Millisecond), nats.MaxReconnects(-1))
+				var err error
+				nc, err = nats.Connect(b.Admin().NATSURL(), nats.Token("t"), nats.ReconnectWait(50*time.Millisecond), nats.MaxReconnects(-1),
+					nats.ReconnectHandler(func(*nats.Conn) { back <- struct{}{} }))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -81,6 +86,14 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 				t.Errorf("at first came %q", got)
 			}
 			if native != nil {
+				select { // its subscription is with the server again
+				case <-back:
+				case <-time.After(wait):
+					t.Fatal("the native client is not connected again")
+				}
+				if err := nc.Flush(); err != nil {
+					t.Fatal(err)
+				}
 				publish(t, b, "again", `"heard"`)
 				if m, err := native.NextMsg(wait); err != nil || string(m.Data) != `"heard"` {
 					t.Errorf("the native client got %v, %v", m, err)

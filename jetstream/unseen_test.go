@@ -12,6 +12,7 @@ import (
 // Events wander unseen between inboxes that linger, a member that ends, and another hub of a
 // cluster. Whoever has them first has attempt 1.
 func TestWanderingUnseenCostsNoAttemptInACluster(t *testing.T) {
+	t.Parallel()
 	servers := natstest.StartCluster(t, 3)
 	natstest.Look(t, natstest.URLs(servers)...).Replicating(3)
 	a, b := open(t, Config{URL: servers[0].URL(), Replicas: 3}), open(t, Config{URL: servers[1].URL(), Replicas: 3})

@@ -28,6 +28,7 @@ func blockReplies(t *testing.T, l *link) (release func()) {
 // An event that was given back without having been held comes again, also when the consumer is lost
 // meanwhile.
 func TestWhatIsSparedOutlivesItsConsumer(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
 	publish(t, b, "t", "settled")
 	k := take(t, b, "t", "g", SubscribeOptions{From: FromEarliest, GroupTTL: 30 * time.Second})
@@ -82,6 +83,7 @@ func TestWhatAPauseGivesBackIsUnsettled(t *testing.T) {
 // An event that is on its way into the hands of one member while another joins the group anew, for
 // their consumer is gone, comes again.
 func TestAnEventThatArrivesWhileItsConsumerIsLostComesAgain(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
 	publish(t, b, "t", "settled")
 	slow := make(chan struct{})

@@ -251,6 +251,7 @@ func TestWatchHasNoGap(t *testing.T) {
 }
 
 func TestWatchGoesOnWhenTheBucketIsMadeAnew(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	for i := range 10 {
 		set(t, b, "state.a", strconv.Itoa(i), "old")
@@ -270,6 +271,7 @@ func TestWatchGoesOnWhenTheBucketIsMadeAnew(t *testing.T) {
 }
 
 func TestWatchGoesOnWhenTheTopicIsMadeAnew(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	set(t, b, "state.a", "a", "1")
 	r := set(t, b, "state.a", "b", "1")

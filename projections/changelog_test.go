@@ -160,6 +160,7 @@ func write(tb testing.TB, bus *jetstream.Bus, topic string, rng *rand.Rand, keys
 // TestChangelog lets two instances with connections of their own write one table, and restarts
 // them, while events come in.
 func TestChangelog(t *testing.T) {
+	t.Parallel()
 	eachDatabase(t, func(t *testing.T, dialect Dialect, open func() *sql.DB) {
 		t.Helper()
 		bus := compactedBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
@@ -190,6 +191,7 @@ func TestChangelog(t *testing.T) {
 // TestChangelogWritesInOneTransaction counts events in rows of its own: an event that was lost, or
 // written twice, shows.
 func TestChangelogWritesInOneTransaction(t *testing.T) {
+	t.Parallel()
 	const events = 200
 	eachDatabase(t, func(t *testing.T, dialect Dialect, open func() *sql.DB) {
 		t.Helper()
@@ -249,6 +251,7 @@ func TestChangelogWritesInOneTransaction(t *testing.T) {
 // TestChangelogPoison has an event whose row is never taken: it goes to the dead letters, and
 // others go on.
 func TestChangelogPoison(t *testing.T) {
+	t.Parallel()
 	bus := compactedBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	db, err := sql.Open("pgx", pgtest.Start(t))
 	if err != nil {

@@ -135,6 +135,7 @@ func TestSnapshotsByKeySource(t *testing.T) {
 // TestSnapshotsByKeySourceOfANewStream has a stream that was removed, and made anew with more
 // events than it had.
 func TestSnapshotsByKeySourceOfANewStream(t *testing.T) {
+	t.Parallel()
 	for _, events := range []int{2, 9} { // fewer than before, and more
 		t.Run(strconv.Itoa(events), func(t *testing.T) {
 			url := startNATS(t)

@@ -34,6 +34,7 @@ func projector(ctx context.Context, url string) error {
 // TestCrash kills projectors at random moments while events come in, and wants the states that a
 // fold of the stream gives: no event lost, none applied twice, none out of order.
 func TestCrash(t *testing.T) {
+	t.Parallel()
 	t.Run("one instance", func(t *testing.T) { testCrash(t, 1, *crashKills, false) })
 	t.Run("two instances", func(t *testing.T) { testCrash(t, 2, *crashKills, false) })
 	t.Run("the server too", func(t *testing.T) { testCrash(t, 2, (*crashKills+1)/2, true) })

@@ -12,6 +12,7 @@ import (
 // TestApplyThatChangesItsState wants a failed attempt to leave the state unchanged, even if Apply
 // modified the bytes that it was given.
 func TestApplyThatChangesItsState(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	seen := newTally()
 	var once atomic.Int64

@@ -124,6 +124,7 @@ func TestInstancesComeAndGo(t *testing.T) {
 
 // TestGroupIsMoved sets the group back and forward under instances that are at work.
 func TestGroupIsMoved(t *testing.T) {
+	t.Parallel()
 	const keys, rounds, perRound = 20, 12, 100
 	url := startNATS(t)
 	one, two := openBus(t, jetstream.Config{URL: url}), openBus(t, jetstream.Config{URL: url})
@@ -256,6 +257,7 @@ func readLetters(tb testing.TB, bus *jetstream.Bus) map[string]letter {
 // TestPoison wants an event that cannot be applied among the dead letters, and the next events of
 // its key applied.
 func TestPoison(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	var tried atomic.Int64
 	bad := func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error) {
@@ -299,6 +301,7 @@ func TestPoison(t *testing.T) {
 
 // TestFailingKeyHoldsUpNobody has a key whose event fails for long, with a thousand more behind it.
 func TestFailingKeyHoldsUpNobody(t *testing.T) {
+	t.Parallel()
 	const queued, others = 1_000, 500
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	cured := make(chan struct{})
@@ -375,6 +378,7 @@ func TestPoisonedThousand(t *testing.T) {
 
 // TestPassingErrors wants the events of a key to wait for one that fails for a while.
 func TestPassingErrors(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	var mu sync.Mutex
 	failed := make(map[string]int)
@@ -468,6 +472,7 @@ func (f *flaky) Save(ctx context.Context, key string, old, next State, cause *je
 
 // TestUnknownOutcomes wants each event once whatever a Store's answers say.
 func TestUnknownOutcomes(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	s := newStream(bus, topicCounts)
 	for i := range 300 {
@@ -509,6 +514,7 @@ func TestClockBehind(t *testing.T) {
 
 // TestConnectionCut stops the server and starts it again while events are under way.
 func TestConnectionCut(t *testing.T) {
+	t.Parallel()
 	const keys, cuts, perCut = 30, 4, 300
 	srv := natstest.Start(t)
 	one, two := openBus(t, jetstream.Config{URL: srv.URL(), AckWait: time.Second}), openBus(t, jetstream.Config{URL: srv.URL(), AckWait: time.Second})

@@ -23,6 +23,7 @@ func oddOf(payload string) error {
 
 // TestErrorThatPanics wants an error whose Error method panics to fail only its own event.
 func TestErrorThatPanics(t *testing.T) {
+	t.Parallel()
 	for name, p := range map[string]Projection{
 		"Apply": {Apply: func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error) {
 			if err := oddOf(string(e.Payload)); err != nil {

@@ -86,6 +86,7 @@ func (p *panicky) apply(ctx context.Context, state []byte, e *jetstream.Event) (
 // TestPanicOfApply wants an event at which Apply panics to be tried again, then dead-lettered;
 // nobody else takes notice.
 func TestPanicOfApply(t *testing.T) {
+	t.Parallel()
 	ownKey := func(e *jetstream.Event) (string, error) {
 		if e.Key == "" {
 			return "", errors.New("no key")
@@ -121,6 +122,7 @@ func TestPanicOfApply(t *testing.T) {
 
 // TestPanicOfKey has a Key that panics at one event for good, and at another one once.
 func TestPanicOfKey(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	log, seen := newBook(t), newTally()
 	var once atomic.Bool
@@ -163,6 +165,7 @@ func (s *panickyStore) Save(ctx context.Context, key string, old, next State, ca
 // TestPanicOfStore has a Store of the user's that panics when it is opened, at one key, at one
 // value, and now and then.
 func TestPanicOfStore(t *testing.T) {
+	t.Parallel()
 	var opened, loaded, saved atomic.Int64
 	for name, c := range map[string]struct {
 		open       func()
@@ -287,6 +290,7 @@ func TestPanicOfObserver(t *testing.T) {
 
 // TestPanicInRebuild wants a rebuild to come to its end over an event at which Apply panics.
 func TestPanicInRebuild(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	log := newBook(t)
 	var fine, bad atomic.Int64
@@ -320,6 +324,7 @@ func TestPanicInRebuild(t *testing.T) {
 // TestPanicOfTable has a Write that panics at one row for good, and at another one once: both in
 // the transaction.
 func TestPanicOfTable(t *testing.T) {
+	t.Parallel()
 	bus := compactedBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	log := newBook(t)
 	db, err := sql.Open("sqlite", "file:"+filepath.Join(t.TempDir(), "rows.db")+"?_pragma=busy_timeout(10000)&_txlock=immediate")

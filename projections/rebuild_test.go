@@ -99,6 +99,7 @@ func (r *rebuildRig) check(t *testing.T, prefix string) {
 // TestRebuildBesideTheLive changes Apply under two busy instances; readers see the old states, and
 // then the new ones.
 func TestRebuildBesideTheLive(t *testing.T) {
+	t.Parallel()
 	r := newRebuildRig(t)
 	poll(t, "the states are there", func() bool { return len(viewed(t, JetStream(r.one), "counter")) == rebuildKeys })
 	readers, stopReading := context.WithCancel(t.Context())
@@ -173,6 +174,7 @@ func TestRebuildBesideTheLive(t *testing.T) {
 
 // TestRebuildThatEndsEarly wants the live version left alone, and the next rebuild complete.
 func TestRebuildThatEndsEarly(t *testing.T) {
+	t.Parallel()
 	r := newRebuildRig(t)
 	slow := counterProjection("bad ")
 	for i := range 3 {
@@ -220,6 +222,7 @@ func TestRebuildThatEndsEarly(t *testing.T) {
 // TestTwoRebuilds begins a second one while the first is under way: one of them is done, and the
 // states are whole.
 func TestTwoRebuilds(t *testing.T) {
+	t.Parallel()
 	r := newRebuildRig(t)
 	begun := make(chan struct{})
 	goOn := make(chan struct{})

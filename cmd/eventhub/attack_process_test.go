@@ -27,9 +27,9 @@ import (
 	"eventhub/facade/client"
 )
 
-// attackFor is how long each flood lasts: short in everyday runs, as long as one likes with
-// -attack.for=30s.
-var attackFor = flag.Duration("attack.for", time.Second, "how long each flood of TestFloods lasts")
+// attackFor is how long each flood and each attack lasts: short in everyday runs, as long as one
+// likes with -attack.for=30s.
+var attackFor = flag.Duration("attack.for", time.Second, "how long each flood of TestFloods and each attack of TestAttacks lasts")
 
 const (
 	// floodConnections and floodWaiting are limits of the hub that is flooded, low enough to be
@@ -52,7 +52,8 @@ const upgradeRequest = "GET / HTTP/1.1\r\nHost: hub\r\nConnection: Upgrade\r\nUp
 // publishes and consumes at a steady pace. The neighbour loses nothing and waits for nothing, and
 // the hub's memory stays within bounds.
 func TestFloods(t *testing.T) {
-	f := newFloodedHub(t)
+	f := newFloodedHub(t, "--limit-auth-timeout=1s",
+		"--limit-connections="+strconv.Itoa(floodConnections), "--limit-waiting-connections="+strconv.Itoa(floodWaiting))
 	quiet := f.neighbour.during(func() { f.pass(*attackFor) })
 	t.Logf("%-22s neighbour %v; memory %d MiB", "nobody else", quiet, f.memory(t))
 	for _, flood := range []struct {
@@ -96,32 +97,43 @@ func TestFloods(t *testing.T) {
 
 // floodedHub is the hub under attack, its neighbour, and a token of the attacker's own.
 type floodedHub struct {
-	hub       *node
-	address   string
-	token     string
-	process   *psutil.Process
-	neighbour *neighbour
+	hub        *node
+	address    string
+	secret     []byte
+	dir        string // of the hub's data, where the test gave one
+	topics     string // the topics file, likewise
+	secretFile string
+	token      string
+	process    *psutil.Process
+	neighbour  *neighbour
 }
 
-func newFloodedHub(t *testing.T) *floodedHub {
+func newFloodedHub(t *testing.T, flags ...string) *floodedHub {
 	t.Helper()
-	secret := []byte("0123456789abcdef0123456789abcdef")
-	file := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(file, secret, 0o600); err != nil {
+	f := &floodedHub{secret: []byte("0123456789abcdef0123456789abcdef")}
+	f.secretFile = filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(f.secretFile, f.secret, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f := &floodedHub{hub: startNode(t, "--jwt-secret-file="+file, "--limit-auth-timeout=1s", "--log-level=debug",
-		"--limit-connections="+strconv.Itoa(floodConnections), "--limit-waiting-connections="+strconv.Itoa(floodWaiting))}
+	f.hub = startNode(t, append([]string{"--jwt-secret-file=" + f.secretFile, "--log-level=debug"}, flags...)...)
 	f.address = strings.TrimPrefix(f.hub.url, "ws://")
+	f.token = f.sign(t, "eve", "*:flood.**")
 	var err error
-	if f.token, err = acl.Sign(secret, acl.Grant{Subject: "eve", Scopes: []string{"*:flood.**"}, TTL: time.Hour}); err != nil {
-		t.Fatal(err)
-	}
 	if f.process, err = psutil.NewProcess(int32(f.hub.cmd.Process.Pid)); err != nil {
 		t.Fatal(err)
 	}
-	f.neighbour = startNeighbour(t, f.hub)
+	f.neighbour = startNeighbour(t, f)
 	return f
+}
+
+// sign makes a token of the hub's.
+func (f *floodedHub) sign(t *testing.T, subject string, scopes ...string) string {
+	t.Helper()
+	token, err := acl.Sign(f.secret, acl.Grant{Subject: subject, Scopes: scopes, TTL: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token
 }
 
 // pass lets time pass.
@@ -164,12 +176,15 @@ func (f *floodedHub) watchMemory(t *testing.T) (peak func() int) {
 	}
 }
 
-// neighbour publishes an event every neighbourEvery on one connection and consumes them on another.
+// neighbour publishes an event every neighbourEvery on one connection and consumes them on another,
+// with a token of its own.
 type neighbour struct {
-	t       *testing.T
-	topic   string
-	stopped chan struct{}
-	ended   chan struct{}
+	t          *testing.T
+	topic      string
+	stopped    chan struct{}
+	ended      chan struct{}
+	requests   requester
+	requesting sync.WaitGroup
 
 	mu    sync.Mutex
 	due   []time.Time     // when the events were to be published
@@ -177,10 +192,11 @@ type neighbour struct {
 	fault error           // of a publish
 }
 
-func startNeighbour(t *testing.T, hub *node) *neighbour {
+func startNeighbour(t *testing.T, f *floodedHub) *neighbour {
 	t.Helper()
 	n := &neighbour{t: t, topic: "neighbour", stopped: make(chan struct{}), ended: make(chan struct{})}
-	publisher, consumer := hub.dial(), hub.dial()
+	token := f.sign(t, "neighbour", "*:neighbour.**")
+	publisher, consumer := f.hub.dialWith(token), f.hub.dialWith(token)
 	_, err := consumer.Subscribe(t.Context(), n.topic, "g", client.SubscribeOptions{}, func(e client.Event) {
 		i, err := strconv.Atoi(string(e.Payload))
 		if err == nil {
@@ -195,6 +211,7 @@ func startNeighbour(t *testing.T, hub *node) *neighbour {
 		t.Fatal(err)
 	}
 	go n.run(publisher)
+	n.requesting.Go(func() { n.requests.run(f.hub.http, token, n.stopped) })
 	t.Cleanup(n.stop)
 	return n
 }
@@ -227,6 +244,7 @@ func (n *neighbour) stop() {
 		close(n.stopped)
 	}
 	<-n.ended
+	n.requesting.Wait()
 }
 
 func (n *neighbour) came(i int) {
@@ -281,20 +299,24 @@ func (n *neighbour) during(what func()) latency {
 	if len(took) == 0 {
 		n.t.Fatal("the neighbour did nothing")
 	}
+	return latencyOf(took)
+}
+
+func latencyOf(took []time.Duration) latency {
 	slices.Sort(took)
 	return latency{events: len(took), p50: took[len(took)/2], p99: took[len(took)*99/100], slowest: took[len(took)-1]}
 }
 
-// attacker is a connection of the attacker's. It sends bytes as they are below the WebSocket.
-type attacker struct {
+// flooder is a connection of a flood. It sends bytes as they are below the WebSocket.
+type flooder struct {
 	t   *testing.T
 	ws  *websocket.Conn
 	raw net.Conn
 }
 
-func (f *floodedHub) attacker(t *testing.T) (*attacker, error) {
+func (f *floodedHub) flooder(t *testing.T) (*flooder, error) {
 	t.Helper()
-	a := &attacker{t: t}
+	a := &flooder{t: t}
 	transport := &http.Transport{DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
 		var d net.Dialer
 		conn, err := d.DialContext(ctx, network, addr)
@@ -314,9 +336,9 @@ func (f *floodedHub) attacker(t *testing.T) (*attacker, error) {
 }
 
 // enter authenticates and does not wait for the answer.
-func (a *attacker) enter(token string) { a.text(`{"op":"AUTH","token":"` + token + `"}`) }
+func (a *flooder) enter(token string) { a.text(`{"op":"AUTH","token":"` + token + `"}`) }
 
-func (a *attacker) text(frame string) {
+func (a *flooder) text(frame string) {
 	a.t.Helper()
 	if err := a.ws.Write(a.t.Context(), websocket.MessageText, []byte(frame)); err != nil {
 		a.t.Fatal(err)
@@ -325,7 +347,7 @@ func (a *attacker) text(frame string) {
 
 // pour writes chunk again and again until the end, or until nothing is taken any more. It returns
 // how often it did.
-func (a *attacker) pour(chunk []byte, end time.Time) (n int) {
+func (a *flooder) pour(chunk []byte, end time.Time) (n int) {
 	_ = a.raw.SetWriteDeadline(end)
 	for time.Now().Before(end) {
 		if _, err := a.raw.Write(chunk); err != nil {
@@ -336,11 +358,11 @@ func (a *attacker) pour(chunk []byte, end time.Time) (n int) {
 	return n
 }
 
-// answers are what a hub said to an attacker.
+// answers are what a hub said to a flooder.
 type answers struct{ ok, limited, other atomic.Int64 }
 
 // read counts answers until the connection ends.
-func (a *attacker) read(count *answers) {
+func (a *flooder) read(count *answers) {
 	for {
 		_, b, err := a.ws.Read(context.Background())
 		text := string(b)
@@ -367,7 +389,7 @@ func clientFrame(first byte, payload string) []byte {
 	}
 }
 
-// crowd runs n attackers at a time and waits for them.
+// crowd runs n flooders at a time and waits for them.
 func crowd(n int, each func(i int)) {
 	var wg sync.WaitGroup
 	for i := range n {
@@ -387,7 +409,7 @@ func floodFrames(t *testing.T, f *floodedHub) {
 	begun := time.Now()
 	end := begun.Add(*attackFor)
 	crowd(connections, func(int) {
-		a, err := f.attacker(t)
+		a, err := f.flooder(t)
 		if err != nil {
 			t.Error(err)
 			return
@@ -425,7 +447,7 @@ func floodUnauthorized(t *testing.T, f *floodedHub) {
 	end := time.Now().Add(*attackFor)
 	crowd(4, func(i int) {
 		for time.Now().Before(end) {
-			a, err := f.attacker(t)
+			a, err := f.flooder(t)
 			if err != nil {
 				continue // it is no wonder, while others do the same
 			}
@@ -591,7 +613,7 @@ func floodFragments(t *testing.T, f *floodedHub) {
 	var fragments atomic.Int64
 	end := time.Now().Add(*attackFor)
 	crowd(16, func(int) {
-		a, err := f.attacker(t)
+		a, err := f.flooder(t)
 		if err != nil {
 			t.Error(err)
 			return
@@ -626,7 +648,7 @@ func unfinished(t *testing.T, f *floodedHub, connections, size int, token string
 	end := time.Now().Add(patience)
 	crowd(8, func(int) {
 		for range connections / 8 {
-			a, err := f.attacker(t)
+			a, err := f.flooder(t)
 			if err != nil {
 				t.Error(err)
 				return
@@ -660,7 +682,7 @@ func pings(t *testing.T, f *floodedHub, read bool) {
 	var sent, pongs atomic.Int64
 	end := time.Now().Add(*attackFor)
 	crowd(8, func(int) {
-		a, err := f.attacker(t)
+		a, err := f.flooder(t)
 		if err != nil {
 			t.Error(err)
 			return
@@ -706,7 +728,7 @@ func unread(t *testing.T, f *floodedHub, connections, groups int) {
 	end := time.Now().Add(*attackFor)
 	var frames atomic.Int64
 	crowd(connections, func(i int) {
-		a := &attacker{t: t, ws: dialSilent(t, f.hub.url)}
+		a := &flooder{t: t, ws: dialSilent(t, f.hub.url)}
 		a.enter(f.token)
 		for g := range groups {
 			a.text(fmt.Sprintf(`{"op":"SUBSCRIBE","topic":%q,"group":"g%d-%d","opts":{"from":"earliest","maxInFlight":10000,"batchSize":10000}}`, topic, i, g))

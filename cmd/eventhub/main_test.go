@@ -27,7 +27,7 @@ const patience = 20 * time.Second
 
 func TestMain(m *testing.M) {
 	// The scripts run this binary again under the name of the program: just what ships.
-	testscript.Main(leakChecked{m}, map[string]func(){"eventhub": main, parentName: ephemeralParent})
+	testscript.Main(leakChecked{m}, map[string]func(){"eventhub": main, parentName: ephemeralParent, attackName: attackProcess})
 }
 
 // leakChecked fails a run that leaves goroutines behind.

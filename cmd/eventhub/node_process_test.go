@@ -145,13 +145,15 @@ func (n *node) kill() {
 // terminate asks the hub to end, as an operator would, and wants it to do so in time and in order.
 func (n *node) terminate() { n.terminateBy(syscall.SIGTERM) }
 
-func (n *node) terminateBy(s syscall.Signal) {
+func (n *node) terminateBy(s syscall.Signal) { n.terminateWithin(s, 10*time.Second) }
+
+func (n *node) terminateWithin(s syscall.Signal, d time.Duration) {
 	n.t.Helper()
 	n.signal(s)
 	select {
 	case <-n.ended:
-	case <-time.After(10 * time.Second):
-		n.t.Fatalf("the hub has not ended 10 s after %v:\n%s", s, n.log.String())
+	case <-time.After(d):
+		n.t.Fatalf("the hub has not ended %v after %v:\n%s", d, s, n.log.String())
 	}
 	if code := n.cmd.ProcessState.ExitCode(); code != 0 {
 		n.t.Errorf("the hub ended with exit code %d:\n%s", code, n.log.String())
@@ -161,9 +163,14 @@ func (n *node) terminateBy(s syscall.Signal) {
 // dial connects a client, which is ended with the test.
 func (n *node) dial() *client.Client {
 	n.t.Helper()
+	return n.dialWith(nodeToken)
+}
+
+func (n *node) dialWith(token string) *client.Client {
+	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), patience)
 	defer cancel()
-	c, err := client.Dial(ctx, n.url, client.Options{Token: nodeToken})
+	c, err := client.Dial(ctx, n.url, client.Options{Token: token})
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -1,0 +1,504 @@
+//go:build unix
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	psutil "github.com/shirou/gopsutil/v4/process"
+
+	"eventhub/facade/client"
+)
+
+// An attack is what a client with a narrow token of its own does to hurt the others.
+type attack struct {
+	name string
+	// scopes are those of the attacker's token, whose subject is the attack's name.
+	scopes []string
+	// run attacks until ctx ends. It runs in a process of its own, which has half a core. What it
+	// reports is in the test's log.
+	run func(ctx context.Context, a *attacker)
+	// check looks at the hub after the attack; nil when the neighbour's fate and the bounds of
+	// memory and disk say all.
+	check func(t *testing.T, f *floodedHub)
+	// memory and disk are the MiB by which the hub may grow. 0 means 256 and 64.
+	memory, disk int
+}
+
+// attacks are all attacks, one for each way in which a client could break the hub for others.
+var attacks = slices.Concat(
+	[]attack{
+		{name: "requests", scopes: []string{"publish:attack.requests.**"}, run: attackRequests},
+		{name: "pages", scopes: []string{"subscribe:neighbour.kept"}, run: attackPages},
+	},
+)
+
+// permitted is the load of a client that keeps to its scopes and rates: what the neighbour's time
+// beside an attack is held against.
+var permitted = attack{name: "permitted", scopes: []string{"*:permitted.**"}, run: permittedLoad}
+
+const (
+	attackName = "attack" // this test binary when it attacks
+	// attackShare is the part of one core that an attacker's process may use.
+	attackShare = 0.5
+	// attackFactor is by how much an attack may raise the neighbour's 99th percentiles over those
+	// beside a permitted client. Attacks of less than attackTelling do not tell.
+	attackFactor  = 3
+	attackTelling = 10 * time.Second
+)
+
+// TestAttacks runs each attack beside a neighbour of its own token, which publishes, consumes, and
+// uses the HTTP API at a steady pace. The neighbour loses nothing and is not refused, its times stay
+// near those beside a permitted client, and the hub's memory and disk stay within bounds.
+func TestAttacks(t *testing.T) {
+	f := newAttackedHub(t)
+	f.neighbour.during(func() { f.pass(*attackFor) })
+	base, baseHTTP := f.under(t, permitted)
+	for _, a := range attacks {
+		t.Run(a.name, func(t *testing.T) {
+			memory, disk := f.memory(t), f.disk(t)
+			peak := f.watchMemory(t)
+			events, requests := f.under(t, a)
+			most := peak()
+			if limit := memory + slowdown*orDefault(a.memory, 256); most > limit {
+				t.Errorf("the hub's memory grew from %d to %d MiB", memory, most)
+			}
+			if now := f.disk(t); now > disk+orDefault(a.disk, 64) {
+				t.Errorf("the hub's data grew from %d to %d MiB", disk, now)
+			}
+			if a.check != nil {
+				a.check(t, f)
+			}
+			for _, got := range []struct {
+				what      string
+				now, base latency
+			}{{"event", events, base}, {"request", requests, baseHTTP}} {
+				if got.now.p99 > neighbourPatience {
+					t.Errorf("the neighbour's %ss had to wait: %v", got.what, got.now)
+				}
+				if slowdown == 1 && *attackFor >= attackTelling && got.now.p99 > attackFactor*max(got.base.p99, time.Millisecond) {
+					t.Errorf("the 99th percentile of the neighbour's %ss is over %d times that beside a permitted client: %v, %v", got.what, attackFactor, got.now, got.base)
+				}
+			}
+		})
+	}
+	f.restart(t)
+}
+
+// TestAttacksAtOnce runs all attacks at a time, in one process that has half a core. The hub serves
+// the neighbour all the while, and restarts in time.
+func TestAttacksAtOnce(t *testing.T) {
+	f := newAttackedHub(t)
+	f.neighbour.during(func() { f.pass(*attackFor) })
+	f.under(t, permitted)
+	memory, peak := f.memory(t), f.watchMemory(t)
+	events, requests := f.under(t, attacks...)
+	t.Logf("memory %d MiB before, %d at most; data %d MiB", memory, peak(), f.disk(t))
+	for _, got := range []latency{events, requests} {
+		if got.p99 > 2*neighbourPatience {
+			t.Errorf("the neighbour had to wait: %v", got)
+		}
+	}
+	f.restart(t)
+}
+
+// newAttackedHub starts a hub with a topics file, an outbox, and a neighbour.
+func newAttackedHub(t *testing.T) *floodedHub {
+	t.Helper()
+	dir := t.TempDir()
+	topics := filepath.Join(dir, "topics.yaml")
+	if err := os.WriteFile(topics, []byte(attackedTopics), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f := newFloodedHub(t, "--topics="+topics, "--data="+filepath.Join(dir, "data"))
+	f.dir, f.topics = filepath.Join(dir, "data"), topics
+	return f
+}
+
+// attackedTopics are the topics of the hub that is attacked.
+const attackedTopics = `topics:
+  - topic: neighbour.kept
+    retention: {messages: 100000}
+    compaction: true
+`
+
+// restart ends the hub and starts it with the same data. The neighbour is served at most 10 s later.
+func (f *floodedHub) restart(t *testing.T) {
+	t.Helper()
+	f.neighbour.stop()
+	f.hub.terminateWithin(syscall.SIGTERM, 30*time.Second)
+	began := time.Now()
+	n := startNode(t, "--jwt-secret-file="+f.secretFile, "--topics="+f.topics, "--data="+f.dir)
+	c := n.dialWith(f.sign(t, "neighbour", "*:neighbour.**"))
+	publishTo(t, c, "neighbour", "1")
+	took := time.Since(began)
+	t.Logf("restarted in %v", took.Round(time.Millisecond))
+	if took > slowdown*10*time.Second {
+		t.Errorf("the hub took %v to restart", took)
+	}
+}
+
+// under runs attacks in one process for attackFor, and returns how long the neighbour's events and
+// requests took meanwhile.
+func (f *floodedHub) under(t *testing.T, all ...attack) (events, requests latency) {
+	t.Helper()
+	plans := make([]attackPlan, len(all))
+	for i, a := range all {
+		plans[i] = attackPlan{Name: a.name, Token: f.sign(t, "attacker-"+strings.ReplaceAll(a.name, " ", "-"), a.scopes...)}
+	}
+	p := startAttackers(t, attackTarget{WS: f.hub.url, HTTP: f.hub.http, Ops: f.hub.ops, Plans: plans})
+	requested := f.neighbour.requests.mark()
+	events = f.neighbour.during(func() { f.pass(*attackFor) })
+	requests = f.neighbour.requests.since(t, requested)
+	used := p.stop()
+	t.Logf("neighbour's events %v; requests %v; attackers used %.2f of a core", events, requests, used)
+	return events, requests
+}
+
+// disk is the size of the hub's data directory, in MiB.
+func (f *floodedHub) disk(t *testing.T) int {
+	t.Helper()
+	var bytes int64
+	// Files come and go meanwhile.
+	_ = filepath.Walk(f.dir, func(_ string, info os.FileInfo, err error) error {
+		if err == nil && info.Mode().IsRegular() {
+			bytes += info.Size()
+		}
+		return nil
+	})
+	return int(bytes >> 20)
+}
+
+func orDefault(n, otherwise int) int {
+	if n == 0 {
+		return otherwise
+	}
+	return n
+}
+
+// attackPlan is one attack of an attackers' process.
+type attackPlan struct{ Name, Token string }
+
+// attackTarget is what an attackers' process attacks.
+type attackTarget struct {
+	WS, HTTP, Ops string
+	Plans         []attackPlan
+}
+
+// attackers is a process that attacks. It is stopped whenever it has had more than its share of a
+// core.
+type attackers struct {
+	t       *testing.T
+	cmd     *exec.Cmd
+	process *psutil.Process
+	began   time.Time
+	stopped chan struct{}
+	held    chan struct{} // closed when nobody holds the process any more
+	out     lockedBuffer
+}
+
+func startAttackers(t *testing.T, target attackTarget) *attackers {
+	t.Helper()
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &attackers{t: t, cmd: exec.Command(path), began: time.Now(), stopped: make(chan struct{}), held: make(chan struct{})}
+	p.cmd.Args = []string{attackName}
+	p.cmd.Stdin = bytes.NewReader(text)
+	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if p.process, err = psutil.NewProcess(int32(p.cmd.Process.Pid)); err != nil {
+		t.Fatal(err)
+	}
+	go p.hold()
+	t.Cleanup(func() { p.stop() })
+	return p
+}
+
+// hold keeps the process to attackShare.
+func (p *attackers) hold() {
+	defer close(p.held)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	resting := false
+	for {
+		select {
+		case <-p.stopped:
+			return
+		case <-tick.C:
+		}
+		over := p.cpu() > attackShare*time.Since(p.began).Seconds()
+		if over != resting {
+			resting = over
+			if over {
+				_ = p.cmd.Process.Signal(syscall.SIGSTOP)
+			} else {
+				_ = p.cmd.Process.Signal(syscall.SIGCONT)
+			}
+		}
+	}
+}
+
+// cpu is how many seconds of a core the process has used.
+func (p *attackers) cpu() float64 {
+	times, err := p.process.Times()
+	if err != nil {
+		return 0
+	}
+	return times.User + times.System
+}
+
+// stop ends the process and returns the part of a core it had.
+func (p *attackers) stop() (used float64) {
+	p.t.Helper()
+	select {
+	case <-p.stopped:
+		return 0
+	default:
+	}
+	close(p.stopped)
+	<-p.held
+	used = p.cpu() / time.Since(p.began).Seconds()
+	_ = p.cmd.Process.Signal(syscall.SIGCONT)
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	limit := time.AfterFunc(patience, func() { _ = p.cmd.Process.Kill() })
+	defer limit.Stop()
+	if err := p.cmd.Wait(); err != nil {
+		p.t.Errorf("the attackers failed: %v", err)
+	}
+	for line := range strings.Lines(p.out.String()) {
+		p.t.Log(strings.TrimSpace(line))
+	}
+	return used
+}
+
+// attackProcess is the program of attackers. It reads its target from the standard input.
+func attackProcess() {
+	runtime.GOMAXPROCS(1)
+	var target attackTarget
+	if err := json.NewDecoder(os.Stdin).Decode(&target); err != nil {
+		fmt.Println("failed to read the target:", err)
+		os.Exit(1)
+	}
+	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, plan := range target.Plans {
+		i := slices.IndexFunc(attacks, func(a attack) bool { return a.name == plan.Name })
+		run := permitted.run
+		if i >= 0 {
+			run = attacks[i].run
+		}
+		wg.Go(func() {
+			run(ctx, &attacker{name: plan.Name, token: plan.Token, ws: target.WS, http: target.HTTP, ops: target.Ops})
+		})
+	}
+	wg.Wait()
+}
+
+// attacker is one attack in the attackers' process.
+type attacker struct {
+	name          string
+	token         string
+	ws, http, ops string // URLs of the hub
+}
+
+// report writes a line to the test's log.
+func (a *attacker) report(format string, args ...any) {
+	fmt.Println(a.name+":", fmt.Sprintf(format, args...))
+}
+
+// dial connects with the attacker's token. It returns nil when ctx has ended.
+func (a *attacker) dial(ctx context.Context) *client.Client {
+	for ctx.Err() == nil {
+		c, err := client.Dial(ctx, a.ws, client.Options{Token: a.token})
+		if err == nil {
+			return c
+		}
+		select { // the hub may refuse, for it is attacked
+		case <-ctx.Done():
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// ask sends a request with the attacker's token, and header as name, value, name, value … It returns
+// 0 when there was no answer.
+func (a *attacker) ask(ctx context.Context, method, path string, body io.Reader, header ...string) (status int, answer string) {
+	return askWith(ctx, a.token, method, a.http+path, body, header...)
+}
+
+// crowd runs n workers until ctx ends. each is called again and again.
+func (a *attacker) crowd(ctx context.Context, n int, each func(worker, round int)) {
+	crowd(n, func(w int) {
+		for round := 0; ctx.Err() == nil; round++ {
+			each(w, round)
+		}
+	})
+}
+
+func askWith(ctx context.Context, token, method, url string, body io.Reader, header ...string) (status int, answer string) {
+	req, err := http.NewRequestWithContext(ctx, method, url, body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	req.Header.Set("Authorization", "Bearer "+token)
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer resp.Body.Close() //nolint:errcheck // of a body that was read
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return resp.StatusCode, string(text)
+}
+
+// permittedLoad publishes and consumes near the rate that one connection may have.
+func permittedLoad(ctx context.Context, a *attacker) {
+	c := a.dial(ctx)
+	if c == nil {
+		return
+	}
+	defer c.Abort()
+	_, err := c.Subscribe(ctx, "permitted.t", "g", client.SubscribeOptions{}, func(e client.Event) { _ = e.Ack() })
+	if err != nil {
+		a.report("subscribe: %v", err)
+		return
+	}
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		<-tick.C
+		for range 80 {
+			_ = c.PublishAsync("permitted.t", []byte(`{"n":1}`), client.PublishOptions{}, func(string, error) {})
+		}
+	}
+}
+
+// attackRequests opens many requests whose bodies hardly move, and answers that are not read.
+func attackRequests(ctx context.Context, a *attacker) {
+	a.crowd(ctx, 200, func(int, int) {
+		a.ask(ctx, http.MethodPost, "/publish/attack.requests.t", &slowBody{ctx: ctx})
+	})
+}
+
+// slowBody is a body of one byte a second.
+type slowBody struct{ ctx context.Context }
+
+func (b *slowBody) Read(p []byte) (int, error) {
+	select {
+	case <-b.ctx.Done():
+		return 0, b.ctx.Err()
+	case <-time.After(time.Second):
+		p[0] = '1'
+		return 1, nil
+	}
+}
+
+// attackPages asks for the largest pages on many connections at a time.
+func attackPages(ctx context.Context, a *attacker) {
+	a.crowd(ctx, 32, func(int, int) {
+		a.ask(ctx, http.MethodGet, "/snap/neighbour.kept?limit=1000", nil)
+	})
+}
+
+// requester is the neighbour's use of the HTTP API: it publishes, posts to the outbox, stores a key
+// and reads it again.
+type requester struct {
+	mu    sync.Mutex
+	took  []time.Duration
+	fault error
+}
+
+const requestEvery = 25 * time.Millisecond
+
+// run sends a request every requestEvery until stopped is closed. One that takes longer delays the
+// next, whose time counts from when it was due.
+func (r *requester) run(hub, token string, stopped <-chan struct{}) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		select {
+		case <-stopped:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	for i, due := 0, time.Now(); ; i, due = i+1, due.Add(requestEvery) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(time.Until(due)):
+		}
+		var status int
+		var answer string
+		switch n := strconv.Itoa(i); i % 4 {
+		case 0:
+			status, answer = askWith(ctx, token, http.MethodPost, hub+"/publish/neighbour.http", strings.NewReader(n))
+		case 1:
+			status, answer = askWith(ctx, token, http.MethodPost, hub+"/outbox/neighbour.outbox", strings.NewReader(n), "Event-Id", "order-"+n)
+		case 2:
+			status, answer = askWith(ctx, token, http.MethodPost, hub+"/publish/neighbour.kept", strings.NewReader(n), "Event-Key", strconv.Itoa(i%100))
+		case 3:
+			status, answer = askWith(ctx, token, http.MethodGet, hub+"/snap/neighbour.kept/"+strconv.Itoa((i-1)%100), nil)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		r.mu.Lock()
+		r.took = append(r.took, max(time.Since(due), 1))
+		if status/100 != 2 && r.fault == nil {
+			r.fault = fmt.Errorf("request %d: %d %.300s", i, status, answer)
+		}
+		r.mu.Unlock()
+	}
+}
+
+func (r *requester) mark() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.took)
+}
+
+func (r *requester) since(t *testing.T, from int) latency {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.fault != nil {
+		t.Fatalf("the neighbour: %v", r.fault)
+	}
+	if len(r.took) == from {
+		t.Fatal("the neighbour's requests were not answered")
+	}
+	return latencyOf(slices.Clone(r.took[from:]))
+}
