@@ -107,7 +107,7 @@ func (s *Server) bearer(r *http.Request) (Principal, *fault) {
 	if p := s.bearers.find(hash, now); p != nil {
 		return p, nil
 	}
-	p, fail := s.authenticate(r.Context(), token)
+	p, fail := s.authenticate(r.Context(), token, guesser{address: sourceOf(r.RemoteAddr), overHTTP: true})
 	if s.bearers.keep(hash, p, now) {
 		s.cfg.Observer.LimitReached("bearers")
 	}

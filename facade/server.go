@@ -44,7 +44,8 @@ type Server struct {
 	// preAuthFrame each. Without it, clients that begin large messages and never end them would
 	// fill the hub.
 	inbound budget
-	pages   *share  // bytes of pages of latest records until the client has taken them
+	pages   *share // bytes of pages of latest records until the client has taken them
+	guesses *guesses
 	reading *quota.Places // pages that are being read
 
 	started  time.Time     // token buckets count time from here
@@ -86,6 +87,7 @@ func New(cfg Config) (*Server, error) {
 	s.inbound.max = int64(l.InboundBytes)
 	s.pages = newShare(l.PageTotal, l.PrincipalPageTotal)
 	s.reading = quota.NewPlaces(l.Pages, l.PrincipalPages)
+	s.guesses = newGuesses(s)
 	s.requesters.byKey = make(map[string]int)
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -125,6 +127,7 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 	}
 	conn.SetReadLimit(-1) // session.read applies its own limits
 	n = s.newSession(conn, under)
+	n.source = sourceOf(r.RemoteAddr)
 	if !s.begin(n) { //nolint:contextcheck // a session outlives the request
 		n.out.shut(closeDraining)
 	}

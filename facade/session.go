@@ -79,8 +79,9 @@ type session struct {
 	key       []byte // scratch for a look-up in subs
 	frames    bucket
 	settles   bucket
-	faults    int // consecutive
-	refusals  int // consecutive refusals of AUTH
+	faults    int    // consecutive
+	refusals  int    // consecutive refusals of AUTH
+	source    string // the address by which those count
 	topics    map[string]*sessionTopic
 	call      context.Context // shared by publishes
 	callEnd   context.CancelFunc
