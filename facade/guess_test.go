@@ -32,7 +32,8 @@ func TestBadTokensOfAnAddress(t *testing.T) {
 	valid := func(remote, token string) time.Duration {
 		t.Helper()
 		began := time.Now()
-		if w := r.from(t, remote, token); w.Code != http.StatusForbidden { // it is valid, and may not read
+		// It is valid, and may not read.
+		if w := r.from(t, remote, token); w.Code != http.StatusForbidden {
 			t.Errorf("a valid token of %s: %d %s", remote, w.Code, w.Body)
 		}
 		return time.Since(began)

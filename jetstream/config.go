@@ -43,10 +43,10 @@ type Config struct {
 	// Connections is the size of the pool of NATS connections: 1..64, default 2.
 	Connections int
 	// Topics are rules for topics, the first match wins; after them come the built-in ones: dlq.**
-	// is one stream that keeps 30 days and 4 GiB, and remembers ids for 24 h, heartbeat.received keeps 3 days,
-	// process.state and process.state.snapshot are compacted and keep 7, all others keep 7. A rule
-	// for ** comes after those, and before the last. New streams are made by them; those that exist
-	// stay as they are until ApplyTopics.
+	// is one stream that keeps 30 days and 4 GiB, and remembers ids for 24 h, heartbeat.received
+	// keeps 3 days, process.state and process.state.snapshot are compacted and keep 7, all others
+	// keep 7. A rule for ** comes after those, and before the last. New streams are made by them;
+	// those that exist stay as they are until ApplyTopics.
 	Topics []TopicRule
 	// Limits bound what the bus holds; zero fields take their defaults.
 	Limits Limits
@@ -156,7 +156,7 @@ type Limits struct {
 	DeadLetters int
 	// DeadLetterRate and DeadLetterBurst ("dead_letter_rate") are how many bytes of dead letters a
 	// second one client (SubscribeOptions.CountFor) may cause to be stored, and how many at once:
-	// default 256 KiB and 64 MiB. DeadLetterShare ("dead_letter_share") is how many it may cause in
+	// default 256 KiB and 16 MiB. DeadLetterShare ("dead_letter_share") is how many it may cause in
 	// 30 days: default 1 GiB. Beyond the limits, dead letters wait, and their events are not
 	// delivered again meanwhile. Dead letters of one client that wait are at most half of
 	// DeadLetters. Subscriptions that count for nobody have no such limits.
@@ -218,7 +218,7 @@ func (c *Config) validate() error {
 	def(&l.HeldTotal, 128<<20)
 	def(&l.DeadLetters, 10_000)
 	def(&l.DeadLetterRate, 256<<10)
-	def(&l.DeadLetterBurst, 64<<20)
+	def(&l.DeadLetterBurst, 16<<20)
 	def(&l.DeadLetterShare, 1<<30)
 	def(&l.AttemptsKnown, 10_000)
 	def(&l.LingeringInboxes, 100_000)

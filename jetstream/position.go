@@ -59,8 +59,8 @@ func (p Position) validate() error {
 }
 
 // resolve turns a position into the sequence of the first event after it. It is never beyond the
-// end: a start beyond the end would skip events that are stored later. A search for an id counts for
-// the client.
+// end: a start beyond the end would skip events that are stored later. A search for an id counts
+// for the client.
 func (b *Bus) resolve(ctx context.Context, t *topicInfo, at Position, state natsjs.StreamState, client string) (uint64, error) {
 	end := state.LastSeq + 1
 	switch at.kind {

@@ -48,6 +48,7 @@ var attacks = slices.Concat(
 		{name: "requests", scopes: []string{"publish:attack.requests.**"}, run: attackRequests},
 		{name: "pages", scopes: []string{"subscribe:neighbour.kept"}, run: attackPages},
 	},
+	letterAttacks,
 )
 
 // permitted is the load of a client that keeps to its scopes and rates: what the neighbour's time

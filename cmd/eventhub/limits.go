@@ -35,6 +35,12 @@ type limitFlags struct {
 	PrincipalPageTotal   int `env:"PRINCIPAL_PAGE_TOTAL" placeholder:"BYTES" help:"Bytes of pages that one principal has not taken yet. Default: half of all."`
 	BodyRate             int `env:"BODY_RATE" default:"1024" help:"Bytes per second that an HTTP client must send of a body, on average."`
 
+	IDSearches          int   `name:"id-searches" env:"ID_SEARCHES" default:"2" help:"Searches for an afterId at a time; further ones wait."`
+	PrincipalIDSearches int   `name:"principal-id-searches" env:"PRINCIPAL_ID_SEARCHES" placeholder:"N" help:"Searches for an afterId at a time of one principal. Default: half of all."`
+	DeadLetterBytes     quota `env:"DEAD_LETTER_BYTES" default:"262144/16777216" placeholder:"RATE/BURST" help:"Bytes of dead letters of one principal: per second, and at once; or off. Further ones wait."`
+	DeadLetterShare     int   `env:"DEAD_LETTER_SHARE" default:"1073741824" help:"Bytes of dead letters of one principal in 30 days. Further ones wait."`
+	BadTokens           quota `env:"BAD_TOKENS" default:"100/200" placeholder:"RATE/BURST" help:"Refused tokens per address (IPv6: per /64): per second, and at once; or off. Further unknown tokens wait."`
+
 	OutboxPending int `env:"OUTBOX_PENDING" default:"1000000" help:"Events waiting or parked in the hub's own outbox. Beyond it, POST /outbox is refused."`
 
 	Frames             quota `env:"FRAMES" default:"10000/2000" placeholder:"RATE/BURST" help:"Frames per connection except ACK, NACK and MODACK: per second, and at once."`
@@ -77,6 +83,9 @@ func (f limitFlags) validate() (faults []error) {
 		{"new-topics", f.NewTopics, 1},
 		{"payload", f.Payload, 1},
 		{"frame", f.Frame, 0},
+		{"id-searches", f.IDSearches, 1},
+		{"principal-id-searches", f.PrincipalIDSearches, 0},
+		{"dead-letter-share", f.DeadLetterShare, 1},
 		{"outbox-pending", f.OutboxPending, 1},
 	} {
 		if l.value < l.least {
@@ -154,12 +163,21 @@ func (f limitFlags) facade() facade.Limits {
 	l.SettleRate, l.SettleBurst = f.Settles.limits()
 	l.TopicRate, l.TopicBurst = f.TopicPublishes.limits()
 	l.PrincipalRate, l.PrincipalBurst = f.PrincipalPublishes.limits()
+	l.BadTokenRate, l.BadTokenBurst = f.BadTokens.limits()
 	return l
 }
 
 // bus returns the limits of the bus.
 func (f limitFlags) bus() jetstream.Limits {
-	return jetstream.Limits{Topics: f.Topics, TopicsPerClient: f.NewTopics, MaxPayload: f.Payload, HeldTotal: f.HeldBytes}
+	l := jetstream.Limits{
+		Topics: f.Topics, TopicsPerClient: f.NewTopics, MaxPayload: f.Payload, HeldTotal: f.HeldBytes,
+		IDSearches: f.IDSearches, IDSearchesPerClient: f.PrincipalIDSearches, DeadLetterShare: f.DeadLetterShare,
+		DeadLetterRate: f.DeadLetterBytes.rate, DeadLetterBurst: f.DeadLetterBytes.burst,
+	}
+	if f.DeadLetterBytes == (quota{}) {
+		l.DeadLetterRate, l.DeadLetterBurst = maxQuota, maxQuota // more than any disk takes
+	}
+	return l
 }
 
 // lines describes the limits.
@@ -174,6 +192,7 @@ func (f limitFlags) lines() [][2]string {
 		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d, of one principal %s; subscriptions %d, operations %d; waiting in the outbox %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, or(f.PrincipalRequests, "a quarter of them"), f.Subscriptions, f.Operations, f.OutboxPending)},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
 		{"", fmt.Sprintf("topics %d, new ones %d; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes at a time", f.Topics, f.NewTopics, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes)},
+		{"", fmt.Sprintf("searches for an afterId %d, of one principal %s; dead letters of a principal %v bytes, %d in 30 days; refused tokens of an address %v", f.IDSearches, or(f.PrincipalIDSearches, "half of them"), f.DeadLetterBytes, f.DeadLetterShare, f.BadTokens)},
 		{"", fmt.Sprintf("auth within %v, ping after %v, pong within %v", f.AuthTimeout, f.PingInterval, f.PongTimeout)},
 	}
 }

@@ -29,6 +29,7 @@ type node struct {
 	url   string
 	http  string
 	ops   string
+	nats  string // "" where the hub's NATS does not listen
 	log   lockedBuffer
 	ended chan struct{}
 }
@@ -93,6 +94,8 @@ func startNode(t *testing.T, flags ...string) *node {
 			n.http = strings.TrimSpace(value)
 		case "ops":
 			n.ops = strings.TrimSpace(value)
+		case "nats":
+			n.nats = strings.TrimSpace(value)
 		}
 		done = err != nil || name == "token" // the last line
 	}
