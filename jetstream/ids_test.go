@@ -160,7 +160,7 @@ func subscribeAfter(ctx context.Context, b *Bus, client string) error {
 func TestWhatSearchesRemember(t *testing.T) {
 	const known = 6_000
 	b := open(t, Config{Topics: []TopicRule{{Pattern: "fam.**", Family: "fam"}}, Limits: Limits{IDsKnown: known}})
-	rnd := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
+	rnd := rand.New(rand.NewPCG(1, 2))
 	stored := make(map[string]map[string]uint64)
 	topics := []string{"a", "b", "fam.x", "fam.y"}
 	for _, topic := range topics {

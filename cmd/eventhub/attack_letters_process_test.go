@@ -92,8 +92,8 @@ func attackLetters(ctx context.Context, a *attacker) {
 	a.report("%d events refused", refused.Load())
 }
 
-// checkLetters has an event of somebody else fail: its dead letter does not wait behind those of the
-// attacker.
+// checkLetters has an event of somebody else fail: its dead letter does not wait behind those of
+// the attacker.
 func checkLetters(t *testing.T, f *floodedHub) {
 	t.Helper()
 	c := f.hub.dialWith(f.sign(t, "somebody", "*:somebody.**", "subscribe:dlq.somebody.**"))
