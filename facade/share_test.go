@@ -199,8 +199,8 @@ func (p person) Key() string                             { return p.name }
 func (person) Allows(facade.Action, string, string) bool { return true }
 func (person) Expires() time.Time                        { return time.Time{} }
 
-// Pages that wait for their turn take no memory, so a principal that asks for many at a time gets all
-// of them.
+// Pages that wait for their turn take no memory, so a principal that asks for many at a time gets
+// all of them.
 func TestManyPagesAtATime(t *testing.T) {
 	r := newSnapRig(t, func(cfg *facade.Config) {
 		cfg.Limits.PageBytes, cfg.Limits.PageTotal, cfg.Limits.PrincipalPageTotal = 1<<20, 8<<20, 3<<20

@@ -81,7 +81,7 @@ func ExamplePublisher() {
 	if err := pub.Flush(ctx); err != nil { // all are confirmed
 		panic(err)
 	}
-	// Output:
+	// Unordered output:
 	// stored as 1
 	// stored as 2
 	// stored as 3

@@ -94,8 +94,9 @@ func (b *Bus) newPublisher(client string) *Publisher {
 // PublishAsync sends the event and returns. done is called exactly once, from a goroutine of the
 // bus, when the stream has stored the event or the publish has failed. After 10 s without an ack,
 // or at the deadline of ctx if that is sooner, the outcome is unknown; a publish with an id may
-// then be repeated safely. done must not block. PublishAsync does not keep payload and opts after
-// it returns.
+// then be repeated safely. done must not block. The done of an earlier publish may be called after
+// that of a later one; Receipt.Sequence is the order of the stream. PublishAsync does not keep
+// payload and opts after it returns.
 //
 // payload is stored byte for byte. It need not be JSON, although clients of the hub get JSON. In a
 // record (Event.AppendRecord), text that is not JSON becomes a JSON string, and other bytes become

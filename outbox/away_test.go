@@ -31,6 +31,7 @@ const (
 // A writer goes on while NATS is killed and stays away. Nothing is lost, the drainer's heap does
 // not grow with what waits, and it catches up without a storm.
 func TestNATSAwayUnderLoad(t *testing.T) {
+	t.Parallel()
 	t.Run("sqlite", func(t *testing.T) {
 		natsAway(&matrix{TB: t, role: role{Dialect: outbox.SQLite, Address: sqliteAddress(filepath.Join(t.TempDir(), "test.db"))}})
 	})

@@ -30,6 +30,7 @@ var (
 // transactions commit and roll back, and wants what the database says was committed: in the topics,
 // once each, in order for each key, and nothing else.
 func TestCrash(t *testing.T) {
+	t.Parallel()
 	for seed := *crashSeed; seed < *crashSeed+*crashSeeds; seed++ {
 		t.Run(fmt.Sprint("sqlite/seed=", seed), func(t *testing.T) {
 			m := &matrix{TB: t, role: role{Dialect: outbox.SQLite, Address: sqliteAddress(filepath.Join(t.TempDir(), "test.db")), Seed: seed}}

@@ -21,6 +21,7 @@ import (
 // What one drainer publishes is stored, but it is killed before it learns that, and the server
 // forgets the ids.
 func TestWhatTheServerForgotIsLookedUp(t *testing.T) {
+	t.Parallel()
 	rules := []jetstream.TopicRule{{Pattern: "short", DuplicateWindow: time.Second}, {Pattern: "long"}}
 	s, db := newSQLite(t)
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: rules}))
@@ -60,6 +61,7 @@ func TestWhatTheServerForgotIsLookedUp(t *testing.T) {
 }
 
 func TestWhatTheStreamCannotSayIsParked(t *testing.T) {
+	t.Parallel()
 	s, db := newSQLite(t)
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "short", DuplicateWindow: time.Second, MaxMsgs: 5}}}))
 	r.add("short", "a")
@@ -129,6 +131,7 @@ func TestUnreadableRowsHoldUpNobody(t *testing.T) {
 
 // Drain ends when NATS or the store stays away; what it did not publish is left.
 func TestDrainGivesUp(t *testing.T) {
+	t.Parallel()
 	s, db := newSQLite(t)
 	nats := natstest.Start(t)
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{URL: nats.URL()}))
@@ -172,6 +175,7 @@ func (s brokenStore) Claim(context.Context, outbox.ClaimOptions) (outbox.Claim, 
 }
 
 func TestNATSAwayCostsNothing(t *testing.T) {
+	t.Parallel()
 	run := func(t *testing.T, h outboxtest.Harness) {
 		t.Helper()
 		nats := natstest.Start(t)
@@ -209,6 +213,7 @@ func TestNATSAwayCostsNothing(t *testing.T) {
 
 // One topic takes nothing while others do: its rows wait, and hold up nobody.
 func TestOneTopicAway(t *testing.T) {
+	t.Parallel()
 	forStores(t, func(r *rig) {
 		var closed atomic.Bool
 		closed.Store(true)
@@ -242,6 +247,7 @@ func TestOneTopicAway(t *testing.T) {
 
 // Publishes whose outcome stays unknown, stored or not, here and there: the rows behind wait.
 func TestUnknownOutcomesKeepTheOrder(t *testing.T) {
+	t.Parallel()
 	forStores(t, func(r *rig) {
 		for i := range 100 {
 			r.add("orders", fmt.Sprint("k", i%3))
@@ -269,6 +275,7 @@ func TestUnknownOutcomesKeepTheOrder(t *testing.T) {
 
 // The database cannot be reached for a while, and comes back.
 func TestStoreAway(t *testing.T) {
+	t.Parallel()
 	s, db := newSQLite(t)
 	h := sqlHarness(s, db)
 	store := &flakyStore{Store: h.Store}
@@ -299,6 +306,7 @@ func TestStoreAway(t *testing.T) {
 // The clock of NATS went back after a publish whose outcome is unknown: the record is not taken for
 // one that was never published, though its publish seems to have begun later than now.
 func TestNATSClockGoesBack(t *testing.T) {
+	t.Parallel()
 	s, db := newSQLite(t)
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "short", DuplicateWindow: time.Second}}}))
 	for _, key := range []string{"a", "a", "b", ""} {

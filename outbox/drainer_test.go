@@ -72,6 +72,7 @@ func TestEventIsWhatWasAdded(t *testing.T) {
 
 // Drainers are killed over and over in the middle of publishes.
 func TestKilledDrainersPublishOnce(t *testing.T) {
+	t.Parallel()
 	forStores(t, func(r *rig) {
 		for i := range 300 {
 			r.add("orders", fmt.Sprint("k", i%9))
@@ -101,6 +102,7 @@ func TestKilledDrainersPublishOnce(t *testing.T) {
 }
 
 func TestFailuresAreRetriedAndParked(t *testing.T) {
+	t.Parallel()
 	forStores(t, func(r *rig) {
 		bad := r.add("orders", "a")
 		r.add("orders", "a")
@@ -133,6 +135,7 @@ func TestFailuresAreRetriedAndParked(t *testing.T) {
 }
 
 func TestKeysCanGoOnPastWhatIsParked(t *testing.T) {
+	t.Parallel()
 	forStores(t, func(r *rig) {
 		bad := r.add("orders", "a")
 		behind := r.add("orders", "a")
@@ -175,6 +178,7 @@ func TestWhatTheBusNeverTakesIsParkedAtOnce(t *testing.T) {
 }
 
 func TestGracefulStopFinishesWhatIsClaimed(t *testing.T) {
+	t.Parallel()
 	forStores(t, func(r *rig) {
 		for i := range 60 {
 			r.add("orders", fmt.Sprint("k", i%3))
@@ -205,6 +209,7 @@ func TestGracefulStopFinishesWhatIsClaimed(t *testing.T) {
 }
 
 func TestSeveralDrainers(t *testing.T) {
+	t.Parallel()
 	forStores(t, func(r *rig) {
 		for range 4 {
 			r.start(func(c *outbox.Config) { c.BatchSize, c.InFlight = 20, 4 })
@@ -229,6 +234,7 @@ func TestSeveralDrainers(t *testing.T) {
 
 // A lease that is much shorter than the work is renewed as long as that takes.
 func TestLeasesAreRenewedWhilePublishing(t *testing.T) {
+	t.Parallel()
 	forStores(t, func(r *rig) {
 		r.add("orders", "a")
 		hold, began := make(chan struct{}), make(chan struct{}, 10)

@@ -60,6 +60,7 @@ func TestBacklogOfATopicDelaysNoOther(t *testing.T) {
 // A drainer looks at all lanes once, however many of them wait for what is parked, and then has
 // nothing to do.
 func TestDrainEndsBesideManyParked(t *testing.T) {
+	t.Parallel()
 	const lanes = 5_000
 	forSQL(t, func(t *sqlTest) {
 		fillBacklog(t, "mails", lanes, lanes)

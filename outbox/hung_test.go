@@ -15,6 +15,7 @@ import (
 // Topics whose publishes are not answered, such as those whose streams have no leader, do not hold
 // up the rows of other topics: neither at first, nor when they are tried again.
 func TestTopicThatDoesNotAnswerHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
 	for name, silent := range map[string]int{"one topic": 1, "three topics": 3} {
 		t.Run(name, func(t *testing.T) {
 			s, db := newSQLite(t)

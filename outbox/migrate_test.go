@@ -125,6 +125,7 @@ func TestMigrateNeedsNoRightsWhereNothingIsToDo(t *testing.T) {
 // A table that version 2 made becomes what a new one is, with the rows that are in it, and what
 // others added to it.
 func TestMigrateFromVersion2(t *testing.T) {
+	t.Parallel()
 	address := pgtest.Start(t)
 	for _, dialect := range []outbox.Dialect{outbox.SQLite, outbox.PostgreSQL} {
 		t.Run(string(dialect), func(t *testing.T) {
@@ -259,6 +260,7 @@ UNION ALL SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = '
 
 // A migration does not keep writers waiting behind a transaction that does not end.
 func TestMigrateGivesWayToWriters(t *testing.T) {
+	t.Parallel()
 	address := pgtest.Start(t)
 	db := openDB(t, "pgx", address)
 	script, err := os.ReadFile(filepath.Join("testdata", "version2.postgres.sql"))

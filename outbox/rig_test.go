@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -70,14 +71,15 @@ func newSQLite(tb testing.TB) (*outbox.SQLStore, *sql.DB) {
 	return sqlStore(tb, outbox.SQLConfig{Dialect: outbox.SQLite, DB: db}), db
 }
 
-var tables int
+// tables counts the tables that were made. Tests in parallel do not rely on its value.
+var tables atomic.Int64
 
 // newPostgres makes a store in a table of its own.
 func newPostgres(tb testing.TB, address string) (*outbox.SQLStore, *sql.DB) {
 	tb.Helper()
 	db := openDB(tb, "pgx", address)
-	tables++
-	table := fmt.Sprintf("outbox_test_%d", tables)
+	n := tables.Add(1)
+	table := fmt.Sprintf("outbox_test_%d", n)
 	tb.Cleanup(func() {
 		_, _ = db.ExecContext(context.Background(), "DROP TABLE IF EXISTS "+table+", "+table+"_versions")
 		_, _ = db.ExecContext(context.Background(), "DROP FUNCTION IF EXISTS "+table+"_notify")

@@ -14,6 +14,7 @@ import (
 // A topic that is left out costs a claim two looks, however many rows of it wait: one claim finds
 // those of others.
 func TestBacklogOfATopicThatIsLeftOutHidesNoOthers(t *testing.T) {
+	t.Parallel()
 	const rows = 50_000
 	forSQL(t, func(t *sqlTest) {
 		query := `WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < %[2]d)

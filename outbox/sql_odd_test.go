@@ -20,7 +20,7 @@ func TestRowsWithTheSameSequence(t *testing.T) {
 	insert := func(seq int, topic, key string, ids ...string) {
 		t.Helper()
 		for _, id := range ids {
-			query := fmt.Sprintf("INSERT INTO outbox_test_%d (seq, id, aggregatetype, aggregateid, payload) VALUES ($1, $2, $3, $4, '1')", tables)
+			query := fmt.Sprintf("INSERT INTO outbox_test_%d (seq, id, aggregatetype, aggregateid, payload) VALUES ($1, $2, $3, $4, '1')", tables.Load())
 			if _, err := db.ExecContext(t.Context(), query, seq, id, topic, key); err != nil {
 				t.Fatal(err)
 			}
@@ -63,7 +63,7 @@ func TestManyRowsWithTheSameSequence(t *testing.T) {
 	const rows = 1_000
 	s, db := newPostgres(t, pgtest.Start(t))
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{}))
-	query := fmt.Sprintf("INSERT INTO outbox_test_%d (seq, id, aggregatetype, aggregateid, payload) SELECT 7, 'r' || lpad(i::text, 5, '0'), 'orders', 'k', '1' FROM generate_series(1, %d) AS n (i)", tables, rows)
+	query := fmt.Sprintf("INSERT INTO outbox_test_%d (seq, id, aggregatetype, aggregateid, payload) SELECT 7, 'r' || lpad(i::text, 5, '0'), 'orders', 'k', '1' FROM generate_series(1, %d) AS n (i)", tables.Load(), rows)
 	if _, err := db.ExecContext(t.Context(), query); err != nil {
 		t.Fatal(err)
 	}
@@ -169,6 +169,7 @@ func TestLongNamesAreRefused(t *testing.T) {
 
 // Rows that the database refuses to change are the trouble of their lane alone.
 func TestLaneThatCannotBeClaimed(t *testing.T) {
+	t.Parallel()
 	forSQL(t, func(t *sqlTest) {
 		r := newRig(t, sqlHarness(t.store, t.db), openBus(t, jetstream.Config{}))
 		refuse := []string{"CREATE TRIGGER refuse BEFORE UPDATE ON " + t.table + " WHEN NEW.id = 'bad' BEGIN SELECT RAISE(ABORT, 'not this one'); END"}

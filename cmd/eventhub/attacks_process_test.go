@@ -35,6 +35,8 @@ type attack struct {
 	// run attacks until ctx ends. It runs in a process of its own, which has half a core. What it
 	// reports is in the test's log.
 	run func(ctx context.Context, a *attacker)
+	// like is the same load by a permitted client, where that of permitted is another.
+	like func(ctx context.Context, a *attacker)
 	// check looks at the hub after the attack; nil when the neighbour's fate and the bounds of
 	// memory and disk say all.
 	check func(t *testing.T, f *floodedHub)
@@ -44,10 +46,7 @@ type attack struct {
 
 // attacks are all attacks, one for each way in which a client could break the hub for others.
 var attacks = slices.Concat(
-	[]attack{
-		{name: "requests", scopes: []string{"publish:attack.requests.**"}, run: attackRequests},
-		{name: "pages", scopes: []string{"subscribe:neighbour.kept"}, run: attackPages},
-	},
+	httpAttacks,
 	letterAttacks,
 )
 
@@ -57,6 +56,8 @@ var permitted = attack{name: "permitted", scopes: []string{"*:permitted.**"}, ru
 
 const (
 	attackName = "attack" // this test binary when it attacks
+	// likeSuffix follows the name of an attack whose permitted load is meant.
+	likeSuffix = ", permitted"
 	// attackShare is the part of one core that an attacker's process may use.
 	attackShare = 0.5
 	// attackFactor is by how much an attack may raise the neighbour's 99th percentiles over those
@@ -66,8 +67,8 @@ const (
 )
 
 // TestAttacks runs each attack beside a neighbour of its own token, which publishes, consumes, and
-// uses the HTTP API at a steady pace. The neighbour loses nothing and is not refused, its times stay
-// near those beside a permitted client, and the hub's memory and disk stay within bounds.
+// uses the HTTP API at a steady pace. The neighbour loses nothing and is not refused, its times
+// stay near those beside a permitted client, and the hub's memory and disk stay within bounds.
 func TestAttacks(t *testing.T) {
 	f := newAttackedHub(t)
 	f.neighbour.during(func() { f.pass(*attackFor) })
@@ -75,6 +76,10 @@ func TestAttacks(t *testing.T) {
 	for _, a := range attacks {
 		t.Run(a.name, func(t *testing.T) {
 			memory, disk := f.memory(t), f.disk(t)
+			base, baseHTTP := base, baseHTTP
+			if a.like != nil {
+				base, baseHTTP = f.under(t, attack{name: a.name + likeSuffix, scopes: a.scopes, run: a.like})
+			}
 			peak := f.watchMemory(t)
 			events, requests := f.under(t, a)
 			most := peak()
@@ -138,9 +143,13 @@ const attackedTopics = `topics:
   - topic: neighbour.kept
     retention: {messages: 100000}
     compaction: true
+  - topic: attack.pages.kept
+    retention: {messages: 100000}
+    compaction: true
 `
 
-// restart ends the hub and starts it with the same data. The neighbour is served at most 10 s later.
+// restart ends the hub and starts it with the same data. The neighbour is served at most 10 s
+// later.
 func (f *floodedHub) restart(t *testing.T) {
 	t.Helper()
 	f.neighbour.stop()
@@ -162,7 +171,7 @@ func (f *floodedHub) under(t *testing.T, all ...attack) (events, requests latenc
 	t.Helper()
 	plans := make([]attackPlan, len(all))
 	for i, a := range all {
-		plans[i] = attackPlan{Name: a.name, Token: f.sign(t, "attacker-"+strings.ReplaceAll(a.name, " ", "-"), a.scopes...)}
+		plans[i] = attackPlan{Name: a.name, Token: f.sign(t, "attacker-"+strings.ReplaceAll(strings.TrimSuffix(a.name, likeSuffix), " ", "-"), a.scopes...)}
 	}
 	p := startAttackers(t, attackTarget{WS: f.hub.url, HTTP: f.hub.http, Ops: f.hub.ops, Plans: plans})
 	requested := f.neighbour.requests.mark()
@@ -309,10 +318,13 @@ func attackProcess() {
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, plan := range target.Plans {
-		i := slices.IndexFunc(attacks, func(a attack) bool { return a.name == plan.Name })
+		name, like := strings.CutSuffix(plan.Name, likeSuffix)
 		run := permitted.run
-		if i >= 0 {
+		if i := slices.IndexFunc(attacks, func(a attack) bool { return a.name == name }); i >= 0 {
 			run = attacks[i].run
+			if like {
+				run = attacks[i].like
+			}
 		}
 		wg.Go(func() {
 			run(ctx, &attacker{name: plan.Name, token: plan.Token, ws: target.WS, http: target.HTTP, ops: target.Ops})
@@ -348,8 +360,8 @@ func (a *attacker) dial(ctx context.Context) *client.Client {
 	return nil
 }
 
-// ask sends a request with the attacker's token, and header as name, value, name, value … It returns
-// 0 when there was no answer.
+// ask sends a request with the attacker's token, and header as name, value, name, value … It
+// returns 0 when there was no answer.
 func (a *attacker) ask(ctx context.Context, method, path string, body io.Reader, header ...string) (status int, answer string) {
 	return askWith(ctx, a.token, method, a.http+path, body, header...)
 }
@@ -404,33 +416,6 @@ func permittedLoad(ctx context.Context, a *attacker) {
 			_ = c.PublishAsync("permitted.t", []byte(`{"n":1}`), client.PublishOptions{}, func(string, error) {})
 		}
 	}
-}
-
-// attackRequests opens many requests whose bodies hardly move, and answers that are not read.
-func attackRequests(ctx context.Context, a *attacker) {
-	a.crowd(ctx, 200, func(int, int) {
-		a.ask(ctx, http.MethodPost, "/publish/attack.requests.t", &slowBody{ctx: ctx})
-	})
-}
-
-// slowBody is a body of one byte a second.
-type slowBody struct{ ctx context.Context }
-
-func (b *slowBody) Read(p []byte) (int, error) {
-	select {
-	case <-b.ctx.Done():
-		return 0, b.ctx.Err()
-	case <-time.After(time.Second):
-		p[0] = '1'
-		return 1, nil
-	}
-}
-
-// attackPages asks for the largest pages on many connections at a time.
-func attackPages(ctx context.Context, a *attacker) {
-	a.crowd(ctx, 32, func(int, int) {
-		a.ask(ctx, http.MethodGet, "/snap/neighbour.kept?limit=1000", nil)
-	})
 }
 
 // requester is the neighbour's use of the HTTP API: it publishes, posts to the outbox, stores a key

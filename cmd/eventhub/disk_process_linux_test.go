@@ -107,10 +107,12 @@ func publishUntil(t *testing.T, c *client.Client, topic string, n int, want func
 	}
 }
 
-// A disk becomes full, and then larger. The hub reports within a minute that it cannot store events,
-// and stores events again by itself when there is room. Each confirmed event is stored once. Events
-// that a group acknowledged, also while the disk was full, do not come again; all others do.
+// A disk becomes full, and then larger. The hub reports within a minute that it cannot store
+// events, and stores events again by itself when there is room. Each confirmed event is stored
+// once. Events that a group acknowledged, also while the disk was full, do not come again; all
+// others do.
 func TestFullDiskThatIsMadeLarger(t *testing.T) {
+	t.Parallel()
 	d := newDisk(t)
 	n := startNode(t, "--data="+filepath.Join(d.dir, "data"))
 	c := n.dial()

@@ -23,6 +23,7 @@ import (
 // Events that a hub had fetched and not written when it was killed were nobody's failure: they come
 // again, and none is dead-lettered, although members give up after one attempt.
 func TestKilledHubDeadLettersNothing(t *testing.T) {
+	t.Parallel()
 	const fetched = 64
 	url := runNATS(t)
 	flags := []string{"--nats-url=" + url, "--ack-wait=2s"}
@@ -123,6 +124,7 @@ const settledFor = 600 * time.Millisecond
 // answered OK is there exactly once, what was not acknowledged comes again, what was acknowledged a
 // moment ago does not.
 func TestKillUnderLoad(t *testing.T) {
+	t.Parallel()
 	data := "--data=" + t.TempDir()
 	hub := startNode(t, data)
 	load := startLoad(t, hub)

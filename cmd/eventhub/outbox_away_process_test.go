@@ -62,6 +62,7 @@ func shows(t *testing.T, url string, status int, text string) {
 // A hub starts while the database of OUTBOX_DSN is away, serves everybody, says what waits, and
 // publishes when the database comes. The same holds when the database goes and comes again.
 func TestHubStartsWithoutTheDatabaseOfItsOutbox(t *testing.T) {
+	t.Parallel()
 	cluster := pgtest.StartDurable(t)
 	call(t, "outbox", "migrate", "--dsn="+cluster.DSN())
 	db, err := sql.Open("pgx", cluster.DSN())
@@ -124,6 +125,7 @@ func TestHubStartsWithoutTheDatabaseOfItsOutbox(t *testing.T) {
 // A database that takes connections and never answers holds up neither the start of a hub nor its
 // end.
 func TestDatabaseOfTheOutboxThatNeverAnswers(t *testing.T) {
+	t.Parallel()
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -145,6 +147,7 @@ func TestDatabaseOfTheOutboxThatNeverAnswers(t *testing.T) {
 // A hub measures how far the clock of the database is from that of NATS, and warns when that is
 // more than is allowed.
 func TestHubSaysThatClocksAreApart(t *testing.T) {
+	t.Parallel()
 	cluster := pgtest.StartDurable(t)
 	db, err := sql.Open("pgx", cluster.DSN())
 	if err != nil {

@@ -22,6 +22,7 @@ import (
 // Claims that fail again and again, on a database that answers all else, show in the readiness
 // probe and in a metric.
 func TestClaimsThatFailAreShown(t *testing.T) {
+	t.Parallel()
 	cluster := pgtest.StartDurable(t)
 	call(t, "outbox", "migrate", "--dsn="+cluster.DSN())
 	db, err := sql.Open("pgx", cluster.DSN())

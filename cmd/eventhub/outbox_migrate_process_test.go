@@ -4,6 +4,7 @@ package main
 
 import (
 	"database/sql"
+	"flag"
 	"os"
 	"testing"
 	"time"
@@ -11,9 +12,12 @@ import (
 	"eventhub/outbox/pgtest"
 )
 
+var migrateFor = flag.Duration("migrate.for", 12*time.Second, "how long a hub tries to migrate beside writers")
+
 // While a long transaction, such as a dump, keeps a hub from migrating the table, writers continue:
 // the attempts of the hub do not hold them up for most of the time.
 func TestHubThatCannotMigrateYetLetsWritersWork(t *testing.T) {
+	t.Parallel()
 	cluster := pgtest.StartDurable(t)
 	db, err := sql.Open("pgx", cluster.DSN()+"&default_query_exec_mode=simple_protocol")
 	if err != nil {
@@ -36,7 +40,7 @@ func TestHubThatCannotMigrateYetLetsWritersWork(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := startNode(t, "--outbox-dsn="+cluster.DSN())
-	const during = 40 * time.Second
+	during := *migrateFor
 	var waited, longest time.Duration
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()

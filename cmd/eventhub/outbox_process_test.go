@@ -48,6 +48,7 @@ func eventually(t *testing.T, what string, f func() bool) {
 // Rows of a PostgreSQL database become events: by the command, and by a hub, which survives the
 // loss of its connections.
 func TestOutboxInPostgres(t *testing.T) {
+	t.Parallel()
 	const table = "outbox_of_hub"
 	dsn, nats := pgtest.Start(t), runNATS(t)
 	db, err := sql.Open("pgx", dsn)
@@ -155,6 +156,7 @@ func TestBadDSNs(t *testing.T) {
 
 // What POST /outbox has answered with 202 is published, once, though the hub is killed meanwhile.
 func TestKilledHubKeepsItsOutbox(t *testing.T) {
+	t.Parallel()
 	data := "--data=" + t.TempDir()
 	n := startNode(t, data)
 	var mu sync.Mutex

@@ -15,6 +15,7 @@ import (
 // Five rolling restarts of two hubs lose nothing and dead-letter nothing, although members give up
 // after one attempt: a hub that is told to end hands its leases back.
 func TestRollingRestartsDeadLetterNothing(t *testing.T) {
+	t.Parallel()
 	const topic = "rolling"
 	flags := []string{"--nats-url=" + runNATS(t), "--ack-wait=5s"}
 	hubs := [2]*node{startNode(t, flags...), startNode(t, flags...)}

@@ -16,6 +16,7 @@ import (
 // what its clients have sent meanwhile, and what it would send itself, settles and prolongs nothing
 // that another hub has leased since.
 func TestStoppedHubSettlesNothing(t *testing.T) {
+	t.Parallel()
 	const ackWait = 2 * time.Second
 	nats := "--nats-url=" + runNATS(t)
 	wait := fmt.Sprint("--ack-wait=", ackWait)
