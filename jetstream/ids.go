@@ -25,7 +25,7 @@ const (
 	idSkew          = 20 * time.Millisecond
 
 	// A search reads at most this many events a second, in parts of idPiece.
-	idSearchRate = 100_000
+	idSearchRate = 50_000
 	idPiece      = 4096
 	// A part, and a topic, count as this many ids more.
 	idOverhead = 8
