@@ -176,7 +176,7 @@ type Limits struct {
 	// default 2. Further searches wait, and get overloaded after 9 s. IDSearchesPerClient is how
 	// many of them may be of one client (SubscribeOptions.CountFor): default half of IDSearches. A
 	// client with more than 64 searches gets rate_limited at once. A search reads at most 100,000
-	// events, and 100,000 a second.
+	// events, and 50,000 a second.
 	IDSearches, IDSearchesPerClient int
 	// IDsKnown ("ids_known") is the most ids that searches keep in memory, with 16 bytes each, so
 	// that the next search on the same topic does not read the events again: default 2,000,000.
