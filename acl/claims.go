@@ -17,6 +17,7 @@ const maxDate = 253_402_300_799
 
 // claims holds the supported claims of a JWT. Other claims are ignored.
 type claims struct {
+	id        string
 	subject   string
 	issuer    string
 	audience  jwt.ClaimStrings
@@ -54,6 +55,8 @@ func (c *claims) UnmarshalJSON(data []byte) error {
 		case "sub":
 			c.subject, ok = decodeString(f.value)
 			ok = ok && len(c.subject) <= maxNameBytes && !hasControl(c.subject)
+		case "jti":
+			c.id, ok = decodeString(f.value)
 		case "iss":
 			c.issuer, ok = decodeString(f.value)
 		case "aud":

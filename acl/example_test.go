@@ -8,7 +8,7 @@ import (
 	"eventhub/acl"
 )
 
-// A hub that takes a token of its own and JWTs that another service signs.
+// Accept a static token, and JWTs that another service signs.
 func ExampleVerifier() {
 	secret := []byte("0123456789abcdef0123456789abcdef")
 	v, err := acl.NewVerifier(context.Background(), acl.Config{
@@ -31,12 +31,14 @@ func ExampleVerifier() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(id.Name(), id.Allows(acl.Publish, "heartbeat.received", ""), id.Allows(acl.Subscribe, "heartbeat.received", "g"))
+	fmt.Println(id.Name(), "may publish:", id.Allows(acl.Publish, "heartbeat.received", ""))
+	fmt.Println(id.Name(), "may subscribe:", id.Allows(acl.Subscribe, "heartbeat.received", "g"))
 
 	_, err = v.Verify(context.Background(), "wrong")
 	fmt.Println(err)
 	// Output:
-	// sensor-7 true false
+	// sensor-7 may publish: true
+	// sensor-7 may subscribe: false
 	// bad_token: The token is not valid.
 }
 

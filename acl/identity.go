@@ -20,6 +20,11 @@ type Identity struct {
 	name    string
 	policy  *Policy
 	expires time.Time
+
+	// For revocations; unset for a static token.
+	revocations *Revocations
+	id          string    // the jti claim
+	issued      time.Time // the iat claim; zero without one
 }
 
 // Kind returns the way in which the identity was proven.
@@ -46,3 +51,8 @@ func (id *Identity) Policy() *Policy { return id.policy }
 // Expires returns when the identity ends: Leeway after the exp claim of the JWT, which is also when
 // Verify begins to refuse the token. The zero time means never.
 func (id *Identity) Expires() time.Time { return id.expires }
+
+// Revoked reports whether the token has been revoked since it was verified.
+func (id *Identity) Revoked() bool {
+	return id.revocations.revoked(id.id, id.name, id.issued, time.Now())
+}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"strconv"
 	"sync"
 	"time"
 
@@ -56,11 +57,17 @@ var _ jwkset.Storage = (*keySet)(nil)
 
 func parseJWKSURL(text string) (*url.URL, error) {
 	u, err := url.Parse(text)
-	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
+	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Hostname() == "" || !validPort(u.Port()) {
 		// omits the URL, which may contain a credential
 		return nil, errors.New("invalid JWKS URL; use https://HOST/PATH")
 	}
 	return u, nil
+}
+
+// validPort reports whether a URL can have this port; "" is the default of its scheme.
+func validPort(port string) bool {
+	n, err := strconv.ParseUint(port, 10, 16)
+	return port == "" || err == nil && n > 0
 }
 
 // newKeySet fetches the keys once, within ctx, and starts the goroutine. An unreachable server is

@@ -115,6 +115,15 @@ var topicBytes = func() (set [256]bool) {
 // String returns the source text of the pattern.
 func (p Pattern) String() string { return p.text }
 
+// namesDeadLetters reports whether the first segment of every matching topic is written out, which
+// for topics of dead letters is dlq.
+func (p Pattern) namesDeadLetters() bool { return p.segments == nil || !isWildcard(p.segments[0]) }
+
+// namesSnapshots reports whether the last segment of every matching topic is written out.
+func (p Pattern) namesSnapshots() bool {
+	return p.segments == nil || !isWildcard(p.segments[len(p.segments)-1])
+}
+
 // Match reports whether the pattern matches a topic. A malformed topic matches no pattern. Match
 // does not allocate. Its time is linear in the length of the topic, except in patterns with several
 // **, where the worst case is proportional to the product of both lengths.

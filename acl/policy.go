@@ -32,8 +32,15 @@ const anyGroup = "*"
 // Policy is an ordered list of rules. The first rule that matches a request decides; without a
 // match, the request is denied. A Policy is immutable and safe for concurrent use. The zero Policy
 // and a nil Policy deny everything.
+//
+// A denial of a topic also covers the topics that show its events: see [Policy.Decide].
 type Policy struct {
 	rules []rule
+	// denies is set if a rule denies.
+	denies bool
+	// snapshots maps further snapshot topics to the topics of which they are made; see
+	// Config.Snapshots.
+	snapshots map[string]string
 }
 
 // rule is one rule of a policy.
@@ -45,6 +52,8 @@ type rule struct {
 	// groups restricts a subscribe rule to these groups. nil means no restriction.
 	groups   []string
 	anyGroup bool
+	// only restricts a rule from a scope to groups. nil means no restriction.
+	only *groupPattern
 }
 
 // FullRights returns the policy that allows everything.
@@ -53,6 +62,16 @@ func FullRights() *Policy {
 		allow: true, acts: bitsAll, action: anyAction,
 		topics: []Pattern{{text: anySegments, segments: []string{anySegments}}},
 	}}}
+}
+
+// with returns the policy with further snapshot topics.
+func (p *Policy) with(snapshots map[string]string) *Policy {
+	if p == nil || !p.denies || len(snapshots) == 0 {
+		return p
+	}
+	q := *p
+	q.snapshots = snapshots
+	return &q
 }
 
 // Len returns the number of rules.
@@ -64,30 +83,106 @@ func (p *Policy) Len() int {
 }
 
 // Decide decides whether a request is allowed and reports the deciding rule. group is the group of
-// a Subscribe, or "" for a request without a group; other actions ignore it. A malformed topic,
+// a Subscribe, or "" for a request without a group; other actions ignore it. A Subscribe with a
+// group that the hub itself runs (Reserved) must be allowed for Admin as well. A malformed topic,
 // such as one with a wildcard, is denied before any rule is evaluated. Decide does not allocate.
+//
+// A rule that denies an action on a topic also denies it on the topic's dead letters, dlq.TOPIC,
+// and on its snapshots, TOPIC.snapshot. Such a topic is exempt if the rule that allows it names it:
+// by a pattern that begins with dlq, or by a pattern whose last segment is no wildcard.
 func (p *Policy) Decide(a Action, topic, group string) Decision {
 	want := a.bits()
-	var t segmented
-	if p == nil || want == 0 || !t.parse(topic) {
+	if p == nil || want == 0 {
 		return Decision{}
 	}
+	d := p.decide(want, topic, group, true, true)
+	if d.Allowed && want == bitSubscribe && Reserved(group) {
+		if admin := p.decide(bitAdmin, topic, "", true, true); !admin.Allowed {
+			admin.reserved = true
+			return admin
+		}
+	}
+	return d
+}
+
+// decide is Decide without what reserved groups need. deadLetter and snapshot report whether the
+// topic may still be taken for the dead letters or the snapshots of another topic. Each happens
+// once, which bounds the recursion: the hub makes neither dead letters of dead letters nor
+// snapshots of snapshots.
+func (p *Policy) decide(want actions, topic, group string, deadLetter, snapshot bool) Decision {
+	var t segmented
+	if !t.parse(topic) {
+		return Decision{}
+	}
+	d := p.first(want, &t, group)
+	if !d.Allowed || !p.denies {
+		return d
+	}
+	if shown, ok := strings.CutPrefix(topic, deadLetterPrefix); ok && deadLetter && !d.rule.names(&t, Pattern.namesDeadLetters) {
+		if over := p.decide(want, shown, group, false, snapshot); over.denies() {
+			return over.covering(shown)
+		}
+	}
+	if !snapshot || d.rule.names(&t, Pattern.namesSnapshots) {
+		return d
+	}
+	if shown, ok := strings.CutSuffix(topic, snapshotSuffix); ok {
+		if over := p.decide(want, shown, group, deadLetter, false); over.denies() {
+			return over.covering(shown)
+		}
+	}
+	if shown, ok := p.snapshots[topic]; ok {
+		if over := p.decide(want, shown, group, deadLetter, false); over.denies() {
+			return over.covering(shown)
+		}
+	}
+	return d
+}
+
+// The names of topics that show the events of another topic.
+const (
+	deadLetterPrefix = "dlq."
+	snapshotSuffix   = ".snapshot"
+)
+
+// first returns the decision of the first rule that matches a request.
+func (p *Policy) first(want actions, topic *segmented, group string) Decision {
 	for i := range p.rules {
-		if r := &p.rules[i]; r.acts&want != 0 && r.matches(want, &t, group) {
+		if r := &p.rules[i]; r.acts&want != 0 && r.matches(want, topic, group) {
 			return Decision{Allowed: r.allow, number: i + 1, rule: r}
 		}
 	}
 	return Decision{}
 }
 
-func (r *rule) matches(want actions, topic *segmented, group string) bool {
+// names reports whether a pattern of the rule matches the topic and names it.
+func (r *rule) names(topic *segmented, named func(Pattern) bool) bool {
 	for i := range r.topics {
-		if r.topics[i].match(topic) {
-			return want != bitSubscribe || r.groups == nil ||
-				group != "" && (r.anyGroup || slices.Contains(r.groups, group))
+		if named(r.topics[i]) && r.topics[i].match(topic) {
+			return true
 		}
 	}
 	return false
+}
+
+func (r *rule) matches(want actions, topic *segmented, group string) bool {
+	for i := range r.topics {
+		if r.topics[i].match(topic) {
+			return want != bitSubscribe || r.joins(group)
+		}
+	}
+	return false
+}
+
+// joins reports whether a subscribe rule is about the group.
+func (r *rule) joins(group string) bool {
+	switch {
+	case r.only != nil:
+		return group != "" && r.only.match(group)
+	case r.groups != nil:
+		return group != "" && (r.anyGroup || slices.Contains(r.groups, group))
+	}
+	return true
 }
 
 // Decision is the result of Policy.Decide. The zero Decision is a denial by default.
@@ -95,8 +190,23 @@ type Decision struct {
 	// Allowed reports whether the request is allowed.
 	Allowed bool
 
-	number int
-	rule   *rule
+	number   int
+	rule     *rule
+	reserved bool // the decision is about Admin, which the group needs besides Subscribe
+	// shown is the topic that the rule is about if the requested topic is denied because it shows
+	// the events of that topic.
+	shown string
+}
+
+// denies reports whether a rule denies the request.
+func (d Decision) denies() bool { return !d.Allowed && d.rule != nil }
+
+// covering returns the denial of the topic shown as a denial of a topic that shows its events.
+func (d Decision) covering(shown string) Decision {
+	if d.shown == "" {
+		d.shown = shown
+	}
+	return d
 }
 
 // Rule returns the number of the deciding rule, counted from 1, or 0 if no rule matched.
@@ -107,10 +217,16 @@ func (d Decision) Rule() int { return d.number }
 // clients.
 func (d Decision) String() string {
 	switch {
+	case d.reserved && d.rule == nil:
+		return "denied by default: the hub itself runs this group, and no rule allows admin"
+	case d.reserved:
+		return "denied: the hub itself runs this group, and rule " + strconv.Itoa(d.number) + " denies admin: " + d.rule.String()
 	case d.rule == nil:
 		return "denied by default: no rule matches"
 	case d.Allowed:
 		return "allowed by rule " + strconv.Itoa(d.number) + ": " + d.rule.String()
+	case d.shown != "":
+		return "denied by rule " + strconv.Itoa(d.number) + ", because the topic shows events of " + d.shown + ": " + d.rule.String()
 	}
 	return "denied by rule " + strconv.Itoa(d.number) + ": " + d.rule.String()
 }
@@ -126,6 +242,9 @@ func (r *rule) String() string {
 	b.WriteString(r.action)
 	for i := range r.topics {
 		b.WriteString(" " + r.topics[i].text)
+	}
+	if r.only != nil {
+		b.WriteString(groupMark + r.only.text)
 	}
 	if r.groups != nil {
 		b.WriteString(" groups")
@@ -182,6 +301,7 @@ func parsePolicy(data []byte) (*Policy, error) {
 			return nil, fmt.Errorf("its rules have more than %d topics in all; use wildcards", MaxPatterns)
 		}
 		p.rules = append(p.rules, r)
+		p.denies = p.denies || !r.allow
 	}
 	return p, nil
 }

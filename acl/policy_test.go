@@ -179,7 +179,50 @@ func (r reference) MarshalJSON() ([]byte, error) {
 	return json.Marshal(m)
 }
 
-func referenceDecision(rules []reference, action, topic, group string) (allowed bool, number int) {
+// referenceDecision decides as the first rule that matches does, unless it allows a topic that
+// shows the events of a topic that a rule denies. shows has the configured snapshot topics.
+func referenceDecision(rules []reference, action, topic, group string, shows map[string]string) (allowed bool, number int) {
+	return referenceCovered(rules, action, topic, group, shows, "")
+}
+
+// referenceCovered is referenceDecision. done has a letter for each way in which the topic was
+// derived already.
+func referenceCovered(rules []reference, action, topic, group string, shows map[string]string, done string) (allowed bool, number int) {
+	allowed, number = referenceFirst(rules, action, topic, group)
+	if !allowed {
+		return allowed, number
+	}
+	segments := strings.Split(topic, ".")
+	names := func(way string) bool { // the rule that allows the topic names it
+		return slices.ContainsFunc(rules[number-1].Topics, func(pattern string) bool {
+			parts := strings.Split(pattern, ".")
+			at := map[string]string{"d": parts[0], "s": parts[len(parts)-1]}[way]
+			return !strings.Contains(at, "*") && slowMatch(parts, segments)
+		})
+	}
+	type source struct{ way, topic string }
+	var sources []source
+	if segments[0] == "dlq" && len(segments) > 1 {
+		sources = append(sources, source{"d", strings.Join(segments[1:], ".")})
+	}
+	if last := len(segments) - 1; segments[last] == "snapshot" && last > 0 {
+		sources = append(sources, source{"s", strings.Join(segments[:last], ".")})
+	}
+	if of, ok := shows[topic]; ok {
+		sources = append(sources, source{"s", of})
+	}
+	for _, s := range sources {
+		if strings.Contains(done, s.way) || names(s.way) {
+			continue
+		}
+		if ok, by := referenceCovered(rules, action, s.topic, group, shows, done+s.way); !ok && by > 0 {
+			return false, by
+		}
+	}
+	return allowed, number
+}
+
+func referenceFirst(rules []reference, action, topic, group string) (allowed bool, number int) {
 	for i := len(rules) - 1; i >= 0; i-- { // from the last: what comes before overrides it
 		r := rules[i]
 		if r.Action != "*" && r.Action != action {
@@ -200,6 +243,18 @@ func referenceDecision(rules []reference, action, topic, group string) (allowed 
 	return allowed, number
 }
 
+// random returns a random pattern or topic, sometimes one of dead letters or of snapshots.
+func random(join func(int, ...string) string, rng *rand.Rand, from ...string) string {
+	text := join(1+rng.IntN(4), from...)
+	if rng.IntN(3) == 0 {
+		text = "dlq." + text
+	}
+	if rng.IntN(3) == 0 {
+		text += ".snapshot"
+	}
+	return text
+}
+
 func TestRandomPoliciesDecideAsTheReference(t *testing.T) {
 	seed := rand.Uint64()
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -211,14 +266,15 @@ func TestRandomPoliciesDecideAsTheReference(t *testing.T) {
 		}
 		return strings.Join(parts, ".")
 	}
-	allowed, byRule := 0, 0
+	shows := map[string]string{"a.b": "c", "d": "a", "dlq.c": "b.a"}
+	allowed, byRule, covered := 0, 0, 0
 	for range 1000 {
 		rules := make([]reference, rng.IntN(12))
 		for i := range rules {
 			r := &rules[i]
 			r.Effect, r.Action = pick("allow", "deny"), pick("publish", "subscribe", "admin", "*")
 			for range 1 + rng.IntN(3) {
-				r.Topics = append(r.Topics, join(1+rng.IntN(5), "a", "b", "c", "*", "**"))
+				r.Topics = append(r.Topics, random(join, rng, "a", "b", "c", "*", "**"))
 			}
 			if (r.Action == "subscribe" || r.Action == "*") && rng.IntN(2) == 0 {
 				for range 1 + rng.IntN(3) {
@@ -234,10 +290,14 @@ func TestRandomPoliciesDecideAsTheReference(t *testing.T) {
 		if err != nil {
 			t.Fatalf("seed %d: %s: %v", seed, text, err)
 		}
+		p = acl.WithSnapshots(p, shows)
 		for range 100 {
-			action, topic, group := pick("publish", "subscribe", "admin"), join(1+rng.IntN(5), "a", "b", "c", "d"), pick("", "g", "h", "i", "j")
+			action, topic, group := pick("publish", "subscribe", "admin"), random(join, rng, "a", "b", "c", "d"), pick("", "g", "h", "i", "j")
 			d := p.Decide(acl.Action(action), topic, group)
-			want, number := referenceDecision(rules, action, topic, group)
+			want, number := referenceDecision(rules, action, topic, group, shows)
+			if first, _ := referenceFirst(rules, action, topic, group); first != want {
+				covered++
+			}
 			if d.Allowed != want || d.Rule() != number {
 				t.Fatalf("seed %d: %s: %s %s %q: %v, want %v by rule %d", seed, text, action, topic, group, d, want, number)
 			}
@@ -250,8 +310,8 @@ func TestRandomPoliciesDecideAsTheReference(t *testing.T) {
 		}
 	}
 	// Else the policies would be of a kind that tests nothing.
-	if allowed < 10_000 || byRule < 20_000 || byRule > 95_000 {
-		t.Errorf("seed %d: %d of 100,000 were allowed, %d decided by a rule", seed, allowed, byRule)
+	if allowed < 10_000 || byRule < 20_000 || byRule > 95_000 || covered < 50 {
+		t.Errorf("seed %d: %d of 100,000 were allowed, %d decided by a rule, %d by a rule about another topic", seed, allowed, byRule, covered)
 	}
 }
 
@@ -354,11 +414,11 @@ func FuzzPolicy(f *testing.F) {
 				}
 			}
 		}
-		for _, topic := range []string{"a", "a.b", "secret.x.y", "b.c"} {
+		for _, topic := range []string{"a", "a.b", "secret.x.y", "b.c", "dlq.secret.x", "a.snapshot", "dlq.a.b.snapshot"} {
 			for _, action := range []string{"publish", "subscribe", "admin"} {
 				for _, group := range []string{"", "g", "x"} {
 					d := p.Decide(acl.Action(action), topic, group)
-					if want, number := referenceDecision(got.Rules, action, topic, group); d.Allowed != want || d.Rule() != number {
+					if want, number := referenceDecision(got.Rules, action, topic, group, nil); d.Allowed != want || d.Rule() != number {
 						t.Fatalf("%s %s %q: %v, want %v by rule %d", action, topic, group, d, want, number)
 					}
 				}

@@ -17,7 +17,7 @@ const MinSecretBytes = 32
 const MaxSecretBytes = 4096
 
 // ReadSecret reads a secret or a static token from a file. It removes one trailing line break,
-// which editors and shells add.
+// which editors and shells add. It refuses a file that other users can read or write.
 func ReadSecret(path string) ([]byte, error) {
 	f, err := os.Open(path) //nolint:gosec // the file is the operator's choice
 	if err != nil {
@@ -27,6 +27,13 @@ func ReadSecret(path string) ([]byte, error) {
 		return nil, fmt.Errorf("secret file %s: %w", path, err)
 	}
 	defer func() { _ = f.Close() }() // read-only
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("secret file %s: %w", path, err)
+	}
+	if err := CheckPrivate(info); err != nil {
+		return nil, fmt.Errorf("secret file %s is %w; run chmod 600 %s", path, err, path)
+	}
 	secret, err := io.ReadAll(io.LimitReader(f, MaxSecretBytes+3))
 	if err != nil {
 		return nil, fmt.Errorf("secret file %s: %w", path, err)

@@ -13,6 +13,8 @@ import (
 type Grant struct {
 	// Subject is the sub claim.
 	Subject string
+	// ID is the jti claim, by which the JWT can be revoked. Optional.
+	ID string
 	// Scopes is the scopes claim; see ParseScopes.
 	Scopes []string
 	// Policy is the policy claim in JSON, which takes precedence over Scopes; see ParsePolicy.
@@ -38,9 +40,12 @@ func Sign(secret []byte, g Grant) (string, error) {
 	if len(g.Subject) > maxNameBytes || hasControl(g.Subject) {
 		return "", fmt.Errorf("subject has more than %d bytes or a control character", maxNameBytes)
 	}
+	if len(g.ID) > maxNameBytes {
+		return "", fmt.Errorf("id has more than %d bytes", maxNameBytes)
+	}
 	now := time.Now()
 	c := jwt.MapClaims{"iat": now.Unix(), "exp": now.Add(g.TTL).Unix()}
-	for name, value := range map[string]string{"sub": g.Subject, "aud": g.Audience, "iss": g.Issuer} {
+	for name, value := range map[string]string{"sub": g.Subject, "jti": g.ID, "aud": g.Audience, "iss": g.Issuer} {
 		if value != "" {
 			c[name] = value
 		}

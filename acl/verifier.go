@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -43,6 +44,18 @@ type Config struct {
 	// Issuer must equal the iss claim of a JWT. By default, iss is not checked.
 	Issuer string
 
+	// Snapshots maps snapshot topics to the topics of which they are made. A rule that denies such
+	// a topic also denies its snapshots; see Policy.Decide. Topics with the suffix .snapshot need
+	// no entry.
+	Snapshots map[string]string
+
+	// MaxLife is the maximum time from the iat claim of a JWT, or from now if there is none, to its
+	// exp claim. By default, there is no maximum.
+	MaxLife time.Duration
+	// Revocations holds the JWTs that are refused although they have not expired. By default, none
+	// are. A JWT with neither jti nor sub cannot be revoked.
+	Revocations *Revocations
+
 	// RefreshInterval is the interval between fetches of the keys. A withdrawn key stays in use for
 	// up to this long. Defaults to DefaultRefreshInterval.
 	RefreshInterval time.Duration
@@ -78,6 +91,8 @@ func (cfg *Config) complete() error {
 		return errors.New("both a JWT secret and a JWKS URL are configured; choose one")
 	case cfg.Secret == nil && cfg.JWKSURL == "" && cfg.Audience+cfg.Issuer != "":
 		return errors.New("an audience or an issuer is configured without a way to verify JWTs; configure a JWT secret or a JWKS URL")
+	case cfg.MaxLife < 0:
+		return errors.New("maximum life of a token must be positive")
 	case cfg.RefreshInterval < 0 || cfg.FetchInterval < 0:
 		return errors.New("JWKS intervals must be positive")
 	case cfg.Secret != nil:
@@ -105,6 +120,10 @@ type Verifier struct {
 	parser *jwt.Parser // nil if JWTs are not accepted
 	secret []byte      // nil if a JWKS is used
 	keys   *keySet     // nil if a secret is used
+
+	snapshots   map[string]string
+	maxLife     time.Duration // 0 for none
+	revocations *Revocations  // nil for none
 }
 
 // NewVerifier returns a Verifier. With a JWKS URL it fetches the keys once, for at most 5 seconds
@@ -114,10 +133,13 @@ func NewVerifier(ctx context.Context, cfg Config) (*Verifier, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("tokens: %w", err)
 	}
-	v := &Verifier{}
+	v := &Verifier{snapshots: maps.Clone(cfg.Snapshots), maxLife: cfg.MaxLife, revocations: cfg.Revocations}
 	var err error
 	if v.static, err = newStaticTokens(cfg.Static); err != nil {
 		return nil, fmt.Errorf("tokens: %w", err)
+	}
+	for i := range v.static {
+		v.static[i].owner.policy = v.static[i].owner.policy.with(v.snapshots)
 	}
 	switch {
 	case cfg.JWKSURL != "":
@@ -131,6 +153,9 @@ func NewVerifier(ctx context.Context, cfg Config) (*Verifier, error) {
 	}
 	return v, nil
 }
+
+// unverified parses tokens that are not verified.
+var unverified = jwt.NewParser()
 
 func newParser(algorithms []string, cfg Config) *jwt.Parser {
 	options := []jwt.ParserOption{
@@ -178,7 +203,24 @@ func (v *Verifier) Verify(ctx context.Context, token string) (*Identity, error) 
 	if err != nil {
 		return nil, invalid("The token's rights are malformed: " + err.Error() + ".")
 	}
-	return &Identity{kind: KindJWT, name: c.subject, policy: policy, expires: c.expires.Add(Leeway)}, nil
+	begins := time.Now()
+	if c.issuedAt != nil {
+		begins = c.issuedAt.Time
+	}
+	if v.maxLife > 0 && c.expires.Sub(begins) > v.maxLife+Leeway {
+		return nil, invalid(fmt.Sprintf("The token lives for too long: there may be at most %v between iat and exp.", v.maxLife))
+	}
+	id := &Identity{
+		kind: KindJWT, name: c.subject, policy: policy.with(v.snapshots), expires: c.expires.Add(Leeway),
+		revocations: v.revocations, id: c.id,
+	}
+	if c.issuedAt != nil {
+		id.issued = c.issuedAt.Time
+	}
+	if id.Revoked() {
+		return nil, invalid("The token has been revoked.")
+	}
+	return id, nil
 }
 
 // refuse returns the error for a token that was not parsed.

@@ -418,3 +418,35 @@ func TestConfigCheck(t *testing.T) {
 		}
 	}
 }
+
+// TestConfiguredSnapshotTopicsAreCovered denies a topic whose snapshots have a name of their own.
+func TestConfiguredSnapshotTopicsAreCovered(t *testing.T) {
+	policy, err := acl.ParsePolicy(policyOf(ruleOf("deny", "subscribe", "orders"), ruleOf("allow", "subscribe", "**")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret := []byte("0123456789abcdef0123456789abcdef")
+	v, err := acl.NewVerifier(t.Context(), acl.Config{
+		Static: []acl.StaticToken{{Token: "own", Policy: policy}}, Secret: secret,
+		Snapshots: map[string]string{"copies.of-orders": "orders"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	signed, err := acl.Sign(secret, acl.Grant{TTL: time.Minute, Policy: policyOf(ruleOf("deny", "subscribe", "orders"), ruleOf("allow", "subscribe", "**"))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, token := range []string{"own", signed} {
+		id, err := v.Verify(t.Context(), token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for topic, want := range map[string]bool{"copies.of-orders": false, "dlq.copies.of-orders": false, "copies.of-others": true} {
+			if got := id.Allows(acl.Subscribe, topic, "g"); got != want {
+				t.Errorf("%s: %v", topic, got)
+			}
+		}
+	}
+}

@@ -195,21 +195,114 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestSubjectsOfSentences checks that no sentence opens with Who or What, on the pages that follow
-// this rule of CONTRIBUTING.md.
+// TestSubjectsOfSentences checks that no sentence opens with Who or What (CONTRIBUTING.md).
 func TestSubjectsOfSentences(t *testing.T) {
 	opens := regexp.MustCompile(`(^|[.!:] +|^- )(Who|What) [^?]*$`)
-	pages := textFiles(t, ".md")
-	for name, text := range pages {
-		plain := slices.Contains([]string{"README.md", "SECURITY.md", "docs/protocol.md", "docs/examples/README.md"}, name) ||
-			strings.HasPrefix(name, "docs/adr/")
-		if !plain {
-			continue
-		}
+	for name, text := range textFiles(t, ".md") {
 		for n, line := range markdownProse(text) {
 			if opens.MatchString(line) && !heading.MatchString(line) {
 				t.Errorf("%s:%d: name the subject instead of Who or What: %s", name, n, line)
 			}
+		}
+	}
+}
+
+var quoted = regexp.MustCompile("`([^`]+)`")
+
+// mapped returns the files, folders and patterns of files that the map in ARCHITECTURE.md names, by
+// their paths from the root. A bare name is in the folder of its section, or of the name before it.
+func mapped(t *testing.T) (names []string) {
+	t.Helper()
+	page := textFiles(t, ".md")["ARCHITECTURE.md"]
+	_, rest, found := strings.Cut(page, "\n## Where to find what\n")
+	text, _, ended := strings.Cut(rest, "\n## ")
+	if !found || !ended {
+		t.Fatal("ARCHITECTURE.md has no section \"Where to find what\"")
+	}
+	section := ""
+	for line := range strings.Lines(text) {
+		if m := heading.FindStringSubmatch(strings.TrimSpace(line)); m != nil {
+			section = m[1] + "/"
+			if m[1] == "The rest" {
+				section = ""
+			}
+		}
+		if cells := strings.Split(line, "|"); len(cells) > 2 {
+			folder := section
+			for _, m := range quoted.FindAllStringSubmatch(cells[1], -1) {
+				name := m[1]
+				if section != "" || !strings.Contains(name, "/") {
+					name = folder + name
+				}
+				if section == "" {
+					folder = name[:strings.LastIndex(name, "/")+1]
+				}
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// TestMapOfFiles checks that the map in ARCHITECTURE.md names each Go file that is no test, or its
+// folder, and nothing that does not exist.
+func TestMapOfFiles(t *testing.T) {
+	names := mapped(t)
+	for _, name := range names {
+		if found, err := filepath.Glob(filepath.Join(root, name)); err != nil || len(found) == 0 {
+			t.Errorf("ARCHITECTURE.md names %s, which does not exist (%v)", name, err)
+		}
+	}
+	for file := range textFiles(t, ".go") {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		if !slices.ContainsFunc(names, func(name string) bool {
+			same, _ := filepath.Match(name, file) // Glob accepted the name above
+			return same || strings.HasSuffix(name, "/") && strings.HasPrefix(file, name)
+		}) {
+			t.Errorf("the map in ARCHITECTURE.md (\"Where to find what\") does not name %s: add the file, or extend the row of a similar one", file)
+		}
+	}
+}
+
+// TestStories checks that the table of stories names each example function and each example
+// program, and nothing that does not exist.
+func TestStories(t *testing.T) {
+	const page = "docs/examples/README.md"
+	_, rest, found := strings.Cut(textFiles(t, ".md")[page], "\n## Stories\n")
+	text, _, ended := strings.Cut(rest, "\n## ")
+	if !found || !ended {
+		t.Fatalf("%s has no section Stories", page)
+	}
+	// [`NAME`](FILE) is an example function in a file.
+	listed := make(map[string]bool)
+	for _, m := range regexp.MustCompile("\\[`(\\w+)`\\]\\(([^)]+)\\)").FindAllStringSubmatch(text, -1) {
+		listed[filepath.ToSlash(filepath.Join(filepath.Dir(page), m[2]))+" "+m[1]] = true
+	}
+	function := regexp.MustCompile(`(?m)^func (Example\w*)\(\) \{`)
+	for file, text := range textFiles(t, ".go") {
+		for _, m := range function.FindAllStringSubmatch(text, -1) {
+			name := file + " " + m[1]
+			if !listed[name] {
+				t.Errorf("the stories in %s do not list %s", page, name)
+			}
+			delete(listed, name)
+		}
+	}
+	for name := range listed {
+		t.Errorf("the stories in %s list %s, which does not exist", page, name)
+	}
+	programs, err := filepath.Glob(filepath.Join(root, "docs/examples/*/"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, program := range programs {
+		if info, err := os.Stat(program); err != nil || !info.IsDir() {
+			continue
+		}
+		if name := filepath.Base(program); !strings.Contains(text, "]("+name+"/") {
+			t.Errorf("the stories in %s do not link to %s", page, name)
 		}
 	}
 }

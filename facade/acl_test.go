@@ -362,3 +362,34 @@ func (w lockedWriter) Write(p []byte) (int, error) {
 	defer w.mu.Unlock()
 	return w.to.Write(p)
 }
+
+// TestRefusedSubscriptionNamesItsTopic refuses subscriptions because of a further topic: the first
+// time, and by a new token.
+func TestRefusedSubscriptionNamesItsTopic(t *testing.T) {
+	r := jwtRig(t, nil)
+	p := r.as(t, grant(t, "narrow", "subscribe:a", "subscribe:b"))
+	p.send(`{"op":"SUBSCRIBE","topic":"a","group":"g","opts":{"topics":["b","c","d"]},"corr":1}`)
+	p.want(`{"op":"ERR","code":"forbidden","msg":"The policy does not allow to subscribe to c::g.","corr":1}`)
+	p.send(`{"op":"SUBSCRIBE","topic":"a","group":"g","opts":{"topics":["b"]},"corr":2}`)
+	p.want(`{"op":"OK","corr":2}`)
+	p.send(`{"op":"AUTH","token":"` + grant(t, "narrow", "subscribe:a") + `","corr":3}`)
+	p.want(`{"op":"ERR","code":"forbidden","msg":"The new policy does not allow b::g; the subscription a::g has ended."}`)
+	p.want(`{"op":"OK","corr":3}`)
+}
+
+// TestDenialCoversSnapshotsAndDeadLetters denies one topic, and allows all others.
+func TestDenialCoversSnapshotsAndDeadLetters(t *testing.T) {
+	r := jwtRig(t, nil)
+	p := r.as(t, sign(t, acl.Grant{Subject: "no state", Policy: []byte(`{"rules":[
+		{"effect":"deny","action":"subscribe","topics":["process.state","a.*"]},
+		{"effect":"allow","action":"*","topics":["dlq.a.named","**"]}
+	]}`)}))
+	for topic, want := range map[string]string{
+		"process.state": "forbidden", "process.state.snapshot": "forbidden", "dlq.process.state": "forbidden",
+		"dlq.process.state.snapshot": "forbidden", "dlq.a.x": "forbidden", "dlq.a.named": "OK", "dlq.b": "OK",
+	} {
+		if got := p.outcome(`{"op":"SUBSCRIBE","topic":"` + topic + `","group":"g"}`); got != want {
+			t.Errorf("%s: %s, want %s", topic, got, want)
+		}
+	}
+}

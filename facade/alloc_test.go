@@ -65,7 +65,7 @@ func (o *writer) flushed(sub *subscription) {
 func TestAllocationsOfTheHotPath(t *testing.T) {
 	s := hotSession(t)
 	msg := []byte(`{"op":"PUBLISH","topic":"heartbeat.received","payload":{"pid":1,"host":"a"},"corr":"12"}`)
-	sub := newSubscription(&frame{topic: []byte("heartbeat.received"), group: []byte("g")})
+	sub := newSubscription(&frame{topic: []byte("heartbeat.received"), group: []byte("g")}, maxLease)
 	removal := []byte(`{"op":"PUBLISH","topic":"heartbeat.received","payload":{"pid":1,"host":"a"},"opts":{"tombstone":false},"corr":"12"}`)
 	optioned := testing.AllocsPerRun(1000, func() {
 		publishHot(t, s, removal)

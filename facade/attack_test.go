@@ -176,7 +176,8 @@ func TestForgedTokens(t *testing.T) {
 	good := valid(claims(""))
 	parts := strings.Split(good, ".")
 
-	runForgeries(t, acl.Config{JWKSURL: url, Audience: "hub", Issuer: "us"}, good, []forgery{
+	friend := valid(with("sub", `"a-friend"`)) // whom the log may name
+	runForgeries(t, acl.Config{JWKSURL: url, Audience: "hub", Issuer: "us"}, friend, []forgery{
 		{"none", "", "no_token"},
 		{"no JWT", "a-static-token-that-is-wrong", "bad_token"},
 		{"expired", valid(with("exp", at(-time.Minute))), "jwt_invalid"},
@@ -236,8 +237,8 @@ func TestForgedTokensOfASecret(t *testing.T) {
 	_, evesKey := keyText(t, "one", eves)
 	claims := fmt.Sprintf(`{"sub":"eve-the-subject","aud":"hub","iss":"us","exp":%d,"scopes":["*:**"]}`, time.Now().Add(time.Hour).Unix())
 	hs := jwt.SigningMethodHS256
-	good := forge(t, `{"alg":"HS256"}`, claims, hs, jwtSecret)
-	runForgeries(t, acl.Config{Secret: jwtSecret, Audience: "hub", Issuer: "us"}, good, []forgery{
+	friend := forge(t, `{"alg":"HS256"}`, strings.Replace(claims, "eve-the-subject", "a-friend", 1), hs, jwtSecret)
+	runForgeries(t, acl.Config{Secret: jwtSecret, Audience: "hub", Issuer: "us"}, friend, []forgery{
 		{"alg none", forge(t, `{"alg":"none"}`, claims, nil, nil), "jwt_invalid"},
 		{"RS256", forge(t, `{"alg":"RS256"}`, claims, jwt.SigningMethodRS256, eves), "jwt_invalid"},
 		{"RS256 with its key", forge(t, `{"alg":"RS256","jwk":`+evesKey+`}`, claims, jwt.SigningMethodRS256, eves), "jwt_invalid"},

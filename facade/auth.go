@@ -55,6 +55,8 @@ type Principal interface {
 	Allows(a Action, topic, group string) bool
 	// Expires is when the credential, and the connection with it, ends. The zero time means never.
 	Expires() time.Time
+	// A Principal may also have a method Revoked() bool, which reports whether the credential was
+	// withdrawn. The hub then ends the connection within a second.
 }
 
 var _ Principal = (*acl.Identity)(nil)
@@ -115,6 +117,23 @@ func (s *Server) verify(ctx context.Context, token string) (Principal, *fault) {
 	return nil, &fault{code: codeInternal, msg: "The token could not be checked."}
 }
 
+// revocable is a Principal whose credential may be withdrawn while the client uses it.
+type revocable interface {
+	// Revoked reports whether the credential has been withdrawn. It is called often, and
+	// concurrently.
+	Revoked() bool
+}
+
+var _ revocable = (*acl.Identity)(nil)
+
+// tokenRevoked is the message for a client whose credential was withdrawn while it was used.
+const tokenRevoked = "The token has been revoked."
+
+func revoked(p Principal) bool {
+	r, ok := p.(revocable)
+	return ok && r.Revoked()
+}
+
 func expired(p Principal, now time.Time) bool {
 	at := p.Expires()
 	return !at.IsZero() && !now.Before(at)
@@ -157,12 +176,15 @@ func (s *Server) may(p Principal, a Action, topic, what string) *fault {
 	return nil
 }
 
-// maySubscribe reports whether the policy allows every topic of a subscription.
-func (s *Server) maySubscribe(p Principal, sub *subscription) bool {
+// deniedTopic returns the first topic of a subscription that the policy does not allow, or "".
+func (s *Server) deniedTopic(p Principal, sub *subscription) string {
+	if !s.allows(p, ActionSubscribe, sub.topic, sub.group) {
+		return sub.topic
+	}
 	for _, topic := range sub.more {
 		if !s.allows(p, ActionSubscribe, topic, sub.group) {
-			return false
+			return topic
 		}
 	}
-	return s.allows(p, ActionSubscribe, sub.topic, sub.group)
+	return ""
 }

@@ -10,8 +10,8 @@ import (
 )
 
 // bearerFresh is how long HTTP requests accept a token without verifying it again. It is the
-// longest time until HTTP notices that a token became invalid before it expired, for example
-// because its key was withdrawn. WebSocket connections verify each AUTH.
+// longest time until HTTP notices that the key of a token was withdrawn. A revoked token is refused
+// at once. WebSocket connections verify each AUTH.
 const bearerFresh = 30 * time.Second
 
 // bearers caches the principals of the tokens of HTTP requests. It keeps neither the tokens
@@ -32,12 +32,13 @@ func newBearers(limit int) *bearers {
 	return &bearers{max: limit, known: make(map[[sha256.Size]byte]bearer)}
 }
 
-// find returns the principal of a token that was verified recently and has not expired, else nil.
+// find returns the principal of a token that was verified recently, and has neither expired nor
+// been revoked, else nil.
 func (b *bearers) find(hash [sha256.Size]byte, now time.Time) Principal {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	who, ok := b.known[hash]
-	if !ok || now.Sub(who.verified) >= bearerFresh || expired(who.principal, now) {
+	if !ok || now.Sub(who.verified) >= bearerFresh || expired(who.principal, now) || revoked(who.principal) {
 		return nil
 	}
 	return who.principal
@@ -108,6 +109,9 @@ func (s *Server) bearer(r *http.Request) (Principal, *fault) {
 		return p, nil
 	}
 	p, fail := s.authenticate(r.Context(), token, guesser{address: sourceOf(r.RemoteAddr), overHTTP: true})
+	if fail != nil {
+		s.refusedToken(r.Context(), r.RemoteAddr, "http", fail)
+	}
 	if s.bearers.keep(hash, p, now) {
 		s.cfg.Observer.LimitReached("bearers")
 	}

@@ -55,7 +55,7 @@ var rules = map[code]rule{
 	codeJWTInvalid:        {http.StatusUnauthorized, false, "The JWT is malformed, expired, or not signed by a trusted key."},
 	codeUnauthorized:      {http.StatusUnauthorized, false, "The connection has not authenticated: send AUTH first."},
 	codeForbidden:         {http.StatusForbidden, false, "The policy does not allow this action on this topic."},
-	codeTokenExpired:      {http.StatusUnauthorized, false, "The token has expired and the connection is being closed: connect again with a fresh one."},
+	codeTokenExpired:      {http.StatusUnauthorized, false, "The token has expired or was revoked, and the connection is being closed: connect again with a fresh one."},
 	codeBadJSON:           {http.StatusBadRequest, false, "The text is not valid JSON."},
 	codeBadFrame:          {http.StatusBadRequest, false, "A field is missing or of the wrong type; the message names it."},
 	codeUnknownOp:         {http.StatusBadRequest, false, "The hub does not know this op."},
@@ -136,7 +136,7 @@ var closings = map[websocket.StatusCode]closing{
 	closeDraining:     {"draining", "The hub is shutting down; another, or the next, takes over."},
 	closeSlowConsumer: {"slow_consumer", "The client did not read what was sent for too long."},
 	closeAuthTimeout:  {"auth_timeout", "No AUTH came in time after the connection was made."},
-	closeTokenExpired: {"token_expired", "The token has expired: connect again with a fresh one."},
+	closeTokenExpired: {"token_expired", "The token has expired or was revoked: connect again with a fresh one."},
 	closePeerSilent:   {"peer_silent", "The client did not answer pings."},
 
 	closeBinaryMessage:  {"binary_message", "A binary message came; frames are text messages."},

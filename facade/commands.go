@@ -3,7 +3,7 @@ package facade
 import (
 	"context"
 	"errors"
-	"maps"
+	"log/slog"
 	"strconv"
 	"sync"
 	"time"
@@ -184,6 +184,11 @@ func (s *session) auth(f *frame) {
 		return
 	}
 	s.principal, s.counted = p, p.Key()
+	if s.who.Swap(&p) == nil {
+		s.srv.log.LogAttrs(s.ctx, slog.LevelDebug, "client connected", s.client(p))
+	} else {
+		s.srv.log.LogAttrs(s.ctx, slog.LevelDebug, "client changed its token", s.client(p))
+	}
 	s.pub.CountFor(s.counted)
 	s.refusals = 0
 	s.wantsResets.Store(f.resets)
@@ -192,11 +197,19 @@ func (s *session) auth(f *frame) {
 	if at := p.Expires(); !at.IsZero() {
 		s.due.Store(&due{at: at, code: closeTokenExpired})
 	}
-	lost := maps.Clone(s.subs)
-	maps.DeleteFunc(lost, func(_ string, sub *subscription) bool { return s.srv.maySubscribe(p, sub) })
+	lost, denied := make(map[string]*subscription), make(map[string]string)
+	for key, sub := range s.subs {
+		if topic := s.srv.deniedTopic(p, sub); topic != "" {
+			lost[key], denied[key] = sub, topic
+		}
+	}
 	s.endSubs(lost, Subscription.Stop)
-	for _, sub := range lost {
-		s.tell(codeForbidden, "The new policy does not allow "+sub.topic+"::"+sub.group+"; the subscription has ended.")
+	for key, sub := range lost {
+		which := ""
+		if denied[key] != sub.topic {
+			which = " " + sub.topic + "::" + sub.group
+		}
+		s.tell(codeForbidden, "The new policy does not allow "+denied[key]+"::"+sub.group+"; the subscription"+which+" has ended.")
 	}
 	s.out.ok(replyTo{corr: f.corr}, "")
 }
@@ -207,7 +220,7 @@ var errOperationsLate = &fault{code: codeOverloaded, msg: "The frames before it 
 func (s *session) authenticate(f *frame, deadline time.Time) (Principal, *fault) {
 	ctx, cancel := context.WithDeadline(s.ctx, deadline)
 	defer cancel()
-	return s.srv.authenticate(ctx, string(f.token), guesser{address: s.source, authenticated: s.principal != nil})
+	return s.srv.authenticate(ctx, string(f.token), guesser{address: sourceOf(s.remote), authenticated: s.principal != nil})
 }
 
 // refuse answers an AUTH that failed. The connection is unauthenticated afterwards, even if it was
@@ -215,11 +228,13 @@ func (s *session) authenticate(f *frame, deadline time.Time) (Principal, *fault)
 func (s *session) refuse(f *frame, fail *fault) {
 	if s.principal != nil {
 		s.principal = nil
+		s.who.Store(nil)
 		s.srv.connections.remove(s.counted)
 		s.counted = ""
 		s.awaitAuth()
 		s.endSubs(s.subs, Subscription.Stop)
 	}
+	s.srv.refusedToken(s.ctx, s.remote, "websocket", fail)
 	s.fail(replyTo{corr: f.corr}, fail.code, fail.msg)
 	if fail.rule().retry {
 		return // the token itself is not at fault

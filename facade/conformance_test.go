@@ -13,12 +13,13 @@ import (
 	"github.com/coder/websocket"
 
 	"eventhub/facade"
+	"eventhub/jetstream"
 )
 
 // TestConformance plays the scenarios of testdata/frames against a hub over real sockets.
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	bus := openBus(t)
+	bus := openBus(t, func(cfg *jetstream.Config) { cfg.Limits.GroupsPerClient = 1000 })
 	for _, s := range loadScenarios(t, testToken) {
 		t.Run(s.Name, func(t *testing.T) {
 			hub := startHub(t, bus, func(cfg *facade.Config) {

@@ -3,6 +3,7 @@ package facade_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -13,8 +14,8 @@ import (
 	"eventhub/jetstream/embedded"
 )
 
-// A program that has a hub inside, beside what else it serves, on a mux of its own. In a program of
-// its own http.ListenAndServe takes the place of httptest.
+// A program serves a hub beside its own pages, on its own mux. A real program uses
+// http.ListenAndServe instead of httptest.
 func Example() {
 	ctx := context.Background()
 	nats, err := embedded.Start(ctx, embedded.Config{}) // in memory; or use jetstream.Config.URL
@@ -35,7 +36,7 @@ func Example() {
 	mux := http.NewServeMux()
 	mux.Handle("/events", hub.WebSocket())
 	mux.Handle("/api/", http.StripPrefix("/api", hub.HTTP()))
-	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, "the shop") })
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, "Welcome to the shop.") })
 	web := httptest.NewServer(mux)
 	defer web.Close()
 
@@ -44,13 +45,30 @@ func Example() {
 		panic(err)
 	}
 	defer func() { _ = c.Close() }()
-	if _, err := c.Publish(ctx, "orders", []byte(`{"order":7}`), client.PublishOptions{}); err != nil {
-		panic(err)
-	}
-	res, err := http.Get(web.URL) // the rest of the program is beside the hub
+	received := make(chan string)
+	_, err = c.Subscribe(ctx, "orders", "printer", client.SubscribeOptions{}, func(e client.Event) {
+		_ = e.Ack()
+		received <- string(e.Payload)
+	})
 	if err != nil {
 		panic(err)
 	}
-	fmt.Println(res.Status, res.Body.Close())
-	// Output: 200 OK <nil>
+	if _, err := c.Publish(ctx, "orders", []byte(`{"order":7}`), client.PublishOptions{}); err != nil {
+		panic(err)
+	}
+	fmt.Println("the hub:", <-received)
+
+	res, err := http.Get(web.URL) // the program's own pages are beside the hub
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	page, err := io.ReadAll(res.Body)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("the program:", string(page))
+	// Output:
+	// the hub: {"order":7}
+	// the program: Welcome to the shop.
 }

@@ -38,11 +38,11 @@ func newHeaderNames(more []string) (*headerNames, error) {
 	for _, given := range slices.Concat(passedHeaders, more) {
 		name, prefix := strings.CutSuffix(strings.ToLower(given), "*")
 		if !isToken(name) {
-			return nil, fmt.Errorf("%q is no header name, nor the beginning of one with * at the end", given)
+			return nil, fmt.Errorf("%q is not a header name, nor the beginning of one followed by *", given)
 		}
 		for _, secret := range secretHeaders {
 			if name == secret || prefix && strings.HasPrefix(secret, name) {
-				return nil, fmt.Errorf("%q includes %s, which carries credentials: all subscribers would see them", given, secret)
+				return nil, fmt.Errorf("%q includes %s, which carries credentials that all subscribers would see", given, secret)
 			}
 		}
 		for _, reserved := range []string{"event-", "nats-", "kv-"} {

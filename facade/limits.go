@@ -8,6 +8,12 @@ import (
 // NoLimit disables a limit whose comment allows it.
 const NoLimit = -1
 
+// Bounds of Limits.Lease, from the protocol.
+const (
+	minLease = time.Second
+	maxLease = 12 * time.Hour
+)
+
 // Limits bound what a Server holds and how long it waits. Zero fields take their defaults. Reaching
 // a limit is counted by Observer.LimitReached under the name in parentheses.
 //
@@ -31,6 +37,23 @@ type Limits struct {
 	// Subscriptions ("subscriptions") is the most subscriptions of one connection. Beyond the
 	// limit, SUBSCRIBE gets overloaded. Defaults to 256.
 	Subscriptions int
+	// CountOwnToken applies the quotas of new groups (jetstream.Limits.GroupsPerClient and
+	// ClientGroups) to clients with a static token, too. By default these clients make as many
+	// groups as the topics have room for.
+	CountOwnToken bool
+	// Joins ("joins") is the most SUBSCRIBEs that are carried out concurrently, over all
+	// connections, and PrincipalJoins the most of one principal. Each asks NATS several times.
+	// Further ones wait, and get overloaded after 10 s. Default to 256, and to a 32nd of Joins;
+	// PrincipalJoins may be NoLimit.
+	Joins, PrincipalJoins int
+	// PrincipalHeld ("principal_held") is the most events that one principal may hold unsettled
+	// through this hub, over all its connections. Beyond the limit, delivery to the principal
+	// waits, and other members get the events. Clients with the same static token are one
+	// principal. Defaults to NoLimit: each subscription holds up to its maxInFlight.
+	PrincipalHeld int
+	// Lease is the longest lease: ackTimeoutMs, MODACK and the delay of a NACK are cut to it.
+	// Defaults to 12 h, which is also the most; at least 1 s.
+	Lease time.Duration
 	// Operations ("operations") is the most frames of one connection that wait for the event store,
 	// or for one another. These are SUBSCRIBE, UNSUBSCRIBE, PAUSE, the first PUBLISH to a topic,
 	// and frames that must come after one of them. Beyond the limit, frames are not read until one
@@ -162,6 +185,7 @@ func (l *Limits) validate(maxPayload int) error {
 		{"Requests", &l.Requests, 512},
 		{"Subscriptions", &l.Subscriptions, 256},
 		{"Operations", &l.Operations, 64},
+		{"Joins", &l.Joins, 256},
 		{"Frame", &l.Frame, max(4<<20, 2*maxPayload)},
 		{"Skip", &l.Skip, max(64<<20, l.Frame)},
 		{"InboundBytes", &l.InboundBytes, 256 << 20},
@@ -195,6 +219,8 @@ func (l *Limits) validate(maxPayload int) error {
 		{"TopicRate", &l.TopicRate, NoLimit},
 		{"PrincipalRate", &l.PrincipalRate, NoLimit},
 		{"BadTokenRate", &l.BadTokenRate, 100},
+		{"PrincipalHeld", &l.PrincipalHeld, NoLimit},
+		{"PrincipalJoins", &l.PrincipalJoins, (l.Joins + 31) / 32},
 		{"BodyRate", &l.BodyRate, 1024},
 		{"Unauthenticated", &l.Unauthenticated, (l.Connections + 3) / 4},
 		{"PrincipalPages", &l.PrincipalPages, (l.Pages + 3) / 4},
@@ -214,6 +240,7 @@ func (l *Limits) validate(maxPayload int) error {
 		v    *time.Duration
 		def  time.Duration
 	}{
+		{"Lease", &l.Lease, maxLease},
 		{"AuthTimeout", &l.AuthTimeout, 10 * time.Second},
 		{"PingInterval", &l.PingInterval, 30 * time.Second},
 		{"PongTimeout", &l.PongTimeout, 10 * time.Second},
@@ -226,15 +253,18 @@ func (l *Limits) validate(maxPayload int) error {
 			return err
 		}
 	}
+	if l.Lease < minLease || l.Lease > maxLease {
+		return fmt.Errorf("facade: Lease must be %v to %v, it is %v", minLease, maxLease, l.Lease)
+	}
 	if l.PageTotal < l.PageBytes || l.PrincipalPageTotal != NoLimit && l.PrincipalPageTotal < l.PageBytes {
-		return fmt.Errorf("facade: PageTotal and PrincipalPageTotal must not be less than PageBytes (%d): no page could be read", l.PageBytes)
+		return fmt.Errorf("facade: PageTotal and PrincipalPageTotal must be at least PageBytes (%d), or no page could be read", l.PageBytes)
 	}
 	return nil
 }
 
 func fill[T ~int | ~int64](name string, v *T, def T) error {
 	if *v < 0 {
-		return fmt.Errorf("facade: %s must not be negative, it is %d", name, *v)
+		return fmt.Errorf("facade: %s must not be negative; got %d", name, *v)
 	}
 	if *v == 0 {
 		*v = def

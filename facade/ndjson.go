@@ -185,6 +185,9 @@ func (l *lines) admit() *fault {
 	if expired(l.principal, time.Now()) {
 		return &fault{code: codeTokenExpired, msg: "The token has expired."}
 	}
+	if revoked(l.principal) {
+		return &fault{code: codeTokenExpired, msg: tokenRevoked}
+	}
 	return l.srv.throttle(l.principal, l.topic)
 }
 

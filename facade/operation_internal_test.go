@@ -197,7 +197,7 @@ func TestAuthDoesNotPassOperations(t *testing.T) {
 	if s.principal != nil || s.due.Load() == nil {
 		t.Fatal("the connection is still authenticated")
 	}
-	if fail := s.mayJoin(newSubscription(&stuck.frame)); fail == nil || fail.code != codeUnauthorized {
+	if fail := s.mayJoin(newSubscription(&stuck.frame, maxLease)); fail == nil || fail.code != codeUnauthorized {
 		t.Fatal(fail)
 	}
 }

@@ -13,7 +13,8 @@ type Outbox interface {
 	// Add stores an event so that the event survives the process, and returns its id. An event
 	// whose id is stored already is not stored again. The error is a *jetstream.Error when the
 	// client is at fault or when there is no room. Any other error goes to the log, and the client
-	// may repeat the event with the same id. Add does not keep payload or opts.
+	// may repeat the event with the same id. opts.CountFor is the key of the principal, for which
+	// the event and a new topic count. Add does not keep payload or opts.
 	Add(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (id string, err error)
 }
 
@@ -33,6 +34,7 @@ func (s *Server) serveOutbox(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.publishBody(w, r, p, func(ctx context.Context, payload []byte, opts jetstream.PublishOptions) (int, string, error) {
+		opts.CountFor = p.Key()
 		id, err := s.cfg.Outbox.Add(ctx, topic, payload, opts)
 		return http.StatusAccepted, id, err
 	})

@@ -37,7 +37,10 @@ type Server struct {
 	byTopic, byPrincipal *quota.Set // publishes; nil without a limit
 	connections          headcount
 	requesters           headcount // HTTP requests being served
+	holders              *holders
+	joins                *quota.Places // SUBSCRIBEs that are being carried out
 	bearers              *bearers
+	refusals             *refusals    // that are logged
 	headers              *headerNames // of HTTP requests, that become part of events
 
 	// inbound is the memory of messages that are being received, over all connections and beyond
@@ -78,7 +81,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	l := cfg.Limits
 	s := &Server{
-		headers: headers, cfg: cfg, log: cfg.Logger, started: time.Now(),
+		headers: headers, refusals: newRefusals(), cfg: cfg, log: cfg.Logger, started: time.Now(),
 		frames: newPace(l.FrameRate, l.FrameBurst), settles: newPace(l.SettleRate, l.SettleBurst),
 		connections: headcount{byKey: make(map[string]int)}, bearers: newBearers(l.Bearers),
 		unauthenticated: newUnauthenticated(cfg.Limits.Unauthenticated),
@@ -89,6 +92,8 @@ func New(cfg Config) (*Server, error) {
 	s.reading = quota.NewPlaces(l.Pages, l.PrincipalPages)
 	s.guesses = newGuesses(s)
 	s.requesters.byKey = make(map[string]int)
+	s.joins = quota.NewPlaces(l.Joins, l.PrincipalJoins)
+	s.holders = newHolders(l.PrincipalHeld, func() { cfg.Observer.LimitReached("principal_held") })
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.wg.Go(s.tick)
@@ -103,6 +108,10 @@ func (s *Server) WebSocket() http.Handler { return http.HandlerFunc(s.upgrade) }
 func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 	if !s.cfg.originAllowed(r.Header.Get("Origin")) {
 		s.refuse(w, &fault{code: codeForbidden, msg: "This origin may not connect."})
+		return
+	}
+	if r.ContentLength != 0 {
+		s.refuse(w, &fault{code: codeBadOptions, msg: "A request that opens a WebSocket has no body."})
 		return
 	}
 	if fail := s.reserve(); fail != nil {
@@ -126,8 +135,7 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	conn.SetReadLimit(-1) // session.read applies its own limits
-	n = s.newSession(conn, under)
-	n.source = sourceOf(r.RemoteAddr)
+	n = s.newSession(conn, under, r.RemoteAddr)
 	if !s.begin(n) { //nolint:contextcheck // a session outlives the request
 		n.out.shut(closeDraining)
 	}

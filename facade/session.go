@@ -46,6 +46,8 @@ type session struct {
 	out  *writer
 	pub  Publisher
 
+	remote string // address of the peer
+
 	// parts limits control frames and small parts of messages. Owned by the reader.
 	parts bucket
 	// receiving is how many bytes of the server's inbound memory the message that is being received
@@ -61,6 +63,11 @@ type session struct {
 
 	// due is when the server's ticker must end the connection; nil for never.
 	due atomic.Pointer[due]
+
+	// who is principal, for the server's ticker, which takes no lock; nil while there is none.
+	who atomic.Pointer[Principal]
+	// cut is set when the connection has been ended because its token was revoked.
+	cut atomic.Bool
 
 	// Owned by the ticker: what it last saw of the wire, and since when nothing has changed.
 	seenReads  uint64
@@ -79,9 +86,8 @@ type session struct {
 	key       []byte // scratch for a look-up in subs
 	frames    bucket
 	settles   bucket
-	faults    int    // consecutive
-	refusals  int    // consecutive refusals of AUTH
-	source    string // the address by which those count
+	faults    int // consecutive
+	refusals  int // consecutive refusals of AUTH
 	topics    map[string]*sessionTopic
 	call      context.Context // shared by publishes
 	callEnd   context.CancelFunc
@@ -103,8 +109,8 @@ type due struct {
 	code websocket.StatusCode // closeAuthTimeout or closeTokenExpired
 }
 
-func (s *Server) newSession(conn *websocket.Conn, w *wire) *session {
-	n := &session{srv: s, conn: conn, wire: w, pub: s.cfg.Bus.NewPublisher()}
+func (s *Server) newSession(conn *websocket.Conn, w *wire, remote string) *session {
+	n := &session{srv: s, conn: conn, wire: w, remote: remote, pub: s.cfg.Bus.NewPublisher()}
 	n.ctx, n.cancel = context.WithCancel(s.ctx)
 	n.out = newWriter(w, s.cfg.Limits.OutboundBytes, s.cfg.Limits.CloseGrace)
 	n.quietSince = time.Now()
@@ -301,6 +307,9 @@ func (s *session) end() {
 		s.limit("write_stall")
 	}
 	// This also ends whatever the reader waits for, so that release gets mu.
+	if p := s.who.Load(); p != nil {
+		s.srv.log.LogAttrs(s.ctx, slog.LevelDebug, "client disconnected", s.client(*p), slog.Int("code", int(c)))
+	}
 	s.cancel()
 	s.release()
 	var err error
@@ -359,7 +368,10 @@ func (s *session) drain(ctx context.Context, grace time.Duration) {
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, sub := range subs {
-		wg.Go(func() { _ = sub.bus.Drain(settle) })
+		wg.Go(func() {
+			defer sub.end()
+			_ = sub.bus.Drain(settle)
+		})
 	}
 	wg.Wait()
 
@@ -384,6 +396,11 @@ func (s *session) drain(ctx context.Context, grace time.Duration) {
 func (s *session) tick(now time.Time) {
 	if d := s.due.Load(); d != nil && !now.Before(d.at) && s.due.CompareAndSwap(d, nil) {
 		s.expire(d)
+		return
+	}
+	if p := s.who.Load(); p != nil && revoked(*p) && !s.cut.Swap(true) {
+		s.tell(codeTokenExpired, tokenRevoked)
+		s.out.shut(closeTokenExpired)
 		return
 	}
 	if n := s.wire.reads.Load(); n != s.seenReads {

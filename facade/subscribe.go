@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"sync"
@@ -24,7 +25,10 @@ type subscription struct {
 	topicJSON     []byte   // topic and group as JSON strings
 	groupJSON     []byte
 	ackDeadlineMS int64
-	client        string // the principal that is charged for the topics that it creates
+	client        string // the principal that is charged for the topics and groups that it creates
+	free          bool   // it is not charged for groups
+	leave         func() // ends its use of what the principal may hold
+	deleted       bool   // its group was deleted; guarded by the session's mu
 }
 
 // appendEvent encodes a delivery. The lease starts when the frame is handed to the socket, so the
@@ -48,7 +52,7 @@ func (s *session) subscribe(o *operation) (ended bool) {
 		s.fail(o.to, codeAlreadySubscribed, string(f.topic)+"::"+string(f.group))
 		return true
 	}
-	sub := newSubscription(f)
+	sub := newSubscription(f, s.srv.cfg.Limits.Lease)
 	fail := sub.validate()
 	if fail == nil {
 		fail = s.mayJoin(sub)
@@ -66,7 +70,7 @@ func (s *session) subscribe(o *operation) (ended bool) {
 			strconv.Itoa(len(s.subs)+s.joining)+" subscriptions.")
 		return true
 	}
-	sub.client = s.counted
+	sub.client, sub.free = s.counted, s.srv.freeGroups(s.principal)
 	s.joining++
 	s.carryOut(o, func(ctx context.Context) { s.join(ctx, o, sub) })
 	return false
@@ -74,11 +78,13 @@ func (s *session) subscribe(o *operation) (ended bool) {
 
 // mayJoin returns why a subscription cannot be made, or cannot continue, or nil. mu is held.
 func (s *session) mayJoin(sub *subscription) *fault {
-	switch {
-	case s.principal == nil: // an AUTH gave up waiting for this operation
+	if s.principal == nil { // an AUTH gave up waiting for this operation
 		return &fault{code: codeUnauthorized, msg: unauthorized}
-	case !s.srv.maySubscribe(s.principal, sub):
-		return &fault{code: codeForbidden, msg: "The policy does not allow to subscribe to " + sub.topic + "::" + sub.group + "."}
+	}
+	denied := s.srv.deniedTopic(s.principal, sub)
+	switch {
+	case denied != "":
+		return &fault{code: codeForbidden, msg: "The policy does not allow to subscribe to " + denied + "::" + sub.group + "."}
 	case s.draining || s.ended:
 		return &fault{code: codeOverloaded, msg: "The hub is shutting down; connect again."}
 	}
@@ -100,13 +106,12 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 	var joined Subscription
 	if err == nil {
 		why = "The subscription could not be made."
-		joined, err = s.srv.cfg.Bus.Subscribe(ctx, sub.topic, sub.group, s.busOptions(&o.frame, sub), func(h *jetstream.Held) {
-			s.out.deliver(h, sub)
-		})
+		joined, err = s.joinInTurn(ctx, o, sub)
 	}
 	fail := s.adopt(sub, joined, err)
 	switch {
 	case err != nil:
+		sub.end()
 		s.failBus(o.to, err, codeSubscribeFailed, why)
 	case fail != nil:
 		s.fail(o.to, fail.code, fail.msg)
@@ -123,11 +128,26 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 	}
 }
 
+// joinInTurn makes the subscription when the hub carries out few enough others, of this principal
+// and in all: each asks NATS several times, and the questions of others wait behind these.
+func (s *session) joinInTurn(ctx context.Context, o *operation, sub *subscription) (Subscription, error) {
+	if !s.srv.joins.Enter(ctx, sub.client, math.MaxInt, func() { s.limit("joins") }) {
+		return nil, &jetstream.Error{Code: string(codeOverloaded), Msg: "Too many subscriptions are being made: try again later."}
+	}
+	defer s.srv.joins.Leave(sub.client)
+	return s.srv.cfg.Bus.Subscribe(ctx, sub.topic, sub.group, s.busOptions(&o.frame, sub), func(h *jetstream.Held) {
+		s.out.deliver(h, sub)
+	})
+}
+
 // busOptions returns the options of a subscription for the bus.
 func (s *session) busOptions(f *frame, sub *subscription) jetstream.SubscribeOptions {
 	opts := f.subscribe
 	opts.Topics = sub.more
-	opts.CountFor = sub.client
+	opts.CountFor, opts.FreeGroups = sub.client, sub.free
+	opts.Holder, sub.leave = s.srv.holders.enter(sub.client)
+	opts.MaxLease = s.srv.cfg.Limits.Lease
+	opts.OnDeleted = func(string) { s.srv.wg.Go(func() { s.groupDeleted(sub) }) }
 	opts.OnReset = func(string) { s.reset(sub) }
 	opts.Paused = true // until the OK is on its way
 	return opts
@@ -146,6 +166,9 @@ func (s *session) adopt(sub *subscription, joined Subscription, err error) *faul
 	if fail := s.mayJoin(sub); fail != nil {
 		return fail
 	}
+	if sub.deleted {
+		return &fault{code: codeSubscribeFailed, msg: "The group was deleted at this moment."}
+	}
 	if s.subs == nil {
 		s.subs = make(map[string]*subscription)
 	}
@@ -160,6 +183,24 @@ func (s *session) reset(sub *subscription) {
 	if s.wantsResets.Load() {
 		s.tell(codeGroupReset, sub.topic+"::"+sub.group)
 	}
+}
+
+// groupDeleted ends a subscription whose group somebody has deleted, on any of its topics, and
+// tells the client. The error is the one that the next frame on the subscription gets.
+func (s *session) groupDeleted(sub *subscription) {
+	s.mu.Lock()
+	key := string(appendKey(nil, []byte(sub.topic), []byte(sub.group)))
+	sub.deleted = true
+	mine := s.subs[key] == sub
+	if mine {
+		delete(s.subs, key)
+	}
+	s.mu.Unlock()
+	if !mine {
+		return // it ends otherwise, or is being made
+	}
+	s.stop(s.ctx, sub)
+	s.tell(codeNotSubscribed, sub.topic+"::"+sub.group)
 }
 
 // unsubscribe ends a subscription. No event of the subscription is sent after the OK.
@@ -200,6 +241,7 @@ func (s *session) stop(ctx context.Context, sub *subscription) {
 type ending func(Subscription, context.Context) error
 
 func (s *session) endSub(ctx context.Context, sub *subscription, how ending) {
+	defer sub.end()
 	if err := how(sub.bus, ctx); err != nil {
 		s.srv.log.WarnContext(ctx, "failed to end a subscription; its events are redelivered after AckWait", slog.String("topic", sub.topic),
 			slog.String("group", sub.group), slog.Any("error", err))
@@ -219,7 +261,15 @@ func (s *session) endSubs(subs map[string]*subscription, how ending) {
 	maps.DeleteFunc(s.subs, func(key string, _ *subscription) bool { return subs[key] != nil })
 }
 
-func newSubscription(f *frame) *subscription {
+// end ends the use of what the principal may hold. It may be called again.
+func (sub *subscription) end() {
+	if sub.leave != nil {
+		sub.leave()
+	}
+}
+
+// newSubscription is the subscription of a SUBSCRIBE. longest is the longest lease.
+func newSubscription(f *frame, longest time.Duration) *subscription {
 	sub := &subscription{topic: string(f.topic), group: string(f.group), more: slices.Clone(f.subscribe.Topics)}
 	sub.topicJSON = jsonscan.AppendString(nil, sub.topic)
 	sub.groupJSON = jsonscan.AppendString(nil, sub.group)
@@ -227,7 +277,7 @@ func newSubscription(f *frame) *subscription {
 	if lease == 0 {
 		lease = defaultAckTimeout
 	}
-	sub.ackDeadlineMS = lease.Milliseconds()
+	sub.ackDeadlineMS = min(lease, longest).Milliseconds()
 	return sub
 }
 

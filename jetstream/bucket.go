@@ -102,23 +102,27 @@ const minWindow = 100 * time.Millisecond
 // ensureBucket makes the bucket of a compacted topic unless it exists. One that exists is left as
 // it is, whatever it looks like; but one that is filled from elsewhere is refused.
 func (b *Bus) ensureBucket(ctx context.Context, t *topicInfo, source *natsjs.StreamConfig) error {
-	return b.meetBucket(ctx, t, source, false)
+	_, err := b.meetBucket(ctx, t, source, false)
+	return err
 }
 
-// meetBucket is ensureBucket; made says that the topic's stream has just been made.
-func (b *Bus) meetBucket(ctx context.Context, t *topicInfo, source *natsjs.StreamConfig, made bool) error {
+// meetBucket is ensureBucket, and returns how many entries the bucket has. made says that the
+// topic's stream has just been made.
+func (b *Bus) meetBucket(ctx context.Context, t *topicInfo, source *natsjs.StreamConfig, made bool) (entries uint64, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
 	defer cancel()
 	info, err := b.findStream(ctx, t.bucket.stream)
 	if errors.Is(err, ErrNotFound) {
-		info, err = b.createBucket(ctx, t, source)
+		if info, err = b.createBucket(ctx, t, source); err != nil {
+			return 0, b.notMade(err)
+		}
 		made = false
 	}
 	if err != nil {
-		return b.unavailable(err)
+		return 0, b.unavailable(err)
 	}
 	if t.bucket.foreign(t.name, t.stream.name, info) {
-		return &Error{Code: CodeBadTopic, Msg: "the KV bucket that this compacted topic needs exists and is not the event bus's: choose another topic, or remove bucket " + strings.TrimPrefix(t.bucket.stream, "KV_")}
+		return 0, &Error{Code: CodeBadTopic, Msg: "the KV bucket that this compacted topic needs exists and is not the event bus's: choose another topic, or remove bucket " + strings.TrimPrefix(t.bucket.stream, "KV_")}
 	}
 	if faults := t.bucket.faults(t.name, t.stream.name, info); len(faults) > 0 {
 		b.log.WarnContext(ctx, "the bucket of a compacted topic is not as it should be", slog.String("topic", t.name),
@@ -126,7 +130,7 @@ func (b *Bus) meetBucket(ctx context.Context, t *topicInfo, source *natsjs.Strea
 	} else if made {
 		b.restartSource(ctx, t, info)
 	}
-	return nil
+	return info.State.Msgs, nil
 }
 
 // restartSource has the server look for the source anew: of a stream that was removed and made

@@ -202,6 +202,9 @@ func (b *Bus) reportBuckets(ctx context.Context, known map[string]string) error 
 	met := make(map[string]bool, len(reports))
 	for _, r := range reports {
 		met[r.Topic] = true
+		if t := b.known(r.Topic); t != nil && t.keys != nil {
+			t.keys.looked(r.Entries)
+		}
 		faults := strings.Join(r.Faults, "; ")
 		switch before := known[r.Topic]; {
 		case faults != "" && before != faults:

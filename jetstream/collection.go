@@ -53,7 +53,7 @@ func (b *Bus) Collections() Collections { return Collections{b} }
 func (c Collections) Open(ctx context.Context, name string) (*Collection, error) {
 	b := c.bus
 	if !collectionName.MatchString(name) {
-		return nil, fmt.Errorf("jetstream: collection %q: 1 to 128 of a-z, 0-9, _ and - are allowed", name)
+		return nil, fmt.Errorf("jetstream: collection %q: must be 1 to 128 characters of a-z, 0-9, _ and -", name)
 	}
 	_, err := b.js.KeyValue(ctx, name)
 	if errors.Is(err, natsjs.ErrBucketNotFound) {

@@ -37,8 +37,8 @@ type Config struct {
 	Replicas int
 	// MemoryStorage keeps new streams in memory: they do not survive a restart of the server.
 	MemoryStorage bool
-	// AckWait is the time after which the server gives the events of a dead hub to other hubs. 1
-	// s..1 h, default 30 s. A group keeps the AckWait with which it was created.
+	// AckWait is the time after which the server gives the events of a dead hub to other hubs.
+	// 1 s..1 h, default 30 s. A group keeps the AckWait with which it was created.
 	AckWait time.Duration
 	// Connections is the size of the pool of NATS connections: 1..64, default 2.
 	Connections int
@@ -85,9 +85,14 @@ type TopicRule struct {
 	// Compaction keeps the newest event of each key in a KV bucket, which the server fills from the
 	// stream. The bucket keeps the event until a tombstone removes it, whatever the bounds above.
 	// Events of such a topic need a key. Compaction excludes Family. It requires a MaxAge of 0 or
-	// at least an hour, a MaxMsgs of 0 or at least 100,000, and a MaxBytes of 0 or at least 128
-	// MiB, so that the bucket gets each event before the stream removes it.
+	// at least an hour, a MaxMsgs of 0 or at least 100,000, and a MaxBytes of 0 or at least
+	// 128 MiB, so that the bucket gets each event before the stream removes it.
 	Compaction bool
+	// MaxKeys is the most keys of a topic with Compaction, removed keys included. Default
+	// 1,000,000. Beyond it, publishes of new keys get overloaded ("max_keys" in
+	// Observer.LimitReached). A hub learns once a minute of keys that other hubs and native clients
+	// make, and of keys that have gone.
+	MaxKeys int
 	// Snapshot, if not nil, requests snapshots. Pattern must then be a single topic, with
 	// Compaction or with Snapshot.KeySource. With KeySource, MaxAge, MaxMsgs and MaxBytes have the
 	// same minimum values as with Compaction.
@@ -103,8 +108,8 @@ type SnapshotRule struct {
 	// without compaction.
 	Every time.Duration
 	// KeySource, if not "", is a JSON pointer (RFC 6901) to the key in the payload of each event,
-	// for events without keys of their own. The key must be a string or a number. At most 512
-	// bytes.
+	// for events without keys of their own. The key must be a string or a number. At most
+	// 512 bytes.
 	KeySource string
 	// BatchKeys, if not empty, restricts the snapshots to these keys: at most 1,000, each of 1 to
 	// 512 bytes.
@@ -131,6 +136,26 @@ type Limits struct {
 	// SubscribeOptions.CountFor): default 100 at once, and then one every 10 s. Beyond the limit,
 	// new topics get rate_limited.
 	TopicsPerClient int
+	// KeysPerClient ("keys_per_client") is the most keys of compacted topics that one client may
+	// create, counted as TopicsPerClient is: default 100,000 at once, and then KeyRate a second,
+	// default 1,000. Beyond the limit, new keys get rate_limited. Publishers without a client have
+	// no such limit.
+	KeysPerClient int
+	KeyRate       int
+	// GroupsPerClient ("groups_per_client") is the most groups that one client may create
+	// (SubscribeOptions.CountFor): default 100 at once, and then one every 10 s. Beyond the limit,
+	// new groups get rate_limited. It is free to join a group that exists, and to make a group
+	// again that has ended by its TTL or was lost with its server.
+	GroupsPerClient int
+	// ClientGroups ("client_groups") is the most groups that one client has made and that exist, on
+	// all hubs together: default 1,000. Beyond the limit, new groups get overloaded. On one stream,
+	// a client may have made at most half of the groups that there is room for.
+	ClientGroups int
+	// StreamGroups ("stream_groups") is the most groups that clients may make on one stream, which
+	// is a topic or a family: default 10,000. Beyond the limit, new groups get overloaded. Each
+	// stream has room for 1,000 consumers more, which are for the program itself and for reads. A
+	// stream that was made elsewhere has the limit of its NATS server, of which a tenth is kept.
+	StreamGroups int
 	// Subscriptions ("subscriptions") is the most subscriptions open on this hub: default 100,000.
 	// Beyond it, new ones get overloaded.
 	Subscriptions int
@@ -211,6 +236,11 @@ func (c *Config) validate() error {
 	l := &c.Limits
 	def(&l.Topics, 10_000)
 	def(&l.TopicsPerClient, 100)
+	def(&l.KeysPerClient, 100_000)
+	def(&l.KeyRate, 1_000)
+	def(&l.GroupsPerClient, 100)
+	def(&l.ClientGroups, 1_000)
+	def(&l.StreamGroups, 10_000)
 	def(&l.Subscriptions, 100_000)
 	def(&l.PublishInFlight, 16_384)
 	def(&l.SessionInFlight, 4_096)
@@ -234,17 +264,17 @@ func (c *Config) validate() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	check(c.URL != "" || c.Server != nil, "no nats: name its URL, or start a Server in this process (embedded.Start)")
-	check(c.URL == "" || c.Server == nil, "two kinds of nats: give either URL or Server")
+	check(c.URL != "" || c.Server != nil, "no NATS server; set URL, or Server (embedded.Start)")
+	check(c.URL == "" || c.Server == nil, "both URL and Server are set; choose one")
 	check(c.AckWait >= time.Second && c.AckWait <= time.Hour, "ack wait %v: 1s to 1h are allowed", c.AckWait)
 	check(c.Replicas >= 1 && c.Replicas <= 5, "replicas %d: 1 to 5 are allowed", c.Replicas)
-	check(c.Server == nil || c.Replicas == 1, "replicas %d: the embedded server is alone; more than 1 needs a cluster", c.Replicas)
+	check(c.Server == nil || c.Replicas == 1, "replicas %d: more than 1 needs a cluster, and the embedded server is a single server", c.Replicas)
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
-	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536, because the server drops silently above about 100,000", l.PublishInFlight)
+	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536 are allowed, because the server drops publishes silently above about 100,000", l.PublishInFlight)
 	if c.Server != nil && c.Server.InMemory() {
 		c.MemoryStorage = true
 		c.Topics = slices.Clone(c.Topics)
@@ -256,7 +286,7 @@ func (c *Config) validate() error {
 		errs = append(errs, fault)
 	}
 	for _, r := range c.Topics {
-		check(c.Server == nil || r.Replicas <= 1, "topic rule %q: replicas %d: the embedded server is alone; more than 1 needs a cluster", r.Pattern, r.Replicas)
+		check(c.Server == nil || r.Replicas <= 1, "topic rule %q: replicas %d: more than 1 needs a cluster, and the embedded server is a single server", r.Pattern, r.Replicas)
 	}
 	return errors.Join(errs...)
 }

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
+	"log/slog"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
@@ -46,7 +46,7 @@ func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 	if err != nil {
 		return Cursor{}, b.unavailable(err)
 	}
-	info, err := b.consumer(ctx, t, ptr.Consumer)
+	info, err := b.groupConsumer(ctx, t, &ptr)
 	if errors.Is(err, ErrNotFound) {
 		return Cursor{}, ErrNotFound
 	}
@@ -99,13 +99,13 @@ func (g Group) Seek(ctx context.Context, to Position) error {
 		if err != nil {
 			return b.unavailable(err)
 		}
-		ttl := time.Duration(0)
-		if info, err := b.consumer(ctx, t, ptr.Consumer); err == nil {
-			ttl = info.Config.InactiveThreshold
+		at := groupStart{seq: start}
+		if info, err := b.groupConsumer(ctx, t, &ptr); err == nil {
+			at.ttl, at.maker = info.Config.InactiveThreshold, info.Config.Metadata[metaMaker]
 		} else if !errors.Is(err, ErrNotFound) {
 			return b.unavailable(err)
 		}
-		_, _, err = b.moveGroup(ctx, t, group, ptr, ttl, start)
+		_, _, err = b.moveGroup(ctx, t, group, ptr, at)
 		if errors.Is(err, errGroupMoved) {
 			continue
 		}
@@ -143,7 +143,7 @@ func (g Group) Backlog(ctx context.Context) (Backlog, error) {
 	if err != nil {
 		return Backlog{}, b.unavailable(err)
 	}
-	info, err := b.consumer(ctx, t, ptr.Consumer)
+	info, err := b.groupConsumer(ctx, t, &ptr)
 	if errors.Is(err, ErrNotFound) {
 		return Backlog{}, ErrNotFound
 	}
@@ -156,29 +156,77 @@ func (g Group) Backlog(ctx context.Context) (Backlog, error) {
 	}, nil
 }
 
-// Delete removes the group with its position. Its members, on all hubs, must have ended, because a
-// live member creates the group again. Deleting a group that does not exist is no error. The server
-// needs a moment after its answer: a group of the same name that is created at once may inherit
-// deliveries of the old one.
+// Delete removes the group with its position, and what the hub has noted about it. It returns
+// ErrNotFound when the topic or the group does not exist. The subscriptions of its members end, on
+// all hubs, if they have SubscribeOptions.OnDeleted; other members make the group again, at its
+// oldest unsettled event. A group of the same name that is made later is a new one.
+//
+// One compare-and-set deletes the group: from then on, no hub uses its consumer. A hub that dies
+// before it has removed the rest leaves that to the next Delete, or to the sweeper.
 func (g Group) Delete(ctx context.Context) error {
 	b, topic, group := g.bus, g.topic, g.name
 	if err := ValidGroup(group); err != nil {
 		return err
 	}
-	t, _, err := b.freshExisting(ctx, topic)
-	if errors.Is(err, ErrNotFound) {
+	for range 8 {
+		t, _, err := b.freshExisting(ctx, topic)
+		if err != nil {
+			return err
+		}
+		ptr, err := b.generations.get(ctx, t, group)
+		if err != nil {
+			return b.unavailable(err)
+		}
+		info, err := b.consumer(ctx, t, ptr.Consumer)
+		exists := err == nil
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			return b.unavailable(err)
+		}
+		if exists && !ptr.Deleted {
+			_, err := b.generations.swap(ctx, t, group, ptr, generation{Number: ptr.Number, Consumer: ptr.Consumer, After: ptr.After, Deleted: true})
+			if errors.Is(err, errGroupMoved) {
+				continue
+			}
+			if err != nil {
+				return b.unavailable(err)
+			}
+		}
+		maker := ""
+		if exists {
+			maker = info.Config.Metadata[metaMaker]
+			if err := b.js.DeleteConsumer(ctx, t.stream.name, ptr.Consumer); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
+				return b.unavailable(fmt.Errorf("jetstream: delete group %q on stream %s: %w", group, t.stream.name, err))
+			}
+		}
+		if err := b.forgetGroup(ctx, t, group, maker); err != nil {
+			return b.unavailable(err)
+		}
+		if !exists || ptr.Deleted {
+			return ErrNotFound
+		}
+		b.log.InfoContext(ctx, "group deleted", slog.String("topic", topic), slog.String("group", group))
 		return nil
 	}
-	if err != nil {
-		return err
+	return &Error{Code: CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
+}
+
+// forgetGroup removes what is noted about a group that was deleted.
+func (b *Bus) forgetGroup(ctx context.Context, t *topicInfo, group, maker string) error {
+	key := groupKey(t, group)
+	subjects := [][2]string{
+		{marksBucket, marksSubject(t, group)},
+		{attemptsBucket, "$KV." + attemptsBucket + "." + key + ".>"},
 	}
-	ptr, err := b.generations.get(ctx, t, group)
-	if err != nil {
-		return b.unavailable(err)
+	if maker != "" {
+		subjects = append(subjects, [2]string{makersBucket, makerSubject(maker, t, group)})
 	}
-	// The generation stays, if one is stored: it says only how the next consumer is called.
-	if err := b.js.DeleteConsumer(ctx, t.stream.name, ptr.Consumer); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
-		return b.unavailable(fmt.Errorf("jetstream: delete group %q on stream %s: %w", group, t.stream.name, err))
+	b.unsaved.mu.Lock()
+	delete(b.unsaved.marks, marksSubject(t, group))
+	b.unsaved.mu.Unlock()
+	for _, s := range subjects {
+		if err := b.purge(ctx, s[0], s[1], 0); err != nil {
+			return err
+		}
 	}
 	return nil
 }

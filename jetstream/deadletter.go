@@ -106,6 +106,9 @@ func (q *deadLetters) prolong(ctx context.Context, d *Delivery) (ours bool, err 
 		return false, err
 	}
 	if noResponders(reply) {
+		if same, err := q.sameConsumer(ctx, d, 0); err == nil && !same {
+			return false, nil // the group was deleted
+		}
 		return false, nats.ErrNoResponders // its leader may be changing
 	}
 	d.m.sub.mu.Lock()
@@ -181,6 +184,10 @@ func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
 		_, err := b.publishWait(ctx, func(done func(Receipt, error)) error {
 			return b.publisher.send(ctx, t, letter, &PublishOptions{ID: l.id}, done)
 		})
+		if err == nil {
+			b.noteLetter(l)
+			return nil
+		}
 		refused, ok := errors.AsType[*apiError](err)
 		if bare || !ok || refused.ErrCode != errCodeTooLarge {
 			return err

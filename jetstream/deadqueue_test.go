@@ -52,11 +52,11 @@ func (l *letters) back() {
 
 func leasedOf(t *testing.T, b *Bus, stream string) int {
 	t.Helper()
-	c, err := b.js.Consumer(t.Context(), stream, "g")
+	backlog, err := b.Group(stream, "g").Backlog(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c.CachedInfo().NumAckPending
+	return int(backlog.Leased)
 }
 
 func lettersOf(t *testing.T, b *Bus, topic string) int {

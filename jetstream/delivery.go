@@ -274,16 +274,16 @@ func (d *Delivery) Deadline() time.Time {
 // not wait for the server, so a server that is killed right afterwards may deliver the event again.
 func (d *Delivery) Ack() error { return leased(d.m.sub.ack(d, "")) }
 
-// Nack refuses the event. The bus delivers the event again, to any member, after delay (0..12 h,
-// clamped; with DefaultBackoff the bus chooses). After the last attempt
+// Nack refuses the event. The bus delivers the event again, to any member, after delay (0 to
+// SubscribeOptions.MaxLease, clamped; with DefaultBackoff the bus chooses). After the last attempt
 // (SubscribeOptions.MaxAttempts), the event goes to dlq.<topic> instead, with the first 1 KiB of
 // reason. Nack returns ErrNotLeased when the lease has ended.
 func (d *Delivery) Nack(reason string, delay time.Duration) error {
 	return leased(d.m.sub.nack(d, "", reason, delay))
 }
 
-// Extend sets the lease to end after dur from now: 1 s..12 h, clamped; 0 is the subscription's
-// AckTimeout. It returns ErrNotLeased when the lease has ended.
+// Extend sets the lease to end after dur from now: 1 s to SubscribeOptions.MaxLease, clamped; 0 is
+// the subscription's AckTimeout. It returns ErrNotLeased when the lease has ended.
 func (d *Delivery) Extend(dur time.Duration) error { return leased(d.m.sub.extend(d, "", dur)) }
 
 // DefaultBackoff is the delay of a Nack that leaves the delay to the bus: 50 ms, doubled per
@@ -335,7 +335,7 @@ func (s *Subscription) nack(d *Delivery, id, reason string, delay time.Duration)
 		if delay < 0 {
 			delay = backoff(d.Attempt)
 		}
-		d.sendNak(min(delay, maxAckTimeout))
+		d.sendNak(min(delay, s.opts.MaxLease))
 	}
 	return ok
 }
@@ -394,7 +394,7 @@ func (s *Subscription) extend(d *Delivery, id string, dur time.Duration) bool {
 		dur = s.opts.AckTimeout
 	}
 	d.writing = false // who prolongs the lease has the event
-	d.deadline = now + int64(min(max(dur, minAckTimeout), maxAckTimeout))
+	d.deadline = now + int64(min(max(dur, minAckTimeout), s.opts.MaxLease))
 	s.schedule(d.deadline)
 	return true
 }

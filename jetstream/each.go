@@ -127,7 +127,7 @@ func (r *allRead) run(ctx context.Context) (uint64, error) {
 }
 
 var (
-	errAnew          = errors.New("jetstream: a stream was made anew while it was read")
+	errAnew          = errors.New("jetstream: a stream was replaced while it was read")
 	errNoDirectReads = &Error{Code: CodeBadTopic, Msg: "the topic's bucket does not allow direct reads: repair it (eventhub topics repair)"}
 )
 

@@ -75,11 +75,11 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 		want string
 	}{
 		"nobody there":      {Config{URL: "nats://user:secret@127.0.0.1:1"}, "nats://127.0.0.1:1"},
-		"no nats":           {Config{}, "name its URL"},
-		"two of them":       {Config{URL: "nats://127.0.0.1:1", Server: server}, "either URL or Server"},
+		"no nats":           {Config{}, "set URL, or Server"},
+		"two of them":       {Config{URL: "nats://127.0.0.1:1", Server: server}, "both URL and Server"},
 		"replicas alone":    {Config{Server: server, Replicas: 3}, "needs a cluster"},
 		"copies of a topic": {Config{Server: server, Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}, "needs a cluster"},
-		"too large payload": {Config{Server: natstest.Embed(t, t.TempDir()), Limits: Limits{MaxPayload: 5 << 20}}, "the embedded server takes at most 4128768"},
+		"too large payload": {Config{Server: natstest.Embed(t, t.TempDir()), Limits: Limits{MaxPayload: 5 << 20}}, "the embedded server allows at most 4128768"},
 		"short ack wait":    {Config{AckWait: time.Millisecond}, "1s to 1h"},
 		"bad rule":          {Config{Topics: []TopicRule{{Pattern: "a.**.b"}}}, "at the end"},
 		"negative limit":    {Config{Limits: Limits{Topics: -1}}, "positive"},

@@ -54,6 +54,9 @@ var (
 	ErrTooLarge = errors.New("jetstream: too large")
 	// ErrNotCompacted is the cause of the *Error for a topic without compaction.
 	ErrNotCompacted = errors.New("jetstream: not compacted")
+	// ErrNoStream is the cause of the *Error when the stream of a topic cannot be made: the server
+	// refuses it, or the hub knows as many streams as it may (Limits.Topics). Nothing was stored.
+	ErrNoStream = errors.New("jetstream: stream cannot be made")
 	// ErrNotFound is returned when the requested topic, group or event does not exist.
 	ErrNotFound = errors.New("jetstream: not found")
 )

@@ -24,8 +24,8 @@ func openExample(rules ...jetstream.TopicRule) (bus *jetstream.Bus, end func()) 
 	return bus, func() { _ = bus.Close() }
 }
 
-// A program that publishes, consumes with four workers, has a failed event come again, and shuts
-// down in order.
+// Publish, and consume with four workers. An event whose handler fails comes again. Drain shuts the
+// subscription down cleanly.
 func Example() {
 	bus, end := openExample() // jetstream.Open(ctx, jetstream.Config{URL: "nats://127.0.0.1:4222"})
 	defer end()
@@ -68,11 +68,10 @@ func ExamplePublisher() {
 
 	pub := bus.NewPublisher()
 	for i := range 3 {
-		err := pub.PublishAsync(ctx, "log", fmt.Append(nil, i), jetstream.PublishOptions{}, func(r jetstream.Receipt, err error) {
+		err := pub.PublishAsync(ctx, "log", fmt.Append(nil, "line ", i), jetstream.PublishOptions{}, func(_ jetstream.Receipt, err error) {
 			if err != nil {
 				panic(err)
 			}
-			fmt.Println("stored as", r.Sequence)
 		})
 		if err != nil {
 			panic(err)
@@ -81,10 +80,17 @@ func ExamplePublisher() {
 	if err := pub.Flush(ctx); err != nil { // all are confirmed
 		panic(err)
 	}
-	// Unordered output:
-	// stored as 1
-	// stored as 2
-	// stored as 3
+	err := bus.History("log").Scan(ctx, jetstream.ScanOptions{}, func(e *jetstream.Event) error {
+		fmt.Println(e.Sequence, string(e.Payload))
+		return nil
+	})
+	if err != nil {
+		panic(err)
+	}
+	// Output:
+	// 1 line 0
+	// 2 line 1
+	// 3 line 2
 }
 
 // The newest event of each key of a compacted topic.
@@ -104,13 +110,44 @@ func ExampleBus_Keys() {
 	}
 	fmt.Println(e.Key, string(e.Payload))
 	_, err = bus.Keys("sensor.state").Get(ctx, "cellar")
-	fmt.Println(errors.Is(err, jetstream.ErrNotFound))
+	fmt.Println("cellar is unknown:", errors.Is(err, jetstream.ErrNotFound))
 	// Output:
 	// kitchen 21
-	// true
+	// cellar is unknown: true
 }
 
-// State of one's own, replaced only by those who know what they replace.
+// Watch the newest events of a compacted topic: first all keys as they are, then each change.
+func ExampleKeys_Watch() {
+	bus, end := openExample(jetstream.TopicRule{Pattern: "sensor.state", Compaction: true})
+	defer end()
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	publish := func(key, degrees string) {
+		if _, err := bus.Publish(ctx, "sensor.state", []byte(degrees), jetstream.PublishOptions{Key: key}); err != nil {
+			panic(err)
+		}
+	}
+
+	publish("kitchen", "20")
+	err := bus.Keys("sensor.state").Watch(ctx, nil, func(e *jetstream.Event) error {
+		if e == nil { // what follows are changes
+			publish("cellar", "9")
+			return nil
+		}
+		fmt.Printf("%s: %s degrees\n", e.Key, e.Payload)
+		if e.Key == "cellar" {
+			stop()
+		}
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// kitchen: 20 degrees
+	// cellar: 9 degrees
+	// context canceled
+}
+
+// Store your own state. A write succeeds only if its writer knows the current revision.
 func ExampleCollection() {
 	bus, end := openExample()
 	defer end()
@@ -120,13 +157,24 @@ func ExampleCollection() {
 	if err != nil {
 		panic(err)
 	}
-	// 0: nobody was there before
-	if _, err := leaders.Put(ctx, "shard:1", []byte("me"), nil, 0); err != nil {
+	// revision 0: the entry must not exist yet
+	revision, err := leaders.Put(ctx, "shard:1", []byte("ann"), nil, 0)
+	if err != nil {
 		panic(err)
 	}
-	_, err = leaders.Put(ctx, "shard:1", []byte("another"), nil, 0)
-	fmt.Println(errors.Is(err, jetstream.ErrKeyChanged))
-	// Output: true
+	_, err = leaders.Put(ctx, "shard:1", []byte("bob"), nil, 0)
+	fmt.Println("bob is refused:", errors.Is(err, jetstream.ErrKeyChanged))
+	if _, err := leaders.Put(ctx, "shard:1", []byte("carl"), nil, revision); err != nil {
+		panic(err)
+	}
+	entry, err := leaders.Get(ctx, "shard:1")
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("the leader is", string(entry.Value))
+	// Output:
+	// bob is refused: true
+	// the leader is carl
 }
 
 // Settle by hand: take the lease, ask for more time, acknowledge.
@@ -144,14 +192,25 @@ func ExampleBus_Subscribe() {
 	if _, err := bus.Publish(ctx, "jobs", []byte(`"resize"`), jetstream.PublishOptions{}); err != nil {
 		panic(err)
 	}
-	h := <-deliveries
-	if d, ok := h.Begin(); ok {
-		fmt.Println(string(d.Event.Payload), d.Extend(time.Minute), d.Ack(), errors.Is(d.Ack(), jetstream.ErrNotLeased))
+	held := <-deliveries
+	d, ok := held.Begin() // false if the hub has taken the event back
+	if !ok {
+		panic("the delivery has ended")
 	}
+	fmt.Println("job", string(d.Event.Payload))
+	if err := d.Extend(time.Minute); err != nil {
+		panic(err)
+	}
+	if err := d.Ack(); err != nil {
+		panic(err)
+	}
+	fmt.Println("settled already:", errors.Is(d.Ack(), jetstream.ErrNotLeased))
 	if err := sub.Drain(ctx); err != nil {
 		panic(err)
 	}
-	// Output: "resize" <nil> <nil> true
+	// Output:
+	// job "resize"
+	// settled already: true
 }
 
 // An event that fails too often goes to the topic's dead letters.
@@ -185,7 +244,7 @@ func ExampleSubscribeOptions_deadLetter() {
 	// dlq.jobs
 }
 
-// Move a group back to the beginning, and read what is stored without a group.
+// Move a group back to the beginning, and read stored events without a group.
 func ExampleGroup_Seek() {
 	bus, end := openExample()
 	defer end()
@@ -211,8 +270,7 @@ func ExampleGroup_Seek() {
 	// 1
 }
 
-// List the newest events of all keys, a page at a time. A client may carry Next from one page to
-// the next, through any hub.
+// List the newest events of all keys, page by page. A client may pass Next on to any hub.
 func ExampleKeys_List() {
 	bus, end := openExample(jetstream.TopicRule{Pattern: "settings", Compaction: true})
 	defer end()
@@ -224,7 +282,7 @@ func ExampleKeys_List() {
 		}
 	}
 	keys := make(map[string]bool)
-	for len(keys) < 3 { // what is listed may lag behind by milliseconds
+	for len(keys) < 3 { // a listing may lag behind by milliseconds
 		for next := ""; ; {
 			page, err := bus.Keys("settings").List(ctx, jetstream.ListOptions{Next: next, Limit: 2})
 			if err != nil {

@@ -23,6 +23,9 @@ const groupsBucket = "eventhub_groups"
 const (
 	sweepEvery = 10 * time.Minute
 	sweepAge   = time.Minute
+	// deletedAge is how long it is known that a group was deleted. A hub that was cut off from NATS
+	// for longer makes the group of its members again.
+	deletedAge = 24 * time.Hour
 )
 
 // generation says which consumer the group is: each seek makes the next one. Of a group that was
@@ -33,6 +36,13 @@ type generation struct {
 	// Stream is when the stream was created: a generation on a stream that was deleted and made
 	// anew counts no more.
 	Stream time.Time `json:"stream"`
+	// Durable says that the group had a TTL and has none any more.
+	Durable bool `json:"durable,omitempty"`
+	// Deleted says that somebody deleted the group; Consumer was its last.
+	Deleted bool `json:"deleted,omitempty"`
+	// After is the revision of the last deletion. Members of earlier revisions are of a group that
+	// was deleted.
+	After uint64 `json:"after,omitempty"`
 
 	revision uint64 // in the bucket; 0: not stored
 }
@@ -43,8 +53,25 @@ func (p generation) next(t *topicInfo, group string) generation {
 	var nonce [4]byte
 	_, _ = rand.Read(nonce[:]) // never fails
 	n := p.Number + 1
-	return generation{Number: n, Consumer: t.consumerName(group) + "~" + strconv.Itoa(n) + "-" + hex.EncodeToString(nonce[:])}
+	next := generation{Number: n, Consumer: t.consumerName(group) + "~" + strconv.Itoa(n) + "-" + hex.EncodeToString(nonce[:]), Durable: p.Durable, After: p.After}
+	if p.Deleted {
+		next.Durable, next.After = false, p.revision
+	}
+	return next
 }
+
+// ended reports whether the group was deleted since its member knew it. A member that knows none
+// yet is new.
+func (p *generation) ended(was *group) bool {
+	if was == nil {
+		return false
+	}
+	known := was.revision.Load()
+	return p.Deleted && p.revision > known || p.After > known
+}
+
+// errGroupDeleted says that somebody deleted the group of a member.
+var errGroupDeleted = errors.New("jetstream: the group was deleted")
 
 var errGroupMoved = errors.New("jetstream: the group was moved by another")
 
@@ -78,7 +105,7 @@ func (b *Bus) ownBucket(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs.
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("bucket %s: %w: is this user allowed to make KV buckets?", cfg.Bucket, err)
+		return nil, fmt.Errorf("open bucket %s: %w; check that the NATS user may create KV buckets", cfg.Bucket, err)
 	}
 	return kv, nil
 }
@@ -104,7 +131,7 @@ func (p *generations) get(ctx context.Context, t *topicInfo, group string) (gene
 	}
 	stored := generation{revision: m.seq}
 	if err := json.Unmarshal(m.data, &stored); err != nil {
-		return generation{}, fmt.Errorf("jetstream: generation of group %q on stream %s is unreadable: %w: delete it to begin anew", group, t.stream.name, err)
+		return generation{}, fmt.Errorf("jetstream: generation of group %q on stream %s is unreadable: %w; delete the entry to start the group anew", group, t.stream.name, err)
 	}
 	if !stored.Stream.Equal(t.stream.created) {
 		return plain, nil
@@ -161,7 +188,8 @@ func (p *generations) watch() error {
 			if err := json.Unmarshal(e.Value(), &moved); err != nil {
 				continue
 			}
-			p.bus.eachSubscription(func(s *Subscription) { s.moved(e.Key(), moved.Consumer, e.Revision()) })
+			moved.revision = e.Revision()
+			p.bus.eachSubscription(func(s *Subscription) { s.moved(e.Key(), &moved) })
 		}
 	}
 }
@@ -175,6 +203,12 @@ func (b *Bus) sweepGroups() {
 		case <-b.ctx.Done():
 			return
 		case <-tick.C:
+			if err := b.makers.sweep(b.ctx, "", sweepAge); err != nil && b.ctx.Err() == nil {
+				b.log.Warn("failed to look for notes of groups that are gone; retrying", slog.Any("error", err))
+			}
+			if err := b.generations.sweep(b.ctx, deletedAge); err != nil && b.ctx.Err() == nil {
+				b.log.Warn("failed to look for marks of deleted groups; retrying", slog.Any("error", err))
+			}
 			b.topics.mu.RLock()
 			streams := make([]*stream, 0, len(b.topics.streams))
 			for _, s := range b.topics.streams {
@@ -202,11 +236,11 @@ func (b *Bus) sweepStream(ctx context.Context, s *stream, age time.Duration) err
 	}
 	consumers := handle.ListConsumers(ctx)
 	for info := range consumers.Info() {
-		group, ours := info.Config.Metadata["eventhub.group"]
+		group, ours := info.Config.Metadata[metaGroup]
 		if !ours || time.Since(info.Created) < age {
 			continue
 		}
-		t := &topicInfo{name: info.Config.Metadata["eventhub.topic"], stream: s}
+		t := &topicInfo{name: info.Config.Metadata[metaTopic], stream: s}
 		if base, _, _ := strings.Cut(info.Name, "~"); base != t.consumerName(group) {
 			continue // not named by this rule: not ours to judge
 		}
@@ -214,9 +248,31 @@ func (b *Bus) sweepStream(ctx context.Context, s *stream, age time.Duration) err
 		if err != nil {
 			return err
 		}
-		if ptr.Consumer != info.Name {
+		if ptr.Deleted || ptr.Consumer != info.Name {
 			b.deleteConsumer(ctx, s.name, info.Name)
 		}
 	}
 	return consumers.Err()
+}
+
+// sweep removes what says that groups were deleted, once it is older than age.
+func (p *generations) sweep(ctx context.Context, age time.Duration) error {
+	before := time.Now().Add(-age)
+	var old []*storedMsg
+	err := p.bus.readThrough(ctx, "KV_"+groupsBucket, 1, false, func(m *storedMsg) error {
+		var g generation
+		if m.time.Before(before) && json.Unmarshal(m.data, &g) == nil && g.Deleted {
+			old = append(old, m)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, m := range old {
+		if err := p.bus.purge(ctx, groupsBucket, m.subject, m.seq); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -36,14 +36,16 @@ type group struct {
 	next     string // the subject to pull from
 	info     string // the subject that asks about the consumer
 	created  time.Time
-	ttl      time.Duration // 0: it stays
-	memory   bool          // it dies with its server
-	first    uint64        // the first event that it is given at all
-	paths    []path        // to the consumer, one for each connection of the pool
+	ttl      atomic.Int64 // a time.Duration; 0: it stays
+	memory   bool         // it dies with its server
+	maker    string       // the client that made it, "" for none
+	first    uint64       // the first event that it is given at all
+	paths    []path       // to the consumer, one for each connection of the pool
 
 	arriving atomic.Int64 // events that arrived and are not held yet; raised with mu held
 	// it was made in place of one that is gone; taken by the member that tells
 	lost     atomic.Bool
+	deleted  atomic.Bool   // somebody deleted it
 	revision atomic.Uint64 // of the generation that named it; 0: none did
 	letters  atomic.Int32  // dead letters that are not stored yet
 
@@ -62,16 +64,20 @@ type group struct {
 func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, revision uint64) *group {
 	g := &group{
 		bus: b, topic: t, name: name, consumer: info.Name, fence: newFence(max(info.Config.AckWait, time.Second)),
-		created: info.Created, ttl: info.Config.InactiveThreshold, memory: info.Config.MemoryStorage,
+		created: info.Created, memory: info.Config.MemoryStorage, maker: info.Config.Metadata[metaMaker],
 		first: max(info.Config.OptStartSeq, 1),
 		next:  b.api + "CONSUMER.MSG.NEXT." + t.stream.name + "." + info.Name,
 		info:  b.api + "CONSUMER.INFO." + t.stream.name + "." + info.Name,
 		paths: make([]path, len(b.links)),
 		track: newTrack(info),
 	}
+	g.ttl.Store(int64(info.Config.InactiveThreshold))
 	g.revision.Store(revision)
 	return b.share(g)
 }
+
+// timeToLive is how long the group outlives its last member; 0: it stays.
+func (g *group) timeToLive() time.Duration { return time.Duration(g.ttl.Load()) }
 
 // key names the consumer among all of the server.
 func (g *group) key() string { return g.topic.stream.name + "." + g.consumer }
@@ -84,6 +90,9 @@ func (b *Bus) share(g *group) *group {
 	if known := b.groups[g.key()]; known != nil && known.created.Equal(g.created) && known.topic.stream.created.Equal(g.topic.stream.created) {
 		known.users++
 		known.revision.Store(max(known.revision.Load(), g.revision.Load()))
+		if g.ttl.Load() == 0 {
+			known.ttl.Store(0)
+		}
 		return known
 	}
 	now := b.clock.now()
@@ -155,36 +164,81 @@ func (t *topicInfo) consumerName(group string) string {
 // errStreamGone says that the stream was deleted since this hub met it.
 var errStreamGone = errors.New("jetstream: the stream was deleted")
 
-// join finds the group, or makes it: its topic too, which counts for client. start is asked only
-// when the group is new.
+// joining is who joins which group, and what becomes of a group that does not exist.
+type joining struct {
+	topic, group string
+	ttl          time.Duration
+	// client is for whom a new topic and a new group count; "" is the program itself. With free,
+	// groups do not count.
+	client string
+	free   bool
+	start  startFunc // asked only when the group is new
+	// was is the group as the member knew it; nil for a new member. gone says that its consumer was
+	// deleted, and ends that the member ends when somebody has deleted the group.
+	was        *group
+	gone, ends bool
+}
+
+// join finds the group, or makes it, and its topic too.
 //
-// dead, if not nil, is the group as a member knew it whose consumer was deleted. The server says so
-// before it is done, and a consumer of that name made now would begin with what is left of it on
-// disk, its leases included: so the group goes on under a new name, as after a seek. Groups with a
-// TTL live in memory, and leave nothing.
-func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, client string, start startFunc, dead *group) (*group, error) {
+// The server says that a consumer was deleted before it is done, and a consumer of that name made
+// then would begin with what is left of it on disk, its leases included: so the group goes on under
+// a new name, as after a seek. Groups with a TTL live in memory, and leave nothing.
+func (b *Bus) join(ctx context.Context, j *joining) (*group, error) {
+	var noted entry
+	g, err := b.joinNoting(ctx, j, &noted)
+	if noted.subject != "" && (err != nil || g.maker != noted.client) {
+		b.makers.forget(ctx, noted) // it was not made, or by another
+	}
+	return g, err
+}
+
+// joinNoting is join. It sets noted when the group is noted for the client.
+func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group, error) {
+	dead := j.was
+	if !j.gone {
+		dead = nil
+	}
 	for range 8 {
-		t, state, err := b.freshTopic(ctx, topic, client)
+		t, state, err := b.freshTopic(ctx, j.topic, j.client)
 		if err != nil {
 			return nil, err
 		}
-		ptr, err := b.generations.get(ctx, t, name)
+		ptr, err := b.generations.get(ctx, t, j.group)
 		if err != nil {
 			return nil, b.unavailable(err)
 		}
-		info, err := b.consumer(ctx, t, ptr.Consumer)
+		if j.ends && ptr.ended(j.was) {
+			return nil, errGroupDeleted
+		}
+		info, err := b.groupConsumer(ctx, t, &ptr)
 		if err == nil && !dead.is(info) {
-			return b.newGroup(t, name, info, ptr.revision), nil
+			if j.ttl > 0 || info.Config.InactiveThreshold == 0 {
+				return b.newGroup(t, j.group, info, ptr.revision), nil
+			}
+			g, err := b.makeDurable(ctx, t, j.group, ptr, info)
+			if errors.Is(err, errGroupMoved) {
+				continue
+			}
+			return g, err
 		}
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return nil, b.unavailable(err)
 		}
-		seq, lost, err := b.startOf(ctx, t, name, ptr, state, start, dead)
+		from, err := b.startOf(ctx, t, j, &ptr, state)
 		if err != nil {
 			return nil, err
 		}
-		if dead.leftOnDisk(t, ptr.Consumer) {
-			info, rev, err := b.moveGroup(ctx, t, name, ptr, ttl, seq)
+		if !from.goesOn && *noted == (entry{}) {
+			if *noted, err = b.mayMakeGroup(ctx, t, j, state.Consumers); err != nil {
+				return nil, err
+			}
+		}
+		if j.was != nil && ptr.Durable {
+			from.ttl = 0 // the member did not hear of it
+		}
+		if ptr.Deleted || dead.leftOnDisk(t, ptr.Consumer) {
+			info, rev, err := b.moveGroup(ctx, t, j.group, ptr, from)
 			if errors.Is(err, errGroupMoved) {
 				continue
 			}
@@ -192,9 +246,11 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, c
 				return nil, b.unavailable(err)
 			}
 			b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
-			return b.newGroup(t, name, info, rev), nil
+			g := b.newGroup(t, j.group, info, rev)
+			g.storeFirstMark(ctx, from.seq-1)
+			return g, nil
 		}
-		info, err = b.createConsumer(ctx, t, name, ptr.Consumer, ttl, seq)
+		info, err = b.createConsumer(ctx, t, j.group, ptr.Consumer, from)
 		if errors.Is(err, natsjs.ErrConsumerExists) || err == nil && dead.is(info) {
 			continue // another hub was first: its start counts; or the deleted one is still there
 		}
@@ -202,21 +258,88 @@ func (b *Bus) join(ctx context.Context, topic, name string, ttl time.Duration, c
 			return nil, b.unavailable(err)
 		}
 		// A seek that came between reading the generation and here does not know of this consumer.
-		again, err := b.generations.get(ctx, t, name)
+		again, err := b.generations.get(ctx, t, j.group)
 		if err != nil {
 			return nil, b.unavailable(err)
 		}
-		if again.Consumer == info.Name {
-			g := b.newGroup(t, name, info, again.revision)
+		if !again.Deleted && again.Consumer == info.Name {
+			g := b.newGroup(t, j.group, info, again.revision)
 			// A later generation says that there was a group. With a TTL, it may have ended in
 			// order.
-			g.lost.Store(lost || dead == nil && ptr.Number > 1 && ttl == 0)
-			g.storeFirstMark(ctx, seq-1)
+			g.lost.Store(from.lost || dead == nil && ptr.Number > 1 && from.ttl == 0)
+			g.storeFirstMark(ctx, from.seq-1)
 			return g, nil
 		}
 		b.deleteConsumer(ctx, t.stream.name, info.Name)
 	}
 	return nil, &Error{Code: CodeSubscribeFailed, Msg: "the group is being moved again and again: try later"}
+}
+
+// mayMakeGroup counts a new group for the client that joins it, or returns the refusal. consumers
+// is how many its stream has.
+func (b *Bus) mayMakeGroup(ctx context.Context, t *topicInfo, j *joining, consumers int) (entry, error) {
+	if j.client == "" {
+		return entry{}, nil
+	}
+	if consumers >= t.stream.room {
+		b.obs.LimitReached("stream_groups")
+		return entry{}, &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("the topic has as many groups as there is room for on its stream, which is %d: have some deleted, or let them end by opts.groupTtlMs", t.stream.room)}
+	}
+	if j.free {
+		return entry{}, nil
+	}
+	return b.makers.note(ctx, t, j.group, j.client)
+}
+
+// makeDurable takes the TTL from a group that a member joins without one, so that nobody ends a
+// group of others by having made it first. It returns errGroupMoved when the group is another by
+// then.
+//
+// The server changes the TTL of a consumer in a file, which keeps its leases and all that is
+// settled. From memory, the group moves to a consumer in a file, as by a seek: at its oldest
+// unsettled event, so that what was settled out of order behind it comes again.
+func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr generation, info *natsjs.ConsumerInfo) (*group, error) {
+	durable := ptr
+	durable.Durable = true
+	if info.Config.MemoryStorage {
+		to := groupStart{seq: max(info.AckFloor.Stream+1, info.Config.OptStartSeq), maker: info.Config.Metadata[metaMaker]}
+		if live := b.liveGroup(t, ptr.Consumer); live != nil {
+			to.seq = max(to.seq, b.resumeAt(live)) // acks may be under way
+		}
+		moved, rev, err := b.moveGroup(ctx, t, name, durable, to)
+		if err != nil {
+			return nil, b.unavailableUnless(err, errGroupMoved)
+		}
+		b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
+		b.log.InfoContext(ctx, "group has no TTL any more; moved to a file", slog.String("topic", t.name), slog.String("group", name))
+		return b.newGroup(t, name, moved, rev), nil
+	}
+	cfg := info.Config
+	cfg.InactiveThreshold = 0
+	_, err := again(ctx, func(ctx context.Context) (natsjs.Consumer, error) {
+		return b.js.UpdateConsumer(ctx, t.stream.name, cfg)
+	})
+	if errors.Is(err, natsjs.ErrConsumerDoesNotExist) || errors.Is(err, natsjs.ErrConsumerNotFound) {
+		return nil, errGroupMoved // it ended at this moment
+	}
+	if err != nil {
+		return nil, b.unavailable(fmt.Errorf("jetstream: take the TTL from consumer %s of stream %s: %w", info.Name, t.stream.name, err))
+	}
+	rev, err := b.generations.swap(ctx, t, name, ptr, durable) // other hubs hear of it by that
+	if err != nil {
+		return nil, b.unavailableUnless(err, errGroupMoved)
+	}
+	b.log.InfoContext(ctx, "group has no TTL any more", slog.String("topic", t.name), slog.String("group", name))
+	info.Config = cfg
+	return b.newGroup(t, name, info, rev), nil
+}
+
+// unavailableUnless is unavailable, but for an error that the caller handles.
+func (b *Bus) unavailableUnless(err, but error) error {
+	if errors.Is(err, but) {
+		return err
+	}
+	return b.unavailable(err)
 }
 
 // is reports whether a consumer is the group's own, and not another one of its name.
@@ -232,9 +355,9 @@ func (g *group) leftOnDisk(t *topicInfo, consumer string) bool {
 
 // moveGroup makes a consumer of a new name the group's next generation in one compare-and-set: it
 // returns errGroupMoved when another was first.
-func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from generation, ttl time.Duration, start uint64) (*natsjs.ConsumerInfo, uint64, error) {
+func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from generation, to groupStart) (*natsjs.ConsumerInfo, uint64, error) {
 	next := from.next(t, group)
-	info, err := b.createConsumer(ctx, t, group, next.Consumer, ttl, start)
+	info, err := b.createConsumer(ctx, t, group, next.Consumer, to)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -312,29 +435,41 @@ func (b *Bus) consumer(ctx context.Context, t *topicInfo, name string) (*natsjs.
 	return info, nil
 }
 
-func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name string, ttl time.Duration, start uint64) (*natsjs.ConsumerInfo, error) {
+// groupConsumer looks the consumer up that a group now is. It returns ErrNotFound when there is
+// none, or when the group was deleted.
+func (b *Bus) groupConsumer(ctx context.Context, t *topicInfo, ptr *generation) (*natsjs.ConsumerInfo, error) {
+	if ptr.Deleted {
+		return nil, ErrNotFound
+	}
+	return b.consumer(ctx, t, ptr.Consumer)
+}
+
+func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name string, from groupStart) (*natsjs.ConsumerInfo, error) {
 	cfg := natsjs.ConsumerConfig{
 		Name:           name,
 		Durable:        name,
 		DeliverPolicy:  natsjs.DeliverByStartSequencePolicy,
-		OptStartSeq:    start,
+		OptStartSeq:    from.seq,
 		AckPolicy:      natsjs.AckExplicitPolicy,
 		AckWait:        b.cfg.AckWait,
 		MaxDeliver:     -1,
 		MaxAckPending:  maxAckPending,
 		MaxWaiting:     maxWaiting,
 		FilterSubjects: t.filters(),
-		Metadata:       map[string]string{"eventhub.group": group, "eventhub.topic": t.name},
+		Metadata:       map[string]string{metaGroup: group, metaTopic: t.name},
 	}
-	if ttl > 0 {
-		cfg.InactiveThreshold = ttl
-		cfg.MemoryStorage = ttl <= memoryTTL
+	if from.maker != "" {
+		cfg.Metadata[metaMaker] = from.maker
+	}
+	if from.ttl > 0 {
+		cfg.InactiveThreshold = from.ttl
+		cfg.MemoryStorage = from.ttl <= memoryTTL
 	}
 	c, err := again(ctx, func(ctx context.Context) (natsjs.Consumer, error) {
 		return b.js.CreateConsumer(ctx, t.stream.name, cfg)
 	})
 	if refused, ok := errors.AsType[*natsjs.APIError](err); ok && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
-		return nil, &Error{Code: CodeOverloaded, Msg: "the topic has as many groups as the event store keeps for one (1,000 unless it is configured otherwise): leave some, or let them end by opts.groupTtlMs"}
+		return nil, &Error{Code: CodeOverloaded, Msg: "the topic has as many groups as the event store keeps for one: have some deleted, or let them end by opts.groupTtlMs"}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: create consumer %s of stream %s: %w", name, t.stream.name, err)

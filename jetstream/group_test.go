@@ -79,9 +79,9 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 		for i, b := range []*Bus{one, two} {
 			wg.Go(func() {
 				at := []Position{FromEarliest, FromLatest}[i]
-				g, err := b.join(t.Context(), "race", group, 0, "", func(ctx context.Context, topic *topicInfo, state natsjs.StreamState) (uint64, error) {
+				g, err := b.join(t.Context(), &joining{topic: "race", group: group, start: func(ctx context.Context, topic *topicInfo, state natsjs.StreamState) (uint64, error) {
 					return b.resolve(ctx, topic, at, state, "")
-				}, nil)
+				}})
 				if err != nil {
 					t.Error(err)
 					return
@@ -241,7 +241,7 @@ func TestSweeperRemovesWhatNoPointerNames(t *testing.T) {
 	take(t, b, "sweep", "plain", SubscribeOptions{})
 	left := generation{Number: 7}.next(topic, "g")
 	for _, name := range []string{left.Consumer, topic.consumerName("g")} {
-		if _, err := b.createConsumer(t.Context(), topic, "g", name, 0, 1); err != nil {
+		if _, err := b.createConsumer(t.Context(), topic, "g", name, groupStart{seq: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -56,7 +56,7 @@ func (o *PublishOptions) Validate() error {
 			return badOptions("opts.key has %d bytes, at most %d are allowed", len(o.Key), MaxKey)
 		}
 		if !utf8.ValidString(o.Key) {
-			return badOptions("opts.key is no valid UTF-8")
+			return badOptions("opts.key is not valid UTF-8")
 		}
 	}
 	if o.ExpectKeySequence != nil && o.Key == "" {
@@ -80,7 +80,7 @@ func (o *PublishOptions) validateHeaders() error {
 	size := len(o.SID)
 	for name, value := range o.Headers {
 		if !token(name) {
-			return badOptions("opts.headers has a name that is no RFC 9110 token: letters, digits and !#$%%&'*+-.^_`|~ are allowed")
+			return badOptions("opts.headers has a name that is not an RFC 9110 token: letters, digits and !#$%%&'*+-.^_`|~ are allowed")
 		}
 		if reserved(name) {
 			return badOptions("opts.headers.%s is reserved: names that begin with Nats-, Event- or KV- cannot be set", name)

@@ -38,7 +38,7 @@ func (b *Bus) takeInventory(ctx context.Context) (*inventory, error) {
 		return nil, ErrClosed
 	}
 	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
-		return nil, fmt.Errorf("nats at %s: listing the streams: %w", b.where(), err)
+		return nil, fmt.Errorf("nats at %s: list streams: %w", b.where(), err)
 	}
 	return inv, inv.complete(ctx)
 }
@@ -154,7 +154,7 @@ func (inv *inventory) forsaken(info *natsjs.StreamInfo) *TopicChange {
 	}
 	return &TopicChange{
 		Stream: name, Rule: pattern, Field: fieldFamily, Have: name, Want: "none", Kind: ChangeImpossible,
-		Err: fmt.Errorf("no rule names the family any more, and its stream keeps topics of %s from having their own: name it again, or delete the stream and its events with it", pattern),
+		Err: fmt.Errorf("no rule names the family any more, and its stream prevents streams for topics of %s; restore the rule, or delete the stream and its events", pattern),
 	}
 }
 
@@ -167,7 +167,7 @@ func (inv *inventory) overlap(name string, subjects []string) error {
 		for _, theirs := range inv.streams[other].Config.Subjects {
 			for _, own := range subjects {
 				if overlap(own, theirs) {
-					return fmt.Errorf("stream %s takes %s, and two streams may not share subjects: delete that one, or change the rule", other, theirs)
+					return fmt.Errorf("stream %s already stores %s, and streams must not share subjects; delete that stream, or change the rule", other, theirs)
 				}
 			}
 		}

@@ -60,19 +60,25 @@ type Bus struct {
 	obs    Observer
 
 	// what keeps the server in this process from storing events; nil: nothing
-	unstored    atomic.Pointer[StorageError]
-	links       []*link
-	js          natsjs.JetStream // over links[0]; for what is not hot
-	api         string           // prefix of the JetStream API subjects
-	maxPayload  int
-	clock       *clock
-	generations *generations
-	listings    *listings
-	ids         *idSearches
-	dead        *deadLetters
+	unstored     atomic.Pointer[StorageError]
+	links        []*link
+	firstLetters firstLetters
+	js           natsjs.JetStream // over links[0]; for what is not hot
+	api          string           // prefix of the JetStream API subjects
+	maxPayload   int
+	clock        *clock
+	generations  *generations
+	listings     *listings
+	ids          *idSearches
+	dead         *deadLetters
 
 	topics    topics
-	made      *quota.Set    // topics, by the client that made them
+	newTopics *ration
+	newGroups *ration
+	makers    *makers
+	newKeys   *quota.Set    // keys of compacted topics, by the client that made them
+	keyLooks  *quota.Set    // look-ups of keys that would be refused, by client
+	reserved  reservations  // topics that were counted before they are made
 	clients   atomic.Uint64 // that nobody named
 	turn      atomic.Uint32 // deals the links out
 	publisher *Publisher    // of Bus.Publish
@@ -113,7 +119,11 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 		unsaved: unsaved{notes: make(map[string]int), marks: make(map[string]mark)},
 		topics:  topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
 	}
-	b.made = newTopicQuota(b.limits)
+	b.newTopics = newRation(b, "topics_per_client", "topics", b.limits.TopicsPerClient)
+	b.newGroups = newRation(b, "groups_per_client", "groups", b.limits.GroupsPerClient)
+	b.makers = newMakers(b)
+	b.newKeys = quota.New(float64(b.limits.KeyRate), b.limits.KeysPerClient, b.limits.Topics, nil)
+	b.keyLooks = quota.New(keyLooks, keyLooks, b.limits.Topics, nil)
 	b.listings = &listings{bus: b}
 	b.ids = newIDSearches(b)
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -131,7 +141,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 			if parse, ok := errors.AsType[*url.Error](err); ok {
 				err = parse.Err // the rest of it repeats the address, password included
 			}
-			return fmt.Errorf("nats at %s: %w: is it running, and are address and credentials right?", b.where(), err)
+			return fmt.Errorf("connect to nats at %s: %w; check that the server runs, and check address and credentials", b.where(), err)
 		}
 		b.links = append(b.links, l)
 	}
@@ -145,6 +155,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	own := []natsjs.KeyValueConfig{
 		{Bucket: attemptsBucket, Description: "eventhub: deliveries that no client had", TTL: attemptsAge, MaxBytes: attemptsBytes},
 		{Bucket: marksBucket, Description: "eventhub: how far groups in memory are", TTL: marksAge},
+		{Bucket: makersBucket, Description: "eventhub: the groups that clients have made"},
 	}
 	if b.cfg.Server != nil {
 		own = append(own, natsjs.KeyValueConfig{Bucket: delaysBucket, Description: "eventhub: events refused with a delay", TTL: delaysAge, MaxBytes: delaysBytes})
@@ -200,10 +211,10 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 	nc := b.links[0].nc
 	version := nc.ConnectedServerVersion()
 	if tooOld(version) {
-		return fmt.Errorf("nats at %s: server version %q is too old: nats-server %d.%d or newer is needed", b.where(), version, minServer[0], minServer[1])
+		return fmt.Errorf("nats at %s: server version %q is too old; use nats-server %d.%d or newer", b.where(), version, minServer[0], minServer[1])
 	}
 	if !nc.HeadersSupported() {
-		return fmt.Errorf("nats at %s: the server does not support message headers: turn them on (no_header_support: false)", b.where())
+		return fmt.Errorf("nats at %s: the server does not support message headers; set no_header_support: false", b.where())
 	}
 	b.api = "$JS.API."
 	if b.cfg.Domain != "" {
@@ -218,15 +229,15 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	if _, err := b.js.AccountInfo(ctx); err != nil {
-		return fmt.Errorf("nats at %s: JetStream does not answer: %w: is it enabled for this account, and is the domain right?", b.where(), err)
+		return fmt.Errorf("nats at %s: JetStream does not answer: %w; enable JetStream for this account, and check the domain", b.where(), err)
 	}
 	b.maxPayload = b.limits.MaxPayload
 	if limit := int(nc.MaxPayload()) - payloadMargin; limit < b.maxPayload {
 		if limit < payloadMargin {
-			return fmt.Errorf("nats at %s: max_payload %d is too small: at least %d is needed", b.where(), nc.MaxPayload(), 2*payloadMargin)
+			return fmt.Errorf("nats at %s: max_payload %d is too small; set at least %d", b.where(), nc.MaxPayload(), 2*payloadMargin)
 		}
 		if b.cfg.Server != nil {
-			return fmt.Errorf("max payload %d: the embedded server takes at most %d", b.limits.MaxPayload, limit)
+			return fmt.Errorf("max payload %d: the embedded server allows at most %d", b.limits.MaxPayload, limit)
 		}
 		b.maxPayload = limit
 	}

@@ -96,6 +96,7 @@ func (s *Subscription) remove(d *Delivery, how Outcome) bool {
 	case d.active:
 		d.active = false
 		s.active--
+		s.opts.Holder.release(s.bus)
 		s.refillSoon()
 	case len(s.parked) > 0: // others may have waited behind it
 		s.refillSoon()
@@ -271,7 +272,7 @@ func (s *Subscription) tick() {
 		}
 	}
 	for _, m := range s.members {
-		if ttl := m.group.ttl; ttl > 0 {
+		if ttl := m.group.timeToLive(); ttl > 0 {
 			// The server takes a group whose members do not pull, paused or at their maxInFlight,
 			// for one without members.
 			next = min(next, now+int64(ttl/3))

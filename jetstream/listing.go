@@ -9,6 +9,9 @@ import (
 // Bounds of a page of a listing.
 const (
 	listingTime = 2 * time.Second // after which a page ends, even with nothing on it
+	// entries that a page looks at, removed keys included, after which it ends. It then has fewer
+	// events than it might have, or none, and the next page goes on.
+	listingPassed = 20_000
 	// entries written since the listing began that are looked at together
 	listingWindow = 10_000
 	// of entries that are fetched together; a single one may be larger
@@ -95,7 +98,8 @@ func (l *listing) read(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { l.finish(ctx, err) }()
-	for deadline := time.Now().Add(listingTime); !l.full() && !l.ended && time.Now().Before(deadline); {
+	passed := 0
+	for deadline := time.Now().Add(listingTime); !l.full() && !l.ended && passed < listingPassed && time.Now().Before(deadline); {
 		entries, last, err := l.entries(ctx)
 		if err != nil {
 			return err
@@ -104,6 +108,7 @@ func (l *listing) read(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
+		passed += taken
 		l.ended = last && taken == len(entries)
 		if l.reader != nil {
 			l.reader.drop(taken)

@@ -30,7 +30,9 @@ func open(tb testing.TB, cfg Config) *Bus {
 	if cfg.URL == "" && cfg.Server == nil {
 		cfg.Server = natstest.Embed(tb, tb.TempDir())
 	}
-	cfg.Logger = slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
 	b, err := Open(context.Background(), cfg)
 	if err != nil {
 		tb.Fatal(err)

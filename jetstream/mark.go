@@ -35,6 +35,8 @@ type mark struct {
 	// when the group last had a member, in epoch milliseconds of the hub's clock
 	SeenMS int64 `json:"seen_ms"`
 	Left   bool  `json:"left,omitempty"` // a member has just left
+	// the client that made the group
+	Maker string `json:"maker,omitempty"`
 }
 
 // life is how long the group outlives its mark. Unless the mark was made when a member left, one
@@ -123,7 +125,7 @@ func (g *group) due(now int64) bool {
 	defer g.mu.Unlock()
 	every := watchOthers
 	if g.memory {
-		every = min(watchMemory, g.ttl/4)
+		every = min(watchMemory, g.timeToLive()/4)
 	} else if !g.track.active {
 		return false
 	}
@@ -137,7 +139,7 @@ func (g *group) due(now int64) bool {
 
 // putMark stores how far a group in memory is. It does not block.
 func (g *group) putMark(l *link) {
-	if !g.memory || len(g.bus.membersOf(g)) == 0 {
+	if !g.memory || g.deleted.Load() || len(g.bus.membersOf(g)) == 0 {
 		return
 	}
 	g.mu.Lock()
@@ -168,7 +170,7 @@ func (g *group) storeFirstMark(ctx context.Context, floor uint64) {
 
 // mark says how far the group is.
 func (g *group) mark(floor uint64, left bool) mark {
-	return mark{Consumer: g.consumer, Stream: g.topic.stream.created, Floor: floor, TTLMS: g.ttl.Milliseconds(), SeenMS: time.Now().UnixMilli(), Left: left}
+	return mark{Consumer: g.consumer, Stream: g.topic.stream.created, Floor: floor, TTLMS: g.timeToLive().Milliseconds(), SeenMS: time.Now().UnixMilli(), Left: left, Maker: g.maker}
 }
 
 // message is a mark on its way to the bucket.
@@ -183,7 +185,7 @@ func (m *mark) message(subject string) *nats.Msg {
 // storeLastMark stores how far a group in memory is, when a member leaves it, and waits until it is
 // stored. Without a connection, the mark is stored when it is back.
 func (g *group) storeLastMark(ctx context.Context, l *link) {
-	if !g.memory {
+	if !g.memory || g.deleted.Load() {
 		return
 	}
 	subject := marksSubject(g.topic, g.name)
@@ -255,30 +257,48 @@ func (b *Bus) saveMark(l *link, subject string, m mark) {
 	})
 }
 
+// groupStart is how a group begins whose consumer does not exist.
+type groupStart struct {
+	seq   uint64
+	ttl   time.Duration
+	maker string // the client that made it
+	// goesOn says that the group is no new one: only its consumer was lost.
+	goesOn bool
+	// lost says that members may have been there after the mark: their hub died before it could say
+	// so.
+	lost bool
+}
+
 // startOf is where a group begins whose consumer does not exist. A group in memory whose server was
 // restarted goes on behind the floor of its mark, unless it has had no member for its TTL; other
-// groups begin where start says. lost reports that members may have been there after the mark:
-// their hub died before it could say so.
-func (b *Bus) startOf(ctx context.Context, t *topicInfo, name string, ptr generation, state natsjs.StreamState, start startFunc, dead *group) (seq uint64, lost bool, err error) {
-	if dead != nil {
-		seq, err = start(ctx, t, state)
-		return seq, false, err
+// groups begin where the one who joins says.
+func (b *Bus) startOf(ctx context.Context, t *topicInfo, j *joining, ptr *generation, state natsjs.StreamState) (s groupStart, err error) {
+	s = groupStart{ttl: j.ttl, maker: j.client, goesOn: j.was != nil}
+	if j.was != nil {
+		s.maker = j.was.maker
+	}
+	if j.gone || ptr.Deleted {
+		s.seq, err = j.start(ctx, t, state)
+		return s, err
 	}
 	if live := b.liveGroup(t, ptr.Consumer); live != nil {
 		// its members here have not noticed yet
-		return min(b.resumeAt(live), state.LastSeq+1), false, nil
+		s.seq, s.maker, s.goesOn = min(b.resumeAt(live), state.LastSeq+1), live.maker, true
+		return s, nil
 	}
-	m, err := b.mark(ctx, t, name)
+	m, err := b.mark(ctx, t, j.group)
 	if err != nil {
-		return 0, false, b.unavailable(err)
+		return s, b.unavailable(err)
 	}
 	known := m != nil && m.Consumer == ptr.Consumer && m.Stream.Equal(t.stream.created)
 	if !known || time.Since(time.UnixMilli(m.SeenMS)) > m.life() {
-		seq, err = start(ctx, t, state)
-		return seq, known && !m.Left, err
+		s.lost = known && !m.Left
+		s.seq, err = j.start(ctx, t, state)
+		return s, err
 	}
-	b.log.InfoContext(ctx, "group goes on at its mark; its server was restarted", slog.String("topic", t.name), slog.String("group", name), slog.Uint64("floor", m.Floor))
-	return min(m.Floor, state.LastSeq) + 1, false, nil
+	b.log.InfoContext(ctx, "group goes on at its mark; its server was restarted", slog.String("topic", t.name), slog.String("group", j.group), slog.Uint64("floor", m.Floor))
+	s.seq, s.maker, s.goesOn = min(m.Floor, state.LastSeq)+1, m.Maker, true
+	return s, nil
 }
 
 // mark reads a group's mark; nil if there is none.

@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"runtime"
 	"slices"
@@ -88,8 +89,8 @@ func (m *member) open() {
 		return
 	}
 	in.sub, m.inbox, m.requested, m.retryAt = sub, in, 0, 0
-	if m.group.ttl > 0 {
-		m.sub.schedule(m.sub.bus.clock.now() + int64(m.group.ttl/3))
+	if m.group.timeToLive() > 0 {
+		m.sub.schedule(m.sub.bus.clock.now() + int64(m.group.timeToLive()/3))
 	}
 }
 
@@ -169,7 +170,10 @@ func (m *member) refill(now int64) {
 		s.schedule(now + int64(heldRetry))
 		return
 	}
-	free := s.opts.MaxInFlight - s.active - len(s.parked) - s.requested
+	if s.opts.Holder.room(s, 1) < 1 {
+		return
+	}
+	free := s.opts.Holder.room(s, s.opts.MaxInFlight-s.active-len(s.parked)-s.requested)
 	want := free
 	if n := len(s.members); n > 1 {
 		// Each topic gets its share, and one that has nothing asked for gets at least one: what
@@ -291,7 +295,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 	if s.link.clustered() && s.bus.clock.at(now).UnixNano()-meta.storedAt > int64(d.group.fence.usable-d.group.fence.touch)/2 {
 		m.freshen(d)
 	}
-	direct := d.resolved && len(s.parked) == 0 && s.active < s.opts.MaxInFlight
+	direct := d.resolved && len(s.parked) == 0 && s.active < s.opts.MaxInFlight && s.opts.Holder.take(s)
 	if direct {
 		s.active++
 		d.active = true
@@ -375,7 +379,7 @@ func (s *Subscription) unpark() *Delivery {
 	defer s.mu.Unlock()
 	for len(s.parked) > 0 {
 		d := s.parked[0]
-		if d.index >= 0 && (!d.resolved || s.active >= s.opts.MaxInFlight || s.stopped) {
+		if d.index >= 0 && (!d.resolved || s.active >= s.opts.MaxInFlight || s.stopped || !s.opts.Holder.take(s)) {
 			return nil
 		}
 		s.parked = s.parked[1:]
@@ -505,16 +509,17 @@ func (m *member) reattach(deleted bool) {
 	}
 	m.attaching, m.movedAt = true, 0
 	old, was := m.group, m.group.topic.stream
-	var dead *group
-	if deleted {
-		dead = old
-	}
 	m.close(false)
 	s.drop(func(d *Delivery) bool { return d.m == m })
 	s.wg.Go(func() {
 		start := s.bus.resumeAt(old)
 		for wait := 20 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
-			g, err := m.rejoin(was, start, dead)
+			g, err := m.rejoin(was, start, deleted)
+			if errors.Is(err, errGroupDeleted) {
+				old.deleted.Store(true)
+				s.opts.OnDeleted(old.topic.name) // the member stays as it is until Stop
+				return
+			}
 			if err == nil && !g.topic.stream.created.Equal(was.created) {
 				s.reset(m, old.topic.name, "its stream was deleted and made anew")
 			}
@@ -601,13 +606,17 @@ func (b *Bus) oldestHeld(g *group) uint64 {
 	return oldest
 }
 
-func (m *member) rejoin(was *stream, start uint64, dead *group) (*group, error) {
+func (m *member) rejoin(was *stream, start uint64, deleted bool) (*group, error) {
 	ctx, cancel := context.WithTimeout(m.sub.ctx, publishWait)
 	defer cancel()
-	return m.sub.bus.join(ctx, m.group.topic.name, m.sub.group, m.group.ttl, "", func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
+	from := func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
 		if !t.stream.created.Equal(was.created) {
 			return 1, nil // the stream was made anew, too: all that is in it is new
 		}
 		return min(start, state.LastSeq+1), nil
-	}, dead)
+	}
+	return m.sub.bus.join(ctx, &joining{
+		topic: m.group.topic.name, group: m.sub.group, ttl: m.group.timeToLive(), start: from,
+		was: m.group, gone: deleted, ends: m.sub.opts.OnDeleted != nil,
+	})
 }

@@ -74,7 +74,7 @@ func text(s string, limit int) error {
 	case len(s) > limit:
 		return fmt.Errorf("has %d bytes, at most %d are allowed", len(s), limit)
 	case !utf8.ValidString(s):
-		return errors.New("is no valid UTF-8")
+		return errors.New("is not valid UTF-8")
 	}
 	for i, r := range s {
 		if unicode.IsControl(r) {

@@ -15,6 +15,8 @@ const (
 	exactPage = 10_000      // offset and limit together, up to which removed keys do not count
 	maxProbes = 64          // questions for one position in a bucket
 	pageWait  = time.Second // for a replica that is behind
+	// removed keys that a page passes over; beyond, the page is refused
+	pagePassed = 20_000
 	// entries beyond a page that are read rather than asking for its position once more
 	pageSlack = 500
 )
@@ -48,7 +50,9 @@ func (b *Bus) compacted(ctx context.Context, topic string) (*topicInfo, error) {
 // event is omitted.
 //
 // A page takes a few milliseconds as long as each key was written once. Otherwise the server counts
-// keys for each page, which takes about 0.1 s for 1,000,000 keys.
+// keys for each page, which takes about 0.1 s for 1,000,000 keys. Page returns an *Error
+// (overloaded) when more than 20,000 of the newest keys were removed; List passes over them, a part
+// on each page.
 func (k Keys) Page(ctx context.Context, offset, limit int) ([]*Event, error) {
 	b, topic := k.bus, k.topic
 	if offset < 0 {
@@ -72,7 +76,7 @@ func (k Keys) Page(ctx context.Context, offset, limit int) ([]*Event, error) {
 }
 
 // errBehind is returned where a replica has nothing yet of what the leader has told of.
-var errBehind = errors.New("jetstream: a replica does not have the entries of a page")
+var errBehind = errors.New("jetstream: a replica does not have the entries of a page yet")
 
 // latestPage begins a page anew when the replica that was asked is behind, or none answers, as
 // right after the bucket was made: an empty page would say that there are no more keys.
@@ -111,8 +115,9 @@ func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*Event, error
 	if behind >= p.entries {
 		return nil, nil
 	}
+	most := uint64(offset + limit + pagePassed)       //nolint:gosec // not negative
 	for need := uint64(offset + limit); ; need *= 2 { //nolint:gosec // not negative
-		need = min(need, p.entries)
+		need = min(need, p.entries, most)
 		start, count, err := p.findStart(ctx, need)
 		if err != nil {
 			return nil, err
@@ -128,6 +133,10 @@ func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*Event, error
 		if all || need == p.entries {
 			slices.Reverse(page)
 			return page, nil
+		}
+		if need == most {
+			p.bus.obs.LimitReached("page_passed")
+			return nil, &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("over %d of the newest keys of topic %s were removed, and a page passes over no more: list the keys, which passes over all (next, without offset)", pagePassed, p.topic.name)}
 		}
 		// Too many removed keys were among them: look further back.
 	}

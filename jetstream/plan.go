@@ -212,7 +212,7 @@ func (inv *inventory) plan(s topicStream) []TopicChange {
 		c := TopicChange{Topic: s.topic, Stream: name, Rule: s.rule.Pattern, Field: fieldStream, Have: "missing", Want: "made", Kind: ChangeCreate}
 		if _, exists := inv.streams[name]; exists {
 			c.Kind, c.Have = ChangeImpossible, "not the event bus's"
-			c.Err = fmt.Errorf("a stream %s exists that takes none of the subjects of the topic: delete it, or choose another topic", name)
+			c.Err = fmt.Errorf("stream %s exists, but does not store the subjects of the topic; delete the stream, or choose another topic", name)
 		} else if err := inv.overlap(name, s.rule.subjects(s.topic)); err != nil {
 			c.Kind, c.Err = ChangeImpossible, err
 		}
@@ -244,7 +244,7 @@ func (inv *inventory) plan(s topicStream) []TopicChange {
 	case !s.rule.Compaction && filled != nil:
 		bucket = strings.TrimPrefix(bucket, "KV_")
 		c.Have, c.Want, c.Kind = "true", "false", ChangeImpossible
-		c.Err = fmt.Errorf("the event bus never deletes the bucket %s, which goes on being filled: delete it with the nats command (nats kv del %s), or keep compaction: true", bucket, bucket)
+		c.Err = fmt.Errorf("the event bus never deletes bucket %s, and the server keeps filling it; delete the bucket with the nats command (nats kv del %s), or keep compaction: true", bucket, bucket)
 		changes = append(changes, c)
 	}
 	return changes
@@ -308,10 +308,10 @@ func (r *TopicRule) compare(topic string, have *natsjs.StreamConfig, defaults *C
 		differs(fieldDiscard, "new", "old", ChangeDeletes, func(c *natsjs.StreamConfig) { c.Discard, c.DiscardNewPerSubject = natsjs.DiscardOld, false })
 	}
 	if r.Storage != "" && have.Storage != want.Storage {
-		impossible(fieldStorage, storAgeText(have.Storage), storAgeText(want.Storage), "a stream cannot move between file and memory: delete it, and its events with it, or leave the rule's storage as it is")
+		impossible(fieldStorage, storAgeText(have.Storage), storAgeText(want.Storage), "a stream cannot move between file and memory; delete the stream and its events, or restore the storage of the rule")
 	}
 	if have.Retention != natsjs.LimitsPolicy {
-		impossible(fieldRetention, strings.ToLower(have.Retention.String()), "limits", "the stream deletes events that were acknowledged, so groups lose each other's: make the topic anew without that policy")
+		impossible(fieldRetention, strings.ToLower(have.Retention.String()), "limits", "the stream deletes acknowledged events, so groups lose events; delete and create the topic without that policy")
 	}
 	return changes
 }

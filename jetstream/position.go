@@ -139,7 +139,7 @@ func (b *Bus) bySequence(ctx context.Context, t *topicInfo, seq uint64) (*Event,
 			select {
 			case <-time.After(applyWait):
 			case <-ctx.Done():
-				return nil, fmt.Errorf("jetstream: read of stream %s: event %d is not there yet: %w", t.stream.name, seq, ctx.Err())
+				return nil, fmt.Errorf("jetstream: read stream %s: event %d is not there yet: %w", t.stream.name, seq, ctx.Err())
 			}
 		}
 		if m, err = b.getMsg(ctx, t.stream.name, map[string]any{"seq": seq}); applied {

@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,8 +17,8 @@ import (
 // made by the hub. They are passed by value, because a pointer that passes through an interface
 // would cost an allocation per publish.
 type PublishOptions struct {
-	// ID makes the publish idempotent within the topic's duplicate window (default 2 min): 1..128
-	// bytes, no control characters, no outer blanks, not of the form <stream>@<sequence>.
+	// ID makes the publish idempotent within the topic's duplicate window (default 2 min):
+	// 1..128 bytes, no control characters, no outer blanks, not of the form <stream>@<sequence>.
 	ID string
 	// TS is the record's ts in epoch milliseconds when HasTS is set; otherwise the moment of
 	// storage counts.
@@ -38,6 +39,9 @@ type PublishOptions struct {
 	// Wrapper means that the payload contains the payload of another event, and may therefore
 	// exceed the limit by 16 KiB.
 	Wrapper bool
+	// CountFor, if not "", is the client for which the topic and the key count that this publish
+	// creates, instead of that of the Publisher (Publisher.CountFor).
+	CountFor string
 	// ExpectKeySequence, when not nil, stores the event only if the newest event of Key has this
 	// stream sequence (0: there is none yet). Otherwise the publish fails with ErrKeyChanged.
 	ExpectKeySequence *uint64
@@ -58,7 +62,7 @@ type Receipt struct {
 // Publisher publishes for one client in order. The stream stores events in the order of the calls,
 // as long as no publish in between fails. A Publisher is pinned to one NATS connection of the bus's
 // pool, which keeps that order. PublishAsync, Publish and CountFor are for one goroutine at a time;
-// Admit and Flush may be called concurrently. Different Publishers are independent. A Publisher
+// the others may be called concurrently. Different Publishers are independent. A Publisher
 // needs no closing.
 type Publisher struct {
 	bus    *Bus
@@ -124,7 +128,12 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 		return err
 	}
 	if t == nil {
-		if t, err = p.bus.topic(ctx, topic, p.client); err != nil {
+		if t, err = p.bus.topic(ctx, topic, cmp.Or(opts.CountFor, p.client)); err != nil {
+			return err
+		}
+	}
+	if t.keys != nil && opts.Key != "" {
+		if err := t.keys.admit(ctx, opts.Key, cmp.Or(opts.CountFor, p.client)); err != nil {
 			return err
 		}
 	}

@@ -1,29 +1,43 @@
 package jetstream
 
 import (
+	"fmt"
 	"strconv"
 	"time"
 
 	"eventhub/jetstream/quota"
 )
 
-// topicRefill is how long a client waits for one more new topic, once it has made
-// Limits.TopicsPerClient.
-const topicRefill = 10 * time.Second
+// newRefill is how long a client waits for one more new topic, or one more new group, once it has
+// made Limits.TopicsPerClient or Limits.GroupsPerClient.
+const newRefill = 10 * time.Second
 
 // ownClient begins the names of clients that nobody named. No name that is given begins with it.
 const ownClient = "\x00"
 
-// newTopicQuota counts the topics that clients bring into being. Only those are held that made one
-// not long ago, so there cannot be many more of them than topics.
-func newTopicQuota(l Limits) *quota.Set {
-	return quota.New(1/topicRefill.Seconds(), l.TopicsPerClient, l.Topics, nil)
+// ration counts what clients bring into being. Only those clients are held that made something not
+// long ago.
+type ration struct {
+	bus   *Bus
+	limit string // its name
+	what  string
+	burst int
+	set   *quota.Set
 }
 
-// mayMake reports whether the client may bring one more topic into being, and counts it. "" is the
-// hub itself, which may.
-func (b *Bus) mayMake(client string) bool {
-	return client == "" || b.made.Take(client) == 0
+// newRation makes a ration of burst things at once for each client, and then one every newRefill.
+func newRation(b *Bus, limit, what string, burst int) *ration {
+	return &ration{bus: b, limit: limit, what: what, burst: burst, set: quota.New(1/newRefill.Seconds(), burst, b.limits.Topics, nil)}
+}
+
+// take counts one thing that the client is about to bring into being, or returns the refusal. "" is
+// the hub itself, which has no ration.
+func (r *ration) take(client string) error {
+	if client == "" || r.set.Take(client) == 0 {
+		return nil
+	}
+	r.bus.obs.LimitReached(r.limit)
+	return &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new %s, which is its limit: one more is allowed every %v", r.burst, r.what, newRefill)}
 }
 
 // unnamed is a name for a client that nobody named.

@@ -303,7 +303,7 @@ func (r *repair) awaitKeys(ctx context.Context, keys []*foreignKey, newest bool)
 			return err
 		}
 		if !right {
-			return fmt.Errorf("jetstream: repair of bucket %s: the newest event of a key did not come back in %v: repair it again", r.topic.bucket.stream, restoreWait)
+			return fmt.Errorf("jetstream: repair bucket %s: the newest event of a key did not come back in %v; repair the bucket again", r.topic.bucket.stream, restoreWait)
 		}
 		if newest {
 			k.entry.Outcome = ForeignRestored

@@ -39,6 +39,7 @@ const (
 	fieldStorage         = "storage"
 	fieldMaxPayload      = "max_payload"
 	fieldCompaction      = "compaction"
+	fieldMaxKeys         = "max_keys"
 	fieldSnapshotTopic   = "snapshot.topic"
 	fieldSnapshotEvery   = "snapshot.every"
 	fieldSnapshotSource  = "snapshot.key_source"
@@ -82,7 +83,7 @@ func ValidateRules(rules []TopicRule) []*RuleError {
 		r := &rules[i]
 		if r.Snapshot != nil && ValidTopic(r.Snapshot.Topic) == nil {
 			if other, twice := snapshots[r.Snapshot.Topic]; twice {
-				add(i, other, []string{fieldSnapshotTopic}, "the snapshots of %q go to %s already: give each its own topic", rules[other].Pattern, r.Snapshot.Topic)
+				add(i, other, []string{fieldSnapshotTopic}, "snapshots of %q already go to %s; use another topic", rules[other].Pattern, r.Snapshot.Topic)
 			} else {
 				snapshots[r.Snapshot.Topic] = i
 				checkSnapshotTopic(rules, i, add)
@@ -96,11 +97,11 @@ func ValidateRules(rules []TopicRule) []*RuleError {
 	return faults
 }
 
-// checkSnapshotTopic looks at the rule that the snapshots of rule i go by.
+// checkSnapshotTopic checks the rule of the topic to which the snapshots of rule i go.
 func checkSnapshotTopic(rules []TopicRule, i int, add func(int, int, []string, string, ...any)) {
 	topic := rules[i].Snapshot.Topic
 	if topic == rules[i].Pattern {
-		return // said already
+		return // validate reports this
 	}
 	fields := []string{fieldSnapshotTopic, fieldCompaction}
 	all := Config{Topics: rules}
@@ -111,15 +112,15 @@ func checkSnapshotTopic(rules []TopicRule, i int, add func(int, int, []string, s
 		other := slices.IndexFunc(rules, func(own TopicRule) bool { return own.Pattern == r.Pattern })
 		switch {
 		case !r.Compaction:
-			add(i, other, fields, "%s is not compacted, so the snapshots of keys that do not change would go with time: give it a rule of its own with compaction: true", topic)
+			add(i, other, fields, "topic %s is not compacted, so it would lose the snapshots of keys that do not change; add a rule for it with compaction: true", topic)
 		case r.Snapshot != nil:
-			add(i, other, fields, "%s has snapshots itself: leave those out", topic)
+			add(i, other, fields, "topic %s has snapshots of its own; use another topic, or remove those snapshots", topic)
 		}
 		return
 	}
 }
 
-// checkOrder compares rule i with those that come before it, and with the built-in families.
+// checkOrder compares rule i with the rules before it, and with the built-in families.
 func checkOrder(rules []TopicRule, i int, sound []bool, add func(int, int, []string, string, ...any)) {
 	r := &rules[i]
 	for j := range i {
@@ -128,7 +129,7 @@ func checkOrder(rules []TopicRule, i int, sound []bool, add func(int, int, []str
 			continue
 		}
 		if before.takesAllOf(r) {
-			add(i, j, []string{fieldPattern}, "it is never used, because %q comes first and takes all of its topics: put it before that, or leave it out", before.Pattern)
+			add(i, j, []string{fieldPattern}, "rule is never used, because the earlier rule %q matches all its topics; move this rule up, or remove it", before.Pattern)
 			return // one reason is enough
 		}
 	}
@@ -139,14 +140,14 @@ func checkOrder(rules []TopicRule, i int, sound []bool, add func(int, int, []str
 		}
 		switch {
 		case r.Family != "" && r.Family == before.Family:
-			add(i, j, []string{fieldFamily}, "family %s has the pattern %q already: one family has one pattern", r.Family, before.Pattern)
+			add(i, j, []string{fieldFamily}, "family %s already has the pattern %q; a family has only one pattern, so choose another name", r.Family, before.Pattern)
 		case r.Family != "" && r.meets(before):
-			add(i, j, []string{fieldPattern}, "its one stream would take topics of %q, which comes first: streams may not share subjects, so put this rule first, or choose patterns that have no topic in common", before.Pattern)
+			add(i, j, []string{fieldPattern}, "stream of the family would overlap with the topics of the earlier rule %q; move this rule up, or choose patterns without a common topic", before.Pattern)
 		case r.meets(before): // what a family takes never comes to r
 		case r.Family != "" && before.Family == "" && objectName(before.Pattern) == r.Family:
-			add(i, j, []string{fieldFamily}, "the stream of family %s would have the name of that of topic %s: choose another name", r.Family, before.Pattern)
+			add(i, j, []string{fieldFamily}, "family %s and topic %s would have streams of the same name; rename one of them", r.Family, before.Pattern)
 		case before.Family != "" && r.Family == "" && objectName(r.Pattern) == before.Family:
-			add(i, j, []string{fieldPattern}, "the stream of this topic would have the name of that of family %s: choose another name for one of them", before.Family)
+			add(i, j, []string{fieldPattern}, "family %s and topic %s would have streams of the same name; rename one of them", before.Family, r.Pattern)
 		}
 	}
 	if r.Pattern == "**" {
@@ -160,11 +161,11 @@ func checkOrder(rules []TopicRule, i int, sound []bool, add func(int, int, []str
 		if slices.ContainsFunc(rules[:i], func(before TopicRule) bool { return before.takesAllOf(own) }) {
 			continue // the built-in family is not used
 		}
-		add(i, -1, []string{fieldPattern}, "it takes some topics of %s, which are in one stream (family %s) by a built-in rule: put a rule for %s before this one", own.Pattern, own.Family, own.Pattern)
+		add(i, -1, []string{fieldPattern}, "pattern matches some topics of %s, which a built-in rule stores in one stream (family %s); add a rule for %s before this one", own.Pattern, own.Family, own.Pattern)
 	}
 }
 
-// validate finds all that is wrong with the rule by itself.
+// validate returns all faults of the rule itself.
 func (r *TopicRule) validate() (faults []*RuleError) {
 	check := func(ok bool, fields []string, format string, args ...any) {
 		if !ok {
@@ -175,74 +176,76 @@ func (r *TopicRule) validate() (faults []*RuleError) {
 	if msg := badPattern(r.Pattern); msg != "" {
 		check(false, of(fieldPattern), "%s", msg)
 	} else {
-		check(r.Family == "" || r.Pattern != "**", of(fieldFamily, fieldPattern), "a family of all topics would overlap with every other stream: give it a narrower pattern")
+		check(r.Family == "" || r.Pattern != "**", of(fieldFamily, fieldPattern), "a family of all topics would overlap with every other stream; choose a narrower pattern")
 	}
-	check(r.Family == "" || objectName(r.Family) == r.Family, of(fieldFamily), "family %q: at most %d of a-z, 0-9, _ and - are allowed", r.Family, maxNameLen)
+	check(r.Family == "" || objectName(r.Family) == r.Family, of(fieldFamily), "family %q: 1 to %d characters of a-z, 0-9, _ and - are allowed", r.Family, maxNameLen)
 	check(r.MaxAge == 0 || r.MaxAge >= minRuleAge, of(fieldAge), "age %v: 0 (no bound) or at least %v is allowed", r.MaxAge, minRuleAge)
 	check(r.MaxBytes >= 0, of(fieldBytes), "bytes %d: 0 (no bound) or more is allowed", r.MaxBytes)
 	check(r.MaxMsgs >= 0, of(fieldMessages), "messages %d: 0 (no bound) or more is allowed", r.MaxMsgs)
-	check(r.DuplicateWindow == 0 || r.DuplicateWindow >= minDuplicateWindow, of(fieldDuplicateWindow), "duplicate window %v: at least %v is allowed; without one it is 2m", r.DuplicateWindow, minDuplicateWindow)
-	check(r.DuplicateWindow <= 0 || r.MaxAge <= 0 || r.DuplicateWindow <= r.MaxAge, of(fieldDuplicateWindow, fieldAge), "duplicate window %v: ids cannot be remembered for longer than the events, which go after %v", r.DuplicateWindow, r.MaxAge)
+	check(r.DuplicateWindow == 0 || r.DuplicateWindow >= minDuplicateWindow, of(fieldDuplicateWindow), "duplicate window %v: at least %v is allowed; the default is 2m", r.DuplicateWindow, minDuplicateWindow)
+	check(r.DuplicateWindow <= 0 || r.MaxAge <= 0 || r.DuplicateWindow <= r.MaxAge, of(fieldDuplicateWindow, fieldAge), "duplicate window %v: at most age %v is allowed, because an id is forgotten with its event", r.DuplicateWindow, r.MaxAge)
 	check(r.Replicas >= 0 && r.Replicas <= 5, of(fieldReplicas), "replicas %d: 1 to 5 are allowed", r.Replicas)
 	check(r.Storage == "" || r.Storage == StorageFile || r.Storage == StorageMemory, of(fieldStorage), "storage %q: file or memory is allowed", string(r.Storage))
-	check(r.MaxPayload >= 0 && r.MaxPayload <= maxRulePayload, of(fieldMaxPayload), "max payload %d: 0 (as the hub's) to %d bytes are allowed", r.MaxPayload, maxRulePayload)
+	check(r.MaxPayload >= 0 && r.MaxPayload <= maxRulePayload, of(fieldMaxPayload), "max payload %d: 0 (the limit of the hub) to %d bytes are allowed", r.MaxPayload, maxRulePayload)
+	check(r.MaxKeys >= 0, of(fieldMaxKeys), "max keys %d: 1 or more is allowed; without it, it is %d", r.MaxKeys, DefaultMaxKeys)
+	check(r.MaxKeys == 0 || r.Compaction, of(fieldMaxKeys, fieldCompaction), "max_keys is for compacted topics: add compaction: true, or leave it out")
 	if r.Compaction {
-		check(r.Family == "", of(fieldCompaction, fieldFamily), "a family cannot be compacted, for the bucket of a topic is filled from a stream of its own: leave one of them out")
-		check(r.Pattern == "**" || !meet(r.Pattern, dlqPrefix+"**"), of(fieldCompaction, fieldPattern), "dead letters cannot be compacted, for they have no keys")
-		check(r.MaxAge <= 0 || r.MaxAge >= minCompactedAge, of(fieldAge, fieldCompaction), "age %v: a compacted topic needs at least %v, so that nothing goes before its bucket has it", r.MaxAge, minCompactedAge)
-		check(r.MaxMsgs <= 0 || r.MaxMsgs >= minCompactedMsgs, of(fieldMessages, fieldCompaction), "messages %d: a compacted topic needs at least %d, so that nothing goes before its bucket has it", r.MaxMsgs, minCompactedMsgs)
-		check(r.MaxBytes <= 0 || r.MaxBytes >= minCompactedBytes, of(fieldBytes, fieldCompaction), "bytes %s: a compacted topic needs at least %s, so that nothing goes before its bucket has it", sizeText(r.MaxBytes), sizeText(minCompactedBytes))
+		check(r.Family == "", of(fieldCompaction, fieldFamily), "a family cannot be compacted, because a bucket needs a stream with a single topic; remove family or compaction")
+		check(r.Pattern == "**" || !meet(r.Pattern, dlqPrefix+"**"), of(fieldCompaction, fieldPattern), "dead letters cannot be compacted, because they have no keys; remove compaction")
+		check(r.MaxAge <= 0 || r.MaxAge >= minCompactedAge, of(fieldAge, fieldCompaction), "age %v: a compacted topic needs at least %v, so that its bucket receives each event before the stream removes it", r.MaxAge, minCompactedAge)
+		check(r.MaxMsgs <= 0 || r.MaxMsgs >= minCompactedMsgs, of(fieldMessages, fieldCompaction), "messages %d: a compacted topic needs at least %d, so that its bucket receives each event before the stream removes it", r.MaxMsgs, minCompactedMsgs)
+		check(r.MaxBytes <= 0 || r.MaxBytes >= minCompactedBytes, of(fieldBytes, fieldCompaction), "bytes %s: a compacted topic needs at least %s, so that its bucket receives each event before the stream removes it", sizeText(r.MaxBytes), sizeText(minCompactedBytes))
 	}
 	if s := r.Snapshot; s != nil {
-		check(r.Compaction || s.KeySource != "", of(fieldSnapshotTopic, fieldCompaction, fieldSnapshotSource), "snapshots are made by key: add compaction: true, or key_source: /id if the key is in the payload")
-		check(!wild(r.Pattern), of(fieldSnapshotTopic, fieldPattern), "snapshots are made of one topic, and this is a pattern: give that topic a rule of its own")
-		check(ValidTopic(s.Topic) == nil, of(fieldSnapshotTopic), "snapshot topic %q is no topic: it is segments of letters, digits, _ and - joined by dots", s.Topic)
-		check(s.Topic != r.Pattern, of(fieldSnapshotTopic), "the snapshots cannot go to the topic that they are made of: choose another, such as %s.snapshot", r.Pattern)
-		check(s.Every == 0 || s.Every >= minSnapshotEvery, of(fieldSnapshotEvery), "every %v: at least %v is allowed; without it, it is 30s", s.Every, minSnapshotEvery)
+		check(r.Compaction || s.KeySource != "", of(fieldSnapshotTopic, fieldCompaction, fieldSnapshotSource), "snapshots need keys; add compaction: true, or key_source: /id if the key is in the payload")
+		check(!wild(r.Pattern), of(fieldSnapshotTopic, fieldPattern), "snapshots need a single topic, and this is a pattern; add a rule for that topic")
+		check(ValidTopic(s.Topic) == nil, of(fieldSnapshotTopic), "snapshot topic %q is not a topic; use segments of letters, digits, _ and -, separated by dots", s.Topic)
+		check(s.Topic != r.Pattern, of(fieldSnapshotTopic), "snapshots cannot go to their source topic; use another topic, such as %s.snapshot", r.Pattern)
+		check(s.Every == 0 || s.Every >= minSnapshotEvery, of(fieldSnapshotEvery), "every %v: at least %v is allowed; the default is 30s", s.Every, minSnapshotEvery)
 		if !r.Compaction && s.KeySource != "" { // read from the stream
-			check(r.MaxAge <= 0 || r.MaxAge >= minCompactedAge, of(fieldAge, fieldSnapshotTopic), "age %v: a topic with snapshots needs at least %v, so that nothing goes before it is in one", r.MaxAge, minCompactedAge)
-			check(r.MaxMsgs <= 0 || r.MaxMsgs >= minCompactedMsgs, of(fieldMessages, fieldSnapshotTopic), "messages %d: a topic with snapshots needs at least %d, so that nothing goes before it is in one", r.MaxMsgs, minCompactedMsgs)
-			check(r.MaxBytes <= 0 || r.MaxBytes >= minCompactedBytes, of(fieldBytes, fieldSnapshotTopic), "bytes %s: a topic with snapshots needs at least %s, so that nothing goes before it is in one", sizeText(r.MaxBytes), sizeText(minCompactedBytes))
-			check(r.MaxAge < minCompactedAge || s.Every <= r.MaxAge/2, of(fieldSnapshotEvery, fieldAge), "every %v: at most half of age %v is allowed, so that nothing goes before it is in a snapshot", s.Every, r.MaxAge)
+			check(r.MaxAge <= 0 || r.MaxAge >= minCompactedAge, of(fieldAge, fieldSnapshotTopic), "age %v: a topic with snapshots needs at least %v, so that each event is in a snapshot before the stream removes it", r.MaxAge, minCompactedAge)
+			check(r.MaxMsgs <= 0 || r.MaxMsgs >= minCompactedMsgs, of(fieldMessages, fieldSnapshotTopic), "messages %d: a topic with snapshots needs at least %d, so that each event is in a snapshot before the stream removes it", r.MaxMsgs, minCompactedMsgs)
+			check(r.MaxBytes <= 0 || r.MaxBytes >= minCompactedBytes, of(fieldBytes, fieldSnapshotTopic), "bytes %s: a topic with snapshots needs at least %s, so that each event is in a snapshot before the stream removes it", sizeText(r.MaxBytes), sizeText(minCompactedBytes))
+			check(r.MaxAge < minCompactedAge || s.Every <= r.MaxAge/2, of(fieldSnapshotEvery, fieldAge), "every %v: at most half of age %v is allowed, so that each event is in a snapshot before the stream removes it", s.Every, r.MaxAge)
 		}
 		faults = append(faults, s.keyFaults(r.Pattern)...)
 	}
 	return faults
 }
 
-// keyFaults are what is wrong with the keys of snapshots.
+// keyFaults returns the faults of the keys of snapshots.
 func (s *SnapshotRule) keyFaults(pattern string) (faults []*RuleError) {
 	fault := func(field, format string, args ...any) {
 		faults = append(faults, &RuleError{Pattern: pattern, Fields: []string{field}, Other: -1, Msg: fmt.Sprintf(format, args...)})
 	}
 	if len(s.KeySource) > maxKeySource {
-		fault(fieldSnapshotSource, "key_source has %d bytes, at most %d are allowed", len(s.KeySource), maxKeySource)
+		fault(fieldSnapshotSource, "key_source has %d bytes; at most %d are allowed", len(s.KeySource), maxKeySource)
 	} else if _, err := jsonpointer.Parse(s.KeySource); err != nil {
-		fault(fieldSnapshotSource, "key_source %q is no JSON pointer: %v", s.KeySource, err)
+		fault(fieldSnapshotSource, "key_source %q is not a JSON pointer: %v", s.KeySource, err)
 	}
 	if len(s.BatchKeys) > maxBatchKeys {
-		fault(fieldSnapshotKeys, "batch_keys has %d keys, at most %d are allowed", len(s.BatchKeys), maxBatchKeys)
+		fault(fieldSnapshotKeys, "batch_keys has %d keys; at most %d are allowed", len(s.BatchKeys), maxBatchKeys)
 		return faults
 	}
 	known := make(map[string]bool, len(s.BatchKeys))
 	for i, key := range s.BatchKeys {
 		switch {
 		case key == "" || len(key) > MaxKey:
-			fault(fieldSnapshotKeys, "batch_keys: key %d has %d bytes, 1 to %d are allowed", i+1, len(key), MaxKey)
+			fault(fieldSnapshotKeys, "batch_keys: key %d has %d bytes; 1 to %d are allowed", i+1, len(key), MaxKey)
 		case !utf8.ValidString(key):
-			fault(fieldSnapshotKeys, "batch_keys: key %d is no valid UTF-8", i+1)
+			fault(fieldSnapshotKeys, "batch_keys: key %d is not valid UTF-8", i+1)
 		case known[key]:
-			fault(fieldSnapshotKeys, "batch_keys has %q twice: take one of them out", key)
+			fault(fieldSnapshotKeys, "batch_keys has %q twice; remove one of them", key)
 		}
 		known[key] = true
 	}
 	return faults
 }
 
-// badPattern says why it is no pattern, or "".
+// badPattern returns what is wrong with a pattern, or "".
 func badPattern(pattern string) string {
 	if pattern == "" {
-		return "there is no topic, and no pattern"
+		return "topic or pattern is missing"
 	}
 	if !wild(pattern) {
 		if err, bad := errors.AsType[*Error](ValidTopic(pattern)); bad {
@@ -256,16 +259,16 @@ func badPattern(pattern string) string {
 		case "*":
 		case "**":
 			if i != len(segments)-1 {
-				return "** may only stand at the end"
+				return "** is only allowed at the end"
 			}
 		default:
 			if ValidTopic(s) != nil {
-				return fmt.Sprintf("segment %d: letters, digits, _ and -, or * or ** are allowed", i+1)
+				return fmt.Sprintf("segment %d: letters, digits, _ and - are allowed, or * or ** alone", i+1)
 			}
 		}
 	}
 	if len(pattern) > maxTopicLen {
-		return fmt.Sprintf("the pattern has %d bytes, at most %d are allowed", len(pattern), maxTopicLen)
+		return fmt.Sprintf("pattern has %d bytes; at most %d are allowed", len(pattern), maxTopicLen)
 	}
 	return ""
 }

@@ -105,7 +105,7 @@ func endOldLeases(ctx context.Context, js natsjs.JetStream) error {
 		}
 		consumers := handle.ListConsumers(ctx)
 		for c := range consumers.Info() {
-			if _, ours := c.Config.Metadata["eventhub.group"]; !ours || c.NumAckPending == 0 {
+			if _, ours := c.Config.Metadata[metaGroup]; !ours || c.NumAckPending == 0 {
 				continue
 			}
 			// The server looks naks up by stream sequence; those of events that are settled have no

@@ -60,10 +60,24 @@ type SubscribeOptions struct {
 	// missed events. It is called before the next event of that topic is handed out, and never
 	// while the handler runs. It must not block.
 	OnReset func(topic string)
-	// CountFor, when not "", is the client for which the topics that the subscription creates
-	// count: see Publisher.CountFor. By default they count for the program itself, which has no
-	// limit of its own.
+	// CountFor, when not "", is the client for which the topics and groups that the subscription
+	// creates count: see Publisher.CountFor, Limits.GroupsPerClient and Limits.ClientGroups. By
+	// default they count for the program itself, which has no limits of its own, and for whose
+	// groups each stream keeps room.
 	CountFor string
+	// FreeGroups exempts the groups from Limits.GroupsPerClient and Limits.ClientGroups.
+	FreeGroups bool
+	// OnDeleted, when not nil, is called when somebody has deleted the group on a topic
+	// (Group.Delete). The subscription then gets no more events of that topic, and the caller ends
+	// it, but not within OnDeleted, which must not block. By default, the member makes the group
+	// again, at its oldest unsettled event.
+	OnDeleted func(topic string)
+	// Holder, when not nil, limits how many events this subscription and others hold together:
+	// events beyond its limit wait.
+	Holder *Holder
+	// MaxLease is the longest lease, and the longest delay of a Nack: AckTimeout, Extend and Nack
+	// are cut to it. 1 s..12 h, default 12 h.
+	MaxLease time.Duration
 	// Paused starts the subscription as after Pause: it is a member of the group, and requests no
 	// event before Resume.
 	Paused bool
@@ -83,6 +97,9 @@ func (o *SubscribeOptions) validate() error {
 	if o.AckTimeout == 0 {
 		o.AckTimeout = 30 * time.Second
 	}
+	if o.MaxLease == 0 {
+		o.MaxLease = maxAckTimeout
+	}
 	if o.MaxAttempts == 0 {
 		o.MaxAttempts = 5
 	}
@@ -96,6 +113,8 @@ func (o *SubscribeOptions) validate() error {
 		return badOptions("opts.MaxInFlight is %d: 1 to %d are allowed", o.MaxInFlight, maxInFlightLimit)
 	case o.AckTimeout < minAckTimeout || o.AckTimeout > maxAckTimeout:
 		return badOptions("opts.AckTimeout is %v: %v to %v are allowed", o.AckTimeout, minAckTimeout, maxAckTimeout)
+	case o.MaxLease < minAckTimeout || o.MaxLease > maxAckTimeout:
+		return badOptions("opts.MaxLease is %v: %v to %v are allowed", o.MaxLease, minAckTimeout, maxAckTimeout)
 	case o.MaxAttempts < NeverGiveUp:
 		return badOptions("opts.MaxAttempts is %d: 1 or more, 0 (the default), or NeverGiveUp is allowed", o.MaxAttempts)
 	case o.GroupTTL != 0 && (o.GroupTTL < minGroupTTL || o.GroupTTL > maxGroupTTL):
@@ -105,6 +124,7 @@ func (o *SubscribeOptions) validate() error {
 	case o.Workers < 0 || o.Workers > maxInFlightLimit:
 		return badOptions("opts.Workers is %d: 1 to %d are allowed", o.Workers, maxInFlightLimit)
 	}
+	o.AckTimeout = min(o.AckTimeout, o.MaxLease)
 	return nil
 }
 
@@ -244,7 +264,9 @@ func (b *Bus) subscribe(ctx context.Context, topic, group string, opts Subscribe
 }
 
 func (s *Subscription) join(ctx context.Context, topic string, start startFunc) error {
-	g, err := s.bus.join(ctx, topic, s.group, s.opts.GroupTTL, s.opts.CountFor, start, nil)
+	g, err := s.bus.join(ctx, &joining{
+		topic: topic, group: s.group, ttl: s.opts.GroupTTL, client: s.opts.CountFor, free: s.opts.FreeGroups, start: start,
+	})
 	if err != nil {
 		return err
 	}
@@ -357,7 +379,7 @@ func (s *Subscription) settleAll(ctx context.Context) error {
 		return err
 	}
 	for _, m := range s.members {
-		if !m.group.used() {
+		if !m.group.used() || m.group.deleted.Load() {
 			continue
 		}
 		// A consumer works its acks off in order, so its answer to one about no event comes after
@@ -383,7 +405,7 @@ func (s *Subscription) flush(ctx context.Context) error {
 // member that asks for nothing. s.mu is held.
 func (s *Subscription) keepAlive() {
 	for _, m := range s.members {
-		if m.group.ttl > 0 {
+		if m.group.timeToLive() > 0 {
 			s.schedule(s.bus.clock.now())
 		}
 	}
@@ -469,6 +491,7 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 		s.closeInboxes()
 		s.timer.Stop()
 		s.mu.Unlock()
+		s.opts.Holder.leave(s)
 		s.giveBack(back)
 		for _, d := range failed {
 			s.bus.dead.add(d, "connection lost")
@@ -493,15 +516,19 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 	return err
 }
 
-// moved is told of a group's new consumer, perhaps late: a member that has joined a newer one
+// moved is told of a group's new generation, perhaps late: a member that has joined a newer one
 // already stays there.
-func (s *Subscription) moved(key, consumer string, revision uint64) {
+func (s *Subscription) moved(key string, to *generation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, m := range s.members {
-		if revision > m.group.revision.Load() && m.group.consumer != consumer && groupKey(m.group.topic, s.group) == key {
-			m.reattach(false)
-			m.movedAt = max(m.movedAt, revision)
+		switch g := m.group; {
+		case to.revision <= g.revision.Load() || groupKey(g.topic, s.group) != key:
+		case g.consumer != to.Consumer || to.Deleted:
+			m.reattach(to.Deleted)
+			m.movedAt = max(m.movedAt, to.revision)
+		case to.Durable:
+			g.ttl.Store(0)
 		}
 	}
 }

@@ -21,6 +21,8 @@ type stream struct {
 	created time.Time
 	// slots bounds the unconfirmed publishes.
 	slots chan struct{}
+	// room is how many consumers it may have before clients can make no more groups.
+	room int
 	// ready is set, per connection of the pool, once a publish was confirmed: until then the first
 	// one goes alone.
 	ready []atomic.Bool
@@ -35,6 +37,7 @@ type topicInfo struct {
 	obs     TopicObserver
 
 	bucket     *bucket // nil unless the topic is compacted
+	keys       *keySet // of the bucket; nil for reads
 	maxPayload int     // in bytes
 }
 
@@ -230,7 +233,7 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 	s := b.topics.streams[info.Config.Name]
 	if s == nil || !s.created.Equal(info.Created) {
 		s = &stream{
-			name: info.Config.Name, family: rule.Family != "" || len(info.Config.Subjects) != len(own), created: info.Created,
+			name: info.Config.Name, family: rule.Family != "" || len(info.Config.Subjects) != len(own), created: info.Created, room: b.roomFor(&info.Config),
 			slots: make(chan struct{}, b.limits.PublishInFlight), ready: make([]atomic.Bool, len(b.links)),
 		}
 		if keep {
@@ -269,30 +272,28 @@ func (b *Bus) findStream(ctx context.Context, name string) (*natsjs.StreamInfo, 
 func (b *Bus) makeTopic(ctx context.Context, name, client string) (*topicInfo, error) {
 	rule := b.rule(name)
 	streamName := rule.streamName(name)
-	b.topics.mu.RLock()
-	_, met := b.topics.streams[streamName]
-	full := !met && len(b.topics.streams) >= b.limits.Topics
-	b.topics.mu.RUnlock()
-	if full {
-		b.obs.LimitReached("topics")
-		return nil, &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this hub knows %d streams of topics, which is its limit", b.limits.Topics)}
+	if err := b.tooManyStreams(streamName); err != nil {
+		return nil, err
 	}
 	info, err := b.findStream(ctx, streamName)
 	switch {
 	case err == nil:
+		b.reserved.drop(streamName)
 		b.reportDrift(name, rule, info)
 		return b.meetTopic(ctx, name, info, rule, false)
 	case !errors.Is(err, ErrNotFound):
 		return nil, b.unavailable(err)
 	}
-	if !b.mayMake(client) {
-		b.obs.LimitReached("topics_per_client")
-		return nil, &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new topics, which is its limit: one more is allowed every %v", b.limits.TopicsPerClient, topicRefill)}
+	if !b.reserved.has(streamName) {
+		if err := b.newTopics.take(client); err != nil {
+			return nil, err
+		}
 	}
 	info, err = b.createStream(ctx, name, rule)
 	if err != nil {
 		return nil, err
 	}
+	b.reserved.drop(streamName)
 	return b.meetTopic(ctx, name, info, rule, true)
 }
 
@@ -300,12 +301,14 @@ func (b *Bus) makeTopic(ctx context.Context, name, client string) (*topicInfo, e
 // just been made.
 func (b *Bus) meetTopic(ctx context.Context, name string, info *natsjs.StreamInfo, rule *TopicRule, made bool) (*topicInfo, error) {
 	t, err := b.newTopic(name, info, rule, true)
-	if err == nil && t.bucket != nil {
-		err = b.meetBucket(ctx, t, &info.Config, made)
+	if err != nil || t.bucket == nil {
+		return t, err
 	}
+	entries, err := b.meetBucket(ctx, t, &info.Config, made)
 	if err != nil {
 		return nil, err
 	}
+	t.keys = b.newKeySet(ctx, t, rule, entries)
 	return t, nil
 }
 
@@ -317,7 +320,13 @@ func (b *Bus) createStream(ctx context.Context, topic string, rule *TopicRule) (
 	if err := b.awaitGone(ctx, cfg.Name); err != nil {
 		return nil, b.unavailable(err)
 	}
-	s, err := again(ctx, func(ctx context.Context) (natsjs.Stream, error) { return b.js.CreateStream(ctx, cfg) })
+	cfg.MaxConsumers = b.limits.StreamGroups + ownConsumers
+	create := func(ctx context.Context) (natsjs.Stream, error) { return b.js.CreateStream(ctx, cfg) }
+	s, err := again(ctx, create)
+	if refused, ok := errors.AsType[*natsjs.APIError](err); ok && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
+		cfg.MaxConsumers = -1 // the account has a smaller limit
+		s, err = again(ctx, create)
+	}
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
 		// Another hub made it at the same moment, with other settings: theirs count.
 		info, ferr := b.findStream(ctx, cfg.Name)
@@ -328,7 +337,7 @@ func (b *Bus) createStream(ctx context.Context, topic string, rule *TopicRule) (
 		return info, nil
 	}
 	if err != nil {
-		return nil, b.unavailable(fmt.Errorf("jetstream: create stream %s for topic %s: %w", cfg.Name, topic, err))
+		return nil, b.notMade(fmt.Errorf("jetstream: create stream %s for topic %s: %w", cfg.Name, topic, err))
 	}
 	b.log.InfoContext(ctx, "topic made", slog.String("topic", topic), slog.String("stream", cfg.Name))
 	return s.CachedInfo(), nil
@@ -367,6 +376,28 @@ func (k *topics) missing(stream string, now int64) {
 	}
 	k.gone[stream] = now
 }
+
+// Codes of the server's errors: of those that pass by themselves, and of those that do not.
+const (
+	codeUnavailable = 503
+	codeRefused     = 400
+)
+
+// notMade wraps the failure to make a stream.
+func (b *Bus) notMade(err error) error {
+	refused, ok := errors.AsType[*natsjs.APIError](err)
+	if !ok || refused.Code == codeUnavailable || refused.ErrorCode == errNoPeers {
+		return b.unavailable(err)
+	}
+	code := CodeInternal
+	if refused.Code == codeRefused { // for example because another stream has the topic's subjects
+		code = CodeBadTopic
+	}
+	return &Error{Code: code, Msg: "the event store refuses to make this topic: an operator finds the reason in the log", Err: fmt.Errorf("%w: %w", ErrNoStream, err)}
+}
+
+// errNoPeers is the server's error when too few servers of a cluster are up for a stream.
+const errNoPeers natsjs.ErrorCode = 10005
 
 // unavailable wraps a failure of NATS so that a client learns no more than that.
 func (b *Bus) unavailable(err error) error {

@@ -88,7 +88,7 @@ func (w *watch) follow(ctx context.Context) error {
 	case !info.Created.Equal(w.created) || info.State.LastSeq < w.bucketSeq:
 		if !w.told && w.bucketSeq > 0 {
 			// What is missing of the old one nobody knows.
-			return stopped(w.bus.unavailable(errors.New("jetstream: the bucket was made anew while a watch read it for the first time")))
+			return stopped(w.bus.unavailable(errors.New("jetstream: watch: the bucket was replaced during the first reading")))
 		}
 		w.created, w.bucketSeq = info.Created, 0
 		if !w.told {
@@ -207,7 +207,7 @@ func (w *watch) hide(m *storedMsg) error {
 		return nil
 	}
 	if len(w.hidden) == watchHidden {
-		return stopped(w.bus.unavailable(errors.New("jetstream: native clients wrote too many keys to the bucket: repair it")))
+		return stopped(w.bus.unavailable(errors.New("jetstream: watch: native clients wrote too many keys to the bucket; repair the bucket")))
 	}
 	if w.hidden == nil {
 		w.hidden = make(map[string]uint64)

@@ -58,6 +58,10 @@ func (g Guard) Changes(of Target, next http.Handler) http.Handler {
 
 func (g Guard) guard(next http.Handler, allowed func(*acl.Identity, *http.Request) bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if len(r.Header["Authorization"]) > 1 {
+			writeError(w, http.StatusBadRequest, "bad_options", "The header Authorization is given more than once.")
+			return
+		}
 		id, err := g.Tokens.Verify(r.Context(), bearer(r))
 		if err != nil {
 			refuse(w, err)

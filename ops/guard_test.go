@@ -121,3 +121,15 @@ func TestMetricsBehindToken(t *testing.T) {
 		}
 	}
 }
+
+// TestGuardRefusesTwoTokens has a request say twice who sends it.
+func TestGuardRefusesTwoTokens(t *testing.T) {
+	g := Guard{Tokens: newVerifier(t)}.Shows(QueryTarget, http.NotFoundHandler())
+	r := httptest.NewRequest(http.MethodGet, "/?topic=a", nil)
+	r.Header["Authorization"] = []string{"Bearer own", "Bearer other"}
+	w := httptest.NewRecorder()
+	g.ServeHTTP(w, r)
+	if w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), `"code":"bad_options"`) {
+		t.Errorf("two tokens were answered with %d %s", w.Code, w.Body)
+	}
+}

@@ -59,8 +59,10 @@ type Metrics struct {
 	latency      *prometheus.HistogramVec
 	restarts     prometheus.Counter
 	limitReached *prometheus.CounterVec
+	revocations  prometheus.Gauge
 	projected    *prometheus.CounterVec
 	snapshots    *prometheus.CounterVec
+	stalled      *prometheus.GaugeVec
 	gauges       map[string]prometheus.Gauge
 
 	mu     sync.Mutex
@@ -107,8 +109,10 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 		latency:      newHistogram(reg, "delivery_latency_ms"),
 		restarts:     newCounter(reg, "eventhub_server_restarts_total").WithLabelValues(),
 		limitReached: newCounter(reg, "eventhub_limit_reached_total"),
+		revocations:  newGauge(reg, "eventhub_revocations").WithLabelValues(),
 		projected:    newCounter(reg, "eventhub_projected_total"),
 		snapshots:    newCounter(reg, "eventhub_snapshots_total"),
+		stalled:      newGauge(reg, "eventhub_projection_stalled_ms"),
 		gauges: map[string]prometheus.Gauge{
 			jetstream.GaugeConnected:     newGauge(reg, "eventhub_nats_connected").WithLabelValues(),
 			jetstream.GaugeTopics:        newGauge(reg, "eventhub_topics").WithLabelValues(),
@@ -185,6 +189,9 @@ func (m *Metrics) Group(topic, group string, ephemeral bool) jetstream.GroupObse
 
 // LimitReached counts a refusal or delay caused by the named limit.
 func (m *Metrics) LimitReached(limit string) { m.limitReached.WithLabelValues(limit).Inc() }
+
+// Revocations sets the number of revocations that the hub observes.
+func (m *Metrics) Revocations(n int) { m.revocations.Set(float64(n)) }
 
 // ServerRestarted counts a restart of the embedded NATS server by the hub.
 func (m *Metrics) ServerRestarted() { m.restarts.Inc() }
@@ -294,6 +301,12 @@ func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Mi
 // there are few.
 func (m *Metrics) Projected(projection, outcome string) {
 	m.projected.WithLabelValues(projection, outcome).Inc()
+}
+
+// ProjectionStalled records for how long a projection of the hub has made no progress. Projection
+// names come from the program, so there are few.
+func (m *Metrics) ProjectionStalled(projection string, stalled time.Duration) {
+	m.stalled.WithLabelValues(projection).Set(milliseconds(stalled))
 }
 
 // Snapshots counts keys that a compactor wrote. The topics come from the topics file.

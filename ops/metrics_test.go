@@ -39,6 +39,7 @@ func use(m *Metrics) {
 	m.FrameReceived("PUBLISH")
 	m.Projected("p", "applied")
 	m.Snapshots("t", 1)
+	m.ProjectionStalled("p", time.Second)
 	m.ErrorSent("bad_json")
 	m.RequestServed(http.StatusOK)
 	box := m.Outbox("b")

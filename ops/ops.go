@@ -44,9 +44,15 @@ type Config struct {
 	Bus Bus
 	// Registry holds the metrics that /metrics serves. Required.
 	Registry *prometheus.Registry
+	// Groups, if not nil, is managed at /groups. Guard is then required.
+	Groups Groups
+	// Guard protects what is about single topics.
+	Guard Guard
 	// Metrics, if not nil, makes /metrics require a token that grants subscribe on MetricsTopic. By
 	// default, /metrics is open; it shows names of topics and groups, but no events.
 	Metrics *Guard
+	// Revocations, if not nil, serves POST /revocations.
+	Revocations *Revocations
 	// Local restricts /metrics to requests that address this host by an IP address or as localhost.
 	// Set it if /metrics is open because the port is bound to loopback.
 	Local bool
@@ -95,11 +101,18 @@ func New(cfg Config) *Server {
 		metrics = local(metrics)
 	}
 	r.Method(http.MethodGet, "/metrics", metrics)
+	if cfg.Revocations != nil {
+		r.Method(http.MethodPost, "/revocations", cfg.Revocations.handler())
+	}
+	if cfg.Groups != nil {
+		r.Method(http.MethodDelete, "/groups/{topic}/{group}", cfg.Guard.Changes(groupTarget, http.HandlerFunc(s.deleteGroup)))
+	}
 	s.handler = r
 	return s
 }
 
-// Handler serves /livez, /readyz, /healthz and /metrics.
+// Handler serves /livez, /readyz, /healthz, /metrics, with Config.Revocations /revocations, and
+// with Config.Groups DELETE /groups/{topic}/{group}.
 //
 // /livez returns 200 as long as the process responds. /readyz and /healthz return 200 while the hub
 // can work, and 503 otherwise. Their body names the failed check and the parts that are waiting,

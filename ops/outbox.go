@@ -86,9 +86,14 @@ func (o *Outbox) Failed(bool) { o.failed.Inc() }
 
 // Backlog sets the number of pending and parked records, and the age of the oldest pending record.
 func (o *Outbox) Backlog(pending, parked int, oldest time.Duration) {
+	o.Records(pending, parked)
+	o.oldest.Set(milliseconds(oldest))
+}
+
+// Records sets the number of pending and parked records.
+func (o *Outbox) Records(pending, parked int) {
 	o.pending.Set(float64(pending))
 	o.parked.Set(float64(parked))
-	o.oldest.Set(milliseconds(oldest))
 }
 
 // ClockSkew sets how far the NATS clock is ahead of the clock of the outbox.

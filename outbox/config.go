@@ -34,8 +34,8 @@ type Config struct {
 	// drainer renews its leases every third of Lease. At least 100 ms. Defaults to 30 seconds.
 	Lease time.Duration
 	// Poll is the maximum interval between claims while the store is empty and nothing wakes the
-	// drainer. After recent work, the drainer polls more often, starting at 10 ms. Defaults to 250
-	// ms.
+	// drainer. After recent work, the drainer polls more often, starting at 10 ms. Defaults to
+	// 250 ms.
 	Poll time.Duration
 	// MaxAttempts is the number of failed attempts after which a record is parked. A record that
 	// the bus can never accept (bad topic, bad options, payload too large) is parked at once.
@@ -49,8 +49,8 @@ type Config struct {
 	// PassErrors lets a lane continue past its parked records. By default, the lane waits until
 	// they are retried or purged.
 	PassErrors bool
-	// PublishTimeout bounds one publish. The bus itself gives up after 10 seconds. Defaults to 15
-	// seconds.
+	// PublishTimeout bounds one publish. The bus itself gives up after 10 seconds. Defaults to
+	// 15 seconds.
 	PublishTimeout time.Duration
 	// Margin is subtracted from a topic's duplicate window, so that a slow publish still falls
 	// inside the window. A record whose first publish may have begun before the shortened window is

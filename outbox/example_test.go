@@ -7,15 +7,33 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	_ "modernc.org/sqlite"
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/embedded"
 	"eventhub/outbox"
+	"eventhub/outbox/pgtest"
 )
 
-// An order service: the order and its event are one transaction of its own database. A drainer
-// publishes the event.
+// openExample opens a bus with an embedded server of its own. A service that has a NATS server uses
+// jetstream.Config.URL instead.
+func openExample() (bus *jetstream.Bus, end func()) {
+	server, err := embedded.Start(context.Background(), embedded.Config{}) // in memory
+	if err != nil {
+		panic(err)
+	}
+	bus, err = jetstream.Open(context.Background(), jetstream.Config{Server: server})
+	if err != nil {
+		panic(err)
+	}
+	return bus, func() { _ = bus.Close() }
+}
+
+// An order service stores an order and its event in one transaction of its own SQLite database. A
+// drainer publishes the event.
 func Example() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "outbox-example")
@@ -42,7 +60,7 @@ func Example() {
 		panic(err)
 	}
 
-	// place stores an order, and the event that tells of it: both or neither.
+	// place stores an order and its event: both or neither.
 	place := func(number int, customer string) error {
 		tx, err := db.BeginTx(ctx, nil)
 		if err != nil {
@@ -65,16 +83,10 @@ func Example() {
 		}
 	}
 
-	// The drainer, here or in any process that reaches the database. The bus may be away until now.
-	server, err := embedded.Start(ctx, embedded.Config{}) // or jetstream.Config.URL
-	if err != nil {
-		panic(err)
-	}
-	bus, err := jetstream.Open(ctx, jetstream.Config{Server: server})
-	if err != nil {
-		panic(err)
-	}
-	defer func() { _ = bus.Close() }()
+	// The drainer may run in any process that reaches the database. Until here, the service does
+	// not need the bus.
+	bus, end := openExample()
+	defer end()
 	drainer, err := outbox.NewDrainer(outbox.Config{Store: store, Bus: outbox.JetStream(bus)})
 	if err != nil {
 		panic(err)
@@ -95,4 +107,125 @@ func Example() {
 	// 2 published
 	// customer:7 {"order":1}
 	// customer:7 {"order":2}
+}
+
+// The same with PostgreSQL and pgx. The drainer runs all the time; each commit wakes it.
+func Example_postgreSQL() {
+	ctx := context.Background()
+	address, end, err := pgtest.Temporary(ctx) // postgres://shop:secret@db.example.com/shop
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = end() }()
+
+	// The service uses pgx. The drainer uses database/sql, without prepared statements.
+	pool, err := pgxpool.New(ctx, address)
+	if err != nil {
+		panic(err)
+	}
+	defer pool.Close()
+	config, err := pgx.ParseConfig(address)
+	if err != nil {
+		panic(err)
+	}
+	config.DefaultQueryExecMode = pgx.QueryExecModeExec
+	db := stdlib.OpenDB(*config)
+	defer func() { _ = db.Close() }()
+	store, err := outbox.NewSQLStore(outbox.SQLConfig{
+		Dialect: outbox.PostgreSQL,
+		DB:      db,
+		Listen: outbox.PgxListener(func(ctx context.Context) (*pgx.Conn, error) {
+			return pgx.Connect(ctx, address)
+		}),
+	})
+	if err != nil {
+		panic(err)
+	}
+	if _, err := store.Migrate(ctx); err != nil {
+		panic(err)
+	}
+	if _, err := pool.Exec(ctx, "CREATE TABLE orders (number INTEGER PRIMARY KEY)"); err != nil {
+		panic(err)
+	}
+
+	bus, closeBus := openExample()
+	defer closeBus()
+	drainer, err := outbox.NewDrainer(outbox.Config{Store: store, Bus: outbox.JetStream(bus)})
+	if err != nil {
+		panic(err)
+	}
+	drainer.Start()
+	defer func() { _ = drainer.Stop(ctx) }()
+
+	// The order and its event are one transaction.
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "INSERT INTO orders (number) VALUES (7)"); err != nil {
+			return err
+		}
+		return store.Add(ctx, outbox.Pgx(tx), &outbox.Record{Topic: "orders.placed", Payload: []byte(`{"order":7}`)})
+	})
+	if err != nil {
+		panic(err)
+	}
+
+	received := make(chan string)
+	_, err = bus.Consume(ctx, "orders.placed", "printer", jetstream.SubscribeOptions{From: jetstream.FromEarliest},
+		func(_ context.Context, d *jetstream.Delivery) error {
+			received <- string(d.Event.Payload)
+			return nil
+		})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(<-received)
+	// Output: {"order":7}
+}
+
+// A service without a database keeps its outbox in a KV bucket of NATS. Add is a write of its own.
+func ExampleKVStore() {
+	ctx := context.Background()
+	bus, end := openExample()
+	defer end()
+
+	bucket, err := bus.Collections().Open(ctx, "mail_outbox")
+	if err != nil {
+		panic(err)
+	}
+	store, err := outbox.NewKVStore(outbox.KVConfig{Collection: bucket})
+	if err != nil {
+		panic(err)
+	}
+	for _, subject := range []string{"Welcome", "Your order"} {
+		err := store.Add(ctx, &outbox.Record{Topic: "mails", Key: "ann", Payload: fmt.Appendf(nil, "%q", subject)})
+		if err != nil {
+			panic(err)
+		}
+	}
+	stats, err := store.Stats(ctx)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(stats.Pending, "wait")
+
+	drainer, err := outbox.NewDrainer(outbox.Config{Store: store, Bus: outbox.JetStream(bus)})
+	if err != nil {
+		panic(err)
+	}
+	drained, err := drainer.Drain(ctx) // a service uses Start and Stop
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(drained.Published, "published")
+	err = bus.History("mails").Scan(ctx, jetstream.ScanOptions{}, func(e *jetstream.Event) error {
+		fmt.Printf("%s %s\n", e.Key, e.Payload)
+		return nil
+	})
+	if err != nil {
+		panic(err)
+	}
+	// Output:
+	// 2 wait
+	// 2 published
+	// ann "Welcome"
+	// ann "Your order"
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -182,7 +183,7 @@ func (s *KVStore) Add(ctx context.Context, r *Record) error {
 	i := s.of(r.lane())
 	err := s.change(ctx, i, func(sh *shard, now int64) (bool, error) {
 		others := len(sh.Records)
-		if slices.ContainsFunc(sh.Records, func(o *Record) bool { return o.ID == r.ID }) {
+		if slices.ContainsFunc(sh.Records, func(o *Record) bool { return o.ref() == r.ref() }) {
 			return false, ErrExists
 		}
 		if others >= s.records {
@@ -279,15 +280,15 @@ func (s *KVStore) claimFrom(ctx context.Context, i int, opts *ClaimOptions, limi
 	}
 }
 
-// byShard groups the ids of records by shard.
-func (s *KVStore) byShard(records []*Record) map[int]map[string]bool {
-	m := make(map[int]map[string]bool)
+// byShard groups records by shard.
+func (s *KVStore) byShard(records []*Record) map[int]map[ref]bool {
+	m := make(map[int]map[ref]bool)
 	for _, r := range records {
 		i := s.of(r.lane())
 		if m[i] == nil {
-			m[i] = make(map[string]bool)
+			m[i] = make(map[ref]bool)
 		}
-		m[i][r.ID] = true
+		m[i][r.ref()] = true
 	}
 	return m
 }
@@ -295,26 +296,23 @@ func (s *KVStore) byShard(records []*Record) map[int]map[string]bool {
 // Renew implements Store.
 func (s *KVStore) Renew(ctx context.Context, worker string, lease time.Duration, records []*Record) ([]string, error) {
 	var lost []string
-	for i, ids := range s.byShard(records) {
-		var left map[string]bool
+	for i, records := range s.byShard(records) {
+		var left map[ref]bool
 		err := s.change(ctx, i, func(sh *shard, now int64) (bool, error) {
-			left = make(map[string]bool, len(ids))
-			for id := range ids {
-				left[id] = true
-			}
+			left = maps.Clone(records)
 			for _, r := range sh.Records {
-				if left[r.ID] && r.Status == Claimed && r.ClaimedBy == worker {
+				if left[r.ref()] && r.Status == Claimed && r.ClaimedBy == worker {
 					r.LeaseUntil = now + lease.Milliseconds()
-					delete(left, r.ID)
+					delete(left, r.ref())
 				}
 			}
-			return len(left) < len(ids), nil
+			return len(left) < len(records), nil
 		})
 		if err != nil {
 			return nil, err
 		}
-		for id := range left {
-			lost = append(lost, id)
+		for r := range left {
+			lost = append(lost, r.id)
 		}
 	}
 	return lost, nil
@@ -323,16 +321,16 @@ func (s *KVStore) Renew(ctx context.Context, worker string, lease time.Duration,
 // Settle implements Store. It settles all records of a shard, and so of a lane, in one write. When
 // the entry would become too large, it drops the error texts.
 func (s *KVStore) Settle(ctx context.Context, worker string, st Settlement) (Unsettled, error) {
-	failed := make(map[string]*Failure, len(st.Failed))
+	failed := make(map[ref]*Failure, len(st.Failed))
 	all := slices.Clone(st.Sent)
 	for i := range st.Failed {
-		failed[st.Failed[i].Record.ID] = &st.Failed[i]
+		failed[st.Failed[i].Record.ref()] = &st.Failed[i]
 		all = append(all, st.Failed[i].Record)
 	}
-	for i, ids := range s.byShard(all) {
-		err := s.settle(ctx, i, worker, ids, failed, true)
+	for i, records := range s.byShard(all) {
+		err := s.settle(ctx, i, worker, records, failed, true)
 		if errors.Is(err, jetstream.ErrTooLarge) {
-			err = s.settle(ctx, i, worker, ids, failed, false)
+			err = s.settle(ctx, i, worker, records, failed, false)
 		}
 		if err != nil {
 			return Unsettled{}, err
@@ -341,14 +339,14 @@ func (s *KVStore) Settle(ctx context.Context, worker string, st Settlement) (Uns
 	return Unsettled{}, nil
 }
 
-// settle settles the records of one shard. Records in ids but not in failed were sent. texts
+// settle settles the records of one shard. Those that are not in failed were sent. texts
 // selects whether error texts are kept.
-func (s *KVStore) settle(ctx context.Context, i int, worker string, ids map[string]bool, failed map[string]*Failure, texts bool) error {
+func (s *KVStore) settle(ctx context.Context, i int, worker string, records map[ref]bool, failed map[ref]*Failure, texts bool) error {
 	return s.change(ctx, i, func(sh *shard, now int64) (bool, error) {
 		before, changed := len(sh.Records), false
-		sh.Records = slices.DeleteFunc(sh.Records, func(r *Record) bool { return ids[r.ID] && failed[r.ID] == nil })
+		sh.Records = slices.DeleteFunc(sh.Records, func(r *Record) bool { return records[r.ref()] && failed[r.ref()] == nil })
 		for _, r := range sh.Records {
-			if f := failed[r.ID]; f != nil && r.Status == Claimed && r.ClaimedBy == worker {
+			if f := failed[r.ref()]; f != nil && r.Status == Claimed && r.ClaimedBy == worker {
 				r.fail(f, now, texts)
 				changed = true
 			}
@@ -450,7 +448,7 @@ func (s *KVStore) Purge(ctx context.Context, opts PurgeOptions) (int, error) {
 			n = 0
 			sh.Records = slices.DeleteFunc(sh.Records, func(r *Record) bool {
 				gone := r.Status == Errored && r.AddedAt <= now-opts.OlderThan.Milliseconds() && total+n < opts.limit() &&
-					(len(opts.IDs) == 0 || slices.Contains(opts.IDs, r.ID))
+					(len(opts.IDs) == 0 || slices.Contains(opts.IDs, r.ID)) && (opts.Topic == "" || opts.Topic == r.Topic)
 				if gone {
 					n++
 				}

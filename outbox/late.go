@@ -40,11 +40,11 @@ func lean(r *Record) *Record {
 // put adds results.
 func (r *lateResults) put(st *Settlement) {
 	for _, rec := range st.Sent {
-		r.drop(rec.ID)
+		r.drop(rec.ref())
 		r.results = append(r.results, lateResult{Failure: Failure{Record: lean(rec)}, sent: true})
 	}
 	for _, f := range st.Failed {
-		r.drop(f.Record.ID)
+		r.drop(f.Record.ref())
 		f.Record = lean(f.Record)
 		r.results = append(r.results, lateResult{Failure: f})
 	}
@@ -52,8 +52,8 @@ func (r *lateResults) put(st *Settlement) {
 }
 
 // drop forgets the result of a record, and reports whether the record was sent.
-func (r *lateResults) drop(id string) (sent bool) {
-	i := slices.IndexFunc(r.results, func(l lateResult) bool { return l.Record.ID == id })
+func (r *lateResults) drop(of ref) (sent bool) {
+	i := slices.IndexFunc(r.results, func(l lateResult) bool { return l.Record.ref() == of })
 	if i < 0 {
 		return false
 	}

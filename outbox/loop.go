@@ -28,7 +28,7 @@ type loop struct {
 
 	ready   []*job            // jobs that wait for a goroutine
 	held    map[*job]struct{} // jobs that are not settled, including those in ready
-	owner   map[string]*job   // record id to the job of its latest claim, for all held records
+	owner   map[ref]*job      // record to the job of its latest claim, for all held records
 	records int               // number of records in held
 	bytes   int
 	unsaved Settlement        // results not yet saved in the store
@@ -61,7 +61,7 @@ type loop struct {
 // ends or when a Drain ran out of patience.
 func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 	l := &loop{
-		Drainer: d, once: once, held: make(map[*job]struct{}), owner: make(map[string]*job), ended: make(map[*job]struct{}),
+		Drainer: d, once: once, held: make(map[*job]struct{}), owner: make(map[ref]*job), ended: make(map[*job]struct{}),
 		topics:   topics{running: make(map[string]map[*job]struct{}), stalled: make(map[string]bool), paused: make(map[string]*topicPause)},
 		claimGap: againFirst, awayGap: againFirst, saveGap: againFirst, renewAt: d.now() + d.cfg.Lease/3, well: d.now(), worked: d.now(),
 	}
@@ -313,7 +313,7 @@ func (l *loop) deal(c Claim, began time.Duration) {
 		if !ordered && r.PublishBegan != c.Began {
 			name = "//" + r.Topic // one job, so that one look-up serves all of them
 		}
-		sent := l.late.drop(r.ID) // sent before, but the store did not save that
+		sent := l.late.drop(r.ref()) // sent before, but the store did not save that
 		j := lanes[name]
 		if j == nil || sent {
 			j = &job{topic: r.Topic, ordered: ordered, claimed: c.Now, noted: c.Began, at: began}
@@ -338,11 +338,11 @@ func (l *loop) deal(c Claim, began time.Duration) {
 // own assigns a record to a job. An earlier job with the same record has lost it because its lease
 // expired, so a failure which that job reported no longer applies.
 func (l *loop) own(r *Record, j *job) {
-	if old := l.owner[r.ID]; old != nil {
+	if old := l.owner[r.ref()]; old != nil {
 		old.lost.Store(true)
-		l.unsaved.Failed = slices.DeleteFunc(l.unsaved.Failed, func(f Failure) bool { return f.Record.ID == r.ID })
+		l.unsaved.Failed = slices.DeleteFunc(l.unsaved.Failed, func(f Failure) bool { return f.Record.ref() == r.ref() })
 	}
-	l.owner[r.ID] = j
+	l.owner[r.ref()] = j
 }
 
 // usable returns how long after a claim or renewal a publish may still begin: three quarters of the
@@ -361,7 +361,7 @@ func (l *loop) end(j *job) {
 func (l *loop) take(ctx context.Context, o *outcome) {
 	l.ran(o.job)
 	l.end(o.job)
-	o.Failed = slices.DeleteFunc(o.Failed, func(f Failure) bool { return l.owner[f.Record.ID] != o.job })
+	o.Failed = slices.DeleteFunc(o.Failed, func(f Failure) bool { return l.owner[f.Record.ref()] != o.job })
 	l.unsaved.Sent = append(l.unsaved.Sent, o.Sent...)
 	l.unsaved.Failed = append(l.unsaved.Failed, o.Failed...)
 	for i := range o.Failed {
@@ -415,8 +415,8 @@ func (l *loop) save(ctx context.Context) {
 		l.records -= len(j.records)
 		for _, r := range j.records {
 			l.bytes -= len(r.Payload)
-			if l.owner[r.ID] == j {
-				delete(l.owner, r.ID)
+			if l.owner[r.ref()] == j {
+				delete(l.owner, r.ref())
 			}
 		}
 	}
@@ -457,7 +457,7 @@ func (l *loop) renew(ctx context.Context) {
 	}
 	for j := range l.held {
 		for _, r := range j.all() {
-			if gone[r.ID] {
+			if gone[r.ID] { // or a record of another topic has the id: giving it back does no harm
 				j.lost.Store(true)
 			}
 		}

@@ -19,6 +19,12 @@ type migration struct {
 	// SQLite cannot change a column, and copying the table would lose the triggers and references
 	// of other tables.
 	oldSQLite []string
+	// oldPostgres runs before the transaction of the migration where an earlier version has made
+	// the table, one statement at a time. It must not hold up writers, and may run again.
+	oldPostgres []string
+	// unless, if not empty, is a query for each dialect. Where it returns a row, the statements do
+	// not run.
+	unless map[Dialect]string
 }
 
 // defaultID is the SQL default for the id of a row: a UUIDv7, as Add makes it.
@@ -48,8 +54,22 @@ const (
 // 3.43.
 const sqliteText = `octet_length(payload) + octet_length(headers) + octet_length(attributes) + octet_length(type)`
 
-// sqliteID is the id column of SQLite without a default, as version 2 made it.
-const sqliteID = `id            TEXT NOT NULL UNIQUE`
+// The id column of SQLite as versions 2 and 3 made it, and as version 4 makes it, with the
+// constraint that makes ids unique in a topic.
+const (
+	sqliteID2   = `id            TEXT NOT NULL UNIQUE`
+	sqliteID    = `id            TEXT NOT NULL`
+	sqliteIDKey = `,
+  UNIQUE (id, aggregatetype)`
+)
+
+// referenced finds foreign keys of other tables to the column id, which need ids that are unique in
+// the whole table.
+var referenced = map[Dialect]string{
+	SQLite: `SELECT 1 FROM sqlite_schema t, pragma_foreign_key_list(t.name) f WHERE t.type = 'table' AND lower(f."table") = '{channel}' AND lower(f."to") = 'id'`,
+	PostgreSQL: `SELECT 1 FROM pg_catalog.pg_constraint f JOIN pg_catalog.pg_attribute a ON a.attrelid = f.confrelid AND a.attnum = ANY(f.confkey)
+WHERE f.contype = 'f' AND f.confrelid = to_regclass('{table}') AND a.attname = 'id'`,
+}
 
 // The columns id, aggregatetype, aggregateid, type, and payload have the names that Debezium's
 // outbox event router expects by default. A service that writes plain SQL needs only those columns;
@@ -83,7 +103,7 @@ var migrations = []migration{
   publish_began INTEGER NOT NULL DEFAULT 0,
   added_at      INTEGER NOT NULL DEFAULT (` + sqliteNow + `),
   sent_at       INTEGER NOT NULL DEFAULT 0,
-  lane          TEXT NOT NULL GENERATED ALWAYS AS (CASE WHEN aggregateid = '' THEN '/' || aggregatetype || '/' || id ELSE aggregatetype || '/' || aggregateid END) STORED` + sqliteChecks + `
+  lane          TEXT NOT NULL GENERATED ALWAYS AS (CASE WHEN aggregateid = '' THEN '/' || aggregatetype || '/' || id ELSE aggregatetype || '/' || aggregateid END) STORED` + sqliteIDKey + sqliteChecks + `
 ) STRICT`,
 			`CREATE INDEX {table}_lanes ON {table} (lane, seq, status, added_at) WHERE status <> 'sent'`,
 			`CREATE INDEX {table}_claimed ON {table} (lease_until) WHERE status = 'claimed'`,
@@ -131,7 +151,7 @@ var migrations = []migration{
 		oldSQLite: []string{
 			`UPDATE {table} SET status = 'error', last_err = 'the row is larger than 64 MiB' WHERE status <> 'sent' AND ` + sqliteText + ` > 67108864`,
 			`PRAGMA writable_schema = ON`,
-			`UPDATE sqlite_schema SET sql = replace(replace(sql, '` + sqliteID + `,', '` + sqliteID + ` DEFAULT (` + strings.ReplaceAll(defaultID[SQLite], "'", "''") + `),'),
+			`UPDATE sqlite_schema SET sql = replace(replace(sql, '` + sqliteID2 + `,', '` + sqliteID2 + ` DEFAULT (` + strings.ReplaceAll(defaultID[SQLite], "'", "''") + `),'),
   'STORED' || char(10) || ') STRICT', 'STORED` + sqliteChecks + `' || char(10) || ') STRICT') WHERE type = 'table' AND name = '{channel}'`,
 			`PRAGMA writable_schema = RESET`,
 			// makes other connections reload the schema, which the UPDATE does not
@@ -142,6 +162,29 @@ var migrations = []migration{
 			`ALTER TABLE {table} ALTER COLUMN id SET DEFAULT ` + defaultID[PostgreSQL],
 			`DROP TRIGGER IF EXISTS {table}_notify ON {table}`,
 			`CREATE TRIGGER {table}_notify AFTER INSERT ON {table} FOR EACH STATEMENT WHEN (` + drainerSleeps + `) EXECUTE FUNCTION {table}_notify()`,
+		},
+	},
+	{
+		about:  "ids are unique in a topic, not in the table, unless other tables reference them",
+		unless: referenced,
+		oldSQLite: []string{
+			`PRAGMA writable_schema = ON`,
+			`UPDATE sqlite_schema SET sql = replace(replace(sql, '` + sqliteID2 + ` DEFAULT', '` + sqliteID + ` DEFAULT'), 'STORED,' || char(10), 'STORED` + sqliteIDKey + `,' || char(10))
+WHERE type = 'table' AND name = '{channel}'`,
+			`PRAGMA writable_schema = RESET`,
+			`REINDEX {table}`, // fills the index of the constraint anew
+			`CREATE VIEW {table}_changed AS SELECT 1`,
+			`DROP VIEW {table}_changed`,
+		},
+		oldPostgres: []string{
+			`SET lock_timeout = '300ms'`,
+			`DO $$ BEGIN IF EXISTS (SELECT 1 FROM pg_catalog.pg_index WHERE indexrelid = to_regclass('{table}_ids') AND NOT indisvalid) THEN DROP INDEX {table}_ids; END IF; END $$`,
+			`SET lock_timeout = '3s'`, // writers do not queue behind what comes next
+			`CREATE UNIQUE INDEX CONCURRENTLY IF NOT EXISTS {table}_ids ON {table} (id, aggregatetype)`,
+		},
+		postgres: []string{
+			`CREATE UNIQUE INDEX IF NOT EXISTS {table}_ids ON {table} (id, aggregatetype)`,
+			`ALTER TABLE {table} DROP CONSTRAINT {table}_pkey, ADD CONSTRAINT {table}_pkey PRIMARY KEY USING INDEX {table}_ids`,
 		},
 	},
 }
@@ -181,11 +224,13 @@ func (s *SQLStore) SQL() string {
 
 // A migration waits for transactions that use the table, and new transactions queue behind the
 // migration. Each attempt therefore waits for at most lockTimeout. There are migrateTries attempts,
-// migratePause apart.
+// migratePause apart. What oldPostgres does waits for them, too, but holds nobody up.
 const (
 	lockTimeout  = `SET LOCAL lock_timeout = '300ms'`
 	migrateTries = 3
 	migratePause = 2 * time.Second
+	// migrateLook is how often a program looks whether another has ended what it does ahead.
+	migrateLook = 100 * time.Millisecond
 )
 
 // inUse reports whether an attempt exceeded lockTimeout.
@@ -206,22 +251,29 @@ func (s *SQLStore) Version(ctx context.Context) (have, need int, err error) {
 	if s.db == nil {
 		return 0, need, errNoDB
 	}
+	have, err = s.made(ctx, s.db)
+	return have, need, s.wrap("version", err)
+}
+
+// rower is what *sql.DB and *sql.Conn have in common for reading versions.
+type rower interface {
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+// made returns the version of the table, or 0 if there is none.
+func (s *SQLStore) made(ctx context.Context, db rower) (have int, err error) {
 	query := "SELECT COUNT(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
 	if s.dialect == PostgreSQL {
 		query = "SELECT COUNT(*) FROM pg_catalog.pg_class WHERE oid = to_regclass(?)"
 	}
 	var tables int
-	if err = s.db.QueryRowContext(ctx, s.q(query), s.table+"_versions").Scan(&tables); err != nil || tables == 0 {
-		return 0, need, s.wrap("version", err)
+	if err = db.QueryRowContext(ctx, s.q(query), s.table+"_versions").Scan(&tables); err != nil || tables == 0 {
+		return 0, err
 	}
-	have, err = s.version(ctx, s.db)
-	return have, need, s.wrap("version", err)
+	return s.version(ctx, db)
 }
 
-func (s *SQLStore) version(ctx context.Context, db interface {
-	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-},
-) (v int, err error) {
+func (s *SQLStore) version(ctx context.Context, db rower) (v int, err error) {
 	err = db.QueryRowContext(ctx, s.q("SELECT COALESCE(MAX(version), 0) FROM {table}_versions")).Scan(&v)
 	return v, err
 }
@@ -249,7 +301,9 @@ func (s *SQLStore) Migrate(ctx context.Context) (steps int, err error) {
 		begin = "BEGIN"
 	}
 	for try := 1; ; try++ {
-		steps, err = s.migrateOnce(ctx, conn, begin)
+		if err = s.migrateAhead(ctx, conn); err == nil {
+			steps, err = s.migrateOnce(ctx, conn, begin)
+		}
 		switch {
 		case !inUse(err):
 			return steps, s.wrap("migrate", err)
@@ -257,6 +311,57 @@ func (s *SQLStore) Migrate(ctx context.Context) (steps int, err error) {
 			return 0, s.wrap("migrate", fmt.Errorf("table locked by another transaction; migrate again after that transaction ends: %w", err))
 		}
 	}
+}
+
+// migrateAhead does what takes long, and needs no transaction, for a table that an earlier version
+// has made. One program does it at a time: two that make an index would wait for each other.
+func (s *SQLStore) migrateAhead(ctx context.Context, conn *sql.Conn) (err error) {
+	if s.dialect != PostgreSQL {
+		return nil
+	}
+	lock := advisoryLock(s.table, "ahead ")
+	for locked := false; !locked; {
+		have, err := s.made(ctx, conn)
+		if err != nil || have == 0 || have >= len(migrations) {
+			return err // the transaction reports a version that is too new
+		}
+		if err := conn.QueryRowContext(ctx, s.q("SELECT pg_try_advisory_lock(?)"), lock).Scan(&locked); err != nil {
+			return err
+		}
+		if !locked && !pause(ctx, migrateLook) {
+			return ctx.Err()
+		}
+	}
+	defer func() {
+		_, reset := conn.ExecContext(context.WithoutCancel(ctx), "RESET lock_timeout")
+		_, unlock := conn.ExecContext(context.WithoutCancel(ctx), s.q("SELECT pg_advisory_unlock(?)"), lock)
+		err = errors.Join(err, reset, unlock)
+	}()
+	have, err := s.version(ctx, conn)
+	if err != nil {
+		return err
+	}
+	for i := have; i < len(migrations); i++ {
+		if not, err := s.unwanted(ctx, conn, &migrations[i]); not || err != nil {
+			return err
+		}
+		for _, statement := range migrations[i].oldPostgres {
+			if _, err := conn.ExecContext(ctx, inTable(s.table, statement)); err != nil {
+				return fmt.Errorf("version %d: %w", i+1, err)
+			}
+		}
+	}
+	return nil
+}
+
+// unwanted reports whether the table must stay as it is.
+func (s *SQLStore) unwanted(ctx context.Context, conn *sql.Conn, m *migration) (bool, error) {
+	if m.unless == nil {
+		return false, nil
+	}
+	var n int
+	err := conn.QueryRowContext(ctx, "SELECT COUNT(*) FROM ("+inTable(s.table, m.unless[s.dialect])+") u").Scan(&n)
+	return n > 0, err
 }
 
 // migrateOnce migrates in one transaction.
@@ -294,7 +399,13 @@ func (s *SQLStore) migrate(ctx context.Context, conn *sql.Conn) (steps int, err 
 		return 0, fmt.Errorf("table has version %d but this program knows only %d; use a newer program", have, len(migrations))
 	}
 	for i := have; i < len(migrations); i++ {
-		for _, statement := range migrations[i].statements(s.dialect, s.table, have > 0) {
+		statements := migrations[i].statements(s.dialect, s.table, have > 0)
+		if not, err := s.unwanted(ctx, conn, &migrations[i]); err != nil {
+			return 0, fmt.Errorf("version %d: %w", i+1, err)
+		} else if not {
+			statements = nil
+		}
+		for _, statement := range statements {
 			if _, err := conn.ExecContext(ctx, statement); err != nil {
 				return 0, fmt.Errorf("version %d: %w", i+1, err)
 			}

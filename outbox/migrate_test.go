@@ -3,6 +3,7 @@ package outbox_test
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -122,14 +123,26 @@ func TestMigrateNeedsNoRightsWhereNothingIsToDo(t *testing.T) {
 	}
 }
 
-// A table that version 2 made becomes what a new one is, with the rows that are in it, and what
-// others added to it.
-func TestMigrateFromVersion2(t *testing.T) {
+// A table that an earlier version made becomes what a new one is, with the rows that are in it, and
+// what others added to it.
+func TestMigrateFromEarlierVersions(t *testing.T) {
 	t.Parallel()
 	address := pgtest.Start(t)
-	for _, dialect := range []outbox.Dialect{outbox.SQLite, outbox.PostgreSQL} {
-		t.Run(string(dialect), func(t *testing.T) {
-			script, err := os.ReadFile(filepath.Join("testdata", "version2."+string(dialect)+".sql"))
+	for _, from := range []struct {
+		version    int
+		dialect    outbox.Dialect
+		referenced bool // by another table, which keeps ids unique in the whole table
+	}{
+		{2, outbox.SQLite, false},
+		{2, outbox.SQLite, true},
+		{3, outbox.SQLite, false},
+		{2, outbox.PostgreSQL, false},
+		{2, outbox.PostgreSQL, true},
+		{3, outbox.PostgreSQL, false},
+	} {
+		dialect := from.dialect
+		t.Run(fmt.Sprintf("%s/%d/referenced=%v", dialect, from.version, from.referenced), func(t *testing.T) {
+			script, err := os.ReadFile(filepath.Join("testdata", fmt.Sprintf("version%d.%s.sql", from.version, dialect)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -156,15 +169,17 @@ func TestMigrateFromVersion2(t *testing.T) {
 					}
 				}
 			}
-			for _, q := range strings.SplitAfter(string(script), ";\n") {
-				if strings.TrimSpace(q) != "" {
-					exec(q)
-				}
+			if dialect == outbox.PostgreSQL {
+				runScript(t, addressOf(t, db, dialect, address), string(script))
+			} else {
+				exec(string(script))
 			}
-			exec("CREATE TABLE others (id TEXT REFERENCES outbox (id))",
-				"INSERT INTO outbox (id, aggregatetype, aggregateid, payload) VALUES ('one', 'orders', 'k', '1'), ('two', 'orders', 'k', '2')",
-				"INSERT INTO others (id) VALUES ('two')")
-			if dialect == outbox.SQLite { // which no claim could load, and no event could be
+			exec("INSERT INTO outbox (id, aggregatetype, aggregateid, payload) VALUES ('one', 'orders', 'k', '1'), ('two', 'orders', 'k', '2')")
+			if from.referenced {
+				exec("CREATE TABLE others (id TEXT REFERENCES outbox (id))", "INSERT INTO others (id) VALUES ('two')")
+			}
+			// which no claim could load, and no event could be
+			if dialect == outbox.SQLite && from.version == 2 {
 				exec("INSERT INTO outbox (id, aggregatetype, aggregateid, payload) VALUES ('huge', 'orders', 'huge', '\"' || hex(zeroblob(40000000)) || '\"')")
 			}
 			other := openDB(t, map[outbox.Dialect]string{outbox.SQLite: "sqlite", outbox.PostgreSQL: "pgx"}[dialect], addressOf(t, db, dialect, address))
@@ -175,17 +190,30 @@ func TestMigrateFromVersion2(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if have, need, err := s.Version(t.Context()); have != 2 || need != 3 || err != nil {
-				t.Fatalf("version %d of %d, %v; want 2 of 3", have, need, err)
+			if have, need, err := s.Version(t.Context()); have != from.version || need != 4 || err != nil {
+				t.Fatalf("version %d of %d, %v; want %d of 4", have, need, err, from.version)
 			}
-			if n, err := s.Migrate(t.Context()); n != 1 || err != nil {
+			if n, err := s.Migrate(t.Context()); n != 4-from.version || err != nil {
 				t.Fatalf("%d steps, %v", n, err)
 			}
-			if got, want := schemaOf(t, db, dialect), schemaOf(t, fresh, dialect); got != want {
+			if got, want := schemaOf(t, db, dialect), schemaOf(t, fresh, dialect); (got == want) == from.referenced {
 				t.Errorf("the migrated table is\n%s\nwant\n%s", got, want)
 			}
 			if _, err := other.ExecContext(t.Context(), "INSERT INTO outbox (aggregatetype, aggregateid, payload) VALUES ('orders', 'k', '3')"); err != nil {
 				t.Errorf("over a connection that was open before: %v", err)
+			}
+			if _, err := db.ExecContext(t.Context(), "INSERT INTO outbox (id, aggregatetype, payload) VALUES ('one', 'others', '1')"); (err == nil) == from.referenced {
+				t.Errorf("an id of another topic: %v", err)
+			}
+			if _, err := db.ExecContext(t.Context(), "INSERT INTO outbox (id, aggregatetype, payload) VALUES ('one', 'orders', '1')"); err == nil {
+				t.Error("an id was added twice to a topic")
+			}
+			exec("DELETE FROM outbox WHERE aggregatetype = 'others'")
+			if dialect == outbox.SQLite && from.version > 2 { // else a row is too large
+				var well string
+				if err := db.QueryRowContext(t.Context(), "PRAGMA integrity_check").Scan(&well); err != nil || well != "ok" {
+					t.Errorf("the file: %s, %v", well, err)
+				}
 			}
 			r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{}))
 			r.add("orders", "k")
@@ -196,7 +224,7 @@ func TestMigrateFromVersion2(t *testing.T) {
 			if len(stored) != 4 || !slices.Equal(stored[:2], []string{"one", "two"}) || len(stored[2]) != len("01a1fa34-941f-7deb-b3f9-4a26e5534da1") {
 				t.Errorf("stored are %q", stored)
 			}
-			if dialect == outbox.SQLite {
+			if dialect == outbox.SQLite && from.version == 2 {
 				list, err := s.List(t.Context(), outbox.ListOptions{Status: outbox.Errored})
 				if err != nil || len(list) != 1 || list[0].LastErr != "the row is larger than 64 MiB" || list[0].TooLarge == "" {
 					t.Errorf("parked are %d, %v", len(list), err)
@@ -290,7 +318,7 @@ func TestMigrateGivesWayToWriters(t *testing.T) {
 	if err := tx.Commit(); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := s.Migrate(t.Context()); n != 1 || err != nil {
+	if n, err := s.Migrate(t.Context()); n != 2 || err != nil {
 		t.Errorf("%d steps, %v", n, err)
 	}
 }

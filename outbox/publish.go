@@ -17,6 +17,7 @@ func (d *Drainer) work(ctx context.Context, j *job) *outcome {
 		o.missed(j.topic, d.now(), err)
 	}
 	stopped := err != nil
+	var wait time.Duration // until the topic's client may make it
 	for {
 		r, more := j.next(d.now())
 		if !more {
@@ -29,7 +30,7 @@ func (d *Drainer) work(ctx context.Context, j *job) *outcome {
 			d.sent(j, o, r, true)
 		case stopped || ctx.Err() != nil || !d.may(j):
 			stopped = true
-			o.Failed = append(o.Failed, Failure{Record: r, Unsent: fresh})
+			o.Failed = append(o.Failed, Failure{Record: r, Unsent: fresh, Delay: wait})
 		case r.undecodable == nil && !fresh && !looked && j.window > 0 && d.sinceBegan(r) > j.window-d.cfg.Margin:
 			// the duplicate window may have passed: the record must be claimed again and looked up
 			stopped = true
@@ -38,7 +39,9 @@ func (d *Drainer) work(ctx context.Context, j *job) *outcome {
 			o.Failed = append(o.Failed, Failure{Record: r, Park: true, Counts: true, Err: errUnknown})
 			stopped = j.ordered && !d.cfg.PassErrors
 		default:
-			stopped = !d.publish(ctx, j, o, r, fresh || looked)
+			if stopped = !d.publish(ctx, j, o, r, fresh || looked); stopped && rationed(o.Failed) {
+				wait = o.Failed[len(o.Failed)-1].Delay
+			}
 		}
 	}
 }
@@ -55,8 +58,7 @@ func (o *outcome) missed(topic string, began time.Duration, err error) {
 
 func (d *Drainer) sent(j *job, o *outcome, r *Record, found bool) {
 	o.Sent = append(o.Sent, r)
-	age := time.Duration(j.claimed-r.AddedAt)*time.Millisecond + d.now() - j.at
-	d.cfg.Observer.Published(max(0, age), found)
+	d.cfg.Observer.Published(d.age(j, r), found)
 }
 
 // publish publishes one record and reports whether the job continues with the next. unsent means
@@ -75,6 +77,13 @@ func (d *Drainer) publish(ctx context.Context, j *job, o *outcome, r *Record, un
 	}
 	f := Failure{Record: r, Err: err.Error()}
 	switch {
+	case ctx.Err() == nil && code(err) == jetstream.CodeRateLimited:
+		// The client that added the record makes topics too fast. The record waits for a part of
+		// the time for which it has waited, and is never parked for that.
+		f.Unsent, f.rationed = unsent, true
+		f.Delay = jitter(min(max(d.age(j, r)/pollPart, d.cfg.RetryFirst), d.cfg.RetryMax))
+		o.Failed = append(o.Failed, f)
+		return false
 	case ctx.Err() != nil || away(err):
 		// The outcome may be unknown. The failure does not count as an attempt.
 		o.missed(r.Topic, began, err)
@@ -87,9 +96,27 @@ func (d *Drainer) publish(ctx context.Context, j *job, o *outcome, r *Record, un
 		f.Delay = d.backOff(r.Attempts)
 	}
 	f.Counts = true
-	f.Unsent = unsent && (permanent(err) || r.undecodable != nil || jetstream.Refused(err))
+	f.Unsent = unsent && (permanent(err) || r.undecodable != nil || turnedDown(err))
 	o.Failed = append(o.Failed, f)
 	return !j.ordered || f.Park && d.cfg.PassErrors
+}
+
+// rationed reports whether the last failure is that of a topic that may not be made yet. No other
+// record of the job can be published then.
+func rationed(failed []Failure) bool { return len(failed) > 0 && failed[len(failed)-1].rationed }
+
+// age returns how long ago a record was added.
+func (d *Drainer) age(j *job, r *Record) time.Duration {
+	return max(0, time.Duration(j.claimed-r.AddedAt)*time.Millisecond+d.now()-j.at)
+}
+
+// code returns the code of an error of the bus, or "".
+func code(err error) string {
+	e, _ := errors.AsType[*jetstream.Error](err)
+	if e == nil {
+		return ""
+	}
+	return e.Code
 }
 
 // backOff returns the delay before the next attempt of a record that has failed attempts times
@@ -114,17 +141,22 @@ func permanent(err error) bool {
 	return e.Code == jetstream.CodeBadTopic || e.Code == jetstream.CodeBadOptions || errors.Is(err, jetstream.ErrTooLarge)
 }
 
+// turnedDown reports whether NATS, which is reachable, refused the event or the topic's stream.
+func turnedDown(err error) bool {
+	return jetstream.Refused(err) || errors.Is(err, jetstream.ErrNoStream)
+}
+
 // away reports whether the bus failed for a reason unrelated to the event.
 func away(err error) bool {
 	if errors.Is(err, jetstream.ErrClosed) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return true
 	}
 	e, ok := errors.AsType[*jetstream.Error](err)
-	if !ok || jetstream.Refused(err) || errors.Is(err, jetstream.ErrTooLarge) {
+	if !ok || turnedDown(err) || errors.Is(err, jetstream.ErrTooLarge) {
 		return false
 	}
 	switch e.Code {
-	case jetstream.CodePublishFailed, jetstream.CodeInternal, jetstream.CodeOverloaded, jetstream.CodeRateLimited:
+	case jetstream.CodePublishFailed, jetstream.CodeInternal, jetstream.CodeOverloaded:
 		return true
 	default:
 		return false

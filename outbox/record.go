@@ -33,7 +33,7 @@ const DefaultMaxPayload = 1 << 20
 // Record is an event in an outbox.
 type Record struct {
 	// ID becomes the id of the event: 1 to 128 bytes, without control characters and without
-	// surrounding spaces. If empty, Add sets a UUIDv7.
+	// surrounding spaces. It identifies the record within its topic. If empty, Add sets a UUIDv7.
 	ID string `json:"id"`
 	// Topic is the topic of the event. Required.
 	Topic string `json:"topic"`
@@ -123,7 +123,7 @@ func (r *Record) check(maxPayload int) error {
 		}
 	}
 	if field := r.noUTF8(); field != "" {
-		return bad("%s is no valid UTF-8", field)
+		return bad("%s is not valid UTF-8", field)
 	}
 	opts := r.options()
 	if err := opts.Validate(); err != nil {
@@ -190,6 +190,22 @@ func (r *Record) lane() string {
 		return "/" + r.Topic + "/" + r.ID
 	}
 	return r.Topic + "/" + r.Key
+}
+
+// ref identifies a record within a store.
+type ref struct{ topic, id string }
+
+func (r *Record) ref() ref { return ref{r.Topic, r.ID} }
+
+// String returns topic/id. A topic contains no slash, so different refs are different strings.
+func (r ref) String() string { return r.topic + "/" + r.id }
+
+func refs(records []*Record) []ref {
+	list := make([]ref, len(records))
+	for i, r := range records {
+		list[i] = r.ref()
+	}
+	return list
 }
 
 // attributes holds the fields of a record without a column of their own.

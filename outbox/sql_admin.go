@@ -94,8 +94,12 @@ func (s *SQLStore) Purge(ctx context.Context, opts PurgeOptions) (int, error) {
 		which += " AND o.id {ids}"
 		args = append(args, idList(opts.IDs))
 	}
+	if opts.Topic != "" {
+		which += " AND o.aggregatetype = ?"
+		args = append(args, opts.Topic)
+	}
 	// The outer statement checks the status again, so that a row retried after the subquery ran is
 	// not deleted.
-	return s.exec(ctx, "purge", "DELETE FROM {table} WHERE status = ? AND id {in SELECT o.id FROM {table} o WHERE "+which+" LIMIT ?{unlocked} in}",
+	return s.exec(ctx, "purge", "DELETE FROM {table} WHERE status = ? AND {row} {in SELECT o.{row} FROM {table} o WHERE "+which+" LIMIT ?{unlocked} in}",
 		append(append([]any{string(opts.Status)}, args...), opts.limit())...)
 }

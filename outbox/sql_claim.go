@@ -19,8 +19,9 @@ const maxAiling = 1_000
 
 // candidate is a row that a claim examined.
 type candidate struct {
+	ref
+
 	lane string
-	id   string
 	due  bool // pending, and its retry time has come
 	size int  // bytes that loading the row would read
 }
@@ -56,7 +57,7 @@ func (s *SQLStore) claim(ctx context.Context, opts *ClaimOptions) (Claim, error)
 			lanes[h.lane] = []candidate{h}
 		}
 	}
-	runs := make(map[string][]string, len(heads)) // ids by lane, in order
+	runs := make(map[string][]ref, len(heads)) // by lane, in order
 	ended := make(map[string]bool)
 	left := opts.bytes()
 	for n := range each { // round-robin over the lanes, so that the limits are shared evenly
@@ -71,7 +72,7 @@ func (s *SQLStore) claim(ctx context.Context, opts *ClaimOptions) (Claim, error)
 				ended[h.lane], more = true, true
 			default:
 				left -= row.size
-				runs[h.lane] = append(runs[h.lane], row.id)
+				runs[h.lane] = append(runs[h.lane], row.ref)
 				more = more || n == each-1 // the lane may have further rows
 			}
 		}
@@ -89,10 +90,10 @@ func (s *SQLStore) claim(ctx context.Context, opts *ClaimOptions) (Claim, error)
 // takeEach claims each lane separately after a claim of all lanes together failed. The cause, such
 // as a damaged page or a trigger that rejects the change, then affects only its own lanes. Claims
 // skip failed lanes for againMax.
-func (s *SQLStore) takeEach(ctx context.Context, opts *ClaimOptions, runs map[string][]string, more bool) (Claim, error) {
+func (s *SQLStore) takeEach(ctx context.Context, opts *ClaimOptions, runs map[string][]ref, more bool) (Claim, error) {
 	all, each := Claim{More: more}, *opts
 	for lane, run := range runs {
-		c, err := s.take(ctx, &each, map[string][]string{lane: run}, more)
+		c, err := s.take(ctx, &each, map[string][]ref{lane: run}, more)
 		if err != nil {
 			all.Failed = append(all.Failed, LaneError{lane, err})
 			continue
@@ -146,17 +147,17 @@ func (s *SQLStore) candidates(opts *ClaimOptions, query, key, cond, from string,
 	for _, c := range s.largeColumns(opts.MaxPayload) {
 		sizes = append(sizes, fmt.Sprintf("CASE WHEN octet_length(o.%[1]s) <= %[2]d THEN octet_length(o.%[1]s) ELSE 0 END", c.name, c.most))
 	}
-	columns := "o.id, CASE WHEN o.status = 'pending' AND o.next_at <= {now} THEN 1 ELSE 0 END AS due, " + strings.Join(sizes, " + ") + " AS size"
+	columns := "o.id, o.aggregatetype, CASE WHEN o.status = 'pending' AND o.next_at <= {now} THEN 1 ELSE 0 END AS due, " + strings.Join(sizes, " + ") + " AS size"
 	if s.dialect == SQLite {
 		return fmt.Sprintf("SELECT %s, %s FROM %s CROSS JOIN %s AND %s", key, columns, query, from, cond)
 	}
-	return fmt.Sprintf("SELECT %s, o.id, o.due, o.size FROM %s CROSS JOIN LATERAL (SELECT %s FROM %s ORDER BY o.id LIMIT %d) o WHERE %s", key, query, columns, from, limit, cond)
+	return fmt.Sprintf("SELECT %s, o.id, o.aggregatetype, o.due, o.size FROM %s CROSS JOIN LATERAL (SELECT %s FROM %s ORDER BY o.id LIMIT %d) o WHERE %s", key, query, columns, from, limit, cond)
 }
 
 // followers reads up to each first rows of every lane, ordered by sequence and then by id.
 func (s *SQLStore) followers(ctx context.Context, opts *ClaimOptions, heads []candidate, each int) (map[string][]candidate, error) {
 	query, args := s.followersQuery(opts, heads, each)
-	rows, err := s.db.QueryContext(ctx, s.q(query), args...)
+	rows, err := s.query(ctx, s.db, query, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +165,7 @@ func (s *SQLStore) followers(ctx context.Context, opts *ClaimOptions, heads []ca
 	lanes := make(map[string][]candidate, len(heads))
 	for rows.Next() {
 		var c candidate
-		if err := rows.Scan(&c.lane, &c.id, &c.due, &c.size); err != nil {
+		if err := rows.Scan(&c.lane, &c.id, &c.topic, &c.due, &c.size); err != nil {
 			return nil, err
 		}
 		lanes[c.lane] = append(lanes[c.lane], c)
@@ -173,40 +174,42 @@ func (s *SQLStore) followers(ctx context.Context, opts *ClaimOptions, heads []ca
 }
 
 func (s *SQLStore) followersQuery(opts *ClaimOptions, heads []candidate, each int) (query string, args []any) {
-	ids := make([]string, len(heads))
-	for i, h := range heads {
-		ids[i] = h.id
+	list := make([]ref, len(heads))
+	for i := range heads {
+		list[i] = heads[i].ref
 	}
+	ids, same := refArgs(list)
 	unsent := "{table} o WHERE o.status <> 'sent'" + passed(opts)
 	return `WITH RECURSIVE run (lane, seq, n) AS (
-  SELECT o.lane, o.seq, 1 FROM {table} o WHERE o.id {ids} AND o.status <> 'sent'
+  SELECT o.lane, o.seq, 1 FROM {table} o WHERE o.id {ids} AND {same} AND o.status <> 'sent'
   UNION ALL
   SELECT r.lane, (SELECT o.seq FROM ` + unsent + ` AND o.lane = r.lane AND o.seq > r.seq ORDER BY o.seq LIMIT 1), r.n + 1
   FROM run r WHERE r.seq IS NOT NULL AND r.n < ?
 )
 ` + s.candidates(opts, "run r", "r.lane", "r.seq IS NOT NULL", unsent+" AND o.lane = r.lane AND o.seq = r.seq", each) + `
-ORDER BY r.n, o.id`, []any{idList(ids), each}
+ORDER BY r.n, o.id`, []any{ids, same, each}
 }
 
 // take claims the rows of runs that are still available, and in each run stops at the first row
 // that is not.
-func (s *SQLStore) take(ctx context.Context, opts *ClaimOptions, runs map[string][]string, more bool) (Claim, error) {
-	var ids []string
+func (s *SQLStore) take(ctx context.Context, opts *ClaimOptions, runs map[string][]ref, more bool) (Claim, error) {
+	var list []ref
 	for _, run := range runs {
-		ids = append(ids, run...)
+		list = append(list, run...)
 	}
+	ids, same := refArgs(list)
 	c := Claim{More: more}
-	got, err := s.records(ctx, `UPDATE {table} SET status = 'claimed', claimed_by = ?, lease_until = {now} + ?,
+	got, err := s.records(ctx, `UPDATE {table} AS o SET status = 'claimed', claimed_by = ?, lease_until = {now} + ?,
   publish_began = COALESCE(NULLIF(publish_began, 0), NULLIF(CAST(? AS BIGINT), 0), {now})
-WHERE status = 'pending' AND id {in SELECT o.id FROM {table} o WHERE o.id {ids} AND o.status = 'pending' AND o.next_at <= {now}{unlocked} in}
-RETURNING `+s.columns(opts.MaxPayload)+`, {now}`, []any{opts.Worker, opts.Lease.Milliseconds(), opts.Began, idList(ids)}, &c.Now)
+WHERE status = 'pending' AND {rows o.id {ids} AND {same} AND o.status = 'pending' AND o.next_at <= {now} rows}
+RETURNING `+s.columns(opts.MaxPayload)+`, {now}`, []any{opts.Worker, opts.Lease.Milliseconds(), opts.Began, ids, same}, &c.Now)
 	if err != nil {
 		return Claim{}, err
 	}
 	c.Began = cmp.Or(opts.Began, c.Now)
-	taken := make(map[string]*Record, len(got))
+	taken := make(map[ref]*Record, len(got))
 	for _, r := range got {
-		taken[r.ID] = r
+		taken[r.ref()] = r
 	}
 	var back Settlement
 	for _, run := range runs {

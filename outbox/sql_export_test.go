@@ -14,5 +14,5 @@ func (s *SQLStore) LookSQL(opts *ClaimOptions) (topics, lanes, rows SQL) {
 	q := func(query string, args []any) SQL { return SQL{s.q(query), args} }
 	end := "orders0"
 	return q(topicsQuery(opts, "")), q(s.lookQuery(opts, []span{{start: "orders/k", stop: end}, {start: "/orders/a", stop: "/" + end}}, 10)),
-		q(s.followersQuery(opts, []candidate{{id: "a"}, {id: "b"}}, 10))
+		q(s.followersQuery(opts, []candidate{{ref: ref{"orders", "a"}}, {ref: ref{"orders", "b"}}}, 10))
 }

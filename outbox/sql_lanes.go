@@ -201,7 +201,7 @@ func (q *search) lookAt(ctx context.Context, spans []span, share int) (rest []sp
 	for rows.Next() {
 		var c candidate
 		var n int
-		if err := rows.Scan(&n, &c.lane, &c.id, &c.due, &c.size); err != nil {
+		if err := rows.Scan(&n, &c.lane, &c.id, &c.topic, &c.due, &c.size); err != nil {
 			return nil, err
 		}
 		switch {

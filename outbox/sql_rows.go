@@ -58,7 +58,7 @@ func (s *SQLStore) columns(maxPayload int) string {
 // records reads rows of columns, followed by the columns of more. A row that cannot be read or
 // decoded is returned with as much as could be read.
 func (s *SQLStore) records(ctx context.Context, query string, args []any, more ...any) ([]*Record, error) {
-	rows, err := s.db.QueryContext(ctx, s.q(query), args...)
+	rows, err := s.query(ctx, s.db, query, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -142,7 +142,7 @@ func (r *Record) decode(headers, attributes string) error {
 		return fmt.Errorf("decode column attributes: %w", err)
 	}
 	if field := r.noUTF8(); field != "" {
-		return fmt.Errorf("%s is no valid UTF-8", field)
+		return fmt.Errorf("%s is not valid UTF-8", field)
 	}
 	if !jetstream.ValidPayload(r.Payload) {
 		return errBadPayload

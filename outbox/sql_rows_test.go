@@ -135,7 +135,7 @@ func TestRowThatCannotBeReadIsParked(t *testing.T) {
 func TestBadTextIsParked(t *testing.T) {
 	forSQL(t, func(t *sqlTest) {
 		r := newRig(t, sqlHarness(t.store, t.db), openBus(t, jetstream.Config{}))
-		const noJSON, noUTF8 = "the payload is not JSON", "no valid UTF-8"
+		const noJSON, noUTF8 = "the payload is not JSON", "not valid UTF-8"
 		rows := []struct{ values, lastErr string }{
 			{"'truncated', 'orders', 'a', '', '{\"order\":'", noJSON},
 			{"'words', 'orders', '', '', 'not JSON'", noJSON},

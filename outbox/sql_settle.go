@@ -17,77 +17,75 @@ func (s *SQLStore) Renew(ctx context.Context, worker string, lease time.Duration
 	if len(records) == 0 {
 		return nil, nil
 	}
-	ids, kept := idsOfRecords(records), make(map[string]bool, len(records))
-	_, err := divide(ctx, s.db, ids, func(ids []string) error { return s.renew(ctx, worker, lease, ids, kept) })
+	lost, kept := refs(records), make(map[ref]bool, len(records))
+	_, err := divide(ctx, s.db, lost, func(list []ref) error { return s.renew(ctx, worker, lease, list, kept) })
 	if err != nil {
 		return nil, s.wrap("renew", err)
 	}
-	lost := slices.DeleteFunc(ids, func(id string) bool { return kept[id] })
-	if unlockedOf[s.dialect] == "" {
-		return lost, nil
-	}
-	for wait := lockWaitFirst; len(lost) > 0 && wait <= lockWaitMax && pause(ctx, wait); wait *= 2 {
+	isKept := func(r ref) bool { return kept[r] }
+	lost = slices.DeleteFunc(lost, isKept)
+	for wait := lockWaitFirst; unlockedOf[s.dialect] != "" && len(lost) > 0 && wait <= lockWaitMax && pause(ctx, wait); wait *= 2 {
 		if !s.renewLocked(ctx, worker, lease, lost, kept) {
 			break
 		}
-		lost = slices.DeleteFunc(lost, func(id string) bool { return kept[id] })
+		lost = slices.DeleteFunc(lost, isKept)
 	}
-	return lost, nil
+	ids := make([]string, len(lost))
+	for i, r := range lost {
+		ids[i] = r.id
+	}
+	return ids, nil
 }
 
 // renewLocked renews leases that were not renewed because the rows were locked, and reports whether
 // another call may help. What is not renewed counts as lost.
-func (s *SQLStore) renewLocked(ctx context.Context, worker string, lease time.Duration, ids []string, kept map[string]bool) bool {
-	locked, err := s.ids(ctx, s.db, stillHeld, idList(ids), worker)
+func (s *SQLStore) renewLocked(ctx context.Context, worker string, lease time.Duration, list []ref, kept map[ref]bool) bool {
+	ids, same := refArgs(list)
+	locked, err := s.refs(ctx, s.db, stillHeld, ids, same, worker)
 	return err == nil && len(locked) > 0 && s.renew(ctx, worker, lease, locked, kept) == nil
 }
 
-// renew renews leases and adds the ids of the records to kept.
-func (s *SQLStore) renew(ctx context.Context, worker string, lease time.Duration, ids []string, kept map[string]bool) error {
-	renewed, err := s.ids(ctx, s.db, "UPDATE {table} SET lease_until = {now} + ? WHERE id {in SELECT o.id FROM {table} o WHERE o.id {ids}{unlocked} in} AND status = 'claimed' AND claimed_by = ? RETURNING id",
-		lease.Milliseconds(), idList(ids), worker)
+// renew renews leases and adds the records to kept.
+func (s *SQLStore) renew(ctx context.Context, worker string, lease time.Duration, list []ref, kept map[ref]bool) error {
+	ids, same := refArgs(list)
+	renewed, err := s.refs(ctx, s.db, "UPDATE {table} AS o SET lease_until = {now} + ? WHERE {rows o.id {ids} AND {same} rows} AND status = 'claimed' AND claimed_by = ? RETURNING aggregatetype, id",
+		lease.Milliseconds(), ids, same, worker)
 	if err != nil {
 		return err
 	}
-	for _, id := range renewed {
-		kept[id] = true
+	for _, r := range renewed {
+		kept[r] = true
 	}
 	return nil
 }
 
-// querier is the part of *sql.DB and *sql.Tx that settling needs.
-type querier interface {
-	Tx
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-}
-
-// ids returns the ids that a query returns.
-func (s *SQLStore) ids(ctx context.Context, db querier, query string, args ...any) (ids []string, err error) {
-	rows, err := db.QueryContext(ctx, s.q(query), args...)
+// refs returns the topics and ids that a query returns.
+func (s *SQLStore) refs(ctx context.Context, db querier, query string, args ...any) (list []ref, err error) {
+	rows, err := s.query(ctx, db, query, args...)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = rows.Close() }()
 	for rows.Next() {
-		var id string
-		if err := rows.Scan(&id); err != nil {
+		var r ref
+		if err := rows.Scan(&r.topic, &r.id); err != nil {
 			return nil, err
 		}
-		ids = append(ids, id)
+		list = append(list, r)
 	}
-	return ids, rows.Err()
+	return list, rows.Err()
 }
 
 const (
-	markSent = `UPDATE {table} SET status = 'sent', sent_at = {now}, claimed_by = '', lease_until = 0, last_err = ''
-WHERE id {in SELECT o.id FROM {table} o WHERE o.id {ids}{unlocked} in} AND status <> 'sent'`
-	markFailed = `UPDATE {table} SET status = ?, next_at = {now} + ?, attempts = attempts + ?, publish_began = publish_began * ?,
+	markSent = `UPDATE {table} AS o SET status = 'sent', sent_at = {now}, claimed_by = '', lease_until = 0, last_err = ''
+WHERE {rows o.id {ids} AND {same} rows} AND status <> 'sent'`
+	markFailed = `UPDATE {table} AS o SET status = ?, next_at = {now} + ?, attempts = attempts + ?, publish_began = publish_began * ?,
   last_err = CASE WHEN CAST(? AS TEXT) = '' THEN last_err ELSE CAST(? AS TEXT) END, claimed_by = '', lease_until = 0
-WHERE id {in SELECT o.id FROM {table} o WHERE o.id = ?{unlocked} in} AND status = 'claimed' AND claimed_by = ?`
+WHERE {rows o.id = ? AND o.aggregatetype = ? rows} AND status = 'claimed' AND claimed_by = ?`
 	// An update that changed fewer rows than expected skipped rows that are locked, or that no
 	// longer need it. notSent and stillHeld select the former.
-	notSent   = "SELECT o.id FROM {table} o WHERE o.id {ids} AND o.status <> 'sent'"
-	stillHeld = "SELECT o.id FROM {table} o WHERE o.id {ids} AND o.status = 'claimed' AND o.claimed_by = ?"
+	notSent   = "SELECT o.aggregatetype, o.id FROM {table} o WHERE o.id {ids} AND {same} AND o.status <> 'sent'"
+	stillHeld = "SELECT o.aggregatetype, o.id FROM {table} o WHERE o.id {ids} AND {same} AND o.status = 'claimed' AND o.claimed_by = ?"
 )
 
 // Settle implements Store.
@@ -165,7 +163,8 @@ func (s *SQLStore) settleSent(ctx context.Context, db querier, records []*Record
 	if len(records) == 0 {
 		return nil
 	}
-	res, err := db.ExecContext(ctx, s.q(markSent), idList(idsOfRecords(records)))
+	ids, same := refArgs(refs(records))
+	res, err := s.run(ctx, db, markSent, ids, same)
 	if err != nil {
 		return err
 	}
@@ -173,9 +172,9 @@ func (s *SQLStore) settleSent(ctx context.Context, db querier, records []*Record
 	if err != nil || int(n) == len(records) || unlockedOf[s.dialect] == "" {
 		return err
 	}
-	ids, err := s.ids(ctx, db, notSent, idList(idsOfRecords(records)))
+	left, err := s.refs(ctx, db, notSent, ids, same)
 	for _, r := range records {
-		if slices.Contains(ids, r.ID) {
+		if slices.Contains(left, r.ref()) {
 			locked.Sent = append(locked.Sent, r)
 		}
 	}
@@ -183,8 +182,7 @@ func (s *SQLStore) settleSent(ctx context.Context, db querier, records []*Record
 }
 
 func (s *SQLStore) settleFailed(ctx context.Context, tx *sql.Tx, worker string, failed []Failure, locked *Settlement) error {
-	query := s.q(markFailed)
-	var unchanged []string
+	var unchanged []ref
 	for i := range failed {
 		f := &failed[i]
 		status, counts, keep := Pending, 0, 1
@@ -198,22 +196,23 @@ func (s *SQLStore) settleFailed(ctx context.Context, tx *sql.Tx, worker string, 
 			keep = 0
 		}
 		text := errText(f.Err)
-		res, err := tx.ExecContext(ctx, query, string(status), f.Delay.Milliseconds(), counts, keep, text, text, f.Record.ID, worker)
+		res, err := s.run(ctx, tx, markFailed, string(status), f.Delay.Milliseconds(), counts, keep, text, text, f.Record.ID, f.Record.Topic, worker)
 		if err != nil {
 			return err
 		}
 		if n, err := res.RowsAffected(); err != nil {
 			return err
 		} else if n == 0 {
-			unchanged = append(unchanged, f.Record.ID)
+			unchanged = append(unchanged, f.Record.ref())
 		}
 	}
 	if len(unchanged) == 0 || unlockedOf[s.dialect] == "" {
 		return nil
 	}
-	ids, err := s.ids(ctx, tx, stillHeld, idList(unchanged), worker)
+	ids, same := refArgs(unchanged)
+	held, err := s.refs(ctx, tx, stillHeld, ids, same, worker)
 	for _, f := range failed {
-		if slices.Contains(ids, f.Record.ID) {
+		if slices.Contains(held, f.Record.ref()) {
 			locked.Failed = append(locked.Failed, f)
 		}
 	}
@@ -226,24 +225,25 @@ const maxRequeue = 1_000
 
 // RequeueExpired implements Store.
 func (s *SQLStore) RequeueExpired(ctx context.Context) (int, error) {
-	const expired = "SELECT o.id FROM {table} o WHERE o.status = 'claimed' AND o.lease_until < {now}"
-	const requeue = "UPDATE {table} SET status = 'pending', claimed_by = '', lease_until = 0 WHERE status = 'claimed' AND id {in " + expired
+	const expired = " FROM {table} o WHERE o.status = 'claimed' AND o.lease_until < {now}"
+	const requeue = "UPDATE {table} SET status = 'pending', claimed_by = '', lease_until = 0 WHERE status = 'claimed' AND {row} {in SELECT o.{row}" + expired
 	began := time.Now()
 	n, err := s.exec(ctx, "requeue", requeue+"{unlocked} in}")
 	if err == nil || s.db == nil || !refused(ctx, s.db, began) {
 		return n, err
 	}
-	ids, err := s.ids(ctx, s.db, expired+" ORDER BY o.lease_until LIMIT ?", maxRequeue)
+	list, err := s.refs(ctx, s.db, "SELECT o.aggregatetype, o.id"+expired+" ORDER BY o.lease_until LIMIT ?", maxRequeue)
 	if err != nil {
 		return 0, s.wrap("requeue", err)
 	}
-	failed, err := divide(ctx, s.db, ids, func(ids []string) error {
-		some, err := s.exec(ctx, "requeue", requeue+" AND o.id {ids}{unlocked} in}", idList(ids))
+	failed, err := divide(ctx, s.db, list, func(list []ref) error {
+		ids, same := refArgs(list)
+		some, err := s.exec(ctx, "requeue", requeue+" AND o.id {ids} AND {same}{unlocked} in}", ids, same)
 		n += some
 		return err
 	})
 	if err == nil && len(failed) > 0 {
-		err = fmt.Errorf("record %q: %w", failed[0].item, failed[0].err)
+		err = fmt.Errorf("record %q of %s: %w", failed[0].item.id, failed[0].item.topic, failed[0].err)
 	}
 	return n, err
 }
@@ -253,7 +253,7 @@ func (s *SQLStore) exec(ctx context.Context, what, query string, args ...any) (i
 	if s.db == nil {
 		return 0, errNoDB
 	}
-	res, err := s.db.ExecContext(ctx, s.q(query), args...)
+	res, err := s.run(ctx, s.db, query, args...)
 	if err != nil {
 		return 0, s.wrap(what, err)
 	}

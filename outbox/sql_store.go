@@ -69,7 +69,8 @@ type SQLStore struct {
 	listen     Listener
 
 	mu       sync.Mutex
-	progress progress // where the next claim continues
+	queries  map[string]statement // by the text before its translation; at most maxStatements
+	progress progress             // where the next claim continues
 	// lanes that failed to be claimed, and until when claims skip them
 	ailing map[string]time.Time
 }
@@ -149,9 +150,9 @@ var (
 		SQLite:     "CAST(unixepoch('subsec') * 1000 AS INTEGER)",
 		PostgreSQL: "CAST(EXTRACT(EPOCH FROM statement_timestamp()) * 1000 AS BIGINT)",
 	}
-	// inOf and itsEndOf enclose a subquery of ids for an IN condition. PostgreSQL evaluates an
-	// array once, before the statement. It may evaluate any other form, and lock the rows that the
-	// subquery finds, once per row.
+	// inOf and itsEndOf enclose a subquery of rows or ids for an IN condition. PostgreSQL evaluates
+	// an array once, before the statement. It may evaluate any other form, and lock the rows that
+	// the subquery finds, once per row.
 	inOf     = map[Dialect]string{SQLite: "IN (", PostgreSQL: "= ANY(ARRAY("}
 	itsEndOf = map[Dialect]string{SQLite: ")", PostgreSQL: "))"}
 	// idsOf expands one parameter into ids, so that the statement text is the same for any number
@@ -160,6 +161,15 @@ var (
 		SQLite:     "SELECT value FROM json_each(?)",
 		PostgreSQL: "SELECT json_array_elements_text(CAST(? AS json))",
 	}
+	// sameOf expands one parameter, that of refList, into a condition on a row o. The condition
+	// only checks rows that {ids} has found by an index. Without IS TRUE, PostgreSQL would consider
+	// a join, which it may begin from the wrong side.
+	sameOf = map[Dialect]string{
+		SQLite:     "o.aggregatetype || '/' || o.id IN (SELECT value FROM json_each(?))",
+		PostgreSQL: "((o.aggregatetype || '/' || o.id) IN (SELECT json_array_elements_text(CAST(? AS json)))) IS TRUE",
+	}
+	// rowOf identifies a row within a statement.
+	rowOf = map[Dialect]string{SQLite: "seq", PostgreSQL: "ctid"}
 	// spansOf expands one parameter into pairs of lanes, numbered from 0.
 	spansOf = map[Dialect]string{
 		SQLite:     "SELECT key AS n, json_extract(value, '$[0]') AS start, json_extract(value, '$[1]') AS stop FROM json_each(?)",
@@ -171,6 +181,10 @@ var (
 		SQLite:     "CAST(substr(CAST(ltrim(l.lane, '/') AS BLOB), 1, instr(CAST(ltrim(l.lane, '/') AS BLOB), X'2F') - 1) AS TEXT)",
 		PostgreSQL: "split_part(ltrim(l.lane, '/'), '/', 1)",
 	}
+	// rowsOf and rowsEndOf enclose a condition on a row o, for an update of a table that is called
+	// o. PostgreSQL looks the rows up first and skips those that another transaction has locked.
+	rowsOf    = map[Dialect]string{SQLite: "(", PostgreSQL: "ctid = ANY(ARRAY(SELECT o.ctid FROM {table} o WHERE "}
+	rowsEndOf = map[Dialect]string{SQLite: ")", PostgreSQL: unlockedOf[PostgreSQL] + "))"}
 	// unlockedOf skips rows that another transaction has locked.
 	unlockedOf = map[Dialect]string{SQLite: "", PostgreSQL: " FOR NO KEY UPDATE SKIP LOCKED"}
 )
@@ -186,12 +200,93 @@ func inTable(table, statement string) string {
 	return strings.NewReplacer(names(table)...).Replace(statement)
 }
 
+// maxStatements is the maximum number of queries that a store keeps translated. The store has about
+// 30; those that depend on the number of records of a claim are translated each time beyond the
+// maximum.
+const maxStatements = 64
+
+// statement is a query in the dialect of the database.
+type statement struct {
+	text string
+	// of SQLite, which otherwise compiles the text at each use; sql.DB.Close frees it
+	prepared *sql.Stmt
+}
+
+// statement translates a query once, and prepares it for SQLite. PostgreSQL's driver prepares
+// statements itself, where the connections permit it. A transaction gets the text alone: a
+// statement is prepared on a connection of its own, and a database may be limited to one.
+func (s *SQLStore) statement(ctx context.Context, db querier, query string) (statement, error) {
+	s.mu.Lock()
+	st, known := s.queries[query]
+	full := len(s.queries) >= maxStatements
+	s.mu.Unlock()
+	if !known {
+		st.text = s.q(query)
+	}
+	if db != querier(s.db) {
+		st.prepared = nil
+		return st, nil
+	}
+	if known || full {
+		return st, nil
+	}
+	if s.dialect == SQLite {
+		var err error
+		if st.prepared, err = s.db.PrepareContext(ctx, st.text); err != nil {
+			return st, err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if other, ok := s.queries[query]; ok {
+		if st.prepared != nil {
+			_ = st.prepared.Close()
+		}
+		return other, nil
+	}
+	if s.queries == nil {
+		s.queries = make(map[string]statement)
+	}
+	s.queries[query] = st
+	return st, nil
+}
+
+// querier is the part of *sql.DB and *sql.Tx that a store needs.
+type querier interface {
+	Tx
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+// run translates and executes a statement.
+func (s *SQLStore) run(ctx context.Context, db querier, query string, args ...any) (sql.Result, error) {
+	st, err := s.statement(ctx, db, query)
+	if err != nil {
+		return nil, err
+	}
+	if st.prepared != nil {
+		return st.prepared.ExecContext(ctx, args...)
+	}
+	return db.ExecContext(ctx, st.text, args...)
+}
+
+// query translates and executes a query.
+func (s *SQLStore) query(ctx context.Context, db querier, query string, args ...any) (*sql.Rows, error) {
+	st, err := s.statement(ctx, db, query)
+	if err != nil {
+		return nil, err
+	}
+	if st.prepared != nil {
+		return st.prepared.QueryContext(ctx, args...)
+	}
+	return db.QueryContext(ctx, st.text, args...)
+}
+
 // q translates a query into the dialect. It replaces the placeholders of names as well as {now},
-// {in …}, {ids}, {spans}, {topic}, {unlocked}, and question marks.
+// {in …}, {rows …}, {ids}, {same}, {row}, {spans}, {topic}, {unlocked}, and question marks.
 func (s *SQLStore) q(query string) string {
 	d := s.dialect
-	query = strings.NewReplacer(append(names(s.table), "{now}", nowOf[d], "{ids}", inOf[d]+idsOf[d]+itsEndOf[d], "{spans}", spansOf[d],
-		"{in ", inOf[d], " in}", itsEndOf[d], "{topic}", topicOf[d], "{unlocked}", unlockedOf[d])...).Replace(query)
+	query = strings.NewReplacer(append(names(s.table), "{now}", nowOf[d], "{ids}", inOf[d]+idsOf[d]+itsEndOf[d], "{same}", sameOf[d], "{row}", rowOf[d], "{spans}", spansOf[d],
+		"{in ", inOf[d], " in}", itsEndOf[d], "{rows ", inTable(s.table, rowsOf[d]), " rows}", rowsEndOf[d], "{topic}", topicOf[d], "{unlocked}", unlockedOf[d])...).Replace(query)
 	if s.dialect != PostgreSQL {
 		return query
 	}
@@ -231,12 +326,13 @@ func idList(ids []string) string {
 	return string(append(b, ']'))
 }
 
-func idsOfRecords(records []*Record) []string {
-	ids := make([]string, len(records))
-	for i, r := range records {
-		ids[i] = r.ID
+// refArgs returns the parameters for "o.id {ids} AND {same}", which selects the records.
+func refArgs(list []ref) (ids, same string) {
+	names, whole := make([]string, len(list)), make([]string, len(list))
+	for i, r := range list {
+		names[i], whole[i] = r.id, r.String()
 	}
-	return ids
+	return idList(names), idList(whole)
 }
 
 // errText returns an error's text in the form that stores keep: valid UTF-8 of at most maxErrLen

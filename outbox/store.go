@@ -10,9 +10,9 @@ import (
 // ErrFull is returned by KVStore.Add when the entry of the record is full. Nothing was stored.
 var ErrFull = errors.New("outbox: full")
 
-// ErrExists is returned by KVStore.Add when a record with the same id is still waiting. Nothing was
-// stored.
-var ErrExists = errors.New("outbox: a record with this id exists")
+// ErrExists is returned by KVStore.Add when a record with the same id and topic is still waiting.
+// Nothing was stored.
+var ErrExists = errors.New("outbox: a record with this id and topic exists")
 
 // Store holds the records of an outbox. All methods may be called concurrently, by any number of
 // processes. Times are those of the store's clock, so the clocks of drainers do not matter. Only
@@ -25,7 +25,8 @@ type Store interface {
 	Claim(ctx context.Context, opts ClaimOptions) (Claim, error)
 	// Renew extends the worker's leases of records to one lease from now, and returns the ids of
 	// records that it did not renew: the worker no longer holds them, another transaction has
-	// locked them, or the store refused to change them.
+	// locked them, or the store refused to change them. Records of other topics may have the same
+	// ids.
 	Renew(ctx context.Context, worker string, lease time.Duration, records []*Record) (lost []string, err error)
 	// Settle ends the worker's claims. It skips failed records that the worker no longer holds, but
 	// marks sent records regardless, because they are in the stream whoever holds them. Settle does
@@ -46,7 +47,8 @@ type Store interface {
 	// List returns records in order of sequence.
 	List(ctx context.Context, opts ListOptions) ([]*Record, error)
 	// Retry makes parked records pending with no attempts, and returns their number. Without ids it
-	// retries all parked records. A retried record is published without a look-up in the stream.
+	// retries all parked records, and otherwise those with one of the ids, whatever their topics. A
+	// retried record is published without a look-up in the stream.
 	Retry(ctx context.Context, ids ...string) (int, error)
 	// Purge deletes sent or parked records and returns their number.
 	Purge(ctx context.Context, opts PurgeOptions) (int, error)
@@ -185,6 +187,9 @@ type Failure struct {
 	// Park parks the record. Otherwise the record is retried after Delay.
 	Park  bool
 	Delay time.Duration
+
+	// rationed means that the record's client may not make the topic yet.
+	rationed bool
 }
 
 // Stats counts the records of a store, without sent records.
@@ -215,8 +220,10 @@ type PurgeOptions struct {
 	Status Status
 	// OlderThan is the minimum time since a record was sent or, for a parked record, added.
 	OlderThan time.Duration
-	// IDs restricts the purge to these records. If empty, there is no restriction.
-	IDs []string
+	// IDs restricts the purge to records with one of these ids, and Topic to records of a topic. If
+	// empty, there is no restriction. Records of several topics may have the same id.
+	IDs   []string
+	Topic string
 	// Limit is the maximum number of records per call. Defaults to 10,000.
 	Limit int
 }

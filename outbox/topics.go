@@ -220,7 +220,7 @@ func (l *loop) giveBack(which func(*job) bool) {
 // giveUp releases a job that no goroutine has begun.
 func (l *loop) giveUp(j *job) {
 	for _, r := range j.records {
-		if l.owner[r.ID] == j {
+		if l.owner[r.ref()] == j {
 			l.unsaved.Failed = append(l.unsaved.Failed, Failure{Record: r, Unsent: j.fresh(r)})
 		}
 	}
@@ -234,8 +234,8 @@ func (l *loop) giveBackRecords(from *job, records []*Record) {
 	}
 	j := &job{topic: from.topic, noted: from.noted, records: records}
 	for _, r := range records {
-		if l.owner[r.ID] == from {
-			l.owner[r.ID] = j
+		if l.owner[r.ref()] == from {
+			l.owner[r.ref()] = j
 		}
 	}
 	l.held[j] = struct{}{}

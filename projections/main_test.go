@@ -13,8 +13,8 @@ import (
 // patience bounds what a test waits for. Reaching it is a failure.
 const patience = 30 * time.Second
 
-// A server that is shut down while it sets a source up waits for that in a goroutine for up to 30
-// s.
+// A server that is shut down while it sets a source up waits for that in a goroutine for up to
+// 30 s.
 func TestMain(m *testing.M) {
 	natstest.RunChild(map[string]natstest.Role{"projector": natstest.Told(projector)})
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3"))

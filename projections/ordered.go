@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// fillTries is the number of times that a delivered event is searched for in its stream, over 3
-	// seconds in all.
+	// fillTries is the number of times that a delivered event is searched for in its stream, over
+	// 3 seconds in all.
 	fillTries = 6
 	// scanOverlap is how far before the last applied event a scan of the stream starts, in case the
 	// clock of the stream's server was set back.

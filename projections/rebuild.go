@@ -146,7 +146,7 @@ func (v *versions) removeAll(ctx context.Context, left []int) error {
 
 // remove deletes a version and its group.
 func (v *versions) remove(ctx context.Context, n int) error {
-	if err := v.bus.Group(v.p.Topic, v.p.groupOf(n)).Delete(ctx); err != nil {
+	if err := v.bus.Group(v.p.Topic, v.p.groupOf(n)).Delete(ctx); err != nil && !errors.Is(err, jetstream.ErrNotFound) {
 		return fmt.Errorf("remove version %d of projection %s: %w", n, v.p.Name, err)
 	}
 	if v.p.Store != nil {

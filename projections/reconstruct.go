@@ -15,8 +15,8 @@ import (
 var ErrTruncated = errors.New("projections: the topic has dropped some events before the given time")
 
 // Reconstruct returns the state of a key at a past time. It calls apply, the Apply function of a
-// Projection, for each event of the key that was stored up to and including that time. The Value of
-// the state is nil if there was none.
+// Projection, for each event of the key that was stored up to that time, including the whole
+// millisecond. The Value of the state is nil if there was none.
 func Reconstruct(ctx context.Context, history History, key string, at time.Time, apply func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error)) (State, error) {
 	var s State
 	if at.UnixMilli() <= 0 {

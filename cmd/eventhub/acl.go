@@ -29,6 +29,7 @@ type aclCheckCmd struct {
 
 	HubToken     string `env:"WS_TOKEN" group:"The hub's configuration" help:"The hub's own token."`
 	HubTokenFile string `env:"WS_TOKEN_FILE" group:"The hub's configuration" placeholder:"FILE" help:"File with the hub's own token."`
+	TopicsFile   string `name:"topics" env:"EVENTHUB_TOPICS" group:"The hub's configuration" placeholder:"FILE" help:"Topics file, whose snapshot topics count as their topics."`
 
 	Token     string `help:"Token to check; - reads it from standard input. Other users of this host can see command lines."`
 	TokenFile string `placeholder:"FILE" help:"File with the token to check."`
@@ -71,6 +72,11 @@ func (cmd *aclCheckCmd) decide(ctx context.Context, std streams) (acl.Decision, 
 	if err != nil {
 		return acl.Decision{}, err
 	}
+	rules, err := busFlags{TopicsFile: cmd.TopicsFile, NATSURL: "any"}.rules()
+	if err != nil {
+		return acl.Decision{}, err
+	}
+	cfg.Snapshots = snapshotTopics(rules)
 	cfg.Logger = slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	v, err := acl.NewVerifier(ctx, cfg)
 	if err != nil {

@@ -74,7 +74,9 @@ func attackUnreadPages(ctx context.Context, a *attacker) {
 			return
 		}
 		defer drop(conn)
-		_ = conn.(*net.TCPConn).SetReadBuffer(4096) //nolint:forcetypeassert // it was dialed as TCP
+		if tcp, ok := conn.(*net.TCPConn); ok {
+			_ = tcp.SetReadBuffer(4096)
+		}
 		if _, err := io.WriteString(conn, request); err != nil {
 			return
 		}

@@ -47,6 +47,8 @@ type attack struct {
 // attacks are all attacks, one for each way in which a client could break the hub for others.
 var attacks = slices.Concat(
 	httpAttacks,
+	outboxAttacks,
+	groupAttacks,
 	letterAttacks,
 )
 
@@ -133,7 +135,7 @@ func newAttackedHub(t *testing.T) *floodedHub {
 	if err := os.WriteFile(topics, []byte(attackedTopics), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f := newFloodedHub(t, "--topics="+topics, "--data="+filepath.Join(dir, "data"))
+	f := newFloodedHub(t, "--topics="+topics, "--data="+filepath.Join(dir, "data"), "--projector", "--limit-principal-held="+strconv.Itoa(heldByOne))
 	f.dir, f.topics = filepath.Join(dir, "data"), topics
 	return f
 }
@@ -143,6 +145,16 @@ const attackedTopics = `topics:
   - topic: neighbour.kept
     retention: {messages: 100000}
     compaction: true
+  - topic: attack.keys
+    retention: {messages: 100000}
+    compaction: true
+    max_keys: 200000
+  - topic: attack.removed
+    retention: {messages: 100000}
+    compaction: true
+    max_keys: 200000
+  - topic: attack.outbox
+    retention: {bytes: 32MiB}
   - topic: attack.pages.kept
     retention: {messages: 100000}
     compaction: true

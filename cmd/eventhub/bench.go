@@ -19,7 +19,7 @@ func (cmd *benchCmd) AfterApply(call *kong.Context, std streams) error {
 	env := bench.Env{
 		Out: std.out, Err: std.err,
 		FindToken: func(url, given, data string) (string, error) {
-			return hubFlags{URL: url, Token: given, Data: data}.token()
+			return hubFlags{URL: url, credentialFlags: credentialFlags{Token: given, Data: data}}.token()
 		},
 	}
 	if f, ok := std.err.(*os.File); ok {

@@ -19,8 +19,15 @@ import (
 
 // check implements serve --check. It prints the plan of the hub, or every configuration error.
 func (cmd *serveCmd) check(ctx context.Context, std streams, set settings, faults []error) error {
-	if err := cmd.checkData(&set); err != nil {
-		faults = append(faults, err)
+	if at := os.Getenv("EVENTHUB_URL"); at != "" {
+		if _, err := (hubFlags{URL: at, credentialFlags: credentialFlags{Token: "any"}}).token(); err != nil {
+			faults = append(faults, err)
+		}
+	}
+	if at := os.Getenv("EVENTHUB_OPS_URL"); at != "" {
+		if _, err := checkURL(at, "http", "https"); err != nil {
+			faults = append(faults, fmt.Errorf("address of the operations port: %w; use http://HOST:PORT or https://HOST:PORT (EVENTHUB_OPS_URL)", err))
+		}
 	}
 	if len(faults) > 0 {
 		for _, f := range faults {
@@ -88,15 +95,21 @@ func variableOf(parser *kong.Kong, flag string) string {
 	return ""
 }
 
-// checkData checks whether the data directory is usable, without creating it.
+// checkData checks whether the data directory is usable and safe, without creating it.
 func (cmd *serveCmd) checkData(set *settings) error {
+	if cmd.Ephemeral {
+		return nil
+	}
+	if err := checkDataDir(cmd.Data); err != nil {
+		return err
+	}
+	if !cmd.Check {
+		return nil // the start of the hub uses the directory
+	}
 	if set.makesToken {
 		if _, err := readToken(cmd.Data); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-	}
-	if cmd.NATSURL != "" {
-		return nil
 	}
 	info, err := os.Stat(cmd.Data)
 	switch {

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -110,13 +108,16 @@ func (f listenFlags) origins() []string {
 // validate returns every contradiction and every unreadable file. The bus checks the rest.
 func (f busFlags) validate() (faults []error) {
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	own := []struct{ value, flag string }{
-		{f.NATSCreds, "--nats-creds, NATS_CREDS"},
-		{f.NATSNKey, "--nats-nkey-seed, NATS_NKEY_SEED"},
-		{f.NATSCA, "--nats-tls-ca, NATS_TLS_CA"},
-		{f.NATSCert, "--nats-tls-cert, NATS_TLS_CERT"},
-		{f.NATSKey, "--nats-tls-key, NATS_TLS_KEY"},
-		{f.NATSDomain, "--nats-domain, NATS_DOMAIN"},
+	own := []struct {
+		value, flag string
+		secret      bool
+	}{
+		{f.NATSCreds, "--nats-creds, NATS_CREDS", true},
+		{f.NATSNKey, "--nats-nkey-seed, NATS_NKEY_SEED", true},
+		{f.NATSCA, "--nats-tls-ca, NATS_TLS_CA", false},
+		{f.NATSCert, "--nats-tls-cert, NATS_TLS_CERT", false},
+		{f.NATSKey, "--nats-tls-key, NATS_TLS_KEY", true},
+		{f.NATSDomain, "--nats-domain, NATS_DOMAIN", false},
 	}
 	const files = 5 // the first entries of own that name files
 	for i, given := range own {
@@ -126,18 +127,16 @@ func (f busFlags) validate() (faults []error) {
 		if f.NATSURL == "" {
 			fault("%s requires an external NATS; set its address (--nats-url, NATS_URL) or leave it out", given.flag)
 		} else if i < files {
-			if err := readable(given.value); err != nil {
-				fault("file %s: %w (%s)", given.value, err, given.flag)
+			if err := readable(given.value, given.secret); err != nil {
+				fault("%w (%s)", err, given.flag)
 			}
 		}
 	}
 	if (f.NATSCert == "") != (f.NATSKey == "") {
 		fault("a NATS client certificate requires its key; set both (--nats-tls-cert, NATS_TLS_CERT; --nats-tls-key, NATS_TLS_KEY)")
 	}
-	for place := range strings.SplitSeq(f.NATSURL, ",") {
-		if scheme, _, found := strings.Cut(strings.TrimSpace(place), "://"); found && !slices.Contains([]string{"nats", "tls", "ws", "wss"}, scheme) {
-			fault("NATS URL has unknown scheme %q; use nats://HOST:PORT, or tls, ws or wss (--nats-url, NATS_URL)", scheme)
-		}
+	if f.NATSURL != "" {
+		faults = append(faults, checkNATSURL(f.NATSURL)...)
 	}
 	if f.NATSListen != "" {
 		if _, _, err := net.SplitHostPort(f.NATSListen); err != nil {
@@ -162,13 +161,41 @@ func (f busFlags) validate() (faults []error) {
 	return faults
 }
 
-// readable returns an error if a file cannot be read.
-func readable(path string) error {
-	f, err := os.Open(path) //nolint:gosec // the file is the operator's choice
-	if err != nil {
-		return cause(err)
+// checkNATSURL returns an error for each useless address in a list.
+func checkNATSURL(list string) (faults []error) {
+	web := 0
+	places := strings.Split(list, ",")
+	for i, place := range places {
+		place = strings.TrimSpace(place)
+		if !strings.Contains(place, "://") {
+			place = "nats://" + place
+		}
+		u, err := checkURL(place, "nats", "tls", "ws", "wss")
+		if err != nil {
+			faults = append(faults, fmt.Errorf("NATS URL %d: %w; use nats://HOST:PORT, or tls, ws or wss (--nats-url, NATS_URL)", i+1, err))
+			continue
+		}
+		if strings.HasPrefix(u.Scheme, "ws") {
+			web++
+		}
 	}
-	return f.Close()
+	if web > 0 && web < len(places) && len(faults) == 0 {
+		faults = append(faults, errors.New("NATS URLs mix WebSocket with other schemes; use either ws and wss, or nats and tls (--nats-url, NATS_URL)"))
+	}
+	return faults
+}
+
+// readable returns an error if a file cannot be read, or if other users can read a secret.
+func readable(path string, secret bool) error {
+	f, err := openRegular(path)
+	if err != nil {
+		return fmt.Errorf("file %s: %w", path, cause(err))
+	}
+	defer func() { _ = f.Close() }() // read-only
+	if secret {
+		return checkSecretFile(f)
+	}
+	return nil
 }
 
 func (f busFlags) sync() (every time.Duration, always bool, err error) {

@@ -30,10 +30,10 @@ type ephemeral struct {
 // addresses and data does not matter to tests.
 func (cmd *serveCmd) makeEphemeral() error {
 	if cmd.NATSURL != "" {
-		return errors.New("--ephemeral keeps its events in memory, and --nats-url names a NATS that stores them: choose one of them (NATS_URL)")
+		return errors.New("--ephemeral keeps its events in memory, and --nats-url names a NATS server that stores them; choose one (NATS_URL)")
 	}
 	if cmd.DSN != "" && !strings.HasPrefix(cmd.DSN, "kv:") {
-		return errors.New("--ephemeral keeps its events in memory, and --outbox-dsn names a database whose rows would be lost with them: choose one of them (OUTBOX_DSN)")
+		return errors.New("--ephemeral keeps its events in memory, and --outbox-dsn names a database whose rows would be lost with them; choose one (OUTBOX_DSN)")
 	}
 	cmd.Bind, cmd.OpsBind = loopback, loopback
 	cmd.WSPort, cmd.HTTPPort, cmd.OpsPort = 0, 0, 0
@@ -52,7 +52,7 @@ func (cmd *serveCmd) makeEphemeral() error {
 
 // errInputEnded is the cause of the end of an ephemeral hub. It is reported by one that was not
 // ready yet.
-var errInputEnded = errors.New("standard input was closed before the ephemeral hub was ready: start the hub with a pipe, and keep that open")
+var errInputEnded = errors.New("standard input was closed before the ephemeral hub was ready; start the hub with a pipe, and keep the pipe open")
 
 // endWithInput returns a context that ends when r does, as it does when the process at the other
 // end of a pipe has ended, however that came about. The goroutine that reads lives as long as the

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -30,10 +31,30 @@ const (
 
 // hubFlags select the hub that a command connects to, and the credential.
 type hubFlags struct {
-	URL       string `env:"EVENTHUB_URL" default:"ws://127.0.0.1:8090" help:"WebSocket URL of the hub."`
-	Token     string `env:"WS_TOKEN" help:"Token for the hub. Default for a hub on this host: the token file in its data directory."`
-	TokenFile string `name:"token-file" env:"WS_TOKEN_FILE" placeholder:"FILE" help:"File with the token."`
+	credentialFlags
+
+	URL string `env:"EVENTHUB_URL" help:"WebSocket URL of the hub. Default: WS_PORT of this host, or ws://127.0.0.1:8090."`
+	// WSPort is the port of a hub that is started in the same environment.
+	WSPort uint16 `name:"ws-port" env:"WS_PORT" hidden:"" default:"8090"`
+}
+
+// credentialFlags select the token that a command shows to a hub.
+type credentialFlags struct {
+	Token     string `env:"EVENTHUB_TOKEN" help:"Token for the hub. Default: WS_TOKEN, or for a hub on this host the token file in its data directory."`
+	TokenFile string `name:"token-file" env:"EVENTHUB_TOKEN_FILE" placeholder:"FILE" help:"File with the token. Default: WS_TOKEN_FILE."`
 	Data      string `env:"EVENTHUB_DATA" default:"./eventhub-data" help:"Data directory of the hub on this host."`
+
+	// The token of a hub that is started in the same environment.
+	HubToken     string `env:"WS_TOKEN" hidden:""`
+	HubTokenFile string `env:"WS_TOKEN_FILE" hidden:""`
+}
+
+// address returns the WebSocket URL of the hub.
+func (f hubFlags) address() string {
+	if f.URL == "" {
+		return "ws://127.0.0.1:" + strconv.Itoa(int(f.WSPort))
+	}
+	return f.URL
 }
 
 // dial connects to the hub. The caller must close the client.
@@ -44,15 +65,15 @@ func (f hubFlags) dial(ctx context.Context) (*client.Client, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	c, err := client.Dial(ctx, f.URL, client.Options{Token: token})
+	c, err := client.Dial(ctx, f.address(), client.Options{Token: token})
 	if err == nil {
 		return c, nil
 	}
 	if refused, ok := errors.AsType[*client.Error](err); ok {
-		return nil, fmt.Errorf("connect to hub at %s: %s; set its token (--token, WS_TOKEN)", f.URL, strings.TrimSuffix(refused.Error(), "."))
+		return nil, fmt.Errorf("connect to hub at %s: %s; set its token (EVENTHUB_TOKEN; --token, WS_TOKEN)", f.address(), strings.TrimSuffix(refused.Error(), "."))
 	}
 	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return nil, fmt.Errorf("connect to hub at %s: %w; check that the hub runs (eventhub serve) and that the address is right (--url, EVENTHUB_URL)", f.URL, reason(err))
+		return nil, fmt.Errorf("connect to hub at %s: %w; check that the hub runs (eventhub serve) and that the address is right (--url, EVENTHUB_URL)", f.address(), reason(err))
 	}
 	return nil, err
 }
@@ -68,24 +89,37 @@ func reason(err error) error {
 	return err
 }
 
-// token returns the credential. The token of the hub on this host is never sent to another host.
+// token returns the credential for the hub.
 func (f hubFlags) token() (string, error) {
-	u, err := url.Parse(f.URL)
-	if err != nil || u.Host == "" || u.Scheme != "ws" && u.Scheme != "wss" {
-		return "", fmt.Errorf("invalid hub address %q; use ws://HOST:PORT or wss://HOST:PORT (--url, EVENTHUB_URL)", f.URL)
+	u, err := checkURL(f.address(), "ws", "wss")
+	if err != nil {
+		return "", fmt.Errorf("invalid hub address %q; use ws://HOST:PORT or wss://HOST:PORT: %w (--url, EVENTHUB_URL; WS_PORT)", f.address(), err)
 	}
-	if token, err := (tokenFlags{f.Token, f.TokenFile}).configured(); err != nil || token != "" {
+	return f.find(u)
+}
+
+// find returns the credential for the hub at u. The token of the hub on this host is never sent to
+// another host.
+func (f credentialFlags) find(u *url.URL) (string, error) {
+	token, err := tokenFlags{f.Token, f.TokenFile}.configured()
+	if err != nil {
+		return "", fmt.Errorf("%w (EVENTHUB_TOKEN, EVENTHUB_TOKEN_FILE)", err)
+	}
+	if token == "" {
+		token, err = tokenFlags{f.HubToken, f.HubTokenFile}.configured()
+	}
+	if err != nil || token != "" {
 		return token, err
 	}
 	if !isLoopback(u.Hostname()) {
-		return "", fmt.Errorf("no token for the hub at %s; set --token or WS_TOKEN", f.URL)
+		return "", fmt.Errorf("no token for the hub at %s; set --token or WS_TOKEN, or EVENTHUB_TOKEN", u.Redacted())
 	}
-	token, err := readToken(f.Data)
+	token, err = readToken(f.Data)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, err := os.Stat(f.Data); err != nil {
-			return "", fmt.Errorf("no token: data directory %s does not exist; run this command where the hub runs, set the hub's data directory (--data, EVENTHUB_DATA), or set the token (--token, WS_TOKEN)", f.Data)
+			return "", fmt.Errorf("no token: data directory %s does not exist; run this command where the hub runs, set the hub's data directory (--data, EVENTHUB_DATA), or set the token (EVENTHUB_TOKEN; --token, WS_TOKEN)", f.Data)
 		}
-		return "", fmt.Errorf("no token: file %s does not exist; set the hub's data directory (--data, EVENTHUB_DATA) or the token (--token, WS_TOKEN)", filepath.Join(f.Data, tokenName))
+		return "", fmt.Errorf("no token: file %s does not exist; set the hub's data directory (--data, EVENTHUB_DATA) or the token (EVENTHUB_TOKEN; --token, WS_TOKEN)", filepath.Join(f.Data, tokenName))
 	}
 	return token, err
 }

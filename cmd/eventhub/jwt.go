@@ -1,12 +1,15 @@
 package main
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"time"
+
+	"github.com/golang-jwt/jwt/v5"
 
 	"eventhub/acl"
 	"eventhub/projections/process"
@@ -60,6 +63,12 @@ func (f tokenFlags) configured() (string, error) {
 	return f.Token, nil
 }
 
+// looksLikeJWT reports whether a token is a JWT, signed or not.
+func looksLikeJWT(token string) bool {
+	_, _, err := jwt.NewParser().ParseUnverified(token, jwt.MapClaims{})
+	return err == nil
+}
+
 // claimFlags configure the claims of JWTs.
 type claimFlags struct {
 	Audience string `name:"jwt-aud" env:"JWT_AUD" help:"Required aud claim of tokens. Default: any."`
@@ -70,6 +79,7 @@ type claimFlags struct {
 type authFlags struct {
 	secretFlags
 	claimFlags
+	lifeFlags
 
 	JWKSURL     string `name:"jwt-jwks-url" env:"JWT_JWKS_URL" help:"URL of the public keys (JWKS) that verify JWTs."`
 	TokenPolicy string `name:"token-policy" env:"WS_TOKEN_POLICY" placeholder:"FILE" help:"Policy of the hub's own token, as JSON. Default: full access."`
@@ -81,13 +91,14 @@ func (f authFlags) jwt() bool { return f.Secret != "" || f.SecretFile != "" || f
 // config returns the configuration of the verifier. static is the hub's own token, or "" for none.
 // The error lists all invalid flags and files; the configuration then holds the valid rest.
 func (f authFlags) config(static string) (acl.Config, error) {
-	cfg := acl.Config{JWKSURL: f.JWKSURL, Audience: f.Audience, Issuer: f.Issuer, Proxy: http.ProxyFromEnvironment}
+	cfg := acl.Config{JWKSURL: f.JWKSURL, Audience: f.Audience, Issuer: f.Issuer, MaxLife: f.TokenLife, Proxy: http.ProxyFromEnvironment}
 	var errs []error
 	fault := func(err error) {
 		if err != nil {
 			errs = append(errs, err)
 		}
 	}
+	fault(f.lifeFlags.validate())
 	var err error
 	cfg.Secret, err = f.secret()
 	fault(err)
@@ -140,6 +151,12 @@ var examples = map[string][]string{
 
 // tokenCmd is `eventhub token`.
 type tokenCmd struct {
+	Sign   tokenSignCmd   `cmd:"" default:"withargs" help:"Sign a token (JWT) for development and tests (the default command)."`
+	Revoke tokenRevokeCmd `cmd:"" help:"Revoke a token, or all tokens of a subject. Hubs then refuse them, and end their connections."`
+}
+
+// tokenSignCmd is `eventhub token sign`.
+type tokenSignCmd struct {
 	secretFlags
 	claimFlags
 
@@ -151,7 +168,7 @@ type tokenCmd struct {
 }
 
 // Run prints a token that a hub with the same secret accepts.
-func (cmd *tokenCmd) Run(std streams) error {
+func (cmd *tokenSignCmd) Run(std streams) error {
 	secret, err := cmd.secret()
 	if err != nil {
 		return err
@@ -159,7 +176,7 @@ func (cmd *tokenCmd) Run(std streams) error {
 	if secret == nil {
 		return errors.New("no secret to sign with; set JWT_SECRET to the hub's secret, or --jwt-secret-file to its file; openssl rand -hex 32 creates a secret")
 	}
-	grant := acl.Grant{Subject: cmd.Sub, TTL: cmd.TTL, Audience: cmd.Audience, Issuer: cmd.Issuer}
+	grant := acl.Grant{Subject: cmd.Sub, ID: rand.Text(), TTL: cmd.TTL, Audience: cmd.Audience, Issuer: cmd.Issuer}
 	grant.Scopes = append(append(grant.Scopes, examples[cmd.Example]...), cmd.Scope...)
 	switch {
 	case cmd.Policy != "" && grant.Scopes != nil:

@@ -24,6 +24,12 @@ type limitFlags struct {
 	Operations           int `env:"OPERATIONS" default:"64" help:"Concurrent frames per connection that wait for NATS or for one another."`
 	Topics               int `env:"TOPICS" default:"10000" help:"Topics known to this hub."`
 	NewTopics            int `env:"NEW_TOPICS" default:"100" help:"Topics that a principal may create at once; then one every 10s."`
+	NewGroups            int `env:"NEW_GROUPS" default:"100" help:"Groups that a principal may create at once; then one every 10s."`
+	PrincipalGroups      int `env:"PRINCIPAL_GROUPS" default:"1000" help:"Groups that a principal has created and that exist."`
+	StreamGroups         int `env:"STREAM_GROUPS" default:"10000" help:"Groups that clients may create on one topic, or on one family of topics."`
+	Joins                int `env:"JOINS" default:"256" help:"SUBSCRIBEs carried out concurrently; further ones wait."`
+	PrincipalJoins       int `env:"PRINCIPAL_JOINS" placeholder:"N" help:"SUBSCRIBEs carried out concurrently for one principal. Default: a 32nd of all."`
+	PrincipalHeld        int `env:"PRINCIPAL_HELD" placeholder:"N" help:"Events that a principal may hold unsettled through this hub. Default: as many as its subscriptions may."`
 	Payload              int `env:"PAYLOAD" default:"1048576" help:"Bytes of a payload; NATS may set a lower limit."`
 	Frame                int `env:"FRAME" placeholder:"BYTES" help:"Bytes of a frame. Default: 4 MiB or twice the payload, whichever is more."`
 	InboundBytes         int `env:"INBOUND_BYTES" default:"268435456" help:"Bytes of partly received frames, over all connections."`
@@ -41,13 +47,20 @@ type limitFlags struct {
 	DeadLetterShare     int   `env:"DEAD_LETTER_SHARE" default:"1073741824" help:"Bytes of dead letters of one principal in 30 days. Further ones wait."`
 	BadTokens           quota `env:"BAD_TOKENS" default:"100/200" placeholder:"RATE/BURST" help:"Refused tokens per address (IPv6: per /64): per second, and at once; or off. Further unknown tokens wait."`
 
-	OutboxPending int `env:"OUTBOX_PENDING" default:"1000000" help:"Events waiting or parked in the hub's own outbox. Beyond it, POST /outbox is refused."`
+	OutboxPending          int `env:"OUTBOX_PENDING" default:"1000000" help:"Events waiting or parked in the hub's own outbox. Beyond it, POST /outbox is refused."`
+	OutboxBytes            int `env:"OUTBOX_BYTES" default:"1073741824" help:"Bytes of these events, with 512 for each. Beyond it, POST /outbox is refused."`
+	PrincipalOutboxPending int `env:"PRINCIPAL_OUTBOX_PENDING" placeholder:"N" help:"Events of one principal that wait or are parked in the hub's own outbox. Default: half of all."`
+	PrincipalOutboxBytes   int `env:"PRINCIPAL_OUTBOX_BYTES" placeholder:"BYTES" help:"Bytes of these events. Default: half of all."`
 
 	Frames             quota `env:"FRAMES" default:"10000/2000" placeholder:"RATE/BURST" help:"Frames per connection except ACK, NACK and MODACK: per second, and at once."`
 	Settles            quota `env:"SETTLES" default:"200000/20000" placeholder:"RATE/BURST" help:"ACK, NACK and MODACK per connection."`
+	NewKeys            quota `env:"NEW_KEYS" default:"1000/100000" placeholder:"RATE/BURST" help:"Keys of compacted topics that a principal may create through this hub, or off."`
 	TopicPublishes     quota `env:"TOPIC_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per topic through this hub, or off."`
 	PrincipalPublishes quota `env:"PRINCIPAL_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per principal through this hub, or off."`
 
+	CountOwnToken bool `env:"COUNT_OWN_TOKEN" help:"Apply new-groups and principal-groups to the hub's own token, too."`
+
+	Lease        time.Duration `env:"LEASE" default:"12h" help:"Longest lease of an event, and longest delay of a NACK, 1s to 12h."`
 	AuthTimeout  time.Duration `env:"AUTH_TIMEOUT" default:"10s" help:"How long a connection may stay open without AUTH."`
 	PingInterval time.Duration `env:"PING_INTERVAL" default:"30s" help:"Silence after which a connection is pinged."`
 	PongTimeout  time.Duration `env:"PONG_TIMEOUT" default:"10s" help:"How long a client has to answer a ping."`
@@ -81,16 +94,28 @@ func (f limitFlags) validate() (faults []error) {
 		{"operations", f.Operations, 1},
 		{"topics", f.Topics, 1},
 		{"new-topics", f.NewTopics, 1},
+		{"new-groups", f.NewGroups, 1},
+		{"principal-groups", f.PrincipalGroups, 1},
+		{"stream-groups", f.StreamGroups, 1},
+		{"principal-held", f.PrincipalHeld, 0},
+		{"joins", f.Joins, 1},
+		{"principal-joins", f.PrincipalJoins, 0},
 		{"payload", f.Payload, 1},
 		{"frame", f.Frame, 0},
 		{"id-searches", f.IDSearches, 1},
 		{"principal-id-searches", f.PrincipalIDSearches, 0},
 		{"dead-letter-share", f.DeadLetterShare, 1},
 		{"outbox-pending", f.OutboxPending, 1},
+		{"outbox-bytes", f.OutboxBytes, 1},
+		{"principal-outbox-pending", f.PrincipalOutboxPending, 0},
+		{"principal-outbox-bytes", f.PrincipalOutboxBytes, 0},
 	} {
 		if l.value < l.least {
 			bad(l.name, l.value)
 		}
+	}
+	if f.Lease < time.Second || f.Lease > 12*time.Hour {
+		faults = append(faults, fmt.Errorf("limit %v: must be 1s to 12h (--limit-lease, EVENTHUB_LIMIT_LEASE)", f.Lease))
 	}
 	for _, l := range []struct {
 		name  string
@@ -157,6 +182,7 @@ func (f limitFlags) facade() facade.Limits {
 		Pages: f.Pages, PageBytes: f.PageBytes, PageTotal: f.PageTotal,
 		PrincipalRequests: f.PrincipalRequests, PrincipalPages: f.PrincipalPages,
 		PrincipalPageTotal: f.PrincipalPageTotal, BodyRate: f.BodyRate,
+		Joins: f.Joins, PrincipalJoins: f.PrincipalJoins, PrincipalHeld: f.PrincipalHeld, CountOwnToken: f.CountOwnToken, Lease: f.Lease,
 		AuthTimeout: f.AuthTimeout, PingInterval: f.PingInterval, PongTimeout: f.PongTimeout,
 	}
 	l.FrameRate, l.FrameBurst = f.Frames.limits()
@@ -170,12 +196,16 @@ func (f limitFlags) facade() facade.Limits {
 // bus returns the limits of the bus.
 func (f limitFlags) bus() jetstream.Limits {
 	l := jetstream.Limits{
-		Topics: f.Topics, TopicsPerClient: f.NewTopics, MaxPayload: f.Payload, HeldTotal: f.HeldBytes,
+		Topics: f.Topics, TopicsPerClient: f.NewTopics, GroupsPerClient: f.NewGroups, ClientGroups: f.PrincipalGroups,
+		StreamGroups: f.StreamGroups, MaxPayload: f.Payload, HeldTotal: f.HeldBytes,
 		IDSearches: f.IDSearches, IDSearchesPerClient: f.PrincipalIDSearches, DeadLetterShare: f.DeadLetterShare,
 		DeadLetterRate: f.DeadLetterBytes.rate, DeadLetterBurst: f.DeadLetterBytes.burst,
 	}
 	if f.DeadLetterBytes == (quota{}) {
 		l.DeadLetterRate, l.DeadLetterBurst = maxQuota, maxQuota // more than any disk takes
+	}
+	if l.KeyRate, l.KeysPerClient = f.NewKeys.rate, f.NewKeys.burst; f.NewKeys == (quota{}) {
+		l.KeyRate, l.KeysPerClient = maxQuota, maxQuota
 	}
 	return l
 }
@@ -189,9 +219,11 @@ func (f limitFlags) lines() [][2]string {
 		return strconv.Itoa(n)
 	}
 	return [][2]string{
-		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d, of one principal %s; subscriptions %d, operations %d; waiting in the outbox %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, or(f.PrincipalRequests, "a quarter of them"), f.Subscriptions, f.Operations, f.OutboxPending)},
+		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d, of one principal %s; subscriptions %d, operations %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, or(f.PrincipalRequests, "a quarter of them"), f.Subscriptions, f.Operations)},
+		{"", fmt.Sprintf("waiting in the outbox %d, of one principal %s; bytes %d, of one principal %s", f.OutboxPending, or(f.PrincipalOutboxPending, "half of them"), f.OutboxBytes, or(f.PrincipalOutboxBytes, "half of them"))},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
-		{"", fmt.Sprintf("topics %d, new ones %d; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes at a time", f.Topics, f.NewTopics, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes)},
+		{"", fmt.Sprintf("topics %d, new ones %d; new keys %v; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes at a time", f.Topics, f.NewTopics, f.NewKeys, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes)},
+		{"", fmt.Sprintf("groups of a principal %d, new ones %d, the hub's own token %s; of a stream %d; %d subscribe at a time, of one principal %s; events held by a principal %s, for %v at a time", f.PrincipalGroups, f.NewGroups, map[bool]string{true: "too", false: "any"}[f.CountOwnToken], f.StreamGroups, f.Joins, or(f.PrincipalJoins, "a 32nd of them"), or(f.PrincipalHeld, "any"), f.Lease)},
 		{"", fmt.Sprintf("searches for an afterId %d, of one principal %s; dead letters of a principal %v bytes, %d in 30 days; refused tokens of an address %v", f.IDSearches, or(f.PrincipalIDSearches, "half of them"), f.DeadLetterBytes, f.DeadLetterShare, f.BadTokens)},
 		{"", fmt.Sprintf("auth within %v, ping after %v, pong within %v", f.AuthTimeout, f.PingInterval, f.PongTimeout)},
 	}

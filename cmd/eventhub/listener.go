@@ -44,7 +44,6 @@ func (l *listener) serveWith(handler http.Handler, cert *certificate, room *wait
 		return
 	}
 	l.server.TLSConfig = cert.config()
-	l.server.TLSConfig.NextProtos = []string{"http/1.1"}
 	l.server.Protocols = new(http.Protocols)
 	l.server.Protocols.SetHTTP1(true)
 }

@@ -53,7 +53,7 @@ type commands struct {
 	Pub       pubCmd       `cmd:"" help:"Publish events and print their ids."`
 	Sub       subCmd       `cmd:"" help:"Subscribe and print one event record per line."`
 	Heartbeat heartbeatCmd `cmd:"" help:"Publish heartbeats of processes on this host."`
-	Token     tokenCmd     `cmd:"" help:"Sign a token (JWT) for development and tests."`
+	Token     tokenCmd     `cmd:"" help:"Sign a token (JWT) for development and tests, or revoke tokens."`
 	ACL       aclCmd       `cmd:"" name:"acl" help:"Check the rights of a token."`
 	Topics    topicsCmd    `cmd:"" help:"Manage topics: list them, compare them with the topics file, and apply it."`
 	Outbox    outboxCmd    `cmd:"" help:"Manage an outbox, a database table whose rows become events."`
@@ -99,6 +99,9 @@ func run(ctx context.Context, args []string, std streams) (code int) {
 			err = &exitError{exitUnsure, err}
 		}
 		return fail(std, err)
+	}
+	if cmds.Serve.Check {
+		cmds.Serve.unread = append(cmds.Serve.unread, unknownVariables(parser)...)
 	}
 	if err := call.Run(); err != nil {
 		return fail(std, err)

@@ -29,7 +29,7 @@ type node struct {
 	url   string
 	http  string
 	ops   string
-	nats  string // "" where the hub's NATS does not listen
+	nats  string // with a NATS listener
 	log   lockedBuffer
 	ended chan struct{}
 }

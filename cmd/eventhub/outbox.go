@@ -256,6 +256,7 @@ type outboxPurgeCmd struct {
 
 	OlderThan time.Duration `default:"24h" help:"Minimum age since a record was sent or, for a parked record, added."`
 	Status    string        `enum:"sent,error" default:"sent" help:"Status of the records: ${enum}. Parked events are lost."`
+	Topic     string        `placeholder:"TOPIC" help:"Topic of the records. Default: all. Records of several topics may have the same id."`
 	IDs       []string      `arg:"" optional:"" name:"id" help:"Ids to delete. Default: all."`
 }
 
@@ -265,7 +266,7 @@ func (cmd *outboxPurgeCmd) Run(ctx context.Context, std streams) error {
 		return fmt.Errorf("age %v: must not be negative (--older-than)", cmd.OlderThan)
 	}
 	return cmd.with(ctx, std, withoutBus, func(o *openedOutbox, _ *jetstream.Bus) error {
-		all, err := purge(ctx, o, outbox.PurgeOptions{Status: outbox.Status(cmd.Status), OlderThan: cmd.OlderThan, IDs: cmd.IDs})
+		all, err := purge(ctx, o, outbox.PurgeOptions{Status: outbox.Status(cmd.Status), OlderThan: cmd.OlderThan, IDs: cmd.IDs, Topic: cmd.Topic})
 		if err != nil {
 			return o.explain(err)
 		}

@@ -175,18 +175,22 @@ func (d *databaseOutbox) openLater(ctx context.Context) {
 }
 
 // open opens the outbox, migrates its table if configured, and starts to drain it.
-func (d *databaseOutbox) open(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, outboxTry)
+func (d *databaseOutbox) open(whole context.Context) error {
+	ctx, cancel := context.WithTimeout(whole, outboxTry)
 	defer cancel()
 	flags := d.hub.cmd.outboxServeFlags
 	o, err := d.dsn.open(ctx, outboxOptions{table: flags.Table, bus: d.hub.bus, make: flags.Migrate})
 	if err != nil {
 		return err
 	}
+	if flags.Migrate && o.outdated(ctx) {
+		ctx, cancel = context.WithTimeout(whole, outboxUpgrade)
+		defer cancel()
+	}
 	if err := d.hub.prepareOutbox(ctx, o); err != nil {
 		return errors.Join(err, o.close())
 	}
-	d.box, err = d.hub.drain(ctx, o, d.state, 0, outboxObserver{d.state.metric})
+	d.box, err = d.hub.drain(ctx, o, d.state, outbox.Config{Bus: outbox.JetStream(d.hub.bus), Observer: outboxObserver{d.state.metric}})
 	return err
 }
 

@@ -221,6 +221,15 @@ func (o *openedOutbox) version(ctx context.Context, migrates bool) error {
 	return nil
 }
 
+// outdated reports whether there is a table of an earlier version.
+func (o *openedOutbox) outdated(ctx context.Context) bool {
+	if o.sql == nil {
+		return false
+	}
+	have, need, err := o.sql.Version(ctx)
+	return err == nil && have > 0 && have < need
+}
+
 // migrate upgrades the table and returns its versions before and after. Version 0 means that there
 // was no table.
 func (o *openedOutbox) migrate(ctx context.Context) (from, to int, err error) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -9,13 +10,15 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
 
+	"eventhub/acl"
 	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/outbox"
@@ -24,18 +27,20 @@ import (
 const (
 	// ownOutboxName is the file in the data directory that POST /outbox writes to.
 	ownOutboxName = "outbox.db"
-	// Sent records are kept for ownOutboxKeep, so that repeated ids are detected. Older ones are
-	// purged every ownOutboxPurge.
+	// Sent records are kept for ownOutboxKeep, so that repeated ids are detected, and at most
+	// ownOutboxSent of them. The others are purged every ownOutboxPurge.
 	ownOutboxKeep  = 10 * time.Minute
 	ownOutboxPurge = 15 * time.Second
-	// ownOutboxBatch is the maximum number of records stored in one transaction. ownOutboxWrite is
-	// the timeout of that transaction.
+	ownOutboxSent  = 100_000
+	// ownOutboxBatch is the maximum number of records stored in one transaction, and ownOutboxBytes
+	// the size of their payloads from which on no more are added. Claims have the same limit of
+	// bytes: transactions take turns, and each writes the whole records. ownOutboxWrite is the
+	// timeout of a transaction that stores records.
 	ownOutboxBatch = 256
+	ownOutboxBytes = 1 << 20
 	ownOutboxWrite = 10 * time.Second
 	// ownOutboxLease may be short, because another hub hardly ever uses the same file.
 	ownOutboxLease = 5 * time.Second
-	// limitOutboxPending is the name of the limit on unsent records.
-	limitOutboxPending = "outbox_pending"
 )
 
 var errOwnOutboxClosed = errors.New("outbox is closed")
@@ -46,11 +51,9 @@ type ownOutbox struct {
 	hub       *hub
 	publisher *jetstream.Publisher // checks whether an event can be published
 	path      string
-	max       int64
+	limits    []ownLimit
 	state     *outboxState
 
-	// unsent is the approximate number of unsent records. Each call of Backlog corrects it.
-	unsent atomic.Int64
 	// records to write; unbuffered, so that every received record gets an answer
 	queue chan *addition
 	ended chan struct{} // closed when the writer has stopped
@@ -63,13 +66,14 @@ type ownOutbox struct {
 }
 
 var (
-	_ facade.Outbox   = (*ownOutbox)(nil)
-	_ outbox.Observer = ownObserver{}
+	_ facade.Outbox = (*ownOutbox)(nil)
+	_ outbox.Store  = ownStore{}
+	_ outbox.Bus    = ownBus{}
 )
 
 func newOwnOutbox(h *hub, path string) *ownOutbox {
 	return &ownOutbox{
-		hub: h, publisher: h.bus.NewPublisher(), path: path, max: int64(h.cmd.OutboxPending), state: h.newOutboxState(outboxOfHTTP),
+		hub: h, publisher: h.bus.NewPublisher(), path: path, limits: h.cmd.ownOutbox(), state: h.newOutboxState(outboxOfHTTP),
 		queue: make(chan *addition), ended: make(chan struct{}),
 	}
 }
@@ -102,7 +106,13 @@ func (o *ownOutbox) open(ctx context.Context) error {
 	if _, _, err = box.migrate(ctx); err != nil {
 		return errors.Join(err, box.close())
 	}
-	if o.box, err = o.hub.drain(ctx, box, o.state, ownOutboxLease, ownObserver{outboxObserver{o.state.metric}, o}); err != nil {
+	if err := makeUsage(ctx, box.db); err != nil {
+		return errors.Join(fmt.Errorf("%v: %w", box.dsn, err), box.close())
+	}
+	box.Store = ownStore{box.Store, o, box.db}
+	bus := ownBus{outbox.JetStream(o.hub.bus), o.publisher, box.db}
+	cfg := outbox.Config{Bus: bus, Lease: ownOutboxLease, HeldBytes: ownOutboxBytes, Observer: outboxObserver{o.state.metric}}
+	if o.box, err = o.hub.drain(ctx, box, o.state, cfg); err != nil {
 		return err
 	}
 	var background context.Context
@@ -119,7 +129,11 @@ func (o *ownOutbox) tidy(ctx context.Context, box *openedOutbox) {
 	tick := time.NewTicker(ownOutboxPurge)
 	defer tick.Stop()
 	for {
-		if _, err := purge(ctx, box, outbox.PurgeOptions{Status: outbox.Sent, OlderThan: ownOutboxKeep}); err != nil && ctx.Err() == nil {
+		_, err := purge(ctx, box, outbox.PurgeOptions{Status: outbox.Sent, OlderThan: ownOutboxKeep})
+		if err == nil {
+			err = purgeSent(ctx, box.db, ownOutboxSent)
+		}
+		if err != nil && ctx.Err() == nil {
 			o.hub.log.LogAttrs(ctx, slog.LevelWarn, "failed to delete sent records of the outbox", slog.Any("error", err))
 		}
 		select {
@@ -130,10 +144,11 @@ func (o *ownOutbox) tidy(ctx context.Context, box *openedOutbox) {
 	}
 }
 
-// addition is a record to store, with a channel for the single result.
+// addition is a record to store for a principal, with a channel for the single result.
 type addition struct {
-	record *outbox.Record
-	stored chan error
+	record    *outbox.Record
+	principal string
+	stored    chan error
 }
 
 // Add implements facade.Outbox.
@@ -141,19 +156,17 @@ func (o *ownOutbox) Add(ctx context.Context, topic string, payload []byte, opts 
 	if err := o.publisher.Admit(topic, payload, opts); err != nil {
 		return "", err
 	}
-	if err := o.open(ctx); err != nil {
+	if err := o.publisher.Reserve(ctx, topic, opts.Key, opts.CountFor); err != nil {
 		return "", err
 	}
-	if o.unsent.Add(1) > o.max {
-		o.unsent.Add(-1)
-		o.hub.metrics.LimitReached(limitOutboxPending)
-		return "", &jetstream.Error{Code: jetstream.CodeOverloaded, Msg: "The outbox is full: as many events as it takes wait to be published."}
+	if err := o.open(ctx); err != nil {
+		return "", err
 	}
 	r := &outbox.Record{
 		ID: opts.ID, Topic: topic, Key: opts.Key, Payload: payload, Headers: opts.Headers, SID: opts.SID,
 		Tags: opts.Tags, CausedBy: opts.CausedBy, Tombstone: opts.Tombstone, TS: opts.TS,
 	}
-	a := &addition{record: r, stored: make(chan error, 1)}
+	a := &addition{record: r, principal: opts.CountFor, stored: make(chan error, 1)}
 	select {
 	case o.queue <- a:
 		err = <-a.stored // wait even if ctx ends, because the payload belongs to the caller
@@ -162,11 +175,7 @@ func (o *ownOutbox) Add(ctx context.Context, topic string, payload []byte, opts 
 	case <-o.ended:
 		err = errOwnOutboxClosed
 	}
-	switch {
-	case errors.Is(err, errKnown):
-		o.unsent.Add(-1)
-	case err != nil:
-		o.unsent.Add(-1)
+	if err != nil && !errors.Is(err, errKnown) {
 		return "", err
 	}
 	return r.ID, nil
@@ -178,21 +187,26 @@ func (o *ownOutbox) write(ctx context.Context, box *drainedOutbox) {
 	defer close(o.ended)
 	for {
 		var batch []*addition
+		bytes := 0
+		add := func(a *addition) {
+			batch = append(batch, a)
+			bytes += len(a.record.Payload)
+		}
 		select {
 		case a := <-o.queue:
-			batch = append(batch, a)
+			add(a)
 		case <-ctx.Done():
 			return
 		}
-		for more := true; more && len(batch) < ownOutboxBatch; {
+		for more := true; more && len(batch) < ownOutboxBatch && bytes < ownOutboxBytes; {
 			select {
 			case a := <-o.queue:
-				batch = append(batch, a)
+				add(a)
 			default:
 				more = false
 			}
 		}
-		answers, err := storeBatch(context.WithoutCancel(ctx), box, batch)
+		answers, err := o.storeBatch(context.WithoutCancel(ctx), box, batch)
 		for i, a := range batch {
 			if err != nil {
 				a.stored <- err
@@ -205,7 +219,7 @@ func (o *ownOutbox) write(ctx context.Context, box *drainedOutbox) {
 }
 
 // storeBatch returns a result for each addition. If it returns an error, nothing was stored.
-func storeBatch(ctx context.Context, box *drainedOutbox, batch []*addition) (answers []error, err error) {
+func (o *ownOutbox) storeBatch(ctx context.Context, box *drainedOutbox, batch []*addition) (answers []error, err error) {
 	ctx, cancel := context.WithTimeout(ctx, ownOutboxWrite)
 	defer cancel()
 	tx, err := box.db.BeginTx(ctx, nil)
@@ -214,33 +228,123 @@ func storeBatch(ctx context.Context, box *drainedOutbox, batch []*addition) (ans
 	}
 	defer func() { _ = tx.Rollback() }() // no effect after the commit
 	answers = make([]error, len(batch))
+	var added []*addition
+	used := make(map[string]*usage)
 	for i, a := range batch {
-		err := box.sql.Add(ctx, tx, a.record)
-		if e, ok := errors.AsType[*sqlite.Error](err); ok && e.Code() == sqlite3.SQLITE_CONSTRAINT_UNIQUE {
-			err = known(ctx, tx, a.record) // the failed INSERT left the transaction intact
-		}
-		_, refused := errors.AsType[*jetstream.Error](err)
-		if err != nil && !refused && !errors.Is(err, errKnown) {
+		if answers[i], err = o.store(ctx, tx, box, a, used); err != nil {
 			return nil, err
 		}
-		answers[i] = err
+		if answers[i] == nil {
+			added = append(added, a)
+		}
 	}
-	return answers, tx.Commit()
+	if err := notePosters(ctx, tx, added); err != nil {
+		return nil, err
+	}
+	if err := tx.Commit(); err != nil {
+		return nil, err
+	}
+	o.tell(used[""])
+	return answers, nil
 }
 
-// errKnown is returned for a record that is already stored.
+// errKnown is the result for a record that is already stored: the same topic and id mean the same
+// event.
 var errKnown = errors.New("record is already in the outbox")
 
-// known returns the result for a duplicate id. The same id and topic mean the same event.
-func known(ctx context.Context, tx *sql.Tx, r *outbox.Record) error {
-	var topic string
-	if err := tx.QueryRowContext(ctx, "SELECT aggregatetype FROM "+outbox.DefaultTable+" WHERE id = ?", r.ID).Scan(&topic); err != nil {
-		return fmt.Errorf("look up record %q: %w", r.ID, err)
+// store adds a record unless a limit forbids it. used holds what records of principals take,
+// including those of this transaction. After an error nothing of the transaction may be stored.
+func (o *ownOutbox) store(ctx context.Context, tx *sql.Tx, box *drainedOutbox, a *addition, used map[string]*usage) (answer, err error) {
+	for _, principal := range []string{"", a.principal} {
+		if used[principal] != nil {
+			continue
+		}
+		u, err := readUsage(ctx, tx, principal)
+		if err != nil {
+			return nil, err
+		}
+		used[principal] = &u
 	}
-	if topic != r.Topic {
-		return &jetstream.Error{Code: jetstream.CodeBadOptions, Msg: "The outbox has an event of this id for another topic."}
+	n := size(a.record)
+	for _, limit := range o.limits {
+		u := used[""]
+		if limit.own {
+			u = used[a.principal]
+		}
+		if limit.clients && strings.HasPrefix(a.principal, string(acl.KindStatic)+":") || !limit.exceeded(u, n) {
+			continue
+		}
+		if a.record.ID != "" {
+			var known bool
+			err := tx.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM outbox WHERE id = ? AND aggregatetype = ?)", a.record.ID, a.record.Topic).Scan(&known)
+			if known || err != nil {
+				return errKnown, err
+			}
+		}
+		o.hub.metrics.LimitReached(limit.name)
+		return limit.full(), nil
 	}
-	return errKnown
+	err = box.sql.Add(ctx, tx, a.record)
+	if e, ok := errors.AsType[*sqlite.Error](err); ok && e.Code() == sqlite3.SQLITE_CONSTRAINT_UNIQUE {
+		return errKnown, nil // the failed INSERT left the transaction intact
+	}
+	if refused, ok := errors.AsType[*jetstream.Error](err); ok {
+		return refused, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, u := range []*usage{used[""], used[a.principal]} {
+		u.records++
+		u.bytes += n
+	}
+	return nil, nil
+}
+
+// tell reports how many records wait.
+func (o *ownOutbox) tell(all *usage) {
+	o.state.metric.Records(int(all.records-all.parked), int(all.parked))
+}
+
+// ownLimit limits the unsent records.
+type ownLimit struct {
+	name  string
+	most  int64
+	bytes bool // not records
+	own   bool // of each principal, not of all
+	// clients exempts the hub's own token.
+	clients bool
+}
+
+// ownOutbox returns the limits of the hub's own outbox.
+func (f limitFlags) ownOutbox() []ownLimit {
+	records, bytes := int64(f.OutboxPending), int64(f.OutboxBytes)
+	return []ownLimit{
+		{"principal_outbox_pending", cmp.Or(int64(f.PrincipalOutboxPending), (records+1)/2), false, true, f.PrincipalOutboxPending == 0},
+		{"principal_outbox_bytes", cmp.Or(int64(f.PrincipalOutboxBytes), (bytes+1)/2), true, true, f.PrincipalOutboxBytes == 0},
+		{"outbox_pending", records, false, false, false},
+		{"outbox_bytes", bytes, true, false, false},
+	}
+}
+
+// exceeded reports whether a record of n bytes more would exceed the limit.
+func (l *ownLimit) exceeded(u *usage, n int64) bool {
+	if l.bytes {
+		return u.bytes+n > l.most
+	}
+	return u.records >= l.most
+}
+
+// full is the answer to a post beyond the limit.
+func (l *ownLimit) full() error {
+	what, whose := strconv.FormatInt(l.most, 10)+" events", "The outbox is full"
+	if l.bytes {
+		what = strconv.FormatInt(l.most, 10) + " bytes of events"
+	}
+	if l.own {
+		whose = "This client's share of the outbox is full"
+	}
+	return &jetstream.Error{Code: jetstream.CodeOverloaded, Msg: whose + ": at most " + what + " may wait to be published (" + l.name + ")."}
 }
 
 // close stops adding and closes the outbox.
@@ -257,19 +361,40 @@ func (o *ownOutbox) close(ctx context.Context) error {
 	return box.close(ctx, o.hub.log)
 }
 
-// ownObserver updates the count of unsent records.
-type ownObserver struct {
-	outboxObserver
+// ownStore reports after each settlement how many records still wait.
+type ownStore struct {
+	outbox.Store
 
 	own *ownOutbox
+	db  *sql.DB
 }
 
-func (o ownObserver) Published(age time.Duration, found bool) {
-	o.own.unsent.Add(-1)
-	o.outboxObserver.Published(age, found)
+// Settle implements outbox.Store.
+func (s ownStore) Settle(ctx context.Context, worker string, st outbox.Settlement) (outbox.Unsettled, error) {
+	left, err := s.Store.Settle(ctx, worker, st)
+	if all, rerr := readUsage(ctx, s.db, ""); rerr == nil { // else the next report is right
+		s.own.tell(&all)
+	}
+	return left, err
 }
 
-func (o ownObserver) Backlog(st outbox.Stats) {
-	o.own.unsent.Store(int64(st.Pending + st.Claimed + st.Errors))
-	o.outboxObserver.Backlog(st)
+// ownBus publishes records of the hub's own outbox. A topic that this hub has not reserved for its
+// poster, because another process took the post, counts for the poster when it is made.
+type ownBus struct {
+	outbox.Bus
+
+	publisher *jetstream.Publisher
+	db        *sql.DB
+}
+
+// Publish implements outbox.Bus.
+func (b ownBus) Publish(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (jetstream.Receipt, error) {
+	if !b.publisher.Knows(topic) {
+		poster, err := posterOf(ctx, b.db, topic, opts.ID)
+		if err != nil {
+			poster = nobodyKnown // the record is published all the same
+		}
+		opts.CountFor = poster
+	}
+	return b.Bus.Publish(ctx, topic, payload, opts)
 }

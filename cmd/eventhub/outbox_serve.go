@@ -21,6 +21,9 @@ const (
 // outboxTry is the timeout of one attempt to open the outbox of OUTBOX_DSN.
 const outboxTry = 20 * time.Second
 
+// outboxUpgrade is the timeout of an attempt that upgrades a table: a large one gets a new index.
+const outboxUpgrade = 10 * time.Minute
+
 // outboxServeFlags are the outbox flags of serve.
 type outboxServeFlags struct {
 	DSN     string        `name:"outbox-dsn" env:"OUTBOX_DSN" placeholder:"DSN" help:"Outbox to publish from: sqlite:PATH, postgres://USER:PASSWORD@HOST:PORT/DATABASE (the password may be in PGPASSWORD), or kv:BUCKET."`
@@ -72,19 +75,17 @@ type drainedOutbox struct {
 	drainer *outbox.Drainer
 }
 
-// drain starts a drainer for an outbox and takes ownership of the outbox. The caller must close the
-// result before the bus. state tracks whether the outbox is available.
-//
-// lease is how long records stay unavailable after the hub is killed; 0 selects the default.
-func (h *hub) drain(ctx context.Context, o *openedOutbox, state *outboxState, lease time.Duration, observer outbox.Observer) (*drainedOutbox, error) {
+// drain starts a drainer for an outbox, with what cfg says of it, and takes ownership of the
+// outbox. The caller must close the result before the bus. state tracks whether the outbox is
+// available.
+func (h *hub) drain(ctx context.Context, o *openedOutbox, state *outboxState, cfg outbox.Config) (*drainedOutbox, error) {
 	st, err := o.Stats(ctx)
 	if err != nil {
 		return nil, errors.Join(o.explain(err), o.close())
 	}
-	observer.Backlog(st) // the drainer's first report comes later
-	drainer, err := outbox.NewDrainer(outbox.Config{
-		Store: watchedStore{o, state}, Bus: outbox.JetStream(h.bus), Lease: lease, ClockSkew: h.cmd.Skew, Observer: observer, Logger: state.log,
-	})
+	cfg.Observer.Backlog(st) // the drainer's first report comes later
+	cfg.Store, cfg.ClockSkew, cfg.Logger = watchedStore{o, state}, h.cmd.Skew, state.log
+	drainer, err := outbox.NewDrainer(cfg)
 	if err != nil {
 		return nil, errors.Join(err, o.close())
 	}

@@ -26,8 +26,8 @@ import (
 	"eventhub/projections/process"
 )
 
-// drainTimeout limits the orderly shutdown of a hub, so that the whole shutdown takes less than 10
-// seconds. maxGrace is the part of it that clients may use.
+// drainTimeout limits the orderly shutdown of a hub, so that the whole shutdown takes less than
+// 10 seconds. maxGrace is the part of it that clients may use.
 const (
 	drainTimeout = 6 * time.Second
 	maxGrace     = 5 * time.Second
@@ -56,8 +56,8 @@ type serveCmd struct {
 	Ephemeral bool `help:"For tests: keep everything in memory, take free ports of this host, print one line of JSON with the addresses and the token when ready, and end when standard input is closed. Settings of addresses and of data have no effect, and there is no POST /outbox."`
 	Check     bool `help:"Print what the hub would do (exit code 0) or all configuration errors (exit code 1), without starting anything or opening a port."`
 
-	// unread holds the errors of flag values that could not be parsed. It is set only with Check;
-	// otherwise parsing fails.
+	// unread holds the errors of flag values that could not be parsed, and of unknown variables. It
+	// is set only with Check; otherwise parsing fails, and unknown variables have no effect.
 	unread []error
 }
 
@@ -72,6 +72,9 @@ func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
 	set, faults := cmd.prepare()
 	if contradiction != nil {
 		faults = append(faults, contradiction)
+	}
+	if err := cmd.checkData(&set); err != nil {
+		faults = append(faults, err)
 	}
 	if cmd.Check {
 		return cmd.check(ctx, std, set, faults)
@@ -133,6 +136,7 @@ type hub struct {
 	ops       listener
 	own       *ownOutbox      // nil if POST /outbox is disabled
 	database  *databaseOutbox // nil without OUTBOX_DSN
+	progress  *progress       // of the projector; nil without one
 
 	draining atomic.Bool
 	// failed receives the error that ends the hub early.
@@ -140,7 +144,9 @@ type hub struct {
 	// inner ends the hub's own tasks: the projector, the compactors, the demo, and the certificate
 	// watch. All of the hub's goroutines are in wg.
 	inner context.CancelFunc
-	wg    sync.WaitGroup
+	// unfollow ends the observation of revoked tokens; nil if there is none.
+	unfollow context.CancelFunc
+	wg       sync.WaitGroup
 }
 
 // open opens the ports before the data, so that a hub started twice by mistake changes nothing.
@@ -168,6 +174,9 @@ func (h *hub) open(ctx context.Context) error {
 		h.auth.Static[0].Token = h.token
 	}
 	h.auth.Logger = h.log
+	if cmd.jwt() {
+		h.auth.Revocations = acl.NewRevocations(jetstream.MaxRevocations)
+	}
 	var err error
 	if h.tokens, err = acl.NewVerifier(ctx, h.auth); err != nil {
 		return err
@@ -177,6 +186,9 @@ func (h *hub) open(ctx context.Context) error {
 	metrics := h.metrics
 	cfg := jetstream.Config{Limits: cmd.bus(), Logger: h.log, Observer: metrics, Topics: h.topics}
 	if h.bus, err = cmd.busFlags.open(ctx, cfg, h.token); err != nil {
+		return err
+	}
+	if err := h.followRevocations(ctx); err != nil {
 		return err
 	}
 	h.applyTopics(ctx)
@@ -193,9 +205,16 @@ func (h *hub) open(ctx context.Context) error {
 	if h.facade, err = facade.New(clients); err != nil {
 		return err
 	}
-	operators := ops.Config{Bus: h.bus, Registry: registry, Ready: h.ready, Parts: h.parts, Logger: h.log}
+	if cmd.Projector || cmd.Demo {
+		h.progress = newProgress(process.Group, h.bus.Group(process.TopicHeartbeat, process.Group), metrics, h.log)
+	}
+	guard := ops.Guard{Tokens: h.tokens}
+	operators := ops.Config{
+		Bus: h.bus, Registry: registry, Ready: h.ready, Parts: h.parts, Logger: h.log,
+		Groups: ops.GroupsOf(h.bus), Guard: guard, Revocations: h.revocations(),
+	}
 	if cmd.metricsNeedToken() {
-		operators.Metrics = &ops.Guard{Tokens: h.tokens}
+		operators.Metrics = &guard
 	} else {
 		operators.Local = isLoopback(cmd.OpsBind)
 	}
@@ -217,10 +236,14 @@ func (h *hub) ready() error {
 
 // parts returns the states of the optional parts of the hub.
 func (h *hub) parts() map[string]string {
-	if h.database == nil {
-		return nil
+	parts := make(map[string]string)
+	if h.database != nil {
+		parts["outbox"] = h.database.state.String()
 	}
-	return map[string]string{"outbox": h.database.state.String()}
+	if h.progress != nil {
+		parts["projector"] = h.progress.String()
+	}
+	return parts
 }
 
 // start begins to serve. ctx ends the hub's own tasks; close ends everything else.
@@ -230,9 +253,11 @@ func (h *hub) start(ctx context.Context) {
 	}
 	ctx, h.inner = context.WithCancel(ctx)
 	if h.cert != nil {
+		h.cert.listen() // before anybody learns that the hub is ready
 		h.wg.Go(func() { h.cert.watch(ctx, reloadEvery, h.log) })
 	}
-	if h.cmd.Projector || h.cmd.Demo {
+	if h.progress != nil {
+		h.wg.Go(func() { h.progress.watch(ctx) })
 		projector := process.New(process.Config{Bus: projections.JetStream(h.bus), Logger: h.log, Observer: h.metrics})
 		h.run(func() error { return projector.Run(ctx) })
 	}
@@ -296,6 +321,9 @@ func (h *hub) close(ctx context.Context) error {
 	}
 	if h.facade != nil {
 		errs = append(errs, h.facade.Close())
+	}
+	if h.unfollow != nil {
+		h.unfollow()
 	}
 	h.wg.Wait()
 	errs = append(errs, h.closeOutboxes(ctx))

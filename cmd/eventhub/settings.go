@@ -55,6 +55,9 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	if set.token == "" && !unknown && !cmd.jwt() {
 		set.makesToken = true
 	}
+	if looksLikeJWT(set.token) {
+		fault(errors.New("the hub's own token is a JWT, which would grant full access to its holder; choose another, for example from openssl rand -hex 32; clients take their JWT from EVENTHUB_TOKEN (--token, WS_TOKEN, WS_TOKEN_FILE)"))
+	}
 	own := set.token
 	if set.makesToken {
 		own = "(created at startup)"
@@ -80,6 +83,7 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	faults = append(faults, cmd.limitFlags.validate()...)
 	set.topics, err = cmd.rules()
 	fault(err)
+	set.auth.Snapshots = snapshotTopics(set.topics)
 	set.outbox, err = cmd.outboxDSN()
 	fault(err)
 	fault(checkSkew(cmd.Skew, "--outbox-clock-skew"))
@@ -101,6 +105,17 @@ func (cmd *serveCmd) secureNATS(set *settings) error {
 		return errors.New("TLS for native NATS clients requires a certificate and its key; set both (--tls-cert, EVENTHUB_TLS_CERT; --tls-key, EVENTHUB_TLS_KEY) or leave it out (--nats-listen-tls, EVENTHUB_NATS_LISTEN_TLS)")
 	}
 	return fmt.Errorf("NATS listen address %q is reachable from other hosts, and without TLS native clients send the hub's token in clear text; set a certificate and its key (--tls-cert, EVENTHUB_TLS_CERT; --tls-key, EVENTHUB_TLS_KEY), use 127.0.0.1 (--nats-listen, EVENTHUB_NATS_LISTEN), or accept that with --nats-listen-tls=off (EVENTHUB_NATS_LISTEN_TLS)", cmd.NATSListen)
+}
+
+// snapshotTopics returns the topics of snapshots, each with the topic of which they are made.
+func snapshotTopics(rules []jetstream.TopicRule) map[string]string {
+	topics := make(map[string]string)
+	for _, r := range rules {
+		if r.Snapshot != nil {
+			topics[r.Snapshot.Topic] = r.Pattern
+		}
+	}
+	return topics
 }
 
 // checkPublic rejects addresses that other hosts can reach if no operator has chosen a credential.

@@ -87,6 +87,15 @@ func TestSettingsAreDocumented(t *testing.T) {
 			}
 		}
 	}
+	// Commands of commands read variables too.
+	_ = kong.Visit(parser.Model, func(node kong.Visitable, next kong.Next) error {
+		if flag, ok := node.(*kong.Flag); ok {
+			for _, name := range flag.Envs {
+				known[name] = true
+			}
+		}
+		return next(nil)
+	})
 	for name := range rows {
 		if !known[name] {
 			t.Errorf("docs/settings.md has %s, which no flag reads", name)

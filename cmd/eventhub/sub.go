@@ -76,6 +76,10 @@ func (cmd *subCmd) Run(ctx context.Context, std streams) error {
 		case err = <-p.over:
 		case <-c.Done():
 			err = c.Err()
+		case <-sub.Done():
+			if err = c.Err(); err == nil {
+				err = fmt.Errorf("group %s of topic %s was deleted", cmd.Group, cmd.Topic)
+			}
 		case <-ctx.Done():
 		}
 		left = p.stop()

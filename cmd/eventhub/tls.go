@@ -52,19 +52,29 @@ type certificate struct {
 	certFile, keyFile string
 
 	current atomic.Pointer[tls.Certificate]
+	// serving is the configuration that shows current.
+	serving atomic.Pointer[tls.Config]
 	// cert and key are the last contents of the files. Only one goroutine at a time may call
 	// reload.
 	cert, key []byte
+	// hup receives SIGHUP; nil before listen.
+	hup chan os.Signal
+}
+
+// listen begins to receive SIGHUP, which would otherwise end the process.
+func (c *certificate) listen() {
+	c.hup = make(chan os.Signal, 1)
+	signal.Notify(c.hup, syscall.SIGHUP)
 }
 
 // reload reads the files and uses them if they have changed. An invalid pair keeps the old one in
 // use, and is reported as an error only once.
 func (c *certificate) reload() (changed bool, err error) {
-	cert, err := readBounded(c.certFile, "TLS certificate")
+	cert, err := readBounded(c.certFile, "TLS certificate", false)
 	if err != nil {
 		return false, err
 	}
-	key, err := readBounded(c.keyFile, "TLS key")
+	key, err := readBounded(c.keyFile, "TLS key", true)
 	if err != nil {
 		return false, err
 	}
@@ -77,15 +87,22 @@ func (c *certificate) reload() (changed bool, err error) {
 		return false, fmt.Errorf("TLS certificate %s with key %s: %w", c.certFile, c.keyFile, err)
 	}
 	c.current.Store(&pair)
+	c.serving.Store(configOf(pair))
 	return true, nil
 }
 
-func readBounded(path, what string) ([]byte, error) {
-	f, err := os.Open(path) //nolint:gosec // the file is the operator's choice
+// readBounded reads a file of the operator. secret says that no other user may read the file.
+func readBounded(path, what string, secret bool) ([]byte, error) {
+	f, err := openRegular(path)
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", what, path, cause(err))
 	}
 	defer func() { _ = f.Close() }() // read-only
+	if secret {
+		if err := checkSecretFile(f); err != nil {
+			return nil, fmt.Errorf("%s %w", what, err)
+		}
+	}
 	text, err := io.ReadAll(io.LimitReader(f, maxPEMBytes+1))
 	switch {
 	case err != nil:
@@ -99,9 +116,10 @@ func readBounded(path, what string) ([]byte, error) {
 // watch calls reload at every interval and after SIGHUP, until ctx ends.
 func (c *certificate) watch(ctx context.Context, every time.Duration, log *slog.Logger) {
 	c.warn(ctx, log)
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
+	if c.hup == nil {
+		c.listen()
+	}
+	defer signal.Stop(c.hup)
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	said := ""
@@ -110,7 +128,7 @@ func (c *certificate) watch(ctx context.Context, every time.Duration, log *slog.
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-		case <-hup:
+		case <-c.hup:
 			said = ""
 		}
 		changed, err := c.reload()
@@ -149,7 +167,19 @@ func (c *certificate) names() []string {
 // config returns the TLS configuration of a listener.
 func (c *certificate) config() *tls.Config {
 	return &tls.Config{
-		MinVersion:     tls.VersionTLS12,
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.current.Load(), nil },
+		MinVersion:         tls.VersionTLS12,
+		NextProtos:         []string{"http/1.1"},
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.serving.Load(), nil },
 	}
+}
+
+// configOf returns the configuration that shows a certificate. Its tickets have keys of their own,
+// so a session that began with another certificate is not resumed: the client has to accept this
+// certificate first.
+func configOf(pair tls.Certificate) *tls.Config {
+	c := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, Certificates: []tls.Certificate{pair}}
+	// Without these functions, crypto/tls would use the keys of the listener's configuration.
+	c.WrapSession = c.EncryptTicket
+	c.UnwrapSession = c.DecryptTicket
+	return c
 }

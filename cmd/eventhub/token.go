@@ -8,8 +8,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
+
+	"eventhub/acl"
 )
 
 // tokenName is the file in the data directory that holds the hub's own token.
@@ -44,8 +45,8 @@ func readToken(dir string) (string, error) {
 		}
 		return "", dataDirError(dir, err)
 	}
-	if mode := info.Mode().Perm(); mode&0o077 != 0 && runtime.GOOS != "windows" {
-		return "", fmt.Errorf("token file %s is accessible by other users (mode %04o); run chmod 600 %s", path, mode, path)
+	if err := acl.CheckPrivate(info); err != nil {
+		return "", fmt.Errorf("token file %s is %w; run chmod 600 %s", path, err, path)
 	}
 	text, err := os.ReadFile(path) //nolint:gosec // the directory is the operator's choice
 	if err != nil {

@@ -55,6 +55,11 @@ func (f storeFlags) with(ctx context.Context, std streams, make bool, work func(
 	} else if err != nil {
 		faults = append(faults, err)
 	}
+	if f.NATSURL == "" {
+		if err := checkDataDir(f.Data); err != nil {
+			faults = append(faults, err)
+		}
+	}
 	if len(faults) > 0 {
 		for _, fault := range faults {
 			_, _ = fmt.Fprintln(std.err, "eventhub: "+strings.ReplaceAll(fault.Error(), "\n", "; "))

@@ -55,6 +55,12 @@ func bounded(next http.Handler) http.Handler {
 		if r.ContentLength != 0 {
 			_ = ctrl.SetReadDeadline(time.Now().Add(bodyTimeout))
 		}
+		if r.TransferEncoding != nil {
+			// A request with both Content-Length and Transfer-Encoding may end elsewhere for a
+			// proxy in front. RFC 9112 (section 6.1) wants the connection closed after the answer.
+			// net/http hides such a Content-Length, so this applies to every chunked request.
+			w.Header().Set("Connection", "close")
+		}
 		next.ServeHTTP(w, r)
 		if r.Header.Get("Upgrade") != "" {
 			return // the connection may now belong to a WebSocket

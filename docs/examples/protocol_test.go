@@ -19,8 +19,11 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/acl"
+	"eventhub/facade/hubtest"
 )
 
 const protocolPage = "../protocol.md"
@@ -62,17 +65,9 @@ func TestProtocolPage(t *testing.T) {
 // TestProtocolPageDefaults checks the defaults of the page that clients notice, by what a hub does.
 // That of ackTimeoutMs is in all conversations.
 func TestProtocolPageDefaults(t *testing.T) {
-	text, err := os.ReadFile(protocolPage)
-	if err != nil {
-		t.Fatal(err)
-	}
 	byDefault := func(option string) int {
 		t.Helper()
-		row := regexp.MustCompile("(?m)^\\| `" + option + "` \\| integer \\| (\\d+) \\|").FindSubmatch(text)
-		if row == nil {
-			t.Fatalf("the page has no default for %s", option)
-		}
-		n, err := strconv.Atoi(string(row[1]))
+		n, err := strconv.Atoi(pageDefault(t, option))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -145,6 +140,74 @@ func TestProtocolPageDefaults(t *testing.T) {
 	}
 	if f := settle(refusal, "dlq.poison", "g"); !strings.HasPrefix(f.Event.ID, "dlq:") {
 		t.Errorf("the dead letter has the id %s", f.Event.ID)
+	}
+}
+
+// pageDefault returns the default that the page gives for an option of SUBSCRIBE.
+func pageDefault(t *testing.T, option string) string {
+	t.Helper()
+	text, err := os.ReadFile(protocolPage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	row := regexp.MustCompile("(?m)^\\| `" + option + "` \\| integer \\| (\\w+) \\|").FindSubmatch(text)
+	if row == nil {
+		t.Fatalf("the page has no default for %s", option)
+	}
+	return string(row[1])
+}
+
+// TestProtocolPageDefaultsInNATS checks the defaults of the page that only NATS notices.
+func TestProtocolPageDefaultsInNATS(t *testing.T) {
+	hub := hubtest.New(t, hubtest.Token("TOKEN"))
+	nc, err := nats.Connect(hub.NATS, nats.Token(hub.Token))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	requests, err := nc.SubscribeSync("$JS.API.CONSUMER.MSG.NEXT.wide.*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	js, err := natsjs.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &player{t: t, known: newStandIns()}
+	p.dial(hub.WebSocket, true)
+
+	for _, c := range []struct {
+		group, opts string
+		batch, ttl  string // as the page says
+	}{
+		{"plain", `{"maxInFlight":10000}`, pageDefault(t, "batchSize"), pageDefault(t, "groupTtlMs")},
+		{"chosen", `{"maxInFlight":10000,"batchSize":7,"groupTtlMs":90000}`, "7", "90000"},
+	} {
+		p.send(`{"op":"SUBSCRIBE","topic":"wide","group":"` + c.group + `","opts":` + c.opts + `}`)
+		p.expect([]string{`{"op":"OK"}`})
+
+		m, err := requests.NextMsg(patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var request struct{ Batch int }
+		if err := json.Unmarshal(m.Data, &request); err != nil || strconv.Itoa(request.Batch) != c.batch || !strings.HasSuffix(m.Subject, "."+c.group) {
+			t.Errorf("%s: the hub asks NATS for events with %s on %s (%v), want a batch of %s", c.group, m.Data, m.Subject, err, c.batch)
+		}
+		consumer, err := js.Consumer(t.Context(), "wide", c.group)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ttl := "never"
+		if after := consumer.CachedInfo().Config.InactiveThreshold; after > 0 {
+			ttl = strconv.FormatInt(after.Milliseconds(), 10)
+		}
+		if ttl != c.ttl {
+			t.Errorf("%s: NATS deletes the group after %s, want %s", c.group, ttl, c.ttl)
+		}
 	}
 }
 

@@ -326,3 +326,29 @@ func TestUnaskedErrors(t *testing.T) {
 		t.Errorf("got %v", e)
 	}
 }
+
+// When the hub says that there is no such subscription any more, the subscription is over, and
+// others are not.
+func TestASubscriptionThatTheHubEnded(t *testing.T) {
+	c := connect(t, Options{}, func(h *hub) {
+		for range 2 {
+			h.write(`{"op":"OK","corr":"` + h.next().Corr + `"}`)
+		}
+		h.write(`{"op":"ERR","code":"not_subscribed","msg":"t::g"}`)
+		drain(h)
+	})
+	var subs []*Subscription
+	for _, group := range []string{"g", "other"} {
+		s, err := c.Subscribe(t.Context(), "t", group, SubscribeOptions{}, func(Event) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		subs = append(subs, s)
+	}
+	<-subs[0].Done()
+	select {
+	case <-subs[1].Done():
+		t.Error("another subscription has ended")
+	default:
+	}
+}

@@ -149,9 +149,13 @@ func (c *Client) answer(f *frame, refused *Error) error {
 		c.end(waiting, id, nil)
 		return nil
 	}
-	if refused != nil {
-		c.opts.OnError(refused)
+	if refused == nil {
+		return nil
 	}
+	if refused.Code == "not_subscribed" {
+		c.ended(refused.Msg) // the hub says that the subscription has ended
+	}
+	c.opts.OnError(refused)
 	return nil
 }
 

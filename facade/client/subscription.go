@@ -55,8 +55,8 @@ type Subscription struct {
 // delays the whole connection once more events wait than the hub leases at a time, which takes
 // leases that expired unhandled.
 //
-// If the hub refuses the SUBSCRIBE, the error is an *Error. The subscription ends with Unsubscribe
-// or with the connection.
+// If the hub refuses the SUBSCRIBE, the error is an *Error. The subscription ends with Unsubscribe,
+// with the connection, or when somebody deletes the group.
 func (c *Client) Subscribe(ctx context.Context, topic, group string, opts SubscribeOptions, handler func(Event)) (*Subscription, error) {
 	options, err := json.Marshal(opts)
 	if err != nil {
@@ -116,6 +116,21 @@ func (c *Client) forget(s *Subscription) {
 	s.end()
 }
 
+// ended ends the subscription of that name, topic::group.
+func (c *Client) ended(name string) {
+	c.mu.Lock()
+	var over *Subscription
+	for key, s := range c.subs {
+		if key.topic+"::"+key.group == name {
+			over = s
+		}
+	}
+	c.mu.Unlock()
+	if over != nil {
+		c.forget(over)
+	}
+}
+
 func (s *Subscription) run(handler func(Event)) {
 	for {
 		select {
@@ -137,6 +152,10 @@ func (s *Subscription) run(handler func(Event)) {
 		}
 	}
 }
+
+// Done is closed when the subscription has ended: by Unsubscribe, with the connection, or because
+// somebody has deleted the group.
+func (s *Subscription) Done() <-chan struct{} { return s.ended }
 
 func (s *Subscription) end() { s.endOnce.Do(func() { close(s.ended) }) }
 

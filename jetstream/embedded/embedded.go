@@ -55,7 +55,7 @@ var (
 	ErrListen = errors.New("nats listen address")
 )
 
-var errRestarting = errors.New("the embedded nats server is being restarted")
+var errRestarting = errors.New("the embedded nats server is restarting")
 
 // Config configures a Server. The zero value keeps everything in memory, and does not listen.
 type Config struct {
@@ -93,13 +93,13 @@ func (c *Config) validate() error {
 	}
 	switch {
 	case c.SyncInterval < 0:
-		return fmt.Errorf("sync interval %v: it must be positive", c.SyncInterval)
+		return fmt.Errorf("sync interval %v: must be positive", c.SyncInterval)
 	case c.StorageCheck < 0:
-		return fmt.Errorf("storage check every %v: it must be positive", c.StorageCheck)
+		return fmt.Errorf("storage check interval %v: must be positive", c.StorageCheck)
 	case c.Listen == "":
 		return nil
 	case c.Token == "":
-		return errors.New("the embedded server listens only with a token")
+		return errors.New("the embedded server needs a token to listen")
 	}
 	_, port, err := net.SplitHostPort(c.Listen)
 	if err != nil {
@@ -221,11 +221,13 @@ func (e *Server) options() *natsserver.Options {
 		// The server would take its limit from what is free on the disk when it starts, and never
 		// look again.
 		JetStreamMaxStore: math.MaxInt64,
-		MaxPayload:        MaxMessage,
-		MaxPending:        256 << 20,
-		SyncInterval:      e.cfg.SyncInterval,
-		SyncAlways:        e.cfg.SyncAlways,
-		NoSigs:            true,
+		// The bus limits the consumers of a stream.
+		JetStreamLimits: natsserver.JSLimitOpts{DefaultMaxConsumers: -1},
+		MaxPayload:      MaxMessage,
+		MaxPending:      256 << 20,
+		SyncInterval:    e.cfg.SyncInterval,
+		SyncAlways:      e.cfg.SyncAlways,
+		NoSigs:          true,
 	}
 	if e.cfg.Listen == "" {
 		return opts
@@ -253,7 +255,7 @@ func (e *Server) run() (*natsserver.Server, error) {
 	s.Start()
 	if !s.ReadyForConnections(startWait) || !s.JetStreamEnabled() {
 		end(s)
-		return nil, fmt.Errorf("embedded nats server: it did not start in %v with the data in %s: see the log", startWait, e.dir)
+		return nil, fmt.Errorf("embedded nats server: not ready after %v with the data in %s; see the log", startWait, e.dir)
 	}
 	return s, nil
 }

@@ -62,7 +62,7 @@ func TestStartSaysWhatIsWrong(t *testing.T) {
 		is   error
 		want string
 	}{
-		"no token":     {embedded.Config{Listen: "127.0.0.1:0"}, nil, "only with a token"},
+		"no token":     {embedded.Config{Listen: "127.0.0.1:0"}, nil, "needs a token to listen"},
 		"no port":      {embedded.Config{Listen: "127.0.0.1", Token: "t"}, embedded.ErrListen, "give HOST:PORT"},
 		"no number":    {embedded.Config{Listen: "127.0.0.1:http", Token: "t"}, embedded.ErrListen, "no number"},
 		"taken":        {embedded.Config{Listen: taken, Token: "t"}, embedded.ErrListen, taken + ": address already in use"},

@@ -21,7 +21,7 @@ func Parse(text string) (Pointer, error) {
 		return nil, nil
 	}
 	if text[0] != '/' {
-		return nil, errors.New("it begins with /, as in /id")
+		return nil, errors.New("must begin with /, as in /id")
 	}
 	for rest := text; ; {
 		_, after, found := strings.Cut(rest, "~")
@@ -29,7 +29,7 @@ func Parse(text string) (Pointer, error) {
 			break
 		}
 		if after == "" || after[0] != '0' && after[0] != '1' {
-			return nil, errors.New("~ stands before 0 or 1 only: ~0 is ~, ~1 is /")
+			return nil, errors.New("~ must be followed by 0 or 1; ~0 means ~ and ~1 means /")
 		}
 		rest = after
 	}
@@ -73,7 +73,7 @@ func child(text []byte, name string) (json.RawMessage, bool) {
 // index reads the index of an array: digits without a leading zero.
 func index(name string) (int, error) {
 	if len(name) > 1 && name[0] == '0' || strings.ContainsAny(name, "+-") {
-		return 0, fmt.Errorf("%q is no index", name)
+		return 0, fmt.Errorf("%q is not an index", name)
 	}
 	return strconv.Atoi(name)
 }

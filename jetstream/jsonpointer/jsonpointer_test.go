@@ -41,7 +41,7 @@ func TestFind(t *testing.T) {
 }
 
 func TestParseRefuses(t *testing.T) {
-	for text, want := range map[string]string{"a": "begins with /", "a/b": "begins with /", "/a~": "~ stands before", "/~2": "~ stands before", "/~01~": "~ stands before"} {
+	for text, want := range map[string]string{"a": "must begin with /", "a/b": "must begin with /", "/a~": "~ must be followed by", "/~2": "~ must be followed by", "/~01~": "~ must be followed by"} {
 		if _, err := Parse(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}

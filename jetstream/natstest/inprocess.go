@@ -2,6 +2,7 @@ package natstest
 
 import (
 	"net"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,6 +44,18 @@ func Run(tb testing.TB, change ...func(*natsserver.Options)) *natsserver.Server 
 	s := newServer(tb, change...)
 	run(tb, s)
 	return s
+}
+
+// Again is for Run: a server at the address of s, with what s has stored, when s has ended. Call
+// Again while s runs.
+func Again(s *natsserver.Server) func(*natsserver.Options) {
+	_, text, _ := strings.Cut(strings.TrimPrefix(s.ClientURL(), "nats://"), ":")
+	port, err := strconv.Atoi(text)
+	if err != nil {
+		panic(err) // a client URL has a port
+	}
+	dir := filepath.Dir(s.StoreDir()) // the server adds a directory of its own
+	return func(o *natsserver.Options) { o.Port, o.StoreDir = port, dir }
 }
 
 // RunCluster is Run for a cluster of n servers, and returns when it has a leader that knows all.

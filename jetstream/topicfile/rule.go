@@ -26,16 +26,16 @@ func (r *rule) brokenIn(fields []string) bool {
 	return slices.ContainsFunc(fields, func(f string) bool { return r.broken[f] })
 }
 
-// field is what a mapping may have.
+// field is a field that a mapping may have.
 type field struct {
 	name string
-	// read takes the value and says what is wrong with it, or "".
+	// read reads the value and returns what is wrong with it, or "".
 	read func(*yaml.Node) string
 	// as is the name that a RuleError gives it, if that is another.
 	as string
 }
 
-// belongs says where fields go that are known, but elsewhere.
+// belongs has the place of fields that exist, but not in a rule itself.
 var belongs = map[string]string{
 	"age": "retention: {age: 7d}", "bytes": "retention: {bytes: 10GiB}", "messages": "retention: {messages: 1000000}",
 	"every":      "snapshot: {topic: process.state.snapshot, every: 30s}",
@@ -50,17 +50,17 @@ var belongs = map[string]string{
 // root reads the value of the whole file.
 func (p *parser) root(n *yaml.Node) (rules []*rule) {
 	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" {
-		p.fault(n, "the file is empty: give a list of rules under topics:")
+		p.fault(n, "file is empty; add a list of rules under topics:")
 		return nil
 	}
 	given := false
-	p.mapping(nil, n, "the file", "topics: and a list of rules", []field{{name: "topics", read: func(n *yaml.Node) string {
+	p.mapping(nil, n, "file", "topics: and a list of rules", []field{{name: "topics", read: func(n *yaml.Node) string {
 		given = true
 		if n.Kind != yaml.SequenceNode {
-			return "topics is a list of rules: begin each with - topic: or - pattern:"
+			return "topics is " + kind(n) + "; write a list of rules, each beginning with - topic: or - pattern:"
 		}
 		if len(n.Content) > maxRules {
-			p.fault(n, "there are %d rules, at most %d are allowed: use patterns", len(n.Content), maxRules)
+			p.fault(n, "file has %d rules; at most %d are allowed; use patterns", len(n.Content), maxRules)
 			return ""
 		}
 		for _, item := range n.Content {
@@ -72,7 +72,7 @@ func (p *parser) root(n *yaml.Node) (rules []*rule) {
 		return ""
 	}}})
 	if !given && len(p.faults) == 0 {
-		p.fault(n, "there is no topics: give a list of rules under topics:")
+		p.fault(n, "topics is missing; add a list of rules under topics:")
 	}
 	return rules
 }
@@ -81,14 +81,14 @@ func (p *parser) root(n *yaml.Node) (rules []*rule) {
 func (p *parser) rule(n *yaml.Node) *rule {
 	r := &rule{node: n, at: make(map[string]*yaml.Node), broken: make(map[string]bool)}
 	var topic, pattern *yaml.Node
-	ok := p.mapping(r, n, "a rule", "topic: or pattern: and what it says about that", []field{
+	ok := p.mapping(r, n, "rule", "topic: or pattern:, and settings for it", []field{
 		{name: "topic", as: "pattern", read: func(n *yaml.Node) string {
 			topic = n
 			if msg := text(n, &r.Pattern); msg != "" {
 				return msg
 			}
 			if strings.Contains(r.Pattern, "*") {
-				return "topic is one topic, and this is a pattern: write pattern: " + r.Pattern
+				return "topic must not contain *; for a pattern, write pattern: " + r.Pattern
 			}
 			return ""
 		}},
@@ -103,6 +103,17 @@ func (p *parser) rule(n *yaml.Node) *rule {
 			return ""
 		}},
 		{name: "compaction", read: func(n *yaml.Node) string { return boolean(n, &r.Compaction) }},
+		{name: "max_keys", read: func(n *yaml.Node) string {
+			var v int64
+			if msg := number(n, &v); msg != "" {
+				return msg
+			}
+			if v < 1 {
+				return "max_keys " + n.Value + ": at least 1 is allowed; without it, it is 1000000"
+			}
+			r.MaxKeys = int(v)
+			return ""
+		}},
 		{name: "snapshot", read: func(n *yaml.Node) string {
 			r.Snapshot = &jetstream.SnapshotRule{Every: defaultEvery}
 			if !p.mapping(r, n, "snapshot", "a topic and an interval such as {topic: process.state.snapshot, every: 30s}", []field{
@@ -118,7 +129,7 @@ func (p *parser) rule(n *yaml.Node) *rule {
 			}) {
 				r.broken["snapshot.topic"] = true
 			} else if r.at["snapshot.topic"] == nil {
-				p.fault(n, "snapshot needs the topic that it goes to: topic: process.state.snapshot")
+				p.fault(n, "snapshot has no target; add topic: process.state.snapshot")
 				r.broken["snapshot.topic"] = true
 			}
 			return ""
@@ -139,7 +150,7 @@ func (p *parser) rule(n *yaml.Node) *rule {
 			if msg := duration(n, &r.DuplicateWindow); msg != "" || r.DuplicateWindow != 0 {
 				return msg
 			}
-			return "duplicate_window 0: at least 1s is allowed; without it, it is 2m"
+			return "duplicate_window 0: at least 1s is allowed; the default is 2m"
 		}},
 		{name: "max_payload", read: func(n *yaml.Node) string {
 			var v int64
@@ -154,10 +165,10 @@ func (p *parser) rule(n *yaml.Node) *rule {
 	case !ok:
 		r.broken["pattern"] = true
 	case topic != nil && pattern != nil:
-		p.fault(pattern, "a rule has a topic or a pattern: take one of them out")
+		p.fault(pattern, "rule has both topic and pattern; remove one of them")
 		r.broken["pattern"] = true
 	case r.at["pattern"] == nil:
-		p.fault(n, "the rule says nothing about what it is for: give topic: or pattern:")
+		p.fault(n, "rule has neither topic nor pattern; add one of them")
 		r.broken["pattern"] = true
 	}
 	if r.broken["pattern"] {
@@ -169,10 +180,10 @@ func (p *parser) rule(n *yaml.Node) *rule {
 // keys reads a list of keys.
 func (p *parser) keys(n *yaml.Node, to *[]string) string {
 	if n.Kind != yaml.SequenceNode {
-		return "batch_keys is " + kind(n) + ", and a list of keys such as [a, b] is wanted"
+		return "batch_keys is " + kind(n) + "; write a list of keys such as [a, b]"
 	}
 	if len(n.Content) == 0 {
-		return "batch_keys names no key: give some, or take it out"
+		return "batch_keys is empty; add keys, or remove the field"
 	}
 	for _, item := range n.Content {
 		var key string
@@ -189,7 +200,7 @@ func (p *parser) keys(n *yaml.Node, to *[]string) string {
 // is nil outside a rule.
 func (p *parser) mapping(r *rule, n *yaml.Node, what, wants string, fields []field) bool {
 	if n.Kind != yaml.MappingNode {
-		p.fault(n, "%s is %s, and %s is wanted", what, kind(n), wants)
+		p.fault(n, "%s is %s; write %s", what, kind(n), wants)
 		return false
 	}
 	given := make(map[string]int, len(fields))
@@ -197,15 +208,15 @@ func (p *parser) mapping(r *rule, n *yaml.Node, what, wants string, fields []fie
 		key, value := resolve(n.Content[i]), resolve(n.Content[i+1])
 		at := n.Content[i]
 		if key.Kind != yaml.ScalarNode {
-			p.fault(at, "the name of a field is a word, and this is %s", kind(key))
+			p.fault(at, "name of a field is %s; write a word", kind(key))
 			continue
 		}
 		if key.ShortTag() == "!!merge" {
-			p.fault(at, "<< is not supported: give the fields here, or one alias (*name) for a whole value")
+			p.fault(at, "<< is not supported; write the fields here, or an alias (*name) for a whole value")
 			continue
 		}
 		if line, twice := given[key.Value]; twice {
-			p.fault(at, "%s is given twice, in line %d too: take one of them out", key.Value, line)
+			p.fault(at, "%s is already set in line %d; remove one of them", key.Value, line)
 			continue
 		}
 		given[key.Value] = max(at.Line, 1)
@@ -223,7 +234,7 @@ func (p *parser) mapping(r *rule, n *yaml.Node, what, wants string, fields []fie
 		}
 		var msg string
 		if value.Kind == yaml.ScalarNode && value.ShortTag() == "!!null" {
-			msg = fields[k].name + " has no value: give one, or take it out"
+			msg = fields[k].name + " has no value; add one, or remove the field"
 		} else {
 			msg = fields[k].read(value)
 		}
@@ -243,16 +254,16 @@ func (p *parser) unknown(at *yaml.Node, name, what string, fields []field) {
 	for i, f := range fields {
 		names[i] = f.name
 	}
-	hint := "there are " + strings.Join(names, ", ")
+	hint := "known fields are " + strings.Join(names, ", ")
 	if len(names) == 1 {
-		hint = "there is only " + names[0]
+		hint = "the only field is " + names[0]
 	}
 	if close := nearest(name, names); close != "" {
 		hint = "did you mean " + close + "?"
-	} else if place, known := belongs[name]; known && what == "a rule" {
+	} else if place, known := belongs[name]; known && what == "rule" {
 		hint = "write " + place
 	}
-	p.fault(at, "%s has no field %q: %s", what, shorten(name), hint)
+	p.fault(at, "%s has no field %q; %s", what, shorten(name), hint)
 }
 
 // resolve is what an alias stands for. What it stands for is never an alias itself.

@@ -1,6 +1,6 @@
 // Package topicfile reads the rules of topics from a YAML file and finds everything that is wrong
 // with it in one go, each fault with its line and what to do. docs/topics.yaml is a sample of all
-// that may be in one.
+// that such a file may contain.
 package topicfile
 
 import (
@@ -24,7 +24,7 @@ import (
 const (
 	maxBytes  = 1 << 20
 	maxRules  = 1_000
-	maxFaults = 100 // that are listed
+	maxFaults = 100 // listed ones
 )
 
 // Error is one fault of a file.
@@ -32,11 +32,11 @@ type Error struct {
 	File string
 	// Line and Column are where it is, counted from 1.
 	Line, Column int
-	// Msg says what is wrong and what to do.
+	// Msg names the fault and a remedy.
 	Msg string
 }
 
-// Error is the fault as compilers write them, FILE:LINE:COLUMN: first.
+// Error returns the fault as compilers write it, after FILE:LINE:COLUMN.
 func (e *Error) Error() string { return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Msg) }
 
 // Errors are all faults of a file, in its order.
@@ -54,7 +54,7 @@ func (e Errors) Unwrap() []error {
 	return errs
 }
 
-// Load reads the file at path. The error is that of Parse, or says why the file cannot be read.
+// Load reads the file at path. It returns the error of Parse, or why the file cannot be read.
 func Load(path string) ([]jetstream.TopicRule, error) {
 	f, err := os.Open(path) //nolint:gosec // the file is the operator's choice
 	if err != nil {
@@ -68,7 +68,7 @@ func Load(path string) ([]jetstream.TopicRule, error) {
 	return Parse(path, data)
 }
 
-// cause is what is wrong with a file whose path is named already.
+// cause returns the cause in an error of a file, without the path.
 func cause(err error) error {
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		return pe.Err
@@ -76,13 +76,13 @@ func cause(err error) error {
 	return err
 }
 
-// Parse reads the rules in data, which is at most 1 MiB with at most 1,000 rules. Faults name the
-// file name. The error is an Errors of all faults, but for what comes after 100 of them, or after a
-// line where the text is not YAML.
+// Parse reads the rules in data: at most 1,000 rules in at most 1 MiB. name is the name of the file
+// in faults. The error is of type Errors. It lists all faults, except those after the hundredth, or
+// after a line that is not YAML.
 func Parse(name string, data []byte) ([]jetstream.TopicRule, error) {
 	p := &parser{file: name}
 	if len(data) > maxBytes {
-		p.fault(nodeAt(1, 1), "the file has more than %d bytes: use patterns instead of many rules", maxBytes)
+		p.fault(nodeAt(1, 1), "file exceeds %d bytes; use patterns instead of many rules", maxBytes)
 		return nil, p.faults
 	}
 	p.checkTabs(data)
@@ -110,11 +110,12 @@ func Parse(name string, data []byte) ([]jetstream.TopicRule, error) {
 	return result, nil
 }
 
-// parser collects what is wrong with a file.
+// parser collects the faults of a file.
 type parser struct {
 	file   string
 	faults Errors
-	seen   map[Error]bool // what is wrong with an anchor is said once, however often it is used
+	// seen keeps a fault of an anchor from being listed as often as the anchor is used.
+	seen map[Error]bool
 }
 
 func (p *parser) full() bool { return len(p.faults) >= maxFaults }
@@ -129,7 +130,7 @@ func (p *parser) fault(at *yaml.Node, format string, args ...any) {
 	}
 	p.seen[e] = true
 	if len(p.faults) == maxFaults-1 {
-		e.Msg += " (what comes after it is not listed)"
+		e.Msg += " (further faults are not listed)"
 	}
 	p.faults = append(p.faults, &e)
 }
@@ -144,7 +145,7 @@ func (p *parser) checkTabs(data []byte) {
 		line++
 		rest := bytes.TrimLeft(text, " \t")
 		if tab := bytes.IndexByte(text[:len(text)-len(rest)], '\t'); tab >= 0 && len(bytes.TrimSpace(rest)) > 0 && rest[0] != '#' {
-			p.fault(nodeAt(line, tab+1), "a tab in the indentation: YAML takes spaces only")
+			p.fault(nodeAt(line, tab+1), "tab in the indentation; YAML allows only spaces")
 		}
 	}
 }
@@ -156,7 +157,7 @@ func (p *parser) document(data []byte) *yaml.Node {
 	var first, second yaml.Node
 	switch err := reader.Decode(&first); {
 	case errors.Is(err, io.EOF):
-		p.fault(nodeAt(1, 1), "the file is empty: give a list of rules under topics:")
+		p.fault(nodeAt(1, 1), "file is empty; add a list of rules under topics:")
 		return nil
 	case err != nil:
 		p.syntax(data, lines.read, err)
@@ -167,10 +168,10 @@ func (p *parser) document(data []byte) *yaml.Node {
 	case err != nil:
 		p.syntax(data, lines.read, err)
 	default:
-		p.fault(&second, "a second document: one file is one document, so take out the ---")
+		p.fault(&second, "file has a second document; remove the ---")
 	}
 	if first.Kind != yaml.DocumentNode || len(first.Content) != 1 {
-		p.fault(&first, "the file is empty: give a list of rules under topics:")
+		p.fault(&first, "file is empty; add a list of rules under topics:")
 		return nil
 	}
 	return first.Content[0]
@@ -218,18 +219,18 @@ func (p *parser) syntax(data []byte, read int, err error) {
 		}
 		hint := ""
 		if strings.Contains(found[2], "expected alphabetic or numeric character") { // of an alias
-			hint = `: what begins with * needs quotes, as in pattern: "**"`
+			hint = `; a value that begins with * needs quotes, as in pattern: "**"`
 		}
-		p.fault(nodeAt(line, 1), "this is not YAML, here or right before: %s%s", found[2], hint)
+		p.fault(nodeAt(line, 1), "invalid YAML, here or just before: %s%s", found[2], hint)
 		return
 	}
 	if found := unknownAnchor.FindStringSubmatch(text); found != nil {
 		before := data[:max(bytes.Index(data, []byte("*"+found[1])), 0)]
 		p.fault(nodeAt(bytes.Count(before, []byte("\n"))+1, len(before)-bytes.LastIndexByte(before, '\n')),
-			"*%s stands for nothing: no value before it has the anchor &%s", found[1], found[1])
+			"alias *%s is undefined; no earlier value has the anchor &%s", found[1], found[1])
 		return
 	}
-	p.fault(nodeAt(read, 1), "this is not YAML: %s", strings.TrimPrefix(text, "yaml: "))
+	p.fault(nodeAt(read, 1), "invalid YAML: %s", strings.TrimPrefix(text, "yaml: "))
 }
 
 // checkRules finds what is wrong with rules that could be read: in themselves and between them.

@@ -40,17 +40,17 @@ func shorten(s string) string {
 	return strings.ToValidUTF8(s[:most], "") + "..."
 }
 
-// The readers of values return what is wrong, or "".
+// The readers of values return what is wrong with a value, or "".
 
 func text(n *yaml.Node, to *string) string {
 	if n.Kind != yaml.ScalarNode {
-		return "this is " + kind(n) + ", and a name is wanted"
+		return "expected a name, not " + kind(n)
 	}
 	if n.ShortTag() != "!!str" {
-		return "this is " + kind(n) + ", and a name is wanted: put it in quotes"
+		return "expected a name, not " + kind(n) + "; put it in quotes"
 	}
 	if n.Value == "" {
-		return "the name is empty: give one, or take the field out"
+		return "name is empty; add one, or remove the field"
 	}
 	*to = n.Value
 	return ""
@@ -58,7 +58,7 @@ func text(n *yaml.Node, to *string) string {
 
 func boolean(n *yaml.Node, to *bool) string {
 	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!bool" {
-		return "this is " + kind(n) + ", and true or false is wanted"
+		return "expected true or false, not " + kind(n)
 	}
 	*to = strings.EqualFold(n.Value, "true")
 	return ""
@@ -66,11 +66,11 @@ func boolean(n *yaml.Node, to *bool) string {
 
 func number(n *yaml.Node, to *int64) string {
 	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!int" {
-		return "this is " + kind(n) + ", and a whole number is wanted, such as 1000000"
+		return "expected a whole number such as 1000000, not " + kind(n)
 	}
 	v, err := strconv.ParseInt(strings.ReplaceAll(n.Value, "_", ""), 10, 64)
 	if err != nil {
-		return "the number " + shorten(n.Value) + " is too large, or not decimal"
+		return "number " + shorten(n.Value) + " is too large or not decimal"
 	}
 	*to = v
 	return ""
@@ -78,9 +78,9 @@ func number(n *yaml.Node, to *int64) string {
 
 // size reads bytes: a number, or one with a unit.
 func size(n *yaml.Node, to *int64) string {
-	wanted := "a size is wanted, such as 10GiB, 512MiB, 64KiB or a number of bytes"
+	wrong := "expected a size such as 10GiB, 512MiB, 64KiB or a number of bytes, not " + kind(n)
 	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!int" && n.ShortTag() != "!!str" {
-		return "this is " + kind(n) + ", and " + wanted
+		return wrong
 	}
 	digits, unit := n.Value, int64(1)
 	for _, u := range []struct {
@@ -94,9 +94,9 @@ func size(n *yaml.Node, to *int64) string {
 	v, err := strconv.ParseInt(strings.ReplaceAll(digits, "_", ""), 10, 64)
 	switch {
 	case err != nil:
-		return "this is " + kind(n) + ", and " + wanted
+		return wrong
 	case v > math.MaxInt64/unit || v < math.MinInt64/unit:
-		return "the size " + n.Value + " is too large"
+		return "size " + n.Value + " is too large"
 	}
 	*to = v * unit
 	return ""
@@ -104,10 +104,10 @@ func size(n *yaml.Node, to *int64) string {
 
 // duration reads a time as Go writes it, with d for days before all else.
 func duration(n *yaml.Node, to *time.Duration) string {
-	wrong := "this is " + kind(n) + ", and a time is wanted, such as 7d, 36h, 2m or 30s"
+	wrong := "expected a time such as 7d, 36h, 2m or 30s, not " + kind(n)
 	if n.Kind != yaml.ScalarNode || n.ShortTag() == "!!int" && n.Value != "0" {
 		if n.Kind == yaml.ScalarNode {
-			return wrong + ": it needs a unit"
+			return wrong + "; add a unit"
 		}
 		return wrong
 	}
@@ -118,7 +118,7 @@ func duration(n *yaml.Node, to *time.Duration) string {
 			return wrong
 		}
 		if v *= float64(24 * time.Hour); math.Abs(v) >= math.MaxInt64/2 {
-			return "the time " + shorten(n.Value) + " is too long"
+			return "time " + shorten(n.Value) + " is too long"
 		}
 		if sum, rest = time.Duration(v), after; rest == "" {
 			rest = "0"
@@ -129,7 +129,7 @@ func duration(n *yaml.Node, to *time.Duration) string {
 		return wrong
 	}
 	if sum+d < sum && d > 0 {
-		return "the time " + shorten(n.Value) + " is too long"
+		return "time " + shorten(n.Value) + " is too long"
 	}
 	*to = sum + d
 	return ""

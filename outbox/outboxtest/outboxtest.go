@@ -63,7 +63,8 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 		{"list", list},
 		{"statistics", stats},
 		{"bad records are refused", badRecords},
-		{"an id can be added once", sameID},
+		{"an id can be added once to a topic", sameID},
+		{"an id in two topics is two records", idOfTwoTopics},
 		{"hostile names", hostileNames},
 		{"many workers: each record once, in order", manyWorkers},
 	}
@@ -627,6 +628,45 @@ func sameID(s *suite) {
 		s.Error("id was added twice")
 	}
 	s.want("once", s.claim("w"), "1")
+}
+
+// idOfTwoTopics uses one id in three topics. What is done to one of the records leaves the others
+// alone.
+func idOfTwoTopics(s *suite) {
+	s.add("1 t/a", "1 u/a", "1 v", "2 u/a")
+	if err := s.Add(s.Context(), &outbox.Record{ID: "1", Topic: "u", Key: "a"}); err == nil {
+		s.Error("id was added twice to a topic")
+	}
+	one := func(worker, topic string, all ...string) *outbox.Record {
+		s.Helper()
+		except := slices.DeleteFunc(all, func(other string) bool { return other == topic })
+		c := s.claimWith(outbox.ClaimOptions{Worker: worker, Limit: 1, Lease: long, ExceptTopics: except})
+		if len(c.Records) != 1 || c.Records[0].Topic != topic || c.Records[0].ID != "1" || string(c.Records[0].Payload) != `"1"` {
+			s.Fatalf("claimed %+v, want record 1 of %s", c.Records, topic)
+		}
+		return c.Records[0]
+	}
+	topics := func() []string { return []string{"t", "u", "v"} }
+	ofT := one("w", "t", topics()...)
+	ofU := one("x", "u", topics()...)
+	if lost, err := s.Store.Renew(s.Context(), "w", long, []*outbox.Record{ofT}); err != nil || len(lost) > 0 {
+		s.Errorf("renew: lost %q, %v", lost, err)
+	}
+	if lost, err := s.Store.Renew(s.Context(), "w", long, []*outbox.Record{ofU}); err != nil || !slices.Equal(lost, []string{"1"}) {
+		s.Errorf("renew what another holds: lost %q, %v", lost, err)
+	}
+	s.settle("x", outbox.Settlement{Failed: []outbox.Failure{{Record: ofU, Park: true, Err: "parked"}}})
+	s.settle("w", outbox.Settlement{Sent: []*outbox.Record{ofT}})
+	if st, err := s.Store.Stats(s.Context()); err != nil || st.Errors != 1 || st.Pending != 2 || st.Claimed != 0 {
+		s.Fatalf("after one was sent and one was parked: %+v, %v", st, err)
+	}
+	ofV := one("w", "v", topics()...)
+	s.settle("w", outbox.Settlement{Failed: []outbox.Failure{{Record: ofV, Park: true, Err: "parked"}}})
+	n, err := s.Store.Purge(s.Context(), outbox.PurgeOptions{Status: outbox.Errored, IDs: []string{"1"}, Topic: "v"})
+	s.count("purged of v", n, err, 1)
+	n, err = s.Store.Retry(s.Context(), "1")
+	s.count("retried", n, err, 1)
+	s.want("then of u", s.claim("w"), "1 2")
 }
 
 func hostileNames(s *suite) {

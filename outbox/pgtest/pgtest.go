@@ -43,6 +43,16 @@ func StartDurable(tb testing.TB) *Cluster {
 	return begin(tb, "on")
 }
 
+// Temporary starts a cluster for an example, which has no testing.TB. The cluster ends with end. It
+// is always private, even if EVENTHUB_TEST_POSTGRES is set.
+func Temporary(ctx context.Context) (dsn string, end func() error, err error) {
+	c, err := start(ctx, "off")
+	if err != nil {
+		return "", nil, fmt.Errorf("PostgreSQL: %w; install it (apt-get install postgresql)", err)
+	}
+	return c.DSN(), c.stop, nil
+}
+
 func begin(tb testing.TB, fsync string) *Cluster {
 	tb.Helper()
 	c, err := start(tb.Context(), fsync)

@@ -56,7 +56,7 @@ type Commands struct {
 type Target struct {
 	URL      string `name:"url" env:"EVENTHUB_URL" help:"WebSocket URL of a running hub. Default: start a hub as a separate process on fresh data."`
 	HTTPURL  string `name:"http-url" help:"HTTP URL of the running hub. Default: port 8081 of the same host."`
-	Token    string `env:"WS_TOKEN" help:"Token of the running hub. Default: as for the other commands."`
+	Token    string `env:"EVENTHUB_TOKEN,WS_TOKEN" help:"Token of the running hub. Default: as for the other commands."`
 	Data     string `env:"EVENTHUB_DATA" default:"./eventhub-data" help:"Data directory of the running hub on this host, for its token."`
 	HubPID   int32  `name:"hub-pid" help:"Process id of the running hub, to measure its CPU and memory."`
 	NATSURL  string `name:"nats-url" env:"NATS_URL" help:"NATS behind the running hub, for native clients (nats://TOKEN@HOST:PORT). Without --url, the started hub uses it."`

@@ -16,9 +16,9 @@
 //
 // # What is found
 //
-// The rules were tried with hubs that were broken on purpose. Each break ran with two seeds of 10
-// s, or, where the table says so, with four seeds of 20 s. The second column names the rules that
-// found the break.
+// The rules were tried with hubs that were broken on purpose. Each break ran with two seeds of
+// 10 s, or, where the table says so, with four seeds of 20 s. The second column names the rules
+// that found the break.
 //
 //	an event is acknowledged when it is written             hoarded, lost
 //	every tenth refusal is not sent to NATS                 hoarded

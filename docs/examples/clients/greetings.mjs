@@ -2,7 +2,8 @@
 import { readFileSync } from "node:fs";
 
 const url = process.env.EVENTHUB_URL ?? "ws://127.0.0.1:8090";
-const token = process.env.WS_TOKEN ?? readFileSync("eventhub-data/token", "utf8").trim();
+const { EVENTHUB_TOKEN, WS_TOKEN } = process.env;
+const token = EVENTHUB_TOKEN ?? WS_TOKEN ?? readFileSync("eventhub-data/token", "utf8").trim();
 const place = { topic: "greetings", group: "node" };
 let greeted = false;
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import websockets
 
 URL = os.environ.get("EVENTHUB_URL", "ws://127.0.0.1:8090")
-TOKEN = os.environ.get("WS_TOKEN") or Path("eventhub-data/token").read_text().strip()
+TOKEN = os.environ.get("EVENTHUB_TOKEN") or os.environ.get("WS_TOKEN")
+TOKEN = TOKEN or Path("eventhub-data/token").read_text().strip()
 PLACE = {"topic": "greetings", "group": "python"}
 
 

@@ -1,0 +1,105 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"eventhub/facade/client"
+)
+
+// outboxAttacks are those through POST /outbox, and on the keys of compacted topics.
+var outboxAttacks = []attack{
+	{name: "topics", scopes: []string{"publish:attack.topics.**"}, run: attackTopics, check: checkTopics},
+	{name: "outbox", scopes: []string{"publish:attack.outbox"}, run: attackOutbox, disk: 1100},
+	{name: "keys", scopes: []string{"publish:attack.keys"}, run: attackKeys, memory: 512, disk: 256},
+	{name: "removed keys", scopes: []string{"*:attack.removed"}, run: attackRemovedKeys, memory: 512, disk: 256},
+}
+
+// attackTopics posts to ever new topics.
+func attackTopics(ctx context.Context, a *attacker) {
+	var made, refused atomic.Int64
+	a.crowd(ctx, 16, func(w, round int) {
+		switch status, _ := a.ask(ctx, http.MethodPost, fmt.Sprintf("/outbox/attack.topics.%d.%d", w, round), strings.NewReader("1")); status {
+		case http.StatusAccepted:
+			made.Add(1)
+		case http.StatusTooManyRequests:
+			refused.Add(1)
+		}
+	})
+	a.report("%d topics, %d refused", made.Load(), refused.Load())
+}
+
+// checkTopics counts the topics that the attack made. A long attack may make some more.
+func checkTopics(t *testing.T, f *floodedHub) {
+	t.Helper()
+	limit := 100 + int(attackFor.Seconds()/10) + 1
+	made := strings.Count(f.hub.log.String(), `msg="topic made" topic=attack.topics.`)
+	if made == 0 || made > limit {
+		t.Errorf("%d topics were made, at most %d may be", made, limit)
+	}
+}
+
+// attackOutbox posts events of nearly the largest size, faster than they can be published, with ids
+// that others may use.
+func attackOutbox(ctx context.Context, a *attacker) {
+	body := `"` + strings.Repeat("x", 900_000) + `"`
+	var stored, refused atomic.Int64
+	a.crowd(ctx, 4, func(w, round int) {
+		switch status, _ := a.ask(ctx, http.MethodPost, "/outbox/attack.outbox", strings.NewReader(body), "Event-Id", fmt.Sprintf("order-%d", 4*round+w), "Event-Key", "k"); status {
+		case http.StatusAccepted:
+			stored.Add(1)
+		case http.StatusServiceUnavailable:
+			refused.Add(1)
+		}
+	})
+	a.report("%d events stored, %d refused", stored.Load(), refused.Load())
+}
+
+// attackKeys publishes to ever new keys of a compacted topic.
+func attackKeys(ctx context.Context, a *attacker) { publishKeys(ctx, a, "attack.keys", false) }
+
+// publishKeys publishes to new keys, and removes each again if remove is set, until ctx ends.
+func publishKeys(ctx context.Context, a *attacker, topic string, remove bool) {
+	c := a.dial(ctx)
+	if c == nil {
+		return
+	}
+	defer c.Abort()
+	var made, refused atomic.Int64
+	done := func(_ string, err error) {
+		if err == nil {
+			made.Add(1)
+		} else {
+			refused.Add(1)
+		}
+	}
+	for n := 0; ctx.Err() == nil; n++ {
+		key := fmt.Sprintf("%s-%d", a.name, n)
+		if c.PublishAsync(topic, []byte("1"), client.PublishOptions{Key: key}, done) != nil {
+			break
+		}
+		if remove && c.PublishAsync(topic, []byte("null"), client.PublishOptions{Key: key, Tombstone: true}, done) != nil {
+			break
+		}
+	}
+	a.report("%d events stored, %d refused", made.Load(), refused.Load())
+}
+
+// attackRemovedKeys makes and removes keys, and asks for the page behind them.
+func attackRemovedKeys(ctx context.Context, a *attacker) {
+	a.ask(ctx, http.MethodPost, "/publish/attack.removed", strings.NewReader("1"), "Event-Key", "first")
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { publishKeys(ctx, a, "attack.removed", true) })
+	a.crowd(ctx, 16, func(int, int) {
+		a.ask(ctx, http.MethodGet, "/snap/attack.removed?limit=1", nil)
+		a.ask(ctx, http.MethodGet, "/snap/attack.removed?limit=1&next=", nil)
+	})
+}

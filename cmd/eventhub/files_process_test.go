@@ -1,0 +1,270 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// eventhubCommand is the program, in a directory of its own and with few variables.
+func eventhubCommand(ctx context.Context, t *testing.T, env []string, args ...string) *exec.Cmd {
+	t.Helper()
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(ctx, path)
+	cmd.Args = append([]string{"eventhub"}, args...)
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "GORACE=atexit_sleep_ms=20"}, env...)
+	cmd.Dir = t.TempDir()
+	return cmd
+}
+
+// refusal runs a command that must end at once with an error, and returns what it says.
+func refusal(t *testing.T, env []string, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	out, err := eventhubCommand(ctx, t, env, args...).CombinedOutput()
+	if err == nil || ctx.Err() != nil {
+		t.Fatalf("eventhub %s: %v, %v:\n%s", strings.Join(args, " "), err, ctx.Err(), out)
+	}
+	return string(out)
+}
+
+// ports are flags with which hubs do not disturb each other.
+var ports = []string{"--ws-port=0", "--http-port=0", "--ops-port=0"}
+
+// TestDataDirThatOthersMayWrite plants what an attacker could, in data directories of hubs.
+func TestDataDirThatOthersMayWrite(t *testing.T) {
+	write := func(path, text string, mode fs.FileMode) {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		name string
+		make func(dir string) error
+		want string
+	}{
+		{"a directory for everybody", func(dir string) error { return os.Chmod(dir, 0o777) }, "can be written by other users (mode 0777)"},
+		{"a directory of a group", func(dir string) error { return os.Chmod(dir, 0o770) }, "can be written by other users (mode 0770)"},
+		{"a token that others may read", func(dir string) error { write(dir+"/token", "planted\n", 0o644); return nil }, "accessible by other users (mode 0644)"},
+		{"a token that others may write", func(dir string) error { write(dir+"/token", "planted\n", 0o622); return nil }, "can be written by other users (mode 0622)"},
+		{"a token elsewhere", func(dir string) error {
+			write(dir+"/../planted", "planted\n", 0o600)
+			return os.Symlink("../planted", dir+"/token")
+		}, "token is not a regular file"},
+		{"an outbox elsewhere", func(dir string) error { return os.Symlink("/etc/passwd", dir+"/outbox.db") }, "outbox.db is not a regular file"},
+		{"a journal elsewhere", func(dir string) error { return os.Symlink("/etc/passwd", dir+"/outbox.db-wal") }, "outbox.db-wal is not a regular file"},
+		{"an outbox that others may write", func(dir string) error { write(dir+"/outbox.db", "", 0o666); return nil }, "outbox.db can be written by other users (mode 0666)"},
+		{"a token that is a pipe", func(dir string) error { return syscall.Mkfifo(dir+"/token", 0o600) }, "token is not a regular file"},
+		{"streams elsewhere", func(dir string) error { return os.Symlink("..", dir+"/nats") }, "nats is not a directory"},
+		{"streams that others may write", func(dir string) error {
+			if err := os.Mkdir(dir+"/nats", 0o700); err != nil {
+				return err
+			}
+			return os.Chmod(dir+"/nats", 0o777)
+		}, "nats can be written by other users (mode 0777)"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "data")
+			if err := os.Mkdir(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.make(dir); err != nil {
+				t.Fatal(err)
+			}
+			for _, args := range [][]string{append([]string{"serve", "--data=" + dir}, ports...), {"serve", "--check", "--data=" + dir}} {
+				if got := refusal(t, nil, args...); !strings.Contains(got, c.want) || !strings.Contains(got, dir) {
+					t.Errorf("%s: %s", args, got)
+				}
+			}
+		})
+	}
+}
+
+// owned is the information about a file of a given user.
+type owned struct {
+	fs.FileInfo
+	uid uint32
+}
+
+func (o owned) Sys() any { return &syscall.Stat_t{Uid: o.uid} }
+
+// TestFilesOfOtherUsers needs no second user: only what the system says about a file is made up.
+func TestFilesOfOtherUsers(t *testing.T) {
+	info, err := os.Stat(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	me := uint32(os.Geteuid())
+	for uid, trusted := range map[uint32]bool{0: true, me: true, me + 1: false} {
+		if err := checkOwner(owned{info, uid}); (err == nil) != trusted {
+			t.Errorf("a file of user %d: %v", uid, err)
+		}
+	}
+}
+
+// TestSecretFilesThatOthersMayRead gives each flag that names a file with a secret such a file.
+func TestSecretFilesThatOthersMayRead(t *testing.T) {
+	pair := newPairFiles(t)
+	file := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(file, []byte("0123456789abcdef0123456789abcdef"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{file, pair.key} {
+		if err := os.Chmod(name, 0o640); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := []string{"serve", "--check"}
+	for _, args := range [][]string{
+		append(check, "--token-file="+file),
+		append(check, "--jwt-secret-file="+file),
+		append(check, "--nats-url=nats://127.0.0.1:4222", "--nats-creds="+file),
+		append(check, "--nats-url=nats://127.0.0.1:4222", "--nats-nkey-seed="+file),
+		append(check, "--nats-url=nats://127.0.0.1:4222", "--nats-tls-cert="+pair.cert, "--nats-tls-key="+pair.key),
+		append(check, "--tls-cert="+pair.cert, "--tls-key="+pair.key),
+		{"token", "--scope=publish:a", "--jwt-secret-file=" + file},
+		{"pub", "a", "1", "--token-file=" + file},
+	} {
+		if got := refusal(t, nil, args...); !strings.Contains(got, "is accessible by other users (mode 0640); run chmod 600 ") {
+			t.Errorf("%s: %s", args, got)
+		}
+	}
+}
+
+// TestCertificateThatIsAPipe has a hub start with, and later reload, files that nobody writes.
+func TestCertificateThatIsAPipe(t *testing.T) {
+	pair := newPairFiles(t)
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"--tls-cert=" + pipe, "--tls-key=" + pair.key},
+		{"--tls-cert=" + pair.cert, "--tls-key=" + pipe},
+		{"--nats-url=nats://127.0.0.1:4222", "--nats-tls-ca=" + pipe},
+	} {
+		if got := refusal(t, nil, append(append([]string{"serve"}, ports...), args...)...); !strings.Contains(got, "pipe: not a regular file") {
+			t.Errorf("%s: %s", args, got)
+		}
+	}
+	hub := startNode(t, "--tls-cert="+pair.cert, "--tls-key="+pair.key)
+	if err := os.Rename(pipe, pair.cert); err != nil {
+		t.Fatal(err)
+	}
+	hub.signal(syscall.SIGHUP)
+	waitFor(t, "the pipe is logged", func() bool { return strings.Contains(hub.log.String(), "not a regular file") })
+	cert, key := pair.make()
+	if err := os.Remove(pair.cert); err != nil {
+		t.Fatal(err)
+	}
+	pair.write(cert, key)
+	hub.signal(syscall.SIGHUP)
+	waitFor(t, "the new certificate", func() bool { return pair.served(hub.url) == 2 })
+	if err := os.Remove(pair.cert); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(pair.cert, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	hub.signal(syscall.SIGHUP)
+	hub.terminate()
+}
+
+// TestSessionsEndWithTheirCertificate resumes TLS sessions before and after the certificate
+// changes.
+func TestSessionsEndWithTheirCertificate(t *testing.T) {
+	pair := newPairFiles(t)
+	hub := startNode(t, "--tls-cert="+pair.cert, "--tls-key="+pair.key, "--ops-tls")
+	_, at, _ := strings.Cut(hub.http, "://")
+	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
+		config := &tls.Config{RootCAs: pair.roots, MinVersion: version, MaxVersion: version, ClientSessionCache: tls.NewLRUClientSessionCache(1)}
+		ask := func() (resumed bool) {
+			t.Helper()
+			c, err := tls.Dial("tcp", at, config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = c.Close() }()
+			if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: hub\r\nConnection: close\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.Copy(io.Discard, c); err != nil { // with the ticket
+				t.Fatal(err)
+			}
+			return c.ConnectionState().DidResume
+		}
+		ask()
+		if !ask() {
+			t.Fatalf("%s: no session was resumed", tls.VersionName(version))
+		}
+		before := pair.serial
+		pair.write(pair.make())
+		hub.signal(syscall.SIGHUP)
+		waitFor(t, "the new certificate", func() bool { return pair.served(hub.http) == before+1 })
+		if ask() {
+			t.Errorf("%s: a session that began with the old certificate was resumed", tls.VersionName(version))
+		}
+		if !ask() {
+			t.Errorf("%s: no session was resumed with the new certificate", tls.VersionName(version))
+		}
+	}
+	hub.terminate()
+}
+
+// TestTwoLengths sends requests with two lengths, and a further one behind each, to every port. A
+// proxy in front could take the further one for a part of the body.
+func TestTwoLengths(t *testing.T) {
+	hub := startNode(t)
+	_, ws, _ := strings.Cut(hub.url, "://")
+	_, web, _ := strings.Cut(hub.http, "://")
+	_, ops, _ := strings.Cut(hub.ops, "://")
+	for _, at := range []string{ws, web, ops} {
+		for _, path := range []string{"/livez", "/publish/a"} {
+			c, err := net.DialTimeout("tcp", at, patience)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = c.SetDeadline(time.Now().Add(patience))
+			_, err = fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer %s\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n1\r\n0\r\n\r\n"+
+				"GET /smuggled HTTP/1.1\r\nHost: hub\r\n\r\n", path, nodeToken)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := bufio.NewReader(c)
+			resp, err := http.ReadResponse(r, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = io.Copy(io.Discard, resp.Body)
+			_ = resp.Body.Close()
+			if rest, _ := io.ReadAll(r); len(rest) > 0 {
+				t.Errorf("%s%s: after the answer came %s", at, path, rest)
+			}
+			if !resp.Close {
+				t.Errorf("%s%s: the answer %s does not close the connection", at, path, resp.Status)
+			}
+			_ = c.Close()
+		}
+	}
+}

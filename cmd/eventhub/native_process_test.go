@@ -1,0 +1,247 @@
+//go:build unix
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alecthomas/kong"
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/facade/client"
+)
+
+// nativeBounds returns the rows of the table of bounds in docs/nats.md: whether each bound applies
+// to native clients of the embedded server.
+func nativeBounds(t *testing.T) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/nats.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, found := strings.Cut(string(text), "\n### Bounds for native clients\n")
+	if !found {
+		t.Fatal("docs/nats.md has no table of bounds for native clients")
+	}
+	table, _, _ = strings.Cut(table, "\nHubs share")
+	bounds := make(map[string]string)
+	limit := regexp.MustCompile("`([A-Z_]+)`")
+	for line := range strings.Lines(table) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
+		if len(cells) != 4 || strings.HasPrefix(cells[0], "-") || strings.TrimSpace(cells[0]) == "bound" {
+			continue
+		}
+		names := []string{strings.TrimSpace(cells[0])}
+		if limits := limit.FindAllStringSubmatch(cells[0], -1); limits != nil {
+			names = nil
+			for _, m := range limits {
+				names = append(names, m[1])
+			}
+		}
+		for _, name := range names {
+			if _, twice := bounds[name]; twice {
+				t.Errorf("docs/nats.md has %s twice", name)
+			}
+			bounds[name] = strings.TrimSpace(cells[1])
+		}
+	}
+	return bounds
+}
+
+// nativeClient is a native NATS client of a hub's embedded server, and a client of the hub.
+type nativeClient struct {
+	url string
+	nc  *nats.Conn
+	js  natsjs.JetStream
+	hub *client.Client
+}
+
+// nativeTries are the bounds that apply to native clients, and what a client does that meets each.
+var nativeTries = map[string]func(t *testing.T, n *nativeClient){
+	"`token`": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		for _, token := range []string{"", "wrong", signed(t, "a", "1")} {
+			if nc, err := nats.Connect(n.url, nats.Token(token)); !errors.Is(err, nats.ErrAuthorization) {
+				t.Errorf("a client with the token %.10q: %v", token, err)
+				nc.Close()
+			}
+		}
+	},
+	"`max_payload` of the server": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		if got := n.nc.MaxPayload(); got != 4<<20 {
+			t.Errorf("the server takes %d bytes", got)
+		}
+		if err := n.nc.Publish("event.any", make([]byte, 4<<20+1)); !errors.Is(err, nats.ErrMaxPayload) {
+			t.Errorf("more than 4 MiB: %v", err)
+		}
+	},
+	"`max_payload` of a topic": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		_, err := n.js.Publish(t.Context(), "event.small", bytes.Repeat([]byte("1"), 66<<10))
+		if api, ok := errors.AsType[*natsjs.APIError](err); !ok || api.ErrorCode != 10054 {
+			t.Errorf("an event beyond the topic's max_payload: %v", err)
+		}
+	},
+	"`retention` of a topic": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		for range 5 {
+			if _, err := n.js.Publish(t.Context(), "event.few", []byte("1")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s, err := n.js.Stream(t.Context(), "few")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := s.CachedInfo().State.Msgs; got != 3 {
+			t.Errorf("the topic keeps %d events, want 3", got)
+		}
+	},
+	"`duplicate_window` of a topic": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		for i := range 2 {
+			ack, err := n.js.Publish(t.Context(), "event.small", []byte("1"), natsjs.WithMsgID("one"))
+			if err != nil || ack.Duplicate != (i > 0) {
+				t.Errorf("publish %d of an id: %+v, %v", i+1, ack, err)
+			}
+		}
+	},
+	"`ack_pending` of a group": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		const most = 65_536
+		if _, err := n.hub.Subscribe(t.Context(), "many", "g", client.SubscribeOptions{GroupTTLMS: time.Hour.Milliseconds()}, func(client.Event) {}); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.hub.Close(); err != nil { // the native client is the only member
+			t.Fatal(err)
+		}
+		for range most + 10 {
+			if err := n.nc.Publish("event.many", []byte("1")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := n.nc.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		group, err := n.js.Consumer(t.Context(), "many", "g")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := 0
+		for more := true; more; {
+			batch, err := group.Fetch(10_000, natsjs.FetchMaxWait(2*time.Second))
+			if err != nil {
+				t.Fatal(err)
+			}
+			more = false
+			for range batch.Messages() {
+				got++
+				more = true
+			}
+		}
+		if got != most {
+			t.Errorf("%d events are in flight, want %d", got, most)
+		}
+	},
+}
+
+// TestBoundsOfNativeClients compares the table with the limits of the hub, and meets each bound
+// that applies.
+func TestBoundsOfNativeClients(t *testing.T) {
+	bounds := nativeBounds(t)
+	parser, err := kong.New(new(commands))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range parser.Model.Children {
+		for _, flag := range command.Flags {
+			for _, name := range flag.Envs {
+				limit, ok := strings.CutPrefix(name, "EVENTHUB_LIMIT_")
+				if command.Name != "serve" || !ok {
+					continue
+				}
+				if _, there := bounds[limit]; !there {
+					t.Errorf("the table in docs/nats.md lacks the limit %s", limit)
+				}
+				delete(bounds, limit)
+			}
+		}
+	}
+	rules := filepath.Join(t.TempDir(), "topics.yaml")
+	if err := os.WriteFile(rules, []byte("topics:\n  - {topic: small, max_payload: 1KiB}\n  - {topic: few, retention: {messages: 3}}\n  - {topic: many}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	hub := startNode(t, "--nats-listen=127.0.0.1:0", "--topics="+rules)
+	nc, err := nats.Connect(hub.nats, nats.Token(nodeToken))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := natsjs.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, applies := range bounds {
+		try := nativeTries[name]
+		switch {
+		case applies == "yes" && try == nil:
+			t.Errorf("the table says that %s applies, and no test meets it", name)
+		case applies == "yes":
+			t.Run(name, func(t *testing.T) { try(t, &nativeClient{url: hub.nats, nc: nc, js: js, hub: hub.dial()}) })
+		case try != nil || applies != "no":
+			t.Errorf("the table says %q of %s", applies, name)
+		}
+	}
+	for name := range nativeTries {
+		if bounds[name] == "" {
+			t.Errorf("the table lacks %s", name)
+		}
+	}
+}
+
+// TestLimitsThatNativeClientsPass has a native client pass limits of the hub that the table says do
+// not apply, and a policy.
+func TestLimitsThatNativeClientsPass(t *testing.T) {
+	bounds := nativeBounds(t)
+	for _, name := range []string{"PAYLOAD", "NEW_TOPICS", "TOPIC_PUBLISHES", "PRINCIPAL_PUBLISHES"} {
+		if bounds[name] != "no" {
+			t.Errorf("the table says %q of %s", bounds[name], name)
+		}
+	}
+	hub := startNode(t, "--nats-listen=127.0.0.1:0", "--limit-payload=1000", "--limit-new-topics=1", "--limit-topic-publishes=1/1", "--limit-principal-publishes=1/1")
+	nc, err := nats.Connect(hub.nats, nats.Token(nodeToken))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := natsjs.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := hub.dial()
+	events := subscribeTo(t, c, "a", "g", client.SubscribeOptions{})
+	for range 20 {
+		if _, err := js.Publish(t.Context(), "event.a", bytes.Repeat([]byte("1"), 2_000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, e := range events.take(20) {
+		if len(e.Record) < 2_000 {
+			t.Errorf("an event has %d bytes", len(e.Record))
+		}
+	}
+	for _, name := range []string{"one", "two", "three"} {
+		if _, err := js.CreateStream(t.Context(), natsjs.StreamConfig{Name: name, Subjects: []string{"event." + name, "keyed.*." + name}}); err != nil {
+			t.Errorf("a native client creates a stream: %v", err)
+		}
+	}
+}

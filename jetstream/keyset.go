@@ -1,0 +1,176 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	// DefaultMaxKeys is the default of TopicRule.MaxKeys.
+	DefaultMaxKeys = 1_000_000
+	// keysWait is how long the first use of a topic waits until the keys of its bucket are read.
+	// The rest is read while the topic is used.
+	keysWait = 500 * time.Millisecond
+	// A key that would be refused is looked up at the leader, for others may have made it: keyLooks
+	// times a second for each client. A look-up takes at most keyLookWait.
+	keyLooks    = 20
+	keyLookWait = time.Second
+	// keysStale is how many keys that the bucket has no longer a keySet may hold before it reads
+	// the bucket again, beside as many as the bucket has.
+	keysStale = 10_000
+)
+
+var (
+	errMaxKeys = errors.New("jetstream: a topic has as many keys as its rule allows")
+	keySeed    = maphash.MakeSeed()
+)
+
+// keySet is what this hub knows of the keys in the bucket of a compacted topic, so that a publish
+// of a known key asks nobody. Removed keys count, as the bucket keeps their tombstones. Keys that
+// other hubs and native clients make are counted once a minute. Its methods may be called
+// concurrently.
+type keySet struct {
+	bus   *Bus
+	topic *topicInfo
+	most  int
+
+	mu     sync.Mutex
+	hashes map[uint64]struct{} // 8 bytes and some more for each key
+	// every key of the bucket is in hashes that was there at the last reading
+	complete bool
+	reading  bool
+	present  int // entries of the bucket when it was last looked at
+	since    int // keys that were made since then
+}
+
+// newKeySet begins to read the keys of a bucket with so many entries, and waits a moment for the
+// end.
+func (b *Bus) newKeySet(ctx context.Context, t *topicInfo, rule *TopicRule, entries uint64) *keySet {
+	k := &keySet{bus: b, topic: t, most: rule.MaxKeys, hashes: make(map[uint64]struct{}), present: int(entries)} //nolint:gosec // far fewer
+	if k.most == 0 {
+		k.most = DefaultMaxKeys
+	}
+	if entries == 0 {
+		k.complete = true
+		return k
+	}
+	done := k.read()
+	wait := time.NewTimer(keysWait)
+	defer wait.Stop()
+	select {
+	case <-done:
+	case <-wait.C:
+	case <-ctx.Done():
+	}
+	return k
+}
+
+// read begins to read the keys of the bucket, unless that is going on. The result is closed at the
+// end.
+func (k *keySet) read() <-chan struct{} {
+	done := make(chan struct{})
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	b := k.bus
+	b.topics.mu.Lock()
+	defer b.topics.mu.Unlock()
+	if k.reading || b.closing.Load() {
+		close(done)
+		return done
+	}
+	k.reading = true
+	b.wg.Go(func() { // Close waits
+		defer close(done)
+		prefix := k.topic.bucket.prefix
+		found := make(map[uint64]struct{})
+		err := b.readThrough(b.ctx, k.topic.bucket.stream, 1, true, func(m *storedMsg) error {
+			if strings.HasPrefix(m.subject, prefix) {
+				found[maphash.String(keySeed, tokenKey(m.subject[len(prefix):]))] = struct{}{}
+			}
+			return nil
+		})
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.reading = false
+		if err != nil {
+			if b.ctx.Err() == nil && !errors.Is(err, ErrNotFound) {
+				b.log.WarnContext(b.ctx, "failed to read the keys of a topic; retrying in a minute", slog.String("topic", k.topic.name), slog.Any("error", err))
+			}
+			return
+		}
+		if !k.complete { // what was made meanwhile stays
+			for h := range k.hashes {
+				found[h] = struct{}{}
+			}
+		}
+		k.hashes, k.complete = found, true
+	})
+	return done
+}
+
+// looked tells how many entries the bucket has.
+func (k *keySet) looked(entries uint64) {
+	k.mu.Lock()
+	k.present, k.since = int(entries), 0 //nolint:gosec // far fewer
+	again := !k.complete || len(k.hashes) > 2*k.present+keysStale
+	k.mu.Unlock()
+	if again {
+		k.read()
+	}
+}
+
+// admit returns an *Error if the key is new and client may not make it. "" is the hub itself, which
+// only MaxKeys binds, as it does clients that nobody named.
+func (k *keySet) admit(ctx context.Context, key, client string) error {
+	h := maphash.String(keySeed, key)
+	limit, err := k.add(h, client)
+	if err == nil {
+		return nil
+	}
+	if !k.made(ctx, key, client) {
+		k.bus.obs.LimitReached(limit)
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.hashes[h] = struct{}{}
+	return nil
+}
+
+// made reports whether others have made a key, as far as the client may have that looked up.
+func (k *keySet) made(ctx context.Context, key, client string) bool {
+	if k.bus.keyLooks.Take(client) > 0 {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, keyLookWait)
+	defer cancel()
+	_, err := k.bus.latest(ctx, k.topic, key)
+	return err == nil
+}
+
+// add adds a key unless it is new and a limit forbids it, which add then names.
+func (k *keySet) add(h uint64, client string) (limit string, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if _, ok := k.hashes[h]; ok {
+		return "", nil
+	}
+	b := k.bus
+	if k.complete { // otherwise the key may be an old one
+		if k.present+k.since >= k.most {
+			return "max_keys", &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("topic %s has %d keys, which is the limit of its rule (max_keys): a new key is taken when keys have gone", k.topic.name, k.most), Err: errMaxKeys}
+		}
+		if client != "" && !strings.HasPrefix(client, ownClient) && b.newKeys.Take(client) > 0 {
+			return "keys_per_client", &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics, which is its limit: %d more are allowed a second", b.limits.KeysPerClient, b.limits.KeyRate)}
+		}
+		k.since++
+	}
+	k.hashes[h] = struct{}{}
+	return "", nil
+}

@@ -1,0 +1,166 @@
+package jetstream
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"eventhub/jetstream/natstest"
+)
+
+// codeOf is the code of an error of the bus, and "" for none.
+func codeOf(tb testing.TB, err error) string {
+	tb.Helper()
+	if err == nil {
+		return ""
+	}
+	e, ok := errors.AsType[*Error](err)
+	if !ok {
+		tb.Fatal(err)
+	}
+	return e.Code
+}
+
+// putKey publishes to a key for a client.
+func putKey(tb testing.TB, b *Bus, client, topic, key string, tombstone bool) error {
+	tb.Helper()
+	payload := []byte("1")
+	if tombstone {
+		payload = nil
+	}
+	_, err := b.Publish(tb.Context(), topic, payload, PublishOptions{Key: key, Tombstone: tombstone, CountFor: client})
+	return err
+}
+
+// A topic takes as many keys as its rule says, removed ones included, whichever hub made them and
+// also after a restart. Keys that exist are free.
+func TestMaxKeys(t *testing.T) {
+	rules := []TopicRule{{Pattern: "state.few", Compaction: true, MaxKeys: 3}, {Pattern: "state.**", Compaction: true}}
+	url := natstest.Run(t).ClientURL()
+	cfg := Config{URL: url, Topics: rules, bucketCheck: 50 * time.Millisecond}
+	b, other := open(t, cfg), open(t, cfg)
+	for _, key := range []string{"a", "b"} {
+		if err := putKey(t, b, "eve", "state.few", key, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	filled(t, b, "state.few", "b", set(t, b, "state.few", "b", "1"))
+	if err := putKey(t, other, "eve", "state.few", "c", false); err != nil {
+		t.Fatal(err)
+	}
+	full := func(b *Bus) {
+		t.Helper()
+		for _, tombstone := range []bool{false, true} {
+			err := putKey(t, b, "", "state.few", "d", tombstone)
+			if codeOf(t, err) != CodeOverloaded || !strings.Contains(err.Error(), "max_keys") {
+				t.Errorf("one key more: %v", err)
+			}
+		}
+	}
+	full(other)
+	for _, key := range []string{"a", "b", "c"} {
+		if err := putKey(t, other, "eve", "state.few", key, false); err != nil {
+			t.Errorf("key %s exists: %v", key, err)
+		}
+	}
+	eventually(t, "the first hub knows that the bucket is full", func() bool {
+		k := b.known("state.few").keys
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return k.present+k.since == 3
+	})
+	full(b)
+	if err := putKey(t, b, "", "state.few", "c", false); err != nil {
+		t.Errorf("a key that another hub made: %v", err)
+	}
+	if err := putKey(t, b, "", "state.few", "a", true); err != nil {
+		t.Errorf("a key is removed: %v", err)
+	}
+	full(b)
+	after := open(t, cfg)
+	full(after)
+	if err := putKey(t, after, "eve", "state.few", "b", false); err != nil {
+		t.Errorf("after a restart, a key that exists: %v", err)
+	}
+	if err := putKey(t, after, "eve", "state.many", "d", false); err != nil {
+		t.Errorf("another topic: %v", err)
+	}
+}
+
+// A client makes so many keys at once and then so many a second, over all topics. Others are not
+// held up, and keys that exist are free.
+func TestNewKeysOfAClient(t *testing.T) {
+	obs := &counter{}
+	b := open(t, Config{Topics: compactedRules, Observer: obs, Limits: Limits{KeysPerClient: 4, KeyRate: 1}})
+	for i := range 4 {
+		if err := putKey(t, b, "eve", fmt.Sprint("state.", i%2), strconv.Itoa(i), false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := codeOf(t, putKey(t, b, "eve", "state.0", "more", false)); got != CodeRateLimited {
+		t.Errorf("a fifth key: %q", got)
+	}
+	// An event that is published later counts now.
+	if got := codeOf(t, b.NewPublisher().Reserve(t.Context(), "state.0", "later", "eve")); got != CodeRateLimited {
+		t.Errorf("a key of an event that is published later: %q", got)
+	}
+	if err := b.NewPublisher().Reserve(t.Context(), "state.0", "0", "eve"); err != nil {
+		t.Errorf("a key that exists: %v", err)
+	}
+	for _, c := range []struct{ client, key string }{{"eve", "0"}, {"victim", "more"}, {"eve", "more"}, {"", "of the hub"}} {
+		if err := putKey(t, b, c.client, "state.0", c.key, false); err != nil {
+			t.Errorf("%s: %v", c.key, err)
+		}
+	}
+	if got := obs.limit("keys_per_client"); got != 2 {
+		t.Errorf("the limit was reached %v times", got)
+	}
+	eventually(t, "the client may make one more", func() bool { return putKey(t, b, "eve", "state.1", "later", false) == nil })
+}
+
+// A page or a listing looks at a bounded number of removed keys. A listing goes on behind them.
+func TestRemovedKeysAreBoundedPerPage(t *testing.T) {
+	const removed = pagePassed + 5_000
+	b := open(t, Config{Topics: compactedRules})
+	set(t, b, "state.a", "first", "1")
+	p := b.NewPublisher()
+	for i := range removed {
+		if err := p.PublishAsync(t.Context(), "state.a", nil, PublishOptions{Key: strconv.Itoa(i), Tombstone: true}, func(_ Receipt, err error) {
+			if err != nil {
+				t.Error(err)
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := p.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	filled(t, b, "state.a", "last", set(t, b, "state.a", "last", "1"))
+	page, err := b.Keys("state.a").Page(t.Context(), 0, 1)
+	if err != nil || len(page) != 1 || page[0].Key != "last" {
+		t.Errorf("the newest key: %v, %v", page, err)
+	}
+	_, err = b.Keys("state.a").Page(t.Context(), 0, 2)
+	if codeOf(t, err) != CodeOverloaded || !strings.Contains(err.Error(), "next") {
+		t.Errorf("a page behind removed keys: %v", err)
+	}
+	var got []string
+	pages := 0
+	for next := ""; ; pages++ {
+		l := list(t, b, "state.a", next, 1)
+		for _, e := range l.Events {
+			got = append(got, e.Key)
+		}
+		if next = l.Next; next == "" {
+			break
+		}
+	}
+	if !slices.Equal(got, []string{"first", "last"}) || pages < 1 {
+		t.Errorf("got %q on %d pages", got, pages+1)
+	}
+}

@@ -1,0 +1,275 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/quota"
+)
+
+// makersBucket has an entry for each group that counts for a client: CLIENT.STREAM.GROUP. It
+// outlives the hubs, so that a restart gives nobody a new quota.
+const makersBucket = "eventhub_makers"
+
+// Metadata of a group's consumer.
+const (
+	metaGroup = "eventhub.group"
+	metaTopic = "eventhub.topic"
+	metaMaker = "eventhub.maker" // the client that made the group
+)
+
+// What a stream has room for.
+const (
+	// ownConsumers is how many consumers of a stream are kept for the hub itself: for its own
+	// groups, and for reads.
+	ownConsumers = 1_000
+	// serverConsumers is how many consumers a NATS server keeps for a stream that says nothing, and
+	// ownConsumersThere how many of them are kept for the hub itself.
+	serverConsumers   = 1_000
+	ownConsumersThere = 100
+)
+
+// roomFor returns how many consumers a stream may have before clients can make no more groups on
+// it.
+func (b *Bus) roomFor(cfg *natsjs.StreamConfig) int {
+	switch {
+	case cfg.MaxConsumers > 0:
+		return min(b.limits.StreamGroups, max(cfg.MaxConsumers-min(ownConsumers, cfg.MaxConsumers/10), 1))
+	case b.cfg.Server != nil: // it has no limit of its own
+		return b.limits.StreamGroups
+	}
+	return min(b.limits.StreamGroups, serverConsumers-ownConsumersThere)
+}
+
+// makers counts the groups that clients have made and that exist.
+type makers struct {
+	bus *Bus
+	// looked is when groups of a client that do not exist any more were last looked for.
+	looked *quota.Set
+}
+
+func newMakers(b *Bus) *makers {
+	return &makers{bus: b, looked: quota.New(1/newRefill.Seconds(), 1, b.limits.Topics, nil)}
+}
+
+const makersPrefix = "$KV." + makersBucket + "."
+
+// makerSubject is where a group of a client is noted.
+func makerSubject(client string, t *topicInfo, group string) string {
+	return makersPrefix + objectName(client) + "." + groupKey(t, group)
+}
+
+// entry is a group that is noted for a client. The zero entry is none.
+type entry struct {
+	subject string
+	seq     uint64 // of the note
+	client  string
+}
+
+// makerNote is the value of an entry, for operators.
+type makerNote struct {
+	Client string `json:"client"`
+	Topic  string `json:"topic"`
+	Group  string `json:"group"`
+}
+
+// note counts a group that a client is about to make, or returns the refusal. A group of the client
+// that has ended by its TTL, and is made again, is free. The caller calls forget when the group was
+// not made after all.
+//
+// The note comes before the consumer, so that hubs that make groups for one client at once do not
+// exceed its limit together.
+func (m *makers) note(ctx context.Context, t *topicInfo, group, client string) (entry, error) {
+	b := m.bus
+	e := entry{subject: makerSubject(client, t, group), client: client}
+	_, err := b.lastBySubject(ctx, "KV_"+makersBucket, e.subject)
+	if err == nil {
+		return entry{}, nil
+	}
+	if !errors.Is(err, ErrNotFound) {
+		return entry{}, b.unavailable(err)
+	}
+	if err := b.newGroups.take(client); err != nil {
+		return entry{}, err
+	}
+	value, err := json.Marshal(makerNote{client, t.name, group})
+	if err != nil {
+		return entry{}, err
+	}
+	reply, err := b.link().requestMsg(ctx, &nats.Msg{Subject: e.subject, Data: value})
+	if err == nil {
+		var ack pubAck
+		ack, err = parsePubAck(reply.Data, "KV_"+makersBucket)
+		e.seq = ack.Seq
+	}
+	if err != nil {
+		return entry{}, b.unavailable(fmt.Errorf("jetstream: note a new group: %w", err))
+	}
+	refusal, err := m.refusal(ctx, t, client)
+	if refusal != nil && m.looked.Take(client) == 0 {
+		if err = m.sweep(ctx, client, sweepYoung); err == nil {
+			refusal, err = m.refusal(ctx, t, client)
+		}
+	}
+	if err == nil && refusal == nil {
+		return e, nil
+	}
+	m.forget(ctx, e)
+	if err != nil {
+		return entry{}, b.unavailable(err)
+	}
+	b.obs.LimitReached("client_groups")
+	return entry{}, refusal
+}
+
+// refusal returns why the client has too many groups, the noted ones included, or nil.
+func (m *makers) refusal(ctx context.Context, t *topicInfo, client string) (*Error, error) {
+	b := m.bus
+	prefix := makersPrefix + objectName(client) + "."
+	noted, err := m.subjects(ctx, prefix+">")
+	if err != nil {
+		return nil, err
+	}
+	here := 0
+	for subject := range noted {
+		if strings.HasPrefix(subject, prefix+t.stream.name+".") {
+			here++
+		}
+	}
+	switch share := max(t.stream.room/2, 1); {
+	case len(noted) > b.limits.ClientGroups:
+		return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this client has made %d groups that exist, which is its limit: have some deleted, or let them end by opts.groupTtlMs", b.limits.ClientGroups)}, nil
+	case here > share:
+		return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this client has made %d groups on the stream of this topic, which is half of what it has room for: have some deleted, or let them end by opts.groupTtlMs", share)}, nil
+	}
+	return nil, nil
+}
+
+// subjects returns the subjects of the bucket that match a filter, at its leader.
+func (m *makers) subjects(ctx context.Context, filter string) (map[string]uint64, error) {
+	var info struct {
+		Error *apiError `json:"error"`
+		State struct {
+			Subjects map[string]uint64 `json:"subjects"`
+		} `json:"state"`
+	}
+	if err := m.bus.askAPI(ctx, "STREAM.INFO.KV_"+makersBucket, map[string]any{"subjects_filter": filter}, &info); err != nil {
+		return nil, err
+	}
+	if info.Error != nil {
+		return nil, info.Error
+	}
+	return info.State.Subjects, nil
+}
+
+// askAPI asks JetStream something that may be asked twice.
+func (b *Bus) askAPI(ctx context.Context, what string, query, into any) error {
+	req, err := json.Marshal(query)
+	if err != nil {
+		return err
+	}
+	reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) { return b.link().request(ctx, b.api+what, req) })
+	if err != nil {
+		return fmt.Errorf("jetstream: %s: %w", what, err)
+	}
+	if noResponders(reply) {
+		return fmt.Errorf("jetstream: %s: %w", what, nats.ErrNoResponders)
+	}
+	return json.Unmarshal(reply.Data, into)
+}
+
+// purge removes the messages of a subject from one of the hub's buckets, up to a sequence if that
+// is not 0. Unlike the deletion of a key, it leaves nothing behind.
+func (b *Bus) purge(ctx context.Context, bucket, subject string, upTo uint64) error {
+	query := map[string]any{"filter": subject}
+	if upTo > 0 {
+		query["seq"] = upTo + 1
+	}
+	var got struct {
+		Error *apiError `json:"error"`
+	}
+	if err := b.askAPI(ctx, "STREAM.PURGE.KV_"+bucket, query, &got); err != nil {
+		return err
+	}
+	if got.Error != nil {
+		return got.Error
+	}
+	return nil
+}
+
+// forget takes a note back. One that stays is found by the next sweep.
+func (m *makers) forget(ctx context.Context, e entry) {
+	if e.subject == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleWait)
+	defer cancel()
+	if err := m.bus.purge(ctx, makersBucket, e.subject, e.seq); err != nil {
+		m.bus.log.WarnContext(ctx, "failed to remove the note of a group; the next sweep removes it", slog.Any("error", err))
+	}
+}
+
+// sweep removes the notes of a client's groups that do not exist any more; "" is every client. It
+// leaves notes alone that are younger than age: their groups may be about to be made.
+func (m *makers) sweep(ctx context.Context, client string, age time.Duration) error {
+	b := m.bus
+	prefix := makersPrefix
+	if client != "" {
+		prefix += objectName(client) + "."
+	}
+	noted := make(map[string][]entry) // by stream
+	before := time.Now().Add(-age)
+	err := b.readThrough(ctx, "KV_"+makersBucket, 1, true, func(msg *storedMsg) error {
+		if parts := strings.Split(strings.TrimPrefix(msg.subject, makersPrefix), "."); strings.HasPrefix(msg.subject, prefix) && len(parts) == 3 && msg.time.Before(before) {
+			noted[parts[1]] = append(noted[parts[1]], entry{subject: msg.subject, seq: msg.seq})
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for stream, entries := range noted {
+		alive, err := b.groupsOf(ctx, stream)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if group := e.subject[strings.LastIndexByte(e.subject, '.')+1:]; !alive[group] {
+				if err := b.purge(ctx, makersBucket, e.subject, e.seq); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// sweepYoung is how long a group may take from its note to its consumer.
+const sweepYoung = 2 * publishWait
+
+// groupsOf returns the groups of a stream, by the names of their first consumers. A stream that
+// does not exist has none.
+func (b *Bus) groupsOf(ctx context.Context, stream string) (map[string]bool, error) {
+	s, err := b.js.Stream(ctx, stream)
+	if errors.Is(err, natsjs.ErrStreamNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("jetstream: stream %s: %w", stream, err)
+	}
+	groups := make(map[string]bool)
+	names := s.ConsumerNames(ctx)
+	for name := range names.Name() {
+		base, _, _ := strings.Cut(name, "~")
+		groups[base] = true
+	}
+	return groups, names.Err()
+}

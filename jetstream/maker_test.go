@@ -1,0 +1,203 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"testing"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/natstest"
+)
+
+// makes subscribes to a group for a client, ends that, and returns the code of a refusal.
+func makes(t *testing.T, b *Bus, topic, group string, opts SubscribeOptions) string {
+	t.Helper()
+	sub, err := b.Subscribe(t.Context(), topic, group, opts, ignore)
+	if refused, ok := errors.AsType[*Error](err); ok {
+		return refused.Code
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sub.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return ""
+}
+
+// What a client has made counts on all hubs, and after all of them were started again.
+func TestGroupsThatExistCountForTheirMaker(t *testing.T) {
+	dir := t.TempDir()
+	obs := &counter{}
+	limits := Limits{ClientGroups: 5, GroupsPerClient: 1000}
+	eve := SubscribeOptions{CountFor: "jwt:eve"}
+	first := open(t, Config{Server: natstest.Embed(t, dir), Limits: limits})
+	for i := range 5 {
+		if code := makes(t, first, "made."+strconv.Itoa(i%2), "g"+strconv.Itoa(i), eve); code != "" {
+			t.Fatalf("group %d: %s", i, code)
+		}
+	}
+	if code := makes(t, first, "made.0", "g5", eve); code != CodeOverloaded {
+		t.Errorf("a group more than allowed: %q", code)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b := open(t, Config{Server: natstest.Embed(t, dir), Limits: limits, Observer: obs})
+	if code := makes(t, b, "made.0", "g5", eve); code != CodeOverloaded || obs.limit("client_groups") != 1 {
+		t.Errorf("after a restart: %q, counted %d times", code, obs.limit("client_groups"))
+	}
+	// What exists can be joined, others make groups of their own, and the program makes any.
+	for group, opts := range map[string]SubscribeOptions{"g0": eve, "alices": {CountFor: "jwt:alice"}, "own": {}, "free": {CountFor: "jwt:eve", FreeGroups: true}} {
+		if code := makes(t, b, "made.0", group, opts); code != "" {
+			t.Errorf("%s: %s", group, code)
+		}
+	}
+	// A seek keeps the group's maker.
+	if err := b.Group("made.0", "g0").Seek(t.Context(), FromEarliest); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Group("made.1", "g1").Delete(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if code := makes(t, b, "made.0", "g5", eve); code != "" {
+		t.Errorf("after one was deleted: %s", code)
+	}
+	if code := makes(t, b, "made.0", "g6", eve); code != CodeOverloaded {
+		t.Errorf("one more: %q", code)
+	}
+	if err := b.Group("made.0", "g0").Delete(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if code := makes(t, b, "made.0", "g6", eve); code != "" {
+		t.Errorf("after one that was moved was deleted: %s", code)
+	}
+}
+
+// Groups that ended by their TTL, and those of deleted topics, count no more, and it is free to
+// make one again.
+func TestGroupsThatEndedCountNoMore(t *testing.T) {
+	b := open(t, Config{Limits: Limits{ClientGroups: 3, GroupsPerClient: 4}})
+	tab := SubscribeOptions{CountFor: "jwt:eve", GroupTTL: minGroupTTL}
+	for i := range 3 {
+		if code := makes(t, b, "tabs", "tab-"+strconv.Itoa(i), tab); code != "" {
+			t.Fatalf("tab %d: %s", i, code)
+		}
+	}
+	gone := func() bool {
+		groups, err := b.groupsOf(t.Context(), "tabs")
+		return err == nil && len(groups) == 0
+	}
+	eventually(t, "the groups have ended", gone)
+	for range 3 { // the same tab again and again: no new group
+		if code := makes(t, b, "tabs", "tab-1", tab); code != "" {
+			t.Errorf("a tab that comes again: %s", code)
+		}
+		if err := b.js.DeleteConsumer(t.Context(), "tabs", b.known("tabs").consumerName("tab-1")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	noted := func() int {
+		t.Helper()
+		noted, err := b.makers.subjects(t.Context(), makersPrefix+">")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(noted)
+	}
+	// Notes are kept for as long as a group may take to be made, and those of others.
+	for _, sweep := range []struct {
+		client string
+		age    time.Duration
+	}{{"jwt:eve", sweepYoung}, {"jwt:alice", 0}} {
+		if err := b.makers.sweep(t.Context(), sweep.client, sweep.age); err != nil {
+			t.Fatal(err)
+		}
+		if n := noted(); n != 3 {
+			t.Fatalf("%d are noted", n)
+		}
+	}
+	if code := makes(t, b, "tabs", "stays", SubscribeOptions{CountFor: "jwt:bob"}); code != "" {
+		t.Fatal(code)
+	}
+	if err := b.makers.sweep(t.Context(), "", 0); err != nil {
+		t.Fatal(err)
+	}
+	if n := noted(); n != 1 {
+		t.Errorf("%d are noted after the sweep, want that of bob", n)
+	}
+}
+
+// New groups are rationed on each hub as new topics are, and what is refused leaves nothing behind.
+func TestNewGroupsAreRationed(t *testing.T) {
+	obs := &counter{}
+	b := open(t, Config{Observer: obs, Limits: Limits{GroupsPerClient: 3}})
+	eve := SubscribeOptions{CountFor: "jwt:eve"}
+	for i := range 5 {
+		want := ""
+		if i >= 3 {
+			want = CodeRateLimited
+		}
+		if code := makes(t, b, "rationed", "g"+strconv.Itoa(i), eve); code != want {
+			t.Errorf("group %d: %q, want %q", i, code, want)
+		}
+	}
+	if n := obs.limit("groups_per_client"); n != 2 {
+		t.Errorf("counted %d times", n)
+	}
+	if noted, err := b.makers.subjects(t.Context(), makersPrefix+">"); err != nil || len(noted) != 3 {
+		t.Errorf("noted are %v, %v", noted, err)
+	}
+}
+
+// Clients do not get the last places of a stream, and no client gets more than half of them: one
+// stream holds all dead letters.
+func TestAStreamKeepsRoom(t *testing.T) {
+	obs := &counter{}
+	b := open(t, Config{Observer: obs, Limits: Limits{StreamGroups: 10, GroupsPerClient: 1000}})
+	eve, bob := SubscribeOptions{CountFor: "jwt:eve"}, SubscribeOptions{CountFor: "jwt:bob"}
+	for i := range 6 {
+		want := ""
+		if i >= 5 {
+			want = CodeOverloaded
+		}
+		if code := makes(t, b, "dlq.mine."+strconv.Itoa(i), "g", eve); code != want {
+			t.Errorf("group %d of eve: %q, want %q", i, code, want)
+		}
+	}
+	for i := range 5 {
+		if code := makes(t, b, "dlq.other", "g"+strconv.Itoa(i), bob); code != "" {
+			t.Errorf("group %d of bob: %s", i, code)
+		}
+	}
+	if code := makes(t, b, "dlq.third", "g", SubscribeOptions{CountFor: "static:hub", FreeGroups: true}); code != CodeOverloaded || obs.limit("stream_groups") == 0 {
+		t.Errorf("when clients have what there is for them: %q", code)
+	}
+	for i := range 3 {
+		if code := makes(t, b, "dlq.mine.1", "own"+strconv.Itoa(i), SubscribeOptions{}); code != "" {
+			t.Errorf("the program's own: %s", code)
+		}
+	}
+	publish(t, b, "dlq.mine.1", "1")
+	if _, _, err := b.History("dlq.mine.1").FindIDs(t.Context(), IDSearch{IDs: []string{"x"}}); err != nil {
+		t.Errorf("a look-up: %v", err)
+	}
+}
+
+// A stream of another NATS that was made by others has the limit of its server.
+func TestRoomOnForeignStreams(t *testing.T) {
+	b := open(t, Config{URL: natsServer(t)})
+	for have, want := range map[int]int{-1: 900, 0: 900, 100: 90, 20_000: 10_000, 11_000: 10_000, 1: 1} {
+		if got := b.roomFor(&natsjs.StreamConfig{MaxConsumers: have}); got != want {
+			t.Errorf("a stream of %d consumers has room for %d groups, want %d", have, got, want)
+		}
+	}
+	publish(t, b, "new", "1")
+	s, err := b.js.Stream(context.Background(), "new")
+	if err != nil || s.CachedInfo().Config.MaxConsumers != 11_000 {
+		t.Errorf("a new stream takes %d consumers, %v", s.CachedInfo().Config.MaxConsumers, err)
+	}
+}

@@ -1,0 +1,125 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// tooManyStreams returns an error when the bus knows as many streams as it may.
+func (b *Bus) tooManyStreams(name string) error {
+	b.topics.mu.RLock()
+	_, met := b.topics.streams[name]
+	full := !met && len(b.topics.streams) >= b.limits.Topics
+	b.topics.mu.RUnlock()
+	if !full {
+		return nil
+	}
+	b.obs.LimitReached("topics")
+	return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this hub knows %d streams of topics, which is its limit", b.limits.Topics), Err: ErrNoStream}
+}
+
+const (
+	// reserveWait is how long Reserve waits for the server to say whether a topic exists. After a
+	// request without an answer, Reserve asks no more for reserveMute.
+	reserveWait = time.Second
+	reserveMute = 5 * time.Second
+)
+
+// reservations are the streams that clients may still make, because the streams were counted when
+// they were reserved.
+type reservations struct {
+	mu    sync.Mutex
+	names map[string]struct{} // at most Limits.Topics
+	mute  int64               // no question before this moment of the bus's clock
+}
+
+func (r *reservations) has(name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, ok := r.names[name]
+	return ok
+}
+
+func (r *reservations) drop(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.names, name)
+}
+
+// Knows reports whether this hub has used the topic's stream. If not, a publish may make it.
+func (p *Publisher) Knows(topic string) bool { return p.bus.known(topic) != nil }
+
+// Reserve counts a topic that does not exist for a client (Limits.TopicsPerClient), although an
+// event that will make the topic is published only later, by anybody through this bus. Further
+// calls for the same topic count nothing. While NATS does not answer, every topic that this hub
+// does not know counts. Of a topic that this hub has used, Reserve counts a new key
+// (Limits.KeysPerClient, TopicRule.MaxKeys). It returns an *Error (rate_limited, overloaded,
+// bad_topic) when the client may not make the topic or the key. It may be called concurrently.
+func (p *Publisher) Reserve(ctx context.Context, topic, key, client string) error {
+	b := p.bus
+	if t := b.known(topic); t != nil {
+		if t.keys == nil || key == "" {
+			return nil
+		}
+		return t.keys.admit(ctx, key, client)
+	}
+	if err := ValidTopic(topic); err != nil {
+		return err
+	}
+	name := b.rule(topic).streamName(topic)
+	if b.reserved.has(name) {
+		return nil
+	}
+	exists, err := b.seemsToExist(ctx, topic)
+	if exists || err != nil {
+		return err
+	}
+	if err := b.tooManyStreams(name); err != nil {
+		return err
+	}
+	b.reserved.mu.Lock()
+	defer b.reserved.mu.Unlock()
+	if _, ok := b.reserved.names[name]; ok {
+		return nil
+	}
+	if err := b.newTopics.take(client); err != nil {
+		return err
+	}
+	if b.reserved.names == nil {
+		b.reserved.names = make(map[string]struct{})
+	}
+	for other := range b.reserved.names {
+		if len(b.reserved.names) < b.limits.Topics {
+			break
+		}
+		delete(b.reserved.names, other) // it counts again when it is made
+	}
+	b.reserved.names[name] = struct{}{}
+	return nil
+}
+
+// seemsToExist reports whether the topic has a stream, or false if the server does not say. It
+// returns an error for a stream that is not the bus's.
+func (b *Bus) seemsToExist(ctx context.Context, topic string) (bool, error) {
+	b.reserved.mu.Lock()
+	mute := b.clock.now() < b.reserved.mute
+	b.reserved.mu.Unlock()
+	if mute {
+		return false, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, reserveWait)
+	defer cancel()
+	_, err := b.readable(ctx, topic)
+	if e, ok := errors.AsType[*Error](err); ok && e.Code == CodeBadTopic {
+		return false, err
+	}
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		b.reserved.mu.Lock()
+		b.reserved.mute = b.clock.now() + int64(reserveMute)
+		b.reserved.mu.Unlock()
+	}
+	return err == nil, nil
+}
