@@ -78,13 +78,15 @@ func (s *Server) observe(next http.Handler) http.Handler {
 	})
 }
 
+var errTooManyRequests = &fault{code: codeOverloaded, msg: "The hub has reached its limit of concurrent requests."}
+
 // admit enforces Limits.Requests, and refuses requests while the server drains.
 func (s *Server) admit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer s.requests.Add(-1)
 		if s.requests.Add(1) > int64(s.cfg.Limits.Requests) {
 			s.cfg.Observer.LimitReached("requests")
-			s.refuse(w, &fault{code: codeOverloaded, msg: "The hub has reached its limit of concurrent requests."})
+			s.refuse(w, errTooManyRequests)
 			return
 		}
 		if s.isDraining() {

@@ -55,6 +55,42 @@ func (s *Set) Take(name string) (wait time.Duration) {
 	return max(time.Duration(missing/float64(s.rate)*float64(time.Second)), 1)
 }
 
+// Wait returns how long to wait until there is one for name: 0 means that there is. It takes none.
+func (s *Set) Wait(name string) time.Duration {
+	if s == nil {
+		return 0
+	}
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b, ok := s.buckets[name]
+	switch {
+	case ok:
+	case len(s.buckets) >= s.max:
+		b = s.rest
+	default:
+		return 0
+	}
+	missing := 1 - b.TokensAt(now)
+	if missing <= 0 {
+		return 0
+	}
+	return max(time.Duration(missing/float64(s.rate)*float64(time.Second)), 1)
+}
+
+// Reserve takes n for name, at most the burst, whether or not they are there, and reports when they
+// will be: those who take later wait behind. back returns them as far as they are not there yet.
+func (s *Set) Reserve(name string, n int) (wait time.Duration, back func()) {
+	if s == nil {
+		return 0, func() {}
+	}
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.findLocked(name, now).ReserveN(now, min(n, s.burst))
+	return r.DelayFrom(now), r.Cancel
+}
+
 func (s *Set) findLocked(name string, now time.Time) *rate.Limiter {
 	if b, ok := s.buckets[name]; ok {
 		return b
