@@ -153,7 +153,8 @@ func pathParam(r *http.Request, name string) (string, error) {
 	return url.PathUnescape(value)
 }
 
-// storing stores an event, and returns the HTTP status for success and the event's id.
+// storing stores an event, and returns the HTTP status for success and the event's id. The error is
+// a *fault if it is for the client as it is.
 type storing func(ctx context.Context, payload []byte, opts jetstream.PublishOptions) (status int, id string, err error)
 
 // inStream returns a storing for the stream of a topic.
@@ -193,6 +194,10 @@ func (s *Server) publishOne(w http.ResponseWriter, r *http.Request, payload []by
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
 	status, id, err := store(ctx, payload, opts)
+	if fail, ok := errors.AsType[*fault](err); ok {
+		s.refuse(w, fail)
+		return
+	}
 	if err != nil {
 		s.logCause(err)
 		s.refuse(w, busFault(err, codePublishFailed, "The event could not be published."))

@@ -119,6 +119,10 @@ type Limits struct {
 	// 256 of them, and then get rate_limited; tokens that were valid before do not wait. Defaults
 	// to 100 and 200; BadTokenRate may be NoLimit.
 	BadTokenRate, BadTokenBurst int
+	// OutboxRate and OutboxBurst ("outbox_rate") are how many bytes one principal may post to the
+	// outbox a second, and how many at once. Each post counts 512 bytes besides its payload. A post
+	// beyond the limit gets rate_limited. Default to 4 MiB and 32 MiB; OutboxRate may be NoLimit.
+	OutboxRate, OutboxBurst int
 	// KnownTokens ("known_tokens") is the most valid tokens that are remembered, by their hash, so
 	// that they never wait for a check. Beyond the limit, any of them is forgotten. Defaults to
 	// 50,000.
@@ -199,6 +203,7 @@ func (l *Limits) validate(maxPayload int) error {
 		{"Quotas", &l.Quotas, 50_000},
 		{"Bearers", &l.Bearers, 1024},
 		{"BadTokenBurst", &l.BadTokenBurst, 200},
+		{"OutboxBurst", &l.OutboxBurst, 32 << 20},
 		{"KnownTokens", &l.KnownTokens, 50_000},
 		{"Window", &l.Window, 1024},
 		{"Pages", &l.Pages, 8},
@@ -219,6 +224,7 @@ func (l *Limits) validate(maxPayload int) error {
 		{"TopicRate", &l.TopicRate, NoLimit},
 		{"PrincipalRate", &l.PrincipalRate, NoLimit},
 		{"BadTokenRate", &l.BadTokenRate, 100},
+		{"OutboxRate", &l.OutboxRate, 4 << 20},
 		{"PrincipalHeld", &l.PrincipalHeld, NoLimit},
 		{"PrincipalJoins", &l.PrincipalJoins, (l.Joins + 31) / 32},
 		{"BodyRate", &l.BodyRate, 1024},

@@ -35,6 +35,7 @@ type Server struct {
 	// Rates and quotas; see Limits.
 	frames, settles      pace
 	byTopic, byPrincipal *quota.Set // publishes; nil without a limit
+	posted               *quota.Set // bytes that principals post to the outbox; nil without a limit
 	connections          headcount
 	requesters           headcount // HTTP requests being served
 	holders              *holders
@@ -95,6 +96,7 @@ func New(cfg Config) (*Server, error) {
 	s.joins = quota.NewPlaces(l.Joins, l.PrincipalJoins)
 	s.holders = newHolders(l.PrincipalHeld, func() { cfg.Observer.LimitReached("principal_held") })
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
+	s.posted = s.newQuota(l.OutboxRate, l.OutboxBurst)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.wg.Go(s.tick)
 	return s, nil

@@ -47,10 +47,11 @@ type limitFlags struct {
 	DeadLetterShare     int   `env:"DEAD_LETTER_SHARE" default:"1073741824" help:"Bytes of dead letters of one principal in 30 days. Further ones wait."`
 	BadTokens           quota `env:"BAD_TOKENS" default:"100/200" placeholder:"RATE/BURST" help:"Refused tokens per address (IPv6: per /64): per second, and at once; or off. Further unknown tokens wait."`
 
-	OutboxPending          int `env:"OUTBOX_PENDING" default:"1000000" help:"Events waiting or parked in the hub's own outbox. Beyond it, POST /outbox is refused."`
-	OutboxBytes            int `env:"OUTBOX_BYTES" default:"1073741824" help:"Bytes of these events, with 512 for each. Beyond it, POST /outbox is refused."`
-	PrincipalOutboxPending int `env:"PRINCIPAL_OUTBOX_PENDING" placeholder:"N" help:"Events of one principal that wait or are parked in the hub's own outbox. Default: half of all."`
-	PrincipalOutboxBytes   int `env:"PRINCIPAL_OUTBOX_BYTES" placeholder:"BYTES" help:"Bytes of these events. Default: half of all."`
+	OutboxRate             quota `env:"OUTBOX_RATE" default:"4194304/33554432" placeholder:"RATE/BURST" help:"Bytes that one principal may post to the hub's own outbox: per second, and at once; or off."`
+	OutboxPending          int   `env:"OUTBOX_PENDING" default:"1000000" help:"Events waiting or parked in the hub's own outbox. Beyond it, POST /outbox is refused."`
+	OutboxBytes            int   `env:"OUTBOX_BYTES" default:"1073741824" help:"Bytes of these events, with 512 for each. Beyond it, POST /outbox is refused."`
+	PrincipalOutboxPending int   `env:"PRINCIPAL_OUTBOX_PENDING" placeholder:"N" help:"Events of one principal that wait or are parked in the hub's own outbox. Default: half of all."`
+	PrincipalOutboxBytes   int   `env:"PRINCIPAL_OUTBOX_BYTES" placeholder:"BYTES" help:"Bytes of these events. Default: half of all."`
 
 	Frames             quota `env:"FRAMES" default:"10000/2000" placeholder:"RATE/BURST" help:"Frames per connection except ACK, NACK and MODACK: per second, and at once."`
 	Settles            quota `env:"SETTLES" default:"200000/20000" placeholder:"RATE/BURST" help:"ACK, NACK and MODACK per connection."`
@@ -190,6 +191,7 @@ func (f limitFlags) facade() facade.Limits {
 	l.TopicRate, l.TopicBurst = f.TopicPublishes.limits()
 	l.PrincipalRate, l.PrincipalBurst = f.PrincipalPublishes.limits()
 	l.BadTokenRate, l.BadTokenBurst = f.BadTokens.limits()
+	l.OutboxRate, l.OutboxBurst = f.OutboxRate.limits()
 	return l
 }
 
@@ -220,7 +222,7 @@ func (f limitFlags) lines() [][2]string {
 	}
 	return [][2]string{
 		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d, of one principal %s; subscriptions %d, operations %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, or(f.PrincipalRequests, "a quarter of them"), f.Subscriptions, f.Operations)},
-		{"", fmt.Sprintf("waiting in the outbox %d, of one principal %s; bytes %d, of one principal %s", f.OutboxPending, or(f.PrincipalOutboxPending, "half of them"), f.OutboxBytes, or(f.PrincipalOutboxBytes, "half of them"))},
+		{"", fmt.Sprintf("waiting in the outbox %d, of one principal %s; bytes %d, of one principal %s; bytes that a principal may post %v", f.OutboxPending, or(f.PrincipalOutboxPending, "half of them"), f.OutboxBytes, or(f.PrincipalOutboxBytes, "half of them"), f.OutboxRate)},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
 		{"", fmt.Sprintf("topics %d, new ones %d; new keys %v; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes at a time", f.Topics, f.NewTopics, f.NewKeys, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes)},
 		{"", fmt.Sprintf("groups of a principal %d, new ones %d, the hub's own token %s; of a stream %d; %d subscribe at a time, of one principal %s; events held by a principal %s, for %v at a time", f.PrincipalGroups, f.NewGroups, map[bool]string{true: "too", false: "any"}[f.CountOwnToken], f.StreamGroups, f.Joins, or(f.PrincipalJoins, "a 32nd of them"), or(f.PrincipalHeld, "any"), f.Lease)},

@@ -40,18 +40,23 @@ func (s *Set) bucket() *rate.Limiter { return rate.NewLimiter(s.rate, s.burst) }
 
 // Take takes one for name. It reports how long to wait when there is none: 0 means that it was
 // taken.
-func (s *Set) Take(name string) (wait time.Duration) {
+func (s *Set) Take(name string) (wait time.Duration) { return s.TakeN(name, 1) }
+
+// TakeN takes n for name, at most the burst, or nothing. It reports how long to wait until there
+// are so many: 0 means that they were taken.
+func (s *Set) TakeN(name string, n int) (wait time.Duration) {
 	if s == nil {
 		return 0
 	}
+	n = min(n, s.burst)
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.findLocked(name, now)
-	if b.AllowN(now, 1) {
+	if b.AllowN(now, n) {
 		return 0
 	}
-	missing := 1 - b.TokensAt(now)
+	missing := float64(n) - b.TokensAt(now)
 	return max(time.Duration(missing/float64(s.rate)*float64(time.Second)), 1)
 }
 
