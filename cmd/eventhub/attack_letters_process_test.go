@@ -18,7 +18,7 @@ import (
 
 // letterAttacks are the attacks by ids that nobody has, by events that fail, and by bad tokens.
 var letterAttacks = []attack{
-	{name: "searches", scopes: []string{"*:attack.searches.**"}, run: attackSearches},
+	{name: "searches", scopes: []string{"*:attack.searches.**"}, run: attackSearches, like: permittedStarts},
 	{name: "letters", scopes: []string{"*:attack.letters.**"}, run: attackLetters, check: checkLetters},
 	{name: "tokens", scopes: []string{"publish:attack.tokens"}, run: attackTokens, check: checkTokens},
 }
@@ -57,6 +57,25 @@ func attackSearches(ctx context.Context, a *attacker) {
 		}
 	})
 	a.report("%d searches, %d events found that do not exist", searches.Load(), found.Load())
+}
+
+// permittedStarts fills such a topic as well, and joins and leaves one group there.
+func permittedStarts(ctx context.Context, a *attacker) {
+	batch := strings.Repeat(`{"payload":1}`+"\n", 5_000)
+	a.ask(ctx, http.MethodPost, "/publish/attack.searches.t", strings.NewReader(batch), "Content-Type", "application/x-ndjson")
+	a.crowd(ctx, 50, func(int, int) {
+		c := a.dial(ctx)
+		if c == nil {
+			return
+		}
+		defer c.Abort()
+		for ctx.Err() == nil {
+			sub, err := c.Subscribe(ctx, "attack.searches.t", "latest", client.SubscribeOptions{MaxInFlight: 1}, func(client.Event) {})
+			if err != nil || sub.Unsubscribe(ctx) != nil {
+				return
+			}
+		}
+	})
 }
 
 // attackLetters refuses all events of a topic for good, in ever new groups.
