@@ -99,8 +99,8 @@ func StaticToken(token string) Authenticator {
 	return Tokens(v) // without JWTs there is nothing to close
 }
 
-// authenticate returns the principal of a token. The principal has not expired.
-func (s *Server) authenticate(ctx context.Context, token string) (Principal, *fault) {
+// verify returns the principal of a token. The principal has not expired.
+func (s *Server) verify(ctx context.Context, token string) (Principal, *fault) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	p, err := s.cfg.Auth.Authenticate(ctx, token)

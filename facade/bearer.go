@@ -108,7 +108,7 @@ func (s *Server) bearer(r *http.Request) (Principal, *fault) {
 	if p := s.bearers.find(hash, now); p != nil {
 		return p, nil
 	}
-	p, fail := s.authenticate(r.Context(), token)
+	p, fail := s.authenticate(r.Context(), token, guesser{address: sourceOf(r.RemoteAddr), overHTTP: true})
 	if fail != nil {
 		s.refusedToken(r.Context(), r.RemoteAddr, "http", fail)
 	}

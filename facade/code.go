@@ -97,6 +97,9 @@ type fault struct {
 	tooLarge bool
 }
 
+// Error is what the log says of a fault.
+func (f *fault) Error() string { return string(f.code) + ": " + f.msg }
+
 // rule returns the rule of the fault.
 func (f *fault) rule() rule {
 	if f.tooLarge {

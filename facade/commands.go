@@ -220,7 +220,7 @@ var errOperationsLate = &fault{code: codeOverloaded, msg: "The frames before it 
 func (s *session) authenticate(f *frame, deadline time.Time) (Principal, *fault) {
 	ctx, cancel := context.WithDeadline(s.ctx, deadline)
 	defer cancel()
-	return s.srv.authenticate(ctx, string(f.token))
+	return s.srv.authenticate(ctx, string(f.token), guesser{address: sourceOf(s.remote), authenticated: s.principal != nil})
 }
 
 // refuse answers an AUTH that failed. The connection is unauthenticated afterwards, even if it was

@@ -84,11 +84,12 @@ func (s *Server) serveRange(w http.ResponseWriter, r *http.Request, q *rangeQuer
 	defer cancel()
 	waiting, stop := context.WithTimeout(ctx, callTimeout)
 	defer stop()
-	if !s.exporting.enter(waiting, p.Key(), principalWaits, func() { s.cfg.Observer.LimitReached("exports") }) {
+	if !s.exporting.Enter(waiting, p.Key(), principalWaits, func() { s.cfg.Observer.LimitReached("exports") }) {
 		s.refuse(w, &fault{code: codeOverloaded, msg: "The hub has reached its limit of concurrent replays and exports."})
 		return
 	}
-	defer s.exporting.leave(p.Key())
+	defer s.exporting.Leave(p.Key())
+	q.opts.CountFor = p.Key()
 	found, err := s.cfg.Bus.History(q.topic).Range(waiting, q.opts)
 	if err != nil {
 		s.refuse(w, s.readFault(r, err))

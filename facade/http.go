@@ -80,13 +80,15 @@ func (s *Server) observe(next http.Handler) http.Handler {
 	})
 }
 
+var errTooManyRequests = &fault{code: codeOverloaded, msg: "The hub has reached its limit of concurrent requests."}
+
 // admit enforces Limits.Requests, and refuses requests while the server drains.
 func (s *Server) admit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer s.requests.Add(-1)
 		if s.requests.Add(1) > int64(s.cfg.Limits.Requests) {
 			s.cfg.Observer.LimitReached("requests")
-			s.refuse(w, &fault{code: codeOverloaded, msg: "The hub has reached its limit of concurrent requests."})
+			s.refuse(w, errTooManyRequests)
 			return
 		}
 		if s.isDraining() {
@@ -153,7 +155,8 @@ func pathParam(r *http.Request, name string) (string, error) {
 	return url.PathUnescape(value)
 }
 
-// storing stores an event, and returns the HTTP status for success and the event's id.
+// storing stores an event, and returns the HTTP status for success and the event's id. The error is
+// a *fault if it is for the client as it is.
 type storing func(ctx context.Context, payload []byte, opts jetstream.PublishOptions) (status int, id string, err error)
 
 // inStream returns a storing for the stream of a topic.
@@ -193,6 +196,10 @@ func (s *Server) publishOne(w http.ResponseWriter, r *http.Request, payload []by
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
 	status, id, err := store(ctx, payload, opts)
+	if fail, ok := errors.AsType[*fault](err); ok {
+		s.refuse(w, fail)
+		return
+	}
 	if err != nil {
 		s.logCause(err)
 		s.refuse(w, busFault(err, codePublishFailed, "The event could not be published."))

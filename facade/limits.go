@@ -113,6 +113,20 @@ type Limits struct {
 	// so that not every request is verified. Beyond the limit, a cached token is evicted. Defaults
 	// to 1,024.
 	Bearers int
+	// BadTokenRate and BadTokenBurst ("bad_tokens") are how many tokens from one address (of IPv6,
+	// its first 64 bits) may be refused a second, over WebSocket and HTTP, and how many at once.
+	// Beyond the limit, further tokens of the address wait for their turn for up to 5 s, at most
+	// 256 of them, and then get rate_limited; tokens that were valid before do not wait. Defaults
+	// to 100 and 200; BadTokenRate may be NoLimit.
+	BadTokenRate, BadTokenBurst int
+	// OutboxRate and OutboxBurst ("outbox_rate") are how many bytes one principal may post to the
+	// outbox a second, and how many at once. Each post counts 512 bytes besides its payload. A post
+	// beyond the limit gets rate_limited. Default to 4 MiB and 32 MiB; OutboxRate may be NoLimit.
+	OutboxRate, OutboxBurst int
+	// KnownTokens ("known_tokens") is the most valid tokens that are remembered, by their hash, so
+	// that they never wait for a check. Beyond the limit, any of them is forgotten. Defaults to
+	// 50,000.
+	KnownTokens int
 	// Window ("window") is how many lines of one NDJSON request may be in flight. Beyond the limit,
 	// the request is not read on. Defaults to 1,024.
 	Window int
@@ -197,6 +211,9 @@ func (l *Limits) validate(maxPayload int) error {
 		{"PrincipalBurst", &l.PrincipalBurst, max(l.PrincipalRate, 0)},
 		{"Quotas", &l.Quotas, 50_000},
 		{"Bearers", &l.Bearers, 1024},
+		{"BadTokenBurst", &l.BadTokenBurst, 200},
+		{"OutboxBurst", &l.OutboxBurst, 32 << 20},
+		{"KnownTokens", &l.KnownTokens, 50_000},
 		{"Window", &l.Window, 1024},
 		{"Pages", &l.Pages, 8},
 		{"Exports", &l.Exports, 32},
@@ -216,6 +233,8 @@ func (l *Limits) validate(maxPayload int) error {
 		{"SettleRate", &l.SettleRate, 200_000},
 		{"TopicRate", &l.TopicRate, NoLimit},
 		{"PrincipalRate", &l.PrincipalRate, NoLimit},
+		{"BadTokenRate", &l.BadTokenRate, 100},
+		{"OutboxRate", &l.OutboxRate, 4 << 20},
 		{"PrincipalHeld", &l.PrincipalHeld, NoLimit},
 		{"PrincipalJoins", &l.PrincipalJoins, (l.Joins + 31) / 32},
 		{"BodyRate", &l.BodyRate, 1024},

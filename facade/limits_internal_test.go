@@ -1,7 +1,6 @@
 package facade
 
 import (
-	"context"
 	"crypto/sha256"
 	"net/http"
 	"net/http/httptest"
@@ -9,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"eventhub/jetstream/quota"
 )
 
 func TestBucket(t *testing.T) {
@@ -98,10 +99,10 @@ func TestHeadcountForgets(t *testing.T) {
 
 func TestPagesThatFindNoPlaceToBeRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &Server{cfg: Config{Observer: nopObserver{}}, reading: newPlaces(3, 2)}
+		s := &Server{cfg: Config{Observer: nopObserver{}}, reading: quota.NewPlaces(3, 2)}
 		// others have all places but one of mine
 		for _, who := range []string{"me", "other", "third"} {
-			if !s.reading.enter(t.Context(), who, principalWaits, func() { t.Error("there was a place") }) {
+			if !s.reading.Enter(t.Context(), who, principalWaits, func() { t.Error("there was a place") }) {
 				t.Fatal("there was no place")
 			}
 		}
@@ -124,35 +125,12 @@ func TestPagesThatFindNoPlaceToBeRead(t *testing.T) {
 		time.Sleep(callTimeout)
 		synctest.Wait()
 		for _, who := range []string{"me", "other", "third"} {
-			s.reading.leave(who)
+			s.reading.Leave(who)
 		}
-		if len(s.reading.all) != 0 || len(s.reading.byKey) != 0 {
-			t.Error(len(s.reading.all), s.reading.byKey)
+		if n := s.reading.Names(); n != 0 {
+			t.Error(n)
 		}
 	})
-}
-
-// A principal whose pages wait leaves the other places to others.
-func TestPlacesOfOnePrincipal(t *testing.T) {
-	p := newPlaces(3, 2)
-	none := func() {}
-	for range 2 {
-		if !p.enter(t.Context(), "me", 10, none) {
-			t.Fatal("there was no place")
-		}
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if p.enter(ctx, "me", 10, none) {
-		t.Error("a third place for one principal")
-	}
-	if !p.enter(ctx, "other", 10, none) {
-		t.Error("no place for another principal")
-	}
-	p.leave("me")
-	if !p.enter(ctx, "me", 10, none) {
-		t.Error("a place that was left is not free")
-	}
 }
 
 func TestShare(t *testing.T) {

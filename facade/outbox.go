@@ -34,6 +34,9 @@ func (s *Server) serveOutbox(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.publishBody(w, r, p, func(ctx context.Context, payload []byte, opts jetstream.PublishOptions) (int, string, error) {
+		if fail := s.throttleOutbox(p, len(payload)); fail != nil {
+			return 0, "", fail
+		}
 		opts.CountFor = p.Key()
 		id, err := s.cfg.Outbox.Add(ctx, topic, payload, opts)
 		return http.StatusAccepted, id, err

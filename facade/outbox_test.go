@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -74,5 +76,31 @@ func TestNoOutbox(t *testing.T) {
 	r := newRig(t, nil)
 	if got := r.post(t, "/outbox/t", "1"); got.status != http.StatusNotFound || got.Code != "not_found" {
 		t.Errorf("got %+v", got)
+	}
+}
+
+// A principal that posts too many bytes gets 429 and when to come again. Others may go on.
+func TestOutboxRateOfAPrincipal(t *testing.T) {
+	box := new(keptOutbox)
+	r := newRig(t, func(c *facade.Config) {
+		c.Outbox = box
+		c.Limits.OutboxRate, c.Limits.OutboxBurst = 1000, 10_000
+		c.Auth = everybody{}
+	})
+	body := `"` + strings.Repeat("x", 4000) + `"`
+	for i := range 2 {
+		if got := r.post(t, "/outbox/a", body, "Authorization", "Bearer eve"); got.status != http.StatusAccepted {
+			t.Fatalf("post %d: %+v", i, got)
+		}
+	}
+	got := r.post(t, "/outbox/a", body, "Authorization", "Bearer eve")
+	if wait, err := strconv.Atoi(got.header.Get("Retry-After")); got.status != http.StatusTooManyRequests || got.Code != "rate_limited" || err != nil || wait < 1 || wait > 5 {
+		t.Errorf("got %+v", got)
+	}
+	if got := r.post(t, "/outbox/a", body, "Authorization", "Bearer other"); got.status != http.StatusAccepted {
+		t.Errorf("another principal got %+v", got)
+	}
+	if len(box.kept) != 3 {
+		t.Errorf("%d events were stored, want 3", len(box.kept))
 	}
 }

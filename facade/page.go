@@ -131,10 +131,10 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
 func (s *Server) readPage(r *http.Request, who, topic string, q *pageQuery) (page pageRead, held int, fail *fault) {
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	if !s.reading.enter(ctx, who, principalWaits, func() { s.cfg.Observer.LimitReached("pages") }) {
+	if !s.reading.Enter(ctx, who, principalWaits, func() { s.cfg.Observer.LimitReached("pages") }) {
 		return page, 0, &fault{code: codeOverloaded, msg: "The hub has reached its limit of concurrent page reads."}
 	}
-	defer s.reading.leave(who)
+	defer s.reading.Leave(who)
 	limit := s.cfg.Limits.PageBytes
 	if ok, mine := s.pages.take(who, limit); !ok {
 		name := "page_total"

@@ -38,10 +38,11 @@ type Server struct {
 	// Rates and quotas; see Limits.
 	frames, settles      pace
 	byTopic, byPrincipal *quota.Set // publishes; nil without a limit
+	posted               *quota.Set // bytes that principals post to the outbox; nil without a limit
 	connections          headcount
 	requesters           headcount // HTTP requests being served
 	holders              *holders
-	joins                *places // SUBSCRIBEs that are being carried out
+	joins                *quota.Places // SUBSCRIBEs that are being carried out
 	bearers              *bearers
 	refusals             *refusals    // that are logged
 	headers              *headerNames // of HTTP requests, that become part of events
@@ -50,10 +51,11 @@ type Server struct {
 	// preAuthFrame each. Without it, clients that begin large messages and never end them would
 	// fill the hub.
 	inbound budget
-	pages   *share  // bytes of pages of latest records until the client has taken them
-	reading *places // pages that are being read
+	pages   *share // bytes of pages of latest records until the client has taken them
+	guesses *guesses
+	reading *quota.Places // pages that are being read
 	// exporting are the replays and exports that are being read and sent.
-	exporting *places
+	exporting *quota.Places
 
 	started  time.Time     // token buckets count time from here
 	ticks    atomic.Uint64 // a clock for the hot path, in tickInterval
@@ -93,12 +95,14 @@ func New(cfg Config) (*Server, error) {
 	}
 	s.inbound.max = int64(l.InboundBytes)
 	s.pages = newShare(l.PageTotal, l.PrincipalPageTotal)
-	s.reading = newPlaces(l.Pages, l.PrincipalPages)
-	s.exporting = newPlaces(l.Exports, l.PrincipalExports)
+	s.reading = quota.NewPlaces(l.Pages, l.PrincipalPages)
+	s.exporting = quota.NewPlaces(l.Exports, l.PrincipalExports)
+	s.guesses = newGuesses(s)
 	s.requesters.byKey = make(map[string]int)
-	s.joins = newPlaces(l.Joins, l.PrincipalJoins)
+	s.joins = quota.NewPlaces(l.Joins, l.PrincipalJoins)
 	s.holders = newHolders(l.PrincipalHeld, func() { cfg.Observer.LimitReached("principal_held") })
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
+	s.posted = s.newQuota(l.OutboxRate, l.OutboxBurst)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.streaming, s.endStreaming = context.WithCancel(s.ctx)
 	s.wg.Go(s.tick)

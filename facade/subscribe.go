@@ -131,10 +131,10 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 // joinInTurn makes the subscription when the hub carries out few enough others, of this principal
 // and in all: each asks NATS several times, and the questions of others wait behind these.
 func (s *session) joinInTurn(ctx context.Context, o *operation, sub *subscription) (Subscription, error) {
-	if !s.srv.joins.enter(ctx, sub.client, math.MaxInt, func() { s.limit("joins") }) {
+	if !s.srv.joins.Enter(ctx, sub.client, math.MaxInt, func() { s.limit("joins") }) {
 		return nil, &jetstream.Error{Code: string(codeOverloaded), Msg: "Too many subscriptions are being made: try again later."}
 	}
-	defer s.srv.joins.leave(sub.client)
+	defer s.srv.joins.Leave(sub.client)
 	return s.srv.cfg.Bus.Subscribe(ctx, sub.topic, sub.group, s.busOptions(&o.frame, sub), func(h *jetstream.Held) {
 		s.out.deliver(h, sub)
 	})

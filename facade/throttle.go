@@ -72,6 +72,19 @@ func (s *Server) throttle(p Principal, topic string) *fault {
 	return nil
 }
 
+// throttleOutbox takes the bytes of one post from the quota of its principal.
+func (s *Server) throttleOutbox(p Principal, payload int) *fault {
+	wait := s.posted.TakeN(p.Key(), payload+postOverhead)
+	if wait == 0 {
+		return nil
+	}
+	s.cfg.Observer.LimitReached("outbox_rate")
+	return &fault{code: codeRateLimited, msg: "This client may post " + strconv.Itoa(s.cfg.Limits.OutboxRate) + " bytes a second to the outbox: slow down.", wait: wait}
+}
+
+// postOverhead is what a post counts besides its payload.
+const postOverhead = 512
+
 func tooFast(who string, perSecond int, wait time.Duration) *fault {
 	return &fault{code: codeRateLimited, msg: who + " " + strconv.Itoa(perSecond) + " events a second: slow down.", wait: wait}
 }

@@ -43,10 +43,10 @@ type Config struct {
 	// Connections is the size of the pool of NATS connections: 1..64, default 2.
 	Connections int
 	// Topics are rules for topics, the first match wins; after them come the built-in ones: dlq.**
-	// is one stream that keeps 30 days and remembers ids for 24 h, heartbeat.received keeps 3 days,
-	// process.state and process.state.snapshot are compacted and keep 7, all others keep 7. A rule
-	// for ** comes after those, and before the last. New streams are made by them; those that exist
-	// stay as they are until ApplyTopics.
+	// is one stream that keeps 30 days and 4 GiB, and remembers ids for 24 h, heartbeat.received
+	// keeps 3 days, process.state and process.state.snapshot are compacted and keep 7, all others
+	// keep 7. A rule for ** comes after those, and before the last. New streams are made by them;
+	// those that exist stay as they are until ApplyTopics.
 	Topics []TopicRule
 	// Limits bound what the bus holds; zero fields take their defaults.
 	Limits Limits
@@ -67,7 +67,8 @@ type TopicRule struct {
 	// topic has a stream of its own.
 	Family string
 	// MaxAge, MaxBytes and MaxMsgs bound the stream; 0 means no bound. The server removes the
-	// oldest events beyond a bound.
+	// oldest events beyond a bound. Dead letters (topics below dlq) are removed by MaxAge only: a
+	// stream that has no room for one refuses it, and the letter waits.
 	MaxAge   time.Duration
 	MaxBytes int64
 	MaxMsgs  int64
@@ -175,8 +176,16 @@ type Limits struct {
 	HeldTotal int
 	// DeadLetters ("dead_letters") is the most events on their way to a dlq topic, including events
 	// whose dead letter cannot be stored for now: default 10,000. Beyond the limit, a failed event
-	// is delivered once more instead.
+	// is delivered once more instead. A group whose dead letters are an eighth of the limit gets no
+	// further events until one is stored ("group_dead_letters").
 	DeadLetters int
+	// DeadLetterRate and DeadLetterBurst ("dead_letter_rate") are how many bytes of dead letters a
+	// second one client (SubscribeOptions.CountFor) may cause to be stored, and how many at once:
+	// default 256 KiB and 16 MiB. DeadLetterShare ("dead_letter_share") is how many it may cause in
+	// 30 days: default 1 GiB. Beyond the limits, dead letters wait, and their events are not
+	// delivered again meanwhile. Dead letters of one client that wait are at most half of
+	// DeadLetters. Subscriptions that count for nobody have no such limits.
+	DeadLetterRate, DeadLetterBurst, DeadLetterShare int
 	// AttemptsKnown ("attempts_known") is the most failed events of one group whose attempts the
 	// hub remembers: default 10,000. For other events, the hub asks the server at their redelivery.
 	AttemptsKnown int
@@ -188,6 +197,16 @@ type Limits struct {
 	// ListingReaders ("listing_readers") is the most listings (Keys.List) for which the hub reads
 	// ahead: default 16, with up to 4 MiB each. Pages of other listings take longer.
 	ListingReaders int
+	// IDSearches ("id_searches") is the most searches for an id (FromAfterID) that run at a time:
+	// default 2. Further searches wait, and get overloaded after 9 s. IDSearchesPerClient is how
+	// many of them may be of one client (SubscribeOptions.CountFor): default half of IDSearches. A
+	// client with more than 64 searches gets rate_limited at once. A search reads at most 100,000
+	// events, and 50,000 a second.
+	IDSearches, IDSearchesPerClient int
+	// IDsKnown ("ids_known") is the most ids that searches keep in memory, with 16 bytes each, so
+	// that the next search on the same topic does not read the events again: default 2,000,000.
+	// Beyond the limit, the topics whose last search is longest ago are forgotten.
+	IDsKnown int
 	// MaxPayload is the largest payload in bytes: default 1 MiB, less if the server's max_payload
 	// demands it.
 	MaxPayload int
@@ -228,9 +247,15 @@ func (c *Config) validate() error {
 	def(&l.HeldBytes, 8<<20)
 	def(&l.HeldTotal, 128<<20)
 	def(&l.DeadLetters, 10_000)
+	def(&l.DeadLetterRate, 256<<10)
+	def(&l.DeadLetterBurst, 16<<20)
+	def(&l.DeadLetterShare, 1<<30)
 	def(&l.AttemptsKnown, 10_000)
 	def(&l.LingeringInboxes, 100_000)
 	def(&l.ListingReaders, 16)
+	def(&l.IDSearches, 2)
+	def(&l.IDSearchesPerClient, (l.IDSearches+1)/2)
+	def(&l.IDsKnown, 2_000_000)
 	def(&l.MaxPayload, defaultMaxPayload)
 
 	var errs []error
@@ -246,7 +271,7 @@ func (c *Config) validate() error {
 	check(c.Server == nil || c.Replicas == 1, "replicas %d: more than 1 needs a cluster, and the embedded server is a single server", c.Replicas)
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536 are allowed, because the server drops publishes silently above about 100,000", l.PublishInFlight)

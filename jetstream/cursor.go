@@ -91,7 +91,7 @@ func (g Group) Seek(ctx context.Context, to Position) error {
 		if err != nil {
 			return err
 		}
-		start, err := b.resolve(ctx, t, to, state)
+		start, err := b.resolve(ctx, t, to, state, "")
 		if err != nil {
 			return err
 		}

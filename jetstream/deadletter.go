@@ -43,7 +43,7 @@ func (q *deadLetters) carry(l *deadLetter) error {
 		}
 		began := q.bus.clock.now()
 		switch err := q.store(ctx, l); {
-		case Refused(err):
+		case Refused(err) && !full(err):
 			q.bus.log.Warn("a stream refused a dead letter; the event will be delivered once more",
 				slog.String("topic", d.Event.Topic), slog.String("group", d.m.sub.group), slog.Any("error", err))
 			d.sendInTime(nakAfter(deadRetry))
@@ -195,6 +195,16 @@ func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
 		bare = true
 	}
 }
+
+// full reports that a stream could not store a letter for want of room, which there may be later.
+func full(err error) bool {
+	refused, ok := errors.AsType[*apiError](err)
+	return ok && refused.ErrCode == errCodeStoreFailed
+}
+
+// errCodeStoreFailed is the server's for a message that a bound of the stream, or its disk, has no
+// room for.
+const errCodeStoreFailed natsjs.ErrorCode = 10077
 
 // errCodeTooLarge is the server's for a message beyond the stream's max_msg_size.
 const errCodeTooLarge natsjs.ErrorCode = 10054

@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"eventhub/jetstream/quota"
 )
 
 const (
@@ -19,6 +21,10 @@ const (
 	deadRetry = 10 * time.Second
 	// deadKeep is how often the letters that wait are looked at.
 	deadKeep = 100 * time.Millisecond
+	// A group whose letters are this part of all that may wait gets no further events.
+	deadGroupPart = 8
+	// deadOverhead is what a letter has besides the event.
+	deadOverhead = 512
 )
 
 // deadLetters carries events whose last attempt failed to dlq.<topic>, and then settles them for
@@ -31,10 +37,13 @@ type deadLetters struct {
 	workers sync.WaitGroup
 	keeper  sync.WaitGroup
 
+	rates, shares *quota.Set // bytes, by the client whose subscriptions failed
+
 	mu      sync.Mutex
 	work    sync.Cond
 	waiting map[*deadLetter]struct{} // all that are not settled; bounded by Limits.DeadLetters
 	topics  map[string]*deadTopic    // those of which a letter waits
+	clients map[string]int           // letters that wait, by client
 	closed  bool
 }
 
@@ -53,10 +62,11 @@ type deadLetter struct {
 	d       *Delivery
 	reason  string
 	at      time.Time
-	added   int64 // in the clock of the bus
-	stored  bool  // what is left is to settle the event
-	unheard bool  // the consumer gave no answer
-	next    int64 // when it is queued again; 0: it is queued, or being carried
+	added   int64    // in the clock of the bus
+	stored  bool     // what is left is to settle the event
+	unheard bool     // the consumer gave no answer
+	next    int64    // when it is queued again; 0: it is queued, or being carried
+	ration  []func() // give back what the client has reserved for it
 	rest    backOff
 }
 
@@ -69,7 +79,10 @@ func (b *backOff) more() int64 {
 }
 
 func startDeadLetters(b *Bus) *deadLetters {
-	q := &deadLetters{bus: b, waiting: make(map[*deadLetter]struct{}), topics: make(map[string]*deadTopic)}
+	q := &deadLetters{bus: b, waiting: make(map[*deadLetter]struct{}), topics: make(map[string]*deadTopic), clients: make(map[string]int)}
+	l := b.limits
+	q.rates = quota.New(float64(l.DeadLetterRate), l.DeadLetterBurst, l.Topics, nil)
+	q.shares = quota.New(float64(l.DeadLetterShare)/deadAge.Seconds(), l.DeadLetterShare, l.Topics, nil)
 	q.work.L = &q.mu
 	q.ctx, q.cancel = context.WithCancel(context.WithoutCancel(b.ctx))
 	for range deadWorkers {
@@ -83,14 +96,17 @@ func startDeadLetters(b *Bus) *deadLetters {
 	return q
 }
 
-// stop tries all that waits once more, and waits until that was carried, or ctx ends: what is left
-// is delivered once more after AckWait.
+// stop tries all that waits once more, except for letters beyond a ration, and waits until that was
+// carried, or ctx ends: what is left is delivered once more after AckWait.
 func (q *deadLetters) stop(ctx context.Context) {
 	q.mu.Lock()
 	if !q.closed {
 		q.closed = true
+		now := q.bus.clock.now()
 		for l := range q.waiting {
-			q.queueLocked(l)
+			if l.rest > 0 || l.next <= now {
+				q.queueLocked(l)
+			}
 		}
 		q.work.Broadcast()
 	}
@@ -104,14 +120,15 @@ func (q *deadLetters) stop(ctx context.Context) {
 
 // add takes a delivery that its subscription has ended. It does not block: beyond
 // Limits.DeadLetters, the event is delivered once more instead. A topic whose letters cannot be
-// stored may take half of them.
+// stored, and a client beyond its ration, may take half of them.
 func (q *deadLetters) add(d *Delivery, reason string) {
 	l := &deadLetter{d: d, reason: shortReason(reason), at: time.Now(), added: q.bus.clock.now(), next: 1}
-	limit := q.bus.limits.DeadLetters
+	limit, client := q.bus.limits.DeadLetters, d.m.sub.opts.CountFor
+	half := max(limit/2, 1)
 	q.mu.Lock()
 	t := q.topics[d.Event.Topic]
 	closed := q.closed
-	taken := !closed && len(q.waiting) < limit && (t == nil || !t.failing || t.letters < max(limit/2, 1))
+	taken := !closed && len(q.waiting) < limit && (t == nil || !t.failing || t.letters < half) && (client == "" || q.clients[client] < half)
 	if taken {
 		if t == nil {
 			t = &deadTopic{}
@@ -119,7 +136,13 @@ func (q *deadLetters) add(d *Delivery, reason string) {
 		}
 		t.letters++
 		q.waiting[l] = struct{}{}
-		q.queueLocked(l)
+		d.group.letters.Add(1)
+		if client == "" {
+			q.queueLocked(l)
+		} else {
+			q.clients[client]++
+			q.rationLocked(l, client)
+		}
 	}
 	q.mu.Unlock()
 	if taken {
@@ -129,6 +152,32 @@ func (q *deadLetters) add(d *Delivery, reason string) {
 		q.bus.obs.LimitReached("dead_letters")
 	}
 	d.sendNak(deadRetry)
+}
+
+// rationLocked has a letter carried when it is its client's turn.
+func (q *deadLetters) rationLocked(l *deadLetter, client string) {
+	var wait time.Duration
+	for _, r := range []struct {
+		limit string
+		set   *quota.Set
+	}{{"dead_letter_rate", q.rates}, {"dead_letter_share", q.shares}} {
+		w, back := r.set.Reserve(client, l.d.size+deadOverhead)
+		l.ration = append(l.ration, back)
+		if w > 0 {
+			q.bus.obs.LimitReached(r.limit)
+		}
+		wait = max(wait, w)
+	}
+	if wait > 0 {
+		l.next = q.bus.clock.now() + int64(wait)
+		return
+	}
+	q.queueLocked(l)
+}
+
+// crowded reports that so many letters of a group wait that it is to get no further events.
+func (q *deadLetters) crowded(g *group) bool {
+	return int(g.letters.Load()) >= max(q.bus.limits.DeadLetters/deadGroupPart, 1)
 }
 
 // queueLocked has a letter that rests carried.
@@ -202,8 +251,19 @@ func (q *deadLetters) end(l *deadLetter, err error) {
 }
 
 func (q *deadLetters) forgetLocked(l *deadLetter) {
-	topic := l.d.Event.Topic
+	topic, client := l.d.Event.Topic, l.d.m.sub.opts.CountFor
 	delete(q.waiting, l)
+	l.d.group.letters.Add(-1)
+	if !l.stored {
+		for _, back := range l.ration {
+			back()
+		}
+	}
+	if client != "" {
+		if q.clients[client]--; q.clients[client] == 0 {
+			delete(q.clients, client)
+		}
+	}
 	t := q.topics[topic]
 	if t.letters--; t.letters == 0 {
 		delete(q.topics, topic)

@@ -47,6 +47,7 @@ type group struct {
 	lost     atomic.Bool
 	deleted  atomic.Bool   // somebody deleted it
 	revision atomic.Uint64 // of the generation that named it; 0: none did
+	letters  atomic.Int32  // dead letters that are not stored yet
 
 	// Guarded by Bus.groupMu.
 	users   int                        // how often share returned it

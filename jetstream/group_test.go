@@ -80,7 +80,7 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 			wg.Go(func() {
 				at := []Position{FromEarliest, FromLatest}[i]
 				g, err := b.join(t.Context(), &joining{topic: "race", group: group, start: func(ctx context.Context, topic *topicInfo, state natsjs.StreamState) (uint64, error) {
-					return b.resolve(ctx, topic, at, state)
+					return b.resolve(ctx, topic, at, state, "")
 				}})
 				if err != nil {
 					t.Error(err)

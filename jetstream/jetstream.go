@@ -69,6 +69,7 @@ type Bus struct {
 	clock        *clock
 	generations  *generations
 	listings     *listings
+	ids          *idSearches
 	dead         *deadLetters
 
 	topics    topics
@@ -124,6 +125,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	b.newKeys = quota.New(float64(b.limits.KeyRate), b.limits.KeysPerClient, b.limits.Topics, nil)
 	b.keyLooks = quota.New(keyLooks, keyLooks, b.limits.Topics, nil)
 	b.listings = &listings{bus: b}
+	b.ids = newIDSearches(b)
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := b.open(ctx); err != nil {
 		_ = b.Close() //nolint:contextcheck // what is half open is closed whatever ctx says; its error would hide the cause

@@ -49,8 +49,7 @@ type keySet struct {
 	since    int // keys that were made since then
 }
 
-// newKeySet begins to read the keys of a bucket with so many entries, and waits a moment for the
-// end.
+// newKeySet begins to read the keys of a bucket with so many entries, and waits a moment for it.
 func (b *Bus) newKeySet(ctx context.Context, t *topicInfo, rule *TopicRule, entries uint64) *keySet {
 	k := &keySet{bus: b, topic: t, most: rule.MaxKeys, hashes: make(map[uint64]struct{}), present: int(entries)} //nolint:gosec // far fewer
 	if k.most == 0 {

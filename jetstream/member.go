@@ -165,6 +165,11 @@ func (m *member) refill(now int64) {
 	if m.inbox == nil || m.retryAt > now {
 		return
 	}
+	if s.bus.dead.crowded(m.group) {
+		s.bus.obs.LimitReached("group_dead_letters")
+		s.schedule(now + int64(heldRetry))
+		return
+	}
 	if s.opts.Holder.room(s, 1) < 1 {
 		return
 	}

@@ -278,7 +278,7 @@ func (r *TopicRule) compare(topic string, have *natsjs.StreamConfig, defaults *C
 		has, wants = max(has, 0), max(wants, 0)
 		switch {
 		case has == wants:
-		case wants == 0 || has != 0 && has < wants:
+		case wants == 0 || has != 0 && has < wants, want.Discard == natsjs.DiscardNew && field != fieldAge:
 			differs(field, text(has), text(wants), ChangeSafe, set)
 		default:
 			differs(field, text(has), text(wants), ChangeDeletes, set)
@@ -300,7 +300,11 @@ func (r *TopicRule) compare(topic string, have *natsjs.StreamConfig, defaults *C
 	if !have.AllowDirect {
 		differs(fieldDirect, "false", "true", ChangeSafe, func(c *natsjs.StreamConfig) { c.AllowDirect = true })
 	}
-	if have.Discard != natsjs.DiscardOld {
+	switch {
+	case have.Discard == want.Discard:
+	case want.Discard == natsjs.DiscardNew:
+		differs(fieldDiscard, "old", "new", ChangeSafe, func(c *natsjs.StreamConfig) { c.Discard = natsjs.DiscardNew })
+	default:
 		differs(fieldDiscard, "new", "old", ChangeDeletes, func(c *natsjs.StreamConfig) { c.Discard, c.DiscardNewPerSubject = natsjs.DiscardOld, false })
 	}
 	if r.Storage != "" && have.Storage != want.Storage {

@@ -9,14 +9,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
-)
-
-// Bounds of the search for an id (protocol section 3).
-const (
-	idSearchBefore = time.Minute
-	idSearchAfter  = 10 * time.Minute
-	maxIDSearch    = 100_000
 )
 
 // Position is a starting point in a topic: FromLatest (the zero value), FromEarliest, FromTime or
@@ -65,8 +59,9 @@ func (p Position) validate() error {
 }
 
 // resolve turns a position into the sequence of the first event after it. It is never beyond the
-// end: a start beyond the end would skip events that are stored later.
-func (b *Bus) resolve(ctx context.Context, t *topicInfo, at Position, state natsjs.StreamState) (uint64, error) {
+// end: a start beyond the end would skip events that are stored later. A search for an id counts
+// for the client.
+func (b *Bus) resolve(ctx context.Context, t *topicInfo, at Position, state natsjs.StreamState, client string) (uint64, error) {
 	end := state.LastSeq + 1
 	switch at.kind {
 	case atEarliest:
@@ -74,7 +69,7 @@ func (b *Bus) resolve(ctx context.Context, t *topicInfo, at Position, state nats
 	case atTime:
 		return b.firstSince(ctx, t, farthest(at.at), end)
 	case atID:
-		seq, err := b.findID(ctx, t, at.id, state)
+		seq, err := b.ids.find(ctx, t, at.id, state, client)
 		if err != nil {
 			return 0, err
 		}
@@ -91,60 +86,6 @@ func (b *Bus) firstSince(ctx context.Context, t *topicInfo, since time.Time, end
 		return end, err
 	}
 	return min(m.seq, end), nil
-}
-
-// findID is the sequence of the event with the id, or a bad id's unknown_id *Error. A UUIDv7 that
-// is older than the first event that is left gives the sequence before that one.
-func (b *Bus) findID(ctx context.Context, t *topicInfo, id string, state natsjs.StreamState) (uint64, error) {
-	unknown := func(why string) (uint64, error) {
-		return 0, &Error{Code: CodeUnknownID, Msg: "no event of this topic has the id of afterId: " + why}
-	}
-	if stream, seq, ok := nativeID(id); ok && stream == t.stream.name {
-		if seq == 0 || seq > state.LastSeq {
-			return unknown("its sequence is beyond the end")
-		}
-		return seq, nil
-	}
-	made, v7 := madeAt(id)
-	var searches []walkOptions
-	if v7 {
-		// A hub stores an event within milliseconds of making its id. On a busy topic, a minute
-		// before would use the search up.
-		searches = []walkOptions{{since: made.Add(-20 * time.Millisecond)}, {since: made.Add(-2 * time.Second)}, {since: made.Add(-idSearchBefore)}}
-	} else {
-		searches = []walkOptions{{}}
-		if state.LastSeq > maxIDSearch {
-			searches[0].start = max(state.FirstSeq, state.LastSeq-maxIDSearch+1)
-		}
-	}
-	for _, opts := range searches {
-		opts.headersOnly, opts.max = true, maxIDSearch
-		if v7 {
-			opts.until = made.Add(idSearchAfter)
-		}
-		var found uint64
-		err := b.walk(ctx, t, opts, func(m *storedMsg) error {
-			if b.messageID(t, m) == id {
-				found = m.seq
-				return errStopWalk
-			}
-			return nil
-		})
-		if err != nil || found > 0 {
-			return found, err
-		}
-	}
-	switch {
-	case v7 && state.Msgs > 0 && made.Before(state.FirstTime):
-		return state.FirstSeq - 1, nil
-	case v7 && state.Msgs == 0 && state.LastSeq > 0:
-		// all events are gone: the next one stored is the first that is left
-		return state.LastSeq, nil
-	case v7:
-		return unknown("it was not found among those stored around its time")
-	default:
-		return unknown(fmt.Sprintf("it was not found among the last %d events", maxIDSearch))
-	}
 }
 
 // madeAt is the moment in a UUIDv7.
@@ -328,63 +269,62 @@ func (b *Bus) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f fun
 		defer cancel()
 		_ = b.js.DeleteConsumer(ctx, t.stream.name, cfg.Name) // else the server drops it in 30 s
 	}()
+	pulls, err := b.newPuller(t.stream.name, cfg.Name)
+	if err != nil {
+		return failed(err)
+	}
+	defer pulls.close()
 	making, made := context.WithTimeout(context.WithoutCancel(ctx), walkMakes)
 	defer made()
 	c, err := b.js.CreateConsumer(making, t.stream.name, cfg)
 	if err != nil {
 		return failed(err)
 	}
-	left := c.CachedInfo().NumPending
-	batch := uint64(1_000)
+	batch := maxPull
 	if opts.batch > 0 {
-		batch = uint64(opts.batch)
+		batch = opts.batch
 	}
 	var seen uint64
-	for left > 0 {
-		if err := ctx.Err(); err != nil {
-			return last, false, err
-		}
+	for left := c.CachedInfo().NumPending; left > 0; {
 		if opts.max > 0 {
-			batch = min(batch, uint64(opts.max))
+			batch = min(batch, opts.max)
 		}
-		msgs, err := c.Fetch(int(min(left, batch)), natsjs.FetchContext(ctx)) //nolint:gosec // at most batch
-		if err != nil {
-			return failed(err)
-		}
-		got := 0
-		for m := range msgs.Messages() {
-			meta, err := m.Metadata()
-			if err != nil {
-				return failed(err)
-			}
-			got++
+		got, err := pulls.pull(ctx, int(min(left, uint64(batch))), func(m *nats.Msg, meta deliveryMeta, pending uint64) error { //nolint:gosec // at most batch
 			// without acks nothing is sent twice: a hole would stay one
-			if seen++; meta.Sequence.Consumer != seen {
-				return failed(fmt.Errorf("message %d of it was lost on the way", seen))
+			if seen++; meta.order != seen {
+				return fmt.Errorf("message %d of it was lost on the way", seen)
 			}
-			if opts.beyond(meta.Timestamp) {
-				return last, true, nil
+			at := time.Unix(0, meta.storedAt)
+			if opts.beyond(at) {
+				return errStopWalk
 			}
-			err = f(&storedMsg{subject: m.Subject(), seq: meta.Sequence.Stream, header: m.Headers(), data: m.Data(), time: meta.Timestamp})
-			if errors.Is(err, errStopWalk) {
-				return last, true, nil
+			switch err := f(&storedMsg{subject: m.Subject, seq: meta.streamSeq, header: m.Header, data: m.Data, time: at}); {
+			case errors.Is(err, errStopWalk):
+				return err
+			case err != nil:
+				return &stopError{err}
 			}
-			if err != nil {
-				return last, true, err
-			}
-			last = meta.Sequence.Stream
-			if left--; meta.NumPending == 0 {
+			last = meta.streamSeq
+			if left--; pending == 0 {
 				left = 0
 			}
 			if opts.max--; opts.max == 0 {
-				return last, true, nil
+				return errStopWalk
 			}
-		}
-		if err := msgs.Error(); err != nil && got == 0 {
+			return nil
+		})
+		own, stops := errors.AsType[*stopError](err)
+		switch {
+		case errors.Is(err, errStopWalk):
+			return last, true, nil
+		case stops:
+			return last, true, own.err
+		case ctx.Err() != nil:
+			return last, false, ctx.Err()
+		case err != nil:
 			return failed(err)
-		}
-		if got == 0 {
-			break // what was counted has been removed meanwhile
+		case got == 0:
+			return last, false, nil // what was counted has been removed meanwhile
 		}
 	}
 	return last, false, nil
@@ -436,7 +376,7 @@ func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*Event) erro
 		if err != nil {
 			return b.unavailable(err)
 		}
-		if walk.start, err = b.resolve(ctx, t, opts.From, info.State); err != nil {
+		if walk.start, err = b.resolve(ctx, t, opts.From, info.State, ""); err != nil {
 			return err
 		}
 	}

@@ -24,6 +24,9 @@ type ReadOptions struct {
 	// Headers, if not empty, selects the events whose headers have these values. Names are
 	// compared in any case.
 	Headers map[string]string
+	// CountFor names the client for which a search for an id (FromAfterID) counts, as in
+	// SubscribeOptions. Defaults to the program itself.
+	CountFor string
 }
 
 // Range is a range of the stored events of a topic: from a sequence of its stream to another. It
@@ -98,7 +101,7 @@ func (h History) Range(ctx context.Context, opts ReadOptions) (*Range, error) {
 			since = opts.From.at
 		}
 	case atID:
-		if r.first, err = b.resolve(ctx, t, opts.From, state); err != nil {
+		if r.first, err = b.resolve(ctx, t, opts.From, state, opts.CountFor); err != nil {
 			return nil, err
 		}
 		// Only an id that tells its place is found when its event is gone.
@@ -245,7 +248,7 @@ func (r *rangeRead) readOn(ctx context.Context, yield func(*Event, error) bool) 
 	if len(r.opts.Headers) == 0 && r.opts.Limit > 0 {
 		batch = min(batch, r.left)
 	}
-	p, err := r.bus.openPuller(ctx, r.topic.stream.name, r.next, subjects, batch)
+	p, err := r.bus.openRangePull(ctx, r.topic.stream.name, r.next, subjects, batch)
 	if err != nil {
 		return err
 	}

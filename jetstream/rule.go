@@ -14,9 +14,15 @@ const dlqPrefix = "dlq."
 // defaultSnapshotEvery is the interval of SnapshotRule.Every 0.
 const defaultSnapshotEvery = 30 * time.Second
 
+// The bounds of dead letters, unless a rule says otherwise.
+const (
+	deadAge   = 30 * 24 * time.Hour
+	deadBytes = 4 << 30
+)
+
 // builtinRules come after the configured ones, but for a configured ** (see Config.allRules).
 var builtinRules = []TopicRule{
-	{Pattern: "dlq.**", Family: "dlq", MaxAge: 30 * 24 * time.Hour, DuplicateWindow: 24 * time.Hour},
+	{Pattern: "dlq.**", Family: "dlq", MaxAge: deadAge, MaxBytes: deadBytes, DuplicateWindow: 24 * time.Hour},
 	{Pattern: "heartbeat.received", MaxAge: 3 * 24 * time.Hour},
 	{Pattern: "process.state", MaxAge: 7 * 24 * time.Hour, Compaction: true, Snapshot: &SnapshotRule{Topic: "process.state.snapshot", Every: defaultSnapshotEvery}},
 	{Pattern: "process.state.snapshot", MaxAge: 7 * 24 * time.Hour, Compaction: true},
@@ -72,6 +78,9 @@ func (r *TopicRule) streamConfig(topic string, defaults *Config) natsjs.StreamCo
 		MaxMsgSize:  -1,
 		AllowDirect: true,
 		Metadata:    map[string]string{"eventhub.pattern": r.Pattern},
+	}
+	if strings.HasPrefix(r.Pattern, dlqPrefix) {
+		cfg.Discard = natsjs.DiscardNew // no letter pushes out another
 	}
 	if cfg.MaxBytes == 0 {
 		cfg.MaxBytes = -1

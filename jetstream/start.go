@@ -23,13 +23,22 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 	if at.kind != atID {
 		for i := range names {
 			starts[i] = func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
-				return b.resolve(ctx, t, at, state)
+				return b.resolve(ctx, t, at, state, s.opts.CountFor)
 			}
 		}
 		return starts, nil
 	}
 	unknown := error(&Error{Code: CodeUnknownID, Msg: "no event of this topic has the id of afterId: there is no event yet"})
-	found := false
+	found, missing := false, false
+	exists := make([]bool, len(names))
+	for i, name := range names {
+		_, err := b.Group(name, s.group).Cursor(ctx)
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			return nil, b.unavailable(err)
+		}
+		exists[i] = err == nil
+		missing = missing || err != nil
+	}
 	var since int64 // when the event was stored
 	for i, name := range names {
 		t, state, err := b.freshExisting(ctx, name)
@@ -39,7 +48,14 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 		if err != nil {
 			return nil, b.unavailable(err)
 		}
-		seq, err := b.resolve(ctx, t, at, state)
+		if exists[i] {
+			// It goes on from where it is; should it vanish at this moment, it starts at the end.
+			starts[i] = fixed(t, state.LastSeq+1)
+		}
+		if !missing {
+			continue // nothing needs the event: it is not searched for
+		}
+		seq, err := b.resolve(ctx, t, at, state, s.opts.CountFor)
 		switch refused, ok := errors.AsType[*Error](err); {
 		case ok && refused.Code == CodeUnknownID:
 			unknown = err
@@ -50,14 +66,9 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 			if event, err := b.bySequence(ctx, t, max(seq, 2)-1); err == nil && since == 0 {
 				since = event.StoredAt / 1e6
 			}
-			starts[i] = fixed(t, seq)
-		}
-		if _, err := b.Group(name, s.group).Cursor(ctx); err == nil {
-			// It exists, and goes on from where it is; should it vanish at this moment, it starts
-			// at the end.
-			starts[i] = fixed(t, state.LastSeq+1)
-		} else if !errors.Is(err, ErrNotFound) {
-			return nil, b.unavailable(err)
+			if !exists[i] {
+				starts[i] = fixed(t, seq)
+			}
 		}
 	}
 	if made, v7 := madeAt(at.id); found && since == 0 && v7 {
@@ -71,7 +82,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 			return nil, unknown
 		}
 		starts[i] = func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
-			return b.resolve(ctx, t, FromTime(time.UnixMilli(since)), state)
+			return b.resolve(ctx, t, FromTime(time.UnixMilli(since)), state, s.opts.CountFor)
 		}
 	}
 	return starts, nil

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"eventhub/facade/client"
 )
@@ -17,9 +18,9 @@ import (
 // outboxAttacks are those through POST /outbox, and on the keys of compacted topics.
 var outboxAttacks = []attack{
 	{name: "topics", scopes: []string{"publish:attack.topics.**"}, run: attackTopics, check: checkTopics},
-	{name: "outbox", scopes: []string{"publish:attack.outbox"}, run: attackOutbox, disk: 1100},
+	{name: "outbox", scopes: []string{"publish:attack.outbox"}, run: attackOutbox, like: permittedPosts, disk: 1100},
 	{name: "keys", scopes: []string{"publish:attack.keys"}, run: attackKeys, memory: 512, disk: 256},
-	{name: "removed keys", scopes: []string{"*:attack.removed"}, run: attackRemovedKeys, memory: 512, disk: 256},
+	{name: "removed keys", scopes: []string{"*:attack.removed"}, run: attackRemovedKeys, like: permittedKeys, memory: 512, disk: 256},
 }
 
 // attackTopics posts to ever new topics.
@@ -62,6 +63,21 @@ func attackOutbox(ctx context.Context, a *attacker) {
 	a.report("%d events stored, %d refused", stored.Load(), refused.Load())
 }
 
+// permittedPosts posts events of the same size, one after the other and within its rate.
+func permittedPosts(ctx context.Context, a *attacker) {
+	body := `"` + strings.Repeat("x", 900_000) + `"`
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		a.ask(ctx, http.MethodPost, "/outbox/attack.outbox", strings.NewReader(body), "Event-Key", "k")
+	}
+}
+
 // attackKeys publishes to ever new keys of a compacted topic.
 func attackKeys(ctx context.Context, a *attacker) { publishKeys(ctx, a, "attack.keys", false) }
 
@@ -101,5 +117,22 @@ func attackRemovedKeys(ctx context.Context, a *attacker) {
 	a.crowd(ctx, 16, func(int, int) {
 		a.ask(ctx, http.MethodGet, "/snap/attack.removed?limit=1", nil)
 		a.ask(ctx, http.MethodGet, "/snap/attack.removed?limit=1&next=", nil)
+	})
+}
+
+// permittedKeys writes a thousand keys again and again, and reads pages with as many requests at a
+// time as a principal may have.
+func permittedKeys(ctx context.Context, a *attacker) {
+	c := a.dial(ctx)
+	if c == nil {
+		return
+	}
+	defer c.Abort()
+	a.crowd(ctx, 3, func(worker, round int) {
+		if worker > 0 {
+			a.ask(ctx, http.MethodGet, "/snap/attack.removed?limit=1000", nil)
+			return
+		}
+		_ = c.PublishAsync("attack.removed", []byte("1"), client.PublishOptions{Key: fmt.Sprint("k", round%1000)}, func(string, error) {})
 	})
 }

@@ -49,6 +49,7 @@ var attacks = slices.Concat(
 	httpAttacks,
 	outboxAttacks,
 	groupAttacks,
+	letterAttacks,
 )
 
 // permitted is the load of a client that keeps to its scopes and rates: what the neighbour's time

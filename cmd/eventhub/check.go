@@ -136,7 +136,13 @@ func (cmd *serveCmd) plan(ctx context.Context, set *settings) [][2]string {
 		{"ops", scheme("http", set.opsCert()) + at(cmd.OpsBind, cmd.OpsPort) + ", /metrics " + access},
 	}
 	if cmd.NATSListen != "" {
-		lines = append(lines, [2]string{"nats", "nats://" + cmd.NATSListen})
+		at := "nats://" + cmd.NATSListen
+		if cmd.natsOverTLS() {
+			at = "tls://" + cmd.NATSListen
+		} else if _, public := cmd.natsPublic(); public {
+			at += ", the hub's token in clear text"
+		}
+		lines = append(lines, [2]string{"nats", at})
 	}
 	if set.cert != nil {
 		lines = append(lines, [2]string{"tls", "for " + strings.Join(set.cert.names(), ", ") + ", until " + set.cert.expires().UTC().Format(time.RFC3339)})

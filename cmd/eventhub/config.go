@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -33,6 +34,7 @@ type busFlags struct {
 	Data       string        `env:"EVENTHUB_DATA" default:"./eventhub-data" help:"Data directory. Only one hub at a time can use it."`
 	Sync       string        `env:"EVENTHUB_SYNC" default:"1s" help:"Interval between flushes of the embedded server to disk: a duration, or always (before each confirmation)."`
 	NATSListen string        `name:"nats-listen" env:"EVENTHUB_NATS_LISTEN" placeholder:"HOST:PORT" help:"Address at which native NATS clients reach the embedded server with the hub's token. Default: off."`
+	NATSTLS    string        `name:"nats-listen-tls" env:"EVENTHUB_NATS_LISTEN_TLS" enum:"auto,on,off" default:"auto" help:"TLS for native NATS clients, with the certificate of --tls-cert: auto requires it unless --nats-listen is a loopback address, off sends the hub's token in clear text."`
 	NATSURL    string        `name:"nats-url" env:"NATS_URL" help:"NATS server to use instead of the embedded one; separate several addresses by commas."`
 	NATSCreds  string        `name:"nats-creds" env:"NATS_CREDS" placeholder:"FILE" help:"Credentials for NATS_URL."`
 	NATSNKey   string        `name:"nats-nkey-seed" env:"NATS_NKEY_SEED" placeholder:"FILE" help:"NKey seed for NATS_URL."`
@@ -45,6 +47,8 @@ type busFlags struct {
 	AckWait    time.Duration `env:"EVENTHUB_ACK_WAIT" default:"30s" help:"How long until events held by a dead hub are redelivered, 1s to 1h."`
 
 	memory bool // the embedded server keeps nothing on disk
+	// tls is the TLS configuration for native clients, or nil.
+	tls *tls.Config
 }
 
 // public lists the addresses that other hosts can reach, each with its flag.
@@ -224,6 +228,18 @@ func (f busFlags) rules() (rules []jetstream.TopicRule, err error) {
 	return rules, err
 }
 
+// natsPublic returns the host of the NATS listener if other hosts can reach it, else "".
+func (f busFlags) natsPublic() (host string, public bool) {
+	host, _, err := net.SplitHostPort(f.NATSListen)
+	return host, err == nil && !isLoopback(host)
+}
+
+// natsOverTLS reports whether native clients have to use TLS.
+func (f busFlags) natsOverTLS() bool {
+	_, public := f.natsPublic()
+	return f.NATSListen != "" && (f.NATSTLS == "on" || f.NATSTLS == "auto" && public)
+}
+
 // where describes where the events are stored.
 func (f busFlags) where() string {
 	switch {
@@ -249,7 +265,7 @@ func (f busFlags) open(ctx context.Context, cfg jetstream.Config, token string) 
 		}
 		return bus, nil
 	}
-	own := embedded.Config{DataDir: cmp.Or(f.Data, "eventhub-data"), Listen: f.NATSListen, Logger: cfg.Logger}
+	own := embedded.Config{DataDir: cmp.Or(f.Data, "eventhub-data"), Listen: f.NATSListen, TLS: f.tls, Logger: cfg.Logger}
 	if f.memory {
 		own.DataDir = ""
 	}

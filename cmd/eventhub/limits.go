@@ -43,10 +43,17 @@ type limitFlags struct {
 	PrincipalExports     int `env:"PRINCIPAL_EXPORTS" placeholder:"N" help:"Replays and exports that are read concurrently for one principal. Default: a quarter of all."`
 	BodyRate             int `env:"BODY_RATE" default:"1024" help:"Bytes per second that an HTTP client must send of a body, on average."`
 
-	OutboxPending          int `env:"OUTBOX_PENDING" default:"1000000" help:"Events waiting or parked in the hub's own outbox. Beyond it, POST /outbox is refused."`
-	OutboxBytes            int `env:"OUTBOX_BYTES" default:"1073741824" help:"Bytes of these events, with 512 for each. Beyond it, POST /outbox is refused."`
-	PrincipalOutboxPending int `env:"PRINCIPAL_OUTBOX_PENDING" placeholder:"N" help:"Events of one principal that wait or are parked in the hub's own outbox. Default: half of all."`
-	PrincipalOutboxBytes   int `env:"PRINCIPAL_OUTBOX_BYTES" placeholder:"BYTES" help:"Bytes of these events. Default: half of all."`
+	IDSearches          int   `name:"id-searches" env:"ID_SEARCHES" default:"2" help:"Searches for an afterId at a time; further ones wait."`
+	PrincipalIDSearches int   `name:"principal-id-searches" env:"PRINCIPAL_ID_SEARCHES" placeholder:"N" help:"Searches for an afterId at a time of one principal. Default: half of all."`
+	DeadLetterBytes     quota `env:"DEAD_LETTER_BYTES" default:"262144/16777216" placeholder:"RATE/BURST" help:"Bytes of dead letters of one principal: per second, and at once; or off. Further ones wait."`
+	DeadLetterShare     int   `env:"DEAD_LETTER_SHARE" default:"1073741824" help:"Bytes of dead letters of one principal in 30 days. Further ones wait."`
+	BadTokens           quota `env:"BAD_TOKENS" default:"100/200" placeholder:"RATE/BURST" help:"Refused tokens per address (IPv6: per /64): per second, and at once; or off. Further unknown tokens wait."`
+
+	OutboxRate             quota `env:"OUTBOX_RATE" default:"4194304/33554432" placeholder:"RATE/BURST" help:"Bytes that one principal may post to the hub's own outbox: per second, and at once; or off."`
+	OutboxPending          int   `env:"OUTBOX_PENDING" default:"1000000" help:"Events waiting or parked in the hub's own outbox. Beyond it, POST /outbox is refused."`
+	OutboxBytes            int   `env:"OUTBOX_BYTES" default:"1073741824" help:"Bytes of these events, with 512 for each. Beyond it, POST /outbox is refused."`
+	PrincipalOutboxPending int   `env:"PRINCIPAL_OUTBOX_PENDING" placeholder:"N" help:"Events of one principal that wait or are parked in the hub's own outbox. Default: half of all."`
+	PrincipalOutboxBytes   int   `env:"PRINCIPAL_OUTBOX_BYTES" placeholder:"BYTES" help:"Bytes of these events. Default: half of all."`
 
 	Frames             quota `env:"FRAMES" default:"10000/2000" placeholder:"RATE/BURST" help:"Frames per connection except ACK, NACK and MODACK: per second, and at once."`
 	Settles            quota `env:"SETTLES" default:"200000/20000" placeholder:"RATE/BURST" help:"ACK, NACK and MODACK per connection."`
@@ -100,6 +107,9 @@ func (f limitFlags) validate() (faults []error) {
 		{"principal-joins", f.PrincipalJoins, 0},
 		{"payload", f.Payload, 1},
 		{"frame", f.Frame, 0},
+		{"id-searches", f.IDSearches, 1},
+		{"principal-id-searches", f.PrincipalIDSearches, 0},
+		{"dead-letter-share", f.DeadLetterShare, 1},
 		{"outbox-pending", f.OutboxPending, 1},
 		{"outbox-bytes", f.OutboxBytes, 1},
 		{"principal-outbox-pending", f.PrincipalOutboxPending, 0},
@@ -185,6 +195,8 @@ func (f limitFlags) facade() facade.Limits {
 	l.SettleRate, l.SettleBurst = f.Settles.limits()
 	l.TopicRate, l.TopicBurst = f.TopicPublishes.limits()
 	l.PrincipalRate, l.PrincipalBurst = f.PrincipalPublishes.limits()
+	l.BadTokenRate, l.BadTokenBurst = f.BadTokens.limits()
+	l.OutboxRate, l.OutboxBurst = f.OutboxRate.limits()
 	return l
 }
 
@@ -193,6 +205,11 @@ func (f limitFlags) bus() jetstream.Limits {
 	l := jetstream.Limits{
 		Topics: f.Topics, TopicsPerClient: f.NewTopics, GroupsPerClient: f.NewGroups, ClientGroups: f.PrincipalGroups,
 		StreamGroups: f.StreamGroups, MaxPayload: f.Payload, HeldTotal: f.HeldBytes,
+		IDSearches: f.IDSearches, IDSearchesPerClient: f.PrincipalIDSearches, DeadLetterShare: f.DeadLetterShare,
+		DeadLetterRate: f.DeadLetterBytes.rate, DeadLetterBurst: f.DeadLetterBytes.burst,
+	}
+	if f.DeadLetterBytes == (quota{}) {
+		l.DeadLetterRate, l.DeadLetterBurst = maxQuota, maxQuota // more than any disk takes
 	}
 	if l.KeyRate, l.KeysPerClient = f.NewKeys.rate, f.NewKeys.burst; f.NewKeys == (quota{}) {
 		l.KeyRate, l.KeysPerClient = maxQuota, maxQuota
@@ -210,10 +227,11 @@ func (f limitFlags) lines() [][2]string {
 	}
 	return [][2]string{
 		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d, of one principal %s; subscriptions %d, operations %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, or(f.PrincipalRequests, "a quarter of them"), f.Subscriptions, f.Operations)},
-		{"", fmt.Sprintf("waiting in the outbox %d, of one principal %s; bytes %d, of one principal %s", f.OutboxPending, or(f.PrincipalOutboxPending, "half of them"), f.OutboxBytes, or(f.PrincipalOutboxBytes, "half of them"))},
+		{"", fmt.Sprintf("waiting in the outbox %d, of one principal %s; bytes %d, of one principal %s; bytes that a principal may post %v", f.OutboxPending, or(f.PrincipalOutboxPending, "half of them"), f.OutboxBytes, or(f.PrincipalOutboxBytes, "half of them"), f.OutboxRate)},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
 		{"", fmt.Sprintf("topics %d, new ones %d; new keys %v; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes, %d exports at a time", f.Topics, f.NewTopics, f.NewKeys, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes, f.Exports)},
 		{"", fmt.Sprintf("groups of a principal %d, new ones %d, the hub's own token %s; of a stream %d; %d subscribe at a time, of one principal %s; events held by a principal %s, for %v at a time", f.PrincipalGroups, f.NewGroups, map[bool]string{true: "too", false: "any"}[f.CountOwnToken], f.StreamGroups, f.Joins, or(f.PrincipalJoins, "a 32nd of them"), or(f.PrincipalHeld, "any"), f.Lease)},
+		{"", fmt.Sprintf("searches for an afterId %d, of one principal %s; dead letters of a principal %v bytes, %d in 30 days; refused tokens of an address %v", f.IDSearches, or(f.PrincipalIDSearches, "half of them"), f.DeadLetterBytes, f.DeadLetterShare, f.BadTokens)},
 		{"", fmt.Sprintf("auth within %v, ping after %v, pong within %v", f.AuthTimeout, f.PingInterval, f.PongTimeout)},
 	}
 }

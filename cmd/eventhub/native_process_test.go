@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -64,6 +65,9 @@ type nativeClient struct {
 	hub *client.Client
 }
 
+// streamGroups is STREAM_GROUPS of the hub of TestBoundsOfNativeClients.
+const streamGroups = 10
+
 // nativeTries are the bounds that apply to native clients, and what a client does that meets each.
 var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 	"`token`": func(t *testing.T, n *nativeClient) {
@@ -115,6 +119,23 @@ var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 			}
 		}
 	},
+	"STREAM_GROUPS": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		publishTo(t, n.hub, "crowded", "1")
+		made := 0
+		for ; made <= streamGroups+1_000; made++ {
+			_, err := n.js.CreateConsumer(t.Context(), "crowded", natsjs.ConsumerConfig{MemoryStorage: true, AckPolicy: natsjs.AckExplicitPolicy})
+			if api, ok := errors.AsType[*natsjs.APIError](err); ok && api.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if made != streamGroups+1_000 {
+			t.Errorf("a native client created %d consumers, want %d", made, streamGroups+1_000)
+		}
+	},
 	"`ack_pending` of a group": func(t *testing.T, n *nativeClient) {
 		t.Helper()
 		const most = 65_536
@@ -162,6 +183,7 @@ func TestBoundsOfNativeClients(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	limits := make(map[string]bool)
 	for _, command := range parser.Model.Children {
 		for _, flag := range command.Flags {
 			for _, name := range flag.Envs {
@@ -172,7 +194,7 @@ func TestBoundsOfNativeClients(t *testing.T) {
 				if _, there := bounds[limit]; !there {
 					t.Errorf("the table in docs/nats.md lacks the limit %s", limit)
 				}
-				delete(bounds, limit)
+				limits[limit] = true
 			}
 		}
 	}
@@ -180,7 +202,7 @@ func TestBoundsOfNativeClients(t *testing.T) {
 	if err := os.WriteFile(rules, []byte("topics:\n  - {topic: small, max_payload: 1KiB}\n  - {topic: few, retention: {messages: 3}}\n  - {topic: many}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	hub := startNode(t, "--nats-listen=127.0.0.1:0", "--topics="+rules)
+	hub := startNode(t, "--nats-listen=127.0.0.1:0", "--topics="+rules, "--limit-stream-groups="+strconv.Itoa(streamGroups))
 	nc, err := nats.Connect(hub.nats, nats.Token(nodeToken))
 	if err != nil {
 		t.Fatal(err)
@@ -190,7 +212,11 @@ func TestBoundsOfNativeClients(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	limit := regexp.MustCompile(`^[A-Z_]+$`)
 	for name, applies := range bounds {
+		if limit.MatchString(name) && !limits[name] {
+			t.Errorf("the table has the limit %s, which serve does not know", name)
+		}
 		try := nativeTries[name]
 		switch {
 		case applies == "yes" && try == nil:

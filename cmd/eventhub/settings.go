@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 
 	"eventhub/acl"
@@ -79,6 +78,7 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	set.cert, err = cmd.certificate()
 	fault(err)
 	set.certOps = cmd.tlsFlags.Ops
+	fault(cmd.secureNATS(&set))
 	faults = append(faults, cmd.busFlags.validate()...)
 	faults = append(faults, cmd.limitFlags.validate()...)
 	set.topics, err = cmd.rules()
@@ -88,6 +88,23 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	fault(err)
 	fault(checkSkew(cmd.Skew, "--outbox-clock-skew"))
 	return set, faults
+}
+
+// secureNATS gives the NATS listener the certificate of the hub. It refuses to let native clients
+// send the hub's token in clear text from other hosts, unless the operator has said so.
+func (cmd *serveCmd) secureNATS(set *settings) error {
+	switch {
+	case !cmd.natsOverTLS():
+		return nil
+	case set.cert != nil:
+		cmd.busFlags.tls = set.cert.config()
+		return nil
+	case cmd.Cert != "" || cmd.Key != "":
+		return nil // the certificate has a fault of its own
+	case cmd.NATSTLS == "on":
+		return errors.New("TLS for native NATS clients requires a certificate and its key; set both (--tls-cert, EVENTHUB_TLS_CERT; --tls-key, EVENTHUB_TLS_KEY) or leave it out (--nats-listen-tls, EVENTHUB_NATS_LISTEN_TLS)")
+	}
+	return fmt.Errorf("NATS listen address %q is reachable from other hosts, and without TLS native clients send the hub's token in clear text; set a certificate and its key (--tls-cert, EVENTHUB_TLS_CERT; --tls-key, EVENTHUB_TLS_KEY), use 127.0.0.1 (--nats-listen, EVENTHUB_NATS_LISTEN), or accept that with --nats-listen-tls=off (EVENTHUB_NATS_LISTEN_TLS)", cmd.NATSListen)
 }
 
 // snapshotTopics returns the topics of snapshots, each with the topic of which they are made.
@@ -105,9 +122,7 @@ func snapshotTopics(rules []jetstream.TopicRule) map[string]string {
 // It also rejects native NATS access if it would grant more rights than the hub's token.
 func (cmd *serveCmd) checkPublic(set *settings) (faults []error) {
 	public := cmd.public()
-	host, _, err := net.SplitHostPort(cmd.NATSListen)
-	natsPublic := cmd.NATSListen != "" && err == nil && !isLoopback(host)
-	if natsPublic {
+	if host, natsPublic := cmd.natsPublic(); natsPublic {
 		public = append(public, [2]string{host, "--nats-listen, EVENTHUB_NATS_LISTEN"})
 	}
 	if set.makesToken {

@@ -52,6 +52,7 @@ func readSettings(t *testing.T) map[string]documented {
 // inWords are defaults that the page says in another way.
 var inWords = map[string]string{
 	"EVENTHUB_LIMIT_INBOUND_BYTES": "256 MiB", "EVENTHUB_LIMIT_HELD_BYTES": "128 MiB", "EVENTHUB_LIMIT_PAGE_BYTES": "16 MiB",
+	"EVENTHUB_LIMIT_DEAD_LETTER_SHARE": "1 GiB",
 }
 
 // TestSettingsAreDocumented compares docs/settings.md with the flags of serve: no variable is

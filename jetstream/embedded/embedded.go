@@ -11,6 +11,7 @@ package embedded
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -66,6 +67,9 @@ type Config struct {
 	// port.
 	Listen string
 	Token  string
+	// TLS, when not nil, is the TLS configuration of that listener. Clients then cannot connect
+	// without TLS. It may change its certificate by GetCertificate.
+	TLS *tls.Config
 	// SyncInterval is how often the server flushes to disk; default 1 s. SyncAlways flushes before
 	// each ack instead, and costs a factor of 25 or more.
 	SyncInterval time.Duration
@@ -237,6 +241,7 @@ func (e *Server) options() *natsserver.Options {
 	case opts.Port == 0:
 		opts.Port = natsserver.RANDOM_PORT
 	}
+	opts.TLSConfig = e.cfg.TLS
 	return opts
 }
 
@@ -285,11 +290,11 @@ func (e *Server) NATS() *natsserver.Server { return e.server.Load() }
 func (e *Server) ClientURL() string { return e.url }
 
 // Connection returns the URL, which may be empty, and the options with which the bus connects. The
-// bus reaches a server that listens through its socket. In process, each write waits for its
-// reader, so less is done at a time, which costs a tenth of the publishes (BENCHMARKS.md).
+// bus reaches a server that listens without TLS through its socket. In process, each write waits
+// for its reader, so less is done at a time, which costs a tenth of the publishes (BENCHMARKS.md).
 func (e *Server) Connection() (url string, options []nats.Option) {
 	options = []nats.Option{nats.Token(e.cfg.Token)}
-	if e.cfg.Listen == "" {
+	if e.cfg.Listen == "" || e.cfg.TLS != nil {
 		return "", append(options, nats.InProcessServer(e))
 	}
 	host, _, err := net.SplitHostPort(e.cfg.Listen)

@@ -40,19 +40,60 @@ func (s *Set) bucket() *rate.Limiter { return rate.NewLimiter(s.rate, s.burst) }
 
 // Take takes one for name. It reports how long to wait when there is none: 0 means that it was
 // taken.
-func (s *Set) Take(name string) (wait time.Duration) {
+func (s *Set) Take(name string) (wait time.Duration) { return s.TakeN(name, 1) }
+
+// TakeN takes n for name, at most the burst, or nothing. It reports how long to wait until there
+// are so many: 0 means that they were taken.
+func (s *Set) TakeN(name string, n int) (wait time.Duration) {
+	if s == nil {
+		return 0
+	}
+	n = min(n, s.burst)
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.findLocked(name, now)
+	if b.AllowN(now, n) {
+		return 0
+	}
+	missing := float64(n) - b.TokensAt(now)
+	return max(time.Duration(missing/float64(s.rate)*float64(time.Second)), 1)
+}
+
+// Wait returns how long to wait until there is one for name: 0 means that there is. It takes none.
+func (s *Set) Wait(name string) time.Duration {
 	if s == nil {
 		return 0
 	}
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	b := s.findLocked(name, now)
-	if b.AllowN(now, 1) {
+	b, ok := s.buckets[name]
+	switch {
+	case ok:
+	case len(s.buckets) >= s.max:
+		b = s.rest
+	default:
 		return 0
 	}
 	missing := 1 - b.TokensAt(now)
+	if missing <= 0 {
+		return 0
+	}
 	return max(time.Duration(missing/float64(s.rate)*float64(time.Second)), 1)
+}
+
+// Reserve takes n for name, at most the burst, whether or not they are there, and reports when they
+// will be: those who take later wait behind. back returns them as far as they are not there yet.
+func (s *Set) Reserve(name string, n int) (wait time.Duration, back func()) {
+	if s == nil {
+		return 0, func() {}
+	}
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.findLocked(name, now).ReserveN(now, min(n, s.burst))
+	return r.DelayFrom(now), r.Cancel
 }
 
 func (s *Set) findLocked(name string, now time.Time) *rate.Limiter {

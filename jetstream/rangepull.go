@@ -13,7 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// Bounds of a puller.
+// Bounds of a rangePull.
 const (
 	// of one pull. The next one begins when half of it has been read.
 	pullBatch = 512
@@ -27,12 +27,12 @@ const (
 )
 
 // errPulled is returned where the server that is read has no more messages.
-var errPulled = errors.New("jetstream: a puller has no more messages")
+var errPulled = errors.New("jetstream: a rangePull has no more messages")
 
-// puller reads messages of a stream in order through a pull consumer without acks, a batch ahead of
+// rangePull reads messages of a stream in order through a pull consumer without acks, a batch ahead of
 // its reader. The server forgets the consumer by itself when the hub dies. What is lost on the way
-// ends the puller: who reads it begins a new one behind the last message.
-type puller struct {
+// ends the rangePull: who reads it begins a new one behind the last message.
+type rangePull struct {
 	bus     *Bus
 	link    *link
 	stream  string
@@ -56,13 +56,18 @@ type puller struct {
 	seen  uint64 // messages in all
 }
 
-// openPuller makes the consumer of a puller that begins with a sequence, for given subjects if
+// openRangePull makes the consumer of a rangePull that begins with a sequence, for given subjects if
 // there are any.
-func (b *Bus) openPuller(ctx context.Context, stream string, from uint64, subjects []string, batch int) (*puller, error) {
+func (b *Bus) openRangePull(ctx context.Context, stream string, from uint64, subjects []string, batch int) (*rangePull, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	p := &puller{bus: b, link: b.link(), stream: stream, name: rand.Text(), inbox: nats.NewInbox(), batch: max(batch, 1)}
+	link := b.link()
+	if link.cluster.Load() {
+		// The consumer is made over this connection. The servers behind others may learn of it later.
+		link = b.links[0]
+	}
+	p := &rangePull{bus: b, link: link, stream: stream, name: rand.Text(), inbox: nats.NewInbox(), batch: max(batch, 1)}
 	p.subject = b.api + "CONSUMER.MSG.NEXT." + stream + "." + p.name
 	p.came = make(chan *nats.Msg, 4*p.batch+16) // and what ends pulls
 	var err error
@@ -86,7 +91,7 @@ func (b *Bus) openPuller(ctx context.Context, stream string, from uint64, subjec
 
 // window appends the next messages to into, up to its capacity: at least one, for which it waits,
 // and those that have come. It returns errPulled when there are no more.
-func (p *puller) window(ctx context.Context, into []*storedMsg) ([]*storedMsg, error) {
+func (p *rangePull) window(ctx context.Context, into []*storedMsg) ([]*storedMsg, error) {
 	if p.over {
 		return nil, errPulled
 	}
@@ -131,7 +136,7 @@ func (p *puller) window(ctx context.Context, into []*storedMsg) ([]*storedMsg, e
 }
 
 // ask begins a pull when less than half of one is left.
-func (p *puller) ask() error {
+func (p *rangePull) ask() error {
 	if p.asked <= 0 {
 		p.asked, p.room, p.open = 0, 0, 0
 	}
@@ -162,7 +167,7 @@ func (p *puller) ask() error {
 }
 
 // end takes a message that ends a pull. All messages that were sent before have come by then.
-func (p *puller) end(m *nats.Msg) error {
+func (p *rangePull) end(m *nats.Msg) error {
 	status, why := m.Header.Get("Status"), m.Header.Get("Description")
 	switch {
 	case status == "404": // there is no more
@@ -191,7 +196,7 @@ func headerInt(m *nats.Msg, name string) int {
 }
 
 // wait returns the next message that comes.
-func (p *puller) wait(ctx context.Context) (*nats.Msg, error) {
+func (p *rangePull) wait(ctx context.Context) (*nats.Msg, error) {
 	p.silence.Reset(pullSilence)
 	select {
 	case m := <-p.came:
@@ -206,7 +211,7 @@ func (p *puller) wait(ctx context.Context) (*nats.Msg, error) {
 }
 
 // close removes the consumer; what the server is not told it finds out by itself.
-func (p *puller) close(ctx context.Context) {
+func (p *rangePull) close(ctx context.Context) {
 	p.silence.Stop()
 	_ = p.sub.Unsubscribe() // it fails where the connection is closed, which ends it too
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)

@@ -1,0 +1,175 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"eventhub/facade/client"
+)
+
+// letterAttacks are the attacks by ids that nobody has, by events that fail, and by bad tokens.
+var letterAttacks = []attack{
+	{name: "searches", scopes: []string{"*:attack.searches.**"}, run: attackSearches, like: permittedStarts},
+	{name: "letters", scopes: []string{"*:attack.letters.**"}, run: attackLetters, check: checkLetters},
+	{name: "tokens", scopes: []string{"publish:attack.tokens"}, run: attackTokens, check: checkTokens},
+}
+
+// attackSearches fills a topic, and starts groups there after events that do not exist.
+func attackSearches(ctx context.Context, a *attacker) {
+	const connections, lines = 50, 5_000
+	batch := strings.Repeat(`{"payload":1}`+"\n", lines)
+	a.ask(ctx, http.MethodPost, "/publish/attack.searches.t", strings.NewReader("1"))
+	var searches, found atomic.Int64
+	a.crowd(ctx, 1+connections, func(worker, round int) {
+		if worker == 0 {
+			if round*lines < 100_000 {
+				a.ask(ctx, http.MethodPost, "/publish/attack.searches.t", strings.NewReader(batch), "Content-Type", "application/x-ndjson")
+				return
+			}
+			<-ctx.Done()
+			return
+		}
+		c := a.dial(ctx)
+		if c == nil {
+			return
+		}
+		defer c.Abort()
+		for id := 0; ctx.Err() == nil; id++ {
+			after := "nobody-" + strconv.Itoa(id)
+			if id%2 == 0 {
+				after = uuid.Must(uuid.NewV7()).String()
+			}
+			_, err := c.Subscribe(ctx, "attack.searches.t", "g", client.SubscribeOptions{From: "afterId", AfterID: after}, func(client.Event) {})
+			if err == nil {
+				found.Add(1)
+				return
+			}
+			searches.Add(1)
+		}
+	})
+	a.report("%d searches, %d events found that do not exist", searches.Load(), found.Load())
+}
+
+// permittedStarts fills such a topic as well, and joins and leaves one group there.
+func permittedStarts(ctx context.Context, a *attacker) {
+	batch := strings.Repeat(`{"payload":1}`+"\n", 5_000)
+	a.ask(ctx, http.MethodPost, "/publish/attack.searches.t", strings.NewReader(batch), "Content-Type", "application/x-ndjson")
+	a.crowd(ctx, 50, func(int, int) {
+		c := a.dial(ctx)
+		if c == nil {
+			return
+		}
+		defer c.Abort()
+		for ctx.Err() == nil {
+			sub, err := c.Subscribe(ctx, "attack.searches.t", "latest", client.SubscribeOptions{MaxInFlight: 1}, func(client.Event) {})
+			if err != nil || sub.Unsubscribe(ctx) != nil {
+				return
+			}
+		}
+	})
+}
+
+// attackLetters refuses all events of a topic for good, in ever new groups.
+func attackLetters(ctx context.Context, a *attacker) {
+	payload := `"` + strings.Repeat("x", 10_000) + `"`
+	once := 1
+	for range 200 {
+		a.ask(ctx, http.MethodPost, "/publish/attack.letters.t", strings.NewReader(payload))
+	}
+	var refused atomic.Int64
+	a.crowd(ctx, 4, func(worker, round int) {
+		c := a.dial(ctx)
+		if c == nil {
+			return
+		}
+		defer c.Abort()
+		for n := 0; ctx.Err() == nil; n++ {
+			group := strconv.Itoa(worker) + "-" + strconv.Itoa(round) + "-" + strconv.Itoa(n)
+			sub, err := c.Subscribe(ctx, "attack.letters.t", group, client.SubscribeOptions{From: "earliest", MaxAttempts: &once, MaxInFlight: 1000}, func(e client.Event) {
+				refused.Add(1)
+				_ = e.Nack("no", 0)
+			})
+			if err != nil {
+				return // too many groups, or the end
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(200 * time.Millisecond):
+			}
+			_ = sub.Unsubscribe(ctx)
+		}
+	})
+	a.report("%d events refused", refused.Load())
+}
+
+// checkLetters has an event of somebody else fail: its dead letter does not wait behind those of
+// the attacker.
+func checkLetters(t *testing.T, f *floodedHub) {
+	t.Helper()
+	c := f.hub.dialWith(f.sign(t, "somebody", "*:somebody.**", "subscribe:dlq.somebody.**"))
+	publishTo(t, c, "somebody.t", "1")
+	began, once := time.Now(), 1
+	if _, err := c.Subscribe(t.Context(), "somebody.t", "g", client.SubscribeOptions{From: "earliest", MaxAttempts: &once}, func(e client.Event) { _ = e.Nack("no", 0) }); err != nil {
+		t.Fatal(err)
+	}
+	came := make(chan struct{}, 1)
+	if _, err := c.Subscribe(t.Context(), "dlq.somebody.t", "g", client.SubscribeOptions{From: "earliest"}, func(e client.Event) {
+		_ = e.Ack()
+		select {
+		case came <- struct{}{}:
+		default:
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-came:
+		t.Logf("somebody's dead letter came after %v", time.Since(began).Round(time.Millisecond))
+	case <-time.After(slowdown * 5 * time.Second):
+		t.Error("somebody's dead letter waits behind those of the attacker")
+	}
+}
+
+// attackTokens tries tokens that nobody signed, over HTTP and WebSocket.
+func attackTokens(ctx context.Context, a *attacker) {
+	bad := a.token[:len(a.token)-4] + "AAAA"
+	var refused, limited atomic.Int64
+	a.crowd(ctx, 64, func(worker, _ int) {
+		if worker%2 == 0 {
+			switch status, _ := askWith(ctx, bad, http.MethodGet, a.http+"/snap/neighbour.kept/1", nil); status {
+			case http.StatusUnauthorized:
+				refused.Add(1)
+			case http.StatusTooManyRequests:
+				limited.Add(1)
+			}
+			return
+		}
+		c, err := client.Dial(ctx, a.ws, client.Options{Token: bad})
+		if err != nil {
+			refused.Add(1)
+			return
+		}
+		c.Abort()
+		a.report("a bad token was accepted")
+	})
+	a.report("%d bad tokens refused, %d unseen", refused.Load(), limited.Load())
+}
+
+// checkTokens has somebody in who uses the attacker's address.
+func checkTokens(t *testing.T, f *floodedHub) {
+	t.Helper()
+	began := time.Now()
+	status, answer := askWith(t.Context(), f.sign(t, "newcomer", "publish:newcomer"), http.MethodPost, f.hub.http+"/publish/newcomer", strings.NewReader("1"))
+	if took := time.Since(began); status != http.StatusOK || took > slowdown*5*time.Second {
+		t.Errorf("a newcomer is answered with %d %s after %v", status, answer, took)
+	}
+}

@@ -1,0 +1,323 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"slices"
+	"sync"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/quota"
+)
+
+// Bounds of the search for an id (protocol section 3).
+const (
+	idSearchBefore = time.Minute
+	idSearchAfter  = 10 * time.Minute
+	maxIDSearch    = 100_000 // events
+	// A hub stores an event within milliseconds of making its id. A client's clock may be ahead: so
+	// a search for a UUIDv7 also covers this many messages before.
+	idSearchEarlier = 20_000
+	idSkew          = 20 * time.Millisecond
+
+	// A search reads at most this many events a second, in parts of idPiece.
+	idSearchRate = 50_000
+	idPiece      = 4096
+	// A part, and a topic, count as this many ids more.
+	idOverhead = 8
+	// idSearchWait is how long a search may take and wait for others.
+	idSearchWait = 9 * time.Second
+	// idSearchQueue is the most searches of one client that run or wait.
+	idSearchQueue = 64
+)
+
+// idSearches finds events by their ids. It remembers the ids that it has read, so that a topic is
+// read once, and not once a search. The index has hashes only; the stream has the last word on a
+// match.
+type idSearches struct {
+	bus    *Bus
+	places *quota.Places
+	seed   maphash.Seed
+
+	mu     sync.Mutex
+	topics map[idTopic]*topicIDs
+	known  int    // ids, at most Limits.IDsKnown after each search
+	uses   uint64 // searches
+}
+
+// idTopic is one topic of one stream; a stream that was made anew is another one.
+type idTopic struct {
+	topic   string
+	created int64
+}
+
+// topicIDs are the ids of a topic that were read.
+type topicIDs struct {
+	turn   chan struct{} // held by the search that uses pieces
+	pieces []*idRange    // in order, without overlaps
+
+	// guarded by idSearches.mu
+	known int
+	used  uint64 // the number of its last search
+	users int
+}
+
+// idRange is what is known of the sequences from..to of a stream: the events of the topic.
+type idRange struct {
+	from, to uint64
+	hashes   []uint64
+	seqs     []uint64
+}
+
+func newIDSearches(b *Bus) *idSearches {
+	return &idSearches{
+		bus: b, places: quota.NewPlaces(b.limits.IDSearches, b.limits.IDSearchesPerClient), seed: maphash.MakeSeed(),
+		topics: make(map[idTopic]*topicIDs),
+	}
+}
+
+// find is the sequence of the event with the id, or an unknown_id *Error. A UUIDv7 that is older
+// than the first event that is left gives the sequence before that one. A search that finds no
+// place in time gets overloaded, and one of a client that has too many gets rate_limited.
+func (x *idSearches) find(ctx context.Context, t *topicInfo, id string, state natsjs.StreamState, client string) (uint64, error) {
+	unknown := func(why string) (uint64, error) {
+		return 0, &Error{Code: CodeUnknownID, Msg: "no event of this topic has the id of afterId: " + why}
+	}
+	if stream, seq, ok := nativeID(id); ok && stream == t.stream.name {
+		if seq == 0 || seq > state.LastSeq {
+			return unknown("its sequence is beyond the end")
+		}
+		return seq, nil
+	}
+	made, v7 := madeAt(id)
+	found, err := x.search(ctx, t, id, state, client)
+	switch {
+	case err != nil || found > 0:
+		return found, err
+	case v7 && state.Msgs > 0 && made.Before(state.FirstTime):
+		return state.FirstSeq - 1, nil
+	case v7 && state.Msgs == 0 && state.LastSeq > 0:
+		// all events are gone: the next one stored is the first that is left
+		return state.LastSeq, nil
+	case v7:
+		return unknown("it was not found among those stored around its time")
+	default:
+		return unknown(fmt.Sprintf("it was not found among the last %d events", maxIDSearch))
+	}
+}
+
+// search takes a place, and searches the part of the stream in which an event with the id may be.
+// It returns 0 when there is none.
+func (x *idSearches) search(ctx context.Context, t *topicInfo, id string, state natsjs.StreamState, client string) (uint64, error) {
+	if state.Msgs == 0 {
+		return 0, nil
+	}
+	b := x.bus
+	ctx, cancel := context.WithTimeout(ctx, idSearchWait)
+	defer cancel()
+	if !x.places.Enter(ctx, client, idSearchQueue, func() { b.obs.LimitReached("id_searches") }) {
+		if ctx.Err() == nil {
+			return 0, &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("%d searches for afterId of this client run or wait: try again later", idSearchQueue)}
+		}
+		return 0, errSearchLate(ctx)
+	}
+	defer x.places.Leave(client)
+	from, to, err := x.bounds(ctx, t, id, state)
+	if err != nil || from > to {
+		return 0, err
+	}
+	ids, err := x.open(ctx, t)
+	if err != nil {
+		return 0, err
+	}
+	defer x.close(ids)
+	found, err := x.scan(ctx, t, ids, id, from, to)
+	if err != nil && ctx.Err() != nil {
+		err = errSearchLate(ctx)
+	}
+	return found, err
+}
+
+func errSearchLate(ctx context.Context) error {
+	return &Error{Code: CodeOverloaded, Msg: "the search for afterId did not end in time, because others run: try again", Err: ctx.Err()}
+}
+
+// bounds are the first and the last sequence at which an event with the id may be.
+func (x *idSearches) bounds(ctx context.Context, t *topicInfo, id string, state natsjs.StreamState) (from, to uint64, err error) {
+	b := x.bus
+	made, v7 := madeAt(id)
+	if !v7 {
+		if state.LastSeq > maxIDSearch {
+			from = state.LastSeq - maxIDSearch + 1
+		}
+		return max(from, state.FirstSeq, 1), state.LastSeq, nil
+	}
+	end := state.LastSeq + 1
+	since := func(at time.Time) (uint64, error) {
+		if !at.After(state.FirstTime) {
+			return max(state.FirstSeq, 1), nil
+		}
+		return b.firstSince(ctx, t, at, end)
+	}
+	if from, err = since(made.Add(-idSearchBefore)); err != nil {
+		return 0, 0, err
+	}
+	near, err := since(made.Add(-idSkew))
+	if err != nil {
+		return 0, 0, err
+	}
+	if near > idSearchEarlier {
+		from = max(from, near-idSearchEarlier)
+	}
+	if last := made.Add(idSearchAfter); last.Before(state.LastTime) {
+		if end, err = b.firstSince(ctx, t, last.Add(time.Nanosecond), end); err != nil {
+			return 0, 0, err
+		}
+	}
+	return from, end - 1, nil
+}
+
+// open waits for its turn with the ids of a topic.
+func (x *idSearches) open(ctx context.Context, t *topicInfo) (*topicIDs, error) {
+	key := idTopic{t.name, t.stream.created.UnixNano()}
+	x.mu.Lock()
+	ids := x.topics[key]
+	if ids == nil {
+		ids = &topicIDs{turn: make(chan struct{}, 1)}
+		x.topics[key] = ids
+	}
+	ids.users++
+	x.uses++
+	ids.used = x.uses
+	x.mu.Unlock()
+	select {
+	case ids.turn <- struct{}{}:
+		return ids, nil
+	case <-ctx.Done():
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		ids.users--
+		return nil, errSearchLate(ctx)
+	}
+}
+
+// close ends a turn, and forgets what is too much: the topics whose last search is longest ago.
+func (x *idSearches) close(ids *topicIDs) {
+	known := idOverhead
+	for _, p := range ids.pieces {
+		known += len(p.seqs) + idOverhead
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.known += known - ids.known
+	ids.known = known
+	ids.users--
+	<-ids.turn
+	if x.known <= x.bus.limits.IDsKnown {
+		return
+	}
+	x.bus.obs.LimitReached("ids_known")
+	unused := make([]idTopic, 0, len(x.topics))
+	for key, ids := range x.topics {
+		if ids.users == 0 {
+			unused = append(unused, key)
+		}
+	}
+	slices.SortFunc(unused, func(a, b idTopic) int { return int(x.topics[a].used) - int(x.topics[b].used) }) //nolint:gosec // counts of searches
+	for _, key := range unused {
+		if x.known <= x.bus.limits.IDsKnown {
+			return
+		}
+		x.known -= x.topics[key].known
+		delete(x.topics, key)
+	}
+}
+
+// scan looks through a range of sequences, at most maxIDSearch events of it, and reads what is not
+// known of it. The caller has the turn.
+func (x *idSearches) scan(ctx context.Context, t *topicInfo, ids *topicIDs, id string, from, to uint64) (uint64, error) {
+	hash := maphash.String(x.seed, id)
+	left := maxIDSearch
+	for left > 0 && from <= to {
+		i, known := slices.BinarySearchFunc(ids.pieces, from, func(p *idRange, seq uint64) int {
+			switch {
+			case p.to < seq:
+				return -1
+			case p.from > seq:
+				return 1
+			default:
+				return 0
+			}
+		})
+		if !known {
+			end := to
+			if i < len(ids.pieces) {
+				end = min(end, ids.pieces[i].from-1)
+			}
+			if err := x.read(ctx, t, ids, i, from, end, left); err != nil {
+				return 0, err
+			}
+			continue
+		}
+		p := ids.pieces[i]
+		first, _ := slices.BinarySearch(p.seqs, from)
+		for j := first; j < len(p.seqs) && p.seqs[j] <= to && left > 0; j++ {
+			left--
+			if p.hashes[j] != hash {
+				continue
+			}
+			switch e, err := x.bus.bySequence(ctx, t, p.seqs[j]); {
+			case errors.Is(err, ErrNotFound): // removed since
+			case err != nil:
+				return 0, x.bus.unavailable(err)
+			case e.ID == id:
+				return e.Sequence, nil
+			}
+		}
+		from = p.to + 1
+	}
+	return 0, nil
+}
+
+// read adds the ids of the events at from..to, or of the first limit of them, before piece i.
+func (x *idSearches) read(ctx context.Context, t *topicInfo, ids *topicIDs, i int, from, to uint64, limit int) error {
+	var p *idRange
+	if i > 0 && ids.pieces[i-1].to == from-1 {
+		p = ids.pieces[i-1] // goes on
+	}
+	next := func() *idRange {
+		if p == nil || len(p.seqs) >= idPiece {
+			p = &idRange{from: from, to: from - 1}
+			ids.pieces = slices.Insert(ids.pieces, i, p)
+			i++
+		}
+		return p
+	}
+	next()
+	began, read, ended := time.Now(), 0, false
+	err := x.bus.walk(ctx, t, walkOptions{start: from, headersOnly: true}, func(m *storedMsg) error {
+		if m.seq > to {
+			ended = true
+			return errStopWalk
+		}
+		p := next()
+		p.hashes = append(p.hashes, maphash.String(x.seed, x.bus.messageID(t, m)))
+		p.seqs = append(p.seqs, m.seq)
+		p.to, from = m.seq, m.seq+1
+		if read++; read == limit {
+			return errStopWalk
+		}
+		if read%idPiece > 0 {
+			return nil
+		}
+		return x.bus.pause(ctx, time.Duration(read)*time.Second/idSearchRate-time.Since(began))
+	})
+	if err == nil && (ended || read < limit) {
+		p.to = to // walk has read all that the leader had
+	}
+	return err
+}

@@ -1,0 +1,226 @@
+//go:build unix
+
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+)
+
+// used is the CPU time of this process, server and hub together.
+func used(tb testing.TB) time.Duration {
+	tb.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		tb.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// fillWithIDs stores n events with ids of the hub's form, and returns the ids.
+func fillWithIDs(tb testing.TB, b *Bus, topic string, n int) []string {
+	tb.Helper()
+	publish(tb, b, topic, "1")
+	ids := make([]string, n)
+	for i := range ids {
+		id, err := uuid.NewV7()
+		if err != nil {
+			tb.Fatal(err)
+		}
+		ids[i] = id.String()
+		if _, err := b.js.PublishMsgAsync(&nats.Msg{Subject: plainSubject(topic), Header: nats.Header{headerID: {ids[i]}}, Data: []byte(`{"n":1}`)}); err != nil {
+			tb.Fatal(err)
+		}
+		if i%2_000 == 1_999 {
+			<-b.js.PublishAsyncComplete()
+		}
+	}
+	<-b.js.PublishAsyncComplete()
+	return ids
+}
+
+func searchFor(tb testing.TB, b *Bus, topic, id, client string) error {
+	tb.Helper()
+	_, err := b.Subscribe(tb.Context(), topic, "g-"+id, SubscribeOptions{From: FromAfterID(id), CountFor: client}, ignore)
+	return err
+}
+
+func unknownID(err error) bool {
+	refused, ok := errors.AsType[*Error](err)
+	return ok && refused.Code == CodeUnknownID
+}
+
+// Searches for ids that no event has cost little: the events are read once, and not once a search.
+func TestSearchesForUnknownIDsCostLittle(t *testing.T) {
+	const n, searches, most = maxIDSearch, 50, 150 * time.Millisecond
+	b := open(t, Config{})
+	ids := fillWithIDs(t, b, "many", n)
+	for name, id := range map[string]func() string{
+		"uuid":  func() string { return uuid.Must(uuid.NewV7()).String() },
+		"other": uuid.NewString,
+	} {
+		t.Run(name, func(t *testing.T) {
+			was := used(t)
+			for i := range searches {
+				began := used(t)
+				if err := searchFor(t, b, "many", id(), "c"); !unknownID(err) {
+					t.Fatal(err)
+				}
+				if i < 2 {
+					t.Logf("search %d costs %v of CPU", i, used(t)-began)
+				}
+			}
+			if cost := (used(t) - was) / searches; cost > most {
+				t.Errorf("a search costs %v on average, want at most %v", cost, most)
+			}
+		})
+	}
+	for _, i := range []int{0, n / 2, n - 1} {
+		got := 0
+		err := b.History("many").Scan(t.Context(), ScanOptions{From: FromAfterID(ids[i]), Limit: n}, func(*Event) error { got++; return nil })
+		if err != nil || got != n-1-i {
+			t.Errorf("%d events after event %d, %v; want %d", got, i, err, n-1-i)
+		}
+	}
+	if n := consumersOf(t, b, "many"); n != 0 {
+		t.Errorf("the searches left %d consumers", n)
+	}
+}
+
+func consumersOf(tb testing.TB, b *Bus, topic string) int {
+	tb.Helper()
+	info, err := b.findStream(tb.Context(), topic)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return info.State.Consumers
+}
+
+// A client whose searches have all of its places waits, and others find theirs.
+func TestSearchesOfOneClientLeavePlacesToOthers(t *testing.T) {
+	b := open(t, Config{})
+	publish(t, b, "places", "1")
+	for range b.limits.IDSearchesPerClient {
+		if !b.ids.places.Enter(t.Context(), "busy", idSearchQueue, func() { t.Error("no place") }) {
+			t.Fatal("no place")
+		}
+		defer b.ids.places.Leave("busy")
+	}
+	if err := searchFor(t, b, "places", "other", "quiet"); !unknownID(err) {
+		t.Errorf("another client's search: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_, err := b.Subscribe(ctx, "places", "g", SubscribeOptions{From: FromAfterID("x"), CountFor: "busy"}, ignore)
+	if refused, ok := errors.AsType[*Error](err); !ok || refused.Code != CodeOverloaded {
+		t.Errorf("a search without a place: %v", err)
+	}
+	ctx, end := context.WithCancel(t.Context())
+	defer end()
+	const tooMany = 10
+	results := make(chan error, idSearchQueue+tooMany)
+	var waiting sync.WaitGroup
+	for range cap(results) - b.limits.IDSearchesPerClient {
+		waiting.Go(func() { results <- subscribeAfter(ctx, b, "busy") })
+	}
+	for range tooMany {
+		select {
+		case err := <-results:
+			if refused, ok := errors.AsType[*Error](err); !ok || refused.Code != CodeRateLimited {
+				t.Errorf("one search too many: %v", err)
+			}
+		case <-time.After(wait / 2):
+			t.Fatal("searches beyond the bound wait")
+		}
+	}
+	// To join a group, no event is needed, and no search.
+	joined := take(t, b, "places", "there", SubscribeOptions{})
+	if err := joined.sub.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
+	take(t, b, "places", "there", SubscribeOptions{From: FromAfterID("nobody"), CountFor: "busy"})
+	end()
+	waiting.Wait()
+}
+
+func subscribeAfter(ctx context.Context, b *Bus, client string) error {
+	_, err := b.Subscribe(ctx, "places", "g", SubscribeOptions{From: FromAfterID("x"), CountFor: client}, ignore)
+	return err
+}
+
+// What searches remember is bounded, and never makes them wrong: events come and go, and streams
+// are made anew.
+func TestWhatSearchesRemember(t *testing.T) {
+	const known = 6_000
+	b := open(t, Config{Topics: []TopicRule{{Pattern: "fam.**", Family: "fam"}}, Limits: Limits{IDsKnown: known}})
+	rnd := rand.New(rand.NewPCG(1, 2))
+	stored := make(map[string]map[string]uint64)
+	topics := []string{"a", "b", "fam.x", "fam.y"}
+	for _, topic := range topics {
+		stored[topic] = make(map[string]uint64)
+	}
+	for step := range 60 {
+		topic := topics[rnd.IntN(len(topics))]
+		for i := range rnd.IntN(400) {
+			id := fmt.Sprint(step, " ", i)
+			r, err := b.Publish(t.Context(), topic, []byte("1"), PublishOptions{ID: id})
+			if err != nil {
+				t.Fatal(err)
+			}
+			stored[topic][id] = r.Sequence
+		}
+		in := stored[topic]
+		for id, seq := range in {
+			if rnd.IntN(10) == 0 {
+				s, err := b.js.Stream(t.Context(), b.rule(topic).streamName(topic))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := s.DeleteMsg(t.Context(), seq); err != nil {
+					t.Fatal(err)
+				}
+				delete(in, id)
+				if err := searchFor(t, b, topic, id, "c"); !unknownID(err) {
+					t.Fatalf("%s: a removed event is found: %v", id, err)
+				}
+			}
+			info, state, err := b.freshExisting(t.Context(), topic)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, left := in[id]; left {
+				if got, err := b.ids.find(t.Context(), info, id, state, ""); err != nil || got != seq {
+					t.Fatalf("%s of %s is at %d, %v; want %d", id, topic, got, err, seq)
+				}
+			}
+			if rnd.IntN(3) == 0 {
+				break
+			}
+		}
+		if b.ids.known > known {
+			t.Fatalf("%d ids are kept", b.ids.known)
+		}
+	}
+	for id := range stored["a"] {
+		if err := b.js.DeleteStream(t.Context(), "a"); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the stream is made anew", func() bool {
+			_, err := b.Publish(t.Context(), "a", []byte("1"), PublishOptions{})
+			return err == nil
+		})
+		if err := searchFor(t, b, "a", id, "c"); !unknownID(err) {
+			t.Errorf("an event of a deleted stream is found: %v", err)
+		}
+		break
+	}
+}

@@ -1,0 +1,112 @@
+package quota
+
+import (
+	"context"
+	"sync"
+)
+
+// Places lets so many at a time do something, and fewer under each name; others wait for their
+// turn. It knows only names that have a place or wait for one. Its methods may be called
+// concurrently.
+type Places struct {
+	all chan struct{}
+	own int // under one name
+
+	mu     sync.Mutex
+	byName map[string]*queue
+}
+
+// queue is the places of one name.
+type queue struct {
+	places chan struct{}
+	users  int // that have a place or wait for one
+}
+
+// NewPlaces makes Places for all at a time, and for at most own under one name; an own below 1 is
+// no limit.
+func NewPlaces(all, own int) *Places {
+	if own < 1 {
+		own = all
+	}
+	return &Places{all: make(chan struct{}, all), own: min(own, all), byName: make(map[string]*queue)}
+}
+
+// Enter waits for a place until ctx ends. limit is the most that may have one or wait for one under
+// this name: beyond it, and when ctx ends, Enter reports false. waited is called when there is no
+// place at once. The caller calls Leave after a true.
+func (p *Places) Enter(ctx context.Context, name string, limit int, waited func()) bool {
+	p.mu.Lock()
+	q := p.byName[name]
+	if q == nil {
+		q = &queue{places: make(chan struct{}, p.own)}
+		p.byName[name] = q
+	}
+	if q.users >= limit {
+		p.mu.Unlock()
+		waited()
+		return false
+	}
+	q.users++
+	p.mu.Unlock()
+	if !into(ctx, q.places, waited) {
+		p.forget(name, q)
+		return false
+	}
+	if !into(ctx, p.all, waited) {
+		<-q.places
+		p.forget(name, q)
+		return false
+	}
+	return true
+}
+
+// into takes an element of a semaphore.
+func into(ctx context.Context, sem chan struct{}, waited func()) bool {
+	select {
+	case sem <- struct{}{}:
+		return true
+	default:
+	}
+	waited()
+	select {
+	case sem <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// Leave frees a place that Enter took under the name.
+func (p *Places) Leave(name string) {
+	p.mu.Lock()
+	q := p.byName[name]
+	p.mu.Unlock()
+	<-p.all
+	<-q.places
+	p.forget(name, q)
+}
+
+// Users returns how many have a place or wait for one under the name.
+func (p *Places) Users(name string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if q := p.byName[name]; q != nil {
+		return q.users
+	}
+	return 0
+}
+
+// Names returns how many names have a place or wait for one.
+func (p *Places) Names() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.byName)
+}
+
+func (p *Places) forget(name string, q *queue) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if q.users--; q.users == 0 {
+		delete(p.byName, name)
+	}
+}
