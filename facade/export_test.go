@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -474,6 +475,47 @@ func TestExportTokenExpires(t *testing.T) {
 	if _, err := io.Copy(io.Discard, in); err == nil {
 		t.Error("the answer ended as if it were whole")
 	}
+}
+
+// revocable wraps an Authenticator, and withdraws all its tokens at once.
+type revocable struct {
+	facade.Authenticator
+	withdrawn atomic.Bool
+}
+
+type revocablePrincipal struct {
+	facade.Principal
+	by *revocable
+}
+
+func (a *revocable) Authenticate(ctx context.Context, token string) (facade.Principal, error) {
+	p, err := a.Authenticator.Authenticate(ctx, token)
+	if err != nil {
+		return nil, err
+	}
+	return revocablePrincipal{p, a}, nil
+}
+
+func (p revocablePrincipal) Revoked() bool { return p.by.withdrawn.Load() }
+
+// TestExportTokenIsRevoked ends a long answer, not as a whole one.
+func TestExportTokenIsRevoked(t *testing.T) {
+	t.Parallel()
+	var tokens *revocable
+	r := newWatched(t, func(cfg *facade.Config) {
+		tokens = &revocable{Authenticator: cfg.Auth}
+		cfg.Auth = tokens
+	})
+	r.bigTopic(t, "revoked")
+	body := r.begin(t.Context(), t, "/export?topic=revoked&ndjson=1", rigToken)
+	if _, err := io.ReadFull(body, make([]byte, 10_000)); err != nil {
+		t.Fatal(err)
+	}
+	tokens.withdrawn.Store(true)
+	if _, err := io.Copy(io.Discard, body); err == nil {
+		t.Error("the answer ended as if it were whole")
+	}
+	eventually(t, "the consumer is removed", func() bool { return r.consumers(t, "revoked") == 0 })
 }
 
 // TestExportIsDrained ends when the hub shuts down, so that the client goes on elsewhere.

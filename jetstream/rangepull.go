@@ -27,11 +27,11 @@ const (
 )
 
 // errPulled is returned where the server that is read has no more messages.
-var errPulled = errors.New("jetstream: a rangePull has no more messages")
+var errPulled = errors.New("jetstream: a range has no more messages")
 
-// rangePull reads messages of a stream in order through a pull consumer without acks, a batch ahead of
-// its reader. The server forgets the consumer by itself when the hub dies. What is lost on the way
-// ends the rangePull: who reads it begins a new one behind the last message.
+// rangePull reads messages of a stream in order through a pull consumer without acks, a batch ahead
+// of its reader. The server forgets the consumer by itself when the hub dies. A message that is lost
+// on the way ends the rangePull; the reader begins a new one behind the last message.
 type rangePull struct {
 	bus     *Bus
 	link    *link
@@ -56,15 +56,15 @@ type rangePull struct {
 	seen  uint64 // messages in all
 }
 
-// openRangePull makes the consumer of a rangePull that begins with a sequence, for given subjects if
-// there are any.
+// openRangePull makes the consumer of a rangePull that begins with a sequence, for given subjects
+// if there are any.
 func (b *Bus) openRangePull(ctx context.Context, stream string, from uint64, subjects []string, batch int) (*rangePull, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	link := b.link()
 	if link.cluster.Load() {
-		// The consumer is made over this connection. The servers behind others may learn of it later.
+		// The consumer is made over this connection. Servers behind others may learn of it later.
 		link = b.links[0]
 	}
 	p := &rangePull{bus: b, link: link, stream: stream, name: rand.Text(), inbox: nats.NewInbox(), batch: max(batch, 1)}
