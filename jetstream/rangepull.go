@@ -30,8 +30,8 @@ const (
 var errPulled = errors.New("jetstream: a range has no more messages")
 
 // rangePull reads messages of a stream in order through a pull consumer without acks, a batch ahead
-// of its reader. The server forgets the consumer by itself when the hub dies. A message that is lost
-// on the way ends the rangePull; the reader begins a new one behind the last message.
+// of its reader. The server forgets the consumer by itself when the hub dies. A message that is
+// lost on the way ends the rangePull; the reader begins a new one behind the last message.
 type rangePull struct {
 	bus     *Bus
 	link    *link
