@@ -73,17 +73,17 @@ const (
 // stay near those beside a permitted client, and the hub's memory and disk stay within bounds.
 func TestAttacks(t *testing.T) {
 	f := newAttackedHub(t)
-	f.neighbour.during(func() { f.pass(*attackFor) })
-	base, baseHTTP := f.under(t, permitted)
+	f.neighbour.during(func() { f.pass(min(*attackFor, attackTelling)) })
+	base, baseHTTP := f.under(t, min(*attackFor, attackTelling), permitted)
 	for _, a := range attacks {
 		t.Run(a.name, func(t *testing.T) {
 			memory, disk := f.memory(t), f.disk(t)
 			base, baseHTTP := base, baseHTTP
 			if a.like != nil {
-				base, baseHTTP = f.under(t, attack{name: a.name + likeSuffix, scopes: a.scopes, run: a.like})
+				base, baseHTTP = f.under(t, *attackFor, attack{name: a.name + likeSuffix, scopes: a.scopes, run: a.like})
 			}
 			peak := f.watchMemory(t)
-			events, requests := f.under(t, a)
+			events, requests := f.under(t, *attackFor, a)
 			most := peak()
 			if limit := memory + slowdown*orDefault(a.memory, 256); most > limit {
 				t.Errorf("the hub's memory grew from %d to %d MiB", memory, most)
@@ -114,10 +114,10 @@ func TestAttacks(t *testing.T) {
 // the neighbour all the while, and restarts in time.
 func TestAttacksAtOnce(t *testing.T) {
 	f := newAttackedHub(t)
-	f.neighbour.during(func() { f.pass(*attackFor) })
-	f.under(t, permitted)
+	f.neighbour.during(func() { f.pass(min(*attackFor, attackTelling)) })
+	f.under(t, min(*attackFor, attackTelling), permitted)
 	memory, peak := f.memory(t), f.watchMemory(t)
-	events, requests := f.under(t, attacks...)
+	events, requests := f.under(t, *attackFor, attacks...)
 	t.Logf("memory %d MiB before, %d at most; data %d MiB", memory, peak(), f.disk(t))
 	for _, got := range []latency{events, requests} {
 		if got.p99 > 2*neighbourPatience {
@@ -177,9 +177,9 @@ func (f *floodedHub) restart(t *testing.T) {
 	}
 }
 
-// under runs attacks in one process for attackFor, and returns how long the neighbour's events and
+// under runs attacks in one process for a while, and returns how long the neighbour's events and
 // requests took meanwhile.
-func (f *floodedHub) under(t *testing.T, all ...attack) (events, requests latency) {
+func (f *floodedHub) under(t *testing.T, d time.Duration, all ...attack) (events, requests latency) {
 	t.Helper()
 	plans := make([]attackPlan, len(all))
 	for i, a := range all {
@@ -187,7 +187,7 @@ func (f *floodedHub) under(t *testing.T, all ...attack) (events, requests latenc
 	}
 	p := startAttackers(t, attackTarget{WS: f.hub.url, HTTP: f.hub.http, Ops: f.hub.ops, Plans: plans})
 	requested := f.neighbour.requests.mark()
-	events = f.neighbour.during(func() { f.pass(*attackFor) })
+	events = f.neighbour.during(func() { f.pass(d) })
 	requests = f.neighbour.requests.since(t, requested)
 	used := p.stop()
 	t.Logf("neighbour's events %v; requests %v; attackers used %.2f of a core", events, requests, used)
