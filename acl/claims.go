@@ -57,6 +57,7 @@ func (c *claims) UnmarshalJSON(data []byte) error {
 			ok = ok && len(c.subject) <= maxNameBytes && !hasControl(c.subject)
 		case "jti":
 			c.id, ok = decodeString(f.value)
+			ok = ok && len(c.id) <= maxNameBytes // a longer one could not be revoked
 		case "iss":
 			c.issuer, ok = decodeString(f.value)
 		case "aud":

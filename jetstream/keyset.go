@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"log/slog"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -21,6 +22,8 @@ const (
 	// times a second for each client. A look-up takes at most keyLookWait.
 	keyLooks    = 20
 	keyLookWait = time.Second
+	// keysAgain is how long after a reading of a bucket a full topic reads the bucket again.
+	keysAgain = time.Minute
 	// keysStale is how many keys that the bucket has no longer a keySet may hold before it reads
 	// the bucket again, beside as many as the bucket has.
 	keysStale = 10_000
@@ -32,26 +35,28 @@ var (
 )
 
 // keySet is what this hub knows of the keys in the bucket of a compacted topic, so that a publish
-// of a known key asks nobody. Removed keys count, as the bucket keeps their tombstones. Keys that
-// other hubs and native clients make are counted once a minute. Its methods may be called
-// concurrently.
+// of a known key asks nobody. Keys that other hubs and native clients make are counted once a
+// minute; the keys that they remove are found when the bucket is read, at most once a minute while
+// the topic is full. Its methods may be called concurrently.
 type keySet struct {
 	bus   *Bus
 	topic *topicInfo
 	most  int
 
-	mu     sync.Mutex
-	hashes map[uint64]struct{} // 8 bytes and some more for each key
+	mu      sync.Mutex
+	hashes  map[uint64]bool // every key, and whether it is removed: 9 bytes and some more for each
+	removed int             // keys whose newest event is a tombstone
 	// every key of the bucket is in hashes that was there at the last reading
 	complete bool
 	reading  bool
-	present  int // entries of the bucket when it was last looked at
-	since    int // keys that were made since then
+	present  int   // entries of the bucket when it was last looked at
+	since    int   // keys that were made since then
+	readAt   int64 // when the bucket was last read, in the clock of the bus
 }
 
 // newKeySet begins to read the keys of a bucket with so many entries, and waits a moment for it.
 func (b *Bus) newKeySet(ctx context.Context, t *topicInfo, rule *TopicRule, entries uint64) *keySet {
-	k := &keySet{bus: b, topic: t, most: rule.MaxKeys, hashes: make(map[uint64]struct{}), present: int(entries)} //nolint:gosec // far fewer
+	k := &keySet{bus: b, topic: t, most: rule.MaxKeys, hashes: make(map[uint64]bool), present: int(entries)} //nolint:gosec // far fewer
 	if k.most == 0 {
 		k.most = DefaultMaxKeys
 	}
@@ -83,14 +88,15 @@ func (k *keySet) read() <-chan struct{} {
 		close(done)
 		return done
 	}
-	k.reading = true
+	k.reading, k.readAt = true, b.clock.now()
 	b.wg.Go(func() { // Close waits
 		defer close(done)
 		prefix := k.topic.bucket.prefix
-		found := make(map[uint64]struct{})
+		found := make(map[uint64]bool)
 		err := b.readThrough(b.ctx, k.topic.bucket.stream, 1, true, func(m *storedMsg) error {
 			if strings.HasPrefix(m.subject, prefix) {
-				found[maphash.String(keySeed, tokenKey(m.subject[len(prefix):]))] = struct{}{}
+				op := m.header.Get(headerOperation)
+				found[maphash.String(keySeed, tokenKey(m.subject[len(prefix):]))] = op != "" && op != "PUT"
 			}
 			return nil
 		})
@@ -104,11 +110,14 @@ func (k *keySet) read() <-chan struct{} {
 			return
 		}
 		if !k.complete { // what was made meanwhile stays
-			for h := range k.hashes {
-				found[h] = struct{}{}
+			maps.Copy(found, k.hashes)
+		}
+		k.hashes, k.complete, k.removed = found, true, 0
+		for _, removed := range found {
+			if removed {
+				k.removed++
 			}
 		}
-		k.hashes, k.complete = found, true
 	})
 	return done
 }
@@ -124,11 +133,11 @@ func (k *keySet) looked(entries uint64) {
 	}
 }
 
-// admit returns an *Error if the key is new and client may not make it. "" is the hub itself, which
-// only MaxKeys binds, as it does clients that nobody named.
-func (k *keySet) admit(ctx context.Context, key, client string) error {
+// admit returns an *Error if the key is new and client may not make it, and notes whether the key
+// is removed. "" is the hub itself, which only MaxKeys binds, as it does clients that nobody named.
+func (k *keySet) admit(ctx context.Context, key, client string, tombstone bool) error {
 	h := maphash.String(keySeed, key)
-	limit, err := k.add(h, client)
+	limit, err := k.add(h, client, tombstone)
 	if err == nil {
 		return nil
 	}
@@ -138,8 +147,18 @@ func (k *keySet) admit(ctx context.Context, key, client string) error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.hashes[h] = struct{}{}
+	k.noteLocked(h, tombstone)
 	return nil
+}
+
+func (k *keySet) noteLocked(h uint64, removed bool) {
+	if k.hashes[h] {
+		k.removed--
+	}
+	if removed {
+		k.removed++
+	}
+	k.hashes[h] = removed
 }
 
 // made reports whether others have made a key, as far as the client may have that looked up.
@@ -153,23 +172,34 @@ func (k *keySet) made(ctx context.Context, key, client string) bool {
 	return err == nil
 }
 
-// add adds a key unless it is new and a limit forbids it, which add then names.
-func (k *keySet) add(h uint64, client string) (limit string, err error) {
+// add adds a key unless a limit forbids it, which add then names.
+func (k *keySet) add(h uint64, client string, tombstone bool) (limit string, err error) {
 	k.mu.Lock()
-	defer k.mu.Unlock()
-	if _, ok := k.hashes[h]; ok {
+	removed, known := k.hashes[h]
+	if known && (!removed || tombstone) {
+		k.noteLocked(h, tombstone)
+		k.mu.Unlock()
 		return "", nil
 	}
 	b := k.bus
 	if k.complete { // otherwise the key may be an old one
-		if k.present+k.since >= k.most {
+		if !tombstone && k.present+k.since-k.removed >= k.most {
+			again := b.clock.now()-k.readAt > int64(keysAgain)
+			k.mu.Unlock()
+			if again { // others may have removed some
+				k.read()
+			}
 			return "max_keys", &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("topic %s has %d keys, which is the limit of its rule (max_keys): a new key is taken when keys have gone", k.topic.name, k.most), Err: errMaxKeys}
 		}
-		if client != "" && !strings.HasPrefix(client, ownClient) && b.newKeys.Take(client) > 0 {
+		if !known && client != "" && !strings.HasPrefix(client, ownClient) && b.newKeys.Take(client) > 0 {
+			k.mu.Unlock()
 			return "keys_per_client", &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics, which is its limit: %d more are allowed a second", b.limits.KeysPerClient, b.limits.KeyRate)}
 		}
-		k.since++
+		if !known {
+			k.since++
+		}
 	}
-	k.hashes[h] = struct{}{}
+	k.noteLocked(h, tombstone)
+	k.mu.Unlock()
 	return "", nil
 }

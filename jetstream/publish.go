@@ -133,7 +133,7 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 		}
 	}
 	if t.keys != nil && opts.Key != "" {
-		if err := t.keys.admit(ctx, opts.Key, cmp.Or(opts.CountFor, p.client)); err != nil {
+		if err := t.keys.admit(ctx, opts.Key, cmp.Or(opts.CountFor, p.client), opts.Tombstone); err != nil {
 			return err
 		}
 	}

@@ -64,7 +64,7 @@ func (p *Publisher) Reserve(ctx context.Context, topic, key, client string) erro
 		if t.keys == nil || key == "" {
 			return nil
 		}
-		return t.keys.admit(ctx, key, client)
+		return t.keys.admit(ctx, key, client, false)
 	}
 	if err := ValidTopic(topic); err != nil {
 		return err

@@ -14,7 +14,6 @@ import (
 // A row that the database refuses to settle, for example because of a user's trigger, affects only
 // its own lane.
 func TestLaneThatCannotBeSettled(t *testing.T) {
-	t.Parallel()
 	forSQL(t, func(t *sqlTest) {
 		r := newRig(t, sqlHarness(t.store, t.db), openBus(t, jetstream.Config{}))
 		allow := refuseUpdate(t, "NEW.id = 'bad' AND NEW.status = 'sent'")

@@ -42,7 +42,11 @@ func checkDataDir(dir string) error {
 	if err != nil || !info.IsDir() {
 		return nil //nolint:nilerr // as above
 	}
-	if err := checkOurs(info); err != nil {
+	err = checkOurs(info)
+	if err == nil {
+		err = withdraw(dir, info)
+	}
+	if err != nil {
 		return fmt.Errorf("data directory %s %w; the directory must belong to the hub's user alone: run chown and chmod go-w, or choose another (--data, EVENTHUB_DATA)", dir, err)
 	}
 	for _, f := range hubFiles {
@@ -58,10 +62,12 @@ func checkDataDir(dir string) error {
 		case !f.dir && !info.Mode().IsRegular():
 			err = errors.New("is not a regular file")
 		default:
-			err = checkOurs(info)
+			if err = checkOurs(info); err == nil {
+				err = withdraw(path, info)
+			}
 		}
 		if err != nil {
-			return fmt.Errorf("%s %w; remove it if the hub's user did not create it (--data, EVENTHUB_DATA)", path, err)
+			return fmt.Errorf("%s %w; if the hub's user did not put it there, do not use this directory (--data, EVENTHUB_DATA)", path, err)
 		}
 	}
 	return nil

@@ -268,3 +268,48 @@ func TestTwoLengths(t *testing.T) {
 		}
 	}
 }
+
+// Kubernetes grants the group of a volume (fsGroup) access to all files at each start. The hub
+// takes its own files back, and accepts a volume that root shares with the group.
+func TestVolumeOfAGroup(t *testing.T) {
+	groups := furtherGroups
+	t.Cleanup(func() { furtherGroups = groups })
+	dir := filepath.Join(t.TempDir(), "data")
+	if err := os.MkdirAll(filepath.Join(dir, "nats"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	token := filepath.Join(dir, "token")
+	if err := os.WriteFile(token, []byte("t\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const group = 3000
+	for path, mode := range map[string]fs.FileMode{dir: 0o770 | fs.ModeSetgid, filepath.Join(dir, "nats"): 0o770 | fs.ModeSetgid, token: 0o660} {
+		if err := os.Chown(path, -1, group); os.Geteuid() != 0 && err != nil {
+			t.Skipf("only root can give files to a group: %v", err)
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := checkDataDir(dir); err == nil || !strings.Contains(err.Error(), "can be written by other users") {
+		t.Errorf("of a group that is not the hub's: %v", err)
+	}
+	furtherGroups = func() []int { return []int{group} }
+	if err := checkDataDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{dir, filepath.Join(dir, "nats"), token} {
+		info, err := os.Stat(path)
+		if err != nil || info.Mode().Perm()&0o077 != 0 {
+			t.Errorf("%s has mode %v, %v", path, info.Mode(), err)
+		}
+	}
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkDataDir(dir); err == nil {
+		t.Error("a directory for everybody is accepted")
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"syscall"
 )
 
@@ -22,10 +23,44 @@ func checkOwner(info fs.FileInfo) error {
 	return fmt.Errorf("belongs to another user (uid %d)", stat.Uid)
 }
 
-// checkUnshared returns an error if others than the owner may write to a file.
+// checkUnshared returns an error if others than the owner may write to a file. A further group of
+// this process (id -G) is trusted: it is how Kubernetes shares a volume with a container (fsGroup).
 func checkUnshared(info fs.FileInfo) error {
-	if mode := info.Mode().Perm(); mode&0o022 != 0 {
+	mode := info.Mode().Perm()
+	if mode&0o002 != 0 || mode&0o020 != 0 && !ofFurtherGroup(info) {
 		return fmt.Errorf("can be written by other users (mode %04o)", mode)
 	}
 	return nil
+}
+
+// withdraw takes from a further group of this process what the group may do with a file of this
+// user's, for Kubernetes grants the group access to all files of a volume at each start.
+func withdraw(path string, info fs.FileInfo) error {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	mode := info.Mode()
+	if !ok || int(stat.Uid) != os.Geteuid() || mode.Perm()&0o070 == 0 || !ofFurtherGroup(info) || !mode.IsDir() && !mode.IsRegular() {
+		return nil
+	}
+	if err := os.Chmod(path, mode&^0o070); err != nil {
+		return fmt.Errorf("is shared with a group: %w", cause(err))
+	}
+	return nil
+}
+
+// ofFurtherGroup reports whether a file's group is one of this process's besides its first.
+func ofFurtherGroup(info fs.FileInfo) bool {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || int(stat.Gid) == os.Getegid() {
+		return false
+	}
+	return slices.Contains(furtherGroups(), int(stat.Gid))
+}
+
+// furtherGroups returns the groups of this process. Tests replace it.
+var furtherGroups = func() []int {
+	groups, err := os.Getgroups()
+	if err != nil {
+		return nil
+	}
+	return groups
 }

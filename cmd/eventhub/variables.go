@@ -13,9 +13,9 @@ import (
 // variablePrefix begins the variables that are the hub's alone.
 const variablePrefix = "EVENTHUB_"
 
-// serviceVariable matches what Kubernetes sets in the pods of a namespace that has a service named
-// eventhub.
-var serviceVariable = regexp.MustCompile(`^EVENTHUB_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
+// serviceVariable matches the variables that Kubernetes sets in the pods of a namespace for
+// services named eventhub or eventhub-NAME. The value of those that end in _PORT is an address.
+var serviceVariable = regexp.MustCompile(`^EVENTHUB(_[A-Z0-9_]+)?_(SERVICE_HOST=|SERVICE_PORT(_[A-Z0-9_]+)?=|PORT=[a-z]+://|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?=)`)
 
 // unknownVariables returns an error for each variable of the environment that begins like those of
 // the hub and is read by no command.
@@ -29,7 +29,7 @@ func unknownVariables(parser *kong.Kong) (faults []error) {
 	})
 	for _, pair := range os.Environ() {
 		name, _, _ := strings.Cut(pair, "=")
-		if !strings.HasPrefix(name, variablePrefix) || slices.Contains(known, name) || serviceVariable.MatchString(name) {
+		if !strings.HasPrefix(name, variablePrefix) || slices.Contains(known, name) || serviceVariable.MatchString(pair) {
 			continue
 		}
 		hint := "remove it"
