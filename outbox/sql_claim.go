@@ -180,14 +180,14 @@ func (s *SQLStore) followersQuery(opts *ClaimOptions, heads []candidate, each in
 	}
 	ids, same := refArgs(list)
 	unsent := "{table} o WHERE o.status <> 'sent'" + passed(opts)
-	return `WITH RECURSIVE run (lane, seq, n) AS (
+	return ofTopic(`WITH RECURSIVE run (lane, seq, n) AS (
   SELECT o.lane, o.seq, 1 FROM {table} o WHERE o.id {ids} AND {same} AND o.status <> 'sent'
   UNION ALL
-  SELECT r.lane, (SELECT o.seq FROM ` + unsent + ` AND o.lane = r.lane AND o.seq > r.seq ORDER BY o.seq LIMIT 1), r.n + 1
+  SELECT r.lane, (SELECT o.seq FROM `+unsent+` AND o.lane = r.lane AND o.seq > r.seq ORDER BY o.seq LIMIT 1), r.n + 1
   FROM run r WHERE r.seq IS NOT NULL AND r.n < ?
 )
-` + s.candidates(opts, "run r", "r.lane", "r.seq IS NOT NULL", unsent+" AND o.lane = r.lane AND o.seq = r.seq", each) + `
-ORDER BY r.n, o.id`, []any{ids, same, each}
+`+s.candidates(opts, "run r", "r.lane", "r.seq IS NOT NULL", unsent+" AND o.lane = r.lane AND o.seq = r.seq", each)+`
+ORDER BY r.n, o.id`, list), []any{ids, same, each}
 }
 
 // take claims the rows of runs that are still available, and in each run stops at the first row
@@ -199,10 +199,10 @@ func (s *SQLStore) take(ctx context.Context, opts *ClaimOptions, runs map[string
 	}
 	ids, same := refArgs(list)
 	c := Claim{More: more}
-	got, err := s.records(ctx, `UPDATE {table} AS o SET status = 'claimed', claimed_by = ?, lease_until = {now} + ?,
+	got, err := s.records(ctx, ofTopic(`UPDATE {table} AS o SET status = 'claimed', claimed_by = ?, lease_until = {now} + ?,
   publish_began = COALESCE(NULLIF(publish_began, 0), NULLIF(CAST(? AS BIGINT), 0), {now})
 WHERE status = 'pending' AND {rows o.id {ids} AND {same} AND o.status = 'pending' AND o.next_at <= {now} rows}
-RETURNING `+s.columns(opts.MaxPayload)+`, {now}`, []any{opts.Worker, opts.Lease.Milliseconds(), opts.Began, ids, same}, &c.Now)
+RETURNING `+s.columns(opts.MaxPayload)+`, {now}`, list), []any{opts.Worker, opts.Lease.Milliseconds(), opts.Began, ids, same}, &c.Now)
 	if err != nil {
 		return Claim{}, err
 	}

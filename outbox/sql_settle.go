@@ -41,14 +41,14 @@ func (s *SQLStore) Renew(ctx context.Context, worker string, lease time.Duration
 // another call may help. What is not renewed counts as lost.
 func (s *SQLStore) renewLocked(ctx context.Context, worker string, lease time.Duration, list []ref, kept map[ref]bool) bool {
 	ids, same := refArgs(list)
-	locked, err := s.refs(ctx, s.db, stillHeld, ids, same, worker)
+	locked, err := s.refs(ctx, s.db, ofTopic(stillHeld, list), ids, same, worker)
 	return err == nil && len(locked) > 0 && s.renew(ctx, worker, lease, locked, kept) == nil
 }
 
 // renew renews leases and adds the records to kept.
 func (s *SQLStore) renew(ctx context.Context, worker string, lease time.Duration, list []ref, kept map[ref]bool) error {
 	ids, same := refArgs(list)
-	renewed, err := s.refs(ctx, s.db, "UPDATE {table} AS o SET lease_until = {now} + ? WHERE {rows o.id {ids} AND {same} rows} AND status = 'claimed' AND claimed_by = ? RETURNING aggregatetype, id",
+	renewed, err := s.refs(ctx, s.db, ofTopic("UPDATE {table} AS o SET lease_until = {now} + ? WHERE {rows o.id {ids} AND {same} rows} AND status = 'claimed' AND claimed_by = ? RETURNING aggregatetype, id", list),
 		lease.Milliseconds(), ids, same, worker)
 	if err != nil {
 		return err
@@ -163,8 +163,9 @@ func (s *SQLStore) settleSent(ctx context.Context, db querier, records []*Record
 	if len(records) == 0 {
 		return nil
 	}
-	ids, same := refArgs(refs(records))
-	res, err := s.run(ctx, db, markSent, ids, same)
+	list := refs(records)
+	ids, same := refArgs(list)
+	res, err := s.run(ctx, db, ofTopic(markSent, list), ids, same)
 	if err != nil {
 		return err
 	}
@@ -172,7 +173,7 @@ func (s *SQLStore) settleSent(ctx context.Context, db querier, records []*Record
 	if err != nil || int(n) == len(records) || unlockedOf[s.dialect] == "" {
 		return err
 	}
-	left, err := s.refs(ctx, db, notSent, ids, same)
+	left, err := s.refs(ctx, db, ofTopic(notSent, list), ids, same)
 	for _, r := range records {
 		if slices.Contains(left, r.ref()) {
 			locked.Sent = append(locked.Sent, r)
@@ -210,7 +211,7 @@ func (s *SQLStore) settleFailed(ctx context.Context, tx *sql.Tx, worker string, 
 		return nil
 	}
 	ids, same := refArgs(unchanged)
-	held, err := s.refs(ctx, tx, stillHeld, ids, same, worker)
+	held, err := s.refs(ctx, tx, ofTopic(stillHeld, unchanged), ids, same, worker)
 	for _, f := range failed {
 		if slices.Contains(held, f.Record.ref()) {
 			locked.Failed = append(locked.Failed, f)
@@ -238,7 +239,7 @@ func (s *SQLStore) RequeueExpired(ctx context.Context) (int, error) {
 	}
 	failed, err := divide(ctx, s.db, list, func(list []ref) error {
 		ids, same := refArgs(list)
-		some, err := s.exec(ctx, "requeue", requeue+" AND o.id {ids} AND {same}{unlocked} in}", ids, same)
+		some, err := s.exec(ctx, "requeue", ofTopic(requeue+" AND o.id {ids} AND {same}{unlocked} in}", list), ids, same)
 		n += some
 		return err
 	})

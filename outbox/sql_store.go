@@ -326,13 +326,41 @@ func idList(ids []string) string {
 	return string(append(b, ']'))
 }
 
-// refArgs returns the parameters for "o.id {ids} AND {same}", which selects the records.
+// refArgs returns the parameters for "o.id {ids} AND {same}", which selects the records, in a query
+// that ofTopic has prepared for the same records.
 func refArgs(list []ref) (ids, same string) {
-	names, whole := make([]string, len(list)), make([]string, len(list))
+	names := make([]string, len(list))
 	for i, r := range list {
-		names[i], whole[i] = r.id, r.String()
+		names[i] = r.id
+	}
+	if topic, ok := oneTopic(list); ok {
+		return idList(names), topic
+	}
+	whole := make([]string, len(list))
+	for i, r := range list {
+		whole[i] = r.String()
 	}
 	return idList(names), idList(whole)
+}
+
+// ofTopic returns a query that has {same} for these records. Records of one topic, as most are, need
+// no comparison of pairs, which takes a quarter of the time of a drainer on PostgreSQL.
+func ofTopic(query string, list []ref) string {
+	if _, ok := oneTopic(list); ok {
+		return strings.Replace(query, "{same}", "o.aggregatetype = ?", 1)
+	}
+	return query
+}
+
+// oneTopic returns the topic that all records have.
+func oneTopic(list []ref) (topic string, ok bool) {
+	for _, r := range list {
+		if r.topic != list[0].topic {
+			return "", false
+		}
+		topic = r.topic
+	}
+	return topic, len(list) > 0
 }
 
 // errText returns an error's text in the form that stores keep: valid UTF-8 of at most maxErrLen
