@@ -65,7 +65,8 @@ func TestExpiredLeaseComesAgainAtOnce(t *testing.T) {
 //
 // All cases wait at the same time, each on a bus of its own. On a machine that is so busy that a
 // hub stands still, that hub gives its leases up, as it must: such a case says nothing, and is
-// tried again.
+// tried again. Where only its server stood still, the hub does not notice: a case fails when it
+// has failed three times in a row.
 func TestLeaseIsGoodToItsEnd(t *testing.T) {
 	t.Parallel()
 	cases := []leaseCase{
@@ -88,7 +89,7 @@ func TestLeaseIsGoodToItsEnd(t *testing.T) {
 			h.finish(t)
 			switch {
 			case len(h.faults) == 0:
-			case h.stalled.Load() && round < 5:
+			case h.stalled.Load() && round < 5, round < 3:
 				again = append(again, cases[i])
 			default:
 				t.Errorf("%s: %q", h.name, h.faults)

@@ -343,8 +343,8 @@ func refArgs(list []ref) (ids, same string) {
 	return idList(names), idList(whole)
 }
 
-// ofTopic returns a query that has {same} for these records. Records of one topic, as most are, need
-// no comparison of pairs, which takes a quarter of the time of a drainer on PostgreSQL.
+// ofTopic returns a query that has {same} for these records. Records of one topic, as most are,
+// need no comparison of pairs, which takes a quarter of the time of a drainer on PostgreSQL.
 func ofTopic(query string, list []ref) string {
 	if _, ok := oneTopic(list); ok {
 		return strings.Replace(query, "{same}", "o.aggregatetype = ?", 1)
