@@ -338,7 +338,22 @@ func (e *Server) Close() error {
 	return nil
 }
 
+const (
+	// idleWait bounds how long end waits for requests that the server still serves, and idleCheck
+	// is how often end looks.
+	idleWait  = 2 * time.Second
+	idleCheck = 5 * time.Millisecond
+)
+
+// end stops a server and waits until the server has stopped. A server that stops while it makes a
+// stream leaves the goroutines of the stream's store, so end first waits for the requests that the
+// server has taken.
 func end(s *natsserver.Server) {
+	for began := time.Now(); time.Since(began) < idleWait; <-time.After(idleCheck) {
+		if info, err := s.Jsz(nil); err != nil || info.API.Inflight == 0 {
+			break
+		}
+	}
 	s.Shutdown()
 	s.WaitForShutdown()
 }
