@@ -69,8 +69,8 @@ func TestExpiredLeaseComesAgainAtOnce(t *testing.T) {
 // itself would wait.
 //
 // All cases wait at the same time, each on a bus of its own. On a machine that is so busy that a
-// hub stands still, that hub gives its leases up, as it must. If the server stands still, the server
-// hears of no lease. Such a case says nothing, and is tried again.
+// hub stands still, that hub gives its leases up, as it must. If the server stands still, the
+// server hears of no lease. Such a case says nothing, and is tried again.
 func TestLeaseIsGoodToItsEnd(t *testing.T) {
 	t.Parallel()
 	cases := []leaseCase{
