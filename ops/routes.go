@@ -30,6 +30,8 @@ const (
 	// lists needs a token. The handler shows only what identity(r) may see. With a topic in the
 	// request, it needs what shows needs.
 	lists
+	// publishes needs publish on the target.
+	publishes
 	// scrapes is for the metrics: it needs what shows needs if Config.Metrics is set.
 	scrapes
 )
@@ -48,12 +50,19 @@ type route struct {
 // routes returns all routes. The router, the table of docs/protocol.md and the test of permissions
 // follow this table.
 func (s *Server) routes() []route {
-	noGroups, noConnections := s.cfg.Groups == nil, s.cfg.Connections == nil
+	noGroups, noConnections, noEvents := s.cfg.Groups == nil, s.cfg.Connections == nil, s.cfg.Events == nil
 	return []route{
 		{http.MethodGet, "/livez", open, nil, livez, false},
 		{http.MethodGet, "/readyz", open, nil, s.readyz, false},
 		{http.MethodGet, "/healthz", open, nil, s.readyz, false},
 		{http.MethodGet, "/metrics", scrapes, fixedTarget(MetricsTopic), s.metrics().ServeHTTP, false},
+		{http.MethodGet, "/", open, nil, s.dashboard, false},
+		{http.MethodGet, "/dashboard/{file}", open, nil, s.dashboard, false},
+		{http.MethodGet, "/overview", scrapes, fixedTarget(MetricsTopic), s.overview, false},
+		{http.MethodGet, "/events", reads, topicTarget, s.events, noEvents},
+		{http.MethodGet, "/keys", reads, topicTarget, s.keys, noEvents},
+		{http.MethodGet, "/latest-by-key", reads, topicTarget, s.latestByKey, noEvents},
+		{http.MethodPost, "/publish/{topic}", publishes, pathTarget, s.publish, noEvents},
 		{http.MethodPost, "/revocations", changes, fixedTarget(TokensTopic), s.revoke, s.cfg.Revocations == nil},
 		{http.MethodGet, "/connections", shows, fixedTarget(ConnectionsTopic), s.connections, noConnections},
 		{http.MethodDelete, "/connections/{id}", changes, fixedTarget(ConnectionsTopic), s.closeConnection, noConnections},
@@ -93,6 +102,8 @@ func (s *Server) guarded(at *route) http.Handler {
 		return s.cfg.Guard.Shows(at.target, at.serve)
 	case reads:
 		return s.cfg.Guard.Reads(at.target, at.serve)
+	case publishes:
+		return s.cfg.Guard.Publishes(at.target, at.serve)
 	case changes:
 		return s.cfg.Guard.Changes(at.target, at.serve)
 	case lists:
@@ -115,6 +126,9 @@ func (s *Server) guarded(at *route) http.Handler {
 func pathTarget(r *http.Request) (topic, group string) {
 	return pathParam(r, "topic"), pathParam(r, "group")
 }
+
+// topicTarget is the Target of a query with the parameter topic.
+func topicTarget(r *http.Request) (topic, group string) { return r.URL.Query().Get("topic"), "" }
 
 // fixedTarget is the Target of a route about no topic, which a reserved name represents.
 func fixedTarget(topic string) Target {
