@@ -138,7 +138,8 @@ func (s *Server) newest(w http.ResponseWriter, r *http.Request, limit int) {
 		return
 	}
 	page := eventPage{Topic: topic, Events: []json.RawMessage{}}
-	for first, bytes := len(found), 0; first > 0 && bytes < maxEventBytes; { // the newest have priority
+	// the newest have priority
+	for first, bytes := len(found), 0; first > 0 && bytes < maxEventBytes; {
 		first--
 		bytes += len(found[first].Payload)
 		page.Events = append(page.Events, s.shown(r, topic, found[first]))

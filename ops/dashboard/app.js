@@ -218,8 +218,8 @@ function endPlots() {
 
 // --- Views --------------------------------------------------------------------------------------
 //
-// A view is { title, load(route, signal), render(data, route) }. load asks the hub, and render returns
-// nodes. A view with once is not asked again by itself, because it holds what somebody types.
+// A view is { title, load(route, signal), render(data, route) }. load asks the hub, and render
+// returns nodes. A view with once is not asked again by itself, because it holds what somebody types.
 
 const enc = encodeURIComponent;
 const topicLink = (t) => el("a", { href: `#/topics/${enc(t)}` }, t);
