@@ -71,53 +71,6 @@ func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 	return c, nil
 }
 
-// Seek moves the group, live members on every hub included. It creates a group that does not exist
-// at the new position. After Seek has returned, an ack of an event that was delivered before never
-// counts for a later delivery.
-//
-// Neither the reset of a consumer nor a new consumer of the same name fences acks on their way.
-// Each seek therefore creates a consumer with a new name, and makes it the group's generation by
-// one compare-and-set.
-func (g Group) Seek(ctx context.Context, to Position) error {
-	b, topic, group := g.bus, g.topic, g.name
-	if err := ValidGroup(group); err != nil {
-		return err
-	}
-	if err := to.validate(); err != nil {
-		return err
-	}
-	for range 8 {
-		t, state, err := b.freshTopic(ctx, topic, "")
-		if err != nil {
-			return err
-		}
-		start, err := b.resolve(ctx, t, to, state, "")
-		if err != nil {
-			return err
-		}
-		ptr, err := b.generations.get(ctx, t, group)
-		if err != nil {
-			return b.unavailable(err)
-		}
-		at := groupStart{seq: start}
-		if info, err := b.groupConsumer(ctx, t, &ptr); err == nil {
-			at.ttl, at.maker = info.Config.InactiveThreshold, info.Config.Metadata[metaMaker]
-		} else if !errors.Is(err, ErrNotFound) {
-			return b.unavailable(err)
-		}
-		_, _, err = b.moveGroup(ctx, t, group, ptr, at)
-		if errors.Is(err, errGroupMoved) {
-			continue
-		}
-		if err != nil {
-			return b.unavailable(err)
-		}
-		b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
-		return nil
-	}
-	return &Error{Code: CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
-}
-
 // Backlog is the progress of a group.
 type Backlog struct {
 	// Waiting is the number of events that were not delivered yet. Leased is the number of events
@@ -216,6 +169,7 @@ func (b *Bus) forgetGroup(ctx context.Context, t *topicInfo, group, maker string
 	subjects := [][2]string{
 		{marksBucket, marksSubject(t, group)},
 		{attemptsBucket, "$KV." + attemptsBucket + "." + key + ".>"},
+		{bookmarksBucket, bookmarksPrefix(t, group) + ">"},
 	}
 	if maker != "" {
 		subjects = append(subjects, [2]string{makersBucket, makerSubject(maker, t, group)})

@@ -1,0 +1,104 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// pausedUntil is the end of a pause that nobody ends: the server knows pauses with an end only.
+var pausedUntil = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// Pause stops the deliveries to the group, on all hubs, until Resume. Leases stay valid. Hubs give
+// back what they have fetched and not begun. Members may come and go meanwhile. Restarts and moves
+// do not end the pause. Pausing a group that is paused changes nothing. Pause returns ErrNotFound
+// when the topic or the group does not exist.
+//
+// The server stops first. Hubs hear of the pause from the group's generation, which also tells
+// whoever makes the consumer anew.
+func (g Group) Pause(ctx context.Context) error { return g.setPaused(ctx, true) }
+
+// Resume ends a Pause: deliveries go on at once. It returns ErrNotFound when the topic or the group
+// does not exist.
+func (g Group) Resume(ctx context.Context) error { return g.setPaused(ctx, false) }
+
+func (g Group) setPaused(ctx context.Context, paused bool) error {
+	b, group := g.bus, g.name
+	if err := ValidGroup(group); err != nil {
+		return err
+	}
+	for range 8 {
+		t, _, err := b.freshExisting(ctx, g.topic)
+		if err != nil {
+			return err
+		}
+		ptr, err := b.generations.get(ctx, t, group)
+		if err != nil {
+			return b.unavailable(err)
+		}
+		if _, err = b.groupConsumer(ctx, t, &ptr); errors.Is(err, ErrNotFound) {
+			return ErrNotFound
+		} else if err != nil {
+			return b.unavailable(err)
+		}
+		if paused {
+			err = b.pauseConsumer(ctx, t, ptr.Consumer, pausedUntil)
+		}
+		if err == nil && ptr.Paused != paused {
+			next := ptr
+			next.Paused = paused
+			_, err = b.generations.swap(ctx, t, group, ptr, next)
+		}
+		if err == nil && !paused {
+			err = b.pauseConsumer(ctx, t, ptr.Consumer, time.Time{})
+		}
+		if errors.Is(err, errGroupMoved) {
+			continue
+		}
+		if err != nil {
+			return b.unavailable(err)
+		}
+		b.log.InfoContext(ctx, "group paused or resumed", slog.String("topic", g.topic), slog.String("group", group), slog.Bool("paused", paused))
+		return nil
+	}
+	return &Error{Code: CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
+}
+
+// pauseConsumer has the server deliver nothing until a time; the zero time: deliver. It returns
+// errGroupMoved when the consumer is gone.
+func (b *Bus) pauseConsumer(ctx context.Context, t *topicInfo, consumer string, until time.Time) error {
+	_, err := again(ctx, func(ctx context.Context) (*natsjs.ConsumerPauseResponse, error) {
+		return b.js.PauseConsumer(ctx, t.stream.name, consumer, until)
+	})
+	if errors.Is(err, natsjs.ErrConsumerNotFound) {
+		return errGroupMoved
+	}
+	if err != nil {
+		return fmt.Errorf("jetstream: pause consumer %s of stream %s: %w", consumer, t.stream.name, err)
+	}
+	return nil
+}
+
+// groupPaused gives back what the member holds and has not begun: the group gets no events now.
+// s.mu is held.
+func (m *member) groupPaused() {
+	s := m.sub
+	var back []*Delivery
+	for i := len(s.out) - 1; i >= 0; i-- {
+		if i >= len(s.out) {
+			continue
+		}
+		if d := s.out[i]; d.m == m && !d.begun {
+			s.remove(d, Returned)
+			back = append(back, d)
+		}
+	}
+	s.dropParked()
+	if len(back) > 0 {
+		s.wg.Go(func() { s.giveBack(back) })
+	}
+}
