@@ -195,7 +195,10 @@ func (m Bookmarks) Delete(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	return m.group.bus.unavailable(m.group.bus.purge(ctx, bookmarksBucket, bookmarksPrefix(t, m.group.name)+keyToken(name), 0))
+	if err := m.group.bus.purge(ctx, bookmarksBucket, bookmarksPrefix(t, m.group.name)+keyToken(name), 0); err != nil {
+		return m.group.bus.unavailable(err)
+	}
+	return nil
 }
 
 // pointer returns the topic and the generation of a group that exists.
@@ -214,7 +217,10 @@ func (g Group) pointer(ctx context.Context) (*topicInfo, generation, error) {
 	if errors.Is(err, ErrNotFound) {
 		return nil, generation{}, ErrNotFound
 	}
-	return t, ptr, g.bus.unavailable(err)
+	if err != nil {
+		return nil, generation{}, g.bus.unavailable(err)
+	}
+	return t, ptr, nil
 }
 
 // bookmark reads a bookmark. One of a stream that was deleted and made anew is none.
@@ -299,11 +305,11 @@ func (b *Bus) endShortPause(ctx context.Context, t *topicInfo, group, consumer s
 	if err != nil {
 		return // the pause ends by itself
 	}
-	until := time.Time{}
 	if ptr.Paused {
-		until = pausedUntil
+		_ = b.pauseConsumer(ctx, t, consumer, pausedUntil) // who pauses the group does the same
+		return
 	}
-	_ = b.pauseConsumer(ctx, t, consumer, until) // the same
+	_ = b.resumeConsumer(ctx, t, consumer) // as above
 }
 
 // heldQuestion asks all hubs what they hold of a consumer. It is an entry of the bucket of
@@ -321,6 +327,8 @@ const heldWait = 250 * time.Millisecond
 
 // askHeld returns what hubs hold of a consumer, in order. It returns as soon as it has enough.
 func (b *Bus) askHeld(ctx context.Context, t *topicInfo, consumer string, enough int) ([]uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	defer cancel()
 	nc := b.link().nc
 	inbox := nats.NewInbox()
 	answers := make(chan *nats.Msg, MaxBookmarkEvents) // one from each hub; more do not fit and are not heard

@@ -53,8 +53,12 @@ func (g Group) setPaused(ctx context.Context, paused bool) error {
 			next.Paused = paused
 			_, err = b.generations.swap(ctx, t, group, ptr, next)
 		}
-		if err == nil && !paused {
-			err = b.pauseConsumer(ctx, t, ptr.Consumer, time.Time{})
+		switch {
+		case err != nil:
+		case paused: // once more: a bookmark that was made meanwhile may have ended the pause
+			err = b.pauseConsumer(ctx, t, ptr.Consumer, pausedUntil)
+		default:
+			err = b.resumeConsumer(ctx, t, ptr.Consumer)
 		}
 		if errors.Is(err, errGroupMoved) {
 			continue
@@ -68,19 +72,47 @@ func (g Group) setPaused(ctx context.Context, paused bool) error {
 	return &Error{Code: CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
 }
 
-// pauseConsumer has the server deliver nothing until a time; the zero time: deliver. It returns
-// errGroupMoved when the consumer is gone.
+// resumeWithin is how soon deliveries go on after a pause.
+const resumeWithin = 100 * time.Millisecond
+
+// resumeConsumer has the server deliver again, very soon. A pause that is taken away does not wake
+// the pulls that wait (nats-server 2.15.2), and one that reaches its end does. So the pause is made
+// to end in a moment, by the clock of the server.
+func (b *Bus) resumeConsumer(ctx context.Context, t *topicInfo, consumer string) error {
+	for within := resumeWithin; ; within *= 2 {
+		info, err := b.consumer(ctx, t, consumer)
+		if errors.Is(err, ErrNotFound) {
+			return errGroupMoved
+		}
+		if err != nil {
+			return err
+		}
+		ends, err := b.pausedConsumer(ctx, t, consumer, info.TimeStamp.Add(within))
+		if err != nil || ends || within > 10*time.Second {
+			return err
+		}
+	}
+}
+
+// pauseConsumer has the server deliver nothing until a time. It returns errGroupMoved when the
+// consumer is gone.
 func (b *Bus) pauseConsumer(ctx context.Context, t *topicInfo, consumer string, until time.Time) error {
-	_, err := again(ctx, func(ctx context.Context) (*natsjs.ConsumerPauseResponse, error) {
+	_, err := b.pausedConsumer(ctx, t, consumer, until)
+	return err
+}
+
+// pausedConsumer is pauseConsumer. It reports whether the time was still to come.
+func (b *Bus) pausedConsumer(ctx context.Context, t *topicInfo, consumer string, until time.Time) (bool, error) {
+	answer, err := again(ctx, func(ctx context.Context) (*natsjs.ConsumerPauseResponse, error) {
 		return b.js.PauseConsumer(ctx, t.stream.name, consumer, until)
 	})
 	if errors.Is(err, natsjs.ErrConsumerNotFound) {
-		return errGroupMoved
+		return false, errGroupMoved
 	}
 	if err != nil {
-		return fmt.Errorf("jetstream: pause consumer %s of stream %s: %w", consumer, t.stream.name, err)
+		return false, fmt.Errorf("jetstream: pause consumer %s of stream %s: %w", consumer, t.stream.name, err)
 	}
-	return nil
+	return answer.Paused, nil
 }
 
 // groupPaused gives back what the member holds and has not begun: the group gets no events now.
