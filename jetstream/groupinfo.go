@@ -19,8 +19,11 @@ type GroupInfo struct {
 	Group string `json:"group"`
 	// Generation counts the moves of the group, from 1.
 	Generation int `json:"generation"`
-	// Floor is the sequence up to which every event is settled.
-	Floor uint64 `json:"floor"`
+	// LastID and LastTS are the group's Cursor. Floor is its sequence: every event up to it is
+	// settled.
+	LastID string `json:"lastId,omitempty"`
+	LastTS int64  `json:"lastTs,omitempty"`
+	Floor  uint64 `json:"floor"`
 	// Pending is the number of events that were not delivered yet. InFlight is the number of events
 	// that were delivered and are not settled, those in back-off included.
 	Pending  uint64 `json:"pending"`
@@ -64,6 +67,10 @@ func (b *Bus) groupInfo(ctx context.Context, t *topicInfo, group string, ptr *ge
 	}
 	if live := b.liveGroup(t, info.Name); live != nil {
 		found.Members = len(b.membersOf(live))
+	}
+	var err error
+	if found.LastID, found.LastTS, err = b.lastSettled(ctx, t, info); err != nil {
+		return GroupInfo{}, err
 	}
 	if found.Pending+found.InFlight > 0 {
 		oldest, err := b.nextStored(ctx, t, &walkOptions{}, found.Floor)

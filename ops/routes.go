@@ -5,6 +5,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"slices"
 
 	"github.com/go-chi/chi/v5"
 	"github.com/go-chi/chi/v5/middleware"
@@ -45,15 +46,13 @@ type route struct {
 // routes returns all routes. The router, the table of docs/protocol.md and the test of permissions
 // follow this table.
 func (s *Server) routes() []route {
-	noGroups := s.cfg.Groups == nil
-	return []route{
+	return slices.Concat([]route{
 		{http.MethodGet, "/livez", open, nil, livez, false},
 		{http.MethodGet, "/readyz", open, nil, s.readyz, false},
 		{http.MethodGet, "/healthz", open, nil, s.readyz, false},
 		{http.MethodGet, "/metrics", scrapes, fixedTarget(MetricsTopic), s.metrics().ServeHTTP, false},
 		{http.MethodPost, "/revocations", changes, fixedTarget(TokensTopic), s.revoke, s.cfg.Revocations == nil},
-		{http.MethodDelete, "/groups/{topic}/{group}", changes, pathTarget, s.deleteGroup, noGroups},
-	}
+	}, s.groupRoutes())
 }
 
 // router serves routes.
