@@ -236,4 +236,3 @@ func parseGroupsNext(next string) (at [2]string, err error) {
 	}
 	return [2]string{stream, consumer}, nil
 }
-

@@ -18,54 +18,59 @@ import (
 
 var movesFor = flag.Duration("moves.for", 12*time.Second, "how long TestMovesFollowTheModel moves groups")
 
-// lent is a lease as the model knows it.
-type lent struct {
-	seq   uint64
-	epoch int // moves that were answered when the lease was given
-}
-
 // movesModel is what a group must do. A move begins and ends at known moments. Between them, events
 // of both positions may come.
 type movesModel struct {
 	t  *testing.T
 	mu sync.Mutex
 	// epoch counts the moves that were answered. moving says that one is under way.
-	epoch  int
-	moving bool
-	from   uint64            // nothing before it may be leased in this epoch
-	skips  map[uint64]bool   // nor these, which the bookmark had settled
-	need   map[uint64]bool   // must be delivered in this epoch, and settled
-	acked  map[uint64]bool   // settled for sure in this epoch
-	last   uint64            // the newest event
-	marks  map[string]marked // by name
-	leases int
-	did    map[string]int
+	epoch    int
+	moving   bool
+	consumer string              // what the group was when the last move was answered
+	early    map[string][]uint64 // leased from other consumers during a move
+	from     uint64              // nothing before it may be leased in this epoch
+	never    map[uint64]bool     // nor these, which the bookmark had surely settled
+	past     map[uint64]bool     // what the bookmark may have settled
+	need     map[uint64]bool     // must be delivered in this epoch, and settled
+	// by consumer: what may be settled, and what surely is
+	tried, acked map[string]map[uint64]bool
+	last         uint64 // the newest event
+	marks        map[string]marked
+	leases       int
+	did          map[string]int
 }
 
-// marked is a bookmark as the model knows it: what was surely settled, and what may have been.
+// marked is a bookmark as the model knows it: of what was delivered, what may have been settled, and
+// what surely was.
 type marked struct {
-	floor          uint64
-	surely, exact  map[uint64]bool
-	newest         uint64
-	mayBe          map[uint64]bool
+	floor       uint64
+	may, surely map[uint64]bool
 }
 
 // leased takes a lease that was given: at once, with the epoch from before it was.
-func (m *movesModel) leased(epoch int, seq uint64) {
+func (m *movesModel) leased(epoch int, consumer string, seq uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.leases++
-	if epoch != m.epoch || m.moving {
-		return
+	if epoch == m.epoch && !m.moving && consumer != m.consumer {
+		m.t.Errorf("epoch %d: event %d was leased from %s, and the group is %s", m.epoch, seq, consumer, m.consumer)
 	}
+	if m.moving && consumer != m.consumer {
+		m.early[consumer] = append(m.early[consumer], seq) // the group has been moved, and nobody says so yet
+	}
+	if consumer == m.consumer {
+		m.allowed(seq)
+	}
+	delete(m.acked[consumer], seq) // the ack was lost with a hub
+}
+
+// allowed checks an event that was leased from the present consumer. m.mu is held.
+func (m *movesModel) allowed(seq uint64) {
 	if seq < m.from {
 		m.t.Errorf("epoch %d: event %d was leased, and the group was moved to %d", m.epoch, seq, m.from)
 	}
-	if m.skips[seq] {
+	if m.never[seq] {
 		m.t.Errorf("epoch %d: event %d was leased, which the bookmark had settled", m.epoch, seq)
-	}
-	if m.acked[seq] {
-		m.did["again after an ack"]++ // a hub was killed, or the ack did not arrive
 	}
 }
 
@@ -79,13 +84,44 @@ func (m *movesModel) now() int {
 	return m.epoch
 }
 
-// settled takes an ack that the hub took for a lease of this epoch.
-func (m *movesModel) settled(epoch int, seq uint64) {
+// try notes that an event is about to be settled.
+func (m *movesModel) try(consumer string, seq uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if epoch == m.epoch && !m.moving {
-		m.acked[seq] = true
+	add(m.tried, consumer, seq)
+}
+
+// settled takes an ack that the hub took.
+func (m *movesModel) settled(consumer string, seq uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	add(m.acked, consumer, seq)
+	if consumer == m.consumer {
 		delete(m.need, seq)
+	}
+}
+
+func add(to map[string]map[uint64]bool, consumer string, seq uint64) {
+	if to[consumer] == nil {
+		to[consumer] = make(map[uint64]bool)
+	}
+	to[consumer][seq] = true
+}
+
+// follow takes over what the group is now. m.mu is held.
+func (m *movesModel) follow(g Group) {
+	_, ptr, err := g.pointer(context.Background())
+	if err != nil {
+		m.t.Error(err)
+		return
+	}
+	m.consumer = ptr.Consumer
+	for _, seq := range m.early[m.consumer] {
+		m.allowed(seq)
+	}
+	clear(m.early)
+	for _, of := range []map[string]map[uint64]bool{m.acked, m.tried} {
+		maps.DeleteFunc(of, func(consumer string, _ map[uint64]bool) bool { return consumer != m.consumer })
 	}
 }
 
@@ -114,7 +150,7 @@ func TestMovesFollowTheModel(t *testing.T) {
 
 func movesRun(t *testing.T, url string, n int, random *rand.Rand) {
 	topic := fmt.Sprintf("moves.%d", n)
-	m := &movesModel{t: t, from: 1, need: make(map[uint64]bool), acked: make(map[uint64]bool), marks: make(map[string]marked), did: make(map[string]int)}
+	m := &movesModel{t: t, from: 1, need: make(map[uint64]bool), acked: make(map[string]map[uint64]bool), tried: make(map[string]map[uint64]bool), early: make(map[string][]uint64), marks: make(map[string]marked), did: make(map[string]int)}
 	open := func() *Bus {
 		b, err := Open(t.Context(), Config{URL: url, AckWait: 3 * time.Second})
 		if err != nil {
@@ -139,7 +175,9 @@ func movesRun(t *testing.T, url string, n int, random *rand.Rand) {
 			}
 			m.mu.Lock()
 			m.last = r.Sequence
-			m.need[r.Sequence] = true
+			if !m.acked[m.consumer][r.Sequence] { // it may have come at once
+				m.need[r.Sequence] = true
+			}
 			m.mu.Unlock()
 			ids, times = append(ids, r.ID), append(times, time.Now())
 		}
@@ -153,6 +191,7 @@ func movesRun(t *testing.T, url string, n int, random *rand.Rand) {
 		t.Error(err)
 		return
 	}
+	m.follow(g)
 	hubs := []*movesHub{m.hub(open(), topic, random.Uint64()), m.hub(open(), topic, random.Uint64())}
 	defer func() {
 		for _, h := range hubs {
@@ -168,6 +207,9 @@ func movesRun(t *testing.T, url string, n int, random *rand.Rand) {
 			m.did["kill"]++
 			i := random.IntN(2)
 			hubs[i].kill()
+			m.mu.Lock()
+			clear(m.acked) // acks may be lost with it
+			m.mu.Unlock()
 			hubs[i] = m.hub(open(), topic, random.Uint64())
 		case k == 1 && len(m.marks) < 5:
 			m.mark(g, fmt.Sprint("m", random.IntN(5)))
@@ -230,7 +272,7 @@ func (m *movesModel) hub(b *Bus, topic string, seed uint64) *movesHub {
 				if !ok {
 					continue
 				}
-				m.leased(epoch, d.Event.Sequence)
+				m.leased(epoch, d.group.consumer, d.Event.Sequence)
 				switch k := random.IntN(20); {
 				case k == 0:
 					_ = d.Nack("no", DefaultBackoff)
@@ -243,8 +285,9 @@ func (m *movesModel) hub(b *Bus, topic string, seed uint64) *movesHub {
 							return
 						}
 					}
+					m.try(d.group.consumer, d.Event.Sequence)
 					if d.Ack() == nil {
-						m.settled(epoch, d.Event.Sequence)
+						m.settled(d.group.consumer, d.Event.Sequence)
 					}
 				}
 			}
@@ -294,8 +337,7 @@ func (m *movesModel) move(g Group, random *rand.Rand, ids []string, times []time
 	at := 1 + random.IntN(last)
 	var to Position
 	var start uint64
-	var settled map[uint64]bool
-	var surely map[uint64]bool
+	var may, surely map[uint64]bool
 	kind := []string{"earliest", "latest", "id", "time", "back", "bookmark"}[random.IntN(6)]
 	switch kind {
 	case "earliest":
@@ -315,7 +357,7 @@ func (m *movesModel) move(g Group, random *rand.Rand, ids []string, times []time
 			return
 		}
 		n := 1 + random.IntN(last)
-		if info.InFlight > 0 {
+		if info.InFlight+info.Pending > 0 {
 			kind = "back, vaguely"
 		}
 		to = Back(n)
@@ -327,7 +369,7 @@ func (m *movesModel) move(g Group, random *rand.Rand, ids []string, times []time
 		}
 		name := names[random.IntN(len(names))]
 		mark := m.marks[name]
-		to, start, settled, surely = AtBookmark(name), mark.floor+1, mark.mayBe, mark.exact
+		to, start, may, surely = AtBookmark(name), mark.floor+1, mark.may, mark.surely
 	}
 	m.mu.Lock()
 	m.moving = true
@@ -343,13 +385,14 @@ func (m *movesModel) move(g Group, random *rand.Rand, ids []string, times []time
 	defer m.mu.Unlock()
 	m.moving = false
 	m.epoch++
-	m.from, m.skips = start, surely
+	m.from, m.never, m.past = start, surely, may
 	if strings.HasSuffix(kind, "vaguely") {
-		m.from = 0
+		m.from, start = 0, m.last+1
 	}
-	m.need, m.acked = make(map[uint64]bool), make(map[uint64]bool)
+	m.follow(g)
+	m.need = make(map[uint64]bool)
 	for seq := start; seq <= m.last; seq++ {
-		if !settled[seq] {
+		if !may[seq] && !m.acked[m.consumer][seq] {
 			m.need[seq] = true
 		}
 	}
@@ -358,32 +401,30 @@ func (m *movesModel) move(g Group, random *rand.Rand, ids []string, times []time
 // mark makes a bookmark.
 func (m *movesModel) mark(g Group, name string) {
 	m.mu.Lock()
-	before := maps.Clone(m.acked)
+	surely := maps.Clone(m.acked[m.consumer])
 	m.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	made, err := g.Bookmarks().Put(ctx, name)
 	if err != nil {
-		m.t.Error(err)
+		m.t.Errorf("bookmark: %v", err)
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	_ = before
-	mark := marked{floor: made.Floor, newest: made.Newest, mayBe: make(map[uint64]bool)}
+	mark := marked{floor: made.Floor}
+	m.did["rough bookmark"]++
 	if made.Exact {
+		m.did["rough bookmark"]--
 		m.did["exact bookmark"]++
-		for seq := range m.acked {
-			if seq > made.Floor && seq <= made.Newest {
-				mark.mayBe[seq] = true
-			}
+		mark.may, mark.surely = maps.Clone(m.tried[m.consumer]), surely
+		if mark.may == nil {
+			mark.may = make(map[uint64]bool)
 		}
-		// What was not acked by now is surely unsettled, unless the group was moved since.
-		for seq := range m.skips {
-			mark.mayBe[seq] = true
-		}
-	} else {
-		m.did["rough bookmark"]++
+		maps.Copy(mark.may, m.past)
+		behind := func(seq uint64, _ bool) bool { return seq > made.Newest }
+		maps.DeleteFunc(mark.may, behind)
+		maps.DeleteFunc(mark.surely, behind)
 	}
 	m.marks[name] = mark
 }
