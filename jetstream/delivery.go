@@ -218,16 +218,24 @@ func (d *Delivery) written() {
 }
 
 // begin starts the lease. With release, the delivery keeps no more than its names, and the lease
-// does not run before written.
+// does not run before written. A delivery whose consumer has been silent is given back instead: the
+// group may have been moved.
 func (d *Delivery) begin(release bool) bool {
 	s := d.m.sub
 	now := s.bus.clock.now()
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.quicken()
 	if d.index < 0 || d.begun || !d.usable(now) {
+		s.mu.Unlock()
 		return false
 	}
+	if !d.fresh(now) {
+		s.remove(d, Returned)
+		s.mu.Unlock()
+		s.spare(d, true)
+		return false
+	}
+	defer s.mu.Unlock()
 	d.begun = true
 	d.started = now
 	d.deadline = now + int64(s.opts.AckTimeout)
@@ -246,6 +254,13 @@ func (d *Delivery) begin(release bool) bool {
 	d.m.obs.Delivered()
 	d.m.obs.InFlight(1)
 	return true
+}
+
+// fresh reports whether the consumer existed a short time ago: it sent the delivery then, or
+// answered a question that was asked then. A seek waits for that time after it has deleted the
+// consumer, so that no hub begins a lease of before, whether it has heard of the seek or not.
+func (d *Delivery) fresh(now int64) bool {
+	return now-max(d.touched, d.path().heard.Load()) < int64(d.group.fence.fresh)
 }
 
 // takeBack ends a lease whose event was not sent; the subscription keeps holding it.

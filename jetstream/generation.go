@@ -40,6 +40,11 @@ type generation struct {
 	Durable bool `json:"durable,omitempty"`
 	// Deleted says that somebody deleted the group; Consumer was its last.
 	Deleted bool `json:"deleted,omitempty"`
+	// Paused says that the group gets no events until somebody resumes it.
+	Paused bool `json:"paused,omitempty"`
+	// Settled is what members acknowledge unseen: it was settled when a bookmark was made to which
+	// the group went back.
+	Settled []seqSpan `json:"settled,omitempty"`
 	// After is the revision of the last deletion. Members of earlier revisions are of a group that
 	// was deleted.
 	After uint64 `json:"after,omitempty"`
@@ -53,11 +58,19 @@ func (p generation) next(t *topicInfo, group string) generation {
 	var nonce [4]byte
 	_, _ = rand.Read(nonce[:]) // never fails
 	n := p.Number + 1
-	next := generation{Number: n, Consumer: t.consumerName(group) + "~" + strconv.Itoa(n) + "-" + hex.EncodeToString(nonce[:]), Durable: p.Durable, After: p.After}
+	next := generation{Number: n, Consumer: t.consumerName(group) + "~" + strconv.Itoa(n) + "-" + hex.EncodeToString(nonce[:]), Durable: p.Durable, Paused: p.Paused, Settled: p.Settled, After: p.After}
 	if p.Deleted {
-		next.Durable, next.After = false, p.revision
+		next.Durable, next.Paused, next.Settled, next.After = false, false, nil, p.revision
 	}
 	return next
+}
+
+// stillSettled is what the next generation acknowledges unseen.
+func (p *generation) stillSettled() []seqSpan {
+	if p.Deleted {
+		return nil
+	}
+	return p.Settled
 }
 
 // ended reports whether the group was deleted since its member knew it. A member that knows none
@@ -184,6 +197,10 @@ func (p *generations) watch() error {
 			if e == nil {
 				continue
 			}
+			if strings.HasPrefix(e.Key(), heldPrefix) {
+				p.bus.answerHeld(e.Value())
+				continue
+			}
 			var moved generation
 			if err := json.Unmarshal(e.Value(), &moved); err != nil {
 				continue
@@ -261,7 +278,7 @@ func (p *generations) sweep(ctx context.Context, age time.Duration) error {
 	var old []*storedMsg
 	err := p.bus.readThrough(ctx, "KV_"+groupsBucket, 1, false, func(m *storedMsg) error {
 		var g generation
-		if m.time.Before(before) && json.Unmarshal(m.data, &g) == nil && g.Deleted {
+		if m.time.Before(before) && json.Unmarshal(m.data, &g) == nil && (g.Deleted || strings.HasPrefix(m.subject, "$KV."+groupsBucket+"."+heldPrefix)) {
 			old = append(old, m)
 		}
 		return nil

@@ -40,6 +40,7 @@ type group struct {
 	memory   bool         // it dies with its server
 	maker    string       // the client that made it, "" for none
 	first    uint64       // the first event that it is given at all
+	skips    []seqSpan    // what members acknowledge unseen
 	paths    []path       // to the consumer, one for each connection of the pool
 
 	arriving atomic.Int64 // events that arrived and are not held yet; raised with mu held
@@ -61,11 +62,11 @@ type group struct {
 	idleAt  int64  // when it may be asked again whether other members wait
 }
 
-func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, revision uint64) *group {
+func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, revision uint64, settled []seqSpan) *group {
 	g := &group{
 		bus: b, topic: t, name: name, consumer: info.Name, fence: newFence(max(info.Config.AckWait, time.Second)),
 		created: info.Created, memory: info.Config.MemoryStorage, maker: info.Config.Metadata[metaMaker],
-		first: max(info.Config.OptStartSeq, 1),
+		first: max(info.Config.OptStartSeq, 1), skips: settled,
 		next:  b.api + "CONSUMER.MSG.NEXT." + t.stream.name + "." + info.Name,
 		info:  b.api + "CONSUMER.INFO." + t.stream.name + "." + info.Name,
 		paths: make([]path, len(b.links)),
@@ -214,7 +215,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		info, err := b.groupConsumer(ctx, t, &ptr)
 		if err == nil && !dead.is(info) {
 			if j.ttl > 0 || info.Config.InactiveThreshold == 0 {
-				return b.newGroup(t, j.group, info, ptr.revision), nil
+				return b.newGroup(t, j.group, info, ptr.revision, ptr.Settled), nil
 			}
 			g, err := b.makeDurable(ctx, t, j.group, ptr, info)
 			if errors.Is(err, errGroupMoved) {
@@ -246,10 +247,11 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 				return nil, b.unavailable(err)
 			}
 			b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
-			g := b.newGroup(t, j.group, info, rev)
+			g := b.newGroup(t, j.group, info, rev, ptr.stillSettled())
 			g.storeFirstMark(ctx, from.seq-1)
 			return g, nil
 		}
+		from.paused = ptr.Paused
 		info, err = b.createConsumer(ctx, t, j.group, ptr.Consumer, from)
 		if errors.Is(err, natsjs.ErrConsumerExists) || err == nil && dead.is(info) {
 			continue // another hub was first: its start counts; or the deleted one is still there
@@ -263,7 +265,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 			return nil, b.unavailable(err)
 		}
 		if !again.Deleted && again.Consumer == info.Name {
-			g := b.newGroup(t, j.group, info, again.revision)
+			g := b.newGroup(t, j.group, info, again.revision, again.Settled)
 			// A later generation says that there was a group. With a TTL, it may have ended in
 			// order.
 			g.lost.Store(from.lost || dead == nil && ptr.Number > 1 && from.ttl == 0)
@@ -312,7 +314,7 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 		}
 		b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
 		b.log.InfoContext(ctx, "group has no TTL any more; moved to a file", slog.String("topic", t.name), slog.String("group", name))
-		return b.newGroup(t, name, moved, rev), nil
+		return b.newGroup(t, name, moved, rev, ptr.Settled), nil
 	}
 	cfg := info.Config
 	cfg.InactiveThreshold = 0
@@ -331,7 +333,7 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 	}
 	b.log.InfoContext(ctx, "group has no TTL any more", slog.String("topic", t.name), slog.String("group", name))
 	info.Config = cfg
-	return b.newGroup(t, name, info, rev), nil
+	return b.newGroup(t, name, info, rev, ptr.Settled), nil
 }
 
 // unavailableUnless is unavailable, but for an error that the caller handles.
@@ -357,6 +359,7 @@ func (g *group) leftOnDisk(t *topicInfo, consumer string) bool {
 // returns errGroupMoved when another was first.
 func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from generation, to groupStart) (*natsjs.ConsumerInfo, uint64, error) {
 	next := from.next(t, group)
+	to.paused = next.Paused
 	info, err := b.createConsumer(ctx, t, group, next.Consumer, to)
 	if err != nil {
 		return nil, 0, err
@@ -460,6 +463,9 @@ func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name stri
 	}
 	if from.maker != "" {
 		cfg.Metadata[metaMaker] = from.maker
+	}
+	if from.paused {
+		cfg.PauseUntil = &pausedUntil
 	}
 	if from.ttl > 0 {
 		cfg.InactiveThreshold = from.ttl

@@ -134,7 +134,7 @@ func (m *makers) note(ctx context.Context, t *topicInfo, group, client string) (
 func (m *makers) refusal(ctx context.Context, t *topicInfo, client string) (*Error, error) {
 	b := m.bus
 	prefix := makersPrefix + objectName(client) + "."
-	noted, err := m.subjects(ctx, prefix+">")
+	noted, err := b.subjectsOf(ctx, makersBucket, prefix+">")
 	if err != nil {
 		return nil, err
 	}
@@ -153,15 +153,15 @@ func (m *makers) refusal(ctx context.Context, t *topicInfo, client string) (*Err
 	return nil, nil
 }
 
-// subjects returns the subjects of the bucket that match a filter, at its leader.
-func (m *makers) subjects(ctx context.Context, filter string) (map[string]uint64, error) {
+// subjectsOf returns the subjects of one of the hub's buckets that match a filter, at its leader.
+func (b *Bus) subjectsOf(ctx context.Context, bucket, filter string) (map[string]uint64, error) {
 	var info struct {
 		Error *apiError `json:"error"`
 		State struct {
 			Subjects map[string]uint64 `json:"subjects"`
 		} `json:"state"`
 	}
-	if err := m.bus.askAPI(ctx, "STREAM.INFO.KV_"+makersBucket, map[string]any{"subjects_filter": filter}, &info); err != nil {
+	if err := b.askAPI(ctx, "STREAM.INFO.KV_"+bucket, map[string]any{"subjects_filter": filter}, &info); err != nil {
 		return nil, err
 	}
 	if info.Error != nil {

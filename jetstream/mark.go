@@ -259,9 +259,10 @@ func (b *Bus) saveMark(l *link, subject string, m mark) {
 
 // groupStart is how a group begins whose consumer does not exist.
 type groupStart struct {
-	seq   uint64
-	ttl   time.Duration
-	maker string // the client that made it
+	seq    uint64
+	ttl    time.Duration
+	maker  string // the client that made it
+	paused bool
 	// goesOn says that the group is no new one: only its consumer was lost.
 	goesOn bool
 	// lost says that members may have been there after the mark: their hub died before it could say

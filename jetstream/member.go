@@ -252,7 +252,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 		s.spare(d, false)
 		return // it may have waited for too long to be ours still
 	}
-	wanted := s.opts.Filter == nil || s.opts.Filter(&d.Event)
+	wanted := !covered(in.group.skips, meta.streamSeq) && (s.opts.Filter == nil || s.opts.Filter(&d.Event))
 
 	s.mu.Lock()
 	current := m.inbox == in

@@ -544,8 +544,13 @@ func (s *Subscription) moved(key string, to *generation) {
 		case g.consumer != to.Consumer || to.Deleted:
 			m.reattach(to.Deleted)
 			m.movedAt = max(m.movedAt, to.revision)
-		case to.Durable:
-			g.ttl.Store(0)
+		default:
+			if to.Durable {
+				g.ttl.Store(0)
+			}
+			if to.Paused {
+				m.groupPaused()
+			}
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"slices"
 
 	"github.com/go-chi/chi/v5"
 	"github.com/go-chi/chi/v5/middleware"
@@ -50,8 +51,8 @@ type route struct {
 // routes returns all routes. The router, the table of docs/protocol.md and the test of permissions
 // follow this table.
 func (s *Server) routes() []route {
-	noGroups, noConnections, noEvents := s.cfg.Groups == nil, s.cfg.Connections == nil, s.cfg.Events == nil
-	return []route{
+	noConnections, noEvents := s.cfg.Connections == nil, s.cfg.Events == nil
+	return slices.Concat([]route{
 		{http.MethodGet, "/livez", open, nil, livez, false},
 		{http.MethodGet, "/readyz", open, nil, s.readyz, false},
 		{http.MethodGet, "/healthz", open, nil, s.readyz, false},
@@ -66,8 +67,7 @@ func (s *Server) routes() []route {
 		{http.MethodPost, "/revocations", changes, fixedTarget(TokensTopic), s.revoke, s.cfg.Revocations == nil},
 		{http.MethodGet, "/connections", shows, fixedTarget(ConnectionsTopic), s.connections, noConnections},
 		{http.MethodDelete, "/connections/{id}", changes, fixedTarget(ConnectionsTopic), s.closeConnection, noConnections},
-		{http.MethodDelete, "/groups/{topic}/{group}", changes, pathTarget, s.deleteGroup, noGroups},
-	}
+	}, s.groupRoutes())
 }
 
 // router serves routes.
