@@ -59,6 +59,13 @@ type group struct {
 	acks    string // what its ack subjects begin with; "" before the first delivery
 	watched int64  // when the server was last asked how far the group is
 	idleAt  int64  // when it may be asked again whether other members wait
+	sight   sight
+	told    uint64 // the end of the last gap that the members know of
+	// found is what is to be looked at for losses, and waiting the deliveries that came meanwhile;
+	// both are bounded by what members hold.
+	found    []found
+	waiting  []*Delivery
+	checking bool
 }
 
 func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, revision uint64) *group {
@@ -70,6 +77,7 @@ func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, rev
 		info:  b.api + "CONSUMER.INFO." + t.stream.name + "." + info.Name,
 		paths: make([]path, len(b.links)),
 		track: newTrack(info),
+		sight: newSight(t, info),
 	}
 	g.ttl.Store(int64(info.Config.InactiveThreshold))
 	g.revision.Store(revision)

@@ -156,6 +156,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 		{Bucket: attemptsBucket, Description: "eventhub: deliveries that no client had", TTL: attemptsAge, MaxBytes: attemptsBytes},
 		{Bucket: marksBucket, Description: "eventhub: how far groups in memory are", TTL: marksAge},
 		{Bucket: makersBucket, Description: "eventhub: the groups that clients have made"},
+		{Bucket: retentionBucket, Description: "eventhub: what groups have lost, and who holds topics that reject", TTL: retentionAge, MaxBytes: retentionBytes},
 	}
 	if b.cfg.Server != nil {
 		own = append(own, natsjs.KeyValueConfig{Bucket: delaysBucket, Description: "eventhub: events refused with a delay", TTL: delaysAge, MaxBytes: delaysBytes})

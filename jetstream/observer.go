@@ -57,6 +57,9 @@ type GroupObserver interface {
 	Polled(took time.Duration)
 	// Reset counts a group that had to start anew and may have missed events.
 	Reset()
+	// Lost counts events that were removed before the group was given them. Of all hubs, one counts
+	// each event.
+	Lost(events uint64)
 	// Close ends the use of this observer.
 	Close()
 }
@@ -89,4 +92,5 @@ func (nopObserver) Settled(Outcome, time.Duration, time.Duration) {
 func (nopObserver) InFlight(int)         {}
 func (nopObserver) Polled(time.Duration) {}
 func (nopObserver) Reset()               {}
+func (nopObserver) Lost(uint64)          {}
 func (nopObserver) Close()               {}

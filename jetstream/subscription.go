@@ -60,6 +60,11 @@ type SubscribeOptions struct {
 	// missed events. It is called before the next event of that topic is handed out, and never
 	// while the handler runs. It must not block.
 	OnReset func(topic string)
+	// OnLost, when not nil, is called when events were removed from a topic before the group was
+	// given them. It is called before the next event of that topic is handed out, and never while
+	// the handler runs. Every subscription of the group that is not paused at its start is told. It
+	// must not block.
+	OnLost func(Loss)
 	// CountFor, when not "", is the client for which the topics and groups that the subscription
 	// creates count: see Publisher.CountFor, Limits.GroupsPerClient and Limits.ClientGroups. By
 	// default they count for the program itself, which has no limits of its own, and for whose
