@@ -95,7 +95,7 @@ func (b *Bus) noteLoss(ctx context.Context, g *group, w gap) ([]Loss, error) {
 		return nil, nil
 	}
 	w.lost = min(w.lost, end-w.after.seq-1)
-	for range 16 {
+	for {
 		book, err := b.lossBook(ctx, g.topic, g.name)
 		if err != nil {
 			return alone(w.lost, err)
@@ -112,8 +112,8 @@ func (b *Bus) noteLoss(ctx context.Context, g *group, w gap) ([]Loss, error) {
 		}
 		book.add(w, n)
 		err = b.putBook(ctx, lossSubject(g.topic, g.name), &book, book.revision)
-		if errors.Is(err, errGroupMoved) {
-			continue // another hub noted something meanwhile
+		if errors.Is(err, errGroupMoved) && b.pause(ctx, bookAgain) == nil {
+			continue // another hub notes something at this moment
 		}
 		if err != nil {
 			return alone(n, err)
@@ -121,8 +121,10 @@ func (b *Bus) noteLoss(ctx context.Context, g *group, w gap) ([]Loss, error) {
 		b.countLost(g, n)
 		return g.untold(&book, w), nil
 	}
-	return alone(w.lost, errBusyBook)
 }
+
+// bookAgain is the pause before an entry that another hub changes is read again.
+const bookAgain = 5 * time.Millisecond
 
 // noteReturned counts events that the group's members gave back and that were removed since.
 func (b *Bus) noteReturned(ctx context.Context, g *group, seqs []uint64) ([]Loss, error) {
@@ -137,7 +139,7 @@ func (b *Bus) noteReturned(ctx context.Context, g *group, seqs []uint64) ([]Loss
 	n := uint64(len(gone))
 	losses := []Loss{{Topic: g.topic.name, Events: n}}
 	b.countLost(g, n)
-	for range 16 {
+	for {
 		book, err := b.lossBook(ctx, g.topic, g.name)
 		if err != nil {
 			return losses, err
@@ -145,14 +147,11 @@ func (b *Bus) noteReturned(ctx context.Context, g *group, seqs []uint64) ([]Loss
 		book.Lost += n
 		book.AtMS = time.Now().UnixMilli()
 		err = b.putBook(ctx, lossSubject(g.topic, g.name), &book, book.revision)
-		if !errors.Is(err, errGroupMoved) {
+		if !errors.Is(err, errGroupMoved) || b.pause(ctx, bookAgain) != nil {
 			return losses, err
 		}
 	}
-	return losses, errBusyBook
 }
-
-var errBusyBook = errors.New("jetstream: other hubs change the entry again and again")
 
 // newlyLost is how much of a gap is not in the book yet.
 func (b *Bus) newlyLost(ctx context.Context, t *topicInfo, book *lossBook, w gap, end uint64) (uint64, error) {
