@@ -52,6 +52,7 @@ type Metrics struct {
 	delivered    *prometheus.CounterVec
 	outcomes     map[jetstream.Outcome]*prometheus.CounterVec
 	resets       *prometheus.CounterVec
+	lost         *prometheus.CounterVec
 	inFlight     *prometheus.GaugeVec
 	wsInFlight   *prometheus.GaugeVec
 	polled       *prometheus.HistogramVec
@@ -102,6 +103,7 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 			jetstream.Dropped:      newCounter(reg, "eventhub_leases_dropped_total"),
 		},
 		resets:       newCounter(reg, "eventhub_group_resets_total"),
+		lost:         newCounter(reg, "eventhub_events_lost_total"),
 		inFlight:     newGauge(reg, "events_inflight"),
 		wsInFlight:   newGauge(reg, "ws_inflight"),
 		polled:       newHistogram(reg, "subscribe_poll_duration_ms"),
@@ -175,6 +177,7 @@ func (m *Metrics) Group(topic, group string, ephemeral bool) jetstream.GroupObse
 		metrics: m, pair: p, use: use,
 		delivered:  m.delivered.WithLabelValues(p.topic, p.group),
 		resets:     m.resets.WithLabelValues(p.topic, p.group),
+		lost:       m.lost.WithLabelValues(p.topic, p.group),
 		inFlight:   m.inFlight.WithLabelValues(p.topic, p.group),
 		wsInFlight: m.wsInFlight.WithLabelValues(p.topic, p.group),
 		polled:     m.polled.WithLabelValues(p.topic, p.group),
@@ -228,6 +231,7 @@ func (m *Metrics) release(p pair, use *pairUse) {
 	delete(m.pairs, p)
 	m.delivered.DeleteLabelValues(p.topic, p.group)
 	m.resets.DeleteLabelValues(p.topic, p.group)
+	m.lost.DeleteLabelValues(p.topic, p.group)
 	for _, v := range m.outcomes {
 		v.DeleteLabelValues(p.topic, p.group)
 	}
@@ -262,6 +266,7 @@ type groupObserver struct {
 
 	delivered  prometheus.Counter
 	resets     prometheus.Counter
+	lost       prometheus.Counter
 	outcomes   [jetstream.Dropped + 1]prometheus.Counter
 	inFlight   prometheus.Gauge
 	wsInFlight prometheus.Gauge
@@ -288,6 +293,8 @@ func (o *groupObserver) InFlight(delta int) {
 func (o *groupObserver) Polled(took time.Duration) { o.polled.Observe(milliseconds(took)) }
 
 func (o *groupObserver) Reset() { o.resets.Inc() }
+
+func (o *groupObserver) Lost(events uint64) { o.lost.Add(float64(events)) }
 
 func (o *groupObserver) Close() {
 	if o.use != nil {

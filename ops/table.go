@@ -40,6 +40,7 @@ var definitions = []definition{
 	{"eventhub_connections", gauge, "WebSocket connections that are open.", nil},
 	{"eventhub_connections_closed_total", counter, "WebSocket connections that ended, by close code.", []string{"code"}},
 	{"eventhub_errors_total", counter, "ERR frames and HTTP errors sent, by code.", []string{"code"}},
+	{"eventhub_events_lost_total", counter, "Events that were removed from a topic before the group was given them. Of all hubs, one counts each event.", pairLabels},
 	{"eventhub_events_read_total", counter, "Events that replays and exports have read.", nil},
 	{"eventhub_frames_total", counter, "Frames received over WebSockets, by op.", []string{"op"}},
 	{"eventhub_group_resets_total", counter, "Groups that had to start anew and may have missed events.", pairLabels},
