@@ -217,6 +217,7 @@ func (b *Bus) forgetGroup(ctx context.Context, t *topicInfo, group, maker string
 		{marksBucket, marksSubject(t, group)},
 		{attemptsBucket, "$KV." + attemptsBucket + "." + key + ".>"},
 		{retentionBucket, lossSubject(t, group)},
+		{retentionBucket, seenSubject(t, group)},
 	}
 	if maker != "" {
 		subjects = append(subjects, [2]string{makersBucket, makerSubject(maker, t, group)})

@@ -48,6 +48,7 @@ type group struct {
 	deleted  atomic.Bool   // somebody deleted it
 	revision atomic.Uint64 // of the generation that named it; 0: none did
 	letters  atomic.Int32  // dead letters that are not stored yet
+	seen     atomic.Int64  // when it was last noted that it has members; see keepSeen
 
 	// Guarded by Bus.groupMu.
 	users   int                        // how often share returned it

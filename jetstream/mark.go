@@ -120,6 +120,7 @@ func (b *Bus) watchGroups() {
 		}
 		now, asked := b.clock.now(), 0
 		b.eachGroup(func(g *group) {
+			g.keepSeen(b.link(), now)
 			if asked < watchBatch && g.due(now) {
 				asked++
 				l := b.link()

@@ -42,6 +42,9 @@ type TopicObserver interface {
 	Published(took time.Duration)
 	// PublishFailed counts a publish that was answered with an error.
 	PublishFailed()
+	// GroupIgnored counts a group that holds the events of a topic with OnFullReject no more,
+	// because it had no member for TopicRule.GroupAge. Each hub counts for itself.
+	GroupIgnored()
 }
 
 // GroupObserver receives metrics of the deliveries of one subscription on one topic.
@@ -86,6 +89,7 @@ func (nopObserver) ServerRestarted()                         {}
 func (nopObserver) Gauge(string, float64)                    {}
 func (nopObserver) Published(time.Duration)                  {}
 func (nopObserver) PublishFailed()                           {}
+func (nopObserver) GroupIgnored()                        {}
 func (nopObserver) Delivered()                               {}
 func (nopObserver) Settled(Outcome, time.Duration, time.Duration) {
 }

@@ -280,6 +280,9 @@ func (s *Subscription) join(ctx context.Context, topic string, start startFunc) 
 	s.members = append(s.members, m)
 	s.mu.Unlock()
 	s.bus.addMember(g, s) // from now on, other members' questions come to this one, too
+	if err := g.noteSeen(ctx); err != nil { // before others remove what the group is to be given
+		return s.bus.unavailable(err)
+	}
 	return nil
 }
 
@@ -516,6 +519,7 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 			m.obs.Close()
 			s.bus.unshare(m.group, s)
 			m.group.storeLastMark(marking, s.link)
+			_ = m.group.noteSeen(marking) // else the time counts from the last note
 		}
 	})
 	return err

@@ -48,6 +48,7 @@ type Metrics struct {
 	published     *prometheus.CounterVec
 	publishFailed *prometheus.CounterVec
 	publishTook   *prometheus.HistogramVec
+	ignored       *prometheus.CounterVec
 
 	delivered    *prometheus.CounterVec
 	outcomes     map[jetstream.Outcome]*prometheus.CounterVec
@@ -93,6 +94,7 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 		published:     newCounter(reg, "events_published_total"),
 		publishFailed: newCounter(reg, "eventhub_publish_failures_total"),
 		publishTook:   newHistogram(reg, "eventhub_publish_duration_ms"),
+		ignored:       newCounter(reg, "eventhub_groups_ignored_total"),
 		delivered:     newCounter(reg, "events_delivered_total"),
 		outcomes: map[jetstream.Outcome]*prometheus.CounterVec{
 			jetstream.Acked:        newCounter(reg, "events_acked_total"),
@@ -147,6 +149,7 @@ func (m *Metrics) Topic(topic string) jetstream.TopicObserver {
 		published: m.published.WithLabelValues(topic),
 		failed:    m.publishFailed.WithLabelValues(topic),
 		took:      m.publishTook.WithLabelValues(topic),
+		ignored:   m.ignored.WithLabelValues(topic),
 	}
 }
 
@@ -247,6 +250,7 @@ func (m *Metrics) release(p pair, use *pairUse) {
 type topicObserver struct {
 	published prometheus.Counter
 	failed    prometheus.Counter
+	ignored   prometheus.Counter
 	took      prometheus.Observer
 }
 
@@ -256,6 +260,8 @@ func (o *topicObserver) Published(took time.Duration) {
 }
 
 func (o *topicObserver) PublishFailed() { o.failed.Inc() }
+
+func (o *topicObserver) GroupIgnored() { o.ignored.Inc() }
 
 // groupObserver holds the resolved series of one pair, for one subscription.
 type groupObserver struct {

@@ -44,6 +44,7 @@ var definitions = []definition{
 	{"eventhub_events_read_total", counter, "Events that replays and exports have read.", nil},
 	{"eventhub_frames_total", counter, "Frames received over WebSockets, by op.", []string{"op"}},
 	{"eventhub_group_resets_total", counter, "Groups that had to start anew and may have missed events.", pairLabels},
+	{"eventhub_groups_ignored_total", counter, "Groups that had no member for too long and hold the events of a topic with on_full: reject no more. Each hub counts for itself.", topicLabels},
 	{"eventhub_http_requests_total", counter, "HTTP requests answered, by status.", []string{"status"}},
 	{"eventhub_leases_dropped_total", counter, "Leases that the hub gave up because it had lost its right to them: cut off, stopped, or after a seek.", pairLabels},
 	{"eventhub_leases_expired_total", counter, "Leases that ran out.", pairLabels},
