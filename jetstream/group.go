@@ -208,6 +208,14 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 	if !j.gone {
 		dead = nil
 	}
+	if j.ends && j.was != nil {
+		switch gone, err := b.generations.deleted(ctx, j.was.topic.stream); {
+		case err != nil:
+			return nil, b.unavailable(err)
+		case gone:
+			return nil, errGroupDeleted
+		}
+	}
 	for range 8 {
 		t, state, err := b.freshTopic(ctx, j.topic, j.client)
 		if err != nil {

@@ -244,18 +244,6 @@ func (b *Bus) sayFull(t *topicInfo, full bool, holder string) {
 	}
 }
 
-// purgeStream removes the messages of a stream before a sequence.
-func (b *Bus) purgeStream(ctx context.Context, stream string, before uint64) error {
-	var got struct {
-		Error *apiError `json:"error"`
-	}
-	err := b.askAPI(ctx, "STREAM.PURGE."+stream, map[string]any{"seq": before}, &got)
-	if err == nil && got.Error != nil {
-		err = got.Error
-	}
-	return err
-}
-
 // lowest is the lowest ack floor of the topic's groups that count, and whose it is; the end of the
 // stream where there is no group.
 func (b *Bus) lowest(ctx context.Context, t *topicInfo, info *natsjs.StreamInfo) (floor uint64, holder string, err error) {

@@ -263,9 +263,11 @@ func (b *Bus) book(ctx context.Context, subject string, into any) (uint64, error
 	if err != nil {
 		return 0, err
 	}
-	_ = json.Unmarshal(m.data, into)
+	unmarshalBook(m, into)
 	return m.seq, nil
 }
+
+func unmarshalBook(m *storedMsg, into any) bool { return json.Unmarshal(m.data, into) == nil }
 
 // putBook stores an entry that replaces the one of a revision. It returns errGroupMoved when
 // another was first.
