@@ -44,6 +44,8 @@ type Config struct {
 	Registry *prometheus.Registry
 	// Groups, if not nil, is managed at /groups.
 	Groups Groups
+	// Topics, if not nil, is managed at /topics. Guard is then required.
+	Topics Topics
 	// Guard protects everything but the probes and the metrics. Required with Groups or
 	// Revocations.
 	Guard Guard

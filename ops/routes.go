@@ -48,13 +48,17 @@ type route struct {
 // routes returns all routes. The router, the table of docs/protocol.md and the test of permissions
 // follow this table.
 func (s *Server) routes() []route {
-	noGroups := s.cfg.Groups == nil
+	noGroups, noTopics := s.cfg.Groups == nil, s.cfg.Topics == nil
 	return []route{
 		{http.MethodGet, "/livez", open, nil, livez, false},
 		{http.MethodGet, "/readyz", open, nil, s.readyz, false},
 		{http.MethodGet, "/healthz", open, nil, s.readyz, false},
 		{http.MethodGet, "/metrics", scrapes, fixedTarget(MetricsTopic), s.metrics().ServeHTTP, false},
 		{http.MethodPost, "/revocations", changes, fixedTarget(TokensTopic), s.revoke, s.cfg.Revocations == nil},
+		{http.MethodGet, "/topics", lists, QueryTarget, s.listTopics, noTopics},
+		{http.MethodGet, "/topics/{topic}", shows, pathTarget, s.showTopic, noTopics},
+		{http.MethodDelete, "/topics/{topic}", changes, pathTarget, s.deleteTopic, noTopics},
+		{http.MethodPost, "/topics/{topic}/purge", changes, pathTarget, s.purgeTopic, noTopics},
 		{http.MethodDelete, "/groups/{topic}/{group}", changes, pathTarget, s.deleteGroup, noGroups},
 	}
 }
