@@ -186,8 +186,8 @@ func (s *session) reset(sub *subscription) {
 	}
 }
 
-// eventsLost tells a client with the capability events_lost that events were removed before the group was
-// given them. The bus calls it before the next event of the topic.
+// eventsLost tells a client with the capability events_lost that events were removed before the
+// group was given them. The bus calls it before the next event of the topic.
 func (s *session) eventsLost(sub *subscription, l jetstream.Loss) {
 	if !s.wantsLosses.Load() {
 		return

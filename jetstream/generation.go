@@ -154,8 +154,8 @@ func (p *generations) swap(ctx context.Context, t *topicInfo, group string, old,
 	return rev, err
 }
 
-// markDeleted notes that a topic's stream is deleted on purpose. The mark is an entry like that of a
-// group, under the name of the stream alone.
+// markDeleted notes that a topic's stream is deleted on purpose. The mark is an entry like that of
+// a group, under the name of the stream alone.
 func (p *generations) markDeleted(ctx context.Context, s *stream) error {
 	value, err := json.Marshal(generation{Stream: s.created, Deleted: true})
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 )
 
 // A topic that rejects (OnFull) has a stream that never removes anything by itself: it refuses new
-// events at its bounds (DiscardNew), and has no age. Every hub that knows the topic removes what all
-// groups have settled, early enough that publishers of groups that keep up are never refused.
+// events at its bounds (DiscardNew), and has no age. Every hub that knows the topic removes what
+// all groups have settled, before publishers would be refused although the groups keep up.
 
 // How often the topics that reject are looked at.
 const (
@@ -40,6 +40,10 @@ const (
 // DefaultGroupAge is how long a group without members holds the events of a topic that rejects,
 // unless TopicRule.GroupAge says otherwise.
 const DefaultGroupAge = 7 * 24 * time.Hour
+
+// usualEvent is the size of an event for the number of publishes after which a topic is looked at.
+// Where events are larger, a refusal brings the next look.
+const usualEvent = 4 << 10
 
 // keeping is what a hub knows of a topic that rejects. It belongs to a stream.
 type keeping struct {
@@ -66,7 +70,7 @@ func (b *Bus) newKeeping(rule *TopicRule, cfg *natsjs.StreamConfig) *keeping {
 		every = min(every, cfg.MaxMsgs/(2*keepOf))
 	}
 	if cfg.MaxBytes > 0 {
-		every = min(every, cfg.MaxBytes/(2*keepOf)/4096) // of 4 KiB; of larger ones the look comes late
+		every = min(every, cfg.MaxBytes/(2*keepOf)/usualEvent)
 	}
 	return &keeping{wake: b.keepNow, every: max(every, 1), age: rule.MaxAge, groupAge: cmp.Or(rule.GroupAge, DefaultGroupAge), ignored: make(map[string]bool)}
 }

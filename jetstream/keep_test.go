@@ -154,7 +154,8 @@ func TestRejectWaitsForTheSlowest(t *testing.T) {
 				t.Fatalf("a native publisher got %s", reply.Data)
 			}
 			d := g.next()
-			<-time.After(2500 * time.Millisecond) // longer than the age, and than the looks at the topic
+			// longer than the age, and than the looks at the topic
+			<-time.After(2500 * time.Millisecond)
 			if first := firstOf(t, b); first != 1 {
 				t.Fatalf("the topic begins at %d; the slow group holds 1", first)
 			}

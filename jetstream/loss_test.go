@@ -18,7 +18,6 @@ type losses struct {
 	counted uint64
 }
 
-
 func (l *losses) Group(string, string, bool) GroupObserver { return lostObserver{l: l} }
 
 type lostObserver struct {
@@ -219,7 +218,7 @@ func TestLossIsCountedOnceByHubs(t *testing.T) {
 							got[d.Event.Sequence] = true
 							mu.Unlock()
 							select {
-							case <-time.After(time.Duration(i+1) * 3 * time.Millisecond): // slower than the publisher
+							case <-time.After(time.Duration(i+1) * 3 * time.Millisecond): // slow
 							case <-ctx.Done():
 								return
 							}

@@ -89,7 +89,7 @@ func (nopObserver) ServerRestarted()                         {}
 func (nopObserver) Gauge(string, float64)                    {}
 func (nopObserver) Published(time.Duration)                  {}
 func (nopObserver) PublishFailed()                           {}
-func (nopObserver) GroupIgnored()                        {}
+func (nopObserver) GroupIgnored()                            {}
 func (nopObserver) Delivered()                               {}
 func (nopObserver) Settled(Outcome, time.Duration, time.Duration) {
 }
