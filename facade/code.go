@@ -35,6 +35,8 @@ const (
 	codeOverloaded        code = "overloaded"
 	codeInternal          code = "internal"
 	codeGroupReset        code = "group_reset"
+	codeEventsLost        code = "events_lost"
+	codeTopicFull         code = "topic_full"
 )
 
 // A rule holds the consequences of a code.
@@ -73,6 +75,9 @@ var rules = map[code]rule{
 	codeOverloaded:        {http.StatusServiceUnavailable, true, "The hub is at one of its limits."},
 	// group_reset answers no request. Nothing else has this status.
 	codeGroupReset: {http.StatusConflict, false, "The group had to start anew and may have missed events; the message is topic::group. It answers no request."},
+	// events_lost answers no request either.
+	codeEventsLost: {http.StatusGone, false, "Events were removed before the group was given them; the message is topic::group, how many, and since when. It answers no request."},
+	codeTopicFull:  {http.StatusInsufficientStorage, true, "The topic is at its bound, and groups have not acknowledged its oldest events. Nothing was stored."},
 	codeInternal:   {http.StatusServiceUnavailable, true, "The hub failed; the cause is in its log."},
 }
 

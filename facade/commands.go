@@ -192,6 +192,7 @@ func (s *session) auth(f *frame) {
 	s.pub.CountFor(s.counted)
 	s.refusals = 0
 	s.wantsResets.Store(f.resets)
+	s.wantsLosses.Store(f.losses)
 	s.srv.unauthenticated.remove(s)
 	s.due.Store(nil)
 	if at := p.Expires(); !at.IsZero() {

@@ -290,7 +290,7 @@ func writeError(w http.ResponseWriter, status int, f *fault) {
 	switch status {
 	case http.StatusUnauthorized:
 		h.Set("WWW-Authenticate", "Bearer")
-	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusInsufficientStorage:
 		h.Set("Retry-After", f.retryAfter())
 	}
 	w.WriteHeader(status)

@@ -72,6 +72,12 @@ type TopicRule struct {
 	MaxAge   time.Duration
 	MaxBytes int64
 	MaxMsgs  int64
+	// OnFull is what happens when a bound is reached: OnFullDrop, the default, or OnFullReject,
+	// which requires MaxBytes or MaxMsgs and excludes Family. Dead letters have neither.
+	OnFull OnFull
+	// GroupAge is how long a group without members holds the events of a topic with OnFullReject:
+	// default 7 days, at least 1 s.
+	GroupAge time.Duration
 	// DuplicateWindow is how long an id is remembered. Default 2 min; 1 s at least.
 	DuplicateWindow time.Duration
 	// Replicas is the number of copies of the stream, and of its bucket: 1..5. Default
@@ -98,6 +104,18 @@ type TopicRule struct {
 	// same minimum values as with Compaction.
 	Snapshot *SnapshotRule
 }
+
+// OnFull is what happens to events at the bounds of a topic.
+type OnFull string
+
+const (
+	// OnFullDrop removes the oldest events, whether groups have read them or not. The bus reports
+	// what groups have lost (SubscribeOptions.OnLost).
+	OnFullDrop OnFull = "drop"
+	// OnFullReject removes no event that a group has not settled, whatever its age. Publishes get
+	// topic_full while the topic has no room.
+	OnFullReject OnFull = "reject"
+)
 
 // SnapshotRule requests snapshots of the state of a topic, for consumers that start without state.
 // The bus only stores the rule; projections.Compactor writes the snapshots.

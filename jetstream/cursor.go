@@ -175,6 +175,8 @@ func (b *Bus) forgetGroup(ctx context.Context, t *topicInfo, group, maker string
 		{marksBucket, marksSubject(t, group)},
 		{attemptsBucket, "$KV." + attemptsBucket + "." + key + ".>"},
 		{bookmarksBucket, bookmarksPrefix(t, group) + ">"},
+		{retentionBucket, lossSubject(t, group)},
+		{retentionBucket, seenSubject(t, group)},
 	}
 	if maker != "" {
 		subjects = append(subjects, [2]string{makersBucket, makerSubject(maker, t, group)})

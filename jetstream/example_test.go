@@ -244,6 +244,37 @@ func ExampleSubscribeOptions_deadLetter() {
 	// dlq.jobs
 }
 
+// Learn how many events were removed before the group was given them. With OnFullReject in place of
+// the default, the last publish would get topic_full instead.
+func ExampleSubscribeOptions_lost() {
+	bus, end := openExample(jetstream.TopicRule{Pattern: "ticks", MaxMsgs: 10})
+	defer end()
+	ctx := context.Background()
+
+	if err := bus.Group("ticks", "slow").Seek(ctx, jetstream.FromEarliest); err != nil {
+		panic(err)
+	}
+	for i := range 100 {
+		if _, err := bus.Publish(ctx, "ticks", fmt.Append(nil, i), jetstream.PublishOptions{}); err != nil {
+			panic(err)
+		}
+	}
+	first := make(chan string, 10)
+	_, err := bus.Consume(ctx, "ticks", "slow", jetstream.SubscribeOptions{
+		OnLost: func(l jetstream.Loss) { fmt.Println("lost", l.Events, "events of", l.Topic) },
+	}, func(_ context.Context, d *jetstream.Delivery) error {
+		first <- string(d.Event.Payload)
+		return nil
+	})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("next:", <-first)
+	// Output:
+	// lost 90 events of ticks
+	// next: 90
+}
+
 // Move a group back to the beginning, and read stored events without a group.
 func ExampleGroup_Seek() {
 	bus, end := openExample()

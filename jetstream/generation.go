@@ -167,6 +167,49 @@ func (p *generations) swap(ctx context.Context, t *topicInfo, group string, old,
 	return rev, err
 }
 
+// markDeleted notes that a topic's stream is deleted on purpose. The mark is an entry like that of
+// a group, under the name of the stream alone.
+func (p *generations) markDeleted(ctx context.Context, s *stream) error {
+	value, err := json.Marshal(generation{Stream: s.created, Deleted: true})
+	if err != nil {
+		return err
+	}
+	_, err = p.kv.Put(ctx, s.name, value)
+	return err
+}
+
+// deleted reports whether the stream was deleted on purpose.
+func (p *generations) deleted(ctx context.Context, s *stream) (bool, error) {
+	m, err := p.bus.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+s.name)
+	if errors.Is(err, ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	var mark generation
+	return json.Unmarshal(m.data, &mark) == nil && mark.Deleted && mark.Stream.Equal(s.created), nil
+}
+
+// topicDeleted has this hub forget a stream that is deleted, and its members look.
+func (b *Bus) topicDeleted(name string, created time.Time) {
+	b.topics.mu.RLock()
+	s := b.topics.streams[name]
+	b.topics.mu.RUnlock()
+	if s != nil && s.created.Equal(created) {
+		b.forget(s)
+	}
+	b.eachSubscription(func(s *Subscription) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, m := range s.members {
+			if at := m.group.topic.stream; at.name == name && at.created.Equal(created) {
+				m.reattach(true)
+			}
+		}
+	})
+}
+
 // follow tells this hub's members when their group was moved, until the bus closes.
 func (p *generations) follow() {
 	for p.bus.ctx.Err() == nil {
@@ -203,6 +246,10 @@ func (p *generations) watch() error {
 			}
 			var moved generation
 			if err := json.Unmarshal(e.Value(), &moved); err != nil {
+				continue
+			}
+			if !strings.Contains(e.Key(), ".") {
+				p.bus.topicDeleted(e.Key(), moved.Stream)
 				continue
 			}
 			moved.revision = e.Revision()

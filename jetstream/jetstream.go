@@ -92,6 +92,7 @@ type Bus struct {
 	groups    map[string]*group // that have members here, by stream and consumer
 	lingering lingering
 	unsaved   unsaved
+	keepNow   chan struct{} // wakes keepTopics
 	soon      soon
 	probed    atomic.Int64 // when the paths were last asked, in the clock of the bus
 
@@ -116,6 +117,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 		cfg: cfg, limits: cfg.Limits, rules: cfg.allRules(), log: cfg.Logger, obs: cfg.Observer,
 		clock: newClock(stallLimit(cfg.AckWait)), subs: make(map[*Subscription]struct{}),
 		groups: make(map[string]*group), lingering: lingering{inboxes: make(map[*inbox]struct{})},
+		keepNow: make(chan struct{}, 1),
 		unsaved: unsaved{notes: make(map[string]int), marks: make(map[string]mark)},
 		topics:  topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
 	}
@@ -157,6 +159,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 		{Bucket: marksBucket, Description: "eventhub: how far groups in memory are", TTL: marksAge},
 		{Bucket: makersBucket, Description: "eventhub: the groups that clients have made"},
 		{Bucket: bookmarksBucket, Description: "eventhub: bookmarks of groups"},
+		{Bucket: retentionBucket, Description: "eventhub: what groups have lost, and who holds topics that reject", TTL: retentionAge, MaxBytes: retentionBytes},
 	}
 	if b.cfg.Server != nil {
 		own = append(own, natsjs.KeyValueConfig{Bucket: delaysBucket, Description: "eventhub: events refused with a delay", TTL: delaysAge, MaxBytes: delaysBytes})
@@ -180,6 +183,9 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.background(b.lookAfterBuckets)
 	b.background(b.probePaths)
 	b.background(b.watchGroups)
+	if b.rejects() {
+		b.background(b.keepTopics)
+	}
 	b.background(b.listings.tend)
 	if s := b.cfg.Server; s != nil {
 		b.background(func() { s.Tend(b.ctx, b.serverRestarted, b.serverFailing) })

@@ -244,9 +244,10 @@ func (in *inbox) receive(msg *nats.Msg) {
 	// It may have waited in a buffer. What came before the answer to an echo was sent after the
 	// echo was asked.
 	d.touched = s.link.sentSince(now)
-	d.spared, d.knows = in.group.arrived(msg.Reply, &meta)
+	var behind bool
+	d.spared, d.knows, behind = in.group.arrived(msg.Reply, &meta, now)
 	defer in.group.arriving.Add(-1)
-	d.resolved = d.knows == known
+	d.resolved, d.looking = d.knows == known && !behind, behind
 	d.Attempt = max(d.delivered-d.spared, 1)
 	if s.bus.clock.stalled(now) {
 		s.spare(d, false)
@@ -307,23 +308,30 @@ func (in *inbox) receive(msg *nats.Msg) {
 	switch {
 	case direct:
 		s.hand(d)
+	case behind:
+		in.group.await(d)
 	case !d.resolved:
 		d.resolve()
 	}
 }
 
 // arrived notes a delivery to this hub, and returns how many before it reached no client, and how
-// well that is known. The caller takes one off arriving when a member holds the event, or it is
-// noted as unsettled.
-func (g *group) arrived(reply string, p *deliveryMeta) (spared int, how knowledge) {
+// well that is known. behind says that events may have been lost before it, and that it waits until
+// that is known. The caller takes one off arriving when a member holds the event, or it is noted as
+// unsettled.
+func (g *group) arrived(reply string, p *deliveryMeta, now int64) (spared int, how knowledge, behind bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.arriving.Add(1)
 	g.track.arrived(p)
+	if w, lost := g.sight.arrived(p, now); lost {
+		g.check(found{gap: w})
+	}
 	if len(g.acks) != p.prefix || g.acks != reply[:p.prefix] {
 		g.acks = reply[:p.prefix]
 	}
-	return g.known.arrived(p.streamSeq, p.delivered)
+	spared, how = g.known.arrived(p.streamSeq, p.delivered)
+	return spared, how, g.checking
 }
 
 // resolve asks how often the event reached no client, or tells other hubs. Events that arrive

@@ -42,6 +42,9 @@ type TopicObserver interface {
 	Published(took time.Duration)
 	// PublishFailed counts a publish that was answered with an error.
 	PublishFailed()
+	// GroupIgnored counts a group that holds the events of a topic with OnFullReject no more,
+	// because it had no member for TopicRule.GroupAge. Each hub counts for itself.
+	GroupIgnored()
 }
 
 // GroupObserver receives metrics of the deliveries of one subscription on one topic.
@@ -57,6 +60,9 @@ type GroupObserver interface {
 	Polled(took time.Duration)
 	// Reset counts a group that had to start anew and may have missed events.
 	Reset()
+	// Lost counts events that were removed before the group was given them. Of all hubs, one counts
+	// each event.
+	Lost(events uint64)
 	// Close ends the use of this observer.
 	Close()
 }
@@ -83,10 +89,12 @@ func (nopObserver) ServerRestarted()                         {}
 func (nopObserver) Gauge(string, float64)                    {}
 func (nopObserver) Published(time.Duration)                  {}
 func (nopObserver) PublishFailed()                           {}
+func (nopObserver) GroupIgnored()                            {}
 func (nopObserver) Delivered()                               {}
 func (nopObserver) Settled(Outcome, time.Duration, time.Duration) {
 }
 func (nopObserver) InFlight(int)         {}
 func (nopObserver) Polled(time.Duration) {}
 func (nopObserver) Reset()               {}
+func (nopObserver) Lost(uint64)          {}
 func (nopObserver) Close()               {}

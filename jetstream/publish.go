@@ -346,12 +346,19 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 	if keyChanged(err) {
 		return Receipt{}, ErrKeyChanged // no failure: it is what was asked for
 	}
+	if t.stream.keep != nil && beyond(err) {
+		t.obs.PublishFailed()
+		return Receipt{}, t.stream.keep.refused(err)
+	}
 	if _, ok := errors.AsType[*apiError](err); ok {
 		b.log.Warn("the stream refused an event", slog.String("topic", t.name), slog.Any("error", err))
 		return fail("the event store refused the event: nothing was stored", err)
 	}
 	if err != nil {
 		return fail("the event store gave an answer that could not be read: the outcome is unknown", err)
+	}
+	if t.stream.keep != nil {
+		t.stream.keep.oneStored()
 	}
 	t.obs.Published(time.Duration(b.clock.now() - sent))
 	return Receipt{ID: id, Stream: ack.Stream, Sequence: ack.Seq, Duplicate: ack.Duplicate}, nil

@@ -19,6 +19,8 @@ type stream struct {
 	family bool // it holds, or may hold, other topics too
 	// created tells a stream from one of the same name that was made later.
 	created time.Time
+	// keep is not nil when the topic rejects.
+	keep *keeping
 	// slots bounds the unconfirmed publishes.
 	slots chan struct{}
 	// room is how many consumers it may have before clients can make no more groups.
@@ -234,6 +236,7 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 	if s == nil || !s.created.Equal(info.Created) {
 		s = &stream{
 			name: info.Config.Name, family: rule.Family != "" || len(info.Config.Subjects) != len(own), created: info.Created, room: b.roomFor(&info.Config),
+			keep:  b.newKeeping(rule, &info.Config),
 			slots: make(chan struct{}, b.limits.PublishInFlight), ready: make([]atomic.Bool, len(b.links)),
 		}
 		if keep {

@@ -51,6 +51,8 @@ type Config struct {
 	Events Events
 	// NATS, if not nil, is described by /overview.
 	NATS NATS
+	// Topics, if not nil, is managed at /topics. Guard is then required.
+	Topics Topics
 	// Guard protects everything but the probes and the metrics. Required with Groups or
 	// Revocations.
 	Guard Guard

@@ -51,7 +51,7 @@ type route struct {
 // routes returns all routes. The router, the table of docs/protocol.md and the test of permissions
 // follow this table.
 func (s *Server) routes() []route {
-	noConnections, noEvents := s.cfg.Connections == nil, s.cfg.Events == nil
+	noTopics, noConnections, noEvents := s.cfg.Topics == nil, s.cfg.Connections == nil, s.cfg.Events == nil
 	return slices.Concat([]route{
 		{http.MethodGet, "/livez", open, nil, livez, false},
 		{http.MethodGet, "/readyz", open, nil, s.readyz, false},
@@ -65,6 +65,10 @@ func (s *Server) routes() []route {
 		{http.MethodGet, "/latest-by-key", reads, topicTarget, s.latestByKey, noEvents},
 		{http.MethodPost, "/publish/{topic}", publishes, pathTarget, s.publish, noEvents},
 		{http.MethodPost, "/revocations", changes, fixedTarget(TokensTopic), s.revoke, s.cfg.Revocations == nil},
+		{http.MethodGet, "/topics", lists, QueryTarget, s.listTopics, noTopics},
+		{http.MethodGet, "/topics/{topic}", shows, pathTarget, s.showTopic, noTopics},
+		{http.MethodDelete, "/topics/{topic}", changes, pathTarget, s.deleteTopic, noTopics},
+		{http.MethodPost, "/topics/{topic}/purge", changes, pathTarget, s.purgeTopic, noTopics},
 		{http.MethodGet, "/connections", shows, fixedTarget(ConnectionsTopic), s.connections, noConnections},
 		{http.MethodDelete, "/connections/{id}", changes, fixedTarget(ConnectionsTopic), s.closeConnection, noConnections},
 	}, s.groupRoutes())
