@@ -43,6 +43,8 @@ type generation struct {
 	// After is the revision of the last deletion. Members of earlier revisions are of a group that
 	// was deleted.
 	After uint64 `json:"after,omitempty"`
+	// PutBack names the queue of events that were put back to the group; "" when none ever was.
+	PutBack string `json:"put_back,omitempty"`
 
 	revision uint64 // in the bucket; 0: not stored
 }
@@ -53,9 +55,9 @@ func (p generation) next(t *topicInfo, group string) generation {
 	var nonce [4]byte
 	_, _ = rand.Read(nonce[:]) // never fails
 	n := p.Number + 1
-	next := generation{Number: n, Consumer: t.consumerName(group) + "~" + strconv.Itoa(n) + "-" + hex.EncodeToString(nonce[:]), Durable: p.Durable, After: p.After}
+	next := generation{Number: n, Consumer: t.consumerName(group) + "~" + strconv.Itoa(n) + "-" + hex.EncodeToString(nonce[:]), Durable: p.Durable, After: p.After, PutBack: p.PutBack}
 	if p.Deleted {
-		next.Durable, next.After = false, p.revision
+		next.Durable, next.After, next.PutBack = false, p.revision, ""
 	}
 	return next
 }
@@ -156,8 +158,10 @@ func (p *generations) swap(ctx context.Context, t *topicInfo, group string, old,
 
 // follow tells this hub's members when their group was moved, until the bus closes.
 func (p *generations) follow() {
-	for p.bus.ctx.Err() == nil {
-		if err := p.watch(); err != nil && p.bus.ctx.Err() == nil {
+	// After an interruption, all generations are read: one may have been missed.
+	var from []natsjs.WatchOpt
+	for opts := []natsjs.WatchOpt{natsjs.UpdatesOnly()}; p.bus.ctx.Err() == nil; opts = from {
+		if err := p.watch(opts); err != nil && p.bus.ctx.Err() == nil {
 			p.bus.log.Warn("moves of groups cannot be followed now; they are noticed at the next pull", slog.Any("error", err))
 		}
 		select {
@@ -167,8 +171,8 @@ func (p *generations) follow() {
 	}
 }
 
-func (p *generations) watch() error {
-	w, err := p.kv.WatchAll(p.bus.ctx, natsjs.UpdatesOnly())
+func (p *generations) watch(opts []natsjs.WatchOpt) error {
+	w, err := p.kv.WatchAll(p.bus.ctx, opts...)
 	if err != nil {
 		return err
 	}
@@ -208,6 +212,9 @@ func (b *Bus) sweepGroups() {
 			}
 			if err := b.generations.sweep(b.ctx, deletedAge); err != nil && b.ctx.Err() == nil {
 				b.log.Warn("failed to look for marks of deleted groups; retrying", slog.Any("error", err))
+			}
+			if err := b.sweepPutBack(b.ctx, sweepAge); err != nil && b.ctx.Err() == nil {
+				b.log.Warn("failed to look for events that were put back to groups that are gone; retrying", slog.Any("error", err))
 			}
 			b.topics.mu.RLock()
 			streams := make([]*stream, 0, len(b.topics.streams))
