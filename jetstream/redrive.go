@@ -27,6 +27,8 @@ const (
 	// may run or wait.
 	redriveWait     = 9 * time.Second
 	redrivesWaiting = 16
+	// tellEvery is how often progress is told while nothing is selected.
+	tellEvery = 5 * time.Second
 	// putBackAge is the time in which one client may put back Limits.PutBackShare.
 	putBackAge = deadAge
 )
@@ -44,8 +46,9 @@ type RedriveOptions struct {
 	// Client is the client that asks, "" for the program itself (Limits.PutBackShare,
 	// Limits.Redrives).
 	Client string
-	// Progress, if not nil, is called after each batch of up to 64 letters, from the goroutine of
-	// the caller. An error ends the redrive.
+	// Progress, if not nil, is called after each batch of up to 64 letters, and every 5 s while
+	// letters are read that are not selected. It is called in the goroutine of the caller. An error
+	// ends the redrive.
 	Progress func(Redriven) error
 }
 
@@ -217,6 +220,7 @@ func (r *redrive) groupExists(ctx context.Context) error {
 // stream redrives the letters of a stream, batch by batch.
 func (r *redrive) stream(ctx context.Context, s *letterStream) error {
 	var batch []*Letter
+	told := time.Now()
 	size := min(redriveBatch, max(r.opts.Rate/10, 1))
 	flush := func() error {
 		if len(batch) == 0 {
@@ -229,10 +233,9 @@ func (r *redrive) stream(ctx context.Context, s *letterStream) error {
 		}
 		clear(batch)
 		batch = batch[:0]
-		if r.opts.Progress != nil {
-			if err := r.opts.Progress(r.result.copied()); err != nil {
-				return err
-			}
+		told = time.Now()
+		if err := r.tell(); err != nil {
+			return err
 		}
 		if r.opts.DryRun {
 			return nil
@@ -251,7 +254,11 @@ func (r *redrive) stream(ctx context.Context, s *letterStream) error {
 	// While the rate lets the reader wait for long, the server forgets it, and it begins anew.
 	err := r.bus.eachLetter(ctx, s, 1, &r.filter, func(l *Letter, _ *storedMsg) error {
 		if !r.filter.selects(l) {
-			return nil
+			if time.Since(told) < tellEvery {
+				return nil
+			}
+			told = time.Now()
+			return r.tell()
 		}
 		r.result.Matched++
 		if batch = append(batch, l); len(batch) < size {
@@ -263,6 +270,14 @@ func (r *redrive) stream(ctx context.Context, s *letterStream) error {
 		return err
 	}
 	return flush()
+}
+
+// tell reports the progress.
+func (r *redrive) tell() error {
+	if r.opts.Progress == nil {
+		return nil
+	}
+	return r.opts.Progress(r.result.copied())
 }
 
 // current reads a letter at the leader of its stream. It returns nil when the letter is gone.

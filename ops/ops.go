@@ -44,8 +44,10 @@ type Config struct {
 	Registry *prometheus.Registry
 	// Groups, if not nil, is managed at /groups.
 	Groups Groups
-	// Guard protects everything but the probes and the metrics. Required with Groups or
-	// Revocations.
+	// DeadLetters, if not nil, is managed at /dlq.
+	DeadLetters DeadLetters
+	// Guard protects everything but the probes and the metrics. Required with Groups,
+	// DeadLetters or Revocations.
 	Guard Guard
 	// Status returns the HTTP status of an error code of the protocol. By default, all codes have
 	// 503.

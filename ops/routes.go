@@ -45,7 +45,7 @@ type route struct {
 // routes returns all routes. The router, the table of docs/protocol.md and the test of permissions
 // follow this table.
 func (s *Server) routes() []route {
-	noGroups := s.cfg.Groups == nil
+	noGroups, noLetters := s.cfg.Groups == nil, s.cfg.DeadLetters == nil
 	return []route{
 		{http.MethodGet, "/livez", open, nil, livez, false},
 		{http.MethodGet, "/readyz", open, nil, s.readyz, false},
@@ -53,6 +53,10 @@ func (s *Server) routes() []route {
 		{http.MethodGet, "/metrics", scrapes, fixedTarget(MetricsTopic), s.metrics().ServeHTTP, false},
 		{http.MethodPost, "/revocations", changes, fixedTarget(TokensTopic), s.revoke, s.cfg.Revocations == nil},
 		{http.MethodDelete, "/groups/{topic}/{group}", changes, pathTarget, s.deleteGroup, noGroups},
+		{http.MethodGet, "/dlq", lists, QueryTarget, s.listLetters, noLetters},
+		{http.MethodGet, "/dlq/counts", lists, QueryTarget, s.countLetters, noLetters},
+		{http.MethodPost, "/dlq/redrive", changes, QueryTarget, s.redriveLetters, noLetters},
+		{http.MethodPost, "/dlq/discard", changes, QueryTarget, s.discardLetters, noLetters},
 	}
 }
 
