@@ -129,6 +129,19 @@ func letterTime(values url.Values, name string) (time.Time, error) {
 	return time.UnixMilli(ms), nil
 }
 
+// LettersTopic is the topic that represents the dead letters of all topics in policies, for
+// requests that name none.
+const LettersTopic = "eventhub.dlq"
+
+// lettersTarget is a QueryTarget that reads LettersTopic where no topic is given, so that the
+// handler can say that one is required.
+func lettersTarget(r *http.Request) (topic, group string) {
+	if topic, group = QueryTarget(r); topic == "" {
+		topic = LettersTopic
+	}
+	return topic, group
+}
+
 // letterRecord is a dead letter as JSON.
 type letterRecord struct {
 	ID       string          `json:"id"`

@@ -2,6 +2,7 @@ package ops
 
 import (
 	"encoding/json"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -74,12 +75,11 @@ func fetch(t *testing.T, s *httptest.Server, method, path, token, accept string)
 		t.Fatal(err)
 	}
 	defer func() { _ = res.Body.Close() }()
-	var b strings.Builder
-	if err := res.Write(&b); err != nil {
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
 		t.Fatal(err)
 	}
-	_, body, _ := strings.Cut(b.String(), "\r\n\r\n")
-	return res.StatusCode, body
+	return res.StatusCode, string(body)
 }
 
 // TestDeadLetters lists, redrives and discards over HTTP.

@@ -55,8 +55,8 @@ func (s *Server) routes() []route {
 		{http.MethodDelete, "/groups/{topic}/{group}", changes, pathTarget, s.deleteGroup, noGroups},
 		{http.MethodGet, "/dlq", lists, QueryTarget, s.listLetters, noLetters},
 		{http.MethodGet, "/dlq/counts", lists, QueryTarget, s.countLetters, noLetters},
-		{http.MethodPost, "/dlq/redrive", changes, QueryTarget, s.redriveLetters, noLetters},
-		{http.MethodPost, "/dlq/discard", changes, QueryTarget, s.discardLetters, noLetters},
+		{http.MethodPost, "/dlq/redrive", changes, lettersTarget, s.redriveLetters, noLetters},
+		{http.MethodPost, "/dlq/discard", changes, lettersTarget, s.discardLetters, noLetters},
 	}
 }
 
