@@ -130,7 +130,7 @@ func eventKey(stream, consumer string, created time.Time, seq uint64) string {
 }
 
 func (d *Delivery) eventKey() string {
-	return eventKey(d.group.topic.stream.name, d.group.consumer, d.group.created, d.Event.Sequence)
+	return eventKey(d.group.topic.stream.name, d.group.consumer, d.group.created, d.seq)
 }
 
 // attemptsSubject is where the deliveries of the event are noted.
@@ -200,7 +200,7 @@ func (d *Delivery) tellForgotten(began int64, then func(spared int, sure bool)) 
 // server is, so that whichever hub has the event next knows. With nak, the event is given back;
 // without, the hub has lost its right to it. s.mu is not held.
 func (s *Subscription) spare(d *Delivery, nak bool) {
-	d.group.addUnsettled(d.Event.Sequence)
+	d.group.addUnsettled(d.seq)
 	s.mu.Lock()
 	resolved, spared := d.resolved, d.spared
 	if !resolved {
@@ -213,7 +213,7 @@ func (s *Subscription) spare(d *Delivery, nak bool) {
 	}
 	g, b := d.group, s.bus
 	g.mu.Lock()
-	full := g.known.spare(d.Event.Sequence, d.delivered, spared, b.limits.AttemptsKnown)
+	full := g.known.spare(d.seq, d.delivered, spared, b.limits.AttemptsKnown)
 	g.mu.Unlock()
 	if full {
 		b.obs.LimitReached("attempts_known")

@@ -204,6 +204,19 @@ type Limits struct {
 	// delivered again meanwhile. Dead letters of one client that wait are at most half of
 	// DeadLetters. Subscriptions that count for nobody have no such limits.
 	DeadLetterRate, DeadLetterBurst, DeadLetterShare int
+	// PutBack ("put_back") is the most dead-lettered events that were put back to one group and are
+	// not settled: default 100,000. Beyond the limit, a redrive to the group ends with overloaded.
+	PutBack int
+	// PutBackBytes ("put_back_bytes") is the size of all such events of all groups together: default
+	// 4 GiB. It is a bound of their stream, which keeps the one that it was made with. PutBackShare
+	// ("put_back_share") is how many bytes one client (RedriveOptions.Client) may put back in 30
+	// days: default 1 GiB. Beyond the limits, a redrive ends with overloaded or rate_limited, and
+	// the dead letters that are left stay.
+	PutBackBytes, PutBackShare int
+	// Redrives ("redrives") is the most redrives, discards and counts of dead letters that run at a
+	// time: default 8, and half of them for one client. Further ones wait, and get overloaded after
+	// 9 s.
+	Redrives int
 	// AttemptsKnown ("attempts_known") is the most failed events of one group whose attempts the
 	// hub remembers: default 10,000. For other events, the hub asks the server at their redelivery.
 	AttemptsKnown int
@@ -268,6 +281,10 @@ func (c *Config) validate() error {
 	def(&l.DeadLetterRate, 256<<10)
 	def(&l.DeadLetterBurst, 16<<20)
 	def(&l.DeadLetterShare, 1<<30)
+	def(&l.PutBack, 100_000)
+	def(&l.PutBackBytes, 4<<30)
+	def(&l.PutBackShare, 1<<30)
+	def(&l.Redrives, 8)
 	def(&l.AttemptsKnown, 10_000)
 	def(&l.LingeringInboxes, 100_000)
 	def(&l.ListingReaders, 16)
@@ -289,7 +306,7 @@ func (c *Config) validate() error {
 	check(c.Server == nil || c.Replicas == 1, "replicas %d: more than 1 needs a cluster, and the embedded server is a single server", c.Replicas)
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.PutBack, l.PutBackBytes, l.PutBackShare, l.Redrives, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536 are allowed, because the server drops publishes silently above about 100,000", l.PublishInFlight)

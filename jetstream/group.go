@@ -187,6 +187,8 @@ type joining struct {
 	// deleted, and ends that the member ends when somebody has deleted the group.
 	was        *group
 	gone, ends bool
+
+	queue string // set by join: the queue of what was put back to the group
 }
 
 // join finds the group, or makes it, and its topic too.
@@ -225,6 +227,9 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		ptr, err := b.generations.get(ctx, t, j.group)
 		if err != nil {
 			return nil, b.unavailable(err)
+		}
+		if j.queue = ptr.PutBack; ptr.Deleted {
+			j.queue = ""
 		}
 		if j.ends && ptr.ended(j.was) {
 			return nil, errGroupDeleted

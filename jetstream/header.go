@@ -167,14 +167,14 @@ func headerValue(v string) error {
 
 // onlyID reports that the event's id is all that its message header has to say.
 func (o *PublishOptions) onlyID() bool {
-	return !o.HasTS && o.SID == "" && len(o.Tags) == 0 && len(o.CausedBy) == 0 && len(o.Headers) == 0 && o.ExpectKeySequence == nil && !o.Tombstone
+	return !o.HasTS && o.SID == "" && len(o.Tags) == 0 && len(o.CausedBy) == 0 && len(o.Headers) == 0 && o.ExpectKeySequence == nil && !o.Tombstone && o.origin.stream == ""
 }
 
 // header builds the message header of an event. given says that the publisher chose its id.
 func (o *PublishOptions) header(t *topicInfo, id string, given bool) nats.Header {
 	h := make(nats.Header)
 	switch {
-	case !given:
+	case !given: // t may be nil
 		h[headerID] = []string{id}
 	case t.stream.family:
 		// The server's duplicate window spans the stream, so in a family the topic is part of the
@@ -201,6 +201,9 @@ func (o *PublishOptions) header(t *topicInfo, id string, given bool) nats.Header
 	}
 	if o.Tombstone {
 		h[headerOperation] = []string{tombstone}
+	}
+	if o.origin.stream != "" {
+		h[headerOriginal] = []string{o.origin.String()}
 	}
 	for name, value := range o.Headers {
 		h[name] = []string{value}

@@ -71,6 +71,10 @@ type Bus struct {
 	listings     *listings
 	ids          *idSearches
 	dead         *deadLetters
+	// places of redrives, bytes put back by client, and who puts back now
+	redrives      *quota.Places
+	putBackShares *quota.Set
+	puttingBack   chan struct{}
 
 	topics    topics
 	newTopics *ration
@@ -126,6 +130,9 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	b.makers = newMakers(b)
 	b.newKeys = quota.New(float64(b.limits.KeyRate), b.limits.KeysPerClient, b.limits.Topics, nil)
 	b.keyLooks = quota.New(keyLooks, keyLooks, b.limits.Topics, nil)
+	b.redrives = quota.NewPlaces(b.limits.Redrives, (b.limits.Redrives+1)/2)
+	b.putBackShares = quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil)
+	b.puttingBack = make(chan struct{}, 1)
 	b.listings = &listings{bus: b}
 	b.ids = newIDSearches(b)
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))

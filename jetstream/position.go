@@ -129,6 +129,9 @@ func (b *Bus) messageID(t *topicInfo, m *storedMsg) string {
 func (t *topicInfo) event(m *storedMsg) *Event {
 	e := &Event{Topic: t.name, Key: subjectKey(m.subject), Payload: m.data, Stream: t.stream.name, Sequence: m.seq, StoredAt: m.time.UnixNano()}
 	e.readHeader(m.header)
+	if t.putBack {
+		e.readPutBack(m.header)
+	}
 	return e
 }
 

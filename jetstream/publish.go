@@ -45,6 +45,8 @@ type PublishOptions struct {
 	// ExpectKeySequence, when not nil, stores the event only if the newest event of Key has this
 	// stream sequence (0: there is none yet). Otherwise the publish fails with ErrKeyChanged.
 	ExpectKeySequence *uint64
+
+	origin originRef // of a dead letter: where its event was stored
 }
 
 // Receipt is the result of a confirmed publish.

@@ -269,15 +269,15 @@ func (b *Bus) subscribe(ctx context.Context, topic, group string, opts Subscribe
 }
 
 func (s *Subscription) join(ctx context.Context, topic string, start startFunc) error {
-	g, err := s.bus.join(ctx, &joining{
-		topic: topic, group: s.group, ttl: s.opts.GroupTTL, client: s.opts.CountFor, free: s.opts.FreeGroups, start: start,
-	})
+	j := &joining{topic: topic, group: s.group, ttl: s.opts.GroupTTL, client: s.opts.CountFor, free: s.opts.FreeGroups, start: start}
+	g, err := s.bus.join(ctx, j)
 	if err != nil {
 		return err
 	}
 	m := &member{sub: s, group: g, obs: s.bus.obs.Group(topic, s.group, s.opts.GroupTTL > 0)}
 	s.mu.Lock()
 	s.members = append(s.members, m)
+	m.takeQueue(j.queue)
 	s.mu.Unlock()
 	s.bus.addMember(g, s)                   // from now on, other members' questions come to this one, too
 	if err := g.noteSeen(ctx); err != nil { // before others remove what the group is to be given
@@ -560,6 +560,7 @@ func (s *Subscription) moved(key string, to *generation) {
 			if to.Paused {
 				m.groupPaused()
 			}
+			m.takeQueue(to.PutBack)
 		}
 	}
 }

@@ -41,6 +41,7 @@ type topicInfo struct {
 	bucket     *bucket // nil unless the topic is compacted
 	keys       *keySet // of the bucket; nil for reads
 	maxPayload int     // in bytes
+	putBack    bool    // it is the copies that were put back to one group
 }
 
 // filters select the topic's events in its stream; none where the stream has no other topic.

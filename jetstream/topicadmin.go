@@ -3,7 +3,6 @@ package jetstream
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -188,20 +187,6 @@ func (b *Bus) lossesOf(ctx context.Context, t *topicInfo, groups map[string]*nat
 		return strings.Compare(a.Group, b.Group)
 	})
 	return lost[:min(len(lost), maxLossesShown)], err
-}
-
-// countFrom counts the stored events of a topic from a sequence on.
-func (b *Bus) countFrom(ctx context.Context, t *topicInfo, seq uint64) (uint64, error) {
-	cfg := natsjs.ConsumerConfig{
-		AckPolicy: natsjs.AckNonePolicy, FilterSubjects: t.filters(), MemoryStorage: true, Replicas: 1,
-		InactiveThreshold: 5 * time.Second, DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: max(seq, 1),
-	}
-	c, err := b.js.CreateConsumer(ctx, t.stream.name, cfg)
-	if err != nil {
-		return 0, fmt.Errorf("jetstream: count events of stream %s: %w", t.stream.name, err)
-	}
-	b.deleteConsumer(ctx, t.stream.name, c.CachedInfo().Name)
-	return c.CachedInfo().NumPending, nil
 }
 
 // needed says what the hub itself uses a topic for, or returns "".

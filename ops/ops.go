@@ -53,8 +53,10 @@ type Config struct {
 	NATS NATS
 	// Topics, if not nil, is managed at /topics. Guard is then required.
 	Topics Topics
-	// Guard protects everything but the probes and the metrics. Required with Groups or
-	// Revocations.
+	// DeadLetters, if not nil, is managed at /dlq.
+	DeadLetters DeadLetters
+	// Guard protects everything but the probes and the metrics. Required with Groups,
+	// DeadLetters or Revocations.
 	Guard Guard
 	// Status returns the HTTP status of an error code of the protocol. By default, all codes have
 	// 503.

@@ -51,7 +51,7 @@ type route struct {
 // routes returns all routes. The router, the table of docs/protocol.md and the test of permissions
 // follow this table.
 func (s *Server) routes() []route {
-	noTopics, noConnections, noEvents := s.cfg.Topics == nil, s.cfg.Connections == nil, s.cfg.Events == nil
+	noTopics, noLetters, noConnections, noEvents := s.cfg.Topics == nil, s.cfg.DeadLetters == nil, s.cfg.Connections == nil, s.cfg.Events == nil
 	return slices.Concat([]route{
 		{http.MethodGet, "/livez", open, nil, livez, false},
 		{http.MethodGet, "/readyz", open, nil, s.readyz, false},
@@ -71,6 +71,10 @@ func (s *Server) routes() []route {
 		{http.MethodPost, "/topics/{topic}/purge", changes, pathTarget, s.purgeTopic, noTopics},
 		{http.MethodGet, "/connections", shows, fixedTarget(ConnectionsTopic), s.connections, noConnections},
 		{http.MethodDelete, "/connections/{id}", changes, fixedTarget(ConnectionsTopic), s.closeConnection, noConnections},
+		{http.MethodGet, "/dlq", lists, QueryTarget, s.listLetters, noLetters},
+		{http.MethodGet, "/dlq/counts", lists, QueryTarget, s.countLetters, noLetters},
+		{http.MethodPost, "/dlq/redrive", changes, lettersTarget, s.redriveLetters, noLetters},
+		{http.MethodPost, "/dlq/discard", changes, lettersTarget, s.discardLetters, noLetters},
 	}, s.groupRoutes())
 }
 

@@ -58,7 +58,7 @@ type ListedTopic struct {
 	FirstTS   int64     `json:"firstTs,omitempty"`
 	LastTS    int64     `json:"lastTs,omitempty"`
 	Retention Retention `json:"retention"`
-	OnFull    string    `json:"on_full"`
+	OnFull    string    `json:"onFull"`
 	Compacted bool      `json:"compacted"`
 	// Drift says how the stream differs from its rule.
 	Drift []string `json:"drift,omitempty"`
@@ -66,7 +66,7 @@ type ListedTopic struct {
 
 // Retention has the bounds of a topic; 0 means none.
 type Retention struct {
-	AgeMS    int64 `json:"age_ms"`
+	AgeMS    int64 `json:"ageMs"`
 	Bytes    int64 `json:"bytes"`
 	Messages int64 `json:"messages"`
 }
@@ -83,8 +83,8 @@ type ShownTopic struct {
 	First      *EventRef `json:"first,omitempty"`
 	Last       *EventRef `json:"last,omitempty"`
 	Retention  Retention `json:"retention"`
-	OnFull     string    `json:"on_full"`
-	GroupAgeMS int64     `json:"group_age_ms,omitempty"`
+	OnFull     string    `json:"onFull"`
+	GroupAgeMS int64     `json:"groupAgeMs,omitempty"`
 	Groups     int       `json:"groups"`
 	Compacted  bool      `json:"compacted"`
 	Replicas   int       `json:"replicas"`
@@ -123,7 +123,7 @@ type PurgeAnswer struct {
 	Topic   string `json:"topic"`
 	Removed uint64 `json:"removed"`
 	Left    uint64 `json:"left"`
-	DryRun  bool   `json:"dry_run"`
+	DryRun  bool   `json:"dryRun"`
 }
 
 // maxPurgeTS is the last millisecond that the server can count in nanoseconds.
