@@ -17,7 +17,7 @@ function el(name, props = {}, ...children) {
     if (key.startsWith("on")) e.addEventListener(key.slice(2), value);
     else e.setAttribute(key, value === true ? "" : String(value));
   }
-  e.append(...children.flat().filter((c) => c !== null && c !== undefined && c !== false));
+  e.append(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false));
   return e;
 }
 
@@ -47,7 +47,7 @@ function span(ms) {
 function when(ms) {
   if (!ms) return el("span", { class: "soft" }, "–");
   const at = new Date(ms);
-  return el("time", { datetime: at.toISOString(), title: at.toISOString() }, at.toLocaleString());
+  return el("time", { datetime: at.toISOString(), title: at.toISOString() }, at.toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" }));
 }
 
 /** table makes a table. columns are [title, cell(row), "n" for numbers]. */
@@ -102,6 +102,7 @@ async function ask(path, { method = "GET", query, body, signal } = {}) {
 function say(text, bad) {
   const p = el("p", { class: bad ? "bad" : "" }, text);
   $("said").append(p);
+  if ($("said").children.length > 3) $("said").firstChild.remove();
   setTimeout(() => p.remove(), 8000);
 }
 
@@ -468,7 +469,7 @@ const letters = {
         ["first", (c) => when(c.firstTs)], ["last", (c) => when(c.lastTs)],
         ["", (c) => [button("Redrive all…", () => redrive(where(c), `all ${count(c.count)} dead letters of ${c.group} on ${c.topic}`)), " ", button("Discard all…", () => discard(where(c), `all ${count(c.count)} dead letters of ${c.group} on ${c.topic}`), "danger")]],
       ], counts.groups, "There are none."),
-      el("h2", {}, "Newest page"),
+      el("h2", {}, "Letters, oldest first"),
       table("Dead letters", [
         ["failed", (l) => when(l.ts)], ["topic", (l) => l.topic], ["group", (l) => l.group ?? "–"], ["attempts", (l) => count(l.attempts), "n"],
         ["reason", (l) => l.fault ?? l.err ?? "", "text"], ["event", (l) => el("code", {}, l.original?.id ?? "")],
@@ -671,6 +672,7 @@ function draw(view, nodes, fresh) {
   if (!fresh) main.querySelectorAll(".wide").forEach((w, i) => { w.scrollLeft = scrolled[i] ?? 0; });
   if (focus >= 0) focusable(main)[focus]?.focus({ preventScroll: true });
   else if (fresh && shownHash !== undefined) main.focus({ preventScroll: true });
+  if (fresh) scrollTo(0, 0);
 }
 
 const focusable = (root) => [...root.querySelectorAll("a, button, input, select, textarea, [tabindex]")];
