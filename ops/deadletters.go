@@ -167,29 +167,62 @@ type letterName struct {
 
 // maySeeLetter reports whether the owner of a token may know that a letter is there.
 func maySeeLetter(id *acl.Identity, l *jetstream.Letter) bool {
-	return maySee(id, l.Topic, l.Group) || maySeePayload(id, l.Topic)
+	if id.Inspects(l.Topic, l.Group) {
+		return true
+	}
+	_, ok := showsLetters(id, l.Topic)
+	return ok
 }
 
-// maySeePayload reports whether the owner of a token may see the events in the dead letters of a
-// topic.
-func maySeePayload(id *acl.Identity, topic string) bool {
-	return id.Allows(acl.Subscribe, "dlq."+topic, "") || id.Allows(acl.Admin, topic, "")
+// showsLetters reports whether the owner of a token may see the events in the dead letters of a
+// topic: by a right on their dlq topic, or by admin on the topic. The masks name what is hidden.
+func showsLetters(id *acl.Identity, topic string) ([]*acl.Mask, bool) {
+	if masks, ok := id.Shows("dlq."+topic, ""); ok {
+		return masks, true
+	}
+	if id.Allows(acl.Admin, topic, "") {
+		return id.Shows(topic, "")
+	}
+	return nil, false
 }
 
+// recordOf is what a token may see of a letter. One that may only inspect the topic sees nothing of
+// the event, nor the reason, which a client wrote.
 func recordOf(id *acl.Identity, l *jetstream.Letter, payloads bool) letterRecord {
 	r := letterRecord{
 		ID: l.ID, At: l.Stream + "@" + strconv.FormatUint(l.Sequence, 10), StoredTS: l.StoredAt / 1e6, Topic: l.Topic, Group: l.Group,
-		Err: l.Reason, TS: l.FailedAt, Attempts: l.Attempts, Missing: l.Bare, Fault: l.Fault,
+		TS: l.FailedAt, Attempts: l.Attempts, Missing: l.Bare, Fault: l.Fault,
 	}
-	switch {
-	case l.Fault != "":
-	case payloads && maySeePayload(id, l.Topic):
-		r.Original = l.Record
-	default:
-		// strings and numbers always marshal
-		r.Original, _ = json.Marshal(letterName{ID: l.Event.ID, TS: l.Event.TS, Topic: l.Event.Topic, Key: l.Event.Key}) //nolint:errchkjson // see above
+	masks, whole := showsLetters(id, l.Topic)
+	_, names := id.Shows(l.Topic, l.Group)
+	if !whole && !names || l.Fault != "" {
+		return r
 	}
+	r.Err = l.Reason
+	if whole && payloads {
+		if r.Original = maskedOriginal(masks, l); r.Original != nil {
+			return r
+		}
+	}
+	// strings and numbers always marshal
+	r.Original, _ = json.Marshal(letterName{ID: l.Event.ID, TS: l.Event.TS, Topic: l.Event.Topic, Key: l.Event.Key}) //nolint:errchkjson // see above
 	return r
+}
+
+// maskedOriginal is the record in a letter without what masks hide; nil if it cannot be read.
+func maskedOriginal(masks []*acl.Mask, l *jetstream.Letter) json.RawMessage {
+	if len(masks) == 0 {
+		return l.Record
+	}
+	body := append(append([]byte(`{"original":`), l.Record...), '}')
+	body, _ = hide(masks, "dlq."+l.Topic, body, nil)
+	var masked struct {
+		Original json.RawMessage `json:"original"`
+	}
+	if json.Unmarshal(body, &masked) != nil {
+		return nil
+	}
+	return masked.Original
 }
 
 // listLetters answers GET /dlq.

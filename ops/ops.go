@@ -46,6 +46,8 @@ type Config struct {
 	Groups Groups
 	// DeadLetters, if not nil, is managed at /dlq.
 	DeadLetters DeadLetters
+	// Connections, if not nil, are managed at /connections.
+	Connections Connections
 	// Guard protects everything but the probes and the metrics. Required with Groups,
 	// DeadLetters or Revocations.
 	Guard Guard
