@@ -317,8 +317,8 @@ func redrivenOf(r jetstream.Redriven) redriven {
 // errEnding ends a redrive of a token that is not valid any more, or of a hub that drains.
 var errEnding = errors.New("ops: the token was revoked or has expired, or the hub drains")
 
-// changeLetters redrives or discards. A client that accepts NDJSON gets a line after each batch, and
-// others get the outcome at the end. When the client disconnects, the rest stays.
+// changeLetters redrives or discards. A client that accepts NDJSON gets a line after each batch,
+// and others get the outcome at the end. When the client disconnects, the rest stays.
 func (s *Server) changeLetters(w http.ResponseWriter, r *http.Request, change func(context.Context, jetstream.LetterFilter, jetstream.RedriveOptions) (jetstream.Redriven, error), what string, params ...string) {
 	q, err := parseLetters(r.URL.RawQuery, params...)
 	if err != nil {
