@@ -207,11 +207,11 @@ type Limits struct {
 	// PutBack ("put_back") is the most dead-lettered events that were put back to one group and are
 	// not settled: default 100,000. Beyond the limit, a redrive to the group ends with overloaded.
 	PutBack int
-	// PutBackBytes ("put_back_bytes") is the size of all such events of all groups together: default
-	// 4 GiB. It is a bound of their stream, which keeps the one that it was made with. PutBackShare
-	// ("put_back_share") is how many bytes one client (RedriveOptions.Client) may put back in 30
-	// days: default 1 GiB. Beyond the limits, a redrive ends with overloaded or rate_limited, and
-	// the dead letters that are left stay.
+	// PutBackBytes ("put_back_bytes") is the size of all such events of all groups together:
+	// default 4 GiB. It is a bound of their stream, which keeps the one that it was made with.
+	// PutBackShare ("put_back_share") is how many bytes one client (RedriveOptions.Client) may put
+	// back in 30 days: default 1 GiB. Beyond the limits, a redrive ends with overloaded or
+	// rate_limited, and the dead letters that are left stay.
 	PutBackBytes, PutBackShare int
 	// Redrives ("redrives") is the most redrives, discards and counts of dead letters that run at a
 	// time: default 8, and half of them for one client. Further ones wait, and get overloaded after

@@ -353,3 +353,48 @@ func ExampleHistory_Read() {
 	// order-1 1
 	// order-3 3
 }
+
+// List the dead letters of a topic, and put their events back to the group that failed.
+func ExampleDeadLetters_Redrive() {
+	bus, end := openExample()
+	defer end()
+	ctx := context.Background()
+
+	broken, failed, done := true, make(chan struct{}), make(chan struct{})
+	_, err := bus.Consume(ctx, "jobs", "workers", jetstream.SubscribeOptions{MaxAttempts: 1}, func(_ context.Context, d *jetstream.Delivery) error {
+		if broken {
+			close(failed)
+			return errors.New("no disk")
+		}
+		fmt.Printf("%s, attempt %d\n", d.Event.Payload, d.Attempt)
+		close(done)
+		return nil
+	})
+	if err != nil {
+		panic(err)
+	}
+	if _, err := bus.Publish(ctx, "jobs", []byte(`"resize"`), jetstream.PublishOptions{}); err != nil {
+		panic(err)
+	}
+	<-failed
+	letters, jobs := bus.Admin().DeadLetters(), jetstream.LetterFilter{Topic: "jobs"}
+	var page jetstream.LetterPage
+	for len(page.Letters) == 0 { // it is stored a moment later
+		if page, err = letters.List(ctx, jobs, "", 10, nil); err != nil {
+			panic(err)
+		}
+	}
+	fmt.Println(page.Letters[0].Group, "failed:", page.Letters[0].Reason)
+
+	broken = false // the disk is replaced
+	result, err := letters.Redrive(ctx, jobs, jetstream.RedriveOptions{})
+	if err != nil {
+		panic(err)
+	}
+	<-done
+	fmt.Println("put back:", result.Done)
+	// Output:
+	// workers failed: no disk
+	// "resize", attempt 1
+	// put back: 1
+}

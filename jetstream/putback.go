@@ -198,7 +198,9 @@ func (b *Bus) openQueue(ctx context.Context, topic, group, queue string, ttl boo
 	if ttl {
 		cfg.Metadata[metaTTL] = "true"
 	}
-	c, err := again(ctx, func(ctx context.Context) (natsjs.Consumer, error) { return b.js.CreateConsumer(ctx, putBackStream, cfg) })
+	c, err := again(ctx, func(ctx context.Context) (natsjs.Consumer, error) {
+		return b.js.CreateConsumer(ctx, putBackStream, cfg)
+	})
 	if errors.Is(err, natsjs.ErrConsumerExists) {
 		info, err = b.consumer(ctx, t, queue)
 		return t, info, err

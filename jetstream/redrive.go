@@ -23,8 +23,8 @@ const (
 	redriveBatch = 64
 	// redriveTries is how often what has no certain outcome is tried for one letter.
 	redriveTries = 10
-	// redriveWait is how long a redrive waits for others, and redrivesWaiting how many of one client
-	// may run or wait.
+	// redriveWait is how long a redrive waits for others, and redrivesWaiting how many of one
+	// client may run or wait.
 	redriveWait     = 9 * time.Second
 	redrivesWaiting = 16
 	// tellEvery is how often progress is told while nothing is selected.

@@ -74,8 +74,8 @@ func backlog(t *testing.T, b *Bus, topic, group string) Backlog {
 	return got
 }
 
-// An event that is redriven to its group is the same event, begins with attempt 1, and is seen by no
-// other group. It may fail again, and have another letter.
+// An event that is redriven to its group is the same event, begins with attempt 1, and is seen by
+// no other group. It may fail again, and have another letter.
 func TestARedriveToTheGroup(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
@@ -346,8 +346,8 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 	}
 }
 
-// A member that goes on after its group was deleted and made again, or moved, goes on with the queue
-// of the group that it is in.
+// A member that goes on after its group was deleted and made again, or moved, goes on with the
+// queue of the group that it is in.
 func TestQueuesFollowTheirGroup(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t)})

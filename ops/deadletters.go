@@ -167,40 +167,62 @@ type letterName struct {
 
 // maySeeLetter reports whether the owner of a token may know that a letter is there.
 func maySeeLetter(id *acl.Identity, l *jetstream.Letter) bool {
+	if id.Inspects(l.Topic, l.Group) {
+		return true
+	}
 	_, ok := showsLetters(id, l.Topic)
-	return ok || id.Inspects(l.Topic, l.Group)
+	return ok
 }
 
 // showsLetters reports whether the owner of a token may see the events in the dead letters of a
-// topic: by subscribe on the dead letters, or by admin on the topic. The masks name what must be
-// hidden. An owner who has one of the two rights without a mask sees everything.
-func showsLetters(id *acl.Identity, topic string) (masks []*acl.Mask, ok bool) {
-	masks, ok = id.Shows("dlq."+topic, "")
-	if !id.Allows(acl.Admin, topic, "") {
-		return masks, ok
+// topic: by a right on their dlq topic, or by admin on the topic. The masks name what is hidden.
+func showsLetters(id *acl.Identity, topic string) ([]*acl.Mask, bool) {
+	if masks, ok := id.Shows("dlq."+topic, ""); ok {
+		return masks, true
 	}
-	more, _ := id.Shows(topic, "")
-	if ok && len(masks) == 0 || len(more) == 0 {
-		return nil, true
+	if id.Allows(acl.Admin, topic, "") {
+		return id.Shows(topic, "")
 	}
-	return slices.Concat(masks, more), true
+	return nil, false
 }
 
+// recordOf is what a token may see of a letter. One that may only inspect the topic sees nothing of
+// the event, nor the reason, which a client wrote.
 func recordOf(id *acl.Identity, l *jetstream.Letter, payloads bool) letterRecord {
 	r := letterRecord{
 		ID: l.ID, At: l.Stream + "@" + strconv.FormatUint(l.Sequence, 10), StoredTS: l.StoredAt / 1e6, Topic: l.Topic, Group: l.Group,
-		Err: l.Reason, TS: l.FailedAt, Attempts: l.Attempts, Missing: l.Bare, Fault: l.Fault,
+		TS: l.FailedAt, Attempts: l.Attempts, Missing: l.Bare, Fault: l.Fault,
 	}
-	masks, shows := showsLetters(id, l.Topic)
-	switch {
-	case l.Fault != "":
-	case payloads && shows:
-		r.Original = hideInRecord(masks, l.Record)
-	default:
-		// strings and numbers always marshal
-		r.Original, _ = json.Marshal(letterName{ID: l.Event.ID, TS: l.Event.TS, Topic: l.Event.Topic, Key: l.Event.Key}) //nolint:errchkjson // see above
+	masks, whole := showsLetters(id, l.Topic)
+	_, names := id.Shows(l.Topic, l.Group)
+	if !whole && !names || l.Fault != "" {
+		return r
 	}
+	r.Err = l.Reason
+	if whole && payloads {
+		if r.Original = maskedOriginal(masks, l); r.Original != nil {
+			return r
+		}
+	}
+	// strings and numbers always marshal
+	r.Original, _ = json.Marshal(letterName{ID: l.Event.ID, TS: l.Event.TS, Topic: l.Event.Topic, Key: l.Event.Key}) //nolint:errchkjson // see above
 	return r
+}
+
+// maskedOriginal is the record in a letter without what masks hide; nil if it cannot be read.
+func maskedOriginal(masks []*acl.Mask, l *jetstream.Letter) json.RawMessage {
+	if len(masks) == 0 {
+		return l.Record
+	}
+	body := append(append([]byte(`{"original":`), l.Record...), '}')
+	body, _ = hide(masks, "dlq."+l.Topic, body, nil)
+	var masked struct {
+		Original json.RawMessage `json:"original"`
+	}
+	if json.Unmarshal(body, &masked) != nil {
+		return nil
+	}
+	return masked.Original
 }
 
 // listLetters answers GET /dlq.
@@ -295,8 +317,8 @@ func redrivenOf(r jetstream.Redriven) redriven {
 // errEnding ends a redrive of a token that is not valid any more, or of a hub that drains.
 var errEnding = errors.New("ops: the token was revoked or has expired, or the hub drains")
 
-// changeLetters redrives or discards. A client that accepts NDJSON gets a line after each batch, and
-// others get the outcome at the end. When the client disconnects, the rest stays.
+// changeLetters redrives or discards. A client that accepts NDJSON gets a line after each batch,
+// and others get the outcome at the end. When the client disconnects, the rest stays.
 func (s *Server) changeLetters(w http.ResponseWriter, r *http.Request, change func(context.Context, jetstream.LetterFilter, jetstream.RedriveOptions) (jetstream.Redriven, error), what string, params ...string) {
 	q, err := parseLetters(r.URL.RawQuery, params...)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"eventhub/acl"
 	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
@@ -96,6 +97,7 @@ func TestDeadLetters(t *testing.T) {
 		{"subscriber of the group", tokenFor(t, "subscribe:orders.*::g"), true, false},
 		{"subscriber of another group", tokenFor(t, "subscribe:orders.*::h"), false, false},
 		{"subscriber of the letters", tokenFor(t, "subscribe:dlq.orders.placed"), true, true},
+		{"inspector", tokenFor(t, "inspect:orders.*"), true, false},
 		{"another", tokenFor(t, "subscribe:other", "publish:**"), false, false},
 	} {
 		status, body := fetch(t, s, http.MethodGet, "/dlq", test.token, "")
@@ -106,6 +108,19 @@ func TestDeadLetters(t *testing.T) {
 		if see := strings.Contains(body, `"total":5`); status != 200 || see != test.see {
 			t.Errorf("%s: %d %s", test.name, status, body)
 		}
+	}
+	for _, scope := range []string{"inspect:orders.*", "subscribe:dlq.orders.placed"} {
+		_, body := fetch(t, s, http.MethodGet, "/dlq", tokenFor(t, scope), "")
+		if strings.Contains(body, "broken") != strings.HasPrefix(scope, "subscribe") {
+			t.Errorf("the reason for %s: %s", scope, body)
+		}
+	}
+	masked, err := acl.Sign(signingKey, acl.Grant{Subject: "m", TTL: time.Hour, Policy: []byte(`{"rules":[{"effect":"allow","action":"admin","topics":["orders.*"],"mask":["/card","H"]}]}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, body := fetch(t, s, http.MethodGet, "/dlq", masked, ""); strings.Contains(body, "secret") || !strings.Contains(body, `"payload":{"card":"***"}`) || !strings.Contains(body, `"headers":{"h":"***"}`) {
+		t.Errorf("with a mask: %s", body)
 	}
 	var page struct {
 		Count   int

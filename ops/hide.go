@@ -38,15 +38,6 @@ func hide(masks []*acl.Mask, topic string, payload []byte, headers map[string]st
 	return jsonpointer.Hide(payload, all, stars), headers
 }
 
-// hideInRecord returns the record of an event without what the masks name.
-func hideInRecord(masks []*acl.Mask, record []byte) []byte {
-	var all []jsonpointer.Pointer
-	for _, m := range masks {
-		all = append(all, recordPointers(m, record)...)
-	}
-	return jsonpointer.Hide(record, all, stars)
-}
-
 // pointers returns the pointers of a mask into a payload that lies at a pointer.
 func pointers(m *acl.Mask, at jsonpointer.Pointer) (all []jsonpointer.Pointer) {
 	for _, text := range m.Pointers {

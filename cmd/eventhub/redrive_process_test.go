@@ -68,8 +68,8 @@ func lettersLeft(t *testing.T, n *node) int {
 	return counts.Total
 }
 
-// redriveUntil redrives all letters. With kill, it calls that once, a moment after so many were done,
-// in the middle of a batch.
+// redriveUntil redrives all letters. With kill, it calls that once, a moment after so many were
+// done, in the middle of a batch.
 func redriveUntil(t *testing.T, n *node, after int, kill func()) {
 	t.Helper()
 	killed := kill == nil
@@ -149,7 +149,8 @@ func copies(t *testing.T, url, token string) (stored, left uint64) {
 }
 
 // The hub that redrives is killed again and again, and the redrive is repeated. Each event is put
-// back once and delivered once, with attempt 1, to a member on another hub; no other group sees one.
+// back once and delivered once, with attempt 1, to a member on another hub; no other group sees
+// one.
 func TestRedriveWhileItsHubIsKilled(t *testing.T) {
 	t.Parallel()
 	n := *redriveLetters
