@@ -28,6 +28,8 @@ type GroupInfo struct {
 	// that were delivered and are not settled, those in back-off included.
 	Pending  uint64 `json:"pending"`
 	InFlight uint64 `json:"inflight"`
+	// PutBack is the number of events that a redrive has put back and that are not settled.
+	PutBack uint64 `json:"putBack"`
 	// Redelivered is how many of those in flight were delivered more than once.
 	Redelivered uint64 `json:"redelivered"`
 	// OldestUnackedMS is how long ago the oldest event was stored that is not settled; 0 if there
@@ -72,6 +74,11 @@ func (b *Bus) groupInfo(ctx context.Context, t *topicInfo, group string, ptr *ge
 	if found.LastID, found.LastTS, err = b.lastSettled(ctx, t, info); err != nil {
 		return GroupInfo{}, err
 	}
+	waiting, leased, err := b.putBackCount(ctx, ptr.PutBack)
+	if err != nil {
+		return GroupInfo{}, err
+	}
+	found.PutBack = waiting + leased
 	if found.Pending+found.InFlight > 0 {
 		oldest, err := b.nextStored(ctx, t, &walkOptions{}, found.Floor)
 		if err != nil {

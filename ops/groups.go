@@ -25,6 +25,7 @@ const groupsPage = 100
 // Groups gives access to groups. *jetstream.Bus implements it.
 type Groups interface {
 	Group(topic, name string) jetstream.Group
+	History(topic string) jetstream.History
 	Admin() jetstream.Admin
 }
 

@@ -100,6 +100,9 @@ func New(cfg Config) *Server {
 		cfg.Status = func(string) int { return http.StatusServiceUnavailable }
 	}
 	s := &Server{cfg: cfg, started: time.Now()}
+	if cfg.Groups != nil {
+		registerLags(cfg.Registry, cfg.Groups, cfg.Logger)
+	}
 	s.handler = s.router(s.routes())
 	return s
 }

@@ -60,6 +60,8 @@ func (s *Server) routes() []route {
 		{http.MethodGet, "/", open, nil, s.dashboard, false},
 		{http.MethodGet, "/dashboard/{file}", open, nil, s.dashboard, false},
 		{http.MethodGet, "/overview", scrapes, fixedTarget(MetricsTopic), s.overview, false},
+		{http.MethodGet, "/cursors", scrapes, QueryTarget, s.cursors, s.cfg.Groups == nil},
+		{http.MethodGet, "/lag", scrapes, QueryTarget, s.lag, s.cfg.Groups == nil},
 		{http.MethodGet, "/events", reads, topicTarget, s.events, noEvents},
 		{http.MethodGet, "/keys", reads, topicTarget, s.keys, noEvents},
 		{http.MethodGet, "/latest-by-key", reads, topicTarget, s.latestByKey, noEvents},

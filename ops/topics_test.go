@@ -116,7 +116,7 @@ func TestShowPurgeAndDeleteTopics(t *testing.T) {
 		{"unknown topic", "POST", "/topics/nothing/purge", `{"all":true}`, 404, `"not_found"`},
 		{"before 1970", "POST", "/topics/orders.placed/purge", `{"before_ts":0}`, 200, `"removed":0,"left":10,"dryRun":false`},
 		{"dry run", "POST", "/topics/orders.placed/purge", `{"before_ts":` + later + `,"dry_run":true}`, 200, `"removed":10,"left":0,"dryRun":true`},
-		{"through an id", "POST", "/topics/orders.placed/purge", `{"through_id":"` + ids[3] + `"}`, 200, `{"topic":"orders.placed","removed":4,"left":6,"dry_run":false}`},
+		{"through an id", "POST", "/topics/orders.placed/purge", `{"through_id":"` + ids[3] + `"}`, 200, `{"topic":"orders.placed","removed":4,"left":6,"dryRun":false}`},
 		{"needed", "POST", "/topics/dlq.orders.placed/purge", `{"all":true}`, 400, "the hub needs topic dlq.orders.placed: it holds dead letters"},
 		{"needed, explicitly", "POST", "/topics/dlq.orders.placed/purge", `{"all":true,"needed":true}`, 200, `"removed":1`},
 		{"all", "POST", "/topics/orders.placed/purge", `{"all":true}`, 200, `"removed":6,"left":0`},

@@ -220,7 +220,7 @@ function endPlots() {
 // --- Views --------------------------------------------------------------------------------------
 //
 // A view is { title, load(route, signal), render(data, route) }. load asks the hub, and render
-// returns nodes. A view with once is not asked again by itself, because it holds what somebody types.
+// returns nodes. A view with once is not asked again by itself, since it holds what somebody types.
 
 const enc = encodeURIComponent;
 const topicLink = (t) => el("a", { href: `#/topics/${enc(t)}` }, t);
