@@ -234,7 +234,7 @@ func (b *Bus) bookmark(ctx context.Context, t *topicInfo, group, name string) (*
 	}
 	var found bookmark
 	if err := json.Unmarshal(m.data, &found); err != nil || !found.Stream.Equal(t.stream.created) {
-		return nil, ErrNotFound //nolint:nilerr // an unreadable bookmark says nothing
+		return nil, ErrNotFound // an unreadable bookmark says nothing
 	}
 	return &found, nil
 }
@@ -331,7 +331,8 @@ func (b *Bus) askHeld(ctx context.Context, t *topicInfo, consumer string, enough
 	defer cancel()
 	nc := b.link().nc
 	inbox := nats.NewInbox()
-	answers := make(chan *nats.Msg, MaxBookmarkEvents) // one from each hub; more do not fit and are not heard
+	// one from each hub; more do not fit and are not heard
+	answers := make(chan *nats.Msg, MaxBookmarkEvents)
 	sub, err := nc.ChanSubscribe(inbox, answers)
 	if err != nil {
 		return nil, err
@@ -351,7 +352,8 @@ func (b *Bus) askHeld(ctx context.Context, t *topicInfo, consumer string, enough
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleWait)
 		defer cancel()
-		_ = b.purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+key, 0) // the sweeper removes what stays
+		// the sweeper removes what stays
+		_ = b.purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+key, 0)
 	}()
 	held := make(map[uint64]struct{})
 	timer := time.NewTimer(heldWait)

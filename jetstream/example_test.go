@@ -301,6 +301,45 @@ func ExampleGroup_Seek() {
 	// 1
 }
 
+// Keep the position of a group before a risky change, and go back to it.
+func ExampleGroup_Move() {
+	bus, end := openExample()
+	defer end()
+	ctx := context.Background()
+
+	for i := range 3 {
+		if _, err := bus.Publish(ctx, "orders", fmt.Append(nil, i), jetstream.PublishOptions{}); err != nil {
+			panic(err)
+		}
+	}
+	billing := bus.Group("orders", "billing")
+	if err := billing.Seek(ctx, jetstream.FromEarliest); err != nil {
+		panic(err)
+	}
+	if _, err := billing.Bookmarks().Put(ctx, "before the upgrade"); err != nil {
+		panic(err)
+	}
+	if _, err := billing.Move(ctx, jetstream.FromLatest); err != nil {
+		panic(err)
+	}
+	would, err := billing.Preview(ctx, jetstream.AtBookmark("before the upgrade"))
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("events again:", would.Redelivered)
+	if _, err := billing.Move(ctx, jetstream.AtBookmark("before the upgrade")); err != nil {
+		panic(err)
+	}
+	info, err := billing.Info(ctx)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("pending:", info.Pending)
+	// Output:
+	// events again: 3
+	// pending: 3
+}
+
 // List the newest events of all keys, page by page. A client may pass Next on to any hub.
 func ExampleKeys_List() {
 	bus, end := openExample(jetstream.TopicRule{Pattern: "settings", Compaction: true})

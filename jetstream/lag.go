@@ -11,7 +11,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// MaxLags is the maximum number of groups that Admin.Lags returns.
+// MaxLags is the maximum number of groups that Groups.Lags returns.
 const MaxLags = 10_000
 
 // Lag is how far a group is behind. The figures are those of the leaders of the group's consumers;
@@ -33,7 +33,7 @@ type Lag struct {
 
 // Lags returns the lag of up to limit groups of all topics, in the order of topics and groups. more
 // says that there are further groups. limit is 1..MaxLags.
-func (a Admin) Lags(ctx context.Context, limit int) (lags []Lag, more bool, err error) {
+func (a Groups) Lags(ctx context.Context, limit int) (lags []Lag, more bool, err error) {
 	b := a.bus
 	if limit < 1 || limit > MaxLags {
 		return nil, false, badOptions("limit is %d: 1 to %d are allowed", limit, MaxLags)

@@ -40,8 +40,8 @@ type movesModel struct {
 	did          map[string]int
 }
 
-// marked is a bookmark as the model knows it: of what was delivered, what may have been settled, and
-// what surely was.
+// marked is a bookmark as the model knows it: of what was delivered, what may have been settled,
+// and what surely was.
 type marked struct {
 	floor       uint64
 	may, surely map[uint64]bool
@@ -56,7 +56,8 @@ func (m *movesModel) leased(epoch int, consumer string, seq uint64) {
 		m.t.Errorf("epoch %d: event %d was leased from %s, and the group is %s", m.epoch, seq, consumer, m.consumer)
 	}
 	if m.moving && consumer != m.consumer {
-		m.early[consumer] = append(m.early[consumer], seq) // the group has been moved, and nobody says so yet
+		// perhaps the group has been moved, and that is not answered yet
+		m.early[consumer] = append(m.early[consumer], seq)
 	}
 	if consumer == m.consumer {
 		m.allowed(seq)
@@ -143,12 +144,13 @@ func TestMovesFollowTheModel(t *testing.T) {
 	url := natstest.Run(t).ClientURL()
 	var wg sync.WaitGroup
 	for i := range groups {
-		wg.Go(func() { movesRun(t, url, i, rand.New(rand.NewPCG(seed, uint64(i)))) }) //nolint:gosec // a test
+		wg.Go(func() { movesRun(t, url, i, rand.New(rand.NewPCG(seed, uint64(i)))) })
 	}
 	wg.Wait()
 }
 
 func movesRun(t *testing.T, url string, n int, random *rand.Rand) {
+	t.Helper()
 	topic := fmt.Sprintf("moves.%d", n)
 	m := &movesModel{t: t, from: 1, need: make(map[uint64]bool), acked: make(map[string]map[uint64]bool), tried: make(map[string]map[uint64]bool), early: make(map[string][]uint64), marks: make(map[string]marked), did: make(map[string]int)}
 	open := func() *Bus {
@@ -240,7 +242,7 @@ func (m *movesModel) hub(b *Bus, topic string, seed uint64) *movesHub {
 	ctx, cancel := context.WithCancel(context.Background())
 	h.end = cancel
 	for i := range uint64(2) {
-		random := rand.New(rand.NewPCG(seed, i)) //nolint:gosec // a test
+		random := rand.New(rand.NewPCG(seed, i))
 		came := make(chan *Held, 1_000)
 		_, err := b.Subscribe(ctx, topic, "g", SubscribeOptions{MaxInFlight: 1 + random.IntN(20), MaxAttempts: NeverGiveUp, AckTimeout: time.Second}, func(h *Held) {
 			select {
@@ -273,10 +275,10 @@ func (m *movesModel) hub(b *Bus, topic string, seed uint64) *movesHub {
 					continue
 				}
 				m.leased(epoch, d.group.consumer, d.Event.Sequence)
-				switch k := random.IntN(20); {
-				case k == 0:
+				switch k := random.IntN(20); k {
+				case 0:
 					_ = d.Nack("no", DefaultBackoff)
-				case k == 1: // the lease expires
+				case 1: // the lease expires
 				default:
 					if k < 6 {
 						select {
@@ -343,12 +345,12 @@ func (m *movesModel) move(g Group, random *rand.Rand, ids []string, times []time
 	case "earliest":
 		to, start = FromEarliest, 1
 	case "latest":
-		to, start = FromLatest, uint64(last)+1 //nolint:gosec // small
+		to, start = FromLatest, uint64(last)+1
 	case "id":
-		to, start = FromAfterID(ids[at]), uint64(at)+1 //nolint:gosec // small
+		to, start = FromAfterID(ids[at]), uint64(at)+1
 	case "time":
 		// the events' own times are not known to the millisecond
-		to, start = FromTime(times[at].Add(time.Hour)), uint64(last)+1 //nolint:gosec // small
+		to, start = FromTime(times[at].Add(time.Hour)), uint64(last)+1
 	case "back":
 		m.quiet(g) // so that the position is known
 		info, err := g.Info(context.Background())
@@ -361,7 +363,7 @@ func (m *movesModel) move(g Group, random *rand.Rand, ids []string, times []time
 			kind = "back, vaguely"
 		}
 		to = Back(n)
-		start = max(info.Floor+1, uint64(n)+1) - uint64(n) //nolint:gosec // small
+		start = max(info.Floor+1, uint64(n)+1) - uint64(n)
 	case "bookmark":
 		names := slices.Sorted(maps.Keys(m.marks))
 		if len(names) == 0 {

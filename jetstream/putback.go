@@ -169,7 +169,8 @@ func (b *Bus) openPutBack(ctx context.Context) (*natsjs.StreamInfo, error) {
 		cfg.Storage = natsjs.MemoryStorage
 	}
 	s, err := again(ctx, func(ctx context.Context) (natsjs.Stream, error) { return b.js.CreateStream(ctx, cfg) })
-	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) { // another hub made it, with other settings
+	// another hub made it, with other settings
+	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
 		return b.findStream(ctx, putBackStream)
 	}
 	if err != nil {

@@ -173,9 +173,10 @@ func (b *Bus) aimOf(ctx context.Context, t *topicInfo, group string, to Position
 		return aim{start: seq}, err
 	case atBookmark:
 		return b.aimAtBookmark(ctx, t, group, to.id, state)
+	default:
+		seq, err := b.resolve(ctx, t, to, state, "")
+		return aim{start: seq}, err
 	}
-	seq, err := b.resolve(ctx, t, to, state, "")
-	return aim{start: seq}, err
 }
 
 // floorOf is the sequence up to which a group has settled everything.

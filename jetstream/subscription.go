@@ -279,7 +279,8 @@ func (s *Subscription) join(ctx context.Context, topic string, start startFunc) 
 	s.members = append(s.members, m)
 	m.takeQueue(j.queue)
 	s.mu.Unlock()
-	s.bus.addMember(g, s)                   // from now on, other members' questions come to this one, too
+	// from now on, other members' questions come to this one, too
+	s.bus.addMember(g, s)
 	if err := g.noteSeen(ctx); err != nil { // before others remove what the group is to be given
 		return s.bus.unavailable(err)
 	}

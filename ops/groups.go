@@ -35,9 +35,9 @@ func (s *Server) group(r *http.Request) jetstream.Group {
 }
 
 // onGroup serves a request about a group. An error of do is answered as s.fail does.
-func (s *Server) onGroup(within time.Duration, what, failed string, do func(ctx context.Context, w http.ResponseWriter, r *http.Request) (any, error)) http.HandlerFunc {
+func (s *Server) onGroup(what, failed string, do func(ctx context.Context, w http.ResponseWriter, r *http.Request) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), within)
+		ctx, cancel := context.WithTimeout(r.Context(), groupTimeout)
 		defer cancel()
 		said, err := do(ctx, w, r)
 		switch {
@@ -61,31 +61,31 @@ func (s *Server) groupRoutes() []route {
 	type request = *http.Request
 	return []route{
 		{http.MethodGet, "/groups", lists, QueryTarget, s.listGroups, off},
-		{http.MethodGet, one, shows, pathTarget, s.onGroup(groupTimeout, group, "read the group", func(c ctx, _ writer, r request) (any, error) {
+		{http.MethodGet, one, shows, pathTarget, s.onGroup(group, "read the group", func(c ctx, _ writer, r request) (any, error) {
 			return s.group(r).Info(c)
 		}), off},
-		{http.MethodDelete, one, changes, pathTarget, s.onGroup(groupTimeout, group, "delete the group", func(c ctx, _ writer, r request) (any, error) {
+		{http.MethodDelete, one, changes, pathTarget, s.onGroup(group, "delete the group", func(c ctx, _ writer, r request) (any, error) {
 			return nil, s.group(r).Delete(c)
 		}), off},
-		{http.MethodGet, one + "/cursor", shows, pathTarget, s.onGroup(groupTimeout, group, "read the cursor", s.readCursor), off},
+		{http.MethodGet, one + "/cursor", shows, pathTarget, s.onGroup(group, "read the cursor", s.readCursor), off},
 		{http.MethodPut, one + "/cursor", changes, pathTarget, s.moveGroup, off},
-		{http.MethodPost, one + "/pause", changes, pathTarget, s.onGroup(groupTimeout, group, "pause the group", func(c ctx, _ writer, r request) (any, error) {
+		{http.MethodPost, one + "/pause", changes, pathTarget, s.onGroup(group, "pause the group", func(c ctx, _ writer, r request) (any, error) {
 			return nil, s.group(r).Pause(c)
 		}), off},
-		{http.MethodPost, one + "/resume", changes, pathTarget, s.onGroup(groupTimeout, group, "resume the group", func(c ctx, _ writer, r request) (any, error) {
+		{http.MethodPost, one + "/resume", changes, pathTarget, s.onGroup(group, "resume the group", func(c ctx, _ writer, r request) (any, error) {
 			return nil, s.group(r).Resume(c)
 		}), off},
-		{http.MethodGet, marks, shows, pathTarget, s.onGroup(groupTimeout, group, "list the bookmarks", func(c ctx, _ writer, r request) (any, error) {
+		{http.MethodGet, marks, shows, pathTarget, s.onGroup(group, "list the bookmarks", func(c ctx, _ writer, r request) (any, error) {
 			list, err := s.group(r).Bookmarks().List(c)
 			return map[string]any{"bookmarks": append([]jetstream.Bookmark{}, list...)}, err
 		}), off},
-		{http.MethodGet, marks + "/{name}", shows, pathTarget, s.onGroup(groupTimeout, bookmark, "read the bookmark", func(c ctx, _ writer, r request) (any, error) {
+		{http.MethodGet, marks + "/{name}", shows, pathTarget, s.onGroup(bookmark, "read the bookmark", func(c ctx, _ writer, r request) (any, error) {
 			return s.group(r).Bookmarks().Get(c, pathParam(r, "name"))
 		}), off},
-		{http.MethodPut, marks + "/{name}", changes, pathTarget, s.onGroup(groupTimeout, group, "store the bookmark", func(c ctx, _ writer, r request) (any, error) {
+		{http.MethodPut, marks + "/{name}", changes, pathTarget, s.onGroup(group, "store the bookmark", func(c ctx, _ writer, r request) (any, error) {
 			return s.group(r).Bookmarks().Put(c, pathParam(r, "name"))
 		}), off},
-		{http.MethodDelete, marks + "/{name}", changes, pathTarget, s.onGroup(groupTimeout, bookmark, "delete the bookmark", func(c ctx, _ writer, r request) (any, error) {
+		{http.MethodDelete, marks + "/{name}", changes, pathTarget, s.onGroup(bookmark, "delete the bookmark", func(c ctx, _ writer, r request) (any, error) {
 			return nil, s.group(r).Bookmarks().Delete(c, pathParam(r, "name"))
 		}), off},
 	}
@@ -121,7 +121,7 @@ func (s *Server) listGroups(w http.ResponseWriter, r *http.Request) {
 	page.Visible = func(topic, group string) bool { return id.Inspects(topic, group) }
 	ctx, cancel := context.WithTimeout(r.Context(), moveTimeout)
 	defer cancel()
-	groups, next, err := s.cfg.Groups.Admin().Groups(ctx, page)
+	groups, next, err := s.cfg.Groups.Admin().Groups().List(ctx, page)
 	if err != nil {
 		s.fail(w, r, err, "topic", "list the groups")
 		return

@@ -105,7 +105,7 @@ func (s *Server) cursors(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	page := jetstream.GroupsPage{Topic: topic, Limit: jetstream.MaxGroupsPage}
 	for len(said.Cursors) < maxCursors {
-		groups, next, err := s.cfg.Groups.Admin().Groups(ctx, page)
+		groups, next, err := s.cfg.Groups.Admin().Groups().List(ctx, page)
 		if err != nil {
 			s.fail(w, r, err, "topic", "list the cursors")
 			return
@@ -198,7 +198,7 @@ func (l *lags) all() []jetstream.Lag {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), lagTimeout)
 	defer cancel()
-	found, more, err := l.groups.Admin().Lags(ctx, MaxPairs)
+	found, more, err := l.groups.Admin().Groups().Lags(ctx, MaxPairs)
 	switch {
 	case err != nil:
 		l.logger.LogAttrs(ctx, slog.LevelWarn, "failed to read the lag of groups; leaving them out of the metrics", slog.Any("error", err))

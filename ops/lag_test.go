@@ -101,7 +101,7 @@ func TestLag(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, more, err := bus.Admin().Lags(t.Context(), 10)
+	all, more, err := bus.Admin().Groups().Lags(t.Context(), 10)
 	if err != nil || more || len(all) != 1 || all[0].Pending != info.Pending || all[0].InFlight != info.InFlight || all[0].OldestUnacked <= 0 {
 		t.Errorf("all lags are %+v, %v, %v; the group is %+v", all, more, err, info)
 	}
