@@ -353,6 +353,9 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 	if err != nil {
 		return fail("the event store gave an answer that could not be read: the outcome is unknown", err)
 	}
+	if !ack.Duplicate {
+		b.ids.published(t.stream, ack.Seq, id)
+	}
 	t.obs.Published(time.Duration(b.clock.now() - sent))
 	return Receipt{ID: id, Stream: ack.Stream, Sequence: ack.Seq, Duplicate: ack.Duplicate}, nil
 }
