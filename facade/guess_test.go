@@ -263,3 +263,49 @@ func TestBadTokenOutOfTurnEndsItsConnection(t *testing.T) {
 		t.Errorf("over HTTP: %d %v", w.Code, w.Header())
 	}
 }
+
+// An address has so many bad tokens checked. Beyond that, tokens that are not known are refused
+// unseen, but for those with which connections renew theirs.
+func TestTokenChecksOfAnAddress(t *testing.T) {
+	const burst = 5
+	var tally *checks
+	r := jwtRig(t, func(cfg *facade.Config) {
+		tally = &checks{Authenticator: cfg.Auth}
+		cfg.Auth = tally
+		cfg.Limits.TokenCheckRate, cfg.Limits.TokenCheckBurst = 1, burst
+	})
+	known := grant(t, "known", "publish:a")
+	auth := func(p *peer, name string) string {
+		return p.outcome(`{"op":"AUTH","token":"` + grant(t, name, "publish:a") + `"}`)
+	}
+	r.from(t, "127.0.0.1:1", known)
+	in, out := r.dial(t), r.dial(t)
+	if got := auth(in, "in"); got != "OK" {
+		t.Fatal(got)
+	}
+	limited := 0
+	for i := range 3 * burst {
+		switch w := r.from(t, "127.0.0.1:2", "x.y."+strconv.Itoa(i)); {
+		case w.Code == http.StatusTooManyRequests && w.Header().Get("Retry-After") != "":
+			limited++
+		case w.Code != http.StatusUnauthorized:
+			t.Errorf("token %d: %d", i, w.Code)
+		}
+	}
+	if n := tally.refused.Load(); n > burst+3 || limited+int(n) != 3*burst || r.seen.count("limit token_checks") != limited {
+		t.Errorf("%d bad tokens were checked, and %d refused unseen", n, limited)
+	}
+	eventually(t, "a new token is refused unseen", func() bool {
+		r.from(t, "127.0.0.1:2", "x.y.z") // there may be room for one again
+		return r.from(t, "127.0.0.1:4", grant(t, "new", "publish:a")).Code == http.StatusTooManyRequests
+	})
+	for remote, token := range map[string]string{"127.0.0.1:3": known, "127.0.0.2:1": grant(t, "elsewhere", "publish:a")} {
+		if w := r.from(t, remote, token); w.Code != http.StatusForbidden {
+			t.Errorf("%s: %d", remote, w.Code)
+		}
+	}
+	if got := auth(in, "renewed"); got != "OK" {
+		t.Errorf("a connection that renews its token: %s", got)
+	}
+	eventually(t, "a new token is checked again", func() bool { return auth(out, "new") == "OK" })
+}

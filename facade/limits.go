@@ -124,7 +124,7 @@ type Limits struct {
 	// limit, the address gets rate_limited for all tokens that are not known, unseen; a connection
 	// that is authenticated may still renew its token. A client needs a new connection for almost
 	// every check beyond BadTokenRate, so the limit is far above what clients do by mistake. Default
-	// to 5,000 and 10,000; TokenCheckRate may be NoLimit.
+	// to 10,000 and 20,000; TokenCheckRate may be NoLimit.
 	TokenCheckRate, TokenCheckBurst int
 	// OutboxRate and OutboxBurst ("outbox_rate") are how many bytes one principal may post to the
 	// outbox a second, and how many at once. Each post counts 512 bytes besides its payload. A post
@@ -219,7 +219,7 @@ func (l *Limits) validate(maxPayload int) error {
 		{"Quotas", &l.Quotas, 50_000},
 		{"Bearers", &l.Bearers, 1024},
 		{"BadTokenBurst", &l.BadTokenBurst, 200},
-		{"TokenCheckBurst", &l.TokenCheckBurst, 10_000},
+		{"TokenCheckBurst", &l.TokenCheckBurst, 20_000},
 		{"OutboxBurst", &l.OutboxBurst, 32 << 20},
 		{"KnownTokens", &l.KnownTokens, 50_000},
 		{"Window", &l.Window, 1024},
@@ -242,7 +242,7 @@ func (l *Limits) validate(maxPayload int) error {
 		{"TopicRate", &l.TopicRate, NoLimit},
 		{"PrincipalRate", &l.PrincipalRate, NoLimit},
 		{"BadTokenRate", &l.BadTokenRate, 100},
-		{"TokenCheckRate", &l.TokenCheckRate, 5000},
+		{"TokenCheckRate", &l.TokenCheckRate, 10_000},
 		{"OutboxRate", &l.OutboxRate, 4 << 20},
 		{"PrincipalHeld", &l.PrincipalHeld, NoLimit},
 		{"PrincipalJoins", &l.PrincipalJoins, (l.Joins + 31) / 32},

@@ -17,45 +17,54 @@ import (
 
 // tokenAttacks are the attacks by bad tokens.
 var tokenAttacks = []attack{
-	{name: "tokens", scopes: []string{"publish:attack.tokens"}, run: attackTokens, beside: newcomers},
+	{name: "tokens", scopes: []string{"publish:attack.tokens"}, run: attackTokens, like: permittedTokens, beside: newcomers},
 }
 
 // attackTokens tries tokens that nobody signed: over more connections than refusals of an address
 // may wait, over a new connection for each token, and over WebSocket.
 func attackTokens(ctx context.Context, a *attacker) {
+	tryTokens(ctx, a, func(round int) string { return a.token[:len(a.token)-4] + "AAAA" + strconv.Itoa(round) })
+}
+
+// permittedTokens does the same with its own token.
+func permittedTokens(ctx context.Context, a *attacker) {
+	tryTokens(ctx, a, func(int) string { return a.token })
+}
+
+func tryTokens(ctx context.Context, a *attacker, token func(round int) string) {
 	const keeping, renewing, sockets = 300, 16, 32
 	kept := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: keeping}}
 	fresh := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	bad := a.token[:len(a.token)-4] + "AAAA"
-	var inTurn, ended atomic.Int64
+	var accepted, inTurn, ended atomic.Int64
 	a.crowd(ctx, keeping+renewing+sockets, func(worker, round int) {
 		over := kept
 		switch {
 		case worker >= keeping+renewing:
-			c, err := client.Dial(ctx, a.ws, client.Options{Token: bad + strconv.Itoa(round)})
-			if err == nil {
+			if c, err := client.Dial(ctx, a.ws, client.Options{Token: token(round)}); err == nil {
 				c.Abort()
-				a.report("a bad token was accepted")
 			}
 			return
 		case worker >= keeping:
 			over = fresh
 		}
-		switch status, _ := askOver(ctx, over, bad, http.MethodGet, a.http+"/snap/neighbour.kept/1", nil); status {
+		switch status, _ := askOver(ctx, over, token(round), http.MethodGet, a.http+"/snap/neighbour.kept/1", nil); status {
 		case http.StatusUnauthorized:
 			inTurn.Add(1)
 		case http.StatusTooManyRequests:
 			ended.Add(1)
+		case http.StatusForbidden:
+			accepted.Add(1)
 		}
 	})
-	a.report("over HTTP, %d bad tokens refused in turn, %d ended their connection", inTurn.Load(), ended.Load())
+	a.report("over HTTP, %d tokens accepted, %d refused in turn, %d with their connection", accepted.Load(), inTurn.Load(), ended.Load())
 }
 
 // newcomers come from the attackers' address, each with a token that the hub has never seen. None
 // is refused, and none waits. The hub answers no more bad tokens than its default limit says.
 func newcomers(t *testing.T, f *floodedHub, d time.Duration) {
 	t.Helper()
-	const rate, burst, waiting = 100, 200, 256 // BAD_TOKENS
+	const rate, burst, waiting = 100, 200, 256   // BAD_TOKENS
+	const checkRate, checkBurst = 10_000, 20_000 // TOKEN_CHECKS
 	began, refusedBefore := time.Now(), f.errorsSent(t, "jwt_invalid")
 	limitedBefore := f.errorsSent(t, "rate_limited")
 	var took []time.Duration
@@ -87,6 +96,9 @@ func newcomers(t *testing.T, f *floodedHub, d time.Duration) {
 	}
 	if most := burst + waiting + int(rate*(elapsed.Seconds()+1)); inTurn > most {
 		t.Errorf("%d bad tokens were refused in turn in %v, want at most %d", inTurn, elapsed, most)
+	}
+	if checked, most := inTurn+limited, checkBurst+int(checkRate*(elapsed.Seconds()+1)); checked > most {
+		t.Errorf("%d bad tokens were checked in %v, want at most %d", checked, elapsed, most)
 	}
 }
 

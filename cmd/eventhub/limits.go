@@ -48,7 +48,7 @@ type limitFlags struct {
 	DeadLetterBytes     quota `env:"DEAD_LETTER_BYTES" default:"262144/16777216" placeholder:"RATE/BURST" help:"Bytes of dead letters of one principal: per second, and at once; or off. Further ones wait."`
 	DeadLetterShare     int   `env:"DEAD_LETTER_SHARE" default:"1073741824" help:"Bytes of dead letters of one principal in 30 days. Further ones wait."`
 	BadTokens           quota `env:"BAD_TOKENS" default:"100/200" placeholder:"RATE/BURST" help:"Refused tokens per address (IPv6: per /64): per second, and at once; or off. Further refusals wait, or end the connection."`
-	TokenChecks         quota `env:"TOKEN_CHECKS" default:"5000/10000" placeholder:"RATE/BURST" help:"Bad tokens per address that are checked: per second, and at once; or off. Further unknown tokens are refused unseen."`
+	TokenChecks         quota `env:"TOKEN_CHECKS" default:"10000/20000" placeholder:"RATE/BURST" help:"Bad tokens per address that are checked: per second, and at once; or off. Further unknown tokens are refused unseen."`
 
 	OutboxRate             quota `env:"OUTBOX_RATE" default:"4194304/33554432" placeholder:"RATE/BURST" help:"Bytes that one principal may post to the hub's own outbox: per second, and at once; or off."`
 	OutboxPending          int   `env:"OUTBOX_PENDING" default:"1000000" help:"Events waiting or parked in the hub's own outbox. Beyond it, POST /outbox is refused."`
