@@ -180,7 +180,8 @@ func (r reference) MarshalJSON() ([]byte, error) {
 }
 
 // referenceDecision decides as the first rule that matches does, unless it allows a topic that
-// shows the events of a topic that an earlier rule denies. shows has the configured snapshot topics.
+// shows the events of a topic that an earlier rule denies. shows has the configured snapshot
+// topics.
 func referenceDecision(rules []reference, action, topic, group string, shows map[string]string) (allowed bool, number int) {
 	return referenceCovered(rules, action, topic, group, shows, "")
 }

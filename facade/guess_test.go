@@ -203,7 +203,7 @@ func TestNewTokensBesideACrowd(t *testing.T) {
 				select {
 				case <-stop:
 					return
-				case <-time.After(10 * time.Millisecond): // the crowd has its own part of the machine
+				case <-time.After(10 * time.Millisecond): // leave room for the others
 				}
 				switch status, closed := ask(bad); {
 				case status == http.StatusUnauthorized:

@@ -123,16 +123,16 @@ type Limits struct {
 	// are checked a second, those of ended connections included, and how many at once. Beyond the
 	// limit, the address gets rate_limited for all tokens that are not known, unseen; a connection
 	// that is authenticated may still renew its token. A client needs a new connection for almost
-	// every check beyond BadTokenRate, so the limit is far above what clients do by mistake. Default
-	// to 10,000 and 20,000; TokenCheckRate may be NoLimit.
+	// every check beyond BadTokenRate, so the limit is far above what clients do by mistake.
+	// Default to 10,000 and 20,000; TokenCheckRate may be NoLimit.
 	TokenCheckRate, TokenCheckBurst int
 	// OutboxRate and OutboxBurst ("outbox_rate") are how many bytes one principal may post to the
 	// outbox a second, and how many at once. Each post counts 512 bytes besides its payload. A post
 	// beyond the limit gets rate_limited. Default to 4 MiB and 32 MiB; OutboxRate may be NoLimit.
 	OutboxRate, OutboxBurst int
 	// KnownTokens ("known_tokens") is the most valid tokens that are remembered, by their hash, so
-	// that they are checked beyond TokenCheckRate, too. Beyond the limit, any of them is forgotten. Defaults to
-	// 50,000.
+	// that they are checked beyond TokenCheckRate, too. Beyond the limit, any of them is forgotten.
+	// Defaults to 50,000.
 	KnownTokens int
 	// Window ("window") is how many lines of one NDJSON request may be in flight. Beyond the limit,
 	// the request is not read on. Defaults to 1,024.

@@ -16,11 +16,12 @@ const maxAhead = 1024
 // for use.
 type recentIDs struct {
 	mu       sync.Mutex
-	from, to uint64            // the sequences that are known
-	hashes   []uint64          // of the ids among them that are kept; only appended to, and cut off in front
-	seqs     []uint64          // their sequences
-	ahead    map[uint64]uint64 // hashes beyond to+1, by their sequences
-	gone     bool              // the stream is not used any more
+	from, to uint64 // the sequences that are known
+	// hashes are those of the ids among them that are kept, and seqs their sequences. Both are only
+	// appended to, and cut off in front.
+	hashes, seqs []uint64
+	ahead        map[uint64]uint64 // hashes beyond to+1, by their sequences
+	gone         bool              // the stream is not used any more
 }
 
 // isKept reports whether an id is kept: whether it has not even the form of a UUIDv7.

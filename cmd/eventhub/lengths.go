@@ -50,7 +50,8 @@ func (c *lengthConn) scan(p []byte) {
 			p, c.matched = p[i+1:], 1
 			continue
 		}
-		if p[0]|0x20 != lengthLine[c.matched] { // in lower case; what else this makes equal does no harm
+		// In lower case. This makes other bytes equal, too, which does no harm.
+		if p[0]|0x20 != lengthLine[c.matched] {
 			c.matched = 0
 			continue
 		}
