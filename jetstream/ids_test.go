@@ -54,6 +54,16 @@ func searchFor(tb testing.TB, b *Bus, topic, id, client string) error {
 	return err
 }
 
+// patiently repeats what a busy machine has no time for: a search goes on where the last one ended.
+func patiently(ask func() error) error {
+	for end := time.Now().Add(time.Minute); ; {
+		err := ask()
+		if late, ok := errors.AsType[*Error](err); !ok || late.Code != CodeOverloaded || time.Now().After(end) {
+			return err
+		}
+	}
+}
+
 func unknownID(err error) bool {
 	refused, ok := errors.AsType[*Error](err)
 	return ok && refused.Code == CodeUnknownID
@@ -72,7 +82,8 @@ func TestSearchesForUnknownIDsCostLittle(t *testing.T) {
 			was := used(t)
 			for i := range searches {
 				began := used(t)
-				if err := searchFor(t, b, "many", id(), "c"); !unknownID(err) {
+				wanted := id()
+				if err := patiently(func() error { return searchFor(t, b, "many", wanted, "c") }); !unknownID(err) {
 					t.Fatal(err)
 				}
 				if i < 2 {
@@ -86,7 +97,9 @@ func TestSearchesForUnknownIDsCostLittle(t *testing.T) {
 	}
 	for _, i := range []int{0, n / 2, n - 1} {
 		got := 0
-		err := b.History("many").Scan(t.Context(), ScanOptions{From: FromAfterID(ids[i]), Limit: n}, func(*Event) error { got++; return nil })
+		err := patiently(func() error {
+			return b.History("many").Scan(t.Context(), ScanOptions{From: FromAfterID(ids[i]), Limit: n}, func(*Event) error { got++; return nil })
+		})
 		if err != nil || got != n-1-i {
 			t.Errorf("%d events after event %d, %v; want %d", got, i, err, n-1-i)
 		}
@@ -129,7 +142,9 @@ func TestFirstSearchOfPublishedIDsCostsLittle(t *testing.T) {
 	}
 	for _, i := range []int{0, n / 2, n - 1} {
 		got := 0
-		err := b.History("many").Scan(t.Context(), ScanOptions{From: FromAfterID(ids[i]), Limit: n}, func(*Event) error { got++; return nil })
+		err := patiently(func() error {
+			return b.History("many").Scan(t.Context(), ScanOptions{From: FromAfterID(ids[i]), Limit: n}, func(*Event) error { got++; return nil })
+		})
 		if err != nil || got != n-1-i {
 			t.Errorf("%d events after event %d, %v; want %d", got, i, err, n-1-i)
 		}
