@@ -103,6 +103,8 @@ type fault struct {
 	wait time.Duration
 	// tooLarge marks a publish_failed that is due to size, so that HTTP answers 413.
 	tooLarge bool
+	// ends marks a fault after which the connection ends.
+	ends bool
 }
 
 // Error is what the log says of a fault.
@@ -155,5 +157,5 @@ var closings = map[websocket.StatusCode]closing{
 	closeBinaryMessage:  {"binary_message", "A binary message came; frames are text messages."},
 	closeProtocolErrors: {"protocol_errors", "The client kept sending frames that the hub could not read."},
 	closeMessageTooBig:  {"message_too_big", "A message was far above the limit and could not be skipped."},
-	closeAuthRefused:    {"auth_refused", "AUTH was refused too many times."},
+	closeAuthRefused:    {"auth_refused", "AUTH was refused too many times, on this connection or from this address."},
 }

@@ -237,6 +237,10 @@ func (s *session) refuse(f *frame, fail *fault) {
 	}
 	s.srv.refusedToken(s.ctx, s.remote, "websocket", fail)
 	s.fail(replyTo{corr: f.corr}, fail.code, fail.msg)
+	if fail.ends {
+		s.giveUp(closeAuthRefused)
+		return
+	}
 	if fail.rule().retry {
 		return // the token itself is not at fault
 	}

@@ -293,6 +293,9 @@ func writeError(w http.ResponseWriter, status int, f *fault) {
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusInsufficientStorage:
 		h.Set("Retry-After", f.retryAfter())
 	}
+	if f.ends {
+		h.Set("Connection", "close")
+	}
 	w.WriteHeader(status)
 	_, _ = w.Write(append(appendError(nil, f.code, f.msg), '\n'))
 }

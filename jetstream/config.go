@@ -236,7 +236,8 @@ type Limits struct {
 	IDSearches, IDSearchesPerClient int
 	// IDsKnown ("ids_known") is the most ids that searches keep in memory, with 16 bytes each, so
 	// that the next search on the same topic does not read the events again: default 2,000,000.
-	// Beyond the limit, the topics whose last search is longest ago are forgotten.
+	// Beyond the limit, the topics whose last search is longest ago are forgotten. The hub keeps at
+	// most as many of the ids that it has published itself, those that are no UUIDv7s.
 	IDsKnown int
 	// MaxPayload is the largest payload in bytes: default 1 MiB, less if the server's max_payload
 	// demands it.

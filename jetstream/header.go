@@ -227,19 +227,6 @@ func (e *Event) readHeader(h nats.Header) {
 		}
 		value := values[0]
 		switch name {
-		case headerID:
-			e.ID = value
-		case headerMsgID:
-			if e.ID == "" && h[headerID] == nil {
-				e.ID = value
-			}
-		case headerSource:
-			if e.ID == "" && h[headerID] == nil && h[headerMsgID] == nil {
-				stream, rest, _ := strings.Cut(value, " ")
-				if seq, _, _ := strings.Cut(rest, " "); seq != "" {
-					e.ID = stream + "@" + seq
-				}
-			}
 		case headerOperation:
 			e.Tombstone = e.Tombstone || value == tombstone || value == "PURGE"
 		case headerMarker:
@@ -265,7 +252,30 @@ func (e *Event) readHeader(h nats.Header) {
 			e.Headers[name] = strings.Join(values, ", ")
 		}
 	}
-	if e.ID == "" {
-		e.ID = e.Stream + "@" + strconv.FormatUint(e.Sequence, 10)
+	e.ID = storedID(h, e.Stream, e.Sequence)
+}
+
+// storedID returns the id of the event in a message of a stream.
+func storedID(h nats.Header, stream string, seq uint64) string {
+	for _, name := range [...]string{headerID, headerMsgID} {
+		values := h[name]
+		if len(values) > 0 && values[0] != "" {
+			return values[0]
+		}
+		if values != nil {
+			return nativeIDOf(stream, seq)
+		}
 	}
+	if values := h[headerSource]; len(values) > 0 {
+		from, rest, _ := strings.Cut(values[0], " ")
+		if seq, _, _ := strings.Cut(rest, " "); seq != "" {
+			return from + "@" + seq
+		}
+	}
+	return nativeIDOf(stream, seq)
+}
+
+// nativeIDOf is the id of an event that its publisher gave none.
+func nativeIDOf(stream string, seq uint64) string {
+	return stream + "@" + strconv.FormatUint(seq, 10)
 }

@@ -28,6 +28,8 @@ type stream struct {
 	// ready is set, per connection of the pool, once a publish was confirmed: until then the first
 	// one goes alone.
 	ready []atomic.Bool
+	// recent are ids of its last events; of a stream with one topic only.
+	recent recentIDs
 }
 
 // topicInfo is one topic as this hub knows it. It is immutable but for what stream holds.
@@ -234,7 +236,7 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 	}
 	b.topics.mu.Lock()
 	s := b.topics.streams[info.Config.Name]
-	if s == nil || !s.created.Equal(info.Created) {
+	if old := s; s == nil || !s.created.Equal(info.Created) {
 		s = &stream{
 			name: info.Config.Name, family: rule.Family != "" || len(info.Config.Subjects) != len(own), created: info.Created, room: b.roomFor(&info.Config),
 			keep:  b.newKeeping(rule, &info.Config),
@@ -242,6 +244,9 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 		}
 		if keep {
 			b.topics.streams[s.name] = s // makeTopic has looked at the limit
+			if old != nil {
+				b.ids.drop(old)
+			}
 		}
 	}
 	b.topics.mu.Unlock()
@@ -353,6 +358,7 @@ func (b *Bus) forget(s *stream) {
 	defer b.topics.mu.Unlock()
 	if b.topics.streams[s.name] == s {
 		delete(b.topics.streams, s.name)
+		b.ids.drop(s)
 		b.topics.missing(s.name, b.clock.now())
 	}
 	for name, t := range b.topics.byName {

@@ -47,7 +47,8 @@ type limitFlags struct {
 	PrincipalIDSearches int   `name:"principal-id-searches" env:"PRINCIPAL_ID_SEARCHES" placeholder:"N" help:"Searches for an afterId at a time of one principal. Default: half of all."`
 	DeadLetterBytes     quota `env:"DEAD_LETTER_BYTES" default:"262144/16777216" placeholder:"RATE/BURST" help:"Bytes of dead letters of one principal: per second, and at once; or off. Further ones wait."`
 	DeadLetterShare     int   `env:"DEAD_LETTER_SHARE" default:"1073741824" help:"Bytes of dead letters of one principal in 30 days. Further ones wait."`
-	BadTokens           quota `env:"BAD_TOKENS" default:"100/200" placeholder:"RATE/BURST" help:"Refused tokens per address (IPv6: per /64): per second, and at once; or off. Further unknown tokens wait."`
+	BadTokens           quota `env:"BAD_TOKENS" default:"100/200" placeholder:"RATE/BURST" help:"Refused tokens per address (IPv6: per /64): per second, and at once; or off. Further refusals wait, or end the connection."`
+	TokenChecks         quota `env:"TOKEN_CHECKS" default:"10000/20000" placeholder:"RATE/BURST" help:"Bad tokens per address that are checked: per second, and at once; or off. Further unknown tokens are refused unseen."`
 
 	OutboxRate             quota `env:"OUTBOX_RATE" default:"4194304/33554432" placeholder:"RATE/BURST" help:"Bytes that one principal may post to the hub's own outbox: per second, and at once; or off."`
 	OutboxPending          int   `env:"OUTBOX_PENDING" default:"1000000" help:"Events waiting or parked in the hub's own outbox. Beyond it, POST /outbox is refused."`
@@ -196,6 +197,7 @@ func (f limitFlags) facade() facade.Limits {
 	l.TopicRate, l.TopicBurst = f.TopicPublishes.limits()
 	l.PrincipalRate, l.PrincipalBurst = f.PrincipalPublishes.limits()
 	l.BadTokenRate, l.BadTokenBurst = f.BadTokens.limits()
+	l.TokenCheckRate, l.TokenCheckBurst = f.TokenChecks.limits()
 	l.OutboxRate, l.OutboxBurst = f.OutboxRate.limits()
 	return l
 }
@@ -231,7 +233,7 @@ func (f limitFlags) lines() [][2]string {
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
 		{"", fmt.Sprintf("topics %d, new ones %d; new keys %v; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes, %d exports at a time", f.Topics, f.NewTopics, f.NewKeys, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes, f.Exports)},
 		{"", fmt.Sprintf("groups of a principal %d, new ones %d, the hub's own token %s; of a stream %d; %d subscribe at a time, of one principal %s; events held by a principal %s, for %v at a time", f.PrincipalGroups, f.NewGroups, map[bool]string{true: "too", false: "any"}[f.CountOwnToken], f.StreamGroups, f.Joins, or(f.PrincipalJoins, "a 32nd of them"), or(f.PrincipalHeld, "any"), f.Lease)},
-		{"", fmt.Sprintf("searches for an afterId %d, of one principal %s; dead letters of a principal %v bytes, %d in 30 days; refused tokens of an address %v", f.IDSearches, or(f.PrincipalIDSearches, "half of them"), f.DeadLetterBytes, f.DeadLetterShare, f.BadTokens)},
+		{"", fmt.Sprintf("searches for an afterId %d, of one principal %s; dead letters of a principal %v bytes, %d in 30 days; refused tokens of an address %v, checked %v", f.IDSearches, or(f.PrincipalIDSearches, "half of them"), f.DeadLetterBytes, f.DeadLetterShare, f.BadTokens, f.TokenChecks)},
 		{"", fmt.Sprintf("auth within %v, ping after %v, pong within %v", f.AuthTimeout, f.PingInterval, f.PongTimeout)},
 	}
 }

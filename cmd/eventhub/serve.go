@@ -222,6 +222,7 @@ func (h *hub) open(ctx context.Context) error {
 	serve := func(l *listener, handler http.Handler, cert *certificate) {
 		l.serveWith(handler, cert, newWaitingRoom(cmd.WaitingConnections, metrics.LimitReached), h.log)
 	}
+	h.ws.upgrades = true
 	serve(&h.ws, h.facade.WebSocket(), h.cert)
 	serve(&h.http, secure(h.facade.HTTP(), h.cert != nil), h.cert)
 	serve(&h.ops, secure(answerWithin(opsTimeout, ops.New(operators).Handler()), h.opsCert() != nil), h.opsCert())
