@@ -120,6 +120,12 @@ func (d *Delivery) ended(how Outcome) {
 		g.known.settled(d.Event.Sequence)
 	case d.begun && d.resolved:
 		full = g.known.failed(d.Event.Sequence, d.delivered, d.spared, g.bus.limits.AttemptsKnown)
+		if how == DeadLettered {
+			g.known.over(d.Event.Sequence)
+		}
+	case d.failed != nil && how == DeadLettered:
+		full = g.known.spare(d.Event.Sequence, d.delivered, d.spared, g.bus.limits.AttemptsKnown)
+		g.known.over(d.Event.Sequence)
 	}
 	if how != Acked { // a dead letter may fail to be stored
 		g.track.addUnsettled(d.Event.Sequence)

@@ -327,7 +327,8 @@ func (g *group) arrived(reply string, p *deliveryMeta) (spared int, how knowledg
 }
 
 // resolve asks how often the event reached no client, or tells other hubs. Events that arrive
-// meanwhile wait behind it.
+// meanwhile wait behind it. An event whose last attempt is over goes to the dead letters instead of
+// the subscriber.
 func (d *Delivery) resolve() {
 	s := d.m.sub
 	s.mu.Lock()
@@ -342,18 +343,22 @@ func (d *Delivery) resolve() {
 	if d.knows == forgotten {
 		ask = d.tellForgotten
 	}
-	ask(s.bus.clock.now(), func(spared int, sure bool) {
+	ask(s.bus.clock.now(), func(n note, sure bool) {
 		defer s.returning.release()
 		s.mu.Lock()
-		d.spared, d.resolved = spared, true
+		spared := n.spared
+		d.spared, d.resolved, d.failed = spared, true, n.failed
 		d.Attempt = max(d.delivered-spared, 1)
 		ended, nak := d.unseen, d.unseenNak
+		over := d.failed != nil && !ended && s.remove(d, DeadLettered)
 		s.mu.Unlock()
 		switch {
+		case over:
+			s.bus.dead.addFailed(d)
 		case ended && sure:
 			s.spare(d, nak)
 		case ended && d.knows != forgotten:
-			d.group.bus.keepNote(spareNote{subject: d.attemptsSubject(), spared: spared + 1})
+			d.group.bus.keepNote(spareNote{d.attemptsSubject(), note{spared: spared + 1}})
 			if nak {
 				d.sendInTime(nakNow)
 			}
