@@ -186,9 +186,10 @@ type Limits struct {
 	// Each pull brings no more than a subscription's share of the limit, or one event.
 	HeldTotal int
 	// DeadLetters ("dead_letters") is the most events on their way to a dlq topic, including events
-	// whose dead letter cannot be stored for now: default 10,000. Beyond the limit, a failed event
-	// is delivered once more instead. A group whose dead letters are an eighth of the limit gets no
-	// further events until one is stored ("group_dead_letters").
+	// whose dead letter cannot be stored for now: default 10,000. Beyond the limit, the hub gives a
+	// failed event back for 10 s, again and again until there is room, without delivering it. A
+	// group whose dead letters are an eighth of the limit gets no further events until one is
+	// stored ("group_dead_letters").
 	DeadLetters int
 	// DeadLetterRate and DeadLetterBurst ("dead_letter_rate") are how many bytes of dead letters a
 	// second one client (SubscribeOptions.CountFor) may cause to be stored, and how many at once:

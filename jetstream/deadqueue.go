@@ -137,7 +137,7 @@ func (q *deadLetters) giveBack(ctx context.Context) {
 			continue
 		}
 		l.d.noteFailed(&l.failure, func(bool) {
-			l.d.sendInTime(nakAfter(deadRetry)) // without a note, it is delivered once more
+			l.d.sendInTime(nakNow) // without a note, it is delivered once more
 			answers <- struct{}{}
 		})
 	}

@@ -77,7 +77,7 @@ type Bus struct {
 	newGroups *ration
 	makers    *makers
 	newKeys   *quota.Set // keys of compacted topics, by the client that made them
-	keyShares *quota.Set    // the same over keyShareTime
+	keyShares *quota.Set // the same over keyShareTime
 	// keys that projections make from events, by the client that published these
 	newDerived *quota.Set
 	keyLooks   *quota.Set    // look-ups of keys that would be refused, by client
