@@ -1,11 +1,8 @@
 package jetstream
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"hash/maphash"
-	"log/slog"
 	"strings"
 	"sync"
 
@@ -47,7 +44,7 @@ func (b *Bus) derivedKeysOf(topic string) *derivedKeys {
 }
 
 // admit returns an *Error if the event makes a new key, and client may make no more.
-func (k *derivedKeys) admit(ctx context.Context, payload []byte, client string) error {
+func (k *derivedKeys) admit(payload []byte, client string) error {
 	if client == "" || strings.HasPrefix(client, ownClient) {
 		return nil
 	}
@@ -57,7 +54,7 @@ func (k *derivedKeys) admit(ctx context.Context, payload []byte, client string) 
 		return nil
 	}
 	h := maphash.String(keySeed, key)
-	if k.counted(h) || k.exists(ctx, h) {
+	if k.counted(h) || k.exists(h) {
 		return nil
 	}
 	if b := k.bus; b.newDerived.Take(client) > 0 {
@@ -86,13 +83,10 @@ func (k *derivedKeys) counted(h uint64) bool {
 
 // exists reports whether the topic has a key, as far as this hub knows. While the hub reads the
 // keys of the topic, any may be one.
-func (k *derivedKeys) exists(ctx context.Context, h uint64) bool {
-	t, err := k.bus.topic(ctx, k.Of, "")
-	if err != nil || t.keys == nil {
-		if err != nil && ctx.Err() == nil && !errors.Is(err, ErrClosed) {
-			k.bus.log.DebugContext(ctx, "failed to use a topic with derived keys", slog.String("topic", k.Of), slog.Any("error", err))
-		}
-		return true // there is nothing to fill
+func (k *derivedKeys) exists(h uint64) bool {
+	t := k.bus.known(k.Of)
+	if t == nil || t.keys == nil {
+		return false
 	}
 	t.keys.mu.Lock()
 	defer t.keys.mu.Unlock()

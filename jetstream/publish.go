@@ -136,7 +136,7 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 		}
 	}
 	if t.derived != nil {
-		if err := t.derived.admit(ctx, payload, cmp.Or(opts.CountFor, p.client)); err != nil {
+		if err := t.derived.admit(payload, cmp.Or(opts.CountFor, p.client)); err != nil {
 			return err
 		}
 	}

@@ -92,13 +92,15 @@ func (o *ordered) deliver(ctx context.Context, jobs []job, fails failing) error 
 	for _, j := range jobs {
 		e := &j.Event
 		o.floor = j.GroupStart()
-		if _, tries, err := o.a.key(ctx, e, fails); ctx.Err() != nil {
+		key, tries, err := o.a.key(ctx, e, fails)
+		if ctx.Err() != nil {
 			return ctx.Err()
-		} else if err != nil {
+		}
+		if err != nil {
 			if err := o.a.passOver(ctx, e, err, tries); err != nil {
 				return err
 			}
-			o.keyless = positionOf(e)
+			key, o.keyless = "", positionOf(e)
 		}
 		if ahead := o.ahead(); !j.follows(span) && !ahead.covers(e) {
 			if err := o.flush(ctx, fails); err != nil {
@@ -109,7 +111,7 @@ func (o *ordered) deliver(ctx context.Context, jobs []job, fails failing) error 
 			}
 		}
 		if ahead := o.ahead(); !ahead.covers(e) {
-			if err := o.take(ctx, e, fails); err != nil {
+			if err := o.take(ctx, key, e, fails); err != nil {
 				return err
 			}
 		}
@@ -168,7 +170,17 @@ func (o *ordered) fill(ctx context.Context, e *jetstream.Event, fails failing) e
 		if ahead := o.ahead(); next.Sequence < o.floor || ahead.covers(next) {
 			return nil
 		}
-		if err := o.take(ctx, next, fails); err != nil {
+		key := ""
+		if positionOf(next) != o.keyless {
+			k, _, err := o.a.key(ctx, next, fails)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if err == nil { // otherwise the delivery of the event sends it to the dead letters
+				key = k
+			}
+		}
+		if err := o.take(ctx, key, next, fails); err != nil {
 			return err
 		}
 		switch ahead := o.ahead(); {
@@ -194,19 +206,8 @@ func (o *ordered) ahead() Checkpoint {
 	return o.at
 }
 
-// take adds e, the event after the last one taken, to the batch, and applies a full batch. It skips
-// an event without a key; the delivery of that event sends it to the dead letters.
-func (o *ordered) take(ctx context.Context, e *jetstream.Event, fails failing) error {
-	key := ""
-	if positionOf(e) != o.keyless {
-		k, _, err := o.a.key(ctx, e, fails)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if err == nil {
-			key = k
-		}
-	}
+// take adds e, the event after the last one taken, to the batch, and applies a full batch.
+func (o *ordered) take(ctx context.Context, key string, e *jetstream.Event, fails failing) error {
 	o.batch = append(o.batch, keyedEvent{key, e})
 	if o.bytes += len(e.Payload); len(o.batch) < o.a.p.InFlight && o.bytes < orderedBytes {
 		return nil

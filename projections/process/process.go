@@ -41,8 +41,8 @@ type Config struct {
 	Now func() time.Time
 }
 
-// Projector projects heartbeats to the states of processes: one state for each heartbeat, in the
-// order of the heartbeats' stream, and one more when a process goes silent. It is a Projection into
+// Projector projects heartbeats to the states of processes: one state for each heartbeat of
+// a process, in the order of the heartbeats' stream, and one more when the process goes silent. It is a Projection into
 // the topic process.state; any number of hubs may run it side by side, be killed and be started
 // again: no heartbeat is left out, none is projected twice, and the states of a process never go
 // back.
