@@ -41,11 +41,12 @@ type Config struct {
 	Now func() time.Time
 }
 
-// Projector projects heartbeats to the states of processes: one state for each heartbeat of
-// a process, in the order of the heartbeats' stream, and one more when the process goes silent. It is a Projection into
-// the topic process.state; any number of hubs may run it side by side, be killed and be started
-// again: no heartbeat is left out, none is projected twice, and the states of a process never go
-// back.
+// Projector projects heartbeats to the states of processes: one state for each heartbeat of a
+// process, in the order of the heartbeats' stream, and one more when the process goes silent. It is
+// a Projection into the topic process.state; any number of hubs may run it side by side, be killed
+// and be started again: no heartbeat is left out, none is projected twice, and the states of a
+// process never go back. Only while process.state has as many keys as its rule allows, heartbeats
+// of processes that it does not have are dropped.
 type Projector struct {
 	cfg Config
 	run *projections.Ordered
