@@ -63,10 +63,12 @@ func TestMaxAttemptsHoldOverARestart(t *testing.T) {
 		server func(t *testing.T) func() Config
 	}{
 		{"NATS lives on", func(t *testing.T) func() Config {
+			t.Helper()
 			url := natsServer(t)
 			return func() Config { return Config{URL: url} }
 		}},
 		{"NATS restarts as well", func(t *testing.T) func() Config {
+			t.Helper()
 			dir := t.TempDir()
 			return func() Config { return Config{Server: natstest.Embed(t, dir)} }
 		}},

@@ -47,6 +47,7 @@ type ordered struct {
 	keyless Position // position of the last delivered event for which Key failed
 
 	located chan struct{} // closed when at is where the group is
+	tailing sync.Mutex    // so that the topic is read for one tail at a time
 }
 
 func newOrdered(a *applier) *ordered {
@@ -132,6 +133,8 @@ func (o *ordered) tail(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	o.tailing.Lock()
+	defer o.tailing.Unlock()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.fill(ctx, nil, func() {})

@@ -399,7 +399,12 @@ func TestPanicOfListeners(t *testing.T) {
 func TestEndedGoroutine(t *testing.T) {
 	for name, key := range map[string]func(*jetstream.Event) (string, error){
 		"the events' own keys":  nil,
-		"keys at the same time": func(e *jetstream.Event) (string, error) { return e.Key, nil },
+		"keys at the same time": func(e *jetstream.Event) (string, error) {
+			if e.Key == "" {
+				return "", errors.New("no key")
+			}
+			return e.Key, nil
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})

@@ -59,6 +59,8 @@ type Projector struct {
 }
 
 const (
+	// inFlight is how many heartbeats are projected together.
+	inFlight = 1_024
 	// changeAtOnce is how many states are changed while no heartbeat is projected.
 	changeAtOnce = 256
 	// readPause is how long all states are not read after a reading, as a multiple of its time.
@@ -88,7 +90,7 @@ func New(cfg Config) *Projector {
 	p := &Projector{cfg: cfg, living: make(map[string]int64)}
 	var err error
 	p.run, err = projections.NewOrdered(cfg.Bus, projections.Projection{
-		Topic: TopicHeartbeat, Group: Group, From: jetstream.FromEarliest, CacheKeys: cfg.MaxProcesses, DropNewKeys: true,
+		Topic: TopicHeartbeat, Group: Group, From: jetstream.FromEarliest, InFlight: inFlight, CacheKeys: cfg.MaxProcesses, DropNewKeys: true,
 		Key: func(e *jetstream.Event) (string, error) {
 			h, err := parseHeartbeat(e.Payload)
 			return h.processID(), err
@@ -195,11 +197,10 @@ func (p *Projector) scanStored(ctx context.Context) error {
 
 // failed logs an error, or returns it when the bus is closed.
 func (p *Projector) failed(ctx context.Context, err error) error {
-	switch {
-	case err == nil || ctx.Err() != nil:
-	case errors.Is(err, jetstream.ErrClosed):
+	if errors.Is(err, jetstream.ErrClosed) && ctx.Err() == nil {
 		return err
-	default:
+	}
+	if err != nil && ctx.Err() == nil {
 		p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "silent processes could not be marked", slog.Any("error", err))
 	}
 	return nil
