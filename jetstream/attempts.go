@@ -253,12 +253,35 @@ func (d *Delivery) tellForgotten(began int64, then func(n note, sure bool)) {
 }
 
 // noteFailed notes that the last attempt of d has failed, so that whichever hub has the event next
-// writes its dead letter, and calls then. It does not block.
+// writes its dead letter, and calls then. It does not block. Like a settlement, the note is sent
+// only while d is the hub's and the server answers: otherwise it could count for an event that
+// another member has by then.
 func (d *Delivery) noteFailed(f *lastFailure, then func(stored bool)) {
+	l, b := d.m.sub.link, d.group.bus
+	if !d.inTime() {
+		then(false)
+		return
+	}
+	again := func() { b.soon.add(func() { d.noteFailed(f, then) }) }
+	if d.group.silent(l, b.clock.now()) {
+		again()
+		return
+	}
 	d.m.sub.mu.Lock()
 	spared := d.spared
 	d.m.sub.mu.Unlock()
-	d.group.bus.noteSpared(d.m.sub.link, spareNote{d.attemptsSubject(), note{spared, f}}, then)
+	n := b.dropNote(spareNote{d.attemptsSubject(), note{spared, f}})
+	err := l.askUntil(&nats.Msg{Subject: n.subject, Data: n.value()}, b.clock.now()+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
+		if err != nil || noResponders(reply) {
+			again()
+			return
+		}
+		_, err = parsePubAck(reply.Data, "KV_"+attemptsBucket)
+		then(err == nil)
+	}))
+	if err != nil {
+		again()
+	}
 }
 
 // forgetFailed removes the note of d. It does not wait: a note that stays is about an event that is

@@ -35,7 +35,6 @@ func (q *deadLetters) carry(l *deadLetter) error {
 	defer cancel()
 	ours, err := q.prolong(ctx, d)
 	if l.unheard = err != nil; err != nil || !ours {
-		l.lost = err == nil
 		return err // not ours: it may be another member's, and its next end decides
 	}
 	if !l.stored {

@@ -65,7 +65,6 @@ type deadLetter struct {
 	noted   int64    // when the failure was noted in the attempts bucket; 0: it was not
 	stored  bool     // what is left is to settle the event
 	unheard bool     // the consumer gave no answer
-	lost    bool     // the hub has lost its right to the event
 	next    int64    // when it is queued again; 0: it is queued, or being carried
 	ration  []func() // give back what the client has reserved for it
 	rest    backOff
@@ -208,8 +207,7 @@ func (q *deadLetters) enter(l *deadLetter) {
 	}
 }
 
-// noteFailure notes the failure of a letter that waits, unless it was noted not long ago. The bus
-// repeats what the bucket does not take.
+// noteFailure notes the failure of a letter that waits, unless it was noted not long ago.
 func (q *deadLetters) noteFailure(l *deadLetter) {
 	now := q.bus.clock.now()
 	q.mu.Lock()
@@ -334,7 +332,7 @@ func (q *deadLetters) end(l *deadLetter, err error) {
 		q.bus.log.Warn("failed to store a dead letter; retrying, as with others of its topic",
 			slog.String("topic", topic), slog.String("group", l.d.m.sub.group), slog.Any("error", err))
 	}
-	if err != nil || l.lost {
+	if err != nil {
 		q.noteFailure(l)
 	}
 }
@@ -387,7 +385,6 @@ func (q *deadLetters) keep() {
 			case l.next == 0: // its worker decides
 			case !ours:
 				q.forgetLocked(l)
-				note = append(note, l)
 			case l.next <= now:
 				q.queueLocked(l)
 			case now-l.noted > int64(attemptsAge/2):

@@ -398,7 +398,7 @@ func TestPanicOfListeners(t *testing.T) {
 // ends with an error that says so, and the event is left for the next instance.
 func TestEndedGoroutine(t *testing.T) {
 	for name, key := range map[string]func(*jetstream.Event) (string, error){
-		"the events' own keys":  nil,
+		"the events' own keys": nil,
 		"keys at the same time": func(e *jetstream.Event) (string, error) {
 			if e.Key == "" {
 				return "", errors.New("no key")
