@@ -48,6 +48,8 @@ type Config struct {
 	// keep 7. A rule for ** comes after those, and before the last. New streams are made by them;
 	// those that exist stay as they are until ApplyTopics.
 	Topics []TopicRule
+	// Derived are the topics on which projections of this program make keys.
+	Derived []DerivedKeys
 	// Limits bound what the bus holds; zero fields take their defaults.
 	Limits Limits
 	// Logger receives what operators should know. Default: nothing is logged.
@@ -94,7 +96,7 @@ type TopicRule struct {
 	// at least an hour, a MaxMsgs of 0 or at least 100,000, and a MaxBytes of 0 or at least
 	// 128 MiB, so that the bucket gets each event before the stream removes it.
 	Compaction bool
-	// MaxKeys is the most keys of a topic with Compaction, removed keys included. Default
+	// MaxKeys is the most keys of a topic with Compaction, without removed keys. Default
 	// 1,000,000. Beyond it, publishes of new keys get overloaded ("max_keys" in
 	// Observer.LimitReached). A hub learns once a minute of keys that other hubs and native clients
 	// make, and of keys that have gone.
@@ -157,9 +159,18 @@ type Limits struct {
 	// KeysPerClient ("keys_per_client") is the most keys of compacted topics that one client may
 	// create, counted as TopicsPerClient is: default 100,000 at once, and then KeyRate a second,
 	// default 1,000. Beyond the limit, new keys get rate_limited. Publishers without a client have
-	// no such limit.
-	KeysPerClient int
-	KeyRate       int
+	// no such limit. KeyShare ("key_share") is the most that one client may create in 30 days:
+	// default 5,000,000. The server keeps a record of each removed key, so the share bounds what a
+	// client costs whose keys come and go.
+	KeysPerClient, KeyRate, KeyShare int
+	// DerivedKeysPerClient ("derived_keys_per_client") is the most keys that one client may make on
+	// topics of Config.Derived, counted as TopicsPerClient is: default 100,000 at once, and then
+	// DerivedKeyRate a second, default 1. Beyond the limit, events that make a new key get
+	// rate_limited. The default is a tenth of the default of TopicRule.MaxKeys, so that no client
+	// alone makes such a topic take no more keys of others. Publishers without a client have no
+	// such limit.
+	DerivedKeysPerClient int
+	DerivedKeyRate       int
 	// GroupsPerClient ("groups_per_client") is the most groups that one client may create
 	// (SubscribeOptions.CountFor): default 100 at once, and then one every 10 s. Beyond the limit,
 	// new groups get rate_limited. It is free to join a group that exists, and to make a group
@@ -193,9 +204,10 @@ type Limits struct {
 	// Each pull brings no more than a subscription's share of the limit, or one event.
 	HeldTotal int
 	// DeadLetters ("dead_letters") is the most events on their way to a dlq topic, including events
-	// whose dead letter cannot be stored for now: default 10,000. Beyond the limit, a failed event
-	// is delivered once more instead. A group whose dead letters are an eighth of the limit gets no
-	// further events until one is stored ("group_dead_letters").
+	// whose dead letter cannot be stored for now: default 10,000. Beyond the limit, the hub gives a
+	// failed event back for 10 s, again and again until there is room, without delivering it. A
+	// group whose dead letters are an eighth of the limit gets no further events until one is
+	// stored ("group_dead_letters").
 	DeadLetters int
 	// DeadLetterRate and DeadLetterBurst ("dead_letter_rate") are how many bytes of dead letters a
 	// second one client (SubscribeOptions.CountFor) may cause to be stored, and how many at once:
@@ -270,6 +282,9 @@ func (c *Config) validate() error {
 	def(&l.TopicsPerClient, 100)
 	def(&l.KeysPerClient, 100_000)
 	def(&l.KeyRate, 1_000)
+	def(&l.KeyShare, 5_000_000)
+	def(&l.DerivedKeysPerClient, 100_000)
+	def(&l.DerivedKeyRate, 1)
 	def(&l.GroupsPerClient, 100)
 	def(&l.ClientGroups, 1_000)
 	def(&l.StreamGroups, 10_000)
@@ -307,7 +322,7 @@ func (c *Config) validate() error {
 	check(c.Server == nil || c.Replicas == 1, "replicas %d: more than 1 needs a cluster, and the embedded server is a single server", c.Replicas)
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.PutBack, l.PutBackBytes, l.PutBackShare, l.Redrives, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.KeyShare, l.DerivedKeysPerClient, l.DerivedKeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.PutBack, l.PutBackBytes, l.PutBackShare, l.Redrives, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536 are allowed, because the server drops publishes silently above about 100,000", l.PublishInFlight)

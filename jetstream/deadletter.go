@@ -46,6 +46,7 @@ func (q *deadLetters) carry(l *deadLetter) error {
 		case Refused(err) && !full(err):
 			q.bus.log.Warn("a stream refused a dead letter; the event will be delivered once more",
 				slog.String("topic", d.Event.Topic), slog.String("group", d.m.sub.group), slog.Any("error", err))
+			d.forgetFailed()
 			d.sendInTime(nakAfter(deadRetry))
 			return nil
 		case err != nil:
@@ -69,6 +70,12 @@ func (q *deadLetters) carry(l *deadLetter) error {
 		return nats.ErrNoResponders
 	}
 	d.group.settled(d.seq)
+	q.mu.Lock()
+	noted := l.noted != 0
+	q.mu.Unlock()
+	if noted {
+		d.forgetFailed()
+	}
 	return nil
 }
 
@@ -85,7 +92,7 @@ func (q *deadLetters) store(ctx context.Context, l *deadLetter) error {
 			original = e
 		} // else retention has removed it: what is known of it must do
 	}
-	return q.bus.storeLetter(ctx, deadEvent{original: original, group: d.m.sub.group, reason: l.reason, attempts: d.Attempt, at: l.at, id: d.deadID()})
+	return q.bus.storeLetter(ctx, deadEvent{original: original, group: d.m.sub.group, reason: l.failure.Reason, attempts: l.failure.Attempt, at: time.UnixMilli(l.failure.At), id: d.deadID()})
 }
 
 // prolong has the server confirm that it keeps the delivery for us, and reports whether it does. A

@@ -56,11 +56,12 @@ type Delivery struct {
 	letter    letterRef // of an event that was put back
 
 	// Guarded by the subscription's mu.
-	spared    int  // how many of the server's deliveries before this one reached no client
-	resolved  bool // spared is known
-	looking   bool // spared is asked for
-	unseen    bool // it ended before that was known, and no client had it
-	unseenNak bool // then it is to be given back
+	spared    int          // how many of the server's deliveries before this one reached no client
+	failed    *lastFailure // of an event whose last attempt is over: it is not handed out
+	resolved  bool         // spared is known
+	looking   bool         // spared is asked for
+	unseen    bool         // it ended before that was known, and no client had it
+	unseenNak bool         // then it is to be given back
 
 	index    int // in Subscription.out; -1 once it ended
 	active   bool

@@ -80,12 +80,15 @@ type Bus struct {
 	newTopics *ration
 	newGroups *ration
 	makers    *makers
-	newKeys   *quota.Set    // keys of compacted topics, by the client that made them
-	keyLooks  *quota.Set    // look-ups of keys that would be refused, by client
-	reserved  reservations  // topics that were counted before they are made
-	clients   atomic.Uint64 // that nobody named
-	turn      atomic.Uint32 // deals the links out
-	publisher *Publisher    // of Bus.Publish
+	newKeys   *quota.Set // keys of compacted topics, by the client that made them
+	keyShares *quota.Set // the same over keyShareTime
+	// keys that projections make from events, by the client that published these
+	newDerived *quota.Set
+	keyLooks   *quota.Set    // look-ups of keys that would be refused, by client
+	reserved   reservations  // topics that were counted before they are made
+	clients    atomic.Uint64 // that nobody named
+	turn       atomic.Uint32 // deals the links out
+	publisher  *Publisher    // of Bus.Publish
 
 	subMu    sync.Mutex
 	subs     map[*Subscription]struct{}
@@ -122,13 +125,15 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 		clock: newClock(stallLimit(cfg.AckWait)), subs: make(map[*Subscription]struct{}),
 		groups: make(map[string]*group), lingering: lingering{inboxes: make(map[*inbox]struct{})},
 		keepNow: make(chan struct{}, 1),
-		unsaved: unsaved{notes: make(map[string]int), marks: make(map[string]mark)},
+		unsaved: unsaved{notes: make(map[string]note), marks: make(map[string]mark)},
 		topics:  topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
 	}
 	b.newTopics = newRation(b, "topics_per_client", "topics", b.limits.TopicsPerClient)
 	b.newGroups = newRation(b, "groups_per_client", "groups", b.limits.GroupsPerClient)
 	b.makers = newMakers(b)
 	b.newKeys = quota.New(float64(b.limits.KeyRate), b.limits.KeysPerClient, b.limits.Topics, nil)
+	b.keyShares = quota.New(float64(b.limits.KeyShare)/keyShareTime.Seconds(), b.limits.KeyShare, b.limits.Topics, nil)
+	b.newDerived = quota.New(float64(b.limits.DerivedKeyRate), b.limits.DerivedKeysPerClient, b.limits.Topics, nil)
 	b.keyLooks = quota.New(keyLooks, keyLooks, b.limits.Topics, nil)
 	b.redrives = quota.NewPlaces(b.limits.Redrives, (b.limits.Redrives+1)/2)
 	b.putBackShares = quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil)

@@ -120,6 +120,12 @@ func (d *Delivery) ended(how Outcome) {
 		g.known.settled(d.seq)
 	case d.begun && d.resolved:
 		full = g.known.failed(d.seq, d.delivered, d.spared, g.bus.limits.AttemptsKnown)
+		if how == DeadLettered {
+			g.known.over(d.seq)
+		}
+	case d.failed != nil && how == DeadLettered:
+		full = g.known.spare(d.seq, d.delivered, d.spared, g.bus.limits.AttemptsKnown)
+		g.known.over(d.seq)
 	}
 	if how != Acked { // a dead letter may fail to be stored
 		g.track.addUnsettled(d.seq)

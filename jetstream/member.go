@@ -341,7 +341,8 @@ func (g *group) arrived(reply string, p *deliveryMeta, now int64) (spared int, h
 }
 
 // resolve asks how often the event reached no client, or tells other hubs. Events that arrive
-// meanwhile wait behind it.
+// meanwhile wait behind it. An event whose last attempt is over goes to the dead letters instead of
+// the subscriber.
 func (d *Delivery) resolve() {
 	s := d.m.sub
 	s.mu.Lock()
@@ -360,18 +361,22 @@ func (d *Delivery) resolve() {
 		ask = d.tellKnown
 	case unknown:
 	}
-	resolved := func(spared int, sure bool) {
+	resolved := func(n note, sure bool) {
 		defer s.returning.release()
 		s.mu.Lock()
-		d.spared, d.resolved = spared, true
+		spared := n.spared
+		d.spared, d.resolved, d.failed = spared, true, n.failed
 		d.Attempt = max(d.delivered-spared, 1)
 		ended, nak := d.unseen, d.unseenNak
+		over := d.failed != nil && !ended && s.remove(d, DeadLettered)
 		s.mu.Unlock()
 		switch {
+		case over:
+			s.bus.dead.addFailed(d)
 		case ended && sure:
 			s.spare(d, nak)
 		case ended && d.knows != forgotten:
-			d.group.bus.keepNote(spareNote{subject: d.attemptsSubject(), spared: spared + 1})
+			d.group.bus.keepNote(spareNote{d.attemptsSubject(), note{spared: spared + 1}})
 			if nak {
 				d.sendInTime(nakNow)
 			}
@@ -383,11 +388,11 @@ func (d *Delivery) resolve() {
 }
 
 // tellKnown is lookUp where this hub had the delivery before.
-func (d *Delivery) tellKnown(_ int64, then func(spared int, sure bool)) {
+func (d *Delivery) tellKnown(_ int64, then func(n note, sure bool)) {
 	d.m.sub.mu.Lock()
-	spared := d.spared
+	n := note{spared: d.spared, failed: d.failed}
 	d.m.sub.mu.Unlock()
-	then(spared, true)
+	then(n, true)
 }
 
 // advance hands out what is parked, in the order of arrival, as far as there is credit.

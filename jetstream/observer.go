@@ -18,7 +18,7 @@ type Observer interface {
 	// ServerRestarted counts a restart of the embedded server by the hub.
 	ServerRestarted()
 	// Gauge sets a named state of the bus: GaugeConnected, GaugeTopics, GaugeSubscriptions,
-	// GaugeBucketsBroken, GaugeStreamsFailed.
+	// GaugeBucketsBroken, GaugeKeysRemoved, GaugeStreamsFailed.
 	Gauge(name string, value float64)
 }
 
@@ -30,6 +30,9 @@ const (
 	// GaugeBucketsBroken is the number of buckets of compacted topics known to this hub that are
 	// not as they should be.
 	GaugeBucketsBroken = "buckets_broken"
+	// GaugeKeysRemoved is the number of removed keys of compacted topics known to this hub. The
+	// server keeps a record of each.
+	GaugeKeysRemoved = "keys_removed"
 	// GaugeStreamsFailed is the number of streams of the embedded server that cannot be written, 1
 	// also when it stores nothing any more.
 	GaugeStreamsFailed = "streams_failed"

@@ -47,6 +47,9 @@ type PublishOptions struct {
 	ExpectKeySequence *uint64
 
 	origin originRef // of a dead letter: where its event was stored
+	// KeyExists tells that the caller has read a value of Key, so that Key counts as no new key of
+	// a compacted topic, also if this hub has not heard of it.
+	KeyExists bool
 }
 
 // Receipt is the result of a confirmed publish.
@@ -134,7 +137,16 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 			return err
 		}
 	}
-	if t.keys != nil && opts.Key != "" {
+	if t.derived != nil {
+		if err := t.derived.admit(payload, cmp.Or(opts.CountFor, p.client)); err != nil {
+			return err
+		}
+	}
+	switch {
+	case t.keys == nil || opts.Key == "":
+	case opts.KeyExists:
+		t.keys.exists(opts.Key, opts.Tombstone)
+	default:
 		if err := t.keys.admit(ctx, opts.Key, cmp.Or(opts.CountFor, p.client), opts.Tombstone); err != nil {
 			return err
 		}

@@ -42,8 +42,9 @@ type topicInfo struct {
 
 	bucket     *bucket // nil unless the topic is compacted
 	keys       *keySet // of the bucket; nil for reads
-	maxPayload int     // in bytes
 	putBack    bool    // it is the copies that were put back to one group
+	derived    *derivedKeys
+	maxPayload int // in bytes
 }
 
 // filters select the topic's events in its stream; none where the stream has no other topic.
@@ -259,6 +260,9 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 	}
 	if rule.Compaction {
 		t.bucket = newBucket(name)
+	}
+	if keep {
+		t.derived = b.derivedKeysOf(name)
 	}
 	if rule.MaxPayload > 0 {
 		t.maxPayload = min(t.maxPayload, rule.MaxPayload)

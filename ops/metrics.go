@@ -122,6 +122,7 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 			jetstream.GaugeTopics:        newGauge(reg, "eventhub_topics").WithLabelValues(),
 			jetstream.GaugeSubscriptions: newGauge(reg, "eventhub_subscriptions").WithLabelValues(),
 			jetstream.GaugeBucketsBroken: newGauge(reg, "eventhub_buckets_broken").WithLabelValues(),
+			jetstream.GaugeKeysRemoved:   newGauge(reg, "eventhub_keys_removed").WithLabelValues(),
 			jetstream.GaugeStreamsFailed: newGauge(reg, "eventhub_streams_failed").WithLabelValues(),
 		},
 		topics: make(map[string]struct{}),

@@ -59,6 +59,8 @@ type limitFlags struct {
 	Frames             quota `env:"FRAMES" default:"10000/2000" placeholder:"RATE/BURST" help:"Frames per connection except ACK, NACK and MODACK: per second, and at once."`
 	Settles            quota `env:"SETTLES" default:"200000/20000" placeholder:"RATE/BURST" help:"ACK, NACK and MODACK per connection."`
 	NewKeys            quota `env:"NEW_KEYS" default:"1000/100000" placeholder:"RATE/BURST" help:"Keys of compacted topics that a principal may create through this hub, or off."`
+	KeyShare           int   `env:"KEY_SHARE" default:"5000000" help:"Keys of compacted topics that a principal may create in 30 days through this hub."`
+	NewProcesses       quota `env:"NEW_PROCESSES" default:"1/100000" placeholder:"RATE/BURST" help:"Processes, as keys of process.state, that a principal may create through this hub by its heartbeats, or off."`
 	TopicPublishes     quota `env:"TOPIC_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per topic through this hub, or off."`
 	PrincipalPublishes quota `env:"PRINCIPAL_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per principal through this hub, or off."`
 
@@ -207,7 +209,7 @@ func (f limitFlags) bus() jetstream.Limits {
 	l := jetstream.Limits{
 		Topics: f.Topics, TopicsPerClient: f.NewTopics, GroupsPerClient: f.NewGroups, ClientGroups: f.PrincipalGroups,
 		StreamGroups: f.StreamGroups, MaxPayload: f.Payload, HeldTotal: f.HeldBytes,
-		IDSearches: f.IDSearches, IDSearchesPerClient: f.PrincipalIDSearches, DeadLetterShare: f.DeadLetterShare,
+		IDSearches: f.IDSearches, IDSearchesPerClient: f.PrincipalIDSearches, DeadLetterShare: f.DeadLetterShare, KeyShare: f.KeyShare,
 		DeadLetterRate: f.DeadLetterBytes.rate, DeadLetterBurst: f.DeadLetterBytes.burst,
 	}
 	if f.DeadLetterBytes == (quota{}) {
@@ -215,6 +217,9 @@ func (f limitFlags) bus() jetstream.Limits {
 	}
 	if l.KeyRate, l.KeysPerClient = f.NewKeys.rate, f.NewKeys.burst; f.NewKeys == (quota{}) {
 		l.KeyRate, l.KeysPerClient = maxQuota, maxQuota
+	}
+	if l.DerivedKeyRate, l.DerivedKeysPerClient = f.NewProcesses.rate, f.NewProcesses.burst; f.NewProcesses == (quota{}) {
+		l.DerivedKeyRate, l.DerivedKeysPerClient = maxQuota, maxQuota
 	}
 	return l
 }
@@ -231,7 +236,7 @@ func (f limitFlags) lines() [][2]string {
 		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d, of one principal %s; subscriptions %d, operations %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, or(f.PrincipalRequests, "a quarter of them"), f.Subscriptions, f.Operations)},
 		{"", fmt.Sprintf("waiting in the outbox %d, of one principal %s; bytes %d, of one principal %s; bytes that a principal may post %v", f.OutboxPending, or(f.PrincipalOutboxPending, "half of them"), f.OutboxBytes, or(f.PrincipalOutboxBytes, "half of them"), f.OutboxRate)},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
-		{"", fmt.Sprintf("topics %d, new ones %d; new keys %v; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes, %d exports at a time", f.Topics, f.NewTopics, f.NewKeys, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes, f.Exports)},
+		{"", fmt.Sprintf("topics %d, new ones %d; new keys %v, in 30 days %d, new processes %v; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes, %d exports at a time", f.Topics, f.NewTopics, f.NewKeys, f.KeyShare, f.NewProcesses, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes, f.Exports)},
 		{"", fmt.Sprintf("groups of a principal %d, new ones %d, the hub's own token %s; of a stream %d; %d subscribe at a time, of one principal %s; events held by a principal %s, for %v at a time", f.PrincipalGroups, f.NewGroups, map[bool]string{true: "too", false: "any"}[f.CountOwnToken], f.StreamGroups, f.Joins, or(f.PrincipalJoins, "a 32nd of them"), or(f.PrincipalHeld, "any"), f.Lease)},
 		{"", fmt.Sprintf("searches for an afterId %d, of one principal %s; dead letters of a principal %v bytes, %d in 30 days; refused tokens of an address %v, checked %v", f.IDSearches, or(f.PrincipalIDSearches, "half of them"), f.DeadLetterBytes, f.DeadLetterShare, f.BadTokens, f.TokenChecks)},
 		{"", fmt.Sprintf("auth within %v, ping after %v, pong within %v", f.AuthTimeout, f.PingInterval, f.PongTimeout)},

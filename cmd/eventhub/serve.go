@@ -185,6 +185,9 @@ func (h *hub) open(ctx context.Context) error {
 	h.metrics = ops.NewMetrics(registry)
 	metrics := h.metrics
 	cfg := jetstream.Config{Limits: cmd.bus(), Logger: h.log, Observer: metrics, Topics: h.topics}
+	if cmd.Projector || cmd.Demo {
+		cfg.Derived = []jetstream.DerivedKeys{process.Keys()}
+	}
 	if h.bus, err = cmd.busFlags.open(ctx, cfg, h.token); err != nil {
 		return err
 	}
