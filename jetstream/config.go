@@ -207,6 +207,15 @@ type Limits struct {
 	// that the next search on the same topic does not read the events again: default 2,000,000.
 	// Beyond the limit, the topics whose last search is longest ago are forgotten.
 	IDsKnown int
+	// MaxDelay ("max_delay") is how far ahead an event may be delayed (PublishOptions.Delay and At):
+	// default 365 days. Beyond the limit, a publish gets bad_options.
+	MaxDelay time.Duration
+	// Delayed ("delayed") is the most delayed events that wait, on all hubs together: default
+	// 1,000,000. The server keeps about 1 KiB of memory for each. DelayedPerClient
+	// ("delayed_per_client") is how many of them may be of one client: default 10,000. Publishers
+	// without a client have no such limit. Beyond the limits, publishes with a delay get overloaded.
+	// Hubs that publish at the same moment may exceed them a little together.
+	Delayed, DelayedPerClient int
 	// MaxPayload is the largest payload in bytes: default 1 MiB, less if the server's max_payload
 	// demands it.
 	MaxPayload int
@@ -256,6 +265,11 @@ func (c *Config) validate() error {
 	def(&l.IDSearches, 2)
 	def(&l.IDSearchesPerClient, (l.IDSearches+1)/2)
 	def(&l.IDsKnown, 2_000_000)
+	def(&l.Delayed, 1_000_000)
+	def(&l.DelayedPerClient, 10_000)
+	if l.MaxDelay == 0 {
+		l.MaxDelay = 365 * 24 * time.Hour
+	}
 	def(&l.MaxPayload, defaultMaxPayload)
 
 	var errs []error
@@ -271,7 +285,7 @@ func (c *Config) validate() error {
 	check(c.Server == nil || c.Replicas == 1, "replicas %d: more than 1 needs a cluster, and the embedded server is a single server", c.Replicas)
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.Delayed, l.DelayedPerClient, int(l.MaxDelay), l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536 are allowed, because the server drops publishes silently above about 100,000", l.PublishInFlight)
