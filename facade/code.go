@@ -87,6 +87,9 @@ func (c code) rule() rule {
 	return rules[codeInternal]
 }
 
+// StatusOf returns the HTTP status of an error code. Other planes of a hub answer with it.
+func StatusOf(name string) int { return code(name).rule().status }
+
 // A fault is an error that a client is told. msg is safe to show.
 type fault struct {
 	code code

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
 )
@@ -19,7 +20,7 @@ func TestDeleteGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = bus.Close() })
-	h := New(Config{Bus: bus, Registry: prometheus.NewRegistry(), Groups: GroupsOf(bus), Guard: Guard{Tokens: newVerifier(t)}}).Handler()
+	h := New(Config{Bus: bus, Registry: prometheus.NewRegistry(), Groups: GroupsOf(bus), Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf}).Handler()
 	make := func(group string) {
 		t.Helper()
 		sub, err := bus.Subscribe(t.Context(), "orders.placed", group, jetstream.SubscribeOptions{}, func(*jetstream.Held) {})

@@ -2,7 +2,6 @@ package ops
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"strings"
@@ -43,7 +42,16 @@ type Guard struct {
 func (g Guard) Shows(of Target, next http.Handler) http.Handler {
 	return g.guard(next, func(id *acl.Identity, r *http.Request) bool {
 		topic, group := of(r)
-		return id.Allows(acl.Subscribe, topic, group) || id.Allows(acl.Admin, topic, "")
+		return maySee(id, topic, group)
+	})
+}
+
+// Lists protects a handler that shows of several topics what the token may see. It requires a
+// token, and with a topic in the request the same right as Shows.
+func (g Guard) Lists(of Target, next http.Handler) http.Handler {
+	return g.guard(next, func(id *acl.Identity, r *http.Request) bool {
+		topic, group := of(r)
+		return topic == "" || maySee(id, topic, group)
 	})
 }
 
@@ -71,7 +79,7 @@ func (g Guard) guard(next http.Handler, allowed func(*acl.Identity, *http.Reques
 			writeError(w, http.StatusForbidden, "forbidden", "The token does not allow this.")
 			return
 		}
-		next.ServeHTTP(w, r)
+		next.ServeHTTP(w, withIdentity(r, id))
 	})
 }
 
@@ -88,7 +96,6 @@ func bearer(r *http.Request) string {
 func refuse(w http.ResponseWriter, err error) {
 	known, ok := errors.AsType[*acl.Error](err)
 	if !ok || known.Reason == acl.Unavailable {
-		w.Header().Set("Retry-After", "1")
 		writeError(w, http.StatusServiceUnavailable, "internal", "The token cannot be checked now: try again later.")
 		return
 	}
@@ -98,17 +105,4 @@ func refuse(w http.ResponseWriter, err error) {
 	}
 	w.Header().Set("WWW-Authenticate", "Bearer")
 	writeError(w, http.StatusUnauthorized, string(reason), known.Msg)
-}
-
-// writeError answers {"error": msg, "code": code}.
-func writeError(w http.ResponseWriter, status int, code, msg string) {
-	h := w.Header()
-	h.Set("Content-Type", "application/json")
-	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Cache-Control", "no-store")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(struct {
-		Error string `json:"error"`
-		Code  string `json:"code"`
-	}{msg, code})
 }

@@ -13,8 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/go-chi/chi/v5"
-	"github.com/go-chi/chi/v5/middleware"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
@@ -44,10 +42,14 @@ type Config struct {
 	Bus Bus
 	// Registry holds the metrics that /metrics serves. Required.
 	Registry *prometheus.Registry
-	// Groups, if not nil, is managed at /groups. Guard is then required.
+	// Groups, if not nil, is managed at /groups.
 	Groups Groups
-	// Guard protects what is about single topics.
+	// Guard protects everything but the probes and the metrics. Required with Groups or
+	// Revocations.
 	Guard Guard
+	// Status returns the HTTP status of an error code of the protocol. By default, all codes have
+	// 503.
+	Status func(code string) int
 	// Metrics, if not nil, makes /metrics require a token that grants subscribe on MetricsTopic. By
 	// default, /metrics is open; it shows names of topics and groups, but no events.
 	Metrics *Guard
@@ -82,37 +84,25 @@ func New(cfg Config) *Server {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	if cfg.Status == nil {
+		cfg.Status = func(string) int { return http.StatusServiceUnavailable }
+	}
 	s := &Server{cfg: cfg}
-	r := chi.NewRouter()
-	r.Use(middleware.GetHead)
-	r.Get("/livez", livez)
-	r.Get("/readyz", s.readyz)
-	r.Get("/healthz", s.readyz)
-	metrics := promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{
-		ErrorLog:            scrapeLog{cfg.Logger},
+	s.handler = s.router(s.routes())
+	return s
+}
+
+// metrics returns the handler of /metrics.
+func (s *Server) metrics() http.Handler {
+	return promhttp.HandlerFor(s.cfg.Registry, promhttp.HandlerOpts{
+		ErrorLog:            scrapeLog{s.cfg.Logger},
 		ErrorHandling:       promhttp.ContinueOnError,
 		MaxRequestsInFlight: maxScrapes,
 		Timeout:             scrapeTimeout,
 	})
-	if cfg.Metrics != nil {
-		metrics = cfg.Metrics.Shows(func(*http.Request) (topic, group string) { return MetricsTopic, "" }, metrics)
-	}
-	if cfg.Local {
-		metrics = local(metrics)
-	}
-	r.Method(http.MethodGet, "/metrics", metrics)
-	if cfg.Revocations != nil {
-		r.Method(http.MethodPost, "/revocations", cfg.Revocations.handler())
-	}
-	if cfg.Groups != nil {
-		r.Method(http.MethodDelete, "/groups/{topic}/{group}", cfg.Guard.Changes(groupTarget, http.HandlerFunc(s.deleteGroup)))
-	}
-	s.handler = r
-	return s
 }
 
-// Handler serves /livez, /readyz, /healthz, /metrics, with Config.Revocations /revocations, and
-// with Config.Groups DELETE /groups/{topic}/{group}.
+// Handler serves the operations port: probes, metrics, and what Config has besides.
 //
 // /livez returns 200 as long as the process responds. /readyz and /healthz return 200 while the hub
 // can work, and 503 otherwise. Their body names the failed check and the parts that are waiting,

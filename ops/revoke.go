@@ -2,7 +2,6 @@ package ops
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
@@ -25,13 +24,9 @@ const (
 
 // Revocations revokes tokens at POST /revocations.
 type Revocations struct {
-	// Guard protects the endpoint. Required.
-	Guard Guard
 	// Revoke stores a revocation for all hubs, and returns it with its defaults filled in. The
 	// revocation has not been validated. Required.
 	Revoke func(ctx context.Context, r acl.Revocation) (acl.Revocation, error)
-	// Logger receives the failures of Revoke. Required.
-	Logger *slog.Logger
 }
 
 // RevocationError is an error of Revocations.Revoke about the request. Its text is shown.
@@ -40,13 +35,8 @@ type RevocationError struct{ Err error }
 func (e *RevocationError) Error() string { return e.Err.Error() }
 func (e *RevocationError) Unwrap() error { return e.Err }
 
-// handler serves POST /revocations.
-func (c *Revocations) handler() http.Handler {
-	target := func(*http.Request) (topic, group string) { return TokensTopic, "" }
-	return c.Guard.Changes(target, http.HandlerFunc(c.serve))
-}
-
-func (c *Revocations) serve(w http.ResponseWriter, r *http.Request) {
+// revoke serves POST /revocations.
+func (s *Server) revoke(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRevokeBytes))
 	if err != nil {
 		writeError(w, http.StatusRequestEntityTooLarge, "bad_options", "The body is too large, or did not arrive.")
@@ -59,14 +49,13 @@ func (c *Revocations) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), revokeTimeout)
 	defer cancel()
-	stored, err := c.Revoke(ctx, given)
+	stored, err := s.cfg.Revocations.Revoke(ctx, given)
 	if bad, ok := errors.AsType[*RevocationError](err); ok {
 		writeError(w, http.StatusBadRequest, "bad_options", "The body is not a revocation: "+bad.Error()+".")
 		return
 	}
 	if err != nil {
-		c.Logger.LogAttrs(ctx, slog.LevelError, "failed to revoke tokens", slog.Any("error", err))
-		w.Header().Set("Retry-After", "1")
+		s.cfg.Logger.LogAttrs(ctx, slog.LevelError, "failed to revoke tokens", slog.Any("error", err))
 		if errors.Is(err, jetstream.ErrRevocationsFull) {
 			writeError(w, http.StatusServiceUnavailable, "overloaded", "The list of revoked tokens is full (limit revocations).")
 			return
@@ -74,6 +63,5 @@ func (c *Revocations) serve(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusServiceUnavailable, "internal", "The revocation could not be stored. Nothing is known to be revoked: try again.")
 		return
 	}
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(stored)
+	answer(w, stored)
 }

@@ -3,7 +3,6 @@ package ops
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -19,8 +18,7 @@ import (
 func TestRevocationsEndpoint(t *testing.T) {
 	var stored []acl.Revocation
 	var fails error
-	handler := New(Config{Bus: busState{}, Registry: prometheus.NewRegistry(), Revocations: &Revocations{
-		Guard: Guard{Tokens: newVerifier(t)}, Logger: slog.New(slog.DiscardHandler),
+	handler := New(Config{Bus: busState{}, Registry: prometheus.NewRegistry(), Guard: Guard{Tokens: newVerifier(t)}, Revocations: &Revocations{
 		Revoke: func(_ context.Context, r acl.Revocation) (acl.Revocation, error) {
 			if err := r.Validate(); err != nil {
 				return r, &RevocationError{Err: err}

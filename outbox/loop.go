@@ -273,7 +273,7 @@ func (l *loop) claim(ctx context.Context) {
 	switch l.idle = !c.More; {
 	case l.idle:
 		l.claimAt = l.now() + max(l.rest(), took)
-	case len(c.Records) > 0:
+	case len(c.Records) > 0 || l.once:
 		l.claimAt = l.now()
 	default: // some lanes are blocked: search past them soon, but for at most a quarter of the time
 		l.claimAt = l.now() + max(searchWait, min(3*took, (l.now()-l.worked)/pollPart))

@@ -50,17 +50,18 @@ func withdraw(path string, info fs.FileInfo) error {
 // ofFurtherGroup reports whether a file's group is one of this process's besides its first.
 func ofFurtherGroup(info fs.FileInfo) bool {
 	stat, ok := info.Sys().(*syscall.Stat_t)
-	if !ok || int(stat.Gid) == os.Getegid() {
+	if !ok {
 		return false
 	}
-	return slices.Contains(furtherGroups(), int(stat.Gid))
+	first, further := ownGroups()
+	return int(stat.Gid) != first && slices.Contains(further, int(stat.Gid))
 }
 
-// furtherGroups returns the groups of this process. Tests replace it.
-var furtherGroups = func() []int {
-	groups, err := os.Getgroups()
+// ownGroups returns the groups of this process. Tests replace it.
+var ownGroups = func() (first int, further []int) {
+	further, err := os.Getgroups()
 	if err != nil {
-		return nil
+		return os.Getegid(), nil
 	}
-	return groups
+	return os.Getegid(), further
 }

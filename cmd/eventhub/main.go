@@ -58,6 +58,7 @@ type commands struct {
 	Heartbeat heartbeatCmd `cmd:"" help:"Publish heartbeats of processes on this host."`
 	Token     tokenCmd     `cmd:"" help:"Sign a token (JWT) for development and tests, or revoke tokens."`
 	ACL       aclCmd       `cmd:"" name:"acl" help:"Check the rights of a token."`
+	Group     groupCmd     `cmd:"" help:"Manage groups of a running hub."`
 	Topics    topicsCmd    `cmd:"" help:"Manage topics: list them, compare them with the topics file, and apply it."`
 	Outbox    outboxCmd    `cmd:"" help:"Manage an outbox, a database table whose rows become events."`
 	Bench     benchCmd     `cmd:"" help:"Measure a hub and compare it with nats.go."`

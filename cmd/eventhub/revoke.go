@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -122,14 +121,14 @@ func (h *hub) revocations() *ops.Revocations {
 	if h.auth.Revocations == nil {
 		return nil
 	}
-	return &ops.Revocations{Guard: ops.Guard{Tokens: h.tokens}, Logger: h.log, Revoke: func(ctx context.Context, r acl.Revocation) (acl.Revocation, error) {
+	return &ops.Revocations{Revoke: func(ctx context.Context, r acl.Revocation) (acl.Revocation, error) {
 		return h.cmd.lifeFlags.revoke(ctx, h.bus, r)
 	}}
 }
 
 // tokenRevokeCmd is `eventhub token revoke`.
 type tokenRevokeCmd struct {
-	credentialFlags
+	opsFlags
 	lifeFlags
 
 	NATSURL    string `name:"nats-url" env:"NATS_URL" help:"NATS of the hubs. Default: ask the hub at --ops-url, which needs a token with admin on eventhub.tokens."`
@@ -140,9 +139,6 @@ type tokenRevokeCmd struct {
 	NATSKey    string `name:"nats-tls-key" env:"NATS_TLS_KEY" placeholder:"FILE" help:"Private key of the client certificate."`
 	NATSDomain string `name:"nats-domain" env:"NATS_DOMAIN" help:"JetStream domain at NATS_URL."`
 	Replicas   int    `env:"EVENTHUB_REPLICAS" default:"1" help:"Replicas of the list of revoked tokens, if it has to be made."`
-
-	OpsURL  string `name:"ops-url" env:"EVENTHUB_OPS_URL" help:"URL of the hub's operations port. Default: OPS_PORT of this host, or http://127.0.0.1:8082."`
-	OpsPort uint16 `env:"OPS_PORT" hidden:"" default:"8082"`
 
 	ID           string    `name:"jti" help:"Revoke the JWT with this jti."`
 	Subject      string    `name:"sub" help:"Revoke the JWTs of this subject that were issued before --issued-before."`
@@ -241,43 +237,12 @@ func (cmd *tokenRevokeCmd) store(ctx context.Context, std streams, r acl.Revocat
 
 // ask has a hub store the revocation.
 func (cmd *tokenRevokeCmd) ask(ctx context.Context, r acl.Revocation) (acl.Revocation, error) {
-	at := cmp.Or(cmd.OpsURL, "http://127.0.0.1:"+strconv.Itoa(int(cmd.OpsPort)))
-	u, err := checkURL(at, "http", "https")
-	if err != nil {
-		return r, fmt.Errorf("invalid address of the hub: %w; use http://HOST:PORT or https://HOST:PORT (--ops-url, EVENTHUB_OPS_URL; OPS_PORT)", err)
-	}
-	token, err := cmd.find(u)
+	hub, err := cmd.hub()
 	if err != nil {
 		return r, err
 	}
-	body, err := json.Marshal(r)
-	if err != nil {
-		return r, err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.JoinPath("revocations").String(), bytes.NewReader(body))
-	if err != nil {
-		return r, err
-	}
-	req.Header.Set("Authorization", "Bearer "+token)
-	client := http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}}
-	resp, err := client.Do(req)
-	if err != nil {
-		return r, fmt.Errorf("hub at %s: %w; check that the hub runs and that the address is right (--ops-url, EVENTHUB_OPS_URL), or name its NATS (--nats-url, NATS_URL)", u.Redacted(), reason(err))
-	}
-	defer func() { _ = resp.Body.Close() }() // read-only
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxRevocation))
-	if err != nil {
-		return r, fmt.Errorf("hub at %s: %w", u.Redacted(), err)
-	}
-	if resp.StatusCode != http.StatusOK {
-		var refused struct{ Error, Code string }
-		if json.Unmarshal(text, &refused) != nil || refused.Error == "" {
-			return r, fmt.Errorf("hub at %s answers with status %d; is this the operations port of a hub that accepts JWTs?", u.Redacted(), resp.StatusCode)
-		}
-		return r, fmt.Errorf("hub at %s: %s: %s (the token needs admin on %s)", u.Redacted(), refused.Code, strings.TrimSuffix(refused.Error, "."), ops.TokensTopic)
-	}
-	return r, json.Unmarshal(text, &r)
+	defer hub.close()
+	stored := r
+	err = hub.call(ctx, opsCall{method: http.MethodPost, path: []string{"revocations"}, body: r, needs: "admin on " + ops.TokensTopic}, &stored)
+	return stored, err
 }
-
-// maxRevocation is the number of bytes that are read of a hub's answer.
-const maxRevocation = 64 << 10

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/agnivade/levenshtein"
 	"github.com/alecthomas/kong"
 )
 
@@ -47,30 +48,9 @@ func unknownVariables(parser *kong.Kong) (faults []error) {
 func nearest(given string, names []string) (near string) {
 	least := (len(given)-len(variablePrefix))/2 + 1
 	for _, name := range names {
-		if d := distance(given, name); d < least {
+		if d := levenshtein.ComputeDistance(given, name); d < least {
 			near, least = name, d
 		}
 	}
 	return near
-}
-
-// distance returns the number of letters to insert, remove or replace that make b of a.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			replaced := diagonal
-			if a[i] != b[j] {
-				replaced++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(replaced, row[j]+1, diagonal+1)
-		}
-	}
-	return row[len(b)]
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/agnivade/levenshtein"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -137,36 +138,15 @@ func duration(n *yaml.Node, to *time.Duration) string {
 
 // nearest is the known name that was probably meant, or "".
 func nearest(name string, known []string) string {
+	const longest = 30 // longer than all known names
+	if len(name) > longest {
+		return ""
+	}
 	best, least := "", 3
 	for _, k := range known {
-		if d := distance(name, k); d < least && d <= len(k)/2 {
+		if d := levenshtein.ComputeDistance(name, k); d < least && d <= len(k)/2 {
 			best, least = k, d
 		}
 	}
 	return best
-}
-
-// distance is how many letters must be added, taken out or changed (Levenshtein).
-func distance(a, b string) int {
-	const longest = 30
-	if len(a) > longest {
-		return longest
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		before := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := before
-			if a[i] != b[j] {
-				cost++
-			}
-			before = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }

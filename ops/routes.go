@@ -1,0 +1,145 @@
+package ops
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"net/url"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/go-chi/chi/v5/middleware"
+
+	"eventhub/acl"
+)
+
+// A need is what a route asks of the token of a request.
+type need int
+
+const (
+	// noNeed is the mistake of a route that says nothing, which a test finds.
+	noNeed need = iota
+	// open needs no token.
+	open
+	// shows needs subscribe or admin on the target.
+	shows
+	// changes needs admin on the target.
+	changes
+	// lists needs a token. The handler shows only what identity(r) may see. With a topic in the
+	// request, it needs what shows needs.
+	lists
+	// scrapes is for the metrics: it needs what shows needs if Config.Metrics is set.
+	scrapes
+)
+
+// A route is one route of the operations port.
+type route struct {
+	method, pattern string
+	need            need
+	// target takes the topic and the group from a request. Required unless the route is open.
+	target Target
+	serve  http.HandlerFunc
+	// off says that the configuration leaves the route out.
+	off bool
+}
+
+// routes returns all routes. The router, the table of docs/protocol.md and the test of permissions
+// follow this table.
+func (s *Server) routes() []route {
+	noGroups := s.cfg.Groups == nil
+	return []route{
+		{http.MethodGet, "/livez", open, nil, livez, false},
+		{http.MethodGet, "/readyz", open, nil, s.readyz, false},
+		{http.MethodGet, "/healthz", open, nil, s.readyz, false},
+		{http.MethodGet, "/metrics", scrapes, fixedTarget(MetricsTopic), s.metrics().ServeHTTP, false},
+		{http.MethodPost, "/revocations", changes, fixedTarget(TokensTopic), s.revoke, s.cfg.Revocations == nil},
+		{http.MethodDelete, "/groups/{topic}/{group}", changes, pathTarget, s.deleteGroup, noGroups},
+	}
+}
+
+// router serves routes.
+func (s *Server) router(routes []route) http.Handler {
+	r := chi.NewRouter()
+	r.Use(middleware.GetHead)
+	r.NotFound(func(w http.ResponseWriter, _ *http.Request) {
+		writeError(w, http.StatusNotFound, "not_found", "There is nothing at this path.")
+	})
+	r.MethodNotAllowed(func(w http.ResponseWriter, req *http.Request) {
+		for _, method := range []string{http.MethodGet, http.MethodPut, http.MethodPost, http.MethodDelete} {
+			if r.Match(chi.NewRouteContext(), method, cmp.Or(req.URL.RawPath, req.URL.Path)) {
+				w.Header().Add("Allow", method)
+			}
+		}
+		writeError(w, http.StatusMethodNotAllowed, "not_found", "This path does not take this method.")
+	})
+	for _, at := range routes {
+		if !at.off {
+			r.Method(at.method, at.pattern, s.guarded(&at))
+		}
+	}
+	return r
+}
+
+// guarded returns the handler of a route behind the check of its need.
+func (s *Server) guarded(at *route) http.Handler {
+	switch at.need {
+	case open:
+		return at.serve
+	case shows:
+		return s.cfg.Guard.Shows(at.target, at.serve)
+	case changes:
+		return s.cfg.Guard.Changes(at.target, at.serve)
+	case lists:
+		return s.cfg.Guard.Lists(at.target, at.serve)
+	case scrapes:
+		var h http.Handler = at.serve
+		if s.cfg.Metrics != nil {
+			h = s.cfg.Metrics.Shows(at.target, h)
+		}
+		if s.cfg.Local {
+			h = local(h)
+		}
+		return h
+	default:
+		panic("ops: " + at.method + " " + at.pattern + " has no need")
+	}
+}
+
+// pathTarget is the Target of a path with {topic} and perhaps {group}.
+func pathTarget(r *http.Request) (topic, group string) {
+	return pathParam(r, "topic"), pathParam(r, "group")
+}
+
+// fixedTarget is the Target of a route about no topic, which a reserved name represents.
+func fixedTarget(topic string) Target {
+	return func(*http.Request) (string, string) { return topic, "" }
+}
+
+// pathParam returns a segment of the path, URL-decoded once.
+func pathParam(r *http.Request, name string) string {
+	value := chi.URLParam(r, name)
+	if r.URL.RawPath == "" {
+		return value // chi took the value from the decoded path
+	}
+	decoded, err := url.PathUnescape(value)
+	if err != nil {
+		return "" // which is no name; net/http refuses such a path
+	}
+	return decoded
+}
+
+type identityKey struct{}
+
+// identity returns whose request it is. Only routes with a need other than open have one.
+func identity(r *http.Request) *acl.Identity {
+	id, _ := r.Context().Value(identityKey{}).(*acl.Identity)
+	return id
+}
+
+func withIdentity(r *http.Request, id *acl.Identity) *http.Request {
+	return r.WithContext(context.WithValue(r.Context(), identityKey{}, id))
+}
+
+// maySee reports whether the owner of a token may see a topic, as the group if that is not "".
+func maySee(id *acl.Identity, topic, group string) bool {
+	return id.Allows(acl.Subscribe, topic, group) || id.Allows(acl.Admin, topic, "")
+}
