@@ -14,6 +14,7 @@ const (
 	payloadMargin     = 64 << 10
 	wrapperMargin     = 16 << 10 // what PublishOptions.Wrapper may add
 	defaultMaxPayload = 1 << 20
+	maxDelay          = 365 * 24 * time.Hour
 )
 
 // Config configures a Bus. Either URL or Server is needed.
@@ -208,7 +209,7 @@ type Limits struct {
 	// Beyond the limit, the topics whose last search is longest ago are forgotten.
 	IDsKnown int
 	// MaxDelay ("max_delay") is how far ahead an event may be delayed (PublishOptions.Delay and At):
-	// default 365 days. Beyond the limit, a publish gets bad_options.
+	// default 365 days, which is also the most. Beyond the limit, a publish gets bad_options.
 	MaxDelay time.Duration
 	// Delayed ("delayed") is the most delayed events that wait, on all hubs together: default
 	// 1,000,000. The server keeps about 1 KiB of memory for each. DelayedPerClient
@@ -268,7 +269,7 @@ func (c *Config) validate() error {
 	def(&l.Delayed, 1_000_000)
 	def(&l.DelayedPerClient, 10_000)
 	if l.MaxDelay == 0 {
-		l.MaxDelay = 365 * 24 * time.Hour
+		l.MaxDelay = maxDelay
 	}
 	def(&l.MaxPayload, defaultMaxPayload)
 
@@ -288,6 +289,7 @@ func (c *Config) validate() error {
 	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.Delayed, l.DelayedPerClient, int(l.MaxDelay), l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
+	check(l.MaxDelay <= maxDelay, "max delay %v: at most %v is allowed", l.MaxDelay, maxDelay)
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536 are allowed, because the server drops publishes silently above about 100,000", l.PublishInFlight)
 	if c.Server != nil && c.Server.InMemory() {
 		c.MemoryStorage = true

@@ -138,7 +138,7 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 	}
 	var at time.Time
 	later := false
-	if opts.delayed() {
+	if opts.Delayed() {
 		now := time.Now()
 		if err := opts.validateDelay(now, p.bus.limits.MaxDelay); err != nil {
 			return err

@@ -72,8 +72,9 @@ func (o *PublishOptions) due(now time.Time) (time.Time, bool) {
 	return at.Add(time.Millisecond - 1).Truncate(time.Millisecond), true
 }
 
-// delayed reports whether the options ask for a delay.
-func (o *PublishOptions) delayed() bool { return o.Delay != 0 || !o.At.IsZero() }
+// Delayed reports whether Delay or At is set. Such a publish may wait for the event store before it
+// is sent.
+func (o *PublishOptions) Delayed() bool { return o.Delay != 0 || !o.At.IsZero() }
 
 // validateDelay checks Delay and At.
 func (o *PublishOptions) validateDelay(now time.Time, most time.Duration) error {

@@ -119,6 +119,7 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 			jetstream.GaugeSubscriptions: newGauge(reg, "eventhub_subscriptions").WithLabelValues(),
 			jetstream.GaugeBucketsBroken: newGauge(reg, "eventhub_buckets_broken").WithLabelValues(),
 			jetstream.GaugeStreamsFailed: newGauge(reg, "eventhub_streams_failed").WithLabelValues(),
+			jetstream.GaugeDelayed:       newGauge(reg, "eventhub_delayed").WithLabelValues(),
 		},
 		topics: make(map[string]struct{}),
 		pairs:  make(map[pair]*pairUse),
