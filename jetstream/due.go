@@ -64,8 +64,10 @@ func (k *schedules) run() {
 // dueReader takes events that are due from the consumer.
 type dueReader struct {
 	*schedules
-	link *link
-	came chan *nats.Msg // has room for all that was asked for
+	link  *link
+	inbox string // of pulls, before their numbers
+	pulls uint64
+	came  chan *nats.Msg // has room for all that was asked for
 	// began is the last sequence of the stream when this hub began, or began again, to read.
 	// Messages up to it may have been stored in their topics by a hub that failed.
 	began uint64
@@ -98,8 +100,8 @@ func (k *schedules) serve(ctx context.Context, s *stream) error {
 		return err
 	}
 	r := &dueReader{schedules: k, link: b.links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), counted: b.clock.now() - int64(dueGauge)}
-	inbox := nats.NewInbox()
-	sub, err := r.link.nc.ChanSubscribe(inbox, r.came)
+	r.inbox = nats.NewInbox() + "."
+	sub, err := r.link.nc.ChanSubscribe(r.inbox+"*", r.came)
 	if err != nil {
 		return err
 	}
@@ -113,7 +115,7 @@ func (k *schedules) serve(ctx context.Context, s *stream) error {
 	cuts := r.link.cuts.Load()
 	for {
 		r.gauge(ctx)
-		err := r.pull(ctx, inbox)
+		err := r.pull(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -154,13 +156,15 @@ func (r *dueReader) giveBack() {
 func (r *dueReader) settle(reply string, how []byte) { _ = r.link.nc.Publish(reply, how) }
 
 // pull asks for events and stores them until the request has ended.
-func (r *dueReader) pull(ctx context.Context, inbox string) error {
+func (r *dueReader) pull(ctx context.Context) error {
 	b := r.bus
 	most := max(dueBytes, int(r.link.nc.MaxPayload())+payloadMargin) // an event always fits
 	req, err := json.Marshal(map[string]any{"batch": dueBatch, "max_bytes": most, "expires": dueWaits, "idle_heartbeat": dueWaits / 4})
 	if err != nil {
 		return err
 	}
+	r.pulls++
+	inbox := r.inbox + strconv.FormatUint(r.pulls, 36) // what ends a pull names it
 	if err := r.link.nc.PublishMsg(&nats.Msg{Subject: b.api + "CONSUMER.MSG.NEXT." + delayedStream + "." + dueConsumer, Reply: inbox, Data: req}); err != nil {
 		return err
 	}
@@ -183,7 +187,7 @@ func (r *dueReader) pull(ctx context.Context, inbox string) error {
 				came++
 				ended = came == dueBatch
 				events = append(events, dueEvent{msg: m, meta: meta})
-			} else if status := m.Header.Get("Status"); status != "100" {
+			} else if status := m.Header.Get("Status"); status != "100" && m.Subject == inbox {
 				if ended = true; came == 0 && (status == "409" || status == "503") {
 					err = fmt.Errorf("%w: %s", errPullEnded, m.Header.Get("Description"))
 				}
