@@ -46,9 +46,27 @@ func TestDelayedEventsOverRestarts(t *testing.T) {
 			hub.kill()
 			server.Kill()
 			server.Start()
+			awaitStore(t, other)
 			return other
 		})
 	})
+}
+
+// awaitStore waits until a hub stores events again.
+func awaitStore(t *testing.T, hub *node) {
+	t.Helper()
+	c := hub.dial()
+	deadline := time.After(patience)
+	for {
+		if _, err := c.Publish(t.Context(), "probe", []byte("1"), client.PublishOptions{}); err == nil {
+			return
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-deadline:
+			t.Fatal("the hub stores nothing")
+		}
+	}
 }
 
 func overRestart(t *testing.T, hub *node, restart func() *node) {
