@@ -209,6 +209,7 @@ func (r *dueReader) pull(ctx context.Context) error {
 				}
 				return err
 			}
+			silence.Reset(dueWaits)
 		}
 	}
 	return err

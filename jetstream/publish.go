@@ -70,9 +70,9 @@ type Receipt struct {
 
 // Publisher publishes for one client in order. The stream stores events in the order of the calls,
 // as long as no publish in between fails. A Publisher is pinned to one NATS connection of the bus's
-// pool, which keeps that order. Events with a delay have no such order. PublishAsync, Publish and CountFor are for one goroutine at a time;
-// the others may be called concurrently. Different Publishers are independent. A Publisher
-// needs no closing.
+// pool, which keeps that order. Events with a delay have no such order. PublishAsync, Publish and
+// CountFor are for one goroutine at a time; the others may be called concurrently. Different
+// Publishers are independent. A Publisher needs no closing.
 type Publisher struct {
 	bus    *Bus
 	link   *link
@@ -139,11 +139,7 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 	var at time.Time
 	later := false
 	if opts.Delayed() {
-		now := time.Now()
-		if err := opts.validateDelay(now, p.bus.limits.MaxDelay); err != nil {
-			return err
-		}
-		at, later = opts.due(now)
+		at, later = opts.due(time.Now())
 	}
 	if t == nil {
 		if t, err = p.bus.topic(ctx, topic, cmp.Or(opts.CountFor, p.client)); err != nil {
@@ -197,6 +193,11 @@ func (b *Bus) admit(topic string, payload []byte, opts *PublishOptions) (t *topi
 	}
 	if compacted && opts.Key == "" {
 		return nil, badOptions("topic %s keeps the newest event of each key: give opts.key", topic)
+	}
+	if opts.Delayed() {
+		if err := opts.validateDelay(time.Now(), b.limits.MaxDelay); err != nil {
+			return nil, err
+		}
 	}
 	if opts.Tombstone && len(payload) > 0 && string(payload) != "null" {
 		return nil, badOptions("opts.tombstone removes a key: the payload must be null, or left out")
