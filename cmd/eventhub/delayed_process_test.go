@@ -4,6 +4,7 @@ package main
 
 import (
 	"flag"
+	"net/http"
 	"slices"
 	"strconv"
 	"sync"
@@ -52,19 +53,23 @@ func TestDelayedEventsOverRestarts(t *testing.T) {
 	})
 }
 
-// awaitStore waits until a hub stores events again.
+// awaitStore waits until a hub is connected to NATS again.
 func awaitStore(t *testing.T, hub *node) {
 	t.Helper()
-	c := hub.dial()
 	deadline := time.After(patience)
 	for {
-		if _, err := c.Publish(t.Context(), "probe", []byte("1"), client.PublishOptions{}); err == nil {
+		resp, err := http.Get(hub.ops + "/readyz")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode == http.StatusOK {
 			return
 		}
 		select {
 		case <-time.After(50 * time.Millisecond):
 		case <-deadline:
-			t.Fatal("the hub stores nothing")
+			t.Fatal("the hub is not ready")
 		}
 	}
 }
