@@ -290,7 +290,7 @@ func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts P
 			return
 		}
 		wait := min(dueRetry<<min(delivered-1, 10), dueRetryMax)
-		b.log.Warn("failed to store a delayed event that is due; retrying", slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", wait), slog.Any("error", err))
+		b.log.WarnContext(ctx, "failed to store a delayed event that is due; retrying", slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", wait), slog.Any("error", err))
 		r.settle(reply, []byte(`-NAK {"delay": `+strconv.FormatInt(int64(wait), 10)+`}`))
 	}
 	t, err := b.topic(ctx, topic, "")

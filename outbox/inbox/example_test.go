@@ -3,6 +3,7 @@ package inbox_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -65,7 +66,7 @@ func ExampleSQL_Handle() {
 			return err
 		}
 		if d.Attempt == 1 {
-			return fmt.Errorf("pretend that the acknowledgement is lost")
+			return errors.New("pretend that the acknowledgement is lost")
 		}
 		settled <- d.Attempt
 		return nil
@@ -106,7 +107,7 @@ func ExampleKV_Handle() {
 			return err
 		}
 		if d.Attempt == 1 {
-			return fmt.Errorf("pretend that the acknowledgement is lost")
+			return errors.New("pretend that the acknowledgement is lost")
 		}
 		settled <- d.Attempt
 		return nil

@@ -62,7 +62,7 @@ func OpenKV(ctx context.Context, cfg KVConfig) (*KV, error) {
 		return fail(err)
 	}
 	if cfg.Bus == nil {
-		return fail(errors.New("Bus is missing"))
+		return fail(errors.New("no Bus is given"))
 	}
 	claim := cmp.Or(cfg.Claim, DefaultClaim)
 	if claim < minClaim || claim > ttl {

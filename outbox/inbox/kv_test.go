@@ -3,7 +3,7 @@ package inbox_test
 import (
 	"context"
 	"errors"
-	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -68,7 +68,7 @@ func TestKVHandlesOnce(t *testing.T) {
 	}
 	var ids []string
 	for i := range 20 {
-		ids = append(ids, fmt.Sprint(i))
+		ids = append(ids, strconv.Itoa(i))
 	}
 	ids = append(ids, "slow")
 	publish(t, b, "t", ids...)
@@ -196,7 +196,7 @@ func TestKVConfig(t *testing.T) {
 	t.Parallel()
 	b := openBus(t)
 	for want, cfg := range map[string]inbox.KVConfig{
-		"Bus is missing":              {},
+		"no Bus is given":             {},
 		"claim 1ms: must be at":       {Bus: b, Claim: time.Millisecond},
 		"no longer than the TTL":      {Bus: b, Claim: time.Minute, TTL: time.Second},
 		"TTL 1ms":                     {Bus: b, TTL: time.Millisecond},

@@ -76,7 +76,7 @@ func NewSQL(cfg SQLConfig) (*SQL, error) {
 		return fail(fmt.Errorf("dialect %q: must be sqlite or postgres", cfg.Dialect))
 	}
 	if cfg.DB == nil {
-		return fail(errors.New("DB is missing"))
+		return fail(errors.New("no DB is given"))
 	}
 	if err := sqltext.ValidTable(cfg.Table, cfg.Dialect == outbox.SQLite); err != nil {
 		return fail(err)

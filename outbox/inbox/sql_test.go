@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,6 +27,7 @@ func effect(ctx context.Context, tx *sql.Tx, e *jetstream.Event) error {
 // members, and it has one effect.
 func TestSQLConcurrentDeliveriesHaveOneEffect(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, db database) {
+		t.Helper()
 		b, s := openBus(t), db.store(t, 0)
 		db.exec(t, "CREATE TABLE effects (id TEXT NOT NULL)")
 		var calls, again atomic.Int64
@@ -66,6 +68,7 @@ func TestSQLConcurrentDeliveriesHaveOneEffect(t *testing.T) {
 // A handler that fails, or panics, leaves neither an effect nor a mark.
 func TestSQLFailuresLeaveNothing(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, db database) {
+		t.Helper()
 		b, s := openBus(t), db.store(t, 0)
 		db.exec(t, "CREATE TABLE effects (id TEXT NOT NULL)")
 		var calls atomic.Int64
@@ -118,6 +121,7 @@ func TestSQLFailuresOfTheDatabase(t *testing.T) {
 
 func TestSQLMarks(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, db database) {
+		t.Helper()
 		s := db.store(t, time.Second)
 		mark := func(topic, group, id string) bool {
 			t.Helper()
@@ -136,8 +140,18 @@ func TestSQLMarks(t *testing.T) {
 		}
 		long := strings.Repeat("é", 5_000)
 		events := [][3]string{
-			{"t", "g", "1"}, {"t", "h", "1"}, {"u", "g", "1"}, {"t", "g", "stream@7"}, {"t", "g", "a\x00b"}, {"t", "g", "\xff"}, {"t", "g", "\xfe"},
-			{"t", "g", long}, {"t", "g", long + "x"}, {"t", "g", "sha256:1"}, {"t", "g", ""}, {"t", "ü '\"", "'"},
+			{"t", "g", "1"},
+			{"t", "h", "1"},
+			{"u", "g", "1"},
+			{"t", "g", "stream@7"},
+			{"t", "g", "a\x00b"},
+			{"t", "g", "\xff"},
+			{"t", "g", "\xfe"},
+			{"t", "g", long},
+			{"t", "g", long + "x"},
+			{"t", "g", "sha256:1"},
+			{"t", "g", ""},
+			{"t", "ü '\"", "'"},
 		}
 		for _, e := range events {
 			if !mark(e[0], e[1], e[2]) {
@@ -168,6 +182,7 @@ func TestSQLMarks(t *testing.T) {
 // another is.
 func TestSQLConcurrentMarks(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, db database) {
+		t.Helper()
 		s := db.store(t, 0)
 		for round := range 20 {
 			var first, committed atomic.Int64
@@ -180,7 +195,7 @@ func TestSQLConcurrentMarks(t *testing.T) {
 						return
 					}
 					defer func() { _ = tx.Rollback() }()
-					ok, err := s.Mark(t.Context(), tx, "t", "g", fmt.Sprint(round))
+					ok, err := s.Mark(t.Context(), tx, "t", "g", strconv.Itoa(round))
 					if err != nil {
 						t.Error(err)
 						return
@@ -203,6 +218,7 @@ func TestSQLConcurrentMarks(t *testing.T) {
 
 func TestSQLCleansInBoundedSteps(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, db database) {
+		t.Helper()
 		b, s := openBus(t), db.storeIn(t, "cleaned", time.Second)
 		mark := func(n int) {
 			t.Helper()
@@ -211,7 +227,7 @@ func TestSQLCleansInBoundedSteps(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i := range n {
-				if _, err := s.Mark(t.Context(), tx, "old", "g", fmt.Sprint(i)); err != nil {
+				if _, err := s.Mark(t.Context(), tx, "old", "g", strconv.Itoa(i)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -248,7 +264,7 @@ func TestSQLConfig(t *testing.T) {
 	db := open(t, outbox.SQLite, sqliteAddress(t))
 	for want, cfg := range map[string]inbox.SQLConfig{
 		`dialect ""`:                {DB: db.DB},
-		"DB is missing":             {Dialect: outbox.SQLite},
+		"no DB is given":            {Dialect: outbox.SQLite},
 		`table "Inbox"`:             {Dialect: outbox.SQLite, DB: db.DB, Table: "Inbox"},
 		`SQLite reserves names`:     {Dialect: outbox.SQLite, DB: db.DB, Table: "sqlite_x"},
 		"TTL 1ms: must be at least": {Dialect: outbox.SQLite, DB: db.DB, TTL: time.Millisecond},
