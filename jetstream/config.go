@@ -208,14 +208,14 @@ type Limits struct {
 	// that the next search on the same topic does not read the events again: default 2,000,000.
 	// Beyond the limit, the topics whose last search is longest ago are forgotten.
 	IDsKnown int
-	// MaxDelay ("max_delay") is how far ahead an event may be delayed (PublishOptions.Delay and At):
-	// default 365 days, which is also the most. Beyond the limit, a publish gets bad_options.
+	// MaxDelay ("max_delay") is how far ahead an event may be delayed (PublishOptions.Delay and
+	// At): default 365 days, which is also the most. Beyond the limit, a publish gets bad_options.
 	MaxDelay time.Duration
 	// Delayed ("delayed") is the most delayed events that wait, on all hubs together: default
 	// 1,000,000. The server keeps about 1 KiB of memory for each. DelayedPerClient
 	// ("delayed_per_client") is how many of them may be of one client: default 10,000. Publishers
-	// without a client have no such limit. Beyond the limits, publishes with a delay get overloaded.
-	// Hubs that publish at the same moment may exceed them a little together.
+	// without a client have no such limit. Beyond the limits, publishes with a delay get
+	// overloaded. Hubs that publish at the same moment may exceed them a little together.
 	Delayed, DelayedPerClient int
 	// MaxPayload is the largest payload in bytes: default 1 MiB, less if the server's max_payload
 	// demands it.

@@ -20,11 +20,13 @@ const dueConsumer = "due"
 const metaDue = "eventhub.due"
 
 const (
-	// dueLook is how often a hub looks for the stream of delayed events, which another may have made.
+	// dueLook is how often a hub looks for the stream of delayed events, which another may have
+	// made.
 	dueLook = 30 * time.Second
 	// dueAgain is how long a hub waits after a failure.
 	dueAgain = time.Second
-	// dueBatch and dueBytes bound what a hub takes at a time, and dueWaits how long it waits for it.
+	// dueBatch and dueBytes bound what a hub takes at a time, and dueWaits how long it waits for
+	// it.
 	dueBatch = 256
 	dueBytes = 8 << 20
 	dueWaits = 10 * time.Second

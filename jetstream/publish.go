@@ -38,11 +38,11 @@ type PublishOptions struct {
 	Tombstone bool
 	// Delay and At store the event later: Delay from now on, or at the time At, at most
 	// Limits.MaxDelay ahead. Give one of them at most. A delay of 0 and a time that has passed mean
-	// now. Until then the event is not in the topic: nobody sees it, and Publisher.Cancel removes it.
-	// Its ts, unless given, is the moment at which it is stored in the topic, like the place that it
-	// then has among the other events, those of its key included. An ID is compared with the events
-	// of the topic that wait, and again when the event is due. The event is stored by a bus that is
-	// open then, and otherwise by the next one. It needs a NATS server 2.12 or newer.
+	// now. Until then the event is not in the topic: nobody sees it, and Publisher.Cancel removes
+	// it. Its ts, unless given, is the moment at which it is stored in the topic, like the place
+	// that it then has among the other events, those of its key included. An ID is compared with
+	// the events of the topic that wait, and again when the event is due. The event is stored by a
+	// bus that is open then, and otherwise by the next one. It needs a NATS server 2.12 or newer.
 	Delay time.Duration
 	At    time.Time
 	// Wrapper means that the payload contains the payload of another event, and may therefore

@@ -114,7 +114,8 @@ func scheduleConfig(cfg *Config) natsjs.StreamConfig {
 		Name:              delayedStream,
 		Description:       "eventhub: delayed events",
 		Subjects:          []string{delayedPrefix + ">"},
-		Retention:         natsjs.WorkQueuePolicy, // what is settled goes; only due events are ever read
+		// what is settled goes; only due events are ever read
+		Retention:         natsjs.WorkQueuePolicy,
 		Discard:           natsjs.DiscardOld,
 		MaxMsgs:           -1,
 		MaxBytes:          -1,

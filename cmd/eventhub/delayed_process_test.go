@@ -145,7 +145,8 @@ func overRestart(t *testing.T, hub *node, restart func() *node) {
 			t.Fatalf("%d of %d events are stored", len(seen), n)
 		}
 	}
-	// What was stored twice would be by now: what a dead hub held comes to another after the AckWait.
+	// What was stored twice would be by now: what a dead hub held comes to another after the
+	// AckWait.
 	<-time.After(8 * time.Second)
 	marker := publishTo(t, c, "later", `"marker"`)
 	for e := audit.next(); e.ID != marker; e = audit.next() {

@@ -28,8 +28,8 @@ func openExample() (bus *jetstream.Bus, end func()) {
 	return bus, func() { _ = bus.Close() }
 }
 
-// A billing service adds each order to an account in its own SQLite database. The acknowledgement of
-// the first delivery is lost, so the event comes again, and the account has the order once.
+// A billing service adds each order to an account in its own SQLite database. The acknowledgement
+// of the first delivery is lost, so the event comes again, and the account has the order once.
 func ExampleSQL_Handle() {
 	bus, end := openExample()
 	defer end()

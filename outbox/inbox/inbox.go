@@ -7,26 +7,27 @@
 //
 //   - SQL marks an event in the handler's own transaction. The effects of the handler in that
 //     database and the mark are committed together, so each event has its effects exactly once,
-//     whatever dies in between. Use it where the effects are rows of a SQLite or PostgreSQL database.
+//     whatever dies in between. Use it where the effects are rows of a SQLite or PostgreSQL
+//     database.
 //   - KV marks an event in a bucket of NATS after the handler has returned. Two handlers never run
 //     for the same event at the same time, and a handled event is not handled again; but a process
-//     that dies, or stands still for long, between the effects and the mark lets the event be handled
-//     once more. Use it where the effects lie outside a database, and repeat them safely: give the
-//     event's id along as an idempotency key where the other side takes one.
+//     that dies, or stands still for long, between the effects and the mark lets the event be
+//     handled once more. Use it where the effects lie outside a database, and repeat them safely:
+//     give the event's id along as an idempotency key where the other side takes one.
 //
 // Handle of either store wraps a handler for Bus.Consume:
 //
 //	bus.Consume(ctx, "orders.placed", "billing", opts, store.Handle("billing", handler))
 //
 // A redelivery after the mark is acknowledged without a call of the handler. A handler that returns
-// an error leaves no mark: the event comes again as always, and becomes a dead letter after its last
-// attempt. A dead letter that is put back for the group keeps its id and has no mark, so it is
+// an error leaves no mark: the event comes again as always, and becomes a dead letter after its
+// last attempt. A dead letter that is put back for the group keeps its id and has no mark, so it is
 // handled.
 //
 // The time for which marks are kept must be longer than an event can come again: longer than the
 // topic keeps events, if groups are moved back (Group.Seek). A group that is moved back over events
-// that it has handled does not handle them again; use another name for the group in Handle to handle
-// them once more.
+// that it has handled does not handle them again; use another name for the group in Handle to
+// handle them once more.
 package inbox
 
 import (
@@ -48,8 +49,8 @@ func validTTL(ttl time.Duration) (time.Duration, error) {
 	return ttl, nil
 }
 
-// failure is an error of a store. Its text may end up in a dead letter, which subscribers read, so it
-// has no cause.
+// failure is an error of a store. Its text may end up in a dead letter, which subscribers read, so
+// it has no cause.
 type failure struct {
 	what string
 	err  error

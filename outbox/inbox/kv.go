@@ -111,8 +111,8 @@ func (k *KV) Seen(ctx context.Context, topic, group, id string) (bool, error) {
 	return string(e.Value) == handled, nil
 }
 
-// Mark marks an event as handled by a group. It reports whether the event had no mark. An event that
-// a handler of Handle is handling counts as marked.
+// Mark marks an event as handled by a group. It reports whether the event had no mark. An event
+// that a handler of Handle is handling counts as marked.
 func (k *KV) Mark(ctx context.Context, topic, group, id string) (first bool, err error) {
 	key := kvKey(topic, group, id)
 	e, err := k.entries.Get(ctx, key)
@@ -189,7 +189,8 @@ func (k *KV) take(ctx context.Context, d *jetstream.Delivery, key string) (*clai
 
 // run runs handler, and keeps the claim meanwhile. It marks the event, or gives the claim up.
 func (c *claim) run(ctx context.Context, handler func() error) (err error) {
-	renewing, stop := context.WithCancel(context.WithoutCancel(ctx)) // handler may outlive its lease
+	// handler may outlive its lease
+	renewing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var renewal sync.WaitGroup
 	renewal.Go(func() { c.renew(renewing) })
 	returned := false

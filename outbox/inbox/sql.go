@@ -31,8 +31,8 @@ const (
 
 // SQLConfig configures an SQL store.
 type SQLConfig struct {
-	// Dialect is the dialect of the database. Required. The store needs SQLite 3.42 or PostgreSQL 13
-	// or newer.
+	// Dialect is the dialect of the database. Required. The store needs SQLite 3.42 or PostgreSQL
+	// 13 or newer.
 	Dialect outbox.Dialect
 	// DB is the database in which handlers have their effects. Required. The caller owns it. Open
 	// SQLite with WAL, a busy timeout and _txlock=immediate, as outbox.SQLConfig describes.
@@ -120,7 +120,8 @@ func (s *SQL) Migrate(ctx context.Context) error {
 	}
 	defer func() { _ = tx.Rollback() }() // of no effect after the commit
 	statements := []string{table, "CREATE INDEX IF NOT EXISTS {table}_expires ON {table} (expires)"}
-	if s.dialect == outbox.PostgreSQL { // two processes that create a table at once disturb each other
+	// two processes that create a table at once disturb each other
+	if s.dialect == outbox.PostgreSQL {
 		statements = append([]string{"SELECT pg_advisory_xact_lock(hashtext('eventhub inbox'))"}, statements...)
 	}
 	for _, statement := range statements {
@@ -134,11 +135,11 @@ func (s *SQL) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// Handle returns a handler for Bus.Consume that calls handler once for each event of a group. handler
-// has its effects in tx, and neither commits nor rolls it back: the transaction is committed with
-// the mark of the event when handler returns nil, and rolled back when it returns an error or
-// panics, or when the lease has ended. If two handlers get the same event, the second waits for the
-// transaction of the first, and then has nothing to do.
+// Handle returns a handler for Bus.Consume that calls handler once for each event of a group.
+// handler has its effects in tx, and neither commits nor rolls it back: the transaction is
+// committed with the mark of the event when handler returns nil, and rolled back when it returns an
+// error or panics, or when the lease has ended. If two handlers get the same event, the second
+// waits for the transaction of the first, and then has nothing to do.
 func (s *SQL) Handle(group string, handler func(ctx context.Context, tx *sql.Tx, e *jetstream.Event) error) func(context.Context, *jetstream.Delivery) error {
 	return func(ctx context.Context, d *jetstream.Delivery) error {
 		first, err := s.once(ctx, group, &d.Event, handler)
@@ -185,9 +186,10 @@ func (s *SQL) cleanSome(ctx context.Context) {
 	}
 }
 
-// Mark marks an event as handled by a group, in a transaction of the caller, who commits the effects
-// with it. It reports whether the event had no mark; if it had one, do nothing and roll back. Where
-// another transaction is marking the same event, Mark waits for its end. Handle does all that.
+// Mark marks an event as handled by a group, in a transaction of the caller, who commits the
+// effects with it. It reports whether the event had no mark; if it had one, do nothing and roll
+// back. Where another transaction is marking the same event, Mark waits for its end. Handle does
+// all that.
 func (s *SQL) Mark(ctx context.Context, tx *sql.Tx, topic, group, id string) (first bool, err error) {
 	res, err := tx.ExecContext(ctx, s.mark, topic, group, column(id), s.ttl.Milliseconds())
 	if err != nil {

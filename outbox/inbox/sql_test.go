@@ -96,7 +96,8 @@ func TestSQLFailuresLeaveNothing(t *testing.T) {
 func TestSQLFailuresOfTheDatabase(t *testing.T) {
 	t.Parallel()
 	db := open(t, outbox.SQLite, sqliteAddress(t))
-	s, err := inbox.NewSQL(inbox.SQLConfig{Dialect: db.dialect, DB: db.DB, Table: "secret_table"}) // never migrated
+	// never migrated
+	s, err := inbox.NewSQL(inbox.SQLConfig{Dialect: db.dialect, DB: db.DB, Table: "secret_table"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,8 +179,8 @@ func TestSQLMarks(t *testing.T) {
 	})
 }
 
-// Of many transactions that mark the same event at once, one is the first; when that is rolled back,
-// another is.
+// Of many transactions that mark the same event at once, one is the first; when that is rolled
+// back, another is.
 func TestSQLConcurrentMarks(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, db database) {
 		t.Helper()
