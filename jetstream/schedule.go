@@ -111,9 +111,9 @@ func newSchedules(b *Bus) *schedules {
 
 func scheduleConfig(cfg *Config) natsjs.StreamConfig {
 	c := natsjs.StreamConfig{
-		Name:              delayedStream,
-		Description:       "eventhub: delayed events",
-		Subjects:          []string{delayedPrefix + ">"},
+		Name:        delayedStream,
+		Description: "eventhub: delayed events",
+		Subjects:    []string{delayedPrefix + ">"},
 		// what is settled goes; only due events are ever read
 		Retention:         natsjs.WorkQueuePolicy,
 		Discard:           natsjs.DiscardOld,
