@@ -32,11 +32,11 @@ func TestSQLConcurrentDeliveriesHaveOneEffect(t *testing.T) {
 		db.exec(t, "CREATE TABLE effects (id TEXT NOT NULL)")
 		var calls, again atomic.Int64
 		slow := s.Handle("g", func(ctx context.Context, tx *sql.Tx, e *jetstream.Event) error {
-			calls.Add(1)
+			n := calls.Add(1)
 			if err := effect(ctx, tx, e); err != nil {
 				return err
 			}
-			if calls.Load() == 1 {
+			if n == 1 {
 				<-ctx.Done() // the lease ends
 				<-time.After(1500 * time.Millisecond)
 			}
