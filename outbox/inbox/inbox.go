@@ -10,10 +10,11 @@
 //     whatever dies in between. Use it where the effects are rows of a SQLite or PostgreSQL
 //     database.
 //   - KV marks an event in a bucket of NATS after the handler has returned. Two handlers never run
-//     for the same event at the same time, and a handled event is not handled again; but a process
-//     that dies, or stands still for long, between the effects and the mark lets the event be
-//     handled once more. Use it where the effects lie outside a database, and repeat them safely:
-//     give the event's id along as an idempotency key where the other side takes one.
+//     for the same event at the same time, and a handled event is not handled again. But a process
+//     that dies, stands still for long or loses NATS between the effects and the mark lets the
+//     event be handled once more. Use KV where the effects lie outside a database and may be
+//     repeated safely: give the event's id along as an idempotency key where the other side takes
+//     one.
 //
 // Handle of either store wraps a handler for Bus.Consume:
 //

@@ -24,6 +24,9 @@ const DefaultClaim = 30 * time.Second
 // minClaim is the shortest claim: shorter ones would be lost to a pause of the process.
 const minClaim = time.Second
 
+// finishAgain is the pause between two attempts to mark an event.
+const finishAgain = 250 * time.Millisecond
+
 // Values of the entries in the bucket.
 const (
 	claimed = "claimed " // a handler runs; who has the claim follows
@@ -207,14 +210,28 @@ func (c *claim) run(ctx context.Context, handler func() error) (err error) {
 			}
 			return
 		}
-		failed := c.write(ending, func() error { _, err := c.put(ending, handled); return err })
-		if failed != nil {
+		if failed := c.finish(ending); failed != nil {
 			err = &failure{"cannot mark the event", failed}
 		}
 	}()
 	err = handler()
 	returned = true
 	return err
+}
+
+// finish marks the event. It tries again while NATS does not answer, until ctx ends.
+func (c *claim) finish(ctx context.Context) error {
+	for {
+		err := c.write(ctx, func() error { _, err := c.put(ctx, handled); return err })
+		if err == nil || errors.Is(err, jetstream.ErrKeyChanged) {
+			return err
+		}
+		select {
+		case <-time.After(finishAgain):
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 // put replaces the value of the entry.
