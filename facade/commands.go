@@ -251,15 +251,15 @@ func (s *session) refuse(f *frame, fail *fault) {
 }
 
 // publish sends an event. The reply comes when the stream has stored the event; the reader goes on
-// to the next frame meanwhile. The first publish to a topic may wait until the topic exists, so it
-// becomes an operation.
+// to the next frame meanwhile. The first publish to a topic may wait until the topic exists, and a
+// publish with a delay until the events that wait are counted, so these become operations.
 func (s *session) publish(f *frame) {
 	topic, fail := s.publishTopic(f.topic)
 	if fail != nil {
 		s.fail(replyTo{corr: f.corr}, fail.code, fail.msg)
 		return
 	}
-	if len(s.pending) > 0 || !topic.known {
+	if len(s.pending) > 0 || !topic.known || f.publish.Delayed() {
 		s.enqueue(topic)
 		return
 	}

@@ -47,6 +47,7 @@ func (s *Server) HTTP() http.Handler {
 			r.MethodFunc(method, "/export", s.serveExport)
 		}
 		r.Delete("/snap/{topic}/*", s.serveRemoval)
+		r.Delete("/delayed/{topic}/{id}", s.serveCancel)
 	})
 	return r
 }

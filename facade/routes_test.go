@@ -38,7 +38,7 @@ func TestRoutesAskThePolicy(t *testing.T) {
 			return nil
 		}
 		routes = append(routes, name)
-		path := strings.NewReplacer("{topic}", "t", "{key}", "k").Replace(strings.TrimPrefix(name, strings.Fields(name)[0]+" "))
+		path := strings.NewReplacer("{topic}", "t", "{key}", "k", "{id}", "i").Replace(strings.TrimPrefix(name, strings.Fields(name)[0]+" "))
 		if !strings.Contains(route, "{topic}") {
 			path += "?topic=t"
 		}

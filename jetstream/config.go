@@ -14,6 +14,7 @@ const (
 	payloadMargin     = 64 << 10
 	wrapperMargin     = 16 << 10 // what PublishOptions.Wrapper may add
 	defaultMaxPayload = 1 << 20
+	maxDelay          = 365 * 24 * time.Hour
 )
 
 // Config configures a Bus. Either URL or Server is needed.
@@ -251,6 +252,15 @@ type Limits struct {
 	// Beyond the limit, the topics whose last search is longest ago are forgotten. The hub keeps at
 	// most as many of the ids that it has published itself, those that are no UUIDv7s.
 	IDsKnown int
+	// MaxDelay ("max_delay") is how far ahead an event may be delayed (PublishOptions.Delay and
+	// At): default 365 days, which is also the most. Beyond the limit, a publish gets bad_options.
+	MaxDelay time.Duration
+	// Delayed ("delayed") is the most delayed events that wait, on all hubs together: default
+	// 1,000,000. The server keeps about 1 KiB of memory for each. DelayedPerClient
+	// ("delayed_per_client") is how many of them may be of one client: default 10,000. Publishers
+	// without a client have no such limit. Beyond the limits, publishes with a delay get
+	// overloaded. Hubs that publish at the same moment may exceed them a little together.
+	Delayed, DelayedPerClient int
 	// MaxPayload is the largest payload in bytes: default 1 MiB, less if the server's max_payload
 	// demands it.
 	MaxPayload int
@@ -307,6 +317,11 @@ func (c *Config) validate() error {
 	def(&l.IDSearches, 2)
 	def(&l.IDSearchesPerClient, (l.IDSearches+1)/2)
 	def(&l.IDsKnown, 2_000_000)
+	def(&l.Delayed, 1_000_000)
+	def(&l.DelayedPerClient, 10_000)
+	if l.MaxDelay == 0 {
+		l.MaxDelay = maxDelay
+	}
 	def(&l.MaxPayload, defaultMaxPayload)
 
 	var errs []error
@@ -322,9 +337,10 @@ func (c *Config) validate() error {
 	check(c.Server == nil || c.Replicas == 1, "replicas %d: more than 1 needs a cluster, and the embedded server is a single server", c.Replicas)
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.KeyShare, l.DerivedKeysPerClient, l.DerivedKeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.PutBack, l.PutBackBytes, l.PutBackShare, l.Redrives, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.KeyShare, l.DerivedKeysPerClient, l.DerivedKeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.PutBack, l.PutBackBytes, l.PutBackShare, l.Redrives, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.Delayed, l.DelayedPerClient, int(l.MaxDelay), l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
+	check(l.MaxDelay <= maxDelay, "max delay %v: at most %v is allowed", l.MaxDelay, maxDelay)
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536 are allowed, because the server drops publishes silently above about 100,000", l.PublishInFlight)
 	if c.Server != nil && c.Server.InMemory() {
 		c.MemoryStorage = true

@@ -437,3 +437,35 @@ func ExampleDeadLetters_Redrive() {
 	// "resize", attempt 1
 	// put back: 1
 }
+
+// Remind customers of an order after a while, unless it is paid by then.
+func ExamplePublisher_Cancel() {
+	bus, end := openExample()
+	defer end()
+	ctx := context.Background()
+	p := bus.NewPublisher()
+	for i := range 2 {
+		opts := jetstream.PublishOptions{ID: fmt.Sprint("remind-", i), Delay: 500 * time.Millisecond}
+		if _, err := p.Publish(ctx, "orders.reminders", fmt.Append(nil, i), opts); err != nil {
+			panic(err)
+		}
+	}
+	// order 0 is paid
+	if err := p.Cancel(ctx, "orders.reminders", "remind-0"); err != nil {
+		panic(err)
+	}
+	reminders := make(chan string)
+	sub, err := bus.Consume(ctx, "orders.reminders", "mailer", jetstream.SubscribeOptions{From: jetstream.FromEarliest}, func(_ context.Context, d *jetstream.Delivery) error {
+		reminders <- d.Event.ID
+		return nil
+	})
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = sub.Stop(ctx) }()
+	fmt.Println(<-reminders)
+	fmt.Println(p.Cancel(ctx, "orders.reminders", "remind-1"))
+	// Output:
+	// remind-1
+	// jetstream: not found
+}

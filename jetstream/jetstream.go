@@ -69,6 +69,7 @@ type Bus struct {
 	clock        *clock
 	generations  *generations
 	listings     *listings
+	schedules    *schedules
 	ids          *idSearches
 	dead         *deadLetters
 	// places of redrives, bytes put back by client, and who puts back now
@@ -140,6 +141,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	b.puttingBack = make(chan struct{}, 1)
 	b.listings = &listings{bus: b}
 	b.ids = newIDSearches(b)
+	b.schedules = newSchedules(b)
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := b.open(ctx); err != nil {
 		_ = b.Close() //nolint:contextcheck // what is half open is closed whatever ctx says; its error would hide the cause
@@ -199,6 +201,8 @@ func (b *Bus) open(ctx context.Context) (err error) {
 		b.background(b.keepTopics)
 	}
 	b.background(b.listings.tend)
+	b.schedules.out = b.newPublisher("")
+	b.background(b.schedules.run)
 	if s := b.cfg.Server; s != nil {
 		b.background(func() { s.Tend(b.ctx, b.serverRestarted, b.serverFailing) })
 	}

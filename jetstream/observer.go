@@ -18,7 +18,7 @@ type Observer interface {
 	// ServerRestarted counts a restart of the embedded server by the hub.
 	ServerRestarted()
 	// Gauge sets a named state of the bus: GaugeConnected, GaugeTopics, GaugeSubscriptions,
-	// GaugeBucketsBroken, GaugeKeysRemoved, GaugeStreamsFailed.
+	// GaugeBucketsBroken, GaugeKeysRemoved, GaugeStreamsFailed, GaugeDelayed.
 	Gauge(name string, value float64)
 }
 
@@ -36,6 +36,8 @@ const (
 	// GaugeStreamsFailed is the number of streams of the embedded server that cannot be written, 1
 	// also when it stores nothing any more.
 	GaugeStreamsFailed = "streams_failed"
+	// GaugeDelayed is the number of delayed events that wait, of all hubs together.
+	GaugeDelayed = "delayed"
 )
 
 // TopicObserver receives metrics of the publishes to one topic.

@@ -124,6 +124,7 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 			jetstream.GaugeBucketsBroken: newGauge(reg, "eventhub_buckets_broken").WithLabelValues(),
 			jetstream.GaugeKeysRemoved:   newGauge(reg, "eventhub_keys_removed").WithLabelValues(),
 			jetstream.GaugeStreamsFailed: newGauge(reg, "eventhub_streams_failed").WithLabelValues(),
+			jetstream.GaugeDelayed:       newGauge(reg, "eventhub_delayed").WithLabelValues(),
 		},
 		topics: make(map[string]struct{}),
 		pairs:  make(map[pair]*pairUse),

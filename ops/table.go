@@ -39,6 +39,7 @@ var definitions = []definition{
 	{"eventhub_build_info", gauge, "Always 1; the labels say what runs.", []string{"version", "go_version"}},
 	{"eventhub_connections", gauge, "WebSocket connections that are open.", nil},
 	{"eventhub_connections_closed_total", counter, "WebSocket connections that ended, by close code.", []string{"code"}},
+	{"eventhub_delayed", gauge, "Delayed events that wait, of all hubs together; updated every 10 s.", nil},
 	{"eventhub_errors_total", counter, "ERR frames and HTTP errors sent, by code.", []string{"code"}},
 	{"eventhub_events_lost_total", counter, "Events that were removed from a topic before the group was given them. Of all hubs, one counts each event.", pairLabels},
 	{"eventhub_events_read_total", counter, "Events that replays and exports have read.", nil},
