@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"eventhub/acl"
+	"eventhub/docs"
 	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/ops"
@@ -197,7 +198,7 @@ func (h *hub) open(ctx context.Context) error {
 	}
 	clients := facade.Config{
 		Bus: facade.JetStream(h.bus), Auth: facade.Tokens(h.tokens), Observer: metrics, Logger: h.log, Origins: cmd.origins(), Headers: cmd.Headers,
-		DrainGrace: max(cmd.Grace, time.Millisecond), Limits: cmd.facade(),
+		DrainGrace: max(cmd.Grace, time.Millisecond), Limits: cmd.facade(), Documents: docs.Handlers(),
 	}
 	if h.own != nil {
 		clients.Outbox = h.own
@@ -212,6 +213,7 @@ func (h *hub) open(ctx context.Context) error {
 	operators := ops.Config{
 		Bus: h.bus, Registry: registry, Ready: h.ready, Parts: h.parts, Logger: h.log,
 		Groups: ops.GroupsOf(h.bus), Guard: guard, Status: facade.StatusOf, Revocations: h.revocations(),
+		Documents: docs.Handlers(),
 	}
 	if cmd.metricsNeedToken() {
 		operators.Metrics = &guard
