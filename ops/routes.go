@@ -20,8 +20,11 @@ const (
 	noNeed need = iota
 	// open needs no token.
 	open
-	// shows needs subscribe or admin on the target.
+	// shows needs inspect, subscribe or admin on the target. The handler shows no events.
 	shows
+	// reads needs subscribe or admin on the target. The handler hides what the masks of the token
+	// name; see hide.
+	reads
 	// changes needs admin on the target.
 	changes
 	// lists needs a token. The handler shows only what identity(r) may see. With a topic in the
@@ -99,6 +102,8 @@ func (s *Server) guarded(at *route) http.Handler {
 		return at.serve
 	case shows:
 		return s.cfg.Guard.Shows(at.target, at.serve)
+	case reads:
+		return s.cfg.Guard.Reads(at.target, at.serve)
 	case changes:
 		return s.cfg.Guard.Changes(at.target, at.serve)
 	case lists:
@@ -150,9 +155,4 @@ func identity(r *http.Request) *acl.Identity {
 
 func withIdentity(r *http.Request, id *acl.Identity) *http.Request {
 	return r.WithContext(context.WithValue(r.Context(), identityKey{}, id))
-}
-
-// maySee reports whether the owner of a token may see a topic, as the group if that is not "".
-func maySee(id *acl.Identity, topic, group string) bool {
-	return id.Allows(acl.Subscribe, topic, group) || id.Allows(acl.Admin, topic, "")
 }
