@@ -20,7 +20,7 @@ func TestDeleteGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = bus.Close() })
-	h := New(Config{Bus: bus, Registry: prometheus.NewRegistry(), Groups: GroupsOf(bus), Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf}).Handler()
+	h := described(t, Config{Bus: bus, Registry: prometheus.NewRegistry(), Groups: GroupsOf(bus), Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf})
 	make := func(group string) {
 		t.Helper()
 		sub, err := bus.Subscribe(t.Context(), "orders.placed", group, jetstream.SubscribeOptions{}, func(*jetstream.Held) {})

@@ -88,7 +88,7 @@ func TestTableIsWhatMetricsShows(t *testing.T) {
 
 	shown := gather(t, reg)
 	rec := httptest.NewRecorder()
-	New(Config{Bus: busState{}, Registry: reg}).Handler().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	described(t, Config{Bus: busState{}, Registry: reg}).ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	if rec.Code != http.StatusOK {
 		t.Fatalf("/metrics answered %d", rec.Code)
 	}
