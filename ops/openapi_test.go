@@ -6,10 +6,13 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.yaml.in/yaml/v3"
 
+	"eventhub/acl"
 	"eventhub/docs"
 	"eventhub/docs/apitest"
 )
@@ -106,6 +109,35 @@ func TestDocuments(t *testing.T) {
 		got := httptest.NewRecorder()
 		if h.ServeHTTP(got, r); got.Code != http.StatusNotModified || got.Body.Len() != 0 {
 			t.Errorf("%s that is known was answered with %d %.100s", path, got.Code, got.Body)
+		}
+	}
+}
+
+// TestRevocationBounds compares the bounds of names in docs/openapi.yaml with those of the hub.
+func TestRevocationBounds(t *testing.T) {
+	var doc struct {
+		Components struct {
+			Schemas map[string]struct {
+				Properties map[string]struct {
+					MinLength int `yaml:"minLength"`
+					MaxLength int `yaml:"maxLength"`
+				}
+			}
+		}
+	}
+	if err := yaml.Unmarshal(docs.OpenAPI, &doc); err != nil {
+		t.Fatal(err)
+	}
+	for name, revocation := range map[string]func(text string) acl.Revocation{
+		"jti": func(text string) acl.Revocation { return acl.Revocation{ID: text} },
+		"sub": func(text string) acl.Revocation { return acl.Revocation{Subject: text, IssuedBefore: 1} },
+	} {
+		bounds := doc.Components.Schemas["Revocation"].Properties[name]
+		for _, n := range []int{bounds.MinLength - 1, bounds.MinLength, bounds.MaxLength, bounds.MaxLength + 1} {
+			taken := revocation(strings.Repeat("x", max(n, 0))).Validate() == nil
+			if taken != (n >= bounds.MinLength && n <= bounds.MaxLength) {
+				t.Errorf("a %s of %d bytes: taken is %v, docs/openapi.yaml has the bounds %d..%d", name, n, taken, bounds.MinLength, bounds.MaxLength)
+			}
 		}
 	}
 }

@@ -16,9 +16,11 @@ type witness struct {
 	said []string
 }
 
-func (w *witness) Helper()                           {}
-func (w *witness) Context() context.Context          { return context.Background() }
-func (w *witness) Errorf(format string, args ...any) { w.said = append(w.said, fmt.Sprintf(format, args...)) }
+func (w *witness) Helper()                  {}
+func (w *witness) Context() context.Context { return context.Background() }
+func (w *witness) Errorf(format string, args ...any) {
+	w.said = append(w.said, fmt.Sprintf(format, args...))
+}
 
 // answer is an answer of a hub.
 type answer struct {
