@@ -16,8 +16,8 @@ import (
 type need int
 
 const (
-	// noNeed is the mistake of a route that says nothing, which a test finds.
-	noNeed need = iota
+	// A route that says nothing is a mistake, which a test finds.
+	_ need = iota
 	// open needs no token.
 	open
 	// shows needs inspect, subscribe or admin on the target. The handler shows no events.
@@ -48,7 +48,7 @@ type route struct {
 // routes returns all routes. The router, the table of docs/protocol.md and the test of permissions
 // follow this table.
 func (s *Server) routes() []route {
-	noGroups := s.cfg.Groups == nil
+	noGroups, noConnections := s.cfg.Groups == nil, s.cfg.Connections == nil
 	return []route{
 		{http.MethodGet, "/livez", open, nil, livez, false},
 		{http.MethodGet, "/readyz", open, nil, s.readyz, false},
@@ -57,6 +57,8 @@ func (s *Server) routes() []route {
 		{http.MethodGet, asyncAPI, open, nil, s.document(asyncAPI), s.cfg.Documents[asyncAPI] == nil},
 		{http.MethodGet, "/metrics", scrapes, fixedTarget(MetricsTopic), s.metrics().ServeHTTP, false},
 		{http.MethodPost, "/revocations", changes, fixedTarget(TokensTopic), s.revoke, s.cfg.Revocations == nil},
+		{http.MethodGet, "/connections", shows, fixedTarget(ConnectionsTopic), s.connections, noConnections},
+		{http.MethodDelete, "/connections/{id}", changes, fixedTarget(ConnectionsTopic), s.closeConnection, noConnections},
 		{http.MethodDelete, "/groups/{topic}/{group}", changes, pathTarget, s.deleteGroup, noGroups},
 	}
 }

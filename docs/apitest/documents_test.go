@@ -87,15 +87,17 @@ func TestErrorCodes(t *testing.T) {
 		return b
 	}
 	var values []any
-	codes, closes := "| code | HTTP | retry | meaning |\n|---|---|---|---|\n", "| code | reason | then | meaning |\n|---|---|---|---|\n"
+	var codes, closes strings.Builder
+	codes.WriteString("| code | HTTP | retry | meaning |\n|---|---|---|---|\n")
+	closes.WriteString("| code | reason | then | meaning |\n|---|---|---|---|\n")
 	for _, c := range file.Codes {
 		if !slices.Contains(values, any(c.Code)) {
 			values = append(values, c.Code)
 		}
-		codes += fmt.Sprintf("| `%s` | %d | %s | %s |\n", c.Code, c.Status, pick(c.Retry, "yes", "no"), c.Meaning)
+		fmt.Fprintf(&codes, "| `%s` | %d | %s | %s |\n", c.Code, c.Status, pick(c.Retry, "yes", "no"), c.Meaning)
 	}
 	for _, c := range file.Closes {
-		closes += fmt.Sprintf("| %d | `%s` | %s | %s |\n", c.Code, c.Name, pick(c.Reconnect, "reconnect", "give up"), c.Meaning)
+		fmt.Fprintf(&closes, "| %d | `%s` | %s | %s |\n", c.Code, c.Name, pick(c.Reconnect, "reconnect", "give up"), c.Meaning)
 	}
 	frames := tree(t, docs.AsyncAPI)
 	for name, doc := range map[string]map[string]any{"openapi.yaml": tree(t, docs.OpenAPI), "asyncapi.yaml": frames} {
@@ -103,12 +105,12 @@ func TestErrorCodes(t *testing.T) {
 		if !reflect.DeepEqual(schema["enum"], values) {
 			t.Errorf("docs/%s: components.schemas.ErrorCode.enum is %v, the table of codes in facade/code.go has %v", name, schema["enum"], values)
 		}
-		if said, _ := schema["description"].(string); !strings.Contains(said, codes) {
-			t.Errorf("docs/%s: the table in components.schemas.ErrorCode.description must be\n%s", name, codes)
+		if said, _ := schema["description"].(string); !strings.Contains(said, codes.String()) {
+			t.Errorf("docs/%s: the table in components.schemas.ErrorCode.description must be\n%s", name, codes.String())
 		}
 	}
-	if said, _ := at(t, frames, "servers", "hub")["description"].(string); !strings.Contains(said, closes) {
-		t.Errorf("docs/asyncapi.yaml: the table in servers.hub.description must be\n%s", closes)
+	if said, _ := at(t, frames, "servers", "hub")["description"].(string); !strings.Contains(said, closes.String()) {
+		t.Errorf("docs/asyncapi.yaml: the table in servers.hub.description must be\n%s", closes.String())
 	}
 }
 
