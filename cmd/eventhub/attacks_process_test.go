@@ -388,6 +388,11 @@ func (a *attacker) crowd(ctx context.Context, n int, each func(worker, round int
 }
 
 func askWith(ctx context.Context, token, method, url string, body io.Reader, header ...string) (status int, answer string) {
+	return askThrough(ctx, http.DefaultClient, token, method, url, body, header...)
+}
+
+// askThrough is askWith with a client.
+func askThrough(ctx context.Context, web *http.Client, token, method, url string, body io.Reader, header ...string) (status int, answer string) {
 	req, err := http.NewRequestWithContext(ctx, method, url, body)
 	if err != nil {
 		return 0, err.Error()
@@ -396,7 +401,7 @@ func askWith(ctx context.Context, token, method, url string, body io.Reader, hea
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := web.Do(req)
 	if err != nil {
 		return 0, err.Error()
 	}

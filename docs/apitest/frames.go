@@ -173,7 +173,7 @@ func (f *Frames) Received(text string) {
 		if len(fits) != 1 {
 			f.tb.Errorf("the hub takes the frame %s, and it fits the messages %q of docs/asyncapi.yaml, want one: change components.schemas there: %v", brief(sent), fits, why)
 		}
-	case len(fits) != 0 && !beyondSchemas(answer.Msg):
+	case len(fits) != 0 && !beyondSchemas(answer.Code, answer.Msg):
 		f.tb.Errorf("the hub answers the frame %s with %s, and it fits the message %q of docs/asyncapi.yaml: restrict components.schemas there", brief(sent), brief(text), fits)
 	}
 }
@@ -199,5 +199,8 @@ func (f *Frames) answered(text, op, code string) (sent string, ok bool) {
 }
 
 // beyondSchemas reports whether a schema cannot express why the hub refuses a frame: schemas count
-// characters, and not the bytes of a text or of several fields together.
-func beyondSchemas(msg string) bool { return strings.Contains(msg, " bytes") }
+// characters, and not the bytes of a text or of several fields together, and they do not know what
+// the topics file says of a topic.
+func beyondSchemas(code, msg string) bool {
+	return strings.Contains(msg, " bytes") || code == "bad_options" && strings.HasPrefix(msg, "topic ")
+}
