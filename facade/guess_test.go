@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/docs/apitest"
 	"eventhub/facade"
 )
 
@@ -20,7 +21,7 @@ func (r *rig) from(t *testing.T, remote, token string) *httptest.ResponseRecorde
 	req.RemoteAddr = remote
 	req.Header.Set("Authorization", "Bearer "+token)
 	w := httptest.NewRecorder()
-	r.srv.HTTP().ServeHTTP(w, req)
+	apitest.Handler(t, apitest.Clients, r.srv.HTTP()).ServeHTTP(w, req)
 	return w
 }
 

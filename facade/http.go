@@ -36,6 +36,10 @@ func (s *Server) HTTP() http.Handler {
 		s.cfg.Observer.ErrorSent(string(codeNotFound))
 		writeError(w, http.StatusMethodNotAllowed, &fault{code: codeNotFound, msg: "This path does not take this method."})
 	})
+	for path, document := range s.cfg.Documents {
+		r.Method(http.MethodGet, path, document)
+		r.Method(http.MethodHead, path, document)
+	}
 	r.Group(func(r chi.Router) {
 		r.Use(s.identify)
 		r.Post("/publish/{topic}", s.servePublish)

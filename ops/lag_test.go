@@ -30,7 +30,7 @@ func TestLag(t *testing.T) {
 	t.Parallel()
 	bus := openBus(t)
 	reg := prometheus.NewRegistry()
-	h := New(Config{Bus: busState{}, Registry: reg, Groups: bus, Events: bus, Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf}).Handler()
+	h := described(t, Config{Bus: busState{}, Registry: reg, Groups: bus, Events: bus, Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf})
 	get := func(path string) (status int, body string) {
 		t.Helper()
 		w := ask(h, http.MethodGet, path, "")

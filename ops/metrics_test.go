@@ -89,7 +89,7 @@ func TestTableIsWhatMetricsShows(t *testing.T) {
 	if err := bus.Group("t", "g").Seek(t.Context(), jetstream.FromEarliest); err != nil {
 		t.Fatal(err)
 	}
-	h := New(Config{Bus: busState{}, Registry: reg, Groups: bus, Guard: Guard{Tokens: newVerifier(t)}}).Handler()
+	h := described(t, Config{Bus: busState{}, Registry: reg, Groups: bus, Guard: Guard{Tokens: newVerifier(t)}})
 	shown := gather(t, reg)
 	rec := httptest.NewRecorder()
 	h.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/metrics", nil))

@@ -69,6 +69,9 @@ type Config struct {
 	// Local restricts /metrics to requests that address this host by an IP address or as localhost.
 	// Set it if /metrics is open because the port is bound to loopback.
 	Local bool
+	// Documents serve GET requests for /openapi.yaml and /asyncapi.yaml without a token. They must
+	// show nothing secret. Defaults to none.
+	Documents map[string]http.Handler
 	// Ready, if not nil, is an additional readiness check. The hub is not ready while Ready returns
 	// an error, for example while the hub drains. The text of the error is public.
 	Ready func() error

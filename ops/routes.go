@@ -56,6 +56,8 @@ func (s *Server) routes() []route {
 		{http.MethodGet, "/livez", open, nil, livez, false},
 		{http.MethodGet, "/readyz", open, nil, s.readyz, false},
 		{http.MethodGet, "/healthz", open, nil, s.readyz, false},
+		{http.MethodGet, openAPI, open, nil, s.document(openAPI), s.cfg.Documents[openAPI] == nil},
+		{http.MethodGet, asyncAPI, open, nil, s.document(asyncAPI), s.cfg.Documents[asyncAPI] == nil},
 		{http.MethodGet, "/metrics", scrapes, fixedTarget(MetricsTopic), s.metrics().ServeHTTP, false},
 		{http.MethodGet, "/", open, nil, s.dashboard, false},
 		{http.MethodGet, "/dashboard/{file}", open, nil, s.dashboard, false},
@@ -78,6 +80,17 @@ func (s *Server) routes() []route {
 		{http.MethodPost, "/dlq/redrive", changes, lettersTarget, s.redriveLetters, noLetters},
 		{http.MethodPost, "/dlq/discard", changes, lettersTarget, s.discardLetters, noLetters},
 	}, s.groupRoutes())
+}
+
+// Paths of the documents that Config.Documents may have.
+const (
+	openAPI  = "/openapi.yaml"
+	asyncAPI = "/asyncapi.yaml"
+)
+
+// document returns the handler of a document.
+func (s *Server) document(path string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) { s.cfg.Documents[path].ServeHTTP(w, r) }
 }
 
 // router serves routes.

@@ -26,7 +26,7 @@ func topicsHub(t *testing.T) (*jetstream.Bus, http.Handler) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = bus.Close() })
-	h := New(Config{Bus: bus, Registry: prometheus.NewRegistry(), Topics: TopicsOf(bus), Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf}).Handler()
+	h := described(t, Config{Bus: bus, Registry: prometheus.NewRegistry(), Topics: TopicsOf(bus), Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf})
 	return bus, h
 }
 

@@ -47,7 +47,7 @@ func tryTokens(ctx context.Context, a *attacker, token func(round int) string) {
 		case worker >= keeping:
 			over = fresh
 		}
-		switch status, _ := askOver(ctx, over, token(round), http.MethodGet, a.http+"/snap/neighbour.kept/1", nil); status {
+		switch status, _ := askThrough(ctx, over, token(round), http.MethodGet, a.http+"/snap/neighbour.kept/1", nil); status {
 		case http.StatusUnauthorized:
 			inTurn.Add(1)
 		case http.StatusTooManyRequests:
@@ -73,7 +73,7 @@ func newcomers(t *testing.T, f *floodedHub, d time.Duration) {
 		token := f.sign(t, "newcomer-"+strconv.Itoa(i), "publish:newcomer")
 		came := time.Now()
 		if i%2 == 0 {
-			if status, answer := askOver(t.Context(), fresh, token, http.MethodPost, f.hub.http+"/publish/newcomer", strings.NewReader("1")); status != http.StatusOK {
+			if status, answer := askThrough(t.Context(), fresh, token, http.MethodPost, f.hub.http+"/publish/newcomer", strings.NewReader("1")); status != http.StatusOK {
 				t.Errorf("newcomer %d over HTTP: %d %s", i, status, answer)
 			}
 		} else {

@@ -399,10 +399,11 @@ func (a *attacker) crowd(ctx context.Context, n int, each func(worker, round int
 }
 
 func askWith(ctx context.Context, token, method, url string, body io.Reader, header ...string) (status int, answer string) {
-	return askOver(ctx, http.DefaultClient, token, method, url, body, header...)
+	return askThrough(ctx, http.DefaultClient, token, method, url, body, header...)
 }
 
-func askOver(ctx context.Context, over *http.Client, token, method, url string, body io.Reader, header ...string) (status int, answer string) {
+// askThrough is askWith with a client.
+func askThrough(ctx context.Context, web *http.Client, token, method, url string, body io.Reader, header ...string) (status int, answer string) {
 	req, err := http.NewRequestWithContext(ctx, method, url, body)
 	if err != nil {
 		return 0, err.Error()
@@ -411,7 +412,7 @@ func askOver(ctx context.Context, over *http.Client, token, method, url string, 
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
-	resp, err := over.Do(req)
+	resp, err := web.Do(req)
 	if err != nil {
 		return 0, err.Error()
 	}

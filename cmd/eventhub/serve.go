@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"eventhub/acl"
+	"eventhub/docs"
 	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/ops"
@@ -200,7 +201,7 @@ func (h *hub) open(ctx context.Context) error {
 	}
 	clients := facade.Config{
 		Bus: facade.JetStream(h.bus), Auth: facade.Tokens(h.tokens), Observer: metrics, Logger: h.log, Origins: cmd.origins(), Headers: cmd.Headers,
-		DrainGrace: max(cmd.Grace, time.Millisecond), Limits: cmd.facade(),
+		DrainGrace: max(cmd.Grace, time.Millisecond), Limits: cmd.facade(), Documents: docs.Handlers(),
 	}
 	if h.own != nil {
 		clients.Outbox = h.own
@@ -215,7 +216,7 @@ func (h *hub) open(ctx context.Context) error {
 	operators := ops.Config{
 		Bus: h.bus, Registry: registry, Ready: h.ready, Parts: h.parts, Logger: h.log,
 		Groups: h.bus, Topics: ops.TopicsOf(h.bus), DeadLetters: h.bus.Admin().DeadLetters(), Connections: connectionsOf{h.facade}, Events: h.bus,
-		NATS: h.bus.Admin(), Guard: guard, Status: facade.StatusOf, Revocations: h.revocations(),
+		NATS: h.bus.Admin(), Guard: guard, Status: facade.StatusOf, Revocations: h.revocations(), Documents: docs.Handlers(),
 	}
 	if cmd.metricsNeedToken() {
 		operators.Metrics = &guard
