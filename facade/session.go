@@ -46,7 +46,7 @@ type session struct {
 	out  *writer
 	pub  Publisher
 
-	remote string // address of the peer
+	remote string // address of the client; see remoteOf
 
 	// parts limits control frames and small parts of messages. Owned by the reader.
 	parts bucket
