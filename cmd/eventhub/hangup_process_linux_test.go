@@ -19,7 +19,8 @@ func TestClosedTerminalEndsTheHubInGoodOrder(t *testing.T) {
 	screen, keyboard := terminal(t)
 	hub := startNodeWith(t, func(cmd *exec.Cmd) {
 		cmd.Stdin = keyboard
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true} // its standard input becomes its terminal
+		// its standard input becomes its terminal
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	})
 	_ = keyboard.Close() // the hub has its own
 	c := hub.dial()
