@@ -18,6 +18,8 @@ import (
 
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
+	"github.com/moby/patternmatcher"
+	"github.com/moby/patternmatcher/ignorefile"
 )
 
 // image is what the last stage of the Dockerfile makes.
@@ -73,8 +75,7 @@ func (m *image) build(c instructions.Command) {
 		m.workdir = c.Path
 	case *instructions.CopyCommand:
 		if strings.Join(c.SourcePaths, " ") == "." {
-			m.sh("../..", `git ls-files -z --cached --others --exclude-standard -- cmd acl facade jetstream ops outbox projections go.mod go.sum |
-				xargs -0 tar --create | tar --extract --directory="$0"`, m.source)
+			m.copyContext()
 		}
 	case *instructions.ArgCommand:
 		m.env = append(m.env, "VERSION=0.0.0-check")
@@ -83,6 +84,38 @@ func (m *image) build(c instructions.Command) {
 			m.workdir, m.source, strings.Join(c.CmdLine, " "))
 	default:
 		m.t.Fatalf("the build stage has %s, which this test does not know", c)
+	}
+}
+
+// copyContext copies the files of the repository that the image is built from.
+func (m *image) copyContext() {
+	m.t.Helper()
+	ignored, err := os.ReadFile("../Dockerfile.dockerignore")
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	patterns, err := ignorefile.ReadAll(bytes.NewReader(ignored))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	matcher, err := patternmatcher.New(patterns)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	list := exec.CommandContext(m.t.Context(), "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	list.Dir = "../.."
+	names, err := list.Output()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(names), "\x00"), "\x00") {
+		out, err := matcher.MatchesOrParentMatches(name)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		if !out {
+			m.sh("../..", `mkdir -p "$1/$(dirname "$0")" && cp -a "$0" "$1/$0"`, name, m.source)
+		}
 	}
 }
 

@@ -1,6 +1,6 @@
-// Command sbom writes what a Go binary contains, as CycloneDX: sbom BINARY DOCUMENT
+// Command sbom writes what a Go binary contains, as CycloneDX: sbom BINARY DOCUMENT VERSION
 //
-// The document depends on nothing but the binary, so a build that is repeated has the same one.
+// The document depends on nothing else, so a build that is repeated has the same one.
 package main
 
 import (
@@ -16,18 +16,18 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: sbom BINARY DOCUMENT")
+	if len(os.Args) != 4 {
+		fmt.Fprintln(os.Stderr, "usage: sbom BINARY DOCUMENT VERSION")
 		os.Exit(2)
 	}
-	if err := write(os.Args[1], os.Args[2]); err != nil {
+	if err := write(os.Args[1], os.Args[2], os.Args[3]); err != nil {
 		fmt.Fprintln(os.Stderr, "sbom:", err)
 		os.Exit(1)
 	}
 }
 
-func write(binary, document string) error {
-	bom, err := contents(binary)
+func write(binary, document, version string) error {
+	bom, err := contents(binary, version)
 	if err != nil {
 		return err
 	}
@@ -35,15 +35,15 @@ func write(binary, document string) error {
 	if err != nil {
 		return err
 	}
-	if err := cdx.NewBOMEncoder(f, cdx.BOMFileFormatJSON).SetPretty(true).Encode(bom); err != nil {
+	if err := cdx.NewBOMEncoder(f, cdx.BOMFileFormatJSON).SetPretty(true).EncodeVersion(bom, cdx.SpecVersion1_6); err != nil {
 		_ = f.Close() // the error of the encoder comes first
 		return err
 	}
 	return f.Close()
 }
 
-// contents reads the modules of a binary, which the Go linker put there.
-func contents(binary string) (*cdx.BOM, error) {
+// contents reads the modules of a binary, which the Go linker put there, but no version of a release.
+func contents(binary, version string) (*cdx.BOM, error) {
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {
 		return nil, err
@@ -54,7 +54,7 @@ func contents(binary string) (*cdx.BOM, error) {
 	}
 	sum := sha256.Sum256(bytes)
 	program := cdx.Component{
-		BOMRef: "program", Type: cdx.ComponentTypeApplication, Name: filepath.Base(binary), Version: release(info),
+		BOMRef: "program", Type: cdx.ComponentTypeApplication, Name: filepath.Base(binary), Version: version,
 		Hashes: &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: hex.EncodeToString(sum[:])}},
 	}
 	modules := []cdx.Component{module("std", strings.TrimPrefix(info.GoVersion, "go"))}
@@ -78,14 +78,4 @@ func contents(binary string) (*cdx.BOM, error) {
 func module(path, version string) cdx.Component {
 	purl := "pkg:golang/" + strings.ToLower(path) + "@" + version
 	return cdx.Component{BOMRef: purl, Type: cdx.ComponentTypeLibrary, Name: path, Version: version, PackageURL: purl}
-}
-
-// release returns the version that the release build gave to the linker, if any.
-func release(info *buildinfo.BuildInfo) string {
-	for _, s := range info.Settings {
-		if _, value, found := strings.Cut(s.Value, "-X main.release="); s.Key == "-ldflags" && found {
-			return strings.Fields(value + " ")[0]
-		}
-	}
-	return info.Main.Version
 }
