@@ -15,6 +15,9 @@ type Action string
 const (
 	Publish   Action = "publish"
 	Subscribe Action = "subscribe"
+	// Inspect covers what operators see of a topic without its events: counts, sizes, groups and
+	// their lag. Subscribe and Admin cover the same; see [Identity.Inspects].
+	Inspect Action = "inspect"
 	// Admin covers administrative changes to a topic or its groups, such as moving a cursor.
 	Admin Action = "admin"
 )
@@ -29,8 +32,12 @@ const (
 	bitPublish actions = 1 << iota
 	bitSubscribe
 	bitAdmin
+	bitInspect
 
-	bitsAll = bitPublish | bitSubscribe | bitAdmin
+	bitsAll = bitPublish | bitSubscribe | bitAdmin | bitInspect
+
+	// bitsShow are the actions whose rules can show events to operators.
+	bitsShow = bitSubscribe | bitAdmin
 )
 
 // bits returns the set that contains only a, or the empty set if a is unknown.
@@ -42,6 +49,8 @@ func (a Action) bits() actions {
 		return bitSubscribe
 	case Admin:
 		return bitAdmin
+	case Inspect:
+		return bitInspect
 	}
 	return 0
 }

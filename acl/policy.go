@@ -18,6 +18,10 @@ const (
 	MaxTopicsPerRule = 100
 	// MaxGroupsPerRule is the maximum number of group names of a rule.
 	MaxGroupsPerRule = 100
+	// MaxMaskPerRule is the maximum number of entries of the mask of a rule.
+	MaxMaskPerRule = 100
+	// MaxMaskBytes is the maximum length of an entry of a mask.
+	MaxMaskBytes = 256
 	// MaxPatterns is the maximum number of patterns of all rules together. It limits the time of a
 	// decision.
 	MaxPatterns = 5000
@@ -54,6 +58,8 @@ type rule struct {
 	anyGroup bool
 	// only restricts a rule from a scope to groups. nil means no restriction.
 	only *groupPattern
+	// mask names the parts of events that operators do not see. nil hides nothing.
+	mask *Mask
 }
 
 // FullRights returns the policy that allows everything.
@@ -118,25 +124,37 @@ func (p *Policy) decide(want actions, topic, group string, deadLetter, snapshot 
 	if !d.Allowed || !p.denies {
 		return d
 	}
-	if shown, ok := strings.CutPrefix(topic, deadLetterPrefix); ok && deadLetter && !d.rule.names(&t, Pattern.namesDeadLetters) {
-		if over := p.decide(want, shown, group, false, snapshot); over.denies() {
-			return over.covering(shown)
+	for _, s := range p.sources(d.rule, &t, topic, deadLetter, snapshot) {
+		if s.topic == "" {
+			continue
 		}
-	}
-	if !snapshot || d.rule.names(&t, Pattern.namesSnapshots) {
-		return d
-	}
-	if shown, ok := strings.CutSuffix(topic, snapshotSuffix); ok {
-		if over := p.decide(want, shown, group, deadLetter, false); over.denies() {
-			return over.covering(shown)
-		}
-	}
-	if shown, ok := p.snapshots[topic]; ok {
-		if over := p.decide(want, shown, group, deadLetter, false); over.denies() {
-			return over.covering(shown)
+		if over := p.decide(want, s.topic, group, s.deadLetter, s.snapshot); over.denies() {
+			return over.covering(s.topic)
 		}
 	}
 	return d
+}
+
+// source is a topic whose events another topic shows, and what that topic may still be taken for.
+type source struct {
+	topic                string
+	deadLetter, snapshot bool
+}
+
+// sources returns the topics whose events a topic shows, unless the rule that allows the topic
+// names it. Entries without a topic mean nothing.
+func (p *Policy) sources(r *rule, t *segmented, topic string, deadLetter, snapshot bool) (all [3]source) {
+	if shown, ok := strings.CutPrefix(topic, deadLetterPrefix); ok && deadLetter && !r.names(t, Pattern.namesDeadLetters) {
+		all[0] = source{shown, false, snapshot}
+	}
+	if !snapshot || r.names(t, Pattern.namesSnapshots) {
+		return all
+	}
+	if shown, ok := strings.CutSuffix(topic, snapshotSuffix); ok {
+		all[1] = source{shown, deadLetter, false}
+	}
+	all[2] = source{p.snapshots[topic], deadLetter, false}
+	return all
 }
 
 // The names of topics that show the events of another topic.
@@ -259,10 +277,11 @@ func (r *rule) String() string {
 //
 //	{"rules": [{"effect": "allow", "action": "subscribe", "topics": ["process.**"], "groups": ["dashboard"]}]}
 //
-// effect is allow or deny. action is publish, subscribe, admin, or * for all actions. topics is a
-// list of patterns. groups is allowed only for rules about subscribe. It is a list of names, or *
-// for every group; a rule with groups never matches a subscribe without a group. Unknown fields,
-// duplicate fields, empty lists, and values beyond the limits are errors that name their position.
+// effect is allow or deny. action is publish, subscribe, inspect, admin, or * for all actions.
+// topics is a list of patterns. groups is allowed only for rules about subscribe. It is a list of
+// names, or * for every group; a rule with groups never matches a subscribe without a group. mask
+// is allowed only for rules that allow subscribe or admin; see [Mask]. Unknown fields, duplicate
+// fields, empty lists, and values beyond the limits are errors that name their position.
 func ParsePolicy(data []byte) (*Policy, error) {
 	p, err := parsePolicy(data)
 	if err != nil {
@@ -324,15 +343,17 @@ func parseRule(data []byte) (rule, error) {
 		case "action":
 			r.action, _ = decodeString(f.value)
 			if r.acts, _ = parseActions(r.action); r.acts == 0 {
-				return rule{}, errors.New("action must be publish, subscribe, admin or *")
+				return rule{}, errors.New("action must be publish, subscribe, inspect, admin or *")
 			}
 		case "topics":
 			r.topics, err = parseTopics(f.value)
 		case "groups":
 			r.groups, err = parseGroups(f.value)
 			r.anyGroup = slices.Contains(r.groups, anyGroup)
+		case "mask":
+			r.mask, err = parseMask(f.value)
 		default:
-			return rule{}, errors.New("it has a field other than effect, action, topics and groups")
+			return rule{}, errors.New("it has a field other than effect, action, topics, groups and mask")
 		}
 		if err != nil {
 			return rule{}, err
@@ -342,11 +363,13 @@ func parseRule(data []byte) (rule, error) {
 	case effect == "":
 		return rule{}, errors.New("effect is missing; use allow or deny")
 	case r.acts == 0:
-		return rule{}, errors.New("action is missing; use publish, subscribe, admin or *")
+		return rule{}, errors.New("action is missing; use publish, subscribe, inspect, admin or *")
 	case r.topics == nil:
 		return rule{}, errors.New("topics is missing; list topics, or ** for all")
 	case r.groups != nil && r.acts&bitSubscribe == 0:
 		return rule{}, errors.New("groups is only allowed in rules about subscribe")
+	case r.mask != nil && (!r.allow || r.acts&bitsShow == 0):
+		return rule{}, errors.New("mask is only allowed in rules that allow subscribe or admin")
 	}
 	return r, nil
 }
@@ -385,7 +408,7 @@ func parseStrings(name string, data []byte, limit int) ([]string, error) {
 	case !ok:
 		return nil, fmt.Errorf("%s is not an array of strings", name)
 	case len(values) == 0:
-		return nil, fmt.Errorf("%s is empty; list at least one entry, or * for all", name)
+		return nil, fmt.Errorf("%s is empty; list at least one entry, or leave the field out", name)
 	case len(values) > limit:
 		return nil, fmt.Errorf("%s has %d entries; at most %d are allowed", name, len(values), limit)
 	}

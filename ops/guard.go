@@ -37,12 +37,20 @@ type Guard struct {
 	Tokens Verifier
 }
 
-// Shows protects a handler that shows data of a topic. It requires the right to subscribe to the
-// topic or to administer it.
+// Shows protects a handler that shows figures of a topic. It requires the right to inspect the
+// topic, to subscribe to it or to administer it.
 func (g Guard) Shows(of Target, next http.Handler) http.Handler {
 	return g.guard(next, func(id *acl.Identity, r *http.Request) bool {
-		topic, group := of(r)
-		return maySee(id, topic, group)
+		return id.Inspects(of(r))
+	})
+}
+
+// Reads protects a handler that shows events of a topic. It requires the right to subscribe to the
+// topic or to administer it.
+func (g Guard) Reads(of Target, next http.Handler) http.Handler {
+	return g.guard(next, func(id *acl.Identity, r *http.Request) bool {
+		_, ok := id.Shows(of(r))
+		return ok
 	})
 }
 
@@ -51,7 +59,7 @@ func (g Guard) Shows(of Target, next http.Handler) http.Handler {
 func (g Guard) Lists(of Target, next http.Handler) http.Handler {
 	return g.guard(next, func(id *acl.Identity, r *http.Request) bool {
 		topic, group := of(r)
-		return topic == "" || maySee(id, topic, group)
+		return topic == "" || id.Inspects(topic, group)
 	})
 }
 

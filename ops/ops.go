@@ -44,6 +44,8 @@ type Config struct {
 	Registry *prometheus.Registry
 	// Groups, if not nil, is managed at /groups.
 	Groups Groups
+	// Connections, if not nil, are managed at /connections.
+	Connections Connections
 	// Guard protects everything but the probes and the metrics. Required with Groups or
 	// Revocations.
 	Guard Guard

@@ -16,12 +16,15 @@ import (
 type need int
 
 const (
-	// noNeed is the mistake of a route that says nothing, which a test finds.
-	noNeed need = iota
+	// A route that says nothing is a mistake, which a test finds.
+	_ need = iota
 	// open needs no token.
 	open
-	// shows needs subscribe or admin on the target.
+	// shows needs inspect, subscribe or admin on the target. The handler shows no events.
 	shows
+	// reads needs subscribe or admin on the target. The handler hides what the masks of the token
+	// name; see hide.
+	reads
 	// changes needs admin on the target.
 	changes
 	// lists needs a token. The handler shows only what identity(r) may see. With a topic in the
@@ -45,13 +48,15 @@ type route struct {
 // routes returns all routes. The router, the table of docs/protocol.md and the test of permissions
 // follow this table.
 func (s *Server) routes() []route {
-	noGroups := s.cfg.Groups == nil
+	noGroups, noConnections := s.cfg.Groups == nil, s.cfg.Connections == nil
 	return []route{
 		{http.MethodGet, "/livez", open, nil, livez, false},
 		{http.MethodGet, "/readyz", open, nil, s.readyz, false},
 		{http.MethodGet, "/healthz", open, nil, s.readyz, false},
 		{http.MethodGet, "/metrics", scrapes, fixedTarget(MetricsTopic), s.metrics().ServeHTTP, false},
 		{http.MethodPost, "/revocations", changes, fixedTarget(TokensTopic), s.revoke, s.cfg.Revocations == nil},
+		{http.MethodGet, "/connections", shows, fixedTarget(ConnectionsTopic), s.connections, noConnections},
+		{http.MethodDelete, "/connections/{id}", changes, fixedTarget(ConnectionsTopic), s.closeConnection, noConnections},
 		{http.MethodDelete, "/groups/{topic}/{group}", changes, pathTarget, s.deleteGroup, noGroups},
 	}
 }
@@ -86,6 +91,8 @@ func (s *Server) guarded(at *route) http.Handler {
 		return at.serve
 	case shows:
 		return s.cfg.Guard.Shows(at.target, at.serve)
+	case reads:
+		return s.cfg.Guard.Reads(at.target, at.serve)
 	case changes:
 		return s.cfg.Guard.Changes(at.target, at.serve)
 	case lists:
@@ -137,9 +144,4 @@ func identity(r *http.Request) *acl.Identity {
 
 func withIdentity(r *http.Request, id *acl.Identity) *http.Request {
 	return r.WithContext(context.WithValue(r.Context(), identityKey{}, id))
-}
-
-// maySee reports whether the owner of a token may see a topic, as the group if that is not "".
-func maySee(id *acl.Identity, topic, group string) bool {
-	return id.Allows(acl.Subscribe, topic, group) || id.Allows(acl.Admin, topic, "")
 }

@@ -63,7 +63,7 @@ func TestRoutesAskThePolicy(t *testing.T) {
 					t.Errorf("without a token: %d", got)
 				}
 				return
-			case shows, lists, scrapes:
+			case shows, reads, lists, scrapes:
 				if at.method != http.MethodGet {
 					t.Error("a route that shows something changes something")
 				}
@@ -99,6 +99,7 @@ func TestRoutesAskThePolicy(t *testing.T) {
 			wants(false, "admin:other")
 			wants(false, "subscribe:other")
 			wants(true, "admin:"+topic)
+			wants(at.need != changes && at.need != reads, "inspect:"+topic)
 			wants(at.need != changes, "subscribe:"+topic)
 			if group != "" {
 				wants(at.need != changes, "subscribe:"+topic+"::"+group)
@@ -114,7 +115,7 @@ func TestPageHasTheRoutes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	permissions := map[need]string{open: "none", shows: "see", changes: "change", lists: "list", scrapes: "see"}
+	permissions := map[need]string{open: "none", shows: "see", reads: "read", changes: "change", lists: "list", scrapes: "see"}
 	row := regexp.MustCompile("(?m)^\\| `([A-Z]+ /[^`]*)` \\| (none|see|change|list) \\|")
 	documented := make(map[string]string)
 	for _, m := range row.FindAllStringSubmatch(string(text), -1) {

@@ -34,7 +34,7 @@ type aclCheckCmd struct {
 	Token     string `help:"Token to check; - reads it from standard input. Other users of this host can see command lines."`
 	TokenFile string `placeholder:"FILE" help:"File with the token to check."`
 	Group     string `help:"Group, for the action subscribe."`
-	Action    string `arg:"" enum:"publish,subscribe,admin" help:"Action: ${enum}."`
+	Action    string `arg:"" enum:"publish,subscribe,inspect,admin" help:"Action: ${enum}."`
 	Topic     string `arg:"" help:"Topic."`
 }
 
