@@ -61,6 +61,7 @@ func buildImage(t *testing.T) *image {
 	for _, c := range stages[0].Commands {
 		m.build(c)
 	}
+	m.env = nil // that of the build stage is not in the image
 	for _, c := range stages[1].Commands {
 		m.assemble(c)
 	}
@@ -76,6 +77,10 @@ func (m *image) build(c instructions.Command) {
 	case *instructions.CopyCommand:
 		if strings.Join(c.SourcePaths, " ") == "." {
 			m.copyContext()
+			return
+		}
+		for _, name := range c.SourcePaths {
+			m.sh("../..", `cp "$0" "$1"`, name, filepath.Join(m.source, c.DestPath))
 		}
 	case *instructions.ArgCommand:
 		m.env = append(m.env, "VERSION=0.0.0-check")

@@ -42,7 +42,8 @@ func write(binary, document, version string) error {
 	return f.Close()
 }
 
-// contents reads the modules of a binary, which the Go linker put there, but no version of a release.
+// contents reads the modules of a binary, which the Go linker put there. The linker puts no version
+// of a release there.
 func contents(binary, version string) (*cdx.BOM, error) {
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {
