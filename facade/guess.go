@@ -3,7 +3,6 @@ package facade
 import (
 	"context"
 	"crypto/sha256"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,11 +58,10 @@ type guesser struct {
 // sourceOf is the address by which a client's failures count: of IPv6 the first 64 bits, because a
 // host has all that begin with them.
 func sourceOf(remote string) string {
-	at, err := netip.ParseAddrPort(remote)
-	if err != nil {
+	host, ok := hostOf(remote)
+	if !ok {
 		return remote // no TCP
 	}
-	host := at.Addr().Unmap().WithZone("")
 	if host.Is4() {
 		return host.String()
 	}

@@ -46,7 +46,7 @@ type session struct {
 	out  *writer
 	pub  Publisher
 
-	remote string    // address of the peer
+	remote string    // address of the client; see remoteOf
 	number uint64    // in the order in which connections were made
 	since  time.Time // when the connection was made
 

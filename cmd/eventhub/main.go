@@ -56,6 +56,7 @@ type commands struct {
 	Export      exportCmd      `cmd:"" help:"Write the stored events of a topic, one record per line."`
 	Import      importCmd      `cmd:"" help:"Publish the events of an export."`
 	Heartbeat   heartbeatCmd   `cmd:"" help:"Publish heartbeats of processes on this host."`
+	Health      healthCmd      `cmd:"" help:"Ask a running hub whether it is healthy."`
 	Token       tokenCmd       `cmd:"" help:"Sign a token (JWT) for development and tests, or revoke tokens."`
 	ACL         aclCmd         `cmd:"" name:"acl" help:"Check the rights of a token."`
 	Group       groupCmd       `cmd:"" help:"Manage groups of a running hub."`

@@ -8,12 +8,10 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -88,10 +86,8 @@ func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	if set.cert == nil {
-		// With a certificate, SIGHUP reloads the certificate. Without one, SIGHUP shuts the hub
-		// down in order.
-		var stop context.CancelFunc
-		ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP)
+		var stop func()
+		ctx, stop = hangUp(ctx, log)
 		defer stop()
 	}
 	if cmd.Ephemeral {
@@ -200,7 +196,7 @@ func (h *hub) open(ctx context.Context) error {
 		return err
 	}
 	clients := facade.Config{
-		Bus: facade.JetStream(h.bus), Auth: facade.Tokens(h.tokens), Observer: metrics, Logger: h.log, Origins: cmd.origins(), Headers: cmd.Headers,
+		Bus: facade.JetStream(h.bus), Auth: facade.Tokens(h.tokens), Observer: metrics, Logger: h.log, Origins: cmd.origins(), Headers: cmd.Headers, TrustedProxies: cmd.trusted(),
 		DrainGrace: max(cmd.Grace, time.Millisecond), Limits: cmd.facade(), Documents: docs.Handlers(),
 	}
 	if h.own != nil {
