@@ -12,8 +12,8 @@ import (
 )
 
 // A member of a group to which something was put back is a second source for its subscription: a
-// member of the queue's consumer. Both share the subscription's limits, leases, settlements and dead
-// letters.
+// member of the queue's consumer. Both share the subscription's limits, leases, settlements and
+// dead letters.
 
 // takeQueue has the member pull from a queue, once it is known which. s.mu is held.
 func (m *member) takeQueue(queue string) {

@@ -13,14 +13,12 @@ import (
 	"time"
 )
 
-// fail makes dead letters of n events of the topic for a group, and returns the events by id.
-func fail(t *testing.T, b *Bus, topic, group, reason string, n int) map[string]Event {
+// fail makes dead letters of n events of the topic for a group.
+func fail(t *testing.T, b *Bus, topic, group, reason string, n int) {
 	t.Helper()
 	k := take(t, b, topic, group, SubscribeOptions{From: FromEarliest, MaxAttempts: 1, MaxInFlight: max(n, 1)})
-	events := make(map[string]Event)
 	for range n {
 		d := k.next()
-		events[d.Event.ID] = d.Event
 		if err := d.Nack(reason, 0); err != nil {
 			t.Fatal(err)
 		}
@@ -35,7 +33,6 @@ func fail(t *testing.T, b *Bus, topic, group, reason string, n int) map[string]E
 	if err := k.sub.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return events
 }
 
 func redriveAll(t *testing.T, b *Bus, filter LetterFilter, opts RedriveOptions) Redriven {
@@ -65,9 +62,9 @@ func letterList(t *testing.T, b *Bus, filter LetterFilter) []*Letter {
 	}
 }
 
-func backlog(t *testing.T, b *Bus, topic, group string) Backlog {
+func backlog(t *testing.T, b *Bus, topic string) Backlog {
 	t.Helper()
-	got, err := b.Group(topic, group).Backlog(t.Context())
+	got, err := b.Group(topic, "g").Backlog(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,13 +129,13 @@ func TestARedriveToTheGroup(t *testing.T) {
 	if second.ID == letters[0].ID || second.Attempts != 2 {
 		t.Errorf("the second letter is %+v", second)
 	}
-	eventually(t, "the event is settled", func() bool { got := backlog(t, b, "orders", "g"); return got.PutBack+got.PutBackLeased == 0 })
+	eventually(t, "the event is settled", func() bool { got := backlog(t, b, "orders"); return got.PutBack+got.PutBackLeased == 0 })
 	if err := early.sub.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	// nobody is there: it waits
 	redriveAll(t, other, LetterFilter{ID: second.ID}, RedriveOptions{})
-	if got := backlog(t, b, "orders", "g"); got.PutBack != 1 || got.Waiting != 0 {
+	if got := backlog(t, b, "orders"); got.PutBack != 1 || got.Waiting != 0 {
 		t.Errorf("backlog: %+v", got)
 	}
 	late := take(t, b, "orders", "g", SubscribeOptions{})
@@ -147,7 +144,7 @@ func TestARedriveToTheGroup(t *testing.T) {
 	if err := d.Ack(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "nothing waits", func() bool { got := backlog(t, b, "orders", "g"); return got.PutBack+got.PutBackLeased == 0 })
+	eventually(t, "nothing waits", func() bool { got := backlog(t, b, "orders"); return got.PutBack+got.PutBackLeased == 0 })
 	bystander.quiet(100 * time.Millisecond)
 	publish(t, b, "orders", `"fresh"`)
 	if got := late.payloads(1)[0]; got != `"fresh"` {
@@ -187,8 +184,8 @@ func TestALetterIsPutBackOnce(t *testing.T) {
 	}
 	// the second: it takes the letter for put back
 	got := redriveAll(t, b, LetterFilter{ID: letters[0].ID}, RedriveOptions{})
-	if got.Done != 1 || backlog(t, b, "once", "g").PutBack != 1 {
-		t.Errorf("%+v, backlog %+v", got, backlog(t, b, "once", "g"))
+	if got.Done != 1 || backlog(t, b, "once").PutBack != 1 {
+		t.Errorf("%+v, backlog %+v", got, backlog(t, b, "once"))
 	}
 	// again with the second letter, which the delivery removes
 	if stream, err = b.openPutBack(t.Context()); err != nil {
@@ -208,9 +205,8 @@ func TestALetterIsPutBackOnce(t *testing.T) {
 	if left := letterList(t, b, LetterFilter{}); len(left) != 1 || left[0].Event.ID != letters[2].Event.ID {
 		t.Errorf("%d letters are left", len(left))
 	}
-	eventually(t, "all is settled", func() bool { got := backlog(t, b, "once", "g"); return got.PutBack+got.PutBackLeased == 0 })
+	eventually(t, "all is settled", func() bool { got := backlog(t, b, "once"); return got.PutBack+got.PutBackLeased == 0 })
 	// the first hub was only frozen, and goes on with the letter that it saw
-	got = Redriven{}
 	thawed := r()
 	if again, err := thawed.putBack(t.Context(), letters[:2]); err != nil || len(again) != 0 || thawed.result.Skipped != 2 {
 		t.Errorf("putting back what is gone: %d again, %v, %+v", len(again), err, thawed.result)
@@ -572,7 +568,7 @@ func TestLimitsOfARedrive(t *testing.T) {
 	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeOverloaded {
 		t.Errorf("beyond the group's limit: %+v, %v", got, err)
 	}
-	waiting := int(backlog(t, b, "limits", "g").PutBack)
+	waiting := int(backlog(t, b, "limits").PutBack)
 	if left := len(letterList(t, b, LetterFilter{})); waiting+left != 30 || waiting > 20 {
 		t.Errorf("%d wait, %d letters are left", waiting, left)
 	}
