@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/natstest"
 )
 
 // fail makes dead letters of n events of the topic for a group.
@@ -583,4 +585,74 @@ func TestLimitsOfARedrive(t *testing.T) {
 	if _, err := letters.Redrive(ctx, LetterFilter{}, RedriveOptions{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("a redrive that nobody waits for: %v", err)
 	}
+}
+
+// On three servers, with a hub that redrives and another that has the member, each event is put back
+// once, although the leaders of both streams change meanwhile.
+func TestARedriveOnACluster(t *testing.T) {
+	t.Parallel()
+	const n = 300
+	servers := natstest.RunCluster(t, 3)
+	cfg := Config{URL: natstest.ClientURLs(servers...), Replicas: 3}
+	b, other := open(t, cfg), open(t, cfg)
+	publish(t, b, "three", numbers(n)...)
+	fail(t, b, "three", "g", "no", n)
+	k := take(t, other, "three", "g", SubscribeOptions{})
+	moved := false
+	got := redriveAll(t, b, LetterFilter{}, RedriveOptions{Rate: 2_000, Progress: func(r Redriven) error {
+		if r.Matched > n/3 && !moved {
+			moved = true
+			for _, stream := range []string{putBackStream, "dlq"} {
+				var answer struct {
+					Success bool `json:"success"`
+				}
+				if err := b.askAPI(t.Context(), "STREAM.LEADER.STEPDOWN."+stream, struct{}{}, &answer); err != nil || !answer.Success {
+					t.Errorf("the leader of %s stays: %v", stream, err)
+				}
+			}
+		}
+		return nil
+	}})
+	if got.Done != n || !moved {
+		t.Errorf("%+v", got)
+	}
+	payloads := k.payloads(n)
+	slices.Sort(payloads)
+	if len(slices.Compact(payloads)) != n {
+		t.Errorf("%d different events", len(slices.Compact(payloads)))
+	}
+	k.quiet(200 * time.Millisecond)
+	info, err := b.openPutBack(t.Context())
+	if err != nil || info.State.LastSeq != n || info.Config.Replicas != 3 {
+		t.Errorf("%d copies, %v", info.State.LastSeq, err)
+	}
+}
+
+// A group with a TTL takes its queue along when it ends.
+func TestAQueueEndsWithItsTTL(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{URL: natsServer(t), AckWait: time.Second})
+	publish(t, b, "tab", "1")
+	k := take(t, b, "tab", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1, GroupTTL: 2 * time.Second})
+	if err := k.next().Nack("no", 0); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the letter", func() bool { return len(letterList(t, b, LetterFilter{})) == 1 })
+	if err := k.sub.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	redriveAll(t, b, LetterFilter{}, RedriveOptions{})
+	if err := b.sweepPutBack(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	if n := backlog(t, b, "tab").PutBack; n != 1 {
+		t.Errorf("%d wait for a group that may come back", n)
+	}
+	eventually(t, "the queue is gone", func() bool {
+		if err := b.sweepPutBack(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		info, err := b.openPutBack(t.Context())
+		return err == nil && info.State.Consumers == 0 && info.State.Msgs == 0
+	})
 }
