@@ -587,8 +587,8 @@ func TestLimitsOfARedrive(t *testing.T) {
 	}
 }
 
-// On three servers, with a hub that redrives and another that has the member, each event is put back
-// once, although the leaders of both streams change meanwhile.
+// On three servers, with a hub that redrives and another that has the member, each event is put
+// back once, although the leaders of both streams change meanwhile.
 func TestARedriveOnACluster(t *testing.T) {
 	t.Parallel()
 	const n = 300
