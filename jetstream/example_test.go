@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"eventhub/jetstream"
@@ -399,9 +400,10 @@ func ExampleDeadLetters_Redrive() {
 	defer end()
 	ctx := context.Background()
 
-	broken, failed, done := true, make(chan struct{}), make(chan struct{})
+	var mended atomic.Bool
+	failed, done := make(chan struct{}), make(chan struct{})
 	_, err := bus.Consume(ctx, "jobs", "workers", jetstream.SubscribeOptions{MaxAttempts: 1}, func(_ context.Context, d *jetstream.Delivery) error {
-		if broken {
+		if !mended.Load() {
 			close(failed)
 			return errors.New("no disk")
 		}
@@ -425,7 +427,7 @@ func ExampleDeadLetters_Redrive() {
 	}
 	fmt.Println(page.Letters[0].Group, "failed:", page.Letters[0].Reason)
 
-	broken = false // the disk is replaced
+	mended.Store(true) // the disk is replaced
 	result, err := letters.Redrive(ctx, jobs, jetstream.RedriveOptions{})
 	if err != nil {
 		panic(err)

@@ -36,7 +36,7 @@ var letterSubjects = []string{plainSubject("dlq.>"), keyedPattern("dlq.>")}
 type DeadLetters struct{ bus *Bus }
 
 // DeadLetters gives access to the dead letters of all topics.
-func (a Admin) DeadLetters() DeadLetters { return DeadLetters{a.bus} }
+func (a Admin) DeadLetters() DeadLetters { return DeadLetters(a) }
 
 // LetterFilter selects dead letters. The zero value selects all of them.
 type LetterFilter struct {

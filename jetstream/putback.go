@@ -169,8 +169,7 @@ func (b *Bus) openPutBack(ctx context.Context) (*natsjs.StreamInfo, error) {
 		cfg.Storage = natsjs.MemoryStorage
 	}
 	s, err := again(ctx, func(ctx context.Context) (natsjs.Stream, error) { return b.js.CreateStream(ctx, cfg) })
-	// another hub made it, with other settings
-	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
+	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) { // by a hub with other settings
 		return b.findStream(ctx, putBackStream)
 	}
 	if err != nil {
@@ -306,25 +305,24 @@ func (b *Bus) purgeQueue(ctx context.Context, queue string) error {
 	return nil
 }
 
-// removeStored removes a message at the leader of its stream, and reports whether it was there. The
+// removeStored removes a message at the leader of its stream; one that is gone is no error. The
 // server marks it as removed on the disk, which a kill survives; to overwrite it as well, the
 // server would write the whole block anew for each.
-func (b *Bus) removeStored(ctx context.Context, stream string, seq uint64) (bool, error) {
+func (b *Bus) removeStored(ctx context.Context, stream string, seq uint64) error {
 	var got struct {
-		Error   *apiError `json:"error"`
-		Success bool      `json:"success"`
+		Error *apiError `json:"error"`
 	}
 	if err := b.askAPI(ctx, "STREAM.MSG.DELETE."+stream, map[string]any{"seq": seq, "no_erase": true}, &got); err != nil {
-		return false, err
+		return err
 	}
 	if got.Error == nil {
-		return got.Success, nil
+		return nil
 	}
 	// The server has no code of its own for what is gone: the next read tells.
 	if _, err := b.getMsg(ctx, stream, map[string]any{"seq": seq}); errors.Is(err, ErrNotFound) {
-		return false, nil
+		return nil
 	}
-	return false, got.Error
+	return got.Error
 }
 
 // sweepPutBack removes queues older than age that are no group's any more, and what was put into

@@ -320,8 +320,7 @@ func (r *redrive) remove(ctx context.Context, l *Letter) error {
 	if err != nil || now == nil {
 		return err
 	}
-	_, err = r.bus.removeStored(ctx, l.Stream, l.Sequence)
-	return err
+	return r.bus.removeStored(ctx, l.Stream, l.Sequence)
 }
 
 // prepare is the letter as it is to be put back: with the payload. The reason is for a letter that
@@ -506,7 +505,7 @@ func (r *redrive) ended(ctx context.Context, out []*putting) (again []*Letter, e
 			}
 			if stored[i] = stored[i] || p.err == nil; stored[i] {
 				// If this fails, the hub that delivers the event does it.
-				if _, err := b.removeStored(ctx, p.letter.ref.stream, p.letter.ref.seq); err != nil && ctx.Err() == nil {
+				if err := b.removeStored(ctx, p.letter.ref.stream, p.letter.ref.seq); err != nil && ctx.Err() == nil {
 					b.log.WarnContext(ctx, "failed to remove a dead letter that was put back; the next delivery removes it",
 						slog.String("stream", p.letter.ref.stream), slog.Uint64("sequence", p.letter.ref.seq), slog.Any("error", err))
 				}
@@ -569,7 +568,7 @@ func (r *redrive) findQueues(ctx context.Context, batch []*Letter) error {
 		if err != nil {
 			return b.unavailable(err)
 		}
-		if waiting+leased+uint64(len(batch)) > uint64(b.limits.PutBack) {
+		if waiting+leased+uint64(len(batch)) > uint64(b.limits.PutBack) { //nolint:gosec // it is positive
 			b.obs.LimitReached("put_back")
 			return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("group %q of topic %s has %d events that were put back and are not settled, and at most %d may be: the letters that are left stay; redrive them when its members have settled some", l.Group, l.Topic, waiting+leased, b.limits.PutBack)}
 		}
@@ -620,7 +619,7 @@ func (r *redrive) toTopics(ctx context.Context, batch []*Letter) error {
 				continue
 			}
 		}
-		if _, err := b.removeStored(ctx, l.Stream, l.Sequence); err != nil {
+		if err := b.removeStored(ctx, l.Stream, l.Sequence); err != nil {
 			return b.unavailable(err)
 		}
 		r.result.Done++

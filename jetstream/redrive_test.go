@@ -11,16 +11,16 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/natstest"
 )
 
-// fail makes dead letters of n events of the topic for a group, and returns the events by id.
-func fail(t *testing.T, b *Bus, topic, group, reason string, n int) map[string]Event {
+// fail makes dead letters of n events of the topic for a group.
+func fail(t *testing.T, b *Bus, topic, group, reason string, n int) {
 	t.Helper()
 	k := take(t, b, topic, group, SubscribeOptions{From: FromEarliest, MaxAttempts: 1, MaxInFlight: max(n, 1)})
-	events := make(map[string]Event)
 	for range n {
 		d := k.next()
-		events[d.Event.ID] = d.Event
 		if err := d.Nack(reason, 0); err != nil {
 			t.Fatal(err)
 		}
@@ -35,7 +35,6 @@ func fail(t *testing.T, b *Bus, topic, group, reason string, n int) map[string]E
 	if err := k.sub.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return events
 }
 
 func redriveAll(t *testing.T, b *Bus, filter LetterFilter, opts RedriveOptions) Redriven {
@@ -65,9 +64,9 @@ func letterList(t *testing.T, b *Bus, filter LetterFilter) []*Letter {
 	}
 }
 
-func backlog(t *testing.T, b *Bus, topic, group string) Backlog {
+func backlog(t *testing.T, b *Bus, topic string) Backlog {
 	t.Helper()
-	got, err := b.Group(topic, group).Backlog(t.Context())
+	got, err := b.Group(topic, "g").Backlog(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,13 +131,13 @@ func TestARedriveToTheGroup(t *testing.T) {
 	if second.ID == letters[0].ID || second.Attempts != 2 {
 		t.Errorf("the second letter is %+v", second)
 	}
-	eventually(t, "the event is settled", func() bool { got := backlog(t, b, "orders", "g"); return got.PutBack+got.PutBackLeased == 0 })
+	eventually(t, "the event is settled", func() bool { got := backlog(t, b, "orders"); return got.PutBack+got.PutBackLeased == 0 })
 	if err := early.sub.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	// nobody is there: it waits
 	redriveAll(t, other, LetterFilter{ID: second.ID}, RedriveOptions{})
-	if got := backlog(t, b, "orders", "g"); got.PutBack != 1 || got.Waiting != 0 {
+	if got := backlog(t, b, "orders"); got.PutBack != 1 || got.Waiting != 0 {
 		t.Errorf("backlog: %+v", got)
 	}
 	late := take(t, b, "orders", "g", SubscribeOptions{})
@@ -147,7 +146,7 @@ func TestARedriveToTheGroup(t *testing.T) {
 	if err := d.Ack(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "nothing waits", func() bool { got := backlog(t, b, "orders", "g"); return got.PutBack+got.PutBackLeased == 0 })
+	eventually(t, "nothing waits", func() bool { got := backlog(t, b, "orders"); return got.PutBack+got.PutBackLeased == 0 })
 	bystander.quiet(100 * time.Millisecond)
 	publish(t, b, "orders", `"fresh"`)
 	if got := late.payloads(1)[0]; got != `"fresh"` {
@@ -187,8 +186,8 @@ func TestALetterIsPutBackOnce(t *testing.T) {
 	}
 	// the second: it takes the letter for put back
 	got := redriveAll(t, b, LetterFilter{ID: letters[0].ID}, RedriveOptions{})
-	if got.Done != 1 || backlog(t, b, "once", "g").PutBack != 1 {
-		t.Errorf("%+v, backlog %+v", got, backlog(t, b, "once", "g"))
+	if got.Done != 1 || backlog(t, b, "once").PutBack != 1 {
+		t.Errorf("%+v, backlog %+v", got, backlog(t, b, "once"))
 	}
 	// again with the second letter, which the delivery removes
 	if stream, err = b.openPutBack(t.Context()); err != nil {
@@ -208,9 +207,8 @@ func TestALetterIsPutBackOnce(t *testing.T) {
 	if left := letterList(t, b, LetterFilter{}); len(left) != 1 || left[0].Event.ID != letters[2].Event.ID {
 		t.Errorf("%d letters are left", len(left))
 	}
-	eventually(t, "all is settled", func() bool { got := backlog(t, b, "once", "g"); return got.PutBack+got.PutBackLeased == 0 })
+	eventually(t, "all is settled", func() bool { got := backlog(t, b, "once"); return got.PutBack+got.PutBackLeased == 0 })
 	// the first hub was only frozen, and goes on with the letter that it saw
-	got = Redriven{}
 	thawed := r()
 	if again, err := thawed.putBack(t.Context(), letters[:2]); err != nil || len(again) != 0 || thawed.result.Skipped != 2 {
 		t.Errorf("putting back what is gone: %d again, %v, %+v", len(again), err, thawed.result)
@@ -572,7 +570,7 @@ func TestLimitsOfARedrive(t *testing.T) {
 	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeOverloaded {
 		t.Errorf("beyond the group's limit: %+v, %v", got, err)
 	}
-	waiting := int(backlog(t, b, "limits", "g").PutBack)
+	waiting := int(backlog(t, b, "limits").PutBack)
 	if left := len(letterList(t, b, LetterFilter{})); waiting+left != 30 || waiting > 20 {
 		t.Errorf("%d wait, %d letters are left", waiting, left)
 	}
@@ -587,4 +585,74 @@ func TestLimitsOfARedrive(t *testing.T) {
 	if _, err := letters.Redrive(ctx, LetterFilter{}, RedriveOptions{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("a redrive that nobody waits for: %v", err)
 	}
+}
+
+// On three servers, with a hub that redrives and another that has the member, each event is put
+// back once, although the leaders of both streams change meanwhile.
+func TestARedriveOnACluster(t *testing.T) {
+	t.Parallel()
+	const n = 300
+	servers := natstest.RunCluster(t, 3)
+	cfg := Config{URL: natstest.ClientURLs(servers...), Replicas: 3}
+	b, other := open(t, cfg), open(t, cfg)
+	publish(t, b, "three", numbers(n)...)
+	fail(t, b, "three", "g", "no", n)
+	k := take(t, other, "three", "g", SubscribeOptions{})
+	moved := false
+	got := redriveAll(t, b, LetterFilter{}, RedriveOptions{Rate: 2_000, Progress: func(r Redriven) error {
+		if r.Matched > n/3 && !moved {
+			moved = true
+			for _, stream := range []string{putBackStream, "dlq"} {
+				var answer struct {
+					Success bool `json:"success"`
+				}
+				if err := b.askAPI(t.Context(), "STREAM.LEADER.STEPDOWN."+stream, struct{}{}, &answer); err != nil || !answer.Success {
+					t.Errorf("the leader of %s stays: %v", stream, err)
+				}
+			}
+		}
+		return nil
+	}})
+	if got.Done != n || !moved {
+		t.Errorf("%+v", got)
+	}
+	payloads := k.payloads(n)
+	slices.Sort(payloads)
+	if len(slices.Compact(payloads)) != n {
+		t.Errorf("%d different events", len(slices.Compact(payloads)))
+	}
+	k.quiet(200 * time.Millisecond)
+	info, err := b.openPutBack(t.Context())
+	if err != nil || info.State.LastSeq != n || info.Config.Replicas != 3 {
+		t.Errorf("%d copies, %v", info.State.LastSeq, err)
+	}
+}
+
+// A group with a TTL takes its queue along when it ends.
+func TestAQueueEndsWithItsTTL(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{URL: natsServer(t), AckWait: time.Second})
+	publish(t, b, "tab", "1")
+	k := take(t, b, "tab", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1, GroupTTL: 2 * time.Second})
+	if err := k.next().Nack("no", 0); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the letter", func() bool { return len(letterList(t, b, LetterFilter{})) == 1 })
+	if err := k.sub.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	redriveAll(t, b, LetterFilter{}, RedriveOptions{})
+	if err := b.sweepPutBack(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	if n := backlog(t, b, "tab").PutBack; n != 1 {
+		t.Errorf("%d wait for a group that may come back", n)
+	}
+	eventually(t, "the queue is gone", func() bool {
+		if err := b.sweepPutBack(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		info, err := b.openPutBack(t.Context())
+		return err == nil && info.State.Consumers == 0 && info.State.Msgs == 0
+	})
 }

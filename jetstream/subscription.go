@@ -277,7 +277,7 @@ func (s *Subscription) join(ctx context.Context, topic string, start startFunc) 
 	m := &member{sub: s, group: g, obs: s.bus.obs.Group(topic, s.group, s.opts.GroupTTL > 0)}
 	s.mu.Lock()
 	s.members = append(s.members, m)
-	m.takeQueue(j.queue)
+	m.takeQueue(j.queue) //nolint:contextcheck // it joins for as long as the subscription lives
 	s.mu.Unlock()
 	// from now on, other members' questions come to this one, too
 	s.bus.addMember(g, s)

@@ -50,21 +50,21 @@ type letterQuery struct {
 }
 
 // parseLetters reads a query. more are the parameters that the request has besides those of the
-// filter. The error's text is for the client.
+// filter. The error is for the client.
 func parseLetters(raw string, more ...string) (q letterQuery, err error) {
 	values, err := url.ParseQuery(raw)
 	if err != nil {
-		return q, errors.New("The query is not URL-encoded.")
+		return q, badLetters("The query is not URL-encoded.")
 	}
 	known := append(slices.Clone(letterParams), more...)
 	for name, given := range values {
 		switch {
 		case !slices.Contains(known, name):
-			return q, errors.New("There is no parameter " + strconv.QuoteToASCII(name[:min(len(name), 64)]) + "; there are " + strings.Join(known, ", ") + ".")
+			return q, badLetters("There is no parameter " + strconv.QuoteToASCII(name[:min(len(name), 64)]) + "; there are " + strings.Join(known, ", ") + ".")
 		case len(given) > 1:
-			return q, errors.New(name + " must be given once.")
+			return q, badLetters(name + " must be given once.")
 		case given[0] == "" && name != "next":
-			return q, errors.New(name + " must not be empty; leave it out.")
+			return q, badLetters(name + " must not be empty; leave it out.")
 		}
 	}
 	q = letterQuery{limit: defaultLetters, payloads: true, next: values.Get("next"), filter: jetstream.LetterFilter{
@@ -78,12 +78,12 @@ func parseLetters(raw string, more ...string) (q letterQuery, err error) {
 	}
 	if limit := values.Get("limit"); limit != "" {
 		if q.limit, err = strconv.Atoi(limit); err != nil || q.limit < 1 {
-			return q, errors.New("limit must be a positive number")
+			return q, badLetters("limit must be a positive number")
 		}
 	}
 	if rate := values.Get("rate"); rate != "" {
 		if q.opts.Rate, err = strconv.Atoi(rate); err != nil || q.opts.Rate < 1 {
-			return q, errors.New("rate must be a positive number")
+			return q, badLetters("rate must be a positive number")
 		}
 	}
 	flags := map[string]bool{"payloads": true}
@@ -95,7 +95,7 @@ func parseLetters(raw string, more ...string) (q letterQuery, err error) {
 		case "0", "false":
 			flags[name] = false
 		default:
-			return q, errors.New(name + " is 1 or 0.")
+			return q, badLetters(name + " is 1 or 0.")
 		}
 	}
 	q.payloads, q.opts.DryRun = flags["payloads"], flags["dryRun"]
@@ -104,15 +104,15 @@ func parseLetters(raw string, more ...string) (q letterQuery, err error) {
 	case "topic":
 		q.opts.ToTopic = true
 	default:
-		return q, errors.New("to is group or topic.")
+		return q, badLetters("to is group or topic.")
 	}
 	f := q.filter
 	f.Topic = ""
 	if everything := f == (jetstream.LetterFilter{}); slices.Contains(more, "all") && everything != flags["all"] && !q.opts.DryRun {
 		if everything {
-			return q, errors.New("Name the dead letters by group, id, event, reason, fromTs or toTs, or give all=1 for all of the topic.")
+			return q, badLetters("Name the dead letters by group, id, event, reason, fromTs or toTs, or give all=1 for all of the topic.")
 		}
-		return q, errors.New("all=1 means all dead letters of the topic: leave it out, or leave out the other parameters.")
+		return q, badLetters("all=1 means all dead letters of the topic: leave it out, or leave out the other parameters.")
 	}
 	return q, nil
 }
@@ -124,9 +124,14 @@ func letterTime(values url.Values, name string) (time.Time, error) {
 	}
 	ms, err := strconv.ParseInt(values.Get(name), 10, 64)
 	if err != nil || ms < 0 || ms > maxTime {
-		return time.Time{}, errors.New("range bounds must be numeric")
+		return time.Time{}, badLetters("range bounds must be numeric")
 	}
 	return time.UnixMilli(ms), nil
+}
+
+// badLetters is an error about a query.
+func badLetters(msg string) error {
+	return &jetstream.Error{Code: jetstream.CodeBadOptions, Msg: msg}
 }
 
 // LettersTopic is the topic that represents the dead letters of all topics in policies, for
@@ -229,7 +234,7 @@ func maskedOriginal(masks []*acl.Mask, l *jetstream.Letter) json.RawMessage {
 func (s *Server) listLetters(w http.ResponseWriter, r *http.Request) {
 	q, err := parseLetters(r.URL.RawQuery, "limit", "next", "payloads")
 	if err != nil {
-		writeError(w, http.StatusBadRequest, jetstream.CodeBadOptions, err.Error())
+		s.fail(w, r, err, "dead letter", "list dead letters")
 		return
 	}
 	id := identity(r)
@@ -254,7 +259,7 @@ func (s *Server) listLetters(w http.ResponseWriter, r *http.Request) {
 func (s *Server) countLetters(w http.ResponseWriter, r *http.Request) {
 	q, err := parseLetters(r.URL.RawQuery)
 	if err != nil {
-		writeError(w, http.StatusBadRequest, jetstream.CodeBadOptions, err.Error())
+		s.fail(w, r, err, "dead letter", "count dead letters")
 		return
 	}
 	id := identity(r)
@@ -322,7 +327,7 @@ var errEnding = errors.New("ops: the token was revoked or has expired, or the hu
 func (s *Server) changeLetters(w http.ResponseWriter, r *http.Request, change func(context.Context, jetstream.LetterFilter, jetstream.RedriveOptions) (jetstream.Redriven, error), what string, params ...string) {
 	q, err := parseLetters(r.URL.RawQuery, params...)
 	if err != nil {
-		writeError(w, http.StatusBadRequest, jetstream.CodeBadOptions, err.Error())
+		s.fail(w, r, err, "dead letter", what)
 		return
 	}
 	if q.filter.Topic == "" {
@@ -363,7 +368,7 @@ func (s *Server) changeLetters(w http.ResponseWriter, r *http.Request, change fu
 		return // nobody listens
 	}
 	if !q.opts.DryRun {
-		s.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "ended to "+what, slog.String("topic", q.filter.Topic), slog.String("group", q.filter.Group),
+		s.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "a change of dead letters has ended", slog.String("change", what), slog.String("topic", q.filter.Topic), slog.String("group", q.filter.Group),
 			slog.String("by", id.Key()), slog.Int("matched", done.Matched), slog.Int("done", done.Done), slog.Int("skipped", done.Skipped))
 	}
 	extend(w)
@@ -406,6 +411,6 @@ func (s *Server) whyEnded(r *http.Request, err error, what string) (code, msg st
 	case errors.Is(err, jetstream.ErrNotFound):
 		return "not_found", "There is no such dead letter any more."
 	}
-	s.cfg.Logger.LogAttrs(r.Context(), slog.LevelWarn, "failed to "+what, slog.Any("error", err))
+	s.cfg.Logger.LogAttrs(r.Context(), slog.LevelWarn, "failed to change dead letters", slog.String("change", what), slog.Any("error", err))
 	return jetstream.CodeInternal, "The hub failed to " + what + ": the rest stays, try again later."
 }

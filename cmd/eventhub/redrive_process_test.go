@@ -84,7 +84,7 @@ func redriveUntil(t *testing.T, n *node, after int, kill func()) {
 		}
 		if !killed && progress.Done >= after {
 			killed = true
-			<-time.After(rand.N(20 * time.Millisecond)) //nolint:gosec // not security-relevant
+			<-time.After(rand.N(20 * time.Millisecond))
 			kill()
 			return false
 		}
