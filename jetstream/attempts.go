@@ -189,7 +189,7 @@ func eventKey(stream, consumer string, created time.Time, seq uint64) string {
 }
 
 func (d *Delivery) eventKey() string {
-	return eventKey(d.group.topic.stream.name, d.group.consumer, d.group.created, d.Event.Sequence)
+	return eventKey(d.group.topic.stream.name, d.group.consumer, d.group.created, d.seq)
 }
 
 // attemptsSubject is where the deliveries of the event are noted.
@@ -299,7 +299,7 @@ func (d *Delivery) forgetFailed() {
 // server is, so that whichever hub has the event next knows. With nak, the event is given back;
 // without, the hub has lost its right to it. s.mu is not held.
 func (s *Subscription) spare(d *Delivery, nak bool) {
-	d.group.addUnsettled(d.Event.Sequence)
+	d.group.addUnsettled(d.seq)
 	s.mu.Lock()
 	resolved, spared, failed := d.resolved, d.spared, d.failed
 	if !resolved {
@@ -312,7 +312,7 @@ func (s *Subscription) spare(d *Delivery, nak bool) {
 	}
 	g, b := d.group, s.bus
 	g.mu.Lock()
-	full := g.known.spare(d.Event.Sequence, d.delivered, spared, b.limits.AttemptsKnown)
+	full := g.known.spare(d.seq, d.delivered, spared, b.limits.AttemptsKnown)
 	g.mu.Unlock()
 	if full {
 		b.obs.LimitReached("attempts_known")

@@ -14,6 +14,7 @@ const (
 	payloadMargin     = 64 << 10
 	wrapperMargin     = 16 << 10 // what PublishOptions.Wrapper may add
 	defaultMaxPayload = 1 << 20
+	maxDelay          = 365 * 24 * time.Hour
 )
 
 // Config configures a Bus. Either URL or Server is needed.
@@ -74,6 +75,12 @@ type TopicRule struct {
 	MaxAge   time.Duration
 	MaxBytes int64
 	MaxMsgs  int64
+	// OnFull is what happens when a bound is reached: OnFullDrop, the default, or OnFullReject,
+	// which requires MaxBytes or MaxMsgs and excludes Family. Dead letters have neither.
+	OnFull OnFull
+	// GroupAge is how long a group without members holds the events of a topic with OnFullReject:
+	// default 7 days, at least 1 s.
+	GroupAge time.Duration
 	// DuplicateWindow is how long an id is remembered. Default 2 min; 1 s at least.
 	DuplicateWindow time.Duration
 	// Replicas is the number of copies of the stream, and of its bucket: 1..5. Default
@@ -100,6 +107,18 @@ type TopicRule struct {
 	// same minimum values as with Compaction.
 	Snapshot *SnapshotRule
 }
+
+// OnFull is what happens to events at the bounds of a topic.
+type OnFull string
+
+const (
+	// OnFullDrop removes the oldest events, whether groups have read them or not. The bus reports
+	// what groups have lost (SubscribeOptions.OnLost).
+	OnFullDrop OnFull = "drop"
+	// OnFullReject removes no event that a group has not settled, whatever its age. Publishes get
+	// topic_full while the topic has no room.
+	OnFullReject OnFull = "reject"
+)
 
 // SnapshotRule requests snapshots of the state of a topic, for consumers that start without state.
 // The bus only stores the rule; projections.Compactor writes the snapshots.
@@ -198,6 +217,19 @@ type Limits struct {
 	// delivered again meanwhile. Dead letters of one client that wait are at most half of
 	// DeadLetters. Subscriptions that count for nobody have no such limits.
 	DeadLetterRate, DeadLetterBurst, DeadLetterShare int
+	// PutBack ("put_back") is the most dead-lettered events that were put back to one group and are
+	// not settled: default 100,000. Beyond the limit, a redrive to the group ends with overloaded.
+	PutBack int
+	// PutBackBytes ("put_back_bytes") is the size of all such events of all groups together:
+	// default 4 GiB. It is a bound of their stream, which keeps the one that it was made with.
+	// PutBackShare ("put_back_share") is how many bytes one client (RedriveOptions.Client) may put
+	// back in 30 days: default 1 GiB. Beyond the limits, a redrive ends with overloaded or
+	// rate_limited, and the dead letters that are left stay.
+	PutBackBytes, PutBackShare int
+	// Redrives ("redrives") is the most redrives, discards and counts of dead letters that run at a
+	// time: default 8, and half of them for one client. Further ones wait, and get overloaded after
+	// 9 s.
+	Redrives int
 	// AttemptsKnown ("attempts_known") is the most failed events of one group whose attempts the
 	// hub remembers: default 10,000. For other events, the hub asks the server at their redelivery.
 	AttemptsKnown int
@@ -217,8 +249,18 @@ type Limits struct {
 	IDSearches, IDSearchesPerClient int
 	// IDsKnown ("ids_known") is the most ids that searches keep in memory, with 16 bytes each, so
 	// that the next search on the same topic does not read the events again: default 2,000,000.
-	// Beyond the limit, the topics whose last search is longest ago are forgotten.
+	// Beyond the limit, the topics whose last search is longest ago are forgotten. The hub keeps at
+	// most as many of the ids that it has published itself, those that are no UUIDv7s.
 	IDsKnown int
+	// MaxDelay ("max_delay") is how far ahead an event may be delayed (PublishOptions.Delay and
+	// At): default 365 days, which is also the most. Beyond the limit, a publish gets bad_options.
+	MaxDelay time.Duration
+	// Delayed ("delayed") is the most delayed events that wait, on all hubs together: default
+	// 1,000,000. The server keeps about 1 KiB of memory for each. DelayedPerClient
+	// ("delayed_per_client") is how many of them may be of one client: default 10,000. Publishers
+	// without a client have no such limit. Beyond the limits, publishes with a delay get
+	// overloaded. Hubs that publish at the same moment may exceed them a little together.
+	Delayed, DelayedPerClient int
 	// MaxPayload is the largest payload in bytes: default 1 MiB, less if the server's max_payload
 	// demands it.
 	MaxPayload int
@@ -265,12 +307,21 @@ func (c *Config) validate() error {
 	def(&l.DeadLetterRate, 256<<10)
 	def(&l.DeadLetterBurst, 16<<20)
 	def(&l.DeadLetterShare, 1<<30)
+	def(&l.PutBack, 100_000)
+	def(&l.PutBackBytes, 4<<30)
+	def(&l.PutBackShare, 1<<30)
+	def(&l.Redrives, 8)
 	def(&l.AttemptsKnown, 10_000)
 	def(&l.LingeringInboxes, 100_000)
 	def(&l.ListingReaders, 16)
 	def(&l.IDSearches, 2)
 	def(&l.IDSearchesPerClient, (l.IDSearches+1)/2)
 	def(&l.IDsKnown, 2_000_000)
+	def(&l.Delayed, 1_000_000)
+	def(&l.DelayedPerClient, 10_000)
+	if l.MaxDelay == 0 {
+		l.MaxDelay = maxDelay
+	}
 	def(&l.MaxPayload, defaultMaxPayload)
 
 	var errs []error
@@ -286,9 +337,10 @@ func (c *Config) validate() error {
 	check(c.Server == nil || c.Replicas == 1, "replicas %d: more than 1 needs a cluster, and the embedded server is a single server", c.Replicas)
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.KeyShare, l.DerivedKeysPerClient, l.DerivedKeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.KeyShare, l.DerivedKeysPerClient, l.DerivedKeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.PutBack, l.PutBackBytes, l.PutBackShare, l.Redrives, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.Delayed, l.DelayedPerClient, int(l.MaxDelay), l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
+	check(l.MaxDelay <= maxDelay, "max delay %v: at most %v is allowed", l.MaxDelay, maxDelay)
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536 are allowed, because the server drops publishes silently above about 100,000", l.PublishInFlight)
 	if c.Server != nil && c.Server.InMemory() {
 		c.MemoryStorage = true

@@ -69,7 +69,7 @@ func (q *deadLetters) carry(l *deadLetter) error {
 	case noResponders(reply):
 		return nats.ErrNoResponders
 	}
-	d.group.settled(d.Event.Sequence)
+	d.group.settled(d.seq)
 	q.mu.Lock()
 	noted := l.noted != 0
 	q.mu.Unlock()
@@ -84,7 +84,7 @@ func (q *deadLetters) store(ctx context.Context, l *deadLetter) error {
 	d := l.d
 	original := &d.Event
 	if d.released {
-		e, err := q.bus.bySequence(ctx, d.group.topic, d.Event.Sequence)
+		e, err := q.bus.bySequence(ctx, d.group.topic, d.seq)
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return err
 		}
@@ -158,7 +158,7 @@ func (d *Delivery) movedOn() bool { return d.m.group != d.group }
 
 // deadID names the failure of one event in one generation of one group, so that it is stored once.
 func (d *Delivery) deadID() string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %s", d.Event.Stream, d.Event.Sequence, d.group.consumer))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %s", d.group.topic.stream.name, d.seq, d.group.consumer))
 	return "dlq:" + hex.EncodeToString(sum[:16])
 }
 
@@ -182,14 +182,16 @@ func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
 	}
 	letter := l.append(nil)
 	bare := len(letter) > int(b.publisher.link.nc.MaxPayload())-deadMargin
+	origin := originRef{stream: l.original.Stream, seq: l.original.Sequence, storedAt: l.original.StoredAt, tombstone: l.original.Tombstone}
 	for {
 		if bare {
+			origin.bare = true
 			// Control characters of a native publisher's text grow sixfold as JSON. What does not
 			// fit stays in its stream.
 			letter = l.withoutPayload().append(nil)
 		}
 		_, err := b.publishWait(ctx, func(done func(Receipt, error)) error {
-			return b.publisher.send(ctx, t, letter, &PublishOptions{ID: l.id}, done)
+			return b.publisher.send(ctx, t, letter, &PublishOptions{ID: l.id, origin: origin}, done)
 		})
 		if err == nil {
 			b.noteLetter(l)

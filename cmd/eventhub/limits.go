@@ -47,7 +47,8 @@ type limitFlags struct {
 	PrincipalIDSearches int   `name:"principal-id-searches" env:"PRINCIPAL_ID_SEARCHES" placeholder:"N" help:"Searches for an afterId at a time of one principal. Default: half of all."`
 	DeadLetterBytes     quota `env:"DEAD_LETTER_BYTES" default:"262144/16777216" placeholder:"RATE/BURST" help:"Bytes of dead letters of one principal: per second, and at once; or off. Further ones wait."`
 	DeadLetterShare     int   `env:"DEAD_LETTER_SHARE" default:"1073741824" help:"Bytes of dead letters of one principal in 30 days. Further ones wait."`
-	BadTokens           quota `env:"BAD_TOKENS" default:"100/200" placeholder:"RATE/BURST" help:"Refused tokens per address (IPv6: per /64): per second, and at once; or off. Further unknown tokens wait."`
+	BadTokens           quota `env:"BAD_TOKENS" default:"100/200" placeholder:"RATE/BURST" help:"Refused tokens per address (IPv6: per /64): per second, and at once; or off. Further refusals wait, or end the connection."`
+	TokenChecks         quota `env:"TOKEN_CHECKS" default:"10000/20000" placeholder:"RATE/BURST" help:"Bad tokens per address that are checked: per second, and at once; or off. Further unknown tokens are refused unseen."`
 
 	OutboxRate             quota `env:"OUTBOX_RATE" default:"4194304/33554432" placeholder:"RATE/BURST" help:"Bytes that one principal may post to the hub's own outbox: per second, and at once; or off."`
 	OutboxPending          int   `env:"OUTBOX_PENDING" default:"1000000" help:"Events waiting or parked in the hub's own outbox. Beyond it, POST /outbox is refused."`
@@ -65,6 +66,10 @@ type limitFlags struct {
 
 	CountOwnToken bool `env:"COUNT_OWN_TOKEN" help:"Apply new-groups and principal-groups to the hub's own token, too."`
 
+	Delayed          int `env:"DELAYED" default:"1000000" help:"Delayed events that wait."`
+	PrincipalDelayed int `env:"PRINCIPAL_DELAYED" default:"10000" help:"Delayed events of one principal that wait."`
+
+	MaxDelay     time.Duration `env:"MAX_DELAY" default:"8760h" help:"How far ahead an event may be delayed, at most 8760h."`
 	Lease        time.Duration `env:"LEASE" default:"12h" help:"Longest lease of an event, and longest delay of a NACK, 1s to 12h."`
 	AuthTimeout  time.Duration `env:"AUTH_TIMEOUT" default:"10s" help:"How long a connection may stay open without AUTH."`
 	PingInterval time.Duration `env:"PING_INTERVAL" default:"30s" help:"Silence after which a connection is pinged."`
@@ -104,6 +109,8 @@ func (f limitFlags) validate() (faults []error) {
 		{"new-groups", f.NewGroups, 1},
 		{"principal-groups", f.PrincipalGroups, 1},
 		{"stream-groups", f.StreamGroups, 1},
+		{"delayed", f.Delayed, 1},
+		{"principal-delayed", f.PrincipalDelayed, 1},
 		{"principal-held", f.PrincipalHeld, 0},
 		{"joins", f.Joins, 1},
 		{"principal-joins", f.PrincipalJoins, 0},
@@ -123,6 +130,9 @@ func (f limitFlags) validate() (faults []error) {
 	}
 	if f.Lease < time.Second || f.Lease > 12*time.Hour {
 		faults = append(faults, fmt.Errorf("limit %v: must be 1s to 12h (--limit-lease, EVENTHUB_LIMIT_LEASE)", f.Lease))
+	}
+	if f.MaxDelay < time.Millisecond || f.MaxDelay > 365*24*time.Hour {
+		faults = append(faults, fmt.Errorf("limit %v: must be 1ms to 8760h (--limit-max-delay, EVENTHUB_LIMIT_MAX_DELAY)", f.MaxDelay))
 	}
 	for _, l := range []struct {
 		name  string
@@ -198,6 +208,7 @@ func (f limitFlags) facade() facade.Limits {
 	l.TopicRate, l.TopicBurst = f.TopicPublishes.limits()
 	l.PrincipalRate, l.PrincipalBurst = f.PrincipalPublishes.limits()
 	l.BadTokenRate, l.BadTokenBurst = f.BadTokens.limits()
+	l.TokenCheckRate, l.TokenCheckBurst = f.TokenChecks.limits()
 	l.OutboxRate, l.OutboxBurst = f.OutboxRate.limits()
 	return l
 }
@@ -208,6 +219,7 @@ func (f limitFlags) bus() jetstream.Limits {
 		Topics: f.Topics, TopicsPerClient: f.NewTopics, GroupsPerClient: f.NewGroups, ClientGroups: f.PrincipalGroups,
 		StreamGroups: f.StreamGroups, MaxPayload: f.Payload, HeldTotal: f.HeldBytes,
 		IDSearches: f.IDSearches, IDSearchesPerClient: f.PrincipalIDSearches, DeadLetterShare: f.DeadLetterShare, KeyShare: f.KeyShare,
+		Delayed: f.Delayed, DelayedPerClient: f.PrincipalDelayed, MaxDelay: f.MaxDelay,
 		DeadLetterRate: f.DeadLetterBytes.rate, DeadLetterBurst: f.DeadLetterBytes.burst,
 	}
 	if f.DeadLetterBytes == (quota{}) {
@@ -236,7 +248,8 @@ func (f limitFlags) lines() [][2]string {
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
 		{"", fmt.Sprintf("topics %d, new ones %d; new keys %v, in 30 days %d, new processes %v; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes, %d exports at a time", f.Topics, f.NewTopics, f.NewKeys, f.KeyShare, f.NewProcesses, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes, f.Exports)},
 		{"", fmt.Sprintf("groups of a principal %d, new ones %d, the hub's own token %s; of a stream %d; %d subscribe at a time, of one principal %s; events held by a principal %s, for %v at a time", f.PrincipalGroups, f.NewGroups, map[bool]string{true: "too", false: "any"}[f.CountOwnToken], f.StreamGroups, f.Joins, or(f.PrincipalJoins, "a 32nd of them"), or(f.PrincipalHeld, "any"), f.Lease)},
-		{"", fmt.Sprintf("searches for an afterId %d, of one principal %s; dead letters of a principal %v bytes, %d in 30 days; refused tokens of an address %v", f.IDSearches, or(f.PrincipalIDSearches, "half of them"), f.DeadLetterBytes, f.DeadLetterShare, f.BadTokens)},
+		{"", fmt.Sprintf("searches for an afterId %d, of one principal %s; dead letters of a principal %v bytes, %d in 30 days; refused tokens of an address %v, checked %v", f.IDSearches, or(f.PrincipalIDSearches, "half of them"), f.DeadLetterBytes, f.DeadLetterShare, f.BadTokens, f.TokenChecks)},
+		{"", fmt.Sprintf("delayed events %d, of one principal %d, up to %v ahead", f.Delayed, f.PrincipalDelayed, f.MaxDelay)},
 		{"", fmt.Sprintf("auth within %v, ping after %v, pong within %v", f.AuthTimeout, f.PingInterval, f.PongTimeout)},
 	}
 }
