@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/netip"
 	"time"
 )
@@ -49,6 +50,9 @@ type Config struct {
 	// Outbox stores the events of POST /outbox/{topic}. The caller closes it after the Server.
 	// Defaults to none, which makes such requests fail.
 	Outbox Outbox
+	// Documents serve GET requests for their paths, such as /openapi.yaml, without a token. They
+	// must show nothing secret. Defaults to none.
+	Documents map[string]http.Handler
 }
 
 // validate checks cfg and returns it with its defaults filled in.

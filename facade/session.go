@@ -103,6 +103,8 @@ type session struct {
 
 	// wantsResets is set when the client's last AUTH named the capability group_reset.
 	wantsResets atomic.Bool
+	// wantsLosses is the same for the capability events_lost.
+	wantsLosses atomic.Bool
 }
 
 // due is a time at which a connection ends, and why.
