@@ -203,6 +203,7 @@ func (p *proxy) dial() *client.Client {
 
 // testProxy uses a hub through a proxy.
 func testProxy(t *testing.T, front func(*testing.T, *node) *proxy) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	hub := startNode(t, "--trusted-proxies=127.0.0.1", "--limit-ping-interval=200ms")

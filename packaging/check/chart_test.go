@@ -4,6 +4,7 @@
 package check
 
 import (
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -92,7 +93,7 @@ func decode(t *testing.T, files map[string]string) (objects []runtime.Object) {
 		buf := make([]byte, 1<<20)
 		for {
 			n, err := docs.Read(buf)
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				break
 			}
 			if err != nil {

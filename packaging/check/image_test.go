@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -191,7 +190,11 @@ func freePorts(t *testing.T, n int) (ports []string) {
 			t.Fatal(err)
 		}
 		defer func() { _ = l.Close() }()
-		ports = append(ports, strconv.Itoa(l.Addr().(*net.TCPAddr).Port))
+		_, port, err := net.SplitHostPort(l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ports = append(ports, port)
 	}
 	return ports
 }
