@@ -39,6 +39,7 @@ type Subscription interface {
 	Stop(ctx context.Context) error
 	Drain(ctx context.Context) error
 	Disconnect(ctx context.Context) error
+	Credit() jetstream.Credit
 }
 
 // Keys reads the newest event of each key of a topic. jetstream.Keys implements it.

@@ -124,6 +124,7 @@ const (
 	closeAuthTimeout  websocket.StatusCode = 4002
 	closeTokenExpired websocket.StatusCode = 4003
 	closePeerSilent   websocket.StatusCode = 4004
+	closeByOperator   websocket.StatusCode = 4005
 
 	closeBinaryMessage  websocket.StatusCode = 4100
 	closeProtocolErrors websocket.StatusCode = 4101
@@ -149,6 +150,7 @@ var closings = map[websocket.StatusCode]closing{
 	closeAuthTimeout:  {"auth_timeout", "No AUTH came in time after the connection was made."},
 	closeTokenExpired: {"token_expired", "The token has expired or was revoked: connect again with a fresh one."},
 	closePeerSilent:   {"peer_silent", "The client did not answer pings."},
+	closeByOperator:   {"closed_by_operator", "An operator closed the connection."},
 
 	closeBinaryMessage:  {"binary_message", "A binary message came; frames are text messages."},
 	closeProtocolErrors: {"protocol_errors", "The client kept sending frames that the hub could not read."},

@@ -58,6 +58,8 @@ type Server struct {
 	exporting *quota.Places
 
 	started  time.Time     // token buckets count time from here
+	name     string        // names this Server in the ids of its connections
+	numbered atomic.Uint64 // connections so far
 	ticks    atomic.Uint64 // a clock for the hot path, in tickInterval
 	requests atomic.Int64  // HTTP requests being served
 
@@ -93,6 +95,7 @@ func New(cfg Config) (*Server, error) {
 		unauthenticated: newUnauthenticated(cfg.Limits.Unauthenticated),
 		sessions:        make(map[*session]struct{}), idle: make(chan struct{}),
 	}
+	s.name = newServerName()
 	s.inbound.max = int64(l.InboundBytes)
 	s.pages = newShare(l.PageTotal, l.PrincipalPageTotal)
 	s.reading = quota.NewPlaces(l.Pages, l.PrincipalPages)

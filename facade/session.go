@@ -46,7 +46,9 @@ type session struct {
 	out  *writer
 	pub  Publisher
 
-	remote string // address of the peer
+	remote string    // address of the peer
+	number uint64    // in the order in which connections were made
+	since  time.Time // when the connection was made
 
 	// parts limits control frames and small parts of messages. Owned by the reader.
 	parts bucket
@@ -112,10 +114,10 @@ type due struct {
 }
 
 func (s *Server) newSession(conn *websocket.Conn, w *wire, remote string) *session {
-	n := &session{srv: s, conn: conn, wire: w, remote: remote, pub: s.cfg.Bus.NewPublisher()}
+	n := &session{srv: s, conn: conn, wire: w, remote: remote, number: s.numbered.Add(1), since: time.Now(), pub: s.cfg.Bus.NewPublisher()}
 	n.ctx, n.cancel = context.WithCancel(s.ctx)
 	n.out = newWriter(w, s.cfg.Limits.OutboundBytes, s.cfg.Limits.CloseGrace)
-	n.quietSince = time.Now()
+	n.quietSince = n.since
 	n.awaitAuth()
 	return n
 }

@@ -176,6 +176,14 @@ func (o *writer) replyLocked(b *batch, start int) {
 	o.replies += size
 }
 
+// queued returns the bytes that wait to be sent: replies, and deliveries that may since have been
+// given back.
+func (o *writer) queued() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.replies + o.events
+}
+
 // waitBelowLimit waits while too many replies are queued. open reports whether the connection is
 // still open, waited whether the call had to wait, and parked whether it waited for replies that
 // wait for their turn.

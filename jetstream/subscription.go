@@ -363,6 +363,23 @@ func (s *Subscription) Pause(ctx context.Context) error {
 	return nil // without a connection nothing comes
 }
 
+// A Credit says how many events a subscription may get.
+type Credit struct {
+	// MaxInFlight is SubscribeOptions.MaxInFlight.
+	MaxInFlight int
+	// InFlight is how many events are leased to the subscription now.
+	InFlight int
+	// Paused says that the subscription is paused.
+	Paused bool
+}
+
+// Credit returns the present credit of the subscription.
+func (s *Subscription) Credit() Credit {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return Credit{MaxInFlight: s.opts.MaxInFlight, InFlight: s.leased, Paused: s.paused}
+}
+
 // returned waits until what is to be given back was. What could not be comes again after AckWait.
 func (s *Subscription) returned(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, settleWait)

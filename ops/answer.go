@@ -53,7 +53,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error, what, f
 		if r.Context().Err() == nil {
 			topic, group = pathTarget(r)
 		}
-		s.cfg.Logger.LogAttrs(r.Context(), slog.LevelWarn, "failed to "+failed, slog.String("topic", topic), slog.String("group", group), slog.Any("error", err))
+		s.cfg.Logger.LogAttrs(r.Context(), slog.LevelWarn, "failed to serve an operator", slog.String("failed", failed), slog.String("topic", topic), slog.String("group", group), slog.Any("error", err))
 		writeError(w, s.cfg.Status(jetstream.CodeInternal), jetstream.CodeInternal, "The hub failed to "+failed+": try again later.")
 	}
 }

@@ -44,10 +44,12 @@ type Config struct {
 	Registry *prometheus.Registry
 	// Groups, if not nil, is managed at /groups.
 	Groups Groups
-	// Topics, if not nil, is managed at /topics. Guard is then required.
+	// Topics, if not nil, is managed at /topics.
 	Topics Topics
-	// Guard protects everything but the probes and the metrics. Required with Groups or
-	// Revocations.
+	// Connections, if not nil, are managed at /connections.
+	Connections Connections
+	// Guard protects everything but the probes and the metrics. Required with Groups, Topics
+	// or Revocations.
 	Guard Guard
 	// Status returns the HTTP status of an error code of the protocol. By default, all codes have
 	// 503.

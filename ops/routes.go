@@ -16,8 +16,8 @@ import (
 type need int
 
 const (
-	// noNeed is the mistake of a route that says nothing, which a test finds.
-	noNeed need = iota
+	// A route that says nothing is a mistake, which a test finds.
+	_ need = iota
 	// open needs no token.
 	open
 	// shows needs inspect, subscribe or admin on the target. The handler shows no events.
@@ -48,7 +48,7 @@ type route struct {
 // routes returns all routes. The router, the table of docs/protocol.md and the test of permissions
 // follow this table.
 func (s *Server) routes() []route {
-	noGroups, noTopics := s.cfg.Groups == nil, s.cfg.Topics == nil
+	noGroups, noTopics, noConnections := s.cfg.Groups == nil, s.cfg.Topics == nil, s.cfg.Connections == nil
 	return []route{
 		{http.MethodGet, "/livez", open, nil, livez, false},
 		{http.MethodGet, "/readyz", open, nil, s.readyz, false},
@@ -59,6 +59,8 @@ func (s *Server) routes() []route {
 		{http.MethodGet, "/topics/{topic}", shows, pathTarget, s.showTopic, noTopics},
 		{http.MethodDelete, "/topics/{topic}", changes, pathTarget, s.deleteTopic, noTopics},
 		{http.MethodPost, "/topics/{topic}/purge", changes, pathTarget, s.purgeTopic, noTopics},
+		{http.MethodGet, "/connections", shows, fixedTarget(ConnectionsTopic), s.connections, noConnections},
+		{http.MethodDelete, "/connections/{id}", changes, fixedTarget(ConnectionsTopic), s.closeConnection, noConnections},
 		{http.MethodDelete, "/groups/{topic}/{group}", changes, pathTarget, s.deleteGroup, noGroups},
 	}
 }

@@ -49,20 +49,21 @@ type streams struct {
 
 // commands is the command line.
 type commands struct {
-	Serve     serveCmd     `cmd:"" default:"withargs" help:"Run a hub (the default command)."`
-	Pub       pubCmd       `cmd:"" help:"Publish events and print their ids."`
-	Sub       subCmd       `cmd:"" help:"Subscribe and print one event record per line."`
-	Replay    replayCmd    `cmd:"" help:"Print stored events, one record per line."`
-	Export    exportCmd    `cmd:"" help:"Write the stored events of a topic, one record per line."`
-	Import    importCmd    `cmd:"" help:"Publish the events of an export."`
-	Heartbeat heartbeatCmd `cmd:"" help:"Publish heartbeats of processes on this host."`
-	Token     tokenCmd     `cmd:"" help:"Sign a token (JWT) for development and tests, or revoke tokens."`
-	ACL       aclCmd       `cmd:"" name:"acl" help:"Check the rights of a token."`
-	Group     groupCmd     `cmd:"" help:"Manage groups of a running hub."`
-	Topics    topicsCmd    `cmd:"" help:"Manage topics: list them, compare them with the topics file, and apply it."`
-	Outbox    outboxCmd    `cmd:"" help:"Manage an outbox, a database table whose rows become events."`
-	Bench     benchCmd     `cmd:"" help:"Measure a hub and compare it with nats.go."`
-	Version   versionCmd   `cmd:"" help:"Print the version."`
+	Serve       serveCmd       `cmd:"" default:"withargs" help:"Run a hub (the default command)."`
+	Pub         pubCmd         `cmd:"" help:"Publish events and print their ids."`
+	Sub         subCmd         `cmd:"" help:"Subscribe and print one event record per line."`
+	Replay      replayCmd      `cmd:"" help:"Print stored events, one record per line."`
+	Export      exportCmd      `cmd:"" help:"Write the stored events of a topic, one record per line."`
+	Import      importCmd      `cmd:"" help:"Publish the events of an export."`
+	Heartbeat   heartbeatCmd   `cmd:"" help:"Publish heartbeats of processes on this host."`
+	Token       tokenCmd       `cmd:"" help:"Sign a token (JWT) for development and tests, or revoke tokens."`
+	ACL         aclCmd         `cmd:"" name:"acl" help:"Check the rights of a token."`
+	Group       groupCmd       `cmd:"" help:"Manage groups of a running hub."`
+	Connections connectionsCmd `cmd:"" help:"List and close the connections of a running hub."`
+	Topics      topicsCmd      `cmd:"" help:"Manage topics: list them, compare them with the topics file, and apply it."`
+	Outbox      outboxCmd      `cmd:"" help:"Manage an outbox, a database table whose rows become events."`
+	Bench       benchCmd       `cmd:"" help:"Measure a hub and compare it with nats.go."`
+	Version     versionCmd     `cmd:"" help:"Print the version."`
 }
 
 // exited is the panic value by which kong's --help leaves the parser.

@@ -211,7 +211,7 @@ func (h *hub) open(ctx context.Context) error {
 	guard := ops.Guard{Tokens: h.tokens}
 	operators := ops.Config{
 		Bus: h.bus, Registry: registry, Ready: h.ready, Parts: h.parts, Logger: h.log,
-		Groups: ops.GroupsOf(h.bus), Topics: ops.TopicsOf(h.bus), Guard: guard, Status: facade.StatusOf, Revocations: h.revocations(),
+		Groups: ops.GroupsOf(h.bus), Topics: ops.TopicsOf(h.bus), Connections: connectionsOf{h.facade}, Guard: guard, Status: facade.StatusOf, Revocations: h.revocations(),
 	}
 	if cmd.metricsNeedToken() {
 		operators.Metrics = &guard

@@ -1,0 +1,86 @@
+package ops
+
+import (
+	"log/slog"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// ConnectionsTopic is the topic that represents the WebSocket connections in policies. Seeing them
+// needs inspect on this topic, and closing one needs admin.
+const ConnectionsTopic = "eventhub.connections"
+
+// Bounds of the number of connections in an answer.
+const (
+	defaultConnections = 100
+	maxConnections     = 1000
+)
+
+// Connections lists and closes the WebSocket connections of this hub. Its methods may be called
+// concurrently.
+type Connections interface {
+	// List returns up to limit connections, oldest first, from the one behind the id after. more
+	// says that there are further ones.
+	List(after string, limit int) (list []Connection, more bool)
+	// Close closes a connection, and reports whether the connection was open.
+	Close(id string) bool
+}
+
+// Connection is a WebSocket connection.
+type Connection struct {
+	ID string `json:"id"`
+	// Principal is the kind and the name of the client, such as jwt:alice, or "" before AUTH.
+	Principal string `json:"principal,omitempty"`
+	Remote    string `json:"remote"`
+	// SinceMS is when the connection was made, in epoch milliseconds.
+	SinceMS int64 `json:"since"`
+	// QueuedBytes is how many bytes wait to be sent.
+	QueuedBytes   int            `json:"queuedBytes"`
+	Subscriptions []Subscription `json:"subscriptions"`
+}
+
+// Subscription is a subscription of a connection.
+type Subscription struct {
+	Topic       string `json:"topic"`
+	Group       string `json:"group"`
+	MaxInFlight int    `json:"maxInFlight"`
+	InFlight    int    `json:"inFlight"`
+	Paused      bool   `json:"paused"`
+}
+
+// connections answers GET /connections.
+func (s *Server) connections(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	limit := defaultConnections
+	if text := q.Get("limit"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || n > maxConnections {
+			writeError(w, http.StatusBadRequest, "bad_options", "limit must be a number from 1 to "+strconv.Itoa(maxConnections)+".")
+			return
+		}
+		limit = n
+	}
+	list, more := s.cfg.Connections.List(q.Get("next"), limit)
+	page := struct {
+		Now         int64        `json:"now"`
+		Count       int          `json:"count"`
+		Connections []Connection `json:"connections"`
+		Next        string       `json:"next,omitempty"`
+	}{time.Now().UnixMilli(), len(list), list, ""}
+	if more {
+		page.Next = list[len(list)-1].ID
+	}
+	answer(w, page)
+}
+
+// closeConnection answers DELETE /connections/{id}.
+func (s *Server) closeConnection(w http.ResponseWriter, r *http.Request) {
+	id := pathParam(r, "id")
+	if !s.cfg.Connections.Close(id) {
+		writeError(w, http.StatusNotFound, "not_found", "This hub has no such connection; it may have ended.")
+		return
+	}
+	s.cfg.Logger.LogAttrs(r.Context(), slog.LevelInfo, "closed a connection for an operator", slog.String("connection", id), slog.String("operator", identity(r).Key()))
+	w.WriteHeader(http.StatusNoContent)
+}
