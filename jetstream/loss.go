@@ -203,6 +203,7 @@ func (s *Subscription) lose(l Loss) {
 
 // await makes a delivery wait until it is known what was lost before it.
 func (g *group) await(d *Delivery) {
+	d.m.sub.returning.tryAcquire(maxReturning) // until goOn
 	g.mu.Lock()
 	if g.checking {
 		g.waiting = append(g.waiting, d)
@@ -216,6 +217,7 @@ func (g *group) await(d *Delivery) {
 // goOn hands a delivery on that has waited.
 func (d *Delivery) goOn() {
 	s := d.m.sub
+	defer s.returning.release()
 	s.mu.Lock()
 	d.looking = false
 	if d.knows != known {

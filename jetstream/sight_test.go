@@ -25,7 +25,7 @@ type sightModel struct {
 func (m *sightModel) give(seq uint64, arrives bool) {
 	m.order++
 	m.unsettled[seq]++
-	p := &deliveryMeta{delivered: m.unsettled[seq], streamSeq: seq, order: m.order, storedAt: int64(seq)} //nolint:gosec // small
+	p := &deliveryMeta{delivered: m.unsettled[seq], streamSeq: seq, order: m.order, storedAt: int64(seq)}
 	switch {
 	case !arrives:
 	case m.late == nil && m.rnd.IntN(4) == 0:
@@ -85,7 +85,7 @@ func (m *sightModel) step() {
 func TestSightCountsEveryLoss(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(2_000) {
-		m := &sightModel{rnd: rand.New(rand.NewPCG(seed, 1)), first: 1, next: 1, unsettled: make(map[uint64]int)} //nolint:gosec // a test
+		m := &sightModel{rnd: rand.New(rand.NewPCG(seed, 1)), first: 1, next: 1, unsettled: make(map[uint64]int)}
 		m.sight.rest()
 		for range 300 {
 			m.step()

@@ -279,7 +279,7 @@ func (s *Subscription) join(ctx context.Context, topic string, start startFunc) 
 	s.mu.Lock()
 	s.members = append(s.members, m)
 	s.mu.Unlock()
-	s.bus.addMember(g, s)                   // from now on, other members' questions come to this one, too
+	s.bus.addMember(g, s) // from now on, other members' questions come to this one, too
 	// before others remove what the group is to be given
 	if err := g.noteSeen(ctx); err != nil {
 		return s.bus.unavailable(err)
