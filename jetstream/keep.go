@@ -93,10 +93,10 @@ func (k *keeping) soon() {
 	}
 }
 
-// refused is what a publisher is told.
-func (k *keeping) refused(cause error) error {
+// refused is what a publisher is told. The log says once that the topic is full (sayFull).
+func (k *keeping) refused() error {
 	k.soon()
-	return &Error{Code: CodeTopicFull, Msg: "the topic is full, and groups have not acknowledged its oldest events: nothing was stored, try again later", Err: cause}
+	return &Error{Code: CodeTopicFull, Msg: "the topic is full, and groups have not acknowledged its oldest events: nothing was stored, try again later"}
 }
 
 // beyond reports whether a stream refused a message because of its bounds, and not for want of disk
