@@ -1,10 +1,6 @@
 package jetstream
 
-import (
-	"cmp"
-	"context"
-	"time"
-)
+import "cmp"
 
 // Admin has the operations of operators on the streams of a bus. An Admin is a small value that
 // costs nothing to create. Its methods may be called concurrently. Their errors are for operators:
