@@ -19,13 +19,14 @@ type Bus interface {
 	MaxPayload() int
 }
 
-// Publisher publishes for one client in order. *jetstream.Publisher implements it. Only Flush may
-// be called concurrently.
+// Publisher publishes for one client in order. *jetstream.Publisher implements it. Only Flush and
+// Cancel may be called concurrently.
 type Publisher interface {
 	CountFor(client string)
 	Publish(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (jetstream.Receipt, error)
 	PublishAsync(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions, done func(jetstream.Receipt, error)) error
 	Flush(ctx context.Context) error
+	Cancel(ctx context.Context, topic, id string) error
 }
 
 // Subscription is a member of a group. Its deliveries are settled by the ids of their events.

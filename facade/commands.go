@@ -192,6 +192,7 @@ func (s *session) auth(f *frame) {
 	s.pub.CountFor(s.counted)
 	s.refusals = 0
 	s.wantsResets.Store(f.resets)
+	s.wantsLosses.Store(f.losses)
 	s.srv.unauthenticated.remove(s)
 	s.due.Store(nil)
 	if at := p.Expires(); !at.IsZero() {
@@ -236,6 +237,10 @@ func (s *session) refuse(f *frame, fail *fault) {
 	}
 	s.srv.refusedToken(s.ctx, s.remote, "websocket", fail)
 	s.fail(replyTo{corr: f.corr}, fail.code, fail.msg)
+	if fail.ends {
+		s.giveUp(closeAuthRefused)
+		return
+	}
 	if fail.rule().retry {
 		return // the token itself is not at fault
 	}
@@ -246,15 +251,15 @@ func (s *session) refuse(f *frame, fail *fault) {
 }
 
 // publish sends an event. The reply comes when the stream has stored the event; the reader goes on
-// to the next frame meanwhile. The first publish to a topic may wait until the topic exists, so it
-// becomes an operation.
+// to the next frame meanwhile. The first publish to a topic may wait until the topic exists, and a
+// publish with a delay until the events that wait are counted, so these become operations.
 func (s *session) publish(f *frame) {
 	topic, fail := s.publishTopic(f.topic)
 	if fail != nil {
 		s.fail(replyTo{corr: f.corr}, fail.code, fail.msg)
 		return
 	}
-	if len(s.pending) > 0 || !topic.known {
+	if len(s.pending) > 0 || !topic.known || f.publish.Delayed() {
 		s.enqueue(topic)
 		return
 	}

@@ -61,11 +61,13 @@ func TestFrames(t *testing.T) {
 			}},
 		},
 		{
-			`{"op":"PUBLISH","topic":"t","opts":{"id":null,"ts":null,"key":null,"headers":null,"tags":null,"caused_by":null,"sid":null,"tombstone":null}}`,
+			`{"op":"PUBLISH","topic":"t","opts":{"id":null,"ts":null,"key":null,"headers":null,"tags":null,"caused_by":null,"sid":null,"tombstone":null,"delay_ms":null,"at":null}}`,
 			frame{op: opPublish, topic: []byte("t")},
 		},
 		{`{"op":"PUBLISH","topic":"t","opts":{"key":"k","tombstone":true}}`, frame{op: opPublish, topic: []byte("t"), publish: jetstream.PublishOptions{Key: "k", Tombstone: true}}},
 		{`{"op":"PUBLISH","topic":"t","opts":{"tombstone":true,"tombstone":false}}`, frame{op: opPublish, topic: []byte("t")}},
+		{`{"op":"PUBLISH","topic":"t","opts":{"delay_ms":31536000000,"at":null}}`, frame{op: opPublish, topic: []byte("t"), publish: jetstream.PublishOptions{Delay: 365 * 24 * time.Hour}}},
+		{`{"op":"PUBLISH","topic":"t","opts":{"at":1.7e12}}`, frame{op: opPublish, topic: []byte("t"), publish: jetstream.PublishOptions{At: time.UnixMilli(1_700_000_000_000)}}},
 		{`{"op":"PUBLISH","topic":"t","opts":{"ts":-0}}`, frame{op: opPublish, topic: []byte("t"), publish: jetstream.PublishOptions{HasTS: true}}},
 		{`{"op":"SUBSCRIBE","topic":"t","group":"g","opts":{}}`, frame{op: opSubscribe, topic: []byte("t"), group: []byte("g")}},
 		{
@@ -81,7 +83,7 @@ func TestFrames(t *testing.T) {
 			frame{op: opSubscribe, topic: []byte("t"), group: []byte("g"), subscribe: jetstream.SubscribeOptions{From: jetstream.FromTime(time.UnixMilli(0)), MaxAttempts: 3}},
 		},
 		{`{"op":"AUTH","token":"x","caps":null}`, frame{op: opAuth, token: []byte("x")}},
-		{`{"op":"AUTH","token":"x","caps":["y","events_lost"]}`, frame{op: opAuth, token: []byte("x")}},
+		{`{"op":"AUTH","token":"x","caps":["y","events_lost"]}`, frame{op: opAuth, token: []byte("x"), losses: true}},
 		{`{"op":"AUTH","token":"x","caps":["y"` + strings.Repeat(`,"z"`, 14) + `,"group_reset"]}`, frame{op: opAuth, token: []byte("x"), resets: true}},
 		{`{"op":"UNSUBSCRIBE","topic":"t","group":"g"}`, frame{op: opUnsubscribe, topic: []byte("t"), group: []byte("g")}},
 		{`{"op":"PAUSE","topic":"t","group":"g"}`, frame{op: opPause, topic: []byte("t"), group: []byte("g")}},
@@ -173,6 +175,10 @@ func TestFrameFaults(t *testing.T) {
 		{pub + `{"tags":"x"}}`, codeBadOptions, "opts.tags must be an array of strings, not a string", `"c"`},
 		{pub + `{"tombstone":"true"}}`, codeBadOptions, "opts.tombstone must be a boolean, not a string", `"c"`},
 		{pub + `{"tombstone":1}}`, codeBadOptions, "opts.tombstone must be a boolean, not 1", `"c"`},
+		{pub + `{"delay_ms":-1}}`, codeBadOptions, "opts.delay_ms must be an integer from 0 to 31536000000, not -1", `"c"`},
+		{pub + `{"delay_ms":31536000001}}`, codeBadOptions, "opts.delay_ms must be an integer from 0 to 31536000000, not 31536000001", `"c"`},
+		{pub + `{"at":"tomorrow"}}`, codeBadOptions, "opts.at must be an integer from 0 to 9007199254740991, not a string", `"c"`},
+		{pub + `{"at":0,"delay_ms":0}}`, codeBadOptions, "opts.delay_ms and opts.at are two ways to say when: give one", `"c"`},
 		{pub + `{"caused_by":["x",{}]}}`, codeBadOptions, "opts.caused_by must be an array of strings, but holds an object", `"c"`},
 		{sub + `{"from":"now"}}`, codeBadOptions, "opts.from must be latest, earliest, ts or afterId", `"c"`},
 		{sub + `{"from":5}}`, codeBadOptions, "opts.from must be a string, not 5", `"c"`},
@@ -266,6 +272,7 @@ func FuzzFrame(f *testing.F) {
 	for _, s := range []string{
 		`{"op":"AUTH","token":"x","corr":""}`, `{"op":"AUTH","caps":["group_reset","events_lost"]}`, `{"op":"AUTH","caps":{}}`,
 		`{"op":"PUBLISH","topic":"t","payload":` + payload256 + `,"opts":{"id":"i","ts":1e3,"key":"k","headers":{"a":"b","a":"c"},"tags":["x"],"caused_by":["y"],"sid":"s","tombstone":true}}`,
+		`{"op":"PUBLISH","topic":"t","opts":{"delay_ms":5}}`, `{"op":"PUBLISH","topic":"t","opts":{"at":5}}`, `{"op":"PUBLISH","topic":"t","opts":{"at":5,"delay_ms":1}}`,
 		`{"op":"PUBLISH","topic":"t","opts":{"headers":{"a":1}}}`, `{"op":"PUBLISH","topic":"t","opts":{"headers":{"a":null}}}`, `[1,2`, `["op",{}]`,
 		`{"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"ts","ts":5,"afterId":"x","batchSize":10,"maxInFlight":10,"ackTimeoutMs":1000,"maxAttempts":0,"topics":["u"],"groupTtlMs":1000}}`,
 		`{"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"afterId","afterId":"\ud800"}}`,
@@ -295,7 +302,7 @@ func TestFramesAgree(t *testing.T) {
 	ops := []string{`"AUTH"`, `"PUBLISH"`, `"SUBSCRIBE"`, `"UNSUBSCRIBE"`, `"ACK"`, `"NACK"`, `"MODACK"`, `"PAUSE"`, `"RESUME"`, `"\u0041CK"`, `"X"`}
 	fields := []string{"token", "caps", "corr", "payload", "reason", "extend_ms", "delay_ms", "id", "ids", "opts", "op", "topic", "group", "Topic", "x"}
 	options := []string{
-		"id", "ts", "key", "headers", "tags", "caused_by", "sid", "tombstone", "from", "afterId", "batchSize", "maxInFlight", "ackTimeoutMs",
+		"id", "ts", "key", "headers", "tags", "caused_by", "sid", "tombstone", "delay_ms", "at", "from", "afterId", "batchSize", "maxInFlight", "ackTimeoutMs",
 		"maxAttempts", "topics", "groupTtlMs", "\\u0069d", "x",
 	}
 	values := []string{
@@ -396,7 +403,7 @@ func slowRead(msg []byte) (f frame, c code) {
 		f.token = r.maybe("token")
 		o := &slowReader{m: m, options: true}
 		caps := o.list("caps")
-		f.resets = slices.Contains(caps, "group_reset")
+		f.resets, f.losses = slices.Contains(caps, "group_reset"), slices.Contains(caps, "events_lost")
 		if len(caps) > 16 || slices.ContainsFunc(caps, func(name string) bool { return len(name) > 64 }) {
 			o.refuse()
 		}
@@ -421,6 +428,13 @@ func slowRead(msg []byte) (f frame, c code) {
 		f.publish.Headers = o.texts("headers")
 		f.publish.Tags, f.publish.CausedBy = o.list("tags"), o.list("caused_by")
 		o.into("tombstone", &f.publish.Tombstone)
+		f.publish.Delay = time.Duration(o.integer("delay_ms", 0, 31_536_000_000)) * time.Millisecond
+		if at := o.integer("at", 0, 1<<53-1); o.given("at") {
+			f.publish.At = time.UnixMilli(at)
+		}
+		if o.given("delay_ms") && o.given("at") {
+			o.refuse()
+		}
 		r.take(o)
 	case opSubscribe:
 		o := r.opts()

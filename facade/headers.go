@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"eventhub/jetstream"
@@ -105,6 +106,9 @@ func (s *Server) headerOptions(r *http.Request) (jetstream.PublishOptions, *faul
 			}
 		}
 	}
+	if len(r.Header["Event-Delay-Ms"]) > 0 && len(r.Header["Event-At"]) > 0 {
+		return opts, &fault{code: codeBadOptions, msg: "The headers Event-Delay-Ms and Event-At" + errTwoDelays + "."}
+	}
 	return opts, nil
 }
 
@@ -131,6 +135,18 @@ func eventField(opts *jetstream.PublishOptions, lower, name string, values []str
 			return &fault{code: codeBadOptions, msg: "The header " + name + " must be epoch milliseconds."}
 		}
 		opts.TS, opts.HasTS = ts, true
+	case "event-delay-ms":
+		delay, err := strconv.ParseInt(values[0], 10, 64)
+		if err != nil || delay < 0 || delay > maxDelay {
+			return &fault{code: codeBadOptions, msg: "The header " + name + " must be an integer from 0 to " + strconv.Itoa(maxDelay) + "."}
+		}
+		opts.Delay = time.Duration(delay) * time.Millisecond
+	case "event-at":
+		at, err := strconv.ParseInt(values[0], 10, 64)
+		if err != nil || at < 0 || at > maxTimestamp {
+			return &fault{code: codeBadOptions, msg: "The header " + name + " must be epoch milliseconds."}
+		}
+		opts.At = time.UnixMilli(at)
 	case "event-tombstone":
 		if values[0] != "true" && values[0] != "false" {
 			return &fault{code: codeBadOptions, msg: "The header " + name + " must be true or false."}

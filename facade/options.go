@@ -19,7 +19,11 @@ const (
 	minGroupTTL   = 1_000
 	maxGroupTTL   = 30 * 24 * 60 * 60 * 1_000
 	maxTimestamp  = 1<<53 - 1
+	maxDelay      = 365 * 24 * 60 * 60 * 1_000
 )
+
+// errTwoDelays refuses a publish with both a delay and a time.
+const errTwoDelays = " are two ways to say when: give one"
 
 // publishOptions reads the opts of a PUBLISH, or of a line of NDJSON, into o. opts is a valid JSON
 // value, or nil for none. It checks only types, and that id and key are not empty; the bus checks
@@ -32,7 +36,7 @@ func publishOptions(o *jetstream.PublishOptions, opts []byte) *fault {
 	if !isObject(opts) {
 		return wrongType("opts", "an object", opts)
 	}
-	var id, ts, key, headers, tags, causedBy, sid, tombstone []byte
+	var id, ts, key, headers, tags, causedBy, sid, tombstone, delay, at []byte
 	for w := jsonscan.Walk(opts, 0); w.Next(); {
 		var buf [16]byte
 		switch string(unquoteName(w.Key, buf[:0])) {
@@ -52,6 +56,10 @@ func publishOptions(o *jetstream.PublishOptions, opts []byte) *fault {
 			sid = w.Value
 		case "tombstone":
 			tombstone = w.Value
+		case "delay_ms":
+			delay = w.Value
+		case "at":
+			at = w.Value
 		}
 	}
 
@@ -64,6 +72,14 @@ func publishOptions(o *jetstream.PublishOptions, opts []byte) *fault {
 	o.CausedBy = r.strings("caused_by", causedBy)
 	o.SID = r.string("sid", sid)
 	o.Tombstone = r.bool("tombstone", tombstone)
+	millis, _ := r.integer("delay_ms", delay, 0, maxDelay)
+	o.Delay = time.Duration(millis) * time.Millisecond
+	if millis, given := r.integer("at", at, 0, maxTimestamp); given {
+		o.At = time.UnixMilli(millis)
+	}
+	if !missing(delay) && !missing(at) {
+		r.refuse("opts.delay_ms and opts.at" + errTwoDelays)
+	}
 	return r.fail
 }
 

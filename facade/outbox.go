@@ -34,6 +34,9 @@ func (s *Server) serveOutbox(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.publishBody(w, r, p, func(ctx context.Context, payload []byte, opts jetstream.PublishOptions) (int, string, error) {
+		if opts.Delayed() {
+			return 0, "", &fault{code: codeBadOptions, msg: "The outbox takes no events with a delay: publish them to /publish/" + topic + "."}
+		}
 		if fail := s.throttleOutbox(p, len(payload)); fail != nil {
 			return 0, "", fail
 		}

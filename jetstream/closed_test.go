@@ -38,7 +38,7 @@ func TestHandlesOfClosedBus(t *testing.T) {
 			return err
 		},
 		"Groups": func(ctx context.Context, _ string) error {
-			_, _, err := b.Admin().Groups(ctx, GroupsPage{Limit: 1})
+			_, _, err := b.Admin().Groups().List(ctx, GroupsPage{Limit: 1})
 			return err
 		},
 		"Bounds": func(ctx context.Context, topic string) error { _, _, err := b.History(topic).Bounds(ctx); return err },

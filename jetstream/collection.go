@@ -51,13 +51,19 @@ func (b *Bus) Collections() Collections { return Collections{b} }
 // Open opens the bucket with the given name (1..128 of a-z, 0-9, _ and -), and creates it if it
 // does not exist.
 func (c Collections) Open(ctx context.Context, name string) (*Collection, error) {
+	return c.OpenWithTTL(ctx, name, 0)
+}
+
+// OpenWithTTL is Open for a bucket from which the server removes each entry ttl after its last
+// write, without a mark. A bucket that exists keeps the ttl with which it was created.
+func (c Collections) OpenWithTTL(ctx context.Context, name string, ttl time.Duration) (*Collection, error) {
 	b := c.bus
 	if !collectionName.MatchString(name) {
 		return nil, fmt.Errorf("jetstream: collection %q: must be 1 to 128 characters of a-z, 0-9, _ and -", name)
 	}
 	_, err := b.js.KeyValue(ctx, name)
 	if errors.Is(err, natsjs.ErrBucketNotFound) {
-		cfg := natsjs.KeyValueConfig{Bucket: name, Description: "eventhub: state of the hub's own", Replicas: b.cfg.Replicas}
+		cfg := natsjs.KeyValueConfig{Bucket: name, Description: "eventhub: state of the hub's own", Replicas: b.cfg.Replicas, TTL: ttl}
 		if b.cfg.MemoryStorage {
 			cfg.Storage = natsjs.MemoryStorage
 		}

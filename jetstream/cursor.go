@@ -84,6 +84,10 @@ type Backlog struct {
 	// Floor is the sequence up to which every event is settled. Tail is the last sequence of the
 	// stream, other topics of a family included.
 	Floor, Tail uint64
+	// PutBack is the number of dead-lettered events that were put back to the group and were not
+	// delivered yet (DeadLetters.Redrive). PutBackLeased is the number of those that were delivered
+	// and are not settled. Waiting and Leased count neither.
+	PutBack, PutBackLeased uint64
 }
 
 // Backlog returns the progress of the group. It returns ErrNotFound when the topic or the group
@@ -108,10 +112,14 @@ func (g Group) Backlog(ctx context.Context) (Backlog, error) {
 	if err != nil {
 		return Backlog{}, b.unavailable(err)
 	}
-	return Backlog{
+	backlog := Backlog{
 		Waiting: info.NumPending, Leased: uint64(max(info.NumAckPending, 0)),
 		Floor: info.AckFloor.Stream, Tail: state.LastSeq,
-	}, nil
+	}
+	if backlog.PutBack, backlog.PutBackLeased, err = b.putBackCount(ctx, ptr.PutBack); err != nil {
+		return Backlog{}, b.unavailable(err)
+	}
+	return backlog, nil
 }
 
 // Delete removes the group with its position, and what the hub has noted about it. It returns
@@ -159,6 +167,9 @@ func (g Group) Delete(ctx context.Context) error {
 		if err := b.forgetGroup(ctx, t, group, maker); err != nil {
 			return b.unavailable(err)
 		}
+		if err := b.dropQueue(ctx, ptr.PutBack); err != nil {
+			return b.unavailable(err)
+		}
 		if !exists || ptr.Deleted {
 			return ErrNotFound
 		}
@@ -175,6 +186,8 @@ func (b *Bus) forgetGroup(ctx context.Context, t *topicInfo, group, maker string
 		{marksBucket, marksSubject(t, group)},
 		{attemptsBucket, "$KV." + attemptsBucket + "." + key + ".>"},
 		{bookmarksBucket, bookmarksPrefix(t, group) + ">"},
+		{retentionBucket, lossSubject(t, group)},
+		{retentionBucket, seenSubject(t, group)},
 	}
 	if maker != "" {
 		subjects = append(subjects, [2]string{makersBucket, makerSubject(maker, t, group)})

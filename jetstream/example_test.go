@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"eventhub/jetstream"
@@ -244,6 +245,37 @@ func ExampleSubscribeOptions_deadLetter() {
 	// dlq.jobs
 }
 
+// Learn how many events were removed before the group was given them. With OnFullReject in place of
+// the default, the last publish would get topic_full instead.
+func ExampleSubscribeOptions_lost() {
+	bus, end := openExample(jetstream.TopicRule{Pattern: "ticks", MaxMsgs: 10})
+	defer end()
+	ctx := context.Background()
+
+	if err := bus.Group("ticks", "slow").Seek(ctx, jetstream.FromEarliest); err != nil {
+		panic(err)
+	}
+	for i := range 100 {
+		if _, err := bus.Publish(ctx, "ticks", fmt.Append(nil, i), jetstream.PublishOptions{}); err != nil {
+			panic(err)
+		}
+	}
+	first := make(chan string, 10)
+	_, err := bus.Consume(ctx, "ticks", "slow", jetstream.SubscribeOptions{
+		OnLost: func(l jetstream.Loss) { fmt.Println("lost", l.Events, "events of", l.Topic) },
+	}, func(_ context.Context, d *jetstream.Delivery) error {
+		first <- string(d.Event.Payload)
+		return nil
+	})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("next:", <-first)
+	// Output:
+	// lost 90 events of ticks
+	// next: 90
+}
+
 // Move a group back to the beginning, and read stored events without a group.
 func ExampleGroup_Seek() {
 	bus, end := openExample()
@@ -360,4 +392,82 @@ func ExampleHistory_Read() {
 	// Output:
 	// order-1 1
 	// order-3 3
+}
+
+// List the dead letters of a topic, and put their events back to the group that failed.
+func ExampleDeadLetters_Redrive() {
+	bus, end := openExample()
+	defer end()
+	ctx := context.Background()
+
+	var mended atomic.Bool
+	failed, done := make(chan struct{}), make(chan struct{})
+	_, err := bus.Consume(ctx, "jobs", "workers", jetstream.SubscribeOptions{MaxAttempts: 1}, func(_ context.Context, d *jetstream.Delivery) error {
+		if !mended.Load() {
+			close(failed)
+			return errors.New("no disk")
+		}
+		fmt.Printf("%s, attempt %d\n", d.Event.Payload, d.Attempt)
+		close(done)
+		return nil
+	})
+	if err != nil {
+		panic(err)
+	}
+	if _, err := bus.Publish(ctx, "jobs", []byte(`"resize"`), jetstream.PublishOptions{}); err != nil {
+		panic(err)
+	}
+	<-failed
+	letters, jobs := bus.Admin().DeadLetters(), jetstream.LetterFilter{Topic: "jobs"}
+	var page jetstream.LetterPage
+	for len(page.Letters) == 0 { // it is stored a moment later
+		if page, err = letters.List(ctx, jobs, "", 10, nil); err != nil {
+			panic(err)
+		}
+	}
+	fmt.Println(page.Letters[0].Group, "failed:", page.Letters[0].Reason)
+
+	mended.Store(true) // the disk is replaced
+	result, err := letters.Redrive(ctx, jobs, jetstream.RedriveOptions{})
+	if err != nil {
+		panic(err)
+	}
+	<-done
+	fmt.Println("put back:", result.Done)
+	// Output:
+	// workers failed: no disk
+	// "resize", attempt 1
+	// put back: 1
+}
+
+// Remind customers of an order after a while, unless it is paid by then.
+func ExamplePublisher_Cancel() {
+	bus, end := openExample()
+	defer end()
+	ctx := context.Background()
+	p := bus.NewPublisher()
+	for i := range 2 {
+		opts := jetstream.PublishOptions{ID: fmt.Sprint("remind-", i), Delay: 500 * time.Millisecond}
+		if _, err := p.Publish(ctx, "orders.reminders", fmt.Append(nil, i), opts); err != nil {
+			panic(err)
+		}
+	}
+	// order 0 is paid
+	if err := p.Cancel(ctx, "orders.reminders", "remind-0"); err != nil {
+		panic(err)
+	}
+	reminders := make(chan string)
+	sub, err := bus.Consume(ctx, "orders.reminders", "mailer", jetstream.SubscribeOptions{From: jetstream.FromEarliest}, func(_ context.Context, d *jetstream.Delivery) error {
+		reminders <- d.Event.ID
+		return nil
+	})
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = sub.Stop(ctx) }()
+	fmt.Println(<-reminders)
+	fmt.Println(p.Cancel(ctx, "orders.reminders", "remind-1"))
+	// Output:
+	// remind-1
+	// jetstream: not found
 }

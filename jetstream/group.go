@@ -49,6 +49,7 @@ type group struct {
 	deleted  atomic.Bool   // somebody deleted it
 	revision atomic.Uint64 // of the generation that named it; 0: none did
 	letters  atomic.Int32  // dead letters that are not stored yet
+	seen     atomic.Int64  // when it was last noted that it has members; see keepSeen
 
 	// Guarded by Bus.groupMu.
 	users   int                        // how often share returned it
@@ -60,6 +61,13 @@ type group struct {
 	acks    string // what its ack subjects begin with; "" before the first delivery
 	watched int64  // when the server was last asked how far the group is
 	idleAt  int64  // when it may be asked again whether other members wait
+	sight   sight
+	told    uint64 // the end of the last gap that the members know of
+	// found is what is to be looked at for losses, and waiting the deliveries that came meanwhile;
+	// both are bounded by what members hold.
+	found    []found
+	waiting  []*Delivery
+	checking bool
 }
 
 func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, revision uint64, settled []seqSpan) *group {
@@ -71,6 +79,7 @@ func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, rev
 		info:  b.api + "CONSUMER.INFO." + t.stream.name + "." + info.Name,
 		paths: make([]path, len(b.links)),
 		track: newTrack(info),
+		sight: newSight(t, info),
 	}
 	g.ttl.Store(int64(info.Config.InactiveThreshold))
 	g.revision.Store(revision)
@@ -178,6 +187,8 @@ type joining struct {
 	// deleted, and ends that the member ends when somebody has deleted the group.
 	was        *group
 	gone, ends bool
+
+	queue string // set by join: the queue of what was put back to the group
 }
 
 // join finds the group, or makes it, and its topic too.
@@ -200,6 +211,14 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 	if !j.gone {
 		dead = nil
 	}
+	if j.ends && j.was != nil {
+		switch gone, err := b.generations.deleted(ctx, j.was.topic.stream); {
+		case err != nil:
+			return nil, b.unavailable(err)
+		case gone:
+			return nil, errGroupDeleted
+		}
+	}
 	for range 8 {
 		t, state, err := b.freshTopic(ctx, j.topic, j.client)
 		if err != nil {
@@ -208,6 +227,9 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		ptr, err := b.generations.get(ctx, t, j.group)
 		if err != nil {
 			return nil, b.unavailable(err)
+		}
+		if j.queue = ptr.PutBack; ptr.Deleted {
+			j.queue = ""
 		}
 		if j.ends && ptr.ended(j.was) {
 			return nil, errGroupDeleted

@@ -28,6 +28,8 @@ type GroupInfo struct {
 	// that were delivered and are not settled, those in back-off included.
 	Pending  uint64 `json:"pending"`
 	InFlight uint64 `json:"inflight"`
+	// PutBack is the number of events that a redrive has put back and that are not settled.
+	PutBack uint64 `json:"putBack"`
 	// Redelivered is how many of those in flight were delivered more than once.
 	Redelivered uint64 `json:"redelivered"`
 	// OldestUnackedMS is how long ago the oldest event was stored that is not settled; 0 if there
@@ -72,6 +74,11 @@ func (b *Bus) groupInfo(ctx context.Context, t *topicInfo, group string, ptr *ge
 	if found.LastID, found.LastTS, err = b.lastSettled(ctx, t, info); err != nil {
 		return GroupInfo{}, err
 	}
+	waiting, leased, err := b.putBackCount(ctx, ptr.PutBack)
+	if err != nil {
+		return GroupInfo{}, err
+	}
+	found.PutBack = waiting + leased
 	if found.Pending+found.InFlight > 0 {
 		oldest, err := b.nextStored(ctx, t, &walkOptions{}, found.Floor)
 		if err != nil {
@@ -84,6 +91,13 @@ func (b *Bus) groupInfo(ctx context.Context, t *topicInfo, group string, ptr *ge
 	return found, nil
 }
 
+// Groups has the requests about all groups. It is a small value that costs nothing to create. Its
+// methods may be called concurrently. Their errors are for operators, as those of Admin.
+type Groups struct{ bus *Bus }
+
+// Groups gives access to all groups.
+func (a Admin) Groups() Groups { return Groups(a) }
+
 // MaxGroupsPage is the most groups of one page of Groups.
 const MaxGroupsPage = 500
 
@@ -91,7 +105,7 @@ const MaxGroupsPage = 500
 // may see few groups ends early.
 const maxGroupsSeen = 5_000
 
-// GroupsPage selects groups for Admin.Groups.
+// GroupsPage selects groups for Groups.List.
 type GroupsPage struct {
 	// Topic selects the groups of one topic. By default, the groups of all topics are listed.
 	Topic string
@@ -103,9 +117,9 @@ type GroupsPage struct {
 	Visible func(topic, group string) bool
 }
 
-// Groups lists groups, in the order of their streams and names. next is "" at the end. A group that
+// List lists groups, in the order of their streams and names. next is "" at the end. A group that
 // exists all the time is listed once. A topic that does not exist has no groups.
-func (a Admin) Groups(ctx context.Context, page GroupsPage) (groups []GroupInfo, next string, err error) {
+func (a Groups) List(ctx context.Context, page GroupsPage) (groups []GroupInfo, next string, err error) {
 	b := a.bus
 	if page.Limit < 1 || page.Limit > MaxGroupsPage {
 		return nil, "", badOptions("limit is %d: 1 to %d are allowed", page.Limit, MaxGroupsPage)

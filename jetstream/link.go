@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	crand "crypto/rand"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -171,6 +172,18 @@ func (l *link) newID() (string, error) {
 	l.idMu.Lock()
 	defer l.idMu.Unlock()
 	u, err := uuid.NewV7FromReader(l.ids)
+	return u.String(), err
+}
+
+// newIDAt makes a UUIDv7 that says that it was made at a given time. A search for the id of a
+// delayed event then finds the event where it is stored.
+func (l *link) newIDAt(at time.Time) (string, error) {
+	l.idMu.Lock()
+	defer l.idMu.Unlock()
+	u, err := uuid.NewV7FromReader(l.ids)
+	var ms [8]byte
+	binary.BigEndian.PutUint64(ms[:], uint64(at.UnixMilli()))
+	copy(u[:6], ms[2:])
 	return u.String(), err
 }
 

@@ -147,6 +147,22 @@ type counter struct {
 	nopObserver
 	mu     sync.Mutex
 	counts map[string]int
+	gauges map[string]float64
+}
+
+func (c *counter) Gauge(name string, value float64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gauges == nil {
+		c.gauges = make(map[string]float64)
+	}
+	c.gauges[name] = value
+}
+
+func (c *counter) gauge(name string) float64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.gauges[name]
 }
 
 func (c *counter) LimitReached(name string) {

@@ -189,14 +189,32 @@ func (b *Bus) askAPI(ctx context.Context, what string, query, into any) error {
 // purge removes the messages of a subject from one of the hub's buckets, up to a sequence if that
 // is not 0. Unlike the deletion of a key, it leaves nothing behind.
 func (b *Bus) purge(ctx context.Context, bucket, subject string, upTo uint64) error {
-	query := map[string]any{"filter": subject}
+	before := uint64(0)
 	if upTo > 0 {
-		query["seq"] = upTo + 1
+		before = upTo + 1
+	}
+	return b.purgeFiltered(ctx, "KV_"+bucket, subject, before)
+}
+
+// purgeStream removes the messages of a stream before a sequence.
+func (b *Bus) purgeStream(ctx context.Context, stream string, before uint64) error {
+	return b.purgeFiltered(ctx, stream, "", before)
+}
+
+// purgeFiltered removes the messages of a stream, those of a subject if it is not "", and those
+// before a sequence if that is not 0.
+func (b *Bus) purgeFiltered(ctx context.Context, stream, subject string, before uint64) error {
+	query := make(map[string]any)
+	if subject != "" {
+		query["filter"] = subject
+	}
+	if before > 0 {
+		query["seq"] = before
 	}
 	var got struct {
 		Error *apiError `json:"error"`
 	}
-	if err := b.askAPI(ctx, "STREAM.PURGE.KV_"+bucket, query, &got); err != nil {
+	if err := b.askAPI(ctx, "STREAM.PURGE."+stream, query, &got); err != nil {
 		return err
 	}
 	if got.Error != nil {

@@ -426,7 +426,7 @@ func TestGroupsPages(t *testing.T) {
 	list := func(page GroupsPage) (names []string, pages int) {
 		t.Helper()
 		for {
-			groups, next, err := b.Admin().Groups(t.Context(), page)
+			groups, next, err := b.Admin().Groups().List(t.Context(), page)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -456,7 +456,7 @@ func TestGroupsPages(t *testing.T) {
 		t.Errorf("of no topic: %q", got)
 	}
 	for _, page := range []GroupsPage{{Limit: 0}, {Limit: MaxGroupsPage + 1}, {Limit: 1, Next: "?"}, {Limit: 1, Next: "YQ"}} {
-		if _, _, err := b.Admin().Groups(t.Context(), page); !hasCode(err, CodeBadOptions) {
+		if _, _, err := b.Admin().Groups().List(t.Context(), page); !hasCode(err, CodeBadOptions) {
 			t.Errorf("%+v: %v", page, err)
 		}
 	}

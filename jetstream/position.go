@@ -119,16 +119,13 @@ func farthest(t time.Time) time.Time {
 	return t
 }
 
-func (b *Bus) messageID(t *topicInfo, m *storedMsg) string {
-	e := Event{Stream: t.stream.name, Sequence: m.seq}
-	e.readHeader(m.header)
-	return e.ID
-}
-
 // event decodes a stored message.
 func (t *topicInfo) event(m *storedMsg) *Event {
 	e := &Event{Topic: t.name, Key: subjectKey(m.subject), Payload: m.data, Stream: t.stream.name, Sequence: m.seq, StoredAt: m.time.UnixNano()}
 	e.readHeader(m.header)
+	if t.putBack {
+		e.readPutBack(m.header)
+	}
 	return e
 }
 

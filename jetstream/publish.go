@@ -36,6 +36,15 @@ type PublishOptions struct {
 	// Tombstone removes Key, which must be set, from a compacted topic. The payload must be empty
 	// or null.
 	Tombstone bool
+	// Delay and At store the event later: Delay from now on, or at the time At, at most
+	// Limits.MaxDelay ahead. Give one of them at most. A delay of 0 and a time that has passed mean
+	// now. Until then the event is not in the topic: nobody sees it, and Publisher.Cancel removes
+	// it. Its ts, unless given, is the moment at which it is stored in the topic, like the place
+	// that it then has among the other events, those of its key included. An ID is compared with
+	// the events of the topic that wait, and again when the event is due. The event is stored by a
+	// bus that is open then, and otherwise by the next one. It needs a NATS server 2.12 or newer.
+	Delay time.Duration
+	At    time.Time
 	// Wrapper means that the payload contains the payload of another event, and may therefore
 	// exceed the limit by 16 KiB.
 	Wrapper bool
@@ -45,6 +54,11 @@ type PublishOptions struct {
 	// ExpectKeySequence, when not nil, stores the event only if the newest event of Key has this
 	// stream sequence (0: there is none yet). Otherwise the publish fails with ErrKeyChanged.
 	ExpectKeySequence *uint64
+
+	origin originRef // of a dead letter: where its event was stored
+	// KeyExists tells that the caller has read a value of Key, so that Key counts as no new key of
+	// a compacted topic, also if this hub has not heard of it.
+	KeyExists bool
 }
 
 // Receipt is the result of a confirmed publish.
@@ -52,7 +66,7 @@ type Receipt struct {
 	// ID is the event's id.
 	ID string
 	// Stream and Sequence are the position of the event. For a duplicate, they are the position of
-	// the event that was stored before.
+	// the event that was stored before. They are empty for an event that waits (Delay, At).
 	Stream   string
 	Sequence uint64
 	// Duplicate is set when an event of that id was stored already, and nothing was stored now.
@@ -61,9 +75,9 @@ type Receipt struct {
 
 // Publisher publishes for one client in order. The stream stores events in the order of the calls,
 // as long as no publish in between fails. A Publisher is pinned to one NATS connection of the bus's
-// pool, which keeps that order. PublishAsync, Publish and CountFor are for one goroutine at a time;
-// the others may be called concurrently. Different Publishers are independent. A Publisher
-// needs no closing.
+// pool, which keeps that order. Events with a delay have no such order. PublishAsync, Publish and
+// CountFor are for one goroutine at a time; the others may be called concurrently. Different
+// Publishers are independent. A Publisher needs no closing.
 type Publisher struct {
 	bus    *Bus
 	link   *link
@@ -127,15 +141,32 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 	if err := opts.Validate(); err != nil {
 		return err
 	}
+	var at time.Time
+	later := false
+	if opts.Delayed() {
+		at, later = opts.due(time.Now())
+	}
 	if t == nil {
 		if t, err = p.bus.topic(ctx, topic, cmp.Or(opts.CountFor, p.client)); err != nil {
 			return err
 		}
 	}
-	if t.keys != nil && opts.Key != "" {
+	if t.derived != nil {
+		if err := t.derived.admit(payload, cmp.Or(opts.CountFor, p.client)); err != nil {
+			return err
+		}
+	}
+	switch {
+	case t.keys == nil || opts.Key == "":
+	case opts.KeyExists:
+		t.keys.exists(opts.Key, opts.Tombstone)
+	default:
 		if err := t.keys.admit(ctx, opts.Key, cmp.Or(opts.CountFor, p.client), opts.Tombstone); err != nil {
 			return err
 		}
+	}
+	if later {
+		return p.schedule(ctx, t, payload, &opts, at, done)
 	}
 	return p.send(ctx, t, payload, &opts, done)
 }
@@ -177,6 +208,11 @@ func (b *Bus) admit(topic string, payload []byte, opts *PublishOptions) (t *topi
 	if compacted && opts.Key == "" {
 		return nil, badOptions("topic %s keeps the newest event of each key: give opts.key", topic)
 	}
+	if opts.Delayed() {
+		if err := opts.validateDelay(time.Now(), b.limits.MaxDelay); err != nil {
+			return nil, err
+		}
+	}
 	if opts.Tombstone && len(payload) > 0 && string(payload) != "null" {
 		return nil, badOptions("opts.tombstone removes a key: the payload must be null, or left out")
 	}
@@ -195,6 +231,12 @@ func (p *Publisher) send(ctx context.Context, t *topicInfo, payload []byte, opts
 		w.free()
 		return err
 	}
+	return p.transmit(ctx, w)
+}
+
+// transmit sends an event that has its place among the unconfirmed ones.
+func (p *Publisher) transmit(ctx context.Context, w *outgoingEvent) error {
+	t := w.topic
 	if !t.stream.ready[p.link.index].Load() {
 		return p.first(ctx, w)
 	}
@@ -346,12 +388,22 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 	if keyChanged(err) {
 		return Receipt{}, ErrKeyChanged // no failure: it is what was asked for
 	}
+	if t.stream.keep != nil && beyond(err) {
+		t.obs.PublishFailed()
+		return Receipt{}, t.stream.keep.refused(err)
+	}
 	if _, ok := errors.AsType[*apiError](err); ok {
 		b.log.Warn("the stream refused an event", slog.String("topic", t.name), slog.Any("error", err))
 		return fail("the event store refused the event: nothing was stored", err)
 	}
 	if err != nil {
 		return fail("the event store gave an answer that could not be read: the outcome is unknown", err)
+	}
+	if t.stream.keep != nil {
+		t.stream.keep.oneStored()
+	}
+	if !ack.Duplicate {
+		b.ids.published(t.stream, ack.Seq, id)
 	}
 	t.obs.Published(time.Duration(b.clock.now() - sent))
 	return Receipt{ID: id, Stream: ack.Stream, Sequence: ack.Seq, Duplicate: ack.Duplicate}, nil

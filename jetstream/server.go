@@ -105,7 +105,9 @@ func endOldLeases(ctx context.Context, js natsjs.JetStream) error {
 		}
 		consumers := handle.ListConsumers(ctx)
 		for c := range consumers.Info() {
-			if _, ours := c.Config.Metadata[metaGroup]; !ours || c.NumAckPending == 0 {
+			_, ours := c.Config.Metadata[metaGroup]
+			_, due := c.Config.Metadata[metaDue]
+			if !ours && !due || c.NumAckPending == 0 {
 				continue
 			}
 			// The server looks naks up by stream sequence; those of events that are settled have no

@@ -25,6 +25,7 @@ const groupsPage = 100
 // Groups gives access to groups. *jetstream.Bus implements it.
 type Groups interface {
 	Group(topic, name string) jetstream.Group
+	History(topic string) jetstream.History
 	Admin() jetstream.Admin
 }
 
@@ -120,7 +121,7 @@ func (s *Server) listGroups(w http.ResponseWriter, r *http.Request) {
 	page.Visible = func(topic, group string) bool { return id.Inspects(topic, group) }
 	ctx, cancel := context.WithTimeout(r.Context(), moveTimeout)
 	defer cancel()
-	groups, next, err := s.cfg.Groups.Admin().Groups(ctx, page)
+	groups, next, err := s.cfg.Groups.Admin().Groups().List(ctx, page)
 	if err != nil {
 		s.fail(w, r, err, "topic", "list the groups")
 		return

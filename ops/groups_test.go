@@ -22,7 +22,7 @@ func TestDeleteGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = bus.Close() })
-	h := New(Config{Bus: bus, Registry: prometheus.NewRegistry(), Groups: bus, Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf}).Handler()
+	h := described(t, Config{Bus: bus, Registry: prometheus.NewRegistry(), Groups: bus, Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf})
 	make := func(group string) {
 		t.Helper()
 		sub, err := bus.Subscribe(t.Context(), "orders.placed", group, jetstream.SubscribeOptions{}, func(*jetstream.Held) {})
@@ -72,7 +72,7 @@ func TestManageGroups(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = bus.Close() })
-	h := New(Config{Bus: bus, Registry: prometheus.NewRegistry(), Groups: bus, Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf}).Handler()
+	h := described(t, Config{Bus: bus, Registry: prometheus.NewRegistry(), Groups: bus, Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf})
 	for i := range 5 {
 		if _, err := bus.Publish(t.Context(), "orders.placed", []byte("1"), jetstream.PublishOptions{ID: "id-" + strconv.Itoa(i)}); err != nil {
 			t.Fatal(err)

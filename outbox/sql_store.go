@@ -6,12 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
+
+	"eventhub/outbox/internal/sqltext"
 )
 
 // Dialect is the SQL dialect of a database.
@@ -77,8 +78,6 @@ type SQLStore struct {
 
 var _ Store = (*SQLStore)(nil)
 
-var tableName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,39}$`)
-
 var errNoDB = errors.New("outbox: SQL store: only Add works without a DB")
 
 // NewSQLStore returns a store. It does not access the database; Migrate creates the table.
@@ -92,14 +91,13 @@ func NewSQLStore(cfg SQLConfig) (*SQLStore, error) {
 	switch {
 	case cfg.Dialect != SQLite && cfg.Dialect != PostgreSQL:
 		return nil, fmt.Errorf("outbox: SQL store: dialect %q: must be sqlite or postgres", cfg.Dialect)
-	case !tableName.MatchString(cfg.Table):
-		return nil, fmt.Errorf("outbox: SQL store: table %q: must be 1 to 40 lower-case letters, digits, and _, and must not begin with a digit", cfg.Table)
-	case cfg.Dialect == SQLite && strings.HasPrefix(cfg.Table, "sqlite_"):
-		return nil, fmt.Errorf("outbox: SQL store: table %q: SQLite reserves names that begin with sqlite_", cfg.Table)
 	case cfg.MaxPayload < 0:
 		return nil, fmt.Errorf("outbox: SQL store: max payload %d: must be positive", cfg.MaxPayload)
 	case cfg.Listen != nil && cfg.Dialect != PostgreSQL:
 		return nil, errors.New("outbox: SQL store: Listen is only supported for PostgreSQL")
+	}
+	if err := sqltext.ValidTable(cfg.Table, cfg.Dialect == SQLite); err != nil {
+		return nil, fmt.Errorf("outbox: SQL store: %w", err)
 	}
 	return &SQLStore{dialect: cfg.Dialect, db: cfg.DB, table: cfg.Table, maxPayload: cfg.MaxPayload, listen: cfg.Listen}, nil
 }
@@ -146,10 +144,7 @@ func (s *SQLStore) wrap(what string, err error) error {
 
 // SQL fragments by dialect. The time stays the same within a statement.
 var (
-	nowOf = map[Dialect]string{
-		SQLite:     "CAST(unixepoch('subsec') * 1000 AS INTEGER)",
-		PostgreSQL: "CAST(EXTRACT(EPOCH FROM statement_timestamp()) * 1000 AS BIGINT)",
-	}
+	nowOf = map[Dialect]string{SQLite: sqltext.SQLiteNow, PostgreSQL: sqltext.PostgreSQLNow}
 	// inOf and itsEndOf enclose a subquery of rows or ids for an IN condition. PostgreSQL evaluates
 	// an array once, before the statement. It may evaluate any other form, and lock the rows that
 	// the subquery finds, once per row.
@@ -290,16 +285,7 @@ func (s *SQLStore) q(query string) string {
 	if s.dialect != PostgreSQL {
 		return query
 	}
-	var b strings.Builder
-	n := 0
-	for part := range strings.SplitSeq(query, "?") {
-		if n > 0 {
-			b.WriteString("$" + strconv.Itoa(n))
-		}
-		b.WriteString(part)
-		n++
-	}
-	return b.String()
+	return sqltext.Number(query)
 }
 
 // idList returns the parameter for {ids}: a JSON array. It escapes bytes and not runes, because

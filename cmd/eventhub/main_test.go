@@ -20,12 +20,15 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
+
+	"eventhub/jetstream/natstest"
 )
 
 // patience bounds what a script waits for. Reaching it is a failure.
 const patience = 20 * time.Second
 
 func TestMain(m *testing.M) {
+	natstest.RunChild(nil)
 	// The scripts run this binary again under the name of the program: just what ships.
 	testscript.Main(leakChecked{m}, map[string]func(){"eventhub": main, parentName: ephemeralParent, attackName: attackProcess})
 }

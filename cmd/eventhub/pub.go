@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"golang.org/x/time/rate"
 
@@ -32,6 +33,8 @@ type pubCmd struct {
 	ID      string            `name:"id" help:"Id of the event. Publishing the same id again stores nothing."`
 	Key     string            `help:"Key of the event."`
 	Remove  bool              `help:"Remove the key from a compacted topic by publishing a tombstone."`
+	Delay   time.Duration     `placeholder:"DURATION" help:"Store the events so much later, such as 90s or 36h. DELETE /delayed/TOPIC/ID cancels an event."`
+	At      *int64            `placeholder:"TS" help:"Store the events at this time in epoch milliseconds. A time that has passed means now."`
 	Rate    int               `default:"9000" help:"Maximum lines per second. By default, the hub accepts 10000 frames per second from a connection."`
 	Header  map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"Header of the event; may be repeated."`
 }
@@ -39,7 +42,15 @@ type pubCmd struct {
 // Run publishes payloads and prints one id per line, in the order of the payloads. It stops at the
 // first failure.
 func (cmd *pubCmd) Run(ctx context.Context, std streams) error {
-	opts := client.PublishOptions{ID: cmd.ID, Key: cmd.Key, Headers: cmd.Header}
+	opts := client.PublishOptions{ID: cmd.ID, Key: cmd.Key, Headers: cmd.Header, DelayMS: cmd.Delay.Milliseconds(), At: cmd.At}
+	switch {
+	case cmd.Delay < 0:
+		return fmt.Errorf("--delay %v: must not be negative", cmd.Delay)
+	case cmd.Delay != 0 && cmd.At != nil:
+		return errors.New("--delay and --at are two ways to say when; give one")
+	case cmd.Delay != cmd.Delay.Truncate(time.Millisecond):
+		opts.DelayMS++ // never early
+	}
 	if cmd.Remove {
 		if cmd.Key == "" || cmd.Payload != "-" {
 			return errors.New("--remove requires a key and no payload; use eventhub pub TOPIC --key=KEY --remove")

@@ -23,9 +23,14 @@ type PublishOptions struct {
 	SID      string            `json:"sid,omitempty"`
 	// Tombstone removes Key from a compacted topic. The payload must then be nil or null.
 	Tombstone bool `json:"tombstone,omitempty"`
+	// DelayMS stores the event so many milliseconds later, and At at a time in epoch milliseconds.
+	// Give one of them at most.
+	DelayMS int64  `json:"delay_ms,omitempty"`
+	At      *int64 `json:"at,omitempty"`
 }
 
-// Publish publishes one event and returns its id once the stream has stored the event. payload is
+// Publish publishes one event and returns its id once the stream has stored the event, or once
+// the event waits for its time. payload is
 // JSON and arrives byte for byte; nil publishes null. If the hub refuses the event, the error is an
 // *Error.
 func (c *Client) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (id string, err error) {
@@ -107,7 +112,7 @@ func (c *Client) publish(ctx context.Context, topic string, payload []byte, opts
 
 // idOnly reports whether at most ID is set, which needs no encoder.
 func (o *PublishOptions) idOnly() bool {
-	return o.TS == nil && o.Key == "" && o.Headers == nil && o.Tags == nil && o.CausedBy == nil && o.SID == "" && !o.Tombstone
+	return o.TS == nil && o.Key == "" && o.Headers == nil && o.Tags == nil && o.CausedBy == nil && o.SID == "" && !o.Tombstone && o.DelayMS == 0 && o.At == nil
 }
 
 // appendField appends a string field to an object that already has a field.

@@ -1,0 +1,171 @@
+//go:build unix
+
+package main
+
+import (
+	"flag"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"eventhub/facade/client"
+	"eventhub/jetstream/natstest"
+)
+
+// The long form is -delayed.events=100000.
+var delayedEvents = flag.Int("delayed.events", 3_000, "delayed events that wait over a restart, in each variant")
+
+// Delayed events wait while their hub, and the NATS server, are killed or stopped when half of them
+// are due. None is stored early, none is lost, and none is stored twice.
+func TestDelayedEventsOverRestarts(t *testing.T) {
+	t.Parallel()
+	t.Run("the hub is killed with its server", func(t *testing.T) {
+		data := "--data=" + t.TempDir()
+		start := func() *node {
+			return startNode(t, data, "--ack-wait=5s", "--limit-frames=off", "--limit-principal-delayed=1000000")
+		}
+		hub := start()
+		overRestart(t, hub, func() *node { hub.kill(); return start() })
+	})
+	t.Run("the hub ends in order with its server", func(t *testing.T) {
+		data := "--data=" + t.TempDir()
+		start := func() *node {
+			return startNode(t, data, "--ack-wait=5s", "--limit-frames=off", "--limit-principal-delayed=1000000")
+		}
+		hub := start()
+		overRestart(t, hub, func() *node { hub.terminateBy(syscall.SIGTERM); return start() })
+	})
+	t.Run("one of two hubs and the NATS server are killed", func(t *testing.T) {
+		server := natstest.Start(t)
+		flags := []string{"--nats-url=" + server.URL(), "--ack-wait=5s", "--limit-frames=off", "--limit-principal-delayed=1000000"}
+		hub, other := startNode(t, flags...), startNode(t, flags...)
+		overRestart(t, hub, func() *node {
+			hub.kill()
+			server.Kill()
+			server.Start()
+			awaitStore(t, other)
+			return other
+		})
+	})
+}
+
+// awaitStore waits until a hub is connected to NATS again.
+func awaitStore(t *testing.T, hub *node) {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		resp, err := http.Get(hub.ops + "/readyz")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode == http.StatusOK {
+			return
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-deadline:
+			t.Fatal("the hub is not ready")
+		}
+	}
+}
+
+func overRestart(t *testing.T, hub *node, restart func() *node) {
+	t.Helper()
+	n := *delayedEvents
+	lead := 2*time.Second + time.Duration(n)*time.Second/2_500
+	spread := 4*time.Second + time.Duration(n)*time.Second/2_500
+	began := time.Now()
+	due := func(i int) time.Time { return began.Add(lead + time.Duration(i)*spread/time.Duration(n)) }
+
+	c := hub.dial()
+	var mu sync.Mutex
+	at := make(map[string]int64, n) // when each is due
+	var answered sync.WaitGroup
+	for i := range n {
+		ms := due(i).UnixMilli()
+		answered.Add(1)
+		err := c.PublishAsync("later", strconv.AppendInt(nil, int64(i), 10), client.PublishOptions{At: &ms}, func(id string, err error) {
+			defer answered.Done()
+			if err != nil {
+				t.Errorf("publish %d: %v", i, err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			at[id] = ms
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	answered.Wait()
+	took := time.Since(began)
+	if took > lead {
+		t.Logf("the first events were due before the last was answered, which took %v", took)
+	}
+	<-time.After(time.Until(due(n / 2)))
+	down := time.Now()
+	hub = restart()
+	up := time.Now()
+
+	c = hub.dial()
+	audit := subscribeTo(t, c, "later", "audit", client.SubscribeOptions{From: "earliest", MaxInFlight: 10_000})
+	seen := make(map[string]int, n)
+	var late, lateInBetween []time.Duration
+	take := func(e client.Event) {
+		if err := e.Ack(); err != nil {
+			t.Fatal(err)
+		}
+		seen[e.ID]++
+		ms, known := at[e.ID]
+		if !known {
+			t.Errorf("%s (%s) was never answered", e.ID, e.Payload)
+			return
+		}
+		wait := time.Duration(e.TS-ms) * time.Millisecond
+		if wait < 0 {
+			t.Errorf("%s was stored %v early", e.ID, -wait)
+		}
+		if when := time.UnixMilli(ms); when.After(down.Add(-time.Second)) && when.Before(up.Add(2*time.Second)) {
+			lateInBetween = append(lateInBetween, wait)
+		} else {
+			late = append(late, wait)
+		}
+	}
+	for len(seen) < n {
+		select {
+		case e := <-audit.events:
+			take(e)
+		case <-time.After(patience):
+			t.Fatalf("%d of %d events are stored", len(seen), n)
+		}
+	}
+	// What was stored twice would be by now: what a dead hub held comes to another after the
+	// AckWait.
+	<-time.After(8 * time.Second)
+	marker := publishTo(t, c, "later", `"marker"`)
+	for e := audit.next(); e.ID != marker; e = audit.next() {
+		take(e)
+	}
+	for id, times := range seen {
+		if times != 1 {
+			t.Errorf("%s is stored %d times", id, times)
+		}
+	}
+	t.Logf("%d events: published in %v; lateness %s; due from a second before the stop to 2 s after the start, %v later: %s",
+		n, took.Round(time.Millisecond), quantiles(late), up.Sub(down).Round(time.Millisecond), quantiles(lateInBetween))
+}
+
+func quantiles(d []time.Duration) string {
+	if len(d) == 0 {
+		return "of none"
+	}
+	slices.Sort(d)
+	at := func(q int) string { return d[(len(d)-1)*q/100].String() }
+	return "p50 " + at(50) + ", p99 " + at(99) + ", max " + at(100) + " of " + strconv.Itoa(len(d))
+}

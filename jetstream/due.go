@@ -1,0 +1,385 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// dueConsumer is the consumer through which all hubs take events that are due.
+const dueConsumer = "due"
+
+// metaDue marks that consumer for endOldLeases.
+const metaDue = "eventhub.due"
+
+const (
+	// dueLook is how often a hub looks for the stream of delayed events, which another may have
+	// made.
+	dueLook = 30 * time.Second
+	// dueAgain is how long a hub waits after a failure.
+	dueAgain = time.Second
+	// dueBatch and dueBytes bound what a hub takes at a time, and dueWaits how long it waits for
+	// it.
+	dueBatch = 256
+	dueBytes = 8 << 20
+	dueWaits = 10 * time.Second
+	// dueRetry is how long an event waits that could not be stored, doubled with each attempt up to
+	// dueRetryMax.
+	dueRetry    = time.Second
+	dueRetryMax = time.Minute
+	// dueSkew is by how much clocks of the servers of a cluster may differ.
+	dueSkew = 10 * time.Second
+	// dueGauge is how often the waiting events are counted.
+	dueGauge = 10 * time.Second
+	// dueEnd is how long the end of a hub waits for answers.
+	dueEnd = 3 * time.Second
+)
+
+// run stores events that are due in their topics, until the bus closes.
+func (k *schedules) run() {
+	b := k.bus
+	tick := time.NewTicker(dueLook)
+	defer tick.Stop()
+	for b.ctx.Err() == nil {
+		again := tick.C
+		if s, err := k.open(b.ctx, false); err == nil {
+			if err := k.serve(b.ctx, s); err != nil && b.ctx.Err() == nil {
+				b.log.WarnContext(b.ctx, "failed to receive delayed events that are due; retrying", slog.Any("error", err))
+			}
+			again = time.After(dueAgain)
+		}
+		select {
+		case <-b.ctx.Done():
+		case <-k.found:
+		case <-again:
+		}
+	}
+}
+
+// dueReader takes events that are due from the consumer.
+type dueReader struct {
+	*schedules
+	link  *link
+	inbox string // of pulls, before their numbers
+	pulls uint64
+	came  chan *nats.Msg // has room for all that was asked for
+	// began is the last sequence of the stream when this hub began, or began again, to read.
+	// Messages up to it may have been stored in their topics by a hub that failed.
+	began uint64
+	// cancelled has the sequence of each cancellation up to the sequence seen.
+	cancelled map[string]cancellation
+	seen      uint64
+	counted   int64 // when the waiting events were counted
+}
+
+type cancellation struct {
+	seq uint64
+	at  time.Time
+}
+
+// serve reads until ctx ends or something fails.
+func (k *schedules) serve(ctx context.Context, s *stream) error {
+	b := k.bus
+	_, err := b.js.CreateOrUpdateConsumer(ctx, delayedStream, natsjs.ConsumerConfig{
+		Durable: dueConsumer, FilterSubject: duePrefix + ">", AckPolicy: natsjs.AckExplicitPolicy, AckWait: b.cfg.AckWait,
+		MaxAckPending: 8 * dueBatch, MaxDeliver: -1, Metadata: map[string]string{metaDue: "1"},
+	})
+	var info *natsjs.StreamInfo
+	if err == nil {
+		info, err = b.findStream(ctx, delayedStream)
+	}
+	if errors.Is(err, natsjs.ErrStreamNotFound) || errors.Is(err, ErrNotFound) {
+		k.forget(s)
+	}
+	if err != nil {
+		return err
+	}
+	r := &dueReader{schedules: k, link: b.links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), counted: b.clock.now() - int64(dueGauge)}
+	r.inbox = nats.NewInbox() + "."
+	sub, err := r.link.nc.ChanSubscribe(r.inbox+"*", r.came)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		_ = sub.Unsubscribe() // it fails where the connection is closed
+		r.giveBack()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dueEnd)
+		defer cancel()
+		_ = k.out.Flush(ctx) // what is not acknowledged comes again
+	}()
+	cuts := r.link.cuts.Load()
+	for {
+		r.gauge(ctx)
+		err := r.pull(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			return err
+		case r.link.cuts.Load() != cuts:
+			return errCut
+		}
+	}
+}
+
+// gauge reports how many events wait.
+func (r *dueReader) gauge(ctx context.Context) {
+	b := r.bus
+	if now := b.clock.now(); now-r.counted >= int64(dueGauge) {
+		r.counted = now
+		if n, err := r.count(ctx, waitPrefix+">"); err == nil {
+			b.obs.Gauge(GaugeDelayed, float64(n))
+		}
+	}
+}
+
+// giveBack gives back what has come and was not begun.
+func (r *dueReader) giveBack() {
+	for {
+		select {
+		case m := <-r.came:
+			if _, ok := parseAckSubject(m.Reply); ok {
+				r.settle(m.Reply, nakNow)
+			}
+		default:
+			return
+		}
+	}
+}
+
+// settle sends a settlement. One that is lost only makes the event come again.
+func (r *dueReader) settle(reply string, how []byte) { _ = r.link.nc.Publish(reply, how) }
+
+// pull asks for events and stores them until the request has ended.
+func (r *dueReader) pull(ctx context.Context) error {
+	b := r.bus
+	most := max(dueBytes, int(r.link.nc.MaxPayload())+payloadMargin) // an event always fits
+	req, err := json.Marshal(map[string]any{"batch": dueBatch, "max_bytes": most, "expires": dueWaits, "idle_heartbeat": dueWaits / 4})
+	if err != nil {
+		return err
+	}
+	r.pulls++
+	inbox := r.inbox + strconv.FormatUint(r.pulls, 36) // what ends a pull names it
+	if err := r.link.nc.PublishMsg(&nats.Msg{Subject: b.api + "CONSUMER.MSG.NEXT." + delayedStream + "." + dueConsumer, Reply: inbox, Data: req}); err != nil {
+		return err
+	}
+	silence := time.NewTimer(dueWaits)
+	defer silence.Stop()
+	var events []dueEvent
+	for ended, came := false, 0; !ended; {
+		var m *nats.Msg
+		select {
+		case m = <-r.came:
+		case <-ctx.Done():
+			return nil
+		case <-silence.C:
+			return errNoReply
+		}
+		silence.Reset(dueWaits)
+		events = events[:0]
+		for m != nil {
+			if meta, ok := parseAckSubject(m.Reply); ok {
+				came++
+				ended = came == dueBatch
+				events = append(events, dueEvent{msg: m, meta: meta})
+			} else if status := m.Header.Get("Status"); status != "100" && m.Subject == inbox {
+				if ended = true; came == 0 && (status == "409" || status == "503") {
+					err = fmt.Errorf("%w: %s", errPullEnded, m.Header.Get("Description"))
+				}
+			}
+			m = nil
+			if !ended {
+				select {
+				case m = <-r.came:
+				default:
+				}
+			}
+		}
+		if len(events) > 0 {
+			if err := r.take(ctx, events); err != nil {
+				for _, e := range events {
+					if !e.begun {
+						r.settle(e.msg.Reply, nakNow)
+					}
+				}
+				return err
+			}
+			silence.Reset(dueWaits)
+		}
+	}
+	return err
+}
+
+// dueEvent is an event that is due.
+type dueEvent struct {
+	msg   *nats.Msg
+	meta  deliveryMeta
+	begun bool
+}
+
+// options are those with which the event was published, and its topic. It returns false for a
+// message that no hub has stored.
+func (e *dueEvent) options() (topic string, opts PublishOptions, ok bool) {
+	h := e.msg.Header
+	subject := h.Get(headerTarget)
+	topic = subjectTopic(subject)
+	if topic == "" || h[headerID] == nil {
+		return "", opts, false
+	}
+	var was Event
+	was.readHeader(h)
+	opts = PublishOptions{
+		ID: was.ID, Key: subjectKey(subject), SID: was.SID, Headers: was.Headers, Tags: was.Tags, CausedBy: was.CausedBy, Tombstone: was.Tombstone,
+		TS: was.TS, HasTS: h[headerTS] != nil,
+	}
+	return topic, opts, true
+}
+
+// take stores events in their topics, except those that were cancelled or are stored already. An
+// error means that the rest was not begun.
+func (r *dueReader) take(ctx context.Context, events []dueEvent) error {
+	b := r.bus
+	if err := r.readCancelled(ctx); err != nil {
+		return err
+	}
+	if b.clock.stalled(b.clock.now()) {
+		return errStalled // others may have the events by now
+	}
+	stored, err := r.lookUp(ctx, events)
+	if err != nil {
+		return err
+	}
+	for i := range events {
+		e := &events[i]
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		topic, opts, ok := e.options()
+		switch mark := e.msg.Header.Get(headerScheduleID); {
+		case !ok:
+			b.log.WarnContext(ctx, "a message among delayed events is none; it is removed", slog.String("subject", e.msg.Subject))
+			r.settle(e.msg.Reply, ackNow)
+		case r.isCancelled(mark, e.meta.streamSeq):
+			if _, err := r.mark(ctx, cancelledPrefix+mark, true); err != nil {
+				return err
+			}
+			r.settle(e.msg.Reply, ackNow)
+		case stored[i]:
+			r.settle(e.msg.Reply, ackNow)
+		default:
+			r.store(ctx, e, topic, opts)
+		}
+		e.begun = true
+	}
+	return nil
+}
+
+var errStalled = errors.New("the process stood still")
+
+// store publishes an event to its topic, and settles it when that is confirmed.
+func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts PublishOptions) {
+	b, reply, delivered := r.bus, e.msg.Reply, e.meta.delivered
+	done := func(_ Receipt, err error) {
+		if err == nil {
+			r.settle(reply, ackNow)
+			return
+		}
+		wait := min(dueRetry<<min(delivered-1, 10), dueRetryMax)
+		b.log.WarnContext(ctx, "failed to store a delayed event that is due; retrying", slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", wait), slog.Any("error", err))
+		r.settle(reply, []byte(`-NAK {"delay": `+strconv.FormatInt(int64(wait), 10)+`}`))
+	}
+	t, err := b.topic(ctx, topic, "")
+	if err == nil {
+		err = r.out.send(ctx, t, e.msg.Data, &opts, done)
+	}
+	if err != nil {
+		done(Receipt{}, err)
+	}
+}
+
+// readCancelled reads the cancellations at the leader that lie before the events at hand.
+func (r *dueReader) readCancelled(ctx context.Context) error {
+	for mark, c := range r.cancelled {
+		if time.Since(c.at) > cancelledAge {
+			delete(r.cancelled, mark)
+		}
+	}
+	for {
+		m, err := r.bus.getMsg(ctx, delayedStream, map[string]any{"next_by_subj": cancelledPrefix + ">", "seq": r.seen + 1})
+		if errors.Is(err, ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		r.seen = m.seq
+		mark := m.subject[len(cancelledPrefix):]
+		if _, met := r.cancelled[mark]; !met {
+			r.cancelled[mark] = cancellation{seq: m.seq, at: time.Now()}
+		}
+	}
+}
+
+func (r *dueReader) isCancelled(mark string, seq uint64) bool {
+	c, ok := r.cancelled[mark]
+	return ok && c.seq < seq
+}
+
+// lookUp reports which events are stored in their topics already, by their index. Only those are
+// looked for that another hub, or this one before a failure, may have had.
+func (r *dueReader) lookUp(ctx context.Context, events []dueEvent) (map[int]bool, error) {
+	type search struct {
+		IDSearch
+		index map[string][]int
+	}
+	var searches map[string]*search
+	for i := range events {
+		e := &events[i]
+		if e.meta.delivered <= 1 && e.meta.streamSeq > r.began {
+			continue
+		}
+		topic, opts, ok := e.options()
+		if !ok {
+			continue
+		}
+		since := time.Unix(0, e.meta.storedAt).Add(-dueSkew)
+		s := searches[topic]
+		if s == nil {
+			if searches == nil {
+				searches = make(map[string]*search)
+			}
+			s = &search{IDSearch: IDSearch{Since: since}, index: make(map[string][]int)}
+			searches[topic] = s
+		}
+		if since.Before(s.Since) {
+			s.Since = since
+		}
+		if s.index[opts.ID] == nil {
+			s.IDs = append(s.IDs, opts.ID)
+		}
+		s.index[opts.ID] = append(s.index[opts.ID], i)
+	}
+	stored := make(map[int]bool)
+	for topic, s := range searches {
+		found, complete, err := r.bus.History(topic).FindIDs(ctx, s.IDSearch)
+		if err != nil {
+			return nil, err
+		}
+		if !complete {
+			r.bus.log.WarnContext(ctx, "could not look up all delayed events that may be stored already; the duplicate window decides", slog.String("topic", topic))
+		}
+		for id, indexes := range s.index {
+			for _, i := range indexes {
+				stored[i] = found[id]
+			}
+		}
+	}
+	return stored, nil
+}

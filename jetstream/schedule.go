@@ -1,0 +1,491 @@
+package jetstream
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2"
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// Delayed events wait in a stream of their own, one message schedule each. When a schedule is due,
+// the server stores its message under the target, which lies in the same stream, and removes the
+// schedule; a hub then publishes the message to its topic (see due.go). The stream has no bounds,
+// because a bound would drop events: the hub refuses events instead.
+const (
+	delayedStream = "eventhub_delayed"
+	delayedPrefix = "eventhub.delayed."
+	// waitPrefix.<client>.<topic>.<id> is an event that waits.
+	waitPrefix = delayedPrefix + "wait."
+	// duePrefix.<topic>.<id> is an event that is due.
+	duePrefix = delayedPrefix + "due."
+	// cancelledPrefix.<schedule> says that an event was cancelled. It counts for events that became
+	// due after it.
+	cancelledPrefix = delayedPrefix + "cancelled."
+)
+
+// Headers of the messages in that stream, beside those that the event will have.
+const (
+	headerSchedule       = "Nats-Schedule"
+	headerScheduleTarget = "Nats-Schedule-Target"
+	headerExpectSubject  = "Nats-Expected-Last-Subject-Sequence-Subject"
+	headerTTL            = "Nats-TTL"
+	headerScheduleID     = "Event-Schedule" // tells schedules of the same event id from each other
+	headerTarget         = "Event-Subject"  // subject of the event in the stream of its topic
+	headerDropped        = "Event-Dropped"  // of a cancellation that a due event met
+)
+
+// cancelledAge is how long a cancellation is kept: longer than a due event can be on its way to
+// being stored.
+const cancelledAge = 10 * time.Minute
+
+// Bounds of what the hub remembers about who has delayed events.
+const (
+	delayedClients = 10_000
+	delayedLook    = time.Second // between two counts of a client that is at its limit
+)
+
+// errNoSchedules is the refusal where the server has no message schedules.
+var errNoSchedules = badOptions("opts.delay_ms and opts.at need message schedules, which this NATS server does not have: use nats-server 2.12 or newer")
+
+// due returns when the event is to be stored, and false if that is now.
+func (o *PublishOptions) due(now time.Time) (time.Time, bool) {
+	at := o.At
+	if o.Delay != 0 {
+		at = now.Add(o.Delay)
+	}
+	if !at.After(now) {
+		return time.Time{}, false
+	}
+	// the server knows milliseconds, and no event is early
+	return at.Add(time.Millisecond - 1).Truncate(time.Millisecond), true
+}
+
+// Delayed reports whether Delay or At is set. Such a publish may wait for the event store before it
+// is sent.
+func (o *PublishOptions) Delayed() bool { return o.Delay != 0 || !o.At.IsZero() }
+
+// validateDelay checks Delay and At.
+func (o *PublishOptions) validateDelay(now time.Time, most time.Duration) error {
+	switch {
+	case o.Delay != 0 && !o.At.IsZero():
+		return badOptions("opts.delay_ms and opts.at are two ways to say when: give one")
+	case o.Delay < 0:
+		return badOptions("opts.delay_ms must not be negative")
+	case o.Delay > most:
+		return badOptions("opts.delay_ms is %d, at most %d are allowed (max_delay)", o.Delay.Milliseconds(), most.Milliseconds())
+	case o.At.Sub(now) > most:
+		return badOptions("opts.at is more than %d ms ahead, which is the most allowed (max_delay)", most.Milliseconds())
+	case o.ExpectKeySequence != nil:
+		return badOptions("an expected key sequence and a delay exclude each other")
+	}
+	return nil
+}
+
+// schedules is the stream of delayed events as this hub knows it.
+type schedules struct {
+	bus    *Bus
+	lock   chan struct{} // held while the stream is looked for or made
+	stream atomic.Pointer[stream]
+	none   int64         // when the server was found to have no schedules; 0 if never. Under lock.
+	found  chan struct{} // has a value when the stream was found
+	places *lru.Cache[string, *delayPlaces]
+	out    *Publisher // of events that are due
+}
+
+func newSchedules(b *Bus) *schedules {
+	places, _ := lru.New[string, *delayPlaces](delayedClients) // it fails for sizes below 1
+	return &schedules{bus: b, lock: make(chan struct{}, 1), found: make(chan struct{}, 1), places: places}
+}
+
+func scheduleConfig(cfg *Config) natsjs.StreamConfig {
+	c := natsjs.StreamConfig{
+		Name:        delayedStream,
+		Description: "eventhub: delayed events",
+		Subjects:    []string{delayedPrefix + ">"},
+		// what is settled goes; only due events are ever read
+		Retention:         natsjs.WorkQueuePolicy,
+		Discard:           natsjs.DiscardOld,
+		MaxMsgs:           -1,
+		MaxBytes:          -1,
+		MaxMsgSize:        -1,
+		MaxConsumers:      -1,
+		Replicas:          cfg.Replicas,
+		AllowDirect:       true,
+		AllowMsgTTL:       true,
+		AllowMsgSchedules: true,
+	}
+	if cfg.MemoryStorage {
+		c.Storage = natsjs.MemoryStorage
+	}
+	return c
+}
+
+// open returns the stream, and makes it if create is set. It returns ErrNotFound otherwise.
+func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
+	if s := k.stream.Load(); s != nil {
+		return s, nil
+	}
+	select {
+	case k.lock <- struct{}{}:
+		defer func() { <-k.lock }()
+	case <-ctx.Done():
+		return nil, k.bus.unavailable(ctx.Err())
+	}
+	if s := k.stream.Load(); s != nil {
+		return s, nil
+	}
+	b := k.bus
+	if k.none != 0 && b.clock.now()-k.none < int64(time.Minute) {
+		return nil, errNoSchedules
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
+	defer cancel()
+	info, err := b.findStream(ctx, delayedStream)
+	made := false
+	if errors.Is(err, ErrNotFound) && create {
+		info, made, err = k.create(ctx)
+	}
+	if errors.Is(err, ErrNotFound) {
+		return nil, err
+	}
+	if err != nil {
+		return nil, b.unavailable(err)
+	}
+	if !info.Config.AllowMsgSchedules {
+		if made { // by a server that ignores the setting
+			if err := b.js.DeleteStream(ctx, delayedStream); err != nil {
+				b.log.WarnContext(ctx, "failed to remove a stream that is of no use: the NATS server has no message schedules", slog.String("stream", delayedStream), slog.Any("error", err))
+			}
+		}
+		k.none = b.clock.now()
+		return nil, errNoSchedules
+	}
+	s := &stream{name: delayedStream, family: true, created: info.Created, slots: make(chan struct{}, b.limits.PublishInFlight), ready: make([]atomic.Bool, len(b.links))}
+	k.stream.Store(s)
+	select {
+	case k.found <- struct{}{}:
+	default:
+	}
+	return s, nil
+}
+
+func (k *schedules) create(ctx context.Context) (info *natsjs.StreamInfo, made bool, err error) {
+	b := k.bus
+	if err := b.awaitGone(ctx, delayedStream); err != nil {
+		return nil, false, err
+	}
+	s, err := again(ctx, func(ctx context.Context) (natsjs.Stream, error) {
+		return b.js.CreateStream(ctx, scheduleConfig(&b.cfg))
+	})
+	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
+		info, err = b.findStream(ctx, delayedStream)
+		return info, false, err
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("jetstream: create stream %s: %w", delayedStream, err)
+	}
+	return s.CachedInfo(), true, nil
+}
+
+// forget drops what is known of a stream that is gone, so that the next use looks again.
+func (k *schedules) forget(s *stream) {
+	if k.stream.CompareAndSwap(s, nil) {
+		b := k.bus
+		b.topics.mu.Lock()
+		b.topics.missing(s.name, b.clock.now())
+		b.topics.mu.Unlock()
+	}
+}
+
+// delayPlaces counts the delayed events of a client, or of all, without asking the server each
+// time.
+type delayPlaces struct {
+	lock    chan struct{} // held while the server is asked; guards the rest
+	left    int           // how many more are allowed before the server is asked again
+	asked   int64         // when that was
+	sending atomic.Int64  // unanswered, so perhaps not counted by the server
+}
+
+// take counts one event, or returns how many wait if that is as many as are allowed.
+func (k *schedules) take(ctx context.Context, p *delayPlaces, filter string, limit int) (full bool, err error) {
+	select {
+	case p.lock <- struct{}{}:
+		defer func() { <-p.lock }()
+	case <-ctx.Done():
+		return false, k.bus.unavailable(ctx.Err())
+	}
+	if p.left <= 0 {
+		now := k.bus.clock.now()
+		if p.asked != 0 && p.left < 0 && now-p.asked < int64(delayedLook) {
+			return true, nil
+		}
+		n, err := k.count(ctx, filter)
+		if err != nil {
+			return false, k.bus.unavailable(err)
+		}
+		room := limit - n - int(p.sending.Load())
+		p.asked = now
+		if room <= 0 {
+			p.left = -1
+			return true, nil
+		}
+		p.left = max(1, room/4) // other hubs add to it, too
+	}
+	p.left--
+	p.sending.Add(1)
+	return false, nil
+}
+
+// count returns how many messages the stream has under a filter.
+func (k *schedules) count(ctx context.Context, filter string) (n int, err error) {
+	_, err = k.bus.direct(ctx, delayedStream, &directQuery{Seq: 1, Batch: 1, NextBySubj: filter}, func(_ *storedMsg, pending uint64) error {
+		n = int(pending) + 1 //nolint:gosec // far fewer
+		return nil
+	})
+	return n, err
+}
+
+// clientToken is a client's name in subjects.
+func clientToken(client string) string {
+	sum := sha256.Sum256([]byte(client))
+	return hex.EncodeToString(sum[:8])
+}
+
+// reserve counts an event that client is about to delay, or returns the refusal. release is to be
+// called when the stream has answered.
+func (k *schedules) reserve(ctx context.Context, client string) (release func(), err error) {
+	b := k.bus
+	places := func(name string) *delayPlaces {
+		fresh := &delayPlaces{lock: make(chan struct{}, 1)}
+		if old, met, _ := k.places.PeekOrAdd(name, fresh); met {
+			k.places.Get(name)
+			return old
+		}
+		return fresh
+	}
+	all := places("")
+	full, err := k.take(ctx, all, waitPrefix+">", b.limits.Delayed)
+	if err != nil {
+		return nil, err
+	}
+	if full {
+		b.obs.LimitReached("delayed")
+		return nil, &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("%d delayed events wait, which is the limit (delayed): publish again when some are due", b.limits.Delayed)}
+	}
+	if client == "" || client[0] == ownClient[0] {
+		return func() { all.sending.Add(-1) }, nil
+	}
+	own := places(client)
+	full, err = k.take(ctx, own, waitPrefix+clientToken(client)+".>", b.limits.DelayedPerClient)
+	if err == nil && full {
+		b.obs.LimitReached("delayed_per_client")
+		err = &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("%d delayed events of this client wait, which is its limit (delayed_per_client): publish again when some are due", b.limits.DelayedPerClient)}
+	}
+	if err != nil {
+		all.sending.Add(-1)
+		return nil, err
+	}
+	return func() { all.sending.Add(-1); own.sending.Add(-1) }, nil
+}
+
+// delayedName is what the subjects of a delayed event end with.
+func delayedName(topic, id string) string { return objectName(topic) + "." + keyToken(id) }
+
+// schedule is PublishAsync for an event that is due later.
+func (p *Publisher) schedule(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, at time.Time, done func(Receipt, error)) error {
+	k := p.bus.schedules
+	s, err := k.open(ctx, true)
+	if err != nil {
+		return err
+	}
+	client := cmp.Or(opts.CountFor, p.client)
+	release, err := k.reserve(ctx, client)
+	if err != nil {
+		return err
+	}
+	id := opts.ID
+	if id == "" {
+		if id, err = p.link.newIDAt(at); err != nil {
+			release()
+			return &Error{Code: CodeInternal, Msg: "no id could be made", Err: err}
+		}
+	}
+	if err := p.acquire(ctx, s); err != nil {
+		release()
+		return err
+	}
+	name := delayedName(t.name, id)
+	h := opts.header(t, id, false)
+	h[headerTarget] = []string{t.subjectFor(opts.Key)}
+	h[headerScheduleID] = []string{rand.Text()}
+	h[headerSchedule] = []string{"@at " + at.UTC().Format("2006-01-02T15:04:05.000Z")}
+	h[headerScheduleTarget] = []string{duePrefix + name}
+	h[headerExpectSubSeq] = []string{"0"}
+	h[headerExpectSubject] = []string{waitPrefix + "*." + name}
+
+	w, _ := outgoing.Get().(*outgoingEvent)
+	w.p, w.id = p, id
+	w.topic = &topicInfo{name: t.name, stream: s, obs: scheduleObserver{t.obs}}
+	w.done = func(r Receipt, err error) {
+		release()
+		if errors.Is(err, nats.ErrNoResponders) {
+			k.forget(s)
+		}
+		if errors.Is(err, ErrKeyChanged) { // an event of this id waits
+			r, err = Receipt{Duplicate: true}, nil
+		}
+		r.ID, r.Stream, r.Sequence = id, "", 0
+		done(r, err)
+	}
+	w.msg.Subject, w.msg.Header, w.msg.Data = waitPrefix+clientToken(client)+"."+name, h, payload
+	return p.transmit(ctx, w)
+}
+
+// scheduleObserver counts a delayed event as published only when it is stored in its topic.
+type scheduleObserver struct{ TopicObserver }
+
+func (scheduleObserver) Published(time.Duration) {}
+
+// Cancel removes an event that was published with a delay and still waits. It returns ErrNotFound
+// when no such event waits: it is unknown, was cancelled, or has been stored in its topic or is
+// about to be. After a nil error, the event is never stored. After any other error the outcome is
+// unknown, and Cancel may be repeated. Cancel may be called concurrently with all other methods.
+func (p *Publisher) Cancel(ctx context.Context, topic, id string) error {
+	b := p.bus
+	if err := ValidTopic(topic); err != nil {
+		return err
+	}
+	if err := validateID(id); err != nil {
+		return err
+	}
+	if b.closing.Load() {
+		return ErrClosed
+	}
+	if _, err := b.schedules.open(ctx, false); errors.Is(err, ErrNotFound) || errors.Is(err, errNoSchedules) {
+		return ErrNotFound
+	} else if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	defer cancel()
+	err := b.schedules.cancel(ctx, delayedName(topic, id))
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return b.unavailable(err)
+	}
+	return err
+}
+
+// cancel decides between the removal of a schedule and the server, which may be about to store the
+// event as due. A due event counts as cancelled if a cancellation lies before it in the stream;
+// hubs look for cancellations after they have received an event, and note which they have met.
+func (k *schedules) cancel(ctx context.Context, name string) error {
+	b := k.bus
+	waits, err := b.lastBySubject(ctx, delayedStream, waitPrefix+"*."+name)
+	if err != nil {
+		return err
+	}
+	schedule := waits.header.Get(headerScheduleID)
+	mark := cancelledPrefix + schedule
+	at, err := k.mark(ctx, mark, false)
+	if err != nil {
+		return err
+	}
+	removed, err := k.remove(ctx, waits.seq)
+	if err != nil {
+		return err
+	}
+	due, err := b.lastBySubject(ctx, delayedStream, duePrefix+name)
+	switch {
+	case err == nil && due.header.Get(headerScheduleID) == schedule:
+		if due.seq < at {
+			return ErrNotFound
+		}
+		return nil // the hub that receives it drops it
+	case err != nil && !errors.Is(err, ErrNotFound):
+		return err
+	case removed:
+		return nil
+	}
+	// a hub has had it
+	met, err := b.lastBySubject(ctx, delayedStream, mark)
+	if err != nil {
+		return err
+	}
+	if met.header.Get(headerDropped) == "" {
+		return ErrNotFound
+	}
+	return nil
+}
+
+// mark stores a cancellation and returns its sequence.
+func (k *schedules) mark(ctx context.Context, subject string, dropped bool) (uint64, error) {
+	h := nats.Header{headerTTL: {strconv.Itoa(int(cancelledAge.Seconds()))}}
+	if dropped {
+		h[headerDropped] = []string{"1"}
+	}
+	reply, err := k.bus.link().requestMsg(ctx, &nats.Msg{Subject: subject, Header: h})
+	if err == nil && noResponders(reply) {
+		err = nats.ErrNoResponders
+	}
+	if err != nil {
+		return 0, fmt.Errorf("jetstream: store a cancellation: %w", err)
+	}
+	ack, err := parsePubAck(reply.Data, delayedStream)
+	if err != nil {
+		return 0, fmt.Errorf("jetstream: store a cancellation: %w", err)
+	}
+	return ack.Seq, nil
+}
+
+// remove removes a message and reports whether it was there. It asks once: asked twice, the server
+// would say that what it removed the first time was not there.
+func (k *schedules) remove(ctx context.Context, seq uint64) (bool, error) {
+	b := k.bus
+	query := []byte(`{"no_erase":true,"seq":` + strconv.FormatUint(seq, 10) + `}`)
+	reply, err := b.link().request(ctx, b.api+"STREAM.MSG.DELETE."+delayedStream, query)
+	if err != nil {
+		return false, fmt.Errorf("jetstream: remove a schedule: %w", err)
+	}
+	removed, err := parseRemoved(reply)
+	if _, refused := errors.AsType[*apiError](err); refused {
+		// The server has several errors for a message that is not there.
+		_, absent := b.getMsg(ctx, delayedStream, map[string]any{"seq": seq})
+		if errors.Is(absent, ErrNotFound) {
+			return false, nil
+		}
+	}
+	if err != nil {
+		return false, fmt.Errorf("jetstream: remove a schedule: %w", err)
+	}
+	return removed, nil
+}
+
+// parseRemoved reads the answer to the removal of a message.
+func parseRemoved(reply *nats.Msg) (bool, error) {
+	if noResponders(reply) {
+		return false, nats.ErrNoResponders
+	}
+	var got struct {
+		Error   *apiError `json:"error"`
+		Success bool      `json:"success"`
+	}
+	if err := json.Unmarshal(reply.Data, &got); err != nil {
+		return false, err
+	}
+	if got.Error != nil {
+		return false, got.Error
+	}
+	return got.Success, nil
+}

@@ -1,0 +1,4 @@
+package inbox
+
+// KVKey is the key of an event in the bucket.
+var KVKey = kvKey
