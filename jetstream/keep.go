@@ -212,7 +212,8 @@ func (b *Bus) keep(ctx context.Context, t *topicInfo) error {
 	last := min(state.FirstSeq+over-1, floor)
 	if last >= state.FirstSeq {
 		b.sayFull(t, false, "")
-		return b.purgeStream(ctx, t.stream.name, last+1)
+		_, err := b.purgeFiltered(ctx, t.stream.name, "", last+1)
+		return err
 	}
 	b.sayFull(t, isFull(state, &info.Config), holder)
 	return nil
