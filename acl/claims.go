@@ -33,6 +33,11 @@ type claims struct {
 
 var _ jwt.Claims = (*claims)(nil)
 
+// claimError is the name of a registered claim whose value has the wrong form.
+type claimError string
+
+func (e claimError) Error() string { return "claim " + string(e) + " has a value of the wrong form" }
+
 func (c *claims) GetExpirationTime() (*jwt.NumericDate, error) { return c.expires, nil }
 func (c *claims) GetIssuedAt() (*jwt.NumericDate, error)       { return c.issuedAt, nil }
 func (c *claims) GetNotBefore() (*jwt.NumericDate, error)      { return c.notBefore, nil }
@@ -74,7 +79,7 @@ func (c *claims) UnmarshalJSON(data []byte) error {
 			c.policy = f.value
 		}
 		if !ok {
-			return errors.New("a registered claim has a value of the wrong form")
+			return claimError(f.name)
 		}
 	}
 	return nil

@@ -94,8 +94,9 @@ func (p *Policy) Len() int {
 // such as one with a wildcard, is denied before any rule is evaluated. Decide does not allocate.
 //
 // A rule that denies an action on a topic also denies it on the topic's dead letters, dlq.TOPIC,
-// and on its snapshots, TOPIC.snapshot. Such a topic is exempt if the rule that allows it names it:
-// by a pattern that begins with dlq, or by a pattern whose last segment is no wildcard.
+// and on its snapshots, TOPIC.snapshot. Such a topic is exempt if an earlier rule allows it, or if
+// the rule that allows it names it: by a pattern that begins with dlq, or by a pattern whose last
+// segment is no wildcard.
 func (p *Policy) Decide(a Action, topic, group string) Decision {
 	want := a.bits()
 	if p == nil || want == 0 {
@@ -128,7 +129,7 @@ func (p *Policy) decide(want actions, topic, group string, deadLetter, snapshot 
 		if s.topic == "" {
 			continue
 		}
-		if over := p.decide(want, s.topic, group, s.deadLetter, s.snapshot); over.denies() {
+		if over := p.decide(want, s.topic, group, s.deadLetter, s.snapshot); over.deniesBefore(d) {
 			return over.covering(s.topic)
 		}
 	}
@@ -216,8 +217,11 @@ type Decision struct {
 	shown string
 }
 
-// denies reports whether a rule denies the request.
-func (d Decision) denies() bool { return !d.Allowed && d.rule != nil }
+// deniesBefore reports whether a rule denies the request that comes before the rule of another
+// decision.
+func (d Decision) deniesBefore(other Decision) bool {
+	return !d.Allowed && d.rule != nil && d.number < other.number
+}
 
 // covering returns the denial of the topic shown as a denial of a topic that shows its events.
 func (d Decision) covering(shown string) Decision {

@@ -180,7 +180,8 @@ func (r reference) MarshalJSON() ([]byte, error) {
 }
 
 // referenceDecision decides as the first rule that matches does, unless it allows a topic that
-// shows the events of a topic that a rule denies. shows has the configured snapshot topics.
+// shows the events of a topic that an earlier rule denies. shows has the configured snapshot
+// topics.
 func referenceDecision(rules []reference, action, topic, group string, shows map[string]string) (allowed bool, number int) {
 	return referenceCovered(rules, action, topic, group, shows, "")
 }
@@ -215,7 +216,7 @@ func referenceCovered(rules []reference, action, topic, group string, shows map[
 		if strings.Contains(done, s.way) || names(s.way) {
 			continue
 		}
-		if ok, by := referenceCovered(rules, action, s.topic, group, shows, done+s.way); !ok && by > 0 {
+		if ok, by := referenceCovered(rules, action, s.topic, group, shows, done+s.way); !ok && by > 0 && by < number {
 			return false, by
 		}
 	}

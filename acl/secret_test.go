@@ -33,6 +33,14 @@ func TestReadSecret(t *testing.T) {
 			t.Errorf("the error does not name the file: %v", err)
 		}
 	}
+	// Of root's own files, one that root's group may read, and nobody may write, is accepted.
+	path := filepath.Join(t.TempDir(), "mounted")
+	if err := os.WriteFile(path, []byte("secret"), 0o440); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := acl.ReadSecret(path); (err == nil) != (os.Geteuid() == 0) {
+		t.Errorf("mode 0440, by user %d: %v", os.Geteuid(), err)
+	}
 	if _, err := acl.ReadSecret(filepath.Join(t.TempDir(), "none")); err == nil || !strings.Contains(err.Error(), "no such file") {
 		t.Error(err)
 	}

@@ -248,6 +248,9 @@ func (v *Verifier) key(ctx context.Context) jwt.Keyfunc {
 // refusal maps an error of the JWT library to a fixed message, because err may contain parts of the
 // token.
 func refusal(err error) *Error {
+	if claim, ok := errors.AsType[claimError](err); ok {
+		return invalid("The claim " + string(claim) + " of the token has a value of the wrong form.")
+	}
 	for _, r := range []struct {
 		is     error
 		reason Reason

@@ -176,6 +176,7 @@ func TestAttacksAreRefused(t *testing.T) {
 		"oversize":                     {strings.Repeat("a", acl.MaxTokenBytes+1), "16384 bytes"},
 		"a name with a line break":     {sign(payload(`,"sub2":1`)[:len(payload(""))-1] + `,"iss":7}`), "form"},
 		"a name that breaks lines":     {sign(fmt.Sprintf(`{"sub":"a\nb","exp":%d}`, in(time.Hour))), "form"},
+		"a jti that is a number":       {sign(payload(`,"jti":7`)), "The claim jti of the token has a value of the wrong form."},
 		"a name without end":           {sign(fmt.Sprintf(`{"sub":"%s","exp":%d}`, strings.Repeat("a", 257), in(time.Hour))), "form"},
 		"scopes no array":              {sign(payload(`,"scopes":"publish:**"`)), "rights are malformed: scopes is not an array of strings"},
 		"scopes no strings":            {sign(payload(`,"scopes":["publish:a",1]`)), "scopes is not an array of strings"},

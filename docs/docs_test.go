@@ -1,4 +1,3 @@
-// Package docs has no code: it tests the form of all prose in the repository, comments included.
 package docs
 
 import (

@@ -108,9 +108,10 @@ func (s *Server) bearer(r *http.Request) (Principal, *fault) {
 	if p := s.bearers.find(hash, now); p != nil {
 		return p, nil
 	}
-	p, fail := s.authenticate(r.Context(), token, guesser{address: sourceOf(r.RemoteAddr), overHTTP: true})
+	remote := s.remoteOf(r)
+	p, fail := s.authenticate(r.Context(), token, guesser{address: sourceOf(remote), overHTTP: true})
 	if fail != nil {
-		s.refusedToken(r.Context(), r.RemoteAddr, "http", fail)
+		s.refusedToken(r.Context(), remote, "http", fail)
 	}
 	if s.bearers.keep(hash, p, now) {
 		s.cfg.Observer.LimitReached("bearers")

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"eventhub/docs/apitest"
 	"eventhub/facade/client"
 )
 
@@ -18,7 +19,7 @@ func TestPayloadLimit(t *testing.T) {
 	c := hub.dial()
 	topic := freshTopic()
 	in := hub.subscribe(c, topic, "g", client.SubscribeOptions{})
-	web := &http.Client{Transport: &http.Transport{MaxConnsPerHost: 1}}
+	web := &http.Client{Transport: apitest.Transport(t, apitest.Clients, &http.Transport{MaxConnsPerHost: 1})}
 	defer web.CloseIdleConnections()
 	post := func(size int) (status int, body string) {
 		t.Helper()
@@ -63,7 +64,7 @@ func TestPayloadLimit(t *testing.T) {
 // A connection that was answered 413 is used again.
 func TestTooLargeLeavesTheHTTPConnectionOpen(t *testing.T) {
 	hub := startHub(t, openBus(t))
-	web := &http.Client{Transport: &http.Transport{MaxConnsPerHost: 1}}
+	web := &http.Client{Transport: apitest.Transport(t, apitest.Clients, &http.Transport{MaxConnsPerHost: 1})}
 	defer web.CloseIdleConnections()
 	var reused bool
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { reused = info.Reused }})

@@ -35,6 +35,8 @@ const (
 	codeOverloaded        code = "overloaded"
 	codeInternal          code = "internal"
 	codeGroupReset        code = "group_reset"
+	codeEventsLost        code = "events_lost"
+	codeTopicFull         code = "topic_full"
 )
 
 // A rule holds the consequences of a code.
@@ -73,6 +75,9 @@ var rules = map[code]rule{
 	codeOverloaded:        {http.StatusServiceUnavailable, true, "The hub is at one of its limits."},
 	// group_reset answers no request. Nothing else has this status.
 	codeGroupReset: {http.StatusConflict, false, "The group had to start anew and may have missed events; the message is topic::group. It answers no request."},
+	// events_lost answers no request either.
+	codeEventsLost: {http.StatusGone, false, "Events were removed before the group was given them; the message is topic::group, how many, and since when. It answers no request."},
+	codeTopicFull:  {http.StatusInsufficientStorage, true, "The topic is at its bound, and groups have not acknowledged its oldest events. Nothing was stored."},
 	codeInternal:   {http.StatusServiceUnavailable, true, "The hub failed; the cause is in its log."},
 }
 
@@ -98,6 +103,8 @@ type fault struct {
 	wait time.Duration
 	// tooLarge marks a publish_failed that is due to size, so that HTTP answers 413.
 	tooLarge bool
+	// ends marks a fault after which the connection ends.
+	ends bool
 }
 
 // Error is what the log says of a fault.
@@ -150,5 +157,5 @@ var closings = map[websocket.StatusCode]closing{
 	closeBinaryMessage:  {"binary_message", "A binary message came; frames are text messages."},
 	closeProtocolErrors: {"protocol_errors", "The client kept sending frames that the hub could not read."},
 	closeMessageTooBig:  {"message_too_big", "A message was far above the limit and could not be skipped."},
-	closeAuthRefused:    {"auth_refused", "AUTH was refused too many times."},
+	closeAuthRefused:    {"auth_refused", "AUTH was refused too many times, on this connection or from this address."},
 }

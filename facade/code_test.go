@@ -79,12 +79,14 @@ func TestRules(t *testing.T) {
 	statuses := []int{
 		http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusConflict,
 		http.StatusRequestEntityTooLarge, http.StatusTooManyRequests, http.StatusServiceUnavailable,
+		http.StatusGone, http.StatusInsufficientStorage,
 	}
+	later := []int{http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusInsufficientStorage}
 	for c, r := range rules {
 		if !slices.Contains(statuses, r.status) {
 			t.Errorf("%s has status %d, which the protocol does not have", c, r.status)
 		}
-		if retry := r.status == http.StatusTooManyRequests || r.status == http.StatusServiceUnavailable; r.retry != retry {
+		if retry := slices.Contains(later, r.status); r.retry != retry {
 			t.Errorf("%s: retry is %v at status %d", c, r.retry, r.status)
 		}
 	}

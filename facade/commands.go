@@ -192,6 +192,7 @@ func (s *session) auth(f *frame) {
 	s.pub.CountFor(s.counted)
 	s.refusals = 0
 	s.wantsResets.Store(f.resets)
+	s.wantsLosses.Store(f.losses)
 	s.srv.unauthenticated.remove(s)
 	s.due.Store(nil)
 	if at := p.Expires(); !at.IsZero() {
@@ -236,6 +237,10 @@ func (s *session) refuse(f *frame, fail *fault) {
 	}
 	s.srv.refusedToken(s.ctx, s.remote, "websocket", fail)
 	s.fail(replyTo{corr: f.corr}, fail.code, fail.msg)
+	if fail.ends {
+		s.giveUp(closeAuthRefused)
+		return
+	}
 	if fail.rule().retry {
 		return // the token itself is not at fault
 	}

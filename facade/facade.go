@@ -12,6 +12,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
+	"net/netip"
 	"time"
 )
 
@@ -37,6 +39,10 @@ type Config struct {
 	// Event-Header-NAME becomes NAME. No other header of a request becomes part of an event. Names
 	// that carry credentials are refused. Default: none.
 	Headers []string
+	// TrustedProxies are the addresses of reverse proxies. Of their requests, the address of the
+	// client is taken from X-Forwarded-For: it rations refused tokens and is in the log. From other
+	// peers, the header has no effect. ParseProxy makes an entry. Default: none.
+	TrustedProxies []netip.Prefix
 	// DrainGrace is how long Drain lets clients settle the events they hold. Default 2 s.
 	DrainGrace time.Duration
 	// Limits bound what the Server holds and how long it waits. Zero fields take their defaults.
@@ -44,6 +50,9 @@ type Config struct {
 	// Outbox stores the events of POST /outbox/{topic}. The caller closes it after the Server.
 	// Defaults to none, which makes such requests fail.
 	Outbox Outbox
+	// Documents serve GET requests for their paths, such as /openapi.yaml, without a token. They
+	// must show nothing secret. Defaults to none.
+	Documents map[string]http.Handler
 }
 
 // validate checks cfg and returns it with its defaults filled in.
@@ -63,6 +72,11 @@ func (cfg Config) validate() (Config, error) {
 	for _, o := range cfg.Origins {
 		if err := ValidOrigin(o); err != nil {
 			return cfg, fmt.Errorf("facade: Config.Origins: %w", err)
+		}
+	}
+	for _, p := range cfg.TrustedProxies {
+		if err := checkProxy(p); err != nil {
+			return cfg, fmt.Errorf("facade: Config.TrustedProxies: %w", err)
 		}
 	}
 	if err := cfg.Limits.validate(cfg.Bus.MaxPayload()); err != nil {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"eventhub/docs/apitest"
 	"eventhub/facade"
 	"eventhub/jetstream"
 )
@@ -73,7 +74,7 @@ func TestHTTPOnAFakeBus(t *testing.T) {
 		r.Header.Set("Authorization", "Bearer x")
 		r.Header.Set("Event-Key", "k")
 		w := httptest.NewRecorder()
-		srv.HTTP().ServeHTTP(w, r)
+		apitest.Handler(t, apitest.Clients, srv.HTTP()).ServeHTTP(w, r)
 		body, err := io.ReadAll(w.Result().Body)
 		if err != nil {
 			t.Fatal(err)

@@ -65,6 +65,7 @@ type frame struct {
 	topic, group, id, token, reason []byte
 
 	resets bool // the AUTH names the capability group_reset
+	losses bool // the AUTH names the capability events_lost
 
 	payload   []byte   // as sent
 	ids       [][]byte // of an ACK; either id or ids is set
@@ -230,7 +231,7 @@ func (f *frame) decode() (fail *fault) {
 }
 
 // decodeCaps reads the capabilities of an AUTH: the extensions that the client understands. Names
-// that the hub does not know, or does not act on yet (events_lost), have no effect.
+// that the hub does not know have no effect.
 func (f *frame) decodeCaps() *fault {
 	if missing(f.raw.caps) {
 		return nil
@@ -250,6 +251,7 @@ func (f *frame) decodeCaps() *fault {
 			return refused
 		}
 		f.resets = f.resets || string(name) == string(codeGroupReset)
+		f.losses = f.losses || string(name) == string(codeEventsLost)
 	}
 	return nil
 }

@@ -83,7 +83,7 @@ func TestFrames(t *testing.T) {
 			frame{op: opSubscribe, topic: []byte("t"), group: []byte("g"), subscribe: jetstream.SubscribeOptions{From: jetstream.FromTime(time.UnixMilli(0)), MaxAttempts: 3}},
 		},
 		{`{"op":"AUTH","token":"x","caps":null}`, frame{op: opAuth, token: []byte("x")}},
-		{`{"op":"AUTH","token":"x","caps":["y","events_lost"]}`, frame{op: opAuth, token: []byte("x")}},
+		{`{"op":"AUTH","token":"x","caps":["y","events_lost"]}`, frame{op: opAuth, token: []byte("x"), losses: true}},
 		{`{"op":"AUTH","token":"x","caps":["y"` + strings.Repeat(`,"z"`, 14) + `,"group_reset"]}`, frame{op: opAuth, token: []byte("x"), resets: true}},
 		{`{"op":"UNSUBSCRIBE","topic":"t","group":"g"}`, frame{op: opUnsubscribe, topic: []byte("t"), group: []byte("g")}},
 		{`{"op":"PAUSE","topic":"t","group":"g"}`, frame{op: opPause, topic: []byte("t"), group: []byte("g")}},
@@ -403,7 +403,7 @@ func slowRead(msg []byte) (f frame, c code) {
 		f.token = r.maybe("token")
 		o := &slowReader{m: m, options: true}
 		caps := o.list("caps")
-		f.resets = slices.Contains(caps, "group_reset")
+		f.resets, f.losses = slices.Contains(caps, "group_reset"), slices.Contains(caps, "events_lost")
 		if len(caps) > 16 || slices.ContainsFunc(caps, func(name string) bool { return len(name) > 64 }) {
 			o.refuse()
 		}

@@ -3,8 +3,6 @@ package facade
 import (
 	"context"
 	"crypto/sha256"
-	"math"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,25 +11,25 @@ import (
 )
 
 const (
-	// guessWait is how long a token may wait to be checked.
-	guessWait = 5 * time.Second
-	// guessersOfAddress is the most tokens from one address that wait to be checked, those of
-	// authenticated connections aside, and guessersOverHTTP the most in HTTP requests.
-	guessersOfAddress = 256
-	guessersOverHTTP  = 1024
+	// refusalWait is how long a refusal may wait for its turn, refusalsOfAddress the most refusals
+	// of one address that wait, and refusalsOverHTTP the most in HTTP requests.
+	refusalWait       = 5 * time.Second
+	refusalsOfAddress = 256
+	refusalsOverHTTP  = 1024
 )
 
-// guesses rations the failed checks of tokens by the address from which they come. A check is free
-// as long as few from its address have failed. After that, the tokens of the address are checked
-// one after the other in the order of their arrival, as failures are allowed again: so a valid
-// token that is new waits for its turn, whoever else uses its address. Tokens that were valid
-// before, and have not expired, are known and never wait. Its methods may be called concurrently.
+// guesses rations refused tokens by the address from which they come. Every token is checked at
+// once, so that a valid token never waits, whoever else uses its address. Beyond the ration, a
+// refusal waits for its turn, and the connection with it. When too many refusals of the address
+// wait, the connection ends instead. A client that guesses therefore pays a turn or a connection
+// for each check. Its methods may be called concurrently.
 type guesses struct {
-	failed *quota.Set    // nil: there is no limit
-	turns  *quota.Places // one for each address
-	max    int           // tokens in known
+	refused *quota.Set    // refusals that are sent; nil: there is no limit
+	longest time.Duration // that a refusal waits
+	checked *quota.Set    // refused tokens, sent or not; nil: there is no limit
+	max     int           // tokens in known
 
-	overHTTP atomic.Int64
+	overHTTP atomic.Int64 // refusals that wait
 
 	mu    sync.Mutex
 	known map[[sha256.Size]byte]time.Time // when they expire; zero: never
@@ -39,27 +37,31 @@ type guesses struct {
 
 func newGuesses(s *Server) *guesses {
 	l := s.cfg.Limits
-	return &guesses{
-		failed: s.newQuota(l.BadTokenRate, l.BadTokenBurst), turns: quota.NewPlaces(l.Quotas, 1),
-		max: l.KnownTokens, known: make(map[[sha256.Size]byte]time.Time),
+	g := &guesses{
+		refused: s.newQuota(l.BadTokenRate, l.BadTokenBurst), longest: refusalWait,
+		checked: s.newQuota(l.TokenCheckRate, l.TokenCheckBurst),
+		max:     l.KnownTokens, known: make(map[[sha256.Size]byte]time.Time),
 	}
+	if l.BadTokenRate != NoLimit {
+		g.longest = min(g.longest, refusalsOfAddress*time.Second/time.Duration(l.BadTokenRate))
+	}
+	return g
 }
 
 // guesser is a client whose token is to be checked.
 type guesser struct {
 	address       string
 	overHTTP      bool
-	authenticated bool // the connection is: a refusal would end it
+	authenticated bool // the connection is: a refusal would end its subscriptions
 }
 
 // sourceOf is the address by which a client's failures count: of IPv6 the first 64 bits, because a
 // host has all that begin with them.
 func sourceOf(remote string) string {
-	at, err := netip.ParseAddrPort(remote)
-	if err != nil {
+	host, ok := hostOf(remote)
+	if !ok {
 		return remote // no TCP
 	}
-	host := at.Addr().Unmap().WithZone("")
 	if host.Is4() {
 		return host.String()
 	}
@@ -98,73 +100,57 @@ func (g *guesses) keep(hash [sha256.Size]byte, p Principal) (full bool) {
 	return full
 }
 
-// mayGuess waits until a token that is not known may be checked. The caller calls done after the
-// check.
-func (s *Server) mayGuess(ctx context.Context, who guesser) (done func(), fail *fault) {
-	g := s.guesses
-	if g.failed == nil || g.turns.Users(who.address) == 0 && g.failed.Wait(who.address) == 0 {
-		return func() {}, nil
-	}
-	s.cfg.Observer.LimitReached("bad_tokens")
-	if who.overHTTP {
-		// What waits here is no request that is served: else a few addresses could take all places.
-		s.requests.Add(-1)
-		crowd := g.overHTTP.Add(1)
-		defer func() {
-			g.overHTTP.Add(-1)
-			if s.requests.Add(1) > int64(s.cfg.Limits.Requests) && fail == nil {
-				s.cfg.Observer.LimitReached("requests")
-				done()
-				done, fail = nil, errTooManyRequests
-			}
-		}()
-		if crowd > guessersOverHTTP {
-			return nil, errTooManyRequests
-		}
-	}
-	ctx, cancel := context.WithTimeout(ctx, guessWait)
-	defer cancel()
-	most := guessersOfAddress
-	if who.authenticated {
-		most = math.MaxInt
-	}
-	tooMany := &fault{code: codeRateLimited, msg: "Too many tokens from this address were refused: try again later.", wait: time.Second}
-	if !g.turns.Enter(ctx, who.address, most, func() {}) {
-		return nil, tooMany
-	}
-	for {
-		wait := g.failed.Wait(who.address)
-		if wait == 0 {
-			return func() { g.turns.Leave(who.address) }, nil
-		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-			g.turns.Leave(who.address)
-			return nil, tooMany
-		}
-	}
-}
-
 // authenticate returns the principal of a token. The principal has not expired.
 func (s *Server) authenticate(ctx context.Context, token string, who guesser) (Principal, *fault) {
 	if token == "" {
 		return s.verify(ctx, token)
 	}
 	g, hash := s.guesses, sha256.Sum256([]byte(token))
-	if !g.recognizes(hash, time.Now()) {
-		done, fail := s.mayGuess(ctx, who)
-		if fail != nil {
-			return nil, fail
+	if !who.authenticated && !g.recognizes(hash, time.Now()) {
+		if wait := g.checked.Wait(who.address); wait > 0 {
+			s.cfg.Observer.LimitReached("token_checks")
+			return nil, &fault{code: codeRateLimited, msg: manyRefused, wait: max(wait, time.Second)}
 		}
-		defer done()
 	}
 	p, fail := s.verify(ctx, token)
-	if fail != nil && fail.code != codeInternal {
-		g.failed.Reserve(who.address, 1)
-	}
 	if g.keep(hash, p) {
 		s.cfg.Observer.LimitReached("known_tokens")
 	}
-	return p, fail
+	if fail == nil || fail.code == codeInternal {
+		return p, fail
+	}
+	g.checked.Reserve(who.address, 1)
+	return nil, s.refuseInTurn(ctx, who, fail)
+}
+
+const manyRefused = "Too many tokens from this address were refused: try again later."
+
+// refuseInTurn returns the fault of a refused token when it is the refusal's turn. When too many
+// refusals wait, it returns at once a fault that ends the connection.
+func (s *Server) refuseInTurn(ctx context.Context, who guesser, refusal *fault) *fault {
+	g := s.guesses
+	wait, ok := g.refused.ReserveWithin(who.address, g.longest)
+	if ok && wait == 0 {
+		return refusal
+	}
+	s.cfg.Observer.LimitReached("bad_tokens")
+	tooMany := &fault{code: codeRateLimited, msg: manyRefused, wait: time.Second, ends: true}
+	if !ok {
+		return tooMany
+	}
+	if who.overHTTP {
+		defer g.overHTTP.Add(-1)
+		if g.overHTTP.Add(1) > refusalsOverHTTP {
+			return tooMany
+		}
+		// What waits here is no request that is served: else a few addresses could take all places.
+		s.requests.Add(-1)
+		defer s.requests.Add(1)
+	}
+	select {
+	case <-time.After(wait):
+		return refusal
+	case <-ctx.Done():
+		return tooMany
+	}
 }

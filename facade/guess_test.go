@@ -1,6 +1,7 @@
 package facade_test
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/docs/apitest"
 	"eventhub/facade"
 )
 
@@ -19,7 +21,7 @@ func (r *rig) from(t *testing.T, remote, token string) *httptest.ResponseRecorde
 	req.RemoteAddr = remote
 	req.Header.Set("Authorization", "Bearer "+token)
 	w := httptest.NewRecorder()
-	r.srv.HTTP().ServeHTTP(w, req)
+	apitest.Handler(t, apitest.Clients, r.srv.HTTP()).ServeHTTP(w, req)
 	return w
 }
 
@@ -148,4 +150,163 @@ func TestBadTokensThatWait(t *testing.T) {
 	if got := p.outcome(`{"op":"AUTH","token":"` + known + `"}`); got != "OK" {
 		t.Error(got)
 	}
+}
+
+// checks counts the tokens that an Authenticator refuses.
+type checks struct {
+	facade.Authenticator
+	refused atomic.Int64
+}
+
+func (c *checks) Authenticate(ctx context.Context, token string) (facade.Principal, error) {
+	p, err := c.Authenticator.Authenticate(ctx, token)
+	if err != nil {
+		c.refused.Add(1)
+	}
+	return p, err
+}
+
+// A crowd that sends bad tokens over more connections than refusals may wait delays no valid token
+// from the same address, though the hub has never seen the token. Each bad token that is checked
+// costs the crowd a turn or a connection.
+func TestNewTokensBesideACrowd(t *testing.T) {
+	const rate, burst, crowd = 20, 10, 400
+	var tally *checks
+	r := jwtRig(t, func(cfg *facade.Config) {
+		tally = &checks{Authenticator: cfg.Auth}
+		cfg.Auth = tally
+		cfg.Limits.BadTokenRate, cfg.Limits.BadTokenBurst = rate, burst
+	})
+	bad := grant(t, "bad", "publish:a") + "x"
+	kept := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: crowd}}
+	defer kept.CloseIdleConnections()
+	ask := func(token string) (status int, closed bool) {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.http.URL+"/snap/none/k", http.NoBody)
+		if err != nil {
+			t.Error(err)
+			return 0, false
+		}
+		req.Header.Set("Authorization", "Bearer "+token)
+		resp, err := kept.Do(req)
+		if err != nil {
+			return 0, true
+		}
+		_ = resp.Body.Close()
+		return resp.StatusCode, resp.Close
+	}
+	var inTurn, ended, fault atomic.Int64
+	stop := make(chan struct{})
+	began := time.Now()
+	var attack sync.WaitGroup
+	for range crowd {
+		attack.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(10 * time.Millisecond): // leave room for the others
+				}
+				switch status, closed := ask(bad); {
+				case status == http.StatusUnauthorized:
+					inTurn.Add(1)
+				case closed:
+					ended.Add(1)
+				default:
+					fault.Store(int64(status))
+				}
+			}
+		})
+	}
+	eventually(t, "refusals wait", func() bool { return r.seen.count("limit bad_tokens") >= crowd })
+	for i := range 50 {
+		began := time.Now()
+		// It is valid, and may not read.
+		if status, _ := ask(grant(t, "new-http-"+strconv.Itoa(i), "publish:a")); status != http.StatusForbidden {
+			t.Errorf("token %d over HTTP: %d after %v", i, status, time.Since(began))
+		}
+		p := r.dial(t)
+		if got := p.outcome(`{"op":"AUTH","token":"` + grant(t, "new-ws-"+strconv.Itoa(i), "publish:a") + `"}`); got != "OK" {
+			t.Errorf("token %d over WebSocket: %s after %v", i, got, time.Since(began))
+		}
+		_ = p.conn.CloseNow()
+	}
+	close(stop)
+	attack.Wait()
+	most := int64(burst + rate*(time.Since(began).Seconds()+1))
+	if n := inTurn.Load(); n > most {
+		t.Errorf("%d bad tokens were refused in turn, want at most %d", n, most)
+	}
+	if checked, paid := tally.refused.Load(), inTurn.Load()+ended.Load(); checked > paid {
+		t.Errorf("%d bad tokens were checked, for %d turns and connections", checked, paid)
+	}
+	if n := fault.Load(); n != 0 {
+		t.Errorf("a bad token was answered %d, and its connection goes on", n)
+	}
+}
+
+// A connection over which a bad token came out of turn ends.
+func TestBadTokenOutOfTurnEndsItsConnection(t *testing.T) {
+	r := jwtRig(t, func(cfg *facade.Config) { cfg.Limits.BadTokenRate, cfg.Limits.BadTokenBurst = 1, 1 })
+	var crowd sync.WaitGroup
+	defer crowd.Wait()
+	const waits = 10
+	for range waits {
+		crowd.Go(func() { r.from(t, "127.0.0.1:1", "x.y.z") })
+	}
+	eventually(t, "refusals wait", func() bool { return r.seen.count("limit bad_tokens") >= waits-1 })
+	p := r.dial(t)
+	if got := p.outcome(`{"op":"AUTH","token":"x.y.z"}`); got != "rate_limited" {
+		t.Error(got)
+	}
+	p.wantClose(4103)
+	w := r.from(t, "127.0.0.1:2", "x.y.z")
+	if w.Code != http.StatusTooManyRequests || w.Header().Get("Connection") != "close" || w.Header().Get("Retry-After") == "" {
+		t.Errorf("over HTTP: %d %v", w.Code, w.Header())
+	}
+}
+
+// An address has so many bad tokens checked. Beyond that, tokens that are not known are refused
+// unseen, but for those with which connections renew theirs.
+func TestTokenChecksOfAnAddress(t *testing.T) {
+	const burst = 5
+	var tally *checks
+	r := jwtRig(t, func(cfg *facade.Config) {
+		tally = &checks{Authenticator: cfg.Auth}
+		cfg.Auth = tally
+		cfg.Limits.TokenCheckRate, cfg.Limits.TokenCheckBurst = 1, burst
+	})
+	known := grant(t, "known", "publish:a")
+	auth := func(p *peer, name string) string {
+		return p.outcome(`{"op":"AUTH","token":"` + grant(t, name, "publish:a") + `"}`)
+	}
+	r.from(t, "127.0.0.1:1", known)
+	in, out := r.dial(t), r.dial(t)
+	if got := auth(in, "in"); got != "OK" {
+		t.Fatal(got)
+	}
+	limited := 0
+	for i := range 3 * burst {
+		switch w := r.from(t, "127.0.0.1:2", "x.y."+strconv.Itoa(i)); {
+		case w.Code == http.StatusTooManyRequests && w.Header().Get("Retry-After") != "":
+			limited++
+		case w.Code != http.StatusUnauthorized:
+			t.Errorf("token %d: %d", i, w.Code)
+		}
+	}
+	if n := tally.refused.Load(); n > burst+3 || limited+int(n) != 3*burst || r.seen.count("limit token_checks") != limited {
+		t.Errorf("%d bad tokens were checked, and %d refused unseen", n, limited)
+	}
+	eventually(t, "a new token is refused unseen", func() bool {
+		r.from(t, "127.0.0.1:2", "x.y.z") // there may be room for one again
+		return r.from(t, "127.0.0.1:4", grant(t, "new", "publish:a")).Code == http.StatusTooManyRequests
+	})
+	for remote, token := range map[string]string{"127.0.0.1:3": known, "127.0.0.2:1": grant(t, "elsewhere", "publish:a")} {
+		if w := r.from(t, remote, token); w.Code != http.StatusForbidden {
+			t.Errorf("%s: %d", remote, w.Code)
+		}
+	}
+	if got := auth(in, "renewed"); got != "OK" {
+		t.Errorf("a connection that renews its token: %s", got)
+	}
+	eventually(t, "a new token is checked again", func() bool { return auth(out, "new") == "OK" })
 }

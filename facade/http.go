@@ -36,6 +36,10 @@ func (s *Server) HTTP() http.Handler {
 		s.cfg.Observer.ErrorSent(string(codeNotFound))
 		writeError(w, http.StatusMethodNotAllowed, &fault{code: codeNotFound, msg: "This path does not take this method."})
 	})
+	for path, document := range s.cfg.Documents {
+		r.Method(http.MethodGet, path, document)
+		r.Method(http.MethodHead, path, document)
+	}
 	r.Group(func(r chi.Router) {
 		r.Use(s.identify)
 		r.Post("/publish/{topic}", s.servePublish)
@@ -291,8 +295,11 @@ func writeError(w http.ResponseWriter, status int, f *fault) {
 	switch status {
 	case http.StatusUnauthorized:
 		h.Set("WWW-Authenticate", "Bearer")
-	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusInsufficientStorage:
 		h.Set("Retry-After", f.retryAfter())
+	}
+	if f.ends {
+		h.Set("Connection", "close")
 	}
 	w.WriteHeader(status)
 	_, _ = w.Write(append(appendError(nil, f.code, f.msg), '\n'))

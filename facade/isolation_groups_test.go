@@ -10,6 +10,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 
 	"eventhub/acl"
+	"eventhub/docs/apitest"
 	"eventhub/jetstream"
 )
 
@@ -211,7 +212,7 @@ func (h *testHub) peer(t *testing.T) *peer {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.CloseNow() })
-	p := &peer{t: t, conn: conn}
+	p := &peer{t: t, conn: conn, frames: apitest.NewFrames(t)}
 	p.auth(testToken)
 	return p
 }

@@ -114,18 +114,25 @@ type Limits struct {
 	// to 1,024.
 	Bearers int
 	// BadTokenRate and BadTokenBurst ("bad_tokens") are how many tokens from one address (of IPv6,
-	// its first 64 bits) may be refused a second, over WebSocket and HTTP, and how many at once.
-	// Beyond the limit, further tokens of the address wait for their turn for up to 5 s, at most
-	// 256 of them, and then get rate_limited; tokens that were valid before do not wait. Defaults
-	// to 100 and 200; BadTokenRate may be NoLimit.
+	// its first 64 bits) are refused a second, over WebSocket and HTTP, and how many at once.
+	// Beyond the limit, refusals wait for their turn, for up to 5 s and at most 256 of an address.
+	// Beyond that, the client gets rate_limited, and its connection ends. Valid tokens do not wait.
+	// Default to 100 and 200; BadTokenRate may be NoLimit.
 	BadTokenRate, BadTokenBurst int
+	// TokenCheckRate and TokenCheckBurst ("token_checks") are how many bad tokens from one address
+	// are checked a second, those of ended connections included, and how many at once. Beyond the
+	// limit, the address gets rate_limited for all tokens that are not known, unseen; a connection
+	// that is authenticated may still renew its token. A client needs a new connection for almost
+	// every check beyond BadTokenRate, so the limit is far above what clients do by mistake.
+	// Default to 10,000 and 20,000; TokenCheckRate may be NoLimit.
+	TokenCheckRate, TokenCheckBurst int
 	// OutboxRate and OutboxBurst ("outbox_rate") are how many bytes one principal may post to the
 	// outbox a second, and how many at once. Each post counts 512 bytes besides its payload. A post
 	// beyond the limit gets rate_limited. Default to 4 MiB and 32 MiB; OutboxRate may be NoLimit.
 	OutboxRate, OutboxBurst int
 	// KnownTokens ("known_tokens") is the most valid tokens that are remembered, by their hash, so
-	// that they never wait for a check. Beyond the limit, any of them is forgotten. Defaults to
-	// 50,000.
+	// that they are checked beyond TokenCheckRate, too. Beyond the limit, any of them is forgotten.
+	// Defaults to 50,000.
 	KnownTokens int
 	// Window ("window") is how many lines of one NDJSON request may be in flight. Beyond the limit,
 	// the request is not read on. Defaults to 1,024.
@@ -212,6 +219,7 @@ func (l *Limits) validate(maxPayload int) error {
 		{"Quotas", &l.Quotas, 50_000},
 		{"Bearers", &l.Bearers, 1024},
 		{"BadTokenBurst", &l.BadTokenBurst, 200},
+		{"TokenCheckBurst", &l.TokenCheckBurst, 20_000},
 		{"OutboxBurst", &l.OutboxBurst, 32 << 20},
 		{"KnownTokens", &l.KnownTokens, 50_000},
 		{"Window", &l.Window, 1024},
@@ -234,6 +242,7 @@ func (l *Limits) validate(maxPayload int) error {
 		{"TopicRate", &l.TopicRate, NoLimit},
 		{"PrincipalRate", &l.PrincipalRate, NoLimit},
 		{"BadTokenRate", &l.BadTokenRate, 100},
+		{"TokenCheckRate", &l.TokenCheckRate, 10_000},
 		{"OutboxRate", &l.OutboxRate, 4 << 20},
 		{"PrincipalHeld", &l.PrincipalHeld, NoLimit},
 		{"PrincipalJoins", &l.PrincipalJoins, (l.Joins + 31) / 32},

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+
+	"eventhub/docs/apitest"
 )
 
 // waitLimit is how long tests wait for what must come. Nothing is measured by it.
@@ -21,6 +23,7 @@ type rawConn struct {
 	ws       *websocket.Conn
 	net      *holdConn
 	messages chan string
+	frames   *apitest.Frames
 	err      error // why there are no more messages; valid when messages is closed
 }
 
@@ -59,7 +62,7 @@ func (h *holdConn) release() error {
 
 func dialRaw(t *testing.T, url string) *rawConn {
 	t.Helper()
-	c := &rawConn{t: t, messages: make(chan string, 1000)}
+	c := &rawConn{t: t, messages: make(chan string, 1000), frames: apitest.NewFrames(t)}
 	transport := &http.Transport{DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
 		var d net.Dialer
 		conn, err := d.DialContext(ctx, network, addr)
@@ -100,6 +103,7 @@ func (c *rawConn) send(messages ...string) {
 	c.t.Helper()
 	c.net.hold()
 	for _, m := range messages {
+		c.frames.Sent(m)
 		if err := c.ws.Write(c.t.Context(), websocket.MessageText, []byte(m)); err != nil {
 			c.t.Fatalf("sending %s: %v", brief([]byte(m)), err)
 		}
@@ -117,6 +121,7 @@ func (c *rawConn) next() string {
 		if !open {
 			c.t.Fatalf("the hub closed the connection: %v", c.err)
 		}
+		c.frames.Received(m)
 		return m
 	case <-time.After(waitLimit):
 		c.t.Fatalf("no message within %v", waitLimit)

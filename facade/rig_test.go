@@ -14,6 +14,8 @@ import (
 
 	"github.com/coder/websocket"
 
+	"eventhub/docs"
+	"eventhub/docs/apitest"
 	"eventhub/facade"
 	"eventhub/facade/hubtest"
 	"eventhub/jetstream"
@@ -55,16 +57,16 @@ func newRigOn(t *testing.T, on jetstream.Config, change func(*facade.Config)) *r
 	t.Helper()
 	r := &rig{seen: &record{closed: make(chan int, 100), counts: make(map[string]int)}}
 	hub := hubtest.New(t, hubtest.Token(rigToken), hubtest.Bus(func(cfg *jetstream.Config) { *cfg = on }), hubtest.Facade(func(cfg *facade.Config) {
-		cfg.Observer = r.seen
+		cfg.Observer, cfg.Documents = r.seen, docs.Handlers()
 		if change != nil {
 			change(cfg)
 		}
 	}))
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
-	client := &http.Client{Transport: transport}
 	r.bus, r.srv = hub.Bus, hub.Server
-	r.ws, r.http = site{"http" + strings.TrimPrefix(hub.WebSocket, "ws"), client}, site{hub.HTTP, client}
+	r.ws = site{"http" + strings.TrimPrefix(hub.WebSocket, "ws"), &http.Client{Transport: transport}}
+	r.http = site{hub.HTTP, &http.Client{Transport: apitest.Transport(t, apitest.Clients, transport)}}
 	return r
 }
 
@@ -119,8 +121,9 @@ func (r *record) EventsRead(int)           {}
 
 // peer is a WebSocket client that sends and expects texts.
 type peer struct {
-	t    *testing.T
-	conn *websocket.Conn
+	t      *testing.T
+	conn   *websocket.Conn
+	frames *apitest.Frames
 }
 
 // try connects, or says with which status the hub refused.
@@ -149,7 +152,7 @@ func (r *rig) dial(t *testing.T) *peer {
 	if conn == nil {
 		t.Fatalf("refused with %d", status)
 	}
-	return &peer{t: t, conn: conn}
+	return &peer{t: t, conn: conn, frames: apitest.NewFrames(t)}
 }
 
 // login connects and authenticates.
@@ -166,6 +169,7 @@ func (p *peer) send(frames ...string) {
 	ctx, cancel := context.WithTimeout(context.Background(), rigPatience)
 	defer cancel()
 	for _, f := range frames {
+		p.frames.Sent(f)
 		if err := p.conn.Write(ctx, websocket.MessageText, []byte(f)); err != nil {
 			p.t.Fatalf("sending %.80s: %v", f, err)
 		}
@@ -181,6 +185,7 @@ func (p *peer) read() string {
 	if err != nil {
 		p.t.Fatalf("reading: %v", err)
 	}
+	p.frames.Received(string(b))
 	return string(b)
 }
 

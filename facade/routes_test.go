@@ -3,6 +3,7 @@ package facade_test
 import (
 	"bufio"
 	"context"
+	"maps"
 	"net/http"
 	"os"
 	"regexp"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/go-chi/chi/v5"
 
+	"eventhub/docs/apitest"
 	"eventhub/facade"
 	"eventhub/jetstream"
 )
@@ -38,6 +40,12 @@ func TestRoutesAskThePolicy(t *testing.T) {
 			return nil
 		}
 		routes = append(routes, name)
+		if needs[name] == "none" {
+			if a := r.ask(t, method, route, "", "Authorization", ""); a.status != http.StatusOK {
+				t.Errorf("%s without a token: %d %s", name, a.status, a.text)
+			}
+			return nil
+		}
 		path := strings.NewReplacer("{topic}", "t", "{key}", "k", "{id}", "i").Replace(strings.TrimPrefix(name, strings.Fields(name)[0]+" "))
 		if !strings.Contains(route, "{topic}") {
 			path += "?topic=t"
@@ -60,6 +68,16 @@ func TestRoutesAskThePolicy(t *testing.T) {
 		if !slices.Contains(routes, name) {
 			t.Errorf("docs/protocol.md has %s, which is no route", name)
 		}
+	}
+	described := make(map[string]string)
+	for _, at := range apitest.Routes(t, apitest.Clients) {
+		described[at.Method+" "+at.Path] = at.Permission
+		if at.Open != (at.Permission == "none") {
+			t.Errorf("docs/openapi.yaml: %s %s has the x-permission %s, which its security contradicts", at.Method, at.Path, at.Permission)
+		}
+	}
+	if !maps.Equal(described, needs) {
+		t.Errorf("docs/openapi.yaml has the operations of port 8081, with their x-permission,\n%v\nwant\n%v\nAdd an operation under paths, and its action to x-permission.", described, needs)
 	}
 }
 

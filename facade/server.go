@@ -147,7 +147,7 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	conn.SetReadLimit(-1) // session.read applies its own limits
-	n = s.newSession(conn, under, r.RemoteAddr)
+	n = s.newSession(conn, under, s.remoteOf(r))
 	if !s.begin(n) { //nolint:contextcheck // a session outlives the request
 		n.out.shut(closeDraining)
 	}

@@ -46,7 +46,7 @@ type session struct {
 	out  *writer
 	pub  Publisher
 
-	remote string    // address of the peer
+	remote string    // address of the client; see remoteOf
 	number uint64    // in the order in which connections were made
 	since  time.Time // when the connection was made
 
@@ -103,6 +103,8 @@ type session struct {
 
 	// wantsResets is set when the client's last AUTH named the capability group_reset.
 	wantsResets atomic.Bool
+	// wantsLosses is the same for the capability events_lost.
+	wantsLosses atomic.Bool
 }
 
 // due is a time at which a connection ends, and why.

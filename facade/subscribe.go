@@ -149,6 +149,7 @@ func (s *session) busOptions(f *frame, sub *subscription) jetstream.SubscribeOpt
 	opts.MaxLease = s.srv.cfg.Limits.Lease
 	opts.OnDeleted = func(string) { s.srv.wg.Go(func() { s.groupDeleted(sub) }) }
 	opts.OnReset = func(string) { s.reset(sub) }
+	opts.OnLost = func(l jetstream.Loss) { s.eventsLost(sub, l) }
 	opts.Paused = true // until the OK is on its way
 	return opts
 }
@@ -183,6 +184,19 @@ func (s *session) reset(sub *subscription) {
 	if s.wantsResets.Load() {
 		s.tell(codeGroupReset, sub.topic+"::"+sub.group)
 	}
+}
+
+// eventsLost tells a client with the capability events_lost that events were removed before the
+// group was given them. The bus calls it before the next event of the topic.
+func (s *session) eventsLost(sub *subscription, l jetstream.Loss) {
+	if !s.wantsLosses.Load() {
+		return
+	}
+	msg := l.Topic + "::" + sub.group + " lost " + strconv.FormatUint(l.Events, 10) + " events"
+	if !l.Since.IsZero() {
+		msg += " stored since " + l.Since.UTC().Format("2006-01-02T15:04:05.000Z")
+	}
+	s.tell(codeEventsLost, msg)
 }
 
 // groupDeleted ends a subscription whose group somebody has deleted, on any of its topics, and

@@ -1,6 +1,8 @@
 package jetstream
 
 import (
+	"cmp"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"maps"
@@ -13,7 +15,8 @@ import (
 )
 
 // attemptsBucket holds, for each event that a hub gave back before a client had it, how many of the
-// server's deliveries count for no attempt.
+// server's deliveries count for no attempt. For an event whose last attempt has failed and whose
+// dead letter waits, it also holds what the letter is to say.
 const attemptsBucket = "eventhub_attempts"
 
 // Bounds of the attempts bucket. An event that comes again after that counts deliveries as attempts
@@ -27,6 +30,52 @@ const (
 type account struct {
 	last   int // the server's number of the newest delivery that this hub had
 	spared int // how many deliveries up to last reached no client
+	// over means that the last attempt has failed. If the event comes again nevertheless, the
+	// bucket tells whether its dead letter is still to be written.
+	over bool
+}
+
+// note is what the attempts bucket says of an event.
+type note struct {
+	spared int
+	failed *lastFailure // nil: the event is to be delivered
+}
+
+// lastFailure is how the last attempt of an event failed.
+type lastFailure struct {
+	Attempt int    `json:"attempt"`
+	At      int64  `json:"at"` // epoch milliseconds
+	Reason  string `json:"reason"`
+	Client  string `json:"client,omitempty"` // for which the dead letter counts
+}
+
+// storedNote is a note with a failure, as JSON. A note without one is a number.
+type storedNote struct {
+	Spared int          `json:"spared"`
+	Failed *lastFailure `json:"failed"`
+}
+
+func (n note) value() []byte {
+	if n.failed == nil {
+		return strconv.AppendInt(nil, int64(n.spared), 10)
+	}
+	value, err := json.Marshal(storedNote{n.spared, n.failed})
+	if err != nil {
+		panic(err) // there are only strings and numbers
+	}
+	return value
+}
+
+// parseNote reads a note. It reports false where there is none.
+func parseNote(value []byte) (n note, ok bool) {
+	if spared, err := strconv.Atoi(string(value)); err == nil {
+		return note{spared: spared}, true
+	}
+	var s storedNote
+	if json.Unmarshal(value, &s) != nil || s.Failed == nil {
+		return note{}, false
+	}
+	return note{s.Spared, s.Failed}, true
 }
 
 // attempts turns the server's count of deliveries into the count of attempts. The server counts
@@ -60,6 +109,8 @@ const (
 func (a *attempts) arrived(seq uint64, delivered int) (spared int, how knowledge) {
 	acc, ok := a.accounts[seq]
 	switch {
+	case acc.over:
+		return acc.spared, unknown
 	case !ok && delivered <= 1:
 		return 0, known
 	case !ok:
@@ -85,6 +136,14 @@ func asNoted(noted, least, delivered int) int {
 // failed notes a delivery that a client had and did not settle.
 func (a *attempts) failed(seq uint64, delivered, spared, limit int) (full bool) {
 	return a.note(seq, account{last: delivered, spared: spared}, limit)
+}
+
+// over notes that the delivery noted last was of the last attempt.
+func (a *attempts) over(seq uint64) {
+	if acc, ok := a.accounts[seq]; ok {
+		acc.over = true
+		a.accounts[seq] = acc
+	}
 }
 
 // spare notes a delivery that no client had.
@@ -130,7 +189,7 @@ func eventKey(stream, consumer string, created time.Time, seq uint64) string {
 }
 
 func (d *Delivery) eventKey() string {
-	return eventKey(d.group.topic.stream.name, d.group.consumer, d.group.created, d.Event.Sequence)
+	return eventKey(d.group.topic.stream.name, d.group.consumer, d.group.created, d.seq)
 }
 
 // attemptsSubject is where the deliveries of the event are noted.
@@ -147,7 +206,7 @@ const (
 // lookUp asks the bucket how many deliveries of d were spared; since the given time. It asks again
 // while the bucket does not answer and d is still the hub's, and calls then once: with the answer,
 // or with the least that the number can be. It does not block.
-func (d *Delivery) lookUp(began int64, then func(spared int, sure bool)) {
+func (d *Delivery) lookUp(began int64, then func(n note, sure bool)) {
 	l, b := d.m.sub.link, d.group.bus
 	d.m.sub.mu.Lock()
 	least := d.spared
@@ -159,50 +218,90 @@ func (d *Delivery) lookUp(began int64, then func(spared int, sure bool)) {
 			b.soon.add(func() { d.lookUp(began, then) })
 			return
 		default:
-			then(least, false)
+			then(note{spared: least}, false)
 			return
 		}
-		noted, err := strconv.Atoi(string(value))
-		if err != nil {
-			noted = 0 // there is no note
-		}
-		spared := asNoted(noted, least, d.delivered)
-		if spared < noted && d.inTime() {
+		noted, _ := parseNote(value)
+		spared := asNoted(noted.spared, least, d.delivered)
+		if spared < noted.spared && d.inTime() {
 			// The server was killed and has forgotten deliveries. From now on its count and the
 			// note go together again.
-			b.noteSpared(l, spareNote{subject: d.attemptsSubject(), spared: spared}, func(bool) {})
+			b.noteSpared(l, spareNote{d.attemptsSubject(), note{spared, noted.failed}}, func(bool) {})
 		}
-		then(spared, true)
+		then(note{spared, noted.failed}, true)
 	})
 }
 
 // tellForgotten notes what the hub knows of d and the server has forgotten, and then calls then. A
 // delivery that is late says nothing of what the server knows.
-func (d *Delivery) tellForgotten(began int64, then func(spared int, sure bool)) {
+func (d *Delivery) tellForgotten(began int64, then func(n note, sure bool)) {
 	b := d.group.bus
 	d.m.sub.mu.Lock()
 	spared := d.spared
 	d.m.sub.mu.Unlock()
 	if !d.inTime() {
-		then(spared, false)
+		then(note{spared: spared}, false)
 		return
 	}
-	b.noteSpared(d.m.sub.link, spareNote{subject: d.attemptsSubject(), spared: spared}, func(stored bool) {
+	b.noteSpared(d.m.sub.link, spareNote{d.attemptsSubject(), note{spared: spared}}, func(stored bool) {
 		if !stored && d.patient(began) && d.inTime() {
 			b.soon.add(func() { d.tellForgotten(began, then) })
 			return
 		}
-		then(spared, true)
+		then(note{spared: spared}, true)
 	})
+}
+
+// noteFailed notes that the last attempt of d has failed, so that whichever hub has the event next
+// writes its dead letter, and calls then. It does not block. Like a settlement, the note is sent
+// only while d is the hub's and the server answers: otherwise it could count for an event that
+// another member has by then.
+func (d *Delivery) noteFailed(f *lastFailure, then func(stored bool)) {
+	l, b := d.m.sub.link, d.group.bus
+	if !d.inTime() {
+		then(false)
+		return
+	}
+	again := func() { b.soon.add(func() { d.noteFailed(f, then) }) }
+	if d.group.silent(l, b.clock.now()) {
+		again()
+		return
+	}
+	d.m.sub.mu.Lock()
+	spared := d.spared
+	d.m.sub.mu.Unlock()
+	n := b.dropNote(spareNote{d.attemptsSubject(), note{spared, f}})
+	err := l.askUntil(&nats.Msg{Subject: n.subject, Data: n.value()}, b.clock.now()+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
+		if err != nil || noResponders(reply) {
+			again()
+			return
+		}
+		_, err = parsePubAck(reply.Data, "KV_"+attemptsBucket)
+		then(err == nil)
+	}))
+	if err != nil {
+		again()
+	}
+}
+
+// forgetFailed removes the note of d. It does not wait: a note that stays is about an event that is
+// settled.
+func (d *Delivery) forgetFailed() {
+	b, subject := d.group.bus, d.attemptsSubject()
+	b.unsaved.mu.Lock()
+	delete(b.unsaved.notes, subject)
+	b.unsaved.mu.Unlock()
+	msg := &nats.Msg{Subject: b.api + "STREAM.PURGE.KV_" + attemptsBucket, Data: []byte(`{"filter":"` + subject + `"}`)}
+	_ = d.m.sub.link.ask(msg, b.clock.now(), askerFunc(func(*nats.Msg, error) {}))
 }
 
 // spare ends a delivery that no client had: it counts for no attempt. The bucket is told before the
 // server is, so that whichever hub has the event next knows. With nak, the event is given back;
 // without, the hub has lost its right to it. s.mu is not held.
 func (s *Subscription) spare(d *Delivery, nak bool) {
-	d.group.addUnsettled(d.Event.Sequence)
+	d.group.addUnsettled(d.seq)
 	s.mu.Lock()
-	resolved, spared := d.resolved, d.spared
+	resolved, spared, failed := d.resolved, d.spared, d.failed
 	if !resolved {
 		d.unseen, d.unseenNak = true, nak
 	}
@@ -213,7 +312,7 @@ func (s *Subscription) spare(d *Delivery, nak bool) {
 	}
 	g, b := d.group, s.bus
 	g.mu.Lock()
-	full := g.known.spare(d.Event.Sequence, d.delivered, spared, b.limits.AttemptsKnown)
+	full := g.known.spare(d.seq, d.delivered, spared, b.limits.AttemptsKnown)
 	g.mu.Unlock()
 	if full {
 		b.obs.LimitReached("attempts_known")
@@ -222,7 +321,7 @@ func (s *Subscription) spare(d *Delivery, nak bool) {
 		return // it is late: newer deliveries of the event were noted
 	}
 	s.returning.tryAcquire(maxReturning)
-	d.giveBack(b.clock.now(), spareNote{subject: d.attemptsSubject(), spared: spared + 1}, nak)
+	d.giveBack(b.clock.now(), spareNote{d.attemptsSubject(), note{spared + 1, failed}}, nak)
 }
 
 // patient reports whether the bucket is to be asked again about d, since the given time.
@@ -257,7 +356,7 @@ const maxReturning = 1 << 30
 // spareNote is what the attempts bucket is told.
 type spareNote struct {
 	subject string
-	spared  int
+	note
 }
 
 // soon are questions to ask again. There is at most one for each delivery that the hub holds or
@@ -287,7 +386,7 @@ func (s *soon) run() {
 // unsaved are notes and marks that could not be stored, by subject.
 type unsaved struct {
 	mu    sync.Mutex
-	notes map[string]int // bounded by Limits.AttemptsKnown
+	notes map[string]note // bounded by Limits.AttemptsKnown
 	marks map[string]mark
 }
 
@@ -295,8 +394,8 @@ type unsaved struct {
 // stored later; one that it refuses counts for stored, as asking again would not help. It does not
 // block.
 func (b *Bus) noteSpared(l *link, n spareNote, then func(stored bool)) {
-	b.dropNote(n)
-	msg := &nats.Msg{Subject: n.subject, Data: strconv.AppendInt(nil, int64(n.spared), 10)}
+	n = b.dropNote(n)
+	msg := &nats.Msg{Subject: n.subject, Data: n.value()}
 	err := l.askUntil(msg, b.clock.now()+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
 		stored := err == nil && !noResponders(reply)
 		if !stored {
@@ -323,18 +422,24 @@ func (b *Bus) keepNote(n spareNote) {
 		b.obs.LimitReached("attempts_known")
 		return
 	}
-	if kept, known := b.unsaved.notes[n.subject]; !known || n.spared < 0 || n.spared > kept {
-		b.unsaved.notes[n.subject] = n.spared
+	kept, known := b.unsaved.notes[n.subject]
+	n.failed = cmp.Or(n.failed, kept.failed)
+	if known && n.spared >= 0 && n.spared < kept.spared {
+		n.spared = kept.spared
 	}
+	b.unsaved.notes[n.subject] = n.note
 }
 
-// dropNote forgets a kept note that a newer one replaces.
-func (b *Bus) dropNote(n spareNote) {
+// dropNote forgets a kept note that a newer one replaces, and returns the newer one with what it
+// does not say.
+func (b *Bus) dropNote(n spareNote) spareNote {
 	b.unsaved.mu.Lock()
 	defer b.unsaved.mu.Unlock()
-	if len(b.unsaved.notes) > 0 && (n.spared < 0 || b.unsaved.notes[n.subject] <= n.spared) {
+	if kept, known := b.unsaved.notes[n.subject]; known && (n.spared < 0 || kept.spared <= n.spared) {
+		n.failed = cmp.Or(n.failed, kept.failed)
 		delete(b.unsaved.notes, n.subject)
 	}
+	return n
 }
 
 // saveUnsaved stores what could not be stored before, unless something newer is there. It does not
@@ -342,18 +447,25 @@ func (b *Bus) dropNote(n spareNote) {
 func (b *Bus) saveUnsaved(l *link) {
 	b.unsaved.mu.Lock()
 	notes, marks := b.unsaved.notes, maps.Clone(b.unsaved.marks)
-	b.unsaved.notes = make(map[string]int)
+	b.unsaved.notes = make(map[string]note)
 	b.unsaved.mu.Unlock()
-	for subject, spared := range notes {
+	for subject, kept := range notes {
 		b.askStored(l, attemptsBucket, subject, func(value []byte, err error) {
-			n := spareNote{subject: subject, spared: spared}
+			n := spareNote{subject, kept}
 			if err != nil {
 				b.keepNote(n)
 				return
 			}
-			if stored, err := strconv.Atoi(string(value)); err != nil || spared < 0 || 0 <= stored && stored < spared {
-				b.noteSpared(l, n, func(bool) {})
+			stored, ok := parseNote(value)
+			more := n.spared < 0 || 0 <= stored.spared && stored.spared < n.spared
+			if ok && !more {
+				if n.failed == nil || stored.failed != nil {
+					return
+				}
+				n.spared = stored.spared
 			}
+			n.failed = cmp.Or(n.failed, stored.failed)
+			b.noteSpared(l, n, func(bool) {})
 		})
 	}
 	for subject, m := range marks {

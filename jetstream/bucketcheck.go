@@ -167,6 +167,7 @@ func (b *Bus) lookAfterBuckets() {
 	defer check.Stop()
 	known := make(map[string]string) // faults, by topic; of topics that the hub knows
 	b.obs.Gauge(GaugeBucketsBroken, 0)
+	b.obs.Gauge(GaugeKeysRemoved, 0)
 	for {
 		select {
 		case <-b.ctx.Done():
@@ -198,12 +199,12 @@ func (b *Bus) reportBuckets(ctx context.Context, known map[string]string) error 
 	if err != nil {
 		return err
 	}
-	broken := 0
+	broken, removed := 0, 0
 	met := make(map[string]bool, len(reports))
 	for _, r := range reports {
 		met[r.Topic] = true
 		if t := b.known(r.Topic); t != nil && t.keys != nil {
-			t.keys.looked(r.Entries)
+			removed += t.keys.looked(r.Entries)
 		}
 		faults := strings.Join(r.Faults, "; ")
 		switch before := known[r.Topic]; {
@@ -225,5 +226,6 @@ func (b *Bus) reportBuckets(ctx context.Context, known map[string]string) error 
 		}
 	}
 	b.obs.Gauge(GaugeBucketsBroken, float64(broken))
+	b.obs.Gauge(GaugeKeysRemoved, float64(removed))
 	return nil
 }

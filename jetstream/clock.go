@@ -15,14 +15,20 @@ type fence struct {
 	retry  time.Duration // an unanswered touch is sent again after this
 	// while a question is unanswered for longer, nothing is sent about deliveries
 	silence time.Duration
+	// no lease begins when the consumer was last known to exist longer ago
+	fresh time.Duration
 }
+
+// freshLimit bounds fence.fresh: how long a seek waits for leases of before. The hub asks consumers
+// of which it holds something every second at the rarest.
+const freshLimit = 3 * time.Second
 
 // margin is how much earlier than the server the hub counts a delivery as lost.
 func margin(ackWait time.Duration) time.Duration { return min(5*time.Second, ackWait/3) }
 
 func newFence(ackWait time.Duration) fence {
 	m := margin(ackWait)
-	return fence{ackWait: ackWait, usable: ackWait - m, touch: ackWait - 2*m, retry: m / 4, silence: m / 5}
+	return fence{ackWait: ackWait, usable: ackWait - m, touch: ackWait - 2*m, retry: m / 4, silence: m / 5, fresh: min(freshLimit, ackWait-m)}
 }
 
 // stallLimit is how long the process may stand still before the hub gives up all that it holds:

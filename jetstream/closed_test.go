@@ -23,7 +23,25 @@ func TestHandlesOfClosedBus(t *testing.T) {
 		"Cursor":  func(ctx context.Context, topic string) error { _, err := b.Group(topic, "g").Cursor(ctx); return err },
 		"Delete":  func(ctx context.Context, topic string) error { return b.Group(topic, "g").Delete(ctx) },
 		"Seek":    func(ctx context.Context, topic string) error { return b.Group(topic, "g").Seek(ctx, FromEarliest) },
-		"Bounds":  func(ctx context.Context, topic string) error { _, _, err := b.History(topic).Bounds(ctx); return err },
+		"Preview": func(ctx context.Context, topic string) error {
+			_, err := b.Group(topic, "g").Preview(ctx, FromEarliest)
+			return err
+		},
+		"Info":  func(ctx context.Context, topic string) error { _, err := b.Group(topic, "g").Info(ctx); return err },
+		"Pause": func(ctx context.Context, topic string) error { return b.Group(topic, "g").Pause(ctx) },
+		"Bookmarks": func(ctx context.Context, topic string) error {
+			_, err := b.Group(topic, "g").Bookmarks().List(ctx)
+			return err
+		},
+		"Put bookmark": func(ctx context.Context, topic string) error {
+			_, err := b.Group(topic, "g").Bookmarks().Put(ctx, "m")
+			return err
+		},
+		"Groups": func(ctx context.Context, _ string) error {
+			_, _, err := b.Admin().Groups().List(ctx, GroupsPage{Limit: 1})
+			return err
+		},
+		"Bounds": func(ctx context.Context, topic string) error { _, _, err := b.History(topic).Bounds(ctx); return err },
 		"DuplicateWindow": func(ctx context.Context, topic string) error {
 			_, err := b.History(topic).DuplicateWindow(ctx)
 			return err

@@ -49,6 +49,8 @@ type Config struct {
 	// keep 7. A rule for ** comes after those, and before the last. New streams are made by them;
 	// those that exist stay as they are until ApplyTopics.
 	Topics []TopicRule
+	// Derived are the topics on which projections of this program make keys.
+	Derived []DerivedKeys
 	// Limits bound what the bus holds; zero fields take their defaults.
 	Limits Limits
 	// Logger receives what operators should know. Default: nothing is logged.
@@ -73,6 +75,12 @@ type TopicRule struct {
 	MaxAge   time.Duration
 	MaxBytes int64
 	MaxMsgs  int64
+	// OnFull is what happens when a bound is reached: OnFullDrop, the default, or OnFullReject,
+	// which requires MaxBytes or MaxMsgs and excludes Family. Dead letters have neither.
+	OnFull OnFull
+	// GroupAge is how long a group without members holds the events of a topic with OnFullReject:
+	// default 7 days, at least 1 s.
+	GroupAge time.Duration
 	// DuplicateWindow is how long an id is remembered. Default 2 min; 1 s at least.
 	DuplicateWindow time.Duration
 	// Replicas is the number of copies of the stream, and of its bucket: 1..5. Default
@@ -89,7 +97,7 @@ type TopicRule struct {
 	// at least an hour, a MaxMsgs of 0 or at least 100,000, and a MaxBytes of 0 or at least
 	// 128 MiB, so that the bucket gets each event before the stream removes it.
 	Compaction bool
-	// MaxKeys is the most keys of a topic with Compaction, removed keys included. Default
+	// MaxKeys is the most keys of a topic with Compaction, without removed keys. Default
 	// 1,000,000. Beyond it, publishes of new keys get overloaded ("max_keys" in
 	// Observer.LimitReached). A hub learns once a minute of keys that other hubs and native clients
 	// make, and of keys that have gone.
@@ -99,6 +107,18 @@ type TopicRule struct {
 	// same minimum values as with Compaction.
 	Snapshot *SnapshotRule
 }
+
+// OnFull is what happens to events at the bounds of a topic.
+type OnFull string
+
+const (
+	// OnFullDrop removes the oldest events, whether groups have read them or not. The bus reports
+	// what groups have lost (SubscribeOptions.OnLost).
+	OnFullDrop OnFull = "drop"
+	// OnFullReject removes no event that a group has not settled, whatever its age. Publishes get
+	// topic_full while the topic has no room.
+	OnFullReject OnFull = "reject"
+)
 
 // SnapshotRule requests snapshots of the state of a topic, for consumers that start without state.
 // The bus only stores the rule; projections.Compactor writes the snapshots.
@@ -140,9 +160,18 @@ type Limits struct {
 	// KeysPerClient ("keys_per_client") is the most keys of compacted topics that one client may
 	// create, counted as TopicsPerClient is: default 100,000 at once, and then KeyRate a second,
 	// default 1,000. Beyond the limit, new keys get rate_limited. Publishers without a client have
-	// no such limit.
-	KeysPerClient int
-	KeyRate       int
+	// no such limit. KeyShare ("key_share") is the most that one client may create in 30 days:
+	// default 5,000,000. The server keeps a record of each removed key, so the share bounds what a
+	// client costs whose keys come and go.
+	KeysPerClient, KeyRate, KeyShare int
+	// DerivedKeysPerClient ("derived_keys_per_client") is the most keys that one client may make on
+	// topics of Config.Derived, counted as TopicsPerClient is: default 100,000 at once, and then
+	// DerivedKeyRate a second, default 1. Beyond the limit, events that make a new key get
+	// rate_limited. The default is a tenth of the default of TopicRule.MaxKeys, so that no client
+	// alone makes such a topic take no more keys of others. Publishers without a client have no
+	// such limit.
+	DerivedKeysPerClient int
+	DerivedKeyRate       int
 	// GroupsPerClient ("groups_per_client") is the most groups that one client may create
 	// (SubscribeOptions.CountFor): default 100 at once, and then one every 10 s. Beyond the limit,
 	// new groups get rate_limited. It is free to join a group that exists, and to make a group
@@ -176,9 +205,10 @@ type Limits struct {
 	// Each pull brings no more than a subscription's share of the limit, or one event.
 	HeldTotal int
 	// DeadLetters ("dead_letters") is the most events on their way to a dlq topic, including events
-	// whose dead letter cannot be stored for now: default 10,000. Beyond the limit, a failed event
-	// is delivered once more instead. A group whose dead letters are an eighth of the limit gets no
-	// further events until one is stored ("group_dead_letters").
+	// whose dead letter cannot be stored for now: default 10,000. Beyond the limit, the hub gives a
+	// failed event back for 10 s, again and again until there is room, without delivering it. A
+	// group whose dead letters are an eighth of the limit gets no further events until one is
+	// stored ("group_dead_letters").
 	DeadLetters int
 	// DeadLetterRate and DeadLetterBurst ("dead_letter_rate") are how many bytes of dead letters a
 	// second one client (SubscribeOptions.CountFor) may cause to be stored, and how many at once:
@@ -187,6 +217,19 @@ type Limits struct {
 	// delivered again meanwhile. Dead letters of one client that wait are at most half of
 	// DeadLetters. Subscriptions that count for nobody have no such limits.
 	DeadLetterRate, DeadLetterBurst, DeadLetterShare int
+	// PutBack ("put_back") is the most dead-lettered events that were put back to one group and are
+	// not settled: default 100,000. Beyond the limit, a redrive to the group ends with overloaded.
+	PutBack int
+	// PutBackBytes ("put_back_bytes") is the size of all such events of all groups together:
+	// default 4 GiB. It is a bound of their stream, which keeps the one that it was made with.
+	// PutBackShare ("put_back_share") is how many bytes one client (RedriveOptions.Client) may put
+	// back in 30 days: default 1 GiB. Beyond the limits, a redrive ends with overloaded or
+	// rate_limited, and the dead letters that are left stay.
+	PutBackBytes, PutBackShare int
+	// Redrives ("redrives") is the most redrives, discards and counts of dead letters that run at a
+	// time: default 8, and half of them for one client. Further ones wait, and get overloaded after
+	// 9 s.
+	Redrives int
 	// AttemptsKnown ("attempts_known") is the most failed events of one group whose attempts the
 	// hub remembers: default 10,000. For other events, the hub asks the server at their redelivery.
 	AttemptsKnown int
@@ -206,7 +249,8 @@ type Limits struct {
 	IDSearches, IDSearchesPerClient int
 	// IDsKnown ("ids_known") is the most ids that searches keep in memory, with 16 bytes each, so
 	// that the next search on the same topic does not read the events again: default 2,000,000.
-	// Beyond the limit, the topics whose last search is longest ago are forgotten.
+	// Beyond the limit, the topics whose last search is longest ago are forgotten. The hub keeps at
+	// most as many of the ids that it has published itself, those that are no UUIDv7s.
 	IDsKnown int
 	// MaxDelay ("max_delay") is how far ahead an event may be delayed (PublishOptions.Delay and
 	// At): default 365 days, which is also the most. Beyond the limit, a publish gets bad_options.
@@ -248,6 +292,9 @@ func (c *Config) validate() error {
 	def(&l.TopicsPerClient, 100)
 	def(&l.KeysPerClient, 100_000)
 	def(&l.KeyRate, 1_000)
+	def(&l.KeyShare, 5_000_000)
+	def(&l.DerivedKeysPerClient, 100_000)
+	def(&l.DerivedKeyRate, 1)
 	def(&l.GroupsPerClient, 100)
 	def(&l.ClientGroups, 1_000)
 	def(&l.StreamGroups, 10_000)
@@ -260,6 +307,10 @@ func (c *Config) validate() error {
 	def(&l.DeadLetterRate, 256<<10)
 	def(&l.DeadLetterBurst, 16<<20)
 	def(&l.DeadLetterShare, 1<<30)
+	def(&l.PutBack, 100_000)
+	def(&l.PutBackBytes, 4<<30)
+	def(&l.PutBackShare, 1<<30)
+	def(&l.Redrives, 8)
 	def(&l.AttemptsKnown, 10_000)
 	def(&l.LingeringInboxes, 100_000)
 	def(&l.ListingReaders, 16)
@@ -286,7 +337,7 @@ func (c *Config) validate() error {
 	check(c.Server == nil || c.Replicas == 1, "replicas %d: more than 1 needs a cluster, and the embedded server is a single server", c.Replicas)
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.Delayed, l.DelayedPerClient, int(l.MaxDelay), l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.KeyShare, l.DerivedKeysPerClient, l.DerivedKeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.PutBack, l.PutBackBytes, l.PutBackShare, l.Redrives, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.Delayed, l.DelayedPerClient, int(l.MaxDelay), l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.MaxDelay <= maxDelay, "max delay %v: at most %v is allowed", l.MaxDelay, maxDelay)

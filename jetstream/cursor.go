@@ -54,68 +54,26 @@ func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 		return Cursor{}, b.unavailable(err)
 	}
 	c := Cursor{Topic: topic}
+	c.LastID, c.LastTS, err = b.lastSettled(ctx, t, info)
+	return c, err
+}
+
+// lastSettled returns the id of the last event up to which a group has settled everything, and when
+// it was stored. The id is empty when the event was removed, and both are when there is none.
+func (b *Bus) lastSettled(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInfo) (id string, ts int64, err error) {
 	if info.AckFloor.Consumer == 0 { // a new consumer shows start-1 as its floor
-		return c, nil
+		return "", 0, nil
 	}
 	e, err := b.bySequence(ctx, t, info.AckFloor.Stream)
 	switch {
 	case err == nil:
-		c.LastID, c.LastTS = e.ID, e.StoredAt/1e6
-	case errors.Is(err, ErrNotFound):
-		if info.AckFloor.Last != nil {
-			c.LastTS = info.AckFloor.Last.UnixMilli()
-		}
-	default:
-		return Cursor{}, b.unavailable(err)
+		return e.ID, e.StoredAt / 1e6, nil
+	case !errors.Is(err, ErrNotFound):
+		return "", 0, b.unavailable(err)
+	case info.AckFloor.Last != nil:
+		return "", info.AckFloor.Last.UnixMilli(), nil
 	}
-	return c, nil
-}
-
-// Seek moves the group, live members on every hub included. It creates a group that does not exist
-// at the new position. After Seek has returned, an ack of an event that was delivered before never
-// counts for a later delivery.
-//
-// Neither the reset of a consumer nor a new consumer of the same name fences acks on their way.
-// Each seek therefore creates a consumer with a new name, and makes it the group's generation by
-// one compare-and-set.
-func (g Group) Seek(ctx context.Context, to Position) error {
-	b, topic, group := g.bus, g.topic, g.name
-	if err := ValidGroup(group); err != nil {
-		return err
-	}
-	if err := to.validate(); err != nil {
-		return err
-	}
-	for range 8 {
-		t, state, err := b.freshTopic(ctx, topic, "")
-		if err != nil {
-			return err
-		}
-		start, err := b.resolve(ctx, t, to, state, "")
-		if err != nil {
-			return err
-		}
-		ptr, err := b.generations.get(ctx, t, group)
-		if err != nil {
-			return b.unavailable(err)
-		}
-		at := groupStart{seq: start}
-		if info, err := b.groupConsumer(ctx, t, &ptr); err == nil {
-			at.ttl, at.maker = info.Config.InactiveThreshold, info.Config.Metadata[metaMaker]
-		} else if !errors.Is(err, ErrNotFound) {
-			return b.unavailable(err)
-		}
-		_, _, err = b.moveGroup(ctx, t, group, ptr, at)
-		if errors.Is(err, errGroupMoved) {
-			continue
-		}
-		if err != nil {
-			return b.unavailable(err)
-		}
-		b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
-		return nil
-	}
-	return &Error{Code: CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
+	return "", 0, nil
 }
 
 // Backlog is the progress of a group.
@@ -126,6 +84,10 @@ type Backlog struct {
 	// Floor is the sequence up to which every event is settled. Tail is the last sequence of the
 	// stream, other topics of a family included.
 	Floor, Tail uint64
+	// PutBack is the number of dead-lettered events that were put back to the group and were not
+	// delivered yet (DeadLetters.Redrive). PutBackLeased is the number of those that were delivered
+	// and are not settled. Waiting and Leased count neither.
+	PutBack, PutBackLeased uint64
 }
 
 // Backlog returns the progress of the group. It returns ErrNotFound when the topic or the group
@@ -150,10 +112,14 @@ func (g Group) Backlog(ctx context.Context) (Backlog, error) {
 	if err != nil {
 		return Backlog{}, b.unavailable(err)
 	}
-	return Backlog{
+	backlog := Backlog{
 		Waiting: info.NumPending, Leased: uint64(max(info.NumAckPending, 0)),
 		Floor: info.AckFloor.Stream, Tail: state.LastSeq,
-	}, nil
+	}
+	if backlog.PutBack, backlog.PutBackLeased, err = b.putBackCount(ctx, ptr.PutBack); err != nil {
+		return Backlog{}, b.unavailable(err)
+	}
+	return backlog, nil
 }
 
 // Delete removes the group with its position, and what the hub has noted about it. It returns
@@ -201,6 +167,9 @@ func (g Group) Delete(ctx context.Context) error {
 		if err := b.forgetGroup(ctx, t, group, maker); err != nil {
 			return b.unavailable(err)
 		}
+		if err := b.dropQueue(ctx, ptr.PutBack); err != nil {
+			return b.unavailable(err)
+		}
 		if !exists || ptr.Deleted {
 			return ErrNotFound
 		}
@@ -216,6 +185,9 @@ func (b *Bus) forgetGroup(ctx context.Context, t *topicInfo, group, maker string
 	subjects := [][2]string{
 		{marksBucket, marksSubject(t, group)},
 		{attemptsBucket, "$KV." + attemptsBucket + "." + key + ".>"},
+		{bookmarksBucket, bookmarksPrefix(t, group) + ">"},
+		{retentionBucket, lossSubject(t, group)},
+		{retentionBucket, seenSubject(t, group)},
 	}
 	if maker != "" {
 		subjects = append(subjects, [2]string{makersBucket, makerSubject(maker, t, group)})

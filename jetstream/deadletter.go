@@ -46,6 +46,7 @@ func (q *deadLetters) carry(l *deadLetter) error {
 		case Refused(err) && !full(err):
 			q.bus.log.Warn("a stream refused a dead letter; the event will be delivered once more",
 				slog.String("topic", d.Event.Topic), slog.String("group", d.m.sub.group), slog.Any("error", err))
+			d.forgetFailed()
 			d.sendInTime(nakAfter(deadRetry))
 			return nil
 		case err != nil:
@@ -68,7 +69,13 @@ func (q *deadLetters) carry(l *deadLetter) error {
 	case noResponders(reply):
 		return nats.ErrNoResponders
 	}
-	d.group.settled(d.Event.Sequence)
+	d.group.settled(d.seq)
+	q.mu.Lock()
+	noted := l.noted != 0
+	q.mu.Unlock()
+	if noted {
+		d.forgetFailed()
+	}
 	return nil
 }
 
@@ -77,7 +84,7 @@ func (q *deadLetters) store(ctx context.Context, l *deadLetter) error {
 	d := l.d
 	original := &d.Event
 	if d.released {
-		e, err := q.bus.bySequence(ctx, d.group.topic, d.Event.Sequence)
+		e, err := q.bus.bySequence(ctx, d.group.topic, d.seq)
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return err
 		}
@@ -85,7 +92,7 @@ func (q *deadLetters) store(ctx context.Context, l *deadLetter) error {
 			original = e
 		} // else retention has removed it: what is known of it must do
 	}
-	return q.bus.storeLetter(ctx, deadEvent{original: original, group: d.m.sub.group, reason: l.reason, attempts: d.Attempt, at: l.at, id: d.deadID()})
+	return q.bus.storeLetter(ctx, deadEvent{original: original, group: d.m.sub.group, reason: l.failure.Reason, attempts: l.failure.Attempt, at: time.UnixMilli(l.failure.At), id: d.deadID()})
 }
 
 // prolong has the server confirm that it keeps the delivery for us, and reports whether it does. A
@@ -151,7 +158,7 @@ func (d *Delivery) movedOn() bool { return d.m.group != d.group }
 
 // deadID names the failure of one event in one generation of one group, so that it is stored once.
 func (d *Delivery) deadID() string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %s", d.Event.Stream, d.Event.Sequence, d.group.consumer))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %s", d.group.topic.stream.name, d.seq, d.group.consumer))
 	return "dlq:" + hex.EncodeToString(sum[:16])
 }
 
@@ -175,14 +182,16 @@ func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
 	}
 	letter := l.append(nil)
 	bare := len(letter) > int(b.publisher.link.nc.MaxPayload())-deadMargin
+	origin := originRef{stream: l.original.Stream, seq: l.original.Sequence, storedAt: l.original.StoredAt, tombstone: l.original.Tombstone}
 	for {
 		if bare {
+			origin.bare = true
 			// Control characters of a native publisher's text grow sixfold as JSON. What does not
 			// fit stays in its stream.
 			letter = l.withoutPayload().append(nil)
 		}
 		_, err := b.publishWait(ctx, func(done func(Receipt, error)) error {
-			return b.publisher.send(ctx, t, letter, &PublishOptions{ID: l.id}, done)
+			return b.publisher.send(ctx, t, letter, &PublishOptions{ID: l.id, origin: origin}, done)
 		})
 		if err == nil {
 			b.noteLetter(l)

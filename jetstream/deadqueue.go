@@ -60,9 +60,9 @@ type deadTopic struct {
 // deadLetter is one on its way. While it is carried, it is its worker's.
 type deadLetter struct {
 	d       *Delivery
-	reason  string
-	at      time.Time
+	failure lastFailure
 	added   int64    // in the clock of the bus
+	noted   int64    // when the failure was noted in the attempts bucket; 0: it was not
 	stored  bool     // what is left is to settle the event
 	unheard bool     // the consumer gave no answer
 	next    int64    // when it is queued again; 0: it is queued, or being carried
@@ -97,7 +97,8 @@ func startDeadLetters(b *Bus) *deadLetters {
 }
 
 // stop tries all that waits once more, except for letters beyond a ration, and waits until that was
-// carried, or ctx ends: what is left is delivered once more after AckWait.
+// carried, or ctx ends. The events of letters that are left are noted and given back: the hub that
+// has them next writes the letters.
 func (q *deadLetters) stop(ctx context.Context) {
 	q.mu.Lock()
 	if !q.closed {
@@ -113,17 +114,65 @@ func (q *deadLetters) stop(ctx context.Context) {
 	q.mu.Unlock()
 	stop := context.AfterFunc(ctx, q.cancel)
 	q.workers.Wait()
+	q.giveBack(ctx)
 	stop()
 	q.cancel()
 	q.keeper.Wait()
 }
 
-// add takes a delivery that its subscription has ended. It does not block: beyond
-// Limits.DeadLetters, the event is delivered once more instead. A topic whose letters cannot be
-// stored, and a client beyond its ration, may take half of them.
+// giveBack notes all that is left, and has it delivered again, to another hub or the next one.
+func (q *deadLetters) giveBack(ctx context.Context) {
+	q.mu.Lock()
+	var left []*deadLetter
+	for l := range q.waiting {
+		left = append(left, l)
+		q.forgetLocked(l)
+	}
+	q.mu.Unlock()
+	answers := make(chan struct{}, len(left))
+	for _, l := range left {
+		if !q.usable(l.d) || l.d.moved() {
+			answers <- struct{}{}
+			continue
+		}
+		l.d.noteFailed(&l.failure, func(bool) {
+			l.d.sendInTime(nakNow) // without a note, it is delivered once more
+			answers <- struct{}{}
+		})
+	}
+	for range left {
+		select {
+		case <-answers:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// add takes a delivery that its subscription has ended after its last attempt. It does not block.
 func (q *deadLetters) add(d *Delivery, reason string) {
-	l := &deadLetter{d: d, reason: shortReason(reason), at: time.Now(), added: q.bus.clock.now(), next: 1}
-	limit, client := q.bus.limits.DeadLetters, d.m.sub.opts.CountFor
+	q.enter(&deadLetter{d: d, failure: lastFailure{
+		Attempt: d.Attempt, At: time.Now().UnixMilli(), Reason: shortReason(reason), Client: d.m.sub.opts.CountFor,
+	}})
+}
+
+// addFailed takes a delivery that came after the last attempt of its event, and that nobody has
+// had. It does not block.
+func (q *deadLetters) addFailed(d *Delivery) {
+	d.m.sub.mu.Lock()
+	d.released = true
+	d.Event.Payload, d.Event.Headers, d.Event.Tags, d.Event.CausedBy = nil, nil, nil, nil
+	failure := *d.failed
+	d.m.sub.mu.Unlock()
+	q.enter(&deadLetter{d: d, failure: failure, noted: q.bus.clock.now()})
+}
+
+// enter takes a letter. Beyond Limits.DeadLetters, its event comes again after deadRetry, and the
+// letter then finds room or waits as long again. A topic whose letters cannot be stored, and a
+// client beyond its ration, may take half of them.
+func (q *deadLetters) enter(l *deadLetter) {
+	l.added, l.next = q.bus.clock.now(), 1
+	d, limit, client := l.d, q.bus.limits.DeadLetters, l.failure.Client
 	half := max(limit/2, 1)
 	q.mu.Lock()
 	t := q.topics[d.Event.Topic]
@@ -144,14 +193,51 @@ func (q *deadLetters) add(d *Delivery, reason string) {
 			q.rationLocked(l, client)
 		}
 	}
+	waits := taken && l.next != 0
 	q.mu.Unlock()
-	if taken {
+	switch {
+	case waits:
+		q.noteFailure(l)
+	case taken:
+	default:
+		if !closed {
+			q.bus.obs.LimitReached("dead_letters")
+		}
+		q.putOff(l, q.bus.clock.now())
+	}
+}
+
+// noteFailure notes the failure of a letter that waits, unless it was noted not long ago.
+func (q *deadLetters) noteFailure(l *deadLetter) {
+	now := q.bus.clock.now()
+	q.mu.Lock()
+	due := l.noted == 0 || now-l.noted > int64(attemptsAge/2)
+	if due {
+		l.noted = now
+	}
+	q.mu.Unlock()
+	if due {
+		l.d.noteFailed(&l.failure, func(bool) {})
+	}
+}
+
+// putOff gives an event back whose letter finds no room, once its failure is noted. While the
+// bucket does not answer and the event is still the hub's, the event waits.
+func (q *deadLetters) putOff(l *deadLetter, began int64) {
+	d := l.d
+	if l.noted != 0 {
+		d.sendNak(deadRetry)
 		return
 	}
-	if !closed {
-		q.bus.obs.LimitReached("dead_letters")
-	}
-	d.sendNak(deadRetry)
+	d.noteFailed(&l.failure, func(stored bool) {
+		if !stored && d.patient(began) && d.inTime() {
+			q.bus.soon.add(func() { q.putOff(l, began) })
+			return
+		}
+		if d.inTime() {
+			d.sendNak(deadRetry)
+		}
+	})
 }
 
 // rationLocked has a letter carried when it is its client's turn.
@@ -230,8 +316,9 @@ func (q *deadLetters) end(l *deadLetter, err error) {
 		t.failing, t.rest = false, 0
 	}
 	switch {
-	case err == nil, closed:
+	case err == nil:
 		q.forgetLocked(l)
+	case closed: // giveBack has it
 	case l.stored, l.unheard:
 		l.next = now + l.rest.more()
 	default:
@@ -245,13 +332,13 @@ func (q *deadLetters) end(l *deadLetter, err error) {
 		q.bus.log.Warn("failed to store a dead letter; retrying, as with others of its topic",
 			slog.String("topic", topic), slog.String("group", l.d.m.sub.group), slog.Any("error", err))
 	}
-	if err != nil && closed && q.usable(l.d) {
-		l.d.sendNak(deadRetry)
+	if err != nil {
+		q.noteFailure(l)
 	}
 }
 
 func (q *deadLetters) forgetLocked(l *deadLetter) {
-	topic, client := l.d.Event.Topic, l.d.m.sub.opts.CountFor
+	topic, client := l.d.Event.Topic, l.failure.Client
 	delete(q.waiting, l)
 	l.d.group.letters.Add(-1)
 	if !l.stored {
@@ -283,6 +370,7 @@ func (q *deadLetters) keep() {
 		}
 		now := q.bus.clock.now()
 		touch := make(map[*member][]*Delivery)
+		var note []*deadLetter // that may have to be noted
 		q.mu.Lock()
 		for l := range q.waiting {
 			d := l.d
@@ -299,6 +387,8 @@ func (q *deadLetters) keep() {
 				q.forgetLocked(l)
 			case l.next <= now:
 				q.queueLocked(l)
+			case now-l.noted > int64(attemptsAge/2):
+				note = append(note, l)
 			}
 		}
 		if len(q.waiting) > 0 {
@@ -307,6 +397,9 @@ func (q *deadLetters) keep() {
 		q.mu.Unlock()
 		for m, ds := range touch {
 			m.sub.touch(ds, now)
+		}
+		for _, l := range note {
+			q.noteFailure(l)
 		}
 	}
 }

@@ -35,7 +35,8 @@ type Delivery struct {
 	// out.
 	Attempt int
 	// Order is the server's count of deliveries to the group, from 1. Consecutive numbers within
-	// one Stretch mean that no other member got an event in between.
+	// one Stretch mean that no other member got an event in between. An event that was put back
+	// after it was dead-lettered has Order 0 and Stretch 0: it is in no order with others.
 	Order uint64
 	// Stretch counts, from 1, how often the subscription has begun to listen: at its start, and
 	// again after a lost connection, a pause or a seek. Do not compare Order across stretches: the
@@ -45,19 +46,22 @@ type Delivery struct {
 	m     *member
 	group *group // as it was when the event came: a seek changes the member's
 	reply string // the server's name for this delivery
+	seq   uint64 // of the message in the stream of the group's consumer
 	size  int    // of the message, headers included
 	cuts  uint64 // of the link, when it came
 
 	delivered int       // how often the server has given the event to a hub
 	knows     knowledge // what this hub knew of the deliveries before, when it came
 	bounced   bool      // it came to an inbox that lingers
+	letter    letterRef // of an event that was put back
 
 	// Guarded by the subscription's mu.
-	spared    int  // how many of the server's deliveries before this one reached no client
-	resolved  bool // spared is known
-	looking   bool // spared is asked for
-	unseen    bool // it ended before that was known, and no client had it
-	unseenNak bool // then it is to be given back
+	spared    int          // how many of the server's deliveries before this one reached no client
+	failed    *lastFailure // of an event whose last attempt is over: it is not handed out
+	resolved  bool         // spared is known
+	looking   bool         // spared is asked for
+	unseen    bool         // it ended before that was known, and no client had it
+	unseenNak bool         // then it is to be given back
 
 	index    int // in Subscription.out; -1 once it ended
 	active   bool
@@ -182,16 +186,27 @@ func newDelivery(in *inbox, msg *nats.Msg, p deliveryMeta, now int64) *Delivery 
 			Topic: in.group.topic.name, Key: subjectKey(msg.Subject), Payload: msg.Data,
 			Stream: in.group.topic.stream.name, Sequence: p.streamSeq, StoredAt: p.storedAt,
 		},
-		Order: p.order, Stretch: in.number, m: in.m, group: in.group, reply: msg.Reply, size: msg.Size(), cuts: in.m.sub.link.cuts.Load(),
+		Order: p.order, Stretch: in.number, m: in.m, group: in.group, reply: msg.Reply, seq: p.streamSeq, size: msg.Size(), cuts: in.m.sub.link.cuts.Load(),
 		delivered: p.delivered, index: -1, arrived: now, touched: now,
 	}
 	d.Event.readHeader(msg.Header)
+	if in.group.topic.putBack {
+		d.Order, d.Stretch = 0, 0 // the counts of another consumer
+		d.letter = d.Event.readPutBack(msg.Header)
+	}
 	return d
 }
 
 // GroupStart returns the sequence of the first event that the group receives. Earlier events are
 // not delivered to the group.
-func (d *Delivery) GroupStart() uint64 { return d.group.first }
+func (d *Delivery) GroupStart() uint64 {
+	if d.m.main == nil {
+		return d.group.first
+	}
+	d.m.sub.mu.Lock()
+	defer d.m.sub.mu.Unlock()
+	return d.m.main.group.first
+}
 
 // send tells the server about the delivery. A failure means that the connection is down, and then
 // the event comes again.
@@ -218,16 +233,24 @@ func (d *Delivery) written() {
 }
 
 // begin starts the lease. With release, the delivery keeps no more than its names, and the lease
-// does not run before written.
+// does not run before written. A delivery whose consumer has been silent is given back instead: the
+// group may have been moved.
 func (d *Delivery) begin(release bool) bool {
 	s := d.m.sub
 	now := s.bus.clock.now()
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.quicken()
 	if d.index < 0 || d.begun || !d.usable(now) {
+		s.mu.Unlock()
 		return false
 	}
+	if !d.fresh(now) {
+		s.remove(d, Returned)
+		s.mu.Unlock()
+		s.spare(d, true)
+		return false
+	}
+	defer s.mu.Unlock()
 	d.begun = true
 	d.started = now
 	d.deadline = now + int64(s.opts.AckTimeout)
@@ -246,6 +269,13 @@ func (d *Delivery) begin(release bool) bool {
 	d.m.obs.Delivered()
 	d.m.obs.InFlight(1)
 	return true
+}
+
+// fresh reports whether the consumer existed a short time ago: it sent the delivery then, or
+// answered a question that was asked then. A seek waits for that time after it has deleted the
+// consumer, so that no hub begins a lease of before, whether it has heard of the seek or not.
+func (d *Delivery) fresh(now int64) bool {
+	return now-max(d.touched, d.path().heard.Load()) < int64(d.group.fence.fresh)
 }
 
 // takeBack ends a lease whose event was not sent; the subscription keeps holding it.

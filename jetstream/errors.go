@@ -14,6 +14,7 @@ const (
 	CodeOverloaded      = "overloaded"
 	CodeRateLimited     = "rate_limited"
 	CodeInternal        = "internal"
+	CodeTopicFull       = "topic_full"
 )
 
 // Error is an error that may be shown to a client. Code and Msg are safe to show. Err is for

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"eventhub/jetstream"
@@ -244,6 +245,37 @@ func ExampleSubscribeOptions_deadLetter() {
 	// dlq.jobs
 }
 
+// Learn how many events were removed before the group was given them. With OnFullReject in place of
+// the default, the last publish would get topic_full instead.
+func ExampleSubscribeOptions_lost() {
+	bus, end := openExample(jetstream.TopicRule{Pattern: "ticks", MaxMsgs: 10})
+	defer end()
+	ctx := context.Background()
+
+	if err := bus.Group("ticks", "slow").Seek(ctx, jetstream.FromEarliest); err != nil {
+		panic(err)
+	}
+	for i := range 100 {
+		if _, err := bus.Publish(ctx, "ticks", fmt.Append(nil, i), jetstream.PublishOptions{}); err != nil {
+			panic(err)
+		}
+	}
+	first := make(chan string, 10)
+	_, err := bus.Consume(ctx, "ticks", "slow", jetstream.SubscribeOptions{
+		OnLost: func(l jetstream.Loss) { fmt.Println("lost", l.Events, "events of", l.Topic) },
+	}, func(_ context.Context, d *jetstream.Delivery) error {
+		first <- string(d.Event.Payload)
+		return nil
+	})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("next:", <-first)
+	// Output:
+	// lost 90 events of ticks
+	// next: 90
+}
+
 // Move a group back to the beginning, and read stored events without a group.
 func ExampleGroup_Seek() {
 	bus, end := openExample()
@@ -268,6 +300,45 @@ func ExampleGroup_Seek() {
 	// Output:
 	// 0
 	// 1
+}
+
+// Keep the position of a group before a risky change, and go back to it.
+func ExampleGroup_Move() {
+	bus, end := openExample()
+	defer end()
+	ctx := context.Background()
+
+	for i := range 3 {
+		if _, err := bus.Publish(ctx, "orders", fmt.Append(nil, i), jetstream.PublishOptions{}); err != nil {
+			panic(err)
+		}
+	}
+	billing := bus.Group("orders", "billing")
+	if err := billing.Seek(ctx, jetstream.FromEarliest); err != nil {
+		panic(err)
+	}
+	if _, err := billing.Bookmarks().Put(ctx, "before the upgrade"); err != nil {
+		panic(err)
+	}
+	if _, err := billing.Move(ctx, jetstream.FromLatest); err != nil {
+		panic(err)
+	}
+	would, err := billing.Preview(ctx, jetstream.AtBookmark("before the upgrade"))
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("events again:", would.Redelivered)
+	if _, err := billing.Move(ctx, jetstream.AtBookmark("before the upgrade")); err != nil {
+		panic(err)
+	}
+	info, err := billing.Info(ctx)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("pending:", info.Pending)
+	// Output:
+	// events again: 3
+	// pending: 3
 }
 
 // List the newest events of all keys, page by page. A client may pass Next on to any hub.
@@ -321,6 +392,52 @@ func ExampleHistory_Read() {
 	// Output:
 	// order-1 1
 	// order-3 3
+}
+
+// List the dead letters of a topic, and put their events back to the group that failed.
+func ExampleDeadLetters_Redrive() {
+	bus, end := openExample()
+	defer end()
+	ctx := context.Background()
+
+	var mended atomic.Bool
+	failed, done := make(chan struct{}), make(chan struct{})
+	_, err := bus.Consume(ctx, "jobs", "workers", jetstream.SubscribeOptions{MaxAttempts: 1}, func(_ context.Context, d *jetstream.Delivery) error {
+		if !mended.Load() {
+			close(failed)
+			return errors.New("no disk")
+		}
+		fmt.Printf("%s, attempt %d\n", d.Event.Payload, d.Attempt)
+		close(done)
+		return nil
+	})
+	if err != nil {
+		panic(err)
+	}
+	if _, err := bus.Publish(ctx, "jobs", []byte(`"resize"`), jetstream.PublishOptions{}); err != nil {
+		panic(err)
+	}
+	<-failed
+	letters, jobs := bus.Admin().DeadLetters(), jetstream.LetterFilter{Topic: "jobs"}
+	var page jetstream.LetterPage
+	for len(page.Letters) == 0 { // it is stored a moment later
+		if page, err = letters.List(ctx, jobs, "", 10, nil); err != nil {
+			panic(err)
+		}
+	}
+	fmt.Println(page.Letters[0].Group, "failed:", page.Letters[0].Reason)
+
+	mended.Store(true) // the disk is replaced
+	result, err := letters.Redrive(ctx, jobs, jetstream.RedriveOptions{})
+	if err != nil {
+		panic(err)
+	}
+	<-done
+	fmt.Println("put back:", result.Done)
+	// Output:
+	// workers failed: no disk
+	// "resize", attempt 1
+	// put back: 1
 }
 
 // Remind customers of an order after a while, unless it is paid by then.

@@ -49,7 +49,7 @@ func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool
 	seen := 0
 	err = b.walk(ctx, t, walkOptions{since: farthest(s.Since), key: s.Key, max: s.Max, headersOnly: true}, func(m *storedMsg) error {
 		seen++
-		if id := b.messageID(t, m); wanted[id] {
+		if id := storedID(m.header, t.stream.name, m.seq); wanted[id] {
 			found[id] = true
 			if len(found) == len(wanted) {
 				return errStopWalk

@@ -40,9 +40,16 @@ type generation struct {
 	Durable bool `json:"durable,omitempty"`
 	// Deleted says that somebody deleted the group; Consumer was its last.
 	Deleted bool `json:"deleted,omitempty"`
+	// Paused says that the group gets no events until somebody resumes it.
+	Paused bool `json:"paused,omitempty"`
+	// Settled is what members acknowledge unseen: it was settled when a bookmark was made to which
+	// the group went back.
+	Settled []seqSpan `json:"settled,omitempty"`
 	// After is the revision of the last deletion. Members of earlier revisions are of a group that
 	// was deleted.
 	After uint64 `json:"after,omitempty"`
+	// PutBack names the queue of events that were put back to the group; "" when none ever was.
+	PutBack string `json:"put_back,omitempty"`
 
 	revision uint64 // in the bucket; 0: not stored
 }
@@ -53,11 +60,22 @@ func (p generation) next(t *topicInfo, group string) generation {
 	var nonce [4]byte
 	_, _ = rand.Read(nonce[:]) // never fails
 	n := p.Number + 1
-	next := generation{Number: n, Consumer: t.consumerName(group) + "~" + strconv.Itoa(n) + "-" + hex.EncodeToString(nonce[:]), Durable: p.Durable, After: p.After}
+	next := generation{
+		Number: n, Consumer: t.consumerName(group) + "~" + strconv.Itoa(n) + "-" + hex.EncodeToString(nonce[:]),
+		Durable: p.Durable, Paused: p.Paused, Settled: p.Settled, After: p.After, PutBack: p.PutBack,
+	}
 	if p.Deleted {
-		next.Durable, next.After = false, p.revision
+		next.Durable, next.Paused, next.Settled, next.After, next.PutBack = false, false, nil, p.revision, ""
 	}
 	return next
+}
+
+// stillSettled is what the next generation acknowledges unseen.
+func (p *generation) stillSettled() []seqSpan {
+	if p.Deleted {
+		return nil
+	}
+	return p.Settled
 }
 
 // ended reports whether the group was deleted since its member knew it. A member that knows none
@@ -154,10 +172,55 @@ func (p *generations) swap(ctx context.Context, t *topicInfo, group string, old,
 	return rev, err
 }
 
+// markDeleted notes that a topic's stream is deleted on purpose. The mark is an entry like that of
+// a group, under the name of the stream alone.
+func (p *generations) markDeleted(ctx context.Context, s *stream) error {
+	value, err := json.Marshal(generation{Stream: s.created, Deleted: true})
+	if err != nil {
+		return err
+	}
+	_, err = p.kv.Put(ctx, s.name, value)
+	return err
+}
+
+// deleted reports whether the stream was deleted on purpose.
+func (p *generations) deleted(ctx context.Context, s *stream) (bool, error) {
+	m, err := p.bus.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+s.name)
+	if errors.Is(err, ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	var mark generation
+	return json.Unmarshal(m.data, &mark) == nil && mark.Deleted && mark.Stream.Equal(s.created), nil
+}
+
+// topicDeleted has this hub forget a stream that is deleted, and its members look.
+func (b *Bus) topicDeleted(name string, created time.Time) {
+	b.topics.mu.RLock()
+	s := b.topics.streams[name]
+	b.topics.mu.RUnlock()
+	if s != nil && s.created.Equal(created) {
+		b.forget(s)
+	}
+	b.eachSubscription(func(s *Subscription) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, m := range s.members {
+			if at := m.group.topic.stream; at.name == name && at.created.Equal(created) {
+				m.reattach(true)
+			}
+		}
+	})
+}
+
 // follow tells this hub's members when their group was moved, until the bus closes.
 func (p *generations) follow() {
-	for p.bus.ctx.Err() == nil {
-		if err := p.watch(); err != nil && p.bus.ctx.Err() == nil {
+	// After an interruption, all generations are read: one may have been missed.
+	var from []natsjs.WatchOpt
+	for opts := []natsjs.WatchOpt{natsjs.UpdatesOnly()}; p.bus.ctx.Err() == nil; opts = from {
+		if err := p.watch(opts); err != nil && p.bus.ctx.Err() == nil {
 			p.bus.log.Warn("moves of groups cannot be followed now; they are noticed at the next pull", slog.Any("error", err))
 		}
 		select {
@@ -167,8 +230,8 @@ func (p *generations) follow() {
 	}
 }
 
-func (p *generations) watch() error {
-	w, err := p.kv.WatchAll(p.bus.ctx, natsjs.UpdatesOnly())
+func (p *generations) watch(opts []natsjs.WatchOpt) error {
+	w, err := p.kv.WatchAll(p.bus.ctx, opts...)
 	if err != nil {
 		return err
 	}
@@ -184,8 +247,16 @@ func (p *generations) watch() error {
 			if e == nil {
 				continue
 			}
+			if strings.HasPrefix(e.Key(), heldPrefix) {
+				p.bus.answerHeld(e.Value())
+				continue
+			}
 			var moved generation
 			if err := json.Unmarshal(e.Value(), &moved); err != nil {
+				continue
+			}
+			if !strings.Contains(e.Key(), ".") {
+				p.bus.topicDeleted(e.Key(), moved.Stream)
 				continue
 			}
 			moved.revision = e.Revision()
@@ -208,6 +279,9 @@ func (b *Bus) sweepGroups() {
 			}
 			if err := b.generations.sweep(b.ctx, deletedAge); err != nil && b.ctx.Err() == nil {
 				b.log.Warn("failed to look for marks of deleted groups; retrying", slog.Any("error", err))
+			}
+			if err := b.sweepPutBack(b.ctx, sweepAge); err != nil && b.ctx.Err() == nil {
+				b.log.Warn("failed to look for events that were put back to groups that are gone; retrying", slog.Any("error", err))
 			}
 			b.topics.mu.RLock()
 			streams := make([]*stream, 0, len(b.topics.streams))
@@ -261,7 +335,7 @@ func (p *generations) sweep(ctx context.Context, age time.Duration) error {
 	var old []*storedMsg
 	err := p.bus.readThrough(ctx, "KV_"+groupsBucket, 1, false, func(m *storedMsg) error {
 		var g generation
-		if m.time.Before(before) && json.Unmarshal(m.data, &g) == nil && g.Deleted {
+		if m.time.Before(before) && json.Unmarshal(m.data, &g) == nil && (g.Deleted || strings.HasPrefix(m.subject, "$KV."+groupsBucket+"."+heldPrefix)) {
 			old = append(old, m)
 		}
 		return nil

@@ -40,6 +40,7 @@ type group struct {
 	memory   bool         // it dies with its server
 	maker    string       // the client that made it, "" for none
 	first    uint64       // the first event that it is given at all
+	skips    []seqSpan    // what members acknowledge unseen
 	paths    []path       // to the consumer, one for each connection of the pool
 
 	arriving atomic.Int64 // events that arrived and are not held yet; raised with mu held
@@ -48,6 +49,7 @@ type group struct {
 	deleted  atomic.Bool   // somebody deleted it
 	revision atomic.Uint64 // of the generation that named it; 0: none did
 	letters  atomic.Int32  // dead letters that are not stored yet
+	seen     atomic.Int64  // when it was last noted that it has members; see keepSeen
 
 	// Guarded by Bus.groupMu.
 	users   int                        // how often share returned it
@@ -59,17 +61,25 @@ type group struct {
 	acks    string // what its ack subjects begin with; "" before the first delivery
 	watched int64  // when the server was last asked how far the group is
 	idleAt  int64  // when it may be asked again whether other members wait
+	sight   sight
+	told    uint64 // the end of the last gap that the members know of
+	// found is what is to be looked at for losses, and waiting the deliveries that came meanwhile;
+	// both are bounded by what members hold.
+	found    []found
+	waiting  []*Delivery
+	checking bool
 }
 
-func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, revision uint64) *group {
+func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, revision uint64, settled []seqSpan) *group {
 	g := &group{
 		bus: b, topic: t, name: name, consumer: info.Name, fence: newFence(max(info.Config.AckWait, time.Second)),
 		created: info.Created, memory: info.Config.MemoryStorage, maker: info.Config.Metadata[metaMaker],
-		first: max(info.Config.OptStartSeq, 1),
+		first: max(info.Config.OptStartSeq, 1), skips: settled,
 		next:  b.api + "CONSUMER.MSG.NEXT." + t.stream.name + "." + info.Name,
 		info:  b.api + "CONSUMER.INFO." + t.stream.name + "." + info.Name,
 		paths: make([]path, len(b.links)),
 		track: newTrack(info),
+		sight: newSight(t, info),
 	}
 	g.ttl.Store(int64(info.Config.InactiveThreshold))
 	g.revision.Store(revision)
@@ -177,6 +187,8 @@ type joining struct {
 	// deleted, and ends that the member ends when somebody has deleted the group.
 	was        *group
 	gone, ends bool
+
+	queue string // set by join: the queue of what was put back to the group
 }
 
 // join finds the group, or makes it, and its topic too.
@@ -199,6 +211,14 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 	if !j.gone {
 		dead = nil
 	}
+	if j.ends && j.was != nil {
+		switch gone, err := b.generations.deleted(ctx, j.was.topic.stream); {
+		case err != nil:
+			return nil, b.unavailable(err)
+		case gone:
+			return nil, errGroupDeleted
+		}
+	}
 	for range 8 {
 		t, state, err := b.freshTopic(ctx, j.topic, j.client)
 		if err != nil {
@@ -208,13 +228,16 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		if err != nil {
 			return nil, b.unavailable(err)
 		}
+		if j.queue = ptr.PutBack; ptr.Deleted {
+			j.queue = ""
+		}
 		if j.ends && ptr.ended(j.was) {
 			return nil, errGroupDeleted
 		}
 		info, err := b.groupConsumer(ctx, t, &ptr)
 		if err == nil && !dead.is(info) {
 			if j.ttl > 0 || info.Config.InactiveThreshold == 0 {
-				return b.newGroup(t, j.group, info, ptr.revision), nil
+				return b.newGroup(t, j.group, info, ptr.revision, ptr.Settled), nil
 			}
 			g, err := b.makeDurable(ctx, t, j.group, ptr, info)
 			if errors.Is(err, errGroupMoved) {
@@ -246,10 +269,11 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 				return nil, b.unavailable(err)
 			}
 			b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
-			g := b.newGroup(t, j.group, info, rev)
+			g := b.newGroup(t, j.group, info, rev, ptr.stillSettled())
 			g.storeFirstMark(ctx, from.seq-1)
 			return g, nil
 		}
+		from.paused = ptr.Paused
 		info, err = b.createConsumer(ctx, t, j.group, ptr.Consumer, from)
 		if errors.Is(err, natsjs.ErrConsumerExists) || err == nil && dead.is(info) {
 			continue // another hub was first: its start counts; or the deleted one is still there
@@ -263,7 +287,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 			return nil, b.unavailable(err)
 		}
 		if !again.Deleted && again.Consumer == info.Name {
-			g := b.newGroup(t, j.group, info, again.revision)
+			g := b.newGroup(t, j.group, info, again.revision, again.Settled)
 			// A later generation says that there was a group. With a TTL, it may have ended in
 			// order.
 			g.lost.Store(from.lost || dead == nil && ptr.Number > 1 && from.ttl == 0)
@@ -312,7 +336,7 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 		}
 		b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
 		b.log.InfoContext(ctx, "group has no TTL any more; moved to a file", slog.String("topic", t.name), slog.String("group", name))
-		return b.newGroup(t, name, moved, rev), nil
+		return b.newGroup(t, name, moved, rev, ptr.Settled), nil
 	}
 	cfg := info.Config
 	cfg.InactiveThreshold = 0
@@ -331,7 +355,7 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 	}
 	b.log.InfoContext(ctx, "group has no TTL any more", slog.String("topic", t.name), slog.String("group", name))
 	info.Config = cfg
-	return b.newGroup(t, name, info, rev), nil
+	return b.newGroup(t, name, info, rev, ptr.Settled), nil
 }
 
 // unavailableUnless is unavailable, but for an error that the caller handles.
@@ -357,6 +381,7 @@ func (g *group) leftOnDisk(t *topicInfo, consumer string) bool {
 // returns errGroupMoved when another was first.
 func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from generation, to groupStart) (*natsjs.ConsumerInfo, uint64, error) {
 	next := from.next(t, group)
+	to.paused = next.Paused
 	info, err := b.createConsumer(ctx, t, group, next.Consumer, to)
 	if err != nil {
 		return nil, 0, err
@@ -460,6 +485,9 @@ func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name stri
 	}
 	if from.maker != "" {
 		cfg.Metadata[metaMaker] = from.maker
+	}
+	if from.paused {
+		cfg.PauseUntil = &pausedUntil
 	}
 	if from.ttl > 0 {
 		cfg.InactiveThreshold = from.ttl

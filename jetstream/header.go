@@ -167,14 +167,14 @@ func headerValue(v string) error {
 
 // onlyID reports that the event's id is all that its message header has to say.
 func (o *PublishOptions) onlyID() bool {
-	return !o.HasTS && o.SID == "" && len(o.Tags) == 0 && len(o.CausedBy) == 0 && len(o.Headers) == 0 && o.ExpectKeySequence == nil && !o.Tombstone
+	return !o.HasTS && o.SID == "" && len(o.Tags) == 0 && len(o.CausedBy) == 0 && len(o.Headers) == 0 && o.ExpectKeySequence == nil && !o.Tombstone && o.origin.stream == ""
 }
 
 // header builds the message header of an event. given says that the publisher chose its id.
 func (o *PublishOptions) header(t *topicInfo, id string, given bool) nats.Header {
 	h := make(nats.Header)
 	switch {
-	case !given:
+	case !given: // t may be nil
 		h[headerID] = []string{id}
 	case t.stream.family:
 		// The server's duplicate window spans the stream, so in a family the topic is part of the
@@ -202,6 +202,9 @@ func (o *PublishOptions) header(t *topicInfo, id string, given bool) nats.Header
 	if o.Tombstone {
 		h[headerOperation] = []string{tombstone}
 	}
+	if o.origin.stream != "" {
+		h[headerOriginal] = []string{o.origin.String()}
+	}
 	for name, value := range o.Headers {
 		h[name] = []string{value}
 	}
@@ -224,19 +227,6 @@ func (e *Event) readHeader(h nats.Header) {
 		}
 		value := values[0]
 		switch name {
-		case headerID:
-			e.ID = value
-		case headerMsgID:
-			if e.ID == "" && h[headerID] == nil {
-				e.ID = value
-			}
-		case headerSource:
-			if e.ID == "" && h[headerID] == nil && h[headerMsgID] == nil {
-				stream, rest, _ := strings.Cut(value, " ")
-				if seq, _, _ := strings.Cut(rest, " "); seq != "" {
-					e.ID = stream + "@" + seq
-				}
-			}
 		case headerOperation:
 			e.Tombstone = e.Tombstone || value == tombstone || value == "PURGE"
 		case headerMarker:
@@ -262,7 +252,30 @@ func (e *Event) readHeader(h nats.Header) {
 			e.Headers[name] = strings.Join(values, ", ")
 		}
 	}
-	if e.ID == "" {
-		e.ID = e.Stream + "@" + strconv.FormatUint(e.Sequence, 10)
+	e.ID = storedID(h, e.Stream, e.Sequence)
+}
+
+// storedID returns the id of the event in a message of a stream.
+func storedID(h nats.Header, stream string, seq uint64) string {
+	for _, name := range [...]string{headerID, headerMsgID} {
+		values := h[name]
+		if len(values) > 0 && values[0] != "" {
+			return values[0]
+		}
+		if values != nil {
+			return nativeIDOf(stream, seq)
+		}
 	}
+	if values := h[headerSource]; len(values) > 0 {
+		from, rest, _ := strings.Cut(values[0], " ")
+		if seq, _, _ := strings.Cut(rest, " "); seq != "" {
+			return from + "@" + seq
+		}
+	}
+	return nativeIDOf(stream, seq)
+}
+
+// nativeIDOf is the id of an event that its publisher gave none.
+func nativeIDOf(stream string, seq uint64) string {
+	return stream + "@" + strconv.FormatUint(seq, 10)
 }

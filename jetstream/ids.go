@@ -7,6 +7,7 @@ import (
 	"hash/maphash"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -42,6 +43,8 @@ type idSearches struct {
 	bus    *Bus
 	places *quota.Places
 	seed   maphash.Seed
+
+	recent atomic.Int64 // ids in the recentIDs of all streams
 
 	mu     sync.Mutex
 	topics map[idTopic]*topicIDs
@@ -130,12 +133,14 @@ func (x *idSearches) search(ctx context.Context, t *topicInfo, id string, state 
 	if err != nil || from > to {
 		return 0, err
 	}
-	ids, err := x.open(ctx, t)
-	if err != nil {
-		return 0, err
+	first, last, seqs := x.among(&t.stream.recent, id, from, to)
+	found, err := x.scan(ctx, t, id, from, first-1)
+	for i := 0; found == 0 && err == nil && i < len(seqs); i++ {
+		found, err = x.compare(ctx, t, seqs[i], id)
 	}
-	defer x.close(ids)
-	found, err := x.scan(ctx, t, ids, id, from, to)
+	if found == 0 && err == nil {
+		found, err = x.scan(ctx, t, id, last+1, to)
+	}
 	if err != nil && ctx.Err() != nil {
 		err = errSearchLate(ctx)
 	}
@@ -238,8 +243,16 @@ func (x *idSearches) close(ids *topicIDs) {
 }
 
 // scan looks through a range of sequences, at most maxIDSearch events of it, and reads what is not
-// known of it. The caller has the turn.
-func (x *idSearches) scan(ctx context.Context, t *topicInfo, ids *topicIDs, id string, from, to uint64) (uint64, error) {
+// known of it.
+func (x *idSearches) scan(ctx context.Context, t *topicInfo, id string, from, to uint64) (uint64, error) {
+	if from > to {
+		return 0, nil
+	}
+	ids, err := x.open(ctx, t)
+	if err != nil {
+		return 0, err
+	}
+	defer x.close(ids)
 	hash := maphash.String(x.seed, id)
 	left := maxIDSearch
 	for left > 0 && from <= to {
@@ -270,17 +283,27 @@ func (x *idSearches) scan(ctx context.Context, t *topicInfo, ids *topicIDs, id s
 			if p.hashes[j] != hash {
 				continue
 			}
-			switch e, err := x.bus.bySequence(ctx, t, p.seqs[j]); {
-			case errors.Is(err, ErrNotFound): // removed since
-			case err != nil:
-				return 0, x.bus.unavailable(err)
-			case e.ID == id:
-				return e.Sequence, nil
+			if found, err := x.compare(ctx, t, p.seqs[j], id); found > 0 || err != nil {
+				return found, err
 			}
 		}
 		from = p.to + 1
 	}
 	return 0, nil
+}
+
+// compare returns the sequence if its event has the id, else 0.
+func (x *idSearches) compare(ctx context.Context, t *topicInfo, seq uint64, id string) (uint64, error) {
+	switch e, err := x.bus.bySequence(ctx, t, seq); {
+	case errors.Is(err, ErrNotFound): // removed since
+		return 0, nil
+	case err != nil:
+		return 0, x.bus.unavailable(err)
+	case e.ID != id:
+		return 0, nil
+	default:
+		return e.Sequence, nil
+	}
 }
 
 // read adds the ids of the events at from..to, or of the first limit of them, before piece i.
@@ -305,7 +328,7 @@ func (x *idSearches) read(ctx context.Context, t *topicInfo, ids *topicIDs, i in
 			return errStopWalk
 		}
 		p := next()
-		p.hashes = append(p.hashes, maphash.String(x.seed, x.bus.messageID(t, m)))
+		p.hashes = append(p.hashes, maphash.String(x.seed, storedID(m.header, t.stream.name, m.seq)))
 		p.seqs = append(p.seqs, m.seq)
 		p.to, from = m.seq, m.seq+1
 		if read++; read == limit {

@@ -209,10 +209,16 @@ type TopicStatus struct {
 	// Rule is the pattern of the first rule that matches, or empty for a family that no rule names
 	// any more.
 	Rule string
-	// Messages and Bytes are the content of the stream. Age is its MaxAge, 0 for none.
+	// Messages and Bytes are the content of the stream. Age is its age, 0 for none.
 	Messages uint64
 	Bytes    uint64
 	Age      time.Duration
+	// MaxBytes and MaxMsgs are the other bounds, 0 for none. OnFull is what happens at the bounds.
+	MaxBytes int64
+	MaxMsgs  int64
+	OnFull   OnFull
+	// First and Last are when the oldest and the newest message were stored; zero if there is none.
+	First, Last time.Time
 	// Compacted is set when the topic has a bucket.
 	Compacted bool
 	// Changes are the changes of PlanTopics for this stream.
@@ -229,7 +235,13 @@ func (a Admin) Topics(ctx context.Context) ([]TopicStatus, error) {
 	var all []TopicStatus
 	for _, name := range inv.names() {
 		info := inv.streams[name]
-		status := TopicStatus{Stream: name, Messages: info.State.Msgs, Bytes: info.State.Bytes, Age: info.Config.MaxAge}
+		status := TopicStatus{
+			Stream: name, Messages: info.State.Msgs, Bytes: info.State.Bytes, Age: info.Config.MaxAge,
+			MaxBytes: max(info.Config.MaxBytes, 0), MaxMsgs: max(info.Config.MaxMsgs, 0), OnFull: OnFullDrop,
+		}
+		if info.State.Msgs > 0 {
+			status.First, status.Last = info.State.FirstTime, info.State.LastTime
+		}
 		s := inv.recognise(info)
 		if s.rule == nil {
 			if c := inv.forsaken(info); c != nil {
@@ -239,6 +251,9 @@ func (a Admin) Topics(ctx context.Context) ([]TopicStatus, error) {
 			continue
 		}
 		status.Topic, status.Rule = s.topic, s.rule.Pattern
+		if k := b.newKeeping(s.rule, &info.Config); k != nil {
+			status.OnFull, status.Age = OnFullReject, k.age
+		}
 		if s.topic != "" {
 			_, bucket := inv.bucket(s.topic)
 			status.Compacted = bucket != nil

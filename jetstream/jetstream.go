@@ -72,17 +72,24 @@ type Bus struct {
 	schedules    *schedules
 	ids          *idSearches
 	dead         *deadLetters
+	// places of redrives, bytes put back by client, and who puts back now
+	redrives      *quota.Places
+	putBackShares *quota.Set
+	puttingBack   chan struct{}
 
 	topics    topics
 	newTopics *ration
 	newGroups *ration
 	makers    *makers
-	newKeys   *quota.Set    // keys of compacted topics, by the client that made them
-	keyLooks  *quota.Set    // look-ups of keys that would be refused, by client
-	reserved  reservations  // topics that were counted before they are made
-	clients   atomic.Uint64 // that nobody named
-	turn      atomic.Uint32 // deals the links out
-	publisher *Publisher    // of Bus.Publish
+	newKeys   *quota.Set // keys of compacted topics, by the client that made them
+	keyShares *quota.Set // the same over keyShareTime
+	// keys that projections make from events, by the client that published these
+	newDerived *quota.Set
+	keyLooks   *quota.Set    // look-ups of keys that would be refused, by client
+	reserved   reservations  // topics that were counted before they are made
+	clients    atomic.Uint64 // that nobody named
+	turn       atomic.Uint32 // deals the links out
+	publisher  *Publisher    // of Bus.Publish
 
 	subMu    sync.Mutex
 	subs     map[*Subscription]struct{}
@@ -93,6 +100,7 @@ type Bus struct {
 	groups    map[string]*group // that have members here, by stream and consumer
 	lingering lingering
 	unsaved   unsaved
+	keepNow   chan struct{} // wakes keepTopics
 	soon      soon
 	probed    atomic.Int64 // when the paths were last asked, in the clock of the bus
 
@@ -117,14 +125,20 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 		cfg: cfg, limits: cfg.Limits, rules: cfg.allRules(), log: cfg.Logger, obs: cfg.Observer,
 		clock: newClock(stallLimit(cfg.AckWait)), subs: make(map[*Subscription]struct{}),
 		groups: make(map[string]*group), lingering: lingering{inboxes: make(map[*inbox]struct{})},
-		unsaved: unsaved{notes: make(map[string]int), marks: make(map[string]mark)},
+		keepNow: make(chan struct{}, 1),
+		unsaved: unsaved{notes: make(map[string]note), marks: make(map[string]mark)},
 		topics:  topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
 	}
 	b.newTopics = newRation(b, "topics_per_client", "topics", b.limits.TopicsPerClient)
 	b.newGroups = newRation(b, "groups_per_client", "groups", b.limits.GroupsPerClient)
 	b.makers = newMakers(b)
 	b.newKeys = quota.New(float64(b.limits.KeyRate), b.limits.KeysPerClient, b.limits.Topics, nil)
+	b.keyShares = quota.New(float64(b.limits.KeyShare)/keyShareTime.Seconds(), b.limits.KeyShare, b.limits.Topics, nil)
+	b.newDerived = quota.New(float64(b.limits.DerivedKeyRate), b.limits.DerivedKeysPerClient, b.limits.Topics, nil)
 	b.keyLooks = quota.New(keyLooks, keyLooks, b.limits.Topics, nil)
+	b.redrives = quota.NewPlaces(b.limits.Redrives, (b.limits.Redrives+1)/2)
+	b.putBackShares = quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil)
+	b.puttingBack = make(chan struct{}, 1)
 	b.listings = &listings{bus: b}
 	b.ids = newIDSearches(b)
 	b.schedules = newSchedules(b)
@@ -158,6 +172,8 @@ func (b *Bus) open(ctx context.Context) (err error) {
 		{Bucket: attemptsBucket, Description: "eventhub: deliveries that no client had", TTL: attemptsAge, MaxBytes: attemptsBytes},
 		{Bucket: marksBucket, Description: "eventhub: how far groups in memory are", TTL: marksAge},
 		{Bucket: makersBucket, Description: "eventhub: the groups that clients have made"},
+		{Bucket: bookmarksBucket, Description: "eventhub: bookmarks of groups"},
+		{Bucket: retentionBucket, Description: "eventhub: what groups have lost, and who holds topics that reject", TTL: retentionAge, MaxBytes: retentionBytes},
 	}
 	if b.cfg.Server != nil {
 		own = append(own, natsjs.KeyValueConfig{Bucket: delaysBucket, Description: "eventhub: events refused with a delay", TTL: delaysAge, MaxBytes: delaysBytes})
@@ -181,6 +197,9 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.background(b.lookAfterBuckets)
 	b.background(b.probePaths)
 	b.background(b.watchGroups)
+	if b.rejects() {
+		b.background(b.keepTopics)
+	}
 	b.background(b.listings.tend)
 	b.schedules.out = b.newPublisher("")
 	b.background(b.schedules.run)

@@ -168,8 +168,8 @@ func TestALateDeliveryIsNotTakenForForgotten(t *testing.T) {
 func TestANegativeNoteIsKept(t *testing.T) {
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
 	subject := "$KV." + attemptsBucket + ".s.g.0.1"
-	b.keepNote(spareNote{subject: subject, spared: -2})
-	if got := b.unsaved.notes[subject]; got != -2 {
+	b.keepNote(spareNote{subject, note{spared: -2}})
+	if got := b.unsaved.notes[subject].spared; got != -2 {
 		t.Errorf("-2 is kept as %d", got)
 	}
 	b.saveUnsaved(b.links[0])

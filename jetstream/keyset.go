@@ -27,12 +27,15 @@ const (
 	// keysStale is how many keys that the bucket has no longer a keySet may hold before it reads
 	// the bucket again, beside as many as the bucket has.
 	keysStale = 10_000
+	// keyShareTime is the time for which Limits.KeyShare holds.
+	keyShareTime = 30 * 24 * time.Hour
 )
 
-var (
-	errMaxKeys = errors.New("jetstream: a topic has as many keys as its rule allows")
-	keySeed    = maphash.MakeSeed()
-)
+// ErrMaxKeys is the cause of the *Error (overloaded) for an event of a new key, when a compacted
+// topic has as many keys as its rule allows (TopicRule.MaxKeys). Nothing was stored.
+var ErrMaxKeys = errors.New("jetstream: a topic has as many keys as its rule allows")
+
+var keySeed = maphash.MakeSeed()
 
 // keySet is what this hub knows of the keys in the bucket of a compacted topic, so that a publish
 // of a known key asks nobody. Keys that other hubs and native clients make are counted once a
@@ -122,15 +125,24 @@ func (k *keySet) read() <-chan struct{} {
 	return done
 }
 
-// looked tells how many entries the bucket has.
-func (k *keySet) looked(entries uint64) {
+// looked tells how many entries the bucket has. It returns how many keys are removed.
+func (k *keySet) looked(entries uint64) (removed int) {
 	k.mu.Lock()
 	k.present, k.since = int(entries), 0 //nolint:gosec // far fewer
 	again := !k.complete || len(k.hashes) > 2*k.present+keysStale
+	removed = k.removed
 	k.mu.Unlock()
 	if again {
 		k.read()
 	}
+	return removed
+}
+
+// exists notes a key that the caller has read.
+func (k *keySet) exists(key string, tombstone bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.noteLocked(maphash.String(keySeed, key), tombstone)
 }
 
 // admit returns an *Error if the key is new and client may not make it, and notes whether the key
@@ -189,11 +201,20 @@ func (k *keySet) add(h uint64, client string, tombstone bool) (limit string, err
 			if again { // others may have removed some
 				k.read()
 			}
-			return "max_keys", &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("topic %s has %d keys, which is the limit of its rule (max_keys): a new key is taken when keys have gone", k.topic.name, k.most), Err: errMaxKeys}
+			return "max_keys", &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("topic %s has %d keys, which is the limit of its rule (max_keys): a new key is taken when keys have gone", k.topic.name, k.most), Err: ErrMaxKeys}
 		}
-		if !known && client != "" && !strings.HasPrefix(client, ownClient) && b.newKeys.Take(client) > 0 {
+		counts := !known && client != "" && !strings.HasPrefix(client, ownClient)
+		if counts && b.keyShares.Wait(client) > 0 {
+			k.mu.Unlock()
+			return "key_share", &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics in 30 days, which is its limit: one more is allowed every %v",
+				b.limits.KeyShare, max(keyShareTime/time.Duration(b.limits.KeyShare), time.Millisecond).Round(time.Millisecond))}
+		}
+		if counts && b.newKeys.Take(client) > 0 {
 			k.mu.Unlock()
 			return "keys_per_client", &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics, which is its limit: %d more are allowed a second", b.limits.KeysPerClient, b.limits.KeyRate)}
+		}
+		if counts {
+			b.keyShares.Take(client)
 		}
 		if !known {
 			k.since++

@@ -125,6 +125,34 @@ func TestNewKeysOfAClient(t *testing.T) {
 	eventually(t, "the client may make one more", func() bool { return putKey(t, b, "eve", "state.1", "later", false) == nil })
 }
 
+// A client makes so many keys in 30 days, however fast, and whether or not it removes them. Keys
+// that it has removed, it may make again.
+func TestKeyShareOfAClient(t *testing.T) {
+	const share = 3
+	obs := &counter{}
+	b := open(t, Config{Topics: compactedRules, Observer: obs, Limits: Limits{KeyShare: share}, bucketCheck: 50 * time.Millisecond})
+	for i := range share {
+		for _, remove := range []bool{false, true} {
+			if err := putKey(t, b, "eve", "state.a", strconv.Itoa(i), remove); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if got := codeOf(t, putKey(t, b, "eve", "state.a", "more", false)); got != CodeRateLimited {
+		t.Errorf("a key more: %q", got)
+	}
+	if got := obs.limit("key_share"); got != 1 {
+		t.Errorf("the limit was reached %v times", got)
+	}
+	eventually(t, "removed keys are counted", func() bool { return obs.gauge(GaugeKeysRemoved) == share })
+	for _, c := range []struct{ client, key string }{{"eve", "0"}, {"victim", "more"}, {"eve", "more"}, {"", "of the hub"}} {
+		if err := putKey(t, b, c.client, "state.a", c.key, false); err != nil {
+			t.Errorf("%s: %v", c.key, err)
+		}
+	}
+	eventually(t, "a key that was made again counts no more", func() bool { return obs.gauge(GaugeKeysRemoved) == share-1 })
+}
+
 // A page or a listing looks at a bounded number of removed keys. A listing goes on behind them.
 func TestRemovedKeysAreBoundedPerPage(t *testing.T) {
 	const removed = pagePassed + 5_000

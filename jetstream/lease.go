@@ -117,12 +117,18 @@ func (d *Delivery) ended(how Outcome) {
 	g.mu.Lock()
 	switch {
 	case how == Acked:
-		g.known.settled(d.Event.Sequence)
+		g.known.settled(d.seq)
 	case d.begun && d.resolved:
-		full = g.known.failed(d.Event.Sequence, d.delivered, d.spared, g.bus.limits.AttemptsKnown)
+		full = g.known.failed(d.seq, d.delivered, d.spared, g.bus.limits.AttemptsKnown)
+		if how == DeadLettered {
+			g.known.over(d.seq)
+		}
+	case d.failed != nil && how == DeadLettered:
+		full = g.known.spare(d.seq, d.delivered, d.spared, g.bus.limits.AttemptsKnown)
+		g.known.over(d.seq)
 	}
 	if how != Acked { // a dead letter may fail to be stored
-		g.track.addUnsettled(d.Event.Sequence)
+		g.track.addUnsettled(d.seq)
 	}
 	g.mu.Unlock()
 	if full {
@@ -147,7 +153,7 @@ func (s *Subscription) takeHeld() []*Delivery {
 // giveBack tells the server to deliver again at once, in the order of the stream, which the server
 // then mostly keeps. What no client had counts for no attempt. s.mu is not held.
 func (s *Subscription) giveBack(back []*Delivery) {
-	slices.SortFunc(back, func(a, b *Delivery) int { return cmp.Compare(a.Event.Sequence, b.Event.Sequence) })
+	slices.SortFunc(back, func(a, b *Delivery) int { return cmp.Compare(a.seq, b.seq) })
 	for _, d := range back {
 		if d.begun {
 			d.tell(nakNow)

@@ -47,6 +47,15 @@ func natsServer(tb testing.TB) string {
 	return natstest.Run(tb).ClientURL()
 }
 
+// natsServers starts one server, or a cluster of three.
+func natsServers(tb testing.TB, n int) string {
+	tb.Helper()
+	if n == 1 {
+		return natsServer(tb)
+	}
+	return threeServers(tb)
+}
+
 func publish(tb testing.TB, b *Bus, topic string, payloads ...string) []Receipt {
 	tb.Helper()
 	var receipts []Receipt
@@ -147,6 +156,22 @@ type counter struct {
 	nopObserver
 	mu     sync.Mutex
 	counts map[string]int
+	gauges map[string]float64
+}
+
+func (c *counter) Gauge(name string, value float64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gauges == nil {
+		c.gauges = make(map[string]float64)
+	}
+	c.gauges[name] = value
+}
+
+func (c *counter) gauge(name string) float64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.gauges[name]
 }
 
 func (c *counter) LimitReached(name string) {

@@ -134,7 +134,7 @@ func (m *makers) note(ctx context.Context, t *topicInfo, group, client string) (
 func (m *makers) refusal(ctx context.Context, t *topicInfo, client string) (*Error, error) {
 	b := m.bus
 	prefix := makersPrefix + objectName(client) + "."
-	noted, err := m.subjects(ctx, prefix+">")
+	noted, err := b.subjectsOf(ctx, makersBucket, prefix+">")
 	if err != nil {
 		return nil, err
 	}
@@ -153,15 +153,15 @@ func (m *makers) refusal(ctx context.Context, t *topicInfo, client string) (*Err
 	return nil, nil
 }
 
-// subjects returns the subjects of the bucket that match a filter, at its leader.
-func (m *makers) subjects(ctx context.Context, filter string) (map[string]uint64, error) {
+// subjectsOf returns the subjects of one of the hub's buckets that match a filter, at its leader.
+func (b *Bus) subjectsOf(ctx context.Context, bucket, filter string) (map[string]uint64, error) {
 	var info struct {
 		Error *apiError `json:"error"`
 		State struct {
 			Subjects map[string]uint64 `json:"subjects"`
 		} `json:"state"`
 	}
-	if err := m.bus.askAPI(ctx, "STREAM.INFO.KV_"+makersBucket, map[string]any{"subjects_filter": filter}, &info); err != nil {
+	if err := b.askAPI(ctx, "STREAM.INFO.KV_"+bucket, map[string]any{"subjects_filter": filter}, &info); err != nil {
 		return nil, err
 	}
 	if info.Error != nil {
@@ -189,14 +189,32 @@ func (b *Bus) askAPI(ctx context.Context, what string, query, into any) error {
 // purge removes the messages of a subject from one of the hub's buckets, up to a sequence if that
 // is not 0. Unlike the deletion of a key, it leaves nothing behind.
 func (b *Bus) purge(ctx context.Context, bucket, subject string, upTo uint64) error {
-	query := map[string]any{"filter": subject}
+	before := uint64(0)
 	if upTo > 0 {
-		query["seq"] = upTo + 1
+		before = upTo + 1
+	}
+	return b.purgeFiltered(ctx, "KV_"+bucket, subject, before)
+}
+
+// purgeStream removes the messages of a stream before a sequence.
+func (b *Bus) purgeStream(ctx context.Context, stream string, before uint64) error {
+	return b.purgeFiltered(ctx, stream, "", before)
+}
+
+// purgeFiltered removes the messages of a stream, those of a subject if it is not "", and those
+// before a sequence if that is not 0.
+func (b *Bus) purgeFiltered(ctx context.Context, stream, subject string, before uint64) error {
+	query := make(map[string]any)
+	if subject != "" {
+		query["filter"] = subject
+	}
+	if before > 0 {
+		query["seq"] = before
 	}
 	var got struct {
 		Error *apiError `json:"error"`
 	}
-	if err := b.askAPI(ctx, "STREAM.PURGE.KV_"+bucket, query, &got); err != nil {
+	if err := b.askAPI(ctx, "STREAM.PURGE."+stream, query, &got); err != nil {
 		return err
 	}
 	if got.Error != nil {

@@ -20,6 +20,7 @@ const (
 	watchEvery  = 250 * time.Millisecond // the look at which are due
 	watchMemory = 2 * time.Second        // a group in memory, or a quarter of its TTL
 	watchOthers = 5 * time.Second        // other groups, while they change
+	watchPassed = time.Second            // again, when the ack floor has passed unsettled events
 	// watchBatch is the most questions at one look.
 	watchBatch = 500
 	// marksAge is how long a mark is kept: longer than any group in memory lives without members.
@@ -59,6 +60,9 @@ type consumerState struct {
 	AckFloor struct {
 		Stream uint64 `json:"stream_seq"`
 	} `json:"ack_floor"`
+	Delivered struct {
+		Consumer uint64 `json:"consumer_seq"`
+	} `json:"delivered"`
 	NumWaiting int       `json:"num_waiting"`
 	Created    time.Time `json:"created"`
 }
@@ -80,8 +84,14 @@ func (g *group) ask(l *link, now int64, then func(*consumerState)) {
 			return
 		}
 		g.mu.Lock()
-		g.track.settledUpTo(state.AckFloor.Stream)
+		lost := g.track.settledUpTo(state.AckFloor.Stream, state.Delivered.Consumer)
 		g.known.settledUpTo(state.AckFloor.Stream)
+		if len(g.track.passed) > 0 {
+			g.watched = now - int64(watchOthers-watchPassed) // look once more soon
+		}
+		if len(lost) > 0 {
+			g.check(found{returned: lost})
+		}
 		g.mu.Unlock()
 		then(&state)
 	}))
@@ -110,6 +120,7 @@ func (b *Bus) watchGroups() {
 		}
 		now, asked := b.clock.now(), 0
 		b.eachGroup(func(g *group) {
+			g.keepSeen(b.link(), now)
 			if asked < watchBatch && g.due(now) {
 				asked++
 				l := b.link()
@@ -259,9 +270,10 @@ func (b *Bus) saveMark(l *link, subject string, m mark) {
 
 // groupStart is how a group begins whose consumer does not exist.
 type groupStart struct {
-	seq   uint64
-	ttl   time.Duration
-	maker string // the client that made it
+	seq    uint64
+	ttl    time.Duration
+	maker  string // the client that made it
+	paused bool
 	// goesOn says that the group is no new one: only its consumer was lost.
 	goesOn bool
 	// lost says that members may have been there after the mark: their hub died before it could say

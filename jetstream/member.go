@@ -36,6 +36,10 @@ type member struct {
 	sub   *Subscription
 	group *group
 	obs   GroupObserver
+	main  *member // of a member of a queue of what was put back: the one that it belongs to
+	queue string  // of what was put back to the group, if anything was
+
+	lively bool // of a queue: something has come since the last pull that ended in vain
 
 	inbox     *inbox // nil while closed
 	opened    uint64 // how many inboxes there were
@@ -175,10 +179,12 @@ func (m *member) refill(now int64) {
 	}
 	free := s.opts.Holder.room(s, s.opts.MaxInFlight-s.active-len(s.parked)-s.requested)
 	want := free
-	if n := len(s.members); n > 1 {
+	if len(s.members) > 1 {
 		// Each topic gets its share, and one that has nothing asked for gets at least one: what
 		// then arrives beyond MaxInFlight is parked.
-		want = free / n
+		if want = free / s.sharers(); m.idleQueue() {
+			want = min(free, 1)
+		}
 		if want < 1 && m.requested == 0 && s.active < s.opts.MaxInFlight && !slices.ContainsFunc(s.parked, func(d *Delivery) bool { return d.m == m }) {
 			want = 1
 		}
@@ -244,15 +250,16 @@ func (in *inbox) receive(msg *nats.Msg) {
 	// It may have waited in a buffer. What came before the answer to an echo was sent after the
 	// echo was asked.
 	d.touched = s.link.sentSince(now)
-	d.spared, d.knows = in.group.arrived(msg.Reply, &meta)
+	var behind bool
+	d.spared, d.knows, behind = in.group.arrived(msg.Reply, &meta, now)
 	defer in.group.arriving.Add(-1)
-	d.resolved = d.knows == known
+	d.resolved = d.knows == known && d.letter.stream == ""
 	d.Attempt = max(d.delivered-d.spared, 1)
 	if s.bus.clock.stalled(now) {
 		s.spare(d, false)
 		return // it may have waited for too long to be ours still
 	}
-	wanted := s.opts.Filter == nil || s.opts.Filter(&d.Event)
+	wanted := !covered(in.group.skips, meta.streamSeq) && (s.opts.Filter == nil || s.opts.Filter(&d.Event))
 
 	s.mu.Lock()
 	current := m.inbox == in
@@ -280,7 +287,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 		s.spare(d, true)
 		return
 	}
-	m.large = false
+	m.large, m.lively = false, true
 	if m.first {
 		m.first = false
 		m.obs.Polled(time.Duration(now - m.pulled))
@@ -290,6 +297,9 @@ func (in *inbox) receive(msg *nats.Msg) {
 		s.mu.Unlock()
 		d.tell(ackNow)
 		return
+	}
+	if behind {
+		d.resolved, d.looking = false, true
 	}
 	s.hold(d)
 	if s.link.clustered() && s.bus.clock.at(now).UnixNano()-meta.storedAt > int64(d.group.fence.usable-d.group.fence.touch)/2 {
@@ -307,27 +317,35 @@ func (in *inbox) receive(msg *nats.Msg) {
 	switch {
 	case direct:
 		s.hand(d)
+	case behind:
+		in.group.await(d)
 	case !d.resolved:
 		d.resolve()
 	}
 }
 
 // arrived notes a delivery to this hub, and returns how many before it reached no client, and how
-// well that is known. The caller takes one off arriving when a member holds the event, or it is
-// noted as unsettled.
-func (g *group) arrived(reply string, p *deliveryMeta) (spared int, how knowledge) {
+// well that is known. behind says that events may have been lost before it, and that it waits until
+// that is known. The caller takes one off arriving when a member holds the event, or it is noted as
+// unsettled.
+func (g *group) arrived(reply string, p *deliveryMeta, now int64) (spared int, how knowledge, behind bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.arriving.Add(1)
 	g.track.arrived(p)
+	if w, lost := g.sight.arrived(p, now); lost {
+		g.check(found{gap: w})
+	}
 	if len(g.acks) != p.prefix || g.acks != reply[:p.prefix] {
 		g.acks = reply[:p.prefix]
 	}
-	return g.known.arrived(p.streamSeq, p.delivered)
+	spared, how = g.known.arrived(p.streamSeq, p.delivered)
+	return spared, how, g.checking
 }
 
 // resolve asks how often the event reached no client, or tells other hubs. Events that arrive
-// meanwhile wait behind it.
+// meanwhile wait behind it. An event whose last attempt is over goes to the dead letters instead of
+// the subscriber.
 func (d *Delivery) resolve() {
 	s := d.m.sub
 	s.mu.Lock()
@@ -339,27 +357,45 @@ func (d *Delivery) resolve() {
 	}
 	s.returning.tryAcquire(maxReturning)
 	ask := d.lookUp
-	if d.knows == forgotten {
+	switch d.knows {
+	case forgotten:
 		ask = d.tellForgotten
+	case known:
+		ask = d.tellKnown
+	case unknown:
 	}
-	ask(s.bus.clock.now(), func(spared int, sure bool) {
+	resolved := func(n note, sure bool) {
 		defer s.returning.release()
 		s.mu.Lock()
-		d.spared, d.resolved = spared, true
+		spared := n.spared
+		d.spared, d.resolved, d.failed = spared, true, n.failed
 		d.Attempt = max(d.delivered-spared, 1)
 		ended, nak := d.unseen, d.unseenNak
+		over := d.failed != nil && !ended && s.remove(d, DeadLettered)
 		s.mu.Unlock()
 		switch {
+		case over:
+			s.bus.dead.addFailed(d)
 		case ended && sure:
 			s.spare(d, nak)
 		case ended && d.knows != forgotten:
-			d.group.bus.keepNote(spareNote{subject: d.attemptsSubject(), spared: spared + 1})
+			d.group.bus.keepNote(spareNote{d.attemptsSubject(), note{spared: spared + 1}})
 			if nak {
 				d.sendInTime(nakNow)
 			}
 		}
 		s.advance()
-	})
+	}
+	began := s.bus.clock.now()
+	d.removeLetter(began, func() { ask(began, resolved) })
+}
+
+// tellKnown is lookUp where this hub had the delivery before.
+func (d *Delivery) tellKnown(_ int64, then func(n note, sure bool)) {
+	d.m.sub.mu.Lock()
+	n := note{spared: d.spared, failed: d.failed}
+	d.m.sub.mu.Unlock()
+	then(n, true)
 }
 
 // advance hands out what is parked, in the order of arrival, as far as there is credit.
@@ -447,6 +483,7 @@ func (in *inbox) status(msg *nats.Msg) {
 	switch code, what := msg.Header.Get("Status"), msg.Header.Get("Description"); {
 	case code == "408", code == "404", what == "Batch Completed", what == "Message Size Exceeds MaxBytes":
 		m.large = m.first && what == "Message Size Exceeds MaxBytes" // not even the first one fits
+		m.lively = m.lively && (!m.first || m.large)
 		m.requested = max(m.requested-left, 0)
 		s.requested = max(s.requested-left, 0)
 		s.refill()
@@ -507,6 +544,10 @@ func (m *member) reattach(deleted bool) {
 	if m.attaching || s.stopped {
 		return
 	}
+	if m.main != nil {
+		m.requeue()
+		return
+	}
 	m.attaching, m.movedAt = true, 0
 	old, was := m.group, m.group.topic.stream
 	m.close(false)
@@ -514,7 +555,7 @@ func (m *member) reattach(deleted bool) {
 	s.wg.Go(func() {
 		start := s.bus.resumeAt(old)
 		for wait := 20 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
-			g, err := m.rejoin(was, start, deleted)
+			g, queue, err := m.rejoin(was, start, deleted)
 			if errors.Is(err, errGroupDeleted) {
 				old.deleted.Store(true)
 				s.opts.OnDeleted(old.topic.name) // the member stays as it is until Stop
@@ -530,6 +571,9 @@ func (m *member) reattach(deleted bool) {
 					m.group = g
 				}
 				m.attaching = false
+				if err == nil {
+					m.takeQueue(queue)
+				}
 				if m.movedAt > m.group.revision.Load() {
 					m.reattach(false) // it was moved once more meanwhile
 				} else if s.running() {
@@ -597,8 +641,8 @@ func (b *Bus) oldestHeld(g *group) uint64 {
 	for _, s := range b.membersOf(g) {
 		s.mu.Lock()
 		for _, d := range s.out {
-			if d.group == g && (oldest == 0 || d.Event.Sequence < oldest) {
-				oldest = d.Event.Sequence
+			if d.group == g && (oldest == 0 || d.seq < oldest) {
+				oldest = d.seq
 			}
 		}
 		s.mu.Unlock()
@@ -606,7 +650,8 @@ func (b *Bus) oldestHeld(g *group) uint64 {
 	return oldest
 }
 
-func (m *member) rejoin(was *stream, start uint64, deleted bool) (*group, error) {
+// rejoin also returns the group's queue.
+func (m *member) rejoin(was *stream, start uint64, deleted bool) (*group, string, error) {
 	ctx, cancel := context.WithTimeout(m.sub.ctx, publishWait)
 	defer cancel()
 	from := func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
@@ -615,8 +660,10 @@ func (m *member) rejoin(was *stream, start uint64, deleted bool) (*group, error)
 		}
 		return min(start, state.LastSeq+1), nil
 	}
-	return m.sub.bus.join(ctx, &joining{
+	j := &joining{
 		topic: m.group.topic.name, group: m.sub.group, ttl: m.group.timeToLive(), start: from,
 		was: m.group, gone: deleted, ends: m.sub.opts.OnDeleted != nil,
-	})
+	}
+	g, err := m.sub.bus.join(ctx, j)
+	return g, j.queue, err
 }

@@ -18,7 +18,7 @@ type Observer interface {
 	// ServerRestarted counts a restart of the embedded server by the hub.
 	ServerRestarted()
 	// Gauge sets a named state of the bus: GaugeConnected, GaugeTopics, GaugeSubscriptions,
-	// GaugeBucketsBroken, GaugeStreamsFailed, GaugeDelayed.
+	// GaugeBucketsBroken, GaugeKeysRemoved, GaugeStreamsFailed, GaugeDelayed.
 	Gauge(name string, value float64)
 }
 
@@ -30,6 +30,9 @@ const (
 	// GaugeBucketsBroken is the number of buckets of compacted topics known to this hub that are
 	// not as they should be.
 	GaugeBucketsBroken = "buckets_broken"
+	// GaugeKeysRemoved is the number of removed keys of compacted topics known to this hub. The
+	// server keeps a record of each.
+	GaugeKeysRemoved = "keys_removed"
 	// GaugeStreamsFailed is the number of streams of the embedded server that cannot be written, 1
 	// also when it stores nothing any more.
 	GaugeStreamsFailed = "streams_failed"
@@ -44,6 +47,9 @@ type TopicObserver interface {
 	Published(took time.Duration)
 	// PublishFailed counts a publish that was answered with an error.
 	PublishFailed()
+	// GroupIgnored counts a group that holds the events of a topic with OnFullReject no more,
+	// because it had no member for TopicRule.GroupAge. Each hub counts for itself.
+	GroupIgnored()
 }
 
 // GroupObserver receives metrics of the deliveries of one subscription on one topic.
@@ -59,6 +65,9 @@ type GroupObserver interface {
 	Polled(took time.Duration)
 	// Reset counts a group that had to start anew and may have missed events.
 	Reset()
+	// Lost counts events that were removed before the group was given them. Of all hubs, one counts
+	// each event.
+	Lost(events uint64)
 	// Close ends the use of this observer.
 	Close()
 }
@@ -85,10 +94,12 @@ func (nopObserver) ServerRestarted()                         {}
 func (nopObserver) Gauge(string, float64)                    {}
 func (nopObserver) Published(time.Duration)                  {}
 func (nopObserver) PublishFailed()                           {}
+func (nopObserver) GroupIgnored()                            {}
 func (nopObserver) Delivered()                               {}
 func (nopObserver) Settled(Outcome, time.Duration, time.Duration) {
 }
 func (nopObserver) InFlight(int)         {}
 func (nopObserver) Polled(time.Duration) {}
 func (nopObserver) Reset()               {}
+func (nopObserver) Lost(uint64)          {}
 func (nopObserver) Close()               {}

@@ -14,11 +14,12 @@ import (
 )
 
 // Position is a starting point in a topic: FromLatest (the zero value), FromEarliest, FromTime or
-// FromAfterID.
+// FromAfterID; for Group.Move also Back or AtBookmark.
 type Position struct {
 	kind positionKind
 	at   time.Time
-	id   string
+	id   string // or the name of a bookmark
+	back int
 }
 
 type positionKind int
@@ -28,6 +29,8 @@ const (
 	atEarliest
 	atTime
 	atID
+	atBack
+	atBookmark
 )
 
 var (
@@ -47,9 +50,18 @@ func FromTime(at time.Time) Position { return Position{kind: atTime, at: at} }
 // among the last 100,000 events.
 func FromAfterID(id string) Position { return Position{kind: atID, id: id} }
 
+// Back is n events before the position of a group: before the oldest event that the group has not
+// settled. It is for Group.Move only.
+func Back(n int) Position { return Position{kind: atBack, back: n} }
+
+// AtBookmark is a position that was stored by Bookmarks.Put. It is for Group.Move only.
+func AtBookmark(name string) Position { return Position{kind: atBookmark, id: name} }
+
 // validate returns a bad_options *Error for what no topic has.
 func (p Position) validate() error {
 	switch {
+	case p.kind == atBack || p.kind == atBookmark:
+		return badOptions("this position is relative to a group: only a group can be moved to it")
 	case p.kind == atTime && p.at.Before(time.Unix(0, 0)):
 		return badOptions("opts.ts is %d: it is epoch milliseconds, 0 or more", p.at.UnixMilli())
 	case p.kind == atID && (p.id == "" || len(p.id) > maxNameLen+maxIDLen):
@@ -107,16 +119,13 @@ func farthest(t time.Time) time.Time {
 	return t
 }
 
-func (b *Bus) messageID(t *topicInfo, m *storedMsg) string {
-	e := Event{Stream: t.stream.name, Sequence: m.seq}
-	e.readHeader(m.header)
-	return e.ID
-}
-
 // event decodes a stored message.
 func (t *topicInfo) event(m *storedMsg) *Event {
 	e := &Event{Topic: t.name, Key: subjectKey(m.subject), Payload: m.data, Stream: t.stream.name, Sequence: m.seq, StoredAt: m.time.UnixNano()}
 	e.readHeader(m.header)
+	if t.putBack {
+		e.readPutBack(m.header)
+	}
 	return e
 }
 

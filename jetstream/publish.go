@@ -54,6 +54,11 @@ type PublishOptions struct {
 	// ExpectKeySequence, when not nil, stores the event only if the newest event of Key has this
 	// stream sequence (0: there is none yet). Otherwise the publish fails with ErrKeyChanged.
 	ExpectKeySequence *uint64
+
+	origin originRef // of a dead letter: where its event was stored
+	// KeyExists tells that the caller has read a value of Key, so that Key counts as no new key of
+	// a compacted topic, also if this hub has not heard of it.
+	KeyExists bool
 }
 
 // Receipt is the result of a confirmed publish.
@@ -146,7 +151,16 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 			return err
 		}
 	}
-	if t.keys != nil && opts.Key != "" {
+	if t.derived != nil {
+		if err := t.derived.admit(payload, cmp.Or(opts.CountFor, p.client)); err != nil {
+			return err
+		}
+	}
+	switch {
+	case t.keys == nil || opts.Key == "":
+	case opts.KeyExists:
+		t.keys.exists(opts.Key, opts.Tombstone)
+	default:
 		if err := t.keys.admit(ctx, opts.Key, cmp.Or(opts.CountFor, p.client), opts.Tombstone); err != nil {
 			return err
 		}
@@ -374,12 +388,22 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 	if keyChanged(err) {
 		return Receipt{}, ErrKeyChanged // no failure: it is what was asked for
 	}
+	if t.stream.keep != nil && beyond(err) {
+		t.obs.PublishFailed()
+		return Receipt{}, t.stream.keep.refused()
+	}
 	if _, ok := errors.AsType[*apiError](err); ok {
 		b.log.Warn("the stream refused an event", slog.String("topic", t.name), slog.Any("error", err))
 		return fail("the event store refused the event: nothing was stored", err)
 	}
 	if err != nil {
 		return fail("the event store gave an answer that could not be read: the outcome is unknown", err)
+	}
+	if t.stream.keep != nil {
+		t.stream.keep.oneStored()
+	}
+	if !ack.Duplicate {
+		b.ids.published(t.stream, ack.Seq, id)
 	}
 	t.obs.Published(time.Duration(b.clock.now() - sent))
 	return Receipt{ID: id, Stream: ack.Stream, Sequence: ack.Seq, Duplicate: ack.Duplicate}, nil

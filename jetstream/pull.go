@@ -55,21 +55,27 @@ func (p *puller) pull(ctx context.Context, n int, f func(m *nats.Msg, meta deliv
 	defer alive.Stop()
 	for silent := time.Now(); got < n; {
 		var m *nats.Msg
-		select {
+		select { // most are there already
 		case m = <-p.batches:
-			if got == 0 {
-				silent = time.Now()
+		default:
+		}
+		if m == nil {
+			select {
+			case m = <-p.batches:
+			case <-ctx.Done():
+				return got, ctx.Err()
+			case <-alive.C:
+				if !p.link.up.Load() {
+					return got, errCut
+				}
+				if time.Since(silent) > publishWait {
+					return got, errNoReply
+				}
+				continue
 			}
-		case <-ctx.Done():
-			return got, ctx.Err()
-		case <-alive.C:
-			if !p.link.up.Load() {
-				return got, errCut
-			}
-			if time.Since(silent) > publishWait {
-				return got, errNoReply
-			}
-			continue
+		}
+		if got == 0 {
+			silent = time.Now()
 		}
 		meta, ok := parseAckSubject(m.Reply)
 		if !ok {

@@ -82,6 +82,9 @@ func (r *TopicRule) streamConfig(topic string, defaults *Config) natsjs.StreamCo
 	if strings.HasPrefix(r.Pattern, dlqPrefix) {
 		cfg.Discard = natsjs.DiscardNew // no letter pushes out another
 	}
+	if r.OnFull == OnFullReject {
+		cfg.Discard, cfg.MaxAge = natsjs.DiscardNew, 0 // hubs remove what all groups have settled
+	}
 	if cfg.MaxBytes == 0 {
 		cfg.MaxBytes = -1
 	}

@@ -17,6 +17,7 @@ import (
 const (
 	minRuleAge         = 100 * time.Millisecond // the server's own
 	minDuplicateWindow = time.Second
+	minGroupAge        = time.Second
 	minSnapshotEvery   = time.Second
 	maxKeySource       = 512
 	maxBatchKeys       = 1_000
@@ -34,6 +35,8 @@ const (
 	fieldAge             = "retention.age"
 	fieldBytes           = "retention.bytes"
 	fieldMessages        = "retention.messages"
+	fieldOnFull          = "on_full"
+	fieldGroupAge        = "group_age"
 	fieldDuplicateWindow = "duplicate_window"
 	fieldReplicas        = "replicas"
 	fieldStorage         = "storage"
@@ -182,6 +185,14 @@ func (r *TopicRule) validate() (faults []*RuleError) {
 	check(r.MaxAge == 0 || r.MaxAge >= minRuleAge, of(fieldAge), "age %v: 0 (no bound) or at least %v is allowed", r.MaxAge, minRuleAge)
 	check(r.MaxBytes >= 0, of(fieldBytes), "bytes %d: 0 (no bound) or more is allowed", r.MaxBytes)
 	check(r.MaxMsgs >= 0, of(fieldMessages), "messages %d: 0 (no bound) or more is allowed", r.MaxMsgs)
+	check(r.OnFull == "" || r.OnFull == OnFullDrop || r.OnFull == OnFullReject, of(fieldOnFull), "on_full %q: drop or reject is allowed", string(r.OnFull))
+	if r.OnFull == OnFullReject {
+		check(r.MaxBytes > 0 || r.MaxMsgs > 0, of(fieldOnFull, fieldBytes, fieldMessages), "on_full: reject needs a bound; add retention: {bytes: 10GiB}, or messages")
+		check(r.Family == "", of(fieldOnFull, fieldFamily), "a family cannot reject, because a group of one topic would stop the others; remove family or on_full")
+		check(r.Pattern == "**" || !meet(r.Pattern, dlqPrefix+"**"), of(fieldOnFull, fieldPattern), "dead letters already wait while their stream is full; remove on_full")
+	}
+	check(r.GroupAge == 0 || r.GroupAge >= minGroupAge, of(fieldGroupAge), "group age %v: at least %v is allowed; the default is 7d", r.GroupAge, minGroupAge)
+	check(r.GroupAge == 0 || r.OnFull == OnFullReject, of(fieldGroupAge, fieldOnFull), "group_age is for topics that reject: add on_full: reject, or leave it out")
 	check(r.DuplicateWindow == 0 || r.DuplicateWindow >= minDuplicateWindow, of(fieldDuplicateWindow), "duplicate window %v: at least %v is allowed; the default is 2m", r.DuplicateWindow, minDuplicateWindow)
 	check(r.DuplicateWindow <= 0 || r.MaxAge <= 0 || r.DuplicateWindow <= r.MaxAge, of(fieldDuplicateWindow, fieldAge), "duplicate window %v: at most age %v is allowed, because an id is forgotten with its event", r.DuplicateWindow, r.MaxAge)
 	check(r.Replicas >= 0 && r.Replicas <= 5, of(fieldReplicas), "replicas %d: 1 to 5 are allowed", r.Replicas)

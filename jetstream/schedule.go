@@ -337,7 +337,7 @@ func (p *Publisher) schedule(ctx context.Context, t *topicInfo, payload []byte, 
 
 	w, _ := outgoing.Get().(*outgoingEvent)
 	w.p, w.id = p, id
-	w.topic = &topicInfo{name: t.name, stream: s, obs: scheduleObserver{of: t.obs}}
+	w.topic = &topicInfo{name: t.name, stream: s, obs: scheduleObserver{t.obs}}
 	w.done = func(r Receipt, err error) {
 		release()
 		if errors.Is(err, nats.ErrNoResponders) {
@@ -354,10 +354,9 @@ func (p *Publisher) schedule(ctx context.Context, t *topicInfo, payload []byte, 
 }
 
 // scheduleObserver counts a delayed event as published only when it is stored in its topic.
-type scheduleObserver struct{ of TopicObserver }
+type scheduleObserver struct{ TopicObserver }
 
-func (o scheduleObserver) Published(time.Duration) {}
-func (o scheduleObserver) PublishFailed()          { o.of.PublishFailed() }
+func (scheduleObserver) Published(time.Duration) {}
 
 // Cancel removes an event that was published with a delay and still waits. It returns ErrNotFound
 // when no such event waits: it is unknown, was cancelled, or has been stored in its topic or is

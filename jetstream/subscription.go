@@ -60,6 +60,11 @@ type SubscribeOptions struct {
 	// missed events. It is called before the next event of that topic is handed out, and never
 	// while the handler runs. It must not block.
 	OnReset func(topic string)
+	// OnLost, when not nil, is called when events were removed from a topic before the group was
+	// given them. It is called before the next event of that topic is handed out, and never while
+	// the handler runs. Every subscription of the group that is not paused at its start is told. It
+	// must not block.
+	OnLost func(Loss)
 	// CountFor, when not "", is the client for which the topics and groups that the subscription
 	// creates count: see Publisher.CountFor, Limits.GroupsPerClient and Limits.ClientGroups. By
 	// default they count for the program itself, which has no limits of its own, and for whose
@@ -264,17 +269,21 @@ func (b *Bus) subscribe(ctx context.Context, topic, group string, opts Subscribe
 }
 
 func (s *Subscription) join(ctx context.Context, topic string, start startFunc) error {
-	g, err := s.bus.join(ctx, &joining{
-		topic: topic, group: s.group, ttl: s.opts.GroupTTL, client: s.opts.CountFor, free: s.opts.FreeGroups, start: start,
-	})
+	j := &joining{topic: topic, group: s.group, ttl: s.opts.GroupTTL, client: s.opts.CountFor, free: s.opts.FreeGroups, start: start}
+	g, err := s.bus.join(ctx, j)
 	if err != nil {
 		return err
 	}
 	m := &member{sub: s, group: g, obs: s.bus.obs.Group(topic, s.group, s.opts.GroupTTL > 0)}
 	s.mu.Lock()
 	s.members = append(s.members, m)
+	m.takeQueue(j.queue) //nolint:contextcheck // it joins for as long as the subscription lives
 	s.mu.Unlock()
-	s.bus.addMember(g, s) // from now on, other members' questions come to this one, too
+	// from now on, other members' questions come to this one, too
+	s.bus.addMember(g, s)
+	if err := g.noteSeen(ctx); err != nil { // before others remove what the group is to be given
+		return s.bus.unavailable(err)
+	}
 	return nil
 }
 
@@ -528,6 +537,7 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 			m.obs.Close()
 			s.bus.unshare(m.group, s)
 			m.group.storeLastMark(marking, s.link)
+			_ = m.group.noteSeen(marking) // else the time counts from the last note
 		}
 	})
 	return err
@@ -544,8 +554,14 @@ func (s *Subscription) moved(key string, to *generation) {
 		case g.consumer != to.Consumer || to.Deleted:
 			m.reattach(to.Deleted)
 			m.movedAt = max(m.movedAt, to.revision)
-		case to.Durable:
-			g.ttl.Store(0)
+		default:
+			if to.Durable {
+				g.ttl.Store(0)
+			}
+			if to.Paused {
+				m.groupPaused()
+			}
+			m.takeQueue(to.PutBack)
 		}
 	}
 }

@@ -19,6 +19,8 @@ type stream struct {
 	family bool // it holds, or may hold, other topics too
 	// created tells a stream from one of the same name that was made later.
 	created time.Time
+	// keep is not nil when the topic rejects.
+	keep *keeping
 	// slots bounds the unconfirmed publishes.
 	slots chan struct{}
 	// room is how many consumers it may have before clients can make no more groups.
@@ -26,6 +28,8 @@ type stream struct {
 	// ready is set, per connection of the pool, once a publish was confirmed: until then the first
 	// one goes alone.
 	ready []atomic.Bool
+	// recent are ids of its last events; of a stream with one topic only.
+	recent recentIDs
 }
 
 // topicInfo is one topic as this hub knows it. It is immutable but for what stream holds.
@@ -38,7 +42,9 @@ type topicInfo struct {
 
 	bucket     *bucket // nil unless the topic is compacted
 	keys       *keySet // of the bucket; nil for reads
-	maxPayload int     // in bytes
+	putBack    bool    // it is the copies that were put back to one group
+	derived    *derivedKeys
+	maxPayload int // in bytes
 }
 
 // filters select the topic's events in its stream; none where the stream has no other topic.
@@ -231,13 +237,17 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 	}
 	b.topics.mu.Lock()
 	s := b.topics.streams[info.Config.Name]
-	if s == nil || !s.created.Equal(info.Created) {
+	if old := s; s == nil || !s.created.Equal(info.Created) {
 		s = &stream{
 			name: info.Config.Name, family: rule.Family != "" || len(info.Config.Subjects) != len(own), created: info.Created, room: b.roomFor(&info.Config),
+			keep:  b.newKeeping(rule, &info.Config),
 			slots: make(chan struct{}, b.limits.PublishInFlight), ready: make([]atomic.Bool, len(b.links)),
 		}
 		if keep {
 			b.topics.streams[s.name] = s // makeTopic has looked at the limit
+			if old != nil {
+				b.ids.drop(old)
+			}
 		}
 	}
 	b.topics.mu.Unlock()
@@ -250,6 +260,9 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 	}
 	if rule.Compaction {
 		t.bucket = newBucket(name)
+	}
+	if keep {
+		t.derived = b.derivedKeysOf(name)
 	}
 	if rule.MaxPayload > 0 {
 		t.maxPayload = min(t.maxPayload, rule.MaxPayload)
@@ -349,6 +362,7 @@ func (b *Bus) forget(s *stream) {
 	defer b.topics.mu.Unlock()
 	if b.topics.streams[s.name] == s {
 		delete(b.topics.streams, s.name)
+		b.ids.drop(s)
 		b.topics.missing(s.name, b.clock.now())
 	}
 	for name, t := range b.topics.byName {

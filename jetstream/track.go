@@ -1,6 +1,9 @@
 package jetstream
 
 import (
+	"maps"
+	"slices"
+
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
@@ -24,6 +27,10 @@ type track struct {
 	// whichever member. It is bounded; oldestUnsettled is the oldest of those beyond the bound.
 	unsettled       map[uint64]struct{}
 	oldestUnsettled uint64
+	// passed are those of them that the server's ack floor has passed, which it does when they were
+	// removed from the stream, or when somebody has just settled them. Those that are still here at
+	// the next look were lost.
+	passed map[uint64]struct{}
 }
 
 func newTrack(info *natsjs.ConsumerInfo) track {
@@ -41,6 +48,9 @@ func (t *track) arrived(p *deliveryMeta) {
 	if len(t.unsettled) > 0 {
 		delete(t.unsettled, p.streamSeq)
 	}
+	if len(t.passed) > 0 {
+		delete(t.passed, p.streamSeq)
+	}
 }
 
 // addUnsettled notes that an event will come again.
@@ -56,17 +66,32 @@ func (t *track) addUnsettled(seq uint64) {
 	}
 }
 
-// settledUpTo takes the server's word for how far all is settled.
-func (t *track) settledUpTo(floor uint64) {
+// settledUpTo takes the server's word for how far all is settled, and returns the events that were
+// removed while they waited to come again. That is known while all deliveries come to this hub;
+// delivered is the server's count of them.
+func (t *track) settledUpTo(floor, delivered uint64) (lost []uint64) {
 	t.floor = max(t.floor, floor)
+	lost = slices.Collect(maps.Keys(t.passed))
+	t.passed = nil
 	for seq := range t.unsettled {
 		if seq <= floor {
 			delete(t.unsettled, seq)
+			if t.passed == nil {
+				t.passed = make(map[uint64]struct{})
+			}
+			t.passed[seq] = struct{}{}
 		}
+	}
+	if !t.exact || delivered-t.base != t.arrivals {
+		lost, t.passed = nil, nil
+	}
+	if len(t.passed) > 0 {
+		t.active = true // look once more
 	}
 	if t.oldestUnsettled <= floor {
 		t.oldestUnsettled = 0
 	}
+	return lost
 }
 
 // addUnsettled notes that an event will come again.
@@ -83,6 +108,7 @@ func (g *group) cutOff() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.watched = 0 // the consumer may be another one by now
+	g.sight.cut = true
 	if !g.memory {
 		g.track.exact = false
 	}
@@ -93,6 +119,7 @@ func (g *group) settled(seq uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.track.unsettled, seq)
+	delete(g.track.passed, seq)
 	g.known.settled(seq)
 }
 

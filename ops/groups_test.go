@@ -2,6 +2,8 @@ package ops
 
 import (
 	"net/http"
+	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -20,7 +22,7 @@ func TestDeleteGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = bus.Close() })
-	h := New(Config{Bus: bus, Registry: prometheus.NewRegistry(), Groups: GroupsOf(bus), Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf}).Handler()
+	h := described(t, Config{Bus: bus, Registry: prometheus.NewRegistry(), Groups: bus, Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf})
 	make := func(group string) {
 		t.Helper()
 		sub, err := bus.Subscribe(t.Context(), "orders.placed", group, jetstream.SubscribeOptions{}, func(*jetstream.Held) {})
@@ -60,5 +62,85 @@ func TestDeleteGroup(t *testing.T) {
 				t.Errorf("got %d %s", got.Code, got.Body)
 			}
 		})
+	}
+}
+
+// TestManageGroups asks for everything about groups, well and badly.
+func TestManageGroups(t *testing.T) {
+	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = bus.Close() })
+	h := described(t, Config{Bus: bus, Registry: prometheus.NewRegistry(), Groups: bus, Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf})
+	for i := range 5 {
+		if _, err := bus.Publish(t.Context(), "orders.placed", []byte("1"), jetstream.PublishOptions{ID: "id-" + strconv.Itoa(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for topic, group := range map[string]string{"orders.placed": "billing", "secret": "billing"} {
+		if err := bus.Group(topic, group).Seek(t.Context(), jetstream.FromEarliest); err != nil {
+			t.Fatal(err)
+		}
+	}
+	admin, reader := tokenFor(t, "admin:orders.*"), tokenFor(t, "subscribe:orders.*::billing")
+	const at = "/groups/orders.placed/billing"
+	for _, tt := range []struct {
+		name, token, method, path, body string
+		status                          int
+		want                            string
+	}{
+		{"list", reader, "GET", "/groups", "", 200, `{"groups":[{"topic":"orders.placed","group":"billing","generation":2,"floor":0,"pending":5,`},
+		{"list one topic", reader, "GET", "/groups?topic=orders.placed", "", 403, "forbidden"},
+		{"list one topic as admin", admin, "GET", "/groups?topic=orders.placed&limit=1", "", 200, `"group":"billing"`},
+		{"list another topic", admin, "GET", "/groups?topic=secret", "", 403, "forbidden"},
+		{"a page too large", admin, "GET", "/groups?limit=501", "", 400, "limit must be a number from 1 to 500"},
+		{"a page of none", admin, "GET", "/groups?limit=0", "", 400, "limit must be a number"},
+		{"a mistyped name", admin, "GET", "/groups?topics=a", "", 400, `unknown parameter \"topics\"`},
+		{"no topic", admin, "GET", "/groups?topic=", "", 400, "bad_topic"},
+		{"two limits", admin, "GET", "/groups?limit=1&limit=2", "", 400, "limit is given more than once"},
+		{"a cursor of its own", admin, "GET", "/groups?next=abc", "", 400, "next is not what"},
+		{"show", reader, "GET", at, "", 200, `"pending":5,"inflight":0`},
+		{"show another", reader, "GET", "/groups/orders.placed/other", "", 403, "forbidden"},
+		{"show none", admin, "GET", "/groups/orders.placed/other", "", 404, "There is no such group on this topic."},
+		{"the cursor", reader, "GET", at + "/cursor", "", 200, `{"topic":"orders.placed","group":"billing"}`},
+		{"seek as a reader", reader, "PUT", at + "/cursor", `{"to":"latest"}`, 403, "forbidden"},
+		{"no body", admin, "PUT", at + "/cursor", "", 400, "it is empty"},
+		{"no position", admin, "PUT", at + "/cursor", "{}", 400, "to must be earliest, latest, ts, afterId, back or bookmark"},
+		{"another position", admin, "PUT", at + "/cursor", `{"to":"start"}`, 400, "to must be"},
+		{"a position that lacks something", admin, "PUT", at + "/cursor", `{"to":"ts"}`, 400, "ts is missing"},
+		{"a position with more", admin, "PUT", at + "/cursor", `{"to":"latest","n":1}`, 400, "n does not go with"},
+		{"a time before 1970", admin, "PUT", at + "/cursor", `{"to":"ts","ts":-1}`, 400, "epoch milliseconds"},
+		{"a time that is none", admin, "PUT", at + "/cursor", `{"to":"ts","ts":"now"}`, 400, "ts must not be a JSON string"},
+		{"none back", admin, "PUT", at + "/cursor", `{"to":"back","n":0}`, 400, "n must be a number from 1"},
+		{"an unknown field", admin, "PUT", at + "/cursor", `{"to":"latest","dryrun":true}`, 400, "unknown field"},
+		{"an unknown id", admin, "PUT", at + "/cursor", `{"to":"afterId","afterId":"none"}`, 404, "unknown_id"},
+		{"an unknown bookmark", admin, "PUT", at + "/cursor", `{"to":"bookmark","name":"none"}`, 404, "no such bookmark"},
+		{"an unknown group", admin, "PUT", "/groups/orders.placed/other/cursor", `{"to":"latest"}`, 404, "not_found"},
+		{"dry run", admin, "PUT", at + "/cursor", `{"to":"afterId","afterId":"id-1","dry_run":true}`, 200, `{"redelivered":0,"skipped":2}`},
+		{"after the dry run", admin, "GET", at, "", 200, `"generation":2,"floor":0,"pending":5`},
+		{"bookmark", admin, "PUT", at + "/bookmarks/a%2Fb", "", 200, `{"name":"a/b","floor":0,"newest":0,"unsettled":0,"exact":true`},
+		{"bookmark as a reader", reader, "PUT", at + "/bookmarks/c", "", 403, "forbidden"},
+		{"seek", admin, "PUT", at + "/cursor", `{"to":"afterId","afterId":"id-1"}`, 200, `{"redelivered":0,"skipped":2}`},
+		{"after the seek", admin, "GET", at, "", 200, `"generation":3,"floor":2,"pending":3`},
+		{"bookmarks", reader, "GET", at + "/bookmarks", "", 200, `{"bookmarks":[{"name":"a/b",`},
+		{"a bookmark", reader, "GET", at + "/bookmarks/a%2Fb", "", 200, `"exact":true`},
+		{"seek back", admin, "PUT", at + "/cursor", `{"to":"bookmark","name":"a/b"}`, 200, `{"redelivered":2,"skipped":0}`},
+		{"pause", admin, "POST", at + "/pause", "", 204, ""},
+		{"paused", reader, "GET", at, "", 200, `"paused":true`},
+		{"resume", admin, "POST", at + "/resume", "", 204, ""},
+		{"resumed", reader, "GET", at, "", 200, `"paused":false`},
+		{"pause as a reader", reader, "POST", at + "/pause", "", 403, "forbidden"},
+		{"delete the bookmark", admin, "DELETE", at + "/bookmarks/a%2Fb", "", 204, ""},
+		{"delete it again", admin, "DELETE", at + "/bookmarks/a%2Fb", "", 404, "not_found"},
+		{"no bookmarks", reader, "GET", at + "/bookmarks", "", 200, `{"bookmarks":[]}`},
+	} {
+		r := httptest.NewRequest(tt.method, tt.path, strings.NewReader(tt.body))
+		r.Header.Set("Authorization", "Bearer "+tt.token)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		if w.Code != tt.status || !strings.Contains(w.Body.String(), tt.want) {
+			t.Errorf("%s: %d %s, want %d %s", tt.name, w.Code, w.Body, tt.status, tt.want)
+		}
 	}
 }

@@ -63,6 +63,14 @@ func (g Guard) Lists(of Target, next http.Handler) http.Handler {
 	})
 }
 
+// Publishes protects a handler that publishes to a topic. It requires the right to do so.
+func (g Guard) Publishes(of Target, next http.Handler) http.Handler {
+	return g.guard(next, func(id *acl.Identity, r *http.Request) bool {
+		topic, _ := of(r)
+		return id.Allows(acl.Publish, topic, "")
+	})
+}
+
 // Changes protects a handler that changes a topic or one of its groups. It requires the right to
 // administer the topic.
 func (g Guard) Changes(of Target, next http.Handler) http.Handler {

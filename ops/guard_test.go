@@ -103,7 +103,7 @@ func TestGuardWithoutKeys(t *testing.T) {
 }
 
 func TestMetricsBehindToken(t *testing.T) {
-	guarded := New(Config{Bus: busState{}, Registry: prometheus.NewRegistry(), Metrics: &Guard{Tokens: newVerifier(t)}}).Handler()
+	guarded := described(t, Config{Bus: busState{}, Registry: prometheus.NewRegistry(), Metrics: &Guard{Tokens: newVerifier(t)}})
 	for _, tt := range []struct {
 		path, authorization string
 		status              int

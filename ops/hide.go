@@ -3,6 +3,7 @@ package ops
 import (
 	"encoding/json"
 	"maps"
+	"slices"
 	"strings"
 
 	"eventhub/acl"
@@ -20,47 +21,49 @@ func hide(masks []*acl.Mask, topic string, payload []byte, headers map[string]st
 	if len(masks) == 0 {
 		return payload, headers
 	}
-	letter := strings.HasPrefix(topic, "dlq.")
-	var pointers []jsonpointer.Pointer
+	var all []jsonpointer.Pointer
 	headers = maps.Clone(headers)
 	for _, m := range masks {
-		for _, text := range m.Pointers {
-			p, err := jsonpointer.Parse(text)
-			if err != nil {
-				return []byte(stars), nil // cannot happen: acl has checked the form
-			}
-			pointers = append(pointers, p)
-			if letter {
-				pointers = append(pointers, append(jsonpointer.Pointer{"original", "payload"}, p...))
-			}
+		all = append(all, pointers(m, nil)...)
+		if strings.HasPrefix(topic, "dlq.") {
+			original, _ := jsonpointer.Pointer{"original"}.Find(payload)
+			all = append(all, recordPointers(m, original, "original")...)
 		}
 		for name := range headers {
 			if m.Hides(name) {
 				headers[name] = "***"
 			}
 		}
-		if letter {
-			pointers = append(pointers, originalHeaders(m, payload)...)
-		}
 	}
-	return jsonpointer.Hide(payload, pointers, stars), headers
+	return jsonpointer.Hide(payload, all, stars), headers
 }
 
-// originalHeaders points to the headers of the event in a dead letter that a mask names, in
-// whatever case they are written.
-func originalHeaders(m *acl.Mask, letter []byte) (pointers []jsonpointer.Pointer) {
-	var l struct {
-		Original struct {
-			Headers map[string]json.RawMessage `json:"headers"`
-		} `json:"original"`
+// pointers returns the pointers of a mask into a payload that lies at a pointer.
+func pointers(m *acl.Mask, at jsonpointer.Pointer) (all []jsonpointer.Pointer) {
+	for _, text := range m.Pointers {
+		p, err := jsonpointer.Parse(text)
+		if err != nil {
+			p = nil // cannot happen, as acl has checked the form; it hides the whole payload
+		}
+		all = append(all, slices.Concat(at, p))
 	}
-	if json.Unmarshal(letter, &l) != nil {
-		return nil // not a letter of the hub; the pointers of the mask apply
+	return all
+}
+
+// recordPointers returns the pointers to what a mask names of a record that lies at a pointer. A
+// mask names headers in any case.
+func recordPointers(m *acl.Mask, record []byte, at ...string) (all []jsonpointer.Pointer) {
+	all = pointers(m, append(slices.Clone(at), "payload"))
+	var r struct {
+		Headers map[string]json.RawMessage `json:"headers"`
 	}
-	for name := range l.Original.Headers {
+	if json.Unmarshal(record, &r) != nil {
+		return append(all, append(slices.Clone(at), "headers")) // whatever they are
+	}
+	for name := range r.Headers {
 		if m.Hides(name) {
-			pointers = append(pointers, jsonpointer.Pointer{"original", "headers", name})
+			all = append(all, append(slices.Clone(at), "headers", name))
 		}
 	}
-	return pointers
+	return all
 }

@@ -9,7 +9,7 @@ import (
 )
 
 func TestLocalMetricsAnswerNoOtherName(t *testing.T) {
-	h := New(Config{Bus: busState{}, Registry: prometheus.NewRegistry(), Local: true}).Handler()
+	h := described(t, Config{Bus: busState{}, Registry: prometheus.NewRegistry(), Local: true})
 	for host, want := range map[string]int{
 		"127.0.0.1:8082":     http.StatusOK,
 		"127.0.0.1":          http.StatusOK,

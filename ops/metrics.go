@@ -48,10 +48,12 @@ type Metrics struct {
 	published     *prometheus.CounterVec
 	publishFailed *prometheus.CounterVec
 	publishTook   *prometheus.HistogramVec
+	ignored       *prometheus.CounterVec
 
 	delivered    *prometheus.CounterVec
 	outcomes     map[jetstream.Outcome]*prometheus.CounterVec
 	resets       *prometheus.CounterVec
+	lost         *prometheus.CounterVec
 	inFlight     *prometheus.GaugeVec
 	wsInFlight   *prometheus.GaugeVec
 	polled       *prometheus.HistogramVec
@@ -92,6 +94,7 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 		published:     newCounter(reg, "events_published_total"),
 		publishFailed: newCounter(reg, "eventhub_publish_failures_total"),
 		publishTook:   newHistogram(reg, "eventhub_publish_duration_ms"),
+		ignored:       newCounter(reg, "eventhub_groups_ignored_total"),
 		delivered:     newCounter(reg, "events_delivered_total"),
 		outcomes: map[jetstream.Outcome]*prometheus.CounterVec{
 			jetstream.Acked:        newCounter(reg, "events_acked_total"),
@@ -102,6 +105,7 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 			jetstream.Dropped:      newCounter(reg, "eventhub_leases_dropped_total"),
 		},
 		resets:       newCounter(reg, "eventhub_group_resets_total"),
+		lost:         newCounter(reg, "eventhub_events_lost_total"),
 		inFlight:     newGauge(reg, "events_inflight"),
 		wsInFlight:   newGauge(reg, "ws_inflight"),
 		polled:       newHistogram(reg, "subscribe_poll_duration_ms"),
@@ -118,6 +122,7 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 			jetstream.GaugeTopics:        newGauge(reg, "eventhub_topics").WithLabelValues(),
 			jetstream.GaugeSubscriptions: newGauge(reg, "eventhub_subscriptions").WithLabelValues(),
 			jetstream.GaugeBucketsBroken: newGauge(reg, "eventhub_buckets_broken").WithLabelValues(),
+			jetstream.GaugeKeysRemoved:   newGauge(reg, "eventhub_keys_removed").WithLabelValues(),
 			jetstream.GaugeStreamsFailed: newGauge(reg, "eventhub_streams_failed").WithLabelValues(),
 			jetstream.GaugeDelayed:       newGauge(reg, "eventhub_delayed").WithLabelValues(),
 		},
@@ -146,6 +151,7 @@ func (m *Metrics) Topic(topic string) jetstream.TopicObserver {
 		published: m.published.WithLabelValues(topic),
 		failed:    m.publishFailed.WithLabelValues(topic),
 		took:      m.publishTook.WithLabelValues(topic),
+		ignored:   m.ignored.WithLabelValues(topic),
 	}
 }
 
@@ -176,6 +182,7 @@ func (m *Metrics) Group(topic, group string, ephemeral bool) jetstream.GroupObse
 		metrics: m, pair: p, use: use,
 		delivered:  m.delivered.WithLabelValues(p.topic, p.group),
 		resets:     m.resets.WithLabelValues(p.topic, p.group),
+		lost:       m.lost.WithLabelValues(p.topic, p.group),
 		inFlight:   m.inFlight.WithLabelValues(p.topic, p.group),
 		wsInFlight: m.wsInFlight.WithLabelValues(p.topic, p.group),
 		polled:     m.polled.WithLabelValues(p.topic, p.group),
@@ -229,6 +236,7 @@ func (m *Metrics) release(p pair, use *pairUse) {
 	delete(m.pairs, p)
 	m.delivered.DeleteLabelValues(p.topic, p.group)
 	m.resets.DeleteLabelValues(p.topic, p.group)
+	m.lost.DeleteLabelValues(p.topic, p.group)
 	for _, v := range m.outcomes {
 		v.DeleteLabelValues(p.topic, p.group)
 	}
@@ -244,6 +252,7 @@ func (m *Metrics) release(p pair, use *pairUse) {
 type topicObserver struct {
 	published prometheus.Counter
 	failed    prometheus.Counter
+	ignored   prometheus.Counter
 	took      prometheus.Observer
 }
 
@@ -254,6 +263,8 @@ func (o *topicObserver) Published(took time.Duration) {
 
 func (o *topicObserver) PublishFailed() { o.failed.Inc() }
 
+func (o *topicObserver) GroupIgnored() { o.ignored.Inc() }
+
 // groupObserver holds the resolved series of one pair, for one subscription.
 type groupObserver struct {
 	metrics *Metrics
@@ -263,6 +274,7 @@ type groupObserver struct {
 
 	delivered  prometheus.Counter
 	resets     prometheus.Counter
+	lost       prometheus.Counter
 	outcomes   [jetstream.Dropped + 1]prometheus.Counter
 	inFlight   prometheus.Gauge
 	wsInFlight prometheus.Gauge
@@ -289,6 +301,8 @@ func (o *groupObserver) InFlight(delta int) {
 func (o *groupObserver) Polled(took time.Duration) { o.polled.Observe(milliseconds(took)) }
 
 func (o *groupObserver) Reset() { o.resets.Inc() }
+
+func (o *groupObserver) Lost(events uint64) { o.lost.Add(float64(events)) }
 
 func (o *groupObserver) Close() {
 	if o.use != nil {

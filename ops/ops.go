@@ -46,8 +46,17 @@ type Config struct {
 	Groups Groups
 	// Connections, if not nil, are managed at /connections.
 	Connections Connections
-	// Guard protects everything but the probes and the metrics. Required with Groups or
-	// Revocations.
+	// Events, if not nil, are shown at /events, /keys and /latest-by-key and published at /publish.
+	// *jetstream.Bus implements it.
+	Events Events
+	// NATS, if not nil, is described by /overview.
+	NATS NATS
+	// Topics, if not nil, is managed at /topics.
+	Topics Topics
+	// DeadLetters, if not nil, is managed at /dlq.
+	DeadLetters DeadLetters
+	// Guard protects everything but the probes and the metrics. Required with Groups,
+	// Topics, DeadLetters, Connections, Events or Revocations.
 	Guard Guard
 	// Status returns the HTTP status of an error code of the protocol. By default, all codes have
 	// 503.
@@ -60,6 +69,9 @@ type Config struct {
 	// Local restricts /metrics to requests that address this host by an IP address or as localhost.
 	// Set it if /metrics is open because the port is bound to loopback.
 	Local bool
+	// Documents serve GET requests for /openapi.yaml and /asyncapi.yaml without a token. They must
+	// show nothing secret. Defaults to none.
+	Documents map[string]http.Handler
 	// Ready, if not nil, is an additional readiness check. The hub is not ready while Ready returns
 	// an error, for example while the hub drains. The text of the error is public.
 	Ready func() error
@@ -76,6 +88,7 @@ const PartOK = "ok"
 // Server serves probes and metrics. Its methods may be called concurrently.
 type Server struct {
 	cfg     Config
+	started time.Time
 	handler http.Handler
 	// unready holds the last result, so that only changes are logged.
 	unready atomic.Bool
@@ -89,7 +102,10 @@ func New(cfg Config) *Server {
 	if cfg.Status == nil {
 		cfg.Status = func(string) int { return http.StatusServiceUnavailable }
 	}
-	s := &Server{cfg: cfg}
+	s := &Server{cfg: cfg, started: time.Now()}
+	if cfg.Groups != nil {
+		registerLags(cfg.Registry, cfg.Groups, cfg.Logger)
+	}
 	s.handler = s.router(s.routes())
 	return s
 }
@@ -123,33 +139,13 @@ type health struct {
 }
 
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
-	answer := health{Status: "ok", Checks: map[string]string{"bus": "ok", "hub": "ok"}}
-	if s.cfg.Parts != nil {
-		maps.Copy(answer.Checks, s.cfg.Parts())
-	}
-	var cause error
-	if s.cfg.Ready != nil {
-		if err := s.cfg.Ready(); err != nil {
-			cause = err
-			answer.Checks["hub"] = err.Error()
-		}
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
-	defer cancel()
-	if err := s.cfg.Bus.Ready(ctx); err != nil {
-		if r.Context().Err() != nil {
-			return // the caller disconnected, which says nothing about the bus
-		}
-		cause = err
-		answer.Checks["bus"] = "unavailable"
-		if unstored, ok := errors.AsType[*jetstream.StorageError](err); ok {
-			answer.Checks["bus"] = unstored.Error()
-		}
+	state, cause := s.health(r.Context())
+	if r.Context().Err() != nil {
+		return // the caller disconnected, which says nothing about the bus
 	}
 	status := http.StatusOK
 	if cause != nil {
 		status = http.StatusServiceUnavailable
-		answer.Status = "unavailable"
 	}
 	if was := s.unready.Swap(cause != nil); was != (cause != nil) {
 		if cause != nil {
@@ -161,7 +157,34 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(answer)
+	_ = json.NewEncoder(w).Encode(state)
+}
+
+// health checks whether the hub can work, and returns why it cannot.
+func (s *Server) health(ctx context.Context) (answer health, cause error) {
+	answer = health{Status: "ok", Checks: map[string]string{"bus": "ok", "hub": "ok"}}
+	if s.cfg.Parts != nil {
+		maps.Copy(answer.Checks, s.cfg.Parts())
+	}
+	if s.cfg.Ready != nil {
+		if err := s.cfg.Ready(); err != nil {
+			cause = err
+			answer.Checks["hub"] = err.Error()
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	if err := s.cfg.Bus.Ready(ctx); err != nil {
+		cause = err
+		answer.Checks["bus"] = "unavailable"
+		if unstored, ok := errors.AsType[*jetstream.StorageError](err); ok {
+			answer.Checks["bus"] = unstored.Error()
+		}
+	}
+	if cause != nil {
+		answer.Status = "unavailable"
+	}
+	return answer, cause
 }
 
 // scrapeLog forwards errors of promhttp to the logger.

@@ -39,7 +39,7 @@ func TestProbes(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var log bytes.Buffer
-			server := New(Config{
+			server := described(t, Config{
 				Bus:      busState{tt.bus},
 				Registry: prometheus.NewRegistry(),
 				Ready:    func() error { return tt.hub },
@@ -47,13 +47,13 @@ func TestProbes(t *testing.T) {
 			})
 			for _, path := range []string{"/readyz", "/healthz"} {
 				rec := httptest.NewRecorder()
-				server.Handler().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, path, nil))
+				server.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, path, nil))
 				if rec.Code != tt.status || strings.TrimSpace(rec.Body.String()) != tt.body {
 					t.Errorf("%s answered %d %s, want %d %s", path, rec.Code, rec.Body, tt.status, tt.body)
 				}
 			}
 			rec := httptest.NewRecorder()
-			server.Handler().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/livez", nil))
+			server.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/livez", nil))
 			if rec.Code != http.StatusOK || rec.Body.String() != "ok" {
 				t.Errorf("/livez answered %d %s, want 200 ok", rec.Code, rec.Body)
 			}
@@ -74,12 +74,12 @@ func TestProbes(t *testing.T) {
 
 // A part that waits is shown, and the hub is ready all the same.
 func TestPartsThatWait(t *testing.T) {
-	server := New(Config{
+	server := described(t, Config{
 		Bus: busState{}, Registry: prometheus.NewRegistry(),
 		Parts: func() map[string]string { return map[string]string{"outbox": "waiting for its database"} },
 	})
 	rec := httptest.NewRecorder()
-	server.Handler().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	server.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/readyz", nil))
 	const want = `{"status":"ok","checks":{"bus":"ok","hub":"ok","outbox":"waiting for its database"}}`
 	if got := strings.TrimSpace(rec.Body.String()); rec.Code != http.StatusOK || got != want {
 		t.Errorf("/readyz answered %d %s, want 200 %s", rec.Code, got, want)
@@ -87,7 +87,7 @@ func TestPartsThatWait(t *testing.T) {
 }
 
 func TestUnknownPathAndMethod(t *testing.T) {
-	handler := New(Config{Bus: busState{}, Registry: prometheus.NewRegistry()}).Handler()
+	handler := described(t, Config{Bus: busState{}, Registry: prometheus.NewRegistry()})
 	for _, tt := range []struct {
 		method, path string
 		status       int

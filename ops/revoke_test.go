@@ -18,7 +18,7 @@ import (
 func TestRevocationsEndpoint(t *testing.T) {
 	var stored []acl.Revocation
 	var fails error
-	handler := New(Config{Bus: busState{}, Registry: prometheus.NewRegistry(), Guard: Guard{Tokens: newVerifier(t)}, Revocations: &Revocations{
+	handler := described(t, Config{Bus: busState{}, Registry: prometheus.NewRegistry(), Guard: Guard{Tokens: newVerifier(t)}, Revocations: &Revocations{
 		Revoke: func(_ context.Context, r acl.Revocation) (acl.Revocation, error) {
 			if err := r.Validate(); err != nil {
 				return r, &RevocationError{Err: err}
@@ -28,7 +28,7 @@ func TestRevocationsEndpoint(t *testing.T) {
 			}
 			return r, fails
 		},
-	}}).Handler()
+	}})
 	const one = `{"jti":"1"}`
 	for _, tt := range []struct {
 		name, token, body string
@@ -63,7 +63,7 @@ func TestRevocationsEndpoint(t *testing.T) {
 		t.Errorf("%d revocations were stored, want 2", len(stored))
 	}
 	w := httptest.NewRecorder()
-	New(Config{Bus: busState{}, Registry: prometheus.NewRegistry()}).Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/revocations", strings.NewReader(one)))
+	described(t, Config{Bus: busState{}, Registry: prometheus.NewRegistry()}).ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/revocations", strings.NewReader(one)))
 	if w.Code != http.StatusNotFound {
 		t.Errorf("a hub without JWTs answers with %d", w.Code)
 	}

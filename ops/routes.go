@@ -5,6 +5,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"slices"
 
 	"github.com/go-chi/chi/v5"
 	"github.com/go-chi/chi/v5/middleware"
@@ -30,6 +31,8 @@ const (
 	// lists needs a token. The handler shows only what identity(r) may see. With a topic in the
 	// request, it needs what shows needs.
 	lists
+	// publishes needs publish on the target.
+	publishes
 	// scrapes is for the metrics: it needs what shows needs if Config.Metrics is set.
 	scrapes
 )
@@ -48,17 +51,46 @@ type route struct {
 // routes returns all routes. The router, the table of docs/protocol.md and the test of permissions
 // follow this table.
 func (s *Server) routes() []route {
-	noGroups, noConnections := s.cfg.Groups == nil, s.cfg.Connections == nil
-	return []route{
+	noTopics, noLetters, noConnections, noEvents := s.cfg.Topics == nil, s.cfg.DeadLetters == nil, s.cfg.Connections == nil, s.cfg.Events == nil
+	return slices.Concat([]route{
 		{http.MethodGet, "/livez", open, nil, livez, false},
 		{http.MethodGet, "/readyz", open, nil, s.readyz, false},
 		{http.MethodGet, "/healthz", open, nil, s.readyz, false},
+		{http.MethodGet, openAPI, open, nil, s.document(openAPI), s.cfg.Documents[openAPI] == nil},
+		{http.MethodGet, asyncAPI, open, nil, s.document(asyncAPI), s.cfg.Documents[asyncAPI] == nil},
 		{http.MethodGet, "/metrics", scrapes, fixedTarget(MetricsTopic), s.metrics().ServeHTTP, false},
+		{http.MethodGet, "/", open, nil, s.dashboard, false},
+		{http.MethodGet, "/dashboard/{file}", open, nil, s.dashboard, false},
+		{http.MethodGet, "/overview", scrapes, fixedTarget(MetricsTopic), s.overview, false},
+		{http.MethodGet, "/cursors", scrapes, QueryTarget, s.cursors, s.cfg.Groups == nil},
+		{http.MethodGet, "/lag", scrapes, QueryTarget, s.lag, s.cfg.Groups == nil},
+		{http.MethodGet, "/events", reads, topicTarget, s.events, noEvents},
+		{http.MethodGet, "/keys", reads, topicTarget, s.keys, noEvents},
+		{http.MethodGet, "/latest-by-key", reads, topicTarget, s.latestByKey, noEvents},
+		{http.MethodPost, "/publish/{topic}", publishes, pathTarget, s.publish, noEvents},
 		{http.MethodPost, "/revocations", changes, fixedTarget(TokensTopic), s.revoke, s.cfg.Revocations == nil},
+		{http.MethodGet, "/topics", lists, QueryTarget, s.listTopics, noTopics},
+		{http.MethodGet, "/topics/{topic}", shows, pathTarget, s.showTopic, noTopics},
+		{http.MethodDelete, "/topics/{topic}", changes, pathTarget, s.deleteTopic, noTopics},
+		{http.MethodPost, "/topics/{topic}/purge", changes, pathTarget, s.purgeTopic, noTopics},
 		{http.MethodGet, "/connections", shows, fixedTarget(ConnectionsTopic), s.connections, noConnections},
 		{http.MethodDelete, "/connections/{id}", changes, fixedTarget(ConnectionsTopic), s.closeConnection, noConnections},
-		{http.MethodDelete, "/groups/{topic}/{group}", changes, pathTarget, s.deleteGroup, noGroups},
-	}
+		{http.MethodGet, "/dlq", lists, QueryTarget, s.listLetters, noLetters},
+		{http.MethodGet, "/dlq/counts", lists, QueryTarget, s.countLetters, noLetters},
+		{http.MethodPost, "/dlq/redrive", changes, lettersTarget, s.redriveLetters, noLetters},
+		{http.MethodPost, "/dlq/discard", changes, lettersTarget, s.discardLetters, noLetters},
+	}, s.groupRoutes())
+}
+
+// Paths of the documents that Config.Documents may have.
+const (
+	openAPI  = "/openapi.yaml"
+	asyncAPI = "/asyncapi.yaml"
+)
+
+// document returns the handler of a document.
+func (s *Server) document(path string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) { s.cfg.Documents[path].ServeHTTP(w, r) }
 }
 
 // router serves routes.
@@ -93,6 +125,8 @@ func (s *Server) guarded(at *route) http.Handler {
 		return s.cfg.Guard.Shows(at.target, at.serve)
 	case reads:
 		return s.cfg.Guard.Reads(at.target, at.serve)
+	case publishes:
+		return s.cfg.Guard.Publishes(at.target, at.serve)
 	case changes:
 		return s.cfg.Guard.Changes(at.target, at.serve)
 	case lists:
@@ -115,6 +149,9 @@ func (s *Server) guarded(at *route) http.Handler {
 func pathTarget(r *http.Request) (topic, group string) {
 	return pathParam(r, "topic"), pathParam(r, "group")
 }
+
+// topicTarget is the Target of a query with the parameter topic.
+func topicTarget(r *http.Request) (topic, group string) { return r.URL.Query().Get("topic"), "" }
 
 // fixedTarget is the Target of a route about no topic, which a reserved name represents.
 func fixedTarget(topic string) Target {

@@ -152,6 +152,9 @@ func away(err error) bool {
 		return true
 	}
 	e, ok := errors.AsType[*jetstream.Error](err)
+	if ok && e.Code == jetstream.CodeTopicFull {
+		return true // until the topic has room
+	}
 	if !ok || turnedDown(err) || errors.Is(err, jetstream.ErrTooLarge) {
 		return false
 	}

@@ -6,6 +6,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/panics"
@@ -21,7 +24,16 @@ type applier struct {
 	// saved, if not nil, receives each state that was loaded or saved. It is called by the
 	// goroutine that works on the key.
 	saved func(key string, s State)
+
+	dropped, sayDrop atomic.Int64 // events dropped; when the log last said so, in epoch nanoseconds
 }
+
+const (
+	// keysAtOnce is how many keys of a batch are worked on at a time.
+	keysAtOnce = 64
+	// sayDropEvery is how often the log says at most that events are dropped.
+	sayDropEvery = time.Minute
+)
 
 func newApplier(bus Bus, p *Projection, store Store) *applier {
 	full := func() { p.Observer.LimitReached("projection_cache") }
@@ -56,6 +68,71 @@ func (a *applier) reload(ctx context.Context, key string) (c cached, err error) 
 	}
 	a.remember(key, c)
 	return c, nil
+}
+
+// prefetch loads the states of several keys that are not in the cache with few requests, if the
+// Store can do that. A state that has changed by the time of its use shows as ErrConflict.
+func (a *applier) prefetch(ctx context.Context, keys []string) {
+	many, ok := a.store.(manyStore)
+	if !ok {
+		return
+	}
+	var missing []string
+	for _, key := range keys {
+		if _, ok := a.cache.get(key); !ok {
+			missing = append(missing, key)
+		}
+	}
+	if len(missing) < 2 {
+		return
+	}
+	states, err := many.loadMany(ctx, missing)
+	if err != nil {
+		return // each is loaded by itself
+	}
+	for _, key := range missing {
+		a.remember(key, cached{state: states[key]})
+	}
+}
+
+// each calls f for each key, for some of them at the same time. It returns an error of f, if there
+// is one, after all calls have ended.
+func (a *applier) each(ctx context.Context, keys []string, f func(key string) error) error {
+	a.prefetch(ctx, keys)
+	if len(keys) == 1 {
+		return f(keys[0])
+	}
+	var (
+		workers sync.WaitGroup
+		next    atomic.Int64
+		failed  atomic.Pointer[error]
+	)
+	for range min(keysAtOnce, len(keys)) {
+		workers.Go(func() {
+			err := errGoexit
+			defer func() {
+				if err != nil {
+					failed.CompareAndSwap(nil, &err)
+				}
+			}()
+			for failed.Load() == nil {
+				i := int(next.Add(1)) - 1
+				if i >= len(keys) {
+					break
+				}
+				if ferr := f(keys[i]); ferr != nil {
+					err = ferr
+					return
+				}
+			}
+			err = nil
+		})
+	}
+	workers.Wait()
+	if err := failed.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 func (a *applier) remember(key string, c cached) {
@@ -153,6 +230,10 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 			a.remember(key, cached{saved, max(c.span, span)})
 			a.p.Observer.Projected(a.p.Name, outcome)
 			return nil
+		case errors.Is(err, jetstream.ErrMaxKeys):
+			// Others must not wait until keys go, which may be never.
+			a.cache.drop(key)
+			return a.noRoom(ctx, e, err, outcome, tries)
 		case isRefused(err) && outcome != Poisoned:
 			fault = err
 			continue
@@ -195,6 +276,24 @@ func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, spa
 	}
 }
 
+// noRoom deals with an event of a new key that the topic of the states does not take.
+func (a *applier) noRoom(ctx context.Context, e *jetstream.Event, cause error, outcome Outcome, tries int) error {
+	switch {
+	case outcome == Poisoned: // it has its dead letter
+		a.p.Observer.Projected(a.p.Name, Poisoned)
+		return nil
+	case !a.p.DropNewKeys:
+		return a.passOver(ctx, e, cause, tries)
+	}
+	a.p.Observer.Projected(a.p.Name, Dropped)
+	n := a.dropped.Add(1)
+	if now := time.Now().UnixNano(); now > a.sayDrop.Load()+int64(sayDropEvery) {
+		a.sayDrop.Store(now)
+		a.warn(ctx, "events of new keys are dropped: the topic of the states takes no more keys", e, cause, slog.Int64("dropped", n))
+	}
+	return nil
+}
+
 // passOver sends an event to the dead letters when its state cannot record that.
 func (a *applier) passOver(ctx context.Context, e *jetstream.Event, cause error, tries int) error {
 	if err := a.bury(ctx, e, cause, tries); err != nil {
@@ -212,7 +311,8 @@ func (a *applier) bury(ctx context.Context, e *jetstream.Event, cause error, tri
 	})
 }
 
-func (a *applier) warn(ctx context.Context, msg string, e *jetstream.Event, cause error) {
+func (a *applier) warn(ctx context.Context, msg string, e *jetstream.Event, cause error, more ...slog.Attr) {
+	attrs := append([]slog.Attr{slog.String("projection", a.p.Name), slog.String("id", e.ID), slog.Any("error", cause)}, more...)
 	//nolint:sloglint // callers pass constants
-	a.p.Logger.LogAttrs(ctx, slog.LevelWarn, msg, slog.String("projection", a.p.Name), slog.String("id", e.ID), slog.Any("error", cause))
+	a.p.Logger.LogAttrs(ctx, slog.LevelWarn, msg, attrs...)
 }

@@ -2,6 +2,7 @@ package projections
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 
 	"eventhub/jetstream"
@@ -28,6 +29,18 @@ func (g guardedStore) Save(ctx context.Context, key string, old, next State, cau
 		return err
 	})
 	return s, err
+}
+
+func (g guardedStore) loadMany(ctx context.Context, keys []string) (states map[string]State, err error) {
+	many, ok := g.Store.(manyStore)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	err = panics.Call(g.log, "Store.LoadMany", func() (err error) {
+		states, err = many.loadMany(ctx, keys)
+		return err
+	})
+	return states, err
 }
 
 // guardedTable converts panics of a Table to errors.

@@ -18,26 +18,46 @@ const (
 	// scanOverlap is how far before the last applied event a scan of the stream starts, in case the
 	// clock of the stream's server was set back.
 	scanOverlap = time.Second
+	// orderedBytes is how many bytes of payloads are applied together, and one event more.
+	orderedBytes = 4 << 20
 )
 
 // errFar ends a scan of the stream that has reached its goal.
 var errFar = errors.New("far enough")
 
-// ordered applies a whole topic in stream order, for projections whose keys are not the events'
-// own. It uses a single lane. A delivery only signals that there is work; events between the last
-// applied event and the delivery are read from the stream. So every instance sees every event, and
-// skips events that another instance has applied, which the states show.
+// ordered applies a whole topic, for projections whose keys are not the events' own. It uses a
+// single lane. A delivery only signals that there is work; events between the last applied event
+// and the delivery are read from the stream. So every instance sees every event, and skips events
+// that another instance has applied, which the states show.
+//
+// Events are applied in batches: those of a key one after another, in stream order, and different
+// keys at the same time. The next batch begins when the whole batch has been applied.
 type ordered struct {
 	a *applier
 
-	// mu is held while events are applied, so an instance has a single writer.
+	// mu is held while events are applied, so an instance applies one batch at a time.
 	mu sync.Mutex
 	// Every event up to at has been applied, by any instance. If at has no stream, only its time is
 	// valid.
 	at      Checkpoint
-	floor   uint64 // sequence of the first event that belongs to the group
+	batch   []keyedEvent // the events after at, in stream order; empty while mu is free
+	bytes   int          // of the payloads of the batch
+	floor   uint64       // sequence of the first event that belongs to the group
 	span    uint64
 	keyless Position // position of the last delivered event for which Key failed
+
+	located chan struct{} // closed when at is where the group is
+	tailing sync.Mutex    // so that the topic is read for one tail at a time
+}
+
+func newOrdered(a *applier) *ordered {
+	return &ordered{a: a, floor: 1, located: make(chan struct{})}
+}
+
+// keyedEvent is an event and its key, which is "" for an event that is skipped.
+type keyedEvent struct {
+	key   string
+	event *jetstream.Event
 }
 
 // run applies events until ctx ends.
@@ -55,44 +75,66 @@ func (o *ordered) run(ctx context.Context, group string, from jetstream.Position
 	if err != nil {
 		return err
 	}
+	close(o.located)
 	var f *feed
 	work := func(ctx context.Context, l *lane, jobs []job) error {
-		return o.deliver(ctx, jobs[0], func() { f.fails(l) })
+		return o.deliver(ctx, jobs, func() { f.fails(l) })
 	}
-	f = newFeed(o.a.p.Logger, func(*jetstream.Event) string { return "" }, 1, work)
+	f = newFeed(o.a.p.Logger, func(*jetstream.Event) string { return "" }, o.a.p.InFlight, work)
 	return f.run(ctx, o.a.bus, o.a.p.Topic, group, from, o.a.p.InFlight)
 }
 
-// deliver applies every event up to and including a delivered event.
-func (o *ordered) deliver(ctx context.Context, j job, fails failing) error {
+// deliver applies every event up to and including the last of some deliveries.
+func (o *ordered) deliver(ctx context.Context, jobs []job, fails failing) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	e := &j.Event
-	o.floor = j.GroupStart()
-	if _, tries, err := o.a.key(ctx, e, fails); ctx.Err() != nil {
-		return ctx.Err()
-	} else if err != nil {
-		if err := o.a.passOver(ctx, e, err, tries); err != nil {
-			return err
+	defer o.drop()
+	span := o.span
+	for _, j := range jobs {
+		e := &j.Event
+		o.floor = j.GroupStart()
+		key, tries, err := o.a.key(ctx, e, fails)
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
-		o.keyless = positionOf(e)
-	}
-	if !j.follows(o.span) && !o.at.covers(e) {
-		if err := o.fillTo(ctx, e, fails); err != nil {
-			return err
+		if err != nil {
+			if err := o.a.passOver(ctx, e, err, tries); err != nil {
+				return err
+			}
+			key, o.keyless = "", positionOf(e)
 		}
-	}
-	if !o.at.covers(e) {
-		if err := o.advance(ctx, e, fails); err != nil {
-			return err
+		if ahead := o.ahead(); !j.follows(span) && !ahead.covers(e) {
+			if err := o.flush(ctx, fails); err != nil {
+				return err
+			}
+			if err := o.fillTo(ctx, e, fails); err != nil {
+				return err
+			}
 		}
+		if ahead := o.ahead(); !ahead.covers(e) {
+			if err := o.take(ctx, key, e, fails); err != nil {
+				return err
+			}
+		}
+		span = max(span, j.reached())
 	}
-	o.span = max(o.span, j.reached())
+	if err := o.flush(ctx, fails); err != nil {
+		return err
+	}
+	o.span = span
 	return nil
 }
 
-// tail applies every event that is stored at the time of the call.
+// tail applies every event that is stored at the time of the call. Deliveries are handled in
+// between.
 func (o *ordered) tail(ctx context.Context) error {
+	select {
+	case <-o.located:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	o.tailing.Lock()
+	defer o.tailing.Unlock()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.fill(ctx, nil, func() {})
@@ -119,44 +161,97 @@ func (o *ordered) fillTo(ctx context.Context, e *jetstream.Event, fails failing)
 	return nil
 }
 
-// fill applies the stored events after the last applied one, up to e, or to the end if e is nil.
+// fill applies the stored events after the last applied one, up to e, or to the end if e is nil. In
+// the latter case, fill gives up mu between batches. The batch is empty before and after.
 func (o *ordered) fill(ctx context.Context, e *jetstream.Event, fails failing) error {
+	defer o.drop()
 	opts := jetstream.ScanOptions{From: jetstream.FromEarliest, Limit: math.MaxInt}
 	if o.at.StoredAt > 0 {
 		opts.From = jetstream.FromTime(time.Unix(0, o.at.StoredAt).Add(-scanOverlap))
 	}
 	err := o.a.bus.History(o.a.p.Topic).Scan(ctx, opts, func(next *jetstream.Event) error {
-		if next.Sequence < o.floor || o.at.covers(next) {
+		if ahead := o.ahead(); next.Sequence < o.floor || ahead.covers(next) {
 			return nil
 		}
-		if err := o.advance(ctx, next, fails); err != nil {
+		key := ""
+		if positionOf(next) != o.keyless {
+			k, _, err := o.a.key(ctx, next, fails)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if err == nil { // otherwise the delivery of the event sends it to the dead letters
+				key = k
+			}
+		}
+		if err := o.take(ctx, key, next, fails); err != nil {
 			return err
 		}
-		if e != nil && o.at.covers(e) {
+		switch ahead := o.ahead(); {
+		case e != nil && ahead.covers(e):
 			return errFar
+		case e == nil && len(o.batch) == 0: // it was applied
+			o.mu.Unlock()
+			o.mu.Lock()
 		}
 		return nil
 	})
 	if err != nil && !errors.Is(err, errFar) {
 		return fmt.Errorf("read %s: %w", o.a.p.Topic, err)
 	}
-	return nil
+	return o.flush(ctx, fails)
 }
 
-// advance applies e, the event after the last applied one. It skips an event without a key; the
-// delivery of that event sends it to the dead letters.
-func (o *ordered) advance(ctx context.Context, e *jetstream.Event, fails failing) error {
-	if positionOf(e) != o.keyless {
-		key, _, err := o.a.key(ctx, e, fails)
-		if ctx.Err() != nil {
-			return ctx.Err()
+// ahead returns what at will be after the batch.
+func (o *ordered) ahead() Checkpoint {
+	if n := len(o.batch); n > 0 {
+		return checkpointOf(o.batch[n-1].event)
+	}
+	return o.at
+}
+
+// take adds e, the event after the last one taken, to the batch, and applies a full batch.
+func (o *ordered) take(ctx context.Context, key string, e *jetstream.Event, fails failing) error {
+	o.batch = append(o.batch, keyedEvent{key, e})
+	if o.bytes += len(e.Payload); len(o.batch) < o.a.p.InFlight && o.bytes < orderedBytes {
+		return nil
+	}
+	return o.flush(ctx, fails)
+}
+
+// drop empties the batch.
+func (o *ordered) drop() {
+	clear(o.batch)
+	o.batch, o.bytes = o.batch[:0], 0
+}
+
+// flush applies the batch.
+func (o *ordered) flush(ctx context.Context, fails failing) error {
+	if len(o.batch) == 0 {
+		return nil
+	}
+	defer o.drop()
+	byKey := make(map[string][]*jetstream.Event, len(o.batch))
+	var keys []string
+	for _, k := range o.batch {
+		if k.key == "" {
+			continue
 		}
-		if err == nil && key != "" {
+		if byKey[k.key] == nil {
+			keys = append(keys, k.key)
+		}
+		byKey[k.key] = append(byKey[k.key], k.event)
+	}
+	err := o.a.each(ctx, keys, func(key string) error {
+		for _, e := range byKey[key] {
 			if err := o.a.apply(ctx, key, e, 0, fails); err != nil {
 				return err
 			}
 		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
-	o.at = checkpointOf(e)
+	o.at = o.ahead()
 	return nil
 }

@@ -6,8 +6,9 @@ import (
 	"fmt"
 )
 
-// Ordered runs a Projection into a Store of the caller, in the order of the topic's stream. Between
-// events, the caller can change states, as package process does when time passes. For all other
+// Ordered runs a Projection into a Store of the caller, the events of each key in the order of the
+// topic's stream. Between events, the caller can change states, as package process does when time
+// passes. For all other
 // projections, use Run and Rebuild. Its methods may be called concurrently.
 type Ordered struct {
 	applier *applier
@@ -25,7 +26,7 @@ func NewOrdered(bus Bus, p Projection, store Store, noted func(key string, s Sta
 	}
 	a := newApplier(bus, &p, store)
 	a.saved = noted
-	return &Ordered{applier: a, ordered: &ordered{a: a, floor: 1}}, nil
+	return &Ordered{applier: a, ordered: newOrdered(a)}, nil
 }
 
 // Run projects until ctx ends, then gives its leases back and returns nil. Failures of the bus are
@@ -47,16 +48,19 @@ func (o *Ordered) Each(ctx context.Context, f func(key string, s State) error) e
 // is.
 type Decision func(s State) (next []byte, change bool, err error)
 
-// Sweep projects all events that are stored at the moment of the call, and then calls f to change
-// states. This instance applies no event while f runs. decide may be called again when another
-// instance wrote first.
-func (o *Ordered) Sweep(ctx context.Context, f func(change func(key string, decide Decision) error) error) error {
-	if err := o.ordered.tail(ctx); err != nil {
-		return err
+// Tail projects all events that are stored at the moment of the call.
+func (o *Ordered) Tail(ctx context.Context) error { return o.ordered.tail(ctx) }
+
+// Change lets the states of keys be changed, of several at the same time. This instance applies no
+// event meanwhile, so callers divide many keys into calls. decide may be called again for a key
+// when another instance wrote first.
+func (o *Ordered) Change(ctx context.Context, keys []string, decide func(key string) Decision) error {
+	if len(keys) == 0 {
+		return nil
 	}
 	o.ordered.mu.Lock()
 	defer o.ordered.mu.Unlock()
-	return f(func(key string, decide Decision) error { return o.change(ctx, key, decide) })
+	return o.applier.each(ctx, keys, func(key string) error { return o.change(ctx, key, decide(key)) })
 }
 
 // change lets the state of a key be changed. o.ordered.mu is held.

@@ -397,17 +397,30 @@ func TestPanicOfListeners(t *testing.T) {
 // TestEndedGoroutine has an Apply that ends its goroutine, as a test's FailNow does: the projection
 // ends with an error that says so, and the event is left for the next instance.
 func TestEndedGoroutine(t *testing.T) {
-	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
-	put(t, bus, topicCounts, "k", "1")
-	r := runAway(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Apply: func(context.Context, []byte, *jetstream.Event) ([]byte, error) {
-		runtime.Goexit()
-		return nil, nil
-	}})
-	defer r.cancel()
-	if err := r.wait(t); err == nil || !strings.Contains(err.Error(), "Goexit") {
-		t.Errorf("it ended with: %v", err)
+	for name, key := range map[string]func(*jetstream.Event) (string, error){
+		"the events' own keys": nil,
+		"keys at the same time": func(e *jetstream.Event) (string, error) {
+			if e.Key == "" {
+				return "", errors.New("no key")
+			}
+			return e.Key, nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
+			put(t, bus, topicCounts, "k", "1")
+			put(t, bus, topicCounts, "l", "1")
+			r := runAway(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Key: key, Apply: func(context.Context, []byte, *jetstream.Event) ([]byte, error) {
+				runtime.Goexit()
+				return nil, nil
+			}})
+			defer r.cancel()
+			if err := r.wait(t); err == nil || !strings.Contains(err.Error(), "Goexit") {
+				t.Errorf("it ended with: %v", err)
+			}
+			run(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Key: key})
+			workedOff(t, JetStream(bus), "counter")
+			wantStates(t, viewed(t, JetStream(bus), "counter"), map[string]string{"k": "1 ", "l": "1 "})
+		})
 	}
-	run(t, JetStream(bus), Projection{From: jetstream.FromEarliest})
-	workedOff(t, JetStream(bus), "counter")
-	wantStates(t, viewed(t, JetStream(bus), "counter"), map[string]string{"k": "1 "})
 }

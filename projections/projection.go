@@ -48,6 +48,12 @@ type Projection struct {
 	// state stays unchanged. A panic counts as an error: the stack is logged, and the dead letter
 	// names only the function that panicked.
 	Apply func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error)
+	// DropNewKeys drops events of new keys, instead of sending them to the dead letters, while the
+	// topic of the states has as many keys as its rule allows (jetstream.TopicRule.MaxKeys). The
+	// events are counted as Dropped, and the log names one of them a minute. It is for events that
+	// repeat, such as heartbeats, if many may publish them: dead letters would take room from
+	// others. Keys that exist are not affected either way.
+	DropNewKeys bool
 	// Attempts is the maximum number of calls of Apply for an event. Defaults to 5.
 	Attempts int
 	// InFlight is the maximum number of events, and so of keys in progress, of one instance, 1 to
@@ -85,6 +91,7 @@ const (
 	// already in its state: redelivered, or applied by another instance
 	Known    Outcome = "known"
 	Poisoned Outcome = "poisoned" // sent to the dead letters
+	Dropped  Outcome = "dropped"  // see Projection.DropNewKeys
 )
 
 type nobody struct{}

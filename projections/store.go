@@ -87,6 +87,13 @@ type Store interface {
 	Each(ctx context.Context, f func(key string, s State) error) error
 }
 
+// manyStore is a Store that can load several states at once.
+type manyStore interface {
+	// loadMany returns the states of those keys that have one. Unlike Load, it may lag behind Save
+	// by a moment.
+	loadMany(ctx context.Context, keys []string) (map[string]State, error)
+}
+
 // headerSource is the header with the position of the last event in a state, as
 // <stream>@<sequence>. It identifies events that were already applied, however long ago.
 const headerSource = "projection-source"

@@ -19,7 +19,10 @@ type TopicStore struct {
 	topic string
 }
 
-var _ Store = (*TopicStore)(nil)
+var (
+	_ Store     = (*TopicStore)(nil)
+	_ manyStore = (*TopicStore)(nil)
+)
 
 // NewTopicStore returns a store on a topic. The topic must be compacted
 // (jetstream.TopicRule.Compaction); otherwise its retention removes states.
@@ -39,6 +42,20 @@ func (t *TopicStore) Load(ctx context.Context, key string) (State, error) {
 	return eventState(e), nil
 }
 
+// loadMany implements manyStore. A state whose event has left the stream is taken for one of the
+// stream here; its Save then fails with ErrConflict.
+func (t *TopicStore) loadMany(ctx context.Context, keys []string) (map[string]State, error) {
+	events, err := t.bus.Keys(t.topic).GetMany(ctx, keys)
+	if err != nil {
+		return nil, err
+	}
+	states := make(map[string]State, len(events))
+	for key, e := range events {
+		states[key] = eventState(e)
+	}
+	return states, nil
+}
+
 func eventState(e *jetstream.Event) State {
 	s := State{From: parsePosition(e.Headers[headerSource]), Revision: e.Sequence, StoredAt: e.StoredAt}
 	if e.Gone {
@@ -52,7 +69,7 @@ func eventState(e *jetstream.Event) State {
 
 // Save implements Store.
 func (t *TopicStore) Save(ctx context.Context, key string, old, next State, cause *jetstream.Event) (State, error) {
-	opts := jetstream.PublishOptions{Key: key, ExpectKeySequence: &old.Revision, Tombstone: next.Value == nil}
+	opts := jetstream.PublishOptions{Key: key, ExpectKeySequence: &old.Revision, Tombstone: next.Value == nil, KeyExists: old.Value != nil}
 	if cause != nil && len(cause.ID) <= maxCause {
 		opts.CausedBy = []string{cause.ID}
 	}

@@ -168,7 +168,7 @@ func (v *versions) runVersion(ctx context.Context, n int) error {
 	if v.p.Key == nil {
 		return runKeyed(ctx, a, v.p.groupOf(n), from)
 	}
-	o := &ordered{a: a, floor: 1}
+	o := newOrdered(a)
 	return o.run(ctx, v.p.groupOf(n), from)
 }
 

@@ -16,11 +16,10 @@ import (
 	"eventhub/facade/client"
 )
 
-// letterAttacks are the attacks by ids that nobody has, by events that fail, and by bad tokens.
+// letterAttacks are the attacks by ids that nobody has, and by events that fail.
 var letterAttacks = []attack{
 	{name: "searches", scopes: []string{"*:attack.searches.**"}, run: attackSearches, like: permittedStarts},
 	{name: "letters", scopes: []string{"*:attack.letters.**"}, run: attackLetters, check: checkLetters},
-	{name: "tokens", scopes: []string{"publish:attack.tokens"}, run: attackTokens, check: checkTokens},
 }
 
 // attackSearches fills a topic, and starts groups there after events that do not exist.
@@ -136,40 +135,5 @@ func checkLetters(t *testing.T, f *floodedHub) {
 		t.Logf("somebody's dead letter came after %v", time.Since(began).Round(time.Millisecond))
 	case <-time.After(slowdown * 5 * time.Second):
 		t.Error("somebody's dead letter waits behind those of the attacker")
-	}
-}
-
-// attackTokens tries tokens that nobody signed, over HTTP and WebSocket.
-func attackTokens(ctx context.Context, a *attacker) {
-	bad := a.token[:len(a.token)-4] + "AAAA"
-	var refused, limited atomic.Int64
-	a.crowd(ctx, 64, func(worker, _ int) {
-		if worker%2 == 0 {
-			switch status, _ := askWith(ctx, bad, http.MethodGet, a.http+"/snap/neighbour.kept/1", nil); status {
-			case http.StatusUnauthorized:
-				refused.Add(1)
-			case http.StatusTooManyRequests:
-				limited.Add(1)
-			}
-			return
-		}
-		c, err := client.Dial(ctx, a.ws, client.Options{Token: bad})
-		if err != nil {
-			refused.Add(1)
-			return
-		}
-		c.Abort()
-		a.report("a bad token was accepted")
-	})
-	a.report("%d bad tokens refused, %d unseen", refused.Load(), limited.Load())
-}
-
-// checkTokens has somebody in who uses the attacker's address.
-func checkTokens(t *testing.T, f *floodedHub) {
-	t.Helper()
-	began := time.Now()
-	status, answer := askWith(t.Context(), f.sign(t, "newcomer", "publish:newcomer"), http.MethodPost, f.hub.http+"/publish/newcomer", strings.NewReader("1"))
-	if took := time.Since(began); status != http.StatusOK || took > slowdown*5*time.Second {
-		t.Errorf("a newcomer is answered with %d %s after %v", status, answer, took)
 	}
 }

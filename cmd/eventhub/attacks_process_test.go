@@ -37,6 +37,8 @@ type attack struct {
 	run func(ctx context.Context, a *attacker)
 	// like is the same load by a permitted client, where that of permitted is another.
 	like func(ctx context.Context, a *attacker)
+	// beside is what others do meanwhile, for so long; nil when the neighbour is enough.
+	beside func(t *testing.T, f *floodedHub, d time.Duration)
 	// check looks at the hub after the attack; nil when the neighbour's fate and the bounds of
 	// memory and disk say all.
 	check func(t *testing.T, f *floodedHub)
@@ -50,6 +52,7 @@ var attacks = slices.Concat(
 	outboxAttacks,
 	groupAttacks,
 	letterAttacks,
+	tokenAttacks,
 )
 
 // permitted is the load of a client that keeps to its scopes and rates: what the neighbour's time
@@ -187,7 +190,15 @@ func (f *floodedHub) under(t *testing.T, d time.Duration, all ...attack) (events
 	}
 	p := startAttackers(t, attackTarget{WS: f.hub.url, HTTP: f.hub.http, Ops: f.hub.ops, Plans: plans})
 	requested := f.neighbour.requests.mark()
-	events = f.neighbour.during(func() { f.pass(d) })
+	events = f.neighbour.during(func() {
+		beside := func(*testing.T, *floodedHub, time.Duration) { f.pass(d) }
+		for _, a := range all {
+			if a.beside != nil {
+				beside = a.beside
+			}
+		}
+		beside(t, f, d)
+	})
 	requests = f.neighbour.requests.since(t, requested)
 	used := p.stop()
 	t.Logf("neighbour's events %v; requests %v; attackers used %.2f of a core", events, requests, used)
@@ -388,6 +399,11 @@ func (a *attacker) crowd(ctx context.Context, n int, each func(worker, round int
 }
 
 func askWith(ctx context.Context, token, method, url string, body io.Reader, header ...string) (status int, answer string) {
+	return askThrough(ctx, http.DefaultClient, token, method, url, body, header...)
+}
+
+// askThrough is askWith with a client.
+func askThrough(ctx context.Context, web *http.Client, token, method, url string, body io.Reader, header ...string) (status int, answer string) {
 	req, err := http.NewRequestWithContext(ctx, method, url, body)
 	if err != nil {
 		return 0, err.Error()
@@ -396,7 +412,7 @@ func askWith(ctx context.Context, token, method, url string, body io.Reader, hea
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := web.Do(req)
 	if err != nil {
 		return 0, err.Error()
 	}

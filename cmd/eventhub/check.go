@@ -154,6 +154,9 @@ func (cmd *serveCmd) plan(ctx context.Context, set *settings) [][2]string {
 	case len(allowed) > 0:
 		origins = strings.Join(allowed, ", ")
 	}
+	if len(cmd.Proxies) > 0 {
+		lines = append(lines, [2]string{"proxies", strings.Join(cmd.Proxies, ", ")})
+	}
 	lines = append(lines, [2]string{"origins", origins}, [2]string{"data", cmd.where()})
 	if cmd.TopicsFile != "" {
 		lines = append(lines, [2]string{"topics", fmt.Sprintf("%s, rules: %d", cmd.TopicsFile, len(set.topics))})

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -25,7 +26,8 @@ type listenFlags struct {
 	OpsPort  uint16        `env:"OPS_PORT" default:"8082" help:"Port for health and metrics; 0 selects a free port."`
 	Metrics  string        `name:"metrics-access" env:"EVENTHUB_METRICS_ACCESS" enum:"auto,token,open" default:"auto" help:"Access to /metrics: token requires a token for the topic eventhub.metrics, open requires none, auto is open on loopback and token elsewhere."`
 	Grace    time.Duration `name:"drain-grace" env:"EVENTHUB_DRAIN_GRACE" default:"2s" help:"How long clients may still settle their events when the hub stops, at most 5s."`
-	Origins  []string      `env:"EVENTHUB_ORIGINS" help:"Web origins whose pages may connect and use HTTP, such as https://*.example.com. Default: any on loopback, otherwise none."`
+	Origins  []string      `env:"EVENTHUB_ORIGINS" help:"Web origins whose pages may connect and use HTTP, such as https://*.example.com. Default: any on loopback without trusted proxies, otherwise none."`
+	Proxies  []string      `name:"trusted-proxies" env:"EVENTHUB_TRUSTED_PROXIES" help:"Addresses of reverse proxies, such as 10.0.0.7 or 10.0.0.0/24, whose X-Forwarded-For names the client. Default: none."`
 	Headers  []string      `name:"http-headers" env:"EVENTHUB_HTTP_HEADERS" help:"Further request headers that become headers of events published over HTTP, such as x-team or x-team-*. Default: none."`
 }
 
@@ -76,6 +78,11 @@ func (f listenFlags) validate() (faults []error) {
 			faults = append(faults, fmt.Errorf("origin %w (--origins, EVENTHUB_ORIGINS)", err))
 		}
 	}
+	for _, p := range f.Proxies {
+		if _, err := facade.ParseProxy(p); err != nil {
+			faults = append(faults, fmt.Errorf("trusted proxy %w (--trusted-proxies, EVENTHUB_TRUSTED_PROXIES)", err))
+		}
+	}
 	for _, name := range f.Headers {
 		if err := facade.ValidHeader(name); err != nil {
 			faults = append(faults, fmt.Errorf("request header %w (--http-headers, EVENTHUB_HTTP_HEADERS)", err))
@@ -97,12 +104,21 @@ func (f listenFlags) validate() (faults []error) {
 }
 
 // origins returns the allowed origins in the form of facade.Config: nil allows any, an empty list
-// allows none.
+// allows none. Behind a proxy, a listener on loopback is reached from elsewhere.
 func (f listenFlags) origins() []string {
-	if len(f.Origins) == 0 && !isLoopback(f.Bind) {
+	if len(f.Origins) == 0 && (!isLoopback(f.Bind) || len(f.Proxies) > 0) {
 		return []string{}
 	}
 	return f.Origins
+}
+
+// trusted returns the trusted proxies. They have been checked.
+func (f listenFlags) trusted() (proxies []netip.Prefix) {
+	for _, text := range f.Proxies {
+		p, _ := facade.ParseProxy(text)
+		proxies = append(proxies, p)
+	}
+	return proxies
 }
 
 // validate returns every contradiction and every unreadable file. The bus checks the rest.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"eventhub/acl"
+	"eventhub/docs/apitest"
 	"eventhub/facade/client"
 	"eventhub/ops"
 )
@@ -21,6 +22,7 @@ import (
 func TestConnectionsOfAHub(t *testing.T) {
 	t.Parallel()
 	hub := startNode(t, "--jwt-secret-file="+secretFile(t))
+	web := &http.Client{Transport: apitest.Transport(t, apitest.Operators, http.DefaultTransport)}
 	grant := func(subject string, scopes ...string) string {
 		token, err := acl.Sign([]byte(revokeSecret), acl.Grant{Subject: subject, Scopes: scopes, TTL: time.Hour})
 		if err != nil {
@@ -64,7 +66,7 @@ func TestConnectionsOfAHub(t *testing.T) {
 	}
 	list := func(query string) (p page) {
 		t.Helper()
-		status, text := askWith(t.Context(), grant("operator", "inspect:eventhub.connections"), http.MethodGet, hub.ops+"/connections"+query, nil)
+		status, text := askThrough(t.Context(), web, grant("operator", "inspect:eventhub.connections"), http.MethodGet, hub.ops+"/connections"+query, nil)
 		if err := json.Unmarshal([]byte(text), &p); status != http.StatusOK || err != nil {
 			t.Fatalf("%s: %d %s, %v", query, status, text, err)
 		}
@@ -118,7 +120,7 @@ func TestConnectionsOfAHub(t *testing.T) {
 		{admin, http.MethodDelete, "/connections/other-1", 404, "no such connection"},
 		{admin, http.MethodDelete, "/connections/" + first.ID, 204, ""},
 	} {
-		if status, text := askWith(t.Context(), test.token, test.method, hub.ops+test.path, nil); status != test.status || !strings.Contains(text, test.answer) {
+		if status, text := askThrough(t.Context(), web, test.token, test.method, hub.ops+test.path, nil); status != test.status || !strings.Contains(text, test.answer) {
 			t.Errorf("%s %s: %d %s", test.method, test.path, status, text)
 		}
 	}

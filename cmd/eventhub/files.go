@@ -57,6 +57,8 @@ func checkDataDir(dir string) error {
 			continue
 		case err != nil:
 			return dataDirError(dir, err)
+		case f.dir && info.Mode().Type() == fs.ModeSymlink:
+			return fmt.Errorf("%s is not a directory but a link, which the hub does not follow; if you put the link there, keep its target, and mount the target at this place instead (mount --bind); if you did not, find out who did", path)
 		case f.dir && !info.IsDir():
 			err = errors.New("is not a directory")
 		case !f.dir && !info.Mode().IsRegular():

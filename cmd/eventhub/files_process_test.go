@@ -76,7 +76,7 @@ func TestDataDirThatOthersMayWrite(t *testing.T) {
 		{"a journal elsewhere", func(dir string) error { return os.Symlink("/etc/passwd", dir+"/outbox.db-wal") }, "outbox.db-wal is not a regular file"},
 		{"an outbox that others may write", func(dir string) error { write(dir+"/outbox.db", "", 0o666); return nil }, "outbox.db can be written by other users (mode 0666)"},
 		{"a token that is a pipe", func(dir string) error { return syscall.Mkfifo(dir+"/token", 0o600) }, "token is not a regular file"},
-		{"streams elsewhere", func(dir string) error { return os.Symlink("..", dir+"/nats") }, "nats is not a directory"},
+		{"streams elsewhere", func(dir string) error { return os.Symlink("..", dir+"/nats") }, "nats is not a directory but a link, which the hub does not follow; if you put the link there, keep its target"},
 		{"streams that others may write", func(dir string) error {
 			if err := os.Mkdir(dir+"/nats", 0o700); err != nil {
 				return err
@@ -241,32 +241,79 @@ func TestTwoLengths(t *testing.T) {
 	_, ops, _ := strings.Cut(hub.ops, "://")
 	for _, at := range []string{ws, web, ops} {
 		for _, path := range []string{"/livez", "/publish/a"} {
-			c, err := net.DialTimeout("tcp", at, patience)
-			if err != nil {
-				t.Fatal(err)
+			for _, c := range []struct {
+				name, before, length string
+				piece                int // bytes of one write
+			}{
+				{"at once", "", "Content-Length", 1000},
+				{"byte by byte", "", "content-lengtH", 1},
+				{"behind another request", "GET /none HTTP/1.1\r\nHost: hub\r\n\r\n", "CONTENT-LENGTH", 1000},
+			} {
+				conn := dialRaw(t, at)
+				text := fmt.Sprintf("%sPOST %s HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer %s\r\n%s: 6\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n1\r\n0\r\n\r\n"+
+					"GET /smuggled HTTP/1.1\r\nHost: hub\r\n\r\n", c.before, path, nodeToken, c.length)
+				for len(text) > 0 {
+					n := min(c.piece, len(text))
+					if _, err := io.WriteString(conn, text[:n]); err != nil {
+						break // the hub has closed the connection
+					}
+					text = text[n:]
+				}
+				r := bufio.NewReader(conn)
+				if c.before != "" {
+					if _, closes := answerRaw(t, r); closes {
+						continue
+					}
+				}
+				if status, closes := answerRaw(t, r); !closes {
+					t.Errorf("%s%s, %s: the answer %d does not close the connection", at, path, c.name, status)
+				}
+				if rest, _ := io.ReadAll(r); len(rest) > 0 {
+					t.Errorf("%s%s, %s: after the answer came %s", at, path, c.name, rest)
+				}
 			}
-			_ = c.SetDeadline(time.Now().Add(patience))
-			_, err = fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer %s\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n1\r\n0\r\n\r\n"+
-				"GET /smuggled HTTP/1.1\r\nHost: hub\r\n\r\n", path, nodeToken)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r := bufio.NewReader(c)
-			resp, err := http.ReadResponse(r, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			_, _ = io.Copy(io.Discard, resp.Body)
-			_ = resp.Body.Close()
-			if rest, _ := io.ReadAll(r); len(rest) > 0 {
-				t.Errorf("%s%s: after the answer came %s", at, path, rest)
-			}
-			if !resp.Close {
-				t.Errorf("%s%s: the answer %s does not close the connection", at, path, resp.Status)
-			}
-			_ = c.Close()
 		}
 	}
+}
+
+// TestChunkedRequestsKeepTheirConnection sends requests without a length on one connection.
+func TestChunkedRequestsKeepTheirConnection(t *testing.T) {
+	hub := startNode(t)
+	_, web, _ := strings.Cut(hub.http, "://")
+	conn := dialRaw(t, web)
+	r := bufio.NewReader(conn)
+	for i := range 3 {
+		if _, err := fmt.Fprintf(conn, "POST /publish/a HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer %s\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n1\r\n0\r\n\r\n", nodeToken); err != nil {
+			t.Fatal(err)
+		}
+		if status, closes := answerRaw(t, r); status != http.StatusOK || closes {
+			t.Fatalf("request %d: %d, closes the connection: %v", i, status, closes)
+		}
+	}
+}
+
+// dialRaw connects for a test that writes HTTP by hand.
+func dialRaw(t *testing.T, at string) net.Conn {
+	t.Helper()
+	c, err := net.DialTimeout("tcp", at, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	_ = c.SetDeadline(time.Now().Add(patience))
+	return c
+}
+
+// answerRaw reads an answer, with its body, and reports whether it closes the connection.
+func answerRaw(t *testing.T, r *bufio.Reader) (status int, closes bool) {
+	t.Helper()
+	resp, err := http.ReadResponse(r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.Copy(io.Discard, resp.Body)
+	_ = resp.Body.Close()
+	return resp.StatusCode, resp.Close
 }
 
 // Kubernetes grants the group of a volume (fsGroup) access to all files at each start. The hub

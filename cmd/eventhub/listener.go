@@ -15,6 +15,8 @@ import (
 type listener struct {
 	net.Listener
 	server *http.Server
+	// upgrades says that connections become WebSockets.
+	upgrades bool
 }
 
 // open opens the port. The flags are named in the error.
@@ -53,11 +55,14 @@ func (l *listener) address() string { return l.Addr().String() }
 
 // serve answers requests until close is called.
 func (l *listener) serve() error {
-	serve := l.server.Serve
-	if l.server.TLSConfig != nil {
+	serve, at := l.server.Serve, l.Listener
+	switch {
+	case l.server.TLSConfig != nil:
 		serve = func(at net.Listener) error { return l.server.ServeTLS(at, "", "") }
+	case !l.upgrades:
+		at = lengthListener{at}
 	}
-	if err := serve(l.Listener); !errors.Is(err, http.ErrServerClosed) {
+	if err := serve(at); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("listen on %s: %w", l.address(), err)
 	}
 	return nil

@@ -56,9 +56,11 @@ type commands struct {
 	Export      exportCmd      `cmd:"" help:"Write the stored events of a topic, one record per line."`
 	Import      importCmd      `cmd:"" help:"Publish the events of an export."`
 	Heartbeat   heartbeatCmd   `cmd:"" help:"Publish heartbeats of processes on this host."`
+	Health      healthCmd      `cmd:"" help:"Ask a running hub whether it is healthy."`
 	Token       tokenCmd       `cmd:"" help:"Sign a token (JWT) for development and tests, or revoke tokens."`
 	ACL         aclCmd         `cmd:"" name:"acl" help:"Check the rights of a token."`
 	Group       groupCmd       `cmd:"" help:"Manage groups of a running hub."`
+	DLQ         dlqCmd         `cmd:"" name:"dlq" help:"List, redrive and discard dead letters of a running hub."`
 	Connections connectionsCmd `cmd:"" help:"List and close the connections of a running hub."`
 	Topics      topicsCmd      `cmd:"" help:"Manage topics: list them, compare them with the topics file, and apply it."`
 	Outbox      outboxCmd      `cmd:"" help:"Manage an outbox, a database table whose rows become events."`

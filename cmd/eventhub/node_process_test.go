@@ -56,6 +56,12 @@ func (b *lockedBuffer) String() string {
 // ends.
 func startNode(t *testing.T, flags ...string) *node {
 	t.Helper()
+	return startNodeWith(t, func(*exec.Cmd) {}, flags...)
+}
+
+// startNodeWith is startNode with a change to the command before it starts.
+func startNodeWith(t *testing.T, change func(*exec.Cmd), flags ...string) *node {
+	t.Helper()
 	path, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -66,6 +72,7 @@ func startNode(t *testing.T, flags ...string) *node {
 	n.cmd.Env = append(os.Environ(), "WS_TOKEN="+nodeToken, "GORACE=atexit_sleep_ms=20")
 	n.cmd.Dir = t.TempDir()
 	n.cmd.Stderr = &n.log
+	change(n.cmd)
 	stdout, err := n.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -79,43 +79,86 @@ type opsCall struct {
 func (h *opsHub) call(ctx context.Context, c opsCall, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, opsWait)
 	defer cancel()
-	at := h.base.JoinPath(escaped(c.path)...)
-	at.RawQuery = c.query.Encode()
-	var body io.Reader = http.NoBody
-	if c.body != nil {
-		text, err := json.Marshal(c.body)
-		if err != nil {
-			return err
-		}
-		body = bytes.NewReader(text)
-	}
-	req, err := http.NewRequestWithContext(ctx, c.method, at.String(), body)
+	res, err := h.send(ctx, c, "application/json")
 	if err != nil {
 		return err
-	}
-	req.Header.Set("Authorization", "Bearer "+h.token)
-	res, err := h.client.Do(req)
-	if err != nil {
-		if errors.Is(ctx.Err(), context.Canceled) {
-			return ctx.Err()
-		}
-		return fmt.Errorf("hub at %s: %w; check that the hub runs (eventhub serve) and that the address is right (--ops-url, EVENTHUB_OPS_URL)", h.base.Redacted(), reason(err))
 	}
 	defer func() { _ = res.Body.Close() }() // read-only
 	text, err := io.ReadAll(io.LimitReader(res.Body, maxOpsAnswer))
 	if err != nil {
 		return fmt.Errorf("hub at %s: the answer was cut off: %w", h.base.Redacted(), reason(err))
 	}
-	if res.StatusCode/100 != 2 {
-		return h.refused(res.StatusCode, text, c.needs)
-	}
 	if into == nil || len(text) == 0 {
 		return nil
 	}
+	return h.read(text, into)
+}
+
+// lines asks the hub for an answer in lines, which takes as long as it takes, and calls each for
+// every line.
+func (h *opsHub) lines(ctx context.Context, c opsCall, each func(line []byte) error) error {
+	res, err := h.send(ctx, c, "application/x-ndjson")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = res.Body.Close() }() // read-only
+	in := bufio.NewScanner(res.Body)
+	for in.Scan() {
+		if err := each(in.Bytes()); err != nil {
+			return err
+		}
+	}
+	switch err := in.Err(); {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		return fmt.Errorf("hub at %s: the answer was cut off: %w", h.base.Redacted(), reason(err))
+	}
+	return nil
+}
+
+// read decodes an answer.
+func (h *opsHub) read(text []byte, into any) error {
 	if err := json.Unmarshal(text, into); err != nil {
 		return fmt.Errorf("hub at %s: the answer cannot be read: %w; is this the operations port of a hub of this version (--ops-url, EVENTHUB_OPS_URL)?", h.base.Redacted(), err)
 	}
 	return nil
+}
+
+// send asks the hub, and returns an answer that is no error. The caller closes its body.
+func (h *opsHub) send(ctx context.Context, c opsCall, accept string) (*http.Response, error) {
+	at := h.base.JoinPath(escaped(c.path)...)
+	at.RawQuery = c.query.Encode()
+	var body io.Reader = http.NoBody
+	if c.body != nil {
+		text, err := json.Marshal(c.body)
+		if err != nil {
+			return nil, err
+		}
+		body = bytes.NewReader(text)
+	}
+	req, err := http.NewRequestWithContext(ctx, c.method, at.String(), body)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Authorization", "Bearer "+h.token)
+	req.Header.Set("Accept", accept)
+	res, err := h.client.Do(req)
+	if err != nil {
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return nil, ctx.Err()
+		}
+		return nil, fmt.Errorf("hub at %s: %w; check that the hub runs (eventhub serve) and that the address is right (--ops-url, EVENTHUB_OPS_URL)", h.base.Redacted(), reason(err))
+	}
+	if res.StatusCode/100 == 2 {
+		return res, nil
+	}
+	defer func() { _ = res.Body.Close() }() // read-only
+	text, err := io.ReadAll(io.LimitReader(res.Body, maxOpsAnswer))
+	if err != nil {
+		return nil, fmt.Errorf("hub at %s: the answer was cut off: %w", h.base.Redacted(), reason(err))
+	}
+	return nil, h.refused(res.StatusCode, text, c.needs)
 }
 
 // refused returns the error that an answer reports, with a hint.

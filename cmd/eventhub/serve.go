@@ -8,17 +8,16 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"eventhub/acl"
+	"eventhub/docs"
 	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/ops"
@@ -87,10 +86,8 @@ func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	if set.cert == nil {
-		// With a certificate, SIGHUP reloads the certificate. Without one, SIGHUP shuts the hub
-		// down in order.
-		var stop context.CancelFunc
-		ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP)
+		var stop func()
+		ctx, stop = hangUp(ctx, log)
 		defer stop()
 	}
 	if cmd.Ephemeral {
@@ -185,6 +182,9 @@ func (h *hub) open(ctx context.Context) error {
 	h.metrics = ops.NewMetrics(registry)
 	metrics := h.metrics
 	cfg := jetstream.Config{Limits: cmd.bus(), Logger: h.log, Observer: metrics, Topics: h.topics}
+	if cmd.Projector || cmd.Demo {
+		cfg.Derived = []jetstream.DerivedKeys{process.Keys()}
+	}
 	if h.bus, err = cmd.busFlags.open(ctx, cfg, h.token); err != nil {
 		return err
 	}
@@ -196,8 +196,8 @@ func (h *hub) open(ctx context.Context) error {
 		return err
 	}
 	clients := facade.Config{
-		Bus: facade.JetStream(h.bus), Auth: facade.Tokens(h.tokens), Observer: metrics, Logger: h.log, Origins: cmd.origins(), Headers: cmd.Headers,
-		DrainGrace: max(cmd.Grace, time.Millisecond), Limits: cmd.facade(),
+		Bus: facade.JetStream(h.bus), Auth: facade.Tokens(h.tokens), Observer: metrics, Logger: h.log, Origins: cmd.origins(), Headers: cmd.Headers, TrustedProxies: cmd.trusted(),
+		DrainGrace: max(cmd.Grace, time.Millisecond), Limits: cmd.facade(), Documents: docs.Handlers(),
 	}
 	if h.own != nil {
 		clients.Outbox = h.own
@@ -211,7 +211,8 @@ func (h *hub) open(ctx context.Context) error {
 	guard := ops.Guard{Tokens: h.tokens}
 	operators := ops.Config{
 		Bus: h.bus, Registry: registry, Ready: h.ready, Parts: h.parts, Logger: h.log,
-		Groups: ops.GroupsOf(h.bus), Connections: connectionsOf{h.facade}, Guard: guard, Status: facade.StatusOf, Revocations: h.revocations(),
+		Groups: h.bus, Topics: ops.TopicsOf(h.bus), DeadLetters: h.bus.Admin().DeadLetters(), Connections: connectionsOf{h.facade}, Events: h.bus,
+		NATS: h.bus.Admin(), Guard: guard, Status: facade.StatusOf, Revocations: h.revocations(), Documents: docs.Handlers(),
 	}
 	if cmd.metricsNeedToken() {
 		operators.Metrics = &guard
@@ -221,6 +222,7 @@ func (h *hub) open(ctx context.Context) error {
 	serve := func(l *listener, handler http.Handler, cert *certificate) {
 		l.serveWith(handler, cert, newWaitingRoom(cmd.WaitingConnections, metrics.LimitReached), h.log)
 	}
+	h.ws.upgrades = true
 	serve(&h.ws, h.facade.WebSocket(), h.cert)
 	serve(&h.http, secure(h.facade.HTTP(), h.cert != nil), h.cert)
 	serve(&h.ops, secure(answerWithin(opsTimeout, ops.New(operators).Handler()), h.opsCert() != nil), h.opsCert())

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"syscall"
 	"testing"
@@ -81,20 +80,4 @@ func TestStoppedHubSettlesNothing(t *testing.T) {
 		t.Errorf("the dead hub's leases came after %v", took)
 	}
 	first.onlyMarker(a, "stop")
-}
-
-// Who has no certificate to read again ends upon SIGHUP, and in good order: a terminal that is
-// closed loses nothing.
-func TestSIGHUPWithoutACertificateEndsInGoodOrder(t *testing.T) {
-	hub := startNode(t)
-	c := hub.dial()
-	if _, err := c.Publish(t.Context(), "bye", []byte("1"), client.PublishOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	hub.terminateBy(syscall.SIGHUP)
-	<-c.Done()
-	err := c.Err()
-	if closed, ok := errors.AsType[*client.CloseError](err); !ok || closed.Reason != "draining" {
-		t.Errorf("the client was told %v", err)
-	}
 }

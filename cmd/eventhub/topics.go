@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -30,7 +29,10 @@ const topicsWait = 10 * time.Second
 
 // topicsCmd is `eventhub topics`.
 type topicsCmd struct {
-	List   topicsListCmd   `cmd:"" help:"List the streams of all topics."`
+	List   topicsListCmd   `cmd:"" help:"List the streams of all topics of the running hub."`
+	Show   topicsShowCmd   `cmd:"" help:"Show a topic of the running hub: what it holds, its bounds, and what groups have lost."`
+	Purge  topicsPurgeCmd  `cmd:"" help:"Remove events of a topic, whether groups have read them or not."`
+	Delete topicsDeleteCmd `cmd:"" help:"Delete a topic with its events and its groups."`
 	Diff   topicsDiffCmd   `cmd:"" help:"Show how the streams differ from the topics file. Exit code: 0 no difference, 1 differences, 2 comparison failed."`
 	Apply  topicsApplyCmd  `cmd:"" help:"Change the streams to match the topics file. Exit code: 0 all changes made, 1 some changes left, 2 comparison failed."`
 	Repair topicsRepairCmd `cmd:"" help:"Repair the bucket of a compacted topic, so that the server fills it again."`
@@ -83,46 +85,12 @@ func (f storeFlags) with(ctx context.Context, std streams, make bool, work func(
 	return work(bus)
 }
 
-// topicsListCmd is `eventhub topics list`.
-type topicsListCmd struct {
-	storeFlags
-}
-
-// Run prints the streams.
-func (cmd *topicsListCmd) Run(ctx context.Context, std streams) error {
-	return cmd.with(ctx, std, false, func(bus *jetstream.Bus) error {
-		all, err := bus.Admin().Topics(ctx)
-		if err != nil {
-			return err
-		}
-		rows := [][]string{{"TOPIC", "STREAM", "MESSAGES", "BYTES", "AGE", "COMPACTION", "RULE", "DRIFT"}}
-		for _, s := range all {
-			topic := s.Topic
-			if topic == "" {
-				topic = "(family)"
-			}
-			rows = append(rows, []string{
-				topic, s.Stream, strconv.FormatUint(s.Messages, 10), strconv.FormatUint(s.Bytes, 10), jetstream.AgeText(s.Age),
-				yes(s.Compacted), s.Rule, yes(len(s.Changes) > 0),
-			})
-		}
-		return printTable(std.out, rows)
-	})
-}
-
 // trouble converts an error for a command whose exit code 1 has another meaning.
 func trouble(err error) error {
 	if _, ok := errors.AsType[*exitError](err); ok {
 		return err
 	}
 	return &exitError{exitTrouble, err}
-}
-
-func yes(is bool) string {
-	if is {
-		return "yes"
-	}
-	return "no"
 }
 
 func printTable(w io.Writer, rows [][]string) error {

@@ -34,6 +34,7 @@ func newServer(handler http.Handler, room *waitingRoom, log *slog.Logger) *http.
 	return &http.Server{
 		Handler:           bounded(handler),
 		ConnState:         room.track,
+		ConnContext:       withLengths,
 		ReadHeaderTimeout: headerTimeout, // also limits the TLS handshake
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
@@ -55,10 +56,9 @@ func bounded(next http.Handler) http.Handler {
 		if r.ContentLength != 0 {
 			_ = ctrl.SetReadDeadline(time.Now().Add(bodyTimeout))
 		}
-		if r.TransferEncoding != nil {
+		if r.TransferEncoding != nil && mayHaveLength(r) {
 			// A request with both Content-Length and Transfer-Encoding may end elsewhere for a
 			// proxy in front. RFC 9112 (section 6.1) wants the connection closed after the answer.
-			// net/http hides such a Content-Length, so this applies to every chunked request.
 			w.Header().Set("Connection", "close")
 		}
 		next.ServeHTTP(w, r)

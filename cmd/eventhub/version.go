@@ -1,21 +1,25 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
 	"runtime/debug"
 	"strings"
 )
 
+// release is the version of a release. The release build sets it with the linker.
+var release string
+
 // versionCmd is `eventhub version`.
 type versionCmd struct{}
 
 // Run prints the versions of eventhub, Go, and NATS.
 func (versionCmd) Run(std streams) error {
-	version, revision := "unknown", ""
+	version, revision := cmp.Or(release, "unknown"), ""
 	modules := map[string]string{}
 	if info, ok := debug.ReadBuildInfo(); ok {
-		version = info.Main.Version
+		version = cmp.Or(release, info.Main.Version)
 		for _, s := range info.Settings {
 			if s.Key == "vcs.revision" {
 				revision = " (" + s.Value + ")"

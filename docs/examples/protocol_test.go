@@ -23,6 +23,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/acl"
+	"eventhub/docs/apitest"
 	"eventhub/facade/hubtest"
 )
 
@@ -237,8 +238,8 @@ func TestProtocolPageClaims(t *testing.T) {
 		}
 		found++
 	}
-	if found != 2 {
-		t.Errorf("the page has %d samples of claims, not 2", found)
+	if found != 3 {
+		t.Errorf("the page has %d samples of claims, not 3", found)
 	}
 }
 
@@ -412,12 +413,13 @@ func decode(text string) (v any, err error) {
 
 // player plays one conversation.
 type player struct {
-	t     *testing.T
-	conn  *websocket.Conn
-	web   string
-	known *standIns
-	asked *http.Request // whose answer comes next
-	body  string
+	t      *testing.T
+	conn   *websocket.Conn
+	frames *apitest.Frames
+	web    string
+	known  *standIns
+	asked  *http.Request // whose answer comes next
+	body   string
 }
 
 func (p *player) dial(url string, auth bool) {
@@ -428,6 +430,7 @@ func (p *player) dial(url string, auth bool) {
 	if p.conn, _, err = websocket.Dial(ctx, url, nil); err != nil { //nolint:bodyclose // the library closes it
 		p.t.Fatal(err)
 	}
+	p.frames = apitest.NewFrames(p.t)
 	p.t.Cleanup(func() { _ = p.conn.CloseNow() })
 	if auth {
 		p.play(turn{client: true, lines: []string{`{"op":"AUTH","token":"TOKEN"}`}})
@@ -457,6 +460,7 @@ func (p *player) send(frames ...string) {
 	defer cancel()
 	for _, frame := range frames {
 		p.known.sent += frame
+		p.frames.Sent(p.known.put(frame))
 		if err := p.conn.Write(ctx, websocket.MessageText, []byte(p.known.put(frame))); err != nil {
 			p.t.Fatalf("sending %s: %v", frame, err)
 		}
@@ -471,6 +475,7 @@ func (p *player) read() string {
 	if err != nil {
 		p.t.Fatalf("reading: %v", err)
 	}
+	p.frames.Received(string(b))
 	return string(b)
 }
 
@@ -552,7 +557,8 @@ func (p *player) tryExchange(want []string) error {
 	req := p.asked.Clone(p.t.Context())
 	req.Body = io.NopCloser(strings.NewReader(p.body))
 	req.ContentLength = int64(len(p.body))
-	res, err := http.DefaultClient.Do(req)
+	web := &http.Client{Transport: apitest.Transport(p.t, apitest.Clients, http.DefaultTransport)}
+	res, err := web.Do(req)
 	if err != nil {
 		return err
 	}

@@ -9,7 +9,7 @@
 //
 // A hub is ready in some 50 ms and ends with its test, so each test can have a hub of its own, and
 // tests may run in parallel. The hub behaves like `eventhub serve`, without TLS, the operations
-// port and the outbox.
+// port, the outbox, /openapi.yaml and /asyncapi.yaml.
 package hubtest
 
 import (

@@ -86,16 +86,6 @@ func (p *Places) Leave(name string) {
 	p.forget(name, q)
 }
 
-// Users returns how many have a place or wait for one under the name.
-func (p *Places) Users(name string) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if q := p.byName[name]; q != nil {
-		return q.users
-	}
-	return 0
-}
-
 // Names returns how many names have a place or wait for one.
 func (p *Places) Names() int {
 	p.mu.Lock()

@@ -96,6 +96,22 @@ func (s *Set) Reserve(name string, n int) (wait time.Duration, back func()) {
 	return r.DelayFrom(now), r.Cancel
 }
 
+// ReserveWithin takes one for name, and reports when it will be there. Where that is later than
+// longest, it takes nothing and reports false.
+func (s *Set) ReserveWithin(name string, longest time.Duration) (wait time.Duration, ok bool) {
+	if s == nil {
+		return 0, true
+	}
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.findLocked(name, now)
+	if missing := 1 - b.TokensAt(now); missing/float64(s.rate) > longest.Seconds() {
+		return 0, false
+	}
+	return b.ReserveN(now, 1).DelayFrom(now), true
+}
+
 func (s *Set) findLocked(name string, now time.Time) *rate.Limiter {
 	if b, ok := s.buckets[name]; ok {
 		return b

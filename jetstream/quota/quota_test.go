@@ -69,6 +69,29 @@ func TestBounded(t *testing.T) {
 	})
 }
 
+func TestReserveWithin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := quota.New(1, 2, 10, nil)
+		want := func(wait time.Duration, ok bool) {
+			t.Helper()
+			if gotWait, gotOK := s.ReserveWithin("a", 2*time.Second); gotWait != wait || gotOK != ok {
+				t.Fatalf("%v, %v, want %v, %v", gotWait, gotOK, wait, ok)
+			}
+		}
+		want(0, true)
+		want(0, true)
+		want(time.Second, true)
+		want(2*time.Second, true)
+		for range 3 {
+			want(0, false) // takes nothing
+		}
+		<-time.After(time.Second)
+		want(2*time.Second, true)
+		s = nil
+		want(0, true)
+	})
+}
+
 func BenchmarkTake(b *testing.B) {
 	s := quota.New(1e9, 1e9, 1000, nil)
 	b.ReportAllocs()

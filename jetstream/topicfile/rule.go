@@ -102,6 +102,13 @@ func (p *parser) rule(n *yaml.Node) *rule {
 			})
 			return ""
 		}},
+		{name: "on_full", read: func(n *yaml.Node) string { return text(n, (*string)(&r.OnFull)) }},
+		{name: "group_age", read: func(n *yaml.Node) string {
+			if msg := duration(n, &r.GroupAge); msg != "" || r.GroupAge != 0 {
+				return msg
+			}
+			return "group_age 0: at least 1s is allowed; the default is 7d"
+		}},
 		{name: "compaction", read: func(n *yaml.Node) string { return boolean(n, &r.Compaction) }},
 		{name: "max_keys", read: func(n *yaml.Node) string {
 			var v int64

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,18 +33,20 @@ type Config struct {
 	// ScanEvery is the interval between searches for silent processes. Defaults to 5 seconds.
 	ScanEvery time.Duration
 	// MaxProcesses ("process_states") is the maximum number of living processes held in memory. The
-	// states of further processes are read from the bus at every access, which is slower but has no
-	// other effect. Defaults to 100,000.
+	// states of further processes are read from the bus, which is slower. All of them are read to
+	// find the silent ones among them, for at most a tenth of the time, so these become stale
+	// later. Defaults to 100,000.
 	MaxProcesses int
 	// Now returns the current time. Defaults to time.Now.
 	Now func() time.Time
 }
 
-// Projector projects heartbeats to the states of processes: one state for each heartbeat, in the
-// order of the heartbeats' stream, and one more when a process goes silent. It is a Projection into
-// the topic process.state; any number of hubs may run it side by side, be killed and be started
-// again: no heartbeat is left out, none is projected twice, and the states of a process never go
-// back.
+// Projector projects heartbeats to the states of processes: one state for each heartbeat of a
+// process, in the order of the heartbeats' stream, and one more when the process goes silent. It is
+// a Projection into the topic process.state; any number of hubs may run it side by side, be killed
+// and be started again: no heartbeat is left out, none is projected twice, and the states of a
+// process never go back. Only while process.state has as many keys as its rule allows, heartbeats
+// of processes that it does not have are dropped.
 type Projector struct {
 	cfg Config
 	run *projections.Ordered
@@ -51,9 +54,21 @@ type Projector struct {
 	mu sync.Mutex
 	// living maps the key of each living process to its last heartbeat, in epoch milliseconds.
 	living map[string]int64
-	// overflow is set once living has been full.
-	overflow bool
+	// left is when a living process was last left out because living was full.
+	left time.Time
 }
+
+const (
+	// inFlight is how many heartbeats are projected together.
+	inFlight = 1_024
+	// changeAtOnce is how many states are changed while no heartbeat is projected.
+	changeAtOnce = 256
+	// readPause is how long all states are not read after a reading, as a multiple of its time.
+	readPause = 9
+	// leftFor is for how long all states are read after a process was left out: longer than a state
+	// that was stored may not be seen.
+	leftFor = time.Minute
+)
 
 // New makes a projector. Run starts it.
 func New(cfg Config) *Projector {
@@ -75,7 +90,7 @@ func New(cfg Config) *Projector {
 	p := &Projector{cfg: cfg, living: make(map[string]int64)}
 	var err error
 	p.run, err = projections.NewOrdered(cfg.Bus, projections.Projection{
-		Topic: TopicHeartbeat, Group: Group, From: jetstream.FromEarliest, CacheKeys: cfg.MaxProcesses,
+		Topic: TopicHeartbeat, Group: Group, From: jetstream.FromEarliest, InFlight: inFlight, CacheKeys: cfg.MaxProcesses, DropNewKeys: true,
 		Key: func(e *jetstream.Event) (string, error) {
 			h, err := parseHeartbeat(e.Payload)
 			return h.processID(), err
@@ -87,6 +102,17 @@ func New(cfg Config) *Projector {
 		panic(err) // the above is wrong
 	}
 	return p
+}
+
+// Keys tells a bus whose keys on TopicState heartbeats make; see jetstream.Config.Derived.
+func Keys() jetstream.DerivedKeys {
+	return jetstream.DerivedKeys{From: TopicHeartbeat, Of: TopicState, Key: func(payload []byte) string {
+		h, err := parseHeartbeat(payload)
+		if err != nil {
+			return ""
+		}
+		return h.processID()
+	}}
 }
 
 // now is the clock of the configuration, or the real one when that panics.
@@ -113,13 +139,15 @@ func applyHeartbeat(_ context.Context, _ []byte, e *jetstream.Event) ([]byte, er
 func (p *Projector) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var scanner sync.WaitGroup
-	defer scanner.Wait()
-	scanner.Go(func() {
-		if err := p.scan(ctx); err != nil {
-			cancel(err)
-		}
-	})
+	var scanners sync.WaitGroup
+	defer scanners.Wait()
+	for _, scan := range []func(context.Context) error{p.scan, p.scanStored} {
+		scanners.Go(func() {
+			if err := scan(ctx); err != nil {
+				cancel(err)
+			}
+		})
+	}
 	err := p.run.Run(ctx)
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
 		err = cause
@@ -131,38 +159,71 @@ func (p *Projector) Run(ctx context.Context) error {
 	return fmt.Errorf("process projection: %w", err)
 }
 
-// scan looks for silent processes until ctx ends. An error is that the bus is closed.
+// scan looks for silent processes among those in memory until ctx ends. An error is that the bus is
+// closed.
 func (p *Projector) scan(ctx context.Context) error {
-	// Those that fell silent while no hub ran are known by their states.
-	read := func() error {
-		return p.run.Each(ctx, func(key string, s projections.State) error {
-			p.note(key, s)
-			return nil
-		})
-	}
-	ticker := time.NewTicker(p.cfg.ScanEvery)
-	defer ticker.Stop()
-	for known := false; ; {
-		var err error
-		if !known {
-			err = read()
-			known = err == nil
-		} else {
-			err = p.markStale(ctx)
-		}
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case errors.Is(err, jetstream.ErrClosed):
+	for {
+		if err := p.failed(ctx, p.markStale(ctx)); err != nil {
 			return err
-		case err != nil:
-			p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "silent processes could not be marked", slog.Any("error", err))
 		}
-		select {
-		case <-ctx.Done():
+		if !pause(ctx, p.cfg.ScanEvery) {
 			return nil
-		case <-ticker.C:
 		}
+	}
+}
+
+// scanStored looks for silent processes among all stored states: at the beginning, because some
+// fell silent while no hub ran, and while there are more than are kept in memory. An error is that
+// the bus is closed.
+func (p *Projector) scanStored(ctx context.Context) error {
+	for again := true; ; {
+		began := time.Now()
+		p.mu.Lock()
+		due := again || began.Sub(p.left) < leftFor
+		p.mu.Unlock()
+		if due {
+			err := p.readStored(ctx)
+			if again = err != nil; again {
+				if err := p.failed(ctx, err); err != nil {
+					return err
+				}
+			}
+		}
+		if !pause(ctx, max(p.cfg.ScanEvery, readPause*time.Since(began))) {
+			return nil
+		}
+	}
+}
+
+// failed logs an error, or returns it when the bus is closed.
+func (p *Projector) failed(ctx context.Context, err error) error {
+	if errors.Is(err, jetstream.ErrClosed) && ctx.Err() == nil {
+		return err
+	}
+	if err != nil && ctx.Err() == nil {
+		p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "silent processes could not be marked", slog.Any("error", err))
+	}
+	return nil
+}
+
+// pause waits for d. It reports false when ctx ends first.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// meet keeps a living process that is not kept, as far as there is room.
+func (p *Projector) meet(key string, state State) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, ok := p.living[key]; !ok {
+		p.keepLocked(key, state)
 	}
 }
 
@@ -175,9 +236,14 @@ func (p *Projector) note(key string, s projections.State) {
 		delete(p.living, key)
 		return
 	}
+	p.keepLocked(key, state)
+}
+
+func (p *Projector) keepLocked(key string, state State) {
 	if _, ok := p.living[key]; !ok && len(p.living) >= p.cfg.MaxProcesses {
-		if !p.overflow {
-			p.overflow = true
+		first := p.left.IsZero()
+		p.left = time.Now()
+		if first {
 			if p.cfg.Observer != nil {
 				panics.Run(p.cfg.Logger, "Observer.LimitReached", func() { p.cfg.Observer.LimitReached("process_states") })
 			}
@@ -188,9 +254,8 @@ func (p *Projector) note(key string, s projections.State) {
 	p.living[key] = state.LastSeenTS
 }
 
-// silent are the keys that are kept which were last seen before a moment, and whether those are
-// all.
-func (p *Projector) silent(before int64) (keys []string, all bool) {
+// silent returns the keys in memory that were last seen before a moment.
+func (p *Projector) silent(before int64) (keys []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for key, seen := range p.living {
@@ -198,36 +263,69 @@ func (p *Projector) silent(before int64) (keys []string, all bool) {
 			keys = append(keys, key)
 		}
 	}
-	return keys, !p.overflow
+	return keys
 }
 
-// markStale publishes, once each, that processes are stale that were silent for StaleAfter. First
-// it projects all heartbeats there are, so that what waits in the stream counts as heard.
+// heard projects all heartbeats there are, so that what waits in the stream counts as heard. It
+// returns the moment before which a process must have been last seen to be stale.
+func (p *Projector) heard(ctx context.Context) (before int64, err error) {
+	if err := p.run.Tail(ctx); err != nil {
+		return 0, err
+	}
+	return p.now().Add(-p.cfg.StaleAfter).UnixMilli(), nil
+}
+
+// markStale publishes, once each, that processes in memory are stale that were silent for
+// StaleAfter.
 func (p *Projector) markStale(ctx context.Context) error {
-	return p.run.Sweep(ctx, func(change func(string, projections.Decision) error) error {
-		before := p.now().Add(-p.cfg.StaleAfter).UnixMilli()
-		expire := func(key string) error {
-			if err := change(key, p.expired(key, before)); err != nil {
-				return fmt.Errorf("publish the state of a process: %w", err)
-			}
+	before, err := p.heard(ctx)
+	if err != nil {
+		return err
+	}
+	for keys := range slices.Chunk(p.silent(before), changeAtOnce) {
+		if err := p.expire(ctx, keys, before); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readStored is markStale for all stored states. It keeps the living in memory, as far as there is
+// room.
+func (p *Projector) readStored(ctx context.Context) error {
+	before, err := p.heard(ctx)
+	if err != nil {
+		return err
+	}
+	var keys []string
+	err = p.run.Each(ctx, func(key string, s projections.State) error {
+		state := readState(key, s.Value)
+		switch {
+		case state.Status != Alive:
+			return nil
+		case state.LastSeenTS >= before:
+			p.meet(key, state)
 			return nil
 		}
-		keys, all := p.silent(before)
-		for _, key := range keys {
-			if err := expire(key); err != nil {
-				return err
-			}
-		}
-		if all {
+		if keys = append(keys, key); len(keys) < changeAtOnce {
 			return nil
 		}
-		return p.run.Each(ctx, func(key string, s projections.State) error {
-			if state := readState(key, s.Value); state.Status == Alive && state.LastSeenTS < before {
-				return expire(key)
-			}
-			return nil
-		})
+		err := p.expire(ctx, keys, before)
+		keys = keys[:0]
+		return err
 	})
+	if err != nil {
+		return err
+	}
+	return p.expire(ctx, keys, before)
+}
+
+func (p *Projector) expire(ctx context.Context, keys []string, before int64) error {
+	err := p.run.Change(ctx, keys, func(key string) projections.Decision { return p.expired(key, before) })
+	if err != nil {
+		return fmt.Errorf("publish the states of processes: %w", err)
+	}
+	return nil
 }
 
 // expired decides that a process is stale if it lives and was last seen before the given time.

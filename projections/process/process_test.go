@@ -198,6 +198,11 @@ func TestEachHeartbeatBecomesAState(t *testing.T) {
 	settle(t, bus, last.ID)
 
 	want := `{"processId":"local:stt:1234","name":"stt","host":"local","pid":1234,"sid":"boot-1","cpu_pct":12.3,"mem_mb":256,"last_seen_ts":1700000000000,"status":"alive"}`
+	i := slices.IndexFunc(all, func(s stored) bool { return s.ProcessID == "local:stt:1234" })
+	if i < 0 {
+		t.Fatal("the process has no state")
+	}
+	all[0], all[i] = all[i], all[0] // states of different processes come in any order
 	if got := string(all[0].Payload); got != want {
 		t.Errorf("the state is\n%s, want\n%s", got, want)
 	}

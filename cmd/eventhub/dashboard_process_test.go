@@ -1,0 +1,307 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/chromedp"
+
+	"eventhub/facade/client"
+)
+
+var dashboardShots = flag.String("dashboard.shots", "", "directory for the pictures of each view of the dashboard; by default none are kept")
+
+// browser is a page in Chromium.
+type browser struct {
+	t   *testing.T
+	ctx context.Context
+}
+
+func openBrowser(t *testing.T) *browser {
+	t.Helper()
+	ctx, cancel := chromedp.NewContext(context.WithoutCancel(t.Context()), chromedp.WithAllocatorOptions(chromedp.NoSandbox, chromedp.UserDataDir(t.TempDir())),
+		chromedp.WithLogf(t.Logf), chromedp.WithErrorf(t.Logf))
+	t.Cleanup(cancel)
+	b := &browser{t, ctx}
+	if err := chromedp.Do(ctx, chromedp.EmulateViewport(1280, 900)); err != nil {
+		t.Fatalf("Chromium (is it installed? run .ci/setup): %v", err)
+	}
+	t.Cleanup(func() {
+		if err := chromedp.Cancel(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+func (b *browser) do(step chromedp.Action[chromedp.Void]) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	if err := chromedp.Do(ctx, step); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// open shows a view of the dashboard.
+func (b *browser) open(base, view string) {
+	b.t.Helper()
+	b.do(chromedp.Navigate(base + "/#/" + view))
+}
+
+// eval evaluates an expression.
+func (b *browser) eval(expression string) string {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	value, err := chromedp.Run(ctx, chromedp.Evaluate[json.RawMessage](expression, chromedp.EvalAwaitPromise))
+	if err != nil {
+		b.t.Fatalf("%s: %v", expression, err)
+	}
+	return string(value)
+}
+
+// until waits until an expression is true.
+func (b *browser) until(what, expression string) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	poll := chromedp.Poll[bool]("Boolean("+expression+")", chromedp.WithPollingInterval(50*time.Millisecond), chromedp.WithPollingTimeout(patience))
+	if _, err := chromedp.Run(ctx, poll); err != nil {
+		b.t.Fatalf("%s: %v; the page shows:\n%s", what, err, b.eval("document.body.innerText"))
+	}
+}
+
+// shows waits until the page, or what covers it, shows a text.
+func (b *browser) shows(text string) {
+	b.t.Helper()
+	b.until("the page shows "+text, "document.body.innerText.includes("+strconv.Quote(text)+")")
+}
+
+// click clicks the first button or link with a text, as a mouse does.
+func (b *browser) click(text string) {
+	b.t.Helper()
+	const at = "//*[self::button or self::a][normalize-space()=%s]"
+	b.do(chromedp.Click(chromedp.Search(fmt.Sprintf(at, strconv.Quote(text)))))
+}
+
+// choose clicks a button of the dialog.
+func (b *browser) choose(text string) {
+	b.t.Helper()
+	b.until("the dialog is open", "document.getElementById('dialog').open")
+	b.do(chromedp.Click(chromedp.Search(fmt.Sprintf("//dialog//button[normalize-space()=%s]", strconv.Quote(text)))))
+}
+
+func (b *browser) set(selector, value string) {
+	b.t.Helper()
+	b.until(selector, "document.querySelector("+strconv.Quote(selector)+")")
+	b.eval("document.querySelector(" + strconv.Quote(selector) + ").value = " + strconv.Quote(value))
+}
+
+// The dashboard in Chromium: plots move, a dead letter is redriven, a group is moved, a connection
+// is closed, the hub stops and comes back. Text with markup stays text, and nobody needs a mouse or
+// good eyes.
+func TestDashboard(t *testing.T) {
+	const markup = `<img src=x onerror="window.harmed=1">`
+	data := t.TempDir()
+	hub := startNode(t, "--data="+data, "--demo")
+	at, err := url.Parse(hub.ops)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := hub.dial()
+	publish := func(topic, key string) {
+		t.Helper()
+		payload := fmt.Appendf(nil, `{"note":%q}`, markup)
+		if _, err := c.Publish(t.Context(), topic, payload, client.PublishOptions{Key: key, Headers: map[string]string{"x-note": markup}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	once := 1
+	came := make(chan client.Event, 100)
+	join := func(group string) {
+		t.Helper()
+		if _, err := c.Subscribe(t.Context(), "orders.placed", group, client.SubscribeOptions{From: "earliest", MaxAttempts: &once}, func(e client.Event) { came <- e }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := func() *client.Event {
+		t.Helper()
+		select {
+		case e := <-came:
+			return &e
+		case <-time.After(patience):
+			t.Fatal("no event came")
+			return nil
+		}
+	}
+
+	b := openBrowser(t)
+	b.open(hub.ops, "")
+	b.shows("Overview")
+	b.until("the checks are shown", `[...document.querySelectorAll(".tile")].some((t) => t.innerText.includes("bus") && t.innerText.includes("ok"))`)
+	b.until("the plot moves", `[...document.querySelectorAll(".tile")].some((t) => t.innerText.startsWith("published a second") && Number(t.querySelector("dd").innerText) > 0)`)
+	b.until("the plot is drawn", `document.querySelectorAll("canvas").length === 2`)
+	if got := b.eval(`document.querySelectorAll("canvas")[0].width > 100`); got != "true" {
+		t.Errorf("the plot is not wide: %s", got)
+	}
+
+	// Events need a token.
+	b.open(hub.ops, "topics")
+	b.shows("This view needs a token.")
+	b.click("Set the token")
+	b.set("dialog input[name=token]", "wrong")
+	b.choose("Use")
+	b.until("the wrong token is refused", `document.getElementById("main").innerText.includes("This view needs a token.") && !document.getElementById("dialog").open`)
+	b.click("Token")
+	b.set("dialog input[name=token]", nodeToken)
+	b.choose("Use")
+	b.shows("heartbeat.received")
+
+	// A dead letter is redriven by clicking.
+	join(markup)
+	publish("orders.placed", markup)
+	if err := next().NackWait(t.Context(), markup, 0); err != nil {
+		t.Fatal(err)
+	}
+	b.open(hub.ops, "dead-letters")
+	b.until("the dead letter is shown", `document.querySelectorAll("tbody tr").length >= 2 && document.getElementById("main").innerText.includes("1 in all")`)
+	b.click("Redrive all…")
+	b.choose("Redrive")
+	b.shows("Put back 1 of 1.")
+	again := next()
+	if err := again.AckWait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.shows("0 in all")
+
+	// A group is moved back.
+	for range 4 {
+		publish("orders.placed", "k")
+		if err := next().AckWait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.open(hub.ops, "groups/orders.placed/"+url.PathEscape(markup))
+	b.until("the group is settled", `[...document.querySelectorAll(".tile")].some((t) => t.innerText.startsWith("pending") && t.querySelector("dd").innerText === "0")`)
+	b.click("Move…")
+	b.set("dialog select[name=to]", "earliest")
+	b.choose("Look")
+	b.shows("5 events are delivered again, and 0 skipped.")
+	b.choose("Move")
+	b.shows("Moved ")
+	for range 5 {
+		if err := next().AckWait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.click("Pause")
+	b.shows("no member gets further events")
+	b.click("Resume")
+	b.shows("Resumed ")
+
+	// An event is published and shown.
+	b.open(hub.ops, "events/orders.placed")
+	b.shows("onerror")
+	b.set("textarea[name=payload]", `{"from":"the page"}`)
+	b.click("Publish")
+	b.shows("Published ")
+	if e := next(); string(e.Payload) != `{"from":"the page"}` {
+		t.Errorf("the page published %s", e.Payload)
+	} else if err := e.AckWait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	views := map[string]string{
+		"overview": "", "topics": "topics", "topic": "topics/orders.placed", "groups": "groups",
+		"group": "groups/orders.placed/" + url.PathEscape(markup), "dead-letters": "dead-letters", "events": "events/orders.placed",
+		"state": "state", "connections": "connections",
+	}
+	axe, err := os.ReadFile(filepath.Join("testdata", "axe", "axe.min.js"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, view := range views {
+		for _, look := range []struct {
+			name, scheme  string
+			width, height int64
+		}{{"light", "light", 1280, 900}, {"dark", "dark", 1280, 900}, {"phone", "light", 390, 844}} {
+			b.do(chromedp.EmulateViewport(look.width, look.height))
+			media := emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: look.scheme}}}
+			if _, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, media); err != nil {
+				t.Fatal(err)
+			}
+			b.open(hub.ops, view)
+			b.until(name+" is shown", `document.querySelector("main h1") && document.querySelector("main .tile, main td")`)
+			if got := b.eval("document.documentElement.scrollWidth <= innerWidth"); got != "true" {
+				t.Errorf("%s is wider than the screen in %s: %s", name, look.name, b.eval("document.documentElement.scrollWidth"))
+			}
+			b.picture(name + "-" + look.name)
+			b.eval(string(axe) + "; 0")
+			if found := b.eval(`axe.run().then((r) => r.passes.length < 10 ? ["axe did not look"] : r.violations.filter((v) => ["serious", "critical"].includes(v.impact)).map((v) => v.id + ": " + v.nodes.map((n) => n.target.join(" ")).join(", ")))`); found != "[]" {
+				t.Errorf("%s in %s is hard to use: %s", name, look.name, found)
+			}
+		}
+	}
+	if got := b.eval("String(window.harmed) + document.querySelectorAll('main img').length"); got != `"undefined0"` {
+		t.Errorf("markup of an event became part of the page: %s", got)
+	}
+
+	// The keyboard reaches every view.
+	b.open(hub.ops, "")
+	b.shows("Events a second")
+	reached := b.eval(`[...document.querySelectorAll("nav a, header button, main button, main a")].every((e) => { e.focus(); return document.activeElement === e; })`)
+	if reached != "true" {
+		t.Error("the keyboard does not reach every control")
+	}
+
+	// A connection is closed.
+	b.open(hub.ops, "connections")
+	b.shows("orders.placed")
+	b.click("Close…")
+	b.choose("Close the connection")
+	b.shows("Closed the connection of ")
+	select {
+	case <-c.Done():
+	case <-time.After(patience):
+		t.Fatal("the connection lives on")
+	}
+
+	// The hub stops and comes back.
+	hub.terminate()
+	b.shows("The hub does not answer.")
+	back := startNode(t, "--data="+data, "--demo", "--ops-port="+at.Port())
+	b.shows("The hub answers again.")
+	b.until("the banner is gone", `document.getElementById("gone").hidden`)
+	back.signal(syscall.SIGTERM)
+}
+
+// picture keeps a picture of the page with -dashboard.shots.
+func (b *browser) picture(name string) {
+	b.t.Helper()
+	if *dashboardShots == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	image, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(*dashboardShots, strings.ReplaceAll(name, "/", "_")+".png"), image, 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+}

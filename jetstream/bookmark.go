@@ -1,0 +1,421 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// bookmarksBucket holds the bookmarks of groups.
+const bookmarksBucket = "eventhub_bookmarks"
+
+const (
+	// MaxBookmarks ("bookmarks") is the maximum number of bookmarks of a group.
+	MaxBookmarks = 100
+	// MaxBookmarkEvents ("bookmark_events") is the maximum number of unsettled events, delivered
+	// before the bookmark, that a bookmark tells from settled ones.
+	MaxBookmarkEvents = 10_000
+	// maxBookmarkName is the maximum length of a bookmark's name in bytes.
+	maxBookmarkName = 128
+)
+
+// Bookmarks are stored positions of a group. They survive restarts, and end with the group. A
+// Bookmarks is a small value that costs nothing to create. Its methods may be called concurrently.
+// They return the errors of Group's methods.
+type Bookmarks struct{ group Group }
+
+// Bookmarks gives access to the bookmarks of the group.
+func (g Group) Bookmarks() Bookmarks { return Bookmarks{g} }
+
+// Bookmark is a stored position of a group. Group.Move with AtBookmark goes there.
+type Bookmark struct {
+	Name string `json:"name"`
+	// Floor is the sequence up to which the group had settled every event. Newest is the newest
+	// event that had been delivered.
+	Floor  uint64 `json:"floor"`
+	Newest uint64 `json:"newest"`
+	// Unsettled is how many events up to Newest were not settled.
+	Unsettled uint64 `json:"unsettled"`
+	// Exact says that the bookmark knows each unsettled event. Otherwise the group gets all events
+	// behind Floor again, also those that were settled.
+	Exact bool `json:"exact"`
+	// MadeMS is when the bookmark was made, in epoch milliseconds.
+	MadeMS int64 `json:"made_ms"`
+}
+
+// bookmark is a Bookmark as it is stored.
+type bookmark struct {
+	Bookmark
+
+	Stream  time.Time `json:"stream"`  // when it was created
+	Settled []seqSpan `json:"settled"` // what was settled behind the floor
+}
+
+// seqSpan is a run of sequences, both ends included.
+type seqSpan [2]uint64
+
+// covered reports whether a sequence is in one of the spans, which are in order.
+func covered(spans []seqSpan, seq uint64) bool {
+	i, found := slices.BinarySearchFunc(spans, seq, func(s seqSpan, seq uint64) int {
+		switch {
+		case s[1] < seq:
+			return -1
+		case s[0] > seq:
+			return 1
+		}
+		return 0
+	})
+	return found && i < len(spans)
+}
+
+// gaps returns what is in floor+1..newest and not among unsettled, which is sorted.
+func gaps(floor, newest uint64, unsettled []uint64) (spans []seqSpan) {
+	next := floor + 1
+	for _, seq := range unsettled {
+		if seq > next {
+			spans = append(spans, seqSpan{next, seq - 1})
+		}
+		next = seq + 1
+	}
+	if next <= newest {
+		spans = append(spans, seqSpan{next, newest})
+	}
+	return spans
+}
+
+func validBookmark(name string) error {
+	if err := ValidGroup(name); err != nil || len(name) > maxBookmarkName {
+		return badOptions("the name of a bookmark is 1 to %d bytes of UTF-8 without control characters", maxBookmarkName)
+	}
+	return nil
+}
+
+func bookmarksPrefix(t *topicInfo, group string) string {
+	return "$KV." + bookmarksBucket + "." + groupKey(t, group) + "."
+}
+
+// Put stores the present position of the group under a name, and replaces the bookmark that has the
+// name. Deliveries to the group stop for a moment, so that the bookmark can be exact.
+func (m Bookmarks) Put(ctx context.Context, name string) (Bookmark, error) {
+	b := m.group.bus
+	if err := validBookmark(name); err != nil {
+		return Bookmark{}, err
+	}
+	t, ptr, err := m.group.pointer(ctx)
+	if err != nil {
+		return Bookmark{}, err
+	}
+	prefix := bookmarksPrefix(t, m.group.name)
+	known, err := b.subjectsOf(ctx, bookmarksBucket, prefix+">")
+	if err != nil {
+		return Bookmark{}, b.unavailable(err)
+	}
+	if _, replaces := known[prefix+keyToken(name)]; !replaces && len(known) >= MaxBookmarks {
+		b.obs.LimitReached("bookmarks")
+		return Bookmark{}, &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("the group has %d bookmarks, which is the limit: delete one", MaxBookmarks)}
+	}
+	made, err := b.takeBookmark(ctx, t, m.group.name, &ptr)
+	if errors.Is(err, ErrNotFound) {
+		return Bookmark{}, err
+	}
+	if err != nil {
+		return Bookmark{}, b.unavailable(err)
+	}
+	made.Name, made.Stream = name, t.stream.created
+	value, err := json.Marshal(made)
+	if err != nil {
+		return Bookmark{}, err
+	}
+	reply, err := b.link().requestMsg(ctx, &nats.Msg{Subject: prefix + keyToken(name), Data: value})
+	if err == nil {
+		_, err = parsePubAck(reply.Data, "KV_"+bookmarksBucket)
+	}
+	if err != nil {
+		return Bookmark{}, b.unavailable(fmt.Errorf("jetstream: store a bookmark: %w", err))
+	}
+	return made.Bookmark, nil
+}
+
+// Get returns a bookmark, or ErrNotFound.
+func (m Bookmarks) Get(ctx context.Context, name string) (Bookmark, error) {
+	if err := validBookmark(name); err != nil {
+		return Bookmark{}, err
+	}
+	t, _, err := m.group.pointer(ctx)
+	if err != nil {
+		return Bookmark{}, err
+	}
+	found, err := m.group.bus.bookmark(ctx, t, m.group.name, name)
+	if err != nil {
+		return Bookmark{}, err
+	}
+	return found.Bookmark, nil
+}
+
+// List returns the bookmarks of the group by their names.
+func (m Bookmarks) List(ctx context.Context) ([]Bookmark, error) {
+	b := m.group.bus
+	t, _, err := m.group.pointer(ctx)
+	if err != nil {
+		return nil, err
+	}
+	prefix := bookmarksPrefix(t, m.group.name)
+	known, err := b.subjectsOf(ctx, bookmarksBucket, prefix+">")
+	if err != nil {
+		return nil, b.unavailable(err)
+	}
+	var list []Bookmark
+	for subject := range known {
+		found, err := b.bookmark(ctx, t, m.group.name, tokenKey(strings.TrimPrefix(subject, prefix)))
+		if errors.Is(err, ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, found.Bookmark)
+	}
+	slices.SortFunc(list, func(a, b Bookmark) int { return strings.Compare(a.Name, b.Name) })
+	return list, nil
+}
+
+// Delete removes a bookmark. It returns ErrNotFound if there is none of that name.
+func (m Bookmarks) Delete(ctx context.Context, name string) error {
+	if _, err := m.Get(ctx, name); err != nil {
+		return err
+	}
+	t, _, err := m.group.pointer(ctx)
+	if err != nil {
+		return err
+	}
+	if err := m.group.bus.purge(ctx, bookmarksBucket, bookmarksPrefix(t, m.group.name)+keyToken(name), 0); err != nil {
+		return m.group.bus.unavailable(err)
+	}
+	return nil
+}
+
+// pointer returns the topic and the generation of a group that exists.
+func (g Group) pointer(ctx context.Context) (*topicInfo, generation, error) {
+	if err := ValidGroup(g.name); err != nil {
+		return nil, generation{}, err
+	}
+	t, _, err := g.bus.freshExisting(ctx, g.topic)
+	if err != nil {
+		return nil, generation{}, err
+	}
+	ptr, err := g.bus.generations.get(ctx, t, g.name)
+	if err == nil {
+		_, err = g.bus.groupConsumer(ctx, t, &ptr)
+	}
+	if errors.Is(err, ErrNotFound) {
+		return nil, generation{}, ErrNotFound
+	}
+	if err != nil {
+		return nil, generation{}, g.bus.unavailable(err)
+	}
+	return t, ptr, nil
+}
+
+// bookmark reads a bookmark. One of a stream that was deleted and made anew is none.
+func (b *Bus) bookmark(ctx context.Context, t *topicInfo, group, name string) (*bookmark, error) {
+	m, err := b.lastBySubject(ctx, "KV_"+bookmarksBucket, bookmarksPrefix(t, group)+keyToken(name))
+	if errors.Is(err, ErrNotFound) {
+		return nil, ErrNotFound
+	}
+	if err != nil {
+		return nil, b.unavailable(err)
+	}
+	var found bookmark
+	if err := json.Unmarshal(m.data, &found); err != nil || !found.Stream.Equal(t.stream.created) {
+		return nil, ErrNotFound // an unreadable bookmark says nothing
+	}
+	return &found, nil
+}
+
+// Times of taking a bookmark.
+const (
+	// bookmarkPause is how long deliveries stop at most.
+	bookmarkPause = 2 * time.Second
+	// bookmarkAsks is how long hubs are asked what they hold.
+	bookmarkAsks = time.Second
+)
+
+// takeBookmark notes how far a group is. The server tells how many events it waits for, and not
+// which. Hubs know what they hold. Nothing is delivered meanwhile, so if hubs hold as many events
+// as the server waits for, these are the ones. Events that wait on the server for a new delivery
+// are in no hub's hands; the bookmark is then not exact.
+func (b *Bus) takeBookmark(ctx context.Context, t *topicInfo, group string, ptr *generation) (*bookmark, error) {
+	made := func(info *natsjs.ConsumerInfo, unsettled []uint64, exact bool) *bookmark {
+		mark := &bookmark{Bookmark: Bookmark{
+			Floor: floorOf(info), Newest: max(info.Delivered.Stream, floorOf(info)), Unsettled: uint64(max(info.NumAckPending, 0)),
+			Exact: exact, MadeMS: time.Now().UnixMilli(),
+		}}
+		if exact {
+			mark.Settled = gaps(mark.Floor, mark.Newest, unsettled)
+		}
+		return mark
+	}
+	info, err := b.groupConsumer(ctx, t, ptr)
+	if err != nil {
+		return nil, err
+	}
+	if info.NumAckPending == 0 {
+		return made(info, nil, true), nil
+	}
+	if info.NumAckPending > MaxBookmarkEvents {
+		b.obs.LimitReached("bookmark_events")
+		return made(info, nil, false), nil
+	}
+	if !ptr.Paused {
+		if err := b.pauseConsumer(ctx, t, ptr.Consumer, info.TimeStamp.Add(bookmarkPause)); err != nil {
+			return nil, err
+		}
+		defer b.endShortPause(ctx, t, group, ptr.Consumer)
+	}
+	deadline := time.Now().Add(bookmarkAsks)
+	for {
+		if info, err = b.groupConsumer(ctx, t, ptr); err != nil {
+			return nil, err
+		}
+		held, err := b.askHeld(ctx, t, ptr.Consumer, info.NumAckPending)
+		if err != nil {
+			return nil, err
+		}
+		if len(held) == info.NumAckPending {
+			return made(info, held, true), nil
+		}
+		if time.Now().After(deadline) {
+			return made(info, nil, false), nil
+		}
+	}
+}
+
+// endShortPause ends the pause of takeBookmark, unless somebody has paused the group meanwhile.
+func (b *Bus) endShortPause(ctx context.Context, t *topicInfo, group, consumer string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleWait)
+	defer cancel()
+	ptr, err := b.generations.get(ctx, t, group)
+	if err != nil {
+		return // the pause ends by itself
+	}
+	if ptr.Paused {
+		_ = b.pauseConsumer(ctx, t, consumer, pausedUntil) // who pauses the group does the same
+		return
+	}
+	_ = b.resumeConsumer(ctx, t, consumer) // as above
+}
+
+// heldQuestion asks all hubs what they hold of a consumer. It is an entry of the bucket of
+// generations, which all hubs watch.
+type heldQuestion struct {
+	Held  string `json:"held"` // stream and consumer
+	Reply string `json:"reply"`
+}
+
+// heldPrefix begins the keys of questions. No stream has capitals in its name.
+const heldPrefix = "HELD."
+
+// heldWait is how long answers are waited for.
+const heldWait = 250 * time.Millisecond
+
+// askHeld returns what hubs hold of a consumer, in order. It returns as soon as it has enough.
+func (b *Bus) askHeld(ctx context.Context, t *topicInfo, consumer string, enough int) ([]uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	defer cancel()
+	nc := b.link().nc
+	inbox := nats.NewInbox()
+	// one from each hub; more do not fit and are not heard
+	answers := make(chan *nats.Msg, MaxBookmarkEvents)
+	sub, err := nc.ChanSubscribe(inbox, answers)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = sub.Unsubscribe() }() // fails only when the connection is closed
+	if err := nc.FlushWithContext(ctx); err != nil {
+		return nil, err
+	}
+	value, err := json.Marshal(heldQuestion{Held: t.stream.name + "." + consumer, Reply: inbox})
+	if err != nil {
+		return nil, err
+	}
+	key := heldPrefix + strings.TrimPrefix(inbox, nats.InboxPrefix)
+	if _, err := b.generations.kv.Put(ctx, key, value); err != nil {
+		return nil, err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleWait)
+		defer cancel()
+		// the sweeper removes what stays
+		_ = b.purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+key, 0)
+	}()
+	held := make(map[uint64]struct{})
+	timer := time.NewTimer(heldWait)
+	defer timer.Stop()
+	for len(held) < enough {
+		select {
+		case m := <-answers:
+			var seqs []uint64
+			if json.Unmarshal(m.Data, &seqs) == nil {
+				for _, seq := range seqs {
+					held[seq] = struct{}{}
+				}
+			}
+			continue
+		case <-timer.C:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		break
+	}
+	all := make([]uint64, 0, len(held))
+	for seq := range held {
+		all = append(all, seq)
+	}
+	slices.Sort(all)
+	return all, nil
+}
+
+// answerHeld tells who asks what this hub surely holds of a consumer.
+func (b *Bus) answerHeld(value []byte) {
+	var q heldQuestion
+	if json.Unmarshal(value, &q) != nil || q.Reply == "" {
+		return
+	}
+	b.groupMu.Lock()
+	g := b.groups[q.Held]
+	b.groupMu.Unlock()
+	if g == nil {
+		return
+	}
+	seqs := []uint64{}
+	now := b.clock.now()
+	for _, s := range b.membersOf(g) {
+		s.mu.Lock()
+		for _, d := range s.out {
+			if d.group == g && d.usable(now) && len(seqs) < MaxBookmarkEvents {
+				seqs = append(seqs, d.Event.Sequence)
+			}
+		}
+		s.mu.Unlock()
+	}
+	value, err := json.Marshal(seqs)
+	if err == nil {
+		_ = b.link().nc.Publish(q.Reply, value) // an error means that the connection is down
+	}
+}
+
+// aimAtBookmark resolves a bookmark.
+func (b *Bus) aimAtBookmark(ctx context.Context, t *topicInfo, group, name string, state natsjs.StreamState) (aim, error) {
+	found, err := b.bookmark(ctx, t, group, name)
+	if err != nil {
+		return aim{}, err
+	}
+	return aim{start: min(found.Floor, state.LastSeq) + 1, settled: found.Settled}, nil
+}

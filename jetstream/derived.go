@@ -1,0 +1,95 @@
+package jetstream
+
+import (
+	"fmt"
+	"hash/maphash"
+	"strings"
+	"sync"
+
+	"eventhub/jetstream/panics"
+)
+
+// derivedRecent is how many keys a topic with DerivedKeys remembers that were counted and may not
+// be stored yet, twice. A key that was forgotten counts again.
+const derivedRecent = 500_000
+
+// DerivedKeys tells the bus that a projection of this program makes keys from the events of a
+// topic. The projection publishes for nobody, so new keys count for the publishers of the events
+// (Limits.DerivedKeysPerClient).
+type DerivedKeys struct {
+	// From is the topic whose events make keys. Of is the compacted topic that has the keys.
+	From, Of string
+	// Key returns the key that an event with this payload makes, or "" for none. It is called for
+	// each event that a client publishes to From, concurrently.
+	Key func(payload []byte) string
+}
+
+// derivedKeys counts the new keys of one DerivedKeys.
+type derivedKeys struct {
+	DerivedKeys
+	bus *Bus
+
+	mu             sync.Mutex
+	recent, before map[uint64]struct{} // hashes of keys that were counted, the later ones in recent
+}
+
+// derivedKeysOf returns the count for a topic, or nil.
+func (b *Bus) derivedKeysOf(topic string) *derivedKeys {
+	for _, d := range b.cfg.Derived {
+		if d.From == topic {
+			return &derivedKeys{DerivedKeys: d, bus: b}
+		}
+	}
+	return nil
+}
+
+// admit returns an *Error if the event makes a new key, and client may make no more.
+func (k *derivedKeys) admit(payload []byte, client string) error {
+	if client == "" || strings.HasPrefix(client, ownClient) {
+		return nil
+	}
+	key := ""
+	panics.Run(k.bus.log, "DerivedKeys.Key", func() { key = k.Key(payload) })
+	if key == "" {
+		return nil
+	}
+	h := maphash.String(keySeed, key)
+	if k.counted(h) || k.exists(h) {
+		return nil
+	}
+	if b := k.bus; b.newDerived.Take(client) > 0 {
+		b.obs.LimitReached("derived_keys_per_client")
+		return &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of topic %s by its events on %s, which is its limit: %d more are allowed a second, and events of keys that exist are not limited",
+			b.limits.DerivedKeysPerClient, k.Of, k.From, b.limits.DerivedKeyRate)}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.recent) >= derivedRecent || k.recent == nil {
+		k.before, k.recent = k.recent, make(map[uint64]struct{})
+	}
+	k.recent[h] = struct{}{}
+	return nil
+}
+
+func (k *derivedKeys) counted(h uint64) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_, ok := k.recent[h]
+	if !ok {
+		_, ok = k.before[h]
+	}
+	return ok
+}
+
+// exists reports whether the topic has a key, as far as this hub knows. While the hub reads the
+// keys of the topic, any may be one.
+func (k *derivedKeys) exists(h uint64) bool {
+	t := k.bus.known(k.Of)
+	if t == nil || t.keys == nil {
+		return false
+	}
+	t.keys.mu.Lock()
+	defer t.keys.mu.Unlock()
+	removed, known := t.keys.hashes[h]
+	return known && !removed || !t.keys.complete
+}

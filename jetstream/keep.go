@@ -1,0 +1,359 @@
+package jetstream
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// A topic that rejects (OnFull) has a stream that never removes anything by itself: it refuses new
+// events at its bounds (DiscardNew), and has no age. Every hub that knows the topic removes what
+// all groups have settled, before publishers would be refused although the groups keep up.
+
+// How often the topics that reject are looked at.
+const (
+	keepEvery = time.Second
+	// keepFind is how often topics are looked for that only native clients use.
+	keepFind = 30 * time.Second
+	// keepPause is the least time between two looks at one topic.
+	keepPause = 2 * time.Millisecond
+	// keepWait bounds one look.
+	keepWait = 10 * time.Second
+)
+
+// A hub removes settled events when a topic has 7/8 of a bound, and leaves 3/4.
+const (
+	keepHigh = 7
+	keepLow  = 6
+	keepOf   = 8
+)
+
+// DefaultGroupAge is how long a group without members holds the events of a topic that rejects,
+// unless TopicRule.GroupAge says otherwise.
+const DefaultGroupAge = 7 * 24 * time.Hour
+
+// usualEvent is the size of an event for the number of publishes after which a topic is looked at.
+// Where events are larger, a refusal brings the next look.
+const usualEvent = 4 << 10
+
+// keeping is what a hub knows of a topic that rejects. It belongs to a stream.
+type keeping struct {
+	wake   chan struct{} // of the bus
+	every  int64         // publishes after which it is looked at
+	stored atomic.Int64  // since the last look
+	due    atomic.Bool
+	age    time.Duration // 0: none
+	// groupAge is how long a group without members holds events.
+	groupAge time.Duration
+
+	// For the goroutine that looks.
+	looked  int64
+	full    bool
+	ignored map[string]bool // consumers that hold nothing; bounded by those of the stream
+}
+
+func (b *Bus) newKeeping(rule *TopicRule, cfg *natsjs.StreamConfig) *keeping {
+	if rule.OnFull != OnFullReject || cfg.Discard != natsjs.DiscardNew {
+		return nil
+	}
+	every := int64(1 << 20)
+	if cfg.MaxMsgs > 0 {
+		every = min(every, cfg.MaxMsgs/(2*keepOf))
+	}
+	if cfg.MaxBytes > 0 {
+		every = min(every, cfg.MaxBytes/(2*keepOf)/usualEvent)
+	}
+	return &keeping{wake: b.keepNow, every: max(every, 1), age: rule.MaxAge, groupAge: cmp.Or(rule.GroupAge, DefaultGroupAge), ignored: make(map[string]bool)}
+}
+
+// oneStored counts an event that the stream has stored.
+func (k *keeping) oneStored() {
+	if k.stored.Add(1)%k.every == 0 {
+		k.soon()
+	}
+}
+
+// soon has the topic looked at.
+func (k *keeping) soon() {
+	if k.due.Swap(true) {
+		return
+	}
+	select {
+	case k.wake <- struct{}{}:
+	default:
+	}
+}
+
+// refused is what a publisher is told. The log says once that the topic is full (sayFull).
+func (k *keeping) refused() error {
+	k.soon()
+	return &Error{Code: CodeTopicFull, Msg: "the topic is full, and groups have not acknowledged its oldest events: nothing was stored, try again later"}
+}
+
+// beyond reports whether a stream refused a message because of its bounds, and not for want of disk
+// space.
+func beyond(err error) bool {
+	refused, ok := errors.AsType[*apiError](err)
+	return ok && refused.ErrCode == errCodeStoreFailed && strings.HasPrefix(refused.Description, "maximum ")
+}
+
+// rejects reports whether a rule makes topics that reject.
+func (b *Bus) rejects() bool {
+	return slices.ContainsFunc(b.rules, func(r TopicRule) bool { return r.OnFull == OnFullReject })
+}
+
+// keepTopics removes settled events from topics that reject, until the bus closes.
+func (b *Bus) keepTopics() {
+	tick := time.NewTicker(keepEvery)
+	defer tick.Stop()
+	found := b.clock.now() - int64(keepFind)
+	for {
+		if now := b.clock.now(); now-found >= int64(keepFind) {
+			found = now
+			if err := b.findKept(b.ctx); err != nil && b.ctx.Err() == nil {
+				b.log.Warn("failed to look for topics that reject; retrying", slog.Any("error", err))
+			}
+		}
+		all := false
+		select {
+		case <-b.ctx.Done():
+			return
+		case <-b.keepNow:
+		case <-tick.C:
+			all = true
+		}
+		for _, t := range b.keptTopics() {
+			k := t.stream.keep
+			if b.ctx.Err() != nil || !k.due.Load() && !all {
+				continue
+			}
+			if b.clock.now()-k.looked < int64(keepPause) {
+				_ = b.pause(b.ctx, keepPause)
+			}
+			k.due.Store(false)
+			if err := b.keep(b.ctx, t); err != nil && b.ctx.Err() == nil {
+				b.log.Warn("failed to remove settled events of a topic; retrying", slog.String("topic", t.name), slog.Any("error", err))
+			}
+			k.looked = b.clock.now()
+		}
+	}
+}
+
+// findKept meets the topics that reject and that this hub does not know yet.
+func (b *Bus) findKept(ctx context.Context) error {
+	inv, err := b.takeInventory(ctx)
+	if err != nil {
+		return err
+	}
+	for _, info := range inv.streams {
+		s := inv.recognise(info)
+		if s.rule == nil || s.topic == "" || s.rule.OnFull != OnFullReject || b.known(s.topic) != nil {
+			continue
+		}
+		if _, err := b.topic(ctx, s.topic, ""); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keptTopics are the topics that reject, as far as this hub knows them.
+func (b *Bus) keptTopics() (kept []*topicInfo) {
+	b.topics.mu.RLock()
+	defer b.topics.mu.RUnlock()
+	for _, t := range b.topics.byName {
+		if t.stream.keep != nil {
+			kept = append(kept, t)
+		}
+	}
+	return kept
+}
+
+// keep removes the oldest events of a topic that are beyond its age, or in the way of new ones, as
+// far as all groups have settled them.
+func (b *Bus) keep(ctx context.Context, t *topicInfo) error {
+	ctx, cancel := context.WithTimeout(ctx, keepWait)
+	defer cancel()
+	k := t.stream.keep
+	info, err := b.findStream(ctx, t.stream.name)
+	if errors.Is(err, ErrNotFound) || err == nil && !info.Created.Equal(t.stream.created) {
+		b.forget(t.stream)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	state := &info.State
+	over := tooMuch(state, &info.Config)
+	if k.age > 0 && state.Msgs > 0 && info.TimeStamp.Sub(state.FirstTime) > k.age {
+		since, err := b.firstSince(ctx, t, info.TimeStamp.Add(-k.age), state.LastSeq+1)
+		if err != nil {
+			return err
+		}
+		over = max(over, since-min(since, state.FirstSeq))
+	}
+	if over == 0 {
+		b.sayFull(t, false, "")
+		return nil
+	}
+	floor, holder, err := b.lowest(ctx, t, info)
+	if err != nil {
+		return err
+	}
+	last := min(state.FirstSeq+over-1, floor)
+	if last >= state.FirstSeq {
+		b.sayFull(t, false, "")
+		return b.purgeStream(ctx, t.stream.name, last+1)
+	}
+	b.sayFull(t, isFull(state, &info.Config), holder)
+	return nil
+}
+
+// tooMuch is how many of the oldest messages are to go, so that keepLow of keepOf are left.
+func tooMuch(state *natsjs.StreamState, cfg *natsjs.StreamConfig) (n uint64) {
+	if bound := uint64(max(cfg.MaxMsgs, 0)); bound > 0 && state.Msgs > bound/keepOf*keepHigh+bound%keepOf*keepHigh/keepOf {
+		n = state.Msgs - bound/keepOf*keepLow - bound%keepOf*keepLow/keepOf
+	}
+	if bound := uint64(max(cfg.MaxBytes, 0)); bound > 0 && state.Msgs > 0 && state.Bytes > bound/keepOf*keepHigh {
+		each := max(state.Bytes/state.Msgs, 1)
+		n = max(n, (state.Bytes-bound/keepOf*keepLow)/each+1)
+	}
+	return n
+}
+
+// isFull reports whether the stream refuses an event of the usual size.
+func isFull(state *natsjs.StreamState, cfg *natsjs.StreamConfig) bool {
+	return cfg.MaxMsgs > 0 && state.Msgs >= uint64(cfg.MaxMsgs) ||
+		cfg.MaxBytes > 0 && state.Msgs > 0 && state.Bytes+state.Bytes/state.Msgs > uint64(cfg.MaxBytes)
+}
+
+// sayFull logs when a topic becomes full, and when it has room again.
+func (b *Bus) sayFull(t *topicInfo, full bool, holder string) {
+	if k := t.stream.keep; k.full != full {
+		k.full = full
+		if full {
+			b.log.Warn("topic is full; publishes are refused until the group acknowledges its events, or is deleted", slog.String("topic", t.name), slog.String("group", holder))
+		} else {
+			b.log.Info("topic has room again", slog.String("topic", t.name))
+		}
+	}
+}
+
+// lowest is the lowest ack floor of the topic's groups that count, and whose it is; the end of the
+// stream where there is no group.
+func (b *Bus) lowest(ctx context.Context, t *topicInfo, info *natsjs.StreamInfo) (floor uint64, holder string, err error) {
+	handle, err := b.js.Stream(ctx, t.stream.name)
+	if err != nil {
+		return 0, "", err
+	}
+	var groups []*natsjs.ConsumerInfo
+	list := handle.ListConsumers(ctx)
+	for c := range list.Info() {
+		if c.Config.AckPolicy == natsjs.AckExplicitPolicy && c.Config.Durable != "" {
+			groups = append(groups, c)
+		}
+	}
+	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
+		return 0, "", err
+	}
+	slices.SortFunc(groups, func(a, b *natsjs.ConsumerInfo) int { return cmp.Compare(a.AckFloor.Stream, b.AckFloor.Stream) })
+	for _, c := range groups {
+		if c.AckFloor.Stream >= info.State.LastSeq {
+			break
+		}
+		holds, err := b.holds(ctx, t, c, info.TimeStamp)
+		if err != nil {
+			return 0, "", err
+		}
+		if holds {
+			return c.AckFloor.Stream, cmp.Or(c.Config.Metadata[metaGroup], c.Name), nil
+		}
+	}
+	return info.State.LastSeq, "", nil
+}
+
+// holds reports whether a consumer holds the events that it has not settled: it is what its group
+// now is, and the group had a member lately.
+func (b *Bus) holds(ctx context.Context, t *topicInfo, c *natsjs.ConsumerInfo, now time.Time) (bool, error) {
+	k := t.stream.keep
+	lately := func(at *time.Time) bool { return at != nil && now.Sub(*at) < k.groupAge }
+	group, ours := c.Config.Metadata[metaGroup]
+	if ours && now.Sub(c.Created) > sweepAge {
+		ptr, err := b.generations.get(ctx, t, group)
+		if err != nil {
+			return false, err
+		}
+		if ptr.Deleted || ptr.Consumer != c.Name {
+			return false, nil // a seek has left it; the sweeper removes it
+		}
+	}
+	if c.NumWaiting > 0 || lately(&c.Created) || lately(c.Delivered.Last) || lately(c.AckFloor.Last) {
+		delete(k.ignored, c.Name)
+		return true, nil
+	}
+	if ours {
+		m, err := b.lastBySubject(ctx, "KV_"+retentionBucket, seenSubject(t, group))
+		switch {
+		case err == nil && lately(&m.time):
+			delete(k.ignored, c.Name)
+			return true, nil
+		case err != nil && !errors.Is(err, ErrNotFound):
+			return false, err
+		}
+	}
+	if !k.ignored[c.Name] {
+		k.ignored[c.Name] = true
+		o := b.obs.Topic(t.name)
+		o.GroupIgnored()
+		b.log.WarnContext(ctx, "group had no member for too long; it holds the events of its topic no more", slog.String("topic", t.name),
+			slog.String("group", cmp.Or(group, c.Name)), slog.Duration("group_age", k.groupAge), slog.Uint64("unsettled_from", c.AckFloor.Stream+1))
+	}
+	return false, nil
+}
+
+func seenSubject(t *topicInfo, group string) string {
+	return "$KV." + retentionBucket + ".seen." + groupKey(t, group)
+}
+
+// noteSeen notes that a group of a topic that rejects has a member now.
+func (g *group) noteSeen(ctx context.Context) error {
+	if g.topic.stream.keep == nil {
+		return nil
+	}
+	reply, err := g.bus.link().requestMsg(ctx, g.seenMessage())
+	if err == nil {
+		_, err = parsePubAck(reply.Data, "KV_"+retentionBucket)
+	}
+	if err != nil {
+		return fmt.Errorf("jetstream: note that group %q of topic %s has a member: %w", g.name, g.topic.name, err)
+	}
+	return nil
+}
+
+func (g *group) seenMessage() *nats.Msg { return &nats.Msg{Subject: seenSubject(g.topic, g.name)} }
+
+// seenEvery is how often it is noted that a group has a member.
+func (k *keeping) seenEvery() time.Duration { return min(k.groupAge/4, time.Hour) }
+
+// keepSeen notes now and then that a group of a topic that rejects has members. It does not block.
+func (g *group) keepSeen(l *link, now int64) {
+	k := g.topic.stream.keep
+	if k == nil || now-g.seen.Load() < int64(k.seenEvery()) || len(g.bus.membersOf(g)) == 0 {
+		return
+	}
+	g.seen.Store(now)
+	_ = l.ask(g.seenMessage(), now, askerFunc(func(reply *nats.Msg, err error) {
+		if err != nil || noResponders(reply) {
+			g.seen.Store(now - int64(k.seenEvery())) // at the next look
+		}
+	}))
+}

@@ -1,0 +1,561 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// Bounds of what is read of dead letters at a time.
+const (
+	// letterScan is the most letters that List looks at for one page.
+	letterScan = 10_000
+	// letterPage is the most bytes of letters on a page; the page may exceed it by its last one.
+	letterPage = 4 << 20
+	// maxLetterLimit is the most letters on a page.
+	maxLetterLimit = 1_000
+	// letterGroups is the most pairs of topic and group that Count tells apart.
+	letterGroups = 10_000
+)
+
+// letterSubjects are the subjects of all dead letters.
+var letterSubjects = []string{plainSubject("dlq.>"), keyedPattern("dlq.>")}
+
+// DeadLetters manages dead letters: it lists them, puts their events back, and discards them. It is
+// a small value that costs nothing to create. Its methods may be called concurrently. They return a
+// bad_topic, bad_group or bad_options *Error for an invalid LetterFilter, and an internal *Error
+// when NATS fails to answer properly.
+type DeadLetters struct{ bus *Bus }
+
+// DeadLetters gives access to the dead letters of all topics.
+func (a Admin) DeadLetters() DeadLetters { return DeadLetters(a) }
+
+// LetterFilter selects dead letters. The zero value selects all of them.
+type LetterFilter struct {
+	// Topic is the topic of the event that failed, without "dlq."; "" selects all topics.
+	Topic string
+	// Group is the group that failed.
+	Group string
+	// ID is the id of one letter: its event id on the dlq topic, or <stream>@<sequence>, which is
+	// found without a search.
+	ID string
+	// EventID is the id of the event that failed.
+	EventID string
+	// Reason is a part of the letter's reason. Capitals count.
+	Reason string
+	// Since and Until bound the time at which the letter was stored. Both are inclusive; Until
+	// includes its whole millisecond. Zero times are no bound.
+	Since, Until time.Time
+}
+
+// Letter is a dead letter.
+type Letter struct {
+	// ID is the letter's event id on the dlq topic.
+	ID string
+	// Stream, Sequence and StoredAt (epoch nanoseconds) are the place of the letter.
+	Stream   string
+	Sequence uint64
+	StoredAt int64
+	// Topic and Group say what failed, Reason why, and Attempts after how many attempts. FailedAt
+	// is the time of the failure in epoch milliseconds, by the clock of the hub.
+	Topic, Group, Reason string
+	Attempts             int
+	FailedAt             int64
+	// Event is the event that failed. Its Stream is "" in a letter of an older version, which does
+	// not say where the event was stored.
+	Event Event
+	// Record is the record of the event, as JSON.
+	Record json.RawMessage
+	// Bare is set when the letter does not have the payload, because of its size. A redrive then
+	// reads the payload from the topic, for as long as that has it.
+	Bare bool
+	// Fault says why the message cannot be read as a dead letter; "" when it can. Only Topic and
+	// the place are then known. A redrive leaves it alone.
+	Fault string
+}
+
+// letter is a Letter as a redrive handles it.
+type letter struct {
+	ref    letterRef
+	topic  string
+	group  string
+	event  Event
+	origin originRef
+	size   int
+}
+
+// letterBody is the payload of a dead letter.
+type letterBody struct {
+	Topic    string          `json:"topic"`
+	Group    string          `json:"group"`
+	Original json.RawMessage `json:"original"`
+	Err      string          `json:"err"`
+	TS       int64           `json:"ts"`
+	Attempts int             `json:"attempts"`
+}
+
+// recordBody is the record of an event in a dead letter.
+type recordBody struct {
+	ID       string            `json:"id"`
+	TS       int64             `json:"ts"`
+	Topic    string            `json:"topic"`
+	Key      string            `json:"key"`
+	SID      string            `json:"sid"`
+	Headers  map[string]string `json:"headers"`
+	CausedBy []string          `json:"caused_by"`
+	Tags     []string          `json:"tags"`
+	Payload  json.RawMessage   `json:"payload"`
+}
+
+// leftOut is in the reason of letters of older versions that do not have the payload, and no header
+// that says so.
+const leftOut = " bytes left out: it is at "
+
+// readLetter reads a stored dead letter. What is none has a Fault.
+func readLetter(stream string, m *storedMsg) *Letter {
+	l := &Letter{Stream: stream, Sequence: m.seq, StoredAt: m.time.UnixNano(), Topic: strings.TrimPrefix(subjectTopic(m.subject), dlqPrefix)}
+	e := Event{Stream: stream, Sequence: m.seq, StoredAt: l.StoredAt}
+	e.readHeader(m.header)
+	l.ID = e.ID
+	if err := l.read(m); err != nil {
+		l.Fault = err.Error()
+	}
+	return l
+}
+
+func (l *Letter) read(m *storedMsg) error {
+	var body letterBody
+	var record recordBody
+	if err := json.Unmarshal(m.data, &body); err != nil {
+		return errors.New("the payload is not that of a dead letter")
+	}
+	l.Group, l.Reason, l.Attempts, l.FailedAt, l.Record = body.Group, body.Err, body.Attempts, body.TS, body.Original
+	if err := json.Unmarshal(body.Original, &record); err != nil {
+		return errors.New("the field original is not the record of an event")
+	}
+	origin := parseOrigin(m.header.Get(headerOriginal))
+	l.Bare = origin.bare || origin.stream == "" && strings.Contains(body.Err, leftOut)
+	l.Event = Event{
+		ID: record.ID, TS: record.TS, Topic: body.Topic, Key: record.Key, SID: record.SID, Headers: record.Headers,
+		CausedBy: record.CausedBy, Tags: record.Tags, Tombstone: origin.tombstone,
+		Stream: origin.stream, Sequence: origin.seq, StoredAt: origin.storedAt,
+	}
+	var err error
+	if l.Event.Payload, err = record.payload(); err != nil {
+		return err
+	}
+	delete(l.Event.Headers, encodingHeader)
+	return l.check(record.Topic)
+}
+
+// payload is the payload as it was published.
+func (r *recordBody) payload() ([]byte, error) {
+	encoding := r.Headers[encodingHeader]
+	if encoding == "" {
+		return r.Payload, nil
+	}
+	var text string
+	if err := json.Unmarshal(r.Payload, &text); err != nil {
+		return nil, errors.New("the payload of the event is not a string, though its header Event-Encoding says so")
+	}
+	if encoding == encodingText {
+		return []byte(text), nil
+	}
+	raw, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
+		return nil, errors.New("the payload of the event is not base64, though its header Event-Encoding says so")
+	}
+	return raw, nil
+}
+
+// check refuses what no hub has stored: whoever may publish to a dlq topic can store anything.
+func (l *Letter) check(recordTopic string) error {
+	switch {
+	case l.Event.Topic != l.Topic || recordTopic != l.Topic:
+		return fmt.Errorf("the letter names another topic than %s", l.Topic)
+	case ValidTopic(l.Topic) != nil || ValidGroup(l.Group) != nil:
+		return errors.New("the letter names no valid group")
+	case text(l.Event.ID, 2*maxTopicLen) != nil:
+		return errors.New("the event has no valid id")
+	case len(l.Event.Key) > MaxKey:
+		return errors.New("the key of the event is too long")
+	case l.Event.TS < 0 || l.Event.TS > maxSafeInteger:
+		return errors.New("the ts of the event is no time")
+	}
+	size := 0
+	for name, value := range l.Event.Headers {
+		size += len(name) + len(value)
+		if !token(name) || reserved(name) || strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+			return errors.New("the event has a header that cannot be stored")
+		}
+	}
+	if strings.ContainsFunc(l.Event.SID, func(r rune) bool { return r < ' ' || r == 0x7f }) || size > payloadMargin/2 {
+		return errors.New("the event has headers that cannot be stored")
+	}
+	return nil
+}
+
+// validate checks the filter.
+func (f *LetterFilter) validate() error {
+	if f.Topic != "" {
+		if err := ValidTopic(f.Topic); err != nil {
+			return err
+		}
+		if f.Topic == "dlq" || strings.HasPrefix(f.Topic, dlqPrefix) {
+			return &Error{Code: CodeBadTopic, Msg: fmt.Sprintf("topic %s holds dead letters, and has none of its own: name the topic whose events failed", f.Topic)}
+		}
+	}
+	if f.Group != "" {
+		if err := ValidGroup(f.Group); err != nil {
+			return err
+		}
+	}
+	if len(f.Reason) > maxReason {
+		return badOptions("reason has %d bytes, at most %d are allowed", len(f.Reason), maxReason)
+	}
+	if !f.Since.IsZero() && !f.Until.IsZero() && f.Since.After(f.Until) {
+		return badOptions("fromTs must be less than or equal to toTs")
+	}
+	return nil
+}
+
+// selects reports whether a letter is selected. One that cannot be read is, by its topic and time.
+func (f *LetterFilter) selects(l *Letter) bool {
+	switch {
+	case f.Topic != "" && l.Topic != f.Topic,
+		!f.Since.IsZero() && l.StoredAt < f.Since.UnixNano(),
+		!f.Until.IsZero() && l.StoredAt/1e6 > f.Until.UnixMilli(),
+		f.ID != "" && l.ID != f.ID && l.place() != f.ID,
+		f.EventID != "" && l.Event.ID != f.EventID,
+		f.Group != "" && l.Group != f.Group,
+		f.Reason != "" && !strings.Contains(l.Reason, f.Reason):
+		return false
+	}
+	return true
+}
+
+// place is the id of the letter that is found without a search.
+func (l *Letter) place() string { return l.Stream + "@" + strconv.FormatUint(l.Sequence, 10) }
+
+// letterStream is a stream that has dead letters.
+type letterStream struct {
+	name     string
+	created  time.Time
+	subjects []string // to be read; nil: all
+	last     uint64
+}
+
+// letterStreams are the streams that may have letters of the filter, in order of their names.
+func (b *Bus) letterStreams(ctx context.Context, f *LetterFilter) ([]letterStream, error) {
+	if f.Topic != "" {
+		t, state, err := b.freshExisting(ctx, dlqPrefix+f.Topic)
+		if errors.Is(err, ErrNotFound) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		return []letterStream{{name: t.stream.name, created: t.stream.created, subjects: t.filters(), last: state.LastSeq}}, nil
+	}
+	names := make(map[string]bool)
+	for _, subject := range letterSubjects {
+		list := b.js.StreamNames(ctx, natsjs.WithStreamListSubject(subject))
+		for name := range list.Name() {
+			names[name] = true
+		}
+		if err := list.Err(); err != nil {
+			return nil, b.unavailable(fmt.Errorf("jetstream: list the streams of dead letters: %w", err))
+		}
+	}
+	var streams []letterStream
+	for name := range names {
+		info, err := b.findStream(ctx, name)
+		if errors.Is(err, ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, b.unavailable(err)
+		}
+		s := letterStream{name: name, created: info.Created, last: info.State.LastSeq}
+		for _, has := range info.Config.Subjects {
+			for _, all := range letterSubjects {
+				switch {
+				case covers(all, has):
+					s.subjects = append(s.subjects, has)
+				case covers(has, all):
+					s.subjects = append(s.subjects, all)
+				}
+			}
+		}
+		if len(s.subjects) > 0 {
+			streams = append(streams, s)
+		}
+	}
+	slices.SortFunc(streams, func(a, b letterStream) int { return strings.Compare(a.name, b.name) })
+	return streams, nil
+}
+
+// errLettersEnded ends a reading of letters.
+var errLettersEnded = errors.New("jetstream: enough letters were read")
+
+// eachLetter calls f for the letters of a stream from a sequence on that are in the filter's time,
+// until f returns errLettersEnded. It reads ahead, a bounded number of bytes.
+func (b *Bus) eachLetter(ctx context.Context, s *letterStream, from uint64, filter *LetterFilter, f func(*Letter, *storedMsg) error) error {
+	if stream, seq, ok := nativeID(filter.ID); ok {
+		if stream != s.name || seq < from || seq > s.last {
+			return nil
+		}
+		m, err := b.getMsg(ctx, s.name, map[string]any{"seq": seq})
+		if errors.Is(err, ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return b.unavailable(err)
+		}
+		if !slices.ContainsFunc(letterSubjects, func(all string) bool { return covers(all, m.subject) }) {
+			return nil
+		}
+		err = f(readLetter(s.name, m), m)
+		if errors.Is(err, errLettersEnded) {
+			return nil
+		}
+		return err
+	}
+	next := max(from, 1)
+	if !filter.Since.IsZero() {
+		first, err := b.leaderNext(ctx, s.name, 0, farthest(filter.Since), s.subjects)
+		if err != nil {
+			return b.unavailable(err)
+		}
+		if first == nil {
+			return nil
+		}
+		next = max(next, first.seq)
+	}
+	for failed := 0; ; {
+		began := next
+		err := b.lettersOn(ctx, s, &next, filter, f)
+		own, stops := errors.AsType[*stopError](err)
+		switch {
+		case err == nil, stops && errors.Is(own.err, errLettersEnded):
+			return nil
+		case stops:
+			return own.err
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case b.ctx.Err() != nil:
+			return ErrClosed
+		}
+		if failed++; next > began {
+			failed = 1
+		}
+		if failed == readAgain {
+			return b.unavailable(err)
+		}
+		if err := b.pause(ctx, 100*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// lettersOn reads through one consumer until that has no more. next is the sequence to go on with.
+func (b *Bus) lettersOn(ctx context.Context, s *letterStream, next *uint64, filter *LetterFilter, f func(*Letter, *storedMsg) error) error {
+	p, err := b.openRangePull(ctx, s.name, *next, s.subjects, pullBatch)
+	if err != nil {
+		return err
+	}
+	defer p.close(ctx)
+	window := make([]*storedMsg, 0, pullBatch)
+	for {
+		window, err = p.window(ctx, window[:0])
+		if errors.Is(err, errPulled) { // that replica has no more: what does the leader say?
+			left, err := b.leaderNext(ctx, s.name, *next, time.Time{}, s.subjects)
+			switch {
+			case err != nil:
+				return err
+			case left == nil || left.seq > s.last:
+				return nil
+			}
+			return errBehind
+		}
+		if err != nil {
+			return err
+		}
+		for _, m := range window {
+			if m.seq > s.last || !filter.Until.IsZero() && m.time.UnixMilli() > filter.Until.UnixMilli() {
+				return nil
+			}
+			if err := f(readLetter(s.name, m), m); err != nil {
+				return &stopError{err}
+			}
+			*next = m.seq + 1
+		}
+		clear(window)
+	}
+}
+
+// letterCursor says where a list goes on.
+type letterCursor struct {
+	Stream  string `json:"s"`
+	Created int64  `json:"c"`
+	Next    uint64 `json:"n"`
+}
+
+func (c letterCursor) String() string {
+	text, _ := json.Marshal(c) //nolint:errchkjson // strings and numbers always marshal
+	return base64.RawURLEncoding.EncodeToString(text)
+}
+
+// parseLetterCursor reads the cursor of a list.
+func parseLetterCursor(s string) (letterCursor, error) {
+	var c letterCursor
+	text, err := base64.RawURLEncoding.DecodeString(s)
+	if err == nil {
+		err = json.Unmarshal(text, &c)
+	}
+	if err != nil || c.Stream == "" {
+		return c, badOptions("next is not the next of an earlier answer: begin without it")
+	}
+	return c, nil
+}
+
+// LetterPage is a page of dead letters.
+type LetterPage struct {
+	Letters []*Letter
+	// Next continues the list behind this page; "" at its end. A page that looked at many letters
+	// may have few, or none, and still have a Next.
+	Next string
+}
+
+// List returns a page of the selected letters, oldest first, of at most limit (1..1,000), and the
+// Next of the page before, "" to begin. visible, if not nil, hides letters for which it returns
+// false. List looks at no more than 10,000 letters, and a page has about 4 MiB at most.
+func (d DeadLetters) List(ctx context.Context, filter LetterFilter, next string, limit int, visible func(*Letter) bool) (LetterPage, error) {
+	b := d.bus
+	if err := filter.validate(); err != nil {
+		return LetterPage{}, err
+	}
+	if limit < 1 || limit > maxLetterLimit {
+		return LetterPage{}, badOptions("limit is %d: 1 to %d are allowed", limit, maxLetterLimit)
+	}
+	var from letterCursor
+	if next != "" {
+		var err error
+		if from, err = parseLetterCursor(next); err != nil {
+			return LetterPage{}, err
+		}
+	}
+	streams, err := b.letterStreams(ctx, &filter)
+	if err != nil {
+		return LetterPage{}, err
+	}
+	var page LetterPage
+	scanned, size := 0, 0
+	for i := range streams {
+		s := &streams[i]
+		start := uint64(1)
+		switch {
+		case s.name < from.Stream:
+			continue
+		case s.name == from.Stream && s.created.UnixNano() == from.Created:
+			start = from.Next
+		case s.name == from.Stream:
+			return LetterPage{}, badOptions("the dead letters were removed since next was given: begin without it")
+		}
+		err := b.eachLetter(ctx, s, start, &filter, func(l *Letter, m *storedMsg) error {
+			if len(page.Letters) == limit || scanned == letterScan || size > letterPage {
+				page.Next = letterCursor{Stream: s.name, Created: s.created.UnixNano(), Next: l.Sequence}.String()
+				return errLettersEnded
+			}
+			scanned++
+			if filter.selects(l) && (visible == nil || visible(l)) {
+				page.Letters = append(page.Letters, l)
+				size += len(m.data)
+			}
+			return nil
+		})
+		if err != nil || page.Next != "" {
+			return page, err
+		}
+	}
+	return page, nil
+}
+
+// LetterCount is how many dead letters a group of a topic has.
+type LetterCount struct {
+	Topic, Group string
+	Count        int
+	// First and Last are the times at which the oldest and the newest letter were stored, in epoch
+	// milliseconds.
+	First, Last int64
+}
+
+// LetterCounts are the numbers of dead letters.
+type LetterCounts struct {
+	// Total is the number of all selected letters.
+	Total int
+	// Groups has a count for each topic and group, in this order; beyond 10,000 of them, the others
+	// count in Total only.
+	Groups []LetterCount
+}
+
+// Count counts the selected letters that were there when it began. It reads all of them. visible is
+// that of List. client is the client that asks, "" for the program itself (Limits.Redrives).
+func (d DeadLetters) Count(ctx context.Context, filter LetterFilter, client string, visible func(*Letter) bool) (LetterCounts, error) {
+	b := d.bus
+	if err := filter.validate(); err != nil {
+		return LetterCounts{}, err
+	}
+	leave, err := b.enterRedrives(ctx, client)
+	if err != nil {
+		return LetterCounts{}, err
+	}
+	defer leave()
+	streams, err := b.letterStreams(ctx, &filter)
+	if err != nil {
+		return LetterCounts{}, err
+	}
+	var counts LetterCounts
+	known := make(map[[2]string]int)
+	for i := range streams {
+		err := b.eachLetter(ctx, &streams[i], 1, &filter, func(l *Letter, _ *storedMsg) error {
+			if !filter.selects(l) || visible != nil && !visible(l) {
+				return nil
+			}
+			counts.Total++
+			pair := [2]string{l.Topic, l.Group}
+			n, ok := known[pair]
+			if !ok {
+				if len(known) == letterGroups {
+					return nil
+				}
+				n = len(counts.Groups)
+				known[pair] = n
+				counts.Groups = append(counts.Groups, LetterCount{Topic: l.Topic, Group: l.Group, First: l.StoredAt / 1e6})
+			}
+			c := &counts.Groups[n]
+			c.Count++
+			c.Last = max(c.Last, l.StoredAt/1e6)
+			c.First = min(c.First, l.StoredAt/1e6)
+			return nil
+		})
+		if err != nil {
+			return LetterCounts{}, err
+		}
+	}
+	slices.SortFunc(counts.Groups, func(a, b LetterCount) int {
+		if n := strings.Compare(a.Topic, b.Topic); n != 0 {
+			return n
+		}
+		return strings.Compare(a.Group, b.Group)
+	})
+	return counts, nil
+}

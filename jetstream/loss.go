@@ -1,0 +1,235 @@
+package jetstream
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// Loss says that events were removed from a topic before a group was given them: by a bound of the
+// topic's rule (age, bytes, messages), or because a native client narrowed or purged the stream.
+type Loss struct {
+	Topic string
+	// Events is the number of events that were lost since the last report, at least 1.
+	Events uint64
+	// Since is when the last event before them was stored, as far as it is known; else zero. The
+	// lost events were stored at that time or later.
+	Since time.Time
+}
+
+// sight is what this hub sees of the order in which the server gives out the events of a group. The
+// server numbers all deliveries of a group (order). While nothing is removed, each delivery that is
+// not a redelivery brings the next sequence, whichever hub gets it: so seq - order + redeliveries
+// stays the same, and a rise says how many events were left out. Guarded by the group's mu.
+//
+// Redeliveries to other hubs are not seen here and let the sum fall. After settleSight, when all
+// that came out of order has arrived, the lower sum is the new base.
+type sight struct {
+	off   bool // the stream has other topics too: sequences say nothing
+	cut   bool // the server may count from another number since
+	base  int64
+	dipAt int64 // since when the sum is below base; 0: it is not
+
+	order, seq uint64 // the highest of a delivery, and of an event
+	orderAt    int64  // when that delivery came
+	stored     int64  // when the event was
+	again      uint64 // redeliveries
+	clean      place  // where the sum was base
+}
+
+// place is a point in the order of deliveries.
+type place struct {
+	order, seq uint64
+	stored     int64 // 0: unknown
+}
+
+// gap says that up to lost events were left out between two deliveries.
+type gap struct {
+	after place
+	order uint64
+	seq   uint64 // of the first event behind it
+	lost  uint64
+}
+
+// settleSight is how long deliveries over several connections may arrive out of order.
+const settleSight = time.Second
+
+// newSight begins where the consumer stands. When nothing is in flight, the ack floor says more: a
+// consumer that met the end of an emptied stream shows that end as delivered.
+func newSight(t *topicInfo, info *natsjs.ConsumerInfo) sight {
+	s := sight{off: t.stream.family, order: info.Delivered.Consumer, seq: info.Delivered.Stream}
+	if info.NumAckPending == 0 && info.AckFloor.Stream < s.seq {
+		s.seq = info.AckFloor.Stream
+	}
+	s.rest()
+	return s
+}
+
+func (s *sight) sum() int64 { return int64(s.seq) - int64(s.order) + int64(s.again) } //nolint:gosec // far below 2^63
+
+// rest makes the present sum the base.
+func (s *sight) rest() {
+	s.base, s.dipAt, s.clean = s.sum(), 0, place{s.order, s.seq, s.stored}
+}
+
+// arrived takes a delivery, and returns the gap before it if there is one.
+func (s *sight) arrived(p *deliveryMeta, now int64) (gap, bool) {
+	if s.off {
+		return gap{}, false
+	}
+	if s.dipAt > 0 && now-s.dipAt > int64(settleSight) {
+		s.rest()
+	}
+	late, first := p.order <= s.order, p.delivered == 1 && p.streamSeq > s.seq
+	if late && (s.cut || now-s.orderAt > int64(settleSight)) { // the server counts from another number
+		s.orderAt = now
+		return s.recount(p, first)
+	}
+	s.cut = false
+	if !late {
+		s.order, s.orderAt = p.order, now
+	}
+	switch {
+	case first:
+		s.seq, s.stored = p.streamSeq, p.storedAt
+	case p.delivered > 1 || !late: // also one that a killed server has forgotten
+		s.again++
+	}
+	switch sum := s.sum(); {
+	case sum > s.base:
+		g := gap{after: s.clean, order: s.order, seq: s.seq, lost: uint64(sum - s.base)} //nolint:gosec // positive
+		s.rest()
+		return g, true
+	case sum == s.base:
+		s.rest()
+	case s.dipAt == 0:
+		s.dipAt = now
+	}
+	return gap{}, false
+}
+
+// recount begins anew with a delivery whose number is not comparable with those before.
+func (s *sight) recount(p *deliveryMeta, first bool) (g gap, found bool) {
+	if first {
+		g = gap{after: place{s.order, s.seq, s.stored}, order: p.order, seq: p.streamSeq, lost: p.streamSeq - s.seq - 1}
+		s.seq, s.stored = p.streamSeq, p.storedAt
+	}
+	s.cut, s.order, s.again = false, p.order, 0
+	s.rest()
+	return g, g.lost > 0
+}
+
+// lossWait bounds how long events wait until it is known how many were lost before them.
+const lossWait = 5 * time.Second
+
+// found is what is to be looked at: a gap, or events that members had been given and had given
+// back, and that were removed before they came again.
+type found struct {
+	gap      gap
+	returned []uint64
+}
+
+// check has this hub find out how many events were lost, one thing after the other, and tell its
+// members. Deliveries that arrive meanwhile wait. g.mu is held.
+func (g *group) check(f found) {
+	g.found = append(g.found, f)
+	if g.checking {
+		return
+	}
+	g.checking = true
+	g.bus.apart(g.checkAll)
+}
+
+func (g *group) checkAll() {
+	for {
+		g.mu.Lock()
+		if len(g.found) == 0 {
+			waiting := g.waiting
+			g.waiting, g.checking = nil, false
+			g.mu.Unlock()
+			for _, d := range waiting {
+				d.goOn()
+			}
+			return
+		}
+		f := g.found[0]
+		g.found = g.found[1:]
+		g.mu.Unlock()
+		g.report(f)
+	}
+}
+
+// report notes a loss, unless another hub has, and tells the members on this hub.
+func (g *group) report(f found) {
+	b := g.bus
+	ctx, cancel := context.WithTimeout(b.ctx, lossWait)
+	defer cancel()
+	var losses []Loss
+	var err error
+	if f.returned != nil {
+		losses, err = b.noteReturned(ctx, g, f.returned)
+	} else {
+		losses, err = b.noteLoss(ctx, g, f.gap)
+	}
+	if err != nil && b.ctx.Err() == nil {
+		b.log.WarnContext(ctx, "failed to note that a group has lost events; this hub reports them by itself",
+			slog.String("topic", g.topic.name), slog.String("group", g.name), slog.Any("error", err))
+	}
+	for _, l := range losses {
+		b.log.WarnContext(ctx, "events were removed before a group was given them", slog.String("topic", l.Topic), slog.String("group", g.name),
+			slog.Uint64("events", l.Events), slog.Time("since", l.Since))
+		for _, s := range b.membersOf(g) {
+			s.lose(l)
+		}
+	}
+}
+
+// lose tells the subscriber of a loss. One that has not resumed yet has missed nothing.
+func (s *Subscription) lose(l Loss) {
+	s.mu.Lock()
+	resumed := s.resumed
+	s.mu.Unlock()
+	if s.opts.OnLost == nil || !resumed {
+		return
+	}
+	s.deliver.Lock()
+	defer s.deliver.Unlock()
+	if !s.ended.Load() {
+		s.opts.OnLost(l)
+	}
+}
+
+// await makes a delivery wait until it is known what was lost before it.
+func (g *group) await(d *Delivery) {
+	d.m.sub.returning.tryAcquire(maxReturning) // until goOn
+	g.mu.Lock()
+	if g.checking {
+		g.waiting = append(g.waiting, d)
+		g.mu.Unlock()
+		return
+	}
+	g.mu.Unlock()
+	d.goOn()
+}
+
+// goOn hands a delivery on that has waited.
+func (d *Delivery) goOn() {
+	s := d.m.sub
+	defer s.returning.release()
+	s.mu.Lock()
+	d.looking = false
+	if d.knows != known {
+		s.mu.Unlock()
+		d.resolve()
+		return
+	}
+	d.resolved = true
+	ended, nak := d.unseen, d.unseenNak
+	s.mu.Unlock()
+	if ended {
+		s.spare(d, nak)
+	}
+	s.advance()
+}

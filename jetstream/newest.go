@@ -1,0 +1,48 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"strconv"
+)
+
+const (
+	// MaxNewest is the maximum number of events that History.Newest returns.
+	MaxNewest = 1000
+	// newestReach is how many messages of the stream Newest reads at most, per event that it looks
+	// for.
+	newestReach = 64
+)
+
+// Newest returns the newest events of a topic, oldest first: limit events, from 1 to MaxNewest. It
+// returns fewer if the topic has fewer among the last 64 × limit messages of its stream, as a topic
+// of a family may. A topic that does not exist has no events. Newest creates no topic.
+func (h History) Newest(ctx context.Context, limit int) ([]*Event, error) {
+	limit = min(max(limit, 1), MaxNewest)
+	t, state, err := h.bus.freshExisting(ctx, h.topic)
+	if errors.Is(err, ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for reach := uint64(limit); ; reach *= 4 { //nolint:gosec // limit is at least 1
+		from := FromEarliest
+		whole := state.LastSeq < state.FirstSeq+reach
+		if !whole {
+			from = FromAfterID(t.stream.name + "@" + strconv.FormatUint(state.LastSeq-reach, 10))
+		}
+		var found []*Event
+		for e, err := range h.Read(ctx, ReadOptions{From: from}) {
+			if err != nil {
+				return nil, err
+			}
+			if found = append(found, e); len(found) > 2*limit {
+				found = append(found[:0], found[limit+1:]...)
+			}
+		}
+		if len(found) >= limit || whole || reach >= newestReach*uint64(limit) { //nolint:gosec // limit is at least 1
+			return found[max(0, len(found)-limit):], nil
+		}
+	}
+}

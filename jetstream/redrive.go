@@ -1,0 +1,692 @@
+package jetstream
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// Rates of redrives and discards, in letters a second.
+const (
+	defaultRedriveRate = 100
+	defaultDiscardRate = 1_000
+	maxRedriveRate     = 10_000
+	// redriveBatch is the most letters that are on their way at a time.
+	redriveBatch = 64
+	// redriveTries is how often what has no certain outcome is tried for one letter.
+	redriveTries = 10
+	// redriveWait is how long a redrive waits for others, and redrivesWaiting how many of one
+	// client may run or wait.
+	redriveWait     = 9 * time.Second
+	redrivesWaiting = 16
+	// tellEvery is how often progress is told while nothing is selected.
+	tellEvery = 5 * time.Second
+	// putBackAge is the time in which one client may put back Limits.PutBackShare.
+	putBackAge = deadAge
+)
+
+// RedriveOptions configure a redrive or a discard. The zero value puts events back to the group
+// that failed.
+type RedriveOptions struct {
+	// ToTopic publishes the events on their topic, for all groups. Default: each goes to the group
+	// that failed only.
+	ToTopic bool
+	// Rate is the most letters a second: 1..10,000. Default 100 for a redrive, 1,000 for a discard.
+	Rate int
+	// DryRun only counts.
+	DryRun bool
+	// Client is the client that asks, "" for the program itself (Limits.PutBackShare,
+	// Limits.Redrives).
+	Client string
+	// Progress, if not nil, is called after each batch of up to 64 letters, and every 5 s while
+	// letters are read that are not selected. It is called in the goroutine of the caller. An error
+	// ends the redrive.
+	Progress func(Redriven) error
+}
+
+// Redriven says what a redrive or a discard has done.
+type Redriven struct {
+	// Matched is how many letters were selected so far. Each is done, skipped or, in a dry run,
+	// counted only.
+	Matched int
+	// Done is how many events were put back, or letters were discarded.
+	Done int
+	// Skipped is how many letters stay, and Reasons says why, with the number of letters of each
+	// reason: at most 10 reasons.
+	Skipped int
+	Reasons map[string]int
+}
+
+// maxSkipReasons bounds Redriven.Reasons. Further ones count as otherReason.
+const (
+	maxSkipReasons = 10
+	otherReason    = "other reasons"
+)
+
+func (r *Redriven) skip(why string) {
+	r.Skipped++
+	if r.Reasons == nil {
+		r.Reasons = make(map[string]int)
+	}
+	if _, ok := r.Reasons[why]; !ok && len(r.Reasons) >= maxSkipReasons {
+		why = otherReason
+	}
+	r.Reasons[why]++
+}
+
+// copied is r for the caller to keep.
+func (r *Redriven) copied() Redriven {
+	c := *r
+	c.Reasons = make(map[string]int, len(r.Reasons))
+	for why, n := range r.Reasons {
+		c.Reasons[why] = n
+	}
+	return c
+}
+
+// redrive is one that runs.
+type redrive struct {
+	bus    *Bus
+	filter LetterFilter
+	opts   RedriveOptions
+	result Redriven
+	act    func(context.Context, []*Letter) error // on a batch
+
+	began  time.Time
+	queues map[[2]string]queueOf // of groups, by topic and name
+	looked bool                  // for events that an earlier redrive has published
+}
+
+// queueOf is the queue of a group, or why there is none.
+type queueOf struct {
+	name string
+	err  error
+}
+
+// Redrive puts the events of the selected letters back, and removes the letters. Letters that come
+// meanwhile stay. Payload, key, headers, ts, sid, tags and caused_by are kept.
+//
+// To the group, an event keeps its id and begins with attempt 1. It is put back once, even if the
+// hub dies in the middle and the redrive is repeated, and no other group sees it. It waits until
+// the group has a member, and no longer than the group exists. To the topic, an event gets a new
+// id, and caused_by names the old one. A redrive to the topic that is repeated after the hub died
+// publishes an event once as far as the duplicate window of the topic reaches, or a look at its
+// newest 100,000 events.
+//
+// The letters that are left when ctx ends, or when Redrive returns an error, stay. Errors besides
+// those of the filter: ErrNotFound when filter.ID or filter.EventID selects nothing, or when
+// filter.Topic and filter.Group name a group that does not exist; overloaded and rate_limited when
+// a limit is reached (Limits.PutBack). The result is valid with an error, too.
+func (d DeadLetters) Redrive(ctx context.Context, filter LetterFilter, opts RedriveOptions) (Redriven, error) {
+	r := &redrive{bus: d.bus, filter: filter, opts: opts, queues: make(map[[2]string]queueOf)}
+	r.act = r.toGroups
+	if opts.ToTopic {
+		r.act = r.toTopics
+	}
+	return r.run(ctx, defaultRedriveRate)
+}
+
+// Discard removes the selected letters for good, those that cannot be read included. Letters that
+// come meanwhile stay. Errors are those of Redrive, but for those about groups.
+func (d DeadLetters) Discard(ctx context.Context, filter LetterFilter, opts RedriveOptions) (Redriven, error) {
+	r := &redrive{bus: d.bus, filter: filter, opts: opts}
+	r.act = r.discard
+	return r.run(ctx, defaultDiscardRate)
+}
+
+// enterRedrives waits for a place for something that reads many letters.
+func (b *Bus) enterRedrives(ctx context.Context, client string) (leave func(), err error) {
+	waiting, cancel := context.WithTimeout(ctx, redriveWait)
+	defer cancel()
+	if !b.redrives.Enter(waiting, client, redrivesWaiting, func() { b.obs.LimitReached("redrives") }) {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		return nil, &Error{Code: CodeOverloaded, Msg: "too many redrives, discards and counts of dead letters run on this hub: try again later"}
+	}
+	return func() { b.redrives.Leave(client) }, nil
+}
+
+func (r *redrive) run(ctx context.Context, rate int) (Redriven, error) {
+	b := r.bus
+	if err := r.filter.validate(); err != nil {
+		return Redriven{}, err
+	}
+	if r.opts.Rate < 0 || r.opts.Rate > maxRedriveRate {
+		return Redriven{}, badOptions("rate is %d: 1 to %d letters a second are allowed", r.opts.Rate, maxRedriveRate)
+	}
+	r.opts.Rate = cmp.Or(r.opts.Rate, rate)
+	if r.queues != nil && !r.opts.ToTopic && r.filter.Topic != "" && r.filter.Group != "" {
+		if err := r.groupExists(ctx); err != nil {
+			return Redriven{}, err
+		}
+	}
+	leave, err := b.enterRedrives(ctx, r.opts.Client)
+	if err != nil {
+		return Redriven{}, err
+	}
+	defer leave()
+	streams, err := b.letterStreams(ctx, &r.filter)
+	if err != nil {
+		return Redriven{}, err
+	}
+	r.began = time.Now()
+	for i := range streams {
+		if err := r.stream(ctx, &streams[i]); err != nil {
+			return r.result.copied(), err
+		}
+	}
+	if r.result.Matched == 0 && (r.filter.ID != "" || r.filter.EventID != "") {
+		return r.result.copied(), ErrNotFound
+	}
+	return r.result.copied(), nil
+}
+
+// groupExists returns ErrNotFound when the one group of the filter does not exist.
+func (r *redrive) groupExists(ctx context.Context) error {
+	b := r.bus
+	t, _, err := b.freshExisting(ctx, r.filter.Topic)
+	if err != nil {
+		return err
+	}
+	ptr, err := b.generations.get(ctx, t, r.filter.Group)
+	if err != nil {
+		return b.unavailable(err)
+	}
+	if _, err = b.groupConsumer(ctx, t, &ptr); err == nil {
+		return nil
+	}
+	if !gone(err) {
+		return b.unavailable(err)
+	}
+	alive, err := b.waitsForServer(ctx, t, r.filter.Group, &ptr)
+	if err != nil {
+		return b.unavailable(err)
+	}
+	if !alive {
+		return ErrNotFound
+	}
+	return nil
+}
+
+// stream redrives the letters of a stream, batch by batch.
+func (r *redrive) stream(ctx context.Context, s *letterStream) error {
+	var batch []*Letter
+	told := time.Now()
+	size := min(redriveBatch, max(r.opts.Rate/10, 1))
+	flush := func() error {
+		if len(batch) == 0 {
+			return nil
+		}
+		if !r.opts.DryRun {
+			if err := r.act(ctx, batch); err != nil {
+				return err
+			}
+		}
+		clear(batch)
+		batch = batch[:0]
+		told = time.Now()
+		if err := r.tell(); err != nil {
+			return err
+		}
+		if r.opts.DryRun {
+			return nil
+		}
+		// The rate holds over all of the redrive.
+		due := r.began.Add(time.Duration(float64(r.result.Matched) / float64(r.opts.Rate) * float64(time.Second)))
+		select {
+		case <-time.After(time.Until(due)):
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-r.bus.ctx.Done():
+			return ErrClosed
+		}
+	}
+	// While the rate lets the reader wait for long, the server forgets it, and it begins anew.
+	err := r.bus.eachLetter(ctx, s, 1, &r.filter, func(l *Letter, _ *storedMsg) error {
+		if !r.filter.selects(l) {
+			if time.Since(told) < tellEvery {
+				return nil
+			}
+			told = time.Now()
+			return r.tell()
+		}
+		r.result.Matched++
+		if batch = append(batch, l); len(batch) < size {
+			return nil
+		}
+		return flush()
+	})
+	if err != nil {
+		return err
+	}
+	return flush()
+}
+
+// tell reports the progress.
+func (r *redrive) tell() error {
+	if r.opts.Progress == nil {
+		return nil
+	}
+	return r.opts.Progress(r.result.copied())
+}
+
+// current reads a letter at the leader of its stream. It returns nil when the letter is gone.
+func (r *redrive) current(ctx context.Context, l *Letter) (*Letter, error) {
+	m, err := r.bus.getMsg(ctx, l.Stream, map[string]any{"seq": l.Sequence})
+	if errors.Is(err, ErrNotFound) || err == nil && m.time.UnixNano() != l.StoredAt {
+		return nil, nil //nolint:nilnil // it is gone
+	}
+	if err != nil {
+		return nil, r.bus.unavailable(err)
+	}
+	return readLetter(l.Stream, m), nil
+}
+
+// each calls f for the letters of a batch, several at a time.
+func each(letters []*Letter, f func(i int, l *Letter)) {
+	var wg sync.WaitGroup
+	for i, l := range letters {
+		wg.Go(func() { f(i, l) })
+	}
+	wg.Wait()
+}
+
+// discard removes letters.
+func (r *redrive) discard(ctx context.Context, batch []*Letter) error {
+	errs := make([]error, len(batch))
+	each(batch, func(i int, l *Letter) { errs[i] = r.remove(ctx, l) })
+	for _, err := range errs {
+		if err != nil {
+			return r.bus.unavailable(err)
+		}
+		r.result.Done++
+	}
+	return nil
+}
+
+// remove removes a letter; one that is gone is no error.
+func (r *redrive) remove(ctx context.Context, l *Letter) error {
+	now, err := r.current(ctx, l)
+	if err != nil || now == nil {
+		return err
+	}
+	return r.bus.removeStored(ctx, l.Stream, l.Sequence)
+}
+
+// prepare is the letter as it is to be put back: with the payload. The reason is for a letter that
+// stays.
+func (r *redrive) prepare(ctx context.Context, l *Letter) (_ *letter, why string, err error) {
+	if l.Fault != "" {
+		return nil, "this is no dead letter of a hub: " + l.Fault, nil
+	}
+	out := &letter{
+		ref: letterRef{stream: l.Stream, seq: l.Sequence, at: l.StoredAt}, topic: l.Topic, group: l.Group, event: l.Event,
+		origin: originRef{stream: l.Event.Stream, seq: l.Event.Sequence, storedAt: l.Event.StoredAt, tombstone: l.Event.Tombstone},
+	}
+	if l.Bare {
+		const lost = "the dead letter does not have the payload, which its topic does not have any more"
+		t, _, err := r.bus.freshExisting(ctx, l.Topic)
+		if errors.Is(err, ErrNotFound) || err == nil && t.stream.name != l.Event.Stream {
+			return nil, lost, nil
+		}
+		if err != nil {
+			return nil, "", err
+		}
+		m, err := r.bus.getMsg(ctx, t.stream.name, map[string]any{"seq": l.Event.Sequence})
+		if errors.Is(err, ErrNotFound) || err == nil && (subjectTopic(m.subject) != l.Topic || m.time.UnixNano() != l.Event.StoredAt) {
+			return nil, lost, nil
+		}
+		if err != nil {
+			return nil, "", r.bus.unavailable(err)
+		}
+		out.event.Payload = m.data
+	}
+	out.size = len(out.event.Payload) + deadOverhead
+	if r.opts.Client != "" {
+		if wait := r.bus.putBackShares.TakeN(r.opts.Client, out.size); wait > 0 {
+			r.bus.obs.LimitReached("put_back_share")
+			return nil, "", &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("you have put back as many bytes as one client may, which is %d in 30 days: the other letters stay", r.bus.limits.PutBackShare)}
+		}
+	}
+	return out, "", nil
+}
+
+// toGroups puts the events of a batch back to their groups.
+func (r *redrive) toGroups(ctx context.Context, batch []*Letter) error {
+	left := batch
+	for try := 0; len(left) > 0; try++ {
+		if try == redriveTries {
+			return &Error{Code: CodeInternal, Msg: "the event store did not confirm that events were put back: try again later; none is put back twice"}
+		}
+		var err error
+		if left, err = r.putBack(ctx, left); err != nil {
+			return err
+		}
+		if len(left) > 0 {
+			if err := r.bus.pause(ctx, min(50*time.Millisecond<<try, time.Second)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// putBack stores copies of the letters' events in the queues of their groups, and removes the
+// letters. It returns those to be tried again.
+//
+// The outcome is exact however often, by however many hubs, and however late it is tried:
+//   - a copy is stored only if no copy of its letter is there (each letter has a subject);
+//   - a copy is not handed out before its letter is gone (Delivery.removeLetter), so while a letter
+//     is there, so is the copy that was made of it;
+//   - a copy is stored only if nothing was put back since the letter was last seen, at the leader
+//     (Nats-Expected-Last-Sequence): a letter that was seen cannot have been put back, handed out
+//     and settled meanwhile.
+func (r *redrive) putBack(ctx context.Context, batch []*Letter) (again []*Letter, err error) {
+	b := r.bus
+	if err := r.findQueues(ctx, batch); err != nil {
+		return nil, err
+	}
+	select {
+	case b.puttingBack <- struct{}{}: // others of this hub would only make each other try again
+		defer func() { <-b.puttingBack }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	stream, err := b.openPutBack(ctx)
+	if err != nil {
+		return nil, b.unavailable(err)
+	}
+	now, errs := make([]*Letter, len(batch)), make([]error, len(batch))
+	each(batch, func(i int, l *Letter) { now[i], errs[i] = r.current(ctx, l) })
+	var out []*putting
+	for i, l := range batch {
+		q := r.queues[[2]string{l.Topic, l.Group}]
+		switch {
+		case errs[i] != nil:
+			return nil, errs[i]
+		case now[i] == nil:
+			r.result.skip("another redrive or discard was first, or the letter was removed by retention")
+			continue
+		case now[i].Fault == "" && q.err != nil:
+			r.result.skip(q.err.Error())
+			continue
+		}
+		ready, why, err := r.prepare(ctx, now[i])
+		if err != nil {
+			return nil, err
+		}
+		if why != "" {
+			r.result.skip(why)
+			continue
+		}
+		out = append(out, &putting{listed: l, letter: ready, queue: q.name})
+	}
+	r.send(ctx, out, stream.State.LastSeq)
+	return r.ended(ctx, out)
+}
+
+// putting is a copy on its way.
+type putting struct {
+	listed *Letter
+	letter *letter
+	queue  string
+	err    error // of the publish
+}
+
+func (p *putting) subject() string { return queueSubject(p.queue) + p.letter.ref.token() }
+
+// send publishes copies that expect to follow each other behind the given sequence.
+func (r *redrive) send(ctx context.Context, out []*putting, last uint64) {
+	b := r.bus
+	l := b.link()
+	type answer struct {
+		i   int
+		err error
+	}
+	answers := make(chan answer, len(out))
+	asked := 0
+	for i, p := range out {
+		h := p.letter.copyHeader()
+		h[headerExpectSubSeq] = []string{"0"}
+		h[headerExpectSeq] = []string{strconv.FormatUint(last+uint64(i), 10)}
+		p.err = errNoReply
+		msg := &nats.Msg{Subject: p.subject(), Header: h, Data: p.letter.event.Payload}
+		err := l.ask(msg, b.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
+			switch {
+			case err != nil:
+			case noResponders(reply):
+				err = nats.ErrNoResponders
+			default:
+				_, err = parsePubAck(reply.Data, putBackStream)
+			}
+			answers <- answer{i, err}
+		}))
+		if err != nil {
+			p.err = err
+			continue
+		}
+		asked++
+	}
+	for range asked {
+		select {
+		case a := <-answers:
+			out[a.i].err = a.err
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// ended takes the outcome of what was sent: it removes the letters of what is stored, and returns
+// the letters to be tried again.
+func (r *redrive) ended(ctx context.Context, out []*putting) (again []*Letter, err error) {
+	b := r.bus
+	stored := make([]bool, len(out))
+	errs := make([]error, len(out))
+	var wg sync.WaitGroup
+	for i, p := range out {
+		wg.Go(func() {
+			if p.err != nil && ctx.Err() == nil && !full(p.err) && !tooLarge(p.err) {
+				// It was there before, somebody else was first, or the outcome is not known.
+				_, err := b.lastBySubject(ctx, putBackStream, p.subject())
+				if stored[i] = err == nil; err != nil {
+					return
+				}
+			}
+			if stored[i] = stored[i] || p.err == nil; stored[i] {
+				// If this fails, the hub that delivers the event does it.
+				if err := b.removeStored(ctx, p.letter.ref.stream, p.letter.ref.seq); err != nil && ctx.Err() == nil {
+					b.log.WarnContext(ctx, "failed to remove a dead letter that was put back; the next delivery removes it",
+						slog.String("stream", p.letter.ref.stream), slog.Uint64("sequence", p.letter.ref.seq), slog.Any("error", err))
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for i, p := range out {
+		switch {
+		case stored[i]:
+			r.result.Done++
+		case ctx.Err() != nil:
+			errs[i] = ctx.Err()
+		case full(p.err):
+			b.obs.LimitReached("put_back_bytes")
+			errs[i] = &Error{Code: CodeOverloaded, Msg: "the event store has no room for more events that were put back: the letters that are left stay; redrive them when members have settled what waits"}
+		case tooLarge(p.err):
+			r.result.skip("the event does not fit into a message of the event store")
+		default:
+			again = append(again, p.listed)
+		}
+	}
+	return again, errors.Join(firstError(errs))
+}
+
+func firstError(errs []error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tooLarge reports that a stream refused a message for its size.
+func tooLarge(err error) bool {
+	refused, ok := errors.AsType[*apiError](err)
+	return ok && refused.ErrCode == errCodeTooLarge || errors.Is(err, nats.ErrMaxPayload)
+}
+
+// findQueues finds the queues of the groups of a batch, anew for each batch: a group may have been
+// deleted since. It returns an error for a group that has no room.
+func (r *redrive) findQueues(ctx context.Context, batch []*Letter) error {
+	b := r.bus
+	clear(r.queues)
+	for _, l := range batch {
+		pair := [2]string{l.Topic, l.Group}
+		if _, known := r.queues[pair]; known || l.Fault != "" {
+			continue
+		}
+		name, err := r.findQueue(ctx, l)
+		switch {
+		case errors.Is(err, ErrNotFound):
+			r.queues[pair] = queueOf{err: fmt.Errorf("topic %s has no group %q any more", l.Topic, l.Group)}
+			continue
+		case err != nil:
+			return b.unavailable(err)
+		}
+		waiting, leased, err := b.putBackCount(ctx, name)
+		if err != nil {
+			return b.unavailable(err)
+		}
+		if waiting+leased+uint64(len(batch)) > uint64(b.limits.PutBack) { //nolint:gosec // it is positive
+			b.obs.LimitReached("put_back")
+			return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("group %q of topic %s has %d events that were put back and are not settled, and at most %d may be: the letters that are left stay; redrive them when its members have settled some", l.Group, l.Topic, waiting+leased, b.limits.PutBack)}
+		}
+		r.queues[pair] = queueOf{name: name}
+	}
+	return nil
+}
+
+func (r *redrive) findQueue(ctx context.Context, l *Letter) (string, error) {
+	t, _, err := r.bus.freshExisting(ctx, l.Topic)
+	if err != nil {
+		return "", err
+	}
+	return r.bus.groupQueue(ctx, t, l.Group)
+}
+
+// toTopics publishes the events of a batch on their topics.
+func (r *redrive) toTopics(ctx context.Context, batch []*Letter) error {
+	b := r.bus
+	known, err := r.published(ctx, batch)
+	if err != nil {
+		return err
+	}
+	for _, l := range batch {
+		now, err := r.current(ctx, l)
+		if err != nil {
+			return err
+		}
+		if now == nil {
+			r.result.skip("another redrive or discard was first, or the letter was removed by retention")
+			continue
+		}
+		ready, why, err := r.prepare(ctx, now)
+		if err != nil {
+			return err
+		}
+		if why != "" {
+			r.result.skip(why)
+			continue
+		}
+		if !known[topicID(ready.ref)] {
+			why, err := r.publish(ctx, ready)
+			if err != nil {
+				return err
+			}
+			if why != "" {
+				r.result.skip(why)
+				continue
+			}
+		}
+		if err := b.removeStored(ctx, l.Stream, l.Sequence); err != nil {
+			return b.unavailable(err)
+		}
+		r.result.Done++
+	}
+	return nil
+}
+
+// topicID is the id of the event that a letter becomes on its topic. A redrive that is repeated
+// makes the same.
+func topicID(ref letterRef) string { return "redrive:" + ref.token() }
+
+// publish publishes the event of a letter, or says why it cannot be.
+func (r *redrive) publish(ctx context.Context, l *letter) (why string, err error) {
+	e := &l.event
+	payload := e.Payload
+	if e.Tombstone {
+		payload = nil
+	}
+	opts := PublishOptions{
+		ID: topicID(l.ref), TS: e.TS, HasTS: true, Key: e.Key, SID: e.SID, Headers: e.Headers, Tags: e.Tags,
+		CausedBy: append(append([]string{}, e.CausedBy...), e.ID), Tombstone: e.Tombstone, Wrapper: true,
+	}
+	for try := 1; ; try++ {
+		_, err = r.bus.Publish(ctx, l.topic, payload, opts)
+		refused, known := errors.AsType[*Error](err)
+		switch {
+		case err == nil:
+			return "", nil
+		case known && (refused.Code == CodeBadOptions || errors.Is(err, ErrTooLarge) || tooLarge(err)):
+			return refused.Msg, nil
+		case !known || refused.Code != CodePublishFailed && refused.Code != CodeInternal || ctx.Err() != nil || Refused(err) || try == redriveTries:
+			return "", err
+		}
+		// the id makes it safe to repeat
+		if err := r.bus.pause(ctx, min(50*time.Millisecond<<try, time.Second)); err != nil {
+			return "", err
+		}
+	}
+}
+
+// published returns which events of the first batch an earlier redrive has published before it
+// could remove their letters, by their ids.
+func (r *redrive) published(ctx context.Context, batch []*Letter) (map[string]bool, error) {
+	if r.looked {
+		return nil, nil
+	}
+	r.looked = true
+	ids := make(map[string][]string)
+	since := make(map[string]int64)
+	for _, l := range batch {
+		ids[l.Topic] = append(ids[l.Topic], topicID(letterRef{stream: l.Stream, seq: l.Sequence, at: l.StoredAt}))
+		if at, ok := since[l.Topic]; !ok || l.StoredAt < at {
+			since[l.Topic] = l.StoredAt
+		}
+	}
+	known := make(map[string]bool)
+	for topic, of := range ids {
+		found, _, err := r.bus.History(topic).FindIDs(ctx, IDSearch{IDs: of, Since: time.Unix(0, since[topic])})
+		if err != nil {
+			return nil, err
+		}
+		for id := range found {
+			known[id] = true
+		}
+	}
+	return known, nil
+}
+
+// headerExpectSeq has a stream refuse a message unless its last one has that sequence.
+const headerExpectSeq = natsjs.ExpectedLastSeqHeader

@@ -1,0 +1,326 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// MaxBack is the maximum of Back.
+const MaxBack = 1_000_000_000
+
+// fenceSlack is how much longer than fence.fresh a seek waits, for clocks that run at different
+// rates.
+const fenceSlack = 100 * time.Millisecond
+
+// Moved is what a move of a group does, or would do.
+type Moved struct {
+	// Redelivered is the number of events that the group had settled and gets again. Skipped is the
+	// number of events that it had not settled and does not get.
+	Redelivered, Skipped uint64
+	// AtMost says that the numbers are upper bounds: the new position is between events that are
+	// settled and events that are not, or the topic changed while its events were counted.
+	AtMost bool
+}
+
+// Seek is Move for programs that own the group: it creates a group that does not exist, and its
+// topic, at the position.
+func (g Group) Seek(ctx context.Context, to Position) error {
+	_, err := g.move(ctx, to, moveOptions{creates: true})
+	return err
+}
+
+// Move moves the group, live members on every hub included, and returns what that did. It returns
+// ErrNotFound when the topic, the group or the bookmark does not exist.
+//
+// Every event behind the new position is delivered, also those that were settled; none before it
+// is. After Move has returned, no hub begins a lease of an event that was fetched before, and no
+// settlement of an earlier lease counts. Move therefore takes some seconds. If ctx ends before
+// that, the group may have been moved; repeat the call to be sure.
+//
+// Neither the reset of a consumer nor a new consumer of the same name fences acks on their way.
+// Each move therefore creates a consumer with a new name, and makes it the group's generation by
+// one compare-and-set.
+func (g Group) Move(ctx context.Context, to Position) (Moved, error) {
+	return g.move(ctx, to, moveOptions{counts: true})
+}
+
+// Preview returns what Move would do now, and changes nothing.
+func (g Group) Preview(ctx context.Context, to Position) (Moved, error) {
+	return g.move(ctx, to, moveOptions{counts: true, dry: true})
+}
+
+type moveOptions struct{ creates, counts, dry bool }
+
+// aim is where a move goes.
+type aim struct {
+	start   uint64    // the first event that may be delivered
+	settled []seqSpan // of those, what stays settled
+}
+
+func (g Group) move(ctx context.Context, to Position, how moveOptions) (moved Moved, err error) {
+	b, topic, group := g.bus, g.topic, g.name
+	if err := ValidGroup(group); err != nil {
+		return moved, err
+	}
+	if err := to.validateMove(); err != nil {
+		return moved, err
+	}
+	for range 8 {
+		var t *topicInfo
+		var state natsjs.StreamState
+		if how.creates {
+			t, state, err = b.freshTopic(ctx, topic, "")
+		} else {
+			t, state, err = b.freshExisting(ctx, topic)
+		}
+		if err != nil {
+			return moved, err
+		}
+		ptr, err := b.generations.get(ctx, t, group)
+		if err != nil {
+			return moved, b.unavailable(err)
+		}
+		info, err := b.groupConsumer(ctx, t, &ptr)
+		missing := errors.Is(err, ErrNotFound)
+		if missing && !how.creates {
+			return moved, ErrNotFound
+		}
+		if err != nil && !missing {
+			return moved, b.unavailable(err)
+		}
+		at := groupStart{}
+		if !missing {
+			at.ttl, at.maker = info.Config.InactiveThreshold, info.Config.Metadata[metaMaker]
+		}
+		target, err := b.aimOf(ctx, t, group, to, state, info)
+		if err != nil {
+			return moved, err
+		}
+		at.seq = target.start
+		if how.counts {
+			if moved, err = b.effect(ctx, t, info, target); err != nil {
+				return moved, err
+			}
+		}
+		if how.dry {
+			return moved, nil
+		}
+		ptr.Settled = target.settled
+		if _, _, err := b.moveGroup(ctx, t, group, ptr, at); errors.Is(err, errGroupMoved) {
+			continue
+		} else if err != nil {
+			return moved, b.unavailable(err)
+		}
+		b.log.InfoContext(ctx, "group moved", slog.String("topic", topic), slog.String("group", group), slog.Uint64("start", at.seq))
+		if missing {
+			return moved, nil
+		}
+		return moved, b.awaitFence(ctx, t, ptr.Consumer, newFence(max(info.Config.AckWait, time.Second)))
+	}
+	return moved, &Error{Code: CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
+}
+
+// awaitFence deletes the consumer of a generation that was left, and waits until no hub begins a
+// lease of it any more.
+func (b *Bus) awaitFence(ctx context.Context, t *topicInfo, consumer string, f fence) error {
+	unsure := func(err error) error {
+		return &Error{Code: CodeOverloaded, Msg: "the group was moved, but members may still be given events that were fetched before: repeat the request to be sure", Err: err}
+	}
+	_, err := again(ctx, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, b.js.DeleteConsumer(ctx, t.stream.name, consumer)
+	})
+	if err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) && !errors.Is(err, natsjs.ErrStreamNotFound) {
+		return unsure(fmt.Errorf("jetstream: delete consumer %s of stream %s: %w", consumer, t.stream.name, err))
+	}
+	wait := time.NewTimer(f.fresh + fenceSlack)
+	defer wait.Stop()
+	select {
+	case <-wait.C:
+		return nil
+	case <-ctx.Done():
+		return unsure(ctx.Err())
+	case <-b.ctx.Done():
+		return ErrClosed
+	}
+}
+
+// validateMove is validate for a move of a group.
+func (p Position) validateMove() error {
+	switch {
+	case p.kind == atBack && (p.back < 1 || p.back > MaxBack):
+		return badOptions("n is %d: 1 to %d are allowed", p.back, MaxBack)
+	case p.kind == atBack:
+		return nil
+	case p.kind == atBookmark:
+		return validBookmark(p.id)
+	}
+	return p.validate()
+}
+
+// aimOf resolves where a move goes. info is the group's consumer, nil if there is none.
+func (b *Bus) aimOf(ctx context.Context, t *topicInfo, group string, to Position, state natsjs.StreamState, info *natsjs.ConsumerInfo) (aim, error) {
+	switch to.kind {
+	case atBack:
+		if info == nil {
+			return aim{}, ErrNotFound
+		}
+		seq, err := b.stepBack(ctx, t, floorOf(info), uint64(to.back), state) //nolint:gosec // above 0
+		return aim{start: seq}, err
+	case atBookmark:
+		return b.aimAtBookmark(ctx, t, group, to.id, state)
+	default:
+		seq, err := b.resolve(ctx, t, to, state, "")
+		return aim{start: seq}, err
+	}
+}
+
+// floorOf is the sequence up to which a group has settled everything.
+func floorOf(info *natsjs.ConsumerInfo) uint64 {
+	return max(info.AckFloor.Stream, max(info.Config.OptStartSeq, 1)-1)
+}
+
+// stepBack returns the sequence of the event that is n events before the first one behind floor, or
+// of the first event if there are fewer.
+func (b *Bus) stepBack(ctx context.Context, t *topicInfo, floor, n uint64, state natsjs.StreamState) (uint64, error) {
+	first := max(state.FirstSeq, 1)
+	if floor < first {
+		return floor + 1, nil
+	}
+	behind, err := b.countFrom(ctx, t, floor+1)
+	if err != nil {
+		return 0, err
+	}
+	enough := func(seq uint64) (bool, error) { // n events or more are in seq..floor
+		count, err := b.countFrom(ctx, t, seq)
+		return count >= behind+n, err
+	}
+	low, high := first, floor+1 // the answer is in low..high; high has too few
+	if n <= floor {
+		// Without gaps this is it.
+		guess := max(floor-n+1, first)
+		ok, err := enough(guess)
+		if err != nil {
+			return 0, err
+		}
+		if ok {
+			low = guess
+			if n == floor-guess+1 {
+				return guess, nil
+			}
+		} else {
+			high = guess
+		}
+	}
+	if ok, err := enough(low); err != nil || !ok {
+		return low, err // there are fewer
+	}
+	for low+1 < high {
+		middle := low + (high-low)/2
+		ok, err := enough(middle)
+		switch {
+		case err != nil:
+			return 0, err
+		case ok:
+			low = middle
+		default:
+			high = middle
+		}
+	}
+	return low, nil
+}
+
+// countFrom counts the events of a topic from a sequence on. The server counts them when it makes a
+// consumer; nobody reads them.
+func (b *Bus) countFrom(ctx context.Context, t *topicInfo, seq uint64) (uint64, error) {
+	c, err := again(ctx, func(ctx context.Context) (natsjs.Consumer, error) {
+		return b.js.CreateConsumer(ctx, t.stream.name, natsjs.ConsumerConfig{
+			AckPolicy: natsjs.AckNonePolicy, FilterSubjects: t.filters(), DeliverPolicy: natsjs.DeliverByStartSequencePolicy,
+			OptStartSeq: max(seq, 1), MemoryStorage: true, InactiveThreshold: walkMakes, Replicas: 1, HeadersOnly: true,
+		})
+	})
+	if err != nil {
+		return 0, b.unavailable(fmt.Errorf("jetstream: count events of stream %s: %w", t.stream.name, err))
+	}
+	info := c.CachedInfo()
+	b.deleteConsumer(ctx, t.stream.name, info.Name)
+	return info.NumPending, nil
+}
+
+// between counts the events of a topic in from..to. sure is false when the topic changed meanwhile
+// again and again.
+func (b *Bus) between(ctx context.Context, t *topicInfo, from, to uint64) (n uint64, sure bool, err error) {
+	if from > to {
+		return 0, true, nil
+	}
+	for range 3 {
+		before, err := b.countFrom(ctx, t, to+1)
+		if err != nil {
+			return 0, false, err
+		}
+		all, err := b.countFrom(ctx, t, from)
+		if err != nil {
+			return 0, false, err
+		}
+		after, err := b.countFrom(ctx, t, to+1)
+		if err != nil {
+			return 0, false, err
+		}
+		n = max(all, before) - before
+		if before == after {
+			return n, true, nil
+		}
+	}
+	return n, false, nil
+}
+
+// effect computes what a move does to a group as its consumer is: nil for a group that is new.
+func (b *Bus) effect(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInfo, to aim) (Moved, error) {
+	if info == nil {
+		return Moved{}, nil
+	}
+	floor := floorOf(info)
+	newest := max(info.Delivered.Stream, floor) // behind it, nothing was delivered
+	pending := uint64(max(info.NumAckPending, 0))
+	count := func(m *Moved, from, upTo uint64) (uint64, error) {
+		n, sure, err := b.between(ctx, t, from, upTo)
+		m.AtMost = m.AtMost || !sure
+		return n, err
+	}
+	var m Moved
+	switch {
+	case to.start <= floor+1:
+		n, err := count(&m, to.start, newest)
+		if err != nil {
+			return m, err
+		}
+		m.Redelivered = max(n, pending) - pending
+		if len(to.settled) > 0 {
+			// which of them are settled now is not known
+			m.AtMost = true
+		}
+	case to.start > newest:
+		n, err := count(&m, newest+1, to.start-1)
+		if err != nil {
+			return m, err
+		}
+		m.Skipped = n + pending
+	default:
+		before, err := count(&m, floor+1, to.start-1)
+		if err != nil {
+			return m, err
+		}
+		behind, err := count(&m, to.start, newest)
+		if err != nil {
+			return m, err
+		}
+		settled := max(before+behind, pending) - pending
+		m.Skipped, m.Redelivered = min(pending, before), min(settled, behind)
+		m.AtMost = m.AtMost || pending > 0 && settled > 0
+	}
+	return m, nil
+}

@@ -1,0 +1,411 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// Topic has the operations of operators on one topic. A Topic is a small value that costs nothing
+// to create, and creating one checks nothing. Its methods may be called concurrently. They create
+// no topic. They return ErrNotFound when the topic does not exist, a bad_topic or bad_options
+// *Error for a mistake of the caller, an internal *Error when NATS fails to answer properly, and
+// ErrClosed.
+type Topic struct {
+	bus  *Bus
+	name string
+}
+
+// Topic gives access to a topic for operators.
+func (a Admin) Topic(name string) Topic { return Topic{a.bus, name} }
+
+// TopicInfo is the state of a topic.
+type TopicInfo struct {
+	Topic  string
+	Stream string
+	// Family is set when the stream holds other topics too.
+	Family bool
+	// Events is the number of stored events. Bytes is their size, that of the whole stream for a
+	// topic of a family.
+	Events uint64
+	Bytes  uint64
+	// First and Last are the oldest and the newest stored event; nil when there is none.
+	First, Last *Event
+	// MaxAge, MaxBytes and MaxMsgs are the bounds; 0 means none. Rule is the pattern of the rule.
+	MaxAge   time.Duration
+	MaxBytes int64
+	MaxMsgs  int64
+	Rule     string
+	// OnFull is what happens at the bounds. GroupAge is how long a group without members holds
+	// events, with OnFullReject.
+	OnFull   OnFull
+	GroupAge time.Duration
+	// Groups is the number of groups.
+	Groups    int
+	Compacted bool
+	Replicas  int
+	// Needed says what the hub itself uses the topic for, or is empty.
+	Needed string
+	// Lost is what groups have lost, those with the greatest losses first: at most 1,000 groups.
+	Lost []GroupLoss
+}
+
+// GroupLoss is what a group has lost in all.
+type GroupLoss struct {
+	Group  string
+	Events uint64
+	// At is when the last loss was found.
+	At time.Time
+}
+
+// maxLossesShown bounds TopicInfo.Lost.
+const maxLossesShown = 1_000
+
+// Info returns the state of the topic.
+func (t Topic) Info(ctx context.Context) (*TopicInfo, error) {
+	at, state, err := t.bus.freshExisting(ctx, t.name)
+	if err != nil {
+		return nil, err
+	}
+	info, err := t.info(ctx, at, state)
+	return info, t.bus.unavailableOrNil(err)
+}
+
+// unavailableOrNil is unavailable, but for no error.
+func (b *Bus) unavailableOrNil(err error) error {
+	if err == nil || errors.Is(err, ErrNotFound) {
+		return err
+	}
+	return b.unavailable(err)
+}
+
+func (t Topic) info(ctx context.Context, at *topicInfo, state natsjs.StreamState) (*TopicInfo, error) {
+	b := t.bus
+	stream, err := b.findStream(ctx, at.stream.name)
+	if err != nil {
+		return nil, err
+	}
+	rule, cfg := b.rule(t.name), &stream.Config
+	info := &TopicInfo{
+		Topic: t.name, Stream: at.stream.name, Family: at.stream.family, Events: state.Msgs, Bytes: state.Bytes,
+		MaxAge: cfg.MaxAge, MaxBytes: max(cfg.MaxBytes, 0), MaxMsgs: max(cfg.MaxMsgs, 0), Rule: rule.Pattern, OnFull: OnFullDrop,
+		Compacted: rule.Compaction, Replicas: cfg.Replicas, Needed: b.needed(t.name),
+	}
+	if k := b.newKeeping(rule, cfg); k != nil {
+		info.OnFull, info.MaxAge, info.GroupAge = OnFullReject, k.age, k.groupAge
+	}
+	if at.stream.family {
+		if info.Events, err = b.countFrom(ctx, at, 1); err != nil {
+			return nil, err
+		}
+	}
+	groups, err := b.topicGroups(ctx, at)
+	if err != nil {
+		return nil, err
+	}
+	info.Groups = len(groups)
+	if info.First, info.Last, err = b.ends(ctx, at); err != nil {
+		return nil, err
+	}
+	info.Lost, err = b.lossesOf(ctx, at, groups)
+	return info, err
+}
+
+// ends reads the oldest and the newest event of a topic.
+func (b *Bus) ends(ctx context.Context, t *topicInfo) (first, last *Event, err error) {
+	m, err := b.leaderNext(ctx, t.stream.name, 1, time.Time{}, t.filters())
+	if err != nil || m == nil {
+		return nil, nil, err
+	}
+	subjects := t.filters()
+	if subjects == nil {
+		subjects = []string{">"}
+	}
+	newest := m
+	for _, subject := range subjects {
+		switch m, err := b.lastBySubject(ctx, t.stream.name, subject); {
+		case errors.Is(err, ErrNotFound):
+		case err != nil:
+			return nil, nil, err
+		case m.seq > newest.seq:
+			newest = m
+		}
+	}
+	return t.event(m), t.event(newest), nil
+}
+
+// topicGroups are the consumers of a topic that are groups, by the names of their groups.
+func (b *Bus) topicGroups(ctx context.Context, t *topicInfo) (map[string]*natsjs.ConsumerInfo, error) {
+	handle, err := b.js.Stream(ctx, t.stream.name)
+	if err != nil {
+		return nil, err
+	}
+	groups := make(map[string]*natsjs.ConsumerInfo)
+	list := handle.ListConsumers(ctx)
+	for c := range list.Info() {
+		topic, group := c.Config.Metadata[metaTopic], c.Config.Metadata[metaGroup]
+		switch {
+		case group != "" && topic == t.name:
+			groups[group] = c
+		case group == "" && !t.stream.family && c.Config.Durable != "" && c.Config.AckPolicy == natsjs.AckExplicitPolicy && c.Config.DeliverSubject == "":
+			groups[c.Name] = c // made by a native client
+		}
+	}
+	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
+		return nil, err
+	}
+	return groups, nil
+}
+
+// lossesOf reads what groups have lost.
+func (b *Bus) lossesOf(ctx context.Context, t *topicInfo, groups map[string]*natsjs.ConsumerInfo) ([]GroupLoss, error) {
+	bySubject := make(map[string]string, len(groups))
+	for group := range groups {
+		bySubject[lossSubject(t, group)] = group
+	}
+	var lost []GroupLoss
+	_, err := b.readAll(ctx, "KV_"+retentionBucket, time.Time{}, 1, []string{"$KV." + retentionBucket + ".lost." + t.stream.name + ".>"}, func(m *storedMsg) error {
+		group, known := bySubject[m.subject]
+		book := lossBook{}
+		if known && unmarshalBook(m, &book) && book.Stream.Equal(t.stream.created) {
+			lost = append(lost, GroupLoss{Group: group, Events: book.Lost, At: time.UnixMilli(book.AtMS)})
+		}
+		return nil
+	})
+	slices.SortFunc(lost, func(a, b GroupLoss) int {
+		switch {
+		case a.Events != b.Events && a.Events > b.Events:
+			return -1
+		case a.Events != b.Events:
+			return 1
+		}
+		return strings.Compare(a.Group, b.Group)
+	})
+	return lost[:min(len(lost), maxLossesShown)], err
+}
+
+// needed says what the hub itself uses a topic for, or returns "".
+func (b *Bus) needed(topic string) string {
+	if topic+"." == dlqPrefix || strings.HasPrefix(topic, dlqPrefix) {
+		return "it holds dead letters"
+	}
+	for _, r := range b.rules {
+		if r.Snapshot != nil && r.Snapshot.Topic == topic {
+			return "it holds the snapshots of " + r.Pattern
+		}
+	}
+	for _, r := range builtinRules {
+		if r.Pattern == topic {
+			return "the hub's own projections use it"
+		}
+	}
+	return ""
+}
+
+// PurgeOptions say what Purge removes: exactly one of All, Before and Through is set.
+type PurgeOptions struct {
+	// All removes all events.
+	All bool
+	// Before removes the events that were stored before this time.
+	Before time.Time
+	// Through removes the event with this id and those before it.
+	Through string
+	// Needed also allows topics that the hub itself uses (TopicInfo.Needed).
+	Needed bool
+	// DryRun removes nothing, and counts.
+	DryRun bool
+}
+
+// Purged is what Purge has removed, or would.
+type Purged struct {
+	Removed, Left uint64
+}
+
+// Purge removes events, whether groups have read them or not. They do not count as lost. Groups go
+// on behind them. The bucket of a compacted topic keeps the newest event of each key.
+func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
+	b := t.bus
+	if n := btoi(opts.All) + btoi(!opts.Before.IsZero()) + btoi(opts.Through != ""); n != 1 {
+		return Purged{}, badOptions("a purge removes all events, those before a time, or those up to an id: give one of the three")
+	}
+	at, state, err := b.freshExisting(ctx, t.name)
+	if err != nil {
+		return Purged{}, err
+	}
+	if why := b.needed(t.name); why != "" && !opts.Needed && !opts.DryRun {
+		return Purged{}, needs(t.name, why)
+	}
+	before, err := t.purgeEnd(ctx, at, state, &opts)
+	if err != nil {
+		return Purged{}, b.unavailable(err)
+	}
+	all, err := b.countFrom(ctx, at, 1)
+	if err != nil {
+		return Purged{}, b.unavailable(err)
+	}
+	left, err := b.countFrom(ctx, at, before)
+	if err != nil {
+		return Purged{}, b.unavailable(err)
+	}
+	result := Purged{Removed: all - min(all, left), Left: left}
+	if opts.DryRun || result.Removed == 0 {
+		return result, nil
+	}
+	if err := b.purgeTopic(ctx, at, before); err != nil {
+		return Purged{}, b.unavailable(err)
+	}
+	b.log.InfoContext(ctx, "topic purged", slog.String("topic", t.name), slog.Uint64("events", result.Removed), slog.Uint64("before", before))
+	return result, nil
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// needs refuses to touch a topic that the hub itself uses.
+func needs(topic, why string) error {
+	return badOptions("the hub needs topic %s: %s; say explicitly that it may be removed all the same", topic, why)
+}
+
+// purgeEnd is the first sequence that stays.
+func (t Topic) purgeEnd(ctx context.Context, at *topicInfo, state natsjs.StreamState, opts *PurgeOptions) (uint64, error) {
+	switch {
+	case opts.All:
+		return state.LastSeq + 1, nil
+	case opts.Through != "":
+		seq, err := t.bus.ids.find(ctx, at, opts.Through, state, "")
+		return min(seq, state.LastSeq) + 1, err
+	default:
+		return t.bus.firstSince(ctx, at, farthest(opts.Before), state.LastSeq+1)
+	}
+}
+
+// purgeTopic removes the events of a topic before a sequence. In a stream of its own, the purge is
+// noted first: what is purged is not lost.
+func (b *Bus) purgeTopic(ctx context.Context, t *topicInfo, before uint64) error {
+	if t.stream.family {
+		for _, subject := range t.filters() {
+			if err := b.purgeFiltered(ctx, t.stream.name, subject, before); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for {
+		var book purgeBook
+		rev, err := b.book(ctx, purgeSubject(t.stream.name), &book)
+		if err != nil {
+			return err
+		}
+		if !book.Stream.Equal(t.stream.created) {
+			book = purgeBook{Stream: t.stream.created}
+		}
+		info, err := b.findStream(ctx, t.stream.name)
+		if err != nil {
+			return err
+		}
+		if len(book.Purges) >= maxPurges {
+			book.Purges = book.Purges[len(book.Purges)-maxPurges+1:]
+		}
+		book.Purges = append(book.Purges, purged{From: info.State.FirstSeq, To: before})
+		err = b.putBook(ctx, purgeSubject(t.stream.name), &book, rev)
+		if errors.Is(err, errGroupMoved) && b.pause(ctx, bookAgain) == nil {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		return b.purgeStream(ctx, t.stream.name, before)
+	}
+}
+
+// DeleteOptions say how Delete works.
+type DeleteOptions struct {
+	// Needed also allows topics that the hub itself uses (TopicInfo.Needed).
+	Needed bool
+}
+
+// Delete removes the topic with its events, its groups, and its latest events by key. The
+// subscriptions of members end, on all hubs, if they have SubscribeOptions.OnDeleted. The next
+// publish or subscription makes the topic anew. Dead letters stay on their topic.
+func (t Topic) Delete(ctx context.Context, opts DeleteOptions) error {
+	b := t.bus
+	at, _, err := b.freshExisting(ctx, t.name)
+	if err != nil {
+		return err
+	}
+	if why := b.needed(t.name); why != "" && !opts.Needed {
+		return needs(t.name, why)
+	}
+	if at.stream.family {
+		err = t.deleteFromFamily(ctx, at)
+	} else {
+		err = t.deleteStream(ctx, at)
+	}
+	if err != nil {
+		return b.unavailable(err)
+	}
+	b.log.InfoContext(ctx, "topic deleted", slog.String("topic", t.name), slog.String("stream", at.stream.name))
+	return nil
+}
+
+// deleteFromFamily removes a topic from a stream that holds others.
+func (t Topic) deleteFromFamily(ctx context.Context, at *topicInfo) error {
+	groups, err := t.bus.topicGroups(ctx, at)
+	if err != nil {
+		return err
+	}
+	for group := range groups {
+		if err := t.bus.Group(t.name, group).Delete(ctx); err != nil && !errors.Is(err, ErrNotFound) {
+			return err
+		}
+	}
+	for _, subject := range at.filters() {
+		if err := t.bus.purgeFiltered(ctx, at.stream.name, subject, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deleteStream removes the stream of a topic. The mark comes first: members that find their
+// consumer gone look for it. It comes once more when the stream is gone, so that no hub knows the
+// stream any more. When the rest fails, Delete can be repeated.
+func (t Topic) deleteStream(ctx context.Context, at *topicInfo) error {
+	b, name := t.bus, at.stream.name
+	if err := b.generations.markDeleted(ctx, at.stream); err != nil {
+		return err
+	}
+	if err := b.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
+		return err
+	}
+	b.forget(at.stream)
+	if err := b.generations.markDeleted(ctx, at.stream); err != nil {
+		return err
+	}
+	bucket := newBucket(t.name).stream
+	if err := b.js.DeleteStream(ctx, bucket); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
+		return err
+	}
+	for _, s := range [][2]string{
+		{groupsBucket, "$KV." + groupsBucket + "." + name + ".>"},
+		{marksBucket, "$KV." + marksBucket + "." + name + ".>"},
+		{attemptsBucket, "$KV." + attemptsBucket + "." + name + ".>"},
+		{makersBucket, "$KV." + makersBucket + ".*." + name + ".>"},
+		{retentionBucket, "$KV." + retentionBucket + ".*." + name + ".>"},
+		{retentionBucket, purgeSubject(name)},
+	} {
+		if err := b.purge(ctx, s[0], s[1], 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,189 @@
+package jetstream
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func topicState(tb testing.TB, b *Bus, topic string) *TopicInfo {
+	tb.Helper()
+	info, err := b.Admin().Topic(topic).Info(tb.Context())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return info
+}
+
+func TestTopicInfo(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{Topics: []TopicRule{
+		{Pattern: "orders", MaxMsgs: 10},
+		{Pattern: "user.*", Family: "users", MaxAge: time.Hour},
+		{Pattern: "strict", MaxMsgs: 10, MaxAge: time.Hour, OnFull: OnFullReject, GroupAge: time.Hour},
+	}})
+	if _, err := b.Admin().Topic("orders").Info(t.Context()); !errors.Is(err, ErrNotFound) {
+		t.Fatalf("a topic that does not exist: %v", err)
+	}
+	g := takeTold(t, b, "orders", SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
+	d := g
+	fillFrom(t, b, "orders", 1, 1)
+	first := d.next()
+	fillFrom(t, b, "orders", 2, 30)
+	_ = first.Ack()
+	g.payloads(1)
+	info := topicState(t, b, "orders")
+	if info.Events != 10 || info.First.Sequence != 21 || info.Last.Sequence != 30 || info.MaxMsgs != 10 || info.OnFull != OnFullDrop || info.Groups != 1 || info.Rule != "orders" ||
+		len(info.Lost) != 1 || info.Lost[0].Group != "g" || info.Lost[0].Events != 19 || time.Since(info.Lost[0].At) > time.Minute {
+		t.Errorf("got %+v", info)
+	}
+	for _, topic := range []string{"user.a", "user.a", "user.b"} {
+		publish(t, b, topic, "1")
+	}
+	take(t, b, "user.b", "other", SubscribeOptions{})
+	if info := topicState(t, b, "user.a"); info.Events != 2 || info.First.Sequence != 1 || info.Last.Sequence != 2 || !info.Family || info.Groups != 0 || info.Stream != "users" {
+		t.Errorf("got %+v", info)
+	}
+	fillFrom(t, b, "strict", 1, 1)
+	if info := topicState(t, b, "strict"); info.OnFull != OnFullReject || info.MaxAge != time.Hour || info.GroupAge != time.Hour {
+		t.Errorf("got %+v", info)
+	}
+	publish(t, b, "dlq.orders", "1")
+	if info := topicState(t, b, "dlq.orders"); info.Needed == "" || info.Events != 1 {
+		t.Errorf("got %+v", info)
+	}
+}
+
+func TestPurge(t *testing.T) {
+	t.Parallel()
+	for _, topic := range []string{"orders", "user.a"} {
+		t.Run(topic, func(t *testing.T) {
+			t.Parallel()
+			seen := new(losses)
+			b := open(t, Config{Observer: seen, Topics: []TopicRule{{Pattern: "user.*", Family: "users"}}})
+			admin := b.Admin().Topic(topic)
+			publish(t, b, "user.b", "other")
+			g := takeTold(t, b, topic, SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
+			fillFrom(t, b, topic, 1, 10)
+			r := publish(t, b, topic, "11")[0]
+			d := g.next()
+			<-time.After(5 * time.Millisecond)
+			cut := time.Now()
+			fillFrom(t, b, topic, 12, 20)
+
+			purge := func(opts PurgeOptions, want Purged) {
+				t.Helper()
+				if got, err := admin.Purge(t.Context(), opts); err != nil || got != want {
+					t.Fatalf("%+v: got %+v, %v; want %+v", opts, got, err, want)
+				}
+			}
+			for _, opts := range []PurgeOptions{{}, {All: true, Through: r.ID}, {Before: cut, Through: r.ID}} {
+				if _, err := admin.Purge(t.Context(), opts); codeOf(t, err) != CodeBadOptions {
+					t.Fatalf("%+v: %v", opts, err)
+				}
+			}
+			if _, err := admin.Purge(t.Context(), PurgeOptions{Through: "no such id"}); codeOf(t, err) != CodeUnknownID {
+				t.Fatal(err)
+			}
+			purge(PurgeOptions{Through: r.ID, DryRun: true}, Purged{Removed: 11, Left: 9})
+			purge(PurgeOptions{Before: cut.Add(-time.Hour)}, Purged{Left: 20})
+			purge(PurgeOptions{Through: r.ID}, Purged{Removed: 11, Left: 9})
+			purge(PurgeOptions{Before: cut}, Purged{Left: 9})
+			_ = d.Ack()
+			if got := g.payloads(1); got[0] != "12" || g.sum() != 0 || seen.count() != 0 {
+				t.Errorf("the group goes on at %s, and %d are counted as lost, though they were purged", got[0], g.sum())
+			}
+			purge(PurgeOptions{All: true}, Purged{Removed: 9})
+			publish(t, b, topic, "21")
+			last := ""
+			for last != "21" {
+				last = g.payloads(1)[0]
+			}
+			if g.sum() != 0 || seen.count() != 0 {
+				t.Errorf("%d are counted as lost, though they were purged", seen.count())
+			}
+			if topic == "user.a" && topicState(t, b, "user.b").Events != 1 {
+				t.Error("the purge removed events of another topic")
+			}
+		})
+	}
+}
+
+func TestNeededTopicsStay(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{Topics: []TopicRule{
+		{Pattern: "kept", Compaction: true, Snapshot: &SnapshotRule{Topic: "kept.snapshot"}}, {Pattern: "kept.snapshot", Compaction: true},
+	}})
+	for _, topic := range []string{"dlq.orders", "kept.snapshot", "process.state", "heartbeat.received"} {
+		if _, err := b.Publish(t.Context(), topic, []byte("1"), PublishOptions{Key: "k"}); err != nil {
+			t.Fatal(err)
+		}
+		admin := b.Admin().Topic(topic)
+		if _, err := admin.Purge(t.Context(), PurgeOptions{All: true}); codeOf(t, err) != CodeBadOptions {
+			t.Errorf("purge of %s: %v", topic, err)
+		}
+		if err := admin.Delete(t.Context(), DeleteOptions{}); codeOf(t, err) != CodeBadOptions {
+			t.Errorf("deletion of %s: %v", topic, err)
+		}
+		if got, err := admin.Purge(t.Context(), PurgeOptions{All: true, Needed: true}); err != nil || got.Removed != 1 {
+			t.Errorf("purge of %s, asked for explicitly: %+v, %v", topic, got, err)
+		}
+		if err := admin.Delete(t.Context(), DeleteOptions{Needed: true}); err != nil {
+			t.Errorf("deletion of %s, asked for explicitly: %v", topic, err)
+		}
+	}
+}
+
+// A deleted topic is gone on all hubs, members learn of it, and the next publish makes it anew.
+func TestDeleteTopic(t *testing.T) {
+	t.Parallel()
+	for _, servers := range []int{1, 3} {
+		for _, topic := range []string{"orders", "kept", "user.a"} {
+			t.Run(fmt.Sprintf("%s on %d", topic, servers), func(t *testing.T) {
+				t.Parallel()
+				url := natsServers(t, servers)
+				cfg := Config{URL: url, Replicas: servers, Topics: []TopicRule{{Pattern: "user.*", Family: "users"}, {Pattern: "kept", Compaction: true}}}
+				a, b := open(t, cfg), open(t, cfg)
+				put := func(bus *Bus, payload string) error {
+					_, err := bus.Publish(t.Context(), topic, []byte(payload), PublishOptions{Key: "k"})
+					return err
+				}
+				var ended atomic.Int32
+				opts := SubscribeOptions{From: FromEarliest, OnDeleted: func(string) { ended.Add(1) }}
+				first, second := take(t, a, topic, "g", opts), take(t, b, topic, "h", opts)
+				if err := errors.Join(put(a, "1"), put(b, "2")); err != nil {
+					t.Fatal(err)
+				}
+				first.payloads(2)
+				second.payloads(1)
+				if err := b.Admin().Topic(topic).Delete(t.Context(), DeleteOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, "both members hear of it", func() bool { return ended.Load() == 2 })
+				_ = first.sub.Stop(t.Context())
+				_ = second.sub.Stop(t.Context())
+				if topic != "user.a" { // that stream has others
+					if _, err := a.Admin().Topic(topic).Info(t.Context()); !errors.Is(err, ErrNotFound) {
+						t.Fatalf("the topic is still there: %v", err)
+					}
+				}
+				eventually(t, "the topic is made anew", func() bool { return put(a, "3") == nil })
+				eventually(t, "on the other hub too", func() bool { return put(b, "4") == nil })
+				if info := topicState(t, a, topic); info.Events != 2 || info.Groups != 0 {
+					t.Fatalf("got %+v", info)
+				}
+				if got := take(t, a, topic, "g", SubscribeOptions{From: FromEarliest}).payloads(2); got[0] != "3" || got[1] != "4" {
+					t.Fatalf("a new group of the name got %v", got)
+				}
+				if topic == "kept" {
+					eventually(t, "the newest event of the key", func() bool {
+						e, err := b.Keys(topic).Get(t.Context(), "k")
+						return err == nil && string(e.Payload) == "4"
+					})
+				}
+			})
+		}
+	}
+}
