@@ -359,7 +359,7 @@ func (r *dueReader) storedBefore(ctx context.Context, topic string) (map[string]
 	if err == nil {
 		since := farthest(r.oldest.Add(-dueSkew))
 		err = b.walk(ctx, t, walkOptions{since: since, max: dueBefore, headersOnly: true}, func(m *storedMsg) error {
-			ids[b.messageID(t, m)] = true
+			ids[storedID(m.header, t.stream.name, m.seq)] = true
 			return nil
 		})
 	}
