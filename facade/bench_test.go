@@ -50,7 +50,7 @@ func (h *benchHub) dial(b *testing.B) *client.Client {
 
 func (h *benchHub) native(b *testing.B) natsjs.JetStream {
 	b.Helper()
-	nc, err := nats.Connect(h.bus.Admin().NATSURL(), nats.Token(testToken))
+	nc, err := nats.Connect(h.bus.Admin().NATS().URL(), nats.Token(testToken))
 	if err != nil {
 		b.Fatal(err)
 	}

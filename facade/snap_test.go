@@ -40,7 +40,7 @@ func newSnapRig(t *testing.T, change func(*facade.Config)) *rig {
 // native is a NATS client of the rig's server.
 func (r *rig) native(t *testing.T) (*nats.Conn, natsjs.JetStream) {
 	t.Helper()
-	nc, err := nats.Connect(r.bus.Admin().NATSURL(), nats.Token(rigToken))
+	nc, err := nats.Connect(r.bus.Admin().NATS().URL(), nats.Token(rigToken))
 	if err != nil {
 		t.Fatal(err)
 	}

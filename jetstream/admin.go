@@ -1,10 +1,6 @@
 package jetstream
 
-import (
-	"cmp"
-	"context"
-	"time"
-)
+import "cmp"
 
 // Admin has the operations of operators on the streams of a bus. An Admin is a small value that
 // costs nothing to create. Its methods may be called concurrently. Their errors are for operators:
@@ -13,25 +9,6 @@ type Admin struct{ bus *Bus }
 
 // Admin gives access to the streams behind the topics.
 func (b *Bus) Admin() Admin { return Admin{b} }
-
-// NATSURL returns the address at which native clients reach Config.Server, or "" if there is no
-// such server or it does not listen.
-func (a Admin) NATSURL() string {
-	if a.bus.cfg.Server == nil {
-		return ""
-	}
-	return a.bus.cfg.Server.ClientURL()
-}
-
-// Now returns the time by the clock of NATS, which stamps stored events. In a cluster each server
-// has a clock of its own; Now uses that of the server that leads the bucket of the groups.
-func (a Admin) Now(ctx context.Context) (time.Time, error) {
-	info, err := a.bus.findStream(ctx, "KV_"+groupsBucket)
-	if err != nil {
-		return time.Time{}, a.bus.unavailable(err)
-	}
-	return info.TimeStamp, nil
-}
 
 // Snapshots returns the rules that are in force and request snapshots, the built-in rules included.
 // Each is for one topic, and its Every is filled in.

@@ -39,7 +39,7 @@ func benchBus(b *testing.B) *Bus {
 
 func nativeClient(b *testing.B, bus *Bus) natsjs.JetStream {
 	b.Helper()
-	nc, err := nats.Connect(bus.Admin().NATSURL(), nats.Token("t"))
+	nc, err := nats.Connect(bus.Admin().NATS().URL(), nats.Token("t"))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -34,6 +34,8 @@ const (
 	// dueRetryMax.
 	dueRetry    = time.Second
 	dueRetryMax = time.Minute
+	// dueBefore bounds what is read of a topic to find what a hub that failed has stored.
+	dueBefore = 500_000
 	// dueSkew is by how much clocks of the servers of a cluster may differ.
 	dueSkew = 10 * time.Second
 	// dueGauge is how often the waiting events are counted.
@@ -73,6 +75,9 @@ type dueReader struct {
 	// began is the last sequence of the stream when this hub began, or began again, to read.
 	// Messages up to it may have been stored in their topics by a hub that failed.
 	began uint64
+	// oldest is when the oldest of those became due, and before has the ids that topics had since.
+	oldest time.Time
+	before map[string]map[string]bool
 	// cancelled has the sequence of each cancellation up to the sequence seen.
 	cancelled map[string]cancellation
 	seen      uint64
@@ -101,7 +106,12 @@ func (k *schedules) serve(ctx context.Context, s *stream) error {
 	if err != nil {
 		return err
 	}
-	r := &dueReader{schedules: k, link: b.links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), counted: b.clock.now() - int64(dueGauge)}
+	r := &dueReader{schedules: k, link: b.links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), before: make(map[string]map[string]bool), counted: b.clock.now() - int64(dueGauge)}
+	if first, err := b.leaderNext(ctx, delayedStream, 1, time.Time{}, []string{duePrefix + ">"}); err != nil {
+		return err
+	} else if first != nil {
+		r.oldest = first.time
+	}
 	r.inbox = nats.NewInbox() + "."
 	sub, err := r.link.nc.ChanSubscribe(r.inbox+"*", r.came)
 	if err != nil {
@@ -252,6 +262,9 @@ func (r *dueReader) take(ctx context.Context, events []dueEvent) error {
 	if b.clock.stalled(b.clock.now()) {
 		return errStalled // others may have the events by now
 	}
+	if first := &events[0].meta; first.delivered <= 1 && first.streamSeq > r.began {
+		clear(r.before) // the consumer is beyond those events
+	}
 	stored, err := r.lookUp(ctx, events)
 	if err != nil {
 		return err
@@ -332,6 +345,34 @@ func (r *dueReader) isCancelled(mark string, seq uint64) bool {
 	return ok && c.seq < seq
 }
 
+// storedBefore returns the ids of the events that a topic had when this hub first asked, from the
+// time at which the oldest event became due that was due when this hub began to read. They are read
+// once, because many events may have been due: a search for each batch would read the same events
+// again and again.
+func (r *dueReader) storedBefore(ctx context.Context, topic string) (map[string]bool, error) {
+	if ids, ok := r.before[topic]; ok {
+		return ids, nil
+	}
+	b := r.bus
+	ids := make(map[string]bool)
+	t, _, err := b.freshExisting(ctx, topic)
+	if err == nil {
+		since := farthest(r.oldest.Add(-dueSkew))
+		err = b.walk(ctx, t, walkOptions{since: since, max: dueBefore, headersOnly: true}, func(m *storedMsg) error {
+			ids[storedID(m.header, t.stream.name, m.seq)] = true
+			return nil
+		})
+	}
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return nil, err
+	}
+	if len(ids) >= dueBefore {
+		b.log.WarnContext(ctx, "could not look up all delayed events that may be stored already; the duplicate window decides", slog.String("topic", topic))
+	}
+	r.before[topic] = ids
+	return ids, nil
+}
+
 // lookUp reports which events are stored in their topics already, by their index. Only those are
 // looked for that another hub, or this one before a failure, may have had.
 func (r *dueReader) lookUp(ctx context.Context, events []dueEvent) (map[int]bool, error) {
@@ -340,6 +381,7 @@ func (r *dueReader) lookUp(ctx context.Context, events []dueEvent) (map[int]bool
 		index map[string][]int
 	}
 	var searches map[string]*search
+	stored := make(map[int]bool)
 	for i := range events {
 		e := &events[i]
 		if e.meta.delivered <= 1 && e.meta.streamSeq > r.began {
@@ -347,6 +389,14 @@ func (r *dueReader) lookUp(ctx context.Context, events []dueEvent) (map[int]bool
 		}
 		topic, opts, ok := e.options()
 		if !ok {
+			continue
+		}
+		if e.meta.delivered <= 1 {
+			before, err := r.storedBefore(ctx, topic)
+			if err != nil {
+				return nil, err
+			}
+			stored[i] = before[opts.ID]
 			continue
 		}
 		since := time.Unix(0, e.meta.storedAt).Add(-dueSkew)
@@ -366,7 +416,6 @@ func (r *dueReader) lookUp(ctx context.Context, events []dueEvent) (map[int]bool
 		}
 		s.index[opts.ID] = append(s.index[opts.ID], i)
 	}
-	stored := make(map[int]bool)
 	for topic, s := range searches {
 		found, complete, err := r.bus.History(topic).FindIDs(ctx, s.IDSearch)
 		if err != nil {

@@ -93,10 +93,10 @@ func (k *keeping) soon() {
 	}
 }
 
-// refused is what a publisher is told.
-func (k *keeping) refused(cause error) error {
+// refused is what a publisher is told. The log says once that the topic is full (sayFull).
+func (k *keeping) refused() error {
 	k.soon()
-	return &Error{Code: CodeTopicFull, Msg: "the topic is full, and groups have not acknowledged its oldest events: nothing was stored, try again later", Err: cause}
+	return &Error{Code: CodeTopicFull, Msg: "the topic is full, and groups have not acknowledged its oldest events: nothing was stored, try again later"}
 }
 
 // beyond reports whether a stream refused a message because of its bounds, and not for want of disk
@@ -212,7 +212,8 @@ func (b *Bus) keep(ctx context.Context, t *topicInfo) error {
 	last := min(state.FirstSeq+over-1, floor)
 	if last >= state.FirstSeq {
 		b.sayFull(t, false, "")
-		return b.purgeStream(ctx, t.stream.name, last+1)
+		_, err := b.purgeFiltered(ctx, t.stream.name, "", last+1)
+		return err
 	}
 	b.sayFull(t, isFull(state, &info.Config), holder)
 	return nil

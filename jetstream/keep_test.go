@@ -4,6 +4,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -30,12 +31,7 @@ func TestRejectLosesNothing(t *testing.T) {
 	for _, servers := range []int{1, 3} {
 		t.Run(fmt.Sprintf("on %d", servers), func(t *testing.T) {
 			t.Parallel()
-			url := ""
-			if servers == 3 {
-				url = threeServers(t)
-			} else {
-				url = natsServer(t)
-			}
+			url := natsServers(t, servers)
 			events := *rejectEvents / 2 / servers * 2
 			seen := new(losses)
 			cfg := Config{
@@ -86,7 +82,7 @@ func TestRejectLosesNothing(t *testing.T) {
 					pub := bus.NewPublisher()
 					for n := p; n < events; n += 8 {
 						for {
-							_, err := pub.Publish(t.Context(), "orders", fmt.Append(nil, n), PublishOptions{ID: fmt.Sprint(n)})
+							_, err := pub.Publish(t.Context(), "orders", fmt.Append(nil, n), PublishOptions{ID: strconv.Itoa(n)})
 							if err == nil {
 								break
 							}
@@ -162,14 +158,14 @@ func TestRejectWaitsForTheSlowest(t *testing.T) {
 			if err := d.Ack(); err != nil {
 				t.Fatal(err)
 			}
-			if got := g.payloads(n - 1); got[n-2] != fmt.Sprint(n-1) {
+			if got := g.payloads(n - 1); got[n-2] != strconv.Itoa(n-1) {
 				t.Fatalf("got %v", got)
 			}
 			eventually(t, "room", func() bool {
 				_, err := b.Publish(t.Context(), "orders", fmt.Append(nil, n), PublishOptions{})
 				return err == nil
 			})
-			if got := g.payloads(1); got[0] != fmt.Sprint(n) {
+			if got := g.payloads(1); got[0] != strconv.Itoa(n) {
 				t.Fatalf("got %v", got)
 			}
 		})

@@ -33,6 +33,7 @@ type sight struct {
 	dipAt int64 // since when the sum is below base; 0: it is not
 
 	order, seq uint64 // the highest of a delivery, and of an event
+	orderAt    int64  // when that delivery came
 	stored     int64  // when the event was
 	again      uint64 // redeliveries
 	clean      place  // where the sum was base
@@ -82,11 +83,13 @@ func (s *sight) arrived(p *deliveryMeta, now int64) (gap, bool) {
 		s.rest()
 	}
 	late, first := p.order <= s.order, p.delivered == 1 && p.streamSeq > s.seq
-	if s.cut || late && first { // the server counts from another number
+	if late && (s.cut || now-s.orderAt > int64(settleSight)) { // the server counts from another number
+		s.orderAt = now
 		return s.recount(p, first)
 	}
+	s.cut = false
 	if !late {
-		s.order = p.order
+		s.order, s.orderAt = p.order, now
 	}
 	switch {
 	case first:
@@ -107,13 +110,10 @@ func (s *sight) arrived(p *deliveryMeta, now int64) (gap, bool) {
 	return gap{}, false
 }
 
-// recount begins anew with a delivery. What went to others meanwhile was no loss.
+// recount begins anew with a delivery whose number is not comparable with those before.
 func (s *sight) recount(p *deliveryMeta, first bool) (g gap, found bool) {
 	if first {
 		g = gap{after: place{s.order, s.seq, s.stored}, order: p.order, seq: p.streamSeq, lost: p.streamSeq - s.seq - 1}
-		if p.order > s.order+1 {
-			g.lost -= min(g.lost, p.order-s.order-1)
-		}
 		s.seq, s.stored = p.streamSeq, p.storedAt
 	}
 	s.cut, s.order, s.again = false, p.order, 0
@@ -203,6 +203,7 @@ func (s *Subscription) lose(l Loss) {
 
 // await makes a delivery wait until it is known what was lost before it.
 func (g *group) await(d *Delivery) {
+	d.m.sub.returning.tryAcquire(maxReturning) // until goOn
 	g.mu.Lock()
 	if g.checking {
 		g.waiting = append(g.waiting, d)
@@ -216,6 +217,7 @@ func (g *group) await(d *Delivery) {
 // goOn hands a delivery on that has waited.
 func (d *Delivery) goOn() {
 	s := d.m.sub
+	defer s.returning.release()
 	s.mu.Lock()
 	d.looking = false
 	if d.knows != known {

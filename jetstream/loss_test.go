@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -45,7 +46,7 @@ type told struct {
 	lost []Loss
 }
 
-func takeTold(tb testing.TB, b *Bus, topic, group string, opts SubscribeOptions) *told {
+func takeTold(tb testing.TB, b *Bus, topic string, opts SubscribeOptions) *told {
 	tb.Helper()
 	k := new(told)
 	opts.OnLost = func(l Loss) {
@@ -53,7 +54,7 @@ func takeTold(tb testing.TB, b *Bus, topic, group string, opts SubscribeOptions)
 		defer k.mu.Unlock()
 		k.lost = append(k.lost, l)
 	}
-	k.taker = take(tb, b, topic, group, opts)
+	k.taker = take(tb, b, topic, "g", opts)
 	return k
 }
 
@@ -70,7 +71,7 @@ func (k *told) sum() (n uint64) {
 func fillFrom(tb testing.TB, b *Bus, topic string, from, to int) {
 	tb.Helper()
 	for i := from; i <= to; i++ {
-		publish(tb, b, topic, fmt.Sprint(i))
+		publish(tb, b, topic, strconv.Itoa(i))
 	}
 }
 
@@ -108,15 +109,10 @@ func TestLossIsCountedExactly(t *testing.T) {
 		for _, servers := range []int{1, 3} {
 			t.Run(fmt.Sprintf("%s on %d", name, servers), func(t *testing.T) {
 				t.Parallel()
-				url := ""
-				if servers == 3 {
-					url = threeServers(t)
-				} else {
-					url = natsServer(t)
-				}
+				url := natsServers(t, servers)
 				seen := new(losses)
 				b := open(t, Config{URL: url, Replicas: servers, Topics: []TopicRule{rule}, Observer: seen})
-				g := takeTold(t, b, "orders", "g", SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
+				g := takeTold(t, b, "orders", SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
 				fillFrom(t, b, "orders", 1, 3)
 				g.payloads(2)
 				held := g.next() // 3
@@ -152,7 +148,7 @@ func TestLossIsCountedOverRestarts(t *testing.T) {
 			seen := new(losses)
 			cfg := Config{URL: url, Topics: []TopicRule{rule}, Observer: seen}
 			b := open(t, cfg)
-			g := takeTold(t, b, "orders", "g", SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
+			g := takeTold(t, b, "orders", SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
 			fillFrom(t, b, "orders", 1, 3)
 			g.payloads(3)
 			if err := g.sub.Stop(t.Context()); err != nil {
@@ -165,13 +161,45 @@ func TestLossIsCountedOverRestarts(t *testing.T) {
 			_ = b.Close()
 
 			b = open(t, cfg)
-			g = takeTold(t, b, "orders", "g", SubscribeOptions{})
+			g = takeTold(t, b, "orders", SubscribeOptions{})
 			d := g.next()
 			if want := first - 4; d.Event.Sequence != first || g.sum() != want || seen.count() != want {
 				t.Errorf("went on at %d of %d; %d lost are reported and %d counted, %d are", d.Event.Sequence, first, g.sum(), seen.count(), want)
 			}
-			// and the embedded server, restarted after the end of an emptied stream was met
 		})
+	}
+}
+
+// The embedded server restarts with its hub, after the group has met the end of a stream from which
+// all was removed by age.
+func TestLossIsCountedOverARestartOfTheServer(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	seen := new(losses)
+	start := func() *Bus {
+		return open(t, Config{Server: natstest.Embed(t, dir), Topics: []TopicRule{bounded()["age"]}, Observer: seen})
+	}
+	b := start()
+	g := takeTold(t, b, "orders", SubscribeOptions{From: FromEarliest})
+	fillFrom(t, b, "orders", 1, 3)
+	g.payloads(3)
+	if err := g.sub.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	fillFrom(t, b, "orders", 4, 100)
+	eventually(t, "the events expire", func() bool { return firstOf(t, b) == 101 })
+	g.sub.Resume()
+	eventually(t, "the group meets the end", func() bool {
+		backlog, err := b.Group("orders", "g").Backlog(t.Context())
+		return err == nil && backlog.Waiting == 0
+	})
+	_ = b.Close()
+
+	b = start()
+	g = takeTold(t, b, "orders", SubscribeOptions{})
+	fillFrom(t, b, "orders", 101, 101)
+	if got := g.payloads(1); got[0] != "101" || g.sum() != 97 || seen.count() != 97 {
+		t.Errorf("went on at %s; %d lost are reported and %d counted, 97 are", got[0], g.sum(), seen.count())
 	}
 }
 
@@ -181,12 +209,7 @@ func TestLossIsCountedOnceByHubs(t *testing.T) {
 	for _, servers := range []int{1, 3} {
 		t.Run(fmt.Sprintf("on %d", servers), func(t *testing.T) {
 			t.Parallel()
-			url := ""
-			if servers == 3 {
-				url = threeServers(t)
-			} else {
-				url = natsServer(t)
-			}
+			url := natsServers(t, servers)
 			rule := TopicRule{Pattern: "orders", MaxMsgs: 10}
 			seen := new(losses)
 			cfg := Config{URL: url, Replicas: servers, Topics: []TopicRule{rule}, Observer: seen}
@@ -194,7 +217,7 @@ func TestLossIsCountedOnceByHubs(t *testing.T) {
 			for range 2 {
 				b := open(t, cfg)
 				for range 2 {
-					members = append(members, takeTold(t, b, "orders", "g", SubscribeOptions{MaxInFlight: 2, From: FromEarliest}))
+					members = append(members, takeTold(t, b, "orders", SubscribeOptions{MaxInFlight: 2, From: FromEarliest}))
 				}
 			}
 			pub := open(t, Config{URL: url, Replicas: servers, Topics: []TopicRule{rule}})
@@ -260,7 +283,7 @@ func TestLossOfReturnedEvents(t *testing.T) {
 	t.Parallel()
 	seen := new(losses)
 	b := open(t, Config{Server: natstest.Embed(t, t.TempDir()), Topics: []TopicRule{{Pattern: "orders", MaxMsgs: 10}}, Observer: seen})
-	g := takeTold(t, b, "orders", "g", SubscribeOptions{MaxInFlight: 3, From: FromEarliest, MaxAttempts: NeverGiveUp})
+	g := takeTold(t, b, "orders", SubscribeOptions{MaxInFlight: 3, From: FromEarliest, MaxAttempts: NeverGiveUp})
 	fillFrom(t, b, "orders", 1, 3)
 	d1, d2, d3 := g.next(), g.next(), g.next()
 	fillFrom(t, b, "orders", 4, 100) // nothing is fetched: three are leased
@@ -278,7 +301,7 @@ func TestHolesAreNoLoss(t *testing.T) {
 	t.Parallel()
 	seen := new(losses)
 	b := open(t, Config{Observer: seen})
-	g := takeTold(t, b, "orders", "g", SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
+	g := takeTold(t, b, "orders", SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
 	fillFrom(t, b, "orders", 1, 20)
 	d := g.next()
 	s, err := b.js.Stream(t.Context(), "orders")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -63,8 +64,6 @@ func (g bookedGap) loss(topic string) Loss {
 type purgeBook struct {
 	Stream time.Time `json:"stream"`
 	Purges []purged  `json:"purges"`
-
-	revision uint64
 }
 
 // purged is the events From up to, and without, To.
@@ -276,7 +275,7 @@ func (b *Bus) putBook(ctx context.Context, subject string, book any, revision ui
 	if err != nil {
 		return err
 	}
-	m := &nats.Msg{Subject: subject, Data: value, Header: nats.Header{natsjs.ExpectedLastSubjSeqHeader: {fmt.Sprint(revision)}}}
+	m := &nats.Msg{Subject: subject, Data: value, Header: nats.Header{natsjs.ExpectedLastSubjSeqHeader: {strconv.FormatUint(revision, 10)}}}
 	reply, err := b.link().requestMsg(ctx, m)
 	if err == nil {
 		_, err = parsePubAck(reply.Data, "KV_"+retentionBucket)

@@ -47,6 +47,15 @@ func natsServer(tb testing.TB) string {
 	return natstest.Run(tb).ClientURL()
 }
 
+// natsServers starts one server, or a cluster of three.
+func natsServers(tb testing.TB, n int) string {
+	tb.Helper()
+	if n == 1 {
+		return natsServer(tb)
+	}
+	return threeServers(tb)
+}
+
 func publish(tb testing.TB, b *Bus, topic string, payloads ...string) []Receipt {
 	tb.Helper()
 	var receipts []Receipt

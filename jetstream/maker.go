@@ -193,17 +193,13 @@ func (b *Bus) purge(ctx context.Context, bucket, subject string, upTo uint64) er
 	if upTo > 0 {
 		before = upTo + 1
 	}
-	return b.purgeFiltered(ctx, "KV_"+bucket, subject, before)
-}
-
-// purgeStream removes the messages of a stream before a sequence.
-func (b *Bus) purgeStream(ctx context.Context, stream string, before uint64) error {
-	return b.purgeFiltered(ctx, stream, "", before)
+	_, err := b.purgeFiltered(ctx, "KV_"+bucket, subject, before)
+	return err
 }
 
 // purgeFiltered removes the messages of a stream, those of a subject if it is not "", and those
-// before a sequence if that is not 0.
-func (b *Bus) purgeFiltered(ctx context.Context, stream, subject string, before uint64) error {
+// before a sequence if that is not 0. It returns how many.
+func (b *Bus) purgeFiltered(ctx context.Context, stream, subject string, before uint64) (uint64, error) {
 	query := make(map[string]any)
 	if subject != "" {
 		query["filter"] = subject
@@ -212,15 +208,16 @@ func (b *Bus) purgeFiltered(ctx context.Context, stream, subject string, before 
 		query["seq"] = before
 	}
 	var got struct {
-		Error *apiError `json:"error"`
+		Error  *apiError `json:"error"`
+		Purged uint64    `json:"purged"`
 	}
 	if err := b.askAPI(ctx, "STREAM.PURGE."+stream, query, &got); err != nil {
-		return err
+		return 0, err
 	}
 	if got.Error != nil {
-		return got.Error
+		return 0, got.Error
 	}
-	return nil
+	return got.Purged, nil
 }
 
 // forget takes a note back. One that stays is found by the next sweep.

@@ -253,7 +253,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 	var behind bool
 	d.spared, d.knows, behind = in.group.arrived(msg.Reply, &meta, now)
 	defer in.group.arriving.Add(-1)
-	d.resolved, d.looking = d.knows == known && !behind && d.letter.stream == "", behind
+	d.resolved = d.knows == known && d.letter.stream == ""
 	d.Attempt = max(d.delivered-d.spared, 1)
 	if s.bus.clock.stalled(now) {
 		s.spare(d, false)
@@ -297,6 +297,9 @@ func (in *inbox) receive(msg *nats.Msg) {
 		s.mu.Unlock()
 		d.tell(ackNow)
 		return
+	}
+	if behind {
+		d.resolved, d.looking = false, true
 	}
 	s.hold(d)
 	if s.link.clustered() && s.bus.clock.at(now).UnixNano()-meta.storedAt > int64(d.group.fence.usable-d.group.fence.touch)/2 {

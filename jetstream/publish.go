@@ -390,7 +390,7 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 	}
 	if t.stream.keep != nil && beyond(err) {
 		t.obs.PublishFailed()
-		return Receipt{}, t.stream.keep.refused(err)
+		return Receipt{}, t.stream.keep.refused()
 	}
 	if _, ok := errors.AsType[*apiError](err); ok {
 		b.log.Warn("the stream refused an event", slog.String("topic", t.name), slog.Any("error", err))

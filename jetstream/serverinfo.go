@@ -24,21 +24,47 @@ type ServerInfo struct {
 	Errors uint64
 }
 
-// Server asks NATS about itself.
-func (a Admin) Server(ctx context.Context) (ServerInfo, error) {
+// NATS has the requests about the NATS behind a bus. It is a small value that costs nothing to
+// create. Its methods may be called concurrently. Their errors are for operators, as those of Admin.
+type NATS struct{ bus *Bus }
+
+// NATS gives access to the NATS behind the bus.
+func (a Admin) NATS() NATS { return NATS(a) }
+
+// URL returns the address at which native clients reach Config.Server, or "" if there is no
+// such server or it does not listen.
+func (n NATS) URL() string {
+	if n.bus.cfg.Server == nil {
+		return ""
+	}
+	return n.bus.cfg.Server.ClientURL()
+}
+
+// Now returns the time by the clock of NATS, which stamps stored events. In a cluster each server
+// has a clock of its own; Now uses that of the server that leads the bucket of the groups.
+func (n NATS) Now(ctx context.Context) (time.Time, error) {
+	info, err := n.bus.findStream(ctx, "KV_"+groupsBucket)
+	if err != nil {
+		return time.Time{}, n.bus.unavailable(err)
+	}
+	return info.TimeStamp, nil
+}
+
+// Info asks NATS about itself.
+func (n NATS) Info(ctx context.Context) (ServerInfo, error) {
 	var info ServerInfo
-	for _, l := range a.bus.links {
+	for _, l := range n.bus.links {
 		info.Connections++
 		if l.nc.IsConnected() {
 			info.Connected++
 		}
 	}
-	nc := a.bus.links[0].nc
+	nc := n.bus.links[0].nc
 	info.Server, info.Version, info.Cluster = nc.ConnectedServerName(), nc.ConnectedServerVersion(), nc.ConnectedClusterName()
 	began := time.Now()
-	account, err := a.bus.js.AccountInfo(ctx)
+	account, err := n.bus.js.AccountInfo(ctx)
 	if err != nil {
-		return info, a.bus.unavailable(err)
+		return info, n.bus.unavailable(err)
 	}
 	info.RoundTrip = time.Since(began)
 	info.Streams, info.Consumers = account.Streams, account.Consumers

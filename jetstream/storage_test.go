@@ -54,7 +54,7 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 			back := make(chan struct{}, 1)
 			if server.ClientURL() != "" {
 				var err error
-				nc, err = nats.Connect(b.Admin().NATSURL(), nats.Token("t"), nats.ReconnectWait(50*time.Millisecond), nats.MaxReconnects(-1),
+				nc, err = nats.Connect(b.Admin().NATS().URL(), nats.Token("t"), nats.ReconnectWait(50*time.Millisecond), nats.MaxReconnects(-1),
 					nats.ReconnectHandler(func(*nats.Conn) { back <- struct{}{} }))
 				if err != nil {
 					t.Fatal(err)
@@ -64,7 +64,7 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			url := b.Admin().NATSURL()
+			url := b.Admin().NATS().URL()
 			// the server writes the state of consumers down ten times a second
 			<-time.After(300 * time.Millisecond)
 
@@ -77,7 +77,7 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 				t.Fatal("the server was not restarted")
 			}
 			eventually(t, "it is ready", func() bool { return b.Ready(t.Context()) == nil })
-			if got := b.Admin().NATSURL(); got != url {
+			if got := b.Admin().NATS().URL(); got != url {
 				t.Errorf("it is reached at %s, it was at %s", got, url)
 			}
 			got := k.payloads(4)

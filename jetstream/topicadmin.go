@@ -100,7 +100,7 @@ func (t Topic) info(ctx context.Context, at *topicInfo, state natsjs.StreamState
 		info.OnFull, info.MaxAge, info.GroupAge = OnFullReject, k.age, k.groupAge
 	}
 	if at.stream.family {
-		if info.Events, err = b.countFrom(ctx, at, 1); err != nil {
+		if info.Events, err = b.count(ctx, at, state); err != nil {
 			return nil, err
 		}
 	}
@@ -189,6 +189,27 @@ func (b *Bus) lossesOf(ctx context.Context, t *topicInfo, groups map[string]*nat
 	return lost[:min(len(lost), maxLossesShown)], err
 }
 
+// count counts the stored events of a topic, at the leader of its stream.
+func (b *Bus) count(ctx context.Context, t *topicInfo, state natsjs.StreamState) (n uint64, err error) {
+	if !t.stream.family {
+		return state.Msgs, nil
+	}
+	s, err := b.js.Stream(ctx, t.stream.name)
+	if err != nil {
+		return 0, err
+	}
+	for _, subject := range t.filters() {
+		info, err := s.Info(ctx, natsjs.WithSubjectFilter(subject))
+		if err != nil {
+			return 0, err
+		}
+		for _, events := range info.State.Subjects {
+			n += events
+		}
+	}
+	return n, nil
+}
+
 // needed says what the hub itself uses a topic for, or returns "".
 func (b *Bus) needed(topic string) string {
 	if topic+"." == dlqPrefix || strings.HasPrefix(topic, dlqPrefix) {
@@ -244,23 +265,26 @@ func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
 	if err != nil {
 		return Purged{}, b.unavailable(err)
 	}
-	all, err := b.countFrom(ctx, at, 1)
+	all, err := b.count(ctx, at, state)
 	if err != nil {
 		return Purged{}, b.unavailable(err)
 	}
-	left, err := b.countFrom(ctx, at, before)
+	if opts.DryRun {
+		left, err := b.countFrom(ctx, at, before)
+		if err != nil {
+			return Purged{}, b.unavailable(err)
+		}
+		return Purged{Removed: all - min(all, left), Left: left}, nil
+	}
+	if before <= state.FirstSeq {
+		return Purged{Left: all}, nil
+	}
+	removed, err := b.purgeTopic(ctx, at, before)
 	if err != nil {
 		return Purged{}, b.unavailable(err)
 	}
-	result := Purged{Removed: all - min(all, left), Left: left}
-	if opts.DryRun || result.Removed == 0 {
-		return result, nil
-	}
-	if err := b.purgeTopic(ctx, at, before); err != nil {
-		return Purged{}, b.unavailable(err)
-	}
-	b.log.InfoContext(ctx, "topic purged", slog.String("topic", t.name), slog.Uint64("events", result.Removed), slog.Uint64("before", before))
-	return result, nil
+	b.log.InfoContext(ctx, "topic purged", slog.String("topic", t.name), slog.Uint64("events", removed), slog.Uint64("before", before))
+	return Purged{Removed: removed, Left: all - min(all, removed)}, nil
 }
 
 func btoi(b bool) int {
@@ -290,27 +314,29 @@ func (t Topic) purgeEnd(ctx context.Context, at *topicInfo, state natsjs.StreamS
 
 // purgeTopic removes the events of a topic before a sequence. In a stream of its own, the purge is
 // noted first: what is purged is not lost.
-func (b *Bus) purgeTopic(ctx context.Context, t *topicInfo, before uint64) error {
+func (b *Bus) purgeTopic(ctx context.Context, t *topicInfo, before uint64) (removed uint64, err error) {
 	if t.stream.family {
 		for _, subject := range t.filters() {
-			if err := b.purgeFiltered(ctx, t.stream.name, subject, before); err != nil {
-				return err
+			n, err := b.purgeFiltered(ctx, t.stream.name, subject, before)
+			if err != nil {
+				return removed, err
 			}
+			removed += n
 		}
-		return nil
+		return removed, nil
 	}
 	for {
 		var book purgeBook
 		rev, err := b.book(ctx, purgeSubject(t.stream.name), &book)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		if !book.Stream.Equal(t.stream.created) {
 			book = purgeBook{Stream: t.stream.created}
 		}
 		info, err := b.findStream(ctx, t.stream.name)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		if len(book.Purges) >= maxPurges {
 			book.Purges = book.Purges[len(book.Purges)-maxPurges+1:]
@@ -321,9 +347,9 @@ func (b *Bus) purgeTopic(ctx context.Context, t *topicInfo, before uint64) error
 			continue
 		}
 		if err != nil {
-			return err
+			return 0, err
 		}
-		return b.purgeStream(ctx, t.stream.name, before)
+		return b.purgeFiltered(ctx, t.stream.name, "", before)
 	}
 }
 
@@ -369,7 +395,7 @@ func (t Topic) deleteFromFamily(ctx context.Context, at *topicInfo) error {
 		}
 	}
 	for _, subject := range at.filters() {
-		if err := t.bus.purgeFiltered(ctx, at.stream.name, subject, 0); err != nil {
+		if _, err := t.bus.purgeFiltered(ctx, at.stream.name, subject, 0); err != nil {
 			return err
 		}
 	}

@@ -27,7 +27,7 @@ func TestTopicInfo(t *testing.T) {
 	if _, err := b.Admin().Topic("orders").Info(t.Context()); !errors.Is(err, ErrNotFound) {
 		t.Fatalf("a topic that does not exist: %v", err)
 	}
-	g := takeTold(t, b, "orders", "g", SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
+	g := takeTold(t, b, "orders", SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
 	d := g
 	fillFrom(t, b, "orders", 1, 1)
 	first := d.next()
@@ -65,7 +65,7 @@ func TestPurge(t *testing.T) {
 			b := open(t, Config{Observer: seen, Topics: []TopicRule{{Pattern: "user.*", Family: "users"}}})
 			admin := b.Admin().Topic(topic)
 			publish(t, b, "user.b", "other")
-			g := takeTold(t, b, topic, "g", SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
+			g := takeTold(t, b, topic, SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
 			fillFrom(t, b, topic, 1, 10)
 			r := publish(t, b, topic, "11")[0]
 			d := g.next()
@@ -143,12 +143,7 @@ func TestDeleteTopic(t *testing.T) {
 		for _, topic := range []string{"orders", "kept", "user.a"} {
 			t.Run(fmt.Sprintf("%s on %d", topic, servers), func(t *testing.T) {
 				t.Parallel()
-				url := ""
-				if servers == 3 {
-					url = threeServers(t)
-				} else {
-					url = natsServer(t)
-				}
+				url := natsServers(t, servers)
 				cfg := Config{URL: url, Replicas: servers, Topics: []TopicRule{{Pattern: "user.*", Family: "users"}, {Pattern: "kept", Compaction: true}}}
 				a, b := open(t, cfg), open(t, cfg)
 				put := func(bus *Bus, payload string) error {

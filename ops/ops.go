@@ -51,12 +51,12 @@ type Config struct {
 	Events Events
 	// NATS, if not nil, is described by /overview.
 	NATS NATS
-	// Topics, if not nil, is managed at /topics. Guard is then required.
+	// Topics, if not nil, is managed at /topics.
 	Topics Topics
 	// DeadLetters, if not nil, is managed at /dlq.
 	DeadLetters DeadLetters
 	// Guard protects everything but the probes and the metrics. Required with Groups,
-	// DeadLetters or Revocations.
+	// Topics, DeadLetters, Connections, Events or Revocations.
 	Guard Guard
 	// Status returns the HTTP status of an error code of the protocol. By default, all codes have
 	// 503.

@@ -12,9 +12,9 @@ import (
 	"eventhub/jetstream"
 )
 
-// NATS describes the NATS behind the hub. jetstream.Admin implements it.
+// NATS describes the NATS behind the hub. jetstream.NATS implements it.
 type NATS interface {
-	Server(ctx context.Context) (jetstream.ServerInfo, error)
+	Info(ctx context.Context) (jetstream.ServerInfo, error)
 }
 
 // overview is the answer to GET /overview.
@@ -66,7 +66,7 @@ func (s *Server) overview(w http.ResponseWriter, r *http.Request) {
 	if s.cfg.NATS != nil {
 		ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
 		defer cancel()
-		if n, err := s.cfg.NATS.Server(ctx); err == nil {
+		if n, err := s.cfg.NATS.Info(ctx); err == nil {
 			o.NATS = &natsOverview{
 				n.Server, n.Version, n.Cluster, n.Connected, n.Connections, milliseconds(n.RoundTrip), n.Streams, n.Consumers,
 				n.FileBytes, n.FileLimit, n.MemoryBytes, n.MemoryLimit, n.Errors,

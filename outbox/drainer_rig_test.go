@@ -79,7 +79,7 @@ func (w *watcher) Now(ctx context.Context) (time.Time, error) {
 	if w.Bus == nil {
 		return time.Now(), nil
 	}
-	return w.Bus.Admin().Now(ctx)
+	return w.Bus.Admin().NATS().Now(ctx)
 }
 
 func (w *watcher) MaxPayload() int {

@@ -68,7 +68,7 @@ type onJetStream struct{ *jetstream.Bus }
 
 func (b onJetStream) History(topic string) History { return b.Bus.History(topic) }
 
-func (b onJetStream) Now(ctx context.Context) (time.Time, error) { return b.Admin().Now(ctx) }
+func (b onJetStream) Now(ctx context.Context) (time.Time, error) { return b.Admin().NATS().Now(ctx) }
 
 // Observer receives metrics of a Drainer. Its methods may be called concurrently and must not
 // block.

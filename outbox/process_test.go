@@ -219,7 +219,7 @@ func (m *meter) History(topic string) outbox.History {
 	return counting{m.Bus.History(topic), &m.looks}
 }
 
-func (m *meter) Now(ctx context.Context) (time.Time, error) { return m.Bus.Admin().Now(ctx) }
+func (m *meter) Now(ctx context.Context) (time.Time, error) { return m.Bus.Admin().NATS().Now(ctx) }
 
 // drained is what a drainer says of itself, in lines "s <JSON>".
 type drained struct {

@@ -75,7 +75,7 @@ func endWithInput(ctx context.Context, r io.Reader, log *slog.Logger) (context.C
 func (h *hub) tell(w io.Writer) error {
 	line, err := json.Marshal(ephemeral{
 		WebSocket: scheme("ws", h.cert) + h.ws.address(), HTTP: scheme("http", h.cert) + h.http.address(), Ops: scheme("http", h.opsCert()) + h.ops.address(),
-		NATS: h.bus.Admin().NATSURL(), Token: h.token,
+		NATS: h.bus.Admin().NATS().URL(), Token: h.token,
 	})
 	if err != nil {
 		return err

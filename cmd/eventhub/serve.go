@@ -212,7 +212,7 @@ func (h *hub) open(ctx context.Context) error {
 	operators := ops.Config{
 		Bus: h.bus, Registry: registry, Ready: h.ready, Parts: h.parts, Logger: h.log,
 		Groups: h.bus, Topics: ops.TopicsOf(h.bus), DeadLetters: h.bus.Admin().DeadLetters(), Connections: connectionsOf{h.facade}, Events: h.bus,
-		NATS: h.bus.Admin(), Guard: guard, Status: facade.StatusOf, Revocations: h.revocations(), Documents: docs.Handlers(),
+		NATS: h.bus.Admin().NATS(), Guard: guard, Status: facade.StatusOf, Revocations: h.revocations(), Documents: docs.Handlers(),
 	}
 	if cmd.metricsNeedToken() {
 		operators.Metrics = &guard
@@ -345,7 +345,7 @@ func (h *hub) greet(w io.Writer) {
 		{"http", scheme("http", h.cert) + h.http.address()},
 		{"ops", scheme("http", h.opsCert()) + h.ops.address()},
 	}
-	if url := h.bus.Admin().NATSURL(); url != "" {
+	if url := h.bus.Admin().NATS().URL(); url != "" {
 		lines = append(lines, [2]string{"nats", url})
 	}
 	lines = append(lines, [2]string{"data", h.cmd.where()})

@@ -149,7 +149,7 @@ func (h *Hub) start(cfg *config) {
 		check(err)
 		end(h.Bus.Close)
 	}
-	h.NATS = h.Bus.Admin().NATSURL()
+	h.NATS = h.Bus.Admin().NATS().URL()
 	cfg.facade.Auth, cfg.facade.Bus = facade.Tokens(tokens), facade.JetStream(h.Bus)
 	for _, change := range cfg.changes {
 		change(&cfg.facade)
