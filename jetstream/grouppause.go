@@ -60,6 +60,9 @@ func (g Group) setPaused(ctx context.Context, paused bool) error {
 		default:
 			err = b.resumeConsumer(ctx, t, ptr.Consumer)
 		}
+		if err == nil {
+			err = b.pauseQueue(ctx, ptr.PutBack, paused)
+		}
 		if errors.Is(err, errGroupMoved) {
 			continue
 		}
@@ -70,6 +73,24 @@ func (g Group) setPaused(ctx context.Context, paused bool) error {
 		return nil
 	}
 	return &Error{Code: CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
+}
+
+// pauseQueue has the server stop or go on with what was put back to a group. A queue whose consumer
+// is gone is paused by whoever makes it anew.
+func (b *Bus) pauseQueue(ctx context.Context, queue string, paused bool) (err error) {
+	if queue == "" {
+		return nil
+	}
+	t := &topicInfo{stream: &stream{name: putBackStream}}
+	if paused {
+		err = b.pauseConsumer(ctx, t, queue, pausedUntil)
+	} else {
+		err = b.resumeConsumer(ctx, t, queue)
+	}
+	if errors.Is(err, errGroupMoved) {
+		return nil
+	}
+	return err
 }
 
 // resumeWithin is how soon deliveries go on after a pause.
@@ -115,8 +136,8 @@ func (b *Bus) pausedConsumer(ctx context.Context, t *topicInfo, consumer string,
 	return answer.Paused, nil
 }
 
-// groupPaused gives back what the member holds and has not begun: the group gets no events now.
-// s.mu is held.
+// groupPaused gives back what the member, and that of its queue, holds and has not begun: the group
+// gets no events now. s.mu is held.
 func (m *member) groupPaused() {
 	s := m.sub
 	var back []*Delivery
@@ -124,7 +145,7 @@ func (m *member) groupPaused() {
 		if i >= len(s.out) {
 			continue
 		}
-		if d := s.out[i]; d.m == m && !d.begun {
+		if d := s.out[i]; (d.m == m || d.m.main == m) && !d.begun {
 			s.remove(d, Returned)
 			back = append(back, d)
 		}

@@ -60,7 +60,7 @@ const settleSight = time.Second
 // consumer that met the end of an emptied stream shows that end as delivered.
 func newSight(t *topicInfo, info *natsjs.ConsumerInfo) sight {
 	s := sight{off: t.stream.family, order: info.Delivered.Consumer, seq: info.Delivered.Stream}
-	if info.NumAckPending == 0 && info.AckFloor.Stream < s.seq {
+	if n := info.AckFloor.Consumer; n > 0 && n == info.Delivered.Consumer && info.NumAckPending == 0 && info.AckFloor.Stream < s.seq {
 		s.seq = info.AckFloor.Stream
 	}
 	s.rest()

@@ -296,6 +296,24 @@ func TestLossOfReturnedEvents(t *testing.T) {
 	same(t, "events", g.payloads(1), []string{"91"})
 }
 
+// A group that begins at the end has lost nothing of what was removed before it was made.
+func TestNewGroupHasLostNothing(t *testing.T) {
+	t.Parallel()
+	for _, servers := range []int{1, 3} {
+		t.Run(strconv.Itoa(servers), func(t *testing.T) {
+			t.Parallel()
+			seen := new(losses)
+			b := open(t, Config{URL: natsServers(t, servers), Replicas: servers, Topics: []TopicRule{{Pattern: "orders", MaxMsgs: 10}}, Observer: seen})
+			fillFrom(t, b, "orders", 1, 100)
+			g := takeTold(t, b, "orders", SubscribeOptions{})
+			fillFrom(t, b, "orders", 101, 101)
+			if got := g.payloads(1); got[0] != "101" || g.sum() != 0 || seen.count() != 0 {
+				t.Errorf("began at %s; %d lost are reported and %d counted", got[0], g.sum(), seen.count())
+			}
+		})
+	}
+}
+
 // What is deleted singly, or purged by an operator, was not lost.
 func TestHolesAreNoLoss(t *testing.T) {
 	t.Parallel()

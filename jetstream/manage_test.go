@@ -203,7 +203,7 @@ func TestBackCountsOnlyTheTopic(t *testing.T) {
 	}
 }
 
-// TestPausedGroup pauses a group that has members on two hubs, restarts the server, and resumes it.
+// TestPausedGroup pauses a group that has members on two hubs, and resumes it.
 func TestPausedGroup(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)

@@ -231,8 +231,9 @@ func movesRun(t *testing.T, url string, n int, random *rand.Rand) {
 				m.did["deaf"]++
 				deaf = hubs[random.IntN(2)].bus
 				deaf.subMu.Lock()
+				// Then members are full: a pull that waits would tell of a move.
 				if full := publish(60); !full {
-					deaf.subMu.Unlock() // so that members are full: a pull that waits tells of a move
+					deaf.subMu.Unlock()
 					return
 				}
 			}

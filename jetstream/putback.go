@@ -180,7 +180,7 @@ func (b *Bus) openPutBack(ctx context.Context) (*natsjs.StreamInfo, error) {
 
 // openQueue returns the consumer of a queue, and makes it if it is not there. The caller looks
 // afterwards whether the queue is still the group's.
-func (b *Bus) openQueue(ctx context.Context, topic, group, queue string, ttl bool) (*topicInfo, *natsjs.ConsumerInfo, error) {
+func (b *Bus) openQueue(ctx context.Context, topic, group, queue string, ttl, paused bool) (*topicInfo, *natsjs.ConsumerInfo, error) {
 	stream, err := b.openPutBack(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -197,6 +197,9 @@ func (b *Bus) openQueue(ctx context.Context, topic, group, queue string, ttl boo
 	}
 	if ttl {
 		cfg.Metadata[metaTTL] = "true"
+	}
+	if paused {
+		cfg.PauseUntil = &pausedUntil
 	}
 	c, err := again(ctx, func(ctx context.Context) (natsjs.Consumer, error) {
 		return b.js.CreateConsumer(ctx, putBackStream, cfg)
@@ -230,12 +233,12 @@ func (b *Bus) groupQueue(ctx context.Context, t *topicInfo, group string) (strin
 		}
 		ttl := !ptr.Durable && info != nil && info.Config.InactiveThreshold > 0
 		if ptr.PutBack != "" {
-			_, _, err := b.openQueue(ctx, t.name, group, ptr.PutBack, ttl)
+			_, _, err := b.openQueue(ctx, t.name, group, ptr.PutBack, ttl, ptr.Paused)
 			return ptr.PutBack, err
 		}
 		next := ptr
 		next.PutBack = newQueue(t.name, group)
-		if _, _, err := b.openQueue(ctx, t.name, group, next.PutBack, ttl); err != nil {
+		if _, _, err := b.openQueue(ctx, t.name, group, next.PutBack, ttl, ptr.Paused); err != nil {
 			return "", err
 		}
 		_, err = b.generations.swap(ctx, t, group, ptr, next) // members hear of it by that

@@ -73,7 +73,7 @@ func (s *Subscription) joinQueue(topic, queue string) (*group, error) {
 	if ptr.Deleted || ptr.PutBack != queue {
 		return nil, ErrNotFound
 	}
-	pt, info, err := b.openQueue(ctx, topic, s.group, queue, false)
+	pt, info, err := b.openQueue(ctx, topic, s.group, queue, false, ptr.Paused)
 	if err != nil {
 		return nil, err
 	}

@@ -656,3 +656,50 @@ func TestAQueueEndsWithItsTTL(t *testing.T) {
 		return err == nil && info.State.Consumers == 0 && info.State.Msgs == 0
 	})
 }
+
+// Pausing a group stops what was put back to it, too: a queue that is there, and one that is made
+// during the pause.
+func TestAPausedGroupIsGivenNothingBack(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{})
+	publish(t, b, "orders", "first", "second")
+	fail(t, b, "orders", "g", "no stock", 2)
+	g := b.Group("orders", "g")
+	if err := g.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	k := take(t, b, "orders", "g", SubscribeOptions{})
+	quiet := func() {
+		t.Helper()
+		select {
+		case h := <-k.ch:
+			if _, ok := h.Begin(); ok {
+				t.Fatalf("%s came while the group was paused", h.Event.Payload)
+			}
+		case <-time.After(300 * time.Millisecond):
+		}
+	}
+	letters := letterList(t, b, LetterFilter{})
+	if len(letters) != 2 {
+		t.Fatalf("%d letters, want 2", len(letters))
+	}
+	redriveAll(t, b, LetterFilter{Topic: "orders", ID: letters[0].ID}, RedriveOptions{})
+	quiet()
+	if err := g.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.next().Ack(); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	redriveAll(t, b, LetterFilter{Topic: "orders", ID: letters[1].ID}, RedriveOptions{})
+	quiet()
+	if err := g.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.next().Ack(); err != nil {
+		t.Fatal(err)
+	}
+}
