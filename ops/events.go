@@ -46,7 +46,8 @@ type eventPage struct {
 	More bool `json:"more,omitempty"`
 }
 
-// number reads a query parameter that is a number from least to most, or says what is wrong with it.
+// number reads a query parameter that is a number from least to most, or says what is wrong with
+// it.
 func number(q url.Values, name string, otherwise, least, most int64) (n int64, fault string) {
 	text := q.Get(name)
 	if text == "" {
