@@ -123,7 +123,7 @@ func TestLossIsCountedExactly(t *testing.T) {
 				if err := held.Ack(); err != nil {
 					t.Fatal(err)
 				}
-				// A server of a cluster may still have what the leader of the stream has removed by age.
+				// another server may still have what the leader of the stream has removed
 				given := uint64(0)
 				d := g.next()
 				for ; servers == 3 && rule.MaxAge > 0 && d.Event.Sequence < first; d = g.next() {
