@@ -135,7 +135,7 @@ func TestDocumentsBoundOptions(t *testing.T) {
 		bounded          []string
 		takes            func(opts []byte) bool
 	}{
-		{"PublishOptions", "publishOptions", []string{"id", "ts", "key", "headers", "tags", "caused_by"}, func(opts []byte) bool {
+		{"PublishOptions", "publishOptions", []string{"id", "ts", "key", "headers", "tags", "caused_by", "delay_ms", "at"}, func(opts []byte) bool {
 			var o jetstream.PublishOptions
 			return publishOptions(&o, opts) == nil && o.Validate() == nil
 		}},
@@ -297,20 +297,20 @@ func TestDocumentsHaveEventHeaders(t *testing.T) {
 		set := func(value string) bool {
 			return eventField(new(jetstream.PublishOptions), strings.ToLower(p.Name), p.Name, []string{value}) == nil
 		}
-		value := map[string]string{"Event-Ts": "1", "Event-Tombstone": "true"}[p.Name]
+		value := map[string]string{"Event-Ts": "1", "Event-At": "1", "Event-Delay-Ms": "1", "Event-Tombstone": "true"}[p.Name]
 		if value == "" {
 			value = "x"
 		}
 		if !set(value) {
 			t.Errorf("the hub refuses the header %s of docs/openapi.yaml", p.Name)
 		}
-		if p.Name == "Event-Ts" {
+		if value == "1" {
 			kind, cell := d.bounds(t, &p.Schema)
 			checkBounds(t, p.Name, kind, cell, set)
 		}
 	}
 	slices.Sort(names)
-	want := []string{"Event-Caused-By", "Event-Id", "Event-Key", "Event-Sid", "Event-Tags", "Event-Tombstone", "Event-Ts"}
+	want := []string{"Event-At", "Event-Caused-By", "Event-Delay-Ms", "Event-Id", "Event-Key", "Event-Sid", "Event-Tags", "Event-Tombstone", "Event-Ts"}
 	if !slices.Equal(names, want) {
 		t.Errorf("docs/openapi.yaml has the headers %q, want %q", names, want)
 	}

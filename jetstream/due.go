@@ -21,8 +21,8 @@ const metaDue = "eventhub.due"
 
 const (
 	// dueLook is how often a hub looks for the stream of delayed events, which another may have
-	// made.
-	dueLook = 30 * time.Second
+	// made. It bounds how late events are if the hub that made the stream fails.
+	dueLook = 5 * time.Second
 	// dueAgain is how long a hub waits after a failure.
 	dueAgain = time.Second
 	// dueBatch and dueBytes bound what a hub takes at a time, and dueWaits how long it waits for
@@ -51,8 +51,12 @@ func (k *schedules) run() {
 	defer tick.Stop()
 	for b.ctx.Err() == nil {
 		again := tick.C
-		if s, err := k.open(b.ctx, false); err == nil {
-			if err := k.serve(b.ctx, s); err != nil && b.ctx.Err() == nil {
+		s, err := k.open(b.ctx, false)
+		if err == nil {
+			err = k.serve(b.ctx, s)
+		}
+		if !errors.Is(err, ErrNotFound) && !errors.Is(err, errNoSchedules) {
+			if err != nil && b.ctx.Err() == nil {
 				b.log.WarnContext(b.ctx, "failed to receive delayed events that are due; retrying", slog.Any("error", err))
 			}
 			again = time.After(dueAgain)

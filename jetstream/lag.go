@@ -161,7 +161,7 @@ func (b *Bus) lagOf(ctx context.Context, t *topicInfo, group string, consumers [
 	lag := Lag{Topic: t.name, Group: group}
 	for _, info := range consumers {
 		lag.Ephemeral = lag.Ephemeral || info.Config.InactiveThreshold > 0
-		open := info.NumPending + uint64(max(info.NumAckPending, 0)) //nolint:gosec // not negative
+		open := info.NumPending + uint64(max(info.NumAckPending, 0))
 		lag.Pending += info.NumPending
 		lag.InFlight += open - info.NumPending
 		if open == 0 || info.Stream != t.stream.name {

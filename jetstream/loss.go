@@ -83,7 +83,7 @@ func (s *sight) arrived(p *deliveryMeta, now int64) (gap, bool) {
 		s.rest()
 	}
 	late, first := p.order <= s.order, p.delivered == 1 && p.streamSeq > s.seq
-	// too late for one that was overtaken: the server counts from another number
+	// the server counts from another number
 	if late && (s.cut || now-s.orderAt > int64(settleSight)) {
 		s.orderAt = now
 		return s.recount(p, first)

@@ -26,7 +26,7 @@ func (h History) Newest(ctx context.Context, limit int) ([]*Event, error) {
 	if err != nil {
 		return nil, err
 	}
-	for reach := uint64(limit); ; reach *= 4 { //nolint:gosec // limit is at least 1
+	for reach := uint64(limit); ; reach *= 4 {
 		from := FromEarliest
 		whole := state.LastSeq < state.FirstSeq+reach
 		if !whole {
@@ -41,7 +41,7 @@ func (h History) Newest(ctx context.Context, limit int) ([]*Event, error) {
 				found = append(found[:0], found[limit+1:]...)
 			}
 		}
-		if len(found) >= limit || whole || reach >= newestReach*uint64(limit) { //nolint:gosec // limit is at least 1
+		if len(found) >= limit || whole || reach >= newestReach*uint64(limit) {
 			return found[max(0, len(found)-limit):], nil
 		}
 	}

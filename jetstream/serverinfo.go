@@ -25,7 +25,8 @@ type ServerInfo struct {
 }
 
 // NATS has the requests about the NATS behind a bus. It is a small value that costs nothing to
-// create. Its methods may be called concurrently. Their errors are for operators, as those of Admin.
+// create. Its methods may be called concurrently. Their errors are for operators, as those of
+// Admin.
 type NATS struct{ bus *Bus }
 
 // NATS gives access to the NATS behind the bus.

@@ -1,9 +1,9 @@
 package ops
 
 import (
+	"cmp"
 	"log/slog"
 	"net/http"
-	"strconv"
 	"time"
 )
 
@@ -52,16 +52,12 @@ type Subscription struct {
 // connections answers GET /connections.
 func (s *Server) connections(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
-	limit := defaultConnections
-	if text := q.Get("limit"); text != "" {
-		n, err := strconv.Atoi(text)
-		if err != nil || n < 1 || n > maxConnections {
-			writeError(w, http.StatusBadRequest, "bad_options", "limit must be a number from 1 to "+strconv.Itoa(maxConnections)+".")
-			return
-		}
-		limit = n
+	limit, badLimit := number(q, "limit", defaultConnections, 1, maxConnections)
+	if fault := cmp.Or(checkQuery(q, "limit", "next"), badLimit); fault != "" {
+		badQuery(w, fault)
+		return
 	}
-	list, more := s.cfg.Connections.List(q.Get("next"), limit)
+	list, more := s.cfg.Connections.List(q.Get("next"), int(limit))
 	page := struct {
 		Now         int64        `json:"now"`
 		Count       int          `json:"count"`

@@ -55,9 +55,9 @@ func lettersHub(t *testing.T, n int) (*jetstream.Bus, *httptest.Server) {
 			break
 		}
 	}
-	s := httptest.NewServer(New(Config{
+	s := httptest.NewServer(described(t, Config{
 		Bus: bus, Registry: prometheus.NewRegistry(), DeadLetters: bus.Admin().DeadLetters(), Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf,
-	}).Handler())
+	}))
 	t.Cleanup(s.Close)
 	return bus, s
 }

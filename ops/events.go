@@ -1,10 +1,9 @@
 package ops
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
-	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -47,43 +46,30 @@ type eventPage struct {
 	More bool `json:"more,omitempty"`
 }
 
-// number reads a query parameter that is a number from least to most.
-func number(q url.Values, name string, otherwise, least, most int64) (int64, error) {
+// number reads a query parameter that is a number from least to most, or says what is wrong with it.
+func number(q url.Values, name string, otherwise, least, most int64) (n int64, fault string) {
 	text := q.Get(name)
 	if text == "" {
-		return otherwise, nil
+		return otherwise, ""
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < least || n > most {
-		return 0, errors.New(name + " must be a number from " + strconv.FormatInt(least, 10) + " to " + strconv.FormatInt(most, 10) + ".")
+		return 0, name + " must be a number from " + strconv.FormatInt(least, 10) + " to " + strconv.FormatInt(most, 10) + "."
 	}
-	return n, nil
+	return n, ""
 }
 
-// parameters checks that a query has no others than the known parameters, and each at most once.
-func parameters(q url.Values, known ...string) error {
-	for _, name := range slices.Sorted(maps.Keys(q)) {
-		if !slices.Contains(known, name) {
-			return errors.New("There is no parameter " + strconv.Quote(name) + ".")
-		}
-		if len(q[name]) > 1 {
-			return errors.New("The parameter " + name + " is given more than once.")
-		}
-	}
-	return nil
-}
-
-func badQuery(w http.ResponseWriter, err error) {
-	writeError(w, http.StatusBadRequest, jetstream.CodeBadOptions, err.Error())
+func badQuery(w http.ResponseWriter, fault string) {
+	writeError(w, http.StatusBadRequest, jetstream.CodeBadOptions, fault)
 }
 
 // events answers GET /events.
 func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
-	limit, err := number(q, "limit", defaultEvents, 1, maxEvents)
-	ts, errTS := number(q, "ts", 0, 0, 1<<52)
-	if err = errors.Join(parameters(q, "topic", "from", "ts", "afterId", "key", "limit"), err, errTS); err != nil {
-		badQuery(w, err)
+	limit, badLimit := number(q, "limit", defaultEvents, 1, maxEvents)
+	ts, badTS := number(q, "ts", 0, 0, maxTime)
+	if fault := cmp.Or(checkQuery(q, "topic", "from", "ts", "afterId", "key", "limit"), badLimit, badTS); fault != "" {
+		badQuery(w, fault)
 		return
 	}
 	opts := jetstream.ReadOptions{Key: q.Get("key"), Limit: int(limit) + 1, CountFor: identity(r).Key()}
@@ -98,7 +84,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 		s.newest(w, r, int(limit))
 		return
 	default:
-		badQuery(w, errors.New("from must be latest (without key), earliest, ts with ts, or afterId with afterId."))
+		badQuery(w, "from must be latest (without key), earliest, ts with ts, or afterId with afterId.")
 		return
 	}
 	topic := q.Get("topic")
@@ -160,12 +146,12 @@ func (s *Server) shown(r *http.Request, topic string, e *jetstream.Event) json.R
 // latestByKey answers GET /latest-by-key: the record, or null.
 func (s *Server) latestByKey(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
-	err := parameters(q, "topic", "key")
-	if err == nil && q.Get("key") == "" {
-		err = errors.New("The parameter key is missing.")
+	fault := checkQuery(q, "topic", "key")
+	if fault == "" && q.Get("key") == "" {
+		fault = "The parameter key is missing."
 	}
-	if err != nil {
-		badQuery(w, err)
+	if fault != "" {
+		badQuery(w, fault)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), eventsTimeout)
@@ -185,10 +171,10 @@ func (s *Server) latestByKey(w http.ResponseWriter, r *http.Request) {
 // keys answers GET /keys: the newest event of each key, newest first.
 func (s *Server) keys(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
-	limit, err := number(q, "limit", defaultEvents, 1, maxEvents)
-	offset, errOffset := number(q, "offset", 0, 0, 1<<31-1)
-	if err = errors.Join(parameters(q, "topic", "offset", "limit"), err, errOffset); err != nil {
-		badQuery(w, err)
+	limit, badLimit := number(q, "limit", defaultEvents, 1, maxEvents)
+	offset, badOffset := number(q, "offset", 0, 0, 1<<31-1)
+	if fault := cmp.Or(checkQuery(q, "topic", "offset", "limit"), badLimit, badOffset); fault != "" {
+		badQuery(w, fault)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), eventsTimeout)
@@ -223,7 +209,7 @@ func (s *Server) publish(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if body.Payload == nil {
-		badQuery(w, errors.New("payload is missing; null is a payload, too."))
+		badQuery(w, "payload is missing; null is a payload, too.")
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), eventsTimeout)

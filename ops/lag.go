@@ -2,7 +2,6 @@ package ops
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net/http"
 	"sync"
@@ -53,7 +52,7 @@ type lagging struct {
 func (s *Server) lag(w http.ResponseWriter, r *http.Request) {
 	topic, group := QueryTarget(r)
 	if topic == "" || group == "" {
-		badQuery(w, errors.New("topic and group required"))
+		badQuery(w, "topic and group required")
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), groupTimeout)
@@ -89,7 +88,7 @@ func (s *Server) lag(w http.ResponseWriter, r *http.Request) {
 func (s *Server) cursors(w http.ResponseWriter, r *http.Request) {
 	topic, _ := QueryTarget(r)
 	if topic == "" {
-		badQuery(w, errors.New("topic required"))
+		badQuery(w, "topic required")
 		return
 	}
 	type at struct {

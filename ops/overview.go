@@ -2,6 +2,7 @@ package ops
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -56,7 +57,7 @@ func (s *Server) overview(w http.ResponseWriter, r *http.Request) {
 	o := overview{Now: time.Now().UnixMilli(), Started: s.started.UnixMilli(), Version: buildVersion(), Checks: health.Checks, Totals: make(map[string]float64)}
 	families, err := s.cfg.Registry.Gather()
 	if err != nil {
-		scrapeLog{s.cfg.Logger}.Println(err)
+		s.cfg.Logger.LogAttrs(r.Context(), slog.LevelWarn, "failed to collect some metrics", slog.Any("error", err))
 	}
 	for _, f := range families {
 		if slices.ContainsFunc(shownTotals, func(prefix string) bool { return strings.HasPrefix(f.GetName(), prefix) }) {

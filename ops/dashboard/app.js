@@ -112,13 +112,25 @@ function say(text, bad) {
 function dialog(title, content, { yes = "OK", danger = false } = {}) {
   const box = $("dialog");
   return new Promise((resolve) => {
-    const form = el("form", { method: "dialog" }, el("h2", { id: "dialog-title" }, title), content,
-      el("div", { class: "row" },
-        el("button", { type: "submit", value: "yes", class: danger ? "danger" : "main" }, yes),
-        el("button", { type: "submit", value: "no", formnovalidate: true }, "Cancel")));
+    const end = (values) => {
+      box.close();
+      box.replaceChildren();
+      resolve(values);
+    };
+    const form = el("form", {
+      onsubmit: (e) => {
+        e.preventDefault();
+        end(e.submitter?.value === "no" ? null : Object.fromEntries(new FormData(form)));
+      },
+    }, el("h2", { id: "dialog-title" }, title), content,
+    el("div", { class: "row" },
+      el("button", { type: "submit", value: "yes", class: danger ? "danger" : "main" }, yes),
+      el("button", { type: "submit", value: "no", formnovalidate: true }, "Cancel")));
+    box.oncancel = (e) => { // the Escape key
+      e.preventDefault();
+      end(null);
+    };
     box.replaceChildren(form);
-    box.returnValue = "no";
-    box.onclose = () => resolve(box.returnValue === "yes" ? Object.fromEntries(new FormData(form)) : null);
     box.showModal();
   });
 }
