@@ -123,14 +123,22 @@ func TestLossIsCountedExactly(t *testing.T) {
 				if err := held.Ack(); err != nil {
 					t.Fatal(err)
 				}
+				// another server may still have what the leader of the stream has removed
+				given := uint64(0)
 				d := g.next()
+				for ; servers == 3 && rule.MaxAge > 0 && d.Event.Sequence < first; d = g.next() {
+					given++
+					if err := d.Ack(); err != nil {
+						t.Fatal(err)
+					}
+				}
 				if d.Event.Sequence != first {
 					t.Fatalf("the group goes on at %d, the first left is %d", d.Event.Sequence, first)
 				}
-				if want := first - 4; g.sum() != want || seen.count() != want {
+				if want := first - 4 - given; g.sum() != want || seen.count() != want {
 					t.Errorf("%d lost are reported and %d counted, %d are", g.sum(), seen.count(), want)
 				}
-				if since := g.lost[0].Since; since.UnixNano() != held.Event.StoredAt {
+				if since := g.lost[0].Since; given == 0 && since.UnixNano() != held.Event.StoredAt {
 					t.Errorf("lost since %v, the last event is of %v", since, time.Unix(0, held.Event.StoredAt))
 				}
 			})
