@@ -110,6 +110,25 @@ var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 			t.Errorf("the topic keeps %d events, want 3", got)
 		}
 	},
+	"`on_full: reject` of a topic": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		sub, err := n.hub.Subscribe(t.Context(), "kept", "reader", client.SubscribeOptions{}, func(client.Event) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := sub.Pause(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			if _, err := n.js.Publish(t.Context(), "event.kept", []byte("1")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err = n.js.Publish(t.Context(), "event.kept", []byte("1"))
+		if api, ok := errors.AsType[*natsjs.APIError](err); !ok || api.ErrorCode != 10077 {
+			t.Errorf("an event beyond the bound: %v", err)
+		}
+	},
 	"`duplicate_window` of a topic": func(t *testing.T, n *nativeClient) {
 		t.Helper()
 		for i := range 2 {
@@ -199,7 +218,7 @@ func TestBoundsOfNativeClients(t *testing.T) {
 		}
 	}
 	rules := filepath.Join(t.TempDir(), "topics.yaml")
-	if err := os.WriteFile(rules, []byte("topics:\n  - {topic: small, max_payload: 1KiB}\n  - {topic: few, retention: {messages: 3}}\n  - {topic: many}\n"), 0o600); err != nil {
+	if err := os.WriteFile(rules, []byte("topics:\n  - {topic: small, max_payload: 1KiB}\n  - {topic: few, retention: {messages: 3}}\n  - {topic: kept, retention: {messages: 3}, on_full: reject}\n  - {topic: many}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	hub := startNode(t, "--nats-listen=127.0.0.1:0", "--topics="+rules, "--limit-stream-groups="+strconv.Itoa(streamGroups))
