@@ -147,7 +147,7 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 		_ = d.Ack()
 	}
 	seen := map[string]int{}
-	for range n / 2 {
+	for got := 0; got < n/2; {
 		var h *Held
 		select {
 		case h = <-a.ch:
@@ -157,8 +157,9 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 		}
 		d, ok := h.Begin()
 		if !ok {
-			t.Fatal("a fresh delivery is not valid")
+			continue // it came before the seek was answered, and was given back unbegun
 		}
+		got++
 		seen[string(d.Event.Payload)]++
 		if d.Attempt != 1 {
 			t.Errorf("%s has attempt %d in the new generation", d.Event.Payload, d.Attempt)
