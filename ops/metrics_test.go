@@ -148,6 +148,23 @@ func TestTableIsWhatMetricsShows(t *testing.T) {
 	}
 }
 
+// A group has at most 35 series, because there may be thousands of groups.
+func TestSeriesOfAGroup(t *testing.T) {
+	n := 0
+	for _, d := range definitions {
+		switch {
+		case !slices.Contains(d.labels, "group"):
+		case d.kind == histogram:
+			n += len(groupBuckets) + len([]string{"+Inf", "sum", "count"})
+		default:
+			n++
+		}
+	}
+	if n > 35 {
+		t.Errorf("a group has %d series, at most 35 are allowed", n)
+	}
+}
+
 func TestTableIsSorted(t *testing.T) {
 	if !slices.IsSortedFunc(definitions, func(a, b definition) int { return strings.Compare(a.name, b.name) }) {
 		t.Error("the table is not sorted by name")

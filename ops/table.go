@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -88,9 +89,13 @@ var definitions = []definition{
 	{"ws_inflight", gauge, "The same as events_inflight, under the name that dashboards of the WebSocket side use.", pairLabels},
 }
 
-// buckets are the upper bounds of all histograms in milliseconds. They range from a local
+// buckets are the upper bounds of histograms in milliseconds. They range from a local
 // acknowledgement to a full lease.
 var buckets = []float64{0.25, 1, 5, 25, 100, 500, 2500, 10000, 30000}
+
+// groupBuckets are those of histograms with a label for the group. There may be thousands of
+// groups, and each bucket is a series of each group.
+var groupBuckets = []float64{5, 100, 2500, 30000}
 
 func define(name string, k kind) definition {
 	for _, d := range definitions {
@@ -117,7 +122,11 @@ func newGauge(reg prometheus.Registerer, name string) *prometheus.GaugeVec {
 
 func newHistogram(reg prometheus.Registerer, name string) *prometheus.HistogramVec {
 	d := define(name, histogram)
-	v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: d.name, Help: d.help, Buckets: buckets}, d.labels)
+	bounds := buckets
+	if slices.Contains(d.labels, "group") {
+		bounds = groupBuckets
+	}
+	v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: d.name, Help: d.help, Buckets: bounds}, d.labels)
 	reg.MustRegister(v)
 	return v
 }
