@@ -72,7 +72,7 @@ func FullRights() *Policy {
 
 // with returns the policy with further snapshot topics.
 func (p *Policy) with(snapshots map[string]string) *Policy {
-	if p == nil || !p.denies || len(snapshots) == 0 {
+	if p == nil || len(snapshots) == 0 {
 		return p
 	}
 	q := *p

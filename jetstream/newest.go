@@ -12,10 +12,13 @@ const (
 	// newestReach is how many messages of the stream Newest reads at most, per event that it looks
 	// for.
 	newestReach = 64
+	// newestBytes bounds the payloads that Newest returns, besides the newest event, which it always
+	// returns.
+	newestBytes = 8 << 20
 )
 
 // Newest returns the newest events of a topic, oldest first: limit events, from 1 to MaxNewest. It
-// returns fewer if the topic has fewer among the last 64 × limit messages of its stream, as a topic
+// returns fewer if their payloads take more than 8 MiB, or if the topic has fewer among the last 64 × limit messages of its stream, as a topic
 // of a family may. A topic that does not exist has no events. Newest creates no topic.
 func (h History) Newest(ctx context.Context, limit int) ([]*Event, error) {
 	limit = min(max(limit, 1), MaxNewest)
@@ -33,16 +36,20 @@ func (h History) Newest(ctx context.Context, limit int) ([]*Event, error) {
 			from = FromAfterID(t.stream.name + "@" + strconv.FormatUint(state.LastSeq-reach, 10))
 		}
 		var found []*Event
+		size := 0
 		for e, err := range h.Read(ctx, ReadOptions{From: from}) {
 			if err != nil {
 				return nil, err
 			}
-			if found = append(found, e); len(found) > 2*limit {
-				found = append(found[:0], found[limit+1:]...)
+			found = append(found, e)
+			size += len(e.Payload)
+			for len(found) > limit || size > newestBytes && len(found) > 1 {
+				size -= len(found[0].Payload)
+				found[0], found = nil, found[1:]
 			}
 		}
-		if len(found) >= limit || whole || reach >= newestReach*uint64(limit) {
-			return found[max(0, len(found)-limit):], nil
+		if len(found) >= limit || size > newestBytes/2 || whole || reach >= newestReach*uint64(limit) {
+			return found, nil
 		}
 	}
 }

@@ -19,6 +19,8 @@ import (
 const (
 	// defaultLetters is the size of a page of dead letters without a limit.
 	defaultLetters = 100
+	// lettersTimeout is the timeout of listing and counting.
+	lettersTimeout = 20 * time.Second
 	// maxTime is the latest time in epoch milliseconds, the largest exact integer of JavaScript.
 	maxTime = 1<<53 - 1
 	// lineTimeout is how long a client may take to receive a part of a long answer.
@@ -191,6 +193,19 @@ func showsLetters(id *acl.Identity, topic string) ([]*acl.Mask, bool) {
 	return nil, false
 }
 
+// visibleTo returns which letters the owner of a token may find. A filter by what recordOf hides
+// finds no letter, because its answer would tell what is hidden.
+func visibleTo(id *acl.Identity, f *jetstream.LetterFilter) func(*jetstream.Letter) bool {
+	return func(l *jetstream.Letter) bool {
+		if f.Reason == "" && f.EventID == "" {
+			return maySeeLetter(id, l)
+		}
+		_, whole := showsLetters(id, l.Topic)
+		_, names := id.Shows(l.Topic, l.Group)
+		return whole || names
+	}
+}
+
 // recordOf is what a token may see of a letter. One that may only inspect the topic sees nothing of
 // the event, nor the reason, which a client wrote.
 func recordOf(id *acl.Identity, l *jetstream.Letter, payloads bool) letterRecord {
@@ -238,7 +253,9 @@ func (s *Server) listLetters(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	id := identity(r)
-	page, err := s.cfg.DeadLetters.List(r.Context(), q.filter, q.next, q.limit, func(l *jetstream.Letter) bool { return maySeeLetter(id, l) })
+	ctx, cancel := context.WithTimeout(r.Context(), lettersTimeout)
+	defer cancel()
+	page, err := s.cfg.DeadLetters.List(ctx, q.filter, q.next, q.limit, visibleTo(id, &q.filter))
 	if err != nil {
 		s.fail(w, r, err, "dead letter", "list dead letters")
 		return
@@ -263,7 +280,9 @@ func (s *Server) countLetters(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	id := identity(r)
-	counts, err := s.cfg.DeadLetters.Count(r.Context(), q.filter, id.Key(), func(l *jetstream.Letter) bool { return maySeeLetter(id, l) })
+	ctx, cancel := context.WithTimeout(r.Context(), lettersTimeout)
+	defer cancel()
+	counts, err := s.cfg.DeadLetters.Count(ctx, q.filter, id.Key(), visibleTo(id, &q.filter))
 	if err != nil {
 		s.fail(w, r, err, "dead letter", "count dead letters")
 		return

@@ -19,6 +19,8 @@ const (
 	maxEvents     = 200
 	// maxEventBytes ends a page of events: a page has the event that passes it, and no further one.
 	maxEventBytes = 4 << 20
+	// keysPart is how many of the newest events by key are read at a time.
+	keysPart = 20
 	// eventsTimeout is the timeout of a request for events.
 	eventsTimeout = 10 * time.Second
 )
@@ -181,21 +183,27 @@ func (s *Server) keys(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), eventsTimeout)
 	defer cancel()
 	topic := q.Get("topic")
-	found, err := s.cfg.Events.Keys(topic).Page(ctx, int(offset), int(limit))
-	if err != nil {
-		s.fail(w, r, err, "topic", "read the latest events")
-		return
-	}
-	items := make([]json.RawMessage, len(found))
-	for i, e := range found {
-		items[i] = s.shown(r, topic, e)
+	items, bytes, more := []json.RawMessage{}, 0, true
+	for more && len(items) < int(limit) && bytes < maxEventBytes {
+		part := min(keysPart, int(limit)-len(items))
+		found, err := s.cfg.Events.Keys(topic).Page(ctx, int(offset)+len(items), part)
+		if err != nil {
+			s.fail(w, r, err, "topic", "read the latest events")
+			return
+		}
+		for _, e := range found {
+			items = append(items, s.shown(r, topic, e))
+			bytes += len(e.Payload)
+		}
+		more = len(found) == part
 	}
 	answer(w, struct {
 		Topic  string            `json:"topic"`
 		Offset int64             `json:"offset"`
 		Count  int               `json:"count"`
 		Items  []json.RawMessage `json:"items"`
-	}{topic, offset, len(items), items})
+		More   bool              `json:"more,omitempty"`
+	}{topic, offset, len(items), items, more})
 }
 
 // publish answers POST /publish/{topic}.

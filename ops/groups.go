@@ -37,6 +37,10 @@ func (s *Server) group(r *http.Request) jetstream.Group {
 // onGroup serves a request about a group. An error of do is answered as s.fail does.
 func (s *Server) onGroup(what, failed string, do func(ctx context.Context, w http.ResponseWriter, r *http.Request) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		if fault := checkQuery(r.URL.Query()); fault != "" {
+			badQuery(w, fault)
+			return
+		}
 		ctx, cancel := context.WithTimeout(r.Context(), groupTimeout)
 		defer cancel()
 		said, err := do(ctx, w, r)
@@ -213,6 +217,10 @@ type moved struct {
 
 // moveGroup answers PUT /groups/{topic}/{group}/cursor.
 func (s *Server) moveGroup(w http.ResponseWriter, r *http.Request) {
+	if fault := checkQuery(r.URL.Query()); fault != "" {
+		badQuery(w, fault+" The body says where to move.")
+		return
+	}
 	var body seek
 	if !readBody(w, r, &body, false) {
 		return

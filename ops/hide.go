@@ -45,7 +45,8 @@ func pointers(m *acl.Mask, at jsonpointer.Pointer) (all []jsonpointer.Pointer) {
 		if err != nil {
 			p = nil // cannot happen, as acl has checked the form; it hides the whole payload
 		}
-		all = append(all, slices.Concat(at, p))
+		// a snapshot holds the payload of its event in payload
+		all = append(all, slices.Concat(at, p), slices.Concat(at, jsonpointer.Pointer{"payload"}, p))
 	}
 	return all
 }

@@ -86,7 +86,11 @@ func (s *Server) lag(w http.ResponseWriter, r *http.Request) {
 
 // cursors answers GET /cursors.
 func (s *Server) cursors(w http.ResponseWriter, r *http.Request) {
-	topic, _ := QueryTarget(r)
+	topic, _ := topicTarget(r)
+	if fault := checkQuery(r.URL.Query(), "topic"); fault != "" {
+		badQuery(w, fault)
+		return
+	}
 	if topic == "" {
 		badQuery(w, "topic required")
 		return

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/quota"
 )
 
 const (
@@ -58,6 +59,8 @@ type Config struct {
 	// Guard protects everything but the probes and the metrics. Required with Groups,
 	// Topics, DeadLetters, Connections, Events or Revocations.
 	Guard Guard
+	// LimitReached counts a wait or a refusal because of the named limit. Optional.
+	LimitReached func(limit string)
 	// Status returns the HTTP status of an error code of the protocol. By default, all codes have
 	// 503.
 	Status func(code string) int
@@ -92,6 +95,7 @@ type Server struct {
 	handler http.Handler
 	// unready holds the last result, so that only changes are logged.
 	unready atomic.Bool
+	places  *quota.Places // requests that are being served
 }
 
 // New returns a Server. It starts no goroutine and needs no Close.
@@ -99,10 +103,13 @@ func New(cfg Config) *Server {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	if cfg.LimitReached == nil {
+		cfg.LimitReached = func(string) {}
+	}
 	if cfg.Status == nil {
 		cfg.Status = func(string) int { return http.StatusServiceUnavailable }
 	}
-	s := &Server{cfg: cfg, started: time.Now()}
+	s := &Server{cfg: cfg, started: time.Now(), places: quota.NewPlaces(MaxRequests, MaxPrincipalRequests)}
 	if cfg.Groups != nil {
 		registerLags(cfg.Registry, cfg.Groups, cfg.Logger)
 	}

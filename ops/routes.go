@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"time"
 
 	"github.com/go-chi/chi/v5"
 	"github.com/go-chi/chi/v5/middleware"
@@ -62,7 +63,7 @@ func (s *Server) routes() []route {
 		{http.MethodGet, "/", open, nil, s.dashboard, false},
 		{http.MethodGet, "/dashboard/{file}", open, nil, s.dashboard, false},
 		{http.MethodGet, "/overview", scrapes, fixedTarget(MetricsTopic), s.overview, false},
-		{http.MethodGet, "/cursors", scrapes, QueryTarget, s.cursors, s.cfg.Groups == nil},
+		{http.MethodGet, "/cursors", scrapes, topicTarget, s.cursors, s.cfg.Groups == nil},
 		{http.MethodGet, "/lag", scrapes, QueryTarget, s.lag, s.cfg.Groups == nil},
 		{http.MethodGet, "/events", reads, topicTarget, s.events, noEvents},
 		{http.MethodGet, "/keys", reads, topicTarget, s.keys, noEvents},
@@ -122,17 +123,20 @@ func (s *Server) guarded(at *route) http.Handler {
 	case open:
 		return at.serve
 	case shows:
-		return s.cfg.Guard.Shows(at.target, at.serve)
+		return s.cfg.Guard.Shows(at.target, s.inTurn(at.serve))
 	case reads:
-		return s.cfg.Guard.Reads(at.target, at.serve)
+		return s.cfg.Guard.Reads(at.target, s.inTurn(at.serve))
 	case publishes:
-		return s.cfg.Guard.Publishes(at.target, at.serve)
+		return s.cfg.Guard.Publishes(at.target, s.inTurn(at.serve))
 	case changes:
 		return s.cfg.Guard.Changes(at.target, at.serve)
 	case lists:
-		return s.cfg.Guard.Lists(at.target, at.serve)
+		return s.cfg.Guard.Lists(at.target, s.inTurn(at.serve))
 	case scrapes:
 		var h http.Handler = at.serve
+		if at.pattern != "/metrics" { // which has a limit of its own
+			h = s.inTurn(at.serve)
+		}
 		if s.cfg.Metrics != nil {
 			h = s.cfg.Metrics.Shows(at.target, h)
 		}
@@ -143,6 +147,38 @@ func (s *Server) guarded(at *route) http.Handler {
 	default:
 		panic("ops: " + at.method + " " + at.pattern + " has no need")
 	}
+}
+
+// Limits of requests that read or publish. A change needs admin, and redrives have their own limit.
+const (
+	// MaxRequests ("ops_requests") is how many requests are served at a time.
+	MaxRequests = 16
+	// MaxPrincipalRequests is how many of them may be of one principal.
+	MaxPrincipalRequests = 4
+	// maxWaits is how many further requests of a principal wait for their turn, and turnWait is how
+	// long.
+	maxWaits = 32
+	turnWait = 5 * time.Second
+)
+
+// inTurn serves a bounded number of requests at a time, in all and for each principal. Others wait,
+// and then get overloaded.
+func (s *Server) inTurn(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		who := "" // on loopback, figures need no token
+		if id := identity(r); id != nil {
+			who = id.Key()
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), turnWait)
+		entered := s.places.Enter(ctx, who, maxWaits, func() { s.cfg.LimitReached("ops_requests") })
+		cancel()
+		if !entered {
+			writeError(w, http.StatusServiceUnavailable, "overloaded", "Too many requests are being served: try again later.")
+			return
+		}
+		defer s.places.Leave(who)
+		next.ServeHTTP(w, r)
+	})
 }
 
 // pathTarget is the Target of a path with {topic} and perhaps {group}.

@@ -206,6 +206,10 @@ func refTo(e *jetstream.Event) *EventRef {
 func (s *Server) purgeTopic(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), topicTimeout)
 	defer cancel()
+	if fault := checkQuery(r.URL.Query()); fault != "" {
+		badQuery(w, fault+" The body says what to purge.")
+		return
+	}
 	var asked PurgeRequest
 	if !readBody(w, r, &asked, false) {
 		return
@@ -241,6 +245,10 @@ func (s *Server) purgeTopic(w http.ResponseWriter, r *http.Request) {
 func (s *Server) deleteTopic(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), topicTimeout)
 	defer cancel()
+	if fault := checkQuery(r.URL.Query(), "needed"); fault != "" {
+		badQuery(w, fault)
+		return
+	}
 	needed := false
 	switch q := r.URL.Query()["needed"]; {
 	case len(q) == 0:

@@ -213,6 +213,7 @@ func (h *hub) open(ctx context.Context) error {
 		Bus: h.bus, Registry: registry, Ready: h.ready, Parts: h.parts, Logger: h.log,
 		Groups: h.bus, Topics: ops.TopicsOf(h.bus), DeadLetters: h.bus.Admin().DeadLetters(), Connections: connectionsOf{h.facade}, Events: h.bus,
 		NATS: h.bus.Admin().NATS(), Guard: guard, Status: facade.StatusOf, Revocations: h.revocations(), Documents: docs.Handlers(),
+		LimitReached: metrics.LimitReached,
 	}
 	if cmd.metricsNeedToken() {
 		operators.Metrics = &guard

@@ -281,7 +281,7 @@ function firstSteps() {
   const commands = [
     ["Listen to a topic:", "eventhub sub hello --group=me"],
     ["Publish an event from another terminal:", `eventhub pub hello '{"n":1}'`],
-    ["The same over HTTP:", `curl -H "Authorization: Bearer ${token() || "$(cat eventhub-data/token)"}" -d '{"n":1}' ${host}/publish/hello`],
+    ["The same over HTTP:", `curl -H "Authorization: Bearer $(cat eventhub-data/token)" -d '{"n":1}' ${host}/publish/hello`],
   ];
   return el("section", { "aria-label": "First steps" }, el("h2", {}, "Nothing has been published through this hub yet"),
     commands.map(([what, command]) => el("div", {}, el("p", {}, what), el("div", { class: "row" }, el("pre", {}, command),
@@ -479,7 +479,7 @@ const letters = {
       table("By group", [
         ["topic", (c) => topicLink(c.topic)], ["group", (c) => (c.group ? groupLink(c.topic, c.group) : "–")], ["dead letters", (c) => count(c.count), "n"],
         ["first", (c) => when(c.firstTs)], ["last", (c) => when(c.lastTs)],
-        ["", (c) => [button("Redrive all…", () => redrive(where(c), `all ${count(c.count)} dead letters of ${c.group} on ${c.topic}`)), " ", button("Discard all…", () => discard(where(c), `all ${count(c.count)} dead letters of ${c.group} on ${c.topic}`), "danger")]],
+        ["", (c) => c.group && [button("Redrive all…", () => redrive(where(c), `all ${count(c.count)} dead letters of ${c.group} on ${c.topic}`)), " ", button("Discard all…", () => discard(where(c), `all ${count(c.count)} dead letters of ${c.group} on ${c.topic}`), "danger")]],
       ], counts.groups, "There are none."),
       el("h2", {}, "Letters, oldest first"),
       table("Dead letters", [
@@ -506,8 +506,7 @@ async function discard(query, what) {
 }
 
 async function change(how, query, did) {
-  const all = !query.id && !query.group;
-  const done = await ask(["dlq", how], { method: "POST", query: { ...query, all: all ? "1" : undefined }, signal: AbortSignal.timeout(600000) });
+  const done = await ask(["dlq", how], { method: "POST", query, signal: AbortSignal.timeout(600000) });
   return `${did} ${count(done.done)} of ${count(done.matched)}${done.skipped ? `; ${count(done.skipped)} skipped` : ""}.`;
 }
 
@@ -593,7 +592,7 @@ const state = {
       ["key", (e) => e.key], ["time", (e) => when(e.ts)], ["status", (e) => statusOf(e.payload)], ["payload", (e) => el("code", {}, short(e.payload)), "text"],
       ["", (e) => button("Show", () => dialog(e.key, pretty(e), { yes: "Close" }))],
     ], o.items, "There are no keys."),
-    pager("state", o.count === PAGE ? String(o.offset + PAGE) : undefined),
+    pager("state", o.more ? String(o.offset + o.count) : undefined),
   ],
 };
 
