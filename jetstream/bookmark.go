@@ -122,6 +122,12 @@ func (m Bookmarks) Put(ctx context.Context, name string) (Bookmark, error) {
 		return Bookmark{}, &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("the group has %d bookmarks, which is the limit: delete one", MaxBookmarks)}
 	}
 	made, err := b.takeBookmark(ctx, t, m.group.name, &ptr)
+	for try := 0; errors.Is(err, ErrNotFound) && try < 8; try++ { // it may have been moved meanwhile
+		if t, ptr, err = m.group.pointer(ctx); err != nil {
+			return Bookmark{}, err
+		}
+		made, err = b.takeBookmark(ctx, t, m.group.name, &ptr)
+	}
 	if errors.Is(err, ErrNotFound) {
 		return Bookmark{}, err
 	}
@@ -257,8 +263,16 @@ func (b *Bus) takeBookmark(ctx context.Context, t *topicInfo, group string, ptr 
 			Floor: floorOf(info), Newest: max(info.Delivered.Stream, floorOf(info)), Unsettled: uint64(max(info.NumAckPending, 0)),
 			Exact: exact, MadeMS: time.Now().UnixMilli(),
 		}}
+		from := mark.Floor + 1
 		if exact {
 			mark.Settled = gaps(mark.Floor, mark.Newest, unsettled)
+			from = mark.Newest + 1
+		}
+		// What members acknowledge unseen is settled, too.
+		for _, s := range ptr.Settled {
+			if s[1] >= from {
+				mark.Settled = append(mark.Settled, seqSpan{max(s[0], from), s[1]})
+			}
 		}
 		return mark
 	}

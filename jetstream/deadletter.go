@@ -157,8 +157,9 @@ func (d *Delivery) moved() bool {
 func (d *Delivery) movedOn() bool { return d.m.group != d.group }
 
 // deadID names the failure of one event in one generation of one group, so that it is stored once.
+// The times tell them from those of a stream or a consumer that was made anew under its name.
 func (d *Delivery) deadID() string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %s", d.group.topic.stream.name, d.seq, d.group.consumer))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d %s %d", d.group.topic.stream.name, d.group.topic.stream.created.UnixNano(), d.seq, d.group.consumer, d.group.created.UnixNano()))
 	return "dlq:" + hex.EncodeToString(sum[:16])
 }
 
@@ -238,7 +239,7 @@ func (g Group) DeadLetter(ctx context.Context, e *Event, reason string, attempts
 	if strings.HasPrefix(e.Topic, dlqPrefix) {
 		return nil // as for deliveries: dead letters have none of their own
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d group %s", e.Stream, e.Sequence, g.name))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d group %s", e.Stream, e.Sequence, e.StoredAt, g.name))
 	return g.bus.storeLetter(ctx, deadEvent{
 		original: e, group: g.name, reason: shortReason(reason), attempts: attempts, at: time.Now(), id: "dlq:" + hex.EncodeToString(sum[:16]),
 	})

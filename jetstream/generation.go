@@ -70,6 +70,16 @@ func (p generation) next(t *topicInfo, group string) generation {
 	return next
 }
 
+// carries reports whether the generation says more than which consumer the group is.
+func (p *generation) carries() bool {
+	return p.Durable || p.Paused || len(p.Settled) > 0 || p.PutBack != ""
+}
+
+// emptied is the generation for a new group of the same name.
+func (p *generation) emptied() generation {
+	return generation{Number: p.Number, Consumer: p.Consumer, After: p.After, revision: p.revision}
+}
+
 // stillSettled is what the next generation acknowledges unseen.
 func (p *generation) stillSettled() []seqSpan {
 	if p.Deleted {

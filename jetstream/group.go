@@ -260,7 +260,18 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		if j.was != nil && ptr.Durable {
 			from.ttl = 0 // the member did not hear of it
 		}
-		if ptr.Deleted || dead.leftOnDisk(t, ptr.Consumer) {
+		anew := j.was == nil && !from.goesOn && !ptr.Deleted
+		if anew { // nothing of a group of this name that has ended stays
+			if err := b.purge(ctx, bookmarksBucket, bookmarksPrefix(t, j.group)+">", 0); err != nil {
+				return nil, b.unavailable(err)
+			}
+			if anew = ptr.carries(); anew {
+				was := ptr
+				ptr, j.queue = ptr.emptied(), ""
+				from.lost = from.lost || was.Number > 1 && from.ttl == 0
+			}
+		}
+		if ptr.Deleted || anew || dead.leftOnDisk(t, ptr.Consumer) {
 			info, rev, err := b.moveGroup(ctx, t, j.group, ptr, from)
 			if errors.Is(err, errGroupMoved) {
 				continue
@@ -270,6 +281,9 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 			}
 			b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
 			g := b.newGroup(t, j.group, info, rev, ptr.stillSettled())
+			if anew {
+				g.lost.Store(from.lost)
+			}
 			g.storeFirstMark(ctx, from.seq-1)
 			return g, nil
 		}
@@ -389,6 +403,12 @@ func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from ge
 	rev, err := b.generations.swap(ctx, t, group, from, next)
 	if errors.Is(err, errGroupMoved) {
 		b.deleteConsumer(ctx, t.stream.name, next.Consumer)
+	}
+	if err == nil && info.Config.MemoryStorage {
+		b.storeMark(ctx, marksSubject(t, group), mark{
+			Consumer: next.Consumer, Stream: t.stream.created, Floor: to.seq - min(to.seq, 1), TTLMS: to.ttl.Milliseconds(),
+			SeenMS: time.Now().UnixMilli(), Left: true, Maker: to.maker,
+		})
 	}
 	// other errors leave the outcome unknown: the sweeper removes what is no group's
 	return info, rev, err

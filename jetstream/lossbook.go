@@ -135,6 +135,18 @@ func (b *Bus) noteReturned(ctx context.Context, g *group, seqs []uint64) ([]Loss
 	if len(gone) == 0 || !info.Created.Equal(g.topic.stream.created) {
 		return nil, nil
 	}
+	var purges purgeBook
+	if _, err := b.book(ctx, purgeSubject(g.topic.stream.name), &purges); err != nil {
+		return nil, err
+	}
+	if purges.Stream.Equal(g.topic.stream.created) {
+		gone = slices.DeleteFunc(gone, func(seq uint64) bool {
+			return slices.ContainsFunc(purges.Purges, func(p purged) bool { return p.From <= seq && seq < p.To })
+		})
+	}
+	if len(gone) == 0 {
+		return nil, nil
+	}
 	n := uint64(len(gone))
 	losses := []Loss{{Topic: g.topic.name, Events: n}}
 	b.countLost(g, n)

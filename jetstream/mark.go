@@ -168,14 +168,17 @@ func (g *group) storeFirstMark(ctx context.Context, floor uint64) {
 	if !g.memory {
 		return
 	}
-	subject := marksSubject(g.topic, g.name)
-	m := g.mark(floor, false)
-	reply, err := g.bus.link().requestMsg(ctx, m.message(subject))
+	g.bus.storeMark(ctx, marksSubject(g.topic, g.name), g.mark(floor, false))
+}
+
+// storeMark stores a mark, or keeps it to be stored later.
+func (b *Bus) storeMark(ctx context.Context, subject string, m mark) {
+	reply, err := b.link().requestMsg(ctx, m.message(subject))
 	if err == nil {
 		_, err = parsePubAck(reply.Data, "KV_"+marksBucket)
 	}
 	if err != nil {
-		g.bus.keepMark(subject, m)
+		b.keepMark(subject, m)
 	}
 }
 

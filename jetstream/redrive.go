@@ -103,6 +103,8 @@ type redrive struct {
 	began  time.Time
 	queues map[[2]string]queueOf // of groups, by topic and name
 	looked bool                  // for events that an earlier redrive has published
+	// charged are the letters of the batch that count for the client's share already.
+	charged map[letterRef]bool
 }
 
 // queueOf is the queue of a group, or why there is none.
@@ -352,10 +354,13 @@ func (r *redrive) prepare(ctx context.Context, l *Letter) (_ *letter, why string
 		out.event.Payload = m.data
 	}
 	out.size = len(out.event.Payload) + deadOverhead
-	if r.opts.Client != "" {
+	if r.opts.Client != "" && !r.charged[out.ref] {
 		if wait := r.bus.putBackShares.TakeN(r.opts.Client, out.size); wait > 0 {
 			r.bus.obs.LimitReached("put_back_share")
 			return nil, "", &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("you have put back as many bytes as one client may, which is %d in 30 days: the other letters stay", r.bus.limits.PutBackShare)}
+		}
+		if r.charged != nil {
+			r.charged[out.ref] = true
 		}
 	}
 	return out, "", nil
@@ -364,6 +369,7 @@ func (r *redrive) prepare(ctx context.Context, l *Letter) (_ *letter, why string
 // toGroups puts the events of a batch back to their groups.
 func (r *redrive) toGroups(ctx context.Context, batch []*Letter) error {
 	left := batch
+	r.charged = make(map[letterRef]bool, len(batch)) // what is tried again counts once
 	for try := 0; len(left) > 0; try++ {
 		if try == redriveTries {
 			return &Error{Code: CodeInternal, Msg: "the event store did not confirm that events were put back: try again later; none is put back twice"}
@@ -423,7 +429,9 @@ func (r *redrive) putBack(ctx context.Context, batch []*Letter) (again []*Letter
 		}
 		ready, why, err := r.prepare(ctx, now[i])
 		if err != nil {
-			return nil, err
+			r.send(ctx, out, stream.State.LastSeq)
+			_, ended := r.ended(ctx, out)
+			return nil, cmp.Or(ended, err)
 		}
 		if why != "" {
 			r.result.skip(why)

@@ -423,6 +423,7 @@ func (t Topic) deleteStream(ctx context.Context, at *topicInfo) error {
 	}
 	for _, s := range [][2]string{
 		{groupsBucket, "$KV." + groupsBucket + "." + name + ".>"},
+		{bookmarksBucket, "$KV." + bookmarksBucket + "." + name + ".>"},
 		{marksBucket, "$KV." + marksBucket + "." + name + ".>"},
 		{attemptsBucket, "$KV." + attemptsBucket + "." + name + ".>"},
 		{makersBucket, "$KV." + makersBucket + ".*." + name + ".>"},

@@ -1,0 +1,410 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"eventhub/jetstream/natstest"
+)
+
+// ended waits until a group with a TTL has ended.
+func ended(t *testing.T, g Group) {
+	t.Helper()
+	eventually(t, "the group disappears", func() bool {
+		_, err := g.Cursor(t.Context())
+		return errors.Is(err, ErrNotFound)
+	})
+}
+
+// A bookmark made before the group has worked off what an earlier bookmark had settled.
+func TestReviewABookmarkOfABookmark(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{})
+	publish(t, b, "marks", counted(6)...)
+	g := b.Group("marks", "g")
+	k := take(t, b, "marks", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 6, BatchSize: 6})
+	k.ack(6, func(p string) bool { return p != "1" })
+	settledUpTo(t, g, 1)
+	if made, err := g.Bookmarks().Put(t.Context(), "first"); err != nil || !made.Exact || made.Floor != 0 {
+		t.Fatalf("%+v, %v", made, err)
+	}
+	if err := g.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Move(t.Context(), AtBookmark("first")); err != nil {
+		t.Fatal(err)
+	}
+	// only 1 is unsettled
+	made, err := g.Bookmarks().Put(t.Context(), "second")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("second: %+v", made)
+	if _, err := g.Move(t.Context(), AtBookmark("second")); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := k.payloads(1); !slices.Equal(got, []string{"1"}) {
+		t.Errorf("got %q", got)
+	}
+	k.quiet(time.Second)
+}
+
+// Bookmarks end with the topic, and do not count for the groups of a topic made anew.
+func TestReviewBookmarksEndWithTheTopic(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{})
+	for round := range 2 {
+		publish(t, b, "again", "1")
+		k := take(t, b, "again", "g", SubscribeOptions{From: FromEarliest})
+		k.payloads(1)
+		marks := b.Group("again", "g").Bookmarks()
+		if list, err := marks.List(t.Context()); err != nil || len(list) != 0 {
+			t.Fatalf("%v, %v", list, err)
+		}
+		for i := range MaxBookmarks {
+			if _, err := marks.Put(t.Context(), fmt.Sprint(round, "-", i)); err != nil {
+				t.Fatalf("round %d, bookmark %d: %v", round, i, err)
+			}
+		}
+		_ = k.sub.Stop(context.Background())
+		if err := b.Admin().Topic("again").Delete(t.Context(), DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if left, err := b.subjectsOf(t.Context(), bookmarksBucket, ">"); err != nil || len(left) != 0 {
+			t.Errorf("%d bookmarks are left, %v", len(left), err)
+		}
+	}
+}
+
+// A group with a TTL that has ended leaves nothing to a later group of its name: that is given all
+// events, from where it asked to start.
+func TestReviewANewGroupIsGivenWhatABookmarkOfAnEndedOneSkips(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{})
+	publish(t, b, "tabs", counted(6)...)
+	g := b.Group("tabs", "g")
+	opts := SubscribeOptions{From: FromEarliest, MaxInFlight: 6, BatchSize: 6, GroupTTL: time.Second}
+	k := take(t, b, "tabs", "g", opts)
+	k.ack(6, func(p string) bool { return p != "1" })
+	settledUpTo(t, g, 1)
+	if _, err := g.Bookmarks().Put(t.Context(), "m"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Move(t.Context(), AtBookmark("m")); err != nil {
+		t.Fatal(err)
+	}
+	k.payloads(1)
+	_ = k.sub.Stop(context.Background())
+	ended(t, g)
+	k = take(t, b, "tabs", "g", opts)
+	if list, err := g.Bookmarks().List(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("the new group has bookmarks %+v, %v", list, err)
+	}
+	if got := settledOf(k, 6); !slices.Equal(got, counted(6)) {
+		t.Errorf("got %q", got)
+	}
+}
+
+// A new group is not paused because an ended one of its name was.
+func TestReviewANewGroupIsNotPaused(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{})
+	publish(t, b, "tabs", counted(1)...)
+	g := b.Group("tabs", "g")
+	opts := SubscribeOptions{From: FromEarliest, GroupTTL: time.Second}
+	k := take(t, b, "tabs", "g", opts)
+	k.payloads(1)
+	if err := g.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_ = k.sub.Stop(context.Background())
+	ended(t, g)
+	k = take(t, b, "tabs", "g", opts)
+	if got := k.payloads(1); got[0] != "1" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// A new group is not given what was put back to an ended one.
+func TestReviewANewGroupIsNotGivenWhatWasPutBack(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{})
+	publish(t, b, "tabs", counted(1)...)
+	g := b.Group("tabs", "g")
+	opts := SubscribeOptions{From: FromEarliest, GroupTTL: time.Second, MaxAttempts: 1}
+	k := take(t, b, "tabs", "g", opts)
+	if err := k.next().Nack("no", 0); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the letter", func() bool { return len(letterList(t, b, LetterFilter{})) == 1 })
+	if err := g.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	redriveAll(t, b, LetterFilter{}, RedriveOptions{})
+	_ = k.sub.Stop(context.Background())
+	ended(t, g)
+	opts.From = FromLatest
+	k = take(t, b, "tabs", "g", opts)
+	_ = g.Resume(t.Context())
+	k.quiet(2 * time.Second)
+}
+
+// A topic that is full does not hold up delayed events for others.
+func TestReviewAFullTopicDoesNotHoldUpDelayedEventsOfOthers(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{Topics: []TopicRule{{Pattern: "full", MaxMsgs: 2, OnFull: OnFullReject}}})
+	take(t, b, "full", "g", SubscribeOptions{From: FromEarliest})
+	publish(t, b, "full", "1", "2")
+	at := time.Now().Add(4 * time.Second)
+	var wg sync.WaitGroup
+	for w := range 16 {
+		wg.Go(func() {
+			for i := range 8*dueBatch/16 + 10 {
+				if _, err := b.Publish(t.Context(), "full", []byte("1"), PublishOptions{ID: strconv.Itoa(w) + "-" + strconv.Itoa(i), At: at}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("scheduled, %v before due", time.Until(at))
+	if _, err := b.Publish(t.Context(), "other", []byte("1"), PublishOptions{At: at.Add(2 * time.Second)}); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, b, "other", "0")
+	<-time.After(time.Until(at.Add(2 * time.Second)))
+	awaitStored(t, b, "other", 2)
+}
+
+// What is tried again is not counted again, and two hubs may redrive at once.
+func TestReviewTwoHubsRedriveAtOnce(t *testing.T) {
+	t.Parallel()
+	url := natsServer(t)
+	const n = 300
+	limits := Limits{PutBackShare: n * (deadOverhead + 3)}
+	one, two := open(t, Config{URL: url, Limits: limits}), open(t, Config{URL: url, Limits: limits})
+	for _, topic := range []string{"a", "b"} {
+		publish(t, one, topic, numbers(n)...)
+		fail(t, one, topic, "g", "no", n)
+	}
+	var wg sync.WaitGroup
+	for i, b := range []*Bus{one, two} {
+		wg.Go(func() {
+			began := time.Now()
+			got, err := b.Admin().DeadLetters().Redrive(t.Context(), LetterFilter{Topic: string(rune('a' + i))}, RedriveOptions{Rate: maxRedriveRate, Client: "jwt:eve"})
+			t.Logf("%+v, %v, %v", got, err, time.Since(began))
+			if err != nil || got.Done != n {
+				t.Errorf("%+v, %v", got, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// What a member gave back and an operator purged was not lost.
+func TestReviewAPurgeOfWhatWasGivenBackIsNoLoss(t *testing.T) {
+	t.Parallel()
+	seen := new(losses)
+	b := open(t, Config{Observer: seen})
+	g := takeTold(t, b, "orders", SubscribeOptions{From: FromEarliest, MaxAttempts: 0})
+	fillFrom(t, b, "orders", 1, 3)
+	for range 3 {
+		if err := g.next().Nack("later", time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := b.Admin().Topic("orders").Purge(t.Context(), PurgeOptions{All: true}); err != nil {
+		t.Fatal(err)
+	}
+	end := time.After(15 * time.Second)
+	for n := 4; ; n++ { // events keep the group looked at
+		fillFrom(t, b, "orders", n, n)
+		g.payloads(1)
+		if g.sum() != 0 || seen.count() != 0 {
+			t.Fatalf("%d are counted as lost, though they were purged; members were told of %d", seen.count(), g.sum())
+		}
+		select {
+		case <-end:
+			return
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// A letter that is not put back does not count for the share of the client.
+func TestReviewOnlyWhatIsPutBackCounts(t *testing.T) {
+	t.Parallel()
+	const n = 25
+	b := open(t, Config{Limits: Limits{PutBackShare: 15 * (deadOverhead + 1)}})
+	for i := range n {
+		publish(t, b, "a", strconv.Itoa(i%10))
+	}
+	fail(t, b, "a", "g", "no", n)
+	got, err := b.Admin().DeadLetters().Redrive(t.Context(), LetterFilter{Topic: "a"}, RedriveOptions{Client: "jwt:eve", Rate: 100})
+	if !hasCode(err, CodeRateLimited) || got.Done != 15 {
+		t.Errorf("%+v, %v: want 15 done", got, err)
+	}
+}
+
+// A group in memory that was moved is where it was moved to after its server was restarted.
+func TestReviewAMoveOfAGroupInMemorySurvivesTheServer(t *testing.T) {
+	t.Parallel()
+	s := natstest.Start(t)
+	b := open(t, Config{URL: s.URL()})
+	publish(t, b, "tabs", counted(4)...)
+	opts := SubscribeOptions{From: FromEarliest, GroupTTL: time.Minute}
+	k := take(t, b, "tabs", "g", opts)
+	k.payloads(4)
+	g := b.Group("tabs", "g")
+	settledUpTo(t, g, 0)
+	if err := k.sub.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Move(t.Context(), FromEarliest); err != nil {
+		t.Fatal(err)
+	}
+	s.Stop()
+	s.Start()
+	eventually(t, "the server is back", func() bool { _, err := b.Admin().Topic("tabs").Info(t.Context()); return err == nil })
+	opts.From = FromLatest
+	k = take(t, b, "tabs", "g", opts)
+	if got := settledOf(k, 4); !slices.Equal(got, counted(4)) {
+		t.Errorf("got %q", got)
+	}
+}
+
+// A bookmark of a group that is moved meanwhile does not say that there is no group.
+func TestReviewABookmarkDuringAMove(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{})
+	publish(t, b, "orders", counted(4)...)
+	g := b.Group("orders", "g")
+	k := take(t, b, "orders", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 4, BatchSize: 4})
+	left := k.ack(4, func(p string) bool { return p != "2" })
+	if err := left[0].Nack("later", time.Hour); err != nil { // in no hub's hands
+		t.Fatal(err)
+	}
+	settledUpTo(t, g, 1)
+	done := make(chan error, 1)
+	go func() {
+		_, err := g.Bookmarks().Put(t.Context(), "m")
+		done <- err
+	}()
+	<-time.After(300 * time.Millisecond)
+	if _, err := g.Move(t.Context(), FromEarliest); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Errorf("put: %v", err)
+	}
+}
+
+// Fewer events than the consumer of due events has in its hands do not hold others up.
+func TestReviewControlFewerEventsForAFullTopic(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{Topics: []TopicRule{{Pattern: "full", MaxMsgs: 2, OnFull: OnFullReject}}})
+	take(t, b, "full", "g", SubscribeOptions{From: FromEarliest})
+	publish(t, b, "full", "1", "2")
+	at := time.Now().Add(4 * time.Second)
+	var wg sync.WaitGroup
+	for w := range 16 {
+		wg.Go(func() {
+			for i := range 8*dueBatch/16 - 10 {
+				if _, err := b.Publish(t.Context(), "full", []byte("1"), PublishOptions{ID: strconv.Itoa(w) + "-" + strconv.Itoa(i), At: at}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if _, err := b.Publish(t.Context(), "other", []byte("1"), PublishOptions{At: at.Add(2 * time.Second)}); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, b, "other", "0")
+	<-time.After(time.Until(at.Add(2 * time.Second)))
+	awaitStored(t, b, "other", 2)
+	t.Logf("stored %v after it was due", time.Since(at.Add(2*time.Second)))
+}
+
+// What is due and cannot be stored counts for the limit of its client.
+func TestReviewDueEventsThatCannotBeStoredCount(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{
+		Topics: []TopicRule{{Pattern: "full", MaxMsgs: 2, OnFull: OnFullReject}},
+		Limits: Limits{DelayedPerClient: 10},
+	})
+	take(t, b, "full", "g", SubscribeOptions{From: FromEarliest})
+	publish(t, b, "full", "1", "2")
+	for round := range 4 {
+		for range 10 {
+			_, err := b.Publish(t.Context(), "full", []byte("1"), PublishOptions{CountFor: "jwt:eve", Delay: 500 * time.Millisecond})
+			if hasCode(err, CodeOverloaded) && round > 0 {
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(t, "all are due", func() bool { return waiting(t, b) == 0 })
+		<-time.After(delayedLook)
+	}
+	n, err := b.schedules.count(t.Context(), duePrefix+">")
+	t.Errorf("a client with a limit of 10 has %d events in the stream of delayed events, %v", n, err)
+}
+
+// An event of a topic that was deleted and made anew has a dead letter of its own.
+func TestReviewALetterOfATopicMadeAnew(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{})
+	for round := range 2 {
+		publish(t, b, "orders", fmt.Sprintf(`"of round %d"`, round))
+		k := take(t, b, "orders", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1})
+		if err := k.next().Nack("no", 0); err != nil {
+			t.Fatal(err)
+		}
+		settledUpTo(t, b.Group("orders", "g"), 0)
+		_ = k.sub.Stop(context.Background())
+		letters := letterList(t, b, LetterFilter{Topic: "orders"})
+		if len(letters) != round+1 {
+			t.Errorf("round %d: %d letters", round, len(letters))
+		}
+		if err := b.Admin().Topic("orders").Delete(t.Context(), DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// So has an event that fails for a new group of the name of one that has ended, after the first
+// letter was discarded.
+func TestReviewALetterOfAGroupMadeAnew(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{})
+	publish(t, b, "tabs", "1")
+	g := b.Group("tabs", "g")
+	for round := range 2 {
+		k := take(t, b, "tabs", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1, GroupTTL: time.Second})
+		if err := k.next().Nack("no", 0); err != nil {
+			t.Fatal(err)
+		}
+		settledUpTo(t, g, 0)
+		if got := len(letterList(t, b, LetterFilter{Topic: "tabs"})); got != 1 {
+			t.Errorf("round %d: %d letters", round, got)
+		}
+		if _, err := b.Admin().DeadLetters().Discard(t.Context(), LetterFilter{Topic: "tabs"}, RedriveOptions{Rate: 1000}); err != nil {
+			t.Fatal(err)
+		}
+		_ = k.sub.Stop(context.Background())
+		ended(t, g)
+	}
+}
