@@ -30,6 +30,10 @@ const (
 	dueBatch = 256
 	dueBytes = 8 << 20
 	dueWaits = 10 * time.Second
+	// dueAckPending is how many events may be in the hands of hubs, those included that wait for
+	// another try. Beyond that, no event that is due is delivered, so it is far above the limit of
+	// a client.
+	dueAckPending = 1 << 17
 	// dueRetry is how long an event waits that could not be stored, doubled with each attempt up to
 	// dueRetryMax.
 	dueRetry    = time.Second
@@ -98,7 +102,7 @@ func (k *schedules) serve(ctx context.Context, s *stream) error {
 	b := k.bus
 	_, err := b.js.CreateOrUpdateConsumer(ctx, delayedStream, natsjs.ConsumerConfig{
 		Durable: dueConsumer, FilterSubject: duePrefix + ">", AckPolicy: natsjs.AckExplicitPolicy, AckWait: b.cfg.AckWait,
-		MaxAckPending: 8 * dueBatch, MaxDeliver: -1, Metadata: map[string]string{metaDue: "1"},
+		MaxAckPending: dueAckPending, MaxDeliver: -1, Metadata: map[string]string{metaDue: "1"},
 	})
 	var info *natsjs.StreamInfo
 	if err == nil {

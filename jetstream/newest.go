@@ -12,14 +12,15 @@ const (
 	// newestReach is how many messages of the stream Newest reads at most, per event that it looks
 	// for.
 	newestReach = 64
-	// newestBytes bounds the payloads that Newest returns, besides the newest event, which it always
-	// returns.
+	// newestBytes bounds the payloads that Newest returns, besides the newest event, which it
+	// always returns.
 	newestBytes = 8 << 20
 )
 
 // Newest returns the newest events of a topic, oldest first: limit events, from 1 to MaxNewest. It
-// returns fewer if their payloads take more than 8 MiB, or if the topic has fewer among the last 64 × limit messages of its stream, as a topic
-// of a family may. A topic that does not exist has no events. Newest creates no topic.
+// returns fewer if their payloads take more than 8 MiB, or if the topic has fewer among the last 64
+// × limit messages of its stream, as a topic of a family may. A topic that does not exist has no
+// events. Newest creates no topic.
 func (h History) Newest(ctx context.Context, limit int) ([]*Event, error) {
 	limit = min(max(limit, 1), MaxNewest)
 	t, state, err := h.bus.freshExisting(ctx, h.topic)

@@ -28,7 +28,7 @@ const (
 	delayedPrefix = "eventhub.delayed."
 	// waitPrefix.<client>.<topic>.<id> is an event that waits.
 	waitPrefix = delayedPrefix + "wait."
-	// duePrefix.<topic>.<id> is an event that is due.
+	// duePrefix.<client>.<topic>.<id> is an event that is due.
 	duePrefix = delayedPrefix + "due."
 	// cancelledPrefix.<schedule> says that an event was cancelled. It counts for events that became
 	// due after it.
@@ -219,6 +219,8 @@ type delayPlaces struct {
 }
 
 // take counts one event, or returns how many wait if that is as many as are allowed.
+//
+// Events that are due count, too: those whose topic is full or refuses them stay in the stream.
 func (k *schedules) take(ctx context.Context, p *delayPlaces, filter string, limit int) (full bool, err error) {
 	select {
 	case p.lock <- struct{}{}:
@@ -231,11 +233,15 @@ func (k *schedules) take(ctx context.Context, p *delayPlaces, filter string, lim
 		if p.asked != 0 && p.left < 0 && now-p.asked < int64(delayedLook) {
 			return true, nil
 		}
-		n, err := k.count(ctx, filter)
+		waiting, err := k.count(ctx, waitPrefix+filter)
+		var due int
+		if err == nil {
+			due, err = k.count(ctx, duePrefix+filter)
+		}
 		if err != nil {
 			return false, k.bus.unavailable(err)
 		}
-		room := limit - n - int(p.sending.Load())
+		room := limit - waiting - due - int(p.sending.Load())
 		p.asked = now
 		if room <= 0 {
 			p.left = -1
@@ -276,7 +282,7 @@ func (k *schedules) reserve(ctx context.Context, client string) (release func(),
 		return fresh
 	}
 	all := places("")
-	full, err := k.take(ctx, all, waitPrefix+">", b.limits.Delayed)
+	full, err := k.take(ctx, all, ">", b.limits.Delayed)
 	if err != nil {
 		return nil, err
 	}
@@ -288,7 +294,7 @@ func (k *schedules) reserve(ctx context.Context, client string) (release func(),
 		return func() { all.sending.Add(-1) }, nil
 	}
 	own := places(client)
-	full, err = k.take(ctx, own, waitPrefix+clientToken(client)+".>", b.limits.DelayedPerClient)
+	full, err = k.take(ctx, own, clientToken(client)+".>", b.limits.DelayedPerClient)
 	if err == nil && full {
 		b.obs.LimitReached("delayed_per_client")
 		err = &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("%d delayed events of this client wait, which is its limit (delayed_per_client): publish again when some are due", b.limits.DelayedPerClient)}
@@ -331,7 +337,7 @@ func (p *Publisher) schedule(ctx context.Context, t *topicInfo, payload []byte, 
 	h[headerTarget] = []string{t.subjectFor(opts.Key)}
 	h[headerScheduleID] = []string{rand.Text()}
 	h[headerSchedule] = []string{"@at " + at.UTC().Format("2006-01-02T15:04:05.000Z")}
-	h[headerScheduleTarget] = []string{duePrefix + name}
+	h[headerScheduleTarget] = []string{duePrefix + clientToken(client) + "." + name}
 	h[headerExpectSubSeq] = []string{"0"}
 	h[headerExpectSubject] = []string{waitPrefix + "*." + name}
 
@@ -406,7 +412,7 @@ func (k *schedules) cancel(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	due, err := b.lastBySubject(ctx, delayedStream, duePrefix+name)
+	due, err := b.lastBySubject(ctx, delayedStream, duePrefix+"*."+name)
 	switch {
 	case err == nil && due.header.Get(headerScheduleID) == schedule:
 		if due.seq < at {
