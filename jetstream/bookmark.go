@@ -122,7 +122,8 @@ func (m Bookmarks) Put(ctx context.Context, name string) (Bookmark, error) {
 		return Bookmark{}, &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("the group has %d bookmarks, which is the limit: delete one", MaxBookmarks)}
 	}
 	made, err := b.takeBookmark(ctx, t, m.group.name, &ptr)
-	for try := 0; errors.Is(err, ErrNotFound) && try < 8; try++ { // it may have been moved meanwhile
+	// it may have been moved meanwhile
+	for try := 0; errors.Is(err, ErrNotFound) && try < 8; try++ {
 		if t, ptr, err = m.group.pointer(ctx); err != nil {
 			return Bookmark{}, err
 		}
