@@ -402,7 +402,7 @@ func TestHubDiesWhileItMakesAGroup(t *testing.T) {
 	c := alive.dial()
 	proxy := newTCPProxy(t, url)
 	starts := map[int]int{} // how many events each group got
-	for bytes := 0; bytes <= 1600; bytes += 100 {
+	for bytes := 0; bytes <= 2400; bytes += 100 {
 		topic := freshTopic()
 		for i := range 5 {
 			alive.publish(c, topic, strconv.Itoa(i))

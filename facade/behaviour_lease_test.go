@@ -70,9 +70,9 @@ func TestExpiredLeaseComesAgainAtOnce(t *testing.T) {
 //
 // All cases wait at the same time, each on a bus of its own. On a machine that is so busy that a
 // hub stands still, that hub gives its leases up, as it must. If the server stands still, the
-// server hears of no lease. Such a case says nothing, and is tried again.
+// server hears of no lease. Such a case says nothing, and is tried again. No other test of the
+// package runs meanwhile.
 func TestLeaseIsGoodToItsEnd(t *testing.T) {
-	t.Parallel()
 	cases := []leaseCase{
 		{name: "a lease as long as AckWait", ackWait: 2 * time.Second, leaseMS: 2000, used: 1700 * time.Millisecond},
 		{name: "three times AckWait", ackWait: time.Second, leaseMS: 3000, used: 2700 * time.Millisecond},

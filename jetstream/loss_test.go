@@ -250,7 +250,7 @@ func TestLossIsCountedOnceByHubs(t *testing.T) {
 							got[d.Event.Sequence] = true
 							mu.Unlock()
 							select {
-							case <-time.After(time.Duration(i+1) * 3 * time.Millisecond): // slow
+							case <-time.After(time.Duration(i+1) * 20 * time.Millisecond): // slow
 							case <-ctx.Done():
 								return
 							}
