@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"eventhub/acl"
 	"eventhub/facade"
@@ -71,6 +72,7 @@ func TestPoliciesDoNotMix(t *testing.T) {
 	r := jwtRig(t, func(cfg *facade.Config) {
 		// Who may publish is told so, and little is stored.
 		cfg.Limits.PrincipalRate, cfg.Limits.PrincipalBurst = 1, 1
+		cfg.Limits.AuthTimeout = time.Minute // all connect before the first sends AUTH
 	})
 	type member struct {
 		*peer
