@@ -3,10 +3,14 @@ package ops
 import (
 	"context"
 	"errors"
+	"math"
 	"net/http"
+	"strconv"
 	"strings"
+	"time"
 
 	"eventhub/acl"
+	"eventhub/jetstream"
 )
 
 // MetricsTopic is the topic that represents the metrics in policies. Where the metrics require a
@@ -33,8 +37,38 @@ func QueryTarget(r *http.Request) (topic, group string) {
 // answers like the client HTTP API, with {"error", "code"} and status 401, 403, or, while the token
 // cannot be checked, 503.
 type Guard struct {
-	// Tokens verifies the bearer tokens. Required.
+	// Tokens verifies the bearer tokens. Required unless Identify is set.
 	Tokens Verifier
+	// Identify, if not nil, takes the place of Tokens: it returns the owner of the token of a
+	// request, "" for none, or why the token is refused. A hub that rations refused tokens does so
+	// here.
+	Identify func(r *http.Request, token string) (*acl.Identity, *Refusal)
+}
+
+// Refusal says why a request is refused.
+type Refusal struct {
+	// Status is the HTTP status.
+	Status int
+	// Code is the error code of the protocol, and Msg is for people. Both are shown.
+	Code, Msg string
+	// Wait is the time after which a retry may succeed; 0 when unknown.
+	Wait time.Duration
+	// Ends says that the connection must end.
+	Ends bool
+}
+
+// write answers a request with the refusal.
+func (f *Refusal) write(w http.ResponseWriter) {
+	if f.Status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", "Bearer")
+	}
+	if f.Wait > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(f.Wait.Seconds()))))
+	}
+	if f.Ends {
+		w.Header().Set("Connection", "close")
+	}
+	writeError(w, f.Status, f.Code, f.Msg)
 }
 
 // Shows protects a handler that shows figures of a topic. It requires the right to inspect the
@@ -86,9 +120,9 @@ func (g Guard) guard(next http.Handler, allowed func(*acl.Identity, *http.Reques
 			writeError(w, http.StatusBadRequest, "bad_options", "The header Authorization is given more than once.")
 			return
 		}
-		id, err := g.Tokens.Verify(r.Context(), bearer(r))
-		if err != nil {
-			refuse(w, err)
+		id, refused := g.identify(r)
+		if refused != nil {
+			refused.write(w)
 			return
 		}
 		if !allowed(id, r) {
@@ -108,17 +142,22 @@ func bearer(r *http.Request) string {
 	return strings.TrimSpace(token)
 }
 
-// refuse answers a request whose token was not accepted.
-func refuse(w http.ResponseWriter, err error) {
+// identify returns the owner of the token of a request.
+func (g Guard) identify(r *http.Request) (*acl.Identity, *Refusal) {
+	if g.Identify != nil {
+		return g.Identify(r, bearer(r))
+	}
+	id, err := g.Tokens.Verify(r.Context(), bearer(r))
+	if err == nil {
+		return id, nil
+	}
 	known, ok := errors.AsType[*acl.Error](err)
 	if !ok || known.Reason == acl.Unavailable {
-		writeError(w, http.StatusServiceUnavailable, "internal", "The token cannot be checked now: try again later.")
-		return
+		return nil, &Refusal{Status: http.StatusServiceUnavailable, Code: jetstream.CodeInternal, Msg: "The token cannot be checked now: try again later."}
 	}
 	reason := known.Reason
 	if reason == acl.Expired {
 		reason = acl.InvalidJWT // the protocol code for a token that was never accepted here
 	}
-	w.Header().Set("WWW-Authenticate", "Bearer")
-	writeError(w, http.StatusUnauthorized, string(reason), known.Msg)
+	return nil, &Refusal{Status: http.StatusUnauthorized, Code: string(reason), Msg: known.Msg}
 }
