@@ -72,6 +72,10 @@ func (s *Server) connections(w http.ResponseWriter, r *http.Request) {
 
 // closeConnection answers DELETE /connections/{id}.
 func (s *Server) closeConnection(w http.ResponseWriter, r *http.Request) {
+	if fault := checkQuery(r.URL.Query()); fault != "" {
+		badQuery(w, fault)
+		return
+	}
 	id := pathParam(r, "id")
 	if !s.cfg.Connections.Close(id) {
 		writeError(w, http.StatusNotFound, "not_found", "This hub has no such connection; it may have ended.")

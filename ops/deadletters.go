@@ -136,19 +136,6 @@ func badLetters(msg string) error {
 	return &jetstream.Error{Code: jetstream.CodeBadOptions, Msg: msg}
 }
 
-// LettersTopic is the topic that represents the dead letters of all topics in policies, for
-// requests that name none.
-const LettersTopic = "eventhub.dlq"
-
-// lettersTarget is a QueryTarget that reads LettersTopic where no topic is given, so that the
-// handler can say that one is required.
-func lettersTarget(r *http.Request) (topic, group string) {
-	if topic, group = QueryTarget(r); topic == "" {
-		topic = LettersTopic
-	}
-	return topic, group
-}
-
 // letterRecord is a dead letter as JSON.
 type letterRecord struct {
 	ID       string          `json:"id"`
@@ -347,10 +334,6 @@ func (s *Server) changeLetters(w http.ResponseWriter, r *http.Request, change fu
 	q, err := parseLetters(r.URL.RawQuery, params...)
 	if err != nil {
 		s.fail(w, r, err, "dead letter", what)
-		return
-	}
-	if q.filter.Topic == "" {
-		writeError(w, http.StatusBadRequest, jetstream.CodeBadTopic, "topic required")
 		return
 	}
 	id := identity(r)

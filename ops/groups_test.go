@@ -47,7 +47,7 @@ func TestDeleteGroup(t *testing.T) {
 		{"administers another", http.MethodDelete, "/groups/orders.placed/billing", "Bearer " + tokenFor(t, "admin:other"), 403, "forbidden"},
 		{"unknown group", http.MethodDelete, "/groups/orders.placed/nobody", admin, 404, "not_found"},
 		{"unknown topic", http.MethodDelete, "/groups/orders.none/billing", admin, 404, "not_found"},
-		{"no topic", http.MethodDelete, "/groups/orders.*/billing", admin, 403, "forbidden"},
+		{"no topic", http.MethodDelete, "/groups/orders.*/billing", admin, 400, "bad_topic"},
 		{"no group", http.MethodDelete, "/groups/orders.placed/a%00b", admin, 400, "bad_group"},
 		{"another method", http.MethodPost, "/groups/orders.placed/billing", admin, 405, ""},
 		{"it", http.MethodDelete, "/groups/orders.placed/billing", admin, 204, ""},

@@ -74,16 +74,16 @@ func (f *Refusal) write(w http.ResponseWriter) {
 // Shows protects a handler that shows figures of a topic. It requires the right to inspect the
 // topic, to subscribe to it or to administer it.
 func (g Guard) Shows(of Target, next http.Handler) http.Handler {
-	return g.guard(next, func(id *acl.Identity, r *http.Request) bool {
-		return id.Inspects(of(r))
+	return g.guard(next, of, func(id *acl.Identity, topic, group string) bool {
+		return id.Inspects(topic, group)
 	})
 }
 
 // Reads protects a handler that shows events of a topic. It requires the right to subscribe to the
 // topic or to administer it.
 func (g Guard) Reads(of Target, next http.Handler) http.Handler {
-	return g.guard(next, func(id *acl.Identity, r *http.Request) bool {
-		_, ok := id.Shows(of(r))
+	return g.guard(next, of, func(id *acl.Identity, topic, group string) bool {
+		_, ok := id.Shows(topic, group)
 		return ok
 	})
 }
@@ -91,16 +91,20 @@ func (g Guard) Reads(of Target, next http.Handler) http.Handler {
 // Lists protects a handler that shows of several topics what the token may see. It requires a
 // token, and with a topic in the request the same right as Shows.
 func (g Guard) Lists(of Target, next http.Handler) http.Handler {
-	return g.guard(next, func(id *acl.Identity, r *http.Request) bool {
-		topic, group := of(r)
-		return topic == "" || id.Inspects(topic, group)
+	one := g.Shows(of, next)
+	all := g.guard(next, nil, func(*acl.Identity, string, string) bool { return true })
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if topic, _ := of(r); topic != "" {
+			one.ServeHTTP(w, r)
+			return
+		}
+		all.ServeHTTP(w, r)
 	})
 }
 
 // Publishes protects a handler that publishes to a topic. It requires the right to do so.
 func (g Guard) Publishes(of Target, next http.Handler) http.Handler {
-	return g.guard(next, func(id *acl.Identity, r *http.Request) bool {
-		topic, _ := of(r)
+	return g.guard(next, of, func(id *acl.Identity, topic, _ string) bool {
 		return id.Allows(acl.Publish, topic, "")
 	})
 }
@@ -108,13 +112,15 @@ func (g Guard) Publishes(of Target, next http.Handler) http.Handler {
 // Changes protects a handler that changes a topic or one of its groups. It requires the right to
 // administer the topic.
 func (g Guard) Changes(of Target, next http.Handler) http.Handler {
-	return g.guard(next, func(id *acl.Identity, r *http.Request) bool {
-		topic, _ := of(r)
+	return g.guard(next, of, func(id *acl.Identity, topic, _ string) bool {
 		return id.Allows(acl.Admin, topic, "")
 	})
 }
 
-func (g Guard) guard(next http.Handler, allowed func(*acl.Identity, *http.Request) bool) http.Handler {
+// guard asks for the token first. A topic or a group that cannot exist is refused before the
+// question of rights: its form says nothing about the topics that there are. A nil Target is for
+// requests about no topic.
+func (g Guard) guard(next http.Handler, of Target, allowed func(id *acl.Identity, topic, group string) bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if len(r.Header["Authorization"]) > 1 {
 			writeError(w, http.StatusBadRequest, "bad_options", "The header Authorization is given more than once.")
@@ -125,12 +131,47 @@ func (g Guard) guard(next http.Handler, allowed func(*acl.Identity, *http.Reques
 			refused.write(w)
 			return
 		}
-		if !allowed(id, r) {
+		topic, group := "", ""
+		if of != nil {
+			topic, group = of(r)
+			if fault := checkNames(topic, group); fault != nil {
+				fault.write(w)
+				return
+			}
+		}
+		if !allowed(id, topic, group) {
 			writeError(w, http.StatusForbidden, "forbidden", "The token does not allow this.")
 			return
 		}
 		next.ServeHTTP(w, withIdentity(r, id))
 	})
+}
+
+// wellFormed refuses requests about a topic or a group that cannot exist, where no Guard does.
+func wellFormed(of Target, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if fault := checkNames(of(r)); fault != nil {
+			fault.write(w)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// checkNames says what is wrong with the names in a request, by the rules of the bus. A request
+// about a topic may be about none of its groups.
+func checkNames(topic, group string) *Refusal {
+	if topic == "" {
+		return &Refusal{Status: http.StatusBadRequest, Code: jetstream.CodeBadTopic, Msg: "topic required"}
+	}
+	err := jetstream.ValidTopic(topic)
+	if err == nil && group != "" {
+		err = jetstream.ValidGroup(group)
+	}
+	if bad, ok := errors.AsType[*jetstream.Error](err); ok {
+		return &Refusal{Status: http.StatusBadRequest, Code: bad.Code, Msg: bad.Msg}
+	}
+	return nil
 }
 
 // bearer returns the bearer token of a request, or "".

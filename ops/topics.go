@@ -131,6 +131,10 @@ const maxPurgeTS = 1<<63/1_000_000 - 1
 
 // listTopics answers GET /topics with what the token may see.
 func (s *Server) listTopics(w http.ResponseWriter, r *http.Request) {
+	if fault := checkQuery(r.URL.Query()); fault != "" {
+		badQuery(w, fault)
+		return
+	}
 	ctx, cancel := context.WithTimeout(r.Context(), topicTimeout)
 	defer cancel()
 	all, err := s.cfg.Topics.List(ctx)
@@ -172,6 +176,10 @@ func milli(t time.Time) int64 {
 
 // showTopic answers GET /topics/{topic}.
 func (s *Server) showTopic(w http.ResponseWriter, r *http.Request) {
+	if fault := checkQuery(r.URL.Query()); fault != "" {
+		badQuery(w, fault)
+		return
+	}
 	ctx, cancel := context.WithTimeout(r.Context(), topicTimeout)
 	defer cancel()
 	topic, _ := pathTarget(r)

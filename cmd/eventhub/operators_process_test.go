@@ -46,7 +46,8 @@ func TestPublishQuotaOfBothPorts(t *testing.T) {
 					accepted[base]++
 				case status == http.StatusTooManyRequests && strings.Contains(text, "This client may publish 1 events a second"):
 					refused[base]++
-				case status == http.StatusServiceUnavailable && strings.Contains(text, "overloaded"): // the machine stood still for 5 s
+				case status == http.StatusServiceUnavailable && strings.Contains(text, "overloaded"):
+					// the machine stood still for 5 s
 				default:
 					t.Errorf("%s: %d %s", base, status, text)
 				}
