@@ -242,7 +242,10 @@ func (s *Server) listLetters(w http.ResponseWriter, r *http.Request) {
 	id := identity(r)
 	ctx, cancel := context.WithTimeout(r.Context(), lettersTimeout)
 	defer cancel()
-	page, err := s.cfg.DeadLetters.List(ctx, q.filter, q.next, q.limit, visibleTo(id, &q.filter))
+	var page jetstream.LetterPage
+	if id.InspectsAny() {
+		page, err = s.cfg.DeadLetters.List(ctx, q.filter, q.next, q.limit, visibleTo(id, &q.filter))
+	}
 	if err != nil {
 		s.fail(w, r, err, "dead letter", "list dead letters")
 		return
@@ -269,7 +272,10 @@ func (s *Server) countLetters(w http.ResponseWriter, r *http.Request) {
 	id := identity(r)
 	ctx, cancel := context.WithTimeout(r.Context(), lettersTimeout)
 	defer cancel()
-	counts, err := s.cfg.DeadLetters.Count(ctx, q.filter, id.Key(), visibleTo(id, &q.filter))
+	var counts jetstream.LetterCounts
+	if id.InspectsAny() {
+		counts, err = s.cfg.DeadLetters.Count(ctx, q.filter, id.Key(), visibleTo(id, &q.filter))
+	}
 	if err != nil {
 		s.fail(w, r, err, "dead letter", "count dead letters")
 		return
