@@ -404,29 +404,25 @@ func (b *Bus) lettersOn(ctx context.Context, s *letterStream, next *uint64, filt
 	}
 }
 
-// letterCursor says where a list goes on.
-type letterCursor struct {
+// streamCursor is a place in a stream: where a list goes on, or what a dry run has seen ends.
+type streamCursor struct {
 	Stream  string `json:"s"`
 	Created int64  `json:"c"`
 	Next    uint64 `json:"n"`
 }
 
-func (c letterCursor) String() string {
+func (c streamCursor) String() string {
 	text, _ := json.Marshal(c) //nolint:errchkjson // strings and numbers always marshal
 	return base64.RawURLEncoding.EncodeToString(text)
 }
 
-// parseLetterCursor reads the cursor of a list.
-func parseLetterCursor(s string) (letterCursor, error) {
-	var c letterCursor
+// parseStreamCursor reads what String has written.
+func parseStreamCursor(s string) (c streamCursor, ok bool) {
 	text, err := base64.RawURLEncoding.DecodeString(s)
 	if err == nil {
 		err = json.Unmarshal(text, &c)
 	}
-	if err != nil || c.Stream == "" {
-		return c, badOptions("next is not the next of an earlier answer: begin without it")
-	}
-	return c, nil
+	return c, err == nil && c.Stream != "" && c.Next > 0
 }
 
 // LetterPage is a page of dead letters.
@@ -448,11 +444,11 @@ func (d DeadLetters) List(ctx context.Context, filter LetterFilter, next string,
 	if limit < 1 || limit > maxLetterLimit {
 		return LetterPage{}, badOptions("limit is %d: 1 to %d are allowed", limit, maxLetterLimit)
 	}
-	var from letterCursor
+	var from streamCursor
 	if next != "" {
-		var err error
-		if from, err = parseLetterCursor(next); err != nil {
-			return LetterPage{}, err
+		var ok bool
+		if from, ok = parseStreamCursor(next); !ok {
+			return LetterPage{}, badOptions("next is not the next of an earlier answer: begin without it")
 		}
 	}
 	streams, err := b.letterStreams(ctx, &filter)
@@ -474,7 +470,7 @@ func (d DeadLetters) List(ctx context.Context, filter LetterFilter, next string,
 		}
 		err := b.eachLetter(ctx, s, start, &filter, func(l *Letter, m *storedMsg) error {
 			if len(page.Letters) == limit || scanned == letterScan || read > letterBytes || size > letterPage {
-				page.Next = letterCursor{Stream: s.name, Created: s.created.UnixNano(), Next: l.Sequence}.String()
+				page.Next = streamCursor{Stream: s.name, Created: s.created.UnixNano(), Next: l.Sequence}.String()
 				return errLettersEnded
 			}
 			scanned++

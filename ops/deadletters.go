@@ -100,7 +100,7 @@ func parseLetters(raw string, more ...string) (q letterQuery, err error) {
 			return q, badLetters(name + " is 1 or 0.")
 		}
 	}
-	q.payloads, q.opts.DryRun = flags["payloads"], flags["dryRun"]
+	q.payloads, q.opts.DryRun, q.opts.Through = flags["payloads"], flags["dryRun"], values.Get("through")
 	switch values.Get("to") {
 	case "", "group":
 	case "topic":
@@ -306,12 +306,12 @@ func extend(w http.ResponseWriter) {
 
 // redriveLetters answers POST /dlq/redrive.
 func (s *Server) redriveLetters(w http.ResponseWriter, r *http.Request) {
-	s.changeLetters(w, r, s.cfg.DeadLetters.Redrive, "redrive dead letters", "to", "rate", "dryRun", "all")
+	s.changeLetters(w, r, s.cfg.DeadLetters.Redrive, "redrive dead letters", "to", "rate", "dryRun", "all", "through")
 }
 
 // discardLetters answers POST /dlq/discard.
 func (s *Server) discardLetters(w http.ResponseWriter, r *http.Request) {
-	s.changeLetters(w, r, s.cfg.DeadLetters.Discard, "discard dead letters", "rate", "dryRun", "all")
+	s.changeLetters(w, r, s.cfg.DeadLetters.Discard, "discard dead letters", "rate", "dryRun", "all", "through")
 }
 
 // redriven is the progress and the outcome of a redrive or a discard, as JSON.
@@ -320,6 +320,8 @@ type redriven struct {
 	Done    int            `json:"done"`
 	Skipped int            `json:"skipped"`
 	Reasons map[string]int `json:"reasons,omitempty"`
+	// Through, of a dry run, is what confines a request to the letters that there were.
+	Through string `json:"through,omitempty"`
 	// Ended is set in the last line of an answer that reports progress.
 	Ended bool `json:"ended,omitempty"`
 	// Error and Code say why the rest was not done.
@@ -328,7 +330,7 @@ type redriven struct {
 }
 
 func redrivenOf(r jetstream.Redriven) redriven {
-	return redriven{Matched: r.Matched, Done: r.Done, Skipped: r.Skipped, Reasons: r.Reasons}
+	return redriven{Matched: r.Matched, Done: r.Done, Skipped: r.Skipped, Reasons: r.Reasons, Through: r.Through}
 }
 
 // errEnding ends a redrive of a token that is not valid any more, or of a hub that drains.
@@ -381,12 +383,16 @@ func (s *Server) changeLetters(w http.ResponseWriter, r *http.Request, change fu
 	}
 	extend(w)
 	if err != nil && !began && done.Matched == 0 {
+		if errors.Is(err, jetstream.ErrNoTopic) {
+			writeError(w, s.cfg.Status("not_found"), "not_found", noTopic(q.filter.Topic))
+			return
+		}
 		s.fail(w, r, err, s.missing(&q.filter), what)
 		return
 	}
 	out := redrivenOf(done)
 	if err != nil {
-		out.Code, out.Error = s.whyEnded(r, err, what)
+		out.Code, out.Error = s.whyEnded(r, err, &q.filter, what)
 	}
 	if lines {
 		out.Ended = true
@@ -408,14 +414,21 @@ func (s *Server) missing(f *jetstream.LetterFilter) string {
 	return "group on this topic"
 }
 
+// noTopic says that a redrive names a topic that is not there.
+func noTopic(topic string) string {
+	return "There is no topic " + topic + ", and no dead letter of one."
+}
+
 // whyEnded is the code and the text of an error that ended a redrive.
-func (s *Server) whyEnded(r *http.Request, err error, what string) (code, msg string) {
+func (s *Server) whyEnded(r *http.Request, err error, f *jetstream.LetterFilter, what string) (code, msg string) {
 	known, ok := errors.AsType[*jetstream.Error](err)
 	switch {
 	case errors.Is(err, errEnding), errors.Is(err, context.DeadlineExceeded):
 		return "overloaded", "The token is not valid any more, or the hub shuts down: the rest stays, repeat the request."
 	case ok && known.Code != jetstream.CodeInternal:
 		return known.Code, known.Msg
+	case errors.Is(err, jetstream.ErrNoTopic):
+		return "not_found", noTopic(f.Topic)
 	case errors.Is(err, jetstream.ErrNotFound):
 		return "not_found", "There is no such dead letter any more."
 	}

@@ -116,6 +116,8 @@ type PurgeRequest struct {
 	// Needed also purges a topic that the hub itself needs.
 	Needed bool `json:"needed,omitempty"`
 	DryRun bool `json:"dry_run,omitempty"`
+	// Bound is that of a dry run: events that came after it stay.
+	Bound string `json:"bound,omitempty"`
 }
 
 // PurgeAnswer is the answer to a PurgeRequest.
@@ -124,6 +126,8 @@ type PurgeAnswer struct {
 	Removed uint64 `json:"removed"`
 	Left    uint64 `json:"left"`
 	DryRun  bool   `json:"dryRun"`
+	// Bound, of a dry run, is what confines a purge to the events that there were.
+	Bound string `json:"bound,omitempty"`
 }
 
 // maxPurgeTS is the last millisecond that the server can count in nanoseconds.
@@ -225,7 +229,7 @@ func (s *Server) purgeTopic(w http.ResponseWriter, r *http.Request) {
 	if !readBody(w, r, &asked, false) {
 		return
 	}
-	opts := jetstream.PurgeOptions{All: asked.All, Through: asked.ThroughID, Needed: asked.Needed, DryRun: asked.DryRun}
+	opts := jetstream.PurgeOptions{All: asked.All, Through: asked.ThroughID, Needed: asked.Needed, DryRun: asked.DryRun, Bound: asked.Bound}
 	if asked.BeforeTS != nil {
 		if *asked.BeforeTS < 0 || *asked.BeforeTS > maxPurgeTS {
 			writeError(w, http.StatusBadRequest, jetstream.CodeBadOptions, "before_ts is no time in epoch milliseconds.")
@@ -249,7 +253,7 @@ func (s *Server) purgeTopic(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, err, "topic", "purge the topic")
 		return
 	}
-	answer(w, PurgeAnswer{topic, done.Removed, done.Left, asked.DryRun})
+	answer(w, PurgeAnswer{topic, done.Removed, done.Left, asked.DryRun, done.Bound})
 }
 
 // deleteTopic answers DELETE /topics/{topic}.
