@@ -43,7 +43,7 @@ const (
 func TestLagOfManyGroups(t *testing.T) {
 	t.Parallel()
 	server := natstest.Start(t)
-	flags := []string{"--nats-url=" + server.URL(), "--limit-subscriptions=10000", "--limit-frames=off", "--limit-new-groups=off"}
+	flags := []string{"--nats-url=" + server.URL(), "--limit-subscriptions=10000", "--limit-frames=off", "--limit-new-groups=100000", "--limit-principal-groups=100000"}
 	hubs := []*node{startNode(t, flags...), startNode(t, flags...)}
 	clients := []*client.Client{hubs[0].dial(), hubs[1].dial()}
 	topic := func(i int) string { return "many." + strconv.Itoa(i%lagTopics) }
