@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -27,6 +28,68 @@ func TestCurrentFigures(t *testing.T) {
 	} {
 		if got := current(&natsjs.ConsumerInfo{Cluster: tt.cluster}); got != tt.want {
 			t.Errorf("%s: %v, want %v", name, got, tt.want)
+		}
+	}
+}
+
+// A group whose leader is gone is missing in what is read of all groups: nothing is known of it,
+// which is not the same as a lag of 0. A list that would lack it fails.
+func TestLagsWithoutALeader(t *testing.T) {
+	t.Parallel()
+	c := startProcesses(t, 3)
+	b := openRemote(t, Config{URL: c.urls(), Replicas: 3, Topics: []TopicRule{{Pattern: "alone", Replicas: 1}}})
+	for _, topic := range []string{"alone", "copied"} {
+		c.until("topic "+topic+" has an event", func(ctx context.Context) bool {
+			_, err := b.Publish(ctx, topic, []byte("1"), PublishOptions{ID: "one"})
+			return err == nil
+		})
+		c.until("topic "+topic+" has a group", func(ctx context.Context) bool {
+			return b.Group(topic, "g").Seek(ctx, FromEarliest) == nil
+		})
+	}
+	groups := b.Admin().Groups()
+	lags := func() AllLags {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), slow)
+		defer cancel()
+		all, err := groups.Lags(ctx, 10)
+		if err != nil {
+			t.Log(err)
+		}
+		return all
+	}
+	if all := lags(); len(all.Lags) != 2 || all.Unknown != 0 || all.Lags[0].Pending != 1 || all.Lags[1].Pending != 1 {
+		t.Fatalf("the lags are %+v", all)
+	}
+	info, err := c.info(t.Context(), "alone")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range c.nodes {
+		if n.Name() == info.Cluster.Leader {
+			n.Kill()
+		}
+	}
+	end := time.Now().Add(slow)
+	for all := lags(); ; all = lags() {
+		for _, lag := range all.Lags {
+			if lag.Topic == "alone" || lag.Pending != 1 {
+				t.Fatalf("the lags are %+v", all)
+			}
+		}
+		if len(all.Lags) == 1 && all.Unknown == 1 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain for the other group: %+v", all)
+		}
+	}
+	for topic, want := range map[string]int{"alone": 0, "copied": 1} {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		found, _, err := groups.List(ctx, GroupsPage{Topic: topic, Limit: 10})
+		cancel()
+		if len(found) != want || (err == nil) != (want == 1) {
+			t.Errorf("the groups of %s are %+v, %v", topic, found, err)
 		}
 	}
 }
