@@ -68,18 +68,49 @@ func concurrently(n int, f func(i int) error) error {
 	return nil
 }
 
-// eachStream calls f for the name of each stream that is no bucket, one after the other.
-func (b *Bus) eachStream(ctx context.Context, f func(stream string)) error {
-	streams := b.js.StreamNames(ctx)
-	for stream := range streams.Name() {
-		if !strings.HasPrefix(stream, "KV_") && !strings.HasPrefix(stream, "OBJ_") {
-			f(stream)
+// streamNames returns the names of all streams that are no buckets, in order.
+func (b *Bus) streamNames(ctx context.Context) (names []string, err error) {
+	for offset := 0; ; {
+		var page struct {
+			Error   *apiError `json:"error"`
+			Total   int       `json:"total"`
+			Streams []string  `json:"streams"`
+		}
+		if err := b.askPage(ctx, "STREAM.NAMES", offset, &page); err != nil {
+			return nil, b.unavailable(fmt.Errorf("jetstream: list streams: %w", err))
+		}
+		if page.Error != nil {
+			return nil, b.unavailable(fmt.Errorf("jetstream: list streams: %w", page.Error))
+		}
+		for _, stream := range page.Streams {
+			if !strings.HasPrefix(stream, "KV_") && !strings.HasPrefix(stream, "OBJ_") {
+				names = append(names, stream)
+			}
+		}
+		if offset += len(page.Streams); offset >= page.Total || len(page.Streams) == 0 {
+			slices.Sort(names)
+			return slices.Compact(names), nil
 		}
 	}
-	if err := streams.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
-		return b.unavailable(fmt.Errorf("jetstream: list streams: %w", err))
+}
+
+// askPage asks JetStream for a page of a list, again and again until there is an answer: the server
+// that leads JetStream may be away.
+func (b *Bus) askPage(ctx context.Context, api string, offset int, into any) error {
+	req, err := json.Marshal(map[string]int{"offset": offset})
+	if err != nil {
+		return err
 	}
-	return nil
+	reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) {
+		return b.link().request(ctx, b.api+api, req)
+	})
+	switch {
+	case err != nil:
+		return err
+	case noResponders(reply):
+		return nats.ErrNoResponders
+	}
+	return json.Unmarshal(reply.Data, into)
 }
 
 // consumerPage is a page of the consumers of a stream, in the order of their names.
@@ -135,10 +166,6 @@ func (b *Bus) consumerPages(ctx context.Context, stream, after string, offset in
 // The lister of nats.go reports consumers without a leader with all figures at 0, and goes wrong in
 // its pages where some are missing.
 func (b *Bus) consumerPage(ctx context.Context, stream string, offset int) (page consumerPage, limit int, err error) {
-	req, err := json.Marshal(map[string]int{"offset": offset})
-	if err != nil {
-		return page, 0, err
-	}
 	var got struct {
 		Error     *apiError              `json:"error"`
 		Total     int                    `json:"total"`
@@ -146,12 +173,7 @@ func (b *Bus) consumerPage(ctx context.Context, stream string, offset int) (page
 		Consumers []*natsjs.ConsumerInfo `json:"consumers"`
 		Missing   []string               `json:"missing"`
 	}
-	reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) {
-		return b.link().request(ctx, b.api+"CONSUMER.LIST."+stream, req)
-	})
-	if err == nil {
-		err = json.Unmarshal(reply.Data, &got)
-	}
+	err = b.askPage(ctx, "CONSUMER.LIST."+stream, offset, &got)
 	if err == nil && got.Error != nil {
 		if got.Error.ErrCode == natsjs.JSErrCodeStreamNotFound {
 			return page, 0, nil

@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -246,9 +245,7 @@ func (b *Bus) streamsOf(ctx context.Context, r *groupReader, topic string) (stre
 		}
 		return []string{t.stream.name}, nil
 	}
-	err = b.eachStream(ctx, func(stream string) { streams = append(streams, stream) })
-	slices.Sort(streams)
-	return streams, err
+	return b.streamNames(ctx)
 }
 
 // find returns the group that a consumer is, or nil for a consumer that is no group, or one that

@@ -89,12 +89,12 @@ func (a Groups) Lags(ctx context.Context, limit int) (AllLags, error) {
 	if limit < 1 || limit > MaxLags {
 		return AllLags{}, badOptions("limit is %d: 1 to %d are allowed", limit, MaxLags)
 	}
-	var streams []string
-	if err := b.eachStream(ctx, func(stream string) { streams = append(streams, stream) }); err != nil {
+	streams, err := b.streamNames(ctx)
+	if err != nil {
 		return AllLags{}, err
 	}
 	listed := &listedGroups{consumers: make(map[groupName][]*natsjs.ConsumerInfo), missing: make(map[string][]string)}
-	if err := concurrently(len(streams), func(i int) error { return listed.list(ctx, b, streams[i]) }); err != nil {
+	if err = concurrently(len(streams), func(i int) error { return listed.list(ctx, b, streams[i]) }); err != nil {
 		return AllLags{}, b.unavailable(err)
 	}
 	var all AllLags
@@ -111,7 +111,7 @@ func (a Groups) Lags(ctx context.Context, limit int) (AllLags, error) {
 		part := names[:min(len(names), limit-len(all.Lags))]
 		names = names[len(part):]
 		found := make([]*Lag, len(part))
-		err := concurrently(len(part), func(i int) error {
+		err = concurrently(len(part), func(i int) error {
 			lag, err := r.listedLag(ctx, part[i], listed)
 			found[i] = lag
 			return err

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// lagTimeout is the timeout of reading the lag of all groups. Servers wait 4 s for a leader that
-	// does not answer.
+	// lagTimeout is the timeout of reading the lag of all groups. Servers wait 4 s for leaders that
+	// do not answer.
 	lagTimeout = 8 * time.Second
 	// lagKept is how long the lag of all groups is kept for further scrapes.
 	lagKept = 250 * time.Millisecond

@@ -156,8 +156,8 @@ func TestFiguresAreEqual(t *testing.T) {
 	u.wg.Wait()
 	<-time.After(quietFor)
 
-	// The consumers may still move on by themselves where a machine is slow: the figures count while
-	// they stand still.
+	// The consumers may still move on by themselves where a machine is slow: figures count while they
+	// stand still.
 	v.Until("all figures are equal", func(ctx context.Context) bool {
 		before, err := serverFigures(ctx, v)
 		if err != nil {
