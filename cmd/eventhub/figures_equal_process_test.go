@@ -35,7 +35,7 @@ type unsteady struct {
 // that was killed.
 func (u *unsteady) join(hub *node, seed uint64) {
 	u.t.Helper()
-	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // a test's
+	random := rand.New(rand.NewPCG(seed, 0))
 	c := hub.dial()
 	var mu sync.Mutex
 	never := 0
@@ -85,7 +85,7 @@ func TestFiguresAreEqual(t *testing.T) {
 	v.Replicating(3)
 	flags := []string{"--nats-url=" + strings.Join(natstest.URLs(nodes), ","), "--replicas=3", "--ack-wait=10s"}
 	hubs := []*node{startNode(t, flags...), startNode(t, flags...)}
-	seed := rand.Uint64() //nolint:gosec // a test's
+	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 
 	// a group with events that were put back, of which none is delivered
@@ -138,12 +138,12 @@ func TestFiguresAreEqual(t *testing.T) {
 			<-time.After(100 * time.Millisecond)
 		}
 	}
-	pass := func() { <-time.After(time.Duration(200+rand.IntN(400)) * time.Millisecond) } //nolint:gosec // a test's
+	pass := func() { <-time.After(time.Duration(200+rand.IntN(400)) * time.Millisecond) }
 	pass()
 	change(http.MethodPut, "/groups/first/billing/cursor", `{"to":"earliest"}`)
 	pass()
 	hubs[1].kill()
-	killed := nodes[rand.IntN(3)] //nolint:gosec // a test's
+	killed := nodes[rand.IntN(3)]
 	killed.Kill()
 	pass()
 	change(http.MethodPost, "/groups/second/shipping/pause", "")
@@ -156,8 +156,8 @@ func TestFiguresAreEqual(t *testing.T) {
 	u.wg.Wait()
 	<-time.After(quietFor)
 
-	// The consumers may still move on by themselves where a machine is slow: figures count while they
-	// stand still.
+	// The consumers may still move on by themselves where a machine is slow. Figures count while
+	// they stand still.
 	v.Until("all figures are equal", func(ctx context.Context) bool {
 		before, err := serverFigures(ctx, v)
 		if err != nil {

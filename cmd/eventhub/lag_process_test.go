@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shirou/gopsutil/v4/process"
+	psutil "github.com/shirou/gopsutil/v4/process"
 
 	"eventhub/facade/client"
 	"eventhub/jetstream/natstest"
@@ -121,7 +121,7 @@ func TestLagOfManyGroups(t *testing.T) {
 	}
 	for i := range *lagGroups {
 		have := want[groupName{topic(i), "group-" + strconv.Itoa(i)}]
-		if stored := uint64(*lagEvents / lagTopics); have.inFlight != lagHeld || have.pending+lagHeld+1+uint64(i/lagTopics) != stored { //nolint:gosec // small
+		if stored := uint64(*lagEvents / lagTopics); have.inFlight != lagHeld || have.pending+lagHeld+1+uint64(i/lagTopics) != stored {
 			t.Fatalf("group %d has %+v of %d events", i, have, stored)
 		}
 	}
@@ -163,7 +163,7 @@ func scraped(t *testing.T, hub *node, want map[groupName]groupFigures) {
 		}
 		return string(text), time.Since(began)
 	}
-	its, err := process.NewProcess(int32(hub.cmd.Process.Pid)) //nolint:gosec // a process id
+	its, err := psutil.NewProcess(int32(hub.cmd.Process.Pid))
 	if err != nil {
 		t.Fatal(err)
 	}
