@@ -211,6 +211,70 @@ type groupReader struct {
 	oldest  shared[topicPlace, time.Time]
 	settled shared[topicPlace, settledEvent]
 	silent  sync.Map // streams that did not answer
+	// known are events that earlier requests have read, by stream; nil for a stream without any.
+	// found are those of this request.
+	known map[string]*knownEvents
+	found map[string]*knownEvents
+}
+
+// knownEvents are the times of the first events of topics behind sequences, in a stream that has
+// removed no event since.
+type knownEvents struct {
+	created time.Time
+	first   uint64
+	deleted int
+
+	mu sync.Mutex
+	at map[topicPlace]time.Time
+}
+
+// remember has the reader use events that earlier requests have read of streams. It asks each
+// stream once, instead of once for each group.
+func (r *groupReader) remember(ctx context.Context, streams []string, earlier map[string]*knownEvents) error {
+	r.known, r.found = make(map[string]*knownEvents), make(map[string]*knownEvents)
+	var mu sync.Mutex
+	return concurrently(len(streams), func(i int) error {
+		var info *natsjs.StreamInfo
+		err := r.within(ctx, streams[i], func(ctx context.Context) (err error) {
+			info, err = r.bus.findStream(ctx, streams[i])
+			return err
+		})
+		if errors.Is(err, ErrNotFound) || errors.Is(err, errSilent) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		now := &knownEvents{created: info.Created, first: info.State.FirstSeq, deleted: info.State.NumDeleted, at: make(map[topicPlace]time.Time)}
+		mu.Lock()
+		defer mu.Unlock()
+		r.found[streams[i]] = now
+		if was := earlier[streams[i]]; was != nil && was.created.Equal(now.created) && was.first == now.first && was.deleted == now.deleted {
+			r.known[streams[i]] = was
+		}
+		return nil
+	})
+}
+
+// get returns a time that is known.
+func (k *knownEvents) get(at topicPlace) (time.Time, bool) {
+	if k == nil {
+		return time.Time{}, false
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	when, ok := k.at[at]
+	return when, ok
+}
+
+// put notes a time.
+func (k *knownEvents) put(at topicPlace, when time.Time) {
+	if k == nil || when.IsZero() {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.at[at] = when
 }
 
 // topicPlace is a sequence of the stream of a topic.
@@ -274,7 +338,13 @@ func (r *groupReader) oldestCopy(ctx context.Context, queue *natsjs.ConsumerInfo
 // oldestBehind returns when the first event of a topic behind a sequence was stored, or a zero time
 // if there is none.
 func (r *groupReader) oldestBehind(ctx context.Context, t *topicInfo, floor uint64) (time.Time, error) {
-	return r.oldest.get(topicPlace{t.name, floor}, func() (at time.Time, err error) {
+	place := topicPlace{t.name, floor}
+	return r.oldest.get(place, func() (at time.Time, err error) {
+		if at, ok := r.known[t.stream.name].get(place); ok {
+			r.found[t.stream.name].put(place, at)
+			return at, nil
+		}
+		defer func() { r.found[t.stream.name].put(place, at) }()
 		err = r.within(ctx, t.stream.name, func(ctx context.Context) error {
 			m, err := r.bus.nextStored(ctx, t, &walkOptions{}, floor)
 			if m != nil {

@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -32,6 +33,22 @@ func TestCurrentFigures(t *testing.T) {
 	}
 }
 
+// try tries something until it succeeds, with 20 s for each try.
+func try(t *testing.T, what string, f func(context.Context) error) {
+	t.Helper()
+	for end := time.Now().Add(2 * slow); ; <-time.After(100 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		err := f(ctx)
+		cancel()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain: %s: %v", what, err)
+		}
+	}
+}
+
 // A group whose leader is gone is missing in what is read of all groups: nothing is known of it,
 // which is not the same as a lag of 0. A list that would lack it fails.
 func TestLagsWithoutALeader(t *testing.T) {
@@ -39,13 +56,11 @@ func TestLagsWithoutALeader(t *testing.T) {
 	c := startProcesses(t, 3)
 	b := openRemote(t, Config{URL: c.urls(), Replicas: 3, Topics: []TopicRule{{Pattern: "alone", Replicas: 1}}})
 	for _, topic := range []string{"alone", "copied"} {
-		c.until("topic "+topic+" has an event", func(ctx context.Context) bool {
+		try(t, "topic "+topic+" has an event", func(ctx context.Context) error {
 			_, err := b.Publish(ctx, topic, []byte("1"), PublishOptions{ID: "one"})
-			return err == nil
+			return err
 		})
-		c.until("topic "+topic+" has a group", func(ctx context.Context) bool {
-			return b.Group(topic, "g").Seek(ctx, FromEarliest) == nil
-		})
+		try(t, "topic "+topic+" has a group", func(ctx context.Context) error { return b.Group(topic, "g").Seek(ctx, FromEarliest) })
 	}
 	groups := b.Admin().Groups()
 	lags := func() AllLags {
@@ -59,19 +74,23 @@ func TestLagsWithoutALeader(t *testing.T) {
 		}
 		return all
 	}
-	if all := lags(); len(all.Lags) != 2 || all.Unknown != 0 || all.Lags[0].Pending != 1 || all.Lags[1].Pending != 1 {
-		t.Fatalf("the lags are %+v", all)
-	}
-	info, err := c.info(t.Context(), "alone")
-	if err != nil {
-		t.Fatal(err)
-	}
+	try(t, "both groups are there", func(context.Context) error {
+		if all := lags(); len(all.Lags) != 2 || all.Unknown != 0 || all.Lags[0].Pending != 1 || all.Lags[1].Pending != 1 {
+			return fmt.Errorf("the lags are %+v", all)
+		}
+		return nil
+	})
+	var info *natsjs.StreamInfo
+	try(t, "the stream has a leader", func(ctx context.Context) (err error) {
+		info, err = c.info(ctx, "alone")
+		return err
+	})
 	for _, n := range c.nodes {
 		if n.Name() == info.Cluster.Leader {
 			n.Kill()
 		}
 	}
-	end := time.Now().Add(slow)
+	end := time.Now().Add(2 * slow)
 	for all := lags(); ; all = lags() {
 		for _, lag := range all.Lags {
 			if lag.Topic == "alone" || lag.Pending != 1 {
@@ -86,7 +105,11 @@ func TestLagsWithoutALeader(t *testing.T) {
 		}
 	}
 	for topic, want := range map[string]int{"alone": 0, "copied": 1} {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		wait := 5 * time.Second
+		if want == 1 {
+			wait = slow
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), wait)
 		found, _, err := groups.List(ctx, GroupsPage{Topic: topic, Limit: 10})
 		cancel()
 		if len(found) != want || (err == nil) != (want == 1) {

@@ -75,6 +75,18 @@ func (l *listedGroups) list(ctx context.Context, b *Bus, stream string) error {
 	return nil
 }
 
+// streams returns the streams of topics that have groups.
+func (l *listedGroups) streams() []string {
+	set := make(map[string]bool)
+	for _, consumers := range l.consumers {
+		for _, info := range consumers {
+			set[info.Stream] = true
+		}
+	}
+	delete(set, putBackStream)
+	return slices.Collect(maps.Keys(set))
+}
+
 // names returns the groups in order.
 func (l *listedGroups) names() []groupName {
 	return slices.SortedFunc(maps.Keys(l.consumers), func(a, b groupName) int {
@@ -82,8 +94,27 @@ func (l *listedGroups) names() []groupName {
 	})
 }
 
+// lagEvents are the events behind the groups of the last Groups.Lags.
+type lagEvents struct {
+	mu    sync.Mutex
+	known map[string]*knownEvents
+}
+
+func (e *lagEvents) get() map[string]*knownEvents {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.known
+}
+
+func (e *lagEvents) set(known map[string]*knownEvents) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.known = known
+}
+
 // Lags returns the lag of up to limit groups of all topics. limit is 1..MaxLags. A group whose
-// leader does not answer is left out: AllLags.Unknown counts it.
+// leader does not answer is left out: AllLags.Unknown counts it. Lags remembers the times of events
+// for the next Lags, for as long as their stream has removed no event.
 func (a Groups) Lags(ctx context.Context, limit int) (AllLags, error) {
 	b := a.bus
 	if limit < 1 || limit > MaxLags {
@@ -103,6 +134,10 @@ func (a Groups) Lags(ctx context.Context, limit int) (AllLags, error) {
 	}
 	names := listed.names()
 	r := &groupReader{bus: b}
+	if err := r.remember(ctx, listed.streams(), b.lagEvents.get()); err != nil {
+		return AllLags{}, b.unavailable(err)
+	}
+	defer func() { b.lagEvents.set(r.found) }()
 	for len(names) > 0 {
 		if len(all.Lags) == limit {
 			all.More = true
