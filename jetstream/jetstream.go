@@ -63,6 +63,7 @@ type Bus struct {
 	unstored     atomic.Pointer[StorageError]
 	links        []*link
 	firstLetters firstLetters
+	lagEvents    lagEvents
 	js           manager // over links[0]; for what is not hot
 	api          string  // prefix of the JetStream API subjects
 	maxPayload   int
