@@ -141,15 +141,13 @@ type lags struct {
 var lagMetrics = []string{"eventhub_group_oldest_unacked_seconds", "eventhub_group_pending", "eventhub_group_unacked"}
 
 // registerLags adds the metrics of groups to a registry.
-func registerLags(reg prometheus.Registerer, groups Groups, logger *slog.Logger) {
-	desc := func(name string) *prometheus.Desc {
-		d := define(name, gauge)
-		return prometheus.NewDesc(d.name, d.help, d.labels, nil)
-	}
-	reg.MustRegister(&lags{
+func registerLags(reg prometheus.Registerer, groups Groups, logger *slog.Logger) *lags {
+	l := &lags{
 		groups: groups, logger: logger, pending: desc("eventhub_group_pending"), unacked: desc("eventhub_group_unacked"),
 		oldest: desc("eventhub_group_oldest_unacked_seconds"),
-	})
+	}
+	reg.MustRegister(l)
+	return l
 }
 
 // Describe implements prometheus.Collector.
@@ -169,20 +167,23 @@ func (l *lags) Collect(metrics chan<- prometheus.Metric) {
 }
 
 // summed returns the lags with one entry per topic for all groups with a TTL, of which there may be
-// very many.
+// very many, and one for all pairs beyond MaxPairs.
 func summed(all []jetstream.Lag) []jetstream.Lag {
 	var kept []jetstream.Lag
-	ephemeral := make(map[string]int)
+	sums := make(map[pair]int)
 	for _, lag := range all {
-		if !lag.Ephemeral {
+		at := pair{lag.Topic, EphemeralLabel}
+		if _, ok := sums[at]; len(kept) >= MaxPairs && !(lag.Ephemeral && ok) {
+			at = pair{OtherLabel, OtherLabel}
+		} else if !lag.Ephemeral {
 			kept = append(kept, lag)
 			continue
 		}
-		i, ok := ephemeral[lag.Topic]
+		i, ok := sums[at]
 		if !ok {
 			i = len(kept)
-			ephemeral[lag.Topic] = i
-			kept = append(kept, jetstream.Lag{Topic: lag.Topic, Group: EphemeralLabel})
+			sums[at] = i
+			kept = append(kept, jetstream.Lag{Topic: at.topic, Group: at.group})
 		}
 		sum := &kept[i]
 		sum.Pending += lag.Pending
@@ -201,13 +202,13 @@ func (l *lags) all() []jetstream.Lag {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), lagTimeout)
 	defer cancel()
-	found, more, err := l.groups.Admin().Groups().Lags(ctx, MaxPairs)
+	found, more, err := l.groups.Admin().Groups().Lags(ctx, jetstream.MaxLags)
 	switch {
 	case err != nil:
 		l.logger.LogAttrs(ctx, slog.LevelWarn, "failed to read the lag of groups; leaving them out of the metrics", slog.Any("error", err))
 		found = nil
 	case more:
-		l.logger.LogAttrs(ctx, slog.LevelWarn, "there are more groups than the metrics show", slog.Int("limit", MaxPairs))
+		l.logger.LogAttrs(ctx, slog.LevelWarn, "there are more groups than the metrics show", slog.Int("limit", jetstream.MaxLags))
 	}
 	l.last, l.read = found, time.Now()
 	return found

@@ -16,6 +16,8 @@ import (
 // NATS describes the NATS behind the hub. jetstream.NATS implements it.
 type NATS interface {
 	Info(ctx context.Context) (jetstream.ServerInfo, error)
+	// Streams lists what the streams of topics store.
+	Streams(ctx context.Context) ([]jetstream.StreamStorage, error)
 }
 
 // overview is the answer to GET /overview.
@@ -55,7 +57,7 @@ var shownTotals = []string{"events_", "eventhub_", "ws_"}
 func (s *Server) overview(w http.ResponseWriter, r *http.Request) {
 	health, _ := s.health(r.Context())
 	o := overview{Now: time.Now().UnixMilli(), Started: s.started.UnixMilli(), Version: buildVersion(), Checks: health.Checks, Totals: make(map[string]float64)}
-	families, err := s.cfg.Registry.Gather()
+	families, err := s.gather()
 	if err != nil {
 		s.cfg.Logger.LogAttrs(r.Context(), slog.LevelWarn, "failed to collect some metrics", slog.Any("error", err))
 	}
