@@ -32,7 +32,7 @@ func (s *Server) gather() ([]*dto.MetricFamily, error) {
 		var wg sync.WaitGroup
 		if s.lags != nil {
 			wg.Go(func() {
-				for _, lag := range s.lags.all() {
+				for _, lag := range s.lags.all(lagKept) {
 					if !lag.Ephemeral {
 						s.cfg.Observed.exists(lag.Topic, lag.Group)
 					}

@@ -17,6 +17,8 @@ const (
 	lagTimeout = 5 * time.Second
 	// lagKept is how long the lag of all groups is kept for further scrapes.
 	lagKept = time.Second
+	// lagFresh is how old the lag may be that a scrape shows: gather has read it just before.
+	lagFresh = 2 * time.Second
 	// maxCursors is the maximum number of groups in the answer to GET /cursors.
 	maxCursors = 10_000
 )
@@ -159,7 +161,7 @@ func (l *lags) Describe(descs chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector. While NATS does not answer, the series are absent.
 func (l *lags) Collect(metrics chan<- prometheus.Metric) {
-	for _, lag := range summed(l.all()) {
+	for _, lag := range summed(l.all(lagFresh)) {
 		metrics <- prometheus.MustNewConstMetric(l.pending, prometheus.GaugeValue, float64(lag.Pending), lag.Topic, lag.Group)
 		metrics <- prometheus.MustNewConstMetric(l.unacked, prometheus.GaugeValue, float64(lag.InFlight), lag.Topic, lag.Group)
 		metrics <- prometheus.MustNewConstMetric(l.oldest, prometheus.GaugeValue, lag.OldestUnacked.Seconds(), lag.Topic, lag.Group)
@@ -193,11 +195,11 @@ func summed(all []jetstream.Lag) []jetstream.Lag {
 	return kept
 }
 
-// all reads the lag of all groups, at most once in lagKept.
-func (l *lags) all() []jetstream.Lag {
+// all returns the lag of all groups, read less than maxAge ago.
+func (l *lags) all(maxAge time.Duration) []jetstream.Lag {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if time.Since(l.read) < lagKept {
+	if time.Since(l.read) < maxAge {
 		return l.last
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), lagTimeout)

@@ -3,6 +3,7 @@ package ops
 import (
 	"context"
 	"log/slog"
+	"math"
 	"net/http"
 	"slices"
 	"strings"
@@ -63,7 +64,9 @@ func (s *Server) overview(w http.ResponseWriter, r *http.Request) {
 	}
 	for _, f := range families {
 		if slices.ContainsFunc(shownTotals, func(prefix string) bool { return strings.HasPrefix(f.GetName(), prefix) }) {
-			o.Totals[f.GetName()] = total(f)
+			if sum := total(f); !math.IsInf(sum, 0) { // no bound is known: JSON has no number for that
+				o.Totals[f.GetName()] = sum
+			}
 		}
 	}
 	if s.cfg.NATS != nil {
