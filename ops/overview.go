@@ -64,7 +64,8 @@ func (s *Server) overview(w http.ResponseWriter, r *http.Request) {
 	}
 	for _, f := range families {
 		if slices.ContainsFunc(shownTotals, func(prefix string) bool { return strings.HasPrefix(f.GetName(), prefix) }) {
-			if sum := total(f); !math.IsInf(sum, 0) { // no bound is known: JSON has no number for that
+			// JSON has no number for a bound that is not known.
+			if sum := total(f); !math.IsInf(sum, 0) {
 				o.Totals[f.GetName()] = sum
 			}
 		}

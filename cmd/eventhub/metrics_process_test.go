@@ -69,8 +69,8 @@ func seriesOf(topic, group string) (series []string) {
 	return series
 }
 
-// Series exist before there is anything to count: from the start of the hub, or from the moment that
-// their topic or group exists, also after a restart of the hub.
+// Series exist before there is anything to count: from the start of the hub, or from the moment
+// that their topic or group exists, also after a restart of the hub.
 func TestSeriesExistBeforeTheirFirstEvent(t *testing.T) {
 	dir := t.TempDir()
 	hub := startNode(t, "--data="+dir)
