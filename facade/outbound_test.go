@@ -8,7 +8,7 @@ import (
 	"eventhub/jetstream"
 )
 
-// TestOutboundIsWhatWaits looks at the queues of a client that does not read, and of none.
+// TestOutboundIsWhatWaits looks at the queues of a client that does not read, until it goes.
 func TestOutboundIsWhatWaits(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -19,9 +19,9 @@ func TestOutboundIsWhatWaits(t *testing.T) {
 	p := r.login(t)
 	p.send(`{"op":"SUBSCRIBE","topic":"s","group":"g","opts":{"maxInFlight":100}}`)
 	p.want(`{"op":"OK"}`)
-	const events, size = 30, 500_000
+	const size = 500_000
 	payload := []byte(`"` + strings.Repeat("x", size-2) + `"`)
-	for range events {
+	for range 30 {
 		if _, err := r.bus.Publish(t.Context(), "s", payload, jetstream.PublishOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -29,10 +29,8 @@ func TestOutboundIsWhatWaits(t *testing.T) {
 	// The kernel takes some events; what it does not take waits.
 	eventually(t, "events wait", func() bool {
 		got := r.srv.Outbound()
-		return got.Frames > 1 && got.Bytes >= got.Frames*size && got.MaxBytes == got.Bytes && got.Frames <= events
+		return got.Frames > 1 && got.Bytes >= got.Frames*size && got.MaxBytes == got.Bytes
 	})
-	for range events {
-		p.next("EVENT", "")
-	}
+	_ = p.conn.CloseNow()
 	eventually(t, "nothing waits", func() bool { return r.srv.Outbound() == facade.Outbound{} })
 }
