@@ -96,8 +96,10 @@ type Bus struct {
 	subCount atomic.Int64
 	held     atomic.Int64 // bytes that all subscriptions hold
 
-	groupMu   sync.Mutex
-	groups    map[string]*group // that have members here, by stream and consumer
+	groupMu sync.Mutex
+	groups  map[string]*group // that have members here, by stream and consumer
+	// keeping counts the paths of groups for which something is kept; bounded by what is kept
+	keeping   map[*group]int
 	lingering lingering
 	unsaved   unsaved
 	keepNow   chan struct{} // wakes keepTopics
@@ -124,7 +126,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	b := &Bus{
 		cfg: cfg, limits: cfg.Limits, rules: cfg.allRules(), log: cfg.Logger, obs: cfg.Observer,
 		clock: newClock(stallLimit(cfg.AckWait)), subs: make(map[*Subscription]struct{}),
-		groups: make(map[string]*group), lingering: lingering{inboxes: make(map[*inbox]struct{})},
+		groups: make(map[string]*group), keeping: make(map[*group]int), lingering: lingering{inboxes: make(map[*inbox]struct{})},
 		keepNow: make(chan struct{}, 1),
 		unsaved: unsaved{notes: make(map[string]note), marks: make(map[string]mark)},
 		topics:  topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
@@ -195,6 +197,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.background(b.generations.follow)
 	b.background(b.sweepGroups)
 	b.background(b.lookAfterBuckets)
+	b.probed.Store(b.clock.now())
 	b.background(b.probePaths)
 	b.background(b.watchGroups)
 	if b.rejects() {
