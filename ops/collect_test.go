@@ -99,7 +99,7 @@ func TestOverviewWithoutABound(t *testing.T) {
 	}
 }
 
-// Beyond MaxTopics, the streams with the most room share a label, by what happens when they are full.
+// Beyond MaxTopics, the streams with the most room share a label for each OnFull.
 func TestStreamsAreBounded(t *testing.T) {
 	var all []jetstream.StreamStorage
 	for i := range MaxTopics + 3 {
