@@ -33,7 +33,7 @@ func TestCountsFollowTheLetters(t *testing.T) {
 	b := open(t, Config{URL: natsServer(t), Topics: []TopicRule{{Pattern: "dlq.**", MaxAge: time.Hour}}})
 	letters := b.Admin().DeadLetters()
 	topics, groups := []string{"a", "b", "own"}, []string{"g", "h"}
-	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same steps each time
+	random := rand.New(rand.NewPCG(1, 2)) // the same steps each time
 	for step := range 25 {
 		topic := topics[random.IntN(len(topics))]
 		what := "letters"
