@@ -55,7 +55,7 @@ func (s *Server) lag(w http.ResponseWriter, r *http.Request) {
 		badQuery(w, fault)
 		return
 	}
-	if topic == "" || group == "" {
+	if group == "" {
 		badQuery(w, "topic and group required")
 		return
 	}
@@ -92,10 +92,6 @@ func (s *Server) cursors(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	page := jetstream.GroupsPage{Topic: q.Get("topic"), Limit: int(limit), Next: q.Get("next")}
-	if page.Topic == "" {
-		badQuery(w, "topic required")
-		return
-	}
 	ctx, cancel := context.WithTimeout(r.Context(), moveTimeout)
 	defer cancel()
 	found, next, err := s.cfg.Groups.Admin().Groups().Cursors(ctx, page)
