@@ -16,6 +16,12 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
+// noConnections is a hub without connections.
+type noConnections struct{}
+
+func (noConnections) List(string, int) ([]Connection, bool) { return []Connection{}, false }
+func (noConnections) Close(string) bool                     { return false }
+
 // TestAccess asks every route as a hub on loopback and one beyond it serve them, with and without a
 // token. Without a token, no answer has a payload and nothing changes. Beyond loopback, only the
 // probes, the page and the documents answer, which name no topic.
