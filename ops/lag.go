@@ -19,6 +19,8 @@ const (
 	lagTimeout = 8 * time.Second
 	// lagKept is how long the lag of all groups is kept for further scrapes.
 	lagKept = 250 * time.Millisecond
+	// lagFresh is how old the lag may be that a scrape shows: gather has read it just before.
+	lagFresh = 2 * time.Second
 )
 
 // position is where a group is, as the answer to GET /lag shows it.
@@ -124,15 +126,13 @@ type lags struct {
 var lagMetrics = []string{"eventhub_group_oldest_unacked_seconds", "eventhub_group_pending", "eventhub_group_unacked"}
 
 // registerLags adds the metrics of groups to a registry.
-func registerLags(reg prometheus.Registerer, groups Groups, logger *slog.Logger) {
-	desc := func(name string) *prometheus.Desc {
-		d := define(name, gauge)
-		return prometheus.NewDesc(d.name, d.help, d.labels, nil)
-	}
-	reg.MustRegister(&lags{
+func registerLags(reg prometheus.Registerer, groups Groups, logger *slog.Logger) *lags {
+	l := &lags{
 		groups: groups, logger: logger, pending: desc("eventhub_group_pending"), unacked: desc("eventhub_group_unacked"),
 		oldest: desc("eventhub_group_oldest_unacked_seconds"),
-	})
+	}
+	reg.MustRegister(l)
+	return l
 }
 
 // Describe implements prometheus.Collector.
@@ -144,7 +144,7 @@ func (l *lags) Describe(descs chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector. While NATS does not answer, the series are absent.
 func (l *lags) Collect(metrics chan<- prometheus.Metric) {
-	for _, lag := range summed(l.all()) {
+	for _, lag := range summed(l.all(lagFresh)) {
 		metrics <- prometheus.MustNewConstMetric(l.pending, prometheus.GaugeValue, float64(lag.Pending), lag.Topic, lag.Group)
 		metrics <- prometheus.MustNewConstMetric(l.unacked, prometheus.GaugeValue, float64(lag.InFlight), lag.Topic, lag.Group)
 		metrics <- prometheus.MustNewConstMetric(l.oldest, prometheus.GaugeValue, lag.OldestUnacked.Seconds(), lag.Topic, lag.Group)
@@ -152,20 +152,23 @@ func (l *lags) Collect(metrics chan<- prometheus.Metric) {
 }
 
 // summed returns the lags with one entry per topic for all groups with a TTL, of which there may be
-// very many.
+// very many, and one for all pairs beyond MaxPairs.
 func summed(all []jetstream.Lag) []jetstream.Lag {
 	var kept []jetstream.Lag
-	ephemeral := make(map[string]int)
+	sums := make(map[pair]int)
 	for _, lag := range all {
-		if !lag.Ephemeral {
+		at := pair{lag.Topic, EphemeralLabel}
+		if _, ok := sums[at]; len(kept) >= MaxPairs && !(lag.Ephemeral && ok) {
+			at = pair{OtherLabel, OtherLabel}
+		} else if !lag.Ephemeral {
 			kept = append(kept, lag)
 			continue
 		}
-		i, ok := ephemeral[lag.Topic]
+		i, ok := sums[at]
 		if !ok {
 			i = len(kept)
-			ephemeral[lag.Topic] = i
-			kept = append(kept, jetstream.Lag{Topic: lag.Topic, Group: EphemeralLabel})
+			sums[at] = i
+			kept = append(kept, jetstream.Lag{Topic: at.topic, Group: at.group})
 		}
 		sum := &kept[i]
 		sum.Pending += lag.Pending
@@ -175,23 +178,23 @@ func summed(all []jetstream.Lag) []jetstream.Lag {
 	return kept
 }
 
-// all reads the lag of all groups, at most once in lagKept.
-func (l *lags) all() []jetstream.Lag {
+// all returns the lag of all groups, read less than maxAge ago.
+func (l *lags) all(maxAge time.Duration) []jetstream.Lag {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if time.Since(l.read) < lagKept {
+	if time.Since(l.read) < maxAge {
 		return l.last
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), lagTimeout)
 	defer cancel()
-	found, err := l.groups.Admin().Groups().Lags(ctx, MaxPairs)
+	found, err := l.groups.Admin().Groups().Lags(ctx, jetstream.MaxLags)
 	switch {
 	case err != nil:
 		l.logger.LogAttrs(ctx, slog.LevelWarn, "failed to read the lag of groups; leaving them out of the metrics", slog.Any("error", err))
 	case found.Unknown > 0:
 		l.logger.LogAttrs(ctx, slog.LevelWarn, "the leaders of some groups do not answer; leaving these groups out of the metrics", slog.Int("groups", found.Unknown))
 	case found.More:
-		l.logger.LogAttrs(ctx, slog.LevelWarn, "there are more groups than the metrics show", slog.Int("limit", MaxPairs))
+		l.logger.LogAttrs(ctx, slog.LevelWarn, "there are more groups than the metrics show", slog.Int("limit", jetstream.MaxLags))
 	}
 	l.last, l.read = found.Lags, time.Now()
 	return l.last

@@ -15,9 +15,9 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-func openBus(t *testing.T) *jetstream.Bus {
+func openBus(t *testing.T, topics ...jetstream.TopicRule) *jetstream.Bus {
 	t.Helper()
-	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
+	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: topics})
 	if err != nil {
 		t.Fatal(err)
 	}
