@@ -194,7 +194,7 @@ func TestEventsForOperators(t *testing.T) {
 	same(fmt.Sprintf("/events?topic=states&from=ts&ts=%d", times[0]), page(false, 0, 1, 2, 3, 4))
 	same(fmt.Sprintf("/events?topic=states&from=ts&ts=%d", time.Now().Add(time.Hour).UnixMilli()), page(false))
 	o.wants(own, http.MethodGet, "/events?topic=none", "", `200 {"topic":"none","count":0,"events":[]}`)
-	for end := time.Now().Add(10 * time.Second); !strings.Contains(o.ask(own, http.MethodGet, "/keys?topic=states", ""), "id-4"); <-time.After(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !strings.Contains(o.ask(own, http.MethodGet, "/keys?topic=states", ""), `"id":"id-4"`); <-time.After(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the bucket was not filled")
 		}
