@@ -42,6 +42,8 @@ type GroupInfo struct {
 	// requests for events that wait on the server, of members on all hubs.
 	Members int `json:"members"`
 	Waiting int `json:"waiting"`
+	// Stuck is since when the group is stuck (Lag.StuckSince), in epoch milliseconds; 0: it is not.
+	Stuck int64 `json:"stuck,omitempty"`
 }
 
 // Info returns what is known of the group. It returns ErrNotFound when the topic or the group does
@@ -66,6 +68,9 @@ func (b *Bus) groupInfo(ctx context.Context, t *topicInfo, group string, ptr *ge
 		Topic: t.name, Group: group, Generation: ptr.Number, Floor: floorOf(info),
 		Pending: info.NumPending, InFlight: uint64(max(info.NumAckPending, 0)), Redelivered: uint64(max(info.NumRedelivered, 0)),
 		Paused: ptr.Paused, TTLMS: info.Config.InactiveThreshold.Milliseconds(), Waiting: info.NumWaiting,
+	}
+	if at := b.stuckSince(info); !at.IsZero() {
+		found.Stuck = at.UnixMilli()
 	}
 	if live := b.liveGroup(t, info.Name); live != nil {
 		found.Members = len(b.membersOf(live))

@@ -197,6 +197,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.background(b.lookAfterBuckets)
 	b.background(b.probePaths)
 	b.background(b.watchGroups)
+	b.background(b.lookForStuck)
 	if b.rejects() {
 		b.background(b.keepTopics)
 	}

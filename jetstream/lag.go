@@ -29,6 +29,10 @@ type Lag struct {
 	// OldestUnacked is how long ago the oldest event was stored that is not settled; 0 if there is
 	// none.
 	OldestUnacked time.Duration
+	// StuckSince is since when the group is stuck: events and requests of members of this hub wait,
+	// and the server has delivered nothing for Limits.StuckAfter. Zero: it is not, or it has no
+	// members on this hub.
+	StuckSince time.Time
 }
 
 // Lags returns the lag of up to limit groups of all topics, in the order of topics and groups. more
@@ -94,6 +98,7 @@ func (b *Bus) eachConsumer(ctx context.Context, stream string, f func(*natsjs.Co
 	}
 	list := s.ListConsumers(ctx)
 	for info := range list.Info() {
+		b.seen(info)
 		f(info)
 	}
 	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) && !errors.Is(err, natsjs.ErrStreamNotFound) {
@@ -160,6 +165,9 @@ func (b *Bus) lag(ctx context.Context, topic, group string, consumers []*natsjs.
 func (b *Bus) lagOf(ctx context.Context, t *topicInfo, group string, consumers []*natsjs.ConsumerInfo) (Lag, error) {
 	lag := Lag{Topic: t.name, Group: group}
 	for _, info := range consumers {
+		if at := b.stuckSince(info); !at.IsZero() {
+			lag.StuckSince = at
+		}
 		lag.Ephemeral = lag.Ephemeral || info.Config.InactiveThreshold > 0
 		open := info.NumPending + uint64(max(info.NumAckPending, 0))
 		lag.Pending += info.NumPending

@@ -45,6 +45,8 @@ type lagging struct {
 	Backlog  uint64 `json:"backlog"`
 	// OldestUnackedMS is LagMS under the name that it has elsewhere.
 	OldestUnackedMS int64 `json:"oldestUnackedMs"`
+	// Stuck is since when the group is stuck, in epoch milliseconds; absent if it is not.
+	Stuck int64 `json:"stuck,omitempty"`
 }
 
 // lag answers GET /lag. Its figures are those of the consumer's leader. An unknown group is an
@@ -74,6 +76,9 @@ func (s *Server) lag(w http.ResponseWriter, r *http.Request) {
 	said := lagging{
 		Topic: topic, Group: group, LagMS: found.OldestUnacked.Milliseconds(), Pending: found.Pending, InFlight: found.InFlight,
 		Backlog: found.Pending + found.InFlight, OldestUnackedMS: found.OldestUnacked.Milliseconds(),
+	}
+	if !found.StuckSince.IsZero() {
+		said.Stuck = found.StuckSince.UnixMilli()
 	}
 	if at.LastID != "" {
 		said.LastCursor = &position{topic, at.LastID, at.LastTS}
@@ -131,6 +136,7 @@ type lags struct {
 	pending *prometheus.Desc
 	unacked *prometheus.Desc
 	oldest  *prometheus.Desc
+	stuck   *prometheus.Desc
 
 	mu   sync.Mutex
 	read time.Time
@@ -138,7 +144,7 @@ type lags struct {
 }
 
 // lagMetrics are the metrics that lags collects.
-var lagMetrics = []string{"eventhub_group_oldest_unacked_seconds", "eventhub_group_pending", "eventhub_group_unacked"}
+var lagMetrics = []string{"eventhub_group_oldest_unacked_seconds", "eventhub_group_pending", "eventhub_group_stuck", "eventhub_group_unacked"}
 
 // registerLags adds the metrics of groups to a registry.
 func registerLags(reg prometheus.Registerer, groups Groups, logger *slog.Logger) {
@@ -148,7 +154,7 @@ func registerLags(reg prometheus.Registerer, groups Groups, logger *slog.Logger)
 	}
 	reg.MustRegister(&lags{
 		groups: groups, logger: logger, pending: desc("eventhub_group_pending"), unacked: desc("eventhub_group_unacked"),
-		oldest: desc("eventhub_group_oldest_unacked_seconds"),
+		oldest: desc("eventhub_group_oldest_unacked_seconds"), stuck: desc("eventhub_group_stuck"),
 	})
 }
 
@@ -157,6 +163,7 @@ func (l *lags) Describe(descs chan<- *prometheus.Desc) {
 	descs <- l.pending
 	descs <- l.unacked
 	descs <- l.oldest
+	descs <- l.stuck
 }
 
 // Collect implements prometheus.Collector. While NATS does not answer, the series are absent.
@@ -165,6 +172,11 @@ func (l *lags) Collect(metrics chan<- prometheus.Metric) {
 		metrics <- prometheus.MustNewConstMetric(l.pending, prometheus.GaugeValue, float64(lag.Pending), lag.Topic, lag.Group)
 		metrics <- prometheus.MustNewConstMetric(l.unacked, prometheus.GaugeValue, float64(lag.InFlight), lag.Topic, lag.Group)
 		metrics <- prometheus.MustNewConstMetric(l.oldest, prometheus.GaugeValue, lag.OldestUnacked.Seconds(), lag.Topic, lag.Group)
+		stuck := 0.0
+		if !lag.StuckSince.IsZero() {
+			stuck = 1
+		}
+		metrics <- prometheus.MustNewConstMetric(l.stuck, prometheus.GaugeValue, stuck, lag.Topic, lag.Group)
 	}
 }
 
@@ -188,6 +200,9 @@ func summed(all []jetstream.Lag) []jetstream.Lag {
 		sum.Pending += lag.Pending
 		sum.InFlight += lag.InFlight
 		sum.OldestUnacked = max(sum.OldestUnacked, lag.OldestUnacked)
+		if sum.StuckSince.IsZero() {
+			sum.StuckSince = lag.StuckSince
+		}
 	}
 	return kept
 }
