@@ -395,15 +395,27 @@ func (b *Bus) askHubs(ctx context.Context, q heldQuestion, wait time.Duration, f
 		// the sweeper removes what stays
 		_ = b.purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+key, 0)
 	}()
+	began := time.Now()
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
-	for {
+	for stalls := 0; ; {
 		select {
 		case m := <-answers:
 			if f(m.Data) {
 				return nil
 			}
 		case <-timer.C:
+			// This process stood still: perhaps its own answer was not written yet.
+			if late := time.Since(began) > wait+wait/4; late && stalls < 5 {
+				stalls++
+				began = time.Now()
+				timer.Reset(wait)
+				continue
+			}
+			if len(answers) > 0 {
+				timer.Reset(0)
+				continue
+			}
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()

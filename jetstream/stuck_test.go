@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-
 	"eventhub/jetstream/natstest"
 )
 
@@ -302,4 +301,3 @@ func TestNotStuckWithoutServer(t *testing.T) {
 		}
 	})
 }
-

@@ -27,7 +27,7 @@ const (
 	takeOverPause = 20 * time.Second
 	takeOverWait  = 12 * time.Second
 	// letGoWait is how long hubs have to let their leases go.
-	letGoWait = 500 * time.Millisecond
+	letGoWait = time.Second
 	// pendingWait is how long the server is asked which events it waits for, and advisoryWait how
 	// long its answers may take.
 	pendingWait  = 6 * time.Second
@@ -161,6 +161,8 @@ func (b *Bus) takeOver(ctx context.Context, t *topicInfo, group string, ptr *gen
 		taken.end(false)
 		return nil, err
 	}
+	b.log.InfoContext(ctx, "group is being repaired; hubs have let their leases go", slog.String("topic", t.name), slog.String("group", group),
+		slog.Int("hubs", hubs.hubs), slog.Int("unsettled", taken.info.NumAckPending), slog.Bool("exact", taken.to.exact))
 	mark := ptr.bookmark(taken.info, unsettled, taken.to.exact)
 	// What retention has removed was given to the group before.
 	taken.to.start = max(mark.Floor+1, min(state.FirstSeq, mark.Newest+1))
@@ -171,6 +173,7 @@ func (b *Bus) takeOver(ctx context.Context, t *topicInfo, group string, ptr *gen
 
 // hubsAnswer is what all hubs have said.
 type hubsAnswer struct {
+	hubs        int
 	held, acked map[uint64]struct{}
 	tried       map[uint64]uint64
 }
@@ -213,6 +216,7 @@ func (b *Bus) askToLetGo(ctx context.Context, t *topicInfo, consumer string) (*h
 	q := heldQuestion{Held: t.stream.name + "." + consumer, LetGo: true}
 	err := b.askHubs(ctx, q, letGoWait, func(answer []byte) bool {
 		var a heldAnswer
+		all.hubs++
 		if json.Unmarshal(answer, &a) != nil {
 			_ = json.Unmarshal(answer, &a.Held) // an older hub keeps what it holds
 		}
@@ -261,7 +265,7 @@ func (b *Bus) unsettled(ctx context.Context, t *topicInfo, ptr *generation, hubs
 // advisories, these are the ones.
 func (b *Bus) askPending(ctx context.Context, t *topicInfo, ptr *generation) (pending []uint64, info *natsjs.ConsumerInfo, exact bool, err error) {
 	deadline := time.Now().Add(pendingWait)
-	for {
+	for round := 1; ; round++ {
 		before, err := b.groupConsumer(ctx, t, ptr)
 		if err != nil {
 			return nil, nil, false, err
@@ -288,7 +292,7 @@ func (b *Bus) askPending(ctx context.Context, t *topicInfo, ptr *generation) (pe
 		if len(pending) == before.NumAckPending && len(pending) == after.NumAckPending && before.Delivered.Consumer == after.Delivered.Consumer {
 			return pending, after, true, nil
 		}
-		if time.Now().After(deadline) {
+		if round >= 3 && time.Now().After(deadline) {
 			return nil, after, false, nil
 		}
 	}

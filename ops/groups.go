@@ -18,7 +18,7 @@ const (
 	// moveTimeout applies to a move, which waits until no member is given what was fetched before.
 	moveTimeout = 20 * time.Second
 	// repairTimeout applies to a repair, which also finds out what is settled.
-	repairTimeout = 40 * time.Second
+	repairTimeout = 25 * time.Second
 )
 
 // groupsPage is the default number of groups of a page.
