@@ -26,7 +26,7 @@ const (
 // the group's mu.
 type stuck struct {
 	asked     int64  // when the server was last asked, or has last said
-	began     int64  // of the answers in a row that say the same; 0: the last said nothing of the kind
+	began     int64  // when answers in a row began to say the same; 0: the last did not
 	answers   int    // that many
 	delivered uint64 // the server's count of deliveries in them
 	since     int64  // since when the group is stuck, by the hub's clock; 0: it is not
@@ -58,8 +58,8 @@ func (b *Bus) lookForStuck() {
 	}
 }
 
-// waits returns since when a member of this hub has waited for an event for which it has credit, and
-// the link over which it has asked; 0 if none waits.
+// waits returns since when a member of this hub has waited for an event for which it has credit,
+// and the link over which it has asked; 0 if none waits.
 func (g *group) waits() (l *link, since int64) {
 	for _, s := range g.bus.membersOf(g) {
 		s.mu.Lock()
