@@ -133,6 +133,9 @@ func asNoted(noted, least, delivered int) int {
 	return min(max(noted, least), delivered-1)
 }
 
+// attempt is the number of the delivery among those that clients had, of which spared were not.
+func (d *Delivery) attempt(spared int) int { return max(d.delivered-spared, 1) + d.before }
+
 // failed notes a delivery that a client had and did not settle.
 func (a *attempts) failed(seq uint64, delivered, spared, limit int) (full bool) {
 	return a.note(seq, account{last: delivered, spared: spared}, limit)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -264,34 +265,16 @@ const (
 // as the server waits for, these are the ones. Events that wait on the server for a new delivery
 // are in no hub's hands; the bookmark is then not exact.
 func (b *Bus) takeBookmark(ctx context.Context, t *topicInfo, group string, ptr *generation) (*bookmark, error) {
-	made := func(info *natsjs.ConsumerInfo, unsettled []uint64, exact bool) *bookmark {
-		mark := &bookmark{Bookmark: Bookmark{
-			Floor: floorOf(info), Newest: max(info.Delivered.Stream, floorOf(info)), Unsettled: uint64(max(info.NumAckPending, 0)),
-			Exact: exact, MadeMS: time.Now().UnixMilli(),
-		}}
-		from := mark.Floor + 1
-		if exact {
-			mark.Settled = gaps(mark.Floor, mark.Newest, unsettled)
-			from = mark.Newest + 1
-		}
-		// What members acknowledge unseen is settled, too.
-		for _, s := range ptr.Settled {
-			if s[1] >= from {
-				mark.Settled = append(mark.Settled, seqSpan{max(s[0], from), s[1]})
-			}
-		}
-		return mark
-	}
 	info, err := b.groupConsumer(ctx, t, ptr)
 	if err != nil {
 		return nil, err
 	}
 	if info.NumAckPending == 0 {
-		return made(info, nil, true), nil
+		return ptr.bookmark(info, nil, true), nil
 	}
 	if info.NumAckPending > MaxBookmarkEvents {
 		b.obs.LimitReached("bookmark_events")
-		return made(info, nil, false), nil
+		return ptr.bookmark(info, nil, false), nil
 	}
 	if !ptr.Paused {
 		if err := b.pauseConsumer(ctx, t, ptr.Consumer, info.TimeStamp.Add(bookmarkPause)); err != nil {
@@ -309,12 +292,33 @@ func (b *Bus) takeBookmark(ctx context.Context, t *topicInfo, group string, ptr 
 			return nil, err
 		}
 		if len(held) == info.NumAckPending {
-			return made(info, held, true), nil
+			return ptr.bookmark(info, held, true), nil
 		}
 		if time.Now().After(deadline) {
-			return made(info, nil, false), nil
+			return ptr.bookmark(info, nil, false), nil
 		}
 	}
+}
+
+// bookmark notes where the group is. unsettled are the events up to the newest delivered one that
+// the server waits for, in order; they are known if exact.
+func (p *generation) bookmark(info *natsjs.ConsumerInfo, unsettled []uint64, exact bool) *bookmark {
+	mark := &bookmark{Bookmark: Bookmark{
+		Floor: floorOf(info), Newest: max(info.Delivered.Stream, floorOf(info)), Unsettled: uint64(max(info.NumAckPending, 0)),
+		Exact: exact, MadeMS: time.Now().UnixMilli(),
+	}}
+	from := mark.Floor + 1
+	if exact {
+		mark.Settled = gaps(mark.Floor, mark.Newest, unsettled)
+		from = mark.Newest + 1
+	}
+	// What members acknowledge unseen is settled, too.
+	for _, s := range p.Settled {
+		if s[1] >= from {
+			mark.Settled = append(mark.Settled, seqSpan{max(s[0], from), s[1]})
+		}
+	}
+	return mark
 }
 
 // endShortPause ends the pause of takeBookmark, unless somebody has paused the group meanwhile.
@@ -337,6 +341,8 @@ func (b *Bus) endShortPause(ctx context.Context, t *topicInfo, group, consumer s
 type heldQuestion struct {
 	Held  string `json:"held"` // stream and consumer
 	Reply string `json:"reply"`
+	// LetGo asks them to give their leases up as well, and to answer with a heldAnswer.
+	LetGo bool `json:"let_go,omitempty"`
 }
 
 // heldPrefix begins the keys of questions. No stream has capitals in its name.
@@ -347,27 +353,46 @@ const heldWait = 250 * time.Millisecond
 
 // askHeld returns what hubs hold of a consumer, in order. It returns as soon as it has enough.
 func (b *Bus) askHeld(ctx context.Context, t *topicInfo, consumer string, enough int) ([]uint64, error) {
+	if enough == 0 {
+		return nil, nil
+	}
+	held := make(map[uint64]struct{})
+	err := b.askHubs(ctx, heldQuestion{Held: t.stream.name + "." + consumer}, heldWait, func(answer []byte) bool {
+		var seqs []uint64
+		if json.Unmarshal(answer, &seqs) == nil {
+			for _, seq := range seqs {
+				held[seq] = struct{}{}
+			}
+		}
+		return len(held) >= enough
+	})
+	return slices.Sorted(maps.Keys(held)), err
+}
+
+// askHubs asks all hubs a question and calls f with each answer, until f returns true or wait is
+// over: nobody knows which hubs there are.
+func (b *Bus) askHubs(ctx context.Context, q heldQuestion, wait time.Duration, f func(answer []byte) (enough bool)) error {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	nc := b.link().nc
-	inbox := nats.NewInbox()
+	q.Reply = nats.NewInbox()
 	// one from each hub; more do not fit and are not heard
 	answers := make(chan *nats.Msg, MaxBookmarkEvents)
-	sub, err := nc.ChanSubscribe(inbox, answers)
+	sub, err := nc.ChanSubscribe(q.Reply, answers)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { _ = sub.Unsubscribe() }() // fails only when the connection is closed
 	if err := nc.FlushWithContext(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	value, err := json.Marshal(heldQuestion{Held: t.stream.name + "." + consumer, Reply: inbox})
+	value, err := json.Marshal(q)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	key := heldPrefix + strings.TrimPrefix(inbox, nats.InboxPrefix)
+	key := heldPrefix + strings.TrimPrefix(q.Reply, nats.InboxPrefix)
 	if _, err := b.generations.kv.Put(ctx, key, value); err != nil {
-		return nil, err
+		return err
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleWait)
@@ -375,37 +400,39 @@ func (b *Bus) askHeld(ctx context.Context, t *topicInfo, consumer string, enough
 		// the sweeper removes what stays
 		_ = b.purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+key, 0)
 	}()
-	held := make(map[uint64]struct{})
-	timer := time.NewTimer(heldWait)
+	began := time.Now()
+	timer := time.NewTimer(wait)
 	defer timer.Stop()
-	for len(held) < enough {
+	for stalls := 0; ; {
 		select {
 		case m := <-answers:
-			var seqs []uint64
-			if json.Unmarshal(m.Data, &seqs) == nil {
-				for _, seq := range seqs {
-					held[seq] = struct{}{}
-				}
+			if f(m.Data) {
+				return nil
 			}
-			continue
 		case <-timer.C:
+			// This process stood still: perhaps its own answer was not written yet.
+			if late := time.Since(began) > wait+wait/4; late && stalls < 5 {
+				stalls++
+				began = time.Now()
+				timer.Reset(wait)
+				continue
+			}
+			if len(answers) > 0 {
+				timer.Reset(0)
+				continue
+			}
+			return nil
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return ctx.Err()
 		}
-		break
 	}
-	all := make([]uint64, 0, len(held))
-	for seq := range held {
-		all = append(all, seq)
-	}
-	slices.Sort(all)
-	return all, nil
 }
 
-// answerHeld tells who asks what this hub surely holds of a consumer.
-func (b *Bus) answerHeld(value []byte) {
+// answerHeld tells who asks what this hub surely holds of a consumer. An old question, which is
+// not live, takes no leases.
+func (b *Bus) answerHeld(value []byte, live bool) {
 	var q heldQuestion
-	if json.Unmarshal(value, &q) != nil || q.Reply == "" {
+	if json.Unmarshal(value, &q) != nil || q.Reply == "" || q.LetGo && !live {
 		return
 	}
 	b.groupMu.Lock()
@@ -414,9 +441,23 @@ func (b *Bus) answerHeld(value []byte) {
 	if g == nil {
 		return
 	}
+	var answer any
+	if q.LetGo {
+		answer = g.letGo()
+	} else {
+		answer = g.surelyHeld()
+	}
+	value, err := json.Marshal(answer)
+	if err == nil {
+		_ = b.link().nc.Publish(q.Reply, value) // an error means that the connection is down
+	}
+}
+
+// surelyHeld are events that members of this hub have and nobody else does.
+func (g *group) surelyHeld() []uint64 {
 	seqs := []uint64{}
-	now := b.clock.now()
-	for _, s := range b.membersOf(g) {
+	now := g.bus.clock.now()
+	for _, s := range g.bus.membersOf(g) {
 		s.mu.Lock()
 		for _, d := range s.out {
 			if d.group == g && d.usable(now) && len(seqs) < MaxBookmarkEvents {
@@ -425,10 +466,7 @@ func (b *Bus) answerHeld(value []byte) {
 		}
 		s.mu.Unlock()
 	}
-	value, err := json.Marshal(seqs)
-	if err == nil {
-		_ = b.link().nc.Publish(q.Reply, value) // an error means that the connection is down
-	}
+	return seqs
 }
 
 // aimAtBookmark resolves a bookmark.

@@ -233,6 +233,11 @@ type Limits struct {
 	// AttemptsKnown ("attempts_known") is the most failed events of one group whose attempts the
 	// hub remembers: default 10,000. For other events, the hub asks the server at their redelivery.
 	AttemptsKnown int
+	// StuckAfter ("stuck_after") is how long a group must get nothing, although an event and a
+	// member's request for events wait, before the hub reports it as stuck: 1 s..1 h, default 30 s.
+	// The hub asks the server about a group without events once in that time, at most about 1,200
+	// groups.
+	StuckAfter time.Duration
 	// LingeringInboxes ("lingering_inboxes") is the most inboxes of paused or ended subscriptions
 	// that the hub keeps in a cluster: default 100,000. The hub keeps an inbox until its pulls end,
 	// up to 15 s, to give back the events on their way. Beyond the limit, such events are
@@ -312,6 +317,9 @@ func (c *Config) validate() error {
 	def(&l.PutBackShare, 1<<30)
 	def(&l.Redrives, 8)
 	def(&l.AttemptsKnown, 10_000)
+	if l.StuckAfter == 0 {
+		l.StuckAfter = 30 * time.Second
+	}
 	def(&l.LingeringInboxes, 100_000)
 	def(&l.ListingReaders, 16)
 	def(&l.IDSearches, 2)
@@ -340,6 +348,7 @@ func (c *Config) validate() error {
 	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.KeyShare, l.DerivedKeysPerClient, l.DerivedKeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.PutBack, l.PutBackBytes, l.PutBackShare, l.Redrives, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.Delayed, l.DelayedPerClient, int(l.MaxDelay), l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
+	check(l.StuckAfter >= minStuckAfter && l.StuckAfter <= maxStuckAfter, "stuck after %v: %v to %v are allowed", l.StuckAfter, minStuckAfter, maxStuckAfter)
 	check(l.MaxDelay <= maxDelay, "max delay %v: at most %v is allowed", l.MaxDelay, maxDelay)
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536 are allowed, because the server drops publishes silently above about 100,000", l.PublishInFlight)
 	if c.Server != nil && c.Server.InMemory() {

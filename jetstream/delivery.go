@@ -54,6 +54,7 @@ type Delivery struct {
 	knows     knowledge // what this hub knew of the deliveries before, when it came
 	bounced   bool      // it came to an inbox that lingers
 	letter    letterRef // of an event that was put back
+	before    int       // the attempts before a repair of the group
 
 	// Guarded by the subscription's mu.
 	spared    int          // how many of the server's deliveries before this one reached no client

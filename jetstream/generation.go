@@ -45,6 +45,8 @@ type generation struct {
 	// Settled is what members acknowledge unseen: it was settled when a bookmark was made to which
 	// the group went back.
 	Settled []seqSpan `json:"settled,omitempty"`
+	// Tried are events with the attempts that they had before a repair of the group.
+	Tried []seqTries `json:"tried,omitempty"`
 	// After is the revision of the last deletion. Members of earlier revisions are of a group that
 	// was deleted.
 	After uint64 `json:"after,omitempty"`
@@ -62,17 +64,17 @@ func (p generation) next(t *topicInfo, group string) generation {
 	n := p.Number + 1
 	next := generation{
 		Number: n, Consumer: t.consumerName(group) + "~" + strconv.Itoa(n) + "-" + hex.EncodeToString(nonce[:]),
-		Durable: p.Durable, Paused: p.Paused, Settled: p.Settled, After: p.After, PutBack: p.PutBack,
+		Durable: p.Durable, Paused: p.Paused, Settled: p.Settled, Tried: p.Tried, After: p.After, PutBack: p.PutBack,
 	}
 	if p.Deleted {
-		next.Durable, next.Paused, next.Settled, next.After, next.PutBack = false, false, nil, p.revision, ""
+		next.Durable, next.Paused, next.Settled, next.Tried, next.After, next.PutBack = false, false, nil, nil, p.revision, ""
 	}
 	return next
 }
 
 // carries reports whether the generation says more than which consumer the group is.
 func (p *generation) carries() bool {
-	return p.Durable || p.Paused || len(p.Settled) > 0 || p.PutBack != ""
+	return p.Durable || p.Paused || len(p.Settled) > 0 || len(p.Tried) > 0 || p.PutBack != ""
 }
 
 // emptied is the generation for a new group of the same name.
@@ -80,12 +82,12 @@ func (p *generation) emptied() generation {
 	return generation{Number: p.Number, Consumer: p.Consumer, After: p.After, revision: p.revision}
 }
 
-// stillSettled is what the next generation acknowledges unseen.
-func (p *generation) stillSettled() []seqSpan {
+// past is what the members of the next generation are to know of events.
+func (p *generation) past() past {
 	if p.Deleted {
-		return nil
+		return past{}
 	}
-	return p.Settled
+	return past{p.Settled, p.Tried}
 }
 
 // ended reports whether the group was deleted since its member knew it. A member that knows none
@@ -228,8 +230,9 @@ func (b *Bus) topicDeleted(name string, created time.Time) {
 func (p *generations) follow() {
 	// After an interruption, all generations are read: one may have been missed.
 	var from []natsjs.WatchOpt
-	for opts := []natsjs.WatchOpt{natsjs.UpdatesOnly()}; p.bus.ctx.Err() == nil; opts = from {
-		if err := p.watch(opts); err != nil && p.bus.ctx.Err() == nil {
+	live := true
+	for opts := []natsjs.WatchOpt{natsjs.UpdatesOnly()}; p.bus.ctx.Err() == nil; opts, live = from, false {
+		if err := p.watch(opts, live); err != nil && p.bus.ctx.Err() == nil {
 			p.bus.log.Warn("moves of groups cannot be followed now; they are noticed at the next pull", slog.Any("error", err))
 		}
 		select {
@@ -239,7 +242,8 @@ func (p *generations) follow() {
 	}
 }
 
-func (p *generations) watch(opts []natsjs.WatchOpt) error {
+// watch follows the bucket. live says that it begins with what changes now.
+func (p *generations) watch(opts []natsjs.WatchOpt, live bool) error {
 	w, err := p.kv.WatchAll(p.bus.ctx, opts...)
 	if err != nil {
 		return err
@@ -253,11 +257,12 @@ func (p *generations) watch(opts []natsjs.WatchOpt) error {
 			if !open {
 				return errors.New("the watch ended")
 			}
-			if e == nil {
+			if e == nil { // what was there before ends here
+				live = true
 				continue
 			}
 			if strings.HasPrefix(e.Key(), heldPrefix) {
-				p.bus.answerHeld(e.Value())
+				p.bus.answerHeld(e.Value(), live)
 				continue
 			}
 			var moved generation

@@ -40,7 +40,7 @@ type group struct {
 	memory   bool         // it dies with its server
 	maker    string       // the client that made it, "" for none
 	first    uint64       // the first event that it is given at all
-	skips    []seqSpan    // what members acknowledge unseen
+	past     past         // what is known of events from generations before
 	paths    []path       // to the consumer, one for each connection of the pool
 
 	arriving atomic.Int64 // events that arrived and are not held yet; raised with mu held
@@ -62,6 +62,7 @@ type group struct {
 	watched int64  // when the server was last asked how far the group is
 	idleAt  int64  // when it may be asked again whether other members wait
 	sight   sight
+	stuck   stuck
 	told    uint64 // the end of the last gap that the members know of
 	// found is what is to be looked at for losses, and waiting the deliveries that came meanwhile;
 	// both are bounded by what members hold.
@@ -70,11 +71,11 @@ type group struct {
 	checking bool
 }
 
-func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, revision uint64, settled []seqSpan) *group {
+func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, revision uint64, known past) *group {
 	g := &group{
 		bus: b, topic: t, name: name, consumer: info.Name, fence: newFence(max(info.Config.AckWait, time.Second)),
 		created: info.Created, memory: info.Config.MemoryStorage, maker: info.Config.Metadata[metaMaker],
-		first: max(info.Config.OptStartSeq, 1), skips: settled,
+		first: max(info.Config.OptStartSeq, 1), past: known,
 		next:  b.api + "CONSUMER.MSG.NEXT." + t.stream.name + "." + info.Name,
 		info:  b.api + "CONSUMER.INFO." + t.stream.name + "." + info.Name,
 		paths: make([]path, len(b.links)),
@@ -143,10 +144,14 @@ func (b *Bus) membersOf(g *group) []*Subscription {
 // unshare ends one use of the group, that of member s if it had entered.
 func (b *Bus) unshare(g *group, s *Subscription) {
 	b.groupMu.Lock()
-	defer b.groupMu.Unlock()
 	delete(g.members, s)
+	left := len(g.members) == 0
 	if g.users--; g.users == 0 && b.groups[g.key()] == g {
 		delete(b.groups, g.key())
+	}
+	b.groupMu.Unlock()
+	if left {
+		g.flows("its members have left this consumer")
 	}
 }
 
@@ -258,7 +263,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		info, err := b.groupConsumer(ctx, t, &ptr)
 		if err == nil && !dead.is(info) {
 			if j.ttl > 0 || info.Config.InactiveThreshold == 0 {
-				return b.newGroup(t, j.group, info, ptr.revision, ptr.Settled), nil
+				return b.newGroup(t, j.group, info, ptr.revision, ptr.past()), nil
 			}
 			g, err := b.makeDurable(ctx, t, j.group, ptr, info)
 			if errors.Is(err, errGroupMoved) {
@@ -301,7 +306,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 				return nil, b.unavailable(err)
 			}
 			b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
-			g := b.newGroup(t, j.group, info, rev, ptr.stillSettled())
+			g := b.newGroup(t, j.group, info, rev, ptr.past())
 			if anew {
 				g.lost.Store(from.lost)
 			}
@@ -322,7 +327,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 			return nil, b.unavailable(err)
 		}
 		if !again.Deleted && again.Consumer == info.Name {
-			g := b.newGroup(t, j.group, info, again.revision, again.Settled)
+			g := b.newGroup(t, j.group, info, again.revision, again.past())
 			// A later generation says that there was a group. With a TTL, it may have ended in
 			// order.
 			g.lost.Store(from.lost || dead == nil && ptr.Number > 1 && from.ttl == 0)
@@ -371,7 +376,7 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 		}
 		b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
 		b.log.InfoContext(ctx, "group has no TTL any more; moved to a file", slog.String("topic", t.name), slog.String("group", name))
-		return b.newGroup(t, name, moved, rev, ptr.Settled), nil
+		return b.newGroup(t, name, moved, rev, ptr.past()), nil
 	}
 	cfg := info.Config
 	cfg.InactiveThreshold = 0
@@ -388,7 +393,7 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 	}
 	b.log.InfoContext(ctx, "group has no TTL any more", slog.String("topic", t.name), slog.String("group", name))
 	info.Config = cfg
-	return b.newGroup(t, name, info, rev, ptr.Settled), nil
+	return b.newGroup(t, name, info, rev, ptr.past()), nil
 }
 
 // unavailableUnless is unavailable, but for an error that the caller handles.

@@ -42,6 +42,8 @@ type GroupInfo struct {
 	// requests for events that wait on the server, of members on all hubs.
 	Members int `json:"members"`
 	Waiting int `json:"waiting"`
+	// Stuck is since when the group is stuck (Lag.StuckSince), in epoch milliseconds; 0: it is not.
+	Stuck int64 `json:"stuck,omitempty"`
 }
 
 // Info returns what is known of the group. It returns ErrNotFound when the topic or the group does
@@ -93,6 +95,9 @@ func (r *groupReader) info(ctx context.Context, t *topicInfo, group string, ptr 
 	if queue != nil {
 		found.PutBack = queue.NumPending + uint64(max(queue.NumAckPending, 0))
 		found.Redelivered += uint64(max(queue.NumRedelivered, 0))
+	}
+	if !lag.StuckSince.IsZero() {
+		found.Stuck = lag.StuckSince.UnixMilli()
 	}
 	if live := b.liveGroup(t, info.Name); live != nil {
 		found.Members = len(b.membersOf(live))

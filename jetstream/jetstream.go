@@ -203,6 +203,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.probed.Store(b.clock.now())
 	b.background(b.probePaths)
 	b.background(b.watchGroups)
+	b.background(b.lookForStuck)
 	if b.rejects() {
 		b.background(b.keepTopics)
 	}

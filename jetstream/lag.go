@@ -31,6 +31,10 @@ type Lag struct {
 	// OldestUnacked is how long ago the oldest event was stored that is not settled; 0 if there is
 	// none. An event that a redrive has put back counts from then on.
 	OldestUnacked time.Duration
+	// StuckSince is since when the group is stuck: events and requests of members of this hub wait,
+	// and the server has delivered nothing for Limits.StuckAfter. Zero: it is not, or it has no
+	// members on this hub.
+	StuckSince time.Time
 }
 
 // AllLags is the lag of many groups.
@@ -63,6 +67,7 @@ func (l *listedGroups) list(ctx context.Context, b *Bus, stream string) error {
 		}
 		l.mu.Lock()
 		for _, info := range page.consumers {
+			b.seen(info)
 			if at := (groupName{info.Config.Metadata[metaTopic], info.Config.Metadata[metaGroup]}); at.topic != "" && at.group != "" {
 				l.consumers[at] = append(l.consumers[at], info)
 			}
@@ -216,7 +221,7 @@ func (r *groupReader) listedLag(ctx context.Context, at groupName, listed *liste
 
 // lagOf is the lag of a group by its consumer, and by that of its put-back events or nil.
 func (r *groupReader) lagOf(ctx context.Context, t *topicInfo, group string, main, queue *natsjs.ConsumerInfo) (Lag, error) {
-	lag := Lag{Topic: t.name, Group: group, Ephemeral: main.Config.InactiveThreshold > 0}
+	lag := Lag{Topic: t.name, Group: group, Ephemeral: main.Config.InactiveThreshold > 0, StuckSince: r.bus.stuckSince(main)}
 	for _, info := range []*natsjs.ConsumerInfo{main, queue} {
 		if info == nil || info.NumPending == 0 && info.NumAckPending <= 0 {
 			continue

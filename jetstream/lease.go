@@ -295,7 +295,7 @@ func (s *Subscription) tick() {
 		}
 		if m.requested > 0 {
 			if m.lost <= now {
-				m.again(now)
+				m.repeat(now)
 			}
 			next = min(next, max(m.lost, now))
 		}

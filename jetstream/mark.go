@@ -62,9 +62,17 @@ type consumerState struct {
 	} `json:"ack_floor"`
 	Delivered struct {
 		Consumer uint64 `json:"consumer_seq"`
+		Stream   uint64 `json:"stream_seq"`
 	} `json:"delivered"`
-	NumWaiting int       `json:"num_waiting"`
-	Created    time.Time `json:"created"`
+	Config struct {
+		MaxAckPending int `json:"max_ack_pending"`
+	} `json:"config"`
+	NumPending    uint64    `json:"num_pending"`
+	NumAckPending int       `json:"num_ack_pending"`
+	NumWaiting    int       `json:"num_waiting"`
+	Paused        bool      `json:"paused"`
+	Created       time.Time `json:"created"`
+	TimeStamp     time.Time `json:"ts"`
 }
 
 // ask asks the server about the group's consumer and calls then with the answer, if there is one.

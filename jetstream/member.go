@@ -48,6 +48,7 @@ type member struct {
 	pulled    int64  // when the last pull was sent
 	lost      int64  // when it has surely ended
 	first     bool   // nothing has arrived since
+	waits     int64  // since when pulls wait and nothing arrives; 0: not
 	large     bool   // the next event does not fit into a pull of the usual size
 	retryAt   int64  // pull again then; 0: when there is credit
 	attaching bool
@@ -105,6 +106,7 @@ func (m *member) close(gracefully bool) {
 		return
 	}
 	in := m.inbox
+	m.waits = 0
 	in.left = m.requested
 	m.sub.requested -= m.requested
 	m.requested = 0
@@ -216,6 +218,9 @@ func (m *member) pull(batch int, now int64) {
 	m.requested += batch
 	s.requested += batch
 	m.pulled, m.lost, m.first, m.retryAt = now, now+int64(expires+pullSlack), true, 0
+	if m.waits == 0 {
+		m.waits = now
+	}
 	s.schedule(m.lost)
 }
 
@@ -254,12 +259,13 @@ func (in *inbox) receive(msg *nats.Msg) {
 	d.spared, d.knows, behind = in.group.arrived(msg.Reply, &meta, now)
 	defer in.group.arriving.Add(-1)
 	d.resolved = d.knows == known && d.letter.stream == ""
-	d.Attempt = max(d.delivered-d.spared, 1)
+	d.before = in.group.past.attempts(meta.streamSeq)
+	d.Attempt = d.attempt(d.spared)
 	if s.bus.clock.stalled(now) {
 		s.spare(d, false)
 		return // it may have waited for too long to be ours still
 	}
-	wanted := !covered(in.group.skips, meta.streamSeq) && (s.opts.Filter == nil || s.opts.Filter(&d.Event))
+	wanted := !covered(in.group.past.settled, meta.streamSeq) && (s.opts.Filter == nil || s.opts.Filter(&d.Event))
 
 	s.mu.Lock()
 	current := m.inbox == in
@@ -287,7 +293,10 @@ func (in *inbox) receive(msg *nats.Msg) {
 		s.spare(d, true)
 		return
 	}
-	m.large, m.lively = false, true
+	m.large, m.lively, m.waits = false, true, 0
+	if m.requested > 0 {
+		m.waits = now
+	}
 	if m.first {
 		m.first = false
 		m.obs.Polled(time.Duration(now - m.pulled))
@@ -333,6 +342,9 @@ func (g *group) arrived(reply string, p *deliveryMeta, now int64) (spared int, h
 	defer g.mu.Unlock()
 	g.arriving.Add(1)
 	g.track.arrived(p)
+	if g.stuck.since != 0 {
+		g.flowing("it gets events")
+	}
 	if w, lost := g.sight.arrived(p, now); lost {
 		g.check(found{gap: w})
 	}
@@ -369,7 +381,7 @@ func (d *Delivery) resolve() {
 		s.mu.Lock()
 		spared := n.spared
 		d.spared, d.resolved, d.failed = spared, true, n.failed
-		d.Attempt = max(d.delivered-spared, 1)
+		d.Attempt = d.attempt(spared)
 		ended, nak := d.unseen, d.unseenNak
 		over := d.failed != nil && !ended && s.remove(d, DeadLettered)
 		s.mu.Unlock()
@@ -486,7 +498,9 @@ func (in *inbox) status(msg *nats.Msg) {
 		m.lively = m.lively && (!m.first || m.large)
 		m.requested = max(m.requested-left, 0)
 		s.requested = max(s.requested-left, 0)
-		s.refill()
+		if s.refill(); m.requested == 0 {
+			m.waits = 0
+		}
 	case what == "Consumer Deleted":
 		m.reattach(true)
 	case code == "503": // it is gone, or has no leader now

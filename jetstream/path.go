@@ -273,14 +273,19 @@ func (g *group) probe(l *link, p *path, now int64) {
 
 // keepAliveSubject is the subject of an ack about no event: the consumer answers it, and takes it
 // for a sign of life.
-func (g *group) keepAliveSubject() string {
+func (g *group) keepAliveSubject() string { return g.acksPrefix() + noEvent }
+
+// noEvent ends the subject of an ack about no event.
+const noEvent = "1.9223372036854775807.1.0.0"
+
+// acksPrefix is what the ack subjects of the consumer begin with.
+func (g *group) acksPrefix() string {
 	g.mu.Lock()
-	prefix := g.acks
-	g.mu.Unlock()
-	if prefix == "" {
-		prefix = "$JS.ACK." + g.topic.stream.name + "." + g.consumer + "."
+	defer g.mu.Unlock()
+	if g.acks != "" {
+		return g.acks
 	}
-	return prefix + "1.9223372036854775807.1.0.0"
+	return "$JS.ACK." + g.topic.stream.name + "." + g.consumer + "."
 }
 
 // used reports whether anything of the group has come to this hub.

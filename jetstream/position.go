@@ -14,7 +14,7 @@ import (
 )
 
 // Position is a starting point in a topic: FromLatest (the zero value), FromEarliest, FromTime or
-// FromAfterID; for Group.Move also Back or AtBookmark.
+// FromAfterID; for Group.Move also Back, AtBookmark or InPlace.
 type Position struct {
 	kind positionKind
 	at   time.Time
@@ -31,6 +31,7 @@ const (
 	atID
 	atBack
 	atBookmark
+	atPlace
 )
 
 var (
@@ -38,6 +39,9 @@ var (
 	FromLatest = Position{kind: atLatest}
 	// FromEarliest is the oldest event that the topic still holds.
 	FromEarliest = Position{kind: atEarliest}
+	// InPlace is where the group is. A Move there repairs a group to which the server gives no
+	// events any more: see Group.Move. It is for Group.Move only.
+	InPlace = Position{kind: atPlace}
 )
 
 // FromTime begins with the first event that was stored at or after a time, which must not be before
@@ -60,7 +64,7 @@ func AtBookmark(name string) Position { return Position{kind: atBookmark, id: na
 // validate returns a bad_options *Error for what no topic has.
 func (p Position) validate() error {
 	switch {
-	case p.kind == atBack || p.kind == atBookmark:
+	case p.kind == atBack || p.kind == atBookmark || p.kind == atPlace:
 		return badOptions("this position is relative to a group: only a group can be moved to it")
 	case p.kind == atTime && p.at.Before(time.Unix(0, 0)):
 		return badOptions("opts.ts is %d: it is epoch milliseconds, 0 or more", p.at.UnixMilli())

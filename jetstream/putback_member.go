@@ -77,7 +77,7 @@ func (s *Subscription) joinQueue(topic, queue string) (*group, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.newGroup(pt, s.group, info, ptr.revision, nil), nil
+	return b.newGroup(pt, s.group, info, ptr.revision, past{}), nil
 }
 
 // addQueue makes the second source. s.mu is held.

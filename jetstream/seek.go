@@ -39,7 +39,12 @@ func (g Group) Seek(ctx context.Context, to Position) error {
 // ErrNotFound when the topic, the group or the bookmark does not exist.
 //
 // Every event behind the new position is delivered, also those that were settled; none before it
-// is. After Move has returned, no hub begins a lease of an event that was fetched before, and no
+// is. A move to InPlace keeps what is settled, and the attempts of the other events: it repairs a
+// group to which the server gives no events any more. Leases end, and events in back-off come at
+// once. If the server does not tell which events are settled, those behind the oldest unsettled one
+// come again; then Redelivered is an upper bound.
+//
+// After Move has returned, no hub begins a lease of an event that was fetched before, and no
 // settlement of an earlier lease counts. Move therefore takes some seconds. If ctx ends before
 // that, the group may have been moved; repeat the call to be sure.
 //
@@ -61,6 +66,9 @@ type moveOptions struct{ creates, counts, dry bool }
 type aim struct {
 	start   uint64    // the first event that may be delivered
 	settled []seqSpan // of those, what stays settled
+	tried   []seqTries
+	place   bool // it is where the group is
+	exact   bool // then settled is all that is
 }
 
 func (g Group) move(ctx context.Context, to Position, how moveOptions) (moved Moved, err error) {
@@ -98,23 +106,39 @@ func (g Group) move(ctx context.Context, to Position, how moveOptions) (moved Mo
 		if !missing {
 			at.ttl, at.maker = info.Config.InactiveThreshold, info.Config.Metadata[metaMaker]
 		}
-		target, err := b.aimOf(ctx, t, group, to, state, info)
+		taken := &takeover{ctx: ctx, info: info, end: func(bool) {}}
+		if to.kind == atPlace && !how.dry && !missing {
+			taken, err = b.takeOver(ctx, t, group, &ptr, state)
+			if errors.Is(err, errGroupMoved) || errors.Is(err, ErrNotFound) {
+				continue
+			}
+			if err != nil {
+				err = b.unavailable(err)
+			}
+		} else {
+			taken.to, err = b.aimOf(ctx, t, group, to, state, info)
+		}
 		if err != nil {
 			return moved, err
 		}
-		at.seq = target.start
+		target := taken.to
 		if how.counts {
-			if moved, err = b.effect(ctx, t, info, target); err != nil {
+			if moved, err = b.effect(taken.ctx, t, taken.info, target); err != nil {
+				taken.end(false)
 				return moved, err
 			}
 		}
 		if how.dry {
 			return moved, nil
 		}
-		ptr.Settled = target.settled
-		if _, _, err := b.moveGroup(ctx, t, group, ptr, at); errors.Is(err, errGroupMoved) {
+		at.seq = target.start
+		ptr.Settled, ptr.Tried = target.settled, target.tried
+		_, _, err = b.moveGroup(taken.ctx, t, group, ptr, at)
+		taken.end(err == nil)
+		if errors.Is(err, errGroupMoved) {
 			continue
-		} else if err != nil {
+		}
+		if err != nil {
 			return moved, b.unavailable(err)
 		}
 		b.log.InfoContext(ctx, "group moved", slog.String("topic", topic), slog.String("group", group), slog.Uint64("start", at.seq))
@@ -159,6 +183,8 @@ func (p Position) validateMove() error {
 		return nil
 	case p.kind == atBookmark:
 		return validBookmark(p.id)
+	case p.kind == atPlace:
+		return nil
 	}
 	return p.validate()
 }
@@ -174,6 +200,11 @@ func (b *Bus) aimOf(ctx context.Context, t *topicInfo, group string, to Position
 		return aim{start: seq}, err
 	case atBookmark:
 		return b.aimAtBookmark(ctx, t, group, to.id, state)
+	case atPlace:
+		if info == nil {
+			return aim{}, ErrNotFound
+		}
+		return aim{start: floorOf(info) + 1, place: true}, nil
 	default:
 		seq, err := b.resolve(ctx, t, to, state, "")
 		return aim{start: seq}, err
@@ -291,6 +322,9 @@ func (b *Bus) effect(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInf
 		return n, err
 	}
 	var m Moved
+	if to.exact {
+		return m, nil
+	}
 	switch {
 	case to.start <= floor+1:
 		n, err := count(&m, to.start, newest)
@@ -298,7 +332,7 @@ func (b *Bus) effect(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInf
 			return m, err
 		}
 		m.Redelivered = max(n, pending) - pending
-		if len(to.settled) > 0 {
+		if len(to.settled) > 0 || to.place && m.Redelivered > 0 {
 			// which of them are settled now is not known
 			m.AtMost = true
 		}

@@ -17,6 +17,8 @@ const (
 	groupTimeout = 10 * time.Second
 	// moveTimeout applies to a move, which waits until no member is given what was fetched before.
 	moveTimeout = 20 * time.Second
+	// repairTimeout applies to a repair, which also finds out what is settled.
+	repairTimeout = 25 * time.Second
 )
 
 // groupsPage is the default number of groups of a page.
@@ -73,6 +75,7 @@ func (s *Server) groupRoutes() []route {
 		}), off},
 		{http.MethodGet, one + "/cursor", shows, pathTarget, s.onGroup(group, "read the cursor", s.readCursor), off},
 		{http.MethodPut, one + "/cursor", changes, pathTarget, s.moveGroup, off},
+		{http.MethodPost, one + "/repair", changes, pathTarget, s.repairGroup, off},
 		{http.MethodPost, one + "/pause", changes, pathTarget, s.onGroup(group, "pause the group", func(c ctx, _ writer, r request) (any, error) {
 			return nil, s.group(r).Pause(c)
 		}), off},
@@ -217,6 +220,38 @@ type moved struct {
 	Redelivered uint64 `json:"redelivered"`
 	Skipped     uint64 `json:"skipped"`
 	AtMost      bool   `json:"atMost,omitempty"`
+}
+
+// repaired is the answer to POST /groups/{topic}/{group}/repair.
+type repaired struct {
+	Redelivered uint64 `json:"redelivered"`
+	AtMost      bool   `json:"atMost,omitempty"`
+}
+
+// repairGroup answers POST /groups/{topic}/{group}/repair.
+func (s *Server) repairGroup(w http.ResponseWriter, r *http.Request) {
+	if fault := checkQuery(r.URL.Query()); fault != "" {
+		badQuery(w, fault)
+		return
+	}
+	var body struct {
+		DryRun bool `json:"dry_run"`
+	}
+	if !readBody(w, r, &body, true) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), repairTimeout)
+	defer cancel()
+	repair := s.group(r).Move
+	if body.DryRun {
+		repair = s.group(r).Preview
+	}
+	did, err := repair(ctx, jetstream.InPlace)
+	if err != nil {
+		s.fail(w, r, err, "group on this topic", "repair the group")
+		return
+	}
+	answer(w, repaired{did.Redelivered, did.AtMost})
 }
 
 // moveGroup answers PUT /groups/{topic}/{group}/cursor.

@@ -47,6 +47,8 @@ type lagging struct {
 	Backlog  uint64 `json:"backlog"`
 	// OldestUnackedMS is LagMS under the name that it has elsewhere.
 	OldestUnackedMS int64 `json:"oldestUnackedMs"`
+	// Stuck is since when the group is stuck, in epoch milliseconds; absent if it is not.
+	Stuck int64 `json:"stuck,omitempty"`
 }
 
 // lag answers GET /lag. Its figures are those of the consumer's leader. An unknown group is an
@@ -74,7 +76,7 @@ func (s *Server) lag(w http.ResponseWriter, r *http.Request) {
 	}
 	said := lagging{
 		Topic: topic, Group: group, LagMS: found.OldestUnackedMS, Pending: found.Pending, InFlight: found.InFlight,
-		Backlog: found.Pending + found.InFlight, OldestUnackedMS: found.OldestUnackedMS,
+		Backlog: found.Pending + found.InFlight, OldestUnackedMS: found.OldestUnackedMS, Stuck: found.Stuck,
 	}
 	if found.LastID != "" {
 		said.LastCursor = &position{topic, found.LastID, found.LastTS}
@@ -116,6 +118,7 @@ type lags struct {
 	pending *prometheus.Desc
 	unacked *prometheus.Desc
 	oldest  *prometheus.Desc
+	stuck   *prometheus.Desc
 
 	mu   sync.Mutex
 	read time.Time
@@ -123,13 +126,13 @@ type lags struct {
 }
 
 // lagMetrics are the metrics that lags collects.
-var lagMetrics = []string{"eventhub_group_oldest_unacked_seconds", "eventhub_group_pending", "eventhub_group_unacked"}
+var lagMetrics = []string{"eventhub_group_oldest_unacked_seconds", "eventhub_group_pending", "eventhub_group_stuck", "eventhub_group_unacked"}
 
 // registerLags adds the metrics of groups to a registry.
 func registerLags(reg prometheus.Registerer, groups Groups, logger *slog.Logger) *lags {
 	l := &lags{
 		groups: groups, logger: logger, pending: desc("eventhub_group_pending"), unacked: desc("eventhub_group_unacked"),
-		oldest: desc("eventhub_group_oldest_unacked_seconds"),
+		oldest: desc("eventhub_group_oldest_unacked_seconds"), stuck: desc("eventhub_group_stuck"),
 	}
 	reg.MustRegister(l)
 	return l
@@ -140,6 +143,7 @@ func (l *lags) Describe(descs chan<- *prometheus.Desc) {
 	descs <- l.pending
 	descs <- l.unacked
 	descs <- l.oldest
+	descs <- l.stuck
 }
 
 // Collect implements prometheus.Collector. While NATS does not answer, the series are absent.
@@ -148,6 +152,11 @@ func (l *lags) Collect(metrics chan<- prometheus.Metric) {
 		metrics <- prometheus.MustNewConstMetric(l.pending, prometheus.GaugeValue, float64(lag.Pending), lag.Topic, lag.Group)
 		metrics <- prometheus.MustNewConstMetric(l.unacked, prometheus.GaugeValue, float64(lag.InFlight), lag.Topic, lag.Group)
 		metrics <- prometheus.MustNewConstMetric(l.oldest, prometheus.GaugeValue, lag.OldestUnacked.Seconds(), lag.Topic, lag.Group)
+		stuck := 0.0
+		if !lag.StuckSince.IsZero() {
+			stuck = 1
+		}
+		metrics <- prometheus.MustNewConstMetric(l.stuck, prometheus.GaugeValue, stuck, lag.Topic, lag.Group)
 	}
 }
 
@@ -174,6 +183,9 @@ func summed(all []jetstream.Lag) []jetstream.Lag {
 		sum.Pending += lag.Pending
 		sum.InFlight += lag.InFlight
 		sum.OldestUnacked = max(sum.OldestUnacked, lag.OldestUnacked)
+		if sum.StuckSince.IsZero() {
+			sum.StuckSince = lag.StuckSince
+		}
 	}
 	return kept
 }

@@ -155,7 +155,7 @@ func TestTableIsWhatMetricsShows(t *testing.T) {
 	}
 }
 
-// A group has at most 35 series, because there may be thousands of groups.
+// A group has at most 36 series, because there may be thousands of groups.
 func TestSeriesOfAGroup(t *testing.T) {
 	n := 0
 	for _, d := range definitions {
@@ -167,8 +167,8 @@ func TestSeriesOfAGroup(t *testing.T) {
 			n++
 		}
 	}
-	if n > 35 {
-		t.Errorf("a group has %d series, at most 35 are allowed", n)
+	if n > 36 {
+		t.Errorf("a group has %d series, at most 36 are allowed", n)
 	}
 }
 

@@ -50,6 +50,7 @@ var definitions = []definition{
 	{"eventhub_group_oldest_unacked_seconds", gauge, "How long ago the oldest event of a group was stored that is not settled, in seconds; 0 without one. Every hub reports all groups.", pairLabels},
 	{"eventhub_group_pending", gauge, "Events that a group was not given yet. Every hub reports all groups.", pairLabels},
 	{"eventhub_group_resets_total", counter, "Groups that had to start anew and may have missed events.", pairLabels},
+	{"eventhub_group_stuck", gauge, "1 while events and requests of members of this hub wait, and NATS delivers nothing to the group; else 0. Every hub reports all groups, and knows of its own members only.", pairLabels},
 	{"eventhub_group_unacked", gauge, "Events that members of a group have, or that are in back-off. Every hub reports all groups.", pairLabels},
 	{"eventhub_groups_ignored_total", counter, "Groups that had no member for too long and hold the events of a topic with on_full: reject no more. Each hub counts for itself.", topicLabels},
 	{"eventhub_http_requests_total", counter, "HTTP requests answered, by status.", []string{"status"}},

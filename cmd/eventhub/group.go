@@ -18,6 +18,7 @@ type groupCmd struct {
 	List     groupListCmd     `cmd:"" help:"List the groups of a topic, or of all topics."`
 	Show     groupShowCmd     `cmd:"" help:"Show a group."`
 	Seek     groupSeekCmd     `cmd:"" help:"Move a group back or forward in its topic."`
+	Repair   groupRepairCmd   `cmd:"" help:"Move a group that gets no events any more to a new consumer, at its place."`
 	Pause    groupPauseCmd    `cmd:"" help:"Stop the deliveries to a group, on all hubs."`
 	Resume   groupResumeCmd   `cmd:"" help:"End a pause."`
 	Delete   groupDeleteCmd   `cmd:"" help:"Delete a group with its position."`
@@ -117,6 +118,8 @@ func ageOf(g *jetstream.GroupInfo) string {
 
 func stateOf(g *jetstream.GroupInfo) string {
 	switch {
+	case g.Stuck > 0:
+		return "stuck since " + time.UnixMilli(g.Stuck).UTC().Format(time.RFC3339)
 	case g.Paused:
 		return "paused"
 	case g.Waiting > 0 || g.Members > 0 || g.InFlight > 0:
@@ -242,6 +245,55 @@ func (cmd *groupSeekCmd) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	return done(std, fmt.Sprintf("moved %s to %s: %v", cmd.called(), where, m))
+}
+
+// groupRepairCmd is `eventhub group repair`.
+type groupRepairCmd struct {
+	groupFlags
+	yesFlag
+
+	DryRun bool `name:"dry-run" help:"Only say how many events would be delivered again."`
+}
+
+// repairedBy is the answer to a repair.
+type repairedBy struct {
+	Redelivered uint64
+	AtMost      bool
+}
+
+func (r repairedBy) String() string {
+	if r.AtMost {
+		return fmt.Sprintf("at most %d settled events delivered again", r.Redelivered)
+	}
+	return fmt.Sprintf("%d settled events delivered again", r.Redelivered)
+}
+
+// Run repairs the group.
+func (cmd *groupRepairCmd) Run(ctx context.Context, std streams) error {
+	repair := func(dry bool) (r repairedBy, err error) {
+		return r, cmd.call(ctx, http.MethodPost, map[string]any{"dry_run": dry}, &r, "repair")
+	}
+	if cmd.DryRun || !cmd.Yes {
+		would, err := repair(true)
+		if err != nil {
+			return err
+		}
+		what := "move " + cmd.called() + " to a new consumer, end its leases and deliver what is not settled; " + would.String()
+		if would.AtMost {
+			what += ", and none if NATS tells which are settled"
+		}
+		if cmd.DryRun {
+			return done(std, "would "+what)
+		}
+		if err := cmd.confirm(std, what); err != nil {
+			return err
+		}
+	}
+	did, err := repair(false)
+	if err != nil {
+		return err
+	}
+	return done(std, fmt.Sprintf("repaired %s: %v", cmd.called(), did))
 }
 
 // groupPauseCmd is `eventhub group pause`.

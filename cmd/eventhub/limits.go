@@ -70,6 +70,7 @@ type limitFlags struct {
 	PrincipalDelayed int `env:"PRINCIPAL_DELAYED" default:"10000" help:"Delayed events of one principal that wait."`
 
 	MaxDelay     time.Duration `env:"MAX_DELAY" default:"8760h" help:"How far ahead an event may be delayed, at most 8760h."`
+	StuckAfter   time.Duration `env:"STUCK_AFTER" default:"30s" help:"How long a group gets nothing, although events and requests wait, before it is reported as stuck, 1s to 1h."`
 	Lease        time.Duration `env:"LEASE" default:"12h" help:"Longest lease of an event, and longest delay of a NACK, 1s to 12h."`
 	AuthTimeout  time.Duration `env:"AUTH_TIMEOUT" default:"10s" help:"How long a connection may stay open without AUTH."`
 	PingInterval time.Duration `env:"PING_INTERVAL" default:"30s" help:"Silence after which a connection is pinged."`
@@ -130,6 +131,9 @@ func (f limitFlags) validate() (faults []error) {
 	}
 	if f.Lease < time.Second || f.Lease > 12*time.Hour {
 		faults = append(faults, fmt.Errorf("limit %v: must be 1s to 12h (--limit-lease, EVENTHUB_LIMIT_LEASE)", f.Lease))
+	}
+	if f.StuckAfter < time.Second || f.StuckAfter > time.Hour {
+		faults = append(faults, fmt.Errorf("limit %v: must be 1s to 1h (--limit-stuck-after, EVENTHUB_LIMIT_STUCK_AFTER)", f.StuckAfter))
 	}
 	if f.MaxDelay < time.Millisecond || f.MaxDelay > 365*24*time.Hour {
 		faults = append(faults, fmt.Errorf("limit %v: must be 1ms to 8760h (--limit-max-delay, EVENTHUB_LIMIT_MAX_DELAY)", f.MaxDelay))
@@ -219,7 +223,7 @@ func (f limitFlags) bus() jetstream.Limits {
 		Topics: f.Topics, TopicsPerClient: f.NewTopics, GroupsPerClient: f.NewGroups, ClientGroups: f.PrincipalGroups,
 		StreamGroups: f.StreamGroups, MaxPayload: f.Payload, HeldTotal: f.HeldBytes,
 		IDSearches: f.IDSearches, IDSearchesPerClient: f.PrincipalIDSearches, DeadLetterShare: f.DeadLetterShare, KeyShare: f.KeyShare,
-		Delayed: f.Delayed, DelayedPerClient: f.PrincipalDelayed, MaxDelay: f.MaxDelay,
+		Delayed: f.Delayed, DelayedPerClient: f.PrincipalDelayed, MaxDelay: f.MaxDelay, StuckAfter: f.StuckAfter,
 		DeadLetterRate: f.DeadLetterBytes.rate, DeadLetterBurst: f.DeadLetterBytes.burst,
 	}
 	if f.DeadLetterBytes == (quota{}) {

@@ -378,7 +378,7 @@ function groupTable(rows) {
     ["oldest not acknowledged", (g) => (g.oldestUnackedMs ? span(g.oldestUnackedMs) : "–"), "n"],
     ["redelivered", (g) => count(g.redelivered), "n"],
     ["members here", (g) => count(g.members), "n"],
-    ["state", (g) => [g.paused ? el("span", { class: "bad" }, "paused ") : null, g.stuck ? el("span", { class: "bad" }, "stuck ") : null, g.groupTtlMs ? el("span", { class: "soft" }, `for ${span(g.groupTtlMs)}`) : null]],
+    ["state", (g) => [g.paused ? el("span", { class: "bad" }, "paused ") : null, g.stuck ? el("span", { class: "bad", title: "events and requests wait, and NATS delivers nothing" }, `stuck for ${span(Date.now() - g.stuck)} `) : null, g.groupTtlMs ? el("span", { class: "soft" }, `for ${span(g.groupTtlMs)}`) : null]],
   ], rows, "There are no groups yet, or the token shows none.");
 }
 
@@ -413,12 +413,12 @@ const group = {
       el("h1", {}, g.group, " ", el("span", { class: "soft" }, "on "), topicLink(g.topic)),
       tiles(tile("pending", count(g.pending)), tile("in flight", count(g.inflight)), tile("oldest not acknowledged", g.oldestUnackedMs ? span(g.oldestUnackedMs) : "–"),
         tile("redelivered", count(g.redelivered)), tile("members on this hub", count(g.members)), tile("requests that wait", count(g.waiting)),
-        tile("settled up to", when(g.lastTs)), tile("state", g.paused ? el("span", { class: "bad" }, "paused") : "running")),
+        tile("settled up to", when(g.lastTs)), tile("state", g.paused ? el("span", { class: "bad" }, "paused") : g.stuck ? el("span", { class: "bad" }, "stuck since ", when(g.stuck)) : "running")),
       el("div", { class: "plots" }, plotted(`Events of ${at}`, [[`${at} pending`, "pending"], [`${at} inflight`, "in flight"]]), plotted(`Oldest not acknowledged of ${at}, seconds`, [[`${at} age`, "seconds"]])),
       el("div", { class: "row" },
         g.paused ? button("Resume", () => act("Resume", () => ask(["groups", g.topic, g.group, "resume"], { method: "POST" }).then(() => `Resumed ${g.group}.`)))
           : button("Pause", () => act("Pause", () => ask(["groups", g.topic, g.group, "pause"], { method: "POST" }).then(() => `Paused ${g.group}: no member gets further events.`))),
-        button("Move…", () => seek(g, marks)), button("Add a bookmark…", () => bookmark(g)),
+        button("Move…", () => seek(g, marks)), button("Repair…", () => repair(g)), button("Add a bookmark…", () => bookmark(g)),
         button("Delete…", () => deleteGroup(g), "danger"), el("a", { href: `#/dead-letters/${enc(g.topic)}/${enc(g.group)}` }, "Dead letters")),
       el("h2", {}, "Bookmarks"),
       table("Bookmarks", [["name", (b) => b.name], ["made", (b) => when(b.ts ?? b.at)], ["", (b) => button("Remove", () => act("Remove", () => ask(["groups", g.topic, g.group, "bookmarks", b.name], { method: "DELETE" }).then(() => `Removed the bookmark ${b.name}.`)))]], marks, "None."),
@@ -456,6 +456,18 @@ async function seek(g, marks) {
 async function bookmark(g) {
   const values = await dialog("Bookmark", field("Name", el("input", { name: "name", required: true })), { yes: "Add" });
   if (values) act("Bookmark", () => ask(["groups", g.topic, g.group, "bookmarks", values.name], { method: "PUT" }).then(() => `Added the bookmark ${values.name}.`));
+}
+
+async function repair(g) {
+  const path = ["groups", g.topic, g.group, "repair"];
+  const told = (r) => `${r.atMost ? "At most " : ""}${count(r.redelivered)} settled events come again.`;
+  try {
+    const would = await ask(path, { method: "POST", body: { dry_run: true } });
+    if (!(await confirmed(`Repair ${g.group}`, `Moves the group to a new consumer, at its place. Leases end, and what is not settled comes again. ${told(would)}`, "Repair"))) return;
+  } catch (e) {
+    return act("Repair", () => { throw e; });
+  }
+  act("Repair", async () => `Repaired ${g.group}. ${told(await ask(path, { method: "POST", body: {} }))}`);
 }
 
 async function deleteGroup(g) {

@@ -1,0 +1,138 @@
+package natstest
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// Proxy stands between NATS clients and a server. It can swallow what clients publish, without a
+// word to either side.
+type Proxy struct {
+	listener net.Listener
+	server   string
+	swallows atomic.Pointer[func(subject string) bool]
+	wg       sync.WaitGroup
+	mu       sync.Mutex
+	conns    map[net.Conn]struct{} // nil once it is closed
+}
+
+// StartProxy starts a proxy for the server at a NATS URL. The test closes it.
+func StartProxy(tb testing.TB, server string) *Proxy {
+	tb.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it lives until the test ends
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p := &Proxy{listener: listener, server: strings.TrimPrefix(server, "nats://"), conns: make(map[net.Conn]struct{})}
+	p.wg.Go(p.accept)
+	tb.Cleanup(p.close)
+	return p
+}
+
+// URL is the address for clients.
+func (p *Proxy) URL() string { return "nats://" + p.listener.Addr().String() }
+
+// Swallow has the proxy drop messages to the subjects for which f returns true, from now on; nil:
+// none.
+func (p *Proxy) Swallow(f func(subject string) bool) {
+	if f == nil {
+		p.swallows.Store(nil)
+		return
+	}
+	p.swallows.Store(&f)
+}
+
+func (p *Proxy) close() {
+	_ = p.listener.Close()
+	p.mu.Lock()
+	for conn := range p.conns {
+		_ = conn.Close()
+	}
+	p.conns = nil
+	p.mu.Unlock()
+	p.wg.Wait()
+}
+
+// keep has close end a connection. It reports false when the proxy is closed.
+func (p *Proxy) keep(conn net.Conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.conns == nil {
+		_ = conn.Close()
+		return false
+	}
+	p.conns[conn] = struct{}{}
+	return true
+}
+
+func (p *Proxy) drop(conn net.Conn) {
+	_ = conn.Close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.conns, conn)
+}
+
+func (p *Proxy) accept() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial("tcp", p.server) //nolint:noctx // on loopback
+		if err != nil {
+			_ = client.Close()
+			continue
+		}
+		if !p.keep(client) || !p.keep(server) {
+			_ = client.Close()
+			_ = server.Close()
+			return
+		}
+		p.wg.Go(func() {
+			defer p.drop(client)
+			_, _ = io.Copy(client, server) // it ends with either connection
+		})
+		p.wg.Go(func() {
+			defer p.drop(server)
+			p.forward(bufio.NewReaderSize(client, 64<<10), bufio.NewWriter(server))
+		})
+	}
+}
+
+// forward passes on what a client sends: lines, of which PUB and HPUB are followed by as many bytes
+// as their last word says.
+func (p *Proxy) forward(from *bufio.Reader, to *bufio.Writer) {
+	for {
+		line, err := from.ReadString('\n')
+		if err != nil {
+			return
+		}
+		words := strings.Fields(line)
+		sink := io.Writer(to)
+		body := 0
+		if verb := strings.ToUpper(words[0]); verb == "PUB" || verb == "HPUB" {
+			if body, err = strconv.Atoi(words[len(words)-1]); err != nil {
+				return
+			}
+			body += len("\r\n")
+			if swallows := p.swallows.Load(); swallows != nil && (*swallows)(words[1]) {
+				sink = io.Discard
+			}
+		}
+		if _, err := io.WriteString(sink, line); err != nil {
+			return
+		}
+		if _, err := io.CopyN(sink, from, int64(body)); err != nil {
+			return
+		}
+		if from.Buffered() == 0 && to.Flush() != nil {
+			return
+		}
+	}
+}
