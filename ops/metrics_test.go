@@ -39,6 +39,8 @@ func use(m *Metrics) {
 	m.FrameReceived("PUBLISH")
 	m.Projected("p", "applied")
 	m.Snapshots("t", 1)
+	m.SpansExported(1)
+	m.SpansDropped("queue", 1)
 	m.ProjectionStalled("p", time.Second)
 	m.ErrorSent("bad_json")
 	m.RequestServed(http.StatusOK)

@@ -76,6 +76,8 @@ var definitions = []definition{
 	{"eventhub_revocations", gauge, "Revocations of tokens that this hub observes.", nil},
 	{"eventhub_server_restarts_total", counter, "Restarts of the embedded NATS server by the hub, because streams could not be written and the disk had room again.", nil},
 	{"eventhub_snapshots_total", counter, "Keys that compactors wrote a snapshot of, by the topic they were taken from.", topicLabels},
+	{"eventhub_spans_dropped_total", counter, "Spans that the collector did not get, by reason: open_spans and queue (limits of the hub), export (a batch could not be sent), rejected (by the collector).", []string{"reason"}},
+	{"eventhub_spans_exported_total", counter, "Spans that the collector has taken.", nil},
 	{"eventhub_streams_failed", gauge, "Streams of the embedded NATS server that cannot be written since a write to the disk has failed; 1 also when the server stores nothing any more.", nil},
 	{"eventhub_subscriptions", gauge, "Subscriptions open on this hub.", nil},
 	{"eventhub_topics", gauge, "Topics that this hub knows.", nil},

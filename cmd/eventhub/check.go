@@ -169,6 +169,9 @@ func (cmd *serveCmd) plan(ctx context.Context, set *settings) [][2]string {
 		}
 		lines = append(lines, [2]string{"outbox", place})
 	}
+	if set.tracing != nil {
+		lines = append(lines, [2]string{"tracing", "to " + set.tracing.url})
+	}
 	lines = append(lines, cmd.credentials(set)...)
 	return append(lines, cmd.limitFlags.lines()...)
 }
