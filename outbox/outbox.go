@@ -92,7 +92,7 @@ type Observer interface {
 	ClockSkew(time.Duration)
 }
 
-// Tracer makes spans of a Drainer's attempts, for distributed tracing. Its methods may be called
+// Tracer makes spans of a Drainer's attempts, for distributed tracing. Its method may be called
 // concurrently and must not block, change headers, or keep them.
 type Tracer interface {
 	// Attempt begins the span of an attempt to publish a record with these headers, which was

@@ -84,8 +84,8 @@ type Observer interface {
 	LimitReached(limit string)
 }
 
-// Tracer makes spans of the processing of events, for distributed tracing. Its methods may be called
-// concurrently and must not block, change the event, or keep it.
+// Tracer makes spans of the processing of events, for distributed tracing. Its method may be
+// called concurrently and must not block, change the event, or keep it.
 type Tracer interface {
 	// Apply begins the span of an event that is applied. It returns the context for what follows,
 	// and a function that ends the span. The error given to that function says that the event was

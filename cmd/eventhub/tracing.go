@@ -296,7 +296,8 @@ func newTracer(s *traceSettings, openSpans int, metrics *ops.Metrics, log *slog.
 	faults := &rareLog{log: log}
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { faults.warn("tracing failed", err, 0) }))
 	collector := newCollector(s)
-	inner, err := otlptrace.New(context.Background(), collector) // Shutdown of one that was not started does nothing
+	// Started here, because Shutdown does nothing for an exporter that was not started.
+	inner, err := otlptrace.New(context.Background(), collector)
 	if err != nil {
 		return nil, err
 	}

@@ -216,7 +216,7 @@ func newSpanExporter(inner sdktrace.SpanExporter, metrics *ops.Metrics, faults *
 	return e
 }
 
-// ExportSpans implements sdktrace.SpanExporter. It returns no error, because it reports them itself.
+// ExportSpans implements sdktrace.SpanExporter. It reports errors itself and returns none.
 func (e *spanExporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	defer e.waiting.Add(-int64(len(spans)))
 	ctx, cancel := context.WithCancel(ctx)
