@@ -64,8 +64,8 @@ type Bus struct {
 	unstored     atomic.Pointer[StorageError]
 	links        []*link
 	firstLetters firstLetters
-	js           natsjs.JetStream // over links[0]; for what is not hot
-	api          string           // prefix of the JetStream API subjects
+	js           manager // over links[0]; for what is not hot
+	api          string  // prefix of the JetStream API subjects
 	maxPayload   int
 	clock        *clock
 	generations  *generations
@@ -241,18 +241,18 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 		return fmt.Errorf("nats at %s: the server does not support message headers; set no_header_support: false", b.where())
 	}
 	b.api = "$JS.API."
+	var js natsjs.JetStream
 	if b.cfg.Domain != "" {
 		b.api = "$JS." + b.cfg.Domain + ".API."
-		b.js, err = natsjs.NewWithDomain(nc, b.cfg.Domain, natsjs.WithDefaultTimeout(publishWait))
+		js, err = natsjs.NewWithDomain(nc, b.cfg.Domain, natsjs.WithDefaultTimeout(publishWait))
 	} else {
-		b.js, err = natsjs.New(nc, natsjs.WithDefaultTimeout(publishWait))
+		js, err = natsjs.New(nc, natsjs.WithDefaultTimeout(publishWait))
 	}
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	if _, err := b.js.AccountInfo(ctx); err != nil {
+	b.js = manager{js, publishWait}
+	if _, err := (manager{js, openWait}).AccountInfo(ctx); err != nil {
 		return fmt.Errorf("nats at %s: JetStream does not answer: %w; enable JetStream for this account, and check the domain", b.where(), err)
 	}
 	b.maxPayload = b.limits.MaxPayload
