@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -136,6 +137,9 @@ func (c *collector) post(ctx context.Context, body []byte) (after time.Duration,
 	}
 	reply, err := c.client.Do(r)
 	if err != nil {
+		if web, ok := errors.AsType[*url.Error](err); ok {
+			err = web.Err // the rest of it repeats the address, whose query may be a secret
+		}
 		return 0, err
 	}
 	defer func() { _ = reply.Body.Close() }() // read-only

@@ -376,7 +376,6 @@ func TestTracingWithoutACollector(t *testing.T) {
 		{"partial", partial.URL, "rejected", "too old"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
 			hub := traced(t, c.url, []string{"OTEL_BSP_MAX_QUEUE_SIZE=4"})
 			client := hub.dial()
 			dropped := `eventhub_spans_dropped_total{reason="` + c.reason + `"}`
