@@ -125,9 +125,8 @@ func (s *span) fail(err error) {
 		return
 	}
 	code := "_OTHER"
-	var refused *jetstream.Error
-	switch {
-	case errors.As(err, &refused):
+	switch refused, ok := errors.AsType[*jetstream.Error](err); {
+	case ok:
 		code = refused.Code
 	case errors.Is(err, context.DeadlineExceeded):
 		code = "timeout"

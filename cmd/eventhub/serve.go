@@ -185,7 +185,7 @@ func (h *hub) open(ctx context.Context) error {
 	metrics := h.metrics
 	cfg := jetstream.Config{Limits: cmd.bus(), Logger: h.log, Observer: metrics, Topics: h.topics}
 	if h.tracing != nil {
-		if h.tracer, err = newTracer(h.tracing, cmd.OpenSpans, metrics, h.log); err != nil {
+		if h.tracer, err = newTracer(ctx, h.tracing, cmd.OpenSpans, metrics, h.log); err != nil {
 			return err
 		}
 		cfg.Tracer = h.tracer

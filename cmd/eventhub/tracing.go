@@ -289,24 +289,26 @@ type tracer struct {
 	collector *collector
 }
 
-// newTracer starts to send spans. The caller must close the tracer after all users of it.
-func newTracer(s *traceSettings, openSpans int, metrics *ops.Metrics, log *slog.Logger) (*tracer, error) {
+// newTracer starts to send spans. The end of ctx does not end the tracer: the caller must close the
+// tracer after all users of it.
+func newTracer(ctx context.Context, s *traceSettings, openSpans int, metrics *ops.Metrics, log *slog.Logger) (*tracer, error) {
+	ctx = context.WithoutCancel(ctx)
 	// The SDK would write to standard error, among other things headers that it cannot read.
 	otel.SetLogger(logr.Discard())
-	faults := &rareLog{log: log}
+	faults := &rareLog{ctx: ctx, log: log}
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { faults.warn("tracing failed", err, 0) }))
 	collector := newCollector(s)
 	// Started here, because Shutdown does nothing for an exporter that was not started.
-	inner, err := otlptrace.New(context.Background(), collector)
+	inner, err := otlptrace.New(ctx, collector)
 	if err != nil {
 		return nil, err
 	}
-	e := newSpanExporter(inner, metrics, faults)
+	e := newSpanExporter(ctx, inner, metrics, faults)
 	batches := sdktrace.NewBatchSpanProcessor(e, sdktrace.WithMaxQueueSize(s.queue), sdktrace.WithMaxExportBatchSize(s.batch),
 		sdktrace.WithBatchTimeout(s.delay), sdktrace.WithExportTimeout(s.export))
-	known, err := resource.New(context.Background(), resource.WithTelemetrySDK(), resource.WithAttributes(s.resource...))
+	known, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithAttributes(s.resource...))
 	if err != nil {
-		return nil, errors.Join(err, batches.Shutdown(context.Background()))
+		return nil, errors.Join(err, batches.Shutdown(ctx))
 	}
 	provider := sdktrace.NewTracerProvider(sdktrace.WithResource(known), sdktrace.WithSampler(s.sampler),
 		sdktrace.WithRawSpanLimits(sdktrace.SpanLimits{
@@ -319,7 +321,7 @@ func newTracer(s *traceSettings, openSpans int, metrics *ops.Metrics, log *slog.
 		metrics.SpansDropped("open_spans", 1)
 	}})
 	if err != nil {
-		return nil, errors.Join(err, provider.Shutdown(context.Background()))
+		return nil, errors.Join(err, provider.Shutdown(ctx))
 	}
 	return &tracer{Tracer: made, provider: provider, exporter: e, collector: collector}, nil
 }

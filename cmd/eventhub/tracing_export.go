@@ -44,8 +44,8 @@ type collector struct {
 	settings *traceSettings
 	client   *http.Client
 	// ending is closed by lastTries: from then on, nothing is tried again.
-	ending    <-chan struct{}
-	lastTries context.CancelFunc
+	ending    chan struct{}
+	lastTries func() // called once
 }
 
 func newCollector(s *traceSettings) *collector {
@@ -59,8 +59,8 @@ func newCollector(s *traceSettings) *collector {
 	} else {
 		transport.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12}
 	}
-	ending, lastTries := context.WithCancel(context.Background())
-	return &collector{settings: s, ending: ending.Done(), lastTries: lastTries, client: &http.Client{
+	ending := make(chan struct{})
+	return &collector{settings: s, ending: ending, lastTries: func() { close(ending) }, client: &http.Client{
 		Transport: transport,
 		// The headers may have a token, which is for this address alone.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -76,13 +76,13 @@ func (c *collector) Stop(context.Context) error {
 	return nil
 }
 
-// rejected is the answer of a collector that took only a part of the spans.
-type rejected struct {
+// rejectedError is the answer of a collector that took only a part of the spans.
+type rejectedError struct {
 	spans   int64
 	message string
 }
 
-func (r *rejected) Error() string {
+func (r *rejectedError) Error() string {
 	return fmt.Sprintf("the collector rejected %d spans: %s", r.spans, r.message)
 }
 
@@ -157,7 +157,7 @@ func (c *collector) post(ctx context.Context, body []byte) (after time.Duration,
 	return -1, partial(text)
 }
 
-// partial returns a *rejected if the answer of a collector says that it did not take all spans. An
+// partial returns a *rejectedError if the answer of a collector says that it did not take all spans. An
 // answer that is no ExportTraceServiceResponse says nothing.
 func partial(reply []byte) error {
 	success, ok := field(reply, 1).([]byte)
@@ -169,7 +169,7 @@ func partial(reply []byte) error {
 	if int64(spans) <= 0 { //nolint:gosec // the field is an int64
 		return nil
 	}
-	return &rejected{int64(spans), clip(string(message))} //nolint:gosec // as above
+	return &rejectedError{int64(spans), clip(string(message))} //nolint:gosec // as above
 }
 
 // clip makes a text of others fit for the log.
@@ -191,10 +191,9 @@ func field(message []byte, wanted protowire.Number) (value any) {
 			return nil
 		}
 		if number == wanted {
-			switch kind {
-			case protowire.VarintType:
+			if kind == protowire.VarintType {
 				value, _ = protowire.ConsumeVarint(message)
-			case protowire.BytesType:
+			} else if kind == protowire.BytesType {
 				value, _ = protowire.ConsumeBytes(message)
 			}
 		}
@@ -214,9 +213,9 @@ type spanExporter struct {
 	giveUp  context.CancelFunc
 }
 
-func newSpanExporter(inner sdktrace.SpanExporter, metrics *ops.Metrics, faults *rareLog) *spanExporter {
+func newSpanExporter(ctx context.Context, inner sdktrace.SpanExporter, metrics *ops.Metrics, faults *rareLog) *spanExporter {
 	e := &spanExporter{SpanExporter: inner, metrics: metrics, faults: faults}
-	e.ctx, e.giveUp = context.WithCancel(context.Background())
+	e.ctx, e.giveUp = context.WithCancel(ctx)
 	return e
 }
 
@@ -227,11 +226,11 @@ func (e *spanExporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnl
 	defer cancel()
 	defer context.AfterFunc(e.ctx, cancel)()
 	err := e.SpanExporter.ExportSpans(ctx, spans)
-	var some *rejected
+	some, partly := errors.AsType[*rejectedError](err)
 	switch {
 	case err == nil:
 		e.metrics.SpansExported(len(spans))
-	case errors.As(err, &some):
+	case partly:
 		lost := int(min(some.spans, int64(len(spans))))
 		e.metrics.SpansExported(len(spans) - lost)
 		e.metrics.SpansDropped("rejected", lost)
@@ -268,6 +267,7 @@ func (b boundedSpans) OnEnd(s sdktrace.ReadOnlySpan) {
 
 // rareLog logs at most one warning in sayEvery.
 type rareLog struct {
+	ctx context.Context // of the log
 	log *slog.Logger
 
 	mu   sync.Mutex
@@ -281,7 +281,7 @@ func (l *rareLog) warn(msg string, err error, lost int) {
 	l.lost += lost
 	if now := time.Now(); l.last.IsZero() || now.Sub(l.last) >= sayEvery {
 		//nolint:sloglint // callers pass constants
-		l.log.LogAttrs(context.Background(), slog.LevelWarn, msg, slog.Int("spans", l.lost), slog.Any("error", err))
+		l.log.LogAttrs(l.ctx, slog.LevelWarn, msg, slog.Int("spans", l.lost), slog.Any("error", err))
 		l.last, l.lost = now, 0
 	}
 }

@@ -99,7 +99,7 @@ func TestTracerAtTheEnd(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		made, err := newTracer(s, 10, ops.NewMetrics(prometheus.NewRegistry()), slog.New(slog.DiscardHandler))
+		made, err := newTracer(t.Context(), s, 10, ops.NewMetrics(prometheus.NewRegistry()), slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -156,7 +156,7 @@ func TestSpansAreSentAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	made, err := newTracer(s, 10, ops.NewMetrics(prometheus.NewRegistry()), slog.New(slog.DiscardHandler))
+	made, err := newTracer(t.Context(), s, 10, ops.NewMetrics(prometheus.NewRegistry()), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
