@@ -107,6 +107,7 @@ func (b *Bus) share(g *group) *group {
 	}
 	now := b.clock.now()
 	for i := range g.paths {
+		g.paths[i].group = g
 		g.paths[i].reset(now)
 	}
 	g.users, g.members = 1, make(map[*Subscription]struct{})
@@ -159,6 +160,26 @@ func (b *Bus) eachGroup(f func(*group)) {
 	b.groupMu.Unlock()
 	for _, g := range groups {
 		f(g)
+	}
+}
+
+// eachKeeping calls f for the groups that something is kept for, without holding the lock: their
+// last member may have ended.
+func (b *Bus) eachKeeping(f func(*group)) {
+	b.groupMu.Lock()
+	groups := slices.Collect(maps.Keys(b.keeping))
+	b.groupMu.Unlock()
+	for _, g := range groups {
+		f(g)
+	}
+}
+
+// keeps counts the paths of a group for which something is kept.
+func (b *Bus) keeps(g *group, paths int) {
+	b.groupMu.Lock()
+	defer b.groupMu.Unlock()
+	if b.keeping[g] += paths; b.keeping[g] == 0 {
+		delete(b.keeping, g)
 	}
 }
 

@@ -64,6 +64,7 @@ type Bus struct {
 	unstored     atomic.Pointer[StorageError]
 	links        []*link
 	firstLetters firstLetters
+	lagEvents    lagEvents
 	js           manager // over links[0]; for what is not hot
 	api          string  // prefix of the JetStream API subjects
 	maxPayload   int
@@ -75,6 +76,7 @@ type Bus struct {
 	dead         *deadLetters
 	// places of redrives, bytes put back by client, and who puts back now
 	redrives      *quota.Places
+	letterBook    *letterBook
 	putBackShares *quota.Set
 	puttingBack   chan struct{}
 
@@ -97,8 +99,10 @@ type Bus struct {
 	subCount atomic.Int64
 	held     atomic.Int64 // bytes that all subscriptions hold
 
-	groupMu   sync.Mutex
-	groups    map[string]*group // that have members here, by stream and consumer
+	groupMu sync.Mutex
+	groups  map[string]*group // that have members here, by stream and consumer
+	// keeping counts the paths of groups for which something is kept; bounded by what is kept
+	keeping   map[*group]int
 	lingering lingering
 	unsaved   unsaved
 	keepNow   chan struct{} // wakes keepTopics
@@ -125,7 +129,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	b := &Bus{
 		cfg: cfg, limits: cfg.Limits, rules: cfg.allRules(), log: cfg.Logger, obs: cfg.Observer, tracer: cfg.Tracer,
 		clock: newClock(stallLimit(cfg.AckWait)), subs: make(map[*Subscription]struct{}),
-		groups: make(map[string]*group), lingering: lingering{inboxes: make(map[*inbox]struct{})},
+		groups: make(map[string]*group), keeping: make(map[*group]int), lingering: lingering{inboxes: make(map[*inbox]struct{})},
 		keepNow: make(chan struct{}, 1),
 		unsaved: unsaved{notes: make(map[string]note), marks: make(map[string]mark)},
 		topics:  topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
@@ -137,6 +141,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	b.keyShares = quota.New(float64(b.limits.KeyShare)/keyShareTime.Seconds(), b.limits.KeyShare, b.limits.Topics, nil)
 	b.newDerived = quota.New(float64(b.limits.DerivedKeyRate), b.limits.DerivedKeysPerClient, b.limits.Topics, nil)
 	b.keyLooks = quota.New(keyLooks, keyLooks, b.limits.Topics, nil)
+	b.letterBook = newLetterBook()
 	b.redrives = quota.NewPlaces(b.limits.Redrives, (b.limits.Redrives+1)/2)
 	b.putBackShares = quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil)
 	b.puttingBack = make(chan struct{}, 1)
@@ -196,6 +201,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.background(b.generations.follow)
 	b.background(b.sweepGroups)
 	b.background(b.lookAfterBuckets)
+	b.probed.Store(b.clock.now())
 	b.background(b.probePaths)
 	b.background(b.watchGroups)
 	if b.rejects() {

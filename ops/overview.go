@@ -53,6 +53,10 @@ var shownTotals = []string{"events_", "eventhub_", "ws_"}
 
 // overview answers GET /overview. It shows no names of topics and groups.
 func (s *Server) overview(w http.ResponseWriter, r *http.Request) {
+	if fault := checkQuery(r.URL.Query()); fault != "" {
+		badQuery(w, fault)
+		return
+	}
 	health, _ := s.health(r.Context())
 	o := overview{Now: time.Now().UnixMilli(), Started: s.started.UnixMilli(), Version: buildVersion(), Checks: health.Checks, Totals: make(map[string]float64)}
 	families, err := s.cfg.Registry.Gather()

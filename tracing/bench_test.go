@@ -54,6 +54,7 @@ func publishAll(b *testing.B, bus *jetstream.Bus, n int) {
 
 func BenchmarkPublish(b *testing.B) {
 	variants(b, func(b *testing.B, bus *jetstream.Bus) {
+		b.Helper()
 		publishAll(b, bus, 1)
 		b.ReportAllocs()
 		b.ResetTimer()
@@ -63,6 +64,7 @@ func BenchmarkPublish(b *testing.B) {
 
 func BenchmarkDeliverAndAck(b *testing.B) {
 	variants(b, func(b *testing.B, bus *jetstream.Bus) {
+		b.Helper()
 		publishAll(b, bus, b.N)
 		left := atomic.Int64{}
 		left.Store(int64(b.N))

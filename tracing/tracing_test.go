@@ -56,7 +56,7 @@ func eventually(t *testing.T, what string, f func() bool) {
 func attr(s tracetest.SpanStub, key attribute.Key) string {
 	for _, a := range s.Attributes {
 		if a.Key == key {
-			return a.Value.Emit()
+			return a.Value.String()
 		}
 	}
 	return ""

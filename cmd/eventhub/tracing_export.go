@@ -148,11 +148,11 @@ func (c *collector) post(ctx context.Context, body []byte) (after time.Duration,
 	case reply.StatusCode == http.StatusTooManyRequests, reply.StatusCode == http.StatusBadGateway,
 		reply.StatusCode == http.StatusServiceUnavailable, reply.StatusCode == http.StatusGatewayTimeout:
 		seconds, _ := strconv.ParseUint(reply.Header.Get("Retry-After"), 10, 16)
-		return time.Duration(seconds) * time.Second, errors.New("the collector answered " + reply.Status) //nolint:gosec // 16 bits
+		return time.Duration(seconds) * time.Second, errors.New("the collector answered " + reply.Status)
 	case reply.StatusCode < 200 || reply.StatusCode > 299:
 		return -1, errors.New("the collector answered " + reply.Status)
 	case err != nil:
-		return -1, nil //nolint:nilerr // it has the spans
+		return -1, nil // it has the spans
 	}
 	return -1, partial(text)
 }
@@ -191,10 +191,12 @@ func field(message []byte, wanted protowire.Number) (value any) {
 			return nil
 		}
 		if number == wanted {
-			if kind == protowire.VarintType {
+			switch kind {
+			case protowire.VarintType:
 				value, _ = protowire.ConsumeVarint(message)
-			} else if kind == protowire.BytesType {
+			case protowire.BytesType:
 				value, _ = protowire.ConsumeBytes(message)
+			default: // no other kind is asked for
 			}
 		}
 		message = message[size:]
@@ -224,7 +226,7 @@ func (e *spanExporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnl
 	defer e.waiting.Add(-int64(len(spans)))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(e.ctx, cancel)()
+	defer context.AfterFunc(e.ctx, cancel)() //nolint:contextcheck // the end of the hub ends it, too
 	err := e.SpanExporter.ExportSpans(ctx, spans)
 	some, partly := errors.AsType[*rejectedError](err)
 	switch {

@@ -59,7 +59,7 @@ func startReceiver(t *testing.T) *otlpReceiver {
 	return r
 }
 
-func (r *otlpReceiver) serve(w http.ResponseWriter, req *http.Request) {
+func (r *otlpReceiver) serve(_ http.ResponseWriter, req *http.Request) {
 	if req.Method != http.MethodPost || req.URL.Path != "/v1/traces" || req.Header.Get("Content-Type") != "application/x-protobuf" {
 		r.t.Errorf("the collector got %s %s, %s", req.Method, req.URL.Path, req.Header.Get("Content-Type"))
 	}
