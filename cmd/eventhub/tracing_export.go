@@ -157,8 +157,8 @@ func (c *collector) post(ctx context.Context, body []byte) (after time.Duration,
 	return -1, partial(text)
 }
 
-// partial returns a *rejectedError if the answer of a collector says that it did not take all spans. An
-// answer that is no ExportTraceServiceResponse says nothing.
+// partial returns a *rejectedError if the answer of a collector says that it did not take all
+// spans. An answer that is no ExportTraceServiceResponse says nothing.
 func partial(reply []byte) error {
 	success, ok := field(reply, 1).([]byte)
 	if !ok {

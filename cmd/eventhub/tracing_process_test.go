@@ -332,7 +332,8 @@ func TestTracing(t *testing.T) {
 		id := publishAs(t, c, "heartbeat.received", `{"host":"h","name":"n","pid":1}`, map[string]string{"traceparent": by.header()})
 		deliver, apply := r.find("deliver heartbeat.received", ofEvent(id)), r.find("apply heartbeat.received", ofEvent(id))
 		state := r.find("publish process.state", func(s receivedSpan) bool { return s.trace == by.trace })
-		if deliver.parent != by.id || apply.parent != deliver.id || state.parent != apply.id {
+		// The projector reads events from their stream, too, perhaps before they are delivered.
+		if deliver.parent != by.id || apply.parent != deliver.id && apply.parent != by.id || state.parent != apply.id {
 			t.Errorf("the delivery is %+v, the projection %+v, the publish of the state %+v", deliver, apply, state)
 		}
 	})
