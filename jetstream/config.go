@@ -57,6 +57,8 @@ type Config struct {
 	Logger *slog.Logger
 	// Observer receives metrics. Default: none.
 	Observer Observer
+	// Tracer makes spans of publishes and deliveries. Default: none.
+	Tracer Tracer
 
 	bucketCheck time.Duration // how often buckets are looked at; default bucketCheckEvery
 }

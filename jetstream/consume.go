@@ -136,5 +136,6 @@ func (h *Held) run(handler func(context.Context, *Delivery) error) {
 			_ = d.Ack()
 		}
 	}()
+	ctx = d.Context(ctx)
 	err = panics.Call(s.bus.log, "handler", func() error { return handler(ctx, d) })
 }

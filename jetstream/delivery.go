@@ -74,7 +74,8 @@ type Delivery struct {
 	asked    int64 // when the server was last asked to wait longer
 	started  int64 // of the lease
 	deadline int64
-	sameID   *Delivery // the next younger lease of the same id
+	sameID   *Delivery    // the next younger lease of the same id
+	trace    DeliverySpan // of the lease; nil: not traced
 	cancel   context.CancelFunc
 }
 
@@ -257,6 +258,7 @@ func (d *Delivery) begin(release bool) bool {
 	d.deadline = now + int64(s.opts.AckTimeout)
 	full := s.heldBytes >= s.bus.limits.HeldBytes
 	s.holdBytes(-d.size)
+	d.traceBegin()
 	if release {
 		d.released = true
 		d.writing = true
@@ -291,6 +293,7 @@ func (d *Delivery) takeBack() {
 	s.unlease(d)
 	s.holdBytes(d.size)
 	d.m.obs.InFlight(-1)
+	d.traceEnd(Returned)
 }
 
 // Deadline returns when the lease ends or ended.

@@ -58,6 +58,7 @@ type Bus struct {
 	rules  []TopicRule
 	log    *slog.Logger
 	obs    Observer
+	tracer Tracer // nil: none
 
 	// what keeps the server in this process from storing events; nil: nothing
 	unstored     atomic.Pointer[StorageError]
@@ -126,7 +127,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 		return nil, err
 	}
 	b := &Bus{
-		cfg: cfg, limits: cfg.Limits, rules: cfg.allRules(), log: cfg.Logger, obs: cfg.Observer,
+		cfg: cfg, limits: cfg.Limits, rules: cfg.allRules(), log: cfg.Logger, obs: cfg.Observer, tracer: cfg.Tracer,
 		clock: newClock(stallLimit(cfg.AckWait)), subs: make(map[*Subscription]struct{}),
 		groups: make(map[string]*group), keeping: make(map[*group]int), lingering: lingering{inboxes: make(map[*inbox]struct{})},
 		keepNow: make(chan struct{}, 1),

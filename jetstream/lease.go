@@ -88,6 +88,7 @@ func (s *Subscription) remove(d *Delivery, how Outcome) bool {
 	if d.begun {
 		s.unlease(d)
 		d.m.obs.InFlight(-1)
+		d.traceEnd(how)
 		d.m.obs.Settled(how, time.Duration(now-d.started), time.Duration(s.bus.clock.at(now).UnixNano()-d.Event.StoredAt))
 	} else {
 		s.holdBytes(-d.size)

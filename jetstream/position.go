@@ -163,7 +163,7 @@ func (b *Bus) bySequence(ctx context.Context, t *topicInfo, seq uint64) (*Event,
 		return nil, err
 	}
 	e := t.event(m)
-	if t.stream.family {
+	if t.stream.family && !t.putBack { // the subject of a copy names its queue
 		e.Topic = subjectTopic(m.subject)
 	}
 	return e, nil

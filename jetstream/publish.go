@@ -131,7 +131,15 @@ func (b *Bus) newPublisher(client string) *Publisher {
 // confirmed, and while too many publishes are in flight (Limits.PublishInFlight per stream,
 // Limits.SessionInFlight per Publisher).
 func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []byte, opts PublishOptions, done func(Receipt, error)) error {
-	t, err := p.bus.admit(topic, payload, &opts)
+	if p.bus.tracer != nil {
+		return p.publishTraced(ctx, topic, payload, &opts, done)
+	}
+	return p.publish(ctx, topic, payload, &opts, done)
+}
+
+// publish is PublishAsync without a span.
+func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, opts *PublishOptions, done func(Receipt, error)) error {
+	t, err := p.bus.admit(topic, payload, opts)
 	if err != nil {
 		return err
 	}
@@ -166,9 +174,9 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 		}
 	}
 	if later {
-		return p.schedule(ctx, t, payload, &opts, at, done)
+		return p.schedule(ctx, t, payload, opts, at, done)
 	}
-	return p.send(ctx, t, payload, &opts, done)
+	return p.send(ctx, t, payload, opts, done)
 }
 
 // Admit checks an event that is to be published later, as PublishAsync would, as far as possible

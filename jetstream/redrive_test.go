@@ -154,6 +154,43 @@ func TestARedriveToTheGroup(t *testing.T) {
 	}
 }
 
+// An event that was put back and fails again has another letter, also if its subscriber keeps no
+// more of it than its names, as a hub does for its clients.
+func TestAPutBackEventThatWasSentFailsAgain(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{URL: natsServer(t)})
+	headers := map[string]string{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+	if _, err := b.Publish(t.Context(), "orders", []byte("1"), PublishOptions{ID: "order-1", Headers: headers}); err != nil {
+		t.Fatal(err)
+	}
+	fail(t, b, "orders", "g", "first", 1)
+	sent := make(chan string, 10)
+	s, err := b.Subscribe(t.Context(), "orders", "g", SubscribeOptions{MaxAttempts: 1}, func(h *Held) {
+		id := h.Event.ID
+		if out, ok := h.BeginSend(); ok {
+			out.Written()
+			sent <- id
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	redriveAll(t, b, LetterFilter{Topic: "orders"}, RedriveOptions{})
+	select {
+	case id := <-sent:
+		s.Nack(id, "second", 0)
+	case <-time.After(20 * time.Second):
+		t.Fatal("the event was not put back")
+	}
+	eventually(t, "the second letter", func() bool {
+		letters := letterList(t, b, LetterFilter{Topic: "orders"})
+		return len(letters) == 1 && letters[0].Reason == "second" && letters[0].Event.ID == "order-1" && reflect.DeepEqual(letters[0].Event.Headers, headers)
+	})
+	if err := s.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A hub that is lost after it put an event back and before it removed the letter neither loses nor
 // doubles it: whoever delivers the event removes the letter, and a redrive that is repeated, or
 // goes on with what it saw long ago, puts nothing back twice.

@@ -68,6 +68,8 @@ type Metrics struct {
 	projected    *prometheus.CounterVec
 	snapshots    *prometheus.CounterVec
 	stalled      *prometheus.GaugeVec
+	spans        prometheus.Counter
+	spansDropped *prometheus.CounterVec
 	gauges       map[string]prometheus.Gauge
 
 	mu     sync.Mutex
@@ -124,6 +126,8 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 		projected:    newCounter(reg, "eventhub_projected_total"),
 		snapshots:    newCounter(reg, "eventhub_snapshots_total"),
 		stalled:      newGauge(reg, "eventhub_projection_stalled_seconds"),
+		spans:        newCounter(reg, "eventhub_spans_exported_total").WithLabelValues(),
+		spansDropped: newCounter(reg, "eventhub_spans_dropped_total"),
 		gauges: map[string]prometheus.Gauge{
 			jetstream.GaugeConnected:     newGauge(reg, "eventhub_nats_connected").WithLabelValues(),
 			jetstream.GaugeTopics:        newGauge(reg, "eventhub_topics").WithLabelValues(),
@@ -392,6 +396,14 @@ func (m *Metrics) Projected(projection, outcome string) {
 // names come from the program, so there are few.
 func (m *Metrics) ProjectionStalled(projection string, stalled time.Duration) {
 	m.stalled.WithLabelValues(projection).Set(stalled.Seconds())
+}
+
+// SpansExported counts spans that the collector has taken.
+func (m *Metrics) SpansExported(n int) { m.spans.Add(float64(n)) }
+
+// SpansDropped counts spans that the collector does not get, by the reason.
+func (m *Metrics) SpansDropped(reason string, n int) {
+	m.spansDropped.WithLabelValues(reason).Add(float64(n))
 }
 
 // Snapshots counts keys that a compactor wrote. The topics come from the topics file.

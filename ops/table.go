@@ -86,6 +86,8 @@ var definitions = []definition{
 	{"eventhub_revocations", gauge, "Revocations of tokens that this hub observes.", nil},
 	{"eventhub_server_restarts_total", counter, "Restarts of the embedded NATS server by the hub, because streams could not be written and the disk had room again.", nil},
 	{"eventhub_snapshots_total", counter, "Keys that compactors wrote a snapshot of, by the topic they were taken from.", topicLabels},
+	{"eventhub_spans_dropped_total", counter, "Spans that the collector did not get, by reason: open_spans and queue (limits of the hub), export (a batch could not be sent), rejected (by the collector).", []string{"reason"}},
+	{"eventhub_spans_exported_total", counter, "Spans that the collector has taken.", nil},
 	{"eventhub_storage_left_bytes", gauge, "Bytes that NATS may still store in files and in memory: up to the bound of its account, and up to the end of the disk for the embedded server; +Inf where no bound is known. Absent while NATS does not answer.", []string{"storage"}},
 	{"eventhub_storage_used_bytes", gauge, "Bytes that NATS stores in files and in memory, those of other programs of its account included. Absent while NATS does not answer.", []string{"storage"}},
 	{"eventhub_stream_bytes", gauge, "Bytes in a stream that has a bound in bytes, and what happens at the bound. Every hub reports all streams.", streamLabels},

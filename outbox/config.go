@@ -71,6 +71,8 @@ type Config struct {
 	StatsEvery time.Duration
 	// Observer receives metrics. Optional.
 	Observer Observer
+	// Tracer makes spans of attempts to publish a record. Optional.
+	Tracer Tracer
 	// Logger receives operational events. By default, nothing is logged.
 	Logger *slog.Logger
 }

@@ -92,6 +92,15 @@ type Observer interface {
 	ClockSkew(time.Duration)
 }
 
+// Tracer makes spans of a Drainer's attempts, for distributed tracing. Its method may be called
+// concurrently and must not block, change headers, or keep them.
+type Tracer interface {
+	// Attempt begins the span of an attempt to publish a record with these headers, which was
+	// tried attempts times before. It returns the context for the publish, and a function that ends
+	// the span with the result of the publish.
+	Attempt(ctx context.Context, topic, id string, headers map[string]string, attempts int) (context.Context, func(error))
+}
+
 type nobody struct{}
 
 func (nobody) Claimed(int, time.Duration)    {}

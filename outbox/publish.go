@@ -68,7 +68,7 @@ func (d *Drainer) publish(ctx context.Context, j *job, o *outcome, r *Record, un
 	err := r.undecodable
 	if err == nil {
 		pctx, cancel := context.WithTimeout(ctx, d.cfg.PublishTimeout)
-		_, err = d.cfg.Bus.Publish(pctx, r.Topic, r.Payload, r.options())
+		err = d.attempt(pctx, r)
 		cancel()
 	}
 	if err == nil {
@@ -99,6 +99,17 @@ func (d *Drainer) publish(ctx context.Context, j *job, o *outcome, r *Record, un
 	f.Unsent = unsent && (permanent(err) || r.undecodable != nil || turnedDown(err))
 	o.Failed = append(o.Failed, f)
 	return !j.ordered || f.Park && d.cfg.PassErrors
+}
+
+// attempt publishes one record.
+func (d *Drainer) attempt(ctx context.Context, r *Record) (err error) {
+	if d.cfg.Tracer != nil {
+		var end func(error)
+		ctx, end = d.cfg.Tracer.Attempt(ctx, r.Topic, r.ID, r.Headers, r.Attempts)
+		defer func() { end(err) }()
+	}
+	_, err = d.cfg.Bus.Publish(ctx, r.Topic, r.Payload, r.options())
+	return err
 }
 
 // rationed reports whether the last failure is that of a topic that may not be made yet. No other

@@ -167,7 +167,17 @@ func (a *applier) key(ctx context.Context, e *jetstream.Event, fails failing) (k
 
 // apply applies the event to the state of its key, or sends the event to the dead letters. It
 // returns an error if ctx ended before either was done, or if the bus is closed.
-func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, span uint64, fails failing) error {
+func (a *applier) apply(ctx context.Context, key string, e *jetstream.Event, span uint64, fails failing) (err error) {
+	if a.p.Tracer != nil {
+		var end func(error)
+		ctx, end = a.p.Tracer.Apply(ctx, a.p.Name, e)
+		defer func() { end(err) }()
+	}
+	return a.change(ctx, key, e, span, fails)
+}
+
+// change is apply without a span.
+func (a *applier) change(ctx context.Context, key string, e *jetstream.Event, span uint64, fails failing) error {
 	c, err := a.load(ctx, key)
 	if panics.Is(err) {
 		return a.passOver(ctx, e, err, a.p.Attempts)

@@ -21,7 +21,7 @@ func runKeyed(ctx context.Context, a *applier, group string, from jetstream.Posi
 		if err := a.missed(ctx, j, fails); err != nil {
 			return err
 		}
-		return a.apply(ctx, j.Event.Key, &j.Event, j.reached(), fails)
+		return a.apply(j.Context(ctx), j.Event.Key, &j.Event, j.reached(), fails)
 	}
 	f = newFeed(a.p.Logger, func(e *jetstream.Event) string { return e.Key }, 1, work)
 	return f.run(ctx, a.bus, a.p.Topic, group, from, a.p.InFlight)

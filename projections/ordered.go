@@ -56,8 +56,9 @@ func newOrdered(a *applier) *ordered {
 
 // keyedEvent is an event and its key, which is "" for an event that is skipped.
 type keyedEvent struct {
-	key   string
-	event *jetstream.Event
+	key      string
+	event    *jetstream.Event
+	delivery *jetstream.Delivery // nil for an event that was read from the stream
 }
 
 // run applies events until ctx ends.
@@ -112,7 +113,7 @@ func (o *ordered) deliver(ctx context.Context, jobs []job, fails failing) error 
 			}
 		}
 		if ahead := o.ahead(); !ahead.covers(e) {
-			if err := o.take(ctx, key, e, fails); err != nil {
+			if err := o.take(ctx, keyedEvent{key, e, j.Delivery}, fails); err != nil {
 				return err
 			}
 		}
@@ -183,7 +184,7 @@ func (o *ordered) fill(ctx context.Context, e *jetstream.Event, fails failing) e
 				key = k
 			}
 		}
-		if err := o.take(ctx, key, next, fails); err != nil {
+		if err := o.take(ctx, keyedEvent{key: key, event: next}, fails); err != nil {
 			return err
 		}
 		switch ahead := o.ahead(); {
@@ -209,10 +210,10 @@ func (o *ordered) ahead() Checkpoint {
 	return o.at
 }
 
-// take adds e, the event after the last one taken, to the batch, and applies a full batch.
-func (o *ordered) take(ctx context.Context, key string, e *jetstream.Event, fails failing) error {
-	o.batch = append(o.batch, keyedEvent{key, e})
-	if o.bytes += len(e.Payload); len(o.batch) < o.a.p.InFlight && o.bytes < orderedBytes {
+// take adds k, the event after the last one taken, to the batch, and applies a full batch.
+func (o *ordered) take(ctx context.Context, k keyedEvent, fails failing) error {
+	o.batch = append(o.batch, k)
+	if o.bytes += len(k.event.Payload); len(o.batch) < o.a.p.InFlight && o.bytes < orderedBytes {
 		return nil
 	}
 	return o.flush(ctx, fails)
@@ -230,7 +231,7 @@ func (o *ordered) flush(ctx context.Context, fails failing) error {
 		return nil
 	}
 	defer o.drop()
-	byKey := make(map[string][]*jetstream.Event, len(o.batch))
+	byKey := make(map[string][]keyedEvent, len(o.batch))
 	var keys []string
 	for _, k := range o.batch {
 		if k.key == "" {
@@ -239,11 +240,15 @@ func (o *ordered) flush(ctx context.Context, fails failing) error {
 		if byKey[k.key] == nil {
 			keys = append(keys, k.key)
 		}
-		byKey[k.key] = append(byKey[k.key], k.event)
+		byKey[k.key] = append(byKey[k.key], k)
 	}
 	err := o.a.each(ctx, keys, func(key string) error {
-		for _, e := range byKey[key] {
-			if err := o.a.apply(ctx, key, e, 0, fails); err != nil {
+		for _, k := range byKey[key] {
+			ctx := ctx
+			if k.delivery != nil {
+				ctx = k.delivery.Context(ctx)
+			}
+			if err := o.a.apply(ctx, key, k.event, 0, fails); err != nil {
 				return err
 			}
 		}

@@ -69,6 +69,8 @@ type Projection struct {
 	Store func(ctx context.Context, version int) (Store, error)
 	// Observer receives metrics. Optional.
 	Observer Observer
+	// Tracer makes spans of the processing of events. Optional.
+	Tracer Tracer
 	// Logger receives operational events. By default, nothing is logged.
 	Logger *slog.Logger
 }
@@ -80,6 +82,15 @@ type Observer interface {
 	Projected(projection string, outcome Outcome)
 	// LimitReached counts work that was slower because of the named limit.
 	LimitReached(limit string)
+}
+
+// Tracer makes spans of the processing of events, for distributed tracing. Its method may be
+// called concurrently and must not block, change the event, or keep it.
+type Tracer interface {
+	// Apply begins the span of an event that is applied. It returns the context for what follows,
+	// and a function that ends the span. The error given to that function says that the event was
+	// neither applied nor sent to the dead letters.
+	Apply(ctx context.Context, projection string, e *jetstream.Event) (context.Context, func(error))
 }
 
 // Outcome is the result of processing an event.

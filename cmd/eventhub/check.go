@@ -169,6 +169,10 @@ func (cmd *serveCmd) plan(ctx context.Context, set *settings) [][2]string {
 		}
 		lines = append(lines, [2]string{"outbox", place})
 	}
+	if set.tracing != nil {
+		address, _, _ := strings.Cut(set.tracing.url, "?") // what follows may be a secret
+		lines = append(lines, [2]string{"tracing", "to " + address})
+	}
 	lines = append(lines, cmd.credentials(set)...)
 	return append(lines, cmd.limitFlags.lines()...)
 }

@@ -64,6 +64,8 @@ type limitFlags struct {
 	TopicPublishes     quota `env:"TOPIC_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per topic through this hub, or off."`
 	PrincipalPublishes quota `env:"PRINCIPAL_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per principal through this hub, or off."`
 
+	OpenSpans int `env:"OPEN_SPANS" default:"10000" help:"Spans that have begun and not ended. Further publishes and deliveries have no spans."`
+
 	CountOwnToken bool `env:"COUNT_OWN_TOKEN" help:"Apply new-groups and principal-groups to the hub's own token, too."`
 
 	Delayed          int `env:"DELAYED" default:"1000000" help:"Delayed events that wait."`
@@ -90,6 +92,7 @@ func (f limitFlags) validate() (faults []error) {
 		{"connections", f.Connections, 1},
 		{"principal-connections", f.PrincipalConnections, 0}, // 0 selects the default
 		{"unauthenticated", f.Unauthenticated, 0},
+		{"open-spans", f.OpenSpans, 1},
 		{"inbound-bytes", f.InboundBytes, 1},
 		{"held-bytes", f.HeldBytes, 1},
 		{"pages", f.Pages, 1},

@@ -85,6 +85,9 @@ func (h *hub) drain(ctx context.Context, o *openedOutbox, state *outboxState, cf
 	}
 	cfg.Observer.Backlog(st) // the drainer's first report comes later
 	cfg.Store, cfg.ClockSkew, cfg.Logger = watchedStore{o, state}, h.cmd.Skew, state.log
+	if h.tracer != nil {
+		cfg.Tracer = h.tracer
+	}
 	drainer, err := outbox.NewDrainer(cfg)
 	if err != nil {
 		return nil, errors.Join(err, o.close())

@@ -47,6 +47,7 @@ type serveCmd struct {
 	tlsFlags         `group:"TLS"`
 	busFlags         `group:"Bus"`
 	outboxServeFlags `group:"Outbox"`
+	traceFlags       `group:"Tracing"`
 	limitFlags       `group:"Limits" prefix:"limit-" envprefix:"EVENTHUB_LIMIT_"`
 	logFlags         `group:"Log"`
 
@@ -126,6 +127,7 @@ type hub struct {
 	tokenMade bool
 	tokens    *acl.Verifier
 	metrics   *ops.Metrics
+	tracer    *tracer // nil without tracing
 	bus       *jetstream.Bus
 	facade    *facade.Server
 	ws        listener
@@ -183,6 +185,12 @@ func (h *hub) open(ctx context.Context) error {
 	metrics := h.metrics
 	metrics.Codes(facade.ErrorCodes(), facade.StatusOf, facade.CloseCodes())
 	cfg := jetstream.Config{Limits: cmd.bus(), Logger: h.log, Observer: metrics, Topics: h.topics}
+	if h.tracing != nil {
+		if h.tracer, err = newTracer(ctx, h.tracing, cmd.OpenSpans, metrics, h.log); err != nil {
+			return err
+		}
+		cfg.Tracer = h.tracer
+	}
 	if cmd.Projector || cmd.Demo {
 		cfg.Derived = []jetstream.DerivedKeys{process.Keys()}
 	}
@@ -227,7 +235,11 @@ func (h *hub) open(ctx context.Context) error {
 	}
 	h.ws.upgrades = true
 	serve(&h.ws, h.facade.WebSocket(), h.cert)
-	serve(&h.http, secure(h.facade.HTTP(), h.cert != nil), h.cert)
+	clientsHTTP := h.facade.HTTP()
+	if h.tracer != nil {
+		clientsHTTP = h.tracer.Handler(clientsHTTP)
+	}
+	serve(&h.http, secure(clientsHTTP, h.cert != nil), h.cert)
 	serve(&h.ops, secure(answerWithin(opsTimeout, ops.New(operators).Handler()), h.opsCert() != nil), h.opsCert())
 	return nil
 }
@@ -276,7 +288,11 @@ func (h *hub) start(ctx context.Context) {
 	}
 	if h.progress != nil {
 		h.wg.Go(func() { h.progress.watch(ctx) })
-		projector := process.New(process.Config{Bus: projections.JetStream(h.bus), Logger: h.log, Observer: h.metrics})
+		states := process.Config{Bus: projections.JetStream(h.bus), Logger: h.log, Observer: h.metrics}
+		if h.tracer != nil {
+			states.Tracer = h.tracer
+		}
+		projector := process.New(states)
 		h.run(func() error { return projector.Run(ctx) })
 	}
 	for _, rule := range h.bus.Admin().Snapshots() {
@@ -350,6 +366,9 @@ func (h *hub) close(ctx context.Context) error {
 	}
 	if h.bus != nil {
 		errs = append(errs, h.bus.Close()) //nolint:contextcheck // Close limits its own duration
+	}
+	if h.tracer != nil {
+		h.tracer.close(ctx)
 	}
 	return errors.Join(errs...)
 }

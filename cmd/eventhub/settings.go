@@ -26,6 +26,8 @@ type settings struct {
 	topics []jetstream.TopicRule
 	// outbox is the outbox of OUTBOX_DSN, or nil.
 	outbox *outboxDSN
+	// tracing says where spans go, or is nil.
+	tracing *traceSettings
 }
 
 // opsCert returns the certificate of the ops port, or nil if the port does not use TLS.
@@ -87,6 +89,9 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	set.outbox, err = cmd.outboxDSN()
 	fault(err)
 	fault(checkSkew(cmd.Skew, "--outbox-clock-skew"))
+	var untraced []error
+	set.tracing, untraced = cmd.traceFlags.settings()
+	faults = append(faults, untraced...)
 	return set, faults
 }
 

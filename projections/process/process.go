@@ -28,6 +28,8 @@ type Config struct {
 	Logger *slog.Logger
 	// Observer is told what happens. Default: nobody.
 	Observer projections.Observer
+	// Tracer makes spans of heartbeats that are applied. Default: none.
+	Tracer projections.Tracer
 	// StaleAfter is how long a process may be silent before it is stale. Default 15 s.
 	StaleAfter time.Duration
 	// ScanEvery is the interval between searches for silent processes. Defaults to 5 seconds.
@@ -96,7 +98,7 @@ func New(cfg Config) *Projector {
 			return h.processID(), err
 		},
 		Apply:  applyHeartbeat,
-		Logger: cfg.Logger, Observer: cfg.Observer,
+		Logger: cfg.Logger, Observer: cfg.Observer, Tracer: cfg.Tracer,
 	}, projections.NewTopicStore(cfg.Bus, TopicState), p.note)
 	if err != nil {
 		panic(err) // the above is wrong
