@@ -20,6 +20,9 @@ type ServerInfo struct {
 	// means that the account has no bound of its own.
 	FileBytes, MemoryBytes uint64
 	FileLimit, MemoryLimit int64
+	// DiskFree is how much room the disk of the server in this process has left; nil if the server is
+	// elsewhere or keeps nothing on disk.
+	DiskFree *uint64
 	// Errors is how many requests to JetStream have failed, of all programs of the account.
 	Errors uint64
 }
@@ -72,5 +75,10 @@ func (n NATS) Info(ctx context.Context) (ServerInfo, error) {
 	info.FileBytes, info.MemoryBytes = account.Store, account.Memory
 	info.FileLimit, info.MemoryLimit = account.Limits.MaxStore, account.Limits.MaxMemory
 	info.Errors = account.API.Errors
+	if disk, ok := n.bus.cfg.Server.(interface{ DiskFree() (uint64, error) }); ok && !n.bus.cfg.Server.InMemory() {
+		if free, err := disk.DiskFree(); err == nil {
+			info.DiskFree = &free
+		}
+	}
 	return info, nil
 }

@@ -50,14 +50,18 @@ type Config struct {
 	// Events, if not nil, are shown at /events, /keys and /latest-by-key and published at /publish.
 	// *jetstream.Bus implements it.
 	Events Events
-	// NATS, if not nil, is described by /overview.
+	// NATS, if not nil, is described by /overview and /nats.
 	NATS NATS
+	// Outboxes, if not nil, are shown and changed at /outbox.
+	Outboxes Outboxes
+	// Addresses are shown by /overview. Optional.
+	Addresses Addresses
 	// Topics, if not nil, is managed at /topics.
 	Topics Topics
 	// DeadLetters, if not nil, is managed at /dlq.
 	DeadLetters DeadLetters
 	// Guard protects everything but the probes and the metrics. Required with Groups,
-	// Topics, DeadLetters, Connections, Events or Revocations.
+	// Topics, DeadLetters, Connections, Events, NATS, Outboxes or Revocations.
 	Guard Guard
 	// LimitReached counts a wait or a refusal because of the named limit. Optional.
 	LimitReached func(limit string)
@@ -96,6 +100,9 @@ type Server struct {
 	// unready holds the last result, so that only changes are logged.
 	unready atomic.Bool
 	places  *quota.Places // requests that are being served
+	// lags has the metrics that are read from NATS for each scrape.
+	lags  *prometheus.Registry
+	rates rates
 }
 
 // New returns a Server. It starts no goroutine and needs no Close.
@@ -109,9 +116,9 @@ func New(cfg Config) *Server {
 	if cfg.Status == nil {
 		cfg.Status = func(string) int { return http.StatusServiceUnavailable }
 	}
-	s := &Server{cfg: cfg, started: time.Now(), places: quota.NewPlaces(MaxRequests, MaxPrincipalRequests)}
+	s := &Server{cfg: cfg, started: time.Now(), places: quota.NewPlaces(MaxRequests, MaxPrincipalRequests), lags: prometheus.NewRegistry()}
 	if cfg.Groups != nil {
-		registerLags(cfg.Registry, cfg.Groups, cfg.Logger)
+		registerLags(s.lags, cfg.Groups, cfg.Logger)
 	}
 	s.handler = s.router(s.routes())
 	return s
@@ -119,7 +126,7 @@ func New(cfg Config) *Server {
 
 // metrics returns the handler of /metrics.
 func (s *Server) metrics() http.Handler {
-	return promhttp.HandlerFor(s.cfg.Registry, promhttp.HandlerOpts{
+	return promhttp.HandlerFor(prometheus.Gatherers{s.cfg.Registry, s.lags}, promhttp.HandlerOpts{
 		ErrorLog:            scrapeLog{s.cfg.Logger},
 		ErrorHandling:       promhttp.ContinueOnError,
 		MaxRequestsInFlight: maxScrapes,

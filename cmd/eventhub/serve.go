@@ -213,7 +213,8 @@ func (h *hub) open(ctx context.Context) error {
 		Bus: h.bus, Registry: registry, Ready: h.ready, Parts: h.parts, Logger: h.log,
 		Groups: h.bus, Topics: ops.TopicsOf(h.bus), DeadLetters: h.bus.Admin().DeadLetters(), Connections: connectionsOf{h.facade}, Events: h.bus,
 		NATS: h.bus.Admin().NATS(), Guard: guard, Status: facade.StatusOf, Revocations: h.revocations(), Documents: docs.Handlers(),
-		LimitReached: metrics.LimitReached,
+		LimitReached: metrics.LimitReached, Outboxes: outboxesOf{h},
+		Addresses: ops.Addresses{WebSocket: scheme("ws", h.cert) + h.ws.visited(), HTTP: scheme("http", h.cert) + h.http.visited()},
 	}
 	if cmd.metricsNeedToken() {
 		operators.Metrics = &guard
