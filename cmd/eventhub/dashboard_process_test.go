@@ -181,7 +181,7 @@ func TestDashboard(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.open(hub.ops, "dead-letters")
-	b.until("the dead letter is shown", `document.querySelectorAll("tbody tr").length >= 2 && document.getElementById("main").innerText.includes("1 dead letter in all")`)
+	b.until("the dead letter is shown", `document.querySelectorAll(".wide tbody tr").length >= 2 && document.getElementById("main").innerText.includes("1 dead letter in all")`)
 	b.click("Redrive all…")
 	b.choose("Redrive")
 	b.shows("Put back 1 of 1.")
@@ -323,6 +323,38 @@ func TestDashboard(t *testing.T) {
 	b.shows("The hub answers again.")
 	b.until("the banner is gone", `document.getElementById("gone").hidden`)
 	back.signal(syscall.SIGTERM)
+}
+
+// A first visitor with an empty hub sees what to do, as commands with the visitor's own token and
+// the hub's own addresses. The steps go away with the first event.
+func TestDashboardOfAnEmptyHub(t *testing.T) {
+	t.Parallel()
+	hub := startNode(t, "--data="+t.TempDir())
+	b := openBrowser(t)
+	b.open(hub.ops, "")
+	b.shows("This hub is empty.")
+	b.shows("cat eventhub-data/token")
+	commands := func() string { return b.eval(`[...document.querySelectorAll(".command pre")].map((p) => p.innerText).join("\n")`) }
+	if got := commands(); strings.Contains(got, nodeToken) || !strings.Contains(got, hub.url) {
+		t.Errorf("without a token, the commands are %s", got)
+	}
+	b.picture("first-light")
+	b.do(chromedp.EmulateViewport(390, 844))
+	b.picture("first-phone")
+	b.click("Set the token")
+	b.set("dialog[open] input[name=token]", nodeToken)
+	b.choose("Use")
+	b.until("the commands have the token", `[...document.querySelectorAll(".command pre")].length === 3`)
+	got := commands()
+	for _, want := range []string{"EVENTHUB_TOKEN=" + nodeToken + " eventhub sub hello --group=me --url=" + hub.url, "Authorization: Bearer " + nodeToken, hub.http + "/publish/hello"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is missing in the commands:\n%s", want, got)
+		}
+	}
+	if _, err := hub.dial().Publish(t.Context(), "hello", []byte("1"), client.PublishOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.until("the steps are gone", `!document.querySelector(".steps") && document.querySelectorAll("canvas").length === 2`)
 }
 
 // park makes an outbox with records that nothing can publish: their topic is none.

@@ -112,7 +112,13 @@ function reachable(does) {
 function renderNav(current) {
   const links = Object.entries(views).map(([name, view]) => el("a", { href: `#/${name}`, "aria-current": name === current ? "page" : undefined }, view.title));
   $("nav").replaceChildren(...links);
-  links.find((a) => a.hasAttribute("aria-current"))?.scrollIntoView({ block: "nearest", inline: "center" });
+  showCurrent();
+}
+
+/** showCurrent scrolls the names of the views to the present one. */
+function showCurrent() {
+  const current = $("nav").querySelector("[aria-current]");
+  if (current) $("nav").scrollLeft = current.offsetLeft - ($("nav").clientWidth - current.offsetWidth) / 2;
 }
 
 const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
@@ -123,6 +129,7 @@ document.querySelector(".skip").addEventListener("click", (e) => {
   $("main").focus();
 });
 addEventListener("hashchange", () => show());
+addEventListener("resize", showCurrent);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { endPlots(); show(); });
 onChange(show);
 showToken();

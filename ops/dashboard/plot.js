@@ -39,6 +39,7 @@ export function rate(name, total) {
 export const forgetTotals = () => last.clear();
 
 const plots = new Map(); // caption to the plot that is shown
+let made = 0; // plots so far
 const whole = [1, 2, 5].flatMap((n) => [n, n * 10, n * 100, n * 1e3, n * 1e4, n * 1e5, n * 1e6, n * 1e7]).sort((a, b) => a - b);
 
 /** plot shows the history of figures: [name, label]. With format, values have a unit. */
@@ -48,7 +49,7 @@ function plot(caption, names, format) {
   const soft = style.getPropertyValue("--soft");
   const line = style.getPropertyValue("--line");
   const holder = el("div", { role: "img", "aria-label": `Plot: ${caption}` });
-  const figure = el("figure", { key: caption }, el("figcaption", {}, caption), holder);
+  const figure = el("figure", { key: `${caption} ${++made}` }, el("figcaption", {}, caption), holder);
   const axis = { stroke: soft, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "12px system-ui, sans-serif" };
   const data = () => uPlot.join(names.map(([name]) => series.get(name) ?? [[], []]));
   const latest = (u, i) => u.data[i].findLast((v) => v !== null && v !== undefined);
@@ -62,7 +63,7 @@ function plot(caption, names, format) {
     ],
     legend: { markers: { width: 2 } },
     series: [{ label: "at", value: (u, v) => (v === null || v === undefined ? "now" : time(v, true)) }, ...names.map(([, label], i) => ({
-      label, stroke: colors[i % colors.length], width: 2, dash: i % 2 ? [7, 4] : undefined, spanGaps: true, points: { show: false },
+      label, stroke: colors[i % colors.length], width: 2, dash: i > 1 ? [7, 4] : undefined, spanGaps: true, points: { show: false },
       value: (u, v, at, hovered) => format(hovered === null || hovered === undefined ? latest(u, at) : v),
     }))],
   }, data(), holder);
@@ -77,7 +78,7 @@ export function plotted(caption, names, format = count) {
   const have = plots.get(caption);
   if (have?.names === names.join()) {
     have.renew();
-    const standIn = el("figure", { key: caption });
+    const standIn = el("figure", { key: have.figure.key });
     standIn.real = have.figure;
     return standIn;
   }
