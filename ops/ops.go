@@ -52,7 +52,7 @@ type Config struct {
 	Events Events
 	// NATS, if not nil, is described by /overview and /nats.
 	NATS NATS
-	// Outboxes, if not nil, are shown and changed at /outbox.
+	// Outboxes, if not nil, are shown and changed at /outboxes.
 	Outboxes Outboxes
 	// Addresses are shown by /overview. Optional.
 	Addresses Addresses

@@ -112,13 +112,13 @@ func (s *Server) overview(w http.ResponseWriter, r *http.Request) {
 // total sums the series of a metric.
 func total(f *dto.MetricFamily) (sum float64) {
 	for _, m := range f.GetMetric() {
-		sum += value(m)
+		sum += reading(m)
 	}
 	return sum
 }
 
-// value is the value of a series; for a histogram, the number of its observations.
-func value(m *dto.Metric) float64 {
+// reading is the value of a series; for a histogram, the number of its observations.
+func reading(m *dto.Metric) float64 {
 	return m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
 }
 
@@ -146,7 +146,7 @@ func outboxesOf(families []*dto.MetricFamily) []outboxFigures {
 				i = len(found)
 				found = append(found, outboxFigures{Outbox: name})
 			}
-			switch o, v := &found[i], value(m); f.GetName() {
+			switch o, v := &found[i], reading(m); f.GetName() {
 			case "eventhub_outbox_pending":
 				o.Pending = v
 			case "eventhub_outbox_parked":
@@ -182,9 +182,9 @@ func projectionsOf(families []*dto.MetricFamily) []projectionFigures {
 			}
 			switch f.GetName() {
 			case "eventhub_projected_total":
-				found[i].Events[label(m, "outcome")] = value(m)
+				found[i].Events[label(m, "outcome")] = reading(m)
 			case "eventhub_projection_stalled_ms":
-				found[i].StalledMS = value(m)
+				found[i].StalledMS = reading(m)
 			}
 		}
 	}

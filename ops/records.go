@@ -69,7 +69,7 @@ type OutboxRecord struct {
 // recordStates are the states of records.
 var recordStates = []string{"pending", "claimed", "sent", "error"}
 
-// listRecords answers GET /outbox/{name}.
+// listRecords answers GET /outboxes/{name}.
 func (s *Server) listRecords(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	limit, badLimit := number(q, "limit", defaultRecords, 1, maxRecords)
@@ -127,7 +127,7 @@ type changedRecords struct {
 	Done   int    `json:"done"`
 }
 
-// retryRecords answers POST /outbox/{name}/retry.
+// retryRecords answers POST /outboxes/{name}/retry.
 func (s *Server) retryRecords(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	fault := checkQuery(q, "id", "all")
@@ -143,7 +143,7 @@ func (s *Server) retryRecords(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// discardRecord answers POST /outbox/{name}/discard.
+// discardRecord answers POST /outboxes/{name}/discard.
 func (s *Server) discardRecord(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	fault := checkQuery(q, "id", "topic")

@@ -12,6 +12,10 @@ import { endPlots, forgetTotals } from "./plot.js";
 import { topic, topics } from "./topics.js";
 
 const POLL_MS = 2000; // how often the view that is shown asks again, unless it says otherwise
+// Slow answers are asked for less often: an open page waits this many times as long as the last
+// answer took, and at most MAX_POLL_MS.
+const REST = 40;
+const MAX_POLL_MS = 5000;
 
 const views = { "": overview, topics, groups, "dead-letters": letters, events, state, connections, outbox, projections, nats };
 
@@ -52,9 +56,12 @@ async function show() {
     document.title = `${view.title} – eventhub`;
     $("main").setAttribute("aria-busy", "true");
   }
+  const began = performance.now();
+  let took = 0;
   try {
     const data = await view.load(route, AbortSignal.any([mine.signal, AbortSignal.timeout(20000)]));
     if (loading !== mine) return;
+    took = performance.now() - began;
     draw(view, view.render(data, route), fresh);
     reachable(true);
   } catch (err) {
@@ -71,7 +78,7 @@ async function show() {
   } finally {
     if (loading === mine) {
       const away = !$("gone").hidden;
-      if (!view.once || away) timer = setTimeout(() => (document.hidden ? wait() : show()), away ? POLL_MS : view.every ?? POLL_MS);
+      if (!view.once || away) timer = setTimeout(() => (document.hidden ? wait() : show()), away ? POLL_MS : Math.max(view.every ?? POLL_MS, Math.min(MAX_POLL_MS, REST * took)));
     }
   }
 }
@@ -89,6 +96,7 @@ function draw(view, nodes, fresh) {
   if (fresh) {
     main.replaceChildren(...all.map(settled));
     main.removeAttribute("aria-busy");
+    performance.mark("shown");
     if (shownHash !== undefined) main.focus({ preventScroll: true });
     scrollTo(0, 0);
   } else {

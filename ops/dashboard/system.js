@@ -31,7 +31,7 @@ export const outbox = {
   load: async ([, name], signal) => {
     const { outboxes } = await ask(["overview"], { signal });
     const chosen = name ?? outboxes[0]?.outbox;
-    return { outboxes, chosen, list: chosen ? await maybe(["outbox", chosen], { query: { status, limit: PAGE, after: at("outbox") }, signal }) : null };
+    return { outboxes, chosen, list: chosen ? await maybe(["outboxes", chosen], { query: { status, limit: PAGE, after: at("outbox") }, signal }) : null };
   },
   render({ outboxes, chosen, list }) {
     const figures = outboxes.find((o) => o.outbox === chosen);
@@ -65,12 +65,12 @@ function records(box, list, choose, figures) {
 }
 
 async function retry(box, query, what) {
-  if (await confirmed("Retry", `Publishes ${what} again, with the attempts at 0.`, "Retry")) act("Retry", async () => `${counted((await ask(["outbox", box, "retry"], { method: "POST", query })).done, "record")} of ${box} will be published again.`);
+  if (await confirmed("Retry", `Publishes ${what} again, with the attempts at 0.`, "Retry")) act("Retry", async () => `${counted((await ask(["outboxes", box, "retry"], { method: "POST", query })).done, "record")} of ${box} will be published again.`);
 }
 
 async function discard(box, r) {
   if (await confirmed("Discard", `Removes the record ${r.id} for ${r.topic} for good: its event is never published.`, "Discard", r.id)) {
-    act("Discard", async () => `Removed ${counted((await ask(["outbox", box, "discard"], { method: "POST", query: { topic: r.topic, id: r.id } })).done, "record")} of ${box}.`);
+    act("Discard", async () => `Removed ${counted((await ask(["outboxes", box, "discard"], { method: "POST", query: { topic: r.topic, id: r.id } })).done, "record")} of ${box}.`);
   }
 }
 
