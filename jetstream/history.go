@@ -17,9 +17,9 @@ type History struct {
 // History gives access to the stored events of a topic.
 func (b *Bus) History(topic string) History { return History{b, topic} }
 
-// ByID returns the event with an id. It returns ErrNotFound when there is no such event. Ids that are
-// not UUIDv7s are searched among the last 100,000 events. The search counts for the client, as in
-// ReadOptions.
+// ByID returns the event with an id. It returns ErrNotFound when there is no such event. Ids that
+// are not UUIDv7s are searched among the last 100,000 events. The search counts for the client, as
+// in ReadOptions.
 func (h History) ByID(ctx context.Context, id, client string) (*Event, error) {
 	b := h.bus
 	if err := FromAfterID(id).validate(); err != nil {

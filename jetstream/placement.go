@@ -33,7 +33,8 @@ type Placement struct {
 // Replica is a server's copy of a stream.
 type Replica struct {
 	Server string
-	// Current says that the copy is up to date, and Offline that the leader cannot reach the server.
+	// Current says that the copy is up to date, and Offline that the leader cannot reach the
+	// server.
 	Current, Offline bool
 	// Lag is how many operations the copy is behind. Active is how long ago the leader heard of it.
 	Lag    uint64

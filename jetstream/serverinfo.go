@@ -20,8 +20,8 @@ type ServerInfo struct {
 	// means that the account has no bound of its own.
 	FileBytes, MemoryBytes uint64
 	FileLimit, MemoryLimit int64
-	// DiskFree is how much room the disk of the server in this process has left; nil if the server is
-	// elsewhere or keeps nothing on disk.
+	// DiskFree is how much room the disk of the server in this process has left; nil if the server
+	// is elsewhere or keeps nothing on disk.
 	DiskFree *uint64
 	// Errors is how many requests to JetStream have failed, of all programs of the account.
 	Errors uint64

@@ -2,6 +2,8 @@ package ops
 
 import (
 	"fmt"
+	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -90,7 +92,10 @@ func TestTableIsWhatMetricsShows(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := described(t, Config{Bus: busState{}, Registry: reg, Groups: bus, Guard: Guard{Tokens: newVerifier(t)}})
+	lags := prometheus.NewRegistry()
+	registerLags(lags, bus, slog.New(slog.DiscardHandler))
 	shown := gather(t, reg)
+	maps.Copy(shown, gather(t, lags))
 	rec := httptest.NewRecorder()
 	h.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	if rec.Code != http.StatusOK {

@@ -31,8 +31,8 @@ const (
 type Outboxes interface {
 	// List returns up to limit records with a status, in order of their sequences.
 	List(ctx context.Context, name string, q RecordQuery) ([]OutboxRecord, error)
-	// Retry makes parked records pending, and returns their number: those with an id, or with "" all
-	// of them.
+	// Retry makes parked records pending, and returns their number: those with an id, or with ""
+	// all of them.
 	Retry(ctx context.Context, name, id string) (int, error)
 	// Discard deletes the parked record of a topic with an id, and returns how many there were.
 	Discard(ctx context.Context, name, topic, id string) (int, error)

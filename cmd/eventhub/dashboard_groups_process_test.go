@@ -52,8 +52,8 @@ func manyGroups(t *testing.T, n *node, topic string, groups int) {
 	}
 }
 
-// The list of groups comes in pages, which go on and back. With -dashboard.groups, there are so many
-// groups, and each view is measured for a minute.
+// The list of groups comes in pages, which go on and back. With -dashboard.groups, there are so
+// many groups, and each view is measured for a minute.
 func TestDashboardOfManyGroups(t *testing.T) {
 	t.Parallel()
 	hub := startNode(t, "--data="+t.TempDir())

@@ -334,7 +334,9 @@ func TestDashboardOfAnEmptyHub(t *testing.T) {
 	b.open(hub.ops, "")
 	b.shows("This hub is empty.")
 	b.shows("cat eventhub-data/token")
-	commands := func() string { return b.eval(`[...document.querySelectorAll(".command pre")].map((p) => p.innerText).join("\n")`) }
+	commands := func() string {
+		return b.eval(`[...document.querySelectorAll(".command pre")].map((p) => p.innerText).join("\n")`)
+	}
 	if got := commands(); strings.Contains(got, nodeToken) || !strings.Contains(got, hub.url) {
 		t.Errorf("without a token, the commands are %s", got)
 	}
