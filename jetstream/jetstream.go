@@ -74,6 +74,7 @@ type Bus struct {
 	dead         *deadLetters
 	// places of redrives, bytes put back by client, and who puts back now
 	redrives      *quota.Places
+	letterBook    *letterBook
 	putBackShares *quota.Set
 	puttingBack   chan struct{}
 
@@ -138,6 +139,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	b.keyShares = quota.New(float64(b.limits.KeyShare)/keyShareTime.Seconds(), b.limits.KeyShare, b.limits.Topics, nil)
 	b.newDerived = quota.New(float64(b.limits.DerivedKeyRate), b.limits.DerivedKeysPerClient, b.limits.Topics, nil)
 	b.keyLooks = quota.New(keyLooks, keyLooks, b.limits.Topics, nil)
+	b.letterBook = newLetterBook()
 	b.redrives = quota.NewPlaces(b.limits.Redrives, (b.limits.Redrives+1)/2)
 	b.putBackShares = quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil)
 	b.puttingBack = make(chan struct{}, 1)

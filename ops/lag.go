@@ -51,7 +51,11 @@ type lagging struct {
 // error, so that nothing scales by a number that means nothing.
 func (s *Server) lag(w http.ResponseWriter, r *http.Request) {
 	topic, group := QueryTarget(r)
-	if topic == "" || group == "" {
+	if fault := checkQuery(r.URL.Query(), "topic", "group"); fault != "" {
+		badQuery(w, fault)
+		return
+	}
+	if group == "" {
 		badQuery(w, "topic and group required")
 		return
 	}
@@ -89,10 +93,6 @@ func (s *Server) cursors(w http.ResponseWriter, r *http.Request) {
 	topic, _ := topicTarget(r)
 	if fault := checkQuery(r.URL.Query(), "topic"); fault != "" {
 		badQuery(w, fault)
-		return
-	}
-	if topic == "" {
-		badQuery(w, "topic required")
 		return
 	}
 	type at struct {

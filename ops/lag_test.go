@@ -119,8 +119,8 @@ func TestLag(t *testing.T) {
 		"/lag?topic=orders&group=none":  `404 {"error":"There is no such group on this topic.","code":"not_found"}`,
 		"/lag?topic=none&group=billing": `404 {"error":"There is no such group on this topic.","code":"not_found"}`,
 		"/lag?topic=orders":             `400 {"error":"topic and group required","code":"bad_options"}`,
-		"/lag?group=billing":            `400 {"error":"topic and group required","code":"bad_options"}`,
-		"/cursors":                      `400 {"error":"topic required","code":"bad_options"}`,
+		"/lag?group=billing":            `400 {"error":"topic required","code":"bad_topic"}`,
+		"/cursors":                      `400 {"error":"topic required","code":"bad_topic"}`,
 		"/cursors?topic=none":           `200 {"topic":"none","cursors":[]}`,
 	} {
 		if status, body := get(path); fmt.Sprint(status, " ", body) != want {

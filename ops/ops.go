@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"eventhub/acl"
 	"eventhub/jetstream"
 	"eventhub/jetstream/quota"
 )
@@ -63,6 +64,9 @@ type Config struct {
 	// Guard protects everything but the probes and the metrics. Required with Groups,
 	// Topics, DeadLetters, Connections, Events, NATS, Outboxes or Revocations.
 	Guard Guard
+	// Throttle, if not nil, takes one publish of a client to a topic from their quotas, or says why
+	// it is refused. POST /publish asks it, so that a client has one quota on all ports.
+	Throttle func(id *acl.Identity, topic string) *Refusal
 	// LimitReached counts a wait or a refusal because of the named limit. Optional.
 	LimitReached func(limit string)
 	// Status returns the HTTP status of an error code of the protocol. By default, all codes have

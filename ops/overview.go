@@ -81,6 +81,10 @@ var shownTotals = []string{"events_", "eventhub_", "ws_"}
 // overview answers GET /overview. It shows no names of topics and groups. It does not ask NATS for
 // each group, as /metrics does: a dashboard asks every two seconds.
 func (s *Server) overview(w http.ResponseWriter, r *http.Request) {
+	if fault := checkQuery(r.URL.Query()); fault != "" {
+		badQuery(w, fault)
+		return
+	}
 	health, _ := s.health(r.Context())
 	o := overview{
 		Now: time.Now().UnixMilli(), Started: s.started.UnixMilli(), Version: buildVersion(), Addresses: s.cfg.Addresses, Checks: health.Checks,

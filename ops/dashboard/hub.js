@@ -15,6 +15,9 @@ export const token = () => sessionStorage.getItem("token") ?? "";
 
 /** ask sends a request to the hub and returns its answer. Segments of the path are encoded. */
 export async function ask(path, { method = "GET", query, body, signal } = {}) {
+  if (path.some((segment) => segment === "." || segment === "..")) {
+    throw new Refused(400, { error: "A browser cannot ask about a name like this: use eventhub group on the command line.", code: "bad_options" });
+  }
   const url = new URL(path.map(encodeURIComponent).join("/"), document.baseURI);
   for (const [name, value] of Object.entries(query ?? {})) {
     if (value !== undefined && value !== "") url.searchParams.set(name, value);
