@@ -120,7 +120,7 @@ func TestRoutesAskThePolicy(t *testing.T) {
 // noConnections is a hub without connections.
 type noConnections struct{}
 
-func (noConnections) List(string, int) ([]Connection, bool) { return nil, false }
+func (noConnections) List(string, int, ConnectionFilter) ([]Connection, bool) { return nil, false }
 func (noConnections) Close(string) bool                     { return false }
 
 // TestRoutesRefuseUnknownParameters asks every route that needs a token for what it does not have,
