@@ -121,7 +121,7 @@ func TestRoutesAskThePolicy(t *testing.T) {
 type noConnections struct{}
 
 func (noConnections) List(string, int, ConnectionFilter) ([]Connection, bool) { return nil, false }
-func (noConnections) Close(string) bool                     { return false }
+func (noConnections) Close(string) bool                                       { return false }
 
 // TestRoutesRefuseUnknownParameters asks every route that needs a token for what it does not have,
 // also those that do something. Open routes answer the same whatever the query, so that probes and
@@ -135,7 +135,7 @@ func TestRoutesRefuseUnknownParameters(t *testing.T) {
 	guard := Guard{Tokens: newVerifier(t)}
 	s := New(Config{
 		Bus: bus, Registry: prometheus.NewRegistry(), Guard: guard, Metrics: &guard, Status: facade.StatusOf, Groups: bus, Events: bus, Topics: TopicsOf(bus),
-		DeadLetters: bus.Admin().DeadLetters(), Connections: noConnections{}, NATS: bus.Admin().NATS(),
+		DeadLetters: bus.Admin().DeadLetters(), Connections: noConnections{}, NATS: bus.Admin().NATS(), Outboxes: parkedBox{},
 		Revocations: &Revocations{Revoke: func(context.Context, acl.Revocation) (acl.Revocation, error) {
 			t.Error("a token was revoked")
 			return acl.Revocation{}, nil
