@@ -63,6 +63,7 @@ type Bus struct {
 	unstored     atomic.Pointer[StorageError]
 	links        []*link
 	firstLetters firstLetters
+	lagEvents    lagEvents
 	js           manager // over links[0]; for what is not hot
 	api          string  // prefix of the JetStream API subjects
 	maxPayload   int
@@ -245,12 +246,13 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 		return fmt.Errorf("nats at %s: the server does not support message headers; set no_header_support: false", b.where())
 	}
 	b.api = "$JS.API."
+	opts := []natsjs.JetStreamOpt{natsjs.WithDefaultTimeout(publishWait), natsjs.WithClientTrace(b.countErrors())}
 	var js natsjs.JetStream
 	if b.cfg.Domain != "" {
 		b.api = "$JS." + b.cfg.Domain + ".API."
-		js, err = natsjs.NewWithDomain(nc, b.cfg.Domain, natsjs.WithDefaultTimeout(publishWait))
+		js, err = natsjs.NewWithDomain(nc, b.cfg.Domain, opts...)
 	} else {
-		js, err = natsjs.New(nc, natsjs.WithDefaultTimeout(publishWait))
+		js, err = natsjs.New(nc, opts...)
 	}
 	if err != nil {
 		return err

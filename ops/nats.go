@@ -23,6 +23,8 @@ const (
 // NATS describes the NATS behind the hub. jetstream.NATS implements it.
 type NATS interface {
 	Info(ctx context.Context) (jetstream.ServerInfo, error)
+	// Streams lists what the streams of topics store, and Placements where all streams are stored.
+	Streams(ctx context.Context) ([]jetstream.StreamStorage, error)
 	Placements(ctx context.Context) ([]jetstream.Placement, error)
 }
 
@@ -31,8 +33,8 @@ var _ NATS = jetstream.NATS{}
 // natsPage is the answer to GET /nats.
 type natsPage struct {
 	Servers []natsServer `json:"servers"`
-	File    storage      `json:"file"`
-	Memory  storage      `json:"memory"`
+	File    storageUse   `json:"file"`
+	Memory  storageUse   `json:"memory"`
 	Count   int          `json:"count"`
 	Total   int          `json:"total"`
 	Streams []natsStream `json:"streams"`
@@ -51,13 +53,13 @@ type natsServer struct {
 	Bytes   uint64 `json:"bytes"`
 }
 
-// storage is the use of one kind of storage.
-type storage struct {
+// storageUse is the use of one kind of storage.
+type storageUse struct {
 	Bytes uint64 `json:"bytes"`
 	// Limit is the bound of the account, or -1.
 	Limit int64 `json:"limit"`
 	// Left is how much may be added; absent if that is not known.
-	Left *uint64 `json:"left,omitempty"`
+	Left *int64 `json:"left,omitempty"`
 }
 
 type natsStream struct {
@@ -101,7 +103,7 @@ func (s *Server) nats(w http.ResponseWriter, r *http.Request) {
 	}
 	page := natsPage{
 		Servers: serversOf(all, info.Server), Total: len(all), Streams: []natsStream{},
-		File: storageOf(info.FileBytes, info.FileLimit, info.DiskFree), Memory: storageOf(info.MemoryBytes, info.MemoryLimit, nil),
+		File: storageOf(info.FileBytes, info.FileLimit, info.FileLeft), Memory: storageOf(info.MemoryBytes, info.MemoryLimit, info.MemoryLeft),
 	}
 	for i := range all {
 		if all[i].Stream <= q.Get("next") {
@@ -117,18 +119,13 @@ func (s *Server) nats(w http.ResponseWriter, r *http.Request) {
 	answer(w, page)
 }
 
-// storageOf is the use of a storage whose bound is the account's, the disk's, or the smaller of
-// both.
-func storageOf(used uint64, limit int64, free *uint64) storage {
-	st := storage{Bytes: used, Limit: limit, Left: free}
-	if limit >= 0 {
-		left := uint64(limit) - min(used, uint64(limit))
-		if free != nil {
-			left = min(left, *free)
-		}
-		st.Left = &left
+// storageOf is the use of a storage. left is -1 if it is not known.
+func storageOf(used uint64, limit, left int64) storageUse {
+	use := storageUse{Bytes: used, Limit: limit}
+	if left >= 0 {
+		use.Left = &left
 	}
-	return st
+	return use
 }
 
 func streamOf(p *jetstream.Placement) natsStream {

@@ -61,18 +61,10 @@ func TestServersOfStreams(t *testing.T) {
 	if got := serversOf(all, "four"); !slices.Equal(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
-	limit := uint64(5)
-	for _, tt := range []struct {
-		used  uint64
-		limit int64
-		free  *uint64
-		want  uint64
-	}{{3, 10, nil, 7}, {12, 10, nil, 0}, {3, 10, &limit, 5}, {3, -1, &limit, 5}} {
-		if got := storageOf(tt.used, tt.limit, tt.free); got.Left == nil || *got.Left != tt.want {
-			t.Errorf("of %+v, %v is left", tt, got.Left)
-		}
+	if got := storageOf(3, 10, 7); got.Left == nil || *got.Left != 7 {
+		t.Errorf("of 10 bytes, %v is left", got.Left)
 	}
-	if got := storageOf(3, -1, nil); got.Left != nil {
+	if got := storageOf(3, -1, -1); got.Left != nil {
 		t.Errorf("without a bound, %d is left", *got.Left)
 	}
 }

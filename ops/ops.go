@@ -44,6 +44,13 @@ type Config struct {
 	Bus Bus
 	// Registry holds the metrics that /metrics serves. Required.
 	Registry *prometheus.Registry
+	// Observed, if not nil, is the Metrics in Registry. At each scrape it gets the series of all
+	// topics and groups that exist, also of those that this hub has not used.
+	Observed *Metrics
+	// Outbound, if not nil, returns what waits to be sent to WebSocket clients, for the metrics.
+	Outbound func() Outbound
+	// KeysAge, if not nil, returns how old the keys of JWTs are, for the metrics.
+	KeysAge func() time.Duration
 	// Groups, if not nil, is managed at /groups.
 	Groups Groups
 	// Connections, if not nil, are managed at /connections.
@@ -51,7 +58,7 @@ type Config struct {
 	// Events, if not nil, are shown at /events, /keys and /latest-by-key and published at /publish.
 	// *jetstream.Bus implements it.
 	Events Events
-	// NATS, if not nil, is described by /overview and /nats.
+	// NATS, if not nil, is described by /overview, /nats and the metrics of storage.
 	NATS NATS
 	// Outboxes, if not nil, are shown and changed at /outboxes.
 	Outboxes Outboxes
@@ -104,8 +111,10 @@ type Server struct {
 	// unready holds the last result, so that only changes are logged.
 	unready atomic.Bool
 	places  *quota.Places // requests that are being served
-	// lags has the metrics that are read from NATS for each scrape.
-	lags  *prometheus.Registry
+	lags    *lags         // nil without Config.Groups
+	storage *storage      // nil without Config.NATS
+	// asked has the metrics of groups, for which NATS is asked at each scrape.
+	asked *prometheus.Registry
 	rates rates
 }
 
@@ -120,17 +129,21 @@ func New(cfg Config) *Server {
 	if cfg.Status == nil {
 		cfg.Status = func(string) int { return http.StatusServiceUnavailable }
 	}
-	s := &Server{cfg: cfg, started: time.Now(), places: quota.NewPlaces(MaxRequests, MaxPrincipalRequests), lags: prometheus.NewRegistry()}
+	s := &Server{cfg: cfg, started: time.Now(), places: quota.NewPlaces(MaxRequests, MaxPrincipalRequests), asked: prometheus.NewRegistry()}
 	if cfg.Groups != nil {
-		registerLags(s.lags, cfg.Groups, cfg.Logger)
+		s.lags = registerLags(s.asked, cfg.Groups, cfg.Logger)
 	}
+	if cfg.NATS != nil {
+		s.storage = newStorage(cfg.Registry, cfg.NATS, cfg.Logger)
+	}
+	s.registerStates()
 	s.handler = s.router(s.routes())
 	return s
 }
 
 // metrics returns the handler of /metrics.
 func (s *Server) metrics() http.Handler {
-	return promhttp.HandlerFor(prometheus.Gatherers{s.cfg.Registry, s.lags}, promhttp.HandlerOpts{
+	return promhttp.HandlerFor(prometheus.GathererFunc(s.gather), promhttp.HandlerOpts{
 		ErrorLog:            scrapeLog{s.cfg.Logger},
 		ErrorHandling:       promhttp.ContinueOnError,
 		MaxRequestsInFlight: maxScrapes,

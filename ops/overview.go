@@ -3,6 +3,7 @@ package ops
 import (
 	"context"
 	"log/slog"
+	"math"
 	"net/http"
 	"slices"
 	"strings"
@@ -69,10 +70,10 @@ type natsOverview struct {
 	FileBytes   uint64  `json:"fileBytes"`
 	FileLimit   int64   `json:"fileLimit"`
 	// FileLeft is how much the disk has left; absent if that is not known.
-	FileLeft    *uint64 `json:"fileLeft,omitempty"`
-	MemoryBytes uint64  `json:"memoryBytes"`
-	MemoryLimit int64   `json:"memoryLimit"`
-	Errors      uint64  `json:"errors"`
+	FileLeft    *int64 `json:"fileLeft,omitempty"`
+	MemoryBytes uint64 `json:"memoryBytes"`
+	MemoryLimit int64  `json:"memoryLimit"`
+	Errors      uint64 `json:"errors"`
 }
 
 // shownTotals are the prefixes of the metrics that /overview has: those of the hub itself.
@@ -96,7 +97,10 @@ func (s *Server) overview(w http.ResponseWriter, r *http.Request) {
 	}
 	for _, f := range families {
 		if slices.ContainsFunc(shownTotals, func(prefix string) bool { return strings.HasPrefix(f.GetName(), prefix) }) {
-			o.Totals[f.GetName()] = total(f)
+			// JSON has no number for a bound that is not known.
+			if sum := total(f); !math.IsInf(sum, 0) {
+				o.Totals[f.GetName()] = sum
+			}
 		}
 	}
 	o.Outboxes, o.Projections = outboxesOf(families), projectionsOf(families)
@@ -106,7 +110,7 @@ func (s *Server) overview(w http.ResponseWriter, r *http.Request) {
 		if n, err := s.cfg.NATS.Info(ctx); err == nil {
 			o.NATS = &natsOverview{
 				n.Server, n.Version, n.Cluster, n.Connected, n.Connections, milliseconds(n.RoundTrip), n.Streams, n.Consumers,
-				n.FileBytes, n.FileLimit, storageOf(n.FileBytes, n.FileLimit, n.DiskFree).Left, n.MemoryBytes, n.MemoryLimit, n.Errors,
+				n.FileBytes, n.FileLimit, storageOf(n.FileBytes, n.FileLimit, n.FileLeft).Left, n.MemoryBytes, n.MemoryLimit, n.Errors,
 			}
 		}
 	}
@@ -155,8 +159,8 @@ func outboxesOf(families []*dto.MetricFamily) []outboxFigures {
 				o.Pending = v
 			case "eventhub_outbox_parked":
 				o.Parked = v
-			case "eventhub_outbox_oldest_age_ms":
-				o.OldestAgeMS = v
+			case "eventhub_outbox_oldest_age_seconds":
+				o.OldestAgeMS = 1000 * v
 			case "eventhub_outbox_published_total":
 				o.Published = v
 			case "eventhub_outbox_failures_total":
@@ -187,8 +191,8 @@ func projectionsOf(families []*dto.MetricFamily) []projectionFigures {
 			switch f.GetName() {
 			case "eventhub_projected_total":
 				found[i].Events[label(m, "outcome")] = reading(m)
-			case "eventhub_projection_stalled_ms":
-				found[i].StalledMS = reading(m)
+			case "eventhub_projection_stalled_seconds":
+				found[i].StalledMS = 1000 * reading(m)
 			}
 		}
 	}

@@ -117,12 +117,6 @@ func TestRoutesAskThePolicy(t *testing.T) {
 	}
 }
 
-// noConnections is a hub without connections.
-type noConnections struct{}
-
-func (noConnections) List(string, int, ConnectionFilter) ([]Connection, bool) { return nil, false }
-func (noConnections) Close(string) bool                                       { return false }
-
 // TestRoutesRefuseUnknownParameters asks every route that needs a token for what it does not have,
 // also those that do something. Open routes answer the same whatever the query, so that probes and
 // browsers may add one. A Prometheus may do so at /metrics.

@@ -181,6 +181,7 @@ func (h *hub) open(ctx context.Context) error {
 	registry := prometheus.NewRegistry()
 	h.metrics = ops.NewMetrics(registry)
 	metrics := h.metrics
+	metrics.Codes(facade.ErrorCodes(), facade.StatusOf, facade.CloseCodes())
 	cfg := jetstream.Config{Limits: cmd.bus(), Logger: h.log, Observer: metrics, Topics: h.topics}
 	if cmd.Projector || cmd.Demo {
 		cfg.Derived = []jetstream.DerivedKeys{process.Keys()}
@@ -213,7 +214,9 @@ func (h *hub) open(ctx context.Context) error {
 		Bus: h.bus, Registry: registry, Ready: h.ready, Parts: h.parts, Logger: h.log,
 		Groups: h.bus, Topics: ops.TopicsOf(h.bus), DeadLetters: h.bus.Admin().DeadLetters(), Connections: connectionsOf{h.facade}, Events: h.bus,
 		NATS: h.bus.Admin().NATS(), Guard: guard, Status: facade.StatusOf, Revocations: h.revocations(), Documents: docs.Handlers(),
-		LimitReached: metrics.LimitReached, Throttle: h.throttle, Outboxes: outboxesOf{h},
+		LimitReached: metrics.LimitReached, Throttle: h.throttle, Observed: metrics, KeysAge: h.tokens.KeysAge,
+		Outbound:  func() ops.Outbound { return ops.Outbound(h.facade.Outbound()) },
+		Outboxes:  outboxesOf{h},
 		Addresses: ops.Addresses{WebSocket: scheme("ws", h.cert) + h.ws.visited(), HTTP: scheme("http", h.cert) + h.http.visited()},
 	}
 	if cmd.metricsNeedToken() {

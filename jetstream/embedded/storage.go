@@ -3,7 +3,6 @@ package embedded
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -13,7 +12,6 @@ import (
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
-	"github.com/shirou/gopsutil/v4/disk"
 )
 
 // Bounds of looking after what the server stores.
@@ -183,15 +181,6 @@ func (e *Server) fault() (found *fault) {
 		found.streams = append(found.streams, h.Stream)
 	}
 	return found
-}
-
-// DiskFree returns how many bytes the disk of the data directory has left for this process.
-func (e *Server) DiskFree() (uint64, error) {
-	usage, err := disk.Usage(e.dir)
-	if err != nil {
-		return 0, fmt.Errorf("embedded nats server: read the free space of the disk: %w", err)
-	}
-	return usage.Free, nil
 }
 
 // hasRoom finds out, by doing so, whether the server could write as much as it does in one piece.
