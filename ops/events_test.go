@@ -102,7 +102,7 @@ func (o *operators) overview(bus *jetstream.Bus) {
 	if err != nil {
 		o.t.Fatal(err)
 	}
-	_, groups := got.Totals["eventhub_group_pending"] // for which NATS would be asked about each group
+	_, groups := got.Totals["eventhub_group_pending"] // NATS would be asked about each group
 	n := got.NATS
 	switch {
 	case n == nil:

@@ -78,7 +78,7 @@ func TestDashboardOfManyGroups(t *testing.T) {
 	if *dashboardGroups == 0 {
 		return
 	}
-	process, err := psutil.NewProcess(int32(hub.cmd.Process.Pid)) //nolint:gosec // a process id
+	process, err := psutil.NewProcess(int32(hub.cmd.Process.Pid))
 	if err != nil {
 		t.Fatal(err)
 	}
