@@ -65,10 +65,14 @@ type ConnectionSubscription struct {
 	Paused bool
 }
 
+// ConnectionFilter selects the connections with a subscription of a topic and of a group; "" stands
+// for any.
+type ConnectionFilter struct{ Topic, Group string }
+
 // Connections returns up to limit open connections of this Server in the order in which they were
 // made, and at most MaxConnectionsListed. It starts behind the connection with the id after, or at
 // the oldest if after is "". more says that there are further ones.
-func (s *Server) Connections(after string, limit int) (list []Connection, more bool) {
+func (s *Server) Connections(after string, limit int, filter ConnectionFilter) (list []Connection, more bool) {
 	limit = min(max(limit, 1), MaxConnectionsListed)
 	number, _ := s.connectionNumber(after)
 	var sessions []*session
@@ -80,14 +84,16 @@ func (s *Server) Connections(after string, limit int) (list []Connection, more b
 	}
 	s.mu.Unlock()
 	slices.SortFunc(sessions, func(a, b *session) int { return cmp.Compare(a.number, b.number) })
-	if len(sessions) > limit {
-		sessions, more = sessions[:limit], true
+	for _, n := range sessions {
+		if !n.subscribes(filter) {
+			continue
+		}
+		if len(list) == limit {
+			return list, true
+		}
+		list = append(list, n.describe())
 	}
-	list = make([]Connection, len(sessions))
-	for i, n := range sessions {
-		list[i] = n.describe()
-	}
-	return list, more
+	return list, false
 }
 
 // CloseConnection closes a connection with the close code for operators, and reports whether the
@@ -123,6 +129,21 @@ func newServerName() string {
 	var b [4]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
+}
+
+// subscribes reports whether a filter selects the session.
+func (s *session) subscribes(filter ConnectionFilter) bool {
+	if filter == (ConnectionFilter{}) {
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sub := range s.subs {
+		if (filter.Topic == "" || sub.topic == filter.Topic) && (filter.Group == "" || sub.group == filter.Group) {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *session) describe() Connection {

@@ -17,6 +17,35 @@ type History struct {
 // History gives access to the stored events of a topic.
 func (b *Bus) History(topic string) History { return History{b, topic} }
 
+// ByID returns the event with an id. It returns ErrNotFound when there is no such event. Ids that
+// are not UUIDv7s are searched among the last 100,000 events. The search counts for the client, as
+// in ReadOptions.
+func (h History) ByID(ctx context.Context, id, client string) (*Event, error) {
+	b := h.bus
+	if err := FromAfterID(id).validate(); err != nil {
+		return nil, err
+	}
+	t, state, err := b.freshExisting(ctx, h.topic)
+	if err != nil {
+		return nil, err
+	}
+	seq, err := b.ids.find(ctx, t, id, state, client)
+	if unknown, ok := errors.AsType[*Error](err); ok && unknown.Code == CodeUnknownID || err == nil && seq == 0 {
+		return nil, ErrNotFound
+	}
+	if err != nil {
+		return nil, err
+	}
+	e, err := b.bySequence(ctx, t, seq)
+	if err != nil {
+		return nil, b.unavailableOrNil(err)
+	}
+	if e.ID != id || e.Topic != h.topic {
+		return nil, ErrNotFound // an id that tells its place is found when its event is gone
+	}
+	return e, nil
+}
+
 // NextOfKey returns the first event of a key after a sequence of the topic's stream, read at the
 // stream's leader. It returns ErrNotFound when there is no such event or the topic does not exist.
 func (h History) NextOfKey(ctx context.Context, key string, after uint64) (*Event, error) {

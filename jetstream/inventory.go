@@ -226,6 +226,8 @@ type TopicStatus struct {
 	MaxBytes int64
 	MaxMsgs  int64
 	OnFull   OnFull
+	// Stored is how many messages the stream has stored in all, those that are gone included.
+	Stored uint64
 	// First and Last are when the oldest and the newest message were stored; zero if there is none.
 	First, Last time.Time
 	// Compacted is set when the topic has a bucket.
@@ -245,7 +247,7 @@ func (a Admin) Topics(ctx context.Context) ([]TopicStatus, error) {
 	for _, name := range inv.names() {
 		info := inv.streams[name]
 		status := TopicStatus{
-			Stream: name, Messages: info.State.Msgs, Bytes: info.State.Bytes, Age: info.Config.MaxAge,
+			Stream: name, Messages: info.State.Msgs, Bytes: info.State.Bytes, Stored: info.State.LastSeq, Age: info.Config.MaxAge,
 			MaxBytes: max(info.Config.MaxBytes, 0), MaxMsgs: max(info.Config.MaxMsgs, 0), OnFull: OnFullDrop,
 		}
 		if info.State.Msgs > 0 {

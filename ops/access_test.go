@@ -20,8 +20,10 @@ import (
 // noConnections is a hub without connections.
 type noConnections struct{}
 
-func (noConnections) List(string, int) ([]Connection, bool) { return []Connection{}, false }
-func (noConnections) Close(string) bool                     { return false }
+func (noConnections) List(string, int, ConnectionFilter) ([]Connection, bool) {
+	return []Connection{}, false
+}
+func (noConnections) Close(string) bool { return false }
 
 // TestAccess asks every route as a hub on loopback and one beyond it serve them, with and without a
 // token. Without a token, no answer has a payload and nothing changes. Beyond loopback, only the
@@ -56,7 +58,7 @@ func TestAccess(t *testing.T) {
 		reg := prometheus.NewRegistry()
 		use(NewMetrics(reg))
 		return Config{
-			Bus: bus, Registry: reg, Groups: bus, Connections: noConnections{}, Events: bus, NATS: bus.Admin().NATS(), Topics: TopicsOf(bus),
+			Bus: bus, Registry: reg, Groups: bus, Connections: noConnections{}, Events: bus, NATS: bus.Admin().NATS(), Topics: TopicsOf(bus), Outboxes: parkedBox{},
 			DeadLetters: bus.Admin().DeadLetters(), Guard: guard, Status: facade.StatusOf, Documents: docs.Handlers(),
 			Revocations: &Revocations{Revoke: func(_ context.Context, r acl.Revocation) (acl.Revocation, error) {
 				revoked++

@@ -50,7 +50,7 @@ func (s *Server) gather() ([]*dto.MetricFamily, error) {
 		}
 		wg.Wait()
 	}
-	return s.cfg.Registry.Gather()
+	return prometheus.Gatherers{s.cfg.Registry, s.asked}.Gather()
 }
 
 // desc returns the description of a gauge of the table.

@@ -23,6 +23,8 @@ type natsState struct {
 
 func (n natsState) Info(context.Context) (jetstream.ServerInfo, error) { return n.info, n.err }
 
+func (n natsState) Placements(context.Context) ([]jetstream.Placement, error) { return nil, n.err }
+
 func (n natsState) Streams(context.Context) ([]jetstream.StreamStorage, error) {
 	return n.streams, n.err
 }

@@ -24,12 +24,16 @@ const (
 // Connections lists and closes the WebSocket connections of this hub. Its methods may be called
 // concurrently.
 type Connections interface {
-	// List returns up to limit connections, oldest first, from the one behind the id after. more
-	// says that there are further ones.
-	List(after string, limit int) (list []Connection, more bool)
+	// List returns up to limit connections that filter selects, oldest first, from the one behind
+	// the id after. more says that there are further ones.
+	List(after string, limit int, filter ConnectionFilter) (list []Connection, more bool)
 	// Close closes a connection, and reports whether the connection was open.
 	Close(id string) bool
 }
+
+// ConnectionFilter selects the connections with a subscription of a topic and of a group; "" stands
+// for any.
+type ConnectionFilter struct{ Topic, Group string }
 
 // Connection is a WebSocket connection.
 type Connection struct {
@@ -57,11 +61,11 @@ type Subscription struct {
 func (s *Server) connections(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	limit, badLimit := number(q, "limit", defaultConnections, 1, maxConnections)
-	if fault := cmp.Or(checkQuery(q, "limit", "next"), badLimit); fault != "" {
+	if fault := cmp.Or(checkQuery(q, "limit", "next", "topic", "group"), badLimit); fault != "" {
 		badQuery(w, fault)
 		return
 	}
-	list, more := s.cfg.Connections.List(q.Get("next"), int(limit))
+	list, more := s.cfg.Connections.List(q.Get("next"), int(limit), ConnectionFilter{q.Get("topic"), q.Get("group")})
 	page := struct {
 		Now         int64             `json:"now"`
 		Count       int               `json:"count"`

@@ -16,7 +16,7 @@ type manyConnections struct{ noConnections }
 
 const connectionsOfMany = 20
 
-func (manyConnections) List(after string, limit int) (list []Connection, more bool) {
+func (manyConnections) List(after string, limit int, _ ConnectionFilter) (list []Connection, more bool) {
 	first := 0
 	if after != "" {
 		first, _ = strconv.Atoi(after)

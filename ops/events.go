@@ -69,6 +69,10 @@ func badQuery(w http.ResponseWriter, fault string) {
 // events answers GET /events.
 func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
+	if q.Has("id") {
+		s.eventByID(w, r)
+		return
+	}
 	limit, badLimit := number(q, "limit", defaultEvents, 1, maxEvents)
 	ts, badTS := number(q, "ts", 0, 0, maxTime)
 	if fault := cmp.Or(checkQuery(q, "topic", "from", "ts", "afterId", "key", "limit"), badLimit, badTS); fault != "" {
@@ -114,6 +118,24 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	}
 	page.Count = len(page.Events)
 	answer(w, page)
+}
+
+// eventByID answers with the event of a topic that has an id.
+func (s *Server) eventByID(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	if fault := checkQuery(q, "topic", "id"); fault != "" {
+		badQuery(w, fault+" Beside id there is only topic.")
+		return
+	}
+	topic := q.Get("topic")
+	ctx, cancel := context.WithTimeout(r.Context(), eventsTimeout)
+	defer cancel()
+	e, err := s.cfg.Events.History(topic).ByID(ctx, q.Get("id"), identity(r).Key())
+	if err != nil {
+		s.fail(w, r, err, "event on this topic", "read an event")
+		return
+	}
+	answer(w, eventPage{Topic: topic, Count: 1, Events: []json.RawMessage{s.shown(r, topic, e)}})
 }
 
 // newest answers with the newest events of a topic.

@@ -102,6 +102,7 @@ func (o *operators) overview(bus *jetstream.Bus) {
 	if err != nil {
 		o.t.Fatal(err)
 	}
+	_, groups := got.Totals["eventhub_group_pending"] // NATS would be asked about each group
 	n := got.NATS
 	switch {
 	case n == nil:
@@ -110,7 +111,7 @@ func (o *operators) overview(bus *jetstream.Bus) {
 		o.t.Errorf("the overview is %+v", got)
 	case !maps.Equal(got.Checks, map[string]string{"bus": "ok", "hub": "ok"}):
 		o.t.Errorf("the checks are %v", got.Checks)
-	case got.Totals["eventhub_group_pending"] != 5 || got.Totals["eventhub_group_unacked"] != 0 || got.Totals["eventhub_build_info"] != 1:
+	case groups || got.Totals["eventhub_build_info"] != 1:
 		o.t.Errorf("the totals are %v", got.Totals)
 	case n.Server != want.Server || n.Version != want.Version || n.Cluster != want.Cluster || n.Connected != want.Connected || n.Connections != want.Connections || n.Connected < 1 || n.RoundTripMS <= 0:
 		o.t.Errorf("NATS is %+v, want %+v", n, want)

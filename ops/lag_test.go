@@ -2,6 +2,7 @@ package ops
 
 import (
 	"fmt"
+	"log/slog"
 	"net/http"
 	"regexp"
 	"strings"
@@ -30,6 +31,8 @@ func TestLag(t *testing.T) {
 	t.Parallel()
 	bus := openBus(t)
 	reg := prometheus.NewRegistry()
+	lags := prometheus.NewRegistry()
+	registerLags(lags, bus, slog.New(slog.DiscardHandler))
 	h := described(t, Config{Bus: busState{}, Registry: reg, Groups: bus, Events: bus, Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf})
 	get := func(path string) (status int, body string) {
 		t.Helper()
@@ -106,7 +109,7 @@ func TestLag(t *testing.T) {
 		t.Errorf("all lags are %+v, %v; the group is %+v", all, err, info)
 	}
 	await("the metrics show the same", func() bool {
-		shown := gather(t, reg)
+		shown := gather(t, lags)
 		pending, _ := value(shown["eventhub_group_pending"], "billing", "orders")
 		unacked, _ := value(shown["eventhub_group_unacked"], "billing", "orders")
 		oldest, _ := value(shown["eventhub_group_oldest_unacked_seconds"], "billing", "orders")

@@ -2,6 +2,8 @@ package ops
 
 import (
 	"fmt"
+	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -99,7 +101,10 @@ func TestTableIsWhatMetricsShows(t *testing.T) {
 		Bus: busState{}, Registry: reg, Groups: bus, NATS: bus.Admin().NATS(), Guard: Guard{Tokens: newVerifier(t)},
 		Outbound: func() Outbound { return Outbound{} }, KeysAge: func() time.Duration { return 0 },
 	})
+	lags := prometheus.NewRegistry()
+	registerLags(lags, bus, slog.New(slog.DiscardHandler))
 	shown := gather(t, reg)
+	maps.Copy(shown, gather(t, lags))
 	rec := httptest.NewRecorder()
 	h.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	if rec.Code != http.StatusOK {

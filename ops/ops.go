@@ -58,14 +58,18 @@ type Config struct {
 	// Events, if not nil, are shown at /events, /keys and /latest-by-key and published at /publish.
 	// *jetstream.Bus implements it.
 	Events Events
-	// NATS, if not nil, is described by /overview and the metrics of storage.
+	// NATS, if not nil, is described by /overview, /nats and the metrics of storage.
 	NATS NATS
+	// Outboxes, if not nil, are shown and changed at /outboxes.
+	Outboxes Outboxes
+	// Addresses are shown by /overview. Optional.
+	Addresses Addresses
 	// Topics, if not nil, is managed at /topics.
 	Topics Topics
 	// DeadLetters, if not nil, is managed at /dlq.
 	DeadLetters DeadLetters
 	// Guard protects everything but the probes and the metrics. Required with Groups,
-	// Topics, DeadLetters, Connections, Events or Revocations.
+	// Topics, DeadLetters, Connections, Events, NATS, Outboxes or Revocations.
 	Guard Guard
 	// Throttle, if not nil, takes one publish of a client to a topic from their quotas, or says why
 	// it is refused. POST /publish asks it, so that a client has one quota on all ports.
@@ -109,6 +113,9 @@ type Server struct {
 	places  *quota.Places // requests that are being served
 	lags    *lags         // nil without Config.Groups
 	storage *storage      // nil without Config.NATS
+	// asked has the metrics of groups, for which NATS is asked at each scrape.
+	asked *prometheus.Registry
+	rates rates
 }
 
 // New returns a Server. It starts no goroutine and needs no Close.
@@ -122,9 +129,9 @@ func New(cfg Config) *Server {
 	if cfg.Status == nil {
 		cfg.Status = func(string) int { return http.StatusServiceUnavailable }
 	}
-	s := &Server{cfg: cfg, started: time.Now(), places: quota.NewPlaces(MaxRequests, MaxPrincipalRequests)}
+	s := &Server{cfg: cfg, started: time.Now(), places: quota.NewPlaces(MaxRequests, MaxPrincipalRequests), asked: prometheus.NewRegistry()}
 	if cfg.Groups != nil {
-		s.lags = registerLags(cfg.Registry, cfg.Groups, cfg.Logger)
+		s.lags = registerLags(s.asked, cfg.Groups, cfg.Logger)
 	}
 	if cfg.NATS != nil {
 		s.storage = newStorage(cfg.Registry, cfg.NATS, cfg.Logger)

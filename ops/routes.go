@@ -52,6 +52,7 @@ type route struct {
 // routes returns all routes. The router, the table of docs/protocol.md and the test of permissions
 // follow this table.
 func (s *Server) routes() []route {
+	noNATS, noOutboxes := s.cfg.NATS == nil, s.cfg.Outboxes == nil
 	noTopics, noLetters, noConnections, noEvents := s.cfg.Topics == nil, s.cfg.DeadLetters == nil, s.cfg.Connections == nil, s.cfg.Events == nil
 	return slices.Concat([]route{
 		{http.MethodGet, "/livez", open, nil, livez, false},
@@ -76,6 +77,10 @@ func (s *Server) routes() []route {
 		{http.MethodPost, "/topics/{topic}/purge", changes, pathTarget, s.purgeTopic, noTopics},
 		{http.MethodGet, "/connections", shows, fixedTarget(ConnectionsTopic), s.connections, noConnections},
 		{http.MethodDelete, "/connections/{id}", changes, fixedTarget(ConnectionsTopic), s.closeConnection, noConnections},
+		{http.MethodGet, "/nats", shows, fixedTarget(NATSTopic), s.nats, noNATS},
+		{http.MethodGet, "/outboxes/{name}", shows, fixedTarget(OutboxTopic), s.listRecords, noOutboxes},
+		{http.MethodPost, "/outboxes/{name}/retry", changes, fixedTarget(OutboxTopic), s.retryRecords, noOutboxes},
+		{http.MethodPost, "/outboxes/{name}/discard", changes, fixedTarget(OutboxTopic), s.discardRecord, noOutboxes},
 		{http.MethodGet, "/dlq", lists, QueryTarget, s.listLetters, noLetters},
 		{http.MethodGet, "/dlq/counts", lists, QueryTarget, s.countLetters, noLetters},
 		{http.MethodPost, "/dlq/redrive", changes, QueryTarget, s.redriveLetters, noLetters},

@@ -129,7 +129,7 @@ func TestRoutesRefuseUnknownParameters(t *testing.T) {
 	guard := Guard{Tokens: newVerifier(t)}
 	s := New(Config{
 		Bus: bus, Registry: prometheus.NewRegistry(), Guard: guard, Metrics: &guard, Status: facade.StatusOf, Groups: bus, Events: bus, Topics: TopicsOf(bus),
-		DeadLetters: bus.Admin().DeadLetters(), Connections: noConnections{}, NATS: bus.Admin().NATS(),
+		DeadLetters: bus.Admin().DeadLetters(), Connections: noConnections{}, NATS: bus.Admin().NATS(), Outboxes: parkedBox{},
 		Revocations: &Revocations{Revoke: func(context.Context, acl.Revocation) (acl.Revocation, error) {
 			t.Error("a token was revoked")
 			return acl.Revocation{}, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"sync"
 	"time"
 
 	"eventhub/jetstream"
@@ -50,11 +51,14 @@ func (t topicsOf) Delete(ctx context.Context, topic string, opts jetstream.Delet
 // ListedTopic is a topic in the answer of GET /topics.
 type ListedTopic struct {
 	// Topic is absent for the stream of a family.
-	Topic     string    `json:"topic,omitempty"`
-	Stream    string    `json:"stream"`
-	Rule      string    `json:"rule,omitempty"`
-	Events    uint64    `json:"events"`
-	Bytes     uint64    `json:"bytes"`
+	Topic  string `json:"topic,omitempty"`
+	Stream string `json:"stream"`
+	Rule   string `json:"rule,omitempty"`
+	Events uint64 `json:"events"`
+	Bytes  uint64 `json:"bytes"`
+	// Rate is how many events a second were stored, by all hubs, since an earlier request; absent
+	// until there was one.
+	Rate      *float64  `json:"rate,omitempty"`
 	FirstTS   int64     `json:"firstTs,omitempty"`
 	LastTS    int64     `json:"lastTs,omitempty"`
 	Retention Retention `json:"retention"`
@@ -150,6 +154,10 @@ func (s *Server) listTopics(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, err, "topic", "list the topics")
 		return
 	}
+	var rate map[string]float64
+	if len(all) > 0 { // else the token may see none, and what is known of them stays
+		rate = s.rates.of(all, time.Now())
+	}
 	list := struct {
 		Topics []ListedTopic `json:"topics"`
 	}{[]ListedTopic{}}
@@ -165,12 +173,57 @@ func (s *Server) listTopics(w http.ResponseWriter, r *http.Request) {
 			Topic: t.Topic, Stream: t.Stream, Rule: t.Rule, Events: t.Messages, Bytes: t.Bytes, OnFull: string(t.OnFull), Compacted: t.Compacted,
 			FirstTS: milli(t.First), LastTS: milli(t.Last), Retention: Retention{t.Age.Milliseconds(), t.MaxBytes, t.MaxMsgs},
 		}
+		if perSecond, ok := rate[t.Stream]; ok {
+			shown.Rate = &perSecond
+		}
 		for i := range t.Changes {
 			shown.Drift = append(shown.Drift, t.Changes[i].String())
 		}
 		list.Topics = append(list.Topics, shown)
 	}
 	answer(w, list)
+}
+
+// rateTime is the minimum time over which a rate is taken.
+const rateTime = time.Second
+
+// rates knows how many events a second streams store. It remembers the streams that it was asked
+// about last, and no others. Its methods may be called concurrently.
+type rates struct {
+	mu   sync.Mutex
+	seen map[string]storedAt
+}
+
+// storedAt is how many events a stream had stored at a moment, and its rate before that moment.
+type storedAt struct {
+	events uint64
+	at     time.Time
+	rate   float64
+	known  bool
+}
+
+// of returns the rates of streams, by the names of those whose rate is known.
+func (k *rates) of(all []jetstream.TopicStatus, now time.Time) map[string]float64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	found := make(map[string]float64)
+	seen := make(map[string]storedAt, len(all))
+	for i := range all {
+		before, ok := k.seen[all[i].Stream]
+		is := before
+		if passed := now.Sub(before.at); !ok || passed >= rateTime {
+			is = storedAt{events: all[i].Stored, at: now}
+			if ok && is.events >= before.events { // else the topic was made anew
+				is.rate, is.known = float64(is.events-before.events)/passed.Seconds(), true
+			}
+		}
+		seen[all[i].Stream] = is
+		if is.known {
+			found[all[i].Stream] = is.rate
+		}
+	}
+	k.seen = seen
+	return found
 }
 
 // milli is a time in epoch milliseconds; 0 for the zero time.

@@ -17,8 +17,8 @@ import (
 type connectionsOf struct{ server *facade.Server }
 
 // List implements ops.Connections.
-func (c connectionsOf) List(after string, limit int) (list []ops.Connection, more bool) {
-	open, more := c.server.Connections(after, limit)
+func (c connectionsOf) List(after string, limit int, filter ops.ConnectionFilter) (list []ops.Connection, more bool) {
+	open, more := c.server.Connections(after, limit, facade.ConnectionFilter(filter))
 	list = make([]ops.Connection, len(open))
 	for i := range open {
 		o := &open[i]

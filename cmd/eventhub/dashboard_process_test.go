@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -117,7 +118,9 @@ func (b *browser) set(selector, value string) {
 func TestDashboard(t *testing.T) {
 	const markup = `<img src=x onerror="window.harmed=1">`
 	data := t.TempDir()
-	hub := startNode(t, "--data="+data, "--demo")
+	box := "sqlite:" + filepath.Join(t.TempDir(), "outbox.db")
+	park(t, box, "first", "second")
+	hub := startNode(t, "--data="+data, "--demo", "--outbox-dsn="+box)
 	at, err := url.Parse(hub.ops)
 	if err != nil {
 		t.Fatal(err)
@@ -153,7 +156,7 @@ func TestDashboard(t *testing.T) {
 	b.open(hub.ops, "")
 	b.shows("Overview")
 	b.until("the checks are shown", `[...document.querySelectorAll(".tile")].some((t) => t.innerText.includes("bus") && t.innerText.includes("ok"))`)
-	b.until("the plot moves", `[...document.querySelectorAll(".tile")].some((t) => t.innerText.startsWith("published a second") && Number(t.querySelector("dd").innerText) > 0)`)
+	b.until("the plot moves", `[...document.querySelectorAll(".tile")].some((t) => t.innerText.startsWith("published") && parseFloat(t.querySelector("dd").innerText) > 0)`)
 	b.until("the plot is drawn", `document.querySelectorAll("canvas").length === 2`)
 	if got := b.eval(`document.querySelectorAll("canvas")[0].width > 100`); got != "true" {
 		t.Errorf("the plot is not wide: %s", got)
@@ -178,7 +181,7 @@ func TestDashboard(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.open(hub.ops, "dead-letters")
-	b.until("the dead letter is shown", `document.querySelectorAll("tbody tr").length >= 2 && document.getElementById("main").innerText.includes("1 in all")`)
+	b.until("the dead letter is shown", `document.querySelectorAll(".wide tbody tr").length >= 2 && document.getElementById("main").innerText.includes("1 dead letter in all")`)
 	b.click("Redrive all…")
 	b.choose("Redrive")
 	b.shows("Put back 1 of 1.")
@@ -186,7 +189,7 @@ func TestDashboard(t *testing.T) {
 	if err := again.AckWait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.shows("0 in all")
+	b.shows("0 dead letters in all")
 
 	// A group is moved back.
 	for range 4 {
@@ -196,7 +199,7 @@ func TestDashboard(t *testing.T) {
 		}
 	}
 	b.open(hub.ops, "groups/orders.placed/"+url.PathEscape(markup))
-	b.until("the group is settled", `[...document.querySelectorAll(".tile")].some((t) => t.innerText.startsWith("pending") && t.querySelector("dd").innerText === "0")`)
+	b.until("the group is settled", `[...document.querySelectorAll(".tile")].some((t) => t.innerText.startsWith("pending") && t.querySelector("dd").innerText === "0 events")`)
 	b.click("Move…")
 	b.set("dialog[open] select[name=to]", "earliest")
 	b.choose("Look")
@@ -213,27 +216,60 @@ func TestDashboard(t *testing.T) {
 	b.click("Resume")
 	b.shows("Resumed ")
 
+	// The group's members have a principal and an address.
+	if got := b.eval(`[...document.querySelectorAll("[aria-label='Members on this hub, table'] tbody td")].slice(0, 2).map((c) => c.innerText)`); !strings.Contains(got, `"static:`) || !strings.Contains(got, `127.0.0.1:`) {
+		t.Errorf("the member of the group is shown as %s", got)
+	}
+
 	// An event is published and shown.
 	b.open(hub.ops, "events/orders.placed")
 	b.shows("onerror")
 	b.set("textarea[name=payload]", `{"from":"the page"}`)
 	b.click("Publish")
 	b.shows("Published ")
+	b.until("the published event is shown", `document.querySelector("tbody").innerText.includes("the page")`)
 	if e := next(); string(e.Payload) != `{"from":"the page"}` {
 		t.Errorf("the page published %s", e.Payload)
 	} else if err := e.AckWait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 
+	// An event is found by its id, and shown.
+	id := strings.Trim(b.eval(`[...document.querySelectorAll("td.id")].at(-1).innerText`), `"`)
+	b.eval(`(() => { const s = document.querySelector("select[name=from]"); s.value = "id"; s.dispatchEvent(new Event("change", { bubbles: true })); })()`)
+	b.set("input[name=id]", id)
+	b.do(chromedp.Click(chromedp.Search("//form//button[normalize-space()='Show']")))
+	b.until("only that event is shown", `document.querySelectorAll("tbody tr").length === 1 && document.querySelector("td.id").innerText === `+strconv.Quote(id))
+	b.do(chromedp.Click(chromedp.Search("//td//button[normalize-space()='Show']")))
+	b.until("its payload is shown", `document.querySelector("dialog[open] pre").innerText.includes("the page")`)
+	b.choose("Close")
+
+	// Parked records of the outbox are tried again, and discarded once their id is typed.
+	b.open(hub.ops, "outbox/database")
+	b.until("the parked records are shown", `document.querySelectorAll("td.id").length === 2`)
+	b.click("Retry all parked…")
+	b.choose("Retry")
+	b.shows("2 records of database will be published again.")
+	b.until("they are parked again", `document.querySelectorAll("td.id").length === 2`)
+	b.click("Discard…")
+	b.until("the dialog is open", "document.getElementById('dialog').open")
+	b.choose("Discard")
+	b.until("an id that was not typed keeps the record", `document.querySelector("dialog[open] input:invalid")`)
+	b.do(chromedp.SendKeys(chromedp.CSS("dialog[open] input"), "first"))
+	b.choose("Discard")
+	b.shows("Removed 1 record of database.")
+	b.until("the other record stays", `document.querySelectorAll("td.id").length === 1 && document.querySelector("td.id").innerText === "second"`)
+
 	views := map[string]string{
 		"overview": "", "topics": "topics", "topic": "topics/orders.placed", "groups": "groups",
 		"group": "groups/orders.placed/" + url.PathEscape(markup), "dead-letters": "dead-letters", "events": "events/orders.placed",
-		"state": "state", "connections": "connections",
+		"state": "state", "connections": "connections", "outbox": "outbox/database", "projections": "projections", "nats": "nats",
 	}
 	axe, err := os.ReadFile(filepath.Join("testdata", "axe", "axe.min.js"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	b.eval(`document.getElementById("said").replaceChildren(); 0`)
 	for name, view := range views {
 		for _, look := range []struct {
 			name, scheme  string
@@ -245,7 +281,7 @@ func TestDashboard(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.open(hub.ops, view)
-			b.until(name+" is shown", `document.querySelector("main h1") && document.querySelector("main .tile, main td")`)
+			b.until(name+" is shown", `document.querySelector("main h1") && !document.getElementById("main").ariaBusy && document.querySelector("main .tile, main td")`)
 			if got := b.eval("document.documentElement.scrollWidth <= innerWidth"); got != "true" {
 				t.Errorf("%s is wider than the screen in %s: %s", name, look.name, b.eval("document.documentElement.scrollWidth"))
 			}
@@ -262,7 +298,7 @@ func TestDashboard(t *testing.T) {
 
 	// The keyboard reaches every view.
 	b.open(hub.ops, "")
-	b.shows("Events a second")
+	b.shows("Events per second")
 	reached := b.eval(`[...document.querySelectorAll("nav a, header button, main button, main a")].every((e) => { e.focus(); return document.activeElement === e; })`)
 	if reached != "true" {
 		t.Error("the keyboard does not reach every control")
@@ -287,6 +323,56 @@ func TestDashboard(t *testing.T) {
 	b.shows("The hub answers again.")
 	b.until("the banner is gone", `document.getElementById("gone").hidden`)
 	back.signal(syscall.SIGTERM)
+}
+
+// A first visitor with an empty hub sees what to do, as commands with the visitor's own token and
+// the hub's own addresses. The steps go away with the first event.
+func TestDashboardOfAnEmptyHub(t *testing.T) {
+	t.Parallel()
+	hub := startNode(t, "--data="+t.TempDir())
+	b := openBrowser(t)
+	b.open(hub.ops, "")
+	b.shows("This hub is empty.")
+	b.shows("cat eventhub-data/token")
+	commands := func() string {
+		return b.eval(`[...document.querySelectorAll(".command pre")].map((p) => p.innerText).join("\n")`)
+	}
+	if got := commands(); strings.Contains(got, nodeToken) || !strings.Contains(got, hub.url) {
+		t.Errorf("without a token, the commands are %s", got)
+	}
+	b.picture("first-light")
+	b.do(chromedp.EmulateViewport(390, 844))
+	b.picture("first-phone")
+	b.click("Set the token")
+	b.set("dialog[open] input[name=token]", nodeToken)
+	b.choose("Use")
+	b.until("the commands have the token", `[...document.querySelectorAll(".command pre")].length === 3`)
+	got := commands()
+	for _, want := range []string{"EVENTHUB_TOKEN=" + nodeToken + " eventhub sub hello --group=me --url=" + hub.url, "Authorization: Bearer " + nodeToken, hub.http + "/publish/hello"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is missing in the commands:\n%s", want, got)
+		}
+	}
+	if _, err := hub.dial().Publish(t.Context(), "hello", []byte("1"), client.PublishOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.until("the steps are gone", `!document.querySelector(".steps") && document.querySelectorAll("canvas").length === 2`)
+}
+
+// park makes an outbox with records that nothing can publish: their topic is none.
+func park(t *testing.T, dsn string, ids ...string) {
+	t.Helper()
+	call(t, "outbox", "migrate", "--dsn="+dsn)
+	db, err := sql.Open("sqlite", strings.TrimPrefix(dsn, "sqlite:"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	for _, id := range ids {
+		if _, err := db.ExecContext(t.Context(), "INSERT INTO outbox (id, aggregatetype, aggregateid, payload) VALUES (?, 'no topic', ?, '1')", id, id); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // picture keeps a picture of the page with -dashboard.shots.

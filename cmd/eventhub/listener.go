@@ -53,6 +53,16 @@ func (l *listener) serveWith(handler http.Handler, cert *certificate, room *wait
 // address returns the address of the listener.
 func (l *listener) address() string { return l.Addr().String() }
 
+// visited returns the address of the listener as others know it: without the host if the listener
+// is bound to all addresses.
+func (l *listener) visited() string {
+	host, port, err := net.SplitHostPort(l.address())
+	if ip := net.ParseIP(host); err == nil && ip != nil && ip.IsUnspecified() {
+		return ":" + port
+	}
+	return l.address()
+}
+
 // serve answers requests until close is called.
 func (l *listener) serve() error {
 	serve, at := l.server.Serve, l.Listener

@@ -112,7 +112,8 @@ type databaseOutbox struct {
 
 	cancel context.CancelFunc // ends the attempts to open the outbox
 	tries  sync.WaitGroup
-	box    *drainedOutbox // nil until opened; read only after tries has ended
+	box    *drainedOutbox               // nil until opened; read only after tries has ended
+	opened atomic.Pointer[openedOutbox] // for operators; nil until opened
 }
 
 func newDatabaseOutbox(h *hub, dsn outboxDSN) *databaseOutbox {
@@ -191,6 +192,9 @@ func (d *databaseOutbox) open(whole context.Context) error {
 		return errors.Join(err, o.close())
 	}
 	d.box, err = d.hub.drain(ctx, o, d.state, outbox.Config{Bus: outbox.JetStream(d.hub.bus), Observer: outboxObserver{d.state.metric}})
+	if err == nil {
+		d.opened.Store(o)
+	}
 	return err
 }
 

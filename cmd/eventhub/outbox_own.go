@@ -124,6 +124,16 @@ func (o *ownOutbox) open(ctx context.Context) error {
 	return nil
 }
 
+// opened returns the outbox while it is open, else nil.
+func (o *ownOutbox) opened() *openedOutbox {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.box == nil {
+		return nil
+	}
+	return o.box.openedOutbox
+}
+
 // tidy periodically deletes old sent records until ctx ends.
 func (o *ownOutbox) tidy(ctx context.Context, box *openedOutbox) {
 	tick := time.NewTicker(ownOutboxPurge)
