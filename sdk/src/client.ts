@@ -244,6 +244,7 @@ export class Client {
       }
     } finally {
       await subscription.unsubscribe();
+      for (const { done } of come) done();
     }
   }
 

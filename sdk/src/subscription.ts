@@ -139,6 +139,8 @@ export class Subscription<T = any> {
     if (this.#ended) return;
     this.disconnected();
     this.#ended = true;
+    this.#held.clear(); // handlers that run go on, and settle nothing
+    this.#keep();
     this.#hub.remove(this as Subscription);
     this.#opened(error ?? new EventHubError("aborted", "The subscription was ended."));
     this.#close(error);
@@ -224,7 +226,7 @@ export class Subscription<T = any> {
     }
     if (failed) this.nack(d, reasonOf(error), undefined);
     else if (!this.#manual) this.ack(d);
-    else if (d.lost) this.#letGo(d);
+    else if (d.lost || this.#ended) this.#letGo(d);
     else this.#held.set(this.#key(d.event), d); // until the user settles it
   }
 
