@@ -8,7 +8,10 @@ import { checked, type StandardSchema } from "./schema.js";
 import { Subscription, type Handler, type Hub, type SubscribeOptions } from "./subscription.js";
 
 export interface ClientOptions extends Omit<ConnectionOptions, "url">, PublisherOptions {
-  /** Schemas of payloads, by topic. Publishes are checked before they are sent, and events before they are handled. */
+  /**
+   * Schemas of payloads, by topic. Publishes are checked before they are sent, and events before
+   * they are handled.
+   */
   schemas?: Record<string, StandardSchema>;
 }
 
@@ -57,7 +60,9 @@ export interface TypedClient<M extends Topics> extends Omit<Client, "publish" | 
   events<K extends keyof M & string>(topic: K, group: string, opts?: Omit<SubscribeOptions, "ack">): AsyncGenerator<Delivery<M[K]>, void, undefined>;
 }
 
-/** A client, which connects at once. It holds one connection, and makes another when that breaks. */
+/**
+ * A client, which connects at once. It holds one connection, and makes another when that breaks.
+ */
 export class Client {
   readonly #connection: Connection;
   readonly #publisher: Publisher;
@@ -142,8 +147,8 @@ export class Client {
 
   /**
    * Publishes many events, several at a time, and resolves with their ids. The source is asked for
-   * an event only when there is room for it. After the first failure, no further event is taken; the
-   * promise is rejected when those on their way have their answers.
+   * an event only when there is room for it. After the first failure, no further event is taken;
+   * the promise is rejected when those on their way have their answers.
    */
   async publishMany<T = unknown>(topic: string, events: Iterable<Outgoing<T>> | AsyncIterable<Outgoing<T>>, opts: PublishManyOptions = {}): Promise<string[]> {
     const { inFlight = 256, signal } = opts;
@@ -350,7 +355,8 @@ export class Client {
     if (subscription && (code === "group_reset" || code === "events_lost")) {
       this.#emit("notice", { code, topic: subscription.topic, group: subscription.group, message });
     } else if (subscription && (code === "not_subscribed" || code === "forbidden")) subscription.told(frame);
-    else if (code !== "token_expired") this.#emit("error", new EventHubError(code, message)); // the connection's end tells that
+    // The connection's end tells that.
+    else if (code !== "token_expired") this.#emit("error", new EventHubError(code, message));
   }
 
   /** The subscription that a message names as topic::group. */
@@ -420,7 +426,10 @@ export async function connect(url: string, { connectTimeoutMs = 30_000, signal, 
   return client;
 }
 
-/** Collects what is to run when the frames at hand have been read. Timers would wait for a second in a hidden tab. */
+/**
+ * Collects what is to run when the frames at hand have been read. Timers would wait for a second in
+ * a hidden tab.
+ */
 function newBatch(): (run: () => void) => void {
   let runs: (() => void)[] = [];
   const all = (): void => {

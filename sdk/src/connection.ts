@@ -9,7 +9,9 @@ export interface ConnectionOptions {
   token?: TokenSource;
   /** Defaults to the WebSocket of the platform, else that of the package `ws`. */
   WebSocket?: WebSocketConstructor;
-  /** The first pause before a new attempt. Each further pause is twice as long. Defaults to 1,000. */
+  /**
+   * The first pause before a new attempt. Each further pause is twice as long. Defaults to 1,000.
+   */
   minPauseMs?: number;
   /** The longest pause. Defaults to 30,000. */
   maxPauseMs?: number;
@@ -226,7 +228,10 @@ export class Connection {
     else this.#refused(error);
   }
 
-  /** Replaces the token before it expires. A fresh token that comes when its connection has gone is not used. */
+  /**
+   * Replaces the token before it expires. A fresh token that comes when its connection has gone is
+   * not used.
+   */
   #planRefresh(atLeastMs: number): void {
     clearTimeout(this.#timers.refresh);
     const expires = expiry(this.#token);
@@ -252,7 +257,8 @@ export class Connection {
     const every = this.#options.pingMs;
     let last = Date.now();
     const look = (): void => {
-      const late = Date.now() - last > 2 * every; // a page or machine that slept has to listen first
+      // A page or machine that slept has to listen first.
+      const late = Date.now() - last > 2 * every;
       last = Date.now();
       const silent = this.#pinged && !this.#heard;
       if (!late && (silent || this.#owner.unanswered() > answerMs)) {

@@ -9,7 +9,10 @@ export interface Settler {
   extend(delivery: Delivery, ms: number): boolean;
 }
 
-/** An event in the hands of this client: a lease, which ends when it is settled or when its time is over. */
+/**
+ * An event in the hands of this client: a lease, which ends when it is settled or when its time is
+ * over.
+ */
 export class Delivery<T = any> {
   /** Settled by the handler or for it. */
   settled = false;
@@ -44,7 +47,9 @@ export class Delivery<T = any> {
     return this.by.ack(this);
   }
 
-  /** Refuses the event, which is delivered again, or becomes a dead letter after its last attempt. */
+  /**
+   * Refuses the event, which is delivered again, or becomes a dead letter after its last attempt.
+   */
   nack(reason = "", delayMs?: number): boolean {
     return this.by.nack(this, reason, delayMs);
   }

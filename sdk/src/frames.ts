@@ -48,7 +48,9 @@ export const caps = ["group_reset", "events_lost"] as const;
 
 /** Options of PUBLISH. */
 export interface PublishOptions {
-  /** The event's id. By default the client makes a UUIDv7, so that it can repeat a publish safely. */
+  /**
+   * The event's id. By default the client makes a UUIDv7, so that it can repeat a publish safely.
+   */
   id?: string;
   /** Epoch milliseconds; by default when the event is stored. */
   ts?: number;
@@ -71,7 +73,10 @@ export interface HubSubscribeOptions {
   from?: "latest" | "earliest" | "ts" | "afterId";
   ts?: number;
   afterId?: string;
-  /** The most events that are held at a time. Defaults to 100, or to twice the concurrency if that is given. */
+  /**
+   * The most events that are held at a time. Defaults to 100, or to twice the concurrency if that
+   * is given.
+   */
   maxInFlight?: number;
   batchSize?: number;
   /** How long a lease lasts. Defaults to 30,000. */

@@ -27,7 +27,10 @@ export interface ReplayOptions {
   onTruncated?: (first: string | undefined) => void;
 }
 
-/** The latest record of a key of a compacted topic, or undefined. It sees every publish that was answered. */
+/**
+ * The latest record of a key of a compacted topic, or undefined. It sees every publish that was
+ * answered.
+ */
 export async function latest<T = unknown>(hub: HttpHub, topic: string, key: string): Promise<EventRecord<T> | undefined> {
   const path = `/snap/${encodeURIComponent(topic)}/${key.split("/").map(encodeURIComponent).join("/")}`;
   try {
@@ -38,7 +41,9 @@ export async function latest<T = unknown>(hub: HttpHub, topic: string, key: stri
   }
 }
 
-/** The latest records of all keys of a compacted topic. Each key that exists throughout comes once. */
+/**
+ * The latest records of all keys of a compacted topic. Each key that exists throughout comes once.
+ */
 export async function* snapshot<T = unknown>(hub: HttpHub, topic: string, { page = 1_000 }: { page?: number } = {}): AsyncGenerator<EventRecord<T>, void, undefined> {
   let next: string | undefined = "";
   while (next !== undefined) {

@@ -14,7 +14,8 @@ export function newIdMaker(now: () => number = Date.now): () => string {
   return () => {
     const at = now();
     if (at > ms || ++count === 4096) {
-      ms = Math.max(at, ms + 1); // a full millisecond borrows from the next; a clock set back changes nothing
+      // A full millisecond borrows from the next; a clock set back changes nothing.
+      ms = Math.max(at, ms + 1);
       count = 0;
       const time = ms.toString(16).padStart(12, "0");
       head = `${time.slice(0, 8)}-${time.slice(8)}-7`;

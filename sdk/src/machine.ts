@@ -1,7 +1,7 @@
 /**
  * The life of a connection, as one table: for each state and input, the next state and what has to
- * be done. An input that a state does not list changes nothing, so news of an earlier attempt cannot
- * disturb a later one.
+ * be done. An input that a state does not list changes nothing, so news of an earlier attempt
+ * cannot disturb a later one.
  *
  * Everything else about reconnecting hangs on the actions. README.md shows the same table, and a
  * test compares the two.

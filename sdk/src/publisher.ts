@@ -164,7 +164,8 @@ export class Publisher {
     const error = new EventHubError(frame.code, frame.msg);
     const young = Date.now() - p.made < this.#options.retryMs;
     if (p.done) this.#settle(p);
-    else if (frame.code === "unauthorized") this.#back(p); // a new token was refused: the connection ends
+    // A new token was refused: the connection ends.
+    else if (frame.code === "unauthorized") this.#back(p);
     else if (notNow.has(frame.code) && young) {
       this.#back(p);
       this.#halt();

@@ -1,6 +1,8 @@
 import { EventHubError } from "./errors.js";
 
-/** A schema of any library that follows https://standardschema.dev, such as Zod, Valibot or ArkType. */
+/**
+ * A schema of any library that follows https://standardschema.dev, such as Zod, Valibot or ArkType.
+ */
 export interface StandardSchema<Output = unknown> {
   readonly "~standard": {
     readonly version: 1;

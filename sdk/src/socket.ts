@@ -1,6 +1,9 @@
 import { EventHubError } from "./errors.js";
 
-/** What the client needs of a WebSocket: the global one of the platform, or that of the package `ws`. */
+/**
+ * What the client needs of a WebSocket: the global one of the platform, or that of the package
+ * `ws`.
+ */
 export interface WebSocketLike {
   readonly readyState: number;
   send(data: string): void;

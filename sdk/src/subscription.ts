@@ -5,11 +5,16 @@ import type { ErrFrame, EventFrame, EventRecord, HubSubscribeOptions } from "./f
 export type Handler<T = unknown> = (event: EventRecord<T>, delivery: Delivery<T>) => unknown;
 
 export interface SubscribeOptions extends HubSubscribeOptions {
-  /** "auto", the default, acknowledges when the handler is done, and refuses the event if it throws. */
+  /**
+   * "auto", the default, acknowledges when the handler is done, and refuses the event if it throws.
+   */
   ack?: "auto" | "manual";
   /** The most handlers that run at a time. Defaults to maxInFlight. */
   concurrency?: number;
-  /** For how long the lease of an event is prolonged while its handler runs or is to run. Defaults to 600,000. */
+  /**
+   * For how long the lease of an event is prolonged while its handler runs or is to run. Defaults
+   * to 600,000.
+   */
   maxLeaseMs?: number;
   /** Unsubscribes when it is aborted. */
   signal?: AbortSignal;
@@ -20,7 +25,9 @@ export interface SubscribeOptions extends HubSubscribeOptions {
 /** What a subscription needs of its client. */
 export interface Hub {
   readonly ready: boolean;
-  /** Sends a frame; done is called once, with an error if it was refused or the connection ended. */
+  /**
+   * Sends a frame; done is called once, with an error if it was refused or the connection ended.
+   */
   call(frame: string, done: (error?: EventHubError) => void): void;
   /** Runs flush soon, with those of other subscriptions. */
   later(flush: () => void): void;
@@ -107,7 +114,8 @@ export class Subscription<T = any> {
     if (this.#ended) return;
     const connection = this.#connection;
     this.#call("SUBSCRIBE", `,"opts":${this.#opts}`, (error) => {
-      if (this.#ended || error?.code === "connection_lost" || connection !== this.#connection) return; // the next connection repeats it
+      // The next connection repeats it.
+      if (this.#ended || error?.code === "connection_lost" || connection !== this.#connection) return;
       if (!error) {
         this.#retries = 0;
         this.#opened();

@@ -1,6 +1,9 @@
 import { EventHubError } from "./errors.js";
 
-/** A token, or a function that gets one. The function is asked for each connection, and before the token expires. */
+/**
+ * A token, or a function that gets one. The function is asked for each connection, and before the
+ * token expires.
+ */
 export type TokenSource = string | (() => string | Promise<string>);
 
 /**

@@ -91,7 +91,8 @@ test(`${events} events, ${cuts} cuts and ${kills} kills, seed ${seed}`, { timeou
           if (!error.retryable) throw error;
         }
       }
-      await new Promise((resolve) => setTimeout(resolve, rnd() * 4)); // spreads the events over the faults
+      // Spreads the events over the faults.
+      await new Promise((resolve) => setTimeout(resolve, rnd() * 4));
     }
   };
   const published = Promise.all(Array.from({ length: 64 }, lane));
