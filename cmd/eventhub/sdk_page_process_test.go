@@ -124,6 +124,7 @@ const sdkPage = `<!doctype html>
 
 // testTypeScriptClientInAPage runs the compiled client in a page, without a bundler.
 func testTypeScriptClientInAPage(t *testing.T, dist string) {
+	t.Helper()
 	hub := startNode(t, "--jwt-secret-file="+secretFile(t))
 	at, err := url.Parse(hub.url)
 	if err != nil {
