@@ -45,7 +45,7 @@ func rename(to string) error {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && path != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "node_modules"):
+		case d.IsDir() && path != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "node_modules" || d.Name() == "dist"):
 			return filepath.SkipDir
 		case filepath.Ext(path) == ".go" && d.Type().IsRegular():
 			return edit(path, func(text []byte) ([]byte, error) { return renameImports(text, from, to) })

@@ -101,7 +101,7 @@ func copyModule(t *testing.T, from, to string) {
 			return err
 		}
 		switch d.Name() {
-		case ".git", ".tools", "eventhub-data", "node_modules":
+		case ".git", ".tools", "eventhub-data", "node_modules", "dist":
 			if d.IsDir() {
 				return filepath.SkipDir
 			}

@@ -9,6 +9,7 @@ import (
 
 // Ways to reach the stream from Node.
 const (
+	viaSDK    = "sdk"     // the TypeScript client of this repository
 	viaNode   = "node"    // JSON frames over the hub's WebSocket
 	viaNATSJS = "nats.js" // nats.js over the WebSocket listener of a nats-server
 )
@@ -21,8 +22,9 @@ type Node struct {
 
 // Help returns the detailed help text.
 func (*Node) Help() string {
-	return `Compares two Node clients in alternating rounds: plain JSON frames to the hub, and nats.js, both over WebSocket. Each client is
-one process with all its connections. This requires Node 20 or newer, and npm ci in the directory of the scripts.
+	return `Compares two Node clients in alternating rounds: the TypeScript client of sdk/ with the hub, and nats.js with a nats-server, both
+over WebSocket. With --plain, hand-written JSON frames replace the TypeScript client. Each client is one process with all its
+connections. This requires Node 20 or newer, npm ci in the directory of the scripts, and npm ci and npm run build in sdk.
 
 The embedded server of a hub has no WebSocket listener. nats.js gets a separate nats-server with the same settings,
 or uses the one of --external-nats.
@@ -37,6 +39,7 @@ type nodeRounds struct {
 
 	Rounds  int    `default:"7" help:"Rounds of each side, after a warm-up round."`
 	WarmUp  int    `name:"warm-up" default:"20000" help:"Maximum number of events of the warm-up round; 0 for no warm-up."`
+	Plain   bool   `help:"Send hand-written JSON frames to the hub, instead of using the TypeScript client."`
 	Scripts string `default:"cmd/eventhub/bench/node" type:"path" help:"Directory of the Node scripts, in a checkout of the sources."`
 }
 
@@ -72,7 +75,7 @@ type nodeSub struct {
 	nodeRounds
 
 	Group    string `default:"bench" help:"Group, with the connections as members."`
-	AckBatch int    `name:"payload-ack-batch" default:"128" help:"At the hub: maximum number of events acknowledged by one frame. nats.js sends one message per event."`
+	AckBatch int    `name:"payload-ack-batch" default:"128" help:"With --plain: maximum number of events acknowledged by one frame. nats.js sends one message per event."`
 }
 
 // Run runs the benchmark.
@@ -131,8 +134,12 @@ func (r *nodeRounds) measure(ctx context.Context, env Env, target *Target, kind 
 			}
 		}
 	}()
+	hub := viaSDK
+	if r.Plain {
+		hub = viaNode
+	}
 	p := plan{
-		name: "node " + kind, sides: []side{{via: viaNode}, {via: viaNATSJS}}, load: &r.load, metrics: throughputSet,
+		name: "node " + kind, sides: []side{{via: hub}, {via: viaNATSJS}}, load: &r.load, metrics: throughputSet,
 		rounds: &rounds{Rounds: r.Rounds, WarmUp: r.WarmUp},
 	}
 	return measure(ctx, env, target, p, func(b *run) roundFunc {

@@ -41,6 +41,9 @@ type scriptRequest struct {
 	NoAsyncTraces bool   `json:"noAsyncTraces,omitempty"`
 }
 
+// sdkBuilt is the compiled TypeScript client, relative to the directory of the scripts.
+var sdkBuilt = filepath.FromSlash("../../../../sdk/dist/esm/index.js")
+
 // findNode returns an error with a remedy if the scripts in dir cannot run.
 func findNode(dir string) error {
 	if _, err := exec.LookPath("node"); err != nil {
@@ -52,15 +55,15 @@ func findNode(dir string) error {
 	if _, err := os.Stat(filepath.Join(dir, "node_modules")); err != nil {
 		return fmt.Errorf("find the packages of the Node scripts: %w; run npm ci in %s", err, dir)
 	}
+	if _, err := os.Stat(filepath.Join(dir, sdkBuilt)); err != nil {
+		return fmt.Errorf("find the TypeScript client: %w; run npm ci and npm run build in sdk", err)
+	}
 	return nil
 }
 
 // startScript starts the script in dir for a side.
 func startScript(ctx context.Context, dir, via, kind string) (*script, error) {
-	system := "hub"
-	if isNative(via) {
-		system = "nats"
-	}
+	system := map[string]string{viaNode: "hub", viaSDK: "sdk", viaNATSJS: "nats"}[via]
 	ctx, stop := context.WithCancel(ctx)
 	s := &script{name: fmt.Sprintf("node main.mjs %s %s", system, kind), stop: stop}
 	s.cmd = exec.CommandContext(ctx, "node", "main.mjs", system, kind) //nolint:gosec // the arguments are constants

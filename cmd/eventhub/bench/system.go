@@ -48,7 +48,7 @@ func needsOf(sides []side) needs {
 	var n needs
 	for _, s := range sides {
 		switch s.via {
-		case viaWS, viaHTTP, viaNode:
+		case viaWS, viaHTTP, viaNode, viaSDK:
 			n.hub = true
 		case viaNative:
 			n.native = true

@@ -1,4 +1,4 @@
-// The Node side of `eventhub bench node`, which starts it as `node main.mjs hub|nats pub|sub`.
+// The Node side of `eventhub bench node`, which starts it as `node main.mjs hub|sdk|nats pub|sub`.
 //
 // It takes one JSON object a line on standard input and answers each with one: {"do":"open", …}
 // connects, {"do":"run"} does the work, {"do":"close"} disconnects. So the harness measures time
@@ -7,15 +7,16 @@
 import { createInterface } from "node:readline";
 import { openHub } from "./hub.mjs";
 import { openNATS } from "./nats.mjs";
+import { openSDK } from "./sdk.mjs";
 import { consume, publish } from "./work.mjs";
 
-const systems = { hub: openHub, nats: openNATS };
+const systems = { hub: openHub, sdk: openSDK, nats: openNATS };
 const works = { pub: publish, sub: consume };
 const [system, kind] = process.argv.slice(2);
 const open = systems[system];
 const work = works[kind];
 if (!open || !work) {
-  console.error("usage: node main.mjs hub|nats pub|sub");
+  console.error("usage: node main.mjs hub|sdk|nats pub|sub");
   process.exit(2);
 }
 

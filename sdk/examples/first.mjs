@@ -1,0 +1,11 @@
+// Publishes an order, and handles it. Run it with EVENTHUB_TOKEN set to the hub's token.
+import { connect } from "eventhub-client";
+
+const hub = await connect(process.env.EVENTHUB_URL ?? "ws://127.0.0.1:8090", { token: process.env.EVENTHUB_TOKEN });
+
+await hub.subscribe("orders.placed", "mailer", async (event) => {
+  console.log(`mail for order ${event.payload.order}`); // its end acknowledges the event
+  await hub.close();
+});
+await hub.publish("orders.placed", { order: 7 }, { key: "customer:1" });
+// Prints: mail for order 7

@@ -1,0 +1,17 @@
+export { Client, connect, createClient } from "./client.js";
+export type { ClientEvents, ClientOptions, ConnectOptions, Notice, Outgoing, PublishManyOptions, Topics, TypedClient } from "./client.js";
+export { dedupe, memoryStore } from "./dedupe.js";
+export type { DedupeStore } from "./dedupe.js";
+export type { Delivery } from "./delivery.js";
+export { clientCodes, EventHubError, hubCodes } from "./errors.js";
+export type { ClientCode, Code, HubCode } from "./errors.js";
+export { caps, clientOps, hubOps } from "./frames.js";
+export type { EventRecord, HubSubscribeOptions, PublishOptions } from "./frames.js";
+export { latest, replay, snapshot } from "./http.js";
+export type { HttpHub, ReplayOptions } from "./http.js";
+export { step, table } from "./machine.js";
+export type { Action, Input, State, Transition } from "./machine.js";
+export type { SchemaResult, StandardSchema } from "./schema.js";
+export type { WebSocketConstructor, WebSocketLike } from "./socket.js";
+export type { Handler, SubscribeOptions, Subscription } from "./subscription.js";
+export type { TokenSource } from "./token.js";

@@ -1,0 +1,2 @@
+// The short form of chaos.mjs.
+import "./chaos.mjs";

@@ -1,0 +1,54 @@
+// Compiled, and not run: what the types promise, and what they refuse.
+import { connect, createClient, dedupe, latest, memoryStore, type EventRecord, type StandardSchema } from "eventhub-client";
+import { EventClient, PromClient } from "eventhub-client/compat";
+
+type Topics = {
+  "orders.placed": { order: number };
+  "orders.paid": { order: number; total: number };
+};
+
+export async function typed(schema: StandardSchema<{ order: number }>): Promise<void> {
+  const client = createClient<Topics>("ws://127.0.0.1:8090", { token: () => "fresh", schemas: { "orders.placed": schema } });
+  const id: string = await client.publish("orders.placed", { order: 7 }, { key: "k" });
+  // @ts-expect-error the payload belongs to another topic
+  await client.publish("orders.paid", { order: 7 });
+  // @ts-expect-error there is no such topic
+  await client.publish("orders.lost", { order: 7 });
+  // @ts-expect-error there is no such option
+  await client.publish("orders.placed", { order: 7 }, { kee: "k" });
+  const subscription = await client.subscribe("orders.paid", "billing", (event, delivery) => {
+    const total: number = event.payload.total;
+    delivery.extend(total);
+    // @ts-expect-error the payload has no such field
+    return event.payload.vat;
+  });
+  await subscription.pause();
+  for await (const { event } of client.events("orders.placed", "loop")) {
+    const order: number = event.payload.order;
+    console.log(order, id);
+  }
+  const ids: string[] = await client.publishMany("orders.placed", [{ payload: { order: 1 }, id: "one" }]);
+  // @ts-expect-error the payload belongs to another topic
+  await client.publishMany("orders.paid", [{ payload: { order: 1 } }]);
+  console.log(ids);
+}
+
+export async function untyped(): Promise<void> {
+  const client = await connect("ws://127.0.0.1:8090", { token: "t" });
+  await client.publish<{ n: number }>("any", { n: 1 });
+  // @ts-expect-error the type says otherwise
+  await client.publish<{ n: number }>("any", { n: "1" });
+  const handler = dedupe<{ n: number }>((event) => console.log(event.payload.n), memoryStore());
+  await client.subscribe<{ n: number }>("any", "g", handler, { ack: "manual", concurrency: 4, groupTtlMs: 60_000, extra: { ordered: "key" } });
+  const record: EventRecord<{ n: number }> | undefined = await latest<{ n: number }>({ http: "http://127.0.0.1:8081" }, "any", "key");
+  console.log(record?.payload.n);
+}
+
+export async function older(): Promise<void> {
+  const a = new EventClient("ws://127.0.0.1:8090", "t");
+  const { id } = await a.publish("any", 1);
+  await a.subscribe("any", "g", (event, ctx) => a.modAck("any", "g", event.id, ctx.ack_deadline_ms));
+  const b = new PromClient("ws://127.0.0.1:8090");
+  await b.subscribe<{ n: number }>("any", id, (event) => event.payload.n);
+  b.close();
+}
