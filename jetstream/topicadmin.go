@@ -105,7 +105,7 @@ func (t Topic) info(ctx context.Context, at *topicInfo, state natsjs.StreamState
 		}
 	}
 	groups, err := b.topicGroups(ctx, at)
-	if err != nil {
+	if err != nil && !errors.Is(err, errMissing) {
 		return nil, err
 	}
 	info.Groups = len(groups)
@@ -139,15 +139,15 @@ func (b *Bus) ends(ctx context.Context, t *topicInfo) (first, last *Event, err e
 	return t.event(m), t.event(newest), nil
 }
 
-// topicGroups are the consumers of a topic that are groups, by the names of their groups.
+// topicGroups are the consumers of a topic that are groups, by the names of their groups. With
+// errMissing, it returns those that the server told of.
 func (b *Bus) topicGroups(ctx context.Context, t *topicInfo) (map[string]*natsjs.ConsumerInfo, error) {
-	handle, err := b.js.Stream(ctx, t.stream.name)
-	if err != nil {
-		return nil, err
+	all, missing := b.consumers(ctx, t.stream.name)
+	if missing != nil && !errors.Is(missing, errMissing) {
+		return nil, missing
 	}
 	groups := make(map[string]*natsjs.ConsumerInfo)
-	list := handle.ListConsumers(ctx)
-	for c := range list.Info() {
+	for _, c := range all {
 		topic, group := c.Config.Metadata[metaTopic], c.Config.Metadata[metaGroup]
 		switch {
 		case group != "" && topic == t.name:
@@ -156,10 +156,7 @@ func (b *Bus) topicGroups(ctx context.Context, t *topicInfo) (map[string]*natsjs
 			groups[c.Name] = c // made by a native client
 		}
 	}
-	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
-		return nil, err
-	}
-	return groups, nil
+	return groups, missing
 }
 
 // lossesOf reads what groups have lost.
