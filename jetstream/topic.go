@@ -333,6 +333,9 @@ func (b *Bus) createStream(ctx context.Context, topic string, rule *TopicRule) (
 	if err := b.awaitGone(ctx, cfg.Name); err != nil {
 		return nil, b.unavailable(err)
 	}
+	if _, err := b.finishDeletion(ctx, cfg.Name); err != nil {
+		return nil, b.unavailable(err)
+	}
 	cfg.MaxConsumers = b.limits.StreamGroups + ownConsumers
 	create := func(ctx context.Context) (natsjs.Stream, error) { return b.js.CreateStream(ctx, cfg) }
 	s, err := again(ctx, create)
