@@ -564,6 +564,10 @@ func (r *redrive) findQueues(ctx context.Context, batch []*Letter) error {
 		if _, known := r.queues[pair]; known || l.Fault != "" {
 			continue
 		}
+		if l.Group == DelayedGroup {
+			r.queues[pair] = queueOf{err: errors.New("the event was delayed, and no group has had it: put it back to its topic")}
+			continue
+		}
 		name, err := r.findQueue(ctx, l)
 		switch {
 		case errors.Is(err, ErrNotFound):
