@@ -48,8 +48,8 @@ type generation struct {
 	// After is the revision of the last deletion. Members of earlier revisions are of a group that
 	// was deleted.
 	After uint64 `json:"after,omitempty"`
-	// Unfinished is for the mark of a topic that was deleted: its name, while something of it may be
-	// left.
+	// Unfinished is for the mark of a topic that was deleted: its name, while something of it may
+	// be left.
 	Unfinished string `json:"unfinished,omitempty"`
 	// PutBack names the queue of events that were put back to the group; "" when none ever was.
 	PutBack string `json:"put_back,omitempty"`

@@ -41,7 +41,7 @@ func TestAMoveBackWaitsForARemoval(t *testing.T) {
 	fillFrom(t, keeper, "orders", 51, 59)
 	k.payloads(9)
 	<-began
-	if err := mover.Group("orders", "g").Pause(t.Context()); err != nil { // nothing is given to it before the removal
+	if err := mover.Group("orders", "g").Pause(t.Context()); err != nil { // it is given nothing now
 		t.Fatal(err)
 	}
 	type answer struct {
