@@ -76,14 +76,14 @@ func TestADelayedEventThatItsTopicRefusesBecomesADeadLetter(t *testing.T) {
 func TestADelayedEventThatFindsNoRoomBecomesNoDeadLetter(t *testing.T) {
 	t.Parallel()
 	for err, want := range map[error]bool{
-		&apiError{Code: 503, ErrCode: errCodeStoreFailed, Description: "maximum bytes exceeded"}:                      false,
-		&Error{Code: CodePublishFailed, Err: &apiError{Code: 503, ErrCode: errCodeStoreFailed}}:                       false,
-		&Error{Code: CodePublishFailed, Err: natsjs.ErrStreamNotFound}:                                                false,
-		&Error{Code: CodeTopicFull}:                                                                                   false,
-		&Error{Code: CodeOverloaded, Err: ErrNoStream}:                                                                false,
-		errNoReply:                                                                                                    false,
+		&apiError{Code: 503, ErrCode: errCodeStoreFailed, Description: "maximum bytes exceeded"}: false,
+		&Error{Code: CodePublishFailed, Err: &apiError{Code: 503, ErrCode: errCodeStoreFailed}}:  false,
+		&Error{Code: CodePublishFailed, Err: natsjs.ErrStreamNotFound}:                           false,
+		&Error{Code: CodeTopicFull}:                    false,
+		&Error{Code: CodeOverloaded, Err: ErrNoStream}: false,
+		errNoReply: false,
 		&Error{Code: CodePublishFailed, Err: &apiError{Code: codeRefused, ErrCode: errCodeTooLarge, Description: "x"}}: true,
-		&Error{Code: CodeBadTopic, Err: ErrNoStream}:                                                                   true,
+		&Error{Code: CodeBadTopic, Err: ErrNoStream}: true,
 	} {
 		if got := hopeless(err); got != want {
 			t.Errorf("%v: %v", err, got)
@@ -96,7 +96,9 @@ type buried struct {
 	losses
 }
 
-func (s *buried) Group(_, group string, _ bool) GroupObserver { return buriedObserver{s: s, group: group} }
+func (s *buried) Group(_, group string, _ bool) GroupObserver {
+	return buriedObserver{s: s, group: group}
+}
 
 type buriedObserver struct {
 	nopObserver
