@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"eventhub/acl"
 	"eventhub/facade"
@@ -72,7 +71,6 @@ func TestPoliciesDoNotMix(t *testing.T) {
 	r := jwtRig(t, func(cfg *facade.Config) {
 		// Who may publish is told so, and little is stored.
 		cfg.Limits.PrincipalRate, cfg.Limits.PrincipalBurst = 1, 1
-		cfg.Limits.AuthTimeout = time.Minute // all connect before the first sends AUTH
 	})
 	type member struct {
 		*peer
@@ -80,18 +78,28 @@ func TestPoliciesDoNotMix(t *testing.T) {
 		rules []plainRule
 	}
 	members := make([]member, connections)
+	newPolicy := func(i int) error {
+		m := &members[i]
+		m.rules = randomRules(m.rnd)
+		policy, err := json.Marshal(map[string]any{"rules": m.rules})
+		if err != nil {
+			return err
+		}
+		m.auth(sign(t, acl.Grant{Subject: strconv.Itoa(i), Policy: policy}))
+		return nil
+	}
 	for i := range members {
 		members[i] = member{peer: r.dial(t), rnd: rand.New(rand.NewPCG(4, uint64(i)))}
+		if err := newPolicy(i); err != nil {
+			t.Fatal(err)
+		}
 	}
 	turn := func(i, round int) error {
 		m := &members[i]
-		if round%2 == 0 {
-			m.rules = randomRules(m.rnd)
-			policy, err := json.Marshal(map[string]any{"rules": m.rules})
-			if err != nil {
+		if round == 2 {
+			if err := newPolicy(i); err != nil {
 				return err
 			}
-			m.auth(sign(t, acl.Grant{Subject: strconv.Itoa(i), Policy: policy}))
 		}
 		want := make(map[int]bool, perRound)
 		for n := range perRound {

@@ -2,34 +2,125 @@ package jetstream
 
 import (
 	"context"
-	"errors"
+	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// A question about a stream or a consumer is asked anew after askFirst without an answer, then
+// A question about a stream or a consumer is asked again after askFirst without an answer, then
 // after twice as long each time, up to askMax.
 const (
 	askFirst = 500 * time.Millisecond
 	askMax   = time.Second
 )
 
-// again asks NATS something that may be asked twice, and asks anew while no answer comes, until ctx
-// ends, or publishWait at the latest. Nobody answers a question about a stream or a consumer that
-// has no leader in that moment, and nobody answers it later: a client that asked once would wait
-// in vain for all of its time. To make a stream or a consumer that is there already with the same
-// settings is no error.
+// openWait is how long a question of Open waits for an answer. A cluster elects a leader in 4 to
+// 9 s, and now and then in a second round.
+const openWait = 30 * time.Second
+
+// again is askAgain for publishWait.
 func again[T any](ctx context.Context, ask func(context.Context) (T, error)) (T, error) {
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	return askAgain(ctx, publishWait, ask)
+}
+
+// askAgain asks NATS something that may be asked twice, and asks again while no answer comes, until
+// ctx ends, or limit has passed. The first answer to any of the questions counts.
+//
+// JetStream does not answer a question about a stream or a consumer that has no leader in that
+// moment, not even once there is a leader: a client that asked once would wait in vain. To make a
+// stream or a consumer that is there already with the same settings is no error.
+func askAgain[T any](ctx context.Context, limit time.Duration, ask func(context.Context) (T, error)) (T, error) {
+	type answer struct {
+		value T
+		err   error
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	var asking sync.WaitGroup
+	defer asking.Wait()
 	defer cancel()
-	for wait := askFirst; ; wait = min(2*wait, askMax) {
-		asking, stop := context.WithTimeout(ctx, wait)
-		answer, err := ask(asking)
-		stop()
-		unanswered := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout)
-		if !unanswered || ctx.Err() != nil {
-			return answer, err
+	answers := make(chan answer)
+	wait := askFirst
+	next := time.NewTimer(wait)
+	defer next.Stop()
+	for {
+		asking.Go(func() {
+			value, err := ask(ctx)
+			select {
+			case answers <- answer{value, err}:
+			case <-ctx.Done():
+			}
+		})
+		select {
+		case a := <-answers:
+			return a.value, a.err
+		case <-next.C:
+			wait = min(2*wait, askMax)
+			next.Reset(wait)
+		case <-ctx.Done():
+			return *new(T), ctx.Err()
 		}
 	}
+}
+
+// manager asks each question of JetStream's that may be asked twice by askAgain, for wait at most.
+// The deletions and UpdateStream are not among them: one that is late would undo what somebody did
+// after the first. CreatePushConsumer is not either: its answer counts what is still to come.
+type manager struct {
+	natsjs.JetStream
+	wait time.Duration
+}
+
+func (m manager) AccountInfo(ctx context.Context) (*natsjs.AccountInfo, error) {
+	return askAgain(ctx, m.wait, m.JetStream.AccountInfo)
+}
+
+func (m manager) Stream(ctx context.Context, name string) (natsjs.Stream, error) {
+	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Stream, error) { return m.JetStream.Stream(ctx, name) })
+}
+
+func (m manager) CreateStream(ctx context.Context, cfg natsjs.StreamConfig) (natsjs.Stream, error) {
+	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Stream, error) { return m.JetStream.CreateStream(ctx, cfg) })
+}
+
+func (m manager) KeyValue(ctx context.Context, bucket string) (natsjs.KeyValue, error) {
+	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.KeyValue, error) { return m.JetStream.KeyValue(ctx, bucket) })
+}
+
+func (m manager) CreateKeyValue(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs.KeyValue, error) {
+	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.KeyValue, error) { return m.JetStream.CreateKeyValue(ctx, cfg) })
+}
+
+func (m manager) Consumer(ctx context.Context, stream, name string) (natsjs.Consumer, error) {
+	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Consumer, error) { return m.JetStream.Consumer(ctx, stream, name) })
+}
+
+func (m manager) CreateConsumer(ctx context.Context, stream string, cfg natsjs.ConsumerConfig) (natsjs.Consumer, error) {
+	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Consumer, error) {
+		return m.JetStream.CreateConsumer(ctx, stream, cfg)
+	})
+}
+
+func (m manager) UpdateConsumer(ctx context.Context, stream string, cfg natsjs.ConsumerConfig) (natsjs.Consumer, error) {
+	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Consumer, error) {
+		return m.JetStream.UpdateConsumer(ctx, stream, cfg)
+	})
+}
+
+func (m manager) CreateOrUpdateConsumer(ctx context.Context, stream string, cfg natsjs.ConsumerConfig) (natsjs.Consumer, error) {
+	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Consumer, error) {
+		return m.JetStream.CreateOrUpdateConsumer(ctx, stream, cfg)
+	})
+}
+
+func (m manager) PushConsumer(ctx context.Context, stream, name string) (natsjs.PushConsumer, error) {
+	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.PushConsumer, error) {
+		return m.JetStream.PushConsumer(ctx, stream, name)
+	})
+}
+
+func (m manager) PauseConsumer(ctx context.Context, stream, name string, until time.Time) (*natsjs.ConsumerPauseResponse, error) {
+	return askAgain(ctx, m.wait, func(ctx context.Context) (*natsjs.ConsumerPauseResponse, error) {
+		return m.JetStream.PauseConsumer(ctx, stream, name, until)
+	})
 }

@@ -55,3 +55,31 @@ func TestAQuestionToAStreamWithoutLeader(t *testing.T) {
 		t.Errorf("answered %v after the stream had a leader", late)
 	}
 }
+
+// A hub comes up although the stream of one of its buckets has no leader when it asks.
+func TestOpenWhileABucketHasNoLeader(t *testing.T) {
+	t.Parallel()
+	nodes := natstest.StartCluster(t, 3)
+	urls := natstest.URLs(nodes)
+	view := natstest.Look(t, urls...)
+	view.Replicating(3)
+	cfg := Config{URL: strings.Join(urls, ","), Replicas: 3}
+	open(t, cfg)
+	s, err := view.JS.Stream(t.Context(), "KV_"+groupsBucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leader := s.CachedInfo().Cluster.Leader
+	var left []string
+	for i, n := range nodes {
+		if n.Name() == leader {
+			n.Kill()
+		} else {
+			left = append(left, urls[i])
+		}
+	}
+	cfg.URL = strings.Join(left, ",")
+	begun := time.Now()
+	open(t, cfg)
+	t.Logf("open after %v", time.Since(begun))
+}

@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -97,6 +99,34 @@ type dueReader struct {
 	cancelled map[string]cancellation
 	seen      uint64
 	counted   int64 // when the waiting events were counted
+	full      fullTopics
+}
+
+// fullTopics are the topics that were full when an event of theirs was due. Until the time at which
+// that event is tried again, no other of the topic is tried: thousands of them would hold up the
+// events of other topics.
+type fullTopics struct {
+	mu    sync.Mutex
+	until map[string]int64
+}
+
+// wait is how long the events of a topic wait, from now on.
+func (f *fullTopics) wait(topic string, now int64) time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return time.Duration(max(f.until[topic]-now, 0))
+}
+
+// found notes that a topic is full. It reports false if that is known.
+func (f *fullTopics) found(topic string, now int64, wait time.Duration) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.until[topic] > now {
+		return false
+	}
+	maps.DeleteFunc(f.until, func(_ string, until int64) bool { return until <= now })
+	f.until[topic] = now + int64(wait)
+	return true
 }
 
 type cancellation struct {
@@ -121,7 +151,7 @@ func (k *schedules) serve(ctx context.Context, s *stream) error {
 	if err != nil {
 		return err
 	}
-	r := &dueReader{schedules: k, link: b.links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), before: make(map[string]map[string]bool), counted: b.clock.now() - int64(dueGauge)}
+	r := &dueReader{schedules: k, link: b.links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), before: make(map[string]map[string]bool), full: fullTopics{until: make(map[string]int64)}, counted: b.clock.now() - int64(dueGauge)}
 	if first, err := b.leaderNext(ctx, delayedStream, 1, time.Time{}, []string{duePrefix + ">"}); err != nil {
 		return err
 	} else if first != nil {
@@ -323,8 +353,18 @@ func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts P
 			return
 		}
 		wait := min(dueRetry<<min(delivered-1, 10), dueRetryMax)
-		b.log.WarnContext(ctx, "failed to store a delayed event that is due; retrying", slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", wait), slog.Any("error", err))
+		known := false
+		if refused, ok := errors.AsType[*Error](err); ok && refused.Code == CodeTopicFull {
+			known = !r.full.found(topic, b.clock.now(), wait)
+		}
+		if !known {
+			b.log.WarnContext(ctx, "failed to store a delayed event that is due; retrying", slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", wait), slog.Any("error", err))
+		}
 		r.settle(reply, nakAfter(wait))
+	}
+	if wait := r.full.wait(topic, b.clock.now()); wait > 0 {
+		r.settle(reply, nakAfter(wait))
+		return
 	}
 	t, err := b.topic(ctx, topic, "")
 	if err == nil {

@@ -11,7 +11,7 @@ func TestNoLeaseOfBeforeASeek(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	one, two := openRemote(t, Config{URL: url}), openRemote(t, Config{URL: url})
-	k := &taker{t: t, ch: make(chan *Held, 10)}
+	k := &taker{t: t, group: two.Group("deaf", "g"), ch: make(chan *Held, 10)}
 	var err error
 	// all that may be held is, so that no pull waits, which would tell of the seek
 	k.sub, err = two.Subscribe(t.Context(), "deaf", "g", SubscribeOptions{MaxInFlight: 4, BatchSize: 4}, func(h *Held) { k.ch <- h })

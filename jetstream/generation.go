@@ -122,17 +122,16 @@ func openGenerations(ctx context.Context, b *Bus) (*generations, error) {
 
 // ownBucket opens a bucket in which hubs keep what they share, and makes it if it is not there.
 func (b *Bus) ownBucket(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs.KeyValue, error) {
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
-	defer cancel()
-	kv, err := b.js.KeyValue(ctx, cfg.Bucket)
+	js := manager{b.js.JetStream, openWait}
+	kv, err := js.KeyValue(ctx, cfg.Bucket)
 	if errors.Is(err, natsjs.ErrBucketNotFound) {
 		cfg.Replicas = b.cfg.Replicas
 		if b.cfg.Server != nil && b.cfg.Server.InMemory() {
 			cfg.Storage = natsjs.MemoryStorage
 		}
-		kv, err = b.js.CreateKeyValue(ctx, cfg)
+		kv, err = js.CreateKeyValue(ctx, cfg)
 		if errors.Is(err, natsjs.ErrBucketExists) {
-			kv, err = b.js.KeyValue(ctx, cfg.Bucket)
+			kv, err = js.KeyValue(ctx, cfg.Bucket)
 		}
 	}
 	if err != nil {

@@ -107,6 +107,7 @@ func (b *Bus) share(g *group) *group {
 	}
 	now := b.clock.now()
 	for i := range g.paths {
+		g.paths[i].group = g
 		g.paths[i].reset(now)
 	}
 	g.users, g.members = 1, make(map[*Subscription]struct{})
@@ -159,6 +160,26 @@ func (b *Bus) eachGroup(f func(*group)) {
 	b.groupMu.Unlock()
 	for _, g := range groups {
 		f(g)
+	}
+}
+
+// eachKeeping calls f for the groups that something is kept for, without holding the lock: their
+// last member may have ended.
+func (b *Bus) eachKeeping(f func(*group)) {
+	b.groupMu.Lock()
+	groups := slices.Collect(maps.Keys(b.keeping))
+	b.groupMu.Unlock()
+	for _, g := range groups {
+		f(g)
+	}
+}
+
+// keeps counts the paths of a group for which something is kept.
+func (b *Bus) keeps(g *group, paths int) {
+	b.groupMu.Lock()
+	defer b.groupMu.Unlock()
+	if b.keeping[g] += paths; b.keeping[g] == 0 {
+		delete(b.keeping, g)
 	}
 }
 
@@ -354,9 +375,7 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 	}
 	cfg := info.Config
 	cfg.InactiveThreshold = 0
-	_, err := again(ctx, func(ctx context.Context) (natsjs.Consumer, error) {
-		return b.js.UpdateConsumer(ctx, t.stream.name, cfg)
-	})
+	_, err := b.js.UpdateConsumer(ctx, t.stream.name, cfg)
 	if errors.Is(err, natsjs.ErrConsumerDoesNotExist) || errors.Is(err, natsjs.ErrConsumerNotFound) {
 		return nil, errGroupMoved // it ended at this moment
 	}
@@ -463,7 +482,7 @@ func gone(err error) bool { return errors.Is(err, ErrNotFound) || errors.Is(err,
 
 // consumer looks a group's consumer up. It returns ErrNotFound when there is none.
 func (b *Bus) consumer(ctx context.Context, t *topicInfo, name string) (*natsjs.ConsumerInfo, error) {
-	c, err := again(ctx, func(ctx context.Context) (natsjs.Consumer, error) { return b.js.Consumer(ctx, t.stream.name, name) })
+	c, err := b.js.Consumer(ctx, t.stream.name, name)
 	switch {
 	case errors.Is(err, natsjs.ErrConsumerNotFound):
 		return nil, ErrNotFound
@@ -513,9 +532,7 @@ func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name stri
 		cfg.InactiveThreshold = from.ttl
 		cfg.MemoryStorage = from.ttl <= memoryTTL
 	}
-	c, err := again(ctx, func(ctx context.Context) (natsjs.Consumer, error) {
-		return b.js.CreateConsumer(ctx, t.stream.name, cfg)
-	})
+	c, err := b.js.CreateConsumer(ctx, t.stream.name, cfg)
 	if refused, ok := errors.AsType[*natsjs.APIError](err); ok && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
 		return nil, &Error{Code: CodeOverloaded, Msg: "the topic has as many groups as the event store keeps for one: have some deleted, or let them end by opts.groupTtlMs"}
 	}

@@ -184,7 +184,7 @@ func (a Groups) List(ctx context.Context, page GroupsPage) (groups []GroupInfo, 
 // listed returns the group that a consumer is. ok is false for consumers that are no group, or one
 // that the page leaves out.
 func (b *Bus) listed(ctx context.Context, stream, name string, page *GroupsPage) (found GroupInfo, ok bool, err error) {
-	c, err := again(ctx, func(ctx context.Context) (natsjs.Consumer, error) { return b.js.Consumer(ctx, stream, name) })
+	c, err := b.js.Consumer(ctx, stream, name)
 	if errors.Is(err, natsjs.ErrConsumerNotFound) || errors.Is(err, natsjs.ErrStreamNotFound) {
 		return found, false, nil
 	}

@@ -124,9 +124,7 @@ func (b *Bus) pauseConsumer(ctx context.Context, t *topicInfo, consumer string, 
 
 // pausedConsumer is pauseConsumer. It reports whether the time was still to come.
 func (b *Bus) pausedConsumer(ctx context.Context, t *topicInfo, consumer string, until time.Time) (bool, error) {
-	answer, err := again(ctx, func(ctx context.Context) (*natsjs.ConsumerPauseResponse, error) {
-		return b.js.PauseConsumer(ctx, t.stream.name, consumer, until)
-	})
+	answer, err := b.js.PauseConsumer(ctx, t.stream.name, consumer, until)
 	if errors.Is(err, natsjs.ErrConsumerNotFound) {
 		return false, errGroupMoved
 	}

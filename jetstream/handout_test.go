@@ -50,7 +50,7 @@ func TestAMemberThatBeginsPausedKeepsItsGroup(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "kept", "before")
-	k := &taker{t: t, ch: make(chan *Held, 10)}
+	k := &taker{t: t, group: b.Group("kept", "g"), ch: make(chan *Held, 10)}
 	var err error
 	if k.sub, err = b.Subscribe(t.Context(), "kept", "g", SubscribeOptions{From: FromEarliest, GroupTTL: time.Second, Paused: true}, func(h *Held) { k.ch <- h }); err != nil {
 		t.Fatal(err)

@@ -63,8 +63,8 @@ type Bus struct {
 	unstored     atomic.Pointer[StorageError]
 	links        []*link
 	firstLetters firstLetters
-	js           natsjs.JetStream // over links[0]; for what is not hot
-	api          string           // prefix of the JetStream API subjects
+	js           manager // over links[0]; for what is not hot
+	api          string  // prefix of the JetStream API subjects
 	maxPayload   int
 	clock        *clock
 	generations  *generations
@@ -96,8 +96,10 @@ type Bus struct {
 	subCount atomic.Int64
 	held     atomic.Int64 // bytes that all subscriptions hold
 
-	groupMu   sync.Mutex
-	groups    map[string]*group // that have members here, by stream and consumer
+	groupMu sync.Mutex
+	groups  map[string]*group // that have members here, by stream and consumer
+	// keeping counts the paths of groups for which something is kept; bounded by what is kept
+	keeping   map[*group]int
 	lingering lingering
 	unsaved   unsaved
 	keepNow   chan struct{} // wakes keepTopics
@@ -124,7 +126,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	b := &Bus{
 		cfg: cfg, limits: cfg.Limits, rules: cfg.allRules(), log: cfg.Logger, obs: cfg.Observer,
 		clock: newClock(stallLimit(cfg.AckWait)), subs: make(map[*Subscription]struct{}),
-		groups: make(map[string]*group), lingering: lingering{inboxes: make(map[*inbox]struct{})},
+		groups: make(map[string]*group), keeping: make(map[*group]int), lingering: lingering{inboxes: make(map[*inbox]struct{})},
 		keepNow: make(chan struct{}, 1),
 		unsaved: unsaved{notes: make(map[string]note), marks: make(map[string]mark)},
 		topics:  topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
@@ -195,6 +197,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.background(b.generations.follow)
 	b.background(b.sweepGroups)
 	b.background(b.lookAfterBuckets)
+	b.probed.Store(b.clock.now())
 	b.background(b.probePaths)
 	b.background(b.watchGroups)
 	if b.rejects() {
@@ -240,18 +243,18 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 		return fmt.Errorf("nats at %s: the server does not support message headers; set no_header_support: false", b.where())
 	}
 	b.api = "$JS.API."
+	var js natsjs.JetStream
 	if b.cfg.Domain != "" {
 		b.api = "$JS." + b.cfg.Domain + ".API."
-		b.js, err = natsjs.NewWithDomain(nc, b.cfg.Domain, natsjs.WithDefaultTimeout(publishWait))
+		js, err = natsjs.NewWithDomain(nc, b.cfg.Domain, natsjs.WithDefaultTimeout(publishWait))
 	} else {
-		b.js, err = natsjs.New(nc, natsjs.WithDefaultTimeout(publishWait))
+		js, err = natsjs.New(nc, natsjs.WithDefaultTimeout(publishWait))
 	}
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	if _, err := b.js.AccountInfo(ctx); err != nil {
+	b.js = manager{js, publishWait}
+	if _, err := (manager{js, openWait}).AccountInfo(ctx); err != nil {
 		return fmt.Errorf("nats at %s: JetStream does not answer: %w; enable JetStream for this account, and check the domain", b.where(), err)
 	}
 	b.maxPayload = b.limits.MaxPayload

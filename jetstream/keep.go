@@ -3,12 +3,10 @@ package jetstream
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -306,14 +304,7 @@ func (b *Bus) consumers(ctx context.Context, stream string) (all []*natsjs.Consu
 			Consumers []*natsjs.ConsumerInfo `json:"consumers"`
 			Missing   []string               `json:"missing"`
 		}
-		// Not askAPI, which asks again too soon: the server waits 4 s for the leaders of consumers.
-		reply, err := b.link().request(ctx, b.api+"CONSUMER.LIST."+stream, []byte(`{"offset":`+strconv.Itoa(len(all)+missing)+`}`))
-		if err == nil && noResponders(reply) {
-			err = nats.ErrNoResponders
-		}
-		if err == nil {
-			err = json.Unmarshal(reply.Data, &page)
-		}
+		err := b.askAPI(ctx, "CONSUMER.LIST."+stream, map[string]any{"offset": len(all) + missing}, &page)
 		if err == nil && page.Error != nil {
 			err = page.Error
 		}

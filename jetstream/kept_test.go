@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"context"
 	"net"
 	"strings"
 	"sync"
@@ -122,6 +123,48 @@ func TestWhatIsKeptBackIsSentAtTheEnd(t *testing.T) {
 	}
 	answering.Wait()
 	eventually(t, "it is settled", func() bool { return leasedOf(t, b, "kept") == 0 })
+}
+
+// What is still kept back when the last member of a group has ended is sent once the consumer answers
+// again.
+func TestWhatIsKeptBackIsSentAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{URL: natsServer(t), Connections: 1})
+	publish(t, b, "kept", "1")
+	k := take(t, b, "kept", "g", SubscribeOptions{From: FromEarliest})
+	d := k.next()
+	p := d.path()
+	for !p.waiting.CompareAndSwap(false, true) { // a question to the consumer is not answered
+		<-time.After(time.Millisecond)
+	}
+	p.asked.Store(b.clock.now() - int64(5*time.Second))
+	if err := d.Ack(); err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := k.sub.Stop(over); err == nil {
+		t.Fatal("the end of the subscription reports no error, though the ACK was not sent")
+	}
+	p.end(b.clock.now(), false) // the question is asked again
+	eventually(t, "it is settled", func() bool { return leasedOf(t, b, "kept") == 0 })
+	eventually(t, "the group is forgotten", func() bool {
+		b.groupMu.Lock()
+		defer b.groupMu.Unlock()
+		return len(b.keeping) == 0
+	})
+}
+
+// A hub that has just started has not been silent before it could ask anybody.
+func TestAHubBeginsUnsilenced(t *testing.T) {
+	t.Parallel()
+	url := natsServer(t)
+	var delay atomic.Int64
+	delay.Store(int64(20 * time.Millisecond)) // so that Open takes longer than a hub may be silent
+	b := open(t, Config{URL: slowProxy(t, url, &delay), AckWait: 3 * time.Second, Connections: 1})
+	if b.probed.Load() == 0 {
+		t.Errorf("%v after its start, the hub counts as silent since then", time.Duration(b.clock.now()))
+	}
 }
 
 // A delivery that is late is none that the server has forgotten.

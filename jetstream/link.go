@@ -290,7 +290,7 @@ func (l *link) drain(ctx context.Context) {
 func (l *link) lost(err error) {
 	l.up.Store(false)
 	l.cuts.Add(1)
-	l.bus.eachGroup(func(g *group) { g.paths[l.index].forget() })
+	l.bus.eachKeeping(func(g *group) { g.paths[l.index].forget() })
 	l.bus.forgetLingering(l)
 	l.mu.Lock()
 	l.down = true

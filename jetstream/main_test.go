@@ -71,9 +71,10 @@ func publish(tb testing.TB, b *Bus, topic string, payloads ...string) []Receipt 
 
 // taker is a subscriber that takes deliveries and lets the test settle them.
 type taker struct {
-	t   testing.TB
-	sub *Subscription
-	ch  chan *Held
+	t     testing.TB
+	group Group
+	sub   *Subscription
+	ch    chan *Held
 }
 
 // ignore is a handler that takes no event.
@@ -81,7 +82,7 @@ func ignore(*Held) {}
 
 func take(tb testing.TB, b *Bus, topic, group string, opts SubscribeOptions) *taker {
 	tb.Helper()
-	k := &taker{t: tb, ch: make(chan *Held, 20_000)}
+	k := &taker{t: tb, group: b.Group(topic, group), ch: make(chan *Held, 20_000)}
 	var err error
 	if k.sub, err = b.Subscribe(tb.Context(), topic, group, opts, func(h *Held) { k.ch <- h }); err != nil {
 		tb.Fatal(err)
@@ -101,7 +102,8 @@ func (k *taker) next() *Delivery {
 				return d
 			}
 		case <-deadline:
-			k.t.Fatal("no delivery")
+			info, err := k.group.Info(k.t.Context())
+			k.t.Fatalf("no delivery; the group is %+v, %v", info, err)
 		}
 	}
 }

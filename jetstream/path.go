@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,7 +56,8 @@ func (p *probe) silent(now, limit int64) bool {
 // server has given the event to another.
 type path struct {
 	probe
-	held atomic.Int64 // deliveries that are held or leased over it
+	group *group
+	held  atomic.Int64 // deliveries that are held or leased over it
 
 	mu sync.Mutex
 	// bounded by what was held when the path fell silent, and what arrives meanwhile
@@ -79,10 +81,8 @@ func (g *group) silent(l *link, now int64) bool {
 // later, if the path is silent.
 func (d *Delivery) tell(what []byte) {
 	l, b := d.m.sub.link, d.group.bus
-	if p := &d.group.paths[l.index]; d.group.silent(l, b.clock.now()) {
-		p.mu.Lock()
-		p.kept = append(p.kept, settlement{d: d, what: what})
-		p.mu.Unlock()
+	if d.group.silent(l, b.clock.now()) {
+		d.group.paths[l.index].keep(settlement{d: d, what: what})
 		return
 	}
 	d.send(what)
@@ -105,15 +105,52 @@ func (d *Delivery) inTime() bool {
 	return d.usable(now) && d.cuts == s.link.cuts.Load()
 }
 
+// keep keeps a settlement until the path is open, or the server may have given the event to another.
+func (p *path) keep(k settlement) {
+	p.change(func(kept []settlement) []settlement { return append(kept, k) })
+}
+
+// change changes what is kept.
+func (p *path) change(f func([]settlement) []settlement) {
+	p.mu.Lock()
+	before := len(p.kept)
+	p.kept = f(p.kept)
+	after := len(p.kept)
+	p.mu.Unlock()
+	switch {
+	case before == 0 && after > 0:
+		p.group.bus.keeps(p.group, 1)
+	case before > 0 && after == 0:
+		p.group.bus.keeps(p.group, -1)
+	}
+}
+
 // release sends what was kept.
 func (p *path) release() {
-	p.mu.Lock()
-	kept := p.kept
-	p.kept = nil
-	p.mu.Unlock()
+	var kept []settlement
+	p.change(func(all []settlement) []settlement {
+		kept = all
+		return nil
+	})
 	for _, k := range kept {
 		k.d.sendInTime(k.what)
 	}
+}
+
+// dropLate drops what was kept for too long.
+func (p *path) dropLate() {
+	p.mu.Lock()
+	kept := slices.Clone(p.kept)
+	p.mu.Unlock()
+	late := make(map[*Delivery]bool)
+	for _, k := range kept {
+		if !k.d.inTime() {
+			late[k.d] = true
+		}
+	}
+	p.change(func(all []settlement) []settlement {
+		return slices.DeleteFunc(all, func(k settlement) bool { return late[k.d] })
+	})
 }
 
 // keeps reports whether something waits to be sent.
@@ -142,9 +179,7 @@ func (p *path) sent(ctx context.Context) error {
 
 // forget drops what was kept: the connection was lost.
 func (p *path) forget() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.kept = nil
+	p.change(func([]settlement) []settlement { return nil })
 }
 
 // probeEvery is how often each connection, and each consumer of which the hub holds something, is
@@ -169,7 +204,15 @@ func (b *Bus) probePaths() {
 		}
 		b.eachGroup(func(g *group) {
 			for i := range g.paths {
-				if p := &g.paths[i]; p.held.Load() > 0 || p.asked.Load() != 0 || p.keeps() {
+				if p := &g.paths[i]; p.held.Load() > 0 || p.asked.Load() != 0 {
+					g.probe(b.links[i], p, now)
+				}
+			}
+		})
+		b.eachKeeping(func(g *group) {
+			for i := range g.paths {
+				if p := &g.paths[i]; p.keeps() {
+					p.dropLate()
 					g.probe(b.links[i], p, now)
 				}
 			}
@@ -185,7 +228,7 @@ func (l *link) probe(now int64) {
 	err := l.askUntil(&nats.Msg{Subject: echoSubject}, now+int64(probeWait), askerFunc(func(_ *nats.Msg, err error) {
 		l.echo.end(now, err == nil)
 		if err == nil {
-			l.bus.eachGroup(func(g *group) { g.paths[l.index].open(g, l) })
+			l.bus.eachKeeping(func(g *group) { g.paths[l.index].open(g, l) })
 		}
 	}))
 	if err != nil {

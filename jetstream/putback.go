@@ -167,7 +167,7 @@ func (b *Bus) openPutBack(ctx context.Context) (*natsjs.StreamInfo, error) {
 	if b.cfg.Server != nil && b.cfg.Server.InMemory() {
 		cfg.Storage = natsjs.MemoryStorage
 	}
-	s, err := again(ctx, func(ctx context.Context) (natsjs.Stream, error) { return b.js.CreateStream(ctx, cfg) })
+	s, err := b.js.CreateStream(ctx, cfg)
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) { // by a hub with other settings
 		return b.findStream(ctx, putBackStream)
 	}
@@ -200,9 +200,7 @@ func (b *Bus) openQueue(ctx context.Context, topic, group, queue string, ttl, pa
 	if paused {
 		cfg.PauseUntil = &pausedUntil
 	}
-	c, err := again(ctx, func(ctx context.Context) (natsjs.Consumer, error) {
-		return b.js.CreateConsumer(ctx, putBackStream, cfg)
-	})
+	c, err := b.js.CreateConsumer(ctx, putBackStream, cfg)
 	if errors.Is(err, natsjs.ErrConsumerExists) {
 		info, err = b.consumer(ctx, t, queue)
 		return t, info, err

@@ -188,9 +188,7 @@ func (k *schedules) create(ctx context.Context) (info *natsjs.StreamInfo, made b
 	if err := b.awaitGone(ctx, delayedStream); err != nil {
 		return nil, false, err
 	}
-	s, err := again(ctx, func(ctx context.Context) (natsjs.Stream, error) {
-		return b.js.CreateStream(ctx, scheduleConfig(&b.cfg))
-	})
+	s, err := b.js.CreateStream(ctx, scheduleConfig(&b.cfg))
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
 		info, err = b.findStream(ctx, delayedStream)
 		return info, false, err

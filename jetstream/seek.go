@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -266,11 +267,9 @@ func (b *Bus) stepBack(ctx context.Context, t *topicInfo, floor, n uint64, state
 // countFrom counts the events of a topic from a sequence on. The server counts them when it makes a
 // consumer; nobody reads them.
 func (b *Bus) countFrom(ctx context.Context, t *topicInfo, seq uint64) (uint64, error) {
-	c, err := again(ctx, func(ctx context.Context) (natsjs.Consumer, error) {
-		return b.js.CreateConsumer(ctx, t.stream.name, natsjs.ConsumerConfig{
-			AckPolicy: natsjs.AckNonePolicy, FilterSubjects: t.filters(), DeliverPolicy: natsjs.DeliverByStartSequencePolicy,
-			OptStartSeq: max(seq, 1), MemoryStorage: true, InactiveThreshold: walkMakes, Replicas: 1, HeadersOnly: true,
-		})
+	c, err := b.js.CreateConsumer(ctx, t.stream.name, natsjs.ConsumerConfig{
+		Name: rand.Text(), AckPolicy: natsjs.AckNonePolicy, FilterSubjects: t.filters(), DeliverPolicy: natsjs.DeliverByStartSequencePolicy,
+		OptStartSeq: max(seq, 1), MemoryStorage: true, InactiveThreshold: walkMakes, Replicas: 1, HeadersOnly: true,
 	})
 	if err != nil {
 		return 0, b.unavailable(fmt.Errorf("jetstream: count events of stream %s: %w", t.stream.name, err))

@@ -272,7 +272,7 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 
 // findStream returns ErrNotFound for a stream that does not exist.
 func (b *Bus) findStream(ctx context.Context, name string) (*natsjs.StreamInfo, error) {
-	s, err := again(ctx, func(ctx context.Context) (natsjs.Stream, error) { return b.js.Stream(ctx, name) })
+	s, err := b.js.Stream(ctx, name)
 	if errors.Is(err, natsjs.ErrStreamNotFound) {
 		return nil, ErrNotFound
 	}
@@ -337,11 +337,10 @@ func (b *Bus) createStream(ctx context.Context, topic string, rule *TopicRule) (
 		return nil, b.unavailable(err)
 	}
 	cfg.MaxConsumers = b.limits.StreamGroups + ownConsumers
-	create := func(ctx context.Context) (natsjs.Stream, error) { return b.js.CreateStream(ctx, cfg) }
-	s, err := again(ctx, create)
+	s, err := b.js.CreateStream(ctx, cfg)
 	if refused, ok := errors.AsType[*natsjs.APIError](err); ok && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
 		cfg.MaxConsumers = -1 // the account has a smaller limit
-		s, err = again(ctx, create)
+		s, err = b.js.CreateStream(ctx, cfg)
 	}
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
 		// Another hub made it at the same moment, with other settings: theirs count.

@@ -35,7 +35,12 @@ func TestWanderingUnseenCostsNoAttemptInACluster(t *testing.T) {
 		<-time.After(20 * time.Millisecond) // its pulls are out
 		const n = 20
 		for i := range n {
-			if err := b.NewPublisher().PublishAsync(t.Context(), topic, fmt.Appendf(nil, "%d", i), PublishOptions{}, func(Receipt, error) {}); err != nil {
+			err := b.NewPublisher().PublishAsync(t.Context(), topic, fmt.Appendf(nil, "%d", i), PublishOptions{}, func(_ Receipt, err error) {
+				if err != nil {
+					t.Errorf("round %d: event %d: %v", round, i, err)
+				}
+			})
+			if err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -222,7 +222,7 @@ func TestAFanInIsBoundedBehindAnUnresolvedEvent(t *testing.T) {
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
 	publish(t, b, "a", numbers(300)...)
 	publish(t, b, "b", "x")
-	k := &taker{t: t, ch: make(chan *Held, 1000)}
+	k := &taker{t: t, group: b.Group("a", "g"), ch: make(chan *Held, 1000)}
 	var err error
 	if k.sub, err = b.Subscribe(t.Context(), "a", "g", SubscribeOptions{From: FromEarliest, Topics: []string{"b"}, MaxInFlight: 1, Paused: true}, func(h *Held) { k.ch <- h }); err != nil {
 		t.Fatal(err)
@@ -268,7 +268,7 @@ func TestANewGroupInMemoryOutlivesItsServer(t *testing.T) {
 	srv.Start()
 	var other *taker
 	for deadline := time.Now().Add(20 * time.Second); other == nil; {
-		other = &taker{t: t, ch: make(chan *Held, 10)}
+		other = &taker{t: t, group: b.Group("t", "g"), ch: make(chan *Held, 10)}
 		var err error
 		if other.sub, err = b.Subscribe(t.Context(), "t", "g", SubscribeOptions{GroupTTL: 30 * time.Second}, func(h *Held) { other.ch <- h }); err != nil {
 			if other = nil; time.Now().After(deadline) {
