@@ -30,8 +30,8 @@ func (c *natsProcesses) leader(stream string) *natstest.Server {
 	return at
 }
 
-// The leader of a topic is killed while a group is moved back under its members, on two hubs. Once a
-// move is answered, all events behind the position come again.
+// The leader of a topic is killed while a group is moved back under its members, on two hubs. Once
+// a move is answered, all events behind the position come again.
 func TestAMoveWhileTheLeaderIsKilled(t *testing.T) {
 	t.Parallel()
 	c := startProcesses(t, 3)
@@ -96,7 +96,8 @@ func TestDelayedEventsWhileAServerIsKilled(t *testing.T) {
 	one := open(t, cfg)
 	open(t, cfg)
 	publish(t, one, "later", "0")
-	if _, err := one.Publish(t.Context(), "later", []byte("0"), PublishOptions{Delay: time.Hour}); err != nil { // makes the stream
+	// the first delayed event makes the stream
+	if _, err := one.Publish(t.Context(), "later", []byte("0"), PublishOptions{Delay: time.Hour}); err != nil {
 		t.Fatal(err)
 	}
 	c.healthy("later", delayedStream)

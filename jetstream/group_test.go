@@ -237,7 +237,7 @@ func TestNoLeaseFromBeforeAMoveBeginsAfterIt(t *testing.T) {
 						begun[at] = d.Attempt
 					}
 					mu.Unlock()
-					_ = d.Nack("again", 20*time.Millisecond) // one from before the move finds no lease
+					_ = d.Nack("again", 20*time.Millisecond) // one from before finds no lease
 				case <-stop:
 					return
 				}

@@ -32,7 +32,7 @@ func TestAMoveBackWaitsForARemoval(t *testing.T) {
 		return true
 	})
 	keeper := open(t, Config{URL: url, Domain: proxyDomain, Topics: rejecting("orders", 64)})
-	mover := open(t, Config{URL: url, AckWait: time.Second, Topics: rejecting("orders", 64)})
+	mover := open(t, Config{URL: url, Topics: rejecting("orders", 64)})
 	// only the keeper meets the topic, so that only it removes
 	k := take(t, keeper, "orders", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 100})
 	fillFrom(t, keeper, "orders", 0, 50)
