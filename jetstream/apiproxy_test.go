@@ -12,7 +12,6 @@ import (
 // apiProxy passes requests of hubs to the JetStream of a server, and lets a test hold some back,
 // drop them, or change their answers. Hubs reach it by the domain of its name.
 type apiProxy struct {
-	t  testing.TB
 	nc *nats.Conn
 	wg sync.WaitGroup
 	// meets is called for each request, before it is passed on, with the subject behind the prefix.
@@ -31,25 +30,25 @@ type answerChange struct {
 const proxyDomain = "proxied"
 
 // startAPIProxy starts a proxy on the server, for buses with Config.Domain proxyDomain.
-func startAPIProxy(t testing.TB, url string) *apiProxy {
-	t.Helper()
+func startAPIProxy(tb testing.TB, url string) *apiProxy {
+	tb.Helper()
 	nc, err := nats.Connect(url)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	p := &apiProxy{t: t, nc: nc}
+	p := &apiProxy{nc: nc}
 	prefix := "$JS." + proxyDomain + ".API."
 	sub, err := nc.Subscribe(prefix+">", func(m *nats.Msg) {
 		request := strings.TrimPrefix(m.Subject, prefix)
 		p.wg.Go(func() { p.pass(request, m) })
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := nc.Flush(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		_ = sub.Unsubscribe()
 		p.wg.Wait()
 		nc.Close()

@@ -213,6 +213,13 @@ func movedOr(err error) error {
 	return err
 }
 
+// readGeneration decodes an entry, and reports whether it is one.
+func readGeneration(m *storedMsg) (generation, bool) {
+	var g generation
+	err := json.Unmarshal(m.data, &g)
+	return g, err == nil
+}
+
 // deletion reads the mark of a topic's stream at the leader; the zero value if there is none.
 func (p *generations) deletion(ctx context.Context, stream string) (generation, error) {
 	m, err := p.bus.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+stream)
@@ -222,8 +229,8 @@ func (p *generations) deletion(ctx context.Context, stream string) (generation, 
 	if err != nil {
 		return generation{}, err
 	}
-	var mark generation
-	if json.Unmarshal(m.data, &mark) != nil || !mark.Deleted {
+	mark, readable := readGeneration(m)
+	if !readable || !mark.Deleted {
 		return generation{}, nil
 	}
 	mark.revision = m.seq
@@ -375,8 +382,8 @@ func (p *generations) sweep(ctx context.Context, age time.Duration) error {
 	before, unfinished := time.Now().Add(-age), []string(nil)
 	var old []*storedMsg
 	err := p.bus.readThrough(ctx, "KV_"+groupsBucket, 1, false, func(m *storedMsg) error {
-		var g generation
-		if json.Unmarshal(m.data, &g) != nil {
+		g, readable := readGeneration(m)
+		if !readable {
 			return nil
 		}
 		if g.Unfinished != "" {

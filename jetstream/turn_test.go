@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// rejecting is the rule of a topic with room for n events.
-func rejecting(topic string, n int64) []TopicRule {
-	return []TopicRule{{Pattern: topic, MaxMsgs: n, OnFull: OnFullReject}}
+// rejecting is the rule of a topic with room for 64 events.
+func rejecting() []TopicRule {
+	return []TopicRule{{Pattern: "orders", MaxMsgs: 64, OnFull: OnFullReject}}
 }
 
 // A hub that is about to remove what all groups have settled, and a group that is moved back to
@@ -31,8 +31,8 @@ func TestAMoveBackWaitsForARemoval(t *testing.T) {
 		}
 		return true
 	})
-	keeper := open(t, Config{URL: url, Domain: proxyDomain, Topics: rejecting("orders", 64)})
-	mover := open(t, Config{URL: url, Topics: rejecting("orders", 64)})
+	keeper := open(t, Config{URL: url, Domain: proxyDomain, Topics: rejecting()})
+	mover := open(t, Config{URL: url, Topics: rejecting()})
 	// only the keeper meets the topic, so that only it removes
 	k := take(t, keeper, "orders", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 100})
 	fillFrom(t, keeper, "orders", 0, 50)
@@ -71,7 +71,7 @@ func TestAMoveBackWaitsForARemoval(t *testing.T) {
 	if a.moved.Redelivered == 0 || a.moved.Redelivered == 60 {
 		t.Errorf("the move says that %d events come again; of 60, some were removed", a.moved.Redelivered)
 	}
-	k.payloads(int(a.moved.Redelivered)) //nolint:gosec // at most 60
+	k.payloads(int(a.moved.Redelivered))
 	k.quiet(500 * time.Millisecond)
 }
 
@@ -81,7 +81,7 @@ func TestMovesBackDuringRemovals(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	seen := new(losses)
-	cfg := Config{URL: url, AckWait: time.Second, Observer: seen, Topics: rejecting("orders", 64)}
+	cfg := Config{URL: url, AckWait: time.Second, Observer: seen, Topics: rejecting()}
 	one, two := open(t, cfg), open(t, cfg)
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
@@ -166,7 +166,7 @@ func TestNothingIsRemovedWhileAGroupIsMissing(t *testing.T) {
 		asked.Add(1)
 		return changed
 	})
-	b := open(t, Config{URL: url, Domain: proxyDomain, Topics: rejecting("orders", 64)})
+	b := open(t, Config{URL: url, Domain: proxyDomain, Topics: rejecting()})
 	take(t, b, "orders", "behind", SubscribeOptions{From: FromEarliest})
 	fast := take(t, b, "orders", "fast", SubscribeOptions{From: FromEarliest})
 	fillFrom(t, b, "orders", 0, 59)

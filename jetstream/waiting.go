@@ -62,12 +62,11 @@ func (t Topic) Delayed(ctx context.Context, next string, limit int) (DelayedPage
 		left, from = pending, m.seq+1
 		subject := m.header.Get(headerTarget)
 		at, err := time.Parse("@at "+time.RFC3339Nano, m.header.Get(headerSchedule))
-		if subjectTopic(subject) != t.name || err != nil {
-			return nil // no hub has stored it
+		if subjectTopic(subject) == t.name && err == nil { // others no hub has stored
+			page.Events = append(page.Events, DelayedEvent{
+				ID: storedID(m.header, delayedStream, m.seq), Key: subjectKey(subject), At: at, Published: m.time, Bytes: len(m.data),
+			})
 		}
-		page.Events = append(page.Events, DelayedEvent{
-			ID: storedID(m.header, delayedStream, m.seq), Key: subjectKey(subject), At: at, Published: m.time, Bytes: len(m.data),
-		})
 		return nil
 	})
 	if err != nil {
