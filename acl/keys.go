@@ -51,6 +51,7 @@ type keySet struct {
 	pending bool          // a fetch is requested or in progress
 	done    chan struct{} // closed at the end of the next fetch
 	failed  bool          // the last fetch failed
+	fetched time.Time     // when the keys were last fetched; until then, when the set was made
 }
 
 var _ jwkset.Storage = (*keySet)(nil)
@@ -88,6 +89,7 @@ func newKeySet(ctx context.Context, cfg Config) (*keySet, error) {
 		ended:        make(chan struct{}),
 		unknown:      rate.NewLimiter(rate.Every(cfg.FetchInterval), 1),
 		done:         make(chan struct{}),
+		fetched:      time.Now(),
 	}
 	if k.client == nil {
 		k.client = newClient(cfg)
@@ -160,6 +162,9 @@ func (k *keySet) update(ctx context.Context) {
 	k.mu.Lock()
 	recovered := k.failed && err == nil
 	k.failed = err != nil
+	if err == nil {
+		k.fetched = time.Now()
+	}
 	k.pending = false
 	close(k.done)
 	k.done = make(chan struct{})
@@ -229,6 +234,13 @@ func (k *keySet) lastFailed() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.failed
+}
+
+// age returns the time since the keys were last fetched.
+func (k *keySet) age() time.Duration {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return time.Since(k.fetched)
 }
 
 // find returns the key of a token whose algorithm was already checked.

@@ -342,6 +342,29 @@ func TestJWKSRotates(t *testing.T) {
 	taken(t, v, tokenOf(t, "ES256", "b", b))
 }
 
+// The age of the keys is the time since the last fetch that succeeded.
+func TestKeysAge(t *testing.T) {
+	if age := newVerifier(t, acl.Config{Static: []acl.StaticToken{{Token: "a token of some length"}}}).KeysAge(); age != 0 {
+		t.Errorf("without a JWKS URL the keys are %v old", age)
+	}
+	s := newJWKSServer(t)
+	key := newKey(t, elliptic.P256())
+	s.serveText(jwks(t, jwk(t, "k", key, nil)))
+	v := newVerifier(t, acl.Config{JWKSURL: s.url(), RefreshInterval: 10 * time.Millisecond, FetchInterval: 10 * time.Millisecond})
+	start := time.Now()
+	grows := func(since time.Time) func() bool {
+		return func() bool { return v.KeysAge() >= time.Since(since) }
+	}
+	eventually(t, "the keys are fetched anew", func() bool { return !grows(start)() })
+	s.serveText("no keys")
+	failing := s.fetches.Load()
+	eventually(t, "a fetch has failed", func() bool { return s.fetches.Load() > failing+2 })
+	failed := time.Now()
+	eventually(t, "failed fetches leave the age", grows(failed))
+	s.serveText(jwks(t, jwk(t, "k", key, nil)))
+	eventually(t, "the keys are fetched again", func() bool { return !grows(failed)() })
+}
+
 func TestJWKSRefreshesByItself(t *testing.T) {
 	a, b := newKey(t, elliptic.P256()), newKey(t, elliptic.P256())
 	s := newJWKSServer(t)

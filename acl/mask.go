@@ -57,6 +57,13 @@ func (id *Identity) Inspects(topic, group string) bool {
 	return id.Allows(Inspect, topic, "") || id.Allows(Subscribe, topic, group) || id.Allows(Admin, topic, "")
 }
 
+// InspectsAny reports whether there may be a topic or a group that the owner may see. After false,
+// Inspects and Shows report false for all of them, so that nothing need be read to know.
+func (id *Identity) InspectsAny() bool {
+	p := id.policy
+	return p != nil && slices.ContainsFunc(p.rules, func(r rule) bool { return r.allow && r.acts&(bitInspect|bitsShow) != 0 })
+}
+
 // Shows reports whether an operator may see events of a topic: by Subscribe or Admin. The masks
 // name what must be hidden; all of them apply. An owner with one of the two rights without a mask
 // sees everything.

@@ -104,3 +104,20 @@ func TestMasksThatAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// Only a rule that allows to see something makes it worth looking.
+func TestInspectsAny(t *testing.T) {
+	t.Parallel()
+	for rule, want := range map[string]bool{
+		`{"effect":"allow","action":"publish","topics":["**"]}`:                 false,
+		`{"effect":"deny","action":"*","topics":["a"]}`:                         false,
+		`{"effect":"allow","action":"inspect","topics":["a"]}`:                  true,
+		`{"effect":"allow","action":"admin","topics":["a"],"mask":["/m"]}`:      true,
+		`{"effect":"allow","action":"subscribe","topics":["a"],"groups":["g"]}`: true,
+		`{"effect":"allow","action":"*","topics":["**"]}`:                       true,
+	} {
+		if got := holder(t, rule).InspectsAny(); got != want {
+			t.Errorf("%s: %v", rule, got)
+		}
+	}
+}

@@ -179,6 +179,15 @@ func (v *Verifier) Close() {
 	}
 }
 
+// KeysAge returns the time since the keys were last fetched from the JWKS server, or since the
+// start if they never were. It is 0 without a JWKS URL.
+func (v *Verifier) KeysAge() time.Duration {
+	if v.keys == nil {
+		return 0
+	}
+	return v.keys.age()
+}
+
 // Verify returns the owner of a token, or an *Error. It takes microseconds unless the token names
 // an unknown key and a fetch from the JWKS server is due. It then waits for the fetch, at most
 // until ctx ends.

@@ -108,13 +108,19 @@ func (s *Server) bearer(r *http.Request) (Principal, *fault) {
 	if p := s.bearers.find(hash, now); p != nil {
 		return p, nil
 	}
-	remote := s.remoteOf(r)
-	p, fail := s.authenticate(r.Context(), token, guesser{address: sourceOf(remote), overHTTP: true})
-	if fail != nil {
-		s.refusedToken(r.Context(), remote, "http", fail)
-	}
+	p, fail := s.authenticateRequest(r, token, "http")
 	if s.bearers.keep(hash, p, now) {
 		s.cfg.Observer.LimitReached("bearers")
+	}
+	return p, fail
+}
+
+// authenticateRequest returns the owner of the token of a request. over names the port.
+func (s *Server) authenticateRequest(r *http.Request, token, over string) (Principal, *fault) {
+	remote := s.remoteOf(r)
+	p, fail := s.authenticate(r.Context(), token, guesser{address: sourceOf(remote), overHTTP: true, counted: over == "http"})
+	if fail != nil {
+		s.refusedToken(r.Context(), remote, over, fail)
 	}
 	return p, fail
 }

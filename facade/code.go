@@ -2,6 +2,7 @@ package facade
 
 import (
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/coder/websocket"
@@ -90,6 +91,26 @@ func (c code) rule() rule {
 		return r
 	}
 	return rules[codeInternal]
+}
+
+// ErrorCodes returns all error codes of the protocol, sorted.
+func ErrorCodes() []string {
+	var all []string
+	for c := range rules {
+		all = append(all, string(c))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// CloseCodes returns all codes with which the hub closes a WebSocket, sorted.
+func CloseCodes() []int {
+	var all []int
+	for c := range closings {
+		all = append(all, int(c))
+	}
+	slices.Sort(all)
+	return all
 }
 
 // StatusOf returns the HTTP status of an error code. Other planes of a hub answer with it.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/rand"
 	"encoding/hex"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,6 +29,30 @@ type Connection struct {
 	QueuedBytes int
 	// Subscriptions are sorted by topic and group.
 	Subscriptions []ConnectionSubscription
+}
+
+// Outbound is what waits to be sent to the clients of a Server.
+type Outbound struct {
+	// Bytes and Frames are of all connections together. Each waiting event counts 512 bytes besides
+	// its payload.
+	Bytes, Frames int
+	// MaxBytes is what waits for the connection with the most bytes.
+	MaxBytes int
+}
+
+// Outbound adds up what waits to be sent.
+func (s *Server) Outbound() Outbound {
+	s.mu.Lock()
+	sessions := slices.Collect(maps.Keys(s.sessions))
+	s.mu.Unlock()
+	var sum Outbound
+	for _, n := range sessions {
+		waiting := n.out.queued()
+		sum.Bytes += waiting.bytes
+		sum.Frames += waiting.frames
+		sum.MaxBytes = max(sum.MaxBytes, waiting.bytes)
+	}
+	return sum
 }
 
 // ConnectionSubscription is one subscription of a connection.
@@ -101,7 +126,7 @@ func newServerName() string {
 }
 
 func (s *session) describe() Connection {
-	c := Connection{ID: s.srv.name + "-" + strconv.FormatUint(s.number, 10), Remote: s.remote, Since: s.since, QueuedBytes: s.out.queued()}
+	c := Connection{ID: s.srv.name + "-" + strconv.FormatUint(s.number, 10), Remote: s.remote, Since: s.since, QueuedBytes: s.out.queued().bytes}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c.Principal = s.counted

@@ -52,6 +52,7 @@ func newGuesses(s *Server) *guesses {
 type guesser struct {
 	address       string
 	overHTTP      bool
+	counted       bool // the request counts in Limits.Requests
 	authenticated bool // the connection is: a refusal would end its subscriptions
 }
 
@@ -143,6 +144,8 @@ func (s *Server) refuseInTurn(ctx context.Context, who guesser, refusal *fault) 
 		if g.overHTTP.Add(1) > refusalsOverHTTP {
 			return tooMany
 		}
+	}
+	if who.counted {
 		// What waits here is no request that is served: else a few addresses could take all places.
 		s.requests.Add(-1)
 		defer s.requests.Add(1)

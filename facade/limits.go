@@ -114,8 +114,9 @@ type Limits struct {
 	// to 1,024.
 	Bearers int
 	// BadTokenRate and BadTokenBurst ("bad_tokens") are how many tokens from one address (of IPv6,
-	// its first 64 bits) are refused a second, over WebSocket and HTTP, and how many at once.
-	// Beyond the limit, refusals wait for their turn, for up to 5 s and at most 256 of an address.
+	// its first 64 bits) are refused a second, over WebSocket, HTTP and on the operations port, and
+	// how many at once. Beyond the limit, refusals wait for their turn, for up to 5 s and at most
+	// 256 of an address.
 	// Beyond that, the client gets rate_limited, and its connection ends. Valid tokens do not wait.
 	// Default to 100 and 200; BadTokenRate may be NoLimit.
 	BadTokenRate, BadTokenBurst int

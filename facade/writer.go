@@ -70,6 +70,7 @@ type writer struct {
 	replies int       // bytes of replies queued, being written, or waiting for their turn
 	turns   turns     // replies without a corr that wait for earlier ones
 	events  int       // bytes of queued deliveries, including those given back since
+	taken   backlog   // what the flusher writes now: all of its frames, and the bytes of deliveries
 	pruneAt int       // value of events at which those given back are dropped
 	closing bool
 	code    websocket.StatusCode // the reason; valid when closing
@@ -176,12 +177,19 @@ func (o *writer) replyLocked(b *batch, start int) {
 	o.replies += size
 }
 
-// queued returns the bytes that wait to be sent: replies, and deliveries that may since have been
-// given back.
-func (o *writer) queued() int {
+// backlog is what waits to be sent.
+type backlog struct{ bytes, frames int }
+
+// queued returns what waits until the kernel takes it: replies, and deliveries that may since have
+// been given back.
+func (o *writer) queued() backlog {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.replies + o.events
+	b := backlog{bytes: o.replies + o.events + o.taken.bytes, frames: o.taken.frames}
+	if o.queue != nil {
+		b.frames += len(o.queue.items)
+	}
+	return b
 }
 
 // waitBelowLimit waits while too many replies are queued. open reports whether the connection is
@@ -230,6 +238,7 @@ func (o *writer) run() websocket.StatusCode {
 		}
 		o.mu.Lock()
 		o.replies -= len(b.arena)
+		o.taken = backlog{}
 		o.below.Signal()
 		o.mu.Unlock()
 		putBatch(b)
@@ -249,6 +258,9 @@ func (o *writer) take() (b *batch, closing bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	b = o.queue
+	if b != nil {
+		o.taken = backlog{bytes: o.events, frames: len(b.items)}
+	}
 	o.queue = nil
 	o.events = 0
 	return b, o.closing

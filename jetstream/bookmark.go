@@ -210,24 +210,29 @@ func (m Bookmarks) Delete(ctx context.Context, name string) error {
 
 // pointer returns the topic and the generation of a group that exists.
 func (g Group) pointer(ctx context.Context) (*topicInfo, generation, error) {
+	t, ptr, _, err := g.present(ctx)
+	return t, ptr, err
+}
+
+// present is pointer with the consumer.
+func (g Group) present(ctx context.Context) (t *topicInfo, ptr generation, info *natsjs.ConsumerInfo, err error) {
 	if err := ValidGroup(g.name); err != nil {
-		return nil, generation{}, err
+		return nil, ptr, nil, err
 	}
-	t, _, err := g.bus.freshExisting(ctx, g.topic)
-	if err != nil {
-		return nil, generation{}, err
+	if t, _, err = g.bus.freshExisting(ctx, g.topic); err != nil {
+		return nil, ptr, nil, err
 	}
-	ptr, err := g.bus.generations.get(ctx, t, g.name)
+	ptr, err = g.bus.generations.get(ctx, t, g.name)
 	if err == nil {
-		_, err = g.bus.groupConsumer(ctx, t, &ptr)
+		info, err = g.bus.groupConsumer(ctx, t, &ptr)
 	}
 	if errors.Is(err, ErrNotFound) {
-		return nil, generation{}, ErrNotFound
+		return nil, ptr, nil, ErrNotFound
 	}
 	if err != nil {
-		return nil, generation{}, g.bus.unavailable(err)
+		return nil, ptr, nil, g.bus.unavailable(err)
 	}
-	return t, ptr, nil
+	return t, ptr, info, nil
 }
 
 // bookmark reads a bookmark. One of a stream that was deleted and made anew is none.

@@ -266,7 +266,7 @@ func (d *Delivery) begin(release bool) bool {
 	if full {
 		s.refillSoon()
 	}
-	d.m.obs.Delivered()
+	d.m.obs.Delivered(d.Attempt)
 	d.m.obs.InFlight(1)
 	return true
 }

@@ -1,6 +1,9 @@
 package jetstream
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+)
 
 // Codes of errors of the bus. They are the codes of the wire protocol. Package facade has the table
 // of their HTTP statuses and retry rules.
@@ -60,6 +63,9 @@ var (
 	ErrNoStream = errors.New("jetstream: stream cannot be made")
 	// ErrNotFound is returned when the requested topic, group or event does not exist.
 	ErrNotFound = errors.New("jetstream: not found")
+	// ErrNoTopic is the ErrNotFound of requests about several things of which the topic is what
+	// does not exist.
+	ErrNoTopic = fmt.Errorf("%w: no such topic", ErrNotFound)
 )
 
 // Refused reports whether err, the error of a publish, is a refusal by the stream, for example

@@ -1,19 +1,18 @@
 package jetstream
 
 import (
-	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"slices"
+	"strconv"
 	"strings"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 // GroupInfo is what operators want to know of a group. The figures are the server's own; reading
-// them reads no events.
+// them reads three events at most: two for OldestUnackedMS, and one for LastID.
 type GroupInfo struct {
 	Topic string `json:"topic"`
 	Group string `json:"group"`
@@ -25,15 +24,16 @@ type GroupInfo struct {
 	LastTS int64  `json:"lastTs,omitempty"`
 	Floor  uint64 `json:"floor"`
 	// Pending is the number of events that were not delivered yet. InFlight is the number of events
-	// that were delivered and are not settled, those in back-off included.
+	// that were delivered and are not settled, those in back-off included. Both count the events
+	// that a redrive has put back.
 	Pending  uint64 `json:"pending"`
 	InFlight uint64 `json:"inflight"`
-	// PutBack is the number of events that a redrive has put back and that are not settled.
+	// PutBack is how many events of both were put back by a redrive.
 	PutBack uint64 `json:"putBack"`
 	// Redelivered is how many of those in flight were delivered more than once.
 	Redelivered uint64 `json:"redelivered"`
 	// OldestUnackedMS is how long ago the oldest event was stored that is not settled; 0 if there
-	// is none.
+	// is none. An event that a redrive has put back counts from then on.
 	OldestUnackedMS int64 `json:"oldestUnackedMs"`
 	Paused          bool  `json:"paused"`
 	// TTLMS is how long the group outlives its last member; 0: it stays.
@@ -47,46 +47,55 @@ type GroupInfo struct {
 // Info returns what is known of the group. It returns ErrNotFound when the topic or the group does
 // not exist.
 func (g Group) Info(ctx context.Context) (GroupInfo, error) {
-	t, ptr, err := g.pointer(ctx)
+	t, ptr, info, err := g.present(ctx)
 	if err != nil {
 		return GroupInfo{}, err
 	}
-	info, err := g.bus.groupConsumer(ctx, t, &ptr)
-	if errors.Is(err, ErrNotFound) {
-		return GroupInfo{}, ErrNotFound
-	}
+	found, err := (&groupReader{bus: g.bus}).info(ctx, t, g.name, &ptr, info)
 	if err != nil {
 		return GroupInfo{}, g.bus.unavailable(err)
 	}
-	return g.bus.groupInfo(ctx, t, g.name, &ptr, info)
+	return found, nil
 }
 
-func (b *Bus) groupInfo(ctx context.Context, t *topicInfo, group string, ptr *generation, info *natsjs.ConsumerInfo) (GroupInfo, error) {
-	found := GroupInfo{
-		Topic: t.name, Group: group, Generation: ptr.Number, Floor: floorOf(info),
-		Pending: info.NumPending, InFlight: uint64(max(info.NumAckPending, 0)), Redelivered: uint64(max(info.NumRedelivered, 0)),
-		Paused: ptr.Paused, TTLMS: info.Config.InactiveThreshold.Milliseconds(), Waiting: info.NumWaiting,
+// info is what is known of the group that a consumer is.
+func (r *groupReader) info(ctx context.Context, t *topicInfo, group string, ptr *generation, info *natsjs.ConsumerInfo) (GroupInfo, error) {
+	b := r.bus
+	if !current(info) {
+		return GroupInfo{}, errNotCurrent
 	}
-	if live := b.liveGroup(t, info.Name); live != nil {
-		found.Members = len(b.membersOf(live))
+	var queue *natsjs.ConsumerInfo
+	if ptr.PutBack != "" {
+		var err error
+		queue, err = b.consumer(ctx, &topicInfo{stream: &stream{name: putBackStream}}, ptr.PutBack)
+		switch {
+		case gone(err):
+			queue = nil
+		case err != nil:
+			return GroupInfo{}, err
+		case !current(queue):
+			return GroupInfo{}, errNotCurrent
+		}
 	}
-	var err error
-	if found.LastID, found.LastTS, err = b.lastSettled(ctx, t, info); err != nil {
-		return GroupInfo{}, err
-	}
-	waiting, leased, err := b.putBackCount(ctx, ptr.PutBack)
+	lag, err := r.lagOf(ctx, t, group, info, queue)
 	if err != nil {
 		return GroupInfo{}, err
 	}
-	found.PutBack = waiting + leased
-	if found.Pending+found.InFlight > 0 {
-		oldest, err := b.nextStored(ctx, t, &walkOptions{}, found.Floor)
-		if err != nil {
-			return GroupInfo{}, err
-		}
-		if oldest != nil {
-			found.OldestUnackedMS = max(info.TimeStamp.Sub(oldest.time).Milliseconds(), 0)
-		}
+	settled, err := r.lastSettled(ctx, t, info)
+	if err != nil {
+		return GroupInfo{}, err
+	}
+	found := GroupInfo{
+		Topic: t.name, Group: group, Generation: ptr.Number, LastID: settled.id, LastTS: settled.ts, Floor: floorOf(info),
+		Pending: lag.Pending, InFlight: lag.InFlight, Redelivered: uint64(max(info.NumRedelivered, 0)), OldestUnackedMS: lag.OldestUnacked.Milliseconds(),
+		Paused: ptr.Paused, TTLMS: info.Config.InactiveThreshold.Milliseconds(), Waiting: info.NumWaiting,
+	}
+	if queue != nil {
+		found.PutBack = queue.NumPending + uint64(max(queue.NumAckPending, 0))
+		found.Redelivered += uint64(max(queue.NumRedelivered, 0))
+	}
+	if live := b.liveGroup(t, info.Name); live != nil {
+		found.Members = len(b.membersOf(live))
 	}
 	return found, nil
 }
@@ -124,129 +133,167 @@ func (a Groups) List(ctx context.Context, page GroupsPage) (groups []GroupInfo, 
 	if page.Limit < 1 || page.Limit > MaxGroupsPage {
 		return nil, "", badOptions("limit is %d: 1 to %d are allowed", page.Limit, MaxGroupsPage)
 	}
+	r := &groupReader{bus: b}
+	return walkGroups(ctx, b, r, &page, maxGroupsSeen, func(at *foundGroup) (GroupInfo, error) {
+		return r.info(ctx, at.topic, at.group, &at.ptr, at.info)
+	})
+}
+
+// MaxCursorsPage is the most groups of one page of Groups.Cursors.
+const MaxCursorsPage = 10_000
+
+// GroupCursor is the cursor of a group.
+type GroupCursor struct {
+	Group string `json:"group"`
+	// LastID and LastTS are those of Cursor.
+	LastID string `json:"lastId"`
+	LastTS int64  `json:"lastTs"`
+}
+
+// Cursors is List for cursors alone, with 1..MaxCursorsPage of them on a page. Page.Topic is
+// required.
+func (a Groups) Cursors(ctx context.Context, page GroupsPage) (cursors []GroupCursor, next string, err error) {
+	b := a.bus
+	if page.Limit < 1 || page.Limit > MaxCursorsPage {
+		return nil, "", badOptions("limit is %d: 1 to %d are allowed", page.Limit, MaxCursorsPage)
+	}
+	if err := ValidTopic(page.Topic); err != nil {
+		return nil, "", err
+	}
+	r := &groupReader{bus: b}
+	return walkGroups(ctx, b, r, &page, MaxCursorsPage, func(at *foundGroup) (GroupCursor, error) {
+		settled, err := r.lastSettled(ctx, at.topic, at.info)
+		return GroupCursor{at.group, settled.id, settled.ts}, err
+	})
+}
+
+// foundGroup is a group with its consumer.
+type foundGroup struct {
+	topic *topicInfo
+	group string
+	ptr   generation
+	info  *natsjs.ConsumerInfo
+}
+
+// walkGroups reads a page of groups, looking at seen consumers at most. read is called
+// concurrently.
+func walkGroups[T any](ctx context.Context, b *Bus, r *groupReader, page *GroupsPage, seen int, read func(*foundGroup) (T, error)) (found []T, next string, err error) {
 	after, err := parseGroupsNext(page.Next)
 	if err != nil {
 		return nil, "", err
 	}
-	var streams []string
-	if page.Topic != "" {
-		t, err := b.existing(ctx, page.Topic)
-		if errors.Is(err, ErrNotFound) {
-			return nil, "", nil
-		}
-		if err != nil {
-			return nil, "", err
-		}
-		streams = []string{t.stream.name}
-	} else {
-		list := b.js.StreamNames(ctx)
-		for name := range list.Name() {
-			if !strings.HasPrefix(name, "KV_") && !strings.HasPrefix(name, "OBJ_") {
-				streams = append(streams, name)
-			}
-		}
-		if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
-			return nil, "", b.unavailable(fmt.Errorf("jetstream: list streams: %w", err))
-		}
-		slices.Sort(streams)
+	streams, err := b.streamsOf(ctx, r, page.Topic)
+	if err != nil {
+		return nil, "", err
 	}
-	seen := 0
 	for _, stream := range streams {
-		if stream < after[0] {
+		if stream < after.stream {
 			continue
 		}
-		names, err := b.consumerNames(ctx, stream)
-		if err != nil {
-			return nil, "", b.unavailable(err)
+		if stream != after.stream {
+			after = groupsNext{stream: stream}
 		}
-		for _, name := range names {
-			at := [2]string{stream, name}
-			if cmp.Or(strings.Compare(stream, after[0]), strings.Compare(name, after[1])) <= 0 {
-				continue
+		for consumers, err := range b.consumerPages(ctx, stream, after.consumer, after.offset) {
+			if err == nil && len(consumers.missing) > 0 {
+				err = fmt.Errorf("%w (%d groups of stream %s)", errNotCurrent, len(consumers.missing), stream)
 			}
-			if len(groups) == page.Limit || seen == maxGroupsSeen {
-				return groups, formatGroupsNext(after), nil
-			}
-			after = at
-			seen++
-			found, ok, err := b.listed(ctx, stream, name, &page)
 			if err != nil {
 				return nil, "", b.unavailable(err)
 			}
-			if ok {
-				groups = append(groups, found)
+			after.offset = consumers.offset
+			for left := consumers.consumers; len(left) > 0; {
+				if len(found) == page.Limit || seen == 0 {
+					return found, after.String(), nil
+				}
+				part := left[:min(len(left), page.Limit-len(found), seen)]
+				seen -= len(part)
+				left = left[len(part):]
+				after.consumer = part[len(part)-1].Name
+				values := make([]*T, len(part))
+				err := concurrently(len(part), func(i int) error {
+					at, err := r.find(ctx, part[i], page)
+					if err != nil || at == nil {
+						return err
+					}
+					value, err := read(at)
+					values[i] = &value
+					return err
+				})
+				if err != nil {
+					return nil, "", b.unavailable(err)
+				}
+				for _, value := range values {
+					if value != nil {
+						found = append(found, *value)
+					}
+				}
 			}
 		}
 	}
-	return groups, "", nil
+	return found, "", nil
 }
 
-// listed returns the group that a consumer is. ok is false for consumers that are no group, or one
-// that the page leaves out.
-func (b *Bus) listed(ctx context.Context, stream, name string, page *GroupsPage) (found GroupInfo, ok bool, err error) {
-	c, err := b.js.Consumer(ctx, stream, name)
-	if errors.Is(err, natsjs.ErrConsumerNotFound) || errors.Is(err, natsjs.ErrStreamNotFound) {
-		return found, false, nil
+// streamsOf returns the streams that may have groups of a topic, or of all topics, in order.
+func (b *Bus) streamsOf(ctx context.Context, r *groupReader, topic string) (streams []string, err error) {
+	if topic != "" {
+		t, err := r.topic(ctx, topic)
+		if errors.Is(err, ErrNotFound) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		return []string{t.stream.name}, nil
 	}
-	if err != nil {
-		return found, false, fmt.Errorf("jetstream: consumer %s of stream %s: %w", name, stream, err)
-	}
-	info := c.CachedInfo()
+	return b.streamNames(ctx)
+}
+
+// find returns the group that a consumer is, or nil for a consumer that is no group, or one that
+// the page leaves out.
+func (r *groupReader) find(ctx context.Context, info *natsjs.ConsumerInfo, page *GroupsPage) (*foundGroup, error) {
 	topic, group := info.Config.Metadata[metaTopic], info.Config.Metadata[metaGroup]
 	if topic == "" || group == "" || page.Topic != "" && topic != page.Topic || page.Visible != nil && !page.Visible(topic, group) {
-		return found, false, nil
+		return nil, nil //nolint:nilnil // as documented
 	}
-	t, err := b.existing(ctx, topic)
-	if err != nil {
-		if errors.Is(err, ErrNotFound) {
-			err = nil
-		}
-		return found, false, err
-	}
-	if t.stream.name != stream {
-		return found, false, nil
-	}
-	ptr, err := b.generations.get(ctx, t, group)
-	if err != nil || ptr.Deleted || ptr.Consumer != name {
-		return found, false, err
-	}
-	found, err = b.groupInfo(ctx, t, group, &ptr, info)
-	return found, err == nil, err
-}
-
-// consumerNames returns the names of a stream's consumers in order; none when it does not exist.
-func (b *Bus) consumerNames(ctx context.Context, stream string) ([]string, error) {
-	s, err := b.js.Stream(ctx, stream)
-	if errors.Is(err, natsjs.ErrStreamNotFound) {
-		return nil, nil
+	t, err := r.topic(ctx, topic)
+	if errors.Is(err, ErrNotFound) {
+		return nil, nil //nolint:nilnil // as documented
 	}
 	if err != nil {
-		return nil, fmt.Errorf("jetstream: stream %s: %w", stream, err)
+		return nil, err
 	}
-	var names []string
-	list := s.ConsumerNames(ctx)
-	for name := range list.Name() {
-		names = append(names, name)
+	if t.stream.name != info.Stream {
+		return nil, nil //nolint:nilnil // as documented
 	}
-	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) && !errors.Is(err, natsjs.ErrStreamNotFound) {
-		return nil, fmt.Errorf("jetstream: list consumers of stream %s: %w", stream, err)
+	ptr, err := r.bus.generations.get(ctx, t, group)
+	if err != nil || ptr.Deleted || ptr.Consumer != info.Name {
+		return nil, err
 	}
-	slices.Sort(names)
-	return names, nil
+	return &foundGroup{t, group, ptr, info}, nil
 }
 
-func formatGroupsNext(at [2]string) string {
-	return base64.RawURLEncoding.EncodeToString([]byte(at[0] + "\x00" + at[1]))
+// groupsNext is where a page of groups ended.
+type groupsNext struct {
+	stream, consumer string
+	offset           int // of the consumer, in steps of pages
 }
 
-func parseGroupsNext(next string) (at [2]string, err error) {
+// String is what GroupsPage.Next takes.
+func (n groupsNext) String() string {
+	return base64.RawURLEncoding.EncodeToString([]byte(n.stream + "\x00" + n.consumer + "\x00" + strconv.Itoa(n.offset)))
+}
+
+func parseGroupsNext(next string) (at groupsNext, err error) {
 	if next == "" {
 		return at, nil
 	}
 	text, err := base64.RawURLEncoding.DecodeString(next)
-	stream, consumer, ok := strings.Cut(string(text), "\x00")
-	if err != nil || !ok || stream == "" {
-		return at, badOptions("next is not what a page of groups has returned")
+	part := strings.Split(string(text), "\x00")
+	if err == nil && len(part) == 3 && part[0] != "" {
+		at.stream, at.consumer = part[0], part[1]
+		if at.offset, err = strconv.Atoi(part[2]); err == nil && at.offset >= 0 {
+			return at, nil
+		}
 	}
-	return [2]string{stream, consumer}, nil
+	return groupsNext{}, badOptions("next is not what a page of groups has returned")
 }

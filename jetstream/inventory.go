@@ -29,6 +29,15 @@ type topicStream struct {
 
 // takeInventory asks the server for all of its streams.
 func (b *Bus) takeInventory(ctx context.Context) (*inventory, error) {
+	inv, err := b.listStreams(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return inv, inv.complete(ctx)
+}
+
+// listStreams asks the server for the streams that have a leader.
+func (b *Bus) listStreams(ctx context.Context) (*inventory, error) {
 	inv := &inventory{bus: b, streams: make(map[string]*natsjs.StreamInfo)}
 	list := b.js.ListStreams(ctx)
 	for info := range list.Info() {
@@ -40,7 +49,7 @@ func (b *Bus) takeInventory(ctx context.Context) (*inventory, error) {
 	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
 		return nil, fmt.Errorf("nats at %s: list streams: %w", b.where(), err)
 	}
-	return inv, inv.complete(ctx)
+	return inv, nil
 }
 
 // complete asks for each stream by its name that a rule wants and that the list does not have: a

@@ -63,6 +63,7 @@ type Bus struct {
 	unstored     atomic.Pointer[StorageError]
 	links        []*link
 	firstLetters firstLetters
+	lagEvents    lagEvents
 	js           manager // over links[0]; for what is not hot
 	api          string  // prefix of the JetStream API subjects
 	maxPayload   int
@@ -74,6 +75,7 @@ type Bus struct {
 	dead         *deadLetters
 	// places of redrives, bytes put back by client, and who puts back now
 	redrives      *quota.Places
+	letterBook    *letterBook
 	putBackShares *quota.Set
 	puttingBack   chan struct{}
 
@@ -138,6 +140,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	b.keyShares = quota.New(float64(b.limits.KeyShare)/keyShareTime.Seconds(), b.limits.KeyShare, b.limits.Topics, nil)
 	b.newDerived = quota.New(float64(b.limits.DerivedKeyRate), b.limits.DerivedKeysPerClient, b.limits.Topics, nil)
 	b.keyLooks = quota.New(keyLooks, keyLooks, b.limits.Topics, nil)
+	b.letterBook = newLetterBook()
 	b.redrives = quota.NewPlaces(b.limits.Redrives, (b.limits.Redrives+1)/2)
 	b.putBackShares = quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil)
 	b.puttingBack = make(chan struct{}, 1)
@@ -243,12 +246,13 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 		return fmt.Errorf("nats at %s: the server does not support message headers; set no_header_support: false", b.where())
 	}
 	b.api = "$JS.API."
+	opts := []natsjs.JetStreamOpt{natsjs.WithDefaultTimeout(publishWait), natsjs.WithClientTrace(b.countErrors())}
 	var js natsjs.JetStream
 	if b.cfg.Domain != "" {
 		b.api = "$JS." + b.cfg.Domain + ".API."
-		js, err = natsjs.NewWithDomain(nc, b.cfg.Domain, natsjs.WithDefaultTimeout(publishWait))
+		js, err = natsjs.NewWithDomain(nc, b.cfg.Domain, opts...)
 	} else {
-		js, err = natsjs.New(nc, natsjs.WithDefaultTimeout(publishWait))
+		js, err = natsjs.New(nc, opts...)
 	}
 	if err != nil {
 		return err

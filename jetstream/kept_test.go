@@ -125,8 +125,8 @@ func TestWhatIsKeptBackIsSentAtTheEnd(t *testing.T) {
 	eventually(t, "it is settled", func() bool { return leasedOf(t, b, "kept") == 0 })
 }
 
-// What is still kept back when the last member of a group has ended is sent once the consumer answers
-// again.
+// What is still kept back when the last member of a group has ended is sent once the consumer
+// answers again.
 func TestWhatIsKeptBackIsSentAfterTheEnd(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})

@@ -1,11 +1,13 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -15,7 +17,7 @@ import (
 const MaxLags = 10_000
 
 // Lag is how far a group is behind. The figures are those of the leaders of the group's consumers;
-// reading them reads at most one event.
+// reading them reads at most two events.
 type Lag struct {
 	Topic, Group string
 	// Ephemeral is set for a group with a TTL.
@@ -27,152 +29,212 @@ type Lag struct {
 	// included.
 	InFlight uint64
 	// OldestUnacked is how long ago the oldest event was stored that is not settled; 0 if there is
-	// none.
+	// none. An event that a redrive has put back counts from then on.
 	OldestUnacked time.Duration
 }
 
-// Lags returns the lag of up to limit groups of all topics, in the order of topics and groups. more
-// says that there are further groups. limit is 1..MaxLags.
-func (a Groups) Lags(ctx context.Context, limit int) (lags []Lag, more bool, err error) {
-	b := a.bus
-	if limit < 1 || limit > MaxLags {
-		return nil, false, badOptions("limit is %d: 1 to %d are allowed", limit, MaxLags)
-	}
-	type name struct{ topic, group string }
-	consumers := make(map[name][]*natsjs.ConsumerInfo)
-	streams := b.js.StreamNames(ctx)
-	for stream := range streams.Name() {
-		if strings.HasPrefix(stream, "KV_") || strings.HasPrefix(stream, "OBJ_") {
-			continue
-		}
-		err := b.eachConsumer(ctx, stream, func(info *natsjs.ConsumerInfo) {
-			if at := (name{info.Config.Metadata[metaTopic], info.Config.Metadata[metaGroup]}); at.topic != "" && at.group != "" {
-				consumers[at] = append(consumers[at], info)
-			}
-		})
-		if err != nil {
-			return nil, false, b.unavailable(err)
-		}
-	}
-	if err := streams.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
-		return nil, false, b.unavailable(fmt.Errorf("jetstream: list streams: %w", err))
-	}
-	names := make([]name, 0, len(consumers))
-	for at := range consumers {
-		names = append(names, at)
-	}
-	slices.SortFunc(names, func(a, b name) int {
-		if c := strings.Compare(a.topic, b.topic); c != 0 {
-			return c
-		}
-		return strings.Compare(a.group, b.group)
-	})
-	for _, at := range names {
-		lag, ok, err := b.lag(ctx, at.topic, at.group, consumers[at])
-		if err != nil {
-			return nil, false, err
-		}
-		if !ok {
-			continue
-		}
-		if len(lags) == limit {
-			return lags, true, nil
-		}
-		lags = append(lags, lag)
-	}
-	return lags, false, nil
+// AllLags is the lag of many groups.
+type AllLags struct {
+	// Lags are in the order of topics and groups.
+	Lags []Lag
+	// More says that there are further groups.
+	More bool
+	// Unknown is the number of groups of which nothing is known, because a leader of theirs does
+	// not answer or is out of touch with the other servers.
+	Unknown int
 }
 
-// eachConsumer calls f for each consumer of a stream. A stream that does not exist has none.
-func (b *Bus) eachConsumer(ctx context.Context, stream string, f func(*natsjs.ConsumerInfo)) error {
-	s, err := b.js.Stream(ctx, stream)
-	if errors.Is(err, natsjs.ErrStreamNotFound) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("jetstream: stream %s: %w", stream, err)
-	}
-	list := s.ListConsumers(ctx)
-	for info := range list.Info() {
-		f(info)
-	}
-	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) && !errors.Is(err, natsjs.ErrStreamNotFound) {
-		return fmt.Errorf("jetstream: list consumers of stream %s: %w", stream, err)
+// groupName is a group of a topic.
+type groupName struct{ topic, group string }
+
+// listedGroups are the groups of all streams, by their consumers.
+type listedGroups struct {
+	mu        sync.Mutex
+	consumers map[groupName][]*natsjs.ConsumerInfo
+	// missing are the consumers of which nothing is known, by stream.
+	missing map[string][]string
+}
+
+// list reads the consumers of a stream.
+func (l *listedGroups) list(ctx context.Context, b *Bus, stream string) error {
+	for page, err := range b.consumerPages(ctx, stream, "", 0) {
+		if err != nil {
+			return err
+		}
+		l.mu.Lock()
+		for _, info := range page.consumers {
+			if at := (groupName{info.Config.Metadata[metaTopic], info.Config.Metadata[metaGroup]}); at.topic != "" && at.group != "" {
+				l.consumers[at] = append(l.consumers[at], info)
+			}
+		}
+		if len(page.missing) > 0 {
+			l.missing[stream] = append(l.missing[stream], page.missing...)
+		}
+		l.mu.Unlock()
 	}
 	return nil
 }
 
-// Lag returns how far the group is behind. It returns ErrNotFound when the topic or the group does
-// not exist.
-func (g Group) Lag(ctx context.Context) (Lag, error) {
-	b := g.bus
-	t, ptr, err := g.pointer(ctx)
-	if err != nil {
-		return Lag{}, err
-	}
-	info, err := b.groupConsumer(ctx, t, &ptr)
-	if errors.Is(err, ErrNotFound) {
-		return Lag{}, ErrNotFound
-	}
-	if err != nil {
-		return Lag{}, b.unavailable(err)
-	}
-	lag, err := b.lagOf(ctx, t, g.name, []*natsjs.ConsumerInfo{info})
-	if err != nil {
-		return Lag{}, err
-	}
-	waiting, leased, err := b.putBackCount(ctx, ptr.PutBack)
-	if err != nil {
-		return Lag{}, b.unavailable(err)
-	}
-	lag.Pending += waiting
-	lag.InFlight += leased
-	return lag, nil
-}
-
-// lag adds up the consumers of a group: that of its present generation, and that of its put-back
-// events. ok is false for a group that does not exist any more.
-func (b *Bus) lag(ctx context.Context, topic, group string, consumers []*natsjs.ConsumerInfo) (lag Lag, ok bool, err error) {
-	t, err := b.existing(ctx, topic)
-	if errors.Is(err, ErrNotFound) {
-		return lag, false, nil
-	}
-	if err != nil {
-		return lag, false, err
-	}
-	if len(consumers) > 1 || consumers[0].Stream != t.stream.name {
-		ptr, err := b.generations.get(ctx, t, group)
-		if err != nil {
-			return lag, false, b.unavailable(err)
+// streams returns the streams of topics that have groups.
+func (l *listedGroups) streams() []string {
+	set := make(map[string]bool)
+	for _, consumers := range l.consumers {
+		for _, info := range consumers {
+			set[info.Stream] = true
 		}
-		consumers = slices.DeleteFunc(consumers, func(info *natsjs.ConsumerInfo) bool {
-			return ptr.Deleted || info.Name != ptr.Consumer && info.Name != ptr.PutBack
-		})
 	}
-	if !slices.ContainsFunc(consumers, func(info *natsjs.ConsumerInfo) bool { return info.Stream == t.stream.name }) {
-		return lag, false, nil
-	}
-	lag, err = b.lagOf(ctx, t, group, consumers)
-	return lag, err == nil, err
+	delete(set, putBackStream)
+	return slices.Collect(maps.Keys(set))
 }
 
-// lagOf adds up the consumers of a group.
-func (b *Bus) lagOf(ctx context.Context, t *topicInfo, group string, consumers []*natsjs.ConsumerInfo) (Lag, error) {
-	lag := Lag{Topic: t.name, Group: group}
+// names returns the groups in order.
+func (l *listedGroups) names() []groupName {
+	return slices.SortedFunc(maps.Keys(l.consumers), func(a, b groupName) int {
+		return cmp.Or(strings.Compare(a.topic, b.topic), strings.Compare(a.group, b.group))
+	})
+}
+
+// lagEvents are the events behind the groups of the last Groups.Lags.
+type lagEvents struct {
+	mu    sync.Mutex
+	known map[string]*knownEvents
+}
+
+func (e *lagEvents) get() map[string]*knownEvents {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.known
+}
+
+func (e *lagEvents) set(known map[string]*knownEvents) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.known = known
+}
+
+// Lags returns the lag of up to limit groups of all topics. limit is 1..MaxLags. A group whose
+// leader does not answer is left out: AllLags.Unknown counts it. Lags remembers the times of events
+// for the next Lags, for as long as their stream has removed no event.
+func (a Groups) Lags(ctx context.Context, limit int) (AllLags, error) {
+	b := a.bus
+	if limit < 1 || limit > MaxLags {
+		return AllLags{}, badOptions("limit is %d: 1 to %d are allowed", limit, MaxLags)
+	}
+	streams, err := b.streamNames(ctx)
+	if err != nil {
+		return AllLags{}, err
+	}
+	listed := &listedGroups{consumers: make(map[groupName][]*natsjs.ConsumerInfo), missing: make(map[string][]string)}
+	if err = concurrently(len(streams), func(i int) error { return listed.list(ctx, b, streams[i]) }); err != nil {
+		return AllLags{}, b.unavailable(err)
+	}
+	var all AllLags
+	for _, missing := range listed.missing {
+		all.Unknown += len(missing)
+	}
+	names := listed.names()
+	r := &groupReader{bus: b}
+	if err := r.remember(ctx, listed.streams(), b.lagEvents.get()); err != nil {
+		return AllLags{}, b.unavailable(err)
+	}
+	defer func() { b.lagEvents.set(r.found) }()
+	for len(names) > 0 {
+		if len(all.Lags) == limit {
+			all.More = true
+			return all, nil
+		}
+		part := names[:min(len(names), limit-len(all.Lags))]
+		names = names[len(part):]
+		found := make([]*Lag, len(part))
+		err = concurrently(len(part), func(i int) error {
+			lag, err := r.listedLag(ctx, part[i], listed)
+			found[i] = lag
+			return err
+		})
+		if err != nil {
+			return AllLags{}, b.unavailable(err)
+		}
+		for _, lag := range found {
+			if lag == nil {
+				continue
+			}
+			if lag.Group == "" {
+				all.Unknown++
+				continue
+			}
+			all.Lags = append(all.Lags, *lag)
+		}
+	}
+	return all, nil
+}
+
+// listedLag returns the lag of a group whose consumers were listed: nil for a group that does not
+// exist any more, and an empty Lag for one of which nothing is known.
+func (r *groupReader) listedLag(ctx context.Context, at groupName, listed *listedGroups) (*Lag, error) {
+	t, err := r.topic(ctx, at.topic)
+	if errors.Is(err, ErrNotFound) {
+		return nil, nil //nolint:nilnil // as documented
+	}
+	if errors.Is(err, errSilent) {
+		return &Lag{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	consumers := listed.consumers[at]
+	doubtful := len(listed.missing[t.stream.name])+len(listed.missing[putBackStream]) > 0
+	ptr := generation{Consumer: consumers[0].Name}
+	if len(consumers) > 1 || consumers[0].Stream != t.stream.name || doubtful {
+		if ptr, err = r.bus.generations.get(ctx, t, at.group); err != nil {
+			return nil, err
+		}
+	}
+	if slices.Contains(listed.missing[putBackStream], ptr.PutBack) {
+		return &Lag{}, nil
+	}
+	var main, queue *natsjs.ConsumerInfo
 	for _, info := range consumers {
-		lag.Ephemeral = lag.Ephemeral || info.Config.InactiveThreshold > 0
-		open := info.NumPending + uint64(max(info.NumAckPending, 0))
-		lag.Pending += info.NumPending
-		lag.InFlight += open - info.NumPending
-		if open == 0 || info.Stream != t.stream.name {
+		switch {
+		case info.Stream == t.stream.name && info.Name == ptr.Consumer:
+			main = info
+		case info.Stream == putBackStream && info.Name == ptr.PutBack:
+			queue = info
+		}
+	}
+	if main == nil || ptr.Deleted {
+		return nil, nil //nolint:nilnil // as documented
+	}
+	lag, err := r.lagOf(ctx, t, at.group, main, queue)
+	if errors.Is(err, errSilent) {
+		return &Lag{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &lag, nil
+}
+
+// lagOf is the lag of a group by its consumer, and by that of its put-back events or nil.
+func (r *groupReader) lagOf(ctx context.Context, t *topicInfo, group string, main, queue *natsjs.ConsumerInfo) (Lag, error) {
+	lag := Lag{Topic: t.name, Group: group, Ephemeral: main.Config.InactiveThreshold > 0}
+	for _, info := range []*natsjs.ConsumerInfo{main, queue} {
+		if info == nil || info.NumPending == 0 && info.NumAckPending <= 0 {
 			continue
 		}
-		oldest, err := b.nextStored(ctx, t, &walkOptions{}, floorOf(info))
+		lag.Pending += info.NumPending
+		lag.InFlight += uint64(max(info.NumAckPending, 0))
+		var oldest time.Time
+		var err error
+		if info == main {
+			oldest, err = r.oldestBehind(ctx, t, floorOf(info))
+		} else {
+			oldest, err = r.oldestCopy(ctx, info)
+		}
 		if err != nil {
 			return lag, err
 		}
-		if oldest != nil {
-			lag.OldestUnacked = max(info.TimeStamp.Sub(oldest.time), 0)
+		if !oldest.IsZero() {
+			lag.OldestUnacked = max(lag.OldestUnacked, info.TimeStamp.Sub(oldest))
 		}
 	}
 	return lag, nil

@@ -18,12 +18,13 @@ import (
 const (
 	// letterScan is the most letters that List looks at for one page.
 	letterScan = 10_000
-	// letterPage is the most bytes of letters on a page; the page may exceed it by its last one.
+	// letterBytes is the most bytes of letters that List looks at for one page.
+	letterBytes = 64 << 20
+	// letterPage is the most bytes of letters on a page; the page may exceed it by its last one, as
+	// letterBytes may be.
 	letterPage = 4 << 20
 	// maxLetterLimit is the most letters on a page.
 	maxLetterLimit = 1_000
-	// letterGroups is the most pairs of topic and group that Count tells apart.
-	letterGroups = 10_000
 )
 
 // letterSubjects are the subjects of all dead letters.
@@ -250,7 +251,8 @@ type letterStream struct {
 	name     string
 	created  time.Time
 	subjects []string // to be read; nil: all
-	last     uint64
+	// the sequences and the number of its messages
+	first, last, messages uint64
 }
 
 // letterStreams are the streams that may have letters of the filter, in order of their names.
@@ -263,7 +265,7 @@ func (b *Bus) letterStreams(ctx context.Context, f *LetterFilter) ([]letterStrea
 		if err != nil {
 			return nil, err
 		}
-		return []letterStream{{name: t.stream.name, created: t.stream.created, subjects: t.filters(), last: state.LastSeq}}, nil
+		return []letterStream{{name: t.stream.name, created: t.stream.created, subjects: t.filters(), first: state.FirstSeq, last: state.LastSeq, messages: state.Msgs}}, nil
 	}
 	names := make(map[string]bool)
 	for _, subject := range letterSubjects {
@@ -284,7 +286,7 @@ func (b *Bus) letterStreams(ctx context.Context, f *LetterFilter) ([]letterStrea
 		if err != nil {
 			return nil, b.unavailable(err)
 		}
-		s := letterStream{name: name, created: info.Created, last: info.State.LastSeq}
+		s := letterStream{name: name, created: info.Created, first: info.State.FirstSeq, last: info.State.LastSeq, messages: info.State.Msgs}
 		for _, has := range info.Config.Subjects {
 			for _, all := range letterSubjects {
 				switch {
@@ -382,29 +384,25 @@ func (b *Bus) lettersOn(ctx context.Context, s *letterStream, next *uint64, filt
 	})
 }
 
-// letterCursor says where a list goes on.
-type letterCursor struct {
+// streamCursor is a place in a stream: where a list goes on, or what a dry run has seen ends.
+type streamCursor struct {
 	Stream  string `json:"s"`
 	Created int64  `json:"c"`
 	Next    uint64 `json:"n"`
 }
 
-func (c letterCursor) String() string {
+func (c streamCursor) String() string {
 	text, _ := json.Marshal(c) //nolint:errchkjson // strings and numbers always marshal
 	return base64.RawURLEncoding.EncodeToString(text)
 }
 
-// parseLetterCursor reads the cursor of a list.
-func parseLetterCursor(s string) (letterCursor, error) {
-	var c letterCursor
+// parseStreamCursor reads what String has written.
+func parseStreamCursor(s string) (c streamCursor, ok bool) {
 	text, err := base64.RawURLEncoding.DecodeString(s)
 	if err == nil {
 		err = json.Unmarshal(text, &c)
 	}
-	if err != nil || c.Stream == "" {
-		return c, badOptions("next is not the next of an earlier answer: begin without it")
-	}
-	return c, nil
+	return c, err == nil && c.Stream != "" && c.Next > 0
 }
 
 // LetterPage is a page of dead letters.
@@ -417,7 +415,7 @@ type LetterPage struct {
 
 // List returns a page of the selected letters, oldest first, of at most limit (1..1,000), and the
 // Next of the page before, "" to begin. visible, if not nil, hides letters for which it returns
-// false. List looks at no more than 10,000 letters, and a page has about 4 MiB at most.
+// false. List looks at no more than 10,000 letters and 64 MiB, and a page has about 4 MiB at most.
 func (d DeadLetters) List(ctx context.Context, filter LetterFilter, next string, limit int, visible func(*Letter) bool) (LetterPage, error) {
 	b := d.bus
 	if err := filter.validate(); err != nil {
@@ -426,11 +424,11 @@ func (d DeadLetters) List(ctx context.Context, filter LetterFilter, next string,
 	if limit < 1 || limit > maxLetterLimit {
 		return LetterPage{}, badOptions("limit is %d: 1 to %d are allowed", limit, maxLetterLimit)
 	}
-	var from letterCursor
+	var from streamCursor
 	if next != "" {
-		var err error
-		if from, err = parseLetterCursor(next); err != nil {
-			return LetterPage{}, err
+		var ok bool
+		if from, ok = parseStreamCursor(next); !ok {
+			return LetterPage{}, badOptions("next is not the next of an earlier answer: begin without it")
 		}
 	}
 	streams, err := b.letterStreams(ctx, &filter)
@@ -438,7 +436,7 @@ func (d DeadLetters) List(ctx context.Context, filter LetterFilter, next string,
 		return LetterPage{}, err
 	}
 	var page LetterPage
-	scanned, size := 0, 0
+	scanned, read, size := 0, 0, 0
 	for i := range streams {
 		s := &streams[i]
 		start := uint64(1)
@@ -451,11 +449,12 @@ func (d DeadLetters) List(ctx context.Context, filter LetterFilter, next string,
 			return LetterPage{}, badOptions("the dead letters were removed since next was given: begin without it")
 		}
 		err := b.eachLetter(ctx, s, start, &filter, func(l *Letter, m *storedMsg) error {
-			if len(page.Letters) == limit || scanned == letterScan || size > letterPage {
-				page.Next = letterCursor{Stream: s.name, Created: s.created.UnixNano(), Next: l.Sequence}.String()
+			if len(page.Letters) == limit || scanned == letterScan || read > letterBytes || size > letterPage {
+				page.Next = streamCursor{Stream: s.name, Created: s.created.UnixNano(), Next: l.Sequence}.String()
 				return errLettersEnded
 			}
 			scanned++
+			read += len(m.data)
 			if filter.selects(l) && (visible == nil || visible(l)) {
 				page.Letters = append(page.Letters, l)
 				size += len(m.data)
@@ -467,75 +466,4 @@ func (d DeadLetters) List(ctx context.Context, filter LetterFilter, next string,
 		}
 	}
 	return page, nil
-}
-
-// LetterCount is how many dead letters a group of a topic has.
-type LetterCount struct {
-	Topic, Group string
-	Count        int
-	// First and Last are the times at which the oldest and the newest letter were stored, in epoch
-	// milliseconds.
-	First, Last int64
-}
-
-// LetterCounts are the numbers of dead letters.
-type LetterCounts struct {
-	// Total is the number of all selected letters.
-	Total int
-	// Groups has a count for each topic and group, in this order; beyond 10,000 of them, the others
-	// count in Total only.
-	Groups []LetterCount
-}
-
-// Count counts the selected letters that were there when it began. It reads all of them. visible is
-// that of List. client is the client that asks, "" for the program itself (Limits.Redrives).
-func (d DeadLetters) Count(ctx context.Context, filter LetterFilter, client string, visible func(*Letter) bool) (LetterCounts, error) {
-	b := d.bus
-	if err := filter.validate(); err != nil {
-		return LetterCounts{}, err
-	}
-	leave, err := b.enterRedrives(ctx, client)
-	if err != nil {
-		return LetterCounts{}, err
-	}
-	defer leave()
-	streams, err := b.letterStreams(ctx, &filter)
-	if err != nil {
-		return LetterCounts{}, err
-	}
-	var counts LetterCounts
-	known := make(map[[2]string]int)
-	for i := range streams {
-		err := b.eachLetter(ctx, &streams[i], 1, &filter, func(l *Letter, _ *storedMsg) error {
-			if !filter.selects(l) || visible != nil && !visible(l) {
-				return nil
-			}
-			counts.Total++
-			pair := [2]string{l.Topic, l.Group}
-			n, ok := known[pair]
-			if !ok {
-				if len(known) == letterGroups {
-					return nil
-				}
-				n = len(counts.Groups)
-				known[pair] = n
-				counts.Groups = append(counts.Groups, LetterCount{Topic: l.Topic, Group: l.Group, First: l.StoredAt / 1e6})
-			}
-			c := &counts.Groups[n]
-			c.Count++
-			c.Last = max(c.Last, l.StoredAt/1e6)
-			c.First = min(c.First, l.StoredAt/1e6)
-			return nil
-		})
-		if err != nil {
-			return LetterCounts{}, err
-		}
-	}
-	slices.SortFunc(counts.Groups, func(a, b LetterCount) int {
-		if n := strings.Compare(a.Topic, b.Topic); n != 0 {
-			return n
-		}
-		return strings.Compare(a.Group, b.Group)
-	})
-	return counts, nil
 }

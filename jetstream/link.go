@@ -228,6 +228,9 @@ func (l *link) reply(m *nats.Msg) {
 		return
 	}
 	if who := l.take(n); who != nil {
+		if code := errorCode(m); code != 0 {
+			l.bus.obs.JetStreamError(code)
+		}
 		who.answer(m, nil)
 	}
 }
@@ -261,6 +264,7 @@ func (l *link) sweep(now int64) {
 	late := l.asked.takeUntil(now)
 	l.mu.Unlock()
 	for _, who := range late {
+		l.bus.obs.JetStreamError(NoReply)
 		who.answer(nil, errNoReply)
 	}
 }

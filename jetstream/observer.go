@@ -17,10 +17,19 @@ type Observer interface {
 	LimitReached(limit string)
 	// ServerRestarted counts a restart of the embedded server by the hub.
 	ServerRestarted()
+	// JetStreamError counts a request to JetStream, or a publish, that failed: code is JetStream's
+	// own number of the error (10059 is "stream not found"), NoResponders or NoReply.
+	JetStreamError(code int)
 	// Gauge sets a named state of the bus: GaugeConnected, GaugeTopics, GaugeSubscriptions,
 	// GaugeBucketsBroken, GaugeKeysRemoved, GaugeStreamsFailed, GaugeDelayed.
 	Gauge(name string, value float64)
 }
+
+// Codes of Observer.JetStreamError beside those of JetStream.
+const (
+	NoResponders = 503 // nothing listens: JetStream is off, or a stream has no leader
+	NoReply      = 408 // no answer came in time
+)
 
 // Names of the gauges that a bus sets.
 const (
@@ -54,8 +63,9 @@ type TopicObserver interface {
 
 // GroupObserver receives metrics of the deliveries of one subscription on one topic.
 type GroupObserver interface {
-	// Delivered counts an event that was handed to the subscriber.
-	Delivered()
+	// Delivered counts an event that was handed to the subscriber. attempt counts how often it was
+	// handed to the group, from 1.
+	Delivered(attempt int)
 	// Settled counts the end of a lease. held is the time for which the subscriber had the event.
 	// age is the time since the event was stored.
 	Settled(how Outcome, held, age time.Duration)
@@ -91,11 +101,12 @@ func (nopObserver) Topic(string) TopicObserver               { return nopObserve
 func (nopObserver) Group(string, string, bool) GroupObserver { return nopObserver{} }
 func (nopObserver) LimitReached(string)                      {}
 func (nopObserver) ServerRestarted()                         {}
+func (nopObserver) JetStreamError(int)                       {}
 func (nopObserver) Gauge(string, float64)                    {}
 func (nopObserver) Published(time.Duration)                  {}
 func (nopObserver) PublishFailed()                           {}
 func (nopObserver) GroupIgnored()                            {}
-func (nopObserver) Delivered()                               {}
+func (nopObserver) Delivered(int)                            {}
 func (nopObserver) Settled(Outcome, time.Duration, time.Duration) {
 }
 func (nopObserver) InFlight(int)         {}

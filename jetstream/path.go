@@ -105,7 +105,8 @@ func (d *Delivery) inTime() bool {
 	return d.usable(now) && d.cuts == s.link.cuts.Load()
 }
 
-// keep keeps a settlement until the path is open, or the server may have given the event to another.
+// keep keeps a settlement until the path is open, or the server may have given the event to
+// another.
 func (p *path) keep(k settlement) {
 	p.change(func(kept []settlement) []settlement { return append(kept, k) })
 }

@@ -38,6 +38,9 @@ type RedriveOptions struct {
 	Rate int
 	// DryRun only counts.
 	DryRun bool
+	// Through, if not "", is Redriven.Through of a dry run: letters that came after it stay. It is
+	// for a filter with a topic.
+	Through string
 	// Client is the client that asks, "" for the program itself (Limits.PutBackShare,
 	// Limits.Redrives).
 	Client string
@@ -58,6 +61,9 @@ type Redriven struct {
 	// reason: at most 10 reasons.
 	Skipped int
 	Reasons map[string]int
+	// Through, of a dry run with a topic, says where the letters ended (RedriveOptions.Through); ""
+	// when the topic never had any.
+	Through string
 }
 
 // maxSkipReasons bounds Redriven.Reasons. Further ones count as otherReason.
@@ -113,8 +119,9 @@ type redrive struct {
 // newest 100,000 events.
 //
 // The letters that are left when ctx ends, or when Redrive returns an error, stay. Errors besides
-// those of the filter: ErrNotFound when filter.ID or filter.EventID selects nothing, or when
-// filter.Topic and filter.Group name a group that does not exist; overloaded and rate_limited when
+// those of the filter: ErrNoTopic when filter.Topic does not exist and there are no letters of it;
+// ErrNotFound when filter.ID or filter.EventID selects nothing, or when filter.Topic and
+// filter.Group name a group that does not exist; overloaded and rate_limited when
 // a limit is reached (Limits.PutBack). The result is valid with an error, too.
 func (d DeadLetters) Redrive(ctx context.Context, filter LetterFilter, opts RedriveOptions) (Redriven, error) {
 	r := &redrive{bus: d.bus, filter: filter, opts: opts, queues: make(map[[2]string]queueOf)}
@@ -169,17 +176,68 @@ func (r *redrive) run(ctx context.Context, rate int) (Redriven, error) {
 	if err != nil {
 		return Redriven{}, err
 	}
+	if err := r.bound(streams); err != nil {
+		return Redriven{}, err
+	}
 	r.began = time.Now()
 	for i := range streams {
 		if err := r.stream(ctx, &streams[i]); err != nil {
 			return r.result.copied(), err
 		}
 	}
-	if r.result.Matched == 0 && (r.filter.ID != "" || r.filter.EventID != "") {
+	if r.result.Matched > 0 {
+		return r.result.copied(), nil
+	}
+	if r.filter.Topic != "" {
+		if _, _, err := b.freshExisting(ctx, r.filter.Topic); err != nil {
+			if errors.Is(err, ErrNotFound) {
+				err = ErrNoTopic
+			}
+			return r.result.copied(), err
+		}
+	}
+	if r.filter.ID != "" || r.filter.EventID != "" {
 		return r.result.copied(), ErrNotFound
 	}
 	return r.result.copied(), nil
 }
+
+// bound ends the letters of a topic where those of a dry run ended, or notes where they end.
+func (r *redrive) bound(streams []letterStream) error {
+	if r.filter.Topic == "" {
+		if r.opts.Through != "" {
+			return badOptions("through goes with a topic")
+		}
+		return nil
+	}
+	var through streamCursor
+	if r.opts.Through != "" {
+		var ok bool
+		if through, ok = parseStreamCursor(r.opts.Through); !ok {
+			return badOptions("through is not that of a dry run: leave it out")
+		}
+		if len(streams) == 0 {
+			return errChanged
+		}
+	}
+	for i := range streams { // one at most
+		s := &streams[i]
+		if r.opts.DryRun {
+			r.result.Through = streamCursor{Stream: s.name, Created: s.created.UnixNano(), Next: s.last + 1}.String()
+		}
+		if r.opts.Through == "" {
+			continue
+		}
+		if s.name != through.Stream || s.created.UnixNano() != through.Created {
+			return errChanged
+		}
+		s.last = min(s.last, through.Next-1)
+	}
+	return nil
+}
+
+// errChanged refuses to remove something that a dry run has not shown.
+var errChanged = &Error{Code: CodeBadOptions, Msg: "the stream was made anew since the dry run: repeat the dry run"}
 
 // groupExists returns ErrNotFound when the one group of the filter does not exist.
 func (r *redrive) groupExists(ctx context.Context) error {

@@ -22,6 +22,8 @@ type Server interface {
 	// InMemory reports whether the server keeps nothing on disk. All streams of the bus are then in
 	// memory, whatever Config.MemoryStorage and the rules say.
 	InMemory() bool
+	// DiskFree returns how many bytes the server can still write to its disk.
+	DiskFree(ctx context.Context) (uint64, error)
 	// Tend looks after the server until ctx ends. After a restart of the server, Tend calls
 	// restarted with a connection to the new server, before the bus can reach it. When the state of
 	// the streams changes, Tend calls failing with the number of streams that cannot be written (0

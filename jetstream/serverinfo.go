@@ -2,7 +2,11 @@ package jetstream
 
 import (
 	"context"
+	"fmt"
+	"math"
 	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 // ServerInfo describes the NATS behind a bus.
@@ -20,6 +24,9 @@ type ServerInfo struct {
 	// means that the account has no bound of its own.
 	FileBytes, MemoryBytes uint64
 	FileLimit, MemoryLimit int64
+	// FileLeft and MemoryLeft are how much may still be stored: up to the bound of the account,
+	// and for Config.Server up to the end of the disk. -1 means that no bound is known.
+	FileLeft, MemoryLeft int64
 	// Errors is how many requests to JetStream have failed, of all programs of the account.
 	Errors uint64
 }
@@ -72,5 +79,57 @@ func (n NATS) Info(ctx context.Context) (ServerInfo, error) {
 	info.FileBytes, info.MemoryBytes = account.Store, account.Memory
 	info.FileLimit, info.MemoryLimit = account.Limits.MaxStore, account.Limits.MaxMemory
 	info.Errors = account.API.Errors
+	info.FileLeft, info.MemoryLeft = left(info.FileLimit, account.Store), left(info.MemoryLimit, account.Memory)
+	if server := n.bus.cfg.Server; server != nil && !server.InMemory() {
+		free, err := server.DiskFree(ctx)
+		if err != nil {
+			return info, fmt.Errorf("disk of the embedded nats server: %w", err)
+		}
+		if room := int64(min(free, math.MaxInt64)); info.FileLeft < 0 || room < info.FileLeft { //nolint:gosec // bounded
+			info.FileLeft = room
+		}
+	}
 	return info, nil
+}
+
+// left is what remains of a bound; -1 without one.
+func left(limit int64, used uint64) int64 {
+	if limit < 0 || limit == math.MaxInt64 {
+		return -1
+	}
+	return max(limit-int64(min(used, math.MaxInt64)), 0) //nolint:gosec // bounded
+}
+
+// StreamStorage is what a stream of the bus stores.
+type StreamStorage struct {
+	Stream string
+	// Topic is empty for the stream of a family.
+	Topic string
+	Bytes uint64
+	// MaxBytes bounds the stream; 0 means no bound. OnFull is what happens there.
+	MaxBytes int64
+	OnFull   OnFull
+}
+
+// Streams lists what the streams of topics and families store, in order of their names. Streams
+// without a leader are left out.
+func (n NATS) Streams(ctx context.Context) ([]StreamStorage, error) {
+	inv, err := n.bus.listStreams(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var all []StreamStorage
+	for _, name := range inv.names() {
+		info := inv.streams[name]
+		s := inv.recognise(info)
+		if s.rule == nil {
+			continue
+		}
+		stores := StreamStorage{Stream: name, Topic: s.topic, Bytes: info.State.Bytes, MaxBytes: max(info.Config.MaxBytes, 0), OnFull: OnFullDrop}
+		if info.Config.Discard == natsjs.DiscardNew || n.bus.newKeeping(s.rule, &info.Config) != nil {
+			stores.OnFull = OnFullReject
+		}
+		all = append(all, stores)
+	}
+	return all, nil
 }

@@ -237,11 +237,15 @@ type PurgeOptions struct {
 	Needed bool
 	// DryRun removes nothing, and counts.
 	DryRun bool
+	// Bound, if not "", is Purged.Bound of a dry run: events that came after it stay.
+	Bound string
 }
 
 // Purged is what Purge has removed, or would.
 type Purged struct {
 	Removed, Left uint64
+	// Bound, of a dry run, says where the events to be removed ended (PurgeOptions.Bound).
+	Bound string
 }
 
 // Purge removes events, whether groups have read them or not. They do not count as lost. Groups go
@@ -262,6 +266,16 @@ func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
 	if err != nil {
 		return Purged{}, b.unavailable(err)
 	}
+	if opts.Bound != "" {
+		bound, ok := parseStreamCursor(opts.Bound)
+		switch {
+		case !ok:
+			return Purged{}, badOptions("bound is not that of a dry run: leave it out")
+		case bound.Stream != at.stream.name || bound.Created != at.stream.created.UnixNano():
+			return Purged{}, errChanged
+		}
+		before = min(before, bound.Next)
+	}
 	all, err := b.count(ctx, at, state)
 	if err != nil {
 		return Purged{}, b.unavailable(err)
@@ -271,7 +285,8 @@ func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
 		if err != nil {
 			return Purged{}, b.unavailable(err)
 		}
-		return Purged{Removed: all - min(all, left), Left: left}, nil
+		bound := streamCursor{Stream: at.stream.name, Created: at.stream.created.UnixNano(), Next: before}
+		return Purged{Removed: all - min(all, left), Left: left, Bound: bound.String()}, nil
 	}
 	if before <= state.FirstSeq {
 		return Purged{Left: all}, nil

@@ -75,7 +75,12 @@ func TestPurge(t *testing.T) {
 
 			purge := func(opts PurgeOptions, want Purged) {
 				t.Helper()
-				if got, err := admin.Purge(t.Context(), opts); err != nil || got != want {
+				got, err := admin.Purge(t.Context(), opts)
+				if bounded := got.Bound != ""; bounded != opts.DryRun {
+					t.Fatalf("%+v: the bound is %q", opts, got.Bound)
+				}
+				got.Bound = ""
+				if err != nil || got != want {
 					t.Fatalf("%+v: got %+v, %v; want %+v", opts, got, err, want)
 				}
 			}
@@ -83,6 +88,9 @@ func TestPurge(t *testing.T) {
 				if _, err := admin.Purge(t.Context(), opts); codeOf(t, err) != CodeBadOptions {
 					t.Fatalf("%+v: %v", opts, err)
 				}
+			}
+			if _, err := admin.Purge(t.Context(), PurgeOptions{All: true, Bound: "none"}); codeOf(t, err) != CodeBadOptions {
+				t.Fatal(err)
 			}
 			if _, err := admin.Purge(t.Context(), PurgeOptions{Through: "no such id"}); codeOf(t, err) != CodeUnknownID {
 				t.Fatal(err)

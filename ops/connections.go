@@ -2,6 +2,7 @@ package ops
 
 import (
 	"cmp"
+	"encoding/json"
 	"log/slog"
 	"net/http"
 	"time"
@@ -15,6 +16,9 @@ const ConnectionsTopic = "eventhub.connections"
 const (
 	defaultConnections = 100
 	maxConnections     = 1000
+	// maxConnectionBytes ends a page of connections: a page has the connection that passes it, and
+	// no further one.
+	maxConnectionBytes = 4 << 20
 )
 
 // Connections lists and closes the WebSocket connections of this hub. Its methods may be called
@@ -59,19 +63,28 @@ func (s *Server) connections(w http.ResponseWriter, r *http.Request) {
 	}
 	list, more := s.cfg.Connections.List(q.Get("next"), int(limit))
 	page := struct {
-		Now         int64        `json:"now"`
-		Count       int          `json:"count"`
-		Connections []Connection `json:"connections"`
-		Next        string       `json:"next,omitempty"`
-	}{time.Now().UnixMilli(), len(list), list, ""}
-	if more {
-		page.Next = list[len(list)-1].ID
+		Now         int64             `json:"now"`
+		Count       int               `json:"count"`
+		Connections []json.RawMessage `json:"connections"`
+		Next        string            `json:"next,omitempty"`
+	}{time.Now().UnixMilli(), 0, make([]json.RawMessage, 0, len(list)), ""}
+	for bytes := 0; page.Count < len(list) && bytes < maxConnectionBytes; page.Count++ {
+		text, _ := json.Marshal(list[page.Count]) //nolint:errchkjson // strings and numbers always marshal
+		page.Connections = append(page.Connections, text)
+		bytes += len(text)
+	}
+	if more || page.Count < len(list) {
+		page.Next = list[page.Count-1].ID
 	}
 	answer(w, page)
 }
 
 // closeConnection answers DELETE /connections/{id}.
 func (s *Server) closeConnection(w http.ResponseWriter, r *http.Request) {
+	if fault := checkQuery(r.URL.Query()); fault != "" {
+		badQuery(w, fault)
+		return
+	}
 	id := pathParam(r, "id")
 	if !s.cfg.Connections.Close(id) {
 		writeError(w, http.StatusNotFound, "not_found", "This hub has no such connection; it may have ended.")

@@ -100,7 +100,7 @@ func parseLetters(raw string, more ...string) (q letterQuery, err error) {
 			return q, badLetters(name + " is 1 or 0.")
 		}
 	}
-	q.payloads, q.opts.DryRun = flags["payloads"], flags["dryRun"]
+	q.payloads, q.opts.DryRun, q.opts.Through = flags["payloads"], flags["dryRun"], values.Get("through")
 	switch values.Get("to") {
 	case "", "group":
 	case "topic":
@@ -134,19 +134,6 @@ func letterTime(values url.Values, name string) (time.Time, error) {
 // badLetters is an error about a query.
 func badLetters(msg string) error {
 	return &jetstream.Error{Code: jetstream.CodeBadOptions, Msg: msg}
-}
-
-// LettersTopic is the topic that represents the dead letters of all topics in policies, for
-// requests that name none.
-const LettersTopic = "eventhub.dlq"
-
-// lettersTarget is a QueryTarget that reads LettersTopic where no topic is given, so that the
-// handler can say that one is required.
-func lettersTarget(r *http.Request) (topic, group string) {
-	if topic, group = QueryTarget(r); topic == "" {
-		topic = LettersTopic
-	}
-	return topic, group
 }
 
 // letterRecord is a dead letter as JSON.
@@ -255,7 +242,10 @@ func (s *Server) listLetters(w http.ResponseWriter, r *http.Request) {
 	id := identity(r)
 	ctx, cancel := context.WithTimeout(r.Context(), lettersTimeout)
 	defer cancel()
-	page, err := s.cfg.DeadLetters.List(ctx, q.filter, q.next, q.limit, visibleTo(id, &q.filter))
+	var page jetstream.LetterPage
+	if id.InspectsAny() {
+		page, err = s.cfg.DeadLetters.List(ctx, q.filter, q.next, q.limit, visibleTo(id, &q.filter))
+	}
 	if err != nil {
 		s.fail(w, r, err, "dead letter", "list dead letters")
 		return
@@ -282,7 +272,10 @@ func (s *Server) countLetters(w http.ResponseWriter, r *http.Request) {
 	id := identity(r)
 	ctx, cancel := context.WithTimeout(r.Context(), lettersTimeout)
 	defer cancel()
-	counts, err := s.cfg.DeadLetters.Count(ctx, q.filter, id.Key(), visibleTo(id, &q.filter))
+	var counts jetstream.LetterCounts
+	if id.InspectsAny() {
+		counts, err = s.cfg.DeadLetters.Count(ctx, q.filter, id.Key(), visibleTo(id, &q.filter))
+	}
 	if err != nil {
 		s.fail(w, r, err, "dead letter", "count dead letters")
 		return
@@ -313,12 +306,12 @@ func extend(w http.ResponseWriter) {
 
 // redriveLetters answers POST /dlq/redrive.
 func (s *Server) redriveLetters(w http.ResponseWriter, r *http.Request) {
-	s.changeLetters(w, r, s.cfg.DeadLetters.Redrive, "redrive dead letters", "to", "rate", "dryRun", "all")
+	s.changeLetters(w, r, s.cfg.DeadLetters.Redrive, "redrive dead letters", "to", "rate", "dryRun", "all", "through")
 }
 
 // discardLetters answers POST /dlq/discard.
 func (s *Server) discardLetters(w http.ResponseWriter, r *http.Request) {
-	s.changeLetters(w, r, s.cfg.DeadLetters.Discard, "discard dead letters", "rate", "dryRun", "all")
+	s.changeLetters(w, r, s.cfg.DeadLetters.Discard, "discard dead letters", "rate", "dryRun", "all", "through")
 }
 
 // redriven is the progress and the outcome of a redrive or a discard, as JSON.
@@ -327,6 +320,8 @@ type redriven struct {
 	Done    int            `json:"done"`
 	Skipped int            `json:"skipped"`
 	Reasons map[string]int `json:"reasons,omitempty"`
+	// Through, of a dry run, is what confines a request to the letters that there were.
+	Through string `json:"through,omitempty"`
 	// Ended is set in the last line of an answer that reports progress.
 	Ended bool `json:"ended,omitempty"`
 	// Error and Code say why the rest was not done.
@@ -335,7 +330,7 @@ type redriven struct {
 }
 
 func redrivenOf(r jetstream.Redriven) redriven {
-	return redriven{Matched: r.Matched, Done: r.Done, Skipped: r.Skipped, Reasons: r.Reasons}
+	return redriven{Matched: r.Matched, Done: r.Done, Skipped: r.Skipped, Reasons: r.Reasons, Through: r.Through}
 }
 
 // errEnding ends a redrive of a token that is not valid any more, or of a hub that drains.
@@ -347,10 +342,6 @@ func (s *Server) changeLetters(w http.ResponseWriter, r *http.Request, change fu
 	q, err := parseLetters(r.URL.RawQuery, params...)
 	if err != nil {
 		s.fail(w, r, err, "dead letter", what)
-		return
-	}
-	if q.filter.Topic == "" {
-		writeError(w, http.StatusBadRequest, jetstream.CodeBadTopic, "topic required")
 		return
 	}
 	id := identity(r)
@@ -392,12 +383,16 @@ func (s *Server) changeLetters(w http.ResponseWriter, r *http.Request, change fu
 	}
 	extend(w)
 	if err != nil && !began && done.Matched == 0 {
+		if errors.Is(err, jetstream.ErrNoTopic) {
+			writeError(w, s.cfg.Status("not_found"), "not_found", noTopic(q.filter.Topic))
+			return
+		}
 		s.fail(w, r, err, s.missing(&q.filter), what)
 		return
 	}
 	out := redrivenOf(done)
 	if err != nil {
-		out.Code, out.Error = s.whyEnded(r, err, what)
+		out.Code, out.Error = s.whyEnded(r, err, &q.filter, what)
 	}
 	if lines {
 		out.Ended = true
@@ -419,14 +414,21 @@ func (s *Server) missing(f *jetstream.LetterFilter) string {
 	return "group on this topic"
 }
 
+// noTopic says that a redrive names a topic that is not there.
+func noTopic(topic string) string {
+	return "There is no topic " + topic + ", and no dead letter of one."
+}
+
 // whyEnded is the code and the text of an error that ended a redrive.
-func (s *Server) whyEnded(r *http.Request, err error, what string) (code, msg string) {
+func (s *Server) whyEnded(r *http.Request, err error, f *jetstream.LetterFilter, what string) (code, msg string) {
 	known, ok := errors.AsType[*jetstream.Error](err)
 	switch {
 	case errors.Is(err, errEnding), errors.Is(err, context.DeadlineExceeded):
 		return "overloaded", "The token is not valid any more, or the hub shuts down: the rest stays, repeat the request."
 	case ok && known.Code != jetstream.CodeInternal:
 		return known.Code, known.Msg
+	case errors.Is(err, jetstream.ErrNoTopic):
+		return "not_found", noTopic(f.Topic)
 	case errors.Is(err, jetstream.ErrNotFound):
 		return "not_found", "There is no such dead letter any more."
 	}

@@ -206,8 +206,18 @@ func (s *Server) keys(w http.ResponseWriter, r *http.Request) {
 	}{topic, offset, len(items), items, more})
 }
 
-// publish answers POST /publish/{topic}.
+// publish answers POST /publish/{topic}. As on the port for clients, a refused publish is not read.
 func (s *Server) publish(w http.ResponseWriter, r *http.Request) {
+	if fault := checkQuery(r.URL.Query()); fault != "" {
+		badQuery(w, fault)
+		return
+	}
+	if s.cfg.Throttle != nil {
+		if refused := s.cfg.Throttle(identity(r), pathParam(r, "topic")); refused != nil {
+			refused.write(w)
+			return
+		}
+	}
 	var body struct {
 		Payload json.RawMessage   `json:"payload"`
 		ID      string            `json:"id"`

@@ -125,7 +125,11 @@ func (s *Server) listGroups(w http.ResponseWriter, r *http.Request) {
 	page.Visible = func(topic, group string) bool { return id.Inspects(topic, group) }
 	ctx, cancel := context.WithTimeout(r.Context(), moveTimeout)
 	defer cancel()
-	groups, next, err := s.cfg.Groups.Admin().Groups().List(ctx, page)
+	var groups []jetstream.GroupInfo
+	next, err := "", error(nil)
+	if id.InspectsAny() {
+		groups, next, err = s.cfg.Groups.Admin().Groups().List(ctx, page)
+	}
 	if err != nil {
 		s.fail(w, r, err, "topic", "list the groups")
 		return

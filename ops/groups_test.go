@@ -1,8 +1,10 @@
 package ops
 
 import (
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strconv"
 	"strings"
 	"testing"
@@ -47,7 +49,7 @@ func TestDeleteGroup(t *testing.T) {
 		{"administers another", http.MethodDelete, "/groups/orders.placed/billing", "Bearer " + tokenFor(t, "admin:other"), 403, "forbidden"},
 		{"unknown group", http.MethodDelete, "/groups/orders.placed/nobody", admin, 404, "not_found"},
 		{"unknown topic", http.MethodDelete, "/groups/orders.none/billing", admin, 404, "not_found"},
-		{"no topic", http.MethodDelete, "/groups/orders.*/billing", admin, 403, "forbidden"},
+		{"no topic", http.MethodDelete, "/groups/orders.*/billing", admin, 400, "bad_topic"},
 		{"no group", http.MethodDelete, "/groups/orders.placed/a%00b", admin, 400, "bad_group"},
 		{"another method", http.MethodPost, "/groups/orders.placed/billing", admin, 405, ""},
 		{"it", http.MethodDelete, "/groups/orders.placed/billing", admin, 204, ""},
@@ -141,6 +143,55 @@ func TestManageGroups(t *testing.T) {
 		h.ServeHTTP(w, r)
 		if w.Code != tt.status || !strings.Contains(w.Body.String(), tt.want) {
 			t.Errorf("%s: %d %s, want %d %s", tt.name, w.Code, w.Body, tt.status, tt.want)
+		}
+	}
+}
+
+// Every name that a group may have is a segment of the path, percent-encoded, also a name that
+// looks like a directory or has slashes.
+func TestOddNamesOfGroups(t *testing.T) {
+	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = bus.Close() })
+	s := httptest.NewServer(described(t, Config{Bus: bus, Registry: prometheus.NewRegistry(), Groups: bus, Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf}))
+	t.Cleanup(s.Close)
+	token := tokenFor(t, "admin:orders.placed")
+	for _, group := range []string{".", "..", "...", "a/b", "/", "../..", "%2E", "%2F", "a b+c", "?", "#", "ä;=", "\\"} {
+		sub, err := bus.Subscribe(t.Context(), "orders.placed", group, jetstream.SubscribeOptions{}, func(*jetstream.Held) {})
+		if err != nil {
+			t.Fatalf("%q: %v", group, err)
+		}
+		if err := sub.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		segment := url.PathEscape(group)
+		if group == "." || group == ".." {
+			segment = strings.ReplaceAll(group, ".", "%2E")
+		}
+		at := "/groups/orders.placed/" + segment
+		quoted, err := json.Marshal(group)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, ask := range []struct {
+			method, path string
+			status       int
+			want         string
+		}{
+			{http.MethodGet, at, http.StatusOK, `"group":` + string(quoted)},
+			{http.MethodGet, at + "/cursor", http.StatusOK, `"group":` + string(quoted)},
+			{http.MethodPut, at + "/bookmarks/" + segment, http.StatusOK, `"name":` + string(quoted)},
+			{http.MethodGet, at + "/bookmarks/" + segment, http.StatusOK, `"name":` + string(quoted)},
+			{http.MethodPost, at + "/pause", http.StatusNoContent, ""},
+			{http.MethodPost, at + "/resume", http.StatusNoContent, ""},
+			{http.MethodDelete, at, http.StatusNoContent, ""},
+			{http.MethodGet, at, http.StatusNotFound, "not_found"},
+		} {
+			if status, body := fetch(t, s, ask.method, ask.path, token, ""); status != ask.status || !strings.Contains(body, ask.want) {
+				t.Errorf("group %q: %s %s: %d %s, want %d %s", group, ask.method, ask.path, status, body, ask.status, ask.want)
+			}
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net/http"
@@ -13,12 +14,13 @@ import (
 )
 
 const (
-	// lagTimeout is the timeout of reading the lag of all groups.
-	lagTimeout = 5 * time.Second
+	// lagTimeout is the timeout of reading the lag of all groups. Servers wait 4 s for leaders that
+	// do not answer.
+	lagTimeout = 8 * time.Second
 	// lagKept is how long the lag of all groups is kept for further scrapes.
-	lagKept = time.Second
-	// maxCursors is the maximum number of groups in the answer to GET /cursors.
-	maxCursors = 10_000
+	lagKept = 250 * time.Millisecond
+	// lagFresh is how old the lag may be that a scrape shows: gather has read it just before.
+	lagFresh = 2 * time.Second
 )
 
 // position is where a group is, as the answer to GET /lag shows it.
@@ -51,18 +53,17 @@ type lagging struct {
 // error, so that nothing scales by a number that means nothing.
 func (s *Server) lag(w http.ResponseWriter, r *http.Request) {
 	topic, group := QueryTarget(r)
-	if topic == "" || group == "" {
+	if fault := checkQuery(r.URL.Query(), "topic", "group"); fault != "" {
+		badQuery(w, fault)
+		return
+	}
+	if group == "" {
 		badQuery(w, "topic and group required")
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), groupTimeout)
 	defer cancel()
-	of := s.cfg.Groups.Group(topic, group)
-	found, err := of.Lag(ctx)
-	var at jetstream.Cursor
-	if err == nil {
-		at, err = of.Cursor(ctx)
-	}
+	found, err := s.cfg.Groups.Group(topic, group).Info(ctx)
 	var newest []*jetstream.Event
 	if err == nil {
 		newest, err = s.cfg.Groups.History(topic).Newest(ctx, 1)
@@ -72,11 +73,11 @@ func (s *Server) lag(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	said := lagging{
-		Topic: topic, Group: group, LagMS: found.OldestUnacked.Milliseconds(), Pending: found.Pending, InFlight: found.InFlight,
-		Backlog: found.Pending + found.InFlight, OldestUnackedMS: found.OldestUnacked.Milliseconds(),
+		Topic: topic, Group: group, LagMS: found.OldestUnackedMS, Pending: found.Pending, InFlight: found.InFlight,
+		Backlog: found.Pending + found.InFlight, OldestUnackedMS: found.OldestUnackedMS,
 	}
-	if at.LastID != "" {
-		said.LastCursor = &position{topic, at.LastID, at.LastTS}
+	if found.LastID != "" {
+		said.LastCursor = &position{topic, found.LastID, found.LastTS}
 	}
 	if len(newest) > 0 {
 		said.Tail = &newest[0].ID
@@ -86,41 +87,25 @@ func (s *Server) lag(w http.ResponseWriter, r *http.Request) {
 
 // cursors answers GET /cursors.
 func (s *Server) cursors(w http.ResponseWriter, r *http.Request) {
-	topic, _ := topicTarget(r)
-	if fault := checkQuery(r.URL.Query(), "topic"); fault != "" {
+	q := r.URL.Query()
+	limit, badLimit := number(q, "limit", jetstream.MaxCursorsPage, 1, jetstream.MaxCursorsPage)
+	if fault := cmp.Or(checkQuery(q, "topic", "limit", "next"), badLimit); fault != "" {
 		badQuery(w, fault)
 		return
 	}
-	if topic == "" {
-		badQuery(w, "topic required")
-		return
-	}
-	type at struct {
-		Group  string `json:"group"`
-		LastID string `json:"lastId"`
-		LastTS int64  `json:"lastTs"`
-	}
-	said := struct {
-		Topic   string `json:"topic"`
-		Cursors []at   `json:"cursors"`
-	}{topic, []at{}}
+	page := jetstream.GroupsPage{Topic: q.Get("topic"), Limit: int(limit), Next: q.Get("next")}
 	ctx, cancel := context.WithTimeout(r.Context(), moveTimeout)
 	defer cancel()
-	page := jetstream.GroupsPage{Topic: topic, Limit: jetstream.MaxGroupsPage}
-	for len(said.Cursors) < maxCursors {
-		groups, next, err := s.cfg.Groups.Admin().Groups().List(ctx, page)
-		if err != nil {
-			s.fail(w, r, err, "topic", "list the cursors")
-			return
-		}
-		for i := range groups {
-			said.Cursors = append(said.Cursors, at{groups[i].Group, groups[i].LastID, groups[i].LastTS})
-		}
-		if page.Next = next; next == "" {
-			break
-		}
+	found, next, err := s.cfg.Groups.Admin().Groups().Cursors(ctx, page)
+	if err != nil {
+		s.fail(w, r, err, "topic", "list the cursors")
+		return
 	}
-	answer(w, said)
+	answer(w, struct {
+		Topic   string                  `json:"topic"`
+		Cursors []jetstream.GroupCursor `json:"cursors"`
+		Next    string                  `json:"next,omitempty"`
+	}{page.Topic, append([]jetstream.GroupCursor{}, found...), next})
 }
 
 // lags collects the lag of all groups at each scrape, from the server's own figures. All hubs of a
@@ -141,15 +126,13 @@ type lags struct {
 var lagMetrics = []string{"eventhub_group_oldest_unacked_seconds", "eventhub_group_pending", "eventhub_group_unacked"}
 
 // registerLags adds the metrics of groups to a registry.
-func registerLags(reg prometheus.Registerer, groups Groups, logger *slog.Logger) {
-	desc := func(name string) *prometheus.Desc {
-		d := define(name, gauge)
-		return prometheus.NewDesc(d.name, d.help, d.labels, nil)
-	}
-	reg.MustRegister(&lags{
+func registerLags(reg prometheus.Registerer, groups Groups, logger *slog.Logger) *lags {
+	l := &lags{
 		groups: groups, logger: logger, pending: desc("eventhub_group_pending"), unacked: desc("eventhub_group_unacked"),
 		oldest: desc("eventhub_group_oldest_unacked_seconds"),
-	})
+	}
+	reg.MustRegister(l)
+	return l
 }
 
 // Describe implements prometheus.Collector.
@@ -161,7 +144,7 @@ func (l *lags) Describe(descs chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector. While NATS does not answer, the series are absent.
 func (l *lags) Collect(metrics chan<- prometheus.Metric) {
-	for _, lag := range summed(l.all()) {
+	for _, lag := range summed(l.all(lagFresh)) {
 		metrics <- prometheus.MustNewConstMetric(l.pending, prometheus.GaugeValue, float64(lag.Pending), lag.Topic, lag.Group)
 		metrics <- prometheus.MustNewConstMetric(l.unacked, prometheus.GaugeValue, float64(lag.InFlight), lag.Topic, lag.Group)
 		metrics <- prometheus.MustNewConstMetric(l.oldest, prometheus.GaugeValue, lag.OldestUnacked.Seconds(), lag.Topic, lag.Group)
@@ -169,20 +152,23 @@ func (l *lags) Collect(metrics chan<- prometheus.Metric) {
 }
 
 // summed returns the lags with one entry per topic for all groups with a TTL, of which there may be
-// very many.
+// very many, and one for all pairs beyond MaxPairs.
 func summed(all []jetstream.Lag) []jetstream.Lag {
 	var kept []jetstream.Lag
-	ephemeral := make(map[string]int)
+	sums := make(map[pair]int)
 	for _, lag := range all {
-		if !lag.Ephemeral {
+		at := pair{lag.Topic, EphemeralLabel}
+		if _, ok := sums[at]; len(kept) >= MaxPairs && !(lag.Ephemeral && ok) {
+			at = pair{OtherLabel, OtherLabel}
+		} else if !lag.Ephemeral {
 			kept = append(kept, lag)
 			continue
 		}
-		i, ok := ephemeral[lag.Topic]
+		i, ok := sums[at]
 		if !ok {
 			i = len(kept)
-			ephemeral[lag.Topic] = i
-			kept = append(kept, jetstream.Lag{Topic: lag.Topic, Group: EphemeralLabel})
+			sums[at] = i
+			kept = append(kept, jetstream.Lag{Topic: at.topic, Group: at.group})
 		}
 		sum := &kept[i]
 		sum.Pending += lag.Pending
@@ -192,23 +178,24 @@ func summed(all []jetstream.Lag) []jetstream.Lag {
 	return kept
 }
 
-// all reads the lag of all groups, at most once in lagKept.
-func (l *lags) all() []jetstream.Lag {
+// all returns the lag of all groups, read less than maxAge ago.
+func (l *lags) all(maxAge time.Duration) []jetstream.Lag {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if time.Since(l.read) < lagKept {
+	if time.Since(l.read) < maxAge {
 		return l.last
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), lagTimeout)
 	defer cancel()
-	found, more, err := l.groups.Admin().Groups().Lags(ctx, MaxPairs)
+	found, err := l.groups.Admin().Groups().Lags(ctx, jetstream.MaxLags)
 	switch {
 	case err != nil:
 		l.logger.LogAttrs(ctx, slog.LevelWarn, "failed to read the lag of groups; leaving them out of the metrics", slog.Any("error", err))
-		found = nil
-	case more:
-		l.logger.LogAttrs(ctx, slog.LevelWarn, "there are more groups than the metrics show", slog.Int("limit", MaxPairs))
+	case found.Unknown > 0:
+		l.logger.LogAttrs(ctx, slog.LevelWarn, "the leaders of some groups do not answer; leaving these groups out of the metrics", slog.Int("groups", found.Unknown))
+	case found.More:
+		l.logger.LogAttrs(ctx, slog.LevelWarn, "there are more groups than the metrics show", slog.Int("limit", jetstream.MaxLags))
 	}
-	l.last, l.read = found, time.Now()
-	return found
+	l.last, l.read = found.Lags, time.Now()
+	return l.last
 }

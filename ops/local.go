@@ -12,7 +12,7 @@ import (
 func local(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !isLocal(r.Host) {
-			http.Error(w, "Use this host's IP address or localhost, or configure the hub to require a token for the metrics.", http.StatusForbidden)
+			writeError(w, http.StatusForbidden, "forbidden", "Use this host's IP address or localhost, or configure the hub to require a token for the metrics.")
 			return
 		}
 		next.ServeHTTP(w, r)

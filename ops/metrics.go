@@ -31,7 +31,7 @@ const (
 // Labels that stand for several topics or groups.
 const (
 	// OtherLabel stands for topics beyond MaxTopics and pairs beyond MaxPairs.
-	OtherLabel = "(other)"
+	OtherLabel = "other"
 	// EphemeralLabel stands for all groups of a topic that were created with a TTL.
 	EphemeralLabel = "(ephemeral)"
 )
@@ -51,7 +51,9 @@ type Metrics struct {
 	ignored       *prometheus.CounterVec
 
 	delivered    *prometheus.CounterVec
+	redelivered  *prometheus.CounterVec
 	outcomes     map[jetstream.Outcome]*prometheus.CounterVec
+	topicOutcome map[jetstream.Outcome]*prometheus.CounterVec // with a label for the topic alone
 	resets       *prometheus.CounterVec
 	lost         *prometheus.CounterVec
 	inFlight     *prometheus.GaugeVec
@@ -61,6 +63,7 @@ type Metrics struct {
 	latency      *prometheus.HistogramVec
 	restarts     prometheus.Counter
 	limitReached *prometheus.CounterVec
+	jetstream    jetstreamErrors
 	revocations  prometheus.Gauge
 	projected    *prometheus.CounterVec
 	snapshots    *prometheus.CounterVec
@@ -93,17 +96,21 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 		outboxes:      newOutboxes(reg),
 		published:     newCounter(reg, "events_published_total"),
 		publishFailed: newCounter(reg, "eventhub_publish_failures_total"),
-		publishTook:   newHistogram(reg, "eventhub_publish_duration_ms"),
+		publishTook:   newHistogram(reg, "eventhub_publish_duration_seconds"),
 		ignored:       newCounter(reg, "eventhub_groups_ignored_total"),
 		delivered:     newCounter(reg, "events_delivered_total"),
+		redelivered:   newCounter(reg, "eventhub_redeliveries_total"),
 		outcomes: map[jetstream.Outcome]*prometheus.CounterVec{
 			jetstream.Acked:        newCounter(reg, "events_acked_total"),
 			jetstream.Nacked:       newCounter(reg, "events_nacked_total"),
 			jetstream.Expired:      newCounter(reg, "eventhub_leases_expired_total"),
-			jetstream.Returned:     newCounter(reg, "eventhub_leases_returned_total"),
 			jetstream.DeadLettered: newCounter(reg, "events_dead_lettered_total"),
-			jetstream.Dropped:      newCounter(reg, "eventhub_leases_dropped_total"),
 		},
+		topicOutcome: map[jetstream.Outcome]*prometheus.CounterVec{
+			jetstream.Returned: newCounter(reg, "eventhub_leases_returned_total"),
+			jetstream.Dropped:  newCounter(reg, "eventhub_leases_dropped_total"),
+		},
+		jetstream:    newJetStreamErrors(reg),
 		resets:       newCounter(reg, "eventhub_group_resets_total"),
 		lost:         newCounter(reg, "eventhub_events_lost_total"),
 		inFlight:     newGauge(reg, "events_inflight"),
@@ -112,11 +119,11 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 		handled:      newHistogram(reg, "delivery_handler_duration_ms"),
 		latency:      newHistogram(reg, "delivery_latency_ms"),
 		restarts:     newCounter(reg, "eventhub_server_restarts_total").WithLabelValues(),
-		limitReached: newCounter(reg, "eventhub_limit_reached_total"),
+		limitReached: newLimits(reg),
 		revocations:  newGauge(reg, "eventhub_revocations").WithLabelValues(),
 		projected:    newCounter(reg, "eventhub_projected_total"),
 		snapshots:    newCounter(reg, "eventhub_snapshots_total"),
-		stalled:      newGauge(reg, "eventhub_projection_stalled_ms"),
+		stalled:      newGauge(reg, "eventhub_projection_stalled_seconds"),
 		gauges: map[string]prometheus.Gauge{
 			jetstream.GaugeConnected:     newGauge(reg, "eventhub_nats_connected").WithLabelValues(),
 			jetstream.GaugeTopics:        newGauge(reg, "eventhub_topics").WithLabelValues(),
@@ -147,6 +154,9 @@ func (m *Metrics) Topic(topic string) jetstream.TopicObserver {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	topic = m.topicLabel(topic)
+	for _, v := range m.topicOutcome {
+		v.WithLabelValues(topic)
+	}
 	return &topicObserver{
 		published: m.published.WithLabelValues(topic),
 		failed:    m.publishFailed.WithLabelValues(topic),
@@ -180,19 +190,38 @@ func (m *Metrics) Group(topic, group string, ephemeral bool) jetstream.GroupObse
 	}
 	o := &groupObserver{
 		metrics: m, pair: p, use: use,
-		delivered:  m.delivered.WithLabelValues(p.topic, p.group),
-		resets:     m.resets.WithLabelValues(p.topic, p.group),
-		lost:       m.lost.WithLabelValues(p.topic, p.group),
-		inFlight:   m.inFlight.WithLabelValues(p.topic, p.group),
-		wsInFlight: m.wsInFlight.WithLabelValues(p.topic, p.group),
-		polled:     m.polled.WithLabelValues(p.topic, p.group),
-		handled:    m.handled.WithLabelValues(p.topic, p.group),
-		latency:    m.latency.WithLabelValues(p.topic, p.group),
+		delivered:   m.delivered.WithLabelValues(p.topic, p.group),
+		redelivered: m.redelivered.WithLabelValues(p.topic, p.group),
+		resets:      m.resets.WithLabelValues(p.topic, p.group),
+		lost:        m.lost.WithLabelValues(p.topic, p.group),
+		inFlight:    m.inFlight.WithLabelValues(p.topic, p.group),
+		wsInFlight:  m.wsInFlight.WithLabelValues(p.topic, p.group),
+		polled:      m.polled.WithLabelValues(p.topic, p.group),
+		handled:     m.handled.WithLabelValues(p.topic, p.group),
+		latency:     m.latency.WithLabelValues(p.topic, p.group),
 	}
 	for how, v := range m.outcomes {
 		o.outcomes[how] = v.WithLabelValues(p.topic, p.group)
 	}
+	for how, v := range m.topicOutcome {
+		o.outcomes[how] = v.WithLabelValues(p.topic)
+	}
 	return o
+}
+
+// rateLimits lists the limits beyond which clients get rate_limited. Each has a series from the
+// start.
+var rateLimits = []string{
+	"bad_tokens", "client_groups", "delayed_per_client", "frame_rate", "groups_per_client", "key_share", "keys_per_client", "outbox_rate",
+	"principal_rate", "principal_requests", "token_checks", "topic_rate", "topics_per_client",
+}
+
+func newLimits(reg prometheus.Registerer) *prometheus.CounterVec {
+	v := newCounter(reg, "eventhub_limit_reached_total")
+	for _, limit := range append([]string{limitTopics, limitPairs}, rateLimits...) {
+		v.WithLabelValues(limit)
+	}
+	return v
 }
 
 // LimitReached counts a refusal or delay caused by the named limit.
@@ -200,6 +229,9 @@ func (m *Metrics) LimitReached(limit string) { m.limitReached.WithLabelValues(li
 
 // Revocations sets the number of revocations that the hub observes.
 func (m *Metrics) Revocations(n int) { m.revocations.Set(float64(n)) }
+
+// JetStreamError counts a failed request to JetStream.
+func (m *Metrics) JetStreamError(code int) { m.jetstream.count(code) }
 
 // ServerRestarted counts a restart of the embedded NATS server by the hub.
 func (m *Metrics) ServerRestarted() { m.restarts.Inc() }
@@ -209,6 +241,26 @@ func (m *Metrics) ServerRestarted() { m.restarts.Inc() }
 func (m *Metrics) Gauge(name string, value float64) {
 	if g, ok := m.gauges[name]; ok {
 		g.Set(value)
+	}
+}
+
+// exists makes the series of a topic, and of a durable group of it if group is not "", that this
+// hub may not have used yet. Beyond MaxTopics and MaxPairs, it does nothing.
+func (m *Metrics) exists(topic, group string) {
+	m.mu.Lock()
+	_, known := m.topics[topic]
+	_, observed := m.pairs[pair{topic, group}]
+	room := len(m.topics) < MaxTopics
+	pairRoom := len(m.pairs) < MaxPairs
+	m.mu.Unlock()
+	if !known && !room {
+		return
+	}
+	if !known {
+		m.Topic(topic)
+	}
+	if group != "" && !observed && pairRoom {
+		m.Group(topic, group, false).Close()
 	}
 }
 
@@ -235,6 +287,7 @@ func (m *Metrics) release(p pair, use *pairUse) {
 	}
 	delete(m.pairs, p)
 	m.delivered.DeleteLabelValues(p.topic, p.group)
+	m.redelivered.DeleteLabelValues(p.topic, p.group)
 	m.resets.DeleteLabelValues(p.topic, p.group)
 	m.lost.DeleteLabelValues(p.topic, p.group)
 	for _, v := range m.outcomes {
@@ -258,7 +311,7 @@ type topicObserver struct {
 
 func (o *topicObserver) Published(took time.Duration) {
 	o.published.Inc()
-	o.took.Observe(milliseconds(took))
+	o.took.Observe(took.Seconds())
 }
 
 func (o *topicObserver) PublishFailed() { o.failed.Inc() }
@@ -272,18 +325,24 @@ type groupObserver struct {
 	use     *pairUse
 	closed  sync.Once
 
-	delivered  prometheus.Counter
-	resets     prometheus.Counter
-	lost       prometheus.Counter
-	outcomes   [jetstream.Dropped + 1]prometheus.Counter
-	inFlight   prometheus.Gauge
-	wsInFlight prometheus.Gauge
-	polled     prometheus.Observer
-	handled    prometheus.Observer
-	latency    prometheus.Observer
+	delivered   prometheus.Counter
+	redelivered prometheus.Counter
+	resets      prometheus.Counter
+	lost        prometheus.Counter
+	outcomes    [jetstream.Dropped + 1]prometheus.Counter
+	inFlight    prometheus.Gauge
+	wsInFlight  prometheus.Gauge
+	polled      prometheus.Observer
+	handled     prometheus.Observer
+	latency     prometheus.Observer
 }
 
-func (o *groupObserver) Delivered() { o.delivered.Inc() }
+func (o *groupObserver) Delivered(attempt int) {
+	o.delivered.Inc()
+	if attempt > 1 {
+		o.redelivered.Inc()
+	}
+}
 
 func (o *groupObserver) Settled(how jetstream.Outcome, held, age time.Duration) {
 	o.outcomes[how].Inc()
@@ -312,6 +371,17 @@ func (o *groupObserver) Close() {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
+// projectedOutcomes lists what becomes of events that projections deal with.
+var projectedOutcomes = []string{"applied", "known", "poisoned", "dropped"}
+
+// Projection makes the series of a projection of the hub.
+func (m *Metrics) Projection(name string) {
+	m.stalled.WithLabelValues(name)
+	for _, outcome := range projectedOutcomes {
+		m.projected.WithLabelValues(name, outcome)
+	}
+}
+
 // Projected counts an event that a projection processed. Projection names come from the program, so
 // there are few.
 func (m *Metrics) Projected(projection, outcome string) {
@@ -321,7 +391,7 @@ func (m *Metrics) Projected(projection, outcome string) {
 // ProjectionStalled records for how long a projection of the hub has made no progress. Projection
 // names come from the program, so there are few.
 func (m *Metrics) ProjectionStalled(projection string, stalled time.Duration) {
-	m.stalled.WithLabelValues(projection).Set(milliseconds(stalled))
+	m.stalled.WithLabelValues(projection).Set(stalled.Seconds())
 }
 
 // Snapshots counts keys that a compactor wrote. The topics come from the topics file.

@@ -22,7 +22,7 @@ func use(m *Metrics) {
 	topic.Published(time.Millisecond)
 	topic.PublishFailed()
 	group := m.Group("a.b", "g", false)
-	group.Delivered()
+	group.Delivered(1)
 	group.InFlight(1)
 	group.Polled(time.Millisecond)
 	for how := jetstream.Acked; how <= jetstream.Dropped; how++ {
@@ -30,6 +30,7 @@ func use(m *Metrics) {
 	}
 	group.Close()
 	m.LimitReached("topics")
+	m.JetStreamError(10059)
 	m.Gauge(jetstream.GaugeConnected, 1)
 	m.Gauge(jetstream.GaugeTopics, 1)
 	m.Gauge(jetstream.GaugeSubscriptions, 1)
@@ -85,11 +86,17 @@ func value(f *dto.MetricFamily, labels ...string) (float64, bool) {
 func TestTableIsWhatMetricsShows(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	use(NewMetrics(reg))
-	bus := openBus(t)
+	bus := openBus(t, jetstream.TopicRule{Pattern: "full", MaxBytes: 1 << 20})
+	if _, err := bus.Publish(t.Context(), "full", []byte(`1`), jetstream.PublishOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	if err := bus.Group("t", "g").Seek(t.Context(), jetstream.FromEarliest); err != nil {
 		t.Fatal(err)
 	}
-	h := described(t, Config{Bus: busState{}, Registry: reg, Groups: bus, Guard: Guard{Tokens: newVerifier(t)}})
+	h := described(t, Config{
+		Bus: busState{}, Registry: reg, Groups: bus, NATS: bus.Admin().NATS(), Guard: Guard{Tokens: newVerifier(t)},
+		Outbound: func() Outbound { return Outbound{} }, KeysAge: func() time.Duration { return 0 },
+	})
 	shown := gather(t, reg)
 	rec := httptest.NewRecorder()
 	h.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/metrics", nil))
@@ -179,14 +186,19 @@ func TestOutcomesAreCountedApart(t *testing.T) {
 		jetstream.Acked:        "events_acked_total",
 		jetstream.Nacked:       "events_nacked_total",
 		jetstream.Expired:      "eventhub_leases_expired_total",
-		jetstream.Returned:     "eventhub_leases_returned_total",
 		jetstream.DeadLettered: "events_dead_lettered_total",
-		jetstream.Dropped:      "eventhub_leases_dropped_total",
 	}
-	for how := range names {
+	perTopic := map[jetstream.Outcome]string{
+		jetstream.Returned: "eventhub_leases_returned_total",
+		jetstream.Dropped:  "eventhub_leases_dropped_total",
+	}
+	for how := jetstream.Acked; how <= jetstream.Dropped; how++ {
 		for range int(how) + 1 {
 			group.Settled(how, time.Millisecond, time.Second)
 		}
+	}
+	for attempt := range 3 {
+		group.Delivered(attempt + 1)
 	}
 	group.InFlight(3)
 	group.InFlight(-1)
@@ -198,6 +210,16 @@ func TestOutcomesAreCountedApart(t *testing.T) {
 	for how, name := range names {
 		if got, _ := value(shown[name], "g", "t"); got != float64(how)+1 {
 			t.Errorf("%s is %v, want %v", name, got, float64(how)+1)
+		}
+	}
+	for how, name := range perTopic {
+		if got, _ := value(shown[name], "t"); got != float64(how)+1 {
+			t.Errorf("%s is %v, want %v", name, got, float64(how)+1)
+		}
+	}
+	for name, want := range map[string]float64{"events_delivered_total": 3, "eventhub_redeliveries_total": 2} {
+		if got, _ := value(shown[name], "g", "t"); got != want {
+			t.Errorf("%s is %v, want %v", name, got, want)
 		}
 	}
 	for _, name := range []string{"events_inflight", "ws_inflight"} {
@@ -221,7 +243,7 @@ func TestSeriesAreBounded(t *testing.T) {
 		m.Topic(fmt.Sprintf("topic%d", i)).Published(0)
 	}
 	for i := range MaxPairs + 7 {
-		m.Group("topic0", fmt.Sprintf("group%d", i), false).Delivered()
+		m.Group("topic0", fmt.Sprintf("group%d", i), false).Delivered(1)
 	}
 	shown := gather(t, reg)
 	if n := len(shown["events_published_total"].GetMetric()); n != MaxTopics+1 {
@@ -249,7 +271,7 @@ func TestOnlyEphemeralSeriesAreRemoved(t *testing.T) {
 	durable := m.Group("t", "durable", false)
 	tab1, tab2 := m.Group("t", "tab-1", true), m.Group("t", "tab-2", true)
 	for _, o := range []jetstream.GroupObserver{durable, tab1, tab2} {
-		o.Delivered()
+		o.Delivered(1)
 	}
 	if got, _ := value(gather(t, reg)["events_delivered_total"], EphemeralLabel, "t"); got != 2 {
 		t.Errorf("%v deliveries are counted under %s, want 2", got, EphemeralLabel)
@@ -291,7 +313,7 @@ func TestTrafficLabelsAreBounded(t *testing.T) {
 	if n := len(shown["eventhub_frames_total"].GetMetric()); n != len(ops)+1 {
 		t.Errorf("ops have %d series, want %d", n, len(ops)+1)
 	}
-	for _, op := range []string{"PUBLISH", "unknown"} {
+	for _, op := range []string{"PUBLISH", OtherLabel} {
 		if got, _ := value(shown["eventhub_frames_total"], op); got != 1 {
 			t.Errorf("%v frames are counted as %s, want 1", got, op)
 		}
@@ -302,7 +324,7 @@ func BenchmarkDeliverAndSettle(b *testing.B) {
 	group := NewMetrics(prometheus.NewRegistry()).Group("t", "g", false)
 	b.ReportAllocs()
 	for b.Loop() {
-		group.Delivered()
+		group.Delivered(1)
 		group.InFlight(1)
 		group.Settled(jetstream.Acked, time.Millisecond, time.Millisecond)
 		group.InFlight(-1)

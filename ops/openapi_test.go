@@ -21,7 +21,13 @@ import (
 func described(tb testing.TB, cfg Config) http.Handler {
 	tb.Helper()
 	cfg.Documents = docs.Handlers()
-	return apitest.Handler(tb, apitest.Operators, New(cfg).Handler())
+	return describedServer(tb, New(cfg))
+}
+
+// describedServer is described for a server that exists.
+func describedServer(tb testing.TB, s *Server) http.Handler {
+	tb.Helper()
+	return apitest.Handler(tb, apitest.Operators, s.Handler())
 }
 
 // TestAnswersAreDescribed checks that tests ask servers only through described.

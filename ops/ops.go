@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"eventhub/acl"
 	"eventhub/jetstream"
 	"eventhub/jetstream/quota"
 )
@@ -43,6 +44,13 @@ type Config struct {
 	Bus Bus
 	// Registry holds the metrics that /metrics serves. Required.
 	Registry *prometheus.Registry
+	// Observed, if not nil, is the Metrics in Registry. At each scrape it gets the series of all
+	// topics and groups that exist, also of those that this hub has not used.
+	Observed *Metrics
+	// Outbound, if not nil, returns what waits to be sent to WebSocket clients, for the metrics.
+	Outbound func() Outbound
+	// KeysAge, if not nil, returns how old the keys of JWTs are, for the metrics.
+	KeysAge func() time.Duration
 	// Groups, if not nil, is managed at /groups.
 	Groups Groups
 	// Connections, if not nil, are managed at /connections.
@@ -50,7 +58,7 @@ type Config struct {
 	// Events, if not nil, are shown at /events, /keys and /latest-by-key and published at /publish.
 	// *jetstream.Bus implements it.
 	Events Events
-	// NATS, if not nil, is described by /overview.
+	// NATS, if not nil, is described by /overview and the metrics of storage.
 	NATS NATS
 	// Topics, if not nil, is managed at /topics.
 	Topics Topics
@@ -59,6 +67,9 @@ type Config struct {
 	// Guard protects everything but the probes and the metrics. Required with Groups,
 	// Topics, DeadLetters, Connections, Events or Revocations.
 	Guard Guard
+	// Throttle, if not nil, takes one publish of a client to a topic from their quotas, or says why
+	// it is refused. POST /publish asks it, so that a client has one quota on all ports.
+	Throttle func(id *acl.Identity, topic string) *Refusal
 	// LimitReached counts a wait or a refusal because of the named limit. Optional.
 	LimitReached func(limit string)
 	// Status returns the HTTP status of an error code of the protocol. By default, all codes have
@@ -96,6 +107,8 @@ type Server struct {
 	// unready holds the last result, so that only changes are logged.
 	unready atomic.Bool
 	places  *quota.Places // requests that are being served
+	lags    *lags         // nil without Config.Groups
+	storage *storage      // nil without Config.NATS
 }
 
 // New returns a Server. It starts no goroutine and needs no Close.
@@ -111,15 +124,19 @@ func New(cfg Config) *Server {
 	}
 	s := &Server{cfg: cfg, started: time.Now(), places: quota.NewPlaces(MaxRequests, MaxPrincipalRequests)}
 	if cfg.Groups != nil {
-		registerLags(cfg.Registry, cfg.Groups, cfg.Logger)
+		s.lags = registerLags(cfg.Registry, cfg.Groups, cfg.Logger)
 	}
+	if cfg.NATS != nil {
+		s.storage = newStorage(cfg.Registry, cfg.NATS, cfg.Logger)
+	}
+	s.registerStates()
 	s.handler = s.router(s.routes())
 	return s
 }
 
 // metrics returns the handler of /metrics.
 func (s *Server) metrics() http.Handler {
-	return promhttp.HandlerFor(s.cfg.Registry, promhttp.HandlerOpts{
+	return promhttp.HandlerFor(prometheus.GathererFunc(s.gather), promhttp.HandlerOpts{
 		ErrorLog:            scrapeLog{s.cfg.Logger},
 		ErrorHandling:       promhttp.ContinueOnError,
 		MaxRequestsInFlight: maxScrapes,

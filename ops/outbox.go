@@ -19,16 +19,16 @@ func newOutboxes(reg prometheus.Registerer) outboxes {
 	return outboxes{
 		pending:   newGauge(reg, "eventhub_outbox_pending"),
 		parked:    newGauge(reg, "eventhub_outbox_parked"),
-		oldest:    newGauge(reg, "eventhub_outbox_oldest_age_ms"),
+		oldest:    newGauge(reg, "eventhub_outbox_oldest_age_seconds"),
 		waiting:   newGauge(reg, "eventhub_outbox_waiting"),
-		skew:      newGauge(reg, "eventhub_outbox_clock_skew_ms"),
+		skew:      newGauge(reg, "eventhub_outbox_clock_skew_seconds"),
 		sent:      newCounter(reg, "eventhub_outbox_published_total"),
 		unclaimed: newCounter(reg, "eventhub_outbox_claim_failures_total"),
 		unsettled: newCounter(reg, "eventhub_outbox_settle_failures_total"),
 		found:     newCounter(reg, "eventhub_outbox_found_total"),
 		failed:    newCounter(reg, "eventhub_outbox_failures_total"),
-		claimed:   newHistogram(reg, "eventhub_outbox_claim_duration_ms"),
-		latency:   newHistogram(reg, "eventhub_outbox_latency_ms"),
+		claimed:   newHistogram(reg, "eventhub_outbox_claim_duration_seconds"),
+		latency:   newHistogram(reg, "eventhub_outbox_latency_seconds"),
 	}
 }
 
@@ -53,7 +53,7 @@ func (b *outboxes) Outbox(name string) *Outbox {
 }
 
 // Claimed records the duration of a claim that found records.
-func (o *Outbox) Claimed(_ int, took time.Duration) { o.claimed.Observe(milliseconds(took)) }
+func (o *Outbox) Claimed(_ int, took time.Duration) { o.claimed.Observe(took.Seconds()) }
 
 // ClaimFailed counts a failed claim, or a lane that a claim had to skip.
 func (o *Outbox) ClaimFailed() { o.unclaimed.Inc() }
@@ -66,7 +66,7 @@ func (o *Outbox) SettleFailed() { o.unsettled.Inc() }
 // found means that a look-up found the event already stored.
 func (o *Outbox) Published(age time.Duration, found bool) {
 	o.sent.Inc()
-	o.latency.Observe(milliseconds(age))
+	o.latency.Observe(age.Seconds())
 	if found {
 		o.found.Inc()
 	}
@@ -87,7 +87,7 @@ func (o *Outbox) Failed(bool) { o.failed.Inc() }
 // Backlog sets the number of pending and parked records, and the age of the oldest pending record.
 func (o *Outbox) Backlog(pending, parked int, oldest time.Duration) {
 	o.Records(pending, parked)
-	o.oldest.Set(milliseconds(oldest))
+	o.oldest.Set(oldest.Seconds())
 }
 
 // Records sets the number of pending and parked records.
@@ -97,4 +97,4 @@ func (o *Outbox) Records(pending, parked int) {
 }
 
 // ClockSkew sets how far the NATS clock is ahead of the clock of the outbox.
-func (o *Outbox) ClockSkew(ahead time.Duration) { o.skew.Set(milliseconds(ahead)) }
+func (o *Outbox) ClockSkew(ahead time.Duration) { o.skew.Set(ahead.Seconds()) }

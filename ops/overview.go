@@ -3,6 +3,7 @@ package ops
 import (
 	"context"
 	"log/slog"
+	"math"
 	"net/http"
 	"slices"
 	"strings"
@@ -16,6 +17,8 @@ import (
 // NATS describes the NATS behind the hub. jetstream.NATS implements it.
 type NATS interface {
 	Info(ctx context.Context) (jetstream.ServerInfo, error)
+	// Streams lists what the streams of topics store.
+	Streams(ctx context.Context) ([]jetstream.StreamStorage, error)
 }
 
 // overview is the answer to GET /overview.
@@ -53,15 +56,22 @@ var shownTotals = []string{"events_", "eventhub_", "ws_"}
 
 // overview answers GET /overview. It shows no names of topics and groups.
 func (s *Server) overview(w http.ResponseWriter, r *http.Request) {
+	if fault := checkQuery(r.URL.Query()); fault != "" {
+		badQuery(w, fault)
+		return
+	}
 	health, _ := s.health(r.Context())
 	o := overview{Now: time.Now().UnixMilli(), Started: s.started.UnixMilli(), Version: buildVersion(), Checks: health.Checks, Totals: make(map[string]float64)}
-	families, err := s.cfg.Registry.Gather()
+	families, err := s.gather()
 	if err != nil {
 		s.cfg.Logger.LogAttrs(r.Context(), slog.LevelWarn, "failed to collect some metrics", slog.Any("error", err))
 	}
 	for _, f := range families {
 		if slices.ContainsFunc(shownTotals, func(prefix string) bool { return strings.HasPrefix(f.GetName(), prefix) }) {
-			o.Totals[f.GetName()] = total(f)
+			// JSON has no number for a bound that is not known.
+			if sum := total(f); !math.IsInf(sum, 0) {
+				o.Totals[f.GetName()] = sum
+			}
 		}
 	}
 	if s.cfg.NATS != nil {

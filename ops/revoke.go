@@ -37,6 +37,10 @@ func (e *RevocationError) Unwrap() error { return e.Err }
 
 // revoke serves POST /revocations.
 func (s *Server) revoke(w http.ResponseWriter, r *http.Request) {
+	if fault := checkQuery(r.URL.Query()); fault != "" {
+		badQuery(w, fault)
+		return
+	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRevokeBytes))
 	if err != nil {
 		writeError(w, http.StatusRequestEntityTooLarge, "bad_options", "The body is too large, or did not arrive.")

@@ -80,8 +80,8 @@ func (s *Server) routes() []route {
 		{http.MethodDelete, "/connections/{id}", changes, fixedTarget(ConnectionsTopic), s.closeConnection, noConnections},
 		{http.MethodGet, "/dlq", lists, QueryTarget, s.listLetters, noLetters},
 		{http.MethodGet, "/dlq/counts", lists, QueryTarget, s.countLetters, noLetters},
-		{http.MethodPost, "/dlq/redrive", changes, lettersTarget, s.redriveLetters, noLetters},
-		{http.MethodPost, "/dlq/discard", changes, lettersTarget, s.discardLetters, noLetters},
+		{http.MethodPost, "/dlq/redrive", changes, QueryTarget, s.redriveLetters, noLetters},
+		{http.MethodPost, "/dlq/discard", changes, QueryTarget, s.discardLetters, noLetters},
 	}, s.groupRoutes())
 }
 
@@ -141,6 +141,8 @@ func (s *Server) guarded(at *route) http.Handler {
 		}
 		if s.cfg.Metrics != nil {
 			h = s.cfg.Metrics.Shows(at.target, h)
+		} else {
+			h = wellFormed(at.target, h)
 		}
 		if s.cfg.Local {
 			h = local(h)

@@ -1,8 +1,10 @@
 package ops
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"regexp"
 	"slices"
@@ -11,7 +13,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"eventhub/acl"
+	"eventhub/docs/apitest"
+	"eventhub/facade"
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 // reached is the status of the handlers that stand in for those of the routes.
@@ -108,6 +114,93 @@ func TestRoutesAskThePolicy(t *testing.T) {
 				wants(false, "subscribe:"+topic+"::other")
 			}
 		})
+	}
+}
+
+// TestRoutesRefuseUnknownParameters asks every route that needs a token for what it does not have,
+// also those that do something. Open routes answer the same whatever the query, so that probes and
+// browsers may add one. A Prometheus may do so at /metrics.
+func TestRoutesRefuseUnknownParameters(t *testing.T) {
+	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = bus.Close() })
+	guard := Guard{Tokens: newVerifier(t)}
+	s := New(Config{
+		Bus: bus, Registry: prometheus.NewRegistry(), Guard: guard, Metrics: &guard, Status: facade.StatusOf, Groups: bus, Events: bus, Topics: TopicsOf(bus),
+		DeadLetters: bus.Admin().DeadLetters(), Connections: noConnections{}, NATS: bus.Admin().NATS(),
+		Revocations: &Revocations{Revoke: func(context.Context, acl.Revocation) (acl.Revocation, error) {
+			t.Error("a token was revoked")
+			return acl.Revocation{}, nil
+		}},
+	})
+	h := apitest.Handler(t, apitest.Operators, s.handler)
+	asked := 0
+	for _, at := range s.routes() {
+		if at.need == open || at.pattern == "/metrics" {
+			continue
+		}
+		if asked++; at.off {
+			t.Errorf("%s %s is not served", at.method, at.pattern)
+		}
+		path := strings.NewReplacer("{topic}", "a.b", "{group}", "g", "{name}", "n", "{id}", "i").Replace(at.pattern)
+		separator := "?"
+		if topic, _ := at.target(httptest.NewRequest(at.method, path+"?topic=a.b", nil)); topic == "a.b" && at.need != lists {
+			path, separator = path+"?topic=a.b", "&"
+		}
+		w := askBody(h, at.method, path+separator+"unknowable=1", "Bearer own", `{"jti":"1"}`)
+		if w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), `"code":"bad_options"`) || !strings.Contains(w.Body.String(), "unknowable") {
+			t.Errorf("%s %s with an unknown parameter: %d %s", at.method, at.pattern, w.Code, w.Body)
+		}
+	}
+	if asked < 25 {
+		t.Errorf("%d routes were asked", asked)
+	}
+}
+
+// TestRoutesCheckNames asks every route about a topic and a group that cannot exist. The answer
+// comes before the question of rights, and after that of the token.
+func TestRoutesCheckNames(t *testing.T) {
+	routes, h := standIns(t)
+	for _, at := range routes {
+		if at.need == open {
+			continue
+		}
+		inPath := strings.Contains(at.pattern, "{topic}")
+		names := func(topic, group string) string {
+			path := strings.NewReplacer("{topic}", url.PathEscape(topic), "{group}", url.PathEscape(group), "{name}", "n", "{id}", "i").Replace(at.pattern)
+			if !inPath {
+				path += "?" + url.Values{"topic": {topic}, "group": {group}}.Encode()
+			}
+			return path
+		}
+		about := func(path string) (topic, group string) { return at.target(httptest.NewRequest(at.method, path, nil)) }
+		topic, group := about(names("a..b", "g"))
+		ofTopic, ofGroup := topic == "a..b" || inPath, group == "g" || strings.Contains(at.pattern, "{group}")
+		for _, tt := range []struct {
+			name, path, code string
+			given            bool
+		}{
+			{"a malformed topic", names("a..b", "g"), `"code":"bad_topic"`, ofTopic},
+			{"a pattern", names("a.*", "g"), `"code":"bad_topic"`, ofTopic},
+			{"no topic", at.pattern, `{"error":"topic required","code":"bad_topic"}`, ofTopic && !inPath && at.need != lists},
+			{"an empty topic", names("", "g"), `"code":"bad_topic"`, ofTopic && !inPath && at.need != lists},
+			{"a malformed group", names("a.b", "g\n"), `"code":"bad_group"`, ofGroup},
+			{"a long group", names("a.b", strings.Repeat("g", 129)), `"code":"bad_group"`, ofGroup},
+		} {
+			if !tt.given {
+				continue
+			}
+			for _, token := range []string{"own", tokenFor(t, "publish:other")} {
+				if w := ask(h, at.method, tt.path, "Bearer "+token); w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), tt.code) {
+					t.Errorf("%s %s: %d %s", at.method, tt.path, w.Code, w.Body)
+				}
+			}
+			if w := ask(h, at.method, tt.path, "Bearer wrong"); w.Code != http.StatusUnauthorized {
+				t.Errorf("%s %s with a bad token: %d %s", at.method, tt.path, w.Code, w.Body)
+			}
+		}
 	}
 }
 

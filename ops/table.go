@@ -28,11 +28,13 @@ var (
 	topicLabels = []string{"topic"}
 	pairLabels  = []string{"topic", "group"}
 	boxLabels   = []string{"outbox"}
+	// streamLabels are those of streams: on_full is drop or reject.
+	streamLabels = []string{"stream", "on_full"}
 )
 
 // definitions lists every metric of eventhub, sorted by name. METRICS.md shows the same table; a
 // test compares both with the output of /metrics. The names without the prefix eventhub_ were in
-// use by existing clients of the bus.
+// use by existing clients of the bus. All others are in the base units of Prometheus.
 var definitions = []definition{
 	{"delivery_handler_duration_ms", histogram, "How long a subscriber had an event, in milliseconds, until its lease ended.", pairLabels},
 	{"delivery_latency_ms", histogram, "Time from the storage of an event to its acknowledgement, in milliseconds.", pairLabels},
@@ -51,31 +53,42 @@ var definitions = []definition{
 	{"eventhub_group_unacked", gauge, "Events that members of a group have, or that are in back-off. Every hub reports all groups.", pairLabels},
 	{"eventhub_groups_ignored_total", counter, "Groups that had no member for too long and hold the events of a topic with on_full: reject no more. Each hub counts for itself.", topicLabels},
 	{"eventhub_http_requests_total", counter, "HTTP requests answered, by status.", []string{"status"}},
+	{"eventhub_jetstream_errors_total", counter, "Requests to JetStream, and publishes, that failed, by JetStream's number of the error; also no_responders and no_reply. Many are part of normal work, such as 10059, stream not found.", []string{"code"}},
+	{"eventhub_jwks_age_seconds", gauge, "Time since the keys were last fetched from JWT_JWKS_URL, in seconds, or since the start if they never were; 0 without that setting.", nil},
 	{"eventhub_keys_removed", gauge, "Removed keys of compacted topics known to this hub. NATS keeps a record of each.", nil},
-	{"eventhub_leases_dropped_total", counter, "Leases that the hub gave up because it had lost its right to them: cut off, stopped, or after a seek.", pairLabels},
+	{"eventhub_leases_dropped_total", counter, "Leases that the hub gave up because it had lost its right to them: cut off, stopped, or after a seek.", topicLabels},
 	{"eventhub_leases_expired_total", counter, "Leases that ran out.", pairLabels},
-	{"eventhub_leases_returned_total", counter, "Leases given back by UNSUBSCRIBE, a drain or a lost connection.", pairLabels},
+	{"eventhub_leases_returned_total", counter, "Leases given back by UNSUBSCRIBE, a drain or a lost connection.", topicLabels},
 	{"eventhub_limit_reached_total", counter, "Refusals and waits because of a limit, by its name.", []string{"limit"}},
 	{"eventhub_nats_connected", gauge, "1 while every NATS connection is up, else 0.", nil},
-	{"eventhub_outbox_claim_duration_ms", histogram, "How long a claim of records of an outbox took that found some, in milliseconds.", boxLabels},
+	{"eventhub_outbound_queue_bytes", gauge, "Bytes that wait to be sent to WebSocket clients, over all connections. Each waiting event counts 512 bytes besides its payload.", nil},
+	{"eventhub_outbound_queue_frames", gauge, "Frames that wait to be sent to WebSocket clients, over all connections.", nil},
+	{"eventhub_outbound_queue_max_bytes", gauge, "Bytes that wait for the WebSocket connection for which most wait.", nil},
+	{"eventhub_outbox_claim_duration_seconds", histogram, "How long a claim of records of an outbox took that found some, in seconds.", boxLabels},
 	{"eventhub_outbox_claim_failures_total", counter, "Claims of records of an outbox that failed, and lanes (a topic and key) that a claim had to leave out because only theirs failed.", boxLabels},
-	{"eventhub_outbox_clock_skew_ms", gauge, "How far the clock of NATS is ahead of that of an outbox's database, in milliseconds; negative when it is behind.", boxLabels},
+	{"eventhub_outbox_clock_skew_seconds", gauge, "How far the clock of NATS is ahead of that of an outbox's database, in seconds; negative when it is behind.", boxLabels},
 	{"eventhub_outbox_failures_total", counter, "Tries to publish a record of an outbox that failed.", boxLabels},
 	{"eventhub_outbox_found_total", counter, "Records of an outbox that were found in their stream, where an earlier try had put them.", boxLabels},
-	{"eventhub_outbox_latency_ms", histogram, "Time from when a record was added to an outbox until it was known to be in its stream, in milliseconds.", boxLabels},
-	{"eventhub_outbox_oldest_age_ms", gauge, "How long ago the oldest record was added that waits in an outbox, in milliseconds; 0 when none does.", boxLabels},
+	{"eventhub_outbox_latency_seconds", histogram, "Time from when a record was added to an outbox until it was known to be in its stream, in seconds.", boxLabels},
+	{"eventhub_outbox_oldest_age_seconds", gauge, "How long ago the oldest record was added that waits in an outbox, in seconds; 0 when none does.", boxLabels},
 	{"eventhub_outbox_parked", gauge, "Records of an outbox that were given up: eventhub outbox list --status=error shows them.", boxLabels},
 	{"eventhub_outbox_pending", gauge, "Records of an outbox that wait, or are being published.", boxLabels},
 	{"eventhub_outbox_published_total", counter, "Records of an outbox that are in their stream.", boxLabels},
 	{"eventhub_outbox_settle_failures_total", counter, "Publish results of an outbox that failed to be saved, and lanes (a topic and key) whose results the database refused. The outbox tries again.", boxLabels},
 	{"eventhub_outbox_waiting", gauge, "1 while the database of an outbox cannot be used, so that its records wait, else 0.", boxLabels},
 	{"eventhub_projected_total", counter, "Events that projections dealt with, by what became of them: applied, known, poisoned, or dropped because the topic of the states takes no more keys.", []string{"projection", "outcome"}},
-	{"eventhub_projection_stalled_ms", gauge, "How long a projection of the hub itself has had events to project and has settled none, in milliseconds; 0 while it makes progress, and in the first 30 s.", []string{"projection"}},
-	{"eventhub_publish_duration_ms", histogram, "Time from the sending of a publish to the stream's confirmation, in milliseconds.", topicLabels},
+	{"eventhub_projection_stalled_seconds", gauge, "How long a projection of the hub itself has had events to project and has settled none, in seconds; 0 while it makes progress, and in the first 30 s.", []string{"projection"}},
+	{"eventhub_publish_duration_seconds", histogram, "Time from the sending of a publish to the stream's confirmation, in seconds.", topicLabels},
 	{"eventhub_publish_failures_total", counter, "Publishes answered with an error.", topicLabels},
+	{"eventhub_ready", gauge, "1 while the hub is ready, as /readyz says, else 0.", nil},
+	{"eventhub_redeliveries_total", counter, "Events handed to a subscriber that the group had been given before.", pairLabels},
 	{"eventhub_revocations", gauge, "Revocations of tokens that this hub observes.", nil},
 	{"eventhub_server_restarts_total", counter, "Restarts of the embedded NATS server by the hub, because streams could not be written and the disk had room again.", nil},
 	{"eventhub_snapshots_total", counter, "Keys that compactors wrote a snapshot of, by the topic they were taken from.", topicLabels},
+	{"eventhub_storage_left_bytes", gauge, "Bytes that NATS may still store in files and in memory: up to the bound of its account, and up to the end of the disk for the embedded server; +Inf where no bound is known. Absent while NATS does not answer.", []string{"storage"}},
+	{"eventhub_storage_used_bytes", gauge, "Bytes that NATS stores in files and in memory, those of other programs of its account included. Absent while NATS does not answer.", []string{"storage"}},
+	{"eventhub_stream_bytes", gauge, "Bytes in a stream that has a bound in bytes, and what happens at the bound. Every hub reports all streams.", streamLabels},
+	{"eventhub_stream_left_bytes", gauge, "Bytes that a stream with a bound in bytes may still store. Every hub reports all streams.", streamLabels},
 	{"eventhub_streams_failed", gauge, "Streams of the embedded NATS server that cannot be written since a write to the disk has failed; 1 also when the server stores nothing any more.", nil},
 	{"eventhub_subscriptions", gauge, "Subscriptions open on this hub.", nil},
 	{"eventhub_topics", gauge, "Topics that this hub knows.", nil},
@@ -89,12 +102,12 @@ var definitions = []definition{
 	{"ws_inflight", gauge, "The same as events_inflight, under the name that dashboards of the WebSocket side use.", pairLabels},
 }
 
-// buckets are the upper bounds of histograms in milliseconds. They range from a local
-// acknowledgement to a full lease.
-var buckets = []float64{0.25, 1, 5, 25, 100, 500, 2500, 10000, 30000}
+// buckets are the upper bounds of histograms in seconds. They range from a local acknowledgement to
+// a full lease.
+var buckets = []float64{0.00025, 0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10, 30}
 
-// groupBuckets are those of histograms with a label for the group. There may be thousands of
-// groups, and each bucket is a series of each group.
+// groupBuckets are those of histograms with a label for the group, in milliseconds. There may be
+// thousands of groups, and each bucket is a series of each group.
 var groupBuckets = []float64{5, 100, 2500, 30000}
 
 func define(name string, k kind) definition {

@@ -128,6 +128,8 @@ type PurgeRequest struct {
 	// Needed also purges a topic that the hub itself needs.
 	Needed bool `json:"needed,omitempty"`
 	DryRun bool `json:"dry_run,omitempty"`
+	// Bound is that of a dry run: events that came after it stay.
+	Bound string `json:"bound,omitempty"`
 }
 
 // PurgeAnswer is the answer to a PurgeRequest.
@@ -136,6 +138,8 @@ type PurgeAnswer struct {
 	Removed uint64 `json:"removed"`
 	Left    uint64 `json:"left"`
 	DryRun  bool   `json:"dryRun"`
+	// Bound, of a dry run, is what confines a purge to the events that there were.
+	Bound string `json:"bound,omitempty"`
 }
 
 // maxPurgeTS is the last millisecond that the server can count in nanoseconds.
@@ -143,14 +147,21 @@ const maxPurgeTS = 1<<63/1_000_000 - 1
 
 // listTopics answers GET /topics with what the token may see.
 func (s *Server) listTopics(w http.ResponseWriter, r *http.Request) {
+	if fault := checkQuery(r.URL.Query()); fault != "" {
+		badQuery(w, fault)
+		return
+	}
 	ctx, cancel := context.WithTimeout(r.Context(), topicTimeout)
 	defer cancel()
-	all, err := s.cfg.Topics.List(ctx)
+	var all []jetstream.TopicStatus
+	who, err := identity(r), error(nil)
+	if who.InspectsAny() {
+		all, err = s.cfg.Topics.List(ctx)
+	}
 	if err != nil {
 		s.fail(w, r, err, "topic", "list the topics")
 		return
 	}
-	who := identity(r)
 	list := struct {
 		Topics []ListedTopic `json:"topics"`
 	}{[]ListedTopic{}}
@@ -184,6 +195,10 @@ func milli(t time.Time) int64 {
 
 // showTopic answers GET /topics/{topic}.
 func (s *Server) showTopic(w http.ResponseWriter, r *http.Request) {
+	if fault := checkQuery(r.URL.Query()); fault != "" {
+		badQuery(w, fault)
+		return
+	}
 	ctx, cancel := context.WithTimeout(r.Context(), topicTimeout)
 	defer cancel()
 	topic, _ := pathTarget(r)
@@ -226,7 +241,7 @@ func (s *Server) purgeTopic(w http.ResponseWriter, r *http.Request) {
 	if !readBody(w, r, &asked, false) {
 		return
 	}
-	opts := jetstream.PurgeOptions{All: asked.All, Through: asked.ThroughID, Needed: asked.Needed, DryRun: asked.DryRun}
+	opts := jetstream.PurgeOptions{All: asked.All, Through: asked.ThroughID, Needed: asked.Needed, DryRun: asked.DryRun, Bound: asked.Bound}
 	if asked.BeforeTS != nil {
 		if *asked.BeforeTS < 0 || *asked.BeforeTS > maxPurgeTS {
 			writeError(w, http.StatusBadRequest, jetstream.CodeBadOptions, "before_ts is no time in epoch milliseconds.")
@@ -250,7 +265,7 @@ func (s *Server) purgeTopic(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, err, "topic", "purge the topic")
 		return
 	}
-	answer(w, PurgeAnswer{topic, done.Removed, done.Left, asked.DryRun})
+	answer(w, PurgeAnswer{topic, done.Removed, done.Left, asked.DryRun, done.Bound})
 }
 
 // deleteTopic answers DELETE /topics/{topic}.

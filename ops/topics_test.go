@@ -103,7 +103,7 @@ func TestShowPurgeAndDeleteTopics(t *testing.T) {
 		text                     string
 	}{
 		{"unknown", "GET", "/topics/nothing", "", 404, `"not_found"`},
-		{"no topic", "GET", "/topics/a..b", "", 403, `"forbidden"`},
+		{"no topic", "GET", "/topics/a..b", "", 400, `"bad_topic"`},
 		{"nothing asked for", "POST", "/topics/orders.placed/purge", `{}`, 400, "exactly one of all, before_ts and through_id"},
 		{"no body", "POST", "/topics/orders.placed/purge", ``, 400, `"bad_options"`},
 		{"all is false", "POST", "/topics/orders.placed/purge", `{"all":false}`, 400, "exactly one"},

@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"net/http"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,6 +13,7 @@ type traffic struct {
 	closed      *prometheus.CounterVec
 	frames      map[string]prometheus.Counter
 	unknown     prometheus.Counter
+	codes       map[string]struct{} // the error codes that have a label of their own
 	errors      *prometheus.CounterVec
 	requests    *prometheus.CounterVec
 	read        prometheus.Counter
@@ -26,7 +28,7 @@ func newTraffic(reg prometheus.Registerer) traffic {
 		connections: newGauge(reg, "eventhub_connections").WithLabelValues(),
 		closed:      newCounter(reg, "eventhub_connections_closed_total"),
 		frames:      make(map[string]prometheus.Counter, len(ops)),
-		unknown:     frames.WithLabelValues("unknown"),
+		unknown:     frames.WithLabelValues(OtherLabel),
 		errors:      newCounter(reg, "eventhub_errors_total"),
 		requests:    newCounter(reg, "eventhub_http_requests_total"),
 		read:        newCounter(reg, "eventhub_events_read_total").WithLabelValues(),
@@ -35,6 +37,28 @@ func newTraffic(reg prometheus.Registerer) traffic {
 		t.frames[op] = frames.WithLabelValues(op)
 	}
 	return t
+}
+
+// Codes makes the series of all error codes of the protocol, of their HTTP statuses, and of the
+// codes with which the hub closes a WebSocket, before any of them is counted. Call it before the
+// hub serves. From then on, other error codes share OtherLabel.
+func (t *traffic) Codes(codes []string, status func(code string) int, closings []int) {
+	t.codes = make(map[string]struct{}, len(codes))
+	for _, code := range append([]string{OtherLabel}, codes...) {
+		t.codes[code] = struct{}{}
+		t.errors.WithLabelValues(code)
+	}
+	statuses := []int{http.StatusOK, http.StatusNoContent, http.StatusNotModified}
+	for _, code := range codes {
+		statuses = append(statuses, status(code))
+	}
+	for _, status := range statuses {
+		t.requests.WithLabelValues(strconv.Itoa(status))
+	}
+	t.closed.WithLabelValues(OtherLabel)
+	for _, code := range append([]int{1000, 1001, 1006}, closings...) {
+		t.closed.WithLabelValues(strconv.Itoa(code))
+	}
 }
 
 // ConnectionOpened counts an accepted WebSocket connection.
@@ -51,7 +75,7 @@ func (t *traffic) ConnectionClosed(closeCode int) {
 	t.closed.WithLabelValues(label).Inc()
 }
 
-// FrameReceived counts a frame from a client. An unknown op counts as "unknown".
+// FrameReceived counts a frame from a client. Unknown ops share OtherLabel.
 func (t *traffic) FrameReceived(op string) {
 	if c, ok := t.frames[op]; ok {
 		c.Inc()
@@ -61,7 +85,12 @@ func (t *traffic) FrameReceived(op string) {
 }
 
 // ErrorSent counts an ERR frame or an HTTP error. code is an error code of the protocol.
-func (t *traffic) ErrorSent(code string) { t.errors.WithLabelValues(code).Inc() }
+func (t *traffic) ErrorSent(code string) {
+	if _, known := t.codes[code]; !known && t.codes != nil {
+		code = OtherLabel
+	}
+	t.errors.WithLabelValues(code).Inc()
+}
 
 // RequestServed counts an HTTP request by its status.
 func (t *traffic) RequestServed(status int) { t.requests.WithLabelValues(strconv.Itoa(status)).Inc() }

@@ -291,10 +291,15 @@ func (cmd *dlqDiscardCmd) Run(ctx context.Context, std streams) error {
 		_, err = fmt.Fprintf(std.out, "would discard %s\n", letters(total))
 		return err
 	}
-	if total > 0 {
-		if err := cmd.confirm(std, "discard "+letters(total)+" of "+cmd.Topic+" for good"); err != nil {
-			return err
-		}
+	if total == 0 {
+		_, err = fmt.Fprintf(std.out, "discarded %s\n", letters(0))
+		return err
+	}
+	if !q.Has("through") {
+		return errOldHub
+	}
+	if err := cmd.confirm(std, "discard "+letters(total)+" of "+cmd.Topic+" for good"); err != nil {
+		return err
 	}
 	return cmd.run(ctx, hub, q, "discard", "discarded", total, std)
 }
@@ -340,6 +345,7 @@ type redrivenJSON struct {
 	Done    int            `json:"done"`
 	Skipped int            `json:"skipped"`
 	Reasons map[string]int `json:"reasons"`
+	Through string         `json:"through"`
 	Ended   bool           `json:"ended"`
 	Error   string         `json:"error"`
 	Code    string         `json:"code"`
@@ -365,11 +371,14 @@ func (cmd *changeFlags) ask(ctx context.Context, hub *opsHub, q url.Values, what
 	return last, err
 }
 
-// dryRun counts the letters.
+// dryRun counts the letters. It confines the query to those that there are.
 func (cmd *changeFlags) dryRun(ctx context.Context, hub *opsHub, q url.Values, what string) (int, error) {
 	q.Set("dryRun", "1")
 	defer q.Del("dryRun")
 	last, err := cmd.ask(ctx, hub, q, what, func(redrivenJSON) {})
+	if last.Through != "" {
+		q.Set("through", last.Through)
+	}
 	return last.Matched, err
 }
 

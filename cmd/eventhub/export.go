@@ -90,6 +90,9 @@ func (cmd *exportCmd) Run(ctx context.Context, std streams) error {
 		return nil // the reader closed the pipe
 	}
 	if err != nil && ctx.Err() != nil {
+		if x.progress.events == 0 {
+			return errors.New("interrupted before the first event; nothing was written, repeat the command")
+		}
 		return errors.New("interrupted; continue with --after-id and the id of the last line")
 	}
 	return err

@@ -100,3 +100,38 @@ func TestExportGoesOn(t *testing.T) {
 		t.Errorf("%d answers were cut off: the test shows nothing", cuts.Load())
 	}
 }
+
+// An export that is interrupted says how to go on: anew while nothing was written, and behind the
+// last line afterwards.
+func TestInterruptedExport(t *testing.T) {
+	t.Parallel()
+	for answer, want := range map[string]string{
+		"":                  "interrupted before the first event; nothing was written, repeat the command",
+		`{"id":"1"}` + "\n": "interrupted; continue with --after-id and the id of the last line",
+	} {
+		ctx, interrupt := context.WithCancel(t.Context())
+		hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.WriteString(w, answer)
+			_ = http.NewResponseController(w).Flush()
+			if answer == "" {
+				interrupt()
+			}
+			<-r.Context().Done()
+		}))
+		t.Cleanup(hub.Close)
+		cmd := exportCmd{rangeFlags: rangeFlags{Topic: "a", httpFlags: httpFlags{HTTPURL: hub.URL, hubFlags: hubFlags{credentialFlags: credentialFlags{Token: "token"}}}}}
+		out := writerFunc(func(p []byte) (int, error) {
+			interrupt()
+			return len(p), nil
+		})
+		if err := cmd.Run(ctx, streams{out: out, err: io.Discard}); err == nil || err.Error() != want {
+			t.Errorf("after %q: %v, want %s", answer, err, want)
+		}
+		interrupt()
+	}
+}
+
+// writerFunc is a function that takes what is written.
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }

@@ -84,9 +84,12 @@ func (h *opsHub) call(ctx context.Context, c opsCall, into any) error {
 		return err
 	}
 	defer func() { _ = res.Body.Close() }() // read-only
-	text, err := io.ReadAll(io.LimitReader(res.Body, maxOpsAnswer))
+	text, err := io.ReadAll(io.LimitReader(res.Body, maxOpsAnswer+1))
 	if err != nil {
 		return fmt.Errorf("hub at %s: the answer was cut off: %w", h.base.Redacted(), reason(err))
+	}
+	if len(text) > maxOpsAnswer {
+		return fmt.Errorf("hub at %s: the answer has more than the %d bytes that are read; ask for less, or ask with curl", h.base.Redacted(), maxOpsAnswer)
 	}
 	if into == nil || len(text) == 0 {
 		return nil

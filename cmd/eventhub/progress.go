@@ -32,6 +32,7 @@ type progress struct {
 }
 
 func newProgress(name string, group jetstream.Group, metrics *ops.Metrics, log *slog.Logger) *progress {
+	metrics.Projection(name)
 	return &progress{name: name, backlog: group.Backlog, every: progressEvery, after: stalledAfter, metrics: metrics, log: log}
 }
 

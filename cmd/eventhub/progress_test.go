@@ -69,7 +69,7 @@ func TestProgress(t *testing.T) {
 	waitFor(t, "an event that was settled is progress", moves)
 }
 
-// stalledFor is the metric, in milliseconds.
+// stalledFor is the metric, in seconds.
 func stalledFor(t *testing.T, registry *prometheus.Registry) float64 {
 	t.Helper()
 	families, err := registry.Gather()
@@ -77,7 +77,7 @@ func stalledFor(t *testing.T, registry *prometheus.Registry) float64 {
 		t.Fatal(err)
 	}
 	for _, f := range families {
-		if f.GetName() == "eventhub_projection_stalled_ms" {
+		if f.GetName() == "eventhub_projection_stalled_seconds" {
 			return f.GetMetric()[0].GetGauge().GetValue()
 		}
 	}

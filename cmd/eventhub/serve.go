@@ -181,6 +181,7 @@ func (h *hub) open(ctx context.Context) error {
 	registry := prometheus.NewRegistry()
 	h.metrics = ops.NewMetrics(registry)
 	metrics := h.metrics
+	metrics.Codes(facade.ErrorCodes(), facade.StatusOf, facade.CloseCodes())
 	cfg := jetstream.Config{Limits: cmd.bus(), Logger: h.log, Observer: metrics, Topics: h.topics}
 	if cmd.Projector || cmd.Demo {
 		cfg.Derived = []jetstream.DerivedKeys{process.Keys()}
@@ -208,12 +209,13 @@ func (h *hub) open(ctx context.Context) error {
 	if cmd.Projector || cmd.Demo {
 		h.progress = newProgress(process.Group, h.bus.Group(process.TopicHeartbeat, process.Group), metrics, h.log)
 	}
-	guard := ops.Guard{Tokens: h.tokens}
+	guard := ops.Guard{Identify: h.identify}
 	operators := ops.Config{
 		Bus: h.bus, Registry: registry, Ready: h.ready, Parts: h.parts, Logger: h.log,
 		Groups: h.bus, Topics: ops.TopicsOf(h.bus), DeadLetters: h.bus.Admin().DeadLetters(), Connections: connectionsOf{h.facade}, Events: h.bus,
 		NATS: h.bus.Admin().NATS(), Guard: guard, Status: facade.StatusOf, Revocations: h.revocations(), Documents: docs.Handlers(),
-		LimitReached: metrics.LimitReached,
+		LimitReached: metrics.LimitReached, Throttle: h.throttle, Observed: metrics, KeysAge: h.tokens.KeysAge,
+		Outbound: func() ops.Outbound { return ops.Outbound(h.facade.Outbound()) },
 	}
 	if cmd.metricsNeedToken() {
 		operators.Metrics = &guard
@@ -228,6 +230,19 @@ func (h *hub) open(ctx context.Context) error {
 	serve(&h.http, secure(h.facade.HTTP(), h.cert != nil), h.cert)
 	serve(&h.ops, secure(answerWithin(opsTimeout, ops.New(operators).Handler()), h.opsCert() != nil), h.opsCert())
 	return nil
+}
+
+// identify returns the owner of the token of a request of an operator. The facade rations refused
+// tokens on all ports.
+func (h *hub) identify(r *http.Request, token string) (*acl.Identity, *ops.Refusal) {
+	p, refused := h.facade.Identify(r, token)
+	id, _ := p.(*acl.Identity) // what facade.Tokens returns
+	return id, (*ops.Refusal)(refused)
+}
+
+// throttle takes a publish of an operator from the quotas that clients have.
+func (h *hub) throttle(id *acl.Identity, topic string) *ops.Refusal {
+	return (*ops.Refusal)(h.facade.Throttle(id, topic))
 }
 
 func (h *hub) ready() error {

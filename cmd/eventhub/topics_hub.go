@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -144,6 +145,9 @@ type destroyFlags struct {
 	Needed bool `help:"Also for a topic that the hub itself needs, such as dead letters and snapshots."`
 }
 
+// errOldHub refuses to remove more than what a dry run has shown.
+var errOldHub = errors.New("nothing was changed: the hub does not say what its dry run has seen; use the command of the hub's version")
+
 // topicsPurgeCmd is `eventhub topics purge`.
 type topicsPurgeCmd struct {
 	destroyFlags
@@ -160,6 +164,9 @@ func (cmd *topicsPurgeCmd) Run(ctx context.Context, std streams) error {
 	if err := cmd.call(ctx, http.MethodPost, nil, body, &done, "purge"); err != nil {
 		return err
 	}
+	if done.Bound == "" {
+		return errOldHub
+	}
 	what := fmt.Sprintf("%d events of %s, and leave %d", done.Removed, cmd.Topic, done.Left)
 	if cmd.DryRun {
 		_, err := fmt.Fprintln(std.out, "would remove "+what)
@@ -168,7 +175,7 @@ func (cmd *topicsPurgeCmd) Run(ctx context.Context, std streams) error {
 	if err := cmd.confirm(std, "remove "+what); err != nil {
 		return err
 	}
-	body.DryRun = false
+	body.DryRun, body.Bound = false, done.Bound // what came since stays
 	if err := cmd.call(ctx, http.MethodPost, nil, body, &done, "purge"); err != nil {
 		return cmd.hint(err)
 	}

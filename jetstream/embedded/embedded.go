@@ -27,6 +27,7 @@ import (
 	"github.com/gofrs/flock"
 	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/shirou/gopsutil/v4/disk"
 )
 
 // MaxMessage is the largest message in bytes, headers included, that the server accepts.
@@ -288,6 +289,15 @@ func (e *Server) NATS() *natsserver.Server { return e.server.Load() }
 // ClientURL returns the address at which native clients reach the server, or "" if the server does
 // not listen.
 func (e *Server) ClientURL() string { return e.url }
+
+// DiskFree returns how many bytes the disk of DataDir has left for this process.
+func (e *Server) DiskFree(ctx context.Context) (uint64, error) {
+	usage, err := disk.UsageWithContext(ctx, e.dir)
+	if err != nil {
+		return 0, err
+	}
+	return usage.Free, nil
+}
 
 // Connection returns the URL, which may be empty, and the options with which the bus connects. The
 // bus reaches a server that listens without TLS through its socket. In process, each write waits

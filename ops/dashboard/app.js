@@ -78,6 +78,9 @@ const token = () => sessionStorage.getItem("token") ?? "";
 
 /** ask sends a request to the hub and returns its answer. Segments of the path are encoded. */
 async function ask(path, { method = "GET", query, body, signal } = {}) {
+  if (path.some((segment) => segment === "." || segment === "..")) {
+    throw new Refused(400, { error: "A browser cannot ask about a name like this: use eventhub group on the command line.", code: "bad_options" });
+  }
   const url = new URL(path.map(encodeURIComponent).join("/"), document.baseURI);
   for (const [name, value] of Object.entries(query ?? {})) {
     if (value !== undefined && value !== "") url.searchParams.set(name, value);
@@ -267,8 +270,8 @@ const overview = {
         : el("p", { class: "bad" }, "NATS does not answer."),
       el("h2", {}, "Outbox and projections"),
       tiles(tile("outbox: waiting", count(t.eventhub_outbox_pending ?? 0)), tile("outbox: parked", count(t.eventhub_outbox_parked ?? 0)),
-        tile("outbox: oldest", span(t.eventhub_outbox_oldest_age_ms ?? 0)), tile("outbox: published", count(t.eventhub_outbox_published_total ?? 0)),
-        tile("projected", count(t.eventhub_projected_total ?? 0)), tile("projections stalled for", span(t.eventhub_projection_stalled_ms ?? 0))),
+        tile("outbox: oldest", span(1000 * (t.eventhub_outbox_oldest_age_seconds ?? 0))), tile("outbox: published", count(t.eventhub_outbox_published_total ?? 0)),
+        tile("projected", count(t.eventhub_projected_total ?? 0)), tile("projections stalled for", span(1000 * (t.eventhub_projection_stalled_seconds ?? 0)))),
     ];
     if (!t.events_published_total && !t.events_delivered_total) parts.unshift(firstSteps());
     return parts;

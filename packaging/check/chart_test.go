@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -160,7 +161,7 @@ func TestChart(t *testing.T) {
 		},
 		"everything": {
 			values{"values-full.yaml", map[string]any{"image": map[string]any{"repository": "example.com/eventhub"}}},
-			"ConfigMap Ingress NetworkPolicy PodDisruptionBudget Service Service Service ServiceAccount ServiceMonitor StatefulSet",
+			"ConfigMap Ingress NetworkPolicy PodDisruptionBudget PrometheusRule Service Service Service ServiceAccount ServiceMonitor StatefulSet",
 			map[string]string{
 				"NATS_CREDS": "/etc/eventhub/nats/creds", "NATS_TLS_CA": "/etc/eventhub/nats-ca/ca.crt", "JWT_SECRET_FILE": "/etc/eventhub/tokens/jwt-secret",
 				"EVENTHUB_TLS_CERT": "/etc/eventhub/tls/tls.crt", "EVENTHUB_ORIGINS": "https://app.example.com,https://*.example.org",
@@ -278,5 +279,39 @@ func TestChartRefuses(t *testing.T) {
 	v.with["replicaCount"] = 2
 	if _, err := render(t, v); err == nil || !strings.Contains(err.Error(), "set replicaCount to 1") {
 		t.Error(err)
+	}
+}
+
+// The chart makes the alert rules that ship, and names the job as they expect.
+func TestChartHasTheAlerts(t *testing.T) {
+	files, err := render(t, values{"values-full.yaml", map[string]any{"image": map[string]any{"repository": "example.com/eventhub"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("../prometheus/alerts.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want monitoringv1.PrometheusRuleSpec
+	if err := yaml.Unmarshal(text, &want); err != nil {
+		t.Fatal(err)
+	}
+	met := 0
+	for _, o := range decode(t, files) {
+		switch o := o.(type) {
+		case *monitoringv1.PrometheusRule:
+			met++
+			if len(want.Groups) == 0 || !reflect.DeepEqual(o.Spec, want) {
+				t.Errorf("the rules of the chart are %+v, want %+v", o.Spec, want)
+			}
+		case *monitoringv1.ServiceMonitor:
+			met++
+			if o.Spec.JobLabel != "app.kubernetes.io/name" {
+				t.Errorf("the job is named by the label %q", o.Spec.JobLabel)
+			}
+		}
+	}
+	if met != 2 {
+		t.Errorf("the chart has %d of the two", met)
 	}
 }

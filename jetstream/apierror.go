@@ -1,0 +1,49 @@
+package jetstream
+
+import (
+	"bytes"
+	"encoding/json"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// errorHead bounds where the error is in an answer: only the type of the answer precedes it.
+const errorHead = 160
+
+var (
+	errorField = []byte(`"error":{`)
+	pubAckHead = []byte(`{"stream":"`) // begins the answer to nearly every publish
+)
+
+// errorCode returns JetStream's number of the error in an answer, or 0 if the answer has none. An
+// answer with a header other than a status holds a stored message, whose payload may look like
+// anything.
+func errorCode(m *nats.Msg) int {
+	switch {
+	case noResponders(m):
+		return NoResponders
+	case m.Header != nil || bytes.HasPrefix(m.Data, pubAckHead) || !bytes.Contains(m.Data[:min(len(m.Data), errorHead)], errorField):
+		return 0
+	}
+	var got struct {
+		Error apiError `json:"error"`
+	}
+	if json.Unmarshal(m.Data, &got) != nil {
+		return 0
+	}
+	if got.Error.ErrCode == 0 {
+		return got.Error.Code
+	}
+	return int(got.Error.ErrCode)
+}
+
+// countErrors counts the errors in answers that nats.go asked for. The hub's own questions are
+// counted where their answers come in.
+func (b *Bus) countErrors() *natsjs.ClientTrace {
+	return &natsjs.ClientTrace{ResponseReceived: func(_ string, data []byte, header nats.Header) {
+		if code := errorCode(&nats.Msg{Data: data, Header: header}); code != 0 {
+			b.obs.JetStreamError(code)
+		}
+	}}
+}

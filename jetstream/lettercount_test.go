@@ -1,0 +1,137 @@
+package jetstream
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// letterOf stores a dead letter of an event for a group.
+func letterOf(t *testing.T, b *Bus, topic, group string, payload []byte) {
+	t.Helper()
+	if _, err := b.Publish(t.Context(), topic, payload, PublishOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	newest, err := b.History(topic).Newest(t.Context(), 1)
+	if err != nil || len(newest) != 1 {
+		t.Fatal(newest, err)
+	}
+	if err := b.Group(topic, group).DeadLetter(t.Context(), newest[0], "broken", 1); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Counts that grow are those that reading all letters gives, whatever came and went since the last
+// count: letters, discards, purges, and streams that were made anew.
+func TestCountsFollowTheLetters(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{URL: natsServer(t), Topics: []TopicRule{{Pattern: "dlq.**", MaxAge: time.Hour}}})
+	letters := b.Admin().DeadLetters()
+	topics, groups := []string{"a", "b", "own"}, []string{"g", "h"}
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same steps each time
+	for step := range 25 {
+		topic := topics[random.IntN(len(topics))]
+		what := "letters"
+		switch random.IntN(6) {
+		case 0:
+			what = "a discard"
+			if _, err := letters.Discard(t.Context(), LetterFilter{Topic: topic, Group: groups[random.IntN(2)]}, RedriveOptions{Rate: maxRedriveRate}); err != nil {
+				t.Fatal(err)
+			}
+		case 1:
+			what = "a purge"
+			if _, err := b.Admin().Topic("dlq."+topic).Purge(t.Context(), PurgeOptions{All: true, Needed: true}); err != nil && !errors.Is(err, ErrNotFound) {
+				t.Fatal(err)
+			}
+		case 2:
+			what = "a stream made anew"
+			if err := b.Admin().Topic("dlq.own").Delete(t.Context(), DeleteOptions{Needed: true}); err != nil && !errors.Is(err, ErrNotFound) {
+				t.Fatal(err)
+			}
+			letterOf(t, b, "own", "g", []byte("1"))
+		default:
+			for range 1 + random.IntN(3) {
+				letterOf(t, b, topic, groups[random.IntN(2)], []byte("1"))
+			}
+		}
+		for _, of := range []string{"", topic} {
+			for name, visible := range map[string]func(*Letter) bool{"all": nil, "one group": func(l *Letter) bool { return l.Group == "g" }} {
+				got, err := letters.Count(t.Context(), LetterFilter{Topic: of}, "", visible)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want, err := letters.Count(t.Context(), LetterFilter{Topic: of, Since: time.UnixMilli(1)}, "", visible)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !reflect.DeepEqual(got, want) {
+					t.Fatalf("step %d, after %s of %s: %s of %q are %+v, want %+v", step, what, topic, name, of, got, want)
+				}
+			}
+		}
+	}
+}
+
+// More groups than are told apart count in the total, for those who may see all groups of a topic.
+func TestCountsOfManyGroups(t *testing.T) {
+	t.Parallel()
+	sum := newLetterSum()
+	for i := range letterGroups + 10 {
+		for range 2 {
+			sum.add(&Letter{Topic: "a", Group: strconv.Itoa(i), StoredAt: int64(i) * 1e6})
+		}
+	}
+	for i := range letterGroups + 1 {
+		sum.add(&Letter{Topic: fmt.Sprintf("t%d", i), Group: "g"})
+	}
+	all, one := sum.selected("", nil), sum.selected("a", func(l *Letter) bool { return l.Topic == "a" })
+	if all.Total != 2*(letterGroups+10)+letterGroups+1 || len(all.Groups) != letterGroups {
+		t.Errorf("%d letters of %d groups", all.Total, len(all.Groups))
+	}
+	if one.Total != 2*(letterGroups+10) || len(one.Groups) != letterGroups {
+		t.Errorf("of one topic, %d letters of %d groups", one.Total, len(one.Groups))
+	}
+	if few := sum.selected("", func(l *Letter) bool { return l.Group == "7" }); few.Total != 2 || len(few.Groups) != 1 || few.Groups[0] != (LetterCount{"a", "7", 2, 7, 7}) {
+		t.Errorf("of one group: %+v", few)
+	}
+}
+
+// A page of a list ends after so many bytes, however few of the letters it may show.
+func TestAPageOfLettersReadsFewBytes(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{URL: natsServer(t)})
+	payload := append(append([]byte{'"'}, bytes.Repeat([]byte("x"), 250_000)...), '"')
+	letterOf(t, b, "large", "g", payload)
+	newest, err := b.History("large").Newest(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const letters = letterBytes/250_000 + 5
+	for i := range letters - 1 {
+		if err := b.Group("large", "g"+strconv.Itoa(i)).DeadLetter(t.Context(), newest[0], "broken", 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seen, pages := 0, 0
+	for next := ""; pages == 0 || next != ""; pages++ {
+		page, err := b.Admin().DeadLetters().List(t.Context(), LetterFilter{}, next, 1000, func(*Letter) bool {
+			seen++
+			return false
+		})
+		if err != nil || len(page.Letters) != 0 {
+			t.Fatal(page, err)
+		}
+		if most := letterBytes/250_000 + 1; pages == 0 && seen > most {
+			t.Errorf("the first page looked at %d letters of 0.25 MB, want at most %d", seen, most)
+		}
+		next = page.Next
+	}
+	if seen != letters || pages != 2 {
+		t.Errorf("%d letters on %d pages, want %d on 2", seen, pages, letters)
+	}
+}

@@ -1,0 +1,205 @@
+package ops
+
+import (
+	"context"
+	"log/slog"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"eventhub/jetstream"
+)
+
+const (
+	// storageTimeout is the timeout of asking NATS what it stores.
+	storageTimeout = 5 * time.Second
+	// streamsKept is how long the storage of all streams is kept for further scrapes.
+	streamsKept = 10 * time.Second
+)
+
+// Outbound is what waits to be sent to WebSocket clients: bytes and frames of all connections, and
+// the bytes of the connection for which most wait.
+type Outbound struct{ Bytes, Frames, MaxBytes int }
+
+// gather collects all metrics. It first makes the series of topics and groups that exist and that
+// this hub has not used yet.
+func (s *Server) gather() ([]*dto.MetricFamily, error) {
+	if s.cfg.Observed != nil {
+		var wg sync.WaitGroup
+		if s.lags != nil {
+			wg.Go(func() {
+				for _, lag := range s.lags.all(lagKept) {
+					if !lag.Ephemeral {
+						s.cfg.Observed.exists(lag.Topic, lag.Group)
+					}
+				}
+			})
+		}
+		if s.storage != nil {
+			wg.Go(func() {
+				for _, stream := range s.storage.all() {
+					if stream.Topic != "" {
+						s.cfg.Observed.exists(stream.Topic, "")
+					}
+				}
+			})
+		}
+		wg.Wait()
+	}
+	return s.cfg.Registry.Gather()
+}
+
+// desc returns the description of a gauge of the table.
+func desc(name string) *prometheus.Desc {
+	d := define(name, gauge)
+	return prometheus.NewDesc(d.name, d.help, d.labels, nil)
+}
+
+// collected is a Prometheus collector made of two functions.
+type collected struct {
+	descs   []*prometheus.Desc
+	collect func(set func(d *prometheus.Desc, value float64, labels ...string))
+}
+
+// Describe implements prometheus.Collector.
+func (c collected) Describe(descs chan<- *prometheus.Desc) {
+	for _, d := range c.descs {
+		descs <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c collected) Collect(metrics chan<- prometheus.Metric) {
+	c.collect(func(d *prometheus.Desc, value float64, labels ...string) {
+		metrics <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	})
+}
+
+// registerStates adds the metrics of states that are asked for at each scrape.
+func (s *Server) registerStates() {
+	reg := s.cfg.Registry
+	ready := desc("eventhub_ready")
+	reg.MustRegister(collected{[]*prometheus.Desc{ready}, func(set func(*prometheus.Desc, float64, ...string)) {
+		value := 1.0
+		if _, cause := s.health(context.Background()); cause != nil {
+			value = 0
+		}
+		set(ready, value)
+	}})
+	if s.cfg.KeysAge != nil {
+		age := desc("eventhub_jwks_age_seconds")
+		reg.MustRegister(collected{[]*prometheus.Desc{age}, func(set func(*prometheus.Desc, float64, ...string)) {
+			set(age, s.cfg.KeysAge().Seconds())
+		}})
+	}
+	if s.cfg.Outbound != nil {
+		size, frames, most := desc("eventhub_outbound_queue_bytes"), desc("eventhub_outbound_queue_frames"), desc("eventhub_outbound_queue_max_bytes")
+		reg.MustRegister(collected{[]*prometheus.Desc{size, frames, most}, func(set func(*prometheus.Desc, float64, ...string)) {
+			waiting := s.cfg.Outbound()
+			set(size, float64(waiting.Bytes))
+			set(frames, float64(waiting.Frames))
+			set(most, float64(waiting.MaxBytes))
+		}})
+	}
+}
+
+// storage collects at each scrape what NATS stores, and what it may still store.
+type storage struct {
+	nats   NATS
+	logger *slog.Logger
+
+	used, left, streamUsed, streamLeft *prometheus.Desc
+
+	mu   sync.Mutex
+	read time.Time
+	last []jetstream.StreamStorage
+}
+
+// newStorage adds the metrics of storage to a registry.
+func newStorage(reg prometheus.Registerer, nats NATS, logger *slog.Logger) *storage {
+	c := &storage{
+		nats: nats, logger: logger,
+		used: desc("eventhub_storage_used_bytes"), left: desc("eventhub_storage_left_bytes"),
+		streamUsed: desc("eventhub_stream_bytes"), streamLeft: desc("eventhub_stream_left_bytes"),
+	}
+	reg.MustRegister(collected{[]*prometheus.Desc{c.used, c.left, c.streamUsed, c.streamLeft}, c.collect})
+	return c
+}
+
+// collect implements collected.
+func (c *storage) collect(set func(d *prometheus.Desc, value float64, labels ...string)) {
+	ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
+	defer cancel()
+	info, err := c.nats.Info(ctx)
+	if err != nil {
+		c.logger.LogAttrs(ctx, slog.LevelWarn, "failed to ask NATS for its storage; leaving it out of the metrics", slog.Any("error", err))
+	} else {
+		for _, of := range []struct {
+			storage string
+			used    uint64
+			left    int64
+		}{{"file", info.FileBytes, info.FileLeft}, {"memory", info.MemoryBytes, info.MemoryLeft}} {
+			left := math.Inf(1)
+			if of.left >= 0 {
+				left = float64(of.left)
+			}
+			set(c.used, float64(of.used), of.storage)
+			set(c.left, left, of.storage)
+		}
+	}
+	for _, s := range bounded(c.all()) {
+		set(c.streamUsed, float64(s.Bytes), s.Stream, string(s.OnFull))
+		set(c.streamLeft, float64(leftOf(s)), s.Stream, string(s.OnFull))
+	}
+}
+
+func leftOf(s jetstream.StreamStorage) int64 {
+	return max(s.MaxBytes-int64(min(s.Bytes, math.MaxInt64)), 0) //nolint:gosec // bounded
+}
+
+// bounded returns the streams that have a bound, those with the least room first. Beyond MaxTopics,
+// one entry per OnFull stands for the rest: what they store together, and the room of the fullest.
+func bounded(all []jetstream.StreamStorage) []jetstream.StreamStorage {
+	kept := slices.DeleteFunc(slices.Clone(all), func(s jetstream.StreamStorage) bool { return s.MaxBytes <= 0 })
+	if len(kept) <= MaxTopics {
+		return kept
+	}
+	slices.SortStableFunc(kept, func(a, b jetstream.StreamStorage) int { return int(min(max(leftOf(a)-leftOf(b), -1), 1)) })
+	rest := make(map[jetstream.OnFull]*jetstream.StreamStorage)
+	for _, s := range kept[MaxTopics:] {
+		sum, ok := rest[s.OnFull]
+		if !ok {
+			sum = &jetstream.StreamStorage{Stream: OtherLabel, OnFull: s.OnFull, MaxBytes: leftOf(s)}
+			rest[s.OnFull] = sum
+		}
+		sum.Bytes += s.Bytes
+		sum.MaxBytes += int64(min(s.Bytes, math.MaxInt64)) //nolint:gosec // bounded
+	}
+	kept = kept[:MaxTopics]
+	for _, sum := range rest {
+		kept = append(kept, *sum)
+	}
+	return kept
+}
+
+// all lists the streams, at most once in streamsKept.
+func (c *storage) all() []jetstream.StreamStorage {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if time.Since(c.read) < streamsKept {
+		return c.last
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), storageTimeout)
+	defer cancel()
+	found, err := c.nats.Streams(ctx)
+	if err != nil {
+		c.logger.LogAttrs(ctx, slog.LevelWarn, "failed to list the streams; leaving them out of the metrics", slog.Any("error", err))
+		found = nil
+	}
+	c.last, c.read = found, time.Now()
+	return found
+}
