@@ -163,9 +163,14 @@ func TestPausesAndBookmarksHoldOverARestart(t *testing.T) {
 		_, err := b.Publish(t.Context(), "orders", []byte("7"), PublishOptions{ID: "seventh"})
 		return err == nil
 	})
-	info, err := g.Info(t.Context())
-	if err != nil || !info.Paused {
-		t.Errorf("%+v, %v", info, err)
+	var info GroupInfo
+	eventually(t, "all connections are back", func() bool {
+		var err error
+		info, err = g.Info(t.Context())
+		return err == nil && b.Ready(t.Context()) == nil
+	})
+	if !info.Paused {
+		t.Errorf("%+v", info)
 	}
 	k.quiet(time.Second)
 	late := take(t, b, "orders", "g", opts)
