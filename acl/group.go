@@ -13,6 +13,7 @@ import (
 // right to subscribe to it. A member of such a group would take events from the hub.
 var reservedGroups = []string{
 	"process-projector", // projections/process: heartbeat.received to process.state
+	"eventhub-delayed",  // jetstream.DelayedGroup: dead letters of delayed events name it
 }
 
 // Reserved reports whether the hub itself runs the group.

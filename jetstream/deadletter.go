@@ -171,6 +171,7 @@ type deadEvent struct {
 	attempts int
 	at       time.Time
 	id       string // of the letter
+	whole    bool   // not without the payload, which is stored nowhere else
 }
 
 // storeLetter stores a dead letter, and returns once it is stored. One that does not fit into a
@@ -185,6 +186,9 @@ func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
 	bare := len(letter) > int(b.publisher.link.nc.MaxPayload())-deadMargin
 	origin := originRef{stream: l.original.Stream, seq: l.original.Sequence, storedAt: l.original.StoredAt, tombstone: l.original.Tombstone}
 	for {
+		if bare && l.whole {
+			return ErrTooLarge
+		}
 		if bare {
 			origin.bare = true
 			// Control characters of a native publisher's text grow sixfold as JSON. What does not

@@ -2,12 +2,15 @@ package jetstream
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -40,6 +43,10 @@ const (
 	// dueRetryMax.
 	dueRetry    = time.Second
 	dueRetryMax = time.Minute
+	// dueAttempts is how often a topic must have refused an event for what it is before the event
+	// becomes a dead letter. dueLetters is how many of those are stored at a time.
+	dueAttempts = 5
+	dueLetters  = 16
 	// dueBefore bounds what is read of a topic to find what a hub that failed has stored.
 	dueBefore = 500_000
 	// dueSkew is by how much clocks of the servers of a cluster may differ.
@@ -336,10 +343,13 @@ var errStalled = errors.New("the process stood still")
 
 // store publishes an event to its topic, and settles it when that is confirmed.
 func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts PublishOptions) {
-	b, reply, delivered := r.bus, e.msg.Reply, e.meta.delivered
+	b, due, reply, delivered := r.bus, *e, e.msg.Reply, e.meta.delivered
 	done := func(_ Receipt, err error) {
 		if err == nil {
 			r.settle(reply, ackNow)
+			return
+		}
+		if delivered >= dueAttempts && hopeless(err) && r.bury(ctx, &due, topic, &opts, err) {
 			return
 		}
 		wait := min(dueRetry<<min(delivered-1, 10), dueRetryMax)
@@ -363,6 +373,75 @@ func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts P
 	if err != nil {
 		done(Receipt{}, err)
 	}
+}
+
+// DelayedGroup is the group that dead letters of delayed events name: no group has had them.
+const DelayedGroup = "eventhub-delayed"
+
+// hopeless reports that an event was refused for what it is, or that its topic cannot be: the next
+// try fails too, unless somebody changes the topic. A topic that is full is none of these.
+func hopeless(err error) bool {
+	if refused, ok := errors.AsType[*apiError](err); ok {
+		return refused.Code == codeRefused
+	}
+	known, ok := errors.AsType[*Error](err)
+	return ok && (known.Code == CodeBadTopic || known.Code == CodeBadOptions || tooLarge(err))
+}
+
+// bury makes a dead letter of an event that its topic refuses, and then settles it. It does not
+// block. It reports whether it has begun to; otherwise, as when the letter cannot be stored, the
+// event is tried again.
+func (r *dueReader) bury(ctx context.Context, e *dueEvent, topic string, opts *PublishOptions, refused error) bool {
+	b := r.bus
+	select {
+	case r.letters <- struct{}{}:
+	default:
+		return false
+	}
+	if b.closing.Load() || strings.HasPrefix(topic, dlqPrefix) { // letters have none of their own
+		<-r.letters
+		return false
+	}
+	b.apart(func() {
+		defer func() { <-r.letters }()
+		ctx, cancel := context.WithTimeout(ctx, publishWait)
+		defer cancel()
+		ts := time.Unix(0, e.meta.storedAt)
+		event := &Event{
+			ID: opts.ID, TS: opts.TS, Topic: topic, Key: opts.Key, SID: opts.SID, Headers: opts.Headers, CausedBy: opts.CausedBy, Tags: opts.Tags,
+			Tombstone: opts.Tombstone, Payload: e.msg.Data, Stream: delayedStream, Sequence: e.meta.streamSeq, StoredAt: e.meta.storedAt,
+		}
+		if !opts.HasTS {
+			event.TS = ts.UnixMilli()
+		}
+		sum := sha256.Sum256([]byte(delayedStream + " " + e.msg.Header.Get(headerScheduleID)))
+		err := b.storeLetter(ctx, deadEvent{
+			original: event, group: DelayedGroup, reason: shortReason(reasonOf(refused)), attempts: e.meta.delivered, at: time.Now(),
+			id: "dlq:" + hex.EncodeToString(sum[:16]), whole: true,
+		})
+		if err != nil {
+			b.log.WarnContext(ctx, "failed to store the dead letter of a delayed event; retrying", slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", dueRetryMax), slog.Any("error", err))
+			r.settle(e.msg.Reply, nakAfter(dueRetryMax))
+			return
+		}
+		r.settle(e.msg.Reply, ackNow)
+		o := b.obs.Group(topic, DelayedGroup, false)
+		o.Settled(DeadLettered, 0, max(time.Since(ts), 0))
+		o.Close()
+	})
+	return true
+}
+
+// reasonOf is why a topic refused an event, for its dead letter.
+func reasonOf(err error) string {
+	reason := "the delayed event could not be stored in its topic"
+	if known, ok := errors.AsType[*Error](err); ok {
+		reason += ": " + known.Msg
+	}
+	if refused, ok := errors.AsType[*apiError](err); ok {
+		reason += " (" + refused.Description + ")"
+	}
+	return reason
 }
 
 // readCancelled reads the cancellations at the leader that lie before the events at hand.

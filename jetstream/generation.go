@@ -50,6 +50,9 @@ type generation struct {
 	// After is the revision of the last deletion. Members of earlier revisions are of a group that
 	// was deleted.
 	After uint64 `json:"after,omitempty"`
+	// Unfinished is for the mark of a topic that was deleted: its name, while something of it may
+	// be left.
+	Unfinished string `json:"unfinished,omitempty"`
 	// PutBack names the queue of events that were put back to the group; "" when none ever was.
 	PutBack string `json:"put_back,omitempty"`
 
@@ -176,17 +179,13 @@ func (p *generations) swap(ctx context.Context, t *topicInfo, group string, old,
 		return 0, err
 	}
 	rev, err := p.kv.Update(ctx, groupKey(t, group), value, old.revision)
-	if api, ok := errors.AsType[*natsjs.APIError](err); ok && (api.ErrorCode == natsjs.JSErrCodeStreamWrongLastSequence || api.ErrorCode == natsjs.JSErrCodeStreamWrongLastSequenceConstant) ||
-		errors.Is(err, natsjs.ErrKeyExists) {
-		return 0, errGroupMoved
-	}
-	return rev, err
+	return rev, movedOr(err)
 }
 
-// markDeleted notes that a topic's stream is deleted on purpose. The mark is an entry like that of
-// a group, under the name of the stream alone.
-func (p *generations) markDeleted(ctx context.Context, s *stream) error {
-	value, err := json.Marshal(generation{Stream: s.created, Deleted: true})
+// markDeleted notes that a topic's stream is deleted on purpose, and that something of the topic
+// may be left. The mark is an entry like that of a group, under the name of the stream alone.
+func (p *generations) markDeleted(ctx context.Context, s *stream, topic string) error {
+	value, err := json.Marshal(generation{Stream: s.created, Deleted: true, Unfinished: topic})
 	if err != nil {
 		return err
 	}
@@ -194,17 +193,56 @@ func (p *generations) markDeleted(ctx context.Context, s *stream) error {
 	return err
 }
 
-// deleted reports whether the stream was deleted on purpose.
-func (p *generations) deleted(ctx context.Context, s *stream) (bool, error) {
-	m, err := p.bus.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+s.name)
+// finished notes that nothing is left of a topic that was deleted. It returns errGroupMoved when
+// the mark is another by now.
+func (p *generations) finished(ctx context.Context, stream string, mark generation) error {
+	rev := mark.revision
+	mark.Unfinished = ""
+	value, err := json.Marshal(mark)
+	if err != nil {
+		return err
+	}
+	_, err = p.kv.Update(ctx, stream, value, rev)
+	return movedOr(err)
+}
+
+// movedOr turns the refusal of a compare-and-set into errGroupMoved.
+func movedOr(err error) error {
+	if api, ok := errors.AsType[*natsjs.APIError](err); ok && (api.ErrorCode == natsjs.JSErrCodeStreamWrongLastSequence || api.ErrorCode == natsjs.JSErrCodeStreamWrongLastSequenceConstant) ||
+		errors.Is(err, natsjs.ErrKeyExists) {
+		return errGroupMoved
+	}
+	return err
+}
+
+// readGeneration decodes an entry, and reports whether it is one.
+func readGeneration(m *storedMsg) (generation, bool) {
+	var g generation
+	err := json.Unmarshal(m.data, &g)
+	return g, err == nil
+}
+
+// deletion reads the mark of a topic's stream at the leader; the zero value if there is none.
+func (p *generations) deletion(ctx context.Context, stream string) (generation, error) {
+	m, err := p.bus.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+stream)
 	if errors.Is(err, ErrNotFound) {
-		return false, nil
+		return generation{}, nil
 	}
 	if err != nil {
-		return false, err
+		return generation{}, err
 	}
-	var mark generation
-	return json.Unmarshal(m.data, &mark) == nil && mark.Deleted && mark.Stream.Equal(s.created), nil
+	mark, readable := readGeneration(m)
+	if !readable || !mark.Deleted {
+		return generation{}, nil
+	}
+	mark.revision = m.seq
+	return mark, nil
+}
+
+// deleted reports whether the stream was deleted on purpose.
+func (p *generations) deleted(ctx context.Context, s *stream) (bool, error) {
+	mark, err := p.deletion(ctx, s.name)
+	return err == nil && mark.Deleted && mark.Stream.Equal(s.created), err
 }
 
 // topicDeleted has this hub forget a stream that is deleted, and its members look.
@@ -343,19 +381,34 @@ func (b *Bus) sweepStream(ctx context.Context, s *stream, age time.Duration) err
 	return consumers.Err()
 }
 
-// sweep removes what says that groups were deleted, once it is older than age.
+// sweep removes what says that groups were deleted, once it is older than age, and finishes the
+// deletions of topics whose hub died.
 func (p *generations) sweep(ctx context.Context, age time.Duration) error {
-	before := time.Now().Add(-age)
+	before, unfinished := time.Now().Add(-age), []string(nil)
 	var old []*storedMsg
 	err := p.bus.readThrough(ctx, "KV_"+groupsBucket, 1, false, func(m *storedMsg) error {
-		var g generation
-		if m.time.Before(before) && json.Unmarshal(m.data, &g) == nil && (g.Deleted || strings.HasPrefix(m.subject, "$KV."+groupsBucket+"."+heldPrefix)) {
+		g, readable := readGeneration(m)
+		if !readable {
+			return nil
+		}
+		if g.Unfinished != "" {
+			if time.Since(m.time) > min(age, sweepAge) {
+				unfinished = append(unfinished, strings.TrimPrefix(m.subject, "$KV."+groupsBucket+"."))
+			}
+			return nil
+		}
+		if m.time.Before(before) && (g.Deleted || strings.HasPrefix(m.subject, "$KV."+groupsBucket+"."+heldPrefix)) {
 			old = append(old, m)
 		}
 		return nil
 	})
 	if err != nil {
 		return err
+	}
+	for _, stream := range unfinished {
+		if _, err := p.bus.finishDeletion(ctx, stream); err != nil {
+			return err
+		}
 	}
 	for _, m := range old {
 		if err := p.bus.purge(ctx, groupsBucket, m.subject, m.seq); err != nil {

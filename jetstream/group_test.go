@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -197,6 +198,78 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 	publish(t, two, "seek", "next")
 	if got := string(next("an event stored after the seek was skipped").Event.Payload); got != "next" {
 		t.Errorf("got %s", got)
+	}
+}
+
+// While a group is moved, its members on two hubs begin everything that comes at once. After the
+// move is answered, no lease of an event before the new position begins, and each event behind it
+// comes.
+func TestNoLeaseFromBeforeAMoveBeginsAfterIt(t *testing.T) {
+	t.Parallel()
+	url := natsServer(t)
+	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
+	const n, half = 60, 30
+	receipts := publish(t, one, "seek", numbers(n)...)
+	var answered atomic.Bool
+	var mu sync.Mutex
+	begun := make(map[int]int) // after the answer: the lowest attempt of each event
+	early := 0                 // leases before the answer
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	end := sync.OnceFunc(func() { close(stop); wg.Wait() })
+	t.Cleanup(end)
+	for _, b := range []*Bus{one, two} {
+		k := take(t, b, "seek", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: n, MaxAttempts: NeverGiveUp})
+		wg.Go(func() {
+			for {
+				select {
+				case h := <-k.ch:
+					after := answered.Load()
+					d, ok := h.Begin()
+					if !ok {
+						continue
+					}
+					at, _ := strconv.Atoi(string(d.Event.Payload))
+					mu.Lock()
+					if !after {
+						early++
+					} else if had, known := begun[at]; !known || d.Attempt < had {
+						begun[at] = d.Attempt
+					}
+					mu.Unlock()
+					_ = d.Nack("again", 20*time.Millisecond) // one from before finds no lease
+				case <-stop:
+					return
+				}
+			}
+		})
+	}
+	eventually(t, "leases before the move", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return early > n
+	})
+	if err := two.Group("seek", "g").Seek(t.Context(), FromAfterID(receipts[half-1].ID)); err != nil {
+		t.Fatal(err)
+	}
+	answered.Store(true)
+	eventually(t, "all events behind the position", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		behind := 0
+		for at := range begun {
+			if at >= half {
+				behind++
+			}
+		}
+		return behind == n-half
+	})
+	<-time.After(time.Second) // what is on its way
+	end()
+	for at, attempt := range begun {
+		if at < half {
+			t.Errorf("event %d, from before the position, was leased after the move was answered, in attempt %d", at, attempt)
+		}
 	}
 }
 

@@ -205,6 +205,19 @@ func (b *Bus) keep(ctx context.Context, t *topicInfo) error {
 		b.sayFull(t, false, "")
 		return nil
 	}
+	mine, err := b.takeTurn(ctx, removals, t.stream.name)
+	if err != nil {
+		return err
+	}
+	certain := true
+	defer func() {
+		if certain {
+			mine.end(ctx)
+		}
+	}()
+	if first, err := mine.first(ctx, moves); err != nil || !first {
+		return err // at the next look
+	}
 	floor, holder, err := b.lowest(ctx, t, info)
 	if err != nil {
 		return err
@@ -213,6 +226,7 @@ func (b *Bus) keep(ctx context.Context, t *topicInfo) error {
 	if last >= state.FirstSeq {
 		b.sayFull(t, false, "")
 		_, err := b.purgeFiltered(ctx, t.stream.name, "", last+1)
+		certain = err == nil
 		return err
 	}
 	b.sayFull(t, isFull(state, &info.Config), holder)
@@ -252,20 +266,13 @@ func (b *Bus) sayFull(t *topicInfo, full bool, holder string) {
 // lowest is the lowest ack floor of the topic's groups that count, and whose it is; the end of the
 // stream where there is no group.
 func (b *Bus) lowest(ctx context.Context, t *topicInfo, info *natsjs.StreamInfo) (floor uint64, holder string, err error) {
-	handle, err := b.js.Stream(ctx, t.stream.name)
+	groups, err := b.consumers(ctx, t.stream.name)
 	if err != nil {
 		return 0, "", err
 	}
-	var groups []*natsjs.ConsumerInfo
-	list := handle.ListConsumers(ctx)
-	for c := range list.Info() {
-		if c.Config.AckPolicy == natsjs.AckExplicitPolicy && c.Config.Durable != "" {
-			groups = append(groups, c)
-		}
-	}
-	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
-		return 0, "", err
-	}
+	groups = slices.DeleteFunc(groups, func(c *natsjs.ConsumerInfo) bool {
+		return c.Config.AckPolicy != natsjs.AckExplicitPolicy || c.Config.Durable == ""
+	})
 	slices.SortFunc(groups, func(a, b *natsjs.ConsumerInfo) int { return cmp.Compare(a.AckFloor.Stream, b.AckFloor.Stream) })
 	for _, c := range groups {
 		if c.AckFloor.Stream >= info.State.LastSeq {
@@ -280,6 +287,40 @@ func (b *Bus) lowest(ctx context.Context, t *topicInfo, info *natsjs.StreamInfo)
 		}
 	}
 	return info.State.LastSeq, "", nil
+}
+
+// errMissing says that the server did not tell of all consumers of a stream: in a cluster, the
+// leader of one may be away.
+var errMissing = errors.New("jetstream: the server did not tell of all groups")
+
+// consumers lists the consumers of a stream. With errMissing, it returns those that the server told
+// of. The listing of nats.go does not say that some are missing.
+func (b *Bus) consumers(ctx context.Context, stream string) (all []*natsjs.ConsumerInfo, err error) {
+	missing := 0
+	for {
+		var page struct {
+			Error     *apiError              `json:"error"`
+			Total     int                    `json:"total"`
+			Consumers []*natsjs.ConsumerInfo `json:"consumers"`
+			Missing   []string               `json:"missing"`
+		}
+		err := b.askAPI(ctx, "CONSUMER.LIST."+stream, map[string]any{"offset": len(all) + missing}, &page)
+		if err == nil && page.Error != nil {
+			err = page.Error
+		}
+		if err != nil {
+			return nil, fmt.Errorf("jetstream: list consumers of stream %s: %w", stream, err)
+		}
+		all = append(all, page.Consumers...)
+		missing += len(page.Missing)
+		if len(page.Consumers)+len(page.Missing) == 0 || len(all)+missing >= page.Total {
+			break
+		}
+	}
+	if missing > 0 {
+		return all, fmt.Errorf("%w of stream %s: %d are missing", errMissing, stream, missing)
+	}
+	return all, nil
 }
 
 // holds reports whether a consumer holds the events that it has not settled: it is what its group

@@ -370,38 +370,18 @@ func (b *Bus) eachLetter(ctx context.Context, s *letterStream, from uint64, filt
 
 // lettersOn reads through one consumer until that has no more. next is the sequence to go on with.
 func (b *Bus) lettersOn(ctx context.Context, s *letterStream, next *uint64, filter *LetterFilter, f func(*Letter, *storedMsg) error) error {
-	p, err := b.openRangePull(ctx, s.name, *next, s.subjects, pullBatch)
-	if err != nil {
-		return err
-	}
-	defer p.close(ctx)
-	window := make([]*storedMsg, 0, pullBatch)
-	for {
-		window, err = p.window(ctx, window[:0])
-		if errors.Is(err, errPulled) { // that replica has no more: what does the leader say?
-			left, err := b.leaderNext(ctx, s.name, *next, time.Time{}, s.subjects)
-			switch {
-			case err != nil:
-				return err
-			case left == nil || left.seq > s.last:
-				return nil
-			}
-			return errBehind
-		}
-		if err != nil {
-			return err
-		}
+	return b.readWindows(ctx, s.name, next, s.last, s.subjects, pullBatch, func(window []*storedMsg) error {
 		for _, m := range window {
 			if m.seq > s.last || !filter.Until.IsZero() && m.time.UnixMilli() > filter.Until.UnixMilli() {
-				return nil
+				return &stopError{errLettersEnded}
 			}
 			if err := f(readLetter(s.name, m), m); err != nil {
 				return &stopError{err}
 			}
 			*next = m.seq + 1
 		}
-		clear(window)
-	}
+		return nil
+	})
 }
 
 // streamCursor is a place in a stream: where a list goes on, or what a dry run has seen ends.

@@ -1,7 +1,6 @@
 package jetstream
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -220,16 +219,10 @@ func (b *Bus) groupQueue(ctx context.Context, t *topicInfo, group string) (strin
 		if err != nil {
 			return "", err
 		}
-		info, err := b.groupConsumer(ctx, t, &ptr)
-		if err != nil && !gone(err) {
+		ttl, err := b.hasTTL(ctx, t, group, &ptr)
+		if err != nil {
 			return "", err
 		}
-		if gone(err) {
-			if alive, err := b.waitsForServer(ctx, t, group, &ptr); err != nil || !alive {
-				return "", cmp.Or(err, ErrNotFound)
-			}
-		}
-		ttl := !ptr.Durable && info != nil && info.Config.InactiveThreshold > 0
 		if ptr.PutBack != "" {
 			_, _, err := b.openQueue(ctx, t.name, group, ptr.PutBack, ttl, ptr.Paused)
 			return ptr.PutBack, err
@@ -249,6 +242,23 @@ func (b *Bus) groupQueue(ctx context.Context, t *topicInfo, group string) (strin
 		b.deleteConsumer(ctx, putBackStream, next.PutBack)
 	}
 	return "", &Error{Code: CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
+}
+
+// hasTTL reports whether a group ends when it has had no member for its TTL, and takes its queue
+// along. It returns ErrNotFound for a group that does not exist.
+func (b *Bus) hasTTL(ctx context.Context, t *topicInfo, group string, ptr *generation) (bool, error) {
+	info, err := b.groupConsumer(ctx, t, ptr)
+	if err == nil {
+		return !ptr.Durable && info.Config.InactiveThreshold > 0, nil
+	}
+	if !gone(err) {
+		return false, err
+	}
+	alive, err := b.waitsForServer(ctx, t, group, ptr)
+	if err == nil && !alive {
+		err = ErrNotFound
+	}
+	return !ptr.Durable, err // only groups with a TTL live in memory
 }
 
 // waitsForServer reports whether a group whose consumer is gone will go on at its mark, because it

@@ -29,7 +29,10 @@ func (m *member) takeQueue(queue string) {
 	topic := m.group.topic.name
 	s.wg.Go(func() {
 		for wait := 20 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
-			g, err := s.joinQueue(topic, queue)
+			s.mu.Lock()
+			ttl := m.group.timeToLive() > 0
+			s.mu.Unlock()
+			g, err := s.joinQueue(topic, queue, ttl)
 			s.mu.Lock()
 			if s.stopped || m.queue != queue || err == nil {
 				joined := err == nil && !s.stopped && m.queue == queue
@@ -57,8 +60,8 @@ func (m *member) takeQueue(queue string) {
 }
 
 // joinQueue is the group that a queue is for its members. It returns ErrNotFound when the queue is
-// not the group's.
-func (s *Subscription) joinQueue(topic, queue string) (*group, error) {
+// not the group's. ttl says whether the group had a TTL when its member last heard of it.
+func (s *Subscription) joinQueue(topic, queue string, ttl bool) (*group, error) {
 	b := s.bus
 	ctx, cancel := context.WithTimeout(s.ctx, publishWait)
 	defer cancel()
@@ -73,7 +76,7 @@ func (s *Subscription) joinQueue(topic, queue string) (*group, error) {
 	if ptr.Deleted || ptr.PutBack != queue {
 		return nil, ErrNotFound
 	}
-	pt, info, err := b.openQueue(ctx, topic, s.group, queue, false, ptr.Paused)
+	pt, info, err := b.openQueue(ctx, topic, s.group, queue, ttl && !ptr.Durable, ptr.Paused)
 	if err != nil {
 		return nil, err
 	}

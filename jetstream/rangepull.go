@@ -89,6 +89,38 @@ func (b *Bus) openRangePull(ctx context.Context, stream string, from uint64, sub
 	return p, nil
 }
 
+// readWindows reads messages of a stream in order from *next up to last through one consumer, and
+// calls f with each window of them. f sets *next behind what it has taken. readWindows returns nil
+// at the end, and errBehind where the replica that was read has not what the leader has.
+func (b *Bus) readWindows(ctx context.Context, stream string, next *uint64, last uint64, subjects []string, batch int, f func([]*storedMsg) error) error {
+	p, err := b.openRangePull(ctx, stream, *next, subjects, batch)
+	if err != nil {
+		return err
+	}
+	defer p.close(ctx)
+	window := make([]*storedMsg, 0, pullBatch)
+	for {
+		window, err = p.window(ctx, window[:0])
+		if errors.Is(err, errPulled) { // that replica has no more: what does the leader say?
+			left, err := b.leaderNext(ctx, stream, *next, time.Time{}, subjects)
+			switch {
+			case err != nil:
+				return err
+			case left == nil || left.seq > last:
+				return nil
+			}
+			return errBehind
+		}
+		if err != nil {
+			return err
+		}
+		if err := f(window); err != nil {
+			return err
+		}
+		clear(window)
+	}
+}
+
 // window appends the next messages to into, up to its capacity: at least one, for which it waits,
 // and those that have come. It returns errPulled when there are no more.
 func (p *rangePull) window(ctx context.Context, into []*storedMsg) ([]*storedMsg, error) {

@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"iter"
@@ -248,27 +249,7 @@ func (r *rangeRead) readOn(ctx context.Context, yield func(*Event, error) bool) 
 	if len(r.opts.Headers) == 0 && r.opts.Limit > 0 {
 		batch = min(batch, r.left)
 	}
-	p, err := r.bus.openRangePull(ctx, r.topic.stream.name, r.next, subjects, batch)
-	if err != nil {
-		return err
-	}
-	defer p.close(ctx)
-	window := make([]*storedMsg, 0, pullBatch)
-	for {
-		window, err = p.window(ctx, window[:0])
-		if errors.Is(err, errPulled) { // that replica has no more: what does the leader say?
-			next, err := r.bus.leaderNext(ctx, r.topic.stream.name, r.next, time.Time{}, subjects)
-			switch {
-			case err != nil:
-				return err
-			case next == nil || next.seq > r.last:
-				return errRangeEnded
-			}
-			return errBehind
-		}
-		if err != nil {
-			return err
-		}
+	err := r.bus.readWindows(ctx, r.topic.stream.name, &r.next, r.last, subjects, batch, func(window []*storedMsg) error {
 		whole, err := r.whole(ctx, subjects, window)
 		if err != nil {
 			return err
@@ -279,8 +260,9 @@ func (r *rangeRead) readOn(ctx context.Context, yield func(*Event, error) bool) 
 		if whole < len(window) {
 			return ErrDropped
 		}
-		clear(window)
-	}
+		return nil
+	})
+	return cmp.Or(err, errRangeEnded)
 }
 
 // whole returns how many messages come before the first gap that the stream's bounds may have torn.

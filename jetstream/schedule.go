@@ -102,11 +102,13 @@ type schedules struct {
 	found  chan struct{} // has a value when the stream was found
 	places *lru.Cache[string, *delayPlaces]
 	out    *Publisher // of events that are due
+	// letters has an entry for each dead letter of a due event that is being stored.
+	letters chan struct{}
 }
 
 func newSchedules(b *Bus) *schedules {
 	places, _ := lru.New[string, *delayPlaces](delayedClients) // it fails for sizes below 1
-	return &schedules{bus: b, lock: make(chan struct{}, 1), found: make(chan struct{}, 1), places: places}
+	return &schedules{bus: b, lock: make(chan struct{}, 1), found: make(chan struct{}, 1), places: places, letters: make(chan struct{}, dueLetters)}
 }
 
 func scheduleConfig(cfg *Config) natsjs.StreamConfig {

@@ -72,96 +72,122 @@ type aim struct {
 }
 
 func (g Group) move(ctx context.Context, to Position, how moveOptions) (moved Moved, err error) {
-	b, topic, group := g.bus, g.topic, g.name
-	if err := ValidGroup(group); err != nil {
+	b := g.bus
+	if err := ValidGroup(g.name); err != nil {
 		return moved, err
 	}
 	if err := to.validateMove(); err != nil {
 		return moved, err
 	}
 	for range 8 {
-		var t *topicInfo
-		var state natsjs.StreamState
-		if how.creates {
-			t, state, err = b.freshTopic(ctx, topic, "")
-		} else {
-			t, state, err = b.freshExisting(ctx, topic)
-		}
-		if err != nil {
-			return moved, err
-		}
-		ptr, err := b.generations.get(ctx, t, group)
-		if err != nil {
-			return moved, b.unavailable(err)
-		}
-		info, err := b.groupConsumer(ctx, t, &ptr)
-		missing := errors.Is(err, ErrNotFound)
-		if missing && !how.creates {
-			return moved, ErrNotFound
-		}
-		if err != nil && !missing {
-			return moved, b.unavailable(err)
-		}
-		at := groupStart{}
-		if !missing {
-			at.ttl, at.maker = info.Config.InactiveThreshold, info.Config.Metadata[metaMaker]
-		}
-		taken := &takeover{ctx: ctx, info: info, end: func(bool) {}}
-		if to.kind == atPlace && !how.dry && !missing {
-			taken, err = b.takeOver(ctx, t, group, &ptr, state)
-			if errors.Is(err, errGroupMoved) || errors.Is(err, ErrNotFound) {
-				continue
-			}
-			if err != nil {
-				err = b.unavailable(err)
-			}
-		} else {
-			taken.to, err = b.aimOf(ctx, t, group, to, state, info)
-		}
-		if err != nil {
-			return moved, err
-		}
-		target := taken.to
-		if how.counts {
-			if moved, err = b.effect(taken.ctx, t, taken.info, target); err != nil {
-				taken.end(false)
-				return moved, err
-			}
-		}
-		if how.dry {
-			return moved, nil
-		}
-		at.seq = target.start
-		ptr.Settled, ptr.Tried = target.settled, target.tried
-		_, _, err = b.moveGroup(taken.ctx, t, group, ptr, at)
-		taken.end(err == nil)
+		moved, left, err := g.moveOnce(ctx, to, how)
 		if errors.Is(err, errGroupMoved) {
 			continue
 		}
-		if err != nil {
-			return moved, b.unavailable(err)
+		if err == nil && left != nil {
+			err = b.awaitFence(ctx, left)
 		}
-		b.log.InfoContext(ctx, "group moved", slog.String("topic", topic), slog.String("group", group), slog.Uint64("start", at.seq))
-		if missing {
-			return moved, nil
-		}
-		return moved, b.awaitFence(ctx, t, ptr.Consumer, newFence(max(info.Config.AckWait, time.Second)))
+		return moved, err
 	}
 	return moved, &Error{Code: CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
 }
 
+// moveOnce moves the group unless another is first: then it returns errGroupMoved. left is the
+// consumer that the group has left; nil if it had none, or in a dry run.
+func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (moved Moved, left *natsjs.ConsumerInfo, err error) {
+	b, topic, group := g.bus, g.topic, g.name
+	find := func() (*topicInfo, natsjs.StreamState, error) {
+		if how.creates {
+			return b.freshTopic(ctx, topic, "")
+		}
+		return b.freshExisting(ctx, topic)
+	}
+	t, state, err := find()
+	if err != nil {
+		return moved, nil, err
+	}
+	certain := true
+	if t.stream.keep != nil && !how.dry {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, turnTime)
+		defer cancel()
+		mine, err := b.turnOfMove(ctx, t)
+		if err != nil {
+			return moved, nil, b.unavailable(err)
+		}
+		defer func() {
+			if certain {
+				mine.end(ctx)
+			}
+		}()
+		if t, state, err = find(); err != nil { // events may have been removed
+			return moved, nil, err
+		}
+	}
+	ptr, err := b.generations.get(ctx, t, group)
+	if err != nil {
+		return moved, nil, b.unavailable(err)
+	}
+	info, err := b.groupConsumer(ctx, t, &ptr)
+	missing := errors.Is(err, ErrNotFound)
+	if missing && !how.creates {
+		return moved, nil, ErrNotFound
+	}
+	if err != nil && !missing {
+		return moved, nil, b.unavailable(err)
+	}
+	at := groupStart{}
+	if !missing {
+		at.ttl, at.maker = info.Config.InactiveThreshold, info.Config.Metadata[metaMaker]
+	}
+	taken := &takeover{ctx: ctx, info: info, end: func(bool) {}}
+	if to.kind == atPlace && !how.dry && !missing {
+		if taken, err = b.takeOver(ctx, t, group, &ptr, state); errors.Is(err, ErrNotFound) {
+			err = errGroupMoved
+		}
+		if err != nil {
+			err = b.unavailableUnless(err, errGroupMoved)
+		}
+	} else {
+		taken.to, err = b.aimOf(ctx, t, group, to, state, info)
+	}
+	if err != nil {
+		return moved, nil, err
+	}
+	if how.counts {
+		if moved, err = b.effect(taken.ctx, t, taken.info, taken.to); err != nil {
+			taken.end(false)
+			return moved, nil, err
+		}
+	}
+	if how.dry {
+		return moved, nil, nil
+	}
+	at.seq = taken.to.start
+	ptr.Settled, ptr.Tried = taken.to.settled, taken.to.tried
+	_, _, err = b.moveGroup(taken.ctx, t, group, ptr, at)
+	taken.end(err == nil)
+	if err != nil {
+		certain = errors.Is(err, errGroupMoved)
+		return moved, nil, b.unavailableUnless(err, errGroupMoved)
+	}
+	b.log.InfoContext(ctx, "group moved", slog.String("topic", topic), slog.String("group", group), slog.Uint64("start", at.seq))
+	return moved, info, nil
+}
+
 // awaitFence deletes the consumer of a generation that was left, and waits until no hub begins a
 // lease of it any more.
-func (b *Bus) awaitFence(ctx context.Context, t *topicInfo, consumer string, f fence) error {
+func (b *Bus) awaitFence(ctx context.Context, left *natsjs.ConsumerInfo) error {
 	unsure := func(err error) error {
 		return &Error{Code: CodeOverloaded, Msg: "the group was moved, but members may still be given events that were fetched before: repeat the request to be sure", Err: err}
 	}
 	_, err := again(ctx, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, b.js.DeleteConsumer(ctx, t.stream.name, consumer)
+		return struct{}{}, b.js.DeleteConsumer(ctx, left.Stream, left.Name)
 	})
 	if err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) && !errors.Is(err, natsjs.ErrStreamNotFound) {
-		return unsure(fmt.Errorf("jetstream: delete consumer %s of stream %s: %w", consumer, t.stream.name, err))
+		return unsure(fmt.Errorf("jetstream: delete consumer %s of stream %s: %w", left.Name, left.Stream, err))
 	}
+	f := newFence(max(left.Config.AckWait, time.Second))
 	wait := time.NewTimer(f.fresh + fenceSlack)
 	defer wait.Stop()
 	select {

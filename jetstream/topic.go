@@ -333,6 +333,9 @@ func (b *Bus) createStream(ctx context.Context, topic string, rule *TopicRule) (
 	if err := b.awaitGone(ctx, cfg.Name); err != nil {
 		return nil, b.unavailable(err)
 	}
+	if _, err := b.finishDeletion(ctx, cfg.Name); err != nil {
+		return nil, b.unavailable(err)
+	}
 	cfg.MaxConsumers = b.limits.StreamGroups + ownConsumers
 	s, err := b.js.CreateStream(ctx, cfg)
 	if refused, ok := errors.AsType[*natsjs.APIError](err); ok && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {

@@ -105,7 +105,7 @@ func (t Topic) info(ctx context.Context, at *topicInfo, state natsjs.StreamState
 		}
 	}
 	groups, err := b.topicGroups(ctx, at)
-	if err != nil {
+	if err != nil && !errors.Is(err, errMissing) {
 		return nil, err
 	}
 	info.Groups = len(groups)
@@ -139,15 +139,15 @@ func (b *Bus) ends(ctx context.Context, t *topicInfo) (first, last *Event, err e
 	return t.event(m), t.event(newest), nil
 }
 
-// topicGroups are the consumers of a topic that are groups, by the names of their groups.
+// topicGroups are the consumers of a topic that are groups, by the names of their groups. With
+// errMissing, it returns those that the server told of.
 func (b *Bus) topicGroups(ctx context.Context, t *topicInfo) (map[string]*natsjs.ConsumerInfo, error) {
-	handle, err := b.js.Stream(ctx, t.stream.name)
-	if err != nil {
-		return nil, err
+	all, missing := b.consumers(ctx, t.stream.name)
+	if missing != nil && !errors.Is(missing, errMissing) {
+		return nil, missing
 	}
 	groups := make(map[string]*natsjs.ConsumerInfo)
-	list := handle.ListConsumers(ctx)
-	for c := range list.Info() {
+	for _, c := range all {
 		topic, group := c.Config.Metadata[metaTopic], c.Config.Metadata[metaGroup]
 		switch {
 		case group != "" && topic == t.name:
@@ -156,10 +156,7 @@ func (b *Bus) topicGroups(ctx context.Context, t *topicInfo) (map[string]*natsjs
 			groups[c.Name] = c // made by a native client
 		}
 	}
-	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
-		return nil, err
-	}
-	return groups, nil
+	return groups, missing
 }
 
 // lossesOf reads what groups have lost.
@@ -376,10 +373,18 @@ type DeleteOptions struct {
 
 // Delete removes the topic with its events, its groups, and its latest events by key. The
 // subscriptions of members end, on all hubs, if they have SubscribeOptions.OnDeleted. The next
-// publish or subscription makes the topic anew. Dead letters stay on their topic.
+// publish or subscription makes the topic anew, and nothing of the old one is in it. Dead letters
+// stay on their topic. After an error, the topic may have been deleted; repeat the call to be sure.
 func (t Topic) Delete(ctx context.Context, opts DeleteOptions) error {
 	b := t.bus
 	at, _, err := b.freshExisting(ctx, t.name)
+	if errors.Is(err, ErrNotFound) { // a deletion that was cut off may be repeated
+		finished, err := b.finishDeletion(ctx, b.rule(t.name).streamName(t.name))
+		if err == nil && !finished {
+			err = ErrNotFound
+		}
+		return b.unavailableOrNil(err)
+	}
 	if err != nil {
 		return err
 	}
@@ -419,35 +424,85 @@ func (t Topic) deleteFromFamily(ctx context.Context, at *topicInfo) error {
 
 // deleteStream removes the stream of a topic. The mark comes first: members that find their
 // consumer gone look for it. It comes once more when the stream is gone, so that no hub knows the
-// stream any more. When the rest fails, Delete can be repeated.
+// stream any more. Until the mark says that nothing is left, whoever makes the topic anew first
+// finishes the deletion.
 func (t Topic) deleteStream(ctx context.Context, at *topicInfo) error {
 	b, name := t.bus, at.stream.name
-	if err := b.generations.markDeleted(ctx, at.stream); err != nil {
+	if err := b.generations.markDeleted(ctx, at.stream, t.name); err != nil {
 		return err
 	}
 	if err := b.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
 		return err
 	}
 	b.forget(at.stream)
-	if err := b.generations.markDeleted(ctx, at.stream); err != nil {
+	if err := b.generations.markDeleted(ctx, at.stream, t.name); err != nil {
 		return err
 	}
-	bucket := newBucket(t.name).stream
-	if err := b.js.DeleteStream(ctx, bucket); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
-		return err
+	_, err := b.finishDeletion(ctx, name)
+	return err
+}
+
+// notedOf are the subjects of all that hubs note about the groups of a stream, by their buckets.
+func notedOf(stream string) [][2]string {
+	return [][2]string{
+		{groupsBucket, "$KV." + groupsBucket + "." + stream + ".>"},
+		{bookmarksBucket, "$KV." + bookmarksBucket + "." + stream + ".>"},
+		{marksBucket, "$KV." + marksBucket + "." + stream + ".>"},
+		{attemptsBucket, "$KV." + attemptsBucket + "." + stream + ".>"},
+		{makersBucket, "$KV." + makersBucket + ".*." + stream + ".>"},
+		{retentionBucket, "$KV." + retentionBucket + ".*." + stream + ".>"},
+		{retentionBucket, purgeSubject(stream)},
 	}
-	for _, s := range [][2]string{
-		{groupsBucket, "$KV." + groupsBucket + "." + name + ".>"},
-		{bookmarksBucket, "$KV." + bookmarksBucket + "." + name + ".>"},
-		{marksBucket, "$KV." + marksBucket + "." + name + ".>"},
-		{attemptsBucket, "$KV." + attemptsBucket + "." + name + ".>"},
-		{makersBucket, "$KV." + makersBucket + ".*." + name + ".>"},
-		{retentionBucket, "$KV." + retentionBucket + ".*." + name + ".>"},
-		{retentionBucket, purgeSubject(name)},
-	} {
-		if err := b.purge(ctx, s[0], s[1], 0); err != nil {
-			return err
+}
+
+// finishDeletion removes what a stream that was deleted has left, and then says so in its mark. It
+// reports whether there was something to finish. A mark whose stream is still there is of a
+// deletion that was cut off before: it is taken back.
+//
+// Several hubs may do this at a time, and the topic is made anew only after one has changed the
+// mark. Each therefore looks how far the buckets are before it looks at the mark, and removes
+// nothing behind that: so nothing is removed of the topic that was made anew.
+func (b *Bus) finishDeletion(ctx context.Context, stream string) (bool, error) {
+	for {
+		mark, err := b.generations.deletion(ctx, stream)
+		if err != nil || mark.Unfinished == "" {
+			return false, err
+		}
+		switch info, err := b.findStream(ctx, stream); {
+		case err == nil && info.Created.Equal(mark.Stream):
+			return false, b.purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+stream, mark.revision)
+		case err != nil && !errors.Is(err, ErrNotFound):
+			return false, err
+		}
+		ends := make(map[string]uint64)
+		for _, s := range notedOf(stream) {
+			if _, known := ends[s[0]]; known {
+				continue
+			}
+			info, err := b.findStream(ctx, "KV_"+s[0])
+			if err != nil {
+				return false, err
+			}
+			ends[s[0]] = info.State.LastSeq
+		}
+		still, err := b.generations.deletion(ctx, stream)
+		if err != nil {
+			return false, err
+		}
+		if still.revision != mark.revision {
+			continue
+		}
+		bucket := newBucket(mark.Unfinished).stream
+		if err := b.js.DeleteStream(ctx, bucket); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
+			return false, err
+		}
+		for _, s := range notedOf(stream) {
+			if err := b.purge(ctx, s[0], s[1], ends[s[0]]); err != nil {
+				return false, err
+			}
+		}
+		if err := b.generations.finished(ctx, stream, mark); !errors.Is(err, errGroupMoved) {
+			return true, err
 		}
 	}
-	return nil
 }

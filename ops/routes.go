@@ -75,6 +75,8 @@ func (s *Server) routes() []route {
 		{http.MethodGet, "/topics/{topic}", shows, pathTarget, s.showTopic, noTopics},
 		{http.MethodDelete, "/topics/{topic}", changes, pathTarget, s.deleteTopic, noTopics},
 		{http.MethodPost, "/topics/{topic}/purge", changes, pathTarget, s.purgeTopic, noTopics},
+		{http.MethodGet, "/topics/{topic}/delayed", shows, pathTarget, s.listDelayed, noTopics},
+		{http.MethodDelete, "/topics/{topic}/delayed/{id}", changes, pathTarget, s.cancelDelayed, noTopics},
 		{http.MethodGet, "/connections", shows, fixedTarget(ConnectionsTopic), s.connections, noConnections},
 		{http.MethodDelete, "/connections/{id}", changes, fixedTarget(ConnectionsTopic), s.closeConnection, noConnections},
 		{http.MethodGet, "/nats", shows, fixedTarget(NATSTopic), s.nats, noNATS},

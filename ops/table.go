@@ -96,7 +96,7 @@ var definitions = []definition{
 	{"eventhub_subscriptions", gauge, "Subscriptions open on this hub.", nil},
 	{"eventhub_topics", gauge, "Topics that this hub knows.", nil},
 	{"events_acked_total", counter, "Events acknowledged by a subscriber.", pairLabels},
-	{"events_dead_lettered_total", counter, "Events whose last attempt failed and that went to their dlq topic.", pairLabels},
+	{"events_dead_lettered_total", counter, "Events whose last attempt failed and that went to their dlq topic; delayed events that their topic refused count for the group eventhub-delayed.", pairLabels},
 	{"events_delivered_total", counter, "Events handed to a subscriber, each attempt counted.", pairLabels},
 	{"events_inflight", gauge, "Leases held through this hub: delivered and not yet settled.", pairLabels},
 	{"events_nacked_total", counter, "Events refused by a subscriber; they come again after a back-off.", pairLabels},

@@ -25,6 +25,10 @@ type Topics interface {
 	Info(ctx context.Context, topic string) (*jetstream.TopicInfo, error)
 	Purge(ctx context.Context, topic string, opts jetstream.PurgeOptions) (jetstream.Purged, error)
 	Delete(ctx context.Context, topic string, opts jetstream.DeleteOptions) error
+	// Delayed lists the events that wait for a topic. CancelDelayed returns jetstream.ErrNotFound
+	// if the event does not wait.
+	Delayed(ctx context.Context, topic, next string, limit int) (jetstream.DelayedPage, error)
+	CancelDelayed(ctx context.Context, topic, id string) error
 }
 
 // TopicsOf returns the Topics of a bus.
@@ -46,6 +50,14 @@ func (t topicsOf) Purge(ctx context.Context, topic string, opts jetstream.PurgeO
 
 func (t topicsOf) Delete(ctx context.Context, topic string, opts jetstream.DeleteOptions) error {
 	return t.admin.Topic(topic).Delete(ctx, opts)
+}
+
+func (t topicsOf) Delayed(ctx context.Context, topic, next string, limit int) (jetstream.DelayedPage, error) {
+	return t.admin.Topic(topic).Delayed(ctx, next, limit)
+}
+
+func (t topicsOf) CancelDelayed(ctx context.Context, topic, id string) error {
+	return t.admin.Topic(topic).CancelDelayed(ctx, id)
 }
 
 // ListedTopic is a topic in the answer of GET /topics.

@@ -61,6 +61,7 @@ type commands struct {
 	ACL         aclCmd         `cmd:"" name:"acl" help:"Check the rights of a token."`
 	Group       groupCmd       `cmd:"" help:"Manage groups of a running hub."`
 	DLQ         dlqCmd         `cmd:"" name:"dlq" help:"List, redrive and discard dead letters of a running hub."`
+	Delayed     delayedCmd     `cmd:"" help:"List and cancel delayed events of a running hub."`
 	Connections connectionsCmd `cmd:"" help:"List and close the connections of a running hub."`
 	Topics      topicsCmd      `cmd:"" help:"Manage topics: list them, compare them with the topics file, and apply it."`
 	Outbox      outboxCmd      `cmd:"" help:"Manage an outbox, a database table whose rows become events."`

@@ -1,0 +1,255 @@
+package jetstream
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// headerExpectSeq has a stream refuse a message unless its last one has that sequence.
+const headerExpectSeq = natsjs.ExpectedLastSeqHeader
+
+// queueOf is the queue of a group, or why there is none.
+type queueOf struct {
+	name string
+	err  error
+}
+
+// toGroups puts the events of a batch back to their groups.
+func (r *redrive) toGroups(ctx context.Context, batch []*Letter) error {
+	left := batch
+	r.charged = make(map[letterRef]bool, len(batch)) // what is tried again counts once
+	for try := 0; len(left) > 0; try++ {
+		if try == redriveTries {
+			return &Error{Code: CodeInternal, Msg: "the event store did not confirm that events were put back: try again later; none is put back twice"}
+		}
+		var err error
+		if left, err = r.putBack(ctx, left); err != nil {
+			return err
+		}
+		if len(left) > 0 {
+			if err := r.bus.pause(ctx, min(50*time.Millisecond<<try, time.Second)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// putBack stores copies of the letters' events in the queues of their groups, and removes the
+// letters. It returns those to be tried again.
+//
+// The outcome is exact however often, by however many hubs, and however late it is tried:
+//   - a copy is stored only if no copy of its letter is there (each letter has a subject);
+//   - a copy is not handed out before its letter is gone (Delivery.removeLetter), so while a letter
+//     is there, so is the copy that was made of it;
+//   - a copy is stored only if nothing was put back since the letter was last seen, at the leader
+//     (Nats-Expected-Last-Sequence): a letter that was seen cannot have been put back, handed out
+//     and settled meanwhile.
+func (r *redrive) putBack(ctx context.Context, batch []*Letter) (again []*Letter, err error) {
+	b := r.bus
+	if err := r.findQueues(ctx, batch); err != nil {
+		return nil, err
+	}
+	select {
+	case b.puttingBack <- struct{}{}: // others of this hub would only make each other try again
+		defer func() { <-b.puttingBack }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	stream, err := b.openPutBack(ctx)
+	if err != nil {
+		return nil, b.unavailable(err)
+	}
+	now, errs := make([]*Letter, len(batch)), make([]error, len(batch))
+	each(batch, func(i int, l *Letter) { now[i], errs[i] = r.current(ctx, l) })
+	var out []*putting
+	for i, l := range batch {
+		q := r.queues[[2]string{l.Topic, l.Group}]
+		switch {
+		case errs[i] != nil:
+			return nil, errs[i]
+		case now[i] == nil:
+			r.result.skip("another redrive or discard was first, or the letter was removed by retention")
+			continue
+		case now[i].Fault == "" && q.err != nil:
+			r.result.skip(q.err.Error())
+			continue
+		}
+		ready, why, err := r.prepare(ctx, now[i])
+		if err != nil {
+			r.send(ctx, out, stream.State.LastSeq)
+			_, ended := r.ended(ctx, out)
+			return nil, cmp.Or(ended, err)
+		}
+		if why != "" {
+			r.result.skip(why)
+			continue
+		}
+		out = append(out, &putting{listed: l, letter: ready, queue: q.name})
+	}
+	r.send(ctx, out, stream.State.LastSeq)
+	return r.ended(ctx, out)
+}
+
+// putting is a copy on its way.
+type putting struct {
+	listed *Letter
+	letter *letter
+	queue  string
+	err    error // of the publish
+}
+
+func (p *putting) subject() string { return queueSubject(p.queue) + p.letter.ref.token() }
+
+// send publishes copies that expect to follow each other behind the given sequence.
+func (r *redrive) send(ctx context.Context, out []*putting, last uint64) {
+	b := r.bus
+	l := b.link()
+	type answer struct {
+		i   int
+		err error
+	}
+	answers := make(chan answer, len(out))
+	asked := 0
+	for i, p := range out {
+		h := p.letter.copyHeader()
+		h[headerExpectSubSeq] = []string{"0"}
+		h[headerExpectSeq] = []string{strconv.FormatUint(last+uint64(i), 10)}
+		p.err = errNoReply
+		msg := &nats.Msg{Subject: p.subject(), Header: h, Data: p.letter.event.Payload}
+		err := l.ask(msg, b.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
+			switch {
+			case err != nil:
+			case noResponders(reply):
+				err = nats.ErrNoResponders
+			default:
+				_, err = parsePubAck(reply.Data, putBackStream)
+			}
+			answers <- answer{i, err}
+		}))
+		if err != nil {
+			p.err = err
+			continue
+		}
+		asked++
+	}
+	for range asked {
+		select {
+		case a := <-answers:
+			out[a.i].err = a.err
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// ended takes the outcome of what was sent: it removes the letters of what is stored, and returns
+// the letters to be tried again.
+func (r *redrive) ended(ctx context.Context, out []*putting) (again []*Letter, err error) {
+	b := r.bus
+	stored := make([]bool, len(out))
+	errs := make([]error, len(out))
+	var wg sync.WaitGroup
+	for i, p := range out {
+		wg.Go(func() {
+			if p.err != nil && ctx.Err() == nil && !full(p.err) && !tooLarge(p.err) {
+				// It was there before, somebody else was first, or the outcome is not known.
+				_, err := b.lastBySubject(ctx, putBackStream, p.subject())
+				if stored[i] = err == nil; err != nil {
+					return
+				}
+			}
+			if stored[i] = stored[i] || p.err == nil; stored[i] {
+				// If this fails, the hub that delivers the event does it.
+				if err := b.removeStored(ctx, p.letter.ref.stream, p.letter.ref.seq); err != nil && ctx.Err() == nil {
+					b.log.WarnContext(ctx, "failed to remove a dead letter that was put back; the next delivery removes it",
+						slog.String("stream", p.letter.ref.stream), slog.Uint64("sequence", p.letter.ref.seq), slog.Any("error", err))
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for i, p := range out {
+		switch {
+		case stored[i]:
+			r.result.Done++
+		case ctx.Err() != nil:
+			errs[i] = ctx.Err()
+		case full(p.err):
+			b.obs.LimitReached("put_back_bytes")
+			errs[i] = &Error{Code: CodeOverloaded, Msg: "the event store has no room for more events that were put back: the letters that are left stay; redrive them when members have settled what waits"}
+		case tooLarge(p.err):
+			r.result.skip("the event does not fit into a message of the event store")
+		default:
+			again = append(again, p.listed)
+		}
+	}
+	return again, errors.Join(firstError(errs))
+}
+
+func firstError(errs []error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tooLarge reports that a stream refused a message for its size.
+func tooLarge(err error) bool {
+	refused, ok := errors.AsType[*apiError](err)
+	return ok && refused.ErrCode == errCodeTooLarge || errors.Is(err, nats.ErrMaxPayload)
+}
+
+// findQueues finds the queues of the groups of a batch, anew for each batch: a group may have been
+// deleted since. It returns an error for a group that has no room.
+func (r *redrive) findQueues(ctx context.Context, batch []*Letter) error {
+	b := r.bus
+	clear(r.queues)
+	for _, l := range batch {
+		pair := [2]string{l.Topic, l.Group}
+		if _, known := r.queues[pair]; known || l.Fault != "" {
+			continue
+		}
+		if l.Group == DelayedGroup {
+			r.queues[pair] = queueOf{err: errors.New("the event was delayed, and no group has had it: put it back to its topic")}
+			continue
+		}
+		name, err := r.findQueue(ctx, l)
+		switch {
+		case errors.Is(err, ErrNotFound):
+			r.queues[pair] = queueOf{err: fmt.Errorf("topic %s has no group %q any more", l.Topic, l.Group)}
+			continue
+		case err != nil:
+			return b.unavailable(err)
+		}
+		waiting, leased, err := b.putBackCount(ctx, name)
+		if err != nil {
+			return b.unavailable(err)
+		}
+		if waiting+leased+uint64(len(batch)) > uint64(b.limits.PutBack) { //nolint:gosec // it is positive
+			b.obs.LimitReached("put_back")
+			return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("group %q of topic %s has %d events that were put back and are not settled, and at most %d may be: the letters that are left stay; redrive them when its members have settled some", l.Group, l.Topic, waiting+leased, b.limits.PutBack)}
+		}
+		r.queues[pair] = queueOf{name: name}
+	}
+	return nil
+}
+
+func (r *redrive) findQueue(ctx context.Context, l *Letter) (string, error) {
+	t, _, err := r.bus.freshExisting(ctx, l.Topic)
+	if err != nil {
+		return "", err
+	}
+	return r.bus.groupQueue(ctx, t, l.Group)
+}

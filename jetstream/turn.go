@@ -1,0 +1,120 @@
+package jetstream
+
+import (
+	"context"
+	"crypto/rand"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// A move of a group and the removal of settled events from a topic that rejects take turns: else a
+// hub that has looked where all groups are would remove events to which a group was moved back
+// since. Each stores a note before it looks at anything, and then waits for what the other kind
+// noted before it. The sequences of the notes decide, so the two never wait for each other.
+// Removals do not wait for removals, nor moves for moves.
+type turn struct {
+	bus     *Bus
+	stream  string
+	subject string
+	seq     uint64
+}
+
+type turnKind string
+
+const (
+	moves    turnKind = "moving"
+	removals turnKind = "removing"
+)
+
+const (
+	// turnTime is how long a turn may take.
+	turnTime = 20 * time.Second
+	// turnAge is for how long a note counts that nobody takes back, because its hub is gone.
+	turnAge = time.Minute
+	// turnLook is the pause between two looks at notes of others.
+	turnLook = 5 * time.Millisecond
+)
+
+func (k turnKind) subject(stream string) string {
+	return "$KV." + retentionBucket + "." + string(k) + "." + stream + "."
+}
+
+// takeTurn notes that something begins. The caller calls end when its outcome is certain, and
+// otherwise leaves the note to its age.
+func (b *Bus) takeTurn(ctx context.Context, kind turnKind, stream string) (*turn, error) {
+	t := &turn{bus: b, stream: stream, subject: kind.subject(stream) + rand.Text()}
+	reply, err := b.link().requestMsg(ctx, &nats.Msg{Subject: t.subject})
+	if err == nil && noResponders(reply) {
+		err = nats.ErrNoResponders
+	}
+	if err != nil {
+		return nil, err
+	}
+	ack, err := parsePubAck(reply.Data, "KV_"+retentionBucket)
+	if err != nil {
+		return nil, err
+	}
+	t.seq = ack.Seq
+	return t, nil
+}
+
+// end takes the note back.
+func (t *turn) end(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
+	defer cancel()
+	if err := t.bus.purge(ctx, retentionBucket, t.subject, 0); err != nil && t.bus.ctx.Err() == nil {
+		t.bus.log.WarnContext(ctx, "failed to take back a note; others wait for it until it is old",
+			slog.String("note", t.subject), slog.Duration("age", turnAge), slog.Any("error", err))
+	}
+}
+
+// first reports whether nothing of another kind that began before has still to end. It removes
+// notes that are too old.
+func (t *turn) first(ctx context.Context, other turnKind) (bool, error) {
+	b := t.bus
+	for from := uint64(1); ; {
+		m, err := b.leaderNext(ctx, "KV_"+retentionBucket, from, time.Time{}, []string{other.subject(t.stream) + "*"})
+		if err != nil {
+			return false, err
+		}
+		if m == nil || m.seq >= t.seq {
+			return true, nil
+		}
+		info, err := b.findStream(ctx, "KV_"+retentionBucket)
+		if err != nil {
+			return false, err
+		}
+		if info.TimeStamp.Sub(m.time) < turnAge {
+			return false, nil
+		}
+		b.log.WarnContext(ctx, "a hub that has not finished is waited for no longer", slog.String("note", m.subject))
+		if err := b.purge(ctx, retentionBucket, m.subject, 0); err != nil {
+			return false, err
+		}
+		from = m.seq + 1
+	}
+}
+
+// turnOfMove begins the turn of a move on a topic that rejects, and waits for removals that began
+// before.
+func (b *Bus) turnOfMove(ctx context.Context, t *topicInfo) (*turn, error) {
+	mine, err := b.takeTurn(ctx, moves, t.stream.name)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		first, err := mine.first(ctx, removals)
+		if err == nil && first {
+			return mine, nil
+		}
+		if err == nil {
+			err = b.pause(ctx, turnLook)
+		}
+		if err != nil {
+			mine.end(ctx)
+			return nil, err
+		}
+	}
+}
