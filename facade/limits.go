@@ -176,7 +176,7 @@ type Limits struct {
 	// closed. Defaults to 10 s.
 	PongTimeout time.Duration
 	// WriteStall ("write_stall") is how long a peer may take no byte of what is sent. Beyond the
-	// limit, the connection is closed as a slow consumer. The time begins anew with each byte that
+	// limit, the connection is closed as a slow consumer. The time begins again with each byte that
 	// the kernel takes; over TLS, with each 16 KiB. A peer that reads slowly is not closed.
 	// Defaults to 15 s.
 	WriteStall time.Duration

@@ -346,7 +346,7 @@ func TestListingPolicy(t *testing.T) {
 	}
 }
 
-// TestListingBeginsAnew has cursors that cannot be continued: their bucket was made anew, or is
+// TestListingBeginsAnew has cursors that cannot be continued: their bucket was created again, or is
 // gone, or what was given on earlier pages is not known any more.
 func TestListingBeginsAnew(t *testing.T) {
 	r := newSnapRig(t, nil)
@@ -395,7 +395,7 @@ func TestListingBeginsAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.await(t, r.bus, "kept.anew")
-	anew(next, "the bucket was made anew")
+	anew(next, "the bucket was created again")
 	if found, _ := r.listAll(t, "kept.anew", 10); len(found) != c.still+c.kept {
 		t.Errorf("%d keys came", len(found))
 	}

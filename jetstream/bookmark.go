@@ -236,7 +236,7 @@ func (g Group) present(ctx context.Context) (t *topicInfo, ptr generation, info 
 	return t, ptr, info, nil
 }
 
-// bookmark reads a bookmark. One of a stream that was deleted and made anew is none.
+// bookmark reads a bookmark. One of a stream that was deleted and created again is none.
 func (b *Bus) bookmark(ctx context.Context, t *topicInfo, group, name string) (*bookmark, error) {
 	m, err := b.lastBySubject(ctx, "KV_"+bookmarksBucket, bookmarksPrefix(t, group)+keyToken(name))
 	if errors.Is(err, ErrNotFound) {

@@ -133,7 +133,7 @@ func (b *Bus) meetBucket(ctx context.Context, t *topicInfo, source *natsjs.Strea
 	return info.State.Msgs, nil
 }
 
-// restartSource has the server look for the source anew: of a stream that was removed and made
+// restartSource has the server look for the source again: of a stream that was removed and made
 // again it takes no notice for up to 20 s otherwise.
 func (b *Bus) restartSource(ctx context.Context, t *topicInfo, info *natsjs.StreamInfo) {
 	off := info.Config
@@ -144,7 +144,7 @@ func (b *Bus) restartSource(ctx context.Context, t *topicInfo, info *natsjs.Stre
 		_, err = b.js.UpdateStream(ctx, info.Config)
 	}
 	if err != nil {
-		b.log.WarnContext(ctx, "the source of a bucket could not be started anew: repair it", slog.String("topic", t.name),
+		b.log.WarnContext(ctx, "the source of a bucket could not be started again: repair it", slog.String("topic", t.name),
 			slog.String("stream", t.bucket.stream), slog.Any("error", err))
 	}
 }

@@ -150,7 +150,7 @@ func (b *Bus) staleSource(ctx context.Context, t *topicInfo) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("the stream of the topic was made anew, and this server takes nothing of it before event %d: delete the bucket and repair it, which fills it from the new stream", at.seq+1), nil
+	return fmt.Sprintf("the stream of the topic was created again, and this server takes nothing of it before event %d: delete the bucket and repair it, which fills it from the new stream", at.seq+1), nil
 }
 
 // beyond reports whether the server takes the events of a stream that ends at last for ones that

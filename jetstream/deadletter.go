@@ -157,7 +157,7 @@ func (d *Delivery) moved() bool {
 func (d *Delivery) movedOn() bool { return d.m.group != d.group }
 
 // deadID names the failure of one event in one generation of one group, so that it is stored once.
-// The times tell them from those of a stream or a consumer that was made anew under its name.
+// The times tell them from those of a stream or a consumer that was created again under its name.
 func (d *Delivery) deadID() string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d %s %d", d.group.topic.stream.name, d.group.topic.stream.created.UnixNano(), d.seq, d.group.consumer, d.group.created.UnixNano()))
 	return "dlq:" + hex.EncodeToString(sum[:16])

@@ -91,7 +91,7 @@ func TestAnEventWaitsForItsLetter(t *testing.T) {
 	})
 }
 
-// A letter that waits says nothing about a consumer that was made anew under the same name.
+// A letter that waits says nothing about a consumer that was created again under the same name.
 func TestALetterThatWaitsSettlesNoOtherConsumer(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})

@@ -11,7 +11,7 @@ import (
 )
 
 // A hub that deletes a topic and dies after any of its requests leaves the topic as it was, or
-// deletes it: then the topic that is made anew has nothing of the old one.
+// deletes it: then the topic that is created again has nothing of the old one.
 func TestADeletionThatIsCutOff(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
@@ -69,15 +69,15 @@ func TestADeletionThatIsCutOff(t *testing.T) {
 			}
 			continue
 		}
-		eventually(t, "the topic is made anew", func() bool {
+		eventually(t, "the topic is created again", func() bool {
 			_, err := b.Publish(t.Context(), topic, []byte("2"), PublishOptions{Key: "new"})
 			return err == nil
 		})
 		if first() != "2" {
-			t.Errorf("after %d requests, the topic made anew begins with %s", passed, first())
+			t.Errorf("after %d requests, the topic created again begins with %s", passed, first())
 		}
 		if e, err := b.Keys(topic).Get(t.Context(), "old"); !errors.Is(err, ErrNotFound) {
-			t.Errorf("after %d requests, the topic made anew has a key of the old one: %v, %v", passed, e, err)
+			t.Errorf("after %d requests, the topic created again has a key of the old one: %v, %v", passed, e, err)
 		}
 		for _, bucket := range []string{groupsBucket, bookmarksBucket, marksBucket, attemptsBucket, retentionBucket} {
 			noted, err := b.subjectsOf(t.Context(), bucket, "$KV."+bucket+".>")

@@ -91,7 +91,7 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*Event
 // at most). What replaces a message lies behind all others: so no subject is left out, however
 // often it is written meanwhile, and f may get one twice, the newer one later. It returns the
 // sequence behind which everything is new. It fails when the stream is not the one that was made at
-// a moment (zero: whichever there is), or is made anew meanwhile.
+// a moment (zero: whichever there is), or is created again meanwhile.
 //
 // It has caught up when one direct get has reached the end of a replica that has all that the
 // leader had when it was asked before: what was passed earlier and is not replaced was there then.

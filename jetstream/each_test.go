@@ -21,7 +21,7 @@ func TestBucketMadeAnewWhileItIsRead(t *testing.T) {
 		if err := b.js.DeleteStream(t.Context(), bucket); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the bucket is made anew", func() bool {
+		eventually(t, "the bucket is created again", func() bool {
 			_, err := b.js.CreateStream(t.Context(), info.Config)
 			return err == nil
 		})

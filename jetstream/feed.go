@@ -191,7 +191,7 @@ func (f *feed) unsubscribe() {
 	_ = f.sub.Unsubscribe() // it fails where the connection is closed, which ends it too
 }
 
-// readAgain bounds how often a read that does not come forward begins anew.
+// readAgain bounds how often a read that does not come forward begins again.
 const readAgain = 5
 
 // readThrough calls f for all messages of a stream from a sequence on, up to its end at the moment

@@ -357,7 +357,7 @@ func (b *Bus) sweepStream(ctx context.Context, s *stream, age time.Duration) err
 		return err
 	}
 	if !handle.CachedInfo().Created.Equal(s.created) {
-		b.forget(s) // made anew: what this hub knows of it says nothing about its groups
+		b.forget(s) // created again: what this hub knows of it says nothing about its groups
 		return nil
 	}
 	consumers := handle.ListConsumers(ctx)

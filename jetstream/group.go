@@ -439,7 +439,7 @@ func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from ge
 }
 
 // freshTopic is the topic with the stream as it is now: generations count only for the very stream
-// that they were made for, and what this hub knows may be of one that was deleted and made anew
+// that they were made for, and what this hub knows may be of one that was deleted and created again
 // meanwhile.
 func (b *Bus) freshTopic(ctx context.Context, topic, client string) (*topicInfo, natsjs.StreamState, error) {
 	for range 3 {

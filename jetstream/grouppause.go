@@ -19,7 +19,7 @@ var pausedUntil = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)
 // when the topic or the group does not exist.
 //
 // The server stops first. Hubs hear of the pause from the group's generation, which also tells
-// whoever makes the consumer anew.
+// whoever creates the consumer again.
 func (g Group) Pause(ctx context.Context) error { return g.setPaused(ctx, true) }
 
 // Resume ends a Pause: deliveries go on at once. It returns ErrNotFound when the topic or the group
@@ -76,7 +76,7 @@ func (g Group) setPaused(ctx context.Context, paused bool) error {
 }
 
 // pauseQueue has the server stop or go on with what was put back to a group. A queue whose consumer
-// is gone is paused by whoever makes it anew.
+// is gone is paused by whoever creates it again.
 func (b *Bus) pauseQueue(ctx context.Context, queue string, paused bool) (err error) {
 	if queue == "" {
 		return nil

@@ -52,7 +52,7 @@ type idSearches struct {
 	uses   uint64 // searches
 }
 
-// idTopic is one topic of one stream; a stream that was made anew is another one.
+// idTopic is one topic of one stream; a stream that was created again is another one.
 type idTopic struct {
 	topic   string
 	created int64

@@ -245,7 +245,7 @@ func subscribeAfter(ctx context.Context, b *Bus, client string) error {
 }
 
 // What searches remember is bounded, and never makes them wrong: events come and go, and streams
-// are made anew.
+// are created again.
 func TestWhatSearchesRemember(t *testing.T) {
 	const known = 6_000
 	b := open(t, Config{Topics: []TopicRule{{Pattern: "fam.**", Family: "fam"}}, Limits: Limits{IDsKnown: known}})
@@ -308,7 +308,7 @@ func TestWhatSearchesRemember(t *testing.T) {
 		if err := b.js.DeleteStream(t.Context(), "a"); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the stream is made anew", func() bool {
+		eventually(t, "the stream is created again", func() bool {
 			_, err := b.Publish(t.Context(), "a", []byte("1"), PublishOptions{})
 			return err == nil
 		})

@@ -58,7 +58,7 @@ func TestABookmarkOfABookmark(t *testing.T) {
 	k.quiet(time.Second)
 }
 
-// Bookmarks end with the topic, and do not count for the groups of a topic made anew.
+// Bookmarks end with the topic, and do not count for the groups of a topic created again.
 func TestBookmarksEndWithTheTopic(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
@@ -335,7 +335,7 @@ func TestDueEventsThatCannotBeStoredCount(t *testing.T) {
 	t.Errorf("a client with a limit of 10 has %d events in the stream of delayed events, %v", n, err)
 }
 
-// An event of a topic that was deleted and made anew has a dead letter of its own.
+// An event of a topic that was deleted and created again has a dead letter of its own.
 func TestALetterOfATopicMadeAnew(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})

@@ -61,7 +61,7 @@ type listedGroups struct {
 
 // list reads the consumers of a stream.
 func (l *listedGroups) list(ctx context.Context, b *Bus, stream string) error {
-	for page, err := range b.consumerPages(ctx, stream, "", 0) {
+	for page, err := range b.consumerPages(ctx, stream, "", 0) { //nolint:contextcheck // what stuck groups are asked outlives the list
 		if err != nil {
 			return err
 		}

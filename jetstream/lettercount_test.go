@@ -27,7 +27,7 @@ func letterOf(t *testing.T, b *Bus, topic, group string, payload []byte) {
 }
 
 // Counts that grow are those that reading all letters gives, whatever came and went since the last
-// count: letters, discards, purges, and streams that were made anew.
+// count: letters, discards, purges, and streams that were created again.
 func TestCountsFollowTheLetters(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Topics: []TopicRule{{Pattern: "dlq.**", MaxAge: time.Hour}}})
@@ -49,7 +49,7 @@ func TestCountsFollowTheLetters(t *testing.T) {
 				t.Fatal(err)
 			}
 		case 2:
-			what = "a stream made anew"
+			what = "a stream created again"
 			if err := b.Admin().Topic("dlq.own").Delete(t.Context(), DeleteOptions{Needed: true}); err != nil && !errors.Is(err, ErrNotFound) {
 				t.Fatal(err)
 			}

@@ -69,7 +69,7 @@ func (k Keys) List(ctx context.Context, opts ListOptions) (Listing, error) {
 		return Listing{}, nil
 	}
 	if errors.Is(err, errAnew) {
-		return Listing{}, errListingOver("the topic's bucket was made anew")
+		return Listing{}, errListingOver("the topic's bucket was created again")
 	}
 	if err != nil {
 		return Listing{}, b.readFailed(err)

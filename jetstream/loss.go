@@ -111,7 +111,7 @@ func (s *sight) arrived(p *deliveryMeta, now int64) (gap, bool) {
 	return gap{}, false
 }
 
-// recount begins anew with a delivery whose number is not comparable with those before.
+// recount begins again with a delivery whose number is not comparable with those before.
 func (s *sight) recount(p *deliveryMeta, first bool) (g gap, found bool) {
 	if first {
 		g = gap{after: place{s.order, s.seq, s.stored}, order: p.order, seq: p.streamSeq, lost: p.streamSeq - s.seq - 1}

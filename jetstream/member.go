@@ -515,7 +515,7 @@ func (in *inbox) status(msg *nats.Msg) {
 	}
 }
 
-// again gives up the pulls under way and asks anew at the given time.
+// again gives up the pulls under way and asks again at the given time.
 func (m *member) again(at int64) {
 	m.close(true)
 	m.open()
@@ -551,7 +551,7 @@ func (m *member) verify(g *group) {
 	})
 }
 
-// reattach joins the group anew after its consumer was moved by a seek, or deleted. What was leased
+// reattach joins the group again after its consumer was moved by a seek, or deleted. What was leased
 // from the old one is dropped silently: its acks would find no consumer. s.mu is held.
 func (m *member) reattach(deleted bool) {
 	s := m.sub
@@ -576,7 +576,7 @@ func (m *member) reattach(deleted bool) {
 				return
 			}
 			if err == nil && !g.topic.stream.created.Equal(was.created) {
-				s.reset(m, old.topic.name, "its stream was deleted and made anew")
+				s.reset(m, old.topic.name, "its stream was deleted and created again")
 			}
 			s.mu.Lock()
 			if err == nil || s.stopped {
@@ -670,7 +670,7 @@ func (m *member) rejoin(was *stream, start uint64, deleted bool) (*group, string
 	defer cancel()
 	from := func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
 		if !t.stream.created.Equal(was.created) {
-			return 1, nil // the stream was made anew, too: all that is in it is new
+			return 1, nil // the stream was created again, too: all that is in it is new
 		}
 		return min(start, state.LastSeq+1), nil
 	}

@@ -22,7 +22,7 @@ const (
 	// pullSilence is how long the server may take to send what was asked for.
 	pullSilence = 2 * time.Second
 	// pullForgotten is how long a reader may hold still before the server forgets its consumer. The
-	// reader then begins anew.
+	// reader then begins again.
 	pullForgotten = 30 * time.Second
 )
 

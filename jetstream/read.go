@@ -196,7 +196,7 @@ type rangeRead struct {
 // errRangeEnded ends the reading of a range: all is read, or nobody wants more.
 var errRangeEnded = errors.New("jetstream: a range was read")
 
-// run reads the range, and begins anew where it was when it is cut off.
+// run reads the range, and begins again where it was when it is cut off.
 func (r *rangeRead) run(ctx context.Context, yield func(*Event, error) bool) error {
 	if r.bus.closing.Load() {
 		return ErrClosed
@@ -229,7 +229,7 @@ func (r *rangeRead) run(ctx context.Context, yield func(*Event, error) bool) err
 	}
 }
 
-// same returns ErrDropped when the stream was made anew since the range was found.
+// same returns ErrDropped when the stream was created again since the range was found.
 func (r *rangeRead) same(ctx context.Context) error {
 	info, err := r.bus.findStream(ctx, r.topic.stream.name)
 	if errors.Is(err, ErrNotFound) || err == nil && !info.Created.Equal(r.topic.stream.created) {

@@ -237,7 +237,7 @@ func (r *redrive) bound(streams []letterStream) error {
 }
 
 // errChanged refuses to remove something that a dry run has not shown.
-var errChanged = &Error{Code: CodeBadOptions, Msg: "the stream was made anew since the dry run: repeat the dry run"}
+var errChanged = &Error{Code: CodeBadOptions, Msg: "the stream was created again since the dry run: repeat the dry run"}
 
 // groupExists returns ErrNotFound when the one group of the filter does not exist.
 func (r *redrive) groupExists(ctx context.Context) error {
@@ -300,7 +300,7 @@ func (r *redrive) stream(ctx context.Context, s *letterStream) error {
 			return ErrClosed
 		}
 	}
-	// While the rate lets the reader wait for long, the server forgets it, and it begins anew.
+	// While the rate lets the reader wait for long, the server forgets it, and it begins again.
 	err := r.bus.eachLetter(ctx, s, 1, &r.filter, func(l *Letter, _ *storedMsg) error {
 		if !r.filter.selects(l) {
 			if time.Since(told) < tellEvery {

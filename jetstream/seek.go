@@ -155,7 +155,7 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 		return moved, nil, err
 	}
 	if how.counts {
-		if moved, err = b.effect(taken.ctx, t, taken.info, taken.to); err != nil {
+		if moved, err = b.effect(taken.ctx, t, taken.info, taken.to); err != nil { //nolint:contextcheck // made of ctx
 			taken.end(false)
 			return moved, nil, err
 		}
@@ -165,7 +165,7 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 	}
 	at.seq = taken.to.start
 	ptr.Settled, ptr.Tried = taken.to.settled, taken.to.tried
-	_, _, err = b.moveGroup(taken.ctx, t, group, ptr, at)
+	_, _, err = b.moveGroup(taken.ctx, t, group, ptr, at) //nolint:contextcheck // made of ctx
 	taken.end(err == nil)
 	if err != nil {
 		certain = errors.Is(err, errGroupMoved)

@@ -88,7 +88,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 	return starts, nil
 }
 
-// fixed starts at a sequence that was resolved on a stream. If that was made anew meanwhile, all
+// fixed starts at a sequence that was resolved on a stream. If that was created again meanwhile, all
 // that is in it is new.
 func fixed(was *topicInfo, seq uint64) startFunc {
 	return func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {

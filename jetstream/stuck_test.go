@@ -151,9 +151,11 @@ func TestNotStuck(t *testing.T) {
 	url := natsServer(t)
 	for name, prepare := range map[string]func(t *testing.T, b *Bus, topic string){
 		"nothing is there": func(t *testing.T, b *Bus, topic string) {
+			t.Helper()
 			take(t, b, topic, "g", SubscribeOptions{})
 		},
 		"all is leased": func(t *testing.T, b *Bus, topic string) {
+			t.Helper()
 			k := take(t, b, topic, "g", SubscribeOptions{})
 			publish(t, b, topic, counted(3)...)
 			for range 3 {
@@ -161,11 +163,13 @@ func TestNotStuck(t *testing.T) {
 			}
 		},
 		"no credit": func(t *testing.T, b *Bus, topic string) {
+			t.Helper()
 			k := take(t, b, topic, "g", SubscribeOptions{MaxInFlight: 1})
 			publish(t, b, topic, counted(3)...)
 			k.next()
 		},
 		"back-off": func(t *testing.T, b *Bus, topic string) {
+			t.Helper()
 			k := take(t, b, topic, "g", SubscribeOptions{})
 			publish(t, b, topic, counted(3)...)
 			for range 3 {
@@ -175,6 +179,7 @@ func TestNotStuck(t *testing.T) {
 			}
 		},
 		"paused": func(t *testing.T, b *Bus, topic string) {
+			t.Helper()
 			take(t, b, topic, "g", SubscribeOptions{})
 			if err := b.Group(topic, "g").Pause(t.Context()); err != nil {
 				t.Fatal(err)
@@ -182,6 +187,7 @@ func TestNotStuck(t *testing.T) {
 			publish(t, b, topic, counted(3)...)
 		},
 		"member paused": func(t *testing.T, b *Bus, topic string) {
+			t.Helper()
 			k := take(t, b, topic, "g", SubscribeOptions{})
 			if err := k.sub.Pause(t.Context()); err != nil {
 				t.Fatal(err)
@@ -189,10 +195,12 @@ func TestNotStuck(t *testing.T) {
 			publish(t, b, topic, counted(3)...)
 		},
 		"member does not take": func(t *testing.T, b *Bus, topic string) {
+			t.Helper()
 			take(t, b, topic, "g", SubscribeOptions{MaxInFlight: 2})
 			publish(t, b, topic, counted(30)...)
 		},
 		"no members": func(t *testing.T, b *Bus, topic string) {
+			t.Helper()
 			k := take(t, b, topic, "g", SubscribeOptions{})
 			if err := k.sub.Stop(t.Context()); err != nil {
 				t.Fatal(err)
@@ -200,6 +208,7 @@ func TestNotStuck(t *testing.T) {
 			publish(t, b, topic, counted(3)...)
 		},
 		"max ack pending": func(t *testing.T, b *Bus, topic string) {
+			t.Helper()
 			k := take(t, b, topic, "g", SubscribeOptions{})
 			c, err := b.js.Consumer(t.Context(), topic, "g")
 			if err != nil {
@@ -214,6 +223,7 @@ func TestNotStuck(t *testing.T) {
 			k.next()
 		},
 		"paused natively": func(t *testing.T, b *Bus, topic string) {
+			t.Helper()
 			take(t, b, topic, "g", SubscribeOptions{})
 			if _, err := b.js.PauseConsumer(t.Context(), topic, "g", time.Now().Add(time.Hour)); err != nil {
 				t.Fatal(err)
@@ -221,6 +231,7 @@ func TestNotStuck(t *testing.T) {
 			publish(t, b, topic, counted(3)...)
 		},
 		"events removed": func(t *testing.T, b *Bus, topic string) {
+			t.Helper()
 			take(t, b, topic, "g", SubscribeOptions{Paused: true})
 			publish(t, b, topic, counted(3)...)
 			s, err := b.js.Stream(t.Context(), topic)

@@ -87,7 +87,7 @@ func (k *topics) keep(t *topicInfo, limit int) {
 	k.byName[t.name] = t
 }
 
-// settleGone is how long a stream that was deleted stays away before this hub makes it anew: the
+// settleGone is how long a stream that was deleted stays away before this hub creates it again: the
 // server answers a deletion before it has removed the files, and a stream made meanwhile would lose
 // its own.
 const settleGone = 500 * time.Millisecond

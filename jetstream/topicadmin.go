@@ -373,7 +373,7 @@ type DeleteOptions struct {
 
 // Delete removes the topic with its events, its groups, and its latest events by key. The
 // subscriptions of members end, on all hubs, if they have SubscribeOptions.OnDeleted. The next
-// publish or subscription makes the topic anew, and nothing of the old one is in it. Dead letters
+// publish or subscription creates the topic again, and nothing of the old one is in it. Dead letters
 // stay on their topic. After an error, the topic may have been deleted; repeat the call to be sure.
 func (t Topic) Delete(ctx context.Context, opts DeleteOptions) error {
 	b := t.bus
@@ -424,7 +424,7 @@ func (t Topic) deleteFromFamily(ctx context.Context, at *topicInfo) error {
 
 // deleteStream removes the stream of a topic. The mark comes first: members that find their
 // consumer gone look for it. It comes once more when the stream is gone, so that no hub knows the
-// stream any more. Until the mark says that nothing is left, whoever makes the topic anew first
+// stream any more. Until the mark says that nothing is left, whoever creates the topic again first
 // finishes the deletion.
 func (t Topic) deleteStream(ctx context.Context, at *topicInfo) error {
 	b, name := t.bus, at.stream.name
@@ -459,9 +459,9 @@ func notedOf(stream string) [][2]string {
 // reports whether there was something to finish. A mark whose stream is still there is of a
 // deletion that was cut off before: it is taken back.
 //
-// Several hubs may do this at a time, and the topic is made anew only after one has changed the
+// Several hubs may do this at a time, and the topic is created again only after one has changed the
 // mark. Each therefore looks how far the buckets are before it looks at the mark, and removes
-// nothing behind that: so nothing is removed of the topic that was made anew.
+// nothing behind that: so nothing is removed of the topic that was created again.
 func (b *Bus) finishDeletion(ctx context.Context, stream string) (bool, error) {
 	for {
 		mark, err := b.generations.deletion(ctx, stream)

@@ -144,7 +144,7 @@ func TestNeededTopicsStay(t *testing.T) {
 	}
 }
 
-// A deleted topic is gone on all hubs, members learn of it, and the next publish makes it anew.
+// A deleted topic is gone on all hubs, members learn of it, and the next publish creates it again.
 func TestDeleteTopic(t *testing.T) {
 	t.Parallel()
 	for _, servers := range []int{1, 3} {
@@ -177,7 +177,7 @@ func TestDeleteTopic(t *testing.T) {
 						t.Fatalf("the topic is still there: %v", err)
 					}
 				}
-				eventually(t, "the topic is made anew", func() bool { return put(a, "3") == nil })
+				eventually(t, "the topic is created again", func() bool { return put(a, "3") == nil })
 				eventually(t, "on the other hub too", func() bool { return put(b, "4") == nil })
 				if info := topicState(t, a, topic); info.Events != 2 || info.Groups != 0 {
 					t.Fatalf("got %+v", info)

@@ -80,7 +80,7 @@ func TestWhatAPauseGivesBackIsUnsettled(t *testing.T) {
 	}
 }
 
-// An event that is on its way into the hands of one member while another joins the group anew, for
+// An event that is on its way into the hands of one member while another joins the group again, for
 // their consumer is gone, comes again.
 func TestAnEventThatArrivesWhileItsConsumerIsLostComesAgain(t *testing.T) {
 	t.Parallel()
@@ -109,7 +109,7 @@ func TestAnEventThatArrivesWhileItsConsumerIsLostComesAgain(t *testing.T) {
 		moved = other.sub.members[0].group != g
 		other.sub.mu.Unlock()
 		if time.Now().After(deadline) {
-			t.Fatal("the other member did not join the group anew")
+			t.Fatal("the other member did not join the group again")
 		}
 		<-time.After(time.Millisecond)
 	}
@@ -252,7 +252,7 @@ func TestAFanInIsBoundedBehindAnUnresolvedEvent(t *testing.T) {
 }
 
 // A group in memory is known to all hubs as soon as its first member is: when its server is killed
-// a moment later, another hub that makes the group anew goes on where it began.
+// a moment later, another hub that creates the group again goes on where it began.
 func TestANewGroupInMemoryOutlivesItsServer(t *testing.T) {
 	srv := natstest.Start(t)
 	a := open(t, Config{URL: srv.URL(), Connections: 1})

@@ -277,7 +277,7 @@ func TestWatchGoesOnWhenTheTopicIsMadeAnew(t *testing.T) {
 	r := set(t, b, "state.a", "b", "1")
 	filled(t, b, "state.a", "b", r)
 	var mu sync.Mutex
-	// sequences begin anew, which the other watcher does not allow
+	// sequences begin again, which the other watcher does not allow
 	values := make(map[string]string)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -303,7 +303,7 @@ func TestWatchGoesOnWhenTheTopicIsMadeAnew(t *testing.T) {
 	if err := b.js.DeleteStream(t.Context(), objectName("state.a")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the topic is made anew", func() bool {
+	eventually(t, "the topic is created again", func() bool {
 		_, err := b.Publish(t.Context(), "state.a", []byte("2"), PublishOptions{Key: "a"})
 		return err == nil
 	})

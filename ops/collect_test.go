@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -105,7 +106,7 @@ func TestOverviewWithoutABound(t *testing.T) {
 func TestStreamsAreBounded(t *testing.T) {
 	var all []jetstream.StreamStorage
 	for i := range MaxTopics + 3 {
-		s := jetstream.StreamStorage{Stream: fmt.Sprint(i), Bytes: 1, MaxBytes: int64(100 + i), OnFull: jetstream.OnFullDrop}
+		s := jetstream.StreamStorage{Stream: strconv.Itoa(i), Bytes: 1, MaxBytes: int64(100 + i), OnFull: jetstream.OnFullDrop}
 		if i%2 == 0 {
 			s.OnFull = jetstream.OnFullReject
 		}
@@ -130,7 +131,7 @@ func TestStreamsAreBounded(t *testing.T) {
 func TestLagsAreBounded(t *testing.T) {
 	all := []jetstream.Lag{{Topic: "t", Group: "tab", Ephemeral: true, Pending: 1}}
 	for i := range MaxPairs + 2 {
-		all = append(all, jetstream.Lag{Topic: "t", Group: fmt.Sprint(i), Pending: 1, OldestUnacked: 1})
+		all = append(all, jetstream.Lag{Topic: "t", Group: strconv.Itoa(i), Pending: 1, OldestUnacked: 1})
 	}
 	all = append(all, jetstream.Lag{Topic: "t", Group: "tab2", Ephemeral: true, Pending: 1}, jetstream.Lag{Topic: "u", Group: "tab3", Ephemeral: true, Pending: 1})
 	got := summed(all)

@@ -167,7 +167,7 @@ func summed(all []jetstream.Lag) []jetstream.Lag {
 	sums := make(map[pair]int)
 	for _, lag := range all {
 		at := pair{lag.Topic, EphemeralLabel}
-		if _, ok := sums[at]; len(kept) >= MaxPairs && !(lag.Ephemeral && ok) {
+		if _, ok := sums[at]; len(kept) >= MaxPairs && (!lag.Ephemeral || !ok) {
 			at = pair{OtherLabel, OtherLabel}
 		} else if !lag.Ephemeral {
 			kept = append(kept, lag)

@@ -89,7 +89,7 @@ func TestRates(t *testing.T) {
 		t.Errorf("without events, the rate is %v", got)
 	}
 	if got, ok := at(6*time.Second, 3)["s"]; ok {
-		t.Errorf("of a stream that was made anew, the rate is %v", got)
+		t.Errorf("of a stream that was created again, the rate is %v", got)
 	}
 }
 

@@ -225,7 +225,7 @@ func (k *rates) of(all []jetstream.TopicStatus, now time.Time) map[string]float6
 		is := before
 		if passed := now.Sub(before.at); !ok || passed >= rateTime {
 			is = storedAt{events: all[i].Stored, at: now}
-			if ok && is.events >= before.events { // else the topic was made anew
+			if ok && is.events >= before.events { // else the topic was created again
 				is.rate, is.known = float64(is.events-before.events)/passed.Seconds(), true
 			}
 		}

@@ -132,7 +132,7 @@ func TestSnapshotsByKeySource(t *testing.T) {
 	wantSnapshots(t, bus, want)
 }
 
-// TestSnapshotsByKeySourceOfANewStream has a stream that was removed, and made anew with more
+// TestSnapshotsByKeySourceOfANewStream has a stream that was removed, and created again with more
 // events than it had.
 func TestSnapshotsByKeySourceOfANewStream(t *testing.T) {
 	t.Parallel()

@@ -202,7 +202,7 @@ func (x *exporter) read(ctx context.Context, n *int) (next string, err error) {
 // takes several.
 func (x *exporter) begin(res *http.Response) error {
 	if truncated := res.Header.Get("Event-Truncated") == "true"; truncated && x.began {
-		return &httpError{http.StatusGone, "truncated", "the hub has removed events that come next; the export has a gap unless it begins anew"}
+		return &httpError{http.StatusGone, "truncated", "the hub has removed events that come next; the export has a gap unless it begins again"}
 	} else if truncated {
 		x.progress.say("the beginning of this range is gone; the oldest event that is left is " + cmp.Or(res.Header.Get("Event-First-Id"), "none"))
 	}

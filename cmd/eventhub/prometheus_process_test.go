@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -157,8 +159,8 @@ func TestPrometheus(t *testing.T) {
 	// A machine that stands still for a while makes the hub deliver again what it had delivered.
 	for expr, want := range map[string]string{
 		`up{job="eventhub"}`: "1", "eventhub_ready": "1", "eventhub_nats_connected": "1",
-		`events_published_total{topic="orders"}`:                                       fmt.Sprint(events),
-		`eventhub_publish_duration_seconds_count{topic="orders"}`:                      fmt.Sprint(events),
+		`events_published_total{topic="orders"}`:                                       strconv.Itoa(events),
+		`eventhub_publish_duration_seconds_count{topic="orders"}`:                      strconv.Itoa(events),
 		`events_acked_total{topic="orders",group="billing"} >= bool 20`:                "1",
 		`events_nacked_total{topic="orders",group="billing"} >= bool 1`:                "1",
 		`events_delivered_total{topic="orders",group="billing"} >= bool 40`:            "1",
@@ -231,7 +233,7 @@ func TestPrometheus(t *testing.T) {
 				}
 				select {
 				case <-tries:
-					err = fmt.Errorf("no result")
+					err = errors.New("no result")
 				case <-time.After(50 * time.Millisecond):
 					busy()
 				}

@@ -242,7 +242,7 @@ func (h *hub) open(ctx context.Context) error {
 		clientsHTTP = h.tracer.Handler(clientsHTTP)
 	}
 	serve(&h.http, secure(clientsHTTP, h.cert != nil), h.cert)
-	serve(&h.ops, secure(answerWithin(opsTimeout, ops.New(operators).Handler()), h.opsCert() != nil), h.opsCert())
+	serve(&h.ops, secure(answerWithin(opsTimeout, ops.New(operators).Handler()), h.opsCert() != nil), h.opsCert()) //nolint:contextcheck // scrapes have no context
 	return nil
 }
 

@@ -40,7 +40,7 @@ func (f *fault) full() bool {
 
 // storage looks after what the server stores. A stream of it that could not be written once is
 // never written again by that server, whatever becomes of the disk: its store keeps the error until
-// it is opened anew.
+// it is opened again.
 type storage struct {
 	server    *Server
 	log       *slog.Logger
@@ -132,10 +132,10 @@ func (w *storage) check(ctx context.Context) {
 	}
 }
 
-// restart opens all streams anew, with the server. For the bus it is as if a NATS of its own had
+// restart opens all streams again, with the server. For the bus it is as if a NATS of its own had
 // been restarted.
 func (w *storage) restart(ctx context.Context) {
-	w.log.WarnContext(ctx, "restarting the embedded nats server: the disk has room again, and its streams are opened anew")
+	w.log.WarnContext(ctx, "restarting the embedded nats server: the disk has room again, and its streams are opened again")
 	began := time.Now()
 	w.pace.restart(began)
 	err := w.server.restart(ctx, func(s *natsserver.Server) {

@@ -34,7 +34,7 @@ export interface ConnectionOwner {
 
 /** The hub answers within 15 seconds. */
 const answerMs = 20_000;
-/** A connection that lasted this long was good: the pauses begin anew. */
+/** A connection that lasted this long was good: the pauses begin again. */
 const goodMs = 5_000;
 /** A provider whose tokens are refused this often in a row has no better one. */
 const maxRefusals = 3;

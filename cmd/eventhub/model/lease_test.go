@@ -162,7 +162,7 @@ func (l *ledger) before(x, y *delivery) bool {
 	return x.attempt < y.attempt && !l.rewound(x.group, min(x.lo, y.lo), max(x.at, y.at))
 }
 
-// rewound reports whether the attempts of a group may have begun anew, or gone back.
+// rewound reports whether the attempts of a group may have begun again, or gone back.
 func (l *ledger) rewound(g *group, from, to time.Duration) bool {
 	if l.within(from, to, func(f *fault) bool { return f.rewinds }) {
 		return true
