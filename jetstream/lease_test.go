@@ -362,7 +362,8 @@ func TestHeldBytesStopThePull(t *testing.T) {
 	}
 }
 
-// What was refused, ran out or was given back is still owed when the consumer has to be created again.
+// What was refused, ran out or was given back is still owed when the consumer has to be created
+// again.
 func TestUnsettledEventsSurviveTheirConsumer(t *testing.T) {
 	b := open(t, Config{})
 	publish(t, b, "owed", "0", "1", "2")

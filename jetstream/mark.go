@@ -170,8 +170,8 @@ func (g *group) putMark(l *link) {
 }
 
 // storeFirstMark stores where a group in memory begins, before its first member knows that the
-// group is there: from then on, whichever hub creates the group again knows where it goes on. A mark
-// that cannot be stored is kept, and stored later.
+// group is there: from then on, whichever hub creates the group again knows where it goes on. A
+// mark that cannot be stored is kept, and stored later.
 func (g *group) storeFirstMark(ctx context.Context, floor uint64) {
 	if !g.memory {
 		return

@@ -551,8 +551,8 @@ func (m *member) verify(g *group) {
 	})
 }
 
-// reattach joins the group again after its consumer was moved by a seek, or deleted. What was leased
-// from the old one is dropped silently: its acks would find no consumer. s.mu is held.
+// reattach joins the group again after its consumer was moved by a seek, or deleted. What was
+// leased from the old one is dropped silently: its acks would find no consumer. s.mu is held.
 func (m *member) reattach(deleted bool) {
 	s := m.sub
 	if m.attaching || s.stopped {

@@ -74,7 +74,8 @@ func parseOrigin(s string) originRef {
 	return originRef{stream: f[0], seq: seq, storedAt: at, tombstone: strings.Contains(f[3], "t"), bare: strings.Contains(f[3], "b")}
 }
 
-// letterRef names a stored dead letter. The time tells it from one in a stream that was created again.
+// letterRef names a stored dead letter. The time tells it from one in a stream that was created
+// again.
 type letterRef struct {
 	stream string
 	seq    uint64

@@ -109,7 +109,8 @@ func (r Revocations) Follow(ctx context.Context, loaded func(), each func(key st
 	}
 }
 
-// watch returns nil when the connection was created again: what the server sent meanwhile is unknown.
+// watch returns nil when the connection was created again: what the server sent meanwhile is
+// unknown.
 func (r Revocations) watch(ctx context.Context, loaded func(), each func(string, []byte)) error {
 	nc := r.bus.js.Conn()
 	connected := nc.StatusChanged(nats.CONNECTED)

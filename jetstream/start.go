@@ -88,8 +88,8 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 	return starts, nil
 }
 
-// fixed starts at a sequence that was resolved on a stream. If that was created again meanwhile, all
-// that is in it is new.
+// fixed starts at a sequence that was resolved on a stream. If that was created again meanwhile,
+// all that is in it is new.
 func fixed(was *topicInfo, seq uint64) startFunc {
 	return func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
 		if !t.stream.created.Equal(was.stream.created) {

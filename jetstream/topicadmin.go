@@ -373,8 +373,9 @@ type DeleteOptions struct {
 
 // Delete removes the topic with its events, its groups, and its latest events by key. The
 // subscriptions of members end, on all hubs, if they have SubscribeOptions.OnDeleted. The next
-// publish or subscription creates the topic again, and nothing of the old one is in it. Dead letters
-// stay on their topic. After an error, the topic may have been deleted; repeat the call to be sure.
+// publish or subscription creates the topic again, and nothing of the old one is in it. Dead
+// letters stay on their topic. After an error, the topic may have been deleted; repeat the call to
+// be sure.
 func (t Topic) Delete(ctx context.Context, opts DeleteOptions) error {
 	b := t.bus
 	at, _, err := b.freshExisting(ctx, t.name)
