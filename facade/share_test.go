@@ -170,9 +170,15 @@ func TestAnswersThatAreNotRead(t *testing.T) {
 	t.Parallel()
 	r := newSnapRig(t, func(cfg *facade.Config) { cfg.Limits.AnswerStall = time.Second })
 	payload := `"` + strings.Repeat("x", 1<<20-2) + `"`
+	var keys []string
 	for i := range 15 {
-		r.keep(t, "kept.u", strconv.Itoa(i), payload)
+		keys = append(keys, strconv.Itoa(i))
+		r.keep(t, "kept.u", keys[i], payload)
 	}
+	eventually(t, "the bucket has all", func() bool { // a page shows what it has by now
+		found, err := r.bus.Keys("kept.u").GetMany(t.Context(), keys)
+		return err == nil && len(found) == len(keys)
+	})
 	conn := r.dialHTTP(t)
 	if _, err := fmt.Fprintf(conn, "GET /snap/kept.u HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %s\r\n\r\n", rigToken); err != nil {
 		t.Fatal(err)
