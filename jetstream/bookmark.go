@@ -291,7 +291,11 @@ func (b *Bus) takeBookmark(ctx context.Context, t *topicInfo, group string, ptr 
 		if err != nil {
 			return nil, err
 		}
-		if len(held) == info.NumAckPending {
+		held, all, err := b.heldOf(ctx, t, info, held)
+		if err != nil {
+			return nil, err
+		}
+		if all {
 			return ptr.bookmark(info, held, true), nil
 		}
 		if time.Now().After(deadline) {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -257,6 +258,7 @@ func (r *dueReader) pull(ctx context.Context) error {
 				}
 			}
 		}
+		events = slices.DeleteFunc(events, r.waitsForRoom)
 		if len(events) > 0 {
 			if err := r.take(ctx, events); err != nil {
 				for _, e := range events {
@@ -341,6 +343,17 @@ func (r *dueReader) take(ctx context.Context, events []dueEvent) error {
 
 var errStalled = errors.New("the process stood still")
 
+// waitsForRoom gives an event back until its topic, which was full, is tried again. It reports
+// false for events of other topics.
+func (r *dueReader) waitsForRoom(e dueEvent) bool {
+	topic := subjectTopic(e.msg.Header.Get(headerTarget))
+	wait := r.full.wait(topic, r.bus.clock.now())
+	if wait > 0 {
+		r.settle(e.msg.Reply, nakAfter(wait))
+	}
+	return wait > 0
+}
+
 // store publishes an event to its topic, and settles it when that is confirmed.
 func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts PublishOptions) {
 	b, due, reply, delivered := r.bus, *e, e.msg.Reply, e.meta.delivered
@@ -352,7 +365,7 @@ func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts P
 		if delivered >= dueAttempts && hopeless(err) && r.bury(ctx, &due, topic, &opts, err) {
 			return
 		}
-		wait := min(dueRetry<<min(delivered-1, 10), dueRetryMax)
+		wait := min(dueRetry<<min(max(delivered-1, 0), 10), dueRetryMax)
 		known := false
 		if refused, ok := errors.AsType[*Error](err); ok && refused.Code == CodeTopicFull {
 			known = !r.full.found(topic, b.clock.now(), wait)
@@ -361,10 +374,6 @@ func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts P
 			b.log.WarnContext(ctx, "failed to store a delayed event that is due; retrying", slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", wait), slog.Any("error", err))
 		}
 		r.settle(reply, nakAfter(wait))
-	}
-	if wait := r.full.wait(topic, b.clock.now()); wait > 0 {
-		r.settle(reply, nakAfter(wait))
-		return
 	}
 	t, err := b.topic(ctx, topic, "")
 	if err == nil {

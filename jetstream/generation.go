@@ -184,13 +184,17 @@ func (p *generations) swap(ctx context.Context, t *topicInfo, group string, old,
 
 // markDeleted notes that a topic's stream is deleted on purpose, and that something of the topic
 // may be left. The mark is an entry like that of a group, under the name of the stream alone.
-func (p *generations) markDeleted(ctx context.Context, s *stream, topic string) error {
+// Unless was is 0, it replaces the mark of that revision, or returns errGroupMoved.
+func (p *generations) markDeleted(ctx context.Context, s *stream, topic string, was uint64) (revision uint64, err error) {
 	value, err := json.Marshal(generation{Stream: s.created, Deleted: true, Unfinished: topic})
 	if err != nil {
-		return err
+		return 0, err
 	}
-	_, err = p.kv.Put(ctx, s.name, value)
-	return err
+	if was == 0 {
+		return p.kv.Put(ctx, s.name, value)
+	}
+	revision, err = p.kv.Update(ctx, s.name, value, was)
+	return revision, movedOr(err)
 }
 
 // finished notes that nothing is left of a topic that was deleted. It returns errGroupMoved when

@@ -57,6 +57,7 @@ type keeping struct {
 
 	// For the goroutine that looks.
 	looked  int64
+	rests   int64 // after a failure: until when nothing is looked at
 	full    bool
 	ignored map[string]bool // consumers that hold nothing; bounded by those of the stream
 }
@@ -133,23 +134,27 @@ func (b *Bus) keepTopics() {
 		}
 		for _, t := range b.keptTopics() {
 			k := t.stream.keep
-			if b.ctx.Err() != nil || !k.due.Load() && !all {
+			began := b.clock.now()
+			if b.ctx.Err() != nil || !k.due.Load() && !all || began < k.rests {
 				continue
 			}
-			if b.clock.now()-k.looked < int64(keepPause) {
+			if began-k.looked < int64(keepPause) {
 				_ = b.pause(b.ctx, keepPause)
 			}
 			k.due.Store(false)
-			if err := b.keep(b.ctx, t); err != nil && b.ctx.Err() == nil {
-				b.log.Warn("failed to remove settled events of a topic; retrying", slog.String("topic", t.name), slog.Any("error", err))
-			}
+			err := b.keep(b.ctx, t)
 			k.looked = b.clock.now()
+			if err != nil && b.ctx.Err() == nil {
+				b.log.Warn("failed to remove settled events of a topic; retrying", slog.String("topic", t.name), slog.Any("error", err))
+				// a topic without a leader holds up the others
+				k.rests = k.looked + 3*(k.looked-began)
+			}
 		}
 	}
 }
 
 // findKept meets the topics that reject and that this hub does not know yet.
-func (b *Bus) findKept(ctx context.Context) error {
+func (b *Bus) findKept(ctx context.Context) (failed error) {
 	inv, err := b.takeInventory(ctx)
 	if err != nil {
 		return err
@@ -160,10 +165,10 @@ func (b *Bus) findKept(ctx context.Context) error {
 			continue
 		}
 		if _, err := b.topic(ctx, s.topic, ""); err != nil {
-			return err
+			failed = errors.Join(failed, err)
 		}
 	}
-	return nil
+	return failed
 }
 
 // keptTopics are the topics that reject, as far as this hub knows them.
@@ -181,6 +186,7 @@ func (b *Bus) keptTopics() (kept []*topicInfo) {
 // keep removes the oldest events of a topic that are beyond its age, or in the way of new ones, as
 // far as all groups have settled them.
 func (b *Bus) keep(ctx context.Context, t *topicInfo) error {
+	began := b.clock.now()
 	ctx, cancel := context.WithTimeout(ctx, keepWait)
 	defer cancel()
 	k := t.stream.keep
@@ -216,7 +222,10 @@ func (b *Bus) keep(ctx context.Context, t *topicInfo) error {
 		}
 	}()
 	if first, err := mine.first(ctx, moves); err != nil || !first {
-		return err // at the next look
+		if err == nil { // at the next look
+			b.sayFull(t, isFull(state, &info.Config), "one that is being moved")
+		}
+		return err
 	}
 	floor, holder, err := b.lowest(ctx, t, info)
 	if err != nil {
@@ -224,6 +233,9 @@ func (b *Bus) keep(ctx context.Context, t *topicInfo) error {
 	}
 	last := min(state.FirstSeq+over-1, floor)
 	if last >= state.FirstSeq {
+		if b.clock.now()-began > int64(keepWait) { // moves may not wait for this hub any more
+			return errStalled
+		}
 		b.sayFull(t, false, "")
 		_, err := b.purgeFiltered(ctx, t.stream.name, "", last+1)
 		certain = err == nil

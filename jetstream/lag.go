@@ -180,18 +180,15 @@ func (r *groupReader) listedLag(ctx context.Context, at groupName, listed *liste
 	if errors.Is(err, ErrNotFound) {
 		return nil, nil //nolint:nilnil // as documented
 	}
-	if errors.Is(err, errSilent) {
-		return &Lag{}, nil
-	}
 	if err != nil {
-		return nil, err
+		return unknownLag(ctx, err)
 	}
 	consumers := listed.consumers[at]
 	doubtful := len(listed.missing[t.stream.name])+len(listed.missing[putBackStream]) > 0
 	ptr := generation{Consumer: consumers[0].Name}
 	if len(consumers) > 1 || consumers[0].Stream != t.stream.name || doubtful {
 		if ptr, err = r.bus.generations.get(ctx, t, at.group); err != nil {
-			return nil, err
+			return unknownLag(ctx, err)
 		}
 	}
 	if slices.Contains(listed.missing[putBackStream], ptr.PutBack) {
@@ -210,13 +207,19 @@ func (r *groupReader) listedLag(ctx context.Context, at groupName, listed *liste
 		return nil, nil //nolint:nilnil // as documented
 	}
 	lag, err := r.lagOf(ctx, t, at.group, main, queue)
-	if errors.Is(err, errSilent) {
-		return &Lag{}, nil
-	}
 	if err != nil {
-		return nil, err
+		return unknownLag(ctx, err)
 	}
 	return &lag, nil
+}
+
+// unknownLag is the lag of a group that could not be read: it hides no other group, unless the time
+// is over.
+func unknownLag(ctx context.Context, err error) (*Lag, error) {
+	if ctx.Err() != nil && !errors.Is(err, errSilent) {
+		return nil, err
+	}
+	return &Lag{}, nil
 }
 
 // lagOf is the lag of a group by its consumer, and by that of its put-back events or nil.

@@ -159,6 +159,7 @@ type letterBook struct {
 	looked  time.Time
 	streams map[string]*countedStream
 	sum     *letterSum // of all streams; it does not change
+	stale   bool       // streams were counted since sum
 }
 
 // countedStream is what is counted of a stream.
@@ -188,11 +189,13 @@ func (k *letterBook) counts(ctx context.Context, b *Bus, client string) (*letter
 	}
 	began := time.Now()
 	changed, err := k.look(ctx, b, client)
+	k.stale = k.stale || changed
 	if err != nil {
 		return nil, err
 	}
-	if changed || k.sum == nil {
+	if k.stale || k.sum == nil {
 		k.add()
+		k.stale = false
 	}
 	k.looked = began
 	return k.sum, nil

@@ -138,6 +138,9 @@ func (l *Letter) read(m *storedMsg) error {
 	if err := json.Unmarshal(m.data, &body); err != nil {
 		return errors.New("the payload is not that of a dead letter")
 	}
+	if ValidGroup(body.Group) != nil { // whoever may publish to a dlq topic can write anything
+		body.Group = ""
+	}
 	l.Group, l.Reason, l.Attempts, l.FailedAt, l.Record = body.Group, body.Err, body.Attempts, body.TS, body.Original
 	if err := json.Unmarshal(body.Original, &record); err != nil {
 		return errors.New("the field original is not the record of an event")

@@ -245,6 +245,9 @@ func (l *link) requestMsg(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 		m   *nats.Msg
 		err error
 	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	ch := make(chan result, 1)
 	who := askerFunc(func(m *nats.Msg, err error) { ch <- result{m, err} })
 	if err := l.ask(m, l.bus.clock.now(), who); err != nil {

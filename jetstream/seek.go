@@ -165,10 +165,10 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 	}
 	at.seq = taken.to.start
 	ptr.Settled, ptr.Tried = taken.to.settled, taken.to.tried
-	_, _, err = b.moveGroup(taken.ctx, t, group, ptr, at) //nolint:contextcheck // made of ctx
+	made, _, err := b.moveGroup(taken.ctx, t, group, ptr, at) //nolint:contextcheck // made of ctx
 	taken.end(err == nil)
 	if err != nil {
-		certain = errors.Is(err, errGroupMoved)
+		certain = made == nil || errors.Is(err, errGroupMoved)
 		return moved, nil, b.unavailableUnless(err, errGroupMoved)
 	}
 	b.log.InfoContext(ctx, "group moved", slog.String("topic", topic), slog.String("group", group), slog.Uint64("start", at.seq))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strconv"
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -77,9 +78,10 @@ func (n NATS) Info(ctx context.Context) (ServerInfo, error) {
 	info.RoundTrip = time.Since(began)
 	info.Streams, info.Consumers = account.Streams, account.Consumers
 	info.FileBytes, info.MemoryBytes = account.Store, account.Memory
-	info.FileLimit, info.MemoryLimit = account.Limits.MaxStore, account.Limits.MaxMemory
 	info.Errors = account.API.Errors
-	info.FileLeft, info.MemoryLeft = left(info.FileLimit, account.Store), left(info.MemoryLimit, account.Memory)
+	tier := tierOf(account, n.bus.cfg.Replicas)
+	info.FileLimit, info.MemoryLimit = tier.Limits.MaxStore, tier.Limits.MaxMemory
+	info.FileLeft, info.MemoryLeft = left(info.FileLimit, tier.Store), left(info.MemoryLimit, tier.Memory)
 	if server := n.bus.cfg.Server; server != nil && !server.InMemory() {
 		free, err := server.DiskFree(ctx)
 		if err != nil {
@@ -90,6 +92,19 @@ func (n NATS) Info(ctx context.Context) (ServerInfo, error) {
 		}
 	}
 	return info, nil
+}
+
+// tierOf returns the usage and the limits for streams with so many replicas: an account has them
+// for all streams together, or for each number of replicas.
+func tierOf(account *natsjs.AccountInfo, replicas int) natsjs.Tier {
+	tier, ok := account.Tiers["R"+strconv.Itoa(replicas)]
+	if !ok {
+		tier = account.Tier
+		if len(account.Tiers) > 0 { // nothing is known of these replicas
+			tier.Limits.MaxStore, tier.Limits.MaxMemory = -1, -1
+		}
+	}
+	return tier
 }
 
 // left is what remains of a bound; -1 without one.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -174,6 +175,7 @@ func (b *Bus) takeOver(ctx context.Context, t *topicInfo, group string, ptr *gen
 // hubsAnswer is what all hubs have said.
 type hubsAnswer struct {
 	hubs        int
+	kept        bool // an older hub has kept its leases
 	held, acked map[uint64]struct{}
 	tried       map[uint64]uint64
 }
@@ -219,6 +221,7 @@ func (b *Bus) askToLetGo(ctx context.Context, t *topicInfo, consumer string) (*h
 		all.hubs++
 		if json.Unmarshal(answer, &a) != nil {
 			_ = json.Unmarshal(answer, &a.Held) // an older hub keeps what it holds
+			all.kept = true
 		}
 		for _, seq := range a.Held {
 			all.held[seq] = struct{}{}
@@ -241,12 +244,11 @@ func (b *Bus) unsettled(ctx context.Context, t *topicInfo, ptr *generation, hubs
 	if err != nil {
 		return nil, nil, false, err
 	}
-	if !exact && len(hubs.held) == info.NumAckPending {
-		exact = true
-		for seq := range hubs.held {
-			pending = append(pending, seq)
+	if !exact && !hubs.kept {
+		held := slices.Sorted(maps.Keys(hubs.held))
+		if pending, exact, err = b.heldOf(ctx, t, info, held); err != nil {
+			return nil, nil, false, err
 		}
-		slices.Sort(pending)
 	}
 	for _, seq := range pending {
 		if _, acked := hubs.acked[seq]; !acked && !covered(ptr.Settled, seq) {
@@ -254,6 +256,22 @@ func (b *Bus) unsettled(ctx context.Context, t *topicInfo, ptr *generation, hubs
 		}
 	}
 	return seqs, info, exact, nil
+}
+
+// heldOf returns those of the held events that the server waits for, and whether these are all. A
+// hub may still hold events that were removed meanwhile: those removed by a bound are behind the
+// ack floor by now, and of others nothing is known.
+func (b *Bus) heldOf(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInfo, held []uint64) (pending []uint64, all bool, err error) {
+	floor := floorOf(info)
+	held = slices.DeleteFunc(slices.Clone(held), func(seq uint64) bool { return seq <= floor })
+	if len(held) != info.NumAckPending {
+		return nil, false, nil
+	}
+	s, err := b.findStream(ctx, t.stream.name)
+	if err != nil || s.State.NumDeleted > 0 {
+		return nil, false, err
+	}
+	return held, true, nil
 }
 
 // askPending asks the server which events of a consumer it waits for. No request of JetStream tells

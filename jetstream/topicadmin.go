@@ -429,17 +429,20 @@ func (t Topic) deleteFromFamily(ctx context.Context, at *topicInfo) error {
 // finishes the deletion.
 func (t Topic) deleteStream(ctx context.Context, at *topicInfo) error {
 	b, name := t.bus, at.stream.name
-	if err := b.generations.markDeleted(ctx, at.stream, t.name); err != nil {
+	rev, err := b.generations.markDeleted(ctx, at.stream, t.name, 0)
+	if err != nil {
 		return err
 	}
 	if err := b.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
 		return err
 	}
 	b.forget(at.stream)
-	if err := b.generations.markDeleted(ctx, at.stream, t.name); err != nil {
+	if _, err := b.generations.markDeleted(ctx, at.stream, t.name, rev); errors.Is(err, errGroupMoved) {
+		return nil // another hub has finished it, and perhaps created the topic again
+	} else if err != nil {
 		return err
 	}
-	_, err := b.finishDeletion(ctx, name)
+	_, err = b.finishDeletion(ctx, name)
 	return err
 }
 
@@ -494,8 +497,14 @@ func (b *Bus) finishDeletion(ctx context.Context, stream string) (bool, error) {
 			continue
 		}
 		bucket := newBucket(mark.Unfinished).stream
-		if err := b.js.DeleteStream(ctx, bucket); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
+		switch info, err := b.findStream(ctx, bucket); {
+		case errors.Is(err, ErrNotFound):
+		case err != nil:
 			return false, err
+		case info.Config.Metadata[bucketTopic] == mark.Unfinished: // else it is somebody's own
+			if err := b.js.DeleteStream(ctx, bucket); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
+				return false, err
+			}
 		}
 		for _, s := range notedOf(stream) {
 			if err := b.purge(ctx, s[0], s[1], ends[s[0]]); err != nil {

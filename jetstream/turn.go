@@ -49,11 +49,12 @@ func (b *Bus) takeTurn(ctx context.Context, kind turnKind, stream string) (*turn
 	if err == nil && noResponders(reply) {
 		err = nats.ErrNoResponders
 	}
-	if err != nil {
-		return nil, err
+	var ack pubAck
+	if err == nil {
+		ack, err = parsePubAck(reply.Data, "KV_"+retentionBucket)
 	}
-	ack, err := parsePubAck(reply.Data, "KV_"+retentionBucket)
 	if err != nil {
+		t.end(ctx) // the note may have been stored
 		return nil, err
 	}
 	t.seq = ack.Seq

@@ -133,7 +133,7 @@ func TestLagsAreBounded(t *testing.T) {
 	for i := range MaxPairs + 2 {
 		all = append(all, jetstream.Lag{Topic: "t", Group: strconv.Itoa(i), Pending: 1, OldestUnacked: 1})
 	}
-	all = append(all, jetstream.Lag{Topic: "t", Group: "tab2", Ephemeral: true, Pending: 1}, jetstream.Lag{Topic: "u", Group: "tab3", Ephemeral: true, Pending: 1})
+	all = append(all, jetstream.Lag{Topic: "t", Group: EphemeralLabel, Pending: 1}, jetstream.Lag{Topic: "u", Group: "tab3", Ephemeral: true, Pending: 1})
 	got := summed(all)
 	if len(got) != MaxPairs+1 || got[0] != (jetstream.Lag{Topic: "t", Group: EphemeralLabel, Pending: 2}) {
 		t.Fatalf("%d groups are shown, the first is %+v", len(got), got[0])

@@ -14,8 +14,8 @@ import (
 )
 
 // MetricsTopic is the topic that represents the metrics in policies. Where the metrics require a
-// token, the token must grant subscribe or admin on this topic. Nothing needs to be published
-// there.
+// token, the token must grant inspect, subscribe or admin on this topic. Nothing needs to be
+// published there.
 const MetricsTopic = "eventhub.metrics"
 
 // Verifier verifies tokens. *acl.Verifier implements it.

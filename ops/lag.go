@@ -15,12 +15,12 @@ import (
 
 const (
 	// lagTimeout is the timeout of reading the lag of all groups. Servers wait 4 s for leaders that
-	// do not answer.
-	lagTimeout = 8 * time.Second
+	// do not answer. A scrape that waits for that, and then for readyTimeout, is still answered.
+	lagTimeout = 6 * time.Second
 	// lagKept is how long the lag of all groups is kept for further scrapes.
 	lagKept = 250 * time.Millisecond
 	// lagFresh is how old the lag may be that a scrape shows: gather has read it just before.
-	lagFresh = 2 * time.Second
+	lagFresh = scrapeTimeout
 )
 
 // position is where a group is, as the answer to GET /lag shows it.
@@ -166,6 +166,9 @@ func summed(all []jetstream.Lag) []jetstream.Lag {
 	var kept []jetstream.Lag
 	sums := make(map[pair]int)
 	for _, lag := range all {
+		if lag.Group == EphemeralLabel { // a client may call its group that
+			lag.Ephemeral = true
+		}
 		at := pair{lag.Topic, EphemeralLabel}
 		if _, ok := sums[at]; len(kept) >= MaxPairs && (!lag.Ephemeral || !ok) {
 			at = pair{OtherLabel, OtherLabel}

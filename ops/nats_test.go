@@ -101,8 +101,8 @@ func (parkedBox) List(_ context.Context, name string, q RecordQuery) ([]OutboxRe
 		return nil, jetstream.ErrNotFound
 	}
 	all := []OutboxRecord{
-		{ID: "1", Topic: "open", Sequence: 1, Status: q.Status, Payload: []byte(`{"n":1}`), Headers: map[string]string{"a": "b"}},
-		{ID: "2", Topic: "secret", Sequence: 2, Status: q.Status, Payload: []byte(`{"n":2}`), Headers: map[string]string{"c": "d"}},
+		{ID: "1", Topic: "open", Key: "k", Err: "no", Sequence: 1, Status: q.Status, Payload: []byte(`{"n":1}`), Headers: map[string]string{"a": "b"}},
+		{ID: "2", Topic: "secret", Key: "k", Err: "no", Sequence: 2, Status: q.Status, Payload: []byte(`{"n":2}`), Headers: map[string]string{"c": "d"}},
 	}
 	return all[:min(q.Limit, len(all))], nil
 }
@@ -127,7 +127,7 @@ func TestRecordsOfAnOutbox(t *testing.T) {
 		{"GET", "/outboxes/box", "admin:open", 403, "forbidden"},
 		{"GET", "/outboxes/none", "inspect:eventhub.outbox", 404, "There is no such outbox on this hub."},
 		{"GET", "/outboxes/box?limit=1", "inspect:eventhub.outbox", 200, `"count":1,"records":[{"id":"1","topic":"open","sequence":1,"status":"error","attempts":0,"addedTs":0}],"more":true`},
-		{"GET", "/outboxes/box?status=sent", "inspect:eventhub.outbox subscribe:open", 200, `"status":"sent","attempts":0,"addedTs":0,"payload":{"n":1},"headers":{"a":"b"}},{"id":"2","topic":"secret","sequence":2,"status":"sent","attempts":0,"addedTs":0}]`},
+		{"GET", "/outboxes/box?status=sent", "inspect:eventhub.outbox subscribe:open", 200, `{"id":"1","topic":"open","key":"k","sequence":1,"status":"sent","attempts":0,"err":"no","addedTs":0,"payload":{"n":1},"headers":{"a":"b"}},{"id":"2","topic":"secret","sequence":2,"status":"sent","attempts":0,"addedTs":0}]`},
 		{"GET", "/outboxes/box?status=parked", "inspect:eventhub.outbox", 400, "status must be"},
 		{"POST", "/outboxes/box/retry?id=1", "inspect:eventhub.outbox", 403, "forbidden"},
 		{"POST", "/outboxes/box/retry?id=1", "admin:eventhub.outbox", 200, `{"outbox":"box","done":1}`},

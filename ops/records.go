@@ -21,6 +21,9 @@ const (
 	// defaultRecords and maxRecords bound the number of records in an answer.
 	defaultRecords = 50
 	maxRecords     = 200
+	// recordsAtOnce is how many records are read at a time: their payloads are in memory, however
+	// few of them the answer has room for.
+	recordsAtOnce = 16
 	// recordsTimeout is the timeout of a request about records. A change may touch all of them.
 	recordsTimeout = 20 * time.Second
 )
@@ -61,7 +64,7 @@ type OutboxRecord struct {
 	AddedTS int64 `json:"addedTs"`
 	NextTS  int64 `json:"nextTs,omitempty"`
 	SentTS  int64 `json:"sentTs,omitempty"`
-	// Payload is absent if the token may not see events of the topic.
+	// Payload is absent if the token may not see events of the topic, as are Headers, Key and Err.
 	Payload json.RawMessage   `json:"payload,omitempty"`
 	Headers map[string]string `json:"headers,omitempty"`
 }
@@ -85,25 +88,27 @@ func (s *Server) listRecords(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), recordsTimeout)
 	defer cancel()
-	found, err := s.cfg.Outboxes.List(ctx, pathParam(r, "name"), RecordQuery{status, after, int(limit) + 1})
-	if err != nil {
-		s.fail(w, r, err, "outbox on this hub", "list the records of the outbox")
-		return
-	}
 	page := struct {
 		Outbox  string         `json:"outbox"`
 		Count   int            `json:"count"`
 		Records []OutboxRecord `json:"records"`
 		More    bool           `json:"more,omitempty"`
 	}{Outbox: pathParam(r, "name"), Records: []OutboxRecord{}}
-	bytes := 0
-	for i := range found {
-		if len(page.Records) == int(limit) || bytes >= maxEventBytes {
-			page.More = true
-			break
+	for bytes, ended := 0, false; !ended && !page.More; {
+		found, err := s.cfg.Outboxes.List(ctx, page.Outbox, RecordQuery{status, after, min(recordsAtOnce, int(limit)+1)})
+		if err != nil {
+			s.fail(w, r, err, "outbox on this hub", "list the records of the outbox")
+			return
 		}
-		bytes += len(found[i].Payload)
-		page.Records = append(page.Records, shownRecord(r, found[i]))
+		ended = len(found) < min(recordsAtOnce, int(limit)+1)
+		for i := range found {
+			if page.More = len(page.Records) == int(limit) || bytes >= maxEventBytes; page.More {
+				break
+			}
+			after = found[i].Sequence
+			bytes += len(found[i].Payload)
+			page.Records = append(page.Records, shownRecord(r, found[i]))
+		}
 	}
 	page.Count = len(page.Records)
 	answer(w, page)
@@ -113,7 +118,7 @@ func (s *Server) listRecords(w http.ResponseWriter, r *http.Request) {
 func shownRecord(r *http.Request, o OutboxRecord) OutboxRecord {
 	masks, ok := identity(r).Shows(o.Topic, "")
 	if !ok {
-		o.Payload, o.Headers = nil, nil
+		o.Key, o.Err, o.Payload, o.Headers = "", "", nil, nil
 		return o
 	}
 	payload, headers := hide(masks, o.Topic, o.Payload, o.Headers)

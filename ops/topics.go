@@ -14,7 +14,7 @@ import (
 const topicTimeout = 20 * time.Second
 
 // TopicsTopic is the topic that represents the streams of families in policies: GET /topics shows
-// them to tokens that grant subscribe or admin on it. Nothing needs to be published there.
+// them to tokens that grant inspect, subscribe or admin on it. Nothing needs to be published there.
 const TopicsTopic = "eventhub.topics"
 
 // Topics manages topics. TopicsOf makes one of a *jetstream.Bus.

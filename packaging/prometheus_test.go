@@ -118,7 +118,7 @@ func TestAlertsAreExplained(t *testing.T) {
 var (
 	quoted    = regexp.MustCompile(`"[^"]*"`)
 	selectors = regexp.MustCompile(`\{[^}]*\}`)
-	ranges    = regexp.MustCompile(`\[[^\]]*\]`)
+	ranges    = regexp.MustCompile(`\[[^\]]*\]|\boffset \w+`)
 	grouping  = regexp.MustCompile(`\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)`)
 	name      = regexp.MustCompile(`[a-zA-Z_:][a-zA-Z0-9_:]*\s*\(?`)
 )
@@ -140,8 +140,8 @@ func metricNames(expr string) (names []string) {
 }
 
 func TestMetricNames(t *testing.T) {
-	const expr = `max by (topic, group) (a_total{group!="(x)"} > bool 1) / sum without (b) (rate(c_bucket{d=~"e|f"}[$__rate_interval])) < +Inf or vector(0) and g`
-	if got := fmt.Sprint(metricNames(expr)); got != "[a_total c_bucket g]" {
+	const expr = `max by (topic, group) (a_total{group!="(x)"} > bool 1) / sum without (b) (rate(c_bucket{d=~"e|f"}[$__rate_interval])) < +Inf or vector(0) and g unless g offset 10m`
+	if got := fmt.Sprint(metricNames(expr)); got != "[a_total c_bucket g g]" {
 		t.Error(got)
 	}
 }

@@ -27,7 +27,7 @@ function parse() {
       return part;
     }
   });
-  return [views[name] ? name : "", ...rest.filter((part) => part !== "")];
+  return [Object.hasOwn(views, name) ? name : "", ...rest.filter((part) => part !== "")];
 }
 
 function viewOf([name, first, second]) {

@@ -77,9 +77,10 @@ async function purge(name) {
   ], { yes: "Look" });
   if (!values) return;
   const body = values.before ? { before_ts: new Date(values.before).getTime() } : { all: true };
-  try {
+  try { // what comes after the look stays
     const would = await ask(["topics", name, "purge"], { method: "POST", body: { ...body, dry_run: true } });
     if (!(await confirmed(`Purge ${name}`, `Remove ${counted(would.removed, "event")}; ${count(would.left)} stay.`, "Purge", name))) return;
+    body.bound = would.bound;
   } catch (err) {
     say(`Purge: ${err.message}`, true);
     return;
