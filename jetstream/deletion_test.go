@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 // A hub that deletes a topic and dies after any of its requests leaves the topic as it was, or
@@ -97,5 +99,28 @@ func TestADeletionThatIsCutOff(t *testing.T) {
 		if err := k.sub.Stop(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A bucket with the name of a topic's newest events is not the hub's if the topic is not compacted:
+// it stays when the topic is deleted.
+func TestADeletionLeavesForeignBuckets(t *testing.T) {
+	t.Parallel()
+	url := natsServer(t)
+	b := open(t, Config{URL: url})
+	publish(t, b, "orders", "1")
+	_, js := nativeConn(t, url)
+	kv, err := js.CreateKeyValue(t.Context(), natsjs.KeyValueConfig{Bucket: strings.TrimPrefix(newBucket("orders").stream, "KV_")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kv.Put(t.Context(), "k", []byte("mine")); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Admin().Topic("orders").Delete(t.Context(), DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if e, err := kv.Get(t.Context(), "k"); err != nil || string(e.Value()) != "mine" {
+		t.Errorf("the bucket has %v, %v", e, err)
 	}
 }
