@@ -19,6 +19,8 @@ type Identity struct {
 	kind    Kind
 	name    string
 	policy  *Policy
+	full    bool // a static token for which no policy was configured
+	limited bool // StaticToken.Limited
 	expires time.Time
 
 	// For revocations; unset for a static token.
@@ -29,6 +31,14 @@ type Identity struct {
 
 // Kind returns the way in which the identity was proven.
 func (id *Identity) Kind() Kind { return id.kind }
+
+// Unlimited reports whether the identity is that of a static token for which no policy was
+// configured. A policy that allows everything is a policy.
+func (id *Identity) Unlimited() bool { return id.full }
+
+// Limited reports whether quotas of new groups apply to the owner: of a JWT, and of a static token
+// that says so.
+func (id *Identity) Limited() bool { return id.kind != KindStatic || id.limited }
 
 // Name returns the subject of the JWT, "" if it has none, or the configured name of the static
 // token. The name has at most 256 bytes and no control characters.

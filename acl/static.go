@@ -20,6 +20,9 @@ type StaticToken struct {
 	Token string
 	// Policy holds the rights of the owner. Defaults to full access.
 	Policy *Policy
+	// Limited applies the quotas of new groups to the owner, as to the subject of a JWT. Set it for
+	// a token that others than the operator can have. Defaults to no quotas.
+	Limited bool
 }
 
 // staticToken is the stored form of a StaticToken, with a hash in place of the token.
@@ -38,7 +41,8 @@ func newStaticTokens(configured []StaticToken) ([]staticToken, error) {
 		if c.Name == "" {
 			c.Name = "static"
 		}
-		if c.Policy == nil {
+		full := c.Policy == nil
+		if full {
 			c.Policy = FullRights()
 		}
 		hash := sha256.Sum256([]byte(c.Token))
@@ -60,7 +64,7 @@ func newStaticTokens(configured []StaticToken) ([]staticToken, error) {
 			return nil, fmt.Errorf("static token %d: %w", i+1, err)
 		}
 		seen[hash] = struct{}{}
-		tokens = append(tokens, staticToken{hash, &Identity{kind: KindStatic, name: c.Name, policy: c.Policy}})
+		tokens = append(tokens, staticToken{hash, &Identity{kind: KindStatic, name: c.Name, policy: c.Policy, full: full, limited: c.Limited}})
 	}
 	return tokens, nil
 }

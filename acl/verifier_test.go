@@ -259,14 +259,14 @@ func TestStaticTokens(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if full.Key() != "static:static" || !full.Expires().IsZero() || !full.Allows(acl.Admin, "a", "") || !full.Allows(acl.Publish, "a", "") {
+		if full.Key() != "static:static" || !full.Expires().IsZero() || !full.Allows(acl.Admin, "a", "") || !full.Allows(acl.Publish, "a", "") || !full.Unlimited() {
 			t.Errorf("%+v", full)
 		}
 		dash, err := v.Verify(t.Context(), "a.b.c") // it looks like a JWT, and is none
 		if err != nil {
 			t.Fatal(err)
 		}
-		if dash.Name() != "dash" || dash.Allows(acl.Publish, "process.state", "") || !dash.Allows(acl.Subscribe, "process.state", "g") {
+		if dash.Name() != "dash" || dash.Allows(acl.Publish, "process.state", "") || !dash.Allows(acl.Subscribe, "process.state", "g") || dash.Unlimited() {
 			t.Errorf("%+v", dash)
 		}
 		refused(t, v, "", acl.NoToken, "required")

@@ -31,7 +31,7 @@ func textFiles(t *testing.T, extensions ...string) map[string]string {
 			return err
 		}
 		if d.IsDir() {
-			if slices.Contains([]string{".git", ".tools", "node_modules", "dist", "eventhub-data"}, d.Name()) {
+			if slices.Contains([]string{".git", ".tools", "bin", "node_modules", "dist", "eventhub-data"}, d.Name()) {
 				return filepath.SkipDir
 			}
 			return nil

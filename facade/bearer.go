@@ -1,7 +1,6 @@
 package facade
 
 import (
-	"context"
 	"crypto/sha256"
 	"net/http"
 	"strings"
@@ -64,13 +63,12 @@ func (b *bearers) keep(hash [sha256.Size]byte, p Principal, now time.Time) (full
 	return full
 }
 
-// principalKey is that of a request's Principal in its context.
-type principalKey struct{}
-
 // principalOf returns the client of a request that identify let through.
 func principalOf(r *http.Request) Principal {
-	p, _ := r.Context().Value(principalKey{}).(Principal)
-	return p
+	if n, ok := r.Context().Value(servedKey{}).(*served); ok {
+		return n.principal
+	}
+	return nil
 }
 
 // identify finds out whose request it is, and holds the requests of each principal that are served
@@ -88,8 +86,15 @@ func (s *Server) identify(next http.Handler) http.Handler {
 			s.refuse(w, &fault{code: codeRateLimited, msg: "The hub serves as many requests of this client at a time as it takes."})
 			return
 		}
-		defer s.requesters.remove(p.Key())
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), principalKey{}, p)))
+		n, ok := r.Context().Value(servedKey{}).(*served)
+		if !ok {
+			s.requesters.remove(p.Key())
+			s.refuse(w, errTooManyRequests) // admit comes first
+			return
+		}
+		n.principal = p
+		n.places = append(n.places, func() { s.requesters.remove(p.Key()) })
+		next.ServeHTTP(w, r)
 	})
 }
 

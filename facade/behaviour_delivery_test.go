@@ -11,8 +11,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"eventhub/facade/client"
 	"eventhub/jetstream"
+	"eventhub/sdk/go/wire"
 )
 
 // A handler that takes longer than a poll makes nothing come twice: there is no poll, there are
@@ -21,7 +21,7 @@ func TestSlowHandlerGetsEachEventOnce(t *testing.T) {
 	hub := startHub(t, openBus(t))
 	c := hub.dial()
 	topic := freshTopic()
-	in := hub.subscribe(c, topic, "slow", client.SubscribeOptions{})
+	in := hub.subscribe(c, topic, "slow", wire.SubscribeOptions{})
 	for i := range 5 {
 		hub.publish(c, topic, strconv.Itoa(i))
 	}
@@ -58,7 +58,7 @@ func TestAcksInAnyOrder(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			topic := freshTopic()
-			in := hub.subscribe(c, topic, "g", client.SubscribeOptions{})
+			in := hub.subscribe(c, topic, "g", wire.SubscribeOptions{})
 			for i := range 10 {
 				hub.publish(c, topic, strconv.Itoa(i))
 			}
@@ -69,7 +69,7 @@ func TestAcksInAnyOrder(t *testing.T) {
 			if err := in.sub.Unsubscribe(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			again := hub.subscribe(hub.dial(), topic, "g", client.SubscribeOptions{})
+			again := hub.subscribe(hub.dial(), topic, "g", wire.SubscribeOptions{})
 			left := again.take(10 - len(test.acks))
 			hub.publish(c, topic, `"marker"`)
 			if e := again.next(); string(e.Payload) != `"marker"` || e.Attempt != 1 {
@@ -96,7 +96,7 @@ func TestMaxInFlight(t *testing.T) {
 	hub := startHub(t, openBus(t))
 	c := hub.dial()
 	topic := freshTopic()
-	in := hub.subscribe(c, topic, "g", client.SubscribeOptions{MaxInFlight: 2})
+	in := hub.subscribe(c, topic, "g", wire.SubscribeOptions{MaxInFlight: 2})
 	for i := range 6 {
 		hub.publish(c, topic, strconv.Itoa(i))
 	}
@@ -128,12 +128,12 @@ func TestMaxInFlightOverTopicsAndFailures(t *testing.T) {
 	c := hub.dial()
 	topic := freshTopic()
 	never := 0
-	in := hub.subscribe(c, topic, "g", client.SubscribeOptions{MaxInFlight: 3, Topics: []string{topic + ".b"}, MaxAttempts: &never})
+	in := hub.subscribe(c, topic, "g", wire.SubscribeOptions{MaxInFlight: 3, Topics: []string{topic + ".b"}, MaxAttempts: &never})
 	for i := range 20 {
 		hub.publish(c, topic, strconv.Itoa(i))
 		hub.publish(c, topic+".b", strconv.Itoa(100+i))
 	}
-	leased := map[string]client.Event{}
+	leased := map[string]wire.Event{}
 	done := map[string]int{}
 	for len(done) < 40 {
 		for len(leased) < 3 && len(done)+len(leased) < 40 {
@@ -183,7 +183,7 @@ func TestSameIDIsOneEvent(t *testing.T) {
 		{"dlq." + freshTopic(), "dlq." + freshTopic()},
 	} {
 		for i, topic := range []string{test.one, test.one, test.other, test.other, test.one} {
-			opts := client.PublishOptions{ID: "same", Key: fmt.Sprint("k", i)}
+			opts := wire.PublishOptions{ID: "same", Key: fmt.Sprint("k", i)}
 			if id := hub.publish(c, topic, strconv.Itoa(i), opts); id != "same" {
 				t.Errorf("publish %d to %s was answered %q", i, topic, id)
 			}
@@ -221,7 +221,7 @@ func TestKeysAreFoundAgain(t *testing.T) {
 	keys := []string{"a", "a.b", "*", ">", "a:b c", "Ünïcode ✓", "=2E", ".", "..", "$JS", "line\nbreak", "A", strings.Repeat("k", 512)}
 	for round := range 2 {
 		for i, key := range keys {
-			hub.publish(c, topic, strconv.Itoa(100*round+i), client.PublishOptions{Key: key})
+			hub.publish(c, topic, strconv.Itoa(100*round+i), wire.PublishOptions{Key: key})
 		}
 	}
 	for i, key := range keys {
@@ -252,7 +252,7 @@ func TestNativeEvents(t *testing.T) {
 	hub := startHub(t, bus)
 	c := hub.dial()
 	topic := freshTopic()
-	in := hub.subscribe(c, topic, "g", client.SubscribeOptions{})
+	in := hub.subscribe(c, topic, "g", wire.SubscribeOptions{})
 	nc, err := nats.Connect(url)
 	if err != nil {
 		t.Fatal(err)
@@ -277,7 +277,7 @@ func TestNativeEvents(t *testing.T) {
 	}
 	in.ack(one, two)
 
-	after := hub.subscribe(c, topic, "after", client.SubscribeOptions{From: "afterId", AfterID: one.ID})
+	after := hub.subscribe(c, topic, "after", wire.SubscribeOptions{From: "afterId", AfterID: one.ID})
 	if e := after.next(); e.ID != two.ID {
 		t.Errorf("after %s came %s", one.ID, e.Record)
 	}

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/facade/client"
 	"eventhub/jetstream"
+	"eventhub/sdk/go/wire"
 )
 
 const splitEvents = 10_000
@@ -34,8 +34,8 @@ func splitBetween(t *testing.T, a, b *testHub) {
 		total int
 		done  = make(chan struct{})
 	)
-	member := func(i int) func(client.Event) {
-		return func(e client.Event) {
+	member := func(i int) func(wire.Event) {
+		return func(e wire.Event) {
 			n, err := strconv.Atoi(string(e.Payload))
 			if err != nil || e.Attempt != 1 {
 				t.Errorf("event %s, attempt %d: %v", e.Payload, e.Attempt, err)
@@ -52,10 +52,10 @@ func splitBetween(t *testing.T, a, b *testHub) {
 			}
 		}
 	}
-	var subs []*client.Subscription
+	var subs []*wire.Subscription
 	for i, hub := range []*testHub{a, b} {
 		c := hub.dial()
-		sub, err := c.Subscribe(t.Context(), topic, "g", client.SubscribeOptions{}, member(i))
+		sub, err := c.Subscribe(t.Context(), topic, "g", wire.SubscribeOptions{}, member(i))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,7 +95,7 @@ func publishMany(t *testing.T, hub *testHub, topic string, n int) {
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Add(1)
-		err := c.PublishAsync(topic, strconv.AppendInt(nil, int64(i), 10), client.PublishOptions{}, func(_ string, err error) {
+		err := c.PublishAsync(topic, strconv.AppendInt(nil, int64(i), 10), wire.PublishOptions{}, func(_ string, err error) {
 			if err != nil {
 				t.Error(err)
 			}
@@ -118,10 +118,10 @@ func TestDisconnectGivesLeasesToTheOtherMember(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			topic := freshTopic()
 			lost := a.dial()
-			first := a.subscribe(lost, topic, "g", client.SubscribeOptions{})
+			first := a.subscribe(lost, topic, "g", wire.SubscribeOptions{})
 			publishMany(t, a, topic, 100)
 			first.take(100)
-			second := test.other.subscribe(test.other.dial(), topic, "g", client.SubscribeOptions{})
+			second := test.other.subscribe(test.other.dial(), topic, "g", wire.SubscribeOptions{})
 			second.empty()
 
 			start := time.Now()
@@ -165,31 +165,31 @@ func TestMaxAttempts(t *testing.T) {
 	hub := startHub(t, openBus(t))
 	for _, test := range []struct {
 		name, reason string
-		fail         func(t *testing.T, in *inbox, e client.Event) (next *inbox)
+		fail         func(t *testing.T, in *inbox, e wire.Event) (next *inbox)
 	}{
-		{"NACK", "no good", func(t *testing.T, in *inbox, e client.Event) *inbox {
+		{"NACK", "no good", func(t *testing.T, in *inbox, e wire.Event) *inbox {
 			t.Helper()
-			if err := e.NackWait(t.Context(), "no good", client.DefaultBackoff); err != nil {
+			if err := e.NackWait(t.Context(), "no good", wire.DefaultBackoff); err != nil {
 				t.Fatal(err)
 			}
 			return in
 		}},
-		{"expiry", "lease expired", func(_ *testing.T, in *inbox, _ client.Event) *inbox { return in }},
+		{"expiry", "lease expired", func(_ *testing.T, in *inbox, _ wire.Event) *inbox { return in }},
 		{"lost connection", "connection lost", nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			topic := freshTopic()
 			three := 3
-			opts := client.SubscribeOptions{MaxAttempts: &three, AckTimeoutMS: 1000}
+			opts := wire.SubscribeOptions{MaxAttempts: &three, AckTimeoutMS: 1000}
 			if test.name != "expiry" {
 				opts.AckTimeoutMS = 30_000
 			}
 			conn := hub.dial()
 			in := hub.subscribe(conn, topic, "g", opts)
 			watch := hub.dial()
-			dead := hub.subscribe(watch, "dlq."+topic, "d", client.SubscribeOptions{From: "earliest"})
-			other := hub.subscribe(watch, topic, "other", client.SubscribeOptions{})
+			dead := hub.subscribe(watch, "dlq."+topic, "d", wire.SubscribeOptions{From: "earliest"})
+			other := hub.subscribe(watch, topic, "other", wire.SubscribeOptions{})
 
 			id := hub.publish(watch, topic, `{"bad":1}`)
 			for attempt := 1; attempt <= 3; attempt++ {
@@ -240,9 +240,9 @@ func TestGivingBackIsNoFailure(t *testing.T) {
 	a, b := twoHubs(t)
 	topic := freshTopic()
 	one := 1
-	opts := client.SubscribeOptions{MaxAttempts: &one}
+	opts := wire.SubscribeOptions{MaxAttempts: &one}
 	watch := b.dial()
-	dead := b.subscribe(watch, "dlq."+topic, "d", client.SubscribeOptions{From: "earliest"})
+	dead := b.subscribe(watch, "dlq."+topic, "d", wire.SubscribeOptions{From: "earliest"})
 
 	first := a.dial()
 	in := a.subscribe(first, topic, "g", opts)
@@ -261,7 +261,7 @@ func TestGivingBackIsNoFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-first.Done()
-	if closed, ok := first.Err().(*client.CloseError); !ok || !closed.Reconnect() || closed.Reason != "draining" { //nolint:errorlint // this exact error
+	if closed, ok := first.Err().(*wire.CloseError); !ok || !closed.Reconnect() || closed.Reason != "draining" { //nolint:errorlint // this exact error
 		t.Errorf("the drained hub ended the connection with %v", first.Err())
 	}
 	in = b.subscribe(watch, topic, "g", opts)
@@ -288,7 +288,7 @@ func TestGroupTTL(t *testing.T) {
 	hub := startHub(t, openBus(t))
 	c := hub.dial()
 	topic := freshTopic()
-	opts := client.SubscribeOptions{From: "earliest", GroupTTLMS: 1000}
+	opts := wire.SubscribeOptions{From: "earliest", GroupTTLMS: 1000}
 	hub.publish(c, topic, "1")
 	in := hub.subscribe(c, topic, "tab", opts)
 	in.ack(in.next())
@@ -344,8 +344,8 @@ func TestTwoHubsMakeOneGroup(t *testing.T) {
 		}
 		var wg sync.WaitGroup
 		inboxes := [2]*inbox{}
-		wg.Go(func() { inboxes[0] = a.subscribe(ca, topic, "g", client.SubscribeOptions{From: "earliest"}) })
-		wg.Go(func() { inboxes[1] = b.subscribe(cb, topic, "g", client.SubscribeOptions{From: "latest"}) })
+		wg.Go(func() { inboxes[0] = a.subscribe(ca, topic, "g", wire.SubscribeOptions{From: "earliest"}) })
+		wg.Go(func() { inboxes[1] = b.subscribe(cb, topic, "g", wire.SubscribeOptions{From: "latest"}) })
 		wg.Wait()
 		if inboxes[0] == nil || inboxes[1] == nil {
 			t.Fatal("a member could not join")
@@ -421,7 +421,7 @@ func TestHubDiesWhileItMakesAGroup(t *testing.T) {
 		if bytes%200 == 0 { // otherwise both at the same time
 			waitUntil(t, "the dying hub is through or stuck", func() bool { return proxy.spent() || len(joining) > 0 })
 		}
-		in := alive.subscribe(c, topic, "g", client.SubscribeOptions{From: "latest"})
+		in := alive.subscribe(c, topic, "g", wire.SubscribeOptions{From: "latest"})
 		alive.publish(c, topic, `"marker"`)
 		var got []string
 		for len(got) == 0 || got[len(got)-1] != `"marker"` {

@@ -15,9 +15,9 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"eventhub/facade/client"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/sdk/go/wire"
 )
 
 // expiryNoticed is how soon after its end a lease that ran out must be given again (protocol.md,
@@ -34,7 +34,7 @@ func TestExpiredLeaseComesAgainAtOnce(t *testing.T) {
 	c := hub.dial()
 	topic := freshTopic()
 	never := 0
-	in := hub.subscribe(c, topic, "g", client.SubscribeOptions{AckTimeoutMS: 1000, MaxAttempts: &never})
+	in := hub.subscribe(c, topic, "g", wire.SubscribeOptions{AckTimeoutMS: 1000, MaxAttempts: &never})
 	hub.publish(c, topic, "1")
 	e := in.next()
 	// A busy machine may delay what this test sees, but not for five times in a row.
@@ -119,7 +119,7 @@ type heldLeases struct {
 	hub       *testHub
 	in, other *inbox
 	topic     string
-	held      []client.Event
+	held      []wire.Event
 	from      time.Time
 	stop      chan struct{}
 	stopped   sync.WaitGroup
@@ -156,9 +156,9 @@ func (h *heldLeases) start(t *testing.T) {
 		h.hub.publish(a, h.topic, strconv.Itoa(i))
 	}
 	h.from = time.Now()
-	h.in = h.hub.subscribe(a, h.topic, "g", client.SubscribeOptions{From: "earliest", AckTimeoutMS: h.leaseMS})
+	h.in = h.hub.subscribe(a, h.topic, "g", wire.SubscribeOptions{From: "earliest", AckTimeoutMS: h.leaseMS})
 	h.held = h.in.take(20)
-	h.other = h.hub.subscribe(b, h.topic, "g", client.SubscribeOptions{})
+	h.other = h.hub.subscribe(b, h.topic, "g", wire.SubscribeOptions{})
 	if h.once > 0 {
 		for i := range h.held {
 			if err := h.held[i].ModAckWait(t.Context(), h.once); err != nil {
@@ -252,13 +252,13 @@ func TestLateFramesDoNotTouchAnothersLease(t *testing.T) {
 			t.Parallel()
 			topic := freshTopic()
 			a, b := first.dial(), test.other.dial()
-			in := first.subscribe(a, topic, "g", client.SubscribeOptions{AckTimeoutMS: 1000})
+			in := first.subscribe(a, topic, "g", wire.SubscribeOptions{AckTimeoutMS: 1000})
 			first.publish(a, topic, "1")
 			old := in.next()
 			if err := in.sub.Pause(t.Context()); err != nil { // it shall get nothing more
 				t.Fatal(err)
 			}
-			other := test.other.subscribe(b, topic, "g", client.SubscribeOptions{AckTimeoutMS: 3000})
+			other := test.other.subscribe(b, topic, "g", wire.SubscribeOptions{AckTimeoutMS: 3000})
 			e := other.next()
 			if e.ID != old.ID || e.Attempt != 2 {
 				t.Fatalf("the other member got %s, attempt %d", e.Payload, e.Attempt)
@@ -307,7 +307,7 @@ func TestHubCutOffSettlesNothing(t *testing.T) {
 			a, b := cutOff.dial(), fine.dial()
 			topic := freshTopic()
 			never := 0
-			opts := client.SubscribeOptions{MaxAttempts: &never, AckTimeoutMS: 4000}
+			opts := wire.SubscribeOptions{MaxAttempts: &never, AckTimeoutMS: 4000}
 			in := cutOff.subscribe(a, topic, "g", opts)
 			for i := range 10 {
 				fine.publish(b, topic, strconv.Itoa(i))

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"eventhub/docs/apitest"
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // 1 MiB of payload passes, with headers on top; above it HTTP answers 413 and WebSocket
@@ -18,7 +18,7 @@ func TestPayloadLimit(t *testing.T) {
 	hub := startHub(t, bus)
 	c := hub.dial()
 	topic := freshTopic()
-	in := hub.subscribe(c, topic, "g", client.SubscribeOptions{})
+	in := hub.subscribe(c, topic, "g", wire.SubscribeOptions{})
 	web := &http.Client{Transport: apitest.Transport(t, apitest.Clients, &http.Transport{MaxConnsPerHost: 1})}
 	defer web.CloseIdleConnections()
 	post := func(size int) (status int, body string) {

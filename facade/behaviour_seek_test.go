@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/facade/client"
 	"eventhub/jetstream"
+	"eventhub/sdk/go/wire"
 )
 
 // taker is a member of a group through the Go API.
@@ -239,8 +239,8 @@ func TestFromTSIsInclusive(t *testing.T) {
 	hub := startHub(t, openBus(t))
 	c := hub.dial()
 	topic := freshTopic()
-	watch := hub.subscribe(c, topic, "watch", client.SubscribeOptions{})
-	var stored []client.Event
+	watch := hub.subscribe(c, topic, "watch", wire.SubscribeOptions{})
+	var stored []wire.Event
 	for i := range 4 {
 		if i > 0 {
 			last := stored[i-1].TS
@@ -252,7 +252,7 @@ func TestFromTSIsInclusive(t *testing.T) {
 	for i, e := range stored {
 		for delta, first := range map[int64]int{-1: i, 0: i, 1: i + 1} {
 			ts := e.TS + delta
-			in := hub.subscribe(c, topic, fmt.Sprint("g", i, delta), client.SubscribeOptions{From: "ts", TS: &ts})
+			in := hub.subscribe(c, topic, fmt.Sprint("g", i, delta), wire.SubscribeOptions{From: "ts", TS: &ts})
 			if first < len(stored) {
 				if got := in.next(); string(got.Payload) != strconv.Itoa(first) {
 					t.Errorf("from ts %+d of event %d came %s", delta, i, got.Payload)

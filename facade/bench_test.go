@@ -10,9 +10,9 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
-	"eventhub/facade/client"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/sdk/go/wire"
 )
 
 // The benchmarks do the same work through the hub's WebSocket and through nats.go over TCP, on the
@@ -38,9 +38,9 @@ func startBench(b *testing.B) *benchHub {
 	return &benchHub{testHub: startHub(b, bus, unthrottled), bus: bus}
 }
 
-func (h *benchHub) dial(b *testing.B) *client.Client {
+func (h *benchHub) dial(b *testing.B) *wire.Conn {
 	b.Helper()
-	c, err := client.Dial(b.Context(), h.url, client.Options{Token: testToken, PublishInFlight: benchInFlight})
+	c, err := wire.Dial(b.Context(), h.url, wire.Options{Token: testToken, PublishInFlight: benchInFlight})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func BenchmarkPublish(b *testing.B) {
 		b.Fatal(err)
 	}
 	b.Run("websocket", func(b *testing.B) {
-		clients := make([]*client.Client, benchConns)
+		clients := make([]*wire.Conn, benchConns)
 		for i := range clients {
 			clients[i] = h.dial(b)
 		}
@@ -99,7 +99,7 @@ func BenchmarkPublish(b *testing.B) {
 			var wg sync.WaitGroup
 			wg.Add(n)
 			for range n {
-				if err := clients[i].PublishAsync("bench.publish", payload, client.PublishOptions{}, func(_ string, err error) {
+				if err := clients[i].PublishAsync("bench.publish", payload, wire.PublishOptions{}, func(_ string, err error) {
 					if err != nil {
 						failed.Add(1)
 					}
@@ -159,7 +159,7 @@ func BenchmarkDeliverAndAck(b *testing.B) {
 	}
 	b.Run("websocket", func(b *testing.B) {
 		store(b, b.N)
-		clients := make([]*client.Client, benchConns)
+		clients := make([]*wire.Conn, benchConns)
 		for i := range clients {
 			clients[i] = h.dial(b)
 		}
@@ -170,7 +170,7 @@ func BenchmarkDeliverAndAck(b *testing.B) {
 		b.ReportAllocs()
 		b.ResetTimer()
 		for _, c := range clients {
-			if _, err := c.Subscribe(b.Context(), "bench.deliver", group, client.SubscribeOptions{From: "earliest", MaxInFlight: benchInFlight, BatchSize: benchInFlight}, func(e client.Event) {
+			if _, err := c.Subscribe(b.Context(), "bench.deliver", group, wire.SubscribeOptions{From: "earliest", MaxInFlight: benchInFlight, BatchSize: benchInFlight}, func(e wire.Event) {
 				n := left.Add(-1)
 				if n < 0 {
 					return // the topic may hold more than this run asks for

@@ -15,6 +15,7 @@ type Bus interface {
 	NewPublisher() Publisher
 	Keys(topic string) Keys
 	History(topic string) History
+	Handles() Handles
 	// MaxPayload returns the largest payload in bytes that a Publisher takes.
 	MaxPayload() int
 }
@@ -55,6 +56,13 @@ type Keys interface {
 // History reads the stored events of a topic. jetstream.History implements it.
 type History interface {
 	Range(ctx context.Context, opts jetstream.ReadOptions) (*jetstream.Range, error)
+	CloudEvents() (rule jetstream.CloudEventsRule, configured bool)
+}
+
+// Handles settles deliveries by their handles. jetstream.Handles implements it.
+type Handles interface {
+	Read(ctx context.Context, texts []string) ([]jetstream.Handle, []error)
+	Settle(ctx context.Context, handles []jetstream.Handle, what jetstream.Settlement) []error
 }
 
 // JetStream returns the Bus on NATS JetStream. The caller closes bus after the Server.
@@ -80,3 +88,5 @@ func (b onJetStream) NewPublisher() Publisher { return b.Bus.NewPublisher() }
 func (b onJetStream) Keys(topic string) Keys { return b.Bus.Keys(topic) }
 
 func (b onJetStream) History(topic string) History { return b.Bus.History(topic) }
+
+func (b onJetStream) Handles() Handles { return jetstream.HandlesOf(b.Bus) }

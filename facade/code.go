@@ -30,6 +30,8 @@ const (
 	codeAlreadySubscribed code = "already_subscribed"
 	codeNotSubscribed     code = "not_subscribed"
 	codeAckFailed         code = "ack_failed"
+	codeBadHandle         code = "bad_handle"
+	codeLeaseOver         code = "lease_over"
 	codeUnknownID         code = "unknown_id"
 	codeNotFound          code = "not_found"
 	codeRateLimited       code = "rate_limited"
@@ -70,6 +72,8 @@ var rules = map[code]rule{
 	codeAlreadySubscribed: {http.StatusBadRequest, false, "This connection has this subscription already; the message is topic::group."},
 	codeNotSubscribed:     {http.StatusBadRequest, false, "This connection has no such subscription; the message is topic::group."},
 	codeAckFailed:         {http.StatusServiceUnavailable, true, "The acknowledgement could not be passed on."},
+	codeBadHandle:         {http.StatusBadRequest, false, "The text is not a handle that a hub gave with an event. Nothing was settled."},
+	codeLeaseOver:         {http.StatusGone, false, "The lease of the handle is over, or its hub is gone. Nothing was settled; the event comes again unless it was settled before."},
 	codeUnknownID:         {http.StatusNotFound, false, "No event of this id is in flight, or was found to start after."},
 	codeNotFound:          {http.StatusNotFound, false, "There is nothing of this name."},
 	codeRateLimited:       {http.StatusTooManyRequests, true, "This client asks too much: slow down."},

@@ -193,6 +193,7 @@ func (s *session) auth(f *frame) {
 	s.refusals = 0
 	s.wantsResets.Store(f.resets)
 	s.wantsLosses.Store(f.losses)
+	s.wantsPause.Store(f.pauses)
 	s.srv.unauthenticated.remove(s)
 	s.due.Store(nil)
 	if at := p.Expires(); !at.IsZero() {

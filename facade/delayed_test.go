@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"eventhub/facade"
-	"eventhub/facade/client"
 	"eventhub/jetstream"
+	"eventhub/sdk/go/wire"
 )
 
 // An event can be delayed in every way in which it can be published, and has its id from then on.
@@ -31,12 +31,12 @@ func TestDelayedEvents(t *testing.T) {
 			t.Errorf("%s: %d %s", id, a.status, a.text)
 		}
 	}
-	c, err := client.Dial(t.Context(), "ws"+strings.TrimPrefix(r.ws.URL, "http"), client.Options{Token: rigToken})
+	c, err := wire.Dial(t.Context(), "ws"+strings.TrimPrefix(r.ws.URL, "http"), wire.Options{Token: rigToken})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = c.Close() }()
-	for id, opts := range map[string]client.PublishOptions{"client": {ID: "client", DelayMS: 900}, "client at": {ID: "client at", At: &at}} {
+	for id, opts := range map[string]wire.PublishOptions{"client": {ID: "client", DelayMS: 900}, "client at": {ID: "client at", At: &at}} {
 		if got, err := c.Publish(t.Context(), "later", []byte("5"), opts); err != nil || got != id {
 			t.Errorf("%s: %s, %v", id, got, err)
 		}

@@ -9,9 +9,9 @@ import (
 	"strings"
 
 	"eventhub/facade"
-	"eventhub/facade/client"
 	"eventhub/jetstream"
 	"eventhub/jetstream/embedded"
+	"eventhub/sdk/go/wire"
 )
 
 // A program serves a hub beside its own pages, on its own mux. A real program uses
@@ -40,20 +40,20 @@ func Example() {
 	web := httptest.NewServer(mux)
 	defer web.Close()
 
-	c, err := client.Dial(ctx, "ws"+strings.TrimPrefix(web.URL, "http")+"/events", client.Options{Token: "s3cret"})
+	c, err := wire.Dial(ctx, "ws"+strings.TrimPrefix(web.URL, "http")+"/events", wire.Options{Token: "s3cret"})
 	if err != nil {
 		panic(err)
 	}
 	defer func() { _ = c.Close() }()
 	received := make(chan string)
-	_, err = c.Subscribe(ctx, "orders", "printer", client.SubscribeOptions{}, func(e client.Event) {
+	_, err = c.Subscribe(ctx, "orders", "printer", wire.SubscribeOptions{}, func(e wire.Event) {
 		_ = e.Ack()
 		received <- string(e.Payload)
 	})
 	if err != nil {
 		panic(err)
 	}
-	if _, err := c.Publish(ctx, "orders", []byte(`{"order":7}`), client.PublishOptions{}); err != nil {
+	if _, err := c.Publish(ctx, "orders", []byte(`{"order":7}`), wire.PublishOptions{}); err != nil {
 		panic(err)
 	}
 	fmt.Println("the hub:", <-received)

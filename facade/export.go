@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/cloudevents"
 	"eventhub/jetstream/jsonscan"
 )
 
@@ -34,6 +35,12 @@ type rangeForm struct {
 	contentType     string
 	begin, sep, end string
 	count           bool // the number of events comes before end
+	cloud           *cloudForm
+}
+
+// batchForm is an array of CloudEvents.
+func batchForm(cloud *cloudForm) rangeForm {
+	return rangeForm{contentType: cloudevents.BatchMediaType, begin: "[", sep: ",\n", end: "]\n", cloud: cloud}
 }
 
 // serveReplay serves GET /replay.
@@ -43,7 +50,11 @@ func (s *Server) serveReplay(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, fail)
 		return
 	}
+	cloud := s.cloudFormFor(w, r, q.topic)
 	s.serveRange(w, r, &q, func(found *jetstream.Range) rangeForm {
+		if cloud != nil {
+			return batchForm(cloud)
+		}
 		begin := jsonscan.AppendString([]byte(`{"topic":`), q.topic)
 		if found.Truncated {
 			begin = append(begin, `,"truncated":true`...)
@@ -62,9 +73,13 @@ func (s *Server) serveExport(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, fail)
 		return
 	}
+	cloud := s.cloudFormFor(w, r, q.topic)
 	s.serveRange(w, r, &q, func(*jetstream.Range) rangeForm {
-		if q.ndjson {
-			return rangeForm{contentType: ndjsonType, sep: "\n", end: "\n"}
+		switch {
+		case q.ndjson:
+			return rangeForm{contentType: ndjsonType, sep: "\n", end: "\n", cloud: cloud}
+		case cloud != nil:
+			return batchForm(cloud)
 		}
 		return rangeForm{contentType: "application/json", begin: "[", sep: ",\n", end: "]\n"}
 	})
@@ -222,8 +237,17 @@ func (o *rangeWriter) copy(ctx context.Context, found *jetstream.Range) error {
 // record appends an event as one line: a payload may have line breaks between its tokens.
 func (o *rangeWriter) record(dst []byte, e *jetstream.Event) []byte {
 	at := len(dst)
-	dst = e.AppendRecord(dst)
-	if o.query.tombstones && e.Tombstone {
+	marked := o.query.tombstones && e.Tombstone
+	if o.form.cloud != nil {
+		ce := o.form.cloud.of(e)
+		if marked {
+			delete(ce.Attributes, "tombstone") // the event's own attribute of that name gives way
+		}
+		dst = ce.Append(dst)
+	} else {
+		dst = e.AppendRecord(dst)
+	}
+	if marked {
 		dst = append(dst[:len(dst)-1], `,"tombstone":true}`...)
 	}
 	if o.query.ndjson {

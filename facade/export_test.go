@@ -355,6 +355,18 @@ func TestExportTombstones(t *testing.T) {
 	if strings.Contains(plain, "tombstone") || strings.Count(marked, `"payload":null,"tombstone":true}`) != 1 || len(records(t, marked)) != 2 {
 		t.Errorf("plain:\n%smarked:\n%s", plain, marked)
 	}
+
+	// A CloudEvent that has an attribute of that name has the member once.
+	headers := map[string]string{"ce-specversion": "1.0", "ce-id": "c", "ce-source": "/s", "ce-type": "removed", "ce-tombstone": "mine"}
+	if _, err := r.bus.Publish(t.Context(), "removed", []byte("null"), jetstream.PublishOptions{ID: "c", Key: "k", Tombstone: true, Headers: headers}); err != nil {
+		t.Fatal(err)
+	}
+	for query, want := range map[string]string{"": `"tombstone":"mine"`, "&tombstones=1": `"tombstone":true`} {
+		text := r.ask(t, http.MethodGet, "/export?topic=removed&ndjson=1&afterId=b"+query, "", "Accept", "application/cloudevents+json").text
+		if strings.Count(text, `"tombstone"`) != 1 || !strings.Contains(text, want) {
+			t.Errorf("with %q: %s", query, text)
+		}
+	}
 }
 
 // begin starts an export and returns its body, of which nothing is read yet. The client's socket

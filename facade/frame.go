@@ -12,8 +12,11 @@ import (
 
 // Bounds of client frames.
 const (
-	maxCorr   = 1024           // bytes of a raw corr
-	maxAckIDs = 1000           // ids of one ACK
+	maxCorr   = 1024 // bytes of a raw corr
+	maxAckIDs = 1000 // ids of one ACK
+	// capRetryAfter is the capability of clients that read a pause in the reason of a close code.
+	capRetryAfter = "retry_after"
+
 	maxCaps   = 16             // capabilities of one AUTH
 	maxCap    = 64             // bytes of the name of a capability
 	minExtend = time.Second    // of MODACK
@@ -66,6 +69,7 @@ type frame struct {
 
 	resets bool // the AUTH names the capability group_reset
 	losses bool // the AUTH names the capability events_lost
+	pauses bool // the AUTH names the capability retry_after
 
 	payload   []byte   // as sent
 	ids       [][]byte // of an ACK; either id or ids is set
@@ -252,6 +256,7 @@ func (f *frame) decodeCaps() *fault {
 		}
 		f.resets = f.resets || string(name) == string(codeGroupReset)
 		f.losses = f.losses || string(name) == string(codeEventsLost)
+		f.pauses = f.pauses || string(name) == capRetryAfter
 	}
 	return nil
 }

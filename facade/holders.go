@@ -56,5 +56,5 @@ func (h *holders) enter(key string) (_ *jetstream.Holder, leave func()) {
 // freeGroups reports whether the groups that the principal makes do not count.
 func (s *Server) freeGroups(p Principal) bool {
 	id, ok := p.(*acl.Identity)
-	return ok && id.Kind() == acl.KindStatic && !s.cfg.Limits.CountOwnToken
+	return ok && !id.Limited() && !s.cfg.Limits.CountOwnToken
 }

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/go-chi/chi/v5"
@@ -42,6 +41,7 @@ func (s *Server) HTTP() http.Handler {
 	}
 	r.Group(func(r chi.Router) {
 		r.Use(s.identify)
+		r.Post("/publish", s.serveCloudEvents)
 		r.Post("/publish/{topic}", s.servePublish)
 		r.Post("/outbox/{topic}", s.serveOutbox)
 		for _, method := range []string{http.MethodGet, http.MethodHead} {
@@ -49,6 +49,11 @@ func (s *Server) HTTP() http.Handler {
 			r.MethodFunc(method, "/snap/{topic}/*", s.serveSnap)
 			r.MethodFunc(method, "/replay", s.serveReplay)
 			r.MethodFunc(method, "/export", s.serveExport)
+		}
+		r.Get("/subscribe", s.serveStream)
+		r.Post("/groups/{topic}/{group}/pull", s.servePull)
+		for path := range settlePaths {
+			r.Post(path, s.serveSettle)
 		}
 		r.Delete("/snap/{topic}/*", s.serveRemoval)
 		r.Delete("/delayed/{topic}/{id}", s.serveCancel)
@@ -87,20 +92,48 @@ func (s *Server) observe(next http.Handler) http.Handler {
 
 var errTooManyRequests = &fault{code: codeOverloaded, msg: "The hub has reached its limit of concurrent requests."}
 
-// admit enforces Limits.Requests, and refuses requests while the server drains.
+// served is a request that is being served, in its context.
+type served struct {
+	principal Principal // once identify knows it
+	// places are given up when the request has been served, or becomes a stream, whichever comes
+	// first.
+	places []func()
+}
+
+// servedKey is that of a request's *served in its context.
+type servedKey struct{}
+
+func (n *served) leave() {
+	for _, leave := range n.places {
+		leave()
+	}
+	n.places = nil
+}
+
+// handOver ends the counting of a request among those that are served: it waits from now on, and
+// counts elsewhere.
+func handOver(r *http.Request) {
+	if n, ok := r.Context().Value(servedKey{}).(*served); ok {
+		n.leave()
+	}
+}
+
+// admit enforces Limits.Requests, and refuses requests while the server drains, except those that
+// settle events.
 func (s *Server) admit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer s.requests.Add(-1)
+		n := &served{places: []func(){func() { s.requests.Add(-1) }}}
+		defer n.leave()
 		if s.requests.Add(1) > int64(s.cfg.Limits.Requests) {
 			s.cfg.Observer.LimitReached("requests")
 			s.refuse(w, errTooManyRequests)
 			return
 		}
-		if s.isDraining() {
-			s.refuse(w, &fault{code: codeOverloaded, msg: "The hub is shutting down."})
+		if s.isDraining() && settlePaths[r.URL.Path] == 0 {
+			s.refuse(w, errDraining)
 			return
 		}
-		next.ServeHTTP(w, r)
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), servedKey{}, n)))
 	})
 }
 
@@ -112,34 +145,29 @@ func (s *Server) isDraining() bool {
 
 // servePublish serves POST /publish/{topic}.
 func (s *Server) servePublish(w http.ResponseWriter, r *http.Request) {
-	p, topic, lines, fail := s.publication(r)
+	p, topic, form, fail := s.publication(r)
 	if fail != nil {
 		s.refuse(w, fail)
 		return
 	}
-	pub := s.cfg.Bus.NewPublisher()
-	pub.CountFor(p.Key())
-	if lines {
-		s.publishLines(w, r, topic, p, pub)
-		return
-	}
-	s.publishBody(w, r, p, inStream(pub, topic))
+	s.publishForm(w, r, p, topic, form)
 }
 
-// publication returns the principal and the topic of a publish, and whether the body is lines. It
-// takes a publish from the quotas, except for lines, which are throttled one by one. No byte of the
-// body is read before the client has permission to publish.
-func (s *Server) publication(r *http.Request) (p Principal, topic string, lines bool, fail *fault) {
+// publication returns the principal and the topic of a publish, and what the body is. It takes a
+// publish from the quotas, unless the body has many events, which are throttled one by one. No byte
+// of the body is read before the client has permission to publish.
+func (s *Server) publication(r *http.Request) (p Principal, topic string, form bodyForm, fail *fault) {
 	p = principalOf(r)
 	if topic, fail = topicParam(r); fail == nil {
 		fail = s.mayPublish(p, topic)
 	}
-	mediaType, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
-	lines = strings.EqualFold(strings.TrimSpace(mediaType), ndjsonType)
-	if fail == nil && !lines {
+	if fail == nil {
+		form, fail = bodyFormOf(r)
+	}
+	if fail == nil && !form.many() {
 		fail = s.throttle(p, topic)
 	}
-	return p, topic, lines, fail
+	return p, topic, form, fail
 }
 
 // topicParam returns the topic in the path, URL-decoded.
@@ -162,18 +190,19 @@ func pathParam(r *http.Request, name string) (string, error) {
 
 // storing stores an event, and returns the HTTP status for success and the event's id. The error is
 // a *fault if it is for the client as it is.
-type storing func(ctx context.Context, payload []byte, opts jetstream.PublishOptions) (status int, id string, err error)
+type storing func(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (status int, id string, err error)
 
-// inStream returns a storing for the stream of a topic.
-func inStream(pub Publisher, topic string) storing {
-	return func(ctx context.Context, payload []byte, opts jetstream.PublishOptions) (int, string, error) {
+// inStream returns a storing for the streams of topics.
+func inStream(pub Publisher) storing {
+	return func(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (int, string, error) {
 		got, err := pub.Publish(ctx, topic, payload, opts)
 		return http.StatusOK, got.ID, err
 	}
 }
 
-// publishBody stores the body as one payload.
-func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, p Principal, store storing) {
+// publishBody stores the body as one event. topic is "" if the body is a CloudEvent whose type is
+// its topic.
+func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, p Principal, topic string, form bodyForm, store storing) {
 	opts, fail := s.headerOptions(r)
 	if fail != nil {
 		s.refuse(w, fail)
@@ -181,7 +210,17 @@ func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, p Principal
 	}
 	b, _ := buffers.Get().(*[]byte)
 	defer putBuffer(b)
-	if fail := s.readBody(w, r, p, b, opts.Tombstone); fail != nil {
+	var payload []byte
+	switch form {
+	case formStructured:
+		topic, payload, fail = s.structuredBody(w, r, p, b, topic, &opts)
+	case formBinary:
+		payload, fail = s.binaryBody(w, r, p, b, topic, &opts)
+	default:
+		fail = s.readBody(w, r, p, b, s.cfg.Bus.MaxPayload(), opts.Tombstone)
+		payload = *b
+	}
+	if fail != nil {
 		s.refuse(w, fail)
 		return
 	}
@@ -189,18 +228,17 @@ func (s *Server) publishBody(w http.ResponseWriter, r *http.Request, p Principal
 		s.refuse(w, &fault{code: codeTokenExpired, msg: "The token has expired."})
 		return
 	}
-	payload := *b
 	if opts.Tombstone {
 		payload = bytes.TrimSpace(payload) // tools send null with a line break
 	}
-	s.publishOne(w, r, payload, opts, store)
+	s.publishOne(w, r, topic, payload, opts, store)
 }
 
 // publishOne stores one event and answers with its id.
-func (s *Server) publishOne(w http.ResponseWriter, r *http.Request, payload []byte, opts jetstream.PublishOptions, store storing) {
+func (s *Server) publishOne(w http.ResponseWriter, r *http.Request, topic string, payload []byte, opts jetstream.PublishOptions, store storing) {
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	status, id, err := store(ctx, payload, opts)
+	status, id, err := store(ctx, topic, payload, opts)
 	if fail, ok := errors.AsType[*fault](err); ok {
 		s.refuse(w, fail)
 		return
@@ -216,11 +254,27 @@ func (s *Server) publishOne(w http.ResponseWriter, r *http.Request, payload []by
 	_, _ = w.Write(append(out, "}\n"...))
 }
 
-// readBody reads the body into b and checks that it is JSON. If mayBeEmpty is set, an empty body
-// becomes null. A body over the payload limit is read to its end, so that the connection lives on,
-// unless it also exceeds Limits.Skip.
-func (s *Server) readBody(w http.ResponseWriter, r *http.Request, p Principal, b *[]byte, mayBeEmpty bool) *fault {
-	limit, skip := s.cfg.Bus.MaxPayload(), int64(s.cfg.Limits.Skip)
+// readBody reads a body of at most limit bytes into b and checks that it is JSON. If mayBeEmpty is
+// set, an empty body becomes null.
+func (s *Server) readBody(w http.ResponseWriter, r *http.Request, p Principal, b *[]byte, limit int, mayBeEmpty bool) *fault {
+	fail := s.readBytes(w, r, p, b, limit)
+	switch {
+	case fail != nil:
+		return fail
+	case len(*b) == 0 && mayBeEmpty:
+		*b = append(*b, nullPayload...)
+	case len(*b) == 0:
+		return &fault{code: codeBadJSON, msg: "The body is empty; it must be the payload as JSON, null for none."}
+	case !jetstream.ValidPayload(*b):
+		return badJSON()
+	}
+	return nil
+}
+
+// readBytes reads the body into b, at most limit bytes of it. A longer body is read to its end, so
+// that the connection lives on, unless it also exceeds Limits.Skip.
+func (s *Server) readBytes(w http.ResponseWriter, r *http.Request, p Principal, b *[]byte, limit int) *fault {
+	skip := int64(s.cfg.Limits.Skip)
 	if r.ContentLength > skip || r.ContentLength > int64(limit) && r.Header.Get("Expect") != "" {
 		w.Header().Set("Connection", "close")
 		return payloadTooLarge(limit)
@@ -247,12 +301,6 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request, p Principal, b
 		return &fault{code: codeBadJSON, msg: "The body ended early."}
 	case len(buf) > limit:
 		return payloadTooLarge(limit)
-	case len(buf) == 0 && mayBeEmpty:
-		*b = append(buf, nullPayload...)
-	case len(buf) == 0:
-		return &fault{code: codeBadJSON, msg: "The body is empty; it must be the payload as JSON, null for none."}
-	case !jetstream.ValidPayload(buf):
-		return badJSON()
 	}
 	return nil
 }

@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"eventhub/facade"
-	"eventhub/facade/client"
 	"eventhub/facade/hubtest"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/sdk/go/wire"
 )
 
 const testToken = "s3cret"
@@ -87,11 +87,11 @@ func startNATS(tb testing.TB) (url string) {
 }
 
 // dial connects a client, which is closed when the test ends.
-func (h *testHub) dial() *client.Client {
+func (h *testHub) dial() *wire.Conn {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(h.t.Context(), waitLimit)
 	defer cancel()
-	c, err := client.Dial(ctx, h.url, client.Options{Token: testToken})
+	c, err := wire.Dial(ctx, h.url, wire.Options{Token: testToken})
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -102,16 +102,16 @@ func (h *testHub) dial() *client.Client {
 // inbox takes the events of one subscription.
 type inbox struct {
 	t      testing.TB
-	sub    *client.Subscription
-	events chan client.Event
+	sub    *wire.Subscription
+	events chan wire.Event
 }
 
-func (h *testHub) subscribe(c *client.Client, topic, group string, opts client.SubscribeOptions) *inbox {
+func (h *testHub) subscribe(c *wire.Conn, topic, group string, opts wire.SubscribeOptions) *inbox {
 	h.t.Helper()
-	in := &inbox{t: h.t, events: make(chan client.Event, 20_000)}
+	in := &inbox{t: h.t, events: make(chan wire.Event, 20_000)}
 	ctx, cancel := context.WithTimeout(h.t.Context(), waitLimit)
 	defer cancel()
-	sub, err := c.Subscribe(ctx, topic, group, opts, func(e client.Event) { in.events <- e })
+	sub, err := c.Subscribe(ctx, topic, group, opts, func(e wire.Event) { in.events <- e })
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -120,13 +120,13 @@ func (h *testHub) subscribe(c *client.Client, topic, group string, opts client.S
 }
 
 // next is the next event; it fails the test when none comes.
-func (in *inbox) next() client.Event {
+func (in *inbox) next() wire.Event {
 	in.t.Helper()
 	return in.within(waitLimit)
 }
 
 // within is next with a limit that is part of what is tested.
-func (in *inbox) within(limit time.Duration) client.Event {
+func (in *inbox) within(limit time.Duration) wire.Event {
 	in.t.Helper()
 	select {
 	case e := <-in.events:
@@ -134,13 +134,13 @@ func (in *inbox) within(limit time.Duration) client.Event {
 	case <-time.After(limit):
 		in.t.Fatalf("no event within %v", limit)
 	}
-	return client.Event{}
+	return wire.Event{}
 }
 
 // take is the next n events.
-func (in *inbox) take(n int) []client.Event {
+func (in *inbox) take(n int) []wire.Event {
 	in.t.Helper()
-	var got []client.Event
+	var got []wire.Event
 	for range n {
 		got = append(got, in.next())
 	}
@@ -168,7 +168,7 @@ func (in *inbox) empty() {
 }
 
 // ack settles an event, confirmed.
-func (in *inbox) ack(events ...client.Event) {
+func (in *inbox) ack(events ...wire.Event) {
 	in.t.Helper()
 	for i := range events {
 		if err := events[i].AckWait(in.t.Context()); err != nil {
@@ -177,9 +177,9 @@ func (in *inbox) ack(events ...client.Event) {
 	}
 }
 
-func (h *testHub) publish(c *client.Client, topic, payload string, opts ...client.PublishOptions) (id string) {
+func (h *testHub) publish(c *wire.Conn, topic, payload string, opts ...wire.PublishOptions) (id string) {
 	h.t.Helper()
-	var o client.PublishOptions
+	var o wire.PublishOptions
 	if len(opts) > 0 {
 		o = opts[0]
 	}
@@ -192,7 +192,7 @@ func (h *testHub) publish(c *client.Client, topic, payload string, opts ...clien
 	return id
 }
 
-func payloads(events []client.Event) string {
+func payloads(events []wire.Event) string {
 	var b strings.Builder
 	for _, e := range events {
 		b.Write(e.Payload)

@@ -6,9 +6,10 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"eventhub/acl"
 	"eventhub/facade"
-	"eventhub/facade/client"
 	"eventhub/jetstream"
+	"eventhub/sdk/go/wire"
 )
 
 // The hub's own token has no quota of groups, unless it is configured.
@@ -27,6 +28,19 @@ func TestTheHubsOwnTokenMakesGroupsFreely(t *testing.T) {
 	}
 }
 
+// A static token that is not the hub's own, as that of the demo, has the quota.
+func TestALimitedStaticTokenHasQuotas(t *testing.T) {
+	v, err := acl.NewVerifier(t.Context(), acl.Config{Static: []acl.StaticToken{{Token: rigToken}, {Name: "demo", Token: "guest", Limited: true}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(v.Close)
+	r := newRig(t, func(cfg *facade.Config) { cfg.Auth = facade.Tokens(v) })
+	if made, refused := r.makeGroups(t, "guest", "own.groups", "g", 150); made < 100 || len(refused) == 0 {
+		t.Errorf("%d were made, want 100 and refusals; refused: %v", made, refused)
+	}
+}
+
 // One principal holds no more events than it may, over all its subscriptions. What is beyond waits,
 // and goes to others: a member that holds all it can takes no more than that from them.
 func TestAPrincipalHoldsNoMoreThanItMay(t *testing.T) {
@@ -34,8 +48,8 @@ func TestAPrincipalHoldsNoMoreThanItMay(t *testing.T) {
 	r := jwtRig(t, func(cfg *facade.Config) { cfg.Limits.PrincipalHeld = most })
 	topic := freshTopic()
 	all := grant(t, "owner", "*:**")
-	join := func(token string, handle func(client.Event)) *client.Client {
-		c, err := client.Dial(t.Context(), "ws"+r.ws.URL[len("http"):], client.Options{Token: token})
+	join := func(token string, handle func(wire.Event)) *wire.Conn {
+		c, err := wire.Dial(t.Context(), "ws"+r.ws.URL[len("http"):], wire.Options{Token: token})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -43,24 +57,24 @@ func TestAPrincipalHoldsNoMoreThanItMay(t *testing.T) {
 		if handle == nil {
 			return c
 		}
-		if _, err := c.Subscribe(t.Context(), topic, "billing", client.SubscribeOptions{MaxInFlight: 10_000, AckTimeoutMS: 43_200_000}, handle); err != nil {
+		if _, err := c.Subscribe(t.Context(), topic, "billing", wire.SubscribeOptions{MaxInFlight: 10_000, AckTimeoutMS: 43_200_000}, handle); err != nil {
 			t.Fatal(err)
 		}
 		return c
 	}
-	held := make(chan client.Event, n)
+	held := make(chan wire.Event, n)
 	for range 2 {
-		join(grant(t, "eve", "subscribe:"+topic), func(e client.Event) { held <- e })
+		join(grant(t, "eve", "subscribe:"+topic), func(e wire.Event) { held <- e })
 	}
 	publisher := join(all, nil)
 	for range n {
-		if _, err := publisher.Publish(t.Context(), topic, []byte(`1`), client.PublishOptions{}); err != nil {
+		if _, err := publisher.Publish(t.Context(), topic, []byte(`1`), wire.PublishOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	r.seen.await(t, "limit principal_held", 1)
 	settled := make(chan struct{}, n)
-	join(all, func(e client.Event) {
+	join(all, func(e wire.Event) {
 		if err := e.Ack(); err != nil {
 			t.Error(err)
 		}
@@ -78,7 +92,7 @@ func TestAPrincipalHoldsNoMoreThanItMay(t *testing.T) {
 		}
 	}
 	for range 20 {
-		if _, err := publisher.Publish(t.Context(), topic, []byte(`2`), client.PublishOptions{}); err != nil {
+		if _, err := publisher.Publish(t.Context(), topic, []byte(`2`), wire.PublishOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}

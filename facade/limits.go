@@ -59,6 +59,16 @@ type Limits struct {
 	// and frames that must come after one of them. Beyond the limit, frames are not read until one
 	// has ended. Defaults to 64.
 	Operations int
+	// Streams ("streams") is the most concurrent streams of server-sent events (GET /subscribe).
+	// Beyond the limit, requests get overloaded. PrincipalStreams ("principal_streams") is the most
+	// of one principal; beyond it, requests get rate_limited. A stream does not count among
+	// Requests. Default to 4,096, and to a quarter of Streams; PrincipalStreams may be NoLimit.
+	Streams, PrincipalStreams int
+	// Pulls ("pulls") is the most pulls that wait for events, or whose events are not all settled.
+	// Beyond the limit, requests get overloaded. PrincipalPulls ("principal_pulls") is the most of
+	// one principal; beyond it, requests get rate_limited. A pull that waits does not count among
+	// Requests. Default to 4,096, and to a quarter of Pulls; PrincipalPulls may be NoLimit.
+	Pulls, PrincipalPulls int
 	// Frame ("frame") is the largest message in bytes that is read whole. A larger message is
 	// skipped and answered without its corr. Defaults to 4 MiB, or twice the bus's payload limit if
 	// that is more, so that a payload over the bus's limit can be answered with its corr.
@@ -88,7 +98,8 @@ type Limits struct {
 	FrameRate, FrameBurst int
 	// SettleRate ("settle_rate") is how many ACK, NACK and MODACK a second a connection may send,
 	// and SettleBurst how many at once. An ACK counts once per id. Beyond the limit, later frames
-	// are read more slowly, and none is refused: a refusal would cost the client its leases.
+	// are read more slowly, and none is refused: a refusal would cost the client its leases. Over
+	// HTTP, the same numbers hold for all requests of a principal together, and requests wait.
 	// Defaults to 200,000 and 20,000; SettleRate may be NoLimit.
 	SettleRate, SettleBurst int
 	// TopicRate ("topic_rate") is how many events a second all clients of this hub together may
@@ -150,10 +161,10 @@ type Limits struct {
 	// records may have. A larger page ends early, after at least one record. A request for given
 	// keys that have more gets bad_options. Defaults to 16 MiB.
 	PageBytes int
-	// PageTotal ("page_total") is how many bytes of pages the hub holds that clients have not taken
-	// yet. A page that is being read counts with PageBytes. Beyond the limit, requests for pages
-	// get overloaded, and nothing is read for them. Must not be less than PageBytes. Defaults to
-	// 256 MiB, or four times PageBytes if that is more.
+	// PageTotal ("page_total") is how many bytes of pages, and of answers to pulls, the hub holds
+	// that clients have not taken yet. A page that is being read counts with PageBytes. Beyond the
+	// limit, requests for pages get overloaded, and nothing is read for them. Must not be less than
+	// PageBytes. Defaults to 256 MiB, or four times PageBytes if that is more.
 	PageTotal int
 	// PrincipalPageTotal ("principal_page_total") is how many of these bytes one principal may use.
 	// Beyond the limit, the principal's requests for pages get overloaded. Must not be less than
@@ -170,6 +181,9 @@ type Limits struct {
 	PrincipalExports int
 	// AuthTimeout is how long a connection may stay without a successful AUTH. Defaults to 10 s.
 	AuthTimeout time.Duration
+	// StreamBeat is how long a stream of server-sent events may be silent before the hub sends a
+	// comment. Proxies close what is silent for longer. Defaults to 15 s.
+	StreamBeat time.Duration
 	// PingInterval is how long a connection may be silent before it is pinged. Defaults to 30 s.
 	PingInterval time.Duration
 	// PongTimeout is how long a pinged peer may stay silent. Beyond the limit, the connection is
@@ -183,6 +197,10 @@ type Limits struct {
 	// CloseGrace is how long a connection that is being closed has for its queued messages and the
 	// closing handshake. Defaults to 3 s.
 	CloseGrace time.Duration
+	// ReturnRate is how many clients a second a hub that ends asks to come back: clients with the
+	// capability retry_after are told a random pause of up to the number of connections divided by
+	// ReturnRate, and of at most one minute. Defaults to 1,000; may be NoLimit.
+	ReturnRate int
 	// BodyStall is how long an HTTP client may send no byte of a body. Beyond the limit, the
 	// request ends. Defaults to 30 s.
 	BodyStall time.Duration
@@ -207,6 +225,8 @@ func (l *Limits) validate(maxPayload int) error {
 		{"Subscriptions", &l.Subscriptions, 256},
 		{"Operations", &l.Operations, 64},
 		{"Joins", &l.Joins, 256},
+		{"Streams", &l.Streams, 4096},
+		{"Pulls", &l.Pulls, 4096},
 		{"Frame", &l.Frame, max(4<<20, 2*maxPayload)},
 		{"Skip", &l.Skip, max(64<<20, l.Frame)},
 		{"InboundBytes", &l.InboundBytes, 256 << 20},
@@ -248,10 +268,13 @@ func (l *Limits) validate(maxPayload int) error {
 		{"PrincipalHeld", &l.PrincipalHeld, NoLimit},
 		{"PrincipalJoins", &l.PrincipalJoins, (l.Joins + 31) / 32},
 		{"BodyRate", &l.BodyRate, 1024},
+		{"ReturnRate", &l.ReturnRate, 1000},
 		{"Unauthenticated", &l.Unauthenticated, (l.Connections + 3) / 4},
 		{"PrincipalPages", &l.PrincipalPages, (l.Pages + 3) / 4},
 		{"PrincipalExports", &l.PrincipalExports, (l.Exports + 3) / 4},
 		{"PrincipalPageTotal", &l.PrincipalPageTotal, (l.PageTotal + 1) / 2},
+		{"PrincipalStreams", &l.PrincipalStreams, (l.Streams + 3) / 4},
+		{"PrincipalPulls", &l.PrincipalPulls, (l.Pulls + 3) / 4},
 		{"PrincipalRequests", &l.PrincipalRequests, (l.Requests + 3) / 4},
 		{"PrincipalConnections", &l.PrincipalConnections, (3*l.Connections + 3) / 4},
 	} {
@@ -269,6 +292,7 @@ func (l *Limits) validate(maxPayload int) error {
 	}{
 		{"Lease", &l.Lease, maxLease},
 		{"AuthTimeout", &l.AuthTimeout, 10 * time.Second},
+		{"StreamBeat", &l.StreamBeat, 15 * time.Second},
 		{"PingInterval", &l.PingInterval, 30 * time.Second},
 		{"PongTimeout", &l.PongTimeout, 10 * time.Second},
 		{"WriteStall", &l.WriteStall, 15 * time.Second},

@@ -40,22 +40,34 @@ type line struct {
 // lines publishes the lines of one request. Its reader (the handler) and its answerer run
 // concurrently. The channel between them keeps the order, and bounds the lines in flight.
 type lines struct {
-	srv       *Server
+	srv *Server
+	// topic is "" if each event names its own; parse then takes the event from the quota of its
+	// topic.
 	topic     string
 	principal Principal
 	pub       Publisher
 	ctrl      *http.ResponseController
 	queue     chan *line
 	gone      chan struct{} // closed when answers can no longer be written
+	// parse reads an event, and returns its topic.
+	parse func(text []byte) (topic string, payload []byte, opts jetstream.PublishOptions, fail *fault)
+}
+
+func (s *Server) newLines(w http.ResponseWriter, topic string, p Principal, pub Publisher) *lines {
+	return &lines{
+		srv: s, topic: topic, principal: p, pub: pub, ctrl: http.NewResponseController(w),
+		queue: make(chan *line, s.cfg.Limits.Window), gone: make(chan struct{}),
+	}
 }
 
 // publishLines publishes each line of the body and streams the answers while it still reads the
 // body. A client must read the answers meanwhile: when Limits.Window answers wait, the body is not
 // read on.
 func (s *Server) publishLines(w http.ResponseWriter, r *http.Request, topic string, p Principal, pub Publisher) {
-	l := &lines{
-		srv: s, topic: topic, principal: p, pub: pub, ctrl: http.NewResponseController(w),
-		queue: make(chan *line, s.cfg.Limits.Window), gone: make(chan struct{}),
+	l := s.newLines(w, topic, p, pub)
+	l.parse = func(text []byte) (string, []byte, jetstream.PublishOptions, *fault) {
+		payload, opts, fail := parseLine(text)
+		return topic, payload, opts, fail
 	}
 	// HTTP/1 would otherwise read the rest of the body before it sends the first answer. HTTP/2
 	// needs no permission.
@@ -63,6 +75,11 @@ func (s *Server) publishLines(w http.ResponseWriter, r *http.Request, topic stri
 		s.refuse(w, &fault{code: codeInternal, msg: "This connection cannot stream."})
 		return
 	}
+	l.serve(r.Context(), w, func(ctx context.Context) error { return l.read(ctx, s.steady(r.Body, l.ctrl, p, true)) })
+}
+
+// serve answers while publish publishes.
+func (l *lines) serve(ctx context.Context, w http.ResponseWriter, publish func(context.Context) error) {
 	w.Header().Set("Content-Type", ndjsonType)
 	w.WriteHeader(http.StatusOK)
 	_ = l.ctrl.Flush() // a client may wait for the status before it sends the first line
@@ -72,7 +89,7 @@ func (s *Server) publishLines(w http.ResponseWriter, r *http.Request, topic stri
 		defer close(answered)
 		l.answer(w)
 	}()
-	err := l.read(r.Context(), s.steady(r.Body, l.ctrl, p, true))
+	err := publish(ctx)
 	close(l.queue)
 	<-answered
 	if err != nil {
@@ -159,14 +176,14 @@ func (l *lines) publish(ctx context.Context, text []byte, whole bool) error {
 		n.refuse(fail)
 		return nil
 	}
-	payload, opts, fail := parseLine(text)
+	topic, payload, opts, fail := l.parse(text)
 	if fail != nil {
 		n.refuse(fail)
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	err := l.pub.PublishAsync(ctx, l.topic, payload, opts, func(got jetstream.Receipt, err error) {
+	err := l.pub.PublishAsync(ctx, topic, payload, opts, func(got jetstream.Receipt, err error) {
 		if err != nil {
 			n.refuse(l.fault(err))
 			return
@@ -187,6 +204,9 @@ func (l *lines) admit() *fault {
 	}
 	if revoked(l.principal) {
 		return &fault{code: codeTokenExpired, msg: tokenRevoked}
+	}
+	if l.topic == "" {
+		return l.srv.throttlePrincipal(l.principal)
 	}
 	return l.srv.throttle(l.principal, l.topic)
 }

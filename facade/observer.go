@@ -18,16 +18,28 @@ type Observer interface {
 	RequestServed(status int)
 	// EventsRead counts events that replays and exports have read.
 	EventsRead(n int)
+	// Consumers adds delta to the number of consumers over HTTP. kind is "stream", or "pull" for a
+	// pull that waits for events or whose events are not all settled.
+	Consumers(kind string, delta int)
+	// StreamClosed counts the end of a stream of server-sent events. closeCode is a close code, as
+	// that of a WebSocket would be: 1006 when the client has gone.
+	StreamClosed(closeCode int)
+	// Settled counts events that clients settled over HTTP. op is ack, nack or modack, and result
+	// is settled, over (the lease had ended), or silent (another hub did not answer).
+	Settled(op, result string, n int)
 }
 
 type nopObserver struct{}
 
 var _ Observer = nopObserver{}
 
-func (nopObserver) ConnectionOpened()    {}
-func (nopObserver) ConnectionClosed(int) {}
-func (nopObserver) FrameReceived(string) {}
-func (nopObserver) ErrorSent(string)     {}
-func (nopObserver) LimitReached(string)  {}
-func (nopObserver) RequestServed(int)    {}
-func (nopObserver) EventsRead(int)       {}
+func (nopObserver) ConnectionOpened()           {}
+func (nopObserver) ConnectionClosed(int)        {}
+func (nopObserver) FrameReceived(string)        {}
+func (nopObserver) ErrorSent(string)            {}
+func (nopObserver) LimitReached(string)         {}
+func (nopObserver) RequestServed(int)           {}
+func (nopObserver) EventsRead(int)              {}
+func (nopObserver) Consumers(string, int)       {}
+func (nopObserver) StreamClosed(int)            {}
+func (nopObserver) Settled(string, string, int) {}

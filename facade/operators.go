@@ -1,6 +1,7 @@
 package facade
 
 import (
+	"context"
 	"net/http"
 	"time"
 )
@@ -29,6 +30,16 @@ func (f *fault) refusal() *Refusal {
 // token is verified at each request.
 func (s *Server) Identify(r *http.Request, token string) (Principal, *Refusal) {
 	p, fail := s.authenticateRequest(r, token, "ops")
+	return p, fail.refusal()
+}
+
+// IdentifyNative returns the owner of the token of a native NATS client at an address, without its
+// port. A refused token counts and waits as one of any other client does.
+func (s *Server) IdentifyNative(ctx context.Context, address, token string) (Principal, *Refusal) {
+	p, fail := s.authenticate(ctx, token, guesser{address: sourceOf(address), overHTTP: true})
+	if fail != nil {
+		s.refusedToken(ctx, address, "nats", fail)
+	}
 	return p, fail.refusal()
 }
 

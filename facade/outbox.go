@@ -25,15 +25,21 @@ func (s *Server) serveOutbox(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, &fault{code: codeNotFound, msg: "This hub has no outbox."})
 		return
 	}
-	p, topic, lines, fail := s.publication(r)
-	if fail == nil && lines {
-		fail = &fault{code: codeBadOptions, msg: "The outbox takes one event a request, and no " + ndjsonType + "."}
+	p, topic, form, fail := s.publication(r)
+	if fail == nil && form.many() {
+		fail = &fault{code: codeBadOptions, msg: "The outbox takes one event a request, and neither " + ndjsonType + " nor a batch."}
 	}
 	if fail != nil {
 		s.refuse(w, fail)
 		return
 	}
-	s.publishBody(w, r, p, func(ctx context.Context, payload []byte, opts jetstream.PublishOptions) (int, string, error) {
+	s.publishBody(w, r, p, topic, form, func(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (int, string, error) {
+		switch {
+		case len(payload) == 0:
+			payload = nullPayload
+		case !jetstream.ValidPayload(payload):
+			return 0, "", &fault{code: codeBadOptions, msg: "The outbox takes JSON: publish other data to /publish/" + topic + "."}
+		}
 		if opts.Delayed() {
 			return 0, "", &fault{code: codeBadOptions, msg: "The outbox takes no events with a delay: publish them to /publish/" + topic + "."}
 		}

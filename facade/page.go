@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/cloudevents"
 )
 
 const (
@@ -122,7 +123,7 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, fail)
 		return
 	}
-	s.writePage(w, &q, page)
+	s.writePage(w, &q, page, s.cloudFormFor(w, r, topic))
 }
 
 // readPage executes the query when it is the principal's turn, within Limits.PageBytes. It takes
@@ -298,46 +299,61 @@ func eventSize(e *jetstream.Event) int {
 }
 
 // writePage sends {offset, limit, count, items}, or {limit, count, items, next} for a listing, or
-// {count, items} for given keys. It sends records while it encodes.
-func (s *Server) writePage(w http.ResponseWriter, q *pageQuery, page pageRead) {
+// {count, items} for given keys, or an array of CloudEvents. It sends events while it encodes.
+func (s *Server) writePage(w http.ResponseWriter, q *pageQuery, page pageRead, cloud *cloudForm) {
 	b, _ := buffers.Get().(*[]byte)
 	defer putBuffer(b)
-	out := append((*b)[:0], '{')
-	if q.keys == nil && !q.listing {
-		out = append(out, `"offset":`...)
-		out = strconv.AppendInt(out, int64(q.offset), 10)
-		out = append(out, ',')
-	}
-	if q.keys == nil {
-		out = append(out, `"limit":`...)
-		out = strconv.AppendInt(out, int64(q.limit), 10)
-		out = append(out, ',')
-	}
-	out = append(out, `"count":`...)
-	out = strconv.AppendInt(out, int64(len(page.events)), 10)
-	out = append(out, `,"items":[`...)
-
+	kind, out, end := "application/json", beginPage((*b)[:0], q, len(page.events)), "}\n"
 	header := w.Header()
+	if cloud != nil {
+		kind, out, end = cloudevents.BatchMediaType, (*b)[:0], "\n"
+	}
+	switch {
+	case page.next == "": // letters, digits, - and _
+	case cloud != nil: // RFC 8288
+		header.Set("Link", "<?next="+page.next+"&limit="+strconv.Itoa(q.limit)+`>; rel="next"`)
+	default:
+		end = `,"next":"` + page.next + `"` + end
+	}
+	out = append(out, '[')
 	header.Set("Cache-Control", "no-cache")
-	header.Set("Content-Type", "application/json")
+	header.Set("Content-Type", kind)
 	a := s.newAnswer(w)
 	for i, e := range page.events {
 		if i > 0 {
 			out = append(out, ',')
 		}
-		out = e.AppendRecord(out)
+		if cloud != nil {
+			out = cloud.append(out, e)
+		} else {
+			out = e.AppendRecord(out)
+		}
 		page.events[i] = nil
 		if len(out) >= answerPiece {
 			a.write(out)
 			out = out[:0]
 		}
 	}
-	out = append(out, ']')
-	if page.next != "" { // letters, digits, - and _
-		out = append(append(append(out, `,"next":"`...), page.next...), '"')
-	}
-	out = append(out, "}\n"...)
+	out = append(append(out, ']'), end...)
 	a.write(out)
 	a.end()
 	*b = out
+}
+
+// beginPage appends a page up to its count items.
+func beginPage(dst []byte, q *pageQuery, count int) []byte {
+	dst = append(dst, '{')
+	if q.keys == nil && !q.listing {
+		dst = append(dst, `"offset":`...)
+		dst = strconv.AppendInt(dst, int64(q.offset), 10)
+		dst = append(dst, ',')
+	}
+	if q.keys == nil {
+		dst = append(dst, `"limit":`...)
+		dst = strconv.AppendInt(dst, int64(q.limit), 10)
+		dst = append(dst, ',')
+	}
+	dst = append(dst, `"count":`...)
+	dst = strconv.AppendInt(dst, int64(count), 10)
+	return append(dst, `,"items":`...)
 }

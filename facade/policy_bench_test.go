@@ -9,8 +9,8 @@ import (
 
 	"eventhub/acl"
 	"eventhub/facade"
-	"eventhub/facade/client"
 	"eventhub/jetstream"
+	"eventhub/sdk/go/wire"
 )
 
 // hundredRules is a policy whose last rule is the one that allows topics below bench.
@@ -49,7 +49,7 @@ func BenchmarkPublishPolicy(b *testing.B) {
 		{"100 rules/200 topics", sign(b, acl.Grant{Subject: "x", Policy: hundredRules()}), topics},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			conn, err := client.Dial(b.Context(), hub.url, client.Options{Token: c.token, PublishInFlight: benchInFlight})
+			conn, err := wire.Dial(b.Context(), hub.url, wire.Options{Token: c.token, PublishInFlight: benchInFlight})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -60,7 +60,7 @@ func BenchmarkPublishPolicy(b *testing.B) {
 			var wg sync.WaitGroup
 			wg.Add(b.N)
 			for i := range b.N {
-				if err := conn.PublishAsync(c.topics[i%len(c.topics)], payload, client.PublishOptions{}, func(_ string, err error) {
+				if err := conn.PublishAsync(c.topics[i%len(c.topics)], payload, wire.PublishOptions{}, func(_ string, err error) {
 					if err != nil {
 						failed.Add(1)
 					}

@@ -5,9 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/facade/client"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/sdk/go/wire"
 )
 
 const (
@@ -45,7 +45,7 @@ func TestPromiseUnwrittenEventsCostNoAttempt(t *testing.T) {
 			hub := startHub(t, openBus(t, at(nats.URL())), unthrottled, patientWriter)
 			topic := freshTopic()
 			s := dialSluggard(hub, topic, 2*lateEvents)
-			dead := hub.subscribe(hub.dial(), "dlq."+topic, "d", client.SubscribeOptions{From: "earliest", MaxInFlight: lateEvents})
+			dead := hub.subscribe(hub.dial(), "dlq."+topic, "d", wire.SubscribeOptions{From: "earliest", MaxInFlight: lateEvents})
 			publishBig(t, hub, topic, lateEvents, lateBytes)
 			dither(s, natstest.Look(t, nats.URL()), off)
 
@@ -166,12 +166,12 @@ func TestPromiseMaxAttemptsHoldsOnASlowLink(t *testing.T) {
 	topic := freshTopic()
 	publishBig(t, hub, topic, n, 100)
 	gone := hub.dial()
-	had := hub.subscribe(gone, topic, "g", client.SubscribeOptions{From: "earliest", MaxInFlight: n, MaxAttempts: new(1)})
+	had := hub.subscribe(gone, topic, "g", wire.SubscribeOptions{From: "earliest", MaxInFlight: n, MaxAttempts: new(1)})
 	for range n {
 		had.next()
 	}
-	other := hub.subscribe(hub.dial(), topic, "g", client.SubscribeOptions{MaxInFlight: n})
-	dead := hub.subscribe(hub.dial(), "dlq."+topic, "d", client.SubscribeOptions{From: "earliest", MaxInFlight: 2 * n})
+	other := hub.subscribe(hub.dial(), topic, "g", wire.SubscribeOptions{MaxInFlight: n})
+	dead := hub.subscribe(hub.dial(), "dlq."+topic, "d", wire.SubscribeOptions{From: "earliest", MaxInFlight: 2 * n})
 	proxy.delay(200 * time.Millisecond)
 	gone.Abort()
 	for buried := 0; buried < n; {

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/facade/client"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/sdk/go/wire"
 )
 
 // idleWait is how long an idle member with credit may wait for an event that is neither leased nor
@@ -61,7 +61,7 @@ func TestPromiseABusyMemberHoldsNoOtherTopicsBack(t *testing.T) {
 		for i := range 4 {
 			topics = append(topics, fmt.Sprint(first, "x", i))
 		}
-		busy := a.subscribe(a.dial(), first, "g", client.SubscribeOptions{MaxInFlight: 1, Topics: topics[1:]})
+		busy := a.subscribe(a.dial(), first, "g", wire.SubscribeOptions{MaxInFlight: 1, Topics: topics[1:]})
 		c := b.dial()
 		for _, topic := range topics {
 			b.publish(c, topic, "1")
@@ -70,7 +70,7 @@ func TestPromiseABusyMemberHoldsNoOtherTopicsBack(t *testing.T) {
 		for _, topic := range topics {
 			view.Still(topic)
 		}
-		idle := b.subscribe(c, first, "g", client.SubscribeOptions{MaxInFlight: 10, Topics: topics[1:]})
+		idle := b.subscribe(c, first, "g", wire.SubscribeOptions{MaxInFlight: 10, Topics: topics[1:]})
 		if got := arrivals(t, idle, len(topics)-1); got < len(topics)-1 {
 			t.Errorf("%d of %d events that nobody works on came within %v", got, len(topics)-1, idleWait)
 		}
@@ -92,7 +92,7 @@ func TestPromiseAMemberThatDoesNotReadHoldsLittleBack(t *testing.T) {
 		dialSluggard(a, topic, sent)
 		publishBig(t, b, topic, sent, size)
 		view.Still(topic)
-		idle := b.subscribe(b.dial(), topic, "g", client.SubscribeOptions{MaxInFlight: sent})
+		idle := b.subscribe(b.dial(), topic, "g", wire.SubscribeOptions{MaxInFlight: sent})
 		if got := arrivals(t, idle, sent-most); got < sent-most {
 			t.Errorf("%d of %d events came within %v", got, sent-most, idleWait)
 		}
@@ -112,7 +112,7 @@ func newTally(n int) *tally {
 }
 
 // settle acknowledges an event and counts it.
-func (c *tally) settle(e client.Event) {
+func (c *tally) settle(e wire.Event) {
 	_ = e.Ack()
 	n, err := strconv.Atoi(string(e.Payload))
 	if err != nil {
@@ -154,7 +154,7 @@ func TestPromiseWhatIsOnItsWayIsGivenBackAtOnce(t *testing.T) {
 	for _, off := range []string{"PAUSE", "UNSUBSCRIBE"} {
 		for round := range rounds {
 			topic := freshTopic()
-			opts := client.SubscribeOptions{From: "earliest", MaxInFlight: 5000, BatchSize: 5000}
+			opts := wire.SubscribeOptions{From: "earliest", MaxInFlight: 5000, BatchSize: 5000}
 			maker := b.subscribe(b.dial(), topic, "g", opts)
 			if err := maker.sub.Unsubscribe(t.Context()); err != nil {
 				t.Fatal(err)

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/facade/client"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/sdk/go/wire"
 )
 
 // fencedWait is an AckWait that leaves a busy machine time before a hub takes itself for one that
@@ -52,7 +52,7 @@ func (c *cluster) makeGroup(t *testing.T, leader string) (topic string) {
 type leased struct {
 	topic     string
 	in, other *inbox
-	held      []client.Event
+	held      []wire.Event
 }
 
 // An event is one member's at a time, also when the consumer gets another leader: what was stored
@@ -175,8 +175,8 @@ func saidWhileFrozen(t *testing.T, p frozenPath) {
 	const n = 40
 	ca, cb := p.a.dial(), p.b.dial()
 	once := 1
-	in := p.a.subscribe(ca, p.topic, "g", client.SubscribeOptions{MaxAttempts: &once, From: "earliest"})
-	dead := p.b.subscribe(cb, "dlq."+p.topic, "d", client.SubscribeOptions{From: "earliest"})
+	in := p.a.subscribe(ca, p.topic, "g", wire.SubscribeOptions{MaxAttempts: &once, From: "earliest"})
+	dead := p.b.subscribe(cb, "dlq."+p.topic, "d", wire.SubscribeOptions{From: "earliest"})
 	publishMany(t, p.b, p.topic, n)
 	old := in.take(n)
 	leased := time.Now()
@@ -273,7 +273,7 @@ func publishAtLast(t *testing.T, h *testHub, topic string) (id string) {
 	c := h.dial()
 	id = freshTopic() // the same each time, so that it is one event
 	waitUntil(t, "an event is published", func() bool {
-		_, err := c.Publish(t.Context(), topic, []byte(`"marker"`), client.PublishOptions{ID: id})
+		_, err := c.Publish(t.Context(), topic, []byte(`"marker"`), wire.PublishOptions{ID: id})
 		return err == nil
 	})
 	return id

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/facade/client"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/sdk/go/wire"
 )
 
 // A group with a TTL disappears when it has had no member for that long, and not before: not
@@ -20,7 +20,7 @@ func TestPromiseATTLGroupOutlivesARestart(t *testing.T) {
 		t.Run(ttl.String(), func(t *testing.T) {
 			t.Parallel()
 			dir, topic := t.TempDir(), freshTopic()
-			opts := client.SubscribeOptions{GroupTTLMS: ttl.Milliseconds()}
+			opts := wire.SubscribeOptions{GroupTTLMS: ttl.Milliseconds()}
 			hub, end := restartable(t, dir)
 			c := hub.dial()
 			in := hub.subscribe(c, topic, "tab", opts)

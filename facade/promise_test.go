@@ -14,9 +14,9 @@ import (
 	"github.com/coder/websocket"
 
 	"eventhub/facade"
-	"eventhub/facade/client"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/sdk/go/wire"
 )
 
 // The promise tests hold the hub to what protocol.md says of deliveries, where servers, hubs or
@@ -185,7 +185,7 @@ func publishBig(t *testing.T, h *testHub, topic string, n, size int) {
 	for i := range n {
 		wg.Add(1)
 		payload := strconv.AppendQuote(nil, strconv.Itoa(i)+strings.Repeat("x", size))
-		err := c.PublishAsync(topic, payload, client.PublishOptions{}, func(_ string, err error) {
+		err := c.PublishAsync(topic, payload, wire.PublishOptions{}, func(_ string, err error) {
 			if err != nil {
 				t.Error(err)
 			}
@@ -199,9 +199,9 @@ func publishBig(t *testing.T, h *testHub, topic string, n, size int) {
 }
 
 // endless makes a subscription that never dead-letters, with so many leases at most.
-func endless(maxInFlight int) client.SubscribeOptions {
+func endless(maxInFlight int) wire.SubscribeOptions {
 	never := 0
-	return client.SubscribeOptions{MaxInFlight: maxInFlight, MaxAttempts: &never}
+	return wire.SubscribeOptions{MaxInFlight: maxInFlight, MaxAttempts: &never}
 }
 
 // restartable starts a hub on a directory. The test ends it in order with end, and may start

@@ -6,6 +6,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"eventhub/docs"
 	"eventhub/jetstream"
 )
 
@@ -242,6 +244,33 @@ func TestProtocolPageFields(t *testing.T) {
 	row = fieldRow(t, "AUTH", "caps")
 	if want := fmt.Sprintf("at most %d, each at most %d bytes", maxCaps, maxCap); row[3] != want {
 		t.Errorf("the page has the bounds %q for caps, want %q", row[3], want)
+	}
+}
+
+// TestProtocolPagePull does the same for the body of a pull, also in docs/openapi.yaml.
+func TestProtocolPagePull(t *testing.T) {
+	takes := func(body string) bool {
+		q := pullRequest{frame: new(frame)}
+		return q.parse([]byte(body)) == nil
+	}
+	d := describedIn(t, "openapi.yaml", docs.OpenAPI)
+	var fields []string
+	for _, row := range pageTableOf(t, "Pulling", "field of a pull", "type", "default", "bounds").rows {
+		name := strings.Trim(row[0], "`")
+		fields = append(fields, name)
+		if row[1] == "object" {
+			continue
+		}
+		field := func(value string) bool { return takes(`{"` + name + `":` + value + `}`) }
+		checkBounds(t, name, row[1], row[3], field)
+		kind, cell := d.bounds(t, d.schema(t, "Pull").Properties[name])
+		if cell != row[3] || kind != row[1] {
+			t.Errorf("docs/openapi.yaml has %s of %s for %s, the page has %s of %s", cell, kind, name, row[3], row[1])
+		}
+	}
+	slices.Sort(fields)
+	if want := slices.Sorted(maps.Keys(d.schema(t, "Pull").Properties)); !slices.Equal(fields, want) {
+		t.Errorf("the page has the fields %q, docs/openapi.yaml %q", fields, want)
 	}
 }
 

@@ -140,7 +140,7 @@ func checkParams(values url.Values, known []string) *fault {
 		switch {
 		case !found:
 			return badRange("There is no parameter " + brief(name) + "; there are " + strings.Join(known, ", ") + ".")
-		case len(given) > 1 && name != "header":
+		case len(given) > 1 && name != "header" && name != "topics":
 			return badRange(name + " must be given once.")
 		}
 	}

@@ -43,11 +43,18 @@ func appendEvent(dst []byte, topicJSON, groupJSON []byte, e *jetstream.Event, at
 	dst = append(dst, topicJSON...)
 	dst = append(dst, `,"group":`...)
 	dst = append(dst, groupJSON...)
-	dst = append(dst, `,"event":`...)
+	dst = append(dst, ',')
+	dst = appendDelivery(dst, e, attempt, deadlineMS)
+	return append(dst, '}')
+}
+
+// appendDelivery appends the members event and ctx of an EVENT frame.
+func appendDelivery(dst []byte, e *jetstream.Event, attempt int, deadlineMS int64) []byte {
+	dst = append(dst, `"event":`...)
 	dst = e.AppendRecord(dst)
 	dst = append(dst, `,"ctx":{"attempt":`...)
 	dst = strconv.AppendInt(dst, int64(attempt), 10)
 	dst = append(dst, `,"ack_deadline_ms":`...)
 	dst = strconv.AppendInt(dst, deadlineMS, 10)
-	return append(dst, "}}"...)
+	return append(dst, '}')
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -118,6 +119,15 @@ func (r *record) ErrorSent(code string)    { r.add("error " + code) }
 func (r *record) LimitReached(name string) { r.add("limit " + name) }
 func (r *record) RequestServed(int)        { r.add("request") }
 func (r *record) EventsRead(int)           {}
+func (r *record) Consumers(kind string, delta int) {
+	r.add("consumer " + kind + map[bool]string{true: " begins", false: " ends"}[delta > 0])
+}
+func (r *record) StreamClosed(c int) { r.add("stream closed " + strconv.Itoa(c)) }
+func (r *record) Settled(op, result string, n int) {
+	for range n {
+		r.add("settled " + op + " " + result)
+	}
+}
 
 // peer is a WebSocket client that sends and expects texts.
 type peer struct {

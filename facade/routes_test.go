@@ -26,6 +26,14 @@ func TestRoutesAskThePolicy(t *testing.T) {
 	r := jwtRig(t, func(cfg *facade.Config) { cfg.Outbox = noOutbox{} })
 	needs := documentedRoutes(t)
 	var routes []string
+	all := grant(t, "all", "publish:t", "subscribe:t")
+	r.pullAs(t, all, "t", "g", `{"wait_ms":0}`)
+	r.put(t, "t", "1", "Authorization", "Bearer "+all)
+	held := r.pullAs(t, all, "t", "g", `{"max":1,"wait_ms":20000}`)
+	if len(held) != 1 {
+		t.Fatal("no event came")
+	}
+	handle := held[0].Ack
 	walked, ok := r.srv.HTTP().(chi.Routes)
 	if !ok {
 		t.Fatal("the handler is no router")
@@ -46,17 +54,39 @@ func TestRoutesAskThePolicy(t *testing.T) {
 			}
 			return nil
 		}
-		path := strings.NewReplacer("{topic}", "t", "{key}", "k", "{id}", "i").Replace(strings.TrimPrefix(name, strings.Fields(name)[0]+" "))
+		path := strings.NewReplacer("{topic}", "t", "{key}", "k", "{id}", "i", "{group}", "g").Replace(strings.TrimPrefix(name, strings.Fields(name)[0]+" "))
 		if !strings.Contains(route, "{topic}") {
 			path += "?topic=t"
 		}
+		body := "1"
+		var headers []string
+		switch route {
+		case "/publish": // the topic is in the event
+			headers = []string{"Ce-Specversion", "1.0", "Ce-Id", "1", "Ce-Source", "/s", "Ce-Type", "t", "Content-Type", "application/json"}
+		case "/subscribe":
+			path += "&group=g"
+		case "/groups/{topic}/{group}/pull":
+			body = `{"wait_ms":0}`
+		case "/ack", "/nack", "/modack":
+			body = `{"ack":["` + handle + `"]}`
+		}
+		ask := func(token string) answer {
+			if route != "/subscribe" {
+				return r.ask(t, method, path, body, append(headers, "Authorization", "Bearer "+token)...)
+			}
+			stream, a := r.trySubscribe(t, strings.TrimPrefix(path, "/subscribe?"), "Authorization", "Bearer "+token)
+			if stream != nil {
+				_ = stream.body.Close()
+			}
+			return a
+		}
 		for _, action := range []string{"publish", "subscribe", "admin"} {
-			a := r.ask(t, method, path, "1", "Authorization", "Bearer "+grant(t, "one", action+":t"))
+			a := ask(grant(t, "one", action+":t"))
 			if refused := a.status == http.StatusForbidden; refused == (action == needs[name]) {
 				t.Errorf("%s with the permission %s: %d %s, needs %s", name, action, a.status, a.text, needs[name])
 			}
 		}
-		if a := r.ask(t, method, path, "1", "Authorization", "Bearer "+grant(t, "two", needs[name]+":other")); a.status != http.StatusForbidden {
+		if a := ask(grant(t, "two", needs[name]+":other")); a.status != http.StatusForbidden {
 			t.Errorf("%s with the permission for another topic: %d %s", name, a.status, a.text)
 		}
 		return nil

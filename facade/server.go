@@ -43,6 +43,8 @@ type Server struct {
 	requesters           headcount // HTTP requests being served
 	holders              *holders
 	joins                *quota.Places // SUBSCRIBEs that are being carried out
+	settling             *quota.Set    // settlements over HTTP; nil without a limit
+	streams, pulls       *share        // consumers over HTTP
 	bearers              *bearers
 	refusals             *refusals    // that are logged
 	headers              *headerNames // of HTTP requests, that become part of events
@@ -64,6 +66,7 @@ type Server struct {
 	requests atomic.Int64  // HTTP requests being served
 
 	unauthenticated *unauthenticated
+	returns         returns
 
 	// wg counts every goroutine of the server and its sessions.
 	wg sync.WaitGroup
@@ -73,7 +76,9 @@ type Server struct {
 	closed   bool
 	opening  int // connections being upgraded
 	sessions map[*session]struct{}
-	idle     chan struct{} // closed when draining and no session is left
+	// consumers are members of groups over HTTP, whose leases may outlive their requests.
+	consumers map[*consumer]struct{}
+	idle      chan struct{} // closed when draining and no session and no consumer is left
 }
 
 // New makes a Server. The caller mounts WebSocket and HTTP on listeners of its own, and calls
@@ -93,7 +98,7 @@ func New(cfg Config) (*Server, error) {
 		frames: newPace(l.FrameRate, l.FrameBurst), settles: newPace(l.SettleRate, l.SettleBurst),
 		connections: headcount{byKey: make(map[string]int)}, bearers: newBearers(l.Bearers),
 		unauthenticated: newUnauthenticated(cfg.Limits.Unauthenticated),
-		sessions:        make(map[*session]struct{}), idle: make(chan struct{}),
+		sessions:        make(map[*session]struct{}), consumers: make(map[*consumer]struct{}), idle: make(chan struct{}),
 	}
 	s.name = newServerName()
 	s.inbound.max = int64(l.InboundBytes)
@@ -103,6 +108,8 @@ func New(cfg Config) (*Server, error) {
 	s.guesses = newGuesses(s)
 	s.requesters.byKey = make(map[string]int)
 	s.joins = quota.NewPlaces(l.Joins, l.PrincipalJoins)
+	s.streams, s.pulls = newShare(l.Streams, l.PrincipalStreams), newShare(l.Pulls, l.PrincipalPulls)
+	s.settling = s.newQuota(l.SettleRate, l.SettleBurst)
 	s.holders = newHolders(l.PrincipalHeld, func() { cfg.Observer.LimitReached("principal_held") })
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
 	s.posted = s.newQuota(l.OutboxRate, l.OutboxBurst)
@@ -200,7 +207,7 @@ func (s *Server) begin(n *session) bool {
 }
 
 func (s *Server) endedLocked() {
-	if s.draining && len(s.sessions)+s.opening == 0 {
+	if s.draining && len(s.sessions)+len(s.consumers)+s.opening == 0 {
 		select {
 		case <-s.idle:
 		default:
@@ -236,11 +243,15 @@ func (s *Server) tick() {
 func (s *Server) Drain(ctx context.Context) error {
 	s.mu.Lock()
 	s.draining = true
+	s.returns.begin(len(s.sessions), s.cfg.Limits.ReturnRate)
 	s.endStreaming()
 	s.endedLocked()
 	var wg sync.WaitGroup
 	for n := range s.sessions {
 		wg.Go(func() { n.drain(ctx, s.cfg.DrainGrace) })
+	}
+	for c := range s.consumers {
+		wg.Go(func() { c.drain(ctx, s.cfg.DrainGrace) })
 	}
 	s.mu.Unlock()
 	wg.Wait()
@@ -258,10 +269,16 @@ func (s *Server) Drain(ctx context.Context) error {
 func (s *Server) Close() error {
 	s.mu.Lock()
 	s.closed = true
+	if !s.draining { // Drain counted more of them
+		s.returns.begin(len(s.sessions), s.cfg.Limits.ReturnRate)
+	}
 	s.draining = true
 	s.cancel()
 	for n := range s.sessions {
 		s.wg.Go(n.discard)
+	}
+	for c := range s.consumers {
+		s.wg.Go(func() { c.drain(s.ctx, 0) }) // s.ctx has ended: leases are not waited for
 	}
 	s.mu.Unlock()
 	s.wg.Wait()

@@ -105,6 +105,8 @@ type session struct {
 	wantsResets atomic.Bool
 	// wantsLosses is the same for the capability events_lost.
 	wantsLosses atomic.Bool
+	// wantsPause is the same for the capability retry_after.
+	wantsPause atomic.Bool
 }
 
 // due is a time at which a connection ends, and why.
@@ -318,7 +320,11 @@ func (s *session) end() {
 	s.release()
 	var err error
 	if reason, ours := closings[c]; ours || c == websocket.StatusInternalError {
-		err = s.conn.Close(c, reason.name)
+		name := reason.name
+		if c == closeDraining && s.wantsPause.Load() {
+			name += " retry_after_ms=" + strconv.FormatInt(s.srv.returns.pause().Milliseconds(), 10)
+		}
+		err = s.conn.Close(c, name)
 	} else {
 		err = s.conn.CloseNow()
 	}

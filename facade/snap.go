@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/cloudevents"
 )
 
 const (
@@ -40,15 +41,23 @@ func (s *Server) serveSnap(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	header := w.Header()
-	tag := entityTag(e)
+	cloud := s.cloudFormFor(w, r, topic)
+	tag := entityTag(e, cloud)
 	header.Set("Cache-Control", "no-cache")
 	header.Set("ETag", tag)
 	if noneMatch(r.Header.Values("If-None-Match"), tag) {
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}
-	record := append(e.AppendRecord(nil), '\n')
-	header.Set("Content-Type", "application/json")
+	var kind string
+	var record []byte
+	if cloud != nil {
+		kind, record = cloudevents.MediaType, cloud.append(nil, e)
+	} else {
+		kind, record = "application/json", e.AppendRecord(nil)
+	}
+	record = append(record, '\n')
+	header.Set("Content-Type", kind)
 	header.Set("Content-Length", strconv.Itoa(len(record)))
 	a := s.newAnswer(w)
 	a.write(record)
@@ -87,7 +96,7 @@ func (s *Server) serveRemoval(w http.ResponseWriter, r *http.Request) {
 	opts.Key, opts.Tombstone = key, true
 	pub := s.cfg.Bus.NewPublisher()
 	pub.CountFor(p.Key())
-	s.publishOne(w, r, nullPayload, opts, inStream(pub, topic))
+	s.publishOne(w, r, topic, nullPayload, opts, inStream(pub))
 }
 
 // snapTopic returns the principal and the topic of a request if the principal has the permission
@@ -137,16 +146,23 @@ func (s *Server) readFault(r *http.Request, err error) *fault {
 	return busFault(err, codeInternal, "The event store did not answer as it should: try again later.")
 }
 
-// entityTag returns a strong entity tag. The tag is made of the record without ts: an event without
-// a ts of its own has a slightly different ts in the topic's stream and in its bucket.
-func entityTag(e *jetstream.Event) string {
+// entityTag returns a strong entity tag of the record, or of the CloudEvent if cloud is not nil.
+// The tag is made of the record without ts: an event without a ts of its own has a slightly
+// different ts in the topic's stream and in its bucket. A CloudEvent differs from the record by its
+// source alone.
+func entityTag(e *jetstream.Event, cloud *cloudForm) string {
 	timeless := *e
 	timeless.TS = 0
 	b, _ := buffers.Get().(*[]byte)
 	defer putBuffer(b)
 	*b = timeless.AppendRecord((*b)[:0])
+	end := `"`
+	if cloud != nil {
+		*b = append(*b, cloud.source...)
+		end = `-ce"`
+	}
 	sum := sha256.Sum256(*b)
-	return `"` + hex.EncodeToString(sum[:16]) + `"`
+	return `"` + hex.EncodeToString(sum[:16]) + end
 }
 
 // noneMatch reports whether an If-None-Match (RFC 9110, section 13.1.2) contains tag, so that the

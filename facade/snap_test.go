@@ -20,9 +20,9 @@ import (
 
 	"eventhub/acl"
 	"eventhub/facade"
-	"eventhub/facade/client"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/sdk/go/wire"
 )
 
 // keptRules compact all topics below kept.
@@ -625,7 +625,7 @@ func TestPagesThatAreNotTaken(t *testing.T) {
 func TestTombstones(t *testing.T) {
 	r := newSnapRig(t, nil)
 	p := r.login(t)
-	c, err := client.Dial(t.Context(), "ws"+strings.TrimPrefix(r.ws.URL, "http"), client.Options{Token: rigToken})
+	c, err := wire.Dial(t.Context(), "ws"+strings.TrimPrefix(r.ws.URL, "http"), wire.Options{Token: rigToken})
 	if err != nil {
 		t.Fatal(err)
 	}

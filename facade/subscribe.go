@@ -17,7 +17,8 @@ import (
 // defaultAckTimeout is the length of a lease when SUBSCRIBE gives none. It is the bus's default.
 const defaultAckTimeout = 30 * time.Second
 
-// subscription is a subscription of a session. Its key is its topic and group.
+// subscription is a subscription of a client. The key of a subscription of a session is its topic
+// and group.
 type subscription struct {
 	bus           Subscription
 	topic, group  string
@@ -70,7 +71,7 @@ func (s *session) subscribe(o *operation) (ended bool) {
 			strconv.Itoa(len(s.subs)+s.joining)+" subscriptions.")
 		return true
 	}
-	sub.client, sub.free = s.counted, s.srv.freeGroups(s.principal)
+	sub.countFor(s.srv, s.principal)
 	s.joining++
 	s.carryOut(o, func(ctx context.Context) { s.join(ctx, o, sub) })
 	return false
@@ -84,7 +85,7 @@ func (s *session) mayJoin(sub *subscription) *fault {
 	denied := s.srv.deniedTopic(s.principal, sub)
 	switch {
 	case denied != "":
-		return &fault{code: codeForbidden, msg: "The policy does not allow to subscribe to " + denied + "::" + sub.group + "."}
+		return deniedGroup(denied, sub.group)
 	case s.draining || s.ended:
 		return &fault{code: codeOverloaded, msg: "The hub is shutting down; connect again."}
 	}
@@ -106,7 +107,7 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 	var joined Subscription
 	if err == nil {
 		why = "The subscription could not be made."
-		joined, err = s.joinInTurn(ctx, o, sub)
+		joined, err = s.srv.joinInTurn(ctx, sub, s.busOptions(&o.frame, sub), func(h *jetstream.Held) { s.out.deliver(h, sub) })
 	}
 	fail := s.adopt(sub, joined, err)
 	switch {
@@ -130,27 +131,32 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 
 // joinInTurn makes the subscription when the hub carries out few enough others, of this principal
 // and in all: each asks NATS several times, and the questions of others wait behind these.
-func (s *session) joinInTurn(ctx context.Context, o *operation, sub *subscription) (Subscription, error) {
-	if !s.srv.joins.Enter(ctx, sub.client, math.MaxInt, func() { s.limit("joins") }) {
+func (s *Server) joinInTurn(ctx context.Context, sub *subscription, opts jetstream.SubscribeOptions, handler func(*jetstream.Held)) (Subscription, error) {
+	if !s.joins.Enter(ctx, sub.client, math.MaxInt, func() { s.cfg.Observer.LimitReached("joins") }) {
 		return nil, &jetstream.Error{Code: string(codeOverloaded), Msg: "Too many subscriptions are being made: try again later."}
 	}
-	defer s.srv.joins.Leave(sub.client)
-	return s.srv.cfg.Bus.Subscribe(ctx, sub.topic, sub.group, s.busOptions(&o.frame, sub), func(h *jetstream.Held) {
-		s.out.deliver(h, sub)
-	})
+	defer s.joins.Leave(sub.client)
+	return s.cfg.Bus.Subscribe(ctx, sub.topic, sub.group, opts, handler)
 }
 
-// busOptions returns the options of a subscription for the bus.
+// busOptions returns the options of a subscription of a connection.
 func (s *session) busOptions(f *frame, sub *subscription) jetstream.SubscribeOptions {
-	opts := f.subscribe
-	opts.Topics = sub.more
-	opts.CountFor, opts.FreeGroups = sub.client, sub.free
-	opts.Holder, sub.leave = s.srv.holders.enter(sub.client)
-	opts.MaxLease = s.srv.cfg.Limits.Lease
+	opts := s.srv.busOptions(f, sub)
 	opts.OnDeleted = func(string) { s.srv.wg.Go(func() { s.groupDeleted(sub) }) }
 	opts.OnReset = func(string) { s.reset(sub) }
 	opts.OnLost = func(l jetstream.Loss) { s.eventsLost(sub, l) }
-	opts.Paused = true // until the OK is on its way
+	return opts
+}
+
+// busOptions returns the options of a subscription for the bus. The subscription starts paused,
+// until the client knows of it.
+func (s *Server) busOptions(f *frame, sub *subscription) jetstream.SubscribeOptions {
+	opts := f.subscribe
+	opts.Topics = sub.more
+	opts.CountFor, opts.FreeGroups = sub.client, sub.free
+	opts.Holder, sub.leave = s.holders.enter(sub.client)
+	opts.MaxLease = s.cfg.Limits.Lease
+	opts.Paused = true
 	return opts
 }
 
@@ -189,14 +195,18 @@ func (s *session) reset(sub *subscription) {
 // eventsLost tells a client with the capability events_lost that events were removed before the
 // group was given them. The bus calls it before the next event of the topic.
 func (s *session) eventsLost(sub *subscription, l jetstream.Loss) {
-	if !s.wantsLosses.Load() {
-		return
+	if s.wantsLosses.Load() {
+		s.tell(codeEventsLost, sub.lossText(l))
 	}
+}
+
+// lossText is the message of events_lost.
+func (sub *subscription) lossText(l jetstream.Loss) string {
 	msg := l.Topic + "::" + sub.group + " lost " + strconv.FormatUint(l.Events, 10) + " events"
 	if !l.Since.IsZero() {
 		msg += " stored since " + l.Since.UTC().Format("2006-01-02T15:04:05.000Z")
 	}
-	s.tell(codeEventsLost, msg)
+	return msg
 }
 
 // groupDeleted ends a subscription whose group somebody has deleted, on any of its topics, and
@@ -248,16 +258,16 @@ func (s *session) pause(o *operation, sub *subscription) (ended bool) {
 func (s *session) stop(ctx context.Context, sub *subscription) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	s.endSub(ctx, sub, Subscription.Stop)
+	s.srv.endSub(ctx, sub, Subscription.Stop)
 }
 
 // ending is a way to end a subscription: Stop or Disconnect.
 type ending func(Subscription, context.Context) error
 
-func (s *session) endSub(ctx context.Context, sub *subscription, how ending) {
+func (s *Server) endSub(ctx context.Context, sub *subscription, how ending) {
 	defer sub.end()
 	if err := how(sub.bus, ctx); err != nil {
-		s.srv.log.WarnContext(ctx, "failed to end a subscription; its events are redelivered after AckWait", slog.String("topic", sub.topic),
+		s.log.WarnContext(ctx, "failed to end a subscription; its events are redelivered after AckWait", slog.String("topic", sub.topic),
 			slog.String("group", sub.group), slog.Any("error", err))
 	}
 }
@@ -269,7 +279,7 @@ func (s *session) endSubs(subs map[string]*subscription, how ending) {
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, sub := range subs {
-		wg.Go(func() { s.endSub(ctx, sub, how) })
+		wg.Go(func() { s.srv.endSub(ctx, sub, how) })
 	}
 	wg.Wait()
 	maps.DeleteFunc(s.subs, func(key string, _ *subscription) bool { return subs[key] != nil })
@@ -293,6 +303,11 @@ func newSubscription(f *frame, longest time.Duration) *subscription {
 	}
 	sub.ackDeadlineMS = min(lease, longest).Milliseconds()
 	return sub
+}
+
+// countFor charges a principal for the topics and groups that the subscription creates.
+func (sub *subscription) countFor(s *Server, p Principal) {
+	sub.client, sub.free = p.Key(), s.freeGroups(p)
 }
 
 // validate checks the form of the names.

@@ -59,12 +59,23 @@ func (s *Server) newQuota(perSecond, burst int) *quota.Set {
 // throttle takes one publish from the quotas of its principal and its topic. A principal that
 // exceeds its own quota takes nothing from the topic's quota, which it shares with others.
 func (s *Server) throttle(p Principal, topic string) *fault {
+	if fail := s.throttlePrincipal(p); fail != nil {
+		return fail
+	}
+	return s.throttleTopic(topic)
+}
+
+func (s *Server) throttlePrincipal(p Principal) *fault {
 	if s.byPrincipal != nil {
 		if wait := s.byPrincipal.Take(p.Key()); wait > 0 {
 			s.cfg.Observer.LimitReached("principal_rate")
 			return tooFast("This client may publish", s.cfg.Limits.PrincipalRate, wait)
 		}
 	}
+	return nil
+}
+
+func (s *Server) throttleTopic(topic string) *fault {
 	if wait := s.byTopic.Take(topic); wait > 0 {
 		s.cfg.Observer.LimitReached("topic_rate")
 		return tooFast("To this topic all clients together may publish", s.cfg.Limits.TopicRate, wait)

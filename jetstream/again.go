@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -59,6 +60,26 @@ func askAgain[T any](ctx context.Context, limit time.Duration, ask func(context.
 			next.Reset(wait)
 		case <-ctx.Done():
 			return *new(T), ctx.Err()
+		}
+	}
+}
+
+// whenUp asks NATS something for Open, and asks again, for up to openWait, while an error passes by
+// itself: a cluster that starts together with the hub has no leader, or too few servers, for a
+// while.
+func whenUp[T any](ctx context.Context, b *Bus, ask func() (T, error)) (T, error) {
+	waiting, cancel := context.WithTimeout(ctx, openWait)
+	defer cancel()
+	for told := false; ; told = true {
+		value, err := ask()
+		if err == nil || !passing(err) {
+			return value, err
+		}
+		if !told {
+			b.log.WarnContext(ctx, "the nats cluster is not complete yet; retrying", slog.Duration("for", openWait), slog.Any("error", err))
+		}
+		if b.pause(waiting, askFirst) != nil {
+			return value, err
 		}
 	}
 }

@@ -4,6 +4,7 @@ package jetstream
 
 import (
 	"context"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -82,4 +83,33 @@ func TestOpenWhileABucketHasNoLeader(t *testing.T) {
 	begun := time.Now()
 	open(t, cfg)
 	t.Logf("open after %v", time.Since(begun))
+}
+
+// A hub that starts before the servers of its cluster do waits for them.
+func TestOpenBeforeAllServersAreUp(t *testing.T) {
+	t.Parallel()
+	nodes := natstest.Cluster(t, 3)
+	nodes[0].Start()
+	nodes[1].Start()
+	book := new(logBook)
+	opened := make(chan error, 1)
+	go func() {
+		b, err := Open(t.Context(), Config{URL: strings.Join(natstest.URLs(nodes[:2]), ","), Replicas: 3, Logger: slog.New(slog.NewTextHandler(book, nil))})
+		if err == nil {
+			err = b.Close()
+		}
+		opened <- err
+	}()
+	natstest.Look(t, natstest.URLs(nodes[:2])...).Until("the hub waits", func(context.Context) bool {
+		select {
+		case err := <-opened:
+			t.Fatalf("open with two of three servers: %v", err)
+		default:
+		}
+		return len(book.lines("the nats cluster is not complete yet; retrying")) > 0
+	})
+	nodes[2].Start()
+	if err := <-opened; err != nil {
+		t.Error(err)
+	}
 }

@@ -7,17 +7,18 @@ import (
 	"log/slog"
 	"maps"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/native"
 )
 
 // attemptsBucket holds, for each event that a hub gave back before a client had it, how many of the
 // server's deliveries count for no attempt. For an event whose last attempt has failed and whose
 // dead letter waits, it also holds what the letter is to say.
-const attemptsBucket = "eventhub_attempts"
+const attemptsBucket = native.AttemptsBucket
 
 // Bounds of the attempts bucket. An event that comes again after that counts deliveries as attempts
 // that no client had.
@@ -42,24 +43,13 @@ type note struct {
 }
 
 // lastFailure is how the last attempt of an event failed.
-type lastFailure struct {
-	Attempt int    `json:"attempt"`
-	At      int64  `json:"at"` // epoch milliseconds
-	Reason  string `json:"reason"`
-	Client  string `json:"client,omitempty"` // for which the dead letter counts
-}
-
-// storedNote is a note with a failure, as JSON. A note without one is a number.
-type storedNote struct {
-	Spared int          `json:"spared"`
-	Failed *lastFailure `json:"failed"`
-}
+type lastFailure = native.LastFailure
 
 func (n note) value() []byte {
 	if n.failed == nil {
 		return strconv.AppendInt(nil, int64(n.spared), 10)
 	}
-	value, err := json.Marshal(storedNote{n.spared, n.failed})
+	value, err := json.Marshal(native.AttemptNote{Spared: n.spared, Failed: n.failed})
 	if err != nil {
 		panic(err) // there are only strings and numbers
 	}
@@ -68,14 +58,8 @@ func (n note) value() []byte {
 
 // parseNote reads a note. It reports false where there is none.
 func parseNote(value []byte) (n note, ok bool) {
-	if spared, err := strconv.Atoi(string(value)); err == nil {
-		return note{spared: spared}, true
-	}
-	var s storedNote
-	if json.Unmarshal(value, &s) != nil || s.Failed == nil {
-		return note{}, false
-	}
-	return note{s.Spared, s.Failed}, true
+	stored, ok := native.ParseNote(value)
+	return note{stored.Spared, stored.Failed}, ok
 }
 
 // attempts turns the server's count of deliveries into the count of attempts. The server counts
@@ -184,15 +168,9 @@ func (a *attempts) settledUpTo(floor uint64) {
 	}
 }
 
-// eventKey names an event of one consumer, as it was made at that time, in the hub's buckets. A
-// generation's number holds a character that keys must not.
-func eventKey(stream, consumer string, created time.Time, seq uint64) string {
-	group, _, _ := strings.Cut(consumer, "~")
-	return stream + "." + group + "." + strconv.FormatInt(created.UnixNano(), 36) + "." + strconv.FormatUint(seq, 10)
-}
-
+// eventKey names the event of d in the hub's buckets.
 func (d *Delivery) eventKey() string {
-	return eventKey(d.group.topic.stream.name, d.group.consumer, d.group.created, d.seq)
+	return native.NoteKey(d.group.topic.stream.name, d.group.consumer, d.group.created, d.seq)
 }
 
 // attemptsSubject is where the deliveries of the event are noted.

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/native"
 	"eventhub/jetstream/natstest"
 )
 
@@ -168,7 +169,7 @@ func BenchmarkDeliverAndAck(b *testing.B) {
 		b.ReportAllocs()
 		b.ResetTimer()
 		for range benchClients {
-			c, err := nativeClient(b, bus).CreateOrUpdateConsumer(b.Context(), "bench", natsjs.ConsumerConfig{Durable: "g", AckPolicy: natsjs.AckExplicitPolicy, MaxAckPending: maxAckPending})
+			c, err := nativeClient(b, bus).CreateOrUpdateConsumer(b.Context(), "bench", natsjs.ConsumerConfig{Durable: "g", AckPolicy: natsjs.AckExplicitPolicy, MaxAckPending: native.MaxAckPending})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // bookmarksBucket holds the bookmarks of groups.
@@ -60,21 +62,7 @@ type bookmark struct {
 }
 
 // seqSpan is a run of sequences, both ends included.
-type seqSpan [2]uint64
-
-// covered reports whether a sequence is in one of the spans, which are in order.
-func covered(spans []seqSpan, seq uint64) bool {
-	i, found := slices.BinarySearchFunc(spans, seq, func(s seqSpan, seq uint64) int {
-		switch {
-		case s[1] < seq:
-			return -1
-		case s[0] > seq:
-			return 1
-		}
-		return 0
-	})
-	return found && i < len(spans)
-}
+type seqSpan = native.Span
 
 // gaps returns what is in floor+1..newest and not among unsettled, which is sorted.
 func gaps(floor, newest uint64, unsettled []uint64) (spans []seqSpan) {

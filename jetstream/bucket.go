@@ -2,8 +2,6 @@ package jetstream
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,35 +15,6 @@ import (
 
 // bucketTopic is where a bucket's stream says whose it is.
 const bucketTopic = "eventhub.topic"
-
-// maxBucketName is the longest name of a bucket in bytes: its stream's name is also a directory.
-const maxBucketName = 150
-
-// bucketName is the KV bucket of a compacted topic. KV knows no dots in names and some file systems
-// fold case, so what is no lower-case letter, digit or hyphen is escaped by a capital X. A long
-// name becomes a readable prefix and a hash; XX is no escape, so the two forms never meet.
-func bucketName(topic string) string {
-	var b strings.Builder
-	b.WriteString("latest_")
-	for i := range len(topic) {
-		switch c := topic[i]; {
-		case c == '.':
-			b.WriteByte('_')
-		case 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '-':
-			b.WriteByte(c)
-		default:
-			b.WriteByte('X')
-			b.WriteByte(hexDigits[c>>4])
-			b.WriteByte(hexDigits[c&15])
-		}
-	}
-	name := b.String()
-	if len(name) <= maxBucketName {
-		return name
-	}
-	sum := sha256.Sum256([]byte(topic))
-	return name[:100] + "XX" + hex.EncodeToString(sum[:16])
-}
 
 // bucket is where the server keeps the newest event of each key of a compacted topic: a KV bucket
 // that takes nothing but what its stream sources from the topic's.
@@ -155,8 +124,7 @@ func (b *Bus) createBucket(ctx context.Context, t *topicInfo, source *natsjs.Str
 	}
 	cfg := t.bucket.config(t.name, source)
 	s, err := b.js.CreateStream(ctx, cfg)
-	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
-		// another hub made it at the same moment, with other settings: theirs count
+	if raced(err) {
 		return b.findStream(ctx, cfg.Name)
 	}
 	if err != nil {
@@ -165,13 +133,23 @@ func (b *Bus) createBucket(ctx context.Context, t *topicInfo, source *natsjs.Str
 	info := s.CachedInfo()
 	if info.Config.Duplicates > minWindow {
 		cfg.Duplicates = minWindow
-		if s, err = b.js.UpdateStream(ctx, cfg); err != nil {
+		s, err = b.js.UpdateStream(ctx, cfg)
+		if raced(err) {
+			return b.findStream(ctx, cfg.Name)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("jetstream: update bucket %s for topic %s: %w", cfg.Name, t.name, err)
 		}
 		info = s.CachedInfo()
 	}
 	b.log.InfoContext(ctx, "bucket made", slog.String("topic", t.name), slog.String("stream", cfg.Name))
 	return info, nil
+}
+
+// raced reports that another hub made the bucket at the same moment, with other settings, which
+// count, or starts its source again (restartSource): then the server's answer has no source.
+func raced(err error) bool {
+	return errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) || errors.Is(err, natsjs.ErrStreamSourceNotSupported)
 }
 
 // foreign reports that the stream is somebody else's. One that has no sources any more is taken for
@@ -241,7 +219,7 @@ func (t *topicInfo) entry(m *storedMsg) (*Event, origin, bool) {
 		Topic: t.name, Key: tokenKey(m.subject[len(t.bucket.prefix):]), Payload: m.data,
 		Stream: t.stream.name, Sequence: at.seq, StoredAt: m.time.UnixNano(),
 	}
-	e.readHeader(m.header)
+	e.ReadHeader(m.header)
 	if m.header[headerTS] == nil && m.header[headerID] != nil {
 		if made, v7 := madeAt(e.ID); v7 { // by a hub, right before it was stored
 			e.TS = made.UnixMilli()

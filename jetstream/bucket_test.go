@@ -29,7 +29,7 @@ func TestBucketNames(t *testing.T) {
 	}
 	long := strings.Repeat("a", 149)
 	one, two := bucketName(long+".b"), bucketName(long+"_b")
-	if one == two || len(one) > maxBucketName || len(two) > maxBucketName || bucketName(strings.ToUpper(long)) == one {
+	if one == two || len(one) > 150 || len(two) > 150 || bucketName(strings.ToUpper(long)) == one {
 		t.Errorf("%s, %s", one, two)
 	}
 }
@@ -175,6 +175,36 @@ func TestRacingHubsMakeOneBucket(t *testing.T) {
 			t.Errorf("%+v, %v", r, err)
 		}
 	}
+}
+
+// A hub that meets a topic while another starts the source of its bucket again finds the bucket.
+func TestBucketWhoseSourceIsStartedAgain(t *testing.T) {
+	b := open(t, Config{URL: natsServer(t), Topics: compactedRules})
+	set(t, b, "state.a", "k", "1")
+	at := b.known("state.a")
+	source, err := b.findStream(t.Context(), at.stream.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := b.findStream(t.Context(), at.bucket.stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, end := context.WithCancel(t.Context())
+	var other sync.WaitGroup
+	other.Go(func() {
+		for ctx.Err() == nil {
+			b.restartSource(t.Context(), at, info)
+		}
+	})
+	for range 300 {
+		if _, err := b.createBucket(t.Context(), at, &source.Config); err != nil {
+			t.Error(err)
+			break
+		}
+	}
+	end()
+	other.Wait()
 }
 
 // A topic that was there before it was compacted gets a bucket when it is met, with all that it

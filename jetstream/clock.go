@@ -3,6 +3,8 @@ package jetstream
 import (
 	"sync/atomic"
 	"time"
+
+	"eventhub/jetstream/native"
 )
 
 // fence holds the times that keep a hub from settling what the server has given to another (see
@@ -24,7 +26,7 @@ type fence struct {
 const freshLimit = 3 * time.Second
 
 // margin is how much earlier than the server the hub counts a delivery as lost.
-func margin(ackWait time.Duration) time.Duration { return min(5*time.Second, ackWait/3) }
+func margin(ackWait time.Duration) time.Duration { return native.Margin(ackWait) }
 
 func newFence(ackWait time.Duration) fence {
 	m := margin(ackWait)
@@ -40,16 +42,17 @@ func stallLimit(ackWait time.Duration) time.Duration { return min(2*time.Second,
 // owner reads it regularly (Bus.watchStalls), and a reading long after the last one means that
 // those did not come.
 type clock struct {
+	read     func() time.Time
 	base     time.Time
 	lastTick atomic.Int64
 	limit    int64
 }
 
-func newClock(limit time.Duration) *clock {
-	return &clock{base: time.Now(), limit: int64(limit)}
+func newClock(read func() time.Time, limit time.Duration) *clock {
+	return &clock{read: read, base: read(), limit: int64(limit)}
 }
 
-func (c *clock) now() int64 { return int64(time.Since(c.base)) }
+func (c *clock) now() int64 { return int64(c.read().Sub(c.base)) }
 
 // stalled reports whether, at now, the process is known to have stood still and nobody has dealt
 // with it yet.

@@ -63,7 +63,7 @@ func (c Collections) OpenWithTTL(ctx context.Context, name string, ttl time.Dura
 	}
 	_, err := b.js.KeyValue(ctx, name)
 	if errors.Is(err, natsjs.ErrBucketNotFound) {
-		cfg := natsjs.KeyValueConfig{Bucket: name, Description: "eventhub: state of the hub's own", Replicas: b.cfg.Replicas, TTL: ttl}
+		cfg := natsjs.KeyValueConfig{Bucket: name, Description: collectionNote, Replicas: b.cfg.Replicas, TTL: ttl}
 		if b.cfg.MemoryStorage {
 			cfg.Storage = natsjs.MemoryStorage
 		}

@@ -59,6 +59,9 @@ type Config struct {
 	Observer Observer
 	// Tracer makes spans of publishes and deliveries. Default: none.
 	Tracer Tracer
+	// Clock is read for the times of leases, and must not go backwards. Tests move it. Default:
+	// time.Now, whose monotonic part counts, so that changes of the wall clock move no lease.
+	Clock func() time.Time
 
 	bucketCheck time.Duration // how often buckets are looked at; default bucketCheckEvery
 }
@@ -108,6 +111,8 @@ type TopicRule struct {
 	// Compaction or with Snapshot.KeySource. With KeySource, MaxAge, MaxMsgs and MaxBytes have the
 	// same minimum values as with Compaction.
 	Snapshot *SnapshotRule
+	// CloudEvents says how the events look as CloudEvents.
+	CloudEvents CloudEventsRule
 }
 
 // OnFull is what happens to events at the bounds of a topic.
@@ -290,6 +295,9 @@ func (c *Config) validate() error {
 	def(&c.Connections, 2)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Clock == nil {
+		c.Clock = time.Now
 	}
 	if c.Observer == nil {
 		c.Observer = nopObserver{}

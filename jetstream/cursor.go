@@ -7,6 +7,8 @@ import (
 	"log/slog"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // Group has the operations on a group from outside; members use Bus.Subscribe or Bus.Consume. A
@@ -149,7 +151,7 @@ func (g Group) Delete(ctx context.Context) error {
 			return b.unavailable(err)
 		}
 		if exists && !ptr.Deleted {
-			_, err := b.generations.swap(ctx, t, group, ptr, generation{Number: ptr.Number, Consumer: ptr.Consumer, After: ptr.After, Deleted: true})
+			_, err := b.generations.swap(ctx, t, group, ptr, generation{Generation: native.Generation{Number: ptr.Number, Consumer: ptr.Consumer, After: ptr.After, Deleted: true}})
 			if errors.Is(err, errGroupMoved) {
 				continue
 			}

@@ -7,21 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
-	"eventhub/jetstream/jsonscan"
+	"eventhub/jetstream/native"
 )
 
 const (
 	// deadMargin is what the headers of a letter may take of the server's max_payload.
 	deadMargin = 4 << 10
-	// maxReason is the most bytes of a failure's reason that are kept.
-	maxReason = 1024
 	// deadSure is for how long a group's consumer is taken for the one that it was.
 	deadSure = time.Second
 )
@@ -137,7 +134,7 @@ func (q *deadLetters) sameConsumer(ctx context.Context, d *Delivery, since int64
 	if err != nil {
 		return false, err
 	}
-	return info.Created.Equal(d.group.created), nil
+	return native.ConsumerMade(info).Equal(d.group.created), nil
 }
 
 func (q *deadLetters) usable(d *Delivery) bool {
@@ -159,8 +156,7 @@ func (d *Delivery) movedOn() bool { return d.m.group != d.group }
 // deadID names the failure of one event in one generation of one group, so that it is stored once.
 // The times tell them from those of a stream or a consumer that was created again under its name.
 func (d *Delivery) deadID() string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d %s %d", d.group.topic.stream.name, d.group.topic.stream.created.UnixNano(), d.seq, d.group.consumer, d.group.created.UnixNano()))
-	return "dlq:" + hex.EncodeToString(sum[:16])
+	return native.DeadLetterID(d.group.topic.stream.name, d.group.topic.stream.created, d.seq, d.group.consumer, d.group.created)
 }
 
 // deadEvent is what a dead letter says.
@@ -182,7 +178,7 @@ func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
 	if err != nil {
 		return err
 	}
-	letter := l.append(nil)
+	letter := l.letter().Append(nil)
 	bare := len(letter) > int(b.publisher.link.nc.MaxPayload())-deadMargin
 	origin := originRef{stream: l.original.Stream, seq: l.original.Sequence, storedAt: l.original.StoredAt, tombstone: l.original.Tombstone}
 	for {
@@ -193,7 +189,7 @@ func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
 			origin.bare = true
 			// Control characters of a native publisher's text grow sixfold as JSON. What does not
 			// fit stays in its stream.
-			letter = l.withoutPayload().append(nil)
+			letter = l.letter().WithoutPayload().Append(nil)
 		}
 		_, err := b.publishWait(ctx, func(done func(Receipt, error)) error {
 			return b.publisher.send(ctx, t, letter, &PublishOptions{ID: l.id, origin: origin}, done)
@@ -223,14 +219,6 @@ const errCodeStoreFailed natsjs.ErrorCode = 10077
 // errCodeTooLarge is the server's for a message beyond the stream's max_msg_size.
 const errCodeTooLarge natsjs.ErrorCode = 10054
 
-func (l deadEvent) withoutPayload() *deadEvent {
-	l.reason += fmt.Sprintf(" (payload of %d bytes left out: it is at %s@%d)", len(l.original.Payload), l.original.Stream, l.original.Sequence)
-	bare := *l.original
-	bare.Payload = nil
-	l.original = &bare
-	return &l
-}
-
 // DeadLetter stores an event of the topic on dlq.<topic> as a failure of the group, and returns
 // once it is stored. It settles nothing. It is for programs that read events in an order of their
 // own, as projections do; the failure of a Delivery needs no such call. The dead letter keeps 1 KiB
@@ -245,23 +233,10 @@ func (g Group) DeadLetter(ctx context.Context, e *Event, reason string, attempts
 	}
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d group %s", e.Stream, e.Sequence, e.StoredAt, g.name))
 	return g.bus.storeLetter(ctx, deadEvent{
-		original: e, group: g.name, reason: shortReason(reason), attempts: attempts, at: time.Now(), id: "dlq:" + hex.EncodeToString(sum[:16]),
+		original: e, group: g.name, reason: native.ShortReason(reason), attempts: attempts, at: time.Now(), id: "dlq:" + hex.EncodeToString(sum[:16]),
 	})
 }
 
-func shortReason(reason string) string {
-	if len(reason) > maxReason {
-		return strings.ToValidUTF8(reason[:maxReason], "") + "…"
-	}
-	return reason
-}
-
-func (l *deadEvent) append(dst []byte) []byte {
-	dst = jsonscan.AppendString(append(dst, `{"topic":`...), l.original.Topic)
-	dst = jsonscan.AppendString(append(dst, `,"group":`...), l.group)
-	dst = l.original.AppendRecord(append(dst, `,"original":`...))
-	dst = jsonscan.AppendString(append(dst, `,"err":`...), l.reason)
-	dst = strconv.AppendInt(append(dst, `,"ts":`...), l.at.UnixMilli(), 10)
-	dst = strconv.AppendInt(append(dst, `,"attempts":`...), int64(l.attempts), 10)
-	return append(dst, '}')
+func (l *deadEvent) letter() *native.DeadLetter {
+	return &native.DeadLetter{Group: l.group, Original: l.original, Reason: l.reason, Attempts: l.attempts, At: l.at}
 }

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"eventhub/jetstream/native"
 	"eventhub/jetstream/quota"
 )
 
@@ -152,7 +153,7 @@ func (q *deadLetters) giveBack(ctx context.Context) {
 // add takes a delivery that its subscription has ended after its last attempt. It does not block.
 func (q *deadLetters) add(d *Delivery, reason string) {
 	q.enter(&deadLetter{d: d, failure: lastFailure{
-		Attempt: d.Attempt, At: time.Now().UnixMilli(), Reason: shortReason(reason), Client: d.m.sub.opts.CountFor,
+		Attempt: d.Attempt, At: time.Now().UnixMilli(), Reason: native.ShortReason(reason), Client: d.m.sub.opts.CountFor,
 	}})
 }
 

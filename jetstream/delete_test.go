@@ -4,6 +4,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/native"
 )
 
 // Whoever deletes a group ends its members on all hubs, and leaves nothing of it. A group of that
@@ -140,7 +142,7 @@ func TestADeletionThatWasCutOff(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := b.generations.swap(t.Context(), topic, "g", ptr, generation{Number: ptr.Number, Consumer: ptr.Consumer, Deleted: true}); err != nil {
+		if _, err := b.generations.swap(t.Context(), topic, "g", ptr, generation{Generation: native.Generation{Number: ptr.Number, Consumer: ptr.Consumer, Deleted: true}}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := b.Group("cut", "g").Backlog(t.Context()); !errors.Is(err, ErrNotFound) {

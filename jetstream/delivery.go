@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/native"
 )
 
 // What a subscriber says to the server about a delivery.
@@ -15,12 +17,6 @@ var (
 	nakNow   = []byte("-NAK")
 	progress = []byte("+WPI")
 	term     = []byte("+TERM")
-)
-
-// Back-off of refused events, from the protocol.
-const (
-	backoffFirst = 50 * time.Millisecond
-	backoffMax   = 10 * time.Second
 )
 
 // Delivery is an event that a subscriber works on, for as long as its lease lasts: until Ack or
@@ -75,6 +71,7 @@ type Delivery struct {
 	started  int64 // of the lease
 	deadline int64
 	sameID   *Delivery    // the next younger lease of the same id
+	handle   uint64       // its lease in the handle of a client; 0: it has none
 	trace    DeliverySpan // of the lease; nil: not traced
 	cancel   context.CancelFunc
 }
@@ -191,10 +188,10 @@ func newDelivery(in *inbox, msg *nats.Msg, p deliveryMeta, now int64) *Delivery 
 		Order: p.order, Stretch: in.number, m: in.m, group: in.group, reply: msg.Reply, seq: p.streamSeq, size: msg.Size(), cuts: in.m.sub.link.cuts.Load(),
 		delivered: p.delivered, index: -1, arrived: now, touched: now,
 	}
-	d.Event.readHeader(msg.Header)
+	d.Event.ReadHeader(msg.Header)
 	if in.group.topic.putBack {
 		d.Order, d.Stretch = 0, 0 // the counts of another consumer
-		d.letter = d.Event.readPutBack(msg.Header)
+		d.letter = readPutBack(&d.Event, msg.Header)
 	}
 	return d
 }
@@ -265,9 +262,12 @@ func (d *Delivery) begin(release bool) bool {
 		d.Event.Payload, d.Event.Headers, d.Event.Tags, d.Event.CausedBy = nil, nil, nil, nil
 	}
 	s.lease(d)
+	if d.handle != 0 {
+		s.bus.handles.leases.add(d)
+	}
 	s.schedule(d.deadline)
 	if full {
-		s.refillSoon()
+		s.refillSoon(now)
 	}
 	d.m.obs.Delivered(d.Attempt)
 	d.m.obs.InFlight(1)
@@ -367,7 +367,7 @@ func (s *Subscription) nack(d *Delivery, id, reason string, delay time.Duration)
 		s.bus.dead.add(d, reason)
 	default:
 		if delay < 0 {
-			delay = backoff(d.Attempt)
+			delay = native.Backoff(d.Attempt)
 		}
 		d.sendNak(min(delay, s.opts.MaxLease))
 	}
@@ -404,13 +404,6 @@ func nakAfter(delay time.Duration) []byte {
 		return nakNow
 	}
 	return append(strconv.AppendInt([]byte(`-NAK {"delay":`), int64(delay), 10), '}')
-}
-
-func backoff(attempt int) time.Duration {
-	if attempt > 8 {
-		return backoffMax
-	}
-	return min(backoffFirst<<max(attempt-1, 0), backoffMax)
 }
 
 // extend moves the end of the lease d; nil: of the oldest one of id.

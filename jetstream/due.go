@@ -17,6 +17,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // dueConsumer is the consumer through which all hubs take events that are due.
@@ -291,7 +293,7 @@ func (e *dueEvent) options() (topic string, opts PublishOptions, ok bool) {
 		return "", opts, false
 	}
 	var was Event
-	was.readHeader(h)
+	was.ReadHeader(h)
 	opts = PublishOptions{
 		ID: was.ID, Key: subjectKey(subject), SID: was.SID, Headers: was.Headers, Tags: was.Tags, CausedBy: was.CausedBy, Tombstone: was.Tombstone,
 		TS: was.TS, HasTS: h[headerTS] != nil,
@@ -425,7 +427,7 @@ func (r *dueReader) bury(ctx context.Context, e *dueEvent, topic string, opts *P
 		}
 		sum := sha256.Sum256([]byte(delayedStream + " " + e.msg.Header.Get(headerScheduleID)))
 		err := b.storeLetter(ctx, deadEvent{
-			original: event, group: DelayedGroup, reason: shortReason(reasonOf(refused)), attempts: e.meta.delivered, at: time.Now(),
+			original: event, group: DelayedGroup, reason: native.ShortReason(reasonOf(refused)), attempts: e.meta.delivered, at: time.Now(),
 			id: "dlq:" + hex.EncodeToString(sum[:16]), whole: true,
 		})
 		if err != nil {

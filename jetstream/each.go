@@ -6,6 +6,8 @@ import (
 	"errors"
 	"math"
 	"time"
+
+	"eventhub/jetstream/native"
 )
 
 // stopped marks an error as the caller's own, which is to be returned as it is.
@@ -68,8 +70,8 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*Event
 	if err != nil {
 		return since, b.unavailable(err)
 	}
-	if !since.Created.Equal(info.Created) || info.State.LastSeq < since.Sequence {
-		since = BucketPosition{Created: info.Created}
+	if !since.Created.Equal(native.StreamMade(info)) || info.State.LastSeq < since.Sequence {
+		since = BucketPosition{Created: native.StreamMade(info)}
 	}
 	err = b.readThrough(ctx, t.bucket.stream, since.Sequence+1, false, func(m *storedMsg) error {
 		if e, _, ok := t.entry(m); ok {
@@ -154,8 +156,8 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 	end := info.State.LastSeq
 	switch {
 	case r.created.IsZero():
-		r.created = info.Created
-	case !info.Created.Equal(r.created):
+		r.created = native.StreamMade(info)
+	case !native.StreamMade(info).Equal(r.created):
 		return false, errAnew
 	}
 	const many = 2 * maxDirect // one consumer costs less than so many counts

@@ -14,6 +14,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 const (
@@ -245,7 +247,7 @@ func (r *groupReader) remember(ctx context.Context, streams []string, earlier ma
 		if err != nil {
 			return err
 		}
-		now := &knownEvents{created: info.Created, first: info.State.FirstSeq, deleted: info.State.NumDeleted, at: make(map[topicPlace]time.Time)}
+		now := &knownEvents{created: native.StreamMade(info), first: info.State.FirstSeq, deleted: info.State.NumDeleted, at: make(map[topicPlace]time.Time)}
 		mu.Lock()
 		defer mu.Unlock()
 		r.found[streams[i]] = now

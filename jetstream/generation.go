@@ -13,10 +13,12 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // groupsBucket names, for each group that was moved, the consumer that it now is.
-const groupsBucket = "eventhub_groups"
+const groupsBucket = native.GroupsBucket
 
 // sweepEvery is how often consumers that are no group's are looked for, and sweepAge how old they
 // must be: younger ones may belong to a seek that is under way.
@@ -31,30 +33,7 @@ const (
 // generation says which consumer the group is: each seek makes the next one. Of a group that was
 // never moved none is stored: it is generation 1, of a plain name.
 type generation struct {
-	Number   int    `json:"generation"`
-	Consumer string `json:"consumer"`
-	// Stream is when the stream was created: a generation on a stream that was deleted and made
-	// anew counts no more.
-	Stream time.Time `json:"stream"`
-	// Durable says that the group had a TTL and has none any more.
-	Durable bool `json:"durable,omitempty"`
-	// Deleted says that somebody deleted the group; Consumer was its last.
-	Deleted bool `json:"deleted,omitempty"`
-	// Paused says that the group gets no events until somebody resumes it.
-	Paused bool `json:"paused,omitempty"`
-	// Settled is what members acknowledge unseen: it was settled when a bookmark was made to which
-	// the group went back.
-	Settled []seqSpan `json:"settled,omitempty"`
-	// Tried are events with the attempts that they had before a repair of the group.
-	Tried []seqTries `json:"tried,omitempty"`
-	// After is the revision of the last deletion. Members of earlier revisions are of a group that
-	// was deleted.
-	After uint64 `json:"after,omitempty"`
-	// Unfinished is for the mark of a topic that was deleted: its name, while something of it may
-	// be left.
-	Unfinished string `json:"unfinished,omitempty"`
-	// PutBack names the queue of events that were put back to the group; "" when none ever was.
-	PutBack string `json:"put_back,omitempty"`
+	native.Generation
 
 	revision uint64 // in the bucket; 0: not stored
 }
@@ -65,10 +44,10 @@ func (p generation) next(t *topicInfo, group string) generation {
 	var nonce [4]byte
 	_, _ = rand.Read(nonce[:]) // never fails
 	n := p.Number + 1
-	next := generation{
+	next := generation{Generation: native.Generation{
 		Number: n, Consumer: t.consumerName(group) + "~" + strconv.Itoa(n) + "-" + hex.EncodeToString(nonce[:]),
 		Durable: p.Durable, Paused: p.Paused, Settled: p.Settled, Tried: p.Tried, After: p.After, PutBack: p.PutBack,
-	}
+	}}
 	if p.Deleted {
 		next.Durable, next.Paused, next.Settled, next.Tried, next.After, next.PutBack = false, false, nil, nil, p.revision, ""
 	}
@@ -82,7 +61,7 @@ func (p *generation) carries() bool {
 
 // emptied is the generation for a new group of the same name.
 func (p *generation) emptied() generation {
-	return generation{Number: p.Number, Consumer: p.Consumer, After: p.After, revision: p.revision}
+	return generation{native.Generation{Number: p.Number, Consumer: p.Consumer, After: p.After}, p.revision}
 }
 
 // past is what the members of the next generation are to know of events.
@@ -124,32 +103,36 @@ func openGenerations(ctx context.Context, b *Bus) (*generations, error) {
 
 // ownBucket opens a bucket in which hubs keep what they share, and makes it if it is not there.
 func (b *Bus) ownBucket(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs.KeyValue, error) {
-	js := manager{b.js.JetStream, openWait}
+	cfg.Replicas = b.cfg.Replicas
+	if b.cfg.Server != nil && b.cfg.Server.InMemory() {
+		cfg.Storage = natsjs.MemoryStorage
+	}
+	kv, err := whenUp(ctx, b, func() (natsjs.KeyValue, error) { return openOrMake(ctx, manager{b.js.JetStream, openWait}, cfg) })
+	if err != nil {
+		return nil, fmt.Errorf("open bucket %s: %w; check that the NATS user may create KV buckets, and that enough servers of the cluster are up for %d replicas", cfg.Bucket, err, b.cfg.Replicas)
+	}
+	return kv, nil
+}
+
+func openOrMake(ctx context.Context, js manager, cfg natsjs.KeyValueConfig) (natsjs.KeyValue, error) {
 	kv, err := js.KeyValue(ctx, cfg.Bucket)
 	if errors.Is(err, natsjs.ErrBucketNotFound) {
-		cfg.Replicas = b.cfg.Replicas
-		if b.cfg.Server != nil && b.cfg.Server.InMemory() {
-			cfg.Storage = natsjs.MemoryStorage
-		}
 		kv, err = js.CreateKeyValue(ctx, cfg)
 		if errors.Is(err, natsjs.ErrBucketExists) {
 			kv, err = js.KeyValue(ctx, cfg.Bucket)
 		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("open bucket %s: %w; check that the NATS user may create KV buckets", cfg.Bucket, err)
-	}
-	return kv, nil
+	return kv, err
 }
 
 func groupKey(t *topicInfo, group string) string {
-	return t.stream.name + "." + t.consumerName(group)
+	return native.GroupKey(t.stream.name, t.consumerName(group))
 }
 
 // get reads the generation at the bucket's leader: a stale one would bring a consumer back that a
 // seek has left.
 func (p *generations) get(ctx context.Context, t *topicInfo, group string) (generation, error) {
-	plain := generation{Number: 1, Consumer: t.consumerName(group)}
+	plain := generation{Generation: native.Generation{Number: 1, Consumer: t.consumerName(group)}}
 	m, err := p.bus.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+groupKey(t, group))
 	if errors.Is(err, ErrNotFound) {
 		return plain, nil
@@ -186,7 +169,7 @@ func (p *generations) swap(ctx context.Context, t *topicInfo, group string, old,
 // may be left. The mark is an entry like that of a group, under the name of the stream alone.
 // Unless was is 0, it replaces the mark of that revision, or returns errGroupMoved.
 func (p *generations) markDeleted(ctx context.Context, s *stream, topic string, was uint64) (revision uint64, err error) {
-	value, err := json.Marshal(generation{Stream: s.created, Deleted: true, Unfinished: topic})
+	value, err := json.Marshal(native.Generation{Stream: s.created, Deleted: true, Unfinished: topic})
 	if err != nil {
 		return 0, err
 	}
@@ -360,7 +343,7 @@ func (b *Bus) sweepStream(ctx context.Context, s *stream, age time.Duration) err
 	if err != nil {
 		return err
 	}
-	if !handle.CachedInfo().Created.Equal(s.created) {
+	if !native.StreamMade(handle.CachedInfo()).Equal(s.created) {
 		b.forget(s) // created again: what this hub knows of it says nothing about its groups
 		return nil
 	}

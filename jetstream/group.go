@@ -12,13 +12,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
-)
 
-// Settings of every group's consumer.
-const (
-	// more than the default, so that events in back-off do not block fresh ones
-	maxAckPending = 65_536
-	maxWaiting    = 4_096 // pulls that wait: one or two for each member
+	"eventhub/jetstream/native"
 )
 
 // memoryTTL is the longest TTL of a group whose consumer lives in the server's memory. A thousand
@@ -74,7 +69,7 @@ type group struct {
 func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, revision uint64, known past) *group {
 	g := &group{
 		bus: b, topic: t, name: name, consumer: info.Name, fence: newFence(max(info.Config.AckWait, time.Second)),
-		created: info.Created, memory: info.Config.MemoryStorage, maker: info.Config.Metadata[metaMaker],
+		created: native.ConsumerMade(info), memory: info.Config.MemoryStorage, maker: info.Config.Metadata[metaMaker],
 		first: max(info.Config.OptStartSeq, 1), past: known,
 		next:  b.api + "CONSUMER.MSG.NEXT." + t.stream.name + "." + info.Name,
 		info:  b.api + "CONSUMER.INFO." + t.stream.name + "." + info.Name,
@@ -188,13 +183,9 @@ func (b *Bus) keeps(g *group, paths int) {
 	}
 }
 
-// consumerName is the name of a group's first consumer. In a family stream other topics may have a
-// group of the same name, so there the topic is part of it; topics have no @.
+// consumerName is the name of a group's first consumer.
 func (t *topicInfo) consumerName(group string) string {
-	if t.stream.family {
-		return objectName(group + "@" + t.name)
-	}
-	return objectName(group)
+	return native.ConsumerName(t.name, group, t.stream.family)
 }
 
 // errStreamGone says that the stream was deleted since this hub met it.
@@ -262,10 +253,17 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		}
 		info, err := b.groupConsumer(ctx, t, &ptr)
 		if err == nil && !dead.is(info) {
+			g, err := b.rewound(ctx, t, j.group, ptr, info, state.LastSeq)
+			if errors.Is(err, errGroupMoved) {
+				continue
+			}
+			if g != nil || err != nil {
+				return g, err
+			}
 			if j.ttl > 0 || info.Config.InactiveThreshold == 0 {
 				return b.newGroup(t, j.group, info, ptr.revision, ptr.past()), nil
 			}
-			g, err := b.makeDurable(ctx, t, j.group, ptr, info)
+			g, err = b.makeDurable(ctx, t, j.group, ptr, info)
 			if errors.Is(err, errGroupMoved) {
 				continue
 			}
@@ -406,7 +404,7 @@ func (b *Bus) unavailableUnless(err, but error) error {
 
 // is reports whether a consumer is the group's own, and not another one of its name.
 func (g *group) is(info *natsjs.ConsumerInfo) bool {
-	return g != nil && g.consumer == info.Name && g.created.Equal(info.Created)
+	return g != nil && g.consumer == info.Name && g.created.Equal(native.ConsumerMade(info))
 }
 
 // leftOnDisk reports whether the group had the name, on the stream that t is on, and left something
@@ -448,7 +446,7 @@ func (b *Bus) freshTopic(ctx context.Context, topic, client string) (*topicInfo,
 			return nil, natsjs.StreamState{}, err
 		}
 		info, err := b.findStream(ctx, t.stream.name)
-		if err == nil && info.Created.Equal(t.stream.created) {
+		if err == nil && native.StreamMade(info).Equal(t.stream.created) {
 			return t, info.State, nil
 		}
 		if err != nil && !errors.Is(err, ErrNotFound) {
@@ -473,7 +471,7 @@ func (b *Bus) freshExisting(ctx context.Context, topic string) (*topicInfo, nats
 		return nil, natsjs.StreamState{}, ErrNotFound
 	case err != nil:
 		return nil, natsjs.StreamState{}, b.unavailable(err)
-	case !info.Created.Equal(t.stream.created):
+	case !native.StreamMade(info).Equal(t.stream.created):
 		b.forget(t.stream)
 		if t, err = b.existing(ctx, topic); err != nil {
 			return nil, natsjs.StreamState{}, err
@@ -514,19 +512,8 @@ func (b *Bus) groupConsumer(ctx context.Context, t *topicInfo, ptr *generation) 
 }
 
 func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name string, from groupStart) (*natsjs.ConsumerInfo, error) {
-	cfg := natsjs.ConsumerConfig{
-		Name:           name,
-		Durable:        name,
-		DeliverPolicy:  natsjs.DeliverByStartSequencePolicy,
-		OptStartSeq:    from.seq,
-		AckPolicy:      natsjs.AckExplicitPolicy,
-		AckWait:        b.cfg.AckWait,
-		MaxDeliver:     -1,
-		MaxAckPending:  maxAckPending,
-		MaxWaiting:     maxWaiting,
-		FilterSubjects: t.filters(),
-		Metadata:       map[string]string{metaGroup: group, metaTopic: t.name},
-	}
+	cfg := native.ConsumerConfig(t.name, group, name, t.stream.family)
+	cfg.OptStartSeq, cfg.AckWait = from.seq, b.cfg.AckWait
 	if from.maker != "" {
 		cfg.Metadata[metaMaker] = from.maker
 	}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 func TestGroupStarts(t *testing.T) {
@@ -309,7 +311,7 @@ func TestSweeperRemovesWhatNoPointerNames(t *testing.T) {
 	}
 	k := take(t, b, "sweep", "g", SubscribeOptions{})
 	take(t, b, "sweep", "plain", SubscribeOptions{})
-	left := generation{Number: 7}.next(topic, "g")
+	left := generation{Generation: native.Generation{Number: 7}}.next(topic, "g")
 	for _, name := range []string{left.Consumer, topic.consumerName("g")} {
 		if _, err := b.createConsumer(t.Context(), topic, "g", name, groupStart{seq: 1}); err != nil {
 			t.Fatal(err)

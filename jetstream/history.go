@@ -48,6 +48,7 @@ func (h History) ByID(ctx context.Context, id, client string) (*Event, error) {
 
 // NextOfKey returns the first event of a key after a sequence of the topic's stream, read at the
 // stream's leader. It returns ErrNotFound when there is no such event or the topic does not exist.
+// A leader that was elected a moment ago may lack the newest events; Bounds tells how far it is.
 func (h History) NextOfKey(ctx context.Context, key string, after uint64) (*Event, error) {
 	b, topic := h.bus, h.topic
 	t, err := b.existing(ctx, topic)

@@ -94,7 +94,8 @@ func (s *Subscription) quicken() {
 	if s.slowUntil == 0 {
 		return
 	}
-	if s.slowUntil > s.bus.clock.now() {
+	now := s.bus.clock.now()
+	if s.slowUntil > now {
 		s.slow = 0 // the subscriber takes events again
 	}
 	s.slowUntil = 0
@@ -104,7 +105,7 @@ func (s *Subscription) quicken() {
 	for _, m := range s.members {
 		m.open()
 	}
-	s.refillSoon()
+	s.refillSoon(now)
 }
 
 // dropParked forgets parked deliveries that have ended. s.mu is held.

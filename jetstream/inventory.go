@@ -117,8 +117,9 @@ func (inv *inventory) recognise(info *natsjs.StreamInfo) topicStream {
 }
 
 // wanted are the streams that the rules are about: those of topics and families that exist, and
-// then those that a configured rule wants to be there.
-func (inv *inventory) wanted() []topicStream {
+// then those that a configured rule wants to be there; with builtin, also those that a built-in
+// rule names.
+func (inv *inventory) wanted(builtin bool) []topicStream {
 	var all []topicStream
 	type pair struct{ topic, stream string }
 	met := make(map[pair]bool)
@@ -137,7 +138,7 @@ func (inv *inventory) wanted() []topicStream {
 			s.topic = r.Pattern
 		}
 		first := slices.IndexFunc(inv.bus.rules, func(other TopicRule) bool { return other.Pattern == r.Pattern })
-		if i == first && inv.bus.configured(r) && !wild(s.topic) && !met[pair{s.topic, r.streamName(s.topic)}] {
+		if i == first && (builtin || inv.bus.configured(r)) && !wild(s.topic) && !met[pair{s.topic, r.streamName(s.topic)}] {
 			all = append(all, s)
 		}
 	}

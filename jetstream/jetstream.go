@@ -30,7 +30,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -70,6 +69,7 @@ type Bus struct {
 	maxPayload   int
 	clock        *clock
 	generations  *generations
+	native       *nativeMaps
 	listings     *listings
 	schedules    *schedules
 	ids          *idSearches
@@ -77,8 +77,11 @@ type Bus struct {
 	// places of redrives, bytes put back by client, and who puts back now
 	redrives      *quota.Places
 	letterBook    *letterBook
+	handles       *handles
+	forwards      *quota.Places
 	putBackShares *quota.Set
 	puttingBack   chan struct{}
+	backups       backups
 
 	topics    topics
 	newTopics *ration
@@ -120,6 +123,19 @@ type Bus struct {
 // Open but not the Bus, which the caller closes. Errors name the operation, the object, the cause
 // and the remedy. After an error nothing is left running, Config.Server included.
 func Open(ctx context.Context, cfg Config) (*Bus, error) {
+	b, err := newBus(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.open(ctx); err != nil {
+		_ = b.Close() //nolint:contextcheck // what is half open is closed whatever ctx says; its error would hide the cause
+		return nil, err
+	}
+	return b, nil
+}
+
+// newBus checks the configuration, and makes a Bus that is not connected.
+func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	if err := cfg.validate(); err != nil {
 		if cfg.Server != nil {
 			err = errors.Join(err, cfg.Server.Close())
@@ -128,7 +144,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	}
 	b := &Bus{
 		cfg: cfg, limits: cfg.Limits, rules: cfg.allRules(), log: cfg.Logger, obs: cfg.Observer, tracer: cfg.Tracer,
-		clock: newClock(stallLimit(cfg.AckWait)), subs: make(map[*Subscription]struct{}),
+		clock: newClock(cfg.Clock, stallLimit(cfg.AckWait)), subs: make(map[*Subscription]struct{}),
 		groups: make(map[string]*group), keeping: make(map[*group]int), lingering: lingering{inboxes: make(map[*inbox]struct{})},
 		keepNow: make(chan struct{}, 1),
 		unsaved: unsaved{notes: make(map[string]note), marks: make(map[string]mark)},
@@ -142,6 +158,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	b.newDerived = quota.New(float64(b.limits.DerivedKeyRate), b.limits.DerivedKeysPerClient, b.limits.Topics, nil)
 	b.keyLooks = quota.New(keyLooks, keyLooks, b.limits.Topics, nil)
 	b.letterBook = newLetterBook()
+	b.handles, b.forwards = newHandles(b), newForwards()
 	b.redrives = quota.NewPlaces(b.limits.Redrives, (b.limits.Redrives+1)/2)
 	b.putBackShares = quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil)
 	b.puttingBack = make(chan struct{}, 1)
@@ -149,28 +166,24 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	b.ids = newIDSearches(b)
 	b.schedules = newSchedules(b)
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	if err := b.open(ctx); err != nil {
-		_ = b.Close() //nolint:contextcheck // what is half open is closed whatever ctx says; its error would hide the cause
-		return nil, err
-	}
 	return b, nil
 }
 
 func (b *Bus) open(ctx context.Context) (err error) {
-	for i := range b.cfg.Connections {
-		l, err := b.dial(i) //nolint:contextcheck // it lives until Close, not until Open returns
-		if err != nil {
-			if parse, ok := errors.AsType[*url.Error](err); ok {
-				err = parse.Err // the rest of it repeats the address, password included
-			}
-			return fmt.Errorf("connect to nats at %s: %w; check that the server runs, and check address and credentials", b.where(), err)
-		}
-		b.links = append(b.links, l)
+	if err := b.connect(); err != nil { //nolint:contextcheck // it lives until Close, not until Open returns
+		return err
 	}
 	b.obs.Gauge(GaugeConnected, 1)
+	if err := b.handles.listen(); err != nil {
+		return fmt.Errorf("nats at %s: %w", b.where(), err)
+	}
 	if err := b.checkServer(ctx); err != nil {
 		return err
 	}
+	if err := b.checkRestored(ctx); err != nil {
+		return err
+	}
+	b.native = &nativeMaps{bus: b}
 	if b.generations, err = openGenerations(ctx, b); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
@@ -260,7 +273,8 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 		return err
 	}
 	b.js = manager{js, publishWait}
-	if _, err := (manager{js, openWait}).AccountInfo(ctx); err != nil {
+	info := manager{js, openWait}.AccountInfo
+	if _, err := whenUp(ctx, b, func() (*natsjs.AccountInfo, error) { return info(ctx) }); err != nil {
 		return fmt.Errorf("nats at %s: JetStream does not answer: %w; enable JetStream for this account, and check the domain", b.where(), err)
 	}
 	b.maxPayload = b.limits.MaxPayload

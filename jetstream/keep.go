@@ -13,6 +13,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // A topic that rejects (OnFull) has a stream that never removes anything by itself: it refuses new
@@ -191,7 +193,7 @@ func (b *Bus) keep(ctx context.Context, t *topicInfo) error {
 	defer cancel()
 	k := t.stream.keep
 	info, err := b.findStream(ctx, t.stream.name)
-	if errors.Is(err, ErrNotFound) || err == nil && !info.Created.Equal(t.stream.created) {
+	if errors.Is(err, ErrNotFound) || err == nil && !native.StreamMade(info).Equal(t.stream.created) {
 		b.forget(t.stream)
 		return nil
 	}

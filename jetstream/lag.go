@@ -11,6 +11,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // MaxLags is the maximum number of groups that Groups.Lags returns.
@@ -185,7 +187,7 @@ func (r *groupReader) listedLag(ctx context.Context, at groupName, listed *liste
 	}
 	consumers := listed.consumers[at]
 	doubtful := len(listed.missing[t.stream.name])+len(listed.missing[putBackStream]) > 0
-	ptr := generation{Consumer: consumers[0].Name}
+	ptr := generation{Generation: native.Generation{Consumer: consumers[0].Name}}
 	if len(consumers) > 1 || consumers[0].Stream != t.stream.name || doubtful {
 		if ptr, err = r.bus.generations.get(ctx, t, at.group); err != nil {
 			return unknownLag(ctx, err)

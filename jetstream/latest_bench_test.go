@@ -12,20 +12,26 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-const benchKeys = 1_000_000
+// benchKeys returns the number of keys of BenchmarkLatest.
+func benchKeys() int {
+	if testing.Short() {
+		return 20_000
+	}
+	return 1_000_000
+}
 
-// BenchmarkLatest reads a bucket of 1,000,000 keys that a native publisher filled; beside each
-// reading is the same through the KV API of nats.go. The second round is of a bucket in which a
-// quarter of the keys changed since.
+// BenchmarkLatest reads a bucket of 1,000,000 keys that a native publisher filled, or of 20,000
+// with -short. Beside each reading is the same through the KV API of nats.go. In the bucket of the
+// second round, a quarter of the keys changed since.
 func BenchmarkLatest(b *testing.B) {
 	url := natsServer(b)
 	bus := open(b, Config{URL: url, Topics: compactedRules})
 	const topic = "state.bench"
 	set(b, bus, topic, "first", "1") // makes the topic
-	fillNatively(b, url, topic, 0, benchKeys)
+	fillNatively(b, url, topic, 0, benchKeys())
 	filled(b, bus, topic, "last", set(b, bus, topic, "last", "1"))
 	b.Run("once", func(b *testing.B) { benchmarkLatest(b, bus, url, topic) })
-	fillNatively(b, url, topic, benchKeys/4, benchKeys/2)
+	fillNatively(b, url, topic, benchKeys()/4, benchKeys()/2)
 	filled(b, bus, topic, "last", set(b, bus, topic, "last", "1"))
 	b.Run("changed", func(b *testing.B) { benchmarkLatest(b, bus, url, topic) })
 }
@@ -70,7 +76,7 @@ func benchmarkLatest(b *testing.B, bus *Bus, url, topic string) {
 	}
 	keys := make([]string, 1_000)
 	for i := range keys {
-		keys[i] = "k" + strconv.Itoa(rand.IntN(benchKeys))
+		keys[i] = "k" + strconv.Itoa(rand.IntN(benchKeys()))
 	}
 	turn := 0
 	some := func() string {
@@ -133,7 +139,7 @@ func benchmarkLatest(b *testing.B, bus *Bus, url, topic string) {
 		}},
 		{"watch/kv", func() { watchNatively(b, kv.WatchAll) }},
 		{"page/bus", func() {
-			_, err := bus.Keys(topic).Page(b.Context(), rand.IntN(benchKeys-maxPage), maxPage)
+			_, err := bus.Keys(topic).Page(b.Context(), rand.IntN(benchKeys()-maxPage), maxPage)
 			check(err)
 		}},
 		{"first_page/bus", func() {

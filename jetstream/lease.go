@@ -85,6 +85,9 @@ func (s *Subscription) remove(d *Delivery, how Outcome) bool {
 	d.index = -1
 	d.path().held.Add(-1)
 	d.ended(how)
+	if d.handle != 0 {
+		s.bus.handles.leases.drop(d.handle)
+	}
 	if d.begun {
 		s.unlease(d)
 		d.m.obs.InFlight(-1)
@@ -98,9 +101,9 @@ func (s *Subscription) remove(d *Delivery, how Outcome) bool {
 		d.active = false
 		s.active--
 		s.opts.Holder.release(s.bus)
-		s.refillSoon()
+		s.refillSoon(now)
 	case len(s.parked) > 0: // others may have waited behind it
-		s.refillSoon()
+		s.refillSoon(now)
 	}
 	if d.cancel != nil {
 		d.cancel()
@@ -197,12 +200,12 @@ func (s *Subscription) forget() {
 // refillSoon asks for events when there is credit worth asking for, or else, together with what
 // else is settled at this moment, a little later: a pull for one event costs as much as one for a
 // hundred.
-func (s *Subscription) refillSoon() {
+func (s *Subscription) refillSoon(now int64) {
 	if !s.running() || s.refilling {
 		return
 	}
 	if len(s.parked) == 0 && s.requested > 0 {
-		s.refill()
+		s.refillAt(now)
 		return
 	}
 	s.refilling = true
@@ -307,7 +310,7 @@ func (s *Subscription) tick() {
 		}
 		next = min(next, max(s.slowUntil, now))
 	}
-	s.refill()
+	s.refillAt(now)
 	s.schedule(max(next, now+int64(minTick)))
 	s.mu.Unlock()
 

@@ -156,6 +156,26 @@ func TestAHubThatStoodStillForgetsItsLeases(t *testing.T) {
 	}
 }
 
+func TestAHubWhoseClockJumpsForgetsItsLeases(t *testing.T) {
+	t.Parallel()
+	var jump atomic.Int64
+	b := open(t, Config{AckWait: time.Second, Clock: func() time.Time { return time.Now().Add(time.Duration(jump.Load())) }})
+	publish(t, b, "sleep", "1")
+	k := take(t, b, "sleep", "g", SubscribeOptions{From: FromEarliest, AckTimeout: time.Minute})
+	d := k.next()
+	jump.Store(int64(10 * time.Minute)) // the machine slept
+	if err := d.Ack(); !errors.Is(err, ErrNotLeased) {
+		t.Errorf("got %v", err)
+	}
+	again := k.next()
+	if again.Attempt != 2 {
+		t.Errorf("attempt %d", again.Attempt)
+	}
+	if err := again.Ack(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestLeasesAreHeldFarBeyondAckWait(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{AckWait: time.Second})

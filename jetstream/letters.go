@@ -12,6 +12,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // Bounds of what is read of dead letters at a time.
@@ -83,6 +85,10 @@ type Letter struct {
 	Fault string
 }
 
+func (l *Letter) ref() letterRef {
+	return letterRef{stream: l.Stream, seq: l.Sequence, at: l.StoredAt}
+}
+
 // letter is a Letter as a redrive handles it.
 type letter struct {
 	ref    letterRef
@@ -124,7 +130,7 @@ const leftOut = " bytes left out: it is at "
 func readLetter(stream string, m *storedMsg) *Letter {
 	l := &Letter{Stream: stream, Sequence: m.seq, StoredAt: m.time.UnixNano(), Topic: strings.TrimPrefix(subjectTopic(m.subject), dlqPrefix)}
 	e := Event{Stream: stream, Sequence: m.seq, StoredAt: l.StoredAt}
-	e.readHeader(m.header)
+	e.ReadHeader(m.header)
 	l.ID = e.ID
 	if err := l.read(m); err != nil {
 		l.Fault = err.Error()
@@ -156,13 +162,13 @@ func (l *Letter) read(m *storedMsg) error {
 	if l.Event.Payload, err = record.payload(); err != nil {
 		return err
 	}
-	delete(l.Event.Headers, encodingHeader)
+	delete(l.Event.Headers, native.HeaderEncoding)
 	return l.check(record.Topic)
 }
 
 // payload is the payload as it was published.
 func (r *recordBody) payload() ([]byte, error) {
-	encoding := r.Headers[encodingHeader]
+	encoding := r.Headers[native.HeaderEncoding]
 	if encoding == "" {
 		return r.Payload, nil
 	}
@@ -170,7 +176,7 @@ func (r *recordBody) payload() ([]byte, error) {
 	if err := json.Unmarshal(r.Payload, &text); err != nil {
 		return nil, errors.New("the payload of the event is not a string, though its header Event-Encoding says so")
 	}
-	if encoding == encodingText {
+	if encoding == native.EncodingText {
 		return []byte(text), nil
 	}
 	raw, err := base64.StdEncoding.DecodeString(text)
@@ -187,7 +193,7 @@ func (l *Letter) check(recordTopic string) error {
 		return fmt.Errorf("the letter names another topic than %s", l.Topic)
 	case ValidTopic(l.Topic) != nil || ValidGroup(l.Group) != nil:
 		return errors.New("the letter names no valid group")
-	case text(l.Event.ID, 2*maxTopicLen) != nil:
+	case native.CheckText(l.Event.ID, 2*maxTopicLen) != nil:
 		return errors.New("the event has no valid id")
 	case len(l.Event.Key) > MaxKey:
 		return errors.New("the key of the event is too long")
@@ -222,8 +228,8 @@ func (f *LetterFilter) validate() error {
 			return err
 		}
 	}
-	if len(f.Reason) > maxReason {
-		return badOptions("reason has %d bytes, at most %d are allowed", len(f.Reason), maxReason)
+	if len(f.Reason) > native.MaxReason {
+		return badOptions("reason has %d bytes, at most %d are allowed", len(f.Reason), native.MaxReason)
 	}
 	if !f.Since.IsZero() && !f.Until.IsZero() && f.Since.After(f.Until) {
 		return badOptions("fromTs must be less than or equal to toTs")
@@ -289,7 +295,7 @@ func (b *Bus) letterStreams(ctx context.Context, f *LetterFilter) ([]letterStrea
 		if err != nil {
 			return nil, b.unavailable(err)
 		}
-		s := letterStream{name: name, created: info.Created, first: info.State.FirstSeq, last: info.State.LastSeq, messages: info.State.Msgs}
+		s := letterStream{name: name, created: native.StreamMade(info), first: info.State.FirstSeq, last: info.State.LastSeq, messages: info.State.Msgs}
 		for _, has := range info.Config.Subjects {
 			for _, all := range letterSubjects {
 				switch {

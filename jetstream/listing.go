@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"eventhub/jetstream/native"
 )
 
 // Bounds of a page of a listing.
@@ -140,8 +142,8 @@ func (l *listing) begin(ctx context.Context) error {
 	case err != nil:
 		return err
 	case l.opts.Next == "":
-		l.at = newListingCursor(l.topic.name, info.Created, info.State.LastSeq)
-	case info.Created.UnixNano() != l.at.created:
+		l.at = newListingCursor(l.topic.name, native.StreamMade(info), info.State.LastSeq)
+	case native.StreamMade(info).UnixNano() != l.at.created:
 		return errAnew
 	case info.State.LastSeq > l.at.pos+uint64(l.opts.Limit): //nolint:gosec // it is positive
 		// A listing that goes on goes on further, as a rule.
@@ -228,7 +230,7 @@ func (l *listing) take(ctx context.Context, entries []*storedMsg) (taken int, er
 			e = nil
 		}
 		if e != nil {
-			if l.size += e.held(); l.size > l.opts.Bytes && len(l.page.Events) > 0 {
+			if l.size += heldBytes(e); l.size > l.opts.Bytes && len(l.page.Events) > 0 {
 				l.page.Cut = true
 				return i, nil
 			}

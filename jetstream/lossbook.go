@@ -11,6 +11,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // retentionBucket is what hubs share about what retention did to groups: what each has lost, what
@@ -132,7 +134,7 @@ func (b *Bus) noteReturned(ctx context.Context, g *group, seqs []uint64) ([]Loss
 		return nil, err
 	}
 	gone := slices.DeleteFunc(seqs, func(seq uint64) bool { return seq >= info.State.FirstSeq })
-	if len(gone) == 0 || !info.Created.Equal(g.topic.stream.created) {
+	if len(gone) == 0 || !native.StreamMade(info).Equal(g.topic.stream.created) {
 		return nil, nil
 	}
 	var purges purgeBook
@@ -237,7 +239,7 @@ func (b *Bus) firstLeft(ctx context.Context, t *topicInfo, w gap) (uint64, error
 		if err != nil {
 			return 0, err
 		}
-		if !info.Created.Equal(t.stream.created) {
+		if !native.StreamMade(info).Equal(t.stream.created) {
 			return 0, errStreamGone
 		}
 		first, applied := info.State.FirstSeq, info.State.LastSeq >= w.seq

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/native"
 	"eventhub/jetstream/quota"
 )
 
@@ -21,8 +22,8 @@ const makersBucket = "eventhub_makers"
 
 // Metadata of a group's consumer.
 const (
-	metaGroup = "eventhub.group"
-	metaTopic = "eventhub.topic"
+	metaGroup = native.MetaGroup
+	metaTopic = native.MetaTopic
 	metaMaker = "eventhub.maker" // the client that made the group
 )
 

@@ -9,6 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // marksBucket says how far each group is whose consumer lives in the server's memory, so that the
@@ -65,7 +67,8 @@ type consumerState struct {
 		Stream   uint64 `json:"stream_seq"`
 	} `json:"delivered"`
 	Config struct {
-		MaxAckPending int `json:"max_ack_pending"`
+		MaxAckPending int               `json:"max_ack_pending"`
+		Metadata      map[string]string `json:"metadata"`
 	} `json:"config"`
 	NumPending    uint64    `json:"num_pending"`
 	NumAckPending int       `json:"num_ack_pending"`
@@ -87,7 +90,7 @@ func (g *group) ask(l *link, now int64, then func(*consumerState)) {
 		if err := json.Unmarshal(reply.Data, &state); err != nil {
 			return
 		}
-		if state.Error != nil || !state.Created.Equal(g.created) {
+		if state.Error != nil || !native.Made(state.Created, state.Config.Metadata).Equal(g.created) {
 			g.verify()
 			return
 		}
@@ -233,7 +236,7 @@ func (g *group) askFloor(ctx context.Context, l *link) (uint64, error) {
 	if state.Error != nil {
 		return 0, state.Error
 	}
-	if !state.Created.Equal(g.created) {
+	if !native.Made(state.Created, state.Config.Metadata).Equal(g.created) {
 		return 0, ErrNotFound
 	}
 	return state.AckFloor.Stream, nil

@@ -11,6 +11,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // Pulls: a pull ends at the server after pullExpires, and is taken for lost pullSlack later. In a
@@ -145,7 +147,10 @@ func (s *Subscription) closeInboxes() {
 }
 
 // refill asks the server for as much as there is credit for. s.mu is held.
-func (s *Subscription) refill() {
+func (s *Subscription) refill() { s.refillAt(s.bus.clock.now()) }
+
+// refillAt is refill for callers that have just read the clock.
+func (s *Subscription) refillAt(now int64) {
 	if !s.running() {
 		return
 	}
@@ -153,7 +158,6 @@ func (s *Subscription) refill() {
 		s.bus.obs.LimitReached("held_bytes")
 		return
 	}
-	now := s.bus.clock.now()
 	// Who holds nothing may always ask for its share, so that those who do not take what is theirs
 	// stop nobody else.
 	if s.heldBytes > 0 && s.bus.held.Load() >= int64(s.bus.limits.HeldTotal) {
@@ -265,7 +269,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 		s.spare(d, false)
 		return // it may have waited for too long to be ours still
 	}
-	wanted := !covered(in.group.past.settled, meta.streamSeq) && (s.opts.Filter == nil || s.opts.Filter(&d.Event))
+	wanted := !native.Covered(in.group.past.settled, meta.streamSeq) && (s.opts.Filter == nil || s.opts.Filter(&d.Event))
 
 	s.mu.Lock()
 	current := m.inbox == in
@@ -302,7 +306,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 		m.obs.Polled(time.Duration(now - m.pulled))
 	}
 	if !wanted {
-		s.refill()
+		s.refillAt(now)
 		s.mu.Unlock()
 		d.tell(ackNow)
 		return
@@ -321,7 +325,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 	} else {
 		s.parked = append(s.parked, d)
 	}
-	s.refill()
+	s.refillAt(now)
 	s.mu.Unlock()
 	switch {
 	case direct:
@@ -540,7 +544,7 @@ func (m *member) verify(g *group) {
 		ctx, cancel := context.WithTimeout(s.ctx, publishWait)
 		defer cancel()
 		info, err := s.bus.consumer(ctx, g.topic, g.consumer)
-		if err == nil && info.Created.Equal(g.created) || err != nil && !gone(err) {
+		if err == nil && native.ConsumerMade(info).Equal(g.created) || err != nil && !gone(err) {
 			return
 		}
 		s.mu.Lock()

@@ -3,6 +3,8 @@ package jetstream
 import (
 	"testing"
 	"time"
+
+	"eventhub/jetstream/native"
 )
 
 // A hub may be told late of a move, when its members are on a newer consumer already. That must not
@@ -22,9 +24,9 @@ func TestALateNoticeOfAMoveChangesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	second.sub.moved(groupKey(topic, "g"), &generation{Consumer: "g~1-0badcafe", revision: before.revision - 1})
+	second.sub.moved(groupKey(topic, "g"), &generation{Generation: native.Generation{Consumer: "g~1-0badcafe"}, revision: before.revision - 1})
 	// and one of the future, which says no more than: look
-	second.sub.moved(groupKey(topic, "g"), &generation{Consumer: "g~1-0badcafe", revision: before.revision + 1})
+	second.sub.moved(groupKey(topic, "g"), &generation{Generation: native.Generation{Consumer: "g~1-0badcafe"}, revision: before.revision + 1})
 	eventually(t, "the member has looked", func() bool {
 		second.sub.mu.Lock()
 		defer second.sub.mu.Unlock()

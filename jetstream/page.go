@@ -154,7 +154,7 @@ func (p *pageRead) events(ctx context.Context, start, n uint64, skip, limit int)
 				live = live[:copy(live, live[need:])]
 			}
 			live = append(live, e)
-			size += e.held()
+			size += heldBytes(e)
 		}
 		if size > pageBytes {
 			return errStopWalk
@@ -194,10 +194,10 @@ func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit i
 		}
 		if e, _, ok := p.topic.entry(m); ok && !e.Tombstone {
 			page = append(page, e)
-			size += e.held()
+			size += heldBytes(e)
 		}
 		for size > pageBytes && len(page) > 1 { // the newest stay
-			size -= page[0].held()
+			size -= heldBytes(page[0])
 			page[0] = nil
 			page = page[1:]
 		}
@@ -209,8 +209,8 @@ func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit i
 	return page, all, err
 }
 
-// held is about what an event takes in memory, in bytes.
-func (e *Event) held() int {
+// heldBytes is about what an event takes in memory, in bytes.
+func heldBytes(e *Event) int {
 	n := 200 + len(e.Payload) + len(e.Key) + len(e.ID)
 	for name, value := range e.Headers {
 		n += len(name) + len(value)

@@ -85,7 +85,7 @@ func (a Admin) PlanTopics(ctx context.Context) ([]TopicChange, error) {
 		return nil, err
 	}
 	var changes []TopicChange
-	for _, s := range inv.wanted() {
+	for _, s := range inv.wanted(false) {
 		changes = append(changes, inv.plan(s)...)
 	}
 	return append(changes, inv.leftOver()...), nil
@@ -103,7 +103,7 @@ func (a Admin) ApplyTopics(ctx context.Context, deleting bool) ([]TopicChange, e
 		return nil, err
 	}
 	var changes []TopicChange
-	for _, s := range inv.wanted() {
+	for _, s := range inv.wanted(false) {
 		planned := inv.plan(s)
 		switch {
 		case len(planned) == 0:
@@ -115,6 +115,29 @@ func (a Admin) ApplyTopics(ctx context.Context, deleting bool) ([]TopicChange, e
 		changes = append(changes, planned...)
 	}
 	return append(changes, inv.leftOver()...), nil
+}
+
+// CreateBuiltinTopics creates the topics that the built-in rules name and that do not exist yet,
+// dead letters among them, so that native NATS clients can publish there before anybody has used
+// the topics through a bus. It returns an error for each that could not be created.
+func (a Admin) CreateBuiltinTopics(ctx context.Context) error {
+	b := a.bus
+	inv, err := b.takeInventory(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, s := range inv.wanted(true) {
+		if s.info != nil || b.configured(s.rule) {
+			continue
+		}
+		for _, c := range b.apply(ctx, inv, s, inv.plan(s), false) {
+			if c.Err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", c.String(), c.Err))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // apply carries out what was planned for one stream.

@@ -62,8 +62,8 @@ func streamInfo(tb testing.TB, b *Bus, name string) *natsjs.StreamInfo {
 	return info
 }
 
-// native makes a stream as another program would.
-func native(tb testing.TB, b *Bus, cfg natsjs.StreamConfig) {
+// makeStream makes a stream as another program would.
+func makeStream(tb testing.TB, b *Bus, cfg natsjs.StreamConfig) {
 	tb.Helper()
 	if _, err := b.js.CreateStream(tb.Context(), cfg); err != nil {
 		tb.Fatal(err)
@@ -198,7 +198,7 @@ func TestNoRuleDeletesByItself(t *testing.T) {
 // TestApplyKeepsWhatOthersChangedMeanwhile: the plan is old when it is carried out.
 func TestApplyKeepsWhatOthersChangedMeanwhile(t *testing.T) {
 	b := open(t, Config{Topics: []TopicRule{{Pattern: "t", MaxAge: time.Hour, DuplicateWindow: time.Minute}}})
-	native(t, b, natsjs.StreamConfig{Name: "t", Subjects: []string{"event.t", "keyed.*.t"}, MaxAge: 30 * time.Minute, AllowDirect: true, Duplicates: time.Second})
+	makeStream(t, b, natsjs.StreamConfig{Name: "t", Subjects: []string{"event.t", "keyed.*.t"}, MaxAge: 30 * time.Minute, AllowDirect: true, Duplicates: time.Second})
 	inv, err := b.takeInventory(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -208,7 +208,7 @@ func TestApplyKeepsWhatOthersChangedMeanwhile(t *testing.T) {
 	if _, err := b.js.UpdateStream(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
-	s := inv.wanted()[0]
+	s := inv.wanted(false)[0]
 	same(t, "apply", outcomes(b.apply(t.Context(), inv, s, inv.plan(s), false)), []string{
 		"deletes: t: retention.age is 2d, the rule says 1h, done false, error false",
 		"change: t: duplicate_window is 1s, the rule says 1m, done true, error false",
@@ -227,13 +227,13 @@ func TestWhatCannotBeDone(t *testing.T) {
 		{Pattern: "user.*", Family: "users"},
 		{Pattern: "widened.**", Family: "widened"},
 	}})
-	native(t, b, natsjs.StreamConfig{Name: "memory", Subjects: []string{"event.memory", "keyed.*.memory"}, AllowDirect: true, Duplicates: 2 * time.Minute})
-	native(t, b, natsjs.StreamConfig{Name: "queue", Subjects: []string{"event.queue", "keyed.*.queue"}, AllowDirect: true, Retention: natsjs.WorkQueuePolicy})
-	native(t, b, natsjs.StreamConfig{Name: "foreign", Subjects: []string{"elsewhere"}})
-	native(t, b, natsjs.StreamConfig{Name: "another", Subjects: []string{"event.taken", "keyed.*.widened.>"}})
-	native(t, b, natsjs.StreamConfig{Name: "user=2E7", Subjects: []string{"event.user.7", "keyed.*.user.7"}})
-	native(t, b, natsjs.StreamConfig{Name: "widened", Subjects: []string{"event.widened.*", "keyed.*.widened"}, AllowDirect: true})
-	native(t, b, natsjs.StreamConfig{Name: "old", Subjects: []string{"event.old.>"}, Metadata: map[string]string{metaPattern: "old.**"}})
+	makeStream(t, b, natsjs.StreamConfig{Name: "memory", Subjects: []string{"event.memory", "keyed.*.memory"}, AllowDirect: true, Duplicates: 2 * time.Minute})
+	makeStream(t, b, natsjs.StreamConfig{Name: "queue", Subjects: []string{"event.queue", "keyed.*.queue"}, AllowDirect: true, Retention: natsjs.WorkQueuePolicy})
+	makeStream(t, b, natsjs.StreamConfig{Name: "foreign", Subjects: []string{"elsewhere"}})
+	makeStream(t, b, natsjs.StreamConfig{Name: "another", Subjects: []string{"event.taken", "keyed.*.widened.>"}})
+	makeStream(t, b, natsjs.StreamConfig{Name: "user=2E7", Subjects: []string{"event.user.7", "keyed.*.user.7"}})
+	makeStream(t, b, natsjs.StreamConfig{Name: "widened", Subjects: []string{"event.widened.*", "keyed.*.widened"}, AllowDirect: true})
+	makeStream(t, b, natsjs.StreamConfig{Name: "old", Subjects: []string{"event.old.>"}, Metadata: map[string]string{metaPattern: "old.**"}})
 	want := []string{
 		"deletes: memory: retention.age is none, the rule says 1h, done false, error false",
 		"impossible: memory: storage is file, the rule says memory, done false, error true",
@@ -285,7 +285,7 @@ func TestBucketsOfTopicsThatExist(t *testing.T) {
 	url := natsServer(t)
 	b := open(t, Config{URL: url})
 	// As a hub left it that knew of no compaction.
-	native(t, b, natsjs.StreamConfig{Name: "process=2Estate", Subjects: []string{"event.process.state", "keyed.*.process.state"}, MaxAge: time.Hour, AllowDirect: true})
+	makeStream(t, b, natsjs.StreamConfig{Name: "process=2Estate", Subjects: []string{"event.process.state", "keyed.*.process.state"}, MaxAge: time.Hour, AllowDirect: true})
 	if _, err := b.js.Publish(t.Context(), "keyed.k.process.state", []byte("1")); err != nil {
 		t.Fatal(err)
 	}
@@ -340,7 +340,7 @@ func TestDriftIsReportedAndUsed(t *testing.T) {
 	var log bytes.Buffer
 	b := open(t, Config{Topics: []TopicRule{{Pattern: "t", MaxAge: time.Hour, MaxMsgs: 5}}})
 	b.log = slog.New(slog.NewTextHandler(&lockedWriter{mu: &mu, w: &log}, nil))
-	native(t, b, natsjs.StreamConfig{Name: "t", Subjects: []string{"event.t", "keyed.*.t"}, MaxAge: 2 * time.Hour, AllowDirect: true})
+	makeStream(t, b, natsjs.StreamConfig{Name: "t", Subjects: []string{"event.t", "keyed.*.t"}, MaxAge: 2 * time.Hour, AllowDirect: true})
 	publish(t, b, "t", numbers(10)...)
 	mu.Lock()
 	defer mu.Unlock()

@@ -126,9 +126,9 @@ func farthest(t time.Time) time.Time {
 // event decodes a stored message.
 func (t *topicInfo) event(m *storedMsg) *Event {
 	e := &Event{Topic: t.name, Key: subjectKey(m.subject), Payload: m.data, Stream: t.stream.name, Sequence: m.seq, StoredAt: m.time.UnixNano()}
-	e.readHeader(m.header)
+	e.ReadHeader(m.header)
 	if t.putBack {
-		e.readPutBack(m.header)
+		readPutBack(e, m.header)
 	}
 	return e
 }

@@ -149,6 +149,9 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 	if err := opts.Validate(); err != nil {
 		return err
 	}
+	if err := opts.checkCloudEvent(topic, p.bus.cloudSource(topic, t)); err != nil {
+		return err
+	}
 	var at time.Time
 	later := false
 	if opts.Delayed() {
@@ -186,8 +189,11 @@ func (p *Publisher) Admit(topic string, payload []byte, opts PublishOptions) err
 	if err := opts.Validate(); err != nil {
 		return err
 	}
-	_, err := p.bus.admit(topic, payload, &opts)
-	return err
+	t, err := p.bus.admit(topic, payload, &opts)
+	if err != nil {
+		return err
+	}
+	return opts.checkCloudEvent(topic, p.bus.cloudSource(topic, t))
 }
 
 // admit says what of a publish the topic does not take, before the topic is made for it. It returns
@@ -305,7 +311,7 @@ func (w *outgoingEvent) fill(payload []byte, opts *PublishOptions) error {
 		}
 	}
 	w.idValue[0] = w.id
-	switch plain := opts.onlyID(); {
+	switch plain := opts.onlyID() && w.topic.source == ""; {
 	case plain && !given:
 		w.msg.Header = w.byHub
 	case plain && !w.topic.stream.family:

@@ -15,6 +15,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // Events that are put back to the one group that failed them are kept in a stream of their own, as
@@ -30,7 +32,7 @@ const (
 // Headers of events that were put back, and of dead letters.
 const (
 	// headerOriginal says where the event of a dead letter was stored: see originRef.
-	headerOriginal = "Event-Original"
+	headerOriginal = native.HeaderOriginal
 	// headerLetter names the dead letter that a copy was made of: see letterRef.
 	headerLetter = "Event-Letter"
 	// headerKey is the key of a copy, as in a subject.
@@ -50,14 +52,7 @@ type originRef struct {
 
 // String is the value of headerOriginal: stream, sequence, time of storage, flags.
 func (o originRef) String() string {
-	s := o.stream + " " + strconv.FormatUint(o.seq, 10) + " " + strconv.FormatInt(o.storedAt, 10) + " -"
-	if o.tombstone {
-		s += "t"
-	}
-	if o.bare {
-		s += "b"
-	}
-	return s
+	return native.Origin(o.stream, o.seq, o.storedAt, o.tombstone, o.bare)
 }
 
 // parseOrigin reads a headerOriginal; what it cannot read is not known.
@@ -134,7 +129,7 @@ func (l *letter) copyHeader() nats.Header {
 
 // readPutBack fills in what only the header of a copy says of its event: the place of the original,
 // and none where that is not known. It returns the letter.
-func (e *Event) readPutBack(h nats.Header) letterRef {
+func readPutBack(e *Event, h nats.Header) letterRef {
 	if key := h.Get(headerKey); key != "" {
 		e.Key = tokenKey(key)
 	}
@@ -150,7 +145,7 @@ func (e *Event) readPutBack(h nats.Header) letterRef {
 func (b *Bus) putBackTopic(topic string, info *natsjs.StreamInfo) *topicInfo {
 	return &topicInfo{
 		name: topic, putBack: true, obs: nopObserver{}, maxPayload: b.maxPayload,
-		stream: &stream{name: putBackStream, family: true, created: info.Created},
+		stream: &stream{name: putBackStream, family: true, created: native.StreamMade(info)},
 	}
 }
 
@@ -192,7 +187,7 @@ func (b *Bus) openQueue(ctx context.Context, topic, group, queue string, ttl, pa
 	}
 	cfg := natsjs.ConsumerConfig{
 		Name: queue, Durable: queue, DeliverPolicy: natsjs.DeliverAllPolicy, AckPolicy: natsjs.AckExplicitPolicy, AckWait: b.cfg.AckWait,
-		MaxDeliver: -1, MaxAckPending: maxAckPending, MaxWaiting: maxWaiting, FilterSubject: queueSubject(queue) + ">",
+		MaxDeliver: -1, MaxAckPending: native.MaxAckPending, MaxWaiting: native.MaxWaiting, FilterSubject: queueSubject(queue) + ">",
 		Metadata: map[string]string{metaGroup: group, metaTopic: topic},
 	}
 	if ttl {

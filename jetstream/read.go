@@ -7,6 +7,8 @@ import (
 	"iter"
 	"strconv"
 	"time"
+
+	"eventhub/jetstream/native"
 )
 
 // ReadOptions selects the events of a Range.
@@ -232,7 +234,7 @@ func (r *rangeRead) run(ctx context.Context, yield func(*Event, error) bool) err
 // same returns ErrDropped when the stream was created again since the range was found.
 func (r *rangeRead) same(ctx context.Context) error {
 	info, err := r.bus.findStream(ctx, r.topic.stream.name)
-	if errors.Is(err, ErrNotFound) || err == nil && !info.Created.Equal(r.topic.stream.created) {
+	if errors.Is(err, ErrNotFound) || err == nil && !native.StreamMade(info).Equal(r.topic.stream.created) {
 		return ErrDropped
 	}
 	return nil // what else is wrong, the next try tells
@@ -298,7 +300,7 @@ func (r *rangeRead) give(window []*storedMsg, yield func(*Event, error) bool) er
 			return errRangeEnded
 		}
 		r.next = m.seq + 1
-		if e := r.topic.event(m); e.hasHeaders(r.opts.Headers) {
+		if e := r.topic.event(m); hasHeaders(e, r.opts.Headers) {
 			if !yield(e, nil) {
 				return errRangeEnded
 			}

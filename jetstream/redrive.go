@@ -129,6 +129,13 @@ func (d DeadLetters) Redrive(ctx context.Context, filter LetterFilter, opts Redr
 	if opts.ToTopic {
 		r.act = r.toTopics
 	}
+	if !opts.DryRun {
+		leave, err := d.bus.backups.enter()
+		if err != nil {
+			return Redriven{}, err
+		}
+		defer leave()
+	}
 	return r.run(ctx, defaultRedriveRate)
 }
 
@@ -379,7 +386,7 @@ func (r *redrive) prepare(ctx context.Context, l *Letter) (_ *letter, why string
 		return nil, "this is no dead letter of a hub: " + l.Fault, nil
 	}
 	out := &letter{
-		ref: letterRef{stream: l.Stream, seq: l.Sequence, at: l.StoredAt}, topic: l.Topic, group: l.Group, event: l.Event,
+		ref: l.ref(), topic: l.Topic, group: l.Group, event: l.Event,
 		origin: originRef{stream: l.Event.Stream, seq: l.Event.Sequence, storedAt: l.Event.StoredAt, tombstone: l.Event.Tombstone},
 	}
 	if l.Bare {

@@ -213,6 +213,46 @@ func TestRedrivesAtTheSameTime(t *testing.T) {
 	}
 }
 
+// A redrive that looks while another has stored the copies and not yet removed the letters puts
+// nothing back again, although the copies are settled before it stores its own.
+func TestARedriveBetweenCopyAndRemoval(t *testing.T) {
+	t.Parallel()
+	url := natsServer(t)
+	b, other := open(t, Config{URL: url}), open(t, Config{URL: url})
+	publish(t, b, "rush", numbers(3)...)
+	fail(t, b, "rush", "g", "no", 3)
+	batch := letterList(t, b, LetterFilter{Topic: "rush"})
+	look := func(b *Bus) (*redrive, []*putting, uint64) {
+		r := &redrive{bus: b, opts: RedriveOptions{Rate: maxRedriveRate}, queues: make(map[[2]string]queueOf)}
+		if err := r.findQueues(t.Context(), batch); err != nil {
+			t.Fatal(err)
+		}
+		out, last, err := r.look(t.Context(), batch)
+		if err != nil || len(out) != len(batch) {
+			t.Fatalf("%d of %d letters, %v", len(out), len(batch), err)
+		}
+		return r, out, last
+	}
+	end := func(r *redrive, out []*putting) {
+		if again, err := r.ended(t.Context(), out); err != nil || len(again) > 0 {
+			t.Fatalf("%d letters are to be tried again, %v", len(again), err)
+		}
+		if r.result.Done != len(batch) {
+			t.Errorf("%+v", r.result)
+		}
+	}
+	first, out, last := look(b)
+	first.send(t.Context(), out, last)
+	second, late, lastSeen := look(other)
+	k := take(t, b, "rush", "g", SubscribeOptions{})
+	end(first, out)
+	k.payloads(len(batch))
+	eventually(t, "nothing waits", func() bool { got := backlog(t, b, "rush"); return got.PutBack+got.PutBackLeased == 0 })
+	second.send(t.Context(), late, lastSeen)
+	end(second, late)
+	k.quiet(200 * time.Millisecond)
+}
+
 // Redriven to the topic, an event is a new one for all groups, and names the old one.
 func TestARedriveToTheTopic(t *testing.T) {
 	t.Parallel()

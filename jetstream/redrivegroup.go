@@ -48,12 +48,13 @@ func (r *redrive) toGroups(ctx context.Context, batch []*Letter) error {
 // letters. It returns those to be tried again.
 //
 // The outcome is exact however often, by however many hubs, and however late it is tried:
-//   - a copy is stored only if no copy of its letter is there (each letter has a subject);
 //   - a copy is not handed out before its letter is gone (Delivery.removeLetter), so while a letter
 //     is there, so is the copy that was made of it;
-//   - a copy is stored only if nothing was put back since the letter was last seen, at the leader
-//     (Nats-Expected-Last-Sequence): a letter that was seen cannot have been put back, handed out
-//     and settled meanwhile.
+//   - look reads the queue's last sequence, then that there is no copy, then that the letter is
+//     there: up to that sequence, no copy was made;
+//   - a copy is stored only if nothing was put back after that sequence
+//     (Nats-Expected-Last-Sequence), and if no copy of its letter is there, should a server that
+//     led the stream before have answered.
 func (r *redrive) putBack(ctx context.Context, batch []*Letter) (again []*Letter, err error) {
 	b := r.bus
 	if err := r.findQueues(ctx, batch); err != nil {
@@ -65,30 +66,49 @@ func (r *redrive) putBack(ctx context.Context, batch []*Letter) (again []*Letter
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+	out, last, looked := r.look(ctx, batch)
+	r.send(ctx, out, last)
+	again, ended := r.ended(ctx, out)
+	return again, cmp.Or(ended, looked)
+}
+
+// look returns the copies that the letters of a batch need, and the last sequence of the stream of
+// copies from before it looked. With an error, the copies are those of the letters before.
+func (r *redrive) look(ctx context.Context, batch []*Letter) (out []*putting, last uint64, err error) {
+	b := r.bus
 	stream, err := b.openPutBack(ctx)
 	if err != nil {
-		return nil, b.unavailable(err)
+		return nil, 0, b.unavailable(err)
 	}
-	now, errs := make([]*Letter, len(batch)), make([]error, len(batch))
-	each(batch, func(i int, l *Letter) { now[i], errs[i] = r.current(ctx, l) })
-	var out []*putting
+	last = stream.State.LastSeq
+	now, copied, errs := make([]*Letter, len(batch)), make([]bool, len(batch)), make([]error, len(batch))
+	each(batch, func(i int, l *Letter) {
+		if q := r.queues[[2]string{l.Topic, l.Group}]; q.name != "" {
+			if copied[i], errs[i] = r.copied(ctx, q.name, l); errs[i] != nil {
+				return
+			}
+		}
+		now[i], errs[i] = r.current(ctx, l)
+	})
+	if err := firstError(errs); err != nil {
+		return nil, 0, err
+	}
 	for i, l := range batch {
 		q := r.queues[[2]string{l.Topic, l.Group}]
 		switch {
-		case errs[i] != nil:
-			return nil, errs[i]
 		case now[i] == nil:
 			r.result.skip("another redrive or discard was first, or the letter was removed by retention")
 			continue
 		case now[i].Fault == "" && q.err != nil:
 			r.result.skip(q.err.Error())
 			continue
+		case copied[i]:
+			out = append(out, &putting{listed: l, stored: true})
+			continue
 		}
 		ready, why, err := r.prepare(ctx, now[i])
 		if err != nil {
-			r.send(ctx, out, stream.State.LastSeq)
-			_, ended := r.ended(ctx, out)
-			return nil, cmp.Or(ended, err)
+			return out, last, err
 		}
 		if why != "" {
 			r.result.skip(why)
@@ -96,19 +116,29 @@ func (r *redrive) putBack(ctx context.Context, batch []*Letter) (again []*Letter
 		}
 		out = append(out, &putting{listed: l, letter: ready, queue: q.name})
 	}
-	r.send(ctx, out, stream.State.LastSeq)
-	return r.ended(ctx, out)
+	return out, last, nil
+}
+
+// copied reports whether a queue has the copy of a letter.
+func (r *redrive) copied(ctx context.Context, queue string, l *Letter) (bool, error) {
+	_, err := r.bus.lastBySubject(ctx, putBackStream, queueSubject(queue)+l.ref().token())
+	if errors.Is(err, ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, r.bus.unavailable(err)
+	}
+	return true, nil
 }
 
 // putting is a copy on its way.
 type putting struct {
 	listed *Letter
-	letter *letter
+	letter *letter // nil when the copy was stored before
 	queue  string
+	stored bool
 	err    error // of the publish
 }
-
-func (p *putting) subject() string { return queueSubject(p.queue) + p.letter.ref.token() }
 
 // send publishes copies that expect to follow each other behind the given sequence.
 func (r *redrive) send(ctx context.Context, out []*putting, last uint64) {
@@ -121,11 +151,15 @@ func (r *redrive) send(ctx context.Context, out []*putting, last uint64) {
 	answers := make(chan answer, len(out))
 	asked := 0
 	for i, p := range out {
+		if p.stored {
+			continue
+		}
 		h := p.letter.copyHeader()
 		h[headerExpectSubSeq] = []string{"0"}
-		h[headerExpectSeq] = []string{strconv.FormatUint(last+uint64(i), 10)}
+		h[headerExpectSeq] = []string{strconv.FormatUint(last, 10)}
+		last++
 		p.err = errNoReply
-		msg := &nats.Msg{Subject: p.subject(), Header: h, Data: p.letter.event.Payload}
+		msg := &nats.Msg{Subject: queueSubject(p.queue) + p.listed.ref().token(), Header: h, Data: p.letter.event.Payload}
 		err := l.ask(msg, b.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
 			switch {
 			case err != nil:
@@ -156,31 +190,32 @@ func (r *redrive) send(ctx context.Context, out []*putting, last uint64) {
 // the letters to be tried again.
 func (r *redrive) ended(ctx context.Context, out []*putting) (again []*Letter, err error) {
 	b := r.bus
-	stored := make([]bool, len(out))
 	errs := make([]error, len(out))
 	var wg sync.WaitGroup
-	for i, p := range out {
+	for _, p := range out {
 		wg.Go(func() {
-			if p.err != nil && ctx.Err() == nil && !full(p.err) && !tooLarge(p.err) {
-				// It was there before, somebody else was first, or the outcome is not known.
-				_, err := b.lastBySubject(ctx, putBackStream, p.subject())
-				if stored[i] = err == nil; err != nil {
-					return
-				}
+			switch {
+			case p.stored:
+			case p.err == nil:
+				p.stored = true
+			case ctx.Err() == nil && !full(p.err) && !tooLarge(p.err):
+				// Somebody else was first, or the outcome is not known.
+				p.stored, _ = r.copied(ctx, p.queue, p.listed)
 			}
-			if stored[i] = stored[i] || p.err == nil; stored[i] {
-				// If this fails, the hub that delivers the event does it.
-				if err := b.removeStored(ctx, p.letter.ref.stream, p.letter.ref.seq); err != nil && ctx.Err() == nil {
-					b.log.WarnContext(ctx, "failed to remove a dead letter that was put back; the next delivery removes it",
-						slog.String("stream", p.letter.ref.stream), slog.Uint64("sequence", p.letter.ref.seq), slog.Any("error", err))
-				}
+			if !p.stored {
+				return
+			}
+			// If this fails, the hub that delivers the event does it.
+			if err := b.removeStored(ctx, p.listed.Stream, p.listed.Sequence); err != nil && ctx.Err() == nil {
+				b.log.WarnContext(ctx, "failed to remove a dead letter that was put back; the next delivery removes it",
+					slog.String("stream", p.listed.Stream), slog.Uint64("sequence", p.listed.Sequence), slog.Any("error", err))
 			}
 		})
 	}
 	wg.Wait()
 	for i, p := range out {
 		switch {
-		case stored[i]:
+		case p.stored:
 			r.result.Done++
 		case ctx.Err() != nil:
 			errs[i] = ctx.Err()

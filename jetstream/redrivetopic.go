@@ -91,7 +91,7 @@ func (r *redrive) published(ctx context.Context, batch []*Letter) (map[string]bo
 	ids := make(map[string][]string)
 	since := make(map[string]int64)
 	for _, l := range batch {
-		ids[l.Topic] = append(ids[l.Topic], topicID(letterRef{stream: l.Stream, seq: l.Sequence, at: l.StoredAt}))
+		ids[l.Topic] = append(ids[l.Topic], topicID(l.ref()))
 		if at, ok := since[l.Topic]; !ok || l.StoredAt < at {
 			since[l.Topic] = l.StoredAt
 		}

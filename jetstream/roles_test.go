@@ -12,7 +12,7 @@ func TestTypesHaveFewMethods(t *testing.T) {
 	for _, of := range []reflect.Type{
 		reflect.TypeFor[*Bus](), reflect.TypeFor[*Group](), reflect.TypeFor[*Bookmarks](), reflect.TypeFor[*Keys](), reflect.TypeFor[*History](), reflect.TypeFor[*Admin](), reflect.TypeFor[*NATS](), reflect.TypeFor[*Groups](),
 		reflect.TypeFor[*Collections](), reflect.TypeFor[*Collection](), reflect.TypeFor[*Publisher](), reflect.TypeFor[*Subscription](),
-		reflect.TypeFor[*Held](), reflect.TypeFor[*Delivery](), reflect.TypeFor[*Sending](), reflect.TypeFor[*Event](),
+		reflect.TypeFor[*Held](), reflect.TypeFor[*Delivery](), reflect.TypeFor[*Sending](), reflect.TypeFor[*Handles](), reflect.TypeFor[*Event](),
 	} {
 		t.Logf("%-14s %d", of.Elem().Name(), of.NumMethod())
 		if n := of.NumMethod(); n > maxMethods {

@@ -6,10 +6,12 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // dlqPrefix begins the topics that dead letters go to.
-const dlqPrefix = "dlq."
+const dlqPrefix = native.DeadLetterPrefix
 
 // defaultSnapshotEvery is the interval of SnapshotRule.Every 0.
 const defaultSnapshotEvery = 30 * time.Second

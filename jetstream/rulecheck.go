@@ -43,6 +43,8 @@ const (
 	fieldMaxPayload      = "max_payload"
 	fieldCompaction      = "compaction"
 	fieldMaxKeys         = "max_keys"
+	fieldCloudSource     = "cloudevents.source"
+	fieldCloudHeaders    = "cloudevents.headers"
 	fieldSnapshotTopic   = "snapshot.topic"
 	fieldSnapshotEvery   = "snapshot.every"
 	fieldSnapshotSource  = "snapshot.key_source"
@@ -200,6 +202,7 @@ func (r *TopicRule) validate() (faults []*RuleError) {
 	check(r.MaxPayload >= 0 && r.MaxPayload <= maxRulePayload, of(fieldMaxPayload), "max payload %d: 0 (the limit of the hub) to %d bytes are allowed", r.MaxPayload, maxRulePayload)
 	check(r.MaxKeys >= 0, of(fieldMaxKeys), "max keys %d: 1 or more is allowed; without it, it is %d", r.MaxKeys, DefaultMaxKeys)
 	check(r.MaxKeys == 0 || r.Compaction, of(fieldMaxKeys, fieldCompaction), "max_keys is for compacted topics: add compaction: true, or leave it out")
+	r.checkCloudEvents(check)
 	if r.Compaction {
 		check(r.Family == "", of(fieldCompaction, fieldFamily), "a family cannot be compacted, because a bucket needs a stream with a single topic; remove family or compaction")
 		check(r.Pattern == "**" || !meet(r.Pattern, dlqPrefix+"**"), of(fieldCompaction, fieldPattern), "dead letters cannot be compacted, because they have no keys; remove compaction")

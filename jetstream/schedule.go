@@ -17,6 +17,8 @@ import (
 	"github.com/hashicorp/golang-lru/v2"
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // Delayed events wait in a stream of their own, one message schedule each. When a schedule is due,
@@ -174,7 +176,7 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 		k.none = b.clock.now()
 		return nil, errNoSchedules
 	}
-	s := &stream{name: delayedStream, family: true, created: info.Created, slots: make(chan struct{}, b.limits.PublishInFlight), ready: make([]atomic.Bool, len(b.links))}
+	s := &stream{name: delayedStream, family: true, created: native.StreamMade(info), slots: make(chan struct{}, b.limits.PublishInFlight), ready: make([]atomic.Bool, len(b.links))}
 	k.stream.Store(s)
 	select {
 	case k.found <- struct{}{}:

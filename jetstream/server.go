@@ -8,6 +8,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // Server is a NATS server that runs in this process, for Config.Server. Package embedded implements
@@ -115,7 +117,7 @@ func endOldLeases(ctx context.Context, js natsjs.JetStream) error {
 			// The server looks naks up by stream sequence; those of events that are settled have no
 			// effect.
 			for seq := c.AckFloor.Stream + 1; seq <= c.Delivered.Stream && ctx.Err() == nil; seq++ {
-				if delayed[eventKey(s.Config.Name, c.Name, c.Created, seq)] {
+				if delayed[native.NoteKey(s.Config.Name, c.Name, native.ConsumerMade(c), seq)] {
 					continue
 				}
 				subject := fmt.Sprintf("$JS.ACK.%s.%s.1.%d.%d.0.0", s.Config.Name, c.Name, seq, c.Delivered.Consumer)

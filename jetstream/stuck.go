@@ -6,6 +6,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // Bounds of looking for stuck groups.
@@ -134,7 +136,7 @@ func (b *Bus) seen(info *natsjs.ConsumerInfo) {
 	b.groupMu.Lock()
 	g := b.groups[info.Stream+"."+info.Name]
 	b.groupMu.Unlock()
-	if g == nil || !g.created.Equal(info.Created) {
+	if g == nil || !g.created.Equal(native.ConsumerMade(info)) {
 		return
 	}
 	state := stuckState{
@@ -255,7 +257,7 @@ func (b *Bus) stuckSince(info *natsjs.ConsumerInfo) time.Time {
 	b.groupMu.Lock()
 	g := b.groups[info.Stream+"."+info.Name]
 	b.groupMu.Unlock()
-	if g == nil || !g.created.Equal(info.Created) {
+	if g == nil || !g.created.Equal(native.ConsumerMade(info)) {
 		return time.Time{}
 	}
 	g.mu.Lock()

@@ -86,6 +86,8 @@ type SubscribeOptions struct {
 	// Paused starts the subscription as after Pause: it is a member of the group, and requests no
 	// event before Resume.
 	Paused bool
+	// Handles gives deliveries handles, with which clients settle them on any hub: see Held.Handle.
+	Handles bool
 	// Workers is how many handlers of Consume run at a time: 1..10,000, default 1. MaxInFlight also
 	// limits how many events are processed at a time. Subscribe refuses Workers, because it never
 	// calls its handler concurrently.
@@ -236,6 +238,9 @@ func (b *Bus) subscribe(ctx context.Context, topic, group string, opts Subscribe
 	s.timer = time.AfterFunc(time.Hour, s.tick)
 	s.timer.Stop()
 	err := b.reserve()
+	if err == nil && opts.Handles {
+		err = b.handles.keys.ensure(ctx)
+	}
 	var starts []startFunc
 	if err == nil {
 		starts, err = s.starts(ctx, names)

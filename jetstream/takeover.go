@@ -14,6 +14,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // MaxRepairSpan ("repair_span") is the maximum number of sequences between a group's ack floor and
@@ -44,18 +46,10 @@ type past struct {
 }
 
 // seqTries is the sequence of an event, and its attempts.
-type seqTries [2]uint64
+type seqTries = native.Tries
 
 // attempts is how many attempts an event had before the group was repaired.
-func (p *past) attempts(seq uint64) int {
-	i, found := slices.BinarySearchFunc(p.tried, seq, func(t seqTries, seq uint64) int {
-		return int(int64(t[0]) - int64(seq)) //nolint:gosec // sequences are far below 2^63
-	})
-	if !found {
-		return 0
-	}
-	return int(p.tried[i][1]) //nolint:gosec // a count of deliveries
-}
+func (p *past) attempts(seq uint64) int { return native.AttemptsBefore(p.tried, seq) }
 
 // heldAnswer is what a hub says when it lets its leases go.
 type heldAnswer struct {
@@ -251,7 +245,7 @@ func (b *Bus) unsettled(ctx context.Context, t *topicInfo, ptr *generation, hubs
 		}
 	}
 	for _, seq := range pending {
-		if _, acked := hubs.acked[seq]; !acked && !covered(ptr.Settled, seq) {
+		if _, acked := hubs.acked[seq]; !acked && !native.Covered(ptr.Settled, seq) {
 			seqs = append(seqs, seq)
 		}
 	}

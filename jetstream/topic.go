@@ -11,6 +11,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // stream is one JetStream stream as this hub knows it.
@@ -44,7 +46,8 @@ type topicInfo struct {
 	keys       *keySet // of the bucket; nil for reads
 	putBack    bool    // it is the copies that were put back to one group
 	derived    *derivedKeys
-	maxPayload int // in bytes
+	maxPayload int    // in bytes
+	source     string // of the headers of a CloudEvent that publishes add; "": they add none
 }
 
 // filters select the topic's events in its stream; none where the stream has no other topic.
@@ -52,7 +55,7 @@ func (t *topicInfo) filters() []string {
 	if !t.stream.family {
 		return nil
 	}
-	return []string{plainSubject(t.name), keyedPattern(t.name)}
+	return native.Filters(t.name)
 }
 
 func (t *topicInfo) subjectFor(key string) string {
@@ -237,9 +240,9 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 	}
 	b.topics.mu.Lock()
 	s := b.topics.streams[info.Config.Name]
-	if old := s; s == nil || !s.created.Equal(info.Created) {
+	if old := s; s == nil || !s.created.Equal(native.StreamMade(info)) {
 		s = &stream{
-			name: info.Config.Name, family: rule.Family != "" || len(info.Config.Subjects) != len(own), created: info.Created, room: b.roomFor(&info.Config),
+			name: info.Config.Name, family: native.IsFamily(name, info.Config.Name, info.Config.Subjects), created: native.StreamMade(info), room: b.roomFor(&info.Config),
 			keep:  b.newKeeping(rule, &info.Config),
 			slots: make(chan struct{}, b.limits.PublishInFlight), ready: make([]atomic.Bool, len(b.links)),
 		}
@@ -260,6 +263,9 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 	}
 	if rule.Compaction {
 		t.bucket = newBucket(name)
+	}
+	if rule.CloudEvents.Headers {
+		t.source = rule.CloudEvents.Source
 	}
 	if keep {
 		t.derived = b.derivedKeysOf(name)
@@ -399,10 +405,16 @@ const (
 	codeRefused     = 400
 )
 
+// passing reports whether an error of the server passes by itself.
+func passing(err error) bool {
+	refused, ok := errors.AsType[*natsjs.APIError](err)
+	return ok && (refused.Code == codeUnavailable || refused.ErrorCode == errNoPeers)
+}
+
 // notMade wraps the failure to make a stream.
 func (b *Bus) notMade(err error) error {
 	refused, ok := errors.AsType[*natsjs.APIError](err)
-	if !ok || refused.Code == codeUnavailable || refused.ErrorCode == errNoPeers {
+	if !ok || passing(err) {
 		return b.unavailable(err)
 	}
 	code := CodeInternal

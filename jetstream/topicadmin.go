@@ -9,13 +9,15 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // Topic has the operations of operators on one topic. A Topic is a small value that costs nothing
-// to create, and creating one checks nothing. Its methods may be called concurrently. They create
-// no topic. They return ErrNotFound when the topic does not exist, a bad_topic or bad_options
-// *Error for a mistake of the caller, an internal *Error when NATS fails to answer properly, and
-// ErrClosed.
+// to create, and creating one checks nothing. Its methods may be called concurrently. Only Create
+// creates a topic. The others return ErrNotFound when the topic does not exist, a bad_topic or
+// bad_options *Error for a mistake of the caller, an internal *Error when NATS fails to answer
+// properly, and ErrClosed.
 type Topic struct {
 	bus  *Bus
 	name string
@@ -65,6 +67,14 @@ type GroupLoss struct {
 
 // maxLossesShown bounds TopicInfo.Lost.
 const maxLossesShown = 1_000
+
+// Create creates the topic by the first rule that matches, as its first use would: its stream, and
+// its bucket if it is compacted. Native NATS clients need the stream before they publish. It does
+// nothing if the topic exists.
+func (t Topic) Create(ctx context.Context) error {
+	_, _, err := t.bus.freshTopic(ctx, t.name, "")
+	return err
+}
 
 // Info returns the state of the topic.
 func (t Topic) Info(ctx context.Context) (*TopicInfo, error) {
@@ -473,7 +483,7 @@ func (b *Bus) finishDeletion(ctx context.Context, stream string) (bool, error) {
 			return false, err
 		}
 		switch info, err := b.findStream(ctx, stream); {
-		case err == nil && info.Created.Equal(mark.Stream):
+		case err == nil && native.StreamMade(info).Equal(mark.Stream):
 			return false, b.purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+stream, mark.revision)
 		case err != nil && !errors.Is(err, ErrNotFound):
 			return false, err

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // Bounds of a Watch.
@@ -84,13 +86,13 @@ func (w *watch) follow(ctx context.Context) error {
 	w.single = info.Config.MaxMsgsPerSubject == 1 && info.Config.Replicas == 1
 	switch {
 	case w.created.IsZero():
-		w.created, w.present = info.Created, info.State.LastSeq
-	case !info.Created.Equal(w.created) || info.State.LastSeq < w.bucketSeq:
+		w.created, w.present = native.StreamMade(info), info.State.LastSeq
+	case !native.StreamMade(info).Equal(w.created) || info.State.LastSeq < w.bucketSeq:
 		if !w.told && w.bucketSeq > 0 {
 			// What is missing of the old one nobody knows.
 			return stopped(w.bus.unavailable(errors.New("jetstream: watch: the bucket was replaced during the first reading")))
 		}
-		w.created, w.bucketSeq = info.Created, 0
+		w.created, w.bucketSeq = native.StreamMade(info), 0
 		if !w.told {
 			w.present = info.State.LastSeq
 		}
@@ -110,7 +112,7 @@ func (w *watch) follow(ctx context.Context) error {
 	if info, err = w.bus.findStream(ctx, w.topic.bucket.stream); err != nil {
 		return err
 	}
-	if !info.Created.Equal(w.created) {
+	if !native.StreamMade(info).Equal(w.created) {
 		return errAnew // a feed that begins behind the end of another stream is silent
 	}
 	for {

@@ -2,6 +2,7 @@ package ops
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -60,6 +61,7 @@ func TestAccess(t *testing.T) {
 		return Config{
 			Bus: bus, Registry: reg, Groups: bus, Connections: noConnections{}, Events: bus, NATS: bus.Admin().NATS(), Topics: TopicsOf(bus), Outboxes: parkedBox{},
 			DeadLetters: bus.Admin().DeadLetters(), Guard: guard, Status: facade.StatusOf, Documents: docs.Handlers(),
+			Backups: &Backups{Write: func(context.Context, io.Writer, func() error) error { return nil }},
 			Revocations: &Revocations{Revoke: func(_ context.Context, r acl.Revocation) (acl.Revocation, error) {
 				revoked++
 				return r, nil

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// ConnectionsTopic is the topic that represents the WebSocket connections in policies. Seeing them
+// ConnectionsTopic is the topic that represents the connections of clients in policies. Seeing them
 // needs inspect on this topic, and closing one needs admin.
 const ConnectionsTopic = "eventhub.connections"
 
@@ -21,8 +21,8 @@ const (
 	maxConnectionBytes = 4 << 20
 )
 
-// Connections lists and closes the WebSocket connections of this hub. Its methods may be called
-// concurrently.
+// Connections lists and closes the WebSocket connections, the streams and the pulls of this hub.
+// Its methods may be called concurrently.
 type Connections interface {
 	// List returns up to limit connections that filter selects, oldest first, from the one behind
 	// the id after. more says that there are further ones.
@@ -35,9 +35,11 @@ type Connections interface {
 // for any.
 type ConnectionFilter struct{ Topic, Group string }
 
-// Connection is a WebSocket connection.
+// Connection is a WebSocket connection, a stream of server-sent events, or a pull.
 type Connection struct {
 	ID string `json:"id"`
+	// Kind is websocket, stream or pull.
+	Kind string `json:"kind"`
 	// Principal is the kind and the name of the client, such as jwt:alice, or "" before AUTH.
 	Principal string `json:"principal,omitempty"`
 	Remote    string `json:"remote"`

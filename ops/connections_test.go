@@ -25,7 +25,7 @@ func (manyConnections) List(after string, limit int, _ ConnectionFilter) (list [
 		if len(list) == limit {
 			return list, true
 		}
-		list = append(list, Connection{ID: strconv.Itoa(i), Remote: strings.Repeat("a", 300<<10), Subscriptions: []Subscription{}})
+		list = append(list, Connection{ID: strconv.Itoa(i), Kind: "websocket", Remote: strings.Repeat("a", 300<<10), Subscriptions: []Subscription{}})
 	}
 	return list, false
 }

@@ -11,7 +11,7 @@ import (
 // name resolve to this host (DNS rebinding).
 func local(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !isLocal(r.Host) {
+		if !IsLocal(r.Host) {
 			writeError(w, http.StatusForbidden, "forbidden", "Use this host's IP address or localhost, or configure the hub to require a token for the metrics.")
 			return
 		}
@@ -19,7 +19,9 @@ func local(next http.Handler) http.Handler {
 	})
 }
 
-func isLocal(host string) bool {
+// IsLocal reports whether the Host of a request is an IP address or localhost. It is then not the
+// name of a page that made its name resolve to this host.
+func IsLocal(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}

@@ -65,6 +65,8 @@ type Metrics struct {
 	limitReached *prometheus.CounterVec
 	jetstream    jetstreamErrors
 	revocations  prometheus.Gauge
+	native       map[string]prometheus.Counter
+	narrowed     prometheus.Counter
 	projected    *prometheus.CounterVec
 	snapshots    *prometheus.CounterVec
 	stalled      *prometheus.GaugeVec
@@ -123,6 +125,8 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 		restarts:     newCounter(reg, "eventhub_server_restarts_total").WithLabelValues(),
 		limitReached: newLimits(reg),
 		revocations:  newGauge(reg, "eventhub_revocations").WithLabelValues(),
+		native:       make(map[string]prometheus.Counter),
+		narrowed:     newCounter(reg, "eventhub_native_narrowed_total").WithLabelValues(),
 		projected:    newCounter(reg, "eventhub_projected_total"),
 		snapshots:    newCounter(reg, "eventhub_snapshots_total"),
 		stalled:      newGauge(reg, "eventhub_projection_stalled_seconds"),
@@ -139,6 +143,10 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 		},
 		topics: make(map[string]struct{}),
 		pairs:  make(map[pair]*pairUse),
+	}
+	clients := newCounter(reg, "eventhub_native_clients_total")
+	for _, outcome := range []string{jetstream.CalloutAllowed, jetstream.CalloutRefused, jetstream.CalloutFailed, jetstream.CalloutKicked} {
+		m.native[outcome] = clients.WithLabelValues(outcome)
 	}
 	newGauge(reg, "eventhub_build_info").WithLabelValues(buildVersion(), runtime.Version()).Set(1)
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -230,6 +238,12 @@ func newLimits(reg prometheus.Registerer) *prometheus.CounterVec {
 
 // LimitReached counts a refusal or delay caused by the named limit.
 func (m *Metrics) LimitReached(limit string) { m.limitReached.WithLabelValues(limit).Inc() }
+
+// NativeClient counts a native NATS client by its outcome: Callout… of package jetstream.
+func (m *Metrics) NativeClient(outcome string) { m.native[outcome].Inc() }
+
+// NativeNarrowed counts a native NATS client that may do less than its token allows.
+func (m *Metrics) NativeNarrowed() { m.narrowed.Inc() }
 
 // Revocations sets the number of revocations that the hub observes.
 func (m *Metrics) Revocations(n int) { m.revocations.Set(float64(n)) }

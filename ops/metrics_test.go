@@ -47,6 +47,7 @@ func use(m *Metrics) {
 	m.ProjectionStalled("p", time.Second)
 	m.ErrorSent("bad_json")
 	m.RequestServed(http.StatusOK)
+	m.StreamClosed(1006)
 	box := m.Outbox("b")
 	box.Claimed(1, time.Millisecond)
 	box.Published(time.Millisecond, true)

@@ -84,6 +84,8 @@ type Config struct {
 	Metrics *Guard
 	// Revocations, if not nil, serves POST /revocations.
 	Revocations *Revocations
+	// Backups, if not nil, serves POST /backup.
+	Backups *Backups
 	// Local restricts /metrics to requests that address this host by an IP address or as localhost.
 	// Set it if /metrics is open because the port is bound to loopback.
 	Local bool

@@ -2,6 +2,7 @@ package ops
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -130,6 +131,7 @@ func TestRoutesRefuseUnknownParameters(t *testing.T) {
 	s := New(Config{
 		Bus: bus, Registry: prometheus.NewRegistry(), Guard: guard, Metrics: &guard, Status: facade.StatusOf, Groups: bus, Events: bus, Topics: TopicsOf(bus),
 		DeadLetters: bus.Admin().DeadLetters(), Connections: noConnections{}, NATS: bus.Admin().NATS(), Outboxes: parkedBox{},
+		Backups: &Backups{Write: func(context.Context, io.Writer, func() error) error { return nil }},
 		Revocations: &Revocations{Revoke: func(context.Context, acl.Revocation) (acl.Revocation, error) {
 			t.Error("a token was revoked")
 			return acl.Revocation{}, nil

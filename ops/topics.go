@@ -21,6 +21,8 @@ const TopicsTopic = "eventhub.topics"
 type Topics interface {
 	// List lists the streams of all topics and families.
 	List(ctx context.Context) ([]jetstream.TopicStatus, error)
+	// Create creates a topic; it does nothing if the topic exists.
+	Create(ctx context.Context, topic string) error
 	// Info, Purge and Delete return jetstream.ErrNotFound if the topic does not exist.
 	Info(ctx context.Context, topic string) (*jetstream.TopicInfo, error)
 	Purge(ctx context.Context, topic string, opts jetstream.PurgeOptions) (jetstream.Purged, error)
@@ -38,6 +40,10 @@ type topicsOf struct{ admin jetstream.Admin }
 
 func (t topicsOf) List(ctx context.Context) ([]jetstream.TopicStatus, error) {
 	return t.admin.Topics(ctx)
+}
+
+func (t topicsOf) Create(ctx context.Context, topic string) error {
+	return t.admin.Topic(topic).Create(ctx)
 }
 
 func (t topicsOf) Info(ctx context.Context, topic string) (*jetstream.TopicInfo, error) {
@@ -254,6 +260,27 @@ func (s *Server) showTopic(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), topicTimeout)
 	defer cancel()
+	s.answerTopic(ctx, w, r)
+}
+
+// createTopic answers PUT /topics/{topic}.
+func (s *Server) createTopic(w http.ResponseWriter, r *http.Request) {
+	if fault := checkQuery(r.URL.Query()); fault != "" {
+		badQuery(w, fault)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), topicTimeout)
+	defer cancel()
+	topic, _ := pathTarget(r)
+	if err := s.cfg.Topics.Create(ctx, topic); err != nil {
+		s.fail(w, r, err, "topic", "create the topic")
+		return
+	}
+	s.answerTopic(ctx, w, r)
+}
+
+// answerTopic answers with the state of a topic.
+func (s *Server) answerTopic(ctx context.Context, w http.ResponseWriter, r *http.Request) {
 	topic, _ := pathTarget(r)
 	info, err := s.cfg.Topics.Info(ctx, topic)
 	if err != nil {

@@ -17,6 +17,9 @@ type traffic struct {
 	errors      *prometheus.CounterVec
 	requests    *prometheus.CounterVec
 	read        prometheus.Counter
+	consumers   *prometheus.GaugeVec
+	streams     *prometheus.CounterVec
+	settled     *prometheus.CounterVec
 }
 
 // ops lists the ops of the protocol. Each op has a series from the start.
@@ -32,6 +35,17 @@ func newTraffic(reg prometheus.Registerer) traffic {
 		errors:      newCounter(reg, "eventhub_errors_total"),
 		requests:    newCounter(reg, "eventhub_http_requests_total"),
 		read:        newCounter(reg, "eventhub_events_read_total").WithLabelValues(),
+		consumers:   newGauge(reg, "eventhub_http_consumers"),
+		streams:     newCounter(reg, "eventhub_streams_closed_total"),
+		settled:     newCounter(reg, "eventhub_http_settlements_total"),
+	}
+	for _, kind := range []string{"stream", "pull"} {
+		t.consumers.WithLabelValues(kind)
+	}
+	for _, op := range []string{"ack", "nack", "modack"} {
+		for _, result := range []string{"settled", "over", "silent"} {
+			t.settled.WithLabelValues(op, result)
+		}
 	}
 	for _, op := range ops {
 		t.frames[op] = frames.WithLabelValues(op)
@@ -58,6 +72,7 @@ func (t *traffic) Codes(codes []string, status func(code string) int, closings [
 	t.closed.WithLabelValues(OtherLabel)
 	for _, code := range append([]int{1000, 1001, 1006}, closings...) {
 		t.closed.WithLabelValues(strconv.Itoa(code))
+		t.streams.WithLabelValues(strconv.Itoa(code))
 	}
 }
 
@@ -97,3 +112,18 @@ func (t *traffic) RequestServed(status int) { t.requests.WithLabelValues(strconv
 
 // EventsRead counts events that replays and exports have read.
 func (t *traffic) EventsRead(n int) { t.read.Add(float64(n)) }
+
+// Consumers adds delta to the number of consumers over HTTP of a kind.
+func (t *traffic) Consumers(kind string, delta int) {
+	t.consumers.WithLabelValues(kind).Add(float64(delta))
+}
+
+// StreamClosed counts the end of a stream of server-sent events. The hub alone chooses the code.
+func (t *traffic) StreamClosed(closeCode int) {
+	t.streams.WithLabelValues(strconv.Itoa(closeCode)).Inc()
+}
+
+// Settled counts events that clients settled over HTTP.
+func (t *traffic) Settled(op, result string, n int) {
+	t.settled.WithLabelValues(op, result).Add(float64(n))
+}

@@ -35,8 +35,12 @@ const commitLead = 250 * time.Millisecond
 
 // BenchmarkCommits commits rows to PostgreSQL from many clients at a time, in turns to a table as
 // Migrate makes it and to one without the trigger: alone, and while a drainer works on each table.
-// b.N does not matter.
+// b.N does not matter. With -short, a single pair of two slices shows that the benchmark runs.
 func BenchmarkCommits(b *testing.B) {
+	pairs, runFor := *commitPairs, *commitFor
+	if testing.Short() {
+		pairs, runFor = 1, 2*commitSlice
+	}
 	cluster := pgtest.StartDurable(b)
 	for _, drained := range []bool{false, true} {
 		b.Run(fmt.Sprintf("clients=%d/drained=%v", *commitClients, drained), func(b *testing.B) {
@@ -46,13 +50,13 @@ func BenchmarkCommits(b *testing.B) {
 				with.exec("DROP TRIGGER %[1]s_notify ON %[1]s; CREATE TRIGGER %[1]s_notify AFTER INSERT ON %[1]s FOR EACH STATEMENT EXECUTE FUNCTION %[1]s_notify()")
 			}
 			var ratios, rates, bare []float64
-			for pair := range *commitPairs {
+			for pair := range pairs {
 				var commits [2]float64
-				for slice := range 2 * int(*commitFor/commitSlice) {
+				for slice := range 2 * int(runFor/commitSlice) {
 					i := (slice + slice/2) % 2 // 0 1 1 0, and again
 					commits[i] += []*commitRun{with, without}[i].commit()
 				}
-				a, z := commits[0]/commitFor.Seconds(), commits[1]/commitFor.Seconds()
+				a, z := commits[0]/runFor.Seconds(), commits[1]/runFor.Seconds()
 				b.Logf("pair %d: %.0f commits/s with the trigger, %.0f without: %.3f", pair, a, z, a/z)
 				ratios, rates, bare = append(ratios, a/z), append(rates, a), append(bare, z)
 			}

@@ -81,11 +81,16 @@ func flatStore(tb testing.TB, dialect outbox.Dialect, address string) (*outbox.S
 	return s, db, fmt.Sprintf("outbox_test_%d", tables.Load())
 }
 
-// BenchmarkClaim claims and settles ten rows in a table with so many sent ones.
+// BenchmarkClaim claims and settles ten rows in a table with so many sent ones: a million, or ten
+// thousand with -short.
 func BenchmarkClaim(b *testing.B) {
+	many := 1_000_000
+	if testing.Short() {
+		many = 10_000
+	}
 	address := pgtest.Start(b)
 	for _, dialect := range []outbox.Dialect{outbox.SQLite, outbox.PostgreSQL} {
-		for _, sent := range []int{0, 1_000_000} {
+		for _, sent := range []int{0, many} {
 			s, db, table := flatStore(b, dialect, address)
 			if sent > 0 {
 				fill(b, db, dialect, table, sent)

@@ -106,12 +106,15 @@ func TestPurgeLeavesWhatIsRetriedMeanwhile(t *testing.T) {
 	}
 }
 
-// BenchmarkStats asks what waits among 100,000 rows of 2 KB.
+// BenchmarkStats asks what waits among 100,000 rows of 2 KB, or 10,000 with -short.
 func BenchmarkStats(b *testing.B) {
+	rows := 100_000
+	if testing.Short() {
+		rows = 10_000
+	}
 	address := pgtest.Start(b)
 	for _, dialect := range []outbox.Dialect{outbox.SQLite, outbox.PostgreSQL} {
 		s, db, table := flatStore(b, dialect, address)
-		const rows = 100_000
 		fillPending(b, db, dialect, table, rows)
 		if dialect == outbox.PostgreSQL {
 			if _, err := db.ExecContext(b.Context(), "VACUUM ANALYZE "+table); err != nil {

@@ -3,6 +3,7 @@ package projections
 import (
 	"context"
 	"errors"
+	"time"
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/panics"
@@ -43,14 +44,7 @@ func (a *applier) missed(ctx context.Context, j job, fails failing) error {
 	}
 	after := max(c.state.after(e), j.GroupStart()-1)
 	for after+1 < e.Sequence {
-		var next *jetstream.Event
-		err := insist(ctx, a.p.Logger, "look for earlier events of a key", func(ctx context.Context) (err error) {
-			next, err = a.bus.History(a.p.Topic).NextOfKey(ctx, key, after)
-			if errors.Is(err, jetstream.ErrNotFound) {
-				next, err = nil, nil
-			}
-			return err
-		})
+		next, err := a.nextOfKey(ctx, after, e)
 		if err != nil {
 			return err
 		}
@@ -63,4 +57,40 @@ func (a *applier) missed(ctx context.Context, j job, fails failing) error {
 		after = next.Sequence
 	}
 	return nil
+}
+
+// errBehind says that a stream's leader answered before it had all that the stream has.
+var errBehind = errors.New("the leader of the stream has not caught up")
+
+// behindWait is how long a leader may take to catch up. A stream that was deleted and made again
+// never does: its sequences are other ones.
+const behindWait = 10 * time.Second
+
+// nextOfKey returns the first event of the key of e after a sequence. It returns nil if the
+// topic's retention has removed all of them up to e. A new leader of a stream may answer before it
+// has applied the newest events, so an answer that lacks e counts only when the stream's leader
+// has come as far as e.
+func (a *applier) nextOfKey(ctx context.Context, after uint64, e *jetstream.Event) (next *jetstream.Event, err error) {
+	history, began := a.bus.History(a.p.Topic), time.Now()
+	err = insist(ctx, a.p.Logger, "look for earlier events of a key", func(ctx context.Context) (err error) {
+		for caughtUp := false; ; {
+			next, err = history.NextOfKey(ctx, e.Key, after)
+			if !errors.Is(err, jetstream.ErrNotFound) || caughtUp {
+				break
+			}
+			_, last, err := history.Bounds(ctx)
+			if err != nil && !errors.Is(err, jetstream.ErrNotFound) {
+				return err
+			}
+			if last < e.Sequence && time.Since(began) < behindWait {
+				return errBehind
+			}
+			caughtUp = true
+		}
+		if errors.Is(err, jetstream.ErrNotFound) {
+			return nil
+		}
+		return err
+	})
+	return next, err
 }

@@ -122,6 +122,69 @@ func TestInstancesComeAndGo(t *testing.T) {
 	wantStates(t, viewed(t, JetStream(buses[0]), "counter"), fold(t, buses[0], 0, appendEvent))
 }
 
+// behindHistory answers some questions as a leader that has applied nothing yet.
+type behindHistory struct {
+	History
+	left *atomic.Int64
+}
+
+func (h behindHistory) NextOfKey(ctx context.Context, key string, after uint64) (*jetstream.Event, error) {
+	if h.left.Add(-1) >= 0 {
+		return nil, jetstream.ErrNotFound
+	}
+	return h.History.NextOfKey(ctx, key, after)
+}
+
+func (h behindHistory) Bounds(ctx context.Context) (first, last uint64, err error) {
+	if h.left.Load() > 0 {
+		return 1, 0, nil
+	}
+	return h.History.Bounds(ctx)
+}
+
+type behindBus struct {
+	Bus
+	left atomic.Int64
+}
+
+func (b *behindBus) History(topic string) History {
+	return behindHistory{b.Bus.History(topic), &b.left}
+}
+
+// TestALeaderThatIsBehind looks for an event that another member holds, at a leader that has not
+// caught up. The event is not taken for one that is gone.
+func TestALeaderThatIsBehind(t *testing.T) {
+	bus := openBus(t, jetstream.Config{URL: startNATS(t)})
+	for _, payload := range []string{"1", "2", "3"} {
+		put(t, bus, topicCounts, "k", payload)
+	}
+	held := make(chan *jetstream.Delivery, 1)
+	other, err := bus.Subscribe(t.Context(), topicCounts, "counter", jetstream.SubscribeOptions{From: jetstream.FromEarliest, MaxInFlight: 1}, func(h *jetstream.Held) {
+		if d, ok := h.Begin(); ok {
+			held <- d
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := <-held
+	behind := &behindBus{Bus: JetStream(bus)}
+	behind.left.Store(3)
+	run(t, behind, Projection{From: jetstream.FromEarliest})
+	poll(t, "the events are applied", func() bool { return viewed(t, behind, "counter")["k"] == "1 2 3 " })
+	if left := behind.left.Load(); left > 0 {
+		t.Errorf("%d questions were not asked", left)
+	}
+	if err := first.Nack("not mine", 0); err != nil {
+		t.Error(err)
+	}
+	if err := other.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
+	workedOff(t, behind, "counter")
+	wantStates(t, viewed(t, behind, "counter"), fold(t, bus, 0, appendEvent))
+}
+
 // TestGroupIsMoved sets the group back and forward under instances that are at work.
 func TestGroupIsMoved(t *testing.T) {
 	t.Parallel()

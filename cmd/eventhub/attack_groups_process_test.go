@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/facade/client"
 	"eventhub/projections/process"
+	"eventhub/sdk/go/wire"
 )
 
 // groupAttacks are what a client can do with groups.
@@ -46,7 +46,7 @@ func attackNewGroups(ctx context.Context, a *attacker) {
 				if j%2 == 0 {
 					topic = "dlq.mine." + strconv.Itoa(i)
 				}
-				_, err := c.Subscribe(ctx, topic, fmt.Sprintf("g-%d-%d-%d-%d", worker, round, i, j), client.SubscribeOptions{}, func(client.Event) {})
+				_, err := c.Subscribe(ctx, topic, fmt.Sprintf("g-%d-%d-%d-%d", worker, round, i, j), wire.SubscribeOptions{}, func(wire.Event) {})
 				if err == nil {
 					made.Add(1)
 				} else {
@@ -72,7 +72,7 @@ func permittedJoins(ctx context.Context, a *attacker) {
 				if i%2 == 0 {
 					topic = "dlq.mine." + strconv.Itoa(i)
 				}
-				s, err := c.Subscribe(ctx, topic, "permitted-"+strconv.Itoa(i), client.SubscribeOptions{}, func(client.Event) {})
+				s, err := c.Subscribe(ctx, topic, "permitted-"+strconv.Itoa(i), wire.SubscribeOptions{}, func(wire.Event) {})
 				if err == nil {
 					err = s.Unsubscribe(ctx)
 				}
@@ -90,7 +90,7 @@ func checkNewGroups(t *testing.T, f *floodedHub) {
 	t.Helper()
 	alice := f.hub.dialWith(f.sign(t, "alice", "subscribe:heartbeat.received", "subscribe:dlq.**"))
 	for _, topic := range []string{"heartbeat.received", "dlq.others"} {
-		if _, err := alice.Subscribe(t.Context(), topic, "alices", client.SubscribeOptions{}, func(client.Event) {}); err != nil {
+		if _, err := alice.Subscribe(t.Context(), topic, "alices", wire.SubscribeOptions{}, func(wire.Event) {}); err != nil {
 			t.Errorf("the group of another client on %s: %v", topic, err)
 		}
 	}
@@ -112,7 +112,7 @@ func attackTTL(ctx context.Context, a *attacker) {
 		return
 	}
 	defer c.Abort()
-	_, err := c.Subscribe(ctx, "neighbour.bills", "billing", client.SubscribeOptions{GroupTTLMS: 5000}, func(client.Event) {})
+	_, err := c.Subscribe(ctx, "neighbour.bills", "billing", wire.SubscribeOptions{GroupTTLMS: 5000}, func(wire.Event) {})
 	a.report("the group was made: %v", err)
 	<-ctx.Done()
 }
@@ -123,10 +123,10 @@ func checkTTL(t *testing.T, f *floodedHub) {
 	t.Helper()
 	const n = 10
 	token := f.sign(t, "neighbour", "*:neighbour.**")
-	events := make(chan client.Event, n)
-	join := func() *client.Client {
+	events := make(chan wire.Event, n)
+	join := func() *wire.Conn {
 		c := f.hub.dialWith(token)
-		if _, err := c.Subscribe(t.Context(), "neighbour.bills", "billing", client.SubscribeOptions{}, func(e client.Event) { events <- e }); err != nil {
+		if _, err := c.Subscribe(t.Context(), "neighbour.bills", "billing", wire.SubscribeOptions{}, func(e wire.Event) { events <- e }); err != nil {
 			t.Fatal(err)
 		}
 		return c
@@ -163,7 +163,7 @@ func attackEvents(ctx context.Context, a *attacker) {
 			return
 		}
 		defer c.Abort()
-		_, err := c.Subscribe(ctx, "neighbour.jobs", "workers", client.SubscribeOptions{MaxInFlight: 10_000, BatchSize: 10_000, AckTimeoutMS: 43_200_000}, func(client.Event) { held.Add(1) })
+		_, err := c.Subscribe(ctx, "neighbour.jobs", "workers", wire.SubscribeOptions{MaxInFlight: 10_000, BatchSize: 10_000, AckTimeoutMS: 43_200_000}, func(wire.Event) { held.Add(1) })
 		if err != nil {
 			a.report("subscribe: %v", err)
 		}
@@ -185,7 +185,7 @@ func checkEvents(t *testing.T, f *floodedHub) {
 	}
 	var settled atomic.Int64
 	worker := f.hub.dialWith(token)
-	if _, err := worker.Subscribe(t.Context(), "neighbour.jobs", "workers", client.SubscribeOptions{From: "earliest"}, func(e client.Event) {
+	if _, err := worker.Subscribe(t.Context(), "neighbour.jobs", "workers", wire.SubscribeOptions{From: "earliest"}, func(e wire.Event) {
 		if err := e.Ack(); err != nil {
 			t.Error(err)
 		}
@@ -209,7 +209,7 @@ func attackGroups(ctx context.Context, a *attacker) {
 		}
 		defer c.Abort()
 		for _, try := range tries {
-			_, err := c.Subscribe(ctx, try[0], try[1], client.SubscribeOptions{}, func(client.Event) {})
+			_, err := c.Subscribe(ctx, try[0], try[1], wire.SubscribeOptions{}, func(wire.Event) {})
 			switch {
 			case err == nil:
 				a.report("joined %s::%s", try[0], try[1])

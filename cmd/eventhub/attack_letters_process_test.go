@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // letterAttacks are the attacks by ids that nobody has, and by events that fail.
@@ -47,7 +47,7 @@ func attackSearches(ctx context.Context, a *attacker) {
 			if id%2 == 0 {
 				after = uuid.Must(uuid.NewV7()).String()
 			}
-			_, err := c.Subscribe(ctx, "attack.searches.t", "g", client.SubscribeOptions{From: "afterId", AfterID: after}, func(client.Event) {})
+			_, err := c.Subscribe(ctx, "attack.searches.t", "g", wire.SubscribeOptions{From: "afterId", AfterID: after}, func(wire.Event) {})
 			if err == nil {
 				found.Add(1)
 				return
@@ -69,7 +69,7 @@ func permittedStarts(ctx context.Context, a *attacker) {
 		}
 		defer c.Abort()
 		for ctx.Err() == nil {
-			sub, err := c.Subscribe(ctx, "attack.searches.t", "latest", client.SubscribeOptions{MaxInFlight: 1}, func(client.Event) {})
+			sub, err := c.Subscribe(ctx, "attack.searches.t", "latest", wire.SubscribeOptions{MaxInFlight: 1}, func(wire.Event) {})
 			if err != nil || sub.Unsubscribe(ctx) != nil {
 				return
 			}
@@ -93,7 +93,7 @@ func attackLetters(ctx context.Context, a *attacker) {
 		defer c.Abort()
 		for n := 0; ctx.Err() == nil; n++ {
 			group := strconv.Itoa(worker) + "-" + strconv.Itoa(round) + "-" + strconv.Itoa(n)
-			sub, err := c.Subscribe(ctx, "attack.letters.t", group, client.SubscribeOptions{From: "earliest", MaxAttempts: &once, MaxInFlight: 1000}, func(e client.Event) {
+			sub, err := c.Subscribe(ctx, "attack.letters.t", group, wire.SubscribeOptions{From: "earliest", MaxAttempts: &once, MaxInFlight: 1000}, func(e wire.Event) {
 				refused.Add(1)
 				_ = e.Nack("no", 0)
 			})
@@ -117,11 +117,11 @@ func checkLetters(t *testing.T, f *floodedHub) {
 	c := f.hub.dialWith(f.sign(t, "somebody", "*:somebody.**", "subscribe:dlq.somebody.**"))
 	publishTo(t, c, "somebody.t", "1")
 	began, once := time.Now(), 1
-	if _, err := c.Subscribe(t.Context(), "somebody.t", "g", client.SubscribeOptions{From: "earliest", MaxAttempts: &once}, func(e client.Event) { _ = e.Nack("no", 0) }); err != nil {
+	if _, err := c.Subscribe(t.Context(), "somebody.t", "g", wire.SubscribeOptions{From: "earliest", MaxAttempts: &once}, func(e wire.Event) { _ = e.Nack("no", 0) }); err != nil {
 		t.Fatal(err)
 	}
 	came := make(chan struct{}, 1)
-	if _, err := c.Subscribe(t.Context(), "dlq.somebody.t", "g", client.SubscribeOptions{From: "earliest"}, func(e client.Event) {
+	if _, err := c.Subscribe(t.Context(), "dlq.somebody.t", "g", wire.SubscribeOptions{From: "earliest"}, func(e wire.Event) {
 		_ = e.Ack()
 		select {
 		case came <- struct{}{}:

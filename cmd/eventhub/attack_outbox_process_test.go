@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // outboxAttacks are those through POST /outbox, and on the keys of compacted topics.
@@ -98,10 +98,10 @@ func publishKeys(ctx context.Context, a *attacker, topic string, remove bool) {
 	}
 	for n := 0; ctx.Err() == nil; n++ {
 		key := fmt.Sprintf("%s-%d", a.name, n)
-		if c.PublishAsync(topic, []byte("1"), client.PublishOptions{Key: key}, done) != nil {
+		if c.PublishAsync(topic, []byte("1"), wire.PublishOptions{Key: key}, done) != nil {
 			break
 		}
-		if remove && c.PublishAsync(topic, []byte("null"), client.PublishOptions{Key: key, Tombstone: true}, done) != nil {
+		if remove && c.PublishAsync(topic, []byte("null"), wire.PublishOptions{Key: key, Tombstone: true}, done) != nil {
 			break
 		}
 	}
@@ -133,6 +133,6 @@ func permittedKeys(ctx context.Context, a *attacker) {
 			a.ask(ctx, http.MethodGet, "/snap/attack.removed?limit=1000", nil)
 			return
 		}
-		_ = c.PublishAsync("attack.removed", []byte("1"), client.PublishOptions{Key: fmt.Sprint("k", round%1000)}, func(string, error) {})
+		_ = c.PublishAsync("attack.removed", []byte("1"), wire.PublishOptions{Key: fmt.Sprint("k", round%1000)}, func(string, error) {})
 	})
 }

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // tokenAttacks are the attacks by bad tokens.
@@ -40,7 +40,7 @@ func tryTokens(ctx context.Context, a *attacker, token func(round int) string) {
 		over := kept
 		switch {
 		case worker >= keeping+renewing:
-			if c, err := client.Dial(ctx, a.ws, client.Options{Token: token(round)}); err == nil {
+			if c, err := wire.Dial(ctx, a.ws, wire.Options{Token: token(round)}); err == nil {
 				c.Abort()
 			}
 			return
@@ -77,7 +77,7 @@ func newcomers(t *testing.T, f *floodedHub, d time.Duration) {
 				t.Errorf("newcomer %d over HTTP: %d %s", i, status, answer)
 			}
 		} else {
-			c, err := client.Dial(t.Context(), f.hub.url, client.Options{Token: token})
+			c, err := wire.Dial(t.Context(), f.hub.url, wire.Options{Token: token})
 			if err != nil {
 				t.Errorf("newcomer %d over WebSocket: %v", i, err)
 				continue

@@ -24,7 +24,7 @@ import (
 
 	psutil "github.com/shirou/gopsutil/v4/process"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // An attack is what a client with a narrow token of its own does to hurt the others.
@@ -369,9 +369,9 @@ func (a *attacker) report(format string, args ...any) {
 }
 
 // dial connects with the attacker's token. It returns nil when ctx has ended.
-func (a *attacker) dial(ctx context.Context) *client.Client {
+func (a *attacker) dial(ctx context.Context) *wire.Conn {
 	for ctx.Err() == nil {
-		c, err := client.Dial(ctx, a.ws, client.Options{Token: a.token})
+		c, err := wire.Dial(ctx, a.ws, wire.Options{Token: a.token})
 		if err == nil {
 			return c
 		}
@@ -431,7 +431,7 @@ func permittedLoad(ctx context.Context, a *attacker) {
 		return
 	}
 	defer c.Abort()
-	_, err := c.Subscribe(ctx, "permitted.t", "g", client.SubscribeOptions{}, func(e client.Event) { _ = e.Ack() })
+	_, err := c.Subscribe(ctx, "permitted.t", "g", wire.SubscribeOptions{}, func(e wire.Event) { _ = e.Ack() })
 	if err != nil {
 		a.report("subscribe: %v", err)
 		return
@@ -441,7 +441,7 @@ func permittedLoad(ctx context.Context, a *attacker) {
 	for ctx.Err() == nil {
 		<-tick.C
 		for range 80 {
-			_ = c.PublishAsync("permitted.t", []byte(`{"n":1}`), client.PublishOptions{}, func(string, error) {})
+			_ = c.PublishAsync("permitted.t", []byte(`{"n":1}`), wire.PublishOptions{}, func(string, error) {})
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // tar runs the commands of docs/operations.md that save and restore the data of a hub.
@@ -62,9 +62,9 @@ func TestRestoreFromABackup(t *testing.T) {
 	hub := startNode(t, "--data="+data)
 	c := hub.dial()
 	publishNumbers(t, c, "orders", 10)
-	events := subscribeTo(t, c, "orders", "g", client.SubscribeOptions{From: "earliest"})
+	events := subscribeTo(t, c, "orders", "g", wire.SubscribeOptions{From: "earliest"})
 	ackAll(t, events.take(10)[:4])
-	if _, err := c.Publish(t.Context(), "process.state", []byte(`"old"`), client.PublishOptions{Key: "k"}); err != nil {
+	if _, err := c.Publish(t.Context(), "process.state", []byte(`"old"`), wire.PublishOptions{Key: "k"}); err != nil {
 		t.Fatal(err)
 	}
 	hub.terminate()
@@ -72,10 +72,10 @@ func TestRestoreFromABackup(t *testing.T) {
 
 	hub = startNode(t, "--data="+data)
 	c = hub.dial()
-	events = subscribeTo(t, c, "orders", "g", client.SubscribeOptions{})
+	events = subscribeTo(t, c, "orders", "g", wire.SubscribeOptions{})
 	ackAll(t, events.take(6))
 	publishTo(t, c, "orders", `"later"`)
-	if _, err := c.Publish(t.Context(), "process.state", []byte(`"new"`), client.PublishOptions{Key: "k"}); err != nil {
+	if _, err := c.Publish(t.Context(), "process.state", []byte(`"new"`), wire.PublishOptions{Key: "k"}); err != nil {
 		t.Fatal(err)
 	}
 	hub.terminate()
@@ -95,7 +95,7 @@ func TestRestoreFromABackup(t *testing.T) {
 		t.Errorf("the latest record is %s", text)
 	}
 	c = hub.dial()
-	events = subscribeTo(t, c, "orders", "g", client.SubscribeOptions{})
+	events = subscribeTo(t, c, "orders", "g", wire.SubscribeOptions{})
 	for i, e := range events.take(6) {
 		if want := string(rune('4' + i)); string(e.Payload) != want {
 			t.Errorf("event %d of the group is %s, want %s", i, e.Payload, want)

@@ -135,12 +135,19 @@ func (cmd *serveCmd) plan(ctx context.Context, set *settings) [][2]string {
 		{"http", scheme("http", set.cert) + at(cmd.Bind, cmd.HTTPPort)},
 		{"ops", scheme("http", set.opsCert()) + at(cmd.OpsBind, cmd.OpsPort) + ", /metrics " + access},
 	}
+	if cmd.Demo {
+		visitors := ", which asks for a token"
+		if cmd.local() {
+			visitors = ", with a token for the demo alone"
+		}
+		lines = append(lines, [2]string{"demo", scheme("http", set.cert) + at(cmd.Bind, cmd.WSPort) + demoPath + visitors})
+	}
 	if cmd.NATSListen != "" {
 		at := "nats://" + cmd.NATSListen
 		if cmd.natsOverTLS() {
 			at = "tls://" + cmd.NATSListen
 		} else if _, public := cmd.natsPublic(); public {
-			at += ", the hub's token in clear text"
+			at += ", tokens in clear text"
 		}
 		lines = append(lines, [2]string{"nats", at})
 	}

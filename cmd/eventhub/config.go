@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"strings"
@@ -35,8 +36,9 @@ type listenFlags struct {
 type busFlags struct {
 	Data       string        `env:"EVENTHUB_DATA" default:"./eventhub-data" help:"Data directory. Only one hub at a time can use it."`
 	Sync       string        `env:"EVENTHUB_SYNC" default:"1s" help:"Interval between flushes of the embedded server to disk: a duration, or always (before each confirmation)."`
-	NATSListen string        `name:"nats-listen" env:"EVENTHUB_NATS_LISTEN" placeholder:"HOST:PORT" help:"Address at which native NATS clients reach the embedded server with the hub's token. Default: off."`
-	NATSTLS    string        `name:"nats-listen-tls" env:"EVENTHUB_NATS_LISTEN_TLS" enum:"auto,on,off" default:"auto" help:"TLS for native NATS clients, with the certificate of --tls-cert: auto requires it unless --nats-listen is a loopback address, off sends the hub's token in clear text."`
+	NATSListen string        `name:"nats-listen" env:"EVENTHUB_NATS_LISTEN" placeholder:"HOST:PORT" help:"Address at which native NATS clients reach the embedded server with a token. Default: off."`
+	NATSTLS    string        `name:"nats-listen-tls" env:"EVENTHUB_NATS_LISTEN_TLS" enum:"auto,on,off" default:"auto" help:"TLS for native NATS clients, with the certificate of --tls-cert: auto requires it unless --nats-listen is a loopback address, off sends tokens in clear text."`
+	Isolation  string        `name:"nats-isolation" env:"EVENTHUB_NATS_ISOLATION" enum:"on,off" default:"on" help:"Isolation of native NATS clients: on sends answers to their inboxes only, off lets them have the server send answers to any subject. At NATS servers of your own, on needs an account of their own, which is slower."`
 	NATSURL    string        `name:"nats-url" env:"NATS_URL" help:"NATS server to use instead of the embedded one; separate several addresses by commas."`
 	NATSCreds  string        `name:"nats-creds" env:"NATS_CREDS" placeholder:"FILE" help:"Credentials for NATS_URL."`
 	NATSNKey   string        `name:"nats-nkey-seed" env:"NATS_NKEY_SEED" placeholder:"FILE" help:"NKey seed for NATS_URL."`
@@ -51,6 +53,8 @@ type busFlags struct {
 	memory bool // the embedded server keeps nothing on disk
 	// tls is the TLS configuration for native clients, or nil.
 	tls *tls.Config
+	// callout is how the embedded server asks about native clients; set with NATSListen.
+	callout *embedded.Callout
 }
 
 // public lists the addresses that other hosts can reach, each with its flag.
@@ -106,11 +110,15 @@ func (f listenFlags) validate() (faults []error) {
 // origins returns the allowed origins in the form of facade.Config: nil allows any, an empty list
 // allows none. Behind a proxy, a listener on loopback is reached from elsewhere.
 func (f listenFlags) origins() []string {
-	if len(f.Origins) == 0 && (!isLoopback(f.Bind) || len(f.Proxies) > 0) {
+	if len(f.Origins) == 0 && !f.local() {
 		return []string{}
 	}
 	return f.Origins
 }
+
+// local reports whether clients are on this host: no other reaches the listener, and no proxy
+// brings them.
+func (f listenFlags) local() bool { return isLoopback(f.Bind) && len(f.Proxies) == 0 }
 
 // trusted returns the trusted proxies. They have been checked.
 func (f listenFlags) trusted() (proxies []netip.Prefix) {
@@ -270,24 +278,37 @@ func (f busFlags) where() string {
 // open opens the bus on the NATS that the flags name, or starts the embedded server for it. cfg
 // says what is not in the flags: who listens to the bus, and the rules of topics. The flags have
 // been checked.
-func (f busFlags) open(ctx context.Context, cfg jetstream.Config, token string) (*jetstream.Bus, error) {
+func (f busFlags) open(ctx context.Context, cfg jetstream.Config) (*jetstream.Bus, error) {
 	cfg.Replicas, cfg.AckWait = f.Replicas, f.AckWait
 	if f.NATSURL != "" {
-		cfg.URL, cfg.Creds, cfg.NKeySeed, cfg.Domain = f.NATSURL, f.NATSCreds, f.NATSNKey, f.NATSDomain
-		cfg.TLSCA, cfg.TLSCert, cfg.TLSKey = f.NATSCA, f.NATSCert, f.NATSKey
+		f.address(&cfg)
 		bus, err := jetstream.Open(ctx, cfg)
 		if err != nil {
 			return nil, fmt.Errorf("%w (--nats-url, NATS_URL; --nats-creds, NATS_CREDS; --nats-domain, NATS_DOMAIN)", err)
 		}
 		return bus, nil
 	}
-	own := embedded.Config{DataDir: cmp.Or(f.Data, "eventhub-data"), Listen: f.NATSListen, TLS: f.tls, Logger: cfg.Logger}
+	server, err := f.embed(ctx, cfg.Logger)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Server = server
+	return jetstream.Open(ctx, cfg)
+}
+
+// address fills in where NATS is.
+func (f busFlags) address(cfg *jetstream.Config) {
+	cfg.URL, cfg.Creds, cfg.NKeySeed, cfg.Domain = f.NATSURL, f.NATSCreds, f.NATSNKey, f.NATSDomain
+	cfg.TLSCA, cfg.TLSCert, cfg.TLSKey = f.NATSCA, f.NATSCert, f.NATSKey
+}
+
+// embed starts the embedded server.
+func (f busFlags) embed(ctx context.Context, log *slog.Logger) (*embedded.Server, error) {
+	own := embedded.Config{DataDir: cmp.Or(f.Data, "eventhub-data"), Listen: f.NATSListen, TLS: f.tls, Logger: log}
 	if f.memory {
 		own.DataDir = ""
 	}
-	if own.Listen != "" {
-		own.Token = token
-	}
+	own.Callout = f.callout
 	own.SyncInterval, own.SyncAlways, _ = f.sync()
 	server, err := embedded.Start(ctx, own)
 	switch {
@@ -295,9 +316,6 @@ func (f busFlags) open(ctx context.Context, cfg jetstream.Config, token string) 
 		return nil, fmt.Errorf("%w (--data, EVENTHUB_DATA)", err)
 	case errors.Is(err, embedded.ErrListen):
 		return nil, fmt.Errorf("%w (--nats-listen, EVENTHUB_NATS_LISTEN)", err)
-	case err != nil:
-		return nil, err
 	}
-	cfg.Server = server
-	return jetstream.Open(ctx, cfg)
+	return server, err
 }

@@ -27,7 +27,7 @@ func (c connectionsOf) List(after string, limit int, filter ops.ConnectionFilter
 			subs[n] = ops.Subscription(sub)
 		}
 		list[i] = ops.Connection{
-			ID: o.ID, Principal: o.Principal, Remote: o.Remote, SinceMS: o.Since.UnixMilli(), QueuedBytes: o.QueuedBytes, Subscriptions: subs,
+			ID: o.ID, Kind: string(o.Kind), Principal: o.Principal, Remote: o.Remote, SinceMS: o.Since.UnixMilli(), QueuedBytes: o.QueuedBytes, Subscriptions: subs,
 		}
 	}
 	return list, more
@@ -38,8 +38,8 @@ func (c connectionsOf) Close(id string) bool { return c.server.CloseConnection(i
 
 // connectionsCmd is `eventhub connections`.
 type connectionsCmd struct {
-	List  connectionsListCmd  `cmd:"" help:"List the WebSocket connections of a hub."`
-	Close connectionsCloseCmd `cmd:"" help:"Close a WebSocket connection of a hub."`
+	List  connectionsListCmd  `cmd:"" help:"List the connections of a hub: WebSockets, streams and pulls."`
+	Close connectionsCloseCmd `cmd:"" help:"Close a connection of a hub."`
 }
 
 // connectionsListCmd is `eventhub connections list`.
@@ -55,7 +55,7 @@ func (cmd *connectionsListCmd) Run(ctx context.Context, std streams) error {
 	}
 	defer hub.close()
 	out := tabwriter.NewWriter(std.out, 0, 0, 2, ' ', 0)
-	if _, err := fmt.Fprintln(out, "ID\tPRINCIPAL\tADDRESS\tAGE\tQUEUED\tSUBSCRIPTIONS"); err != nil {
+	if _, err := fmt.Fprintln(out, "ID\tKIND\tPRINCIPAL\tADDRESS\tAGE\tQUEUED\tSUBSCRIPTIONS"); err != nil {
 		return err
 	}
 	for next := ""; ; {
@@ -88,7 +88,7 @@ func printConnection(out *tabwriter.Writer, now int64, c *ops.Connection) error 
 		principal = "(none yet)"
 	}
 	age := (time.Duration(now-c.SinceMS) * time.Millisecond).Round(time.Second)
-	if _, err := fmt.Fprintf(out, "%s\t%s\t%s\t%v\t%d\t%d\n", c.ID, principal, c.Remote, age, c.QueuedBytes, len(c.Subscriptions)); err != nil {
+	if _, err := fmt.Fprintf(out, "%s\t%s\t%s\t%s\t%v\t%d\t%d\n", c.ID, c.Kind, principal, c.Remote, age, c.QueuedBytes, len(c.Subscriptions)); err != nil {
 		return err
 	}
 	for _, s := range c.Subscriptions {
@@ -96,7 +96,7 @@ func printConnection(out *tabwriter.Writer, now int64, c *ops.Connection) error 
 		if s.Paused {
 			state += ", paused"
 		}
-		if _, err := fmt.Fprintf(out, "\t%s\t%s\t%s\t\t\n", s.Topic, s.Group, state); err != nil {
+		if _, err := fmt.Fprintf(out, "\t\t%s\t%s\t%s\t\t\n", s.Topic, s.Group, state); err != nil {
 			return err
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/chromedp/chromedp"
 	psutil "github.com/shirou/gopsutil/v4/process"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 var dashboardGroups = flag.Int("dashboard.groups", 0, "measure the dashboard with so many groups: how soon a view is there, and what it costs the hub in a minute")
@@ -29,7 +29,7 @@ func manyGroups(t *testing.T, n *node, topic string, groups int) {
 		wg.Go(func() {
 			for i := maker; i < groups; i += makers {
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
-				sub, err := c.Subscribe(ctx, topic, fmt.Sprintf("group-%05d", i), client.SubscribeOptions{From: "earliest"}, func(client.Event) {})
+				sub, err := c.Subscribe(ctx, topic, fmt.Sprintf("group-%05d", i), wire.SubscribeOptions{From: "earliest"}, func(wire.Event) {})
 				if err == nil {
 					err = sub.Unsubscribe(ctx)
 				}
@@ -47,7 +47,7 @@ func manyGroups(t *testing.T, n *node, topic string, groups int) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if _, err := n.dial().Publish(ctx, topic, []byte(`{"n":1}`), client.PublishOptions{}); err != nil {
+	if _, err := n.dial().Publish(ctx, topic, []byte(`{"n":1}`), wire.PublishOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 var dashboardShots = flag.String("dashboard.shots", "", "directory for the pictures of each view of the dashboard; by default none are kept")
@@ -31,9 +31,10 @@ type browser struct {
 	ctx context.Context
 }
 
-func openBrowser(t *testing.T) *browser {
+func openBrowser(t *testing.T, opts ...chromedp.ExecAllocatorOption) *browser {
 	t.Helper()
-	ctx, cancel := chromedp.NewContext(context.WithoutCancel(t.Context()), chromedp.WithAllocatorOptions(chromedp.NoSandbox, chromedp.UserDataDir(t.TempDir())),
+	opts = append(opts, chromedp.NoSandbox, chromedp.UserDataDir(t.TempDir()))
+	ctx, cancel := chromedp.NewContext(context.WithoutCancel(t.Context()), chromedp.WithAllocatorOptions(opts...),
 		chromedp.WithLogf(t.Logf), chromedp.WithErrorf(t.Logf))
 	t.Cleanup(cancel)
 	b := &browser{t, ctx}
@@ -129,19 +130,19 @@ func TestDashboard(t *testing.T) {
 	publish := func(topic, key string) {
 		t.Helper()
 		payload := fmt.Appendf(nil, `{"note":%q}`, markup)
-		if _, err := c.Publish(t.Context(), topic, payload, client.PublishOptions{Key: key, Headers: map[string]string{"x-note": markup}}); err != nil {
+		if _, err := c.Publish(t.Context(), topic, payload, wire.PublishOptions{Key: key, Headers: map[string]string{"x-note": markup}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	once := 1
-	came := make(chan client.Event, 100)
+	came := make(chan wire.Event, 100)
 	join := func(group string) {
 		t.Helper()
-		if _, err := c.Subscribe(t.Context(), "orders.placed", group, client.SubscribeOptions{From: "earliest", MaxAttempts: &once}, func(e client.Event) { came <- e }); err != nil {
+		if _, err := c.Subscribe(t.Context(), "orders.placed", group, wire.SubscribeOptions{From: "earliest", MaxAttempts: &once}, func(e wire.Event) { came <- e }); err != nil {
 			t.Fatal(err)
 		}
 	}
-	next := func() *client.Event {
+	next := func() *wire.Event {
 		t.Helper()
 		select {
 		case e := <-came:
@@ -216,8 +217,8 @@ func TestDashboard(t *testing.T) {
 	b.click("Resume")
 	b.shows("Resumed ")
 
-	// The group's members have a principal and an address.
-	if got := b.eval(`[...document.querySelectorAll("[aria-label='Members on this hub, table'] tbody td")].slice(0, 2).map((c) => c.innerText)`); !strings.Contains(got, `"static:`) || !strings.Contains(got, `127.0.0.1:`) {
+	// The group's members have a principal, a kind and an address.
+	if got := b.eval(`[...document.querySelectorAll("[aria-label='Members on this hub, table'] tbody td")].slice(0, 3).map((c) => c.innerText)`); !strings.Contains(got, `"static:`) || !strings.Contains(got, `"websocket"`) || !strings.Contains(got, `127.0.0.1:`) {
 		t.Errorf("the member of the group is shown as %s", got)
 	}
 
@@ -353,7 +354,7 @@ func TestDashboardOfAnEmptyHub(t *testing.T) {
 			t.Errorf("%q is missing in the commands:\n%s", want, got)
 		}
 	}
-	if _, err := hub.dial().Publish(t.Context(), "hello", []byte("1"), client.PublishOptions{}); err != nil {
+	if _, err := hub.dial().Publish(t.Context(), "hello", []byte("1"), wire.PublishOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	b.until("the steps are gone", `!document.querySelector(".steps") && document.querySelectorAll("canvas").length === 2`)
@@ -381,13 +382,19 @@ func (b *browser) picture(name string) {
 	if *dashboardShots == "" {
 		return
 	}
+	if err := os.WriteFile(filepath.Join(*dashboardShots, strings.ReplaceAll(name, "/", "_")+".png"), b.screenshot(), 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// screenshot returns a picture of the page, a PNG.
+func (b *browser) screenshot() []byte {
+	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
 	image, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(*dashboardShots, strings.ReplaceAll(name, "/", "_")+".png"), image, 0o600); err != nil {
-		b.t.Fatal(err)
-	}
+	return image
 }

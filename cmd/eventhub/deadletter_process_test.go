@@ -12,7 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // A hub that is killed while dead letters wait for their ration leaves notes: the hub that comes
@@ -31,7 +31,7 @@ func TestKilledHubKeepsMaxAttempts(t *testing.T) {
 			hub := startNode(t, append(slices.Clone(flags), "--limit-dead-letter-bytes=1/2000")...)
 			c := hub.dial()
 			two := 2
-			opts := client.SubscribeOptions{From: "earliest", MaxAttempts: &two}
+			opts := wire.SubscribeOptions{From: "earliest", MaxAttempts: &two}
 			in := subscribeTo(t, c, "kept", "g", opts)
 			for range events {
 				publishTo(t, c, "kept", `"`+strings.Repeat("x", 1_000)+`"`)
@@ -56,7 +56,7 @@ func TestKilledHubKeepsMaxAttempts(t *testing.T) {
 
 			hub = startNode(t, flags...)
 			c = hub.dial()
-			dead := subscribeTo(t, c, "dlq.kept", "d", client.SubscribeOptions{From: "earliest"})
+			dead := subscribeTo(t, c, "dlq.kept", "d", wire.SubscribeOptions{From: "earliest"})
 			in = subscribeTo(t, c, "kept", "g", opts)
 			seen := map[string]bool{}
 			for _, e := range dead.take(events) {

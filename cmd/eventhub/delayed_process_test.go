@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/facade/client"
 	"eventhub/jetstream/natstest"
+	"eventhub/sdk/go/wire"
 )
 
 // The long form is -delayed.events=100000.
@@ -89,7 +89,7 @@ func overRestart(t *testing.T, hub *node, restart func() *node) {
 	for i := range n {
 		ms := due(i).UnixMilli()
 		answered.Add(1)
-		err := c.PublishAsync("later", strconv.AppendInt(nil, int64(i), 10), client.PublishOptions{At: &ms}, func(id string, err error) {
+		err := c.PublishAsync("later", strconv.AppendInt(nil, int64(i), 10), wire.PublishOptions{At: &ms}, func(id string, err error) {
 			defer answered.Done()
 			if err != nil {
 				t.Errorf("publish %d: %v", i, err)
@@ -114,10 +114,10 @@ func overRestart(t *testing.T, hub *node, restart func() *node) {
 	up := time.Now()
 
 	c = hub.dial()
-	audit := subscribeTo(t, c, "later", "audit", client.SubscribeOptions{From: "earliest", MaxInFlight: 10_000})
+	audit := subscribeTo(t, c, "later", "audit", wire.SubscribeOptions{From: "earliest", MaxInFlight: 10_000})
 	seen := make(map[string]int, n)
 	var late, lateInBetween []time.Duration
-	take := func(e client.Event) {
+	take := func(e wire.Event) {
 		if err := e.Ack(); err != nil {
 			t.Fatal(err)
 		}

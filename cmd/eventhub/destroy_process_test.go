@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // whenAsked does something when a command waits for an answer, and then answers yes.
@@ -31,7 +31,7 @@ func TestNoMoreIsDestroyedThanWasShown(t *testing.T) {
 	c := hub.dial()
 	publish := func(topic string, n int) {
 		for range n {
-			if _, err := c.Publish(t.Context(), topic, []byte(`{"n":1}`), client.PublishOptions{}); err != nil {
+			if _, err := c.Publish(t.Context(), topic, []byte(`{"n":1}`), wire.PublishOptions{}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -64,7 +64,7 @@ func TestNoMoreIsDestroyedThanWasShown(t *testing.T) {
 func TestRedriveOfAnUnknownTopic(t *testing.T) {
 	t.Parallel()
 	hub := startNode(t)
-	if _, err := hub.dial().Publish(t.Context(), "known", []byte(`1`), client.PublishOptions{}); err != nil {
+	if _, err := hub.dial().Publish(t.Context(), "known", []byte(`1`), wire.PublishOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // disk is a small file system of the test's own.
@@ -88,13 +88,13 @@ func (d *disk) limitFiles(n *node, most uint64) {
 
 // publishUntil publishes numbers from n on, each once, until want says so of an outcome. It returns
 // the next number, and those that were confirmed.
-func publishUntil(t *testing.T, c *client.Client, topic string, n int, want func(error) bool) (next int, confirmed []int) {
+func publishUntil(t *testing.T, c *wire.Conn, topic string, n int, want func(error) bool) (next int, confirmed []int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*noticed)
 	defer cancel()
 	padding := strings.Repeat(" ", 2_000)
 	for ; ; n++ {
-		_, err := c.Publish(ctx, topic, []byte(strconv.Itoa(n)+padding), client.PublishOptions{})
+		_, err := c.Publish(ctx, topic, []byte(strconv.Itoa(n)+padding), wire.PublishOptions{})
 		if ctx.Err() != nil {
 			t.Fatalf("event %d: %v", n, err)
 		}
@@ -116,8 +116,8 @@ func TestFullDiskThatIsMadeLarger(t *testing.T) {
 	d := newDisk(t)
 	n := startNode(t, "--data="+filepath.Join(d.dir, "data"))
 	c := n.dial()
-	events := subscribeTo(t, c, "numbers", "g", client.SubscribeOptions{MaxInFlight: 10_000})
-	slow := subscribeTo(t, c, "numbers", "slow", client.SubscribeOptions{MaxInFlight: 1})
+	events := subscribeTo(t, c, "numbers", "g", wire.SubscribeOptions{MaxInFlight: 10_000})
+	slow := subscribeTo(t, c, "numbers", "slow", wire.SubscribeOptions{MaxInFlight: 1})
 	next, confirmed := publishUntil(t, c, "numbers", 0, func(error) bool { return len(events.events) >= 20 })
 	publishTo(t, c, "quiet", `"before"`)
 	shows(t, n.ops+"/readyz", http.StatusOK, `"bus":"ok"`)
@@ -141,7 +141,7 @@ func TestFullDiskThatIsMadeLarger(t *testing.T) {
 	confirmed = append(confirmed, more...)
 	shows(t, n.ops+"/metrics", http.StatusOK, "eventhub_server_restarts_total 1\n")
 
-	all := subscribeTo(t, c, "numbers", "audit", client.SubscribeOptions{From: "earliest", MaxInFlight: 10_000})
+	all := subscribeTo(t, c, "numbers", "audit", wire.SubscribeOptions{From: "earliest", MaxInFlight: 10_000})
 	marker := publishTo(t, c, "numbers", "-1")
 	var stored []int
 	for e := all.next(); e.ID != marker; e = all.next() {
@@ -165,7 +165,7 @@ func TestFullDiskThatIsMadeLarger(t *testing.T) {
 	for drop := len(events.events); drop > 0; drop-- {
 		events.next() // of a lease from before the restart
 	}
-	other := subscribeTo(t, n.dial(), "numbers", "g", client.SubscribeOptions{MaxInFlight: 10_000})
+	other := subscribeTo(t, n.dial(), "numbers", "g", wire.SubscribeOptions{MaxInFlight: 10_000})
 	if err := c.Close(); err != nil { // it gives back what it has
 		t.Fatal(err)
 	}

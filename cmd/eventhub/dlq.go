@@ -419,7 +419,5 @@ func bar(done string, l redrivenJSON, total int, terminal bool) string {
 	if !terminal || total == 0 {
 		return text
 	}
-	const width = 30
-	n := min((l.Done+l.Skipped)*width/total, width)
-	return "[" + strings.Repeat("#", n) + strings.Repeat(".", width-n) + "] " + text
+	return meter(min(l.Done+l.Skipped, total), total) + text
 }

@@ -21,7 +21,7 @@ type ephemeral struct {
 	WebSocket string `json:"websocket"`
 	HTTP      string `json:"http"`
 	Ops       string `json:"ops"`
-	NATS      string `json:"nats,omitempty"` // without a policy of the token only
+	NATS      string `json:"nats"`
 	Token     string `json:"token"`
 }
 
@@ -37,10 +37,7 @@ func (cmd *serveCmd) makeEphemeral() error {
 	}
 	cmd.Bind, cmd.OpsBind = loopback, loopback
 	cmd.WSPort, cmd.HTTPPort, cmd.OpsPort = 0, 0, 0
-	cmd.NATSListen = ""
-	if cmd.TokenPolicy == "" {
-		cmd.NATSListen = loopback + ":0" // native clients may do everything
-	}
+	cmd.NATSListen, cmd.AuthCallout = loopback+":0", false
 	cmd.Data, cmd.memory = "", true
 	cmd.HTTP = false // its outbox is a file
 	cmd.Grace = 0

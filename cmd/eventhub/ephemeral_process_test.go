@@ -22,7 +22,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 var ephemeralHubs = flag.Int("ephemeral.hubs", 12, "how many hubs TestEphemeralHubsOfKilledParents starts")
@@ -144,12 +144,12 @@ func TestEphemeralHub(t *testing.T) {
 		}
 	}
 	cmd, told, stdin, gone := runEphemeral(t, dir, "eventhub", "serve", "--ephemeral")
-	c, err := client.Dial(t.Context(), told.WebSocket, client.Options{Token: told.Token})
+	c, err := wire.Dial(t.Context(), told.WebSocket, wire.Options{Token: told.Token})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = c.Close() }()
-	if _, err := c.Publish(t.Context(), "process.state", []byte("1"), client.PublishOptions{Key: "k"}); err != nil {
+	if _, err := c.Publish(t.Context(), "process.state", []byte("1"), wire.PublishOptions{Key: "k"}); err != nil {
 		t.Error(err)
 	}
 	nc, err := nats.Connect(told.NATS, nats.Token(told.Token))

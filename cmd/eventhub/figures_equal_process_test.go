@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/facade/client"
 	"eventhub/jetstream/natstest"
+	"eventhub/sdk/go/wire"
 )
 
 // quietFor is how long after the end of all traffic all figures are equal.
@@ -41,16 +41,16 @@ func (u *unsteady) join(hub *node, seed uint64) {
 	never := 0
 	for _, topic := range u.topics {
 		for _, group := range u.groups {
-			opts := client.SubscribeOptions{From: "earliest", MaxInFlight: 20, AckTimeoutMS: 1_000, MaxAttempts: &never}
+			opts := wire.SubscribeOptions{From: "earliest", MaxInFlight: 20, AckTimeoutMS: 1_000, MaxAttempts: &never}
 			ctx, cancel := context.WithTimeout(u.t.Context(), 2*patience)
-			_, err := c.Subscribe(ctx, topic, group, opts, func(e client.Event) {
+			_, err := c.Subscribe(ctx, topic, group, opts, func(e wire.Event) {
 				mu.Lock()
 				what := random.IntN(10)
 				mu.Unlock()
 				switch {
 				case u.still.Load() || what == 0: // the lease ends
 				case what == 1:
-					_ = e.Nack("random", client.DefaultBackoff)
+					_ = e.Nack("random", wire.DefaultBackoff)
 				default:
 					_ = e.Ack()
 				}
@@ -70,7 +70,7 @@ func (u *unsteady) join(hub *node, seed uint64) {
 				return
 			case <-time.After(5 * time.Millisecond):
 			}
-			_ = c.PublishAsync(u.topics[n%len(u.topics)], []byte(strconv.Itoa(n)), client.PublishOptions{}, func(string, error) {})
+			_ = c.PublishAsync(u.topics[n%len(u.topics)], []byte(strconv.Itoa(n)), wire.PublishOptions{}, func(string, error) {})
 		}
 	})
 }
@@ -91,10 +91,10 @@ func TestFiguresAreEqual(t *testing.T) {
 	// a group with events that were put back, of which none is delivered
 	c := hubs[0].dial()
 	one := 1
-	refused := subscribeTo(t, c, "letters", "failing", client.SubscribeOptions{From: "earliest", MaxAttempts: &one})
+	refused := subscribeTo(t, c, "letters", "failing", wire.SubscribeOptions{From: "earliest", MaxAttempts: &one})
 	publishNumbers(t, c, "letters", 5)
 	for _, e := range refused.take(5) {
-		if err := e.Nack("no", client.DefaultBackoff); err != nil {
+		if err := e.Nack("no", wire.DefaultBackoff); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // A terminal that is closed ends a hub that was started in it, in good order: nothing is lost.
@@ -24,14 +24,14 @@ func TestClosedTerminalEndsTheHubInGoodOrder(t *testing.T) {
 	})
 	_ = keyboard.Close() // the hub has its own
 	c := hub.dial()
-	if _, err := c.Publish(t.Context(), "bye", []byte("1"), client.PublishOptions{}); err != nil {
+	if _, err := c.Publish(t.Context(), "bye", []byte("1"), wire.PublishOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := screen.Close(); err != nil {
 		t.Fatal(err)
 	}
 	<-c.Done()
-	if closed, ok := errors.AsType[*client.CloseError](c.Err()); !ok || closed.Reason != "draining" {
+	if closed, ok := errors.AsType[*wire.CloseError](c.Err()); !ok || closed.Reason != "draining" {
 		t.Errorf("the client was told %v", c.Err())
 	}
 	<-hub.ended

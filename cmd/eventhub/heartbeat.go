@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"time"
 
-	"eventhub/facade/client"
 	"eventhub/projections/process"
+	eventhub "eventhub/sdk/go"
 )
 
 // heartbeatCmd is `eventhub heartbeat`.
@@ -36,14 +36,21 @@ func (cmd *heartbeatCmd) Run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	say := func(text string) { _, _ = fmt.Fprintln(std.err, "eventhub: "+text) }
-	return cmd.keep(ctx, say, func(ctx context.Context, c *client.Client) error {
-		say(fmt.Sprintf("publishing heartbeats to %s every %v", process.TopicHeartbeat, cmd.Every))
-		return publishHeartbeats(ctx, watch, cmd.Every, func(ctx context.Context, payload []byte) error {
-			_, err := c.Publish(ctx, process.TopicHeartbeat, payload, client.PublishOptions{})
-			return err
-		})
+	c, err := cmd.connect(ctx, std.say)
+	if err != nil {
+		return err
+	}
+	std.say(fmt.Sprintf("publishing heartbeats to %s every %v", process.TopicHeartbeat, cmd.Every))
+	err = publishHeartbeats(ctx, watch, cmd.Every, func(ctx context.Context, payload []byte) error {
+		_, err := c.Publish(ctx, process.TopicHeartbeat, json.RawMessage(payload), eventhub.PublishOptions{})
+		failure, ok := errors.AsType[*eventhub.Error](err)
+		if ok && (failure.Retryable || failure.Code == eventhub.CodeOutcomeUnknown) && ctx.Err() == nil {
+			std.say(err.Error() + "; going on")
+			return nil
+		}
+		return err
 	})
+	return errors.Join(err, closeClient(ctx, c))
 }
 
 // publishHeartbeats publishes a heartbeat of each watched process, immediately and then at every

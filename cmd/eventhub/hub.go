@@ -5,29 +5,30 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
-	"eventhub/facade/client"
+	eventhub "eventhub/sdk/go"
 )
 
 // dialTimeout is the timeout of one connection attempt.
 const dialTimeout = 10 * time.Second
 
-// Delay between connection attempts. It starts at backoffFirst and doubles up to backoffMax. Jitter
-// shortens each delay by up to half, so that the clients of a restarted hub do not all reconnect at
-// once.
+// Delay between connection attempts. It starts at backoffFirst and doubles up to backoffMax.
 const (
 	backoffFirst = 100 * time.Millisecond
 	backoffMax   = 5 * time.Second
 )
+
+// endTimeout is how long a command that was interrupted lets publishes finish.
+const endTimeout = 2 * time.Second
 
 // hubFlags select the hub that a command connects to, and the credential.
 type hubFlags struct {
@@ -57,25 +58,59 @@ func (f hubFlags) address() string {
 	return f.URL
 }
 
-// dial connects to the hub. The caller must close the client.
-func (f hubFlags) dial(ctx context.Context) (*client.Client, error) {
+// connect connects to the hub. The first attempt must succeed. Afterwards the client reconnects,
+// and say receives a message about each break. The caller must end the client.
+func (f hubFlags) connect(ctx context.Context, say func(string)) (*eventhub.Client, error) {
 	token, err := f.token()
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
-	defer cancel()
-	c, err := client.Dial(ctx, f.address(), client.Options{Token: token})
-	if err == nil {
+	first, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	var connected atomic.Bool
+	c, err := eventhub.Connect(first, f.address(), eventhub.Options{
+		Token: token, AttemptTimeout: dialTimeout, MinPause: backoffFirst, MaxPause: backoffMax,
+		BufferEvents: maxUnanswered,
+		Retry:        time.Nanosecond, // the user decides about what the hub refuses
+		OnState: func(s eventhub.State, err error) {
+			switch {
+			case s == eventhub.StateReady:
+				connected.Store(true)
+			case s == eventhub.StateWaiting && connected.Load():
+				say(fmt.Sprintf("%v; reconnecting in at most %v", err, backoffMax))
+			case s == eventhub.StateWaiting:
+				giveUp(err)
+			}
+		},
+	})
+	switch {
+	case err == nil:
 		return c, nil
+	case ctx.Err() != nil:
+		return nil, err
 	}
-	if refused, ok := errors.AsType[*client.Error](err); ok {
-		return nil, fmt.Errorf("connect to hub at %s: %s; set its token (EVENTHUB_TOKEN; --token, WS_TOKEN)", f.address(), strings.TrimSuffix(refused.Error(), "."))
+	if why := context.Cause(first); why != nil {
+		err = why
 	}
-	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
+	failure, ok := errors.AsType[*eventhub.Error](err)
+	switch {
+	case ok && failure.Code != eventhub.CodeConnectionLost && failure.Code != eventhub.CodeConnectTimeout && failure.Code != eventhub.CodeGaveUp:
+		return nil, fmt.Errorf("connect to hub at %s: %s; set its token (EVENTHUB_TOKEN; --token, WS_TOKEN)", f.address(), strings.TrimSuffix(err.Error(), "."))
+	default:
 		return nil, fmt.Errorf("connect to hub at %s: %w; check that the hub runs (eventhub serve) and that the address is right (--url, EVENTHUB_URL)", f.address(), reason(err))
 	}
-	return nil, err
+}
+
+// closeClient closes a client. After the end of ctx it waits no longer than endTimeout for
+// publishes.
+func closeClient(ctx context.Context, c *eventhub.Client) error {
+	if ctx.Err() == nil {
+		return c.Close() //nolint:contextcheck // has a limit of its own
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	_ = c.Drain(ctx) // the command was interrupted
+	return nil
 }
 
 // reason returns the part of a connection error that is useful to people.
@@ -122,60 +157,6 @@ func (f credentialFlags) find(u *url.URL) (string, error) {
 		return "", fmt.Errorf("no token: file %s does not exist; set the hub's data directory (--data, EVENTHUB_DATA) or the token (EVENTHUB_TOKEN; --token, WS_TOKEN)", filepath.Join(f.Data, tokenName))
 	}
 	return token, err
-}
-
-// session is the work on one connection to the hub. It returns nil when the command is done. An
-// error decides whether the command reconnects.
-type session func(ctx context.Context, c *client.Client) error
-
-// keep runs sessions until one is done, ctx ends (both return nil), or an error makes a retry
-// pointless. The first connection must succeed. say receives a message before each reconnection.
-func (f hubFlags) keep(ctx context.Context, say func(string), work session) error {
-	wait := backoffFirst
-	for first := true; ; first = false {
-		c, err := f.dial(ctx)
-		if err == nil {
-			wait = backoffFirst
-			err = work(ctx, c)
-			if closeErr := c.Close(); err == nil {
-				return closeErr
-			}
-		} else if first && ctx.Err() == nil {
-			return err
-		}
-		if ctx.Err() != nil {
-			return nil //nolint:nilerr // the end of ctx is a normal stop
-		}
-		if !passes(err) {
-			return err
-		}
-		pause := wait/2 + rand.N(wait/2) //nolint:gosec // not security-relevant
-		say(fmt.Sprintf("%v; reconnecting in %v", err, pause.Round(time.Millisecond)))
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(pause):
-		}
-		wait = min(2*wait, backoffMax)
-	}
-}
-
-// passes reports whether a retry may succeed after this error.
-func passes(err error) bool {
-	if refused, ok := errors.AsType[*client.Error](err); ok {
-		switch refused.Code {
-		case "subscribe_failed", "publish_failed", "rate_limited", "overloaded", "internal":
-			return true
-		}
-		return false
-	}
-	if closed, ok := errors.AsType[*client.CloseError](err); ok {
-		return closed.Reconnect()
-	}
-	if _, ok := errors.AsType[*outputError](err); ok {
-		return false
-	}
-	return true
 }
 
 // outputError is an error of writing to standard output.

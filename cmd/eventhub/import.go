@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"eventhub/facade/client"
+	eventhub "eventhub/sdk/go"
 )
 
 // maxDedupe is the maximum number of ids that --dedupe remembers.
@@ -83,20 +83,23 @@ func (cmd *importCmd) Run(ctx context.Context, std streams) (err error) {
 		return err
 	}
 	defer im.hub.close()
-	c, err := cmd.dial(ctx)
+	c, err := cmd.connect(ctx, std.say)
 	if err != nil {
 		return err
 	}
-	err = errors.Join(im.run(ctx, c, in), c.Close())
+	err = errors.Join(im.run(ctx, c, in), closeClient(ctx, c))
 	im.told.end()
 	im.told.say(fmt.Sprintf("skipped %d events that were there already and %d whose payload was not JSON; gave %d native events new ids", im.skipped, im.odd, im.renamed))
 	return err
 }
 
-func (im *importing) run(ctx context.Context, c *client.Client, in io.Reader) error {
+func (im *importing) run(ctx context.Context, c *eventhub.Client, in io.Reader) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	queue := make(chan chan answer, client.DefaultPublishInFlight)
+	// While there is no hub, there are no answers either: the end of ctx ends the waiting for them.
+	stop := context.AfterFunc(ctx, func() { _ = closeClient(ctx, c) })
+	defer stop()
+	queue := make(chan chan answer, maxUnanswered)
 	failed := make(chan error, 1)
 	go func() { // run waits for failed
 		var first error
@@ -117,7 +120,7 @@ func (im *importing) run(ctx context.Context, c *client.Client, in io.Reader) er
 }
 
 // publish sends one record, or skips it.
-func (im *importing) publish(ctx context.Context, c *client.Client, queue chan<- chan answer, line int, text []byte) error {
+func (im *importing) publish(ctx context.Context, c *eventhub.Client, queue chan<- chan answer, line int, text []byte) error {
 	var r record
 	if err := json.Unmarshal(text, &r); err != nil {
 		return fmt.Errorf("line %d is not an event record: %w", line, err)
@@ -149,9 +152,8 @@ func (im *importing) publish(ctx context.Context, c *client.Client, queue chan<-
 	}
 	ch := make(chan answer, 1)
 	queue <- ch
-	opts := client.PublishOptions{ID: r.ID, TS: r.TS, Key: r.Key, SID: r.SID, Headers: r.Headers, CausedBy: r.CausedBy, Tags: r.Tags, Tombstone: r.Tombstone}
-	//nolint:contextcheck // PublishAsync does not wait for the hub
-	if err := c.PublishAsync(topic, r.Payload, opts, func(id string, err error) { ch <- answer{line, id, err} }); err != nil {
+	opts := eventhub.PublishOptions{ID: r.ID, TS: r.TS, Key: r.Key, SID: r.SID, Headers: r.Headers, CausedBy: r.CausedBy, Tags: r.Tags, Tombstone: r.Tombstone}
+	if err := c.PublishAsync(ctx, topic, r.Payload, opts, func(id string, err error) { ch <- answer{line, id, err} }); err != nil {
 		ch <- answer{line, "", err}
 	}
 	im.told.add(1, len(text))

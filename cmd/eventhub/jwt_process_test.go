@@ -14,7 +14,7 @@ import (
 
 	"github.com/golang-jwt/jwt/v5"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // TestTokenKinds gives a hub tokens of all kinds, over WebSocket, HTTP and the operations port.
@@ -64,11 +64,11 @@ func TestTokenKinds(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			code := ""
-			c, err := client.Dial(t.Context(), hub.url, client.Options{Token: tt.token})
+			c, err := wire.Dial(t.Context(), hub.url, wire.Options{Token: tt.token})
 			if err == nil {
 				publishTo(t, c, "a.b", "1")
 				_ = c.Close()
-			} else if refused, ok := errors.AsType[*client.Error](err); ok {
+			} else if refused, ok := errors.AsType[*wire.Error](err); ok {
 				code = refused.Code
 			} else {
 				t.Fatal(err)

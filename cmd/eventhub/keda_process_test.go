@@ -21,8 +21,8 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"eventhub/acl"
-	"eventhub/facade/client"
 	"eventhub/jetstream/natstest"
+	"eventhub/sdk/go/wire"
 )
 
 // The parts of KEDA's types that packaging/keda uses, under their names there. What else is in the
@@ -213,7 +213,7 @@ func TestKEDA(t *testing.T) {
 
 	fails(scaler, 404) // neither the topic nor the group exists
 	c := hub.dial()
-	in := subscribeTo(t, c, topic, group, client.SubscribeOptions{From: "earliest", MaxInFlight: 2})
+	in := subscribeTo(t, c, topic, group, wire.SubscribeOptions{From: "earliest", MaxInFlight: 2})
 	wants(scaler, 0)
 	publishNumbers(t, c, topic, 5)
 	held := in.take(2)
@@ -254,7 +254,7 @@ func TestKEDAWithoutAMajority(t *testing.T) {
 	hub := startNode(t, "--nats-url="+strings.Join(natstest.URLs(nodes), ","), "--replicas=3")
 	scaler := readKEDA(t, hub, nodeToken).of("orders.placed", "billing", nodeToken)
 	c := hub.dial()
-	subscribeTo(t, c, "orders.placed", "billing", client.SubscribeOptions{From: "earliest", MaxInFlight: 1})
+	subscribeTo(t, c, "orders.placed", "billing", wire.SubscribeOptions{From: "earliest", MaxInFlight: 1})
 	publishNumbers(t, c, "orders.placed", 3)
 	v.Until("KEDA reads the backlog", func(ctx context.Context) bool {
 		got, err := scaler.value(ctx)

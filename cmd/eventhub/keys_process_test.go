@@ -12,7 +12,7 @@ import (
 
 	psutil "github.com/shirou/gopsutil/v4/process"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // keysMeasured is larger for the figure in docs/sizing.
@@ -46,7 +46,7 @@ func TestMemoryOfKeys(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := from; i < to; i++ {
 			wg.Add(1)
-			err := c.PublishAsync("keys", fmt.Appendf(nil, `{"n":%d}`, i), client.PublishOptions{Key: fmt.Sprintf("host-%d:name:%d", i%100, i)}, func(_ string, err error) {
+			err := c.PublishAsync("keys", fmt.Appendf(nil, `{"n":%d}`, i), wire.PublishOptions{Key: fmt.Sprintf("host-%d:name:%d", i%100, i)}, func(_ string, err error) {
 				if err != nil {
 					t.Error(err)
 				}

@@ -17,7 +17,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // Events that a hub had fetched and not written when it was killed were nobody's failure: they come
@@ -29,7 +29,7 @@ func TestKilledHubDeadLettersNothing(t *testing.T) {
 	flags := []string{"--nats-url=" + url, "--ack-wait=2s"}
 	killed, other := startNode(t, flags...), startNode(t, flags...)
 	b := other.dial()
-	dead := subscribeTo(t, b, "dlq.unwritten", "d", client.SubscribeOptions{From: "earliest"})
+	dead := subscribeTo(t, b, "dlq.unwritten", "d", wire.SubscribeOptions{From: "earliest"})
 
 	// A client that never reads: beyond what the kernel takes, events stay in the hub.
 	silent := dialSilent(t, killed.url)
@@ -49,7 +49,7 @@ func TestKilledHubDeadLettersNothing(t *testing.T) {
 	killed.kill()
 
 	one := 1
-	in := subscribeTo(t, b, "unwritten", "g", client.SubscribeOptions{MaxAttempts: &one})
+	in := subscribeTo(t, b, "unwritten", "g", wire.SubscribeOptions{MaxAttempts: &one})
 	seen := map[string]int{}
 	for range fetched {
 		e := in.next()
@@ -137,7 +137,7 @@ func TestKillUnderLoad(t *testing.T) {
 	c := hub.dial()
 	publishTo(t, c, "load", "-1")
 	stored := map[int]int{}
-	audit := subscribeTo(t, c, "load", "audit", client.SubscribeOptions{From: "earliest", MaxInFlight: 10_000})
+	audit := subscribeTo(t, c, "load", "audit", wire.SubscribeOptions{From: "earliest", MaxInFlight: 10_000})
 	for {
 		e := audit.next()
 		n := number(t, e)
@@ -161,7 +161,7 @@ func TestKillUnderLoad(t *testing.T) {
 	}
 
 	never := 0
-	worker := subscribeTo(t, c, "load", "worker", client.SubscribeOptions{From: "latest", MaxInFlight: 10_000, MaxAttempts: &never})
+	worker := subscribeTo(t, c, "load", "worker", wire.SubscribeOptions{From: "latest", MaxInFlight: 10_000, MaxAttempts: &never})
 	stored[-1] = 1
 	missing := map[int]bool{}
 	for n := range stored {
@@ -189,7 +189,7 @@ func TestKillUnderLoad(t *testing.T) {
 	t.Logf("%d stored, %d answered OK, %d acknowledged, %d of them came again", len(stored), len(load.confirmed), len(load.acked), again)
 }
 
-func number(t *testing.T, e client.Event) int {
+func number(t *testing.T, e wire.Event) int {
 	t.Helper()
 	n, err := strconv.Atoi(string(e.Payload))
 	if err != nil {
@@ -214,8 +214,8 @@ func startLoad(t *testing.T, hub *node) *load {
 	l := &load{confirmed: map[int]bool{}, acked: map[int]time.Time{}, enough: make(chan struct{})}
 	publisher, worker := hub.dial(), hub.dial()
 	never := 0
-	work := make(chan client.Event, 100_000)
-	_, err := worker.Subscribe(t.Context(), "load", "worker", client.SubscribeOptions{MaxInFlight: 10_000, MaxAttempts: &never}, func(e client.Event) { work <- e })
+	work := make(chan wire.Event, 100_000)
+	_, err := worker.Subscribe(t.Context(), "load", "worker", wire.SubscribeOptions{MaxInFlight: 10_000, MaxAttempts: &never}, func(e wire.Event) { work <- e })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,7 +235,7 @@ func startLoad(t *testing.T, hub *node) *load {
 	})
 	l.wg.Go(func() {
 		for n := 0; ; n++ {
-			err := publisher.PublishAsync("load", strconv.AppendInt(nil, int64(n), 10), client.PublishOptions{}, func(_ string, err error) { l.confirm(n, err) })
+			err := publisher.PublishAsync("load", strconv.AppendInt(nil, int64(n), 10), wire.PublishOptions{}, func(_ string, err error) { l.confirm(n, err) })
 			if err != nil {
 				return // the hub is gone
 			}

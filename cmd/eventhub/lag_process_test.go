@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"os/exec"
 	"slices"
 	"strconv"
 	"sync"
@@ -18,8 +19,8 @@ import (
 
 	psutil "github.com/shirou/gopsutil/v4/process"
 
-	"eventhub/facade/client"
 	"eventhub/jetstream/natstest"
+	"eventhub/sdk/go/wire"
 )
 
 // The long form of TestLagOfManyGroups; see task lag.
@@ -46,14 +47,17 @@ func TestLagOfManyGroups(t *testing.T) {
 	t.Parallel()
 	server := natstest.Start(t)
 	flags := []string{"--nats-url=" + server.URL(), "--limit-subscriptions=10000", "--limit-frames=off", "--limit-new-groups=100000", "--limit-principal-groups=100000"}
-	hubs := []*node{startNode(t, flags...), startNode(t, flags...)}
-	clients := []*client.Client{hubs[0].dial(), hubs[1].dial()}
+	// The memory of a hub grows until its heap has reached the floor for the first time, unless
+	// GOGC is set.
+	soon := func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "GOGC=100") }
+	hubs := []*node{startNodeWith(t, soon, flags...), startNodeWith(t, soon, flags...)}
+	clients := []*wire.Conn{hubs[0].dial(), hubs[1].dial()}
 	topic := func(i int) string { return "many." + strconv.Itoa(i%lagTopics) }
 
 	// a burst, consumed by one group
 	one := 1
 	consumed := make(chan struct{}, *lagEvents)
-	subscribe := func(c *client.Client, topic, group string, opts client.SubscribeOptions, f func(client.Event)) {
+	subscribe := func(c *wire.Conn, topic, group string, opts wire.SubscribeOptions, f func(wire.Event)) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
@@ -61,7 +65,7 @@ func TestLagOfManyGroups(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	subscribe(clients[0], "burst", "worker", client.SubscribeOptions{MaxInFlight: 1_000, MaxAttempts: &one}, func(e client.Event) {
+	subscribe(clients[0], "burst", "worker", wire.SubscribeOptions{MaxInFlight: 1_000, MaxAttempts: &one}, func(e wire.Event) {
 		if err := e.Ack(); err != nil {
 			t.Error(err)
 		}
@@ -72,7 +76,7 @@ func TestLagOfManyGroups(t *testing.T) {
 		var left sync.WaitGroup
 		for i := range n {
 			left.Add(1)
-			err := clients[1].PublishAsync(topicOf(i), []byte(strconv.Itoa(i)), client.PublishOptions{}, func(_ string, err error) {
+			err := clients[1].PublishAsync(topicOf(i), []byte(strconv.Itoa(i)), wire.PublishOptions{}, func(_ string, err error) {
 				if err != nil {
 					t.Error(err)
 				}
@@ -108,8 +112,8 @@ func TestLagOfManyGroups(t *testing.T) {
 	var held sync.WaitGroup
 	held.Add(*lagGroups * lagHeld)
 	for i := range *lagGroups {
-		opts := client.SubscribeOptions{From: "afterId", AfterID: fmt.Sprintf("many=2E%d@%d", i%lagTopics, 1+i/lagTopics), MaxInFlight: lagHeld, AckTimeoutMS: 12 * 3_600_000}
-		subscribe(clients[i%2], topic(i), "group-"+strconv.Itoa(i), opts, func(client.Event) { held.Done() })
+		opts := wire.SubscribeOptions{From: "afterId", AfterID: fmt.Sprintf("many=2E%d@%d", i%lagTopics, 1+i/lagTopics), MaxInFlight: lagHeld, AckTimeoutMS: 12 * 3_600_000}
+		subscribe(clients[i%2], topic(i), "group-"+strconv.Itoa(i), opts, func(wire.Event) { held.Done() })
 	}
 	held.Wait()
 	want, err := serverFigures(t.Context(), v)

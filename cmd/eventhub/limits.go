@@ -20,6 +20,10 @@ type limitFlags struct {
 	WaitingConnections   int `env:"WAITING_CONNECTIONS" default:"2048" help:"Connections per port without a current request. A further one closes the oldest."`
 	Requests             int `env:"REQUESTS" default:"512" help:"Concurrent HTTP requests."`
 	PrincipalRequests    int `env:"PRINCIPAL_REQUESTS" placeholder:"N" help:"Concurrent HTTP requests of one principal. Default: a quarter of all."`
+	Streams              int `env:"STREAMS" default:"4096" help:"Concurrent streams of server-sent events."`
+	PrincipalStreams     int `env:"PRINCIPAL_STREAMS" placeholder:"N" help:"Concurrent streams of one principal. Default: a quarter of all."`
+	Pulls                int `env:"PULLS" default:"4096" help:"Pulls over HTTP that wait for events or have unsettled ones."`
+	PrincipalPulls       int `env:"PRINCIPAL_PULLS" placeholder:"N" help:"Such pulls of one principal. Default: a quarter of all."`
 	Subscriptions        int `env:"SUBSCRIPTIONS" default:"256" help:"Subscriptions per connection."`
 	Operations           int `env:"OPERATIONS" default:"64" help:"Concurrent frames per connection that wait for NATS or for one another."`
 	Topics               int `env:"TOPICS" default:"10000" help:"Topics known to this hub."`
@@ -71,10 +75,13 @@ type limitFlags struct {
 	Delayed          int `env:"DELAYED" default:"1000000" help:"Delayed events that wait."`
 	PrincipalDelayed int `env:"PRINCIPAL_DELAYED" default:"10000" help:"Delayed events of one principal that wait."`
 
+	ReturnRate int `env:"RETURN_RATE" default:"1000" help:"Clients a second that a hub that ends asks to come back, by a pause of at most one minute."`
+
 	MaxDelay     time.Duration `env:"MAX_DELAY" default:"8760h" help:"How far ahead an event may be delayed, at most 8760h."`
 	StuckAfter   time.Duration `env:"STUCK_AFTER" default:"30s" help:"How long a group gets nothing, although events and requests wait, before it is reported as stuck, 1s to 1h."`
 	Lease        time.Duration `env:"LEASE" default:"12h" help:"Longest lease of an event, and longest delay of a NACK, 1s to 12h."`
 	AuthTimeout  time.Duration `env:"AUTH_TIMEOUT" default:"10s" help:"How long a connection may stay open without AUTH."`
+	StreamBeat   time.Duration `env:"STREAM_BEAT" default:"15s" help:"Silence after which a stream of server-sent events gets a comment."`
 	PingInterval time.Duration `env:"PING_INTERVAL" default:"30s" help:"Silence after which a connection is pinged."`
 	PongTimeout  time.Duration `env:"PONG_TIMEOUT" default:"10s" help:"How long a client has to answer a ping."`
 }
@@ -93,6 +100,7 @@ func (f limitFlags) validate() (faults []error) {
 		{"principal-connections", f.PrincipalConnections, 0}, // 0 selects the default
 		{"unauthenticated", f.Unauthenticated, 0},
 		{"open-spans", f.OpenSpans, 1},
+		{"return-rate", f.ReturnRate, 1},
 		{"inbound-bytes", f.InboundBytes, 1},
 		{"held-bytes", f.HeldBytes, 1},
 		{"pages", f.Pages, 1},
@@ -106,6 +114,10 @@ func (f limitFlags) validate() (faults []error) {
 		{"principal-requests", f.PrincipalRequests, 0},
 		{"waiting-connections", f.WaitingConnections, 1},
 		{"requests", f.Requests, 1},
+		{"streams", f.Streams, 1},
+		{"principal-streams", f.PrincipalStreams, 0},
+		{"pulls", f.Pulls, 1},
+		{"principal-pulls", f.PrincipalPulls, 0},
 		{"subscriptions", f.Subscriptions, 1},
 		{"operations", f.Operations, 1},
 		{"topics", f.Topics, 1},
@@ -146,6 +158,7 @@ func (f limitFlags) validate() (faults []error) {
 		value time.Duration
 	}{
 		{"auth-timeout", f.AuthTimeout},
+		{"stream-beat", f.StreamBeat},
 		{"ping-interval", f.PingInterval},
 		{"pong-timeout", f.PongTimeout},
 	} {
@@ -207,8 +220,9 @@ func (f limitFlags) facade() facade.Limits {
 		PrincipalRequests: f.PrincipalRequests, PrincipalPages: f.PrincipalPages,
 		PrincipalPageTotal: f.PrincipalPageTotal, BodyRate: f.BodyRate,
 		Exports: f.Exports, PrincipalExports: f.PrincipalExports,
+		Streams: f.Streams, PrincipalStreams: f.PrincipalStreams, Pulls: f.Pulls, PrincipalPulls: f.PrincipalPulls,
 		Joins: f.Joins, PrincipalJoins: f.PrincipalJoins, PrincipalHeld: f.PrincipalHeld, CountOwnToken: f.CountOwnToken, Lease: f.Lease,
-		AuthTimeout: f.AuthTimeout, PingInterval: f.PingInterval, PongTimeout: f.PongTimeout,
+		AuthTimeout: f.AuthTimeout, StreamBeat: f.StreamBeat, PingInterval: f.PingInterval, PongTimeout: f.PongTimeout, ReturnRate: f.ReturnRate,
 	}
 	l.FrameRate, l.FrameBurst = f.Frames.limits()
 	l.SettleRate, l.SettleBurst = f.Settles.limits()
@@ -251,12 +265,13 @@ func (f limitFlags) lines() [][2]string {
 	}
 	return [][2]string{
 		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d, of one principal %s; subscriptions %d, operations %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, or(f.PrincipalRequests, "a quarter of them"), f.Subscriptions, f.Operations)},
+		{"", fmt.Sprintf("streams %d, of one principal %s; pulls %d, of one principal %s", f.Streams, or(f.PrincipalStreams, "a quarter of them"), f.Pulls, or(f.PrincipalPulls, "a quarter of them"))},
 		{"", fmt.Sprintf("waiting in the outbox %d, of one principal %s; bytes %d, of one principal %s; bytes that a principal may post %v", f.OutboxPending, or(f.PrincipalOutboxPending, "half of them"), f.OutboxBytes, or(f.PrincipalOutboxBytes, "half of them"), f.OutboxRate)},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
 		{"", fmt.Sprintf("topics %d, new ones %d; new keys %v, in 30 days %d, new processes %v; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes, %d exports at a time", f.Topics, f.NewTopics, f.NewKeys, f.KeyShare, f.NewProcesses, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes, f.Exports)},
 		{"", fmt.Sprintf("groups of a principal %d, new ones %d, the hub's own token %s; of a stream %d; %d subscribe at a time, of one principal %s; events held by a principal %s, for %v at a time", f.PrincipalGroups, f.NewGroups, map[bool]string{true: "too", false: "any"}[f.CountOwnToken], f.StreamGroups, f.Joins, or(f.PrincipalJoins, "a 32nd of them"), or(f.PrincipalHeld, "any"), f.Lease)},
 		{"", fmt.Sprintf("searches for an afterId %d, of one principal %s; dead letters of a principal %v bytes, %d in 30 days; refused tokens of an address %v, checked %v", f.IDSearches, or(f.PrincipalIDSearches, "half of them"), f.DeadLetterBytes, f.DeadLetterShare, f.BadTokens, f.TokenChecks)},
 		{"", fmt.Sprintf("delayed events %d, of one principal %d, up to %v ahead", f.Delayed, f.PrincipalDelayed, f.MaxDelay)},
-		{"", fmt.Sprintf("auth within %v, ping after %v, pong within %v", f.AuthTimeout, f.PingInterval, f.PongTimeout)},
+		{"", fmt.Sprintf("auth within %v, ping after %v, pong within %v; %d clients a second come back", f.AuthTimeout, f.PingInterval, f.PongTimeout, f.ReturnRate)},
 	}
 }

@@ -9,7 +9,13 @@ import (
 	"net/http"
 	"strconv"
 	"syscall"
+	"time"
 )
+
+// unackedLimit is how long bytes that were sent to a client may stay unacknowledged. Beyond it, the
+// client has vanished without an end of its connection, and the kernel closes the connection. It is
+// longer than the times after which the hub itself closes a client that does not read.
+const unackedLimit = 45 * time.Second
 
 // listener is one of the hub's ports.
 type listener struct {
@@ -22,7 +28,7 @@ type listener struct {
 // open opens the port. The flags are named in the error.
 func (l *listener) open(ctx context.Context, host string, port uint16, portFlag, hostFlag string) error {
 	at := net.JoinHostPort(host, strconv.Itoa(int(port)))
-	var cfg net.ListenConfig
+	cfg := net.ListenConfig{Control: limitUnacked}
 	var err error
 	if l.Listener, err = cfg.Listen(ctx, "tcp", at); err == nil {
 		return nil

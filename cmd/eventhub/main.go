@@ -47,6 +47,9 @@ type streams struct {
 	err io.Writer
 }
 
+// say prints news for people.
+func (s streams) say(text string) { _, _ = fmt.Fprintln(s.err, "eventhub: "+text) }
+
 // commands is the command line.
 type commands struct {
 	Serve       serveCmd       `cmd:"" default:"withargs" help:"Run a hub (the default command)."`
@@ -59,12 +62,16 @@ type commands struct {
 	Health      healthCmd      `cmd:"" help:"Ask a running hub whether it is healthy."`
 	Token       tokenCmd       `cmd:"" help:"Sign a token (JWT) for development and tests, or revoke tokens."`
 	ACL         aclCmd         `cmd:"" name:"acl" help:"Check the rights of a token."`
+	AuthCallout authCalloutCmd `cmd:"" name:"auth-callout" help:"Configure NATS so that native clients show their tokens to hubs, and explain what a token allows natively."`
 	Group       groupCmd       `cmd:"" help:"Manage groups of a running hub."`
 	DLQ         dlqCmd         `cmd:"" name:"dlq" help:"List, redrive and discard dead letters of a running hub."`
 	Delayed     delayedCmd     `cmd:"" help:"List and cancel delayed events of a running hub."`
 	Connections connectionsCmd `cmd:"" help:"List and close the connections of a running hub."`
 	Topics      topicsCmd      `cmd:"" help:"Manage topics: list them, compare them with the topics file, and apply it."`
 	Outbox      outboxCmd      `cmd:"" help:"Manage an outbox, a database table whose rows become events."`
+	Backup      backupCmd      `cmd:"" help:"Write a backup of a running hub with NATS inside to a file."`
+	Restore     restoreCmd     `cmd:"" help:"Restore a backup to an empty data directory, or to a NATS of your own."`
+	Migrate     migrateCmd     `cmd:"" help:"Copy a stopped hub with NATS inside to a NATS of your own, with all groups."`
 	Bench       benchCmd       `cmd:"" help:"Measure a hub and compare it with nats.go."`
 	Version     versionCmd     `cmd:"" help:"Print the version."`
 }

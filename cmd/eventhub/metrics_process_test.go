@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"eventhub/facade"
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // metricsOf reads the metrics of a hub: the value of each series, by its text.
@@ -101,12 +101,12 @@ func TestSeriesExistBeforeTheirFirstEvent(t *testing.T) {
 	})
 
 	c := hub.dial()
-	if _, err := c.Publish(t.Context(), "orders", []byte("1"), client.PublishOptions{}); err != nil {
+	if _, err := c.Publish(t.Context(), "orders", []byte("1"), wire.PublishOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	wantSeries(t, hub, 1, `events_published_total{topic="orders"}`)
 	wantSeries(t, hub, 0, seriesOf("")[1:4]...)
-	if _, err := c.Subscribe(t.Context(), "orders", "billing", client.SubscribeOptions{}, func(client.Event) {}); err != nil {
+	if _, err := c.Subscribe(t.Context(), "orders", "billing", wire.SubscribeOptions{}, func(wire.Event) {}); err != nil {
 		t.Fatal(err)
 	}
 	wantSeries(t, hub, 0, seriesOf("billing")...)
@@ -121,7 +121,7 @@ func TestRefusalsAreCountedByCode(t *testing.T) {
 	hub := startNode(t)
 	c := hub.dial()
 	ask := func(path, token string) { request(t, http.MethodGet, hub.http+path, token) }
-	if _, err := c.Publish(t.Context(), "no topic", []byte("1"), client.PublishOptions{}); err == nil {
+	if _, err := c.Publish(t.Context(), "no topic", []byte("1"), wire.PublishOptions{}); err == nil {
 		t.Fatal("a bad topic was taken")
 	}
 	ask("/replay?topic=no%20topic", nodeToken)

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,7 +18,8 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
-	"eventhub/facade/client"
+	"eventhub/acl"
+	"eventhub/sdk/go/wire"
 )
 
 // nativeBounds returns the rows of the table of bounds in docs/nats.md: whether each bound applies
@@ -62,7 +64,24 @@ type nativeClient struct {
 	url string
 	nc  *nats.Conn
 	js  natsjs.JetStream
-	hub *client.Client
+	hub *wire.Conn
+}
+
+// triesOfTokens returns a try of a native client that shows wrong tokens until a limit is reached.
+func triesOfTokens(limit, flag string) func(*testing.T, *nativeClient) {
+	return func(t *testing.T, _ *nativeClient) {
+		t.Helper()
+		hub := startNode(t, "--nats-listen=127.0.0.1:0", flag)
+		for range 3 {
+			if nc, err := nats.Connect(hub.nats, nats.Token("wrong"), nats.Timeout(patience)); err == nil {
+				nc.Close()
+				t.Error("a wrong token is accepted")
+			}
+		}
+		if _, text := request(t, http.MethodGet, hub.ops+"/metrics", nodeToken); !regexp.MustCompile(`eventhub_limit_reached_total\{limit="` + limit + `"\} [1-9]`).MatchString(text) {
+			t.Errorf("%s is not reached", limit)
+		}
+	}
 }
 
 // streamGroups is STREAM_GROUPS of the hub of TestBoundsOfNativeClients.
@@ -72,13 +91,26 @@ const streamGroups = 10
 var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 	"`token`": func(t *testing.T, n *nativeClient) {
 		t.Helper()
-		for _, token := range []string{"", "wrong", signed(t, "a", "1")} {
+		foreign, err := acl.Sign([]byte(strings.Repeat("x", 32)), acl.Grant{Subject: "a", Scopes: []string{"*:**"}, TTL: time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, token := range []string{"", "wrong", foreign} {
 			if nc, err := nats.Connect(n.url, nats.Token(token)); !errors.Is(err, nats.ErrAuthorization) {
 				t.Errorf("a client with the token %.10q: %v", token, err)
 				nc.Close()
 			}
 		}
 	},
+	"policies and `eventhub_revoked`": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		c := dialPlain(t, n.url, scoped(t, "few", "publish:few"))
+		if c.publish("event.few", "", "1") || !c.publish("event.small", "", "1") {
+			t.Error("a client may publish elsewhere than its policy says")
+		}
+	},
+	"BAD_TOKENS":   triesOfTokens("bad_tokens", "--limit-bad-tokens=1/1"),
+	"TOKEN_CHECKS": triesOfTokens("token_checks", "--limit-token-checks=1/1"),
 	"`max_payload` of the server": func(t *testing.T, n *nativeClient) {
 		t.Helper()
 		if got := n.nc.MaxPayload(); got != 4<<20 {
@@ -112,7 +144,7 @@ var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 	},
 	"`on_full: reject` of a topic": func(t *testing.T, n *nativeClient) {
 		t.Helper()
-		sub, err := n.hub.Subscribe(t.Context(), "kept", "reader", client.SubscribeOptions{}, func(client.Event) {})
+		sub, err := n.hub.Subscribe(t.Context(), "kept", "reader", wire.SubscribeOptions{}, func(wire.Event) {})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -138,6 +170,57 @@ var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 			}
 		}
 	},
+	"headers of a message": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		_, err := n.js.PublishMsg(t.Context(), &nats.Msg{Subject: "event.small", Header: nats.Header{"a": {strings.Repeat("v", 64<<10)}}})
+		if api, ok := errors.AsType[*natsjs.APIError](err); !ok || api.ErrorCode != 10097 {
+			t.Errorf("64 KiB of headers: %v", err)
+		}
+	},
+	"headers that remove or make events": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		for name, value := range map[string]string{"Nats-Rollup": "all", "Nats-TTL": "1s", "Nats-Schedule": "@at 2030-01-01T00:00:00Z", "Nats-Incr": "+1"} {
+			_, err := n.js.PublishMsg(t.Context(), &nats.Msg{Subject: "event.small", Header: nats.Header{name: {value}}, Data: []byte("1")})
+			if _, ok := errors.AsType[*natsjs.APIError](err); !ok {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	},
+	"pulls of a group": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		nativeGroup(t, n, "pulls")
+		inbox := n.nc.NewInbox()
+		answers, err := n.nc.SubscribeSync(inbox)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 4_096 + 1 {
+			if err := n.nc.PublishRequest("$JS.API.CONSUMER.MSG.NEXT.pulls.g", inbox, []byte(`{"batch":1,"expires":60000000000}`)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		msg, err := answers.NextMsg(patience)
+		if err != nil || msg.Header.Get("Status") != "409" {
+			t.Errorf("one pull more: %+v, %v", msg, err)
+		}
+	},
+	"ack wait of a group": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		group := nativeGroup(t, n, "waits")
+		if got := group.CachedInfo().Config.AckWait; got != 30*time.Second {
+			t.Errorf("the server waits for %v", got)
+		}
+	},
+	"room for dead letters": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		s, err := n.js.Stream(t.Context(), "dlq")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cfg := s.CachedInfo().Config; cfg.MaxBytes != 4<<30 || cfg.Discard != natsjs.DiscardNew {
+			t.Errorf("dead letters have room for %d bytes, and then: %s", cfg.MaxBytes, cfg.Discard)
+		}
+	},
 	"STREAM_GROUPS": func(t *testing.T, n *nativeClient) {
 		t.Helper()
 		publishTo(t, n.hub, "crowded", "1")
@@ -158,7 +241,7 @@ var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 	"`ack_pending` of a group": func(t *testing.T, n *nativeClient) {
 		t.Helper()
 		const most = 65_536
-		if _, err := n.hub.Subscribe(t.Context(), "many", "g", client.SubscribeOptions{GroupTTLMS: time.Hour.Milliseconds()}, func(client.Event) {}); err != nil {
+		if _, err := n.hub.Subscribe(t.Context(), "many", "g", wire.SubscribeOptions{GroupTTLMS: time.Hour.Milliseconds()}, func(wire.Event) {}); err != nil {
 			t.Fatal(err)
 		}
 		if err := n.hub.Close(); err != nil { // the native client is the only member
@@ -194,6 +277,85 @@ var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 	},
 }
 
+// nativeGroup is the group g of a topic, which a client of the hub has made.
+func nativeGroup(t *testing.T, n *nativeClient, topic string) natsjs.Consumer {
+	t.Helper()
+	sub, err := n.hub.Subscribe(t.Context(), topic, "g", wire.SubscribeOptions{}, func(wire.Event) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sub.Unsubscribe(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	group, err := n.js.Consumer(t.Context(), topic, "g")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return group
+}
+
+// nativePasses are bounds that do not apply to native clients, and what a client does that passes
+// each.
+var nativePasses = map[string]func(t *testing.T, n *nativeClient){
+	"`maxInFlight` of a subscription": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		group := nativeGroup(t, n, "greedy")
+		for range 200 {
+			if err := n.nc.Publish("event.greedy", []byte("1")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		batch, err := group.Fetch(200, natsjs.FetchMaxWait(patience))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := 0
+		for range batch.Messages() {
+			got++
+		}
+		if got != 200 {
+			t.Errorf("a native member gets %d events", got)
+		}
+	},
+	"`maxAttempts` of a subscription": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		group := nativeGroup(t, n, "stubborn")
+		if _, err := n.js.Publish(t.Context(), "event.stubborn", []byte("1")); err != nil {
+			t.Fatal(err)
+		}
+		for range 20 {
+			msg, err := group.Next(natsjs.FetchMaxWait(patience))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := msg.Nak(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	},
+	"headers of an event": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		events := subscribeTo(t, n.hub, "headers", "g", wire.SubscribeOptions{})
+		h := nats.Header{"Event-Unknown": {"x"}}
+		for i := range 100 {
+			h["h"+strconv.Itoa(i)] = []string{strings.Repeat("v", 500)}
+		}
+		if _, err := n.js.PublishMsg(t.Context(), &nats.Msg{Subject: "event.headers", Header: h, Data: []byte("1")}); err != nil {
+			t.Fatal(err)
+		}
+		if e := events.next(); len(e.Record) < 50_000 || bytes.Contains(e.Record, []byte("Unknown")) {
+			t.Errorf("the record has %d bytes: %.200s", len(e.Record), e.Record)
+		}
+	},
+	"streams, consumers and buckets of hubs": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		nativeGroup(t, n, "theirs")
+		if err := n.js.DeleteStream(t.Context(), "theirs"); err != nil {
+			t.Error(err)
+		}
+	},
+}
+
 // TestBoundsOfNativeClients compares the table with the limits of the hub, and meets each bound
 // that applies.
 func TestBoundsOfNativeClients(t *testing.T) {
@@ -221,7 +383,7 @@ func TestBoundsOfNativeClients(t *testing.T) {
 	if err := os.WriteFile(rules, []byte("topics:\n  - {topic: small, max_payload: 1KiB}\n  - {topic: few, retention: {messages: 3}}\n  - {topic: kept, retention: {messages: 3}, on_full: reject}\n  - {topic: many}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	hub := startNode(t, "--nats-listen=127.0.0.1:0", "--topics="+rules, "--limit-stream-groups="+strconv.Itoa(streamGroups))
+	hub := startNode(t, "--nats-listen=127.0.0.1:0", "--jwt-secret-file="+secretFile(t), "--topics="+rules, "--limit-stream-groups="+strconv.Itoa(streamGroups))
 	nc, err := nats.Connect(hub.nats, nats.Token(nodeToken))
 	if err != nil {
 		t.Fatal(err)
@@ -242,13 +404,19 @@ func TestBoundsOfNativeClients(t *testing.T) {
 			t.Errorf("the table says that %s applies, and no test meets it", name)
 		case applies == "yes":
 			t.Run(name, func(t *testing.T) { try(t, &nativeClient{url: hub.nats, nc: nc, js: js, hub: hub.dial()}) })
+		case applies == "no" && nativePasses[name] != nil:
+			t.Run(name, func(t *testing.T) {
+				nativePasses[name](t, &nativeClient{url: hub.nats, nc: nc, js: js, hub: hub.dial()})
+			})
 		case try != nil || applies != "no":
 			t.Errorf("the table says %q of %s", applies, name)
 		}
 	}
-	for name := range nativeTries {
-		if bounds[name] == "" {
-			t.Errorf("the table lacks %s", name)
+	for _, tries := range []map[string]func(*testing.T, *nativeClient){nativeTries, nativePasses} {
+		for name := range tries {
+			if bounds[name] == "" {
+				t.Errorf("the table lacks %s", name)
+			}
 		}
 	}
 }
@@ -273,7 +441,7 @@ func TestLimitsThatNativeClientsPass(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := hub.dial()
-	events := subscribeTo(t, c, "a", "g", client.SubscribeOptions{})
+	events := subscribeTo(t, c, "a", "g", wire.SubscribeOptions{})
 	for range 20 {
 		if _, err := js.Publish(t.Context(), "event.a", bytes.Repeat([]byte("1"), 2_000)); err != nil {
 			t.Fatal(err)

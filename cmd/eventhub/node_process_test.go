@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/facade/client"
 	"eventhub/jetstream/natstest"
+	"eventhub/sdk/go/wire"
 )
 
 const nodeToken = "s3cret"
@@ -30,6 +30,7 @@ type node struct {
 	http  string
 	ops   string
 	nats  string // with a NATS listener
+	demo  string // with --demo
 	log   lockedBuffer
 	ended chan struct{}
 }
@@ -103,6 +104,8 @@ func startNodeWith(t *testing.T, change func(*exec.Cmd), flags ...string) *node 
 			n.ops = strings.TrimSpace(value)
 		case "nats":
 			n.nats = strings.TrimSpace(value)
+		case "demo":
+			n.demo = strings.TrimSpace(value)
 		}
 		done = err != nil || name == "token" // the last line
 	}
@@ -171,16 +174,16 @@ func (n *node) terminateWithin(s syscall.Signal, d time.Duration) {
 }
 
 // dial connects a client, which is ended with the test.
-func (n *node) dial() *client.Client {
+func (n *node) dial() *wire.Conn {
 	n.t.Helper()
 	return n.dialWith(nodeToken)
 }
 
-func (n *node) dialWith(token string) *client.Client {
+func (n *node) dialWith(token string) *wire.Conn {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), patience)
 	defer cancel()
-	c, err := client.Dial(ctx, n.url, client.Options{Token: token})
+	c, err := wire.Dial(ctx, n.url, wire.Options{Token: token})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -191,21 +194,21 @@ func (n *node) dialWith(token string) *client.Client {
 // box takes a subscription's events.
 type box struct {
 	t      *testing.T
-	events chan client.Event
+	events chan wire.Event
 }
 
-func subscribeTo(t *testing.T, c *client.Client, topic, group string, opts client.SubscribeOptions) *box {
+func subscribeTo(t *testing.T, c *wire.Conn, topic, group string, opts wire.SubscribeOptions) *box {
 	t.Helper()
-	b := &box{t: t, events: make(chan client.Event, 100_000)}
+	b := &box{t: t, events: make(chan wire.Event, 100_000)}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if _, err := c.Subscribe(ctx, topic, group, opts, func(e client.Event) { b.events <- e }); err != nil {
+	if _, err := c.Subscribe(ctx, topic, group, opts, func(e wire.Event) { b.events <- e }); err != nil {
 		t.Fatal(err)
 	}
 	return b
 }
 
-func (b *box) next() client.Event {
+func (b *box) next() wire.Event {
 	b.t.Helper()
 	select {
 	case e := <-b.events:
@@ -213,12 +216,12 @@ func (b *box) next() client.Event {
 	case <-time.After(patience):
 		b.t.Fatalf("no event within %v", patience)
 	}
-	return client.Event{}
+	return wire.Event{}
 }
 
-func (b *box) take(n int) []client.Event {
+func (b *box) take(n int) []wire.Event {
 	b.t.Helper()
-	var got []client.Event
+	var got []wire.Event
 	for range n {
 		got = append(got, b.next())
 	}
@@ -226,7 +229,7 @@ func (b *box) take(n int) []client.Event {
 }
 
 // onlyMarker publishes one more event to the topic and wants it to be the next that comes.
-func (b *box) onlyMarker(c *client.Client, topic string) {
+func (b *box) onlyMarker(c *wire.Conn, topic string) {
 	b.t.Helper()
 	marker := publishTo(b.t, c, topic, `"marker"`)
 	if e := b.next(); e.ID != marker {
@@ -234,25 +237,25 @@ func (b *box) onlyMarker(c *client.Client, topic string) {
 	}
 }
 
-func publishTo(t *testing.T, c *client.Client, topic, payload string) (id string) {
+func publishTo(t *testing.T, c *wire.Conn, topic, payload string) (id string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	id, err := c.Publish(ctx, topic, []byte(payload), client.PublishOptions{})
+	id, err := c.Publish(ctx, topic, []byte(payload), wire.PublishOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return id
 }
 
-func publishNumbers(t *testing.T, c *client.Client, topic string, n int) {
+func publishNumbers(t *testing.T, c *wire.Conn, topic string, n int) {
 	t.Helper()
 	for i := range n {
 		publishTo(t, c, topic, strconv.Itoa(i))
 	}
 }
 
-func ackAll(t *testing.T, events []client.Event) {
+func ackAll(t *testing.T, events []wire.Event) {
 	t.Helper()
 	for i := range events {
 		if err := events[i].AckWait(t.Context()); err != nil {

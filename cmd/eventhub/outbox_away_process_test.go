@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/facade/client"
 	"eventhub/outbox/pgtest"
+	"eventhub/sdk/go/wire"
 )
 
 // get returns the status and the body of a page.
@@ -98,7 +98,7 @@ func TestHubStartsWithoutTheDatabaseOfItsOutbox(t *testing.T) {
 	}
 
 	restart()
-	events := subscribeTo(t, c, "orders", "g", client.SubscribeOptions{From: "earliest"})
+	events := subscribeTo(t, c, "orders", "g", wire.SubscribeOptions{From: "earliest"})
 	wants := func(id string) {
 		t.Helper()
 		if e := events.next(); e.ID != id {

@@ -13,10 +13,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"eventhub/facade/client"
 	"eventhub/ops"
 	"eventhub/outbox"
 	"eventhub/outbox/pgtest"
+	"eventhub/sdk/go/wire"
 )
 
 // Claims that fail again and again, on a database that answers all else, show in the readiness
@@ -48,7 +48,7 @@ func TestClaimsThatFailAreShown(t *testing.T) {
 	}
 	exec("ALTER TABLE outbox RENAME COLUMN later TO next_at")
 	shows(t, n.ops+"/readyz", http.StatusOK, `"outbox":"ok"`)
-	if e := subscribeTo(t, n.dial(), "orders", "g", client.SubscribeOptions{From: "earliest"}).next(); e.ID != "one" {
+	if e := subscribeTo(t, n.dial(), "orders", "g", wire.SubscribeOptions{From: "earliest"}).next(); e.ID != "one" {
 		t.Errorf("event %q came, want one", e.ID)
 	}
 	n.terminate()

@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -42,6 +41,9 @@ const (
 	// ownOutboxLease may be short, because another hub hardly ever uses the same file.
 	ownOutboxLease = 5 * time.Second
 )
+
+// ownPrincipal is the principal of the hub's own token, to which no limit of clients applies.
+const ownPrincipal = string(acl.KindStatic) + ":static"
 
 var errOwnOutboxClosed = errors.New("outbox is closed")
 
@@ -281,7 +283,7 @@ func (o *ownOutbox) store(ctx context.Context, tx *sql.Tx, box *drainedOutbox, a
 		if limit.own {
 			u = used[a.principal]
 		}
-		if limit.clients && strings.HasPrefix(a.principal, string(acl.KindStatic)+":") || !limit.exceeded(u, n) {
+		if limit.clients && a.principal == ownPrincipal || !limit.exceeded(u, n) {
 			continue
 		}
 		if a.record.ID != "" {

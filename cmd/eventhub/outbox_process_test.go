@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/facade/client"
 	"eventhub/outbox/pgtest"
+	"eventhub/sdk/go/wire"
 )
 
 // call runs a command and returns what it prints.
@@ -94,7 +94,7 @@ func TestOutboxInPostgres(t *testing.T) {
 		t.Errorf("the check of a hub whose table is missing printed %s", got)
 	}
 	n := startNode(t, "--nats-url="+nats, "--outbox-dsn="+dsn, "--outbox-table="+table, "--no-outbox-migrate")
-	events := subscribeTo(t, n.dial(), "orders", "g", client.SubscribeOptions{From: "earliest"})
+	events := subscribeTo(t, n.dial(), "orders", "g", wire.SubscribeOptions{From: "earliest"})
 	wants := func(id string) {
 		t.Helper()
 		if e := events.next(); e.ID != id {
@@ -197,7 +197,7 @@ func TestKilledHubKeepsItsOutbox(t *testing.T) {
 	all.Wait()
 
 	n = startNode(t, data)
-	events := subscribeTo(t, n.dial(), "orders", "g", client.SubscribeOptions{From: "earliest"})
+	events := subscribeTo(t, n.dial(), "orders", "g", wire.SubscribeOptions{From: "earliest"})
 	for left := len(accepted); left > 0; {
 		e := events.next()
 		seen, mine := accepted[e.ID]

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"eventhub/facade/client"
 	"eventhub/jetstream/natstest"
+	"eventhub/sdk/go/wire"
 )
 
 // posting posts to a hub's outbox and compares the answer.
@@ -169,7 +169,7 @@ func TestOutboxIDsOfOthers(t *testing.T) {
 	f := &floodedHub{secret: []byte("0123456789abcdef0123456789abcdef")}
 	c := n.dialWith(f.sign(t, "reader", "subscribe:**"))
 	for topic, want := range map[string]string{"mine": `"eve"`, "theirs": `"victim"`} {
-		events := subscribeTo(t, c, topic, "g", client.SubscribeOptions{From: "earliest"})
+		events := subscribeTo(t, c, topic, "g", wire.SubscribeOptions{From: "earliest"})
 		if e := events.next(); e.ID != "order-1001" || string(e.Payload) != want {
 			t.Errorf("%s: got %s %s, want %s", topic, e.ID, e.Payload, want)
 		}

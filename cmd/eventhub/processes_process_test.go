@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"testing"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // A principal makes so many processes by its heartbeats, over WebSocket and HTTP together. Its
@@ -21,7 +21,7 @@ func TestNewProcessesOfAPrincipal(t *testing.T) {
 	beat := func(pid int) error {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		_, err := c.Publish(ctx, "heartbeat.received", fmt.Appendf(nil, `{"pid":%d,"name":"n","host":"h"}`, pid), client.PublishOptions{})
+		_, err := c.Publish(ctx, "heartbeat.received", fmt.Appendf(nil, `{"pid":%d,"name":"n","host":"h"}`, pid), wire.PublishOptions{})
 		return err
 	}
 	refused := 0
@@ -30,7 +30,7 @@ func TestNewProcessesOfAPrincipal(t *testing.T) {
 		if err == nil {
 			continue
 		}
-		if e, ok := errors.AsType[*client.Error](err); !ok || e.Code != "rate_limited" {
+		if e, ok := errors.AsType[*wire.Error](err); !ok || e.Code != "rate_limited" {
 			t.Fatal(err)
 		}
 		refused++

@@ -21,7 +21,7 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // scraper is Debian's Prometheus, which scrapes a hub and evaluates the alert rules that ship.
@@ -140,12 +140,12 @@ func TestPrometheus(t *testing.T) {
 	const events = 20 // as the expressions below have it
 	busy := func() {
 		for range events {
-			if _, err := c.Publish(t.Context(), "orders", []byte("1"), client.PublishOptions{}); err != nil {
+			if _, err := c.Publish(t.Context(), "orders", []byte("1"), wire.PublishOptions{}); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	if _, err := c.Subscribe(t.Context(), "orders", "billing", client.SubscribeOptions{From: "earliest"}, func(e client.Event) {
+	if _, err := c.Subscribe(t.Context(), "orders", "billing", wire.SubscribeOptions{From: "earliest"}, func(e wire.Event) {
 		if e.Attempt == 1 {
 			_ = e.Nack("once", 0)
 			return

@@ -19,7 +19,7 @@ import (
 
 	"github.com/coder/websocket"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // proxy is a reverse proxy in front of a hub, configured as docs/operations.md shows.
@@ -110,8 +110,8 @@ func (p *proxy) start(cmd *exec.Cmd, stop os.Signal, logs ...string) {
 }
 
 // nginx starts Debian's nginx in front of a hub. It gives up connections that are silent for a
-// second, and takes 8 connections from an address.
-func nginx(t *testing.T, hub *node) *proxy {
+// second, and takes 8 connections from an address, unless changes say otherwise.
+func nginx(t *testing.T, hub *node, changes ...substitution) *proxy {
 	t.Helper()
 	path, err := exec.LookPath("nginx")
 	if err != nil {
@@ -124,7 +124,7 @@ func nginx(t *testing.T, hub *node) *proxy {
 		t.Fatal(err)
 	}
 	failures := filepath.Join(dir, "error.log")
-	conf := exampleOf(t, "nginx", []substitution{
+	conf := exampleOf(t, "nginx", append([]substitution{
 		{"user www-data;", "user " + me.Username + ";"},
 		{"/run/nginx.pid", filepath.Join(dir, "pid")},
 		{"/var/log/nginx/error.log", failures},
@@ -139,7 +139,7 @@ func nginx(t *testing.T, hub *node) *proxy {
 		{"/etc/ssl/hub.example.com/privkey.pem", files.key},
 		{"proxy_read_timeout 75s;", "proxy_read_timeout 1s;"},
 		{"limit_conn clients 200;", "limit_conn clients 8;"},
-	})
+	}, changes...))
 	name := filepath.Join(dir, "nginx.conf")
 	if err := os.WriteFile(name, []byte(conf), 0o600); err != nil {
 		t.Fatal(err)
@@ -149,16 +149,16 @@ func nginx(t *testing.T, hub *node) *proxy {
 }
 
 // caddy starts Debian's Caddy in front of a hub.
-func caddy(t *testing.T, hub *node) *proxy {
+func caddy(t *testing.T, hub *node, changes ...substitution) *proxy {
 	t.Helper()
 	files, dir := newPairFiles(t), t.TempDir()
 	p := &proxy{t: t, at: freeAddress(t), tls: &tls.Config{RootCAs: files.roots}}
-	conf := exampleOf(t, "caddy", []substitution{
+	conf := exampleOf(t, "caddy", append([]substitution{
 		{"{\n\tservers {\n", "{\n\tadmin off\n\tauto_https disable_redirects\n\tservers {\n"},
 		{"hub.example.com {\n", "https://" + p.at + " {\n\ttls " + files.cert + " " + files.key + "\n"},
 		{"127.0.0.1:8090", hostPort(hub.url)},
 		{"127.0.0.1:8081", hostPort(hub.http)},
-	})
+	}, changes...))
 	name := filepath.Join(dir, "Caddyfile")
 	if err := os.WriteFile(name, []byte(conf), 0o600); err != nil {
 		t.Fatal(err)
@@ -189,11 +189,11 @@ func (p *proxy) request(ctx context.Context, method, path, token string, body io
 	return req
 }
 
-func (p *proxy) dial() *client.Client {
+func (p *proxy) dial() *wire.Conn {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
 	defer cancel()
-	c, err := client.Dial(ctx, "wss://"+p.at+"/ws", client.Options{Token: nodeToken, TLS: p.tls})
+	c, err := wire.Dial(ctx, "wss://"+p.at+"/ws", wire.Options{Token: nodeToken, TLS: p.tls})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -202,7 +202,7 @@ func (p *proxy) dial() *client.Client {
 }
 
 // testProxy uses a hub through a proxy.
-func testProxy(t *testing.T, front func(*testing.T, *node) *proxy) {
+func testProxy(t *testing.T, front func(*testing.T, *node, ...substitution) *proxy) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -211,7 +211,7 @@ func testProxy(t *testing.T, front func(*testing.T, *node) *proxy) {
 
 	// Events over a WebSocket, which stays though nobody says anything for long.
 	c := p.dial()
-	events := subscribeTo(t, c, "orders", "g", client.SubscribeOptions{})
+	events := subscribeTo(t, c, "orders", "g", wire.SubscribeOptions{})
 	publishNumbers(t, c, "orders", 100)
 	ackAll(t, events.take(100))
 	select {

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"eventhub/facade/client"
+	eventhub "eventhub/sdk/go"
 )
 
 // maxLine is the maximum length of an input line in bytes. The hub's own limit is lower, and its
@@ -23,6 +23,9 @@ const maxLine = 16 << 20
 // burst and all publishes in flight at once; together they stay below the number of frames that a
 // connection may send at once.
 const maxPubBurst = 512
+
+// maxUnanswered is how many publishes wait for their answers at most, sent or not.
+const maxUnanswered = 1024
 
 // pubCmd is `eventhub pub`.
 type pubCmd struct {
@@ -42,7 +45,7 @@ type pubCmd struct {
 // Run publishes payloads and prints one id per line, in the order of the payloads. It stops at the
 // first failure.
 func (cmd *pubCmd) Run(ctx context.Context, std streams) error {
-	opts := client.PublishOptions{ID: cmd.ID, Key: cmd.Key, Headers: cmd.Header, DelayMS: cmd.Delay.Milliseconds(), At: cmd.At}
+	opts := eventhub.PublishOptions{ID: cmd.ID, Key: cmd.Key, Headers: cmd.Header, DelayMS: cmd.Delay.Milliseconds(), At: cmd.At}
 	switch {
 	case cmd.Delay < 0:
 		return fmt.Errorf("--delay %v: must not be negative", cmd.Delay)
@@ -70,12 +73,12 @@ func (cmd *pubCmd) Run(ctx context.Context, std streams) error {
 	if err := checkJSON(payload); err != nil {
 		return fmt.Errorf("the payload %w", err)
 	}
-	c, err := cmd.dial(ctx)
+	c, err := cmd.connect(ctx, std.say)
 	if err != nil {
 		return err
 	}
-	id, err := c.Publish(ctx, cmd.Topic, payload, opts)
-	if err := errors.Join(err, c.Close()); err != nil {
+	id, err := c.Publish(ctx, cmd.Topic, json.RawMessage(payload), opts)
+	if err := errors.Join(err, closeClient(ctx, c)); err != nil {
 		return fmt.Errorf("publish to %s: %w", cmd.Topic, err)
 	}
 	_, err = fmt.Fprintln(std.out, id)
@@ -93,17 +96,21 @@ type answer struct {
 }
 
 // lines publishes each line of standard input. Publishes overlap, but ids are printed in order.
-func (cmd *pubCmd) lines(ctx context.Context, std streams, opts client.PublishOptions) (err error) {
-	c, err := cmd.dial(ctx)
+func (cmd *pubCmd) lines(ctx context.Context, std streams, opts eventhub.PublishOptions) (err error) {
+	c, err := cmd.connect(ctx, std.say)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, c.Close()) }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	defer func() { err = errors.Join(err, closeClient(ctx, c)) }()
+	// While there is no hub, there are no answers either: the end of ctx ends the waiting for them.
+	stop := context.AfterFunc(ctx, func() { _ = closeClient(ctx, c) })
+	defer stop()
 
-	// The queue has an entry for each publish in flight, so its capacity is the client's own limit.
-	queue := make(chan chan answer, client.DefaultPublishInFlight)
+	// The queue has an entry for each publish without an answer, so its capacity is the client's
+	// limit.
+	queue := make(chan chan answer, maxUnanswered)
 	printed := make(chan error, 1)
 	go func() { // the function waits for printed
 		err := printIDs(std.out, cmd.Topic, queue)
@@ -116,7 +123,6 @@ func (cmd *pubCmd) lines(ctx context.Context, std streams, opts client.PublishOp
 	// Pacing prevents rate-limit errors. A refused line could only be sent again after later lines,
 	// out of order.
 	pace := rate.NewLimiter(rate.Limit(cmd.Rate), min(cmd.Rate, maxPubBurst))
-	//nolint:contextcheck // PublishAsync does not wait for the hub
 	readErr := eachLine(ctx, std.in, func(line int, payload []byte) error {
 		if err := checkJSON(payload); err != nil {
 			return fmt.Errorf("line %d %w", line, err)
@@ -126,7 +132,7 @@ func (cmd *pubCmd) lines(ctx context.Context, std streams, opts client.PublishOp
 		}
 		ch := make(chan answer, 1)
 		queue <- ch
-		err := c.PublishAsync(cmd.Topic, payload, opts, func(id string, err error) { ch <- answer{line, id, err} })
+		err := c.PublishAsync(ctx, cmd.Topic, json.RawMessage(payload), opts, func(id string, err error) { ch <- answer{line, id, err} })
 		if err != nil {
 			ch <- answer{line, "", err}
 		}

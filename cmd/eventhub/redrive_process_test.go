@@ -19,7 +19,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 var (
@@ -101,10 +101,10 @@ func failAll(t *testing.T, hub *node, n int) {
 	t.Helper()
 	c := hub.dial()
 	one := 1
-	in := subscribeTo(t, c, "redrive", "g", client.SubscribeOptions{From: "earliest", MaxAttempts: &one, MaxInFlight: 1000})
+	in := subscribeTo(t, c, "redrive", "g", wire.SubscribeOptions{From: "earliest", MaxAttempts: &one, MaxInFlight: 1000})
 	ids := make(chan error, n)
 	for i := range n {
-		if err := c.PublishAsync("redrive", []byte(`{"n":`+strings.Repeat("1", 1+i%9)+`}`), client.PublishOptions{Key: "k"}, func(_ string, err error) { ids <- err }); err != nil {
+		if err := c.PublishAsync("redrive", []byte(`{"n":`+strings.Repeat("1", 1+i%9)+`}`), wire.PublishOptions{Key: "k"}, func(_ string, err error) { ids <- err }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -159,8 +159,8 @@ func TestRedriveWhileItsHubIsKilled(t *testing.T) {
 	hub, other := startNode(t, flags...), startNode(t, flags...)
 	failAll(t, hub, n)
 	c := other.dial()
-	bystander := subscribeTo(t, c, "redrive", "bystander", client.SubscribeOptions{From: "latest"})
-	in := subscribeTo(t, c, "redrive", "g", client.SubscribeOptions{MaxInFlight: 100})
+	bystander := subscribeTo(t, c, "redrive", "bystander", wire.SubscribeOptions{From: "latest"})
+	in := subscribeTo(t, c, "redrive", "g", wire.SubscribeOptions{MaxInFlight: 100})
 	began := time.Now()
 	for kills := *redriveKills; kills > 0; kills-- {
 		redriveUntil(t, hub, lettersLeft(t, hub)/(kills+1), hub.kill)
@@ -198,16 +198,16 @@ func TestRedriveWhileItsServerIsKilled(t *testing.T) {
 	flags := append(redriveLimits, "--data="+t.TempDir(), "--nats-listen=127.0.0.1:0")
 	hub := startNode(t, flags...)
 	failAll(t, hub, n)
-	subscribeTo(t, hub.dial(), "redrive", "bystander", client.SubscribeOptions{From: "latest"})
+	subscribeTo(t, hub.dial(), "redrive", "bystander", wire.SubscribeOptions{From: "latest"})
 
 	var mu sync.Mutex
 	acked, seen, delivered := make(map[string]time.Time), make(map[string]bool), 0
 	killed := time.Time{} // the last time
 	never := 0
-	join := func() *client.Client {
+	join := func() *wire.Conn {
 		c := hub.dial()
-		work := make(chan client.Event, 1000)
-		if _, err := c.Subscribe(t.Context(), "redrive", "g", client.SubscribeOptions{MaxAttempts: &never, MaxInFlight: 100}, func(e client.Event) { work <- e }); err != nil {
+		work := make(chan wire.Event, 1000)
+		if _, err := c.Subscribe(t.Context(), "redrive", "g", wire.SubscribeOptions{MaxAttempts: &never, MaxInFlight: 100}, func(e wire.Event) { work <- e }); err != nil {
 			t.Fatal(err)
 		}
 		go func() {
@@ -271,5 +271,5 @@ func TestRedriveWhileItsServerIsKilled(t *testing.T) {
 	}
 	c.Abort()
 	c = hub.dial()
-	subscribeTo(t, c, "redrive", "bystander", client.SubscribeOptions{}).onlyMarker(c, "redrive")
+	subscribeTo(t, c, "redrive", "bystander", wire.SubscribeOptions{}).onlyMarker(c, "redrive")
 }

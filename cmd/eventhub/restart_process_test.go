@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // Five rolling restarts of two hubs lose nothing and dead-letter nothing, although members give up
@@ -45,7 +45,7 @@ func TestRollingRestartsDeadLetterNothing(t *testing.T) {
 	w.waitFor(sent)
 
 	c := hubs[0].dial()
-	dead := subscribeTo(t, c, "dlq."+topic, "d", client.SubscribeOptions{From: "earliest"})
+	dead := subscribeTo(t, c, "dlq."+topic, "d", wire.SubscribeOptions{From: "earliest"})
 	dead.onlyMarker(c, "dlq."+topic)
 }
 
@@ -64,7 +64,7 @@ func (w *workers) join(hub *node) {
 	w.t.Helper()
 	one := 1
 	c := hub.dial()
-	_, err := c.Subscribe(w.t.Context(), w.topic, "g", client.SubscribeOptions{From: "earliest", MaxAttempts: &one}, func(e client.Event) {
+	_, err := c.Subscribe(w.t.Context(), w.topic, "g", wire.SubscribeOptions{From: "earliest", MaxAttempts: &one}, func(e wire.Event) {
 		n, err := strconv.Atoi(string(e.Payload))
 		if err != nil {
 			w.t.Error(err)
@@ -83,7 +83,7 @@ func (w *workers) join(hub *node) {
 
 // hold settles the event at the end of the test; it is the hub's again when the connection ends
 // before.
-func (w *workers) hold(c *client.Client, e client.Event, n int) {
+func (w *workers) hold(c *wire.Conn, e wire.Event, n int) {
 	select {
 	case <-w.finish:
 		w.settle(e, n)
@@ -92,7 +92,7 @@ func (w *workers) hold(c *client.Client, e client.Event, n int) {
 	}
 }
 
-func (w *workers) settle(e client.Event, n int) {
+func (w *workers) settle(e wire.Event, n int) {
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
 	defer cancel()
 	if e.AckWait(ctx) != nil {

@@ -227,7 +227,7 @@ func (cmd *tokenRevokeCmd) store(ctx context.Context, std streams, r acl.Revocat
 		return r, errors.Join(faults...)
 	}
 	log := slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	bus, err := flags.open(ctx, jetstream.Config{Logger: log}, "")
+	bus, err := flags.open(ctx, jetstream.Config{Logger: log})
 	if err != nil {
 		return r, err
 	}

@@ -16,8 +16,8 @@ import (
 	natsserver "github.com/nats-io/nats-server/v2/server"
 
 	"eventhub/acl"
-	"eventhub/facade/client"
 	"eventhub/jetstream/natstest"
+	"eventhub/sdk/go/wire"
 )
 
 const revokeSecret = "0123456789abcdef0123456789abcdef"
@@ -43,10 +43,10 @@ func signed(t *testing.T, subject, id string) string {
 }
 
 // connect authenticates with a token.
-func (n *node) connect(token string) (*client.Client, error) {
+func (n *node) connect(token string) (*wire.Conn, error) {
 	ctx, cancel := context.WithTimeout(n.t.Context(), patience)
 	defer cancel()
-	c, err := client.Dial(ctx, n.url, client.Options{Token: token})
+	c, err := wire.Dial(ctx, n.url, wire.Options{Token: token})
 	if err == nil {
 		n.t.Cleanup(c.Abort)
 	}
@@ -54,7 +54,7 @@ func (n *node) connect(token string) (*client.Client, error) {
 }
 
 // wantEnd wants a connection to end for its token within a second of begun.
-func wantEnd(t *testing.T, c *client.Client, begun time.Time) {
+func wantEnd(t *testing.T, c *wire.Conn, begun time.Time) {
 	t.Helper()
 	select {
 	case <-c.Done():
@@ -64,7 +64,7 @@ func wantEnd(t *testing.T, c *client.Client, begun time.Time) {
 	if took := time.Since(begun); took > time.Second {
 		t.Errorf("the connection ended after %v", took)
 	}
-	if closed, ok := errors.AsType[*client.CloseError](c.Err()); !ok || closed.Code != 4003 {
+	if closed, ok := errors.AsType[*wire.CloseError](c.Err()); !ok || closed.Code != 4003 {
 		t.Errorf("the connection ended with %v", c.Err())
 	}
 }
@@ -73,7 +73,7 @@ func wantEnd(t *testing.T, c *client.Client, begun time.Time) {
 func (n *node) wantRefused(token string) {
 	n.t.Helper()
 	_, err := n.connect(token)
-	if refused, ok := errors.AsType[*client.Error](err); !ok || refused.Code != "jwt_invalid" || !strings.Contains(refused.Error(), "revoked") {
+	if refused, ok := errors.AsType[*wire.Error](err); !ok || refused.Code != "jwt_invalid" || !strings.Contains(refused.Error(), "revoked") {
 		n.t.Errorf("AUTH is answered with %v", err)
 	}
 	for _, at := range [][2]string{{http.MethodPost, n.http + "/publish/a"}, {http.MethodGet, n.ops + "/metrics"}} {
@@ -102,7 +102,7 @@ func TestRevokedTokensOfTwoHubs(t *testing.T) {
 	flags := []string{"--nats-url=" + nats, "--jwt-secret-file=" + secretFile(t), "--metrics-access=token"}
 	one, two := startNode(t, flags...), startNode(t, flags...)
 	hubs := []*node{one, two}
-	users := func(token string) (connected []*client.Client) {
+	users := func(token string) (connected []*wire.Conn) {
 		t.Helper()
 		for _, hub := range hubs {
 			c, err := hub.connect(token)
@@ -116,7 +116,7 @@ func TestRevokedTokensOfTwoHubs(t *testing.T) {
 		}
 		return connected
 	}
-	revoked := func(token string, clients []*client.Client, run func()) {
+	revoked := func(token string, clients []*wire.Conn, run func()) {
 		t.Helper()
 		run()
 		begun := time.Now()

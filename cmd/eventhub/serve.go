@@ -46,6 +46,7 @@ type serveCmd struct {
 	authFlags        `group:"Tokens"`
 	tlsFlags         `group:"TLS"`
 	busFlags         `group:"Bus"`
+	calloutFlags     `group:"Native clients"`
 	outboxServeFlags `group:"Outbox"`
 	traceFlags       `group:"Tracing"`
 	limitFlags       `group:"Limits" prefix:"limit-" envprefix:"EVENTHUB_LIMIT_"`
@@ -86,6 +87,7 @@ func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
+	defer keepHeapFloor()()
 	if set.cert == nil {
 		var stop func()
 		ctx, stop = hangUp(ctx, log)
@@ -125,11 +127,14 @@ type hub struct {
 	log *slog.Logger
 
 	tokenMade bool
+	demoToken string // of the demo's page, or ""
 	tokens    *acl.Verifier
 	metrics   *ops.Metrics
 	tracer    *tracer // nil without tracing
 	bus       *jetstream.Bus
 	facade    *facade.Server
+	answers   *jetstream.CalloutConfig
+	callouts  *jetstream.Callouts // nil unless native clients show their tokens to the hub
 	ws        listener
 	http      listener
 	ops       listener
@@ -173,6 +178,9 @@ func (h *hub) open(ctx context.Context) error {
 		h.auth.Static[0].Token = h.token
 	}
 	h.auth.Logger = h.log
+	if err := h.addDemoToken(); err != nil {
+		return err
+	}
 	if cmd.jwt() {
 		h.auth.Revocations = acl.NewRevocations(jetstream.MaxRevocations)
 	}
@@ -194,7 +202,10 @@ func (h *hub) open(ctx context.Context) error {
 	if cmd.Projector || cmd.Demo {
 		cfg.Derived = []jetstream.DerivedKeys{process.Keys()}
 	}
-	if h.bus, err = cmd.busFlags.open(ctx, cfg, h.token); err != nil {
+	if err := h.prepareCallouts(); err != nil {
+		return err
+	}
+	if h.bus, err = cmd.busFlags.open(ctx, cfg); err != nil {
 		return err
 	}
 	if err := h.followRevocations(ctx); err != nil {
@@ -214,6 +225,9 @@ func (h *hub) open(ctx context.Context) error {
 	if h.facade, err = facade.New(clients); err != nil {
 		return err
 	}
+	if err := h.serveCallouts(ctx); err != nil {
+		return err
+	}
 	if cmd.Projector || cmd.Demo {
 		h.progress = newProgress(process.Group, h.bus.Group(process.TopicHeartbeat, process.Group), metrics, h.log)
 	}
@@ -225,6 +239,7 @@ func (h *hub) open(ctx context.Context) error {
 		LimitReached: metrics.LimitReached, Throttle: h.throttle, Observed: metrics, KeysAge: h.tokens.KeysAge,
 		Outbound:  func() ops.Outbound { return ops.Outbound(h.facade.Outbound()) },
 		Outboxes:  outboxesOf{h},
+		Backups:   h.backups(),
 		Addresses: ops.Addresses{WebSocket: scheme("ws", h.cert) + h.ws.visited(), HTTP: scheme("http", h.cert) + h.http.visited()},
 	}
 	if cmd.metricsNeedToken() {
@@ -236,7 +251,7 @@ func (h *hub) open(ctx context.Context) error {
 		l.serveWith(handler, cert, newWaitingRoom(cmd.WaitingConnections, metrics.LimitReached), h.log)
 	}
 	h.ws.upgrades = true
-	serve(&h.ws, h.facade.WebSocket(), h.cert)
+	serve(&h.ws, h.besideDemo(h.facade.WebSocket()), h.cert)
 	clientsHTTP := h.facade.HTTP()
 	if h.tracer != nil {
 		clientsHTTP = h.tracer.Handler(clientsHTTP)
@@ -355,6 +370,9 @@ func (h *hub) close(ctx context.Context) error {
 	for _, l := range []*listener{&h.ws, &h.http, &h.ops} {
 		l.close(ctx)
 	}
+	if h.callouts != nil {
+		h.callouts.Close()
+	}
 	if h.facade != nil {
 		errs = append(errs, h.facade.Close())
 	}
@@ -381,6 +399,9 @@ func (h *hub) greet(w io.Writer) {
 		{"websocket", scheme("ws", h.cert) + h.ws.address()},
 		{"http", scheme("http", h.cert) + h.http.address()},
 		{"ops", scheme("http", h.opsCert()) + h.ops.address()},
+	}
+	if h.cmd.Demo {
+		lines = append(lines, [2]string{"demo", scheme("http", h.cert) + h.ws.address() + demoPath})
 	}
 	if url := h.bus.Admin().NATS().URL(); url != "" {
 		lines = append(lines, [2]string{"nats", url})

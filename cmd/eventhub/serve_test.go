@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/facade/client"
 	"eventhub/projections/process"
+	"eventhub/sdk/go/wire"
 )
 
 // TestDemoShowsThisProcess runs the demo and waits, as a WebSocket client, for the state of a
@@ -47,14 +47,14 @@ func TestDemoShowsThisProcess(t *testing.T) {
 		return
 	}
 
-	c, err := client.Dial(ctx, shown["websocket"], client.Options{Token: shown["token"]})
+	c, err := wire.Dial(ctx, shown["websocket"], wire.Options{Token: shown["token"]})
 	if err != nil {
 		t.Error(err)
 		return
 	}
 	defer func() { _ = c.Close() }()
 	found := make(chan process.State, 1)
-	_, err = c.Subscribe(ctx, process.TopicState, "test", client.SubscribeOptions{From: "earliest"}, func(ev client.Event) {
+	_, err = c.Subscribe(ctx, process.TopicState, "test", wire.SubscribeOptions{From: "earliest"}, func(ev wire.Event) {
 		var state process.State
 		if err := json.Unmarshal(ev.Payload, &state); err != nil {
 			t.Errorf("%s: %v", ev.Payload, err)

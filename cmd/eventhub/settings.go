@@ -82,6 +82,7 @@ func (cmd *serveCmd) prepare() (set settings, faults []error) {
 	set.certOps = cmd.tlsFlags.Ops
 	fault(cmd.secureNATS(&set))
 	faults = append(faults, cmd.busFlags.validate()...)
+	faults = append(faults, cmd.calloutFlags.validate(&cmd.busFlags)...)
 	faults = append(faults, cmd.limitFlags.validate()...)
 	set.topics, err = cmd.rules()
 	fault(err)
@@ -109,7 +110,7 @@ func (cmd *serveCmd) secureNATS(set *settings) error {
 	case cmd.NATSTLS == "on":
 		return errors.New("TLS for native NATS clients requires a certificate and its key; set both (--tls-cert, EVENTHUB_TLS_CERT; --tls-key, EVENTHUB_TLS_KEY) or leave it out (--nats-listen-tls, EVENTHUB_NATS_LISTEN_TLS)")
 	}
-	return fmt.Errorf("NATS listen address %q is reachable from other hosts, and without TLS native clients send the hub's token in clear text; set a certificate and its key (--tls-cert, EVENTHUB_TLS_CERT; --tls-key, EVENTHUB_TLS_KEY), use 127.0.0.1 (--nats-listen, EVENTHUB_NATS_LISTEN), or accept that with --nats-listen-tls=off (EVENTHUB_NATS_LISTEN_TLS)", cmd.NATSListen)
+	return fmt.Errorf("NATS listen address %q is reachable from other hosts, and without TLS native clients send their tokens in clear text; set a certificate and its key (--tls-cert, EVENTHUB_TLS_CERT; --tls-key, EVENTHUB_TLS_KEY), use 127.0.0.1 (--nats-listen, EVENTHUB_NATS_LISTEN), or accept that with --nats-listen-tls=off (EVENTHUB_NATS_LISTEN_TLS)", cmd.NATSListen)
 }
 
 // snapshotTopics returns the topics of snapshots, each with the topic of which they are made.
@@ -124,7 +125,6 @@ func snapshotTopics(rules []jetstream.TopicRule) map[string]string {
 }
 
 // checkPublic rejects addresses that other hosts can reach if no operator has chosen a credential.
-// It also rejects native NATS access if it would grant more rights than the hub's token.
 func (cmd *serveCmd) checkPublic(set *settings) (faults []error) {
 	public := cmd.public()
 	if host, natsPublic := cmd.natsPublic(); natsPublic {
@@ -137,15 +137,6 @@ func (cmd *serveCmd) checkPublic(set *settings) (faults []error) {
 	}
 	if n := len(set.token); n > 0 && n < minPublicToken && len(public) > 0 {
 		faults = append(faults, fmt.Errorf("address %q is reachable from other hosts, but the hub's token has only %d bytes and can be guessed; use at least %d bytes, for example from openssl rand -hex 32 (--token, WS_TOKEN, WS_TOKEN_FILE)", public[0][0], n, minPublicToken))
-	}
-	if cmd.NATSListen == "" {
-		return faults
-	}
-	if cmd.jwt() && set.token == "" {
-		faults = append(faults, errors.New("native NATS clients require the hub's own token, but only JWTs are configured; set WS_TOKEN or disable the NATS listener (--nats-listen, EVENTHUB_NATS_LISTEN)"))
-	}
-	if cmd.TokenPolicy != "" {
-		faults = append(faults, errors.New("native NATS clients have full access with the hub's token, regardless of its policy; leave the policy out or disable the NATS listener (--token-policy, WS_TOKEN_POLICY; --nats-listen, EVENTHUB_NATS_LISTEN)"))
 	}
 	return faults
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // A hub that stands still for twice AckWait has lost its leases, although it does not know it yet:
@@ -22,7 +22,7 @@ func TestStoppedHubSettlesNothing(t *testing.T) {
 	stopped, other := startNode(t, nats, wait), startNode(t, nats, wait)
 	a, b := stopped.dial(), other.dial()
 	never := 0
-	opts := client.SubscribeOptions{MaxInFlight: 10, MaxAttempts: &never}
+	opts := wire.SubscribeOptions{MaxInFlight: 10, MaxAttempts: &never}
 	first := subscribeTo(t, a, "stop", "g", opts)
 	publishNumbers(t, b, "stop", 10)
 	old := first.take(10)

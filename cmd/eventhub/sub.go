@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"eventhub/facade/client"
+	eventhub "eventhub/sdk/go"
 )
 
 // leaveTimeout is the timeout for unsubscribing at the end.
@@ -20,6 +21,9 @@ const leaveTimeout = 2 * time.Second
 // untilEndIdle is how long --until-end waits for an event: its last one may be with another member,
 // or acknowledged.
 const untilEndIdle = 3 * time.Second
+
+// defaultInFlight is how many events are leased at a time by default.
+const defaultInFlight = 100
 
 // subCmd is `eventhub sub`.
 type subCmd struct {
@@ -38,26 +42,29 @@ type subCmd struct {
 	MaxAttempts *int          `help:"Number of failed attempts after which an event is dead-lettered; 0 for never."`
 }
 
-func (cmd *subCmd) options() (client.SubscribeOptions, error) {
+func (cmd *subCmd) options() (eventhub.SubscribeOptions, error) {
 	switch {
-	case cmd.From == "ts" && cmd.TS == nil:
-		return client.SubscribeOptions{}, errors.New("--from ts requires --ts with epoch milliseconds")
-	case cmd.From == "afterId" && cmd.AfterID == "":
-		return client.SubscribeOptions{}, errors.New("--from afterId requires --after-id with the id of an event")
-	case cmd.TS != nil && cmd.From != "ts":
-		return client.SubscribeOptions{}, errors.New("--ts requires --from ts")
-	case cmd.AfterID != "" && cmd.From != "afterId":
-		return client.SubscribeOptions{}, errors.New("--after-id requires --from afterId")
+	case cmd.From == eventhub.FromTS && cmd.TS == nil:
+		return eventhub.SubscribeOptions{}, errors.New("--from ts requires --ts with epoch milliseconds")
+	case cmd.From == eventhub.FromAfterID && cmd.AfterID == "":
+		return eventhub.SubscribeOptions{}, errors.New("--from afterId requires --after-id with the id of an event")
+	case cmd.TS != nil && cmd.From != eventhub.FromTS:
+		return eventhub.SubscribeOptions{}, errors.New("--ts requires --from ts")
+	case cmd.AfterID != "" && cmd.From != eventhub.FromAfterID:
+		return eventhub.SubscribeOptions{}, errors.New("--after-id requires --from afterId")
 	case cmd.Count < 0:
-		return client.SubscribeOptions{}, errors.New("--count must not be negative; 0 never stops")
+		return eventhub.SubscribeOptions{}, errors.New("--count must not be negative; 0 never stops")
 	}
 	inFlight := cmd.MaxInFlight
-	if inFlight == 0 && cmd.Count > 0 {
-		inFlight = min(cmd.Count, 100) // lease no more events than will be printed
+	if inFlight == 0 {
+		inFlight = defaultInFlight
+		if cmd.Count > 0 {
+			inFlight = min(cmd.Count, inFlight) // lease no more events than will be printed
+		}
 	}
-	return client.SubscribeOptions{
-		From: cmd.From, TS: cmd.TS, AfterID: cmd.AfterID,
-		MaxInFlight: inFlight, AckTimeoutMS: cmd.AckTimeout.Milliseconds(), MaxAttempts: cmd.MaxAttempts,
+	return eventhub.SubscribeOptions{
+		From: cmd.From, TS: cmd.TS, AfterID: cmd.AfterID, Manual: true,
+		MaxInFlight: inFlight, AckTimeout: cmd.AckTimeout, MaxAttempts: cmd.MaxAttempts,
 	}, nil
 }
 
@@ -93,46 +100,72 @@ func (cmd *subCmd) Run(ctx context.Context, std streams) error {
 	if err != nil || cmd.UntilEnd && end == "" {
 		return err
 	}
-	say := func(text string) { _, _ = fmt.Fprintln(std.err, "eventhub: "+text) }
-	err = cmd.keep(ctx, say, func(ctx context.Context, c *client.Client) error {
-		p := &printer{cmd: cmd, std: std, left: left, over: make(chan error, 1), end: end}
-		sub, err := c.Subscribe(ctx, cmd.Topic, cmd.Group, opts, p.print)
-		if err != nil {
-			return fmt.Errorf("subscribe to %s: %w", cmd.Topic, err)
-		}
-		say(fmt.Sprintf("subscribed to %s as %s", cmd.Topic, cmd.Group))
-		idle := time.NewTicker(untilEndIdle)
-		defer idle.Stop()
-		for waiting := true; waiting; {
-			waiting = false
-			select {
-			case err = <-p.over:
-			case <-c.Done():
-				err = c.Err()
-			case <-sub.Done():
-				if err = c.Err(); err == nil {
-					err = fmt.Errorf("group %s of topic %s was deleted", cmd.Group, cmd.Topic)
-				}
-			case <-ctx.Done():
-			case <-idle.C:
-				waiting = !cmd.UntilEnd || p.moved()
-			}
-		}
-		left = p.stop()
-		// Unsubscribe, so that events which were not acknowledged go to other members at once. An
-		// error of an ended connection adds nothing.
-		leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
-		defer cancel()
-		_ = sub.Unsubscribe(leave)
+	c, err := cmd.connect(ctx, std.say)
+	if err != nil {
 		return err
-	})
+	}
+	p := &printer{cmd: cmd, std: std, left: left, over: make(chan error, 1), end: end}
+	for again := true; again; {
+		again, err = cmd.follow(ctx, std, c, opts, p)
+	}
+	err = errors.Join(err, closeClient(ctx, c))
 	if out, ok := errors.AsType[*outputError](err); ok && errors.Is(out, syscall.EPIPE) {
 		return nil // the reader closed the pipe
 	}
 	return err
 }
 
-// printer prints the events of one connection.
+// follow prints events until Count is reached, ctx ends, or the subscription does. It reports
+// whether to subscribe again, because somebody deleted the group.
+func (cmd *subCmd) follow(ctx context.Context, std streams, c *eventhub.Client, opts eventhub.SubscribeOptions, p *printer) (again bool, err error) {
+	said := make(chan struct{}) // that the group was joined, which comes before its events
+	sub, err := c.Subscribe(ctx, cmd.Topic, cmd.Group, opts, func(ctx context.Context, d *eventhub.Delivery) error {
+		select {
+		case <-said:
+			return p.print(ctx, d)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})
+	if ctx.Err() != nil {
+		return false, nil // a normal stop
+	}
+	if err != nil {
+		return false, fmt.Errorf("subscribe to %s: %w", cmd.Topic, err)
+	}
+	std.say(fmt.Sprintf("subscribed to %s as %s", cmd.Topic, cmd.Group))
+	close(said)
+	idle := time.NewTicker(untilEndIdle)
+	defer idle.Stop()
+	for waiting := true; waiting; {
+		waiting = false
+		select {
+		case err = <-p.over:
+		case <-sub.Done():
+			failure, _ := errors.AsType[*eventhub.Error](sub.Err())
+			switch {
+			case failure == nil: // ctx has ended
+			case failure.Code == "not_subscribed":
+				std.say(fmt.Sprintf("group %s of topic %s was deleted; subscribing again", cmd.Group, cmd.Topic))
+				return true, nil
+			default:
+				err = fmt.Errorf("subscription to %s ended: %w", cmd.Topic, failure)
+			}
+		case <-ctx.Done():
+		case <-idle.C:
+			waiting = !cmd.UntilEnd || p.moved()
+		}
+	}
+	p.stop()
+	// Events that were not acknowledged go to other members at once. An error of an ended
+	// connection adds nothing.
+	leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+	defer cancel()
+	_ = sub.Unsubscribe(leave)
+	return false, err
+}
+
+// printer prints events.
 type printer struct {
 	cmd  *subCmd
 	std  streams
@@ -147,27 +180,26 @@ type printer struct {
 }
 
 // print writes one event and then acknowledges it.
-func (p *printer) print(ev client.Event) {
+func (p *printer) print(_ context.Context, d *eventhub.Delivery) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.done {
-		return
+		return nil
 	}
-	if _, err := p.std.out.Write(append(unbroken(ev.Record), '\n')); err != nil {
+	if _, err := p.std.out.Write(append(unbroken(bytes.Clone(d.Record())), '\n')); err != nil {
 		p.done = true
 		p.over <- &outputError{err}
-		return
+		return nil // Run receives the error; the event goes to other members
 	}
 	if !p.cmd.NoAck {
-		if err := ev.Ack(); err != nil {
-			return // the connection has ended, which Run notices
-		}
+		d.Ack() // if its connection has ended, the client acknowledges on the next
 	}
 	p.came = true
-	if p.left--; p.left == 0 || p.end != "" && ev.ID == p.end {
+	if p.left--; p.left == 0 || p.end != "" && d.ID == p.end {
 		p.done = true
 		p.over <- nil
 	}
+	return nil
 }
 
 // moved reports whether an event has come since the last call.
@@ -179,10 +211,9 @@ func (p *printer) moved() bool {
 	return came
 }
 
-// stop ends the printing and returns the number of events left to print.
-func (p *printer) stop() int {
+// stop ends the printing.
+func (p *printer) stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.done = true
-	return p.left
 }

@@ -80,3 +80,23 @@ func (p *tally) clear() {
 
 // end prints the last report.
 func (p *tally) end() { p.say(p.line(time.Now())) }
+
+// portion reports how many messages of all are done.
+func (p *tally) portion(done, all uint64) {
+	p.events = int(done) //nolint:gosec // a count
+	if now := time.Now(); now.Sub(p.told) >= p.every {
+		p.told = now
+		line := fmt.Sprintf("%s %d of %d messages", p.what, done, all)
+		if p.terminal && all > 0 {
+			line = meter(int(min(done, all)), int(all)) + line //nolint:gosec // counts
+		}
+		p.show(line)
+	}
+}
+
+// meter is a bar for a terminal.
+func meter(done, all int) string {
+	const width = 30
+	n := done * width / all
+	return "[" + strings.Repeat("#", n) + strings.Repeat(".", width-n) + "] "
+}

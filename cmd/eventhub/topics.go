@@ -29,13 +29,15 @@ const topicsWait = 10 * time.Second
 
 // topicsCmd is `eventhub topics`.
 type topicsCmd struct {
-	List   topicsListCmd   `cmd:"" help:"List the streams of all topics of the running hub."`
-	Show   topicsShowCmd   `cmd:"" help:"Show a topic of the running hub: what it holds, its bounds, and what groups have lost."`
-	Purge  topicsPurgeCmd  `cmd:"" help:"Remove events of a topic, whether groups have read them or not."`
-	Delete topicsDeleteCmd `cmd:"" help:"Delete a topic with its events and its groups."`
-	Diff   topicsDiffCmd   `cmd:"" help:"Show how the streams differ from the topics file. Exit code: 0 no difference, 1 differences, 2 comparison failed."`
-	Apply  topicsApplyCmd  `cmd:"" help:"Change the streams to match the topics file. Exit code: 0 all changes made, 1 some changes left, 2 comparison failed."`
-	Repair topicsRepairCmd `cmd:"" help:"Repair the bucket of a compacted topic, so that the server fills it again."`
+	List     topicsListCmd   `cmd:"" help:"List the streams of all topics of the running hub."`
+	Show     topicsShowCmd   `cmd:"" help:"Show a topic of the running hub: what it holds, its bounds, and what groups have lost."`
+	Create   topicsCreateCmd `cmd:"" help:"Create a topic, so that native NATS clients can publish to it. A topic that exists stays as it is."`
+	Purge    topicsPurgeCmd  `cmd:"" help:"Remove events of a topic, whether groups have read them or not."`
+	Delete   topicsDeleteCmd `cmd:"" help:"Delete a topic with its events and its groups."`
+	Diff     topicsDiffCmd   `cmd:"" help:"Show how the streams differ from the topics file. Exit code: 0 no difference, 1 differences, 2 comparison failed."`
+	Apply    topicsApplyCmd  `cmd:"" help:"Change the streams to match the topics file. Exit code: 0 all changes made, 1 some changes left, 2 comparison failed."`
+	Replicas replicasCmd     `cmd:"" help:"Change the number of copies of all streams of the hubs on a cluster, while they work."`
+	Repair   topicsRepairCmd `cmd:"" help:"Repair the bucket of a compacted topic, so that the server fills it again."`
 }
 
 // storeFlags select the streams: at NATS_URL, or in the data directory of a hub that is not
@@ -74,7 +76,7 @@ func (f storeFlags) with(ctx context.Context, std streams, make bool, work func(
 		}
 	}
 	log := slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	bus, err := f.open(ctx, jetstream.Config{Topics: rules, Limits: f.limits, Logger: log}, "")
+	bus, err := f.open(ctx, jetstream.Config{Topics: rules, Limits: f.limits, Logger: log})
 	if errors.Is(err, embedded.ErrInUse) {
 		return fmt.Errorf("data directory %s is in use by a running hub; stop the hub, or start it with EVENTHUB_NATS_LISTEN=127.0.0.1:4222 and run this command with NATS_URL=nats://TOKEN@127.0.0.1:4222 and the hub's token", f.Data)
 	}
@@ -220,8 +222,8 @@ func (cmd *topicsRepairCmd) Run(ctx context.Context, std streams) error {
 }
 
 // applyTopics changes streams to match the topics file, except for changes that may delete events,
-// and logs the rest. A topics file that cannot be applied does not stop the hub; the streams are
-// used as they are.
+// and logs the rest. Then it creates the built-in topics. A topics file that cannot be applied does
+// not stop the hub; the streams are used as they are.
 func (h *hub) applyTopics(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, topicsWait)
 	defer cancel()
@@ -244,5 +246,8 @@ func (h *hub) applyTopics(ctx context.Context) {
 	}
 	if err != nil {
 		h.log.LogAttrs(ctx, slog.LevelWarn, "failed to apply the whole topics file; run eventhub topics apply", slog.Any("error", err))
+	}
+	if err := h.bus.Admin().CreateBuiltinTopics(ctx); err != nil {
+		h.log.LogAttrs(ctx, slog.LevelWarn, "failed to create all built-in topics; their first use creates them", slog.Any("error", err))
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/native"
 	"eventhub/ops"
 )
 
@@ -118,6 +119,25 @@ func (cmd *topicsShowCmd) Run(ctx context.Context, std streams) error {
 		rows = append(rows, []string{"lost", fmt.Sprintf("%d events by group %q, last found %s", l.Events, l.Group, timeText(l.TS))})
 	}
 	return printTable(std.out, rows)
+}
+
+// topicsCreateCmd is `eventhub topics create`.
+type topicsCreateCmd struct {
+	topicFlags
+}
+
+// Run creates the topic and prints where native clients find it.
+func (cmd *topicsCreateCmd) Run(ctx context.Context, std streams) error {
+	var t ops.ShownTopic
+	if err := cmd.call(ctx, http.MethodPut, nil, nil, &t); err != nil {
+		return err
+	}
+	return printTable(std.out, [][]string{
+		{"topic", t.Topic},
+		{"stream", t.Stream},
+		{"subject", native.Subject(t.Topic, "")},
+		{"subjects with a key", native.KeyedPattern(t.Topic)},
+	})
 }
 
 func boundText(n int64) string {

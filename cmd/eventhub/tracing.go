@@ -25,7 +25,7 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 
 	"eventhub/ops"
-	"eventhub/tracing"
+	"eventhub/ops/tracing"
 )
 
 const (

@@ -26,7 +26,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // receivedSpan is a span as a collector gets it.
@@ -152,11 +152,11 @@ func headersOf(t *testing.T, record []byte) map[string]string {
 }
 
 // publishAs publishes over a WebSocket with headers.
-func publishAs(t *testing.T, c *client.Client, topic, payload string, headers map[string]string) (id string) {
+func publishAs(t *testing.T, c *wire.Conn, topic, payload string, headers map[string]string) (id string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	id, err := c.Publish(ctx, topic, []byte(payload), client.PublishOptions{Headers: headers, Key: "key-in-no-span"})
+	id, err := c.Publish(ctx, topic, []byte(payload), wire.PublishOptions{Headers: headers, Key: "key-in-no-span"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,7 +206,7 @@ func TestTracing(t *testing.T) {
 		"OTEL_EXPORTER_OTLP_COMPRESSION=gzip",
 	}, "--projector")
 	c := hub.dial()
-	in := subscribeTo(t, c, "t", "g", client.SubscribeOptions{})
+	in := subscribeTo(t, c, "t", "g", wire.SubscribeOptions{})
 	const payload = `"payload-in-no-span"`
 
 	t.Run("websocket", func(t *testing.T) {
@@ -217,7 +217,7 @@ func TestTracing(t *testing.T) {
 		if got := headersOf(t, e.Record); !maps.Equal(got, given) {
 			t.Errorf("the event has the headers %v", got)
 		}
-		ackAll(t, []client.Event{e})
+		ackAll(t, []wire.Event{e})
 		publish := r.find("publish t", ofEvent(id))
 		deliver := r.find("deliver t", ofEvent(id))
 		ack := r.find("ack t", ofEvent(id))
@@ -250,7 +250,7 @@ func TestTracing(t *testing.T) {
 			t.Fatal(err)
 		}
 		again := in.next()
-		ackAll(t, []client.Event{again})
+		ackAll(t, []wire.Event{again})
 		publish := r.find("publish t", ofEvent(id))
 		refused := r.find("deliver t", func(s receivedSpan) bool { return ofEvent(id)(s) && s.attrs["eventhub.outcome"] == "nacked" })
 		taken := r.find("deliver t", func(s receivedSpan) bool { return ofEvent(id)(s) && s.attrs["eventhub.outcome"] == "acked" })
@@ -304,7 +304,7 @@ func TestTracing(t *testing.T) {
 		if got := headersOf(t, of.Record); of.ID != lines || got != nil {
 			t.Errorf("event %s has the headers %v", of.ID, got)
 		}
-		ackAll(t, []client.Event{e, of})
+		ackAll(t, []wire.Event{e, of})
 		for _, id := range []string{one, lines} {
 			if s := r.find("publish t", ofEvent(id)); s.trace != by.trace || s.parent != by.id {
 				t.Errorf("the publish has trace %s and parent %s", s.trace, s.parent)
@@ -318,7 +318,7 @@ func TestTracing(t *testing.T) {
 		by := publisherSpan{"55555555555555555555555555555555", "6666666666666666", "01"}
 		id := idIn(t, postTo(t, hub, "/outbox/t", "application/json", payload, map[string]string{"traceparent": by.header()}))
 		e := in.next()
-		ackAll(t, []client.Event{e})
+		ackAll(t, []wire.Event{e})
 		if got := headersOf(t, e.Record)["traceparent"]; got != by.header() {
 			t.Errorf("the event has the traceparent %q", got)
 		}
@@ -435,8 +435,8 @@ func TestTraceparentIsKept(t *testing.T) {
 		}
 	}
 	first, never := 1, 0
-	letters := subscribeTo(t, c, "dlq.orders", "g", client.SubscribeOptions{MaxAttempts: &never})
-	in := subscribeTo(t, c, "orders", "g", client.SubscribeOptions{MaxAttempts: &first})
+	letters := subscribeTo(t, c, "dlq.orders", "g", wire.SubscribeOptions{MaxAttempts: &never})
+	in := subscribeTo(t, c, "orders", "g", wire.SubscribeOptions{MaxAttempts: &first})
 	publishAs(t, c, "orders", "1", given)
 	e := in.next()
 	same(t, "delivery", e.Record)
@@ -470,12 +470,12 @@ func TestTraceparentIsKept(t *testing.T) {
 	redrive("&to=topic")
 	e = in.next()
 	same(t, "redrive to the topic", e.Record)
-	ackAll(t, []client.Event{e})
+	ackAll(t, []wire.Event{e})
 
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	later := subscribeTo(t, c, "later", "g", client.SubscribeOptions{})
-	if _, err := c.Publish(ctx, "later", []byte("1"), client.PublishOptions{Headers: given, DelayMS: 100}); err != nil {
+	later := subscribeTo(t, c, "later", "g", wire.SubscribeOptions{})
+	if _, err := c.Publish(ctx, "later", []byte("1"), wire.PublishOptions{Headers: given, DelayMS: 100}); err != nil {
 		t.Fatal(err)
 	}
 	same(t, "delayed event", later.next().Record)
@@ -499,7 +499,7 @@ func TestTraceparentIsKept(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	copied := subscribeTo(t, c, "copied", "g", client.SubscribeOptions{})
+	copied := subscribeTo(t, c, "copied", "g", wire.SubscribeOptions{})
 	call(t, "import", file, "--topic=copied", "--url="+hub.url, "--token-file="+token)
 	for _, e := range copied.take(2) {
 		same(t, "import", e.Record)

@@ -23,11 +23,12 @@ import (
 	"eventhub/docs"
 )
 
-// Port is one of the two ports that docs/openapi.yaml describes.
+// Port is one of the ports that docs/openapi.yaml describes.
 type Port int
 
 // The ports, as the servers of the document have them.
 const (
+	WebSocket Port = 8090 // which has the demo
 	Clients   Port = 8081
 	Operators Port = 8082
 )
@@ -395,6 +396,12 @@ func (e *exchange) body(text []byte) {
 	switch kind {
 	case "application/json":
 		e.value(content.Schema.Ref, text)
+	case "text/event-stream":
+		for line := range bytes.Lines(text) {
+			if data, ok := bytes.CutPrefix(line, []byte("data: ")); ok {
+				e.value(content.Schema.Ref, data)
+			}
+		}
 	case "application/x-ndjson":
 		for line := range bytes.Lines(text) {
 			e.value(content.Schema.Ref, line)

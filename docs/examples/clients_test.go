@@ -159,55 +159,104 @@ func TestGreetingsInPython(t *testing.T) {
 	t.Fatal("no python3 has the package websockets: run .ci/setup, or pip install websockets")
 }
 
+// TestGreetingsInAShell needs curl and jq. The group outlives the script, and a restart of the hub.
+func TestGreetingsInAShell(t *testing.T) {
+	hub := startGreetingsHub(t)
+	shell := start(t, hub.dir, []string{"EVENTHUB_HTTP=http://" + hub.http}, "sh", clientFile(t, "greetings.sh"))
+	shell.dies = true
+	shell.line("hello from a shell")
+	hub.greet("good morning")
+	shell.line("good morning")
+	hub.stop()
+	hub.start()
+	hub.greet("good evening")
+	shell.line("good evening")
+}
+
 // TestGreetingsOnAWebPage needs Chromium. The page is opened as a file, as a newcomer does.
 func TestGreetingsOnAWebPage(t *testing.T) {
 	hub := startGreetingsHub(t)
-	text, err := os.ReadFile(clientFile(t, "greetings.html"))
+	p := openPage(t, hub, "greetings.html", "127.0.0.1:8090", hub.ws)
+	p.shows("hello from a web page")
+	hub.greet("good morning")
+	p.shows("good morning")
+	p.wantOnly("hello from a web page\ngood morning\n")
+}
+
+// TestGreetingsOverHTTPOnAWebPage needs Chromium. The page opens its stream again after a restart
+// of the hub.
+func TestGreetingsOverHTTPOnAWebPage(t *testing.T) {
+	hub := startGreetingsHub(t)
+	p := openPage(t, hub, "greetings-http.html", "127.0.0.1:8081", hub.http)
+	p.shows("hello over HTTP")
+	hub.greet("good morning")
+	p.shows("good morning")
+	p.wantOnly("hello over HTTP\ngood morning\n")
+	hub.stop()
+	hub.start()
+	hub.greet("good evening")
+	p.shows("good evening")
+}
+
+// webPage is an example that is open in a browser.
+type webPage struct {
+	t   *testing.T
+	ctx context.Context
+}
+
+// openPage opens an example that names an address, with the address of a hub instead.
+func openPage(t *testing.T, hub *greetingsHub, name, named, address string) *webPage {
+	t.Helper()
+	text, err := os.ReadFile(clientFile(t, name))
 	if err != nil {
 		t.Fatal(err)
 	}
-	const here = "127.0.0.1:8090"
-	if strings.Count(string(text), here) != 1 {
-		t.Fatalf("the page does not name %s once", here)
+	if strings.Count(string(text), named) != 1 {
+		t.Fatalf("the page does not name %s once", named)
 	}
-	file := filepath.Join(t.TempDir(), "greetings.html")
-	if err := os.WriteFile(file, []byte(strings.Replace(string(text), here, hub.ws, 1)), 0o600); err != nil {
+	file := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(file, []byte(strings.Replace(string(text), named, address, 1)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 
-	ctx, cancel := chromedp.NewContext(t.Context(), chromedp.WithAllocatorOptions(chromedp.NoSandbox, chromedp.UserDataDir(t.TempDir())),
+	ctx, cancel := chromedp.NewContext(context.Background(), chromedp.WithAllocatorOptions(chromedp.NoSandbox, chromedp.UserDataDir(t.TempDir())),
 		chromedp.WithLogf(t.Logf), chromedp.WithErrorf(t.Logf))
-	defer cancel()
-	ctx, cancel = context.WithTimeout(ctx, patience)
-	defer cancel()
+	t.Cleanup(cancel)
+	ctx, cancel = context.WithTimeout(ctx, 2*patience)
+	t.Cleanup(cancel)
 	// Somebody answers the prompt with the token.
 	if _, err := chromedp.Call(ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{
 		Source: "prompt = () => " + strconv.Quote(hub.token),
 	}); err != nil {
 		t.Fatalf("Chromium (is it installed? run .ci/setup): %v", err)
 	}
+	t.Cleanup(func() {
+		if err := chromedp.Cancel(ctx); err != nil {
+			t.Error(err)
+		}
+	})
 	place := &url.URL{Scheme: "file", Path: file}
 	if err := chromedp.Do(ctx, chromedp.Navigate(place.String())); err != nil {
 		t.Fatal(err)
 	}
-	shows := func(greeting string) {
-		t.Helper()
-		if _, err := chromedp.Run(ctx, chromedp.Poll[bool]("list.textContent.includes("+strconv.Quote(greeting)+")",
-			chromedp.WithPollingInterval(20*time.Millisecond), chromedp.WithPollingTimeout(patience))); err != nil {
-			t.Fatalf("the page does not show %q: %v", greeting, err)
-		}
+	return &webPage{t, ctx}
+}
+
+func (p *webPage) shows(greeting string) {
+	p.t.Helper()
+	if _, err := chromedp.Run(p.ctx, chromedp.Poll[bool]("list.textContent.includes("+strconv.Quote(greeting)+")",
+		chromedp.WithPollingInterval(20*time.Millisecond), chromedp.WithPollingTimeout(patience))); err != nil {
+		p.t.Fatalf("the page does not show %q: %v", greeting, err)
 	}
-	shows("hello from a web page")
-	hub.greet("good morning")
-	shows("good morning")
-	list, err := chromedp.Run(ctx, chromedp.Evaluate[string]("list.textContent"))
+}
+
+func (p *webPage) wantOnly(want string) {
+	p.t.Helper()
+	list, err := chromedp.Run(p.ctx, chromedp.Evaluate[string]("list.textContent"))
 	if err != nil {
-		t.Fatal(err)
+		p.t.Fatal(err)
 	}
-	if want := "hello from a web page\ngood morning\n"; list != want {
-		t.Errorf("the page shows %q, want %q", list, want)
-	}
-	if err := chromedp.Cancel(ctx); err != nil {
-		t.Error(err)
+	if list != want {
+		p.t.Errorf("the page shows %q, want %q", list, want)
 	}
 }

@@ -315,11 +315,17 @@ type standIns struct {
 
 func newStandIns() *standIns { return &standIns{values: make(map[string]string)} }
 
-// made are the forms of ids that the hub makes.
-var made = []*regexp.Regexp{
-	regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`),
-	regexp.MustCompile(`^dlq:[0-9a-f]{32}$`),
+// made are the forms of what the hub makes: on the page, and from the hub.
+var made = []struct{ page, hub *regexp.Regexp }{
+	{uuidV7, uuidV7},
+	{letterID, letterID},
+	{regexp.MustCompile(`^HANDLE-[A-Z]$`), regexp.MustCompile(`^[A-Za-z0-9_-]{60,768}$`)},
 }
+
+var (
+	uuidV7   = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
+	letterID = regexp.MustCompile(`^dlq:[0-9a-f]{32}$`)
+)
 
 // put writes what the hub made in place of what the page has.
 func (s *standIns) put(text string) string {
@@ -356,10 +362,10 @@ func (s *standIns) compare(path string, want, got any) error {
 	case string:
 		text, ok := got.(string)
 		for _, form := range made {
-			if !form.MatchString(want) {
+			if !form.page.MatchString(want) {
 				continue
 			}
-			if s.values[want] == "" && form.MatchString(text) {
+			if s.values[want] == "" && form.hub.MatchString(text) {
 				s.values[want] = text
 			}
 			want = s.values[want]

@@ -22,9 +22,10 @@ import (
 
 	"eventhub/acl"
 	"eventhub/facade"
-	"eventhub/facade/client"
 	"eventhub/jetstream"
 	"eventhub/jetstream/embedded"
+	eventhub "eventhub/sdk/go"
+	"eventhub/sdk/go/wire"
 )
 
 // dialWait bounds Hub.Dial.
@@ -166,13 +167,27 @@ func (h *Hub) start(cfg *config) {
 	h.WebSocket, h.HTTP = "ws"+ws.URL[len("http"):], rest.URL
 }
 
-// Dial connects a client that is closed when the test ends. token is Hub.Token or the token of a
-// Policy.
-func (h *Hub) Dial(token string) *client.Client {
+// Connect connects a client that reconnects, and that is closed when the test ends. token is
+// Hub.Token or the token of a Policy.
+func (h *Hub) Connect(token string) *eventhub.Client {
 	h.tb.Helper()
 	ctx, cancel := context.WithTimeout(h.tb.Context(), dialWait)
 	defer cancel()
-	c, err := client.Dial(ctx, h.WebSocket, client.Options{Token: token})
+	c, err := eventhub.Connect(ctx, h.WebSocket, eventhub.Options{Token: token})
+	if err != nil {
+		h.tb.Fatalf("hubtest: %v", err)
+	}
+	h.tb.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// Dial connects a client of one connection, which is closed when the test ends. token is Hub.Token
+// or the token of a Policy.
+func (h *Hub) Dial(token string) *wire.Conn {
+	h.tb.Helper()
+	ctx, cancel := context.WithTimeout(h.tb.Context(), dialWait)
+	defer cancel()
+	c, err := wire.Dial(ctx, h.WebSocket, wire.Options{Token: token})
 	if err != nil {
 		h.tb.Fatalf("hubtest: %v", err)
 	}

@@ -15,10 +15,10 @@ import (
 	"go.uber.org/goleak"
 
 	"eventhub/facade"
-	"eventhub/facade/client"
 	"eventhub/facade/hubtest"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/sdk/go/wire"
 )
 
 // patience bounds what a test waits for. Reaching it is a failure.
@@ -31,10 +31,10 @@ func TestMain(m *testing.M) {
 }
 
 // receive subscribes from the earliest event on, and returns the payloads of n events.
-func receive(t *testing.T, c *client.Client, topic string, n int) []string {
+func receive(t *testing.T, c *wire.Conn, topic string, n int) []string {
 	t.Helper()
-	events := make(chan client.Event, 100)
-	if _, err := c.Subscribe(t.Context(), topic, "g", client.SubscribeOptions{From: "earliest"}, func(e client.Event) { events <- e }); err != nil {
+	events := make(chan wire.Event, 100)
+	if _, err := c.Subscribe(t.Context(), topic, "g", wire.SubscribeOptions{From: "earliest"}, func(e wire.Event) { events <- e }); err != nil {
 		t.Fatal(err)
 	}
 	var got []string
@@ -66,7 +66,7 @@ func TestManyHubsAtOnce(t *testing.T) {
 		c := h.Dial(h.Token)
 		all.Go(func() {
 			for e := range 3 {
-				if _, err := c.Publish(t.Context(), "same.topic", fmt.Appendf(nil, `"%d of %d"`, e, i), client.PublishOptions{}); err != nil {
+				if _, err := c.Publish(t.Context(), "same.topic", fmt.Appendf(nil, `"%d of %d"`, e, i), wire.PublishOptions{}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -85,7 +85,7 @@ func TestManyHubsAtOnce(t *testing.T) {
 		}
 	}
 	t.Logf("all have their events after %v", time.Since(began))
-	if _, err := client.Dial(t.Context(), hubs[0].WebSocket, client.Options{Token: hubs[1].Token}); err == nil {
+	if _, err := wire.Dial(t.Context(), hubs[0].WebSocket, wire.Options{Token: hubs[1].Token}); err == nil {
 		t.Error("a hub takes the token of another")
 	}
 }
@@ -143,7 +143,7 @@ func TestGoneWithTheTest(t *testing.T) {
 		empty("it runs")
 	})
 	empty("it has ended")
-	if _, err := client.Dial(t.Context(), h.WebSocket, client.Options{Token: h.Token}); err == nil {
+	if _, err := wire.Dial(t.Context(), h.WebSocket, wire.Options{Token: h.Token}); err == nil {
 		t.Error("the WebSocket is still there")
 	}
 	if nc, err := nats.Connect(h.NATS, nats.Token(h.Token)); err == nil {
@@ -184,7 +184,7 @@ func TestAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := h.Dial(h.Token)
-	if _, err := c.Publish(t.Context(), "t", []byte(`"websocket"`), client.PublishOptions{}); err != nil {
+	if _, err := c.Publish(t.Context(), "t", []byte(`"websocket"`), wire.PublishOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := receive(t, c, "t", 3); fmt.Sprint(got) != `["http" "nats" "websocket"]` {
@@ -195,14 +195,14 @@ func TestAddresses(t *testing.T) {
 func TestPolicy(t *testing.T) {
 	h := hubtest.New(t, hubtest.Policy("sensor", "sensor-token", `{"rules":[{"effect":"allow","action":"publish","topics":["heat.*"]}]}`))
 	c := h.Dial("sensor-token")
-	if _, err := c.Publish(t.Context(), "heat.kitchen", []byte("21"), client.PublishOptions{}); err != nil {
+	if _, err := c.Publish(t.Context(), "heat.kitchen", []byte("21"), wire.PublishOptions{}); err != nil {
 		t.Error(err)
 	}
-	_, err := c.Publish(t.Context(), "orders", []byte("1"), client.PublishOptions{})
-	if refused, ok := errors.AsType[*client.Error](err); !ok || refused.Code != "forbidden" {
+	_, err := c.Publish(t.Context(), "orders", []byte("1"), wire.PublishOptions{})
+	if refused, ok := errors.AsType[*wire.Error](err); !ok || refused.Code != "forbidden" {
 		t.Errorf("a topic that is not allowed: %v", err)
 	}
-	if _, err := h.Dial(h.Token).Publish(t.Context(), "orders", []byte("1"), client.PublishOptions{}); err != nil {
+	if _, err := h.Dial(h.Token).Publish(t.Context(), "orders", []byte("1"), wire.PublishOptions{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -212,7 +212,7 @@ func TestHubsOnOneNATS(t *testing.T) {
 	on := hubtest.Bus(func(cfg *jetstream.Config) { cfg.URL = natstest.Run(t).ClientURL() })
 	one := hubtest.New(t, on)
 	two := hubtest.New(t, hubtest.On(one.Bus), hubtest.Facade(func(cfg *facade.Config) { cfg.DrainGrace = time.Second }))
-	if _, err := one.Dial(one.Token).Publish(t.Context(), "t", []byte("1"), client.PublishOptions{}); err != nil {
+	if _, err := one.Dial(one.Token).Publish(t.Context(), "t", []byte("1"), wire.PublishOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := receive(t, two.Dial(two.Token), "t", 1); got[0] != "1" {

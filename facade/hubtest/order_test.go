@@ -5,17 +5,17 @@ import (
 	"errors"
 	"testing"
 
-	"eventhub/facade/client"
 	"eventhub/facade/hubtest"
+	"eventhub/sdk/go/wire"
 )
 
 // placeOrder stands for the program that is tested.
 func placeOrder(ctx context.Context, url, token string) error {
-	c, err := client.Dial(ctx, url, client.Options{Token: token})
+	c, err := wire.Dial(ctx, url, wire.Options{Token: token})
 	if err != nil {
 		return err
 	}
-	_, err = c.Publish(ctx, "orders.placed", []byte("7"), client.PublishOptions{Key: "ann"})
+	_, err = c.Publish(ctx, "orders.placed", []byte("7"), wire.PublishOptions{Key: "ann"})
 	return errors.Join(err, c.Close())
 }
 
@@ -23,9 +23,9 @@ func placeOrder(ctx context.Context, url, token string) error {
 // came.
 func TestPlaceOrder(t *testing.T) {
 	hub := hubtest.New(t)
-	events := make(chan client.Event, 10)
-	_, err := hub.Dial(hub.Token).Subscribe(t.Context(), "orders.placed", "test", client.SubscribeOptions{From: "earliest"},
-		func(e client.Event) { events <- e })
+	events := make(chan wire.Event, 10)
+	_, err := hub.Dial(hub.Token).Subscribe(t.Context(), "orders.placed", "test", wire.SubscribeOptions{From: "earliest"},
+		func(e wire.Event) { events <- e })
 	if err != nil {
 		t.Fatal(err)
 	}

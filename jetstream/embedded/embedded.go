@@ -27,11 +27,16 @@ import (
 	"github.com/gofrs/flock"
 	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
 	"github.com/shirou/gopsutil/v4/disk"
+	"golang.org/x/time/rate"
 )
 
 // MaxMessage is the largest message in bytes, headers included, that the server accepts.
 const MaxMessage = 4 << 20
+
+// loopback is the host at which the bus, and the guard, reach a server that listens.
+const loopback = "127.0.0.1"
 
 // startWait bounds how long the server may take until it answers, after it has read its data.
 const startWait = 20 * time.Second
@@ -64,10 +69,12 @@ type Config struct {
 	// it. If empty, the streams are in memory and nothing is written to disk.
 	DataDir string
 	// Listen, when not empty, is the host:port at which the server also accepts native NATS
-	// clients. They authenticate with Token, which must then be set. Port 0 stands for any free
-	// port.
+	// clients. They authenticate with Token, or as Callout says; one of both must then be set. Port
+	// 0 stands for any free port.
 	Listen string
 	Token  string
+	// Callout, when not nil, has the bus decide about each native client (auth callout).
+	Callout *Callout
 	// TLS, when not nil, is the TLS configuration of that listener. Clients then cannot connect
 	// without TLS. It may change its certificate by GetCertificate.
 	TLS *tls.Config
@@ -99,8 +106,8 @@ func (c *Config) validate() error {
 		return fmt.Errorf("storage check interval %v: must be positive", c.StorageCheck)
 	case c.Listen == "":
 		return nil
-	case c.Token == "":
-		return errors.New("the embedded server needs a token to listen")
+	case (c.Token == "") == (c.Callout == nil):
+		return errors.New("the embedded server needs either a token or an auth callout to listen")
 	}
 	_, port, err := net.SplitHostPort(c.Listen)
 	if err != nil {
@@ -133,7 +140,13 @@ type Server struct {
 	url    string // for native clients; with Config.Listen only
 	closed sync.Once
 
+	user  nkeys.KeyPair // the bus; with Config.Callout only
+	guard *guard        // with Callout.Guarded only
+
 	server atomic.Pointer[natsserver.Server] // nil while it is restarted
+
+	stop context.CancelFunc // ends what runs beside the server
+	wait sync.WaitGroup
 }
 
 // Start starts a server, and returns when the server answers. The server has exclusive use of the
@@ -145,6 +158,12 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 		return nil, err
 	}
 	e := &Server{cfg: cfg}
+	if cfg.Listen != "" && cfg.Callout != nil {
+		var err error
+		if e.user, err = nkeys.CreateUser(); err != nil {
+			return nil, fmt.Errorf("embedded nats server: %w", err)
+		}
+	}
 	if err := e.take(); err != nil {
 		return nil, err
 	}
@@ -185,7 +204,13 @@ func (e *Server) take() error {
 
 // start starts the first server.
 func (e *Server) start(ctx context.Context) error {
-	if e.cfg.Listen != "" {
+	if e.guarded() {
+		var err error
+		if e.guard, err = newGuard(ctx, e); err != nil {
+			return err
+		}
+		e.url = e.guard.url()
+	} else if e.cfg.Listen != "" {
 		// The server itself tries for long, and says why in its log only.
 		probe, err := (&net.ListenConfig{}).Listen(ctx, "tcp", e.cfg.Listen)
 		if err != nil {
@@ -195,20 +220,34 @@ func (e *Server) start(ctx context.Context) error {
 			return err
 		}
 	}
-	s, err := e.run()
+	s, err := e.run(ctx)
 	if err != nil {
 		return err
 	}
-	if addr, ok := s.Addr().(*net.TCPAddr); ok && e.cfg.Listen != "" {
+	if addr, ok := s.Addr().(*net.TCPAddr); ok && e.guard == nil {
 		e.port, e.url = addr.Port, s.ClientURL()
 	}
 	e.server.Store(s)
+	if e.guard != nil {
+		e.guard.run()
+	}
+	if !e.InMemory() && !e.cfg.SyncAlways {
+		ctx, stop := context.WithCancel(context.WithoutCancel(ctx)) // it ends with the server
+		e.stop = stop
+		e.wait.Go(func() { (&descriptions{server: e}).run(ctx) })
+	}
 	if e.InMemory() {
 		// The server wants a directory when it starts, and streams in memory never use it. So
 		// nothing is left by a process that is killed.
 		return os.RemoveAll(e.dir)
 	}
 	return nil
+}
+
+// guarded reports whether clients reach the server through the guard. The server itself then
+// listens on a port of loopback, for the guard and the bus.
+func (e *Server) guarded() bool {
+	return e.cfg.Listen != "" && e.cfg.Callout != nil && e.cfg.Callout.Guarded
 }
 
 // options are what each server is started with. The configuration has been checked.
@@ -224,13 +263,23 @@ func (e *Server) options() *natsserver.Options {
 		JetStreamMaxStore: math.MaxInt64,
 		// The bus limits the consumers of a stream.
 		JetStreamLimits: natsserver.JSLimitOpts{DefaultMaxConsumers: -1},
-		MaxPayload:      MaxMessage,
-		MaxPending:      256 << 20,
-		SyncInterval:    e.cfg.SyncInterval,
-		SyncAlways:      e.cfg.SyncAlways,
-		NoSigs:          true,
+		// Each ack, and each publish with a key, has a subject of its own. A cache of subjects only
+		// grows and is emptied again.
+		NoSublistCache: true,
+		MaxPayload:     MaxMessage,
+		MaxPending:     256 << 20,
+		SyncInterval:   e.cfg.SyncInterval,
+		SyncAlways:     e.cfg.SyncAlways,
+		NoSigs:         true,
 	}
 	if e.cfg.Listen == "" {
+		return opts
+	}
+	if e.user != nil {
+		e.cfg.Callout.configure(opts, e.userName())
+	}
+	if e.guarded() {
+		opts.Host, opts.Port = loopback, natsserver.RANDOM_PORT
 		return opts
 	}
 	host, port, _ := net.SplitHostPort(e.cfg.Listen)
@@ -247,16 +296,29 @@ func (e *Server) options() *natsserver.Options {
 }
 
 // run starts a server, and returns when it answers.
-func (e *Server) run() (*natsserver.Server, error) {
+func (e *Server) run(ctx context.Context) (*natsserver.Server, error) {
+	if err := e.clean(ctx); err != nil {
+		return nil, fmt.Errorf("embedded nats server: clean up after a crash: %w", err)
+	}
 	s, err := natsserver.NewServer(e.options())
 	if err != nil {
 		return nil, fmt.Errorf("embedded nats server: %w", err)
 	}
-	s.SetLoggerV2(&serverLog{log: e.cfg.Logger}, false, false, false)
+	s.SetLoggerV2(newServerLog(e.cfg.Logger), false, false, false)
 	s.Start()
 	if !s.ReadyForConnections(startWait) || !s.JetStreamEnabled() {
 		end(s)
 		return nil, fmt.Errorf("embedded nats server: not ready after %v with the data in %s; see the log", startWait, e.dir)
+	}
+	if err := e.recovered(s); err != nil {
+		end(s)
+		return nil, fmt.Errorf("embedded nats server: %w", err)
+	}
+	if e.user != nil {
+		if err := e.cfg.Callout.connect(s); err != nil {
+			end(s)
+			return nil, fmt.Errorf("embedded nats server: accounts: %w", err)
+		}
 	}
 	return s, nil
 }
@@ -268,7 +330,7 @@ func (e *Server) restart(ctx context.Context, prepare func(*natsserver.Server)) 
 		end(old)
 	}
 	for wait := restartFirst; ; wait = min(2*wait, restartMax) {
-		s, err := e.run()
+		s, err := e.run(ctx)
 		if err == nil {
 			prepare(s)
 			e.server.Store(s)
@@ -304,14 +366,26 @@ func (e *Server) DiskFree(ctx context.Context) (uint64, error) {
 // for its reader, so less is done at a time, which costs a tenth of the publishes (BENCHMARKS.md).
 func (e *Server) Connection() (url string, options []nats.Option) {
 	options = []nats.Option{nats.Token(e.cfg.Token)}
+	if e.user != nil {
+		options = []nats.Option{nats.Nkey(e.userName(), e.user.Sign)}
+	}
+	if e.guarded() {
+		return "nats://" + loopback, append(options, nats.SetCustomDialer(e))
+	}
 	if e.cfg.Listen == "" || e.cfg.TLS != nil {
 		return "", append(options, nats.InProcessServer(e))
 	}
 	host, _, err := net.SplitHostPort(e.cfg.Listen)
 	if ip := net.ParseIP(host); err != nil || host == "" || ip != nil && ip.IsUnspecified() {
-		host = "127.0.0.1"
+		host = loopback
 	}
 	return "nats://" + net.JoinHostPort(host, strconv.Itoa(e.port)), append(options, nats.SetCustomDialer(e))
+}
+
+// userName is the public key of the bus.
+func (e *Server) userName() string {
+	name, _ := e.user.PublicKey() // fails only for keys without one
+	return name
 }
 
 // InProcessConn implements nats.InProcessConnProvider: it connects to the current server.
@@ -325,16 +399,37 @@ func (e *Server) InProcessConn() (net.Conn, error) {
 
 // Dial implements nats.CustomDialer, for connections of the bus to a server that listens.
 func (e *Server) Dial(network, address string) (net.Conn, error) {
-	if e.server.Load() == nil {
+	return e.dial(context.Background(), network, address)
+}
+
+// dial connects the bus or the guard to the server. The port of a guarded server changes when it is
+// restarted.
+func (e *Server) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	s := e.server.Load()
+	if s == nil {
 		return nil, errRestarting
 	}
-	return (&net.Dialer{Timeout: dialWait}).DialContext(context.Background(), network, address)
+	if e.guarded() {
+		at := s.Addr()
+		if at == nil { // the server ends
+			return nil, errRestarting
+		}
+		address = at.String()
+	}
+	return (&net.Dialer{Timeout: dialWait}).DialContext(ctx, network, address)
 }
 
 // Close ends the server, frees the directory, and waits for both. It may be called twice, and
 // returns nil. Tend must have ended before.
 func (e *Server) Close() error {
 	e.closed.Do(func() {
+		if e.guard != nil {
+			e.guard.close()
+		}
+		if e.stop != nil {
+			e.stop()
+			e.wait.Wait()
+		}
 		if s := e.server.Swap(nil); s != nil {
 			end(s)
 		}
@@ -384,11 +479,30 @@ func cause(err error) error {
 	return err
 }
 
+// The server logs each subject that it refuses to a native client, and clients must not fill the
+// log: logRate lines are passed on a second, and logBurst at once.
+const (
+	logRate  = 5
+	logBurst = 100
+)
+
 // serverLog passes the embedded server's warnings and errors on.
-type serverLog struct{ log *slog.Logger }
+type serverLog struct {
+	log     *slog.Logger
+	pace    *rate.Limiter
+	skipped atomic.Int64 // since the last line
+}
+
+func newServerLog(log *slog.Logger) *serverLog {
+	return &serverLog{log: log, pace: rate.NewLimiter(logRate, logBurst)}
+}
 
 func (l *serverLog) write(level slog.Level, format string, args []any) {
-	l.log.Log(context.Background(), level, "embedded nats server", slog.String("text", fmt.Sprintf(format, args...)))
+	if !l.pace.Allow() {
+		l.skipped.Add(1)
+		return
+	}
+	l.log.Log(context.Background(), level, "embedded nats server", slog.String("text", fmt.Sprintf(format, args...)), slog.Int64("not_logged", l.skipped.Swap(0)))
 }
 
 func (l *serverLog) Noticef(string, ...any)            {}

@@ -141,6 +141,13 @@ func (p *parser) rule(n *yaml.Node) *rule {
 			}
 			return ""
 		}},
+		{name: "cloudevents", read: func(n *yaml.Node) string {
+			p.mapping(r, n, "cloudevents", "a source such as {source: /orders, headers: true}", []field{
+				{name: "source", as: "cloudevents.source", read: func(n *yaml.Node) string { return text(n, &r.CloudEvents.Source) }},
+				{name: "headers", as: "cloudevents.headers", read: func(n *yaml.Node) string { return boolean(n, &r.CloudEvents.Headers) }},
+			})
+			return ""
+		}},
 		{name: "replicas", read: func(n *yaml.Node) string {
 			var v int64
 			if msg := number(n, &v); msg != "" {

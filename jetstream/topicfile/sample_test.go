@@ -24,7 +24,8 @@ func TestSampleThatShips(t *testing.T) {
 	if found["heartbeat.received"].MaxAge != 3*24*time.Hour || !state.Compaction || !found["kv.set"].Compaction ||
 		!found["process.state.snapshot"].Compaction || found["user.*.events"].Family != "users" || found["**"].MaxAge == 0 ||
 		state.Snapshot == nil || !reflect.DeepEqual(*state.Snapshot, jetstream.SnapshotRule{Topic: "process.state.snapshot", Every: 30 * time.Second}) ||
-		found["payment.received"].OnFull != jetstream.OnFullReject || found["payment.received"].GroupAge != 3*24*time.Hour || readings.Snapshot == nil || readings.Snapshot.KeySource != "/sensor/id" {
+		found["payment.received"].OnFull != jetstream.OnFullReject || found["payment.received"].GroupAge != 3*24*time.Hour || readings.Snapshot == nil || readings.Snapshot.KeySource != "/sensor/id" ||
+		found["invoice.sent"].CloudEvents != (jetstream.CloudEventsRule{Source: "/billing", Headers: true}) {
 		t.Errorf("got %+v", rules)
 	}
 	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: rules})
@@ -33,7 +34,7 @@ func TestSampleThatShips(t *testing.T) {
 	}
 	defer func() { _ = bus.Close() }()
 	changes, err := bus.Admin().ApplyTopics(t.Context(), false)
-	if err != nil || len(changes) != 12 { // eight streams, four of them with a bucket
+	if err != nil || len(changes) != 13 { // nine streams, four of them with a bucket
 		t.Errorf("%d changes, %v", len(changes), err)
 	}
 	for i := range changes {
@@ -50,7 +51,7 @@ func TestSampleThatShips(t *testing.T) {
 		}
 	}
 	all, err := bus.Admin().Topics(t.Context())
-	if err != nil || len(all) != 10 {
+	if err != nil || len(all) != 11 {
 		t.Errorf("%+v, %v", all, err)
 	}
 	for _, s := range all {

@@ -94,11 +94,11 @@ function memberTable(g, members) {
   const others = g.members - rows.length;
   return [
     table("Members on this hub", [
-      ["principal", ({ c }) => c.principal ?? none, "", "Whose token it is"], ["address", ({ c }) => c.remote], ["connected for", ({ c }) => span(members.now - c.since), "n"],
+      ["principal", ({ c }) => c.principal ?? none, "", "Whose token it is"], ["kind", ({ c }) => c.kind], ["address", ({ c }) => c.remote], ["connected for", ({ c }) => span(members.now - c.since), "n"],
       ["in flight", ({ s }) => `${count(s.inFlight)} of ${count(s.maxInFlight)}`, "n", "Events that the member holds, and the most that it may hold"],
       ["queued", ({ c }) => bytes(c.queuedBytes), "n", "Bytes that wait to be sent to the member"], ["state", ({ s }) => (s.paused ? state("paused", "bad") : state("running", "good"))],
     ], rows, "No member is connected to this hub.", ({ c }) => c.id),
-    others > 0 && !members.next ? note(`${counted(others, "further member")} without a connection: over HTTP, or the hub's own.`) : null,
+    others > 0 && !members.next ? note(`${counted(others, "further member")} without a connection: the hub's own.`) : null,
   ];
 }
 

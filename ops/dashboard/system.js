@@ -10,9 +10,9 @@ export const connections = {
   title: "Connections",
   load: (_, signal) => ask(["connections"], { query: { limit: PAGE, next: at("connections") }, signal }),
   render: (o) => [
-    note("WebSocket connections of this hub, oldest first."),
+    note("WebSocket connections of this hub, streams of server-sent events, and pulls that wait or have unsettled events, oldest first."),
     table("Connections", [
-      ["principal", (c) => c.principal ?? el("span", { class: "soft" }, "none yet"), "", "Whose token it is"], ["address", (c) => c.remote], ["connected for", (c) => span(o.now - c.since), "n"],
+      ["principal", (c) => c.principal ?? el("span", { class: "soft" }, "none yet"), "", "Whose token it is"], ["kind", (c) => c.kind], ["address", (c) => c.remote], ["connected for", (c) => span(o.now - c.since), "n"],
       ["queued", (c) => bytes(c.queuedBytes), "n", "Bytes that wait to be sent"],
       ["subscriptions", (c) => (c.subscriptions.length ? c.subscriptions.map((s) => el("div", {}, groupLink(s.topic, s.group), " on ", topicLink(s.topic),
         `: ${count(s.inFlight)} of ${count(s.maxInFlight)} in flight, credit ${count(Math.max(0, s.maxInFlight - s.inFlight))}${s.paused ? ", paused" : ""}`)) : none), "text"],

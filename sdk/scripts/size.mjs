@@ -1,25 +1,9 @@
 // Fails when what a page loads has grown too large: all of the package, minified and compressed.
-import { build } from "esbuild";
-import { dirname, join } from "node:path";
-import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
+import { minified } from "./bundle.mjs";
 
 const limit = 10 * 1024;
-const dist = join(dirname(fileURLToPath(import.meta.url)), "..", "dist", "esm");
-
-async function size(source) {
-  const { outputFiles } = await build({
-    stdin: { contents: source, resolveDir: dist },
-    bundle: true,
-    minify: true,
-    format: "esm",
-    platform: "browser",
-    target: "es2022",
-    write: false,
-    logLevel: "error",
-  });
-  return gzipSync(outputFiles[0].contents, { level: 9 }).length;
-}
+const size = async (source) => gzipSync(await minified(source), { level: 9 }).length;
 
 const all = await size('export * from "./index.js"; export * from "./compat.js";');
 const one = await size('export { latest } from "./index.js";');

@@ -5,7 +5,7 @@ import type { ErrFrame, HubFrame, PublishOptions } from "./frames.js";
 import type { State } from "./machine.js";
 import { Publisher, type PublisherOptions } from "./publisher.js";
 import { checked, type StandardSchema } from "./schema.js";
-import { Subscription, type Handler, type Hub, type SubscribeOptions } from "./subscription.js";
+import { Subscription, type Handler, type Hub, type SubscribeOptions, within } from "./subscription.js";
 
 export interface ClientOptions extends Omit<ConnectionOptions, "url">, PublisherOptions {
   /**
@@ -70,26 +70,29 @@ export class Client {
   readonly #schemas: Record<string, StandardSchema> | undefined;
   /** By topic, then by group. */
   readonly #subscriptions = new Map<string, Map<string, Subscription>>();
+  /** Had the event that was parsed last, and probably has the next one. */
+  #recent: Subscription | undefined;
   readonly #calls = new Map<number, { done: (error?: EventHubError) => void; sent: number }>();
   readonly #listeners: { [E in keyof ClientEvents]: Set<ClientEvents[E]> } = { state: new Set(), notice: new Set(), error: new Set() };
   #corr = 0;
   #over: EventHubError | undefined;
   #closing: Promise<void> | undefined;
-  #waiting: ((error?: EventHubError) => void)[] = [];
+  readonly #waiting = new Set<(error?: EventHubError) => void>();
 
   constructor(url: string, options: ClientOptions = {}) {
-    const { schemas, bufferEvents, bufferBytes, window, duplicateWindowMs, retryMs, ...connection } = options;
-    this.#schemas = schemas;
-    this.#connection = new Connection(defined({ ...connection, url }), {
+    const set = defined(options);
+    this.#schemas = set.schemas;
+    this.#connection = new Connection({ ...set, url }, {
       resume: () => this.#resume(),
       suspend: () => this.#suspend(),
       ended: (error) => this.#ended(error),
       changed: (state, error) => this.#emit("state", state, error),
+      event: (text) => this.#recent?.read(text) ?? false,
       frame: (frame) => this.#frame(frame),
       unanswered: () => this.#unanswered(),
     });
     const send = (text: string): void => this.#connection.send(text);
-    this.#publisher = new Publisher(defined({ bufferEvents, bufferBytes, window, duplicateWindowMs, retryMs }), send, () => this.#corr++);
+    this.#publisher = new Publisher(set, send, () => this.#corr++);
     const flushes = newBatch();
     const client = this;
     this.#hub = {
@@ -126,8 +129,15 @@ export class Client {
       if (this.state === "ready") return resolve();
       if (this.#over) return reject(this.#over);
       if (signal?.aborted) return reject(aborted(signal));
-      this.#waiting.push((error) => (error ? reject(error) : resolve()));
-      signal?.addEventListener("abort", () => reject(aborted(signal)), { once: true });
+      const done = (error?: EventHubError): void => {
+        this.#waiting.delete(done);
+        signal?.removeEventListener("abort", abort);
+        if (error) reject(error);
+        else resolve();
+      };
+      const abort = (): void => done(aborted(signal!));
+      this.#waiting.add(done);
+      signal?.addEventListener("abort", abort);
     });
   }
 
@@ -152,28 +162,42 @@ export class Client {
    */
   async publishMany<T = unknown>(topic: string, events: Iterable<Outgoing<T>> | AsyncIterable<Outgoing<T>>, opts: PublishManyOptions = {}): Promise<string[]> {
     const { inFlight = 256, signal } = opts;
+    const source = (async function* () {
+      yield* events;
+    })();
     const ids: string[] = [];
-    const flying = new Set<Promise<void>>();
+    let flying = 0;
     let failure: { error: unknown } | undefined;
-    let index = 0;
-    for await (const { payload, ...options } of events) {
+    let wake = (): void => {};
+    const change = (): Promise<void> => new Promise((resolve) => (wake = resolve));
+    const fail = (error: unknown): void => {
+      failure ??= { error };
+      wake();
+    };
+    for (let index = 0; ; ) {
+      let next: IteratorResult<Outgoing<T>> | undefined;
+      source.next().then((result) => {
+        next = result;
+        wake();
+      }, fail);
+      // A source may wait for long, and a failure is reported at once.
+      while (!next && !failure) await change();
+      if (failure || next!.done) break;
+      const { payload, ...options } = next!.value;
       const at = index++;
-      const one: Promise<void> = this.publish(topic, payload, signal ? { ...options, signal } : options).then(
-        (id) => {
-          ids[at] = id;
-          flying.delete(one);
-        },
-        (error: unknown) => {
-          failure ??= { error };
-          flying.delete(one);
-        },
-      );
-      flying.add(one);
-      while (flying.size >= inFlight) await Promise.race(flying);
-      if (failure) break;
+      flying++;
+      this.publish(topic, payload, signal ? { ...options, signal } : options)
+        .then((id) => void (ids[at] = id), fail)
+        .finally(() => {
+          flying--;
+          wake();
+        });
+      while (flying >= inFlight && !failure) await change();
     }
-    await Promise.all(flying);
-    if (failure) throw failure.error;
+    // What the source says to that is of no interest any more.
+    if (failure) source.return().catch(() => {});
+    while (flying > 0) await change();
+    if (failure) throw (failure as { error: unknown }).error;
     return ids;
   }
 
@@ -182,14 +206,15 @@ export class Client {
    * and what it throws refuses the event. Resolves when the hub has accepted the subscription.
    */
   async subscribe<T = unknown>(topic: string, group: string, handler: Handler<T>, opts: SubscribeOptions = {}): Promise<Subscription<T>> {
-    const subscription = this.#join(topic, group, handler, opts);
+    const subscription = this.join(topic, group, handler, opts);
     await subscription.opened;
     return subscription;
   }
 
-  #join<T>(topic: string, group: string, handler: Handler<T>, opts: SubscribeOptions): Subscription<T> {
+  /** Joins without waiting for the hub. The older clients of compat.ts need that, too. */
+  private join<T>(topic: string, group: string, handler: Handler<T>, opts: SubscribeOptions): Subscription<T> {
     if (this.#over) throw this.#over;
-    if (this.#closing) throw new EventHubError("closed", "The client is closing.");
+    if (this.#closing) throw new EventHubError("closed", "The client is closed.");
     if (opts.signal?.aborted) throw aborted(opts.signal);
     if (this.#subscriptions.get(topic)?.has(group)) throw new EventHubError("already_subscribed", `${topic}::${group}`);
     const subscription = new Subscription<T>(this.#hub, topic, group, this.#guard(topic, handler), opts);
@@ -217,7 +242,7 @@ export class Client {
   async *events<T = unknown>(topic: string, group: string, opts: Omit<SubscribeOptions, "ack"> = {}): AsyncGenerator<Delivery<T>, void, undefined> {
     let wake = (): void => {};
     const come: { delivery: Delivery<T>; done: () => void }[] = [];
-    const subscription = this.#join<T>(
+    const subscription = this.join<T>(
       topic,
       group,
       (_, delivery) =>
@@ -262,11 +287,8 @@ export class Client {
   }
 
   async #drain(timeoutMs: number): Promise<void> {
-    let timer: ReturnType<typeof setTimeout> | undefined;
-    const late = new Promise<void>((resolve) => (timer = setTimeout(resolve, timeoutMs)));
     const drained = Promise.allSettled([...this.#all()].map((s) => s.drain(timeoutMs))).then(() => this.#publisher.idle());
-    await Promise.race([drained, late]);
-    clearTimeout(timer);
+    await within(drained, timeoutMs);
     this.#connection.close();
   }
 
@@ -285,7 +307,7 @@ export class Client {
   #suspend(): void {
     for (const subscription of this.#all()) subscription.disconnected();
     this.#publisher.suspend();
-    this.#failCalls(new EventHubError("connection_lost", "The connection ended before the answer came."));
+    this.#failCalls(new EventHubError("connection_lost", "The connection ended."));
   }
 
   #ended(error: EventHubError): void {
@@ -298,9 +320,7 @@ export class Client {
   }
 
   #tell(error?: EventHubError): void {
-    const waiting = this.#waiting;
-    this.#waiting = [];
-    for (const done of waiting) done(error);
+    for (const done of [...this.#waiting]) done(error);
   }
 
   #failCalls(error: EventHubError): void {
@@ -315,12 +335,12 @@ export class Client {
       return;
     }
     const corr = this.#corr++;
-    this.#calls.set(corr, { done, sent: Date.now() });
+    this.#calls.set(corr, { done, sent: performance.now() });
     this.#connection.send(`{${frame},"corr":${corr}}`);
   }
 
   #unanswered(): number {
-    for (const { sent } of this.#calls.values()) return Math.max(Date.now() - sent, this.#publisher.unanswered());
+    for (const { sent } of this.#calls.values()) return Math.max(performance.now() - sent, this.#publisher.unanswered());
     return this.#publisher.unanswered();
   }
 
@@ -328,7 +348,8 @@ export class Client {
 
   #frame(frame: HubFrame): void {
     if (frame.op === "EVENT") {
-      this.#subscriptions.get(frame.topic)?.get(frame.group)?.deliver(frame);
+      this.#recent = this.#subscriptions.get(frame.topic)?.get(frame.group);
+      this.#recent?.deliver(frame.event, frame.ctx.attempt, frame.ctx.ack_deadline_ms);
       return;
     }
     const { corr } = frame;
@@ -374,6 +395,7 @@ export class Client {
 
   #remove(subscription: Subscription): void {
     const groups = this.#subscriptions.get(subscription.topic);
+    if (this.#recent === subscription) this.#recent = undefined;
     if (groups?.get(subscription.group) !== subscription) return;
     groups.delete(subscription.group);
     if (groups.size === 0) this.#subscriptions.delete(subscription.topic);
@@ -437,14 +459,13 @@ function newBatch(): (run: () => void) => void {
     runs = [];
     for (const run of now) run();
   };
-  const { setImmediate } = globalThis as { setImmediate?: (f: () => void) => void };
-  let soon: () => void;
-  if (setImmediate) soon = () => setImmediate(all);
-  else if (typeof MessageChannel === "function") {
+  const { setImmediate } = globalThis as { setImmediate?: (f: () => void) => unknown };
+  let soon = (): void => void setImmediate!(all);
+  if (!setImmediate) {
     const { port1, port2 } = new MessageChannel();
     port1.onmessage = all;
     soon = () => port2.postMessage(0);
-  } else soon = () => setTimeout(all, 0);
+  }
   return (run) => {
     if (runs.push(run) === 1) soon();
   };

@@ -13,10 +13,14 @@ class Named {
   constructor(readonly client: Client) {}
 
   async subscribe<T>(topic: string, group: string, handler: CompatHandler<T>, opts: HubSubscribeOptions | undefined): Promise<void> {
-    const subscription = await this.client.subscribe<T>(topic, group, handler, opts);
+    // Known at once: its first event may come before the hub's answer has been seen.
+    const subscription = this.client["join"]<T>(topic, group, handler, opts ?? {});
     const key = `${topic}::${group}`;
     this.#subscriptions.set(key, subscription);
     void subscription.closed.then(() => this.#subscriptions.get(key) === subscription && this.#subscriptions.delete(key));
+    await subscription.opened.catch((error: EventHubError) => {
+      if (error.code !== "aborted") throw error; // it was left again meanwhile
+    });
   }
 
   get(topic: string, group: string): Subscription {
@@ -70,6 +74,7 @@ export class EventClient {
 export class PromClient {
   readonly #url: string;
   readonly #options: ClientOptions;
+  #client: Client | undefined;
   #open: Promise<Named> | undefined;
 
   constructor(url: string, token?: string, options: ClientOptions = {}) {
@@ -83,11 +88,11 @@ export class PromClient {
 
   #named(): Promise<Named> {
     this.#open ??= (async () => {
-      const client = new Client(this.#url, this.#options);
+      const client = (this.#client = new Client(this.#url, this.#options));
       try {
         await client.ready();
       } catch (error) {
-        this.#open = undefined; // a later call tries again
+        if (this.#client === client) this.#open = undefined; // a later call tries again
         throw error;
       }
       return new Named(client);
@@ -109,8 +114,7 @@ export class PromClient {
   }
 
   close(): void {
-    const open = this.#open;
-    this.#open = undefined;
-    void open?.then((named) => named.client.close()).catch(() => {});
+    void this.#client?.close();
+    this.#client = this.#open = undefined;
   }
 }

@@ -1,4 +1,4 @@
-import { EventHubError, givesUp } from "./errors.js";
+import { type ClientCode, EventHubError, givesUp } from "./errors.js";
 import { caps, type HubFrame } from "./frames.js";
 import { step, type Action, type Input, type State } from "./machine.js";
 import { findWebSocket, openSocket, type Socket, type WebSocketConstructor } from "./socket.js";
@@ -17,6 +17,8 @@ export interface ConnectionOptions {
   maxPauseMs?: number;
   /** How long an attempt may take, from the socket to the accepted token. Defaults to 10,000. */
   attemptTimeoutMs?: number;
+  /** How long the token provider may take before it is asked again. Defaults to 30,000. */
+  tokenTimeoutMs?: number;
   /** After this much silence the client asks whether the hub is there. Defaults to 15,000. */
   pingMs?: number;
 }
@@ -27,6 +29,9 @@ export interface ConnectionOwner {
   suspend(): void;
   ended(error: EventHubError): void;
   changed(state: State, error: EventHubError | undefined): void;
+  /** Takes an EVENT frame, as text. False if it has to be parsed. */
+  event(text: string): boolean;
+  /** Takes any frame. */
   frame(frame: HubFrame): void;
   /** How long the oldest unanswered frame has waited, in milliseconds. */
   unanswered(): number;
@@ -43,8 +48,6 @@ const pingCorr = "ping";
 // Has no effect, and is answered at once.
 const pingFrame = JSON.stringify({ op: "UNSUBSCRIBE", topic: "ping", group: "ping", corr: pingCorr });
 
-type Listener = { type: string; on: EventTarget; run: () => void };
-
 /** Keeps one connection to the hub, as the table in machine.ts says. */
 export class Connection {
   state: State = "idle";
@@ -58,24 +61,28 @@ export class Connection {
   #epoch = 0;
   #failures = 0;
   #refusals = 0;
+  /** How long the hub that ended asks to wait, in milliseconds. */
+  #restMs = 0;
   #error: EventHubError | undefined;
   #readySince = 0;
   #heard = false;
   #pinged = false;
   #timers: { attempt?: Timer; pause?: Timer; refresh?: Timer; watch?: Timer } = {};
-  #listeners: Listener[] = [];
+  readonly #over = new AbortController();
 
   constructor(options: ConnectionOptions, owner: ConnectionOwner) {
-    this.#options = { minPauseMs: 1_000, maxPauseMs: 30_000, attemptTimeoutMs: 10_000, pingMs: 15_000, ...options };
+    this.#options = { minPauseMs: 1_000, maxPauseMs: 30_000, attemptTimeoutMs: 10_000, tokenTimeoutMs: 30_000, pingMs: 15_000, ...options };
     this.#WebSocket = options.WebSocket;
-    this.#tokens = new Tokens(options.token);
+    this.#tokens = new Tokens(options.token, this.#options.tokenTimeoutMs);
     this.#owner = owner;
-    // A browser says when the network or the user comes back.
+    // A browser says when the network goes, and when the network or the user comes back.
     const page = globalThis as { addEventListener?: unknown; document?: EventTarget & { hidden?: boolean } };
     if (typeof page.addEventListener === "function") {
-      this.#listen("online", globalThis as unknown as EventTarget, () => this.#awake());
+      const { signal } = this.#over;
       const { document } = page;
-      if (document) this.#listen("visibilitychange", document, () => document.hidden || this.#awake());
+      (page as EventTarget).addEventListener("online", () => this.#awake(), { signal });
+      (page as EventTarget).addEventListener("offline", () => this.#check(), { signal });
+      document?.addEventListener("visibilitychange", () => document.hidden || this.#awake(), { signal });
     }
   }
 
@@ -89,13 +96,7 @@ export class Connection {
   }
 
   close(): void {
-    this.#error = new EventHubError("closed", "The client is closed.");
-    this.#input("close");
-  }
-
-  #listen(type: string, on: EventTarget, run: () => void): void {
-    on.addEventListener(type, run);
-    this.#listeners.push({ type, on, run });
+    this.#end("close", new EventHubError("closed", "The client is closed."));
   }
 
   #input(input: Input): void {
@@ -108,14 +109,13 @@ export class Connection {
     this.#owner.changed(next, this.#error);
   }
 
-  #lost(error: EventHubError): void {
+  #end(input: Input, error: EventHubError): void {
     this.#error = error;
-    this.#input("lost");
+    this.#input(input);
   }
 
-  #refused(error: EventHubError): void {
-    this.#error = error;
-    this.#input("refused");
+  #silent(code: ClientCode = "connection_lost"): void {
+    this.#end("lost", new EventHubError(code, "The hub does not answer."));
   }
 
   readonly #actions: Record<Action, () => void> = {
@@ -131,13 +131,13 @@ export class Connection {
         },
         (cause: unknown) => {
           if (this.#epoch !== epoch) return;
-          if (cause instanceof EventHubError && cause.code === "no_websocket") this.#refused(cause);
-          else this.#lost(new EventHubError("connection_lost", `The token provider failed: ${String(cause)}`, true, { cause }));
+          if (cause instanceof EventHubError && cause.code === "no_websocket") this.#end("refused", cause);
+          else this.#end("lost", new EventHubError("connection_lost", `The token provider failed: ${String(cause)}`, true, { cause }));
         },
       );
     },
     dial: () => {
-      this.#timers.attempt = timer(() => this.#lost(new EventHubError("connect_timeout", "The hub did not answer in time.")), this.#options.attemptTimeoutMs);
+      this.#timers.attempt = setTimeout(() => this.#silent("connect_timeout"), this.#options.attemptTimeoutMs);
       let current: Socket | undefined;
       const mine = (): boolean => current === this.#socket;
       try {
@@ -150,13 +150,13 @@ export class Connection {
       } catch (cause) {
         // The platform refuses the address itself: it is malformed, or not allowed on this page.
         const epoch = this.#epoch;
-        queueMicrotask(() => this.#epoch === epoch && this.#refused(new EventHubError("gave_up", `The address is not usable: ${String(cause)}`, false, { cause })));
+        queueMicrotask(() => this.#epoch === epoch && this.#end("refused", new EventHubError("gave_up", `The address is not usable: ${String(cause)}`, false, { cause })));
       }
     },
     auth: () => this.#auth(),
     resume: () => {
       clearTimeout(this.#timers.attempt);
-      this.#readySince = Date.now();
+      this.#readySince = performance.now();
       this.#refusals = 0;
       this.#error = undefined;
       this.#planRefresh(0);
@@ -164,46 +164,54 @@ export class Connection {
       this.#owner.resume();
     },
     suspend: () => {
-      if (Date.now() - this.#readySince >= goodMs) this.#failures = 0;
+      if (performance.now() - this.#readySince >= goodMs) this.#failures = 0;
       this.#owner.suspend();
     },
     drop: () => {
-      for (const t of Object.values(this.#timers)) clearTimeout(t);
+      this.#stopTimers();
       const socket = this.#socket;
       this.#socket = undefined;
       socket?.drop();
     },
     pause: () => {
       const { minPauseMs, maxPauseMs } = this.#options;
-      const pause = Math.min(maxPauseMs, minPauseMs * 2 ** Math.min(this.#failures++, 30));
+      const pause = Math.min(maxPauseMs, minPauseMs * 2 ** this.#failures++);
       // Clients of a hub that died do not all come at once.
-      this.#timers.pause = timer(() => this.#input("wake"), pause * (0.5 + Math.random() / 2));
+      this.#timers.pause = setTimeout(() => this.#input("wake"), this.#restMs + pause * (0.5 + Math.random() / 2));
+      this.#restMs = 0;
     },
     end: () => {
-      for (const t of Object.values(this.#timers)) clearTimeout(t);
-      for (const { type, on, run } of this.#listeners) on.removeEventListener(type, run);
-      this.#owner.ended(this.#error ?? new EventHubError("closed", "The client is closed."));
+      this.#stopTimers();
+      this.#over.abort();
+      this.#owner.ended(this.#error!);
     },
   };
+
+  #stopTimers(): void {
+    for (const t of Object.values(this.#timers)) clearTimeout(t);
+  }
 
   #auth(): void {
     this.send(JSON.stringify({ op: "AUTH", token: this.#token, caps, corr: authCorr }));
   }
 
   #ended(code: number, reason: string): void {
-    const text = `The connection ended: ${code}${reason === "" ? "" : ` ${reason}`}.`;
-    if (givesUp(code)) this.#refused(new EventHubError("gave_up", text));
-    else this.#lost(new EventHubError("connection_lost", text));
+    const text = `The connection ended: ${code} ${reason}`.trim() + ".";
+    this.#restMs = +(/retry_after_ms=(\d{1,5})$/.exec(reason)?.[1] ?? 0);
+    if (givesUp(code)) this.#end("refused", new EventHubError("gave_up", text));
+    else this.#end("lost", new EventHubError("connection_lost", text));
   }
 
   #text(data: string): void {
     this.#heard = true;
+    if (this.#owner.event(data)) return;
     let frame: HubFrame;
     try {
       frame = JSON.parse(data) as HubFrame;
     } catch {
       return; // the hub sends JSON only
     }
+    if (!(frame as HubFrame | null)?.op) return; // and frames only
     if (frame.op !== "EVENT") {
       if (frame.corr === authCorr) {
         this.#authAnswer(frame.op === "OK" ? undefined : new EventHubError(frame.code, frame.msg));
@@ -218,14 +226,13 @@ export class Connection {
     if (!error) {
       if (this.state === "ready") {
         this.#refusals = 0;
-        this.#planRefresh(0);
+        this.#planRefresh(1_000);
       } else this.#input("accepted");
       return;
     }
     // A hub that is at its limits may take the token later. Another token may be better.
     const hopeful = error.retryable || (this.#tokens.changes && ++this.#refusals < maxRefusals);
-    if (hopeful) this.#lost(error);
-    else this.#refused(error);
+    this.#end(hopeful ? "lost" : "refused", error);
   }
 
   /**
@@ -238,7 +245,7 @@ export class Connection {
     if (expires === undefined || !this.#tokens.changes) return;
     const epoch = this.#epoch;
     const again = (): void => this.#planRefresh(1_000);
-    this.#timers.refresh = timer(() => {
+    this.#timers.refresh = setTimeout(() => {
       this.#tokens.ask().then(
         (token) => {
           if (this.#epoch !== epoch || this.state !== "ready") return;
@@ -260,41 +267,35 @@ export class Connection {
       // A page or machine that slept has to listen first.
       const late = Date.now() - last > 2 * every;
       last = Date.now();
-      const silent = this.#pinged && !this.#heard;
-      if (!late && (silent || this.#owner.unanswered() > answerMs)) {
-        this.#lost(new EventHubError("connection_lost", "The hub does not answer."));
-        return;
-      }
+      if (!late && ((this.#pinged && !this.#heard) || this.#owner.unanswered() > answerMs)) return this.#silent();
       this.#pinged = !this.#heard;
       if (this.#pinged) this.send(pingFrame);
       this.#heard = false;
-      this.#timers.watch = timer(look, every);
+      this.#timers.watch = setTimeout(look, every);
     };
-    this.#timers.watch = timer(look, every);
+    this.#timers.watch = setTimeout(look, every);
   }
 
   #awake(): void {
     if (this.state === "waiting") {
       clearTimeout(this.#timers.pause);
       this.#input("wake");
-      return;
-    }
+    } else this.#check();
+  }
+
+  /** The network may have changed under the connection: an answer has to come soon. */
+  #check(): void {
     if (this.state !== "ready") return;
-    // The network may have changed under the connection: an answer has to come soon.
     const epoch = this.#epoch;
     this.#heard = false;
     this.send(pingFrame);
     clearTimeout(this.#timers.watch);
-    this.#timers.watch = timer(() => {
+    this.#timers.watch = setTimeout(() => {
       if (this.#epoch !== epoch) return;
       if (this.#heard) this.#watch();
-      else this.#lost(new EventHubError("connection_lost", "The hub does not answer."));
+      else this.#silent();
     }, Math.min(5_000, this.#options.pingMs));
   }
 }
 
 type Timer = ReturnType<typeof setTimeout>;
-
-function timer(run: () => void, ms: number): Timer {
-  return setTimeout(run, ms);
-}

@@ -35,7 +35,7 @@ export function memoryStore(max = 100_000): DedupeStore {
     mark: (topic, group, id, ttlMs) => {
       const key = keyOf(topic, group, id);
       ends.delete(key);
-      if (ends.size >= max) for (const oldest of ends.keys()) if (ends.delete(oldest)) break;
+      if (ends.size >= max) ends.delete(ends.keys().next().value!);
       ends.set(key, Date.now() + ttlMs);
     },
   };

@@ -4,6 +4,7 @@ export const hubCodes = {
   already_subscribed: false,
   bad_frame: false,
   bad_group: false,
+  bad_handle: false,
   bad_json: false,
   bad_options: false,
   bad_token: false,
@@ -13,6 +14,7 @@ export const hubCodes = {
   group_reset: false,
   internal: true,
   jwt_invalid: false,
+  lease_over: false,
   no_token: false,
   not_found: false,
   not_subscribed: false,
@@ -62,16 +64,11 @@ export class EventHubError extends Error {
     readonly code: Code,
     message: string,
     /** Whether the same call may succeed later. */
-    readonly retryable: boolean = retryableCode(code),
+    readonly retryable: boolean = ({ ...hubCodes, ...clientCodes } as Record<string, boolean>)[code] ?? false,
     options?: ErrorOptions,
   ) {
     super(message, options);
   }
-}
-
-function retryableCode(code: Code): boolean {
-  const codes: Record<string, boolean> = { ...hubCodes, ...clientCodes };
-  return codes[code] ?? false;
 }
 
 /** After these close codes, somebody has to change the client or its token first. */

@@ -36,15 +36,11 @@ export interface EventFrame {
 /** What the hub sends. Frames that later extensions add are ignored unless they were asked for. */
 export type HubFrame = OkFrame | ErrFrame | EventFrame;
 
-/** The operations that this client sends. */
-export const clientOps = ["AUTH", "PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE", "ACK", "NACK", "MODACK", "PAUSE", "RESUME"] as const;
-export type ClientOp = (typeof clientOps)[number];
-
 /** The operations that this client understands. */
 export const hubOps = ["OK", "ERR", "EVENT"] as const;
 
 /** Capabilities that are named in AUTH. */
-export const caps = ["group_reset", "events_lost"] as const;
+export const caps = ["group_reset", "events_lost", "retry_after"] as const;
 
 /** Options of PUBLISH. */
 export interface PublishOptions {

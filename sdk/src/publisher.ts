@@ -25,11 +25,11 @@ interface Pending {
   readonly made: number;
   resolve(id: string): void;
   reject(error: EventHubError): void;
-  /** When the event was first sent; 0 while it was not. */
+  /** When the event was first sent, by the clock on the wall; 0 while it was not. */
   sent: number;
   /** The same by a clock that nobody sets. */
   sentSteady: number;
-  /** When it was sent last. */
+  /** When it was sent last, by that clock. */
   sentLast: number;
   /** The hub may have stored the event. */
   doubt: boolean;
@@ -61,7 +61,7 @@ export class Publisher {
   /** Sent on this connection and not answered, in this order. */
   readonly #sent = new Map<number, Pending>();
   /** In neither of them: these wait for another try. */
-  #resting = 0;
+  readonly #resting = new Map<Pending, ReturnType<typeof setTimeout>>();
   #bytes = 0;
   #ready = false;
   #halted: ReturnType<typeof setTimeout> | undefined;
@@ -87,7 +87,7 @@ export class Publisher {
 
   /** How many publishes have no answer yet. */
   get pending(): number {
-    return this.#queue.length + this.#sent.size + this.#resting;
+    return this.#queue.length + this.#sent.size + this.#resting.size;
   }
 
   publish(topic: string, payload: unknown, opts: PublishOptions | undefined, signal: AbortSignal | undefined): Promise<string> {
@@ -98,9 +98,9 @@ export class Publisher {
       const corr = this.#corr();
       const text = this.#text(topic, payload, opts, id, corr);
       if (this.pending >= this.#options.bufferEvents || this.#bytes + text.length > this.#options.bufferBytes) {
-        throw new EventHubError("buffer_full", `${this.pending} events wait for their answers: wait for some, or use publishMany.`);
+        throw new EventHubError("buffer_full", `${this.pending} events wait for their answers: wait, or use publishMany.`);
       }
-      const p: Pending = { corr, text, id, made: Date.now(), resolve, reject, sent: 0, sentSteady: 0, sentLast: 0, doubt: false, retries: 0, done: false };
+      const p: Pending = { corr, text, id, made: performance.now(), resolve, reject, sent: 0, sentSteady: 0, sentLast: 0, doubt: false, retries: 0, done: false };
       this.#bytes += text.length;
       if (signal) {
         const abort = (): void => this.#abort(p, signal);
@@ -134,10 +134,10 @@ export class Publisher {
   }
 
   #transmit(p: Pending): void {
-    const now = Date.now();
+    const now = performance.now();
     if (p.sent === 0) {
-      p.sent = now;
-      p.sentSteady = performance.now();
+      p.sent = Date.now();
+      p.sentSteady = now;
     }
     p.sentLast = now;
     this.#sent.set(p.corr, p);
@@ -162,7 +162,7 @@ export class Publisher {
     if (!p) return false;
     this.#sent.delete(corr);
     const error = new EventHubError(frame.code, frame.msg);
-    const young = Date.now() - p.made < this.#options.retryMs;
+    const young = performance.now() - p.made < this.#options.retryMs;
     if (p.done) this.#settle(p);
     // A new token was refused: the connection ends.
     else if (frame.code === "unauthorized") this.#back(p);
@@ -187,13 +187,12 @@ export class Publisher {
       this.#fail(p, error);
       return;
     }
-    this.#resting++;
-    setTimeout(() => {
-      this.#resting--;
-      if (p.done || this.#over) this.#settle(p);
-      else this.#back(p);
+    const again = (): void => {
+      this.#resting.delete(p);
+      this.#back(p);
       this.#pump();
-    }, backoff(p.retries++));
+    };
+    this.#resting.set(p, setTimeout(again, backoff(p.retries++)));
   }
 
   /** Puts a publish where it belongs in the queue. */
@@ -214,8 +213,7 @@ export class Publisher {
     let next = 0;
     while (this.#ready && !this.#halted && next < this.#queue.length && this.#sent.size < this.#options.window) {
       const p = this.#queue[next++]!;
-      if (p.done) this.#settle(p);
-      else if (p.doubt && this.#late(p)) this.#fail(p, unknown());
+      if (p.doubt && this.#late(p)) this.#fail(p, unknown());
       else this.#transmit(p);
     }
     if (next > 0) this.#queue.splice(0, next);
@@ -239,12 +237,11 @@ export class Publisher {
   }
 
   #sweep(): void {
-    const late = this.#queue.filter((p) => p.done || (p.doubt && this.#late(p)));
-    if (late.length > 0) {
-      const gone = new Set(late);
-      this.#queue = this.#queue.filter((p) => !gone.has(p));
-      for (const p of late) this.#fail(p, unknown());
-    }
+    this.#queue = this.#queue.filter((p) => {
+      const over = p.doubt && this.#late(p);
+      if (over) this.#fail(p, unknown());
+      return !over;
+    });
     this.#pump();
   }
 
@@ -260,9 +257,13 @@ export class Publisher {
     this.#halted = undefined;
     const unanswered = [...this.#sent.values()];
     this.#sent.clear();
-    for (const p of unanswered) p.doubt = true;
-    this.#queue = [...unanswered, ...this.#queue].sort((a, b) => a.corr - b.corr);
+    for (const p of unanswered) {
+      p.doubt = true;
+      if (p.done) this.#settle(p);
+    }
+    this.#queue = [...unanswered.filter((p) => !p.done), ...this.#queue].sort((a, b) => a.corr - b.corr);
     this.#sweeping();
+    this.#tellIdle();
   }
 
   /** Fails everything, now and from now on. */
@@ -271,8 +272,10 @@ export class Publisher {
     this.#ready = false;
     clearTimeout(this.#halted);
     clearInterval(this.#sweeper);
-    const all = [...this.#sent.values(), ...this.#queue];
+    for (const timer of this.#resting.values()) clearTimeout(timer);
+    const all = [...this.#sent.values(), ...this.#resting.keys(), ...this.#queue];
     this.#sent.clear();
+    this.#resting.clear();
     this.#queue = [];
     for (const p of all) this.#fail(p, p.doubt || p.sent > 0 ? unknown(error) : error);
     this.#tellIdle();
@@ -280,8 +283,14 @@ export class Publisher {
 
   #abort(p: Pending, signal: AbortSignal): void {
     if (p.done) return;
-    const error = p.sent > 0 ? new EventHubError("outcome_unknown", "The publish was aborted after it had been sent.", false, { cause: signal.reason }) : aborted(signal);
-    p.done = true; // its place is freed by the answer, or when its turn comes
+    const error = p.sent > 0 ? unknown(aborted(signal)) : aborted(signal);
+    p.done = true; // the answer frees the place of one that is on its way
+    const at = this.#queue.indexOf(p);
+    if (at >= 0) {
+      this.#queue.splice(at, 1);
+      this.#settle(p);
+      this.#tellIdle();
+    }
     p.reject(error);
   }
 
@@ -303,7 +312,7 @@ export class Publisher {
 
   /** How long the oldest frame on its way has waited, in milliseconds. */
   unanswered(): number {
-    for (const p of this.#sent.values()) return Date.now() - p.sentLast;
+    for (const p of this.#sent.values()) return performance.now() - p.sentLast;
     return 0;
   }
 
@@ -315,7 +324,7 @@ export class Publisher {
 }
 
 function unknown(cause?: EventHubError): EventHubError {
-  return new EventHubError("outcome_unknown", "The event may or may not be stored: the connection broke before the answer came.", false, cause && { cause });
+  return new EventHubError("outcome_unknown", "The event may or may not be stored.", false, cause && { cause });
 }
 
 function backoff(n: number): number {

@@ -36,21 +36,16 @@ export async function findWebSocket(): Promise<WebSocketConstructor> {
   try {
     // The name is computed so that bundlers for browsers do not look for the package.
     const name = ["w", "s"].join("");
-    const module = (await import(/* @vite-ignore */ /* webpackIgnore: true */ name)) as {
-      default?: WebSocketConstructor;
-      WebSocket?: WebSocketConstructor;
-    };
-    const found = module.WebSocket ?? module.default;
-    if (found) return found;
-  } catch (cause) {
-    throw new EventHubError("no_websocket", "There is no WebSocket: install the package ws, or use Node 22.", false, { cause });
+    return ((await import(/* @vite-ignore */ /* webpackIgnore: true */ name)) as { WebSocket: WebSocketConstructor }).WebSocket;
+  } catch {
+    throw new EventHubError("no_websocket", "There is no WebSocket: install ws, or use Node 22.");
   }
-  throw new EventHubError("no_websocket", "The package ws has no WebSocket.");
 }
 
 /** The sockets of `ws` are event emitters, and tell which TCP socket they use. */
 interface Emitter {
   on(event: "message", listener: (data: { toString(): string }) => void): void;
+  terminate(): void;
   on(event: "upgrade", listener: (response: { socket: Corkable }) => void): void;
 }
 
@@ -119,6 +114,11 @@ export function openSocket(WebSocket: WebSocketConstructor, url: string, events:
     drop: () => {
       over = true;
       ws.close();
+      // A hub that is frozen does not answer that, and `ws` would wait for 30 seconds.
+      if (node) {
+        const timer = setTimeout(() => (ws as unknown as Emitter).terminate(), 2_000);
+        ws.onclose = () => clearTimeout(timer);
+      }
     },
   };
 }

@@ -1,6 +1,7 @@
 import { Delivery } from "./delivery.js";
 import { EventHubError } from "./errors.js";
-import type { ErrFrame, EventFrame, EventRecord, HubSubscribeOptions } from "./frames.js";
+import { eventReader } from "./events.js";
+import type { ErrFrame, EventRecord, HubSubscribeOptions } from "./frames.js";
 
 export type Handler<T = unknown> = (event: EventRecord<T>, delivery: Delivery<T>) => unknown;
 
@@ -53,6 +54,7 @@ export class Subscription<T = any> {
   readonly #leaseMs: number;
   readonly #opts: string;
   readonly #names: string;
+  readonly #reader: (text: string) => EventRecord | undefined;
   readonly #many: boolean;
   #close!: (error?: EventHubError) => void;
   #opened!: (error?: EventHubError) => void;
@@ -63,6 +65,7 @@ export class Subscription<T = any> {
   #draining = false;
   #paused = false;
   #retries = 0;
+  #retry: ReturnType<typeof setTimeout> | undefined;
   #running = 0;
   /** Wait for a handler. */
   #queue: Delivery<T>[] = [];
@@ -90,17 +93,18 @@ export class Subscription<T = any> {
     this.#hub = hub;
     this.#handler = handler;
     this.#manual = ack === "manual";
-    this.#concurrency = concurrency ?? Infinity;
+    this.#concurrency = concurrency ?? opts.maxInFlight ?? 100;
     this.#maxLeaseMs = maxLeaseMs ?? 600_000;
     this.#leaseMs = opts.ackTimeoutMs ?? 30_000;
     this.#opts = JSON.stringify({ ...opts, ...extra });
     this.#names = `"topic":${JSON.stringify(topic)},"group":${JSON.stringify(group)}`;
+    this.#reader = eventReader(topic, group, this.#leaseMs);
     this.#many = (opts.topics?.length ?? 0) > 0;
     this.closed = new Promise((resolve) => (this.#close = resolve));
     this.opened = new Promise((resolve, reject) => (this.#opened = (error) => (error ? reject(error) : resolve())));
     this.opened.catch(() => {}); // whoever waits for it is told
     if (signal) {
-      const abort = (): void => void this.unsubscribe();
+      const abort = (): void => void this.unsubscribe().catch((error: EventHubError) => hub.report(error));
       signal.addEventListener("abort", abort, { once: true });
       void this.closed.then(() => signal.removeEventListener("abort", abort));
     }
@@ -120,7 +124,7 @@ export class Subscription<T = any> {
         this.#retries = 0;
         this.#opened();
       } else if (error.retryable && this.#retries < 30) {
-        setTimeout(() => connection === this.#connection && this.#hub.ready && this.connected(), Math.min(10_000, 200 * 2 ** this.#retries++) * (0.5 + Math.random() / 2));
+        this.#retry = setTimeout(() => this.#hub.ready && this.connected(), Math.min(10_000, 200 * 2 ** this.#retries++) * (0.5 + Math.random() / 2));
       } else if (error.code !== "unauthorized") this.end(error);
     });
     if (this.#paused || this.#draining) this.#call("PAUSE", "", ignore);
@@ -129,6 +133,7 @@ export class Subscription<T = any> {
   /** The connection has ended, and all leases with it. */
   disconnected(): void {
     this.#connection++;
+    clearTimeout(this.#retry);
     for (const d of this.#acks) this.#remember(d);
     this.#acks = [];
     for (const d of this.#queue) this.#held.delete(this.#key(d.event));
@@ -150,7 +155,7 @@ export class Subscription<T = any> {
     this.#held.clear(); // handlers that run go on, and settle nothing
     this.#keep();
     this.#hub.remove(this as Subscription);
-    this.#opened(error ?? new EventHubError("aborted", "The subscription was ended."));
+    this.#opened(error ?? new EventHubError("aborted", "The subscription ended."));
     this.#close(error);
     this.#tellQuiet();
     if (error) this.#hub.report(error);
@@ -166,9 +171,16 @@ export class Subscription<T = any> {
     return this.#many ? `${event.topic}/${event.id}` : event.id;
   }
 
-  deliver(frame: EventFrame): void {
+  /** Takes an event from its frame; false if the frame has to be parsed. */
+  read(text: string): boolean {
+    const event = this.#reader(text);
+    if (event) this.deliver(event, 1, this.#leaseMs);
+    return event !== undefined;
+  }
+
+  deliver(event: EventRecord, attempt: number, ack_deadline_ms: number): void {
     if (this.#draining || this.#ended) return; // UNSUBSCRIBE gives the event back
-    const d = new Delivery<T>(this, frame.event as EventRecord<T>, frame.ctx.attempt, frame.ctx.ack_deadline_ms);
+    const d = new Delivery<T>(this, event as EventRecord<T>, attempt, ack_deadline_ms);
     if (this.#held.size > 0 || this.#handled.size > 0) {
       const key = this.#key(d.event);
       const held = this.#held.get(key);
@@ -216,7 +228,8 @@ export class Subscription<T = any> {
       this.#next();
       this.#tellQuiet();
     };
-    (result as PromiseLike<unknown>).then(
+    // Whatever the thenable does, this settles once.
+    Promise.resolve(result).then(
       () => done(undefined, false),
       (error: unknown) => done(error, true),
     );
@@ -240,7 +253,7 @@ export class Subscription<T = any> {
 
   /** A delivery is held while its handler is to run or runs. */
   #hold(d: Delivery<T>): void {
-    const now = Date.now();
+    const now = performance.now();
     d.due = now + d.ack_deadline_ms / 2;
     d.until = now + this.#maxLeaseMs;
     this.#held.set(this.#key(d.event), d);
@@ -266,7 +279,7 @@ export class Subscription<T = any> {
   }
 
   #prolong(): void {
-    const now = Date.now();
+    const now = performance.now();
     for (const held of this.#held.values()) {
       const d = held.lost ? held.again : held; // the lease that counts
       if (!d || now >= held.until || now < held.due) continue;
@@ -303,21 +316,23 @@ export class Subscription<T = any> {
     this.#letGo(d);
     if (!current) return false;
     current.settled = true;
-    const delay = delayMs === undefined ? "" : `,"delay_ms":${delayMs}`;
+    const ms = milliseconds(delayMs);
+    const delay = ms === undefined ? "" : `,"delay_ms":${ms}`;
     this.#call("NACK", `,"id":${JSON.stringify(d.event.id)},"reason":${JSON.stringify(reason.slice(0, maxReason))}${delay}`, ignore);
     return true;
   }
 
   extend(d: Delivery<T>, ms: number): boolean {
     if (d.settled || d.lost) return false;
-    d.due = Date.now() + ms / 2;
+    ms = milliseconds(ms) ?? 0; // 0 stands for the usual lease
+    d.due = performance.now() + (ms || this.#leaseMs) / 2;
     this.#extend(d, ms, d);
     return true;
   }
 
   /** Prolongs a lease by the id of the event. */
   extendId(id: string, ms: number): void {
-    this.#call("MODACK", `,"id":${JSON.stringify(id)},"extend_ms":${ms}`, ignore);
+    this.#call("MODACK", `,"id":${JSON.stringify(id)},"extend_ms":${milliseconds(ms) ?? 0}`, ignore);
   }
 
   #ackNow(d: Delivery<T>): void {
@@ -342,7 +357,7 @@ export class Subscription<T = any> {
 
   /** The event was handled, and may come again because the hub does not know. */
   #remember(d: Delivery<T>): void {
-    if (this.#handled.size >= maxHandled) for (const oldest of this.#handled.keys()) if (this.#handled.delete(oldest)) break;
+    if (this.#handled.size >= maxHandled) this.#handled.delete(this.#handled.keys().next().value!);
     this.#handled.set(this.#key(d.event), d.attempt);
   }
 
@@ -382,10 +397,8 @@ export class Subscription<T = any> {
     this.#draining = true;
     for (const d of this.#queue) this.#held.delete(this.#key(d.event));
     this.#queue = [];
-    void this.#ask("PAUSE");
-    let timer: ReturnType<typeof setTimeout> | undefined;
-    await Promise.race([this.#settled(), new Promise((resolve) => (timer = setTimeout(resolve, timeoutMs)))]);
-    clearTimeout(timer);
+    this.#ask("PAUSE").catch(ignore);
+    await within(this.#settled(), timeoutMs);
     await this.unsubscribe();
   }
 
@@ -420,8 +433,24 @@ export class Subscription<T = any> {
   }
 }
 
+/** Waits for work, and no longer than that. */
+export async function within(work: Promise<unknown>, ms: number): Promise<void> {
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  await Promise.race([work, new Promise((resolve) => (timer = setTimeout(resolve, ms)))]);
+  clearTimeout(timer);
+}
+
 function ignore(): void {}
 
+/** A time as the hub takes it: whole, and at most twelve hours. */
+function milliseconds(ms: number | undefined): number | undefined {
+  return ms! >= 0 ? Math.min(Math.ceil(ms!), 43_200_000) : undefined;
+}
+
 function reasonOf(error: unknown): string {
-  return error instanceof Error ? error.message : String(error);
+  try {
+    return String(error instanceof Error ? error.message : error);
+  } catch {
+    return ""; // an object without a form as text
+  }
 }

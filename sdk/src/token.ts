@@ -8,12 +8,16 @@ export type TokenSource = string | (() => string | Promise<string>);
 
 /**
  * Asks the source. Whoever asks while a question is open gets the answer to that question, so that
- * a reconnect and a refresh at the same time cost one request.
+ * a reconnect and a refresh at the same time cost one request. A question that has no answer in time
+ * is over: a browser may never end a request of a page that it froze.
  */
 export class Tokens {
   #open: Promise<string> | undefined;
 
-  constructor(private readonly source: TokenSource | undefined) {}
+  constructor(
+    private readonly source: TokenSource | undefined,
+    private readonly timeoutMs = 30_000,
+  ) {}
 
   /** Whether another question may bring another token. */
   get changes(): boolean {
@@ -23,13 +27,21 @@ export class Tokens {
   ask(): Promise<string> {
     const { source } = this;
     if (typeof source !== "function") return Promise.resolve(source ?? "");
-    this.#open ??= Promise.resolve()
-      .then(source)
+    if (this.#open) return this.#open;
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const late = new Promise<void>((resolve) => {
+      timer = setTimeout(resolve, this.timeoutMs);
+      (timer as { unref?: () => void }).unref?.(); // keeps no process alive
+    });
+    this.#open = Promise.race([Promise.resolve().then(source), late])
       .then((token) => {
-        if (typeof token !== "string" || token === "") throw new EventHubError("no_token", "The token provider returned no token.");
+        if (typeof token !== "string" || token === "") throw new EventHubError("no_token", "The token provider returned no token in time.");
         return token;
       })
-      .finally(() => (this.#open = undefined));
+      .finally(() => {
+        clearTimeout(timer);
+        this.#open = undefined;
+      });
     return this.#open;
   }
 }
@@ -46,8 +58,12 @@ export function expiry(token: string): number | undefined {
   }
 }
 
-/** How long before its end a token is replaced: a fifth of what is left, a minute at most. */
+/**
+ * When a token that the hub has taken is replaced: a fifth of what is left before its end, a minute
+ * at most. If nothing is left, the clock of this machine is wrong.
+ */
 export function refreshDelay(expires: number, now: number): number {
-  const left = Math.max(0, expires - now);
+  const left = expires - now;
+  if (left <= 0) return 30_000;
   return Math.min(left - Math.min(left / 5, 60_000), 2 ** 31 - 1);
 }

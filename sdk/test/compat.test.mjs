@@ -31,6 +31,29 @@ test("EventClient: calls right behind the constructor", async () => {
   await client.close();
 });
 
+test("EventClient: a subscription is known from the call on, also to a handler that runs at once", async () => {
+  const topic = newTopic();
+  const first = new EventClient(hub.websocket, hub.token);
+  const ids = await Promise.all(Array.from({ length: 20 }, (_, i) => first.publish(topic, i).then(({ id }) => id)));
+  assert.equal(ids.length, 20);
+  await first.subscribe(topic, "g", () => {}, { from: "earliest" });
+  const client = new EventClient(hub.websocket, hub.token);
+  const attempts = [];
+  const handler = (event, ctx) => {
+    attempts.push(ctx.attempt);
+    client.modAck(topic, "early", event.id, 60_000);
+  };
+  const joined = client.subscribe(topic, "early", handler, { from: "earliest" });
+  await eventually("the events", () => attempts.length >= 20);
+  await joined;
+  const again = client.subscribe(topic, "left", () => {});
+  assert.equal((await client.unsubscribe(topic, "left")).op, "OK");
+  assert.equal((await again).op, "OK");
+  await client.close();
+  await first.close();
+  assert.deepEqual(attempts, Array(20).fill(1));
+});
+
 test("EventClient: a handler that throws at once refuses its event", async () => {
   const client = new EventClient(hub.websocket, hub.token);
   const topic = newTopic();

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { createClient, step, table } from "eventhub-client";
+import { rig, Socket } from "./rig.mjs";
 
 const states = ["idle", "token", "opening", "authenticating", "ready", "waiting", "failed", "closed"];
 const inputs = ["start", "token", "open", "accepted", "lost", "refused", "wake", "close"];
@@ -27,77 +28,12 @@ test("an input that a state does not list changes nothing", () => {
 
 // -- each transition, on a socket that the test moves
 
-class Socket {
-  static all = [];
-  readyState = 0;
-  sent = [];
-  closed = false;
-  constructor(url) {
-    this.url = url;
-    Socket.all.push(this);
-  }
-  send(text) {
-    this.sent.push(JSON.parse(text));
-  }
-  close() {
-    this.closed = true;
-    this.readyState = 3;
-  }
-  opens() {
-    this.readyState = 1;
-    this.onopen({});
-  }
-  says(frame) {
-    this.onmessage({ data: JSON.stringify(frame) });
-  }
-  breaks(code = 1006, reason = "") {
-    this.readyState = 3;
-    this.onclose({ code, reason });
-  }
-}
-
-/** A client, and what it lives through. */
-function rig(options = {}) {
-  Socket.all = [];
-  const asked = [];
-  const token = () => new Promise((resolve, reject) => asked.push({ resolve, reject }));
-  const client = createClient("ws://hub", { WebSocket: Socket, token, minPauseMs: 1, maxPauseMs: 1, ...options });
-  const states = [];
-  client.on("state", (state, error) => states.push(error ? `${state}: ${error.code}` : state));
-  const turn = () => new Promise((resolve) => setImmediate(resolve));
-  const until = async (state) => {
-    while (client.state !== state) await turn();
-  };
-  const to = {
-    token: async () => until("token"),
-    opening: async () => {
-      await to.token();
-      await turn();
-      asked.at(-1).resolve("a token");
-      await until("opening");
-    },
-    authenticating: async () => {
-      await to.opening();
-      Socket.all.at(-1).opens();
-    },
-    ready: async () => {
-      await to.authenticating();
-      Socket.all.at(-1).says({ op: "OK", corr: "auth" });
-    },
-    waiting: async () => {
-      await to.ready();
-      Socket.all.at(-1).breaks();
-    },
-  };
-  return { client, states, asked, to, turn, until, last: () => Socket.all.at(-1) };
-}
-
 test("the way to a connection", async () => {
   const { client, states, to, last } = rig();
   await to.ready();
   await client.ready();
   assert.deepEqual(states, ["opening", "authenticating", "ready"]);
-  assert.deepEqual(last().sent, [{ op: "AUTH", token: "a token", caps: ["group_reset", "events_lost"], corr: "auth" }]);
+  assert.deepEqual(last().sent, [{ op: "AUTH", token: "a token", caps: ["group_reset", "events_lost", "retry_after"], corr: "auth" }]);
   await client.close();
   assert.equal(client.state, "closed");
   assert.equal(last().closed, true);
@@ -158,6 +94,23 @@ test("close while it waits, and while it is closed", async () => {
   await r.client.close();
   await r.client.close();
   assert.deepEqual(r.states.slice(-2), ["waiting: connection_lost", "closed: closed"]);
+});
+
+test("a hub that ends is left alone for as long as it asks, once", async () => {
+  const r = rig();
+  await r.to.ready();
+  const begin = performance.now();
+  r.last().breaks(4000, "draining retry_after_ms=300");
+  await r.to.opening();
+  assert.ok(performance.now() - begin >= 299);
+  r.last().breaks(1006, "connect ECONNREFUSED 127.0.0.1:99999");
+  const again = performance.now();
+  await r.to.ready();
+  assert.ok(performance.now() - again < 30_000);
+  r.last().breaks(4000, "draining retry_after_ms=999999");
+  await r.to.ready();
+  assert.ok(performance.now() - again < 30_000);
+  await r.client.close();
 });
 
 test("a token that is refused: the provider is asked again, three times at most", async () => {

@@ -1,17 +1,15 @@
 import assert from "node:assert/strict";
-import { execFile } from "node:child_process";
-import { readdirSync, readFileSync } from "node:fs";
+import { execFileSync } from "node:child_process";
+import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
-import { promisify } from "node:util";
 import * as esm from "eventhub-client";
 import * as compat from "eventhub-client/compat";
 import { newIdMaker } from "../dist/esm/id.js";
 import { startHub } from "./hub.mjs";
 
 const require = createRequire(import.meta.url);
-const run = promisify(execFile);
 let hub;
 before(async () => (hub = await startHub()));
 after(() => hub.stop());
@@ -46,24 +44,9 @@ test("ids rise, also when the clock is set back or a millisecond is full", () =>
   for (const one of ids) assert.match(one, /^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/);
 });
 
-// -- the examples
-
-const examples = fileURLToPath(new URL("../examples/", import.meta.url));
-
-for (const name of readdirSync(examples)) {
-  test(`example ${name}`, async () => {
-    const env = { ...process.env, EVENTHUB_URL: hub.websocket, EVENTHUB_HTTP: hub.http, EVENTHUB_TOKEN: hub.token };
-    const { stdout } = await run(process.execPath, [examples + name], { env, timeout: 60_000 });
-    const wanted = readFileSync(examples + name, "utf8").match(/^\/\/ Prints: (.*)$/gm).map((line) => line.slice("// Prints: ".length));
-    assert.deepEqual(stdout.trim().split("\n"), wanted);
-  });
-}
-
-test("README shows the examples as they are", () => {
-  const readme = readFileSync(new URL("../README.md", import.meta.url), "utf8");
-  const shown = [...readme.matchAll(/```js\n(.*?)```/gs)].map(([, code]) => code.trim());
-  const code = readdirSync(examples).map((name) => readFileSync(examples + name, "utf8").trim());
-  assert.ok(shown.length >= 2);
-  for (const block of shown) assert.ok(code.some((text) => text.includes(block)), block);
-  for (const name of readdirSync(examples)) assert.ok(readme.includes(`examples/${name}`), name);
+test("the package has what users need, and nothing of the tests, the examples and the macros", () => {
+  const cwd = fileURLToPath(new URL("..", import.meta.url));
+  const [{ files }] = JSON.parse(execFileSync("npm", ["pack", "--dry-run", "--json", "--ignore-scripts"], { cwd, stdio: ["ignore", "pipe", "ignore"] }));
+  const parts = new Set(files.map(({ path }) => path.split("/")[0]));
+  assert.deepEqual([...parts].sort(), ["README.md", "dist", "package.json", "src"]);
 });

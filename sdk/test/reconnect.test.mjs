@@ -74,6 +74,20 @@ test("a token is replaced before it expires, and subscriptions go on", async () 
   await client.close();
 });
 
+test("a token provider that never answers is asked again", async () => {
+  let asked = 0;
+  const never = new Promise(() => {});
+  // The first question and the third, which is that of a refresh, have no answer.
+  const token = () => (++asked % 2 === 1 ? never : jwt(["publish:**"], 2));
+  const client = await connect(proxy.url, { token, tokenTimeoutMs: 200, connectTimeoutMs: 10_000, ...fast });
+  assert.equal(asked, 2);
+  await eventually("the question of a refresh", () => asked >= 3);
+  await cutOnce(proxy, client);
+  await client.ready(AbortSignal.timeout(10_000));
+  assert.ok(asked >= 4);
+  await client.close();
+});
+
 test("a token that expires without a better one ends the connection, and the next token opens another", async () => {
   let give = jwt(["publish:**"], 1, { jti: "short" });
   const client = await connect(hub.websocket, { token: () => give, ...fast, minPauseMs: 200, maxPauseMs: 200 });

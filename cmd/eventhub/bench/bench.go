@@ -45,6 +45,7 @@ type Commands struct {
 	Latency     Latency     `cmd:"" help:"Measure the time from publish to delivery at a fixed rate."`
 	Fanout      Fanout      `cmd:"" help:"Measure delivery of one topic to many groups."`
 	Connections Connections `cmd:"" help:"Measure the cost of idle connections."`
+	Reconnect   Reconnect   `cmd:"" help:"Measure how clients come back after a restart of the hub."`
 	Node        Node        `cmd:"" help:"Measure publishing and delivery from Node, compared with nats.js."`
 	Sizing      Sizing      `cmd:"" help:"Measure the cost of an event, a connection, a topic and a group."`
 	Keyed       Keyed       `cmd:"" help:"Measure reading a compacted topic by key, compared with nats.go."`

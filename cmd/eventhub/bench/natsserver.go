@@ -12,7 +12,7 @@ import (
 
 // natsServer is `eventhub bench nats-server`, which bench starts for a hub or a comparison that
 // needs a separate nats-server. It has the settings of the hub's embedded server, and a WebSocket
-// listener besides the TCP listener.
+// listener besides the TCP listener. Its cache of subjects is on, as is nats-server's default.
 type natsServer struct {
 	StoreDir    string   `required:"" help:"Directory of the streams."`
 	ServerName  string   `default:"bench" help:"Name of the server, unique in its cluster."`

@@ -27,7 +27,7 @@ over WebSocket. With --plain, hand-written JSON frames replace the TypeScript cl
 connections. This requires Node 20 or newer, npm ci in the directory of the scripts, and npm ci and npm run build in sdk.
 
 The embedded server of a hub has no WebSocket listener. nats.js gets a separate nats-server with the same settings,
-or uses the one of --external-nats.
+and with the cache of subjects that nats-server has by default, or uses the one of --external-nats.
 
   eventhub bench node pub
   eventhub bench node sub`

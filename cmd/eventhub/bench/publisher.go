@@ -13,7 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // publisher is a connection that publishes to one topic. Only one goroutine may call send.
@@ -100,7 +100,7 @@ func (c *confirmations) drain(ctx context.Context) error {
 type wsPublisher struct {
 	confirmations
 
-	client *client.Client
+	client *wire.Conn
 	topic  string
 	each   func(string, error)
 }
@@ -119,8 +119,8 @@ func (s *system) newWSPublisher(ctx context.Context, p publishing, times *hdrhis
 }
 
 // dial connects to the hub's WebSocket.
-func (s *system) dial(ctx context.Context, inFlight int) (*client.Client, error) {
-	c, err := client.Dial(ctx, s.wsURL, client.Options{Token: s.bearer, PublishInFlight: inFlight})
+func (s *system) dial(ctx context.Context, inFlight int) (*wire.Conn, error) {
+	c, err := wire.Dial(ctx, s.wsURL, wire.Options{Token: s.bearer, PublishInFlight: inFlight})
 	if err != nil {
 		return nil, fmt.Errorf("connect to hub at %s: %w", s.wsURL, err)
 	}
@@ -133,7 +133,7 @@ func (w *wsPublisher) send(payload []byte, id string, due int64) error {
 		done = func(_ string, err error) { w.timed(due, err) }
 	}
 	w.wg.Add(1)
-	err := w.client.PublishAsync(w.topic, payload, client.PublishOptions{ID: id}, done)
+	err := w.client.PublishAsync(w.topic, payload, wire.PublishOptions{ID: id}, done)
 	if err != nil {
 		w.wg.Done()
 	}

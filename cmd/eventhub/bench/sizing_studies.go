@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // Limits of a round in a study.
@@ -180,10 +180,10 @@ func (z *sizer) groups(ctx context.Context) error {
 				return fmt.Errorf("fan-out to %d groups, %s: %w", n, kind.name, err)
 			}
 		}
-		err := z.atRest(ctx, "at rest "+kind.name, z.extent.groups, func(ctx context.Context, _ *run, c *client.Client, i int) error {
-			sub, err := c.Subscribe(ctx, "bench.sizing", fmt.Sprintf("bench-%d", i), client.SubscribeOptions{
+		err := z.atRest(ctx, "at rest "+kind.name, z.extent.groups, func(ctx context.Context, _ *run, c *wire.Conn, i int) error {
+			sub, err := c.Subscribe(ctx, "bench.sizing", fmt.Sprintf("bench-%d", i), wire.SubscribeOptions{
 				GroupTTLMS: (10 * kind.ttl).Milliseconds(),
-			}, func(client.Event) {})
+			}, func(wire.Event) {})
 			if err != nil {
 				return err
 			}
@@ -212,11 +212,11 @@ func (z *sizer) topics(ctx context.Context) error {
 			return fmt.Errorf("%d topics: %w", n, err)
 		}
 	}
-	err := z.atRest(ctx, "at rest", z.extent.topics, func(ctx context.Context, b *run, c *client.Client, i int) error {
+	err := z.atRest(ctx, "at rest", z.extent.topics, func(ctx context.Context, b *run, c *wire.Conn, i int) error {
 		topic := fmt.Sprintf("bench.sizing.%d", i)
 		_, err := b.prepare(ctx, viaNative, topic)
 		if err == nil {
-			_, err = c.Publish(ctx, topic, []byte(`{}`), client.PublishOptions{})
+			_, err = c.Publish(ctx, topic, []byte(`{}`), wire.PublishOptions{})
 		}
 		return err
 	})
@@ -289,7 +289,7 @@ func (z *sizer) spread(ctx context.Context, b *run, n int) ([]*Result, error) {
 
 // atRest creates increasing numbers of unused items and measures their cost in memory, disk space,
 // and CPU use.
-func (z *sizer) atRest(ctx context.Context, series string, counts []int, makeOne func(ctx context.Context, b *run, c *client.Client, i int) error) error {
+func (z *sizer) atRest(ctx context.Context, series string, counts []int, makeOne func(ctx context.Context, b *run, c *wire.Conn, i int) error) error {
 	return z.with(ctx, func(*Target) {}, func(b *run) error {
 		servers, err := b.sys.servers(viaWS)
 		if err != nil {

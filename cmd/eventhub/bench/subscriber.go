@@ -11,7 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
-	"eventhub/facade/client"
+	"eventhub/sdk/go/wire"
 )
 
 // maxBatchSize is the maximum BatchSize of a subscription.
@@ -61,8 +61,8 @@ func (s *system) newSubscriber(ctx context.Context, via string, o subscribing) (
 type wsSubscriber struct {
 	subscribing
 
-	client *client.Client
-	sub    *client.Subscription
+	client *wire.Conn
+	sub    *wire.Subscription
 	acks   chan ack // acknowledgements to send in batches
 	over   chan struct{}
 	wg     sync.WaitGroup
@@ -81,7 +81,7 @@ func (s *system) newWSSubscriber(ctx context.Context, o subscribing) (*wsSubscri
 		return nil, err
 	}
 	w := &wsSubscriber{subscribing: o, client: c, acks: make(chan ack, o.inFlight), over: make(chan struct{})}
-	w.sub, err = c.Subscribe(ctx, o.topic, o.group, client.SubscribeOptions{
+	w.sub, err = c.Subscribe(ctx, o.topic, o.group, wire.SubscribeOptions{
 		From: o.from, MaxInFlight: o.inFlight, BatchSize: min(o.inFlight, maxBatchSize), GroupTTLMS: o.ttl.Milliseconds(),
 	}, w.event)
 	if err != nil {
@@ -93,7 +93,7 @@ func (s *system) newWSSubscriber(ctx context.Context, o subscribing) (*wsSubscri
 	return w, nil
 }
 
-func (w *wsSubscriber) event(ev client.Event) {
+func (w *wsSubscriber) event(ev wire.Event) {
 	seq, err := w.handle(ev.Payload, ev.TS)
 	if err != nil {
 		w.failed(err)

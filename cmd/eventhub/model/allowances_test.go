@@ -63,6 +63,24 @@ var allowances = []allowance{
 	// through.
 	{kind: "freeze-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, rewinds: true, holdsBack: true},
 	{kind: "hold-link", skips: true, atLeast: mostOfMargin, voids: true, losesAcks: true, notesLate: true, holdsBack: true},
+	// The same for a part of the network: a node apart from the others, one of a hub's links, and
+	// either of them one way only. The hub of an isolated node goes on to hear the node.
+	{kind: "part-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, rewinds: true, holdsBack: true},
+	{kind: "part-node-oneway", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, rewinds: true, holdsBack: true},
+	{kind: "hold-one-link", skips: true, atLeast: mostOfMargin, voids: true, losesAcks: true, notesLate: true, holdsBack: true},
+	{kind: "hold-link-oneway", skips: true, atLeast: mostOfMargin, voids: true, losesAcks: true, notesLate: true, holdsBack: true},
+	// A node whose disk is full, or was lost, is one that was killed: it comes back when there is
+	// room, or empty.
+	{kind: "fill-disk", losesAcks: true, rewinds: true, leaderless: true},
+	{kind: "lose-disk", losesAcks: true, rewinds: true, leaderless: true},
+	// The hub's clock went on by more than the stall limit, as that of a machine that slept: it
+	// gives up all leases.
+	{kind: "jump-hub", skips: true, voids: true, losesAcks: true},
+	// Half a second at a time is far below the margin; so are slow routes; and the leader of the
+	// cluster has no part in deliveries.
+	{kind: "pulse-node"},
+	{kind: "delay-route"},
+	{kind: "stepdown-meta"},
 	// A slow link is no excuse at all: its delays are far below the margin.
 	{kind: "delay-link"},
 	// A leader that steps down takes with it what it had not told the others; leases are not among

@@ -248,6 +248,10 @@ func (c *client) publish() {
 	if c.rnd.IntN(4) == 0 {
 		o.Key = "host:" + strconv.Itoa(c.rnd.IntN(5))
 	}
+	if o.Key != "" && o.ID == "" && c.rnd.IntN(5) == 0 && c.rig.plan.has("tombstones") {
+		o.ID, o.Tombstone = tombstoneID+strconv.FormatInt(n, 10), true
+		f.Payload = json.RawMessage("null")
+	}
 	if o.ID != "" || o.Key != "" {
 		f.Opts = o
 	}

@@ -200,6 +200,9 @@ func (g *group) inboxesEnded(from, to time.Duration) int {
 		if stop := f.sub.stop; stop != nil {
 			count(stop.sent, stop.answered)
 		}
+		if f.conn.guest { // a pull ends with its answer, and the leases stay
+			count(f.sent, f.answered)
+		}
 		if c := f.conn; c.endAt < never {
 			count(min(c.closeAt, c.endLo), c.endAt)
 		}
@@ -253,6 +256,9 @@ func (c *connection) unreadSince() time.Duration {
 		return c.endLo
 	}
 	since := c.opened
+	if c.guest { // the answers come another way; what it has not read came after what it read
+		return max(since, c.heard-time.Second)
+	}
 	for _, f := range c.frames {
 		if f.answered != never {
 			since = max(since, f.sent)

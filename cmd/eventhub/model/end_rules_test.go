@@ -21,7 +21,7 @@ func (g *group) creators(after time.Duration) (made []*frame, since time.Duratio
 		}
 		if f.refused() {
 			switch f.reply.Code {
-			case "subscribe_failed", "internal": // who knows how far it came
+			case "subscribe_failed", "internal", "overloaded": // who knows how far it came
 			default:
 				continue
 			}
@@ -110,7 +110,7 @@ func lost(l *ledger) []violation {
 				all = append(all, g.broken(s.id, p.sent-time.Second, p.sent+10*time.Second, "number %d of the stream never came", s.seq))
 				continue
 			}
-			if !e.settled(g) {
+			if !e.settled(g, never) {
 				last := e.deliveries[len(e.deliveries)-1]
 				_, hi := last.deadline()
 				all = append(all, g.broken(s.id, last.lo, hi+time.Second, "it came %d times, is settled, and nobody acknowledged it while it was leased; the last is %v", len(e.deliveries), last))
@@ -133,19 +133,19 @@ func (l *ledger) buried() map[groupKey]map[string]bool {
 	return buried
 }
 
-// settled reports whether some ACK may have settled the event.
-func (e *event) settled(g *group) bool {
+// settled reports whether some ACK that was sent by then may have settled the event.
+func (e *event) settled(g *group, by time.Duration) bool {
 	for _, d := range e.deliveries {
 		_, hi := d.deadline()
 		for _, f := range d.may("ACK") {
-			if hi == never || f.sent <= hi+noticed {
+			if f.sent <= by && (hi == never || f.sent <= hi+noticed) {
 				return true
 			}
 		}
 	}
 	for _, b := range g.blind() { // it may have come once more, unseen
 		for _, f := range b.sub.settles {
-			if f.Op == "ACK" && f.about(e.id) && f.answered >= b.from {
+			if f.Op == "ACK" && f.about(e.id) && f.answered >= b.from && f.sent <= by {
 				return true
 			}
 		}

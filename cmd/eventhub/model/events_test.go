@@ -40,7 +40,7 @@ func (l *ledger) event(line int, c *connection, e entry, w *wireFrame) {
 	if got, want := time.Duration(w.Ctx.AckDeadlineMS)*time.Millisecond, s.leased(); got != want {
 		complain("ack_deadline_ms is %v, not %v", got, want)
 	}
-	n := number(w.Event.Payload)
+	n := numberIn(w.Event.Payload, w.Event.ID)
 	p := l.sentN[n]
 	switch {
 	case p == nil:
@@ -91,7 +91,7 @@ func (l *ledger) takeStored(e entry) error {
 	s := &stored{topic: parts[0], id: parts[2], payload: parts[4]}
 	s.seq, _ = strconv.ParseUint(parts[1], 10, 64)
 	s.ms, _ = strconv.ParseInt(parts[3], 10, 64)
-	s.n = number([]byte(s.payload))
+	s.n = numberIn([]byte(s.payload), s.id)
 	l.store(s)
 	return nil
 }

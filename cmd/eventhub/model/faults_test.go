@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"sync"
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -16,29 +17,42 @@ import (
 type injector struct {
 	*rig
 
-	rnd *rand.Rand
-	set settings
+	rnd   *rand.Rand // for the fault that is made
+	count *counters
+	set   settings
 }
 
-// run goes on until ctx ends; everything is healed then.
+// run goes on until ctx ends; everything is healed then. Each fault has decisions of its own, so
+// that none depends on how far one before it came.
 func (j *injector) run(ctx context.Context) {
 	if len(j.plan.faults) == 0 {
 		<-ctx.Done()
 		return
 	}
-	for {
+	var quiet sync.WaitGroup
+	defer quiet.Wait()
+	for n := uint64(0); ; n++ {
+		j.rnd = rand.New(rand.NewPCG(uint64(j.plan.seed), 1_000+n))
 		wait(ctx, time.Duration(500+j.rnd.IntN(3_500))*time.Millisecond)
 		if ctx.Err() != nil {
 			return
 		}
-		j.one(ctx, j.plan.faults[j.rnd.IntN(len(j.plan.faults))])
+		kind := j.plan.faults[j.rnd.IntN(len(j.plan.faults))]
+		if kind == "silent" {
+			j.tally[kind]++
+			rnd := j.rnd
+			quiet.Go(func() { j.silent(ctx, rnd) })
+			continue
+		}
+		h, i, atHub := j.hubs[j.rnd.IntN(len(j.hubs))], j.rnd.IntN(len(j.nodes)), j.rnd.IntN(2) == 0
+		j.tally[kind]++
+		if !j.partOf(ctx, kind, h, i, atHub) {
+			j.one(ctx, kind, h, i, atHub)
+		}
 	}
 }
 
-func (j *injector) one(ctx context.Context, kind string) {
-	h := j.hubs[j.rnd.IntN(len(j.hubs))]
-	i := j.rnd.IntN(len(j.nodes))
-	atHub := j.rnd.IntN(2) == 0
+func (j *injector) one(ctx context.Context, kind string, h *hub, i int, atHub bool) {
 	switch kind {
 	case "kill", "stop":
 		if atHub {
@@ -108,9 +122,15 @@ func (j *injector) one(ctx context.Context, kind string) {
 			}
 		})
 	case "stepdown":
-		if len(j.nodes) > 1 {
-			j.fault("stepdown", "-", func() { j.deposeOne(ctx) })
-		}
+		j.fault("stepdown", "-", func() { j.deposeOne(ctx) })
+	case "meta":
+		j.fault("stepdown-meta", "-", func() {
+			err := j.stepDown(ctx, j.sys, "META.LEADER.STEPDOWN")
+			j.rec.add(0, kindNote, fmt.Sprintf("META.LEADER.STEPDOWN: %v", err))
+			j.healthy()
+		})
+	default:
+		j.machine(ctx, kind, h, i)
 	}
 }
 
@@ -161,7 +181,7 @@ func (j *injector) deposeOne(ctx context.Context) {
 		}
 		what = "CONSUMER.LEADER.STEPDOWN." + streamName(topic) + "." + one.Name
 	}
-	err = j.stepDown(ctx, what)
+	err = j.stepDown(ctx, j.nc, what)
 	j.rec.add(0, kindNote, fmt.Sprintf("%s: %v", what, err))
 	j.healthy()
 }

@@ -2,7 +2,11 @@
 
 package model
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"strconv"
+	"strings"
+)
 
 // wireFrame is any frame of the protocol, from either side.
 type wireFrame struct {
@@ -30,6 +34,8 @@ type wireFrame struct {
 type wireOptions struct {
 	ID  string `json:"id,omitempty"`
 	Key string `json:"key,omitempty"`
+	// Tombstone removes the key.
+	Tombstone bool `json:"tombstone,omitempty"`
 
 	From         string   `json:"from,omitempty"`
 	TS           int64    `json:"ts,omitempty"`
@@ -62,6 +68,7 @@ type wireLetter struct {
 	Original wireEvent `json:"original"`
 	Err      string    `json:"err"`
 	Attempts int       `json:"attempts"`
+	TS       int64     `json:"ts"`
 }
 
 // number reads the number that each published payload begins with: {"n":7,…}. It is 0 for payloads
@@ -82,4 +89,37 @@ func text(f *wireFrame) string {
 		panic(err) // nothing in it can fail
 	}
 	return string(b)
+}
+
+// numberIn is number for what may be a tombstone, whose payload is null: its number is in its id.
+func numberIn(payload []byte, id string) int {
+	if string(payload) != "null" {
+		return number(payload)
+	}
+	n, _ := strconv.Atoi(strings.TrimPrefix(id, tombstoneID))
+	return n
+}
+
+// tombstoneID is what the ids of tombstones begin with, before their numbers.
+const tombstoneID = "gone-"
+
+// number is that of a PUBLISH.
+func (f *frame) number() int { return numberIn(f.Payload, f.given()) }
+
+// UnmarshalJSON takes any corr: that of the TypeScript client is a number.
+func (w *wireFrame) UnmarshalJSON(text []byte) error {
+	type plain wireFrame
+	got := struct {
+		*plain
+		Corr json.RawMessage `json:"corr"`
+	}{plain: (*plain)(w)}
+	if err := json.Unmarshal(text, &got); err != nil || got.Corr == nil {
+		return err
+	}
+	corr := string(got.Corr)
+	if json.Unmarshal(got.Corr, &corr) != nil {
+		corr = "number " + corr
+	}
+	w.Corr = &corr
+	return nil
 }

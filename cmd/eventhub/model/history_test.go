@@ -53,7 +53,7 @@ type history []entry
 func (e entry) String() string {
 	var b strings.Builder
 	b.WriteString(milliseconds(e.at))
-	if e.kind == kindGot || e.kind == kindEnd {
+	if e.kind == kindGot || e.kind == kindEnd || e.kind == kindRead {
 		b.WriteString("/" + milliseconds(e.lo))
 	}
 	who := "-"

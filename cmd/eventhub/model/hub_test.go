@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"eventhub/acl"
@@ -25,6 +26,7 @@ type hubRole struct {
 	AckWaitMS int
 	Replicas  int
 	Log       string // a file, appended to; "" for none
+	Besides   besides
 }
 
 // stallBeat is how often a hub looks whether it stood still, and stallLeast the shortest standstill
@@ -33,6 +35,10 @@ const (
 	stallBeat  = 20 * time.Millisecond
 	stallLeast = 250 * time.Millisecond
 )
+
+// jumpPath?by=DURATION moves the hub's clock forward. The clock of leases is monotonic, as the
+// operating system's is: a jump is that of a machine that slept.
+const jumpPath = "/test/jump"
 
 // runHub is the process of a hub. It prints "stall DURATION" after it stood still for so long.
 func runHub(ctx context.Context, r hubRole) error {
@@ -49,8 +55,10 @@ func runHub(ctx context.Context, r hubRole) error {
 	if err != nil {
 		return err
 	}
+	var jump atomic.Int64
 	bus, err := openBus(ctx, jetstream.Config{
-		URL: r.URL, AckWait: time.Duration(r.AckWaitMS) * time.Millisecond, Replicas: r.Replicas, Logger: log,
+		Clock: func() time.Time { return time.Now().Add(time.Duration(jump.Load())) },
+		URL:   r.URL, AckWait: time.Duration(r.AckWaitMS) * time.Millisecond, Replicas: r.Replicas, Logger: log,
 	})
 	if err != nil {
 		return err
@@ -59,15 +67,29 @@ func runHub(ctx context.Context, r hubRole) error {
 	if err != nil {
 		return err
 	}
-	web := &http.Server{Handler: srv.WebSocket(), ReadHeaderTimeout: 5 * time.Second}
+	mux := http.NewServeMux()
+	mux.Handle("/", srv.WebSocket())
+	mux.HandleFunc(jumpPath, func(w http.ResponseWriter, r *http.Request) {
+		by, err := time.ParseDuration(r.URL.Query().Get("by"))
+		if err != nil || by < 0 {
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		jump.Add(int64(by))
+	})
+	web := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	go func() { _ = web.Serve(narrow{l}) }()
+	endBesides, err := r.Besides.start(ctx, bus, srv, log)
+	if err != nil {
+		return err
+	}
 	go tellStalls(ctx)
 	natstest.Ready()
 	<-ctx.Done()
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	_ = srv.Drain(end)
-	return errors.Join(srv.Close(), web.Shutdown(end), bus.Close())
+	return errors.Join(endBesides(end), srv.Close(), web.Shutdown(end), bus.Close())
 }
 
 // narrow gives the kernel little room for what goes to clients: events for one that does not read

@@ -41,14 +41,22 @@ type ledger struct {
 	sentN  map[int]*frame        // PUBLISH frames by the number in their payload
 	letter []*letter
 	odd    []violation // what could not be put anywhere
-	end    time.Duration
+
+	readings []*reading
+	rows     []*row
+	saws     []*saw
+
+	end time.Duration
 }
 
 // connection is one of a client's.
 type connection struct {
 	number       int
 	hub          string
-	small        bool // it may be written to long before the socket has something
+	small        bool   // it may be written to long before the socket has something
+	by           string // the client library that speaks on it; ""
+	heard        time.Duration
+	guest        bool // no WebSocket: it takes events only now and then
 	opened       time.Duration
 	closeAt      time.Duration // the client began to end it; never
 	abrupt       bool
@@ -233,8 +241,19 @@ func (l *ledger) take(line int, e entry) error {
 		return json.Unmarshal([]byte(e.text), &l.set)
 	case kindOpen:
 		c = &connection{
-			number: e.conn, hub: fields[0], small: len(fields) > 1, opened: e.at, closeAt: never, endLo: never, endAt: never,
+			number: e.conn, hub: fields[0], opened: e.at, closeAt: never, endLo: never, endAt: never,
 			byCorr: map[string]*frame{}, live: map[groupKey]*sub{}, current: map[groupKey]*sub{}, resets: map[groupKey]bool{},
+		}
+		for _, f := range fields[1:] {
+			by, library := strings.CutPrefix(f, "by=")
+			switch {
+			case library:
+				c.by = by
+			case f == "guest":
+				c.guest, c.small = true, true
+			default:
+				c.small = true
+			}
 		}
 		l.conns[e.conn] = c
 		l.order = append(l.order, c)
@@ -276,6 +295,8 @@ func (l *ledger) take(line int, e entry) error {
 	case kindLeft:
 		n, _ := strconv.Atoi(fields[2])
 		l.group(groupKey{fields[1], fields[0]}).left += n
+	default:
+		return l.takeOther(e)
 	}
 	return nil
 }
@@ -331,7 +352,9 @@ func (l *ledger) sent(f *frame) {
 	k := groupKey{f.Topic, f.Group}
 	switch f.Op {
 	case "PUBLISH":
-		l.sentN[number(f.Payload)] = f
+		if n := f.number(); l.sentN[n] == nil { // a client library may send it again
+			l.sentN[n] = f
+		}
 	case "SUBSCRIBE":
 		f.sub = &sub{conn: c, key: k, topics: []string{f.Topic}, start: f}
 		if f.Opts != nil {
@@ -395,6 +418,7 @@ func (s *sub) inherit(refused *sub) {
 
 // got takes the hub's frame.
 func (l *ledger) got(line int, c *connection, e entry, w *wireFrame) {
+	c.heard = e.at
 	if w.Op == "EVENT" {
 		l.event(line, c, e, w)
 		return
@@ -466,7 +490,7 @@ func (l *ledger) published(f *frame, id string) bool {
 	if f.given() != "" {
 		return id == f.given()
 	}
-	s := l.byN[number(f.Payload)]
+	s := l.byN[f.number()]
 	return s != nil && s.id == id
 }
 
@@ -477,6 +501,8 @@ func (w *wireFrame) answers(f *frame) bool {
 		return (w.ID != "") == (f.Op == "PUBLISH")
 	case w.Code == "publish_failed":
 		return f.Op == "PUBLISH"
+	case w.Code == "not_held":
+		return f.Op == "ACK" || f.Op == "NACK" || f.Op == "MODACK"
 	case w.Code == "already_subscribed", w.Code == "subscribe_failed":
 		return f.Op == "SUBSCRIBE"
 	case w.Code == "not_subscribed":

@@ -3,6 +3,7 @@
 package model
 
 import (
+	"os"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -12,5 +13,8 @@ import (
 
 func TestMain(m *testing.M) {
 	natstest.RunChild(map[string]natstest.Role{"hub": natstest.Told(runHub)})
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		removeSDK()
+		os.Exit(code)
+	}))
 }

@@ -19,7 +19,7 @@ import (
 )
 
 var (
-	seedFlag      = flag.Int64("model.seed", 0, "the seed to begin with; 0: the short form, two fixed seeds")
+	seedFlag      = flag.Int64("model.seed", 0, "the seed to begin with; 0: the short form, three fixed seeds")
 	seedsFlag     = flag.Int64("model.seeds", 1, "how many seeds, from that one on")
 	forFlag       = flag.Duration("model.for", 0, "run seeds until so much time has passed, instead of -model.seeds")
 	activeFlag    = flag.Duration("model.active", 20*time.Second, "how long clients act for each seed, before all is drained")
@@ -29,6 +29,9 @@ var (
 	keepFlag      = flag.Bool("model.keep", false, "keep the histories of seeds that pass, too")
 	checkFlag     = flag.String("model.check", "", "check this history again, and run nothing")
 	muteFlag      = flag.String("model.mute", "", "rules that are not asked, separated by commas")
+	updateFlag    = flag.Bool("model.update", false, "write the drawing that TestTimeline compares anew")
+	clusterFlag   = flag.Bool("model.cluster", false, "run every seed beside three nats-servers, with two or three hubs")
+	oldFlag       = flag.String("model.old", "", "an older nats-server, which the nodes of even seeds run until they are upgraded")
 	toleranceFlag = flag.Duration("model.tolerance", 2*time.Second, "how long an event may wait for an idle member")
 )
 
@@ -36,7 +39,7 @@ func list(text string) []string {
 	return slices.DeleteFunc(strings.Split(text, ","), func(s string) bool { return s == "" })
 }
 
-// TestModel runs seeds: see the package's doc. Its short form is two of them, at the same time.
+// TestModel runs seeds: see the package's doc. Its short form is three of them, at the same time.
 func TestModel(t *testing.T) {
 	switch {
 	case *checkFlag != "":
@@ -50,10 +53,12 @@ func TestModel(t *testing.T) {
 			t.Fatal(err)
 		}
 		judge(t, h)
+		sum.print(t)
 	case *seedFlag == 0:
 		for _, p := range []*plan{
 			newPlan(1, nil, sound, 10*time.Second),
 			newPlan(2, []string{"kill", "stop"}, sound, 14*time.Second),
+			newPlan(7, clusterShort, clusterSound, 20*time.Second).cluster(),
 		} {
 			t.Run(fmt.Sprint("seed=", p.seed), func(t *testing.T) {
 				t.Parallel()
@@ -64,18 +69,27 @@ func TestModel(t *testing.T) {
 		began := time.Now()
 		for seed := *seedFlag; *forFlag > 0 && time.Since(began) < *forFlag || *forFlag == 0 && seed < *seedFlag+*seedsFlag; seed++ {
 			t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
+				defer func() {
+					if t.Failed() {
+						t.Log(replay(seed))
+					}
+				}()
 				runPlan(t, newPlan(seed, list(*faultsFlag), list(*withFlag), *activeFlag))
 			})
 		}
+		sum.print(t)
 	}
 }
 
 // runPlan runs a plan and judges its history.
 func runPlan(t *testing.T, p *plan) {
 	t.Helper()
+	p.finish()
 	t.Log(p)
 	rec := newRecorder()
 	r := startRig(t, p, rec)
+	count, ids := &counters{}, &knownIDs{ids: map[string][]string{}}
+	company := newCompany(r, count, ids)
 	rec.mu.Lock()
 	rec.began = time.Now() // starting does not count
 	rec.entries = nil
@@ -92,7 +106,6 @@ func runPlan(t *testing.T, p *plan) {
 	defer watching.Wait()
 	defer stop()
 
-	count, ids := &counters{}, &knownIDs{ids: map[string][]string{}}
 	active, cancel := context.WithTimeout(t.Context(), p.active)
 	defer cancel()
 	var clients sync.WaitGroup
@@ -100,11 +113,15 @@ func runPlan(t *testing.T, p *plan) {
 		c := &client{rig: r, rnd: rand.New(rand.NewPCG(uint64(p.seed), uint64(i+1))), count: count, ids: ids, used: map[string][]string{}, slow: i%3 == 2}
 		clients.Go(func() { c.run(active) })
 	}
-	(&injector{rig: r, rnd: rand.New(rand.NewPCG(uint64(p.seed), 1_000)), set: set}).run(active)
+	clients.Go(func() { company.run(active) })
+	(&injector{rig: r, count: count, set: set}).run(active)
 	clients.Wait()
 	r.healthy()
+	company.settle()
 	r.drain(count)
+	company.read()
 	r.readAll()
+	sum.faults(r.tally)
 	judge(t, rec.history())
 }
 
@@ -130,6 +147,7 @@ func judge(t *testing.T, h history) {
 	}
 	t.Logf("seed %d: %d connections, %d frames sent, %d events stored, %d subscriptions, %d deliveries, %d dead letters, %d faults; violations: %v",
 		l.set.Seed, len(l.order), len(l.frames), events, len(l.subs), deliveries, len(l.letter), len(l.faults), byRule)
+	sum.add(l, events, deliveries, byRule)
 	const mostOfRule, mostLines = 2, 40
 	said := map[string]int{}
 	for _, v := range found {
@@ -137,19 +155,31 @@ func judge(t *testing.T, h history) {
 			t.Error(l.describe(v, mostLines))
 		}
 	}
+	if len(found) > 0 {
+		path := filepath.Join(keptIn(t), fmt.Sprintf("seed-%d.svg", l.set.Seed))
+		if err := draw(l, found[0], path); err != nil {
+			t.Error(err)
+		}
+		t.Logf("the timeline is in %s", path)
+	}
 	if *checkFlag == "" && (len(found) > 0 || t.Failed() || *keepFlag) {
 		keep(t, l.set.Seed, h)
 	}
 }
 
+// keptIn is where what can be looked at is kept.
+func keptIn(t *testing.T) string {
+	t.Helper()
+	if *logFlag != "" {
+		return *logFlag
+	}
+	return t.ArtifactDir()
+}
+
 // keep writes a history where it can be looked at.
 func keep(t *testing.T, seed int64, h history) {
 	t.Helper()
-	dir := *logFlag
-	if dir == "" {
-		dir = t.ArtifactDir()
-	}
-	path := filepath.Join(dir, fmt.Sprintf("seed-%d.history", seed))
+	path := filepath.Join(keptIn(t), fmt.Sprintf("seed-%d.history", seed))
 	f, err := os.Create(path)
 	if err == nil {
 		err = errors.Join(h.write(f), f.Close())

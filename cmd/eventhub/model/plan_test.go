@@ -24,6 +24,7 @@ type plan struct {
 	with      []string
 	logs      string // a directory for the logs of hubs; "" for none
 	tolerance time.Duration
+	old       string // an older nats-server that nodes run until they are upgraded; "" for none
 }
 
 // groupPlan is what members of a group ask for.
@@ -39,8 +40,16 @@ type groupPlan struct {
 
 // allFaults and allFeatures are what -model.faults and -model.with know.
 var (
-	allFaults   = []string{"kill", "stop", "stepdown", "freeze", "delay"}
-	allFeatures = []string{"pause", "topics", "ttl", "deaf", "corrless", "cluster"}
+	allFaults = []string{
+		"kill", "stop", "stepdown", "freeze", "delay",
+		"meta", "partition", "oneway", "slowroute", "diskfull", "diskslow", "diskloss", "jump", "rollhubs", "rollnodes", "silent",
+	}
+	// clusterFaults need three nodes.
+	clusterFaults = []string{"stepdown", "meta", "slowroute", "diskfull", "diskloss", "rollnodes"}
+	allFeatures   = []string{
+		"pause", "topics", "ttl", "deaf", "corrless", "cluster",
+		"tombstones", "reads", "projection", "outbox", "http", "native", "go", "ts",
+	}
 )
 
 func (p *plan) has(feature string) bool { return slices.Contains(p.with, feature) }
@@ -51,6 +60,9 @@ func newPlan(seed int64, faults, with []string, active time.Duration) *plan {
 	p := &plan{seed: seed, nodes: 1, hubs: 1 + rnd.IntN(3), ackWaitMS: 6_000, active: active, faults: faults, with: with, tolerance: *toleranceFlag, logs: *logFlag}
 	if rnd.IntN(2) == 0 && p.has("cluster") {
 		p.nodes = 3
+	}
+	if *clusterFlag {
+		p.cluster()
 	}
 	p.clients = 3 + rnd.IntN(3)
 	for i := range 2 + rnd.IntN(2) {
@@ -79,6 +91,22 @@ func newPlan(seed int64, faults, with []string, active time.Duration) *plan {
 	return p
 }
 
+// cluster makes it one of three nodes, and two or three hubs.
+func (p *plan) cluster() *plan {
+	p.nodes, p.hubs = 3, 2+int(uint64(p.seed)%2)
+	return p
+}
+
+// finish leaves out what the machines of the plan cannot have.
+func (p *plan) finish() {
+	if p.nodes == 1 {
+		p.faults = slices.DeleteFunc(slices.Clone(p.faults), func(f string) bool { return slices.Contains(clusterFaults, f) })
+	}
+	if slices.Contains(p.faults, "rollnodes") && p.seed%2 == 0 {
+		p.old = *oldFlag
+	}
+}
+
 func (p *plan) String() string {
 	return strings.Join([]string{
 		"seed " + strconv.FormatInt(p.seed, 10), strconv.Itoa(p.nodes) + " nats-servers", strconv.Itoa(p.hubs) + " hubs", strconv.Itoa(p.clients) + " clients",
@@ -95,7 +123,8 @@ func (g *groupPlan) options(rnd *rand.Rand, ids *knownIDs, began time.Time) *wir
 			o.From = ""
 		}
 	case "ts":
-		o.TS = began.Add(time.Duration(rnd.IntN(5_000)) * time.Millisecond).UnixMilli()
+		// A time in the future would be the end of the topic.
+		o.TS = min(began.Add(time.Duration(rnd.IntN(5_000))*time.Millisecond).UnixMilli(), time.Now().Add(-time.Second).UnixMilli())
 	case "afterId":
 		if o.AfterID = ids.any(g.topics[0], rnd); o.AfterID == "" {
 			o.From = "earliest"

@@ -10,8 +10,9 @@ import (
 	"time"
 )
 
-// proxy stands between one hub and one nats-server. It can hold bytes back or delay them, and says
-// when the hub loses a connection: that is what "cut off" means.
+// proxy stands between one hub and one nats-server, or between two nats-servers. It can hold bytes
+// back, both ways or one way, or delay them, and says when an established connection breaks: for a
+// hub, that is what "cut off" means.
 type proxy struct {
 	listener net.Listener
 	target   string
@@ -20,7 +21,7 @@ type proxy struct {
 
 	mu      sync.Mutex
 	changed sync.Cond
-	holding bool
+	holding [2]bool // by direction
 	delay   time.Duration
 	closed  bool
 	conns   map[net.Conn]struct{}
@@ -52,8 +53,18 @@ func startProxy(tb testing.TB, target string, lost func()) *proxy {
 
 func (p *proxy) url() string { return "nats://" + p.listener.Addr().String() }
 
-// hold keeps all bytes back, both ways, until it is called with false.
-func (p *proxy) hold(on bool) { p.set(func() { p.holding = on }) }
+// The directions: to the server, and from the server to who has connected.
+const (
+	toServer = iota
+	fromServer
+)
+
+// hold keeps all bytes back, both ways, until it is called with false. As in a network that loses
+// all packets for a while, connections stay, and what was sent comes when it is over.
+func (p *proxy) hold(on bool) { p.set(func() { p.holding = [2]bool{on, on} }) }
+
+// holdOne keeps the bytes of one direction back.
+func (p *proxy) holdOne(direction int, on bool) { p.set(func() { p.holding[direction] = on }) }
 
 // slow delays what comes by d, both ways.
 func (p *proxy) slow(d time.Duration) { p.set(func() { p.delay = d }) }
@@ -98,17 +109,17 @@ func (p *proxy) accept() {
 				}
 			})
 		}
-		p.wg.Go(func() { defer over(); p.pipe(to, from) })
-		p.wg.Go(func() { defer over(); p.pipe(from, to) })
+		p.wg.Go(func() { defer over(); p.pipe(to, from, toServer) })
+		p.wg.Go(func() { defer over(); p.pipe(from, to, fromServer) })
 	}
 }
 
-func (p *proxy) pipe(to, from net.Conn) {
+func (p *proxy) pipe(to, from net.Conn, direction int) {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := from.Read(buf)
 		if n > 0 {
-			if !p.pass() {
+			if !p.pass(direction) {
 				return
 			}
 			if _, err := to.Write(buf[:n]); err != nil {
@@ -122,7 +133,7 @@ func (p *proxy) pipe(to, from net.Conn) {
 }
 
 // pass waits until what was read may go on. It reports false at the end.
-func (p *proxy) pass() bool {
+func (p *proxy) pass(direction int) bool {
 	p.mu.Lock()
 	delay := p.delay
 	p.mu.Unlock()
@@ -131,7 +142,7 @@ func (p *proxy) pass() bool {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for p.holding && !p.closed {
+	for p.holding[direction] && !p.closed {
 		p.changed.Wait()
 	}
 	return !p.closed

@@ -40,7 +40,7 @@ func stored1(l *ledger) []violation {
 		if f.Op != "PUBLISH" {
 			continue
 		}
-		n := number(f.Payload)
+		n := f.number()
 		at := l.byN[n]
 		switch {
 		case f.given() != "":
@@ -59,9 +59,10 @@ func stored1(l *ledger) []violation {
 		}
 	}
 	for k, fs := range byID {
-		kept, confirmed := 0, false
+		kept, confirmed, seen := 0, false, map[int]bool{}
 		for _, f := range fs {
-			if l.byN[number(f.Payload)] != nil {
+			if n := f.number(); l.byN[n] != nil && !seen[n] { // a client library sends it again
+				seen[n] = true
 				kept++
 			}
 			confirmed = confirmed || f.ok()
@@ -107,7 +108,10 @@ func order(l *ledger) []violation {
 				delete(last, f.Topic) // an error, or no answer, ends the run
 				continue
 			}
-			s := l.byN[number(f.Payload)]
+			if l.sentN[f.number()] != f {
+				continue // sent again after an error: perhaps it was stored the first time
+			}
+			s := l.byN[f.number()]
 			if s == nil {
 				continue // its id was there before; or the rule about what is stored says more
 			}

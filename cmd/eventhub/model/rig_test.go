@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -29,9 +30,15 @@ type rig struct {
 	plan  *plan
 	rec   *recorder
 	nodes []*natstest.Server
-	hubs  []*hub
-	nc    *nats.Conn
-	js    natsjs.JetStream
+	// routes are the links between nodes, by who connects and to whom.
+	routes [][]*proxy
+	disk   *disk // of the last node; nil where it cannot be filled
+	sys    *nats.Conn
+	tally  map[string]int // faults, by what -model.faults calls them
+	hubs   []*hub
+	rows   string // the file of the outbox
+	nc     *nats.Conn
+	js     natsjs.JetStream
 
 	mu     sync.Mutex
 	faults int
@@ -63,7 +70,28 @@ func (h *hub) running() bool {
 
 func startRig(tb testing.TB, p *plan, rec *recorder) *rig {
 	tb.Helper()
-	r := &rig{TB: tb, plan: p, rec: rec, nodes: natstest.StartCluster(tb, p.nodes)}
+	r := &rig{TB: tb, plan: p, rec: rec, tally: map[string]int{}, routes: make([][]*proxy, p.nodes)}
+	for i := range r.routes {
+		r.routes[i] = make([]*proxy, p.nodes)
+	}
+	if slices.Contains(p.faults, "diskfull") {
+		if r.disk = newDisk(tb); r.disk == nil {
+			p.faults = slices.DeleteFunc(slices.Clone(p.faults), func(f string) bool { return f == "diskfull" })
+		}
+	}
+	r.nodes = natstest.StartSetup(tb, natstest.Setup{
+		Nodes: p.nodes, Program: p.old,
+		Route: func(from, to int, address string) string {
+			r.routes[from][to] = startProxy(tb, address, func() {})
+			return strings.TrimPrefix(r.routes[from][to].url(), "nats://")
+		},
+		Store: func(node int) string {
+			if r.disk != nil && node == p.nodes-1 {
+				return r.disk.dir
+			}
+			return tb.TempDir()
+		},
+	})
 	urls := make([]string, len(r.nodes))
 	for i, n := range r.nodes {
 		urls[i] = n.URL()
@@ -73,6 +101,14 @@ func startRig(tb testing.TB, p *plan, rec *recorder) *rig {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(r.nc.Close)
+	operators := make([]string, len(r.nodes))
+	for i, n := range r.nodes {
+		operators[i] = n.OperatorURL()
+	}
+	if r.sys, err = nats.Connect(strings.Join(operators, ","), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond), nats.Timeout(2*time.Second)); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(r.sys.Close)
 	if r.js, err = natsjs.New(r.nc); err != nil {
 		tb.Fatal(err)
 	}
@@ -81,6 +117,7 @@ func startRig(tb testing.TB, p *plan, rec *recorder) *rig {
 		return err == nil
 	})
 	r.until("streams can be deleted", func(ctx context.Context) bool { return r.js.DeleteStream(ctx, "ready") == nil })
+	r.rows = rowsPath(r)
 	for i := range p.hubs {
 		r.addHub(i)
 	}
@@ -100,7 +137,7 @@ func (r *rig) addHub(i int) {
 		h.links = append(h.links, p)
 		urls = append(urls, p.url())
 	}
-	h.role = hubRole{URL: strings.Join(urls, ","), Addr: h.addr, AckWaitMS: r.plan.ackWaitMS, Replicas: len(r.nodes)}
+	h.role = hubRole{URL: strings.Join(urls, ","), Addr: h.addr, AckWaitMS: r.plan.ackWaitMS, Replicas: len(r.nodes), Besides: r.besides()}
 	if r.plan.logs != "" {
 		h.role.Log = filepath.Join(r.plan.logs, fmt.Sprintf("seed-%d-%s.log", r.plan.seed, h.name))
 	}
@@ -197,11 +234,11 @@ func (r *rig) watch(ctx context.Context) {
 	}
 }
 
-// stepDown makes the leader of a stream, or of one of its consumers, hand over.
-func (r *rig) stepDown(ctx context.Context, what string) error {
+// stepDown makes the leader of a stream, of one of its consumers, or of the cluster hand over.
+func (r *rig) stepDown(ctx context.Context, nc *nats.Conn, what string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	m, err := r.nc.RequestWithContext(ctx, "$JS.API."+what, nil)
+	m, err := nc.RequestWithContext(ctx, "$JS.API."+what, nil)
 	if err != nil {
 		return err
 	}

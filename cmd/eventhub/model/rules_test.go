@@ -28,6 +28,12 @@ var rules = []struct {
 	{"letters", "a dead letter for each last failure, and for nothing else", letters},
 	{"answers", "each frame is answered within 15 s", answers},
 	{"hoarded", "an event that nobody holds comes to an idle member at once", hoarded},
+	{"cursors", "nothing is unsettled at or before the position of a group", cursors},
+	{"latest", "the newest event of a key is the newest in the stream", latest},
+	{"replay", "a replay is a piece of the stream", replays},
+	{"states", "the states of a projection are the fold of the stream", states},
+	{"outbox", "each committed row of an outbox is stored once, in the order of its key", outboxes},
+	{"handlers", "programs see what came to the connections of their libraries", handlers},
 	{"frames", "frames and connections are as the protocol has them", frames},
 }
 

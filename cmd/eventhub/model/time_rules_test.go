@@ -24,7 +24,7 @@ func answers(l *ledger) []violation {
 				limit += min(s.to, l.end) - max(s.from, f.sent)
 			}
 		}
-		if c.over() <= limit || l.end <= limit || c.confused && f.Corr == nil {
+		if c.guest || c.over() <= limit || l.end <= limit || c.confused && f.Corr == nil {
 			continue
 		}
 		switch {
@@ -82,6 +82,9 @@ func hoarded(l *ledger) []violation {
 				continue
 			}
 			for _, s := range g.subs {
+				if s.conn.guest {
+					continue
+				}
 				if _, ok := idle[s]; !ok {
 					idle[s] = l.idle(s)
 				}
@@ -202,7 +205,7 @@ func frames(l *ledger) []violation {
 		}
 	}
 	for _, c := range l.order {
-		if c.endAt == never || c.closeAt <= c.endAt {
+		if c.guest || c.endAt == never || c.closeAt <= c.endAt {
 			continue
 		}
 		excused := l.within(c.endLo-time.Second, c.endAt, func(f *fault) bool { return f.ends && f.target == c.hub })

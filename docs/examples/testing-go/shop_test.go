@@ -1,31 +1,36 @@
 package shop_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
 	shop "eventhub/docs/examples/testing-go"
-	"eventhub/facade/client"
 	"eventhub/facade/hubtest"
+	eventhub "eventhub/sdk/go"
 )
 
 func TestAnOrderIsAnEvent(t *testing.T) {
 	t.Parallel() // each test has a hub of its own
 	hub := hubtest.New(t)
-	c := hub.Dial(hub.Token)
-	events := make(chan client.Event, 10)
-	if _, err := c.Subscribe(t.Context(), "orders.placed", "test", client.SubscribeOptions{From: "earliest"}, func(e client.Event) { events <- e }); err != nil {
-		t.Fatal(err)
-	}
+	c := hub.Connect(hub.Token)
 	if err := shop.New(c).Place(t.Context(), 7, "ann"); err != nil {
 		t.Fatal(err)
 	}
-	select {
-	case e := <-events:
-		if e.Key != "ann" || string(e.Payload) != `{"order":7}` {
-			t.Errorf("got %s of %s", e.Payload, e.Key)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	came := false
+	for d, err := range c.Events(ctx, "orders.placed", "test", eventhub.SubscribeOptions{From: eventhub.FromEarliest}) {
+		if err != nil {
+			t.Fatal(err)
 		}
-	case <-time.After(10 * time.Second):
+		if d.Key != "ann" || string(d.Payload) != `{"order":7}` {
+			t.Errorf("got %s of %s", d.Payload, d.Key)
+		}
+		came = true
+		break
+	}
+	if !came {
 		t.Error("no event came")
 	}
 }
@@ -33,7 +38,7 @@ func TestAnOrderIsAnEvent(t *testing.T) {
 func TestAShopThatMayNotPublish(t *testing.T) {
 	t.Parallel()
 	hub := hubtest.New(t, hubtest.Policy("visitor", "visitor-token", `{"rules":[{"effect":"allow","action":"subscribe","topics":["**"]}]}`))
-	if err := shop.New(hub.Dial("visitor-token")).Place(t.Context(), 7, "ann"); err == nil {
+	if err := shop.New(hub.Connect("visitor-token")).Place(t.Context(), 7, "ann"); err == nil {
 		t.Error("a visitor places an order")
 	}
 }

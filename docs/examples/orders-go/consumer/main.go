@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -14,7 +13,7 @@ import (
 	"strings"
 	"syscall"
 
-	"eventhub/facade/client"
+	eventhub "eventhub/sdk/go"
 )
 
 func main() {
@@ -34,36 +33,29 @@ func run(ctx context.Context, url, tokenFile string) error {
 	if err != nil {
 		return err
 	}
-	c, err := client.Dial(ctx, url, client.Options{Token: strings.TrimSpace(string(token))})
+	hub, err := eventhub.Connect(ctx, url, eventhub.Options{Token: strings.TrimSpace(string(token))})
 	if err != nil {
 		return err
 	}
-	defer func() { _ = c.Close() }()
-	_, err = c.Subscribe(ctx, "orders.placed", "printer", client.SubscribeOptions{From: "earliest"}, handle)
+	defer func() { _ = hub.Close() }() //nolint:contextcheck // has a limit of its own
+	orders := eventhub.TopicOf[order](hub, "orders.placed")
+	sub, err := orders.Subscribe(ctx, "printer", eventhub.SubscribeOptions{From: eventhub.FromEarliest}, handle)
 	if err != nil {
 		return err
 	}
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-c.Done(): // a client does not reconnect by itself
-		return c.Err()
-	}
+	<-sub.Done() // ctx has ended, or the hub has ended the subscription
+	return sub.Err()
 }
 
-// handle prints an order, and acknowledges it. An order whose acknowledgement is lost comes again,
-// so what is done with one must bear being done twice.
-func handle(e client.Event) {
-	var order struct {
-		Order    int    `json:"order"`
-		Customer string `json:"customer"`
-	}
-	if err := json.Unmarshal(e.Payload, &order); err != nil {
-		_ = e.Nack("no order: "+err.Error(), -1) // it ends as a dead letter
-		return
-	}
-	if _, err := fmt.Fprintf(os.Stdout, "order %d of %s\n", order.Order, order.Customer); err != nil {
-		return // it comes again
-	}
-	_ = e.Ack()
+// order is the payload of an event. What is no order ends as a dead letter.
+type order struct {
+	Order    int    `json:"order"`
+	Customer string `json:"customer"`
+}
+
+// handle prints an order. Its end acknowledges the event. An order may come again, such as after a
+// crash, so what is done with one must bear being done twice.
+func handle(_ context.Context, o order, _ *eventhub.Delivery) error {
+	_, err := fmt.Fprintf(os.Stdout, "order %d of %s\n", o.Order, o.Customer)
+	return err
 }

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/natstest/lossyfs"
+)
+
+// clusterCrash is a crash of machines of a cluster with three copies of each stream.
+type clusterCrash struct {
+	name     string
+	interval time.Duration // 0: always
+	machines int           // how many crash at once
+	bound    time.Duration // how old what is lost may be
+}
+
+var clusterCrashes = []clusterCrash{
+	{name: "one of three, syncing every two minutes", interval: 2 * time.Minute, machines: 1},
+	{name: "three of three, syncing always", machines: 3},
+	{name: "three of three, syncing every second", interval: time.Second, machines: 3, bound: 3 * time.Second},
+	{name: "three of three, syncing every two minutes", interval: 2 * time.Minute, machines: 3, bound: time.Hour},
+}
+
+// crashMachines crashes machines of a cluster under load. What was answered OK is there afterwards,
+// but for what the servers had not synced when all machines crash at once.
+func crashMachines(t *testing.T, crash clusterCrash) {
+	t.Helper()
+	disks := make([]*lossyfs.System, 3)
+	storage := make([]natstest.Storage, len(disks))
+	for i := range disks {
+		disks[i] = lossyfs.Mount(t)
+		storage[i] = natstest.Storage{Dir: filepath.Join(disks[i].Dir(), "store"), Sync: crash.interval, Always: crash.interval == 0}
+	}
+	servers := natstest.StartStoring(t, storage...)
+	look := natstest.Look(t, natstest.URLs(servers)...)
+	look.Replicating(3)
+	flags := append([]string{"--nats-url=" + servers[0].URL() + "," + servers[1].URL() + "," + servers[2].URL(), "--replicas=3", "--ack-wait=5s"}, crashLimits...)
+	hub := startNode(t, flags...)
+	load := startCrashLoad(t, hub)
+	<-time.After(*crashFor)
+	crashed := time.Now()
+	lossyfs.Crash(t, nil, func() {
+		for _, s := range servers[:crash.machines] {
+			s.Strike()
+		}
+	}, func() {
+		for _, s := range servers[:crash.machines] {
+			s.Kill()
+		}
+	}, disks[:crash.machines]...)
+	hub.kill() // and its clients
+	load.wg.Wait()
+
+	for _, s := range servers[:crash.machines] {
+		s.Start()
+	}
+	look.Replicating(3)
+	hub = startNode(t, flags...)
+	losses := load.losses(t, hub, crashed)
+	within := func(loss crashLoss) bool { return loss.lost == 0 || loss.oldest <= crash.bound }
+	for deadline := time.Now().Add(patience); !every(losses, within) && time.Now().Before(deadline); {
+		<-time.After(time.Second)
+		losses = load.losses(t, hub, crashed) // a leader may not have caught up yet
+	}
+	for _, loss := range losses {
+		if !within(loss) {
+			t.Errorf("%d %s of %d are lost, the oldest was answered %v before the crash", loss.lost, loss.kind, loss.answered, loss.oldest)
+		}
+		t.Logf("%-15s answered %6d  lost %5d  oldest %v", loss.kind, loss.answered, loss.lost, loss.oldest.Round(time.Millisecond))
+	}
+	checkGroup(t, hub, load, crashed)
+	hub.terminate()
+}
+
+func every(losses []crashLoss, ok func(crashLoss) bool) bool {
+	return !slices.ContainsFunc(losses, func(l crashLoss) bool { return !ok(l) })
+}

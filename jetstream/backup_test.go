@@ -1,0 +1,272 @@
+package jetstream
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"eventhub/jetstream/natstest"
+)
+
+// stateful is the rules of a hub with something of everything.
+var stateful = []TopicRule{{Pattern: "state.**", Compaction: true, MaxAge: time.Hour}}
+
+// fillHub makes something of everything that a hub stores.
+func fillHub(t *testing.T, b *Bus) {
+	t.Helper()
+	ctx := t.Context()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	publish(t, b, "orders", numbers(20)...)
+
+	// a group with events in every state: 0 to 9 settled, 12 settled out of order, 10 refused twice
+	k := take(t, b, "orders", "plain", SubscribeOptions{From: FromEarliest})
+	k.payloads(10)
+	for range 10 {
+		switch d := k.next(); string(d.Event.Payload) {
+		case "10":
+			must(d.Nack("later", 0))
+		case "12":
+			must(d.Ack())
+		}
+	}
+	must(k.next().Nack("later still", 0))
+	must(k.sub.Stop(ctx))
+
+	// a group that was moved: its pointer names the stream
+	k = take(t, b, "orders", "moved", SubscribeOptions{From: FromEarliest})
+	k.payloads(20)
+	must(k.sub.Stop(ctx))
+	_, err := b.Group("orders", "moved").Move(ctx, FromTime(time.Unix(0, 0)))
+	must(err)
+	k = take(t, b, "orders", "moved", SubscribeOptions{})
+	k.payloads(5)
+	_, err = b.Group("orders", "moved").Bookmarks().Put(ctx, "here")
+	must(err)
+	must(k.sub.Stop(ctx))
+
+	fail(t, b, "orders", "failing", "it is broken", 3)
+	for i := range 5 {
+		_, err := b.Publish(ctx, "state.a", fmt.Appendf(nil, "%d", i), PublishOptions{Key: "k" + strconv.Itoa(i%2)})
+		must(err)
+	}
+	eventually(t, "the bucket", func() bool {
+		e, err := b.Keys("state.a").Get(ctx, "k0")
+		return err == nil && e != nil && string(e.Payload) == "4"
+	})
+	_, err = b.Publish(ctx, "late", []byte(`"soon"`), PublishOptions{ID: "due", Delay: time.Hour})
+	must(err)
+	own, err := b.Collections().Open(ctx, "states")
+	must(err)
+	_, err = own.Put(ctx, "a", []byte("1"), nil, 0)
+	must(err)
+}
+
+// filledHub checks what fillHub has made, on another bus.
+func filledHub(t *testing.T, b *Bus) {
+	t.Helper()
+	ctx := t.Context()
+	k := take(t, b, "orders", "plain", SubscribeOptions{})
+	attempts := make(map[string]int)
+	for range 9 {
+		d := k.next()
+		attempts[string(d.Event.Payload)] = d.Attempt
+		if err := d.Ack(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := 10; i < 20; i++ {
+		if p := strconv.Itoa(i); (attempts[p] > 0) == (i == 12) {
+			t.Errorf("event %d came to the group with attempt %d", i, attempts[p])
+		}
+	}
+	if attempts["10"] < 2 {
+		t.Errorf("event 10 was refused, and comes with attempt %d", attempts["10"])
+	}
+	k.quiet(100 * time.Millisecond)
+	k = take(t, b, "orders", "moved", SubscribeOptions{})
+	if got, want := k.payloads(15), numbers(20)[5:]; !slices.Equal(got, want) {
+		t.Errorf("the moved group gets %v, want %v", got, want)
+	}
+	if marks, err := b.Group("orders", "moved").Bookmarks().List(ctx); err != nil || len(marks) != 1 {
+		t.Errorf("bookmarks: %v, %v", marks, err)
+	}
+	counts, err := b.Admin().DeadLetters().Count(ctx, LetterFilter{Topic: "orders", Group: "failing"}, "", nil)
+	if err != nil || counts.Total != 3 {
+		t.Errorf("dead letters: %+v, %v", counts, err)
+	}
+	if got := redriveAll(t, b, LetterFilter{Topic: "orders", Group: "failing"}, RedriveOptions{}); got.Done != 3 {
+		t.Errorf("redriven: %+v", got)
+	}
+	for key, want := range map[string]string{"k0": "4", "k1": "3"} {
+		if e, err := b.Keys("state.a").Get(ctx, key); err != nil || e == nil || string(e.Payload) != want {
+			t.Errorf("the latest of %s is %v, %v", key, e, err)
+		}
+	}
+	// the bucket goes on where it was
+	if _, err := b.Publish(ctx, "state.a", []byte("9"), PublishOptions{Key: "k1"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the bucket goes on", func() bool {
+		m, err := b.Keys("state.a").GetMany(ctx, []string{"k1"})
+		return err == nil && m["k1"] != nil && string(m["k1"].Payload) == "9"
+	})
+	waiting, err := b.Admin().Topic("late").Delayed(ctx, "", 10)
+	if err != nil || len(waiting.Events) != 1 || waiting.Events[0].ID != "due" {
+		t.Errorf("delayed events: %+v, %v", waiting, err)
+	}
+	own, err := b.Collections().Open(ctx, "states")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e, err := own.Get(ctx, "a"); err != nil || string(e.Value) != "1" {
+		t.Errorf("the collection has %+v, %v", e, err)
+	}
+}
+
+// backup makes a backup of a bus, and opens it.
+func backup(t *testing.T, b *Bus) *Backup {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "backup")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Admin().NATS().Backup(t.Context(), f, BackupOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	made, err := OpenBackup(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = made.Close() })
+	return made
+}
+
+func openStore(t *testing.T, cfg Config) *Store {
+	t.Helper()
+	s, err := OpenStore(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// A backup of a running hub has everything that the hub stores: it is restored to an embedded
+// server, and to a cluster.
+func TestRestoreHasEverything(t *testing.T) {
+	t.Parallel()
+	// On a slow machine, a hub may forget its leases.
+	b := open(t, Config{Topics: stateful, AckWait: 3 * time.Second})
+	fillHub(t, b)
+	made := backup(t, b)
+	t.Run("embedded", func(t *testing.T) {
+		dir := t.TempDir()
+		s := openStore(t, Config{Server: natstest.Embed(t, dir)})
+		if err := s.Restore(t.Context(), made, RestoreOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		_ = s.Close()
+		filledHub(t, open(t, Config{Server: natstest.Embed(t, dir), Topics: stateful}))
+	})
+	t.Run("cluster", func(t *testing.T) {
+		url := threeServers(t)
+		s := openStore(t, Config{URL: url})
+		if err := s.Restore(t.Context(), made, RestoreOptions{Replicas: 3}); err != nil {
+			t.Fatal(err)
+		}
+		filledHub(t, open(t, Config{URL: url, Topics: stateful, Replicas: 3}))
+	})
+}
+
+// The number of copies changes from 1 to 3 and back while members work: no event is lost, and no
+// lease ends more than once.
+func TestReplicasChangeLive(t *testing.T) {
+	t.Parallel()
+	url := threeServers(t)
+	b := open(t, Config{URL: url, Topics: stateful})
+	publish(t, b, "orders", "0")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var working sync.WaitGroup
+	defer working.Wait()
+	defer cancel()
+	var mu sync.Mutex
+	stored, got := map[string]bool{"0": true}, make(map[string]int)
+	working.Go(func() {
+		for i := 1; ctx.Err() == nil; i++ {
+			p := strconv.Itoa(i)
+			if _, err := b.Publish(ctx, "orders", []byte(p), PublishOptions{ID: p, Key: "k"}); err == nil {
+				mu.Lock()
+				stored[p] = true
+				mu.Unlock()
+			}
+		}
+	})
+	sub, err := b.Consume(t.Context(), "orders", "g", SubscribeOptions{From: FromEarliest}, func(_ context.Context, d *Delivery) error {
+		mu.Lock()
+		defer mu.Unlock()
+		got[string(d.Event.Payload)] = max(got[string(d.Event.Payload)], d.Attempt)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []int{3, 1} {
+		changes, err := b.Admin().NATS().PlanReplicas(t.Context(), n)
+		if err != nil || len(changes) < 7 {
+			t.Fatalf("changes to %d copies: %v, %v", n, changes, err)
+		}
+		for _, c := range changes {
+			if err := b.Admin().NATS().SetReplicas(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if left, err := b.Admin().NATS().PlanReplicas(t.Context(), n); err != nil || len(left) > 0 {
+			t.Errorf("left after the change to %d copies: %v, %v", n, left, err)
+		}
+		info, err := b.js.Consumer(t.Context(), "orders", "g")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cluster := info.CachedInfo().Cluster; cluster == nil || len(cluster.Replicas) != n-1 {
+			t.Errorf("with %d copies, the consumer has %+v", n, cluster)
+		}
+	}
+	cancel()
+	working.Wait()
+	eventually(t, "all events", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		for p := range stored {
+			if got[p] == 0 {
+				return false
+			}
+		}
+		return true
+	})
+	if err := sub.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
+	again := 0
+	for _, attempt := range got {
+		if attempt > 1 {
+			again++
+		}
+	}
+	t.Logf("%d events, %d of them again", len(stored), again)
+}

@@ -1,0 +1,101 @@
+package jetstream
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestSubjectsOfPatterns compares the subjects of patterns with the topics that these match.
+func TestSubjectsOfPatterns(t *testing.T) {
+	for pattern, want := range map[string]string{
+		"a.b":  "event.a.b keyed.*.a.b",
+		"a.*":  "event.a.* keyed.*.a.*",
+		"a.**": "event.a keyed.*.a event.a.> keyed.*.a.>",
+		"**":   "event.> keyed.*.>",
+	} {
+		if got, whole := subjectsOf(pattern, maxSegments); !whole || strings.Join(got, " ") != want {
+			t.Errorf("%s: %v, %v", pattern, got, whole)
+		}
+	}
+	takes := func(subjects []string, topic string) bool {
+		return slices.ContainsFunc(subjects, func(s string) bool { return covers(s, plainSubject(topic)) }) &&
+			slices.ContainsFunc(subjects, func(s string) bool { return covers(s, "keyed.k."+topic) })
+	}
+	deep := strings.Repeat("x.", maxSegments-3)
+	for _, tt := range []struct {
+		pattern string
+		in, out []string
+	}{
+		{"**.b", []string{"b", "a.b", "a.a.b", "b.b", deep + "b"}, []string{"a", "b.a", "a.b.c"}},
+		{"a.**.b", []string{"a.b", "a.x.b", "a." + deep + "b"}, []string{"a", "b", "x.a.b", "a.b.x"}},
+		{"a.**.b.**", []string{"a.b", "a.x.b", "a.b.x", "a.x.b.y.z"}, []string{"a", "a.x", "b.a"}},
+		{"**.*", []string{"a", "a.b", deep + "a"}, nil},
+	} {
+		subjects, whole := subjectsOf(tt.pattern, maxSegments)
+		if !whole {
+			t.Errorf("%s is not whole", tt.pattern)
+		}
+		for _, topic := range tt.in {
+			if !takes(subjects, topic) {
+				t.Errorf("%s does not take %.40s", tt.pattern, topic)
+			}
+		}
+		for _, topic := range tt.out {
+			if takes(subjects, topic) {
+				t.Errorf("%s takes %s", tt.pattern, topic)
+			}
+		}
+	}
+	subjects, whole := subjectsOf("**.b", 8)
+	if whole || !takes(subjects, "1.2.3.4.5.6.7.b") || takes(subjects, "1.2.3.4.5.6.7.8.b") {
+		t.Errorf("up to 8 segments: %v, %v", subjects, whole)
+	}
+}
+
+// TestPermissionsHaveABound writes the permissions of rights that need more subjects than one
+// message holds.
+func TestPermissionsHaveABound(t *testing.T) {
+	yes := func(string) bool { return true }
+	join := func(string, string) bool { return true }
+	rights := &NativeRights{Publish: yes, Read: yes, Join: join, Inspect: join, MayJoin: yes}
+	known := &nativeMap{}
+	b := &Bus{api: "$JS.API.", rules: builtinRules}
+	for i := range 100 {
+		rights.PublishReach = append(rights.PublishReach, NativeReach{Pattern: fmt.Sprintf("t%d.**.x.**.y", i), Rule: i + 1, Whole: true})
+	}
+	w := &permissionWriter{bus: b, rights: rights, known: known}
+	if _, fits := w.write("_INBOX_x", maxSegments); fits {
+		t.Error("all subjects fit")
+	}
+	p, fits := w.write("_INBOX_x", 8)
+	if !fits || len(p.Narrowed) != 100 || !strings.Contains(p.Narrowed[0], "rule 1: publish t0.**.x.**.y: only topics of up to 8 segments") {
+		t.Errorf("topics of 8 segments do not fit, or that is not said: %d %q", len(p.Narrowed), p.Narrowed[:min(1, len(p.Narrowed))])
+	}
+	for i := range 10_000 {
+		known.topics = append(known.topics, nativeTopic{name: fmt.Sprintf("topic.%d", i), stream: fmt.Sprintf("topic=2E%d", i), alone: true})
+	}
+	p, fits = w.write("_INBOX_x", 8)
+	total := 0
+	for _, s := range p.Publish {
+		total += len(s)
+	}
+	if fits || total > maxPermissionBytes {
+		t.Errorf("%d bytes of subjects, fits: %v", total, fits)
+	}
+}
+
+// TestNoRightsAllowNothing has rights that allow nothing yield no subject to publish to.
+func TestNoRightsAllowNothing(t *testing.T) {
+	no := func(string) bool { return false }
+	none := func(string, string) bool { return false }
+	w := &permissionWriter{
+		bus: &Bus{api: "$JS.API.", rules: builtinRules}, rights: &NativeRights{Publish: no, Read: no, Join: none, Inspect: none, MayJoin: no},
+		known: &nativeMap{topics: []nativeTopic{{name: "a", stream: "a", alone: true}, {stream: "dlq"}}, groups: []nativeGroup{{"a", "g", "a", "g"}}},
+	}
+	p, fits := w.write("_INBOX_x", maxSegments)
+	if !fits || len(p.Publish) != 0 || !slices.Equal(p.Subscribe, []string{"_INBOX_x.>"}) || len(p.Narrowed) != 0 {
+		t.Errorf("%+v, %v", p, fits)
+	}
+}

@@ -1,0 +1,60 @@
+package jetstream
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
+)
+
+// A stream is taken to end before a group's position when it says so rewindSure times, rewindEvery
+// apart.
+const (
+	rewindSure  = 5
+	rewindEvery = 100 * time.Millisecond
+)
+
+// rewound looks whether the stream ends before the group's position: then machines of NATS have
+// crashed and the stream has lost its end, but the consumer has not. The server gives the sequences
+// of the lost events to new ones, and passes over these for the group. The group therefore goes on
+// under a new name, from its ack floor or the end of the stream, and its members hear of a reset.
+// rewound returns nil if the group is where it may be, and errGroupMoved if another moved it. The
+// stream is known to have reached end.
+func (b *Bus) rewound(ctx context.Context, t *topicInfo, name string, ptr generation, info *natsjs.ConsumerInfo, end uint64) (*group, error) {
+	position := max(info.Delivered.Stream, info.AckFloor.Stream)
+	if position <= end {
+		return nil, nil
+	}
+	// The stream is asked later than the consumer. The leader of a stream may apply an event later
+	// than the leader of a consumer all the same, so the stream is asked repeatedly.
+	tick := time.NewTicker(rewindEvery)
+	defer tick.Stop()
+	for range rewindSure {
+		stream, err := b.findStream(ctx, t.stream.name)
+		if err != nil {
+			return nil, b.unavailable(err)
+		}
+		if end = stream.State.LastSeq; !native.StreamMade(stream).Equal(t.stream.created) || position <= end {
+			return nil, nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, b.unavailable(ctx.Err())
+		}
+	}
+	to := groupStart{seq: min(info.AckFloor.Stream, end) + 1, ttl: info.Config.InactiveThreshold, maker: info.Config.Metadata[metaMaker]}
+	moved, rev, err := b.moveGroup(ctx, t, name, ptr, to)
+	if err != nil {
+		return nil, b.unavailableUnless(err, errGroupMoved)
+	}
+	b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
+	b.log.ErrorContext(ctx, "events were lost: the stream ends before the position of a group; moved the group back",
+		slog.String("topic", t.name), slog.String("group", name), slog.Uint64("position", position), slog.Uint64("end", end))
+	g := b.newGroup(t, name, moved, rev, ptr.past())
+	g.lost.Store(true)
+	return g, nil
+}

@@ -1,0 +1,145 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// restoreMark is a stream that exists while a restore runs. A hub does not start beside it.
+const restoreMark = "EVENTHUB_RESTORE"
+
+// Store is a NATS to which a backup is restored, or from which a hub moves: Config.Server or
+// Config.URL, without a bus. OpenStore returns one. Its methods must not be called concurrently.
+type Store struct{ bus *Bus }
+
+// OpenStore connects to NATS, and changes nothing there. The caller closes the Store.
+func OpenStore(ctx context.Context, cfg Config) (*Store, error) {
+	cfg.Connections = 1
+	b, err := newBus(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.openStore(ctx); err != nil {
+		_ = b.Close() //nolint:contextcheck // what is half open is closed whatever ctx says; its error would hide the cause
+		return nil, err
+	}
+	return &Store{b}, nil
+}
+
+func (b *Bus) openStore(ctx context.Context) error {
+	if err := b.connect(); err != nil { //nolint:contextcheck // it lives until Close, not until Open returns
+		return err
+	}
+	if err := b.checkServer(ctx); err != nil {
+		return err
+	}
+	var major, minor int
+	version := b.links[0].nc.ConnectedServerVersion()
+	if _, err := fmt.Sscanf(version, "%d.%d", &major, &minor); err != nil || major < 2 || major == 2 && minor < 15 {
+		return fmt.Errorf("nats at %s: server version %q is too old to restore to; use nats-server 2.15 or newer", b.where(), version)
+	}
+	return nil
+}
+
+// connect opens the connections.
+func (b *Bus) connect() error {
+	for i := range b.cfg.Connections {
+		l, err := b.dial(i)
+		if err != nil {
+			if parse, ok := errors.AsType[*url.Error](err); ok {
+				err = parse.Err // the rest of it repeats the address, password included
+			}
+			return fmt.Errorf("connect to nats at %s: %w; check that the server runs, and check address and credentials", b.where(), err)
+		}
+		b.links = append(b.links, l)
+	}
+	return nil
+}
+
+// Close ends the connection and Config.Server. It may be called twice.
+func (s *Store) Close() error { return s.bus.Close() }
+
+// CheckEmpty returns an error unless nothing of a hub is there.
+func (s *Store) CheckEmpty(ctx context.Context) error {
+	b := s.bus
+	inv, err := b.listStreams(ctx)
+	if err != nil {
+		return err
+	}
+	var found []string
+	for _, name := range inv.names() {
+		if ofHub(name, inv.streams[name]) {
+			found = append(found, name)
+		}
+	}
+	if inv.streams[restoreMark] != nil {
+		return fmt.Errorf("nats at %s: a restore is running, or was killed; if none runs, remove what it left and repeat the command: nats stream rm %s", b.where(), strings.Join(found, "; nats stream rm "))
+	}
+	if len(found) > 0 {
+		return fmt.Errorf("nats at %s is not empty: it has %d streams of a hub, such as %s; restore only where no hub has ever run, or remove these streams with everything in them", b.where(), len(found), found[0])
+	}
+	return nil
+}
+
+// ofHub reports whether a stream is one of a hub.
+func ofHub(name string, info *natsjs.StreamInfo) bool {
+	_, ruled := info.Config.Metadata[metaPattern]
+	_, filled := info.Config.Metadata[bucketTopic]
+	return ruled || filled || name == restoreMark || name == putBackStream || strings.HasPrefix(name, "eventhub_") || strings.HasPrefix(name, "KV_eventhub_")
+}
+
+// errRestoring keeps a hub from starting beside half of its streams.
+func (b *Bus) checkRestored(ctx context.Context) error {
+	_, err := b.findStream(ctx, restoreMark)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	}
+	return fmt.Errorf("nats at %s: a restore is running, or was killed (stream %s): wait for it, or remove what it left, as eventhub restore says", b.where(), restoreMark)
+}
+
+// mark makes or removes the mark of a restore.
+func (s *Store) mark(ctx context.Context, replicas int) (remove func(context.Context) error, err error) {
+	cfg := natsjs.StreamConfig{Name: restoreMark, Subjects: []string{"$EVENTHUB.RESTORE"}, Description: "eventhub: a restore is running", MaxMsgs: 1, Replicas: max(replicas, 1)}
+	if _, err := s.bus.js.CreateStream(ctx, cfg); err != nil {
+		return nil, fmt.Errorf("nats at %s: make stream %s: %w", s.bus.where(), restoreMark, err)
+	}
+	return func(ctx context.Context) error { return s.bus.js.DeleteStream(ctx, restoreMark) }, nil
+}
+
+// cleanWait bounds what a failed restore spends on removing what it has made.
+const cleanWait = time.Minute
+
+// clean removes the streams that a failed restore has made, and names those that stay.
+func (s *Store) clean(ctx context.Context, made []string, unmark func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWait)
+	defer cancel()
+	var left []string
+	for _, name := range made {
+		_, err := askAgain(ctx, cleanWait, func(ctx context.Context) (bool, error) {
+			err := s.bus.js.DeleteStream(ctx, name)
+			if errors.Is(err, natsjs.ErrStreamNotFound) {
+				err = nil
+			}
+			return true, err
+		})
+		if err != nil {
+			left = append(left, name)
+		}
+	}
+	if len(left) == 0 {
+		if err := unmark(ctx); err == nil || errors.Is(err, natsjs.ErrStreamNotFound) {
+			return nil
+		}
+	}
+	left = append(left, restoreMark)
+	return fmt.Errorf("some of what was restored is left: remove it with nats stream rm %s", strings.Join(left, "; nats stream rm "))
+}
