@@ -1,7 +1,9 @@
 package jetstream
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/natstest"
 )
@@ -191,6 +195,55 @@ func TestRestoreHasEverything(t *testing.T) {
 		}
 		filledHub(t, open(t, Config{URL: url, Topics: stateful, Replicas: 3}))
 	})
+}
+
+// In a cluster, the answer to a request for a restore may be quicker than the news of where its parts
+// go: the first part is sent until a server takes it.
+func TestRestoreBeforeItsWayIsKnown(t *testing.T) {
+	t.Parallel()
+	from := open(t, Config{Topics: stateful})
+	publish(t, from, "orders", numbers(20)...)
+	made := backup(t, from)
+	server := natstest.Run(t)
+	proxy := startAPIProxy(t, server.ClientURL())
+	received := func() int64 {
+		v, err := server.Varz(nil)
+		if err != nil {
+			t.Error(err)
+			return 1 << 62
+		}
+		return v.InMsgs
+	}
+	name := made.Streams[slices.IndexFunc(made.Streams, func(s backedUp) bool { return s.Messages == 20 })].Name
+	var relays sync.WaitGroup
+	defer relays.Wait()
+	proxy.answer("STREAM.RESTORE."+name, func(answer []byte) []byte {
+		var said struct {
+			Deliver string `json:"deliver_subject"`
+		}
+		if err := json.Unmarshal(answer, &said); err != nil || said.Deliver == "" {
+			t.Errorf("answer %s: %v", answer, err)
+			return answer
+		}
+		before := received()
+		relays.Go(func() {
+			// the way is made when the first part has come to nobody
+			eventually(t, "a first part", func() bool { return received() >= before+2 })
+			_, err := proxy.nc.Subscribe("late", func(m *nats.Msg) {
+				_ = proxy.nc.PublishMsg(&nats.Msg{Subject: said.Deliver, Reply: m.Reply, Data: m.Data}) // it fails at the end of the test
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		return bytes.Replace(answer, []byte(said.Deliver), []byte("late"), 1)
+	})
+	s := openStore(t, Config{URL: server.ClientURL(), Domain: proxyDomain})
+	if err := s.Restore(t.Context(), made, RestoreOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	to := open(t, Config{URL: server.ClientURL(), Topics: stateful})
+	take(t, to, "orders", "g", SubscribeOptions{From: FromEarliest}).payloads(20)
 }
 
 // The number of copies changes from 1 to 3 and back while members work: no event is lost, and no

@@ -30,7 +30,15 @@ const (
 	// restoreFinish for what comes after the last part.
 	restoreSilence = time.Minute
 	restoreFinish  = 10 * time.Minute
+	// restoreInterest is how long the way to a server that restores may take to become known to the
+	// other servers. The server gives a restore up when no part came for 5 s.
+	restoreInterest = 5 * time.Second
+	// restorePause is between two tries of the first part in that time.
+	restorePause = 20 * time.Millisecond
 )
+
+// errNobodyRestores says that no server takes the parts of a restore.
+var errNobodyRestores = errors.New("the server has given the restore up")
 
 // errSnapshotCut says that the server has given a snapshot up. Another try may succeed.
 var errSnapshotCut = errors.New("the server gave the snapshot up")
@@ -230,15 +238,40 @@ func (b *Bus) putSnapshot(ctx context.Context, stream string, config json.RawMes
 			return said.Error
 		}
 		if m.Header.Get("Status") == "503" {
-			return errors.New("the server has given the restore up")
+			return errNobodyRestores
 		}
 		return nil
+	}
+	// first sends the first part until a server takes it. In a cluster, the answer of the server that
+	// restores may arrive before the other servers know its subscription.
+	first := func(part []byte) error {
+		deadline := time.Now().Add(restoreInterest)
+		for i := 0; ; i++ {
+			if err := nc.PublishMsg(&nats.Msg{Subject: answer.Deliver, Reply: inbox + ".first" + strconv.Itoa(i), Data: part}); err != nil {
+				return err
+			}
+			m, err := await(restoreSilence)
+			if err == nil {
+				err = refused(m)
+			}
+			if !errors.Is(err, errNobodyRestores) || time.Now().After(deadline) {
+				return err
+			}
+			if err := b.pause(ctx, restorePause); err != nil {
+				return err
+			}
+		}
 	}
 	buf := make([]byte, snapshotChunk)
 	unanswered := 0
 	for i := 0; ; i++ {
 		n, err := io.ReadFull(r, buf)
-		if n > 0 {
+		switch {
+		case n > 0 && i == 0:
+			if err := first(buf[:n]); err != nil {
+				return true, err
+			}
+		case n > 0:
 			// the server reads one part after the other, and answers each
 			if err := nc.PublishMsg(&nats.Msg{Subject: answer.Deliver, Reply: inbox + "." + strconv.Itoa(i), Data: buf[:n]}); err != nil {
 				return true, err
