@@ -197,8 +197,8 @@ func TestRestoreHasEverything(t *testing.T) {
 	})
 }
 
-// In a cluster, the answer to a request for a restore may be quicker than the news of where its parts
-// go: the first part is sent until a server takes it.
+// In a cluster, the answer to a request for a restore may be quicker than the news of where its
+// parts go: the first part is sent until a server takes it.
 func TestRestoreBeforeItsWayIsKnown(t *testing.T) {
 	t.Parallel()
 	from := open(t, Config{Topics: stateful})
@@ -230,7 +230,8 @@ func TestRestoreBeforeItsWayIsKnown(t *testing.T) {
 			// the way is made when the first part has come to nobody
 			eventually(t, "a first part", func() bool { return received() >= before+2 })
 			_, err := proxy.nc.Subscribe("late", func(m *nats.Msg) {
-				_ = proxy.nc.PublishMsg(&nats.Msg{Subject: said.Deliver, Reply: m.Reply, Data: m.Data}) // it fails at the end of the test
+				// it fails at the end of the test
+				_ = proxy.nc.PublishMsg(&nats.Msg{Subject: said.Deliver, Reply: m.Reply, Data: m.Data})
 			})
 			if err != nil {
 				t.Error(err)

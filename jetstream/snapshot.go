@@ -242,8 +242,8 @@ func (b *Bus) putSnapshot(ctx context.Context, stream string, config json.RawMes
 		}
 		return nil
 	}
-	// first sends the first part until a server takes it. In a cluster, the answer of the server that
-	// restores may arrive before the other servers know its subscription.
+	// first sends the first part until a server takes it. In a cluster, the answer of the server
+	// that restores may arrive before the other servers know its subscription.
 	first := func(part []byte) error {
 		deadline := time.Now().Add(restoreInterest)
 		for i := 0; ; i++ {
