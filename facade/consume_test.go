@@ -110,6 +110,7 @@ type sse struct {
 	body  io.Closer
 	lines *bufio.Reader
 	res   *http.Response
+	retry string // the last field of that name
 }
 
 // message is one message of a stream.
@@ -184,6 +185,8 @@ func (s *sse) next() (m message, ok bool) {
 			m.name = value
 		case name == "id":
 			m.id = value
+		case name == "retry":
+			s.retry = value
 		case name == "data" && m.data != "":
 			s.t.Errorf("data on two lines")
 		case name == "data":
@@ -586,7 +589,9 @@ func TestStreamBeats(t *testing.T) {
 func TestConsumersDrain(t *testing.T) {
 	t.Parallel()
 	url := startNATS(t)
-	old := newRigOn(t, jetstream.Config{URL: url}, func(cfg *facade.Config) { cfg.DrainGrace = 20 * time.Second })
+	old := newRigOn(t, jetstream.Config{URL: url}, func(cfg *facade.Config) {
+		cfg.DrainGrace, cfg.Limits.ReturnRate = 20*time.Second, facade.NoLimit
+	})
 	next := newRigOn(t, jetstream.Config{URL: url}, nil)
 	s := old.subscribe(t, "topic=t&group=g&maxAttempts=1&maxInFlight=1")
 	old.put(t, "t", "1")
@@ -602,7 +607,7 @@ func TestConsumersDrain(t *testing.T) {
 	eventually(t, "the hub refuses requests", func() bool { return old.post(t, "/publish/probe", "1").status == http.StatusServiceUnavailable })
 	old.wantSettled(t, "ack", "", held.Ack)
 	next.wantSettled(t, "ack", "", pulled.Ack) // by way of the other hub
-	s.wantEnd(message{name: "close", data: `{"code":4000,"reason":"draining"}`})
+	s.wantEnd(message{name: "close", data: `{"code":4000,"reason":"draining","retry_after_ms":0}`})
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}

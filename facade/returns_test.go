@@ -2,7 +2,9 @@ package facade_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -38,6 +40,42 @@ func TestReturnsAreSpread(t *testing.T) {
 	}
 	if most-least < spread/4 { // the chance of that is 1 in 10^22
 		t.Errorf("pauses are %v to %v, of up to %v", least, most, spread)
+	}
+}
+
+// Streams of server-sent events are spread as well: by a member of the last message, and by the
+// field that browsers follow.
+func TestReturnsOfStreamsAreSpread(t *testing.T) {
+	t.Parallel()
+	const streams, rate = 40, 10
+	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.ReturnRate = rate })
+	all := make([]*sse, streams)
+	for i := range all {
+		all[i] = r.subscribe(t, "topic=t&group=g")
+	}
+	if err := r.srv.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const spread = streams * 1000 / rate
+	least, most := spread, 0
+	for _, s := range all {
+		m, ok := s.next()
+		var said struct {
+			Code       int
+			Reason     string
+			RetryAfter *int `json:"retry_after_ms"`
+		}
+		if err := json.Unmarshal([]byte(m.data), &said); err != nil || !ok || m.name != "close" || said.Reason != "draining" || said.RetryAfter == nil {
+			t.Fatalf("the stream ended with %+v", m)
+		}
+		pause := *said.RetryAfter
+		if pause < 0 || pause > spread || s.retry != strconv.Itoa(pause+1000) {
+			t.Errorf("a stream was told %d, and retry: %s", pause, s.retry)
+		}
+		least, most = min(least, pause), max(most, pause)
+	}
+	if most-least < spread/4 { // the chance of that is 1 in 10^22
+		t.Errorf("pauses are %d to %d, of up to %d", least, most, spread)
 	}
 }
 

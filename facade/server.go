@@ -243,7 +243,7 @@ func (s *Server) tick() {
 func (s *Server) Drain(ctx context.Context) error {
 	s.mu.Lock()
 	s.draining = true
-	s.returns.begin(len(s.sessions), s.cfg.Limits.ReturnRate)
+	s.returns.begin(len(s.sessions)+len(s.consumers), s.cfg.Limits.ReturnRate)
 	s.endStreaming()
 	s.endedLocked()
 	var wg sync.WaitGroup
@@ -270,7 +270,7 @@ func (s *Server) Close() error {
 	s.mu.Lock()
 	s.closed = true
 	if !s.draining { // Drain counted more of them
-		s.returns.begin(len(s.sessions), s.cfg.Limits.ReturnRate)
+		s.returns.begin(len(s.sessions)+len(s.consumers), s.cfg.Limits.ReturnRate)
 	}
 	s.draining = true
 	s.cancel()

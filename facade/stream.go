@@ -100,7 +100,8 @@ type stream struct {
 // run writes until the client goes, the token does not count any more, or the delivery ends. It
 // returns the code for that, which the client is told if it is one of the hub's.
 func (o *stream) run(ctx context.Context) websocket.StatusCode {
-	o.comment("retry: " + strconv.FormatInt(streamRetry.Milliseconds(), 10) + "\n: subscribed")
+	o.retry(streamRetry)
+	o.comment(": subscribed")
 	if o.flush() != nil {
 		return websocket.StatusAbnormalClosure
 	}
@@ -217,6 +218,11 @@ func (o *stream) message(name, id string, data []byte) {
 	o.out.bytes = append(b, "\n\n"...)
 }
 
+// retry adds a line that says when to open the stream again, to what follows.
+func (o *stream) retry(after time.Duration) {
+	o.out.bytes = appendField(o.out.bytes, "retry", strconv.FormatInt(after.Milliseconds(), 10))
+}
+
 // comment adds lines that are no message.
 func (o *stream) comment(text string) {
 	o.out.bytes = append(append(o.out.bytes, text...), "\n\n"...)
@@ -239,8 +245,13 @@ func (o *stream) close() websocket.StatusCode {
 	}
 	if reason, ours := closings[code]; ours {
 		data := strconv.AppendInt([]byte(`{"code":`), int64(code), 10)
-		data = append(jsonscan.AppendString(append(data, `,"reason":`...), reason.name), '}')
-		o.message("close", "", data)
+		data = jsonscan.AppendString(append(data, `,"reason":`...), reason.name)
+		if code == closeDraining {
+			pause := o.srv.returns.pause()
+			o.retry(pause + streamRetry)
+			data = strconv.AppendInt(append(data, `,"retry_after_ms":`...), pause.Milliseconds(), 10)
+		}
+		o.message("close", "", append(data, '}'))
 	}
 	o.parting()
 	_ = o.flush() // the client may be gone
