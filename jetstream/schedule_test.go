@@ -242,20 +242,19 @@ func TestCancelRacesWithTheDueTime(t *testing.T) {
 	url := natsServer(t)
 	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
 	const events = 400
-	at := time.Now().Add(1500 * time.Millisecond)
-	for i := range events {
-		if _, err := one.Publish(t.Context(), "race", []byte("1"), PublishOptions{ID: strconv.Itoa(i), At: at.Add(time.Duration(i) * 2 * time.Millisecond)}); err != nil {
-			t.Fatal(err)
-		}
-	}
 	cancelled := make(map[string]bool)
 	var mu sync.Mutex
 	var wg sync.WaitGroup
+	defer wg.Wait()
 	for i := range events {
+		at := time.Now().Add(1500 * time.Millisecond) // however long the publishes before it took
+		if _, err := one.Publish(t.Context(), "race", []byte("1"), PublishOptions{ID: strconv.Itoa(i), At: at}); err != nil {
+			t.Fatal(err)
+		}
 		wg.Go(func() {
 			// The server stores what is due some milliseconds later, and every quarter of a second
 			// while much is due.
-			<-time.After(time.Until(at) + time.Duration(i)*2*time.Millisecond + time.Duration(i%25)*10*time.Millisecond)
+			<-time.After(time.Until(at) + time.Duration(i%25)*10*time.Millisecond)
 			p := []*Bus{one, two}[i%2].NewPublisher()
 			err := p.Cancel(t.Context(), "race", strconv.Itoa(i))
 			if err != nil && !errors.Is(err, ErrNotFound) {
