@@ -77,6 +77,7 @@ func numbers(got []*jetstream.Delivery) string {
 // Seek moves a group with live members on two hubs, and fences: nothing that was leased before
 // counts after.
 func TestSetCursorUnderLiveMembers(t *testing.T) {
+	t.Parallel()
 	a, b := twoHubs(t)
 	for _, test := range []struct {
 		name string
@@ -103,6 +104,7 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			topic := freshTopic()
 			out := make(chan *jetstream.Delivery, 1000)
 			opts := jetstream.SubscribeOptions{MaxInFlight: 50}
@@ -179,6 +181,7 @@ func settle(deliveries []*jetstream.Delivery) {
 
 // Seeks that race leave one position, and members that follow it.
 func TestSeeksThatRace(t *testing.T) {
+	t.Parallel()
 	a, b := twoHubs(t)
 	topic := freshTopic()
 	out := make(chan *jetstream.Delivery, 1000)

@@ -246,6 +246,7 @@ func TestNewTokensBesideACrowd(t *testing.T) {
 
 // A connection over which a bad token came out of turn ends.
 func TestBadTokenOutOfTurnEndsItsConnection(t *testing.T) {
+	t.Parallel()
 	r := jwtRig(t, func(cfg *facade.Config) { cfg.Limits.BadTokenRate, cfg.Limits.BadTokenBurst = 1, 1 })
 	var crowd sync.WaitGroup
 	defer crowd.Wait()

@@ -72,6 +72,7 @@ func TestNewGroupsOfAPrincipalAreRationed(t *testing.T) {
 // A group that somebody made with a TTL becomes durable when a member joins it without one: its
 // owner may then be away for as long as it likes.
 func TestJoiningWithoutATTLMakesAGroupDurable(t *testing.T) {
+	t.Parallel()
 	r := jwtRig(t, nil)
 	topic := freshTopic()
 	all := grant(t, "owner", "*:**")

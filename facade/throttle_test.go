@@ -57,6 +57,7 @@ func TestFrameRate(t *testing.T) {
 
 // Settling is slowed down, and never refused: one ACK of many ids as much as many.
 func TestSettleRate(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.SettleRate, cfg.Limits.SettleBurst = 20, 2 })
 	p := r.login(t)
 	if got := p.outcome(`{"op":"SUBSCRIBE","topic":"t","group":"g"}`); got != "OK" {

@@ -11,6 +11,7 @@ import (
 // Beyond its ration, the letters of a client wait. Its events are not delivered again meanwhile,
 // and the letters of others, on the same topic too, do not wait.
 func TestDeadLettersOfAClientAreRationed(t *testing.T) {
+	t.Parallel()
 	const events, size = 12, 10_000
 	b := open(t, Config{AckWait: 2 * time.Second, Limits: Limits{DeadLetterBurst: 4 * size, DeadLetterRate: size}})
 	for range events {
@@ -63,6 +64,7 @@ func TestDeadLettersOfAClientAreRationed(t *testing.T) {
 
 // A full stream of dead letters removes none: new ones wait for room.
 func TestAFullStreamOfDeadLettersKeepsThem(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{AckWait: 2 * time.Second, Topics: []TopicRule{{Pattern: "dlq.**", Family: "dlq", MaxBytes: 30_000}}})
 	payload := `"` + strings.Repeat("x", 8_000) + `"`
 	publish(t, b, "victim", payload)

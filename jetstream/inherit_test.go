@@ -164,12 +164,13 @@ func TestAFullTopicDoesNotHoldUpDelayedEventsOfOthers(t *testing.T) {
 	b := open(t, Config{Topics: []TopicRule{{Pattern: "full", MaxMsgs: 2, OnFull: OnFullReject}}})
 	take(t, b, "full", "g", SubscribeOptions{From: FromEarliest})
 	publish(t, b, "full", "1", "2")
-	at := time.Now().Add(4 * time.Second)
 	var wg sync.WaitGroup
 	for w := range 16 {
 		wg.Go(func() {
 			for i := range 8*dueBatch/16 + 10 {
-				if _, err := b.Publish(t.Context(), "full", []byte("1"), PublishOptions{ID: strconv.Itoa(w) + "-" + strconv.Itoa(i), At: at}); err != nil {
+				// Due when all are scheduled, or when this one has long been, if that takes longer.
+				opts := PublishOptions{ID: strconv.Itoa(w) + "-" + strconv.Itoa(i), Delay: 4 * time.Second}
+				if _, err := b.Publish(t.Context(), "full", []byte("1"), opts); err != nil {
 					t.Error(err)
 					return
 				}
@@ -177,12 +178,12 @@ func TestAFullTopicDoesNotHoldUpDelayedEventsOfOthers(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	t.Logf("scheduled, %v before due", time.Until(at))
-	if _, err := b.Publish(t.Context(), "other", []byte("1"), PublishOptions{At: at.Add(2 * time.Second)}); err != nil {
+	at := time.Now().Add(6 * time.Second) // when all those are due
+	if _, err := b.Publish(t.Context(), "other", []byte("1"), PublishOptions{At: at}); err != nil {
 		t.Fatal(err)
 	}
 	publish(t, b, "other", "0")
-	<-time.After(time.Until(at.Add(2 * time.Second)))
+	<-time.After(time.Until(at))
 	awaitStored(t, b, "other", 2)
 }
 

@@ -107,6 +107,7 @@ func TestRevocationsReachAllHubs(t *testing.T) {
 
 // TestRevocationsEnd stores an entry for a second, and follows the bucket afterwards.
 func TestRevocationsEnd(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	put(t, b, "jti.kept", "1", time.Hour)
 	put(t, b, "jti.short", "1", time.Second)

@@ -117,6 +117,7 @@ func (b *browser) set(selector, value string) {
 // is closed, the hub stops and comes back. Text with markup stays text, and nobody needs a mouse or
 // good eyes.
 func TestDashboard(t *testing.T) {
+	t.Parallel()
 	const markup = `<img src=x onerror="window.harmed=1">`
 	data := t.TempDir()
 	box := "sqlite:" + filepath.Join(t.TempDir(), "outbox.db")

@@ -359,6 +359,7 @@ var nativePasses = map[string]func(t *testing.T, n *nativeClient){
 // TestBoundsOfNativeClients compares the table with the limits of the hub, and meets each bound
 // that applies.
 func TestBoundsOfNativeClients(t *testing.T) {
+	t.Parallel()
 	bounds := nativeBounds(t)
 	parser, err := kong.New(new(commands))
 	if err != nil {

@@ -131,6 +131,7 @@ var rests []string
 // Prometheus scrapes a busy hub. Its figures are those of the hub, no alert fires, and every query
 // of the dashboard has a result.
 func TestPrometheus(t *testing.T) {
+	t.Parallel()
 	topics := filepath.Join(t.TempDir(), "topics.yaml")
 	if err := os.WriteFile(topics, []byte("topics:\n  - topic: orders\n    retention: {bytes: 64MiB}\n    on_full: reject\n"), 0o600); err != nil {
 		t.Fatal(err)

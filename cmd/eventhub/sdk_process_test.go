@@ -15,6 +15,7 @@ import (
 // the hub. They need npm, and Chromium. The race detector has nothing to see in them: the hub's
 // side has Go tests of its own.
 func TestTypeScriptClient(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	path, err := os.Executable()
