@@ -65,7 +65,18 @@ func TestAuthCalloutOfOtherServers(t *testing.T) {
 				dialNative(t, server.ClientURL(), token, nats.NoReconnect(), nats.ClosedHandler(func(nc *nats.Conn) { closed <- nc.LastError() }))
 				return closed
 			}
-			expiring := ended(granted(t, acl.Grant{Subject: "s", Scopes: []string{"publish:a"}, TTL: time.Second}))
+			expiring, ttl := make(chan error, 1), time.Duration(0)
+			eventually(t, "a client connects before its token expires", func() bool {
+				ttl += time.Second
+				brief := granted(t, acl.Grant{Subject: "s", Scopes: []string{"publish:a"}, TTL: ttl})
+				nc, err := nats.Connect(server.ClientURL(), nats.Token(brief), nats.Timeout(patience), nats.NoReconnect(),
+					nats.ClosedHandler(func(nc *nats.Conn) { expiring <- nc.LastError() }))
+				if err != nil {
+					return false
+				}
+				t.Cleanup(nc.Close)
+				return true
+			})
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			token := scoped(t, "shop", "publish:orders.placed", "subscribe:orders.placed")
