@@ -245,6 +245,7 @@ var operations = map[string]func(ctx context.Context, c *twoClients, topic, grou
 // or HTTP and natively. NATS allows nothing that the hub refuses. It allows everything that scopes
 // allow, and nearly everything that policies allow.
 func TestNativeClientsMayDoWhatOthersMay(t *testing.T) {
+	t.Parallel()
 	seed := *calloutSeed
 	if seed == 0 {
 		seed = rand.Uint64()

@@ -54,6 +54,7 @@ var forgeries = []string{
 // ways that the protocol has and some that it has not. No answer may get there. Without isolation,
 // answers do.
 func TestNativeRepliesCannotBeForged(t *testing.T) {
+	t.Parallel()
 	for _, isolation := range []string{"on", "off"} {
 		hub := startNode(t, "--nats-listen=127.0.0.1:0", "--jwt-secret-file="+secretFile(t), "--nats-isolation="+isolation)
 		publishTo(t, hub.dial(), "load", `"first"`)

@@ -17,7 +17,7 @@ import (
 )
 
 var (
-	calloutEvents = flag.Int("callout.events", 2_000, "events that TestNativeThroughput publishes and pulls, for each figure")
+	calloutEvents = flag.Int("callout.events", 200, "events that TestNativeThroughput publishes and pulls, for each figure")
 	calloutPairs  = flag.Int("callout.pairs", 1, "pairs of figures that TestNativeThroughput measures, of which it gives the median")
 )
 
@@ -25,6 +25,7 @@ var (
 // turns: with the permissions of a JWT, and with the full access of the hub's own token. It gives
 // the ratios; run it with more events and pairs to measure.
 func TestNativeThroughput(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*patience)
 	defer cancel()
 	hubs := make(map[string]*node)

@@ -30,6 +30,10 @@ var ephemeralHubs = flag.Int("ephemeral.hubs", 12, "how many hubs TestEphemeralH
 // parentName is the name of this test binary when it is the parent of an ephemeral hub.
 const parentName = "ephemeral-parent"
 
+// hubOfParent is the hub of ephemeralParent. The garbage collector closes the pipe to the standard
+// input of a command that nothing refers to.
+var hubOfParent *exec.Cmd
+
 // ephemeralParent starts an ephemeral hub as a test in any language would, passes its line on, and
 // waits for ever.
 func ephemeralParent() {
@@ -42,6 +46,7 @@ func ephemeralParent() {
 		fail(err)
 	}
 	hub := exec.Command(path)
+	hubOfParent = hub
 	hub.Args = []string{"eventhub", "serve", "--ephemeral", "--log-level=warn"}
 	hub.Stderr = os.Stderr
 	if _, err := hub.StdinPipe(); err != nil { // it closes when this process ends

@@ -125,6 +125,7 @@ func TestFilesOfOtherUsers(t *testing.T) {
 
 // TestSecretFilesThatOthersMayRead gives each flag that names a file with a secret such a file.
 func TestSecretFilesThatOthersMayRead(t *testing.T) {
+	t.Parallel()
 	pair := newPairFiles(t)
 	file := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(file, []byte("0123456789abcdef0123456789abcdef"), 0o600); err != nil {
@@ -154,6 +155,7 @@ func TestSecretFilesThatOthersMayRead(t *testing.T) {
 
 // TestCertificateThatIsAPipe has a hub start with, and later reload, files that nobody writes.
 func TestCertificateThatIsAPipe(t *testing.T) {
+	t.Parallel()
 	pair := newPairFiles(t)
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {

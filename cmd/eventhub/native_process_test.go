@@ -226,7 +226,10 @@ var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 		publishTo(t, n.hub, "crowded", "1")
 		made := 0
 		for ; made <= streamGroups+1_000; made++ {
-			_, err := n.js.CreateConsumer(t.Context(), "crowded", natsjs.ConsumerConfig{MemoryStorage: true, AckPolicy: natsjs.AckExplicitPolicy})
+			// By default, the first would be removed while the last are made.
+			_, err := n.js.CreateConsumer(t.Context(), "crowded", natsjs.ConsumerConfig{
+				MemoryStorage: true, AckPolicy: natsjs.AckExplicitPolicy, InactiveThreshold: time.Hour,
+			})
 			if api, ok := errors.AsType[*natsjs.APIError](err); ok && api.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
 				break
 			}

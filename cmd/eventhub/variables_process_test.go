@@ -107,6 +107,7 @@ func TestCheckOfVariables(t *testing.T) {
 
 // TestCheckOfURLs gives everything that takes a URL one without a use.
 func TestCheckOfURLs(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ env, want string }{
 		{"EVENTHUB_URL=http://127.0.0.1:8090", `its scheme is "http"`},
 		{"EVENTHUB_URL=127.0.0.1:8090", "it is not a URL"},
