@@ -73,7 +73,6 @@ func TestExpiredLeaseComesAgainAtOnce(t *testing.T) {
 // server hears of no lease. Such a case says nothing, and is tried again. No other test of the
 // package runs meanwhile.
 func TestLeaseIsGoodToItsEnd(t *testing.T) {
-	t.Parallel()
 	cases := []leaseCase{
 		{name: "a lease as long as AckWait", ackWait: 2 * time.Second, leaseMS: 2000, used: 1700 * time.Millisecond},
 		{name: "three times AckWait", ackWait: time.Second, leaseMS: 3000, used: 2700 * time.Millisecond},

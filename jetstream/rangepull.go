@@ -100,6 +100,9 @@ func (b *Bus) readWindows(ctx context.Context, stream string, next *uint64, last
 	defer p.close(ctx)
 	window := make([]*storedMsg, 0, pullBatch)
 	for {
+		if err := ctx.Err(); err != nil { // a quick server would keep the reader from its end
+			return err
+		}
 		window, err = p.window(ctx, window[:0])
 		if errors.Is(err, errPulled) { // that replica has no more: what does the leader say?
 			left, err := b.leaderNext(ctx, stream, *next, time.Time{}, subjects)

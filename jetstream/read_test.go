@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -428,5 +429,34 @@ func TestReadNative(t *testing.T) {
 	}
 	if want := []string{"id-1", objectName("native") + "@2"}; !slices.Equal(ids, want) {
 		t.Errorf("ids %q, want %q", ids, want)
+	}
+}
+
+// A reader whose context has ended gets what it was given at once, and no more: it does not read on
+// because the server is quicker than it is.
+func TestRangeEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{})
+	const n, size = 300, 100_000
+	payload := `"` + strings.Repeat("x", size) + `"`
+	for range n {
+		publish(t, b, "t", payload)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	read := 0
+	var end error
+	work := make([]byte, 1<<20)
+	for _, err := range b.History("t").Read(ctx, ReadOptions{}) {
+		if end = err; err != nil {
+			break
+		}
+		if read++; read == 1 {
+			cancel()
+		}
+		sha256.Sum256(work)
+	}
+	if most := pullBytes/size + 1; !errors.Is(end, context.Canceled) || read > most {
+		t.Errorf("%d events were read, and then: %v; want at most %d", read, end, most)
 	}
 }
