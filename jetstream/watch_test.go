@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -181,25 +182,30 @@ func TestWatchEndsWithTheBus(t *testing.T) {
 // go back.
 func TestWatchHasNoGap(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
-	const writers, keys, each = 4, 50, 3_000
+	const writers, keys, each, unconfirmed = 4, 50, 500, 100
 	set(t, b, "state.a", "0", "0")
+	var booted atomic.Bool // all readers are there
 	var all sync.WaitGroup
 	for n := range writers {
 		all.Go(func() {
 			p := b.NewPublisher()
-			for i := range each {
+			slots := make(chan struct{}, unconfirmed)
+			for i := 0; i < each || !booted.Load(); i++ {
 				key := strconv.Itoa((i*7 + n) % keys)
 				opts := PublishOptions{Key: key, Tombstone: i%11 == 0}
-				payload := []byte(strconv.Itoa(n*each + i))
+				payload := []byte(strconv.Itoa(i*writers + n))
 				if opts.Tombstone {
 					payload = nil
 				}
+				slots <- struct{}{}
 				if err := p.PublishAsync(t.Context(), "state.a", payload, opts, func(_ Receipt, err error) {
+					<-slots
 					if err != nil {
 						t.Error(err)
 					}
 				}); err != nil {
 					t.Error(err)
+					return
 				}
 			}
 			if err := p.Flush(t.Context()); err != nil {
@@ -218,6 +224,7 @@ func TestWatchHasNoGap(t *testing.T) {
 			watchers = append(watchers, watchState(t, b, numbers(keys/2)...))
 		}
 	}
+	booted.Store(true)
 	all.Wait()
 	for _, key := range []string{"end", "1"} { // the last key of either kind
 		set(t, b, "state.a", key, "end")
