@@ -29,6 +29,10 @@ type allowance struct {
 	notesLate bool
 	// leaderless: in a cluster, leases that are due to be kept end, for want of an answer.
 	leaderless bool
+	// ages: in a cluster, a new leader takes the deliveries of the last leader's last moments for
+	// expired, if their events were stored longer ago than AckWait
+	// (docs/upstream/nats-server-stored-time.md).
+	ages bool
 	// ends: connections to the hub may end while it is there, and frames may stay unanswered.
 	ends bool
 }
@@ -48,9 +52,9 @@ var allowances = []allowance{
 	{kind: "stop-hub", voids: true, ends: true},
 	// A process that stood still for longer than the stall limit gives up all leases. Half of the
 	// limit must do no harm.
-	{kind: "freeze-hub", skips: true, atLeast: halfStall, voids: true, losesAcks: true, ends: true},
+	{kind: "freeze-hub", skips: true, atLeast: halfStall, voids: true, losesAcks: true, notesLate: true, ends: true},
 	// The same, where the machine was too busy to run the hub. The hub says so itself.
-	{kind: "stall-hub", skips: true, atLeast: halfStall, voids: true, losesAcks: true},
+	{kind: "stall-hub", skips: true, atLeast: halfStall, voids: true, losesAcks: true, notesLate: true},
 	// "A broken connection drops all leases at once."
 	{kind: "cut", skips: true, voids: true, losesAcks: true},
 	// "A server that is killed may deliver again what was acknowledged in its last moments." The
@@ -58,7 +62,7 @@ var allowances = []allowance{
 	// cluster, the consumers that it led have no leader for as long as an election takes: nothing
 	// keeps their leases, so the hubs give them up before the server gives the events to others.
 	{kind: "kill-node", losesAcks: true, rewinds: true, leaderless: true},
-	{kind: "stop-node", losesAcks: true, rewinds: true},
+	{kind: "stop-node", losesAcks: true, rewinds: true, ages: true},
 	// A frozen node, or a link that holds bytes back, for about the margin or longer: no touch gets
 	// through.
 	{kind: "freeze-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, rewinds: true, holdsBack: true},
@@ -85,7 +89,7 @@ var allowances = []allowance{
 	{kind: "delay-link"},
 	// A leader that steps down takes with it what it had not told the others; leases are not among
 	// that.
-	{kind: "stepdown", losesAcks: true},
+	{kind: "stepdown", losesAcks: true, ages: true},
 	// Holes in the harness's own time say that the machine stood still. They are told apart only by
 	// the rules about time.
 	{kind: "stall-harness"},
@@ -131,6 +135,23 @@ func (l *ledger) voidedAt(hub string, from, to time.Duration) time.Duration {
 		// A lease that was kept a moment before stays for longer than this.
 		if since := f.from + margin(l.set)/2; f.leaderless && l.set.Cluster && since <= to && f.to >= max(since, from) {
 			at = min(at, max(since, from))
+		}
+	}
+	return at
+}
+
+// agedAt is when a new leader may have taken a delivery for expired, at the earliest; or never. It
+// knows better as soon as the hub's in-progress ack reaches it, which follows each delivery.
+func (l *ledger) agedAt(d *delivery) time.Duration {
+	s := l.byID[[2]string{d.topic, d.id}]
+	if s == nil || l.sentN[s.n] == nil || !l.set.Cluster {
+		return never
+	}
+	at, old := never, l.sentN[s.n].sent+l.set.ackWait()
+	for _, f := range l.faults {
+		handed := min(f.to, f.from+reconnected)
+		if from := max(f.from, d.lo, old); f.ages && d.at >= f.from-justBefore && from <= handed {
+			at = min(at, from)
 		}
 	}
 	return at

@@ -38,14 +38,14 @@ func (j *injector) run(ctx context.Context) {
 			return
 		}
 		kind := j.plan.faults[j.rnd.IntN(len(j.plan.faults))]
+		j.tally[kind]++
+		j.rec.add(0, kindNote, madeNote+kind)
 		if kind == "silent" {
-			j.tally[kind]++
 			rnd := j.rnd
 			quiet.Go(func() { j.silent(ctx, rnd) })
 			continue
 		}
 		h, i, atHub := j.hubs[j.rnd.IntN(len(j.hubs))], j.rnd.IntN(len(j.nodes)), j.rnd.IntN(2) == 0
-		j.tally[kind]++
 		if !j.partOf(ctx, kind, h, i, atHub) {
 			j.one(ctx, kind, h, i, atHub)
 		}

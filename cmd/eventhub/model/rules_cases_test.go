@@ -50,13 +50,45 @@ func second(n string, at int) string {
 	return fmt.Sprintf("\n%d/%d c2 < %s\n%d c2 > %s\n%d/%d c2 < %s\n", at, at-10, attempt(n), at+50, ackE1Again, at+52, at+51, okA2)
 }
 
+// ruleCase is a history, and the rules that must find something in it.
+type ruleCase struct {
+	name, history string
+	want          []string
+}
+
+func testCases(t *testing.T, cases []ruleCase) {
+	t.Helper()
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			h, err := readHistory(strings.NewReader(c.history))
+			if err != nil {
+				t.Fatal(err)
+			}
+			l, found, err := check(h)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, v := range found {
+				if !slices.Contains(got, v.rule) {
+					got = append(got, v.rule)
+				}
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, c.want) {
+				t.Errorf("found %v, want %v", got, c.want)
+				for _, v := range found {
+					t.Log(l.describe(v, 20))
+				}
+			}
+		})
+	}
+}
+
 // TestRules tries each rule with small histories. want are the rules that must find something, and
 // no other may.
 func TestRules(t *testing.T) {
-	for _, c := range []struct {
-		name, history string
-		want          []string
-	}{
+	testCases(t, []ruleCase{
 		{"all is well", anEvent + firstAcked, nil},
 
 		{"stored: an OK is lost", twoMembers + published, []string{"stored"}},
@@ -173,7 +205,6 @@ func TestRules(t *testing.T) {
 		{"attempts: a skip, and a drained hub of a cluster", "\n0 - set {\"drained\":true,\"cluster\":true}\n" + anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 stop-hub h1\n1500 - over 1\n3200/3190 c2 < " + attempt("3") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, nil},
 		{"attempts: a skip, and a drained hub", anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 stop-hub h1\n1500 - over 1\n3200/3190 c2 < " + attempt("3") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, []string{"attempts"}},
 
-		{"attempts: the same twice, as a note was late", anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 hold-link h1\n9000 - over 1\n9200/9190 c2 < " + toFirst + "\n9300 c2 > " + ackE1Again + "\n9301/9300 c2 < " + okA2, nil},
 		{"attempts: the first was in the socket of a hub that was killed", strings.Replace(anEvent, "c1 open h0", "c1 open h0 small", 1) + "\n3200/3190 c2 < " + attempt("2") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2 + "\n5000 - fault 1 kill-hub h0\n5001/4000 c1 end connection reset by peer\n5500 - over 1", nil},
 
 		{"letters: the last attempt was refused", anEvent + "\n200/190 c1 < " + attempt("2") + `
@@ -300,31 +331,69 @@ func TestRules(t *testing.T) {
 		{"frames: answered twice", anEvent + firstAcked + "302/301 c1 < " + okA1, []string{"frames"}},
 		{"frames: the hub hangs up", anEvent + firstAcked + "9000/8999 c1 end EOF", []string{"frames"}},
 		{"frames: the hub hangs up, as it is stopped", anEvent + firstAcked + "8990 - fault 1 stop-hub h0\n9000/8999 c1 end EOF\n9500 - over 1", nil},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			h, err := readHistory(strings.NewReader(c.history))
-			if err != nil {
-				t.Fatal(err)
-			}
-			l, found, err := check(h)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var got []string
-			for _, v := range found {
-				if !slices.Contains(got, v.rule) {
-					got = append(got, v.rule)
-				}
-			}
-			slices.Sort(got)
-			if !slices.Equal(got, c.want) {
-				t.Errorf("found %v, want %v", got, c.want)
-				for _, v := range found {
-					t.Log(l.describe(v, 20))
-				}
-			}
-		})
+	})
+}
+
+// aged is a history of a cluster in which an event is delivered at a time in milliseconds, and once
+// more a second later. It was stored at 100 ms. AckWait is 6 s.
+func aged(fault string, at int) string {
+	return "\n0 - set {\"drained\":true,\"cluster\":true,\"disturbed\":true}\n" + strings.ReplaceAll(anEvent, `"from":"earliest"`, `"from":"earliest","maxInFlight":1`) +
+		fmt.Sprintf("\n%s\n%d/%d c1 < %s", fault, at, at-5, toFirst) + second("2", at+1_000)
+}
+
+// TestHolderOfAnOldEvent tries the rule "holder" with events that a new leader takes for expired.
+func TestHolderOfAnOldEvent(t *testing.T) {
+	wrong := []string{"holder"}
+	const paused = `
+20 c1 > {"op":"PAUSE","topic":"t","group":"g","corr":"p8"}
+21/20 c1 < {"op":"OK","corr":"p8"}
+20 c2 > {"op":"PAUSE","topic":"t","group":"g","corr":"p9"}
+21/20 c2 < {"op":"OK","corr":"p9"}
+`
+	resumed := func(at int) string {
+		return paused + fmt.Sprintf(`
+%[1]d c1 > {"op":"RESUME","topic":"t","group":"g","corr":"r8"}
+%[2]d/%[1]d c1 < {"op":"OK","corr":"r8"}
+%[1]d c2 > {"op":"RESUME","topic":"t","group":"g","corr":"r9"}
+%[2]d/%[1]d c2 < {"op":"OK","corr":"r9"}
+`, at-20, at-10)
 	}
+	testCases(t, []ruleCase{
+		{"the leader stopped just then", aged("7000 - fault 1 stop-node n0\n9000 - over 1", 7_010) + resumed(7_010), nil},
+		{"the leader stepped down just then", aged("7000 - fault 1 stepdown -\n9000 - over 1", 7_010) + resumed(7_010), nil},
+		{"another node's cluster has its leader", aged("7000 - fault 1 stepdown-meta -\n9000 - over 1", 7_010) + resumed(7_010), wrong},
+		{"the event was young", aged("5000 - fault 1 stop-node n0\n9000 - over 1", 5_010) + resumed(5_010), wrong},
+		{"the delivery was told the followers before", aged("7700 - fault 1 stop-node n0\n9000 - over 1", 7_010) + resumed(7_010), wrong},
+		{"the leader was new for long", aged("7000 - fault 1 stop-node n0\n19000 - over 1", 9_100) + resumed(9_100), wrong},
+		{"there is one server", strings.Replace(aged("7000 - fault 1 stop-node n0\n9000 - over 1", 7_010)+resumed(7_010), `"cluster":true`, `"cluster":false`, 1), wrong},
+	})
+}
+
+// unseen is a history in which hub h1 is lost to a fault before an event comes, and has it unseen
+// until AckWait is over. The hub h0 has the event with an attempt then, and both lose it to h1 with
+// another attempt, which is acknowledged.
+func unseen(fault string, over int, first, then string) string {
+	return strings.ReplaceAll(anEvent, `"maxAttempts":2`, `"maxAttempts":5`) + fmt.Sprintf("\n50 - fault 1 %s\n%d - over 1\n6200/6190 c1 < %s", fault, over, attempt(first)) + second(then, 9500)
+}
+
+// TestAttemptsOfWhatIsUnseen tries the rule "attempts" with deliveries that a hub had and no client
+// saw.
+func TestAttemptsOfWhatIsUnseen(t *testing.T) {
+	wrong := []string{"attempts"}
+	testCases(t, []ruleCase{
+		{"the link was held, and the note came late", unseen("hold-link h1", 9_000, "2", "2"), nil},
+		{"the link was held, and the note was not late", unseen("hold-link h1", 9_000, "2", "3"), nil},
+		{"the link was held, and nothing was unseen", unseen("hold-link h1", 9_000, "1", "2"), nil},
+		{"the link was held, and what a client saw does not count", unseen("hold-link h1", 9_000, "1", "1"), wrong},
+		{"the link was held, and two were unseen in one AckWait", unseen("hold-link h1", 5_000, "3", "4"), wrong},
+		{"the link of a hub without members was held", unseen("hold-link h7", 9_000, "2", "2"), wrong},
+		{"the hub stood still, and the note came late", unseen("freeze-hub h1", 9_000, "2", "2"), nil},
+		{"the hub stood still, and what a client saw does not count", unseen("freeze-hub h1", 9_000, "1", "1"), wrong},
+		{"the hub stood still, and two were unseen in one AckWait", unseen("freeze-hub h1", 5_000, "3", "4"), wrong},
+		{"a hub without members stood still", unseen("freeze-hub h7", 9_000, "2", "2"), wrong},
+		{"the hub stood still, for less than the margin", unseen("freeze-hub h1", 1_400, "2", "2"), wrong},
+		{"the hub was killed, and notes nothing", unseen("kill-hub h1", 9_000, "2", "2"), wrong},
+	})
 }
 
 // TestHistoryText writes a history and reads it back.
