@@ -111,7 +111,8 @@ type sub struct {
 	stop      *frame // UNSUBSCRIBE; nil
 	pauses    []*frame
 	resumes   []*frame
-	settles   []*frame // ACK, NACK and MODACK
+	settles   []*frame            // ACK, NACK and MODACK
+	settlesOf map[string][]*frame // the same by event, once all are there; see about
 	delivered []*delivery
 }
 
