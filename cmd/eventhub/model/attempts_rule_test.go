@@ -62,14 +62,15 @@ func (l *ledger) publishedAt(ds []*delivery) time.Duration {
 // forgotUnseen reports whether a server that was killed may have forgotten a delivery that no
 // client had. The hub that had it notes it all the same.
 func (l *ledger) forgotUnseen(ds []*delivery) bool {
-	return l.within(l.publishedAt(ds), ds[0].lo, func(f *fault) bool { return f.kind == "kill-node" })
+	since := l.publishedAt(ds)
+	return l.within(since, ds[0].lo, func(f *fault) bool { return f.kind == "kill-node" && f.from >= since })
 }
 
 // lastMoments reports whether one of the deliveries came in the last moments of a server that was
 // killed, which may have forgotten it. The hub that had it knows; another hub does not.
 func (l *ledger) lastMoments(ds []*delivery) bool {
 	return slices.ContainsFunc(ds, func(d *delivery) bool {
-		return l.within(d.lo, d.at+justBefore, func(f *fault) bool { return f.rewinds })
+		return l.within(d.lo, d.at+justBefore, func(f *fault) bool { return f.rewinds && f.during(d.lo, d.at+justBefore) })
 	})
 }
 

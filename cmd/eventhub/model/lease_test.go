@@ -183,7 +183,7 @@ func (l *ledger) before(x, y *delivery) bool {
 
 // rewound reports whether the attempts of a group may have begun again, or gone back.
 func (l *ledger) rewound(g *group, from, to time.Duration) bool {
-	if l.within(from, to, func(f *fault) bool { return f.rewinds }) {
+	if l.within(from, to, func(f *fault) bool { return f.rewinds && f.during(from, to) }) {
 		return true
 	}
 	for _, v := range l.vanishings(g) {

@@ -334,6 +334,83 @@ func TestRules(t *testing.T) {
 	})
 }
 
+// TestAllowances tries what faults excuse, and next to it what they just do not.
+func TestAllowances(t *testing.T) {
+	fault := func(kind string, from, to int) string {
+		return fmt.Sprintf("\n%d - fault 1 %s\n%d - over 1\n", from, kind, to)
+	}
+	// The lease of c1 lasts until 3190 ms at least; c2 has the event at 2200 ms.
+	leased := func(fault string) string { return anEvent + "\n200/190 c1 < " + toFirst + fault + second("2", 2_200) }
+	// c1 acknowledges the event between 300 and 301 ms, and c2 has it at 8 s.
+	settled := func(fault string) string { return anEvent + firstAcked + fault + second("2", 8_000) }
+	// The event comes with the same attempt at 200 ms and at 3200 ms.
+	same := func(fault string) string {
+		return anEvent + "\n200/190 c1 < " + toFirst + fault + second("1", 3_200)
+	}
+	ended := func(fault string) string { return anEvent + firstAcked + fault + "\n9000/8999 c1 end EOF" }
+	testCases(t, []ruleCase{
+		{"a hub stands still for half of the stall limit", leased(fault("freeze-hub h0", 1_000, 1_600)), nil},
+		{"a hub stands still for less", leased(fault("freeze-hub h0", 1_000, 1_590)), []string{"holder"}},
+		{"another hub stands still", leased(fault("freeze-hub h7", 1_000, 2_000)), []string{"holder"}},
+		{"a busy machine holds a hub for half of the stall limit", leased(fault("stall-hub h0 600ms", 1_600, 1_600)), nil},
+		{"a busy machine holds a hub for less", leased(fault("stall-hub h0 590ms", 1_590, 1_590)), []string{"holder"}},
+		{"the connection to NATS breaks", leased(fault("cut h0 0s", 1_000, 1_000)), nil},
+		{"the connection of another hub breaks", leased(fault("cut h7 0s", 1_000, 1_000)), []string{"holder"}},
+		{"the connection to NATS breaks too late", leased(fault("cut h0 0s", 2_300, 2_300)), []string{"holder"}},
+		{"a link is held for most of the margin", leased(fault("hold-link h0", 500, 2_000)), nil},
+		{"a link is held for less", leased(fault("hold-link h0", 500, 1_990)), []string{"holder"}},
+		{"one link is held for less", leased(fault("hold-one-link h0", 500, 1_990)), []string{"holder"}},
+		{"one link of another hub is held", leased(fault("hold-one-link h7", 500, 2_000)), []string{"holder"}},
+		{"a link is held in one direction for less", leased(fault("hold-link-oneway h0", 500, 1_990)), []string{"holder"}},
+		{"a node stands still for most of the margin", leased(fault("freeze-node n0", 500, 2_000)), nil},
+		{"a node stands still for less", leased(fault("freeze-node n0", 500, 1_990)), []string{"holder"}},
+		{"a node is apart for most of the margin", leased(fault("part-node n0", 500, 2_000)), nil},
+		{"a node is apart for less", leased(fault("part-node n0", 500, 1_990)), []string{"holder"}},
+		{"a node is apart in one direction for less", leased(fault("part-node-oneway n0", 500, 1_990)), []string{"holder"}},
+		{"the clock of another hub jumps", leased(fault("jump-hub h7", 1_000, 2_000)), []string{"holder"}},
+		{"a node is killed", leased(fault("kill-node n0", 500, 9_000)), []string{"holder"}},
+		{"a node is stopped", leased(fault("stop-node n0", 500, 9_000)), []string{"holder"}},
+		{"a disk is full", leased(fault("fill-disk n0", 500, 9_000)), []string{"holder"}},
+		{"a disk is lost", leased(fault("lose-disk n0", 500, 9_000)), []string{"holder"}},
+		{"a node is slow", leased(fault("pulse-node n0", 500, 9_000)), []string{"holder"}},
+		{"a route is slow", leased(fault("delay-route n0", 500, 9_000)), []string{"holder"}},
+		{"a link is slow", leased(fault("delay-link h0", 500, 9_000)), []string{"holder"}},
+		{"the leader of the cluster steps down", leased(fault("stepdown-meta -", 500, 9_000)), []string{"holder"}},
+		{"the harness stands still", leased(fault("stall-harness - 5s", 6_000, 6_000)), []string{"holder"}},
+		{"a killed node led nobody for a moment", "\n0 - set {\"drained\":true,\"cluster\":true}\n" + leased(fault("kill-node n0", 1_000, 9_000)), nil},
+		{"a killed node's consumers had no leader for less", "\n0 - set {\"drained\":true,\"cluster\":true}\n" + leased(fault("kill-node n0", 1_500, 9_000)), []string{"holder"}},
+
+		{"an ack in the last moments of a hub", settled(fault("kill-hub h0", 900, 1_000) + "\n901/900 c1 end EOF"), nil},
+		{"an ack before the last moments of a hub", settled(fault("kill-hub h0", 902, 1_000) + "\n903/902 c1 end EOF"), []string{"acked"}},
+		{"an ack at a hub, as another is killed", settled(fault("kill-hub h7", 300, 1_000)), []string{"acked"}},
+		{"an ack at a hub that is stopped", settled(fault("stop-hub h0", 302, 1_000) + "\n903/902 c1 end EOF"), []string{"acked"}},
+		{"an ack in the last moments of a node", settled(fault("kill-node n0", 900, 5_000)), nil},
+		{"an ack before the last moments of a node", settled(fault("kill-node n0", 902, 5_000)), []string{"acked"}},
+		{"an ack as a node is stopped", settled(fault("stop-node n0", 301, 5_000)), nil},
+		{"an ack long after a node was killed", strings.ReplaceAll(settled(fault("kill-node n0", 50, 7_000)), "\n300 c1 >", "\n2060 c1 >") + "\n2061/2060 c1 < " + okA1, []string{"acked", "frames"}},
+		{"an ack as a leader steps down", settled(fault("stepdown -", 301, 5_000)), []string{"acked"}},
+		{"an ack as the leader of the cluster steps down", settled(fault("stepdown-meta -", 301, 5_000)), []string{"acked"}},
+		{"an ack as a node is slow", settled(fault("pulse-node n0", 200, 5_000)), []string{"acked"}},
+		{"an ack as a route is slow", settled(fault("delay-route n0", 200, 5_000)), []string{"acked"}},
+		{"an ack over a slow link", settled(fault("delay-link h0", 200, 5_000)), []string{"acked"}},
+
+		{"attempts begin again, as a node was killed", same(fault("kill-node n0", 500, 5_000)), nil},
+		{"attempts begin again, as a node was stopped", same(fault("stop-node n0", 500, 5_000)), nil},
+		{"attempts begin again, as a disk was lost", same(fault("lose-disk n0", 500, 5_000)), nil},
+		{"attempts begin again long after a node was stopped", anEvent + fault("stop-node n0", 120, 9_000) + "\n2960/2950 c1 < " + toFirst + second("1", 6_200), []string{"attempts"}},
+		{"attempts begin again, as a node stood still", same(fault("freeze-node n0", 500, 3_000)), []string{"attempts"}},
+		{"attempts begin again, as a node was apart", same(fault("part-node n0", 500, 3_000)), []string{"attempts"}},
+		{"attempts begin again, as a node was apart in one direction", same(fault("part-node-oneway n0", 500, 3_000)), []string{"attempts"}},
+		{"attempts begin again, as a leader stepped down", same(fault("stepdown -", 500, 3_000)), []string{"attempts"}},
+
+		{"a hub that is killed ends its connections", ended(fault("kill-hub h0", 8_990, 9_900)), nil},
+		{"a hub that stands still does not", ended(fault("freeze-hub h0", 8_000, 8_990)), []string{"frames"}},
+		{"a hub that is cut off does not", ended(fault("hold-link h0", 5_000, 8_990)), []string{"frames"}},
+		{"a hub whose clock jumps does not", ended(fault("jump-hub h0", 8_000, 8_990)), []string{"frames"}},
+		{"another hub that is killed does not", ended(fault("kill-hub h7", 8_990, 9_900)), []string{"frames"}},
+	})
+}
+
 // aged is a history of a cluster in which an event is delivered at a time in milliseconds, and once
 // more a second later. It was stored at 100 ms. AckWait is 6 s.
 func aged(fault string, at int) string {
