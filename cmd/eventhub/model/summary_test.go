@@ -18,9 +18,11 @@ import (
 type effect struct {
 	times   int
 	answers []time.Duration // the longest wait for an answer
-	again   []time.Duration // how long after the fault began the last event came again that its hub had leased
-	codes   map[string]int
-	ends    map[string]int // how the connections of clients ended that the hub's end, or the fault's, closed
+	// how long after the fault began the last event came again that its hub had leased, or after its
+	// delivery that of a silent member
+	again []time.Duration
+	codes map[string]int
+	ends  map[string]int // how connections to the hub of the fault ended, other than by their clients
 }
 
 // summary is over all seeds of a run.
@@ -127,7 +129,7 @@ func (e *effect) of(l *ledger, f *fault) {
 		e.answers = append(e.answers, longest)
 	}
 	for _, c := range l.order {
-		if c.endAt >= f.from && c.endAt <= to && c.closeAt > c.endAt && (f.target == c.hub || f.target[0] != 'h') {
+		if c.endAt >= f.from && c.endAt <= to && c.closeAt > c.endAt && f.target == c.hub {
 			e.ends[howEnded(c)]++
 		}
 	}
@@ -196,6 +198,7 @@ func (d *delivery) after(from time.Duration) time.Duration {
 
 func howEnded(c *connection) string {
 	if code, by := strings.CutPrefix(c.why, errPeerClosed.Error()+": "); by {
+		code, _, _ = strings.Cut(code, " retry_after_ms=")
 		return code
 	}
 	return "no close frame"
