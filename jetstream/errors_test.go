@@ -8,8 +8,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// TestFailuresThatPass tells refusals, which would be repeated, from failures that pass: the dead letter of
-// an event waits for a cluster that has no leader.
+// TestFailuresThatPass tells refusals, which would be repeated, from failures that pass: a dead
+// letter waits for a cluster that has no leader.
 func TestFailuresThatPass(t *testing.T) {
 	for _, c := range []struct {
 		err  error

@@ -341,8 +341,8 @@ func TestSettlingTwice(t *testing.T) {
 	}
 }
 
-// TestAttemptsOfAMemberThatEnds receives an event that a hub had before, unseen, when the member has
-// come to its end: the attempt is that of an event that no client had.
+// TestAttemptsOfAMemberThatEnds receives an event that a hub had before, unseen, when the member
+// has come to its end: the attempt is that of an event that no client had.
 func TestAttemptsOfAMemberThatEnds(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

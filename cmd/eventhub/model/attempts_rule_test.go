@@ -26,7 +26,7 @@ func attempts(l *ledger) []violation {
 				to = max(to, ds[i-1].at)
 			}
 			again := l.rewound(g, since, to) || l.forgot(g, since, to)
-			most := 1 + l.unseen(g, since, d.at) + l.onTheWay(since, d.at) + g.inboxesEnded(since, d.at) + l.missed(g, since, d.at)
+			most := 1 + l.unseen(g, since, d.at) + l.onTheWay(since, d.at) + g.inboxesEnded(since, d.at) + l.missed(since, d.at)
 			switch {
 			case d.attempt < 1:
 				all = append(all, g.broken(e.id, d.lo, d.at, "%v", d))
@@ -74,9 +74,9 @@ func (l *ledger) lastMoments(ds []*delivery) bool {
 	})
 }
 
-// missed counts the deliveries that hubs may have had unseen when they were lost: one for each loss,
-// and one more for each AckWait for which the hub, or its way to NATS, was not there.
-func (l *ledger) missed(g *group, from, to time.Duration) int {
+// missed counts the deliveries that hubs may have had unseen when they were lost: one for each
+// loss, and one more for each AckWait for which the hub, or its way to NATS, was not there.
+func (l *ledger) missed(from, to time.Duration) int {
 	n := 0
 	for _, f := range l.faults {
 		if f.skips && f.from <= to && f.to >= from && f.counts(l.set) {

@@ -186,8 +186,8 @@ func (j *injector) deposeOne(ctx context.Context) {
 	j.healthy()
 }
 
-// healthy waits for some time until streams, those of the hubs' buckets too, and groups have leaders
-// and their copies are up to date. It takes down what it waited for last.
+// healthy waits for some time until streams, those of the hubs' buckets too, and groups have
+// leaders and their copies are up to date. It takes down what it waited for last.
 func (r *rig) healthy() {
 	began, last := r.rec.now(), ""
 	well := r.within(20*time.Second, func(ctx context.Context) bool {

@@ -18,11 +18,11 @@ import (
 type effect struct {
 	times   int
 	answers []time.Duration // the longest wait for an answer
-	// how long after the fault began the last event came again that its hub had leased, or after its
-	// delivery that of a silent member
+	// how long after the fault began the last event came again that its hub had leased, or after
+	// its delivery that of a silent member
 	again []time.Duration
 	codes map[string]int
-	ends  map[string]int // how connections to the hub of the fault ended, other than by their clients
+	ends  map[string]int // how the fault ended connections to its hub
 }
 
 // summary is over all seeds of a run.
