@@ -3,6 +3,8 @@ package jetstream
 import (
 	"errors"
 	"fmt"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 // Codes of errors of the bus. They are the codes of the wire protocol. Package facade has the table
@@ -70,8 +72,11 @@ var (
 
 // Refused reports whether err, the error of a publish, is a refusal by the stream, for example
 // because the stream is full or the event is too large. Nothing was stored then, and NATS is
-// reachable.
+// reachable. A cluster without a leader refuses nothing: it answers so until it has one.
 func Refused(err error) bool {
-	_, ok := errors.AsType[*apiError](err)
-	return ok
+	refused, ok := errors.AsType[*apiError](err)
+	return ok && refused.ErrCode != errNoClusterLeader
 }
+
+// errNoClusterLeader is the server's error while its cluster has no leader.
+const errNoClusterLeader natsjs.ErrorCode = 10008

@@ -81,7 +81,8 @@ const (
 )
 
 // note reads what hubs have noted of an event that was delivered before. Without an answer, every
-// delivery counts for an attempt.
+// delivery counts for an attempt. The end of ctx does not cut the question short: the handler may
+// run all the same, and a count that is too high may make this attempt the last.
 func (d *Delivery) note(ctx context.Context) AttemptNote {
 	if d.meta.NumDelivered <= 1 {
 		return AttemptNote{}
@@ -93,7 +94,7 @@ func (d *Delivery) note(ctx context.Context) AttemptNote {
 	if rests {
 		return AttemptNote{}
 	}
-	ctx, cancel := context.WithTimeout(ctx, noteWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), noteWait)
 	defer cancel()
 	key := NoteKey(d.meta.Stream, d.meta.Consumer, ConsumerMade(d.at.consumer.CachedInfo()), d.meta.Sequence.Stream)
 	value, err := g.client.entry(ctx, AttemptsBucket, key)

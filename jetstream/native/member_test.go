@@ -341,6 +341,49 @@ func TestSettlingTwice(t *testing.T) {
 	}
 }
 
+// TestAttemptsOfAMemberThatEnds receives an event that a hub had before, unseen, when the member
+// has come to its end: the attempt is that of an event that no client had.
+func TestAttemptsOfAMemberThatEnds(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.create("orders")
+	own := r.group("orders", "g", native.GroupOptions{})
+	r.publish("orders", "1", native.Fields{})
+	take := func() natsjs.Msg {
+		batch, err := own.Consumer().Fetch(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return <-batch.Messages()
+	}
+	unseen := take()
+	meta, err := unseen.Metadata()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bucket, err := r.js.KeyValue(t.Context(), native.AttemptsBucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := native.NoteKey(meta.Stream, meta.Consumer, native.ConsumerMade(own.Consumer().CachedInfo()), meta.Sequence.Stream)
+	if _, err := bucket.Put(t.Context(), key, []byte("1")); err != nil {
+		t.Fatal(err)
+	}
+	if err := unseen.Nak(); err != nil {
+		t.Fatal(err)
+	}
+	again := take()
+	ended, end := context.WithCancel(t.Context())
+	end()
+	d, err := own.Receive(ended, again)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.Attempt != 1 {
+		t.Errorf("attempt %d", d.Attempt)
+	}
+}
+
 // TestLargeDeadLetters fails an event that does not fit into a letter: the letter says where it is.
 func TestLargeDeadLetters(t *testing.T) {
 	t.Parallel()

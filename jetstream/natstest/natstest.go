@@ -89,7 +89,7 @@ func Cluster(tb testing.TB, n int) []*Server {
 func storing(tb testing.TB, storage []Storage) []*Server {
 	tb.Helper()
 	n := len(storage)
-	ports := freePorts(tb, 2*n)
+	ports := FreePorts(tb, 2*n)
 	routes := make([]string, n)
 	for i := range routes {
 		routes[i] = url(ports[n+i])
@@ -121,7 +121,7 @@ type Setup struct {
 func StartSetup(tb testing.TB, setup Setup) []*Server {
 	tb.Helper()
 	n, dir := setup.Nodes, tb.TempDir()
-	ports := freePorts(tb, 2*n)
+	ports := FreePorts(tb, 2*n)
 	servers := make([]*Server, n)
 	for i := range servers {
 		routes := make([]string, n)
@@ -195,10 +195,10 @@ func (s *Server) Wipe() {
 // was killed finds its port free when it comes back.
 const firstPort, lastPort = 16_000, 32_000
 
-// freePorts are TCP ports of this host that nobody listens at, and that no other test is given
+// FreePorts are TCP ports of this host that nobody listens at, and that no other test is given
 // meanwhile. The servers of a cluster must know each other's before they start, and keep theirs
 // when they come back.
-func freePorts(tb testing.TB, n int) []int {
+func FreePorts(tb testing.TB, n int) []int {
 	tb.Helper()
 	var ports []int
 	for range lastPort - firstPort {

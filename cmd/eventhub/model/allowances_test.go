@@ -21,6 +21,9 @@ type allowance struct {
 	losesAcks bool
 	// rewinds: attempts may repeat, or fall, across it.
 	rewinds bool
+	// brief: the last two are about its beginning only, not about the time until all copies are up
+	// to date again.
+	brief bool
 	// holdsBack: what was said just before it, and until the hub knows of it, comes when it is
 	// over.
 	holdsBack bool
@@ -29,6 +32,10 @@ type allowance struct {
 	notesLate bool
 	// leaderless: in a cluster, leases that are due to be kept end, for want of an answer.
 	leaderless bool
+	// ages: in a cluster, a new leader takes the deliveries of the last leader's last moments for
+	// expired, if their events were stored longer ago than AckWait
+	// (docs/upstream/nats-server-stored-time.md).
+	ages bool
 	// ends: connections to the hub may end while it is there, and frames may stay unanswered.
 	ends bool
 }
@@ -48,31 +55,33 @@ var allowances = []allowance{
 	{kind: "stop-hub", voids: true, ends: true},
 	// A process that stood still for longer than the stall limit gives up all leases. Half of the
 	// limit must do no harm.
-	{kind: "freeze-hub", skips: true, atLeast: halfStall, voids: true, losesAcks: true, ends: true},
+	{kind: "freeze-hub", skips: true, atLeast: halfStall, voids: true, losesAcks: true, notesLate: true},
 	// The same, where the machine was too busy to run the hub. The hub says so itself.
-	{kind: "stall-hub", skips: true, atLeast: halfStall, voids: true, losesAcks: true},
+	{kind: "stall-hub", skips: true, atLeast: halfStall, voids: true, losesAcks: true, notesLate: true},
 	// "A broken connection drops all leases at once."
 	{kind: "cut", skips: true, voids: true, losesAcks: true},
 	// "A server that is killed may deliver again what was acknowledged in its last moments." The
 	// leases of hubs that were connected to it end by "cut"; those of other hubs stay. In a
 	// cluster, the consumers that it led have no leader for as long as an election takes: nothing
 	// keeps their leases, so the hubs give them up before the server gives the events to others.
-	{kind: "kill-node", losesAcks: true, rewinds: true, leaderless: true},
-	{kind: "stop-node", losesAcks: true, rewinds: true},
+	{kind: "kill-node", losesAcks: true, rewinds: true, brief: true, leaderless: true},
+	// A server that is stopped in order takes acks with it that reach it in that moment, and "may
+	// resume its delivery count from an older number".
+	{kind: "stop-node", losesAcks: true, rewinds: true, brief: true, ages: true},
 	// A frozen node, or a link that holds bytes back, for about the margin or longer: no touch gets
 	// through.
-	{kind: "freeze-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, rewinds: true, holdsBack: true},
+	{kind: "freeze-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, holdsBack: true},
 	{kind: "hold-link", skips: true, atLeast: mostOfMargin, voids: true, losesAcks: true, notesLate: true, holdsBack: true},
 	// The same for a part of the network: a node apart from the others, one of a hub's links, and
 	// either of them one way only. The hub of an isolated node goes on to hear the node.
-	{kind: "part-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, rewinds: true, holdsBack: true},
-	{kind: "part-node-oneway", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, rewinds: true, holdsBack: true},
+	{kind: "part-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, holdsBack: true},
+	{kind: "part-node-oneway", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, holdsBack: true},
 	{kind: "hold-one-link", skips: true, atLeast: mostOfMargin, voids: true, losesAcks: true, notesLate: true, holdsBack: true},
 	{kind: "hold-link-oneway", skips: true, atLeast: mostOfMargin, voids: true, losesAcks: true, notesLate: true, holdsBack: true},
 	// A node whose disk is full, or was lost, is one that was killed: it comes back when there is
 	// room, or empty.
 	{kind: "fill-disk", losesAcks: true, rewinds: true, leaderless: true},
-	{kind: "lose-disk", losesAcks: true, rewinds: true, leaderless: true},
+	{kind: "lose-disk", losesAcks: true, rewinds: true, brief: true, leaderless: true},
 	// The hub's clock went on by more than the stall limit, as that of a machine that slept: it
 	// gives up all leases.
 	{kind: "jump-hub", skips: true, voids: true, losesAcks: true},
@@ -83,9 +92,8 @@ var allowances = []allowance{
 	{kind: "stepdown-meta"},
 	// A slow link is no excuse at all: its delays are far below the margin.
 	{kind: "delay-link"},
-	// A leader that steps down takes with it what it had not told the others; leases are not among
-	// that.
-	{kind: "stepdown", losesAcks: true},
+	// A leader that steps down tells the others all that it took.
+	{kind: "stepdown", ages: true},
 	// Holes in the harness's own time say that the machine stood still. They are told apart only by
 	// the rules about time.
 	{kind: "stall-harness"},
@@ -110,6 +118,15 @@ func (f *fault) length() time.Duration { return f.to - f.from }
 
 // counts reports whether the fault was long enough to excuse anything.
 func (f *fault) counts(s settings) bool { return f.atLeast == nil || f.length() >= f.atLeast(s) }
+
+// during reports whether the fault may lose acks, or rewind attempts, between from and to.
+func (f *fault) during(from, to time.Duration) bool {
+	until := f.to
+	if f.brief {
+		until = min(until, f.from+reconnected)
+	}
+	return f.from <= to && until >= from
+}
 
 // within reports whether any of the faults that want picks was there between from and to.
 func (l *ledger) within(from, to time.Duration, want func(*fault) bool) bool {
@@ -136,10 +153,27 @@ func (l *ledger) voidedAt(hub string, from, to time.Duration) time.Duration {
 	return at
 }
 
+// agedAt is when a new leader may have taken a delivery for expired, at the earliest; or never. It
+// knows better as soon as the hub's in-progress ack reaches it, which follows each delivery.
+func (l *ledger) agedAt(d *delivery) time.Duration {
+	s := l.byID[[2]string{d.topic, d.id}]
+	if s == nil || l.sentN[s.n] == nil || !l.set.Cluster {
+		return never
+	}
+	at, old := never, l.sentN[s.n].sent+l.set.ackWait()
+	for _, f := range l.faults {
+		handed := min(f.to, f.from+reconnected)
+		if from := max(f.from, d.lo, old); f.ages && d.at >= f.from-justBefore && from <= handed {
+			at = min(at, from)
+		}
+	}
+	return at
+}
+
 // mayLoseAck reports whether an ACK that was on its way between sent and answered may have come to
 // nothing.
 func (l *ledger) mayLoseAck(hub string, sent, answered time.Duration) bool {
 	return l.within(sent, answered+justBefore, func(f *fault) bool {
-		return f.losesAcks && (f.target == hub || f.target == "-" || f.target[0] == 'n' || f.allHubs)
+		return f.losesAcks && f.during(sent, answered+justBefore) && (f.target == hub || f.target == "-" || f.target[0] == 'n' || f.allHubs)
 	})
 }

@@ -3,8 +3,6 @@
 package model
 
 import (
-	"cmp"
-	"slices"
 	"strings"
 	"time"
 )
@@ -107,120 +105,6 @@ func inFlight(l *ledger) []violation {
 		}
 	}
 	return all
-}
-
-// attempts wants each event's attempts to be 1, 2, 3…
-func attempts(l *ledger) []violation {
-	var all []violation
-	l.eachEvent(func(g *group, e *event) {
-		ds := slices.Clone(e.deliveries)
-		slices.SortStableFunc(ds, func(a, b *delivery) int { return cmp.Or(a.attempt-b.attempt, cmp.Compare(a.lo, b.lo)) })
-		last, since := 0, l.publishedAt(ds)
-		for i, d := range ds {
-			was := last
-			if i > 0 {
-				since = min(ds[i-1].lo, d.lo)
-			}
-			last = d.attempt
-			to := d.at
-			if i > 0 {
-				to = max(to, ds[i-1].at)
-			}
-			switch {
-			case l.rewound(g, since, to), l.forgot(g, since, to):
-			case d.attempt < 1:
-				all = append(all, g.broken(e.id, d.lo, d.at, "%v", d))
-				return
-			case d.attempt == was && (l.lastMoments(ds[:i]) || l.forgotUnseen(ds) || l.within(since, to, func(f *fault) bool { return f.notesLate })):
-			case d.attempt == was:
-				all = append(all, g.broken(e.id, ds[i-1].lo, d.at, "%v has the same attempt as %v", d, ds[i-1]))
-				return
-			case i > 0 && d.at < ds[i-1].lo:
-				all = append(all, g.broken(e.id, d.lo, ds[i-1].at, "%v came after %v", ds[i-1], d))
-				return
-			case d.attempt-was > 1+l.unseen(g, since, d.at)+l.onTheWay(since, d.at)+g.inboxesEnded(since, d.at) && !l.within(since, d.at, func(f *fault) bool { return f.skips }):
-				all = append(all, g.broken(e.id, since, d.at, "%v follows attempt %d, and no hub was lost in between", d, was))
-				return
-			}
-		}
-	})
-	return all
-}
-
-// publishedAt is when the event was published, or else when it was first seen.
-func (l *ledger) publishedAt(ds []*delivery) time.Duration {
-	if len(ds) == 0 {
-		return 0
-	}
-	if s := l.byID[[2]string{ds[0].group.topic, ds[0].id}]; s != nil && l.sentN[s.n] != nil {
-		return l.sentN[s.n].sent
-	}
-	return ds[0].lo
-}
-
-// forgotUnseen reports whether a server that was killed may have forgotten a delivery that no
-// client had. The hub that had it notes it all the same.
-func (l *ledger) forgotUnseen(ds []*delivery) bool {
-	return l.within(l.publishedAt(ds), ds[0].lo, func(f *fault) bool { return f.kind == "kill-node" })
-}
-
-// lastMoments reports whether one of the deliveries came in the last moments of a server that was
-// killed, which may have forgotten it. The hub that had it knows; another hub does not.
-func (l *ledger) lastMoments(ds []*delivery) bool {
-	return slices.ContainsFunc(ds, func(d *delivery) bool {
-		return l.within(d.lo, d.at+justBefore, func(f *fault) bool { return f.rewinds })
-	})
-}
-
-// unseen counts how often an event may have been given to members that no client saw it come to.
-func (l *ledger) unseen(g *group, from, to time.Duration) int {
-	n := 0
-	for _, b := range g.blind() {
-		if b.from <= to && b.to >= from {
-			n += 1 + int((min(b.to, to)-max(b.from, from))/b.sub.leased())
-		}
-	}
-	return n
-}
-
-// inboxesEnded counts the members that paused or ended. When the server has picked an event for an
-// inbox that ends in that very moment, it delivers the event to another at once, and counts the
-// delivery that it did not make (docs/upstream).
-func (g *group) inboxesEnded(from, to time.Duration) int {
-	n := 0
-	count := func(sent, done time.Duration) {
-		if sent <= to && (done == never || done+2*noticed >= from) {
-			n++
-		}
-	}
-	for _, f := range g.starts {
-		for _, p := range f.sub.pauses {
-			count(p.sent, p.answered)
-		}
-		if stop := f.sub.stop; stop != nil {
-			count(stop.sent, stop.answered)
-		}
-		if f.conn.guest { // a pull ends with its answer, and the leases stay
-			count(f.sent, f.answered)
-		}
-		if c := f.conn; c.endAt < never {
-			count(min(c.closeAt, c.endLo), c.endAt)
-		}
-	}
-	return n
-}
-
-// onTheWay counts the hubs of a cluster that were drained: an event that was on its way to one in
-// that very moment waits out AckWait, and counts as an attempt that no client saw (ARCHITECTURE.md,
-// "Attempts").
-func (l *ledger) onTheWay(from, to time.Duration) int {
-	n := 0
-	for _, f := range l.faults {
-		if l.set.Cluster && f.kind == "stop-hub" && f.from <= to && f.to >= from {
-			n++
-		}
-	}
-	return n
 }
 
 // blind is a time in which a connection may have been given events that its client never read: it

@@ -144,8 +144,8 @@ func (e *event) settled(g *group, by time.Duration) bool {
 		}
 	}
 	for _, b := range g.blind() { // it may have come once more, unseen
-		for _, f := range b.sub.settles {
-			if f.Op == "ACK" && f.about(e.id) && f.answered >= b.from && f.sent <= by {
+		for _, f := range b.sub.about(e.id) {
+			if f.Op == "ACK" && f.answered >= b.from && f.sent <= by {
 				return true
 			}
 		}
@@ -241,7 +241,7 @@ func (l *ledger) unfounded(g *group, x *letter) string {
 	}
 	// a NACK is about the newest delivery, which the client may not have read
 	for _, b := range g.blind() {
-		refused := slices.ContainsFunc(b.sub.settles, func(f *frame) bool { return f.Op == "NACK" && f.about(x.Original.ID) && !f.refused() })
+		refused := slices.ContainsFunc(b.sub.about(x.Original.ID), func(f *frame) bool { return f.Op == "NACK" && !f.refused() })
 		if m := b.sub.maxAttempts(); refused && m > 0 && x.Attempts >= m {
 			return ""
 		}

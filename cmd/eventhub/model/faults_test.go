@@ -38,14 +38,14 @@ func (j *injector) run(ctx context.Context) {
 			return
 		}
 		kind := j.plan.faults[j.rnd.IntN(len(j.plan.faults))]
+		j.tally[kind]++
+		j.rec.add(0, kindNote, madeNote+kind)
 		if kind == "silent" {
-			j.tally[kind]++
 			rnd := j.rnd
 			quiet.Go(func() { j.silent(ctx, rnd) })
 			continue
 		}
 		h, i, atHub := j.hubs[j.rnd.IntN(len(j.hubs))], j.rnd.IntN(len(j.nodes)), j.rnd.IntN(2) == 0
-		j.tally[kind]++
 		if !j.partOf(ctx, kind, h, i, atHub) {
 			j.one(ctx, kind, h, i, atHub)
 		}
@@ -186,33 +186,49 @@ func (j *injector) deposeOne(ctx context.Context) {
 	j.healthy()
 }
 
-// healthy waits for some time until streams and groups have leaders and their copies are up to
-// date.
+// healthy waits for some time until streams, those of the hubs' buckets too, and groups have
+// leaders and their copies are up to date. It takes down what it waited for last.
 func (r *rig) healthy() {
-	r.within(20*time.Second, func(ctx context.Context) bool {
-		for _, topic := range append([]string{"dlq"}, r.plan.topics...) {
-			s, err := r.js.Stream(ctx, streamName(topic))
-			if err != nil {
-				if isMissing(err) {
-					continue
-				}
-				return false
-			}
-			if !whole(s.CachedInfo().Cluster, len(r.nodes)) {
-				return false
-			}
-			all, err := r.consumers(ctx, topic)
-			if err != nil {
-				return false
-			}
-			for _, c := range all {
-				if !whole(c.Cluster, len(r.nodes)) {
-					return false
-				}
+	began, last := r.rec.now(), ""
+	well := r.within(20*time.Second, func(ctx context.Context) bool {
+		name, ok := r.ailing(ctx)
+		if ok {
+			return true
+		}
+		last = name
+		return false
+	})
+	if took := r.rec.now() - began; took > time.Second {
+		r.rec.add(0, kindNote, fmt.Sprintf("healthy: %v after %v; the last to wait for was %s", well, short(took), last))
+	}
+}
+
+// ailing returns the name of a stream or a group that is not whole, or true.
+func (r *rig) ailing(ctx context.Context) (name string, ok bool) {
+	list := r.js.ListStreams(ctx)
+	for s := range list.Info() {
+		if !whole(s.Cluster, len(r.nodes)) {
+			return s.Config.Name, false
+		}
+	}
+	if err := list.Err(); err != nil {
+		return "the list of streams", false
+	}
+	for _, topic := range append([]string{"dlq"}, r.plan.topics...) {
+		all, err := r.consumers(ctx, topic)
+		if isMissing(err) {
+			continue
+		}
+		if err != nil {
+			return "the list of groups of " + topic, false
+		}
+		for _, c := range all {
+			if !whole(c.Cluster, len(r.nodes)) {
+				return c.Name, false
 			}
 		}
-		return true
-	})
+	}
+	return "", true
 }
 
 func whole(c *natsjs.ClusterInfo, nodes int) bool {

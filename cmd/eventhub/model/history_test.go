@@ -47,6 +47,9 @@ const (
 	kindNote   = "note"
 )
 
+// madeNote begins the note of each fault, before what -model.faults calls it.
+const madeNote = "made "
+
 // history is what happened, in the order of observation.
 type history []entry
 
@@ -136,6 +139,17 @@ func (h history) write(w io.Writer) error {
 		}
 	}
 	return b.Flush()
+}
+
+// made counts the faults, by what -model.faults calls them.
+func (h history) made() map[string]int {
+	all := map[string]int{}
+	for _, e := range h {
+		if kind, ok := strings.CutPrefix(e.text, madeNote); ok && e.kind == kindNote {
+			all[kind]++
+		}
+	}
+	return all
 }
 
 // recorder takes a history down. It may be used concurrently.

@@ -14,14 +14,33 @@ const noticed = 400 * time.Millisecond
 // about reports whether f settles the event id.
 func (f *frame) about(id string) bool { return f.ID == id || slices.Contains(f.IDs, id) }
 
+// about lists the frames that settle the event id, of a history that is taken in.
+func (s *sub) about(id string) []*frame {
+	if s.settlesOf == nil {
+		s.settlesOf = map[string][]*frame{}
+		for _, f := range s.settles {
+			ids := f.IDs
+			if f.ID != "" && !slices.Contains(ids, f.ID) {
+				ids = append(slices.Clone(ids), f.ID)
+			}
+			for i, id := range ids {
+				if !slices.Contains(ids[:i], id) {
+					s.settlesOf[id] = append(s.settlesOf[id], f)
+				}
+			}
+		}
+	}
+	return s.settlesOf[id]
+}
+
 // refused reports whether f was answered with an error, and so had no effect.
 func (f *frame) refused() bool { return f.reply != nil && !f.ok() }
 
 // may lists the settling frames that may have been carried out while d was leased.
 func (d *delivery) may(ops ...string) []*frame {
 	var fs []*frame
-	for _, f := range d.sub.settles {
-		if f.about(d.id) && f.answered >= d.lo && !f.refused() && slices.Contains(ops, f.Op) {
+	for _, f := range d.sub.about(d.id) {
+		if f.answered >= d.lo && !f.refused() && slices.Contains(ops, f.Op) {
 			fs = append(fs, f)
 		}
 	}
@@ -74,7 +93,7 @@ func (l *ledger) leaseEnd(d *delivery, but *frame) time.Duration {
 			end = min(end, max(f.sent, d.lo))
 		}
 	}
-	return min(end, d.sub.over(), l.voidedAt(d.sub.conn.hub, d.lo, never))
+	return min(end, d.sub.over(), l.voidedAt(d.sub.conn.hub, d.lo, never), l.agedAt(d))
 }
 
 // released is the latest moment at which the lease may have ended, and again that at which the
@@ -164,7 +183,7 @@ func (l *ledger) before(x, y *delivery) bool {
 
 // rewound reports whether the attempts of a group may have begun again, or gone back.
 func (l *ledger) rewound(g *group, from, to time.Duration) bool {
-	if l.within(from, to, func(f *fault) bool { return f.rewinds }) {
+	if l.within(from, to, func(f *fault) bool { return f.rewinds && f.during(from, to) }) {
 		return true
 	}
 	for _, v := range l.vanishings(g) {

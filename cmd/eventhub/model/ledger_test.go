@@ -57,6 +57,7 @@ type connection struct {
 	by           string // the client library that speaks on it; ""
 	heard        time.Duration
 	guest        bool // no WebSocket: it takes events only now and then
+	silent       bool // it takes events, and settles none: a fault
 	opened       time.Duration
 	closeAt      time.Duration // the client began to end it; never
 	abrupt       bool
@@ -110,7 +111,8 @@ type sub struct {
 	stop      *frame // UNSUBSCRIBE; nil
 	pauses    []*frame
 	resumes   []*frame
-	settles   []*frame // ACK, NACK and MODACK
+	settles   []*frame            // ACK, NACK and MODACK
+	settlesOf map[string][]*frame // the same by event, once all are there; see about
 	delivered []*delivery
 }
 
@@ -251,6 +253,8 @@ func (l *ledger) take(line int, e entry) error {
 				c.by = by
 			case f == "guest":
 				c.guest, c.small = true, true
+			case f == "silent":
+				c.silent = true
 			default:
 				c.small = true
 			}

@@ -172,7 +172,7 @@ func (j *injector) silent(ctx context.Context, rnd *rand.Rand) {
 		g = j.plan.groups[0]
 	}
 	came := make(chan struct{}, 1)
-	conn, err := dialHub(j.rec, int(j.count.conns.Add(1)), h.addr, h.name, false, func(text []byte) {
+	conn, err := dialHub(j.rec, int(j.count.conns.Add(1)), h.addr, h.name+" silent", false, func(text []byte) {
 		var f wireFrame
 		if json.Unmarshal(text, &f) == nil && f.Op == "EVENT" {
 			select {

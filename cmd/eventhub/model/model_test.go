@@ -27,7 +27,7 @@ var (
 	withFlag      = flag.String("model.with", strings.Join(allFeatures, ","), "what clients use, and clusters of three")
 	logFlag       = flag.String("model.log", "", "a directory for histories of failing seeds, and for logs of hubs")
 	keepFlag      = flag.Bool("model.keep", false, "keep the histories of seeds that pass, too")
-	checkFlag     = flag.String("model.check", "", "check this history again, and run nothing")
+	checkFlag     = flag.String("model.check", "", "check these histories again, whose names fit the pattern, and run nothing")
 	muteFlag      = flag.String("model.mute", "", "rules that are not asked, separated by commas")
 	updateFlag    = flag.Bool("model.update", false, "write the drawing that TestTimeline compares anew")
 	clusterFlag   = flag.Bool("model.cluster", false, "run every seed beside three nats-servers, with two or three hubs")
@@ -43,16 +43,15 @@ func list(text string) []string {
 func TestModel(t *testing.T) {
 	switch {
 	case *checkFlag != "":
-		f, err := os.Open(*checkFlag)
-		if err != nil {
-			t.Fatal(err)
+		paths, err := filepath.Glob(*checkFlag)
+		if err != nil || len(paths) == 0 {
+			t.Fatalf("-model.check: %v, %v", paths, err)
 		}
-		defer func() { _ = f.Close() }()
-		h, err := readHistory(f)
-		if err != nil {
-			t.Fatal(err)
+		for _, path := range paths {
+			h := readFile(t, path)
+			sum.faults(h.made())
+			judge(t, h)
 		}
-		judge(t, h)
 		sum.print(t)
 	case *seedFlag == 0:
 		for _, p := range []*plan{
@@ -79,6 +78,20 @@ func TestModel(t *testing.T) {
 		}
 		sum.print(t)
 	}
+}
+
+func readFile(t *testing.T, path string) history {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	h, err := readHistory(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
 }
 
 // runPlan runs a plan and judges its history.

@@ -186,8 +186,9 @@ func outboxes(l *ledger) []violation {
 			all = append(all, violation{topic: r.Topic, id: r.ID, msg: fmt.Sprintf(format, args...), from: r.at, to: r.at})
 		}
 		var found []*stored
+		n := number(r.Payload)
 		for _, s := range l.stored[r.Topic] {
-			if s.id == r.ID || s.n == number(r.Payload) {
+			if s.id == r.ID || s.n == n {
 				found = append(found, s)
 			}
 		}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -160,15 +159,10 @@ func (r *rig) startHub(h *hub) {
 	h.set(true)
 }
 
-// freeAddr is an address of this host that nobody listens at.
+// freeAddr is an address of this host for a hub, which finds it free whenever it comes back.
 func freeAddr(tb testing.TB) string {
 	tb.Helper()
-	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+	return "127.0.0.1:" + strconv.Itoa(natstest.FreePorts(tb, 1)[0])
 }
 
 // number is a fault's.

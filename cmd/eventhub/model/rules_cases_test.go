@@ -50,13 +50,45 @@ func second(n string, at int) string {
 	return fmt.Sprintf("\n%d/%d c2 < %s\n%d c2 > %s\n%d/%d c2 < %s\n", at, at-10, attempt(n), at+50, ackE1Again, at+52, at+51, okA2)
 }
 
+// ruleCase is a history, and the rules that must find something in it.
+type ruleCase struct {
+	name, history string
+	want          []string
+}
+
+func testCases(t *testing.T, cases []ruleCase) {
+	t.Helper()
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			h, err := readHistory(strings.NewReader(c.history))
+			if err != nil {
+				t.Fatal(err)
+			}
+			l, found, err := check(h)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, v := range found {
+				if !slices.Contains(got, v.rule) {
+					got = append(got, v.rule)
+				}
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, c.want) {
+				t.Errorf("found %v, want %v", got, c.want)
+				for _, v := range found {
+					t.Log(l.describe(v, 20))
+				}
+			}
+		})
+	}
+}
+
 // TestRules tries each rule with small histories. want are the rules that must find something, and
 // no other may.
 func TestRules(t *testing.T) {
-	for _, c := range []struct {
-		name, history string
-		want          []string
-	}{
+	testCases(t, []ruleCase{
 		{"all is well", anEvent + firstAcked, nil},
 
 		{"stored: an OK is lost", twoMembers + published, []string{"stored"}},
@@ -173,7 +205,6 @@ func TestRules(t *testing.T) {
 		{"attempts: a skip, and a drained hub of a cluster", "\n0 - set {\"drained\":true,\"cluster\":true}\n" + anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 stop-hub h1\n1500 - over 1\n3200/3190 c2 < " + attempt("3") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, nil},
 		{"attempts: a skip, and a drained hub", anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 stop-hub h1\n1500 - over 1\n3200/3190 c2 < " + attempt("3") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2, []string{"attempts"}},
 
-		{"attempts: the same twice, as a note was late", anEvent + "\n200/190 c1 < " + toFirst + "\n1000 - fault 1 hold-link h1\n9000 - over 1\n9200/9190 c2 < " + toFirst + "\n9300 c2 > " + ackE1Again + "\n9301/9300 c2 < " + okA2, nil},
 		{"attempts: the first was in the socket of a hub that was killed", strings.Replace(anEvent, "c1 open h0", "c1 open h0 small", 1) + "\n3200/3190 c2 < " + attempt("2") + "\n3300 c2 > " + ackE1Again + "\n3301/3300 c2 < " + okA2 + "\n5000 - fault 1 kill-hub h0\n5001/4000 c1 end connection reset by peer\n5500 - over 1", nil},
 
 		{"letters: the last attempt was refused", anEvent + "\n200/190 c1 < " + attempt("2") + `
@@ -300,31 +331,146 @@ func TestRules(t *testing.T) {
 		{"frames: answered twice", anEvent + firstAcked + "302/301 c1 < " + okA1, []string{"frames"}},
 		{"frames: the hub hangs up", anEvent + firstAcked + "9000/8999 c1 end EOF", []string{"frames"}},
 		{"frames: the hub hangs up, as it is stopped", anEvent + firstAcked + "8990 - fault 1 stop-hub h0\n9000/8999 c1 end EOF\n9500 - over 1", nil},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			h, err := readHistory(strings.NewReader(c.history))
-			if err != nil {
-				t.Fatal(err)
-			}
-			l, found, err := check(h)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var got []string
-			for _, v := range found {
-				if !slices.Contains(got, v.rule) {
-					got = append(got, v.rule)
-				}
-			}
-			slices.Sort(got)
-			if !slices.Equal(got, c.want) {
-				t.Errorf("found %v, want %v", got, c.want)
-				for _, v := range found {
-					t.Log(l.describe(v, 20))
-				}
-			}
-		})
+	})
+}
+
+// TestAllowances tries what faults excuse, and next to it what they just do not.
+func TestAllowances(t *testing.T) {
+	fault := func(kind string, from, to int) string {
+		return fmt.Sprintf("\n%d - fault 1 %s\n%d - over 1\n", from, kind, to)
 	}
+	// The lease of c1 lasts until 3190 ms at least; c2 has the event at 2200 ms.
+	leased := func(fault string) string { return anEvent + "\n200/190 c1 < " + toFirst + fault + second("2", 2_200) }
+	// c1 acknowledges the event between 300 and 301 ms, and c2 has it at 8 s.
+	settled := func(fault string) string { return anEvent + firstAcked + fault + second("2", 8_000) }
+	// The event comes with the same attempt at 200 ms and at 3200 ms.
+	same := func(fault string) string {
+		return anEvent + "\n200/190 c1 < " + toFirst + fault + second("1", 3_200)
+	}
+	ended := func(fault string) string { return anEvent + firstAcked + fault + "\n9000/8999 c1 end EOF" }
+	testCases(t, []ruleCase{
+		{"a hub stands still for half of the stall limit", leased(fault("freeze-hub h0", 1_000, 1_600)), nil},
+		{"a hub stands still for less", leased(fault("freeze-hub h0", 1_000, 1_590)), []string{"holder"}},
+		{"another hub stands still", leased(fault("freeze-hub h7", 1_000, 2_000)), []string{"holder"}},
+		{"a busy machine holds a hub for half of the stall limit", leased(fault("stall-hub h0 600ms", 1_600, 1_600)), nil},
+		{"a busy machine holds a hub for less", leased(fault("stall-hub h0 590ms", 1_590, 1_590)), []string{"holder"}},
+		{"the connection to NATS breaks", leased(fault("cut h0 0s", 1_000, 1_000)), nil},
+		{"the connection of another hub breaks", leased(fault("cut h7 0s", 1_000, 1_000)), []string{"holder"}},
+		{"the connection to NATS breaks too late", leased(fault("cut h0 0s", 2_300, 2_300)), []string{"holder"}},
+		{"a link is held for most of the margin", leased(fault("hold-link h0", 500, 2_000)), nil},
+		{"a link is held for less", leased(fault("hold-link h0", 500, 1_990)), []string{"holder"}},
+		{"one link is held for less", leased(fault("hold-one-link h0", 500, 1_990)), []string{"holder"}},
+		{"one link of another hub is held", leased(fault("hold-one-link h7", 500, 2_000)), []string{"holder"}},
+		{"a link is held in one direction for less", leased(fault("hold-link-oneway h0", 500, 1_990)), []string{"holder"}},
+		{"a node stands still for most of the margin", leased(fault("freeze-node n0", 500, 2_000)), nil},
+		{"a node stands still for less", leased(fault("freeze-node n0", 500, 1_990)), []string{"holder"}},
+		{"a node is apart for most of the margin", leased(fault("part-node n0", 500, 2_000)), nil},
+		{"a node is apart for less", leased(fault("part-node n0", 500, 1_990)), []string{"holder"}},
+		{"a node is apart in one direction for less", leased(fault("part-node-oneway n0", 500, 1_990)), []string{"holder"}},
+		{"the clock of another hub jumps", leased(fault("jump-hub h7", 1_000, 2_000)), []string{"holder"}},
+		{"a node is killed", leased(fault("kill-node n0", 500, 9_000)), []string{"holder"}},
+		{"a node is stopped", leased(fault("stop-node n0", 500, 9_000)), []string{"holder"}},
+		{"a disk is full", leased(fault("fill-disk n0", 500, 9_000)), []string{"holder"}},
+		{"a disk is lost", leased(fault("lose-disk n0", 500, 9_000)), []string{"holder"}},
+		{"a node is slow", leased(fault("pulse-node n0", 500, 9_000)), []string{"holder"}},
+		{"a route is slow", leased(fault("delay-route n0", 500, 9_000)), []string{"holder"}},
+		{"a link is slow", leased(fault("delay-link h0", 500, 9_000)), []string{"holder"}},
+		{"the leader of the cluster steps down", leased(fault("stepdown-meta -", 500, 9_000)), []string{"holder"}},
+		{"the harness stands still", leased(fault("stall-harness - 5s", 6_000, 6_000)), []string{"holder"}},
+		{"a killed node led nobody for a moment", "\n0 - set {\"drained\":true,\"cluster\":true}\n" + leased(fault("kill-node n0", 1_000, 9_000)), nil},
+		{"a killed node's consumers had no leader for less", "\n0 - set {\"drained\":true,\"cluster\":true}\n" + leased(fault("kill-node n0", 1_500, 9_000)), []string{"holder"}},
+
+		{"an ack in the last moments of a hub", settled(fault("kill-hub h0", 900, 1_000) + "\n901/900 c1 end EOF"), nil},
+		{"an ack before the last moments of a hub", settled(fault("kill-hub h0", 902, 1_000) + "\n903/902 c1 end EOF"), []string{"acked"}},
+		{"an ack at a hub, as another is killed", settled(fault("kill-hub h7", 300, 1_000)), []string{"acked"}},
+		{"an ack at a hub that is stopped", settled(fault("stop-hub h0", 302, 1_000) + "\n903/902 c1 end EOF"), []string{"acked"}},
+		{"an ack in the last moments of a node", settled(fault("kill-node n0", 900, 5_000)), nil},
+		{"an ack before the last moments of a node", settled(fault("kill-node n0", 902, 5_000)), []string{"acked"}},
+		{"an ack as a node is stopped", settled(fault("stop-node n0", 301, 5_000)), nil},
+		{"an ack long after a node was killed", strings.ReplaceAll(settled(fault("kill-node n0", 50, 7_000)), "\n300 c1 >", "\n2060 c1 >") + "\n2061/2060 c1 < " + okA1, []string{"acked", "frames"}},
+		{"an ack as a leader steps down", settled(fault("stepdown -", 301, 5_000)), []string{"acked"}},
+		{"an ack as the leader of the cluster steps down", settled(fault("stepdown-meta -", 301, 5_000)), []string{"acked"}},
+		{"an ack as a node is slow", settled(fault("pulse-node n0", 200, 5_000)), []string{"acked"}},
+		{"an ack as a route is slow", settled(fault("delay-route n0", 200, 5_000)), []string{"acked"}},
+		{"an ack over a slow link", settled(fault("delay-link h0", 200, 5_000)), []string{"acked"}},
+
+		{"attempts begin again, as a node was killed", same(fault("kill-node n0", 500, 5_000)), nil},
+		{"attempts begin again, as a node was stopped", same(fault("stop-node n0", 500, 5_000)), nil},
+		{"attempts begin again, as a disk was lost", same(fault("lose-disk n0", 500, 5_000)), nil},
+		{"attempts begin again long after a node was stopped", anEvent + fault("stop-node n0", 120, 9_000) + "\n2960/2950 c1 < " + toFirst + second("1", 6_200), []string{"attempts"}},
+		{"attempts begin again, as a node stood still", same(fault("freeze-node n0", 500, 3_000)), []string{"attempts"}},
+		{"attempts begin again, as a node was apart", same(fault("part-node n0", 500, 3_000)), []string{"attempts"}},
+		{"attempts begin again, as a node was apart in one direction", same(fault("part-node-oneway n0", 500, 3_000)), []string{"attempts"}},
+		{"attempts begin again, as a leader stepped down", same(fault("stepdown -", 500, 3_000)), []string{"attempts"}},
+
+		{"a hub that is killed ends its connections", ended(fault("kill-hub h0", 8_990, 9_900)), nil},
+		{"a hub that stands still does not", ended(fault("freeze-hub h0", 8_000, 8_990)), []string{"frames"}},
+		{"a hub that is cut off does not", ended(fault("hold-link h0", 5_000, 8_990)), []string{"frames"}},
+		{"a hub whose clock jumps does not", ended(fault("jump-hub h0", 8_000, 8_990)), []string{"frames"}},
+		{"another hub that is killed does not", ended(fault("kill-hub h7", 8_990, 9_900)), []string{"frames"}},
+	})
+}
+
+// aged is a history of a cluster in which an event is delivered at a time in milliseconds, and once
+// more a second later. It was stored at 100 ms. AckWait is 6 s.
+func aged(fault string, at int) string {
+	return "\n0 - set {\"drained\":true,\"cluster\":true,\"disturbed\":true}\n" + strings.ReplaceAll(anEvent, `"from":"earliest"`, `"from":"earliest","maxInFlight":1`) +
+		fmt.Sprintf("\n%s\n%d/%d c1 < %s", fault, at, at-5, toFirst) + second("2", at+1_000)
+}
+
+// TestHolderOfAnOldEvent tries the rule "holder" with events that a new leader takes for expired.
+func TestHolderOfAnOldEvent(t *testing.T) {
+	wrong := []string{"holder"}
+	const paused = `
+20 c1 > {"op":"PAUSE","topic":"t","group":"g","corr":"p8"}
+21/20 c1 < {"op":"OK","corr":"p8"}
+20 c2 > {"op":"PAUSE","topic":"t","group":"g","corr":"p9"}
+21/20 c2 < {"op":"OK","corr":"p9"}
+`
+	resumed := func(at int) string {
+		return paused + fmt.Sprintf(`
+%[1]d c1 > {"op":"RESUME","topic":"t","group":"g","corr":"r8"}
+%[2]d/%[1]d c1 < {"op":"OK","corr":"r8"}
+%[1]d c2 > {"op":"RESUME","topic":"t","group":"g","corr":"r9"}
+%[2]d/%[1]d c2 < {"op":"OK","corr":"r9"}
+`, at-20, at-10)
+	}
+	testCases(t, []ruleCase{
+		{"the leader stopped just then", aged("7000 - fault 1 stop-node n0\n9000 - over 1", 7_010) + resumed(7_010), nil},
+		{"the leader stepped down just then", aged("7000 - fault 1 stepdown -\n9000 - over 1", 7_010) + resumed(7_010), nil},
+		{"another node's cluster has its leader", aged("7000 - fault 1 stepdown-meta -\n9000 - over 1", 7_010) + resumed(7_010), wrong},
+		{"the event was young", aged("5000 - fault 1 stop-node n0\n9000 - over 1", 5_010) + resumed(5_010), wrong},
+		{"the delivery was told the followers before", aged("7700 - fault 1 stop-node n0\n9000 - over 1", 7_010) + resumed(7_010), wrong},
+		{"the leader was new for long", aged("7000 - fault 1 stop-node n0\n19000 - over 1", 9_100) + resumed(9_100), wrong},
+		{"there is one server", strings.Replace(aged("7000 - fault 1 stop-node n0\n9000 - over 1", 7_010)+resumed(7_010), `"cluster":true`, `"cluster":false`, 1), wrong},
+	})
+}
+
+// unseen is a history in which hub h1 is lost to a fault before an event comes, and has it unseen
+// until AckWait is over. The hub h0 has the event with an attempt then, and both lose it to h1 with
+// another attempt, which is acknowledged.
+func unseen(fault string, over int, first, then string) string {
+	return strings.ReplaceAll(anEvent, `"maxAttempts":2`, `"maxAttempts":5`) + fmt.Sprintf("\n50 - fault 1 %s\n%d - over 1\n6200/6190 c1 < %s", fault, over, attempt(first)) + second(then, 9500)
+}
+
+// TestAttemptsOfWhatIsUnseen tries the rule "attempts" with deliveries that a hub had and no client
+// saw.
+func TestAttemptsOfWhatIsUnseen(t *testing.T) {
+	wrong := []string{"attempts"}
+	testCases(t, []ruleCase{
+		{"the link was held, and the note came late", unseen("hold-link h1", 9_000, "2", "2"), nil},
+		{"the link was held, and the note was not late", unseen("hold-link h1", 9_000, "2", "3"), nil},
+		{"the link was held, and nothing was unseen", unseen("hold-link h1", 9_000, "1", "2"), nil},
+		{"the link was held, and what a client saw does not count", unseen("hold-link h1", 9_000, "1", "1"), wrong},
+		{"the link was held, and two were unseen in one AckWait", unseen("hold-link h1", 5_000, "3", "4"), wrong},
+		{"the link of a hub without members was held", unseen("hold-link h7", 9_000, "2", "2"), wrong},
+		{"the hub stood still, and the note came late", unseen("freeze-hub h1", 9_000, "2", "2"), nil},
+		{"the hub stood still, and what a client saw does not count", unseen("freeze-hub h1", 9_000, "1", "1"), wrong},
+		{"the hub stood still, and two were unseen in one AckWait", unseen("freeze-hub h1", 5_000, "3", "4"), wrong},
+		{"a hub without members stood still", unseen("freeze-hub h7", 9_000, "2", "2"), wrong},
+		{"the hub stood still, for less than the margin", unseen("freeze-hub h1", 1_400, "2", "2"), wrong},
+		{"the hub was killed, and notes nothing", unseen("kill-hub h1", 9_000, "2", "2"), wrong},
+	})
 }
 
 // TestHistoryText writes a history and reads it back.
