@@ -59,6 +59,9 @@ func crashMachines(t *testing.T, crash clusterCrash) {
 		s.Start()
 	}
 	look.Replicating(3)
+	if crash.machines == len(servers) && crash.interval > 0 {
+		equalCopies(t, servers)
+	}
 	hub = startNode(t, flags...)
 	losses := load.losses(t, hub, crashed)
 	within := func(loss crashLoss) bool { return loss.lost == 0 || loss.oldest <= crash.bound }
@@ -74,6 +77,16 @@ func crashMachines(t *testing.T, crash clusterCrash) {
 	}
 	checkGroup(t, hub, load, crashed)
 	hub.terminate()
+}
+
+// equalCopies does what docs/operations.md says after all machines crashed.
+func equalCopies(t *testing.T, servers []*natstest.Server) {
+	t.Helper()
+	for _, copies := range []string{"1", "3"} {
+		if out, errs, code := tool(t.Context(), "topics", "replicas", copies, "--replicas=3", "--nats-url="+natstest.URLs(servers)[0]); code != 0 {
+			t.Fatalf("%s copies: exit code %d\n%s%s", copies, code, out, errs)
+		}
+	}
 }
 
 func every(losses []crashLoss, ok func(crashLoss) bool) bool {

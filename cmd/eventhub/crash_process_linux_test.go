@@ -184,6 +184,35 @@ func (n *node) export(topic string) (payloads map[string]int) {
 	return payloads
 }
 
+// newestOfKeys returns the payload of each key of process.state, and -1 where there is none. It
+// reads from the leader: the copies of other servers may still lag.
+func (n *node) newestOfKeys(keys int) map[int]int {
+	n.t.Helper()
+	newest := map[int]int{}
+	query := url.Values{"consistent": {"true"}}
+	for key := range keys {
+		newest[key] = -1
+		query.Add("keys", strconv.Itoa(key))
+	}
+	var page struct {
+		Items []struct {
+			Key     string
+			Payload int
+		}
+	}
+	if err := json.Unmarshal([]byte(n.get("/snap/process.state?"+query.Encode())), &page); err != nil {
+		n.t.Fatal(err)
+	}
+	for _, e := range page.Items {
+		key, err := strconv.Atoi(e.Key)
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		newest[key] = e.Payload
+	}
+	return newest
+}
+
 // losses compares what was answered with what is there.
 func (l *crashLoad) losses(t *testing.T, hub *node, crashed time.Time) []crashLoss {
 	t.Helper()
@@ -193,27 +222,7 @@ func (l *crashLoad) losses(t *testing.T, hub *node, crashed time.Time) []crashLo
 			t.Errorf("event %s is there %d times", n, times)
 		}
 	}
-	newest := map[int]int{} // of each key
-	for key := range crashKeys {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, hub.ops+"/latest-by-key?topic=process.state&key="+strconv.Itoa(key), http.NoBody)
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Authorization", "Bearer "+nodeToken)
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		newest[key] = -1
-		var e *struct{ Payload int }
-		if err := json.NewDecoder(resp.Body).Decode(&e); err != nil {
-			t.Fatal(err)
-		}
-		_ = resp.Body.Close()
-		if e != nil {
-			newest[key] = e.Payload
-		}
-	}
+	newest := hub.newestOfKeys(crashKeys)
 	letters := map[string]bool{}
 	for line := range strings.Lines(hub.get("/export?ndjson=1&topic=dlq.broken")) {
 		var e struct {
