@@ -15,11 +15,13 @@ type clusterCrash struct {
 	name     string
 	interval time.Duration // 0: always
 	machines int           // how many crash at once
+	disks    bool          // their disks are lost, too
 	bound    time.Duration // how old what is lost may be
 }
 
 var clusterCrashes = []clusterCrash{
 	{name: "one of three, syncing every two minutes", interval: 2 * time.Minute, machines: 1},
+	{name: "one of three and its disk, syncing every two minutes", interval: 2 * time.Minute, machines: 1, disks: true},
 	{name: "three of three, syncing always", machines: 3},
 	{name: "three of three, syncing every second", interval: time.Second, machines: 3, bound: 3 * time.Second},
 	{name: "three of three, syncing every two minutes", interval: 2 * time.Minute, machines: 3, bound: time.Hour},
@@ -56,6 +58,9 @@ func crashMachines(t *testing.T, crash clusterCrash) {
 	load.wg.Wait()
 
 	for _, s := range servers[:crash.machines] {
+		if crash.disks {
+			s.Wipe()
+		}
 		s.Start()
 	}
 	look.Replicating(3)

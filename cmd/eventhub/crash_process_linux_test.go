@@ -273,6 +273,8 @@ type crashSetting struct {
 	name  string
 	flags []string
 	async bool
+	// full fills the disk under load and kills the hub, instead of a crash of the machine.
+	full bool
 	// bound is how old what is lost may be.
 	bound time.Duration
 }
@@ -281,6 +283,8 @@ var crashSettings = []crashSetting{
 	{name: "always", flags: []string{"--sync=always"}},
 	{name: "an interval", flags: []string{"--sync=1s"}, bound: 3 * time.Second},
 	{name: "persist_mode async", flags: []string{"--sync=1s"}, async: true, bound: 3 * time.Second},
+	{name: "a full disk and an interval", flags: []string{"--sync=1s"}, full: true},
+	{name: "a full disk and always", flags: []string{"--sync=always"}, full: true},
 }
 
 // makeAsync makes the streams of the load with the server's own persist_mode async.
@@ -304,9 +308,9 @@ func makeAsync(t *testing.T, hub *node) {
 	}
 }
 
-// The machine of a hub with an embedded server crashes under load. What was answered OK is there
-// afterwards, but for what the setting says; the group gets all that is there and that it has not
-// acknowledged, and all that is published later.
+// The machine of a hub with an embedded server crashes under load, or its disk is full. What was
+// answered OK is there afterwards, but for what the setting says; the group gets all that is there
+// and that it has not acknowledged, and all that is published later.
 func TestMachineCrash(t *testing.T) {
 	t.Parallel()
 	for _, setting := range crashSettings {
@@ -342,8 +346,17 @@ func crashOnce(t *testing.T, setting crashSetting, random *rand.Rand) {
 	// A topic or a group that was made within the interval may be lost as a whole.
 	eventually(t, "all topics and groups are synced", func() bool { return len(disk.Unsynced("meta.inf"))+len(disk.Unsynced("meta.sum")) == 0 })
 	<-time.After(*crashFor)
+	if setting.full {
+		disk.SetRoom(0)
+		<-time.After(*crashFor)
+	}
 	crashed := time.Now()
-	disk.Crash(random, func() { hub.signal(syscall.SIGKILL) }, func() { <-hub.ended })
+	if setting.full {
+		hub.kill()
+		disk.SetRoom(-1)
+	} else {
+		disk.Crash(random, func() { hub.signal(syscall.SIGKILL) }, func() { <-hub.ended })
+	}
 	load.wg.Wait()
 
 	hub = startNode(t, flags...)
