@@ -3,17 +3,23 @@ package jetstream
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/klauspost/compress/s2"
+	"github.com/nats-io/nats-server/v2/server/archive"
 	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/natstest"
 )
@@ -323,4 +329,122 @@ func TestReplicasChangeLive(t *testing.T) {
 		}
 	}
 	t.Logf("%d events, %d of them again", len(stored), again)
+}
+
+// While a bucket is copied, each of its keys is overwritten: what the snapshot then lacks is in the
+// part that is read after it. The bucket is larger than what the server sends ahead.
+func TestCopyOfABucketThatIsOverwritten(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{})
+	const keys, size = 1500, 16 << 10
+	kv, err := b.js.CreateKeyValue(t.Context(), natsjs.KeyValueConfig{Bucket: "busy"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	random := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // bytes that cannot be compressed
+	put := func(round byte) {
+		value := make([]byte, size)
+		for key := range keys {
+			for i := 0; i < size; i += 8 {
+				binary.LittleEndian.PutUint64(value[i:], random.Uint64())
+			}
+			value[0] = round
+			if _, err := kv.Put(t.Context(), strconv.Itoa(key), value); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}
+	put(1)
+	info, err := b.findStream(t.Context(), "KV_busy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file bytes.Buffer
+	written := 0
+	w := writerFunc(func(p []byte) (int, error) {
+		if written == 0 {
+			put(2)
+		}
+		written += len(p)
+		return file.Write(p)
+	})
+	if _, err := b.copyStream(t.Context(), &source{name: "KV_busy", info: info, grows: true}, nil, time.Time{}, w, func(int, int) {}); err != nil {
+		t.Fatal(err)
+	}
+	in := archive.NewReader(s2.NewReader(&file))
+	if _, err := readState(in); err != nil {
+		t.Fatal(err)
+	}
+	newest := make(map[string]byte)
+	old := 0
+	if err := copyMessages(in, func(hdr archive.Header, body []byte) error {
+		round := body[hdr.HeaderSize]
+		if newest[hdr.Name] = round; round == 1 {
+			old++
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for key := range keys {
+		if name := "$KV.busy." + strconv.Itoa(key); newest[name] != 2 {
+			t.Errorf("key %d is of round %d", key, newest[name])
+		}
+	}
+	if old == 0 || old == keys {
+		t.Errorf("the snapshot has %d of %d old values: it was not overtaken", old, keys)
+	}
+}
+
+// writerFunc is a writer.
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// A move that is cut off, such that nothing can be removed, says what to remove. Then it can be
+// begun again.
+func TestMoveThatIsCutOff(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	own := natstest.Embed(t, dir)
+	b := open(t, Config{Server: own, Topics: stateful})
+	fillHub(t, b)
+	_ = b.Close()
+	_ = own.Close()
+	from := openStore(t, Config{Server: natstest.Embed(t, dir)})
+	server := natstest.Start(t)
+	to := openStore(t, Config{URL: server.URL()})
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	killed := false
+	err := from.MoveTo(ctx, to, RestoreOptions{Progress: func(done, all uint64) {
+		if done == all && !killed {
+			killed = true
+			server.Kill()
+			cancel()
+		}
+	}})
+	if err == nil || !strings.Contains(err.Error(), "nats stream rm") {
+		t.Fatalf("cut off: %v", err)
+	}
+	server.Start()
+	eventually(t, "the next move says what is left", func() bool {
+		err = from.MoveTo(t.Context(), to, RestoreOptions{})
+		return err != nil && strings.Contains(err.Error(), "a restore is running, or was killed")
+	})
+	_, list, found := strings.Cut(err.Error(), "repeat the command: nats stream rm ")
+	if !found {
+		t.Fatal(err)
+	}
+	look := natstest.Look(t, server.URL())
+	for name := range strings.SplitSeq(list, "; nats stream rm ") {
+		if err := look.JS.DeleteStream(t.Context(), name); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	if err := from.MoveTo(t.Context(), to, RestoreOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	filledHub(t, open(t, Config{URL: server.URL(), Topics: stateful}))
 }

@@ -296,20 +296,14 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 			}
 		}
 		if ptr.Deleted || anew || dead.leftOnDisk(t, ptr.Consumer) {
-			info, rev, err := b.moveGroup(ctx, t, j.group, ptr, from)
+			g, err := b.startUnderNewName(ctx, t, j.group, ptr, from)
 			if errors.Is(err, errGroupMoved) {
 				continue
 			}
-			if err != nil {
-				return nil, b.unavailable(err)
-			}
-			b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
-			g := b.newGroup(t, j.group, info, rev, ptr.past())
-			if anew {
+			if g != nil && anew {
 				g.lost.Store(from.lost)
 			}
-			g.storeFirstMark(ctx, from.seq-1)
-			return g, nil
+			return g, err
 		}
 		from.paused = ptr.Paused
 		info, err = b.createConsumer(ctx, t, j.group, ptr.Consumer, from)
@@ -318,6 +312,18 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		}
 		if err != nil {
 			return nil, b.unavailable(err)
+		}
+		if hasRemains(info) {
+			b.log.WarnContext(ctx, "found the remains of a consumer that the machines of NATS lost in a crash; the group starts under another name",
+				slog.String("topic", t.name), slog.String("group", j.group), slog.String("consumer", info.Name))
+			g, err := b.startUnderNewName(ctx, t, j.group, ptr, from)
+			if errors.Is(err, errGroupMoved) {
+				continue
+			}
+			if g != nil {
+				g.lost.Store(from.lost || dead == nil && ptr.Number > 1 && from.ttl == 0)
+			}
+			return g, err
 		}
 		// A seek that came between reading the generation and here does not know of this consumer.
 		again, err := b.generations.get(ctx, t, j.group)
@@ -411,6 +417,26 @@ func (g *group) is(info *natsjs.ConsumerInfo) bool {
 // on disk under it.
 func (g *group) leftOnDisk(t *topicInfo, consumer string) bool {
 	return g != nil && g.consumer == consumer && g.topic.stream.created.Equal(t.stream.created) && !g.memory
+}
+
+// hasRemains reports whether a consumer that was made a moment ago began with a position on disk: a
+// consumer of its name had left it, and the description of that consumer was not synced before the
+// machines of NATS crashed. The server does not remember when such a consumer has delivered last.
+func hasRemains(info *natsjs.ConsumerInfo) bool {
+	return info.Delivered.Last == nil && (info.Delivered.Consumer > 0 || info.AckFloor.Consumer > 0 || info.NumAckPending > 0)
+}
+
+// startUnderNewName starts a group whose consumer's name has something left on disk. It returns
+// errGroupMoved when another was first.
+func (b *Bus) startUnderNewName(ctx context.Context, t *topicInfo, name string, ptr generation, from groupStart) (*group, error) {
+	info, rev, err := b.moveGroup(ctx, t, name, ptr, from)
+	if err != nil {
+		return nil, b.unavailableUnless(err, errGroupMoved)
+	}
+	b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
+	g := b.newGroup(t, name, info, rev, ptr.past())
+	g.storeFirstMark(ctx, from.seq-1)
+	return g, nil
 }
 
 // moveGroup makes a consumer of a new name the group's next generation in one compare-and-set: it

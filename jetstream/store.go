@@ -9,6 +9,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // restoreMark is a stream that exists while a restore runs. A hub does not start beside it.
@@ -72,13 +74,15 @@ func (s *Store) CheckEmpty(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	marked := inv.streams[restoreMark] != nil
 	var found []string
 	for _, name := range inv.names() {
-		if ofHub(name, inv.streams[name]) {
+		info := inv.streams[name]
+		if _, restored := info.Config.Metadata[native.MetaMade]; ofHub(name, info) || marked && restored {
 			found = append(found, name)
 		}
 	}
-	if inv.streams[restoreMark] != nil {
+	if marked {
 		return fmt.Errorf("nats at %s: a restore is running, or was killed; if none runs, remove what it left and repeat the command: nats stream rm %s", b.where(), strings.Join(found, "; nats stream rm "))
 	}
 	if len(found) > 0 {

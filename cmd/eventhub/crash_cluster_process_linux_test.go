@@ -15,11 +15,13 @@ type clusterCrash struct {
 	name     string
 	interval time.Duration // 0: always
 	machines int           // how many crash at once
+	disks    bool          // their disks are lost, too
 	bound    time.Duration // how old what is lost may be
 }
 
 var clusterCrashes = []clusterCrash{
 	{name: "one of three, syncing every two minutes", interval: 2 * time.Minute, machines: 1},
+	{name: "one of three and its disk, syncing every two minutes", interval: 2 * time.Minute, machines: 1, disks: true},
 	{name: "three of three, syncing always", machines: 3},
 	{name: "three of three, syncing every second", interval: time.Second, machines: 3, bound: 3 * time.Second},
 	{name: "three of three, syncing every two minutes", interval: 2 * time.Minute, machines: 3, bound: time.Hour},
@@ -56,9 +58,15 @@ func crashMachines(t *testing.T, crash clusterCrash) {
 	load.wg.Wait()
 
 	for _, s := range servers[:crash.machines] {
+		if crash.disks {
+			s.Wipe()
+		}
 		s.Start()
 	}
 	look.Replicating(3)
+	if crash.machines == len(servers) && crash.interval > 0 {
+		equalCopies(t, servers)
+	}
 	hub = startNode(t, flags...)
 	losses := load.losses(t, hub, crashed)
 	within := func(loss crashLoss) bool { return loss.lost == 0 || loss.oldest <= crash.bound }
@@ -74,6 +82,16 @@ func crashMachines(t *testing.T, crash clusterCrash) {
 	}
 	checkGroup(t, hub, load, crashed)
 	hub.terminate()
+}
+
+// equalCopies does what docs/operations.md says after all machines crashed.
+func equalCopies(t *testing.T, servers []*natstest.Server) {
+	t.Helper()
+	for _, copies := range []string{"1", "3"} {
+		if out, errs, code := tool(t.Context(), "topics", "replicas", copies, "--replicas=3", "--nats-url="+natstest.URLs(servers)[0]); code != 0 {
+			t.Fatalf("%s copies: exit code %d\n%s%s", copies, code, out, errs)
+		}
+	}
 }
 
 func every(losses []crashLoss, ok func(crashLoss) bool) bool {

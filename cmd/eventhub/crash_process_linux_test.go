@@ -184,6 +184,35 @@ func (n *node) export(topic string) (payloads map[string]int) {
 	return payloads
 }
 
+// newestOfKeys returns the payload of each key of process.state, and -1 where there is none. It
+// reads from the leader: the copies of other servers may still lag.
+func (n *node) newestOfKeys(keys int) map[int]int {
+	n.t.Helper()
+	newest := map[int]int{}
+	query := url.Values{"consistent": {"true"}}
+	for key := range keys {
+		newest[key] = -1
+		query.Add("keys", strconv.Itoa(key))
+	}
+	var page struct {
+		Items []struct {
+			Key     string
+			Payload int
+		}
+	}
+	if err := json.Unmarshal([]byte(n.get("/snap/process.state?"+query.Encode())), &page); err != nil {
+		n.t.Fatal(err)
+	}
+	for _, e := range page.Items {
+		key, err := strconv.Atoi(e.Key)
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		newest[key] = e.Payload
+	}
+	return newest
+}
+
 // losses compares what was answered with what is there.
 func (l *crashLoad) losses(t *testing.T, hub *node, crashed time.Time) []crashLoss {
 	t.Helper()
@@ -193,27 +222,7 @@ func (l *crashLoad) losses(t *testing.T, hub *node, crashed time.Time) []crashLo
 			t.Errorf("event %s is there %d times", n, times)
 		}
 	}
-	newest := map[int]int{} // of each key
-	for key := range crashKeys {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, hub.ops+"/latest-by-key?topic=process.state&key="+strconv.Itoa(key), http.NoBody)
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Authorization", "Bearer "+nodeToken)
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		newest[key] = -1
-		var e *struct{ Payload int }
-		if err := json.NewDecoder(resp.Body).Decode(&e); err != nil {
-			t.Fatal(err)
-		}
-		_ = resp.Body.Close()
-		if e != nil {
-			newest[key] = e.Payload
-		}
-	}
+	newest := hub.newestOfKeys(crashKeys)
 	letters := map[string]bool{}
 	for line := range strings.Lines(hub.get("/export?ndjson=1&topic=dlq.broken")) {
 		var e struct {
@@ -264,6 +273,8 @@ type crashSetting struct {
 	name  string
 	flags []string
 	async bool
+	// full fills the disk under load and kills the hub, instead of a crash of the machine.
+	full bool
 	// bound is how old what is lost may be.
 	bound time.Duration
 }
@@ -272,6 +283,8 @@ var crashSettings = []crashSetting{
 	{name: "always", flags: []string{"--sync=always"}},
 	{name: "an interval", flags: []string{"--sync=1s"}, bound: 3 * time.Second},
 	{name: "persist_mode async", flags: []string{"--sync=1s"}, async: true, bound: 3 * time.Second},
+	{name: "a full disk and an interval", flags: []string{"--sync=1s"}, full: true},
+	{name: "a full disk and always", flags: []string{"--sync=always"}, full: true},
 }
 
 // makeAsync makes the streams of the load with the server's own persist_mode async.
@@ -295,9 +308,9 @@ func makeAsync(t *testing.T, hub *node) {
 	}
 }
 
-// The machine of a hub with an embedded server crashes under load. What was answered OK is there
-// afterwards, but for what the setting says; the group gets all that is there and that it has not
-// acknowledged, and all that is published later.
+// The machine of a hub with an embedded server crashes under load, or its disk is full. What was
+// answered OK is there afterwards, but for what the setting says; the group gets all that is there
+// and that it has not acknowledged, and all that is published later.
 func TestMachineCrash(t *testing.T) {
 	t.Parallel()
 	for _, setting := range crashSettings {
@@ -333,8 +346,17 @@ func crashOnce(t *testing.T, setting crashSetting, random *rand.Rand) {
 	// A topic or a group that was made within the interval may be lost as a whole.
 	eventually(t, "all topics and groups are synced", func() bool { return len(disk.Unsynced("meta.inf"))+len(disk.Unsynced("meta.sum")) == 0 })
 	<-time.After(*crashFor)
+	if setting.full {
+		disk.SetRoom(0)
+		<-time.After(*crashFor)
+	}
 	crashed := time.Now()
-	disk.Crash(random, func() { hub.signal(syscall.SIGKILL) }, func() { <-hub.ended })
+	if setting.full {
+		hub.kill()
+		disk.SetRoom(-1)
+	} else {
+		disk.Crash(random, func() { hub.signal(syscall.SIGKILL) }, func() { <-hub.ended })
+	}
 	load.wg.Wait()
 
 	hub = startNode(t, flags...)
