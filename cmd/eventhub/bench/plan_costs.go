@@ -1,0 +1,20 @@
+package bench
+
+// unitCosts are the constants of the model of docs/sizing/scale.md.
+type unitCosts struct {
+	// A hub: resident memory in KiB, goroutines, and idle CPU of 1,000 connections in percent of a
+	// core. Member is a further subscription to a group that has a member on the hub.
+	hubKiBEmpty, hubKiBConnection, hubKiBTopic, hubKiBGroup, hubKiBMember    float64
+	goroutinesEmpty, goroutinesConnection, goroutinesGroup, goroutinesMember float64
+	hubCPUThousand                                                           float64
+	// A nats-server with one copy of each stream.
+	natsKiBEmpty, natsKiBTopic, natsKiBGroup, natsKiBMember float64
+	// A stream or group with three copies: KiB on each server, and idle CPU of all three servers in
+	// percent of a core. subjectKiB is a topic within a family.
+	replicatedKiBAsset, replicatedCPUAsset, subjectKiB float64
+	// CPU time of an event beside a cluster with three copies, in µs.
+	hubMicrosPublished, hubMicrosDelivered, natsMicrosPublished, natsMicrosDelivered float64
+}
+
+// measuredCosts are the constants that were measured; BENCHMARKS.md says how.
+var measuredCosts = unitCosts{}
