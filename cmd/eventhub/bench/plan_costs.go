@@ -16,5 +16,12 @@ type unitCosts struct {
 	hubMicrosPublished, hubMicrosDelivered, natsMicrosPublished, natsMicrosDelivered float64
 }
 
-// measuredCosts are the constants that were measured; BENCHMARKS.md says how.
-var measuredCosts = unitCosts{}
+// measuredCosts are the constants that were measured. docs/sizing/scale.md says how.
+var measuredCosts = unitCosts{
+	hubKiBEmpty: 36_700, hubKiBConnection: 27.8, hubKiBTopic: 32, hubKiBGroup: 34.4, hubKiBMember: 15.9,
+	goroutinesEmpty: 77, goroutinesConnection: 2, goroutinesGroup: 1, goroutinesMember: 1,
+	hubCPUThousand: 0.55,
+	natsKiBEmpty:   28_600, natsKiBTopic: 70.8, natsKiBGroup: 114,
+	replicatedKiBAsset: 190, replicatedCPUAsset: 0.033, subjectKiB: 0.25,
+	hubMicrosPublished: 160, hubMicrosDelivered: 160, natsMicrosPublished: 320, natsMicrosDelivered: 320,
+}

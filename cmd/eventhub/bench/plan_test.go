@@ -69,7 +69,7 @@ func TestModelPredictsWhatWasMeasured(t *testing.T) {
 
 // plans are the rows of the table of the page.
 func plans() []Plan {
-	base := Plan{Connections: 1_000_000, Topics: 100_000, Families: 200, Groups: 1800, Published: 5000, Delivered: 20_000, HubMemory: 4, HubCores: 4, ReturnRate: 1000}
+	base := Plan{Connections: 1_000_000, Topics: 100_000, Families: 200, Groups: 1800, Published: 5000, Delivered: 20_000, HubMemory: 8, HubCores: 4, HubLimit: 20_000, ReturnRate: 1000}
 	with := func(change func(*Plan)) Plan {
 		p := base
 		change(&p)
@@ -79,7 +79,7 @@ func plans() []Plan {
 		with(func(p *Plan) { p.Connections, p.Topics, p.Families, p.Groups = 10_000, 500, 0, 500 }),
 		with(func(p *Plan) { p.Connections, p.Topics, p.Families, p.Groups = 100_000, 10_000, 100, 1000 }),
 		base,
-		with(func(p *Plan) { p.HubMemory, p.HubCores = 16, 8 }),
+		with(func(p *Plan) { p.HubLimit = 60_000 }),
 		with(func(p *Plan) { p.Groups = 20_000 }),
 		with(func(p *Plan) { p.Families = 0 }),
 	}
@@ -100,13 +100,15 @@ func TestPageShowsThePlans(t *testing.T) {
 		t.Fatal(err)
 	}
 	decimal := func(v float64) string { return strconv.FormatFloat(v, 'f', 1, 64) }
-	for _, cmd := range plans() {
+	all := plans()
+	for i := range all {
+		cmd := &all[i]
 		p, err := cmd.plan(&measuredCosts)
 		if err != nil {
 			t.Fatal(err)
 		}
 		row := "| " + strings.Join([]string{
-			count(cmd.Connections), count(cmd.Topics), count(p.Streams), count(cmd.Groups), count(cmd.HubMemory) + " GiB",
+			count(cmd.Connections), count(cmd.Topics), count(p.Streams), count(cmd.Groups), count(cmd.HubLimit),
 			count(p.Hubs), decimal(p.HubGiB) + " GiB", count(p.Clusters), decimal(p.ServerGiB) + " GiB", decimal(p.ServerIdleCores),
 		}, " | ") + " |\n"
 		if !strings.Contains(string(page), row) {
@@ -117,14 +119,14 @@ func TestPageShowsThePlans(t *testing.T) {
 
 func TestPlanKeepsOneHubToSpare(t *testing.T) {
 	costs := unitCosts{hubKiBEmpty: 1 << 20, hubKiBConnection: 10, hubKiBMember: 10, hubKiBTopic: 1, hubMicrosPublished: 100, replicatedCPUAsset: 0.1}
-	cmd := Plan{Connections: 300_000, Topics: 1000, Groups: 1500, Families: 600, Published: 40_000, HubMemory: 4, HubCores: 2, ReturnRate: 1000}
+	cmd := Plan{Connections: 300_000, Topics: 1000, Groups: 1500, Families: 600, Published: 40_000, HubMemory: 4, HubCores: 2, HubLimit: 100_000, ReturnRate: 1000}
 	p, err := cmd.plan(&costs)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// 2.8 GiB of a hub may be used: 1 GiB and 20 KiB for each of some 94,000 connections. Events
 	// take 4 cores, of which a hub may use one.
-	if p.HubsByMemory != 4 || p.HubsByCPU != 4 || p.HubsByReturn != 5 || p.Hubs != 6 || p.ConnectionsPerHub != 60_000 || p.Clusters != 2 {
+	if p.HubsByLimit != 3 || p.HubsByMemory != 4 || p.HubsByCPU != 4 || p.HubsByReturn != 5 || p.Hubs != 6 || p.ConnectionsPerHub != 60_000 || p.Clusters != 2 {
 		t.Errorf("got %+v", *p)
 	}
 	if idle := 1050 * 0.1 / 100; math.Abs(p.ServerIdleCores-idle) > 1e-9 {
