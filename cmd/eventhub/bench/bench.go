@@ -45,6 +45,9 @@ type Commands struct {
 	Latency     Latency     `cmd:"" help:"Measure the time from publish to delivery at a fixed rate."`
 	Fanout      Fanout      `cmd:"" help:"Measure delivery of one topic to many groups."`
 	Connections Connections `cmd:"" help:"Measure the cost of idle connections."`
+	Scale       Scale       `cmd:"" help:"Measure the cost of connections, topics and groups beside a nats-server, and a restart."`
+	Hubs        Hubs        `cmd:"" help:"Compare the cost of an event with several hubs beside one cluster."`
+	Plan        Plan        `cmd:"" help:"Compute how many hubs and clusters are needed."`
 	Reconnect   Reconnect   `cmd:"" help:"Measure how clients come back after a restart of the hub."`
 	Node        Node        `cmd:"" help:"Measure publishing and delivery from Node, compared with nats.js."`
 	Sizing      Sizing      `cmd:"" help:"Measure the cost of an event, a connection, a topic and a group."`

@@ -13,13 +13,14 @@ import (
 // spend in it.
 type meter struct {
 	servers []*psutil.Process
+	nats    []*psutil.Process // those of servers that are nats-servers behind a hub
 	client  *psutil.Process
 	start   time.Time
 	before  usage
 }
 
 // usage is CPU time in seconds.
-type usage struct{ client, server float64 }
+type usage struct{ client, server, nats float64 }
 
 // newMeter starts a measurement with this process as the client.
 func (s *system) newMeter(via string) (*meter, error) {
@@ -32,6 +33,9 @@ func (s *system) newMeterOf(via string, client int) (*meter, error) {
 	var err error
 	if m.servers, err = s.servers(via); err != nil {
 		return nil, err
+	}
+	if s.target.external() && !isNative(via) {
+		m.nats = m.servers[len(m.servers)-len(s.nativePIDs):]
 	}
 	if m.client, err = psutil.NewProcess(int32(client)); err != nil { //nolint:gosec // process ids fit
 		return nil, fmt.Errorf("find client process %d: %w", client, err)
@@ -48,7 +52,10 @@ func (m *meter) read() (u usage, err error) {
 	if u.client, err = cpuSeconds(m.client); err != nil {
 		return u, err
 	}
-	u.server, err = cpuSeconds(m.servers...)
+	if u.server, err = cpuSeconds(m.servers...); err != nil {
+		return u, err
+	}
+	u.nats, err = cpuSeconds(m.nats...)
 	return u, err
 }
 
@@ -80,6 +87,7 @@ func (m *meter) stop(n int, r *Result) error {
 		return nil
 	}
 	r.ServerCPU = micros(after.server - m.before.server)
+	r.NATSCPU = micros(after.nats - m.before.nats)
 	rss, err := residentKiB(m.servers)
 	r.ServerRSS = round(rss, 0)
 	return err

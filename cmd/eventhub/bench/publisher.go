@@ -118,11 +118,15 @@ func (s *system) newWSPublisher(ctx context.Context, p publishing, times *hdrhis
 	return w, nil
 }
 
-// dial connects to the hub's WebSocket.
+// dial connects to the hub's WebSocket, or to one of several hubs in turn.
 func (s *system) dial(ctx context.Context, inFlight int) (*wire.Conn, error) {
-	c, err := wire.Dial(ctx, s.wsURL, wire.Options{Token: s.bearer, PublishInFlight: inFlight})
+	at := s.wsURL
+	if n := len(s.serving); n > 0 {
+		at = s.serving[int(s.dialled.Add(1)-1)%n]
+	}
+	c, err := wire.Dial(ctx, at, wire.Options{Token: s.bearer, PublishInFlight: inFlight})
 	if err != nil {
-		return nil, fmt.Errorf("connect to hub at %s: %w", s.wsURL, err)
+		return nil, fmt.Errorf("connect to hub at %s: %w", at, err)
 	}
 	return c, nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -159,27 +158,13 @@ func (cmd *Reconnect) measure(ctx context.Context, s *system) (*Return, error) {
 	r := &returning{changed: make(chan struct{}, 1), dialled: make([]time.Time, cmd.N)}
 	ctx, cancel := context.WithTimeout(ctx, 2*cmd.Timeout)
 	defer cancel()
-	clients := make([]*eventhub.Client, cmd.N)
-	errs := make([]error, cmd.N)
+	clients, err := connectAll(ctx, hub.said["websocket"], s.token, cmd.N, r)
 	defer closeAll(clients) //nolint:contextcheck // Close has a time limit of its own
-	var wg sync.WaitGroup
-	for worker := range dialing {
-		wg.Go(func() {
-			for i := worker; i < cmd.N; i += dialing {
-				clients[i], errs[i] = eventhub.Connect(ctx, hub.said["websocket"], eventhub.Options{
-					Token: s.token, OnState: func(state eventhub.State, _ error) { r.told(i, state) },
-				})
-			}
-		})
-	}
-	wg.Wait()
-	if err := errors.Join(firstOf(errs), r.until(ctx, cmd.N)); err != nil {
+	if err != nil {
 		return nil, err
 	}
 
-	r.mu.Lock()
-	r.took, r.back, r.failed = nil, nil, 0
-	r.mu.Unlock()
+	r.forget()
 	stopped = true
 	if err := hub.close(); err != nil {
 		return nil, err
@@ -190,36 +175,71 @@ func (cmd *Reconnect) measure(ctx context.Context, s *system) (*Return, error) {
 	}
 	stopped = false
 	down := time.Since(end)
-	watched, stop := context.WithCancel(ctx)
-	defer stop()
-	peak := make(chan float64, 1)
-	go func() { peak <- peakCPU(watched, pidOf(hub)) }()
-	if err := r.until(ctx, cmd.N); err != nil {
+	peak := watchCPU(ctx, pidOf(hub))
+	err = r.until(ctx, cmd.N)
+	most := peak()
+	if err != nil {
 		return nil, err
 	}
-	stop()
+	got := r.summary(end)
+	got.ReturnRate, got.DownMS, got.PeakCPU = cmd.ReturnRate, round(float64(down)/1e6, 1), most
+	return got, nil
+}
+
+// connectAll connects n clients, several at a time. The caller must close those that are not nil,
+// also after an error.
+func connectAll(ctx context.Context, at, token string, n int, r *returning) ([]*eventhub.Client, error) {
+	clients := make([]*eventhub.Client, n)
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for worker := range dialing {
+		wg.Go(func() {
+			for i := worker; i < n; i += dialing {
+				clients[i], errs[i] = eventhub.Connect(ctx, at, eventhub.Options{
+					Token: token, OnState: func(state eventhub.State, _ error) { r.told(i, state) },
+				})
+			}
+		})
+	}
+	wg.Wait()
+	return clients, errors.Join(firstOf(errs), r.until(ctx, n))
+}
+
+// forget forgets the times so far.
+func (r *returning) forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.took, r.back, r.failed = nil, nil, 0
+}
+
+// summary describes how the clients came back since end, which is when the hub had gone.
+func (r *returning) summary(end time.Time) *Return {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	slices.Sort(r.took)
 	slices.SortFunc(r.back, time.Time.Compare)
 	at := func(q float64) float64 { return round(r.took[int(q*float64(len(r.took)-1))], 1) }
 	return &Return{
-		Clients: cmd.N, ReturnRate: cmd.ReturnRate, DownMS: round(float64(down)/1e6, 1),
-		BackMS: round(float64(r.back[len(r.back)-1].Sub(end))/1e6, 1), Failed: r.failed,
-		P50MS: at(0.5), P99MS: at(0.99), MaxMS: at(1), PeakCPU: <-peak, PeakPerSecond: mostWithin(r.back, time.Second),
-	}, nil
+		Clients: len(r.dialled), BackMS: round(float64(r.back[len(r.back)-1].Sub(end))/1e6, 1), Failed: r.failed,
+		P50MS: at(0.5), P99MS: at(0.99), MaxMS: at(1), PeakPerSecond: mostWithin(r.back, time.Second),
+	}
+}
+
+// watchCPU samples the CPU use of a process until the function that it returns is called, which
+// returns the highest, in percent of one core.
+func watchCPU(ctx context.Context, pid int32) (peak func() float64) {
+	ctx, stop := context.WithCancel(ctx)
+	most := make(chan float64, 1)
+	go func() { most <- peakCPU(ctx, pid) }() // the caller waits for it by calling peak
+	return func() float64 {
+		stop()
+		return <-most
+	}
 }
 
 func (cmd *Reconnect) hub(ctx context.Context, s *system, port int) (*process, error) {
-	binary := s.target.Binary
-	if binary == "" {
-		var err error
-		if binary, err = os.Executable(); err != nil {
-			return nil, fmt.Errorf("start a hub: %w", err)
-		}
-	}
 	vars := append(s.hubEnv(), "EVENTHUB_LIMIT_RETURN_RATE="+strconv.Itoa(cmd.ReturnRate))
-	return startProcess(ctx, "hub", binary, vars, "token", "serve", "--ws-port="+strconv.Itoa(port), "--http-port=0",
+	return s.startHub(ctx, vars, "serve", "--ws-port="+strconv.Itoa(port), "--http-port=0",
 		"--ops-port=0", "--log-level=warn", "--data="+filepath.Join(s.dir, "hub"), "--sync="+s.target.Sync)
 }
 

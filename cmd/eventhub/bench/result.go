@@ -26,9 +26,11 @@ type Result struct {
 	// Redelivered is the number of repeated deliveries.
 	Redelivered int64 `json:"redelivered,omitempty"`
 	// ClientCPU and ServerCPU are the CPU times of this process and of all servers, in microseconds
-	// per event. ServerRSS is the resident memory of all servers in KiB.
+	// per event. NATSCPU is the part of ServerCPU of nats-servers behind a hub, if bench started
+	// them. ServerRSS is the resident memory of all servers in KiB.
 	ClientCPU float64 `json:"client_cpu_us"`
 	ServerCPU float64 `json:"server_cpu_us,omitempty"`
+	NATSCPU   float64 `json:"nats_cpu_us,omitempty"`
 	ServerRSS float64 `json:"server_rss_kib,omitempty"`
 
 	// backlog means that the quantiles show how long events lay in the stream, which the text
@@ -48,6 +50,8 @@ var (
 	p99Metric     = metric{"p99", "ms", func(r *Result) float64 { return r.P99 }}
 	clientMetric  = metric{"client CPU", "µs/event", func(r *Result) float64 { return r.ClientCPU }}
 	serverMetric  = metric{"server CPU", "µs/event", func(r *Result) float64 { return r.ServerCPU }}
+	hubMetric     = metric{"hub CPU", "µs/event", func(r *Result) float64 { return r.ServerCPU - r.NATSCPU }}
+	natsMetric    = metric{"NATS CPU", "µs/event", func(r *Result) float64 { return r.NATSCPU }}
 	allCPUMetric  = metric{"all CPU", "µs/event", func(r *Result) float64 { return r.ClientCPU + r.ServerCPU }}
 	throughputSet = []metric{rateMetric, clientMetric, serverMetric, allCPUMetric}
 	latencySet    = []metric{p50Metric, p99Metric, clientMetric, serverMetric, allCPUMetric}
@@ -68,6 +72,7 @@ func medians(all []*Result) *Result {
 	m.Late = of(func(r *Result) float64 { return r.Late })
 	m.ClientCPU = of(func(r *Result) float64 { return r.ClientCPU })
 	m.ServerCPU = of(func(r *Result) float64 { return r.ServerCPU })
+	m.NATSCPU = of(func(r *Result) float64 { return r.NATSCPU })
 	m.ServerRSS = of(func(r *Result) float64 { return r.ServerRSS })
 	if m.Quantiles != nil {
 		m.Quantiles = &Quantiles{
@@ -93,7 +98,11 @@ func (r *Result) line() string {
 	}
 	fmt.Fprintf(&b, "  (%d in %.0f ms)  CPU client %.2f", n, r.MS, r.ClientCPU)
 	if r.ServerRSS > 0 {
-		fmt.Fprintf(&b, ", server %.2f µs/event; server %.0f MiB", r.ServerCPU, r.ServerRSS/1024)
+		fmt.Fprintf(&b, ", server %.2f", r.ServerCPU)
+		if r.NATSCPU > 0 {
+			fmt.Fprintf(&b, " (hub %.2f, NATS %.2f)", r.ServerCPU-r.NATSCPU, r.NATSCPU)
+		}
+		fmt.Fprintf(&b, " µs/event; server %.0f MiB", r.ServerRSS/1024)
 	} else {
 		b.WriteString(" µs/event")
 	}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -28,6 +29,11 @@ type system struct {
 	owned  []*process
 
 	wsURL, httpURL, token string
+	// hubArgs are the arguments of the started hub. serving, if not empty, are the WebSocket URLs
+	// of the hubs among which dial takes turns, and dialled counts them.
+	hubArgs []string
+	serving []string
+	dialled atomic.Int64
 	// secret signs tokens with policies, for a started hub. bearer is the credential of the clients
 	// in the current round.
 	secret, bearer string
@@ -134,14 +140,8 @@ func (s *system) start(ctx context.Context) error {
 	default:
 		args = append(args, "--nats-listen=127.0.0.1:0")
 	}
-	binary := s.target.Binary
-	if binary == "" {
-		var err error
-		if binary, err = os.Executable(); err != nil {
-			return fmt.Errorf("start a hub: %w", err)
-		}
-	}
-	hub, err := startProcess(ctx, "hub", binary, s.hubEnv(), "token", args...)
+	s.hubArgs = args
+	hub, err := s.startHub(ctx, s.hubEnv(), args...)
 	if err != nil {
 		return err
 	}
@@ -152,6 +152,18 @@ func (s *system) start(ctx context.Context) error {
 		s.natsURL = withToken(hub.said["nats"], s.token)
 	}
 	return nil
+}
+
+// startHub starts a hub process. The caller must close it.
+func (s *system) startHub(ctx context.Context, env []string, args ...string) (*process, error) {
+	binary := s.target.Binary
+	if binary == "" {
+		var err error
+		if binary, err = os.Executable(); err != nil {
+			return nil, fmt.Errorf("start a hub: %w", err)
+		}
+	}
+	return startProcess(ctx, "hub", binary, env, "token", args...)
 }
 
 // hubEnv returns the environment of a started hub. It enables all limits at values that the
