@@ -61,7 +61,7 @@ func Again(s *natsserver.Server) func(*natsserver.Options) {
 // RunCluster is Run for a cluster of n servers, and returns when it has a leader that knows all.
 func RunCluster(tb testing.TB, n int) []*natsserver.Server {
 	tb.Helper()
-	ports := freePorts(tb, n)
+	ports := FreePorts(tb, n)
 	routes := make([]string, n)
 	for i, port := range ports {
 		routes[i] = url(port)

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,6 +29,7 @@ type Server struct {
 	tb    testing.TB
 	opts  options
 	child *Child
+	pid   atomic.Int64 // of the child
 }
 
 // options are what the process of a server is told.
@@ -89,7 +91,7 @@ func Cluster(tb testing.TB, n int) []*Server {
 func storing(tb testing.TB, storage []Storage) []*Server {
 	tb.Helper()
 	n := len(storage)
-	ports := freePorts(tb, 2*n)
+	ports := FreePorts(tb, 2*n)
 	routes := make([]string, n)
 	for i := range routes {
 		routes[i] = url(ports[n+i])
@@ -121,7 +123,7 @@ type Setup struct {
 func StartSetup(tb testing.TB, setup Setup) []*Server {
 	tb.Helper()
 	n, dir := setup.Nodes, tb.TempDir()
-	ports := freePorts(tb, 2*n)
+	ports := FreePorts(tb, 2*n)
 	servers := make([]*Server, n)
 	for i := range servers {
 		routes := make([]string, n)
@@ -195,10 +197,10 @@ func (s *Server) Wipe() {
 // was killed finds its port free when it comes back.
 const firstPort, lastPort = 16_000, 32_000
 
-// freePorts are TCP ports of this host that nobody listens at, and that no other test is given
+// FreePorts returns n TCP ports of this host that nobody listens at, and that no other test is given
 // meanwhile. The servers of a cluster must know each other's before they start, and keep theirs
 // when they come back.
-func freePorts(tb testing.TB, n int) []int {
+func FreePorts(tb testing.TB, n int) []int {
 	tb.Helper()
 	var ports []int
 	for range lastPort - firstPort {
@@ -240,10 +242,11 @@ func (s *Server) SetMaxPayload(bytes int32) { s.opts.MaxPayload = bytes }
 func (s *Server) Start() {
 	s.tb.Helper()
 	if s.opts.Program != "" {
-		s.child = startProgram(s.tb, s.opts.Program, "127.0.0.1:"+strconv.Itoa(s.opts.Port), "-c", s.opts.Config)
+		s.child = startProgram(s.tb, Program{Path: s.opts.Program, Address: "127.0.0.1:" + strconv.Itoa(s.opts.Port), Args: []string{"-c", s.opts.Config}})
 	} else {
 		s.child = start(s.tb, serverRole, s.opts, nil)
 	}
+	s.pid.Store(int64(s.child.PID()))
 	if !s.child.AwaitReady() {
 		s.tb.Fatalf("nats-server %s has ended: does TestMain begin with RunChild?", s.opts.Name)
 	}
@@ -297,5 +300,5 @@ func serve(ctx context.Context, o options) error {
 	return nil
 }
 
-// PID is the number of its process.
-func (s *Server) PID() int { return s.child.cmd.Process.Pid }
+// PID is the number of the process that it was started in last. PID may be called at any time.
+func (s *Server) PID() int { return int(s.pid.Load()) }

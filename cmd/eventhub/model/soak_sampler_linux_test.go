@@ -1,0 +1,135 @@
+package model
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// soakSampler takes samples of the processes of a rig.
+type soakSampler struct {
+	rig *rig
+	web *http.Client
+
+	mu      sync.Mutex
+	samples []soakSample
+	lives   map[string]int // by name
+	pids    map[string]int
+}
+
+func newSoakSampler(r *rig) *soakSampler {
+	s := &soakSampler{rig: r, web: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Second}, lives: map[string]int{}, pids: map[string]int{}}
+	return s
+}
+
+// run takes samples until ctx ends.
+func (s *soakSampler) run(ctx context.Context, every time.Duration) {
+	beat := time.NewTicker(every)
+	defer beat.Stop()
+	for {
+		select {
+		case <-beat.C:
+			s.all(ctx)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// all takes a sample of each process that runs.
+func (s *soakSampler) all(ctx context.Context) {
+	for _, h := range s.rig.hubs {
+		s.take(ctx, h.name, h.process(), h)
+	}
+	for _, n := range s.rig.nodes {
+		s.take(ctx, n.Name(), n.PID(), nil)
+	}
+}
+
+func (s *soakSampler) take(ctx context.Context, name string, pid int, h *hub) {
+	one, ok := processSample(pid)
+	if !ok {
+		return
+	}
+	if h != nil {
+		one.heap, one.goroutines = s.ask(ctx, h)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if was := s.pids[name]; was != pid {
+		if was != 0 {
+			s.lives[name]++
+		}
+		s.pids[name] = pid
+	}
+	one.at, one.name, one.life = s.rig.rec.now(), name, s.lives[name]
+	s.samples = append(s.samples, one)
+}
+
+// processSample reads what the system knows of a process. It reports false if there is none, or if
+// it has just ended.
+func processSample(pid int) (one soakSample, ok bool) {
+	dir := "/proc/" + strconv.Itoa(pid)
+	files, err := os.ReadDir(dir + "/fd")
+	if err != nil {
+		return one, false
+	}
+	status, err := os.ReadFile(dir + "/status")
+	if err != nil {
+		return one, false
+	}
+	one.fds = int64(len(files))
+	for line := range strings.Lines(string(status)) {
+		name, value, _ := strings.Cut(line, ":")
+		n, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
+		switch name {
+		case "VmRSS":
+			one.rss = n
+		case "Threads":
+			one.threads = n
+		}
+	}
+	return one, one.rss > 0
+}
+
+// ask returns the heap in KiB and the goroutines of a hub, or zeros if it does not answer.
+func (s *soakSampler) ask(ctx context.Context, h *hub) (heap, goroutines int64) {
+	status, text := request(ctx, s.web, http.MethodGet, h.role.Besides.Ops+"/metrics", "")
+	if status != http.StatusOK {
+		return 0, 0
+	}
+	value := func(name string) int64 {
+		_, rest, _ := bytes.Cut(text, []byte("\n"+name+" "))
+		line, _, _ := bytes.Cut(rest, []byte("\n"))
+		f, _ := strconv.ParseFloat(string(line), 64)
+		return int64(f)
+	}
+	return value("go_memstats_heap_inuse_bytes") >> 10, value("go_goroutines")
+}
+
+// rest is what a hub needs without clients: the least of several samples.
+func (s *soakSampler) rest(ctx context.Context, h *hub, quiet time.Duration) (soakSample, error) {
+	var least soakSample
+	for until := time.Now().Add(quiet); ; wait(ctx, quiet/20) {
+		one, ok := processSample(h.process())
+		if _, one.goroutines = s.ask(ctx, h); ok && one.goroutines > 0 {
+			if least.goroutines == 0 {
+				least = one
+			}
+			least.goroutines, least.fds = min(least.goroutines, one.goroutines), min(least.fds, one.fds)
+		}
+		if time.Now().After(until) {
+			break
+		}
+	}
+	if least.goroutines == 0 {
+		return least, fmt.Errorf("hub %s does not tell its metrics", h.name)
+	}
+	return least, nil
+}
