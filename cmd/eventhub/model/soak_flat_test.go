@@ -134,13 +134,13 @@ func quietSoak(seed int64, change func(s *soakSample, age time.Duration)) *soakP
 					}
 				}
 			}
-			if name == "n0" {
-				s.heap, s.goroutines = 0, 0
-			}
 			if p.during(at) {
 				s.rss += rnd.Int64N(60 << 10)
 				s.goroutines += max(-50, s.goroutines*rnd.Int64N(2)-50)
 				s.fds += rnd.Int64N(60) - 30
+			}
+			if name == "n0" {
+				s.heap, s.goroutines = 0, 0
 			}
 			change(&s, age)
 			p.samples = append(p.samples, s)

@@ -19,10 +19,10 @@ var (
 	soakFor     = flag.Duration("soak.for", 0, "how long TestSoak injects faults; 0: the short form, 6 s")
 	soakSeed    = flag.Int64("soak.seed", 1, "the seed of the faults of TestSoak; it also selects the hub and the node that live through it")
 	soakRate    = flag.Float64("soak.rate", 0, "the most events a second of TestSoak; 0: half of the measured capacity")
-	soakPause   = flag.Duration("soak.pause", 20*time.Second, "the pause between two faults of TestSoak, without its random part of up to a half")
+	soakPause   = flag.Duration("soak.pause", 15*time.Second, "the pause between two faults of TestSoak, without its random part of up to a half")
 	soakFaults  = flag.String("soak.faults", strings.Join(soakKinds, ","), "the faults of TestSoak, as -model.faults names them")
 	soakKeep    = flag.Bool("soak.keep", false, "keep the piece of TestSoak in testdata/soak if it passes, for the picture")
-	soakOverlay = flag.String("soak.overlay", "", "build the hub of TestSoak with this overlay (go build -overlay), which breaks it on purpose")
+	soakLeak    = flag.String("soak.leak", "", "break the hub of TestSoak on purpose, as this file of testdata/leaks says")
 )
 
 // soakKinds are the faults of a soak. The clock of a hub is not moved, because the hub is the
@@ -68,7 +68,7 @@ func TestSoak(t *testing.T) {
 	// Retention is reached in the first quarter: what grows from there on is no longer the streams.
 	rules := "topics:\n"
 	for _, topic := range p.topics {
-		rules += "  - topic: " + topic + "\n    retention: {messages: 200000}\n"
+		rules += "  - topic: " + topic + "\n    retention: {messages: 400000}\n"
 	}
 	if err := os.WriteFile(p.rules, []byte(rules), 0o600); err != nil {
 		t.Fatal(err)
@@ -109,13 +109,40 @@ func buildHub(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "eventhub")
 	args := []string{"build", "-o", path}
-	if *soakOverlay != "" {
-		args = append(args, "-overlay", *soakOverlay)
+	for name, changed := range soakLeaks(t) {
+		if name != *soakLeak {
+			continue
+		}
+		list, err := overlay(t.TempDir(), changed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "-overlay", list)
 	}
 	if out, err := exec.CommandContext(t.Context(), "go", append(args, "eventhub/cmd/eventhub")...).CombinedOutput(); err != nil { //nolint:gosec // our own program
 		t.Fatalf("%v\n%s", err, out)
 	}
 	return path
+}
+
+// soakLeaks are the leaks of testdata/leaks: by their names, the sources that have them. Each must
+// fit.
+func soakLeaks(t *testing.T) map[string]map[string][]byte {
+	t.Helper()
+	root, err := filepath.Abs("../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]map[string][]byte{}
+	for _, m := range readMutations(t, "leaks") {
+		if all[m.name], err = m.apply(root); err != nil {
+			t.Errorf("%s: %v", m.name, err)
+		}
+	}
+	if *soakLeak != "" && all[*soakLeak] == nil {
+		t.Fatalf("there is no leak %q", *soakLeak)
+	}
+	return all
 }
 
 // measure publishes as fast as all groups follow, and takes down how fast that is.
@@ -154,6 +181,8 @@ func (s *soak) run(length, pause time.Duration) {
 		sampler.Wait()
 		s.piece.samples = s.sampler.samples
 	}()
+	s.sampler.all(s.Context())
+	system, test := s.sampler.processors()
 	end := s.load.start(s.Context(), s.piece.rate)
 	for n := uint64(0); ; n++ {
 		rnd := rand.New(rand.NewPCG(uint64(s.piece.seed), 1_000+n))
@@ -165,6 +194,9 @@ func (s *soak) run(length, pause time.Duration) {
 			break
 		}
 	}
+	s.sampler.all(s.Context())
+	later, mine := s.sampler.processors()
+	s.Logf("hubs and nodes used %.2f processors, and the test, which is also the network, %.2f", (later-system).Seconds()/s.rec.now().Seconds(), (mine-test).Seconds()/s.rec.now().Seconds())
 	for _, missing := range end(soakBack) {
 		s.Error(missing)
 	}

@@ -68,8 +68,10 @@ func (p *soakPiece) write(w io.Writer) error {
 	out := csv.NewWriter(w)
 	number := func(n int64) string { return strconv.FormatInt(n, 10) }
 	rows := [][]string{
-		{"piece", number(p.seed), p.when.UTC().Format(time.RFC3339), secondsOf(p.length), strconv.FormatFloat(p.capacity, 'f', 0, 64), strconv.FormatFloat(p.rate, 'f', 0, 64),
-			number(p.totals.published), number(p.totals.confirmed), number(p.totals.deliveries), number(p.totals.again), number(p.guests)},
+		{
+			"piece", number(p.seed), p.when.UTC().Format(time.RFC3339), secondsOf(p.length), strconv.FormatFloat(p.capacity, 'f', 0, 64), strconv.FormatFloat(p.rate, 'f', 0, 64),
+			number(p.totals.published), number(p.totals.confirmed), number(p.totals.deliveries), number(p.totals.again), number(p.guests),
+		},
 	}
 	for _, f := range p.faults {
 		rows = append(rows, []string{"fault", secondsOf(f.from), secondsOf(f.over), secondsOf(f.back), f.what})
@@ -102,7 +104,9 @@ func readSoakPiece(r io.Reader) (*soakPiece, error) {
 			return f
 		}
 		number := func(i int) int64 { return int64(float(i)) }
-		at := func(i int) time.Duration { return time.Duration(float(i) * float64(time.Second)).Round(time.Millisecond) }
+		at := func(i int) time.Duration {
+			return time.Duration(float(i) * float64(time.Second)).Round(time.Millisecond)
+		}
 		switch row[0] {
 		case "piece":
 			if p.when, err = time.Parse(time.RFC3339, row[2]); err != nil {

@@ -21,10 +21,11 @@ type soakSampler struct {
 	samples []soakSample
 	lives   map[string]int // by name
 	pids    map[string]int
+	used    map[int]time.Duration // of processors, by process
 }
 
 func newSoakSampler(r *rig) *soakSampler {
-	s := &soakSampler{rig: r, web: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Second}, lives: map[string]int{}, pids: map[string]int{}}
+	s := &soakSampler{rig: r, web: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Second}, lives: map[string]int{}, pids: map[string]int{}, used: map[int]time.Duration{}}
 	return s
 }
 
@@ -70,6 +71,42 @@ func (s *soakSampler) take(ctx context.Context, name string, pid int, h *hub) {
 	}
 	one.at, one.name, one.life = s.rig.rec.now(), name, s.lives[name]
 	s.samples = append(s.samples, one)
+	if used, ok := processTime(pid); ok {
+		s.used[pid] = used
+	}
+}
+
+// processors is the time of processors that hubs and nodes, and the test itself, have used so far.
+func (s *soakSampler) processors() (system, test time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, used := range s.used {
+		system += used
+	}
+	test, _ = processTime(os.Getpid())
+	return system, test
+}
+
+// processTime is the time of processors that a process has used.
+func processTime(pid int) (used time.Duration, ok bool) {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return 0, false
+	}
+	_, rest, _ := strings.Cut(string(text), ") ") // of the name
+	fields := strings.Fields(rest)
+	const user, ticks = 11, 10 * time.Millisecond
+	if len(fields) < user+2 {
+		return 0, false
+	}
+	for _, f := range fields[user : user+2] {
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			return 0, false
+		}
+		used += time.Duration(n) * ticks
+	}
+	return used, true
 }
 
 // processSample reads what the system knows of a process. It reports false if there is none, or if
