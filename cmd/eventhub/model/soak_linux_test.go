@@ -16,28 +16,30 @@ import (
 )
 
 var (
-	soakFor     = flag.Duration("soak.for", 0, "how long TestSoak injects faults; 0: the short form, 6 s")
+	soakFor     = flag.Duration("soak.for", 0, "how long TestSoak injects faults; 0: the short form, 5 s")
 	soakSeed    = flag.Int64("soak.seed", 1, "the seed of the faults of TestSoak; it also selects the hub and the node that live through it")
 	soakRate    = flag.Float64("soak.rate", 0, "the most events a second of TestSoak; 0: half of the measured capacity")
+	soakMeasure = flag.Duration("soak.measure", 10*time.Second, "for how long TestSoak measures the capacity")
 	soakPause   = flag.Duration("soak.pause", 15*time.Second, "the pause between two faults of TestSoak, without its random part of up to a half")
-	soakFaults  = flag.String("soak.faults", strings.Join(soakKinds, ","), "the faults of TestSoak, as -model.faults names them")
+	soakFaults  = flag.String("soak.faults", strings.Join(soakKinds, ","), "the faults of TestSoak, as -model.faults names them, but for its short form")
 	soakKeep    = flag.Bool("soak.keep", false, "keep the piece of TestSoak in testdata/soak if it passes, for the picture")
 	soakLeak    = flag.String("soak.leak", "", "break the hub of TestSoak on purpose, as this file of testdata/leaks says")
 )
 
 // soakKinds are the faults of a soak. The clock of a hub is not moved, because the hub is the
-// program that ships.
+// program that ships. Those of soakShort are over soon.
 var soakKinds = []string{
 	"kill", "stop", "stepdown", "freeze", "delay", "meta", "partition", "oneway", "slowroute", "diskslow", "diskloss", "rollhubs", "rollnodes",
 }
 
+var soakShort = []string{"kill", "slowroute"}
+
 // What a soak waits for.
 const (
-	soakBack     = 90 * time.Second // after a fault, until groups were given what was confirmed
-	soakAnHour   = 2 * time.Minute  // until a hub without clients is as it was
-	soakAtRest   = 4                // goroutines and files that such a hub may have more than before
-	soakCapacity = 10 * time.Second
-	soakWarmUp   = 5 * time.Second
+	soakBack   = 90 * time.Second // after a fault, until groups were given what was confirmed
+	soakAnHour = 2 * time.Minute  // until a hub without clients is as it was
+	soakAtRest = 4                // goroutines and files that such a hub may have more than before
+	soakWarmUp = 5 * time.Second
 )
 
 // soak is one run of TestSoak.
@@ -52,16 +54,16 @@ type soak struct {
 }
 
 // TestSoak runs hubs beside three nats-servers at half of their capacity, with random faults. See
-// the package's doc. Its short form is 6 s with two faults.
+// the package's doc. Its short form is 5 s with one fault or two.
 func TestSoak(t *testing.T) {
 	t.Parallel()
-	length, pause, capacity, warmUp, quiet := *soakFor, *soakPause, soakCapacity, soakWarmUp, 20*time.Second
+	length, pause, capacity, warmUp, quiet, kinds := *soakFor, *soakPause, *soakMeasure, soakWarmUp, 20*time.Second, list(*soakFaults)
 	if length == 0 {
-		length, pause, capacity, warmUp, quiet = 6*time.Second, time.Second, time.Second, 500*time.Millisecond, time.Second
+		length, pause, capacity, warmUp, quiet, kinds = 5*time.Second, time.Second, time.Second, 500*time.Millisecond, time.Second, soakShort
 	}
 	seed := *soakSeed
 	p := &plan{
-		seed: seed, nodes: 3, hubs: 2, ackWaitMS: 6_000, topics: []string{"t0", "t1"}, faults: list(*soakFaults), with: []string{"http"},
+		seed: seed, nodes: 3, hubs: 2, ackWaitMS: 6_000, topics: []string{"t0", "t1"}, faults: kinds, with: []string{"http"},
 		logs: *logFlag, program: buildHub(t), rules: filepath.Join(t.TempDir(), "topics.yaml"),
 		spared: []string{fmt.Sprint("h", seed%2), fmt.Sprint("n", seed%3)},
 	}
@@ -232,6 +234,7 @@ func (s *soak) fault(rnd *rand.Rand) {
 	}
 	f.back = s.rec.now()
 	s.piece.faults = append(s.piece.faults, f)
+	s.Logf("at %v: %s for %v, and %v more until groups had all", f.from.Round(time.Second), f.what, (f.over - f.from).Round(time.Millisecond), (f.back - f.over).Round(time.Millisecond))
 }
 
 // judge says what came of it, and whether all is as it was.
