@@ -230,11 +230,30 @@ func (s *soak) fault(rnd *rand.Rand) {
 	f.over, f.what = s.rec.now(), j.last
 	at := s.load.ledger.position()
 	if !s.within(soakBack, func(context.Context) bool { return s.load.ledger.reached(at) }) {
-		s.Errorf("%v after %s, %v", soakBack, f.what, s.load.ledger.missing(at))
+		s.Errorf("%v after %s: %s\n%s", soakBack, f.what, strings.Join(s.load.ledger.missing(at), "\n"), s.backlogs())
 	}
 	f.back = s.rec.now()
 	s.piece.faults = append(s.piece.faults, f)
 	s.Logf("at %v: %s for %v, and %v more until groups had all", f.from.Round(time.Second), f.what, (f.over - f.from).Round(time.Millisecond), (f.back - f.over).Round(time.Millisecond))
+}
+
+// backlogs tells what the servers say of the groups.
+func (s *soak) backlogs() string {
+	ctx, cancel := context.WithTimeout(s.Context(), 5*time.Second)
+	defer cancel()
+	var b strings.Builder
+	fmt.Fprintf(&b, "totals %+v\n", s.load.ledger.totals())
+	for _, topic := range s.plan.topics {
+		all, err := s.consumers(ctx, topic)
+		if err != nil {
+			fmt.Fprintf(&b, "%s: %v\n", topic, err)
+		}
+		for _, c := range all {
+			fmt.Fprintf(&b, "%s %s: %d pending, %d unsettled, %d again, %d requests, delivered %+v, floor %+v, cluster %+v\n", topic, c.Config.Metadata["eventhub.group"],
+				c.NumPending, c.NumAckPending, c.NumRedelivered, c.NumWaiting, c.Delivered, c.AckFloor, c.Cluster)
+		}
+	}
+	return b.String()
 }
 
 // judge says what came of it, and whether all is as it was.

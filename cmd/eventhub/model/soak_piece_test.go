@@ -35,7 +35,7 @@ type soakFault struct {
 }
 
 // soakSample is what a process needed at a moment. A process that is started again has another
-// life. heap and goroutines are those of hubs that answered, and 0 otherwise.
+// life. heap and goroutines are 0 if the process did not answer.
 type soakSample struct {
 	at                       time.Duration
 	name                     string

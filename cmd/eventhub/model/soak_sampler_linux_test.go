@@ -3,9 +3,11 @@ package model
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -60,6 +62,8 @@ func (s *soakSampler) take(ctx context.Context, name string, pid int, h *hub) {
 	}
 	if h != nil {
 		one.heap, one.goroutines = s.ask(ctx, h)
+	} else {
+		one.heap, one.goroutines = s.askNode(ctx, name)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,6 +152,42 @@ func (s *soakSampler) ask(ctx context.Context, h *hub) (heap, goroutines int64) 
 		return int64(f)
 	}
 	return value("go_memstats_heap_inuse_bytes") >> 10, value("go_goroutines")
+}
+
+// askNode is ask for a nats-server, which answers with profiles.
+func (s *soakSampler) askNode(ctx context.Context, name string) (heap, goroutines int64) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	profile := func(of, before, behind string) int64 {
+		m, err := s.rig.sys.RequestWithContext(ctx, "$SYS.REQ.SERVER.PING.PROFILEZ", fmt.Appendf(nil, `{"server_name":%q,"exact_match":true,"name":%q,"debug":1}`, name, of))
+		if err != nil {
+			return 0
+		}
+		var answer struct{ Data struct{ Profile []byte } }
+		if json.Unmarshal(m.Data, &answer) != nil {
+			return 0
+		}
+		s.keep(name, of, answer.Data.Profile)
+		_, rest, _ := bytes.Cut(answer.Data.Profile, []byte(before))
+		number, _, _ := bytes.Cut(rest, []byte(behind))
+		n, _ := strconv.ParseInt(string(number), 10, 64)
+		return n
+	}
+	return profile("heap", "# HeapInuse = ", "\n") >> 10, profile("goroutine", "goroutine profile: total ", "\n")
+}
+
+// keep keeps a profile of a node beside the logs, at most one every five minutes.
+func (s *soakSampler) keep(name, of string, profile []byte) {
+	if s.rig.plan.logs == "" {
+		return
+	}
+	path := filepath.Join(s.rig.plan.logs, fmt.Sprintf("%s-%s-%.0f.txt", name, of, s.rig.rec.now().Truncate(5*time.Minute).Minutes()))
+	if _, err := os.Stat(path); err == nil {
+		return
+	}
+	if err := os.WriteFile(path, profile, 0o600); err != nil {
+		s.rig.Error(err)
+	}
 }
 
 // rest is what a hub needs without clients: the least of several samples.
