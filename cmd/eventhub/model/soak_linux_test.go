@@ -1,7 +1,9 @@
 package model
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -91,19 +93,16 @@ func TestSoak(t *testing.T) {
 	s.load.churn = 500 * time.Millisecond
 	s.run(length, pause)
 	s.judge(before, quiet)
-	if t.Failed() || !*soakKeep {
-		return
+	dir := keptIn(t)
+	if *soakKeep && !t.Failed() {
+		dir = filepath.Join("testdata", "soak")
 	}
-	name := filepath.Join("testdata", "soak", fmt.Sprintf("%s-seed-%d.csv", s.piece.when.UTC().Format("2006-01-02-1504"), seed))
-	f, err := os.Create(name)
-	if err != nil {
+	path := filepath.Join(dir, fmt.Sprintf("%s-seed-%d.csv", s.piece.when.UTC().Format("2006-01-02-1504"), seed))
+	var text bytes.Buffer
+	if err := errors.Join(s.piece.write(&text), os.WriteFile(path, text.Bytes(), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = f.Close() }()
-	if err := s.piece.write(f); err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("the piece is in %s", name)
+	t.Logf("the piece is in %s", path)
 }
 
 // buildHub builds the program.
