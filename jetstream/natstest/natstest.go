@@ -9,15 +9,18 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
 // serverRole is the role of nats-servers, which every test binary has.
@@ -42,6 +45,7 @@ type options struct {
 	Program           string   // a nats-server to run; "": this program
 	Sync              time.Duration
 	SyncAlways        bool
+	Metrics           string // an address; "" for none
 }
 
 // Storage is where a server stores, and how often it syncs.
@@ -114,6 +118,9 @@ type Setup struct {
 	Route func(from, to int, address string) string
 	// Program is the nats-server that the nodes run at first. Default: the one in this program.
 	Program string
+	// Metrics has the nodes serve metrics of their processes, where Server.Metrics says. Nodes that
+	// run Program have none.
+	Metrics bool
 	// Store returns the directory of a node's store.
 	Store func(node int) string
 }
@@ -138,6 +145,9 @@ func StartSetup(tb testing.TB, setup Setup) []*Server {
 			Name: name, Store: setup.Store(i), Port: ports[i], ClusterPort: ports[n+i], Routes: routes,
 			Config: filepath.Join(dir, name+".conf"), Program: setup.Program,
 		}}
+		if setup.Metrics {
+			s.opts.Metrics = "127.0.0.1:" + strconv.Itoa(FreePorts(tb, 1)[0])
+		}
 		if err := os.WriteFile(s.opts.Config, []byte(s.opts.text()), 0o600); err != nil {
 			tb.Fatal(err)
 		}
@@ -232,6 +242,9 @@ func url(port int) string { return "nats://127.0.0.1:" + strconv.Itoa(port) }
 // URL is where clients reach it.
 func (s *Server) URL() string { return url(s.opts.Port) }
 
+// Metrics is the address that serves /metrics, or "" without Setup.Metrics.
+func (s *Server) Metrics() string { return s.opts.Metrics }
+
 // Name is what its cluster calls it.
 func (s *Server) Name() string { return s.opts.Name }
 
@@ -292,6 +305,17 @@ func serve(ctx context.Context, o options) error {
 	s.Start()
 	if !s.ReadyForConnections(patience) {
 		return errors.New("it takes no connections")
+	}
+	if o.Metrics != "" {
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.Metrics)
+		if err != nil {
+			return fmt.Errorf("%s: %w", o.Name, err)
+		}
+		web := &http.Server{Handler: promhttp.Handler(), ReadHeaderTimeout: patience}
+		var serving sync.WaitGroup
+		serving.Go(func() { _ = web.Serve(l) })
+		defer serving.Wait()
+		defer func() { _ = web.Close() }()
 	}
 	Ready()
 	<-ctx.Done()

@@ -91,7 +91,7 @@ func startRig(tb testing.TB, p *plan, rec *recorder) *rig {
 		}
 	}
 	r.nodes = natstest.StartSetup(tb, natstest.Setup{
-		Nodes: p.nodes, Program: p.old,
+		Nodes: p.nodes, Program: p.old, Metrics: p.program != "",
 		Route: func(from, to int, address string) string {
 			r.routes[from][to] = startProxy(tb, address, func() {})
 			return strings.TrimPrefix(r.routes[from][to].url(), "nats://")

@@ -35,7 +35,9 @@ type soakFault struct {
 }
 
 // soakSample is what a process needed at a moment. A process that is started again has another
-// life. heap and goroutines are 0 if the process did not answer.
+// life. heap is the size at which the Go heap is collected next, about twice of what was live after
+// the last collection: what is in use goes up and down between collections. heap and goroutines are
+// 0 if the process did not answer.
 type soakSample struct {
 	at                       time.Duration
 	name                     string
@@ -50,7 +52,7 @@ var soakMetrics = []struct {
 	of                func(soakSample) int64
 }{
 	{"rss", "resident memory", "MiB", func(s soakSample) int64 { return s.rss }},
-	{"heap", "Go heap in use", "MiB", func(s soakSample) int64 { return s.heap }},
+	{"heap", "Go heap at which it is collected, about twice what is live", "MiB", func(s soakSample) int64 { return s.heap }},
 	{"goroutines", "goroutines", "", func(s soakSample) int64 { return s.goroutines }},
 	{"fds", "file descriptors", "", func(s soakSample) int64 { return s.fds }},
 	{"threads", "threads", "", func(s soakSample) int64 { return s.threads }},

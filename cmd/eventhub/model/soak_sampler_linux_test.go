@@ -3,11 +3,9 @@ package model
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -48,23 +46,19 @@ func (s *soakSampler) run(ctx context.Context, every time.Duration) {
 // all takes a sample of each process that runs.
 func (s *soakSampler) all(ctx context.Context) {
 	for _, h := range s.rig.hubs {
-		s.take(ctx, h.name, h.process(), h)
+		s.take(ctx, h.name, h.process(), h.role.Besides.Ops)
 	}
 	for _, n := range s.rig.nodes {
-		s.take(ctx, n.Name(), n.PID(), nil)
+		s.take(ctx, n.Name(), n.PID(), n.Metrics())
 	}
 }
 
-func (s *soakSampler) take(ctx context.Context, name string, pid int, h *hub) {
+func (s *soakSampler) take(ctx context.Context, name string, pid int, metrics string) {
 	one, ok := processSample(pid)
 	if !ok {
 		return
 	}
-	if h != nil {
-		one.heap, one.goroutines = s.ask(ctx, h)
-	} else {
-		one.heap, one.goroutines = s.askNode(ctx, name)
-	}
+	one.heap, one.goroutines = s.ask(ctx, metrics)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if was := s.pids[name]; was != pid {
@@ -139,9 +133,10 @@ func processSample(pid int) (one soakSample, ok bool) {
 	return one, one.rss > 0
 }
 
-// ask returns the heap in KiB and the goroutines of a hub, or zeros if it does not answer.
-func (s *soakSampler) ask(ctx context.Context, h *hub) (heap, goroutines int64) {
-	status, text := request(ctx, s.web, http.MethodGet, h.role.Besides.Ops+"/metrics", "")
+// ask returns the heap in KiB and the goroutines of a process by the metrics at an address, or zeros
+// if it does not answer.
+func (s *soakSampler) ask(ctx context.Context, address string) (heap, goroutines int64) {
+	status, text := request(ctx, s.web, http.MethodGet, address+"/metrics", "")
 	if status != http.StatusOK {
 		return 0, 0
 	}
@@ -151,43 +146,7 @@ func (s *soakSampler) ask(ctx context.Context, h *hub) (heap, goroutines int64) 
 		f, _ := strconv.ParseFloat(string(line), 64)
 		return int64(f)
 	}
-	return value("go_memstats_heap_inuse_bytes") >> 10, value("go_goroutines")
-}
-
-// askNode is ask for a nats-server, which answers with profiles.
-func (s *soakSampler) askNode(ctx context.Context, name string) (heap, goroutines int64) {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	profile := func(of, before, behind string) int64 {
-		m, err := s.rig.sys.RequestWithContext(ctx, "$SYS.REQ.SERVER.PING.PROFILEZ", fmt.Appendf(nil, `{"server_name":%q,"exact_match":true,"name":%q,"debug":1}`, name, of))
-		if err != nil {
-			return 0
-		}
-		var answer struct{ Data struct{ Profile []byte } }
-		if json.Unmarshal(m.Data, &answer) != nil {
-			return 0
-		}
-		s.keep(name, of, answer.Data.Profile)
-		_, rest, _ := bytes.Cut(answer.Data.Profile, []byte(before))
-		number, _, _ := bytes.Cut(rest, []byte(behind))
-		n, _ := strconv.ParseInt(string(number), 10, 64)
-		return n
-	}
-	return profile("heap", "# HeapInuse = ", "\n") >> 10, profile("goroutine", "goroutine profile: total ", "\n")
-}
-
-// keep keeps a profile of a node beside the logs, at most one every five minutes.
-func (s *soakSampler) keep(name, of string, profile []byte) {
-	if s.rig.plan.logs == "" {
-		return
-	}
-	path := filepath.Join(s.rig.plan.logs, fmt.Sprintf("%s-%s-%.0f.txt", name, of, s.rig.rec.now().Truncate(5*time.Minute).Minutes()))
-	if _, err := os.Stat(path); err == nil {
-		return
-	}
-	if err := os.WriteFile(path, profile, 0o600); err != nil {
-		s.rig.Error(err)
-	}
+	return value("go_memstats_next_gc_bytes") >> 10, value("go_goroutines")
 }
 
 // rest is what a hub needs without clients: the least of several samples.
@@ -195,7 +154,7 @@ func (s *soakSampler) rest(ctx context.Context, h *hub, quiet time.Duration) (so
 	var least soakSample
 	for until := time.Now().Add(quiet); ; wait(ctx, quiet/20) {
 		one, ok := processSample(h.process())
-		if _, one.goroutines = s.ask(ctx, h); ok && one.goroutines > 0 {
+		if _, one.goroutines = s.ask(ctx, h.role.Besides.Ops); ok && one.goroutines > 0 {
 			if least.goroutines == 0 {
 				least = one
 			}
