@@ -72,7 +72,7 @@ func TestSoak(t *testing.T) {
 	// Retention is reached in the first quarter: what grows from there on is no longer the streams.
 	rules := "topics:\n"
 	for _, topic := range p.topics {
-		rules += "  - topic: " + topic + "\n    retention: {messages: 200000}\n"
+		rules += "  - topic: " + topic + "\n    retention: {messages: 120000}\n"
 	}
 	if err := os.WriteFile(p.rules, []byte(rules), 0o600); err != nil {
 		t.Fatal(err)

@@ -152,6 +152,42 @@ func soakStep(most float64) float64 {
 	return step
 }
 
+// soakTable has a row for each piece, as RELIABILITY.md has them, and one for each life that was long
+// enough to be judged by its memory.
+func soakTable(pieces []*soakPiece) string {
+	var b strings.Builder
+	b.WriteString("| seed | minutes | capacity | rate | events | deliveries | of them again | clients that came and went | faults | longest wait for a backlog |\n|---|---|---|---|---|---|---|---|---|---|\n")
+	for _, p := range pieces {
+		longest := soakFault{}
+		for _, f := range p.faults {
+			if f.back-f.over >= longest.back-longest.over {
+				longest = f
+			}
+		}
+		fmt.Fprintf(&b, "| %d | %.0f | %.0f/s | %.0f/s | %d | %d | %d | %d | %d | %.1f s after %s |\n", p.seed, p.length.Minutes(), p.capacity, p.rate,
+			p.totals.confirmed, p.totals.deliveries, p.totals.again, p.guests, len(p.faults), (longest.back - longest.over).Seconds(), longest.what)
+	}
+	b.WriteString("\n| seed | process | life | resident MiB | heap MiB | goroutines | files | threads |\n|---|---|---|---|---|---|---|---|\n")
+	for _, p := range pieces {
+		for all := range slices.Chunk(p.growths(), len(soakMetrics)) {
+			if !all[0].judged {
+				continue
+			}
+			l := all[0].life
+			fmt.Fprintf(&b, "| %d | %s | %.0f to %.0f min |", p.seed, legend(l.name), l.from.Minutes(), l.to.Minutes())
+			for i, g := range all {
+				scale := int64(1)
+				if soakMetrics[i].unit == "MiB" {
+					scale = 1 << 10
+				}
+				fmt.Fprintf(&b, " %d, %d |", g.second/scale, g.last/scale)
+			}
+			b.WriteString("\n")
+		}
+	}
+	return b.String()
+}
+
 // TestSoakPicture judges the pieces of the soak that are kept, and compares their drawing with that
 // in the documents.
 func TestSoakPicture(t *testing.T) {
@@ -169,7 +205,7 @@ func TestSoakPicture(t *testing.T) {
 			t.Errorf("seed %d: %+v", p.seed, p.totals)
 		}
 	}
-	t.Logf("%d pieces, %v, %d faults", len(pieces), length, faults)
+	t.Logf("%d pieces, %v, %d faults\n%s", len(pieces), length, faults, soakTable(pieces))
 	got := drawSoak(pieces)
 	if *soakDraw {
 		if err := os.WriteFile(soakPicture, got, 0o600); err != nil {
