@@ -220,9 +220,15 @@ func (s *Server) health(ctx context.Context) (answer health, cause error) {
 	return answer, cause
 }
 
-// scrapeLog forwards errors of promhttp to the logger.
+// scrapeLog forwards errors of promhttp to the logger, but not those of a scrape that the client
+// has broken off, or that has got 503 because it took too long: there is one for each metric.
 type scrapeLog struct{ logger *slog.Logger }
 
 func (l scrapeLog) Println(v ...any) {
+	for _, part := range v {
+		if err, ok := part.(error); ok && (errors.Is(err, context.Canceled) || errors.Is(err, http.ErrHandlerTimeout)) {
+			return
+		}
+	}
 	l.logger.LogAttrs(context.Background(), slog.LevelWarn, "failed to collect some metrics", slog.Any("error", v))
 }

@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -73,6 +75,28 @@ func TestProbes(t *testing.T) {
 }
 
 // A part that waits is shown, and the hub is ready all the same.
+// A client that leaves during a scrape is no reason to log something for each metric.
+func TestScrapeThatIsBrokenOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		registry := prometheus.NewRegistry()
+		gone, leave := context.WithCancel(t.Context())
+		for i := range 3 {
+			registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: fmt.Sprint("a", i)}, func() float64 {
+				leave()
+				return 1
+			}))
+		}
+		handler := New(Config{Bus: busState{}, Registry: registry, Logger: slog.New(slog.NewTextHandler(&log, nil))}).metrics()
+		rec := httptest.NewRecorder()
+		handler.ServeHTTP(rec, httptest.NewRequestWithContext(gone, http.MethodGet, "/metrics", nil))
+		synctest.Wait()
+		if rec.Code != http.StatusServiceUnavailable || log.Len() > 0 {
+			t.Errorf("answered %d and logged %q, want 503 and nothing", rec.Code, &log)
+		}
+	})
+}
+
 func TestPartsThatWait(t *testing.T) {
 	server := described(t, Config{
 		Bus: busState{}, Registry: prometheus.NewRegistry(),

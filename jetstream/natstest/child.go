@@ -122,12 +122,31 @@ func start(tb testing.TB, role string, told any, heard func(line string)) *Child
 	return c
 }
 
-// startProgram starts another program, which takes a SIGTERM for its order to end. The program is
-// ready once it takes connections at address.
-func startProgram(tb testing.TB, path, address string, args ...string) *Child {
+// Program is another program, which takes a SIGTERM for its order to end. It is ready once it takes
+// connections at Address.
+type Program struct {
+	Path, Address string
+	Args          []string
+	Log           io.Writer // takes what it writes to its standard error; nil: nobody
+}
+
+// StartProgram starts a program as a child process for the time of the test, and does not wait for
+// it.
+func StartProgram(tb testing.TB, p Program) *Child {
 	tb.Helper()
-	c := &Child{tb: tb, role: path, ready: make(chan struct{}), ended: make(chan struct{})}
-	c.cmd = exec.Command(path, args...) //nolint:gosec,noctx // a nats-server; Kill ends it
+	c := startProgram(tb, p)
+	tb.Cleanup(c.Kill)
+	return c
+}
+
+// startProgram leaves it to the caller to end the child.
+func startProgram(tb testing.TB, p Program) *Child {
+	tb.Helper()
+	if p.Log == nil {
+		p.Log = io.Discard
+	}
+	c := &Child{tb: tb, role: p.Path, ready: make(chan struct{}), ended: make(chan struct{})}
+	c.cmd = exec.Command(p.Path, p.Args...) //nolint:gosec,noctx // a nats-server or a hub; Kill ends it
 	c.stdin = terminator{c.cmd}
 	out, err := c.cmd.StderrPipe()
 	if err != nil {
@@ -138,12 +157,12 @@ func startProgram(tb testing.TB, path, address string, args ...string) *Child {
 	}
 	go func() {
 		defer close(c.ended)
-		_, _ = io.Copy(io.Discard, out)
+		_, _ = io.Copy(p.Log, out)
 	}()
 	go func() {
 		defer close(c.ready)
 		for {
-			conn, err := net.Dial("tcp", address) //nolint:noctx // on loopback
+			conn, err := net.Dial("tcp", p.Address) //nolint:noctx // on loopback
 			if err == nil {
 				_ = conn.Close()
 				c.isReady = true
@@ -178,6 +197,9 @@ func (c *Child) listen(out *bufio.Reader, heard func(line string)) {
 		}
 	}
 }
+
+// PID is the number of its process.
+func (c *Child) PID() int { return c.cmd.Process.Pid }
 
 // AwaitReady waits until the child says that it is ready, and returns false if it has ended before.
 func (c *Child) AwaitReady() bool {

@@ -9,14 +9,18 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
 // serverRole is the role of nats-servers, which every test binary has.
@@ -28,6 +32,7 @@ type Server struct {
 	tb    testing.TB
 	opts  options
 	child *Child
+	pid   atomic.Int64 // of the child
 }
 
 // options are what the process of a server is told.
@@ -40,6 +45,7 @@ type options struct {
 	Program           string   // a nats-server to run; "": this program
 	Sync              time.Duration
 	SyncAlways        bool
+	Metrics           string // an address; "" for none
 }
 
 // Storage is where a server stores, and how often it syncs.
@@ -112,6 +118,9 @@ type Setup struct {
 	Route func(from, to int, address string) string
 	// Program is the nats-server that the nodes run at first. Default: the one in this program.
 	Program string
+	// Metrics has the nodes serve metrics of their processes, where Server.Metrics says. Nodes that
+	// run Program have none.
+	Metrics bool
 	// Store returns the directory of a node's store.
 	Store func(node int) string
 }
@@ -136,6 +145,9 @@ func StartSetup(tb testing.TB, setup Setup) []*Server {
 			Name: name, Store: setup.Store(i), Port: ports[i], ClusterPort: ports[n+i], Routes: routes,
 			Config: filepath.Join(dir, name+".conf"), Program: setup.Program,
 		}}
+		if setup.Metrics {
+			s.opts.Metrics = "127.0.0.1:" + strconv.Itoa(FreePorts(tb, 1)[0])
+		}
 		if err := os.WriteFile(s.opts.Config, []byte(s.opts.text()), 0o600); err != nil {
 			tb.Fatal(err)
 		}
@@ -195,7 +207,7 @@ func (s *Server) Wipe() {
 // was killed finds its port free when it comes back.
 const firstPort, lastPort = 16_000, 32_000
 
-// FreePorts are TCP ports of this host that nobody listens at, and that no other test is given
+// FreePorts returns n TCP ports of this host that nobody listens at, and that no other test is given
 // meanwhile. The servers of a cluster must know each other's before they start, and keep theirs
 // when they come back.
 func FreePorts(tb testing.TB, n int) []int {
@@ -230,6 +242,9 @@ func url(port int) string { return "nats://127.0.0.1:" + strconv.Itoa(port) }
 // URL is where clients reach it.
 func (s *Server) URL() string { return url(s.opts.Port) }
 
+// Metrics is the address that serves /metrics, or "" without Setup.Metrics.
+func (s *Server) Metrics() string { return s.opts.Metrics }
+
 // Name is what its cluster calls it.
 func (s *Server) Name() string { return s.opts.Name }
 
@@ -240,10 +255,11 @@ func (s *Server) SetMaxPayload(bytes int32) { s.opts.MaxPayload = bytes }
 func (s *Server) Start() {
 	s.tb.Helper()
 	if s.opts.Program != "" {
-		s.child = startProgram(s.tb, s.opts.Program, "127.0.0.1:"+strconv.Itoa(s.opts.Port), "-c", s.opts.Config)
+		s.child = startProgram(s.tb, Program{Path: s.opts.Program, Address: "127.0.0.1:" + strconv.Itoa(s.opts.Port), Args: []string{"-c", s.opts.Config}})
 	} else {
 		s.child = start(s.tb, serverRole, s.opts, nil)
 	}
+	s.pid.Store(int64(s.child.PID()))
 	if !s.child.AwaitReady() {
 		s.tb.Fatalf("nats-server %s has ended: does TestMain begin with RunChild?", s.opts.Name)
 	}
@@ -290,6 +306,17 @@ func serve(ctx context.Context, o options) error {
 	if !s.ReadyForConnections(patience) {
 		return errors.New("it takes no connections")
 	}
+	if o.Metrics != "" {
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.Metrics)
+		if err != nil {
+			return fmt.Errorf("%s: %w", o.Name, err)
+		}
+		web := &http.Server{Handler: promhttp.Handler(), ReadHeaderTimeout: patience}
+		var serving sync.WaitGroup
+		serving.Go(func() { _ = web.Serve(l) })
+		defer serving.Wait()
+		defer func() { _ = web.Close() }()
+	}
 	Ready()
 	<-ctx.Done()
 	s.Shutdown()
@@ -297,5 +324,5 @@ func serve(ctx context.Context, o options) error {
 	return nil
 }
 
-// PID is the number of its process.
-func (s *Server) PID() int { return s.child.cmd.Process.Pid }
+// PID is the number of the process that it was started in last. PID may be called at any time.
+func (s *Server) PID() int { return int(s.pid.Load()) }

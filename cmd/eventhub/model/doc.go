@@ -56,6 +56,29 @@
 //     its topic at the end, and a drainer of a table in SQLite, in which some transactions are
 //     rolled back.
 //
+// # Soak
+//
+// TestSoak runs the program beside three nats-servers for long, with the faults above but for those
+// of clocks and full disks:
+//
+//	go test ./cmd/eventhub/model -run '^TestSoak$' -soak.for=20m -soak.seed=7 -v -timeout 0
+//
+// It measures how many events a second two groups on each of two topics follow, over WebSockets,
+// and goes on with half of that. Clients come and go meanwhile: members of the same groups that
+// leave in good order, that break off while they hold events, that read server-sent events, and
+// that pull. The seed selects a hub and a node whose processes no fault ends, so that there are
+// long lives to look at.
+//
+// A ledger of bounded memory numbers the events of each publisher. Each confirmed event must come
+// to each group, and after each fault the groups must catch up within 90 s. Samples of all
+// processes say what they need: memory, goroutines, files and threads. The rule for leaks compares
+// the second quarter of each life with the last one (soak_flat_test.go). The hub that lived through
+// must also be at the end, without clients, as it was before. The leaks of testdata/leaks try the
+// rule with -soak.leak=NAME.
+//
+// With -soak.keep, a run that passes adds a piece to testdata/soak, and -soak.draw draws all of
+// them.
+//
 // # Mutations
 //
 // The rules are tried with hubs that are broken on purpose. Each file of testdata/mutations says

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -20,6 +21,7 @@ type injector struct {
 	rnd   *rand.Rand // for the fault that is made
 	count *counters
 	set   settings
+	last  string // the fault that was made last: its kind and its target
 }
 
 // run goes on until ctx ends; everything is healed then. Each fault has decisions of its own, so
@@ -134,6 +136,9 @@ func (j *injector) one(ctx context.Context, kind string, h *hub, i int, atHub bo
 	}
 }
 
+// spares reports whether a process must not end.
+func (j *injector) spares(name string) bool { return slices.Contains(j.plan.spared, name) }
+
 // away is for how long something is gone: mostly not for long.
 func (j *injector) away() time.Duration {
 	most := 1_500
@@ -160,6 +165,7 @@ func (j *injector) one3(short, middle, long time.Duration) time.Duration {
 // fault takes down a fault and does it.
 func (j *injector) fault(kind, target string, do func()) {
 	n := j.number()
+	j.last = kind + " " + target
 	j.rec.add(0, kindFault, fmt.Sprintf("%d %s %s", n, kind, target))
 	do()
 	j.rec.add(0, kindOver, strconv.Itoa(n))

@@ -154,7 +154,8 @@ func (h history) made() map[string]int {
 
 // recorder takes a history down. It may be used concurrently.
 type recorder struct {
-	began time.Time
+	began  time.Time
+	sparse bool // keeps faults and notes only, and no frames
 
 	mu      sync.Mutex
 	entries history
@@ -166,6 +167,9 @@ func (r *recorder) now() time.Duration { return time.Since(r.began) }
 
 // add takes down what happens now.
 func (r *recorder) add(conn int, kind, text string) {
+	if r.sparse && conn > 0 {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	at := r.now() // under the lock, so that entries are in the order of their times
@@ -174,6 +178,9 @@ func (r *recorder) add(conn int, kind, text string) {
 
 // received takes down what came after lo.
 func (r *recorder) received(conn int, lo time.Duration, kind, text string) {
+	if r.sparse {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.entries = append(r.entries, entry{at: r.now(), lo: lo, conn: conn, kind: kind, text: text})

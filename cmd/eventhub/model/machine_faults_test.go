@@ -124,6 +124,9 @@ func (j *injector) machine(ctx context.Context, kind string, h *hub, i int) {
 		})
 	case "rollhubs":
 		for _, h := range j.hubs {
+			if j.spares(h.name) {
+				continue
+			}
 			j.fault("stop-hub", h.name, func() {
 				h.set(false)
 				h.child.Stop()
@@ -132,6 +135,9 @@ func (j *injector) machine(ctx context.Context, kind string, h *hub, i int) {
 		}
 	case "rollnodes": // to the newer version, if they run the older one
 		for i, n := range j.nodes {
+			if j.spares(n.Name()) {
+				continue
+			}
 			j.fault("stop-node", fmt.Sprint("n", i), func() {
 				n.Stop()
 				n.SetProgram("")

@@ -41,9 +41,9 @@ type mutation struct {
 
 type edit struct{ file, before, after string }
 
-func readMutations(tb testing.TB) []mutation {
+func readMutations(tb testing.TB, dir string) []mutation {
 	tb.Helper()
-	paths, err := filepath.Glob("testdata/mutations/*.txt")
+	paths, err := filepath.Glob(filepath.Join("testdata", dir, "*.txt"))
 	if err != nil || len(paths) == 0 {
 		tb.Fatalf("mutations: %v, %v", paths, err)
 	}
@@ -109,7 +109,7 @@ func TestMutations(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := readMutations(t)
+	all := readMutations(t, "mutations")
 	if len(all) < 15 {
 		t.Errorf("there are %d mutations", len(all))
 	}
@@ -142,20 +142,9 @@ func TestMutations(t *testing.T) {
 func (m *mutation) run(t *testing.T, changed map[string][]byte) (found string, after time.Duration, err error) {
 	t.Helper()
 	dir := t.TempDir()
-	overlay := struct{ Replace map[string]string }{map[string]string{}}
-	for path, source := range changed {
-		copied := filepath.Join(dir, fmt.Sprintf("%d.go", len(overlay.Replace)))
-		if err := os.WriteFile(copied, source, 0o600); err != nil {
-			return "", 0, err
-		}
-		overlay.Replace[path] = copied
-	}
-	text, err := json.Marshal(overlay)
+	binary := filepath.Join(dir, "model.test")
+	list, err := overlay(dir, changed)
 	if err != nil {
-		return "", 0, err
-	}
-	list, binary := filepath.Join(dir, "overlay.json"), filepath.Join(dir, "model.test")
-	if err := os.WriteFile(list, text, 0o600); err != nil {
 		return "", 0, err
 	}
 	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", list, "-o", binary, ".")
@@ -191,6 +180,24 @@ func (m *mutation) run(t *testing.T, changed map[string][]byte) (found string, a
 		}
 	}
 	return "", time.Since(began), nil
+}
+
+// overlay writes changed files to a directory, and returns the path of a list of them for go build.
+func overlay(dir string, changed map[string][]byte) (list string, err error) {
+	all := struct{ Replace map[string]string }{map[string]string{}}
+	for path, source := range changed {
+		copied := filepath.Join(dir, fmt.Sprintf("%d.go", len(all.Replace)))
+		if err := os.WriteFile(copied, source, 0o600); err != nil {
+			return "", err
+		}
+		all.Replace[path] = copied
+	}
+	text, err := json.Marshal(all)
+	if err != nil {
+		return "", err
+	}
+	list = filepath.Join(dir, "overlay.json")
+	return list, os.WriteFile(list, text, 0o600)
 }
 
 func tail(text []byte, n int) []byte { return text[max(0, len(text)-n):] }

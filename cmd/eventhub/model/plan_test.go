@@ -25,6 +25,10 @@ type plan struct {
 	logs      string // a directory for the logs of hubs; "" for none
 	tolerance time.Duration
 	old       string // an older nats-server that nodes run until they are upgraded; "" for none
+	// program is an eventhub that the hubs run, with the rules for topics in a file; "" for hubs of
+	// this program.
+	program, rules string
+	spared         []string // hubs and nodes whose processes no fault ends
 }
 
 // groupPlan is what members of a group ask for.

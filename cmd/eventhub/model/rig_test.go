@@ -6,6 +6,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -50,9 +53,11 @@ type hub struct {
 	role  hubRole
 	links []*proxy
 	child *natstest.Child
+	log   io.Writer // of a program
 
-	mu sync.Mutex
-	up bool // what happens to its links is its own doing otherwise
+	mu  sync.Mutex
+	up  bool // what happens to its links is its own doing otherwise
+	pid int  // of the child
 }
 
 func (h *hub) set(up bool) {
@@ -67,6 +72,13 @@ func (h *hub) running() bool {
 	return h.up
 }
 
+// process is the number of the process that it was started in last.
+func (h *hub) process() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.pid
+}
+
 func startRig(tb testing.TB, p *plan, rec *recorder) *rig {
 	tb.Helper()
 	r := &rig{TB: tb, plan: p, rec: rec, tally: map[string]int{}, routes: make([][]*proxy, p.nodes)}
@@ -79,7 +91,7 @@ func startRig(tb testing.TB, p *plan, rec *recorder) *rig {
 		}
 	}
 	r.nodes = natstest.StartSetup(tb, natstest.Setup{
-		Nodes: p.nodes, Program: p.old,
+		Nodes: p.nodes, Program: p.old, Metrics: p.program != "",
 		Route: func(from, to int, address string) string {
 			r.routes[from][to] = startProxy(tb, address, func() {})
 			return strings.TrimPrefix(r.routes[from][to].url(), "nats://")
@@ -140,6 +152,14 @@ func (r *rig) addHub(i int) {
 	if r.plan.logs != "" {
 		h.role.Log = filepath.Join(r.plan.logs, fmt.Sprintf("seed-%d-%s.log", r.plan.seed, h.name))
 	}
+	if r.plan.program != "" && h.role.Log != "" {
+		f, err := os.OpenFile(h.role.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		if err != nil {
+			r.Fatal(err)
+		}
+		r.Cleanup(func() { _ = f.Close() })
+		h.log = f
+	}
 	r.hubs = append(r.hubs, h)
 	r.startHub(h)
 	// Before the child's own end, which closes its links.
@@ -148,21 +168,44 @@ func (r *rig) addHub(i int) {
 
 func (r *rig) startHub(h *hub) {
 	r.Helper()
-	h.child = natstest.StartChild(r, "hub", h.role, func(line string) {
-		if gap, ok := strings.CutPrefix(line, "stall "); ok {
-			r.rec.add(0, kindFault, fmt.Sprintf("%d stall-hub %s %s", r.number(), h.name, gap))
-		}
-	})
+	if r.plan.program != "" {
+		h.child = natstest.StartProgram(r, natstest.Program{Path: r.plan.program, Address: h.addr, Args: r.serve(h), Log: h.log})
+	} else {
+		h.child = natstest.StartChild(r, "hub", h.role, func(line string) {
+			if gap, ok := strings.CutPrefix(line, "stall "); ok {
+				r.rec.add(0, kindFault, fmt.Sprintf("%d stall-hub %s %s", r.number(), h.name, gap))
+			}
+		})
+	}
+	h.mu.Lock()
+	h.pid = h.child.PID()
+	h.mu.Unlock()
 	if !h.child.AwaitReady() {
 		r.Fatalf("hub %s does not start", h.name)
 	}
 	h.set(true)
 }
 
-// freeAddr is an address of this host for a hub, which finds it free whenever it comes back.
+// serve is the command line of a hub that is the program.
+func (r *rig) serve(h *hub) []string {
+	port := func(addr string) string {
+		_, port, err := net.SplitHostPort(addr)
+		if err != nil {
+			r.Fatal(err)
+		}
+		return port
+	}
+	return []string{
+		"serve", "--ws-port=" + port(h.addr), "--http-port=" + port(h.role.Besides.HTTP), "--ops-port=" + port(h.role.Besides.Ops),
+		"--token=" + password, "--nats-url=" + h.role.URL, "--data=" + r.TempDir(), "--topics=" + r.plan.rules,
+		"--replicas=" + strconv.Itoa(h.role.Replicas), "--ack-wait=" + strconv.Itoa(h.role.AckWaitMS) + "ms",
+	}
+}
+
+// freeAddr is an address of this host that nobody listens at.
 func freeAddr(tb testing.TB) string {
 	tb.Helper()
-	return "127.0.0.1:" + strconv.Itoa(natstest.FreePorts(tb, 1)[0])
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(natstest.FreePorts(tb, 1)[0]))
 }
 
 // number is a fault's.
