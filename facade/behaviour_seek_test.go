@@ -77,7 +77,6 @@ func numbers(got []*jetstream.Delivery) string {
 // Seek moves a group with live members on two hubs, and fences: nothing that was leased before
 // counts after.
 func TestSetCursorUnderLiveMembers(t *testing.T) {
-	t.Parallel()
 	a, b := twoHubs(t)
 	for _, test := range []struct {
 		name string

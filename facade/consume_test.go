@@ -324,7 +324,8 @@ func TestHandlesAreChecked(t *testing.T) {
 	ack := func(token, body string) answer { return r.post(t, "/ack", body, "Authorization", "Bearer "+token) }
 	both := `{"ack":["` + mine[0].Ack + `","` + theirs[0].Ack + `"]}`
 	forged := []byte(mine[0].Ack)
-	if at := len(forged) - 2; forged[at] == 'A' { // in the signature; all bits of this character count
+	// in the signature; all bits of this character count
+	if at := len(forged) - 2; forged[at] == 'A' {
 		forged[at] = 'B'
 	} else {
 		forged[at] = 'A'

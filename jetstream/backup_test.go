@@ -341,7 +341,7 @@ func TestCopyOfABucketThatIsOverwritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	random := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // bytes that cannot be compressed
+	random := rand.New(rand.NewPCG(1, 1))
 	put := func(round byte) {
 		value := make([]byte, size)
 		for key := range keys {

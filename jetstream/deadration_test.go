@@ -11,7 +11,6 @@ import (
 // Beyond its ration, the letters of a client wait. Its events are not delivered again meanwhile,
 // and the letters of others, on the same topic too, do not wait.
 func TestDeadLettersOfAClientAreRationed(t *testing.T) {
-	t.Parallel()
 	const events, size = 12, 10_000
 	b := open(t, Config{AckWait: 2 * time.Second, Limits: Limits{DeadLetterBurst: 4 * size, DeadLetterRate: size}})
 	for range events {

@@ -100,7 +100,6 @@ func TestMaxAttemptsHoldOverARestart(t *testing.T) {
 
 // A client of which as many dead letters wait as the hub keeps gets none of its events again.
 func TestMaxAttemptsHoldBeyondTheLettersThatWait(t *testing.T) {
-	t.Parallel()
 	const events, size, limit = 12, 1_000, 8 // of which a client may have half
 	b := open(t, Config{AckWait: 2 * time.Second, Limits: Limits{DeadLetters: limit, DeadLetterBurst: size, DeadLetterRate: 5 * size}})
 	for _, topic := range []string{"many1", "many2", "many3"} {

@@ -132,7 +132,6 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 type membership = group
 
 func TestSetCursorUnderLiveMembers(t *testing.T) {
-	t.Parallel()
 	url := natsServer(t)
 	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
 	const n = 20

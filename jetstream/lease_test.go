@@ -486,7 +486,6 @@ func TestADeadLetterThatIsTooBigIsStoredWithoutItsPayload(t *testing.T) {
 }
 
 func TestSeekDoesNotSwallowDeadLetters(t *testing.T) {
-	t.Parallel()
 	b := open(t, Config{})
 	const n = 200
 	publish(t, b, "twice", numbers(n)...)

@@ -80,7 +80,8 @@ func bounded() map[string]TopicRule {
 	return map[string]TopicRule{
 		"messages": {Pattern: "orders", MaxMsgs: 10},
 		"bytes":    {Pattern: "orders", MaxBytes: 1500},
-		"age":      {Pattern: "orders", MaxAge: time.Hour, DuplicateWindow: time.Second}, // see expire
+		// see expire
+		"age": {Pattern: "orders", MaxAge: time.Hour, DuplicateWindow: time.Second},
 	}
 }
 

@@ -74,13 +74,13 @@ func TestProbes(t *testing.T) {
 	}
 }
 
-// A part that waits is shown, and the hub is ready all the same.
 // A client that leaves during a scrape is no reason to log something for each metric.
 func TestScrapeThatIsBrokenOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		registry := prometheus.NewRegistry()
 		gone, leave := context.WithCancel(t.Context())
+		defer leave()
 		for i := range 3 {
 			registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: fmt.Sprint("a", i)}, func() float64 {
 				leave()
@@ -97,6 +97,7 @@ func TestScrapeThatIsBrokenOff(t *testing.T) {
 	})
 }
 
+// A part that waits is shown, and the hub is ready all the same.
 func TestPartsThatWait(t *testing.T) {
 	server := described(t, Config{
 		Bus: busState{}, Registry: prometheus.NewRegistry(),

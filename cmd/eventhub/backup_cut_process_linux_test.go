@@ -26,7 +26,7 @@ func TestBackupThatIsCutOff(t *testing.T) {
 	t.Parallel()
 	hub := startNode(t, append(redriveLimits, "--data="+filepath.Join(t.TempDir(), "data"))...)
 	c := hub.dial()
-	random := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // a payload that cannot be compressed
+	random := rand.New(rand.NewPCG(1, 1))
 	for range 40 {
 		payload := make([]byte, 32<<10)
 		for i := range payload {
@@ -76,7 +76,7 @@ func TestBackupThatIsCutOff(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cmd := exec.Command(path) //nolint:gosec,noctx // this program, which the test interrupts
+		cmd := exec.Command(path)
 		cmd.Args = []string{"eventhub", "backup", file, "--ops-url=" + slow.URL, "--token=" + nodeToken}
 		var errs lockedBuffer
 		cmd.Stderr = &errs

@@ -54,7 +54,7 @@ func TestBackupExample(t *testing.T) {
 	}
 	hub, api, ops := serve(filepath.Join(bin, "eventhub"), "serve")
 	askHub(t, http.MethodPost, api+"/publish/orders", `"before"`)
-	run := exec.CommandContext(t.Context(), filepath.Join(scripts, "backup.sh"), backups) //nolint:gosec // the example
+	run := exec.CommandContext(t.Context(), filepath.Join(scripts, "backup.sh"), backups)
 	run.Env = append(append(os.Environ(), env...), "EVENTHUB_OPS_URL="+ops)
 	if out, err := run.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

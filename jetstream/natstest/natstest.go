@@ -207,9 +207,9 @@ func (s *Server) Wipe() {
 // was killed finds its port free when it comes back.
 const firstPort, lastPort = 16_000, 32_000
 
-// FreePorts returns n TCP ports of this host that nobody listens at, and that no other test is given
-// meanwhile. The servers of a cluster must know each other's before they start, and keep theirs
-// when they come back.
+// FreePorts returns n TCP ports of this host that nobody listens at, and that no other test is
+// given meanwhile. The servers of a cluster must know each other's before they start, and keep
+// theirs when they come back.
 func FreePorts(tb testing.TB, n int) []int {
 	tb.Helper()
 	var ports []int

@@ -9,8 +9,8 @@ import (
 
 // Limits of the model. recommendedAssets is the number of replicated streams, groups and buckets of
 // a cluster that the maintainers of NATS recommend at most. usedMemory and usedCPU are the parts of
-// a machine that a hub uses, so that there is room for bursts. maxReturnSeconds is the longest pause
-// that a hub that ends asks of a client.
+// a machine that a hub uses, so that there is room for bursts. maxReturnSeconds is the longest
+// pause that a hub that ends asks of a client.
 const (
 	recommendedAssets = 2000
 	usedMemory        = 0.7
@@ -108,7 +108,8 @@ func (cmd *Plan) plan(c *unitCosts) (*Planned, error) {
 	p.ServerIdleCores = perServer * c.replicatedCPUAsset / 100
 	p.ServerBusyCores = (cmd.Published*c.natsMicrosPublished + cmd.Delivered*c.natsMicrosDelivered) / 1e6
 
-	// In the worst case, each hub has a publisher or member of each topic and a member of each group.
+	// In the worst case, each hub has a publisher or member of each topic and a member of each
+	// group.
 	of := func(hubs float64) holding {
 		n := cmd.Connections / hubs
 		return holding{connections: n, topics: cmd.Topics, groups: min(cmd.Groups, n), subscriptions: n}

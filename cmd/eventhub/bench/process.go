@@ -17,8 +17,9 @@ import (
 // Limits of a started process.
 const (
 	startTimeout = 30 * time.Second
-	stopTimeout  = time.Minute // a server writes the state of each group, which took 33 s with 2,450 of them
-	keepLog      = 16 << 10    // maximum size of the log shown in an error, in bytes
+	// A server writes the state of each group, which took 33 s with 2,450 of them.
+	stopTimeout = time.Minute
+	keepLog     = 16 << 10 // maximum size of the log shown in an error, in bytes
 )
 
 // process is a started server. It ends with close. On Linux, it also ends if this process dies.

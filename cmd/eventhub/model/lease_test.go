@@ -11,9 +11,6 @@ import (
 // busy machine adds.
 const noticed = 400 * time.Millisecond
 
-// about reports whether f settles the event id.
-func (f *frame) about(id string) bool { return f.ID == id || slices.Contains(f.IDs, id) }
-
 // about lists the frames that settle the event id, of a history that is taken in.
 func (s *sub) about(id string) []*frame {
 	if s.settlesOf == nil {

@@ -22,9 +22,9 @@ const (
 )
 
 // soakFlat is by how much the median of the last quarter of a life may exceed that of the second
-// one: by the larger of a share and an amount, which is in KiB for memory. Go keeps the threads that
-// it has made: their number is that of the most calls that ever blocked at a time, such as those of
-// a disk that is slow for a moment.
+// one: by the larger of a share and an amount, which is in KiB for memory. Go keeps the threads
+// that it has made: their number is that of the most calls that ever blocked at a time, such as
+// those of a disk that is slow for a moment.
 var soakFlat = map[string]struct {
 	share  float64
 	amount int64

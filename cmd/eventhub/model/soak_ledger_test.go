@@ -19,21 +19,21 @@ type track struct {
 	again int64                   // how often a number was seen that had been seen before
 }
 
-// see takes down a number. It reports false if the number is beyond the window.
-func (t *track) see(n int64) bool {
+// see takes down a number. One beyond the window is ignored: it counts as not seen.
+func (t *track) see(n int64) {
 	if n >= t.base+soakWindow {
-		return false
+		return
 	}
 	word, bit := &t.bits[n%soakWindow/64], uint64(1)<<(n%64)
 	if n < t.base || *word&bit != 0 {
 		t.again++
-		return true
+		return
 	}
 	*word |= bit
 	for {
 		word, bit := &t.bits[t.base%soakWindow/64], uint64(1)<<(t.base%64)
 		if *word&bit == 0 {
-			return true
+			return
 		}
 		*word &^= bit
 		t.base++

@@ -70,11 +70,12 @@ func TestSoak(t *testing.T) {
 		spared: []string{fmt.Sprint("h", seed%2), fmt.Sprint("n", seed%3)},
 	}
 	// Retention is reached in the first quarter: what grows from there on is no longer the streams.
-	rules := "topics:\n"
+	var rules strings.Builder
+	rules.WriteString("topics:\n")
 	for _, topic := range p.topics {
-		rules += "  - topic: " + topic + "\n    retention: {messages: 120000}\n"
+		rules.WriteString("  - topic: " + topic + "\n    retention: {messages: 120000}\n")
 	}
-	if err := os.WriteFile(p.rules, []byte(rules), 0o600); err != nil {
+	if err := os.WriteFile(p.rules, []byte(rules.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	rec := newRecorder()
@@ -120,7 +121,7 @@ func buildHub(t *testing.T) string {
 		}
 		args = append(args, "-overlay", list)
 	}
-	if out, err := exec.CommandContext(t.Context(), "go", append(args, "eventhub/cmd/eventhub")...).CombinedOutput(); err != nil { //nolint:gosec // our own program
+	if out, err := exec.CommandContext(t.Context(), "go", append(args, "eventhub/cmd/eventhub")...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	return path

@@ -208,7 +208,8 @@ func (p *publisher) send(ctx context.Context, n int64) {
 	}
 	p.flying++
 	err = p.client.PublishAsync(context.WithoutCancel(ctx), p.ledger.lanes[p.lane].topic, json.RawMessage(payload), eventhub.PublishOptions{ID: fmt.Sprintf("%d-%d-%d", p.rig.plan.seed, p.lane, n)},
-		func(_ string, err error) { p.answers <- soakAnswer{n: n, err: err} }) // there is room for all that fly
+		// there is room for all that fly
+		func(_ string, err error) { p.answers <- soakAnswer{n: n, err: err} })
 	if err != nil {
 		p.answered(soakAnswer{n: n, err: err})
 	}

@@ -152,8 +152,8 @@ func soakStep(most float64) float64 {
 	return step
 }
 
-// soakTable has a row for each piece, as RELIABILITY.md has them, and one for each life that was long
-// enough to be judged by its memory.
+// soakTable has a row for each piece, as RELIABILITY.md has them, and one for each life that was
+// long enough to be judged by its memory.
 func soakTable(pieces []*soakPiece) string {
 	var b strings.Builder
 	b.WriteString("| seed | minutes | capacity | rate | events | deliveries | of them again | clients that came and went | faults | longest wait for a backlog |\n|---|---|---|---|---|---|---|---|---|---|\n")

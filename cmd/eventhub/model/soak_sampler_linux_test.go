@@ -133,8 +133,8 @@ func processSample(pid int) (one soakSample, ok bool) {
 	return one, one.rss > 0
 }
 
-// ask returns the heap in KiB and the goroutines of a process by the metrics at an address, or zeros
-// if it does not answer.
+// ask returns the heap in KiB and the goroutines of a process by the metrics at an address, or
+// zeros if it does not answer.
 func (s *soakSampler) ask(ctx context.Context, address string) (heap, goroutines int64) {
 	status, text := request(ctx, s.web, http.MethodGet, address+"/metrics", "")
 	if status != http.StatusOK {
