@@ -22,6 +22,6 @@ var measuredCosts = unitCosts{
 	goroutinesEmpty: 77, goroutinesConnection: 2, goroutinesGroup: 1, goroutinesMember: 1,
 	hubCPUThousand: 0.55,
 	natsKiBEmpty:   28_600, natsKiBTopic: 70.8, natsKiBGroup: 114,
-	replicatedKiBAsset: 160, replicatedCPUAsset: 0.026, subjectKiB: 0.25,
+	replicatedKiBAsset: 160, replicatedCPUAsset: 0.026, subjectKiB: 0.3,
 	hubMicrosPublished: 160, hubMicrosDelivered: 160, natsMicrosPublished: 320, natsMicrosDelivered: 320,
 }
