@@ -352,6 +352,9 @@ func TestCopyOfABucketThatIsOverwritten(t *testing.T) {
 				t.Error(err)
 				return
 			}
+			if key%500 == 0 {
+				<-b.js.PublishAsyncComplete()
+			}
 		}
 		<-b.js.PublishAsyncComplete()
 	}
