@@ -214,6 +214,11 @@ func (b *Bus) copyStream(ctx context.Context, from *source, consumers []keptCons
 		return done, err
 	}
 	defer s.close()
+	defer func() {
+		if err != nil && s.cut != nil {
+			err = s.cut
+		}
+	}()
 	if done.config, err = restoredConfig(s.config, from); err != nil {
 		return done, err
 	}

@@ -50,6 +50,7 @@ type snapshot struct {
 	parts chan []byte
 	left  []byte
 	err   error // after parts was closed
+	cut   error // that Read has returned: readers of the format do not pass it on
 	end   context.CancelFunc
 	ended chan struct{}
 }
@@ -168,6 +169,7 @@ func (s *snapshot) Read(p []byte) (int, error) {
 		part, more := <-s.parts
 		if !more {
 			if s.err != nil {
+				s.cut = s.err
 				return 0, s.err
 			}
 			return 0, io.EOF

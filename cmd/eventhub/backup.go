@@ -85,9 +85,11 @@ func (cmd *backupCmd) Run(ctx context.Context, std streams) error {
 	}
 	made, err := cmd.write(ctx, hub, f, std)
 	if err == nil {
-		err = os.Link(part, cmd.File) // unlike a renaming, it overwrites nothing
+		err = nameBackup(part, cmd.File)
 	}
-	err = errors.Join(err, os.Remove(part))
+	if gone := os.Remove(part); !errors.Is(gone, fs.ErrNotExist) {
+		err = errors.Join(err, gone)
+	}
 	if err == nil {
 		err = syncDir(filepath.Dir(cmd.File))
 	}
@@ -99,6 +101,19 @@ func (cmd *backupCmd) Run(ctx context.Context, std streams) error {
 	}
 	_, err = fmt.Fprintln(std.out, made)
 	return err
+}
+
+// nameBackup gives a finished backup its name. A link overwrites nothing, unlike a renaming, which is
+// for file systems that have no links.
+func nameBackup(part, file string) error {
+	err := os.Link(part, file)
+	if err == nil || errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if _, there := os.Lstat(file); !errors.Is(there, fs.ErrNotExist) {
+		return err
+	}
+	return os.Rename(part, file)
 }
 
 // write writes and verifies a backup, closes the file, and describes the backup.
