@@ -72,7 +72,7 @@
 // A ledger of bounded memory numbers the events of each publisher. Each confirmed event must come
 // to each group, and after each fault the groups must catch up within 90 s. Samples of all
 // processes say what they need: memory, goroutines, files and threads. The rule for leaks compares
-// the second quarter of each life with the last one (soak_flat_test.go). The hub that lived through
+// an earlier quarter of each life with the last one (soak_flat_test.go). The hub that lived through
 // must also be at the end, without clients, as it was before. The leaks of testdata/leaks try the
 // rule with -soak.leak=NAME.
 //

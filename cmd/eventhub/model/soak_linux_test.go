@@ -172,7 +172,9 @@ func (s *soak) measure(warmUp, capacity time.Duration) {
 // run makes faults while clients act, and takes samples.
 func (s *soak) run(length, pause time.Duration) {
 	s.Helper()
-	s.rec.began = time.Now() // nothing runs that records
+	s.rec.mu.Lock()
+	s.rec.began = time.Now()
+	s.rec.mu.Unlock()
 	ctx, cancel := context.WithTimeout(s.Context(), length)
 	defer cancel()
 	sampling, stop := context.WithCancel(s.Context())

@@ -206,9 +206,8 @@ func (p *publisher) send(ctx context.Context, n int64) {
 	if err != nil {
 		panic(err) // nothing in it can fail
 	}
-	p.flying++
+	p.flying++ // answers has room for all that fly
 	err = p.client.PublishAsync(context.WithoutCancel(ctx), p.ledger.lanes[p.lane].topic, json.RawMessage(payload), eventhub.PublishOptions{ID: fmt.Sprintf("%d-%d-%d", p.rig.plan.seed, p.lane, n)},
-		// there is room for all that fly
 		func(_ string, err error) { p.answers <- soakAnswer{n: n, err: err} })
 	if err != nil {
 		p.answered(soakAnswer{n: n, err: err})

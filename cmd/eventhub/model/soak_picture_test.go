@@ -180,7 +180,7 @@ func soakTable(pieces []*soakPiece) string {
 				if soakMetrics[i].unit == "MiB" {
 					scale = 1 << 10
 				}
-				fmt.Fprintf(&b, " %d, %d |", g.second/scale, g.last/scale)
+				fmt.Fprintf(&b, " %d, %d |", g.earlier/scale, g.last/scale)
 			}
 			b.WriteString("\n")
 		}
