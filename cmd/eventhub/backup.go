@@ -103,8 +103,8 @@ func (cmd *backupCmd) Run(ctx context.Context, std streams) error {
 	return err
 }
 
-// nameBackup gives a finished backup its name. A link overwrites nothing, unlike a renaming, which is
-// for file systems that have no links.
+// nameBackup gives a finished backup its name. A link overwrites nothing, unlike a renaming, which
+// is for file systems that have no links.
 func nameBackup(part, file string) error {
 	err := os.Link(part, file)
 	if err == nil || errors.Is(err, fs.ErrExist) {
