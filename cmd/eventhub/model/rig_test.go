@@ -219,15 +219,16 @@ func (r *rig) number() int {
 // until waits for f, whose questions have a second each.
 func (r *rig) until(what string, f func(context.Context) bool) {
 	r.Helper()
-	if !r.within(patience, f) {
+	if !r.patiently(f) {
 		r.Fatalf("seed %d: waited in vain: %s", r.plan.seed, what)
 	}
 }
 
-func (r *rig) within(limit time.Duration, f func(context.Context) bool) bool {
+// patiently reports whether f came true in time.
+func (r *rig) patiently(f func(context.Context) bool) bool {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(limit)
+	deadline := time.After(patience)
 	for {
 		ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
 		done := f(ctx)
