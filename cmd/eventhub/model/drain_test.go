@@ -30,7 +30,7 @@ func (r *rig) drain(count *counters) {
 	d := &drain{rig: r, count: count}
 	var left map[groupKey]int
 	still := 0
-	r.patiently(func(ctx context.Context) bool {
+	r.within(60*time.Second, func(ctx context.Context) bool {
 		if !d.join() {
 			return false
 		}

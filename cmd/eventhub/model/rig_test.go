@@ -219,16 +219,15 @@ func (r *rig) number() int {
 // until waits for f, whose questions have a second each.
 func (r *rig) until(what string, f func(context.Context) bool) {
 	r.Helper()
-	if !r.patiently(f) {
+	if !r.within(patience, f) {
 		r.Fatalf("seed %d: waited in vain: %s", r.plan.seed, what)
 	}
 }
 
-// patiently reports whether f came true in time.
-func (r *rig) patiently(f func(context.Context) bool) bool {
+func (r *rig) within(limit time.Duration, f func(context.Context) bool) bool {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(patience)
+	deadline := time.After(limit)
 	for {
 		ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
 		done := f(ctx)

@@ -91,7 +91,7 @@ func (w *rows) transaction(rnd *rand.Rand) {
 // empty waits until all rows are sent.
 func (w *rows) empty() {
 	w.rig.Helper()
-	done := w.rig.patiently(func(ctx context.Context) bool {
+	done := w.rig.within(patience, func(ctx context.Context) bool {
 		s, err := w.store.Stats(ctx)
 		return err == nil && s.Pending+s.Claimed == 0
 	})
