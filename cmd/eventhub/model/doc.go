@@ -11,9 +11,10 @@
 // A seed determines the machines, the groups, and the decisions of clients and of the fault
 // injector. The timing of events differs from run to run. -model.faults and -model.with select
 // subsets. The history of a failing seed, and its timeline as SVG, are written to -model.log, or
-// otherwise to the artifact directory of the test, which -artifacts keeps. -model.check=FILE
-// applies the rules to such a history again, and draws it again. The table in allowances_test.go
-// lists what the rules excuse after each fault.
+// otherwise to the artifact directory of the test, which -artifacts keeps. -model.check
+// applies the rules again to the histories whose names fit its pattern, draws those that break one,
+// and prints what clients saw of each fault. The table in allowances_test.go lists what the rules
+// excuse after each fault.
 //
 // # Faults
 //

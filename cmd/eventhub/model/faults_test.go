@@ -196,7 +196,7 @@ func (j *injector) deposeOne(ctx context.Context) {
 // leaders and their copies are up to date. It takes down what it waited for last.
 func (r *rig) healthy() {
 	began, last := r.rec.now(), ""
-	well := r.within(20*time.Second, func(ctx context.Context) bool {
+	well := r.within(patience, func(ctx context.Context) bool {
 		name, ok := r.ailing(ctx)
 		if ok {
 			return true
