@@ -193,6 +193,24 @@ func TestCertificateThatIsAPipe(t *testing.T) {
 	hub.terminate()
 }
 
+// A hub that drains goes on to drain when it is told to reload: a service manager may do both.
+func TestReloadWhileItDrains(t *testing.T) {
+	t.Parallel()
+	pair := newPairFiles(t)
+	hub := startNode(t, "--tls-cert="+pair.cert, "--tls-key="+pair.key)
+	hub.signal(syscall.SIGTERM)
+	waitFor(t, "the hub drains", func() bool { return strings.Contains(hub.log.String(), "draining") })
+	hub.signal(syscall.SIGHUP)
+	select {
+	case <-hub.ended:
+	case <-time.After(patience):
+		t.Fatal("the hub does not end")
+	}
+	if code := hub.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("the hub ended with exit code %d:\n%s", code, hub.log.String())
+	}
+}
+
 // TestSessionsEndWithTheirCertificate resumes TLS sessions before and after the certificate
 // changes.
 func TestSessionsEndWithTheirCertificate(t *testing.T) {

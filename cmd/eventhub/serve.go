@@ -92,6 +92,8 @@ func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
 		var stop func()
 		ctx, stop = hangUp(ctx, log)
 		defer stop()
+	} else {
+		defer set.cert.listen()() // before anybody learns that the hub is ready
 	}
 	if cmd.Ephemeral {
 		var stop context.CancelFunc
@@ -300,7 +302,6 @@ func (h *hub) start(ctx context.Context) {
 	}
 	ctx, h.inner = context.WithCancel(ctx)
 	if h.cert != nil {
-		h.cert.listen() // before anybody learns that the hub is ready
 		h.wg.Go(func() { h.cert.watch(ctx, reloadEvery, h.log) })
 	}
 	if h.progress != nil {

@@ -57,14 +57,16 @@ type certificate struct {
 	// cert and key are the last contents of the files. Only one goroutine at a time may call
 	// reload.
 	cert, key []byte
-	// hup receives SIGHUP; nil before listen.
+	// hup receives SIGHUP after listen.
 	hup chan os.Signal
 }
 
-// listen begins to receive SIGHUP, which would otherwise end the process.
-func (c *certificate) listen() {
+// listen begins to receive SIGHUP, which would otherwise end the process. The caller must call stop
+// when the hub has ended: a hub that drains ignores SIGHUP.
+func (c *certificate) listen() (stop func()) {
 	c.hup = make(chan os.Signal, 1)
 	signal.Notify(c.hup, syscall.SIGHUP)
+	return func() { signal.Stop(c.hup) }
 }
 
 // reload reads the files and uses them if they have changed. An invalid pair keeps the old one in
@@ -116,10 +118,6 @@ func readBounded(path, what string, secret bool) ([]byte, error) {
 // watch calls reload at every interval and after SIGHUP, until ctx ends.
 func (c *certificate) watch(ctx context.Context, every time.Duration, log *slog.Logger) {
 	c.warn(ctx, log)
-	if c.hup == nil {
-		c.listen()
-	}
-	defer signal.Stop(c.hup)
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	said := ""
