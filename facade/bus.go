@@ -51,12 +51,16 @@ type Keys interface {
 	GetConsistent(ctx context.Context, keys []string) (map[string]*jetstream.Event, error)
 	Page(ctx context.Context, offset, limit int) ([]*jetstream.Event, error)
 	List(ctx context.Context, opts jetstream.ListOptions) (jetstream.Listing, error)
+	Snapshot(ctx context.Context, f func(*jetstream.Event) error) (upTo uint64, err error)
 }
 
 // History reads the stored events of a topic. jetstream.History implements it.
 type History interface {
 	Range(ctx context.Context, opts jetstream.ReadOptions) (*jetstream.Range, error)
 	CloudEvents() (rule jetstream.CloudEventsRule, configured bool)
+	Place(ctx context.Context, client string) (jetstream.Place, error)
+	Back(ctx context.Context, place jetstream.Place, n int) (uint64, error)
+	Tail(ctx context.Context, stream string, after uint64, f func(*jetstream.Event) error) error
 }
 
 // Handles settles deliveries by their handles. jetstream.Handles implements it.

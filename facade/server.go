@@ -12,6 +12,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	"eventhub/facade/broadcast"
 	"eventhub/jetstream"
 	"eventhub/jetstream/quota"
 )
@@ -45,6 +46,7 @@ type Server struct {
 	joins                *quota.Places // SUBSCRIBEs that are being carried out
 	settling             *quota.Set    // settlements over HTTP; nil without a limit
 	streams, pulls       *share        // consumers over HTTP
+	tails                *broadcast.Tails
 	bearers              *bearers
 	refusals             *refusals    // that are logged
 	headers              *headerNames // of HTTP requests, that become part of events
@@ -113,6 +115,10 @@ func New(cfg Config) (*Server, error) {
 	s.holders = newHolders(l.PrincipalHeld, func() { cfg.Observer.LimitReached("principal_held") })
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
 	s.posted = s.newQuota(l.OutboxRate, l.OutboxBurst)
+	s.tails = broadcast.New(broadcast.Config{
+		Source: castSource{cfg.Bus, cfg.Logger}, Frame: appendCast, Linger: castLinger, Tails: l.Tails, PrincipalTails: orAll(l.PrincipalTails, l.Tails),
+		RingFrames: l.RingFrames, RingBytes: l.RingBytes, AllBytes: l.RingTotal,
+	})
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.streaming, s.endStreaming = context.WithCancel(s.ctx)
 	s.wg.Go(s.tick)
@@ -282,6 +288,7 @@ func (s *Server) Close() error {
 	}
 	s.mu.Unlock()
 	s.wg.Wait()
+	s.tails.Close()
 	return nil
 }
 

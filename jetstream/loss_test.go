@@ -112,8 +112,8 @@ func expire(tb testing.TB, b *Bus) {
 	}
 }
 
-// overtake publishes so many events, or has so many expire, that the group is overtaken, and returns
-// the first event that is left.
+// overtake publishes so many events, or has so many expire, that the group is overtaken, and
+// returns the first event that is left.
 func overtake(tb testing.TB, b *Bus, rule TopicRule) uint64 {
 	tb.Helper()
 	fillFrom(tb, b, "orders", 4, 100)

@@ -183,8 +183,8 @@ func payloadsOf(t *testing.T, hub *node, topic string) (payloads []string) {
 	return payloads
 }
 
-// middleOfAnEntry returns the place of a byte of the largest entry. Readers of zip files ignore some
-// bytes between entries, such as a second copy of their times.
+// middleOfAnEntry returns the place of a byte of the largest entry. Readers of zip files ignore
+// some bytes between entries, such as a second copy of their times.
 func middleOfAnEntry(t *testing.T, file []byte) int64 {
 	t.Helper()
 	z, err := zip.NewReader(bytes.NewReader(file), int64(len(file)))

@@ -24,6 +24,17 @@ func Begin(dst []byte) []byte { return append(dst, make([]byte, headerSpace)...)
 // End finishes the message that begins at start, as a server sends it.
 func End(dst []byte, start int) []byte { return header(dst, start, start+headerSpace, 0) }
 
+// HeaderSize returns how long the header of a message is that a server sends.
+func HeaderSize(message []byte) int {
+	switch message[1] {
+	case twoBytes:
+		return headerSpace
+	case twoBytes + 1:
+		return 10
+	}
+	return 2
+}
+
 // BeginMasked is Begin for a client's message.
 func BeginMasked(dst []byte) []byte { return append(dst, make([]byte, headerSpace+keySize)...) }
 
