@@ -434,6 +434,7 @@ func TestMoveThatIsCutOff(t *testing.T) {
 		if done == all && !closed { // in the last stream
 			closed = true
 			closing.Go(func() { _ = to.Close() })
+			eventually(t, "the connection is closed", func() bool { return to.bus.links[0].nc.IsClosed() })
 		}
 	}})
 	if err == nil || !strings.Contains(err.Error(), "nats stream rm") {
