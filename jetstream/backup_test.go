@@ -431,7 +431,7 @@ func TestMoveThatIsCutOff(t *testing.T) {
 	defer closing.Wait()
 	closed := false
 	err := from.MoveTo(t.Context(), to, RestoreOptions{Progress: func(done, all uint64) {
-		if done == all && !closed { // in the last stream
+		if done > all/2 && !closed { // not all of them: some may have expired meanwhile
 			closed = true
 			closing.Go(func() { _ = to.Close() })
 			eventually(t, "the connection is closed", func() bool { return to.bus.links[0].nc.IsClosed() })
