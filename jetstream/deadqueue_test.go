@@ -139,6 +139,12 @@ func TestALetterThatWaitsIsDroppedWithItsConsumer(t *testing.T) {
 	if err := d.Nack("no", 0); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "the letter waits", func() bool { // not on its way any more
+		b.dead.mu.Lock()
+		defer b.dead.mu.Unlock()
+		topic := b.dead.topics["mem"]
+		return topic != nil && topic.failing && topic.carried == 0
+	})
 	g := d.group
 	if err := b.js.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
 		t.Fatal(err)
