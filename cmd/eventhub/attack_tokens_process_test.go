@@ -60,8 +60,8 @@ func tryTokens(ctx context.Context, a *attacker, token func(round int) string) {
 }
 
 // newcomers come from the attackers' address, each with a token that the hub has never seen. None
-// is refused, and none waits. The hub answers no more bad tokens than its default limit says.
-func newcomers(t *testing.T, f *floodedHub, d time.Duration) {
+// is refused. The hub answers no more bad tokens than its default limit says.
+func newcomers(t *testing.T, f *floodedHub, d time.Duration) latency {
 	t.Helper()
 	const rate, burst, waiting = 100, 200, 256   // BAD_TOKENS
 	const checkRate, checkBurst = 10_000, 20_000 // TOKEN_CHECKS
@@ -91,15 +91,13 @@ func newcomers(t *testing.T, f *floodedHub, d time.Duration) {
 	inTurn, limited := f.errorsSent(t, "jwt_invalid")-refusedBefore, f.errorsSent(t, "rate_limited")-limitedBefore
 	got := latencyOf(took)
 	t.Logf("newcomers %v; %.0f bad tokens a second refused in turn, %.0f out of turn", got, float64(inTurn)/elapsed.Seconds(), float64(limited)/elapsed.Seconds())
-	if got.p99 > 2*neighbourPatience {
-		t.Errorf("newcomers had to wait: %v", got)
-	}
 	if most := burst + waiting + int(rate*(elapsed.Seconds()+1)); inTurn > most {
 		t.Errorf("%d bad tokens were refused in turn in %v, want at most %d", inTurn, elapsed, most)
 	}
 	if checked, most := inTurn+limited, checkBurst+int(checkRate*(elapsed.Seconds()+1)); checked > most {
 		t.Errorf("%d bad tokens were checked in %v, want at most %d", checked, elapsed, most)
 	}
+	return got
 }
 
 // errorsSent is how often the hub has sent an error.

@@ -37,8 +37,9 @@ type attack struct {
 	run func(ctx context.Context, a *attacker)
 	// like is the same load by a permitted client, where that of permitted is another.
 	like func(ctx context.Context, a *attacker)
-	// beside is what others do meanwhile, for so long; nil when the neighbour is enough.
-	beside func(t *testing.T, f *floodedHub, d time.Duration)
+	// beside is what others do meanwhile, for so long, and returns their times; nil when the
+	// neighbour is enough.
+	beside func(t *testing.T, f *floodedHub, d time.Duration) latency
 	// check looks at the hub after the attack; nil when the neighbour's fate and the bounds of
 	// memory and disk say all.
 	check func(t *testing.T, f *floodedHub)
@@ -69,6 +70,9 @@ const (
 	// beside a permitted client. Attacks of less than attackTelling do not tell.
 	attackFactor  = 3
 	attackTelling = 10 * time.Second
+	// attackTries is how often an attack may be tried whose neighbour had to wait. Harm is done
+	// each time; a machine whose disk or cores stall for a second does not do so each time.
+	attackTries = 3
 )
 
 // TestAttacks runs each attack beside a neighbour of its own token, which publishes, consumes, and
@@ -77,16 +81,23 @@ const (
 func TestAttacks(t *testing.T) {
 	f := newAttackedHub(t)
 	f.neighbour.during(func() { f.pass(min(*attackFor, attackTelling)) })
-	base, baseHTTP := f.under(t, min(*attackFor, attackTelling), permitted)
+	base := f.under(t, min(*attackFor, attackTelling), permitted)
 	for _, a := range attacks {
 		t.Run(a.name, func(t *testing.T) {
 			memory, disk := f.memory(t), f.disk(t)
-			base, baseHTTP := base, baseHTTP
+			base := base
 			if a.like != nil {
-				base, baseHTTP = f.under(t, *attackFor, attack{name: a.name + likeSuffix, scopes: a.scopes, run: a.like})
+				base = f.under(t, *attackFor, attack{name: a.name + likeSuffix, scopes: a.scopes, run: a.like})
 			}
 			peak := f.watchMemory(t)
-			events, requests := f.under(t, *attackFor, a)
+			var got times
+			for try := range attackTries {
+				got = f.under(t, *attackFor, a)
+				if got.patient(1) {
+					break
+				}
+				t.Logf("try %d: somebody had to wait", try)
+			}
 			most := peak()
 			if limit := memory + slowdown*orDefault(a.memory, 256); most > limit {
 				t.Errorf("the hub's memory grew from %d to %d MiB", memory, most)
@@ -97,13 +108,13 @@ func TestAttacks(t *testing.T) {
 			if a.check != nil {
 				a.check(t, f)
 			}
+			if !got.patient(1) {
+				t.Errorf("somebody had to wait each time: %v", got)
+			}
 			for _, got := range []struct {
 				what      string
 				now, base latency
-			}{{"event", events, base}, {"request", requests, baseHTTP}} {
-				if got.now.p99 > neighbourPatience {
-					t.Errorf("the neighbour's %ss had to wait: %v", got.what, got.now)
-				}
+			}{{"event", got.events, base.events}, {"request", got.requests, base.requests}} {
 				if slowdown == 1 && *attackFor >= attackTelling && got.now.p99 > attackFactor*max(got.base.p99, time.Millisecond) {
 					t.Errorf("the 99th percentile of the neighbour's %ss is over %d times that beside a permitted client: %v, %v", got.what, attackFactor, got.now, got.base)
 				}
@@ -120,12 +131,17 @@ func TestAttacksAtOnce(t *testing.T) {
 	f.neighbour.during(func() { f.pass(min(*attackFor, attackTelling)) })
 	f.under(t, min(*attackFor, attackTelling), permitted)
 	memory, peak := f.memory(t), f.watchMemory(t)
-	events, requests := f.under(t, *attackFor, attacks...)
-	t.Logf("memory %d MiB before, %d at most; data %d MiB", memory, peak(), f.disk(t))
-	for _, got := range []latency{events, requests} {
-		if got.p99 > 2*neighbourPatience {
-			t.Errorf("the neighbour had to wait: %v", got)
+	var got times
+	for try := range attackTries {
+		got = f.under(t, *attackFor, attacks...)
+		if got.patient(2) {
+			break
 		}
+		t.Logf("try %d: somebody had to wait", try)
+	}
+	t.Logf("memory %d MiB before, %d at most; data %d MiB", memory, peak(), f.disk(t))
+	if !got.patient(2) {
+		t.Errorf("somebody had to wait each time: %v", got)
 	}
 	f.restart(t)
 }
@@ -180,9 +196,21 @@ func (f *floodedHub) restart(t *testing.T) {
 	}
 }
 
-// under runs attacks in one process for a while, and returns how long the neighbour's events and
-// requests took meanwhile.
-func (f *floodedHub) under(t *testing.T, d time.Duration, all ...attack) (events, requests latency) {
+// times are how long the neighbour's events and requests took beside an attack, and what others
+// did, which may take twice as long.
+type times struct{ events, requests, others latency }
+
+func (l times) String() string {
+	return fmt.Sprintf("events %v; requests %v; others %v", l.events, l.requests, l.others)
+}
+
+// patient reports whether nobody had to wait for longer than factor times what the neighbour bears.
+func (l times) patient(factor time.Duration) bool {
+	return max(l.events.p99, l.requests.p99, l.others.p99/2) <= factor*neighbourPatience
+}
+
+// under runs attacks in one process for a while.
+func (f *floodedHub) under(t *testing.T, d time.Duration, all ...attack) (got times) {
 	t.Helper()
 	plans := make([]attackPlan, len(all))
 	for i, a := range all {
@@ -190,19 +218,22 @@ func (f *floodedHub) under(t *testing.T, d time.Duration, all ...attack) (events
 	}
 	p := startAttackers(t, attackTarget{WS: f.hub.url, HTTP: f.hub.http, Ops: f.hub.ops, Plans: plans})
 	requested := f.neighbour.requests.mark()
-	events = f.neighbour.during(func() {
-		beside := func(*testing.T, *floodedHub, time.Duration) { f.pass(d) }
+	got.events = f.neighbour.during(func() {
+		beside := func(*testing.T, *floodedHub, time.Duration) latency {
+			f.pass(d)
+			return latency{}
+		}
 		for _, a := range all {
 			if a.beside != nil {
 				beside = a.beside
 			}
 		}
-		beside(t, f, d)
+		got.others = beside(t, f, d)
 	})
-	requests = f.neighbour.requests.since(t, requested)
+	got.requests = f.neighbour.requests.since(t, requested)
 	used := p.stop()
-	t.Logf("neighbour's events %v; requests %v; attackers used %.2f of a core", events, requests, used)
-	return events, requests
+	t.Logf("%v; attackers used %.2f of a core", got, used)
+	return got
 }
 
 // disk is the size of the hub's data directory, in MiB.
