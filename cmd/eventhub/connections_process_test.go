@@ -270,7 +270,8 @@ func TestMembersOverHTTPAreConnections(t *testing.T) {
 	if !strings.Contains(got.text, `"ctx":{"attempt":1,`) {
 		t.Fatalf("the pull got %d %s", got.status, got.text)
 	}
-	eventually(t, "the answer has left the hub", func() bool { // a client may read before the hub's write returns
+	// A client may read the answer before the hub's write returns.
+	eventually(t, "the answer has left the hub", func() bool {
 		all = list("")
 		return len(all) == 1 && all[0].QueuedBytes == 0
 	})
