@@ -3,6 +3,7 @@ package embedded
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,6 +23,9 @@ const (
 	consumersDir = "obs"
 	messagesDir  = "msgs"
 )
+
+// stateFile is the file in a consumer's directory with what is delivered and acknowledged.
+const stateFile = "o.dat"
 
 // lostDir is the directory in Config.DataDir for streams that were made in the last moments before
 // a crash, and that the server cannot read.
@@ -61,8 +65,8 @@ func consumerDirs(stream string) ([]string, error) {
 	return dirs, err
 }
 
-// clean removes what a crash of the machine has left of streams and consumers whose descriptions
-// were not synced. The server would pass over such a stream, and the next user of the topic would
+// clean removes what a crash of the machine has left of streams and consumers whose descriptions,
+// and of consumers whose first state, were not synced. The server would pass over such a stream, and the next user of the topic would
 // make the stream anew in the same directory, with remains of the old one. A stream goes to
 // lostDir, and a consumer, which has no events, is deleted.
 func (e *Server) clean(ctx context.Context) error {
@@ -82,17 +86,72 @@ func (e *Server) clean(ctx context.Context) error {
 			return err
 		}
 		for _, consumer := range consumers {
-			if !undescribed(consumer) {
-				continue
+			names := []any{slog.String("stream", filepath.Base(stream)), slog.String("consumer", filepath.Base(consumer))}
+			switch state := filepath.Join(consumer, stateFile); {
+			case undescribed(consumer):
+				if err := os.RemoveAll(consumer); err != nil {
+					return err
+				}
+				e.cfg.Logger.WarnContext(ctx, "removed the remains of a consumer; the machine crashed soon after the consumer was made", names...)
+			case torn(state):
+				if err := os.Remove(state); err != nil {
+					return err
+				}
+				e.cfg.Logger.WarnContext(ctx, "removed the state of a consumer; the machine crashed while it was written; the consumer starts again", names...)
 			}
-			if err := os.RemoveAll(consumer); err != nil {
-				return err
-			}
-			e.cfg.Logger.WarnContext(ctx, "removed the remains of a consumer; the machine crashed soon after the consumer was made",
-				slog.String("stream", filepath.Base(stream)), slog.String("consumer", filepath.Base(consumer)))
 		}
 	}
 	return nil
+}
+
+// torn reports whether the state of a consumer is there in parts. The server writes a new file for
+// each state, and does not sync. A file system that replaces files by renaming keeps either the old
+// or the new state, but of the first state it may keep any part. The server passes over a consumer
+// whose state it cannot read, and refuses to make that consumer anew. The state has no checksum, and
+// missing parts that read as zeros could pass for acknowledgements.
+func torn(path string) bool {
+	text, err := os.ReadFile(path) //nolint:gosec // in the hub's own directory
+	if err != nil || len(text) == 0 {
+		return false // the server takes an empty file for the state of a new consumer
+	}
+	const magic, version = 22, 2 // filestore.go and store.go of the server
+	if len(text) < 2 || text[0] != magic {
+		return true
+	}
+	if text[1] != version {
+		return false // for the server to judge
+	}
+	rest, fits := text[2:], true
+	number := func() uint64 {
+		n, size := binary.Uvarint(rest)
+		if size <= 0 {
+			rest, fits = nil, false
+			return 0
+		}
+		rest = rest[size:]
+		return n
+	}
+	for range 4 { // what is acknowledged and what is delivered, each in the consumer and in the stream
+		number()
+	}
+	if pending := number(); pending > 0 {
+		number() // the time to which those of the events relate
+		for range pending {
+			beyondFloor := number()
+			number() // in the consumer
+			number() // its time
+			if !fits || beyondFloor == 0 {
+				return true
+			}
+		}
+	}
+	for redelivered := number(); redelivered > 0 && fits; redelivered-- {
+		number() // in the stream
+		if times := number(); times == 0 {
+			return true
+		}
+	}
+	return !fits || len(rest) > 0
 }
 
 // undescribed reports whether the description of a stream or consumer was never synced: then one of
