@@ -205,8 +205,8 @@ func (l times) String() string {
 }
 
 // patient reports whether nobody had to wait for longer than factor times what the neighbour bears.
-func (l times) patient(factor time.Duration) bool {
-	return max(l.events.p99, l.requests.p99, l.others.p99/2) <= factor*neighbourPatience
+func (l times) patient(factor int) bool {
+	return max(l.events.p99, l.requests.p99, l.others.p99/2) <= time.Duration(factor)*neighbourPatience
 }
 
 // under runs attacks in one process for a while.

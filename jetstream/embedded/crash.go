@@ -66,9 +66,9 @@ func consumerDirs(stream string) ([]string, error) {
 }
 
 // clean removes what a crash of the machine has left of streams and consumers whose descriptions,
-// and of consumers whose first state, were not synced. The server would pass over such a stream, and the next user of the topic would
-// make the stream anew in the same directory, with remains of the old one. A stream goes to
-// lostDir, and a consumer, which has no events, is deleted.
+// and of consumers whose first state, were not synced. The server would pass over such a stream,
+// and the next user of the topic would make the stream anew in the same directory, with remains of
+// the old one. A stream goes to lostDir, and a consumer, which has no events, is deleted.
 func (e *Server) clean(ctx context.Context) error {
 	streams, err := e.streamDirs()
 	if err != nil {
@@ -107,8 +107,8 @@ func (e *Server) clean(ctx context.Context) error {
 // torn reports whether the state of a consumer is there in parts. The server writes a new file for
 // each state, and does not sync. A file system that replaces files by renaming keeps either the old
 // or the new state, but of the first state it may keep any part. The server passes over a consumer
-// whose state it cannot read, and refuses to make that consumer anew. The state has no checksum, and
-// missing parts that read as zeros could pass for acknowledgements.
+// whose state it cannot read, and refuses to make that consumer anew. The state has no checksum,
+// and missing parts that read as zeros could pass for acknowledgements.
 func torn(path string) bool {
 	text, err := os.ReadFile(path) //nolint:gosec // in the hub's own directory
 	if err != nil || len(text) == 0 {
@@ -131,7 +131,7 @@ func torn(path string) bool {
 		rest = rest[size:]
 		return n
 	}
-	for range 4 { // what is acknowledged and what is delivered, each in the consumer and in the stream
+	for range 4 { // what is acknowledged and what is delivered, in the consumer and in the stream
 		number()
 	}
 	if pending := number(); pending > 0 {
