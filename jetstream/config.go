@@ -250,6 +250,11 @@ type Limits struct {
 	// up to 15 s, to give back the events on their way. Beyond the limit, such events are
 	// redelivered after AckWait.
 	LingeringInboxes int
+	// RecentAcks ("recent_acks") is the most acknowledgements of one group that each connection of
+	// the pool keeps, for 5 to 10 s, to send them again when the group's leader changes. Beyond it
+	// the oldest are dropped, and an event may come again that was acknowledged just before such a
+	// change. Without a cluster none are kept. Default 16,384.
+	RecentAcks int
 	// ListingReaders ("listing_readers") is the most listings (Keys.List) for which the hub reads
 	// ahead: default 16, with up to 4 MiB each. Pages of other listings take longer.
 	ListingReaders int
@@ -331,6 +336,7 @@ func (c *Config) validate() error {
 		l.StuckAfter = 30 * time.Second
 	}
 	def(&l.LingeringInboxes, 100_000)
+	def(&l.RecentAcks, 16_384)
 	def(&l.ListingReaders, 16)
 	def(&l.IDSearches, 2)
 	def(&l.IDSearchesPerClient, (l.IDSearches+1)/2)
@@ -355,7 +361,7 @@ func (c *Config) validate() error {
 	check(c.Server == nil || c.Replicas == 1, "replicas %d: more than 1 needs a cluster, and the embedded server is a single server", c.Replicas)
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.KeyShare, l.DerivedKeysPerClient, l.DerivedKeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.PutBack, l.PutBackBytes, l.PutBackShare, l.Redrives, l.AttemptsKnown, l.LingeringInboxes, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.Delayed, l.DelayedPerClient, int(l.MaxDelay), l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.KeyShare, l.DerivedKeysPerClient, l.DerivedKeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.PutBack, l.PutBackBytes, l.PutBackShare, l.Redrives, l.AttemptsKnown, l.LingeringInboxes, l.RecentAcks, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.Delayed, l.DelayedPerClient, int(l.MaxDelay), l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.StuckAfter >= minStuckAfter && l.StuckAfter <= maxStuckAfter, "stuck after %v: %v to %v are allowed", l.StuckAfter, minStuckAfter, maxStuckAfter)

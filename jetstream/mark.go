@@ -76,6 +76,9 @@ type consumerState struct {
 	Paused        bool      `json:"paused"`
 	Created       time.Time `json:"created"`
 	TimeStamp     time.Time `json:"ts"`
+	Cluster       struct {
+		Leader string `json:"leader"`
+	} `json:"cluster"`
 }
 
 // ask asks the server about the group's consumer and calls then with the answer, if there is one.
@@ -94,6 +97,7 @@ func (g *group) ask(l *link, now int64, then func(*consumerState)) {
 			g.verify()
 			return
 		}
+		g.ledBy(state.Cluster.Leader)
 		g.mu.Lock()
 		lost := g.track.settledUpTo(state.AckFloor.Stream, state.Delivered.Consumer)
 		g.known.settledUpTo(state.AckFloor.Stream)

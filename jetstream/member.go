@@ -508,12 +508,14 @@ func (in *inbox) status(msg *nats.Msg) {
 	case what == "Consumer Deleted":
 		m.reattach(true)
 	case code == "503": // it is gone, or has no leader now
+		in.group.doubtAcks()
 		m.again(s.bus.clock.now() + int64(pullRetry))
 		m.verify(in.group)
 	case code == "100":
 	default:
 		// Leadership change, server shutdown, too many waiting pulls: ask again soon, from a clean
 		// slate.
+		in.group.doubtAcks()
 		s.bus.log.Debug("a pull ended early", slog.String("topic", m.group.topic.name), slog.String("status", what))
 		m.again(s.bus.clock.now() + int64(pullRetry))
 	}

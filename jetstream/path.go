@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"bytes"
 	"context"
 	"slices"
 	"sync"
@@ -62,6 +63,7 @@ type path struct {
 	mu sync.Mutex
 	// bounded by what was held when the path fell silent, and what arrives meanwhile
 	kept []settlement
+	acks recentAcks
 }
 
 type settlement struct {
@@ -86,6 +88,9 @@ func (d *Delivery) tell(what []byte) {
 		return
 	}
 	d.send(what)
+	if bytes.Equal(what, ackNow) {
+		d.noteAck()
+	}
 }
 
 // sendInTime is send for what could not be said at once: it says nothing when the server may have
@@ -111,28 +116,35 @@ func (p *path) keep(k settlement) {
 	p.change(func(kept []settlement) []settlement { return append(kept, k) })
 }
 
-// change changes what is kept.
+// change changes what is kept, or the recent acknowledgements.
 func (p *path) change(f func([]settlement) []settlement) {
 	p.mu.Lock()
-	before := len(p.kept)
+	before := p.keepsAny()
 	p.kept = f(p.kept)
-	after := len(p.kept)
+	after := p.keepsAny()
 	p.mu.Unlock()
 	switch {
-	case before == 0 && after > 0:
+	case !before && after:
 		p.group.bus.keeps(p.group, 1)
-	case before > 0 && after == 0:
+	case before && !after:
 		p.group.bus.keeps(p.group, -1)
 	}
 }
 
-// release sends what was kept.
-func (p *path) release() {
+// keepsAny reports whether something waits to be sent. p.mu is held.
+func (p *path) keepsAny() bool { return len(p.kept) > 0 || p.acks.doubted }
+
+// release sends what was kept, and the recent acknowledgements if they may have been lost.
+func (p *path) release(l *link) {
 	var kept []settlement
+	var again []string
 	p.change(func(all []settlement) []settlement {
-		kept = all
+		kept, again = all, p.acks.takeDoubted()
 		return nil
 	})
+	for _, reply := range again {
+		_ = l.nc.Publish(reply, ackNow)
+	}
 	for _, k := range kept {
 		k.d.sendInTime(k.what)
 	}
@@ -158,7 +170,7 @@ func (p *path) dropLate() {
 func (p *path) keeps() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.kept) > 0
+	return p.keepsAny()
 }
 
 // sent waits until nothing is kept.
@@ -180,7 +192,10 @@ func (p *path) sent(ctx context.Context) error {
 
 // forget drops what was kept: the connection was lost.
 func (p *path) forget() {
-	p.change(func([]settlement) []settlement { return nil })
+	p.change(func([]settlement) []settlement {
+		p.acks = recentAcks{}
+		return nil
+	})
 }
 
 // probeEvery is how often each connection, and each consumer of which the hub holds something, is
@@ -205,6 +220,7 @@ func (b *Bus) probePaths() {
 		}
 		b.eachGroup(func(g *group) {
 			for i := range g.paths {
+				g.paths[i].turnAcks(now)
 				if p := &g.paths[i]; p.held.Load() > 0 || p.asked.Load() != 0 {
 					g.probe(b.links[i], p, now)
 				}
@@ -242,10 +258,10 @@ func (p *path) open(g *group, l *link) {
 	now := g.bus.clock.now()
 	switch {
 	case !p.keeps() || g.silent(l, now):
-	case g.memory: // another hub may have made a consumer of the same name anew meanwhile
-		g.ask(l, now, func(*consumerState) { p.release() })
+	case g.memory || p.doubtful(): // another hub may have made a consumer of the same name anew
+		g.ask(l, now, func(*consumerState) { p.release(l) })
 	default:
-		p.release()
+		p.release(l)
 	}
 }
 
@@ -263,6 +279,7 @@ func (g *group) probe(l *link, p *path, now int64) {
 		case answered:
 			p.open(g, l)
 		case err == nil:
+			g.doubtAcks()
 			g.verify()
 		}
 	}))

@@ -1,0 +1,126 @@
+package jetstream
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"eventhub/jetstream/natstest"
+)
+
+// A consumer changes its leader again and again while a member acknowledges. Nothing that was
+// acknowledged comes again, although acknowledgements of those moments find no leader.
+func TestAcksDuringChangesOfLeader(t *testing.T) {
+	t.Parallel()
+	const changes, every = 12, 400 * time.Millisecond
+	servers := natstest.StartCluster(t, 3)
+	natstest.Look(t, natstest.URLs(servers)...).Replicating(3)
+	b := open(t, Config{URL: servers[0].URL(), Replicas: 3, AckWait: 4 * time.Second})
+	publish(t, b, "elects", "0")
+	var mu sync.Mutex
+	acked, again := map[string]bool{}, 0
+	s, err := b.Subscribe(t.Context(), "elects", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 1000}, func(h *Held) {
+		d, ok := h.Begin()
+		if !ok {
+			return
+		}
+		mu.Lock()
+		if acked[d.Event.ID] {
+			again++
+		}
+		mu.Unlock()
+		if d.Ack() == nil {
+			mu.Lock()
+			acked[d.Event.ID] = true
+			mu.Unlock()
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Stop(context.Background()) }()
+
+	var published atomic.Int64
+	published.Store(1)
+	stop := make(chan struct{})
+	var flow sync.WaitGroup
+	flow.Go(func() {
+		p := b.NewPublisher()
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for i := 1; ; i++ {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+			err := p.PublishAsync(t.Context(), "elects", []byte(strconv.Itoa(i)), PublishOptions{}, func(_ Receipt, err error) {
+				if err == nil {
+					published.Add(1)
+				}
+			})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	for range changes {
+		<-time.After(every)
+		// The answer may be that there is no leader to step down yet.
+		_, _ = b.js.Conn().Request("$JS.API.CONSUMER.LEADER.STEPDOWN.elects.g", nil, wait)
+	}
+	close(stop)
+	flow.Wait()
+	eventually(t, "all is settled", func() bool {
+		info, err := b.js.Consumer(t.Context(), "elects", "g")
+		if err != nil {
+			return false
+		}
+		left := info.CachedInfo()
+		return left.NumPending == 0 && left.NumAckPending == 0
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	if int64(len(acked)) < published.Load() {
+		t.Errorf("%d events were acknowledged, %d published", len(acked), published.Load())
+	}
+	if again > 0 {
+		t.Errorf("%d of %d events came again after they had been acknowledged", again, len(acked))
+	}
+}
+
+// The acknowledgements that are kept are the newest, and not older than they must be.
+func TestRecentAcks(t *testing.T) {
+	var a recentAcks
+	reply := func(i int) string { return strconv.Itoa(i) }
+	for i := range 25 {
+		if full, want := a.add(reply(i), 10), i == 10 || i == 15 || i == 20; full != want {
+			t.Errorf("the limit is reached at %d: %t", i, full)
+		}
+	}
+	if got := a.takeDoubted(); got != nil {
+		t.Errorf("without doubt, %q are sent again", got)
+	}
+	a.doubted = true
+	a.turn(10 * recentAcksFor)
+	if got := a.takeDoubted(); len(got) != 10 || got[0] != "15" || got[9] != "24" {
+		t.Errorf("sent again: %q", got)
+	}
+	a.turn(10 * recentAcksFor)
+	a.add("late", 10)
+	a.doubted = true
+	if got := a.takeDoubted(); len(got) != 6 || got[0] != "20" || got[5] != "late" {
+		t.Errorf("after a turn, sent again: %q", got)
+	}
+	a.turn(11*recentAcksFor - 1)
+	a.turn(11 * recentAcksFor)
+	a.turn(12 * recentAcksFor)
+	a.doubted = true
+	if got := a.takeDoubted(); len(got) != 0 {
+		t.Errorf("after three turns, sent again: %q", got)
+	}
+}
