@@ -93,7 +93,7 @@ func TestAttacks(t *testing.T) {
 			var got times
 			for try := range attackTries {
 				got = f.under(t, *attackFor, a)
-				if got.patient(1) {
+				if got.patient(1, base) {
 					break
 				}
 				t.Logf("try %d: somebody had to wait", try)
@@ -108,7 +108,7 @@ func TestAttacks(t *testing.T) {
 			if a.check != nil {
 				a.check(t, f)
 			}
-			if !got.patient(1) {
+			if !got.patient(1, base) {
 				t.Errorf("somebody had to wait each time: %v", got)
 			}
 			for _, got := range []struct {
@@ -129,18 +129,18 @@ func TestAttacks(t *testing.T) {
 func TestAttacksAtOnce(t *testing.T) {
 	f := newAttackedHub(t)
 	f.neighbour.during(func() { f.pass(min(*attackFor, attackTelling)) })
-	f.under(t, min(*attackFor, attackTelling), permitted)
+	base := f.under(t, min(*attackFor, attackTelling), permitted)
 	memory, peak := f.memory(t), f.watchMemory(t)
 	var got times
 	for try := range attackTries {
 		got = f.under(t, *attackFor, attacks...)
-		if got.patient(2) {
+		if got.patient(2, base) {
 			break
 		}
 		t.Logf("try %d: somebody had to wait", try)
 	}
 	t.Logf("memory %d MiB before, %d at most; data %d MiB", memory, peak(), f.disk(t))
-	if !got.patient(2) {
+	if !got.patient(2, base) {
 		t.Errorf("somebody had to wait each time: %v", got)
 	}
 	f.restart(t)
@@ -205,8 +205,10 @@ func (l times) String() string {
 }
 
 // patient reports whether nobody had to wait for longer than factor times what the neighbour bears.
-func (l times) patient(factor int) bool {
-	return max(l.events.p99, l.requests.p99, l.others.p99/2) <= time.Duration(factor)*neighbourPatience
+// Beside a permitted client on a busy machine, the neighbour may have to bear more.
+func (l times) patient(factor int, permitted times) bool {
+	bears := time.Duration(factor) * max(neighbourPatience, attackFactor*max(permitted.events.p99, permitted.requests.p99))
+	return max(l.events.p99, l.requests.p99, l.others.p99/2) <= bears
 }
 
 // under runs attacks in one process for a while.
