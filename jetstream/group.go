@@ -58,6 +58,7 @@ type group struct {
 	idleAt  int64  // when it may be asked again whether other members wait
 	sight   sight
 	stuck   stuck
+	sent    sentTimes
 	leader  string // the server that led the consumer last; "" if that is not known
 	told    uint64 // the end of the last gap that the members know of
 	// found is what is to be looked at for losses, and waiting the deliveries that came meanwhile;

@@ -327,7 +327,7 @@ func (l *link) back() {
 	l.echo.reset(now)
 	l.bus.eachGroup(func(g *group) {
 		g.paths[l.index].reset(now)
-		g.cutOff()
+		g.cutOff(l.clustered())
 	})
 	l.up.Store(true)
 	if l.bus.connected() {

@@ -99,6 +99,7 @@ func (g *group) ask(l *link, now int64, then func(*consumerState)) {
 		}
 		g.ledBy(state.Cluster.Leader)
 		g.mu.Lock()
+		g.sent.check(now, state.Delivered.Consumer, int64(g.fence.ackWait))
 		lost := g.track.settledUpTo(state.AckFloor.Stream, state.Delivered.Consumer)
 		g.known.settledUpTo(state.AckFloor.Stream)
 		if len(g.track.passed) > 0 {

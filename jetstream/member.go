@@ -260,7 +260,9 @@ func (in *inbox) receive(msg *nats.Msg) {
 	// echo was asked.
 	d.touched = s.link.sentSince(now)
 	var behind bool
-	d.spared, d.knows, behind = in.group.arrived(msg.Reply, &meta, now)
+	var sent int64
+	d.spared, d.knows, behind, sent = in.group.arrived(msg.Reply, &meta, now)
+	d.touched = min(d.touched, sent)
 	defer in.group.arriving.Add(-1)
 	d.resolved = d.knows == known && d.letter.stream == ""
 	d.before = in.group.past.attempts(meta.streamSeq)
@@ -301,6 +303,12 @@ func (in *inbox) receive(msg *nats.Msg) {
 	if m.requested > 0 {
 		m.waits = now
 	}
+	if !d.usable(now) { // the server may have given the event to another, and counts on
+		s.refillAt(now)
+		s.mu.Unlock()
+		in.group.tooLate(d)
+		return
+	}
 	if m.first {
 		m.first = false
 		m.obs.Polled(time.Duration(now - m.pulled))
@@ -339,9 +347,9 @@ func (in *inbox) receive(msg *nats.Msg) {
 
 // arrived notes a delivery to this hub, and returns how many before it reached no client, and how
 // well that is known. behind says that events may have been lost before it, and that it waits until
-// that is known. The caller takes one off arriving when a member holds the event, or it is noted as
-// unsettled.
-func (g *group) arrived(reply string, p *deliveryMeta, now int64) (spared int, how knowledge, behind bool) {
+// that is known. sent is when the server sent the delivery at the latest. The caller takes one off
+// arriving when a member holds the event, or it is noted as unsettled.
+func (g *group) arrived(reply string, p *deliveryMeta, now int64) (spared int, how knowledge, behind bool, sent int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.arriving.Add(1)
@@ -356,7 +364,16 @@ func (g *group) arrived(reply string, p *deliveryMeta, now int64) (spared int, h
 		g.acks = reply[:p.prefix]
 	}
 	spared, how = g.known.arrived(p.streamSeq, p.delivered)
-	return spared, how, g.checking
+	return spared, how, g.checking, g.sent.arrived(p.order, now, int64(g.fence.ackWait))
+}
+
+// tooLate takes note of a delivery that came when the event was not the hub's any more.
+func (g *group) tooLate(d *Delivery) {
+	g.bus.log.Debug("a delivery came too late", slog.String("topic", g.topic.name), slog.String("group", g.name), slog.String("event", d.Event.ID))
+	g.addUnsettled(d.seq)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.watched = 0 // the server may count its deliveries from an older number
 }
 
 // resolve asks how often the event reached no client, or tells other hubs. Events that arrive

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
 	"eventhub/jetstream/natstest"
 )
 
@@ -75,14 +77,15 @@ func TestAcksDuringChangesOfLeader(t *testing.T) {
 	}
 	close(stop)
 	flow.Wait()
-	eventually(t, "all is settled", func() bool {
-		info, err := b.js.Consumer(t.Context(), "elects", "g")
-		if err != nil {
-			return false
+	var left *natsjs.ConsumerInfo
+	for deadline := time.Now().Add(slow); left == nil || left.NumPending > 0 || left.NumAckPending > 0; <-time.After(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not settled after %v: %+v", slow, left)
 		}
-		left := info.CachedInfo()
-		return left.NumPending == 0 && left.NumAckPending == 0
-	})
+		if c, err := b.js.Consumer(t.Context(), "elects", "g"); err == nil {
+			left = c.CachedInfo()
+		}
+	}
 	mu.Lock()
 	defer mu.Unlock()
 	if int64(len(acked)) < published.Load() {

@@ -104,9 +104,12 @@ func (g *group) addUnsettled(seq uint64) {
 // cutOff notes that a connection was lost: a server that was killed counts deliveries from an older
 // number, so that the numbers do not tell any more whether all came to this hub. A group in memory
 // that survived was not on that server.
-func (g *group) cutOff() {
+func (g *group) cutOff(clustered bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if !clustered {
+		g.sent = sentTimes{} // what came before came from the server that is gone
+	}
 	g.watched = 0 // the consumer may be another one by now
 	g.sight.cut = true
 	if !g.memory {

@@ -85,7 +85,7 @@ type commitRun struct {
 func newCommitRun(b *testing.B, address string, drained bool) *commitRun {
 	b.Helper()
 	_, db := newPostgres(b, address+"&default_query_exec_mode=exec")
-	r := &commitRun{B: b, table: fmt.Sprintf("outbox_test_%d", tables.Load()), db: db}
+	r := &commitRun{B: b, table: tableOf(db), db: db}
 	for range *commitClients {
 		conn, err := pgx.Connect(b.Context(), address)
 		if err != nil {

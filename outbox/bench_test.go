@@ -78,7 +78,7 @@ func flatStore(tb testing.TB, dialect outbox.Dialect, address string) (*outbox.S
 		return s, db, outbox.DefaultTable
 	}
 	s, db := newPostgres(tb, address+"&default_query_exec_mode=exec") // as SQLConfig.DB says
-	return s, db, fmt.Sprintf("outbox_test_%d", tables.Load())
+	return s, db, tableOf(db)
 }
 
 // BenchmarkClaim claims and settles ten rows in a table with so many sent ones: a million, or ten

@@ -6,7 +6,6 @@ import (
 	"database/sql"
 	"fmt"
 	"log/slog"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -99,7 +98,7 @@ func TestNothingDoublesWhereClocksDiffer(t *testing.T) {
 			<-killed
 			r.bus.set(nil, nil)
 			pg.set(test.after)
-			if _, err := pg.db.ExecContext(t.Context(), "UPDATE outbox_test_"+strconv.FormatInt(tables.Load(), 10)+" SET lease_until = 1 WHERE status = 'claimed'"); err != nil {
+			if _, err := pg.db.ExecContext(t.Context(), "UPDATE "+tableOf(pg.db)+" SET lease_until = 1 WHERE status = 'claimed'"); err != nil {
 				t.Fatal(err)
 			}
 			outlast(t, window+400*time.Millisecond)

@@ -22,7 +22,7 @@ import (
 func listened(tb testing.TB, address string) (*sql.DB, outboxtest.Harness) {
 	tb.Helper()
 	_, db := newPostgres(tb, address)
-	s := sqlStore(tb, outbox.SQLConfig{Dialect: outbox.PostgreSQL, DB: db, Table: fmt.Sprintf("outbox_test_%d", tables.Load()), Listen: listenAt(address)})
+	s := sqlStore(tb, outbox.SQLConfig{Dialect: outbox.PostgreSQL, DB: db, Table: tableOf(db), Listen: listenAt(address)})
 	return db, sqlHarness(s, db)
 }
 
@@ -75,11 +75,11 @@ func TestCommitsNotifyOnlySleepers(t *testing.T) {
 	address := pgtest.Start(t)
 	db, h := listened(t, address)
 	r := newRig(t, h, openBus(t, jetstream.Config{}))
-	told := notifications(t, address, fmt.Sprintf("outbox_test_%d", tables.Load()))
+	told := notifications(t, address, tableOf(db))
 	mark := func() {
 		t.Helper()
 		before := told.Load()
-		if _, err := db.ExecContext(t.Context(), fmt.Sprintf("NOTIFY outbox_test_%d", tables.Load())); err != nil {
+		if _, err := db.ExecContext(t.Context(), "NOTIFY "+tableOf(db)); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "a notification comes", func() bool { return told.Load() > before })
@@ -190,7 +190,7 @@ func TestRowCommittedAfterTheDrainerFellAsleep(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback() }()
-	if _, err := tx.ExecContext(t.Context(), fmt.Sprintf("INSERT INTO outbox_test_%d (id, aggregatetype, payload) VALUES ('late', 'orders', '1')", tables.Load())); err != nil {
+	if _, err := tx.ExecContext(t.Context(), "INSERT INTO "+tableOf(db)+" (id, aggregatetype, payload) VALUES ('late', 'orders', '1')"); err != nil {
 		t.Fatal(err)
 	}
 	r.start(func(c *outbox.Config) { c.Poll = 0 })
@@ -222,7 +222,7 @@ func TestNothingIsListenedToThroughAPooler(t *testing.T) {
 		return pooled{conn}, err
 	})
 	s := sqlStore(t, outbox.SQLConfig{
-		Dialect: outbox.PostgreSQL, DB: db, Table: fmt.Sprintf("outbox_test_%d", tables.Load()),
+		Dialect: outbox.PostgreSQL, DB: db, Table: tableOf(db),
 		Listen: func(ctx context.Context, table string, sleeper outbox.Sleeper) error {
 			defer close(ended) // it is called once
 			return listen(ctx, table, sleeper)

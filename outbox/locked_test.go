@@ -18,7 +18,7 @@ import (
 func TestLockedRowHoldsUpNoOther(t *testing.T) {
 	s, db := newPostgres(t, pgtest.Start(t))
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{}))
-	table := fmt.Sprintf("outbox_test_%d", tables.Load())
+	table := tableOf(db)
 	locked := r.add("orders", "k")
 	tx, err := db.BeginTx(t.Context(), nil)
 	if err != nil {
@@ -55,7 +55,7 @@ func TestLockedRowHoldsUpNoOther(t *testing.T) {
 // unlocked.
 func TestLockedRowsAreSettledLater(t *testing.T) {
 	s, db := newPostgres(t, pgtest.Start(t))
-	table := fmt.Sprintf("outbox_test_%d", tables.Load())
+	table := tableOf(db)
 	// three to settle as sent and three as failed: locked, not locked, and deleted by the other
 	const rows = 6
 	for i := range rows {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -71,8 +72,17 @@ func newSQLite(tb testing.TB) (*outbox.SQLStore, *sql.DB) {
 	return sqlStore(tb, outbox.SQLConfig{Dialect: outbox.SQLite, DB: db}), db
 }
 
-// tables counts the tables that were made. Tests in parallel do not rely on its value.
-var tables atomic.Int64
+// tables counts the tables that were made, and tableNames has the name of each by its *sql.DB.
+var (
+	tables     atomic.Int64
+	tableNames sync.Map
+)
+
+// tableOf is the table that newPostgres made in a database.
+func tableOf(db *sql.DB) string {
+	name, _ := tableNames.Load(db)
+	return name.(string) //nolint:forcetypeassert // only newPostgres stores
+}
 
 // newPostgres makes a store in a table of its own.
 func newPostgres(tb testing.TB, address string) (*outbox.SQLStore, *sql.DB) {
@@ -80,6 +90,7 @@ func newPostgres(tb testing.TB, address string) (*outbox.SQLStore, *sql.DB) {
 	db := openDB(tb, "pgx", address)
 	n := tables.Add(1)
 	table := fmt.Sprintf("outbox_test_%d", n)
+	tableNames.Store(db, table)
 	tb.Cleanup(func() {
 		_, _ = db.ExecContext(context.Background(), "DROP TABLE IF EXISTS "+table+", "+table+"_versions")
 		_, _ = db.ExecContext(context.Background(), "DROP FUNCTION IF EXISTS "+table+"_notify")

@@ -52,7 +52,7 @@ func TestStatsReadsAnIndexOnly(t *testing.T) {
 func TestPurgeLeavesWhatIsRetriedMeanwhile(t *testing.T) {
 	address := pgtest.Start(t)
 	s, db := newPostgres(t, address)
-	table := fmt.Sprintf("outbox_test_%d", tables.Load())
+	table := tableOf(db)
 	for _, id := range []string{"retried", "other"} {
 		if err := s.Add(t.Context(), db, &outbox.Record{ID: id, Topic: "orders"}); err != nil {
 			t.Fatal(err)

@@ -20,7 +20,7 @@ func TestRowsWithTheSameSequence(t *testing.T) {
 	insert := func(seq int, topic, key string, ids ...string) {
 		t.Helper()
 		for _, id := range ids {
-			query := fmt.Sprintf("INSERT INTO outbox_test_%d (seq, id, aggregatetype, aggregateid, payload) VALUES ($1, $2, $3, $4, '1')", tables.Load())
+			query := "INSERT INTO " + tableOf(db) + " (seq, id, aggregatetype, aggregateid, payload) VALUES ($1, $2, $3, $4, '1')"
 			if _, err := db.ExecContext(t.Context(), query, seq, id, topic, key); err != nil {
 				t.Fatal(err)
 			}
@@ -63,7 +63,7 @@ func TestManyRowsWithTheSameSequence(t *testing.T) {
 	const rows = 1_000
 	s, db := newPostgres(t, pgtest.Start(t))
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{}))
-	query := fmt.Sprintf("INSERT INTO outbox_test_%d (seq, id, aggregatetype, aggregateid, payload) SELECT 7, 'r' || lpad(i::text, 5, '0'), 'orders', 'k', '1' FROM generate_series(1, %d) AS n (i)", tables.Load(), rows)
+	query := fmt.Sprintf("INSERT INTO %s (seq, id, aggregatetype, aggregateid, payload) SELECT 7, 'r' || lpad(i::text, 5, '0'), 'orders', 'k', '1' FROM generate_series(1, %d) AS n (i)", tableOf(db), rows)
 	if _, err := db.ExecContext(t.Context(), query); err != nil {
 		t.Fatal(err)
 	}

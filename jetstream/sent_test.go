@@ -1,0 +1,109 @@
+package jetstream
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// A delivery waited between two servers while newer ones of the group came, for so long that the
+// server has given the event to another member since. No client gets the delivery.
+func TestADeliveryThatWaitedBetweenServersIsNotHandedOut(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{URL: natsServer(t), AckWait: 2 * time.Second, Connections: 1})
+	publish(t, b, "waited", "1", "2")
+	k := take(t, b, "waited", "g", SubscribeOptions{From: FromEarliest})
+	first, second := k.next(), k.next()
+	old := &nats.Msg{Subject: plainSubject("waited"), Reply: first.reply, Data: []byte("1")}
+	for _, d := range []*Delivery{first, second} {
+		if err := d.Ack(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	in := k.sub.members[0].inbox
+	in.receive(old)
+	if d := k.next(); d.seq != first.seq {
+		t.Fatalf("event %d came", d.seq)
+	} else if err := d.Ack(); err != nil {
+		t.Fatal(err)
+	}
+	<-time.After(first.group.fence.usable) // the time under test
+	in.receive(old)
+	select {
+	case h := <-k.ch:
+		t.Errorf("event %s was handed out %v after the next", (*Delivery)(h).Event.Payload, first.group.fence.usable)
+	case <-time.After(200 * time.Millisecond): // the time under test
+	}
+	publish(t, b, "waited", "3")
+	if d := k.next(); string(d.Event.Payload) != "3" {
+		t.Errorf("event %s came", d.Event.Payload)
+	}
+}
+
+// The answer is never later than the moment in which the first delivery with a higher number
+// arrived, and not much earlier.
+func TestSentTimes(t *testing.T) {
+	const ackWait = int64(30 * time.Second)
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		var s sentTimes
+		var arrived []int64 // when each number arrived first, from 1 on
+		now, highest := int64(0), uint64(0)
+		for range 2_000 {
+			now += rnd.Int64N(int64(time.Second) / 2)
+			order := highest + 1
+			if highest > 0 && rnd.IntN(3) == 0 {
+				order = 1 + rnd.Uint64N(highest)
+			}
+			want := now
+			for _, at := range arrived[min(order, highest):] {
+				want = at // of the next higher number
+				break
+			}
+			got := s.arrived(order, now, ackWait)
+			if len(s.marks) > sentMarks {
+				t.Fatalf("%d marks", len(s.marks))
+			}
+			switch {
+			case order > highest:
+				arrived = append(arrived, now)
+				highest = order
+				if got != now {
+					t.Fatalf("the newest was sent at %d, now is %d", got, now)
+				}
+			case now-want >= ackWait:
+				if now-got < ackWait*9/10 {
+					t.Fatalf("sent before %d, said to be sent before %d, now is %d", want, got, now)
+				}
+			case got > want || want-got > ackWait/sentMarks && want != now:
+				t.Fatalf("sent before %d, said to be sent before %d, now is %d", want, got, now)
+			}
+		}
+	}
+}
+
+// A server that was killed counts from an older number. Once the hub knows, deliveries are new.
+func TestSentTimesOfAServerThatForgot(t *testing.T) {
+	const ackWait = int64(30 * time.Second)
+	at := func(seconds int64) int64 { return seconds * int64(time.Second) }
+	var s sentTimes
+	s.arrived(100, at(1), ackWait)
+	s.arrived(200, at(10), ackWait)
+	if got := s.arrived(150, at(40), ackWait); got != at(10) {
+		t.Errorf("sent at %v", time.Duration(got))
+	}
+	s.check(at(9), 150, ackWait) // asked before 200 came
+	if got := s.arrived(150, at(40), ackWait); got != at(10) {
+		t.Errorf("after an answer of before, sent at %v", time.Duration(got))
+	}
+	s.check(at(40), 200, ackWait)
+	if got := s.arrived(150, at(40), ackWait); got != at(10) {
+		t.Errorf("after an answer that has all, sent at %v", time.Duration(got))
+	}
+	s.check(at(40), 150, ackWait)
+	if got := s.arrived(150, at(41), ackWait); got != at(41) {
+		t.Errorf("after the server forgot, sent at %v", time.Duration(got))
+	}
+}
