@@ -81,7 +81,7 @@ var (
 // tableOf is the table that newPostgres made in a database.
 func tableOf(db *sql.DB) string {
 	name, _ := tableNames.Load(db)
-	return name.(string) //nolint:forcetypeassert // only newPostgres stores
+	return fmt.Sprint(name)
 }
 
 // newPostgres makes a store in a table of its own.
