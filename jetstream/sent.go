@@ -5,10 +5,10 @@ import "slices"
 // sentMarks is how many moments of the time of AckWait are remembered for each group.
 const sentMarks = 64
 
-// sentTimes tell when the server sent a delivery at the latest. The server numbers the deliveries of
-// a consumer. A delivery that arrives behind one with a higher number was sent before that one
-// arrived, however long the delivery then waited on its way between servers, or at another connection
-// of the pool. The server may have given its event to another member since.
+// sentTimes tell when the server sent a delivery at the latest. The server numbers the deliveries
+// of a consumer. A delivery that arrives behind one with a higher number was sent before that one
+// arrived, however long the delivery then waited on its way between servers, or at another
+// connection of the pool. The server may have given its event to another member since.
 type sentTimes struct {
 	marks []sentMark // both numbers rise; bounded by sentMarks
 }
