@@ -30,6 +30,10 @@ type Delivery struct {
 	// time, from 1. Attempt may skip numbers when a hub dies with events that it had not handed
 	// out.
 	Attempt int
+	// Redelivered says that the server has delivered the event before, even if that time nobody was
+	// handed the event: Attempt may be 1. Only events that come for the first time come in the
+	// order of the stream.
+	Redelivered bool
 	// Order is the server's count of deliveries to the group, from 1. Consecutive numbers within
 	// one Stretch mean that no other member got an event in between. An event that was put back
 	// after it was dead-lettered has Order 0 and Stretch 0: it is in no order with others.
@@ -186,7 +190,7 @@ func newDelivery(in *inbox, msg *nats.Msg, p deliveryMeta, now int64) *Delivery 
 			Stream: in.group.topic.stream.name, Sequence: p.streamSeq, StoredAt: p.storedAt,
 		},
 		Order: p.order, Stretch: in.number, m: in.m, group: in.group, reply: msg.Reply, seq: p.streamSeq, size: msg.Size(), cuts: in.m.sub.link.cuts.Load(),
-		delivered: p.delivered, index: -1, arrived: now, touched: now,
+		Redelivered: p.delivered > 1 || in.group.topic.putBack, delivered: p.delivered, index: -1, arrived: now, touched: now,
 	}
 	d.Event.ReadHeader(msg.Header)
 	if in.group.topic.putBack {

@@ -63,7 +63,7 @@ type job struct {
 // reached returns the span in which the lane is current once the job is done. It returns 0, meaning
 // none, for a redelivered event, which says nothing about the events after it.
 func (j *job) reached() uint64 {
-	if j.Attempt > 1 {
+	if j.Redelivered {
 		return 0
 	}
 	return j.span
