@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -60,6 +61,19 @@ func askAgain[T any](ctx context.Context, limit time.Duration, ask func(context.
 			next.Reset(wait)
 		case <-ctx.Done():
 			return *new(T), ctx.Err()
+		}
+	}
+}
+
+// untilHeard writes to a bucket, and writes again for up to publishWait while nobody listens: the
+// bucket has no leader in that moment, and nothing was written.
+func untilHeard[T any](ctx context.Context, write func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	defer cancel()
+	for {
+		value, err := write(ctx) // waits itself, and tries twice more
+		if !errors.Is(err, natsjs.ErrNoStreamResponse) || ctx.Err() != nil {
+			return value, err
 		}
 	}
 }

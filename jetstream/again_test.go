@@ -113,3 +113,25 @@ func TestOpenBeforeAllServersAreUp(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A write to a bucket that has no leader in that moment waits for one.
+func TestAWriteToABucketWithoutLeader(t *testing.T) {
+	t.Parallel()
+	nodes := natstest.StartCluster(t, 3)
+	urls := natstest.URLs(nodes)
+	view := natstest.Look(t, urls...)
+	view.Replicating(3)
+	b := open(t, Config{URL: strings.Join(urls, ","), Replicas: 3, Connections: 1})
+	bucket, err := view.JS.Stream(t.Context(), "KV_"+groupsBucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nodes {
+		if n.Name() == bucket.CachedInfo().Cluster.Leader {
+			n.Kill()
+		}
+	}
+	if _, err := b.generations.put(t.Context(), "written", []byte("{}")); err != nil {
+		t.Errorf("the write failed: %v", err)
+	}
+}

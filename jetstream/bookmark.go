@@ -383,7 +383,7 @@ func (b *Bus) askHubs(ctx context.Context, q heldQuestion, wait time.Duration, f
 		return err
 	}
 	key := heldPrefix + strings.TrimPrefix(q.Reply, nats.InboxPrefix)
-	if _, err := b.generations.kv.Put(ctx, key, value); err != nil {
+	if _, err := b.generations.put(ctx, key, value); err != nil {
 		return err
 	}
 	defer func() {

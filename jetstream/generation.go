@@ -161,8 +161,17 @@ func (p *generations) swap(ctx context.Context, t *topicInfo, group string, old,
 	if err != nil {
 		return 0, err
 	}
-	rev, err := p.kv.Update(ctx, groupKey(t, group), value, old.revision)
+	rev, err := p.update(ctx, groupKey(t, group), value, old.revision)
 	return rev, movedOr(err)
+}
+
+// update replaces an entry of a revision, and put replaces whatever is there.
+func (p *generations) update(ctx context.Context, key string, value []byte, was uint64) (revision uint64, err error) {
+	return untilHeard(ctx, func(ctx context.Context) (uint64, error) { return p.kv.Update(ctx, key, value, was) })
+}
+
+func (p *generations) put(ctx context.Context, key string, value []byte) (revision uint64, err error) {
+	return untilHeard(ctx, func(ctx context.Context) (uint64, error) { return p.kv.Put(ctx, key, value) })
 }
 
 // markDeleted notes that a topic's stream is deleted on purpose, and that something of the topic
@@ -174,9 +183,9 @@ func (p *generations) markDeleted(ctx context.Context, s *stream, topic string, 
 		return 0, err
 	}
 	if was == 0 {
-		return p.kv.Put(ctx, s.name, value)
+		return p.put(ctx, s.name, value)
 	}
-	revision, err = p.kv.Update(ctx, s.name, value, was)
+	revision, err = p.update(ctx, s.name, value, was)
 	return revision, movedOr(err)
 }
 
@@ -189,7 +198,7 @@ func (p *generations) finished(ctx context.Context, stream string, mark generati
 	if err != nil {
 		return err
 	}
-	_, err = p.kv.Update(ctx, stream, value, rev)
+	_, err = p.update(ctx, stream, value, rev)
 	return movedOr(err)
 }
 

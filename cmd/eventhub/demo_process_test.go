@@ -49,7 +49,9 @@ func TestDemo(t *testing.T) {
 	b.do(chromedp.EmulateViewport(1240, 1040))
 	b.do(chromedp.Navigate(strings.TrimSuffix(hub.demo, "/")))
 
-	connected := `document.querySelectorAll(".card .mark.good").length >= 3 && document.querySelector("header .mark.good")`
+	// The lines of members have marks as well, which are no status of the member.
+	const status = `[...document.querySelectorAll(".card .mark[role=status]")]`
+	const connected = status + `.length >= 3 && ` + status + `.every((mark) => mark.classList.contains("good")) && document.querySelector("header .mark.good")`
 	b.until("three members have joined", `document.querySelectorAll(".card").length === 3 && `+connected)
 	b.until("processes are shown", `document.querySelectorAll("#processes .mark.good").length >= 2`)
 	came := `Number(document.getElementById("rate").innerText.split(" ")[0])`
