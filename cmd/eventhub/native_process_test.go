@@ -273,7 +273,8 @@ var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 				got++
 			}
 		}
-		for began := time.Now(); got < most && time.Since(began) < slowdown*patience; { // the server stores what it has taken
+		// The server may not have stored yet what it has taken.
+		for began := time.Now(); got < most && time.Since(began) < slowdown*patience; {
 			fetch()
 		}
 		fetch() // there is no more
