@@ -303,7 +303,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 	if m.requested > 0 {
 		m.waits = now
 	}
-	if !d.usable(now) { // the server may have given the event to another, and counts on
+	if now-sent >= int64(in.group.fence.usable) { // the server may have given the event to another
 		s.refillAt(now)
 		s.mu.Unlock()
 		in.group.tooLate(d)

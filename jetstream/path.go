@@ -161,7 +161,9 @@ func (p *path) dropLate() {
 			late[k.d] = true
 		}
 	}
+	now := p.group.bus.clock.now()
 	p.change(func(all []settlement) []settlement {
+		p.acks.dropDoubted(now, int64(p.group.fence.ackWait))
 		return slices.DeleteFunc(all, func(k settlement) bool { return late[k.d] })
 	})
 }

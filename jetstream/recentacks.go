@@ -2,19 +2,20 @@ package jetstream
 
 import "slices"
 
-// An acknowledgement travels without an answer. When the leader of a replicated consumer changes,
-// those of the last moments may have come to nobody, or to a leader that could not pass them on.
-// The hub therefore keeps the recent ones, and sends them again after such a change. A repeated
-// acknowledgement of an event that is settled does nothing.
-//
 // recentAcksFor is how long an acknowledgement is kept at least, unless there are too many.
 const recentAcksFor = int64(watchOthers)
 
 // recentAcks are the reply subjects of acknowledgements that were sent over a path.
+//
+// An acknowledgement travels without an answer. When the leader of a replicated consumer changes,
+// those of the last moments may have come to nobody, or to a leader that could not pass them on.
+// The hub therefore keeps the recent ones, and sends them again after such a change. A repeated
+// acknowledgement of an event that is settled does nothing.
 type recentAcks struct {
 	before, now []string // those of the turn before, and of this one
 	turned      int64    // when this turn began
 	doubted     bool     // they may have been lost: they are to be sent again
+	since       int64    // from then on
 }
 
 // add keeps one more. It reports whether others were dropped that are not old.
@@ -34,6 +35,20 @@ func (a *recentAcks) turn(now int64) {
 	}
 	a.turned = now
 	a.before, a.now = a.now, nil
+}
+
+// doubt has those that are kept sent again.
+func (a *recentAcks) doubt(now int64) {
+	if !a.doubted && len(a.before)+len(a.now) > 0 {
+		a.doubted, a.since = true, now
+	}
+}
+
+// dropDoubted gives up after a time: the consumer may be gone, and nobody will answer.
+func (a *recentAcks) dropDoubted(now, after int64) {
+	if a.doubted && now-a.since > after {
+		*a = recentAcks{turned: now}
+	}
 }
 
 // takeDoubted returns those that are to be sent again.
@@ -77,10 +92,11 @@ func (p *path) doubtful() bool {
 // doubtAcks has the recent acknowledgements sent again as soon as the consumer answers: its leader
 // has changed, or it has none.
 func (g *group) doubtAcks() {
+	now := g.bus.clock.now()
 	for i := range g.paths {
 		p := &g.paths[i]
 		p.change(func(kept []settlement) []settlement {
-			p.acks.doubted = len(p.acks.before)+len(p.acks.now) > 0
+			p.acks.doubt(now)
 			return kept
 		})
 	}

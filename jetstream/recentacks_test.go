@@ -127,3 +127,31 @@ func TestRecentAcks(t *testing.T) {
 		t.Errorf("after three turns, sent again: %q", got)
 	}
 }
+
+// Acknowledgements for a consumer that is gone are not kept for ever, and nobody is asked for it.
+func TestAcksForAConsumerThatIsGone(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{URL: natsServer(t), AckWait: time.Second, Connections: 1})
+	publish(t, b, "gone", "1")
+	k := take(t, b, "gone", "g", SubscribeOptions{From: FromEarliest})
+	d := k.next()
+	g := d.group
+	if err := d.Ack(); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.sub.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.js.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
+		t.Fatal(err)
+	}
+	g.paths[0].mu.Lock()
+	g.paths[0].acks.add(d.reply, 10)
+	g.paths[0].mu.Unlock()
+	g.doubtAcks()
+	if !g.paths[0].keeps() {
+		t.Fatal("nothing is kept")
+	}
+	eventually(t, "nothing is kept any more", func() bool { return !g.paths[0].keeps() })
+	b.eachKeeping(func(*group) { t.Error("a group is asked for") })
+}
