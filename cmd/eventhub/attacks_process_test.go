@@ -204,11 +204,14 @@ func (l times) String() string {
 	return fmt.Sprintf("events %v; requests %v; others %v", l.events, l.requests, l.others)
 }
 
-// patient reports whether nobody had to wait for longer than factor times what the neighbour bears.
-// Beside a permitted client on a busy machine, the neighbour may have to bear more.
+// patient reports whether nobody waited for longer than factor times what the neighbour bears. On a
+// machine on which it waits beside a permitted client, too, it bears more.
 func (l times) patient(factor int, permitted times) bool {
-	bears := time.Duration(factor) * max(neighbourPatience, attackFactor*max(permitted.events.p99, permitted.requests.p99))
-	return max(l.events.p99, l.requests.p99, l.others.p99/2) <= bears
+	bears := func(beside latency) time.Duration {
+		return time.Duration(factor) * max(neighbourPatience, attackFactor*beside.p99)
+	}
+	return l.events.p99 <= bears(permitted.events) && l.requests.p99 <= bears(permitted.requests) &&
+		l.others.p99 <= 2*bears(permitted.requests)
 }
 
 // under runs attacks in one process for a while.
