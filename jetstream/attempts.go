@@ -72,7 +72,15 @@ func parseNote(value []byte) (n note, ok bool) {
 // a hub held when it was killed counts for an attempt that no client saw. The caller holds the
 // group's mu.
 type attempts struct {
-	accounts map[uint64]account // by stream sequence
+	accounts map[uint64]account  // by stream sequence
+	ended    map[uint64]settling // events that came more than once and are settled
+}
+
+// settling is the delivery with which this hub settled an event. An earlier one may still come: it
+// has waited between servers.
+type settling struct {
+	delivered int
+	at        int64
 }
 
 // knowledge is what a hub knows of the deliveries before one that arrives.
@@ -86,13 +94,18 @@ const (
 	// forgotten: the server counts from an older number, as it was restarted. This hub knows
 	// better, and is to tell the others.
 	forgotten
+	// settled: this hub has settled the event since.
+	settled
 )
 
 // arrived returns how many deliveries of the event were spared before this one, and how well that
 // is known. The number is negative when the server has forgotten deliveries.
 func (a *attempts) arrived(seq uint64, delivered int) (spared int, how knowledge) {
 	acc, ok := a.accounts[seq]
+	end, over := a.ended[seq]
 	switch {
+	case over && delivered <= end.delivered:
+		return 0, settled
 	case acc.over:
 		return acc.spared, unknown
 	case !ok && delivered <= 1:
@@ -156,14 +169,37 @@ func (a *attempts) note(seq uint64, acc account, limit int) (full bool) {
 	return full
 }
 
-// settled forgets an event.
-func (a *attempts) settled(seq uint64) { delete(a.accounts, seq) }
+// settled forgets an event, but for the number of the delivery with which it was settled.
+func (a *attempts) settled(seq uint64, delivered int, now int64, limit int) (full bool) {
+	delete(a.accounts, seq)
+	if delivered <= 1 {
+		return false
+	}
+	if a.ended == nil {
+		a.ended = make(map[uint64]settling)
+	}
+	if _, ok := a.ended[seq]; !ok && len(a.ended) >= limit {
+		full = true
+		for other := range a.ended {
+			delete(a.ended, other)
+			break
+		}
+	}
+	a.ended[seq] = settling{delivered, now}
+	return full
+}
 
-// settledUpTo forgets all events up to the group's ack floor.
-func (a *attempts) settledUpTo(floor uint64) {
+// settledUpTo forgets all events up to the group's ack floor, and those that were settled before
+// the given moment.
+func (a *attempts) settledUpTo(floor uint64, before int64) {
 	for seq := range a.accounts {
 		if seq <= floor {
 			delete(a.accounts, seq)
+		}
+	}
+	for seq, end := range a.ended {
+		if end.at < before {
+			delete(a.ended, seq)
 		}
 	}
 }

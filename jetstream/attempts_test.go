@@ -154,7 +154,7 @@ func TestAttemptsAreBounded(t *testing.T) {
 			t.Fatalf("after %d events %d are kept, full %v", seq+1, len(a.accounts), full)
 		}
 	}
-	a.settledUpTo(1_000)
+	a.settledUpTo(1_000, 0)
 	if len(a.accounts) != 0 {
 		t.Errorf("%d are kept behind the ack floor", len(a.accounts))
 	}

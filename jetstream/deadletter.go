@@ -66,7 +66,7 @@ func (q *deadLetters) carry(l *deadLetter) error {
 	case noResponders(reply):
 		return nats.ErrNoResponders
 	}
-	d.group.settled(d.seq)
+	d.group.settled(d)
 	q.mu.Lock()
 	noted := l.noted != 0
 	q.mu.Unlock()

@@ -121,7 +121,7 @@ func (d *Delivery) ended(how Outcome) {
 	g.mu.Lock()
 	switch {
 	case how == Acked:
-		g.known.settled(d.seq)
+		full = g.known.settled(d.seq, d.delivered, g.bus.clock.now(), g.bus.limits.AttemptsKnown)
 	case d.begun && d.resolved:
 		full = g.known.failed(d.seq, d.delivered, d.spared, g.bus.limits.AttemptsKnown)
 		if how == DeadLettered {

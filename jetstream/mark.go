@@ -101,7 +101,7 @@ func (g *group) ask(l *link, now int64, then func(*consumerState)) {
 		g.mu.Lock()
 		g.sent.check(now, state.Delivered.Consumer, int64(g.fence.ackWait))
 		lost := g.track.settledUpTo(state.AckFloor.Stream, state.Delivered.Consumer)
-		g.known.settledUpTo(state.AckFloor.Stream)
+		g.known.settledUpTo(state.AckFloor.Stream, now-max(recentAcksFor, 2*int64(g.fence.ackWait)))
 		if len(g.track.passed) > 0 {
 			g.watched = now - int64(watchOthers-watchPassed) // look once more soon
 		}

@@ -303,6 +303,12 @@ func (in *inbox) receive(msg *nats.Msg) {
 	if m.requested > 0 {
 		m.waits = now
 	}
+	if d.knows == settled {
+		s.refillAt(now)
+		s.mu.Unlock()
+		d.tell(ackNow) // no other member needs it either
+		return
+	}
 	if now-sent >= int64(in.group.fence.usable) { // the server may have given the event to another
 		s.refillAt(now)
 		s.mu.Unlock()

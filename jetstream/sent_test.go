@@ -42,6 +42,46 @@ func TestADeliveryThatWaitedBetweenServersIsNotHandedOut(t *testing.T) {
 	}
 }
 
+// A delivery waited between two servers while the event was delivered again, and settled. No client
+// gets the delivery, and an event that is delivered after it goes on.
+func TestADeliveryOfASettledEventIsNotHandedOut(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{URL: natsServer(t), AckWait: 2 * time.Second, Connections: 1})
+	for _, end := range []struct {
+		name string
+		do   func(*Delivery) error
+	}{
+		{"acknowledged", (*Delivery).Ack},
+		{"dead-lettered", func(d *Delivery) error { return d.Nack("no", 0) }},
+	} {
+		t.Run(end.name, func(t *testing.T) {
+			topic := "settled." + end.name
+			publish(t, b, topic, "1")
+			k := take(t, b, topic, "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 2})
+			first := k.next()
+			old := &nats.Msg{Subject: plainSubject(topic), Reply: first.reply, Data: []byte("1")}
+			if err := first.Nack("", 0); err != nil {
+				t.Fatal(err)
+			}
+			second := k.next()
+			if second.seq != first.seq || second.Attempt != 2 {
+				t.Fatalf("event %d came with attempt %d", second.seq, second.Attempt)
+			}
+			if err := end.do(second); err != nil {
+				t.Fatal(err)
+			}
+			settledUpTo(t, b.Group(topic, "g"), 0)
+			k.sub.members[0].inbox.receive(old)
+			publish(t, b, topic, "2")
+			if d := k.next(); string(d.Event.Payload) != "2" {
+				t.Errorf("event %s came with attempt %d", d.Event.Payload, d.Attempt)
+			} else if err := d.Ack(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
 // The answer is never later than the moment in which the first delivery with a higher number
 // arrived, and not much earlier.
 func TestSentTimes(t *testing.T) {

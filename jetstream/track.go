@@ -117,13 +117,16 @@ func (g *group) cutOff(clustered bool) {
 	}
 }
 
-// settled notes that an event will not come again after all.
-func (g *group) settled(seq uint64) {
+// settled notes that the event of d will not come again after all.
+func (g *group) settled(d *Delivery) {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	delete(g.track.unsettled, seq)
-	delete(g.track.passed, seq)
-	g.known.settled(seq)
+	delete(g.track.unsettled, d.seq)
+	delete(g.track.passed, d.seq)
+	full := g.known.settled(d.seq, d.delivered, g.bus.clock.now(), g.bus.limits.AttemptsKnown)
+	g.mu.Unlock()
+	if full {
+		g.bus.obs.LimitReached("attempts_known")
+	}
 }
 
 // resumeAt is the sequence at which the group goes on when its consumer was lost: nothing before is

@@ -28,8 +28,12 @@ type allowance struct {
 	// over.
 	holdsBack bool
 	// notesLate: what the hub notes of deliveries that no client had may come when another hub has
-	// the event, so that an attempt is shown twice.
+	// the event, so that an attempt is shown twice: the hub, or in a cluster the leader of the
+	// notes, was away for longer than the margin.
 	notesLate bool
+	// parts: in a cluster, a delivery that waited between servers may come when it is over, to a
+	// hub that knows of no later one.
+	parts bool
 	// leaderless: in a cluster, leases that are due to be kept end, for want of an answer.
 	leaderless bool
 	// ages: in a cluster, a new leader takes the deliveries of the last leader's last moments for
@@ -64,24 +68,24 @@ var allowances = []allowance{
 	// leases of hubs that were connected to it end by "cut"; those of other hubs stay. In a
 	// cluster, the consumers that it led have no leader for as long as an election takes: nothing
 	// keeps their leases, so the hubs give them up before the server gives the events to others.
-	{kind: "kill-node", losesAcks: true, rewinds: true, brief: true, leaderless: true},
+	{kind: "kill-node", losesAcks: true, rewinds: true, brief: true, leaderless: true, notesLate: true},
 	// A server that is stopped in order takes acks with it that reach it in that moment, and "may
 	// resume its delivery count from an older number".
 	{kind: "stop-node", losesAcks: true, rewinds: true, brief: true, ages: true},
 	// A frozen node, or a link that holds bytes back, for about the margin or longer: no touch gets
 	// through.
-	{kind: "freeze-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, holdsBack: true},
+	{kind: "freeze-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, notesLate: true, holdsBack: true},
 	{kind: "hold-link", skips: true, atLeast: mostOfMargin, voids: true, losesAcks: true, notesLate: true, holdsBack: true},
 	// The same for a part of the network: a node apart from the others, one of a hub's links, and
 	// either of them one way only. The hub of an isolated node goes on to hear the node.
-	{kind: "part-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, holdsBack: true},
-	{kind: "part-node-oneway", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, holdsBack: true},
+	{kind: "part-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, notesLate: true, holdsBack: true, parts: true},
+	{kind: "part-node-oneway", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, notesLate: true, holdsBack: true, parts: true},
 	{kind: "hold-one-link", skips: true, atLeast: mostOfMargin, voids: true, losesAcks: true, notesLate: true, holdsBack: true},
 	{kind: "hold-link-oneway", skips: true, atLeast: mostOfMargin, voids: true, losesAcks: true, notesLate: true, holdsBack: true},
 	// A node whose disk is full, or was lost, is one that was killed: it comes back when there is
 	// room, or empty.
-	{kind: "fill-disk", losesAcks: true, rewinds: true, leaderless: true},
-	{kind: "lose-disk", losesAcks: true, rewinds: true, brief: true, leaderless: true},
+	{kind: "fill-disk", losesAcks: true, rewinds: true, leaderless: true, notesLate: true},
+	{kind: "lose-disk", losesAcks: true, rewinds: true, brief: true, leaderless: true, notesLate: true},
 	// The hub's clock went on by more than the stall limit, as that of a machine that slept: it
 	// gives up all leases.
 	{kind: "jump-hub", skips: true, voids: true, losesAcks: true},

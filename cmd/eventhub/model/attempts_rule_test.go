@@ -39,6 +39,7 @@ func attempts(l *ledger) []violation {
 			case d.attempt == was:
 				all = append(all, g.broken(e.id, ds[i-1].lo, d.at, "%v has the same attempt as %v", d, ds[i-1]))
 				return
+			case i > 0 && d.at < ds[i-1].lo && l.waitedBetweenServers(ds[i-1], d):
 			case i > 0 && d.at < ds[i-1].lo:
 				all = append(all, g.broken(e.id, d.lo, ds[i-1].at, "%v came after %v", ds[i-1], d))
 				return
@@ -88,17 +89,27 @@ func (l *ledger) missed(from, to time.Duration) int {
 
 // notedLate reports whether a hub with members of the group may have noted late what it had unseen:
 // until then, the attempt of another hub counts it. So the number that is shown twice is never
-// below that of the deliveries that clients had.
+// below that of the deliveries that clients had. The note comes at the latest when the hub has its
+// connections again, or the notes their leader.
 func (l *ledger) notedLate(g *group, from, to time.Duration) bool {
-	return l.within(from, to, func(f *fault) bool {
-		return f.notesLate && f.length() >= mostOfMargin(l.set) && g.memberAt(f)
+	return l.within(from-reconnected, to, func(f *fault) bool {
+		return f.notesLate && (f.target[0] != 'n' || l.set.Cluster) && f.length() >= mostOfMargin(l.set) && g.memberAt(f)
 	})
 }
 
-// memberAt reports whether the group may have had members on the hub of the fault when it began.
+// memberAt reports whether the group may have had members on the hub of the fault when it began, or
+// on any hub, if the fault is that of a node.
 func (g *group) memberAt(f *fault) bool {
 	return slices.ContainsFunc(g.starts, func(q *frame) bool {
-		return q.conn.hub == f.target && !q.refused() && q.sent <= f.to && q.sub.gone() >= f.from-noticed
+		return (q.conn.hub == f.target || f.target[0] == 'n') && !q.refused() && q.sent <= f.to && q.sub.gone() >= f.from-noticed
+	})
+}
+
+// waitedBetweenServers reports whether a delivery may have waited between servers, until after a
+// later one had come. Its hub must not have had that one.
+func (l *ledger) waitedBetweenServers(d, later *delivery) bool {
+	return l.set.Cluster && d.sub.conn.hub != later.sub.conn.hub && l.within(d.lo-reconnected, d.at, func(f *fault) bool {
+		return f.parts && f.from <= later.lo
 	})
 }
 

@@ -453,6 +453,15 @@ func unseen(fault string, over int, first, then string) string {
 	return strings.ReplaceAll(anEvent, `"maxAttempts":2`, `"maxAttempts":5`) + fmt.Sprintf("\n50 - fault 1 %s\n%d - over 1\n6200/6190 c1 < %s", fault, over, attempt(first)) + second(then, 9500)
 }
 
+// cluster makes a history that of a cluster, in which c2 pauses in the moment of a first delivery.
+const cluster = `
+0 - set {"drained":true,"cluster":true}
+120 c2 > {"op":"PAUSE","topic":"t","group":"g","corr":"p8"}
+121/120 c2 < {"op":"OK","corr":"p8"}
+121 c2 > {"op":"RESUME","topic":"t","group":"g","corr":"r8"}
+122/121 c2 < {"op":"OK","corr":"r8"}
+`
+
 // TestAttemptsOfWhatIsUnseen tries the rule "attempts" with deliveries that a hub had and no client
 // saw.
 func TestAttemptsOfWhatIsUnseen(t *testing.T) {
@@ -470,6 +479,19 @@ func TestAttemptsOfWhatIsUnseen(t *testing.T) {
 		{"a hub without members stood still", unseen("freeze-hub h7", 9_000, "2", "2"), wrong},
 		{"the hub stood still, for less than the margin", unseen("freeze-hub h1", 1_400, "2", "2"), wrong},
 		{"the hub was killed, and notes nothing", unseen("kill-hub h1", 9_000, "2", "2"), wrong},
+		{"the notes had no leader", unseen("lose-disk n1", 9_000, "2", "2") + cluster, nil},
+		{"the notes had no leader until just now", unseen("lose-disk n1", 4_200, "2", "2") + cluster, nil},
+		{"the notes had their leader again", unseen("lose-disk n1", 4_100, "2", "2") + cluster, wrong},
+		{"the notes had no leader, and what a client saw does not count", unseen("lose-disk n1", 4_200, "1", "1") + cluster, wrong},
+		{"the notes had no leader, for less than the margin", strings.Replace(unseen("fill-disk n1", 6_000, "2", "2"), "\n50 - fault", "\n4600 - fault", 1) + cluster, []string{"attempts", "hoarded"}},
+		{"a node stood still, and led the notes", unseen("freeze-node n1", 9_000, "2", "2") + cluster, nil},
+		{"a node was apart, and led the notes", unseen("part-node n1", 9_000, "2", "2") + cluster, nil},
+		{"a delivery waited between servers", unseen("part-node n1", 8_000, "2", "1") + cluster, nil},
+		{"a delivery waited between servers for less than the margin", strings.Replace(unseen("part-node n1", 8_000, "2", "1"), "\n50 - fault", "\n6600 - fault", 1) + cluster, []string{"attempts", "hoarded"}},
+		{"a delivery came long after the servers had each other again", unseen("part-node n1", 7_400, "2", "1") + cluster, wrong},
+		{"a delivery waited beside a node that stood still", unseen("freeze-node n1", 8_000, "2", "1") + cluster, wrong},
+		{"a delivery waited for a hub that had a later one", strings.ReplaceAll(unseen("part-node n1", 8_000, "2", "1"), "open h1", "open h0") + cluster, wrong},
+		{"a single server stood still", unseen("freeze-node n1", 9_000, "2", "2"), wrong},
 	})
 }
 
