@@ -10,18 +10,24 @@ import (
 	"eventhub/jetstream/natstest/lossyfs"
 )
 
-// clusterCrash is a crash of machines of a cluster with three copies of each stream.
+// clusterCrash is a crash of machines of a cluster with three copies of each stream, or their disks
+// are full.
 type clusterCrash struct {
 	name     string
 	interval time.Duration // 0: always
 	machines int           // how many crash at once
 	disks    bool          // their disks are lost, too
+	full     bool          // their disks are full instead; their servers are killed afterwards
 	bound    time.Duration // how old what is lost may be
 }
 
 var clusterCrashes = []clusterCrash{
 	{name: "one of three, syncing every two minutes", interval: 2 * time.Minute, machines: 1},
 	{name: "one of three and its disk, syncing every two minutes", interval: 2 * time.Minute, machines: 1, disks: true},
+	{name: "one of three is full, syncing every two minutes", interval: 2 * time.Minute, machines: 1, full: true},
+	{name: "three of three are full, syncing every two minutes", interval: 2 * time.Minute, machines: 3, full: true},
+	{name: "one of three is full, syncing always", machines: 1, full: true},
+	{name: "three of three are full, syncing always", machines: 3, full: true},
 	{name: "three of three, syncing always", machines: 3},
 	{name: "three of three, syncing every second", interval: time.Second, machines: 3, bound: 3 * time.Second},
 	{name: "three of three, syncing every two minutes", interval: 2 * time.Minute, machines: 3, bound: time.Hour},
@@ -44,16 +50,29 @@ func crashMachines(t *testing.T, crash clusterCrash) {
 	hub := startNode(t, flags...)
 	load := startCrashLoad(t, hub)
 	<-time.After(*crashFor)
+	if crash.full {
+		for _, disk := range disks[:crash.machines] {
+			disk.SetRoom(0)
+		}
+		<-time.After(*crashFor)
+	}
 	crashed := time.Now()
-	lossyfs.Crash(t, nil, func() {
-		for _, s := range servers[:crash.machines] {
-			s.Strike()
-		}
-	}, func() {
-		for _, s := range servers[:crash.machines] {
+	if crash.full {
+		for i, s := range servers[:crash.machines] {
 			s.Kill()
+			disks[i].SetRoom(-1)
 		}
-	}, disks[:crash.machines]...)
+	} else {
+		lossyfs.Crash(t, nil, func() {
+			for _, s := range servers[:crash.machines] {
+				s.Strike()
+			}
+		}, func() {
+			for _, s := range servers[:crash.machines] {
+				s.Kill()
+			}
+		}, disks[:crash.machines]...)
+	}
 	hub.kill() // and its clients
 	load.wg.Wait()
 
@@ -64,7 +83,7 @@ func crashMachines(t *testing.T, crash clusterCrash) {
 		s.Start()
 	}
 	look.Replicating(3)
-	if crash.machines == len(servers) && crash.interval > 0 {
+	if crash.machines == len(servers) && crash.interval > 0 && !crash.full {
 		equalCopies(t, servers)
 	}
 	hub = startNode(t, flags...)
