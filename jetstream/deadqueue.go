@@ -382,14 +382,15 @@ func (q *deadLetters) keep() {
 				touch[d.m] = append(touch[d.m], d)
 			}
 			d.m.sub.mu.Unlock()
+			if ours && (l.noted == 0 && now-l.added >= int64(deadFirst) || l.noted != 0 && now-l.noted > int64(attemptsAge/2)) {
+				note = append(note, l) // the hub may lose its right to it
+			}
 			switch {
 			case l.next == 0: // its worker decides
 			case !ours:
 				q.forgetLocked(l)
 			case l.next <= now:
 				q.queueLocked(l)
-			case now-l.noted > int64(attemptsAge/2):
-				note = append(note, l)
 			}
 		}
 		if len(q.waiting) > 0 {

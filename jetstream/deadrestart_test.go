@@ -113,3 +113,36 @@ func TestMaxAttemptsHoldBeyondTheLettersThatWait(t *testing.T) {
 		wantLetters(t, b, k, topic, events/3, 1)
 	}
 }
+
+// The letters of a topic cannot be stored. Events whose letters wait behind the first are delivered
+// to nobody after the hub has lost its connection to NATS: their letters are written instead.
+func TestMaxAttemptsHoldBehindALetterThatFails(t *testing.T) {
+	t.Parallel()
+	const events, attempts = 20, 1
+	b := open(t, Config{URL: natsServer(t), Connections: 1, AckWait: 3 * time.Second})
+	dlq := deadStream(t, b)
+	dlq.away()
+	for i := range events {
+		publish(t, b, "behind", strconv.Itoa(i))
+	}
+	k := take(t, b, "behind", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: attempts})
+	failAll(t, k, 1, attempts)
+	eventually(t, "the first letter fails", func() bool {
+		b.dead.mu.Lock()
+		defer b.dead.mu.Unlock()
+		topic := b.dead.topics["behind"]
+		return topic != nil && topic.failing
+	})
+	failAll(t, k, events-1, attempts)
+	<-time.After(2 * deadFirst) // the promise under test
+	if err := b.links[0].nc.ForceReconnect(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the hub forgets the letters", func() bool {
+		b.dead.mu.Lock()
+		defer b.dead.mu.Unlock()
+		return len(b.dead.waiting) == 0
+	})
+	dlq.back()
+	wantLetters(t, b, k, "behind", events, attempts)
+}
