@@ -239,15 +239,25 @@ func (b *Bus) probePaths() {
 	}
 }
 
-// probe asks the server, over the connection, for an answer to the hub itself.
+// probe asks the server, over the connection, for an answer to the hub itself. After a silence, the
+// answer counts when all that came before the answer was received: deliveries wait for their inbox
+// to look at them, and are as old as the silence.
 func (l *link) probe(now int64) {
 	if l.mute || !l.up.Load() || !l.echo.begin(now) {
 		return
 	}
+	answered := func() {
+		l.echo.end(now, true)
+		l.bus.eachKeeping(func(g *group) { g.paths[l.index].open(g, l) })
+	}
 	err := l.askUntil(&nats.Msg{Subject: echoSubject}, now+int64(probeWait), askerFunc(func(_ *nats.Msg, err error) {
-		l.echo.end(now, err == nil)
-		if err == nil {
-			l.bus.eachKeeping(func(g *group) { g.paths[l.index].open(g, l) })
+		switch {
+		case err != nil:
+			l.echo.end(now, false)
+		case now-l.echo.heard.Load() <= 2*int64(l.bus.probeEvery()):
+			answered()
+		case l.nc.Barrier(answered) != nil:
+			l.echo.end(now, false)
 		}
 	}))
 	if err != nil {

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/natstest"
 )
 
 // A delivery waited between two servers while newer ones of the group came, for so long that the
@@ -79,6 +81,48 @@ func TestADeliveryOfASettledEventIsNotHandedOut(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+	}
+}
+
+// The link of a hub is held in one direction while the server sends many deliveries, and gives their
+// events to another hub later. Once the link is free, the answer to an echo follows the deliveries.
+// The hub hands none of them out, although it may read the answer before it has looked at them all.
+func TestDeliveriesBehindAHeldLinkAreNotHandedOut(t *testing.T) {
+	t.Parallel()
+	const events = 10_000
+	url := natsServer(t)
+	proxy := natstest.StartProxy(t, url)
+	b := open(t, Config{URL: proxy.URL(), AckWait: 2 * time.Second, Connections: 1})
+	other := open(t, Config{URL: url, AckWait: 2 * time.Second, Connections: 1})
+	opts := SubscribeOptions{From: FromEarliest, MaxInFlight: events, BatchSize: events, MaxAttempts: NeverGiveUp}
+	publish(t, other, "held", "first")
+	k := take(t, b, "held", "g", opts)
+	if err := k.next().Ack(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the hub asks for events", func() bool {
+		info, err := other.Group("held", "g").Info(t.Context())
+		return err == nil && info.Waiting > 0 && info.InFlight == 0
+	})
+	release := proxy.Hold()
+	for range events {
+		publish(t, other, "held", "1")
+	}
+	l := take(t, other, "held", "g", opts)
+	l.payloads(events)
+	<-time.After(time.Second) // the hub asks for another echo meanwhile
+	release()
+	after := time.After(500 * time.Millisecond) // the time under test
+	for {
+		select {
+		case h := <-k.ch:
+			if d, ok := h.Begin(); ok {
+				t.Fatalf("event %d was handed out with attempt %d", d.seq, d.Attempt)
+			}
+			continue
+		case <-after:
+		}
+		break
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 // Proxy stands between NATS clients and a server. It can swallow what clients publish, without a
-// word to either side.
+// word to either side, and hold back what the server says.
 type Proxy struct {
 	listener net.Listener
 	server   string
@@ -20,6 +20,7 @@ type Proxy struct {
 	wg       sync.WaitGroup
 	mu       sync.Mutex
 	conns    map[net.Conn]struct{} // nil once it is closed
+	held     sync.RWMutex          // what the server says passes with a read lock
 }
 
 // StartProxy starts a proxy for the server at a NATS URL. The test closes it.
@@ -46,6 +47,25 @@ func (p *Proxy) Swallow(f func(subject string) bool) {
 		return
 	}
 	p.swallows.Store(&f)
+}
+
+// Hold holds back what the server says from now on, until release is called once.
+func (p *Proxy) Hold() (release func()) {
+	p.held.Lock()
+	return p.held.Unlock
+}
+
+// gate is a writer that waits while it is held.
+type gate struct {
+	io.Writer
+
+	held *sync.RWMutex
+}
+
+func (g gate) Write(b []byte) (int, error) {
+	g.held.RLock()
+	defer g.held.RUnlock()
+	return g.Writer.Write(b)
 }
 
 func (p *Proxy) close() {
@@ -96,7 +116,7 @@ func (p *Proxy) accept() {
 		}
 		p.wg.Go(func() {
 			defer p.drop(client)
-			_, _ = io.Copy(client, server) // it ends with either connection
+			_, _ = io.Copy(gate{client, &p.held}, server) // it ends with either connection
 		})
 		p.wg.Go(func() {
 			defer p.drop(server)
