@@ -35,7 +35,7 @@ func attempts(l *ledger) []violation {
 				all = append(all, g.broken(e.id, since, d.at, "%v follows attempt %d, and %d at most were unseen in between", d, was, most-1))
 				return
 			case again:
-			case d.attempt == was && (l.lastMoments(ds[:i]) || l.forgotUnseen(ds) || d.attempt > i && l.notedLate(g, since, to)):
+			case d.attempt == was && (l.lastMoments(ds[:i]) || l.forgotUnseen(ds) || d.attempt > i && l.notedLate(g, l.publishedAt(ds), to)):
 			case d.attempt == was:
 				all = append(all, g.broken(e.id, ds[i-1].lo, d.at, "%v has the same attempt as %v", d, ds[i-1]))
 				return
@@ -87,10 +87,11 @@ func (l *ledger) missed(from, to time.Duration) int {
 	return n
 }
 
-// notedLate reports whether a hub with members of the group may have noted late what it had unseen:
-// until then, the attempt of another hub counts it. So the number that is shown twice is never
-// below that of the deliveries that clients had. The note comes at the latest when the hub has its
-// connections again, or the notes their leader.
+// notedLate reports whether a hub with members of the group may have noted late what it had unseen
+// since the event was published. Another hub counts that until it gives the event away, and a
+// further hub then shows the same number. So the number that is shown twice is never below that of
+// the deliveries that clients had. The note comes at the latest when the hub has its connections
+// again, or the notes their leader.
 func (l *ledger) notedLate(g *group, from, to time.Duration) bool {
 	return l.within(from-reconnected, to, func(f *fault) bool {
 		return f.notesLate && (f.target[0] != 'n' || l.set.Cluster) && f.length() >= mostOfMargin(l.set) && g.memberAt(f)
