@@ -84,9 +84,10 @@ func TestADeliveryOfASettledEventIsNotHandedOut(t *testing.T) {
 	}
 }
 
-// The link of a hub is held in one direction while the server sends many deliveries, and gives their
-// events to another hub later. Once the link is free, the answer to an echo follows the deliveries.
-// The hub hands none of them out, although it may read the answer before it has looked at them all.
+// The link of a hub is held in one direction while the server sends many deliveries, and gives
+// their events to another hub later. Once the link is free, the answer to an echo follows the
+// deliveries. The hub hands none of them out, although it may read the answer before it has looked
+// at them all.
 func TestDeliveriesBehindAHeldLinkAreNotHandedOut(t *testing.T) {
 	t.Parallel()
 	const events = 10_000
