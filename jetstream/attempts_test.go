@@ -51,7 +51,7 @@ func (m *modelGroup) step(seed uint64) {
 		m.bucket = min(m.bucket, spared)
 	case forgotten:
 		m.bucket = spared
-	case known:
+	case known, settled:
 	}
 	attempt := max(m.delivered-spared, 1)
 	if want := m.handed + m.skipped + 1; attempt != want {

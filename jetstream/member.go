@@ -401,7 +401,7 @@ func (d *Delivery) resolve() {
 		ask = d.tellForgotten
 	case known:
 		ask = d.tellKnown
-	case unknown:
+	case unknown, settled:
 	}
 	resolved := func(n note, sure bool) {
 		defer s.returning.release()
