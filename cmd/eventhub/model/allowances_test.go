@@ -21,8 +21,12 @@ type allowance struct {
 	losesAcks bool
 	// rewinds: attempts may repeat, or fall, across it.
 	rewinds bool
-	// brief: the last two are about its beginning only, not about the time until all copies are up
-	// to date again.
+	// deposes: in a cluster, a leader that was away goes on for a moment when it comes back, until
+	// it hears of the new one. Attempts of what it delivered then may repeat, or fall.
+	// They also fall when a delivery waited between servers.
+	deposes bool
+	// brief: losesAcks and rewinds are about its beginning only, not about the time until all
+	// copies are up to date again.
 	brief bool
 	// holdsBack: what was said just before it, and until the hub knows of it, comes when it is
 	// over.
@@ -31,9 +35,6 @@ type allowance struct {
 	// the event, so that an attempt is shown twice: the hub, or in a cluster the leader of the
 	// notes, was away for longer than the margin.
 	notesLate bool
-	// parts: in a cluster, a delivery that waited between servers may come when it is over, to a
-	// hub that knows of no later one.
-	parts bool
 	// leaderless: in a cluster, leases that are due to be kept end, for want of an answer.
 	leaderless bool
 	// ages: in a cluster, a new leader takes the deliveries of the last leader's last moments for
@@ -74,12 +75,12 @@ var allowances = []allowance{
 	{kind: "stop-node", losesAcks: true, rewinds: true, brief: true, ages: true},
 	// A frozen node, or a link that holds bytes back, for about the margin or longer: no touch gets
 	// through.
-	{kind: "freeze-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, notesLate: true, holdsBack: true},
+	{kind: "freeze-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, notesLate: true, holdsBack: true, deposes: true},
 	{kind: "hold-link", skips: true, atLeast: mostOfMargin, voids: true, losesAcks: true, notesLate: true, holdsBack: true},
 	// The same for a part of the network: a node apart from the others, one of a hub's links, and
 	// either of them one way only. The hub of an isolated node goes on to hear the node.
-	{kind: "part-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, notesLate: true, holdsBack: true, parts: true},
-	{kind: "part-node-oneway", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, notesLate: true, holdsBack: true, parts: true},
+	{kind: "part-node", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, notesLate: true, holdsBack: true, deposes: true},
+	{kind: "part-node-oneway", skips: true, atLeast: mostOfMargin, voids: true, allHubs: true, losesAcks: true, notesLate: true, holdsBack: true, deposes: true},
 	{kind: "hold-one-link", skips: true, atLeast: mostOfMargin, voids: true, losesAcks: true, notesLate: true, holdsBack: true},
 	{kind: "hold-link-oneway", skips: true, atLeast: mostOfMargin, voids: true, losesAcks: true, notesLate: true, holdsBack: true},
 	// A node whose disk is full, or was lost, is one that was killed: it comes back when there is

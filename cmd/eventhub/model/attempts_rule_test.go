@@ -39,7 +39,7 @@ func attempts(l *ledger) []violation {
 			case d.attempt == was:
 				all = append(all, g.broken(e.id, ds[i-1].lo, d.at, "%v has the same attempt as %v", d, ds[i-1]))
 				return
-			case i > 0 && d.at < ds[i-1].lo && l.waitedBetweenServers(ds[i-1], d):
+			case i > 0 && d.at < ds[i-1].lo && l.lastMoments(ds[i:i+1]):
 			case i > 0 && d.at < ds[i-1].lo:
 				all = append(all, g.broken(e.id, d.lo, ds[i-1].at, "%v came after %v", ds[i-1], d))
 				return
@@ -68,10 +68,13 @@ func (l *ledger) forgotUnseen(ds []*delivery) bool {
 }
 
 // lastMoments reports whether one of the deliveries came in the last moments of a server that was
-// killed, which may have forgotten it. The hub that had it knows; another hub does not.
+// killed, or from one that led the group while it was apart. The next leader may not know of it.
+// The hub that had it knows; another hub does not.
 func (l *ledger) lastMoments(ds []*delivery) bool {
 	return slices.ContainsFunc(ds, func(d *delivery) bool {
-		return l.within(d.lo, d.at+justBefore, func(f *fault) bool { return f.rewinds && f.during(d.lo, d.at+justBefore) })
+		return l.within(d.lo, d.at+justBefore, func(f *fault) bool {
+			return (f.rewinds || f.deposes && l.set.Cluster) && f.during(d.lo, d.at+justBefore)
+		})
 	})
 }
 
@@ -103,14 +106,6 @@ func (l *ledger) notedLate(g *group, from, to time.Duration) bool {
 func (g *group) memberAt(f *fault) bool {
 	return slices.ContainsFunc(g.starts, func(q *frame) bool {
 		return (q.conn.hub == f.target || f.target[0] == 'n') && !q.refused() && q.sent <= f.to && q.sub.gone() >= f.from-noticed
-	})
-}
-
-// waitedBetweenServers reports whether a delivery may have waited between servers, until after a
-// later one had come. Its hub must not have had that one.
-func (l *ledger) waitedBetweenServers(d, later *delivery) bool {
-	return l.set.Cluster && d.sub.conn.hub != later.sub.conn.hub && l.within(d.lo-reconnected, d.at, func(f *fault) bool {
-		return f.parts && f.from <= later.lo
 	})
 }
 
