@@ -32,17 +32,32 @@ func (b *Bus) getMsg(ctx context.Context, stream string, query map[string]any) (
 	if err != nil {
 		return nil, err
 	}
-	reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) {
-		return b.link().request(ctx, b.api+"STREAM.MSG.GET."+stream, req)
+	m, err := again(ctx, func(ctx context.Context) (*storedMsg, error) {
+		for {
+			reply, err := b.link().request(ctx, b.api+"STREAM.MSG.GET."+stream, req)
+			if err != nil {
+				return nil, err
+			}
+			m, err := parseStored(reply)
+			if !leaderless(err) || b.pause(ctx, getPause) != nil {
+				return m, err
+			}
+		}
 	})
-	if err != nil {
-		return nil, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
-	}
-	m, err := parseStored(reply)
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		return nil, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
 	}
 	return m, err
+}
+
+// getPause is how long getMsg waits before it asks a stream again that has no leader.
+const getPause = 100 * time.Millisecond
+
+// leaderless reports whether an error of a read says that the stream, or the cluster, has no leader
+// in that moment.
+func leaderless(err error) bool {
+	refused, ok := errors.AsType[*apiError](err)
+	return ok && refused.Code == codeUnavailable
 }
 
 // parseStored reads the answer to a request for a stored message. It returns ErrNotFound where
