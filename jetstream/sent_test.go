@@ -90,7 +90,7 @@ func TestADeliveryOfASettledEventIsNotHandedOut(t *testing.T) {
 // at them all.
 func TestDeliveriesBehindAHeldLinkAreNotHandedOut(t *testing.T) {
 	t.Parallel()
-	const events = 10_000
+	const events = 2_000
 	url := natsServer(t)
 	proxy := natstest.StartProxy(t, url)
 	b := open(t, Config{URL: proxy.URL(), AckWait: 2 * time.Second, Connections: 1})
@@ -105,10 +105,8 @@ func TestDeliveriesBehindAHeldLinkAreNotHandedOut(t *testing.T) {
 		info, err := other.Group("held", "g").Info(t.Context())
 		return err == nil && info.Waiting > 0 && info.InFlight == 0
 	})
-	release := proxy.Hold()
-	for range events {
-		publish(t, other, "held", "1")
-	}
+	release := proxy.Hold(t)
+	fillTopic(t, other, "held", 1, events)
 	l := take(t, other, "held", "g", opts)
 	l.payloads(events)
 	<-time.After(time.Second) // the hub asks for another echo meanwhile

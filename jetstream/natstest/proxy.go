@@ -49,10 +49,13 @@ func (p *Proxy) Swallow(f func(subject string) bool) {
 	p.swallows.Store(&f)
 }
 
-// Hold holds back what the server says from now on, until release is called once.
-func (p *Proxy) Hold() (release func()) {
+// Hold holds back what the server says from now on, until release is called or the test ends.
+func (p *Proxy) Hold(tb testing.TB) (release func()) {
+	tb.Helper()
 	p.held.Lock()
-	return p.held.Unlock
+	release = sync.OnceFunc(p.held.Unlock)
+	tb.Cleanup(release)
+	return release
 }
 
 // gate is a writer that waits while it is held.
