@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -35,9 +36,10 @@ func startProcesses(tb testing.TB, n int) *natsProcesses {
 		_, err := c.js.CreateStream(ctx, natsjs.StreamConfig{Name: "ready", Replicas: n})
 		return err == nil
 	})
-	if err := c.js.DeleteStream(tb.Context(), "ready"); err != nil {
-		tb.Fatal(err)
-	}
+	c.until("the stream is gone again", func(ctx context.Context) bool {
+		err := c.js.DeleteStream(ctx, "ready")
+		return err == nil || errors.Is(err, natsjs.ErrStreamNotFound)
+	})
 	return c
 }
 
