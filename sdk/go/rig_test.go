@@ -20,6 +20,7 @@ import (
 	"eventhub/acl"
 	"eventhub/facade"
 	"eventhub/facade/hubtest"
+	"eventhub/jetstream"
 	eventhub "eventhub/sdk/go"
 )
 
@@ -116,19 +117,31 @@ func stored(t *testing.T, hub *hubtest.Hub, topic string) []string {
 	return all
 }
 
-// unsettled returns how many events of a group are not settled.
-func unsettled(t *testing.T, hub *hubtest.Hub, topic, group string) int {
+// backlog is how far a group is.
+func backlog(t *testing.T, hub *hubtest.Hub, topic, group string) jetstream.Backlog {
 	t.Helper()
-	backlog, err := hub.Bus.Group(topic, group).Backlog(t.Context())
+	b, err := hub.Bus.Group(topic, group).Backlog(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return int(backlog.Waiting + backlog.Leased)
+	return b
 }
 
+// unsettled returns how many events of a group are not settled. The server counts an event a moment
+// after its publish is confirmed.
+func unsettled(t *testing.T, hub *hubtest.Hub, topic, group string) int {
+	t.Helper()
+	b := backlog(t, hub, topic, group)
+	return int(b.Waiting + b.Leased)
+}
+
+// settled waits until the group g has settled all events of a topic.
 func settled(t *testing.T, hub *hubtest.Hub, topic string) {
 	t.Helper()
-	eventually(t, "the group g has settled everything", func() bool { return unsettled(t, hub, topic, "g") == 0 })
+	eventually(t, "the group g has settled everything", func() bool {
+		b := backlog(t, hub, topic, "g")
+		return b.Waiting+b.Leased == 0 && b.Floor >= b.Tail
+	})
 }
 
 // list is a list that goroutines append to.
