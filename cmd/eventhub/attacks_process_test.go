@@ -488,12 +488,13 @@ type requester struct {
 	mu    sync.Mutex
 	took  []time.Duration
 	fault error
+	marks int // measurements that have begun
 }
 
 const requestEvery = 25 * time.Millisecond
 
 // run sends a request every requestEvery until stopped is closed. One that takes longer delays the
-// next, whose time counts from when it was due.
+// next, whose time counts from when it was due, until a mark ends the delay.
 func (r *requester) run(hub, token string, stopped <-chan struct{}) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -504,7 +505,13 @@ func (r *requester) run(hub, token string, stopped <-chan struct{}) {
 		case <-ctx.Done():
 		}
 	}()
+	marks := 0
 	for i, due := 0, time.Now(); ; i, due = i+1, due.Add(requestEvery) {
+		r.mu.Lock()
+		if marks != r.marks {
+			marks, due = r.marks, time.Now()
+		}
+		r.mu.Unlock()
 		select {
 		case <-ctx.Done():
 			return
@@ -526,7 +533,9 @@ func (r *requester) run(hub, token string, stopped <-chan struct{}) {
 			return
 		}
 		r.mu.Lock()
-		r.took = append(r.took, max(time.Since(due), 1))
+		if marks == r.marks {
+			r.took = append(r.took, max(time.Since(due), 1))
+		}
 		if status/100 != 2 && r.fault == nil {
 			r.fault = fmt.Errorf("request %d: %d %.300s", i, status, answer)
 		}
@@ -534,9 +543,11 @@ func (r *requester) run(hub, token string, stopped <-chan struct{}) {
 	}
 }
 
+// mark begins a measurement, which what was late before has no part in.
 func (r *requester) mark() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.marks++
 	return len(r.took)
 }
 
