@@ -143,7 +143,7 @@ func TestPromiseWhatIsOnItsWayIsGivenBackAtOnce(t *testing.T) {
 	const (
 		rounds  = 6
 		events  = 2000
-		silence = 3 * time.Second // a tenth of AckWait
+		silence = 10 * time.Second // a third of AckWait; a busy machine stands still for seconds
 	)
 	nodes := natstest.StartCluster(t, 3)
 	view := natstest.Look(t, natstest.URLs(nodes)...)
