@@ -423,3 +423,77 @@ func (l *ledger) oneHand(g *group) []violation {
 func (l *ledger) voidedOf(a *assignment) time.Duration {
 	return l.takenBack(&delivery{sub: a.sub, group: a.group, lo: a.lo, at: a.at})
 }
+
+// queued returns the slot of an event of an ordered group, and when its turn surely came, for all
+// before it with its key were settled. turn has that of each key so far.
+func (l *ledger) queued(g *group, s *stored, turn map[string]time.Duration) (slot int, due time.Duration) {
+	p := l.sentN[s.n]
+	if !g.ordered || p == nil || p.Opts == nil || p.Opts.Key == "" {
+		return noSlot, 0
+	}
+	key, e := p.Opts.Key, g.events[s.id]
+	due = turn[key]
+	settled := never
+	if e != nil {
+		for _, d := range e.deliveries {
+			if f := l.acked(d); f != nil {
+				settled = min(settled, f.answered)
+			}
+		}
+	}
+	if _, not := l.wants(g, s); not && e == nil {
+		settled = 0
+	}
+	turn[key] = max(due, settled)
+	counts := g.slotCounts()
+	return slotOf(key, counts[0]), due
+}
+
+// withoutUse leaves out the times in which another event of the slot may be leased: a slot that is
+// to move gives no further events until that has ended.
+func (l *ledger) withoutUse(g *group, w idleEvent, free []span) []span {
+	for id, e := range g.events {
+		if id == w.id || e.deliveries[0].slot != w.slot {
+			continue
+		}
+		for _, d := range e.deliveries {
+			ended, _ := l.released(d)
+			free = without(free, span{d.lo, ended})
+		}
+	}
+	return free
+}
+
+// withoutOwners leaves out the times in which a hub that gave out the events of an ordered group
+// may have died, and the others wait for 10 s and then for AckWait.
+func (l *ledger) withoutOwners(g *group, free []span) []span {
+	if !g.ordered {
+		return free
+	}
+	for _, f := range l.faults {
+		if f.voids && f.kind != "stop-hub" && f.counts(l.set) {
+			free = without(free, span{f.from, f.from + ownerAlone + l.set.ackWait() + l.set.tolerance()})
+		}
+	}
+	return free
+}
+
+// owning are the parts of room in which the member surely had the slot.
+func (s *sub) owning(g *group, slot int, room []span) []span {
+	lost := []span{{0, never}}
+	told := s.assigns[g.topic]
+	for i, a := range told {
+		if !a.has(slot) {
+			continue
+		}
+		until := never
+		if i+1 < len(told) {
+			until = told[i+1].lo
+		}
+		lost = without(lost, span{a.at, until})
+	}
+	for _, b := range lost {
+		room = without(room, b)
+	}
+	return room
+}
