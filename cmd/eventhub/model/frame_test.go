@@ -54,10 +54,10 @@ type wireOptions struct {
 }
 
 type wireEvent struct {
-	ID      string          `json:"id"`
-	TS      int64           `json:"ts"`
-	Topic   string          `json:"topic"`
-	Key     string          `json:"key,omitempty"`
+	ID    string `json:"id"`
+	TS    int64  `json:"ts"`
+	Topic string `json:"topic"`
+	Key   string `json:"key,omitempty"`
 	// Partition is the slot of the key, for members of ordered groups.
 	Partition *int            `json:"partition,omitempty"`
 	Payload   json.RawMessage `json:"payload"`
