@@ -68,6 +68,9 @@ func TestOrderedRules(t *testing.T) {
 200/199 c2 < {"op":"ASSIGN","topic":"t","group":"g","slots":[1,2,3],"epoch":6}
 `
 	left := "\n210 c1 > {\"op\":\"UNSUBSCRIBE\",\"topic\":\"t\",\"group\":\"g\",\"corr\":\"u1\"}\n212/211 c1 < {\"op\":\"OK\",\"corr\":\"u1\"}\n"
+	alone := func(at int) string { // c1 leaves, and an event for c2 is published at that time
+		return inOrder + left + strings.NewReplacer("50 c1", fmt.Sprint(at, " c2"), "60/59 c1", fmt.Sprintf("%d/%d c2", at+10, at+9), "4000 -", "15000 -").Replace(written("b"))
+	}
 	away := func(at int) string {
 		return fmt.Sprintf("\n%d/%d c2 < {\"op\":\"ASSIGN\",\"topic\":\"t\",\"group\":\"g\",\"slots\":[0,1,2,3],\"epoch\":2097153}\n", at, at-1)
 	}
@@ -90,6 +93,9 @@ func TestOrderedRules(t *testing.T) {
 		{"keys: at another member, after that hub was killed, in the wrong order", inOrder + aa + gets(100, 1, 1, "a", "2", 1) + "\n150 - fault 1 kill-hub h0\n150/149 c1 end EOF\n500 - over 1" + away(16_200) + gets(16_210, 2, 2, "a", "2", 1) + says(16_220, 2, "ACK", 2) + gets(16_230, 2, 1, "a", "2", 2) + says(16_240, 2, "ACK", 1), keys},
 		{"keys: the lease of a member ends with the hub that gives out events", inOrder + written("b") + gets(100, 2, 1, "b", "3", 1) + "\n150 - fault 1 kill-hub h0\n150/149 c1 end EOF\n500 - over 1" + gets(2_000, 2, 1, "b", "3", 2) + says(2_010, 2, "ACK", 1), nil},
 		{"keys: it does not with a hub that never had a member", inOrder + written("b") + gets(100, 2, 1, "b", "3", 1) + "\n150 - fault 1 kill-hub h7\n500 - over 1" + gets(2_000, 2, 1, "b", "3", 2) + says(2_010, 2, "ACK", 1), []string{"holder"}},
+		{"keys: its lease ends when the hub that gives out events has had no member for 10 s", alone(9400) + gets(9_500, 2, 1, "b", "3", 1) + gets(10_300, 2, 1, "b", "3", 2) + says(10_310, 2, "ACK", 1), nil},
+		{"keys: it does not long after that", alone(12900) + gets(13_000, 2, 1, "b", "3", 1) + gets(14_000, 2, 1, "b", "3", 2) + says(14_010, 2, "ACK", 1), []string{"holder"}},
+		{"keys: it does not before", alone(7900) + gets(8_000, 2, 1, "b", "3", 1) + gets(9_500, 2, 1, "b", "3", 2) + says(9_510, 2, "ACK", 1), []string{"holder"}},
 		{"keys: a slot moves while an event of it is leased", inOrder + written("a", "e") + gets(100, 1, 1, "a", "2", 1) + moved + gets(220, 2, 2, "e", "2", 1) + says(230, 2, "ACK", 2) + says(240, 1, "ACK", 1), keys},
 		{"keys: a slot moves when nothing of it is leased", inOrder + written("a", "e") + gets(100, 1, 1, "a", "2", 1) + says(150, 1, "ACK", 1) + moved + gets(220, 2, 2, "e", "2", 1) + says(230, 2, "ACK", 2), nil},
 

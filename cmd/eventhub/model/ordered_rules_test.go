@@ -109,42 +109,61 @@ func (l *ledger) takenBack(d *delivery) time.Duration {
 		return never
 	}
 	at := never
-	for hub, with := range d.group.membersAt() {
-		if with[0].from > d.at {
+	for hub, with := range d.group.presences() {
+		if with.since > d.at {
 			continue // it had no member yet
 		}
 		at = min(at, l.voidedAt(hub, d.lo, never))
-		for _, gap := range with.gaps() {
-			if handed := gap.from + ownerAlone; handed < gap.to {
-				at = min(at, max(d.lo, handed))
+		gaps := []span{{with.since, never}}
+		for _, s := range with.surely {
+			gaps = without(gaps, s)
+		}
+		for _, gap := range gaps {
+			from, to := gap.from+ownerAlone, with.goneBy(gap.from)+ownerAlone+l.set.tolerance()
+			if from < gap.to && to >= d.lo {
+				at = min(at, max(from, d.lo))
 			}
 		}
 	}
 	return at
 }
 
-// presences are times in which a hub surely had members, in order.
-type presences []span
-
-// gaps are the times after the first of them in which it may have had none.
-func (p presences) gaps() []span {
-	gaps := []span{{p[0].from, never}}
-	for _, s := range p {
-		gaps = without(gaps, s)
-	}
-	return gaps
+// presence is when a hub had members of a group.
+type presence struct {
+	since  time.Duration // perhaps
+	surely []span
+	subs   []*sub
 }
 
-// membersAt are the presences of members of the group, by hub.
-func (g *group) membersAt() map[string]presences {
-	at := map[string]presences{}
-	for _, s := range g.subs {
-		at[s.conn.hub] = append(at[s.conn.hub], span{s.start.sent, s.over()})
+// goneBy is the latest time at which the last of the members may have gone that were over by then.
+func (p *presence) goneBy(then time.Duration) time.Duration {
+	last := then
+	for _, s := range p.subs {
+		if gone := s.gone(); s.over() <= then && gone < never {
+			last = max(last, gone)
+		}
 	}
-	for _, p := range at {
-		slices.SortFunc(p, func(a, b span) int { return cmp.Compare(a.from, b.from) })
+	return last
+}
+
+// presences are those of all hubs that may have had members.
+func (g *group) presences() map[string]*presence {
+	all := map[string]*presence{}
+	for _, f := range g.starts {
+		if f.refused() {
+			continue
+		}
+		p := all[f.conn.hub]
+		if p == nil {
+			p = &presence{since: f.sent}
+			all[f.conn.hub] = p
+		}
+		p.since, p.subs = min(p.since, f.sent), append(p.subs, f.sub)
+		if f.ok() {
+			p.surely = append(p.surely, span{f.answered, f.sub.over()})
+		}
 	}
-	return at
+	return all
 }
 
 // settledAt is when an event may have been settled, at the earliest; never if nobody did.
