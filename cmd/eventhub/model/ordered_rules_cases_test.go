@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Histories of an ordered group with four slots: a and e are keys of slot 2, b is one of slot 3, and
-// c one of slot 0. Member c1 has the slots 0 and 2, and c2 the others.
+// Histories of an ordered group with four slots: a and e are keys of slot 2, b is one of slot 3,
+// and c one of slot 0. Member c1 has the slots 0 and 2, and c2 the others.
 const (
 	twoOrdered = `
 0 - set {"seed":1,"ackWaitMs":6000,"toleranceMs":2000}

@@ -133,7 +133,7 @@ func (l *ledger) waits(g *group) []idleEvent {
 	if len(made) == 0 || since == never {
 		return nil
 	}
-	turn := map[string]time.Duration{} // of the keys of an ordered group: when all so far is settled
+	turn := map[string]time.Duration{} // by key of an ordered group: when all so far is settled
 	for _, s := range l.stored[g.topic] {
 		p := l.sentN[s.n]
 		slot, due := l.queued(g, s, turn)
