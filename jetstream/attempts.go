@@ -316,6 +316,12 @@ func (d *Delivery) forgetFailed() {
 // server is, so that whichever hub has the event next knows. With nak, the event is given back;
 // without, the hub has lost its right to it. s.mu is not held.
 func (s *Subscription) spare(d *Delivery, nak bool) {
+	if d.loan != nil {
+		if nak {
+			d.loan.end(loanEnd{What: loanBack})
+		}
+		return
+	}
 	d.group.addUnsettled(d.seq)
 	s.mu.Lock()
 	resolved, spared, failed := d.resolved, d.spared, d.failed

@@ -36,7 +36,8 @@ type Delivery struct {
 	Redelivered bool
 	// Order is the server's count of deliveries to the group, from 1. Consecutive numbers within
 	// one Stretch mean that no other member got an event in between. An event that was put back
-	// after it was dead-lettered has Order 0 and Stretch 0: it is in no order with others.
+	// after it was dead-lettered has Order 0 and Stretch 0: it is in no order with others. So has
+	// an event of an ordered group, whose members share one order per key.
 	Order uint64
 	// Stretch counts, from 1, how often the subscription has begun to listen: at its start, and
 	// again after a lost connection, a pause or a seek. Do not compare Order across stretches: the
@@ -77,6 +78,10 @@ type Delivery struct {
 	sameID   *Delivery    // the next younger lease of the same id
 	handle   uint64       // its lease in the handle of a client; 0: it has none
 	trace    DeliverySpan // of the lease; nil: not traced
+	loan     *loan        // of a member of an ordered group
+	lent     *loan        // of the owner of one: the event is a member's
+	quiet    bool         // its owner knows that it ends
+	raw      *nats.Msg    // of the owner, as it came
 	cancel   context.CancelFunc
 }
 
@@ -193,6 +198,9 @@ func newDelivery(in *inbox, msg *nats.Msg, p deliveryMeta, now int64) *Delivery 
 		Redelivered: p.delivered > 1 || in.group.topic.putBack, delivered: p.delivered, index: -1, arrived: now, touched: now,
 	}
 	d.Event.ReadHeader(msg.Header)
+	if in.m.sub.keeper != nil {
+		d.raw = msg
+	}
 	if in.group.topic.putBack {
 		d.Order, d.Stretch = 0, 0 // the counts of another consumer
 		d.letter = readPutBack(&d.Event, msg.Header)
@@ -219,6 +227,9 @@ func (d *Delivery) send(what []byte) {
 
 // usable reports whether the server surely still keeps d for us. s.mu is held.
 func (d *Delivery) usable(now int64) bool {
+	if d.loan != nil {
+		return d.loan.usable(now) && !d.m.sub.bus.clock.stalled(now)
+	}
 	return now-d.touched < int64(d.group.fence.usable) && !d.m.sub.bus.clock.stalled(now)
 }
 
@@ -368,7 +379,7 @@ func (s *Subscription) nack(d *Delivery, id, reason string, delay time.Duration)
 		if reason == "" {
 			reason = "refused"
 		}
-		s.bus.dead.add(d, reason)
+		s.bury(d, reason)
 	default:
 		if delay < 0 {
 			delay = native.Backoff(d.Attempt)
@@ -396,6 +407,10 @@ func (s *Subscription) settle(d *Delivery, id string, how Outcome) (_ *Delivery,
 }
 
 func (d *Delivery) sendNak(delay time.Duration) {
+	if d.loan != nil {
+		d.loan.end(loanEnd{What: loanNaked, Delay: delay})
+		return
+	}
 	if delay > 0 {
 		d.group.bus.noteDelay(d, delay)
 	}

@@ -82,6 +82,14 @@ func (g *group) silent(l *link, now int64) bool {
 // tell sends what the subscriber, or the hub for it, says about a delivery that has ended here;
 // later, if the path is silent.
 func (d *Delivery) tell(what []byte) {
+	if d.loan != nil {
+		how := byte(loanNaked)
+		if bytes.Equal(what, ackNow) {
+			how = loanAcked
+		}
+		d.loan.end(loanEnd{What: how})
+		return
+	}
 	l, b := d.m.sub.link, d.group.bus
 	if d.group.silent(l, b.clock.now()) {
 		d.group.paths[l.index].keep(settlement{d: d, what: what})

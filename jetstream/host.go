@@ -1,0 +1,357 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/native"
+	"eventhub/jetstream/ordered"
+)
+
+// host is the session of this hub with the hub that owns a group: see guest.go.
+type host struct {
+	o    *ordering
+	link *link
+	data string // the subject for what the owner sends
+	to   string // the subject for what is said to it
+	sub  *nats.Subscription
+
+	until atomic.Int64 // until when what was lent may be settled
+	over  atomic.Bool
+
+	sending sync.Mutex // keeps the numbers in order
+	said    uint64
+
+	got atomic.Uint64 // how much the owner has sent that arrived
+
+	numbers map[string]uint64 // of places, by id; guarded by the ordering's mu
+	next    uint64
+}
+
+// visit has the members of this hub served by the owner of the group, for as long as that goes.
+// ended says that there was a session.
+func (o *ordering) visit(hub string) (ended bool, err error) {
+	b := o.bus
+	ctx, cancel := context.WithTimeout(b.ctx, forwardWait)
+	defer cancel()
+	if err := b.handles.keys.ensure(ctx); err != nil {
+		return false, err
+	}
+	h := &host{o: o, link: b.link(), data: nats.NewInbox(), numbers: make(map[string]uint64)}
+	for range b.links {
+		if h.link.up.Load() {
+			break
+		}
+		h.link = b.link()
+	}
+	if h.sub, err = h.link.nc.Subscribe(h.data+".>", h.receive); err != nil {
+		return false, nil // the connection is down
+	}
+	defer func() { _ = h.sub.Unsubscribe() }() // fails only when the connection is closed
+	if err := h.sub.SetPendingLimits(-1, -1); err != nil {
+		return false, nil // the same
+	}
+	hello, err := json.Marshal(guestHello{Group: o.key, Hub: b.handles.hub, Data: h.data, Made: time.Now().UnixNano()})
+	if err != nil {
+		return false, err
+	}
+	cuts, sent := h.link.cuts.Load(), b.clock.now()
+	reply, err := h.link.request(ctx, hubInbox+hub+hostSubject, b.handles.signed(hello))
+	var answer guestWelcome
+	if err != nil || noResponders(reply) || json.Unmarshal(reply.Data, &answer) != nil || answer.Subject == "" {
+		return false, nil // it is gone, or not the owner yet or any more
+	}
+	h.to = answer.Subject
+	h.until.Store(sent + int64(answer.Left))
+	o.mu.Lock()
+	o.host = h
+	for _, p := range o.seats {
+		h.tellSeat(p)
+	}
+	o.mu.Unlock()
+	h.serve(cuts)
+	h.end()
+	return true, nil
+}
+
+// serve asks the owner to keep the session, until it ends.
+func (h *host) serve(cuts uint64) {
+	o, b := h.o, h.o.bus
+	every := max(guestRight(&o.group.fence)/3, 10*time.Millisecond)
+	var asking, answered atomic.Bool
+	var expected atomic.Uint64 // how much the owner had sent at its last answer
+	var next int64
+	for {
+		now := b.clock.now()
+		switch {
+		case h.over.Load() || b.ctx.Err() != nil || h.link.cuts.Load() != cuts || now >= h.until.Load() || b.clock.stalled(now):
+			return
+		case !h.needed():
+			return
+		case now >= next && !asking.Load():
+			if answered.Load() && h.got.Load() < expected.Load() {
+				return // something was lost on the way
+			}
+			next = now + int64(every)
+			asking.Store(true)
+			h.ask(guestPing, now, func(pong *guestPong) {
+				defer asking.Store(false)
+				if pong == nil {
+					return
+				}
+				if pong.Over {
+					h.over.Store(true)
+					o.kick()
+					return
+				}
+				expected.Store(pong.Sent)
+				answered.Store(true)
+				h.until.Store(max(h.until.Load(), now+int64(pong.Left)))
+			})
+		}
+		o.rest(min(every, max(time.Duration(next-now), time.Millisecond)))
+	}
+}
+
+// needed reports whether the group has members on this hub.
+func (h *host) needed() bool {
+	h.o.mu.Lock()
+	defer h.o.mu.Unlock()
+	return len(h.o.seats) > 0
+}
+
+// ask says something that is answered, and calls then with the answer; nil: there was none.
+func (h *host) ask(op byte, now int64, then func(*guestPong)) {
+	h.sending.Lock()
+	defer h.sending.Unlock()
+	h.said++
+	msg := &nats.Msg{Subject: h.to, Data: append(strconv.AppendUint(nil, h.said, 10), ' ', op)}
+	err := h.link.askUntil(msg, now+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
+		var pong guestPong
+		switch {
+		case err != nil:
+			then(nil)
+		case noResponders(reply):
+			then(&guestPong{Over: true}) // the owner is gone
+		case json.Unmarshal(reply.Data, &pong) != nil:
+			then(nil)
+		default:
+			then(&pong)
+		}
+	}))
+	if err != nil {
+		then(nil)
+	}
+}
+
+// say says something about a loan or a place.
+func (h *host) say(op byte, id uint64, tail []byte) {
+	h.sending.Lock()
+	defer h.sending.Unlock()
+	h.said++
+	var buf [96]byte
+	b := append(strconv.AppendUint(buf[:0], h.said, 10), ' ', op, ' ')
+	b = strconv.AppendUint(b, id, 10)
+	if len(tail) > 0 {
+		b = append(append(b, ' '), tail...)
+	}
+	// An error means that the connection is down, and the session with it.
+	_ = h.link.nc.Publish(h.to, b)
+}
+
+// tellSeat describes a place. The ordering's mu is held, here and below.
+func (h *host) tellSeat(p *spot) {
+	if h.numbers[p.id] == 0 {
+		h.next++
+		h.numbers[p.id] = h.next
+	}
+	state, err := json.Marshal(guestPlaceState{ID: p.id, Open: p.open, Credit: p.credit, Had: p.had})
+	if err == nil {
+		h.say(guestSeat, h.numbers[p.id], state)
+	}
+}
+
+func (h *host) tellMore(p *spot, more int) {
+	h.say(guestMore, h.numbers[p.id], strconv.AppendInt(nil, int64(more), 10))
+}
+
+func (h *host) tellLeft(p *spot) {
+	h.say(guestLeft, h.numbers[p.id], nil)
+	delete(h.numbers, p.id)
+}
+
+// ended takes the end of a loan of the owner.
+func (h *host) ended(l *loan, how loanEnd) {
+	if h.over.Load() || !l.usable(h.o.bus.clock.now()) {
+		return
+	}
+	var tail []byte
+	if how.Delay != 0 || how.Reason != "" || how.Client != "" {
+		how.Reason = native.ShortReason(how.Reason)
+		tail, _ = json.Marshal(how) // strings and numbers
+	}
+	h.say(how.What, l.number, tail)
+}
+
+// receive takes what the owner sends.
+func (h *host) receive(m *nats.Msg) {
+	what := m.Subject[len(h.data)+1:]
+	if what == "q" {
+		h.recall(m)
+		return
+	}
+	number, rest, _ := strings.Cut(m.Reply, ".")
+	n, err := strconv.ParseUint(number, 10, 64)
+	if err != nil || h.over.Load() {
+		return
+	}
+	if n != h.got.Load()+1 {
+		h.over.Store(true) // something was lost on the way
+		h.o.kick()
+		return
+	}
+	h.got.Store(n)
+	if what == "c" {
+		h.heard(m.Data)
+		return
+	}
+	h.lent(m, what, rest)
+}
+
+// heard takes news of the owner.
+func (h *host) heard(data []byte) {
+	var n hostNews
+	if json.Unmarshal(data, &n) != nil {
+		return
+	}
+	t, p := h.seat(n.Place)
+	switch {
+	case t == nil:
+	case n.Epoch > 0:
+		if n.Slots == nil {
+			n.Slots = []int{}
+		}
+		h.o.mu.Lock()
+		p.had = n.Slots
+		h.o.mu.Unlock()
+		t.assigned(n.Slots, n.Epoch)
+	case n.Revoke > 0:
+		t.revokeLoan(h, n.Revoke)
+	}
+}
+
+// seat returns the place of a number.
+func (h *host) seat(number uint64) (*seat, *spot) {
+	h.o.mu.Lock()
+	defer h.o.mu.Unlock()
+	for id, n := range h.numbers {
+		if n == number {
+			if p := h.o.seats[id]; p != nil {
+				t, _ := p.borrower.(*seat)
+				return t, p
+			}
+		}
+	}
+	return nil, nil
+}
+
+// lent takes an event that the owner lends. meta is what guestPlace.accept wrote.
+func (h *host) lent(m *nats.Msg, subject, meta string) {
+	var v [8]uint64
+	slot := ordered.NoSlot
+	fields := strings.Split(meta, ".")
+	if len(fields) != len(v) {
+		return
+	}
+	for i, f := range fields {
+		if i == 2 {
+			slot, _ = strconv.Atoi(f)
+			continue
+		}
+		v[i], _ = strconv.ParseUint(f, 10, 63)
+	}
+	l := &loan{from: h, number: v[0], right: &h.until}
+	t, p := h.seat(v[1])
+	if t == nil {
+		l.end(loanEnd{What: loanBack})
+		return
+	}
+	h.o.mu.Lock()
+	if p.credit > 0 {
+		p.credit--
+	}
+	h.o.mu.Unlock()
+	g := h.o.group
+	e := Event{
+		Topic: g.topic.name, Key: subjectKey(subject), Payload: m.Data, Stream: g.topic.stream.name, Sequence: v[5], StoredAt: int64(v[6]), //nolint:gosec // 63 bits
+		Partition: max(slot, 0), HasPartition: slot != ordered.NoSlot,
+	}
+	if v[7] == 1 {
+		e.Stream = putBackStream
+	}
+	e.ReadHeader(m.Header)
+	if v[7] == 1 {
+		_ = readPutBack(&e, m.Header)
+	}
+	up := &Delivery{Attempt: int(v[3]), delivered: int(v[4]), seq: v[5], size: m.Size(), group: g} //nolint:gosec // they were ints
+	if !t.accept(up, l, &e) {
+		l.end(loanEnd{What: loanBack})
+	}
+}
+
+// recall gives up all that the owner has lent, and says so.
+func (h *host) recall(m *nats.Msg) {
+	h.over.Store(true)
+	h.revoke()
+	_ = m.Respond([]byte("{}")) // fails only when the connection is down
+	h.o.kick()
+}
+
+// revoke ends all that the owner has lent, without a word.
+func (h *host) revoke() {
+	h.o.mu.Lock()
+	seats := make([]*seat, 0, len(h.o.seats))
+	for _, p := range h.o.seats {
+		if t, ok := p.borrower.(*seat); ok {
+			seats = append(seats, t)
+		}
+	}
+	h.o.mu.Unlock()
+	for _, t := range seats {
+		t.revoke(h)
+	}
+}
+
+// end ends the session: nothing of it is settled any more, and the owner is told so.
+func (h *host) end() {
+	o, b := h.o, h.o.bus
+	h.over.Store(true)
+	o.mu.Lock()
+	o.host = nil
+	o.mu.Unlock()
+	h.revoke()
+	done := make(chan struct{})
+	h.ask(guestLeave, b.clock.now(), func(*guestPong) { close(done) })
+	select {
+	case <-done:
+	case <-time.After(noteWait):
+	}
+	b.log.Debug("the session with the owner of an ordered group has ended", slog.String("topic", o.group.topic.name), slog.String("group", o.group.name))
+	for _, s := range b.membersOf(o.group) { // it may have ended because the consumer is gone
+		s.mu.Lock()
+		for _, m := range s.members {
+			if m.group == o.group && m.seat != nil {
+				m.verify(o.group)
+			}
+		}
+		s.mu.Unlock()
+	}
+}

@@ -1,0 +1,465 @@
+package jetstream
+
+import (
+	"cmp"
+	"container/heap"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+
+	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/ordered"
+)
+
+// placeOf is where the event is in the order of its key.
+func placeOf(d *Delivery) uint64 {
+	if d.m.main != nil {
+		return d.seq
+	}
+	return mainPlace | d.seq
+}
+
+// arrive takes an event that the server has delivered.
+func (w *owner) arrive(h *Held) {
+	d := (*Delivery)(h)
+	w.o.mu.Lock()
+	var double *Delivery
+	if known := w.locks.Find(placeOf(d)); known != nil && known.Body != d {
+		double = known.Body
+	}
+	item, kept, shed := w.locks.Arrive(placeOf(d), d.Event.Key, d)
+	switch {
+	case !kept:
+		double = d
+	case d.m.main != nil: // what was put back is few, and stays whole
+		w.locks.Restored(item)
+		shed = false
+	case !shed && h.overfull():
+		w.locks.Shed(item)
+		shed = true
+	}
+	awaited := w.locks.Awaited()
+	w.o.mu.Unlock()
+	w.waited.Store(int64(awaited))
+	if double != nil { // the server has forgotten that it delivered the event; one is enough
+		double.m.sub.endQuietly(double, Dropped)
+	}
+	if kept && shed {
+		d.m.sub.shed(d)
+	}
+	w.o.kick()
+}
+
+// expect keeps the key of an event that the server has delivered, and that cannot be lent yet: it
+// came too late and comes again, or it is not known yet how often it was handed out. The
+// subscription's mu is not held.
+func (w *owner) expect(d *Delivery) {
+	w.o.mu.Lock()
+	if w.locks.Find(placeOf(d)) == nil {
+		item, _, _ := w.locks.Arrive(placeOf(d), d.Event.Key, d)
+		w.locks.Await(item)
+	}
+	awaited := w.locks.Awaited()
+	w.o.mu.Unlock()
+	w.waited.Store(int64(awaited))
+	w.o.kick()
+}
+
+// overfull reports whether the owner holds more than it may, for want of an event that is to come.
+func (h *Held) overfull() bool {
+	s := h.m.sub
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.heldBytes >= s.bus.limits.HeldBytes
+}
+
+// endQuietly ends a delivery whose keeper knows that. It reports whether the server may be told.
+func (s *Subscription) endQuietly(d *Delivery, how Outcome) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d.quiet = true
+	return s.remove(d, how)
+}
+
+// shed forgets all of an event but its place.
+func (s *Subscription) shed(d *Delivery) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d.raw = nil
+	d.Event.Payload, d.Event.Headers, d.Event.Tags, d.Event.CausedBy = nil, nil, nil, nil
+	if d.index >= 0 && !d.begun {
+		s.holdBytes(-d.size)
+		d.size = 0
+		s.refillSoon(s.bus.clock.now())
+	}
+}
+
+// takeLost takes note of what the subscription has lost or given back by itself.
+func (w *owner) takeLost() {
+	w.removing.Lock()
+	lost := w.lostOnes
+	w.lostOnes = nil
+	w.removing.Unlock()
+	if len(lost) == 0 {
+		return
+	}
+	revoked := make(map[*loan]borrower)
+	w.o.mu.Lock()
+	for _, d := range lost {
+		item := w.locks.Find(placeOf(d))
+		if item == nil || item.Body != d {
+			continue
+		}
+		if l := d.lent; l != nil {
+			revoked[l] = l.place.borrower
+		}
+		w.locks.Await(item)
+	}
+	w.waited.Store(int64(w.locks.Awaited()))
+	w.o.mu.Unlock()
+	for l, t := range revoked {
+		switch t := t.(type) {
+		case *seat:
+			t.revokeOne(l)
+		case *guestPlace:
+			t.guest.revoke(l)
+		}
+	}
+}
+
+// widen leaves room for events that come again.
+func (w *owner) widen() {
+	s := w.sub
+	limit := w.bus.limits.OrderedWindow + w.waits()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w.gathering || s.opts.MaxInFlight == limit {
+		return
+	}
+	s.opts.MaxInFlight = limit
+	s.refillSoon(s.bus.clock.now())
+}
+
+// handing is an event on its way to a member.
+type handing struct {
+	place *spot
+	loan  *loan
+	shed  bool
+}
+
+// telling is what a member is to be told.
+type telling struct {
+	to    borrower
+	slots []int
+}
+
+// lend tells members their slots, and gives them events. It reports whether there is more to lend.
+func (w *owner) lend(now int64) (more bool) {
+	if perhaps, _ := w.pulledElsewhere(now); perhaps {
+		return false
+	}
+	w.o.mu.Lock()
+	if w.gathering {
+		w.o.mu.Unlock()
+		return false
+	}
+	if w.members {
+		w.members = false
+		w.places = w.placesLocked()
+		var open []string
+		for id, p := range w.places {
+			if p.had != nil {
+				w.locks.Prefer(id, p.had)
+				p.had = nil
+			}
+			if p.open {
+				open = append(open, id)
+			}
+		}
+		w.locks.SetMembers(open)
+	}
+	var told []telling
+	for i, c := range w.locks.Changes() {
+		if i == 0 {
+			w.epoch++
+		}
+		if p := w.places[c.Member]; p != nil {
+			told = append(told, telling{p.borrower, c.Slots})
+		}
+	}
+	epoch := w.epoch
+	var out []handing
+	for taken := true; taken && len(out) < lendBatch; {
+		taken = false
+		for id, p := range w.places {
+			if !p.open || p.credit <= 0 || p.rest > now || p.guest != nil && p.guest.closed.Load() {
+				continue
+			}
+			item := w.locks.Take(id)
+			if item == nil {
+				continue
+			}
+			p.credit--
+			l := &loan{from: w, item: item, up: item.Body, place: p}
+			l.right = &l.until
+			out = append(out, handing{p, l, item.Shed})
+			taken = true
+		}
+	}
+	w.o.mu.Unlock()
+	for _, t := range told {
+		t.to.assigned(t.slots, epoch)
+	}
+	for _, h := range out {
+		if h.shed {
+			w.reads.Go(func() { w.give(h) })
+			continue
+		}
+		w.give(h)
+	}
+	return len(out) >= lendBatch
+}
+
+// placesLocked returns the places of all hubs.
+func (w *owner) placesLocked() map[string]*spot {
+	places := make(map[string]*spot, len(w.o.seats))
+	maps.Copy(places, w.o.seats)
+	for _, g := range w.guests {
+		for _, p := range g.places {
+			places[p.id] = p
+		}
+	}
+	return places
+}
+
+// give lends one event to the member that has taken its key.
+func (w *owner) give(h handing) {
+	l, up := h.loan, h.loan.up
+	e, raw := up.Event, up.raw
+	if h.shed {
+		ctx, cancel := context.WithTimeout(w.bus.ctx, publishWait)
+		m, err := w.bus.getMsg(ctx, up.group.topic.stream.name, map[string]any{"seq": up.seq})
+		cancel()
+		switch {
+		case errors.Is(err, ErrNotFound): // it was removed from the stream
+			w.credit(l.place)
+			l.end(loanEnd{What: loanAcked})
+			return
+		case err != nil: // it comes again
+			w.drop(l)
+			return
+		}
+		raw = &nats.Msg{Subject: m.subject, Header: m.header, Data: m.data}
+		stored := up.group.topic.event(m)
+		e.Payload, e.Headers, e.Tags, e.CausedBy = stored.Payload, stored.Headers, stored.Tags, stored.CausedBy
+	}
+	l.raw = raw
+	if slot := l.item.Slot(); slot != ordered.NoSlot {
+		e.Partition, e.HasPartition = slot, true
+	}
+	if !up.m.sub.lendOut(up, l) {
+		w.drop(l)
+		return
+	}
+	if !h.place.borrower.accept(up, l, &e) {
+		w.o.mu.Lock()
+		if p := h.place; p.open {
+			p.credit++
+			p.rest = w.bus.clock.now() + int64(refusedRest)
+		}
+		w.o.mu.Unlock()
+		l.end(loanEnd{What: loanBack})
+	}
+}
+
+// credit gives a place back what an event that it did not get has cost.
+func (w *owner) credit(p *spot) {
+	w.o.mu.Lock()
+	defer w.o.mu.Unlock()
+	if p.open {
+		p.credit++
+	}
+}
+
+// drop gives up an event that cannot be lent now: the server delivers it again.
+func (w *owner) drop(l *loan) {
+	s := l.up.m.sub
+	ours := s.endQuietly(l.up, Returned)
+	w.credit(l.place)
+	w.o.mu.Lock()
+	if w.holds(l) {
+		w.locks.Await(l.item)
+	}
+	w.waited.Store(int64(w.locks.Awaited()))
+	w.o.mu.Unlock()
+	if ours {
+		s.spare(l.up, true)
+	}
+	w.o.kick()
+}
+
+// lendOut marks a delivery as a member's.
+func (s *Subscription) lendOut(d *Delivery, l *loan) bool {
+	now := s.bus.clock.now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d.index < 0 || d.begun || !d.usable(now) || !d.fresh(now) {
+		return false
+	}
+	d.begun, d.writing = true, true // the member's lease ends it, and not ours
+	d.started, d.deadline = now, now+int64(maxAckTimeout)
+	d.lent = l
+	l.until.Store(d.touched + int64(d.group.fence.usable))
+	s.holdBytes(-d.size)
+	s.lease(d)
+	return true
+}
+
+// ended takes the end of a loan of this hub, or what another hub says of one.
+func (w *owner) ended(l *loan, how loanEnd) {
+	defer w.o.kick()
+	d := l.up
+	s := d.m.sub
+	switch how.What {
+	case loanAcked:
+		if s.endQuietly(d, Acked) {
+			d.tell(ackNow)
+		}
+		w.settle(l)
+	case loanBack:
+		d.takeBack()
+		w.o.mu.Lock()
+		if w.holds(l) {
+			w.locks.Back(l.item)
+		}
+		w.o.mu.Unlock()
+	case loanBuried:
+		ours := s.endQuietly(d, DeadLettered)
+		w.awaits(l)
+		if ours {
+			w.bus.dead.addFor(d, how.Reason, how.Client)
+		}
+	default:
+		if how.Delay <= 0 {
+			w.refuse(l)
+			return
+		}
+		w.o.mu.Lock()
+		if w.holds(l) {
+			w.locks.Block(l.item)
+			heap.Push(&w.delays, refusal{w.bus.clock.now() + int64(how.Delay), l})
+		}
+		w.o.mu.Unlock()
+	}
+}
+
+// holds reports whether the loan is of an event as it is here now: not of one from before a reset,
+// or of an earlier delivery. The ordering's mu is held.
+func (w *owner) holds(l *loan) bool {
+	return w.locks.Find(l.item.Pos()) == l.item && l.item.Body == l.up
+}
+
+func (w *owner) settle(l *loan) {
+	w.o.mu.Lock()
+	defer w.o.mu.Unlock()
+	if w.holds(l) {
+		w.locks.Settle(l.item)
+	}
+}
+
+func (w *owner) awaits(l *loan) {
+	w.o.mu.Lock()
+	defer w.o.mu.Unlock()
+	if w.holds(l) {
+		w.locks.Await(l.item)
+	}
+	w.waited.Store(int64(w.locks.Awaited()))
+}
+
+// refuse has the server deliver an event again, which counts as an attempt.
+func (w *owner) refuse(l *loan) {
+	ours := l.up.m.sub.endQuietly(l.up, Nacked)
+	w.awaits(l)
+	if ours {
+		l.up.tell(nakNow)
+	}
+}
+
+// buried says that a dead letter was stored, and its event settled.
+func (w *owner) buried(d *Delivery) {
+	w.o.mu.Lock()
+	if item := w.locks.Find(placeOf(d)); item != nil && item.Body == nil {
+		w.locks.Settle(item)
+		w.waited.Store(int64(w.locks.Awaited()))
+	}
+	w.o.mu.Unlock()
+	w.o.kick()
+}
+
+// takeDue refuses what has waited for its delay, and returns when the next is due.
+//
+// The owner waits and not the server: a server that counted the delay would give the events behind
+// to the next owner first.
+func (w *owner) takeDue(now int64) (next int64) {
+	var due []*loan
+	w.o.mu.Lock()
+	for len(w.delays) > 0 && w.delays[0].at <= now {
+		due = append(due, heap.Pop(&w.delays).(refusal).loan) //nolint:forcetypeassert,errcheck // it holds nothing else
+	}
+	if len(w.delays) > 0 {
+		next = w.delays[0].at
+	}
+	w.o.mu.Unlock()
+	for _, l := range due {
+		w.refuse(l)
+	}
+	return next
+}
+
+// refusal is a refused event that waits.
+type refusal struct {
+	at   int64
+	loan *loan
+}
+
+// delays are those that wait, a heap; bounded by the window.
+type delays []refusal
+
+func (q delays) Len() int           { return len(q) }
+func (q delays) Less(i, j int) bool { return q[i].at < q[j].at }
+func (q delays) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
+func (q *delays) Push(x any)        { *q = append(*q, x.(refusal)) } //nolint:forcetypeassert,errcheck // of this file only
+func (q *delays) Pop() any {
+	last := (*q)[len(*q)-1]
+	*q = (*q)[:len(*q)-1]
+	return last
+}
+
+// left ends what a place still holds: it was given back before, as far as its hub could say so. The
+// ordering's mu is held.
+func (w *owner) left(p *spot) {
+	w.members = true
+	var held []*loan
+	w.locks.Each(func(i *ordered.Item[*Delivery]) {
+		if i.Member() == p.id && i.Body != nil && i.Body.lent != nil {
+			held = append(held, i.Body.lent)
+		}
+	})
+	if len(held) == 0 {
+		w.locks.Leave(p.id)
+		return
+	}
+	slices.SortFunc(held, func(a, b *loan) int { return cmp.Compare(a.item.Pos(), b.item.Pos()) })
+	w.reads.Go(func() { // without the lock
+		for _, l := range held {
+			l.end(loanEnd{What: loanNaked})
+		}
+		w.o.mu.Lock()
+		w.locks.Leave(p.id)
+		w.members = true
+		w.o.mu.Unlock()
+		w.o.kick()
+	})
+}
