@@ -95,6 +95,8 @@ type guest struct {
 	sub  *nats.Subscription
 
 	closed atomic.Bool
+	gone   chan struct{} // closed when the guest has said that it holds nothing
+	went   sync.Once
 
 	sending sync.Mutex // keeps the numbers in order
 	sent    atomic.Uint64
@@ -199,7 +201,10 @@ func (o *ordering) welcome(l *link, hello *guestHello) guestWelcome {
 	if w == nil || w.guests == nil || o.bus.orderingsEnd.Load() {
 		return guestWelcome{}
 	}
-	g := &guest{w: w, link: l, hub: hello.Hub, made: hello.Made, data: hello.Data, subj: nats.NewInbox(), places: make(map[uint64]*spot), loans: make(map[uint64]*loan)}
+	g := &guest{
+		w: w, link: l, hub: hello.Hub, made: hello.Made, data: hello.Data, subj: nats.NewInbox(), places: make(map[uint64]*spot), loans: make(map[uint64]*loan),
+		gone: make(chan struct{}),
+	}
 	sub, err := l.nc.Subscribe(g.subj, g.receive)
 	if err == nil {
 		err = sub.SetPendingLimits(-1, -1) // bounded by what the guest has
@@ -221,6 +226,7 @@ func (g *guest) receive(m *nats.Msg) {
 	n, err := strconv.ParseUint(number, 10, 64)
 	if err == nil && len(rest) > 0 && rest[0] == guestLeave {
 		g.finish()
+		g.went.Do(func() { close(g.gone) })
 		g.pong(m, guestPong{Over: true})
 		return
 	}
@@ -429,6 +435,7 @@ func (t *guestPlace) assigned(slots []int, epoch uint64) {
 }
 
 // recallAll has guests give up all that they have, and reports whether all have said that they did.
+// A guest says so behind all that it had to say about events, and all of that is taken.
 func recallAll(b *Bus, guests map[string]*guest) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(b.ctx), time.Second)
 	defer cancel()
@@ -445,6 +452,13 @@ func recallAll(b *Bus, guests map[string]*guest) bool {
 			reply, err = g.link.request(ctx, g.data+".q", data)
 			if err == nil && noResponders(reply) {
 				err = nats.ErrNoResponders
+			}
+		}
+		if err == nil {
+			select {
+			case <-g.gone:
+			case <-ctx.Done():
+				err = ctx.Err()
 			}
 		}
 		if err != nil {

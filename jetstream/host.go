@@ -25,7 +25,11 @@ type host struct {
 	sub  *nats.Subscription
 
 	until atomic.Int64 // until when what was lent may be settled
-	over  atomic.Bool
+	over  atomic.Bool  // the session is to end
+	mute  atomic.Bool  // the owner was told that it has ended
+
+	receiving sync.Mutex   // while a message of the owner is taken
+	open      atomic.Int64 // events that were lent and about which nothing was said
 
 	sending sync.Mutex // keeps the numbers in order
 	said    uint64
@@ -190,7 +194,8 @@ func (h *host) tellLeft(p *spot) {
 
 // ended takes the end of a loan of the owner.
 func (h *host) ended(l *loan, how loanEnd) {
-	if h.over.Load() || !l.usable(h.o.bus.clock.now()) {
+	defer h.open.Add(-1)
+	if h.mute.Load() || !l.usable(h.o.bus.clock.now()) {
 		return
 	}
 	var tail []byte
@@ -203,6 +208,8 @@ func (h *host) ended(l *loan, how loanEnd) {
 
 // receive takes what the owner sends.
 func (h *host) receive(m *nats.Msg) {
+	h.receiving.Lock()
+	defer h.receiving.Unlock()
 	what := m.Subject[len(h.data)+1:]
 	if what == "q" {
 		h.recall(m)
@@ -244,7 +251,7 @@ func (h *host) heard(data []byte) {
 		h.o.mu.Unlock()
 		t.assigned(n.Slots, n.Epoch)
 	case n.Revoke > 0:
-		t.revokeLoan(h, n.Revoke)
+		h.open.Add(-int64(t.revokeLoan(h, n.Revoke)))
 	}
 }
 
@@ -279,6 +286,7 @@ func (h *host) lent(m *nats.Msg, subject, meta string) {
 		v[i], _ = strconv.ParseUint(f, 10, 63)
 	}
 	l := &loan{from: h, number: v[0], right: &h.until}
+	h.open.Add(1)
 	t, p := h.seat(v[1])
 	if t == nil {
 		l.end(loanEnd{What: loanBack})
@@ -307,15 +315,14 @@ func (h *host) lent(m *nats.Msg, subject, meta string) {
 	}
 }
 
-// recall gives up all that the owner has lent, and says so.
+// recall has the session ended: the owner gives the group up.
 func (h *host) recall(m *nats.Msg) {
 	h.over.Store(true)
-	h.revoke()
 	_ = m.Respond([]byte("{}")) // fails only when the connection is down
 	h.o.kick()
 }
 
-// revoke ends all that the owner has lent, without a word.
+// revoke ends all that the owner has lent. What nobody has had is given back.
 func (h *host) revoke() {
 	h.o.mu.Lock()
 	seats := make([]*seat, 0, len(h.o.seats))
@@ -326,18 +333,33 @@ func (h *host) revoke() {
 	}
 	h.o.mu.Unlock()
 	for _, t := range seats {
-		t.revoke(h)
+		n, unseen := t.revoke(h)
+		h.open.Add(-int64(n))
+		if now := h.o.bus.clock.now(); now < h.until.Load() {
+			for _, l := range unseen {
+				h.say(loanBack, l.number, nil)
+			}
+		}
 	}
 }
+
+// saying is how long the end of a session waits for members that have just settled an event.
+const saying = 100 * time.Millisecond
 
 // end ends the session: nothing of it is settled any more, and the owner is told so.
 func (h *host) end() {
 	o, b := h.o, h.o.bus
+	h.receiving.Lock() // what is lent from now on is not taken
 	h.over.Store(true)
+	h.receiving.Unlock()
+	h.revoke()
+	for end := b.clock.now() + int64(saying); h.open.Load() > 0 && b.clock.now() < end; {
+		<-time.After(time.Millisecond) // what was settled is on its way to ended
+	}
+	h.mute.Store(true)
 	o.mu.Lock()
 	o.host = nil
 	o.mu.Unlock()
-	h.revoke()
 	done := make(chan struct{})
 	h.ask(guestLeave, b.clock.now(), func(*guestPong) { close(done) })
 	select {

@@ -189,17 +189,26 @@ func (t *seat) assigned(slots []int, epoch uint64) {
 	}
 }
 
-// revoke ends what the member has of a lender without a word: the lender has lost its right.
-func (t *seat) revoke(from lender) {
+// revoke ends what the member has of a lender without a word: the lender has lost its right. It
+// returns how many events that were, and which of them nobody has had.
+func (t *seat) revoke(from lender) (n int, unseen []*loan) {
 	s := t.m.sub
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.drop(func(d *Delivery) bool {
-		return d.loan != nil && d.loan.from == from && d.m == t.m && d.loan.over.CompareAndSwap(false, true)
+		mine := d.loan != nil && d.loan.from == from && d.m == t.m && d.loan.over.CompareAndSwap(false, true)
+		if mine {
+			n++
+			if !d.begun {
+				unseen = append(unseen, d.loan)
+			}
+		}
+		return mine
 	})
 	if t.m.seat == t && t.open {
 		s.refillSoon(s.bus.clock.now())
 	}
+	return n, unseen
 }
 
 // revokeOne is revoke for one loan.
@@ -220,11 +229,16 @@ func (s *Subscription) bury(d *Delivery, reason string) {
 }
 
 // revokeLoan is revokeOne for a loan of another hub.
-func (t *seat) revokeLoan(from lender, number uint64) {
+func (t *seat) revokeLoan(from lender, number uint64) (n int) {
 	s := t.m.sub
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.drop(func(d *Delivery) bool {
-		return d.loan != nil && d.loan.from == from && d.loan.number == number && d.loan.over.CompareAndSwap(false, true)
+		mine := d.loan != nil && d.loan.from == from && d.loan.number == number && d.loan.over.CompareAndSwap(false, true)
+		if mine {
+			n++
+		}
+		return mine
 	})
+	return n
 }

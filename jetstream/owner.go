@@ -85,7 +85,7 @@ type owner struct {
 	hotAt   int64
 	written int64
 	alone   int64 // since when there are no members on this hub; 0: there are
-	reads   sync.WaitGroup
+	reads   sync.WaitGroup // only the goroutine of the ordering adds to it
 	overdue map[uint64]int64 // since when events that are to arrive again are missed, by place
 	missAt  int64
 
@@ -96,6 +96,7 @@ type owner struct {
 	members   bool             // places have come, gone, opened or closed
 	gathering bool
 	delays    delays
+	leaving   []leaver // bounded by the places of all hubs, and by what they had
 	// epoch is of the last assignment. It begins with the revision of the entry, which rises over
 	// all owners and generations of a group.
 	epoch uint64
@@ -420,6 +421,7 @@ func (w *owner) handOver() {
 	w.delays = nil
 	w.o.mu.Unlock()
 	clean := recallAll(w.bus, guests)
+	w.takeLeft()
 	w.reads.Wait()
 	clean = w.end(true) && clean && w.bus.owners.valid(w.bus.clock.now())
 	w.o.mu.Lock()
@@ -451,6 +453,7 @@ func (w *owner) loop() broken {
 			return why
 		}
 		w.takeLost()
+		w.takeLeft()
 		next := w.takeDue(now)
 		if w.gathering && now-asked > int64(gatherTick) {
 			asked = now

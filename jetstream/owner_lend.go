@@ -437,8 +437,14 @@ func (q *delays) Pop() any {
 	return last
 }
 
-// left ends what a place still holds: it was given back before, as far as its hub could say so. The
-// ordering's mu is held.
+// leaver is a place that has gone, and what it still had.
+type leaver struct {
+	place *spot
+	held  []*loan
+}
+
+// left has the owner end what a place still holds: it was given back before, as far as its hub
+// could say so. The ordering's mu is held.
 func (w *owner) left(p *spot) {
 	w.members = true
 	var held []*loan
@@ -451,15 +457,31 @@ func (w *owner) left(p *spot) {
 		w.locks.Leave(p.id)
 		return
 	}
-	slices.SortFunc(held, func(a, b *loan) int { return cmp.Compare(a.item.Pos(), b.item.Pos()) })
-	w.reads.Go(func() { // without the lock
-		for _, l := range held {
+	w.leaving = append(w.leaving, leaver{p, held})
+}
+
+// takeLeft ends what places had that have gone.
+func (w *owner) takeLeft() {
+	w.o.mu.Lock()
+	left := w.leaving
+	w.leaving = nil
+	w.o.mu.Unlock()
+	if len(left) == 0 {
+		return
+	}
+	for _, p := range left {
+		slices.SortFunc(p.held, func(a, b *loan) int { return cmp.Compare(a.item.Pos(), b.item.Pos()) })
+		for _, l := range p.held {
 			l.end(loanEnd{What: loanNaked})
 		}
-		w.o.mu.Lock()
-		w.locks.Leave(p.id)
-		w.members = true
-		w.o.mu.Unlock()
-		w.o.kick()
-	})
+	}
+	w.o.mu.Lock()
+	defer w.o.mu.Unlock()
+	places := w.placesLocked()
+	for _, p := range left {
+		if places[p.place.id] == nil { // else it is back, in another session of its hub
+			w.locks.Leave(p.place.id)
+		}
+	}
+	w.members = true
 }

@@ -68,6 +68,11 @@ func hubs(tb testing.TB, n int) []*jetstream.Bus {
 // numbers.
 func publishKeys(tb testing.TB, b *jetstream.Bus, keys, each int) {
 	tb.Helper()
+	publishTo(tb, b, topic, keys, each)
+}
+
+func publishTo(tb testing.TB, b *jetstream.Bus, topic string, keys, each int) {
+	tb.Helper()
 	p := b.NewPublisher()
 	for n := 1; n <= each; n++ {
 		for k := range keys {

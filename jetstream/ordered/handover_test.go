@@ -1,0 +1,89 @@
+package ordered_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
+)
+
+// ownedBy has a hub own the group without taking an event: it has a member that is paused.
+func ownedBy(tb testing.TB, b *jetstream.Bus, topic string) {
+	tb.Helper()
+	opts := jetstream.SubscribeOptions{OrderByKey: true, From: jetstream.FromEarliest, Paused: true}
+	s, err := b.Subscribe(tb.Context(), topic, "g", opts, func(*jetstream.Held) {})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = s.Stop(context.Background()) })
+	pulls := func() bool {
+		info, err := b.Group(topic, "g").Info(tb.Context())
+		return err == nil && info.InFlight > 0
+	}
+	for deadline := time.Now().Add(wait); !pulls(); <-time.After(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			tb.Fatal("no hub owns the group")
+		}
+	}
+}
+
+// TestAcknowledgedAtAHandOver closes the hub that owns a group, while the members of another hub
+// acknowledge events as fast as they can. An event whose acknowledgement was taken does not come
+// again, although many are on their way to the owner.
+func TestAcknowledgedAtAHandOver(t *testing.T) {
+	url := natstest.Run(t).ClientURL()
+	stays := startHubWith(t, url, 2*wait)
+	for round := range 5 {
+		topic := fmt.Sprint("acked", round)
+		const keys, each = 500, 20
+		publishTo(t, stays, topic, keys, each)
+		owner := startHubWith(t, url, 2*wait)
+		ownedBy(t, owner, topic)
+		var mu sync.Mutex
+		acked, twice := make(map[uint64]bool), 0
+		some, done := make(chan struct{}), make(chan struct{})
+		opts := jetstream.SubscribeOptions{OrderByKey: true, From: jetstream.FromEarliest, MaxInFlight: keys}
+		s, err := stays.Subscribe(t.Context(), topic, "g", opts, func(h *jetstream.Held) {
+			d, ok := h.Begin()
+			if !ok {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if acked[d.Event.Sequence] {
+				twice++
+			}
+			if d.Ack() != nil || acked[d.Event.Sequence] {
+				return
+			}
+			acked[d.Event.Sequence] = true
+			switch len(acked) {
+			case keys * each / 4:
+				close(some)
+			case keys * each:
+				close(done)
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []chan struct{}{some, done} {
+			select {
+			case <-c:
+			case <-time.After(wait):
+				t.Fatal("not all events came")
+			}
+			_ = owner.Close()
+		}
+		_ = s.Stop(context.Background())
+		mu.Lock()
+		if twice > 0 {
+			t.Errorf("%d events came again that had been acknowledged", twice)
+		}
+		mu.Unlock()
+	}
+}
