@@ -60,6 +60,7 @@ type Delivery struct {
 	// Guarded by the subscription's mu.
 	spared    int          // how many of the server's deliveries before this one reached no client
 	failed    *lastFailure // of an event whose last attempt is over: it is not handed out
+	until     int64        // when it may be lent, in epoch milliseconds; of ordered groups only
 	resolved  bool         // spared is known
 	looking   bool         // spared is asked for
 	unseen    bool         // it ended before that was known, and no client had it

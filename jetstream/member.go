@@ -436,7 +436,7 @@ func (d *Delivery) resolve() {
 		defer s.returning.release()
 		s.mu.Lock()
 		spared := n.spared
-		d.spared, d.resolved, d.failed = spared, true, n.failed
+		d.spared, d.resolved, d.failed, d.until = spared, true, n.failed, n.until
 		d.Attempt = d.attempt(spared)
 		ended, nak := d.unseen, d.unseenNak
 		over := d.failed != nil && !ended && s.remove(d, DeadLettered)
@@ -447,7 +447,7 @@ func (d *Delivery) resolve() {
 		case ended && sure:
 			s.spare(d, nak)
 		case ended && d.knows != forgotten:
-			d.group.bus.keepNote(spareNote{d.attemptsSubject(), note{spared: spared + 1}})
+			d.group.bus.keepNote(spareNote{d.attemptsSubject(), note{spared: spared + 1, until: n.until}})
 			if nak {
 				d.sendInTime(nakNow)
 			}
@@ -461,7 +461,7 @@ func (d *Delivery) resolve() {
 // tellKnown is lookUp where this hub had the delivery before.
 func (d *Delivery) tellKnown(_ int64, then func(n note, sure bool)) {
 	d.m.sub.mu.Lock()
-	n := note{spared: d.spared, failed: d.failed}
+	n := note{spared: d.spared, failed: d.failed, until: d.until}
 	d.m.sub.mu.Unlock()
 	then(n, true)
 }

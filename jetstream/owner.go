@@ -84,8 +84,8 @@ type owner struct {
 	main    *member
 	hotAt   int64
 	written int64
-	alone   int64 // since when there are no members on this hub; 0: there are
-	reads   sync.WaitGroup // only the goroutine of the ordering adds to it
+	alone   int64            // since when there are no members on this hub; 0: there are
+	reads   sync.WaitGroup   // only the goroutine of the ordering adds to it
 	overdue map[uint64]int64 // since when events that are to arrive again are missed, by place
 	missAt  int64
 

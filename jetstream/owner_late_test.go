@@ -94,3 +94,31 @@ func TestARepeatedRequestEndsNoSession(t *testing.T) {
 		t.Error("the session has ended")
 	}
 }
+
+// An owner that begins anew, as after a lost connection, still keeps a refused event for its delay.
+func TestADelayOutlivesACut(t *testing.T) {
+	t.Parallel()
+	const delay = 4 * time.Second
+	b := open(t, Config{URL: natsServer(t), AckWait: 2 * time.Second, Connections: 1})
+	k := take(t, b, "cut", "g", SubscribeOptions{From: FromEarliest, OrderByKey: true})
+	w := keeperOf(t, k)
+	for _, payload := range []string{"1", "2"} {
+		if _, err := b.Publish(t.Context(), "cut", []byte(payload), PublishOptions{Key: "a"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := k.next().Nack("later", delay); err != nil {
+		t.Fatal(err)
+	}
+	at := time.Now()
+	w.broke(brokenCut)
+	for _, want := range []string{"1", "2"} {
+		e := k.next()
+		if string(e.Event.Payload) != want || time.Since(at) < delay-10*time.Millisecond {
+			t.Fatalf("event %s came after %v, and not event %s", e.Event.Payload, time.Since(at), want)
+		}
+		if err := e.Ack(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

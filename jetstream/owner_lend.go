@@ -7,6 +7,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -24,6 +25,7 @@ func placeOf(d *Delivery) uint64 {
 // arrive takes an event that the server has delivered.
 func (w *owner) arrive(h *Held) {
 	d := (*Delivery)(h)
+	until := w.delayOf(d)
 	w.o.mu.Lock()
 	var double *Delivery
 	if known := w.locks.Find(placeOf(d)); known != nil && known.Body != d {
@@ -39,6 +41,10 @@ func (w *owner) arrive(h *Held) {
 	case !shed && h.overfull():
 		w.locks.Shed(item)
 		shed = true
+	}
+	if until > 0 && kept {
+		w.locks.Block(item)
+		heap.Push(&w.delays, delayedEvent{at: until, item: item, up: d})
 	}
 	awaited := w.locks.Awaited()
 	w.o.mu.Unlock()
@@ -346,10 +352,11 @@ func (w *owner) ended(l *loan, how loanEnd) {
 			w.refuse(l)
 			return
 		}
+		w.noteDelay(d, how.Delay)
 		w.o.mu.Lock()
 		if w.holds(l) {
 			w.locks.Block(l.item)
-			heap.Push(&w.delays, refusal{w.bus.clock.now() + int64(how.Delay), l})
+			heap.Push(&w.delays, delayedEvent{at: w.bus.clock.now() + int64(how.Delay), item: l.item, up: d, loan: l})
 		}
 		w.o.mu.Unlock()
 	}
@@ -398,6 +405,46 @@ func (w *owner) buried(d *Delivery) {
 	w.o.kick()
 }
 
+// noteDelay notes that an event is not to be lent for a time: for this owner, if it begins anew, and
+// for another one.
+func (w *owner) noteDelay(d *Delivery, delay time.Duration) {
+	s, g := d.m.sub, d.group
+	s.mu.Lock()
+	spared := d.spared
+	d.until = time.Now().Add(delay).UnixMilli()
+	n := note{spared: spared, until: d.until}
+	s.mu.Unlock()
+	g.mu.Lock()
+	full := g.known.wait(d, spared, w.bus.clock.now()+int64(delay), w.bus.limits.AttemptsKnown)
+	g.mu.Unlock()
+	if full {
+		w.bus.obs.LimitReached("attempts_known")
+	}
+	if delay >= minDelay {
+		w.bus.noteSpared(s.link, spareNote{d.attemptsSubject(), n}, func(bool) {})
+	}
+}
+
+// delayOf returns when an event that has come again may be lent, or 0.
+func (w *owner) delayOf(d *Delivery) int64 {
+	if d.delivered <= 1 && d.m.main == nil {
+		return 0
+	}
+	now := w.bus.clock.now()
+	until := int64(0)
+	if d.until > 0 {
+		until = now + int64(time.Until(time.UnixMilli(d.until)))
+	}
+	g := d.group
+	g.mu.Lock()
+	until = max(until, g.known.accounts[d.seq].until)
+	g.mu.Unlock()
+	if until <= now {
+		return 0
+	}
+	return until
+}
+
 // takeDue refuses what has waited for its delay, and returns when the next is due.
 //
 // The owner waits and not the server: a server that counted the delay would give the events behind
@@ -406,7 +453,13 @@ func (w *owner) takeDue(now int64) (next int64) {
 	var due []*loan
 	w.o.mu.Lock()
 	for len(w.delays) > 0 && w.delays[0].at <= now {
-		due = append(due, heap.Pop(&w.delays).(refusal).loan) //nolint:forcetypeassert,errcheck // it holds nothing else
+		d := heap.Pop(&w.delays).(delayedEvent) //nolint:forcetypeassert,errcheck // it holds nothing else
+		switch {
+		case d.loan != nil:
+			due = append(due, d.loan)
+		case w.locks.Find(d.item.Pos()) == d.item && d.item.Body == d.up:
+			w.locks.Back(d.item)
+		}
 	}
 	if len(w.delays) > 0 {
 		next = w.delays[0].at
@@ -418,19 +471,21 @@ func (w *owner) takeDue(now int64) (next int64) {
 	return next
 }
 
-// refusal is a refused event that waits.
-type refusal struct {
+// delayedEvent is an event that waits.
+type delayedEvent struct {
 	at   int64
-	loan *loan
+	item *ordered.Item[*Delivery]
+	up   *Delivery
+	loan *loan // it is to be refused then; nil: it may be lent
 }
 
 // delays are those that wait, a heap; bounded by the window.
-type delays []refusal
+type delays []delayedEvent
 
 func (q delays) Len() int           { return len(q) }
 func (q delays) Less(i, j int) bool { return q[i].at < q[j].at }
 func (q delays) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
-func (q *delays) Push(x any)        { *q = append(*q, x.(refusal)) } //nolint:forcetypeassert,errcheck // of this file only
+func (q *delays) Push(x any)        { *q = append(*q, x.(delayedEvent)) } //nolint:forcetypeassert,errcheck // of this file only
 func (q *delays) Pop() any {
 	last := (*q)[len(*q)-1]
 	*q = (*q)[:len(*q)-1]

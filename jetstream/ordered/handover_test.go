@@ -87,3 +87,59 @@ func TestAcknowledgedAtAHandOver(t *testing.T) {
 		mu.Unlock()
 	}
 }
+
+// TestDelayAtAHandOver refuses an event with a delay, and closes the hub that owns the group. The
+// event comes to the member of another hub when the delay is over, and those of its key after it.
+func TestDelayAtAHandOver(t *testing.T) {
+	const delay = 4 * time.Second
+	url := natstest.Run(t).ClientURL()
+	owner, stays := startHubWith(t, url, 2*wait), startHubWith(t, url, 2*wait)
+	publishKeys(t, owner, 1, 3)
+	refused := make(chan time.Time, 1)
+	member := func(b *jetstream.Bus, f func(*jetstream.Delivery)) {
+		opts := jetstream.SubscribeOptions{OrderByKey: true, From: jetstream.FromEarliest}
+		s, err := b.Subscribe(t.Context(), topic, "g", opts, func(h *jetstream.Held) {
+			if d, ok := h.Begin(); ok {
+				f(d)
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Stop(context.Background()) })
+	}
+	member(owner, func(d *jetstream.Delivery) {
+		if err := d.Nack("later", delay); err != nil {
+			t.Error(err)
+		}
+		refused <- time.Now()
+	})
+	var at time.Time
+	select {
+	case at = <-refused:
+	case <-time.After(wait):
+		t.Fatal("no event came")
+	}
+	got := make(chan *jetstream.Delivery, 10)
+	member(stays, func(d *jetstream.Delivery) { got <- d })
+	if err := owner.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for n := 1; n <= 3; n++ {
+		select {
+		case d := <-got:
+			attempt := 1
+			if n == 1 {
+				attempt = 2
+			}
+			if string(d.Event.Payload) != fmt.Sprint(n) || d.Attempt != attempt || time.Since(at) < delay-10*time.Millisecond {
+				t.Fatalf("event %s, attempt %d, came %v after the refusal", d.Event.Payload, d.Attempt, time.Since(at))
+			}
+			if err := d.Ack(); err != nil {
+				t.Fatal(err)
+			}
+		case <-time.After(wait):
+			t.Fatalf("event %d did not come", n)
+		}
+	}
+}
