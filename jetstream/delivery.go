@@ -82,7 +82,7 @@ type Delivery struct {
 	loan     *loan        // of a member of an ordered group
 	lent     *loan        // of the owner of one: the event is a member's
 	quiet    bool         // its owner knows that it ends
-	raw      *nats.Msg    // of the owner, as it came
+	slim     bool         // of the owner: only its place is kept, and its size does not count
 	cancel   context.CancelFunc
 }
 
@@ -199,9 +199,6 @@ func newDelivery(in *inbox, msg *nats.Msg, p deliveryMeta, now int64) *Delivery 
 		Redelivered: p.delivered > 1 || in.group.topic.putBack, delivered: p.delivered, index: -1, arrived: now, touched: now,
 	}
 	d.Event.ReadHeader(msg.Header)
-	if in.m.sub.keeper != nil {
-		d.raw = msg
-	}
 	if in.group.topic.putBack {
 		d.Order, d.Stretch = 0, 0 // the counts of another consumer
 		d.letter = readPutBack(&d.Event, msg.Header)
@@ -307,7 +304,9 @@ func (d *Delivery) takeBack() {
 	}
 	d.begun, d.writing = false, false
 	s.unlease(d)
-	s.holdBytes(d.size)
+	if !d.slim {
+		s.holdBytes(d.size)
+	}
 	d.m.obs.InFlight(-1)
 	d.traceEnd(Returned)
 }

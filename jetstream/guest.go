@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-
-	"eventhub/jetstream/ordered"
 )
 
 // How an owner and a hub with members of its group, a guest, talk over NATS, without JetStream:
@@ -24,8 +22,10 @@ import (
 // says. Both are inboxes that nobody can guess. Each side numbers what it sends: a hole ends the
 // session.
 //
-// To the guest: events as they are stored, at <its subject>.<subject of the event>, and hostNews at
-// <its subject>.c. To the owner: "<number> <op> <loan or place> [JSON]".
+// To the guest: events, as many as there are (lending.go), at <its subject>.b, and before that, at
+// <its subject>.p, the parts of what is too large for one message; hostNews at <its subject>.c. To
+// the owner: "<number> <op> <loan or place> [JSON]"; acknowledgements are of many loans,
+// "<number> A <loan>,<loan>".
 //
 // What a guest holds is its own until a time that the owner grants with each answer to a ping. The
 // owner takes the events of a session back that is silent for longer.
@@ -99,6 +99,7 @@ type guest struct {
 	went   sync.Once
 
 	sending sync.Mutex // keeps the numbers in order
+	out     []byte     // events that are to be sent; at most lendBytes and one more
 	sent    atomic.Uint64
 
 	got    uint64           // used by the subscription's goroutine only
@@ -113,6 +114,7 @@ type guest struct {
 // guestPlace is a place of another hub.
 type guestPlace struct {
 	guest  *guest
+	place  *spot
 	number uint64
 }
 
@@ -243,7 +245,9 @@ func (g *guest) receive(m *nats.Msg) {
 	arg, tail, _ := strings.Cut(strings.TrimPrefix(rest[1:], " "), " ")
 	id, _ := strconv.ParseUint(arg, 10, 64)
 	switch op {
-	case loanAcked, loanBack:
+	case loanAcked:
+		g.acked(arg)
+	case loanBack:
 		g.settle(id, loanEnd{What: op})
 	case loanNaked, loanBuried:
 		var how loanEnd
@@ -313,6 +317,22 @@ func (g *guest) settle(number uint64, how loanEnd) {
 	}
 }
 
+// acked ends loans whose events were acknowledged.
+func (g *guest) acked(numbers string) {
+	ends := make([]loanOver, 0, strings.Count(numbers, ",")+1)
+	g.mu.Lock()
+	for text := range strings.SplitSeq(numbers, ",") {
+		number, _ := strconv.ParseUint(text, 10, 64)
+		l := g.loans[number]
+		delete(g.loans, number)
+		if l != nil && l.over.CompareAndSwap(false, true) {
+			ends = append(ends, loanOver{l, loanEnd{What: loanAcked}})
+		}
+	}
+	g.mu.Unlock()
+	g.w.endedAll(ends...)
+}
+
 // seat takes a place, or what has changed of it.
 func (g *guest) seat(number uint64, s guestPlaceState) {
 	o := g.w.o
@@ -320,7 +340,7 @@ func (g *guest) seat(number uint64, s guestPlaceState) {
 	p := g.places[number]
 	if p == nil {
 		p = &spot{id: s.ID, guest: g, number: number, had: s.Had}
-		p.borrower = &guestPlace{g, number}
+		p.borrower = &guestPlace{g, p, number}
 		g.places[number] = p
 	}
 	p.open, p.credit = s.Open, s.Credit
@@ -381,8 +401,38 @@ func (g *guest) news(n hostNews) {
 	}
 	g.sending.Lock()
 	defer g.sending.Unlock()
-	msg := &nats.Msg{Subject: g.data + ".c", Reply: strconv.FormatUint(g.sent.Add(1), 10), Data: data}
-	_ = g.link.nc.PublishMsg(msg) // else the hole ends the session
+	g.flushLocked()
+	g.sendLocked(".c", data)
+}
+
+// sendLocked sends something with the next number. g.sending is held.
+func (g *guest) sendLocked(kind string, data []byte) {
+	// An error means that the connection is down; then the hole ends the session.
+	_ = g.link.nc.PublishMsg(&nats.Msg{Subject: g.data + kind, Reply: strconv.FormatUint(g.sent.Add(1), 10), Data: data})
+}
+
+// lendBytes is how many bytes of events are sent at a time, unless a single event has more.
+const lendBytes = 64 << 10
+
+// flush sends the events that were lent.
+func (g *guest) flush() {
+	g.sending.Lock()
+	defer g.sending.Unlock()
+	g.flushLocked()
+}
+
+func (g *guest) flushLocked() {
+	if len(g.out) == 0 {
+		return
+	}
+	left := g.out
+	for most := int(g.link.nc.MaxPayload()); len(left) > most; left = left[most:] {
+		g.sendLocked(".p", left[:most])
+	}
+	g.sendLocked(".b", left)
+	if g.out = g.out[:0]; cap(g.out) > 4*lendBytes {
+		g.out = nil
+	}
 }
 
 // revoke ends one loan: the owner has lost its right.
@@ -394,40 +444,41 @@ func (g *guest) revoke(l *loan) {
 	g.news(hostNews{Place: l.place.number, Revoke: l.number})
 }
 
-// accept sends an event to the guest.
-func (t *guestPlace) accept(up *Delivery, l *loan, e *Event) bool {
+// accept sends events to the guest, at the latest with flush.
+func (t *guestPlace) accept(lent []lending) bool {
 	g := t.guest
-	now := g.w.bus.clock.now()
-	if g.closed.Load() || l.raw == nil || l.until.Load()-now < int64(g.w.guestRight()) {
+	if g.closed.Load() {
 		return false
 	}
+	least := g.w.bus.clock.now() + int64(g.w.guestRight())
 	g.mu.Lock()
-	g.next++
-	l.number = g.next
-	g.loans[l.number] = l
+	for i := range lent {
+		l := lent[i].loan
+		if l.until.Load() < least {
+			continue
+		}
+		g.next++
+		l.number = g.next
+		g.loans[l.number] = l
+	}
 	g.mu.Unlock()
-	slot := ordered.NoSlot
-	if e.HasPartition {
-		slot = e.Partition
-	}
 	g.sending.Lock()
-	defer g.sending.Unlock()
-	var buf [160]byte
-	b := strconv.AppendUint(buf[:0], g.sent.Add(1), 10)
-	for _, v := range [...]int64{int64(l.number), int64(t.number), int64(slot), int64(up.Attempt), int64(up.delivered), int64(up.seq), e.StoredAt, int64(up.m.mark())} { //nolint:gosec // 63 bits
-		b = strconv.AppendInt(append(b, '.'), v, 10)
+	for i := range lent {
+		if lent[i].loan.number == 0 {
+			continue
+		}
+		g.out = lent[i].appendTo(g.out, t.number)
+		if len(g.out) >= lendBytes {
+			g.flushLocked()
+		}
 	}
-	// An error means that the connection is down; then the hole ends the session.
-	_ = g.link.nc.PublishMsg(&nats.Msg{Subject: g.data + "." + l.raw.Subject, Reply: string(b), Header: l.raw.Header, Data: l.raw.Data})
+	g.sending.Unlock()
+	for i := range lent {
+		if lent[i].loan.number == 0 { // it would end before the guest's right does
+			g.w.declined(t.place, lent[i:i+1])
+		}
+	}
 	return true
-}
-
-// mark is 1 for events that were put back.
-func (m *member) mark() int {
-	if m.main != nil {
-		return 1
-	}
-	return 0
 }
 
 func (t *guestPlace) assigned(slots []int, epoch uint64) {

@@ -4,8 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"runtime"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,7 +13,6 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/native"
-	"eventhub/jetstream/ordered"
 )
 
 // host is the session of this hub with the hub that owns a group: see guest.go.
@@ -33,12 +32,23 @@ type host struct {
 
 	sending sync.Mutex // keeps the numbers in order
 	said    uint64
+	acks    []byte // loans whose acknowledgement is to be said; at most ackBytes and one more
+	acking  chan struct{}
 
 	got atomic.Uint64 // how much the owner has sent that arrived
 
+	parts []byte // of what is too large for one message; used by receive only
+
 	numbers map[string]uint64 // of places, by id; guarded by the ordering's mu
+	places  map[uint64]*spot  // by number; so guarded, too
 	next    uint64
 }
+
+// ackBytes is how many bytes of acknowledgements are said at a time.
+const ackBytes = 4 << 10
+
+// lendMost bounds an event, and the events before it, that an owner sends in parts.
+const lendMost = 128 << 20
 
 // visit has the members of this hub served by the owner of the group, for as long as that goes.
 // ended says that there was a session.
@@ -49,7 +59,7 @@ func (o *ordering) visit(hub string) (ended bool, err error) {
 	if err := b.handles.keys.ensure(ctx); err != nil {
 		return false, err
 	}
-	h := &host{o: o, link: b.link(), data: nats.NewInbox(), numbers: make(map[string]uint64)}
+	h := &host{o: o, link: b.link(), data: nats.NewInbox(), numbers: make(map[string]uint64), places: make(map[uint64]*spot), acking: make(chan struct{}, 1)}
 	for range b.links {
 		if h.link.up.Load() {
 			break
@@ -81,8 +91,12 @@ func (o *ordering) visit(hub string) (ended bool, err error) {
 		h.tellSeat(p)
 	}
 	o.mu.Unlock()
+	var acking sync.WaitGroup
+	acking.Go(h.sayAcks)
 	h.serve(cuts)
 	h.end()
+	close(h.acking) // nothing is said any more
+	acking.Wait()
 	return true, nil
 }
 
@@ -136,6 +150,7 @@ func (h *host) needed() bool {
 func (h *host) ask(op byte, now int64, then func(*guestPong)) {
 	h.sending.Lock()
 	defer h.sending.Unlock()
+	h.sayAcksLocked()
 	h.said++
 	msg := &nats.Msg{Subject: h.to, Data: append(strconv.AppendUint(nil, h.said, 10), ' ', op)}
 	err := h.link.askUntil(msg, now+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
@@ -160,6 +175,7 @@ func (h *host) ask(op byte, now int64, then func(*guestPong)) {
 func (h *host) say(op byte, id uint64, tail []byte) {
 	h.sending.Lock()
 	defer h.sending.Unlock()
+	h.sayAcksLocked()
 	h.said++
 	var buf [96]byte
 	b := append(strconv.AppendUint(buf[:0], h.said, 10), ' ', op, ' ')
@@ -171,11 +187,51 @@ func (h *host) say(op byte, id uint64, tail []byte) {
 	_ = h.link.nc.Publish(h.to, b)
 }
 
+// acked says that an event was acknowledged, along with others that are at this moment.
+func (h *host) acked(loan uint64) {
+	h.sending.Lock()
+	defer h.sending.Unlock()
+	first := len(h.acks) == 0
+	if !first {
+		h.acks = append(h.acks, ',')
+	}
+	h.acks = strconv.AppendUint(h.acks, loan, 10)
+	switch {
+	case len(h.acks) >= ackBytes:
+		h.sayAcksLocked()
+	case first && !h.mute.Load(): // else h.acking is closed soon, or was
+		select {
+		case h.acking <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// sayAcks says what was acknowledged, until the session has ended.
+func (h *host) sayAcks() {
+	for range h.acking {
+		runtime.Gosched() // others may follow
+		h.sending.Lock()
+		h.sayAcksLocked()
+		h.sending.Unlock()
+	}
+}
+
+func (h *host) sayAcksLocked() {
+	if len(h.acks) == 0 {
+		return
+	}
+	h.said++
+	b := append(strconv.AppendUint(make([]byte, 0, 24+len(h.acks)), h.said, 10), ' ', loanAcked, ' ')
+	_ = h.link.nc.Publish(h.to, append(b, h.acks...)) // as in say
+	h.acks = h.acks[:0]
+}
+
 // tellSeat describes a place. The ordering's mu is held, here and below.
 func (h *host) tellSeat(p *spot) {
 	if h.numbers[p.id] == 0 {
 		h.next++
-		h.numbers[p.id] = h.next
+		h.numbers[p.id], h.places[h.next] = h.next, p
 	}
 	state, err := json.Marshal(guestPlaceState{ID: p.id, Open: p.open, Credit: p.credit, Had: p.had})
 	if err == nil {
@@ -189,6 +245,7 @@ func (h *host) tellMore(p *spot, more int) {
 
 func (h *host) tellLeft(p *spot) {
 	h.say(guestLeft, h.numbers[p.id], nil)
+	delete(h.places, h.numbers[p.id])
 	delete(h.numbers, p.id)
 }
 
@@ -196,6 +253,10 @@ func (h *host) tellLeft(p *spot) {
 func (h *host) ended(l *loan, how loanEnd) {
 	defer h.open.Add(-1)
 	if h.mute.Load() || !l.usable(h.o.bus.clock.now()) {
+		return
+	}
+	if how.What == loanAcked {
+		h.acked(l.number)
 		return
 	}
 	var tail []byte
@@ -215,8 +276,7 @@ func (h *host) receive(m *nats.Msg) {
 		h.recall(m)
 		return
 	}
-	number, rest, _ := strings.Cut(m.Reply, ".")
-	n, err := strconv.ParseUint(number, 10, 64)
+	n, err := strconv.ParseUint(m.Reply, 10, 64)
 	if err != nil || h.over.Load() {
 		return
 	}
@@ -226,11 +286,23 @@ func (h *host) receive(m *nats.Msg) {
 		return
 	}
 	h.got.Store(n)
-	if what == "c" {
+	switch what {
+	case "c":
 		h.heard(m.Data)
-		return
+	case "p":
+		if len(h.parts)+len(m.Data) > lendMost {
+			h.over.Store(true)
+			return
+		}
+		h.parts = append(h.parts, m.Data...)
+	case "b":
+		data := m.Data
+		if len(h.parts) > 0 {
+			data = append(h.parts, data...)
+			h.parts = nil
+		}
+		h.lent(data)
 	}
-	h.lent(m, what, rest)
 }
 
 // heard takes news of the owner.
@@ -259,59 +331,53 @@ func (h *host) heard(data []byte) {
 func (h *host) seat(number uint64) (*seat, *spot) {
 	h.o.mu.Lock()
 	defer h.o.mu.Unlock()
-	for id, n := range h.numbers {
-		if n == number {
-			if p := h.o.seats[id]; p != nil {
-				t, _ := p.borrower.(*seat)
-				return t, p
-			}
-		}
+	p := h.places[number]
+	if p == nil {
+		return nil, nil
 	}
-	return nil, nil
+	t, _ := p.borrower.(*seat)
+	return t, p
 }
 
-// lent takes an event that the owner lends. meta is what guestPlace.accept wrote.
-func (h *host) lent(m *nats.Msg, subject, meta string) {
-	var v [8]uint64
-	slot := ordered.NoSlot
-	fields := strings.Split(meta, ".")
-	if len(fields) != len(v) {
-		return
-	}
-	for i, f := range fields {
-		if i == 2 {
-			slot, _ = strconv.Atoi(f)
-			continue
+// lent takes events that the owner lends. Those of one place follow each other.
+func (h *host) lent(data []byte) {
+	r := lendings{left: data}
+	var lent []lending
+	to := uint64(0)
+	for len(r.left) > 0 {
+		l, number, place, err := r.next(h.o.group)
+		if err != nil {
+			h.over.Store(true) // a hub of another version
+			h.o.kick()
+			break
 		}
-		v[i], _ = strconv.ParseUint(f, 10, 63)
+		l.loan = &loan{from: h, number: number, right: &h.until}
+		h.open.Add(1)
+		if place != to {
+			h.give(to, lent)
+			to, lent = place, nil
+		}
+		lent = append(lent, l)
 	}
-	l := &loan{from: h, number: v[0], right: &h.until}
-	h.open.Add(1)
-	t, p := h.seat(v[1])
-	if t == nil {
-		l.end(loanEnd{What: loanBack})
+	h.give(to, lent)
+}
+
+// give gives events to the place that they are for.
+func (h *host) give(place uint64, lent []lending) {
+	if len(lent) == 0 {
 		return
 	}
-	h.o.mu.Lock()
-	if p.credit > 0 {
-		p.credit--
+	t, p := h.seat(place)
+	if t != nil {
+		h.o.mu.Lock()
+		p.credit = max(p.credit-len(lent), 0)
+		h.o.mu.Unlock()
+		if t.accept(lent) {
+			return
+		}
 	}
-	h.o.mu.Unlock()
-	g := h.o.group
-	e := Event{
-		Topic: g.topic.name, Key: subjectKey(subject), Payload: m.Data, Stream: g.topic.stream.name, Sequence: v[5], StoredAt: int64(v[6]), //nolint:gosec // 63 bits
-		Partition: max(slot, 0), HasPartition: slot != ordered.NoSlot,
-	}
-	if v[7] == 1 {
-		e.Stream = putBackStream
-	}
-	e.ReadHeader(m.Header)
-	if v[7] == 1 {
-		_ = readPutBack(&e, m.Header)
-	}
-	up := &Delivery{Attempt: int(v[3]), delivered: int(v[4]), seq: v[5], size: m.Size(), group: g} //nolint:gosec // they were ints
-	if !t.accept(up, l, &e) {
-		l.end(loanEnd{What: loanBack})
+	for i := range lent {
+		lent[i].loan.end(loanEnd{What: loanBack})
 	}
 }
 
@@ -356,7 +422,9 @@ func (h *host) end() {
 	for end := b.clock.now() + int64(saying); h.open.Load() > 0 && b.clock.now() < end; {
 		<-time.After(time.Millisecond) // what was settled is on its way to ended
 	}
+	h.sending.Lock()
 	h.mute.Store(true)
+	h.sending.Unlock()
 	o.mu.Lock()
 	o.host = nil
 	o.mu.Unlock()

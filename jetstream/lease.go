@@ -75,10 +75,14 @@ func (s *Subscription) unlease(d *Delivery) {
 // remove ends a delivery. It reports whether the caller may tell the server: not when it had ended
 // before, and not when the server may have given the event to another member.
 func (s *Subscription) remove(d *Delivery, how Outcome) bool {
+	return s.removeAt(d, how, s.bus.clock.now())
+}
+
+// removeAt is remove for callers that have just read the clock.
+func (s *Subscription) removeAt(d *Delivery, how Outcome, now int64) bool {
 	if d.index < 0 {
 		return false
 	}
-	now := s.bus.clock.now()
 	ours := d.usable(now)
 	if !ours {
 		how = Dropped
@@ -106,7 +110,7 @@ func (s *Subscription) remove(d *Delivery, how Outcome) bool {
 		d.m.obs.InFlight(-1)
 		d.traceEnd(how)
 		d.m.obs.Settled(how, time.Duration(now-d.started), time.Duration(s.bus.clock.at(now).UnixNano()-d.Event.StoredAt))
-	} else {
+	} else if !d.slim {
 		s.holdBytes(-d.size)
 	}
 	switch {

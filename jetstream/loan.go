@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/ordered"
 )
@@ -24,7 +23,6 @@ type loan struct {
 	item  *ordered.Item[*Delivery]
 	up    *Delivery // the owner's own
 	place *spot
-	raw   *nats.Msg // as the server sent it
 
 	number uint64 // between hubs
 }
@@ -131,45 +129,54 @@ func (m *member) more(n int) {
 	m.group.ordering.change(m.seat.place, true, n)
 }
 
-// accept makes a delivery of an event that the owner lends.
-func (t *seat) accept(up *Delivery, l *loan, e *Event) bool {
+// accept makes deliveries of events that the owner lends. It takes all of them, or none.
+func (t *seat) accept(lent []lending) bool {
 	m := t.m
 	s := m.sub
 	now := s.bus.clock.now()
-	d := &Delivery{
-		Event: *e, Attempt: up.Attempt, m: m, group: up.group, seq: up.seq, size: up.size, delivered: up.delivered, index: -1, resolved: true,
-		arrived: now, touched: now, loan: l,
+	ds := make([]*Delivery, len(lent))
+	var unwanted []*loan
+	for i := range lent {
+		l := &lent[i]
+		d := &Delivery{
+			Event: l.event, Attempt: l.attempt, m: m, group: l.group, seq: l.seq, size: l.size, delivered: l.delivered, index: -1, resolved: true,
+			arrived: now, touched: now, loan: l.loan,
+		}
+		if s.opts.Filter != nil && !s.opts.Filter(&d.Event) {
+			unwanted = append(unwanted, l.loan)
+			continue
+		}
+		ds[i] = d
 	}
-	wanted := s.opts.Filter == nil || s.opts.Filter(&d.Event)
 	s.mu.Lock()
 	if m.seat != t || !t.open || !s.running() {
 		s.mu.Unlock()
 		return false
 	}
-	if m.requested > 0 {
-		m.requested--
-		s.requested--
-	}
-	if !wanted {
-		s.refillAt(now)
-		s.mu.Unlock()
-		l.end(loanEnd{What: loanAcked})
-		return true
-	}
-	d.group = m.group
-	s.hold(d)
-	direct := len(s.parked) == 0 && s.active < s.opts.MaxInFlight && s.opts.Holder.take(s)
-	if direct {
-		s.active++
-		d.active = true
-	} else {
-		s.parked = append(s.parked, d)
+	taken := min(len(lent), m.requested)
+	m.requested -= taken
+	s.requested -= taken
+	direct := ds[:0]
+	for _, d := range ds {
+		if d == nil {
+			continue
+		}
+		d.group = m.group
+		s.hold(d)
+		if len(s.parked) == 0 && s.active < s.opts.MaxInFlight && s.opts.Holder.take(s) {
+			s.active++
+			d.active = true
+			direct = append(direct, d)
+		} else {
+			s.parked = append(s.parked, d)
+		}
 	}
 	s.refillAt(now)
 	s.mu.Unlock()
-	if direct {
-		s.hand(d)
+	for _, l := range unwanted {
+		l.end(loanEnd{What: loanAcked})
 	}
+	s.hand(direct...)
 	return true
 }
 

@@ -525,12 +525,14 @@ func (m *member) freshen(d *Delivery) {
 	})
 }
 
-// hand gives a delivery to the handler.
-func (s *Subscription) hand(d *Delivery) {
+// hand gives deliveries to the handler.
+func (s *Subscription) hand(ds ...*Delivery) {
 	s.deliver.Lock()
 	defer s.deliver.Unlock()
-	if !s.ended.Load() {
-		s.handler((*Held)(d))
+	for _, d := range ds {
+		if !s.ended.Load() {
+			s.handler((*Held)(d))
+		}
 	}
 }
 

@@ -65,13 +65,15 @@ type spot struct {
 	had      []int
 	guest    *guest // whose it is; nil: of this hub
 	number   uint64 // with its guest
+
+	out []lending // what it is given in this turn of the owner; used by the owner's goroutine only
 }
 
 // borrower is where a place is: in a subscription of this hub, or on another hub. Its methods are
 // called by the owner's goroutine, and none while the ordering's mu is held.
 type borrower interface {
-	// accept takes an event; false means that it does not want one any more.
-	accept(up *Delivery, l *loan, e *Event) bool
+	// accept takes events; false means that it took none, as it does not want one any more.
+	accept(lent []lending) bool
 	// assigned says which slots it has. It is told before it is given events of new ones.
 	assigned(slots []int, epoch uint64)
 }

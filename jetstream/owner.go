@@ -9,6 +9,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/native"
 	"eventhub/jetstream/ordered"
 )
 
@@ -75,6 +76,13 @@ type owner struct {
 	// missing is what a gathering owner has not got yet
 	missing atomic.Int64
 
+	// in is what has come since the owner's last turn. Both lists are bounded by what it holds.
+	in struct {
+		mu   sync.Mutex
+		came []*Delivery
+		ends []loanOver
+	}
+
 	removing sync.Mutex
 	// lostOnes were removed from the subscription by others than the owner; bounded by what it held
 	lostOnes []*Delivery
@@ -82,7 +90,12 @@ type owner struct {
 	// used by the goroutine of the ordering only
 	sub     *Subscription
 	main    *member
+	came    []*Delivery // those of the turn before, for their memory
+	ends    []loanOver
+	seats   []*spot // that want events, of all hubs
+	first   int     // which of them is served first
 	hotAt   int64
+	quiet   int64 // until when nothing is pulled that could come before what is to come again
 	written int64
 	alone   int64            // since when there are no members on this hub; 0: there are
 	reads   sync.WaitGroup   // only the goroutine of the ordering adds to it
@@ -266,6 +279,10 @@ func (w *owner) listen() broken {
 		w.verify()
 		return brokenGone
 	}
+	if err == nil && info.NumAckPending > 0 && w.bus.clock.now() < w.quiet {
+		cancel()
+		return w.calm()
+	}
 	if err == nil {
 		err = w.subscribe(info.Delivered.Consumer, w.bus.limits.OrderedWindow+info.NumAckPending)
 	}
@@ -293,6 +310,21 @@ func (w *owner) listen() broken {
 		w.reset()
 	}
 	return why
+}
+
+// calm waits until the server delivers again what this owner had when it lost the right to it. The
+// server gives such events out first. Pulls before that would bring newer events, and perhaps more
+// than there is room for.
+func (w *owner) calm() broken {
+	switch why := w.rest(time.Duration(w.quiet - w.bus.clock.now())); why {
+	case brokenNot:
+		w.quiet = 0
+		return brokenCut
+	case brokenIdle:
+		return brokenLost // the next owner has to wait as well
+	default:
+		return why
+	}
 }
 
 // subscribe makes the keeper's subscription. order is the server's count of deliveries until now.
@@ -362,6 +394,7 @@ func (w *owner) verify() {
 
 // reset ends the subscription and forgets all that was lent: the right to it is lost.
 func (w *owner) reset() {
+	w.takeIn()
 	w.o.mu.Lock()
 	before := w.locks
 	w.locks = ordered.New[*Delivery](w.group.slots)
@@ -375,6 +408,7 @@ func (w *owner) reset() {
 	w.guests = make(map[string]*guest)
 	seats := w.seatsLocked()
 	w.o.mu.Unlock()
+	w.quiet = w.bus.clock.now() + int64(w.group.fence.ackWait)
 	for _, g := range guests {
 		g.close() // they come again
 	}
@@ -421,8 +455,10 @@ func (w *owner) handOver() {
 	w.delays = nil
 	w.o.mu.Unlock()
 	clean := recallAll(w.bus, guests)
+	w.takeIn()
 	w.takeLeft()
 	w.reads.Wait()
+	w.takeIn()
 	clean = w.end(true) && clean && w.bus.owners.valid(w.bus.clock.now())
 	w.o.mu.Lock()
 	w.locks = ordered.New[*Delivery](w.group.slots)
@@ -452,6 +488,7 @@ func (w *owner) loop() broken {
 		if why := w.state(now); why != brokenNot {
 			return why
 		}
+		w.takeIn()
 		w.takeLost()
 		w.takeLeft()
 		next := w.takeDue(now)
@@ -498,6 +535,17 @@ func (w *owner) await(wait time.Duration, tick *time.Ticker) bool {
 	return false
 }
 
+// room leaves room for events that are missing, whatever came before them.
+func (w *owner) room(missing int) {
+	s := w.sub
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if most := min(len(s.out)+missing, native.MaxAckPending); most > s.opts.MaxInFlight {
+		s.opts.MaxInFlight = most
+		s.refillSoon(s.bus.clock.now())
+	}
+}
+
 // gather ends the time in which nothing is lent, once all that the server waits for is here. Until
 // then an older event of a key may still be at the server.
 func (w *owner) gather(late bool) {
@@ -518,7 +566,9 @@ func (w *owner) gather(late bool) {
 		}
 	})
 	w.o.mu.Unlock()
-	w.missing.Store(int64(max(info.NumAckPending-here, 0)))
+	missing := max(info.NumAckPending-here, 0)
+	w.missing.Store(int64(missing))
+	w.room(missing)
 	if here < info.NumAckPending && !late {
 		return
 	}

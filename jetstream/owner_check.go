@@ -59,10 +59,10 @@ func (w *owner) rewrite() broken {
 }
 
 // missEvery is how often the owner looks for events that do not arrive again, and missBatch how
-// many it asks about each time.
+// many it asks about each time, beside those that the ends of the stream and of the group tell of.
 const (
 	missEvery = 5 * time.Second
-	missBatch = 16
+	missBatch = 256
 )
 
 // missed looks for events that are to arrive again and never will, because they were removed from
@@ -72,6 +72,51 @@ func (w *owner) missed(now int64) {
 		return
 	}
 	w.missAt = now + int64(missEvery)
+	late := w.late(now)
+	if len(late) == 0 || w.group.letters.Load() > 0 {
+		return // some may wait for their dead letters
+	}
+	ctx, cancel := context.WithTimeout(w.bus.ctx, settleWait)
+	defer cancel()
+	info, err := w.bus.consumer(ctx, w.group.topic, w.group.consumer)
+	if err != nil {
+		return
+	}
+	stream, err := w.bus.findStream(ctx, w.group.topic.stream.name)
+	if err != nil {
+		return
+	}
+	over := make([]bool, len(late))
+	var ask []int
+	for i, item := range late {
+		seq := item.Pos() &^ mainPlace
+		over[i] = item.Pos()&mainPlace != 0 && (seq <= info.AckFloor.Stream || seq < stream.State.FirstSeq)
+		if !over[i] && len(ask) < missBatch {
+			ask = append(ask, i)
+		}
+	}
+	_ = concurrently(len(ask), func(n int) error {
+		pos := late[ask[n]].Pos()
+		name := putBackStream
+		if pos&mainPlace != 0 {
+			name = w.group.topic.stream.name
+		}
+		_, err := w.bus.getMsg(ctx, name, map[string]any{"seq": pos &^ mainPlace})
+		over[ask[n]] = errors.Is(err, ErrNotFound)
+		return nil
+	})
+	w.o.mu.Lock()
+	defer w.o.mu.Unlock()
+	for i, item := range late {
+		if over[i] && w.locks.Find(item.Pos()) == item && item.Body == nil {
+			w.locks.Settle(item)
+		}
+	}
+	w.waited.Store(int64(w.locks.Awaited()))
+}
+
+// late returns events that have been missed for longer than missEvery.
+func (w *owner) late(now int64) (late []*ordered.Item[*Delivery]) {
 	awaited := make(map[uint64]*ordered.Item[*Delivery])
 	w.o.mu.Lock()
 	w.locks.Each(func(i *ordered.Item[*Delivery]) {
@@ -85,42 +130,12 @@ func (w *owner) missed(now int64) {
 			delete(w.overdue, pos)
 		}
 	}
-	var late []uint64
-	for pos := range awaited {
-		since, known := w.overdue[pos]
-		if !known {
+	for pos, item := range awaited {
+		if since, known := w.overdue[pos]; !known {
 			w.overdue[pos] = now
-		} else if now-since > int64(missEvery) && len(late) < missBatch {
-			late = append(late, pos)
+		} else if now-since >= int64(missEvery) {
+			late = append(late, item)
 		}
 	}
-	if len(late) == 0 || w.group.letters.Load() > 0 {
-		return // some may wait for their dead letters
-	}
-	ctx, cancel := context.WithTimeout(w.bus.ctx, settleWait)
-	defer cancel()
-	info, err := w.bus.consumer(ctx, w.group.topic, w.group.consumer)
-	if err != nil {
-		return
-	}
-	for _, pos := range late {
-		stream, seq := putBackStream, pos
-		if pos&mainPlace != 0 {
-			stream, seq = w.group.topic.stream.name, pos&^mainPlace
-		}
-		settled := pos&mainPlace != 0 && info.AckFloor.Stream >= seq
-		if !settled {
-			_, err := w.bus.getMsg(ctx, stream, map[string]any{"seq": seq})
-			settled = errors.Is(err, ErrNotFound)
-		}
-		if !settled {
-			continue
-		}
-		w.o.mu.Lock()
-		if i := awaited[pos]; w.locks.Find(pos) == i && i.Body == nil {
-			w.locks.Settle(i)
-		}
-		w.waited.Store(int64(w.locks.Awaited()))
-		w.o.mu.Unlock()
-	}
+	return late
 }

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"eventhub/jetstream/ordered"
 )
 
@@ -22,40 +20,143 @@ func placeOf(d *Delivery) uint64 {
 	return mainPlace | d.seq
 }
 
+// loanOver is a loan that has ended.
+type loanOver struct {
+	loan *loan
+	how  loanEnd
+}
+
 // arrive takes an event that the server has delivered.
 func (w *owner) arrive(h *Held) {
-	d := (*Delivery)(h)
-	until := w.delayOf(d)
+	w.in.mu.Lock()
+	first := len(w.in.came)+len(w.in.ends) == 0
+	w.in.came = append(w.in.came, (*Delivery)(h))
+	w.in.mu.Unlock()
+	if first {
+		w.o.kick()
+	}
+}
+
+// ended takes the end of a loan of this hub, or what another hub says of one.
+func (w *owner) ended(l *loan, how loanEnd) { w.endedAll(loanOver{l, how}) }
+
+func (w *owner) endedAll(ends ...loanOver) {
+	w.in.mu.Lock()
+	first := len(w.in.came)+len(w.in.ends) == 0
+	w.in.ends = append(w.in.ends, ends...)
+	w.in.mu.Unlock()
+	if first {
+		w.o.kick()
+	}
+}
+
+// takeIn takes what has come since the last turn: first the ends of loans, then events.
+func (w *owner) takeIn() {
+	w.in.mu.Lock()
+	came, ends := w.in.came, w.in.ends
+	w.in.came, w.in.ends = w.came[:0], w.ends[:0]
+	w.in.mu.Unlock()
+	w.came, w.ends = came, ends
+	if len(came) == 0 && len(ends) == 0 {
+		return
+	}
+	acked := w.takeAcked(ends)
+	for i := range ends {
+		if ends[i].how.What != loanAcked {
+			w.takeEnd(ends[i].loan, ends[i].how)
+		}
+	}
+	held, limit := 0, w.bus.limits.HeldBytes
+	if len(came) > 0 {
+		w.sub.mu.Lock()
+		held = w.sub.heldBytes
+		w.sub.mu.Unlock()
+	}
+	var doubles, shed []*Delivery
 	w.o.mu.Lock()
-	var double *Delivery
+	for _, l := range acked {
+		if w.holds(l) {
+			w.locks.Settle(l.item)
+		}
+	}
+	for _, d := range came {
+		double, thin := w.arriveLocked(d, held >= limit)
+		if double != nil {
+			doubles = append(doubles, double)
+		}
+		if thin {
+			shed = append(shed, d)
+			held -= d.size
+		}
+	}
+	awaited := w.locks.Awaited()
+	w.o.mu.Unlock()
+	w.waited.Store(int64(awaited))
+	for _, d := range doubles { // the server has forgotten that it delivered the event; one is enough
+		d.m.sub.endQuietly(d, Dropped)
+	}
+	for _, d := range shed {
+		d.m.sub.shed(d)
+	}
+	clear(came)
+	clear(ends)
+}
+
+// takeAcked tells the server what was acknowledged, and returns the loans.
+func (w *owner) takeAcked(ends []loanOver) []*loan {
+	now := w.bus.clock.now()
+	var acked []*loan
+	var ours []*Delivery
+	var s *Subscription
+	for i := range ends {
+		l := ends[i].loan
+		if ends[i].how.What != loanAcked {
+			continue
+		}
+		acked = append(acked, l)
+		if l.up.m.sub != s { // mostly there is one
+			if s != nil {
+				s.mu.Unlock()
+			}
+			s = l.up.m.sub
+			s.mu.Lock()
+		}
+		l.up.quiet = true
+		if s.removeAt(l.up, Acked, now) {
+			ours = append(ours, l.up)
+		}
+	}
+	if s != nil {
+		s.mu.Unlock()
+	}
+	acknowledge(ours, now)
+	return acked
+}
+
+// arriveLocked files an event. It returns a delivery that is one too many, and whether only the
+// place of d is to be kept, as it is when the owner holds more than it may, for want of an event
+// that is to come. The ordering's mu is held.
+func (w *owner) arriveLocked(d *Delivery, overfull bool) (double *Delivery, shed bool) {
+	until := w.delayOf(d)
 	if known := w.locks.Find(placeOf(d)); known != nil && known.Body != d {
 		double = known.Body
 	}
 	item, kept, shed := w.locks.Arrive(placeOf(d), d.Event.Key, d)
 	switch {
 	case !kept:
-		double = d
-	case d.m.main != nil: // what was put back is few, and stays whole
+		return d, false
+	case d.m.main != nil: // what was put back is few, and stays whole until it is lent
 		w.locks.Restored(item)
 		shed = false
-	case !shed && h.overfull():
+	case !shed && overfull:
 		w.locks.Shed(item)
 		shed = true
 	}
-	if until > 0 && kept {
+	if until > 0 {
 		w.locks.Block(item)
 		heap.Push(&w.delays, delayedEvent{at: until, item: item, up: d})
 	}
-	awaited := w.locks.Awaited()
-	w.o.mu.Unlock()
-	w.waited.Store(int64(awaited))
-	if double != nil { // the server has forgotten that it delivered the event; one is enough
-		double.m.sub.endQuietly(double, Dropped)
-	}
-	if kept && shed {
-		d.m.sub.shed(d)
-	}
-	w.o.kick()
+	return double, shed
 }
 
 // expect keeps the key of an event that the server has delivered, and that cannot be lent yet: it
@@ -73,14 +174,6 @@ func (w *owner) expect(d *Delivery) {
 	w.o.kick()
 }
 
-// overfull reports whether the owner holds more than it may, for want of an event that is to come.
-func (h *Held) overfull() bool {
-	s := h.m.sub
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.heldBytes >= s.bus.limits.HeldBytes
-}
-
 // endQuietly ends a delivery whose keeper knows that. It reports whether the server may be told.
 func (s *Subscription) endQuietly(d *Delivery, how Outcome) bool {
 	s.mu.Lock()
@@ -93,13 +186,18 @@ func (s *Subscription) endQuietly(d *Delivery, how Outcome) bool {
 func (s *Subscription) shed(d *Delivery) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	d.raw = nil
-	d.Event.Payload, d.Event.Headers, d.Event.Tags, d.Event.CausedBy = nil, nil, nil, nil
-	if d.index >= 0 && !d.begun {
-		s.holdBytes(-d.size)
-		d.size = 0
-		s.refillSoon(s.bus.clock.now())
+	if d.index < 0 || d.begun || d.slim {
+		return
 	}
+	s.holdBytes(-d.size)
+	d.thin()
+	s.refillSoon(s.bus.clock.now())
+}
+
+// thin forgets all of an event but its place. The subscription's mu is held.
+func (d *Delivery) thin() {
+	d.slim, d.released = true, true
+	d.Event.Payload, d.Event.Headers, d.Event.Tags, d.Event.CausedBy = nil, nil, nil, nil
 }
 
 // takeLost takes note of what the subscription has lost or given back by itself.
@@ -173,18 +271,7 @@ func (w *owner) lend(now int64) (more bool) {
 	}
 	if w.members {
 		w.members = false
-		w.places = w.placesLocked()
-		var open []string
-		for id, p := range w.places {
-			if p.had != nil {
-				w.locks.Prefer(id, p.had)
-				p.had = nil
-			}
-			if p.open {
-				open = append(open, id)
-			}
-		}
-		w.locks.SetMembers(open)
+		w.takePlaces()
 	}
 	var told []telling
 	for i, c := range w.locks.Changes() {
@@ -196,14 +283,44 @@ func (w *owner) lend(now int64) (more bool) {
 		}
 	}
 	epoch := w.epoch
-	var out []handing
+	out := w.takeLocked(now)
+	w.o.mu.Unlock()
+	for _, t := range told {
+		t.to.assigned(t.slots, epoch)
+	}
+	w.lendAll(out)
+	return len(out) >= lendBatch
+}
+
+// takePlaces looks which places there are, and which want events. The ordering's mu is held.
+func (w *owner) takePlaces() {
+	w.places = w.placesLocked()
+	w.seats = w.seats[:0]
+	var open []string
+	for id, p := range w.places {
+		if p.had != nil {
+			w.locks.Prefer(id, p.had)
+			p.had = nil
+		}
+		if p.open {
+			open = append(open, id)
+			w.seats = append(w.seats, p)
+		}
+	}
+	w.locks.SetMembers(open)
+}
+
+// takeLocked takes events for the places that want some, in turn. The ordering's mu is held.
+func (w *owner) takeLocked(now int64) (out []handing) {
 	for taken := true; taken && len(out) < lendBatch; {
 		taken = false
-		for id, p := range w.places {
+		w.first++
+		for i := range w.seats {
+			p := w.seats[(w.first+i)%len(w.seats)]
 			if !p.open || p.credit <= 0 || p.rest > now || p.guest != nil && p.guest.closed.Load() {
 				continue
 			}
-			item := w.locks.Take(id)
+			item := w.locks.Take(p.id)
 			if item == nil {
 				continue
 			}
@@ -211,21 +328,79 @@ func (w *owner) lend(now int64) (more bool) {
 			l := &loan{from: w, item: item, up: item.Body, place: p}
 			l.right = &l.until
 			out = append(out, handing{p, l, item.Shed})
+			w.locks.Shed(item) // once it is lent, only its place is kept
 			taken = true
 		}
 	}
-	w.o.mu.Unlock()
-	for _, t := range told {
-		t.to.assigned(t.slots, epoch)
+	return out
+}
+
+// lendAll lends events to the places that have taken their keys.
+func (w *owner) lendAll(out []handing) {
+	if len(out) == 0 {
+		return
 	}
-	for _, h := range out {
+	s, now := w.sub, w.bus.clock.now()
+	var to []*spot
+	var late []*loan
+	s.mu.Lock()
+	full := s.heldBytes >= s.bus.limits.HeldBytes
+	for i := range out {
+		h := &out[i]
 		if h.shed {
-			w.reads.Go(func() { w.give(h) })
 			continue
 		}
-		w.give(h)
+		var l lending
+		ok := h.loan.up.m.sub == s // else it is of before the connection was lost
+		if ok {
+			l, ok = s.lendOut(h.loan, now)
+		}
+		if !ok {
+			late = append(late, h.loan)
+			continue
+		}
+		if len(h.place.out) == 0 {
+			to = append(to, h.place)
+		}
+		h.place.out = append(h.place.out, l)
 	}
-	return len(out) >= lendBatch
+	if full {
+		s.refillSoon(now)
+	}
+	s.mu.Unlock()
+	for i := range out {
+		if l := out[i].loan; out[i].shed {
+			w.reads.Go(func() { w.giveAgain(l) })
+		}
+	}
+	for _, l := range late {
+		w.drop(l)
+	}
+	for _, p := range to {
+		if !p.borrower.accept(p.out) {
+			w.declined(p, p.out)
+		}
+		clear(p.out)
+		p.out = p.out[:0]
+	}
+	for _, p := range to {
+		if p.guest != nil {
+			p.guest.flush()
+		}
+	}
+}
+
+// declined takes back events that their place did not take.
+func (w *owner) declined(p *spot, lent []lending) {
+	w.o.mu.Lock()
+	if p.open {
+		p.credit += len(lent)
+		p.rest = w.bus.clock.now() + int64(refusedRest)
+	}
+	w.o.mu.Unlock()
+	for i := range lent {
+		lent[i].loan.end(loanEnd{What: loanBack})
+	}
 }
 
 // placesLocked returns the places of all hubs.
@@ -240,43 +415,37 @@ func (w *owner) placesLocked() map[string]*spot {
 	return places
 }
 
-// give lends one event to the member that has taken its key.
-func (w *owner) give(h handing) {
-	l, up := h.loan, h.loan.up
-	e, raw := up.Event, up.raw
-	if h.shed {
-		ctx, cancel := context.WithTimeout(w.bus.ctx, publishWait)
-		m, err := w.bus.getMsg(ctx, up.group.topic.stream.name, map[string]any{"seq": up.seq})
-		cancel()
-		switch {
-		case errors.Is(err, ErrNotFound): // it was removed from the stream
-			w.credit(l.place)
-			l.end(loanEnd{What: loanAcked})
-			return
-		case err != nil: // it comes again
-			w.drop(l)
-			return
-		}
-		raw = &nats.Msg{Subject: m.subject, Header: m.header, Data: m.data}
-		stored := up.group.topic.event(m)
-		e.Payload, e.Headers, e.Tags, e.CausedBy = stored.Payload, stored.Headers, stored.Tags, stored.CausedBy
-	}
-	l.raw = raw
-	if slot := l.item.Slot(); slot != ordered.NoSlot {
-		e.Partition, e.HasPartition = slot, true
-	}
-	if !up.m.sub.lendOut(up, l) {
+// giveAgain lends an event of which only the place was kept.
+func (w *owner) giveAgain(l *loan) {
+	up := l.up
+	ctx, cancel := context.WithTimeout(w.bus.ctx, publishWait)
+	m, err := w.bus.getMsg(ctx, up.group.topic.stream.name, map[string]any{"seq": up.seq})
+	cancel()
+	switch {
+	case errors.Is(err, ErrNotFound): // it was removed from the stream
+		w.credit(l.place)
+		l.end(loanEnd{What: loanAcked})
+		return
+	case err != nil: // it comes again
 		w.drop(l)
 		return
 	}
-	if !h.place.borrower.accept(up, l, &e) {
-		w.o.mu.Lock()
-		if p := h.place; p.open {
-			p.credit++
-			p.rest = w.bus.clock.now() + int64(refusedRest)
-		}
-		w.o.mu.Unlock()
-		l.end(loanEnd{What: loanBack})
+	s := up.m.sub
+	s.mu.Lock()
+	lent, ok := s.lendOut(l, w.bus.clock.now())
+	s.mu.Unlock()
+	if !ok {
+		w.drop(l)
+		return
+	}
+	stored, e := up.group.topic.event(m), &lent.event
+	e.Payload, e.Headers, e.Tags, e.CausedBy = stored.Payload, stored.Headers, stored.Tags, stored.CausedBy
+	one := []lending{lent}
+	if !l.place.borrower.accept(one) {
+		w.declined(l.place, one)
+	}
+	if g := l.place.guest; g != nil {
+		g.flush()
 	}
 }
 
@@ -306,34 +475,32 @@ func (w *owner) drop(l *loan) {
 	w.o.kick()
 }
 
-// lendOut marks a delivery as a member's.
-func (s *Subscription) lendOut(d *Delivery, l *loan) bool {
-	now := s.bus.clock.now()
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// lendOut marks a delivery as a member's, and keeps only its place. s.mu is held.
+func (s *Subscription) lendOut(l *loan, now int64) (lent lending, ok bool) {
+	d := l.up
 	if d.index < 0 || d.begun || !d.usable(now) || !d.fresh(now) {
-		return false
+		return lending{}, false
+	}
+	lent = lending{loan: l, event: d.Event, attempt: d.Attempt, delivered: d.delivered, seq: d.seq, size: d.size, group: d.group}
+	if slot := l.item.Slot(); slot != ordered.NoSlot {
+		lent.event.Partition, lent.event.HasPartition = slot, true
 	}
 	d.begun, d.writing = true, true // the member's lease ends it, and not ours
 	d.started, d.deadline = now, now+int64(maxAckTimeout)
 	d.lent = l
 	l.until.Store(d.touched + int64(d.group.fence.usable))
-	s.holdBytes(-d.size)
+	if !d.slim {
+		s.holdBytes(-d.size)
+		d.thin()
+	}
 	s.lease(d)
-	return true
+	return lent, true
 }
 
-// ended takes the end of a loan of this hub, or what another hub says of one.
-func (w *owner) ended(l *loan, how loanEnd) {
-	defer w.o.kick()
+// takeEnd takes the end of a loan that is no acknowledgement.
+func (w *owner) takeEnd(l *loan, how loanEnd) {
 	d := l.up
-	s := d.m.sub
 	switch how.What {
-	case loanAcked:
-		if s.endQuietly(d, Acked) {
-			d.tell(ackNow)
-		}
-		w.settle(l)
 	case loanBack:
 		d.takeBack()
 		w.o.mu.Lock()
@@ -342,7 +509,7 @@ func (w *owner) ended(l *loan, how loanEnd) {
 		}
 		w.o.mu.Unlock()
 	case loanBuried:
-		ours := s.endQuietly(d, DeadLettered)
+		ours := d.m.sub.endQuietly(d, DeadLettered)
 		w.awaits(l)
 		if ours {
 			w.bus.dead.addFor(d, how.Reason, how.Client)
@@ -366,14 +533,6 @@ func (w *owner) ended(l *loan, how loanEnd) {
 // or of an earlier delivery. The ordering's mu is held.
 func (w *owner) holds(l *loan) bool {
 	return w.locks.Find(l.item.Pos()) == l.item && l.item.Body == l.up
-}
-
-func (w *owner) settle(l *loan) {
-	w.o.mu.Lock()
-	defer w.o.mu.Unlock()
-	if w.holds(l) {
-		w.locks.Settle(l.item)
-	}
 }
 
 func (w *owner) awaits(l *loan) {
@@ -530,6 +689,7 @@ func (w *owner) takeLeft() {
 			l.end(loanEnd{What: loanNaked})
 		}
 	}
+	w.takeIn()
 	w.o.mu.Lock()
 	defer w.o.mu.Unlock()
 	places := w.placesLocked()

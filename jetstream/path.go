@@ -101,6 +101,24 @@ func (d *Delivery) tell(what []byte) {
 	}
 }
 
+// acknowledge is tell for acknowledgements of many deliveries over one link.
+func acknowledge(ds []*Delivery, now int64) {
+	var g *group
+	silent := false
+	for _, d := range ds {
+		if d.group != g {
+			g = d.group
+			silent = g.silent(d.m.sub.link, now)
+		}
+		if silent {
+			g.paths[d.m.sub.link.index].keep(settlement{d: d, what: ackNow})
+			continue
+		}
+		d.send(ackNow)
+		d.noteAck()
+	}
+}
+
 // sendInTime is send for what could not be said at once: it says nothing when the server may have
 // given the event to another.
 func (d *Delivery) sendInTime(what []byte) {

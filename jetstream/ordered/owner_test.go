@@ -377,7 +377,7 @@ func TestPoison(t *testing.T) {
 	t.Cleanup(func() { _ = dlq.Stop(context.Background()) })
 	select {
 	case letter := <-letters:
-		if !strings.Contains(letter, "poison") || !strings.Contains(letter, `"k1"`) {
+		if !strings.Contains(letter, "poison") || !strings.Contains(letter, `"k1"`) || !strings.Contains(letter, `"payload":2`) {
 			t.Errorf("the dead letter is %s", letter)
 		}
 	case <-time.After(wait):
