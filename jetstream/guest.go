@@ -3,7 +3,9 @@ package jetstream
 import (
 	"context"
 	"crypto/hmac"
+	"crypto/rand"
 	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"log/slog"
 	"strconv"
@@ -19,7 +21,8 @@ import (
 //
 // The guest asks for a session at the inbox of the owner's hub, signed like a settlement
 // (forward.go), and names a subject for what it is sent. The answer names the subject for what it
-// says. Both are inboxes that nobody can guess. Each side numbers what it sends: a hole ends the
+// says. Nobody can guess either (privateInbox), and native clients with the permissions of the hub
+// reach neither. Each side numbers what it sends: a hole ends the
 // session.
 //
 // To the guest: events, as many as there are (lending.go), at <its subject>.b, and before that, at
@@ -160,6 +163,15 @@ func (h *handles) checked(data []byte) []byte {
 	return body
 }
 
+// privateInbox returns a subject that nobody can guess. The names of hubs and of other inboxes come
+// from a counter, which handles show to clients, and a client may have the server send something to
+// any subject that it knows, unless natives are isolated.
+func privateInbox() string {
+	var name [16]byte
+	_, _ = rand.Read(name[:]) // never fails
+	return hubInbox + hex.EncodeToString(name[:])
+}
+
 // welcome begins a session. It does not block.
 func (b *Bus) welcome(l *link, m *nats.Msg) {
 	var hello guestHello
@@ -204,7 +216,7 @@ func (o *ordering) welcome(l *link, hello *guestHello) guestWelcome {
 		return guestWelcome{}
 	}
 	g := &guest{
-		w: w, link: l, hub: hello.Hub, made: hello.Made, data: hello.Data, subj: nats.NewInbox(), places: make(map[uint64]*spot), loans: make(map[uint64]*loan),
+		w: w, link: l, hub: hello.Hub, made: hello.Made, data: hello.Data, subj: privateInbox(), places: make(map[uint64]*spot), loans: make(map[uint64]*loan),
 		gone: make(chan struct{}),
 	}
 	sub, err := l.nc.Subscribe(g.subj, g.receive)

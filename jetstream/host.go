@@ -59,7 +59,7 @@ func (o *ordering) visit(hub string) (ended bool, err error) {
 	if err := b.handles.keys.ensure(ctx); err != nil {
 		return false, err
 	}
-	h := &host{o: o, link: b.link(), data: nats.NewInbox(), numbers: make(map[string]uint64), places: make(map[uint64]*spot), acking: make(chan struct{}, 1)}
+	h := &host{o: o, link: b.link(), data: privateInbox(), numbers: make(map[string]uint64), places: make(map[uint64]*spot), acking: make(chan struct{}, 1)}
 	for range b.links {
 		if h.link.up.Load() {
 			break
