@@ -40,7 +40,7 @@ func TestLendingsArriveAsTheyWere(t *testing.T) {
 	if len(r.left) > 0 {
 		t.Errorf("%d bytes are left", len(r.left))
 	}
-	for cut := range len(sent) {
+	for cut := range sent {
 		r := lendings{left: sent[:cut]}
 		if _, _, _, err := r.next(g); err == nil {
 			_, _, _, err = r.next(g)

@@ -31,7 +31,8 @@ func TestALateDeliveryKeepsItsKey(t *testing.T) {
 	k := take(t, b, "late", "g", SubscribeOptions{From: FromEarliest, OrderByKey: true})
 	w := keeperOf(t, k)
 	g := w.group
-	// The first delivery has waited on its way: a newer one came before the time in which it is ours.
+	// The first delivery has waited on its way: a newer one came before the time in which it is
+	// ours.
 	g.mu.Lock()
 	g.sent.marks = []sentMark{{order: 2, at: b.clock.now() - int64(g.fence.usable)}}
 	g.mu.Unlock()

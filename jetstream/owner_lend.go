@@ -92,7 +92,7 @@ func (w *owner) takeIn() {
 	awaited := w.locks.Awaited()
 	w.o.mu.Unlock()
 	w.waited.Store(int64(awaited))
-	for _, d := range doubles { // the server has forgotten that it delivered the event; one is enough
+	for _, d := range doubles { // the server has forgotten that it delivered the event
 		d.m.sub.endQuietly(d, Dropped)
 	}
 	for _, d := range shed {
@@ -564,8 +564,8 @@ func (w *owner) buried(d *Delivery) {
 	w.o.kick()
 }
 
-// noteDelay notes that an event is not to be lent for a time: for this owner, if it begins anew, and
-// for another one.
+// noteDelay notes that an event is not to be lent for a time: for this owner, if it begins anew,
+// and for another one.
 func (w *owner) noteDelay(d *Delivery, delay time.Duration) {
 	s, g := d.m.sub, d.group
 	s.mu.Lock()
@@ -694,7 +694,7 @@ func (w *owner) takeLeft() {
 	defer w.o.mu.Unlock()
 	places := w.placesLocked()
 	for _, p := range left {
-		if places[p.place.id] == nil { // else it is back, in another session of its hub
+		if places[p.place.id] == nil { // else it is back in another session
 			w.locks.Leave(p.place.id)
 		}
 	}

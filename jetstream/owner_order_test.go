@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"strconv"
 	"testing"
 	"time"
 
@@ -32,7 +33,7 @@ func TestPutBackComesBeforeWhatWaits(t *testing.T) {
 		})
 		k := take(t, at, topic, "g", opts)
 		publish := func(n int) {
-			if _, err := a.Publish(t.Context(), topic, []byte(fmt.Sprint(n)), PublishOptions{Key: "a"}); err != nil {
+			if _, err := a.Publish(t.Context(), topic, []byte(strconv.Itoa(n)), PublishOptions{Key: "a"}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -165,7 +166,8 @@ func TestPurgedEventsFreeTheirKeys(t *testing.T) {
 // of what it has asked for.
 func TestPurgedEventsCostNoCredit(t *testing.T) {
 	t.Parallel()
-	const events, most = 1100, 2 // of more than 1,000 events of a key, the owner keeps the places only
+	// Of a key's events beyond 1,000, the owner keeps only the places.
+	const events, most = 1100, 2
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
 	publish := func(key string) {
 		if _, err := b.Publish(t.Context(), "credit", []byte(key), PublishOptions{Key: key}); err != nil {

@@ -21,7 +21,7 @@ func TestCutWithBacklog(t *testing.T) {
 	publishKeys(t, b, keys, each)
 	book := newOrderBook(t, keys*each)
 	held, release := make(chan struct{}, keys*each), make(chan struct{})
-	s := book.join(b, "m", func(d *jetstream.Delivery) bool {
+	s := book.join(b, "m", func(*jetstream.Delivery) bool {
 		select {
 		case <-release:
 		default:

@@ -3,6 +3,7 @@ package ordered_test
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -132,7 +133,7 @@ func TestDelayAtAHandOver(t *testing.T) {
 			if n == 1 {
 				attempt = 2
 			}
-			if string(d.Event.Payload) != fmt.Sprint(n) || d.Attempt != attempt || time.Since(at) < delay-10*time.Millisecond {
+			if string(d.Event.Payload) != strconv.Itoa(n) || d.Attempt != attempt || time.Since(at) < delay-10*time.Millisecond {
 				t.Fatalf("event %s, attempt %d, came %v after the refusal", d.Event.Payload, d.Attempt, time.Since(at))
 			}
 			if err := d.Ack(); err != nil {
