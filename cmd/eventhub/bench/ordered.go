@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,6 +26,9 @@ type Ordered struct {
 	Members int `default:"8" help:"Members of a group."`
 	Rounds  int `default:"5" help:"Rounds of the rates, after a warm-up round. All ways run in each round."`
 	Blocked int `default:"9" help:"Rounds of the latency beside a key that is never acknowledged, in turn with rounds without one; 0 leaves them out."`
+
+	HandOvers int `name:"hand-overs" default:"9" help:"Clean hand-overs of a group to another hub; 0 leaves them out."`
+	Idle      int `default:"1000" help:"Ordered groups without events, to see what one costs; 0 leaves them out."`
 }
 
 // Help returns the detailed help text.
@@ -37,7 +41,8 @@ nats-server. In turn, the members of a group read and acknowledge the same numbe
   forwarded  an ordered group, with all members on the other hub
 
 Then events are published at a third of the rate of "ordered", with and without a key whose event nobody acknowledges, and the time from
-publish to delivery of the other keys is compared.
+publish to delivery of the other keys is compared. Then the hub that owns a group is closed while 1,000 events a second come, again and
+again, and the longest time from publish to delivery is reported. At the end, the cost of groups without events is measured.
 
   eventhub bench ordered
   eventhub bench ordered --keys 1000 --rounds 9 --blocked 0`
@@ -53,6 +58,8 @@ func (cmd *Ordered) validate() error {
 		return fmt.Errorf("--size %d: must be %d to %d bytes", cmd.Size, minPayload, 1<<20)
 	case cmd.Members < 1 || cmd.Members > 1000:
 		return fmt.Errorf("--members %d: must be 1 to 1000", cmd.Members)
+	case cmd.HandOvers < 0 || cmd.HandOvers > 1000 || cmd.Idle < 0 || cmd.Idle > 10_000:
+		return errors.New("--hand-overs must be at most 1000, and --idle at most 10000")
 	case cmd.Rounds < 1 || cmd.Rounds > 1000 || cmd.Blocked < 0 || cmd.Blocked > 1000:
 		return errors.New("--rounds and --blocked must be at most 1000, and --rounds at least 1")
 	}
@@ -68,6 +75,9 @@ type orderedReport struct {
 	Ratios    []Ratio `json:"ratios"`
 	// Rate is that of the latency, in events per second.
 	Rate float64 `json:"rate,omitempty"`
+	// HandOvers are the longest times to delivery around each hand-over, in milliseconds.
+	HandOvers []float64 `json:"hand_overs_ms,omitempty"`
+	Idle      *idleCost `json:"idle,omitempty"`
 }
 
 // Run runs the benchmark.
@@ -108,6 +118,12 @@ func (r *orderedReport) print(w io.Writer, cmd *Ordered, system string) error {
 	}
 	for _, ratio := range r.Ratios {
 		fmt.Fprintf(&b, "%-34s %10.3f %10.3f %-5s ratio of the pairs %.3f [%.3f, %.3f]\n", ratio.Name, ratio.Hub, ratio.Other, ratio.Unit, ratio.OfPairs, ratio.Min, ratio.Max)
+	}
+	if len(r.HandOvers) > 0 {
+		fmt.Fprintf(&b, "longest time to delivery around %d hand-overs: median %.0f ms, at most %.0f ms\n", len(r.HandOvers), median(r.HandOvers), slices.Max(r.HandOvers))
+	}
+	if i := r.Idle; i != nil {
+		fmt.Fprintf(&b, "%d groups without events: %d consumers; each takes %.1f KiB and %.0f µs of CPU a second in the hub, and %.0f µs in NATS\n", i.Groups, i.Consumers, i.KiB, i.HubCPU, i.NATSCPU)
 	}
 	_, err := fmt.Fprint(w, b.String())
 	return err
@@ -156,16 +172,37 @@ func (o *orderedRun) measure(ctx context.Context) (*orderedReport, error) {
 	}
 	report := &orderedReport{Plain: median(rates[0]), Local: median(rates[1]), Forwarded: median(rates[2])}
 	report.Ratios = append(report.Ratios, newRatio("rate, ordered to plain", "1/s", rates[1], rates[0]), newRatio("rate, forwarded to plain", "1/s", rates[2], rates[0]))
-	if o.cmd.Blocked == 0 {
-		return report, nil
+	if o.cmd.Blocked > 0 {
+		if err := o.blocked(ctx, report); err != nil {
+			return nil, fmt.Errorf("latency: %w", err)
+		}
 	}
+	for range o.cmd.HandOvers {
+		took, err := o.handOver(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("hand-over: %w", err)
+		}
+		report.HandOvers = append(report.HandOvers, took)
+	}
+	if o.cmd.Idle > 0 {
+		idle, err := o.idle(ctx, o.cmd.Idle)
+		if err != nil {
+			return nil, fmt.Errorf("idle groups: %w", err)
+		}
+		report.Idle = idle
+	}
+	return report, nil
+}
+
+// blocked compares the latency with and without a key that is never acknowledged.
+func (o *orderedRun) blocked(ctx context.Context, report *orderedReport) error {
 	report.Rate = report.Local / 3
 	var with, without []float64
 	for i := range 2 * o.cmd.Blocked {
 		blocked := (i+i/2)%2 == 0 // both orders
 		p99, err := o.latency(ctx, report.Rate, blocked)
 		if err != nil {
-			return nil, fmt.Errorf("latency: %w", err)
+			return err
 		}
 		if blocked {
 			with = append(with, p99)
@@ -174,7 +211,7 @@ func (o *orderedRun) measure(ctx context.Context) (*orderedReport, error) {
 		}
 	}
 	report.Ratios = append(report.Ratios, newRatio("p99, with a blocked key to without", "ms", with, without))
-	return report, nil
+	return nil
 }
 
 // join has the members of a group read a topic. leave ends them.
@@ -355,8 +392,13 @@ func (o *orderedRun) latency(ctx context.Context, rate float64, blocked bool) (f
 	return float64(times.ValueAtQuantile(99)) / 1e6, err
 }
 
-// paced publishes n events on schedule, and one of the key that may be blocked beside each
-// hundredth. Their payloads begin with when they were due.
+// pacedKeys is paced without a key that may be blocked.
+func (o *orderedRun) pacedKeys(ctx context.Context, topic string, n int, rate float64, began time.Time) error {
+	return o.paced(ctx, topic, "", n, rate, began)
+}
+
+// paced publishes n events on schedule, and one of the key that may be blocked, unless it is "",
+// beside each hundredth. Their payloads begin with when they were due.
 func (o *orderedRun) paced(ctx context.Context, topic, hot string, n int, rate float64, began time.Time) error {
 	p := o.hubs[0].NewPublisher()
 	var failed atomic.Pointer[error]
@@ -380,7 +422,7 @@ func (o *orderedRun) paced(ctx context.Context, topic, hot string, n int, rate f
 		if err := publish(keyName(i%o.cmd.Keys), payload); err != nil {
 			return err
 		}
-		if i%100 == 0 {
+		if i%100 == 0 && hot != "" {
 			if err := publish(hot, payload); err != nil {
 				return err
 			}
