@@ -440,6 +440,9 @@ func (w *owner) end(giveBack bool) bool {
 		s.mu.Unlock()
 	}
 	err := s.Stop(ctx)
+	w.in.mu.Lock() // what came meanwhile has ended, too
+	w.in.came, w.in.ends = nil, nil
+	w.in.mu.Unlock()
 	w.waited.Store(0)
 	w.missing.Store(0)
 	clear(w.overdue)

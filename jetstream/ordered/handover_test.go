@@ -38,9 +38,9 @@ func ownedBy(tb testing.TB, b *jetstream.Bus, topic string) {
 func TestAcknowledgedAtAHandOver(t *testing.T) {
 	url := natstest.Run(t).ClientURL()
 	stays := startHubWith(t, url, 2*wait)
-	for round := range 5 {
+	for round := range 3 {
 		topic := fmt.Sprint("acked", round)
-		const keys, each = 500, 20
+		const keys, each = 200, 20
 		publishTo(t, stays, topic, keys, each)
 		owner := startHubWith(t, url, 2*wait)
 		ownedBy(t, owner, topic)

@@ -224,9 +224,13 @@ func (l *ledger) note(op, member, key string, n int) {
 func (l *ledger) until(settled int, within time.Duration) {
 	l.tb.Helper()
 	deadline := time.Now().Add(within)
+	before, at := l.settled, time.Now()
 	for l.read(); l.settled < settled; l.read() {
+		if l.settled > before {
+			before, at = l.settled, time.Now()
+		}
 		if time.Now().After(deadline) {
-			l.tb.Fatalf("%d of %d events were settled", l.settled, settled)
+			l.tb.Fatalf("%d of %d events were settled, the last one %v ago", l.settled, settled, time.Since(at).Round(time.Second))
 		}
 		<-time.After(50 * time.Millisecond)
 	}
