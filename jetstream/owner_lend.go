@@ -519,13 +519,16 @@ func (w *owner) takeEnd(l *loan, how loanEnd) {
 			w.refuse(l)
 			return
 		}
-		w.noteDelay(d, how.Delay)
 		w.o.mu.Lock()
-		if w.holds(l) {
+		held := w.holds(l)
+		if held {
 			w.locks.Block(l.item)
 			heap.Push(&w.delays, delayedEvent{at: w.bus.clock.now() + int64(how.Delay), item: l.item, up: d, loan: l})
 		}
 		w.o.mu.Unlock()
+		if held {
+			w.noteDelay(d, how.Delay)
+		}
 	}
 }
 

@@ -127,6 +127,42 @@ func TestLentEventsAreReadAgain(t *testing.T) {
 	}
 }
 
+// An event that was put back is read again, too, and is what it was before.
+func TestPutBackEventsAreReadAgain(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{URL: natsServer(t), Connections: 1})
+	opts := SubscribeOptions{From: FromEarliest, OrderByKey: true, MaxAttempts: 1}
+	k := take(t, b, "again", "g", opts)
+	_ = take(t, b, "again", "g", SubscribeOptions{From: FromEarliest, OrderByKey: true, Paused: true}) // keeps the owner
+	if _, err := b.Publish(t.Context(), "again", []byte("payload"), PublishOptions{Key: "a", Tags: []string{"t"}}); err != nil {
+		t.Fatal(err)
+	}
+	d := k.next()
+	was := d.Event
+	if err := d.Nack("poison", 0); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the dead letter is put back", func() bool {
+		got, err := b.Admin().DeadLetters().Redrive(t.Context(), LetterFilter{Topic: "again"}, RedriveOptions{})
+		return err == nil && got.Done == 1
+	})
+	select {
+	case <-k.ch:
+	case <-time.After(wait):
+		t.Fatal("the event did not come again")
+	}
+	if err := k.sub.Stop(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	e := take(t, b, "again", "g", opts).next()
+	if !reflect.DeepEqual(e.Event, was) {
+		t.Errorf("%+v instead of %+v", e.Event, was)
+	}
+	if err := e.Ack(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Events that were removed from the stream while they were leased, and were then refused, never
 // come again. Their keys go on, however many there are.
 func TestPurgedEventsFreeTheirKeys(t *testing.T) {

@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
 )
@@ -37,12 +40,12 @@ func ownedBy(tb testing.TB, b *jetstream.Bus, topic string) {
 // again, although many are on their way to the owner.
 func TestAcknowledgedAtAHandOver(t *testing.T) {
 	url := natstest.Run(t).ClientURL()
-	stays := startHubWith(t, url, 2*wait)
+	stays := startHubWith(t, url, wait/3)
 	for round := range 3 {
 		topic := fmt.Sprint("acked", round)
 		const keys, each = 200, 20
 		publishTo(t, stays, topic, keys, each)
-		owner := startHubWith(t, url, 2*wait)
+		owner := startHubWith(t, url, wait/3)
 		ownedBy(t, owner, topic)
 		var mu sync.Mutex
 		acked, twice := make(map[uint64]bool), 0
@@ -94,7 +97,7 @@ func TestAcknowledgedAtAHandOver(t *testing.T) {
 func TestDelayAtAHandOver(t *testing.T) {
 	const delay = 4 * time.Second
 	url := natstest.Run(t).ClientURL()
-	owner, stays := startHubWith(t, url, 2*wait), startHubWith(t, url, 2*wait)
+	owner, stays := startHubWith(t, url, wait/3), startHubWith(t, url, wait/3)
 	publishKeys(t, owner, 1, 3)
 	refused := make(chan time.Time, 1)
 	member := func(b *jetstream.Bus, f func(*jetstream.Delivery)) {
@@ -142,5 +145,51 @@ func TestDelayAtAHandOver(t *testing.T) {
 		case <-time.After(wait):
 			t.Fatalf("event %d did not come", n)
 		}
+	}
+}
+
+// TestOneConsumerAGroup has members of many ordered groups on two hubs: each group is one consumer.
+func TestOneConsumerAGroup(t *testing.T) {
+	const groups = 20
+	srv := natstest.Run(t)
+	a, b := startHub(t, srv.ClientURL()), startHub(t, srv.ClientURL())
+	publishKeys(t, a, 4, 1)
+	got := make(chan struct{}, 4*groups)
+	for i := range groups {
+		for _, hub := range []*jetstream.Bus{a, b} {
+			opts := jetstream.SubscribeOptions{OrderByKey: true, From: jetstream.FromEarliest}
+			s, err := hub.Subscribe(t.Context(), topic, "g"+strconv.Itoa(i), opts, func(h *jetstream.Held) {
+				if d, ok := h.Begin(); ok && d.Ack() == nil {
+					got <- struct{}{}
+				}
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = s.Stop(context.Background()) })
+		}
+	}
+	for n := range cap(got) {
+		select {
+		case <-got:
+		case <-time.After(wait):
+			t.Fatalf("%d of %d events came", n, cap(got))
+		}
+	}
+	nc, err := nats.Connect(srv.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := natsjs.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), topic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := stream.CachedInfo().State.Consumers; n != groups {
+		t.Errorf("%d groups have %d consumers", groups, n)
 	}
 }
