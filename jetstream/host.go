@@ -292,6 +292,7 @@ func (h *host) receive(m *nats.Msg) {
 	case "p":
 		if len(h.parts)+len(m.Data) > lendMost {
 			h.over.Store(true)
+			h.o.kick()
 			return
 		}
 		h.parts = append(h.parts, m.Data...)
