@@ -133,7 +133,8 @@ func TestPutBackEventsAreReadAgain(t *testing.T) {
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
 	opts := SubscribeOptions{From: FromEarliest, OrderByKey: true, MaxAttempts: 1}
 	k := take(t, b, "again", "g", opts)
-	_ = take(t, b, "again", "g", SubscribeOptions{From: FromEarliest, OrderByKey: true, Paused: true}) // keeps the owner
+	// A member that stays keeps the owner.
+	_ = take(t, b, "again", "g", SubscribeOptions{From: FromEarliest, OrderByKey: true, Paused: true})
 	if _, err := b.Publish(t.Context(), "again", []byte("payload"), PublishOptions{Key: "a", Tags: []string{"t"}}); err != nil {
 		t.Fatal(err)
 	}
