@@ -21,7 +21,7 @@ const (
 	gatherTick = 20 * time.Millisecond
 	// cutRest is how long an owner rests before it pulls again after a cut, or tries to once more.
 	cutRest = 100 * time.Millisecond
-	// gatherMore is how much longer than AckWait an owner gathers.
+	// gatherMore is how much longer than AckWait an owner gathers when nothing arrives any more.
 	gatherMore = 2 * time.Second
 	// seatsWait is how long a new owner waits for members before it deals out slots.
 	seatsWait = 30 * time.Millisecond
@@ -95,6 +95,7 @@ type owner struct {
 	seats   []*spot // that want events, of all hubs
 	first   int     // which of them is served first
 	hotAt   int64
+	here    int   // how many events were there when an owner that gathers last looked
 	quiet   int64 // until when nothing is pulled that could come before what is to come again
 	written int64
 	alone   int64            // since when there are no members on this hub; 0: there are
@@ -288,6 +289,7 @@ func (w *owner) listen() broken {
 	}
 	if err == nil {
 		w.missing.Store(int64(info.NumAckPending))
+		w.here = 0
 		w.joinQueue(ctx)
 	}
 	cancel()
@@ -482,7 +484,8 @@ func (w *owner) loop() broken {
 	tick := time.NewTicker(ownerTick)
 	defer tick.Stop()
 	var asked int64
-	gatherEnd := w.bus.clock.now() + int64(w.group.fence.ackWait+gatherMore)
+	patience := int64(w.group.fence.ackWait + gatherMore)
+	gatherEnd := w.bus.clock.now() + patience
 	for {
 		now := w.bus.clock.now()
 		if _, sure := w.pulledElsewhere(now); sure {
@@ -497,7 +500,9 @@ func (w *owner) loop() broken {
 		next := w.takeDue(now)
 		if w.gathering && now-asked > int64(gatherTick) {
 			asked = now
-			w.gather(now > gatherEnd)
+			if w.gather(now > gatherEnd) {
+				gatherEnd = w.bus.clock.now() + patience
+			}
 		}
 		more := w.lend(now)
 		w.widen()
@@ -538,6 +543,19 @@ func (w *owner) await(wait time.Duration, tick *time.Ticker) bool {
 	return false
 }
 
+// arrived counts the events of the stream that are here, up to the newest one that the server has
+// given out when it counted: those that it sends after that stand for none of the others.
+func (w *owner) arrived(newest uint64) (n int) {
+	w.o.mu.Lock()
+	defer w.o.mu.Unlock()
+	w.locks.Each(func(i *ordered.Item[*Delivery]) {
+		if i.Body != nil && i.Pos()&mainPlace != 0 && i.Pos()&^mainPlace <= newest {
+			n++
+		}
+	})
+	return n
+}
+
 // room leaves room for events that are missing, whatever came before them.
 func (w *owner) room(missing int) {
 	s := w.sub
@@ -550,8 +568,8 @@ func (w *owner) room(missing int) {
 }
 
 // gather ends the time in which nothing is lent, once all that the server waits for is here. Until
-// then an older event of a key may still be at the server.
-func (w *owner) gather(late bool) {
+// then an older event of a key may still be at the server. It reports whether something arrived.
+func (w *owner) gather(late bool) (more bool) {
 	ctx, cancel := context.WithTimeout(w.bus.ctx, noteWait)
 	defer cancel()
 	info, err := w.bus.consumer(ctx, w.group.topic, w.group.consumer)
@@ -559,21 +577,16 @@ func (w *owner) gather(late bool) {
 		if gone(err) {
 			w.broke(brokenGone)
 		}
-		return
+		return false
 	}
-	here := int(w.group.letters.Load())
-	w.o.mu.Lock()
-	w.locks.Each(func(i *ordered.Item[*Delivery]) {
-		if i.Body != nil && i.Pos()&mainPlace != 0 {
-			here++
-		}
-	})
-	w.o.mu.Unlock()
+	w.takeIn() // what the server sent before it answered is mostly here
+	here := int(w.group.letters.Load()) + w.arrived(info.Delivered.Stream)
 	missing := max(info.NumAckPending-here, 0)
 	w.missing.Store(int64(missing))
 	w.room(missing)
-	if here < info.NumAckPending && !late {
-		return
+	more, w.here = here > w.here, here
+	if missing > 0 && (more || !late) {
+		return more
 	}
 	if late && here < info.NumAckPending {
 		w.bus.log.Warn("an ordered group goes on before all was delivered again that was not settled", slog.String("topic", w.group.topic.name),
@@ -583,4 +596,5 @@ func (w *owner) gather(late bool) {
 	w.o.mu.Lock()
 	w.gathering = false
 	w.o.mu.Unlock()
+	return more
 }

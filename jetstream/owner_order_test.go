@@ -238,3 +238,21 @@ func TestPurgedEventsCostNoCredit(t *testing.T) {
 		}
 	}
 }
+
+// Events that come after the server has counted what is not settled do not make up for older ones
+// that are missing: one of the same key would be lent too early.
+func TestNewEventsAreNoneOfThoseThatAreMissing(t *testing.T) {
+	t.Parallel()
+	w := &owner{o: &ordering{}, locks: ordered.New[*Delivery](1)}
+	for _, seq := range []uint64{3, 5, 6} {
+		w.locks.Arrive(mainPlace|seq, "a", &Delivery{})
+	}
+	gone, _, _ := w.locks.Arrive(mainPlace|2, "a", &Delivery{})
+	w.locks.Await(gone)
+	w.locks.Arrive(1, "a", &Delivery{}) // put back
+	for newest, want := range []int{0, 0, 0, 1, 1, 2, 3, 3} {
+		if n := w.arrived(uint64(newest)); n != want {
+			t.Errorf("up to %d, %d events are here, not %d", newest, n, want)
+		}
+	}
+}
