@@ -82,6 +82,7 @@ type Delivery struct {
 	loan     *loan        // of a member of an ordered group
 	lent     *loan        // of the owner of one: the event is a member's
 	quiet    bool         // its owner knows that it ends
+	taken    *loan        // of the owner: who has taken it last; guarded by the ordering's mu
 	slim     bool         // of the owner: only its place is kept, and its size does not count
 	cancel   context.CancelFunc
 }

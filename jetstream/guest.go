@@ -386,6 +386,7 @@ func (g *guest) look(now int64) {
 // finish takes back all that the guest had: it holds nothing any more, or its right has ended.
 func (g *guest) finish() {
 	w, o := g.w, g.w.o
+	g.closed.Store(true) // first: what is lent from now on goes back to the owner at once
 	o.mu.Lock()
 	if w.guests[g.hub] == g {
 		delete(w.guests, g.hub)

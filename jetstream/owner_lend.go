@@ -216,7 +216,7 @@ func (w *owner) takeLost() {
 		if item == nil || item.Body != d {
 			continue
 		}
-		if l := d.lent; l != nil {
+		if l := d.taken; l != nil && item.Member() != "" {
 			revoked[l] = l.place.borrower
 		}
 		w.locks.Await(item)
@@ -327,6 +327,7 @@ func (w *owner) takeLocked(now int64) (out []handing) {
 			p.credit--
 			l := &loan{from: w, item: item, up: item.Body, place: p}
 			l.right = &l.until
+			item.Body.taken = l
 			out = append(out, handing{p, l, item.Shed})
 			w.locks.Shed(item) // once it is lent, only its place is kept
 			taken = true
@@ -666,8 +667,8 @@ func (w *owner) left(p *spot) {
 	w.members = true
 	var held []*loan
 	w.locks.Each(func(i *ordered.Item[*Delivery]) {
-		if i.Member() == p.id && i.Body != nil && i.Body.lent != nil {
-			held = append(held, i.Body.lent)
+		if i.Member() == p.id && i.Body != nil && i.Body.taken != nil {
+			held = append(held, i.Body.taken) // also what is only on its way to the place
 		}
 	})
 	if len(held) == 0 {

@@ -256,3 +256,22 @@ func TestNewEventsAreNoneOfThoseThatAreMissing(t *testing.T) {
 		}
 	}
 }
+
+// A place that goes while an event is on its way to it leaves the event to others: nothing else
+// would end its hold of the key, and of the slot.
+func TestAPlaceLeavesWhatIsOnItsWay(t *testing.T) {
+	t.Parallel()
+	w := &owner{o: &ordering{}, locks: ordered.New[*Delivery](1)}
+	p := &spot{id: "m", open: true, credit: 1}
+	w.seats = []*spot{p}
+	w.locks.SetMembers([]string{p.id})
+	w.locks.Arrive(mainPlace|1, "a", &Delivery{})
+	out := w.takeLocked(1)
+	if len(out) != 1 {
+		t.Fatalf("%d events were taken", len(out))
+	}
+	w.left(p)
+	if len(w.leaving) != 1 || len(w.leaving[0].held) != 1 || w.leaving[0].held[0] != out[0].loan {
+		t.Errorf("the place leaves %+v", w.leaving)
+	}
+}
