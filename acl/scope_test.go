@@ -11,7 +11,7 @@ import (
 func TestScopeErrorsSayWhatToDo(t *testing.T) {
 	for scope, want := range map[string]string{
 		"publish":            "scope 2: there is no colon: write ACTION:PATTERN, such as publish:heartbeat.*",
-		"read:a":             "scope 2: the action before the colon must be publish, subscribe, inspect, admin or *",
+		"read:a":             "scope 2: the action before the colon must be publish, subscribe, inspect, presence, admin or *",
 		"publish:":           "scope 2: the pattern after the colon: it is empty",
 		"admin:a.b:":         "scope 2: the pattern after the colon: segment 2 has an invalid character",
 		"subscribe:a::":      "scope 2: the group behind ::: it is empty; write the name of a group",

@@ -146,6 +146,9 @@ func TestDocumentsBoundOptions(t *testing.T) {
 	} {
 		schema := d.schema(t, c.schema)
 		want := optionNames(t, c.function)
+		if c.schema == "SubscribeOptions" { // readCastOptions, which comes first, reads it
+			want = append(want, "mode")
+		}
 		slices.Sort(want)
 		if got := slices.Sorted(maps.Keys(schema.Properties)); !slices.Equal(got, want) {
 			t.Errorf("docs/asyncapi.yaml has the options %q in components.schemas.%s.properties, want %q", got, c.schema, want)
