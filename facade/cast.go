@@ -68,9 +68,8 @@ func (c castSource) Follow(ctx context.Context, topic string, after jetstream.Pl
 	return err
 }
 
-// appendCast appends the EVENT frame of a broadcast, framed for a WebSocket. text is where its text
-// begins.
-func appendCast(dst []byte, topic string, at jetstream.Place, e *jetstream.Event) (out []byte, text int) {
+// appendCast appends the EVENT frame of a broadcast, framed for a WebSocket.
+func appendCast(dst []byte, topic string, at jetstream.Place, e *jetstream.Event) []byte {
 	start := len(dst)
 	dst = append(textmsg.Begin(dst), `{"op":"EVENT","topic":`...)
 	dst = jsonscan.AppendString(dst, topic)
@@ -78,9 +77,7 @@ func appendCast(dst []byte, topic string, at jetstream.Place, e *jetstream.Event
 	dst = e.AppendRecord(dst)
 	dst = append(dst, `,"ctx":{"pos":"`...)
 	dst = appendPos(dst, at.Made.UnixNano(), e.Sequence)
-	dst = append(dst, `"}}`...)
-	dst = textmsg.End(dst, start)
-	return dst, start + textmsg.HeaderSize(dst[start:])
+	return textmsg.End(append(dst, `"}}`...), start)
 }
 
 // receiver is the connection that a broadcast is sent on. Its methods may be called concurrently,
@@ -147,9 +144,11 @@ type cast struct {
 	over atomic.Bool // nothing more is sent
 	live atomic.Bool // the flusher owns cursor
 	// Owned by the flusher.
-	ready  bool      // the broadcast was live when the flusher took what was queued
-	due    time.Time // when opts.interval lets the next flush be
-	buf    []byte    // of conflated frames
+	ready bool      // the broadcast was live when the flusher took what was queued
+	due   time.Time // when opts.interval lets the next flush be
+
+	woken bool // it waits for the flusher of a WebSocket; guarded by writer.mu
+
 	mu     sync.Mutex
 	timer  *time.Timer // wakes the flusher when it is due
 	seated bool        // the client counts as present, under name
@@ -483,6 +482,10 @@ func (c *cast) begin(start castStart) {
 		c.End(broadcast.ErrClosed)
 		return
 	}
+	if c.over.Load() { // stop may not have seen that the cursor began
+		c.cursor.End()
+		return
+	}
 	if c.opts.presence {
 		c.attend()
 	}
@@ -565,8 +568,10 @@ func (c *cast) flush() error {
 	var frames []byte
 	var more, fits bool
 	if c.opts.conflate {
-		frames, more, fits = c.cursor.ReadNewest(c.buf[:0], flushSize)
-		c.buf = frames[:0]
+		buf := castBuffers.Get().(*[]byte) //nolint:forcetypeassert // nothing else is put there
+		defer putCastBuffer(buf)
+		*buf, more, fits = c.cursor.ReadNewest((*buf)[:0], castPiece)
+		frames = *buf
 	} else {
 		frames, more, fits = c.cursor.Read(flushSize)
 	}
@@ -581,13 +586,20 @@ func (c *cast) flush() error {
 			c.due = time.Now().Add(c.opts.interval)
 		}
 	}
-	if cap(c.buf) > 2*flushSize {
-		c.buf = nil
-	}
 	if more {
 		c.to.wake(c) // replies have their turn first
 	}
 	return nil
+}
+
+// castBuffers has buffers for conflated frames, which differ from socket to socket. A broadcast
+// holds one only while it sends.
+var castBuffers = sync.Pool{New: func() any { return new([]byte) }}
+
+func putCastBuffer(buf *[]byte) {
+	if cap(*buf) <= 2*castPiece {
+		castBuffers.Put(buf)
+	}
 }
 
 // rest has the flusher come back later.
@@ -613,6 +625,7 @@ func (c *cast) overrun() error {
 		return nil
 	case slowCatchUp:
 		from := c.cursor.Last()
+		c.ready = false // what is read from the stream goes out first
 		c.live.Store(false)
 		c.fallBehind(from, false)
 		return nil
@@ -681,7 +694,7 @@ var errCastOver = errors.New("facade: the broadcast has ended")
 
 func (q *castQueue) add(e *jetstream.Event) error {
 	q.srv.casting.caughtUp.Add(1)
-	q.frames, _ = appendCast(q.frames, q.topic, q.tail.Place(), e)
+	q.frames = appendCast(q.frames, q.topic, q.tail.Place(), e)
 	if len(q.frames) < castPiece {
 		return nil
 	}

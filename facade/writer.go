@@ -67,7 +67,7 @@ type writer struct {
 	work    sync.Cond // the flusher has work
 	below   sync.Cond // replies fell below limit, or the connection ended
 	queue   *batch    // nil when empty
-	woken   []*cast   // broadcasts that have something to send
+	woken   []*cast   // broadcasts that have something to send, each once
 	spare   []*cast   // for the next ones
 	replies int       // bytes of replies queued, being written, or waiting for their turn
 	turns   turns     // replies without a corr that wait for earlier ones
@@ -212,7 +212,8 @@ func (o *writer) message(framed []byte) {
 func (o *writer) wake(c *cast) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.closing {
+	if !o.closing && !c.woken {
+		c.woken = true
 		o.woken = append(o.woken, c)
 		o.work.Signal()
 	}
@@ -356,6 +357,7 @@ func (o *writer) take() (b *batch, woken []*cast, closing bool) {
 	if len(o.woken) > 0 {
 		woken, o.woken, o.spare = o.woken, o.spare, nil
 		for _, c := range woken {
+			c.woken = false
 			c.ready = c.live.Load() // what it queued before is in this batch, or was in one before
 		}
 	}

@@ -28,16 +28,15 @@ type Source interface {
 // Config configures a Tails. All fields are required.
 type Config struct {
 	Source Source
-	// Frame appends an event to dst as all sockets get it, and returns where the text of the
-	// message begins behind its header.
-	Frame func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event) (message []byte, text int)
+	// Frame appends an event to dst as all sockets get it.
+	Frame func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event) []byte
 	// Linger is how long a Tail is kept after its last Cursor has ended.
 	Linger time.Duration
 	// Tails is the most topics that are followed, and PrincipalTails the most that one client is
 	// the first to follow.
 	Tails, PrincipalTails int
-	// RingFrames and RingBytes bound the ring of one topic, and AllBytes the bytes of all rings. A
-	// ring always holds the newest frame.
+	// RingFrames and RingBytes bound the frames of one topic, and AllBytes the bytes of all rings
+	// with their lists of frames. A ring always holds the newest frame.
 	RingFrames, RingBytes, AllBytes int
 }
 

@@ -3,15 +3,20 @@ package broadcast
 import (
 	"hash/maphash"
 	"sync"
+	"unsafe"
 )
 
 const (
 	// firstChunk and lastChunk are how much memory a ring takes at a time, in bytes: at first, and
-	// after it has doubled that as often as it does.
-	firstChunk = 16 << 10
-	lastChunk  = 256 << 10
+	// after it has doubled that as often as it does. A small ring takes less, so that it never
+	// drops more than one of leastChunks parts at a time.
+	firstChunk  = 16 << 10
+	lastChunk   = 256 << 10
+	leastChunks = 8
 	// firstFrames is how many frames a ring has room for at first. It doubles as well.
 	firstFrames = 64
+	// frameSize is what the list of frames costs for each frame, in bytes.
+	frameSize = int(unsafe.Sizeof(frame{}))
 )
 
 // keySeed seeds the hashes by which frames are conflated.
@@ -27,10 +32,10 @@ type chunk struct {
 // frame is one message for all sockets.
 type frame struct {
 	in         *chunk
-	start, end int
-	text       int    // where the text begins, behind the header of the WebSocket
+	start, end uint32
 	seq        uint64 // of the event
 	key        uint64 // the hash of the key; 0 for none
+	stale      bool   // a newer frame has the key; kept up once newest is
 }
 
 // ring holds the newest frames of a topic, numbered from 0. All methods may be called concurrently.
@@ -45,9 +50,13 @@ type ring struct {
 	chunks []*chunk
 	bytes  int    // of all chunks
 	grown  int    // size of the next chunk
+	most   int    // size of the largest chunk for more than one frame
 	before uint64 // the sequence of the last event before the oldest frame
 	head   uint64 // the sequence of the newest event
 	ended  bool
+	// newest is the number of the newest frame of each key that the ring has; nil until somebody
+	// wants conflated frames.
+	newest map[uint64]uint64
 }
 
 // memory is what all rings of a hub share, in bytes.
@@ -75,33 +84,38 @@ func (m *memory) give(n int) {
 
 // newRing makes a ring whose frames come behind the sequence head.
 func newRing(maxFrames, maxBytes int, m *memory, head uint64) *ring {
-	return &ring{maxFrames: maxFrames, maxBytes: maxBytes, memory: m, before: head, head: head, grown: firstChunk}
+	most := min(max(maxBytes/leastChunks, 1), lastChunk)
+	return &ring{maxFrames: maxFrames, maxBytes: maxBytes, memory: m, before: head, head: head, grown: min(firstChunk, most), most: most}
 }
 
-// append adds a copy of a frame, whose text begins at text, and drops the oldest frames that there
-// is no room for.
-func (r *ring) append(message []byte, text int, seq uint64, key string) {
+// append adds a copy of a frame, and drops the oldest frames that there is no room for.
+func (r *ring) append(message []byte, seq uint64, key string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.ended {
 		return
 	}
-	if n := uint64(len(r.frames)); r.next-r.first == n {
-		if int(n) < r.maxFrames { //nolint:gosec // far below
-			r.widenLocked()
-		} else {
-			r.dropLocked()
-		}
+	switch have := int(r.next - r.first); { //nolint:gosec // at most maxFrames
+	case have >= r.maxFrames || have > 0 && have == len(r.frames) && !r.memory.take(have*frameSize, false):
+		r.dropLocked()
+	case have == 0 && len(r.frames) == 0:
+		r.memory.take(firstFrames*frameSize, true)
+		r.frames = make([]frame, firstFrames)
+	case have == len(r.frames):
+		r.widenLocked()
 	}
 	in := r.roomLocked(len(message))
-	f := frame{in: in, start: len(in.buf), text: len(in.buf) + text, seq: seq}
+	f := frame{in: in, start: uint32(len(in.buf)), seq: seq} //nolint:gosec // messages are far smaller
 	in.buf = append(in.buf, message...)
-	f.end = len(in.buf)
+	f.end = uint32(len(in.buf)) //nolint:gosec // messages are far smaller
 	if key != "" {
 		f.key = maphash.String(keySeed, key) | 1
 	}
 	in.frames++
 	*r.at(r.next) = f
+	if r.newest != nil {
+		r.noteLocked(r.next)
+	}
 	r.next++
 	r.head = seq
 }
@@ -109,21 +123,42 @@ func (r *ring) append(message []byte, text int, seq uint64, key string) {
 // at is the place of a frame in the circle.
 func (r *ring) at(n uint64) *frame { return &r.frames[n&uint64(len(r.frames)-1)] } //nolint:gosec // not negative
 
+// widenLocked doubles the list of frames.
 func (r *ring) widenLocked() {
-	wider := make([]frame, max(firstFrames, 2*len(r.frames)))
+	wider := make([]frame, 2*len(r.frames))
 	for n := r.first; n < r.next; n++ {
 		wider[n&uint64(len(wider)-1)] = *r.at(n) //nolint:gosec // not negative
 	}
 	r.frames = wider
 }
 
-// dropLocked drops the oldest frame.
-func (r *ring) dropLocked() {
+// noteLocked notes that a frame is the newest of its key.
+func (r *ring) noteLocked(n uint64) {
+	key := r.at(n).key
+	if key == 0 {
+		return
+	}
+	if before, ok := r.newest[key]; ok {
+		r.at(before).stale = true
+	}
+	r.newest[key] = n
+}
+
+// forgetLocked forgets the oldest frame.
+func (r *ring) forgetLocked() {
 	f := r.at(r.first)
 	f.in.frames--
 	r.before = f.seq
+	if f.key != 0 && !f.stale {
+		delete(r.newest, f.key)
+	}
 	*f = frame{}
 	r.first++
+}
+
+// dropLocked drops the oldest frame.
+func (r *ring) dropLocked() {
+	r.forgetLocked()
 	if len(r.chunks) > 1 && r.chunks[0].frames == 0 {
 		r.freeLocked()
 	}
@@ -146,13 +181,8 @@ func (r *ring) roomLocked(size int) *chunk {
 	}
 	want := max(r.grown, size)
 	for len(r.chunks) > 0 && (r.bytes+want > r.maxBytes || !r.memory.take(want, false)) {
-		oldest := r.chunks[0]
-		for oldest.frames > 0 {
-			f := r.at(r.first)
-			oldest.frames--
-			r.before = f.seq
-			*f = frame{}
-			r.first++
+		for oldest := r.chunks[0]; oldest.frames > 0; {
+			r.forgetLocked()
 		}
 		r.freeLocked()
 	}
@@ -162,7 +192,7 @@ func (r *ring) roomLocked(size int) *chunk {
 	c := &chunk{buf: make([]byte, 0, want)}
 	r.chunks = append(r.chunks, c)
 	r.bytes += want
-	r.grown = min(2*r.grown, lastChunk)
+	r.grown = min(2*r.grown, r.most)
 	return c
 }
 
@@ -191,7 +221,7 @@ func (r *ring) read(from uint64, limit int) (b batch, ok bool) {
 	b.next, b.last = from+1, f.seq
 	for b.next < r.next {
 		f = r.at(b.next)
-		if f.in != in || f.end-start > limit {
+		if f.in != in || int(f.end-start) > limit {
 			break
 		}
 		end = f.end
@@ -201,18 +231,18 @@ func (r *ring) read(from uint64, limit int) (b batch, ok bool) {
 	return b, true
 }
 
-// conflated is read without the frames that a newer one of the same key follows. It appends them to
-// dst, and uses seen.
-func (r *ring) conflated(from uint64, limit int, dst []byte, seen map[uint64]uint64) (out []byte, b batch, ok bool) {
+// conflated is read without the frames that a newer one of the same key follows. It appends the
+// frames to dst.
+func (r *ring) conflated(from uint64, limit int, dst []byte) (b batch, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if from < r.first {
-		return dst, batch{}, false
+		return batch{}, false
 	}
-	clear(seen)
-	for n := from; n < r.next; n++ {
-		if key := r.at(n).key; key != 0 {
-			seen[key] = n
+	if r.newest == nil {
+		r.newest = make(map[uint64]uint64)
+		for n := r.first; n < r.next; n++ {
+			r.noteLocked(n)
 		}
 	}
 	start := len(dst)
@@ -220,12 +250,12 @@ func (r *ring) conflated(from uint64, limit int, dst []byte, seen map[uint64]uin
 	for ; b.next < r.next && len(dst)-start < limit; b.next++ {
 		f := r.at(b.next)
 		b.last = f.seq
-		if f.key == 0 || seen[f.key] == b.next {
+		if !f.stale {
 			dst = append(dst, f.in.buf[f.start:f.end]...)
 		}
 	}
-	b.frames, b.more = dst[start:], b.next < r.next
-	return dst, b, true
+	b.frames, b.more = dst, b.next < r.next
+	return b, true
 }
 
 // place returns the number of the next frame, and the sequence of the newest event before it.
@@ -263,8 +293,8 @@ func (r *ring) end() {
 		return
 	}
 	r.ended = true
-	r.memory.give(r.bytes)
-	r.chunks, r.frames, r.bytes, r.first, r.before = nil, nil, 0, r.next, r.head
+	r.memory.give(r.bytes + len(r.frames)*frameSize)
+	r.chunks, r.frames, r.newest, r.bytes, r.first, r.before = nil, nil, nil, 0, r.next, r.head
 }
 
 // back returns the sequence before the last n frames, if the ring has them all.

@@ -3,6 +3,7 @@ package broadcast
 import (
 	"bytes"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"testing"
 )
@@ -11,8 +12,12 @@ import (
 // ring has it, and the ring stays within its bounds.
 func TestRing(t *testing.T) {
 	t.Parallel()
-	const maxFrames, maxBytes, all = 512, 640 << 10, 800 << 10
 	for seed := range uint64(50) {
+		// Every second ring is smaller than a chunk of a large one.
+		maxFrames, maxBytes, all := 512, 640<<10, 800<<10
+		if seed%2 == 1 {
+			maxFrames, maxBytes, all = 100, 60<<10, 70<<10
+		}
 		random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a test
 		m := &memory{left: all}
 		r := newRing(maxFrames, maxBytes, m, 0)
@@ -23,7 +28,7 @@ func TestRing(t *testing.T) {
 				seq := uint64(len(frames)) + 1
 				f := append([]byte(strconv.FormatUint(seq, 10)+":"), bytes.Repeat([]byte{'x'}, random.IntN(3_000))...)
 				frames = append(frames, f)
-				r.append(f, 0, seq, "")
+				r.append(f, seq, "")
 			} else {
 				limit := random.IntN(20_000)
 				b, ok := r.read(at, limit)
@@ -46,7 +51,8 @@ func TestRing(t *testing.T) {
 				}
 				at = b.next
 			}
-			if n := r.next - r.first; n > maxFrames || len(frames) > 0 && n == 0 || r.bytes > maxBytes || m.left != all-r.bytes {
+			n := int(r.next - r.first) //nolint:gosec // at most maxFrames
+			if n > maxFrames || len(frames) > 0 && n == 0 || r.bytes > maxBytes || m.left != all-r.bytes-len(r.frames)*frameSize || m.left < 0 {
 				t.Fatalf("seed %d: the ring has %d frames and %d bytes, %d are left", seed, n, r.bytes, m.left)
 			}
 		}
@@ -64,12 +70,72 @@ func TestRingConflates(t *testing.T) {
 	t.Parallel()
 	r := newRing(64, 1<<20, &memory{left: 1 << 20}, 0)
 	for i, key := range []string{"a", "", "b", "a", "", "b", "c"} {
-		r.append([]byte(strconv.Itoa(i)), 0, uint64(i)+1, key)
+		r.append([]byte(strconv.Itoa(i)), uint64(i)+1, key)
 	}
 	for from, want := range map[uint64]string{0: "13456", 3: "3456", 6: "6", 7: ""} {
-		_, b, ok := r.conflated(from, 1<<10, nil, make(map[uint64]uint64))
+		b, ok := r.conflated(from, 1<<10, nil)
 		if !ok || string(b.frames) != want || b.next != 7 || b.more {
 			t.Errorf("from %d: %q, want %q", from, b.frames, want)
+		}
+	}
+}
+
+// In a random run, a reader of conflated frames gets each frame that has no newer one of its key,
+// and the ring remembers no more keys than it has frames.
+func TestRingConflatesAtRandom(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(30) {
+		random := rand.New(rand.NewPCG(seed, 2)) //nolint:gosec // a test
+		r := newRing(128, 1<<20, &memory{left: 1 << 20}, 0)
+		var keys []string
+		var at uint64
+		for range 3_000 {
+			if random.IntN(8) > 0 {
+				key := ""
+				if n := random.IntN(300); n > 0 {
+					key = strconv.Itoa(n * n / 300)
+				}
+				keys = append(keys, key)
+				r.append([]byte{byte(len(keys))}, uint64(len(keys)), key)
+				continue
+			}
+			limit := 1 + random.IntN(100)
+			b, ok := r.conflated(at, limit, nil)
+			if !ok {
+				at = r.first
+				continue
+			}
+			var want []byte
+			next := at
+			for ; next < r.next && len(want) < limit; next++ {
+				if key := keys[next]; key == "" || !slices.Contains(keys[next+1:], key) {
+					want = append(want, byte(next+1))
+				}
+			}
+			if !bytes.Equal(b.frames, want) || b.next != next || b.more != (next < r.next) {
+				t.Fatalf("seed %d: from %d came %v to %d, want %v to %d", seed, at, b.frames, b.next, want, next)
+			}
+			at = b.next
+		}
+		if len(r.newest) == 0 || uint64(len(r.newest)) > r.next-r.first {
+			t.Errorf("seed %d: %d keys of %d frames", seed, len(r.newest), r.next-r.first)
+		}
+	}
+}
+
+// A frame that is larger than the ring is kept alone.
+func TestRingKeepsALargeFrame(t *testing.T) {
+	t.Parallel()
+	m := &memory{left: 1 << 20}
+	r := newRing(64, 4<<10, m, 0)
+	for i, size := range []int{100, 100_000, 100} {
+		r.append(make([]byte, size), uint64(i)+1, "")
+		b, ok := r.read(r.next-1, 1)
+		if !ok || len(b.frames) != size {
+			t.Errorf("%d bytes of %d", len(b.frames), size)
+		}
+		if r.bytes > max(4<<10, size) {
+			t.Errorf("the ring has %d bytes for a frame of %d", r.bytes, size)
 		}
 	}
 }

@@ -56,6 +56,7 @@ func (t *Tail) Leave() {
 // run follows the topic until nobody uses the Tail, or the topic is gone.
 func (t *Tail) run() {
 	err := t.follow()
+	unused := t.ctx.Err() != nil // removeLocked cancels it in any case
 	all := t.all
 	all.mu.Lock()
 	all.removeLocked(t)
@@ -63,13 +64,13 @@ func (t *Tail) run() {
 	select {
 	case <-t.ready:
 	default:
-		if t.failed = err; t.ctx.Err() != nil {
+		if t.failed = err; unused {
 			t.failed = errOver
 		}
 		close(t.ready)
 		return
 	}
-	if t.ctx.Err() != nil {
+	if unused {
 		err = ErrClosed
 	}
 	t.ring.end()
@@ -102,9 +103,8 @@ func (t *Tail) follow() error {
 		if e == nil {
 			return nil
 		}
-		var text int
-		scratch, text = cfg.Frame(scratch[:0], t.topic, place, e)
-		t.ring.append(scratch, text, e.Sequence, e.Key)
+		scratch = cfg.Frame(scratch[:0], t.topic, place, e)
+		t.ring.append(scratch, e.Sequence, e.Key)
 		if cap(scratch) > lastChunk {
 			scratch = nil
 		}
@@ -148,7 +148,6 @@ type Cursor struct {
 
 	next uint64 // the frame to read next
 	last uint64 // the sequence of the last event that was read or passed
-	seen map[uint64]uint64
 }
 
 // NewCursor makes a Cursor behind the newest event. The listener is woken at the next one.
@@ -208,18 +207,18 @@ func (c *Cursor) Read(limit int) (frames []byte, more, ok bool) {
 }
 
 // ReadNewest is Read without the frames that a newer one of the same key follows. It appends the
-// frames to dst.
+// frames to dst, also when there are none.
 func (c *Cursor) ReadNewest(dst []byte, limit int) (frames []byte, more, ok bool) {
-	if c.seen == nil {
-		c.seen = make(map[uint64]uint64)
+	b, ok := c.tail.ring.conflated(c.next, limit, dst)
+	if !ok {
+		b.frames = dst
 	}
-	_, b, ok := c.tail.ring.conflated(c.next, limit, dst, c.seen)
 	return c.took(b, ok)
 }
 
 func (c *Cursor) took(b batch, ok bool) (frames []byte, more, fits bool) {
 	if !ok {
-		return nil, false, false
+		return b.frames, false, false
 	}
 	c.next, c.last = b.next, b.last
 	if !b.more {
