@@ -1,15 +1,21 @@
 package facade_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"net"
+	"net/http"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/coder/websocket"
+
+	"eventhub/docs/apitest"
 	"eventhub/facade"
 	"eventhub/jetstream"
 )
@@ -240,6 +246,39 @@ func TestBroadcastSnapshot(t *testing.T) {
 	}
 }
 
+// smallWindow has connections of a client take little that is not read.
+func smallWindow(transport *http.Transport) {
+	transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+		if tcp, ok := conn.(*net.TCPConn); err == nil && ok {
+			err = tcp.SetReadBuffer(256 << 10)
+		}
+		return conn, err
+	}
+}
+
+// loginNarrow is login with a connection that takes little that is not read.
+func (r *rig) loginNarrow(t *testing.T) *peer {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), rigPatience)
+	defer cancel()
+	transport := new(http.Transport)
+	smallWindow(transport)
+	conn, res, err := websocket.Dial(ctx, r.ws.URL, &websocket.DialOptions{HTTPClient: &http.Client{Transport: transport}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Body != nil {
+		_ = res.Body.Close()
+	}
+	conn.SetReadLimit(-1)
+	t.Cleanup(func() { _ = conn.CloseNow() })
+	p := &peer{t: t, conn: conn, frames: apitest.NewFrames(t)}
+	p.send(`{"op":"AUTH","token":"` + rigToken + `"}`)
+	p.want(`{"op":"OK"}`)
+	return p
+}
+
 // A socket that does not read loses what the ring drops, and is told which events those are. It can
 // read them afterwards.
 func TestBroadcastSlow(t *testing.T) {
@@ -250,12 +289,12 @@ func TestBroadcastSlow(t *testing.T) {
 			// The socket is not read until everything is published, however long that takes.
 			r := newRig(t, func(cfg *facade.Config) {
 				l := &cfg.Limits
-				l.RingFrames, l.WriteStall, l.PingInterval = 64, 10*time.Minute, 10*time.Minute
+				l.RingFrames, l.WriteStall, l.PingInterval = 16, 10*time.Minute, 10*time.Minute
 			})
 			r.put(t, "t", "0")
-			p := r.login(t)
+			p := r.loginNarrow(t)
 			p.follow("t", `"slow":"`+slow+`"`)
-			const n = 400
+			const n = 120 // more than the kernel and the ring hold
 			fill := strings.Repeat("x", 75_000)
 			for i := 1; i <= n; i++ {
 				r.put(t, "t", fmt.Sprintf(`{"n":%d,"fill":%q}`, i, fill))
@@ -414,6 +453,62 @@ func TestBroadcastOfADeletedTopic(t *testing.T) {
 	}
 	r.put(t, "t", "3")
 	p.wantEvents("3")
+}
+
+// A topic that is deleted and created again at once does not go on in a broadcast of the first one.
+func TestBroadcastOfATopicMadeAnew(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	for round := range 2 {
+		p := r.login(t)
+		p.follow("t", "")
+		r.put(t, "t", "1")
+		at := p.wantEvents("1").Ctx.Pos
+		if err := r.bus.Admin().Topic("t").Delete(t.Context(), jetstream.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		r.puts(t, "t", "2", "3")
+		if got := p.next("ERR", "not_subscribed"); got.Msg != "t" {
+			t.Errorf("round %d: %+v", round, got)
+		}
+		if ok := p.follow("t", `"from":"pos","pos":"`+at+`"`); ok.Recovered || ok.Reason != "stream_changed" {
+			t.Errorf("round %d: %+v", round, ok)
+		}
+		r.put(t, "t", "4")
+		p.wantEvents("4")
+	}
+}
+
+// A topic that cannot be made is refused with the reason, at once.
+func TestBroadcastOfATopicTooMany(t *testing.T) {
+	t.Parallel()
+	r := newRigOn(t, jetstream.Config{Limits: jetstream.Limits{Topics: 1}}, nil)
+	p := r.login(t)
+	p.follow("a", "")
+	begun := time.Now()
+	p.send(`{"op":"SUBSCRIBE","topic":"b","opts":{"mode":"broadcast"},"corr":1}`)
+	if got := p.any(); got.Op != "ERR" || got.Code != "overloaded" {
+		t.Errorf("got %+v", got)
+	}
+	if took := time.Since(begun); took > 8*time.Second {
+		t.Errorf("the answer took %v", took)
+	}
+}
+
+// Connections that end while a broadcast begins leave nothing behind.
+func TestBroadcastsEndWithTheirConnections(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	keeper := r.login(t)
+	keeper.follow("t", "")
+	for i := range 100 {
+		p := r.login(t)
+		p.send(`{"op":"SUBSCRIBE","topic":"t","opts":{"mode":"broadcast","history":` + strconv.Itoa(i%3) + `},"corr":1}`)
+		_ = p.conn.CloseNow()
+	}
+	eventually(t, "only one broadcast is left", func() bool { return r.srv.Broadcasts().Sockets == 1 })
+	r.put(t, "t", "1")
+	keeper.wantEvents("1")
 }
 
 // A hub has a bounded number of broadcast topics, and each principal a part of them.

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/docs/apitest"
 	"eventhub/facade"
 	"eventhub/jetstream"
 )
@@ -142,9 +143,12 @@ func TestBroadcastStreamSlow(t *testing.T) {
 	for _, slow := range []string{"skip", "catchup", "close"} {
 		t.Run(slow, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, func(cfg *facade.Config) { cfg.Limits.RingFrames, cfg.Limits.WriteStall = 64, 10*time.Minute })
+			r := newRig(t, func(cfg *facade.Config) { cfg.Limits.RingFrames, cfg.Limits.WriteStall = 16, 10*time.Minute })
+			transport := new(http.Transport)
+			smallWindow(transport)
+			r.http.Client().Transport = apitest.Transport(t, apitest.Clients, transport)
 			s, ok := r.listen(t, "t", "slow="+slow)
-			const n = 400
+			const n = 120 // more than the kernel and the ring hold
 			fill := `"` + strings.Repeat("x", 75_000) + `"`
 			for range n {
 				r.put(t, "t", fill)
@@ -178,6 +182,61 @@ func TestBroadcastStreamSlow(t *testing.T) {
 			r.put(t, "t", "1")
 			s.wantCast("1")
 		})
+	}
+}
+
+// A stream has the options of a socket: presence and conflated events. Comments keep it alive.
+func TestBroadcastStreamOptions(t *testing.T) {
+	t.Parallel()
+	r := newRigOn(t, jetstream.Config{Topics: roomRules}, func(cfg *facade.Config) {
+		cfg.Auth, cfg.Limits.StreamBeat = facade.Tokens(newVerifier(t)), time.Millisecond
+	})
+	bearer := func(name string) string { return "Bearer " + grant(t, name, "*:**") }
+	s, _ := r.listen(t, "room.1", "presence=true&conflate=key&minIntervalMs=1000", "Authorization", bearer("ann"))
+	var f presenceFrame
+	present := func(count int) {
+		t.Helper()
+		for f.Count != count {
+			m, ok := s.next()
+			if err := json.Unmarshal([]byte(m.data), &f); !ok || err != nil || m.name != "presence" || m.id != "" || f.Topic != "room.1" {
+				t.Fatalf("got %.300v, %v", m, err)
+			}
+		}
+	}
+	present(1)
+	p := r.dial(t)
+	p.auth(grant(t, "ben", "subscribe:**"))
+	p.follow("room.1", "")
+	present(2)
+	_ = p.conn.CloseNow()
+	present(1)
+	const n = 60
+	for i := range n {
+		r.put(t, "room.1", strconv.Itoa(i), "Event-Key", "k", "Authorization", bearer("ann"))
+	}
+	last, seen := -1, 0
+	for last < n-1 {
+		f, _ := s.frame("event")
+		now, err := strconv.Atoi(string(f.Event.Payload))
+		if err != nil || now <= last {
+			t.Fatalf("%s after %d", f.Event.Payload, last)
+		}
+		last = now
+		seen++
+	}
+	if seen > n/2 {
+		t.Errorf("%d events of %d were sent", seen, n)
+	}
+	late := time.AfterFunc(rigPatience, func() { _ = s.body.Close() })
+	defer late.Stop()
+	for {
+		line, err := s.lines.ReadString('\n')
+		if err != nil {
+			t.Fatal("no comment came: ", err)
+		}
+		if line[0] == ':' {
+			break
+		}
 	}
 }
 
