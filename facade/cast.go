@@ -568,7 +568,7 @@ func (c *cast) flush() error {
 	var frames []byte
 	var more, fits bool
 	if c.opts.conflate {
-		buf := castBuffers.Get().(*[]byte) //nolint:forcetypeassert // nothing else is put there
+		buf, _ := castBuffers.Get().(*[]byte) // nothing else is put there
 		defer putCastBuffer(buf)
 		*buf, more, fits = c.cursor.ReadNewest((*buf)[:0], castPiece)
 		frames = *buf

@@ -66,6 +66,7 @@ func TestAllocationsOfABroadcast(t *testing.T) {
 	defer tails.Close()
 	conn := drain(t)
 	casts := make([]*cast, sockets)
+	outs := make([]*writer, sockets)
 	for i := range casts {
 		s := hotSession(t)
 		s.out.wire.Conn, s.out.wire.stall = conn, time.Minute
@@ -81,7 +82,7 @@ func TestAllocationsOfABroadcast(t *testing.T) {
 		}
 		defer c.cursor.End()
 		c.live.Store(true)
-		casts[i] = c
+		casts[i], outs[i] = c, s.out
 	}
 	give := <-source.feed
 	e := &jetstream.Event{ID: "0190a1b2-c3d4-7e5f-8a9b-0123456789ab", Topic: "t", Payload: make([]byte, 0, 320)}
@@ -97,10 +98,10 @@ func TestAllocationsOfABroadcast(t *testing.T) {
 		if err := give(e); err != nil {
 			t.Error(err)
 		}
-		for _, c := range casts {
+		for i, c := range casts {
 			for c.cursor.Last() < seq {
-				_, woken, _ := c.to.(castSocket).out.take()
-				if err := c.to.(castSocket).out.flushWoken(woken); err != nil {
+				_, woken, _ := outs[i].take()
+				if err := outs[i].flushWoken(woken); err != nil {
 					t.Error(err)
 					return
 				}

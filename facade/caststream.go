@@ -142,7 +142,7 @@ type castStream struct {
 func (o *castStream) join(ctx context.Context) (castStart, error) {
 	within, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	defer context.AfterFunc(o.srv.streaming, cancel)()
+	defer context.AfterFunc(o.srv.streaming, cancel)() //nolint:contextcheck // it is for all streams
 	return o.cast.join(within, ctx)
 }
 

@@ -134,12 +134,12 @@ func join(t *testing.T, tails *broadcast.Tails, topic, client string) *broadcast
 	return tail
 }
 
-// put feeds events from..to. The number of an event is its sequence.
-func (s *source) put(t *testing.T, topic string, from, to int) {
+// put feeds the topic t the events from..to. The number of an event is its sequence.
+func (s *source) put(t *testing.T, from, to int) {
 	t.Helper()
 	for i := from; i <= to; i++ {
 		select {
-		case s.feed(topic) <- &jetstream.Event{ID: strconv.Itoa(i), Sequence: uint64(i), Key: "k" + strconv.Itoa(i%3)}:
+		case s.feed("t") <- &jetstream.Event{ID: strconv.Itoa(i), Sequence: uint64(i), Key: "k" + strconv.Itoa(i%3)}:
 		case <-time.After(patience):
 			t.Fatal("nobody takes the event")
 		}
@@ -208,7 +208,7 @@ func TestCursors(t *testing.T) {
 		if got := cursors[i].Last(); got != uint64(10+i) {
 			t.Errorf("cursor %d begins behind %d", i, got)
 		}
-		from.put(t, "t", 11+i, 11+i)
+		from.put(t, 11+i, 11+i)
 		eventually(t, "the event is there", func() bool { return cursors[i].Head() == uint64(11+i) })
 	}
 	for i, c := range cursors {
@@ -226,7 +226,7 @@ func TestCursors(t *testing.T) {
 	if got := tails.Figures().Cursors; got != n-4 {
 		t.Errorf("%d cursors", got)
 	}
-	from.put(t, "t", 11+n, 11+n)
+	from.put(t, 11+n, 11+n)
 	for i, c := range cursors {
 		switch i {
 		case 0, n - 1, 5, 6:
@@ -247,7 +247,7 @@ func TestCursorFallsBehind(t *testing.T) {
 	s := newSocket()
 	c := tail.NewCursor(s)
 	c.Begin()
-	from.put(t, "t", 11, 110)
+	from.put(t, 11, 110)
 	eventually(t, "all events are there", func() bool { return c.Head() == 110 })
 	if !c.Covers(46) || c.Covers(45) || c.MoveTo(45) || c.Last() != 10 {
 		t.Errorf("46 is covered: %v, 45: %v", c.Covers(46), c.Covers(45))
@@ -314,7 +314,7 @@ func TestCursorsMissNoWake(t *testing.T) {
 			}
 		})
 	}
-	from.put(t, "t", 11, 10+events)
+	from.put(t, 11, 10+events)
 	reading.Wait()
 }
 
@@ -327,7 +327,7 @@ func TestTailEnds(t *testing.T) {
 	s, late := newSocket(), newSocket()
 	c := tail.NewCursor(s)
 	c.Begin()
-	from.put(t, "t", 11, 20)
+	from.put(t, 11, 20)
 	from.feed("t") <- new(jetstream.Event)
 	select {
 	case err := <-s.ended:

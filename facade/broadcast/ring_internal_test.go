@@ -18,7 +18,7 @@ func TestRing(t *testing.T) {
 		if seed%2 == 1 {
 			maxFrames, maxBytes, all = 100, 60<<10, 70<<10
 		}
-		random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a test
+		random := rand.New(rand.NewPCG(seed, 1))
 		m := &memory{left: all}
 		r := newRing(maxFrames, maxBytes, m, 0)
 		var frames [][]byte // all that were appended
@@ -51,7 +51,7 @@ func TestRing(t *testing.T) {
 				}
 				at = b.next
 			}
-			n := int(r.next - r.first) //nolint:gosec // at most maxFrames
+			n := int(r.next - r.first)
 			if n > maxFrames || len(frames) > 0 && n == 0 || r.bytes > maxBytes || m.left != all-r.bytes-len(r.frames)*frameSize || m.left < 0 {
 				t.Fatalf("seed %d: the ring has %d frames and %d bytes, %d are left", seed, n, r.bytes, m.left)
 			}
@@ -85,7 +85,7 @@ func TestRingConflates(t *testing.T) {
 func TestRingConflatesAtRandom(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(30) {
-		random := rand.New(rand.NewPCG(seed, 2)) //nolint:gosec // a test
+		random := rand.New(rand.NewPCG(seed, 2))
 		r := newRing(128, 1<<20, &memory{left: 1 << 20}, 0)
 		var keys []string
 		var at uint64
