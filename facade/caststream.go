@@ -208,8 +208,8 @@ func (o *castStream) call(f func()) {
 // write writes what has come.
 func (o *castStream) write(context.Context) error {
 	notices, _ := o.take(0)
-	for _, frame := range notices {
-		o.stream.message("error", "", frame)
+	for _, n := range notices {
+		o.stream.message(n.message, "", n.frame)
 	}
 	if err := o.flush(); err != nil {
 		return err
