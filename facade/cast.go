@@ -16,6 +16,7 @@ import (
 	"eventhub/facade/textmsg"
 	"eventhub/jetstream"
 	"eventhub/jetstream/jsonscan"
+	"eventhub/jetstream/quota"
 )
 
 const (
@@ -183,8 +184,11 @@ func (s *Server) Broadcasts() Broadcasts {
 	}
 }
 
-// castCounts counts what broadcasts do.
-type castCounts struct{ gaps, missed, caughtUp atomic.Uint64 }
+// castCounts counts what broadcasts do, and holds the quota of what principals read from streams.
+type castCounts struct {
+	gaps, missed, caughtUp atomic.Uint64
+	reads                  *quota.Set
+}
 
 // broadcast begins a SUBSCRIBE of a broadcast, unless it is refused at once.
 func (s *session) broadcast(o *operation) (ended bool) {
@@ -687,6 +691,7 @@ func (c *cast) catchUp(from uint64, snapshot bool) {
 type castQueue struct {
 	*cast
 	frames []byte
+	events int // in frames
 }
 
 // errCastOver says that the connection or the broadcast has ended.
@@ -695,6 +700,7 @@ var errCastOver = errors.New("facade: the broadcast has ended")
 func (q *castQueue) add(e *jetstream.Event) error {
 	q.srv.casting.caughtUp.Add(1)
 	q.frames = appendCast(q.frames, q.topic, q.tail.Place(), e)
+	q.events++
 	if len(q.frames) < castPiece {
 		return nil
 	}
@@ -709,7 +715,25 @@ func (q *castQueue) flush() error {
 	if q.frames = q.frames[:0]; cap(q.frames) > 2*flushSize {
 		q.frames = nil
 	}
-	return nil
+	return q.slow()
+}
+
+// slow waits until the principal may read on.
+func (q *castQueue) slow() error {
+	wait, back := q.srv.casting.reads.Reserve(q.client, q.events)
+	if q.events = 0; wait <= 0 {
+		return nil
+	}
+	q.srv.cfg.Observer.LimitReached("catch_up_rate")
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-q.ctx.Done():
+		back()
+		return errCastOver
+	}
 }
 
 // sendSnapshot queues the newest event of each key, and returns the sequence up to which that is

@@ -299,7 +299,6 @@ func TestBroadcastSlow(t *testing.T) {
 			for i := 1; i <= n; i++ {
 				r.put(t, "t", fmt.Sprintf(`{"n":%d,"fill":%q}`, i, fill))
 			}
-			r.seen.await(t, "limit ring", 0)
 			next, gaps := 1, 0
 			for next <= n {
 				if slow == "close" && next > 1 && r.seen.count("limit ring") > 0 {
@@ -343,6 +342,40 @@ func TestBroadcastSlow(t *testing.T) {
 				t.Errorf("%d gaps, and %+v", gaps, got)
 			}
 		})
+	}
+}
+
+// The broadcasts of one principal that are behind read streams at the rate of the limit. One that
+// waits ends at once.
+func TestBroadcastCatchesUpAtARate(t *testing.T) {
+	t.Parallel()
+	const n, burst, rate = 400, 100, 200
+	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.CatchUpRate, cfg.Limits.CatchUpBurst = rate, burst })
+	fill := strings.Repeat("x", 1000)
+	for i := range n {
+		r.put(t, "t", fmt.Sprintf(`[%d,%q]`, i, fill))
+	}
+	p, other := r.login(t), r.login(t)
+	began := time.Now()
+	p.follow("t", `"from":"ts","ts":0`)
+	for i := range n {
+		e := p.castNext("EVENT")
+		if !strings.HasPrefix(string(e.Event.Payload), fmt.Sprintf("[%d,", i)) {
+			t.Fatalf("got event %.20s, want %d", e.Event.Payload, i)
+		}
+	}
+	// What is read together with the last events has its turn later.
+	if took, least := time.Since(began), time.Second*(n-burst-100)/rate; took < least || r.seen.count("limit catch_up_rate") == 0 {
+		t.Errorf("%d events were read in %v, want at least %v; the limit was reached %d times", n, took, least, r.seen.count("limit catch_up_rate"))
+	}
+	waits := r.seen.count("limit catch_up_rate")
+	other.follow("t", `"from":"ts","ts":0`)
+	r.seen.await(t, "limit catch_up_rate", waits+1)
+	other.send(`{"op":"UNSUBSCRIBE","topic":"t","opts":{"mode":"broadcast"},"corr":2}`)
+	for {
+		if f := other.read(); strings.Contains(f, `"op":"OK"`) {
+			break
+		}
 	}
 }
 

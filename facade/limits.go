@@ -84,6 +84,11 @@ type Limits struct {
 	// Beyond the limit, the broadcast begins at the end, and the client is told (too_far). Defaults
 	// to 100,000.
 	CatchUp int
+	// CatchUpRate and CatchUpBurst ("catch_up_rate") are how many events a second, and how many at
+	// once, the hub reads from the stream for all broadcasts of one principal that are behind the
+	// newest events. Beyond the limit, they are read more slowly. Clients with the same static
+	// token are one principal. Default to 50,000 and 100,000; CatchUpRate may be NoLimit.
+	CatchUpRate, CatchUpBurst int
 	// Presence ("presence") is how many names of clients the hub keeps for presence, of all topics
 	// and all hubs. A name counts once for each topic and hub; further ones are left out. Defaults
 	// to 100,000.
@@ -267,6 +272,7 @@ func (l *Limits) validate(maxPayload int) error {
 		{"BadTokenBurst", &l.BadTokenBurst, 200},
 		{"TokenCheckBurst", &l.TokenCheckBurst, 20_000},
 		{"OutboxBurst", &l.OutboxBurst, 32 << 20},
+		{"CatchUpBurst", &l.CatchUpBurst, 100_000},
 		{"KnownTokens", &l.KnownTokens, 50_000},
 		{"Window", &l.Window, 1024},
 		{"Pages", &l.Pages, 8},
@@ -290,6 +296,7 @@ func (l *Limits) validate(maxPayload int) error {
 		{"BadTokenRate", &l.BadTokenRate, 100},
 		{"TokenCheckRate", &l.TokenCheckRate, 10_000},
 		{"OutboxRate", &l.OutboxRate, 4 << 20},
+		{"CatchUpRate", &l.CatchUpRate, 50_000},
 		{"PrincipalHeld", &l.PrincipalHeld, NoLimit},
 		{"PrincipalJoins", &l.PrincipalJoins, (l.Joins + 31) / 32},
 		{"BodyRate", &l.BodyRate, 1024},

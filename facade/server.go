@@ -119,6 +119,7 @@ func New(cfg Config) (*Server, error) {
 	s.holders = newHolders(l.PrincipalHeld, func() { cfg.Observer.LimitReached("principal_held") })
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
 	s.posted = s.newQuota(l.OutboxRate, l.OutboxBurst)
+	s.casting.reads = s.newQuota(l.CatchUpRate, l.CatchUpBurst)
 	s.tails = broadcast.New(broadcast.Config{
 		Source: castSource{cfg.Bus, cfg.Logger}, Frame: appendCast, Linger: castLinger, Tails: l.Tails, PrincipalTails: orAll(l.PrincipalTails, l.Tails),
 		RingFrames: l.RingFrames, RingBytes: l.RingBytes, AllBytes: l.RingTotal,
