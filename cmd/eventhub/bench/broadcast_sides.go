@@ -44,7 +44,7 @@ func (h *castHub) open(ctx context.Context) (*rawSocket, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := s.ask(h.subscribe(""), `"corr":2`, `"op":"ERR"`); err != nil {
+	if err := s.ask(h.subscribe(""), `"corr":2`, `"op":"ERR"`); err != nil {
 		s.close()
 		return nil, err
 	}
@@ -57,7 +57,7 @@ func (h *castHub) connect(ctx context.Context, token string) (*rawSocket, error)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := s.ask(fmt.Sprintf(`{"op":"AUTH","token":%q,"corr":1}`, token), `"corr":1`, `"op":"ERR"`); err != nil {
+	if err := s.ask(fmt.Sprintf(`{"op":"AUTH","token":%q,"corr":1}`, token), `"corr":1`, `"op":"ERR"`); err != nil {
 		s.close()
 		return nil, err
 	}
@@ -148,7 +148,7 @@ func (*broadcastFloor) Run(ctx context.Context, env Env) error {
 	}
 	control, err := listener.Accept()
 	if err != nil {
-		return nil //nolint:nilerr // ctx has ended
+		return nil // ctx has ended
 	}
 	stopControl := context.AfterFunc(ctx, func() { _ = control.Close() })
 	defer stopControl()
@@ -181,18 +181,18 @@ func (*broadcastFloor) Run(ctx context.Context, env Env) error {
 	var piece []byte
 	for {
 		if _, err := io.ReadFull(control, head[:]); err != nil {
-			return nil //nolint:nilerr // the other side has ended
+			return nil // the other side has ended
 		}
 		piece = append(piece[:0], make([]byte, binary.BigEndian.Uint32(head[:]))...)
 		if _, err := io.ReadFull(control, piece); err != nil {
-			return nil //nolint:nilerr // the other side has ended
+			return nil // the other side has ended
 		}
 		for range len(conns) {
 			all = append(all, <-conns)
 		}
 		for _, conn := range all {
 			if _, err := conn.Write(piece); err != nil {
-				return nil //nolint:nilerr // the other side has ended
+				return nil // the other side has ended
 			}
 		}
 	}
@@ -260,9 +260,9 @@ func (c *centrifugo) open(ctx context.Context) (*rawSocket, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = s.ask(`{"id":1,"connect":{}}`, `"id":1`, `"error"`)
+	err = s.ask(`{"id":1,"connect":{}}`, `"id":1`, `"error"`)
 	if err == nil {
-		_, err = s.ask(`{"id":2,"subscribe":{"channel":"bench"}}`, `"id":2`, `"error"`)
+		err = s.ask(`{"id":2,"subscribe":{"channel":"bench"}}`, `"id":2`, `"error"`)
 	}
 	if err != nil {
 		s.close()

@@ -156,7 +156,7 @@ func appendFrame(dst, message []byte) []byte {
 	case n < 126:
 		dst = append(dst, 0x80|opText, byte(n))
 	case n <= 0xffff:
-		dst = binary.BigEndian.AppendUint16(append(dst, 0x80|opText, 126), uint16(n)) //nolint:gosec // compared
+		dst = binary.BigEndian.AppendUint16(append(dst, 0x80|opText, 126), uint16(n))
 	default:
 		dst = binary.BigEndian.AppendUint64(append(dst, 0x80|opText, 127), uint64(n))
 	}
@@ -177,23 +177,24 @@ func (s *rawSocket) sendFrame(op byte, body []byte) error {
 	return s.write(append(append(out, 0, 0, 0, 0), body...))
 }
 
-// ask sends a request and returns the first message that has want, or an error if one has fail.
-func (s *rawSocket) ask(text, want, fail string) ([]byte, error) {
+// ask sends a request and reads up to the first message that has want, or fails at one that has
+// fail.
+func (s *rawSocket) ask(text, want, fail string) error {
 	if err := s.send(text); err != nil {
-		return nil, err
+		return err
 	}
 	if err := s.conn.SetReadDeadline(time.Now().Add(stallAfter)); err != nil {
-		return nil, err
+		return err
 	}
 	for {
 		m, err := s.next()
 		switch {
 		case err != nil:
-			return nil, err
+			return err
 		case bytes.Contains(m, []byte(fail)):
-			return nil, fmt.Errorf("the server answered %.300s", m)
+			return fmt.Errorf("the server answered %.300s", m)
 		case bytes.Contains(m, []byte(want)):
-			return bytes.Clone(m), s.conn.SetReadDeadline(time.Time{})
+			return s.conn.SetReadDeadline(time.Time{})
 		}
 	}
 }
