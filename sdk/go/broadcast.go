@@ -106,8 +106,7 @@ type BroadcastOptions struct {
 	// minute.
 	MinInterval time.Duration
 	// QueueEvents and QueueBytes bound what waits for the handler, besides a snapshot. Slow decides
-	// when it is more. Default to 8,192, which is what the hub keeps,
-	// and 16 MiB.
+	// when it is more. Default to 8,192, which is what a hub keeps, and 16 MiB.
 	QueueEvents, QueueBytes int
 	// MaxKeys is the most events of a snapshot that wait for the handler. A larger snapshot ends
 	// the broadcast with CodeBufferFull. Defaults to 100,000.
@@ -319,10 +318,7 @@ func (b *Broadcast) connected(conn *wire.Conn) {
 // resumption returns the options of the next SUBSCRIBE. mu is held.
 func (b *Broadcast) resumption() wire.BroadcastOptions {
 	opts := b.opts.wire()
-	switch {
-	case !b.snapped:
-		opts.Snapshot, opts.History, opts.From = true, 0, ""
-	case b.pos != "":
+	if b.snapped && b.pos != "" {
 		opts.Snapshot, opts.History = false, 0
 		opts.From, opts.Pos, opts.TS, opts.AfterID = FromPos, b.pos, nil, ""
 	}
