@@ -63,7 +63,7 @@ async def lost(proxy: Proxy, client: Client) -> AsyncIterator[None]:
 def small(program: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A hub that keeps little, whose topics c.* are compacted."""
     rules = tmp_path_factory.mktemp("topics") / "topics.yaml"
-    rules.write_text('topics:\n  - {topic: "c.*", compaction: true}\n  - {topic: "room", presence: true}\n  - {topic: "**"}\n')
+    rules.write_text('topics:\n  - {pattern: "c.*", compaction: true}\n  - {topic: "room", presence: true}\n  - {pattern: "**"}\n')
     limits = {"EVENTHUB_LIMIT_RING_FRAMES": "16", "EVENTHUB_LIMIT_CATCH_UP": "30", "JWT_SECRET": hubs.SECRET, "WS_TOKEN": "the hub's own token"}
     with hubs.start_hub({**limits, "EVENTHUB_TOPICS": str(rules)}) as hub:
         yield hub
