@@ -215,8 +215,8 @@ func (b *Broadcast) Err() error {
 // until ctx ends or until Unsubscribe. It returns when the hub has accepted the broadcast; while
 // there is no connection, it waits. A client has at most one broadcast of a topic.
 //
-// After a reconnect the broadcast goes on behind the last event that came. What is missed all the
-// same is told to OnGap or OnReset. A broadcast ends when the topic is deleted or when a new token
+// After a reconnect the broadcast goes on behind the last event that came. OnGap or OnReset is told
+// what was missed all the same. A broadcast ends when the topic is deleted or when a new token
 // does not allow it: then Err has the reason, which Options.OnError is told as well.
 //
 // A handler that is slow delays neither other subscriptions nor the connection: events wait in a

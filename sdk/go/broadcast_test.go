@@ -216,8 +216,9 @@ func TestABroadcastMissesAndDoublesNothingOverCutsAnywhere(t *testing.T) {
 			var got news
 			follow(t, c, topic, got.options(opts), got.event)
 			stop := cutAnywhere(t, p, 4000)
+			// Ten cuts have 50 states.
 			last := 0
-			for deadline := time.Now().Add(patience); last < 300 || len(states.get()) < 50; { // ten cuts
+			for deadline := time.Now().Add(patience); last < 300 || len(states.get()) < 50; {
 				if last++; time.Now().After(deadline) {
 					t.Fatalf("there were few cuts: %v", states.get())
 				}
@@ -408,8 +409,8 @@ func TestAGapOfTheHubIsTold(t *testing.T) {
 func TestASlowHandlerHoldsUpItsBroadcastAlone(t *testing.T) {
 	t.Parallel()
 	for slow, want := range map[string][]string{
-		// A full queue of 4 gives way to what comes next: 1 is handled, and 2 to 21 come. The gap has
-		// a place in the queue, but few bytes.
+		// A full queue of 4 gives way to what comes next: 1 is handled, and 2 to 21 come. The
+		// gap has a place in the queue, but few bytes.
 		"":                   {"1", "gap 19", "21"},
 		eventhub.SlowSkip:    {"1", "gap 19", "21"},
 		eventhub.SlowCatchUp: count(1, 21),
@@ -445,7 +446,7 @@ func TestASlowHandlerHoldsUpItsBroadcastAlone(t *testing.T) {
 			for i := 2; i <= 21; i++ {
 				put(t, c, topic, key(i), i)
 			}
-			// Events of the connection come in order: when this one is here, those of topic are, too.
+			// Other subscriptions of the connection go on.
 			handled := make(chan struct{})
 			subscribe(t, c, other, "g", eventhub.SubscribeOptions{}, func(context.Context, *eventhub.Delivery) error {
 				close(handled)

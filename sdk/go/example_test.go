@@ -364,7 +364,8 @@ func ExampleReader() {
 }
 
 // Follow a topic live: each client that asks gets every event. Without History, only new events
-// come. ConflateByKey and MinInterval suit a page that shows the newest values a few times a second.
+// come. ConflateByKey and MinInterval suit a page that shows the newest values a few times a
+// second.
 func ExampleClient_Broadcast() {
 	ctx := context.Background()
 	hub, end := exampleClient(ctx)

@@ -293,8 +293,8 @@ class Client:
     async def broadcast(self, topic: str, handler: BroadcastHandler[Any], **options: Unpack[BroadcastOptions]) -> Broadcast:
         """Gives every event of a topic to the handler, without a group and acknowledgements.
 
-        Events come in order, one at a time, also over reconnects. What is missed all the same is
-        told to ``on_gap`` or ``on_reset``. Returns when the hub has accepted the broadcast. A
+        Events come in order, one at a time, also over reconnects. ``on_gap`` or ``on_reset`` is
+        told what was missed all the same. Returns when the hub has accepted the broadcast. A
         client has at most one broadcast of a topic.
         """
         return await self._follow(topic, lambda: Broadcast(self, topic, handler, options))
