@@ -45,7 +45,7 @@ func (n *news) options(opts eventhub.BroadcastOptions) eventhub.BroadcastOptions
 		n.add(fmt.Sprintf("gap %d", g.Missed))
 	}
 	opts.OnReset = func(r eventhub.Reset) { n.add("reset " + r.Reason) }
-	opts.OnSnapshot = func(pos string) { n.add("current") }
+	opts.OnSnapshot = func(string) { n.add("current") }
 	return opts
 }
 
@@ -141,8 +141,12 @@ func TestABroadcastGivesEveryEventInOrderFromWhereItIsAsked(t *testing.T) {
 	}
 	eventually(t, "20 events", func() bool { return len(ids.get()) == 20 })
 	for i, opts := range []eventhub.BroadcastOptions{
-		{}, {History: 5}, {From: eventhub.FromAfterID, AfterID: ids.get()[14]}, {From: eventhub.FromPos, Pos: places.get()[14]},
-		{From: eventhub.FromTS, TS: new(int64)}, {From: eventhub.FromLatest},
+		{},
+		{History: 5},
+		{From: eventhub.FromAfterID, AfterID: ids.get()[14]},
+		{From: eventhub.FromPos, Pos: places.get()[14]},
+		{From: eventhub.FromTS, TS: new(int64)},
+		{From: eventhub.FromLatest},
 	} {
 		var got news
 		other := connect(t, hub.WebSocket, fast(hub.Token))
@@ -177,6 +181,7 @@ func TestABroadcastHandsOnWholeEvents(t *testing.T) {
 
 // cutAnywhere cuts connections at random places until told to stop.
 func cutAnywhere(t *testing.T, p *proxy, most int) (stop func()) {
+	t.Helper()
 	over := make(chan struct{})
 	var cutting sync.WaitGroup
 	cutting.Go(func() {
@@ -460,10 +465,11 @@ func TestASlowHandlerHoldsUpItsBroadcastAlone(t *testing.T) {
 			receive(t, "the last event at another client", last)
 			close(release)
 			got.wants(t, want...)
-			if slow == eventhub.SlowClose {
+			switch slow {
+			case eventhub.SlowClose:
 				receive(t, "the end", b.Done())
 				failsWith(t, b.Err(), eventhub.CodeBufferFull, true)
-			} else if slow == eventhub.SlowCatchUp {
+			case eventhub.SlowCatchUp:
 				publish(t, c, topic, 22)
 				got.wants(t, append(slices.Clone(want), "22")...)
 			}

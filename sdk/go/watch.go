@@ -74,6 +74,7 @@ func (w *watch) handle(b *Broadcast, item *castItem) {
 		}
 	case castSnapshot:
 		w.current(b)
+	case castGap, castPresence: // a watch takes a snapshot instead, and has no presence
 	}
 }
 

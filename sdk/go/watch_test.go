@@ -78,9 +78,10 @@ func (s *state) wants(t *testing.T, values map[string]string, current int, reset
 	}
 }
 
-func watch(t *testing.T, c *eventhub.Client, topic string, opts eventhub.WatchOptions, s *state) *eventhub.Broadcast {
+// watch watches the topic c.s.
+func watch(t *testing.T, c *eventhub.Client, opts eventhub.WatchOptions, s *state) *eventhub.Broadcast {
 	t.Helper()
-	b, err := c.Watch(t.Context(), topic, s.options(opts), s.change)
+	b, err := c.Watch(t.Context(), "c.s", s.options(opts), s.change)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +98,7 @@ func TestWatchGivesTheStateAndThenEachChange(t *testing.T) {
 	remove(t, c, "c.s", "b")
 	keysStored(t, hub, "c.s", 4)
 	var s state
-	watch(t, c, "c.s", eventhub.WatchOptions{}, &s)
+	watch(t, c, eventhub.WatchOptions{}, &s)
 	s.wants(t, map[string]string{"a": "1", "null": "null"}, 1)
 	put(t, c, "c.s", "a", 3)
 	put(t, c, "c.s", "b", 4)
@@ -120,7 +121,7 @@ func TestWatchTakesASnapshotAfterEachReset(t *testing.T) {
 	}
 	keysStored(t, hub, topic, 3)
 	var s state
-	watch(t, c, topic, eventhub.WatchOptions{}, &s)
+	watch(t, c, eventhub.WatchOptions{}, &s)
 	s.wants(t, map[string]string{"a": "1", "b": "1", "c": "1"}, 1)
 	// A short break, which the hub has kept.
 	lose(t, p, c, func() { remove(t, writer, topic, "c") })
@@ -161,7 +162,7 @@ func TestWatchTakesASnapshotAfterAGap(t *testing.T) {
 	put(t, writer, "c.s", "gone", 1)
 	keysStored(t, hub, "c.s", 1)
 	var s state
-	watch(t, c, "c.s", eventhub.WatchOptions{}, &s)
+	watch(t, c, eventhub.WatchOptions{}, &s)
 	s.wants(t, map[string]string{"gone": "1"}, 1)
 	release := p.hold()
 	defer release()
@@ -208,7 +209,7 @@ func TestWatchIsRightOverCutsAnywhere(t *testing.T) {
 	}
 	keysStored(t, hub, "c.s", 100)
 	var s state
-	watch(t, c, "c.s", eventhub.WatchOptions{}, &s)
+	watch(t, c, eventhub.WatchOptions{}, &s)
 	stop := cutAnywhere(t, p, 10_000)
 	for deadline := time.Now().Add(patience); len(states.get()) < 60; {
 		if time.Now().After(deadline) {
@@ -267,7 +268,7 @@ func TestAWatchOfTooManyKeysEndsWithAClearError(t *testing.T) {
 	}
 	keysStored(t, hub, "c.s", 3)
 	var s state
-	b := watch(t, c, "c.s", eventhub.WatchOptions{MaxKeys: 3}, &s)
+	b := watch(t, c, eventhub.WatchOptions{MaxKeys: 3}, &s)
 	s.wants(t, map[string]string{"k0": "0", "k1": "1", "k2": "2"}, 1)
 	remove(t, c, "c.s", "k0")
 	put(t, c, "c.s", "k3", 3)

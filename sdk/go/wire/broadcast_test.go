@@ -81,7 +81,9 @@ func TestFramesOfBroadcastsAreRead(t *testing.T) {
 	}
 	want := []any{
 		"i", "", "a-1", false, false, "[1]", "j", "ü\n", "a-2", true, true, "null",
-		Gap{"a-2", "a-9", 7}, "a-9", Presence{2, []string{"a"}, []string{}},
+		Gap{"a-2", "a-9", 7},
+		"a-9",
+		Presence{2, []string{"a"}, []string{}},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v\nwant %v", got, want)
