@@ -428,7 +428,9 @@ func TestASlowHandlerHoldsUpItsBroadcastAlone(t *testing.T) {
 			hub := hubtest.New(t)
 			c := connect(t, hub.WebSocket, fast(hub.Token))
 			topic, other := newTopic(), newTopic()
-			begun, release := make(chan struct{}, 1), make(chan struct{})
+			begun, released := make(chan struct{}, 1), make(chan struct{})
+			release := sync.OnceFunc(func() { close(released) })
+			defer release()
 			var got news
 			opts := eventhub.BroadcastOptions{Slow: slow, QueueEvents: 4}
 			key := func(int) string { return "" }
@@ -442,7 +444,7 @@ func TestASlowHandlerHoldsUpItsBroadcastAlone(t *testing.T) {
 			b := follow(t, c, topic, got.options(opts), func(ctx context.Context, e *eventhub.BroadcastEvent) {
 				if string(e.Payload) == "1" {
 					begun <- struct{}{}
-					<-release
+					<-released
 				}
 				got.event(ctx, e)
 			})
@@ -463,7 +465,7 @@ func TestASlowHandlerHoldsUpItsBroadcastAlone(t *testing.T) {
 			d := connect(t, hub.WebSocket, fast(hub.Token))
 			follow(t, d, topic, eventhub.BroadcastOptions{History: 1}, func(context.Context, *eventhub.BroadcastEvent) { close(last) })
 			receive(t, "the last event at another client", last)
-			close(release)
+			release()
 			got.wants(t, want...)
 			switch slow {
 			case eventhub.SlowClose:
@@ -605,12 +607,14 @@ func TestCloseLetsTheHandlerOfABroadcastFinish(t *testing.T) {
 	hub := hubtest.New(t)
 	c := connect(t, hub.WebSocket, fast(hub.Token))
 	topic := newTopic()
-	begun, release := make(chan struct{}, 10), make(chan struct{})
+	begun, released := make(chan struct{}, 10), make(chan struct{})
+	release := sync.OnceFunc(func() { close(released) })
+	defer release()
 	var got news
 	follow(t, c, topic, eventhub.BroadcastOptions{}, func(ctx context.Context, e *eventhub.BroadcastEvent) {
 		begun <- struct{}{}
 		select {
-		case <-release:
+		case <-released:
 		case <-ctx.Done():
 			t.Error("the context ended")
 		}
@@ -620,7 +624,7 @@ func TestCloseLetsTheHandlerOfABroadcastFinish(t *testing.T) {
 	receive(t, "the first", begun)
 	closed := make(chan error, 1)
 	go func() { closed <- c.Close() }()
-	close(release)
+	release()
 	if err := receive(t, "the end", closed); err != nil {
 		t.Error(err)
 	}

@@ -228,13 +228,15 @@ func TestAWatchThatIsSlowGetsTheNewestValues(t *testing.T) {
 	c := connect(t, hub.WebSocket, fast(hub.Token))
 	put(t, c, "c.s", "a", 0)
 	keysStored(t, hub, "c.s", 1)
-	begun, release := make(chan struct{}), make(chan struct{})
+	begun, released := make(chan struct{}), make(chan struct{})
+	release := sync.OnceFunc(func() { close(released) })
+	defer release()
 	var once sync.Once
 	var got list[string]
 	_, err := c.Watch(t.Context(), "c.s", eventhub.WatchOptions{}, func(_ context.Context, ch *eventhub.Change) {
 		once.Do(func() {
 			close(begun)
-			<-release
+			<-released
 		})
 		got.add(ch.Key + "=" + string(ch.Payload))
 	})
@@ -249,7 +251,7 @@ func TestAWatchThatIsSlowGetsTheNewestValues(t *testing.T) {
 	var other news
 	follow(t, connect(t, hub.WebSocket, fast(hub.Token)), "c.s", eventhub.BroadcastOptions{History: 1}, other.event)
 	other.wants(t, "b=100")
-	close(release)
+	release()
 	eventually(t, "the newest", func() bool {
 		all := got.get()
 		return slices.Contains(all, "a=100") && slices.Contains(all, "b=100")
@@ -281,13 +283,13 @@ func TestAWatchOfTooManyKeysEndsWithAClearError(t *testing.T) {
 	}
 	keysStored(t, hub, "c.s", 6)
 	begun := make(chan struct{})
+	defer close(begun)
 	b, err := c.Watch(t.Context(), "c.s", eventhub.WatchOptions{MaxKeys: 2}, func(context.Context, *eventhub.Change) { <-begun })
 	if err != nil {
 		t.Fatal(err)
 	}
 	receive(t, "the end", b.Done())
 	failsWith(t, b.Err(), eventhub.CodeBufferFull, true)
-	close(begun)
 }
 
 // A handler that panics at a key that has gone is told of the others.
