@@ -274,7 +274,8 @@ func TestBroadcastSnapshot(t *testing.T) {
 	for done := 0; done < keys; {
 		e := p.castNextOf("EVENT", "SNAPSHOT")
 		if e.Op == "SNAPSHOT" {
-			if ended++; len(last) != keys || e.Topic != "state" || e.Pos == "" {
+			// The bucket may have had fewer keys then: the others come as changes.
+			if ended++; e.Topic != "state" || e.Pos == "" {
 				t.Errorf("after %d keys: %+v", len(last), e)
 			}
 			continue
