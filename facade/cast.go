@@ -76,7 +76,11 @@ func appendCast(dst []byte, topic string, at jetstream.Place, e *jetstream.Event
 	dst = jsonscan.AppendString(dst, topic)
 	dst = append(dst, `,"event":`...)
 	dst = e.AppendRecord(dst)
-	dst = append(dst, `,"ctx":{"pos":"`...)
+	dst = append(dst, `,"ctx":{`...)
+	if e.Tombstone {
+		dst = append(dst, `"tombstone":true,`...)
+	}
+	dst = append(dst, `"pos":"`...)
 	dst = appendPos(dst, at.Made.UnixNano(), e.Sequence)
 	return textmsg.End(append(dst, `"}}`...), start)
 }
@@ -658,6 +662,15 @@ func (c *cast) gap(dst []byte, from, to, missed uint64) []byte {
 	return textmsg.End(append(dst, '}'), start)
 }
 
+// snapped frames a SNAPSHOT, which says that the snapshot has ended.
+func (c *cast) snapped(upTo uint64) []byte {
+	dst := append(textmsg.Begin(nil), `{"op":"SNAPSHOT","topic":`...)
+	dst = jsonscan.AppendString(dst, c.topic)
+	dst = append(dst, `,"pos":"`...)
+	dst = appendPos(dst, c.tail.Place().Made.UnixNano(), upTo)
+	return textmsg.End(append(dst, `"}`...), 0)
+}
+
 // catchUp queues stored events behind a sequence until the ring has the next one.
 func (c *cast) catchUp(from uint64, snapshot bool) {
 	srv := c.srv
@@ -668,6 +681,7 @@ func (c *cast) catchUp(from uint64, snapshot bool) {
 	var err error
 	if snapshot {
 		if from, err = c.sendSnapshot(); err == nil {
+			c.to.post(c.snapped(from))
 			start := c.near(castStart{from: from, pos: from}, c.cursor.Head())
 			if from = start.from; start.gap {
 				c.to.post(c.gap(nil, start.pos, start.from, start.missed))

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -29,7 +30,10 @@ type castFrame struct {
 		ID, Key string
 		Payload json.RawMessage
 	}
-	Ctx struct{ Pos string }
+	Ctx struct {
+		Pos       string
+		Tombstone bool
+	}
 }
 
 // follow begins a broadcast, with options without mode.
@@ -43,13 +47,52 @@ func (p *peer) follow(topic, opts string) castFrame {
 }
 
 // castNext reads a frame of this op.
-func (p *peer) castNext(op string) (f castFrame) {
+func (p *peer) castNext(op string) castFrame {
+	p.t.Helper()
+	return p.castNextOf(op)
+}
+
+// castNextOf reads a frame of one of these ops.
+func (p *peer) castNextOf(ops ...string) (f castFrame) {
 	p.t.Helper()
 	text := p.read()
-	if err := json.Unmarshal([]byte(text), &f); err != nil || f.Op != op {
-		p.t.Fatalf("got %.300s, want %s", text, op)
+	if err := json.Unmarshal([]byte(text), &f); err != nil || !slices.Contains(ops, f.Op) {
+		p.t.Fatalf("got %.300s, want %s", text, ops)
 	}
 	return f
+}
+
+// A snapshot ends with a SNAPSHOT, also one without keys, and a client goes on behind it. A
+// tombstone is marked.
+func TestBroadcastSnapshotEnds(t *testing.T) {
+	t.Parallel()
+	r := newRigOn(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "state", Compaction: true}}}, nil)
+	first := r.login(t)
+	first.follow("state", `"snapshot":true`)
+	first.castNext("SNAPSHOT")
+	r.put(t, "state", "null", "Event-Key", "a")
+	r.put(t, "state", "2", "Event-Key", "b")
+	r.put(t, "state", "null", "Event-Key", "a", "Event-Tombstone", "true")
+	for _, gone := range []bool{false, false, true} {
+		if e := first.castNext("EVENT"); e.Ctx.Tombstone != gone || e.Ctx.Pos == "" {
+			t.Errorf("got %+v", e)
+		}
+	}
+	eventually(t, "the snapshot has all events", func() bool {
+		upTo, err := r.bus.Keys("state").Snapshot(t.Context(), func(*jetstream.Event) error { return nil })
+		return err == nil && upTo == 3
+	})
+	second := r.login(t)
+	second.follow("state", `"snapshot":true`)
+	second.wantEvents("2")
+	end := second.castNext("SNAPSHOT")
+	r.put(t, "state", "4", "Event-Key", "c")
+	second.wantEvents("4")
+	third := r.login(t)
+	if ok := third.follow("state", `"from":"pos","pos":"`+end.Pos+`"`); !ok.Recovered || ok.Pos != end.Pos {
+		t.Errorf("got %+v", ok)
+	}
+	third.wantEvents("4")
 }
 
 // wantEvents reads events with these payloads, and returns the last one.
@@ -227,8 +270,16 @@ func TestBroadcastSnapshot(t *testing.T) {
 	p.follow("state", `"snapshot":true`)
 	last := make(map[string]int)
 	seen := 0
+	ended := 0
 	for done := 0; done < keys; {
-		e := p.castNext("EVENT")
+		e := p.castNextOf("EVENT", "SNAPSHOT")
+		if e.Op == "SNAPSHOT" {
+			// The bucket may have had fewer keys then: the others come as changes.
+			if ended++; e.Topic != "state" || e.Pos == "" {
+				t.Errorf("after %d keys: %+v", len(last), e)
+			}
+			continue
+		}
 		n, err := strconv.Atoi(string(e.Event.Payload))
 		if err != nil {
 			t.Fatal(err)
@@ -241,8 +292,8 @@ func TestBroadcastSnapshot(t *testing.T) {
 		}
 		seen++
 	}
-	if seen < keys || len(last) != keys {
-		t.Errorf("%d events of %d keys", seen, len(last))
+	if seen < keys || len(last) != keys || ended != 1 {
+		t.Errorf("%d events of %d keys, and %d ends of the snapshot", seen, len(last), ended)
 	}
 }
 

@@ -300,6 +300,9 @@ func castMessage(text []byte) (name string, id []byte) {
 		_, text, _ = bytes.Cut(text, []byte(`","to":"`))
 		id, _, _ = bytes.Cut(text, []byte(`"`))
 		return "gap", id
+	case bytes.HasPrefix(text, []byte(`{"op":"SNAPSHOT"`)): // ends with "pos":"…"}
+		text = bytes.TrimSuffix(text, []byte(`"}`))
+		return "snapshot", text[bytes.LastIndexByte(text, '"')+1:]
 	}
 	return "presence", nil
 }

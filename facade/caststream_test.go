@@ -130,8 +130,14 @@ func TestBroadcastStreamSnapshot(t *testing.T) {
 		}
 		seen[f.Event.Key] = true
 	}
+	end, m := s.frame("snapshot")
+	if m.id != end.Pos || m.id == "" {
+		t.Errorf("the snapshot ends with %+v", m)
+	}
 	r.put(t, "state", "60", "Event-Key", "k0")
 	at := s.wantCast("60")
+	behind, _ := r.listen(t, "state", "", "Last-Event-ID", end.Pos)
+	behind.wantCast("60")
 	r.put(t, "state", "61", "Event-Key", "k0")
 	again, _ := r.listen(t, "state", "", "Last-Event-ID", at)
 	again.wantCast("61")

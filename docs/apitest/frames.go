@@ -180,7 +180,7 @@ func (f *Frames) Received(text string) {
 
 // answered returns the client's frame that a frame of the hub answers.
 func (f *Frames) answered(text, op, code string) (sent string, ok bool) {
-	if op == "EVENT" || op == "GAP" || op == "PRESENCE" || code == "group_reset" || code == "events_lost" || code == "token_expired" {
+	if op == "EVENT" || op == "GAP" || op == "SNAPSHOT" || op == "PRESENCE" || code == "group_reset" || code == "events_lost" || code == "token_expired" {
 		return "", false
 	}
 	f.mu.Lock()

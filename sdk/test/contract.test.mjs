@@ -29,7 +29,7 @@ test("the frames are those that docs/asyncapi.yaml describes", () => {
   const names = [...messages.matchAll(/^ {4}([A-Z]+):$/gm)].map(([, name]) => name);
   const clientOps = ["AUTH", "PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE", "ACK", "NACK", "MODACK", "PAUSE", "RESUME"];
   // Only a client that begins a broadcast gets these.
-  const broadcastOps = ["GAP", "PRESENCE"];
+  const broadcastOps = ["GAP", "SNAPSHOT", "PRESENCE"];
   assert.deepEqual([...clientOps, ...hubOps, ...broadcastOps].sort(), names.sort());
   for (const cap of caps) assert.ok(text.includes(cap), cap);
 });
