@@ -262,9 +262,10 @@ type Limits struct {
 	// redelivered after AckWait.
 	LingeringInboxes int
 	// RecentAcks ("recent_acks") is the most acknowledgements of one group that each connection of
-	// the pool keeps, for 5 to 10 s, to send them again when the group's leader changes. Beyond it
-	// the oldest are dropped, and an event may come again that was acknowledged just before such a
-	// change. Without a cluster none are kept. Default 16,384.
+	// the pool keeps, to send them again when the group's leader changes: for 5 to 10 s, or for
+	// AckWait while nobody answers who leads. Beyond it the oldest are dropped, and an event may
+	// come again that was acknowledged just before such a change. Without a cluster none are kept.
+	// Default 16,384.
 	RecentAcks int
 	// ListingReaders ("listing_readers") is the most listings (Keys.List) for which the hub reads
 	// ahead: default 16, with up to 4 MiB each. Pages of other listings take longer.

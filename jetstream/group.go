@@ -63,6 +63,7 @@ type group struct {
 	stuck   stuck
 	sent    sentTimes
 	leader  string // the server that led the consumer last; "" if that is not known
+	ledAt   int64  // when the server was asked for it
 	told    uint64 // the end of the last gap that the members know of
 	// found is what is to be looked at for losses, and waiting the deliveries that came meanwhile;
 	// both are bounded by what members hold.

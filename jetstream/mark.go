@@ -97,7 +97,7 @@ func (g *group) ask(l *link, now int64, then func(*consumerState)) {
 			g.verify()
 			return
 		}
-		g.ledBy(state.Cluster.Leader)
+		g.ledBy(state.Cluster.Leader, now)
 		g.mu.Lock()
 		g.sent.check(now, state.Delivered.Consumer, int64(g.fence.ackWait))
 		lost := g.track.settledUpTo(state.AckFloor.Stream, state.Delivered.Consumer)

@@ -574,7 +574,7 @@ func (w *owner) noteDelay(d *Delivery, delay time.Duration) {
 	s, g := d.m.sub, d.group
 	s.mu.Lock()
 	spared := d.spared
-	d.until = time.Now().Add(delay).UnixMilli()
+	d.until = time.Now().Add(delay + time.Millisecond - 1).UnixMilli() // rounded up
 	n := note{spared: spared, until: d.until}
 	s.mu.Unlock()
 	g.mu.Lock()

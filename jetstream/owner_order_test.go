@@ -275,3 +275,20 @@ func TestAPlaceLeavesWhatIsOnItsWay(t *testing.T) {
 		t.Errorf("the place leaves %+v", w.leaving)
 	}
 }
+
+// The delay of a refused event outlives its owner in full: the note of it, in milliseconds, says no
+// earlier time.
+func TestTheNoteOfADelayIsNotTooEarly(t *testing.T) {
+	t.Parallel()
+	b := &Bus{clock: newClock(time.Now, time.Hour)}
+	b.limits.AttemptsKnown = 10
+	w := &owner{bus: b}
+	for range 10 {
+		d := &Delivery{m: &member{sub: &Subscription{}}, group: &group{}}
+		before := time.Now()
+		w.noteDelay(d, minDelay-1)
+		if noted := time.UnixMilli(d.until); noted.Before(before.Add(minDelay - 1)) {
+			t.Fatalf("the event waits until %v, which is %v too early", noted, before.Add(minDelay-1).Sub(noted))
+		}
+	}
+}

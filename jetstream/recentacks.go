@@ -28,9 +28,11 @@ func (a *recentAcks) add(reply string, limit int) (full bool) {
 	return full
 }
 
-// turn drops those that are old.
-func (a *recentAcks) turn(now int64) {
-	if a.doubted || now-a.turned < recentAcksFor {
+// turn drops those that are old, if the consumer still had the same leader at the moment confirmed,
+// which is after they were sent. After patience, the server has given out their events again.
+func (a *recentAcks) turn(now, confirmed, patience int64) {
+	since := now - a.turned
+	if a.doubted || since < recentAcksFor || confirmed < a.turned && since < patience {
 		return
 	}
 	a.turned = now
@@ -77,9 +79,13 @@ func (d *Delivery) noteAck() {
 
 // turnAcks drops old acknowledgements.
 func (p *path) turnAcks(now int64) {
+	g := p.group
+	g.mu.Lock()
+	confirmed := g.ledAt
+	g.mu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.acks.turn(now)
+	p.acks.turn(now, confirmed, int64(g.fence.ackWait))
 }
 
 // doubtful reports whether acknowledgements are to be sent again.
@@ -102,12 +108,13 @@ func (g *group) doubtAcks() {
 	}
 }
 
-// ledBy takes note of the leader of the consumer, as the server names it.
-func (g *group) ledBy(leader string) {
+// ledBy takes note of the leader of the consumer, as the server names it. The server was asked at
+// the given moment.
+func (g *group) ledBy(leader string, asked int64) {
 	g.mu.Lock()
 	changed := leader != "" && g.leader != "" && g.leader != leader
 	if leader != "" {
-		g.leader = leader
+		g.leader, g.ledAt = leader, asked
 	}
 	g.mu.Unlock()
 	if changed {

@@ -86,8 +86,8 @@ export class Subscription<T = any> {
     options: SubscribeOptions,
   ) {
     const { ack, concurrency, maxLeaseMs, signal, extra, ...opts } = options;
-    if (concurrency !== undefined && !(Number.isInteger(concurrency) && concurrency > 0)) {
-      throw new EventHubError("bad_options", "concurrency must be a positive integer");
+    if (concurrency !== undefined && !(concurrency > 0 && concurrency % 1 === 0)) {
+      throw new EventHubError("bad_options", "concurrency must be 1, 2 or more");
     }
     if (concurrency) opts.maxInFlight ??= Math.min(10_000, Math.max(2 * concurrency, 16));
     this.#hub = hub;
@@ -449,7 +449,7 @@ function milliseconds(ms: number | undefined): number | undefined {
 
 function reasonOf(error: unknown): string {
   try {
-    return String(error instanceof Error ? error.message : error);
+    return `${(error as Error | undefined)?.message ?? error}`;
   } catch {
     return ""; // an object without a form as text
   }
