@@ -681,7 +681,9 @@ func (c *cast) catchUp(from uint64, snapshot bool) {
 	var err error
 	if snapshot {
 		if from, err = c.sendSnapshot(); err == nil {
-			c.to.post(c.snapped(from))
+			if c.opts.ends {
+				c.to.post(c.snapped(from))
+			}
 			start := c.near(castStart{from: from, pos: from}, c.cursor.Head())
 			if from = start.from; start.gap {
 				c.to.post(c.gap(nil, start.pos, start.from, start.missed))

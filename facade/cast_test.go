@@ -62,13 +62,15 @@ func (p *peer) castNextOf(ops ...string) (f castFrame) {
 	return f
 }
 
-// A snapshot ends with a SNAPSHOT, also one without keys, and a client goes on behind it. A
-// tombstone is marked.
+// A snapshot ends with a SNAPSHOT for those that ask, also one without keys, and a client goes on
+// behind it. A tombstone is marked.
 func TestBroadcastSnapshotEnds(t *testing.T) {
 	t.Parallel()
 	r := newRigOn(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "state", Compaction: true}}}, nil)
 	first := r.login(t)
-	first.follow("state", `"snapshot":true`)
+	plain := r.login(t)
+	plain.follow("state", `"snapshot":true`)
+	first.follow("state", `"snapshot":true,"snapshotEnd":true`)
 	first.castNext("SNAPSHOT")
 	r.put(t, "state", "null", "Event-Key", "a")
 	r.put(t, "state", "2", "Event-Key", "b")
@@ -78,12 +80,13 @@ func TestBroadcastSnapshotEnds(t *testing.T) {
 			t.Errorf("got %+v", e)
 		}
 	}
+	plain.wantEvents("null", "2", "null") // it did not ask for a SNAPSHOT
 	eventually(t, "the snapshot has all events", func() bool {
 		upTo, err := r.bus.Keys("state").Snapshot(t.Context(), func(*jetstream.Event) error { return nil })
 		return err == nil && upTo == 3
 	})
 	second := r.login(t)
-	second.follow("state", `"snapshot":true`)
+	second.follow("state", `"snapshot":true,"snapshotEnd":true`)
 	second.wantEvents("2")
 	end := second.castNext("SNAPSHOT")
 	r.put(t, "state", "4", "Event-Key", "c")
@@ -267,7 +270,7 @@ func TestBroadcastSnapshot(t *testing.T) {
 	})
 	defer writing.Wait()
 	p := r.login(t)
-	p.follow("state", `"snapshot":true`)
+	p.follow("state", `"snapshot":true,"snapshotEnd":true`)
 	last := make(map[string]int)
 	seen := 0
 	ended := 0

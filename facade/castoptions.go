@@ -30,6 +30,7 @@ const (
 type castOptions struct {
 	history  int
 	snapshot bool
+	ends     bool   // opts.snapshotEnd: a SNAPSHOT ends the snapshot
 	pos      *place // opts.from is "pos"
 	after    *jetstream.Position
 	slow     string
@@ -90,6 +91,7 @@ func readCastOptions(o op, opts []byte) (*castOptions, *fault) {
 	n, _ := r.integer("history", raw["history"], 0, maxHistory)
 	c.history = int(n)
 	c.snapshot = r.bool("snapshot", raw["snapshot"])
+	c.ends = r.bool("snapshotEnd", raw["snapshotEnd"])
 	r.castFrom(c, raw)
 	if slow := r.string("slow", raw["slow"]); slow != "" {
 		if c.slow = slow; slow != slowSkip && slow != slowCatchUp && slow != slowClose {

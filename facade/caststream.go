@@ -38,7 +38,8 @@ func castQuery(raw, lastID string) (*castOptions, *fault) {
 		values.Set("from", "pos")
 		values.Set("pos", lastID)
 	}
-	opts := []byte(`{"mode":"` + modeBroadcast + `"`)
+	// The name of a message tells clients what it is, so this one needs no option.
+	opts := []byte(`{"mode":"` + modeBroadcast + `","snapshotEnd":true`)
 	for _, name := range castParams {
 		if !values.Has(name) {
 			continue

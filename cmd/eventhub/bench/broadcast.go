@@ -345,7 +345,8 @@ func (cmd *Broadcast) open(ctx context.Context, b *run) (sides []castOpened, err
 	if err := add("hub", hub, err); err != nil {
 		return sides, err
 	}
-	if err := sides[0].sockets.flight(ctx, 1); err != nil { // it brings the frame that the floor sends
+	// A first event brings the frame that the floor sends.
+	if err := sides[0].sockets.flight(ctx, 1); err != nil {
 		return sides, fmt.Errorf("hub: %w", err)
 	}
 	floor, err := newCastFloor(ctx, *sides[0].sockets.sample.Load())

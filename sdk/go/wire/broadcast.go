@@ -11,7 +11,7 @@ import (
 type BroadcastOptions struct {
 	// History is how many events from before come first.
 	History int `json:"history,omitempty"`
-	// Snapshot has the newest event of each key come first.
+	// Snapshot has the newest event of each key come first, and a frame tell their end.
 	Snapshot bool `json:"snapshot,omitempty"`
 	// From is "latest", "pos", "ts" or "afterId". Pos, TS (epoch milliseconds) and AfterID say
 	// where.
@@ -37,6 +37,9 @@ func (o *BroadcastOptions) encode() ([]byte, error) {
 		return nil, err
 	}
 	b := []byte(`{"mode":"broadcast"`)
+	if o.Snapshot {
+		b = append(b, `,"snapshotEnd":true`...)
+	}
 	if len(known) > len("{}") {
 		b = append(append(b, ','), known[1:len(known)-1]...)
 	}

@@ -311,7 +311,8 @@ class Broadcast:
         self._limits = limits
         self._slow = own.get("slow") or "skip"
         self._options = own
-        self._first_opts = dumps({"mode": "broadcast", **wire_options(own)})
+        marked = {"snapshotEnd": True} if own.get("snapshot") else {}
+        self._first_opts = dumps({"mode": "broadcast", **marked, **wire_options(own)})
         self._queue = Queue(limits[0], limits[1], limits[2], conflate)
         self._loop = asyncio.get_running_loop()
         self._closed: asyncio.Future[EventHubError | None] = self._loop.create_future()
