@@ -273,16 +273,19 @@ func TestNativeClientsHarmOnlyTheirGroup(t *testing.T) {
 			t.Errorf("the native member gets %s, want %s", got, id)
 		}
 		settle(msg)
-		if err := nc.Flush(); err != nil {
-			t.Fatal(err)
-		}
 	}
+	// say waits for the answer to the last reply: the server takes replies in turn, but after it has
+	// read them, so the event could be delivered between two of them.
 	say := func(replies ...string) func(msg natsjs.Msg) {
 		return func(msg natsjs.Msg) {
-			for _, what := range replies {
+			last := len(replies) - 1
+			for _, what := range replies[:last] {
 				if err := nc.Publish(msg.Reply(), []byte(what)); err != nil {
 					t.Error(err)
 				}
+			}
+			if _, err := nc.Request(msg.Reply(), []byte(replies[last]), patience); err != nil {
+				t.Errorf("the answer to %q: %v", replies[last], err)
 			}
 		}
 	}

@@ -119,15 +119,21 @@ func (cmd *subCmd) Run(ctx context.Context, std streams) error {
 // whether to subscribe again, because somebody deleted the group.
 func (cmd *subCmd) follow(ctx context.Context, std streams, c *eventhub.Client, opts eventhub.SubscribeOptions, p *printer) (again bool, err error) {
 	said := make(chan struct{}) // that the group was joined, which comes before its events
-	sub, err := c.Subscribe(ctx, cmd.Topic, cmd.Group, opts, func(ctx context.Context, d *eventhub.Delivery) error {
+	// The end of ctx only ends the wait for the hub: what is being printed is acknowledged first.
+	joined, leave := context.WithCancel(context.WithoutCancel(ctx))
+	defer leave()
+	joining := context.AfterFunc(ctx, leave)
+	sub, err := c.Subscribe(joined, cmd.Topic, cmd.Group, opts, func(handling context.Context, d *eventhub.Delivery) error {
 		select {
 		case <-said:
-			return p.print(ctx, d)
-		case <-ctx.Done():
-			return ctx.Err()
+		case <-handling.Done():
 		}
+		if handling.Err() != nil || ctx.Err() != nil {
+			return nil // the event goes to other members
+		}
+		return p.print(handling, d)
 	})
-	if ctx.Err() != nil {
+	if !joining() {
 		return false, nil // a normal stop
 	}
 	if err != nil {
@@ -144,8 +150,7 @@ func (cmd *subCmd) follow(ctx context.Context, std streams, c *eventhub.Client, 
 		case <-sub.Done():
 			failure, _ := errors.AsType[*eventhub.Error](sub.Err())
 			switch {
-			case failure == nil: // ctx has ended
-			case failure.Code == "not_subscribed":
+			case failure != nil && failure.Code == "not_subscribed":
 				std.say(fmt.Sprintf("group %s of topic %s was deleted; subscribing again", cmd.Group, cmd.Topic))
 				return true, nil
 			default:
@@ -159,9 +164,9 @@ func (cmd *subCmd) follow(ctx context.Context, std streams, c *eventhub.Client, 
 	p.stop()
 	// Events that were not acknowledged go to other members at once. An error of an ended
 	// connection adds nothing.
-	leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
-	_ = sub.Unsubscribe(leave)
+	_ = sub.Unsubscribe(limited)
 	return false, err
 }
 

@@ -37,14 +37,19 @@ func run(ctx context.Context, url, tokenFile string) error {
 	if err != nil {
 		return err
 	}
+	// Close lets the handler of an event end, so the order that it printed is acknowledged.
 	defer func() { _ = hub.Close() }() //nolint:contextcheck // has a limit of its own
 	orders := eventhub.TopicOf[order](hub, "orders.placed")
-	sub, err := orders.Subscribe(ctx, "printer", eventhub.SubscribeOptions{From: eventhub.FromEarliest}, handle)
+	sub, err := orders.Subscribe(context.WithoutCancel(ctx), "printer", eventhub.SubscribeOptions{From: eventhub.FromEarliest}, handle)
 	if err != nil {
 		return err
 	}
-	<-sub.Done() // ctx has ended, or the hub has ended the subscription
-	return sub.Err()
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-sub.Done(): // the hub has ended the subscription
+		return sub.Err()
+	}
 }
 
 // order is the payload of an event. What is no order ends as a dead letter.
