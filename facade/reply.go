@@ -36,6 +36,22 @@ func appendCorr(dst, corr []byte) []byte {
 	return append(dst, corr...)
 }
 
+// appendAssign appends an ASSIGN frame. Its topic is the one that the slots are of, which may be a
+// further topic of the subscription. groupJSON is the group as a JSON string.
+func appendAssign(dst []byte, groupJSON []byte, a *jetstream.Assignment) []byte {
+	dst = jsonscan.AppendString(append(dst, `{"op":"ASSIGN","topic":`...), a.Topic)
+	dst = append(append(dst, `,"group":`...), groupJSON...)
+	dst = append(dst, `,"slots":[`...)
+	for i, slot := range a.Slots {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendInt(dst, int64(slot), 10)
+	}
+	dst = strconv.AppendUint(append(dst, `],"epoch":`...), a.Epoch, 10)
+	return append(dst, '}')
+}
+
 // appendEvent appends an EVENT frame. topicJSON and groupJSON are the subscription's names as JSON
 // strings. deadlineMS is the remaining time of the lease in milliseconds.
 func appendEvent(dst []byte, topicJSON, groupJSON []byte, e *jetstream.Event, attempt int, deadlineMS int64) []byte {

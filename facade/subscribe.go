@@ -145,6 +145,9 @@ func (s *session) busOptions(f *frame, sub *subscription) jetstream.SubscribeOpt
 	opts.OnDeleted = func(string) { s.srv.wg.Go(func() { s.groupDeleted(sub) }) }
 	opts.OnReset = func(string) { s.reset(sub) }
 	opts.OnLost = func(l jetstream.Loss) { s.eventsLost(sub, l) }
+	if opts.OrderByKey {
+		opts.OnAssign = func(a jetstream.Assignment) { s.out.assign(sub, &a) }
+	}
 	return opts
 }
 

@@ -128,6 +128,20 @@ func (o *writer) errLocked(corr []byte, c code, msg string) {
 	o.replyLocked(b, n)
 }
 
+// assign queues an ASSIGN frame, which waits for no turn. It never blocks: a subscription has one
+// for each time that slots move.
+func (o *writer) assign(sub *subscription, a *jetstream.Assignment) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closing {
+		return
+	}
+	b := o.batchLocked()
+	n := len(b.arena)
+	b.arena = textmsg.End(appendAssign(textmsg.Begin(b.arena), sub.groupJSON, a), n)
+	o.replyLocked(b, n)
+}
+
 // deliver queues an event. It never blocks.
 func (o *writer) deliver(h *jetstream.Held, sub *subscription) {
 	o.mu.Lock()

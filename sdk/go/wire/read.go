@@ -2,8 +2,10 @@ package wire
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -54,7 +56,7 @@ type frame struct {
 	topic, group, event, ctx        []byte
 	attempt, deadline               []byte
 	recID, recTS, recTopic, payload []byte
-	recKey                          []byte
+	recKey, recSlot                 []byte
 	recMore                         bool // the record has other fields
 }
 
@@ -92,6 +94,8 @@ func (f *frame) setRecord(name, value []byte) error {
 		f.recTopic = value
 	case "key":
 		f.recKey = value
+	case "partition":
+		f.recSlot = value
 	case "payload":
 		f.payload = value
 	default:
@@ -131,8 +135,32 @@ func (c *Conn) dispatch(b []byte) error {
 		return c.answer(&f, &Error{Code: code, Msg: msg})
 	case `"EVENT"`:
 		return c.event(&f)
+	case `"ASSIGN"`:
+		return c.assigned(b)
 	}
 	return nil // an op of a later protocol version
+}
+
+// assigned tells a subscription its slots. The topic may be a further one.
+func (c *Conn) assigned(b []byte) error {
+	var a Assignment
+	if err := json.Unmarshal(b, &a); err != nil {
+		return fmt.Errorf("%w: %w", errFrame, err)
+	}
+	c.mu.Lock()
+	sub := c.subs[subKey{a.Topic, a.Group}]
+	if sub == nil {
+		for key, s := range c.subs {
+			if key.group == a.Group && slices.Contains(s.topics, a.Topic) {
+				sub = s
+			}
+		}
+	}
+	c.mu.Unlock()
+	if sub != nil && sub.assigned != nil {
+		sub.assigned(a)
+	}
+	return nil
 }
 
 // answer ends the call that the frame answers. refused is nil for an OK.
