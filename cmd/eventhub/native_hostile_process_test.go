@@ -274,8 +274,8 @@ func TestNativeClientsHarmOnlyTheirGroup(t *testing.T) {
 		}
 		settle(msg)
 	}
-	// say waits for the answer to the last reply: the server takes replies in turn, but after it has
-	// read them, so the event could be delivered between two of them.
+	// say waits for the answer to the last reply. The server takes replies in turn, but some time
+	// after it has read them, so it could deliver the event between two of them.
 	say := func(replies ...string) func(msg natsjs.Msg) {
 		return func(msg natsjs.Msg) {
 			last := len(replies) - 1
