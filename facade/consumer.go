@@ -248,7 +248,7 @@ func (c *consumer) notice(code code, msg string) {
 	c.srv.cfg.Observer.ErrorSent(string(code))
 	c.mu.Lock()
 	if len(c.notices) < maxNotices {
-		c.notices = append(c.notices, notice{message: "error", frame: appendErr(nil, nil, code, msg)})
+		c.notices = append(c.notices, notice{message: "error", frame: appendErr(nil, nil, code, msg, false)})
 	}
 	c.mu.Unlock()
 	c.wake()

@@ -710,10 +710,17 @@ func TestOrderedOverHTTP(t *testing.T) {
 		publishKey(t, r.bus, "orders", "a", "a"+strconv.Itoa(n))
 	}
 	const opts = `"ordered":"key","slots":4,"from":"earliest"`
+	r.pull(t, "orders", "plain", `{"wait_ms":0}`)
+	if a := r.post(t, "/groups/orders/plain/pull", `{"opts":{"ordered":"key"}}`); a.status != http.StatusConflict || !strings.Contains(a.text, `"subscribe_failed"`) {
+		t.Errorf("an ordered member of a group that is not: %d %s", a.status, a.text)
+	}
 	if a := r.post(t, "/groups/orders/g/pull", `{"opts":{"slots":4}}`); a.status != http.StatusBadRequest {
 		t.Errorf("slots without ordered: %d %s", a.status, a.text)
 	}
 	first := r.pullOne(t, "orders", "g", opts)
+	if a := r.post(t, "/groups/orders/g/pull", `{}`); a.status != http.StatusConflict || !strings.Contains(a.text, `"subscribe_failed"`) {
+		t.Errorf("a member of an ordered group that does not say so: %d %s", a.status, a.text)
+	}
 	if first.Event.ID != "a0" || first.Event.Partition == nil || *first.Event.Partition != ordered.Slot("a", 4) {
 		t.Errorf("pulled %+v", first)
 	}

@@ -18,12 +18,16 @@ func appendOK(dst, corr []byte, id string) []byte {
 	return append(dst, '}')
 }
 
-// appendErr appends an ERR frame. corr is echoed as it is, nil for none.
-func appendErr(dst, corr []byte, c code, msg string) []byte {
+// appendErr appends an ERR frame. corr is echoed as it is, nil for none. final adds that the same
+// request fails again, where the code alone would mean that it may succeed later.
+func appendErr(dst, corr []byte, c code, msg string, final bool) []byte {
 	dst = append(dst, `{"op":"ERR","code":`...)
 	dst = jsonscan.AppendString(dst, string(c))
 	dst = append(dst, `,"msg":`...)
 	dst = jsonscan.AppendString(dst, msg)
+	if final {
+		dst = append(dst, `,"retryable":false`...)
+	}
 	dst = appendCorr(dst, corr)
 	return append(dst, '}')
 }

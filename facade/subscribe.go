@@ -60,7 +60,7 @@ func (s *session) subscribe(o *operation) (ended bool) {
 	}
 	switch {
 	case fail != nil:
-		s.fail(o.to, fail.code, fail.msg)
+		s.failWith(o.to, fail)
 		return true
 	case o.late():
 		s.failLate(o.to, opSubscribe)
@@ -115,7 +115,7 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 		sub.end()
 		s.failBus(o.to, err, codeSubscribeFailed, why)
 	case fail != nil:
-		s.fail(o.to, fail.code, fail.msg)
+		s.failWith(o.to, fail)
 		s.stop(ctx, sub)
 	default:
 		s.out.ok(o.to, "")

@@ -47,9 +47,9 @@ func slotsOf(info *natsjs.ConsumerInfo) int {
 func sameOrder(j *joining, info *natsjs.ConsumerInfo) error {
 	switch slots := slotsOf(info); {
 	case slots > 0 && j.slots == 0:
-		return &Error{Code: CodeSubscribeFailed, Msg: "the group is ordered by key: join it with opts.ordered \"key\""}
+		return &Error{Code: CodeSubscribeFailed, Permanent: true, Msg: "the group is ordered by key: join it with opts.ordered \"key\""}
 	case slots == 0 && j.slots > 0:
-		return &Error{Code: CodeSubscribeFailed, Msg: "the group exists and is not ordered: join it without opts.ordered, or choose another group name"}
+		return &Error{Code: CodeSubscribeFailed, Permanent: true, Msg: "the group exists and is not ordered: join it without opts.ordered, or choose another group name"}
 	}
 	return nil
 }

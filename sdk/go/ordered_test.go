@@ -200,3 +200,20 @@ func TestAMemberOfAnOrderedGroupReconnects(t *testing.T) {
 	}
 	own.check(t)
 }
+
+// Whether a group is ordered is fixed when it is made. A member that says otherwise is refused at
+// once, although other refusals of the same code are tried again.
+func TestAnOrderedGroupStaysOne(t *testing.T) {
+	t.Parallel()
+	hub := hubtest.New(t)
+	topic := newTopic()
+	handler := func(context.Context, *eventhub.Delivery) error { return nil }
+	c := connect(t, hub.WebSocket, fast(hub.Token))
+	subscribe(t, c, topic, "ordered", eventhub.SubscribeOptions{Ordered: true}, handler)
+	subscribe(t, c, topic, "plain", eventhub.SubscribeOptions{}, handler)
+	other := connect(t, hub.WebSocket, fast(hub.Token))
+	_, err := other.Subscribe(t.Context(), topic, "ordered", eventhub.SubscribeOptions{}, handler)
+	failsWith(t, err, "subscribe_failed", false)
+	_, err = other.Subscribe(t.Context(), topic, "plain", eventhub.SubscribeOptions{Ordered: true}, handler)
+	failsWith(t, err, "subscribe_failed", false)
+}

@@ -368,7 +368,7 @@ export class Client {
       else if (!this.#publisher.err(corr, frame)) {
         const call = this.#calls.get(corr);
         this.#calls.delete(corr);
-        call?.done(new EventHubError(frame.code, frame.msg));
+        call?.done(new EventHubError(frame.code, frame.msg, frame.retryable));
       }
     } else if (frame.op === "ASSIGN") this.#emit("assign", frame);
     // Other frames belong to extensions that this client did not ask for.

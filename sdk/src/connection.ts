@@ -214,7 +214,7 @@ export class Connection {
     if (!(frame as HubFrame | null)?.op) return; // and frames only
     if (frame.op !== "EVENT") {
       if (frame.corr === authCorr) {
-        this.#authAnswer(frame.op === "OK" ? undefined : new EventHubError(frame.code, frame.msg));
+        this.#authAnswer(frame.op === "OK" ? undefined : new EventHubError(frame.code, frame.msg, frame.retryable));
         return;
       }
       if (frame.corr === pingCorr) return;

@@ -24,6 +24,8 @@ export interface ErrFrame {
   op: "ERR";
   code: string;
   msg: string;
+  /** Present when the same request fails again, although the code may mean otherwise. */
+  retryable?: false;
   corr?: unknown;
 }
 

@@ -429,7 +429,7 @@ export class Subscription<T = any> {
 
   /** An error about this subscription that answers no frame. */
   told(frame: ErrFrame): void {
-    this.end(new EventHubError(frame.code, frame.msg));
+    this.end(new EventHubError(frame.code, frame.msg, frame.retryable));
   }
 }
 

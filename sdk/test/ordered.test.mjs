@@ -99,3 +99,15 @@ test("a member is told its slots again after a reconnect", async () => {
   await eventually("the event came", () => got.includes("after"));
   await client.close();
 });
+
+test("a member that takes an ordered group for another is refused at once", async () => {
+  const topic = newTopic();
+  const [one, two] = await Promise.all([1, 2].map(() => connect(hub.websocket, { token: hub.token })));
+  await one.subscribe(topic, "ordered", () => {}, { ordered: "key" });
+  await one.subscribe(topic, "plain", () => {});
+  const refused = { name: "EventHubError", code: "subscribe_failed", retryable: false };
+  await assert.rejects(two.subscribe(topic, "ordered", () => {}), refused);
+  await assert.rejects(two.subscribe(topic, "plain", () => {}, { ordered: "key" }), refused);
+  await one.close();
+  await two.close();
+});

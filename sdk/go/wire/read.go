@@ -53,6 +53,7 @@ func readError(err error) error {
 // frame holds the raw fields of a frame from the hub.
 type frame struct {
 	op, corr, id, code, msg         []byte
+	retryable                       []byte
 	topic, group, event, ctx        []byte
 	attempt, deadline               []byte
 	recID, recTS, recTopic, payload []byte
@@ -72,6 +73,8 @@ func (f *frame) set(name, value []byte) error {
 		f.code = value
 	case "msg":
 		f.msg = value
+	case "retryable":
+		f.retryable = value
 	case "topic":
 		f.topic = value
 	case "group":
@@ -132,7 +135,7 @@ func (c *Conn) dispatch(b []byte) error {
 		if err != nil {
 			return err
 		}
-		return c.answer(&f, &Error{Code: code, Msg: msg})
+		return c.answer(&f, &Error{Code: code, Msg: msg, Permanent: string(f.retryable) == "false"})
 	case `"EVENT"`:
 		return c.event(&f)
 	case `"ASSIGN"`:

@@ -392,7 +392,7 @@ class Client:
             if corr is None:
                 self._told(frame)
             elif not self._publisher.err(corr, frame):
-                self._answered(corr, EventHubError(frame["code"], frame["msg"]))
+                self._answered(corr, EventHubError(frame["code"], frame["msg"], frame.get("retryable")))
         elif op == "ASSIGN":
             for groups in self._subscriptions.values():
                 subscription = groups.get(frame["group"])

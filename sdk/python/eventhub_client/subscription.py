@@ -267,7 +267,7 @@ class Subscription(Generic[T]):
 
     def _told(self, frame: Frame) -> None:
         """An error about this subscription that answers no frame."""
-        self._end(EventHubError(frame["code"], frame["msg"]))
+        self._end(EventHubError(frame["code"], frame["msg"], frame.get("retryable")))
 
     def _call(self, op: str, rest: str, done: Done) -> None:
         self._hub.call(f'"op":"{op}",{self._names}{rest}', done)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from hubs import FAST, Hub, eventually, new_topic
+from hubs import FAST, Hub, eventually, fails, new_topic
 from proxy import Proxy
 
 from eventhub_client import Delivery, connect
@@ -111,3 +111,14 @@ async def test_a_member_is_told_its_slots_again_after_a_reconnect(hub: Hub) -> N
             await publisher.publish(topic, "after", key="k")
             await eventually("the event came", lambda: "after" in got)
     assert own.rising
+
+
+async def test_a_member_that_takes_an_ordered_group_for_another_is_refused_at_once(hub: Hub) -> None:
+    topic = new_topic()
+    async with hub.open(**FAST) as one, hub.open(**FAST) as two:
+        await one.subscribe(topic, "ordered", print, ordered="key")
+        await one.subscribe(topic, "plain", print)
+        with fails("subscribe_failed", retryable=False):
+            await two.subscribe(topic, "ordered", print)
+        with fails("subscribe_failed", retryable=False):
+            await two.subscribe(topic, "plain", print, ordered="key")
