@@ -135,6 +135,8 @@ type orderedRun struct {
 	run  *run
 	hubs [2]*jetstream.Bus
 	next int // number of the next topic
+
+	slots []atomic.Int64 // how many each member of the last group has
 }
 
 func (o *orderedRun) close() (err error) {
@@ -249,7 +251,12 @@ func (o *orderedRun) join(ctx context.Context, topic, way string, handle func(*j
 			}
 		}
 	}
-	for range o.cmd.Members {
+	o.slots = make([]atomic.Int64, o.cmd.Members)
+	for i := range o.cmd.Members {
+		if opts.OrderByKey {
+			opts.Slots = orderedSlots
+			opts.OnAssign = func(a jetstream.Assignment) { o.slots[i].Store(int64(len(a.Slots))) }
+		}
 		s, err := hub.Subscribe(ctx, topic, "bench", opts, handle)
 		if err != nil {
 			return leave, err
@@ -324,6 +331,27 @@ func (o *orderedRun) rate(ctx context.Context, way string) (float64, error) {
 	return float64(o.cmd.N) / took.Seconds(), err
 }
 
+// dealt waits until all members have as many slots, but for one.
+func (o *orderedRun) dealt(ctx context.Context) error {
+	least := int64(orderedSlots / o.cmd.Members)
+	for begin := time.Now(); ; {
+		even := true
+		for i := range o.slots {
+			n := o.slots[i].Load()
+			even = even && n >= least && n <= least+1
+		}
+		if even {
+			return nil
+		}
+		if time.Since(begin) > 10*time.Second {
+			return errors.New("the members have not shared the slots")
+		}
+		if err := sleep(ctx, 10*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
 func await(ctx context.Context, done <-chan struct{}) error {
 	select {
 	case <-done:
@@ -335,6 +363,9 @@ func await(ctx context.Context, done <-chan struct{}) error {
 	}
 }
 
+// orderedSlots is the number of slots of ordered groups.
+const orderedSlots = 64
+
 // latencyTime is how long the latency is measured in a round.
 const latencyTime = 4 * time.Second
 
@@ -343,7 +374,7 @@ const latencyTime = 4 * time.Second
 func (o *orderedRun) latency(ctx context.Context, rate float64, blocked bool) (float64, error) {
 	topic := o.topic()
 	const hot = "blocked"
-	if _, err := o.hubs[0].Publish(ctx, topic, newPayload(o.cmd.Size), jetstream.PublishOptions{Key: hot}); err != nil {
+	if err := o.hubs[0].Admin().Topic(topic).Create(ctx); err != nil {
 		return 0, err
 	}
 	n := int(rate * latencyTime.Seconds())
@@ -374,6 +405,12 @@ func (o *orderedRun) latency(ctx context.Context, rate float64, blocked bool) (f
 		}
 		_ = d.Ack()
 	})
+	if err == nil {
+		err = o.dealt(ctx)
+	}
+	if err == nil { // a slot does not move while a member has an event of it
+		_, err = o.hubs[0].Publish(ctx, topic, newPayload(o.cmd.Size), jetstream.PublishOptions{Key: hot})
+	}
 	if err == nil {
 		err = await(ctx, held)
 	}
