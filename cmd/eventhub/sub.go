@@ -127,9 +127,12 @@ func (cmd *subCmd) follow(ctx context.Context, std streams, c *eventhub.Client, 
 		select {
 		case <-said:
 		case <-handling.Done():
-		}
-		if handling.Err() != nil || ctx.Err() != nil {
 			return nil // the event goes to other members
+		}
+		select {
+		case <-ctx.Done():
+			return nil // likewise
+		default:
 		}
 		return p.print(handling, d)
 	})
