@@ -21,10 +21,9 @@ import (
 type consumed struct {
 	Topic, Group string // of a stream
 	Event        struct {
-		ID        string
-		Topic     string
-		Partition *int
-		Payload   json.RawMessage
+		ID      string
+		Topic   string
+		Payload json.RawMessage
 	}
 	Ctx struct {
 		Attempt     int

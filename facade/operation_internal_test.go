@@ -255,7 +255,7 @@ func TestTurns(t *testing.T) {
 			if rnd.IntN(2) == 0 {
 				o.ok(w.to, w.id)
 			} else {
-				o.err(w.to, code(w.id), "", false)
+				o.err(w.to, code(w.id), "")
 			}
 		}
 		for i := range 300 {

@@ -177,14 +177,6 @@ func optionNames(t *testing.T, function string) (names []string) {
 	return names
 }
 
-// optionOf is an opts object with one option, and with what that one needs.
-func optionOf(name, value string) []byte {
-	if name == "slots" {
-		return []byte(`{"ordered":"key","slots":` + value + `}`)
-	}
-	return []byte(`{"` + name + `":` + value + `}`)
-}
-
 // TestProtocolPageOptions checks that the page has every option and no other, and that the bounds
 // it gives are those of the hub: what is on a bound is taken, what is beyond it is refused.
 func TestProtocolPageOptions(t *testing.T) {
@@ -208,7 +200,7 @@ func TestProtocolPageOptions(t *testing.T) {
 			name := strings.Trim(row[0], "`")
 			names = append(names, name)
 			checkBounds(t, name, row[1], row[3], func(value string) bool {
-				return c.takes(optionOf(name, value))
+				return c.takes([]byte(`{"` + name + `":` + value + `}`))
 			})
 			if row[2] == "" {
 				t.Errorf("%s %s has no default", c.head, name)

@@ -221,8 +221,8 @@ func (s *session) message(b []byte, size int, whole bool) (wait time.Duration, o
 	}
 	if size > s.srv.cfg.Limits.Frame {
 		s.limit("frame")
-		s.failWith(replyTo{}, &fault{code: codePublishFailed, tooLarge: true, msg: "the message has " + strconv.Itoa(size) + " bytes, at most " +
-			strconv.Itoa(s.srv.cfg.Limits.Frame) + " are read; a payload may have " + strconv.Itoa(s.srv.cfg.Bus.MaxPayload())})
+		s.fail(replyTo{}, codePublishFailed, "the message has "+strconv.Itoa(size)+" bytes, at most "+
+			strconv.Itoa(s.srv.cfg.Limits.Frame)+" are read; a payload may have "+strconv.Itoa(s.srv.cfg.Bus.MaxPayload()))
 		return 0, true
 	}
 	if !whole {
@@ -464,12 +464,7 @@ func (s *session) publishContext() context.Context {
 // fail answers a frame with an error.
 func (s *session) fail(to replyTo, c code, msg string) {
 	s.srv.cfg.Observer.ErrorSent(string(c))
-	s.out.err(to, c, msg, false)
-}
-
-func (s *session) failWith(to replyTo, fail *fault) {
-	s.srv.cfg.Observer.ErrorSent(string(fail.code))
-	s.out.err(to, fail.code, fail.msg, fail.final())
+	s.out.err(to, c, msg)
 }
 
 // tell sends an error that answers no frame.

@@ -26,7 +26,7 @@ const (
 )
 
 // consumeParams are the parameters of GET /subscribe: the names, and the options of a SUBSCRIBE.
-var consumeParams = []string{"topic", "group", "from", "ts", "afterId", "batchSize", "maxInFlight", "ackTimeoutMs", "maxAttempts", "topics", "groupTtlMs", "ordered", "slots"}
+var consumeParams = []string{"topic", "group", "from", "ts", "afterId", "batchSize", "maxInFlight", "ackTimeoutMs", "maxAttempts", "topics", "groupTtlMs"}
 
 // parseConsume reads the query of GET /subscribe.
 func parseConsume(raw string) (url.Values, *fault) {
@@ -154,8 +154,8 @@ func (o *stream) events(ctx context.Context) error {
 		if len(notices)+len(held) == 0 {
 			return nil
 		}
-		for _, n := range notices {
-			o.message(n.message, "", n.frame)
+		for _, frame := range notices {
+			o.message("error", "", frame)
 		}
 		for _, h := range held {
 			if o.lapsed(time.Now()) {
@@ -240,8 +240,8 @@ func (o *stream) close() websocket.StatusCode {
 		code = websocket.StatusNormalClosure
 	}
 	notices, _ := o.take(0)
-	for _, n := range notices {
-		o.message(n.message, "", n.frame)
+	for _, frame := range notices {
+		o.message("error", "", frame)
 	}
 	if reason, ours := closings[code]; ours {
 		data := strconv.AppendInt([]byte(`{"code":`), int64(code), 10)

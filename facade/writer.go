@@ -99,17 +99,16 @@ func (o *writer) ok(to replyTo, id string) {
 	}
 }
 
-// err queues an ERR frame. final says that the same request fails again, although the code may mean
-// otherwise. err copies its arguments and never blocks.
-func (o *writer) err(to replyTo, c code, msg string, final bool) {
+// err queues an ERR frame. It copies its arguments and never blocks.
+func (o *writer) err(to replyTo, c code, msg string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
 	case o.closing:
 	case to.corr == nil && o.turns.waiting():
-		o.parkLocked(to, framedErr(c, msg, final))
+		o.parkLocked(to, framedErr(c, msg))
 	default:
-		o.errLocked(to.corr, c, msg, final)
+		o.errLocked(to.corr, c, msg)
 	}
 }
 
@@ -118,28 +117,14 @@ func (o *writer) notice(c code, msg string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.closing {
-		o.errLocked(nil, c, msg, false)
+		o.errLocked(nil, c, msg)
 	}
 }
 
-func (o *writer) errLocked(corr []byte, c code, msg string, final bool) {
+func (o *writer) errLocked(corr []byte, c code, msg string) {
 	b := o.batchLocked()
 	n := len(b.arena)
-	b.arena = textmsg.End(appendErr(textmsg.Begin(b.arena), corr, c, msg, final), n)
-	o.replyLocked(b, n)
-}
-
-// assign queues an ASSIGN frame, which waits for no turn. It never blocks: a subscription has one
-// for each time that slots move.
-func (o *writer) assign(sub *subscription, a *jetstream.Assignment) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.closing {
-		return
-	}
-	b := o.batchLocked()
-	n := len(b.arena)
-	b.arena = textmsg.End(appendAssign(textmsg.Begin(b.arena), sub.groupJSON, a), n)
+	b.arena = textmsg.End(appendErr(textmsg.Begin(b.arena), corr, c, msg), n)
 	o.replyLocked(b, n)
 }
 

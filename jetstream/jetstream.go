@@ -69,9 +69,6 @@ type Bus struct {
 	maxPayload   int
 	clock        *clock
 	generations  *generations
-	owners       *owners
-	orderings    sync.WaitGroup // ordered groups of this hub
-	orderingsEnd atomic.Bool    // it gives up those that it owns
 	native       *nativeMaps
 	listings     *listings
 	schedules    *schedules
@@ -180,9 +177,6 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if err := b.handles.listen(); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
-	if err := b.listenOrders(); err != nil {
-		return fmt.Errorf("nats at %s: %w", b.where(), err)
-	}
 	if err := b.checkServer(ctx); err != nil {
 		return err
 	}
@@ -191,9 +185,6 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	}
 	b.native = &nativeMaps{bus: b}
 	if b.generations, err = openGenerations(ctx, b); err != nil {
-		return fmt.Errorf("nats at %s: %w", b.where(), err)
-	}
-	if b.owners, err = openOwners(ctx, b); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
 	own := []natsjs.KeyValueConfig{
@@ -386,9 +377,7 @@ func (b *Bus) lastSubscriptions() []*Subscription {
 	defer b.subMu.Unlock()
 	last := make([]*Subscription, 0, len(b.subs))
 	for s := range b.subs {
-		if s.keeper == nil { // those end with their ordering
-			last = append(last, s)
-		}
+		last = append(last, s)
 	}
 	b.subs = nil
 	return last
@@ -409,7 +398,6 @@ func (b *Bus) Close() error {
 			stops.Go(func() { _ = s.Drain(done) })
 		}
 		stops.Wait()
-		b.stopOrderings(ctx)
 		if b.dead != nil {
 			b.dead.stop(ctx) // they are published, so this comes before publishing ends
 		}

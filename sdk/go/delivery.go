@@ -49,8 +49,6 @@ type Delivery struct {
 	Group string
 	// Attempt counts the deliveries of this event to the group, from 1. It may skip numbers.
 	Attempt int
-	// Partition is the slot of the key in an ordered group, and -1 elsewhere or without a key.
-	Partition int
 	// Deadline is when the lease ended or ends, unless it is prolonged, by this machine's clock.
 	Deadline time.Time
 
@@ -75,7 +73,7 @@ func newDelivery(s *Subscription, raw wire.Event) *Delivery {
 	d := &Delivery{
 		Event:   Event{ID: raw.ID, TS: raw.TS, Topic: raw.Topic, Key: raw.Key, Payload: raw.Payload},
 		Group:   s.group,
-		Attempt: raw.Attempt, Partition: raw.Partition, Deadline: raw.Deadline, ends: raw.Deadline,
+		Attempt: raw.Attempt, Deadline: raw.Deadline, ends: raw.Deadline,
 		sub: s, raw: raw,
 	}
 	if raw.More {

@@ -1,7 +1,7 @@
 import { Connection, type ConnectionOptions } from "./connection.js";
 import type { Delivery } from "./delivery.js";
 import { aborted, EventHubError } from "./errors.js";
-import type { AssignFrame, ErrFrame, HubFrame, PublishOptions } from "./frames.js";
+import type { ErrFrame, HubFrame, PublishOptions } from "./frames.js";
 import type { State } from "./machine.js";
 import { Publisher, type PublisherOptions } from "./publisher.js";
 import { checked, type StandardSchema } from "./schema.js";
@@ -34,11 +34,6 @@ export interface ClientEvents {
   state: (state: State, error: EventHubError | undefined) => void;
   /** A group had to start anew, or events were removed before it was given them. */
   notice: (notice: Notice) => void;
-  /**
-   * The slots of a member of an ordered group have changed: before the first event of a new slot,
-   * and after the last lease of a lost one. This also comes after a reconnect.
-   */
-  assign: (assignment: AssignFrame) => void;
   /** Something failed that no call reports, such as a subscription that the hub has ended. */
   error: (error: EventHubError) => void;
 }
@@ -78,7 +73,7 @@ export class Client {
   /** Had the event that was parsed last, and probably has the next one. */
   #recent: Subscription | undefined;
   readonly #calls = new Map<number, { done: (error?: EventHubError) => void; sent: number }>();
-  readonly #listeners: { [E in keyof ClientEvents]: Set<ClientEvents[E]> } = { state: new Set(), notice: new Set(), assign: new Set(), error: new Set() };
+  readonly #listeners: { [E in keyof ClientEvents]: Set<ClientEvents[E]> } = { state: new Set(), notice: new Set(), error: new Set() };
   #corr = 0;
   #over: EventHubError | undefined;
   #closing: Promise<void> | undefined;
@@ -368,9 +363,9 @@ export class Client {
       else if (!this.#publisher.err(corr, frame)) {
         const call = this.#calls.get(corr);
         this.#calls.delete(corr);
-        call?.done(new EventHubError(frame.code, frame.msg, frame.retryable));
+        call?.done(new EventHubError(frame.code, frame.msg));
       }
-    } else if (frame.op === "ASSIGN") this.#emit("assign", frame);
+    }
     // Other frames belong to extensions that this client did not ask for.
   }
 

@@ -19,9 +19,9 @@ export const hubCodes = {
   not_found: false,
   not_subscribed: false,
   overloaded: true,
-  publish_failed: true, // unless the hub says otherwise
+  publish_failed: true, // false for a payload that is too large
   rate_limited: true,
-  subscribe_failed: true, // likewise
+  subscribe_failed: true,
   token_expired: false,
   topic_full: true,
   unauthorized: false,

@@ -9,8 +9,6 @@ export interface EventRecord<T = unknown> {
   readonly headers?: Readonly<Record<string, string>>;
   readonly caused_by?: readonly string[];
   readonly tags?: readonly string[];
-  /** The slot of the key, for members of ordered groups. */
-  readonly partition?: number;
   readonly payload: T;
 }
 
@@ -24,8 +22,6 @@ export interface ErrFrame {
   op: "ERR";
   code: string;
   msg: string;
-  /** Present when the same request fails again, although the code may mean otherwise. */
-  retryable?: false;
   corr?: unknown;
 }
 
@@ -37,20 +33,11 @@ export interface EventFrame {
   ctx: { attempt: number; ack_deadline_ms: number };
 }
 
-export interface AssignFrame {
-  op: "ASSIGN";
-  topic: string;
-  group: string;
-  slots: number[];
-  epoch: number;
-  corr?: undefined;
-}
-
 /** What the hub sends. Frames that later extensions add are ignored unless they were asked for. */
-export type HubFrame = OkFrame | ErrFrame | EventFrame | AssignFrame;
+export type HubFrame = OkFrame | ErrFrame | EventFrame;
 
 /** The operations that this client understands. */
-export const hubOps = ["OK", "ERR", "ASSIGN", "EVENT"] as const;
+export const hubOps = ["OK", "ERR", "EVENT"] as const;
 
 /** Capabilities that are named in AUTH. */
 export const caps = ["group_reset", "events_lost", "retry_after"] as const;
@@ -96,8 +83,4 @@ export interface HubSubscribeOptions {
   topics?: string[];
   /** A new group disappears when it had no member for this long. */
   groupTtlMs?: number;
-  /** "key" for an ordered group: of each key, one event at a time is leased, in order. */
-  ordered?: "key";
-  /** The slots of a new ordered group. Defaults to 64. */
-  slots?: number;
 }

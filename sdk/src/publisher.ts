@@ -40,6 +40,8 @@ interface Pending {
 
 /** The hub skips longer frames. */
 const maxFrame = 4 * 2 ** 20;
+/** The largest payload that the hub takes by default. */
+const maxPayload = 2 ** 20;
 const sweepMs = 250;
 
 /** These say that nothing was stored, and that a later attempt may succeed. */
@@ -159,7 +161,7 @@ export class Publisher {
     const p = this.#sent.get(corr);
     if (!p) return false;
     this.#sent.delete(corr);
-    const error = new EventHubError(frame.code, frame.msg, frame.retryable);
+    const error = new EventHubError(frame.code, frame.msg);
     const young = performance.now() - p.made < this.#options.retryMs;
     if (p.done) this.#settle(p);
     // A new token was refused: the connection ends.
@@ -174,10 +176,14 @@ export class Publisher {
     return true;
   }
 
-  /** The hub refuses the event, or does not know whether it is stored. Repeating the publish tells. */
+  /** The hub does not know whether the event is stored. Repeating the publish tells. */
   #unconfirmed(p: Pending, error: EventHubError, young: boolean): void {
-    p.doubt ||= error.retryable;
-    if (!young || !error.retryable) {
+    if (byteLength(p.text) > maxPayload && byteLength(JSON.stringify((JSON.parse(p.text) as { payload: unknown }).payload)) > maxPayload) {
+      this.#fail(p, new EventHubError(error.code, error.message, false));
+      return;
+    }
+    p.doubt = true;
+    if (!young) {
       this.#fail(p, error);
       return;
     }

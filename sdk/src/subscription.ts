@@ -86,10 +86,10 @@ export class Subscription<T = any> {
     options: SubscribeOptions,
   ) {
     const { ack, concurrency, maxLeaseMs, signal, extra, ...opts } = options;
-    if (concurrency !== undefined && !(concurrency > 0 && concurrency % 1 === 0)) {
-      throw new EventHubError("bad_options", "concurrency must be 1, 2 or more");
+    if (concurrency !== undefined && !(Number.isInteger(concurrency) && concurrency >= 1)) {
+      throw new EventHubError("bad_options", "concurrency must be a positive integer");
     }
-    if (concurrency) opts.maxInFlight ??= Math.min(10_000, Math.max(2 * concurrency, 16));
+    if (opts.maxInFlight === undefined && concurrency !== undefined) opts.maxInFlight = Math.min(10_000, Math.max(2 * concurrency, 16));
     this.#hub = hub;
     this.#handler = handler;
     this.#manual = ack === "manual";
@@ -99,7 +99,7 @@ export class Subscription<T = any> {
     this.#opts = JSON.stringify({ ...opts, ...extra });
     this.#names = `"topic":${JSON.stringify(topic)},"group":${JSON.stringify(group)}`;
     this.#reader = eventReader(topic, group, this.#leaseMs);
-    this.#many = !!opts.topics?.length;
+    this.#many = (opts.topics?.length ?? 0) > 0;
     this.closed = new Promise((resolve) => (this.#close = resolve));
     this.opened = new Promise((resolve, reject) => (this.#opened = (error) => (error ? reject(error) : resolve())));
     this.opened.catch(() => {}); // whoever waits for it is told
@@ -429,7 +429,7 @@ export class Subscription<T = any> {
 
   /** An error about this subscription that answers no frame. */
   told(frame: ErrFrame): void {
-    this.end(new EventHubError(frame.code, frame.msg, frame.retryable));
+    this.end(new EventHubError(frame.code, frame.msg));
   }
 }
 
@@ -449,7 +449,7 @@ function milliseconds(ms: number | undefined): number | undefined {
 
 function reasonOf(error: unknown): string {
   try {
-    return `${(error as Error | undefined)?.message ?? error}`;
+    return String(error instanceof Error ? error.message : error);
   } catch {
     return ""; // an object without a form as text
   }

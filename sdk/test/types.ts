@@ -39,8 +39,7 @@ export async function untyped(): Promise<void> {
   // @ts-expect-error the type says otherwise
   await client.publish<{ n: number }>("any", { n: "1" });
   const handler = dedupe<{ n: number }>((event) => console.log(event.payload.n), memoryStore());
-  await client.subscribe<{ n: number }>("any", "g", handler, { ack: "manual", concurrency: 4, groupTtlMs: 60_000, ordered: "key", slots: 8, extra: { later: 1 } });
-  client.on("assign", ({ topic, slots }) => console.log(topic, slots.length satisfies number));
+  await client.subscribe<{ n: number }>("any", "g", handler, { ack: "manual", concurrency: 4, groupTtlMs: 60_000, extra: { ordered: "key" } });
   const record: EventRecord<{ n: number }> | undefined = await latest<{ n: number }>({ http: "http://127.0.0.1:8081" }, "any", "key");
   console.log(record?.payload.n);
 }

@@ -52,7 +52,6 @@ type Commands struct {
 	Node        Node        `cmd:"" help:"Measure publishing and delivery from Node, compared with nats.js."`
 	Sizing      Sizing      `cmd:"" help:"Measure the cost of an event, a connection, a topic and a group."`
 	Keyed       Keyed       `cmd:"" help:"Measure reading a compacted topic by key, compared with nats.go."`
-	Ordered     Ordered     `cmd:"" help:"Measure ordered groups, compared with groups that are not."`
 	Export      Export      `cmd:"" help:"Measure the export of a topic, compared with nats.go."`
 	Reader      reader      `cmd:"" hidden:"" name:"export-native" help:"Write a topic as NDJSON with nats.go."`
 	Gate        Gate        `cmd:"" help:"Fail if the hub has become slower, compared with nats.go."`

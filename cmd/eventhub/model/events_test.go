@@ -65,10 +65,7 @@ func (l *ledger) event(line int, c *connection, e entry, w *wireFrame) {
 	if !c.small {
 		lo = max(lo, e.lo)
 	}
-	d := &delivery{line: line, sub: s, group: g, id: w.Event.ID, topic: w.Event.Topic, attempt: w.Ctx.Attempt, lo: lo, at: e.at, key: w.Event.Key, slot: noSlot}
-	if w.Event.Partition != nil {
-		d.slot = *w.Event.Partition
-	}
+	d := &delivery{line: line, sub: s, group: g, id: w.Event.ID, topic: w.Event.Topic, attempt: w.Ctx.Attempt, lo: lo, at: e.at}
 	ev.deliveries = append(ev.deliveries, d)
 	s.delivered = append(s.delivered, d)
 }

@@ -2,10 +2,8 @@ package wire
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"time"
 
@@ -53,11 +51,10 @@ func readError(err error) error {
 // frame holds the raw fields of a frame from the hub.
 type frame struct {
 	op, corr, id, code, msg         []byte
-	retryable                       []byte
 	topic, group, event, ctx        []byte
 	attempt, deadline               []byte
 	recID, recTS, recTopic, payload []byte
-	recKey, recSlot                 []byte
+	recKey                          []byte
 	recMore                         bool // the record has other fields
 }
 
@@ -73,8 +70,6 @@ func (f *frame) set(name, value []byte) error {
 		f.code = value
 	case "msg":
 		f.msg = value
-	case "retryable":
-		f.retryable = value
 	case "topic":
 		f.topic = value
 	case "group":
@@ -97,8 +92,6 @@ func (f *frame) setRecord(name, value []byte) error {
 		f.recTopic = value
 	case "key":
 		f.recKey = value
-	case "partition":
-		f.recSlot = value
 	case "payload":
 		f.payload = value
 	default:
@@ -135,35 +128,11 @@ func (c *Conn) dispatch(b []byte) error {
 		if err != nil {
 			return err
 		}
-		return c.answer(&f, &Error{Code: code, Msg: msg, Permanent: string(f.retryable) == "false"})
+		return c.answer(&f, &Error{Code: code, Msg: msg})
 	case `"EVENT"`:
 		return c.event(&f)
-	case `"ASSIGN"`:
-		return c.assigned(b)
 	}
 	return nil // an op of a later protocol version
-}
-
-// assigned tells a subscription its slots. The topic may be a further one.
-func (c *Conn) assigned(b []byte) error {
-	var a Assignment
-	if err := json.Unmarshal(b, &a); err != nil {
-		return fmt.Errorf("%w: %w", errFrame, err)
-	}
-	c.mu.Lock()
-	sub := c.subs[subKey{a.Topic, a.Group}]
-	if sub == nil {
-		for key, s := range c.subs {
-			if key.group == a.Group && slices.Contains(s.topics, a.Topic) {
-				sub = s
-			}
-		}
-	}
-	c.mu.Unlock()
-	if sub != nil && sub.assigned != nil {
-		sub.assigned(a)
-	}
-	return nil
 }
 
 // answer ends the call that the frame answers. refused is nil for an OK.

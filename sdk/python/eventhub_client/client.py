@@ -392,12 +392,7 @@ class Client:
             if corr is None:
                 self._told(frame)
             elif not self._publisher.err(corr, frame):
-                self._answered(corr, EventHubError(frame["code"], frame["msg"], frame.get("retryable")))
-        elif op == "ASSIGN":
-            for groups in self._subscriptions.values():
-                subscription = groups.get(frame["group"])
-                if subscription is not None:
-                    subscription._assigned(frame)
+                self._answered(corr, EventHubError(frame["code"], frame["msg"]))
         # Other frames belong to extensions that this client did not ask for.
 
     def _answered(self, corr: object, error: EventHubError | None) -> None:

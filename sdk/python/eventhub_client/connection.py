@@ -249,7 +249,7 @@ class Connection:
         if op != "EVENT":
             corr = frame.get("corr")
             if corr == _AUTH_CORR:
-                self._auth_answer(None if op == "OK" else EventHubError(frame["code"], frame["msg"], frame.get("retryable")))
+                self._auth_answer(None if op == "OK" else EventHubError(frame["code"], frame["msg"]))
                 return
             if corr == _PING_CORR:
                 return

@@ -25,9 +25,9 @@ hub_codes: Mapping[str, bool] = {
     "not_found": False,
     "not_subscribed": False,
     "overloaded": True,
-    "publish_failed": True,  # unless the hub says otherwise
+    "publish_failed": True,  # False for a payload that is too large.
     "rate_limited": True,
-    "subscribe_failed": True,  # likewise
+    "subscribe_failed": True,
     "token_expired": False,
     "topic_full": True,
     "unauthorized": False,
