@@ -221,6 +221,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.clock.lastTick.Store(b.clock.now())
 	b.background(b.watchStalls)
 	b.background(b.generations.follow)
+	b.owners.begin() //nolint:contextcheck // it lives until Close, not until Open returns
 	b.background(b.sweepGroups)
 	b.background(b.lookAfterBuckets)
 	b.probed.Store(b.clock.now())

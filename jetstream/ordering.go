@@ -115,7 +115,6 @@ func (o *ordering) kick() {
 
 // enter adds a place of this hub.
 func (o *ordering) enter(p *spot) {
-	o.bus.owners.begin()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.seats[p.id] = p
@@ -244,13 +243,18 @@ func (o *ordering) turn() (pause time.Duration, err error) {
 		wait = 0
 	case e.Hub == o.bus.handles.hub: // it ended in disorder
 	default:
-		if left := o.bus.owners.alive(e.Hub, o.bus.clock.now()); left > 0 {
+		if err := o.bus.owners.look(ctx, e.Hub); err != nil {
+			return 0, err
+		}
+		left := o.bus.owners.left(e.Hub, o.bus.clock.now())
+		if left > 0 {
 			ended, err := o.visit(e.Hub)
 			if err != nil || ended {
 				return min(left, 50*time.Millisecond), err
 			}
 			return min(left, 250*time.Millisecond), nil
 		}
+		wait = max(wait+left, 0) // it has got nothing since its lease ended
 	}
 	if err := o.bus.handles.keys.ensure(ctx); err != nil { // guests sign with them
 		return 0, err

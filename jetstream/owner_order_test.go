@@ -94,6 +94,11 @@ func TestLentEventsAreReadAgain(t *testing.T) {
 		opts := SubscribeOptions{From: FromEarliest, OrderByKey: true}
 		stays := take(t, a, topic, "g", SubscribeOptions{From: FromEarliest, OrderByKey: true, Paused: true})
 		o := stays.sub.members[0].group.ordering
+		eventually(t, "the first hub owns the group", func() bool {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			return o.own != nil
+		})
 		k := take(t, at, topic, "g", opts)
 		sent := PublishOptions{ID: "x", Key: "a", SID: "s", Headers: map[string]string{"H": "1"}, Tags: []string{"t"}, CausedBy: []string{"c"}, TS: 7}
 		if _, err := a.Publish(t.Context(), topic, []byte("payload"), sent); err != nil {

@@ -35,19 +35,22 @@ type ownership struct {
 	revision uint64 // 0: there is no entry
 }
 
+// renewal is when the lease of a hub was seen to change, in the clock of this bus.
+type renewal struct {
+	at       int64
+	revision uint64
+}
+
 // owners are the leases of hubs, and the entries of groups, as this hub knows them. A hub has one
 // lease for all groups that it owns. Its methods may be called concurrently.
 type owners struct {
 	bus *Bus
 	kv  natsjs.KeyValue
 
-	once     sync.Once // begins to follow the bucket
 	renewing sync.Mutex
 
 	mu sync.Mutex
-	// hubs is when the lease of each other hub was seen to change, in the clock of this bus;
-	// bounded by the hubs of the last hour
-	hubs    map[string]int64
+	hubs    map[string]renewal   // bounded by the hubs of the last hour
 	groups  map[string]*ordering // those of this hub, by the key of their entry
 	owned   int                  // groups that this hub owns
 	renewed int64                // when the last renewal that came through was sent; 0: none
@@ -59,7 +62,7 @@ func openOwners(ctx context.Context, b *Bus) (*owners, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &owners{bus: b, kv: kv, hubs: make(map[string]int64), groups: make(map[string]*ordering)}, nil
+	return &owners{bus: b, kv: kv, hubs: make(map[string]renewal), groups: make(map[string]*ordering)}, nil
 }
 
 // lease is how long a lease lasts.
@@ -68,15 +71,12 @@ func (w *owners) lease() time.Duration { return w.bus.cfg.OwnerLease }
 // pullTime is how long a pull of an owner waits at the server.
 func (w *owners) pullTime() time.Duration { return w.lease() / 5 }
 
-// begin follows the bucket from the first ordered group of this hub on.
+// begin follows the bucket from the start of this hub on: a hub that knows since when another one is
+// gone need not wait when the first member of a group comes.
 func (w *owners) begin() {
-	w.once.Do(func() {
-		w.mu.Lock()
-		w.started = w.bus.clock.now()
-		w.mu.Unlock()
-		w.bus.background(w.follow)
-		w.bus.background(w.keep)
-	})
+	w.started = w.bus.clock.now()
+	w.bus.background(w.follow)
+	w.bus.background(w.keep)
 }
 
 // add has a group told when its entry changes, or the lease of a hub ends.
@@ -130,22 +130,24 @@ func (w *owners) watch() error {
 			if e == nil { // what was there before ends here
 				continue
 			}
-			w.saw(e.Key(), e.Value())
+			w.saw(e.Key(), e.Value(), e.Revision())
 		}
 	}
 }
 
-func (w *owners) saw(key string, value []byte) {
+func (w *owners) saw(key string, value []byte, revision uint64) {
 	now := w.bus.clock.now()
 	w.mu.Lock()
 	o := w.groups[key]
 	if hub, ok := strings.CutPrefix(key, hubPrefix); ok {
-		for other, at := range w.hubs {
-			if now-at > int64(ownersAge) {
+		for other, seen := range w.hubs {
+			if now-seen.at > int64(ownersAge) {
 				delete(w.hubs, other)
 			}
 		}
-		w.hubs[hub] = now
+		if revision > w.hubs[hub].revision {
+			w.hubs[hub] = renewal{now, revision}
+		}
 	}
 	w.mu.Unlock()
 	if o != nil {
@@ -153,16 +155,31 @@ func (w *owners) saw(key string, value []byte) {
 	}
 }
 
-// alive reports how long a hub may own its groups still, as far as is known here. A hub that was
-// never heard of may have renewed its lease just before this hub began to listen.
-func (w *owners) alive(hub string, now int64) time.Duration {
+// left returns how long a hub may own its groups still, as far as is known here, or since when it
+// does not, as a negative time. A hub that was never heard of may have renewed its lease just before
+// this hub began to listen.
+func (w *owners) left(hub string, now int64) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	at, known := w.hubs[hub]
-	if !known {
-		at = w.started
+	at := w.started
+	if seen, known := w.hubs[hub]; known {
+		at = seen.at
 	}
-	return max(time.Duration(at+int64(w.lease())-now), 0)
+	return time.Duration(at + int64(w.lease()) - now)
+}
+
+// look reads the lease of a hub whose renewals were not heard of. They may be late, or lost with the
+// watch.
+func (w *owners) look(ctx context.Context, hub string) error {
+	m, err := w.bus.lastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+hubPrefix+hub)
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	w.saw(hubPrefix+hub, nil, m.seq)
+	return nil
 }
 
 // mayPull reports whether the lease of this hub lasts for one more pull.

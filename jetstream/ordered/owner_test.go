@@ -388,3 +388,41 @@ func TestPoison(t *testing.T) {
 		t.Error("no dead letter")
 	}
 }
+
+// TestAMemberComesLate has a hub die that owns a group, while no other hub has members of it. When
+// one comes after the time that others have to wait, it is given events at once: its hub knows since
+// when the owner is gone.
+func TestAMemberComesLate(t *testing.T) {
+	told := members{AckWait: 3 * time.Second, Lease: 2 * time.Second, Work: 200 * time.Millisecond, Expiry: time.Second, Churn: time.Minute, N: 1, Name: "a", Count: 1}
+	l := newLedger(t)
+	told.URL, told.Book = natstest.Run(t).ClientURL(), l.path
+	b := startHubWith(t, told.URL, told.AckWait)
+	publishKeys(t, b, 50, 20)
+	owner := natstest.StartChild(t, memberRole, told, nil)
+	if !owner.AwaitReady() {
+		t.Fatal("the hub did not start")
+	}
+	l.until(1, wait)
+	owner.Kill()
+	<-time.After(told.AckWait + told.Lease + time.Second) // a second for the clocks, and for what was on its way
+	came := make(chan struct{}, 1_000)
+	began := time.Now()
+	s, err := b.Consume(t.Context(), topic, "g", jetstream.SubscribeOptions{OrderByKey: true, From: jetstream.FromEarliest}, func(context.Context, *jetstream.Delivery) error {
+		came <- struct{}{}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-came:
+	case <-time.After(wait):
+		t.Fatal("no event came")
+	}
+	if took := time.Since(began); took > told.Lease {
+		t.Errorf("the first event came after %v", took)
+	}
+	if err := s.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
