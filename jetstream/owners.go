@@ -49,7 +49,7 @@ type owners struct {
 
 	renewing sync.Mutex
 
-	mu sync.Mutex
+	mu      sync.Mutex
 	hubs    map[string]renewal   // bounded by the hubs of the last hour
 	groups  map[string]*ordering // those of this hub, by the key of their entry
 	owned   int                  // groups that this hub owns
@@ -71,8 +71,8 @@ func (w *owners) lease() time.Duration { return w.bus.cfg.OwnerLease }
 // pullTime is how long a pull of an owner waits at the server.
 func (w *owners) pullTime() time.Duration { return w.lease() / 5 }
 
-// begin follows the bucket from the start of this hub on: a hub that knows since when another one is
-// gone need not wait when the first member of a group comes.
+// begin follows the bucket from the start of this hub on: a hub that knows since when another one
+// is gone need not wait when the first member of a group comes.
 func (w *owners) begin() {
 	w.started = w.bus.clock.now()
 	w.bus.background(w.follow)
@@ -156,8 +156,8 @@ func (w *owners) saw(key string, value []byte, revision uint64) {
 }
 
 // left returns how long a hub may own its groups still, as far as is known here, or since when it
-// does not, as a negative time. A hub that was never heard of may have renewed its lease just before
-// this hub began to listen.
+// does not, as a negative time. A hub that was never heard of may have renewed its lease just
+// before this hub began to listen.
 func (w *owners) left(hub string, now int64) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -168,8 +168,8 @@ func (w *owners) left(hub string, now int64) time.Duration {
 	return time.Duration(at + int64(w.lease()) - now)
 }
 
-// look reads the lease of a hub whose renewals were not heard of. They may be late, or lost with the
-// watch.
+// look reads the lease of a hub whose renewals were not heard of. They may be late, or lost with
+// the watch.
 func (w *owners) look(ctx context.Context, hub string) error {
 	m, err := w.bus.lastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+hubPrefix+hub)
 	if errors.Is(err, ErrNotFound) {

@@ -390,8 +390,8 @@ func TestPoison(t *testing.T) {
 }
 
 // TestAMemberComesLate has a hub die that owns a group, while no other hub has members of it. When
-// one comes after the time that others have to wait, it is given events at once: its hub knows since
-// when the owner is gone.
+// one comes after the time that others have to wait, it is given events at once: its hub knows
+// since when the owner is gone.
 func TestAMemberComesLate(t *testing.T) {
 	told := members{AckWait: 3 * time.Second, Lease: 2 * time.Second, Work: 200 * time.Millisecond, Expiry: time.Second, Churn: time.Minute, N: 1, Name: "a", Count: 1}
 	l := newLedger(t)
@@ -404,7 +404,8 @@ func TestAMemberComesLate(t *testing.T) {
 	}
 	l.until(1, wait)
 	owner.Kill()
-	<-time.After(told.AckWait + told.Lease + time.Second) // a second for the clocks, and for what was on its way
+	// One second more, for what was on its way.
+	<-time.After(told.AckWait + told.Lease + time.Second)
 	came := make(chan struct{}, 1_000)
 	began := time.Now()
 	s, err := b.Consume(t.Context(), topic, "g", jetstream.SubscribeOptions{OrderByKey: true, From: jetstream.FromEarliest}, func(context.Context, *jetstream.Delivery) error {
