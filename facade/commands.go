@@ -199,6 +199,7 @@ func (s *session) auth(f *frame) {
 	if at := p.Expires(); !at.IsZero() {
 		s.due.Store(&due{at: at, code: closeTokenExpired})
 	}
+	s.endBroadcasts(p)
 	lost, denied := make(map[string]*subscription), make(map[string]string)
 	for key, sub := range s.subs {
 		if topic := s.srv.deniedTopic(p, sub); topic != "" {
@@ -234,6 +235,7 @@ func (s *session) refuse(f *frame, fail *fault) {
 		s.srv.connections.remove(s.counted)
 		s.counted = ""
 		s.awaitAuth()
+		s.endBroadcasts(nil)
 		s.endSubs(s.subs, Subscription.Stop)
 	}
 	s.srv.refusedToken(s.ctx, s.remote, "websocket", fail)

@@ -62,6 +62,11 @@ func (s *Server) newConsumer(r *http.Request, f *frame, kind consumerKind) (*con
 		return nil, fail
 	}
 	sub.countFor(s, p)
+	return s.enterConsumer(r, p, sub, kind)
+}
+
+// enterConsumer is newConsumer without the question to the policy.
+func (s *Server) enterConsumer(r *http.Request, p Principal, sub *subscription, kind consumerKind) (*consumer, *fault) {
 	c := &consumer{
 		srv: s, who: p, kind: kind, number: s.numbered.Add(1), remote: s.remoteOf(r), since: time.Now(),
 		sub: sub, places: s.streams, over: make(chan struct{}), some: make(chan struct{}, 1),

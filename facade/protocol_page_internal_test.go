@@ -137,7 +137,7 @@ func TestProtocolPageOps(t *testing.T) {
 	for _, row := range pageTableOf(t, "Frames from the hub", "frame", "fields").rows {
 		frames = append(frames, strings.Trim(row[0], "`"))
 	}
-	if !slices.Equal(frames, []string{"OK", "ERR", "EVENT"}) {
+	if !slices.Equal(frames, []string{"OK", "ERR", "EVENT", "ASSIGN", "GAP", "SNAPSHOT", "PRESENCE"}) {
 		t.Errorf("the page has the hub's frames %q", frames)
 	}
 }

@@ -18,6 +18,22 @@ func appendOK(dst, corr []byte, id string) []byte {
 	return append(dst, '}')
 }
 
+// appendOKAt appends the OK frame of a broadcast. A reason says why the broadcast could not begin
+// where the client asked.
+func appendOKAt(dst, corr []byte, pos, reason string) []byte {
+	dst = append(dst, `{"op":"OK"`...)
+	dst = appendCorr(dst, corr)
+	dst = append(dst, `,"pos":`...)
+	dst = jsonscan.AppendString(dst, pos)
+	dst = append(dst, `,"recovered":`...)
+	dst = strconv.AppendBool(dst, reason == "")
+	if reason != "" {
+		dst = append(dst, `,"reason":`...)
+		dst = jsonscan.AppendString(dst, reason)
+	}
+	return append(dst, '}')
+}
+
 // appendErr appends an ERR frame. corr is echoed as it is, nil for none. final adds that the same
 // request fails again, where the code alone would mean that it may succeed later.
 func appendErr(dst, corr []byte, c code, msg string, final bool) []byte {

@@ -84,6 +84,7 @@ type session struct {
 	principal Principal // nil until AUTH succeeded
 	counted   string    // Key of the principal that the connection is counted for, else ""
 	subs      map[string]*subscription
+	casts     map[string]*cast // by topic; those that are over count as absent
 	frame     frame
 	key       []byte // scratch for a look-up in subs
 	frames    bucket
@@ -345,6 +346,7 @@ func (s *session) release() {
 	}
 	s.srv.connections.remove(s.counted)
 	s.counted = ""
+	s.endBroadcasts(nil)
 	s.endSubs(s.subs, Subscription.Disconnect)
 }
 

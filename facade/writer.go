@@ -67,6 +67,8 @@ type writer struct {
 	work    sync.Cond // the flusher has work
 	below   sync.Cond // replies fell below limit, or the connection ended
 	queue   *batch    // nil when empty
+	woken   []*cast   // broadcasts that have something to send, each once
+	spare   []*cast   // for the next ones
 	replies int       // bytes of replies queued, being written, or waiting for their turn
 	turns   turns     // replies without a corr that wait for earlier ones
 	events  int       // bytes of queued deliveries, including those given back since
@@ -95,6 +97,22 @@ func (o *writer) ok(to replyTo, id string) {
 		b := o.batchLocked()
 		n := len(b.arena)
 		b.arena = textmsg.End(appendOK(textmsg.Begin(b.arena), to.corr, id), n)
+		o.replyLocked(b, n)
+	}
+}
+
+// okAt queues the OK of a broadcast. It copies its arguments and never blocks.
+func (o *writer) okAt(to replyTo, pos, reason string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case o.closing:
+	case to.corr == nil && o.turns.waiting():
+		o.parkLocked(to, textmsg.End(appendOKAt(textmsg.Begin(nil), nil, pos, reason), 0))
+	default:
+		b := o.batchLocked()
+		n := len(b.arena)
+		b.arena = textmsg.End(appendOKAt(textmsg.Begin(b.arena), to.corr, pos, reason), n)
 		o.replyLocked(b, n)
 	}
 }
@@ -177,6 +195,31 @@ func (o *writer) pruneLocked(b *batch) {
 	o.pruneAt = max(2*o.events, minPrune)
 }
 
+// message queues a message that is framed, as a reply is. It copies the message and never blocks:
+// the caller uses waitBelowLimit.
+func (o *writer) message(framed []byte) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closing {
+		return
+	}
+	b := o.batchLocked()
+	n := len(b.arena)
+	b.arena = append(b.arena, framed...)
+	o.replyLocked(b, n)
+}
+
+// wake has the flusher send what a broadcast has. It never blocks.
+func (o *writer) wake(c *cast) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.closing && !c.woken {
+		c.woken = true
+		o.woken = append(o.woken, c)
+		o.work.Signal()
+	}
+}
+
 // batchLocked returns the batch to append to. If the batch is new, it wakes the flusher.
 func (o *writer) batchLocked() *batch {
 	if o.queue == nil {
@@ -221,6 +264,17 @@ func (o *writer) waitBelowLimit() (open, waited, parked bool) {
 	return !o.closing, waited, parked
 }
 
+// waitBelow waits until fewer than n bytes of replies are queued. It returns false when the
+// connection has ended.
+func (o *writer) waitBelow(n int) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for o.replies >= n && !o.closing {
+		o.below.Wait()
+	}
+	return !o.closing
+}
+
 // shut ends the connection: queued replies are sent, then the close code. Only the first call
 // counts; shut reports whether this call was the first. It never blocks.
 func (o *writer) shut(c websocket.StatusCode) bool {
@@ -242,29 +296,52 @@ func (o *writer) shut(c websocket.StatusCode) bool {
 // sent has been sent.
 func (o *writer) run() websocket.StatusCode {
 	for {
-		b, closing := o.take()
-		if b == nil {
+		b, woken, closing := o.take()
+		if b == nil && (closing || woken == nil) {
 			return o.code
 		}
-		if tried, err := o.write(b, closing); err != nil {
-			o.fail(b.items[:tried], err)
+		if b != nil {
+			if tried, err := o.write(b, closing); err != nil {
+				o.fail(b.items[:tried], err)
+				putBatch(b)
+				return o.code
+			}
+			o.mu.Lock()
+			o.replies -= len(b.arena)
+			o.taken = backlog{}
+			o.below.Broadcast()
+			o.mu.Unlock()
 			putBatch(b)
+		}
+		if woken == nil || closing {
+			continue
+		}
+		if err := o.flushWoken(woken); err != nil {
+			o.fail(nil, err)
 			return o.code
 		}
-		o.mu.Lock()
-		o.replies -= len(b.arena)
-		o.taken = backlog{}
-		o.below.Signal()
-		o.mu.Unlock()
-		putBatch(b)
 	}
 }
 
-// take waits for messages to send. It returns no batch when none is left and the connection is
-// closing.
-func (o *writer) take() (b *batch, closing bool) {
+// flushWoken sends what broadcasts have.
+func (o *writer) flushWoken(woken []*cast) error {
+	for _, c := range woken {
+		if err := c.flush(); err != nil {
+			return err
+		}
+	}
+	clear(woken)
 	o.mu.Lock()
-	for o.queue == nil && !o.closing {
+	o.spare = woken[:0]
+	o.mu.Unlock()
+	return nil
+}
+
+// take waits for messages to send. It returns neither a batch nor broadcasts when none is left and
+// the connection is closing.
+func (o *writer) take() (b *batch, woken []*cast, closing bool) {
+	o.mu.Lock()
+	for o.queue == nil && len(o.woken) == 0 && !o.closing {
 		o.work.Wait()
 	}
 	o.mu.Unlock()
@@ -278,7 +355,14 @@ func (o *writer) take() (b *batch, closing bool) {
 	}
 	o.queue = nil
 	o.events = 0
-	return b, o.closing
+	if len(o.woken) > 0 {
+		woken, o.woken, o.spare = o.woken, o.spare, nil
+		for _, c := range woken {
+			c.woken = false
+			c.ready = c.live.Load() // what it queued before is in this batch, or was in one before
+		}
+	}
+	return b, woken, o.closing
 }
 
 // write sends a batch. tried is the number of items that it reached. When the connection is

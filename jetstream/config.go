@@ -116,6 +116,9 @@ type TopicRule struct {
 	Snapshot *SnapshotRule
 	// CloudEvents says how the events look as CloudEvents.
 	CloudEvents CloudEventsRule
+	// Presence keeps who listens to broadcasts of the topic. The bus only tells what the rule says,
+	// and carries what hubs tell one another.
+	Presence bool
 }
 
 // OnFull is what happens to events at the bounds of a topic.

@@ -319,12 +319,14 @@ func newStandIns() *standIns { return &standIns{values: make(map[string]string)}
 var made = []struct{ page, hub *regexp.Regexp }{
 	{uuidV7, uuidV7},
 	{letterID, letterID},
+	{pos, pos},
 	{regexp.MustCompile(`^HANDLE-[A-Z]$`), regexp.MustCompile(`^[A-Za-z0-9_-]{60,768}$`)},
 }
 
 var (
 	uuidV7   = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
 	letterID = regexp.MustCompile(`^dlq:[0-9a-f]{32}$`)
+	pos      = regexp.MustCompile(`^[0-9a-z]{11,13}-[0-9]+$`)
 )
 
 // put writes what the hub made in place of what the page has.

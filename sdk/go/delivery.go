@@ -71,6 +71,20 @@ type Delivery struct {
 	cancel context.CancelCauseFunc
 }
 
+// decodeMore decodes the fields of a record that package wire does not.
+func (e *Event) decodeMore(record []byte) {
+	// The hub's JSON is valid. The payload is not decoded twice.
+	var more struct {
+		SID      string            `json:"sid"`
+		Headers  map[string]string `json:"headers"`
+		CausedBy []string          `json:"caused_by"`
+		Tags     []string          `json:"tags"`
+	}
+	if json.Unmarshal(record, &more) == nil {
+		e.SID, e.Headers, e.CausedBy, e.Tags = more.SID, more.Headers, more.CausedBy, more.Tags
+	}
+}
+
 func newDelivery(s *Subscription, raw wire.Event) *Delivery {
 	d := &Delivery{
 		Event:   Event{ID: raw.ID, TS: raw.TS, Topic: raw.Topic, Key: raw.Key, Payload: raw.Payload},
@@ -79,16 +93,7 @@ func newDelivery(s *Subscription, raw wire.Event) *Delivery {
 		sub: s, raw: raw,
 	}
 	if raw.More {
-		// The hub's JSON is valid. The payload is not decoded twice.
-		var more struct {
-			SID      string            `json:"sid"`
-			Headers  map[string]string `json:"headers"`
-			CausedBy []string          `json:"caused_by"`
-			Tags     []string          `json:"tags"`
-		}
-		if json.Unmarshal(raw.Record, &more) == nil {
-			d.SID, d.Headers, d.CausedBy, d.Tags = more.SID, more.Headers, more.CausedBy, more.Tags
-		}
+		d.decodeMore(raw.Record)
 	}
 	return d
 }

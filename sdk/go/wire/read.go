@@ -59,6 +59,8 @@ type frame struct {
 	recID, recTS, recTopic, payload []byte
 	recKey, recSlot                 []byte
 	recMore                         bool // the record has other fields
+	pos, recovered, reason          []byte
+	tombstone                       []byte
 }
 
 func (f *frame) set(name, value []byte) error {
@@ -83,6 +85,12 @@ func (f *frame) set(name, value []byte) error {
 		f.event = value
 	case "ctx":
 		f.ctx = value
+	case "pos":
+		f.pos = value
+	case "recovered":
+		f.recovered = value
+	case "reason":
+		f.reason = value
 	}
 	return nil
 }
@@ -137,7 +145,12 @@ func (c *Conn) dispatch(b []byte) error {
 		}
 		return c.answer(&f, &Error{Code: code, Msg: msg, Permanent: string(f.retryable) == "false"})
 	case `"EVENT"`:
+		if f.group == nil {
+			return c.cast(&f, b)
+		}
 		return c.event(&f)
+	case `"GAP"`, `"SNAPSHOT"`, `"PRESENCE"`:
+		return c.cast(&f, b)
 	case `"ASSIGN"`:
 		return c.assigned(b)
 	}
@@ -173,6 +186,14 @@ func (c *Conn) answer(f *frame, refused *Error) error {
 			c.end(waiting, "", refused)
 			return nil
 		}
+		if waiting.began != nil {
+			start, err := f.start()
+			if err != nil {
+				c.end(waiting, "", err)
+				return err
+			}
+			waiting.began(start)
+		}
 		id := ""
 		if f.id != nil {
 			var err error
@@ -188,7 +209,7 @@ func (c *Conn) answer(f *frame, refused *Error) error {
 		return nil
 	}
 	if refused.Code == "not_subscribed" {
-		c.ended(refused.Msg) // the hub says that the subscription has ended
+		c.ended(refused.Msg) // the hub says that the subscription, or the broadcast, has ended
 	}
 	c.opts.OnError(refused)
 	return nil

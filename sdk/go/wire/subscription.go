@@ -187,9 +187,10 @@ func (c *Conn) forget(s *Subscription) {
 	s.end()
 }
 
-// ended ends the subscription of that name, topic::group.
+// ended ends the subscription of that name, topic::group, or the broadcast of that topic.
 func (c *Conn) ended(name string) {
 	c.mu.Lock()
+	delete(c.casts, name)
 	var over *Subscription
 	for key, s := range c.subs {
 		if key.topic+"::"+key.group == name {

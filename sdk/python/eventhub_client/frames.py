@@ -15,7 +15,7 @@ T = TypeVar("T")
 #: The operations that this client sends.
 client_ops = ("AUTH", "PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE", "ACK", "NACK", "MODACK", "PAUSE", "RESUME")
 #: The operations that this client understands.
-hub_ops = ("OK", "ERR", "EVENT", "ASSIGN")
+hub_ops = ("OK", "ERR", "EVENT", "ASSIGN", "GAP", "SNAPSHOT", "PRESENCE")
 #: Capabilities that are named in AUTH.
 caps = ("group_reset", "events_lost", "retry_after")
 
@@ -120,6 +120,7 @@ _wire_names = {
     "ack_timeout_ms": "ackTimeoutMs",
     "max_attempts": "maxAttempts",
     "group_ttl_ms": "groupTtlMs",
+    "min_interval_ms": "minIntervalMs",
 }
 
 

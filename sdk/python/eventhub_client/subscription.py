@@ -7,7 +7,7 @@ import inspect
 import math
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
