@@ -132,7 +132,7 @@ export class Connection {
         (cause: unknown) => {
           if (this.#epoch !== epoch) return;
           if (cause instanceof EventHubError && cause.code === "no_websocket") this.#end("refused", cause);
-          else this.#end("lost", new EventHubError("connection_lost", `The token provider failed: ${String(cause)}`, true, { cause }));
+          else this.#end("lost", new EventHubError("connection_lost", `The token provider failed: ${cause as Error}`, true, { cause }));
         },
       );
     },

@@ -18,6 +18,11 @@ export interface OkFrame {
   op: "OK";
   corr?: unknown;
   id?: string;
+  /** The place behind which a broadcast begins. */
+  pos?: string;
+  /** Whether it begins where the client asked; reason says why it does not. */
+  recovered?: boolean;
+  reason?: string;
 }
 
 export interface ErrFrame {
@@ -37,6 +42,43 @@ export interface EventFrame {
   ctx: { attempt: number; ack_deadline_ms: number };
 }
 
+/** An event of a broadcast. */
+export interface CastFrame {
+  op: "EVENT";
+  topic: string;
+  group?: undefined;
+  event: EventRecord;
+  ctx: { pos: string; tombstone?: true; attempt?: undefined; ack_deadline_ms?: undefined };
+}
+
+/** Which events a broadcast leaves out; missed is 0 when the hub cannot tell how many. */
+export interface GapFrame {
+  op: "GAP";
+  topic: string;
+  from: string;
+  to: string;
+  missed: number;
+  corr?: undefined;
+}
+
+/** The snapshot of a broadcast has ended. */
+export interface SnapshotFrame {
+  op: "SNAPSHOT";
+  topic: string;
+  pos: string;
+  corr?: undefined;
+}
+
+/** Who is present at a topic, and who has come and gone since the frame before. */
+export interface PresenceFrame {
+  op: "PRESENCE";
+  topic: string;
+  count: number;
+  joined: string[];
+  left: string[];
+  corr?: undefined;
+}
+
 export interface AssignFrame {
   op: "ASSIGN";
   topic: string;
@@ -47,9 +89,9 @@ export interface AssignFrame {
 }
 
 /** What the hub sends. Frames that later extensions add are ignored unless they were asked for. */
-export type HubFrame = OkFrame | ErrFrame | EventFrame | AssignFrame;
+export type HubFrame = OkFrame | ErrFrame | EventFrame | CastFrame | AssignFrame | GapFrame | SnapshotFrame | PresenceFrame;
 
-/** The operations that this client understands. */
+/** The operations that this client understands, besides those of broadcasts. */
 export const hubOps = ["OK", "ERR", "ASSIGN", "EVENT"] as const;
 
 /** Capabilities that are named in AUTH. */

@@ -120,7 +120,7 @@ export class Publisher {
     try {
       json = JSON.stringify(payload) as string | undefined;
     } catch (cause) {
-      throw new EventHubError("invalid", `The payload has no JSON form: ${String(cause)}`, false, { cause });
+      throw new EventHubError("invalid", `The payload has no JSON form: ${cause as Error}`, false, { cause });
     }
     const options = opts ? JSON.stringify({ ...opts, id }) : `{"id":"${id}"}`;
     const text = `${this.#head}${json ?? "null"},"opts":${options},"corr":${corr}}`;
@@ -321,7 +321,7 @@ function unknown(cause?: EventHubError): EventHubError {
   return new EventHubError("outcome_unknown", "The event may or may not be stored.", false, cause && { cause });
 }
 
-function backoff(n: number): number {
+export function backoff(n: number): number {
   return Math.min(5_000, 100 * 2 ** n) * (0.5 + Math.random() / 2);
 }
 
