@@ -6,6 +6,7 @@ import { readdirSync, readFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { test } from "node:test";
 import { WebSocketServer } from "ws";
+import { broadcast } from "eventhub-client/broadcast";
 import { clientCodes, createClient, EventHubError, hubCodes, hubOps, latest } from "eventhub-client";
 import { eventually } from "./hub.mjs";
 
@@ -106,6 +107,17 @@ const understands = {
 
   async EVENT(s, { topic, group, event, ctx }, text) {
     const came = [];
+    if (group === undefined) {
+      s.answers.SUBSCRIBE = (frame) => ({ op: "OK", corr: frame.corr, pos: "0-0", recovered: true });
+      const made = await broadcast(s.client, topic, (...args) => void came.push(args));
+      s.say(text);
+      await s.heard();
+      assert.deepEqual(came, [[event, { event, pos: ctx.pos, snapshot: false, tombstone: ctx.tombstone === true }]]);
+      await made.unsubscribe();
+      delete s.answers.SUBSCRIBE;
+      s.frames.length = 0;
+      return;
+    }
     const subscription = await s.client.subscribe(topic, group, (...args) => void came.push(args), { topics: ["another"] });
     s.say(text);
     await s.heard();
