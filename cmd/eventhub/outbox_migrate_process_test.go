@@ -15,8 +15,8 @@ import (
 var migrateFor = flag.Duration("migrate.for", 12*time.Second, "how long a hub tries to migrate beside writers")
 
 // While a long transaction, such as a dump, keeps a hub from migrating the table, writers continue:
-// the attempts of the hub do not hold them up for most of the time. What a writer of another table
-// waits for is the machine.
+// the attempts of the hub do not hold them up for most of the time. Only the machine holds up a
+// writer of another table.
 func TestHubThatCannotMigrateYetLetsWritersWork(t *testing.T) {
 	t.Parallel()
 	cluster := pgtest.StartDurable(t)

@@ -153,7 +153,8 @@ func (cmd *subCmd) follow(ctx context.Context, std streams, c *eventhub.Client, 
 		case <-sub.Done():
 			failure, _ := errors.AsType[*eventhub.Error](sub.Err())
 			switch {
-			case failure != nil && failure.Code == "not_subscribed":
+			case failure == nil: // it ended with the client
+			case failure.Code == "not_subscribed":
 				std.say(fmt.Sprintf("group %s of topic %s was deleted; subscribing again", cmd.Group, cmd.Topic))
 				return true, nil
 			default:
