@@ -18,6 +18,8 @@ const (
 	// Inspect covers what operators see of a topic without its events: counts, sizes, groups and
 	// their lag. Subscribe and Admin cover the same; see [Identity.Inspects].
 	Inspect Action = "inspect"
+	// Presence covers who listens to broadcasts of a topic.
+	Presence Action = "presence"
 	// Admin covers administrative changes to a topic or its groups, such as moving a cursor.
 	Admin Action = "admin"
 )
@@ -33,8 +35,9 @@ const (
 	bitSubscribe
 	bitAdmin
 	bitInspect
+	bitPresence
 
-	bitsAll = bitPublish | bitSubscribe | bitAdmin | bitInspect
+	bitsAll = bitPublish | bitSubscribe | bitAdmin | bitInspect | bitPresence
 
 	// bitsShow are the actions whose rules can show events to operators.
 	bitsShow = bitSubscribe | bitAdmin
@@ -51,6 +54,8 @@ func (a Action) bits() actions {
 		return bitAdmin
 	case Inspect:
 		return bitInspect
+	case Presence:
+		return bitPresence
 	}
 	return 0
 }

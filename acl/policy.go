@@ -281,11 +281,11 @@ func (r *rule) String() string {
 //
 //	{"rules": [{"effect": "allow", "action": "subscribe", "topics": ["process.**"], "groups": ["dashboard"]}]}
 //
-// effect is allow or deny. action is publish, subscribe, inspect, admin, or * for all actions.
-// topics is a list of patterns. groups is allowed only for rules about subscribe. It is a list of
-// names, or * for every group; a rule with groups never matches a subscribe without a group. mask
-// is allowed only for rules that allow subscribe or admin; see [Mask]. Unknown fields, duplicate
-// fields, empty lists, and values beyond the limits are errors that name their position.
+// effect is allow or deny. action is publish, subscribe, inspect, presence, admin, or * for all
+// actions. topics is a list of patterns. groups is allowed only for rules about subscribe. It is a
+// list of names, or * for every group; a rule with groups never matches a subscribe without a
+// group. mask is allowed only for rules that allow subscribe or admin; see [Mask]. Unknown fields,
+// duplicate fields, empty lists, and values beyond the limits are errors that name their position.
 func ParsePolicy(data []byte) (*Policy, error) {
 	p, err := parsePolicy(data)
 	if err != nil {
@@ -347,7 +347,7 @@ func parseRule(data []byte) (rule, error) {
 		case "action":
 			r.action, _ = decodeString(f.value)
 			if r.acts, _ = parseActions(r.action); r.acts == 0 {
-				return rule{}, errors.New("action must be publish, subscribe, inspect, admin or *")
+				return rule{}, errors.New("action must be publish, subscribe, inspect, presence, admin or *")
 			}
 		case "topics":
 			r.topics, err = parseTopics(f.value)
@@ -367,7 +367,7 @@ func parseRule(data []byte) (rule, error) {
 	case effect == "":
 		return rule{}, errors.New("effect is missing; use allow or deny")
 	case r.acts == 0:
-		return rule{}, errors.New("action is missing; use publish, subscribe, inspect, admin or *")
+		return rule{}, errors.New("action is missing; use publish, subscribe, inspect, presence, admin or *")
 	case r.topics == nil:
 		return rule{}, errors.New("topics is missing; list topics, or ** for all")
 	case r.groups != nil && r.acts&bitSubscribe == 0:

@@ -149,7 +149,7 @@ func TestDecisionsNameTheirRule(t *testing.T) {
 
 func TestNoPolicyDeniesAndFullRightsAllow(t *testing.T) {
 	var none *acl.Policy
-	for _, a := range []acl.Action{acl.Publish, acl.Subscribe, acl.Admin} {
+	for _, a := range []acl.Action{acl.Publish, acl.Subscribe, acl.Inspect, acl.Presence, acl.Admin} {
 		for _, group := range []string{"", "g"} {
 			if none.Decide(a, "a", group).Allowed || new(acl.Policy).Decide(a, "a", group).Allowed {
 				t.Errorf("%s: no policy allows", a)

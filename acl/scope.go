@@ -38,7 +38,7 @@ func parseScope(text string) (rule, error) {
 	topic, group, named := strings.Cut(topic, groupMark)
 	acts, ok := parseActions(action)
 	if !ok {
-		return rule{}, errors.New("the action before the colon must be publish, subscribe, inspect, admin or *")
+		return rule{}, errors.New("the action before the colon must be publish, subscribe, inspect, presence, admin or *")
 	}
 	p, err := parsePattern(topic)
 	if err != nil {

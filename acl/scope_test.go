@@ -11,7 +11,7 @@ import (
 func TestScopeErrorsSayWhatToDo(t *testing.T) {
 	for scope, want := range map[string]string{
 		"publish":            "scope 2: there is no colon: write ACTION:PATTERN, such as publish:heartbeat.*",
-		"read:a":             "scope 2: the action before the colon must be publish, subscribe, inspect, admin or *",
+		"read:a":             "scope 2: the action before the colon must be publish, subscribe, inspect, presence, admin or *",
 		"publish:":           "scope 2: the pattern after the colon: it is empty",
 		"admin:a.b:":         "scope 2: the pattern after the colon: segment 2 has an invalid character",
 		"subscribe:a::":      "scope 2: the group behind ::: it is empty; write the name of a group",
@@ -47,7 +47,7 @@ func FuzzScope(f *testing.F) {
 		action, pattern, found := strings.Cut(scope, ":")
 		pattern, group, named := strings.Cut(pattern, "::")
 		_, patternErr := acl.ParsePattern(pattern)
-		well := found && patternErr == nil && (action == "*" || action == "publish" || action == "subscribe" || action == "admin")
+		well := found && patternErr == nil && (action == "*" || action == "publish" || action == "subscribe" || action == "inspect" || action == "presence" || action == "admin")
 		if named {
 			control := strings.ContainsFunc(group, func(c rune) bool { return c < ' ' || c == 0x7f })
 			well = well && action == "subscribe" && group != "" && len(group) <= 128 && utf8.ValidString(group) && group[0] != ':' && !control
@@ -61,7 +61,7 @@ func FuzzScope(f *testing.F) {
 		// It allows just its action, just what its pattern matches, and just the groups that it
 		// names.
 		compiled, _ := acl.ParsePattern(pattern)
-		for _, a := range []acl.Action{acl.Publish, acl.Subscribe, acl.Admin} {
+		for _, a := range []acl.Action{acl.Publish, acl.Subscribe, acl.Presence, acl.Admin} {
 			for _, topic := range []string{"a", "b.c", "heartbeat.received"} {
 				for _, member := range []string{"", "g", "billing", "tab-1-x", "process-projector", group, strings.ReplaceAll(group, "*", "yz"), strings.ReplaceAll(group, "*", "")} {
 					want := (action == "*" || action == string(a)) && compiled.Match(topic)

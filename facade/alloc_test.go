@@ -52,7 +52,7 @@ func publishHot(tb testing.TB, s *session, msg []byte) {
 
 // flushed does what the flusher does around the socket.
 func (o *writer) flushed(sub *subscription) {
-	b, _ := o.take()
+	b, _, _ := o.take()
 	for i := range b.items {
 		if h := b.items[i].held; h != nil {
 			b.out = sub.appendEvent(b.out[:0], h)

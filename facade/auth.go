@@ -17,6 +17,7 @@ type Action = acl.Action
 const (
 	ActionPublish   = acl.Publish
 	ActionSubscribe = acl.Subscribe
+	ActionPresence  = acl.Presence
 	ActionAdmin     = acl.Admin
 )
 

@@ -15,7 +15,9 @@ type Bus interface {
 	NewPublisher() Publisher
 	Keys(topic string) Keys
 	History(topic string) History
+	Rule(topic string) jetstream.TopicRule
 	Handles() Handles
+	Hubs() Hubs
 	// MaxPayload returns the largest payload in bytes that a Publisher takes.
 	MaxPayload() int
 }
@@ -51,18 +53,27 @@ type Keys interface {
 	GetConsistent(ctx context.Context, keys []string) (map[string]*jetstream.Event, error)
 	Page(ctx context.Context, offset, limit int) ([]*jetstream.Event, error)
 	List(ctx context.Context, opts jetstream.ListOptions) (jetstream.Listing, error)
+	Snapshot(ctx context.Context, f func(*jetstream.Event) error) (upTo uint64, err error)
 }
 
 // History reads the stored events of a topic. jetstream.History implements it.
 type History interface {
 	Range(ctx context.Context, opts jetstream.ReadOptions) (*jetstream.Range, error)
-	CloudEvents() (rule jetstream.CloudEventsRule, configured bool)
+	Place(ctx context.Context, client string) (jetstream.Place, error)
+	Back(ctx context.Context, place jetstream.Place, n int) (uint64, error)
+	Tail(ctx context.Context, stream string, after uint64, f func(*jetstream.Event) error) error
 }
 
 // Handles settles deliveries by their handles. jetstream.Handles implements it.
 type Handles interface {
 	Read(ctx context.Context, texts []string) ([]jetstream.Handle, []error)
 	Settle(ctx context.Context, handles []jetstream.Handle, what jetstream.Settlement) []error
+}
+
+// Hubs carries what hubs tell one another. jetstream.Hubs implements it.
+type Hubs interface {
+	Tell(message []byte) error
+	Listen(f func(message []byte)) (stop func(), err error)
 }
 
 // JetStream returns the Bus on NATS JetStream. The caller closes bus after the Server.
@@ -88,5 +99,9 @@ func (b onJetStream) NewPublisher() Publisher { return b.Bus.NewPublisher() }
 func (b onJetStream) Keys(topic string) Keys { return b.Bus.Keys(topic) }
 
 func (b onJetStream) History(topic string) History { return b.Bus.History(topic) }
+
+func (b onJetStream) Rule(topic string) jetstream.TopicRule { return jetstream.RuleOf(b.Bus, topic) }
+
+func (b onJetStream) Hubs() Hubs { return jetstream.HubsOf(b.Bus) }
 
 func (b onJetStream) Handles() Handles { return jetstream.HandlesOf(b.Bus) }

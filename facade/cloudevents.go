@@ -94,8 +94,8 @@ func binaryCloudEvent(h http.Header) (*cloudevents.Event, *fault) {
 func (s *Server) addCloudEvent(e *cloudevents.Event, topic string, opts *jetstream.PublishOptions) {
 	a := e.Attributes
 	if opts.ID == "" {
-		rule, configured := s.cfg.Bus.History(topic).CloudEvents()
-		opts.ID = cloudEventID(a[cloudevents.Source], a[cloudevents.ID], configured && rule.Source == a[cloudevents.Source])
+		own := s.cfg.Bus.Rule(topic).CloudEvents.Source
+		opts.ID = cloudEventID(a[cloudevents.Source], a[cloudevents.ID], own != "" && own == a[cloudevents.Source])
 	}
 	if at, err := cloudevents.ParseTime(a[cloudevents.Time]); err == nil && !opts.HasTS {
 		if ts := at.UnixMilli(); ts >= 0 && ts <= maxTimestamp {
@@ -316,8 +316,7 @@ func (s *Server) cloudFormFor(w http.ResponseWriter, r *http.Request, topic stri
 	if !wantsCloudEvents(r) {
 		return nil
 	}
-	rule, _ := s.cfg.Bus.History(topic).CloudEvents()
-	return &cloudForm{source: rule.Source}
+	return &cloudForm{source: s.cfg.Bus.Rule(topic).CloudEvents.SourceOf(topic)}
 }
 
 // append appends an event in the JSON format of CloudEvents.

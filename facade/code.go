@@ -89,6 +89,9 @@ var rules = map[code]rule{
 // tooLarge replaces the rule of publish_failed when the event exceeds the size limit.
 var tooLarge = rule{http.StatusRequestEntityTooLarge, false, "The event is larger than the hub takes; the message names the limit."}
 
+// otherOrder replaces the rule of subscribe_failed when the group orders its events otherwise.
+var otherOrder = rule{http.StatusConflict, false, "The group is ordered and the request is not, or the other way round; the message says which."}
+
 // rule returns the rule of c. An unknown code counts as internal.
 func (c code) rule() rule {
 	if r, ok := rules[c]; ok {
@@ -128,6 +131,8 @@ type fault struct {
 	wait time.Duration
 	// tooLarge marks a publish_failed that is due to size, so that HTTP answers 413.
 	tooLarge bool
+	// permanent marks a subscribe_failed that comes again.
+	permanent bool
 	// ends marks a fault after which the connection ends.
 	ends bool
 }
@@ -140,8 +145,14 @@ func (f *fault) rule() rule {
 	if f.tooLarge {
 		return tooLarge
 	}
+	if f.permanent {
+		return otherOrder
+	}
 	return f.code.rule()
 }
+
+// final reports whether the same request fails again although the code may mean otherwise.
+func (f *fault) final() bool { return f.code.rule().retry && !f.rule().retry }
 
 // The codes with which the hub closes a WebSocket. After 4000..4099 a client should reconnect, with
 // increasing pauses. After 4100..4199 it should not reconnect until somebody has changed something.

@@ -39,7 +39,10 @@ type closeEntry struct {
 }
 
 func TestErrorsFile(t *testing.T) {
-	file := errorsFile{Codes: []codeEntry{{codePublishFailed, tooLarge.status, tooLarge.retry, tooLarge.meaning}}}
+	file := errorsFile{Codes: []codeEntry{
+		{codePublishFailed, tooLarge.status, tooLarge.retry, tooLarge.meaning},
+		{codeSubscribeFailed, otherOrder.status, otherOrder.retry, otherOrder.meaning},
+	}}
 	for c, r := range rules {
 		file.Codes = append(file.Codes, codeEntry{c, r.status, r.retry, r.meaning})
 	}
@@ -98,6 +101,9 @@ func TestRules(t *testing.T) {
 	}
 	if got := (&fault{code: codePublishFailed, tooLarge: true}).rule(); got.status != http.StatusRequestEntityTooLarge || got.retry {
 		t.Errorf("a publish_failed over the size limit has the rule %+v", got)
+	}
+	if got := (&fault{code: codeSubscribeFailed, permanent: true}).rule(); got.status != http.StatusConflict || got.retry {
+		t.Errorf("a subscribe_failed of a group of the other order has the rule %+v", got)
 	}
 }
 

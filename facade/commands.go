@@ -52,7 +52,7 @@ func (s *session) execute(msg []byte) (wait time.Duration) {
 		fail = f.decode()
 	}
 	if fail != nil {
-		s.fail(replyTo{corr: f.corr}, fail.code, fail.msg)
+		s.failWith(replyTo{corr: f.corr}, fail)
 		s.misread(fail.code)
 		return 0
 	}
@@ -199,6 +199,7 @@ func (s *session) auth(f *frame) {
 	if at := p.Expires(); !at.IsZero() {
 		s.due.Store(&due{at: at, code: closeTokenExpired})
 	}
+	s.endBroadcasts(p)
 	lost, denied := make(map[string]*subscription), make(map[string]string)
 	for key, sub := range s.subs {
 		if topic := s.srv.deniedTopic(p, sub); topic != "" {
@@ -234,10 +235,11 @@ func (s *session) refuse(f *frame, fail *fault) {
 		s.srv.connections.remove(s.counted)
 		s.counted = ""
 		s.awaitAuth()
+		s.endBroadcasts(nil)
 		s.endSubs(s.subs, Subscription.Stop)
 	}
 	s.srv.refusedToken(s.ctx, s.remote, "websocket", fail)
-	s.fail(replyTo{corr: f.corr}, fail.code, fail.msg)
+	s.failWith(replyTo{corr: f.corr}, fail)
 	if fail.ends {
 		s.giveUp(closeAuthRefused)
 		return
@@ -257,7 +259,7 @@ func (s *session) refuse(f *frame, fail *fault) {
 func (s *session) publish(f *frame) {
 	topic, fail := s.publishTopic(f.topic)
 	if fail != nil {
-		s.fail(replyTo{corr: f.corr}, fail.code, fail.msg)
+		s.failWith(replyTo{corr: f.corr}, fail)
 		return
 	}
 	if len(s.pending) > 0 || !topic.known || f.publish.Delayed() {
@@ -265,7 +267,7 @@ func (s *session) publish(f *frame) {
 		return
 	}
 	if fail = s.srv.throttle(s.principal, topic.name); fail != nil {
-		s.fail(replyTo{corr: f.corr}, fail.code, fail.msg)
+		s.failWith(replyTo{corr: f.corr}, fail)
 		return
 	}
 	ctx := s.publishContext()
@@ -287,7 +289,7 @@ func (s *session) publishSlowly(o *operation) (ended bool) {
 		return true
 	}
 	if fail := s.srv.throttle(s.principal, o.topic.name); fail != nil {
-		s.fail(o.to, fail.code, fail.msg)
+		s.failWith(o.to, fail)
 		return true
 	}
 	s.carryOut(o, func(ctx context.Context) {
@@ -393,14 +395,14 @@ func (r *receipt) free() {
 func (s *session) failBus(to replyTo, err error, otherwise code, msg string) {
 	fail := busFault(err, otherwise, msg)
 	s.srv.logCause(err)
-	s.fail(to, fail.code, fail.msg)
+	s.failWith(to, fail)
 }
 
 // busFault returns what a client is told about an error of the bus. otherwise and msg are for
 // errors that are not meant for clients.
 func busFault(err error, otherwise code, msg string) *fault {
 	if known, ok := errors.AsType[*jetstream.Error](err); ok {
-		return &fault{code: code(known.Code), msg: known.Msg, tooLarge: errors.Is(err, jetstream.ErrTooLarge)}
+		return &fault{code: code(known.Code), msg: known.Msg, tooLarge: errors.Is(err, jetstream.ErrTooLarge), permanent: known.Permanent}
 	}
 	return &fault{code: otherwise, msg: msg}
 }

@@ -19,7 +19,10 @@ import (
 // TestConformance plays the scenarios of testdata/frames against a hub over real sockets.
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	bus := openBus(t, func(cfg *jetstream.Config) { cfg.Limits.GroupsPerClient = 1000 })
+	bus := openBus(t, func(cfg *jetstream.Config) {
+		cfg.Limits.GroupsPerClient = 1000
+		cfg.Topics = []jetstream.TopicRule{{Pattern: "compacted.**", Compaction: true}, {Pattern: "room.**", Presence: true}, {Pattern: "short.**", Family: "short", MaxMsgs: 2}}
+	})
 	for _, s := range loadScenarios(t, testToken) {
 		t.Run(s.Name, func(t *testing.T) {
 			hub := startHub(t, bus, func(cfg *facade.Config) {

@@ -72,8 +72,9 @@ type wire struct {
 	written  int64     // bytes given to Write and send since the upgrade
 	accepted int64     // how many of these bytes the kernel took
 	flushing bool
-	parting  bool // a close frame was written
-	hurried  bool // the deadlines are final
+	parting  bool      // a close frame was written
+	hurried  bool      // the deadlines are final
+	due      time.Time // the deadline of writes
 	closed   bool
 	err      error // the first error of a write, kept
 }
@@ -248,7 +249,7 @@ func (w *wire) push(b []byte) (n int, err error) {
 	}
 	took := time.Now() // when the peer last took a byte
 	for now := took; ; now = time.Now() {
-		final := w.setDeadline(now.Add(step))
+		final := w.setDeadline(now, step, secure)
 		m, err := w.Conn.Write(b[n:min(len(b), n+limit)])
 		n += m
 		switch {
@@ -265,11 +266,14 @@ func (w *wire) push(b []byte) (n int, err error) {
 	}
 }
 
-func (w *wire) setDeadline(at time.Time) (final bool) {
+// setDeadline has a write end after step. A deadline that is set costs as much as a tenth of a
+// short write: unless it must be exact, one that is at least half of step away stays.
+func (w *wire) setDeadline(now time.Time, step time.Duration, exact bool) (final bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.hurried {
-		_ = w.SetWriteDeadline(at)
+	if !w.hurried && (exact || w.due.Sub(now) < step/2) {
+		w.due = now.Add(step)
+		_ = w.SetWriteDeadline(w.due)
 	}
 	return w.hurried
 }

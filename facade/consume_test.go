@@ -21,9 +21,10 @@ import (
 type consumed struct {
 	Topic, Group string // of a stream
 	Event        struct {
-		ID      string
-		Topic   string
-		Payload json.RawMessage
+		ID        string
+		Topic     string
+		Partition *int
+		Payload   json.RawMessage
 	}
 	Ctx struct {
 		Attempt     int
@@ -130,9 +131,15 @@ func (r *rig) subscribe(t *testing.T, query string, headers ...string) *sse {
 
 func (r *rig) trySubscribe(t *testing.T, query string, headers ...string) (*sse, answer) {
 	t.Helper()
+	return r.tryStream(t, "/subscribe?"+query, headers...)
+}
+
+// tryStream opens the stream of a path.
+func (r *rig) tryStream(t *testing.T, path string, headers ...string) (*sse, answer) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.http.URL+"/subscribe?"+query, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.http.URL+path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -47,7 +47,7 @@ type consumer struct {
 	grace   time.Time                // until when an answer may be written after the end
 	ctrl    *http.ResponseController // of the answer under way, or nil
 	queue   []*jetstream.Held        // bounded by maxInFlight, and pruned of what has ended
-	notices [][]byte                 // ERR frames, to be sent before the queue
+	notices []notice                 // to be sent before the queue
 	events  backlog                  // not encoded yet; some may have been given back
 	unsent  int                      // bytes of what is encoded
 	resting bool                     // there is no answer any more, only leases
@@ -62,6 +62,11 @@ func (s *Server) newConsumer(r *http.Request, f *frame, kind consumerKind) (*con
 		return nil, fail
 	}
 	sub.countFor(s, p)
+	return s.enterConsumer(r, p, sub, kind)
+}
+
+// enterConsumer is newConsumer without the question to the policy.
+func (s *Server) enterConsumer(r *http.Request, p Principal, sub *subscription, kind consumerKind) (*consumer, *fault) {
 	c := &consumer{
 		srv: s, who: p, kind: kind, number: s.numbered.Add(1), remote: s.remoteOf(r), since: time.Now(),
 		sub: sub, places: s.streams, over: make(chan struct{}), some: make(chan struct{}, 1),
@@ -143,6 +148,9 @@ func (c *consumer) join(ctx context.Context, f *frame) *fault {
 	opts.OnDeleted = func(string) { c.end(0) }
 	opts.OnReset = func(string) { c.notice(codeGroupReset, c.sub.topic+"::"+c.sub.group) }
 	opts.OnLost = func(l jetstream.Loss) { c.notice(codeEventsLost, c.sub.lossText(l)) }
+	if opts.OrderByKey && c.kind == consumerStream { // a pull is a member for a moment
+		opts.OnAssign = func(a jetstream.Assignment) { c.assign(&a) }
+	}
 	joined, err := s.joinInTurn(ctx, c.sub, opts, c.push)
 	if err != nil {
 		c.sub.end()
@@ -223,12 +231,29 @@ func (c *consumer) push(h *jetstream.Held) {
 	c.wake()
 }
 
+// notice is a frame beside the events.
+type notice struct {
+	message string // the name of a server-sent event
+	topic   string // of an ASSIGN
+	frame   []byte
+}
+
+// assign queues an ASSIGN frame, in place of one of its topic that was not sent yet: each names all
+// slots.
+func (c *consumer) assign(a *jetstream.Assignment) {
+	n := notice{message: "assign", topic: a.Topic, frame: appendAssign(nil, c.sub.groupJSON, a)}
+	c.mu.Lock()
+	c.notices = append(slices.DeleteFunc(c.notices, func(old notice) bool { return old.message == n.message && old.topic == n.topic }), n)
+	c.mu.Unlock()
+	c.wake()
+}
+
 // notice queues an ERR frame.
 func (c *consumer) notice(code code, msg string) {
 	c.srv.cfg.Observer.ErrorSent(string(code))
 	c.mu.Lock()
 	if len(c.notices) < maxNotices {
-		c.notices = append(c.notices, appendErr(nil, nil, code, msg))
+		c.notices = append(c.notices, notice{message: "error", frame: appendErr(nil, nil, code, msg, false)})
 	}
 	c.mu.Unlock()
 	c.wake()
@@ -242,7 +267,7 @@ func (c *consumer) wake() {
 }
 
 // take returns what is queued, at most limit events.
-func (c *consumer) take(limit int) (notices [][]byte, held []*jetstream.Held) {
+func (c *consumer) take(limit int) (notices []notice, held []*jetstream.Held) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	notices, c.notices = c.notices, nil

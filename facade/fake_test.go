@@ -20,9 +20,15 @@ type fakeBus struct{ facade.Bus }
 
 var errSecret = errors.New("nats: no servers at nats://user:password@10.0.0.7")
 
+func (fakeBus) Hubs() facade.Hubs                { return fakeHubs{} }
 func (fakeBus) MaxPayload() int                  { return 64 << 10 }
 func (b fakeBus) NewPublisher() facade.Publisher { return fakePublisher{} }
 func (b fakeBus) Keys(string) facade.Keys        { return fakeKeys{} }
+
+type fakeHubs struct{}
+
+func (fakeHubs) Tell([]byte) error                   { return nil }
+func (fakeHubs) Listen(func([]byte)) (func(), error) { return func() {}, nil }
 
 type fakePublisher struct{ facade.Publisher }
 

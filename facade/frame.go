@@ -75,6 +75,7 @@ type frame struct {
 	ids       [][]byte // of an ACK; either id or ids is set
 	publish   jetstream.PublishOptions
 	subscribe jetstream.SubscribeOptions
+	cast      *castOptions  // of a SUBSCRIBE or UNSUBSCRIBE of a broadcast; nil for a group
 	extend    time.Duration // of a MODACK: 0 for the subscription's AckTimeout, else 1 s..12 h
 	delay     time.Duration // of a NACK: -1 for the default back-off, else 0..12 h
 
@@ -206,6 +207,17 @@ func (f *frame) decode() (fail *fault) {
 	if f.op == opPublish {
 		f.payload = f.raw.payload
 		return publishOptions(&f.publish, f.raw.opts)
+	}
+	if f.op == opSubscribe || f.op == opUnsubscribe {
+		if f.cast, fail = readCastOptions(f.op, f.raw.opts); fail != nil {
+			return fail
+		}
+		if f.cast != nil {
+			if !missing(f.raw.group) {
+				return &fault{code: codeBadOptions, msg: "a broadcast has no group: leave group out, or opts.mode"}
+			}
+			return nil
+		}
 	}
 	if f.group, fail = f.string("group", f.raw.group); fail != nil {
 		return fail

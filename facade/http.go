@@ -49,8 +49,10 @@ func (s *Server) HTTP() http.Handler {
 			r.MethodFunc(method, "/snap/{topic}/*", s.serveSnap)
 			r.MethodFunc(method, "/replay", s.serveReplay)
 			r.MethodFunc(method, "/export", s.serveExport)
+			r.MethodFunc(method, "/presence/{topic}", s.servePresence)
 		}
 		r.Get("/subscribe", s.serveStream)
+		r.Get("/broadcast/{topic}", s.serveBroadcast)
 		r.Post("/groups/{topic}/{group}/pull", s.servePull)
 		for path := range settlePaths {
 			r.Post(path, s.serveSettle)

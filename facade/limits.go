@@ -69,6 +69,30 @@ type Limits struct {
 	// one principal; beyond it, requests get rate_limited. A pull that waits does not count among
 	// Requests. Default to 4,096, and to a quarter of Pulls; PrincipalPulls may be NoLimit.
 	Pulls, PrincipalPulls int
+	// Tails ("tails") is the most topics that are broadcast. Beyond the limit, a SUBSCRIBE of a
+	// broadcast gets overloaded, unless nobody listens to one of the topics any more.
+	// PrincipalTails ("principal_tails") is the most topics of which one principal was the first to
+	// listen. Beyond the limit, the principal gets rate_limited. Default to 1,024, and to a quarter
+	// of Tails; PrincipalTails may be NoLimit.
+	Tails, PrincipalTails int
+	// RingFrames and RingBytes ("ring") are how many of the newest events of a broadcast topic the
+	// hub keeps, and how many bytes of them. A socket that is further behind gets what its
+	// opts.slow says. RingTotal is how many bytes all topics have together; beyond the limit, a
+	// topic keeps less, but the newest event always. Default to 8,192, 16 MiB and 256 MiB.
+	RingFrames, RingBytes, RingTotal int
+	// CatchUp ("catch_up") is how many events of the stream a broadcast may begin behind the end.
+	// Beyond the limit, the broadcast begins at the end, and the client is told (too_far). Defaults
+	// to 100,000.
+	CatchUp int
+	// CatchUpRate and CatchUpBurst ("catch_up_rate") are how many events a second, and how many at
+	// once, the hub reads from the stream for all broadcasts of one principal that are behind the
+	// newest events. Beyond the limit, they are read more slowly. Clients with the same static
+	// token are one principal. Default to 50,000 and 100,000; CatchUpRate may be NoLimit.
+	CatchUpRate, CatchUpBurst int
+	// Presence ("presence") is how many names of clients the hub keeps for presence, of all topics
+	// and all hubs. A name counts once for each topic and hub; further ones are left out. Defaults
+	// to 100,000.
+	Presence int
 	// Frame ("frame") is the largest message in bytes that is read whole. A larger message is
 	// skipped and answered without its corr. Defaults to 4 MiB, or twice the bus's payload limit if
 	// that is more, so that a payload over the bus's limit can be answered with its corr.
@@ -227,6 +251,12 @@ func (l *Limits) validate(maxPayload int) error {
 		{"Joins", &l.Joins, 256},
 		{"Streams", &l.Streams, 4096},
 		{"Pulls", &l.Pulls, 4096},
+		{"Tails", &l.Tails, 1024},
+		{"RingFrames", &l.RingFrames, 8192},
+		{"RingBytes", &l.RingBytes, 16 << 20},
+		{"RingTotal", &l.RingTotal, max(256<<20, l.RingBytes)},
+		{"CatchUp", &l.CatchUp, 100_000},
+		{"Presence", &l.Presence, 100_000},
 		{"Frame", &l.Frame, max(4<<20, 2*maxPayload)},
 		{"Skip", &l.Skip, max(64<<20, l.Frame)},
 		{"InboundBytes", &l.InboundBytes, 256 << 20},
@@ -242,6 +272,7 @@ func (l *Limits) validate(maxPayload int) error {
 		{"BadTokenBurst", &l.BadTokenBurst, 200},
 		{"TokenCheckBurst", &l.TokenCheckBurst, 20_000},
 		{"OutboxBurst", &l.OutboxBurst, 32 << 20},
+		{"CatchUpBurst", &l.CatchUpBurst, 100_000},
 		{"KnownTokens", &l.KnownTokens, 50_000},
 		{"Window", &l.Window, 1024},
 		{"Pages", &l.Pages, 8},
@@ -265,6 +296,7 @@ func (l *Limits) validate(maxPayload int) error {
 		{"BadTokenRate", &l.BadTokenRate, 100},
 		{"TokenCheckRate", &l.TokenCheckRate, 10_000},
 		{"OutboxRate", &l.OutboxRate, 4 << 20},
+		{"CatchUpRate", &l.CatchUpRate, 50_000},
 		{"PrincipalHeld", &l.PrincipalHeld, NoLimit},
 		{"PrincipalJoins", &l.PrincipalJoins, (l.Joins + 31) / 32},
 		{"BodyRate", &l.BodyRate, 1024},
@@ -274,6 +306,7 @@ func (l *Limits) validate(maxPayload int) error {
 		{"PrincipalExports", &l.PrincipalExports, (l.Exports + 3) / 4},
 		{"PrincipalPageTotal", &l.PrincipalPageTotal, (l.PageTotal + 1) / 2},
 		{"PrincipalStreams", &l.PrincipalStreams, (l.Streams + 3) / 4},
+		{"PrincipalTails", &l.PrincipalTails, (l.Tails + 3) / 4},
 		{"PrincipalPulls", &l.PrincipalPulls, (l.Pulls + 3) / 4},
 		{"PrincipalRequests", &l.PrincipalRequests, (l.Requests + 3) / 4},
 		{"PrincipalConnections", &l.PrincipalConnections, (3*l.Connections + 3) / 4},
@@ -321,4 +354,12 @@ func fill[T ~int | ~int64](name string, v *T, def T) error {
 		*v = def
 	}
 	return nil
+}
+
+// orAll returns the limit of one principal, which is that of all if it is NoLimit.
+func orAll(own, all int) int {
+	if own == NoLimit {
+		return all
+	}
+	return own
 }

@@ -148,8 +148,14 @@ func (s *session) begin(o *operation) (ended bool) {
 	case opPublish:
 		return s.publishSlowly(o)
 	case opSubscribe:
+		if o.frame.cast != nil {
+			return s.broadcast(o)
+		}
 		return s.subscribe(o)
 	default:
+		if o.frame.cast != nil {
+			return s.unbroadcast(o)
+		}
 	}
 	sub := s.subscriptionOf(&o.frame)
 	if sub != nil {

@@ -167,7 +167,7 @@ func idleSession(t *testing.T) *session {
 
 // said is what was queued for the client since the last call.
 func (s *session) said() string {
-	b, _ := s.out.take()
+	b, _, _ := s.out.take()
 	var text []byte
 	arena := b.arena
 	for _, it := range b.items {
@@ -219,7 +219,7 @@ func TestNoRoomForOperations(t *testing.T) {
 		`{"op":"PAUSE","topic":"t","group":"g","corr":1}`:        "overloaded",
 	} {
 		s.execute([]byte(frame))
-		b, _ := s.out.take()
+		b, _, _ := s.out.take()
 		if got := string(b.arena); codeIn(got) != want {
 			t.Errorf("%s: %q", frame, got)
 		}
@@ -255,7 +255,7 @@ func TestTurns(t *testing.T) {
 			if rnd.IntN(2) == 0 {
 				o.ok(w.to, w.id)
 			} else {
-				o.err(w.to, code(w.id), "")
+				o.err(w.to, code(w.id), "", false)
 			}
 		}
 		for i := range 300 {

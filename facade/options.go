@@ -18,6 +18,7 @@ const (
 	maxTopics     = 32
 	minGroupTTL   = 1_000
 	maxGroupTTL   = 30 * 24 * 60 * 60 * 1_000
+	maxSlots      = 1_024
 	maxTimestamp  = 1<<53 - 1
 	maxDelay      = 365 * 24 * 60 * 60 * 1_000
 )
@@ -93,7 +94,7 @@ func subscribeOptions(o *jetstream.SubscribeOptions, opts []byte) *fault {
 	if !isObject(opts) {
 		return wrongType("opts", "an object", opts)
 	}
-	var from, ts, afterID, batch, inFlight, ackTimeout, attempts, topics, groupTTL []byte
+	var from, ts, afterID, batch, inFlight, ackTimeout, attempts, topics, groupTTL, order, slots []byte
 	for w := jsonscan.Walk(opts, 0); w.Next(); {
 		var buf [16]byte
 		switch string(unquoteName(w.Key, buf[:0])) {
@@ -115,6 +116,10 @@ func subscribeOptions(o *jetstream.SubscribeOptions, opts []byte) *fault {
 			topics = w.Value
 		case "groupTtlMs":
 			groupTTL = w.Value
+		case "ordered":
+			order = w.Value
+		case "slots":
+			slots = w.Value
 		}
 	}
 
@@ -137,6 +142,15 @@ func subscribeOptions(o *jetstream.SubscribeOptions, opts []byte) *fault {
 	}
 	n, _ = r.integer("groupTtlMs", groupTTL, minGroupTTL, maxGroupTTL)
 	o.GroupTTL = time.Duration(n) * time.Millisecond
+	if !missing(order) {
+		if o.OrderByKey = r.string("ordered", order) == "key"; !o.OrderByKey {
+			r.refuse(`opts.ordered must be "key"`)
+		}
+	}
+	n, given = r.integer("slots", slots, 1, maxSlots)
+	if o.Slots = int(n); given && !o.OrderByKey {
+		r.refuse("opts.slots is for ordered groups: give opts.ordered, too")
+	}
 	return r.fail
 }
 

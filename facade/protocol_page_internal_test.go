@@ -137,7 +137,7 @@ func TestProtocolPageOps(t *testing.T) {
 	for _, row := range pageTableOf(t, "Frames from the hub", "frame", "fields").rows {
 		frames = append(frames, strings.Trim(row[0], "`"))
 	}
-	if !slices.Equal(frames, []string{"OK", "ERR", "EVENT"}) {
+	if !slices.Equal(frames, []string{"OK", "ERR", "EVENT", "ASSIGN", "GAP", "SNAPSHOT", "PRESENCE"}) {
 		t.Errorf("the page has the hub's frames %q", frames)
 	}
 }
@@ -177,6 +177,14 @@ func optionNames(t *testing.T, function string) (names []string) {
 	return names
 }
 
+// optionOf is an opts object with one option, and with what that one needs.
+func optionOf(name, value string) []byte {
+	if name == "slots" {
+		return []byte(`{"ordered":"key","slots":` + value + `}`)
+	}
+	return []byte(`{"` + name + `":` + value + `}`)
+}
+
 // TestProtocolPageOptions checks that the page has every option and no other, and that the bounds
 // it gives are those of the hub: what is on a bound is taken, what is beyond it is refused.
 func TestProtocolPageOptions(t *testing.T) {
@@ -200,7 +208,7 @@ func TestProtocolPageOptions(t *testing.T) {
 			name := strings.Trim(row[0], "`")
 			names = append(names, name)
 			checkBounds(t, name, row[1], row[3], func(value string) bool {
-				return c.takes([]byte(`{"` + name + `":` + value + `}`))
+				return c.takes(optionOf(name, value))
 			})
 			if row[2] == "" {
 				t.Errorf("%s %s has no default", c.head, name)

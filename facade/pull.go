@@ -258,13 +258,13 @@ func (o *pulled) encode() (done bool, fail *fault) {
 		o.add(h)
 	}
 	o.out.bytes = append(o.out.bytes, ']')
-	for i, frame := range notices {
+	for i, n := range notices {
 		if i == 0 {
 			o.out.bytes = append(o.out.bytes, `,"notices":[`...)
 		} else {
 			o.out.bytes = append(o.out.bytes, ',')
 		}
-		o.out.bytes = append(o.out.bytes, frame...)
+		o.out.bytes = append(o.out.bytes, n.frame...)
 	}
 	if len(notices) > 0 {
 		o.out.bytes = append(o.out.bytes, ']')

@@ -18,12 +18,32 @@ func appendOK(dst, corr []byte, id string) []byte {
 	return append(dst, '}')
 }
 
-// appendErr appends an ERR frame. corr is echoed as it is, nil for none.
-func appendErr(dst, corr []byte, c code, msg string) []byte {
+// appendOKAt appends the OK frame of a broadcast. A reason says why the broadcast could not begin
+// where the client asked.
+func appendOKAt(dst, corr []byte, pos, reason string) []byte {
+	dst = append(dst, `{"op":"OK"`...)
+	dst = appendCorr(dst, corr)
+	dst = append(dst, `,"pos":`...)
+	dst = jsonscan.AppendString(dst, pos)
+	dst = append(dst, `,"recovered":`...)
+	dst = strconv.AppendBool(dst, reason == "")
+	if reason != "" {
+		dst = append(dst, `,"reason":`...)
+		dst = jsonscan.AppendString(dst, reason)
+	}
+	return append(dst, '}')
+}
+
+// appendErr appends an ERR frame. corr is echoed as it is, nil for none. final adds that the same
+// request fails again, where the code alone would mean that it may succeed later.
+func appendErr(dst, corr []byte, c code, msg string, final bool) []byte {
 	dst = append(dst, `{"op":"ERR","code":`...)
 	dst = jsonscan.AppendString(dst, string(c))
 	dst = append(dst, `,"msg":`...)
 	dst = jsonscan.AppendString(dst, msg)
+	if final {
+		dst = append(dst, `,"retryable":false`...)
+	}
 	dst = appendCorr(dst, corr)
 	return append(dst, '}')
 }
@@ -34,6 +54,22 @@ func appendCorr(dst, corr []byte) []byte {
 	}
 	dst = append(dst, `,"corr":`...)
 	return append(dst, corr...)
+}
+
+// appendAssign appends an ASSIGN frame. Its topic is the one that the slots are of, which may be a
+// further topic of the subscription. groupJSON is the group as a JSON string.
+func appendAssign(dst []byte, groupJSON []byte, a *jetstream.Assignment) []byte {
+	dst = jsonscan.AppendString(append(dst, `{"op":"ASSIGN","topic":`...), a.Topic)
+	dst = append(append(dst, `,"group":`...), groupJSON...)
+	dst = append(dst, `,"slots":[`...)
+	for i, slot := range a.Slots {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendInt(dst, int64(slot), 10)
+	}
+	dst = strconv.AppendUint(append(dst, `],"epoch":`...), a.Epoch, 10)
+	return append(dst, '}')
 }
 
 // appendEvent appends an EVENT frame. topicJSON and groupJSON are the subscription's names as JSON

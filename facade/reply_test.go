@@ -14,11 +14,11 @@ func TestReplies(t *testing.T) {
 		{string(appendOK(nil, []byte(`""`), "")), `{"op":"OK","corr":""}`},
 		{string(appendOK(nil, []byte(`{"a": [1e400,"\ud800"]}`), `x"y`)), `{"op":"OK","corr":{"a": [1e400,"\ud800"]},"id":"x\"y"}`},
 		{
-			string(appendErr(nil, nil, codeUnauthorized, "Call AUTH first.")),
+			string(appendErr(nil, nil, codeUnauthorized, "Call AUTH first.", false)),
 			`{"op":"ERR","code":"unauthorized","msg":"Call AUTH first."}`,
 		},
 		{
-			string(appendErr(nil, []byte("null"), codeNotSubscribed, "a::\"g\"\xff")),
+			string(appendErr(nil, []byte("null"), codeNotSubscribed, "a::\"g\"\xff", false)),
 			`{"op":"ERR","code":"not_subscribed","msg":"a::\"g\"` + "\uFFFD" + `","corr":null}`,
 		},
 		{
@@ -48,7 +48,7 @@ func TestRepliesDoNotAllocate(t *testing.T) {
 	e := benchEvent()
 	for name, f := range map[string]func(){
 		"OK":    func() { dst = appendOK(dst[:0], []byte(`"c1"`), "019343c2-7f4e-7c1a-9d0b-5f2f6f1e8a11") },
-		"ERR":   func() { dst = appendErr(dst[:0], nil, codeForbidden, "not allowed") },
+		"ERR":   func() { dst = appendErr(dst[:0], nil, codeForbidden, "not allowed", false) },
 		"EVENT": func() { dst = appendEvent(dst[:0], []byte(`"t"`), []byte(`"g"`), e, 1, 30_000) },
 	} {
 		if n := testing.AllocsPerRun(100, f); n != 0 {

@@ -71,6 +71,13 @@ func TestRoutesAskThePolicy(t *testing.T) {
 			body = `{"ack":["` + handle + `"]}`
 		}
 		ask := func(token string) answer {
+			if route == "/broadcast/{topic}" {
+				stream, a := r.tryStream(t, path, "Authorization", "Bearer "+token)
+				if stream != nil {
+					_ = stream.body.Close()
+				}
+				return a
+			}
 			if route != "/subscribe" {
 				return r.ask(t, method, path, body, append(headers, "Authorization", "Bearer "+token)...)
 			}
@@ -80,7 +87,7 @@ func TestRoutesAskThePolicy(t *testing.T) {
 			}
 			return a
 		}
-		for _, action := range []string{"publish", "subscribe", "admin"} {
+		for _, action := range []string{"publish", "subscribe", "presence", "admin"} {
 			a := ask(grant(t, "one", action+":t"))
 			if refused := a.status == http.StatusForbidden; refused == (action == needs[name]) {
 				t.Errorf("%s with the permission %s: %d %s, needs %s", name, action, a.status, a.text, needs[name])

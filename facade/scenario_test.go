@@ -26,6 +26,8 @@ type scenario struct {
 
 type scenarioConfig struct {
 	AuthTimeoutMS int `json:"auth_timeout_ms"`
+	// Topics says, for those that run a hub of their own, which rules its topics have.
+	Topics string `json:"topics"`
 }
 
 type step struct {

@@ -12,6 +12,8 @@ import (
 
 	"github.com/coder/websocket"
 
+	"eventhub/facade/broadcast"
+	"eventhub/facade/presence"
 	"eventhub/jetstream"
 	"eventhub/jetstream/quota"
 )
@@ -45,6 +47,10 @@ type Server struct {
 	joins                *quota.Places // SUBSCRIBEs that are being carried out
 	settling             *quota.Set    // settlements over HTTP; nil without a limit
 	streams, pulls       *share        // consumers over HTTP
+	tails                *broadcast.Tails
+	casting              castCounts
+	board                *presence.Board
+	unhear               func() // ends what other hubs tell the board
 	bearers              *bearers
 	refusals             *refusals    // that are logged
 	headers              *headerNames // of HTTP requests, that become part of events
@@ -113,6 +119,15 @@ func New(cfg Config) (*Server, error) {
 	s.holders = newHolders(l.PrincipalHeld, func() { cfg.Observer.LimitReached("principal_held") })
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
 	s.posted = s.newQuota(l.OutboxRate, l.OutboxBurst)
+	s.casting.reads = s.newQuota(l.CatchUpRate, l.CatchUpBurst)
+	s.tails = broadcast.New(broadcast.Config{
+		Source: castSource{cfg.Bus, cfg.Logger}, Frame: appendCast, Linger: castLinger, Tails: l.Tails, PrincipalTails: orAll(l.PrincipalTails, l.Tails),
+		RingFrames: l.RingFrames, RingBytes: l.RingBytes, AllBytes: l.RingTotal,
+	})
+	if err := s.newBoard(); err != nil {
+		s.tails.Close()
+		return nil, err
+	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.streaming, s.endStreaming = context.WithCancel(s.ctx)
 	s.wg.Go(s.tick)
@@ -282,6 +297,9 @@ func (s *Server) Close() error {
 	}
 	s.mu.Unlock()
 	s.wg.Wait()
+	s.tails.Close()
+	s.unhear()
+	s.board.Close()
 	return nil
 }
 

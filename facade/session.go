@@ -84,6 +84,7 @@ type session struct {
 	principal Principal // nil until AUTH succeeded
 	counted   string    // Key of the principal that the connection is counted for, else ""
 	subs      map[string]*subscription
+	casts     map[string]*cast // by topic; those that are over count as absent
 	frame     frame
 	key       []byte // scratch for a look-up in subs
 	frames    bucket
@@ -221,8 +222,8 @@ func (s *session) message(b []byte, size int, whole bool) (wait time.Duration, o
 	}
 	if size > s.srv.cfg.Limits.Frame {
 		s.limit("frame")
-		s.fail(replyTo{}, codePublishFailed, "the message has "+strconv.Itoa(size)+" bytes, at most "+
-			strconv.Itoa(s.srv.cfg.Limits.Frame)+" are read; a payload may have "+strconv.Itoa(s.srv.cfg.Bus.MaxPayload()))
+		s.failWith(replyTo{}, &fault{code: codePublishFailed, tooLarge: true, msg: "the message has " + strconv.Itoa(size) + " bytes, at most " +
+			strconv.Itoa(s.srv.cfg.Limits.Frame) + " are read; a payload may have " + strconv.Itoa(s.srv.cfg.Bus.MaxPayload())})
 		return 0, true
 	}
 	if !whole {
@@ -345,6 +346,7 @@ func (s *session) release() {
 	}
 	s.srv.connections.remove(s.counted)
 	s.counted = ""
+	s.endBroadcasts(nil)
 	s.endSubs(s.subs, Subscription.Disconnect)
 }
 
@@ -464,7 +466,12 @@ func (s *session) publishContext() context.Context {
 // fail answers a frame with an error.
 func (s *session) fail(to replyTo, c code, msg string) {
 	s.srv.cfg.Observer.ErrorSent(string(c))
-	s.out.err(to, c, msg)
+	s.out.err(to, c, msg, false)
+}
+
+func (s *session) failWith(to replyTo, fail *fault) {
+	s.srv.cfg.Observer.ErrorSent(string(fail.code))
+	s.out.err(to, fail.code, fail.msg, fail.final())
 }
 
 // tell sends an error that answers no frame.

@@ -26,7 +26,7 @@ const (
 )
 
 // consumeParams are the parameters of GET /subscribe: the names, and the options of a SUBSCRIBE.
-var consumeParams = []string{"topic", "group", "from", "ts", "afterId", "batchSize", "maxInFlight", "ackTimeoutMs", "maxAttempts", "topics", "groupTtlMs"}
+var consumeParams = []string{"topic", "group", "from", "ts", "afterId", "batchSize", "maxInFlight", "ackTimeoutMs", "maxAttempts", "topics", "groupTtlMs", "ordered", "slots"}
 
 // parseConsume reads the query of GET /subscribe.
 func parseConsume(raw string) (url.Values, *fault) {
@@ -62,17 +62,23 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	handOver(r)
-	header := w.Header()
-	header.Set("Content-Type", "text/event-stream")
-	header.Set("Cache-Control", "no-store, no-transform")
-	header.Set("X-Accel-Buffering", "no") // nginx would keep events back
+	beginStream(w)
 	o := &stream{consumer: c, w: w}
 	c.answers(http.NewResponseController(w))
-	code := o.run(r.Context())
+	o.retry(streamRetry)
+	o.comment(": subscribed")
+	code := o.run(r.Context(), o.events)
 	c.answers(nil)
 	s.cfg.Observer.StreamClosed(int(code))
 	// What the client was sent and has not settled counts as a failed attempt, as on a WebSocket.
 	c.stop(r.Context(), Subscription.Disconnect)
+}
+
+func beginStream(w http.ResponseWriter) {
+	header := w.Header()
+	header.Set("Content-Type", "text/event-stream")
+	header.Set("Cache-Control", "no-store, no-transform")
+	header.Set("X-Accel-Buffering", "no") // nginx would keep events back
 }
 
 // lastEventID reads the id of the last event that a client had of an earlier stream. A new group
@@ -97,11 +103,10 @@ type stream struct {
 	out outgoing
 }
 
-// run writes until the client goes, the token does not count any more, or the delivery ends. It
-// returns the code for that, which the client is told if it is one of the hub's.
-func (o *stream) run(ctx context.Context) websocket.StatusCode {
-	o.retry(streamRetry)
-	o.comment(": subscribed")
+// run writes with write what comes, until the client goes, the token does not count any more, or
+// the delivery ends. It returns the code for that, which the client is told if it is one of the
+// hub's.
+func (o *stream) run(ctx context.Context, write func(context.Context) error) websocket.StatusCode {
 	if o.flush() != nil {
 		return websocket.StatusAbnormalClosure
 	}
@@ -116,7 +121,7 @@ func (o *stream) run(ctx context.Context) websocket.StatusCode {
 			return o.close()
 		case <-o.some:
 			quiet = time.Now()
-			if err := o.events(ctx); err != nil {
+			if err := write(ctx); err != nil {
 				return o.lost(err)
 			}
 		case now := <-tick.C:
@@ -154,8 +159,8 @@ func (o *stream) events(ctx context.Context) error {
 		if len(notices)+len(held) == 0 {
 			return nil
 		}
-		for _, frame := range notices {
-			o.message("error", "", frame)
+		for _, n := range notices {
+			o.message(n.message, "", n.frame)
 		}
 		for _, h := range held {
 			if o.lapsed(time.Now()) {
@@ -240,8 +245,8 @@ func (o *stream) close() websocket.StatusCode {
 		code = websocket.StatusNormalClosure
 	}
 	notices, _ := o.take(0)
-	for _, frame := range notices {
-		o.message("error", "", frame)
+	for _, n := range notices {
+		o.message(n.message, "", n.frame)
 	}
 	if reason, ours := closings[code]; ours {
 		data := strconv.AppendInt([]byte(`{"code":`), int64(code), 10)

@@ -60,7 +60,7 @@ func (s *session) subscribe(o *operation) (ended bool) {
 	}
 	switch {
 	case fail != nil:
-		s.fail(o.to, fail.code, fail.msg)
+		s.failWith(o.to, fail)
 		return true
 	case o.late():
 		s.failLate(o.to, opSubscribe)
@@ -115,7 +115,7 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 		sub.end()
 		s.failBus(o.to, err, codeSubscribeFailed, why)
 	case fail != nil:
-		s.fail(o.to, fail.code, fail.msg)
+		s.failWith(o.to, fail)
 		s.stop(ctx, sub)
 	default:
 		s.out.ok(o.to, "")
@@ -145,6 +145,9 @@ func (s *session) busOptions(f *frame, sub *subscription) jetstream.SubscribeOpt
 	opts.OnDeleted = func(string) { s.srv.wg.Go(func() { s.groupDeleted(sub) }) }
 	opts.OnReset = func(string) { s.reset(sub) }
 	opts.OnLost = func(l jetstream.Loss) { s.eventsLost(sub, l) }
+	if opts.OrderByKey {
+		opts.OnAssign = func(a jetstream.Assignment) { s.out.assign(sub, &a) }
+	}
 	return opts
 }
 

@@ -151,6 +151,6 @@ func (o *writer) dropTurnsLocked() {
 func framedOK(id string) []byte { return textmsg.End(appendOK(textmsg.Begin(nil), nil, id), 0) }
 
 // framedErr returns an ERR frame without a corr as a message.
-func framedErr(c code, msg string) []byte {
-	return textmsg.End(appendErr(textmsg.Begin(nil), nil, c, msg), 0)
+func framedErr(c code, msg string, final bool) []byte {
+	return textmsg.End(appendErr(textmsg.Begin(nil), nil, c, msg, final), 0)
 }

@@ -67,6 +67,8 @@ type writer struct {
 	work    sync.Cond // the flusher has work
 	below   sync.Cond // replies fell below limit, or the connection ended
 	queue   *batch    // nil when empty
+	woken   []*cast   // broadcasts that have something to send, each once
+	spare   []*cast   // for the next ones
 	replies int       // bytes of replies queued, being written, or waiting for their turn
 	turns   turns     // replies without a corr that wait for earlier ones
 	events  int       // bytes of queued deliveries, including those given back since
@@ -99,16 +101,33 @@ func (o *writer) ok(to replyTo, id string) {
 	}
 }
 
-// err queues an ERR frame. It copies its arguments and never blocks.
-func (o *writer) err(to replyTo, c code, msg string) {
+// okAt queues the OK of a broadcast. It copies its arguments and never blocks.
+func (o *writer) okAt(to replyTo, pos, reason string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
 	case o.closing:
 	case to.corr == nil && o.turns.waiting():
-		o.parkLocked(to, framedErr(c, msg))
+		o.parkLocked(to, textmsg.End(appendOKAt(textmsg.Begin(nil), nil, pos, reason), 0))
 	default:
-		o.errLocked(to.corr, c, msg)
+		b := o.batchLocked()
+		n := len(b.arena)
+		b.arena = textmsg.End(appendOKAt(textmsg.Begin(b.arena), to.corr, pos, reason), n)
+		o.replyLocked(b, n)
+	}
+}
+
+// err queues an ERR frame. final says that the same request fails again, although the code may mean
+// otherwise. err copies its arguments and never blocks.
+func (o *writer) err(to replyTo, c code, msg string, final bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case o.closing:
+	case to.corr == nil && o.turns.waiting():
+		o.parkLocked(to, framedErr(c, msg, final))
+	default:
+		o.errLocked(to.corr, c, msg, final)
 	}
 }
 
@@ -117,14 +136,28 @@ func (o *writer) notice(c code, msg string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.closing {
-		o.errLocked(nil, c, msg)
+		o.errLocked(nil, c, msg, false)
 	}
 }
 
-func (o *writer) errLocked(corr []byte, c code, msg string) {
+func (o *writer) errLocked(corr []byte, c code, msg string, final bool) {
 	b := o.batchLocked()
 	n := len(b.arena)
-	b.arena = textmsg.End(appendErr(textmsg.Begin(b.arena), corr, c, msg), n)
+	b.arena = textmsg.End(appendErr(textmsg.Begin(b.arena), corr, c, msg, final), n)
+	o.replyLocked(b, n)
+}
+
+// assign queues an ASSIGN frame, which waits for no turn. It never blocks: a subscription has one
+// for each time that slots move.
+func (o *writer) assign(sub *subscription, a *jetstream.Assignment) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closing {
+		return
+	}
+	b := o.batchLocked()
+	n := len(b.arena)
+	b.arena = textmsg.End(appendAssign(textmsg.Begin(b.arena), sub.groupJSON, a), n)
 	o.replyLocked(b, n)
 }
 
@@ -160,6 +193,31 @@ func (o *writer) pruneLocked(b *batch) {
 	clear(b.items[len(kept):])
 	b.items = kept
 	o.pruneAt = max(2*o.events, minPrune)
+}
+
+// message queues a message that is framed, as a reply is. It copies the message and never blocks:
+// the caller uses waitBelowLimit.
+func (o *writer) message(framed []byte) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closing {
+		return
+	}
+	b := o.batchLocked()
+	n := len(b.arena)
+	b.arena = append(b.arena, framed...)
+	o.replyLocked(b, n)
+}
+
+// wake has the flusher send what a broadcast has. It never blocks.
+func (o *writer) wake(c *cast) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.closing && !c.woken {
+		c.woken = true
+		o.woken = append(o.woken, c)
+		o.work.Signal()
+	}
 }
 
 // batchLocked returns the batch to append to. If the batch is new, it wakes the flusher.
@@ -206,6 +264,17 @@ func (o *writer) waitBelowLimit() (open, waited, parked bool) {
 	return !o.closing, waited, parked
 }
 
+// waitBelow waits until fewer than n bytes of replies are queued. It returns false when the
+// connection has ended.
+func (o *writer) waitBelow(n int) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for o.replies >= n && !o.closing {
+		o.below.Wait()
+	}
+	return !o.closing
+}
+
 // shut ends the connection: queued replies are sent, then the close code. Only the first call
 // counts; shut reports whether this call was the first. It never blocks.
 func (o *writer) shut(c websocket.StatusCode) bool {
@@ -227,29 +296,52 @@ func (o *writer) shut(c websocket.StatusCode) bool {
 // sent has been sent.
 func (o *writer) run() websocket.StatusCode {
 	for {
-		b, closing := o.take()
-		if b == nil {
+		b, woken, closing := o.take()
+		if b == nil && (closing || woken == nil) {
 			return o.code
 		}
-		if tried, err := o.write(b, closing); err != nil {
-			o.fail(b.items[:tried], err)
+		if b != nil {
+			if tried, err := o.write(b, closing); err != nil {
+				o.fail(b.items[:tried], err)
+				putBatch(b)
+				return o.code
+			}
+			o.mu.Lock()
+			o.replies -= len(b.arena)
+			o.taken = backlog{}
+			o.below.Broadcast()
+			o.mu.Unlock()
 			putBatch(b)
+		}
+		if woken == nil || closing {
+			continue
+		}
+		if err := o.flushWoken(woken); err != nil {
+			o.fail(nil, err)
 			return o.code
 		}
-		o.mu.Lock()
-		o.replies -= len(b.arena)
-		o.taken = backlog{}
-		o.below.Signal()
-		o.mu.Unlock()
-		putBatch(b)
 	}
 }
 
-// take waits for messages to send. It returns no batch when none is left and the connection is
-// closing.
-func (o *writer) take() (b *batch, closing bool) {
+// flushWoken sends what broadcasts have.
+func (o *writer) flushWoken(woken []*cast) error {
+	for _, c := range woken {
+		if err := c.flush(); err != nil {
+			return err
+		}
+	}
+	clear(woken)
 	o.mu.Lock()
-	for o.queue == nil && !o.closing {
+	o.spare = woken[:0]
+	o.mu.Unlock()
+	return nil
+}
+
+// take waits for messages to send. It returns neither a batch nor broadcasts when none is left and
+// the connection is closing.
+func (o *writer) take() (b *batch, woken []*cast, closing bool) {
+	o.mu.Lock()
+	for o.queue == nil && len(o.woken) == 0 && !o.closing {
 		o.work.Wait()
 	}
 	o.mu.Unlock()
@@ -263,7 +355,14 @@ func (o *writer) take() (b *batch, closing bool) {
 	}
 	o.queue = nil
 	o.events = 0
-	return b, o.closing
+	if len(o.woken) > 0 {
+		woken, o.woken, o.spare = o.woken, o.spare, nil
+		for _, c := range woken {
+			c.woken = false
+			c.ready = c.live.Load() // what it queued before is in this batch, or was in one before
+		}
+	}
+	return b, woken, o.closing
 }
 
 // write sends a batch. tried is the number of items that it reached. When the connection is

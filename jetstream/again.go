@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
@@ -74,6 +75,26 @@ func untilHeard[T any](ctx context.Context, write func(context.Context) (T, erro
 		value, err := write(ctx) // waits itself, and tries twice more
 		if !errors.Is(err, natsjs.ErrNoStreamResponse) || ctx.Err() != nil {
 			return value, err
+		}
+	}
+}
+
+// write stores a message in one of the hub's own streams, and sends it again for up to publishWait
+// while nobody listens: the stream was just made, or has no leader in that moment, and nothing was
+// stored.
+func (b *Bus) write(ctx context.Context, stream string, msg *nats.Msg) (pubAck, error) {
+	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	defer cancel()
+	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
+		reply, err := b.link().requestMsg(ctx, msg)
+		if err != nil {
+			return pubAck{}, err
+		}
+		if !noResponders(reply) {
+			return parsePubAck(reply.Data, stream)
+		}
+		if b.pause(ctx, wait) != nil {
+			return pubAck{}, nats.ErrNoResponders
 		}
 	}
 }

@@ -4,10 +4,13 @@ package jetstream
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/natstest"
 )
@@ -144,4 +147,75 @@ func TestAWriteToABucketWithoutLeader(t *testing.T) {
 		}
 	}
 	t.Errorf("the write failed: %v", err)
+}
+
+// A write to a stream of the hub's own that has no leader in that moment is sent again, and says
+// what was wrong when there is none in time.
+func TestAWriteWaitsForALeader(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{URL: natsServer(t)})
+	const stream = "KV_" + retentionBucket
+	s, err := b.js.Stream(t.Context(), stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := s.CachedInfo().Config
+	if err := b.js.DeleteStream(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	msg := &nats.Msg{Subject: "$KV." + retentionBucket + ".test"}
+	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := b.write(soon, stream, msg); !errors.Is(err, nats.ErrNoResponders) {
+		t.Fatalf("without the stream: %v", err)
+	}
+	sent := func() (n uint64) {
+		for _, l := range b.links {
+			n += l.nc.Stats().OutMsgs
+		}
+		return n
+	}
+	before := sent()
+	stored := make(chan error, 1)
+	go func() {
+		_, err := b.write(t.Context(), stream, msg)
+		stored <- err
+	}()
+	eventually(t, "it is sent again", func() bool { return sent() > before+2 })
+	if _, err := b.js.CreateStream(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-stored; err != nil {
+		t.Error(err)
+	}
+}
+
+// A restore into a cluster of which a server is not up yet waits for the server.
+func TestRestoreBeforeAllServersAreUp(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{Topics: stateful, AckWait: 3 * time.Second})
+	fillHub(t, b)
+	made := backup(t, b)
+	nodes := natstest.StartCluster(t, 3)
+	view := natstest.Look(t, natstest.URLs(nodes[:2])...)
+	view.Replicating(3)
+	nodes[2].Kill()
+	urls := strings.Join(natstest.URLs(nodes[:2]), ",")
+	book := new(logBook)
+	s := openStore(t, Config{URL: urls, Logger: book.logger()})
+	restored := make(chan error, 1)
+	go func() { restored <- s.Restore(t.Context(), made, RestoreOptions{Replicas: 3}) }()
+	view.Until("the restore waits", func(context.Context) bool {
+		select {
+		case err := <-restored:
+			t.Fatalf("restore with two of three servers: %v", err)
+		default:
+		}
+		return len(book.lines("the nats cluster is not complete yet; retrying")) > 0
+	})
+	nodes[2].Start()
+	if err := <-restored; err != nil {
+		t.Fatal(err)
+	}
+	filledHub(t, open(t, Config{URL: urls, Topics: stateful, Replicas: 3}))
 }

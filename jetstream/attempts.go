@@ -34,22 +34,25 @@ type account struct {
 	// over means that the last attempt has failed. If the event comes again nevertheless, the
 	// bucket tells whether its dead letter is still to be written.
 	over bool
+	// until is when an event of an ordered group may be lent again, in the clock of the bus.
+	until int64
 }
 
 // note is what the attempts bucket says of an event.
 type note struct {
 	spared int
 	failed *lastFailure // nil: the event is to be delivered
+	until  int64        // when that may be, in epoch milliseconds; of ordered groups only
 }
 
 // lastFailure is how the last attempt of an event failed.
 type lastFailure = native.LastFailure
 
 func (n note) value() []byte {
-	if n.failed == nil {
+	if n.failed == nil && n.until == 0 {
 		return strconv.AppendInt(nil, int64(n.spared), 10)
 	}
-	value, err := json.Marshal(native.AttemptNote{Spared: n.spared, Failed: n.failed})
+	value, err := json.Marshal(native.AttemptNote{Spared: n.spared, Failed: n.failed, Until: n.until})
 	if err != nil {
 		panic(err) // there are only strings and numbers
 	}
@@ -59,7 +62,7 @@ func (n note) value() []byte {
 // parseNote reads a note. It reports false where there is none.
 func parseNote(value []byte) (n note, ok bool) {
 	stored, ok := native.ParseNote(value)
-	return note{stored.Spared, stored.Failed}, ok
+	return note{stored.Spared, stored.Failed, stored.Until}, ok
 }
 
 // attempts turns the server's count of deliveries into the count of attempts. The server counts
@@ -152,13 +155,15 @@ func (a *attempts) spare(seq uint64, delivered, spared, limit int) (full bool) {
 }
 
 func (a *attempts) note(seq uint64, acc account, limit int) (full bool) {
-	if old, ok := a.accounts[seq]; ok && old.last > acc.last && old.last-old.spared >= acc.last-acc.spared {
+	old, ok := a.accounts[seq]
+	if ok && old.last > acc.last && old.last-old.spared >= acc.last-acc.spared {
 		return false // a late end of an earlier delivery
 	}
+	acc.until = max(acc.until, old.until)
 	if a.accounts == nil {
 		a.accounts = make(map[uint64]account)
 	}
-	if _, ok := a.accounts[seq]; !ok && len(a.accounts) >= limit {
+	if !ok && len(a.accounts) >= limit {
 		full = true
 		for other := range a.accounts { // any other will do: the bucket knows
 			delete(a.accounts, other)
@@ -167,6 +172,11 @@ func (a *attempts) note(seq uint64, acc account, limit int) (full bool) {
 	}
 	a.accounts[seq] = acc
 	return full
+}
+
+// wait notes that an event of an ordered group is not to be lent before a moment.
+func (a *attempts) wait(d *Delivery, spared int, until int64, limit int) (full bool) {
+	return a.note(d.seq, account{last: d.delivered, spared: spared, until: until}, limit)
 }
 
 // settled forgets an event, but for the number of the delivery with which it was settled.
@@ -243,9 +253,9 @@ func (d *Delivery) lookUp(began int64, then func(n note, sure bool)) {
 		if spared < noted.spared && d.inTime() {
 			// The server was killed and has forgotten deliveries. From now on its count and the
 			// note go together again.
-			b.noteSpared(l, spareNote{d.attemptsSubject(), note{spared, noted.failed}}, func(bool) {})
+			b.noteSpared(l, spareNote{d.attemptsSubject(), note{spared, noted.failed, noted.until}}, func(bool) {})
 		}
-		then(note{spared, noted.failed}, true)
+		then(note{spared, noted.failed, noted.until}, true)
 	})
 }
 
@@ -287,7 +297,7 @@ func (d *Delivery) noteFailed(f *lastFailure, then func(stored bool)) {
 	d.m.sub.mu.Lock()
 	spared := d.spared
 	d.m.sub.mu.Unlock()
-	n := b.dropNote(spareNote{d.attemptsSubject(), note{spared, f}})
+	n := b.dropNote(spareNote{d.attemptsSubject(), note{spared: spared, failed: f}})
 	err := l.askUntil(&nats.Msg{Subject: n.subject, Data: n.value()}, b.clock.now()+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
 		if err != nil || noResponders(reply) {
 			again()
@@ -316,9 +326,15 @@ func (d *Delivery) forgetFailed() {
 // server is, so that whichever hub has the event next knows. With nak, the event is given back;
 // without, the hub has lost its right to it. s.mu is not held.
 func (s *Subscription) spare(d *Delivery, nak bool) {
+	if d.loan != nil {
+		if nak {
+			d.loan.end(loanEnd{What: loanBack})
+		}
+		return
+	}
 	d.group.addUnsettled(d.seq)
 	s.mu.Lock()
-	resolved, spared, failed := d.resolved, d.spared, d.failed
+	resolved, n := d.resolved, note{d.spared + 1, d.failed, d.until}
 	if !resolved {
 		d.unseen, d.unseenNak = true, nak
 	}
@@ -329,7 +345,7 @@ func (s *Subscription) spare(d *Delivery, nak bool) {
 	}
 	g, b := d.group, s.bus
 	g.mu.Lock()
-	full := g.known.spare(d.seq, d.delivered, spared, b.limits.AttemptsKnown)
+	full := g.known.spare(d.seq, d.delivered, n.spared-1, b.limits.AttemptsKnown)
 	g.mu.Unlock()
 	if full {
 		b.obs.LimitReached("attempts_known")
@@ -338,7 +354,7 @@ func (s *Subscription) spare(d *Delivery, nak bool) {
 		return // it is late: newer deliveries of the event were noted
 	}
 	s.returning.tryAcquire(maxReturning)
-	d.giveBack(b.clock.now(), spareNote{d.attemptsSubject(), note{spared + 1, failed}}, nak)
+	d.giveBack(b.clock.now(), spareNote{d.attemptsSubject(), n}, nak)
 }
 
 // patient reports whether the bucket is to be asked again about d, since the given time.
@@ -440,7 +456,7 @@ func (b *Bus) keepNote(n spareNote) {
 		return
 	}
 	kept, known := b.unsaved.notes[n.subject]
-	n.failed = cmp.Or(n.failed, kept.failed)
+	n.failed, n.until = cmp.Or(n.failed, kept.failed), max(n.until, kept.until)
 	if known && n.spared >= 0 && n.spared < kept.spared {
 		n.spared = kept.spared
 	}
@@ -453,7 +469,7 @@ func (b *Bus) dropNote(n spareNote) spareNote {
 	b.unsaved.mu.Lock()
 	defer b.unsaved.mu.Unlock()
 	if kept, known := b.unsaved.notes[n.subject]; known && (n.spared < 0 || kept.spared <= n.spared) {
-		n.failed = cmp.Or(n.failed, kept.failed)
+		n.failed, n.until = cmp.Or(n.failed, kept.failed), max(n.until, kept.until)
 		delete(b.unsaved.notes, n.subject)
 	}
 	return n
@@ -476,12 +492,12 @@ func (b *Bus) saveUnsaved(l *link) {
 			stored, ok := parseNote(value)
 			more := n.spared < 0 || 0 <= stored.spared && stored.spared < n.spared
 			if ok && !more {
-				if n.failed == nil || stored.failed != nil {
+				if (n.failed == nil || stored.failed != nil) && n.until <= stored.until {
 					return
 				}
 				n.spared = stored.spared
 			}
-			n.failed = cmp.Or(n.failed, stored.failed)
+			n.failed, n.until = cmp.Or(n.failed, stored.failed), max(n.until, stored.until)
 			b.noteSpared(l, n, func(bool) {})
 		})
 	}

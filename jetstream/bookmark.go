@@ -129,11 +129,7 @@ func (m Bookmarks) Put(ctx context.Context, name string) (Bookmark, error) {
 	if err != nil {
 		return Bookmark{}, err
 	}
-	reply, err := b.link().requestMsg(ctx, &nats.Msg{Subject: prefix + keyToken(name), Data: value})
-	if err == nil {
-		_, err = parsePubAck(reply.Data, "KV_"+bookmarksBucket)
-	}
-	if err != nil {
+	if _, err := b.write(ctx, "KV_"+bookmarksBucket, &nats.Msg{Subject: prefix + keyToken(name), Data: value}); err != nil {
 		return Bookmark{}, b.unavailable(fmt.Errorf("jetstream: store a bookmark: %w", err))
 	}
 	return made.Bookmark, nil

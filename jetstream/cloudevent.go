@@ -24,13 +24,8 @@ type CloudEventsRule struct {
 	Headers bool
 }
 
-// CloudEvents returns the rule of the topic, its Source set, and whether the Source was configured.
-func (h History) CloudEvents() (rule CloudEventsRule, configured bool) {
-	rule = h.bus.rule(h.topic).CloudEvents
-	configured = rule.Source != ""
-	rule.Source = cmp.Or(rule.Source, "/topics/"+h.topic)
-	return rule, configured
-}
+// SourceOf returns the attribute source of those events of a topic that have none of their own.
+func (c CloudEventsRule) SourceOf(topic string) string { return cmp.Or(c.Source, "/topics/"+topic) }
 
 // checkCloudEvents reports the faults of CloudEvents in a rule.
 func (r *TopicRule) checkCloudEvents(check func(ok bool, fields []string, format string, args ...any)) {

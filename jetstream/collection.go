@@ -164,30 +164,14 @@ func (c *Collection) write(ctx context.Context, key string, value []byte, header
 		h["KV-Operation"] = []string{"DEL"}
 	}
 	msg := &nats.Msg{Subject: c.prefix + keyToken(key), Header: h, Data: value}
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
-	defer cancel()
-	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
-		reply, err := c.bus.link().requestMsg(ctx, msg)
-		if err != nil {
-			return 0, c.bus.unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", c.name, err))
-		}
-		if noResponders(reply) { // it was just made, or has no leader now
-			select {
-			case <-time.After(wait):
-				continue
-			case <-ctx.Done():
-				return 0, c.bus.unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", c.name, nats.ErrNoResponders))
-			}
-		}
-		ack, err := parsePubAck(reply.Data, c.stream())
-		if keyChanged(err) {
-			return 0, ErrKeyChanged
-		}
-		if err != nil {
-			return 0, c.bus.unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", c.name, err))
-		}
-		return ack.Seq, nil
+	ack, err := c.bus.write(ctx, c.stream(), msg)
+	if keyChanged(err) {
+		return 0, ErrKeyChanged
 	}
+	if err != nil {
+		return 0, c.bus.unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", c.name, err))
+	}
+	return ack.Seq, nil
 }
 
 // keyChanged reports whether a publish was refused because the subject's last message is not the

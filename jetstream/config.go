@@ -41,6 +41,9 @@ type Config struct {
 	// AckWait is the time after which the server gives the events of a dead hub to other hubs.
 	// 1 s..1 h, default 30 s. A group keeps the AckWait with which it was created.
 	AckWait time.Duration
+	// OwnerLease is how long a hub that is not heard of owns ordered groups: 1 s..1 min, default
+	// 10 s. All hubs need the same.
+	OwnerLease time.Duration
 	// Connections is the size of the pool of NATS connections: 1..64, default 2.
 	Connections int
 	// Topics are rules for topics, the first match wins; after them come the built-in ones: dlq.**
@@ -113,6 +116,9 @@ type TopicRule struct {
 	Snapshot *SnapshotRule
 	// CloudEvents says how the events look as CloudEvents.
 	CloudEvents CloudEventsRule
+	// Presence keeps who listens to broadcasts of the topic. The bus only tells what the rule says,
+	// and carries what hubs tell one another.
+	Presence bool
 }
 
 // OnFull is what happens to events at the bounds of a topic.
@@ -211,6 +217,10 @@ type Limits struct {
 	// together: default 128 MiB. Beyond the limit, subscriptions that hold events stop fetching.
 	// Each pull brings no more than a subscription's share of the limit, or one event.
 	HeldTotal int
+	// OrderedWindow ("ordered_window") is the most events that the owner of an ordered group
+	// fetches and that are not settled: 1..50,000, default 8,192. While events of one key fill the
+	// window, other keys wait.
+	OrderedWindow int
 	// DeadLetters ("dead_letters") is the most events on their way to a dlq topic, including events
 	// whose dead letter cannot be stored for now: default 10,000. Beyond the limit, the hub gives a
 	// failed event back for 10 s, again and again until there is room, without delivering it. A
@@ -295,6 +305,9 @@ func (c *Config) validate() error {
 	if c.bucketCheck == 0 {
 		c.bucketCheck = bucketCheckEvery
 	}
+	if c.OwnerLease == 0 {
+		c.OwnerLease = ownerLease
+	}
 	if c.AckWait == 0 {
 		c.AckWait = 30 * time.Second
 	}
@@ -325,6 +338,7 @@ func (c *Config) validate() error {
 	def(&l.SessionInFlight, 4_096)
 	def(&l.HeldBytes, 8<<20)
 	def(&l.HeldTotal, 128<<20)
+	def(&l.OrderedWindow, 8_192)
 	def(&l.DeadLetters, 10_000)
 	def(&l.DeadLetterRate, 256<<10)
 	def(&l.DeadLetterBurst, 16<<20)
@@ -359,14 +373,16 @@ func (c *Config) validate() error {
 	check(c.URL != "" || c.Server != nil, "no NATS server; set URL, or Server (embedded.Start)")
 	check(c.URL == "" || c.Server == nil, "both URL and Server are set; choose one")
 	check(c.AckWait >= time.Second && c.AckWait <= time.Hour, "ack wait %v: 1s to 1h are allowed", c.AckWait)
+	check(c.OwnerLease >= time.Second && c.OwnerLease <= time.Minute, "owner lease %v: 1s to 1m are allowed", c.OwnerLease)
 	check(c.Replicas >= 1 && c.Replicas <= 5, "replicas %d: 1 to 5 are allowed", c.Replicas)
 	check(c.Server == nil || c.Replicas == 1, "replicas %d: more than 1 needs a cluster, and the embedded server is a single server", c.Replicas)
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.KeyShare, l.DerivedKeysPerClient, l.DerivedKeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.PutBack, l.PutBackBytes, l.PutBackShare, l.Redrives, l.AttemptsKnown, l.LingeringInboxes, l.RecentAcks, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.Delayed, l.DelayedPerClient, int(l.MaxDelay), l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.KeyShare, l.DerivedKeysPerClient, l.DerivedKeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.OrderedWindow, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.PutBack, l.PutBackBytes, l.PutBackShare, l.Redrives, l.AttemptsKnown, l.LingeringInboxes, l.RecentAcks, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.Delayed, l.DelayedPerClient, int(l.MaxDelay), l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.StuckAfter >= minStuckAfter && l.StuckAfter <= maxStuckAfter, "stuck after %v: %v to %v are allowed", l.StuckAfter, minStuckAfter, maxStuckAfter)
+	check(l.OrderedWindow <= maxOrderedWindow, "ordered window %d: at most %d is allowed, because the server gives out 65536 events of a group at a time", l.OrderedWindow, maxOrderedWindow)
 	check(l.MaxDelay <= maxDelay, "max delay %v: at most %v is allowed", l.MaxDelay, maxDelay)
 	check(l.PublishInFlight <= 65_536, "publish in flight %d: at most 65536 are allowed, because the server drops publishes silently above about 100,000", l.PublishInFlight)
 	if c.Server != nil && c.Server.InMemory() {

@@ -67,6 +67,9 @@ func (q *deadLetters) carry(l *deadLetter) error {
 		return nats.ErrNoResponders
 	}
 	d.group.settled(d)
+	if w := d.m.sub.keeper; w != nil {
+		w.buried(d)
+	}
 	q.mu.Lock()
 	noted := l.noted != 0
 	q.mu.Unlock()

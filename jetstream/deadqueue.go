@@ -151,9 +151,12 @@ func (q *deadLetters) giveBack(ctx context.Context) {
 }
 
 // add takes a delivery that its subscription has ended after its last attempt. It does not block.
-func (q *deadLetters) add(d *Delivery, reason string) {
+func (q *deadLetters) add(d *Delivery, reason string) { q.addFor(d, reason, d.m.sub.opts.CountFor) }
+
+// addFor is add for the client for which the letter counts.
+func (q *deadLetters) addFor(d *Delivery, reason, client string) {
 	q.enter(&deadLetter{d: d, failure: lastFailure{
-		Attempt: d.Attempt, At: time.Now().UnixMilli(), Reason: native.ShortReason(reason), Client: d.m.sub.opts.CountFor,
+		Attempt: d.Attempt, At: time.Now().UnixMilli(), Reason: native.ShortReason(reason), Client: client,
 	}})
 }
 

@@ -36,7 +36,8 @@ type Delivery struct {
 	Redelivered bool
 	// Order is the server's count of deliveries to the group, from 1. Consecutive numbers within
 	// one Stretch mean that no other member got an event in between. An event that was put back
-	// after it was dead-lettered has Order 0 and Stretch 0: it is in no order with others.
+	// after it was dead-lettered has Order 0 and Stretch 0: it is in no order with others. So has
+	// an event of an ordered group, whose members share one order per key.
 	Order uint64
 	// Stretch counts, from 1, how often the subscription has begun to listen: at its start, and
 	// again after a lost connection, a pause or a seek. Do not compare Order across stretches: the
@@ -59,6 +60,7 @@ type Delivery struct {
 	// Guarded by the subscription's mu.
 	spared    int          // how many of the server's deliveries before this one reached no client
 	failed    *lastFailure // of an event whose last attempt is over: it is not handed out
+	until     int64        // when it may be lent, in epoch milliseconds; of ordered groups only
 	resolved  bool         // spared is known
 	looking   bool         // spared is asked for
 	unseen    bool         // it ended before that was known, and no client had it
@@ -77,6 +79,11 @@ type Delivery struct {
 	sameID   *Delivery    // the next younger lease of the same id
 	handle   uint64       // its lease in the handle of a client; 0: it has none
 	trace    DeliverySpan // of the lease; nil: not traced
+	loan     *loan        // of a member of an ordered group
+	lent     *loan        // of the owner of one: the event is a member's
+	quiet    bool         // its owner knows that it ends
+	taken    *loan        // of the owner: who has taken it last; guarded by the ordering's mu
+	slim     bool         // of the owner: only its place is kept, and its size does not count
 	cancel   context.CancelFunc
 }
 
@@ -219,6 +226,9 @@ func (d *Delivery) send(what []byte) {
 
 // usable reports whether the server surely still keeps d for us. s.mu is held.
 func (d *Delivery) usable(now int64) bool {
+	if d.loan != nil {
+		return d.loan.usable(now) && !d.m.sub.bus.clock.stalled(now)
+	}
 	return now-d.touched < int64(d.group.fence.usable) && !d.m.sub.bus.clock.stalled(now)
 }
 
@@ -295,7 +305,9 @@ func (d *Delivery) takeBack() {
 	}
 	d.begun, d.writing = false, false
 	s.unlease(d)
-	s.holdBytes(d.size)
+	if !d.slim {
+		s.holdBytes(d.size)
+	}
 	d.m.obs.InFlight(-1)
 	d.traceEnd(Returned)
 }
@@ -368,7 +380,7 @@ func (s *Subscription) nack(d *Delivery, id, reason string, delay time.Duration)
 		if reason == "" {
 			reason = "refused"
 		}
-		s.bus.dead.add(d, reason)
+		s.bury(d, reason)
 	default:
 		if delay < 0 {
 			delay = native.Backoff(d.Attempt)
@@ -396,6 +408,10 @@ func (s *Subscription) settle(d *Delivery, id string, how Outcome) (_ *Delivery,
 }
 
 func (d *Delivery) sendNak(delay time.Duration) {
+	if d.loan != nil {
+		d.loan.end(loanEnd{What: loanNaked, Delay: delay})
+		return
+	}
 	if delay > 0 {
 		d.group.bus.noteDelay(d, delay)
 	}

@@ -29,6 +29,9 @@ type Error struct {
 	Code string
 	// Msg says what is wrong, where, and what to do.
 	Msg string
+	// Permanent reports that the same request fails again, although Code is one of those that may
+	// succeed later.
+	Permanent bool
 	// Err is the cause, or nil.
 	Err error
 }

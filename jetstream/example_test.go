@@ -214,6 +214,51 @@ func ExampleBus_Subscribe() {
 	// settled already: true
 }
 
+// The members of an ordered group handle the events of a key one after the other, and those of many
+// keys at once. One that fails blocks its key alone.
+func ExampleSubscribeOptions_ordered() {
+	bus, end := openExample()
+	defer end()
+	ctx := context.Background()
+
+	for n := range 3 {
+		for _, key := range []string{"alice", "bob"} {
+			if _, err := bus.Publish(ctx, "accounts", fmt.Append(nil, n), jetstream.PublishOptions{Key: key}); err != nil {
+				panic(err)
+			}
+		}
+	}
+	var mu sync.Mutex
+	balance := make(map[string]string)
+	var open sync.WaitGroup
+	open.Add(6)
+	opts := jetstream.SubscribeOptions{
+		OrderByKey: true, Slots: 16, Workers: 8, From: jetstream.FromEarliest,
+		OnAssign: func(a jetstream.Assignment) { fmt.Println(len(a.Slots), "slots") },
+	}
+	sub, err := bus.Consume(ctx, "accounts", "ledger", opts, func(_ context.Context, d *jetstream.Delivery) error {
+		if d.Attempt == 1 && d.Event.Key == "bob" && string(d.Event.Payload) == "1" {
+			return errors.New("the ledger is busy") // the next event of bob waits for this one
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		balance[d.Event.Key] += string(d.Event.Payload)
+		open.Done()
+		return nil
+	})
+	if err != nil {
+		panic(err)
+	}
+	open.Wait()
+	if err := sub.Drain(ctx); err != nil {
+		panic(err)
+	}
+	fmt.Println(balance)
+	// Output:
+	// 16 slots
+	// map[alice:012 bob:012]
+}
+
 // An event that fails too often goes to the topic's dead letters.
 func ExampleSubscribeOptions_deadLetter() {
 	bus, end := openExample()

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,6 +35,8 @@ type group struct {
 	ttl      atomic.Int64 // a time.Duration; 0: it stays
 	memory   bool         // it dies with its server
 	maker    string       // the client that made it, "" for none
+	slots    int          // of an ordered group; 0: it is not one
+	ordering *ordering    // of an ordered group
 	first    uint64       // the first event that it is given at all
 	past     past         // what is known of events from generations before
 	paths    []path       // to the consumer, one for each connection of the pool
@@ -72,7 +75,7 @@ type group struct {
 func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, revision uint64, known past) *group {
 	g := &group{
 		bus: b, topic: t, name: name, consumer: info.Name, fence: newFence(max(info.Config.AckWait, time.Second)),
-		created: native.ConsumerMade(info), memory: info.Config.MemoryStorage, maker: info.Config.Metadata[metaMaker],
+		created: native.ConsumerMade(info), memory: info.Config.MemoryStorage, maker: info.Config.Metadata[metaMaker], slots: slotsOf(info),
 		first: max(info.Config.OptStartSeq, 1), past: known,
 		next:  b.api + "CONSUMER.MSG.NEXT." + t.stream.name + "." + info.Name,
 		info:  b.api + "CONSUMER.INFO." + t.stream.name + "." + info.Name,
@@ -110,6 +113,9 @@ func (b *Bus) share(g *group) *group {
 		g.paths[i].reset(now)
 	}
 	g.users, g.members = 1, make(map[*Subscription]struct{})
+	if g.slots > 0 && g.ordering == nil {
+		g.ordering = newOrdering(g)
+	}
 	b.groups[g.key()] = g
 	return g
 }
@@ -202,6 +208,7 @@ type joining struct {
 	// groups do not count.
 	client string
 	free   bool
+	slots  int       // of an ordered group; 0: the group is not to be one
 	start  startFunc // asked only when the group is new
 	// was is the group as the member knew it; nil for a new member. gone says that its consumer was
 	// deleted, and ends that the member ends when somebody has deleted the group.
@@ -255,6 +262,11 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 			return nil, errGroupDeleted
 		}
 		info, err := b.groupConsumer(ctx, t, &ptr)
+		if err == nil && j.was == nil {
+			if err := sameOrder(j, info); err != nil {
+				return nil, err
+			}
+		}
 		if err == nil && !dead.is(info) {
 			g, err := b.rewound(ctx, t, j.group, ptr, info, state.LastSeq)
 			if errors.Is(err, errGroupMoved) {
@@ -373,7 +385,7 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 	durable := ptr
 	durable.Durable = true
 	if info.Config.MemoryStorage {
-		to := groupStart{seq: max(info.AckFloor.Stream+1, info.Config.OptStartSeq), maker: info.Config.Metadata[metaMaker]}
+		to := groupStart{seq: max(info.AckFloor.Stream+1, info.Config.OptStartSeq), maker: info.Config.Metadata[metaMaker], slots: slotsOf(info)}
 		if live := b.liveGroup(t, ptr.Consumer); live != nil {
 			to.seq = max(to.seq, b.resumeAt(live)) // acks may be under way
 		}
@@ -545,6 +557,9 @@ func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name stri
 	cfg.OptStartSeq, cfg.AckWait = from.seq, b.cfg.AckWait
 	if from.maker != "" {
 		cfg.Metadata[metaMaker] = from.maker
+	}
+	if from.slots > 0 {
+		cfg.Metadata[native.MetaSlots] = strconv.Itoa(from.slots)
 	}
 	if from.paused {
 		cfg.PauseUntil = &pausedUntil

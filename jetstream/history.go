@@ -7,8 +7,8 @@ import (
 
 // History reads the stored events of a topic, without a group. A History is a small value that
 // costs nothing to create, and creating one checks nothing. Its methods may be called concurrently.
-// They create no topic. They return a bad_topic *Error for an invalid name, an internal *Error when
-// NATS fails to answer properly, and ErrClosed.
+// Except for Place, they create no topic. They return a bad_topic *Error for an invalid name, an
+// internal *Error when NATS fails to answer properly, and ErrClosed.
 type History struct {
 	bus   *Bus
 	topic string

@@ -46,7 +46,7 @@ func (s *Subscription) idle(g *group, waiting int) {
 	now := s.bus.clock.now()
 	s.mu.Lock()
 	i := slices.IndexFunc(s.members, func(m *member) bool { return m.group == g })
-	if i < 0 || !s.running() || !s.stale(s.members[i], now) || waiting <= s.members[i].pulls {
+	if i < 0 || g.ordering != nil || !s.running() || !s.stale(s.members[i], now) || waiting <= s.members[i].pulls {
 		s.mu.Unlock()
 		return
 	}

@@ -69,6 +69,9 @@ type Bus struct {
 	maxPayload   int
 	clock        *clock
 	generations  *generations
+	owners       *owners
+	orderings    sync.WaitGroup // ordered groups of this hub
+	orderingsEnd atomic.Bool    // it gives up those that it owns
 	native       *nativeMaps
 	listings     *listings
 	schedules    *schedules
@@ -177,6 +180,9 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if err := b.handles.listen(); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
+	if err := b.listenOrders(); err != nil {
+		return fmt.Errorf("nats at %s: %w", b.where(), err)
+	}
 	if err := b.checkServer(ctx); err != nil {
 		return err
 	}
@@ -185,6 +191,9 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	}
 	b.native = &nativeMaps{bus: b}
 	if b.generations, err = openGenerations(ctx, b); err != nil {
+		return fmt.Errorf("nats at %s: %w", b.where(), err)
+	}
+	if b.owners, err = openOwners(ctx, b); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
 	own := []natsjs.KeyValueConfig{
@@ -212,6 +221,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.clock.lastTick.Store(b.clock.now())
 	b.background(b.watchStalls)
 	b.background(b.generations.follow)
+	b.owners.begin()
 	b.background(b.sweepGroups)
 	b.background(b.lookAfterBuckets)
 	b.probed.Store(b.clock.now())
@@ -377,7 +387,9 @@ func (b *Bus) lastSubscriptions() []*Subscription {
 	defer b.subMu.Unlock()
 	last := make([]*Subscription, 0, len(b.subs))
 	for s := range b.subs {
-		last = append(last, s)
+		if s.keeper == nil { // those end with their ordering
+			last = append(last, s)
+		}
 	}
 	b.subs = nil
 	return last
@@ -398,6 +410,7 @@ func (b *Bus) Close() error {
 			stops.Go(func() { _ = s.Drain(done) })
 		}
 		stops.Wait()
+		b.stopOrderings(ctx)
 		if b.dead != nil {
 			b.dead.stop(ctx) // they are published, so this comes before publishing ends
 		}

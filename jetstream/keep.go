@@ -385,11 +385,7 @@ func (g *group) noteSeen(ctx context.Context) error {
 	if g.topic.stream.keep == nil {
 		return nil
 	}
-	reply, err := g.bus.link().requestMsg(ctx, g.seenMessage())
-	if err == nil {
-		_, err = parsePubAck(reply.Data, "KV_"+retentionBucket)
-	}
-	if err != nil {
+	if _, err := g.bus.write(ctx, "KV_"+retentionBucket, g.seenMessage()); err != nil {
 		return fmt.Errorf("jetstream: note that group %q of topic %s has a member: %w", g.name, g.topic.name, err)
 	}
 	return nil

@@ -121,7 +121,7 @@ func TestReadsMakeNothing(t *testing.T) {
 		t.Error(err)
 	}
 	for info := range b.js.ListStreams(t.Context()).Info() {
-		if !slices.Contains([]string{"KV_" + groupsBucket, "KV_" + attemptsBucket, "KV_" + marksBucket, "KV_" + makersBucket, "KV_" + delaysBucket, "KV_" + retentionBucket, "KV_" + bookmarksBucket}, info.Config.Name) {
+		if !slices.Contains([]string{"KV_" + groupsBucket, "KV_" + attemptsBucket, "KV_" + marksBucket, "KV_" + makersBucket, "KV_" + delaysBucket, "KV_" + retentionBucket, "KV_" + bookmarksBucket, "KV_" + ownersBucket}, info.Config.Name) {
 			t.Errorf("there is a stream %s", info.Config.Name)
 		}
 	}

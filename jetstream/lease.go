@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"cmp"
+	"math"
 	"runtime"
 	"slices"
 	"time"
@@ -35,6 +36,9 @@ func (s *Subscription) holdBytes(n int) {
 // lease files a delivery that has begun under its id, behind older ones.
 func (s *Subscription) lease(d *Delivery) {
 	s.leased++
+	if s.keeper != nil {
+		return // nobody asks an owner for an id
+	}
 	older := s.byID[d.Event.ID]
 	if older == nil {
 		s.byID[d.Event.ID] = d
@@ -50,6 +54,7 @@ func (s *Subscription) unlease(d *Delivery) {
 	s.leased--
 	first := s.byID[d.Event.ID]
 	switch {
+	case s.keeper != nil:
 	case first == d && d.sameID == nil:
 		delete(s.byID, d.Event.ID)
 	case first == d:
@@ -70,10 +75,14 @@ func (s *Subscription) unlease(d *Delivery) {
 // remove ends a delivery. It reports whether the caller may tell the server: not when it had ended
 // before, and not when the server may have given the event to another member.
 func (s *Subscription) remove(d *Delivery, how Outcome) bool {
+	return s.removeAt(d, how, s.bus.clock.now())
+}
+
+// removeAt is remove for callers that have just read the clock.
+func (s *Subscription) removeAt(d *Delivery, how Outcome, now int64) bool {
 	if d.index < 0 {
 		return false
 	}
-	now := s.bus.clock.now()
 	ours := d.usable(now)
 	if !ours {
 		how = Dropped
@@ -84,7 +93,15 @@ func (s *Subscription) remove(d *Delivery, how Outcome) bool {
 	s.out = s.out[:len(s.out)-1]
 	d.index = -1
 	d.path().held.Add(-1)
-	d.ended(how)
+	if d.loan == nil {
+		d.ended(how)
+	}
+	if d.lent != nil {
+		d.lent.until.Store(0)
+	}
+	if s.keeper != nil && !d.quiet {
+		s.keeper.removed(d)
+	}
 	if d.handle != 0 {
 		s.bus.handles.leases.drop(d.handle)
 	}
@@ -93,7 +110,7 @@ func (s *Subscription) remove(d *Delivery, how Outcome) bool {
 		d.m.obs.InFlight(-1)
 		d.traceEnd(how)
 		d.m.obs.Settled(how, time.Duration(now-d.started), time.Duration(s.bus.clock.at(now).UnixNano()-d.Event.StoredAt))
-	} else {
+	} else if !d.slim {
 		s.holdBytes(-d.size)
 	}
 	switch {
@@ -183,13 +200,18 @@ func (s *Subscription) forget() {
 	s.mu.Lock()
 	var unseen []*Delivery
 	for _, d := range s.out {
-		if !d.begun {
+		if !d.begun && d.loan == nil {
 			unseen = append(unseen, d)
 		}
 	}
-	s.drop(func(*Delivery) bool { return true })
+	s.drop(func(d *Delivery) bool { return d.loan == nil }) // lenders look after what they lend
 	for _, m := range s.members {
-		m.close(false)
+		if m.seat == nil {
+			m.close(false)
+		}
+	}
+	if s.keeper != nil {
+		s.keeper.broke(brokenCut)
 	}
 	s.mu.Unlock()
 	for _, d := range unseen {
@@ -268,11 +290,14 @@ func (s *Subscription) tick() {
 				d.asked = now
 				due = now + int64(f.retry)
 			}
-			next = min(next, due, d.touched+int64(f.usable))
+			next = min(next, due)
+			if d.loan == nil {
+				next = min(next, d.touched+int64(f.usable))
+			}
 			switch {
 			case d.begun && !d.writing:
 				next = min(next, d.deadline)
-			case !d.begun && d.resolved:
+			case !d.begun && d.resolved && d.loan == nil && s.keeper == nil:
 				if due := d.arrived + int64(heldPatience); due > now {
 					next = min(next, due)
 				} else {
@@ -286,7 +311,7 @@ func (s *Subscription) tick() {
 			// The server takes a group whose members do not pull, paused or at their maxInFlight,
 			// for one without members.
 			next = min(next, now+int64(ttl/3))
-			if m.requested == 0 {
+			if m.requested == 0 || m.seat != nil {
 				// an error means that the connection is down
 				_ = s.link.nc.Publish(m.group.keepAliveSubject(), progress)
 			}
@@ -322,7 +347,7 @@ func (s *Subscription) tick() {
 	}
 	s.giveBack(expired)
 	for _, d := range failed {
-		s.bus.dead.add(d, "lease expired")
+		s.bury(d, "lease expired")
 	}
 	for _, ds := range touch {
 		s.touch(ds, now)
@@ -331,6 +356,9 @@ func (s *Subscription) tick() {
 
 // touchDue is when the server is to be asked again to keep d. s.mu is held.
 func (d *Delivery) touchDue() int64 {
+	if d.loan != nil {
+		return math.MaxInt64 // its owner does that
+	}
 	f := &d.group.fence
 	if d.asked > d.touched {
 		return max(d.touched+int64(f.touch), d.asked+int64(f.retry))
@@ -369,5 +397,8 @@ func (s *Subscription) touch(ds []*Delivery, sent int64) {
 func (d *Delivery) keptSince(sent, now int64) {
 	if d.usable(now) {
 		d.touched = max(d.touched, sent)
+		if d.lent != nil {
+			d.lent.until.Store(d.touched + int64(d.group.fence.usable))
+		}
 	}
 }

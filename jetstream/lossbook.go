@@ -290,10 +290,7 @@ func (b *Bus) putBook(ctx context.Context, subject string, book any, revision ui
 		return err
 	}
 	m := &nats.Msg{Subject: subject, Data: value, Header: nats.Header{natsjs.ExpectedLastSubjSeqHeader: {strconv.FormatUint(revision, 10)}}}
-	reply, err := b.link().requestMsg(ctx, m)
-	if err == nil {
-		_, err = parsePubAck(reply.Data, "KV_"+retentionBucket)
-	}
+	_, err = b.write(ctx, "KV_"+retentionBucket, m)
 	if keyChanged(err) {
 		return errGroupMoved
 	}

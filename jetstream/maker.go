@@ -105,15 +105,11 @@ func (m *makers) note(ctx context.Context, t *topicInfo, group, client string) (
 	if err != nil {
 		return entry{}, err
 	}
-	reply, err := b.link().requestMsg(ctx, &nats.Msg{Subject: e.subject, Data: value})
-	if err == nil {
-		var ack pubAck
-		ack, err = parsePubAck(reply.Data, "KV_"+makersBucket)
-		e.seq = ack.Seq
-	}
+	ack, err := b.write(ctx, "KV_"+makersBucket, &nats.Msg{Subject: e.subject, Data: value})
 	if err != nil {
 		return entry{}, b.unavailable(fmt.Errorf("jetstream: note a new group: %w", err))
 	}
+	e.seq = ack.Seq
 	refusal, err := m.refusal(ctx, t, client)
 	if refusal != nil && m.looked.Take(client) == 0 {
 		if err = m.sweep(ctx, client, sweepYoung); err == nil {

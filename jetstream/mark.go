@@ -292,6 +292,7 @@ type groupStart struct {
 	seq    uint64
 	ttl    time.Duration
 	maker  string // the client that made it
+	slots  int    // of an ordered group; 0: it is not one
 	paused bool
 	// goesOn says that the group is no new one: only its consumer was lost.
 	goesOn bool
@@ -304,9 +305,9 @@ type groupStart struct {
 // restarted goes on behind the floor of its mark, unless it has had no member for its TTL; other
 // groups begin where the one who joins says.
 func (b *Bus) startOf(ctx context.Context, t *topicInfo, j *joining, ptr *generation, state natsjs.StreamState) (s groupStart, err error) {
-	s = groupStart{ttl: j.ttl, maker: j.client, goesOn: j.was != nil}
+	s = groupStart{ttl: j.ttl, maker: j.client, slots: j.slots, goesOn: j.was != nil}
 	if j.was != nil {
-		s.maker = j.was.maker
+		s.maker, s.slots = j.was.maker, j.was.slots
 	}
 	if j.gone || ptr.Deleted {
 		s.seq, err = j.start(ctx, t, state)

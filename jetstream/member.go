@@ -38,6 +38,7 @@ type member struct {
 	sub   *Subscription
 	group *group
 	obs   GroupObserver
+	seat  *seat   // of an ordered group; nil: it pulls
 	main  *member // of a member of a queue of what was put back: the one that it belongs to
 	queue string  // of what was put back to the group, if anything was
 
@@ -81,6 +82,10 @@ type inbox struct {
 
 // open makes the inbox.
 func (m *member) open() {
+	if m.ordered() {
+		m.openSeat()
+		return
+	}
 	if m.inbox != nil || m.attaching {
 		return
 	}
@@ -104,6 +109,10 @@ func (m *member) open() {
 // close ends the inbox. Gracefully, what is under way is given back when it arrives; otherwise it
 // is forgotten.
 func (m *member) close(gracefully bool) {
+	if m.seat != nil {
+		m.closeSeat()
+		return
+	}
 	if m.inbox == nil {
 		return
 	}
@@ -154,13 +163,13 @@ func (s *Subscription) refillAt(now int64) {
 	if !s.running() {
 		return
 	}
-	if s.heldBytes >= s.bus.limits.HeldBytes {
+	if s.heldBytes >= s.bus.limits.HeldBytes && s.keeper.waits() == 0 {
 		s.bus.obs.LimitReached("held_bytes")
 		return
 	}
 	// Who holds nothing may always ask for its share, so that those who do not take what is theirs
 	// stop nobody else.
-	if s.heldBytes > 0 && s.bus.held.Load() >= int64(s.bus.limits.HeldTotal) {
+	if s.heldBytes > 0 && s.keeper.waits() == 0 && s.bus.held.Load() >= int64(s.bus.limits.HeldTotal) {
 		s.bus.obs.LimitReached("held_total")
 		s.schedule(now + int64(heldRetry))
 		return
@@ -172,7 +181,11 @@ func (s *Subscription) refillAt(now int64) {
 
 func (m *member) refill(now int64) {
 	s := m.sub
-	if m.inbox == nil || m.retryAt > now {
+	if !m.listening() || m.retryAt > now {
+		return
+	}
+	if s.keeper != nil && !s.bus.owners.mayPull(now) {
+		s.schedule(now + int64(pullRetry))
 		return
 	}
 	if s.bus.dead.crowded(m.group) {
@@ -199,6 +212,10 @@ func (m *member) refill(now int64) {
 	if batch < 1 || m.requested > 0 && (m.requested > s.opts.BatchSize/2 || batch < s.opts.BatchSize/2) {
 		return
 	}
+	if m.seat != nil {
+		m.more(batch)
+		return
+	}
 	m.pull(batch, now)
 }
 
@@ -210,6 +227,9 @@ func (m *member) pull(batch int, now int64) {
 	}
 	var buf [128]byte
 	expires := s.link.pullExpires()
+	if s.keeper != nil {
+		expires = s.bus.owners.pullTime()
+	}
 	req := strconv.AppendInt(append(buf[:0], `{"expires":`...), int64(expires), 10)
 	req = strconv.AppendInt(append(req, `,"batch":`...), int64(batch), 10)
 	req = strconv.AppendInt(append(req, `,"max_bytes":`...), int64(bytes), 10)
@@ -260,6 +280,9 @@ func (in *inbox) receive(msg *nats.Msg) {
 	// echo was asked.
 	d.touched = s.link.sentSince(now)
 	var behind bool
+	if s.keeper != nil && m.main == nil {
+		s.keeper.saw(meta.order)
+	}
 	var sent int64
 	d.spared, d.knows, behind, sent = in.group.arrived(msg.Reply, &meta, now)
 	d.touched = min(d.touched, sent)
@@ -313,6 +336,9 @@ func (in *inbox) receive(msg *nats.Msg) {
 		s.refillAt(now)
 		s.mu.Unlock()
 		in.group.tooLate(d)
+		if s.keeper != nil {
+			s.keeper.expect(d)
+		}
 		return
 	}
 	if m.first {
@@ -341,6 +367,9 @@ func (in *inbox) receive(msg *nats.Msg) {
 	}
 	s.refillAt(now)
 	s.mu.Unlock()
+	if s.keeper != nil && m.main != nil && !d.resolved {
+		s.keeper.expect(d) // before what waits behind it is lent
+	}
 	switch {
 	case direct:
 		s.hand(d)
@@ -407,7 +436,7 @@ func (d *Delivery) resolve() {
 		defer s.returning.release()
 		s.mu.Lock()
 		spared := n.spared
-		d.spared, d.resolved, d.failed = spared, true, n.failed
+		d.spared, d.resolved, d.failed, d.until = spared, true, n.failed, n.until
 		d.Attempt = d.attempt(spared)
 		ended, nak := d.unseen, d.unseenNak
 		over := d.failed != nil && !ended && s.remove(d, DeadLettered)
@@ -418,7 +447,7 @@ func (d *Delivery) resolve() {
 		case ended && sure:
 			s.spare(d, nak)
 		case ended && d.knows != forgotten:
-			d.group.bus.keepNote(spareNote{d.attemptsSubject(), note{spared: spared + 1}})
+			d.group.bus.keepNote(spareNote{d.attemptsSubject(), note{spared: spared + 1, until: n.until}})
 			if nak {
 				d.sendInTime(nakNow)
 			}
@@ -432,7 +461,7 @@ func (d *Delivery) resolve() {
 // tellKnown is lookUp where this hub had the delivery before.
 func (d *Delivery) tellKnown(_ int64, then func(n note, sure bool)) {
 	d.m.sub.mu.Lock()
-	n := note{spared: d.spared, failed: d.failed}
+	n := note{spared: d.spared, failed: d.failed, until: d.until}
 	d.m.sub.mu.Unlock()
 	then(n, true)
 }
@@ -496,12 +525,14 @@ func (m *member) freshen(d *Delivery) {
 	})
 }
 
-// hand gives a delivery to the handler.
-func (s *Subscription) hand(d *Delivery) {
+// hand gives deliveries to the handler.
+func (s *Subscription) hand(ds ...*Delivery) {
 	s.deliver.Lock()
 	defer s.deliver.Unlock()
-	if !s.ended.Load() {
-		s.handler((*Held)(d))
+	for _, d := range ds {
+		if !s.ended.Load() {
+			s.handler((*Held)(d))
+		}
 	}
 }
 
@@ -591,10 +622,15 @@ func (m *member) reattach(deleted bool) {
 		m.requeue()
 		return
 	}
+	if s.keeper != nil {
+		s.keeper.broke(brokenGone)
+		return
+	}
 	m.attaching, m.movedAt = true, 0
 	old, was := m.group, m.group.topic.stream
 	m.close(false)
 	s.drop(func(d *Delivery) bool { return d.m == m })
+	m.leaveSeat()
 	s.wg.Go(func() {
 		start := s.bus.resumeAt(old)
 		for wait := 20 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
@@ -615,7 +651,10 @@ func (m *member) reattach(deleted bool) {
 				}
 				m.attaching = false
 				if err == nil {
-					m.takeQueue(queue)
+					if !m.ordered() {
+						m.takeQueue(queue)
+					}
+					m.takeSeat()
 				}
 				if m.movedAt > m.group.revision.Load() {
 					m.reattach(false) // it was moved once more meanwhile

@@ -27,6 +27,7 @@ type nativeTopic struct {
 type nativeGroup struct {
 	topic, group     string
 	stream, consumer string
+	ordered          bool // only its owner pulls from the consumer
 }
 
 // nativeMap is where the topics and groups of the bus were at one moment.
@@ -158,7 +159,7 @@ func (b *Bus) groupsNatively(ctx context.Context, t *nativeTopic) (groups []nati
 				}
 			}
 			if ValidTopic(topic) == nil && ValidGroup(group) == nil && t.gives(topic, &info.Config) {
-				groups = append(groups, nativeGroup{topic, group, t.stream, info.Name})
+				groups = append(groups, nativeGroup{topic, group, t.stream, info.Name, slotsOf(info) > 0})
 			}
 		}
 	}

@@ -82,6 +82,14 @@ func (g *group) silent(l *link, now int64) bool {
 // tell sends what the subscriber, or the hub for it, says about a delivery that has ended here;
 // later, if the path is silent.
 func (d *Delivery) tell(what []byte) {
+	if d.loan != nil {
+		how := byte(loanNaked)
+		if bytes.Equal(what, ackNow) {
+			how = loanAcked
+		}
+		d.loan.end(loanEnd{What: how})
+		return
+	}
 	l, b := d.m.sub.link, d.group.bus
 	if d.group.silent(l, b.clock.now()) {
 		d.group.paths[l.index].keep(settlement{d: d, what: what})
@@ -89,6 +97,24 @@ func (d *Delivery) tell(what []byte) {
 	}
 	d.send(what)
 	if bytes.Equal(what, ackNow) {
+		d.noteAck()
+	}
+}
+
+// acknowledge is tell for acknowledgements of many deliveries over one link.
+func acknowledge(ds []*Delivery, now int64) {
+	var g *group
+	silent := false
+	for _, d := range ds {
+		if d.group != g {
+			g = d.group
+			silent = g.silent(d.m.sub.link, now)
+		}
+		if silent {
+			g.paths[d.m.sub.link.index].keep(settlement{d: d, what: ackNow})
+			continue
+		}
+		d.send(ackNow)
 		d.noteAck()
 	}
 }

@@ -178,7 +178,7 @@ func (w *permissionWriter) groups(topics []nativeTopic) {
 			continue
 		}
 		for _, group := range w.rights.Groups {
-			if ValidGroup(group) == nil && w.rights.Join(t.name, group) {
+			if ValidGroup(group) == nil && !w.ordered(t.name, group) && w.rights.Join(t.name, group) {
 				w.pull(t.stream, t.consumerNatively(group))
 			}
 		}
@@ -187,14 +187,23 @@ func (w *permissionWriter) groups(topics []nativeTopic) {
 		if !w.rights.MayJoin(g.topic) {
 			continue
 		}
-		if w.rights.Join(g.topic, g.group) {
+		join := w.rights.Join(g.topic, g.group)
+		if join && g.ordered {
+			w.narrowed("group %s of %s is ordered by key: its members get their events from a hub", g.group, g.topic)
+		}
+		if join && !g.ordered {
 			w.pull(g.stream, g.consumer)
 			at := &topicInfo{name: g.topic, stream: &stream{name: g.stream, family: !slices.ContainsFunc(w.known.topics, func(t nativeTopic) bool { return t.stream == g.stream && t.alone })}}
 			w.allow(w.bus.api + "DIRECT.GET.KV_" + groupsBucket + ".$KV." + groupsBucket + "." + groupKey(at, g.group))
-		} else if w.rights.Inspect(g.topic, g.group) {
+		} else if join || w.rights.Inspect(g.topic, g.group) {
 			w.allow(w.bus.api + "CONSUMER.INFO." + g.stream + "." + g.consumer)
 		}
 	}
+}
+
+// ordered reports whether the group exists and is ordered.
+func (w *permissionWriter) ordered(topic, group string) bool {
+	return slices.ContainsFunc(w.known.groups, func(g nativeGroup) bool { return g.ordered && g.topic == topic && g.group == group })
 }
 
 // pull allows to pull from a consumer and to settle its events. The subjects of acknowledgements

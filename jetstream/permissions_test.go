@@ -92,10 +92,43 @@ func TestNoRightsAllowNothing(t *testing.T) {
 	none := func(string, string) bool { return false }
 	w := &permissionWriter{
 		bus: &Bus{api: "$JS.API.", rules: builtinRules}, rights: &NativeRights{Publish: no, Read: no, Join: none, Inspect: none, MayJoin: no},
-		known: &nativeMap{topics: []nativeTopic{{name: "a", stream: "a", alone: true}, {stream: "dlq"}}, groups: []nativeGroup{{"a", "g", "a", "g"}}},
+		known: &nativeMap{topics: []nativeTopic{{name: "a", stream: "a", alone: true}, {stream: "dlq"}}, groups: []nativeGroup{{topic: "a", group: "g", stream: "a", consumer: "g"}}},
 	}
 	p, fits := w.write("_INBOX_x", maxSegments)
 	if !fits || len(p.Publish) != 0 || !slices.Equal(p.Subscribe, []string{"_INBOX_x.>"}) || len(p.Narrowed) != 0 {
 		t.Errorf("%+v, %v", p, fits)
+	}
+}
+
+// TestNobodyPullsFromOrderedGroups has a client with every right neither pull from the consumer of
+// an ordered group nor settle its events, and not reach what hubs say to each other.
+func TestNobodyPullsFromOrderedGroups(t *testing.T) {
+	yes := func(string) bool { return true }
+	join := func(string, string) bool { return true }
+	w := &permissionWriter{
+		bus: &Bus{api: "$JS.API.", rules: builtinRules}, watch: true,
+		rights: &NativeRights{
+			Publish: yes, Read: yes, Join: join, Inspect: join, MayJoin: yes, Topics: []string{"a"}, Groups: []string{"g", "o"},
+			PublishReach: []NativeReach{{Pattern: "**", Rule: 1, Whole: true}}, ReadReach: []NativeReach{{Pattern: "**", Rule: 1, Whole: true}},
+		},
+		known: &nativeMap{
+			topics: []nativeTopic{{name: "a", stream: "a", alone: true}, {stream: "dlq"}},
+			groups: []nativeGroup{{topic: "a", group: "g", stream: "a", consumer: "g"}, {topic: "a", group: "o", stream: "a", consumer: "o", ordered: true}},
+		},
+	}
+	p, fits := w.write("_INBOX_x", maxSegments)
+	allows := func(subject string) bool {
+		return slices.ContainsFunc(slices.Concat(p.Publish, p.Subscribe), func(s string) bool { return overlap(s, subject) })
+	}
+	if !fits || !allows("$JS.API.CONSUMER.MSG.NEXT.a.g") || !allows("$JS.ACK.a.g.1.2.3.4.5") || !allows("$JS.API.CONSUMER.INFO.a.o") {
+		t.Errorf("%+v, %v", p, fits)
+	}
+	for _, subject := range []string{"$JS.API.CONSUMER.MSG.NEXT.a.o", "$JS.ACK.a.o.1.2.3.4.5", "$JS.ACK.hub.acc.a.o.1.2.3.4.5.x", hubInbox + ">", privateInbox()} {
+		if allows(subject) {
+			t.Errorf("%s is allowed", subject)
+		}
+	}
+	if len(p.Narrowed) == 0 || !strings.Contains(strings.Join(p.Narrowed, "\n"), "group o of a is ordered by key") {
+		t.Errorf("narrowed: %q", p.Narrowed)
 	}
 }

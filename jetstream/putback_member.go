@@ -85,7 +85,10 @@ func (s *Subscription) joinQueue(topic, queue string, ttl bool) (*group, error) 
 
 // addQueue makes the second source. s.mu is held.
 func (s *Subscription) addQueue(main *member, g *group) {
-	q := &member{sub: s, group: g, main: main, obs: s.bus.obs.Group(g.topic.name, s.group, s.opts.GroupTTL > 0)}
+	q := &member{sub: s, group: g, main: main, obs: nopObserver{}}
+	if s.keeper == nil {
+		q.obs = s.bus.obs.Group(g.topic.name, s.group, s.opts.GroupTTL > 0)
+	}
 	s.members = append(slices.Clone(s.members), q)
 	s.bus.addMember(g, s)
 	if s.running() {

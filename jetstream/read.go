@@ -67,6 +67,10 @@ func (r *Range) Before() string {
 	return r.topic.stream.name + "@" + strconv.FormatUint(r.first-1, 10)
 }
 
+// Bounds returns the first and the last sequence of the range. They are 0 for a topic that does not
+// exist, and first is greater than last when no event belongs to the range.
+func (r *Range) Bounds() (first, last uint64) { return r.first, r.last }
+
 // Read returns the events of a range in the order of the stream. It is Range and Range.Events in
 // one; a Range also tells what the stream has dropped.
 func (h History) Read(ctx context.Context, opts ReadOptions) iter.Seq2[*Event, error] {

@@ -46,7 +46,7 @@ func (b *Bus) rewound(ctx context.Context, t *topicInfo, name string, ptr genera
 			return nil, b.unavailable(ctx.Err())
 		}
 	}
-	to := groupStart{seq: min(info.AckFloor.Stream, end) + 1, ttl: info.Config.InactiveThreshold, maker: info.Config.Metadata[metaMaker]}
+	to := groupStart{seq: min(info.AckFloor.Stream, end) + 1, ttl: info.Config.InactiveThreshold, maker: info.Config.Metadata[metaMaker], slots: slotsOf(info)}
 	moved, rev, err := b.moveGroup(ctx, t, name, ptr, to)
 	if err != nil {
 		return nil, b.unavailableUnless(err, errGroupMoved)

@@ -108,6 +108,9 @@ func (r *TopicRule) streamConfig(topic string, defaults *Config) natsjs.StreamCo
 	return cfg
 }
 
+// RuleOf returns the rule that a bus has for a topic, or for all topics if no other rule matches.
+func RuleOf(b *Bus, topic string) TopicRule { return *b.rule(topic) }
+
 func (b *Bus) rule(topic string) *TopicRule {
 	for i := range b.rules {
 		if b.rules[i].matches(topic) {

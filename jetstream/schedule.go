@@ -443,14 +443,7 @@ func (k *schedules) mark(ctx context.Context, subject string, dropped bool) (uin
 	if dropped {
 		h[headerDropped] = []string{"1"}
 	}
-	reply, err := k.bus.link().requestMsg(ctx, &nats.Msg{Subject: subject, Header: h})
-	if err == nil && noResponders(reply) {
-		err = nats.ErrNoResponders
-	}
-	if err != nil {
-		return 0, fmt.Errorf("jetstream: store a cancellation: %w", err)
-	}
-	ack, err := parsePubAck(reply.Data, delayedStream)
+	ack, err := k.bus.write(ctx, delayedStream, &nats.Msg{Subject: subject, Header: h})
 	if err != nil {
 		return 0, fmt.Errorf("jetstream: store a cancellation: %w", err)
 	}

@@ -138,7 +138,7 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 	}
 	at := groupStart{}
 	if !missing {
-		at.ttl, at.maker = info.Config.InactiveThreshold, info.Config.Metadata[metaMaker]
+		at.ttl, at.maker, at.slots = info.Config.InactiveThreshold, info.Config.Metadata[metaMaker], slotsOf(info)
 	}
 	taken := &takeover{ctx: ctx, info: info, end: func(bool) {}}
 	if to.kind == atPlace && !how.dry && !missing {

@@ -203,15 +203,22 @@ func (b *Bus) putSnapshot(ctx context.Context, stream string, config json.RawMes
 	if err != nil {
 		return false, err
 	}
-	var answer struct {
+	type restoreAnswer struct {
 		Error   *natsjs.APIError `json:"error"`
 		Deliver string           `json:"deliver_subject"`
 	}
-	if err := b.askServer(ctx, "STREAM.RESTORE."+stream, ask, &answer); err != nil {
-		return true, err // it may have begun
-	}
-	if answer.Error != nil {
-		return false, answer.Error
+	answer, err := whenUp(ctx, b, func() (a restoreAnswer, err error) {
+		if err := b.askServer(ctx, "STREAM.RESTORE."+stream, ask, &a); err != nil {
+			begun = true // perhaps
+			return a, err
+		}
+		if a.Error != nil {
+			return a, a.Error
+		}
+		return a, nil
+	})
+	if err != nil {
+		return begun, err
 	}
 	inbox := nats.NewInbox()
 	replies := make(chan *nats.Msg, 2*snapshotWindow)

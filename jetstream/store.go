@@ -113,7 +113,8 @@ func (b *Bus) checkRestored(ctx context.Context) error {
 // mark makes or removes the mark of a restore.
 func (s *Store) mark(ctx context.Context, replicas int) (remove func(context.Context) error, err error) {
 	cfg := natsjs.StreamConfig{Name: restoreMark, Subjects: []string{"$EVENTHUB.RESTORE"}, Description: "eventhub: a restore is running", MaxMsgs: 1, Replicas: max(replicas, 1)}
-	if _, err := s.bus.js.CreateStream(ctx, cfg); err != nil {
+	create := func() (natsjs.Stream, error) { return s.bus.js.CreateStream(ctx, cfg) }
+	if _, err := whenUp(ctx, s.bus, create); err != nil {
 		return nil, fmt.Errorf("nats at %s: make stream %s: %w", s.bus.where(), restoreMark, err)
 	}
 	return func(ctx context.Context) error { return s.bus.js.DeleteStream(ctx, restoreMark) }, nil

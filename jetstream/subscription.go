@@ -88,6 +88,18 @@ type SubscribeOptions struct {
 	Paused bool
 	// Handles gives deliveries handles, with which clients settle them on any hub: see Held.Handle.
 	Handles bool
+	// OrderByKey makes a new group an ordered one, and is needed to join one: of each key, one
+	// event at a time is leased, in the order of the stream. A refused or expired event blocks its
+	// key until it is settled or dead-lettered; other keys go on. Events without a key are in no
+	// order.
+	OrderByKey bool
+	// Slots is the number of slots of a new ordered group: 1..1,024, default 64. A key belongs to a
+	// slot, and a slot to one member. A group that exists keeps the number with which it was made.
+	Slots int
+	// OnAssign, when not nil, is called when the slots of the subscription on a topic have changed:
+	// before the first event of a new slot is handed out, and after the last lease of a lost one
+	// has ended. It is never called while the handler runs, and must not block.
+	OnAssign func(Assignment)
 	// Workers is how many handlers of Consume run at a time: 1..10,000, default 1. MaxInFlight also
 	// limits how many events are processed at a time. Subscribe refuses Workers, because it never
 	// calls its handler concurrently.
@@ -132,7 +144,7 @@ func (o *SubscribeOptions) validate() error {
 		return badOptions("opts.Workers is %d: 1 to %d are allowed", o.Workers, maxInFlightLimit)
 	}
 	o.AckTimeout = min(o.AckTimeout, o.MaxLease)
-	return nil
+	return o.validateOrder()
 }
 
 // Subscription is one member of a group, on one or several topics. Consume and Subscribe return it.
@@ -145,6 +157,7 @@ type Subscription struct {
 	opts    SubscribeOptions
 	handler func(*Held)
 	workers *workers // of Consume, else nil
+	keeper  *owner   // of the owner of an ordered group, else nil
 
 	deliver sync.Mutex  // held while the handler runs
 	ended   atomic.Bool // no handler begins any more
@@ -259,6 +272,9 @@ func (b *Bus) subscribe(ctx context.Context, topic, group string, opts Subscribe
 		s.wg.Wait()
 		for _, m := range s.members {
 			m.obs.Close()
+			s.mu.Lock()
+			m.leaveSeat()
+			s.mu.Unlock()
 			b.unshare(m.group, s)
 		}
 		return nil, err
@@ -274,7 +290,7 @@ func (b *Bus) subscribe(ctx context.Context, topic, group string, opts Subscribe
 }
 
 func (s *Subscription) join(ctx context.Context, topic string, start startFunc) error {
-	j := &joining{topic: topic, group: s.group, ttl: s.opts.GroupTTL, client: s.opts.CountFor, free: s.opts.FreeGroups, start: start}
+	j := &joining{topic: topic, group: s.group, ttl: s.opts.GroupTTL, client: s.opts.CountFor, free: s.opts.FreeGroups, slots: s.opts.Slots, start: start}
 	g, err := s.bus.join(ctx, j)
 	if err != nil {
 		return err
@@ -282,7 +298,10 @@ func (s *Subscription) join(ctx context.Context, topic string, start startFunc) 
 	m := &member{sub: s, group: g, obs: s.bus.obs.Group(topic, s.group, s.opts.GroupTTL > 0)}
 	s.mu.Lock()
 	s.members = append(s.members, m)
-	m.takeQueue(j.queue) //nolint:contextcheck // it joins for as long as the subscription lives
+	if !m.ordered() {
+		m.takeQueue(j.queue) //nolint:contextcheck // it joins for as long as the subscription lives
+	}
+	m.takeSeat()
 	s.mu.Unlock()
 	// from now on, other members' questions come to this one, too
 	s.bus.addMember(g, s)
@@ -525,7 +544,7 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 		s.opts.Holder.leave(s)
 		s.giveBack(back)
 		for _, d := range failed {
-			s.bus.dead.add(d, "connection lost")
+			s.bury(d, "connection lost")
 		}
 		s.cancel()         // a handler may wait for Done
 		s.deliver.Lock()   // a handler that runs now is the last one
@@ -540,6 +559,9 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 		defer cancel()
 		for _, m := range s.members {
 			m.obs.Close()
+			s.mu.Lock()
+			m.leaveSeat()
+			s.mu.Unlock()
 			s.bus.unshare(m.group, s)
 			m.group.storeLastMark(marking, s.link)
 			_ = m.group.noteSeen(marking) // else the time counts from the last note
@@ -566,7 +588,9 @@ func (s *Subscription) moved(key string, to *generation) {
 			if to.Paused {
 				m.groupPaused()
 			}
-			m.takeQueue(to.PutBack)
+			if !m.ordered() {
+				m.takeQueue(to.PutBack)
+			}
 		}
 	}
 }

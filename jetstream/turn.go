@@ -45,14 +45,7 @@ func (k turnKind) subject(stream string) string {
 // otherwise leaves the note to its age.
 func (b *Bus) takeTurn(ctx context.Context, kind turnKind, stream string) (*turn, error) {
 	t := &turn{bus: b, stream: stream, subject: kind.subject(stream) + rand.Text()}
-	reply, err := b.link().requestMsg(ctx, &nats.Msg{Subject: t.subject})
-	if err == nil && noResponders(reply) {
-		err = nats.ErrNoResponders
-	}
-	var ack pubAck
-	if err == nil {
-		ack, err = parsePubAck(reply.Data, "KV_"+retentionBucket)
-	}
+	ack, err := b.write(ctx, "KV_"+retentionBucket, &nats.Msg{Subject: t.subject})
 	if err != nil {
 		t.end(ctx) // the note may have been stored
 		return nil, err

@@ -25,6 +25,13 @@ const (
 // the bytes of the connection for which most wait.
 type Outbound struct{ Bytes, Frames, MaxBytes int }
 
+// Broadcasts is the state of the broadcasts of a hub: topics, sockets and the bytes of their rings
+// now, and so far the gaps, the events left out, and those read from the store.
+type Broadcasts struct {
+	Topics, Sockets, RingBytes int
+	Gaps, Missed, CaughtUp     uint64
+}
+
 // gather collects all metrics. It first makes the series of topics and groups that exist and that
 // this hub has not used yet.
 func (s *Server) gather() ([]*dto.MetricFamily, error) {
@@ -54,8 +61,10 @@ func (s *Server) gather() ([]*dto.MetricFamily, error) {
 }
 
 // desc returns the description of a gauge of the table.
-func desc(name string) *prometheus.Desc {
-	d := define(name, gauge)
+func desc(name string) *prometheus.Desc { return descOf(name, gauge) }
+
+func descOf(name string, k kind) *prometheus.Desc {
+	d := define(name, k)
 	return prometheus.NewDesc(d.name, d.help, d.labels, nil)
 }
 
@@ -104,6 +113,41 @@ func (s *Server) registerStates() {
 			set(frames, float64(waiting.Frames))
 			set(most, float64(waiting.MaxBytes))
 		}})
+	}
+	if s.cfg.Broadcasts != nil {
+		reg.MustRegister(newBroadcastStates(s.cfg.Broadcasts))
+	}
+}
+
+// broadcastStates collects the metrics of broadcasts.
+type broadcastStates struct {
+	ask                                            func() Broadcasts
+	topics, sockets, bytes, gaps, missed, caughtUp *prometheus.Desc
+}
+
+func newBroadcastStates(ask func() Broadcasts) broadcastStates {
+	return broadcastStates{
+		ask: ask, topics: desc("eventhub_broadcast_topics"), sockets: desc("eventhub_broadcast_sockets"), bytes: desc("eventhub_broadcast_ring_bytes"),
+		gaps: descOf("eventhub_broadcast_gaps_total", counter), missed: descOf("eventhub_broadcast_missed_total", counter),
+		caughtUp: descOf("eventhub_broadcast_caught_up_total", counter),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (b broadcastStates) Describe(descs chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{b.topics, b.sockets, b.bytes, b.gaps, b.missed, b.caughtUp} {
+		descs <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (b broadcastStates) Collect(metrics chan<- prometheus.Metric) {
+	now := b.ask()
+	for d, value := range map[*prometheus.Desc]int{b.topics: now.Topics, b.sockets: now.Sockets, b.bytes: now.RingBytes} {
+		metrics <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value))
+	}
+	for d, value := range map[*prometheus.Desc]uint64{b.gaps: now.Gaps, b.missed: now.Missed, b.caughtUp: now.CaughtUp} {
+		metrics <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(value))
 	}
 }
 

@@ -100,7 +100,7 @@ func TestTableIsWhatMetricsShows(t *testing.T) {
 	}
 	h := described(t, Config{
 		Bus: busState{}, Registry: reg, Groups: bus, NATS: bus.Admin().NATS(), Guard: Guard{Tokens: newVerifier(t)},
-		Outbound: func() Outbound { return Outbound{} }, KeysAge: func() time.Duration { return 0 },
+		Outbound: func() Outbound { return Outbound{} }, Broadcasts: func() Broadcasts { return Broadcasts{} }, KeysAge: func() time.Duration { return 0 },
 	})
 	lags := prometheus.NewRegistry()
 	registerLags(lags, bus, slog.New(slog.DiscardHandler))

@@ -49,6 +49,8 @@ type Config struct {
 	Observed *Metrics
 	// Outbound, if not nil, returns what waits to be sent to WebSocket clients, for the metrics.
 	Outbound func() Outbound
+	// Broadcasts, if not nil, returns the state of the broadcasts, for the metrics.
+	Broadcasts func() Broadcasts
 	// KeysAge, if not nil, returns how old the keys of JWTs are, for the metrics.
 	KeysAge func() time.Duration
 	// Groups, if not nil, is managed at /groups.

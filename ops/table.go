@@ -38,6 +38,12 @@ var (
 var definitions = []definition{
 	{"delivery_handler_duration_ms", histogram, "How long a subscriber had an event, in milliseconds, until its lease ended.", pairLabels},
 	{"delivery_latency_ms", histogram, "Time from the storage of an event to its acknowledgement, in milliseconds.", pairLabels},
+	{"eventhub_broadcast_caught_up_total", counter, "Events that broadcasts have read from the store, for a snapshot or to catch up.", nil},
+	{"eventhub_broadcast_gaps_total", counter, "GAP frames: a broadcast left events out.", nil},
+	{"eventhub_broadcast_missed_total", counter, "Events that broadcasts have left out; a topic that shares its stream counts none.", nil},
+	{"eventhub_broadcast_ring_bytes", gauge, "Memory of the events that are kept for broadcasts, in bytes.", nil},
+	{"eventhub_broadcast_sockets", gauge, "Broadcasts of all connections that get events as they come.", nil},
+	{"eventhub_broadcast_topics", gauge, "Topics that are broadcast.", nil},
 	{"eventhub_buckets_broken", gauge, "Buckets of compacted topics known to this hub that are not as they should be.", nil},
 	{"eventhub_build_info", gauge, "Always 1; the labels say what runs.", []string{"version", "go_version"}},
 	{"eventhub_connections", gauge, "WebSocket connections that are open.", nil},

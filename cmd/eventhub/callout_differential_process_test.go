@@ -111,7 +111,7 @@ func randomPattern(rng *rand.Rand) string {
 
 // randomGrant returns a grant, and whether it has scopes, which deny nothing.
 func randomGrant(rng *rand.Rand) (g acl.Grant, scopes bool) {
-	actions := []string{"publish", "subscribe", "subscribe", "inspect", "admin", "*"}
+	actions := []string{"publish", "subscribe", "subscribe", "inspect", "presence", "admin", "*"}
 	if rng.IntN(2) == 0 {
 		for range 1 + rng.IntN(6) {
 			scope := actions[rng.IntN(len(actions))] + ":" + randomPattern(rng)

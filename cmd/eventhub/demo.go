@@ -25,11 +25,13 @@ const (
 	demoTokenPath = demoPath + "token"
 )
 
-// demoScopes are the rights of the token that the demo's page gets on loopback.
-var demoScopes = []string{
-	"publish:demo.*", "subscribe:demo.*",
-	"subscribe:" + process.TopicState + "::demo-*",
-}
+// demoRights are the rights of the token that the demo's page gets on loopback. It may follow the
+// states of processes, and join no group of theirs.
+const demoRights = `{"rules":[
+	{"effect":"deny","action":"subscribe","topics":["` + process.TopicState + `"],"groups":["*"]},
+	{"effect":"allow","action":"subscribe","topics":["demo.*","` + process.TopicState + `"]},
+	{"effect":"allow","action":"publish","topics":["demo.*"]}
+]}`
 
 // addDemoToken makes the token of the demo's page, another one at each start. Where clients may be
 // on other hosts, the page gets none and asks its visitor.
@@ -37,7 +39,7 @@ func (h *hub) addDemoToken() error {
 	if !h.cmd.Demo || !h.cmd.local() {
 		return nil
 	}
-	policy, err := acl.ParseScopes(demoScopes)
+	policy, err := acl.ParsePolicy([]byte(demoRights))
 	if err != nil {
 		return fmt.Errorf("token of the demo: %w", err)
 	}

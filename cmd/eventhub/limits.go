@@ -24,6 +24,13 @@ type limitFlags struct {
 	PrincipalStreams     int `env:"PRINCIPAL_STREAMS" placeholder:"N" help:"Concurrent streams of one principal. Default: a quarter of all."`
 	Pulls                int `env:"PULLS" default:"4096" help:"Pulls over HTTP that wait for events or have unsettled ones."`
 	PrincipalPulls       int `env:"PRINCIPAL_PULLS" placeholder:"N" help:"Such pulls of one principal. Default: a quarter of all."`
+	Tails                int `env:"TAILS" default:"1024" help:"Topics that are broadcast."`
+	PrincipalTails       int `env:"PRINCIPAL_TAILS" placeholder:"N" help:"Topics that one principal was the first to have broadcast. Default: a quarter of all."`
+	RingFrames           int `env:"RING_FRAMES" default:"8192" help:"Newest events of a broadcast topic that are kept for slow sockets."`
+	RingBytes            int `env:"RING_BYTES" default:"16777216" help:"Bytes of these events of one topic."`
+	RingTotal            int `env:"RING_TOTAL" default:"268435456" help:"Bytes of these events of all topics."`
+	CatchUp              int `env:"CATCH_UP" default:"100000" help:"Events of the stream that a broadcast may begin behind the end."`
+	Presence             int `env:"PRESENCE" default:"100000" help:"Names of clients that are kept for presence, each once for each topic and hub."`
 	Subscriptions        int `env:"SUBSCRIPTIONS" default:"256" help:"Subscriptions per connection."`
 	Operations           int `env:"OPERATIONS" default:"64" help:"Concurrent frames per connection that wait for NATS or for one another."`
 	Topics               int `env:"TOPICS" default:"10000" help:"Topics known to this hub."`
@@ -38,6 +45,7 @@ type limitFlags struct {
 	Frame                int `env:"FRAME" placeholder:"BYTES" help:"Bytes of a frame. Default: 4 MiB or twice the payload, whichever is more."`
 	InboundBytes         int `env:"INBOUND_BYTES" default:"268435456" help:"Bytes of partly received frames, over all connections."`
 	HeldBytes            int `env:"HELD_BYTES" default:"134217728" help:"Bytes of fetched events that are not delivered yet, over all subscriptions."`
+	OrderedWindow        int `env:"ORDERED_WINDOW" default:"8192" help:"Events of an ordered group that its hub has fetched and that are not settled: 1 to 50000."`
 	Pages                int `env:"PAGES" default:"8" help:"Pages of latest records read concurrently; further requests wait."`
 	PageBytes            int `env:"PAGE_BYTES" default:"16777216" help:"Bytes after which a page of latest records ends early."`
 	PageTotal            int `env:"PAGE_TOTAL" placeholder:"BYTES" help:"Bytes of pages that clients have not taken yet. Default: 256 MiB, or four times a page if larger."`
@@ -54,6 +62,7 @@ type limitFlags struct {
 	BadTokens           quota `env:"BAD_TOKENS" default:"100/200" placeholder:"RATE/BURST" help:"Refused tokens per address (IPv6: per /64): per second, and at once; or off. Further refusals wait, or end the connection."`
 	TokenChecks         quota `env:"TOKEN_CHECKS" default:"10000/20000" placeholder:"RATE/BURST" help:"Bad tokens per address that are checked: per second, and at once; or off. Further unknown tokens are refused unseen."`
 
+	CatchUpRate            quota `env:"CATCH_UP_RATE" default:"50000/100000" placeholder:"RATE/BURST" help:"Events that the hub reads from streams for broadcasts of one principal that are behind: per second, and at once; or off."`
 	OutboxRate             quota `env:"OUTBOX_RATE" default:"4194304/33554432" placeholder:"RATE/BURST" help:"Bytes that one principal may post to the hub's own outbox: per second, and at once; or off."`
 	OutboxPending          int   `env:"OUTBOX_PENDING" default:"1000000" help:"Events waiting or parked in the hub's own outbox. Beyond it, POST /outbox is refused."`
 	OutboxBytes            int   `env:"OUTBOX_BYTES" default:"1073741824" help:"Bytes of these events, with 512 for each. Beyond it, POST /outbox is refused."`
@@ -103,6 +112,7 @@ func (f limitFlags) validate() (faults []error) {
 		{"return-rate", f.ReturnRate, 1},
 		{"inbound-bytes", f.InboundBytes, 1},
 		{"held-bytes", f.HeldBytes, 1},
+		{"ordered-window", f.OrderedWindow, 1},
 		{"pages", f.Pages, 1},
 		{"page-bytes", f.PageBytes, 1},
 		{"page-total", f.PageTotal, 0},
@@ -118,6 +128,13 @@ func (f limitFlags) validate() (faults []error) {
 		{"principal-streams", f.PrincipalStreams, 0},
 		{"pulls", f.Pulls, 1},
 		{"principal-pulls", f.PrincipalPulls, 0},
+		{"tails", f.Tails, 1},
+		{"principal-tails", f.PrincipalTails, 0},
+		{"ring-frames", f.RingFrames, 1},
+		{"ring-bytes", f.RingBytes, 1},
+		{"ring-total", f.RingTotal, 1},
+		{"catch-up", f.CatchUp, 1},
+		{"presence", f.Presence, 1},
 		{"subscriptions", f.Subscriptions, 1},
 		{"operations", f.Operations, 1},
 		{"topics", f.Topics, 1},
@@ -221,6 +238,7 @@ func (f limitFlags) facade() facade.Limits {
 		PrincipalPageTotal: f.PrincipalPageTotal, BodyRate: f.BodyRate,
 		Exports: f.Exports, PrincipalExports: f.PrincipalExports,
 		Streams: f.Streams, PrincipalStreams: f.PrincipalStreams, Pulls: f.Pulls, PrincipalPulls: f.PrincipalPulls,
+		Tails: f.Tails, PrincipalTails: f.PrincipalTails, RingFrames: f.RingFrames, RingBytes: f.RingBytes, RingTotal: f.RingTotal, CatchUp: f.CatchUp, Presence: f.Presence,
 		Joins: f.Joins, PrincipalJoins: f.PrincipalJoins, PrincipalHeld: f.PrincipalHeld, CountOwnToken: f.CountOwnToken, Lease: f.Lease,
 		AuthTimeout: f.AuthTimeout, StreamBeat: f.StreamBeat, PingInterval: f.PingInterval, PongTimeout: f.PongTimeout, ReturnRate: f.ReturnRate,
 	}
@@ -231,6 +249,7 @@ func (f limitFlags) facade() facade.Limits {
 	l.BadTokenRate, l.BadTokenBurst = f.BadTokens.limits()
 	l.TokenCheckRate, l.TokenCheckBurst = f.TokenChecks.limits()
 	l.OutboxRate, l.OutboxBurst = f.OutboxRate.limits()
+	l.CatchUpRate, l.CatchUpBurst = f.CatchUpRate.limits()
 	return l
 }
 
@@ -238,7 +257,7 @@ func (f limitFlags) facade() facade.Limits {
 func (f limitFlags) bus() jetstream.Limits {
 	l := jetstream.Limits{
 		Topics: f.Topics, TopicsPerClient: f.NewTopics, GroupsPerClient: f.NewGroups, ClientGroups: f.PrincipalGroups,
-		StreamGroups: f.StreamGroups, MaxPayload: f.Payload, HeldTotal: f.HeldBytes,
+		StreamGroups: f.StreamGroups, MaxPayload: f.Payload, HeldTotal: f.HeldBytes, OrderedWindow: f.OrderedWindow,
 		IDSearches: f.IDSearches, IDSearchesPerClient: f.PrincipalIDSearches, DeadLetterShare: f.DeadLetterShare, KeyShare: f.KeyShare,
 		Delayed: f.Delayed, DelayedPerClient: f.PrincipalDelayed, MaxDelay: f.MaxDelay, StuckAfter: f.StuckAfter,
 		DeadLetterRate: f.DeadLetterBytes.rate, DeadLetterBurst: f.DeadLetterBytes.burst,
@@ -266,9 +285,10 @@ func (f limitFlags) lines() [][2]string {
 	return [][2]string{
 		{"limits", fmt.Sprintf("connections %d, of one principal %s, without AUTH %s, waiting %d; requests %d, of one principal %s; subscriptions %d, operations %d", f.Connections, or(f.PrincipalConnections, "three quarters of them"), or(f.Unauthenticated, "a quarter of them"), f.WaitingConnections, f.Requests, or(f.PrincipalRequests, "a quarter of them"), f.Subscriptions, f.Operations)},
 		{"", fmt.Sprintf("streams %d, of one principal %s; pulls %d, of one principal %s", f.Streams, or(f.PrincipalStreams, "a quarter of them"), f.Pulls, or(f.PrincipalPulls, "a quarter of them"))},
+		{"", fmt.Sprintf("broadcast topics %d, of one principal %s; %d of their events are kept, %d bytes, and %d bytes of all topics; a broadcast begins at most %d events behind the end; events that are read for broadcasts of a principal that are behind %v; %d names are kept for presence", f.Tails, or(f.PrincipalTails, "a quarter of them"), f.RingFrames, f.RingBytes, f.RingTotal, f.CatchUp, f.CatchUpRate, f.Presence)},
 		{"", fmt.Sprintf("waiting in the outbox %d, of one principal %s; bytes %d, of one principal %s; bytes that a principal may post %v", f.OutboxPending, or(f.PrincipalOutboxPending, "half of them"), f.OutboxBytes, or(f.PrincipalOutboxBytes, "half of them"), f.OutboxRate)},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
-		{"", fmt.Sprintf("topics %d, new ones %d; new keys %v, in 30 days %d, new processes %v; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes; %d pages of %d bytes, %d exports at a time", f.Topics, f.NewTopics, f.NewKeys, f.KeyShare, f.NewProcesses, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.Pages, f.PageBytes, f.Exports)},
+		{"", fmt.Sprintf("topics %d, new ones %d; new keys %v, in 30 days %d, new processes %v; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes, of an ordered group %d; %d pages of %d bytes, %d exports at a time", f.Topics, f.NewTopics, f.NewKeys, f.KeyShare, f.NewProcesses, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.OrderedWindow, f.Pages, f.PageBytes, f.Exports)},
 		{"", fmt.Sprintf("groups of a principal %d, new ones %d, the hub's own token %s; of a stream %d; %d subscribe at a time, of one principal %s; events held by a principal %s, for %v at a time", f.PrincipalGroups, f.NewGroups, map[bool]string{true: "too", false: "any"}[f.CountOwnToken], f.StreamGroups, f.Joins, or(f.PrincipalJoins, "a 32nd of them"), or(f.PrincipalHeld, "any"), f.Lease)},
 		{"", fmt.Sprintf("searches for an afterId %d, of one principal %s; dead letters of a principal %v bytes, %d in 30 days; refused tokens of an address %v, checked %v", f.IDSearches, or(f.PrincipalIDSearches, "half of them"), f.DeadLetterBytes, f.DeadLetterShare, f.BadTokens, f.TokenChecks)},
 		{"", fmt.Sprintf("delayed events %d, of one principal %d, up to %v ahead", f.Delayed, f.PrincipalDelayed, f.MaxDelay)},

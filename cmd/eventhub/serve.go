@@ -239,10 +239,11 @@ func (h *hub) open(ctx context.Context) error {
 		Groups: h.bus, Topics: ops.TopicsOf(h.bus), DeadLetters: h.bus.Admin().DeadLetters(), Connections: connectionsOf{h.facade}, Events: h.bus,
 		NATS: h.bus.Admin().NATS(), Guard: guard, Status: facade.StatusOf, Revocations: h.revocations(), Documents: docs.Handlers(),
 		LimitReached: metrics.LimitReached, Throttle: h.throttle, Observed: metrics, KeysAge: h.tokens.KeysAge,
-		Outbound:  func() ops.Outbound { return ops.Outbound(h.facade.Outbound()) },
-		Outboxes:  outboxesOf{h},
-		Backups:   h.backups(),
-		Addresses: ops.Addresses{WebSocket: scheme("ws", h.cert) + h.ws.visited(), HTTP: scheme("http", h.cert) + h.http.visited()},
+		Outbound:   func() ops.Outbound { return ops.Outbound(h.facade.Outbound()) },
+		Broadcasts: func() ops.Broadcasts { return ops.Broadcasts(h.facade.Broadcasts()) },
+		Outboxes:   outboxesOf{h},
+		Backups:    h.backups(),
+		Addresses:  ops.Addresses{WebSocket: scheme("ws", h.cert) + h.ws.visited(), HTTP: scheme("http", h.cert) + h.http.visited()},
 	}
 	if cmd.metricsNeedToken() {
 		operators.Metrics = &guard

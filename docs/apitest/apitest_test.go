@@ -161,7 +161,7 @@ func TestFrames(t *testing.T) {
 		{"", `{"op":"OK"}`, ""},
 		{"", `{"op":"OK","corr":{"a":1},"id":"i"}`, ""},
 		{"", `{"op":"OK","size":1}`, "additional properties 'size' not allowed"},
-		{"", `{"op":"GAP"}`, `there is no message for the op "GAP"`},
+		{"", `{"op":"HOLE"}`, `there is no message for the op "HOLE"`},
 		{"", `{"op":"ERR","code":"bad_luck","msg":"no"}`, "value must be one of"},
 		{"", `{"op":"EVENT","topic":"t","group":"g","event":` + eventBody + `,"ctx":{"attempt":1,"ack_deadline_ms":1}}`, ""},
 		{"", `{"op":"EVENT","topic":"t","group":"g","event":` + eventBody + `,"ctx":{"attempt":0,"ack_deadline_ms":1}}`, "minimum"},

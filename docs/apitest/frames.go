@@ -180,7 +180,7 @@ func (f *Frames) Received(text string) {
 
 // answered returns the client's frame that a frame of the hub answers.
 func (f *Frames) answered(text, op, code string) (sent string, ok bool) {
-	if op == "EVENT" || code == "group_reset" || code == "events_lost" || code == "token_expired" {
+	if op == "EVENT" || op == "GAP" || op == "SNAPSHOT" || op == "PRESENCE" || code == "group_reset" || code == "events_lost" || code == "token_expired" {
 		return "", false
 	}
 	f.mu.Lock()
@@ -202,5 +202,5 @@ func (f *Frames) answered(text, op, code string) (sent string, ok bool) {
 // characters, and not the bytes of a text or of several fields together, and they do not know what
 // the topics file says of a topic.
 func beyondSchemas(code, msg string) bool {
-	return strings.Contains(msg, " bytes") || code == "bad_options" && strings.HasPrefix(msg, "topic ")
+	return strings.Contains(msg, " bytes") || (code == "bad_options" || code == "bad_topic") && strings.HasPrefix(msg, "topic ")
 }

@@ -32,7 +32,11 @@ const protocolPage = "../protocol.md"
 // TestProtocolPage plays every conversation of docs/protocol.md against a hub, in the order of the
 // page. What the hub sends must be what the page says, but for ids and times that the hub makes.
 func TestProtocolPage(t *testing.T) {
-	hub := start(t, t.TempDir(), []string{"WS_TOKEN=TOKEN"}, filepath.Join(bin, "eventhub"),
+	topics := filepath.Join(t.TempDir(), "topics.yaml")
+	if err := os.WriteFile(topics, []byte("topics:\n  - pattern: room.*\n    presence: true\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	hub := start(t, t.TempDir(), []string{"WS_TOKEN=TOKEN", "EVENTHUB_TOPICS=" + topics}, filepath.Join(bin, "eventhub"),
 		"serve", "--ws-port=0", "--http-port=0", "--ops-port=0")
 	ws := strings.Fields(hub.line("websocket"))[1]
 	web := strings.Fields(hub.line("http"))[1]
@@ -319,12 +323,14 @@ func newStandIns() *standIns { return &standIns{values: make(map[string]string)}
 var made = []struct{ page, hub *regexp.Regexp }{
 	{uuidV7, uuidV7},
 	{letterID, letterID},
+	{pos, pos},
 	{regexp.MustCompile(`^HANDLE-[A-Z]$`), regexp.MustCompile(`^[A-Za-z0-9_-]{60,768}$`)},
 }
 
 var (
 	uuidV7   = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
 	letterID = regexp.MustCompile(`^dlq:[0-9a-f]{32}$`)
+	pos      = regexp.MustCompile(`^[0-9a-z]{11,13}-[0-9]+$`)
 )
 
 // put writes what the hub made in place of what the page has.

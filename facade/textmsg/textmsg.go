@@ -24,6 +24,17 @@ func Begin(dst []byte) []byte { return append(dst, make([]byte, headerSpace)...)
 // End finishes the message that begins at start, as a server sends it.
 func End(dst []byte, start int) []byte { return header(dst, start, start+headerSpace, 0) }
 
+// HeaderSize returns how long the header of a message is that a server sends.
+func HeaderSize(message []byte) int {
+	switch message[1] {
+	case twoBytes:
+		return headerSpace
+	case twoBytes + 1:
+		return 10
+	}
+	return 2
+}
+
 // BeginMasked is Begin for a client's message.
 func BeginMasked(dst []byte) []byte { return append(dst, make([]byte, headerSpace+keySize)...) }
 
@@ -72,4 +83,18 @@ func mask(b []byte, key uint32) {
 	for i := range b {
 		b[i] ^= byte(key >> (8 * (i % keySize))) //nolint:gosec // i is not negative
 	}
+}
+
+// Cut returns the text of the first of several messages that a server sends, and the messages that
+// follow it.
+func Cut(messages []byte) (text, rest []byte) {
+	n := int(messages[1])
+	switch n {
+	case twoBytes:
+		n = int(binary.BigEndian.Uint16(messages[2:]))
+	case twoBytes + 1:
+		n = int(binary.BigEndian.Uint64(messages[2:])) //nolint:gosec // the size of a message in memory
+	}
+	start := HeaderSize(messages)
+	return messages[start : start+n : start+n], messages[start+n:]
 }

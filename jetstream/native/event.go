@@ -20,6 +20,10 @@ type Event struct {
 	Headers  map[string]string
 	CausedBy []string
 	Tags     []string
+	// Partition is the slot of the key, in deliveries to members of ordered groups; HasPartition
+	// says that there is one.
+	Partition    int
+	HasPartition bool
 	// Payload is the body, byte for byte as published. It need not be JSON.
 	Payload []byte
 	// Tombstone is set when the event removes its key from a compacted topic. Its payload is null,

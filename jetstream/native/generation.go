@@ -96,6 +96,9 @@ type AttemptNote struct {
 	// Failed is not nil when the last attempt is over: the event is to be dead-lettered instead of
 	// handled.
 	Failed *LastFailure `json:"failed"`
+	// Until is when an event of an ordered group may be handled again that was refused with a
+	// delay, in epoch milliseconds, or 0.
+	Until int64 `json:"until,omitempty"`
 }
 
 // ParseNote reads an entry: Spared alone as a number, or an AttemptNote as JSON. ok is false for
@@ -104,7 +107,7 @@ func ParseNote(value []byte) (note AttemptNote, ok bool) {
 	if spared, err := strconv.Atoi(string(value)); err == nil {
 		return AttemptNote{Spared: spared}, true
 	}
-	if json.Unmarshal(value, &note) != nil || note.Failed == nil {
+	if json.Unmarshal(value, &note) != nil || note.Failed == nil && note.Until == 0 {
 		return AttemptNote{}, false
 	}
 	return note, true

@@ -25,6 +25,9 @@ const (
 const (
 	MetaGroup = "eventhub.group"
 	MetaTopic = "eventhub.topic"
+	// MetaSlots is the number of slots of an ordered group. Other groups have none. Events of an
+	// ordered group are given out by one hub, its owner: nobody else pulls from the consumer.
+	MetaSlots = "eventhub.slots"
 )
 
 // ConsumerConfig returns the configuration of the consumer of a group, but for the place where the

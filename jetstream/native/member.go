@@ -83,8 +83,9 @@ type place struct {
 
 // Group joins a group, and makes it if there is none. It returns ErrNoTopic when no stream stores
 // the topic, and ErrGroupGone for a group that was deleted in the last 24 hours, or that was moved
-// and then lost its consumer. A user that may not see the stream can join a group that exists, of a
-// topic with a stream of its own; otherwise Group returns ErrNotPermitted.
+// and then lost its consumer, and ErrOrdered for an ordered group. A user that may not see the
+// stream can join a group that exists, of a topic with a stream of its own; otherwise Group returns
+// ErrNotPermitted.
 func (c *Client) Group(ctx context.Context, topic, group string, opts GroupOptions) (*Group, error) {
 	if err := CheckTopic(topic); err != nil {
 		return nil, fmt.Errorf("native: %w", err)
@@ -154,6 +155,9 @@ func (g *Group) find(ctx context.Context, create bool) error {
 		}
 		if cfg := consumer.CachedInfo().Config; cfg.AckPolicy != natsjs.AckExplicitPolicy {
 			return fmt.Errorf("native: consumer %s is no group: it has no explicit acks; choose another group name", gen.Consumer)
+		}
+		if consumer.CachedInfo().Config.Metadata[MetaSlots] != "" {
+			return fmt.Errorf("group %s of %s: %w", g.name, g.topic, ErrOrdered)
 		}
 		g.mu.Lock()
 		defer g.mu.Unlock()

@@ -42,6 +42,8 @@ var (
 	// ErrGroupGone is returned when a group was deleted, or lost its consumer. A member that joins
 	// through a hub makes the group again.
 	ErrGroupGone = errors.New("native: the group has no consumer; join it through the hub once")
+	// ErrOrdered is returned for an ordered group, whose events one hub gives out.
+	ErrOrdered = errors.New("native: the group is ordered; join it through a hub")
 	// ErrNotEvent is returned for a message that is no event of a topic.
 	ErrNotEvent = errors.New("native: the message is no event of a topic")
 	// ErrNotHeld is returned when a Delivery is settled or kept after this member has lost it: the

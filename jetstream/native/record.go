@@ -63,6 +63,10 @@ func (e *Event) AppendRecord(dst []byte) []byte {
 		dst = appendStrings(dst, e.Tags)
 	}
 
+	if e.HasPartition {
+		dst = strconv.AppendInt(append(dst, `,"partition":`...), int64(e.Partition), 10)
+	}
+
 	dst = e.appendPayload(append(dst, `,"payload":`...), encoding)
 	return append(dst, '}')
 }

@@ -148,6 +148,7 @@ func (p *parser) rule(n *yaml.Node) *rule {
 			})
 			return ""
 		}},
+		{name: "presence", read: func(n *yaml.Node) string { return boolean(n, &r.Presence) }},
 		{name: "replicas", read: func(n *yaml.Node) string {
 			var v int64
 			if msg := number(n, &v); msg != "" {

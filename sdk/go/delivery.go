@@ -49,6 +49,8 @@ type Delivery struct {
 	Group string
 	// Attempt counts the deliveries of this event to the group, from 1. It may skip numbers.
 	Attempt int
+	// Partition is the slot of the key in an ordered group, and -1 elsewhere or without a key.
+	Partition int
 	// Deadline is when the lease ended or ends, unless it is prolonged, by this machine's clock.
 	Deadline time.Time
 
@@ -69,24 +71,29 @@ type Delivery struct {
 	cancel context.CancelCauseFunc
 }
 
+// decodeMore decodes the fields of a record that package wire does not.
+func (e *Event) decodeMore(record []byte) {
+	// The hub's JSON is valid. The payload is not decoded twice.
+	var more struct {
+		SID      string            `json:"sid"`
+		Headers  map[string]string `json:"headers"`
+		CausedBy []string          `json:"caused_by"`
+		Tags     []string          `json:"tags"`
+	}
+	if json.Unmarshal(record, &more) == nil {
+		e.SID, e.Headers, e.CausedBy, e.Tags = more.SID, more.Headers, more.CausedBy, more.Tags
+	}
+}
+
 func newDelivery(s *Subscription, raw wire.Event) *Delivery {
 	d := &Delivery{
 		Event:   Event{ID: raw.ID, TS: raw.TS, Topic: raw.Topic, Key: raw.Key, Payload: raw.Payload},
 		Group:   s.group,
-		Attempt: raw.Attempt, Deadline: raw.Deadline, ends: raw.Deadline,
+		Attempt: raw.Attempt, Partition: raw.Partition, Deadline: raw.Deadline, ends: raw.Deadline,
 		sub: s, raw: raw,
 	}
 	if raw.More {
-		// The hub's JSON is valid. The payload is not decoded twice.
-		var more struct {
-			SID      string            `json:"sid"`
-			Headers  map[string]string `json:"headers"`
-			CausedBy []string          `json:"caused_by"`
-			Tags     []string          `json:"tags"`
-		}
-		if json.Unmarshal(raw.Record, &more) == nil {
-			d.SID, d.Headers, d.CausedBy, d.Tags = more.SID, more.Headers, more.CausedBy, more.Tags
-		}
+		d.decodeMore(raw.Record)
 	}
 	return d
 }

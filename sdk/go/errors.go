@@ -63,9 +63,9 @@ var hubCodes = map[string]bool{
 	"not_found":          false,
 	"not_subscribed":     false,
 	"overloaded":         true,
-	"publish_failed":     true, // false for a payload that is too large
+	"publish_failed":     true, // unless the hub says otherwise
 	"rate_limited":       true,
-	"subscribe_failed":   true,
+	"subscribe_failed":   true, // likewise
 	"token_expired":      false,
 	"topic_full":         true,
 	"unauthorized":       false,
@@ -110,7 +110,9 @@ func unknownOutcome(cause error) *Error {
 // fromWire returns the error of a call. What is no answer of the hub is a lost connection.
 func fromWire(err error) *Error {
 	if refused, ok := errors.AsType[*wire.Error](err); ok {
-		return newError(refused.Code, refused.Msg, nil)
+		failure := newError(refused.Code, refused.Msg, nil)
+		failure.Retryable = failure.Retryable && !refused.Permanent
+		return failure
 	}
 	return newError(CodeConnectionLost, "the connection ended before the answer came", err)
 }

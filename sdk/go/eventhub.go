@@ -173,6 +173,7 @@ type Client struct {
 	changes chan struct{} // closed, and made anew, at each change of the state
 	conn    *wire.Conn    // nil unless ready
 	subs    map[subKey]*Subscription
+	casts   map[string]*Broadcast // by topic
 }
 
 // New makes a client and does not wait for its connection. The caller closes the client.
@@ -183,7 +184,7 @@ func New(url string, opts Options) (*Client, error) {
 	}
 	c := &Client{
 		opts: opts, pub: newPublisher(opts), gone: make(chan struct{}),
-		state: StateIdle, changes: make(chan struct{}), subs: make(map[subKey]*Subscription),
+		state: StateIdle, changes: make(chan struct{}), subs: make(map[subKey]*Subscription), casts: make(map[string]*Broadcast),
 	}
 	c.connection = newConnection(context.Background(), url, opts, c)
 	c.work.Go(func() { c.pub.run(c.connection.ctx) })
@@ -274,16 +275,19 @@ func (c *Client) Drain(ctx context.Context) error {
 	c.mu.Lock()
 	first := !c.closing
 	c.closing = true
-	subs := slices.Collect(maps.Values(c.subs))
+	subs, casts := slices.Collect(maps.Values(c.subs)), slices.Collect(maps.Values(c.casts))
 	c.mu.Unlock()
 	if !first {
 		<-c.gone
 		return nil
 	}
 	var wg sync.WaitGroup
-	late := make(chan error, len(subs)+1)
+	late := make(chan error, len(subs)+len(casts)+1)
 	for _, s := range subs {
 		wg.Go(func() { late <- s.Drain(ctx) })
+	}
+	for _, b := range casts {
+		wg.Go(func() { late <- b.drain(ctx) })
 	}
 	wg.Wait()
 	if c.pub.idle(ctx) != nil {
@@ -316,17 +320,46 @@ func (c *Client) join(s *Subscription) (*wire.Conn, *Error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key := subKey{s.topic, s.group}
-	switch {
-	case c.failure != nil:
-		return nil, c.failure
-	case c.closing:
-		return nil, newError(CodeClosed, "the client is closing", nil)
-	case c.subs[key] != nil:
-		return nil, newError("already_subscribed", s.topic+"::"+s.group, nil)
+	if failure := c.mayJoin(c.subs[key] != nil, s.topic+"::"+s.group); failure != nil {
+		return nil, failure
 	}
 	c.subs[key] = s
 	c.work.Go(s.run)
 	return c.conn, nil
+}
+
+// joinBroadcast is join for a broadcast.
+func (c *Client) joinBroadcast(b *Broadcast) (*wire.Conn, *Error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if failure := c.mayJoin(c.casts[b.topic] != nil, b.topic); failure != nil {
+		return nil, failure
+	}
+	c.casts[b.topic] = b
+	c.work.Go(b.run)
+	c.work.Go(b.work)
+	return c.conn, nil
+}
+
+// mayJoin returns why there can be no further subscription, or nil. mu is held.
+func (c *Client) mayJoin(exists bool, name string) *Error {
+	switch {
+	case c.failure != nil:
+		return c.failure
+	case c.closing:
+		return newError(CodeClosed, "the client is closing", nil)
+	case exists:
+		return newError("already_subscribed", name, nil)
+	}
+	return nil
+}
+
+func (c *Client) removeBroadcast(b *Broadcast) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.casts[b.topic] == b {
+		delete(c.casts, b.topic)
+	}
 }
 
 func (c *Client) remove(s *Subscription) {
@@ -339,32 +372,40 @@ func (c *Client) remove(s *Subscription) {
 
 func (c *Client) report(err error) { c.opts.OnError(err) }
 
-// setConn notes the connection, and returns the subscriptions that have to know.
-func (c *Client) setConn(conn *wire.Conn) []*Subscription {
+// setConn notes the connection, and returns the subscriptions and broadcasts that have to know.
+func (c *Client) setConn(conn *wire.Conn) ([]*Subscription, []*Broadcast) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.conn = conn
-	return slices.Collect(maps.Values(c.subs))
+	return slices.Collect(maps.Values(c.subs)), slices.Collect(maps.Values(c.casts))
 }
 
 func (c *Client) resume(conn *wire.Conn) {
-	for _, s := range c.setConn(conn) {
+	subs, casts := c.setConn(conn)
+	for _, s := range subs {
 		s.connected(conn)
+	}
+	for _, b := range casts {
+		b.connected(conn)
 	}
 	c.pub.connected(conn)
 }
 
 func (c *Client) suspend() {
 	c.pub.connected(nil)
-	for _, s := range c.setConn(nil) {
+	subs, casts := c.setConn(nil)
+	for _, s := range subs {
 		s.disconnected()
+	}
+	for _, b := range casts {
+		b.disconnected()
 	}
 }
 
 func (c *Client) ended(err *Error) {
 	c.mu.Lock()
 	c.failure = err
-	subs := slices.Collect(maps.Values(c.subs))
+	subs, casts := slices.Collect(maps.Values(c.subs)), slices.Collect(maps.Values(c.casts))
 	c.mu.Unlock()
 	why := err
 	if err.Code == CodeClosed {
@@ -372,6 +413,9 @@ func (c *Client) ended(err *Error) {
 	}
 	for _, s := range subs {
 		s.end(why)
+	}
+	for _, b := range casts {
+		b.end(why)
 	}
 	c.pub.end(err)
 	if why != nil {
@@ -395,7 +439,10 @@ func (c *Client) changed(state State, err *Error) {
 // told is called with an error that answers no frame.
 func (c *Client) told(refused *wire.Error) {
 	s := c.named(refused.Msg)
+	b := c.broadcastNamed(refused)
 	switch {
+	case b != nil:
+		b.end(fromWire(refused))
 	case s != nil && (refused.Code == "group_reset" || refused.Code == "events_lost"):
 		c.opts.OnNotice(Notice{Code: refused.Code, Topic: s.topic, Group: s.group, Message: refused.Msg})
 	case s != nil && (refused.Code == "not_subscribed" || refused.Code == "forbidden"):
@@ -417,4 +464,21 @@ func (c *Client) named(message string) *Subscription {
 		}
 	}
 	return named
+}
+
+// broadcastNamed returns the broadcast that a message ends, or nil.
+func (c *Client) broadcastNamed(refused *wire.Error) *Broadcast {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch refused.Code {
+	case "not_subscribed":
+		return c.casts[refused.Msg]
+	case "forbidden":
+		for topic, b := range c.casts {
+			if strings.Contains(refused.Msg, " "+topic+"; the broadcast") {
+				return b
+			}
+		}
+	}
+	return nil
 }

@@ -363,6 +363,82 @@ func ExampleReader() {
 	// "busy" <nil>
 }
 
+// Follow a topic live: each client that asks gets every event. Without History, only new events
+// come. ConflateByKey and MinInterval suit a page that shows the newest values a few times a
+// second.
+func ExampleClient_Broadcast() {
+	ctx := context.Background()
+	hub, end := exampleClient(ctx)
+	defer end()
+	for _, price := range []int{100, 101} {
+		if _, err := hub.Publish(ctx, "prices", price, eventhub.PublishOptions{Key: "tea"}); err != nil {
+			panic(err)
+		}
+	}
+
+	done := make(chan struct{})
+	_, err := hub.Broadcast(ctx, "prices", eventhub.BroadcastOptions{
+		History: 2,
+		OnGap:   func(g eventhub.Gap) { fmt.Println("missed", g.Missed) },
+		OnReset: func(r eventhub.Reset) { fmt.Println("missed an unknown number:", r.Reason) },
+	}, func(_ context.Context, e *eventhub.BroadcastEvent) {
+		fmt.Println(e.Key, "costs", string(e.Payload))
+		if string(e.Payload) == "102" {
+			close(done)
+		}
+	})
+	if err != nil {
+		panic(err)
+	}
+	if _, err := hub.Publish(ctx, "prices", 102, eventhub.PublishOptions{Key: "tea"}); err != nil {
+		panic(err)
+	}
+	<-done
+	// Output:
+	// tea costs 100
+	// tea costs 101
+	// tea costs 102
+}
+
+// Hold the present state of a compacted topic: its values, and then each change. After changes were
+// missed, the values come again, and keys that are gone come as Deleted.
+func ExampleClient_Watch() {
+	ctx := context.Background()
+	hub, end := exampleClient(ctx)
+	defer end()
+
+	current, done := make(chan struct{}, 1), make(chan struct{}, 1)
+	state := map[string]string{}
+	_, err := hub.Watch(ctx, "machine.state", eventhub.WatchOptions{
+		OnCurrent: func() { current <- struct{}{} },
+	}, func(_ context.Context, c *eventhub.Change) {
+		if c.Deleted {
+			delete(state, c.Key)
+		} else {
+			state[c.Key] = string(c.Payload)
+		}
+		fmt.Println(c.Key, "is", state[c.Key])
+		done <- struct{}{}
+	})
+	if err != nil {
+		panic(err)
+	}
+	<-current // state is what the topic has
+	for _, opts := range []eventhub.PublishOptions{{Key: "m1"}, {Key: "m1", Tombstone: true}} {
+		var payload any
+		if !opts.Tombstone {
+			payload = "busy"
+		}
+		if _, err := hub.Publish(ctx, "machine.state", payload, opts); err != nil {
+			panic(err)
+		}
+		<-done // a slow handler gets the newest value of a key only
+	}
+	// Output:
+	// m1 is "busy"
+	// m1 is
+}
+
 // exampleClient is a client of a hub of its own.
 func exampleClient(ctx context.Context) (c *eventhub.Client, end func()) {
 	url, _, endHub := exampleHub(ctx)

@@ -26,7 +26,8 @@ var (
 	errGoexit    = errors.New("the handler ended its goroutine")
 )
 
-// PanicError is what Options.OnError receives when a handler panicked. Its event was refused.
+// PanicError is what Options.OnError receives when a handler panicked. Its event was refused; that
+// of a broadcast, which has no Group, counts as handled.
 type PanicError struct {
 	Topic, Group, ID string
 	Value            any

@@ -14,8 +14,6 @@ import (
 const (
 	// maxFrame is the longest frame, in bytes, that the hub takes. The hub skips longer ones.
 	maxFrame = 4 << 20
-	// maxPayload is the largest payload, in bytes, that the hub takes by default.
-	maxPayload = 1 << 20
 	// sweepEvery is how often publishes that wait are looked at, while there is no connection.
 	sweepEvery = 250 * time.Millisecond
 	// idleFor is how long the sender sleeps when nothing waits.
@@ -304,7 +302,7 @@ func (p *publisher) judge(item *pending, err error) (failure *Error, again bool)
 			p.halted = now.Add(backoff(p.halts))
 			p.halts++
 		}
-	case refused.Code == "publish_failed" && len(item.payload) <= maxPayload:
+	case refused.Code == "publish_failed" && !refused.Permanent:
 		// The hub does not know whether the event is stored. Repeating the publish tells.
 		item.doubt = true
 		if !young {
@@ -316,9 +314,6 @@ func (p *publisher) judge(item *pending, err error) (failure *Error, again bool)
 		return nil, true
 	default:
 		failure = fromWire(err)
-		if refused.Code == "publish_failed" {
-			failure.Retryable = false
-		}
 		if item.doubt {
 			failure = unknownOutcome(failure)
 		}

@@ -169,7 +169,9 @@ type proxy struct {
 
 	mu       sync.Mutex
 	pairs    map[net.Conn]net.Conn
-	deaf     bool // what the hub answers does not arrive
+	deaf     bool          // what the hub answers does not arrive
+	budget   int           // bytes of the hub until the connection is cut; -1: no end
+	held     chan struct{} // while not nil, nothing of the hub is read
 	refusing bool
 	wg       sync.WaitGroup
 }
@@ -180,7 +182,7 @@ func startProxy(t *testing.T, hub string) *proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &proxy{url: "ws://" + l.Addr().String(), target: strings.TrimPrefix(hub, "ws://"), pairs: make(map[net.Conn]net.Conn)}
+	p := &proxy{url: "ws://" + l.Addr().String(), target: strings.TrimPrefix(hub, "ws://"), pairs: make(map[net.Conn]net.Conn), budget: -1}
 	p.wg.Go(func() {
 		for {
 			client, err := l.Accept()
@@ -218,13 +220,29 @@ func (p *proxy) pass(client net.Conn) {
 	p.wg.Go(func() {
 		buf := make([]byte, 32<<10)
 		for {
+			p.mu.Lock()
+			held := p.held
+			p.mu.Unlock()
+			if held != nil {
+				<-held
+			}
 			n, err := hub.Read(buf)
 			if err != nil {
 				break
 			}
 			p.mu.Lock()
-			deaf := p.deaf
+			deaf, over := p.deaf, p.budget >= 0 && n >= p.budget
+			switch {
+			case over:
+				n, p.budget = p.budget, -1
+			case p.budget >= 0:
+				p.budget -= n
+			}
 			p.mu.Unlock()
+			if over {
+				_, _ = client.Write(buf[:n])
+				break
+			}
 			if !deaf {
 				if _, err := client.Write(buf[:n]); err != nil {
 					break
@@ -248,6 +266,27 @@ func (p *proxy) cut() {
 	for client, hub := range p.pairs {
 		_, _ = client.Close(), hub.Close()
 	}
+}
+
+// cutAfter cuts the connection over which the next so many bytes of the hub have come.
+func (p *proxy) cutAfter(bytes int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.budget = bytes
+}
+
+// hold keeps back what the hub sends, as a slow network does, until release is called.
+func (p *proxy) hold() (release func()) {
+	held := make(chan struct{})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.held = held
+	return sync.OnceFunc(func() {
+		p.mu.Lock()
+		p.held = nil
+		p.mu.Unlock()
+		close(held)
+	})
 }
 
 func (p *proxy) deafen(on bool) {

@@ -69,9 +69,20 @@ type SubscribeOptions struct {
 	// Manual leaves each event open when its handler returns nil: Delivery.Ack or Delivery.Nack
 	// settles it, during the handler or later. Its lease is not prolonged then.
 	Manual bool
+	// Ordered joins an ordered group, or makes one: of each key, one event at a time is leased, in
+	// order. Slots is the number of slots of a new one; the hub's default is 64.
+	Ordered bool
+	Slots   int
+	// OnAssign, when not nil, is called when the slots of a member of an ordered group change:
+	// before the first event of a new slot, and after the last lease of a lost one. It runs on the
+	// goroutine that reads the connection, so it must neither block nor wait for answers.
+	OnAssign func(Assignment)
 	// Extra are options of SUBSCRIBE that this version does not know.
 	Extra map[string]any
 }
+
+// An Assignment is all slots of a member of an ordered group on one topic.
+type Assignment = wire.Assignment
 
 func (o SubscribeOptions) withDefaults() (SubscribeOptions, *Error) {
 	wrong := func(text string) (SubscribeOptions, *Error) { return o, newError("bad_options", text, nil) }
@@ -99,7 +110,12 @@ func (o SubscribeOptions) withDefaults() (SubscribeOptions, *Error) {
 }
 
 func (o SubscribeOptions) wire() wire.SubscribeOptions {
+	order := ""
+	if o.Ordered {
+		order = "key"
+	}
 	return wire.SubscribeOptions{
+		Ordered: order, Slots: o.Slots, OnAssign: o.OnAssign,
 		From: o.From, TS: o.TS, AfterID: o.AfterID, BatchSize: o.BatchSize, MaxInFlight: o.MaxInFlight,
 		AckTimeoutMS: o.AckTimeout.Milliseconds(), MaxAttempts: o.MaxAttempts, Topics: o.Topics,
 		GroupTTLMS: o.GroupTTL.Milliseconds(), Extra: o.Extra,

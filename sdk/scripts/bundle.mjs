@@ -25,6 +25,6 @@ export async function minified(source) {
 /** Where the hub has the module. */
 export const bundleFile = join(root, "..", "cmd", "eventhub", "demo", "eventhub.js");
 
-export const bundle = () => minified('export { createClient } from "./index.js";');
+export const bundle = () => minified('export { createClient } from "./index.js"; export { watch } from "./broadcast.js";');
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) writeFileSync(bundleFile, await bundle());

@@ -1,11 +1,12 @@
 import { Connection, type ConnectionOptions } from "./connection.js";
 import type { Delivery } from "./delivery.js";
 import { aborted, EventHubError } from "./errors.js";
-import type { ErrFrame, HubFrame, PublishOptions } from "./frames.js";
+import { caps } from "./frames.js";
+import type { AssignFrame, CastFrame, ErrFrame, HubFrame, OkFrame, PublishOptions } from "./frames.js";
 import type { State } from "./machine.js";
 import { Publisher, type PublisherOptions } from "./publisher.js";
 import { checked, type StandardSchema } from "./schema.js";
-import { Subscription, type Handler, type Hub, type SubscribeOptions, within } from "./subscription.js";
+import { Subscription, type Handler, type Hub, type Member, type SubscribeOptions, within } from "./subscription.js";
 
 export interface ClientOptions extends Omit<ConnectionOptions, "url">, PublisherOptions {
   /**
@@ -34,6 +35,11 @@ export interface ClientEvents {
   state: (state: State, error: EventHubError | undefined) => void;
   /** A group had to start anew, or events were removed before it was given them. */
   notice: (notice: Notice) => void;
+  /**
+   * The slots of a member of an ordered group have changed: before the first event of a new slot,
+   * and after the last lease of a lost one. This also comes after a reconnect.
+   */
+  assign: (assignment: AssignFrame) => void;
   /** Something failed that no call reports, such as a subscription that the hub has ended. */
   error: (error: EventHubError) => void;
 }
@@ -68,12 +74,12 @@ export class Client {
   readonly #publisher: Publisher;
   readonly #hub: Hub;
   readonly #schemas: Record<string, StandardSchema> | undefined;
-  /** By topic, then by group. */
-  readonly #subscriptions = new Map<string, Map<string, Subscription>>();
+  /** By topic, then by group; a broadcast has none. */
+  readonly #members = new Map<string, Map<string | undefined, Member>>();
   /** Had the event that was parsed last, and probably has the next one. */
-  #recent: Subscription | undefined;
-  readonly #calls = new Map<number, { done: (error?: EventHubError) => void; sent: number }>();
-  readonly #listeners: { [E in keyof ClientEvents]: Set<ClientEvents[E]> } = { state: new Set(), notice: new Set(), error: new Set() };
+  #recent: Member | undefined;
+  readonly #calls = new Map<number, { done: (error?: EventHubError, ok?: OkFrame) => void; sent: number }>();
+  readonly #listeners: { [E in keyof ClientEvents]: Set<ClientEvents[E]> } = { state: new Set(), notice: new Set(), assign: new Set(), error: new Set() };
   #corr = 0;
   #over: EventHubError | undefined;
   #closing: Promise<void> | undefined;
@@ -101,7 +107,7 @@ export class Client {
       },
       call: (frame, done) => this.#call(frame, done),
       later: flushes,
-      remove: (subscription) => this.#remove(subscription),
+      remove: (member) => this.#remove(member),
       report: (error) => this.#emit("error", error),
     };
     this.#connection.start();
@@ -213,14 +219,19 @@ export class Client {
 
   /** Joins without waiting for the hub. The older clients of compat.ts need that, too. */
   private join<T>(topic: string, group: string, handler: Handler<T>, opts: SubscribeOptions): Subscription<T> {
+    return this.add(topic, group, opts.signal, (hub) => new Subscription<T>(hub, topic, group, this.#guard(topic, handler), opts));
+  }
+
+  /** Adds a subscription or a broadcast. */
+  private add<M extends Member>(topic: string, group: string | undefined, signal: AbortSignal | undefined, make: (hub: Hub) => M): M {
     if (this.#over) throw this.#over;
     if (this.#closing) throw new EventHubError("closed", "The client is closed.");
-    if (opts.signal?.aborted) throw aborted(opts.signal);
-    if (this.#subscriptions.get(topic)?.has(group)) throw new EventHubError("already_subscribed", `${topic}::${group}`);
-    const subscription = new Subscription<T>(this.#hub, topic, group, this.#guard(topic, handler), opts);
-    const groups = this.#subscriptions.get(topic) ?? new Map<string, Subscription>();
-    this.#subscriptions.set(topic, groups.set(group, subscription));
-    return subscription;
+    if (signal?.aborted) throw aborted(signal);
+    const groups = this.#members.get(topic) ?? new Map<string | undefined, Member>();
+    if (groups.has(group)) throw new EventHubError("already_subscribed", `${topic}::${group}`);
+    const member = make(this.#hub);
+    this.#members.set(topic, groups.set(group, member));
+    return member;
   }
 
   /** Checks payloads before the handler, if their topic has a schema. */
@@ -287,32 +298,32 @@ export class Client {
   }
 
   async #drain(timeoutMs: number): Promise<void> {
-    const drained = Promise.allSettled([...this.#all()].map((s) => s.drain(timeoutMs))).then(() => this.#publisher.idle());
+    const drained = Promise.allSettled(this.#all().map((s) => s.drain(timeoutMs))).then(() => this.#publisher.idle());
     await within(drained, timeoutMs);
     this.#connection.close();
   }
 
   // -- the connection
 
-  *#all(): Generator<Subscription> {
-    for (const groups of [...this.#subscriptions.values()]) yield* [...groups.values()];
+  #all(): Member[] {
+    return [...this.#members.values()].flatMap((groups) => [...groups.values()]);
   }
 
   #resume(): void {
-    for (const subscription of this.#all()) subscription.connected();
+    for (const member of this.#all()) member.connected();
     this.#publisher.resume();
     this.#tell();
   }
 
   #suspend(): void {
-    for (const subscription of this.#all()) subscription.disconnected();
+    for (const member of this.#all()) member.disconnected();
     this.#publisher.suspend();
     this.#failCalls(new EventHubError("connection_lost", "The connection ended."));
   }
 
   #ended(error: EventHubError): void {
     this.#over = error;
-    for (const subscription of this.#all()) subscription.end(error.code === "closed" ? undefined : error);
+    for (const member of this.#all()) member.end(error.code === "closed" ? undefined : error);
     this.#publisher.end(error);
     this.#failCalls(error);
     this.#tell(error);
@@ -329,9 +340,9 @@ export class Client {
     for (const { done } of calls) done(error);
   }
 
-  #call(frame: string, done: (error?: EventHubError) => void): void {
+  #call(frame: string, done: (error?: EventHubError, ok?: OkFrame) => void): void {
     if (this.state !== "ready") {
-      done(new EventHubError("connection_lost", "There is no connection."));
+      done(new EventHubError("connection_lost", "The connection ended."));
       return;
     }
     const corr = this.#corr++;
@@ -348,8 +359,9 @@ export class Client {
 
   #frame(frame: HubFrame): void {
     if (frame.op === "EVENT") {
-      this.#recent = this.#subscriptions.get(frame.topic)?.get(frame.group);
-      this.#recent?.deliver(frame.event, frame.ctx.attempt, frame.ctx.ack_deadline_ms);
+      const { ctx } = frame;
+      this.#recent = this.#members.get(frame.topic)?.get(frame.group);
+      this.#recent?.deliver(frame.event, ctx.attempt, ctx.ack_deadline_ms, ctx as CastFrame["ctx"]);
       return;
     }
     const { corr } = frame;
@@ -357,48 +369,51 @@ export class Client {
       if (typeof corr !== "number" || this.#publisher.ok(corr, frame.id)) return;
       const call = this.#calls.get(corr);
       this.#calls.delete(corr);
-      call?.done();
+      call?.done(undefined, frame);
     } else if (frame.op === "ERR") {
       if (typeof corr !== "number") this.#told(frame);
       else if (!this.#publisher.err(corr, frame)) {
         const call = this.#calls.get(corr);
         this.#calls.delete(corr);
-        call?.done(new EventHubError(frame.code, frame.msg));
+        call?.done(new EventHubError(frame.code, frame.msg, frame.retryable));
       }
-    }
-    // Other frames belong to extensions that this client did not ask for.
+    } else if (frame.op === "ASSIGN") this.#emit("assign", frame);
+    // Of a broadcast, or of an extension that this client did not ask for.
+    else this.#members.get(frame.topic)?.get(undefined)?.frame!(frame);
   }
 
   /** An error that answers no frame. */
   #told(frame: ErrFrame): void {
     const { code, msg: message } = frame;
-    const subscription = this.#named(message);
-    if (subscription && (code === "group_reset" || code === "events_lost")) {
-      this.#emit("notice", { code, topic: subscription.topic, group: subscription.group, message });
-    } else if (subscription && (code === "not_subscribed" || code === "forbidden")) subscription.told(frame);
+    const member = this.#named(message);
+    // Notices have the names of the capabilities that ask for them.
+    if (member && caps.includes(code as Notice["code"])) {
+      this.#emit("notice", { code: code as Notice["code"], topic: member.topic, group: member.group!, message });
+    } else if (member && (code === "not_subscribed" || code === "forbidden")) member.told(frame);
     // The connection's end tells that.
     else if (code !== "token_expired") this.#emit("error", new EventHubError(code, message));
   }
 
-  /** The subscription that a message names as topic::group. */
-  #named(message: string): Subscription | undefined {
-    let named: Subscription | undefined;
+  /** The one that a message names, best of all. */
+  #named(message: string): Member | undefined {
+    let named: Member | undefined;
     let longest = 0;
-    for (const subscription of this.#all()) {
-      const name = `${subscription.topic}::${subscription.group}`;
-      if (name.length <= longest || !message.includes(name)) continue;
-      named = subscription;
-      longest = name.length;
+    for (const member of this.#all()) {
+      const length = member.named(message);
+      if (length <= longest) continue;
+      named = member;
+      longest = length;
     }
     return named;
   }
 
-  #remove(subscription: Subscription): void {
-    const groups = this.#subscriptions.get(subscription.topic);
-    if (this.#recent === subscription) this.#recent = undefined;
-    if (groups?.get(subscription.group) !== subscription) return;
-    groups.delete(subscription.group);
-    if (groups.size === 0) this.#subscriptions.delete(subscription.topic);
+  #remove(member: Member): void {
+    const { topic, group } = member;
+    const groups = this.#members.get(topic);
+    if (this.#recent === member) this.#recent = undefined;
+    if (groups?.get(group) !== member) return;
+    groups.delete(group);
+    if (groups.size === 0) this.#members.delete(topic);
   }
 
   #emit<E extends keyof ClientEvents>(event: E, ...args: Parameters<ClientEvents[E]>): void {

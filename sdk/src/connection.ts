@@ -132,7 +132,7 @@ export class Connection {
         (cause: unknown) => {
           if (this.#epoch !== epoch) return;
           if (cause instanceof EventHubError && cause.code === "no_websocket") this.#end("refused", cause);
-          else this.#end("lost", new EventHubError("connection_lost", `The token provider failed: ${String(cause)}`, true, { cause }));
+          else this.#end("lost", new EventHubError("connection_lost", `The token provider failed: ${cause as Error}`, true, { cause }));
         },
       );
     },
@@ -150,7 +150,7 @@ export class Connection {
       } catch (cause) {
         // The platform refuses the address itself: it is malformed, or not allowed on this page.
         const epoch = this.#epoch;
-        queueMicrotask(() => this.#epoch === epoch && this.#end("refused", new EventHubError("gave_up", `The address is not usable: ${String(cause)}`, false, { cause })));
+        queueMicrotask(() => this.#epoch === epoch && this.#end("refused", new EventHubError("gave_up", `The address is not usable: ${cause as Error}`, false, { cause })));
       }
     },
     auth: () => this.#auth(),
@@ -214,7 +214,7 @@ export class Connection {
     if (!(frame as HubFrame | null)?.op) return; // and frames only
     if (frame.op !== "EVENT") {
       if (frame.corr === authCorr) {
-        this.#authAnswer(frame.op === "OK" ? undefined : new EventHubError(frame.code, frame.msg));
+        this.#authAnswer(frame.op === "OK" ? undefined : new EventHubError(frame.code, frame.msg, frame.retryable));
         return;
       }
       if (frame.corr === pingCorr) return;

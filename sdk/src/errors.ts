@@ -19,9 +19,9 @@ export const hubCodes = {
   not_found: false,
   not_subscribed: false,
   overloaded: true,
-  publish_failed: true, // false for a payload that is too large
+  publish_failed: true, // unless the hub says otherwise
   rate_limited: true,
-  subscribe_failed: true,
+  subscribe_failed: true, // likewise
   token_expired: false,
   topic_full: true,
   unauthorized: false,

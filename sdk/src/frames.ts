@@ -9,6 +9,8 @@ export interface EventRecord<T = unknown> {
   readonly headers?: Readonly<Record<string, string>>;
   readonly caused_by?: readonly string[];
   readonly tags?: readonly string[];
+  /** The slot of the key, for members of ordered groups. */
+  readonly partition?: number;
   readonly payload: T;
 }
 
@@ -16,12 +18,19 @@ export interface OkFrame {
   op: "OK";
   corr?: unknown;
   id?: string;
+  /** The place behind which a broadcast begins. */
+  pos?: string;
+  /** Whether it begins where the client asked; reason says why it does not. */
+  recovered?: boolean;
+  reason?: string;
 }
 
 export interface ErrFrame {
   op: "ERR";
   code: string;
   msg: string;
+  /** Present when the same request fails again, although the code may mean otherwise. */
+  retryable?: false;
   corr?: unknown;
 }
 
@@ -33,11 +42,57 @@ export interface EventFrame {
   ctx: { attempt: number; ack_deadline_ms: number };
 }
 
-/** What the hub sends. Frames that later extensions add are ignored unless they were asked for. */
-export type HubFrame = OkFrame | ErrFrame | EventFrame;
+/** An event of a broadcast. */
+export interface CastFrame {
+  op: "EVENT";
+  topic: string;
+  group?: undefined;
+  event: EventRecord;
+  ctx: { pos: string; tombstone?: true; attempt?: undefined; ack_deadline_ms?: undefined };
+}
 
-/** The operations that this client understands. */
-export const hubOps = ["OK", "ERR", "EVENT"] as const;
+/** Which events a broadcast leaves out; missed is 0 when the hub cannot tell how many. */
+export interface GapFrame {
+  op: "GAP";
+  topic: string;
+  from: string;
+  to: string;
+  missed: number;
+  corr?: undefined;
+}
+
+/** The snapshot of a broadcast has ended. */
+export interface SnapshotFrame {
+  op: "SNAPSHOT";
+  topic: string;
+  pos: string;
+  corr?: undefined;
+}
+
+/** Who is present at a topic, and who has come and gone since the frame before. */
+export interface PresenceFrame {
+  op: "PRESENCE";
+  topic: string;
+  count: number;
+  joined: string[];
+  left: string[];
+  corr?: undefined;
+}
+
+export interface AssignFrame {
+  op: "ASSIGN";
+  topic: string;
+  group: string;
+  slots: number[];
+  epoch: number;
+  corr?: undefined;
+}
+
+/** What the hub sends. Frames that later extensions add are ignored unless they were asked for. */
+export type HubFrame = OkFrame | ErrFrame | EventFrame | CastFrame | AssignFrame | GapFrame | SnapshotFrame | PresenceFrame;
+
+/** The operations that this client understands, besides those of broadcasts. */
+export const hubOps = ["OK", "ERR", "ASSIGN", "EVENT"] as const;
 
 /** Capabilities that are named in AUTH. */
 export const caps = ["group_reset", "events_lost", "retry_after"] as const;
@@ -83,4 +138,8 @@ export interface HubSubscribeOptions {
   topics?: string[];
   /** A new group disappears when it had no member for this long. */
   groupTtlMs?: number;
+  /** "key" for an ordered group: of each key, one event at a time is leased, in order. */
+  ordered?: "key";
+  /** The slots of a new ordered group. Defaults to 64. */
+  slots?: number;
 }

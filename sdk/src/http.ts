@@ -63,7 +63,7 @@ export async function* replay<T = unknown>(hub: HttpHub, topic: string, opts: Re
     if (answer.truncated) onTruncated?.(answer.first);
     yield* answer.events;
     left -= answer.events.length;
-    const last = answer.events[answer.events.length - 1];
+    const last = answer.events.at(-1);
     if (!last || answer.events.length < wanted) return;
     start = { from: "afterId", afterId: last.id };
   }
@@ -72,7 +72,7 @@ export async function* replay<T = unknown>(hub: HttpHub, topic: string, opts: Re
 async function get(hub: HttpHub, path: string, query: Record<string, unknown>): Promise<unknown> {
   const url = new URL(hub.http.replace(/\/$/, "") + path);
   for (const [name, value] of Object.entries(query)) {
-    for (const one of Array.isArray(value) ? value : [value]) if (one !== undefined) url.searchParams.append(name, String(one));
+    for (const one of [value].flat()) if (one !== undefined) url.searchParams.append(name, String(one));
   }
   const token = await new Tokens(hub.token).ask();
   const response = await (hub.fetch ?? fetch)(url, {

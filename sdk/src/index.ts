@@ -6,7 +6,7 @@ export type { Delivery } from "./delivery.js";
 export { clientCodes, EventHubError, hubCodes } from "./errors.js";
 export type { ClientCode, Code, HubCode } from "./errors.js";
 export { caps, hubOps } from "./frames.js";
-export type { EventRecord, HubSubscribeOptions, PublishOptions } from "./frames.js";
+export type { AssignFrame, EventRecord, HubSubscribeOptions, PublishOptions } from "./frames.js";
 export { latest, replay, snapshot } from "./http.js";
 export type { HttpHub, ReplayOptions } from "./http.js";
 export { step, table } from "./machine.js";

@@ -40,8 +40,6 @@ interface Pending {
 
 /** The hub skips longer frames. */
 const maxFrame = 4 * 2 ** 20;
-/** The largest payload that the hub takes by default. */
-const maxPayload = 2 ** 20;
 const sweepMs = 250;
 
 /** These say that nothing was stored, and that a later attempt may succeed. */
@@ -122,7 +120,7 @@ export class Publisher {
     try {
       json = JSON.stringify(payload) as string | undefined;
     } catch (cause) {
-      throw new EventHubError("invalid", `The payload has no JSON form: ${String(cause)}`, false, { cause });
+      throw new EventHubError("invalid", `The payload has no JSON form: ${cause as Error}`, false, { cause });
     }
     const options = opts ? JSON.stringify({ ...opts, id }) : `{"id":"${id}"}`;
     const text = `${this.#head}${json ?? "null"},"opts":${options},"corr":${corr}}`;
@@ -161,7 +159,7 @@ export class Publisher {
     const p = this.#sent.get(corr);
     if (!p) return false;
     this.#sent.delete(corr);
-    const error = new EventHubError(frame.code, frame.msg);
+    const error = new EventHubError(frame.code, frame.msg, frame.retryable);
     const young = performance.now() - p.made < this.#options.retryMs;
     if (p.done) this.#settle(p);
     // A new token was refused: the connection ends.
@@ -176,14 +174,10 @@ export class Publisher {
     return true;
   }
 
-  /** The hub does not know whether the event is stored. Repeating the publish tells. */
+  /** The hub refuses the event, or does not know whether it is stored. Repeating the publish tells. */
   #unconfirmed(p: Pending, error: EventHubError, young: boolean): void {
-    if (byteLength(p.text) > maxPayload && byteLength(JSON.stringify((JSON.parse(p.text) as { payload: unknown }).payload)) > maxPayload) {
-      this.#fail(p, new EventHubError(error.code, error.message, false));
-      return;
-    }
-    p.doubt = true;
-    if (!young) {
+    p.doubt ||= error.retryable;
+    if (!young || !error.retryable) {
       this.#fail(p, error);
       return;
     }
@@ -327,7 +321,7 @@ function unknown(cause?: EventHubError): EventHubError {
   return new EventHubError("outcome_unknown", "The event may or may not be stored.", false, cause && { cause });
 }
 
-function backoff(n: number): number {
+export function backoff(n: number): number {
   return Math.min(5_000, 100 * 2 ** n) * (0.5 + Math.random() / 2);
 }
 

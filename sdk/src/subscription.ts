@@ -1,7 +1,8 @@
 import { Delivery } from "./delivery.js";
 import { EventHubError } from "./errors.js";
 import { eventReader } from "./events.js";
-import type { ErrFrame, EventRecord, HubSubscribeOptions } from "./frames.js";
+import { backoff } from "./publisher.js";
+import type { CastFrame, ErrFrame, EventRecord, GapFrame, HubSubscribeOptions, OkFrame, PresenceFrame, SnapshotFrame } from "./frames.js";
 
 export type Handler<T = unknown> = (event: EventRecord<T>, delivery: Delivery<T>) => unknown;
 
@@ -29,12 +30,32 @@ export interface Hub {
   /**
    * Sends a frame; done is called once, with an error if it was refused or the connection ended.
    */
-  call(frame: string, done: (error?: EventHubError) => void): void;
+  call(frame: string, done: (error?: EventHubError, ok?: OkFrame) => void): void;
   /** Runs flush soon, with those of other subscriptions. */
   later(flush: () => void): void;
-  remove(subscription: Subscription): void;
+  remove(member: Member): void;
   report(error: EventHubError): void;
 }
+
+/** What the frames of a connection are for: a subscription, or a broadcast. */
+export interface Member {
+  readonly topic: string;
+  readonly group: string | undefined;
+  connected(): void;
+  disconnected(): void;
+  end(error?: EventHubError): void;
+  drain(timeoutMs: number): Promise<void>;
+  /** How many characters of a message name this; 0 if it names something else. */
+  named(message: string): number;
+  told(frame: ErrFrame): void;
+  /** Takes an event from its frame; false if the frame has to be parsed. */
+  read(text: string): boolean;
+  deliver(event: EventRecord, attempt: number | undefined, ack_deadline_ms: number | undefined, ctx: CastFrame["ctx"]): void;
+  frame?(frame: GapFrame | SnapshotFrame | PresenceFrame): void;
+}
+
+/** So many SUBSCRIBEs in a row may be refused. */
+export const maxRefusals = 30;
 
 /** So many acknowledgements leave without waiting for more. */
 const ackBatch = 128;
@@ -43,7 +64,7 @@ const maxHandled = 20_000;
 const maxReason = 300;
 
 /** A member of a group. It stays one over reconnects, until it is ended. */
-export class Subscription<T = any> {
+export class Subscription<T = any> implements Member {
   /** Resolves when the subscription has ended, with the error if the hub ended it. */
   readonly closed: Promise<EventHubError | undefined>;
   readonly #hub: Hub;
@@ -86,10 +107,10 @@ export class Subscription<T = any> {
     options: SubscribeOptions,
   ) {
     const { ack, concurrency, maxLeaseMs, signal, extra, ...opts } = options;
-    if (concurrency !== undefined && !(Number.isInteger(concurrency) && concurrency >= 1)) {
-      throw new EventHubError("bad_options", "concurrency must be a positive integer");
+    if (concurrency !== undefined && !(concurrency > 0 && concurrency % 1 === 0)) {
+      throw new EventHubError("bad_options", "concurrency must be 1, 2 or more");
     }
-    if (opts.maxInFlight === undefined && concurrency !== undefined) opts.maxInFlight = Math.min(10_000, Math.max(2 * concurrency, 16));
+    if (concurrency) opts.maxInFlight ??= Math.min(10_000, Math.max(2 * concurrency, 16));
     this.#hub = hub;
     this.#handler = handler;
     this.#manual = ack === "manual";
@@ -99,7 +120,7 @@ export class Subscription<T = any> {
     this.#opts = JSON.stringify({ ...opts, ...extra });
     this.#names = `"topic":${JSON.stringify(topic)},"group":${JSON.stringify(group)}`;
     this.#reader = eventReader(topic, group, this.#leaseMs);
-    this.#many = (opts.topics?.length ?? 0) > 0;
+    this.#many = !!opts.topics?.length;
     this.closed = new Promise((resolve) => (this.#close = resolve));
     this.opened = new Promise((resolve, reject) => (this.#opened = (error) => (error ? reject(error) : resolve())));
     this.opened.catch(() => {}); // whoever waits for it is told
@@ -123,8 +144,8 @@ export class Subscription<T = any> {
       if (!error) {
         this.#retries = 0;
         this.#opened();
-      } else if (error.retryable && this.#retries < 30) {
-        this.#retry = setTimeout(() => this.#hub.ready && this.connected(), Math.min(10_000, 200 * 2 ** this.#retries++) * (0.5 + Math.random() / 2));
+      } else if (error.retryable && this.#retries < maxRefusals) {
+        this.#retry = setTimeout(() => this.#hub.ready && this.connected(), backoff(this.#retries++));
       } else if (error.code !== "unauthorized") this.end(error);
     });
     if (this.#paused || this.#draining) this.#call("PAUSE", "", ignore);
@@ -154,7 +175,7 @@ export class Subscription<T = any> {
     this.#ended = true;
     this.#held.clear(); // handlers that run go on, and settle nothing
     this.#keep();
-    this.#hub.remove(this as Subscription);
+    this.#hub.remove(this);
     this.#opened(error ?? new EventHubError("aborted", "The subscription ended."));
     this.#close(error);
     this.#tellQuiet();
@@ -171,7 +192,6 @@ export class Subscription<T = any> {
     return this.#many ? `${event.topic}/${event.id}` : event.id;
   }
 
-  /** Takes an event from its frame; false if the frame has to be parsed. */
   read(text: string): boolean {
     const event = this.#reader(text);
     if (event) this.deliver(event, 1, this.#leaseMs);
@@ -427,9 +447,14 @@ export class Subscription<T = any> {
     });
   }
 
+  named(message: string): number {
+    const name = `${this.topic}::${this.group}`;
+    return message.includes(name) ? name.length : 0;
+  }
+
   /** An error about this subscription that answers no frame. */
   told(frame: ErrFrame): void {
-    this.end(new EventHubError(frame.code, frame.msg));
+    this.end(new EventHubError(frame.code, frame.msg, frame.retryable));
   }
 }
 
@@ -440,7 +465,7 @@ export async function within(work: Promise<unknown>, ms: number): Promise<void> 
   clearTimeout(timer);
 }
 
-function ignore(): void {}
+export function ignore(): void {}
 
 /** A time as the hub takes it: whole, and at most twelve hours. */
 function milliseconds(ms: number | undefined): number | undefined {
@@ -449,7 +474,7 @@ function milliseconds(ms: number | undefined): number | undefined {
 
 function reasonOf(error: unknown): string {
   try {
-    return String(error instanceof Error ? error.message : error);
+    return `${(error as Error | undefined)?.message ?? error}`;
   } catch {
     return ""; // an object without a form as text
   }

@@ -5,6 +5,7 @@ import { readdirSync, readFileSync } from "node:fs";
 import { after, before, test } from "node:test";
 import WebSocket from "ws";
 import { caps, clientCodes, EventHubError, hubCodes, hubOps } from "eventhub-client";
+import { broadcastOps } from "eventhub-client/broadcast";
 import { givesUp } from "../dist/esm/errors.js";
 import { openSocket } from "../dist/esm/socket.js";
 import { newTopic, startHub } from "./hub.mjs";
@@ -28,7 +29,7 @@ test("the frames are those that docs/asyncapi.yaml describes", () => {
   const messages = text.slice(text.indexOf("\n  messages:"), text.indexOf("\n  schemas:"));
   const names = [...messages.matchAll(/^ {4}([A-Z]+):$/gm)].map(([, name]) => name);
   const clientOps = ["AUTH", "PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE", "ACK", "NACK", "MODACK", "PAUSE", "RESUME"];
-  assert.deepEqual([...clientOps, ...hubOps].sort(), names.sort());
+  assert.deepEqual([...clientOps, ...hubOps, ...broadcastOps].sort(), names.sort());
   for (const cap of caps) assert.ok(text.includes(cap), cap);
 });
 
@@ -136,7 +137,7 @@ async function run(scenario) {
       if (at < 0) assert.fail(`came: ${raw.slice(0, 500)}\nwanted: ${JSON.stringify(wanted).slice(0, 500)}`);
       wanted.splice(at, 1);
       if (got.op === "ERR") assert.ok(got.code in hubCodes, got.code);
-      assert.ok(hubOps.includes(got.op), got.op);
+      assert.ok([...hubOps, ...broadcastOps].includes(got.op), got.op);
     }
   }
   for (const conn of connections.values()) conn.drop();

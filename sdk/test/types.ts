@@ -1,5 +1,6 @@
 // Compiled, and not run: what the types promise, and what they refuse.
 import { connect, createClient, dedupe, latest, memoryStore, type EventRecord, type StandardSchema } from "eventhub-client";
+import { broadcast, events, watch, type Gap } from "eventhub-client/broadcast";
 import { EventClient, PromClient } from "eventhub-client/compat";
 
 type Topics = {
@@ -39,9 +40,21 @@ export async function untyped(): Promise<void> {
   // @ts-expect-error the type says otherwise
   await client.publish<{ n: number }>("any", { n: "1" });
   const handler = dedupe<{ n: number }>((event) => console.log(event.payload.n), memoryStore());
-  await client.subscribe<{ n: number }>("any", "g", handler, { ack: "manual", concurrency: 4, groupTtlMs: 60_000, extra: { ordered: "key" } });
+  await client.subscribe<{ n: number }>("any", "g", handler, { ack: "manual", concurrency: 4, groupTtlMs: 60_000, ordered: "key", slots: 8, extra: { later: 1 } });
+  client.on("assign", ({ topic, slots }) => console.log(topic, slots.length satisfies number));
   const record: EventRecord<{ n: number }> | undefined = await latest<{ n: number }>({ http: "http://127.0.0.1:8081" }, "any", "key");
   console.log(record?.payload.n);
+}
+
+export async function live(): Promise<void> {
+  const client = createClient<Topics>("ws://127.0.0.1:8090");
+  const gaps: Gap[] = [];
+  const made = await broadcast<{ order: number }>(client, "orders.placed", (event, { pos }) => console.log(event.payload.order satisfies number, pos), { slow: "catchup", onGap: (gap) => void gaps.push(gap) });
+  // @ts-expect-error there is no such option
+  await broadcast(client, "orders.placed", () => {}, { group: "g" });
+  await made.unsubscribe();
+  for await (const { event } of events<number>(client, "any", { from: "ts", ts: 0 })) console.log(event.payload.toFixed());
+  await watch<string>(client, "state", ({ key, event, deleted }) => console.log(key, event?.payload.length, deleted satisfies boolean));
 }
 
 export async function older(): Promise<void> {

@@ -40,22 +40,25 @@ type Env struct {
 type Commands struct {
 	Target
 
-	Pub         Pub         `cmd:"" help:"Measure publishing, in confirmed events per second."`
-	Sub         Sub         `cmd:"" help:"Measure delivery with acknowledgement, in events per second."`
-	Latency     Latency     `cmd:"" help:"Measure the time from publish to delivery at a fixed rate."`
-	Fanout      Fanout      `cmd:"" help:"Measure delivery of one topic to many groups."`
-	Connections Connections `cmd:"" help:"Measure the cost of idle connections."`
-	Scale       Scale       `cmd:"" help:"Measure the cost of connections, topics and groups beside a nats-server, and a restart."`
-	Hubs        Hubs        `cmd:"" help:"Compare the cost of an event with several hubs beside one cluster."`
-	Plan        Plan        `cmd:"" help:"Compute how many hubs and clusters are needed."`
-	Reconnect   Reconnect   `cmd:"" help:"Measure how clients come back after a restart of the hub."`
-	Node        Node        `cmd:"" help:"Measure publishing and delivery from Node, compared with nats.js."`
-	Sizing      Sizing      `cmd:"" help:"Measure the cost of an event, a connection, a topic and a group."`
-	Keyed       Keyed       `cmd:"" help:"Measure reading a compacted topic by key, compared with nats.go."`
-	Export      Export      `cmd:"" help:"Measure the export of a topic, compared with nats.go."`
-	Reader      reader      `cmd:"" hidden:"" name:"export-native" help:"Write a topic as NDJSON with nats.go."`
-	Gate        Gate        `cmd:"" help:"Fail if the hub has become slower, compared with nats.go."`
-	NATSServer  natsServer  `cmd:"" hidden:"" name:"nats-server" help:"Run a nats-server for a benchmark."`
+	Pub         Pub            `cmd:"" help:"Measure publishing, in confirmed events per second."`
+	Sub         Sub            `cmd:"" help:"Measure delivery with acknowledgement, in events per second."`
+	Latency     Latency        `cmd:"" help:"Measure the time from publish to delivery at a fixed rate."`
+	Fanout      Fanout         `cmd:"" help:"Measure delivery of one topic to many groups."`
+	Connections Connections    `cmd:"" help:"Measure the cost of idle connections."`
+	Scale       Scale          `cmd:"" help:"Measure the cost of connections, topics and groups beside a nats-server, and a restart."`
+	Hubs        Hubs           `cmd:"" help:"Compare the cost of an event with several hubs beside one cluster."`
+	Plan        Plan           `cmd:"" help:"Compute how many hubs and clusters are needed."`
+	Reconnect   Reconnect      `cmd:"" help:"Measure how clients come back after a restart of the hub."`
+	Node        Node           `cmd:"" help:"Measure publishing and delivery from Node, compared with nats.js."`
+	Sizing      Sizing         `cmd:"" help:"Measure the cost of an event, a connection, a topic and a group."`
+	Keyed       Keyed          `cmd:"" help:"Measure reading a compacted topic by key, compared with nats.go."`
+	Ordered     Ordered        `cmd:"" help:"Measure ordered groups, compared with groups that are not."`
+	Broadcast   Broadcast      `cmd:"" help:"Measure broadcasts, compared with a bare loop of writes, with groups, and with Centrifugo."`
+	Export      Export         `cmd:"" help:"Measure the export of a topic, compared with nats.go."`
+	Reader      reader         `cmd:"" hidden:"" name:"export-native" help:"Write a topic as NDJSON with nats.go."`
+	Gate        Gate           `cmd:"" help:"Fail if the hub has become slower, compared with nats.go."`
+	Floor       broadcastFloor `cmd:"" hidden:"" name:"broadcast-floor" help:"Write the same bytes to many connections."`
+	NATSServer  natsServer     `cmd:"" hidden:"" name:"nats-server" help:"Run a nats-server for a benchmark."`
 }
 
 // Target selects the system to measure.

@@ -37,6 +37,35 @@ type process struct {
 // startProcess runs binary with env added to the basic environment, and waits for the output line
 // that begins with last.
 func startProcess(ctx context.Context, name, binary string, env []string, last string, args ...string) (*process, error) {
+	p, ready, err := beginProcess(ctx, name, binary, env, last, args...)
+	if err != nil {
+		return nil, err
+	}
+	timer := time.NewTimer(startTimeout)
+	defer timer.Stop()
+	select {
+	case <-ready:
+		return p, nil
+	case <-p.ended:
+		p.stop()
+		return nil, fmt.Errorf("%s ended during startup: %s", name, p.log.text())
+	case <-timer.C:
+		err = fmt.Errorf("%s was not ready after %v: %s", name, startTimeout, p.log.text())
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	return nil, errors.Join(err, p.close())
+}
+
+// runProcess runs binary with env added to the basic environment. The caller finds out when it is
+// ready.
+func runProcess(ctx context.Context, name, binary string, env []string, args ...string) (*process, error) {
+	p, _, err := beginProcess(ctx, name, binary, env, "", args...)
+	return p, err
+}
+
+// beginProcess starts a process. ready is closed at the output line that begins with last.
+func beginProcess(ctx context.Context, name, binary string, env []string, last string, args ...string) (_ *process, ready chan struct{}, err error) {
 	ctx, stop := context.WithCancel(ctx)
 	p := &process{name: name, stop: stop, said: make(map[string]string), ended: make(chan struct{})}
 	p.cmd = exec.CommandContext(ctx, binary, args...) //nolint:gosec // this program, or one that the user named
@@ -51,16 +80,16 @@ func startProcess(ctx context.Context, name, binary string, env []string, last s
 	}
 	if err != nil {
 		stop()
-		return nil, fmt.Errorf("start %s: %w", name, err)
+		return nil, nil, fmt.Errorf("start %s: %w", name, err)
 	}
-	ready := make(chan struct{})
+	ready = make(chan struct{})
 	go func() { // owned by close, which waits for ended
 		defer close(p.ended)
 		lines := bufio.NewScanner(out)
 		for lines.Scan() {
 			field, value, _ := strings.Cut(strings.TrimSpace(lines.Text()), " ")
 			p.said[field] = strings.TrimSpace(value)
-			if field == last {
+			if last != "" && field == last {
 				close(ready)
 				break
 			}
@@ -68,20 +97,7 @@ func startProcess(ctx context.Context, name, binary string, env []string, last s
 		_, _ = io.Copy(io.Discard, out) // until the process ends
 		p.err = p.cmd.Wait()
 	}()
-	timer := time.NewTimer(startTimeout)
-	defer timer.Stop()
-	select {
-	case <-ready:
-		return p, nil
-	case <-p.ended:
-		stop()
-		return nil, fmt.Errorf("%s ended during startup: %s", name, p.log.text())
-	case <-timer.C:
-		err = fmt.Errorf("%s was not ready after %v: %s", name, startTimeout, p.log.text())
-	case <-ctx.Done():
-		err = ctx.Err()
-	}
-	return nil, errors.Join(err, p.close())
+	return p, ready, nil
 }
 
 // close ends the process in order and waits for it.

@@ -1,6 +1,7 @@
 // The demo: the newest states of processes, publishing, and members of groups.
 
 import { $, el, short, showState, write } from "./dom.js";
+import { watch } from "./eventhub.js";
 import { open } from "./hub.js";
 import * as members from "./members.js";
 import * as processes from "./processes.js";
@@ -26,9 +27,8 @@ client.on("state", (state, error) => {
   first = false;
   for (const [group, auto] of [["workers", false], ["workers", false], ["audit", true]]) members.join("demo.greetings", `demo-${group}-${tab}`, auto);
 });
-client.subscribe("process.state", `demo-states-${tab}`, processes.take, { groupTtlMs: 60_000 }).catch((error) => {
-  $("processes").replaceChildren(el("tr", {}, el("td", { colspan: 6, class: "bad" }, error.message)));
-});
+const noProcesses = (error) => error && $("processes").replaceChildren(el("tr", {}, el("td", { colspan: 6, class: "bad" }, error.message)));
+watch(client, "process.state", processes.take).then(({ closed }) => closed.then(noProcesses), noProcesses);
 
 // -- publishing
 

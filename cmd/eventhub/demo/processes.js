@@ -11,14 +11,14 @@ const states = new Map(); // by key: the payload, and when it came
 const rows = new Map(); // by key: the row, and its cells
 let came = 0;
 
-/** take takes an event of process.state. */
-export function take(event) {
+/** take takes a change of process.state: the newest event of a key, or that the key is gone. */
+export function take({ key, event, deleted }) {
   came++;
-  const before = states.get(event.key);
-  states.delete(event.key); // what comes last stands last
-  if (event.payload === null) return;
+  const before = states.get(key);
+  states.delete(key); // what comes last stands last
+  if (deleted || event.payload === null) return;
   const heard = event.payload.status === "alive" || !before ? performance.now() : before.at;
-  states.set(event.key, { payload: event.payload, at: heard });
+  states.set(key, { payload: event.payload, at: heard });
   if (states.size > KEPT) states.delete(states.keys().next().value);
 }
 

@@ -53,6 +53,7 @@ type client struct {
 	corrs  bool
 	slow   bool                // it holds most events for long
 	used   map[string][]string // ids that it gave, by topic
+	keys   *rand.Rand          // draws keys for ordered groups; nil where there are none
 }
 
 // held is a subscription that it has, as far as it knows.
@@ -247,6 +248,9 @@ func (c *client) publish() {
 	}
 	if c.rnd.IntN(4) == 0 {
 		o.Key = "host:" + strconv.Itoa(c.rnd.IntN(5))
+	}
+	if o.Key == "" && c.keys != nil && c.keys.IntN(3) == 0 { // more keys, which share slots
+		o.Key = "order:" + strconv.Itoa(c.keys.IntN(12))
 	}
 	if o.Key != "" && o.ID == "" && c.rnd.IntN(5) == 0 && c.rig.plan.has("tombstones") {
 		o.ID, o.Tombstone = tombstoneID+strconv.FormatInt(n, 10), true

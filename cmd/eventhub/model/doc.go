@@ -57,6 +57,26 @@
 //     its topic at the end, and a drainer of a table in SQLite, in which some transactions are
 //     rolled back.
 //
+// One or two groups of each seed are ordered, unless -model.with leaves out "ordered". Clients with
+// WebSockets are their members, and read ASSIGN and event.partition.
+//
+// # Ordered groups
+//
+// Two rules are about ordered groups. "keys" wants one lease at a time of the events of a key, and
+// no event before all that are stored before it with its key may have been settled. It also wants a
+// slot to go to another member only when its last lease has ended. "slots" wants event.partition to
+// be the hash of the key, ASSIGN before the first event of a slot, epochs that rise at each member,
+// and each slot in one hand. An old member may hear a little later than the new one that a slot has
+// moved: the bound is that of -model.tolerance.
+//
+// Clients cannot see which hub gives out the events of a group. So what excuses the end of leases
+// on a hub excuses it on all hubs of an ordered group, if the hub had a member before. A hub that
+// has had no members of the group for 10 s hands over, which excuses the same. The rule "hoarded"
+// looks at a key only when the events before are surely settled, at the member that was told of the
+// slot, while no other event of the slot is leased. After a fault that ends leases, it leaves out
+// 10 s and AckWait, which other hubs wait for. The count of attempts has no more excuses than for
+// other groups.
+//
 // # Soak
 //
 // TestSoak runs the program beside three nats-servers for long, with the faults above but for those

@@ -87,9 +87,11 @@ func (d *drain) join() bool {
 	}
 	never, all := 0, len(d.again) == 0
 	for _, g := range d.again {
-		d.asked[d.send(d.conn, &wireFrame{Op: "SUBSCRIBE", Topic: g.topics[0], Group: g.name, Opts: &wireOptions{
-			Topics: g.topics[1:], GroupTTLMS: g.ttlMS, MaxInFlight: 1_000, MaxAttempts: &never, AckTimeoutMS: 10_000,
-		}})] = g
+		o := &wireOptions{Topics: g.topics[1:], GroupTTLMS: g.ttlMS, MaxInFlight: 1_000, MaxAttempts: &never, AckTimeoutMS: 10_000}
+		if g.ordered {
+			o.Ordered, o.Slots = "key", g.slots
+		}
+		d.asked[d.send(d.conn, &wireFrame{Op: "SUBSCRIBE", Topic: g.topics[0], Group: g.name, Opts: o})] = g
 	}
 	d.again = nil
 	return all

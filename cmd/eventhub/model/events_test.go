@@ -65,7 +65,10 @@ func (l *ledger) event(line int, c *connection, e entry, w *wireFrame) {
 	if !c.small {
 		lo = max(lo, e.lo)
 	}
-	d := &delivery{line: line, sub: s, group: g, id: w.Event.ID, topic: w.Event.Topic, attempt: w.Ctx.Attempt, lo: lo, at: e.at}
+	d := &delivery{line: line, sub: s, group: g, id: w.Event.ID, topic: w.Event.Topic, attempt: w.Ctx.Attempt, lo: lo, at: e.at, key: w.Event.Key, slot: noSlot}
+	if w.Event.Partition != nil {
+		d.slot = *w.Event.Partition
+	}
 	ev.deliveries = append(ev.deliveries, d)
 	s.delivered = append(s.delivered, d)
 }

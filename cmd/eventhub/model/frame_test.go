@@ -24,6 +24,9 @@ type wireFrame struct {
 	Payload  json.RawMessage `json:"payload,omitempty"`
 	Corr     *string         `json:"corr,omitempty"`
 
+	Slots []int  `json:"slots,omitzero"` // of an ASSIGN
+	Epoch uint64 `json:"epoch,omitempty"`
+
 	Code  string     `json:"code,omitempty"`
 	Msg   string     `json:"msg,omitempty"`
 	Event *wireEvent `json:"event,omitempty"`
@@ -46,14 +49,18 @@ type wireOptions struct {
 	MaxAttempts  *int     `json:"maxAttempts,omitempty"`
 	Topics       []string `json:"topics,omitempty"`
 	GroupTTLMS   int      `json:"groupTtlMs,omitempty"`
+	Ordered      string   `json:"ordered,omitempty"`
+	Slots        int      `json:"slots,omitempty"`
 }
 
 type wireEvent struct {
-	ID      string          `json:"id"`
-	TS      int64           `json:"ts"`
-	Topic   string          `json:"topic"`
-	Key     string          `json:"key,omitempty"`
-	Payload json.RawMessage `json:"payload"`
+	ID    string `json:"id"`
+	TS    int64  `json:"ts"`
+	Topic string `json:"topic"`
+	Key   string `json:"key,omitempty"`
+	// Partition is the slot of the key, for members of ordered groups.
+	Partition *int            `json:"partition,omitempty"`
+	Payload   json.RawMessage `json:"payload"`
 }
 
 type wireCtx struct {

@@ -90,7 +90,7 @@ func (l *ledger) leaseEnd(d *delivery, but *frame) time.Duration {
 			end = min(end, max(f.sent, d.lo))
 		}
 	}
-	return min(end, d.sub.over(), l.voidedAt(d.sub.conn.hub, d.lo, never), l.agedAt(d))
+	return min(end, d.sub.over(), l.voidedAt(d.sub.conn.hub, d.lo, never), l.takenBack(d), l.agedAt(d))
 }
 
 // released is the latest moment at which the lease may have ended, and again that at which the

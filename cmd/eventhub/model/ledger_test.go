@@ -114,6 +114,7 @@ type sub struct {
 	settles   []*frame            // ACK, NACK and MODACK
 	settlesOf map[string][]*frame // the same by event, once all are there; see about
 	delivered []*delivery
+	assigns   map[string][]*assignment // by topic
 }
 
 // leased is the length of its leases.
@@ -166,6 +167,9 @@ type group struct {
 	starts []*frame // every SUBSCRIBE that was about it
 	events map[string]*event
 	left   int // unsettled at the end
+
+	ordered bool // by key: a member asked for that, and was not refused
+	assigns []*assignment
 }
 
 // event is one as a group got it.
@@ -183,6 +187,8 @@ type delivery struct {
 	topic   string // the event's own
 	attempt int
 	lo, at  time.Duration // it was written between these
+	key     string
+	slot    int // event.partition; noSlot for none
 }
 
 type stored struct {
@@ -427,6 +433,10 @@ func (l *ledger) got(line int, c *connection, e entry, w *wireFrame) {
 		l.event(line, c, e, w)
 		return
 	}
+	if w.Op == "ASSIGN" {
+		l.assigned(line, c, e, w)
+		return
+	}
 	if w.Op == "ERR" && w.Corr == nil && (w.Code == "group_reset" || w.Code == "events_lost") {
 		topic, name, _ := strings.Cut(w.Msg, "::")
 		c.resets[groupKey{topic, name}] = true
@@ -451,6 +461,7 @@ func (l *ledger) got(line int, c *connection, e entry, w *wireFrame) {
 		for _, t := range f.sub.topics {
 			g := l.group(groupKey{t, f.Group})
 			g.subs = append(g.subs, f.sub)
+			g.ordered = g.ordered || f.Opts != nil && f.Opts.Ordered == "key"
 		}
 	}
 	if f.Op == "UNSUBSCRIBE" && f.ok() && f.sub != nil && f.sub.stop != f {

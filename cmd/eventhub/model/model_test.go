@@ -124,6 +124,9 @@ func runPlan(t *testing.T, p *plan) {
 	var clients sync.WaitGroup
 	for i := range p.clients {
 		c := &client{rig: r, rnd: rand.New(rand.NewPCG(uint64(p.seed), uint64(i+1))), count: count, ids: ids, used: map[string][]string{}, slow: i%3 == 2}
+		if p.has("ordered") {
+			c.keys = rand.New(rand.NewPCG(uint64(p.seed), uint64(1_000+i)))
+		}
 		clients.Go(func() { c.run(active) })
 	}
 	clients.Go(func() { company.run(active) })

@@ -40,6 +40,9 @@ type groupPlan struct {
 	opens  time.Duration // nobody subscribes before
 	lone   bool          // one member, once
 	taken  bool          // by that member
+
+	ordered bool // by key
+	slots   int  // that most members ask for; 0 for the default
 }
 
 // allFaults and allFeatures are what -model.faults and -model.with know.
@@ -52,7 +55,7 @@ var (
 	clusterFaults = []string{"stepdown", "meta", "slowroute", "diskfull", "diskloss", "rollnodes"}
 	allFeatures   = []string{
 		"pause", "topics", "ttl", "deaf", "corrless", "cluster",
-		"tombstones", "reads", "projection", "outbox", "http", "native", "go", "ts",
+		"tombstones", "reads", "projection", "outbox", "http", "native", "go", "ts", "ordered",
 	}
 )
 
@@ -92,7 +95,25 @@ func newPlan(seed int64, faults, with []string, active time.Duration) *plan {
 	if p.has("ttl") {
 		add(groupPlan{from: []string{"latest", "earliest"}[rnd.IntN(2)], ttlMS: 4_000 + rnd.IntN(4_000)})
 	}
+	if p.has("ordered") {
+		p.order(rand.New(rand.NewPCG(uint64(seed), 1)))
+	}
 	return p
+}
+
+// order adds one or two ordered groups. Their draws are apart from the others, so a seed means the
+// same groups with them and without.
+func (p *plan) order(rnd *rand.Rand) {
+	for range 1 + rnd.IntN(2) {
+		g := &groupPlan{
+			name: "g" + strconv.Itoa(len(p.groups)), topics: []string{p.topics[rnd.IntN(len(p.topics))]},
+			from: []string{"latest", "earliest"}[rnd.IntN(2)], ordered: true, slots: []int{0, 1, 4, 16}[rnd.IntN(4)],
+		}
+		if rnd.IntN(4) == 0 && p.has("topics") {
+			g.topics = slices.Clone(p.topics)
+		}
+		p.groups = append(p.groups, g)
+	}
 }
 
 // cluster makes it one of three nodes, and two or three hubs.
@@ -147,6 +168,15 @@ func (g *groupPlan) options(rnd *rand.Rand, ids *knownIDs, began time.Time) *wir
 	}
 	if n := []int{-1, 0, 1, 2, 3}[rnd.IntN(5)]; n >= 0 {
 		o.MaxAttempts = &n
+	}
+	if g.ordered {
+		o.Ordered, o.Slots = "key", g.slots
+		if rnd.IntN(8) == 0 { // it counts only if the group is made with it
+			o.Slots = 7
+		}
+		if o.AckTimeoutMS == 0 { // an event that nobody settles keeps its key for so long
+			o.AckTimeoutMS = 2_000
+		}
 	}
 	return o
 }

@@ -129,7 +129,7 @@ func order(l *ledger) []violation {
 	}
 	for _, g := range l.sortedGroups() {
 		alone := g.alone()
-		if alone == nil {
+		if alone == nil || g.ordered { // the events of an ordered group are in the order of keys
 			continue
 		}
 		last := &stored{}

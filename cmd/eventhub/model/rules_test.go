@@ -28,6 +28,8 @@ var rules = []struct {
 	{"letters", "a dead letter for each last failure, and for nothing else", letters},
 	{"answers", "each frame is answered within 15 s", answers},
 	{"hoarded", "an event that nobody holds comes to an idle member at once", hoarded},
+	{"keys", "of a key of an ordered group one event is leased at a time, and the next comes when it is settled", keysInOrder},
+	{"slots", "members of ordered groups get events of the slots that they have, and a slot is one member's", slots},
 	{"cursors", "nothing is unsettled at or before the position of a group", cursors},
 	{"latest", "the newest event of a key is the newest in the stream", latest},
 	{"replay", "a replay is a piece of the stream", replays},

@@ -74,6 +74,10 @@ func hoarded(l *ledger) []violation {
 			for _, b := range busy {
 				free = without(free, b)
 			}
+			free = l.withoutOwners(g, free)
+			if w.slot != noSlot {
+				free = l.withoutUse(g, w, free)
+			}
 			for _, b := range g.blind() {
 				free = without(free, span{b.from, b.to + noticed})
 			}
@@ -88,7 +92,11 @@ func hoarded(l *ledger) []violation {
 				if _, ok := idle[s]; !ok {
 					idle[s] = l.idle(s)
 				}
-				if v, found := l.hoardedFrom(g, w, free, s, idle[s]); found {
+				room := idle[s]
+				if w.slot != noSlot {
+					room = s.owning(g, w.slot, room)
+				}
+				if v, found := l.hoardedFrom(g, w, free, s, room); found {
 					all = append(all, v)
 					break
 				}
@@ -114,7 +122,8 @@ func (l *ledger) hoardedFrom(g *group, w idleEvent, free []span, s *sub, idle []
 type idleEvent struct {
 	span
 
-	id string
+	id   string
+	slot int // of an ordered group; noSlot for what any member gets
 }
 
 func (l *ledger) waits(g *group) []idleEvent {
@@ -124,13 +133,15 @@ func (l *ledger) waits(g *group) []idleEvent {
 	if len(made) == 0 || since == never {
 		return nil
 	}
+	turn := map[string]time.Duration{} // by key of an ordered group: when all so far is settled
 	for _, s := range l.stored[g.topic] {
 		p := l.sentN[s.n]
+		slot, due := l.queued(g, s, turn)
 		if surely, _ := l.wants(g, s); !surely || ids[s.id] || p == nil || !p.ok() {
 			continue
 		}
 		ids[s.id] = true
-		from := max(p.answered, since)
+		from := max(p.answered, since, due)
 		var ds []*delivery
 		if e := g.events[s.id]; e != nil {
 			ds = slices.Clone(e.deliveries)
@@ -138,14 +149,14 @@ func (l *ledger) waits(g *group) []idleEvent {
 		}
 		for _, d := range ds {
 			if d.lo > from {
-				all = append(all, idleEvent{span{from, d.lo}, s.id})
+				all = append(all, idleEvent{span{from, d.lo}, s.id, slot})
 			}
 			_, again := l.released(d)
 			from = max(from, again)
 		}
 		// else it was dead-lettered, perhaps by a delivery that nobody saw
 		if from < l.end && !buried[s.id] {
-			all = append(all, idleEvent{span{from, never}, s.id})
+			all = append(all, idleEvent{span{from, never}, s.id, slot})
 		}
 	}
 	return all

@@ -13,6 +13,8 @@ type call struct {
 	sent time.Time
 	slot bool                       // a publish: it holds one of Conn.slots
 	done func(id string, err error) // called exactly once; it must not block
+	// began, if not nil, is called before done with what the OK of a broadcast says.
+	began func(Start)
 }
 
 // end finishes a call that was removed from the waiting calls.

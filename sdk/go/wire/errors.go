@@ -27,6 +27,8 @@ type Error struct {
 	Code string
 	// Msg says what is wrong.
 	Msg string
+	// Permanent reports that the hub says that the same request fails again, whatever Code means.
+	Permanent bool
 }
 
 // Error returns code and message.

@@ -24,6 +24,8 @@ type Event struct {
 	Topic   string
 	Key     string
 	Payload []byte
+	// Partition is the slot of the key in an ordered group, and -1 elsewhere or without a key.
+	Partition int
 	// More reports whether Record has other fields besides, such as headers.
 	More bool
 	// Attempt counts the deliveries of this event to the group, from 1. It may skip numbers.
@@ -57,6 +59,12 @@ func newEvent(f *frame, sub *Subscription, now time.Time) (Event, error) {
 	if f.recKey != nil {
 		if ev.Key, err = text(f.recKey); err != nil {
 			return Event{}, err
+		}
+	}
+	ev.Partition = -1
+	if f.recSlot != nil {
+		if ev.Partition, err = strconv.Atoi(string(f.recSlot)); err != nil {
+			return Event{}, fmt.Errorf("%w: partition: %w", errFrame, err)
 		}
 	}
 	if ev.TS, err = strconv.ParseInt(string(f.recTS), 10, 64); err != nil {

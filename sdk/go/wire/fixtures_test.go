@@ -251,6 +251,7 @@ func TestFramesOfTheFixturesAreRead(t *testing.T) {
 				Payload        json.RawMessage
 			}
 			Ctx struct {
+				Pos      string
 				Attempt  int
 				Deadline int64 `json:"ack_deadline_ms"`
 			}
@@ -278,6 +279,13 @@ func TestFramesOfTheFixturesAreRead(t *testing.T) {
 			}
 		}
 		if want.Op != "EVENT" {
+			return
+		}
+		if f.group == nil { // of a broadcast
+			e, err := newBroadcastEvent(&f)
+			if err != nil || e.ID != want.Event.ID || e.TS != want.Event.TS || e.Topic != want.Event.Topic || e.Key != want.Event.Key || string(e.Payload) != string(want.Event.Payload) || e.Pos != want.Ctx.Pos {
+				t.Errorf("%s: read %+v, %v\nwant %+v", name, e, err, want)
+			}
 			return
 		}
 		now := time.Now()

@@ -2,8 +2,10 @@ package wire
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -51,11 +53,14 @@ func readError(err error) error {
 // frame holds the raw fields of a frame from the hub.
 type frame struct {
 	op, corr, id, code, msg         []byte
+	retryable                       []byte
 	topic, group, event, ctx        []byte
 	attempt, deadline               []byte
 	recID, recTS, recTopic, payload []byte
-	recKey                          []byte
+	recKey, recSlot                 []byte
 	recMore                         bool // the record has other fields
+	pos, recovered, reason          []byte
+	tombstone                       []byte
 }
 
 func (f *frame) set(name, value []byte) error {
@@ -70,6 +75,8 @@ func (f *frame) set(name, value []byte) error {
 		f.code = value
 	case "msg":
 		f.msg = value
+	case "retryable":
+		f.retryable = value
 	case "topic":
 		f.topic = value
 	case "group":
@@ -78,6 +85,12 @@ func (f *frame) set(name, value []byte) error {
 		f.event = value
 	case "ctx":
 		f.ctx = value
+	case "pos":
+		f.pos = value
+	case "recovered":
+		f.recovered = value
+	case "reason":
+		f.reason = value
 	}
 	return nil
 }
@@ -92,6 +105,8 @@ func (f *frame) setRecord(name, value []byte) error {
 		f.recTopic = value
 	case "key":
 		f.recKey = value
+	case "partition":
+		f.recSlot = value
 	case "payload":
 		f.payload = value
 	default:
@@ -128,11 +143,40 @@ func (c *Conn) dispatch(b []byte) error {
 		if err != nil {
 			return err
 		}
-		return c.answer(&f, &Error{Code: code, Msg: msg})
+		return c.answer(&f, &Error{Code: code, Msg: msg, Permanent: string(f.retryable) == "false"})
 	case `"EVENT"`:
+		if f.group == nil {
+			return c.cast(&f, b)
+		}
 		return c.event(&f)
+	case `"GAP"`, `"SNAPSHOT"`, `"PRESENCE"`:
+		return c.cast(&f, b)
+	case `"ASSIGN"`:
+		return c.assigned(b)
 	}
 	return nil // an op of a later protocol version
+}
+
+// assigned tells a subscription its slots. The topic may be a further one.
+func (c *Conn) assigned(b []byte) error {
+	var a Assignment
+	if err := json.Unmarshal(b, &a); err != nil {
+		return fmt.Errorf("%w: %w", errFrame, err)
+	}
+	c.mu.Lock()
+	sub := c.subs[subKey{a.Topic, a.Group}]
+	if sub == nil {
+		for key, s := range c.subs {
+			if key.group == a.Group && slices.Contains(s.topics, a.Topic) {
+				sub = s
+			}
+		}
+	}
+	c.mu.Unlock()
+	if sub != nil && sub.assigned != nil {
+		sub.assigned(a)
+	}
+	return nil
 }
 
 // answer ends the call that the frame answers. refused is nil for an OK.
@@ -141,6 +185,14 @@ func (c *Conn) answer(f *frame, refused *Error) error {
 		if refused != nil {
 			c.end(waiting, "", refused)
 			return nil
+		}
+		if waiting.began != nil {
+			start, err := f.start()
+			if err != nil {
+				c.end(waiting, "", err)
+				return err
+			}
+			waiting.began(start)
 		}
 		id := ""
 		if f.id != nil {
@@ -157,7 +209,7 @@ func (c *Conn) answer(f *frame, refused *Error) error {
 		return nil
 	}
 	if refused.Code == "not_subscribed" {
-		c.ended(refused.Msg) // the hub says that the subscription has ended
+		c.ended(refused.Msg) // the hub says that the subscription, or the broadcast, has ended
 	}
 	c.opts.OnError(refused)
 	return nil

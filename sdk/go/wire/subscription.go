@@ -27,8 +27,25 @@ type SubscribeOptions struct {
 	Topics []string `json:"topics,omitempty"`
 	// GroupTTLMS is how long, in milliseconds, a new group without members exists.
 	GroupTTLMS int64 `json:"groupTtlMs,omitempty"`
+	// Ordered is "key" for an ordered group: of each key, one event at a time is leased, in order.
+	// Slots is the number of slots of a new one; the hub's default is 64.
+	Ordered string `json:"ordered,omitempty"`
+	Slots   int    `json:"slots,omitempty"`
+	// OnAssign, when not nil, is called when the slots of a member of an ordered group change:
+	// before the first event of a new slot, and after the last lease of a lost one. It runs on the
+	// goroutine that reads the connection, so it must neither block nor wait for answers.
+	OnAssign func(Assignment) `json:"-"`
 	// Extra are options that this version does not know.
 	Extra map[string]any `json:"-"`
+}
+
+// An Assignment is all slots of a member of an ordered group on one topic. Epoch rises with each
+// assignment of the group.
+type Assignment struct {
+	Topic string `json:"topic"`
+	Group string `json:"group"`
+	Slots []int  `json:"slots"`
+	Epoch uint64 `json:"epoch"`
 }
 
 func (o *SubscribeOptions) encode() ([]byte, error) {
@@ -59,6 +76,8 @@ type Subscription struct {
 	topicJSON    []byte // topic and group as JSON strings, as the hub sends them
 	groupJSON    []byte
 	options      []byte
+	topics       []string // further ones
+	assigned     func(Assignment)
 	open         bool // the hub has accepted it; owned by the reader
 	queue        chan Event
 	ended        chan struct{}
@@ -113,6 +132,8 @@ func (c *Conn) Join(topic, group string, opts SubscribeOptions, handler func(Eve
 		topicJSON: appendString(nil, topic),
 		groupJSON: appendString(nil, group),
 		options:   options,
+		topics:    opts.Topics,
+		assigned:  opts.OnAssign,
 		queue:     make(chan Event, min(inFlight, maxInFlight)+queueSlack),
 		ended:     make(chan struct{}),
 	}
@@ -166,9 +187,10 @@ func (c *Conn) forget(s *Subscription) {
 	s.end()
 }
 
-// ended ends the subscription of that name, topic::group.
+// ended ends the subscription of that name, topic::group, or the broadcast of that topic.
 func (c *Conn) ended(name string) {
 	c.mu.Lock()
+	delete(c.casts, name)
 	var over *Subscription
 	for key, s := range c.subs {
 		if key.topic+"::"+key.group == name {

@@ -94,6 +94,7 @@ type Conn struct {
 	lastCorr uint64
 	calls    map[uint64]call
 	subs     map[subKey]*Subscription
+	casts    map[string]*Broadcast // by topic
 }
 
 // Dial connects to a hub (ws://host:port/, or wss) and authenticates. If the hub refuses the AUTH,
@@ -271,7 +272,7 @@ func (c *Conn) fail(err error) {
 	}
 	c.err = err
 	calls, subs := c.calls, c.subs
-	c.calls, c.subs = nil, nil
+	c.calls, c.subs, c.casts = nil, nil, nil
 	c.mu.Unlock()
 
 	c.wire.abort()

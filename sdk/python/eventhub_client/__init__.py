@@ -7,6 +7,7 @@ doubt::
         await hub.publish("orders.placed", {"order": 7}, key="customer:1")
 """
 
+from .broadcast import Broadcast, BroadcastEvent, BroadcastHandler, BroadcastOptions, Change, Gap, Presence, Reset, WatchHandler, WatchOptions
 from .client import Client, ClientOptions, Connecting, EventsOptions, Notice, connect
 from .dedupe import DedupeStore, MemoryStore, dedupe
 from .delivery import Delivery
@@ -22,6 +23,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Action",
+    "Broadcast",
+    "BroadcastEvent",
+    "BroadcastHandler",
+    "BroadcastOptions",
+    "Change",
     "Client",
     "ClientOptions",
     "Connecting",
@@ -31,6 +37,7 @@ __all__ = [
     "EventHubError",
     "Events",
     "EventsOptions",
+    "Gap",
     "Handler",
     "HttpHub",
     "HubSubscribeOptions",
@@ -38,12 +45,16 @@ __all__ = [
     "MemoryStore",
     "Notice",
     "Outgoing",
+    "Presence",
     "PublishOptions",
+    "Reset",
     "State",
     "SubscribeOptions",
     "Subscription",
     "TokenSource",
     "Transition",
+    "WatchHandler",
+    "WatchOptions",
     "caps",
     "client_codes",
     "client_ops",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
+from .broadcast import Broadcast, BroadcastHandler, BroadcastOptions, Watch, WatchHandler, WatchOptions
 from .connection import Connection
 from .delivery import Delivery
 from .errors import EventHubError
@@ -96,7 +97,8 @@ class Client:
         self._schemas = options.get("schemas", {})
         # By topic, then by group.
         self._subscriptions: dict[str, dict[str, Subscription[Any]]] = {}
-        self._calls: dict[int, tuple[Done, float]] = {}
+        self._broadcasts: dict[str, Broadcast] = {}
+        self._calls: dict[int, tuple[Done, float, Callable[[Frame], None] | None]] = {}
         self._listeners: dict[str, list[Callable[..., object]]] = {"state": [], "notice": [], "error": []}
         self._next_corr = 0
         self._over: EventHubError | None = None
@@ -271,10 +273,7 @@ class Client:
         return subscription
 
     def _join(self, topic: str, group: str, handler: Handler[Any], options: SubscribeOptions) -> Subscription[Any]:
-        if self._over is not None:
-            raise self._over
-        if self._closing is not None:
-            raise EventHubError("closed", "The client is closing.")
+        self._may_join()
         if group in self._subscriptions.get(topic, {}):
             raise EventHubError("already_subscribed", f"{topic}::{group}")
         subscription = Subscription(self, topic, group, self._guard(handler) if self._schemas else handler, options)
@@ -291,6 +290,39 @@ class Client:
         joined = cast(SubscribeOptions, {"concurrency": 1, **options})
         return Events(lambda handler: self._join(topic, group, handler, joined), self.spawn)
 
+    async def broadcast(self, topic: str, handler: BroadcastHandler[Any], **options: Unpack[BroadcastOptions]) -> Broadcast:
+        """Gives every event of a topic to the handler, without a group and acknowledgements.
+
+        Events come in order, one at a time, also over reconnects. ``on_gap`` or ``on_reset`` is
+        told what was missed all the same. Returns when the hub has accepted the broadcast. A
+        client has at most one broadcast of a topic.
+        """
+        return await self._follow(topic, lambda: Broadcast(self, topic, handler, options))
+
+    async def watch(self, topic: str, handler: WatchHandler[Any], **options: Unpack[WatchOptions]) -> Broadcast:
+        """Gives the present value of each key of a compacted topic to the handler, then each change.
+
+        When changes were missed, it takes a new snapshot: the handler is given all values again,
+        and a Change with ``deleted`` for each key that has gone. If a key changes faster than the
+        handler is, the handler gets the newest value only.
+        """
+        watch = Watch(handler, options)
+        return await self._follow(topic, lambda: watch.begin(self, topic))
+
+    async def _follow(self, topic: str, begin: Callable[[], Broadcast]) -> Broadcast:
+        self._may_join()
+        if topic in self._broadcasts:
+            raise EventHubError("already_subscribed", topic)
+        broadcast = self._broadcasts[topic] = begin()
+        await broadcast._open()
+        return broadcast
+
+    def _may_join(self) -> None:
+        if self._over is not None:
+            raise self._over
+        if self._closing is not None:
+            raise EventHubError("closed", "The client is closing.")
+
     async def close(self, timeout_ms: float = 10_000) -> None:
         """Lets handlers and publishes finish, and closes the connection.
 
@@ -306,7 +338,8 @@ class Client:
     async def _drain(self, timeout_ms: float) -> None:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await asyncio.gather(*(s.drain(timeout_ms) for s in self._all()), return_exceptions=True)
+                broadcasts = (b._drain() for b in list(self._broadcasts.values()))
+                await asyncio.gather(*(s.drain(timeout_ms) for s in self._all()), *broadcasts, return_exceptions=True)
                 await self._publisher.idle()
         except TimeoutError:
             pass
@@ -350,12 +383,16 @@ class Client:
     def resume(self) -> None:
         for subscription in self._all():
             subscription._connected()
+        for broadcast in list(self._broadcasts.values()):
+            broadcast._connected()
         self._publisher.resume()
         self._tell(None)
 
     def suspend(self) -> None:
         for subscription in self._all():
             subscription._disconnected()
+        for broadcast in list(self._broadcasts.values()):
+            broadcast._disconnected()
         self._publisher.suspend()
         self._fail_calls(EventHubError("connection_lost", "The connection ended before the answer came."))
 
@@ -363,6 +400,8 @@ class Client:
         self._over = error
         for subscription in self._all():
             subscription._end(None if error.code == "closed" else error)
+        for broadcast in list(self._broadcasts.values()):
+            broadcast._end(None if error.code == "closed" else error)
         self._publisher.end(error)
         self._fail_calls(error)
         self._tell(error)
@@ -373,12 +412,17 @@ class Client:
         self._emit("state", state, error)
 
     def unanswered(self) -> float:
-        for _, sent in self._calls.values():
+        for _, sent, _ in self._calls.values():
             return max((time.monotonic() - sent) * 1000, self._publisher.unanswered())
         return self._publisher.unanswered()
 
-    def frame(self, frame: Frame) -> None:
+    def frame(self, frame: Frame, size: int) -> None:
         op = frame.get("op")
+        if (op == "EVENT" and "group" not in frame) or op in ("GAP", "SNAPSHOT", "PRESENCE"):
+            broadcast = self._broadcasts.get(frame["topic"])
+            if broadcast is not None:
+                broadcast._frame(frame, size)
+            return
         if op == "EVENT":
             subscription = self._subscriptions.get(frame["topic"], {}).get(frame["group"])
             if subscription is not None:
@@ -387,25 +431,35 @@ class Client:
         corr = frame.get("corr")
         if op == "OK":
             if not self._publisher.ok(corr, frame.get("id")):
-                self._answered(corr, None)
+                self._answered(corr, None, frame)
         elif op == "ERR":
             if corr is None:
                 self._told(frame)
             elif not self._publisher.err(corr, frame):
-                self._answered(corr, EventHubError(frame["code"], frame["msg"]))
+                self._answered(corr, EventHubError(frame["code"], frame["msg"], frame.get("retryable")))
+        elif op == "ASSIGN":
+            for groups in self._subscriptions.values():
+                subscription = groups.get(frame["group"])
+                if subscription is not None:
+                    subscription._assigned(frame)
         # Other frames belong to extensions that this client did not ask for.
 
-    def _answered(self, corr: object, error: EventHubError | None) -> None:
+    def _answered(self, corr: object, error: EventHubError | None, ok: Frame | None = None) -> None:
         call = self._calls.pop(corr, None) if isinstance(corr, int) else None
         if call is not None:
-            done, _ = call
+            done, _, began = call
+            if began is not None and ok is not None:
+                began(ok)
             done(error)
 
     def _told(self, frame: Frame) -> None:
         """An error that answers no frame."""
         code, message = frame["code"], frame["msg"]
         subscription = self._named(message)
-        if subscription is not None and code in ("group_reset", "events_lost"):
+        broadcast = self._broadcast_named(code, message)
+        if broadcast is not None:
+            broadcast._end(EventHubError(code, message))
+        elif subscription is not None and code in ("group_reset", "events_lost"):
             notice = Notice(code, subscription.topic, subscription.group, message)
             if not self._emit("notice", notice):
                 log.warning("%s: %s", code, message)
@@ -418,6 +472,16 @@ class Client:
         """The subscription that a message names as topic::group."""
         named = [s for s in self._all() if f"{s.topic}::{s.group}" in message]
         return max(named, key=lambda s: len(s.topic) + len(s.group)) if named else None
+
+    def _broadcast_named(self, code: str, message: str) -> Broadcast | None:
+        """The broadcast that a message ends."""
+        if code == "not_subscribed":
+            return self._broadcasts.get(message)
+        if code == "forbidden":
+            for topic, broadcast in self._broadcasts.items():
+                if f" {topic}; the broadcast" in message:
+                    return broadcast
+        return None
 
     def _tell(self, error: EventHubError | None) -> None:
         waiting, self._waiting = self._waiting, []
@@ -432,7 +496,7 @@ class Client:
     def _fail_calls(self, error: EventHubError) -> None:
         calls = list(self._calls.values())
         self._calls.clear()
-        for done, _ in calls:
+        for done, _, _ in calls:
             done(error)
 
     def _corr(self) -> int:
@@ -457,12 +521,12 @@ class Client:
     def connected(self) -> bool:
         return self.state == "ready"
 
-    def call(self, frame: str, done: Done) -> None:
+    def call(self, frame: str, done: Done, began: Callable[[Frame], None] | None = None) -> None:
         if self.state != "ready":
             done(EventHubError("connection_lost", "There is no connection."))
             return
         corr = self._corr()
-        self._calls[corr] = (done, time.monotonic())
+        self._calls[corr] = (done, time.monotonic(), began)
         self._connection.send(f'{{{frame},"corr":{corr}}}')
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -477,6 +541,10 @@ class Client:
             del groups[subscription.group]
             if not groups:
                 del self._subscriptions[subscription.topic]
+
+    def remove_broadcast(self, broadcast: Broadcast) -> None:
+        if self._broadcasts.get(broadcast.topic) is broadcast:
+            del self._broadcasts[broadcast.topic]
 
     def report(self, error: EventHubError) -> None:
         if not self._emit("error", error):

@@ -44,7 +44,7 @@ class Owner(Protocol):
 
     def changed(self, state: State, error: EventHubError | None) -> None: ...
 
-    def frame(self, frame: Frame) -> None: ...
+    def frame(self, frame: Frame, size: int) -> None: ...
 
     def unanswered(self) -> float:
         """How long the oldest unanswered frame has waited, in milliseconds."""
@@ -249,11 +249,11 @@ class Connection:
         if op != "EVENT":
             corr = frame.get("corr")
             if corr == _AUTH_CORR:
-                self._auth_answer(None if op == "OK" else EventHubError(frame["code"], frame["msg"]))
+                self._auth_answer(None if op == "OK" else EventHubError(frame["code"], frame["msg"], frame.get("retryable")))
                 return
             if corr == _PING_CORR:
                 return
-        self._owner.frame(frame)
+        self._owner.frame(frame, len(data))
 
     def _auth_answer(self, error: EventHubError | None) -> None:
         if error is None:

@@ -25,9 +25,9 @@ hub_codes: Mapping[str, bool] = {
     "not_found": False,
     "not_subscribed": False,
     "overloaded": True,
-    "publish_failed": True,  # False for a payload that is too large.
+    "publish_failed": True,  # unless the hub says otherwise
     "rate_limited": True,
-    "subscribe_failed": True,
+    "subscribe_failed": True,  # likewise
     "token_expired": False,
     "topic_full": True,
     "unauthorized": False,

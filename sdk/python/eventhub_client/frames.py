@@ -15,7 +15,7 @@ T = TypeVar("T")
 #: The operations that this client sends.
 client_ops = ("AUTH", "PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE", "ACK", "NACK", "MODACK", "PAUSE", "RESUME")
 #: The operations that this client understands.
-hub_ops = ("OK", "ERR", "EVENT")
+hub_ops = ("OK", "ERR", "EVENT", "ASSIGN", "GAP", "SNAPSHOT", "PRESENCE")
 #: Capabilities that are named in AUTH.
 caps = ("group_reset", "events_lost", "retry_after")
 
@@ -36,6 +36,8 @@ class Event(Generic[T]):
     headers: Mapping[str, str] | None = None
     caused_by: Sequence[str] | None = None
     tags: Sequence[str] | None = None
+    #: The slot of the key, for members of ordered groups.
+    partition: int | None = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Event[Any]:
@@ -51,6 +53,7 @@ class Event(Generic[T]):
             get("headers"),
             get("caused_by"),
             get("tags"),
+            get("partition"),
         )
 
 
@@ -101,6 +104,10 @@ class HubSubscribeOptions(TypedDict, total=False):
     topics: Sequence[str] | None
     #: A new group disappears when it had no member for this long.
     group_ttl_ms: int | None
+    #: "key" for an ordered group: of each key, one event at a time is leased, in order.
+    ordered: Literal["key"] | None
+    #: The slots of a new ordered group. Defaults to 64.
+    slots: int | None
     #: Options that this version does not know.
     extra: Mapping[str, Any] | None
 
@@ -113,6 +120,7 @@ _wire_names = {
     "ack_timeout_ms": "ackTimeoutMs",
     "max_attempts": "maxAttempts",
     "group_ttl_ms": "groupTtlMs",
+    "min_interval_ms": "minIntervalMs",
 }
 
 

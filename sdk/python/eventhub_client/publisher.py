@@ -18,8 +18,6 @@ from .ids import new_id_maker
 
 #: The hub skips longer frames.
 MAX_FRAME = 4 * 2**20
-#: The largest payload that the hub takes by default.
-MAX_PAYLOAD = 2**20
 SWEEP_SECONDS = 0.25
 
 #: These say that nothing was stored, and that a later attempt may succeed.
@@ -29,14 +27,13 @@ _not_now = frozenset({"rate_limited", "overloaded"})
 class Pending:
     """A publish without an answer."""
 
-    __slots__ = ("corr", "text", "id", "size", "payload_size", "made", "answer", "sent", "sent_steady", "sent_last", "doubt", "retries", "done")
+    __slots__ = ("corr", "text", "id", "size", "made", "answer", "sent", "sent_steady", "sent_last", "doubt", "retries", "done")
 
-    def __init__(self, corr: int, text: str, event_id: str, payload_size: int, size: int, answer: asyncio.Future[str]) -> None:
+    def __init__(self, corr: int, text: str, event_id: str, size: int, answer: asyncio.Future[str]) -> None:
         self.corr = corr
         self.text = text
         self.id = event_id
         self.size = size
-        self.payload_size = payload_size
         self.made = time.monotonic()
         self.answer = answer
         #: When the event was first sent, by the clock of the wall; 0 while it was not.
@@ -114,14 +111,13 @@ class Publisher:
         corr = self._corr()
         json = dump_payload(payload, self._default)
         text = f'{{"op":"PUBLISH","topic":{dumps(topic)},"payload":{json},"opts":{dumps(opts)},"corr":{corr}}}'
-        payload_size = byte_length(json)
-        size = len(text) - len(json) + payload_size  # the rest is ASCII
+        size = len(text) - len(json) + byte_length(json)  # the rest is ASCII
         # The hub would answer without a corr.
         if size > MAX_FRAME:
             raise EventHubError("publish_failed", f"The event is larger than {MAX_FRAME} bytes.", False)
         if self.pending >= self._buffer_events or self._bytes + size > self._buffer_bytes:
             raise EventHubError("buffer_full", f"{self.pending} events wait for their answers: wait for some, or use publish_many.")
-        p = Pending(corr, text, event_id, payload_size, size, self._loop.create_future())
+        p = Pending(corr, text, event_id, size, self._loop.create_future())
         self._bytes += size
         if self._ready and not self._queue and self._halted is None and len(self._sent) < self._window:
             self._transmit(p)
@@ -163,7 +159,7 @@ class Publisher:
         p = self._sent.pop(corr, None) if isinstance(corr, int) else None
         if p is None:
             return False
-        error = EventHubError(frame["code"], frame["msg"])
+        error = EventHubError(frame["code"], frame["msg"], frame.get("retryable"))
         young = time.monotonic() - p.made < self._retry_seconds
         if p.done:
             self._settle(p)
@@ -180,12 +176,9 @@ class Publisher:
         return True
 
     def _unconfirmed(self, p: Pending, error: EventHubError, young: bool) -> None:
-        """The hub does not know whether the event is stored. Repeating the publish tells."""
-        if p.payload_size > MAX_PAYLOAD:
-            self._fail(p, EventHubError(error.code, error.message, False))
-            return
-        p.doubt = True
-        if not young:
+        """The hub refuses the event, or does not know whether it is stored. Repeating the publish tells."""
+        p.doubt |= error.retryable
+        if not (young and error.retryable):
             self._fail(p, error)
             return
         self._resting[p] = self._loop.call_later(backoff(p.retries), self._again, p)

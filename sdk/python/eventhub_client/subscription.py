@@ -7,7 +7,7 @@ import inspect
 import math
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -33,6 +33,10 @@ class SubscribeOptions(HubSubscribeOptions, total=False):
     #: For how long the lease of an event is prolonged while its handler runs or is to run. Defaults
     #: to 600,000.
     max_lease_ms: float
+    #: Called with the topic, all slots and the epoch when the slots of a member of an ordered group
+    #: change: before the first event of a new slot, and after the last lease of a lost one. It must
+    #: not block.
+    on_assign: Callable[[str, Sequence[int], int], object] | None
 
 
 #: Called once when a frame is answered, with an error if it was refused or the connection ended.
@@ -76,6 +80,7 @@ class Subscription(Generic[T]):
         ack = own.pop("ack", "auto")
         concurrency = own.pop("concurrency", None)
         max_lease_ms = own.pop("max_lease_ms", 600_000)
+        self._on_assign = own.pop("on_assign", None)
         if ack not in ("auto", "manual"):
             raise EventHubError("bad_options", 'ack must be "auto" or "manual"')
         if concurrency is not None and not (isinstance(concurrency, int) and concurrency >= 1):
@@ -93,7 +98,8 @@ class Subscription(Generic[T]):
         self._lease_ms = lease_ms if isinstance(lease_ms, int) else 30_000
         self._opts = dumps(wire_options(own))
         self._names = f'"topic":{dumps(topic)},"group":{dumps(group)}'
-        self._many = bool(own.get("topics"))
+        self._topics = (topic, *(own.get("topics") or ()))
+        self._many = len(self._topics) > 1
         self._loop = asyncio.get_running_loop()
         self._closed: asyncio.Future[EventHubError | None] = self._loop.create_future()
         self._opened: asyncio.Future[None] = self._loop.create_future()
@@ -261,7 +267,7 @@ class Subscription(Generic[T]):
 
     def _told(self, frame: Frame) -> None:
         """An error about this subscription that answers no frame."""
-        self._end(EventHubError(frame["code"], frame["msg"]))
+        self._end(EventHubError(frame["code"], frame["msg"], frame.get("retryable")))
 
     def _call(self, op: str, rest: str, done: Done) -> None:
         self._hub.call(f'"op":"{op}",{self._names}{rest}', done)
@@ -294,6 +300,13 @@ class Subscription(Generic[T]):
 
     def _key(self, event: Event[Any]) -> str:
         return f"{event.topic}/{event.id}" if self._many else event.id
+
+    def _assigned(self, frame: Frame) -> None:
+        if self._on_assign is not None and frame["topic"] in self._topics:
+            try:
+                self._on_assign(frame["topic"], frame["slots"], frame["epoch"])
+            except Exception as cause:
+                self._loop.call_exception_handler({"message": "on_assign failed", "exception": cause})
 
     def _deliver(self, frame: Frame) -> None:
         if self._draining or self._ended or not self._live:

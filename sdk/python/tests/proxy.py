@@ -18,6 +18,8 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         #: What the hub answers does not arrive.
         self.deaf = False
+        #: So many bytes of the hub come until the connection is cut; None for no end.
+        self.budget: int | None = None
         #: New connections are closed at once.
         self.refusing = False
         self.url = ""
@@ -88,6 +90,12 @@ class Proxy:
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: bool) -> None:
         try:
             while data := await reader.read(65536):
+                if answers and self.budget is not None:
+                    if len(data) >= self.budget:
+                        writer.write(data[: self.budget])
+                        self.budget = None
+                        return
+                    self.budget -= len(data)
                 if not (answers and self.deaf):
                     writer.write(data)
                     await writer.drain()

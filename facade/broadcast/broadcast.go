@@ -1,0 +1,195 @@
+// Package broadcast hands every event of a topic to many sockets. A Tails has one Tail for each
+// topic that sockets follow. The Tail reads the topic once, frames each event once, and keeps the
+// newest frames in a ring. A socket has a Cursor into the ring, and takes frames from there as fast
+// as it can send them: memory depends on the rings, not on the sockets.
+//
+// Tails decides nothing about clients: rights, options and what a slow socket gets are the
+// caller's.
+package broadcast
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"eventhub/jetstream"
+)
+
+// Source reads topics. jetstream.History has these methods, except for its topic.
+type Source interface {
+	// Place is where a topic is. It creates a topic that does not exist, for a client.
+	Place(ctx context.Context, topic, client string) (jetstream.Place, error)
+	// Follow calls f with the events of a topic behind a place until ctx ends or f returns an
+	// error. f(nil) comes when f has received what was there at first.
+	Follow(ctx context.Context, topic string, after jetstream.Place, f func(*jetstream.Event) error) error
+}
+
+// Config configures a Tails. All fields are required.
+type Config struct {
+	Source Source
+	// Frame appends an event to dst as all sockets get it.
+	Frame func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event) []byte
+	// Linger is how long a Tail is kept after its last Cursor has ended.
+	Linger time.Duration
+	// Tails is the most topics that are followed, and PrincipalTails the most that one client is
+	// the first to follow.
+	Tails, PrincipalTails int
+	// RingFrames and RingBytes bound the frames of one topic, and AllBytes the bytes of all rings
+	// with their lists of frames. A ring always holds the newest frame.
+	RingFrames, RingBytes, AllBytes int
+}
+
+// Errors of Tails.Join.
+var (
+	// ErrTails says that the hub follows Config.Tails topics.
+	ErrTails = errors.New("broadcast: too many topics are followed")
+	// ErrPrincipalTails says that the client follows Config.PrincipalTails topics alone.
+	ErrPrincipalTails = errors.New("broadcast: this client follows too many topics")
+	// ErrClosed says that the Tails is closed.
+	ErrClosed = errors.New("broadcast: closed")
+)
+
+// Listener is a socket. Its methods are called by the goroutines of a Tail: they must not block,
+// and must not call the Cursor.
+type Listener interface {
+	// Wake says that the Cursor has something to read.
+	Wake()
+	// End says that nothing follows, because the topic is gone or cannot be read. It is called at
+	// most once.
+	End(err error)
+}
+
+// Tails follows topics. Its methods may be called concurrently.
+type Tails struct {
+	cfg    Config
+	memory memory
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	byTopic map[string]*Tail
+	byFirst map[string]int // tails by the client that came first
+}
+
+// New makes a Tails. The caller calls Close.
+func New(cfg Config) *Tails {
+	t := &Tails{cfg: cfg, byTopic: make(map[string]*Tail), byFirst: make(map[string]int)}
+	t.memory.left = cfg.AllBytes
+	t.ctx, t.cancel = context.WithCancel(context.Background())
+	return t
+}
+
+// Close ends all Tails and waits for their goroutines. It may be called again.
+func (t *Tails) Close() {
+	t.mu.Lock()
+	t.closed = true
+	t.mu.Unlock()
+	t.cancel()
+	t.wg.Wait()
+}
+
+// Join returns the Tail of a topic once it follows the topic, for a client. The caller calls Leave
+// of the Tail.
+func (t *Tails) Join(ctx context.Context, topic, client string) (*Tail, error) {
+	for {
+		tail, err := t.enter(topic, client)
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case <-tail.ready:
+		case <-ctx.Done():
+			tail.Leave()
+			return nil, ctx.Err()
+		}
+		if tail.failed == nil {
+			return tail, nil
+		}
+		tail.Leave()
+		if !errors.Is(tail.failed, errOver) {
+			return nil, tail.failed
+		}
+	}
+}
+
+// errOver says that a Tail ended between two looks.
+var errOver = errors.New("broadcast: the tail has ended")
+
+func (t *Tails) enter(topic, client string) (*Tail, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return nil, ErrClosed
+	}
+	if tail := t.byTopic[topic]; tail != nil {
+		tail.users++
+		if tail.idle != nil {
+			tail.idle.Stop()
+			tail.idle = nil
+		}
+		return tail, nil
+	}
+	switch {
+	case len(t.byTopic) >= t.cfg.Tails && !t.dropIdleLocked(""):
+		return nil, ErrTails
+	case t.byFirst[client] >= t.cfg.PrincipalTails && !t.dropIdleLocked(client):
+		return nil, ErrPrincipalTails
+	}
+	tail := &Tail{all: t, topic: topic, client: client, users: 1, ready: make(chan struct{}), news: make(chan struct{}, 1)}
+	tail.ctx, tail.cancel = context.WithCancel(t.ctx)
+	t.byTopic[topic] = tail
+	t.byFirst[client]++
+	t.wg.Go(tail.run)
+	return tail, nil
+}
+
+// dropIdleLocked makes room by a Tail that nobody uses, of a client if one is given.
+func (t *Tails) dropIdleLocked(client string) bool {
+	for _, tail := range t.byTopic {
+		if tail.users == 0 && (client == "" || tail.client == client) {
+			t.removeLocked(tail)
+			return true
+		}
+	}
+	return false
+}
+
+// removeLocked ends a Tail.
+func (t *Tails) removeLocked(tail *Tail) {
+	if t.byTopic[tail.topic] != tail {
+		return
+	}
+	delete(t.byTopic, tail.topic)
+	if t.byFirst[tail.client]--; t.byFirst[tail.client] == 0 {
+		delete(t.byFirst, tail.client)
+	}
+	if tail.idle != nil {
+		tail.idle.Stop()
+	}
+	tail.cancel()
+}
+
+// Figures are the state of a Tails.
+type Figures struct {
+	Topics, Cursors int
+	Bytes           int // of all rings
+}
+
+// Figures returns the present state.
+func (t *Tails) Figures() Figures {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f := Figures{Topics: len(t.byTopic)}
+	for _, tail := range t.byTopic {
+		tail.mu.Lock()
+		f.Cursors += len(tail.cursors)
+		tail.mu.Unlock()
+	}
+	t.memory.mu.Lock()
+	f.Bytes = t.cfg.AllBytes - t.memory.left
+	t.memory.mu.Unlock()
+	return f
+}
