@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -190,32 +191,28 @@ func TestAWriteWaitsForALeader(t *testing.T) {
 	}
 }
 
-// A restore into a cluster of which a server is not up yet waits for the server.
+// A restore into a cluster of which a server is not up yet is tried again until all are.
 func TestRestoreBeforeAllServersAreUp(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: stateful, AckWait: 3 * time.Second})
-	fillHub(t, b)
-	made := backup(t, b)
-	nodes := natstest.StartCluster(t, 3)
-	view := natstest.Look(t, natstest.URLs(nodes[:2])...)
-	view.Replicating(3)
-	nodes[2].Kill()
-	urls := strings.Join(natstest.URLs(nodes[:2]), ",")
-	book := new(logBook)
-	s := openStore(t, Config{URL: urls, Logger: book.logger()})
-	restored := make(chan error, 1)
-	go func() { restored <- s.Restore(t.Context(), made, RestoreOptions{Replicas: 3}) }()
-	view.Until("the restore waits", func(context.Context) bool {
-		select {
-		case err := <-restored:
-			t.Fatalf("restore with two of three servers: %v", err)
-		default:
+	from := open(t, Config{Topics: stateful})
+	publish(t, from, "orders", numbers(20)...)
+	made := backup(t, from)
+	server := natstest.Run(t)
+	proxy := startAPIProxy(t, server.ClientURL())
+	var refused atomic.Int64
+	proxy.instead(func(request string) []byte {
+		if !strings.HasPrefix(request, "STREAM.RESTORE.") || refused.Add(1) > 2 {
+			return nil
 		}
-		return len(book.lines("the nats cluster is not complete yet; retrying")) > 0
+		return []byte(`{"error":{"code":400,"err_code":10005,"description":"no suitable peers for placement, peer offline"}}`)
 	})
-	nodes[2].Start()
-	if err := <-restored; err != nil {
+	s := openStore(t, Config{URL: server.ClientURL(), Domain: proxyDomain})
+	if err := s.Restore(t.Context(), made, RestoreOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	filledHub(t, open(t, Config{URL: urls, Topics: stateful, Replicas: 3}))
+	if refused.Load() < 3 {
+		t.Errorf("%d requests for a restore", refused.Load())
+	}
+	to := open(t, Config{URL: server.ClientURL(), Topics: stateful})
+	take(t, to, "orders", "g", SubscribeOptions{From: FromEarliest}).payloads(20)
 }

@@ -19,6 +19,8 @@ type apiProxy struct {
 	meets atomic.Pointer[func(request string) bool]
 	// changes, if set, changes the answers to one request.
 	changes atomic.Pointer[answerChange]
+	// answers, if set, answers a request instead of the server; nil passes the request on.
+	answers atomic.Pointer[func(request string) []byte]
 }
 
 // answerChange changes the answers to a request.
@@ -60,6 +62,12 @@ func (p *apiProxy) pass(request string, m *nats.Msg) {
 	if meets := p.meets.Load(); meets != nil && !(*meets)(request) {
 		return
 	}
+	if answers := p.answers.Load(); answers != nil {
+		if answer := (*answers)(request); answer != nil {
+			_ = p.nc.Publish(m.Reply, answer)
+			return
+		}
+	}
 	subject := "$JS.API." + request
 	if strings.HasPrefix(request, "$KV.") { // so nats.go writes to buckets of a domain
 		subject = request
@@ -84,3 +92,6 @@ func (p *apiProxy) meet(f func(request string) bool) { p.meets.Store(&f) }
 func (p *apiProxy) answer(request string, change func([]byte) []byte) {
 	p.changes.Store(&answerChange{request, change})
 }
+
+// instead sets what answers requests instead of the server.
+func (p *apiProxy) instead(f func(request string) []byte) { p.answers.Store(&f) }

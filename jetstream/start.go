@@ -39,7 +39,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 		exists[i] = err == nil
 		missing = missing || err != nil
 	}
-	var since int64 // when the event was stored
+	var since time.Time // when the event was stored
 	for i, name := range names {
 		t, state, err := b.freshExisting(ctx, name)
 		if errors.Is(err, ErrNotFound) {
@@ -63,16 +63,16 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 			return nil, err
 		default:
 			found = true
-			if event, err := b.bySequence(ctx, t, max(seq, 2)-1); err == nil && since == 0 {
-				since = event.StoredAt / 1e6
+			if event, err := b.bySequence(ctx, t, max(seq, 2)-1); err == nil && since.IsZero() {
+				since = time.Unix(0, event.StoredAt)
 			}
 			if !exists[i] {
 				starts[i] = fixed(t, seq)
 			}
 		}
 	}
-	if made, v7 := madeAt(at.id); found && since == 0 && v7 {
-		since = made.UnixMilli()
+	if made, v7 := madeAt(at.id); found && since.IsZero() && v7 {
+		since = made
 	}
 	for i := range names {
 		if starts[i] != nil {
@@ -82,7 +82,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 			return nil, unknown
 		}
 		starts[i] = func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
-			return b.resolve(ctx, t, FromTime(time.UnixMilli(since)), state, s.opts.CountFor)
+			return b.resolve(ctx, t, FromTime(since), state, s.opts.CountFor)
 		}
 	}
 	return starts, nil
