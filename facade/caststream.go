@@ -3,6 +3,7 @@ package facade
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/url"
@@ -21,14 +22,17 @@ import (
 // castParams are the parameters of GET /broadcast/{topic}: the options of a SUBSCRIBE.
 var castParams = []string{"history", "snapshot", "from", "pos", "ts", "afterId", "slow", "conflate", "minIntervalMs", "presence"}
 
-// castQuery reads the query of GET /broadcast/{topic}. A client that had an earlier stream goes on
-// behind lastID, whatever the query says.
-func castQuery(raw, lastID string) (*castOptions, *fault) {
+// followParams are the parameters of Follow.
+var followParams = []string{"history"}
+
+// castQuery reads a query for a broadcast, which may have the parameters params. A client that had
+// an earlier stream goes on behind lastID, whatever the query says.
+func castQuery(raw, lastID string, params []string) (*castOptions, *fault) {
 	values, err := url.ParseQuery(raw)
 	if err != nil {
 		return nil, &fault{code: codeBadOptions, msg: "The query is not URL-encoded correctly."}
 	}
-	if fail := checkParams(values, castParams); fail != nil {
+	if fail := checkParams(values, params); fail != nil {
 		return nil, fail
 	}
 	if lastID != "" {
@@ -57,51 +61,93 @@ func castQuery(raw, lastID string) (*castOptions, *fault) {
 	return readCastOptions(opSubscribe, append(opts, '}'))
 }
 
-// castRequest reads a request for a broadcast, and asks the policy.
-func (s *Server) castRequest(r *http.Request) (topic string, opts *castOptions, fail *fault) {
+// castRequest reads a request for a broadcast of a topic.
+func castRequest(r *http.Request, topic string, params []string) (opts *castOptions, fail *fault) {
 	if r.ContentLength != 0 {
 		// net/http would not notice that a client leaves before the body has ended.
-		return "", nil, &fault{code: codeBadOptions, msg: "A request for a stream has no body.", ends: true}
-	}
-	if topic, fail = topicParam(r); fail != nil {
-		return "", nil, fail
+		return nil, &fault{code: codeBadOptions, msg: "A request for a stream has no body.", ends: true}
 	}
 	given := r.Header["Last-Event-Id"]
 	if len(given) > 1 || len(given) == 1 && len(given[0]) > maxLastID {
-		return "", nil, &fault{code: codeBadOptions, msg: "The header Last-Event-ID must be one pos."}
+		return nil, &fault{code: codeBadOptions, msg: "The header Last-Event-ID must be one pos."}
 	}
-	if opts, fail = castQuery(r.URL.RawQuery, r.Header.Get("Last-Event-Id")); fail != nil {
-		return "", nil, fail
+	if opts, fail = castQuery(r.URL.RawQuery, r.Header.Get("Last-Event-Id"), params); fail != nil {
+		return nil, fail
 	}
 	if err := jetstream.ValidTopic(topic); err != nil {
-		return "", nil, busFault(err, codeBadTopic, "The topic is not well formed.")
+		return nil, busFault(err, codeBadTopic, "The topic is not well formed.")
 	}
-	fail = s.mayBroadcast(principalOf(r), topic, opts)
-	if fail == nil && opts.presence && !s.cfg.Bus.Rule(topic).Presence {
-		fail = &fault{code: codeBadOptions, msg: "topic " + topic + " has no presence; its rule needs presence: true"}
-	}
-	return topic, opts, fail
+	return opts, nil
 }
 
 // serveBroadcast serves GET /broadcast/{topic}: a broadcast as server-sent events.
 func (s *Server) serveBroadcast(w http.ResponseWriter, r *http.Request) {
-	topic, opts, fail := s.castRequest(r)
-	var member *consumer
 	p := principalOf(r)
+	topic, fail := topicParam(r)
+	var opts *castOptions
 	if fail == nil {
-		member, fail = s.enterConsumer(r, p, &subscription{topic: topic}, consumerStream)
+		opts, fail = castRequest(r, topic, castParams)
 	}
+	if fail == nil {
+		fail = s.mayBroadcast(p, topic, opts)
+	}
+	present := s.cfg.Bus.Rule(topic).Presence
+	if fail == nil && opts.presence && !present {
+		fail = &fault{code: codeBadOptions, msg: "topic " + topic + " has no presence; its rule needs presence: true"}
+	}
+	if fail != nil {
+		s.refuse(w, fail)
+		return
+	}
+	s.serveCast(w, r, p, &cast{srv: s, topic: topic, client: p.Key(), opts: *opts, shown: present}, nil)
+}
+
+// Follow serves the events of a topic as they come, as server-sent events: what GET
+// /broadcast/{topic} serves, for an operator, who is not present at the topic. The caller has asked
+// the policy for p, and Follow ends when p does not count any more. The parameter history of the
+// request is how many events come first, and its header Last-Event-ID goes on behind an earlier
+// stream. Each EVENT frame is sent as hide returns it; hide must not keep or change what it gets. A
+// nil hide sends frames as they are. A topic that does not exist is not created; its answer is 404.
+func (s *Server) Follow(w http.ResponseWriter, r *http.Request, p Principal, topic string, hide func(frame []byte) []byte) {
+	opts, fail := castRequest(r, topic, followParams)
+	if fail == nil {
+		fail = s.exists(r.Context(), topic)
+	}
+	if fail != nil {
+		s.refuse(w, fail)
+		return
+	}
+	s.serveCast(w, r, p, &cast{srv: s, topic: topic, client: p.Key(), opts: *opts}, hide)
+}
+
+// exists returns nil if a topic exists.
+func (s *Server) exists(ctx context.Context, topic string) *fault {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	_, err := s.cfg.Bus.History(topic).Place(ctx, "")
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, jetstream.ErrNotFound):
+		return &fault{code: codeNotFound, msg: "There is no such topic."}
+	}
+	s.logCause(err)
+	return busFault(err, codeSubscribeFailed, "The broadcast could not be begun.")
+}
+
+// serveCast serves a broadcast to p as server-sent events. hide is as in Follow.
+func (s *Server) serveCast(w http.ResponseWriter, r *http.Request, p Principal, c *cast, hide func([]byte) []byte) {
+	member, fail := s.enterConsumer(r, p, &subscription{topic: c.topic}, consumerStream)
 	if fail != nil {
 		s.refuse(w, fail)
 		return
 	}
 	defer member.leave()
 	ctx, cancel := context.WithCancel(r.Context())
-	o := &castStream{stream: stream{consumer: member, w: w}, below: make(chan struct{}, 1), ended: ctx.Done()}
+	o := &castStream{stream: stream{consumer: member, w: w}, cast: c, hide: hide, below: make(chan struct{}, 1), ended: ctx.Done()}
 	defer o.calls.Wait()
 	defer cancel()
-	c := &cast{srv: s, to: o, topic: topic, client: p.Key(), opts: *opts, shown: s.cfg.Bus.Rule(topic).Presence}
-	o.cast = c
+	c.to = o
 	start, err := o.join(ctx)
 	if err != nil {
 		s.refuse(w, o.joinFault(ctx, err))
@@ -116,7 +162,7 @@ func (s *Server) serveBroadcast(w http.ResponseWriter, r *http.Request) {
 	o.retry(streamRetry)
 	pos := string(appendPos(nil, c.tail.Place().Made.UnixNano(), start.from))
 	id := pos
-	if opts.snapshot {
+	if c.opts.snapshot {
 		id = "" // a client that goes on from here would miss the snapshot
 	}
 	o.stream.message("subscribed", id, appendOKAt(nil, nil, pos, start.reason))
@@ -128,6 +174,7 @@ func (s *Server) serveBroadcast(w http.ResponseWriter, r *http.Request) {
 type castStream struct {
 	stream
 	cast  *cast
+	hide  func([]byte) []byte // nil: EVENT frames go as they are
 	calls sync.WaitGroup
 	below chan struct{} // holds an element after what was queued has been sent
 	ended <-chan struct{}
@@ -260,6 +307,9 @@ func (o *castStream) messages(framed []byte, named bool) error {
 		name, id := castMessage(text)
 		if !named {
 			id = nil
+		}
+		if o.hide != nil && name == "event" {
+			text = o.hide(text)
 		}
 		if bytes.IndexByte(text, '\n') >= 0 || bytes.IndexByte(text, '\r') >= 0 {
 			text = slices.Clone(text) // the payload has line breaks between its tokens

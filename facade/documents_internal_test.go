@@ -262,7 +262,7 @@ func TestDocumentsBoundParameters(t *testing.T) {
 			if pos := values.Get("pos"); len(pos) > 2 { // a place of this length
 				values.Set("pos", "1-"+strings.Repeat("0", len(pos)-3)+"1")
 			}
-			_, fail := castQuery(values.Encode(), "")
+			_, fail := castQuery(values.Encode(), "", castParams)
 			return err == nil && fail == nil
 		}},
 		{"/replay", replayParams, func(name string) url.Values {

@@ -54,12 +54,13 @@ func TestAccess(t *testing.T) {
 		t.Fatal(err)
 	}
 	revoked := 0
-	guard := Guard{Tokens: newVerifier(t)}
+	verifier := newVerifier(t)
+	guard := Guard{Tokens: verifier}
 	config := func() Config {
 		reg := prometheus.NewRegistry()
 		use(NewMetrics(reg))
 		return Config{
-			Bus: bus, Registry: reg, Groups: bus, Connections: noConnections{}, Events: bus, NATS: bus.Admin().NATS(), Topics: TopicsOf(bus), Outboxes: parkedBox{},
+			Bus: bus, Registry: reg, Groups: bus, Connections: noConnections{}, Events: bus, Follow: following(t, bus, verifier), NATS: bus.Admin().NATS(), Topics: TopicsOf(bus), Outboxes: parkedBox{},
 			DeadLetters: bus.Admin().DeadLetters(), Guard: guard, Status: facade.StatusOf, Documents: docs.Handlers(),
 			Backups: &Backups{Write: func(context.Context, io.Writer, func() error) error { return nil }},
 			Revocations: &Revocations{Revoke: func(_ context.Context, r acl.Revocation) (acl.Revocation, error) {
@@ -76,24 +77,29 @@ func TestAccess(t *testing.T) {
 	// what each route is asked, where its pattern does not say it
 	const query = "?topic=" + topic
 	queries := map[string]string{
-		"GET /cursors": query, "GET /lag": query + "&group=billing", "GET /events": query, "GET /keys": query, "GET /latest-by-key": query + "&key=k",
+		"GET /cursors": query, "GET /lag": query + "&group=billing", "GET /events": query, "GET /keys": query, "GET /latest-by-key": query + "&key=k", "GET /follow/{topic}": "?history=1",
 		"POST /dlq/redrive": query + "&all=1", "POST /dlq/discard": query + "&all=1",
 	}
 	bodies := map[string]string{
 		"POST /publish/{topic}": `{"payload":1}`, "POST /revocations": `{"jti":"x"}`, "PUT /groups/{topic}/{group}/cursor": `{"to":"latest"}`, "POST /topics/{topic}/purge": `{"all":true}`,
 	}
-	payloads := map[string]bool{"GET /events": true, "GET /keys": true, "GET /latest-by-key": true}
+	payloads := map[string]bool{"GET /events": true, "GET /keys": true, "GET /latest-by-key": true, "GET /follow/{topic}": true}
 	for _, at := range New(config()).routes() {
 		name := at.method + " " + at.pattern
 		path := strings.NewReplacer("{topic}", topic, "{group}", "billing", "{name}", "n", "{id}", "i", "{file}", "app.js").Replace(at.pattern) + queries[name]
 		send := func(where, token, host string) (int, string) {
 			t.Helper()
-			r := httptest.NewRequest(at.method, path, strings.NewReader(bodies[name]))
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			r := httptest.NewRequestWithContext(ctx, at.method, path, strings.NewReader(bodies[name]))
 			r.Host = host
 			if token != "" {
 				r.Header.Set("Authorization", "Bearer "+token)
 			}
-			w := httptest.NewRecorder()
+			w := &reader{ResponseRecorder: httptest.NewRecorder(), until: secret}
+			if at.need == follows {
+				w.leave = cancel // such an answer does not end by itself
+			}
 			hubs[where].ServeHTTP(w, r)
 			return w.Code, w.Body.String()
 		}
@@ -139,4 +145,19 @@ func TestAccess(t *testing.T) {
 	if _, last, err := bus.History(topic).Bounds(t.Context()); err != nil || last != 1 {
 		t.Errorf("the topic has %d events, %v", last, err)
 	}
+}
+
+// reader records an answer. With leave, it leaves once the answer has until.
+type reader struct {
+	*httptest.ResponseRecorder
+	until string
+	leave func()
+}
+
+func (r *reader) Write(p []byte) (int, error) {
+	n, err := r.ResponseRecorder.Write(p)
+	if r.leave != nil && strings.Contains(r.Body.String(), r.until) {
+		r.leave()
+	}
+	return n, err
 }

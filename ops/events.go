@@ -168,6 +168,17 @@ func (s *Server) shown(r *http.Request, topic string, e *jetstream.Event) json.R
 	return masked.AppendRecord(nil)
 }
 
+// follow answers GET /follow/{topic}: the newest events, and then each as it comes.
+func (s *Server) follow(w http.ResponseWriter, r *http.Request) {
+	id, topic := identity(r), pathParam(r, "topic")
+	masks, _ := id.Shows(topic, "")
+	var hide func([]byte) []byte
+	if len(masks) > 0 {
+		hide = func(frame []byte) []byte { return hideFrame(masks, topic, frame) }
+	}
+	s.cfg.Follow(w, r, id, topic, hide)
+}
+
 // latestByKey answers GET /latest-by-key: the record, or null.
 func (s *Server) latestByKey(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()

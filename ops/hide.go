@@ -8,6 +8,7 @@ import (
 
 	"eventhub/acl"
 	"eventhub/jetstream/jsonpointer"
+	"eventhub/jetstream/native"
 )
 
 // stars is the JSON that stands for what is hidden.
@@ -51,10 +52,30 @@ func pointers(m *acl.Mask, at jsonpointer.Pointer) (all []jsonpointer.Pointer) {
 	return all
 }
 
+// hideFrame returns the EVENT frame of a broadcast of a topic without what the masks name, as hide
+// does. It does not change frame.
+func hideFrame(masks []*acl.Mask, topic string, frame []byte) []byte {
+	if len(masks) == 0 {
+		return frame
+	}
+	event, _ := jsonpointer.Pointer{"event"}.Find(frame)
+	var all []jsonpointer.Pointer
+	for _, m := range masks {
+		all = append(all, recordPointers(m, event, "event")...)
+		if strings.HasPrefix(topic, "dlq.") {
+			original, _ := jsonpointer.Pointer{"payload", "original"}.Find(event)
+			all = append(all, recordPointers(m, original, "event", "payload", "original")...)
+		}
+	}
+	return jsonpointer.Hide(frame, all, stars)
+}
+
 // recordPointers returns the pointers to what a mask names of a record that lies at a pointer. A
-// mask names headers in any case.
+// mask names headers in any case. The payload is hidden whole if the mask names a part of it and it
+// was not JSON when it was published: the record has it as a string then.
 func recordPointers(m *acl.Mask, record []byte, at ...string) (all []jsonpointer.Pointer) {
-	all = pointers(m, append(slices.Clone(at), "payload"))
+	payload := append(slices.Clone(at), "payload")
+	all = pointers(m, payload)
 	var r struct {
 		Headers map[string]json.RawMessage `json:"headers"`
 	}
@@ -64,6 +85,9 @@ func recordPointers(m *acl.Mask, record []byte, at ...string) (all []jsonpointer
 	for name := range r.Headers {
 		if m.Hides(name) {
 			all = append(all, append(slices.Clone(at), "headers", name))
+		}
+		if name == native.HeaderEncoding && len(m.Pointers) > 0 {
+			all = append(all, payload)
 		}
 	}
 	return all

@@ -86,7 +86,7 @@ func TestOpenAPIHasTheRoutes(t *testing.T) {
 
 // word is what docs/protocol.md and docs/openapi.yaml call a need.
 func (n need) word() string {
-	return map[need]string{open: "none", shows: "see", reads: "read", changes: "change", lists: "list", publishes: "publish", scrapes: "see"}[n]
+	return map[need]string{open: "none", shows: "see", reads: "read", follows: "read", changes: "change", lists: "list", publishes: "publish", scrapes: "see"}[n]
 }
 
 // fixedTopic is the topic of a route without a topic in its requests, or "".

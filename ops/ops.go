@@ -60,6 +60,10 @@ type Config struct {
 	// Events, if not nil, are shown at /events, /keys and /latest-by-key and published at /publish.
 	// *jetstream.Bus implements it.
 	Events Events
+	// Follow, if not nil, serves GET /follow/{topic}: the events of a topic as they come, as
+	// server-sent events. The token of id allows it. If hide is not nil, each EVENT frame must be
+	// sent as hide returns it.
+	Follow func(w http.ResponseWriter, r *http.Request, id *acl.Identity, topic string, hide func(frame []byte) []byte)
 	// NATS, if not nil, is described by /overview, /nats and the metrics of storage.
 	NATS NATS
 	// Outboxes, if not nil, are shown and changed at /outboxes.

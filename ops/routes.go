@@ -27,6 +27,9 @@ const (
 	// reads needs subscribe or admin on the target. The handler hides what the masks of the token
 	// name; see hide.
 	reads
+	// follows is reads for an answer that does not end. It takes no turn: what serves it has limits
+	// of its own.
+	follows
 	// changes needs admin on the target.
 	changes
 	// lists needs a token. The handler shows only what identity(r) may see. With a topic in the
@@ -67,6 +70,7 @@ func (s *Server) routes() []route {
 		{http.MethodGet, "/cursors", scrapes, topicTarget, s.cursors, s.cfg.Groups == nil},
 		{http.MethodGet, "/lag", scrapes, QueryTarget, s.lag, s.cfg.Groups == nil},
 		{http.MethodGet, "/events", reads, topicTarget, s.events, noEvents},
+		{http.MethodGet, "/follow/{topic}", follows, pathTarget, s.follow, s.cfg.Follow == nil},
 		{http.MethodGet, "/keys", reads, topicTarget, s.keys, noEvents},
 		{http.MethodGet, "/latest-by-key", reads, topicTarget, s.latestByKey, noEvents},
 		{http.MethodPost, "/publish/{topic}", publishes, pathTarget, s.publish, noEvents},
@@ -135,6 +139,8 @@ func (s *Server) guarded(at *route) http.Handler {
 		return s.cfg.Guard.Shows(at.target, s.inTurn(at.serve))
 	case reads:
 		return s.cfg.Guard.Reads(at.target, s.inTurn(at.serve))
+	case follows:
+		return s.cfg.Guard.Reads(at.target, at.serve)
 	case publishes:
 		return s.cfg.Guard.Publishes(at.target, s.inTurn(at.serve))
 	case changes:

@@ -70,7 +70,7 @@ func TestRoutesAskThePolicy(t *testing.T) {
 					t.Errorf("without a token: %d", got)
 				}
 				return
-			case shows, reads, lists, scrapes:
+			case shows, reads, follows, lists, scrapes:
 				if at.method != http.MethodGet {
 					t.Error("a route that shows something changes something")
 				}
@@ -103,7 +103,7 @@ func TestRoutesAskThePolicy(t *testing.T) {
 				}
 			}
 			figures := at.need == shows || at.need == lists || at.need == scrapes
-			subscriber := figures || at.need == reads
+			subscriber := figures || at.need == reads || at.need == follows
 			wants(false, "admin:other")
 			wants(false, "subscribe:other")
 			wants(at.need == publishes, "publish:"+topic)
@@ -127,9 +127,10 @@ func TestRoutesRefuseUnknownParameters(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = bus.Close() })
-	guard := Guard{Tokens: newVerifier(t)}
+	verifier := newVerifier(t)
+	guard := Guard{Tokens: verifier}
 	s := New(Config{
-		Bus: bus, Registry: prometheus.NewRegistry(), Guard: guard, Metrics: &guard, Status: facade.StatusOf, Groups: bus, Events: bus, Topics: TopicsOf(bus),
+		Bus: bus, Registry: prometheus.NewRegistry(), Guard: guard, Metrics: &guard, Status: facade.StatusOf, Groups: bus, Events: bus, Follow: following(t, bus, verifier), Topics: TopicsOf(bus),
 		DeadLetters: bus.Admin().DeadLetters(), Connections: noConnections{}, NATS: bus.Admin().NATS(), Outboxes: parkedBox{},
 		Backups: &Backups{Write: func(context.Context, io.Writer, func() error) error { return nil }},
 		Revocations: &Revocations{Revoke: func(context.Context, acl.Revocation) (acl.Revocation, error) {
@@ -151,7 +152,11 @@ func TestRoutesRefuseUnknownParameters(t *testing.T) {
 		if topic, _ := at.target(httptest.NewRequest(at.method, path+"?topic=a.b", nil)); topic == "a.b" && at.need != lists {
 			path, separator = path+"?topic=a.b", "&"
 		}
-		w := askBody(h, at.method, path+separator+"unknowable=1", "Bearer own", `{"jti":"1"}`)
+		body := `{"jti":"1"}`
+		if at.need == follows { // a stream has no body
+			body = ""
+		}
+		w := askBody(h, at.method, path+separator+"unknowable=1", "Bearer own", body)
 		if w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), `"code":"bad_options"`) || !strings.Contains(w.Body.String(), "unknowable") {
 			t.Errorf("%s %s with an unknown parameter: %d %s", at.method, at.pattern, w.Code, w.Body)
 		}

@@ -246,6 +246,19 @@ func TestDashboard(t *testing.T) {
 	b.until("its payload is shown", `document.querySelector("dialog[open] pre").innerText.includes("the page")`)
 	b.choose("Close")
 
+	// A topic is followed: what was stored is shown, and each event as it comes.
+	b.set("select[name=from]", "live")
+	b.do(chromedp.Click(chromedp.Search("//form//button[normalize-space()='Show']")))
+	b.until("the newest event is shown", `document.querySelector("#live tbody")?.innerText.includes("the page")`)
+	b.eval(`document.querySelector("#live").kept = true`)
+	publish("orders.placed", "k")
+	b.until("a new event is shown first, without a new view", `document.querySelector("#live")?.kept && document.querySelector("#live tbody tr td.id").innerText === `+strconv.Quote(next().ID))
+	b.open(hub.ops, "events/gone")
+	b.until("the view of the other topic is shown", `document.querySelector("input[name=topic]").value === "gone"`)
+	b.set("select[name=from]", "live")
+	b.do(chromedp.Click(chromedp.Search("//form//button[normalize-space()='Show']")))
+	b.shows("There is no such topic.")
+
 	// Parked records of the outbox are tried again, and discarded once their id is typed.
 	b.open(hub.ops, "outbox/database")
 	b.until("the parked records are shown", `document.querySelectorAll("td.id").length === 2`)

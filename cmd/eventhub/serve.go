@@ -242,8 +242,11 @@ func (h *hub) open(ctx context.Context) error {
 		Outbound:   func() ops.Outbound { return ops.Outbound(h.facade.Outbound()) },
 		Broadcasts: func() ops.Broadcasts { return ops.Broadcasts(h.facade.Broadcasts()) },
 		Outboxes:   outboxesOf{h},
-		Backups:    h.backups(),
-		Addresses:  ops.Addresses{WebSocket: scheme("ws", h.cert) + h.ws.visited(), HTTP: scheme("http", h.cert) + h.http.visited()},
+		Follow: func(w http.ResponseWriter, r *http.Request, id *acl.Identity, topic string, hide func([]byte) []byte) {
+			h.facade.Follow(w, r, id, topic, hide)
+		},
+		Backups:   h.backups(),
+		Addresses: ops.Addresses{WebSocket: scheme("ws", h.cert) + h.ws.visited(), HTTP: scheme("http", h.cert) + h.http.visited()},
 	}
 	if cmd.metricsNeedToken() {
 		operators.Metrics = &guard

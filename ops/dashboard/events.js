@@ -1,11 +1,14 @@
 // Events, publishing, and the newest event of each key.
 
-import { button, buttons, bytes, count, el, enc, field, none, note, options, say, short, shown, span, state as mark, table, topicLink, when } from "./dom.js";
-import { ask, maybe } from "./hub.js";
+import { $, button, buttons, bytes, count, el, enc, field, none, note, options, say, short, shown, span, state as mark, table, topicLink, updateChildren, when } from "./dom.js";
+import { ask, follow, maybe, refusal } from "./hub.js";
 import { PAGE, at, pager } from "./pages.js";
 
 let asked = {}; // what the form asks for
 let shownOf; // the topic that asked is about
+let live; // the topic that is followed: its newest events, and how to stop
+
+const LIVE_ROWS = 100; // how many events are shown of a topic that is followed
 
 export const events = {
   title: "Events",
@@ -13,27 +16,36 @@ export const events = {
   load: async ([, t], signal) => {
     if (t !== shownOf) [asked, shownOf] = [asked.of === t ? asked : {}, t];
     const { of, next, ...query } = asked;
+    if (t && asked.from === "live") {
+      const list = await maybe(["topics"], { signal });
+      if (live?.of !== t) followTopic(t);
+      return { topics: list.topics ?? [] };
+    }
+    live?.stop();
     if (next) [query.from, query.afterId, query.ts] = ["afterId", next, undefined];
     const [list, page] = await Promise.all([maybe(["topics"], { signal }), t ? ask(["events"], { query: { topic: t, ...query }, signal }).catch((err) => (err.status === 404 ? { events: [] } : Promise.reject(err))) : null]);
     return { topics: list.topics ?? [], page };
   },
   render({ topics: list, page }, [, t]) {
     const names = el("datalist", { id: "names" }, list.filter((x) => x.topic).map((x) => el("option", { value: x.topic })));
-    const from = el("select", { name: "from" }, options([["latest", "the newest"], ["earliest", "the oldest, onwards"], ["ts", "a time, onwards"], ["afterId", "behind an event"], ["id", "one event by its id"]], asked.id ? "id" : asked.from ?? "latest"));
+    const from = el("select", { name: "from" }, options([["latest", "the newest"], ["live", "the newest, and then each as it comes"], ["earliest", "the oldest, onwards"], ["ts", "a time, onwards"], ["afterId", "behind an event"], ["id", "one event by its id"]], asked.id ? "id" : asked.from ?? "latest"));
     const time = field("Time", el("input", { name: "ts", type: "datetime-local", step: "1", value: asked.local }));
     const id = field("Event id", el("input", { name: "id", value: asked.id ?? asked.afterId ?? "", autocomplete: "off", spellcheck: "false" }));
     const key = field("Key (optional)", el("input", { name: "key", value: asked.key ?? "", autocomplete: "off" }));
     const fit = () => {
       time.hidden = from.value !== "ts";
       id.hidden = from.value !== "afterId" && from.value !== "id";
-      key.hidden = from.value === "latest" || from.value === "id";
+      key.hidden = from.value === "latest" || from.value === "live" || from.value === "id";
     };
     from.addEventListener("change", fit);
     fit();
     const form = el("form", { class: "row", role: "search", key: `events of ${t}`, onsubmit: (e) => { e.preventDefault(); find(new FormData(e.target)); } }, names,
       field("Topic", el("input", { name: "topic", list: "names", value: t ?? "", required: true, autocomplete: "off" })), field("From", from), time, id, key,
       el("button", { type: "submit", class: "main" }, "Show"));
-    return [form, page ? shownEvents(page) : note("Choose a topic."), publishBox(t)];
+    let below = note("Choose a topic.");
+    if (live) below = el("section", { id: "live", key: `live events of ${t}` }, liveEvents());
+    else if (page) below = shownEvents(page);
+    return [form, below, publishBox(t)];
   },
 };
 
@@ -42,7 +54,7 @@ function find(values) {
   asked = { of: values.get("topic").trim() };
   if (from === "id") asked.id = values.get("id").trim();
   else asked.from = from;
-  if (from !== "latest" && from !== "id") asked.key = values.get("key") || undefined;
+  if (from !== "latest" && from !== "live" && from !== "id") asked.key = values.get("key") || undefined;
   if (from === "ts") asked.ts = String(new Date(values.get("ts") || 0).getTime());
   if (from === "afterId") asked.afterId = values.get("id").trim();
   shownOf = asked.of;
@@ -51,14 +63,59 @@ function find(values) {
   else location.hash = hash;
 }
 
+/** followTopic begins to show the events of a topic as they come, until another view is shown. */
+function followTopic(t) {
+  live?.stop();
+  const ending = new AbortController();
+  const mine = { of: t, events: [], missed: 0, away: false, stop: () => { ending.abort(); live = undefined; } };
+  live = mine;
+  let due;
+  const changed = () => {
+    due ??= requestAnimationFrame(() => {
+      due = undefined;
+      const box = $("live");
+      if (live === mine && box) updateChildren(box, liveEvents());
+    });
+  };
+  follow(t, LIVE_ROWS, (name, data) => {
+    mine.away = name === "away";
+    if (name === "event") {
+      Object.defineProperty(data.event, "pos", { value: data.ctx.pos }); // it is not shown
+      mine.events = [data.event, ...mine.events.slice(0, LIVE_ROWS - 1)];
+    }
+    if (name === "gap") mine.missed += data.missed;
+    changed();
+  }, ending.signal).catch((err) => {
+    mine.refused = err;
+    changed();
+  });
+}
+
+addEventListener("hashchange", () => {
+  if (live && location.hash !== `#/events/${enc(live.of)}`) live.stop();
+});
+
+function liveEvents() {
+  if (live.refused) return [refusal(live.refused)].flat();
+  return [
+    live.away ? el("p", { class: "bad" }, "The hub does not send events. This page tries again every 2 seconds.") : el("p", { class: "soft", role: "status" }, "Events appear as they come."),
+    live.missed > 0 ? el("p", { class: "bad" }, `${count(live.missed)} events are not shown, because they came faster than this page took them.`) : null,
+    eventTable(live.events, "There are no events yet.", (e) => e.pos),
+  ].filter((n) => n !== null);
+}
+
+function eventTable(list, nothing, keyOf) {
+  return table("Events", [
+    ["time", (e) => when(e.ts), "", "The event's own time, or when it was stored"], ["key", (e) => e.key ?? none], ["payload", (e) => el("code", {}, short(e.payload)), "text"],
+    ["id", (e) => el("code", {}, e.id), "id"], ["", (e) => button("Show", () => shown("Event", e)), "do"],
+  ], list, nothing, keyOf);
+}
+
 function shownEvents(page) {
   const last = page.events.at(-1);
   return [
     page.truncated ? el("p", { class: "bad" }, "Retention has removed events from the beginning.") : null,
-    table("Events", [
-      ["time", (e) => when(e.ts), "", "The event's own time, or when it was stored"], ["key", (e) => e.key ?? none], ["payload", (e) => el("code", {}, short(e.payload)), "text"],
-      ["id", (e) => el("code", {}, e.id), "id"], ["", (e) => button("Show", () => shown("Event", e)), "do"],
-    ], page.events, "There are no such events.", (e) => e.id),
+    eventTable(page.events, "There are no such events.", (e) => e.id),
     page.more ? buttons(button("Next page", () => { asked = { ...asked, next: last.id }; dispatchEvent(new HashChangeEvent("hashchange")); })) : null,
   ];
 }

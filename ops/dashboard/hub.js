@@ -39,6 +39,53 @@ export async function ask(path, { method = "GET", query, body, signal } = {}) {
   return said;
 }
 
+const AGAIN_MS = 2000; // how long after the end of a stream the next one begins
+
+/**
+ * follow calls on(name, data) for the newest events of a topic and for each that comes, until the
+ * signal. Names are those of server-sent events, and "away" when the hub does not answer. A new
+ * stream goes on where one has ended. follow ends with Refused when the hub refuses.
+ */
+export async function follow(topic, history, on, signal) {
+  for (let last; !signal.aborted; await rest(AGAIN_MS, signal)) {
+    const url = new URL(`follow/${encodeURIComponent(topic)}`, document.baseURI);
+    const headers = {};
+    if (token()) headers.Authorization = `Bearer ${token()}`;
+    if (last) headers["Last-Event-ID"] = last;
+    else url.searchParams.set("history", history);
+    let answer;
+    try {
+      answer = await fetch(url, { headers, signal });
+      if (answer.ok) await eachMessage(answer.body.pipeThrough(new TextDecoderStream()), ({ event, data, id }) => {
+        last = id ?? last;
+        on(event, JSON.parse(data));
+      });
+    } catch (err) {
+      if (signal.aborted) return;
+      if (!(err instanceof TypeError || err instanceof DOMException)) throw err; // those say that it was cut
+    }
+    if (answer && !answer.ok && answer.status !== 429 && answer.status !== 503) throw new Refused(answer.status, await answer.json().catch(() => ({})));
+    on("away");
+  }
+}
+
+/** eachMessage calls on for each server-sent event of a stream of text. The hub ends lines with \n. */
+async function eachMessage(stream, on) {
+  let text = "";
+  for await (const part of stream) {
+    text += part;
+    for (let end; (end = text.indexOf("\n\n")) >= 0; text = text.slice(end + 2)) {
+      const fields = Object.fromEntries(text.slice(0, end).split("\n").map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 2)]));
+      if (fields.data) on(fields);
+    }
+  }
+}
+
+const rest = (ms, signal) => new Promise((resolve) => {
+  const timer = setTimeout(resolve, ms);
+  signal.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
+});
+
 /** maybe is ask for what the token may not be allowed to see: it resolves with the error then. */
 export const maybe = (path, options) => ask(path, options).catch((err) => {
   if (err instanceof Refused) return err;
