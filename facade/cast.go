@@ -413,6 +413,15 @@ func (c *cast) find(ctx context.Context) (start castStart, err error) {
 		if err != nil && !errors.Is(err, errCastOver) {
 			return start, err
 		}
+	default: // behind all that was stored before, which the Tail may not have yet
+		now, err := c.tail.Now(ctx)
+		if err != nil {
+			return start, err
+		}
+		if now.Made.Equal(c.tail.Place().Made) { // else the Tail is about to end
+			start.from = max(head, now.Last)
+			start.pos = start.from
+		}
 	}
 	return start, nil
 }

@@ -152,6 +152,24 @@ func TestBroadcast(t *testing.T) {
 	first.next("ERR", "not_subscribed") // and no event
 }
 
+// A broadcast that begins at the end has nothing that was stored before its SUBSCRIBE, also when
+// the hub has not received that yet.
+func TestBroadcastBeginsAtTheEnd(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	r.put(t, "prices", "0")
+	keeps, p := r.login(t), r.login(t)
+	keeps.follow("prices", "") // the hub goes on following the topic
+	for i := 1; i < 600; i += 2 {
+		r.put(t, "prices", strconv.Itoa(i))
+		p.follow("prices", "")
+		r.put(t, "prices", strconv.Itoa(i+1))
+		p.wantEvents(strconv.Itoa(i + 1))
+		p.send(`{"op":"UNSUBSCRIBE","topic":"prices","opts":{"mode":"broadcast"},"corr":2}`)
+		p.want(`{"op":"OK","corr":2}`)
+	}
+}
+
 // A broadcast begins where the client says.
 func TestBroadcastBegins(t *testing.T) {
 	t.Parallel()

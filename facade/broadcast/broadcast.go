@@ -91,6 +91,17 @@ func (t *Tails) Close() {
 	t.wg.Wait()
 }
 
+// start runs f in a goroutine that Close waits for, unless t is closed.
+func (t *Tails) start(f func()) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return false
+	}
+	t.wg.Go(f)
+	return true
+}
+
 // Join returns the Tail of a topic once it follows the topic, for a client. The caller calls Leave
 // of the Tail.
 func (t *Tails) Join(ctx context.Context, topic, client string) (*Tail, error) {

@@ -6,7 +6,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"eventhub/facade/broadcast"
@@ -23,6 +25,7 @@ type source struct {
 	hold    chan struct{} // Place waits until it is closed, if it is not nil
 	opened  int           // calls of Follow
 	present int           // of them that have not returned
+	asked   atomic.Int64  // calls of Place
 }
 
 func newSource() *source { return &source{feeds: make(map[string]chan *jetstream.Event)} }
@@ -44,6 +47,7 @@ func (s *source) follows() (present, opened int) {
 }
 
 func (s *source) Place(ctx context.Context, _, _ string) (jetstream.Place, error) {
+	s.asked.Add(1)
 	if s.hold != nil {
 		select {
 		case <-s.hold:
@@ -278,6 +282,94 @@ func TestCursorFallsBehind(t *testing.T) {
 	if got := readTo(t, c, s, 110, func() ([]byte, bool, bool) { return c.ReadNewest(nil, 1<<10) }); got != ids(108, 110) {
 		t.Errorf("got %q of three keys", got)
 	}
+}
+
+// A cursor may be ahead of the Tail: it passes what comes up to there, also when the ring has
+// dropped that.
+func TestCursorAhead(t *testing.T) {
+	t.Parallel()
+	from := newSource()
+	tails := newTails(t, from, nil) // the ring has 64 frames
+	tail := join(t, tails, "t", "c")
+	for name, read := range map[string]func(c *broadcast.Cursor) ([]byte, bool, bool){
+		"all":    func(c *broadcast.Cursor) ([]byte, bool, bool) { return c.Read(1 << 10) },
+		"newest": func(c *broadcast.Cursor) ([]byte, bool, bool) { return c.ReadNewest(nil, 1<<10) },
+	} {
+		s := newSocket()
+		c := tail.NewCursor(s)
+		c.Begin()
+		head := c.Head()
+		if !c.MoveTo(head+5) || c.Last() != head+5 {
+			t.Fatalf("%s: moved to %d", name, c.Last())
+		}
+		read := func() ([]byte, bool, bool) { return read(c) }
+		for n := head + 1; n <= head+5; n++ {
+			from.put(t, int(n), int(n))
+			eventually(t, "the event is there", func() bool { return c.Head() == n })
+			if frames, more, ok := read(); len(frames) > 0 || more || !ok || c.Last() != head+5 {
+				t.Errorf("%s: read %q behind %d", name, frames, c.Last())
+			}
+		}
+		from.put(t, int(head+6), int(head+6))
+		if got := readTo(t, c, s, head+6, read); got != ids(int(head+6), int(head+6)) {
+			t.Errorf("%s: got %q", name, got)
+		}
+		// what the ring has dropped of it is not missed
+		head = c.Head()
+		c.MoveTo(head + 5)
+		from.put(t, int(head+1), int(head+100))
+		eventually(t, "all events are there", func() bool { return c.Head() == head+100 })
+		if _, _, ok := read(); ok {
+			t.Errorf("%s: read what the ring has dropped", name)
+		}
+		if missed, first, last := c.Skip(); missed != 95 || first != head+5 || last != head+100 {
+			t.Errorf("%s: skipped %d events, from %d to %d", name, missed, first, last)
+		}
+		c.MoveTo(head + 110)
+		from.put(t, int(head+101), int(head+112))
+		if got := readTo(t, c, s, head+112, read); got != ids(int(head+111), int(head+112)) {
+			t.Errorf("%s: got %q", name, got)
+		}
+		c.End()
+	}
+}
+
+// Many who ask at once where a topic is share questions that begin after they asked.
+func TestNow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		from := newSource()
+		tails := newTails(t, from, nil)
+		tail := join(t, tails, "t", "c")
+		hold := make(chan struct{})
+		from.hold = hold
+		ask := func() {
+			if place, err := tail.Now(t.Context()); err != nil || place.Last != 10 {
+				t.Errorf("%+v, %v", place, err)
+			}
+		}
+		var asking sync.WaitGroup
+		asking.Go(ask)
+		synctest.Wait()
+		for range 100 {
+			asking.Go(ask)
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := tail.Now(ended); !errors.Is(err, context.Canceled) {
+			t.Errorf("with a context that has ended: %v", err)
+		}
+		synctest.Wait()
+		close(hold)
+		asking.Wait()
+		if asked := from.asked.Load(); asked != 3 { // the first is of the Tail
+			t.Errorf("the store was asked %d times", asked)
+		}
+		tails.Close()
+		if _, err := tail.Now(t.Context()); !errors.Is(err, broadcast.ErrClosed) {
+			t.Errorf("after Close: %v", err)
+		}
+	})
 }
 
 // Readers that run beside the writer are woken for every frame.

@@ -9,6 +9,9 @@ import (
 	"eventhub/jetstream"
 )
 
+// askTimeout is how long the store may take to say where a topic is.
+const askTimeout = 5 * time.Second
+
 // Tail follows one topic. Its methods may be called concurrently.
 type Tail struct {
 	all           *Tails
@@ -30,6 +33,63 @@ type Tail struct {
 	mu      sync.Mutex
 	ended   bool
 	cursors []*Cursor
+
+	asks   sync.Mutex // comes before all.mu
+	asked  *question  // the next one to the store, which has not begun
+	asking bool       // a goroutine asks
+}
+
+// question is a question to the store where the topic is, for all who wait for done.
+type question struct {
+	done  chan struct{}
+	place jetstream.Place
+	err   error
+}
+
+// Now returns where the topic is: its last event is at least as new as each one that was stored
+// before the call. The Tail may not have come there yet. Calls at the same time share questions to
+// the store.
+func (t *Tail) Now(ctx context.Context) (jetstream.Place, error) {
+	q := t.question()
+	if q == nil {
+		return jetstream.Place{}, ErrClosed
+	}
+	select {
+	case <-q.done:
+		return q.place, q.err
+	case <-ctx.Done():
+		return jetstream.Place{}, ctx.Err()
+	}
+}
+
+// question returns a question that has not begun yet; nil when the Tails is closed.
+func (t *Tail) question() *question {
+	t.asks.Lock()
+	defer t.asks.Unlock()
+	if t.asked == nil {
+		if !t.asking && !t.all.start(t.ask) {
+			return nil
+		}
+		t.asked, t.asking = &question{done: make(chan struct{})}, true
+	}
+	return t.asked
+}
+
+// ask asks the store while there are questions.
+func (t *Tail) ask() {
+	next := func() *question {
+		t.asks.Lock()
+		defer t.asks.Unlock()
+		q := t.asked
+		t.asked, t.asking = nil, q != nil
+		return q
+	}
+	for q := next(); q != nil; q = next() {
+		ctx, cancel := context.WithTimeout(t.all.ctx, askTimeout)
+		q.place, q.err = t.all.cfg.Source.Place(ctx, t.topic, "")
+		cancel()
+		close(q.done)
+	}
 }
 
 // Place is where the topic was when the Tail began: it names the stream.
@@ -148,6 +208,9 @@ type Cursor struct {
 
 	next uint64 // the frame to read next
 	last uint64 // the sequence of the last event that was read or passed
+	// ahead is how far last is ahead of the newest event that the Tail had at MoveTo; 0 once the
+	// Tail has come to last.
+	ahead uint64
 }
 
 // NewCursor makes a Cursor behind the newest event. The listener is woken at the next one.
@@ -202,6 +265,9 @@ func (c *Cursor) Head() uint64 {
 // otherwise, the listener is woken when there are. ok is false when the ring has dropped the next
 // frame: the caller calls Skip or MoveTo.
 func (c *Cursor) Read(limit int) (frames []byte, more, ok bool) {
+	if !c.pass() {
+		return nil, false, false
+	}
 	b, ok := c.tail.ring.read(c.next, limit)
 	return c.took(b, ok)
 }
@@ -209,6 +275,9 @@ func (c *Cursor) Read(limit int) (frames []byte, more, ok bool) {
 // ReadNewest is Read without the frames that a newer one of the same key follows. It appends the
 // frames to dst, also when there are none.
 func (c *Cursor) ReadNewest(dst []byte, limit int) (frames []byte, more, ok bool) {
+	if !c.pass() {
+		return dst, false, false
+	}
 	b, ok := c.tail.ring.conflated(c.next, limit, dst)
 	if !ok {
 		b.frames = dst
@@ -216,11 +285,28 @@ func (c *Cursor) ReadNewest(dst []byte, limit int) (frames []byte, more, ok bool
 	return c.took(b, ok)
 }
 
+// pass moves a Cursor that is ahead of the newest event behind the frames that it is ahead of. ok
+// is false when the ring has dropped what follows them.
+func (c *Cursor) pass() (ok bool) {
+	if c.ahead == 0 {
+		return true
+	}
+	_, head := c.tail.ring.place()
+	next, ok := c.tail.ring.behind(c.last)
+	if !ok {
+		return false
+	}
+	if c.next = next; head >= c.last {
+		c.ahead = 0
+	}
+	return true
+}
+
 func (c *Cursor) took(b batch, ok bool) (frames []byte, more, fits bool) {
 	if !ok {
 		return b.frames, false, false
 	}
-	c.next, c.last = b.next, b.last
+	c.next, c.last = b.next, max(c.last, b.last)
 	if !b.more {
 		c.asleep.Store(true)
 		if next, _ := c.tail.ring.place(); next != c.next && c.asleep.CompareAndSwap(true, false) {
@@ -235,16 +321,18 @@ func (c *Cursor) took(b batch, ok bool) (frames []byte, more, fits bool) {
 func (c *Cursor) Skip() (missed, from, to uint64) {
 	next, head := c.tail.ring.place()
 	missed, from = next-c.next, c.last
-	c.next, c.last = next, head
+	missed -= min(missed, c.ahead) // those were passed before
+	c.next, c.last, c.ahead = next, head, 0
 	return missed, from, head
 }
 
-// MoveTo moves the Cursor behind the event with a sequence. It returns false when the ring has
-// dropped the event that follows.
+// MoveTo moves the Cursor behind the event with a sequence, which may be newer than the newest
+// event of the Tail. It returns false when the ring has dropped the event that follows.
 func (c *Cursor) MoveTo(seq uint64) bool {
+	_, head := c.tail.ring.place()
 	n, ok := c.tail.ring.behind(seq)
 	if ok {
-		c.next, c.last = n, seq
+		c.next, c.last, c.ahead = n, seq, seq-min(seq, head)
 	}
 	return ok
 }

@@ -4,6 +4,7 @@ import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
+import { isDeepStrictEqual } from "node:util";
 import { connect } from "eventhub-client";
 import { broadcast, events, watch } from "eventhub-client/broadcast";
 import { eventually, newTopic, startHub } from "./hub.mjs";
@@ -264,8 +265,8 @@ test("a watch gives the state, then each change, and the state again after a res
     else state.set(key, event.payload);
   };
   await watch(client, topic, change, { onCurrent: () => void current++, onReset: ({ reason }) => void resets.push(reason) });
-  await eventually("the state", () => current === 1);
-  assert.deepEqual(Object.fromEntries(state), { a: 1, none: null });
+  // the newest changes may come behind the snapshot
+  await eventually("the state", () => current === 1 && isDeepStrictEqual(Object.fromEntries(state), { a: 1, none: null }));
   await put("a", 3);
   await put("c", 4);
   await remove("none");
