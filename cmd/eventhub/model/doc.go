@@ -73,9 +73,9 @@
 // on a hub excuses it on all hubs of an ordered group, if the hub had a member before. A hub that
 // has had no members of the group for 10 s hands over, which excuses the same. The rule "hoarded"
 // looks at a key only when the events before are surely settled, at the member that was told of the
-// slot, while no other event of the slot is leased. After a fault that ends leases, it leaves out
-// 10 s and AckWait, which other hubs wait for. The count of attempts has no more excuses than for
-// other groups.
+// slot, while no other event of the slot is leased. After the end of a fault that ends leases or
+// leaves consumers without a leader, it leaves out 10 s and AckWait, which other hubs wait for. The
+// count of attempts has no more excuses than for other groups.
 //
 // # Soak
 //

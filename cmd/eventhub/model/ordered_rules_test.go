@@ -484,14 +484,19 @@ func (l *ledger) withoutUse(g *group, w idleEvent, free []span) []span {
 }
 
 // withoutOwners leaves out the times in which a hub that gave out the events of an ordered group
-// may have died, and the others wait for 10 s and then for AckWait.
+// may have died, or may have lost its right to until the end of a fault, and the others wait for
+// 10 s and then for AckWait.
 func (l *ledger) withoutOwners(g *group, free []span) []span {
 	if !g.ordered {
 		return free
 	}
 	for _, f := range l.faults {
-		if f.voids && f.kind != "stop-hub" && f.counts(l.set) {
-			free = without(free, span{f.from, f.from + ownerAlone + l.set.ackWait() + l.set.tolerance()})
+		if (f.voids || f.leaderless) && f.kind != "stop-hub" && f.counts(l.set) {
+			lost := f.from
+			if f.to < never && f.kind != "kill-hub" {
+				lost = f.to
+			}
+			free = without(free, span{f.from, lost + ownerAlone + l.set.ackWait() + l.set.tolerance()})
 		}
 	}
 	return free
