@@ -121,7 +121,7 @@ func TestRevocationsEnd(t *testing.T) {
 	})
 	f := follow(t, b)
 	// The newest entry is gone, which must not look like an entry that was missed.
-	<-time.After(3 * revokedCheck)
+	<-time.After(3 * followCheck)
 	if _, loads := f.get(""); loads != 1 {
 		t.Errorf("the entries were loaded %d times", loads)
 	}

@@ -1,0 +1,344 @@
+// Package schema validates JSON payloads against schemas (JSON Schema 2020-12). Most schemas use
+// few keywords: type, required, properties, additionalProperties, items, enum, const, bounds and
+// lengths. Compile makes a program of those, which reads the bytes of a payload once and allocates
+// nothing. The program only ever says that a payload is valid. Whatever it does not say so of, and
+// all schemas with other keywords, are left to a library that knows all of JSON Schema.
+package schema
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/santhosh-tekuri/jsonschema/v6/kind"
+
+	"eventhub/jetstream/jsonscan"
+)
+
+// Bounds of a schema.
+const (
+	// MaxBytes is the most bytes of a schema.
+	MaxBytes = 256 << 10
+	// MaxDepth is the most levels of a schema.
+	MaxDepth = 64
+	// MaxSteps bounds what a schema asks of one value: its subschemas, those of a $ref counted as
+	// often as they apply.
+	MaxSteps = 100_000
+	// maxPointer is the most bytes of Violation.Pointer.
+	maxPointer = 256
+)
+
+// draft is the only $schema that Compile takes.
+const draft = "https://json-schema.org/draft/2020-12/schema"
+
+// place is the base of relative references in a schema. Nothing is ever loaded from there.
+const place = "urn:eventhub:schema"
+
+// Schema is a compiled schema. Its methods may be called concurrently.
+type Schema struct {
+	text    []byte
+	program *node // nil: there is none
+	library *jsonschema.Schema
+}
+
+// Violation says where a payload breaks a schema. It has nothing of the payload but the names of
+// members.
+type Violation struct {
+	// Pointer is a JSON pointer into the payload, cut after 256 bytes. "" is the whole payload.
+	Pointer string
+	// Keyword is the keyword of the schema that refuses the value, "false" where the schema allows
+	// no value, or "json" for a payload that is not JSON.
+	Keyword string
+}
+
+// String returns the place and the keyword.
+func (v *Violation) String() string { return v.Pointer + ": " + v.Keyword }
+
+// Compile compiles a schema of at most 256 KiB and 64 levels. A reference leads to a part of the
+// same schema. $schema may be left out, or must name 2020-12. Compile does not keep text.
+func Compile(text []byte) (*Schema, error) {
+	if len(text) > MaxBytes {
+		return nil, fmt.Errorf("has %d bytes, at most %d are allowed", len(text), MaxBytes)
+	}
+	if !jsonscan.Valid(text) {
+		return nil, errors.New("is not JSON")
+	}
+	if depth := levels(text); depth > MaxDepth {
+		return nil, fmt.Errorf("has %d levels, at most %d are allowed", depth, MaxDepth)
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		return nil, fmt.Errorf("is not JSON: %w", err)
+	}
+	if err := checkDraft(doc); err != nil {
+		return nil, err
+	}
+	if err := checkSteps(doc); err != nil {
+		return nil, err
+	}
+	c := jsonschema.NewCompiler()
+	c.DefaultDraft(jsonschema.Draft2020)
+	c.UseLoader(noLoader{})
+	if err := c.AddResource(place, doc); err != nil {
+		return nil, reason(err)
+	}
+	library, err := c.Compile(place)
+	if err != nil {
+		return nil, reason(err)
+	}
+	return &Schema{text: slices.Clone(text), program: newProgram(doc), library: library}, nil
+}
+
+// Document returns the text of the schema. The caller must not change it.
+func (s *Schema) Document() []byte { return s.text }
+
+// Fast reports whether the schema has a program, so that valid payloads do not need the library.
+func (s *Schema) Fast() bool { return s.program != nil }
+
+// Validate returns nil if a payload is valid, and one of its violations otherwise: always the same
+// one. It does not change or keep doc.
+func (s *Schema) Validate(doc []byte) *Violation {
+	if s.program != nil && s.program.accepts(doc) {
+		return nil
+	}
+	return s.judge(doc)
+}
+
+// judge is Validate by the library.
+func (s *Schema) judge(doc []byte) *Violation {
+	if !jsonscan.Valid(doc) { // which is stricter about UTF-8 than encoding/json
+		return &Violation{Keyword: "json"}
+	}
+	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(doc))
+	if err != nil {
+		return &Violation{Keyword: "json"}
+	}
+	err = s.library.Validate(value)
+	if err == nil {
+		return nil
+	}
+	broken, ok := errors.AsType[*jsonschema.ValidationError](err)
+	if !ok {
+		return &Violation{Keyword: "$ref"} // a reference that leads to itself
+	}
+	v := first(broken)
+	return &v
+}
+
+// first returns the violation with the smallest pointer, and of those the one with the smallest
+// keyword. It does not look into the branches of what needs one of several.
+func first(e *jsonschema.ValidationError) Violation {
+	switch e.ErrorKind.(type) {
+	case *kind.AnyOf, *kind.OneOf, *kind.Not, *kind.Contains:
+		return of(e)
+	}
+	if len(e.Causes) == 0 {
+		return of(e)
+	}
+	least := first(e.Causes[0])
+	for _, cause := range e.Causes[1:] {
+		if v := first(cause); v.Pointer < least.Pointer || v.Pointer == least.Pointer && v.Keyword < least.Keyword {
+			least = v
+		}
+	}
+	return least
+}
+
+// escaper escapes a segment of a JSON pointer.
+var escaper = strings.NewReplacer("~", "~0", "/", "~1")
+
+func of(e *jsonschema.ValidationError) Violation {
+	var p strings.Builder
+	for _, segment := range e.InstanceLocation {
+		p.WriteByte('/')
+		p.WriteString(escaper.Replace(segment))
+		if p.Len() > maxPointer {
+			break
+		}
+	}
+	v := Violation{Pointer: p.String()}
+	if len(v.Pointer) > maxPointer {
+		v.Pointer = strings.ToValidUTF8(v.Pointer[:maxPointer], "")
+	}
+	switch e.ErrorKind.(type) {
+	case *kind.Not:
+		v.Keyword = "not"
+	case *kind.RefCycle:
+		v.Keyword = "$ref"
+	default:
+		v.Keyword = "false"
+		if path := e.ErrorKind.KeywordPath(); len(path) > 0 {
+			v.Keyword = path[0]
+		}
+	}
+	return v
+}
+
+// noLoader loads nothing.
+type noLoader struct{}
+
+var errRemote = errors.New("leads out of the schema: put what it names under $defs")
+
+func (noLoader) Load(string) (any, error) { return nil, errRemote }
+
+// reason makes the errors of the library short: where, and what.
+func reason(err error) error {
+	if load, ok := errors.AsType[*jsonschema.LoadURLError](err); ok {
+		return fmt.Errorf("$ref %s: %w", load.URL, errRemote)
+	}
+	invalid, ok := errors.AsType[*jsonschema.SchemaValidationError](err)
+	if !ok {
+		return errors.New(strings.ReplaceAll(err.Error(), place, ""))
+	}
+	broken, ok := errors.AsType[*jsonschema.ValidationError](invalid.Err)
+	if !ok {
+		return errors.New("is no JSON Schema 2020-12")
+	}
+	v := deepest(broken)
+	return fmt.Errorf("is no JSON Schema 2020-12: %s: %s", v.Pointer, v.Keyword)
+}
+
+// deepest is first, for schemas: their own schema has one branch for each vocabulary.
+func deepest(e *jsonschema.ValidationError) Violation {
+	if len(e.Causes) == 0 {
+		return of(e)
+	}
+	best := deepest(e.Causes[0])
+	for _, cause := range e.Causes[1:] {
+		if v := deepest(cause); len(v.Pointer) > len(best.Pointer) || len(v.Pointer) == len(best.Pointer) && v.Pointer+v.Keyword < best.Pointer+best.Keyword {
+			best = v
+		}
+	}
+	return best
+}
+
+// checkDraft refuses schemas of other drafts.
+func checkDraft(doc any) error {
+	object, ok := doc.(map[string]any)
+	if !ok {
+		return nil
+	}
+	if given, has := object["$schema"]; has {
+		if name, _ := given.(string); strings.TrimSuffix(name, "#") != draft {
+			return fmt.Errorf("/$schema: must be %q, or left out", draft)
+		}
+	}
+	return nil
+}
+
+// levels returns how deep a valid text is.
+func levels(text []byte) (most int) {
+	level, quoted := 0, false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '{' || c == '[':
+			level++
+			most = max(most, level)
+		case c == '}' || c == ']':
+			level--
+		}
+	}
+	return most
+}
+
+// checkSteps refuses schemas whose references multiply: of 64 definitions that each name the next
+// one twice, a validation would not end.
+func checkSteps(doc any) error {
+	w := &stepCounter{root: doc, known: make(map[string]int), open: make(map[string]bool)}
+	if w.count(doc) > MaxSteps {
+		return fmt.Errorf("its references multiply to more than %d subschemas: use fewer of them", MaxSteps)
+	}
+	return nil
+}
+
+// stepCounter counts subschemas. A reference within what it leads to counts once.
+type stepCounter struct {
+	root  any
+	known map[string]int
+	open  map[string]bool
+}
+
+func (w *stepCounter) count(v any) int {
+	n := 0
+	switch v := v.(type) {
+	case map[string]any:
+		n = 1
+		for name, member := range v {
+			switch name {
+			case "$ref", "$dynamicRef":
+				if to, ok := member.(string); ok {
+					n += w.target(to)
+				}
+			case "$defs", "definitions", "enum", "const", "examples", "default":
+			default:
+				n += w.count(member)
+			}
+			if n > MaxSteps {
+				return n
+			}
+		}
+	case []any:
+		for _, member := range v {
+			if n += w.count(member); n > MaxSteps {
+				return n
+			}
+		}
+	}
+	return n
+}
+
+func (w *stepCounter) target(to string) int {
+	if n, ok := w.known[to]; ok {
+		return n
+	}
+	if w.open[to] {
+		return 1
+	}
+	w.open[to] = true
+	n := 1
+	if v, ok := resolve(w.root, to); ok {
+		n = w.count(v)
+	}
+	delete(w.open, to)
+	w.known[to] = n
+	return n
+}
+
+// resolve returns what a reference of the form #/a/b leads to.
+func resolve(root any, to string) (any, bool) {
+	if to == "#" {
+		return root, true
+	}
+	path, ok := strings.CutPrefix(to, "#/")
+	if !ok || strings.Contains(path, "%") {
+		return nil, false
+	}
+	at := root
+	for segment := range strings.SplitSeq(path, "/") {
+		segment = strings.ReplaceAll(strings.ReplaceAll(segment, "~1", "/"), "~0", "~")
+		switch v := at.(type) {
+		case map[string]any:
+			if at, ok = v[segment]; !ok {
+				return nil, false
+			}
+		case []any:
+			i, err := strconv.Atoi(segment)
+			if err != nil || i < 0 || i >= len(v) {
+				return nil, false
+			}
+			at = v[i]
+		default:
+			return nil, false
+		}
+	}
+	return at, true
+}

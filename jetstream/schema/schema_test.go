@@ -1,0 +1,380 @@
+package schema
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// orderSchema and orderText are what benchmarks use: 268 bytes, as an order may have.
+const (
+	orderSchema = `{
+		"$schema": "https://json-schema.org/draft/2020-12/schema",
+		"type": "object", "required": ["id", "customer", "items", "total"], "additionalProperties": false,
+		"properties": {
+			"id": {"type": "string", "minLength": 1, "maxLength": 64},
+			"status": {"enum": ["placed", "paid", "shipped"]},
+			"customer": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}, "mail": {"type": "string", "maxLength": 254}}},
+			"items": {"type": "array", "minItems": 1, "maxItems": 100, "items": {
+				"type": "object", "required": ["sku", "count", "price"], "additionalProperties": false, "properties": {
+					"sku": {"type": "string"}, "count": {"type": "integer", "minimum": 1}, "price": {"type": "number", "minimum": 0}}}},
+			"total": {"type": "number", "minimum": 0},
+			"note": {"type": ["string", "null"]}
+		}
+	}`
+	orderText = `{"id":"01a20b53-1e41-7d72-9e8c-be08630a2e85","status":"placed","customer":{"name":"Ada L.","mail":"ada@example.com"},"items":[{"sku":"tea-20","count":2,"price":4.95},{"sku":"cup-1","count":1,"price":12},{"sku":"pot-3","count":1,"price":39.5}],"total":61.4,"note":null}`
+)
+
+func compile(tb testing.TB, text string) *Schema {
+	tb.Helper()
+	s, err := Compile([]byte(text))
+	if err != nil {
+		tb.Fatalf("%s: %v", text, err)
+	}
+	return s
+}
+
+// Documents fit schemas or break them where they should, and the program says so of valid ones.
+func TestValidate(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		schema, doc, want string // "": valid
+		slow              bool   // the schema has no program
+	}{
+		{schema: orderSchema, doc: orderText},
+		{schema: orderSchema, doc: strings.Replace(orderText, `"count":2`, `"count":0`, 1), want: "/items/0/count: minimum"},
+		{schema: orderSchema, doc: strings.Replace(orderText, `"count":2`, `"count":2.5`, 1), want: "/items/0/count: type"},
+		{schema: orderSchema, doc: strings.Replace(orderText, `"count":2`, `"count":2.0`, 1)},
+		{schema: orderSchema, doc: strings.Replace(orderText, `"total":61.4,`, ``, 1), want: ": required"},
+		{schema: orderSchema, doc: strings.Replace(orderText, `"note"`, `"notes"`, 1), want: ": additionalProperties"},
+		{schema: orderSchema, doc: strings.Replace(orderText, `"placed"`, `"lost"`, 1), want: "/status: enum"},
+		{schema: orderSchema, doc: strings.Replace(orderText, `"id"`, `"\u0069d"`, 1)},
+		{schema: orderSchema, doc: orderText + "x", want: ": json"},
+		{schema: orderSchema, doc: "", want: ": json"},
+		{schema: orderSchema, doc: "{\"id\":\"\xff\"}", want: ": json"},
+		{schema: `{}`, doc: ` [1, {"a" : null}] `},
+		{schema: `true`, doc: `1`},
+		{schema: `false`, doc: `1`, want: ": false", slow: true},
+		{schema: `{"type":"integer"}`, doc: `1e2`},
+		{schema: `{"type":"integer"}`, doc: `12345678901234567890`},
+		{schema: `{"maximum":10}`, doc: `10.00000000000000000001`, want: ": maximum"},
+		{schema: `{"maximum":10}`, doc: `10`},
+		{schema: `{"exclusiveMaximum":10}`, doc: `10`, want: ": exclusiveMaximum"},
+		{schema: `{"exclusiveMinimum":-1.5}`, doc: `-1.4`},
+		{schema: `{"exclusiveMinimum":-1.5,"minimum":-1.5}`, doc: `-1.5`, want: ": exclusiveMinimum"},
+		{schema: `{"minimum":1,"type":"string"}`, doc: `"0"`},
+		{schema: `{"multipleOf":3}`, doc: `-9`},
+		{schema: `{"multipleOf":3}`, doc: `10`, want: ": multipleOf"},
+		{schema: `{"multipleOf":0.1}`, doc: `0.3`, slow: true},
+		{schema: `{"maxLength":2}`, doc: `"äß"`},
+		{schema: `{"maxLength":2}`, doc: `"äßc"`, want: ": maxLength"},
+		{schema: `{"maxLength":1}`, doc: `"😀"`},
+		{schema: `{"maxLength":1}`, doc: `"\ud83d\ude00"`},
+		{schema: `{"minLength":2}`, doc: `"\n"`, want: ": minLength"},
+		{schema: `{"minLength":2}`, doc: `"\u00e4\""`},
+		{schema: `{"enum":[1,"a",null,true]}`, doc: `null`},
+		{schema: `{"enum":[1,"a",null,true]}`, doc: `1.0`},
+		{schema: `{"enum":[1,"a",null,true]}`, doc: `"\u0061"`},
+		{schema: `{"enum":[1,"a",null,true]}`, doc: `false`, want: ": enum"},
+		{schema: `{"enum":[{"a":1}]}`, doc: `{"a":1.0}`, slow: true},
+		{schema: `{"const":"a\"b"}`, doc: `"a\"b"`},
+		{schema: `{"const":"x"}`, doc: `"y"`, want: ": const"},
+		{schema: `{"items":{"type":"boolean"},"maxItems":2}`, doc: `[true,false]`},
+		{schema: `{"items":{"type":"boolean"},"maxItems":2}`, doc: `[true,false,true]`, want: ": maxItems"},
+		{schema: `{"items":{"type":"boolean"}}`, doc: `[true,0]`, want: "/1: type"},
+		{schema: `{"minItems":1}`, doc: `[ ]`, want: ": minItems"},
+		{schema: `{"uniqueItems":false}`, doc: `[1,1]`},
+		{schema: `{"uniqueItems":true}`, doc: `[1,1.0]`, want: ": uniqueItems", slow: true},
+		{schema: `{"properties":{"a":{"type":"string"}}}`, doc: `{"a":1,"a":"x"}`}, // the last one counts
+		{schema: `{"properties":{"a":{"type":"string"}}}`, doc: `{"a":"x","a":1}`, want: "/a: type"},
+		{schema: `{"additionalProperties":{"type":"string"},"properties":{"n":{"type":"number"}}}`, doc: `{"n":1,"x":"y"}`},
+		{schema: `{"additionalProperties":{"type":"string"},"properties":{"n":{"type":"number"}}}`, doc: `{"n":1,"x~/y":2}`, want: "/x~0~1y: type"},
+		{schema: `{"required":["a"],"additionalProperties":{"type":"string"}}`, doc: `{"a":1}`, want: "/a: type"},
+		{schema: `{"required":["a"],"additionalProperties":false}`, doc: `{"a":1}`, want: ": additionalProperties", slow: true},
+		{schema: `{"$ref":"#/$defs/n","$defs":{"n":{"type":"number"}}}`, doc: `1`},
+		{schema: `{"properties":{"n":{"$ref":"#/$defs/n","minimum":2}},"$defs":{"n":{"type":"number"}}}`, doc: `{"n":1}`, want: "/n: minimum", slow: true},
+		{schema: `{"properties":{"next":{"$ref":"#"}},"additionalProperties":false}`, doc: `{"next":{"next":{"x":1}}}`, want: "/next/next: additionalProperties", slow: true},
+		{schema: `{"pattern":"^a"}`, doc: `"ab"`, slow: true},
+		{schema: `{"properties":{"a\"b":{"type":"null"}}}`, doc: `{"a\"b":null}`, slow: true},
+		{schema: `{"maximum":5}`, doc: `01`, want: ": json"},
+		{schema: `{"maximum":5}`, doc: `-`, want: ": json"},
+		{schema: `{"maximum":5}`, doc: `1.`, want: ": json"},
+		{schema: `{"maximum":5}`, doc: `-0.50`},
+		{schema: `{"format":"email"}`, doc: `"no mail"`}, // an annotation
+		{schema: `{"anyOf":[{"type":"string"},{"type":"object","required":["a"]}]}`, doc: `{}`, want: ": anyOf", slow: true},
+		{schema: `{"not":{"type":"null"}}`, doc: `null`, want: ": not", slow: true},
+		{schema: `{"allOf":[{"required":["b"]},{"required":["a"]}],"properties":{"a":{"type":"null"}}}`, doc: `{"a":1,"b":1}`, want: "/a: type", slow: true},
+	} {
+		s := compile(t, test.schema)
+		if s.Fast() == test.slow {
+			t.Errorf("%s has a program: %v", test.schema, s.Fast())
+		}
+		got := ""
+		if v := s.Validate([]byte(test.doc)); v != nil {
+			got = v.String()
+		}
+		if got != test.want {
+			t.Errorf("%s of %s: %q, want %q", test.doc, test.schema, got, test.want)
+		}
+	}
+}
+
+// A schema that cannot be used is refused with the place and the reason.
+func TestCompileRefuses(t *testing.T) {
+	t.Parallel()
+	var doubling strings.Builder
+	doubling.WriteString(`{"$ref":"#/$defs/d0","$defs":{"end":{}`)
+	for i := range 40 {
+		next := "d" + strconv.Itoa(i+1)
+		if i == 39 {
+			next = "end"
+		}
+		fmt.Fprintf(&doubling, `,"d%d":{"allOf":[{"$ref":"#/$defs/%s"},{"$ref":"#/$defs/%[2]s"}]}`, i, next)
+	}
+	doubling.WriteString(`}}`)
+	for _, test := range []struct{ schema, want string }{
+		{``, "is not JSON"},
+		{`{"type":`, "is not JSON"},
+		{`1`, "is no JSON Schema 2020-12"},
+		{`{"type":"text"}`, "/type"},
+		{`{"properties":{"a":{"minimum":"1"}}}`, "/properties/a/minimum: type"},
+		{`{"$schema":"http://json-schema.org/draft-07/schema#"}`, "/$schema: must be"},
+		{`{"$ref":"https://example.com/other.json"}`, "leads out of the schema"},
+		{`{"$ref":"#/$defs/none"}`, "none"},
+		{`{"pattern":"("}`, "pattern"},
+		{strings.Repeat(`{"items":`, 70) + `{}` + strings.Repeat(`}`, 70), "has 71 levels, at most 64"},
+		{`{"description":"` + strings.Repeat("x", MaxBytes) + `"}`, "at most 262144 are allowed"},
+		{doubling.String(), "multiply"},
+	} {
+		s, err := Compile([]byte(test.schema))
+		if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), place) {
+			t.Errorf("%.60s: %v, %v, want %q", test.schema, s, err, test.want)
+		}
+	}
+}
+
+// The violation is the same one each time, and is short.
+func TestViolationIsBounded(t *testing.T) {
+	t.Parallel()
+	s := compile(t, `{"additionalProperties":{"type":"string"}}`)
+	doc := `{"b":1,"` + strings.Repeat("ä", 500) + `":1,"a":1}`
+	for range 20 {
+		if v := s.Validate([]byte(doc)); v == nil || v.Pointer != "/a" || v.Keyword != "type" {
+			t.Fatalf("%v", v)
+		}
+	}
+	if v := s.Validate([]byte(`{"` + strings.Repeat("ä", 500) + `":1}`)); v == nil || len(v.Pointer) > maxPointer || !strings.HasPrefix(v.Pointer, "/ää") {
+		t.Errorf("%v", v)
+	}
+}
+
+// A program allocates nothing.
+func TestProgramsAllocateNothing(t *testing.T) {
+	s, doc := compile(t, orderSchema), []byte(orderText)
+	if len(doc) != 268 {
+		t.Fatalf("the document has %d bytes", len(doc))
+	}
+	if n := testing.AllocsPerRun(100, func() {
+		if s.Validate(doc) != nil {
+			t.Error("the document is invalid")
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// agree fails if a program takes a document that the library refuses. It returns whether the program
+// took the document.
+func agree(tb testing.TB, s *Schema, text string, doc []byte) (taken bool) {
+	tb.Helper()
+	if s.program == nil || !s.program.accepts(doc) {
+		return false
+	}
+	if v := s.judge(doc); v != nil {
+		tb.Errorf("the program of %s takes %s, and the library says %s: %s", text, doc, v.Pointer, v.Keyword)
+	}
+	return true
+}
+
+// Programs of random schemas take no random document that the library refuses.
+func TestProgramsAgree(t *testing.T) {
+	t.Parallel()
+	taken, fast := 0, 0
+	for seed := range uint64(3_000) {
+		g := generator{rand.New(rand.NewPCG(seed, 1))}
+		text, _ := json.Marshal(g.schema(3))
+		s, err := Compile(text)
+		if err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		if s.Fast() {
+			fast++
+		}
+		for range 20 {
+			if agree(t, s, string(text), []byte(g.document(3))) {
+				taken++
+			}
+		}
+	}
+	if fast < 2_000 || taken < 5_000 {
+		t.Errorf("%d of 3,000 schemas have programs, which took %d documents", fast, taken)
+	}
+}
+
+// generator makes random schemas and documents of few names and values, so that they often fit.
+type generator struct{ *rand.Rand }
+
+func (g generator) pick(of ...string) string { return of[g.IntN(len(of))] }
+
+func (g generator) scalar() any {
+	return []any{nil, true, false, 0, 1, -1, 2.5, 10, "", "a", "ab", "ä", "a\"b", json.Number("1.0"), json.Number("1e1")}[g.IntN(15)]
+}
+
+func (g generator) schema(depth int) any {
+	if g.IntN(12) == 0 {
+		return g.IntN(3) > 0
+	}
+	s := make(map[string]any)
+	kinds := []string{"null", "boolean", "integer", "number", "string", "array", "object"}
+	switch g.IntN(4) {
+	case 0:
+		s["type"] = g.pick(kinds...)
+	case 1:
+		g.Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
+		s["type"] = kinds[:1+g.IntN(4)]
+	}
+	for range g.IntN(4) {
+		switch g.IntN(12) {
+		case 0:
+			s["enum"] = []any{g.scalar(), g.scalar(), g.scalar()}
+		case 1:
+			if g.IntN(3) == 0 {
+				s["const"] = g.scalar()
+			}
+		case 2:
+			s[g.pick("minimum", "exclusiveMinimum")] = []any{0, 1, -1, 0.5, json.Number("1.0")}[g.IntN(5)]
+		case 3:
+			s[g.pick("maximum", "exclusiveMaximum")] = []any{2, 10, 2.5, json.Number("1e1")}[g.IntN(4)]
+		case 4:
+			s["multipleOf"] = 1 + g.IntN(3)
+		case 5:
+			s["minLength"] = g.IntN(3)
+		case 6:
+			s["maxLength"] = g.IntN(4)
+		case 7:
+			s[g.pick("minItems", "maxItems")] = g.IntN(3)
+		case 8:
+			if depth > 0 {
+				s["items"] = g.schema(depth - 1)
+			}
+		case 9, 10:
+			if depth > 0 {
+				properties := make(map[string]any)
+				for range 1 + g.IntN(3) {
+					properties[g.pick("a", "b", "c", "d/e")] = g.schema(depth - 1)
+				}
+				s["properties"] = properties
+			}
+		case 11:
+			s["required"] = []string{g.pick("a", "b", "c")}
+		}
+	}
+	switch {
+	case g.IntN(6) == 0:
+		s["additionalProperties"] = false
+	case depth > 0 && g.IntN(6) == 0:
+		s["additionalProperties"] = g.schema(depth - 1)
+	}
+	return s
+}
+
+func (g generator) document(depth int) string {
+	blank := g.pick("", "", "", " ", "\n\t")
+	kind := g.IntN(8)
+	if depth == 0 {
+		kind = g.IntN(6)
+	}
+	switch kind {
+	case 0:
+		return g.pick("null", "true", "false") + blank
+	case 1, 2:
+		return g.pick("0", "1", "-1", "2.5", "10", "1.0", "1e1", "-0", "0.5", "3", "1E400", "12345678901234567", "2.50000000000000001", "-0.0") + blank
+	case 3, 4, 5:
+		return g.pick(`""`, `"a"`, `"ab"`, `"ä"`, `"a\"b"`, `"\u0061"`, `"\ud83d\ude00"`, `"😀"`, `"abcd"`) + blank
+	case 6:
+		items := make([]string, g.IntN(4))
+		for i := range items {
+			items[i] = g.document(depth - 1)
+		}
+		return "[" + blank + strings.Join(items, ","+blank) + "]" + blank
+	default:
+		members := make([]string, g.IntN(4))
+		for i := range members {
+			members[i] = g.pick(`"a"`, `"b"`, `"c"`, `"d/e"`, `"\u0061"`, `"x"`) + blank + ":" + blank + g.document(depth-1)
+		}
+		return "{" + blank + strings.Join(members, ","+blank) + "}" + blank
+	}
+}
+
+// A program takes nothing that the library refuses.
+func FuzzSubsetAgrees(f *testing.F) {
+	f.Add([]byte(orderSchema), []byte(orderText))
+	for seed := range uint64(40) {
+		g := generator{rand.New(rand.NewPCG(seed, 2))}
+		text, _ := json.Marshal(g.schema(3))
+		f.Add(text, []byte(g.document(3)))
+	}
+	f.Fuzz(func(t *testing.T, text, doc []byte) {
+		s, err := Compile(text)
+		if err != nil {
+			return
+		}
+		agree(t, s, string(text), doc)
+		if v := s.Validate(doc); v != nil && len(v.Pointer) > maxPointer {
+			t.Errorf("a pointer has %d bytes", len(v.Pointer))
+		}
+	})
+}
+
+func BenchmarkValidate(b *testing.B) {
+	s, doc := compile(b, orderSchema), []byte(orderText)
+	b.Run("program", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if s.Validate(doc) != nil {
+				b.Fatal("invalid")
+			}
+		}
+	})
+	b.Run("library", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if s.judge(doc) != nil {
+				b.Fatal("invalid")
+			}
+		}
+	})
+	b.Run("encoding/json.Valid", func(b *testing.B) {
+		for b.Loop() {
+			if !json.Valid(doc) {
+				b.Fatal("invalid")
+			}
+		}
+	})
+}
+
+func ExampleSchema_Validate() {
+	s, err := Compile([]byte(`{"type":"object","required":["host"],"properties":{"cpu":{"type":"number","minimum":0}}}`))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(s.Validate([]byte(`{"host":"a","cpu":0.5}`)) == nil)
+	fmt.Println(s.Validate([]byte(`{"host":"a","cpu":-1}`)))
+	// Output:
+	// true
+	// /cpu: minimum
+}

@@ -1,0 +1,163 @@
+// Package upcast turns JSON documents of one version of a schema into ones of another. An up-caster
+// is a list of operations, which are total and have no loops, or a Go function:
+//
+//	[
+//	  {"rename":  {"at": "/host", "to": "hostname"}},
+//	  {"move":    {"from": "/hostname", "to": "/machine/name"}},
+//	  {"copy":    {"from": "/id", "to": "/machine/id"}},
+//	  {"default": {"at": "/status", "value": "unknown"}},
+//	  {"set":     {"at": "/format", "value": 2}},
+//	  {"remove":  {"at": "/password"}},
+//	  {"wrap":    {"at": "/tag"}},
+//	  {"unwrap":  {"at": "/price", "of": "amount"}},
+//	  {"map":     {"at": "/status", "values": [["alive", "up"], ["dead", "down"]], "otherwise": "unknown"}}
+//	]
+//
+// Places are JSON pointers (RFC 6901). A segment * stands for every member of an object or every
+// element of an array; move and copy may have it only in the segments with which both places begin.
+// An operation on a place where nothing is does nothing, unless the operation has "required": true.
+//
+//   - rename gives a member another name, in its place among the members. A member that has the name
+//     already is replaced.
+//   - move and copy make the objects on the way to their target, and replace what is there.
+//   - default sets a value where nothing is, and set in any case. Both make the objects on the way.
+//   - remove removes a member or an element.
+//   - wrap puts a value into an object with the member "in", or into an array without "in".
+//   - unwrap takes a value out of an object's member "of", or out of an array of one without "of".
+//   - map replaces a value that equals the first of a pair by the second. Without a match, a value
+//     becomes "otherwise", if given, or stays; with "strict": true, it fails.
+//
+// What no operation reaches stays byte for byte, but for blanks around the values that are reached.
+// Of several members of the same name, the last one counts, and an operation leaves only that one.
+package upcast
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+)
+
+// MaxOutput is the most bytes that a document has after each version that it goes through, and the
+// most that the operations of one version add to it.
+const MaxOutput = 4 << 20
+
+// Func turns a document into one of the next version, or of the version before. It must not change
+// doc, and may be called concurrently. Its error is shown to clients, and must not tell values of
+// the document.
+type Func func(doc []byte) ([]byte, error)
+
+// Caster leads from one version to the next one, and perhaps back. It is immutable, and may be used
+// concurrently.
+type Caster struct {
+	up, down Func
+}
+
+// New returns a Caster of Go functions. Each may be nil, if that way is not needed.
+func New(up, down Func) *Caster { return &Caster{up, down} }
+
+// CastError says where a cast failed. It has nothing of the document but the names of members.
+type CastError struct {
+	// From and To are the versions of the step that failed.
+	From, To int
+	// Pointer is the place of the operation that failed; "" for none.
+	Pointer string
+	// Cause says why.
+	Cause string
+}
+
+// Error returns, for example, "upcast v1→v2: /host: nothing is there".
+func (f *CastError) Error() string {
+	way := "upcast"
+	if f.To < f.From {
+		way = "downcast"
+	}
+	text := way + " v" + strconv.Itoa(f.From) + "→v" + strconv.Itoa(f.To) + ": "
+	if f.Pointer != "" {
+		text += f.Pointer + ": "
+	}
+	return text + f.Cause
+}
+
+// Chain has the casters between the versions of a schema. It is immutable, and may be used
+// concurrently.
+type Chain struct {
+	first   int
+	casters []*Caster
+}
+
+// NewChain returns a Chain that begins at the version first. The first caster leads from there to
+// the next version, and so on. A nil caster takes documents as they are, both ways.
+func NewChain(first int, casters ...*Caster) *Chain {
+	return &Chain{first, slices.Clone(casters)}
+}
+
+// Casts reports whether documents change on the way from one version to another.
+func (c *Chain) Casts(from, to int) bool {
+	if !c.has(from) || !c.has(to) {
+		return false
+	}
+	low, high := min(from, to)-c.first, max(from, to)-c.first
+	return slices.ContainsFunc(c.casters[low:high], func(k *Caster) bool { return k != nil })
+}
+
+func (c *Chain) has(version int) bool {
+	return version >= c.first && version <= c.first+len(c.casters)
+}
+
+// Cast turns a document of the version from into one of the version to. It returns doc itself if
+// nothing leads to a change, and does not change doc. Its error is a *CastError.
+func (c *Chain) Cast(doc []byte, from, to int) ([]byte, error) {
+	if from == to {
+		return doc, nil
+	}
+	if !c.has(from) || !c.has(to) {
+		return nil, &CastError{From: from, To: to, Cause: fmt.Sprintf("the versions are %d to %d", c.first, c.first+len(c.casters))}
+	}
+	step := 1
+	if to < from {
+		step = -1
+	}
+	for at := from; at != to; at += step {
+		k := c.casters[min(at, at+step)-c.first]
+		if k == nil {
+			continue
+		}
+		way := k.up
+		if step < 0 {
+			way = k.down
+		}
+		var err error
+		if doc, err = apply(way, doc); err != nil {
+			failure := &CastError{From: at, To: at + step, Cause: err.Error()}
+			if placed, ok := errors.AsType[*placeError](err); ok {
+				failure.Pointer, failure.Cause = placed.at, placed.cause
+			}
+			return nil, failure
+		}
+	}
+	return doc, nil
+}
+
+// apply calls a Func. A panic is an error.
+func apply(way Func, doc []byte) (cast []byte, err error) {
+	if way == nil {
+		return nil, errors.New("there is no cast this way")
+	}
+	defer func() {
+		if recover() != nil { // what it says may have values of the document
+			cast, err = nil, errors.New("the function of this step panicked")
+		}
+	}()
+	if cast, err = way(doc); err == nil && len(cast) > MaxOutput {
+		return nil, errTooLarge
+	}
+	return cast, err
+}
+
+var errTooLarge = fmt.Errorf("the document has more than %d bytes after it", MaxOutput)
+
+// placeError is an error at a place.
+type placeError struct{ at, cause string }
+
+func (e *placeError) Error() string { return e.at + ": " + e.cause }
