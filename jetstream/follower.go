@@ -89,7 +89,7 @@ func (s sharedBucket) follow(ctx context.Context, loaded func(), each func(key s
 			continue // connected again, or over
 		}
 		if !said {
-			s.bus.log.WarnContext(ctx, "cannot watch "+s.description+"; keeping the known ones and retrying", slog.Any("error", err))
+			s.bus.log.WarnContext(ctx, "cannot watch a bucket of all hubs; keeping what is known and retrying", slog.String("of", s.description), slog.Any("error", err))
 			said = true
 		}
 		select {

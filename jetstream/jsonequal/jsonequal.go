@@ -54,8 +54,8 @@ func Values(a, b any) bool {
 	}
 }
 
-// decimal is the one spelling of a number: its digits without zeros around them, and the exponent of
-// the last one. A number whose exponent is beyond 30 bits stays as it is.
+// decimal is the one spelling of a number: its digits without zeros around them, and the exponent
+// of the last one. A number whose exponent is beyond 30 bits stays as it is.
 func decimal(number string) string {
 	text, exp, _ := strings.Cut(strings.ToLower(number), "e")
 	text, negative := strings.CutPrefix(text, "-")

@@ -186,8 +186,8 @@ func TestProgramsAllocateNothing(t *testing.T) {
 	}
 }
 
-// agree fails if a program takes a document that the library refuses. It returns whether the program
-// took the document.
+// agree fails if a program takes a document that the library refuses. It returns whether the
+// program took the document.
 func agree(tb testing.TB, s *Schema, text string, doc []byte) (taken bool) {
 	tb.Helper()
 	if s.program == nil || !s.program.accepts(doc) {

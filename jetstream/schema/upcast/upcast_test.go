@@ -328,8 +328,8 @@ func randomDoc(r *rand.Rand, depth int) string {
 	}
 }
 
-// Programs are total: each makes JSON of JSON, or fails at a place, always in the same way, and does
-// not change what it was given.
+// Programs are total: each makes JSON of JSON, or fails at a place, always in the same way, and
+// does not change what it was given.
 func TestProgramsAreTotal(t *testing.T) {
 	t.Parallel()
 	failed := 0
