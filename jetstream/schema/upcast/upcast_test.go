@@ -126,9 +126,9 @@ func TestChain(t *testing.T) {
 	panics := New(func([]byte) ([]byte, error) { panic("secret") }, func([]byte) ([]byte, error) { return nil, errors.New("no") })
 	chain := NewChain(3,
 		caster(t, `[{"rename":{"at":"/a","to":"b"}}]`, `[{"rename":{"at":"/b","to":"a"}}]`), // 3 to 4
-		nil, // 4 to 5
-		caster(t, `[{"wrap":{"at":"/b"}},{"remove":{"at":"/gone","required":true}}]`, ``), // 5 to 6
-		panics, // 6 to 7
+		nil,
+		caster(t, `[{"wrap":{"at":"/b"}},{"remove":{"at":"/gone","required":true}}]`, ``),
+		panics,
 	)
 	doc := []byte(` {"a" : 1, "gone":0} `)
 	for _, test := range []struct {
