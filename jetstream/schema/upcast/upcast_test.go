@@ -125,7 +125,7 @@ func TestChain(t *testing.T) {
 	t.Parallel()
 	panics := New(func([]byte) ([]byte, error) { panic("secret") }, func([]byte) ([]byte, error) { return nil, errors.New("no") })
 	chain := NewChain(3,
-		caster(t, `[{"rename":{"at":"/a","to":"b"}}]`, `[{"rename":{"at":"/b","to":"a"}}]`), // 3 to 4
+		caster(t, `[{"rename":{"at":"/a","to":"b"}}]`, `[{"rename":{"at":"/b","to":"a"}}]`),
 		nil,
 		caster(t, `[{"wrap":{"at":"/b"}},{"remove":{"at":"/gone","required":true}}]`, ``),
 		panics,
