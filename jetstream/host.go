@@ -52,7 +52,7 @@ const lendMost = 128 << 20
 
 // visit has the members of this hub served by the owner of the group, for as long as that goes.
 // ended says that there was a session.
-func (o *ordering) visit(hub string) (ended bool, err error) {
+func (o *ordering) visit(e *ownership) (ended bool, err error) {
 	b := o.bus
 	ctx, cancel := context.WithTimeout(b.ctx, forwardWait)
 	defer cancel()
@@ -78,7 +78,7 @@ func (o *ordering) visit(hub string) (ended bool, err error) {
 		return false, err
 	}
 	cuts, sent := h.link.cuts.Load(), b.clock.now()
-	reply, err := h.link.request(ctx, hubInbox+hub+hostSubject, b.handles.signed(hello))
+	reply, err := o.askFor(ctx, h.link, e, b.handles.signed(hello))
 	var answer guestWelcome
 	if err != nil || noResponders(reply) || json.Unmarshal(reply.Data, &answer) != nil || answer.Subject == "" {
 		return false, nil // it is gone, or not the owner yet or any more
@@ -98,6 +98,25 @@ func (o *ordering) visit(hub string) (ended bool, err error) {
 	close(h.acking) // nothing is said any more
 	acking.Wait()
 	return true, nil
+}
+
+// askFor asks the hub of an entry for a session. It stops waiting once the entry has changed: a hub
+// that shuts down may take the question and not answer.
+func (o *ordering) askFor(ctx context.Context, l *link, e *ownership, hello []byte) (*nats.Msg, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	o.mu.Lock()
+	o.asked, o.unask = e.revision, cancel
+	if e.revision < o.changed {
+		cancel()
+	}
+	o.mu.Unlock()
+	defer func() {
+		o.mu.Lock()
+		o.asked, o.unask = 0, nil
+		o.mu.Unlock()
+	}()
+	return l.request(ctx, hubInbox+e.Hub+hostSubject, hello)
 }
 
 // serve asks the owner to keep the session, until it ends.

@@ -91,6 +91,9 @@ type ordering struct {
 	running bool
 	own     *owner // nil: another hub is, or none
 	host    *host  // nil: no session with another hub
+	changed uint64 // the last revision of the entry that was heard of
+	asked   uint64 // the revision that names the hub which is asked for a session; 0: none is
+	unask   context.CancelFunc
 }
 
 func newOrdering(g *group) *ordering {
@@ -156,7 +159,13 @@ func (o *ordering) change(p *spot, open bool, more int) {
 }
 
 // entryChanged takes the entry of the group. Another hub may own the group by now.
-func (o *ordering) entryChanged(value []byte) {
+func (o *ordering) entryChanged(value []byte, revision uint64) {
+	o.mu.Lock()
+	o.changed = max(o.changed, revision)
+	if o.asked > 0 && o.asked < o.changed {
+		o.unask()
+	}
+	o.mu.Unlock()
 	var e ownership
 	if json.Unmarshal(value, &e) == nil && e.Hub != o.bus.handles.hub {
 		o.mu.Lock()
@@ -241,6 +250,8 @@ func (o *ordering) turn() (pause time.Duration, err error) {
 	switch {
 	case e.revision == 0 || e.Clean:
 		wait = 0
+	case e.Wait > 0:
+		wait = min(wait, e.Wait)
 	case e.Hub == o.bus.handles.hub: // it ended in disorder
 	default:
 		if err := o.bus.owners.look(ctx, e.Hub); err != nil {
@@ -248,7 +259,7 @@ func (o *ordering) turn() (pause time.Duration, err error) {
 		}
 		left := o.bus.owners.left(e.Hub, o.bus.clock.now())
 		if left > 0 {
-			ended, err := o.visit(e.Hub)
+			ended, err := o.visit(&e)
 			if err != nil || ended {
 				return min(left, 50*time.Millisecond), err
 			}

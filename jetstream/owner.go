@@ -96,7 +96,7 @@ type owner struct {
 	first   int     // which of them is served first
 	hotAt   int64
 	here    int   // how many events were there when an owner that gathers last looked
-	quiet   int64 // until when nothing is pulled that could come before what is to come again
+	quiet   int64 // until when older events may be on their way to those who had them before
 	written int64
 	alone   int64            // since when there are no members on this hub; 0: there are
 	reads   sync.WaitGroup   // only the goroutine of the ordering adds to it
@@ -128,22 +128,21 @@ func (w *owner) serve(wait time.Duration) {
 	w.o.own = w
 	w.gathering = true
 	w.o.mu.Unlock()
-	clean := w.rest(wait) == brokenNot
-	for clean {
-		why := w.listen()
-		switch why {
+	w.quiet = w.bus.clock.now() + int64(wait)
+	for on := w.pause(wait); on; {
+		switch w.listen() {
 		case brokenIdle:
 			w.handOver()
-			clean = false
+			on = false
 		case brokenLost, brokenGone:
-			clean = false
+			on = false
 		case brokenHole:
 			w.bus.log.Warn("somebody else pulls from the consumer of an ordered group; deliveries stop until what they have has ended",
 				slog.String("topic", w.group.topic.name), slog.String("group", w.group.name))
 			w.bus.obs.LimitReached("ordered_foreign_pull")
-			clean = w.rest(w.group.fence.ackWait) == brokenNot
+			on = w.pause(w.group.fence.ackWait)
 		case brokenCut, brokenNot:
-			clean = w.rest(cutRest) == brokenNot
+			on = w.pause(cutRest)
 		}
 	}
 	w.o.mu.Lock()
@@ -157,6 +156,28 @@ func (w *owner) serve(wait time.Duration) {
 	w.reads.Wait()
 	w.bus.owners.ended()
 	w.o.kick()
+}
+
+// pause waits while nothing is held, and reports whether the owner goes on. An owner that nobody
+// needs any more gives up the group, and leaves to the next one what it would have waited itself.
+func (w *owner) pause(wait time.Duration) bool {
+	switch w.rest(wait) {
+	case brokenNot:
+		return true
+	case brokenIdle:
+		w.giveUp(time.Duration(w.quiet - w.bus.clock.now()))
+	}
+	return false
+}
+
+// giveUp says that another hub may begin after wait, or at once.
+func (w *owner) giveUp(wait time.Duration) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(w.bus.ctx), settleWait)
+	defer cancel()
+	w.entry.Clean, w.entry.Wait = wait <= 0, max(wait, 0)
+	if _, err := w.bus.owners.write(ctx, w.o.key, w.entry); err != nil {
+		w.bus.log.Debug("failed to note that a group was given up in order; its next owner waits", slog.Any("error", err))
+	}
 }
 
 // rest waits, and returns why the owner is to end meanwhile.
@@ -318,15 +339,10 @@ func (w *owner) listen() broken {
 // server gives such events out first. Pulls before that would bring newer events, and perhaps more
 // than there is room for.
 func (w *owner) calm() broken {
-	switch why := w.rest(time.Duration(w.quiet - w.bus.clock.now())); why {
-	case brokenNot:
-		w.quiet = 0
-		return brokenCut
-	case brokenIdle:
-		return brokenLost // the next owner has to wait as well
-	default:
-		return why
+	if !w.pause(time.Duration(w.quiet - w.bus.clock.now())) {
+		return brokenLost
 	}
+	return brokenCut
 }
 
 // subscribe makes the keeper's subscription. order is the server's count of deliveries until now.
@@ -457,25 +473,19 @@ func (w *owner) handOver() {
 	w.gathering = true // nothing is lent any more
 	guests := w.guests
 	w.guests = make(map[string]*guest)
-	w.delays = nil
 	w.o.mu.Unlock()
 	clean := recallAll(w.bus, guests)
 	w.takeIn()
 	w.takeLeft()
 	w.reads.Wait()
 	w.takeIn()
+	w.noteDelays()
 	clean = w.end(true) && clean && w.bus.owners.valid(w.bus.clock.now())
 	w.o.mu.Lock()
 	w.locks = ordered.New[*Delivery](w.group.slots)
 	w.o.mu.Unlock()
-	if !clean {
-		return // the next owner waits
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(w.bus.ctx), settleWait)
-	defer cancel()
-	w.entry.Clean = true
-	if _, err := w.bus.owners.write(ctx, w.o.key, w.entry); err != nil {
-		w.bus.log.Debug("failed to note that a group was given up in order; its next owner waits", slog.Any("error", err))
+	if clean { // otherwise the next owner waits for the end of the lease
+		w.giveUp(0)
 	}
 }
 

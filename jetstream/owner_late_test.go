@@ -123,3 +123,37 @@ func TestADelayOutlivesACut(t *testing.T) {
 		}
 	}
 }
+
+// A hub that shuts down while it waits for events that were on their way gives up its groups. The
+// next owner waits as long as this one would have, and not until the lease of the hub has ended.
+func TestAnOwnerThatWaitsGivesUp(t *testing.T) {
+	t.Parallel()
+	const ackWait = 3 * time.Second
+	url := natsServer(t)
+	b := open(t, Config{URL: url, AckWait: ackWait, Connections: 1})
+	first := open(t, Config{URL: url, AckWait: ackWait, Connections: 1})
+	k := take(t, first, "quiet", "g", SubscribeOptions{From: FromEarliest, OrderByKey: true})
+	w := keeperOf(t, k)
+	if _, err := b.Publish(t.Context(), "quiet", []byte("1"), PublishOptions{Key: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	_ = k.next()
+	at := time.Now()
+	w.broke(brokenCut)
+	for waits := false; !waits; <-time.After(10 * time.Millisecond) {
+		if time.Since(at) > ackWait/2 {
+			t.Fatal("the owner does not wait")
+		}
+		w.o.mu.Lock()
+		waits = w.gathering
+		w.o.mu.Unlock()
+	}
+	next := take(t, b, "quiet", "g", SubscribeOptions{From: FromEarliest, OrderByKey: true})
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next.next()
+	if took := time.Since(at); took > ackWait+gatherMore {
+		t.Errorf("the event came again %v after its owner had begun to wait", took)
+	}
+}

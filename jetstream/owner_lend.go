@@ -7,6 +7,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"eventhub/jetstream/ordered"
@@ -586,6 +587,30 @@ func (w *owner) noteDelay(d *Delivery, delay time.Duration) {
 	if delay >= minDelay {
 		w.bus.noteSpared(s.link, spareNote{d.attemptsSubject(), n}, func(bool) {})
 	}
+}
+
+// noteDelays notes the short delays, which have no note, for the next owner. It waits until the
+// notes are stored.
+func (w *owner) noteDelays() {
+	w.o.mu.Lock()
+	waits := w.delays
+	w.delays = nil
+	w.o.mu.Unlock()
+	now := w.bus.clock.now()
+	var stored sync.WaitGroup
+	for i := range waits {
+		rest, d := time.Duration(waits[i].at-now), waits[i].up
+		if rest <= 0 || rest >= minDelay {
+			continue
+		}
+		s := d.m.sub
+		s.mu.Lock()
+		n := note{spared: d.spared, until: time.Now().Add(rest + time.Millisecond - 1).UnixMilli()}
+		s.mu.Unlock()
+		stored.Add(1)
+		w.bus.noteSpared(s.link, spareNote{d.attemptsSubject(), n}, func(bool) { stored.Done() })
+	}
+	stored.Wait()
 }
 
 // delayOf returns when an event that has come again may be lent, or 0.

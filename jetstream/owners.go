@@ -31,6 +31,10 @@ type ownership struct {
 	// Clean says that the owner has given back all that it had, and that no member of it holds
 	// anything: the next one need not wait.
 	Clean bool `json:"clean,omitempty"`
+	// Wait says that the owner has given up the group while it held nothing, and how long the next
+	// one waits for what others may have had before; 0: the owner has the group, or left it in
+	// another way.
+	Wait time.Duration `json:"wait_ns,omitempty"`
 
 	revision uint64 // 0: there is no entry
 }
@@ -151,7 +155,7 @@ func (w *owners) saw(key string, value []byte, revision uint64) {
 	}
 	w.mu.Unlock()
 	if o != nil {
-		o.entryChanged(value)
+		o.entryChanged(value, revision)
 	}
 }
 

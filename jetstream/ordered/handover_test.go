@@ -95,7 +95,13 @@ func TestAcknowledgedAtAHandOver(t *testing.T) {
 // TestDelayAtAHandOver refuses an event with a delay, and closes the hub that owns the group. The
 // event comes to the member of another hub when the delay is over, and those of its key after it.
 func TestDelayAtAHandOver(t *testing.T) {
-	const delay = 4 * time.Second
+	for _, delay := range []time.Duration{500 * time.Millisecond, 4 * time.Second} {
+		t.Run(delay.String(), func(t *testing.T) { delayAtAHandOver(t, delay) })
+	}
+}
+
+func delayAtAHandOver(t *testing.T, delay time.Duration) {
+	t.Helper()
 	url := natstest.Run(t).ClientURL()
 	owner, stays := startHubWith(t, url, wait/3), startHubWith(t, url, wait/3)
 	publishKeys(t, owner, 1, 3)

@@ -88,7 +88,7 @@ func TestValidate(t *testing.T) {
 		{schema: `{"minItems":1}`, doc: `[ ]`, want: ": minItems"},
 		{schema: `{"uniqueItems":false}`, doc: `[1,1]`},
 		{schema: `{"uniqueItems":true}`, doc: `[1,1.0]`, want: ": uniqueItems", slow: true},
-		{schema: `{"properties":{"a":{"type":"string"}}}`, doc: `{"a":1,"a":"x"}`}, // the last one counts
+		{schema: `{"properties":{"a":{"type":"string"}}}`, doc: `{"a":1,"a":"x"}`},
 		{schema: `{"properties":{"a":{"type":"string"}}}`, doc: `{"a":"x","a":1}`, want: "/a: type"},
 		{schema: `{"additionalProperties":{"type":"string"},"properties":{"n":{"type":"number"}}}`, doc: `{"n":1,"x":"y"}`},
 		{schema: `{"additionalProperties":{"type":"string"},"properties":{"n":{"type":"number"}}}`, doc: `{"n":1,"x~/y":2}`, want: "/x~0~1y: type"},

@@ -14,18 +14,17 @@ func attempts(l *ledger) []violation {
 	l.eachEvent(func(g *group, e *event) {
 		ds := slices.Clone(e.deliveries)
 		slices.SortStableFunc(ds, func(a, b *delivery) int { return cmp.Or(a.attempt-b.attempt, cmp.Compare(a.lo, b.lo)) })
-		last, since := 0, l.publishedAt(ds)
 		for i, d := range ds {
-			was := last
-			if i > 0 {
-				since = min(ds[i-1].lo, d.lo)
+			since := l.publishedAt(ds)
+			was := 0
+			if before := lastBefore(ds[:i], d); before != nil {
+				was, since = before.attempt, min(before.lo, d.lo)
 			}
-			last = d.attempt
-			to := d.at
+			from, to := since, d.at
 			if i > 0 {
-				to = max(to, ds[i-1].at)
+				from, to = min(d.lo, ds[i-1].lo), max(to, ds[i-1].at)
 			}
-			again := l.rewound(g, since, to) || l.forgot(g, since, to)
+			again := l.rewound(g, from, to) || l.forgot(g, from, to)
 			most := 1 + l.unseen(g, since, d.at) + l.onTheWay(since, d.at) + g.inboxesEnded(since, d.at) + l.missed(since, d.at)
 			switch {
 			case d.attempt < 1:
@@ -47,6 +46,17 @@ func attempts(l *ledger) []violation {
 		}
 	})
 	return all
+}
+
+// lastBefore is the last delivery that does not surely come after d: where attempts began again,
+// those after d have lower numbers, too.
+func lastBefore(ds []*delivery, d *delivery) *delivery {
+	for _, x := range slices.Backward(ds) {
+		if x.lo < d.at {
+			return x
+		}
+	}
+	return nil
 }
 
 // publishedAt is when the event was published, or else when it was first seen.

@@ -455,6 +455,10 @@ func unseen(fault string, over int, first, then string) string {
 	return strings.ReplaceAll(anEvent, `"maxAttempts":2`, `"maxAttempts":5`) + fmt.Sprintf("\n50 - fault 1 %s\n%d - over 1\n6200/6190 c1 < %s", fault, over, attempt(first)) + second(then, 9500)
 }
 
+// begunAgain is a history in which attempt 3 follows attempt 1, and a killed node begins again.
+var begunAgain = strings.ReplaceAll(anEvent, `"maxAttempts":2`, `"maxAttempts":5`) + "\n200/190 c1 < " + toFirst + "\n3300/3290 c1 < " + attempt("3") +
+	"\n6400 - fault 1 kill-node n0\n6600 - over 1\n" + second("1", 6_700)
+
 // cluster makes a history that of a cluster, in which c2 pauses in the moment of a first delivery.
 const cluster = `
 0 - set {"drained":true,"cluster":true}
@@ -494,6 +498,8 @@ func TestAttemptsOfWhatIsUnseen(t *testing.T) {
 		{"the servers had each other again before", unseen("part-node n1", 6_100, "2", "1") + cluster, wrong},
 		{"a delivery waited beside a node that stood still", unseen("freeze-node n1", 8_000, "2", "1") + cluster, nil},
 		{"a single server stood still", unseen("freeze-node n1", 9_000, "2", "2"), wrong},
+		{"attempts began again after one was unseen", begunAgain + "300 c2 > {\"op\":\"PAUSE\",\"topic\":\"t\",\"group\":\"g\",\"corr\":\"p8\"}\n301/300 c2 < {\"op\":\"OK\",\"corr\":\"p8\"}\n302 c2 > {\"op\":\"RESUME\",\"topic\":\"t\",\"group\":\"g\",\"corr\":\"r8\"}\n303/302 c2 < {\"op\":\"OK\",\"corr\":\"r8\"}\n", nil},
+		{"attempts began again after one was left out", begunAgain, wrong},
 	})
 }
 

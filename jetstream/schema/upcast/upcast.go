@@ -17,8 +17,8 @@
 // element of an array; move and copy may have it only in the segments with which both places begin.
 // An operation on a place where nothing is does nothing, unless the operation has "required": true.
 //
-//   - rename gives a member another name, in its place among the members. A member that has the name
-//     already is replaced.
+//   - rename gives a member another name, in its place among the members. A member that has the
+//     name already is replaced.
 //   - move and copy make the objects on the way to their target, and replace what is there.
 //   - default sets a value where nothing is, and set in any case. Both make the objects on the way.
 //   - remove removes a member or an element.

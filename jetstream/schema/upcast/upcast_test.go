@@ -25,7 +25,7 @@ func caster(tb testing.TB, up, down string) *Caster {
 // Each operation changes what it names, and nothing else.
 func TestOperations(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct{ op, doc, want string }{ // want: the document, or after ! the error
+	for _, test := range []struct{ op, doc, want string }{
 		{`{"rename":{"at":"/a","to":"b"}}`, `{"x":1.0,"a": "é" ,"y":[ 1 ]}`, `{"x":1.0,"b":"é","y":[ 1 ]}`},
 		{`{"rename":{"at":"/a","to":"b"}}`, `{"b":1,"a":2,"c":3}`, `{"b":2,"c":3}`},
 		{`{"rename":{"at":"/a","to":"a"}}`, `{"a":1}`, `{"a":1}`},
