@@ -161,13 +161,11 @@ func (w *owner) serve(wait time.Duration) {
 // pause waits while nothing is held, and reports whether the owner goes on. An owner that nobody
 // needs any more gives up the group, and leaves to the next one what it would have waited itself.
 func (w *owner) pause(wait time.Duration) bool {
-	switch w.rest(wait) {
-	case brokenNot:
-		return true
-	case brokenIdle:
+	why := w.rest(wait)
+	if why == brokenIdle {
 		w.giveUp(time.Duration(w.quiet - w.bus.clock.now()))
 	}
-	return false
+	return why == brokenNot
 }
 
 // giveUp says that another hub may begin after wait, or at once.
