@@ -20,6 +20,8 @@ const (
 	Inspect Action = "inspect"
 	// Presence covers who listens to broadcasts of a topic.
 	Presence Action = "presence"
+	// Schema covers the schemas of a topic: to read, compare and register them.
+	Schema Action = "schema"
 	// Admin covers administrative changes to a topic or its groups, such as moving a cursor.
 	Admin Action = "admin"
 )
@@ -36,8 +38,9 @@ const (
 	bitAdmin
 	bitInspect
 	bitPresence
+	bitSchema
 
-	bitsAll = bitPublish | bitSubscribe | bitAdmin | bitInspect | bitPresence
+	bitsAll = bitPublish | bitSubscribe | bitAdmin | bitInspect | bitPresence | bitSchema
 
 	// bitsShow are the actions whose rules can show events to operators.
 	bitsShow = bitSubscribe | bitAdmin
@@ -56,6 +59,8 @@ func (a Action) bits() actions {
 		return bitInspect
 	case Presence:
 		return bitPresence
+	case Schema:
+		return bitSchema
 	}
 	return 0
 }

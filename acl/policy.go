@@ -347,7 +347,7 @@ func parseRule(data []byte) (rule, error) {
 		case "action":
 			r.action, _ = decodeString(f.value)
 			if r.acts, _ = parseActions(r.action); r.acts == 0 {
-				return rule{}, errors.New("action must be publish, subscribe, inspect, presence, admin or *")
+				return rule{}, errors.New("action must be publish, subscribe, inspect, presence, schema, admin or *")
 			}
 		case "topics":
 			r.topics, err = parseTopics(f.value)
@@ -367,7 +367,7 @@ func parseRule(data []byte) (rule, error) {
 	case effect == "":
 		return rule{}, errors.New("effect is missing; use allow or deny")
 	case r.acts == 0:
-		return rule{}, errors.New("action is missing; use publish, subscribe, inspect, presence, admin or *")
+		return rule{}, errors.New("action is missing; use publish, subscribe, inspect, presence, schema, admin or *")
 	case r.topics == nil:
 		return rule{}, errors.New("topics is missing; list topics, or ** for all")
 	case r.groups != nil && r.acts&bitSubscribe == 0:

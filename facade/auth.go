@@ -18,6 +18,7 @@ const (
 	ActionPublish   = acl.Publish
 	ActionSubscribe = acl.Subscribe
 	ActionPresence  = acl.Presence
+	ActionSchema    = acl.Schema
 	ActionAdmin     = acl.Admin
 )
 

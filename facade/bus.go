@@ -18,6 +18,7 @@ type Bus interface {
 	Rule(topic string) jetstream.TopicRule
 	Handles() Handles
 	Hubs() Hubs
+	Schemas() Schemas
 	// MaxPayload returns the largest payload in bytes that a Publisher takes.
 	MaxPayload() int
 }
@@ -76,6 +77,13 @@ type Hubs interface {
 	Listen(f func(message []byte)) (stop func(), err error)
 }
 
+// Schemas is the registry of schemas. jetstream.Schemas implements it.
+type Schemas interface {
+	List(ctx context.Context, topic string) ([]*jetstream.SchemaVersion, error)
+	Check(ctx context.Context, topic string, d jetstream.SchemaDraft) (*jetstream.SchemaReport, error)
+	Register(ctx context.Context, topic string, d jetstream.SchemaDraft) (*jetstream.SchemaVersion, *jetstream.SchemaReport, error)
+}
+
 // JetStream returns the Bus on NATS JetStream. The caller closes bus after the Server.
 func JetStream(bus *jetstream.Bus) Bus {
 	if bus == nil {
@@ -103,5 +111,7 @@ func (b onJetStream) History(topic string) History { return b.Bus.History(topic)
 func (b onJetStream) Rule(topic string) jetstream.TopicRule { return jetstream.RuleOf(b.Bus, topic) }
 
 func (b onJetStream) Hubs() Hubs { return jetstream.HubsOf(b.Bus) }
+
+func (b onJetStream) Schemas() Schemas { return jetstream.SchemasOf(b.Bus) }
 
 func (b onJetStream) Handles() Handles { return jetstream.HandlesOf(b.Bus) }

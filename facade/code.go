@@ -40,6 +40,8 @@ const (
 	codeGroupReset        code = "group_reset"
 	codeEventsLost        code = "events_lost"
 	codeTopicFull         code = "topic_full"
+	codeSchemaInvalid     code = "schema_invalid"
+	codeSchemaConflict    code = "schema_conflict"
 )
 
 // A rule holds the consequences of a code.
@@ -81,9 +83,11 @@ var rules = map[code]rule{
 	// group_reset answers no request. Nothing else has this status.
 	codeGroupReset: {http.StatusConflict, false, "The group had to start anew and may have missed events; the message is topic::group. It answers no request."},
 	// events_lost answers no request either.
-	codeEventsLost: {http.StatusGone, false, "Events were removed before the group was given them; the message is topic::group, how many, and since when. It answers no request."},
-	codeTopicFull:  {http.StatusInsufficientStorage, true, "The topic is at its bound, and groups have not acknowledged its oldest events. Nothing was stored."},
-	codeInternal:   {http.StatusServiceUnavailable, true, "The hub failed; the cause is in its log."},
+	codeEventsLost:     {http.StatusGone, false, "Events were removed before the group was given them; the message is topic::group, how many, and since when. It answers no request."},
+	codeTopicFull:      {http.StatusInsufficientStorage, true, "The topic is at its bound, and groups have not acknowledged its oldest events. Nothing was stored."},
+	codeSchemaInvalid:  {http.StatusUnprocessableEntity, false, "The payload breaks the schema of the topic; the message has a JSON pointer and the keyword. Nothing was stored."},
+	codeSchemaConflict: {http.StatusConflict, false, "The version of the schema is not compatible, or another one was registered at the same time; the message says which. Nothing was registered."},
+	codeInternal:       {http.StatusServiceUnavailable, true, "The hub failed; the cause is in its log."},
 }
 
 // tooLarge replaces the rule of publish_failed when the event exceeds the size limit.

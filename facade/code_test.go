@@ -82,7 +82,7 @@ func TestRules(t *testing.T) {
 	statuses := []int{
 		http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusConflict,
 		http.StatusRequestEntityTooLarge, http.StatusTooManyRequests, http.StatusServiceUnavailable,
-		http.StatusGone, http.StatusInsufficientStorage,
+		http.StatusGone, http.StatusInsufficientStorage, http.StatusUnprocessableEntity,
 	}
 	later := []int{http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusInsufficientStorage}
 	for c, r := range rules {

@@ -50,6 +50,8 @@ func (s *Server) HTTP() http.Handler {
 			r.MethodFunc(method, "/replay", s.serveReplay)
 			r.MethodFunc(method, "/export", s.serveExport)
 			r.MethodFunc(method, "/presence/{topic}", s.servePresence)
+			r.MethodFunc(method, "/schemas/{topic}", s.serveSchemas)
+			r.MethodFunc(method, "/schemas/{topic}/{version}", s.serveSchema)
 		}
 		r.Get("/subscribe", s.serveStream)
 		r.Get("/broadcast/{topic}", s.serveBroadcast)
@@ -57,6 +59,8 @@ func (s *Server) HTTP() http.Handler {
 		for path := range settlePaths {
 			r.Post(path, s.serveSettle)
 		}
+		r.Post("/schemas/{topic}", s.serveRegistration)
+		r.Post("/schemas/{topic}/check", s.serveSchemaCheck)
 		r.Delete("/snap/{topic}/*", s.serveRemoval)
 		r.Delete("/delayed/{topic}/{id}", s.serveCancel)
 	})

@@ -116,7 +116,7 @@ func (s *backups) begin(ctx context.Context, b *Bus) (end func(), err error) {
 // bookkeeping are the streams in which hubs note what is done.
 var bookkeeping = []string{
 	"KV_" + native.AttemptsBucket, "KV_" + marksBucket, "KV_" + makersBucket, "KV_" + bookmarksBucket, "KV_" + retentionBucket,
-	"KV_" + delaysBucket, "KV_" + handlesBucket, "KV_" + revokedBucket, "KV_" + groupsBucket,
+	"KV_" + delaysBucket, "KV_" + handlesBucket, "KV_" + revokedBucket, "KV_" + schemasBucket, "KV_" + groupsBucket,
 }
 
 // Backup writes everything that the embedded server has on its disk to w, while the bus works: all

@@ -119,6 +119,8 @@ type TopicRule struct {
 	// Presence keeps who listens to broadcasts of the topic. The bus only tells what the rule says,
 	// and carries what hubs tell one another.
 	Presence bool
+	// Schema says what the payloads are compared with.
+	Schema SchemaRule
 }
 
 // OnFull is what happens to events at the bounds of a topic.
@@ -184,7 +186,10 @@ type Limits struct {
 	// alone makes such a topic take no more keys of others. Publishers without a client have no
 	// such limit.
 	DerivedKeysPerClient int
-	DerivedKeyRate       int
+	// SchemasPerClient ("schemas_per_client") is the most versions of schemas that one client may
+	// have registered. Default 500. MaxSchemas bounds those of all clients.
+	SchemasPerClient int
+	DerivedKeyRate   int
 	// GroupsPerClient ("groups_per_client") is the most groups that one client may create
 	// (SubscribeOptions.CountFor): default 100 at once, and then one every 10 s. Beyond the limit,
 	// new groups get rate_limited. It is free to join a group that exists, and to make a group
@@ -329,6 +334,7 @@ func (c *Config) validate() error {
 	def(&l.KeyRate, 1_000)
 	def(&l.KeyShare, 5_000_000)
 	def(&l.DerivedKeysPerClient, 100_000)
+	def(&l.SchemasPerClient, 500)
 	def(&l.DerivedKeyRate, 1)
 	def(&l.GroupsPerClient, 100)
 	def(&l.ClientGroups, 1_000)
@@ -378,7 +384,7 @@ func (c *Config) validate() error {
 	check(c.Server == nil || c.Replicas == 1, "replicas %d: more than 1 needs a cluster, and the embedded server is a single server", c.Replicas)
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.KeyShare, l.DerivedKeysPerClient, l.DerivedKeyRate, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.OrderedWindow, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.PutBack, l.PutBackBytes, l.PutBackShare, l.Redrives, l.AttemptsKnown, l.LingeringInboxes, l.RecentAcks, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.Delayed, l.DelayedPerClient, int(l.MaxDelay), l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.KeyShare, l.DerivedKeysPerClient, l.DerivedKeyRate, l.SchemasPerClient, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.OrderedWindow, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.PutBack, l.PutBackBytes, l.PutBackShare, l.Redrives, l.AttemptsKnown, l.LingeringInboxes, l.RecentAcks, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.Delayed, l.DelayedPerClient, int(l.MaxDelay), l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.StuckAfter >= minStuckAfter && l.StuckAfter <= maxStuckAfter, "stuck after %v: %v to %v are allowed", l.StuckAfter, minStuckAfter, maxStuckAfter)

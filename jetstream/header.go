@@ -61,7 +61,7 @@ func validateID(id string) error {
 
 // onlyID reports that the event's id is all that its message header has to say.
 func (o *PublishOptions) onlyID() bool {
-	return !o.HasTS && o.SID == "" && len(o.Tags) == 0 && len(o.CausedBy) == 0 && len(o.Headers) == 0 && o.ExpectKeySequence == nil && !o.Tombstone && o.origin.stream == ""
+	return !o.HasTS && o.SID == "" && len(o.Tags) == 0 && len(o.CausedBy) == 0 && len(o.Headers) == 0 && o.ExpectKeySequence == nil && !o.Tombstone && o.origin.stream == "" && o.schemaVersion == 0
 }
 
 // header builds the message header of an event. given says that the publisher chose its id.
@@ -78,6 +78,9 @@ func (o *PublishOptions) header(t *topicInfo, id string, given bool) nats.Header
 	}
 	if o.ExpectKeySequence != nil {
 		h[headerExpectSubSeq] = []string{strconv.FormatUint(*o.ExpectKeySequence, 10)}
+	}
+	if o.schemaVersion > 0 {
+		h[headerSchemaVersion] = []string{strconv.Itoa(o.schemaVersion)}
 	}
 	if o.origin.stream != "" {
 		h[headerOriginal] = []string{o.origin.String()}

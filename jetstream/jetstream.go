@@ -70,6 +70,7 @@ type Bus struct {
 	clock        *clock
 	generations  *generations
 	owners       *owners
+	schemas      *schemaTable
 	orderings    sync.WaitGroup // ordered groups of this hub
 	orderingsEnd atomic.Bool    // it gives up those that it owns
 	native       *nativeMaps
@@ -194,6 +195,10 @@ func (b *Bus) open(ctx context.Context) (err error) {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
 	if b.owners, err = openOwners(ctx, b); err != nil {
+		return fmt.Errorf("nats at %s: %w", b.where(), err)
+	}
+	b.schemas = newSchemaTable(b)
+	if err := b.schemas.open(ctx); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
 	own := []natsjs.KeyValueConfig{

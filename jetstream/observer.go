@@ -59,6 +59,9 @@ type TopicObserver interface {
 	// GroupIgnored counts a group that holds the events of a topic with OnFullReject no more,
 	// because it had no member for TopicRule.GroupAge. Each hub counts for itself.
 	GroupIgnored()
+	// SchemaBroken counts an event that breaks the schema of the topic: it was refused, or stored
+	// all the same (SchemaWarn).
+	SchemaBroken(refused bool)
 }
 
 // GroupObserver receives metrics of the deliveries of one subscription on one topic.
@@ -106,6 +109,7 @@ func (nopObserver) Gauge(string, float64)                    {}
 func (nopObserver) Published(time.Duration)                  {}
 func (nopObserver) PublishFailed()                           {}
 func (nopObserver) GroupIgnored()                            {}
+func (nopObserver) SchemaBroken(bool)                        {}
 func (nopObserver) Delivered(int)                            {}
 func (nopObserver) Settled(Outcome, time.Duration, time.Duration) {
 }

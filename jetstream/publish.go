@@ -56,6 +56,8 @@ type PublishOptions struct {
 	ExpectKeySequence *uint64
 
 	origin originRef // of a dead letter: where its event was stored
+	// schemaVersion is the version that the hub stamps the event with; 0: none
+	schemaVersion int
 	// KeyExists tells that the caller has read a value of Key, so that Key counts as no new key of
 	// a compacted topic, also if this hub has not heard of it.
 	KeyExists bool
@@ -229,6 +231,18 @@ func (b *Bus) admit(topic string, payload []byte, opts *PublishOptions) (t *topi
 	}
 	if opts.Tombstone && len(payload) > 0 && string(payload) != "null" {
 		return nil, badOptions("opts.tombstone removes a key: the payload must be null, or left out")
+	}
+	if t != nil && t.schema != nil {
+		return t, t.schema.admit(payload, opts, t.obs)
+	}
+	if t == nil {
+		if gate := b.schemaGate(topic, b.rule(topic)); gate != nil {
+			var obs TopicObserver // a refused event makes no topic, and no series of one
+			if gate.rule.Mode == SchemaWarn {
+				obs = b.obs.Topic(topic)
+			}
+			return nil, gate.admit(payload, opts, obs)
+		}
 	}
 	return t, nil
 }

@@ -30,25 +30,29 @@ const (
 
 // The fields of a rule, as a topics file names them.
 const (
-	fieldPattern         = "pattern"
-	fieldFamily          = "family"
-	fieldAge             = "retention.age"
-	fieldBytes           = "retention.bytes"
-	fieldMessages        = "retention.messages"
-	fieldOnFull          = "on_full"
-	fieldGroupAge        = "group_age"
-	fieldDuplicateWindow = "duplicate_window"
-	fieldReplicas        = "replicas"
-	fieldStorage         = "storage"
-	fieldMaxPayload      = "max_payload"
-	fieldCompaction      = "compaction"
-	fieldMaxKeys         = "max_keys"
-	fieldCloudSource     = "cloudevents.source"
-	fieldCloudHeaders    = "cloudevents.headers"
-	fieldSnapshotTopic   = "snapshot.topic"
-	fieldSnapshotEvery   = "snapshot.every"
-	fieldSnapshotSource  = "snapshot.key_source"
-	fieldSnapshotKeys    = "snapshot.batch_keys"
+	fieldPattern             = "pattern"
+	fieldFamily              = "family"
+	fieldAge                 = "retention.age"
+	fieldBytes               = "retention.bytes"
+	fieldMessages            = "retention.messages"
+	fieldOnFull              = "on_full"
+	fieldGroupAge            = "group_age"
+	fieldDuplicateWindow     = "duplicate_window"
+	fieldReplicas            = "replicas"
+	fieldStorage             = "storage"
+	fieldMaxPayload          = "max_payload"
+	fieldCompaction          = "compaction"
+	fieldMaxKeys             = "max_keys"
+	fieldCloudSource         = "cloudevents.source"
+	fieldCloudHeaders        = "cloudevents.headers"
+	fieldSnapshotTopic       = "snapshot.topic"
+	fieldSchemaMode          = "schema.mode"
+	fieldSchemaOf            = "schema.of"
+	fieldSchemaCompatibility = "schema.compatibility"
+	fieldSchemaUnversioned   = "schema.unversioned"
+	fieldSnapshotEvery       = "snapshot.every"
+	fieldSnapshotSource      = "snapshot.key_source"
+	fieldSnapshotKeys        = "snapshot.batch_keys"
 )
 
 // RuleError is a fault of one of several rules, with a remedy.
@@ -203,6 +207,7 @@ func (r *TopicRule) validate() (faults []*RuleError) {
 	check(r.MaxKeys >= 0, of(fieldMaxKeys), "max keys %d: 1 or more is allowed; without it, it is %d", r.MaxKeys, DefaultMaxKeys)
 	check(r.MaxKeys == 0 || r.Compaction, of(fieldMaxKeys, fieldCompaction), "max_keys is for compacted topics: add compaction: true, or leave it out")
 	r.checkCloudEvents(check)
+	r.Schema.check(check)
 	if r.Compaction {
 		check(r.Family == "", of(fieldCompaction, fieldFamily), "a family cannot be compacted, because a bucket needs a stream with a single topic; remove family or compaction")
 		check(r.Pattern == "**" || !meet(r.Pattern, dlqPrefix+"**"), of(fieldCompaction, fieldPattern), "dead letters cannot be compacted, because they have no keys; remove compaction")

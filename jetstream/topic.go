@@ -46,8 +46,9 @@ type topicInfo struct {
 	keys       *keySet // of the bucket; nil for reads
 	putBack    bool    // it is the copies that were put back to one group
 	derived    *derivedKeys
-	maxPayload int    // in bytes
-	source     string // of the headers of a CloudEvent that publishes add; "": they add none
+	maxPayload int         // in bytes
+	source     string      // of the headers of a CloudEvent that publishes add; "": they add none
+	schema     *schemaGate // nil: the rule asks for no schema
 }
 
 // filters select the topic's events in its stream; none where the stream has no other topic.
@@ -269,6 +270,7 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 	}
 	if keep {
 		t.derived = b.derivedKeysOf(name)
+		t.schema = b.schemaGate(name, rule)
 	}
 	if rule.MaxPayload > 0 {
 		t.maxPayload = min(t.maxPayload, rule.MaxPayload)

@@ -49,6 +49,7 @@ type Metrics struct {
 	publishFailed *prometheus.CounterVec
 	publishTook   *prometheus.HistogramVec
 	ignored       *prometheus.CounterVec
+	schemas       *prometheus.CounterVec
 
 	delivered    *prometheus.CounterVec
 	redelivered  *prometheus.CounterVec
@@ -102,6 +103,7 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 		publishFailed: newCounter(reg, "eventhub_publish_failures_total"),
 		publishTook:   newHistogram(reg, "eventhub_publish_duration_seconds"),
 		ignored:       newCounter(reg, "eventhub_groups_ignored_total"),
+		schemas:       newCounter(reg, "eventhub_schema_violations_total"),
 		delivered:     newCounter(reg, "events_delivered_total"),
 		redelivered:   newCounter(reg, "eventhub_redeliveries_total"),
 		outcomes: map[jetstream.Outcome]*prometheus.CounterVec{
@@ -174,6 +176,7 @@ func (m *Metrics) Topic(topic string) jetstream.TopicObserver {
 		failed:    m.publishFailed.WithLabelValues(topic),
 		took:      m.publishTook.WithLabelValues(topic),
 		ignored:   m.ignored.WithLabelValues(topic),
+		broken:    func(action string) { m.schemas.WithLabelValues(topic, action).Inc() },
 	}
 }
 
@@ -324,6 +327,7 @@ type topicObserver struct {
 	published prometheus.Counter
 	failed    prometheus.Counter
 	ignored   prometheus.Counter
+	broken    func(action string)
 	took      prometheus.Observer
 }
 
@@ -335,6 +339,14 @@ func (o *topicObserver) Published(took time.Duration) {
 func (o *topicObserver) PublishFailed() { o.failed.Inc() }
 
 func (o *topicObserver) GroupIgnored() { o.ignored.Inc() }
+
+func (o *topicObserver) SchemaBroken(refused bool) {
+	if refused {
+		o.broken("refused")
+	} else {
+		o.broken("stored")
+	}
+}
 
 // groupObserver holds the resolved series of one pair, for one subscription.
 type groupObserver struct {

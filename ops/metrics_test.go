@@ -23,6 +23,7 @@ func use(m *Metrics) {
 	topic := m.Topic("a.b")
 	topic.Published(time.Millisecond)
 	topic.PublishFailed()
+	topic.SchemaBroken(true)
 	group := m.Group("a.b", "g", false)
 	group.Delivered(1)
 	group.InFlight(1)

@@ -73,7 +73,12 @@ func (e *httpError) Error() string { return e.code + ": " + e.msg }
 
 // get asks for a path and its query. The caller closes the body.
 func (h *httpHub) get(ctx context.Context, method, path string, query url.Values) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, method, h.base+path+"?"+query.Encode(), nil)
+	return h.send(ctx, method, path+"?"+query.Encode(), nil)
+}
+
+// send asks for a path, with a body that may be nil. The caller closes the body of the answer.
+func (h *httpHub) send(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, h.base+path, body)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +90,7 @@ func (h *httpHub) get(ctx context.Context, method, path string, query url.Values
 		}
 		return nil, fmt.Errorf("connect to hub at %s: %w; check that the hub runs (eventhub serve) and that the address is right (--http-url, EVENTHUB_HTTP_URL)", h.base, reason(err))
 	}
-	if res.StatusCode == http.StatusOK {
+	if res.StatusCode == http.StatusOK || res.StatusCode == http.StatusCreated {
 		return res, nil
 	}
 	defer func() { _ = res.Body.Close() }()

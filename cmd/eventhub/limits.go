@@ -73,6 +73,7 @@ type limitFlags struct {
 	Settles            quota `env:"SETTLES" default:"200000/20000" placeholder:"RATE/BURST" help:"ACK, NACK and MODACK per connection."`
 	NewKeys            quota `env:"NEW_KEYS" default:"1000/100000" placeholder:"RATE/BURST" help:"Keys of compacted topics that a principal may create through this hub, or off."`
 	KeyShare           int   `env:"KEY_SHARE" default:"5000000" help:"Keys of compacted topics that a principal may create in 30 days through this hub."`
+	PrincipalSchemas   int   `env:"PRINCIPAL_SCHEMAS" default:"500" help:"Versions of schemas that a principal may register."`
 	NewProcesses       quota `env:"NEW_PROCESSES" default:"1/100000" placeholder:"RATE/BURST" help:"Processes, as keys of process.state, that a principal may create through this hub by its heartbeats, or off."`
 	TopicPublishes     quota `env:"TOPIC_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per topic through this hub, or off."`
 	PrincipalPublishes quota `env:"PRINCIPAL_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per principal through this hub, or off."`
@@ -139,6 +140,7 @@ func (f limitFlags) validate() (faults []error) {
 		{"operations", f.Operations, 1},
 		{"topics", f.Topics, 1},
 		{"new-topics", f.NewTopics, 1},
+		{"principal-schemas", f.PrincipalSchemas, 1},
 		{"new-groups", f.NewGroups, 1},
 		{"principal-groups", f.PrincipalGroups, 1},
 		{"stream-groups", f.StreamGroups, 1},
@@ -256,7 +258,7 @@ func (f limitFlags) facade() facade.Limits {
 // bus returns the limits of the bus.
 func (f limitFlags) bus() jetstream.Limits {
 	l := jetstream.Limits{
-		Topics: f.Topics, TopicsPerClient: f.NewTopics, GroupsPerClient: f.NewGroups, ClientGroups: f.PrincipalGroups,
+		Topics: f.Topics, TopicsPerClient: f.NewTopics, SchemasPerClient: f.PrincipalSchemas, GroupsPerClient: f.NewGroups, ClientGroups: f.PrincipalGroups,
 		StreamGroups: f.StreamGroups, MaxPayload: f.Payload, HeldTotal: f.HeldBytes, OrderedWindow: f.OrderedWindow,
 		IDSearches: f.IDSearches, IDSearchesPerClient: f.PrincipalIDSearches, DeadLetterShare: f.DeadLetterShare, KeyShare: f.KeyShare,
 		Delayed: f.Delayed, DelayedPerClient: f.PrincipalDelayed, MaxDelay: f.MaxDelay, StuckAfter: f.StuckAfter,

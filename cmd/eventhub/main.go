@@ -68,6 +68,7 @@ type commands struct {
 	Delayed     delayedCmd     `cmd:"" help:"List and cancel delayed events of a running hub."`
 	Connections connectionsCmd `cmd:"" help:"List and close the connections of a running hub."`
 	Topics      topicsCmd      `cmd:"" help:"Manage topics: list them, compare them with the topics file, and apply it."`
+	Schema      schemaCmd      `cmd:"" help:"Read, compare and register the schemas of topics."`
 	Outbox      outboxCmd      `cmd:"" help:"Manage an outbox, a database table whose rows become events."`
 	Backup      backupCmd      `cmd:"" help:"Write a backup of a running hub with NATS inside to a file."`
 	Restore     restoreCmd     `cmd:"" help:"Restore a backup to an empty data directory, or to a NATS of your own."`

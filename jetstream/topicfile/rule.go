@@ -149,6 +149,29 @@ func (p *parser) rule(n *yaml.Node) *rule {
 			return ""
 		}},
 		{name: "presence", read: func(n *yaml.Node) string { return boolean(n, &r.Presence) }},
+		{name: "schema", as: "schema.mode", read: func(n *yaml.Node) string {
+			if n.Kind != yaml.MappingNode {
+				return text(n, (*string)(&r.Schema.Mode))
+			}
+			p.mapping(r, n, "schema", "a mode such as enforce, or {mode: enforce, compatibility: full}", []field{
+				{name: "mode", as: "schema.mode", read: func(n *yaml.Node) string { return text(n, (*string)(&r.Schema.Mode)) }},
+				{name: "of", as: "schema.of", read: func(n *yaml.Node) string { return text(n, &r.Schema.Of) }},
+				{name: "compatibility", as: "schema.compatibility", read: func(n *yaml.Node) string { return text(n, (*string)(&r.Schema.Compatibility)) }},
+				{name: "lenient", as: "schema.lenient", read: func(n *yaml.Node) string { return boolean(n, &r.Schema.Lenient) }},
+				{name: "unversioned", as: "schema.unversioned", read: func(n *yaml.Node) string {
+					var v int64
+					if msg := number(n, &v); msg != "" {
+						return msg
+					}
+					if v < 1 || v > jetstream.MaxSchemaVersions {
+						return "unversioned " + n.Value + ": 1 to 500 are allowed"
+					}
+					r.Schema.Unversioned = int(v)
+					return ""
+				}},
+			})
+			return ""
+		}},
 		{name: "replicas", read: func(n *yaml.Node) string {
 			var v int64
 			if msg := number(n, &v); msg != "" {

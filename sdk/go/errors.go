@@ -65,6 +65,8 @@ var hubCodes = map[string]bool{
 	"overloaded":         true,
 	"publish_failed":     true, // unless the hub says otherwise
 	"rate_limited":       true,
+	"schema_conflict":    false,
+	"schema_invalid":     false,
 	"subscribe_failed":   true, // likewise
 	"token_expired":      false,
 	"topic_full":         true,

@@ -27,6 +27,8 @@ hub_codes: Mapping[str, bool] = {
     "overloaded": True,
     "publish_failed": True,  # unless the hub says otherwise
     "rate_limited": True,
+    "schema_conflict": False,
+    "schema_invalid": False,
     "subscribe_failed": True,  # likewise
     "token_expired": False,
     "topic_full": True,

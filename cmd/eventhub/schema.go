@@ -1,0 +1,260 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"time"
+
+	"eventhub/jetstream"
+	"eventhub/jetstream/schema/compat"
+)
+
+// schemaCmd is `eventhub schema`.
+type schemaCmd struct {
+	List  schemaListCmd  `cmd:"" help:"List the versions of the schema of a topic."`
+	Show  schemaShowCmd  `cmd:"" help:"Print a version."`
+	Check schemaCheckCmd `cmd:"" help:"Compare a file with the versions of a topic, and store nothing."`
+	Put   schemaPutCmd   `cmd:"" help:"Register a file as the next version."`
+	Diff  schemaDiffCmd  `cmd:"" help:"Say how two versions differ for documents of each other."`
+}
+
+// errIncompatible ends a command whose comparison found something.
+var errIncompatible = errors.New("the version is not compatible")
+
+// schemaFlags select a topic of a hub.
+type schemaFlags struct {
+	httpFlags
+
+	Topic string `arg:"" help:"Topic."`
+}
+
+// call asks for a path below that of the topic, and reads the answer.
+func (f *schemaFlags) call(ctx context.Context, method, path string, body []byte, answer any) error {
+	hub, err := f.hub(false)
+	if err != nil {
+		return err
+	}
+	defer hub.close()
+	res, err := hub.send(ctx, method, "/schemas/"+url.PathEscape(f.Topic)+path, bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("schemas of %s: %w", f.Topic, err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	text, err := io.ReadAll(res.Body)
+	if err == nil {
+		err = json.Unmarshal(text, answer)
+	}
+	if err != nil {
+		return fmt.Errorf("schemas of %s: read the answer: %w", f.Topic, err)
+	}
+	return nil
+}
+
+// schemaListCmd is `eventhub schema list`.
+type schemaListCmd struct {
+	schemaFlags
+}
+
+// Run prints a line per version.
+func (cmd *schemaListCmd) Run(ctx context.Context, std streams) error {
+	var list struct {
+		Mode, Compatibility string
+		Versions            []struct {
+			Version       int
+			TS            int64
+			Forced, Casts bool
+			Description   string
+		}
+	}
+	if err := cmd.call(ctx, http.MethodGet, "", nil, &list); err != nil {
+		return err
+	}
+	rows := [][]string{{"VERSION", "REGISTERED", "CASTS", "FORCED", "DESCRIPTION"}}
+	yes := map[bool]string{true: "yes", false: "no"}
+	for _, v := range list.Versions {
+		rows = append(rows, []string{strconv.Itoa(v.Version), time.UnixMilli(v.TS).UTC().Format(time.RFC3339), yes[v.Casts], yes[v.Forced], v.Description})
+	}
+	if _, err := fmt.Fprintf(std.out, "mode %s, compatibility %s\n", list.Mode, list.Compatibility); err != nil {
+		return err
+	}
+	return printTable(std.out, rows)
+}
+
+// schemaShowCmd is `eventhub schema show`.
+type schemaShowCmd struct {
+	schemaFlags
+
+	Version string `arg:"" optional:"" default:"latest" help:"Version, or latest."`
+	Whole   bool   `help:"Print the casts and the description, too."`
+}
+
+// Run prints the schema.
+func (cmd *schemaShowCmd) Run(ctx context.Context, std streams) error {
+	var whole json.RawMessage
+	if err := cmd.call(ctx, http.MethodGet, "/"+url.PathEscape(cmd.Version), nil, &whole); err != nil {
+		return err
+	}
+	text := whole
+	if !cmd.Whole {
+		var v struct{ Schema json.RawMessage }
+		if err := json.Unmarshal(whole, &v); err != nil {
+			return err
+		}
+		text = v.Schema
+	}
+	var b bytes.Buffer
+	if err := json.Indent(&b, text, "", "  "); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(std.out, b.String())
+	return err
+}
+
+// draftFlags are a version that is to come.
+type draftFlags struct {
+	schemaFlags
+
+	File string `arg:"" type:"existingfile" help:"File with a JSON Schema 2020-12."`
+	Up   string `type:"existingfile" placeholder:"FILE" help:"File with the operations that turn documents of the version before into ones of this version."`
+	Down string `type:"existingfile" placeholder:"FILE" help:"File with the operations for the other way."`
+}
+
+// body reads the files.
+func (f *draftFlags) body(more map[string]any) ([]byte, error) {
+	for name, path := range map[string]string{"schema": f.File, "up": f.Up, "down": f.Down} {
+		if path == "" {
+			continue
+		}
+		text, err := os.ReadFile(path) //nolint:gosec // the user names the file
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", name, err)
+		}
+		if !json.Valid(text) {
+			return nil, fmt.Errorf("%s in %s is not JSON", name, path)
+		}
+		more[name] = json.RawMessage(text)
+	}
+	return json.Marshal(more)
+}
+
+// printReport prints what a comparison found.
+func printReport(w io.Writer, r *jetstream.SchemaReport) error {
+	if len(r.Up) > 0 {
+		if _, err := fmt.Fprintf(w, "cast for defaults: %s\n", r.Up); err != nil {
+			return err
+		}
+	}
+	for _, f := range r.Findings {
+		if _, err := fmt.Fprintf(w, "%s: %s\n", f.Direction, f); err != nil {
+			return err
+		}
+	}
+	if r.Compatible {
+		_, err := fmt.Fprintf(w, "compatible (%s; %d documents tried)\n", r.Mode, r.Documents)
+		return err
+	}
+	return nil
+}
+
+// schemaCheckCmd is `eventhub schema check`.
+type schemaCheckCmd struct {
+	draftFlags
+}
+
+// Run prints the findings. It fails if there are any.
+func (cmd *schemaCheckCmd) Run(ctx context.Context, std streams) error {
+	body, err := cmd.body(map[string]any{})
+	if err != nil {
+		return err
+	}
+	var report jetstream.SchemaReport
+	if err := cmd.call(ctx, http.MethodPost, "/check", body, &report); err != nil {
+		return err
+	}
+	if err := printReport(std.out, &report); err != nil {
+		return err
+	}
+	if !report.Compatible {
+		return errIncompatible
+	}
+	return nil
+}
+
+// schemaPutCmd is `eventhub schema put`.
+type schemaPutCmd struct {
+	draftFlags
+
+	Description string `help:"Description, for people."`
+	Force       bool   `help:"Register the version although it is not compatible."`
+}
+
+// Run registers the version, and prints its number.
+func (cmd *schemaPutCmd) Run(ctx context.Context, std streams) error {
+	body, err := cmd.body(map[string]any{"description": cmd.Description, "force": cmd.Force})
+	if err != nil {
+		return err
+	}
+	var answer struct {
+		Version int
+		*jetstream.SchemaReport
+	}
+	if err := cmd.call(ctx, http.MethodPost, "", body, &answer); err != nil {
+		return err
+	}
+	if answer.SchemaReport == nil {
+		_, err := fmt.Fprintf(std.out, "version %d says the same\n", answer.Version)
+		return err
+	}
+	if err := printReport(std.out, answer.SchemaReport); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(std.out, "registered version %d\n", answer.Version)
+	return err
+}
+
+// schemaDiffCmd is `eventhub schema diff`.
+type schemaDiffCmd struct {
+	schemaFlags
+
+	Older string `arg:"" help:"Version."`
+	Newer string `arg:"" optional:"" default:"latest" help:"Version, or latest."`
+}
+
+// Run compares two versions without their casts, both ways.
+func (cmd *schemaDiffCmd) Run(ctx context.Context, std streams) error {
+	var versions [2]struct{ Schema json.RawMessage }
+	for i, version := range []string{cmd.Older, cmd.Newer} {
+		if err := cmd.call(ctx, http.MethodGet, "/"+url.PathEscape(version), nil, &versions[i]); err != nil {
+			return err
+		}
+	}
+	older, newer := versions[0].Schema, versions[1].Schema
+	for _, way := range []struct {
+		name           string
+		reader, writer json.RawMessage
+	}{{"backward", newer, older}, {"forward", older, newer}} {
+		r, err := compat.Includes(way.reader, way.writer, false)
+		if err != nil {
+			return err
+		}
+		if len(r.Findings) == 0 {
+			if _, err := fmt.Fprintf(std.out, "%s: compatible\n", way.name); err != nil {
+				return err
+			}
+		}
+		for _, f := range r.Findings {
+			if _, err := fmt.Fprintf(std.out, "%s: %s (%s)\n", way.name, f, compat.Rules[f.Rule]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

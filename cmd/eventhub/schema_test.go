@@ -1,0 +1,63 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"eventhub/facade/hubtest"
+	"eventhub/jetstream"
+)
+
+// TestSchemaCommands registers, shows and compares versions as a user does.
+func TestSchemaCommands(t *testing.T) {
+	t.Parallel()
+	hub := hubtest.New(t, hubtest.Token("token"), hubtest.Bus(func(cfg *jetstream.Config) {
+		cfg.Topics = []jetstream.TopicRule{{Pattern: "hosts", MaxAge: time.Hour, Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce}}}
+	}))
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	one := file("1.json", `{"type":"object","required":["host"],"properties":{"host":{"type":"string"}},"additionalProperties":false}`)
+	two := file("2.json", `{"type":"object","required":["host","port"],"properties":{"host":{"type":"string"},"port":{"type":"integer","default":80}},"additionalProperties":false}`)
+	three := file("3.json", `{"type":"object","required":["name"],"properties":{"name":{"type":"string"},"port":{"type":"integer"}},"additionalProperties":false}`)
+	up := file("up.json", `[{"rename":{"at":"/host","to":"name"}}]`)
+	command := func(args ...string) (string, int) {
+		var out bytes.Buffer
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		code := run(ctx, append([]string{"schema", args[0], "--http-url=" + hub.HTTP, "--token=token"}, args[1:]...), streams{out: &out, err: &out})
+		return out.String(), code
+	}
+	wantCode := func(code int, part string, args ...string) {
+		t.Helper()
+		if out, got := command(args...); got != code || !strings.Contains(out, part) {
+			t.Errorf("schema %s: exit code %d, %s, want %d and %s", args[0], got, out, code, part)
+		}
+	}
+	want := func(part string, args ...string) { t.Helper(); wantCode(0, part, args...) }
+	want("compatible (backward; 0 documents tried)", "check", "hosts", one)
+	want("registered version 1", "put", "hosts", one, "--description=first")
+	want("version 1 says the same", "put", "hosts", one)
+	want("cast for defaults: [{\"default\":{\"at\":\"/port\",\"value\":80}}]", "check", "hosts", two)
+	want("registered version 2", "put", "hosts", two)
+	wantCode(1, "backward: property_removed_from_closed_content_model of version 2 at \"/host\"", "check", "hosts", three)
+	wantCode(1, "schema_conflict", "put", "hosts", three)
+	want("registered version 3", "put", "hosts", three, "--up="+up)
+	want("mode enforce, compatibility backward", "list", "hosts")
+	want("first", "list", "hosts")
+	want(`"required"`, "show", "hosts", "1")
+	want(`"up": [`, "show", "hosts", "--whole")
+	want("forward: /port: property_removed_from_closed_content_model (the reader takes no member of a name that the writer declares)", "diff", "hosts", "1", "2")
+	wantCode(1, "not_found", "show", "hosts", "9")
+	wantCode(1, "is not JSON", "put", "hosts", file("bad.json", "{"))
+}

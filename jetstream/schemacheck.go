@@ -1,0 +1,203 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"eventhub/jetstream/schema/compat"
+	"eventhub/jetstream/schema/upcast"
+)
+
+// SchemaReport is what the comparison of a version with earlier ones found.
+type SchemaReport struct {
+	// Compatible says that nothing was found.
+	Compatible bool `json:"compatible"`
+	// Mode is what the version has to be compatible with.
+	Mode compat.Mode `json:"mode"`
+	// Findings are what was found, at most 100.
+	Findings []SchemaFinding `json:"findings,omitempty"`
+	// Up is the cast that the registry made, if any.
+	Up json.RawMessage `json:"up,omitempty"`
+	// Documents is how many documents were tried.
+	Documents int `json:"documents"`
+}
+
+// SchemaFinding is why a version is not compatible with an earlier one.
+type SchemaFinding struct {
+	// Version is the earlier version, and Direction "backward" or "forward".
+	Version   int    `json:"version"`
+	Direction string `json:"direction"`
+	// Rule names the difference: one of compat.Rules, or "document" for a document that was
+	// refused, or "cast" for one that could not be cast.
+	Rule string `json:"rule"`
+	// At is the place in the documents, a JSON pointer.
+	At string `json:"at"`
+	// Detail says more: the keyword that refused a document, or the reason of a cast.
+	Detail string `json:"detail,omitempty"`
+	// Unknown says that the difference may be harmless.
+	Unknown bool `json:"unknown,omitempty"`
+}
+
+// String is the finding in a line.
+func (f SchemaFinding) String() string {
+	text := fmt.Sprintf("%s of version %d at %q", f.Rule, f.Version, f.At)
+	if f.Detail != "" {
+		text += " (" + f.Detail + ")"
+	}
+	if f.Unknown {
+		text += ", which may be harmless"
+	}
+	return text
+}
+
+const (
+	// triedDocuments is how many generated documents of an earlier version are tried.
+	triedDocuments = 1_000
+	// maxSchemaFindings bounds the findings of a report.
+	maxSchemaFindings = 100
+)
+
+// versionCheck compares a new version with earlier ones.
+type versionCheck struct {
+	rule   *SchemaRule
+	set    *schemaSet
+	next   *compiledVersion
+	report *SchemaReport
+}
+
+// checkVersion compares a new version with earlier ones, and completes it: without a cast, it gets
+// one that fills in defaults.
+func checkVersion(ctx context.Context, rule *SchemaRule, set *schemaSet, next *compiledVersion) (*compiledVersion, *SchemaReport, error) {
+	c := &versionCheck{rule: rule, set: set, next: next, report: &SchemaReport{Mode: rule.mode()}}
+	if err := c.complete(); err != nil {
+		return nil, nil, err
+	}
+	last := set.latest()
+	first := last
+	if rule.mode().Transitive() {
+		first = 1
+	}
+	all := set.with(c.next)
+	for n := last; n >= max(first, 1); n-- {
+		earlier := set.version(n)
+		if rule.mode().Backward() || len(c.next.Up) > 0 && n == last {
+			if err := c.try(ctx, all, earlier, c.next, "backward"); err != nil {
+				return nil, nil, err
+			}
+		}
+		if rule.mode().Forward() || len(c.next.Down) > 0 && n == last {
+			if err := c.try(ctx, all, c.next, earlier, "forward"); err != nil {
+				return nil, nil, err
+			}
+		}
+	}
+	c.report.Compatible = len(c.report.Findings) == 0
+	return c.next, c.report, nil
+}
+
+// complete gives the new version a cast that fills in defaults, if one is needed and none is given.
+func (c *versionCheck) complete() error {
+	last := c.set.version(c.set.latest())
+	if last == nil || len(c.next.Up) > 0 || !c.rule.mode().Backward() {
+		return nil
+	}
+	r, err := compat.Includes(c.next.Schema, last.Schema, c.rule.Lenient)
+	if err != nil {
+		return badOptions("%v", err)
+	}
+	up := r.Operations()
+	if up == nil {
+		return nil
+	}
+	v := c.next.SchemaVersion
+	v.Up = up
+	next, err := compileVersion(&v)
+	if err != nil {
+		return badOptions("%v", err)
+	}
+	c.next, c.report.Up = next, up
+	return nil
+}
+
+func (c *versionCheck) find(f SchemaFinding) {
+	if len(c.report.Findings) < maxSchemaFindings && !slices.Contains(c.report.Findings, f) {
+		c.report.Findings = append(c.report.Findings, f)
+	}
+}
+
+// try tells whether documents of the writer's version become documents of the reader's.
+func (c *versionCheck) try(ctx context.Context, all *schemaSet, writer, reader *compiledVersion, direction string) error {
+	earlier := min(writer.Version, reader.Version)
+	if !all.chain.Casts(writer.Version, reader.Version) || c.report.Up != nil && direction == "backward" && earlier == c.set.latest() {
+		r, err := compat.Includes(reader.Schema, writer.Schema, c.rule.Lenient)
+		if err != nil {
+			return badOptions("%v", err)
+		}
+		for _, f := range r.Findings {
+			c.find(SchemaFinding{Version: earlier, Direction: direction, Rule: f.Rule, At: f.At, Unknown: f.Unknown})
+		}
+	}
+	return c.documents(ctx, all.chain, writer, reader, direction)
+}
+
+// documents casts the writer's examples, and generated documents, and shows them to the reader.
+func (c *versionCheck) documents(ctx context.Context, chain *upcast.Chain, writer, reader *compiledVersion, direction string) error {
+	var names []string
+	if !c.rule.Lenient {
+		var err error
+		if names, err = compat.Names(reader.Schema); err != nil {
+			return badOptions("%v", err)
+		}
+	}
+	g, err := compat.NewGenerator(writer.Schema, uint64(writer.Version), names...) //nolint:gosec // from 1 on
+	if err != nil {
+		return badOptions("%v", err)
+	}
+	docs := examples(writer)
+	for range triedDocuments {
+		if ctx.Err() != nil {
+			return &Error{Code: CodeOverloaded, Msg: "the comparison took too long: try again", Err: ctx.Err()}
+		}
+		var doc []byte
+		if len(docs) > 0 {
+			doc, docs = docs[0], docs[1:]
+		} else {
+			var ok bool
+			if doc, ok = g.Next(); !ok {
+				break
+			}
+		}
+		c.report.Documents++
+		f := SchemaFinding{Version: min(writer.Version, reader.Version), Direction: direction}
+		cast, err := chain.Cast(doc, writer.Version, reader.Version)
+		if err != nil {
+			f.Rule, f.Detail = "cast", err.Error()
+			c.find(f)
+			return nil
+		}
+		if v := reader.schema.Validate(cast); v != nil {
+			f.Rule, f.At, f.Detail = "document", v.Pointer, v.Keyword
+			c.find(f)
+			return nil
+		}
+	}
+	return nil
+}
+
+// examples are those of a version that are valid.
+func examples(v *compiledVersion) (docs [][]byte) {
+	var s struct {
+		Examples []json.RawMessage `json:"examples"`
+	}
+	if json.Unmarshal(v.Schema, &s) != nil {
+		return nil
+	}
+	for _, e := range s.Examples {
+		if v.schema.Validate(e) == nil {
+			docs = append(docs, e)
+		}
+	}
+	return docs
+}

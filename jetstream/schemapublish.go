@@ -1,0 +1,74 @@
+package jetstream
+
+import (
+	"strconv"
+	"strings"
+)
+
+// schemaGate compares the events of a topic with the schemas of the topic.
+type schemaGate struct {
+	rule SchemaRule
+	of   *topicSchemas
+}
+
+// schemaGate returns what compares events of a topic, nil if the topic's rule asks for no schema.
+func (b *Bus) schemaGate(topic string, rule *TopicRule) *schemaGate {
+	if !rule.Schema.asked() {
+		return nil
+	}
+	return &schemaGate{rule.Schema, b.schemas.of(rule.Schema.of(topic))}
+}
+
+// admit compares an event with the version that it names, or else with the latest one, which it is
+// stamped with. It asks nobody, and holds no lock. obs may be nil.
+func (g *schemaGate) admit(payload []byte, opts *PublishOptions, obs TopicObserver) error {
+	if opts.Wrapper {
+		return nil // a dead letter has the payload of another topic
+	}
+	set := g.of.set.Load()
+	version, given := set.latest(), false
+	for name, value := range opts.Headers {
+		if strings.EqualFold(name, headerSchemaVersion) {
+			n, err := strconv.Atoi(value)
+			if err != nil || n < 1 || strconv.Itoa(n) != value {
+				return badOptions("opts.headers: %s is %q: a version is a number from 1 on", headerSchemaVersion, value)
+			}
+			version, given = n, true
+		}
+	}
+	err := g.valid(set, version, given, payload, opts)
+	if err != nil && obs != nil {
+		obs.SchemaBroken(g.rule.Mode == SchemaEnforce)
+	}
+	if err != nil && g.rule.Mode == SchemaEnforce {
+		return err
+	}
+	if !given && version > 0 && err == nil {
+		opts.schemaVersion = version
+	}
+	return nil
+}
+
+// valid says what is wrong with an event.
+func (g *schemaGate) valid(set *schemaSet, version int, given bool, payload []byte, opts *PublishOptions) error {
+	v := set.version(version)
+	switch {
+	case v == nil && given:
+		return schemaInvalid("version %d of the schema is not registered; the latest is %d", version, set.latest())
+	case v == nil:
+		return schemaInvalid("the topic needs a schema, and none is registered")
+	case opts.Tombstone:
+		return nil
+	}
+	if len(payload) == 0 {
+		payload = []byte("null")
+	}
+	switch broken := v.schema.Validate(payload); {
+	case broken == nil:
+		return nil
+	case broken.Pointer == "":
+		return schemaInvalid("version %d: %s", version, broken.Keyword)
+	default:
+		return schemaInvalid("version %d, %s", version, broken)
+	}
+}

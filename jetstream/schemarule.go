@@ -1,0 +1,75 @@
+package jetstream
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"eventhub/jetstream/schema/compat"
+)
+
+// SchemaMode is what the hub does with events that break the schema of their topic.
+type SchemaMode string
+
+const (
+	// SchemaOff asks for no schema.
+	SchemaOff SchemaMode = "off"
+	// SchemaWarn stores such events and counts them (TopicObserver.SchemaBroken).
+	SchemaWarn SchemaMode = "warn"
+	// SchemaEnforce refuses such events with schema_invalid.
+	SchemaEnforce SchemaMode = "enforce"
+)
+
+// SchemaRule says what the schemas of a topic are for. The zero value is SchemaOff.
+type SchemaRule struct {
+	// Mode is SchemaOff, the default, SchemaWarn or SchemaEnforce.
+	Mode SchemaMode
+	// Of is the name under which the schemas are registered, of the form of a topic, so that the
+	// topics of a pattern can share them. Default: the topic itself.
+	Of string
+	// Compatibility is what a new version has to be compatible with. Default compat.Backward.
+	Compatibility compat.Mode
+	// Lenient compares open content models leniently (compat.Includes).
+	Lenient bool
+	// Unversioned is the version of stored events that have no header x-schema-version. Default 1.
+	Unversioned int
+}
+
+// asked reports whether events are compared with schemas.
+func (r *SchemaRule) asked() bool { return r.Mode != "" && r.Mode != SchemaOff }
+
+// mode is what new versions have to be compatible with.
+func (r *SchemaRule) mode() compat.Mode { return cmp.Or(r.Compatibility, compat.Backward) }
+
+// of is the name under which the schemas of a topic are registered.
+func (r *SchemaRule) of(topic string) string { return cmp.Or(r.Of, topic) }
+
+// check says what is wrong with the rule.
+func (r *SchemaRule) check(check func(ok bool, fields []string, format string, args ...any)) {
+	check(r.Mode == "" || slices.Contains([]SchemaMode{SchemaOff, SchemaWarn, SchemaEnforce}, r.Mode), []string{fieldSchemaMode},
+		"schema %q: off, warn or enforce is allowed", string(r.Mode))
+	check(r.Of == "" || ValidTopic(r.Of) == nil, []string{fieldSchemaOf},
+		"schema of %q is not a topic; use segments of letters, digits, _ and -, separated by dots", r.Of)
+	names := make([]string, len(compat.Modes))
+	for i, m := range compat.Modes {
+		names[i] = string(m)
+	}
+	check(r.Compatibility == "" || r.Compatibility.Valid(), []string{fieldSchemaCompatibility},
+		"compatibility %q: %s are allowed", string(r.Compatibility), strings.Join(names, ", "))
+	check(r.Unversioned >= 0 && r.Unversioned <= MaxSchemaVersions, []string{fieldSchemaUnversioned},
+		"unversioned %d: 1 to %d are allowed", r.Unversioned, MaxSchemaVersions)
+}
+
+// headerSchemaVersion is the header of an event that has the version of its schema.
+const headerSchemaVersion = "x-schema-version"
+
+// CodeSchemaInvalid and CodeSchemaConflict are codes of errors about schemas.
+const (
+	CodeSchemaInvalid  = "schema_invalid"
+	CodeSchemaConflict = "schema_conflict"
+)
+
+func schemaInvalid(format string, args ...any) *Error {
+	return &Error{Code: CodeSchemaInvalid, Msg: fmt.Sprintf(format, args...)}
+}

@@ -1,0 +1,390 @@
+package jetstream
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/schema/compat"
+)
+
+const hostV1 = `{"type":"object","required":["host"],"properties":{"host":{"type":"string"}},"additionalProperties":false,"examples":[{"host":"a"}]}`
+
+// ruled are rules of a topic with schemas.
+func ruled(s SchemaRule) []TopicRule {
+	return []TopicRule{{Pattern: "t.**", MaxAge: time.Hour, Schema: s}}
+}
+
+func draft(schema string) SchemaDraft { return SchemaDraft{Schema: json.RawMessage(schema)} }
+
+func register(tb testing.TB, b *Bus, topic string, d SchemaDraft) *SchemaVersion {
+	tb.Helper()
+	v, _, err := SchemasOf(b).Register(tb.Context(), topic, d)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return v
+}
+
+func versions(tb testing.TB, b *Bus, topic string) []*SchemaVersion {
+	tb.Helper()
+	all, err := SchemasOf(b).List(tb.Context(), topic)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return all
+}
+
+// wantCode wants an *Error of a code.
+func wantCode(tb testing.TB, err error, code string) {
+	tb.Helper()
+	if e, ok := errors.AsType[*Error](err); !ok || e.Code != code {
+		tb.Errorf("%v, want %s", err, code)
+	}
+}
+
+// TestSchemaIsInForceOnAllHubs registers a version on one hub of three, and publishes on the
+// others.
+func TestSchemaIsInForceOnAllHubs(t *testing.T) {
+	t.Parallel()
+	url := natsServer(t)
+	rules := ruled(SchemaRule{Mode: SchemaEnforce})
+	var hubs [3]*Bus
+	for i := range hubs {
+		hubs[i] = open(t, Config{URL: url, Topics: rules})
+	}
+	_, err := hubs[2].Publish(t.Context(), "t.a", []byte(`{"host":"x"}`), PublishOptions{})
+	wantCode(t, err, CodeSchemaInvalid) // none is registered
+	v := register(t, hubs[0], "t.a", draft(hostV1))
+	at := time.Now()
+	if v.Version != 1 || v.Forced {
+		t.Errorf("%+v", v)
+	}
+	for _, b := range hubs {
+		eventually(t, "the version is in force", func() bool { return len(versions(t, b, "t.a")) == 1 })
+		if took := time.Since(at); took > time.Second {
+			t.Errorf("the version is in force after %v", took)
+		}
+		_, err := b.Publish(t.Context(), "t.a", []byte(`{"host":7,"secret":"s3cret"}`), PublishOptions{})
+		wantCode(t, err, CodeSchemaInvalid)
+		if err == nil || bytes.Contains([]byte(err.Error()), []byte("s3cret")) {
+			t.Errorf("%v", err)
+		}
+		if _, err := b.Publish(t.Context(), "t.a", []byte(`{"host":"x"}`), PublishOptions{}); err != nil {
+			t.Error(err)
+		}
+	}
+	k := take(t, hubs[1], "t.a", "g", SubscribeOptions{From: FromEarliest})
+	for range hubs {
+		d := k.next()
+		if got := d.Event.Headers[headerSchemaVersion]; got != "1" {
+			t.Errorf("an event has the headers %v", d.Event.Headers)
+		}
+		_ = d.Ack()
+	}
+	if names, err := SchemasOf(hubs[2]).Topics(t.Context()); err != nil || fmt.Sprint(names) != "[t.a]" {
+		t.Errorf("%v have schemas", names)
+	}
+	late := open(t, Config{URL: url, Topics: rules}) // knows all from its first moment
+	_, err = late.Publish(t.Context(), "t.a", []byte(`{}`), PublishOptions{})
+	wantCode(t, err, CodeSchemaInvalid)
+}
+
+// TestTwoRegistrars has several hubs register different versions at once: of each number there is
+// one.
+func TestTwoRegistrars(t *testing.T) {
+	t.Parallel()
+	url := natsServer(t)
+	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
+	for round := range 20 {
+		topic := fmt.Sprint("t.r", round)
+		var won, lost []string
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		for i, b := range []*Bus{one, two, one, two} {
+			wg.Go(func() {
+				schema := fmt.Sprintf(`{"type":"object","title":"%d"}`, i)
+				// The second of a hub waits for the first, and finds the version that is there.
+				v, _, err := SchemasOf(b).Register(t.Context(), topic, SchemaDraft{Schema: json.RawMessage(schema), By: fmt.Sprint(i)})
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil {
+					won = append(won, fmt.Sprint(v.Version, " ", string(v.Schema)))
+					return
+				}
+				wantCode(t, err, CodeSchemaConflict)
+				lost = append(lost, err.Error())
+			})
+		}
+		wg.Wait()
+		all := versions(t, one, topic)
+		eventually(t, "both hubs know all", func() bool {
+			all = versions(t, one, topic)
+			return len(all) == len(won) && len(versions(t, two, topic)) == len(won)
+		})
+		if len(won) == 0 || len(won)+len(lost) != 4 {
+			t.Fatalf("won %q, lost %q", won, lost)
+		}
+		for i, v := range all {
+			if v.Version != i+1 {
+				t.Errorf("%d is version %d", i+1, v.Version)
+			}
+			if other := versions(t, two, topic)[i]; !bytes.Equal(other.Schema, v.Schema) {
+				t.Errorf("the hubs differ: %s, %s", other.Schema, v.Schema)
+			}
+		}
+	}
+}
+
+// TestRegisterAgain registers what is there: nothing is stored.
+func TestRegisterAgain(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce})})
+	register(t, b, "t.a", draft(hostV1))
+	spaced := draft(" " + hostV1 + "\n")
+	v, report, err := SchemasOf(b).Register(t.Context(), "t.a", spaced)
+	if err != nil || v.Version != 1 || report != nil {
+		t.Errorf("%+v, %+v, %v", v, report, err)
+	}
+}
+
+// TestSchemaCompatibility registers versions under each mode.
+func TestSchemaCompatibility(t *testing.T) {
+	t.Parallel()
+	wider := `{"type":"object","required":["host"],"properties":{"host":{"type":"string"},"port":{"type":"integer"}},"additionalProperties":false}`
+	needs := `{"type":"object","required":["host","port"],"properties":{"host":{"type":"string"},"port":{"type":"integer"}},"additionalProperties":false}`
+	fills := `{"type":"object","required":["host","port"],"properties":{"host":{"type":"string"},"port":{"type":"integer","default":80}},"additionalProperties":false}`
+	for _, test := range []struct {
+		name          string
+		mode          compat.Mode
+		first, second SchemaDraft
+		want          string // the first finding, or ""
+	}{
+		{"wider", compat.Backward, draft(hostV1), draft(wider), ""},
+		{"wider, forward", compat.Forward, draft(hostV1), draft(wider), "property_removed_from_closed_content_model of version 1 at \"/port\""},
+		{"wider, full", compat.Full, draft(hostV1), draft(wider), "property_removed_from_closed_content_model of version 1 at \"/port\""},
+		{"narrower", compat.Backward, draft(wider), draft(hostV1), "property_removed_from_closed_content_model of version 1 at \"/port\""},
+		{"narrower, forward", compat.Forward, draft(wider), draft(hostV1), ""},
+		{"none", compat.None, draft(wider), draft(hostV1), ""},
+		{"needs more", compat.Backward, draft(hostV1), draft(needs), "required_added of version 1 at \"/port\""},
+		{"a default", compat.Backward, draft(hostV1), draft(fills), ""},
+		{"a cast", compat.Backward, draft(hostV1), SchemaDraft{Schema: json.RawMessage(needs), Up: json.RawMessage(`[{"default":{"at":"/port","value":80}}]`)}, ""},
+		{"a cast that is wrong", compat.Backward, draft(hostV1), SchemaDraft{Schema: json.RawMessage(needs), Up: json.RawMessage(`[{"default":{"at":"/port","value":"80"}}]`)}, "document of version 1 at \"/port\" (type)"},
+		{"a cast that fails", compat.Backward, draft(hostV1), SchemaDraft{Schema: json.RawMessage(needs), Up: json.RawMessage(`[{"rename":{"at":"/port","to":"p","required":true}}]`)}, "cast of version 1 at \"\" (upcast v1→v2: /port: nothing is there)"},
+		{"casts both ways", compat.Full, draft(hostV1), SchemaDraft{Schema: json.RawMessage(needs), Up: json.RawMessage(`[{"default":{"at":"/port","value":80}}]`), Down: json.RawMessage(`[{"remove":{"at":"/port"}}]`)}, ""},
+		{"unknown", compat.Backward, draft(`{"type":"string","pattern":"^a+$"}`), draft(`{"type":"string","pattern":"^a*$"}`), "pattern_changed of version 1 at \"\", which may be harmless"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: test.mode})})
+			register(t, b, "t.a", test.first)
+			report, err := SchemasOf(b).Check(t.Context(), "t.a", test.second)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			if len(report.Findings) > 0 {
+				got = report.Findings[0].String()
+			}
+			if got != test.want || report.Compatible != (test.want == "") {
+				t.Errorf("found %q, want %q", got, test.want)
+			}
+			v, _, err := SchemasOf(b).Register(t.Context(), "t.a", test.second)
+			if test.want == "" {
+				if err != nil || v.Version != 2 || v.Forced {
+					t.Errorf("%+v, %v", v, err)
+				}
+				return
+			}
+			wantCode(t, err, CodeSchemaConflict)
+			test.second.Force = true
+			if v := register(t, b, "t.a", test.second); v.Version != 2 || !v.Forced {
+				t.Errorf("%+v", v)
+			}
+		})
+	}
+}
+
+// TestTransitiveCompatibility compares with all versions, or with the latest one.
+func TestTransitiveCompatibility(t *testing.T) {
+	t.Parallel()
+	versions := []string{`{"type":["string","integer"]}`, `{"type":["integer","string","null"]}`, `{"type":["integer","null"]}`}
+	last := `{"type":["integer","null","boolean"]}`
+	for _, mode := range []compat.Mode{compat.Backward, compat.BackwardTransitive} {
+		b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: mode})})
+		for _, text := range versions {
+			d := draft(text)
+			d.Force = true
+			register(t, b, "t.a", d)
+		}
+		report, err := SchemasOf(b).Check(t.Context(), "t.a", draft(last))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if report.Compatible != (mode == compat.Backward) {
+			t.Errorf("%s: %+v", mode, report)
+		}
+	}
+}
+
+// TestBadDrafts gives the registry drafts that say nothing, or too much.
+func TestBadDrafts(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce}), Limits: Limits{SchemasPerClient: 2}})
+	for name, d := range map[string]SchemaDraft{
+		"no schema":           {},
+		"no JSON":             draft(`{`),
+		"no schema at all":    draft(`{"type":7}`),
+		"another draft":       draft(`{"$schema":"http://json-schema.org/draft-07/schema#"}`),
+		"a remote reference":  draft(`{"$ref":"https://example.org/schema"}`),
+		"a cast of the first": {Schema: json.RawMessage(`{}`), Up: json.RawMessage(`[]`)},
+		"a long description":  {Schema: json.RawMessage(`{}`), Description: string(make([]byte, 2_000))},
+	} {
+		_, _, err := SchemasOf(b).Register(t.Context(), "t.a", d)
+		if err == nil {
+			t.Errorf("%s: taken", name)
+			continue
+		}
+		t.Logf("%s: %v", name, err)
+		wantCode(t, err, CodeBadOptions)
+	}
+	register(t, b, "t.a", draft(hostV1))
+	_, _, err := SchemasOf(b).Register(t.Context(), "t.a", SchemaDraft{Schema: json.RawMessage(hostV1), Up: json.RawMessage(`[{"explode":{}}]`)})
+	wantCode(t, err, CodeBadOptions)
+	for i := range 2 {
+		register(t, b, fmt.Sprint("t.c", i), SchemaDraft{Schema: json.RawMessage(hostV1), By: "alice"})
+	}
+	_, _, err = SchemasOf(b).Register(t.Context(), "t.d", SchemaDraft{Schema: json.RawMessage(hostV1), By: "alice"})
+	wantCode(t, err, CodeRateLimited)
+	register(t, b, "t.d", SchemaDraft{Schema: json.RawMessage(hostV1), By: "bob"})
+	if _, _, err := SchemasOf(b).Register(t.Context(), "no topic", draft(hostV1)); err == nil {
+		t.Error("a schema was registered for no topic")
+	}
+}
+
+// TestSchemaVersionOfAPublish names versions, and lets the hub stamp events.
+func TestSchemaVersionOfAPublish(t *testing.T) {
+	t.Parallel()
+	seen := &schemaCounts{}
+	b := open(t, Config{Topics: append(ruled(SchemaRule{Mode: SchemaEnforce}), TopicRule{Pattern: "w", MaxAge: time.Hour, Schema: SchemaRule{Mode: SchemaWarn}},
+		TopicRule{Pattern: "shared.*", MaxAge: time.Hour, Schema: SchemaRule{Mode: SchemaEnforce, Of: "shared"}}), Observer: seen})
+	register(t, b, "t.a", draft(hostV1))
+	two := draft(`{"type":"object","required":["host"],"properties":{"host":{"type":["string","integer"]}},"additionalProperties":false}`)
+	register(t, b, "t.a", two)
+	put := func(topic, payload, version string) error {
+		opts := PublishOptions{}
+		if version != "" {
+			opts.Headers = map[string]string{"X-Schema-Version": version}
+		}
+		_, err := b.Publish(t.Context(), topic, []byte(payload), opts)
+		return err
+	}
+	for _, test := range []struct{ topic, payload, version, want string }{
+		{"t.a", `{"host":7}`, "", ""},
+		{"t.a", `{"host":7}`, "2", ""},
+		{"t.a", `{"host":7}`, "1", CodeSchemaInvalid},
+		{"t.a", `{"host":"x"}`, "1", ""},
+		{"t.a", `{"host":"x"}`, "3", CodeSchemaInvalid},
+		{"t.a", `{"host":"x"}`, "0", CodeBadOptions},
+		{"t.a", `{"host":"x"}`, "01", CodeBadOptions},
+		{"t.a", `{"host":"x"}`, "latest", CodeBadOptions},
+		{"t.a", `not json`, "", CodeSchemaInvalid},
+		{"t.a", ``, "", CodeSchemaInvalid},
+		{"t.b", `{"host":"x"}`, "", CodeSchemaInvalid}, // has no schema
+		{"w", `{"host":7}`, "", ""},                    // stored, and counted
+		{"other", `{"host":7}`, "9", ""},               // no rule
+	} {
+		switch err := put(test.topic, test.payload, test.version); {
+		case test.want == "" && err != nil:
+			t.Errorf("%s %s %q: %v", test.topic, test.payload, test.version, err)
+		case test.want != "":
+			wantCode(t, err, test.want)
+			t.Log(err)
+		}
+	}
+	register(t, b, "shared.a", draft(hostV1))
+	if err := put("shared.b", `{"host":"x"}`, ""); err != nil {
+		t.Error(err)
+	}
+	wantCode(t, put("shared.b", `{}`, ""), CodeSchemaInvalid)
+	var stamped []string
+	k := take(t, b, "t.a", "g", SubscribeOptions{From: FromEarliest})
+	for range 3 {
+		d := k.next()
+		stamped = append(stamped, d.Event.Headers[headerSchemaVersion]+d.Event.Headers["X-Schema-Version"])
+		_ = d.Ack()
+	}
+	if fmt.Sprint(stamped) != "[2 2 1]" {
+		t.Errorf("the events have the versions %v", stamped)
+	}
+	seen.mu.Lock()
+	defer seen.mu.Unlock()
+	if seen.stored != 1 || seen.refused == 0 {
+		t.Errorf("%d stored, %d refused", seen.stored, seen.refused)
+	}
+}
+
+// schemaCounts counts events that break schemas.
+type schemaCounts struct {
+	nopObserver
+
+	mu              sync.Mutex
+	refused, stored int
+}
+
+func (s *schemaCounts) Topic(string) TopicObserver { return s }
+
+func (s *schemaCounts) SchemaBroken(refused bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if refused {
+		s.refused++
+	} else {
+		s.stored++
+	}
+}
+
+// TestSchemasWithoutNATS stops the server: events are compared all the same.
+func TestSchemasWithoutNATS(t *testing.T) {
+	t.Parallel()
+	server := natstest.Start(t)
+	b := open(t, Config{URL: server.URL(), Topics: ruled(SchemaRule{Mode: SchemaEnforce})})
+	register(t, b, "t.a", draft(hostV1))
+	if _, err := b.Publish(t.Context(), "t.a", []byte(`{"host":"x"}`), PublishOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	server.Kill()
+	_, err := b.Publish(t.Context(), "t.a", []byte(`{"host":7}`), PublishOptions{})
+	wantCode(t, err, CodeSchemaInvalid)
+	if err := b.NewPublisher().Admit("t.a", []byte(`{"host":"x"}`), PublishOptions{}); err != nil {
+		t.Error(err)
+	}
+	server.Start()
+	eventually(t, "a version is registered", func() bool {
+		_, _, err := SchemasOf(b).Register(t.Context(), "t.a", draft(`{"type":"object","properties":{"host":true},"additionalProperties":false}`))
+		return err == nil
+	})
+	eventually(t, "the next version is in force", func() bool {
+		_, err := b.Publish(t.Context(), "t.a", []byte(`{"host":7}`), PublishOptions{})
+		return err == nil
+	})
+}
+
+// BenchmarkSchemaGate is what a publish costs more on a topic with a schema.
+func BenchmarkSchemaGate(b *testing.B) {
+	bus := open(b, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce})})
+	register(b, bus, "t.a", draft(hostV1))
+	gate := bus.schemaGate("t.a", bus.rule("t.a"))
+	payload := []byte(`{"host":"machine-7.example.org"}`)
+	for b.Loop() {
+		opts := PublishOptions{}
+		if err := gate.admit(payload, &opts, nil); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,321 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/quota"
+	"eventhub/jetstream/schema"
+	"eventhub/jetstream/schema/upcast"
+)
+
+// schemasBucket is the KV bucket that holds the schemas of all hubs.
+const schemasBucket = "eventhub_schemas"
+
+// Bounds of schemas. Every hub has all of them in memory, compiled.
+const (
+	// MaxSchemas ("schemas") is the maximum number of versions of all topics. The server refuses
+	// further ones.
+	MaxSchemas = 2_000
+	// MaxSchemaVersions is the maximum number of versions of one topic.
+	MaxSchemaVersions = 500
+	// maxSchemaEntry is the most bytes of a version, with its casts.
+	maxSchemaEntry = 512 << 10
+)
+
+// SchemaVersion is one version of the schema of a topic. It is immutable.
+type SchemaVersion struct {
+	// Topic is the name under which the version is registered.
+	Topic string `json:"topic"`
+	// Version counts from 1.
+	Version int `json:"version"`
+	// Schema is a JSON Schema 2020-12.
+	Schema json.RawMessage `json:"schema"`
+	// Up turns documents of the version before into documents of this one, and Down the other way
+	// round: lists of operations (package upcast). Empty without one.
+	Up   json.RawMessage `json:"up,omitempty"`
+	Down json.RawMessage `json:"down,omitempty"`
+	// Description is for people.
+	Description string `json:"description,omitempty"`
+	// Forced says that the version was registered although it is not compatible.
+	Forced bool `json:"forced,omitempty"`
+	// By is the client that registered the version, "" for the hub itself, and TS when, in epoch
+	// milliseconds.
+	By string `json:"by,omitempty"`
+	TS int64  `json:"ts"`
+}
+
+// same reports whether a draft says what is registered already.
+func (v *SchemaVersion) same(d *SchemaDraft) bool {
+	return equalJSON(v.Schema, d.Schema) && equalJSON(v.Down, d.Down) && (len(d.Up) == 0 || equalJSON(v.Up, d.Up))
+}
+
+// compiledVersion is a version that documents can be compared with.
+type compiledVersion struct {
+	SchemaVersion
+
+	schema *schema.Schema
+	caster *upcast.Caster // from the version before; nil: none
+}
+
+func compileVersion(v *SchemaVersion) (*compiledVersion, error) {
+	s, err := schema.Compile(v.Schema)
+	if err != nil {
+		return nil, fmt.Errorf("schema: %w", err)
+	}
+	c := &compiledVersion{SchemaVersion: *v, schema: s}
+	if len(v.Up) > 0 || len(v.Down) > 0 {
+		if c.caster, err = upcast.Compile(v.Up, v.Down); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// schemaSet is what a topic has at a moment: versions 1, 2, 3… in order.
+type schemaSet struct {
+	versions []*compiledVersion
+	chain    *upcast.Chain
+}
+
+// version returns a version, or nil.
+func (s *schemaSet) version(n int) *compiledVersion {
+	if s == nil || n < 1 || n > len(s.versions) {
+		return nil
+	}
+	return s.versions[n-1]
+}
+
+// latest is the number of the newest version, 0 for none.
+func (s *schemaSet) latest() int {
+	if s == nil {
+		return 0
+	}
+	return len(s.versions)
+}
+
+// with returns the set with one more version.
+func (s *schemaSet) with(v *compiledVersion) *schemaSet {
+	next := &schemaSet{}
+	if s != nil {
+		next.versions = slices.Clone(s.versions)
+	}
+	next.versions = append(next.versions, v)
+	casters := make([]*upcast.Caster, 0, len(next.versions))
+	for _, v := range next.versions[1:] {
+		casters = append(casters, v.caster)
+	}
+	next.chain = upcast.NewChain(1, casters...)
+	return next
+}
+
+// topicSchemas are the versions of one name. Reading is one atomic load.
+type topicSchemas struct {
+	set   atomic.Pointer[schemaSet]
+	ahead map[int]*compiledVersion // that wait for one before them; guarded by the table's mu
+}
+
+// schemaTable has all schemas. It follows the bucket, and keeps what it knows without NATS.
+type schemaTable struct {
+	bus    *Bus
+	follow sync.Once
+	once   sync.Once
+	full   chan struct{} // closed once all that was there is known
+
+	checks *quota.Places
+
+	mu     sync.RWMutex
+	topics map[string]*topicSchemas // bounded by MaxSchemas, and by the topics whose rule asks
+	count  int
+	by     map[string]int // versions by client
+}
+
+func newSchemaTable(b *Bus) *schemaTable {
+	return &schemaTable{bus: b, full: make(chan struct{}), checks: quota.NewPlaces(schemaChecks, (schemaChecks+1)/2), topics: make(map[string]*topicSchemas), by: make(map[string]int)}
+}
+
+func (t *schemaTable) bucket() sharedBucket {
+	return sharedBucket{bus: t.bus, name: schemasBucket, description: "schemas of topics", max: MaxSchemas, maxEntry: maxSchemaEntry, fixed: true}
+}
+
+// open waits until all schemas are known, if a rule asks for schemas: no event passes unseen.
+func (t *schemaTable) open(ctx context.Context) error {
+	if !slices.ContainsFunc(t.bus.rules, func(r TopicRule) bool { return r.Schema.asked() }) {
+		return nil
+	}
+	return t.load(ctx)
+}
+
+// load follows the bucket from the first call on, and waits until all that was there is known. A
+// bus that needs no schemas has no bucket.
+func (t *schemaTable) load(ctx context.Context) error {
+	if t.bus.closing.Load() {
+		return ErrClosed
+	}
+	t.follow.Do(func() {
+		t.bus.background(func() { //nolint:contextcheck // it follows until Close
+			t.bucket().follow(t.bus.ctx, func() { t.once.Do(func() { close(t.full) }) }, t.saw)
+		})
+	})
+	ctx, cancel := context.WithTimeout(ctx, openWait)
+	defer cancel()
+	select {
+	case <-t.full:
+		return nil
+	case <-ctx.Done():
+		return t.bus.unavailable(fmt.Errorf("jetstream: bucket %s: could not be read: %w", schemasBucket, ctx.Err()))
+	}
+}
+
+// saw takes an entry of the bucket.
+func (t *schemaTable) saw(key string, value []byte) {
+	var v SchemaVersion
+	err := json.Unmarshal(value, &v)
+	var c *compiledVersion
+	if err == nil && schemaKey(v.Topic, v.Version) != key {
+		err = errors.New("the entry names another topic or version")
+	}
+	if err == nil {
+		c, err = compileVersion(&v)
+	}
+	if err != nil {
+		t.bus.log.Warn("a schema in the registry cannot be used", slog.String("key", key), slog.Any("error", err))
+		return
+	}
+	t.add(c)
+}
+
+// add takes a version that may be known.
+func (t *schemaTable) add(v *compiledVersion) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	of := t.ofLocked(v.Topic)
+	if of.set.Load().version(v.Version) != nil || of.ahead[v.Version] != nil {
+		return
+	}
+	t.count++
+	t.by[v.By]++
+	if of.ahead == nil {
+		of.ahead = make(map[int]*compiledVersion)
+	}
+	of.ahead[v.Version] = v
+	for {
+		next := of.ahead[of.set.Load().latest()+1]
+		if next == nil {
+			return
+		}
+		delete(of.ahead, next.Version)
+		of.set.Store(of.set.Load().with(next))
+	}
+}
+
+func (t *schemaTable) ofLocked(name string) *topicSchemas {
+	of := t.topics[name]
+	if of == nil {
+		of = &topicSchemas{}
+		t.topics[name] = of
+	}
+	return of
+}
+
+// of returns the versions of a name, which may have none yet.
+func (t *schemaTable) of(name string) *topicSchemas {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.ofLocked(name)
+}
+
+// set returns the versions of a name as they are, nil for none.
+func (t *schemaTable) set(name string) *schemaSet {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if of := t.topics[name]; of != nil {
+		return of.set.Load()
+	}
+	return nil
+}
+
+// names are the names that have versions, sorted.
+func (t *schemaTable) names() (all []string) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for name, of := range t.topics {
+		if of.set.Load().latest() > 0 {
+			all = append(all, name)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// schemaKey is the key of an entry.
+func schemaKey(name string, version int) string {
+	return objectName(name) + "." + strconv.Itoa(version)
+}
+
+// catchUp reads versions that this hub has not heard of yet, at the leader of the bucket.
+func (t *schemaTable) catchUp(ctx context.Context, name string) (*schemaSet, error) {
+	for {
+		set := t.set(name)
+		key := schemaKey(name, set.latest()+1)
+		m, err := t.bus.lastBySubject(ctx, t.bucket().stream(), t.bucket().subject(key))
+		if errors.Is(err, ErrNotFound) {
+			return set, nil
+		}
+		if err != nil {
+			return nil, t.bus.unavailable(err)
+		}
+		before := set.latest()
+		t.saw(key, m.data)
+		if t.set(name).latest() == before {
+			return nil, &Error{Code: CodeInternal, Msg: fmt.Sprintf("version %d of this schema cannot be read by this hub; an operator finds the reason in its log", before+1)}
+		}
+	}
+}
+
+// errSchemaTaken says that another hub has registered the version.
+var errSchemaTaken = errors.New("jetstream: the version was registered by another")
+
+// store writes a new version.
+func (t *schemaTable) store(ctx context.Context, v *compiledVersion) error {
+	value, err := json.Marshal(&v.SchemaVersion)
+	if err != nil {
+		return err
+	}
+	if len(value) > maxSchemaEntry {
+		return badOptions("the version has %d bytes with its casts, at most %d are allowed", len(value), maxSchemaEntry)
+	}
+	if _, err := t.bucket().open(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	defer cancel()
+	msg := &nats.Msg{Subject: t.bucket().subject(schemaKey(v.Topic, v.Version)), Data: value}
+	_, err = t.bus.js.PublishMsg(ctx, msg, natsjs.WithExpectLastSequencePerSubject(0))
+	if errors.Is(movedOr(err), errGroupMoved) {
+		return errSchemaTaken
+	}
+	if api, ok := errors.AsType[*natsjs.APIError](err); ok && strings.Contains(api.Description, "maximum messages") {
+		if strings.Contains(api.Description, "per subject") {
+			return errSchemaTaken
+		}
+		t.bus.obs.LimitReached("schemas")
+		return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("the registry has %d versions, which is its limit", MaxSchemas)}
+	}
+	if err != nil {
+		return t.bus.unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", schemasBucket, err))
+	}
+	t.add(v)
+	return nil
+}
