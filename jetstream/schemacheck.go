@@ -171,16 +171,16 @@ func (c *versionCheck) documents(ctx context.Context, chain *upcast.Chain, write
 		}
 		c.report.Documents++
 		f := SchemaFinding{Version: min(writer.Version, reader.Version), Direction: direction}
-		cast, err := chain.Cast(doc, writer.Version, reader.Version)
-		if err != nil {
-			f.Rule, f.Detail = "cast", err.Error()
+		cast, failure := chain.Cast(doc, writer.Version, reader.Version)
+		if failure != nil {
+			f.Rule, f.Detail = "cast", failure.Error()
 			c.find(f)
-			return nil
+			break
 		}
 		if v := reader.schema.Validate(cast); v != nil {
 			f.Rule, f.At, f.Detail = "document", v.Pointer, v.Keyword
 			c.find(f)
-			return nil
+			break
 		}
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -110,7 +111,7 @@ func TestTwoRegistrars(t *testing.T) {
 			wg.Go(func() {
 				schema := fmt.Sprintf(`{"type":"object","title":"%d"}`, i)
 				// The second of a hub waits for the first, and finds the version that is there.
-				v, _, err := SchemasOf(b).Register(t.Context(), topic, SchemaDraft{Schema: json.RawMessage(schema), By: fmt.Sprint(i)})
+				v, _, err := SchemasOf(b).Register(t.Context(), topic, SchemaDraft{Schema: json.RawMessage(schema), By: strconv.Itoa(i)})
 				mu.Lock()
 				defer mu.Unlock()
 				if err == nil {

@@ -164,7 +164,7 @@ func (t *schemaTable) load(ctx context.Context) error {
 		return ErrClosed
 	}
 	t.follow.Do(func() {
-		t.bus.background(func() { //nolint:contextcheck // it follows until Close
+		t.bus.background(func() {
 			t.bucket().follow(t.bus.ctx, func() { t.once.Do(func() { close(t.full) }) }, t.saw)
 		})
 	})

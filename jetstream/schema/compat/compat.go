@@ -244,12 +244,20 @@ func (n node) never() bool {
 
 // sub returns the subschema under a path of keywords, names and indexes.
 func (n node) sub(v any, path ...string) node {
-	at := n.at
-	for _, p := range path {
-		at += "/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(p)
-	}
-	return node{tree: n.tree, at: at, v: v}
+	return node{tree: n.tree, at: n.at + pointer(path), v: v}
 }
+
+// pointer is a JSON pointer of segments.
+func pointer(path []string) string {
+	var b strings.Builder
+	for _, segment := range path {
+		b.WriteByte('/')
+		b.WriteString(escaper.Replace(segment))
+	}
+	return b.String()
+}
+
+var escaper = strings.NewReplacer("~", "~0", "/", "~1")
 
 // takes reports whether a value is valid. known is false if the library does not tell.
 func (n node) takes(value any) (valid, known bool) {

@@ -151,8 +151,9 @@ func (g *Generator) value(w []node, depth int) (v any, ok bool) {
 		return g.array(parts, depth)
 	case kindObject:
 		return g.object(parts, depth)
+	default:
+		return nil, true
 	}
-	return nil, true
 }
 
 // kind chooses a type: without the keyword type, one that the other keywords are about.
@@ -284,7 +285,7 @@ func (g *Generator) match(b *strings.Builder, re *syntax.Regexp, depth int) {
 	case syntax.OpCharClass:
 		if len(re.Rune) >= 2 {
 			i := g.rand.IntN(len(re.Rune)/2) * 2
-			b.WriteRune(re.Rune[i] + rune(g.rand.IntN(int(min(re.Rune[i+1]-re.Rune[i], 20))+1)))
+			b.WriteRune(re.Rune[i] + g.rand.Int32N(min(re.Rune[i+1]-re.Rune[i], 20)+1))
 		}
 	case syntax.OpAnyChar, syntax.OpAnyCharNotNL:
 		b.WriteByte('x')
@@ -302,6 +303,7 @@ func (g *Generator) match(b *strings.Builder, re *syntax.Regexp, depth int) {
 		for _, sub := range re.Sub {
 			g.match(b, sub, depth+1)
 		}
+	default: // places, which match nothing
 	}
 }
 

@@ -35,14 +35,7 @@ func (p where) in(segment string) where {
 	return where{append(slices.Clone(p.path), segment), p.vague}
 }
 
-func (p where) String() string {
-	var b strings.Builder
-	for _, s := range p.path {
-		b.WriteByte('/')
-		b.WriteString(strings.NewReplacer("~", "~0", "/", "~1").Replace(s))
-	}
-	return b.String()
-}
+func (p where) String() string { return pointer(p.path) }
 
 func (c *comparison) find(rule string, at where, unknown bool) {
 	if len(c.report.Findings) < maxFindings {
@@ -93,10 +86,11 @@ func (c *comparison) includes(r node, w []node, at where) {
 		c.find("too_complex", at, true)
 		return
 	}
-	key := r.at
+	places := []string{r.at}
 	for _, n := range parts {
-		key += "\n" + n.at
+		places = append(places, n.at)
 	}
+	key := strings.Join(places, "\n")
 	depth, met := c.open[key]
 	switch {
 	case met && depth == len(at.path):

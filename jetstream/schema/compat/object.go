@@ -56,7 +56,7 @@ func (c *comparison) required(r node, w []node, at where) {
 			continue
 		}
 		value, has := r.defaultOf(name)
-		if has && c.fits(r, w, name, at) {
+		if has && c.fits(w, name, at) {
 			c.report.Fills = append(c.report.Fills, Fill{At: at.in(name).String(), Value: value})
 			continue
 		}
@@ -65,7 +65,7 @@ func (c *comparison) required(r node, w []node, at where) {
 }
 
 // fits reports whether an operation at the place of a member reaches this member, and no other one.
-func (c *comparison) fits(r node, w []node, name string, at where) bool {
+func (c *comparison) fits(w []node, name string, at where) bool {
 	if at.vague || name == "*" || slices.Contains(at.path, "") {
 		return false
 	}
