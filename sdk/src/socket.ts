@@ -38,7 +38,7 @@ export async function findWebSocket(): Promise<WebSocketConstructor> {
     const name = ["w", "s"].join("");
     return ((await import(/* @vite-ignore */ /* webpackIgnore: true */ name)) as { WebSocket: WebSocketConstructor }).WebSocket;
   } catch {
-    throw new EventHubError("no_websocket", "There is no WebSocket: install ws, or use Node 22.");
+    throw new EventHubError("no_websocket", "There is no WebSocket: install ws");
   }
 }
 

@@ -35,7 +35,7 @@ export class Tokens {
     });
     this.#open = Promise.race([Promise.resolve().then(source), late])
       .then((token) => {
-        if (typeof token !== "string" || token === "") throw new EventHubError("no_token", "The token provider gave no token in time.");
+        if (typeof token !== "string" || token === "") throw new EventHubError("no_token", "The token provider failed: timeout");
         return token;
       })
       .finally(() => {
