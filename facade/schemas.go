@@ -209,6 +209,8 @@ func (s *Server) answerJSON(w http.ResponseWriter, status int, v any) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
+	out := s.newAnswer(w)
 	w.WriteHeader(status)
-	_, _ = w.Write(append(text, '\n'))
+	out.write(append(text, '\n'))
+	out.end()
 }

@@ -58,6 +58,8 @@ type PublishOptions struct {
 	origin originRef // of a dead letter: where its event was stored
 	// schemaVersion is the version that the hub stamps the event with; 0: none
 	schemaVersion int
+	// schemaBroken says that the event breaks the schema of a topic that this hub meets with it
+	schemaBroken bool
 	// KeyExists tells that the caller has read a value of Key, so that Key counts as no new key of
 	// a compacted topic, also if this hub has not heard of it.
 	KeyExists bool
@@ -163,6 +165,9 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 		if t, err = p.bus.topic(ctx, topic, cmp.Or(opts.CountFor, p.client)); err != nil {
 			return err
 		}
+		if opts.schemaBroken {
+			t.obs.SchemaBroken(false)
+		}
 	}
 	if t.derived != nil {
 		if err := t.derived.admit(payload, cmp.Or(opts.CountFor, p.client)); err != nil {
@@ -237,11 +242,7 @@ func (b *Bus) admit(topic string, payload []byte, opts *PublishOptions) (t *topi
 	}
 	if t == nil {
 		if gate := b.schemaGate(topic, b.rule(topic)); gate != nil {
-			var obs TopicObserver // a refused event makes no topic, and no series of one
-			if gate.rule.Mode == SchemaWarn {
-				obs = b.obs.Topic(topic)
-			}
-			return nil, gate.admit(payload, opts, obs)
+			return nil, gate.admit(payload, opts, nil)
 		}
 	}
 	return t, nil

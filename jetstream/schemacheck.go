@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"time"
 
 	"eventhub/jetstream/schema/compat"
 	"eventhub/jetstream/schema/upcast"
@@ -53,8 +54,11 @@ func (f SchemaFinding) String() string {
 }
 
 const (
-	// triedDocuments is how many generated documents of an earlier version are tried.
-	triedDocuments = 1_000
+	// triedDocuments is how many generated documents of the latest version are tried, and of the
+	// new one. Those of earlier versions share as many, and have triedLeast each.
+	triedDocuments, triedLeast = 1_000, 10
+	// triedTime bounds the time for all of them: schemas may be made to be slow.
+	triedTime = 5 * time.Second
 	// maxSchemaFindings bounds the findings of a report.
 	maxSchemaFindings = 100
 )
@@ -65,12 +69,13 @@ type versionCheck struct {
 	set    *schemaSet
 	next   *compiledVersion
 	report *SchemaReport
+	until  time.Time // for documents
 }
 
 // checkVersion compares a new version with earlier ones, and completes it: without a cast, it gets
 // one that fills in defaults.
 func checkVersion(ctx context.Context, rule *SchemaRule, set *schemaSet, next *compiledVersion) (*compiledVersion, *SchemaReport, error) {
-	c := &versionCheck{rule: rule, set: set, next: next, report: &SchemaReport{Mode: rule.mode()}}
+	c := &versionCheck{rule: rule, set: set, next: next, report: &SchemaReport{Mode: rule.mode()}, until: time.Now().Add(triedTime)}
 	if err := c.complete(); err != nil {
 		return nil, nil, err
 	}
@@ -156,7 +161,14 @@ func (c *versionCheck) documents(ctx context.Context, chain *upcast.Chain, write
 		return badOptions("%v", err)
 	}
 	docs := examples(writer)
-	for range triedDocuments {
+	tries := triedDocuments
+	if latest := c.set.latest(); min(writer.Version, reader.Version) < latest {
+		tries = max(triedDocuments/latest, triedLeast)
+	}
+	for range tries {
+		if time.Now().After(c.until) {
+			break
+		}
 		if ctx.Err() != nil {
 			return &Error{Code: CodeOverloaded, Msg: "the comparison took too long: try again", Err: ctx.Err()}
 		}

@@ -3,12 +3,27 @@ package jetstream
 import (
 	"strconv"
 	"strings"
+	"sync/atomic"
 )
 
 // schemaGate compares the events of a topic with the schemas of the topic.
 type schemaGate struct {
-	rule SchemaRule
-	of   *topicSchemas
+	rule  SchemaRule
+	table *schemaTable
+	name  string
+	found atomic.Pointer[topicSchemas] // nil while the name has no version
+}
+
+// set returns the versions as they are.
+func (g *schemaGate) set() *schemaSet {
+	of := g.found.Load()
+	if of == nil {
+		if of = g.table.of(g.name); of == nil {
+			return nil
+		}
+		g.found.Store(of)
+	}
+	return of.set.Load()
 }
 
 // schemaGate returns what compares events of a topic, nil if the topic's rule asks for no schema.
@@ -16,16 +31,16 @@ func (b *Bus) schemaGate(topic string, rule *TopicRule) *schemaGate {
 	if !rule.Schema.asked() {
 		return nil
 	}
-	return &schemaGate{rule.Schema, b.schemas.of(rule.Schema.of(topic))}
+	return &schemaGate{rule: rule.Schema, table: b.schemas, name: rule.Schema.of(topic)}
 }
 
 // admit compares an event with the version that it names, or else with the latest one, which it is
-// stamped with. It asks nobody, and holds no lock. obs may be nil.
+// stamped with. It asks nobody. Without obs, an event that is stored all the same is noted in opts.
 func (g *schemaGate) admit(payload []byte, opts *PublishOptions, obs TopicObserver) error {
 	if opts.Wrapper {
 		return nil // a dead letter has the payload of another topic
 	}
-	set := g.of.set.Load()
+	set := g.set()
 	version, given := set.latest(), false
 	for name, value := range opts.Headers {
 		if strings.EqualFold(name, headerSchemaVersion) {
@@ -37,8 +52,12 @@ func (g *schemaGate) admit(payload []byte, opts *PublishOptions, obs TopicObserv
 		}
 	}
 	err := g.valid(set, version, given, payload, opts)
-	if err != nil && obs != nil {
+	switch {
+	case err == nil:
+	case obs != nil:
 		obs.SchemaBroken(g.rule.Mode == SchemaEnforce)
+	default:
+		opts.schemaBroken = true
 	}
 	if err != nil && g.rule.Mode == SchemaEnforce {
 		return err

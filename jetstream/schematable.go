@@ -136,7 +136,7 @@ type schemaTable struct {
 	checks *quota.Places
 
 	mu     sync.RWMutex
-	topics map[string]*topicSchemas // bounded by MaxSchemas, and by the topics whose rule asks
+	topics map[string]*topicSchemas // bounded by MaxSchemas
 	count  int
 	by     map[string]int // versions by client
 }
@@ -200,7 +200,11 @@ func (t *schemaTable) saw(key string, value []byte) {
 func (t *schemaTable) add(v *compiledVersion) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	of := t.ofLocked(v.Topic)
+	of := t.topics[v.Topic]
+	if of == nil {
+		of = &topicSchemas{}
+		t.topics[v.Topic] = of
+	}
 	if of.set.Load().version(v.Version) != nil || of.ahead[v.Version] != nil {
 		return
 	}
@@ -220,27 +224,16 @@ func (t *schemaTable) add(v *compiledVersion) {
 	}
 }
 
-func (t *schemaTable) ofLocked(name string) *topicSchemas {
-	of := t.topics[name]
-	if of == nil {
-		of = &topicSchemas{}
-		t.topics[name] = of
-	}
-	return of
-}
-
-// of returns the versions of a name, which may have none yet.
+// of returns the versions of a name, nil for none.
 func (t *schemaTable) of(name string) *topicSchemas {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.ofLocked(name)
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.topics[name]
 }
 
 // set returns the versions of a name as they are, nil for none.
 func (t *schemaTable) set(name string) *schemaSet {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	if of := t.topics[name]; of != nil {
+	if of := t.of(name); of != nil {
 		return of.set.Load()
 	}
 	return nil

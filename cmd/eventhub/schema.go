@@ -15,6 +15,7 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/schema/compat"
+	"eventhub/jetstream/schema/typescript"
 )
 
 // schemaCmd is `eventhub schema`.
@@ -23,6 +24,8 @@ type schemaCmd struct {
 	Show  schemaShowCmd  `cmd:"" help:"Print a version."`
 	Check schemaCheckCmd `cmd:"" help:"Compare a file with the versions of a topic, and store nothing."`
 	Put   schemaPutCmd   `cmd:"" help:"Register a file as the next version."`
+	Apply schemaApplyCmd `cmd:"" help:"Register the versions in a directory that are not registered yet."`
+	Types schemaTypesCmd `cmd:"" help:"Print the types of topics for the TypeScript client."`
 	Diff  schemaDiffCmd  `cmd:"" help:"Say how two versions differ for documents of each other."`
 }
 
@@ -257,4 +260,30 @@ func (cmd *schemaDiffCmd) Run(ctx context.Context, std streams) error {
 		}
 	}
 	return nil
+}
+
+// schemaTypesCmd is `eventhub schema types`.
+type schemaTypesCmd struct {
+	httpFlags
+
+	Topics []string `arg:"" help:"Topics."`
+}
+
+// Run prints a module with the types of the latest versions.
+func (cmd *schemaTypesCmd) Run(ctx context.Context, std streams) error {
+	var topics []typescript.Topic
+	for _, topic := range cmd.Topics {
+		var v struct{ Schema json.RawMessage }
+		of := schemaFlags{cmd.httpFlags, topic}
+		if err := of.call(ctx, http.MethodGet, "/latest", nil, &v); err != nil {
+			return err
+		}
+		topics = append(topics, typescript.Topic{Name: topic, Schema: v.Schema})
+	}
+	text, err := typescript.Declarations(topics)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(std.out, "// Written by eventhub schema types.\n%s", text)
+	return err
 }

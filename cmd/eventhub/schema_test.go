@@ -58,6 +58,30 @@ func TestSchemaCommands(t *testing.T) {
 	want(`"required"`, "show", "hosts", "1")
 	want(`"up": [`, "show", "hosts", "--whole")
 	want("forward: /port: property_removed_from_closed_content_model (the reader takes no member of a name that the writer declares)", "diff", "hosts", "1", "2")
+	want("export type Hosts = {\n  name: string;\n  port?: number;\n};", "types", "hosts")
+	folder := t.TempDir()
+	add := func(name, path string) {
+		text, err := os.ReadFile(path)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(folder, name), text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	add("hosts.v1.json", one)
+	add("hosts.v2.json", two)
+	add("other.v1.json", two)
+	add("other.v2.json", three)
+	want("other: version 1 is new", "apply", folder, "--dry-run")
+	wantCode(1, "schema_conflict", "apply", folder)
+	add("other.v2.up.json", up)
+	want("registered version 2", "apply", folder)
+	want("", "apply", folder)
+	add("hosts.v2.json", three)
+	wantCode(1, "hosts.v2.json differs from version 2 in the registry, and versions never change: add version 3 instead", "apply", folder)
+	add("hosts.json", three)
+	wantCode(1, "file hosts.json is no schema; name it TOPIC.v1.json", "apply", folder)
 	wantCode(1, "not_found", "show", "hosts", "9")
 	wantCode(1, "is not JSON", "put", "hosts", file("bad.json", "{"))
 }

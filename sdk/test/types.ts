@@ -2,6 +2,7 @@
 import { connect, createClient, dedupe, latest, memoryStore, type EventRecord, type StandardSchema } from "eventhub-client";
 import { broadcast, events, watch, type Gap } from "eventhub-client/broadcast";
 import { EventClient, PromClient } from "eventhub-client/compat";
+import type { Topics as Written } from "./topics.js";
 
 type Topics = {
   "orders.placed": { order: number };
@@ -32,6 +33,28 @@ export async function typed(schema: StandardSchema<{ order: number }>): Promise<
   // @ts-expect-error the payload belongs to another topic
   await client.publishMany("orders.paid", [{ payload: { order: 1 } }]);
   console.log(ids);
+}
+
+// What eventhub schema types writes.
+export async function written(): Promise<void> {
+  const client = createClient<Written>("ws://127.0.0.1:8090", { token: "t" });
+  await client.publish("hosts", { host: "a", state: "up", pair: ["x", true], labels: { room: "7" }, "a-b": 'x"y' });
+  // @ts-expect-error there is no such state
+  await client.publish("hosts", { host: "a", state: "gone" });
+  // @ts-expect-error the state is missing
+  await client.publish("hosts", { host: "a" });
+  // @ts-expect-error there is no such member
+  await client.publish("hosts", { host: "a", state: null, sate: "up" });
+  // @ts-expect-error the second of a pair is no text
+  await client.publish("hosts", { host: "a", state: 7, pair: ["x", "y"] });
+  await client.publish("carts.paid", { cart: 1, by: { kind: "cash" }, parent: { cart: 0, by: { kind: "card", card: "4" } } });
+  // @ts-expect-error a card has a number
+  await client.publish("carts.paid", { cart: 1, by: { kind: "card" } });
+  await client.publish("carts-paid", { a: "x", b: null, c: 1 });
+  await client.publish("7.things", ["x", [null]]);
+  // @ts-expect-error no number
+  await client.publish("7.things", [1]);
+  await client.publish("open", Symbol.iterator.description);
 }
 
 export async function untyped(): Promise<void> {
