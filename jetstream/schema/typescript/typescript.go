@@ -337,8 +337,11 @@ func pascal(text string) string {
 			b.WriteRune(r - 'a' + 'A')
 		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9':
 			b.WriteRune(r)
+		default:
+			up = true
+			continue
 		}
-		up = !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9')
+		up = false
 	}
 	name := b.String()
 	if name == "" || name[0] >= '0' && name[0] <= '9' {
