@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"slices"
 	"time"
+
+	"eventhub/jetstream/schema/upcast"
 )
 
 // Sizes that the bus is built around.
@@ -52,6 +54,10 @@ type Config struct {
 	// keep 7. A rule for ** comes after those, and before the last. New streams are made by them;
 	// those that exist stay as they are until ApplyTopics.
 	Topics []TopicRule
+	// Casters are casts in Go, by the name of a schema and the version to which each leads from the
+	// version before. They replace the operations of that version in the registry. All hubs need
+	// the same.
+	Casters map[string]map[int]*upcast.Caster
 	// Derived are the topics on which projections of this program make keys.
 	Derived []DerivedKeys
 	// Limits bound what the bus holds; zero fields take their defaults.

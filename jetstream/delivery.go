@@ -57,6 +57,8 @@ type Delivery struct {
 	letter    letterRef // of an event that was put back
 	before    int       // the attempts before a repair of the group
 
+	uncast error // why it is not in the version that its subscriber wants
+
 	// Guarded by the subscription's mu.
 	spared    int          // how many of the server's deliveries before this one reached no client
 	failed    *lastFailure // of an event whose last attempt is over: it is not handed out

@@ -146,6 +146,7 @@ func (t *seat) accept(lent []lending) bool {
 			unwanted = append(unwanted, l.loan)
 			continue
 		}
+		d.cast()
 		ds[i] = d
 	}
 	s.mu.Lock()

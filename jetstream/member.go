@@ -295,6 +295,12 @@ func (in *inbox) receive(msg *nats.Msg) {
 		return // it may have waited for too long to be ours still
 	}
 	wanted := !native.Covered(in.group.past.settled, meta.streamSeq) && (s.opts.Filter == nil || s.opts.Filter(&d.Event))
+	if t := in.group.topic; t.schema != nil && meta.delivered == 1 {
+		if _, given := schemaHeader(d.Event.Headers); !given {
+			t.obs.SchemaUnversioned()
+		}
+	}
+	d.cast()
 
 	s.mu.Lock()
 	current := m.inbox == in
@@ -472,7 +478,7 @@ func (s *Subscription) advance() {
 	defer s.deliver.Unlock()
 	for d := s.unpark(); d != nil; d = s.unpark() {
 		if !s.ended.Load() {
-			s.handler((*Held)(d))
+			s.give(d)
 		}
 	}
 }
@@ -531,7 +537,7 @@ func (s *Subscription) hand(ds ...*Delivery) {
 	defer s.deliver.Unlock()
 	for _, d := range ds {
 		if !s.ended.Load() {
-			s.handler((*Held)(d))
+			s.give(d)
 		}
 	}
 }

@@ -62,6 +62,10 @@ type TopicObserver interface {
 	// SchemaBroken counts an event that breaks the schema of the topic: it was refused, or stored
 	// all the same (SchemaWarn).
 	SchemaBroken(refused bool)
+	// SchemaUnversioned counts an event that a hub got for a group for the first time, and that
+	// names no version although the topic's rule asks for schemas. Nobody compared the event with
+	// its schema, or it broke the schema (SchemaWarn).
+	SchemaUnversioned()
 }
 
 // GroupObserver receives metrics of the deliveries of one subscription on one topic.
@@ -110,6 +114,7 @@ func (nopObserver) Published(time.Duration)                  {}
 func (nopObserver) PublishFailed()                           {}
 func (nopObserver) GroupIgnored()                            {}
 func (nopObserver) SchemaBroken(bool)                        {}
+func (nopObserver) SchemaUnversioned()                       {}
 func (nopObserver) Delivered(int)                            {}
 func (nopObserver) Settled(Outcome, time.Duration, time.Duration) {
 }

@@ -190,16 +190,18 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 }
 
 // Admit checks an event that is to be published later, as PublishAsync would, as far as possible
-// without asking the server. It checks the topic, the options, the size, and the key that a
-// compacted topic requires.
-func (p *Publisher) Admit(topic string, payload []byte, opts PublishOptions) error {
+// without asking the server. It checks the topic, the options, the size, the key that a compacted
+// topic requires, and the schema. Where the topic's rule asks for schemas, Admit adds the version to
+// opts.Headers, which it copies, so that the event is compared with the same version later.
+func (p *Publisher) Admit(topic string, payload []byte, opts *PublishOptions) error {
 	if err := opts.Validate(); err != nil {
 		return err
 	}
-	t, err := p.bus.admit(topic, payload, &opts)
+	t, err := p.bus.admit(topic, payload, opts)
 	if err != nil {
 		return err
 	}
+	opts.stamp()
 	return opts.checkCloudEvent(topic, p.bus.cloudSource(topic, t))
 }
 

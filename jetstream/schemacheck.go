@@ -65,6 +65,7 @@ const (
 
 // versionCheck compares a new version with earlier ones.
 type versionCheck struct {
+	table  *schemaTable
 	rule   *SchemaRule
 	set    *schemaSet
 	next   *compiledVersion
@@ -74,8 +75,8 @@ type versionCheck struct {
 
 // checkVersion compares a new version with earlier ones, and completes it: without a cast, it gets
 // one that fills in defaults.
-func checkVersion(ctx context.Context, rule *SchemaRule, set *schemaSet, next *compiledVersion) (*compiledVersion, *SchemaReport, error) {
-	c := &versionCheck{rule: rule, set: set, next: next, report: &SchemaReport{Mode: rule.mode()}, until: time.Now().Add(triedTime)}
+func checkVersion(ctx context.Context, table *schemaTable, rule *SchemaRule, set *schemaSet, next *compiledVersion) (*compiledVersion, *SchemaReport, error) {
+	c := &versionCheck{table: table, rule: rule, set: set, next: next, report: &SchemaReport{Mode: rule.mode()}, until: time.Now().Add(triedTime)}
 	if err := c.complete(); err != nil {
 		return nil, nil, err
 	}
@@ -87,12 +88,12 @@ func checkVersion(ctx context.Context, rule *SchemaRule, set *schemaSet, next *c
 	all := set.with(c.next)
 	for n := last; n >= max(first, 1); n-- {
 		earlier := set.version(n)
-		if rule.mode().Backward() || len(c.next.Up) > 0 && n == last {
+		if rule.mode().Backward() || c.next.caster.Up() && n == last {
 			if err := c.try(ctx, all, earlier, c.next, "backward"); err != nil {
 				return nil, nil, err
 			}
 		}
-		if rule.mode().Forward() || len(c.next.Down) > 0 && n == last {
+		if rule.mode().Forward() || c.next.caster.Down() && n == last {
 			if err := c.try(ctx, all, c.next, earlier, "forward"); err != nil {
 				return nil, nil, err
 			}
@@ -105,7 +106,7 @@ func checkVersion(ctx context.Context, rule *SchemaRule, set *schemaSet, next *c
 // complete gives the new version a cast that fills in defaults, if one is needed and none is given.
 func (c *versionCheck) complete() error {
 	last := c.set.version(c.set.latest())
-	if last == nil || len(c.next.Up) > 0 || !c.rule.mode().Backward() {
+	if last == nil || c.next.caster.Up() || !c.rule.mode().Backward() {
 		return nil
 	}
 	r, err := compat.Includes(c.next.Schema, last.Schema, c.rule.Lenient)
@@ -118,7 +119,7 @@ func (c *versionCheck) complete() error {
 	}
 	v := c.next.SchemaVersion
 	v.Up = up
-	next, err := compileVersion(&v)
+	next, err := c.table.compile(&v)
 	if err != nil {
 		return badOptions("%v", err)
 	}

@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"maps"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -44,8 +45,8 @@ func (g *schemaGate) admit(payload []byte, opts *PublishOptions, obs TopicObserv
 	version, given := set.latest(), false
 	for name, value := range opts.Headers {
 		if strings.EqualFold(name, headerSchemaVersion) {
-			n, err := strconv.Atoi(value)
-			if err != nil || n < 1 || strconv.Itoa(n) != value {
+			n, ok := parseVersion(value)
+			if !ok {
 				return badOptions("opts.headers: %s is %q: a version is a number from 1 on", headerSchemaVersion, value)
 			}
 			version, given = n, true
@@ -66,6 +67,21 @@ func (g *schemaGate) admit(payload []byte, opts *PublishOptions, obs TopicObserv
 		opts.schemaVersion = version
 	}
 	return nil
+}
+
+// stamp moves the version to the headers, where it is as a client gives it. Headers that have no
+// room for it stay as they are: the event gets its version when it is stored.
+func (o *PublishOptions) stamp() {
+	if o.schemaVersion == 0 {
+		return
+	}
+	stamped := PublishOptions{Headers: make(map[string]string, len(o.Headers)+1)}
+	maps.Copy(stamped.Headers, o.Headers)
+	stamped.Headers[headerSchemaVersion] = strconv.Itoa(o.schemaVersion)
+	stamped.SID, stamped.Tags, stamped.CausedBy = o.SID, o.Tags, o.CausedBy
+	if stamped.Validate() == nil {
+		o.Headers, o.schemaVersion = stamped.Headers, 0
+	}
 }
 
 // valid says what is wrong with an event.

@@ -179,12 +179,12 @@ func (s Schemas) judge(ctx context.Context, topic string, d *SchemaDraft, set *s
 	if next.Version == 1 && (len(next.Up) > 0 || len(next.Down) > 0) {
 		return nil, nil, badOptions("the first version has none before it: leave out up and down")
 	}
-	c, err := compileVersion(next)
+	c, err := s.bus.schemas.compile(next)
 	if err != nil {
 		return nil, nil, badOptions("%v", err)
 	}
 	rule := s.bus.rule(topic).Schema
-	return checkVersion(ctx, &rule, set, c)
+	return checkVersion(ctx, s.bus.schemas, &rule, set, c)
 }
 
 // nonNull is a list of operations, or nothing.

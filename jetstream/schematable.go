@@ -69,7 +69,7 @@ type compiledVersion struct {
 	caster *upcast.Caster // from the version before; nil: none
 }
 
-func compileVersion(v *SchemaVersion) (*compiledVersion, error) {
+func (t *schemaTable) compile(v *SchemaVersion) (*compiledVersion, error) {
 	s, err := schema.Compile(v.Schema)
 	if err != nil {
 		return nil, fmt.Errorf("schema: %w", err)
@@ -79,6 +79,9 @@ func compileVersion(v *SchemaVersion) (*compiledVersion, error) {
 		if c.caster, err = upcast.Compile(v.Up, v.Down); err != nil {
 			return nil, err
 		}
+	}
+	if own := t.bus.cfg.Casters[v.Topic][v.Version]; own != nil {
+		c.caster = own
 	}
 	return c, nil
 }
@@ -124,6 +127,8 @@ func (s *schemaSet) with(v *compiledVersion) *schemaSet {
 type topicSchemas struct {
 	set   atomic.Pointer[schemaSet]
 	ahead map[int]*compiledVersion // that wait for one before them; guarded by the table's mu
+	// looked is when the server was last asked for versions that an event named.
+	looked atomic.Int64
 }
 
 // schemaTable has all schemas. It follows the bucket, and keeps what it knows without NATS.
@@ -187,7 +192,7 @@ func (t *schemaTable) saw(key string, value []byte) {
 		err = errors.New("the entry names another topic or version")
 	}
 	if err == nil {
-		c, err = compileVersion(&v)
+		c, err = t.compile(&v)
 	}
 	if err != nil {
 		t.bus.log.Warn("a schema in the registry cannot be used", slog.String("key", key), slog.Any("error", err))

@@ -100,6 +100,10 @@ type SubscribeOptions struct {
 	// before the first event of a new slot is handed out, and after the last lease of a lost one
 	// has ended. It is never called while the handler runs, and must not block.
 	OnAssign func(Assignment)
+	// SchemaVersion, when not 0, is the version of the schema in which the subscription gets the
+	// events of all its topics: a number from 1 on, or SchemaLatest. An event that cannot be cast
+	// is an attempt that failed; its dead letter has the event as it was stored, and the reason.
+	SchemaVersion int
 	// Workers is how many handlers of Consume run at a time: 1..10,000, default 1. MaxInFlight also
 	// limits how many events are processed at a time. Subscribe refuses Workers, because it never
 	// calls its handler concurrently.
@@ -156,8 +160,9 @@ type Subscription struct {
 	group   string
 	opts    SubscribeOptions
 	handler func(*Held)
-	workers *workers // of Consume, else nil
-	keeper  *owner   // of the owner of an ordered group, else nil
+	workers *workers               // of Consume, else nil
+	keeper  *owner                 // of the owner of an ordered group, else nil
+	views   map[string]*SchemaView // by topic; nil: events stay as they are
 
 	deliver sync.Mutex  // held while the handler runs
 	ended   atomic.Bool // no handler begins any more
@@ -253,6 +258,9 @@ func (b *Bus) subscribe(ctx context.Context, topic, group string, opts Subscribe
 	err := b.reserve()
 	if err == nil && opts.Handles {
 		err = b.handles.keys.ensure(ctx)
+	}
+	if err == nil {
+		s.views, err = b.viewsOf(ctx, names, opts.SchemaVersion)
 	}
 	var starts []startFunc
 	if err == nil {

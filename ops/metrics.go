@@ -50,6 +50,7 @@ type Metrics struct {
 	publishTook   *prometheus.HistogramVec
 	ignored       *prometheus.CounterVec
 	schemas       *prometheus.CounterVec
+	unversioned   *prometheus.CounterVec
 
 	delivered    *prometheus.CounterVec
 	redelivered  *prometheus.CounterVec
@@ -104,6 +105,7 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 		publishTook:   newHistogram(reg, "eventhub_publish_duration_seconds"),
 		ignored:       newCounter(reg, "eventhub_groups_ignored_total"),
 		schemas:       newCounter(reg, "eventhub_schema_violations_total"),
+		unversioned:   newCounter(reg, "eventhub_schema_unversioned_total"),
 		delivered:     newCounter(reg, "events_delivered_total"),
 		redelivered:   newCounter(reg, "eventhub_redeliveries_total"),
 		outcomes: map[jetstream.Outcome]*prometheus.CounterVec{
@@ -177,6 +179,7 @@ func (m *Metrics) Topic(topic string) jetstream.TopicObserver {
 		took:      m.publishTook.WithLabelValues(topic),
 		ignored:   m.ignored.WithLabelValues(topic),
 		broken:    func(action string) { m.schemas.WithLabelValues(topic, action).Inc() },
+		bare:      func() { m.unversioned.WithLabelValues(topic).Inc() },
 	}
 }
 
@@ -328,6 +331,7 @@ type topicObserver struct {
 	failed    prometheus.Counter
 	ignored   prometheus.Counter
 	broken    func(action string)
+	bare      func()
 	took      prometheus.Observer
 }
 
@@ -339,6 +343,8 @@ func (o *topicObserver) Published(took time.Duration) {
 func (o *topicObserver) PublishFailed() { o.failed.Inc() }
 
 func (o *topicObserver) GroupIgnored() { o.ignored.Inc() }
+
+func (o *topicObserver) SchemaUnversioned() { o.bare() }
 
 func (o *topicObserver) SchemaBroken(refused bool) {
 	if refused {

@@ -94,6 +94,7 @@ var definitions = []definition{
 	{"eventhub_ready", gauge, "1 while the hub is ready, as /readyz says, else 0.", nil},
 	{"eventhub_redeliveries_total", counter, "Events handed to a subscriber that the group had been given before.", pairLabels},
 	{"eventhub_revocations", gauge, "Revocations of tokens that this hub observes.", nil},
+	{"eventhub_schema_unversioned_total", counter, "Events that came to a group for the first time without a version, although the rule of their topic asks for schemas: native publishers stored them, or they are older than the rule, or they broke the schema.", []string{"topic"}},
 	{"eventhub_schema_violations_total", counter, "Events published through this hub that broke the schema of their topic, by what was done: refused, or stored.", []string{"topic", "action"}},
 	{"eventhub_server_restarts_total", counter, "Restarts of the embedded NATS server by the hub, because streams could not be written and the disk had room again.", nil},
 	{"eventhub_snapshots_total", counter, "Keys that compactors wrote a snapshot of, by the topic they were taken from.", topicLabels},

@@ -56,6 +56,13 @@ type Caster struct {
 // New returns a Caster of Go functions. Each may be nil, if that way is not needed.
 func New(up, down Func) *Caster { return &Caster{up, down} }
 
+// Up reports whether documents of the version before can be cast, and Down whether documents can be
+// cast back. A nil Caster casts none.
+func (c *Caster) Up() bool { return c != nil && c.up != nil }
+
+// Down is as Up, for the other way.
+func (c *Caster) Down() bool { return c != nil && c.down != nil }
+
 // CastError says where a cast failed. It has nothing of the document but the names of members.
 type CastError struct {
 	// From and To are the versions of the step that failed.
