@@ -82,6 +82,7 @@ type Schemas interface {
 	List(ctx context.Context, topic string) ([]*jetstream.SchemaVersion, error)
 	Check(ctx context.Context, topic string, d jetstream.SchemaDraft) (*jetstream.SchemaReport, error)
 	Register(ctx context.Context, topic string, d jetstream.SchemaDraft) (*jetstream.SchemaVersion, *jetstream.SchemaReport, error)
+	View(ctx context.Context, topic string, version int) (*jetstream.SchemaView, error)
 }
 
 // JetStream returns the Bus on NATS JetStream. The caller closes bus after the Server.

@@ -135,6 +135,7 @@ type cast struct {
 	topic  string
 	client string // the principal that is charged
 	opts   castOptions
+	caster *caster
 	tail   *broadcast.Tail
 	cursor *broadcast.Cursor
 	ctx    context.Context // ends with the broadcast
@@ -351,7 +352,10 @@ func (c *cast) join(ctx, connection context.Context) (start castStart, err error
 		return start, &jetstream.Error{Code: string(codeOverloaded), Msg: "Too many subscriptions are being made: try again later."}
 	}
 	defer srv.joins.Leave(c.client)
-	c.tail, err = srv.tails.Join(ctx, c.topic, c.client)
+	if c.caster, err = srv.casterOf(ctx, c.topic, c.opts.version); err != nil {
+		return start, err
+	}
+	c.tail, err = srv.tails.Join(ctx, c.topic, c.client, c.form())
 	switch {
 	case errors.Is(err, broadcast.ErrTails):
 		srv.cfg.Observer.LimitReached("tails")
@@ -359,6 +363,12 @@ func (c *cast) join(ctx, connection context.Context) (start castStart, err error
 	case errors.Is(err, broadcast.ErrPrincipalTails):
 		srv.cfg.Observer.LimitReached("principal_tails")
 		return start, &jetstream.Error{Code: string(codeRateLimited), Msg: "This client has reached its limit of topics that are broadcast."}
+	case errors.Is(err, broadcast.ErrVersions):
+		srv.cfg.Observer.LimitReached("tail_versions")
+		return start, &jetstream.Error{Code: string(codeOverloaded), Msg: "The hub broadcasts this topic in " + strconv.Itoa(castVersions) + " other versions, which is its limit."}
+	case errors.Is(err, broadcast.ErrPrincipalVersions):
+		srv.cfg.Observer.LimitReached("principal_tail_versions")
+		return start, &jetstream.Error{Code: string(codeRateLimited), Msg: "This client has this topic broadcast in " + strconv.Itoa(principalVersions) + " other versions, which is its limit."}
 	case errors.Is(err, broadcast.ErrClosed):
 		return start, &jetstream.Error{Code: string(codeOverloaded), Msg: "The hub is shutting down; connect again."}
 	case err != nil:
@@ -371,6 +381,27 @@ func (c *cast) join(ctx, connection context.Context) (start castStart, err error
 		c.stop()
 	}
 	return start, err
+}
+
+// form is how the events of the broadcast are framed.
+func (c *cast) form() broadcast.Form {
+	if c.caster == nil {
+		return broadcast.Form{}
+	}
+	k, srv := c.caster, c.srv // the Tail outlives the broadcast
+	return broadcast.Form{Version: c.opts.version, Frame: func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event) []byte {
+		return srv.frameCast(srv.ctx, dst, k, topic, at, e)
+	}}
+}
+
+// frameCast frames an event, and counts one that could not be cast.
+func (s *Server) frameCast(ctx context.Context, dst []byte, k *caster, topic string, at jetstream.Place, e *jetstream.Event) []byte {
+	dst, uncast := k.appendTo(ctx, dst, topic, at, e)
+	if uncast {
+		s.casting.gaps.Add(1)
+		s.casting.missed.Add(1)
+	}
+	return dst
 }
 
 // find finds where the broadcast begins.
@@ -658,17 +689,21 @@ func (c *cast) gap(dst []byte, from, to, missed uint64) []byte {
 	counts := &c.srv.casting
 	counts.gaps.Add(1)
 	counts.missed.Add(missed)
-	made := c.tail.Place().Made.UnixNano()
 	start := len(dst)
-	dst = append(textmsg.Begin(dst), `{"op":"GAP","topic":`...)
-	dst = jsonscan.AppendString(dst, c.topic)
+	dst = appendGap(textmsg.Begin(dst), c.topic, c.tail.Place().Made.UnixNano(), from, to, missed)
+	return textmsg.End(append(dst, '}'), start)
+}
+
+// appendGap appends a GAP frame without its end.
+func appendGap(dst []byte, topic string, made int64, from, to, missed uint64) []byte {
+	dst = append(dst, `{"op":"GAP","topic":`...)
+	dst = jsonscan.AppendString(dst, topic)
 	dst = append(dst, `,"from":"`...)
 	dst = appendPos(dst, made, from)
 	dst = append(dst, `","to":"`...)
 	dst = appendPos(dst, made, to)
 	dst = append(dst, `","missed":`...)
-	dst = strconv.AppendUint(dst, missed, 10)
-	return textmsg.End(append(dst, '}'), start)
+	return strconv.AppendUint(dst, missed, 10)
 }
 
 // snapped frames a SNAPSHOT, which says that the snapshot has ended.
@@ -724,7 +759,7 @@ var errCastOver = errors.New("facade: the broadcast has ended")
 
 func (q *castQueue) add(e *jetstream.Event) error {
 	q.srv.casting.caughtUp.Add(1)
-	q.frames = appendCast(q.frames, q.topic, q.tail.Place(), e)
+	q.frames = q.srv.frameCast(q.ctx, q.frames, q.caster, q.topic, q.tail.Place(), e)
 	q.events++
 	if len(q.frames) < castPiece {
 		return nil

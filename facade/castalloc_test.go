@@ -70,7 +70,7 @@ func TestAllocationsOfABroadcast(t *testing.T) {
 	for i := range casts {
 		s := hotSession(t)
 		s.out.wire.Conn, s.out.wire.stall = conn, time.Minute
-		tail, err := tails.Join(t.Context(), "t", "c")
+		tail, err := tails.Join(t.Context(), "t", "c", broadcast.Form{})
 		if err != nil {
 			t.Fatal(err)
 		}

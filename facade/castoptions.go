@@ -37,6 +37,7 @@ type castOptions struct {
 	conflate bool
 	interval time.Duration
 	presence bool
+	version  int // of the schema, as jetstream.Schemas.View takes it; 0: events stay as they are
 }
 
 // place is a place in the stream of a topic: behind the event with a sequence.
@@ -106,6 +107,7 @@ func readCastOptions(o op, opts []byte) (*castOptions, *fault) {
 	n, _ = r.integer("minIntervalMs", raw["minIntervalMs"], 0, maxInterval)
 	c.interval = time.Duration(n) * time.Millisecond
 	c.presence = r.bool("presence", raw["presence"])
+	c.version = r.version(optSchemaVersion, raw[optSchemaVersion])
 	return c, r.fail
 }
 

@@ -20,7 +20,7 @@ import (
 )
 
 // castParams are the parameters of GET /broadcast/{topic}: the options of a SUBSCRIBE.
-var castParams = []string{"history", "snapshot", "from", "pos", "ts", "afterId", "slow", "conflate", "minIntervalMs", "presence"}
+var castParams = []string{"history", "snapshot", "from", "pos", "ts", "afterId", "slow", "conflate", "minIntervalMs", "presence", optSchemaVersion}
 
 // followParams are the parameters of Follow.
 var followParams = []string{"history"}

@@ -78,14 +78,14 @@ func (d *description) schema(t *testing.T, name string) *described {
 	return s
 }
 
-// resolve follows references, and takes the other one of a choice with null.
+// resolve follows references, and takes the other one of a choice with null, or with a word.
 func (d *description) resolve(t *testing.T, s *described) *described {
 	t.Helper()
 	for {
 		switch {
 		case s.Ref != "":
 			s = d.schema(t, lastName(s.Ref))
-		case len(s.OneOf) == 2 && s.OneOf[1].Type == "null":
+		case len(s.OneOf) == 2 && (s.OneOf[1].Type == "null" || s.OneOf[0].kind() == "integer"):
 			s = &s.OneOf[0]
 		default:
 			return s
@@ -139,7 +139,7 @@ func TestDocumentsBoundOptions(t *testing.T) {
 			var o jetstream.PublishOptions
 			return publishOptions(&o, opts) == nil && o.Validate() == nil
 		}},
-		{"SubscribeOptions", "subscribeOptions", []string{"ts", "maxInFlight", "ackTimeoutMs", "maxAttempts", "topics", "groupTtlMs", "slots", "batchSize"}, func(opts []byte) bool {
+		{"SubscribeOptions", "subscribeOptions", []string{"ts", "maxInFlight", "ackTimeoutMs", "maxAttempts", "topics", "groupTtlMs", "slots", "schemaVersion", "batchSize"}, func(opts []byte) bool {
 			var o jetstream.SubscribeOptions
 			return subscribeOptions(&o, opts) == nil
 		}},
@@ -232,7 +232,7 @@ func TestDocumentsBoundParameters(t *testing.T) {
 		base  func(name string) url.Values // what else the request must have
 		takes func(query string) bool
 	}{
-		{"/snap/{topic}", []string{"next", "limit", "offset", "keys", "consistent"}, func(string) url.Values { return url.Values{} }, func(query string) bool {
+		{"/snap/{topic}", []string{"next", "limit", "offset", "keys", "consistent", optSchemaVersion}, func(string) url.Values { return url.Values{} }, func(query string) bool {
 			_, fail := parsePage(httptest.NewRequest(http.MethodGet, "/snap/t?"+query, http.NoBody))
 			return fail == nil
 		}},

@@ -105,6 +105,11 @@ func (s *Server) serveRange(w http.ResponseWriter, r *http.Request, q *rangeQuer
 	}
 	defer s.exporting.Leave(p.Key())
 	q.opts.CountFor = p.Key()
+	cast, err := s.casterOf(waiting, q.topic, q.version)
+	if err != nil {
+		s.refuse(w, s.readFault(r, err))
+		return
+	}
 	found, err := s.cfg.Bus.History(q.topic).Range(waiting, q.opts)
 	if err != nil {
 		s.refuse(w, s.readFault(r, err))
@@ -129,6 +134,7 @@ func (s *Server) serveRange(w http.ResponseWriter, r *http.Request, q *rangeQuer
 	header.Add("Trailer", headerLastID)
 	header.Add("Trailer", headerLastPosition)
 	out := s.newRangeWriter(w, r, q, f)
+	out.caster = cast
 	if r.Method == http.MethodHead {
 		return
 	}
@@ -167,6 +173,7 @@ type rangeWriter struct {
 	header    http.Header
 	query     *rangeQuery
 	form      rangeForm
+	caster    *caster
 	packed    io.WriteCloser // nil: not compressed
 }
 
@@ -198,7 +205,7 @@ func (o *rangeWriter) copy(ctx context.Context, found *jetstream.Range) error {
 		if n > 0 {
 			out = append(out, o.form.sep...)
 		}
-		out = o.record(out, e)
+		out = o.record(ctx, out, e)
 		last.ID, last.Stream, last.Sequence = e.ID, e.Stream, e.Sequence
 		n++
 		if len(out) >= answerPiece {
@@ -235,17 +242,18 @@ func (o *rangeWriter) copy(ctx context.Context, found *jetstream.Range) error {
 }
 
 // record appends an event as one line: a payload may have line breaks between its tokens.
-func (o *rangeWriter) record(dst []byte, e *jetstream.Event) []byte {
+func (o *rangeWriter) record(ctx context.Context, dst []byte, e *jetstream.Event) []byte {
 	at := len(dst)
 	marked := o.query.tombstones && e.Tombstone
-	if o.form.cloud != nil {
+	why := o.caster.cast(ctx, e)
+	if o.form.cloud != nil && why == "" {
 		ce := o.form.cloud.of(e)
 		if marked {
 			delete(ce.Attributes, "tombstone") // the event's own attribute of that name gives way
 		}
 		dst = ce.Append(dst)
 	} else {
-		dst = e.AppendRecord(dst)
+		dst = appendRead(dst, e, o.form.cloud, why)
 	}
 	if marked {
 		dst = append(dst[:len(dst)-1], `,"tombstone":true}`...)

@@ -94,7 +94,7 @@ func subscribeOptions(o *jetstream.SubscribeOptions, opts []byte) *fault {
 	if !isObject(opts) {
 		return wrongType("opts", "an object", opts)
 	}
-	var from, ts, afterID, batch, inFlight, ackTimeout, attempts, topics, groupTTL, order, slots []byte
+	var from, ts, afterID, batch, inFlight, ackTimeout, attempts, topics, groupTTL, order, slots, version []byte
 	for w := jsonscan.Walk(opts, 0); w.Next(); {
 		var buf [16]byte
 		switch string(unquoteName(w.Key, buf[:0])) {
@@ -120,6 +120,8 @@ func subscribeOptions(o *jetstream.SubscribeOptions, opts []byte) *fault {
 			order = w.Value
 		case "slots":
 			slots = w.Value
+		case "schemaVersion":
+			version = w.Value
 		}
 	}
 
@@ -147,6 +149,7 @@ func subscribeOptions(o *jetstream.SubscribeOptions, opts []byte) *fault {
 			r.refuse(`opts.ordered must be "key"`)
 		}
 	}
+	o.SchemaVersion = r.version(optSchemaVersion, version)
 	n, given = r.integer("slots", slots, 1, maxSlots)
 	if o.Slots = int(n); given && !o.OrderByKey {
 		r.refuse("opts.slots is for ordered groups: give opts.ordered, too")

@@ -34,12 +34,14 @@ type pageQuery struct {
 	consistent    bool
 	listing       bool   // a page of a listing, not a page at an offset
 	next          string // the cursor of a listing; "" at its beginning
+	version       int    // in which records are sent, as Server.casterOf takes it
 }
 
 // pageRead is the result of a query.
 type pageRead struct {
 	events []*jetstream.Event
 	next   string // the cursor of the next page of a listing
+	caster *caster
 }
 
 // parsePage reads the query of GET /snap/{topic}.
@@ -52,6 +54,9 @@ func parsePage(r *http.Request) (q pageQuery, fail *fault) {
 		return q, fail
 	}
 	if q.limit, fail = queryInt(values, "limit", defaultPage, 1, maxPage); fail != nil {
+		return q, fail
+	}
+	if q.version, fail = versionParam(values); fail != nil {
 		return q, fail
 	}
 	switch given := values["consistent"]; {
@@ -67,7 +72,7 @@ func parsePage(r *http.Request) (q pageQuery, fail *fault) {
 		case len(values["next"]) > 1:
 			return q, &fault{code: codeBadOptions, msg: "next must be given once."}
 		case values.Has("offset") || values.Has("keys") || values.Has("consistent"):
-			return q, &fault{code: codeBadOptions, msg: "next goes with limit only."}
+			return q, &fault{code: codeBadOptions, msg: "next goes with limit and schemaVersion only."}
 		}
 		return q, nil
 	}
@@ -123,7 +128,7 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, fail)
 		return
 	}
-	s.writePage(w, &q, page, s.cloudFormFor(w, r, topic))
+	s.writePage(r.Context(), w, &q, page, s.cloudFormFor(w, r, topic))
 }
 
 // readPage executes the query when it is the principal's turn, within Limits.PageBytes. It takes
@@ -153,8 +158,9 @@ func (s *Server) readPage(r *http.Request, who, topic string, q *pageQuery) (pag
 
 // queryPage reads a page from the bus.
 func (s *Server) queryPage(ctx context.Context, r *http.Request, topic string, q *pageQuery) (page pageRead, fail *fault) {
-	var err error
+	cast, err := s.casterOf(ctx, topic, q.version)
 	switch {
+	case err != nil:
 	case q.keys != nil:
 		var whole bool
 		page.events, whole, err = s.readKeys(ctx, topic, q.keys, q.consistent)
@@ -170,6 +176,7 @@ func (s *Server) queryPage(ctx context.Context, r *http.Request, topic string, q
 	if err != nil {
 		return page, s.readFault(r, err)
 	}
+	page.caster = cast
 	return page, nil
 }
 
@@ -179,7 +186,7 @@ func (s *Server) readListing(ctx context.Context, topic string, q *pageQuery) (p
 	if l.Cut {
 		s.cfg.Observer.LimitReached("page_bytes")
 	}
-	return pageRead{l.Events, l.Next}, err
+	return pageRead{events: l.Events, next: l.Next}, err
 }
 
 // errBehind is returned when all keys of a page were removed and the bucket did not learn of that
@@ -300,7 +307,7 @@ func eventSize(e *jetstream.Event) int {
 
 // writePage sends {offset, limit, count, items}, or {limit, count, items, next} for a listing, or
 // {count, items} for given keys, or an array of CloudEvents. It sends events while it encodes.
-func (s *Server) writePage(w http.ResponseWriter, q *pageQuery, page pageRead, cloud *cloudForm) {
+func (s *Server) writePage(ctx context.Context, w http.ResponseWriter, q *pageQuery, page pageRead, cloud *cloudForm) {
 	b, _ := buffers.Get().(*[]byte)
 	defer putBuffer(b)
 	kind, out, end := "application/json", beginPage((*b)[:0], q, len(page.events)), "}\n"
@@ -311,7 +318,11 @@ func (s *Server) writePage(w http.ResponseWriter, q *pageQuery, page pageRead, c
 	switch {
 	case page.next == "": // letters, digits, - and _
 	case cloud != nil: // RFC 8288
-		header.Set("Link", "<?next="+page.next+"&limit="+strconv.Itoa(q.limit)+`>; rel="next"`)
+		link := "<?next=" + page.next + "&limit=" + strconv.Itoa(q.limit)
+		if q.version != 0 {
+			link += "&" + optSchemaVersion + "=" + versionText(q.version)
+		}
+		header.Set("Link", link+`>; rel="next"`)
 	default:
 		end = `,"next":"` + page.next + `"` + end
 	}
@@ -323,11 +334,7 @@ func (s *Server) writePage(w http.ResponseWriter, q *pageQuery, page pageRead, c
 		if i > 0 {
 			out = append(out, ',')
 		}
-		if cloud != nil {
-			out = cloud.append(out, e)
-		} else {
-			out = e.AppendRecord(out)
-		}
+		out = appendRead(out, e, cloud, page.caster.cast(ctx, e))
 		page.events[i] = nil
 		if len(out) >= answerPiece {
 			a.write(out)

@@ -36,12 +36,13 @@ type rangeQuery struct {
 	opts       jetstream.ReadOptions
 	ndjson     bool
 	tombstones bool // tombstones are marked
+	version    int  // in which events are sent, as Server.casterOf takes it
 }
 
 // rangeParams are the parameters of both requests and of each.
 var (
-	replayParams = []string{"topic", "limit", "key", "header", "afterId", "tombstones", "from", "ts"}
-	exportParams = []string{"topic", "limit", "key", "header", "afterId", "tombstones", "fromTs", "toTs", "ndjson"}
+	replayParams = []string{"topic", "limit", "key", "header", "afterId", "tombstones", optSchemaVersion, "from", "ts"}
+	exportParams = []string{"topic", "limit", "key", "header", "afterId", "tombstones", optSchemaVersion, "fromTs", "toTs", "ndjson"}
 )
 
 // parseReplay reads the query of GET /replay.
@@ -125,6 +126,9 @@ func parseRange(raw string, q *rangeQuery, known []string, limit int) (url.Value
 	fail := rangeHeaders(values["header"], q)
 	if fail == nil {
 		q.tombstones, fail = rangeFlag(values, "tombstones")
+	}
+	if fail == nil {
+		q.version, fail = versionParam(values)
 	}
 	return values, fail
 }

@@ -25,19 +25,31 @@ const (
 // serveSnap serves GET /snap/{topic}/{key}, the latest record of a key.
 func (s *Server) serveSnap(w http.ResponseWriter, r *http.Request) {
 	_, topic, key, fail := s.snapKey(r, s.mayRead)
+	var version int
+	if fail == nil {
+		version, fail = versionParam(r.URL.Query())
+	}
 	if fail != nil {
 		s.refuse(w, fail)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	e, err := s.cfg.Bus.Keys(topic).Get(ctx, key)
+	cast, err := s.casterOf(ctx, topic, version)
+	var e *jetstream.Event
+	if err == nil {
+		e, err = s.cfg.Bus.Keys(topic).Get(ctx, key)
+	}
 	switch {
 	case errors.Is(err, jetstream.ErrNotFound), err == nil && e.Tombstone:
 		s.noSnap(w)
 		return
 	case err != nil:
 		s.refuse(w, s.readFault(r, err))
+		return
+	}
+	if why := cast.cast(ctx, e); why != "" {
+		s.refuse(w, &fault{code: codeSchemaInvalid, msg: why})
 		return
 	}
 	header := w.Header()

@@ -26,7 +26,7 @@ const (
 )
 
 // consumeParams are the parameters of GET /subscribe: the names, and the options of a SUBSCRIBE.
-var consumeParams = []string{"topic", "group", "from", "ts", "afterId", "batchSize", "maxInFlight", "ackTimeoutMs", "maxAttempts", "topics", "groupTtlMs", "ordered", "slots"}
+var consumeParams = []string{"topic", "group", "from", "ts", "afterId", "batchSize", "maxInFlight", "ackTimeoutMs", "maxAttempts", "topics", "groupTtlMs", "ordered", "slots", optSchemaVersion}
 
 // parseConsume reads the query of GET /subscribe.
 func parseConsume(raw string) (url.Values, *fault) {

@@ -334,11 +334,19 @@ func TestSchemaVersionOfAPublish(t *testing.T) {
 type schemaCounts struct {
 	nopObserver
 
-	mu              sync.Mutex
-	refused, stored int
+	mu          sync.Mutex
+	refused     int
+	stored      int
+	unversioned int
 }
 
 func (s *schemaCounts) Topic(string) TopicObserver { return s }
+
+func (s *schemaCounts) SchemaUnversioned() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unversioned++
+}
 
 func (s *schemaCounts) SchemaBroken(refused bool) {
 	s.mu.Lock()

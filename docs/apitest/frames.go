@@ -200,7 +200,7 @@ func (f *Frames) answered(text, op, code string) (sent string, ok bool) {
 
 // beyondSchemas reports whether a schema cannot express why the hub refuses a frame: schemas count
 // characters, and not the bytes of a text or of several fields together, and they do not know what
-// the topics file says of a topic.
+// the topics file and the registry of schemas say of a topic.
 func beyondSchemas(code, msg string) bool {
-	return strings.Contains(msg, " bytes") || (code == "bad_options" || code == "bad_topic") && strings.HasPrefix(msg, "topic ")
+	return strings.Contains(msg, " bytes") || (code == "bad_options" || code == "bad_topic") && (strings.HasPrefix(msg, "topic ") || strings.Contains(msg, "is not registered"))
 }

@@ -25,16 +25,30 @@ type Source interface {
 	Follow(ctx context.Context, topic string, after jetstream.Place, f func(*jetstream.Event) error) error
 }
 
+// Frame appends an event to dst as sockets get it.
+type Frame func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event) []byte
+
+// Form is how sockets get the events of a topic. The zero value is as they are stored.
+type Form struct {
+	// Version tells forms of a topic apart.
+	Version int
+	// Frame is used for a Version other than 0, instead of Config.Frame.
+	Frame Frame
+}
+
 // Config configures a Tails. All fields are required.
 type Config struct {
 	Source Source
 	// Frame appends an event to dst as all sockets get it.
-	Frame func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event) []byte
+	Frame Frame
 	// Linger is how long a Tail is kept after its last Cursor has ended.
 	Linger time.Duration
 	// Tails is the most topics that are followed, and PrincipalTails the most that one client is
 	// the first to follow.
 	Tails, PrincipalTails int
+	// Versions is the most versions in which one topic is followed, besides as it is stored, and
+	// PrincipalVersions the most that one client is the first to follow.
+	Versions, PrincipalVersions int
 	// RingFrames and RingBytes bound the frames of one topic, and AllBytes the bytes of all rings
 	// with their lists of frames. A ring always holds the newest frame.
 	RingFrames, RingBytes, AllBytes int
@@ -46,6 +60,11 @@ var (
 	ErrTails = errors.New("broadcast: too many topics are followed")
 	// ErrPrincipalTails says that the client follows Config.PrincipalTails topics alone.
 	ErrPrincipalTails = errors.New("broadcast: this client follows too many topics")
+	// ErrVersions says that the topic is followed in Config.Versions versions.
+	ErrVersions = errors.New("broadcast: the topic is followed in too many versions")
+	// ErrPrincipalVersions says that the client follows the topic in Config.PrincipalVersions
+	// versions alone.
+	ErrPrincipalVersions = errors.New("broadcast: this client follows the topic in too many versions")
 	// ErrClosed says that the Tails is closed.
 	ErrClosed = errors.New("broadcast: closed")
 )
@@ -70,13 +89,19 @@ type Tails struct {
 
 	mu      sync.Mutex
 	closed  bool
-	byTopic map[string]*Tail
+	tails   map[tailName]*Tail
 	byFirst map[string]int // tails by the client that came first
+}
+
+// tailName names a Tail.
+type tailName struct {
+	topic   string
+	version int
 }
 
 // New makes a Tails. The caller calls Close.
 func New(cfg Config) *Tails {
-	t := &Tails{cfg: cfg, byTopic: make(map[string]*Tail), byFirst: make(map[string]int)}
+	t := &Tails{cfg: cfg, tails: make(map[tailName]*Tail), byFirst: make(map[string]int)}
 	t.memory.left = cfg.AllBytes
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	return t
@@ -102,11 +127,11 @@ func (t *Tails) start(f func()) bool {
 	return true
 }
 
-// Join returns the Tail of a topic once it follows the topic, for a client. The caller calls Leave
-// of the Tail.
-func (t *Tails) Join(ctx context.Context, topic, client string) (*Tail, error) {
+// Join returns the Tail of a topic in a form once it follows the topic, for a client. Tails of the
+// same topic and version are one, with the Frame of the first. The caller calls Leave of the Tail.
+func (t *Tails) Join(ctx context.Context, topic, client string, form Form) (*Tail, error) {
 	for {
-		tail, err := t.enter(topic, client)
+		tail, err := t.enter(topic, client, form)
 		if err != nil {
 			return nil, err
 		}
@@ -129,13 +154,14 @@ func (t *Tails) Join(ctx context.Context, topic, client string) (*Tail, error) {
 // errOver says that a Tail ended between two looks.
 var errOver = errors.New("broadcast: the tail has ended")
 
-func (t *Tails) enter(topic, client string) (*Tail, error) {
+func (t *Tails) enter(topic, client string, form Form) (*Tail, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
 		return nil, ErrClosed
 	}
-	if tail := t.byTopic[topic]; tail != nil {
+	name := tailName{topic, form.Version}
+	if tail := t.tails[name]; tail != nil {
 		tail.users++
 		if tail.idle != nil {
 			tail.idle.Stop()
@@ -143,24 +169,49 @@ func (t *Tails) enter(topic, client string) (*Tail, error) {
 		}
 		return tail, nil
 	}
+	mine := func(o *Tail) bool { return o.client == client }
 	switch {
-	case len(t.byTopic) >= t.cfg.Tails && !t.dropIdleLocked(""):
+	case len(t.tails) >= t.cfg.Tails && !t.dropIdleLocked(func(*Tail) bool { return true }):
 		return nil, ErrTails
-	case t.byFirst[client] >= t.cfg.PrincipalTails && !t.dropIdleLocked(client):
+	case t.byFirst[client] >= t.cfg.PrincipalTails && !t.dropIdleLocked(mine):
 		return nil, ErrPrincipalTails
 	}
-	tail := &Tail{all: t, topic: topic, client: client, users: 1, ready: make(chan struct{}), news: make(chan struct{}, 1)}
+	if form.Version != 0 {
+		cast := func(o *Tail) bool { return o.topic == topic && o.version != 0 }
+		castForMe := func(o *Tail) bool { return cast(o) && mine(o) }
+		switch {
+		case t.countLocked(cast) >= t.cfg.Versions && !t.dropIdleLocked(cast):
+			return nil, ErrVersions
+		case t.countLocked(castForMe) >= t.cfg.PrincipalVersions && !t.dropIdleLocked(castForMe):
+			return nil, ErrPrincipalVersions
+		}
+	} else {
+		form.Frame = t.cfg.Frame
+	}
+	tail := &Tail{
+		all: t, tailName: name, frame: form.Frame, client: client, users: 1, ready: make(chan struct{}), news: make(chan struct{}, 1),
+	}
 	tail.ctx, tail.cancel = context.WithCancel(t.ctx)
-	t.byTopic[topic] = tail
+	t.tails[name] = tail
 	t.byFirst[client]++
 	t.wg.Go(tail.run)
 	return tail, nil
 }
 
-// dropIdleLocked makes room by a Tail that nobody uses, of a client if one is given.
-func (t *Tails) dropIdleLocked(client string) bool {
-	for _, tail := range t.byTopic {
-		if tail.users == 0 && (client == "" || tail.client == client) {
+// countLocked returns how many Tails are of a kind.
+func (t *Tails) countLocked(kind func(*Tail) bool) (n int) {
+	for _, tail := range t.tails {
+		if kind(tail) {
+			n++
+		}
+	}
+	return n
+}
+
+// dropIdleLocked makes room by a Tail of a kind that nobody uses.
+func (t *Tails) dropIdleLocked(kind func(*Tail) bool) bool {
+	for _, tail := range t.tails {
+		if tail.users == 0 && kind(tail) {
 			t.removeLocked(tail)
 			return true
 		}
@@ -170,10 +221,10 @@ func (t *Tails) dropIdleLocked(client string) bool {
 
 // removeLocked ends a Tail.
 func (t *Tails) removeLocked(tail *Tail) {
-	if t.byTopic[tail.topic] != tail {
+	if t.tails[tail.tailName] != tail {
 		return
 	}
-	delete(t.byTopic, tail.topic)
+	delete(t.tails, tail.tailName)
 	if t.byFirst[tail.client]--; t.byFirst[tail.client] == 0 {
 		delete(t.byFirst, tail.client)
 	}
@@ -185,7 +236,7 @@ func (t *Tails) removeLocked(tail *Tail) {
 
 // Figures are the state of a Tails.
 type Figures struct {
-	Topics, Cursors int
+	Topics, Cursors int // a topic counts once for each form
 	Bytes           int // of all rings
 }
 
@@ -193,8 +244,8 @@ type Figures struct {
 func (t *Tails) Figures() Figures {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	f := Figures{Topics: len(t.byTopic)}
-	for _, tail := range t.byTopic {
+	f := Figures{Topics: len(t.tails)}
+	for _, tail := range t.tails {
 		tail.mu.Lock()
 		f.Cursors += len(tail.cursors)
 		tail.mu.Unlock()

@@ -131,7 +131,7 @@ func newTails(t *testing.T, s *source, change func(*broadcast.Config)) *broadcas
 // join enters the Tail of a topic.
 func join(t *testing.T, tails *broadcast.Tails, topic, client string) *broadcast.Tail {
 	t.Helper()
-	tail, err := tails.Join(t.Context(), topic, client)
+	tail, err := tails.Join(t.Context(), topic, client, broadcast.Form{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -448,7 +448,7 @@ func TestTailLingers(t *testing.T) {
 	from := newSource()
 	tails := newTails(t, from, func(cfg *broadcast.Config) { cfg.Tails, cfg.PrincipalTails = 3, 2 })
 	a, b := join(t, tails, "a", "c"), join(t, tails, "b", "c")
-	if _, err := tails.Join(t.Context(), "x", "c"); !errors.Is(err, broadcast.ErrPrincipalTails) {
+	if _, err := tails.Join(t.Context(), "x", "c", broadcast.Form{}); !errors.Is(err, broadcast.ErrPrincipalTails) {
 		t.Errorf("got %v", err)
 	}
 	a.Leave()
@@ -458,7 +458,7 @@ func TestTailLingers(t *testing.T) {
 	a.Leave()
 	x := join(t, tails, "x", "c") // in place of a
 	join(t, tails, "y", "d")
-	if _, err := tails.Join(t.Context(), "z", "d"); !errors.Is(err, broadcast.ErrTails) {
+	if _, err := tails.Join(t.Context(), "z", "d", broadcast.Form{}); !errors.Is(err, broadcast.ErrTails) {
 		t.Errorf("got %v", err)
 	}
 	b.Leave()
@@ -479,13 +479,13 @@ func TestJoinFails(t *testing.T) {
 	tails := newTails(t, from, func(cfg *broadcast.Config) { cfg.Tails = 1 })
 	late, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := tails.Join(late, "t", "c"); !errors.Is(err, context.Canceled) {
+	if _, err := tails.Join(late, "t", "c", broadcast.Form{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 	var joining sync.WaitGroup
 	for range 5 {
 		joining.Go(func() {
-			if _, err := tails.Join(t.Context(), "t", "c"); !errors.Is(err, errGone) {
+			if _, err := tails.Join(t.Context(), "t", "c", broadcast.Form{}); !errors.Is(err, errGone) {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -510,7 +510,7 @@ func TestTailsClose(t *testing.T) {
 	waiting := newTails(t, stuck, nil)
 	var joining sync.WaitGroup
 	joining.Go(func() {
-		if _, err := waiting.Join(t.Context(), "t", "c"); !errors.Is(err, broadcast.ErrClosed) {
+		if _, err := waiting.Join(t.Context(), "t", "c", broadcast.Form{}); !errors.Is(err, broadcast.ErrClosed) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -521,7 +521,7 @@ func TestTailsClose(t *testing.T) {
 	if err := <-s.ended; !errors.Is(err, broadcast.ErrClosed) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := tails.Join(t.Context(), "t", "c"); !errors.Is(err, broadcast.ErrClosed) {
+	if _, err := tails.Join(t.Context(), "t", "c", broadcast.Form{}); !errors.Is(err, broadcast.ErrClosed) {
 		t.Errorf("got %v", err)
 	}
 }

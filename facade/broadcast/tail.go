@@ -14,10 +14,13 @@ const askTimeout = 5 * time.Second
 
 // Tail follows one topic. Its methods may be called concurrently.
 type Tail struct {
-	all           *Tails
-	topic, client string
-	ctx           context.Context
-	cancel        context.CancelFunc
+	tailName
+
+	all    *Tails
+	frame  Frame
+	client string
+	ctx    context.Context
+	cancel context.CancelFunc
 
 	// ready is closed when place and ring are set, or failed.
 	ready  chan struct{}
@@ -101,7 +104,7 @@ func (t *Tail) Leave() {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	t.users--
-	if t.users > 0 || all.byTopic[t.topic] != t {
+	if t.users > 0 || all.tails[t.tailName] != t {
 		return
 	}
 	t.idle = time.AfterFunc(all.cfg.Linger, func() {
@@ -163,7 +166,7 @@ func (t *Tail) follow() error {
 		if e == nil {
 			return nil
 		}
-		scratch = cfg.Frame(scratch[:0], t.topic, place, e)
+		scratch = t.frame(scratch[:0], t.topic, place, e)
 		t.ring.append(scratch, e.Sequence, e.Key)
 		if cap(scratch) > lastChunk {
 			scratch = nil

@@ -1,0 +1,151 @@
+package facade
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/url"
+	"strconv"
+
+	"eventhub/facade/textmsg"
+	"eventhub/jetstream"
+	"eventhub/jetstream/cloudevents"
+	"eventhub/jetstream/jsonscan"
+)
+
+const (
+	// optSchemaVersion is the option, and the parameter of a query, for the version in which events
+	// are sent: a number, or latestVersion.
+	optSchemaVersion = "schemaVersion"
+	latestVersion    = "latest"
+	// castVersions ("tail_versions") is the most versions in which a topic is broadcast, besides as
+	// it is stored. principalVersions ("principal_tail_versions") is the most that one principal is
+	// the first to listen to.
+	castVersions, principalVersions = 4, 2
+	// attrSchemaError is the attribute of a CloudEvent that could not be cast.
+	attrSchemaError = "schemaerror"
+)
+
+// version reads a version of a schema: 0 for none, a number from 1 on, or jetstream.SchemaLatest.
+func (r *optionReader) version(name string, raw []byte) int {
+	if isString(raw) && r.string(name, raw) == latestVersion {
+		return jetstream.SchemaLatest
+	}
+	if missing(raw) {
+		return 0
+	}
+	n, ok := integer(raw)
+	if !ok || n < 1 || n > jetstream.MaxSchemaVersions {
+		r.want(name, `an integer from 1 to `+strconv.Itoa(jetstream.MaxSchemaVersions)+`, or "`+latestVersion+`"`, raw)
+		return 0
+	}
+	return int(n)
+}
+
+// versionParam is version for a query.
+func versionParam(values url.Values) (int, *fault) {
+	given := values[optSchemaVersion]
+	if len(given) == 0 {
+		return 0, nil
+	}
+	if len(given) == 1 && given[0] == latestVersion {
+		return jetstream.SchemaLatest, nil
+	}
+	n, err := strconv.Atoi(given[0])
+	if len(given) > 1 || err != nil || n < 1 || n > jetstream.MaxSchemaVersions {
+		return 0, &fault{code: codeBadOptions, msg: optSchemaVersion + " must be an integer from 1 to " + strconv.Itoa(jetstream.MaxSchemaVersions) +
+			", or " + latestVersion + ", given once."}
+	}
+	return n, nil
+}
+
+// versionText is a version as versionParam reads it.
+func versionText(version int) string {
+	if version == jetstream.SchemaLatest {
+		return latestVersion
+	}
+	return strconv.Itoa(version)
+}
+
+// caster casts events for a reader. A nil caster leaves them as they are.
+type caster struct {
+	view *jetstream.SchemaView
+}
+
+// casterOf returns the caster of a topic for a version as versionParam returns it.
+func (s *Server) casterOf(ctx context.Context, topic string, version int) (*caster, error) {
+	if version == 0 {
+		return nil, nil //nolint:nilnil // events stay as they are
+	}
+	v, err := s.cfg.Bus.Schemas().View(ctx, topic, version)
+	if err != nil {
+		return nil, err
+	}
+	return &caster{v}, nil
+}
+
+// cast turns an event into the version of the reader. It returns why it could not, for the client.
+func (c *caster) cast(ctx context.Context, e *jetstream.Event) (why string) {
+	if c == nil {
+		return ""
+	}
+	err := c.view.Cast(ctx, e)
+	if err == nil {
+		return ""
+	}
+	if known, ok := errors.AsType[*jetstream.Error](err); ok {
+		return known.Msg
+	}
+	return "the event could not be cast"
+}
+
+// appendUncast appends the record of an event that could not be cast: it has the members error and
+// code instead of the payload, which the reader does not expect.
+func appendUncast(dst []byte, e *jetstream.Event, why string) []byte {
+	bare := *e
+	bare.Payload = nil
+	dst = bytes.TrimSuffix(bare.AppendRecord(dst), []byte(`"payload":null}`))
+	dst = jsonscan.AppendString(append(dst, `"error":`...), why)
+	return append(append(append(dst, `,"code":"`...), codeSchemaInvalid...), `"}`...)
+}
+
+// uncast is the CloudEvent of an event that could not be cast: it has an attribute that says why,
+// and no data.
+func (c *cloudForm) uncast(e *jetstream.Event, why string) *cloudevents.Event {
+	bare := *e
+	bare.Payload = nil
+	ce := c.of(&bare)
+	ce.Data = nil
+	ce.Attributes[attrSchemaError] = why
+	return ce
+}
+
+// appendRead appends an event that was cast, or could not be, in the form of an answer.
+func appendRead(dst []byte, e *jetstream.Event, cloud *cloudForm, why string) []byte {
+	switch {
+	case why != "" && cloud != nil:
+		return cloud.uncast(e, why).Append(dst)
+	case why != "":
+		return appendUncast(dst, e, why)
+	case cloud != nil:
+		return cloud.append(dst, e)
+	}
+	return e.AppendRecord(dst)
+}
+
+// appendTo appends the frame of a broadcast, framed for a WebSocket: the EVENT in the version of
+// the reader, or a GAP in the place of an event that could not be cast.
+func (c *caster) appendTo(ctx context.Context, dst []byte, topic string, at jetstream.Place, e *jetstream.Event) (frame []byte, uncast bool) {
+	if c == nil {
+		return appendCast(dst, topic, at, e), false
+	}
+	shown := *e
+	why := c.cast(ctx, &shown)
+	if why == "" {
+		return appendCast(dst, topic, at, &shown), false
+	}
+	start := len(dst)
+	dst = appendGap(textmsg.Begin(dst), topic, at.Made.UnixNano(), e.Sequence-1, e.Sequence, 1)
+	dst = jsonscan.AppendString(append(dst, `,"reason":`...), why)
+	return textmsg.End(append(dst, '}'), start), true
+}

@@ -1,0 +1,273 @@
+package jetstream
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/schema/upcast"
+)
+
+// Three versions of a machine. The second has casts both ways, the third only up.
+const (
+	machineV1 = `{"type":"object","required":["host"],"properties":{"host":{"type":"string"}},"additionalProperties":false}`
+	machineV2 = `{"type":"object","required":["name"],"properties":{"name":{"type":"string"}},"additionalProperties":false}`
+	machineV3 = `{"type":"object","required":["name","up"],"properties":{"name":{"type":"string"},"up":{"type":"boolean"}},"additionalProperties":false}`
+)
+
+func machines(tb testing.TB, b *Bus, topic string) {
+	tb.Helper()
+	register(tb, b, topic, draft(machineV1))
+	register(tb, b, topic, SchemaDraft{
+		Schema: json.RawMessage(machineV2), Up: json.RawMessage(`[{"rename":{"at":"/host","to":"name","required":true}}]`),
+		Down: json.RawMessage(`[{"rename":{"at":"/name","to":"host"}}]`),
+	})
+	register(tb, b, topic, SchemaDraft{Schema: json.RawMessage(machineV3), Up: json.RawMessage(`[{"default":{"at":"/up","value":true}}]`)})
+}
+
+// native publishes past the hub.
+func publishNative(tb testing.TB, url, topic, payload, version string) {
+	tb.Helper()
+	nc, err := nats.Connect(url)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer nc.Close()
+	m := &nats.Msg{Subject: plainSubject(topic), Data: []byte(payload), Header: nats.Header{}}
+	if version != "" {
+		m.Header["x-schema-version"] = []string{version}
+	}
+	if _, err := nc.RequestMsg(m, wait); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// TestDeliveriesAreCast has groups read one topic in each version: events of the version stay byte
+// for byte, others are cast, and say so.
+func TestDeliveriesAreCast(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: "none"})})
+	machines(t, b, "t.a")
+	for _, e := range []struct{ version, payload string }{{"1", `{ "host" : "a" }`}, {"2", `{ "name" : "b" }`}, {"", `{"name":"c", "up":false}`}} {
+		opts := PublishOptions{Headers: map[string]string{"k": "v"}}
+		if e.version != "" {
+			opts.Headers["X-Schema-Version"] = e.version
+		}
+		if _, err := b.Publish(t.Context(), "t.a", []byte(e.payload), opts); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, test := range []struct {
+		version int
+		order   bool
+		want    []string
+	}{
+		{0, false, []string{`1 { "host" : "a" }`, `2 { "name" : "b" }`, `3 {"name":"c", "up":false}`}},
+		{1, false, []string{`1 { "host" : "a" }`, `1 {"host":"b"}`}},
+		{2, true, []string{`2 {"name":"a"}`, `2 { "name" : "b" }`}},
+		{3, false, []string{`3 {"name":"a","up":true}`, `3 {"name":"b","up":true}`, `3 {"name":"c", "up":false}`}},
+		{SchemaLatest, true, []string{`3 {"name":"a","up":true}`, `3 {"name":"b","up":true}`, `3 {"name":"c", "up":false}`}},
+	} {
+		group := fmt.Sprint("g", test.version)
+		k := take(t, b, "t.a", group, SubscribeOptions{From: FromEarliest, SchemaVersion: test.version, OrderByKey: test.order, MaxAttempts: 1})
+		var got []string
+		for range test.want {
+			d := k.next()
+			version, _ := schemaHeader(d.Event.Headers)
+			got = append(got, version+" "+string(d.Event.Payload))
+			if d.Event.Headers["k"] != "v" || len(d.Event.Headers) != 2 || d.Attempt != 1 {
+				t.Errorf("version %d: the headers are %v, the attempt %d", test.version, d.Event.Headers, d.Attempt)
+			}
+			if err := d.Ack(); err != nil {
+				t.Error(err)
+			}
+		}
+		if fmt.Sprintf("%q", got) != fmt.Sprintf("%q", test.want) {
+			t.Errorf("version %d: %q, want %q", test.version, got, test.want)
+		}
+	}
+}
+
+// TestACastThatFailsIsAnAttempt has events that cannot be cast between others: they become dead
+// letters as they were stored, with the reason, and the others go on.
+func TestACastThatFailsIsAnAttempt(t *testing.T) {
+	t.Parallel()
+	for _, order := range []bool{false, true} {
+		t.Run(fmt.Sprint("ordered=", order), func(t *testing.T) {
+			t.Parallel()
+			url := natsServer(t)
+			obs := new(schemaCounts)
+			b := open(t, Config{URL: url, Observer: obs, Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: "none"})})
+			machines(t, b, "t.a")
+			letters := take(t, b, "dlq.t.a", "letters", SubscribeOptions{From: FromEarliest})
+			k := take(t, b, "t.a", "g", SubscribeOptions{From: FromEarliest, SchemaVersion: 2, OrderByKey: order, MaxAttempts: 2})
+			publishNative(t, url, "t.a", `{"a":"secret"}`, "")
+			publishNative(t, url, "t.a", `not json`, "1")
+			publishNative(t, url, "t.a", `{"name":"x"}`, "two")
+			publishNative(t, url, "t.a", `{"name":"c","up":true}`, "3")
+			publishNative(t, url, "t.a", `{"host":"good"}`, "")
+			if got := k.payloads(1)[0]; got != `{"name":"good"}` {
+				t.Errorf("got %s", got)
+			}
+			reasons := make(map[string]string)
+			for range 4 {
+				var letter struct {
+					Err      string
+					Attempts int
+					Original struct{ Payload json.RawMessage }
+				}
+				d := letters.next()
+				if err := json.Unmarshal(d.Event.Payload, &letter); err != nil || letter.Attempts != 2 {
+					t.Errorf("%s, %v", d.Event.Payload, err)
+				}
+				reasons[string(letter.Original.Payload)] = letter.Err
+				_ = d.Ack()
+			}
+			for payload, want := range map[string]string{
+				`{"a":"secret"}`:         "upcast v1→v2: /host: nothing is there",
+				`"not json"`:             "upcast v1→v2: the document is not JSON",
+				`{"name":"x"}`:           "x-schema-version of the event is not a number from 1 on",
+				`{"name":"c","up":true}`: "downcast v3→v2: there is no cast this way",
+			} {
+				if reasons[payload] != want {
+					t.Errorf("%s became a letter because of %q, want %q", payload, reasons[payload], want)
+				}
+			}
+			k.quiet(100 * time.Millisecond)
+			eventually(t, "the group has settled all", func() bool {
+				info, err := b.Group("t.a", "g").Info(t.Context())
+				return err == nil && info.Pending == 0 && info.InFlight == 0
+			})
+			obs.mu.Lock()
+			defer obs.mu.Unlock()
+			if obs.unversioned != 2 {
+				t.Errorf("%d events without a version were counted, want 2", obs.unversioned)
+			}
+		})
+	}
+}
+
+// TestAVersionThatAHubHasNotHeardOf delivers and reads events of a version that another hub has
+// just registered.
+func TestAVersionThatAHubHasNotHeardOf(t *testing.T) {
+	t.Parallel()
+	url := natsServer(t)
+	rules := ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: "none"})
+	first, second := open(t, Config{URL: url, Topics: rules}), open(t, Config{URL: url, Topics: rules})
+	machines(t, first, "t.a")
+	eventually(t, "both hubs have three versions", func() bool { return len(versions(t, second, "t.a")) == 3 })
+	view, err := SchemasOf(second).View(t.Context(), "t.a", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The second hub is deaf for new versions: its table forgets what comes by itself.
+	deaf := &topicSchemas{}
+	deaf.set.Store(view.of.set.Load())
+	view.of = deaf
+	register(t, first, "t.a", SchemaDraft{Schema: json.RawMessage(machineV1), Up: json.RawMessage(`[{"rename":{"at":"/name","to":"host"}},{"remove":{"at":"/up"}}]`), Force: true})
+	e := &Event{Payload: []byte(`{"host":"x"}`), Headers: map[string]string{headerSchemaVersion: "4"}}
+	if err := view.cast(e); !errors.Is(err, errVersionUnknown) {
+		t.Errorf("%v", err)
+	}
+	// View asks the leader of the bucket.
+	latest, err := SchemasOf(second).View(t.Context(), "t.a", 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := latest.Cast(t.Context(), e); err != nil || string(e.Payload) != `{"host":"x"}` {
+		t.Errorf("%s, %v", e.Payload, err)
+	}
+	// A version that does not exist is asked for once a second.
+	e.Headers[headerSchemaVersion] = "9"
+	if err := latest.Cast(t.Context(), e); !errors.Is(err, errVersionUnknown) || latest.of.mayLook() {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestBadViews says what is wrong with a version that is asked for.
+func TestBadViews(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: "none"})})
+	machines(t, b, "t.a")
+	for _, test := range []struct {
+		topic   string
+		version int
+		want    string
+	}{
+		{"t.a", 4, "version 4 of the schema of t.a is not registered; the latest is 3"},
+		{"t.a", -2, "version -2: a version is a number from 1 on"},
+		{"t.b", 1, "topic t.b has no schema"},
+		{"t.b", SchemaLatest, "topic t.b has no schema"},
+	} {
+		_, err := b.Subscribe(t.Context(), test.topic, "g", SubscribeOptions{SchemaVersion: test.version}, ignore)
+		wantCode(t, err, CodeBadOptions)
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s in version %d: %v, want %s", test.topic, test.version, err, test.want)
+		}
+	}
+	if _, err := b.Group("t.b", "g").Info(t.Context()); !errors.Is(err, ErrNotFound) {
+		t.Errorf("a group was made: %v", err)
+	}
+}
+
+// TestCastsInGo has a program bring a cast of its own.
+func TestCastsInGo(t *testing.T) {
+	t.Parallel()
+	double := func(doc []byte) ([]byte, error) {
+		n, err := strconv.Atoi(string(doc))
+		if err != nil {
+			return nil, errors.New("is no integer")
+		}
+		return strconv.AppendInt(nil, int64(2*n), 10), nil
+	}
+	b := open(t, Config{
+		Topics: ruled(SchemaRule{Mode: SchemaEnforce}), Casters: map[string]map[int]*upcast.Caster{"t.a": {2: upcast.New(double, nil)}},
+	})
+	register(t, b, "t.a", draft(`{"type":"integer","minimum":0,"maximum":1000}`))
+	// Without the cast, this is not compatible.
+	register(t, b, "t.a", draft(`{"type":"integer","multipleOf":2}`))
+	if _, err := b.Publish(t.Context(), "t.a", []byte(`21`), PublishOptions{Headers: map[string]string{headerSchemaVersion: "1"}}); err != nil {
+		t.Fatal(err)
+	}
+	k := take(t, b, "t.a", "g", SubscribeOptions{From: FromEarliest, SchemaVersion: SchemaLatest})
+	if got := k.payloads(1)[0]; got != "42" {
+		t.Errorf("got %s", got)
+	}
+}
+
+// TestAdmitStamps has an event wait elsewhere while the schema changes: it stays of the version
+// that it was compared with.
+func TestAdmitStamps(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: "none"})})
+	register(t, b, "t.a", draft(machineV1))
+	given := map[string]string{"k": "v"}
+	opts := PublishOptions{Headers: given}
+	p := b.NewPublisher()
+	if err := p.Admit("t.a", []byte(`{"host":"x"}`), &opts); err != nil {
+		t.Fatal(err)
+	}
+	if len(given) != 1 || opts.Headers[headerSchemaVersion] != "1" || opts.Headers["k"] != "v" {
+		t.Errorf("the headers are %v, and were %v", opts.Headers, given)
+	}
+	register(t, b, "t.a", draft(machineV2))
+	if _, err := p.Publish(t.Context(), "t.a", []byte(`{"host":"x"}`), opts); err != nil {
+		t.Error(err)
+	}
+	many := PublishOptions{Headers: make(map[string]string)}
+	for i := range 64 {
+		many.Headers[fmt.Sprint("h", i)] = "v"
+	}
+	if err := p.Admit("t.a", []byte(`{"name":"x"}`), &many); err != nil || len(many.Headers) != 64 {
+		t.Errorf("%d headers, %v", len(many.Headers), err)
+	}
+	if _, err := p.Publish(t.Context(), "t.a", []byte(`{"name":"x"}`), many); err != nil {
+		t.Error(err)
+	}
+}
