@@ -232,8 +232,14 @@ func TestVersionsOfABroadcastAreBounded(t *testing.T) {
 		version int
 		want    string
 	}{
-		{"a", 1, "OK"}, {"a", 2, "OK"}, {"a", 3, "rate_limited"}, {"a", 1, "OK"},
-		{"b", 3, "OK"}, {"b", 4, "OK"}, {"c", 5, "overloaded"}, {"c", 2, "OK"},
+		{"a", 1, "OK"},
+		{"a", 2, "OK"},
+		{"a", 3, "rate_limited"},
+		{"a", 1, "OK"},
+		{"b", 3, "OK"},
+		{"b", 4, "OK"},
+		{"c", 5, "overloaded"},
+		{"c", 2, "OK"},
 	} {
 		p, got := ask(test.who, test.version)
 		if got != test.want {

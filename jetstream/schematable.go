@@ -137,6 +137,7 @@ type schemaTable struct {
 	follow sync.Once
 	once   sync.Once
 	full   chan struct{} // closed once all that was there is known
+	wanted chan string   // names of which events had versions that are not known
 
 	checks *quota.Places
 
@@ -147,7 +148,7 @@ type schemaTable struct {
 }
 
 func newSchemaTable(b *Bus) *schemaTable {
-	return &schemaTable{bus: b, full: make(chan struct{}), checks: quota.NewPlaces(schemaChecks, (schemaChecks+1)/2), topics: make(map[string]*topicSchemas), by: make(map[string]int)}
+	return &schemaTable{bus: b, full: make(chan struct{}), wanted: make(chan string, 16), checks: quota.NewPlaces(schemaChecks, (schemaChecks+1)/2), topics: make(map[string]*topicSchemas), by: make(map[string]int)}
 }
 
 func (t *schemaTable) bucket() sharedBucket {
@@ -172,6 +173,7 @@ func (t *schemaTable) load(ctx context.Context) error {
 		t.bus.background(func() {
 			t.bucket().follow(t.bus.ctx, func() { t.once.Do(func() { close(t.full) }) }, t.saw)
 		})
+		t.bus.background(t.lookUp)
 	})
 	ctx, cancel := context.WithTimeout(ctx, openWait)
 	defer cancel()
@@ -180,6 +182,20 @@ func (t *schemaTable) load(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 		return t.bus.unavailable(fmt.Errorf("jetstream: bucket %s: could not be read: %w", schemasBucket, ctx.Err()))
+	}
+}
+
+// lookUp asks for versions that events have named, until the bus ends.
+func (t *schemaTable) lookUp() {
+	for {
+		select {
+		case name := <-t.wanted:
+			ctx, cancel := context.WithTimeout(t.bus.ctx, publishWait)
+			_, _ = t.catchUp(ctx, name) // the next event asks again
+			cancel()
+		case <-t.bus.ctx.Done():
+			return
+		}
 	}
 }
 

@@ -153,16 +153,14 @@ func (s *topicSchemas) mayLook() bool {
 	return now-last >= int64(lookAgain) && s.looked.CompareAndSwap(last, now)
 }
 
-// lookUp asks for further versions in the background.
-func (s *Subscription) lookUp(v *SchemaView) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.running() && v.of.mayLook() {
-		s.wg.Go(func() {
-			ctx, cancel := context.WithTimeout(s.ctx, publishWait)
-			defer cancel()
-			_, _ = v.table.catchUp(ctx, v.name) // the next event asks again
-		})
+// lookSoon has the table ask for further versions in the background.
+func (v *SchemaView) lookSoon() {
+	if !v.of.mayLook() {
+		return
+	}
+	select {
+	case v.table.wanted <- v.name:
+	default: // the next event asks again
 	}
 }
 
@@ -204,7 +202,7 @@ func (s *Subscription) give(d *Delivery) {
 	}
 	delay := DefaultBackoff
 	if errors.Is(d.uncast, errVersionUnknown) {
-		s.lookUp(s.views[d.Event.Topic])
+		s.views[d.Event.Topic].lookSoon()
 		delay = lookAgain // this hub may hear of the version meanwhile
 	}
 	reason := d.uncast.Error()

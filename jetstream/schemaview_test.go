@@ -21,25 +21,25 @@ const (
 	machineV3 = `{"type":"object","required":["name","up"],"properties":{"name":{"type":"string"},"up":{"type":"boolean"}},"additionalProperties":false}`
 )
 
-func machines(tb testing.TB, b *Bus, topic string) {
+func machines(tb testing.TB, b *Bus) {
 	tb.Helper()
-	register(tb, b, topic, draft(machineV1))
-	register(tb, b, topic, SchemaDraft{
+	register(tb, b, "t.a", draft(machineV1))
+	register(tb, b, "t.a", SchemaDraft{
 		Schema: json.RawMessage(machineV2), Up: json.RawMessage(`[{"rename":{"at":"/host","to":"name","required":true}}]`),
 		Down: json.RawMessage(`[{"rename":{"at":"/name","to":"host"}}]`),
 	})
-	register(tb, b, topic, SchemaDraft{Schema: json.RawMessage(machineV3), Up: json.RawMessage(`[{"default":{"at":"/up","value":true}}]`)})
+	register(tb, b, "t.a", SchemaDraft{Schema: json.RawMessage(machineV3), Up: json.RawMessage(`[{"default":{"at":"/up","value":true}}]`)})
 }
 
-// native publishes past the hub.
-func publishNative(tb testing.TB, url, topic, payload, version string) {
+// publishNative publishes past the hub.
+func publishNative(tb testing.TB, url, payload, version string) {
 	tb.Helper()
 	nc, err := nats.Connect(url)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	defer nc.Close()
-	m := &nats.Msg{Subject: plainSubject(topic), Data: []byte(payload), Header: nats.Header{}}
+	m := &nats.Msg{Subject: plainSubject("t.a"), Data: []byte(payload), Header: nats.Header{}}
 	if version != "" {
 		m.Header["x-schema-version"] = []string{version}
 	}
@@ -53,7 +53,7 @@ func publishNative(tb testing.TB, url, topic, payload, version string) {
 func TestDeliveriesAreCast(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: "none"})})
-	machines(t, b, "t.a")
+	machines(t, b)
 	for _, e := range []struct{ version, payload string }{{"1", `{ "host" : "a" }`}, {"2", `{ "name" : "b" }`}, {"", `{"name":"c", "up":false}`}} {
 		opts := PublishOptions{Headers: map[string]string{"k": "v"}}
 		if e.version != "" {
@@ -104,14 +104,14 @@ func TestACastThatFailsIsAnAttempt(t *testing.T) {
 			url := natsServer(t)
 			obs := new(schemaCounts)
 			b := open(t, Config{URL: url, Observer: obs, Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: "none"})})
-			machines(t, b, "t.a")
+			machines(t, b)
 			letters := take(t, b, "dlq.t.a", "letters", SubscribeOptions{From: FromEarliest})
 			k := take(t, b, "t.a", "g", SubscribeOptions{From: FromEarliest, SchemaVersion: 2, OrderByKey: order, MaxAttempts: 2})
-			publishNative(t, url, "t.a", `{"a":"secret"}`, "")
-			publishNative(t, url, "t.a", `not json`, "1")
-			publishNative(t, url, "t.a", `{"name":"x"}`, "two")
-			publishNative(t, url, "t.a", `{"name":"c","up":true}`, "3")
-			publishNative(t, url, "t.a", `{"host":"good"}`, "")
+			publishNative(t, url, `{"a":"secret"}`, "")
+			publishNative(t, url, `not json`, "1")
+			publishNative(t, url, `{"name":"x"}`, "two")
+			publishNative(t, url, `{"name":"c","up":true}`, "3")
+			publishNative(t, url, `{"host":"good"}`, "")
 			if got := k.payloads(1)[0]; got != `{"name":"good"}` {
 				t.Errorf("got %s", got)
 			}
@@ -160,7 +160,7 @@ func TestAVersionThatAHubHasNotHeardOf(t *testing.T) {
 	url := natsServer(t)
 	rules := ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: "none"})
 	first, second := open(t, Config{URL: url, Topics: rules}), open(t, Config{URL: url, Topics: rules})
-	machines(t, first, "t.a")
+	machines(t, first)
 	eventually(t, "both hubs have three versions", func() bool { return len(versions(t, second, "t.a")) == 3 })
 	view, err := SchemasOf(second).View(t.Context(), "t.a", 1)
 	if err != nil {
@@ -194,7 +194,7 @@ func TestAVersionThatAHubHasNotHeardOf(t *testing.T) {
 func TestBadViews(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: "none"})})
-	machines(t, b, "t.a")
+	machines(t, b)
 	for _, test := range []struct {
 		topic   string
 		version int
