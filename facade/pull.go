@@ -239,6 +239,9 @@ func (o *pulled) encode() (done bool, fail *fault) {
 		o.encoding(h)
 	}
 	for _, h := range held {
+		if !h.Cast() {
+			continue
+		}
 		size := eventSize(&h.Event)
 		if len(o.out.events) > 0 && len(o.out.bytes)+size > pullBytes {
 			break

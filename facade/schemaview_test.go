@@ -143,15 +143,20 @@ func TestSubscriptionsAreCast(t *testing.T) {
 		}
 		return f.Event
 	})
-	var pulled struct {
-		Events []struct{ Event versioned }
-	}
-	a := r.post(t, "/groups/hosts/pull/pull", `{"max":3,"wait_ms":5000,"opts":{"from":"earliest","schemaVersion":3,"maxAttempts":1}}`)
-	if err := json.Unmarshal([]byte(a.text), &pulled); err != nil || len(pulled.Events) != 3 {
-		t.Fatalf("%s, %v", a.text, err)
-	}
-	i := 0
-	take("pull", func() versioned { i++; return pulled.Events[i-1].Event })
+	take("pull", func() versioned {
+		for { // the first event may be the one that cannot be cast
+			var pulled struct {
+				Events []struct{ Event versioned }
+			}
+			a := r.post(t, "/groups/hosts/pull/pull", `{"max":1,"wait_ms":1000,"opts":{"from":"earliest","schemaVersion":3,"maxAttempts":1}}`)
+			if err := json.Unmarshal([]byte(a.text), &pulled); err != nil {
+				t.Fatalf("%s, %v", a.text, err)
+			}
+			if len(pulled.Events) == 1 {
+				return pulled.Events[0].Event
+			}
+		}
+	})
 	eventually(t, "each group has its dead letter", func() bool { return len(r.stored(t, "dlq.hosts")) == 3 })
 	for _, e := range r.stored(t, "dlq.hosts") {
 		var l struct {

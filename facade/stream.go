@@ -167,6 +167,9 @@ func (o *stream) events(ctx context.Context) error {
 				return o.flush() // no event goes out after that
 			}
 			o.encoding(h)
+			if !h.Cast() {
+				continue
+			}
 			o.event(h)
 			if len(o.out.bytes) >= flushSize {
 				if err := o.flush(); err != nil {

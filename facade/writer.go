@@ -377,7 +377,7 @@ func (o *writer) write(b *batch, closing bool) (tried int, err error) {
 		case it.held == nil:
 			b.out = append(b.out, arena[:it.size]...)
 			arena = arena[it.size:]
-		case closing:
+		case closing, !it.held.Cast():
 			continue
 		default:
 			b.out = textmsg.End(it.sub.appendEvent(textmsg.Begin(b.out), it.held), start)

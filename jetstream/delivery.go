@@ -57,8 +57,6 @@ type Delivery struct {
 	letter    letterRef // of an event that was put back
 	before    int       // the attempts before a repair of the group
 
-	uncast error // why it is not in the version that its subscriber wants
-
 	// Guarded by the subscription's mu.
 	spared    int          // how many of the server's deliveries before this one reached no client
 	failed    *lastFailure // of an event whose last attempt is over: it is not handed out
@@ -98,17 +96,17 @@ type Held Delivery
 // Begin starts the lease: from this moment, the subscriber has the event. Begin returns false, and
 // no Delivery, when the event no longer belongs to the subscription (settled, given back, or lost
 // with a connection), or when Begin was called before. The subscriber must then not process the
-// event.
+// event. So does an event that cannot be cast (Cast).
 func (h *Held) Begin() (*Delivery, bool) {
 	d := (*Delivery)(h)
-	if !d.begin(false) {
+	if !h.Cast() || !d.begin(false) {
 		return nil, false
 	}
 	return d, true
 }
 
-// BeginSend is Begin for servers that have copied the event and are about to send the copy to a
-// client. The client settles the event by its id: see Subscription.Ack. Payload, Headers, Tags and
+// BeginSend is Begin for servers that have copied the event, after Cast, and are about to send the
+// copy to a client. The client settles the event by its id: see Subscription.Ack. Payload, Headers, Tags and
 // CausedBy of the Held are empty after BeginSend, so that the hub keeps only the names of the
 // event. The lease may be settled at once. Its time runs from Sending.Written on.
 func (h *Held) BeginSend() (Sending, bool) {

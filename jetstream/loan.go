@@ -146,7 +146,6 @@ func (t *seat) accept(lent []lending) bool {
 			unwanted = append(unwanted, l.loan)
 			continue
 		}
-		d.cast()
 		ds[i] = d
 	}
 	s.mu.Lock()

@@ -300,7 +300,6 @@ func (in *inbox) receive(msg *nats.Msg) {
 			t.obs.SchemaUnversioned()
 		}
 	}
-	d.cast()
 
 	s.mu.Lock()
 	current := m.inbox == in
@@ -478,7 +477,7 @@ func (s *Subscription) advance() {
 	defer s.deliver.Unlock()
 	for d := s.unpark(); d != nil; d = s.unpark() {
 		if !s.ended.Load() {
-			s.give(d)
+			s.handler((*Held)(d))
 		}
 	}
 }
@@ -537,7 +536,7 @@ func (s *Subscription) hand(ds ...*Delivery) {
 	defer s.deliver.Unlock()
 	for _, d := range ds {
 		if !s.ended.Load() {
-			s.give(d)
+			s.handler((*Held)(d))
 		}
 	}
 }

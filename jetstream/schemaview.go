@@ -103,8 +103,11 @@ func (v *SchemaView) cast(e *Event) error {
 		doc = []byte("null")
 	}
 	doc, err := set.chain.Cast(doc, from, to)
-	if err != nil {
+	switch {
+	case err != nil:
 		return castFailed(err, from, set.latest())
+	case !ValidPayload(doc):
+		return &Error{Code: CodeSchemaInvalid, Msg: "the event in version " + strconv.Itoa(to) + " is not JSON, or is nested too deeply"}
 	}
 	headers := make(map[string]string, len(e.Headers)+1)
 	maps.Copy(headers, e.Headers)
@@ -181,34 +184,32 @@ func (b *Bus) viewsOf(ctx context.Context, topics []string, version int) (map[st
 	return views, nil
 }
 
-// cast turns the event into the version that its subscriber wants. The delivery is not held yet.
-func (d *Delivery) cast() {
+// Cast turns the event into the version that the subscription asks for
+// (SubscribeOptions.SchemaVersion). It returns false when the event cannot be cast: then the attempt
+// has failed, and the Held is not valid any more. Begin calls Cast. Servers that copy the event call
+// Cast before, so that an event takes the memory of its version only on its way to a client.
+func (h *Held) Cast() bool {
+	d := (*Delivery)(h)
 	v := d.m.sub.views[d.Event.Topic]
 	if v == nil {
-		return
+		return true
 	}
-	was := len(d.Event.Payload)
-	d.uncast = v.cast(&d.Event)
-	d.size += len(d.Event.Payload) - was
-}
-
-// give gives a delivery to the handler. An event that could not be cast was an attempt that failed.
-func (s *Subscription) give(d *Delivery) {
-	if d.uncast == nil {
-		s.handler((*Held)(d))
-		return
+	err := v.cast(&d.Event)
+	if err == nil {
+		return true
 	}
 	if !d.begin(false) {
-		return
+		return false
 	}
 	delay := DefaultBackoff
-	if errors.Is(d.uncast, errVersionUnknown) {
-		s.views[d.Event.Topic].lookSoon()
+	if errors.Is(err, errVersionUnknown) {
+		v.lookSoon()
 		delay = lookAgain // this hub may hear of the version meanwhile
 	}
-	reason := d.uncast.Error()
-	if e, ok := errors.AsType[*Error](d.uncast); ok {
+	reason := err.Error()
+	if e, ok := errors.AsType[*Error](err); ok {
 		reason = e.Msg
 	}
-	s.nack(d, "", reason, delay)
+	d.m.sub.nack(d, "", reason, delay)
+	return false
 }
