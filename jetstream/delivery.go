@@ -106,9 +106,9 @@ func (h *Held) Begin() (*Delivery, bool) {
 }
 
 // BeginSend is Begin for servers that have copied the event, after Cast, and are about to send the
-// copy to a client. The client settles the event by its id: see Subscription.Ack. Payload, Headers, Tags and
-// CausedBy of the Held are empty after BeginSend, so that the hub keeps only the names of the
-// event. The lease may be settled at once. Its time runs from Sending.Written on.
+// copy to a client. The client settles the event by its id: see Subscription.Ack. Payload, Headers,
+// Tags and CausedBy of the Held are empty after BeginSend, so that the hub keeps only the names of
+// the event. The lease may be settled at once. Its time runs from Sending.Written on.
 func (h *Held) BeginSend() (Sending, bool) {
 	d := (*Delivery)(h)
 	if !d.begin(true) {

@@ -185,9 +185,10 @@ func (b *Bus) viewsOf(ctx context.Context, topics []string, version int) (map[st
 }
 
 // Cast turns the event into the version that the subscription asks for
-// (SubscribeOptions.SchemaVersion). It returns false when the event cannot be cast: then the attempt
-// has failed, and the Held is not valid any more. Begin calls Cast. Servers that copy the event call
-// Cast before, so that an event takes the memory of its version only on its way to a client.
+// (SubscribeOptions.SchemaVersion). It returns false when the event cannot be cast: then the
+// attempt has failed, and the Held is not valid any more. Begin calls Cast. Servers that copy the
+// event call Cast before, so that an event takes the memory of its version only on its way to a
+// client.
 func (h *Held) Cast() bool {
 	d := (*Delivery)(h)
 	v := d.m.sub.views[d.Event.Topic]
