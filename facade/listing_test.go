@@ -280,9 +280,9 @@ func TestListingRefusals(t *testing.T) {
 		{"next=%ff", "is no cursor"},
 		{"next=" + url.QueryEscape(good+"\n"), "is no cursor"},
 		{"next=&next=" + good, "given once"},
-		{"next=&offset=0", "next goes with limit only"},
-		{"next=&keys=1", "next goes with limit only"},
-		{"next=&consistent=true", "next goes with limit only"},
+		{"next=&offset=0", "next goes with limit and schemaVersion only"},
+		{"next=&keys=1", "next goes with limit and schemaVersion only"},
+		{"next=&consistent=true", "next goes with limit and schemaVersion only"},
 		{"next=&limit=0", "limit must be an integer from 1 to 1000"},
 		{"next=&limit=1001", "limit must be an integer from 1 to 1000"},
 	}

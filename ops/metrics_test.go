@@ -24,6 +24,7 @@ func use(m *Metrics) {
 	topic.Published(time.Millisecond)
 	topic.PublishFailed()
 	topic.SchemaBroken(true)
+	topic.SchemaUnversioned()
 	group := m.Group("a.b", "g", false)
 	group.Delivered(1)
 	group.InFlight(1)
