@@ -378,3 +378,15 @@ func ExampleSchema_Validate() {
 	// true
 	// /cpu: minimum
 }
+
+// BenchmarkFallback validates an event of `eventhub bench schema` by the library.
+func BenchmarkFallback(b *testing.B) {
+	s := compile(b, `{"type":"object","required":["seq","at"],"additionalProperties":false,"properties":{"seq":{"type":"string","minLength":10,"maxLength":10},"at":{"type":"string","maxLength":15},"pid":{"type":"integer","minimum":1},"name":{"type":"string","maxLength":64},"host":{"type":"string","maxLength":253},"cpu_pct":{"type":"number","minimum":0,"maximum":100},"mem_mb":{"type":"integer","minimum":0},"pad":{"type":"string","maxLength":4194304,"pattern":"^x*$"}}}`)
+	doc := []byte(`{"seq":"0000000042","at":"000000000000007","pid":12345,"name":"stt","host":"dev","cpu_pct":12.3,"mem_mb":256,"pad":"` + strings.Repeat("x", 150) + `"}`)
+	b.ReportAllocs()
+	for b.Loop() {
+		if s.Validate(doc) != nil {
+			b.Fatal("invalid")
+		}
+	}
+}

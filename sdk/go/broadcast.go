@@ -105,6 +105,10 @@ type BroadcastOptions struct {
 	// MinInterval is the least time between two moments in which the hub sends events, at most a
 	// minute.
 	MinInterval time.Duration
+	// SchemaVersion is the version of the schema in which events come: from 1 on, or LatestVersion.
+	// By default, events come as they are stored. OnGap is told of an event that the hub cannot
+	// cast.
+	SchemaVersion SchemaVersion
 	// QueueEvents and QueueBytes bound what waits for the handler, besides a snapshot. Slow decides
 	// when it is more. Default to 8,192, which is what a hub keeps, and 16 MiB.
 	QueueEvents, QueueBytes int
@@ -153,7 +157,7 @@ func (o BroadcastOptions) wire() wire.BroadcastOptions {
 	return wire.BroadcastOptions{
 		History: o.History, Snapshot: o.Snapshot, From: o.From, Pos: o.Pos, TS: o.TS, AfterID: o.AfterID,
 		Slow: o.Slow, Conflate: conflate, MinIntervalMS: o.MinInterval.Milliseconds(), Presence: o.OnPresence != nil,
-		Extra: o.Extra,
+		SchemaVersion: o.SchemaVersion, Extra: o.Extra,
 	}
 }
 

@@ -73,6 +73,10 @@ type SubscribeOptions struct {
 	// order. Slots is the number of slots of a new one; the hub's default is 64.
 	Ordered bool
 	Slots   int
+	// SchemaVersion is the version of the schema in which events come: from 1 on, or LatestVersion.
+	// By default, events come as they are stored. An event that the hub cannot cast is an attempt
+	// that failed.
+	SchemaVersion SchemaVersion
 	// OnAssign, when not nil, is called when the slots of a member of an ordered group change:
 	// before the first event of a new slot, and after the last lease of a lost one. It runs on the
 	// goroutine that reads the connection, so it must neither block nor wait for answers.
@@ -80,6 +84,12 @@ type SubscribeOptions struct {
 	// Extra are options of SUBSCRIBE that this version does not know.
 	Extra map[string]any
 }
+
+// SchemaVersion is a version of a schema, from 1 on, or LatestVersion.
+type SchemaVersion = wire.SchemaVersion
+
+// LatestVersion is the latest version of a schema at the moment of each event.
+const LatestVersion = wire.LatestVersion
 
 // An Assignment is all slots of a member of an ordered group on one topic.
 type Assignment = wire.Assignment
@@ -118,7 +128,7 @@ func (o SubscribeOptions) wire() wire.SubscribeOptions {
 		Ordered: order, Slots: o.Slots, OnAssign: o.OnAssign,
 		From: o.From, TS: o.TS, AfterID: o.AfterID, BatchSize: o.BatchSize, MaxInFlight: o.MaxInFlight,
 		AckTimeoutMS: o.AckTimeout.Milliseconds(), MaxAttempts: o.MaxAttempts, Topics: o.Topics,
-		GroupTTLMS: o.GroupTTL.Milliseconds(), Extra: o.Extra,
+		GroupTTLMS: o.GroupTTL.Milliseconds(), SchemaVersion: o.SchemaVersion, Extra: o.Extra,
 	}
 }
 

@@ -62,6 +62,11 @@ export interface BroadcastOptions {
   conflate?: "key";
   /** The least time between two moments in which the hub sends events, at most 60,000. */
   minIntervalMs?: number;
+  /**
+   * The version of the schema in which events come. By default, they come as they are stored.
+   * onGap is told of an event that the hub cannot cast.
+   */
+  schemaVersion?: number | "latest";
   /** The most events that wait for the handler, besides a snapshot. Defaults to 8,192. */
   queueEvents?: number;
   /**

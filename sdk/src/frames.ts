@@ -142,4 +142,9 @@ export interface HubSubscribeOptions {
   ordered?: "key";
   /** The slots of a new ordered group. Defaults to 64. */
   slots?: number;
+  /**
+   * The version of the schema in which events come. By default, they come as they are stored. An
+   * event that the hub cannot cast is an attempt that failed.
+   */
+  schemaVersion?: number | "latest";
 }

@@ -53,6 +53,7 @@ type Commands struct {
 	Sizing      Sizing         `cmd:"" help:"Measure the cost of an event, a connection, a topic and a group."`
 	Keyed       Keyed          `cmd:"" help:"Measure reading a compacted topic by key, compared with nats.go."`
 	Ordered     Ordered        `cmd:"" help:"Measure ordered groups, compared with groups that are not."`
+	Schema      Schema         `cmd:"" help:"Measure publishing with schemas, and delivery in another version."`
 	Broadcast   Broadcast      `cmd:"" help:"Measure broadcasts, compared with a bare loop of writes, with groups, and with Centrifugo."`
 	Export      Export         `cmd:"" help:"Measure the export of a topic, compared with nats.go."`
 	Reader      reader         `cmd:"" hidden:"" name:"export-native" help:"Write a topic as NDJSON with nats.go."`

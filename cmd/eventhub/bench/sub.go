@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"eventhub/sdk/go/wire"
 )
 
 // Sub is `eventhub bench sub`.
@@ -19,6 +21,8 @@ type Sub struct {
 	GroupTTL time.Duration `name:"group-ttl" help:"Use a group in memory that is deleted after this time without a member. Default: a durable group."`
 	Fill     string        `default:"own" enum:"own,ws,native" help:"Publisher of the events: own uses the measured side, so that nats.go reads what nats.go wrote; ws and native use the same publisher for both sides."`
 	Live     bool          `help:"Publish nothing and wait for --n new events from other publishers, such as eventhub bench pub in another terminal."`
+
+	version wire.SchemaVersion // in which events come
 
 	AckBatch int `name:"payload-ack-batch" help:"Over WebSocket: maximum number of events acknowledged by one frame. Default: one frame per event."`
 }
@@ -103,7 +107,7 @@ func (cmd *Sub) round(ctx context.Context, b *run, via, topic string, t *tally) 
 	ages := newTimes(cmd.Connections)
 	members, err := b.openSubscribers(ctx, via, cmd.Connections, func(i int) subscribing {
 		return subscribing{
-			topic: topic, group: cmd.Group, from: from, inFlight: cmd.InFlight, ackBatch: cmd.AckBatch, ttl: cmd.GroupTTL,
+			topic: topic, group: cmd.Group, from: from, inFlight: cmd.InFlight, ackBatch: cmd.AckBatch, ttl: cmd.GroupTTL, version: cmd.version,
 			handle: cmd.handler(ages[i]), counted: t.mark, failed: t.failed,
 		}
 	})

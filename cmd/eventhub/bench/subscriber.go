@@ -31,6 +31,7 @@ type subscribing struct {
 	inFlight     int
 	ackBatch     int // ids per ACK frame, over WebSocket; 0 means a frame per event
 	ttl          time.Duration
+	version      wire.SchemaVersion // of the schema, over WebSocket
 	// handle receives each event and returns its number. The event is then acknowledged and
 	// counted.
 	handle  func(payload []byte, stored int64) (seq int, err error)
@@ -82,7 +83,7 @@ func (s *system) newWSSubscriber(ctx context.Context, o subscribing) (*wsSubscri
 	}
 	w := &wsSubscriber{subscribing: o, client: c, acks: make(chan ack, o.inFlight), over: make(chan struct{})}
 	w.sub, err = c.Subscribe(ctx, o.topic, o.group, wire.SubscribeOptions{
-		From: o.from, MaxInFlight: o.inFlight, BatchSize: min(o.inFlight, maxBatchSize), GroupTTLMS: o.ttl.Milliseconds(),
+		From: o.from, MaxInFlight: o.inFlight, BatchSize: min(o.inFlight, maxBatchSize), GroupTTLMS: o.ttl.Milliseconds(), SchemaVersion: o.version,
 	}, w.event)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("subscribe to %s: %w", o.topic, err), c.Close())

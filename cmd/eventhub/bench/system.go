@@ -48,7 +48,10 @@ type system struct {
 }
 
 // needs lists the parts of a system that a run uses.
-type needs struct{ hub, native, nativeWS bool }
+type needs struct {
+	hub, native, nativeWS bool
+	topics                string // the topics file of a hub that is started; "" for none
+}
 
 func needsOf(sides []side) needs {
 	var n needs
@@ -77,7 +80,7 @@ func openSystem(ctx context.Context, env Env, target *Target, need needs) (_ *sy
 	if target.URL != "" {
 		err = s.attach(env)
 	} else if need.hub || need.native && target.NATSURL == "" {
-		err = s.start(ctx)
+		err = s.start(ctx, need.topics)
 	}
 	if err != nil {
 		return nil, err
@@ -120,7 +123,7 @@ func (s *system) attach(env Env) error {
 }
 
 // start starts a hub on fresh data.
-func (s *system) start(ctx context.Context) error {
+func (s *system) start(ctx context.Context, topics string) error {
 	if err := s.makeDir(); err != nil {
 		return err
 	}
@@ -139,6 +142,13 @@ func (s *system) start(ctx context.Context) error {
 		args = append(args, "--nats-url="+s.target.NATSURL)
 	default:
 		args = append(args, "--nats-listen=127.0.0.1:0")
+	}
+	if topics != "" {
+		path, err := s.writeTopics(topics)
+		if err != nil {
+			return err
+		}
+		args = append(args, "--topics="+path)
 	}
 	s.hubArgs = args
 	hub, err := s.startHub(ctx, s.hubEnv(), args...)

@@ -25,6 +25,8 @@ type BroadcastOptions struct {
 	Conflate string `json:"conflate,omitempty"`
 	// MinIntervalMS is the least time, in milliseconds, between two moments in which events come.
 	MinIntervalMS int64 `json:"minIntervalMs,omitempty"`
+	// SchemaVersion is the version of the schema in which events come.
+	SchemaVersion SchemaVersion `json:"schemaVersion,omitzero"`
 	// Presence requests PRESENCE frames.
 	Presence bool `json:"presence,omitempty"`
 	// Extra are options that this version does not know.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"sync"
 )
 
@@ -31,12 +32,28 @@ type SubscribeOptions struct {
 	// Slots is the number of slots of a new one; the hub's default is 64.
 	Ordered string `json:"ordered,omitempty"`
 	Slots   int    `json:"slots,omitempty"`
+	// SchemaVersion is the version of the schema in which events come.
+	SchemaVersion SchemaVersion `json:"schemaVersion,omitzero"`
 	// OnAssign, when not nil, is called when the slots of a member of an ordered group change:
 	// before the first event of a new slot, and after the last lease of a lost one. It runs on the
 	// goroutine that reads the connection, so it must neither block nor wait for answers.
 	OnAssign func(Assignment) `json:"-"`
 	// Extra are options that this version does not know.
 	Extra map[string]any `json:"-"`
+}
+
+// SchemaVersion is a version of a schema, from 1 on, or LatestVersion.
+type SchemaVersion int
+
+// LatestVersion is the latest version at the moment of each event.
+const LatestVersion SchemaVersion = -1
+
+// MarshalJSON returns what the hub takes: a number, or "latest".
+func (v SchemaVersion) MarshalJSON() ([]byte, error) {
+	if v == LatestVersion {
+		return []byte(`"latest"`), nil
+	}
+	return strconv.AppendInt(nil, int64(v), 10), nil
 }
 
 // An Assignment is all slots of a member of an ordered group on one topic. Epoch rises with each

@@ -103,6 +103,9 @@ class BroadcastOptions(TypedDict, total=False):
     conflate_by_key: bool
     #: The least time between two moments in which the hub sends events, at most 60,000.
     min_interval_ms: int | None
+    #: The version of the schema in which events come. By default, they come as they are stored.
+    #: on_gap is told of an event that the hub cannot cast.
+    schema_version: int | Literal["latest"] | None
     #: The most events that wait for the handler, besides a snapshot. Defaults to 8,192.
     queue_events: int
     #: The most bytes of them. Defaults to 16 MiB.

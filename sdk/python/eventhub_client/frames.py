@@ -108,6 +108,9 @@ class HubSubscribeOptions(TypedDict, total=False):
     ordered: Literal["key"] | None
     #: The slots of a new ordered group. Defaults to 64.
     slots: int | None
+    #: The version of the schema in which events come. By default, they come as they are stored. An
+    #: event that the hub cannot cast is an attempt that failed.
+    schema_version: int | Literal["latest"] | None
     #: Options that this version does not know.
     extra: Mapping[str, Any] | None
 
@@ -121,6 +124,7 @@ _wire_names = {
     "max_attempts": "maxAttempts",
     "group_ttl_ms": "groupTtlMs",
     "min_interval_ms": "minIntervalMs",
+    "schema_version": "schemaVersion",
 }
 
 
