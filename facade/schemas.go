@@ -116,11 +116,19 @@ func (s *Server) serveSchema(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if n == 0 || n > len(all) {
-		s.refuse(w, &fault{code: codeNotFound, msg: "The topic has " + strconv.Itoa(len(all)) + " versions of a schema, and not this one."})
+		s.refuse(w, &fault{code: codeNotFound, msg: noVersion(n, len(all))})
 		return
 	}
 	v := all[n-1]
 	s.answerJSON(w, http.StatusOK, schemaAnswer{v.Topic, v.Version, v.Schema, v.Up, v.Down, v.Description, v.Forced, v.TS})
+}
+
+// noVersion says that a version is not registered.
+func noVersion(n, latest int) string {
+	if latest == 0 {
+		return "The topic has no schema."
+	}
+	return "Version " + strconv.Itoa(n) + " of the schema is not registered; the latest is " + strconv.Itoa(latest) + "."
 }
 
 // serveRegistration serves POST /schemas/{topic}.

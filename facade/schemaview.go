@@ -52,7 +52,7 @@ func versionParam(values url.Values) (int, *fault) {
 		return jetstream.SchemaLatest, nil
 	}
 	n, err := strconv.Atoi(given[0])
-	if len(given) > 1 || err != nil || n < 1 || n > jetstream.MaxSchemaVersions {
+	if len(given) > 1 || err != nil || n < 1 || n > jetstream.MaxSchemaVersions || strconv.Itoa(n) != given[0] {
 		return 0, &fault{code: codeBadOptions, msg: optSchemaVersion + " must be an integer from 1 to " + strconv.Itoa(jetstream.MaxSchemaVersions) +
 			", or " + latestVersion + ", given once."}
 	}

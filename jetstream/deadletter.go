@@ -83,7 +83,7 @@ func (q *deadLetters) carry(l *deadLetter) error {
 func (q *deadLetters) store(ctx context.Context, l *deadLetter) error {
 	d := l.d
 	original := &d.Event
-	if d.released {
+	if d.released || d.recast {
 		e, err := q.bus.bySequence(ctx, d.group.topic, d.seq)
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return err

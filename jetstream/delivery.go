@@ -53,6 +53,7 @@ type Delivery struct {
 
 	delivered int       // how often the server has given the event to a hub
 	knows     knowledge // what this hub knew of the deliveries before, when it came
+	recast    bool      // the event is in another version than it was stored in
 	bounced   bool      // it came to an inbox that lingers
 	letter    letterRef // of an event that was put back
 	before    int       // the attempts before a repair of the group

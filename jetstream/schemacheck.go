@@ -135,6 +135,9 @@ func (c *versionCheck) find(f SchemaFinding) {
 
 // try tells whether documents of the writer's version become documents of the reader's.
 func (c *versionCheck) try(ctx context.Context, all *schemaSet, writer, reader *compiledVersion, direction string) error {
+	if ctx.Err() != nil {
+		return tooLong(ctx)
+	}
 	earlier := min(writer.Version, reader.Version)
 	if !all.chain.Casts(writer.Version, reader.Version) || c.report.Up != nil && direction == "backward" && earlier == c.set.latest() {
 		r, err := compat.Includes(reader.Schema, writer.Schema, c.rule.Lenient)
@@ -146,6 +149,11 @@ func (c *versionCheck) try(ctx context.Context, all *schemaSet, writer, reader *
 		}
 	}
 	return c.documents(ctx, all.chain, writer, reader, direction)
+}
+
+// tooLong says that the client did not wait.
+func tooLong(ctx context.Context) error {
+	return &Error{Code: CodeOverloaded, Msg: "the comparison took too long: try again", Err: ctx.Err()}
 }
 
 // documents casts the writer's examples, and generated documents, and shows them to the reader.
@@ -167,11 +175,11 @@ func (c *versionCheck) documents(ctx context.Context, chain *upcast.Chain, write
 		tries = max(triedDocuments/latest, triedLeast)
 	}
 	for range tries {
+		if ctx.Err() != nil {
+			return tooLong(ctx)
+		}
 		if time.Now().After(c.until) {
 			break
-		}
-		if ctx.Err() != nil {
-			return &Error{Code: CodeOverloaded, Msg: "the comparison took too long: try again", Err: ctx.Err()}
 		}
 		var doc []byte
 		if len(docs) > 0 {
@@ -184,7 +192,7 @@ func (c *versionCheck) documents(ctx context.Context, chain *upcast.Chain, write
 		}
 		c.report.Documents++
 		f := SchemaFinding{Version: min(writer.Version, reader.Version), Direction: direction}
-		cast, failure := chain.Cast(doc, writer.Version, reader.Version)
+		cast, failure := chain.Cast(ctx, doc, writer.Version, reader.Version)
 		if failure != nil {
 			f.Rule, f.Detail = "cast", failure.Error()
 			c.find(f)

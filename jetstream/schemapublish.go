@@ -49,6 +49,9 @@ func (g *schemaGate) admit(payload []byte, opts *PublishOptions, obs TopicObserv
 			if !ok {
 				return badOptions("opts.headers: %s is %q: a version is a number from 1 on", headerSchemaVersion, value)
 			}
+			if given && n != version {
+				return badOptions("opts.headers: %s is given twice, as %d and as %d", headerSchemaVersion, min(n, version), max(n, version))
+			}
 			version, given = n, true
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/jsonequal"
+	"eventhub/jetstream/schema/compat"
 )
 
 // Schemas is the registry of schemas that all hubs of a NATS share, in the KV bucket
@@ -105,10 +106,10 @@ func (s Schemas) Register(ctx context.Context, topic string, d SchemaDraft) (*Sc
 		return nil, report, err
 	}
 	if !report.Compatible && !d.Force {
-		return nil, report, &Error{Code: CodeSchemaConflict, Msg: fmt.Sprintf("version %d is not %s compatible: %s; change it, give casts, or force it", v.Version, report.Mode, report.Findings[0])}
+		return nil, report, &Error{Code: CodeSchemaConflict, Msg: v.conflict(report)}
 	}
 	v.Forced = !report.Compatible
-	if err := s.allowed(d.By); err != nil {
+	if err := s.allowed(d.By, v.size()); err != nil {
 		return nil, report, err
 	}
 	switch err := s.bus.schemas.store(ctx, v); {
@@ -118,6 +119,20 @@ func (s Schemas) Register(ctx context.Context, topic string, d SchemaDraft) (*Sc
 		return nil, report, err
 	}
 	return &v.SchemaVersion, report, nil
+}
+
+// conflict says why a version is not compatible, and what to do.
+func (v *compiledVersion) conflict(r *SchemaReport) string {
+	first := r.Findings[0]
+	what := fmt.Sprintf("version %d is not %s compatible", v.Version, r.Mode)
+	if r.Mode == compat.None {
+		what = fmt.Sprintf("the casts of version %d fail", v.Version)
+	}
+	hint := "change it, give casts, or force it"
+	if first.Rule == "property_added_to_open_content_model" {
+		hint = `close the object with "additionalProperties": false, set lenient in the rule of the topic, or force it`
+	}
+	return fmt.Sprintf("%s: %s; %s", what, first, hint)
 }
 
 // Bounds of comparisons, each of which may take a second of a processor ("schema_checks").
@@ -138,14 +153,21 @@ func (s Schemas) enter(ctx context.Context, client string) (leave func(), err er
 	return func() { places.Leave(client) }, nil
 }
 
-// allowed enforces Limits.SchemasPerClient.
-func (s Schemas) allowed(client string) error {
+// allowed enforces Limits.SchemasPerClient, and the bounds of memory, for one more version.
+func (s Schemas) allowed(client string, size int) error {
 	t := s.bus.schemas
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	if client != "" && t.by[client] >= s.bus.limits.SchemasPerClient {
+	switch {
+	case client != "" && t.by[client] >= s.bus.limits.SchemasPerClient:
 		s.bus.obs.LimitReached("schemas_per_client")
 		return &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has registered %d versions of schemas, which is its limit", t.by[client])}
+	case client != "" && t.sizeBy[client]+size > clientSchemaMemory:
+		s.bus.obs.LimitReached("client_schema_memory")
+		return &Error{Code: CodeRateLimited, Msg: "the schemas of this client would take more memory than a client may have on each hub"}
+	case t.size+size > maxSchemaMemory:
+		s.bus.obs.LimitReached("schema_memory")
+		return &Error{Code: CodeOverloaded, Msg: "all schemas together would take more memory than they may have on each hub"}
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -32,6 +33,9 @@ const (
 	MaxSchemaVersions = 500
 	// maxSchemaEntry is the most bytes of a version, with its casts.
 	maxSchemaEntry = 512 << 10
+	// maxSchemaMemory ("schema_memory") is what all versions may take in the memory of a hub, as it
+	// estimates, and clientSchemaMemory ("client_schema_memory") what those of a client may take.
+	maxSchemaMemory, clientSchemaMemory = 256 << 20, 64 << 20
 )
 
 // SchemaVersion is one version of the schema of a topic. It is immutable.
@@ -68,6 +72,9 @@ type compiledVersion struct {
 	schema *schema.Schema
 	caster *upcast.Caster // from the version before; nil: none
 }
+
+// size estimates what the version takes in memory, in bytes.
+func (v *compiledVersion) size() int { return v.schema.Size() + 32*(len(v.Up)+len(v.Down)) }
 
 func (t *schemaTable) compile(v *SchemaVersion) (*compiledVersion, error) {
 	s, err := schema.Compile(v.Schema)
@@ -127,7 +134,8 @@ func (s *schemaSet) with(v *compiledVersion) *schemaSet {
 type topicSchemas struct {
 	set   atomic.Pointer[schemaSet]
 	ahead map[int]*compiledVersion // that wait for one before them; guarded by the table's mu
-	// looked is when the server was last asked for versions that an event named.
+	// looked is when the last question for further versions was asked that was answered, in the
+	// clock of the bus.
 	looked atomic.Int64
 }
 
@@ -137,7 +145,7 @@ type schemaTable struct {
 	follow sync.Once
 	once   sync.Once
 	full   chan struct{} // closed once all that was there is known
-	wanted chan string   // names of which events had versions that are not known
+	wanted chan look     // for versions that events name
 
 	checks *quota.Places
 
@@ -145,10 +153,13 @@ type schemaTable struct {
 	topics map[string]*topicSchemas // bounded by MaxSchemas
 	count  int
 	by     map[string]int // versions by client
+	// size is what all versions take in memory, and sizeBy what those of a client take, in bytes.
+	size   int
+	sizeBy map[string]int
 }
 
 func newSchemaTable(b *Bus) *schemaTable {
-	return &schemaTable{bus: b, full: make(chan struct{}), wanted: make(chan string, 16), checks: quota.NewPlaces(schemaChecks, (schemaChecks+1)/2), topics: make(map[string]*topicSchemas), by: make(map[string]int)}
+	return &schemaTable{bus: b, full: make(chan struct{}), wanted: make(chan look), checks: quota.NewPlaces(schemaChecks, (schemaChecks+1)/2), topics: make(map[string]*topicSchemas), by: make(map[string]int), sizeBy: make(map[string]int)}
 }
 
 func (t *schemaTable) bucket() sharedBucket {
@@ -173,7 +184,7 @@ func (t *schemaTable) load(ctx context.Context) error {
 		t.bus.background(func() {
 			t.bucket().follow(t.bus.ctx, func() { t.once.Do(func() { close(t.full) }) }, t.saw)
 		})
-		t.bus.background(t.lookUp)
+		t.bus.background(t.answer)
 	})
 	ctx, cancel := context.WithTimeout(ctx, openWait)
 	defer cancel()
@@ -185,18 +196,65 @@ func (t *schemaTable) load(ctx context.Context) error {
 	}
 }
 
-// lookUp asks for versions that events have named, until the bus ends.
-func (t *schemaTable) lookUp() {
+// look is a question for further versions of a schema.
+type look struct {
+	name string
+	of   *topicSchemas
+	// since is when an answer has to have been asked for at least, in the clock of the bus.
+	since int64
+	done  chan bool
+}
+
+// look has the leader of the bucket asked for further versions of a schema, unless it was asked
+// since a time. It returns whether it has answered.
+func (t *schemaTable) look(ctx context.Context, name string, of *topicSchemas, since int64) bool {
+	if of.looked.Load() > since {
+		return true
+	}
+	timer := time.NewTimer(lookWait)
+	defer timer.Stop()
+	q := look{name, of, since, make(chan bool, 1)}
+	select {
+	case t.wanted <- q:
+	case <-timer.C:
+		return false
+	case <-ctx.Done():
+		return false
+	}
+	select {
+	case ok := <-q.done:
+		return ok
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// answer answers looks, one after the other, until the bus ends.
+func (t *schemaTable) answer() {
 	for {
 		select {
-		case name := <-t.wanted:
-			ctx, cancel := context.WithTimeout(t.bus.ctx, publishWait)
-			_, _ = t.catchUp(ctx, name) // the next event asks again
-			cancel()
+		case q := <-t.wanted:
+			q.done <- t.ask(&q)
 		case <-t.bus.ctx.Done():
 			return
 		}
 	}
+}
+
+// ask answers a look.
+func (t *schemaTable) ask(q *look) bool {
+	if q.of.looked.Load() > q.since {
+		return true
+	}
+	began := t.bus.clock.now()
+	ctx, cancel := context.WithTimeout(t.bus.ctx, lookWait)
+	defer cancel()
+	if _, err := t.catchUp(ctx, q.name); err != nil {
+		return false
+	}
+	q.of.looked.Store(began)
+	return true
 }
 
 // saw takes an entry of the bucket.
@@ -206,6 +264,9 @@ func (t *schemaTable) saw(key string, value []byte) {
 	var c *compiledVersion
 	if err == nil && schemaKey(v.Topic, v.Version) != key {
 		err = errors.New("the entry names another topic or version")
+	}
+	if err == nil && t.set(v.Topic).version(v.Version) != nil {
+		return // a watch begins with all entries after each reconnect
 	}
 	if err == nil {
 		c, err = t.compile(&v)
@@ -231,6 +292,8 @@ func (t *schemaTable) add(v *compiledVersion) {
 	}
 	t.count++
 	t.by[v.By]++
+	t.size += v.size()
+	t.sizeBy[v.By] += v.size()
 	if of.ahead == nil {
 		of.ahead = make(map[int]*compiledVersion)
 	}

@@ -14,8 +14,12 @@ import (
 // SchemaLatest stands for the latest version of a schema, at the moment of each event.
 const SchemaLatest = -1
 
-// lookAgain is how often a hub asks for versions that it has not heard of.
-const lookAgain = time.Second
+const (
+	// lookAgain is how often a read asks for versions that the hub has not heard of, of each schema.
+	lookAgain = 100 * time.Millisecond
+	// lookWait is how long an event of such a version waits for the answer.
+	lookWait = 2 * time.Second
+)
 
 // SchemaView shows the events of a topic in one version of the topic's schema. Its methods may be
 // called concurrently.
@@ -65,11 +69,10 @@ func (s Schemas) View(ctx context.Context, topic string, version int) (*SchemaVi
 // *upcast.CastError, and tells no values of the payload. ctx is for the question to the server for
 // a version that this hub has not heard of.
 func (v *SchemaView) Cast(ctx context.Context, e *Event) error {
-	err := v.cast(e)
-	if errors.Is(err, errVersionUnknown) && v.of.mayLook() {
-		if _, asked := v.table.catchUp(ctx, v.name); asked == nil {
-			err = v.cast(e)
-		}
+	err := v.cast(ctx, e)
+	since := v.table.bus.clock.now() - int64(lookAgain)
+	if errors.Is(err, errVersionUnknown) && v.table.look(ctx, v.name, v.of, since) {
+		err = v.cast(ctx, e)
 	}
 	return err
 }
@@ -78,7 +81,7 @@ func (v *SchemaView) Cast(ctx context.Context, e *Event) error {
 var errVersionUnknown = errors.New("jetstream: the version is not known")
 
 // cast is Cast, which asks nobody.
-func (v *SchemaView) cast(e *Event) error {
+func (v *SchemaView) cast(ctx context.Context, e *Event) error {
 	if e.Tombstone {
 		return nil
 	}
@@ -102,10 +105,13 @@ func (v *SchemaView) cast(e *Event) error {
 	if len(doc) == 0 {
 		doc = []byte("null")
 	}
-	doc, err := set.chain.Cast(doc, from, to)
+	doc, err := set.chain.Cast(ctx, doc, from, to)
 	switch {
 	case err != nil:
 		return castFailed(err, from, set.latest())
+	case len(doc) > max(v.table.bus.maxPayload, len(e.Payload)):
+		return &Error{Code: CodeSchemaInvalid, Msg: "the event has " + strconv.Itoa(len(doc)) + " bytes in version " + strconv.Itoa(to) + "; at most " +
+			strconv.Itoa(v.table.bus.maxPayload) + " are allowed"}
 	case !ValidPayload(doc):
 		return &Error{Code: CodeSchemaInvalid, Msg: "the event in version " + strconv.Itoa(to) + " is not JSON, or is nested too deeply"}
 	}
@@ -130,41 +136,24 @@ func castFailed(err error, from, latest int) error {
 	return &Error{Code: CodeSchemaInvalid, Msg: msg, Err: err}
 }
 
-// schemaHeader returns the version that the headers of an event name.
+// schemaHeader returns the version that the headers of an event name: "" if they name two.
 func schemaHeader(headers map[string]string) (text string, given bool) {
-	if text, given = headers[headerSchemaVersion]; given {
-		return text, true
-	}
 	for name, value := range headers {
-		if strings.EqualFold(name, headerSchemaVersion) {
-			return value, true
+		if !strings.EqualFold(name, headerSchemaVersion) {
+			continue
 		}
+		if given && value != text {
+			return "", true
+		}
+		text, given = value, true
 	}
-	return "", false
+	return text, given
 }
 
 // parseVersion reads a version in its only form.
 func parseVersion(text string) (n int, ok bool) {
 	n, err := strconv.Atoi(text)
 	return n, err == nil && n >= 1 && strconv.Itoa(n) == text
-}
-
-// mayLook reports whether it is time to ask for further versions. It then counts as asked.
-func (s *topicSchemas) mayLook() bool {
-	now := time.Now().UnixNano()
-	last := s.looked.Load()
-	return now-last >= int64(lookAgain) && s.looked.CompareAndSwap(last, now)
-}
-
-// lookSoon has the table ask for further versions in the background.
-func (v *SchemaView) lookSoon() {
-	if !v.of.mayLook() {
-		return
-	}
-	select {
-	case v.table.wanted <- v.name:
-	default: // the next event asks again
-	}
 }
 
 // viewsOf returns the views of a subscription on topics; nil without
@@ -195,22 +184,37 @@ func (h *Held) Cast() bool {
 	if v == nil {
 		return true
 	}
-	err := v.cast(&d.Event)
+	was := d.Event.Headers[headerSchemaVersion]
+	err := v.cast(d.m.sub.ctx, &d.Event)
+	if errors.Is(err, errVersionUnknown) {
+		if !v.table.look(d.m.sub.ctx, v.name, v.of, d.arrived) { //nolint:contextcheck // the subscription's counts
+			d.giveUp() // whether there is such a version, a later delivery tells
+			return false
+		}
+		err = v.cast(d.m.sub.ctx, &d.Event)
+	}
 	if err == nil {
+		d.recast = d.recast || d.Event.Headers[headerSchemaVersion] != was
 		return true
 	}
 	if !d.begin(false) {
 		return false
 	}
-	delay := DefaultBackoff
-	if errors.Is(err, errVersionUnknown) {
-		v.lookSoon()
-		delay = lookAgain // this hub may hear of the version meanwhile
-	}
 	reason := err.Error()
 	if e, ok := errors.AsType[*Error](err); ok {
 		reason = e.Msg
 	}
-	d.m.sub.nack(d, "", reason, delay)
+	d.m.sub.nack(d, "", reason, DefaultBackoff)
 	return false
+}
+
+// giveUp gives a delivery back that was not begun.
+func (d *Delivery) giveUp() {
+	s := d.m.sub
+	s.mu.Lock()
+	ours := d.index >= 0 && !d.begun && s.remove(d, Returned)
+	s.mu.Unlock()
+	if ours {
+		s.spare(d, true)
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -183,7 +184,7 @@ func TestAVersionThatAHubHasNotHeardOf(t *testing.T) {
 	view.of = deaf
 	register(t, first, "t.a", SchemaDraft{Schema: json.RawMessage(machineV1), Up: json.RawMessage(`[{"rename":{"at":"/name","to":"host"}},{"remove":{"at":"/up"}}]`), Force: true})
 	e := &Event{Payload: []byte(`{"host":"x"}`), Headers: map[string]string{headerSchemaVersion: "4"}}
-	if err := view.cast(e); !errors.Is(err, errVersionUnknown) {
+	if err := view.cast(t.Context(), e); !errors.Is(err, errVersionUnknown) {
 		t.Errorf("%v", err)
 	}
 	// View asks the leader of the bucket.
@@ -194,10 +195,12 @@ func TestAVersionThatAHubHasNotHeardOf(t *testing.T) {
 	if err := latest.Cast(t.Context(), e); err != nil || string(e.Payload) != `{"host":"x"}` {
 		t.Errorf("%s, %v", e.Payload, err)
 	}
-	// A version that does not exist is asked for once a second.
+	// A version that does not exist is asked for now and then.
 	e.Headers[headerSchemaVersion] = "9"
-	if err := latest.Cast(t.Context(), e); !errors.Is(err, errVersionUnknown) || latest.of.mayLook() {
-		t.Errorf("%v", err)
+	for range 2 {
+		if err := latest.Cast(t.Context(), e); !errors.Is(err, errVersionUnknown) || latest.of.looked.Load() == 0 {
+			t.Errorf("%v", err)
+		}
 	}
 }
 
@@ -249,6 +252,23 @@ func TestCastsInGo(t *testing.T) {
 	k := take(t, b, "t.a", "g", SubscribeOptions{From: FromEarliest, SchemaVersion: SchemaLatest})
 	if got := k.payloads(1)[0]; got != "42" {
 		t.Errorf("got %s", got)
+	}
+}
+
+// TestCastsKeepToTheLargestPayload has a cast make more of an event than a client may publish.
+func TestCastsKeepToTheLargestPayload(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce})})
+	register(t, b, "t.a", draft(`{"type":"object"}`))
+	up := `[{"set":{"at":"/a","value":"` + strings.Repeat("x", 200_000) + `"}},{"copy":{"from":"/a","to":"/b"}},{"copy":{"from":"/a","to":"/c"}},{"copy":{"from":"/a","to":"/d"}},{"copy":{"from":"/a","to":"/e"}},{"copy":{"from":"/a","to":"/f"}}]`
+	register(t, b, "t.a", SchemaDraft{Schema: json.RawMessage(`{"type":"object","title":"large"}`), Up: json.RawMessage(up)})
+	view, err := SchemasOf(b).View(t.Context(), "t.a", 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = view.Cast(t.Context(), &Event{Payload: []byte(`{}`), Headers: map[string]string{headerSchemaVersion: "1"}})
+	if err == nil || !strings.Contains(err.Error(), "bytes in version 2; at most 1048576 are allowed") {
+		t.Errorf("%v", err)
 	}
 }
 
@@ -307,4 +327,111 @@ func TestCastsTakeMemoryLate(t *testing.T) {
 			t.Fatal("an event was not cast")
 		}
 	}
+}
+
+// TestEventsOfANewVersion has a group on one hub get events at once of versions that were registered
+// on another: none of them counts as a failure.
+func TestEventsOfANewVersion(t *testing.T) {
+	t.Parallel()
+	url := natsServer(t)
+	rules := ruled(SchemaRule{Mode: SchemaWarn, Compatibility: "none"})
+	first, second := open(t, Config{URL: url, Topics: rules}), open(t, Config{URL: url, Topics: rules})
+	register(t, first, "t.a", draft(`{"type":"object","title":"0"}`))
+	eventually(t, "both hubs have the version", func() bool { return len(versions(t, second, "t.a")) == 1 })
+	attempts := make(chan int, 100)
+	opts := SubscribeOptions{From: FromEarliest, SchemaVersion: SchemaLatest, MaxAttempts: 1}
+	sub, err := second.Consume(t.Context(), "t.a", "g", opts, func(_ context.Context, d *Delivery) error {
+		attempts <- d.Attempt
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sub.Stop(context.Background()) }()
+	for i := range 60 {
+		register(t, first, "t.a", draft(fmt.Sprintf(`{"type":"object","title":"%d"}`, i+1)))
+		if _, err := first.Publish(t.Context(), "t.a", []byte(`{}`), PublishOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 60 {
+		select {
+		case attempt := <-attempts:
+			if attempt != 1 {
+				t.Errorf("an event has attempt %d", attempt)
+			}
+		case <-time.After(wait):
+			t.Fatal("an event is missing")
+		}
+	}
+	// One of a version that nobody has registered is a failure.
+	publishNative(t, url, `{}`, "400")
+	letters := take(t, first, "dlq.t.a", "letters", SubscribeOptions{From: FromEarliest})
+	if got := letters.payloads(1)[0]; !strings.Contains(got, `"err":"version 400 of the event is not registered; the latest is 61"`) {
+		t.Errorf("%s", got)
+	}
+}
+
+// TestDeadLettersAreAsStored has a handler refuse an event that was cast: the dead letter has the
+// event as it was published.
+func TestDeadLettersAreAsStored(t *testing.T) {
+	t.Parallel()
+	for _, order := range []bool{false, true} {
+		b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: "none"})})
+		machines(t, b)
+		opts := SubscribeOptions{From: FromEarliest, SchemaVersion: 3, OrderByKey: order, MaxAttempts: 2}
+		sub, err := b.Consume(t.Context(), "t.a", "g", opts, func(context.Context, *Delivery) error { return errors.New("no") })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Publish(t.Context(), "t.a", []byte(`{ "host":"a" }`), PublishOptions{Headers: map[string]string{headerSchemaVersion: "1"}}); err != nil {
+			t.Fatal(err)
+		}
+		letters := take(t, b, "dlq.t.a", "letters", SubscribeOptions{From: FromEarliest})
+		if got := letters.payloads(1)[0]; !strings.Contains(got, `"headers":{"x-schema-version":"1"},"payload":{ "host":"a" }`) {
+			t.Errorf("ordered %v: %s", order, got)
+		}
+		_ = sub.Stop(t.Context())
+	}
+}
+
+// TestTwoVersionsInHeaders has an event name two versions: it is refused, and one that a native
+// client stored cannot be cast.
+func TestTwoVersionsInHeaders(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: "none"})})
+	machines(t, b)
+	both := map[string]string{"x-schema-version": "2", "X-Schema-Version": "1"}
+	for range 20 {
+		_, err := b.Publish(t.Context(), "t.a", []byte(`{"host":"a"}`), PublishOptions{Headers: both})
+		wantCode(t, err, CodeBadOptions)
+		if err == nil || !strings.Contains(err.Error(), "is given twice, as 1 and as 2") {
+			t.Fatal(err)
+		}
+	}
+	view, err := SchemasOf(b).View(t.Context(), "t.a", 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, view.Cast(t.Context(), &Event{Payload: []byte(`{"host":"a"}`), Headers: both}), CodeSchemaInvalid)
+}
+
+// TestSchemasTakeSoMuchMemory registers schemas that would take more than a client may have.
+func TestSchemasTakeSoMuchMemory(t *testing.T) {
+	t.Parallel()
+	obs := new(counter)
+	b := open(t, Config{Observer: obs})
+	for n := range 100 {
+		text := fmt.Sprintf(`{"title":"%d","pattern":"a{990}b{990}c{990}d{990}"}`, n)
+		_, _, err := SchemasOf(b).Register(t.Context(), fmt.Sprint("t.a", n), SchemaDraft{Schema: json.RawMessage(text), By: "mallory"})
+		if err == nil {
+			continue
+		}
+		wantCode(t, err, CodeRateLimited)
+		if n < 20 || obs.limit("client_schema_memory") != 1 {
+			t.Errorf("version %d: %v", n+1, err)
+		}
+		return
+	}
+	t.Error("no version was refused")
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"eventhub/jetstream/jsonscan"
 )
 
 // Equal reports whether two JSON texts are equal: the order of members, blanks, and the spelling of
@@ -27,6 +29,25 @@ func Decode(text []byte) any {
 		return nil
 	}
 	return v
+}
+
+// Scalar returns the only spelling of a JSON text that is a string, a number, true, false or null:
+// those of equal texts are equal. It returns false for an object and an array. text must be JSON.
+func Scalar(text []byte) (spelling string, ok bool) {
+	text = bytes.Trim(text, " \t\r\n")
+	if len(text) == 0 {
+		return "", false
+	}
+	switch c := text[0]; {
+	case c == '{' || c == '[':
+		return "", false
+	case c == '"':
+		plain, _ := jsonscan.Unquote(text, nil)
+		return `"` + string(plain), true
+	case c == '-' || c >= '0' && c <= '9':
+		return decimal(string(text)), true
+	}
+	return string(text), true
 }
 
 // Values is Equal for what Decode returned.

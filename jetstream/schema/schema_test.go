@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // orderSchema and orderText are what benchmarks use: 268 bytes, as an order may have.
@@ -316,6 +317,64 @@ func (g generator) document(depth int) string {
 			members[i] = g.pick(`"a"`, `"b"`, `"c"`, `"d/e"`, `"\u0061"`, `"x"`) + blank + ":" + blank + g.document(depth-1)
 		}
 		return "{" + blank + strings.Join(members, ","+blank) + "}" + blank
+	}
+}
+
+// Numbers that the library could not compute with are compared all the same, in a short time.
+func TestAbsurdNumbers(t *testing.T) {
+	t.Parallel()
+	many := "[" + strings.Repeat("1e1000000,", 100_000) + "1]"
+	for _, test := range []struct {
+		schema, doc, want string
+	}{
+		{`{"minimum":0}`, `0E10000000000000000000`, ""},
+		{`{"minimum":0}`, `-1E10000000000000000000`, ": minimum"},
+		{`{"maximum":1e400}`, `1e999999999`, ": maximum"},
+		{`{"maximum":1e400}`, `9e399`, ""},
+		{`{"exclusiveMinimum":0}`, `1e-99999999999999999999`, ""},
+		{`{"exclusiveMinimum":0}`, `0.0e-99999999999999999999`, ": exclusiveMinimum"},
+		{`{"type":"integer"}`, `1e1000000000`, ""},
+		{`{"type":"integer"}`, `1e-1000000000`, ": type"},
+		{`{"maximum":1,"pattern":"x"}`, strings.Repeat("9", 500_000), ": maximum"},
+		{`{"items":{"multipleOf":0.5,"pattern":"x"}}`, many, ""},
+	} {
+		began := time.Now()
+		got := ""
+		if v := compile(t, test.schema).Validate([]byte(test.doc)); v != nil {
+			got = v.String()
+		}
+		if got != test.want {
+			t.Errorf("%s of %.40s: %q, want %q", test.schema, test.doc, got, test.want)
+		}
+		if took := time.Since(began); took > 20*time.Second {
+			t.Errorf("%s of %.40s: took %v", test.schema, test.doc, took)
+		}
+	}
+	for _, text := range []string{`{"minimum":1e401}`, `{"enum":[{"a":-1e-500}]}`, `{"const":1e99999999999}`} {
+		if _, err := Compile([]byte(text)); err == nil || !strings.Contains(err.Error(), "has a number beyond 1e400") {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+// Patterns are bounded by what they take once they are compiled.
+func TestPatternsAreBounded(t *testing.T) {
+	t.Parallel()
+	var list []string
+	for i := range 10 {
+		list = append(list, fmt.Sprintf(`"a{1000}%d":true`, i))
+	}
+	for _, text := range []string{`{"patternProperties":{` + strings.Join(list, ",") + `}}`, `{"items":{"pattern":"^((a{100}){100})$"}}`} {
+		if _, err := Compile([]byte(text)); err == nil || !strings.Contains(err.Error(), "more than 4000 instructions") && !strings.Contains(err.Error(), "pattern") {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	s := compile(t, `{"items":{"pattern":"^[a-z]{1,500}[0-9]{1,500}x?$"}}`)
+	if v := s.Validate([]byte(`["` + strings.Repeat("a", 400) + `1"]`)); v != nil {
+		t.Error(v)
+	}
+	if v := s.Validate([]byte(`["` + strings.Repeat("a", 1<<20) + `"]`)); v == nil || v.String() != ": pattern" {
+		t.Error(v)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -189,6 +190,8 @@ type tree struct {
 	doc     any
 	library *jsonschema.Compiler
 	known   map[string]*jsonschema.Schema // compiled, by pointer; nil for what does not compile
+	// patterns are compiled; nil for what does not compile.
+	patterns map[string]*regexp.Regexp
 }
 
 // place is the base of references.
@@ -204,7 +207,7 @@ func newTree(text []byte) (*tree, error) {
 	if err := c.AddResource(place, doc); err != nil {
 		return nil, errors.New("is no JSON Schema 2020-12")
 	}
-	return &tree{doc, c, make(map[string]*jsonschema.Schema)}, nil
+	return &tree{doc, c, make(map[string]*jsonschema.Schema), make(map[string]*regexp.Regexp)}, nil
 }
 
 func (t *tree) root() node { return node{tree: t, v: t.doc} }

@@ -1,6 +1,7 @@
 package compat
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -70,7 +71,7 @@ func refused(tb testing.TB, reader, writer []byte, r *Report, tries int, lenient
 		if !ok {
 			continue
 		}
-		cast, err := chain.Cast(doc, 1, 2)
+		cast, err := chain.Cast(context.Background(), doc, 1, 2)
 		if err != nil || compiled.Validate(cast) != nil {
 			return doc
 		}
@@ -329,7 +330,7 @@ func check(t *testing.T, reader, writer string) (included, docs int) {
 			break
 		}
 		docs++
-		cast, err := chain.Cast(doc, 1, 2)
+		cast, err := chain.Cast(context.Background(), doc, 1, 2)
 		if err != nil {
 			t.Errorf("%s cannot be cast: %v", doc, err)
 		} else if v := compiled.Validate(cast); v != nil {

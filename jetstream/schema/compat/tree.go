@@ -215,6 +215,18 @@ func (n node) required() (names []string) {
 	return names
 }
 
+// pattern returns a pattern, nil for one that does not compile.
+func (t *tree) pattern(text string) *regexp.Regexp {
+	re, seen := t.patterns[text]
+	if !seen {
+		if compiled, err := regexp.Compile(text); err == nil {
+			re = compiled
+		}
+		t.patterns[text] = re
+	}
+	return re
+}
+
 // member returns the schemas that the value of a member has to keep to. declared says that the
 // schema names it, or has a pattern for it. known is false if a pattern cannot be tried.
 func (n node) member(name string) (parts []node, declared, known bool) {
@@ -225,8 +237,8 @@ func (n node) member(name string) (parts []node, declared, known bool) {
 		}
 	}
 	for _, pattern := range n.names("patternProperties") {
-		re, err := regexp.Compile(pattern)
-		if err != nil {
+		re := n.tree.pattern(pattern)
+		if re == nil {
 			known = false
 			continue
 		}

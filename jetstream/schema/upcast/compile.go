@@ -20,6 +20,8 @@ const (
 	MaxOperations = 100
 	// MaxSegments is the most segments of a place.
 	MaxSegments = 32
+	// maxPairs is how many pairs of a map may have an object or an array as their first.
+	maxPairs = 100
 )
 
 // every is the segment that stands for all members or elements.
@@ -32,7 +34,7 @@ func Compile(up, down json.RawMessage) (*Caster, error) {
 	for _, way := range []struct {
 		name string
 		text json.RawMessage
-		to   *Func
+		to   *step
 	}{{"up", up, &c.up}, {"down", down, &c.down}} {
 		if len(way.text) == 0 || string(way.text) == "null" {
 			continue
@@ -41,7 +43,7 @@ func Compile(up, down json.RawMessage) (*Caster, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s%w", way.name, err)
 		}
-		*way.to = p.run
+		*way.to = p
 	}
 	return &c, nil
 }
@@ -62,12 +64,15 @@ type operation struct {
 	key              []byte
 	named            bool // member is given
 	value            []byte
-	pairs            []pair
+	// Pairs of map: those of scalars by their only spelling, and others.
+	scalars map[string][]byte
+	pairs   []pair
 }
 
-// pair is a pair of map.
+// pair is a pair of map whose first is an object or an array.
 type pair struct {
 	from any
+	size int
 	to   []byte
 }
 
@@ -197,7 +202,19 @@ func (op *operation) complete(name string, args *arguments) (err error) {
 			if v == nil || json.Unmarshal(*v, &two) != nil || len(two) != 2 {
 				return fmt.Errorf("values/%d must be an array of two values", i)
 			}
-			op.pairs = append(op.pairs, pair{jsonequal.Decode(two[0]), two[1]})
+			scalar, is := jsonequal.Scalar(two[0])
+			switch {
+			case !is && len(op.pairs) == maxPairs:
+				return fmt.Errorf("values has more than %d pairs whose first is an object or an array", maxPairs)
+			case !is:
+				op.pairs = append(op.pairs, pair{jsonequal.Decode(two[0]), len(two[0]), two[1]})
+			case op.scalars == nil:
+				op.scalars = map[string][]byte{scalar: two[1]}
+			default:
+				if _, before := op.scalars[scalar]; !before { // the first one counts
+					op.scalars[scalar] = two[1]
+				}
+			}
 		}
 	}
 	op.key = jsonscan.AppendString(nil, op.member)

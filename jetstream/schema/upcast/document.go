@@ -22,14 +22,15 @@ type part struct {
 	of   *value
 }
 
-// open reads the members or elements of a value. It returns false for a value that has none.
-func (v *value) open() bool {
+// open reads the members or elements of a value, at most some. has is false for a value that has
+// none, and fits for one that has more.
+func (v *value) open(most int) (has, fits bool) {
 	if v.raw == nil {
-		return true
+		return true, true
 	}
 	text := bytes.TrimLeft(v.raw, " \t\r\n")
 	if len(text) == 0 || text[0] != '{' && text[0] != '[' {
-		return false
+		return false, true
 	}
 	v.object = text[0] == '{'
 	byName := make(map[string]int)
@@ -43,13 +44,17 @@ func (v *value) open() bool {
 			}
 			byName[p.name] = len(v.parts)
 		}
+		if len(v.parts) == most {
+			v.parts = nil
+			return true, false
+		}
 		v.parts = append(v.parts, p)
 	}
 	if len(byName) < len(v.parts) && v.object {
 		v.parts = slices.DeleteFunc(v.parts, func(p part) bool { return p.of == nil })
 	}
 	v.raw = nil
-	return true
+	return true, true
 }
 
 // find returns the index of a member or an element, or -1.

@@ -2,6 +2,7 @@ package upcast
 
 import (
 	"errors"
+	"fmt"
 
 	"eventhub/jetstream/jsonequal"
 	"eventhub/jetstream/jsonpointer"
@@ -9,19 +10,23 @@ import (
 )
 
 // run applies the operations to a document.
-func (p program) run(doc []byte) ([]byte, error) {
+func (p program) run(doc []byte, w *work) ([]byte, error) {
 	if !jsonscan.Valid(doc) {
 		return nil, errors.New("the document is not JSON")
 	}
-	r := runner{root: &value{raw: doc}}
+	r := runner{root: &value{raw: doc}, work: w}
 	for i := range p {
 		r.op = &p[i]
 		if err := r.apply(); err != nil {
 			return nil, err
 		}
 	}
-	if r.root.size() > MaxOutput {
+	size := r.root.size()
+	if size > MaxOutput {
 		return nil, errTooLarge
+	}
+	if err := w.spend(size); err != nil {
+		return nil, err
 	}
 	return r.root.appendTo(nil), nil
 }
@@ -31,6 +36,35 @@ type runner struct {
 	root  *value
 	op    *operation
 	added int // bytes that operations have added
+	parts int // that were taken apart
+	work  *work
+}
+
+// open takes a value apart. has is false for a value that has no members and no elements.
+func (r *runner) open(v *value) (has bool, err error) {
+	if v.raw == nil {
+		return true, nil
+	}
+	if err := r.work.spend(len(v.raw)); err != nil {
+		return false, r.fails(err.Error())
+	}
+	most := MaxParts - r.parts
+	has, fits := v.open(most)
+	if !fits {
+		return false, r.fails(errTooMany.Error())
+	}
+	r.parts += len(v.parts)
+	return has, nil
+}
+
+var errTooMany = fmt.Errorf("the document has more than %d members and elements to look at", MaxParts)
+
+// visit counts members and elements that are looked at.
+func (r *runner) visit(n int) error {
+	if err := r.work.spend(8 * n); err != nil {
+		return r.fails(err.Error())
+	}
+	return nil
 }
 
 func (r *runner) fails(cause string) error { return &placeError{r.op.text, cause} }
@@ -79,7 +113,14 @@ func (r *runner) apply() error {
 	op := r.op
 	last := op.at[len(op.at)-1]
 	return r.each(r.root, op.at[:len(op.at)-1], func(parent *value) error {
-		if !parent.open() {
+		has, err := r.open(parent)
+		if err == nil {
+			err = r.visit(len(parent.parts))
+		}
+		switch {
+		case err != nil:
+			return err
+		case !has:
 			return r.missing()
 		}
 		if last == every {
@@ -104,7 +145,14 @@ func (r *runner) each(v *value, at jsonpointer.Pointer, f func(*value) error) er
 		return f(v)
 	}
 	makes := r.op.name == "default" || r.op.name == "set"
-	if !v.open() {
+	has, err := r.open(v)
+	if err == nil {
+		err = r.visit(len(v.parts))
+	}
+	if err != nil {
+		return err
+	}
+	if !has {
 		if makes {
 			return r.fails("a part of the place is no object and no array")
 		}
@@ -151,7 +199,14 @@ func (r *runner) member(v *value, name string, text []byte) (int, error) {
 
 // put is default and set at a member of a value.
 func (r *runner) put(parent *value, name string) error {
-	if !parent.open() {
+	has, err := r.open(parent)
+	if err == nil {
+		err = r.visit(len(parent.parts))
+	}
+	switch {
+	case err != nil:
+		return err
+	case !has:
 		return r.fails("a part of the place is no object and no array")
 	}
 	set := r.op.name == "set"
@@ -228,7 +283,14 @@ func (r *runner) change(v *value) (*value, error) {
 		}
 		return &value{parts: []part{{of: v}}}, nil
 	case "unwrap":
-		if !v.open() || v.object != op.named {
+		has, err := r.open(v)
+		if err == nil {
+			err = r.visit(len(v.parts))
+		}
+		if err != nil {
+			return nil, err
+		}
+		if !has || v.object != op.named {
 			if op.named {
 				return nil, r.fails("is no object")
 			}
@@ -246,11 +308,12 @@ func (r *runner) change(v *value) (*value, error) {
 		}
 		return v.parts[i].of, nil
 	}
-	now := jsonequal.Decode(v.appendTo(nil))
-	for i := range op.pairs {
-		if jsonequal.Values(now, op.pairs[i].from) {
-			return r.add(op.pairs[i].to)
-		}
+	to, found, err := r.lookUp(v)
+	switch {
+	case err != nil:
+		return nil, err
+	case found:
+		return r.add(to)
 	}
 	switch {
 	case op.value != nil:
@@ -261,13 +324,51 @@ func (r *runner) change(v *value) (*value, error) {
 	return v, nil
 }
 
+// lookUp returns what map makes of a value.
+func (r *runner) lookUp(v *value) (to []byte, found bool, err error) {
+	op := r.op
+	size := v.size()
+	if err := r.work.spend(size); err != nil {
+		return nil, false, r.fails(err.Error())
+	}
+	if v.raw != nil {
+		if scalar, is := jsonequal.Scalar(v.raw); is {
+			to, found = op.scalars[scalar]
+			return to, found, nil
+		}
+	}
+	if len(op.pairs) == 0 {
+		return nil, false, nil
+	}
+	if err := r.work.spend(16 * size); err != nil { // what it takes to decode
+		return nil, false, r.fails(err.Error())
+	}
+	now := jsonequal.Decode(v.appendTo(nil))
+	for i := range op.pairs {
+		if err := r.work.spend(min(size, op.pairs[i].size)); err != nil {
+			return nil, false, r.fails(err.Error())
+		}
+		if jsonequal.Values(now, op.pairs[i].from) {
+			return op.pairs[i].to, true, nil
+		}
+	}
+	return nil, false, nil
+}
+
 // carry is move and copy, below what both places have in common.
 func (r *runner) carry(base *value) error {
 	op := r.op
 	from, to := op.at[op.same:], op.to[op.same:]
 	parent, i := base, -1
 	for k, name := range from {
-		if !parent.open() {
+		has, err := r.open(parent)
+		if err == nil {
+			err = r.visit(len(parent.parts))
+		}
+		switch {
+		case err != nil:
+			return err
+		case !has:
 			return r.missing()
 		}
 		if i = parent.find(name); i < 0 {
@@ -296,7 +397,14 @@ func (r *runner) carry(base *value) error {
 	}
 	at := base
 	for k, name := range to {
-		if !at.open() {
+		has, err := r.open(at)
+		if err == nil {
+			err = r.visit(len(at.parts))
+		}
+		switch {
+		case err != nil:
+			return err
+		case !has:
 			return r.fails("a part of the target is no object and no array")
 		}
 		i := at.find(name)

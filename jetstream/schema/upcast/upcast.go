@@ -32,11 +32,19 @@
 package upcast
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 )
+
+// MaxWork is the most work of a cast over all versions that it goes through: bytes that are read and
+// written, and 8 for each member or element that is visited.
+const MaxWork = 32 << 20
+
+// MaxParts is the most members and elements that the operations of one version take apart.
+const MaxParts = 100_000
 
 // MaxOutput is the most bytes that a document has after each version that it goes through, and the
 // most that the operations of one version add to it.
@@ -50,11 +58,52 @@ type Func func(doc []byte) ([]byte, error)
 // Caster leads from one version to the next one, and perhaps back. It is immutable, and may be used
 // concurrently.
 type Caster struct {
-	up, down Func
+	up, down step
 }
 
+// step leads from one version to another. nil: there is no cast this way.
+type step interface {
+	run(doc []byte, w *work) ([]byte, error)
+}
+
+func (f Func) run(doc []byte, _ *work) ([]byte, error) { return f(doc) }
+
 // New returns a Caster of Go functions. Each may be nil, if that way is not needed.
-func New(up, down Func) *Caster { return &Caster{up, down} }
+func New(up, down Func) *Caster {
+	var c Caster
+	if up != nil {
+		c.up = up
+	}
+	if down != nil {
+		c.down = down
+	}
+	return &c
+}
+
+// work is what a cast may still do.
+type work struct {
+	ctx   context.Context
+	left  int
+	until int // where left is when ctx is looked at next
+}
+
+// lookEvery is how much work is done between two looks at the context.
+const lookEvery = 1 << 18
+
+// spend takes some work.
+func (w *work) spend(n int) error {
+	w.left -= n
+	if w.left < 0 {
+		return errTooMuch
+	}
+	if w.left < w.until {
+		w.until = w.left - lookEvery
+		return w.ctx.Err()
+	}
+	return nil
+}
+
+var errTooMuch = fmt.Errorf("the cast takes more than %d steps", MaxWork)
 
 // Up reports whether documents of the version before can be cast, and Down whether documents can be
 // cast back. A nil Caster casts none.
@@ -113,30 +162,35 @@ func (c *Chain) has(version int) bool {
 }
 
 // Cast turns a document of the version from into one of the version to. It returns doc itself if
-// nothing leads to a change, and does not change doc. Its error is a *CastError.
-func (c *Chain) Cast(doc []byte, from, to int) ([]byte, error) {
+// nothing leads to a change, and does not change doc. Its error is a *CastError. The end of ctx ends
+// a long cast between two operations, and not a Func.
+func (c *Chain) Cast(ctx context.Context, doc []byte, from, to int) ([]byte, error) {
 	if from == to {
 		return doc, nil
 	}
 	if !c.has(from) || !c.has(to) {
 		return nil, &CastError{From: from, To: to, Cause: fmt.Sprintf("the versions are %d to %d", c.first, c.first+len(c.casters))}
 	}
-	step := 1
+	dir := 1
 	if to < from {
-		step = -1
+		dir = -1
 	}
-	for at := from; at != to; at += step {
-		k := c.casters[min(at, at+step)-c.first]
+	w := &work{ctx: ctx, left: MaxWork, until: MaxWork - lookEvery}
+	for at := from; at != to; at += dir {
+		k := c.casters[min(at, at+dir)-c.first]
 		if k == nil {
 			continue
 		}
 		way := k.up
-		if step < 0 {
+		if dir < 0 {
 			way = k.down
 		}
-		var err error
-		if doc, err = apply(way, doc); err != nil {
-			failure := &CastError{From: at, To: at + step, Cause: err.Error()}
+		err := w.spend(len(doc))
+		if err == nil {
+			doc, err = apply(way, doc, w)
+		}
+		if err != nil {
+			failure := &CastError{From: at, To: at + dir, Cause: err.Error()}
 			if placed, ok := errors.AsType[*placeError](err); ok {
 				failure.Pointer, failure.Cause = placed.at, placed.cause
 			}
@@ -147,7 +201,7 @@ func (c *Chain) Cast(doc []byte, from, to int) ([]byte, error) {
 }
 
 // apply calls a Func. A panic is an error.
-func apply(way Func, doc []byte) (cast []byte, err error) {
+func apply(way step, doc []byte, w *work) (cast []byte, err error) {
 	if way == nil {
 		return nil, errors.New("there is no cast this way")
 	}
@@ -156,7 +210,7 @@ func apply(way Func, doc []byte) (cast []byte, err error) {
 			cast, err = nil, errors.New("the function of this step panicked")
 		}
 	}()
-	if cast, err = way(doc); err == nil && len(cast) > MaxOutput {
+	if cast, err = way.run(doc, w); err == nil && len(cast) > MaxOutput {
 		return nil, errTooLarge
 	}
 	return cast, err

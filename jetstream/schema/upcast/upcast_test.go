@@ -1,6 +1,7 @@
 package upcast
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"eventhub/jetstream/jsonequal"
 )
@@ -95,7 +97,7 @@ func TestOperations(t *testing.T) {
 			}
 			continue
 		}
-		got, err := NewChain(1, c).Cast([]byte(test.doc), 1, 2)
+		got, err := NewChain(1, c).Cast(t.Context(), []byte(test.doc), 1, 2)
 		if want, fails := strings.CutPrefix(test.want, "!"); fails {
 			if err == nil || err.Error() != "upcast v1→v2: "+want {
 				t.Errorf("%s of %s: %s, %v, want %s", test.op, test.doc, got, err, want)
@@ -148,7 +150,7 @@ func TestChain(t *testing.T) {
 		{2, 3, "!upcast v2→v3: the versions are 3 to 7"},
 		{3, 8, "!upcast v3→v8: the versions are 3 to 7"},
 	} {
-		got, err := chain.Cast(doc, test.from, test.to)
+		got, err := chain.Cast(t.Context(), doc, test.from, test.to)
 		if want, fails := strings.CutPrefix(test.want, "!"); fails {
 			if _, placed := errors.AsType[*CastError](err); !placed || err.Error() != want {
 				t.Errorf("from %d to %d: %s, %v, want %s", test.from, test.to, got, err, want)
@@ -157,16 +159,16 @@ func TestChain(t *testing.T) {
 			t.Errorf("from %d to %d: %s, %v, want %s", test.from, test.to, got, err, test.want)
 		}
 	}
-	if _, err := chain.Cast([]byte(`{"b":1}`), 5, 6); err == nil || err.Error() != "upcast v5→v6: /gone: nothing is there" {
+	if _, err := chain.Cast(t.Context(), []byte(`{"b":1}`), 5, 6); err == nil || err.Error() != "upcast v5→v6: /gone: nothing is there" {
 		t.Errorf("%v", err)
 	}
-	if _, err := chain.Cast([]byte(`{`), 3, 4); err == nil || err.Error() != "upcast v3→v4: the document is not JSON" {
+	if _, err := chain.Cast(t.Context(), []byte(`{`), 3, 4); err == nil || err.Error() != "upcast v3→v4: the document is not JSON" {
 		t.Errorf("%v", err)
 	}
 	if chain.Casts(4, 5) || chain.Casts(3, 3) || !chain.Casts(5, 3) || chain.Casts(1, 3) {
 		t.Error("Casts is wrong")
 	}
-	if got, err := chain.Cast(doc, 3, 3); err != nil || &got[0] != &doc[0] {
+	if got, err := chain.Cast(t.Context(), doc, 3, 3); err != nil || &got[0] != &doc[0] {
 		t.Error("a document of an equal version was copied")
 	}
 }
@@ -175,19 +177,19 @@ func TestChain(t *testing.T) {
 func TestCastIsBounded(t *testing.T) {
 	t.Parallel()
 	double := "[" + strings.Repeat(`{"copy":{"from":"","to":"/a"}},`, 99) + `{"copy":{"from":"","to":"/a"}}]`
-	if got, err := NewChain(1, caster(t, double, "")).Cast([]byte(`{"text":"`+strings.Repeat("x", 1000)+`"}`), 1, 2); err == nil || !strings.Contains(err.Error(), "more than 4194304 bytes") {
+	if got, err := NewChain(1, caster(t, double, "")).Cast(t.Context(), []byte(`{"text":"`+strings.Repeat("x", 1000)+`"}`), 1, 2); err == nil || !strings.Contains(err.Error(), "more than 4194304 bytes") {
 		t.Errorf("%d bytes, %v", len(got), err)
 	}
 	set := `[{"set":{"at":"/*/v","value":"` + strings.Repeat("x", 1000) + `"}}]`
-	if got, err := NewChain(1, caster(t, set, "")).Cast([]byte("["+strings.Repeat("{},", 9_999)+"{}]"), 1, 2); err == nil || !strings.Contains(err.Error(), "more than 4194304 bytes") {
+	if got, err := NewChain(1, caster(t, set, "")).Cast(t.Context(), []byte("["+strings.Repeat("{},", 9_999)+"{}]"), 1, 2); err == nil || !strings.Contains(err.Error(), "more than 4194304 bytes") {
 		t.Errorf("%d bytes, %v", len(got), err)
 	}
 	large := New(func([]byte) ([]byte, error) { return make([]byte, MaxOutput+1), nil }, nil)
-	if _, err := NewChain(1, large).Cast([]byte(`1`), 1, 2); err == nil {
+	if _, err := NewChain(1, large).Cast(t.Context(), []byte(`1`), 1, 2); err == nil {
 		t.Error("a function made a document that is too large")
 	}
 	deep := strings.Repeat(`[`, 9_000) + strings.Repeat(`]`, 9_000)
-	if got, err := NewChain(1, caster(t, `[{"wrap":{"at":"/0/0"}},{"copy":{"from":"/0","to":"/0/0"}}]`, "")).Cast([]byte(deep), 1, 2); err != nil || !json.Valid(got) {
+	if got, err := NewChain(1, caster(t, `[{"wrap":{"at":"/0/0"}},{"copy":{"from":"/0","to":"/0/0"}}]`, "")).Cast(t.Context(), []byte(deep), 1, 2); err != nil || !json.Valid(got) {
 		t.Errorf("%d bytes, %v", len(got), err)
 	}
 }
@@ -247,7 +249,7 @@ func TestMigration(t *testing.T) {
 			want.Labels = map[string]any{"a": 1.5, "b": []any{"c"}}
 		}
 		text, _ := json.Marshal(doc)
-		got, err := chain.Cast(text, 1, 5)
+		got, err := chain.Cast(t.Context(), text, 1, 5)
 		if err != nil {
 			t.Fatalf("%s: %v", text, err)
 		}
@@ -328,6 +330,9 @@ func randomDoc(r *rand.Rand, depth int) string {
 	}
 }
 
+// plenty is more work than a test does.
+func plenty() *work { return &work{ctx: context.Background(), left: MaxWork} }
+
 // Programs are total: each makes JSON of JSON, or fails at a place, always in the same way, and
 // does not change what it was given.
 func TestProgramsAreTotal(t *testing.T) {
@@ -338,8 +343,8 @@ func TestProgramsAreTotal(t *testing.T) {
 		up, doc := randomProgram(r, 1+r.IntN(6)), randomDoc(r, 3)
 		c := caster(t, up, "")
 		given := []byte(doc)
-		got, err := c.up(given)
-		again, errAgain := c.up(given)
+		got, err := c.up.run(given, plenty())
+		again, errAgain := c.up.run(given, plenty())
 		switch {
 		case string(given) != doc:
 			t.Fatalf("%s changed %s to %s", up, doc, given)
@@ -365,7 +370,7 @@ func TestChainIsForMany(t *testing.T) {
 	for range 8 {
 		all.Go(func() {
 			for range 500 {
-				if got, err := chain.Cast([]byte(`{"a":{"q":0}}`), 1, 2); err != nil || string(got) != `{"a":{"q":0,"x":{"y":1,"z":2}},"b":{"q":0}}` {
+				if got, err := chain.Cast(t.Context(), []byte(`{"a":{"q":0}}`), 1, 2); err != nil || string(got) != `{"a":{"q":0,"x":{"y":1,"z":2}},"b":{"q":0}}` {
 					t.Errorf("%s, %v", got, err)
 				}
 			}
@@ -385,7 +390,7 @@ func FuzzCast(f *testing.F) {
 		if err != nil || c.up == nil {
 			return
 		}
-		if got, err := c.up(doc); err == nil && !json.Valid(got) {
+		if got, err := c.up.run(doc, plenty()); err == nil && !json.Valid(got) {
 			t.Errorf("%s of %s: %s", up, doc, got)
 		}
 	})
@@ -396,7 +401,7 @@ func BenchmarkCast(b *testing.B) {
 	chain := NewChain(1, caster(b, `[{"rename":{"at":"/host","to":"hostname"}},{"wrap":{"at":"/cpu","in":"total"}},{"map":{"at":"/status","values":[["alive","up"]]}},{"default":{"at":"/owner/team","value":"none"}}]`, ``))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := chain.Cast(doc, 1, 2); err != nil {
+		if _, err := chain.Cast(b.Context(), doc, 1, 2); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -414,11 +419,59 @@ func ExampleChain_Cast() {
 		return
 	}
 	chain := NewChain(1, second, third)
-	doc, err := chain.Cast([]byte(`{"host":"a","cpu":0.50}`), 1, 3)
+	doc, err := chain.Cast(context.Background(), []byte(`{"host":"a","cpu":0.50}`), 1, 3)
 	fmt.Println(string(doc), err)
-	_, err = chain.Cast([]byte(`{"cpu":0.50}`), 1, 3)
+	_, err = chain.Cast(context.Background(), []byte(`{"cpu":0.50}`), 1, 3)
 	fmt.Println(err)
 	// Output:
 	// {"cpu":0.50,"machine":{"name":"a"}} <nil>
 	// upcast v2→v3: /hostname: nothing is there
+}
+
+// What a cast costs is bounded, whatever its operations and the document are, and ends with its
+// context.
+func TestWorkIsBounded(t *testing.T) {
+	t.Parallel()
+	var scalars, objects []string
+	for i := range 10_000 {
+		scalars = append(scalars, fmt.Sprintf(`[1%d.0,1]`, i))
+	}
+	for i := range maxPairs {
+		objects = append(objects, fmt.Sprintf(`[{"a":%d},1]`, i))
+	}
+	many := func(of string, n int) []byte { return []byte("[" + strings.Repeat(of+",", n-1) + of + "]") }
+	copies := strings.Repeat(`{"map":{"at":"/*","values":[]}},`, 99) + `{"map":{"at":"/*","values":[]}}`
+	for _, test := range []struct {
+		name, up, want string
+		doc            []byte
+		steps          int
+	}{
+		{"pairs of numbers", `[{"map":{"at":"/*","values":[` + strings.Join(scalars, ",") + `]}}]`, "", many("7", 50_000), 1},
+		{"pairs of objects", `[{"map":{"at":"/*","values":[` + strings.Join(objects, ",") + `]}}]`, "more than 33554432 steps", many(`{"a":-1}`, 100_000), 1},
+		{"operations", "[" + copies + "]", "more than 33554432 steps", many("7", 50_000), 1},
+		{"versions", `[{"map":{"at":"/*","values":[]}}]`, "more than 33554432 steps", many("7", 50_000), 400},
+		{"parts", `[{"map":{"at":"/*","values":[]}}]`, "more than 100000 members and elements", many("7", 100_001), 1},
+	} {
+		c := caster(t, test.up, "")
+		casters := make([]*Caster, test.steps)
+		for i := range casters {
+			casters[i] = c
+		}
+		began := time.Now()
+		_, err := NewChain(1, casters...).Cast(t.Context(), test.doc, 1, 1+test.steps)
+		if took := time.Since(began); took > 10*time.Second { // a second, on a machine with nothing else to do
+			t.Errorf("%s: took %v", test.name, took)
+		}
+		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+			t.Errorf("%s: %v, want %q", test.name, err, test.want)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := NewChain(1, caster(t, "["+copies+"]", "")).Cast(ctx, many("7", 50_000), 1, 2); err == nil || !strings.Contains(err.Error(), "context canceled") {
+		t.Errorf("%v", err)
+	}
+	if _, err := Compile([]byte(`[{"map":{"at":"/a","values":[`+strings.Join(append(objects, `[[],1]`), ",")+`]}}]`), nil); err == nil || !strings.Contains(err.Error(), "more than 100 pairs") {
+		t.Errorf("%v", err)
+	}
 }
