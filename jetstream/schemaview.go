@@ -187,7 +187,7 @@ func (h *Held) Cast() bool {
 	was := d.Event.Headers[headerSchemaVersion]
 	err := v.cast(d.m.sub.ctx, &d.Event)
 	if errors.Is(err, errVersionUnknown) {
-		if !v.table.look(d.m.sub.ctx, v.name, v.of, d.arrived) { //nolint:contextcheck // the subscription's counts
+		if !v.table.look(d.m.sub.ctx, v.name, v.of, d.arrived) {
 			d.giveUp() // whether there is such a version, a later delivery tells
 			return false
 		}

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
 	"eventhub/jetstream/jsonscan"
 )
 
@@ -36,10 +38,11 @@ const (
 
 // node is the program of a schema. A nil node takes every value.
 type node struct {
-	types  types
-	values map[string]bool // the texts of enum and const; nil: any
-	min    bound
-	max    bound
+	library *jsonschema.Schema // judges the value, if the program does not know the subschema
+	types   types
+	values  map[string]bool // the texts of enum and const; nil: any
+	min     bound
+	max     bound
 	// multiple is of multipleOf; 0: none.
 	multiple         int64
 	minLen, maxLen   int // in code points; maxLen -1: no bound
@@ -68,10 +71,14 @@ type bound struct {
 }
 
 // newProgram makes the program of a schema, or returns nil if the schema has more than programs
-// know.
-func newProgram(doc any) *node {
+// know. library compiles a subschema at a place, a JSON pointer: what programs do not know of one
+// member is left to the library for the value of that member alone.
+func newProgram(doc any, library func(at string) *jsonschema.Schema) *node {
 	c := compiler{root: doc, open: make(map[string]bool)}
-	n, ok := c.node(doc)
+	if !moves(doc) {
+		c.library = library
+	}
+	n, ok := c.node(doc, "")
 	if !ok {
 		return nil
 	}
@@ -86,13 +93,35 @@ type compiler struct {
 	root  any
 	open  map[string]bool // references that lead here
 	nodes int
+	// library is nil where a subschema does not mean the same alone.
+	library func(at string) *jsonschema.Schema
 }
 
 // maxNodes bounds the size of a program, as a reference is copied to where it applies.
 const maxNodes = 10_000
 
-// node returns the program of a subschema. ok is false if there is none.
-func (c *compiler) node(doc any) (n *node, ok bool) {
+// moves reports whether a schema has keywords that change where references lead, or that see what
+// other subschemas have found.
+func moves(doc any) bool {
+	switch doc := doc.(type) {
+	case map[string]any:
+		for keyword, member := range doc {
+			switch keyword {
+			case "$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "unevaluatedItems", "unevaluatedProperties":
+				return true
+			}
+			if moves(member) {
+				return true
+			}
+		}
+	case []any:
+		return slices.ContainsFunc(doc, moves)
+	}
+	return false
+}
+
+// node returns the program of a subschema at a place. ok is false if there is none.
+func (c *compiler) node(doc any, at string) (n *node, ok bool) {
 	if c.nodes++; c.nodes > maxNodes {
 		return nil, false
 	}
@@ -101,12 +130,24 @@ func (c *compiler) node(doc any) (n *node, ok bool) {
 		return nil, doc // false takes nothing, which only the library says
 	case map[string]any:
 		if to, has := doc["$ref"]; has {
-			return c.reference(to, doc)
+			n, ok = c.reference(to, doc)
+		} else {
+			n, ok = c.object(doc, at)
 		}
-		return c.object(doc)
+		if !ok && at != "" && c.library != nil && !strings.ContainsFunc(at, oddPlace) {
+			if library := c.library(at); library != nil {
+				return &node{library: library}, true
+			}
+		}
 	}
-	return nil, false
+	return n, ok
 }
+
+// plainPlace has the characters that a reference to a place need not escape.
+const plainPlace = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/$_-."
+
+// oddPlace reports whether a reference to a place would have to escape a character.
+func oddPlace(r rune) bool { return !strings.ContainsRune(plainPlace, r) }
 
 // reference returns the program of what a $ref leads to, if the $ref stands alone and does not lead
 // to itself.
@@ -126,7 +167,7 @@ func (c *compiler) reference(to any, doc map[string]any) (n *node, ok bool) {
 	}
 	c.open[name] = true
 	defer delete(c.open, name)
-	return c.node(target)
+	return c.node(target, strings.TrimPrefix(name, "#"))
 }
 
 // annotations are keywords that refuse no value. $id and anchors are not among them: they change
@@ -136,17 +177,17 @@ var annotations = map[string]bool{
 	"deprecated": true, "readOnly": true, "writeOnly": true, "format": true, "contentEncoding": true, "contentMediaType": true,
 }
 
-func (c *compiler) object(doc map[string]any) (*node, bool) {
+func (c *compiler) object(doc map[string]any, at string) (*node, bool) {
 	n := &node{types: allTypes, maxLen: -1, maxItems: -1}
 	for _, keyword := range sortedNames(doc) {
 		if annotations[keyword] {
 			continue
 		}
-		if !c.keyword(n, keyword, doc[keyword]) {
+		if !c.keyword(n, keyword, doc[keyword], at) {
 			return nil, false
 		}
 	}
-	if !c.members(n, doc) {
+	if !c.members(n, doc, at) {
 		return nil, false
 	}
 	n.numbers = n.min.set || n.max.set || n.multiple > 0
@@ -156,7 +197,7 @@ func (c *compiler) object(doc map[string]any) (*node, bool) {
 }
 
 // keyword adds a keyword to a node. It returns false for one that programs do not know.
-func (c *compiler) keyword(n *node, keyword string, v any) (ok bool) {
+func (c *compiler) keyword(n *node, keyword string, v any, at string) (ok bool) {
 	switch keyword {
 	case "type":
 		n.types, ok = typesOf(v)
@@ -181,7 +222,7 @@ func (c *compiler) keyword(n *node, keyword string, v any) (ok bool) {
 	case "maxItems":
 		n.maxItems, ok = count(v)
 	case "items":
-		n.items, ok = c.node(v)
+		n.items, ok = c.node(v, at+"/items")
 	case "uniqueItems":
 		ok = v == false
 	case "properties", "required", "additionalProperties":
@@ -191,20 +232,20 @@ func (c *compiler) keyword(n *node, keyword string, v any) (ok bool) {
 }
 
 // members adds what a schema says of the members of an object.
-func (c *compiler) members(n *node, doc map[string]any) (ok bool) {
+func (c *compiler) members(n *node, doc map[string]any, at string) (ok bool) {
 	switch rest := doc["additionalProperties"].(type) {
 	case nil:
 	case bool:
 		n.closed = !rest
 	default:
-		if n.rest, ok = c.node(rest); !ok {
+		if n.rest, ok = c.node(rest, at+"/additionalProperties"); !ok {
 			return false
 		}
 	}
 	properties, _ := doc["properties"].(map[string]any)
 	for _, name := range sortedNames(properties) {
 		p := property{name: name}
-		if p.node, ok = c.node(properties[name]); !ok || odd(name) {
+		if p.node, ok = c.node(properties[name], at+"/properties/"+name); !ok || odd(name) {
 			return false
 		}
 		n.props = append(n.props, p)
@@ -385,6 +426,13 @@ func (n *node) run(doc []byte, i int) int {
 	}
 	if n == nil {
 		return skip(doc, i)
+	}
+	if n.library != nil {
+		end := skip(doc, i)
+		if end < 0 || n.library.Validate(decode(doc[i:end])) != nil {
+			return -1
+		}
+		return end
 	}
 	switch c := doc[i]; c {
 	case '{':

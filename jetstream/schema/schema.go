@@ -1,8 +1,9 @@
 // Package schema validates JSON payloads against schemas (JSON Schema 2020-12). Most schemas use
 // few keywords: type, required, properties, additionalProperties, items, enum, const, bounds and
 // lengths. Compile makes a program of those, which reads the bytes of a payload once and allocates
-// nothing. The program only ever says that a payload is valid. Whatever it does not say so of, and
-// all schemas with other keywords, are left to a library that knows all of JSON Schema.
+// nothing. A member or an element whose schema has other keywords is left to a library that knows
+// all of JSON Schema. The program only ever says that a payload is valid. Whatever it does not say
+// so of, and all schemas with other keywords at their root, are the library's.
 package schema
 
 import (
@@ -104,7 +105,14 @@ func Compile(text []byte) (*Schema, error) {
 	if err != nil {
 		return nil, reason(err)
 	}
-	return &Schema{text: slices.Clone(text), program: newProgram(doc), library: library, patterns: patterns}, nil
+	subschema := func(at string) *jsonschema.Schema {
+		sub, err := c.Compile(place + "#" + at)
+		if err != nil {
+			return nil
+		}
+		return sub
+	}
+	return &Schema{text: slices.Clone(text), program: newProgram(doc, subschema), library: library, patterns: patterns}, nil
 }
 
 // Size estimates the memory of the schema in bytes.
@@ -119,6 +127,9 @@ func (s *Schema) Fast() bool { return s.program != nil }
 // Validate returns nil if a payload is valid, and one of its violations otherwise: always the same
 // one. It does not change or keep doc.
 func (s *Schema) Validate(doc []byte) *Violation {
+	if s.patterns*len(doc) > maxMatching {
+		return &Violation{Keyword: "pattern"}
+	}
 	if s.program != nil && s.program.accepts(doc) {
 		return nil
 	}
@@ -129,9 +140,6 @@ func (s *Schema) Validate(doc []byte) *Violation {
 func (s *Schema) judge(doc []byte) *Violation {
 	if !jsonscan.Valid(doc) { // which is stricter about UTF-8 than encoding/json
 		return &Violation{Keyword: "json"}
-	}
-	if s.patterns*len(doc) > maxMatching {
-		return &Violation{Keyword: "pattern"}
 	}
 	err := s.library.Validate(decode(doc))
 	if err == nil {

@@ -30,7 +30,8 @@ func (*Schema) Help() string {
   none      publish to a topic whose rule does not mention schemas
   off       the same with schema: off
   subset    the same with schema: enforce, and a schema that the quick program knows whole
-  fallback  the same with a schema with a pattern, which needs the library
+  pattern   the same with a pattern for one member, which is left to the library
+  fallback  the same with a condition at the root (if and then), which leaves all of the event to the library
   deliver   deliver and acknowledge events of version 1, which a native client stored, as they are
   cast      the same in version 2: one member gets another name, one is added, and one is wrapped
 
@@ -41,8 +42,8 @@ func (*Schema) Help() string {
 // schemaWay is one way that is compared.
 type schemaWay struct {
 	name    string
-	rule    string // of the topics file; "" for none
-	pattern bool   // the schema has a pattern
+	rule    string                               // of the topics file; "" for none
+	also    func(schema, members map[string]any) // changes the schema; nil: nothing
 	deliver bool
 	version wire.SchemaVersion // of delivered events
 }
@@ -54,7 +55,13 @@ var schemaWays = []schemaWay{
 	{name: "none"},
 	{name: "off", rule: "off"},
 	{name: "subset", rule: "enforce"},
-	{name: "fallback", rule: "enforce", pattern: true},
+	{name: "pattern", rule: "enforce", also: func(_, members map[string]any) {
+		members["host"] = map[string]any{"type": "string", "pattern": "^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"}
+	}},
+	{name: "fallback", rule: "enforce", also: func(schema, _ map[string]any) {
+		schema["if"] = map[string]any{"required": []string{"pid"}}
+		schema["then"] = map[string]any{"required": []string{"name"}}
+	}},
 	{name: "deliver", rule: "enforce", deliver: true},
 	{name: "cast", rule: "enforce", deliver: true, version: 2},
 }
@@ -64,7 +71,7 @@ var schemaPairs = []struct {
 	way, other string
 	least      float64
 }{
-	{"off", "none", 0.99}, {"subset", "off", 0.8}, {"fallback", "off", 0.5}, {"cast", "deliver", 0},
+	{"off", "none", 0.99}, {"subset", "off", 0.8}, {"pattern", "off", 0.5}, {"fallback", "off", 0.5}, {"cast", "deliver", 0},
 }
 
 // schemaTopics are the rules for the topics of the ways. The topics of a way share a schema.
@@ -84,34 +91,32 @@ func schemaTopics() string {
 	return b.String()
 }
 
-// payloadSchema is the schema of newPayload.
-func payloadSchema(pattern bool) map[string]any {
+// payloadSchema is the schema of newPayload, changed by also.
+func payloadSchema(also func(schema, members map[string]any)) map[string]any {
 	text := func(most int) map[string]any { return map[string]any{"type": "string", "maxLength": most} }
-	pad := text(4 << 20)
-	if pattern {
-		pad["pattern"] = "^x*$"
+	members := map[string]any{
+		"seq": map[string]any{"type": "string", "minLength": seqDigits, "maxLength": seqDigits}, "at": text(timeDigits),
+		"pid": map[string]any{"type": "integer", "minimum": 1}, "name": text(64), "host": text(253),
+		"cpu_pct": map[string]any{"type": "number", "minimum": 0, "maximum": 100}, "mem_mb": map[string]any{"type": "integer", "minimum": 0},
+		"pad": text(4 << 20),
 	}
-	return map[string]any{
-		"type": "object", "required": []string{"seq", "at"}, "additionalProperties": false,
-		"properties": map[string]any{
-			"seq": map[string]any{"type": "string", "minLength": seqDigits, "maxLength": seqDigits}, "at": text(timeDigits),
-			"pid": map[string]any{"type": "integer", "minimum": 1}, "name": text(64), "host": text(253),
-			"cpu_pct": map[string]any{"type": "number", "minimum": 0, "maximum": 100}, "mem_mb": map[string]any{"type": "integer", "minimum": 0},
-			"pad": pad,
-		},
+	schema := map[string]any{"type": "object", "required": []string{"seq", "at"}, "additionalProperties": false, "properties": members}
+	if also != nil {
+		also(schema, members)
 	}
+	return schema
 }
 
 // secondVersion is the version 2 of payloadSchema, with its cast.
 func secondVersion() map[string]any {
-	s := payloadSchema(false)
-	members, _ := s["properties"].(map[string]any)
-	members["hostname"] = members["host"]
-	members["cpu"] = map[string]any{"type": "object", "required": []string{"total"}, "properties": map[string]any{"total": members["cpu_pct"]}}
-	members["status"] = map[string]any{"type": "string"}
-	delete(members, "host")
-	delete(members, "cpu_pct")
-	return map[string]any{"schema": s, "up": json.RawMessage(`[{"rename":{"at":"/host","to":"hostname"}},
+	schema := payloadSchema(func(_, members map[string]any) {
+		members["hostname"] = members["host"]
+		members["cpu"] = map[string]any{"type": "object", "required": []string{"total"}, "properties": map[string]any{"total": members["cpu_pct"]}}
+		members["status"] = map[string]any{"type": "string"}
+		delete(members, "host")
+		delete(members, "cpu_pct")
+	})
+	return map[string]any{"schema": schema, "up": json.RawMessage(`[{"rename":{"at":"/host","to":"hostname"}},
 		{"wrap":{"at":"/cpu_pct","in":"total"}},{"rename":{"at":"/cpu_pct","to":"cpu"}},{"default":{"at":"/status","value":"alive"}}]`)}
 }
 
@@ -121,7 +126,7 @@ func (cmd *Schema) register(ctx context.Context, s *system) error {
 		if w.rule != "enforce" {
 			continue
 		}
-		if err := s.registerSchema(ctx, w.topic()+".schema", map[string]any{"schema": payloadSchema(w.pattern)}); err != nil {
+		if err := s.registerSchema(ctx, w.topic()+".schema", map[string]any{"schema": payloadSchema(w.also)}); err != nil {
 			return err
 		}
 	}
