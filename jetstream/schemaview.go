@@ -15,7 +15,8 @@ import (
 const SchemaLatest = -1
 
 const (
-	// lookAgain is how often a read asks for versions that the hub has not heard of, of each schema.
+	// lookAgain is how often a read asks for versions that the hub has not heard of, of each
+	// schema.
 	lookAgain = 100 * time.Millisecond
 	// lookWait is how long an event of such a version waits for the answer.
 	lookWait = 2 * time.Second

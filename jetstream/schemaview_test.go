@@ -329,8 +329,8 @@ func TestCastsTakeMemoryLate(t *testing.T) {
 	}
 }
 
-// TestEventsOfANewVersion has a group on one hub get events at once of versions that were registered
-// on another: none of them counts as a failure.
+// TestEventsOfANewVersion has a group on one hub get events at once of versions that were
+// registered on another: none of them counts as a failure.
 func TestEventsOfANewVersion(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)

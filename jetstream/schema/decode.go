@@ -9,8 +9,8 @@ import (
 )
 
 // maxExponent is the largest power of ten of a number in a schema. The library computes with all
-// digits of a number, so 1e1000000 would take it milliseconds, and 1e10000000 makes it panic. Numbers
-// in payloads that are larger, or closer to 0, are taken as beyond all of those.
+// digits of a number, so 1e1000000 would take it milliseconds, and 1e10000000 makes it panic.
+// Numbers in payloads that are larger, or closer to 0, are taken as beyond all of those.
 const maxExponent = 400
 
 // decoder makes values of a valid JSON text, as the library takes them. encoding/json takes twice

@@ -39,8 +39,8 @@ import (
 	"strconv"
 )
 
-// MaxWork is the most work of a cast over all versions that it goes through: bytes that are read and
-// written, and 8 for each member or element that is visited.
+// MaxWork is the most work of a cast over all versions that it goes through: bytes that are read
+// and written, and 8 for each member or element that is visited.
 const MaxWork = 32 << 20
 
 // MaxParts is the most members and elements that the operations of one version take apart.
@@ -162,8 +162,8 @@ func (c *Chain) has(version int) bool {
 }
 
 // Cast turns a document of the version from into one of the version to. It returns doc itself if
-// nothing leads to a change, and does not change doc. Its error is a *CastError. The end of ctx ends
-// a long cast between two operations, and not a Func.
+// nothing leads to a change, and does not change doc. Its error is a *CastError. The end of ctx
+// ends a long cast between two operations, and not a Func.
 func (c *Chain) Cast(ctx context.Context, doc []byte, from, to int) ([]byte, error) {
 	if from == to {
 		return doc, nil
