@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -73,7 +74,7 @@ func TestDefaultRuleComesAfterBuiltIn(t *testing.T) {
 		"a.b": {Pattern: "a.b"}, "other": {Pattern: "**", MaxMsgs: 7},
 		"dlq.a.b": builtinRules[0], "heartbeat.received": builtinRules[1], "process.state": builtinRules[2],
 	} {
-		if got := b.rule(topic); *got != want {
+		if got := b.rule(topic); !reflect.DeepEqual(*got, want) {
 			t.Errorf("%s: got %+v, want %+v", topic, *got, want)
 		}
 	}
