@@ -207,8 +207,8 @@ func TestDualWriteDeadLettersWhatCannotBeCast(t *testing.T) {
 			ID, Key string
 			Payload json.RawMessage
 		}
-		Group  string
-		Err    string
+		Group string
+		Err   string
 	}
 	if err := json.Unmarshal(letters[0].Payload, &letter); err != nil {
 		t.Fatal(err)
