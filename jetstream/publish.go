@@ -191,8 +191,8 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 
 // Admit checks an event that is to be published later, as PublishAsync would, as far as possible
 // without asking the server. It checks the topic, the options, the size, the key that a compacted
-// topic requires, and the schema. Where the topic's rule asks for schemas, Admit adds the version to
-// opts.Headers, which it copies, so that the event is compared with the same version later.
+// topic requires, and the schema. Where the topic's rule asks for schemas, Admit adds the version
+// to opts.Headers, which it copies, so that the event is compared with the same version later.
 func (p *Publisher) Admit(topic string, payload []byte, opts *PublishOptions) error {
 	if err := opts.Validate(); err != nil {
 		return err

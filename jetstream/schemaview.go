@@ -166,7 +166,8 @@ func (s *Subscription) lookUp(v *SchemaView) {
 	}
 }
 
-// viewsOf returns the views of a subscription on topics; nil without SubscribeOptions.SchemaVersion.
+// viewsOf returns the views of a subscription on topics; nil without
+// SubscribeOptions.SchemaVersion.
 func (b *Bus) viewsOf(ctx context.Context, topics []string, version int) (map[string]*SchemaView, error) {
 	if version == 0 {
 		return nil, nil //nolint:nilnil // events stay as they are

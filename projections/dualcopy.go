@@ -25,7 +25,8 @@ const (
 	windowAgain = time.Second
 	// copySkew is how far the clocks of the leaders of two streams may be apart.
 	copySkew = time.Minute
-	// copySearches is the most searches for ids of events without a key at a time, for each version.
+	// copySearches is how many ids of events without a key are searched for at a time, for each
+	// version.
 	copySearches = 16
 	// searchingClient is the client for which these searches count.
 	searchingClient = "\x00mirrors"
@@ -130,8 +131,8 @@ func (c *versionCopy) look(ctx context.Context, e *jetstream.Event, opts *jetstr
 		return false, nil
 	}
 	// A server that was killed may deliver events again as if for the first time. They come in
-	// order, so the newest copy tells. This does not hold for redeliveries: what was put back to the
-	// group comes in no order.
+	// order, so the newest copy tells. This does not hold for redeliveries: an event that was put
+	// back to the group comes in no order.
 	if source, ours := copiedSequence(newest.ID); !again && ours && source < e.Sequence {
 		return false, nil
 	}
@@ -165,7 +166,7 @@ func (c *versionCopy) old(ctx context.Context, e *jetstream.Event) bool {
 	}
 	if last := c.looked.Load(); now.UnixNano()-last >= int64(every) && c.looked.CompareAndSwap(last, now.UnixNano()) {
 		found, err := c.bus.History(c.topic).DuplicateWindow(ctx)
-		if err == nil || errors.Is(err, jetstream.ErrNotFound) { // otherwise it is asked again later
+		if err == nil || errors.Is(err, jetstream.ErrNotFound) { // or it is asked again later
 			c.window.Store(int64(found))
 			window = found
 		}

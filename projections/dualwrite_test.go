@@ -313,7 +313,8 @@ func TestDualWriteLooksForOldCopies(t *testing.T) {
 	stop()
 	forgotten := eventsOf(t, bus, jetstream.MirrorTopic(topicSource, 2))[0]
 	poll(t, "the stream forgets an id", func() bool {
-		return time.Since(time.Unix(0, forgotten.StoredAt)) > 3*time.Second // the server sweeps once a window
+		// the server sweeps once a window
+		return time.Since(time.Unix(0, forgotten.StoredAt)) > 3*time.Second
 	})
 	count := newTally()
 	if err := bus.Group(topicSource, DualWriteGroup).Seek(t.Context(), jetstream.FromEarliest); err != nil {

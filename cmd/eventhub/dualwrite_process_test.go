@@ -26,7 +26,7 @@ import (
 
 var (
 	dualEvents = flag.Int("dualwrite.events", 3_000, "events of each part of TestDualWriteIsExact; 100000 is the full form")
-	dualKills  = flag.Int("dualwrite.kills", 2, "how often each part of TestDualWriteIsExact kills a hub")
+	dualKills  = flag.Int("dualwrite.kills", 2, "how often TestDualWriteIsExact kills a hub, half of it in each part")
 )
 
 const (
@@ -50,17 +50,18 @@ const (
 // tenth has no key.
 type dualRun struct {
 	t     *testing.T
+	kills int
 	flags []string
 	hubs  []atomic.Pointer[node]
 }
 
-func startDualRun(t *testing.T, hubs int, flags ...string) *dualRun {
+func startDualRun(t *testing.T, kills, hubs int, flags ...string) *dualRun {
 	t.Helper()
 	rules := filepath.Join(t.TempDir(), "topics.yaml")
 	if err := os.WriteFile(rules, []byte(dualRules), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := &dualRun{t: t, flags: append([]string{"--topics=" + rules}, append(flags, crashLimits...)...), hubs: make([]atomic.Pointer[node], hubs)}
+	r := &dualRun{t: t, kills: kills, flags: append([]string{"--topics=" + rules}, append(flags, crashLimits...)...), hubs: make([]atomic.Pointer[node], hubs)}
 	for i := range r.hubs {
 		r.hubs[i].Store(startNode(t, r.flags...))
 	}
@@ -179,9 +180,9 @@ func (r *dualRun) run(publish func(context.Context)) {
 			<-tick.C
 		}
 	}
-	at := make([]int, 0, *dualKills)
-	for kill := range *dualKills {
-		reached(*dualEvents * (kill + 1) / (*dualKills + 2))
+	at := make([]int, 0, r.kills)
+	for kill := range r.kills {
+		reached(*dualEvents * (kill + 1) / (r.kills + 1))
 		place := kill % len(r.hubs)
 		r.hubs[place].Load().kill()
 		r.hubs[place].Store(startNode(t, r.flags...))
@@ -195,7 +196,7 @@ func (r *dualRun) run(publish func(context.Context)) {
 	})
 	r.check("orders.v1", "n", 1)
 	r.check(dualMirror, "number", 2)
-	t.Logf("%d events were copied in 2 versions in %v, over %d kills, after which %v copies were there", *dualEvents, took.Round(time.Millisecond), *dualKills, at)
+	t.Logf("%d events were copied in 2 versions in %v, over %d kills, after which %v copies were there", *dualEvents, took.Round(time.Millisecond), r.kills, at)
 }
 
 // check wants each number once in a copy, and those of a key in order.
@@ -259,13 +260,13 @@ func TestDualWriteIsExact(t *testing.T) {
 	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
 		t.Parallel()
-		r := startDualRun(t, 1, "--data="+filepath.Join(t.TempDir(), "data"), "--ack-wait=1s")
+		r := startDualRun(t, *dualKills/2, 1, "--data="+filepath.Join(t.TempDir(), "data"), "--ack-wait=1s")
 		r.run(r.publish)
 	})
 	t.Run("shared", func(t *testing.T) {
 		t.Parallel()
 		url := runNATS(t)
-		r := startDualRun(t, 2, "--nats-url="+url, "--ack-wait=1s")
+		r := startDualRun(t, *dualKills-*dualKills/2, 2, "--nats-url="+url, "--ack-wait=1s")
 		until(t, "the topic exists", func() bool {
 			status, _ := request(t, http.MethodGet, r.hubs[0].Load().ops+"/topics/"+dualTopic, nodeToken)
 			return status == http.StatusOK
