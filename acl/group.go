@@ -14,6 +14,7 @@ import (
 var reservedGroups = []string{
 	"process-projector", // projections/process: heartbeat.received to process.state
 	"eventhub-delayed",  // jetstream.DelayedGroup: dead letters of delayed events name it
+	"eventhub-mirrors",  // projections.DualWriteGroup: topics with mirrors, in other versions
 }
 
 // Reserved reports whether the hub itself runs the group.

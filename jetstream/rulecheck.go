@@ -50,6 +50,7 @@ const (
 	fieldSchemaOf            = "schema.of"
 	fieldSchemaCompatibility = "schema.compatibility"
 	fieldSchemaUnversioned   = "schema.unversioned"
+	fieldSchemaMirrors       = "schema.mirrors"
 	fieldSnapshotEvery       = "snapshot.every"
 	fieldSnapshotSource      = "snapshot.key_source"
 	fieldSnapshotKeys        = "snapshot.batch_keys"
@@ -208,6 +209,7 @@ func (r *TopicRule) validate() (faults []*RuleError) {
 	check(r.MaxKeys == 0 || r.Compaction, of(fieldMaxKeys, fieldCompaction), "max_keys is for compacted topics: add compaction: true, or leave it out")
 	r.checkCloudEvents(check)
 	r.Schema.check(check)
+	r.checkMirrors(check)
 	if r.Compaction {
 		check(r.Family == "", of(fieldCompaction, fieldFamily), "a family cannot be compacted, because a bucket needs a stream with a single topic; remove family or compaction")
 		check(r.Pattern == "**" || !meet(r.Pattern, dlqPrefix+"**"), of(fieldCompaction, fieldPattern), "dead letters cannot be compacted, because they have no keys; remove compaction")

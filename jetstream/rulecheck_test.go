@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -41,9 +42,15 @@ func TestRulesThatAreRefused(t *testing.T) {
 		"b is not compacted":                   {{Pattern: "a", Compaction: true, Snapshot: snapshot("b")}},
 		"every 1ms":                            {{Pattern: "a", Compaction: true, Snapshot: &SnapshotRule{Topic: "process.state.snapshot", Every: time.Millisecond}}},
 		"already go to process.state.snapshot": {{Pattern: "a", Compaction: true, Snapshot: snapshot("process.state.snapshot")}, {Pattern: "b", Compaction: true, Snapshot: snapshot("process.state.snapshot")}},
-		"never used":                           {{Pattern: "a.**"}, {Pattern: "a"}},
-		"would overlap with":                   {{Pattern: "a.b"}, {Pattern: "a.*", Family: "f"}},
-		"family dlq":                           {{Pattern: "*.x"}},
+		"mirrors need schemas":                 {{Pattern: "a", Schema: SchemaRule{Mirrors: []int{1}}}},
+		"mirrors has 5 versions":               {{Pattern: "a", Schema: SchemaRule{Mode: SchemaWarn, Mirrors: []int{1, 2, 3, 4, 5}}}},
+		"mirrors: version 501":                 {{Pattern: "a", Schema: SchemaRule{Mode: SchemaWarn, Mirrors: []int{MaxSchemaVersions + 1}}}},
+		"mirrors has version 2 twice":          {{Pattern: "a", Schema: SchemaRule{Mode: SchemaWarn, Mirrors: []int{2, 2}}}},
+		"mirrors need a single topic":          {{Pattern: "a.*", Schema: SchemaRule{Mode: SchemaWarn, Mirrors: []int{1}}}},
+		"mirror " + strings.Repeat("a", maxTopicLen-2) + ".v1 is not a topic": {{Pattern: strings.Repeat("a", maxTopicLen-2), Schema: SchemaRule{Mode: SchemaWarn, Mirrors: []int{1}}}},
+		"never used":         {{Pattern: "a.**"}, {Pattern: "a"}},
+		"would overlap with": {{Pattern: "a.b"}, {Pattern: "a.*", Family: "f"}},
+		"family dlq":         {{Pattern: "*.x"}},
 	} {
 		faults := ValidateRules(rules)
 		if len(faults) != 1 || !strings.Contains(faults[0].Error(), want) || faults[0].Rule != len(rules)-1 {
@@ -73,9 +80,13 @@ func TestDefaultRuleComesAfterBuiltIn(t *testing.T) {
 		"a.b": {Pattern: "a.b"}, "other": {Pattern: "**", MaxMsgs: 7},
 		"dlq.a.b": builtinRules[0], "heartbeat.received": builtinRules[1], "process.state": builtinRules[2],
 	} {
-		if got := b.rule(topic); *got != want {
+		if got := b.rule(topic); !reflect.DeepEqual(*got, want) {
 			t.Errorf("%s: got %+v, want %+v", topic, *got, want)
 		}
+	}
+	mirrored := TopicRule{Pattern: "a.c", Schema: SchemaRule{Mode: SchemaWarn, Mirrors: []int{1}}}
+	if got := (&Bus{rules: []TopicRule{mirrored, {Pattern: "**"}}}).Admin().Mirrors(); !reflect.DeepEqual(got, []TopicRule{mirrored}) {
+		t.Errorf("rules with mirrors: %+v", got)
 	}
 	if got := b.Admin().Snapshots(); len(got) != 1 || got[0].Pattern != "process.state" || got[0].Snapshot.Every != 30*time.Second {
 		t.Errorf("snapshots: %+v", got)

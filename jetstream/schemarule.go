@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"eventhub/jetstream/schema/compat"
@@ -34,7 +35,18 @@ type SchemaRule struct {
 	Lenient bool
 	// Unversioned is the version of stored events that have no header x-schema-version. Default 1.
 	Unversioned int
+	// Mirrors are versions in which the events of the topic are copied to topics of their own
+	// (MirrorTopic), at most MaxMirrors. They need a rule for one topic, with SchemaWarn or
+	// SchemaEnforce. projections.DualWrite makes the copies.
+	Mirrors []int
 }
+
+// MaxMirrors is the most versions of SchemaRule.Mirrors.
+const MaxMirrors = 4
+
+// MirrorTopic returns the topic that has the events of a topic in a version of their schema, which
+// is <topic>.v<version>.
+func MirrorTopic(topic string, version int) string { return topic + ".v" + strconv.Itoa(version) }
 
 // asked reports whether events are compared with schemas.
 func (r *SchemaRule) asked() bool { return r.Mode != "" && r.Mode != SchemaOff }
@@ -59,6 +71,32 @@ func (r *SchemaRule) check(check func(ok bool, fields []string, format string, a
 		"compatibility %q: %s are allowed", string(r.Compatibility), strings.Join(names, ", "))
 	check(r.Unversioned >= 0 && r.Unversioned <= MaxSchemaVersions, []string{fieldSchemaUnversioned},
 		"unversioned %d: 1 to %d are allowed", r.Unversioned, MaxSchemaVersions)
+}
+
+// checkMirrors says what is wrong with the copies of a topic in other versions.
+func (r *TopicRule) checkMirrors(check func(ok bool, fields []string, format string, args ...any)) {
+	mirrors := r.Schema.Mirrors
+	if len(mirrors) == 0 {
+		return
+	}
+	fields := []string{fieldSchemaMirrors}
+	check(r.Schema.asked(), []string{fieldSchemaMirrors, fieldSchemaMode}, "mirrors need schemas; add mode: enforce, or mode: warn")
+	check(len(mirrors) <= MaxMirrors, fields, "mirrors has %d versions; at most %d are allowed", len(mirrors), MaxMirrors)
+	for i, version := range mirrors[:min(len(mirrors), MaxMirrors)] {
+		check(version >= 1 && version <= MaxSchemaVersions, fields, "mirrors: version %d: 1 to %d are allowed", version, MaxSchemaVersions)
+		check(!slices.Contains(mirrors[:i], version), fields, "mirrors has version %d twice; remove one of them", version)
+	}
+	if wild(r.Pattern) {
+		check(false, []string{fieldSchemaMirrors, fieldPattern}, "mirrors need a single topic, and this is a pattern, which could match its own mirrors; add a rule for that topic")
+		return
+	}
+	check(!meet(r.Pattern, dlqPrefix+"**"), []string{fieldSchemaMirrors, fieldPattern}, "dead letters have no schema of their own, so they have no mirrors; remove mirrors")
+	for _, version := range mirrors {
+		if topic := MirrorTopic(r.Pattern, version); ValidTopic(r.Pattern) == nil && ValidTopic(topic) != nil {
+			check(false, []string{fieldSchemaMirrors, fieldPattern}, "mirror %s is not a topic, because it has %d bytes and at most %d are allowed; choose a shorter topic", topic, len(topic), maxTopicLen)
+			return // one reason is enough
+		}
+	}
 }
 
 // headerSchemaVersion is the header of an event that has the version of its schema.

@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"strconv"
 	"strings"
@@ -67,7 +68,7 @@ func (s Schemas) View(ctx context.Context, topic string, version int) (*SchemaVi
 // leaves what they were. Tombstones stay as they are.
 //
 // After an error, the event is as it was. The error is an *Error (schema_invalid) that wraps a
-// *upcast.CastError, and tells no values of the payload. ctx is for the question to the server for
+// *upcast.CastError, and tells no values of the payload, or that of ctx. ctx is for the question to the server for
 // a version that this hub has not heard of.
 func (v *SchemaView) Cast(ctx context.Context, e *Event) error {
 	err := v.cast(ctx, e)
@@ -108,6 +109,8 @@ func (v *SchemaView) cast(ctx context.Context, e *Event) error {
 	}
 	doc, err := set.chain.Cast(ctx, doc, from, to)
 	switch {
+	case err != nil && ctx.Err() != nil:
+		return fmt.Errorf("jetstream: cast an event: %w", ctx.Err())
 	case err != nil:
 		return castFailed(err, from, set.latest())
 	case len(doc) > max(v.table.bus.maxPayload, len(e.Payload)):
@@ -193,6 +196,9 @@ func (h *Held) Cast() bool {
 			return false
 		}
 		err = v.cast(d.m.sub.ctx, &d.Event)
+	}
+	if d.m.sub.ctx.Err() != nil {
+		return false // the subscription gives back what it holds
 	}
 	if err == nil {
 		d.recast = d.recast || d.Event.Headers[headerSchemaVersion] != was

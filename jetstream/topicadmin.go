@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -225,6 +226,11 @@ func (b *Bus) needed(topic string) string {
 	for _, r := range b.rules {
 		if r.Snapshot != nil && r.Snapshot.Topic == topic {
 			return "it holds the snapshots of " + r.Pattern
+		}
+		for _, version := range r.Schema.Mirrors {
+			if MirrorTopic(r.Pattern, version) == topic {
+				return "it holds the events of " + r.Pattern + " in version " + strconv.Itoa(version)
+			}
 		}
 	}
 	for _, r := range builtinRules {

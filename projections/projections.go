@@ -1,10 +1,12 @@
 // Package projections derives state from events: projections that keep a state for each key up to
 // date (Projection), copies of compacted topics in memory (Mirror) and in SQL tables (Changelog),
-// and snapshots (Compactor). Package process has the states of processes on top of it.
+// copies of topics in other versions of their schemas (DualWrite), and snapshots (Compactor).
+// Package process has the states of processes on top of it.
 package projections
 
 import (
 	"context"
+	"time"
 
 	"eventhub/jetstream"
 )
@@ -14,12 +16,14 @@ import (
 // may be called concurrently, except those of Publisher.
 type Bus interface {
 	Subscribe(ctx context.Context, topic, group string, opts jetstream.SubscribeOptions, handler func(*jetstream.Held)) (Subscription, error)
+	Consume(ctx context.Context, topic, group string, opts jetstream.SubscribeOptions, handler func(context.Context, *jetstream.Delivery) error) (Subscription, error)
 	Publish(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (jetstream.Receipt, error)
 	NewPublisher() Publisher
 	Group(topic, name string) Group
 	Keys(topic string) Keys
 	History(topic string) History
 	Collections() Collections
+	SchemaView(ctx context.Context, topic string, version int) (SchemaView, error)
 }
 
 // Subscription is a member of a group. *jetstream.Subscription implements it.
@@ -57,6 +61,14 @@ type History interface {
 	Tail(ctx context.Context, stream string, after uint64, f func(*jetstream.Event) error) error
 	Bounds(ctx context.Context) (first, last uint64, err error)
 	NextOfKey(ctx context.Context, key string, after uint64) (*jetstream.Event, error)
+	ByID(ctx context.Context, id, client string) (*jetstream.Event, error)
+	FindIDs(ctx context.Context, s jetstream.IDSearch) (found map[string]bool, complete bool, err error)
+	DuplicateWindow(ctx context.Context) (time.Duration, error)
+}
+
+// SchemaView shows events in one version of their schema. *jetstream.SchemaView implements it.
+type SchemaView interface {
+	Cast(ctx context.Context, e *jetstream.Event) error
 }
 
 // Collections gives access to KV buckets.
@@ -91,6 +103,22 @@ func (b onJetStream) Subscribe(ctx context.Context, topic, group string, opts je
 		return nil, err
 	}
 	return s, nil
+}
+
+func (b onJetStream) Consume(ctx context.Context, topic, group string, opts jetstream.SubscribeOptions, handler func(context.Context, *jetstream.Delivery) error) (Subscription, error) {
+	s, err := b.Bus.Consume(ctx, topic, group, opts, handler)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (b onJetStream) SchemaView(ctx context.Context, topic string, version int) (SchemaView, error) {
+	v, err := jetstream.SchemasOf(b.Bus).View(ctx, topic, version)
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
 }
 
 func (b onJetStream) NewPublisher() Publisher        { return b.Bus.NewPublisher() }

@@ -147,8 +147,8 @@ type hub struct {
 	draining atomic.Bool
 	// failed receives the error that ends the hub early.
 	failed chan error
-	// inner ends the hub's own tasks: the projector, the compactors, the demo, and the certificate
-	// watch. All of the hub's goroutines are in wg.
+	// inner ends the hub's own tasks: the projector, the compactors, the copies of topics in other
+	// versions, the demo, and the certificate watch. All of the hub's goroutines are in wg.
 	inner context.CancelFunc
 	// unfollow ends the observation of revoked tokens; nil if there is none.
 	unfollow context.CancelFunc
@@ -324,6 +324,12 @@ func (h *hub) start(ctx context.Context) {
 			Written: func(keys int) { h.metrics.Snapshots(rule.Pattern, keys) },
 		})
 		h.run(func() error { return compactor.Run(ctx) })
+	}
+	for _, rule := range h.bus.Admin().Mirrors() {
+		copies := projections.NewDualWrite(projections.DualWriteConfig{
+			Bus: projections.JetStream(h.bus), Topic: rule.Pattern, Versions: rule.Schema.Mirrors, Observer: h.metrics, Logger: h.log,
+		})
+		h.run(func() error { return copies.Run(ctx) })
 	}
 	if h.cmd.Demo {
 		h.run(func() error { return h.demo(ctx) })

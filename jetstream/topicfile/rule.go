@@ -1,6 +1,7 @@
 package topicfile
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -169,6 +170,7 @@ func (p *parser) rule(n *yaml.Node) *rule {
 					r.Schema.Unversioned = int(v)
 					return ""
 				}},
+				{name: "mirrors", as: "schema.mirrors", read: func(n *yaml.Node) string { return p.versions(n, &r.Schema.Mirrors) }},
 			})
 			return ""
 		}},
@@ -230,6 +232,30 @@ func (p *parser) keys(n *yaml.Node, to *[]string) string {
 			continue
 		}
 		*to = append(*to, key)
+	}
+	return ""
+}
+
+// versions reads a list of versions of a schema.
+func (p *parser) versions(n *yaml.Node, to *[]int) string {
+	if n.Kind != yaml.SequenceNode {
+		return "mirrors is " + kind(n) + "; write a list of versions such as [1, 3]"
+	}
+	if len(n.Content) == 0 {
+		return "mirrors is empty; add versions, or remove the field"
+	}
+	if len(n.Content) > jetstream.MaxMirrors {
+		return fmt.Sprintf("mirrors has %d versions; at most %d are allowed", len(n.Content), jetstream.MaxMirrors)
+	}
+	for _, item := range n.Content {
+		var v int64
+		if msg := number(resolve(item), &v); msg != "" {
+			return "mirrors: " + msg
+		}
+		if v < 1 || v > jetstream.MaxSchemaVersions {
+			return fmt.Sprintf("mirrors: version %d: 1 to %d are allowed", v, jetstream.MaxSchemaVersions)
+		}
+		*to = append(*to, int(v))
 	}
 	return ""
 }

@@ -34,6 +34,7 @@ topics:
     retention: {age: 2h}
     snapshot: {topic: sensor.snapshot, key_source: /sensor/id~1, batch_keys: [a, "7", "b:c"], every: 1h}
   - {topic: sensor.snapshot, compaction: true}
+  - {topic: orders, schema: {mode: warn, mirrors: [1, 3]}}
   - {pattern: "**", retention: {age: 1.5d6h, bytes: 0, messages: 12}, compaction: false, max_payload: 1024}
 `))
 	if err != nil {
@@ -54,6 +55,7 @@ topics:
 			Topic: "sensor.snapshot", Every: time.Hour, KeySource: "/sensor/id~1", BatchKeys: []string{"a", "7", "b:c"},
 		}},
 		{Pattern: "sensor.snapshot", Compaction: true},
+		{Pattern: "orders", Schema: jetstream.SchemaRule{Mode: jetstream.SchemaWarn, Mirrors: []int{1, 3}}},
 		{Pattern: "**", MaxAge: 42 * time.Hour, MaxMsgs: 12, MaxPayload: 1024},
 	}
 	if !reflect.DeepEqual(rules, want) {
@@ -156,6 +158,14 @@ func TestFaults(t *testing.T) {
 			[]string{"3:22: age 59m0s: a topic with snapshots needs at least 1h0m0s", "3:34: bytes 1MiB: a topic with snapshots needs at least 128MiB", "3:50: messages 5: a topic with snapshots needs at least 100000"},
 		},
 		"key source, seldom":     {rule("retention: {age: 2h}\nsnapshot: {topic: process.state.snapshot, every: 61m, key_source: /id}"), []string{"4:54: every 1h1m0s: at most half of age 2h0m0s is allowed"}},
+		"mirrors is a number":    {rule("schema: {mode: enforce, mirrors: 1}"), []string{"3:38: mirrors is the number 1; write a list of versions such as [1, 3]"}},
+		"mirrors is empty":       {rule("schema: {mode: enforce, mirrors: []}"), []string{"3:38: mirrors is empty; add versions, or remove the field"}},
+		"mirrors has a name":     {rule("schema: {mode: enforce, mirrors: [v1]}"), []string{`3:38: mirrors: expected a whole number such as 1000000, not "v1"`}},
+		"mirror 0":               {rule("schema: {mode: enforce, mirrors: [1, 0]}"), []string{"3:38: mirrors: version 0: 1 to 500 are allowed"}},
+		"mirrors, many":          {rule("schema: {mode: enforce, mirrors: [1, 2, 3, 4, 5]}"), []string{"3:38: mirrors has 5 versions; at most 4 are allowed"}},
+		"mirrors, twice":         {rule("schema: {mode: enforce, mirrors: [2, 2]}"), []string{"3:38: mirrors has version 2 twice; remove one of them"}},
+		"mirrors without a mode": {rule("schema: {mirrors: [1]}"), []string{"3:23: mirrors need schemas; add mode: enforce, or mode: warn"}},
+		"mirrors of a pattern":   {"topics:\n  - pattern: a.*\n    schema: {mode: warn, mirrors: [1]}\n", []string{"3:35: mirrors need a single topic, and this is a pattern, which could match its own mirrors; add a rule for that topic"}},
 		"batch keys is a name":   {rule("compaction: true\nsnapshot: {topic: process.state.snapshot, batch_keys: a}"), []string{`4:59: batch_keys is "a"; write a list of keys such as [a, b]`}},
 		"batch keys, a number":   {rule("compaction: true\nsnapshot: {topic: process.state.snapshot, batch_keys: [a, 7]}"), []string{"4:63: expected a name, not the number 7; put it in quotes"}},
 		"batch keys, none":       {rule("compaction: true\nsnapshot: {topic: process.state.snapshot, batch_keys: []}"), []string{"4:59: batch_keys is empty; add keys, or remove the field"}},
