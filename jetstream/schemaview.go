@@ -68,8 +68,8 @@ func (s Schemas) View(ctx context.Context, topic string, version int) (*SchemaVi
 // leaves what they were. Tombstones stay as they are.
 //
 // After an error, the event is as it was. The error is an *Error (schema_invalid) that wraps a
-// *upcast.CastError, and tells no values of the payload, or that of ctx. ctx is for the question to the server for
-// a version that this hub has not heard of.
+// *upcast.CastError, and tells no values of the payload, or that of ctx. ctx is for the question to
+// the server for a version that this hub has not heard of.
 func (v *SchemaView) Cast(ctx context.Context, e *Event) error {
 	err := v.cast(ctx, e)
 	since := v.table.bus.clock.now() - int64(lookAgain)
