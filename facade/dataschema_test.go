@@ -3,6 +3,7 @@ package facade_test
 import (
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -73,7 +74,7 @@ func TestDataSchemaNamesTheVersion(t *testing.T) {
 			envelope := fmt.Sprintf(`{"specversion":"1.0","id":"%d","source":"/s","type":"%s","dataschema":%q,"data":%s}`, n, test.topic, test.schema, test.data)
 			switch mode {
 			case "binary":
-				a = r.post(t, "/publish", test.data, append(headers, "Content-Type", "application/json", "Ce-Specversion", "1.0", "Ce-Id", fmt.Sprint(n), "Ce-Source", "/s",
+				a = r.post(t, "/publish", test.data, append(headers, "Content-Type", "application/json", "Ce-Specversion", "1.0", "Ce-Id", strconv.Itoa(n), "Ce-Source", "/s",
 					"Ce-Type", test.topic, "Ce-Dataschema", strings.ReplaceAll(test.schema, "%", "%25"))...)
 			case "structured":
 				a = r.post(t, "/publish/"+test.topic, envelope, append(headers, "Content-Type", cloudType)...)
@@ -84,7 +85,7 @@ func TestDataSchemaNamesTheVersion(t *testing.T) {
 				if mode == "batch" {
 					status = "200"
 				}
-				if fmt.Sprint(a.status) != status || !strings.Contains(strings.ReplaceAll(a.text, `\"`, `"`), part) {
+				if strconv.Itoa(a.status) != status || !strings.Contains(strings.ReplaceAll(a.text, `\"`, `"`), part) {
 					t.Errorf("%s %s: %d %s, want %s", mode, test.schema, a.status, a.text, test.want)
 				}
 				continue
@@ -97,7 +98,7 @@ func TestDataSchemaNamesTheVersion(t *testing.T) {
 			if len(all) == 0 {
 				t.Fatalf("%s has no events", test.topic)
 			}
-			if e := all[len(all)-1]; e.Headers["x-schema-version"] != test.want || e.Headers["ce-id"] != fmt.Sprint(n) {
+			if e := all[len(all)-1]; e.Headers["x-schema-version"] != test.want || e.Headers["ce-id"] != strconv.Itoa(n) {
 				t.Errorf("%s %s: stored with %v, want version %q", mode, test.schema, e.Headers, test.want)
 			}
 		}
