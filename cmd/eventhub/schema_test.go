@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -52,6 +53,9 @@ func TestSchemaCommands(t *testing.T) {
 	want("registered version 2", "put", "hosts", two)
 	wantCode(1, "backward: property_removed_from_closed_content_model of version 2 at \"/host\"", "check", "hosts", three)
 	wantCode(1, "schema_conflict", "put", "hosts", three)
+	// The error has one finding, and there are more.
+	wantCode(1, "backward: property_removed_from_closed_content_model of version 2 at \"/host\"\n", "put", "hosts", three)
+	wantCode(1, "backward: required_added of version 2 at \"/name\"\n", "put", "hosts", three)
 	want("registered version 3", "put", "hosts", three, "--up="+up)
 	want("mode enforce, compatibility backward", "list", "hosts")
 	want("first", "list", "hosts")
@@ -74,7 +78,15 @@ func TestSchemaCommands(t *testing.T) {
 	add("other.v1.json", two)
 	add("other.v2.json", three)
 	want("other: version 1 is new", "apply", folder, "--dry-run")
-	wantCode(1, "schema_conflict", "apply", folder)
+	want("", "list")
+	before, code := command("apply", folder)
+	if lines := strings.Split(strings.TrimSpace(before), "\n"); code != 1 || len(lines) < 4 || !strings.HasPrefix(before, "other: compatible (backward; 0 documents tried)\nother: registered version 1\nother: backward: ") ||
+		!strings.HasPrefix(lines[len(lines)-1], "eventhub: version 2: schemas of other: schema_conflict: ") {
+		t.Errorf("exit code %d, %s", code, before)
+	}
+	if out, _ := command("list"); !regexp.MustCompile(`^TOPIC +LATEST +REGISTERED\nhosts +3 +20\S+\nother +1 +20\S+\n$`).MatchString(out) {
+		t.Errorf("all topics: %s", out)
+	}
 	add("other.v2.up.json", up)
 	want("registered version 2", "apply", folder)
 	want("", "apply", folder)
