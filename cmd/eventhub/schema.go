@@ -20,13 +20,14 @@ import (
 
 // schemaCmd is `eventhub schema`.
 type schemaCmd struct {
-	List  schemaListCmd  `cmd:"" help:"List the versions of the schema of a topic, or the topics that have schemas."`
-	Show  schemaShowCmd  `cmd:"" help:"Print a version."`
-	Check schemaCheckCmd `cmd:"" help:"Compare a file with the versions of a topic, and store nothing."`
-	Put   schemaPutCmd   `cmd:"" help:"Register a file as the next version."`
-	Apply schemaApplyCmd `cmd:"" help:"Register the versions in a directory that are not registered yet."`
-	Types schemaTypesCmd `cmd:"" help:"Print the types of topics for the TypeScript client."`
-	Diff  schemaDiffCmd  `cmd:"" help:"Say how two versions differ for documents of each other."`
+	List     schemaListCmd     `cmd:"" help:"List the versions of the schema of a topic, or the topics that have schemas."`
+	Show     schemaShowCmd     `cmd:"" help:"Print a version."`
+	Check    schemaCheckCmd    `cmd:"" help:"Compare a file with the versions of a topic, and store nothing."`
+	Put      schemaPutCmd      `cmd:"" help:"Register a file as the next version."`
+	Apply    schemaApplyCmd    `cmd:"" help:"Register the versions in a directory that are not registered yet."`
+	Types    schemaTypesCmd    `cmd:"" help:"Print the types of topics for the TypeScript client."`
+	AsyncAPI schemaAsyncAPICmd `cmd:"" name:"asyncapi" help:"Print an AsyncAPI document with the schemas of topics."`
+	Diff     schemaDiffCmd     `cmd:"" help:"Say how two versions differ for documents of each other."`
 }
 
 // errIncompatible ends a command whose comparison found something.

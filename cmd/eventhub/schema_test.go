@@ -63,6 +63,18 @@ func TestSchemaCommands(t *testing.T) {
 	want(`"up": [`, "show", "hosts", "--whole")
 	want("forward: /port: property_removed_from_closed_content_model (the reader takes no member of a name that the writer declares)", "diff", "hosts", "1", "2")
 	want("export type Hosts = {\n  name: string;\n  port?: number;\n};", "types", "hosts")
+	document, _ := command("asyncapi")
+	for _, part := range []string{
+		`"asyncapi": "3.0.0"`, `"address": "hosts"`, `"name": "hosts.v1"`, `"name": "hosts.v3"`, `"const": "3"`, `"$ref": "#/channels/hosts/messages/v3"`, `"description": "first"`,
+	} {
+		if !strings.Contains(document, part) {
+			t.Errorf("%s\nwant %s", document, part)
+		}
+	}
+	if same, _ := command("asyncapi", "hosts", "hosts"); document != same {
+		t.Errorf("all topics: %s, want %s", document, same)
+	}
+	wantCode(1, "topic other has no schema; register one with eventhub schema put", "asyncapi", "hosts", "other")
 	folder := t.TempDir()
 	add := func(name, path string) {
 		text, err := os.ReadFile(path)
