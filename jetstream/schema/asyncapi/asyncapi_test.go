@@ -11,7 +11,8 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// specification is the JSON Schema of AsyncAPI 3.0.0 (https://github.com/asyncapi/spec-json-schemas).
+// specification is the JSON Schema of AsyncAPI 3.0.0, which is published under the Apache License
+// 2.0 (https://github.com/asyncapi/spec-json-schemas).
 func specification(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	f, err := os.Open("testdata/asyncapi-3.0.0.json.gz")
