@@ -34,8 +34,10 @@ func embed(text json.RawMessage, place string) (any, error) {
 	e.targets[base.String()] = ""
 	e.walk(root, "", base)
 	// A reference may lead to a place that is no schema by its keyword, which has references, too.
-	for i := 0; i < len(e.refs); i++ {
-		if err := e.follow(e.refs[i]); err != nil {
+	for len(e.refs) > 0 {
+		next := e.refs[0]
+		e.refs = e.refs[1:]
+		if err := e.follow(next); err != nil {
 			return nil, err
 		}
 	}
