@@ -79,6 +79,7 @@ type Hubs interface {
 
 // Schemas is the registry of schemas. jetstream.Schemas implements it.
 type Schemas interface {
+	Topics(ctx context.Context) ([]string, error)
 	List(ctx context.Context, topic string) ([]*jetstream.SchemaVersion, error)
 	Check(ctx context.Context, topic string, d jetstream.SchemaDraft) (*jetstream.SchemaReport, error)
 	Register(ctx context.Context, topic string, d jetstream.SchemaDraft) (*jetstream.SchemaVersion, *jetstream.SchemaReport, error)

@@ -2,12 +2,15 @@ package facade
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"maps"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 
@@ -91,10 +94,11 @@ func binaryCloudEvent(h http.Header) (*cloudevents.Event, *fault) {
 
 // addCloudEvent completes the options of a publish by the attributes of a CloudEvent. What the
 // request's own Event-* headers say wins.
-func (s *Server) addCloudEvent(e *cloudevents.Event, topic string, opts *jetstream.PublishOptions) {
+func (s *Server) addCloudEvent(e *cloudevents.Event, topic string, opts *jetstream.PublishOptions) *fault {
 	a := e.Attributes
+	rule := s.cfg.Bus.Rule(topic)
 	if opts.ID == "" {
-		own := s.cfg.Bus.Rule(topic).CloudEvents.Source
+		own := rule.CloudEvents.Source
 		opts.ID = cloudEventID(a[cloudevents.Source], a[cloudevents.ID], own != "" && own == a[cloudevents.Source])
 	}
 	if at, err := cloudevents.ParseTime(a[cloudevents.Time]); err == nil && !opts.HasTS {
@@ -109,7 +113,82 @@ func (s *Server) addCloudEvent(e *cloudevents.Event, topic string, opts *jetstre
 	e.SetHeaders(given)
 	maps.Copy(given, opts.Headers) // binary mode: as they came
 	opts.Headers = given
+	if _, version, _, ok := schemaURIsOf(topic, &rule.Schema).cut(a[cloudevents.Schema]); ok {
+		switch own, given := opts.Headers[schemaVersionHeader]; {
+		case !given:
+			opts.Headers[schemaVersionHeader] = version
+		case own != version:
+			return badCloudEvent(fmt.Errorf("dataschema names version %.10s of the schema, and the header %s has %.10q", version, schemaVersionHeader, own))
+		}
+	}
+	return nil
 }
+
+// schemaVersionHeader is the header of an event that has the version of its schema.
+const schemaVersionHeader = "x-schema-version"
+
+// schemaURIs are the values of dataschema that name a version of the schema of a topic: URIs whose
+// path ends like that of GET /schemas/{topic}/{version}. A nil schemaURIs has none.
+type schemaURIs struct {
+	topic, of string // the topic, and the name under which its schema is registered
+}
+
+// schemaURIsOf returns nil for a topic whose rule asks for no schemas.
+func schemaURIsOf(topic string, rule *jetstream.SchemaRule) *schemaURIs {
+	if rule.Mode == "" || rule.Mode == jetstream.SchemaOff {
+		return nil
+	}
+	return &schemaURIs{topic: topic, of: cmp.Or(rule.Of, topic)}
+}
+
+// cut finds the version that a dataschema names, and what is before and after it.
+func (u *schemaURIs) cut(dataschema string) (before, version, after string, ok bool) {
+	if u == nil || dataschema == "" {
+		return "", "", "", false
+	}
+	parsed, err := url.Parse(dataschema)
+	if err != nil {
+		return "", "", "", false
+	}
+	path := strings.Split(parsed.EscapedPath(), "/")
+	n := len(path)
+	if n < 4 || path[n-3] != "schemas" || !isVersion(path[n-1]) {
+		return "", "", "", false
+	}
+	if name, err := url.PathUnescape(path[n-2]); err != nil || name != u.topic && name != u.of {
+		return "", "", "", false
+	}
+	end := len(dataschema)
+	if i := strings.IndexAny(dataschema, "?#"); i >= 0 {
+		end = i
+	}
+	start := end - len(path[n-1])
+	return dataschema[:start], dataschema[start:end], dataschema[end:], true
+}
+
+// isVersion reports whether text is a number from 1 on as the registry writes it.
+func isVersion(text string) bool {
+	return text != "" && text[0] != '0' && strings.Trim(text, "0123456789") == ""
+}
+
+// show has the dataschema of a CloudEvent name the version that its event has. A dataschema that
+// names none stays.
+func (u *schemaURIs) show(ce *cloudevents.Event, e *jetstream.Event) {
+	version := headerOf(e, schemaVersionHeader)
+	if u == nil || !isVersion(version) {
+		return
+	}
+	own, given := ce.Attributes[cloudevents.Schema]
+	if !given {
+		ce.Attributes[cloudevents.Schema] = hubScheme + "/schemas/" + url.PathEscape(u.topic) + "/" + version
+	} else if before, _, after, ok := u.cut(own); ok {
+		ce.Attributes[cloudevents.Schema] = before + version + after
+	}
+}
+
+// hubScheme makes a path of the hub an absolute URI, which the attribute dataschema has to be. The
+// hub does not know the address under which clients reach it.
+const hubScheme = "eventhub:"
 
 // cloudEventID returns the id of the event that a CloudEvent becomes. A CloudEvent is unique by its
 // source and its id together. If all events of a topic come from one source, the id says enough.
@@ -160,7 +239,9 @@ func (s *Server) binaryBody(w http.ResponseWriter, r *http.Request, p Principal,
 	if len(*b) > 0 {
 		e.Data = *b
 	}
-	s.addCloudEvent(e, topic, opts)
+	if fail = s.addCloudEvent(e, topic, opts); fail != nil {
+		return nil, fail
+	}
 	return e.Data, checkData(e)
 }
 
@@ -195,7 +276,9 @@ func (s *Server) structured(e *cloudevents.Event, topic string, opts jetstream.P
 			opts.Headers[name] = value
 		}
 	}
-	s.addCloudEvent(e, topic, &opts)
+	if fail := s.addCloudEvent(e, topic, &opts); fail != nil {
+		return nil, opts, fail
+	}
 	return e.Data, opts, checkData(e)
 }
 
@@ -307,7 +390,8 @@ func wantsCloudEvents(r *http.Request) bool {
 
 // cloudForm writes the events of a topic as CloudEvents.
 type cloudForm struct {
-	source string // of events that have none of their own
+	source  string // of events that have none of their own
+	schemas *schemaURIs
 }
 
 // cloudFormFor returns the form for a request that asks for CloudEvents, or nil.
@@ -316,14 +400,16 @@ func (s *Server) cloudFormFor(w http.ResponseWriter, r *http.Request, topic stri
 	if !wantsCloudEvents(r) {
 		return nil
 	}
-	return &cloudForm{source: s.cfg.Bus.Rule(topic).CloudEvents.SourceOf(topic)}
+	rule := s.cfg.Bus.Rule(topic)
+	return &cloudForm{source: rule.CloudEvents.SourceOf(topic), schemas: schemaURIsOf(topic, &rule.Schema)}
 }
 
 // append appends an event in the JSON format of CloudEvents.
 func (c *cloudForm) append(dst []byte, e *jetstream.Event) []byte { return c.of(e).Append(dst) }
 
 // of returns the CloudEvent of an event: the one that was published, if it was one, completed by
-// what the hub knows.
+// what the hub knows. One that a native client stored in the JSON format stays as it is: the
+// version of its event is about all of it, and its dataschema about its data alone.
 func (c *cloudForm) of(e *jetstream.Event) *cloudevents.Event {
 	kind := headerOf(e, "content-type")
 	if cloudevents.ModeOf(kind) == cloudevents.Structured {
@@ -338,6 +424,7 @@ func (c *cloudForm) of(e *jetstream.Event) *cloudevents.Event {
 	if cloudevents.HasAttributes(e.Headers) {
 		if a, err := cloudevents.FromHeaders(e.Headers); err == nil && cloudevents.Validate(a) == nil {
 			ce.Attributes = a
+			c.schemas.show(ce, e)
 			return ce
 		}
 	}
@@ -357,6 +444,7 @@ func (c *cloudForm) of(e *jetstream.Event) *cloudevents.Event {
 	if ce.Data != nil && ce.Attributes[cloudevents.ContentType] == "" && jetstream.ValidPayload(ce.Data) {
 		ce.Attributes[cloudevents.ContentType] = "application/json"
 	}
+	c.schemas.show(ce, e)
 	return ce
 }
 

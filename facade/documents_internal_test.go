@@ -236,6 +236,10 @@ func TestDocumentsBoundParameters(t *testing.T) {
 			_, fail := parsePage(httptest.NewRequest(http.MethodGet, "/snap/t?"+query, http.NoBody))
 			return fail == nil
 		}},
+		{"/schemas", []string{"next", "limit"}, func(string) url.Values { return url.Values{} }, func(query string) bool {
+			_, _, fail := parseSchemaNames(query)
+			return fail == nil
+		}},
 		{"/subscribe", consumeParams, func(name string) url.Values {
 			base := url.Values{"topic": {"t"}, "group": {"g"}}
 			if name == "ts" || name == "afterId" {

@@ -50,6 +50,7 @@ func (s *Server) HTTP() http.Handler {
 			r.MethodFunc(method, "/replay", s.serveReplay)
 			r.MethodFunc(method, "/export", s.serveExport)
 			r.MethodFunc(method, "/presence/{topic}", s.servePresence)
+			r.MethodFunc(method, "/schemas", s.serveSchemaNames)
 			r.MethodFunc(method, "/schemas/{topic}", s.serveSchemas)
 			r.MethodFunc(method, "/schemas/{topic}/{version}", s.serveSchema)
 		}

@@ -3,6 +3,7 @@ package facade_test
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"maps"
 	"net/http"
 	"os"
@@ -34,6 +35,9 @@ func TestRoutesAskThePolicy(t *testing.T) {
 		t.Fatal("no event came")
 	}
 	handle := held[0].Ack
+	if _, _, err := jetstream.SchemasOf(r.bus).Register(t.Context(), "t", jetstream.SchemaDraft{Schema: json.RawMessage("true")}); err != nil {
+		t.Fatal(err)
+	}
 	walked, ok := r.srv.HTTP().(chi.Routes)
 	if !ok {
 		t.Fatal("the handler is no router")
@@ -63,6 +67,8 @@ func TestRoutesAskThePolicy(t *testing.T) {
 		switch route {
 		case "/publish": // the topic is in the event
 			headers = []string{"Ce-Specversion", "1.0", "Ce-Id", "1", "Ce-Source", "/s", "Ce-Type", "t", "Content-Type", "application/json"}
+		case "/schemas":
+			method = http.MethodGet // its body tells
 		case "/subscribe":
 			path += "&group=g"
 		case "/groups/{topic}/{group}/pull":
@@ -87,13 +93,17 @@ func TestRoutesAskThePolicy(t *testing.T) {
 			}
 			return a
 		}
-		for _, action := range []string{"publish", "subscribe", "presence", "admin"} {
+		// A list shows what the token allows.
+		refuses := func(a answer) bool {
+			return a.status == http.StatusForbidden || route == "/schemas" && !strings.Contains(a.text, `"topic":"t"`)
+		}
+		for _, action := range []string{"publish", "subscribe", "presence", "schema", "admin"} {
 			a := ask(grant(t, "one", action+":t"))
-			if refused := a.status == http.StatusForbidden; refused == (action == needs[name]) {
+			if refused := refuses(a); refused == (action == needs[name]) {
 				t.Errorf("%s with the permission %s: %d %s, needs %s", name, action, a.status, a.text, needs[name])
 			}
 		}
-		if a := ask(grant(t, "two", needs[name]+":other")); a.status != http.StatusForbidden {
+		if a := ask(grant(t, "two", needs[name]+":other")); !refuses(a) {
 			t.Errorf("%s with the permission for another topic: %d %s", name, a.status, a.text)
 		}
 		return nil

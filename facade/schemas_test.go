@@ -3,6 +3,7 @@ package facade_test
 import (
 	"encoding/json"
 	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -123,5 +124,44 @@ func TestSchemasAskThePolicy(t *testing.T) {
 	a := r.get(t, "/schemas/orders", "Authorization", "Bearer "+grant(t, "bob", "schema:orders"))
 	if json.Unmarshal([]byte(a.text), &list) != nil || len(list.Versions) != 1 || strings.Contains(a.text, "alice") {
 		t.Errorf("%s", a.text)
+	}
+}
+
+// TestSchemaNames lists the names that a token may see, page by page.
+func TestSchemaNames(t *testing.T) {
+	t.Parallel()
+	v := newVerifier(t)
+	r := newRigOn(t, jetstream.Config{Topics: schemaRules}, func(cfg *facade.Config) { cfg.Auth = facade.Tokens(v) })
+	want := func(text, query string, scopes ...string) {
+		t.Helper()
+		a := r.get(t, "/schemas"+query, "Authorization", "Bearer "+grant(t, "alice", scopes...))
+		if got := regexp.MustCompile(`,"ts":[0-9]{13}}`).ReplaceAllString(strings.TrimSpace(a.text), "}"); a.status != http.StatusOK || got != text {
+			t.Errorf("%s %v: %d %s, want %s", query, scopes, a.status, a.text, text)
+		}
+	}
+	want(`{"topics":[]}`, "", "schema:**")
+	for _, name := range []string{"hosts", "plain", "orders", "a-b", "plain"} {
+		draft := `{"schema":{"type":"integer"}}`
+		if name == "plain" {
+			draft = `{"schema":{"type":"string","maxLength":` + strconv.Itoa(5+len(r.get(t, "/schemas", "Authorization", "Bearer "+grant(t, "a", "schema:**")).text)) + `}}`
+		}
+		if a := r.post(t, "/schemas/"+name, draft, "Authorization", "Bearer "+grant(t, "bob", "schema:**")); a.status != http.StatusCreated {
+			t.Fatal(a.text)
+		}
+	}
+	const ab, hosts, orders, plain = `{"topic":"a-b","latest":1}`, `{"topic":"hosts","latest":1}`, `{"topic":"orders","latest":1}`, `{"topic":"plain","latest":2}`
+	want(`{"topics":[`+ab+","+hosts+","+orders+","+plain+`]}`, "", "schema:**")
+	want(`{"topics":[`+ab+","+hosts+`],"next":"hosts"}`, "?limit=2&next=", "schema:**")
+	want(`{"topics":[`+orders+","+plain+`]}`, "?limit=2&next=hosts", "schema:**")
+	want(`{"topics":[`+plain+`]}`, "?next=orders.eu", "schema:**")
+	want(`{"topics":[]}`, "?next=plain", "schema:**")
+	// Names that the token does not allow take no room on a page.
+	want(`{"topics":[`+hosts+`],"next":"hosts"}`, "?limit=1", "schema:hosts", "schema:plain", "publish:orders")
+	want(`{"topics":[`+hosts+`]}`, "?limit=1", "schema:hosts", "publish:**")
+	want(`{"topics":[]}`, "", "subscribe:**")
+	for _, query := range []string{"?limit=0", "?limit=1001", "?limit=x", "?limit=1&limit=1", "?next=a&next=b", "?next=a+b", "?next=%zz"} {
+		if a := r.get(t, "/schemas"+query, "Authorization", "Bearer "+grant(t, "alice", "schema:**")); a.status != http.StatusBadRequest || a.Code != "bad_options" {
+			t.Errorf("%s: %d %s", query, a.status, a.text)
+		}
 	}
 }

@@ -27,16 +27,20 @@ const (
 type rangeFlags struct {
 	httpFlags
 
-	Topic    string            `arg:"" help:"Topic."`
-	Key      string            `help:"Only events of this key."`
-	Header   map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"Only events with this header; may be repeated."`
-	Compress bool              `help:"Let the hub compress its answers (gzip)."`
+	Topic         string            `arg:"" help:"Topic."`
+	Key           string            `help:"Only events of this key."`
+	Header        map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"Only events with this header; may be repeated."`
+	SchemaVersion versionFlag       `placeholder:"N" help:"Version of the schema in which events come, or latest. What cannot be cast has an error instead of a payload."`
+	Compress      bool              `help:"Let the hub compress its answers (gzip)."`
 }
 
 func (f *rangeFlags) query() url.Values {
 	q := url.Values{"topic": {f.Topic}}
 	if f.Key != "" {
 		q.Set("key", f.Key)
+	}
+	if f.SchemaVersion != 0 {
+		q.Set("schemaVersion", f.SchemaVersion.String())
 	}
 	for name, value := range f.Header {
 		q.Add("header", name+":"+value)

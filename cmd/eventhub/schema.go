@@ -20,13 +20,14 @@ import (
 
 // schemaCmd is `eventhub schema`.
 type schemaCmd struct {
-	List  schemaListCmd  `cmd:"" help:"List the versions of the schema of a topic."`
-	Show  schemaShowCmd  `cmd:"" help:"Print a version."`
-	Check schemaCheckCmd `cmd:"" help:"Compare a file with the versions of a topic, and store nothing."`
-	Put   schemaPutCmd   `cmd:"" help:"Register a file as the next version."`
-	Apply schemaApplyCmd `cmd:"" help:"Register the versions in a directory that are not registered yet."`
-	Types schemaTypesCmd `cmd:"" help:"Print the types of topics for the TypeScript client."`
-	Diff  schemaDiffCmd  `cmd:"" help:"Say how two versions differ for documents of each other."`
+	List     schemaListCmd     `cmd:"" help:"List the versions of the schema of a topic, or the topics that have schemas."`
+	Show     schemaShowCmd     `cmd:"" help:"Print a version."`
+	Check    schemaCheckCmd    `cmd:"" help:"Compare a file with the versions of a topic, and store nothing."`
+	Put      schemaPutCmd      `cmd:"" help:"Register a file as the next version."`
+	Apply    schemaApplyCmd    `cmd:"" help:"Register the versions in a directory that are not registered yet."`
+	Types    schemaTypesCmd    `cmd:"" help:"Print the types of topics for the TypeScript client."`
+	AsyncAPI schemaAsyncAPICmd `cmd:"" name:"asyncapi" help:"Print an AsyncAPI document with the schemas of topics."`
+	Diff     schemaDiffCmd     `cmd:"" help:"Say how two versions differ for documents of each other."`
 }
 
 // errIncompatible ends a command whose comparison found something.
@@ -41,14 +42,22 @@ type schemaFlags struct {
 
 // call asks for a path below that of the topic, and reads the answer.
 func (f *schemaFlags) call(ctx context.Context, method, path string, body []byte, answer any) error {
+	if err := f.ask(ctx, method, "/schemas/"+url.PathEscape(f.Topic)+path, body, answer); err != nil {
+		return fmt.Errorf("schemas of %s: %w", f.Topic, err)
+	}
+	return nil
+}
+
+// ask asks for a path, and reads the answer.
+func (f httpFlags) ask(ctx context.Context, method, path string, body []byte, answer any) error {
 	hub, err := f.hub(false)
 	if err != nil {
 		return err
 	}
 	defer hub.close()
-	res, err := hub.send(ctx, method, "/schemas/"+url.PathEscape(f.Topic)+path, bytes.NewReader(body))
+	res, err := hub.send(ctx, method, path, bytes.NewReader(body))
 	if err != nil {
-		return fmt.Errorf("schemas of %s: %w", f.Topic, err)
+		return err
 	}
 	defer func() { _ = res.Body.Close() }()
 	text, err := io.ReadAll(res.Body)
@@ -56,18 +65,66 @@ func (f *schemaFlags) call(ctx context.Context, method, path string, body []byte
 		err = json.Unmarshal(text, answer)
 	}
 	if err != nil {
-		return fmt.Errorf("schemas of %s: read the answer: %w", f.Topic, err)
+		return fmt.Errorf("read the answer: %w", err)
 	}
 	return nil
 }
 
-// schemaListCmd is `eventhub schema list`.
-type schemaListCmd struct {
-	schemaFlags
+// namedSchema is a topic that has schemas.
+type namedSchema struct {
+	Topic  string
+	Latest int
+	TS     int64
 }
 
-// Run prints a line per version.
+// schemaTopics returns all topics whose schemas the token may see, in order.
+func (f httpFlags) schemaTopics(ctx context.Context) (all []namedSchema, err error) {
+	const page = "1000"
+	for next := ""; ; {
+		var list struct {
+			Topics []namedSchema
+			Next   string
+		}
+		if err := f.ask(ctx, http.MethodGet, "/schemas?"+url.Values{"limit": {page}, "next": {next}}.Encode(), nil, &list); err != nil {
+			return nil, fmt.Errorf("topics that have schemas: %w", err)
+		}
+		all = append(all, list.Topics...)
+		if list.Next == "" {
+			return all, nil
+		}
+		if list.Next <= next {
+			return nil, errors.New("topics that have schemas: the next page does not come after this one")
+		}
+		next = list.Next
+	}
+}
+
+// schemaListCmd is `eventhub schema list`.
+type schemaListCmd struct {
+	httpFlags
+
+	Topic string `arg:"" optional:"" help:"Topic. Default: all topics that have schemas."`
+}
+
+// Run prints a line per version, or a line per topic.
 func (cmd *schemaListCmd) Run(ctx context.Context, std streams) error {
+	if cmd.Topic != "" {
+		return cmd.versions(ctx, std)
+	}
+	all, err := cmd.schemaTopics(ctx)
+	if err != nil {
+		return err
+	}
+	rows := [][]string{{"TOPIC", "LATEST", "REGISTERED"}}
+	for _, t := range all {
+		rows = append(rows, []string{t.Topic, strconv.Itoa(t.Latest), time.UnixMilli(t.TS).UTC().Format(time.RFC3339)})
+	}
+	return printTable(std.out, rows)
+}
+
+// versions prints a line per version.
+func (cmd *schemaListCmd) versions(ctx context.Context, std streams) error {
+	of := schemaFlags{cmd.httpFlags, cmd.Topic}
 	var list struct {
 		Mode, Compatibility string
 		Versions            []struct {
@@ -77,7 +134,7 @@ func (cmd *schemaListCmd) Run(ctx context.Context, std streams) error {
 			Description   string
 		}
 	}
-	if err := cmd.call(ctx, http.MethodGet, "", nil, &list); err != nil {
+	if err := of.call(ctx, http.MethodGet, "", nil, &list); err != nil {
 		return err
 	}
 	rows := [][]string{{"VERSION", "REGISTERED", "CASTS", "FORCED", "DESCRIPTION"}}
@@ -210,7 +267,7 @@ func (cmd *schemaPutCmd) Run(ctx context.Context, std streams) error {
 		*jetstream.SchemaReport
 	}
 	if err := cmd.call(ctx, http.MethodPost, "", body, &answer); err != nil {
-		return err
+		return cmd.explain(ctx, std, body, err)
 	}
 	if answer.SchemaReport == nil {
 		_, err := fmt.Fprintf(std.out, "version %d says the same\n", answer.Version)
@@ -221,6 +278,19 @@ func (cmd *schemaPutCmd) Run(ctx context.Context, std streams) error {
 	}
 	_, err = fmt.Fprintf(std.out, "registered version %d\n", answer.Version)
 	return err
+}
+
+// explain prints all that was found about a version that is refused: the error has the first
+// finding only.
+func (cmd *schemaPutCmd) explain(ctx context.Context, std streams, body []byte, refused error) error {
+	if answer, ok := errors.AsType[*httpError](refused); !ok || answer.code != jetstream.CodeSchemaConflict {
+		return refused
+	}
+	var report jetstream.SchemaReport
+	if err := cmd.call(ctx, http.MethodPost, "/check", body, &report); err != nil || report.Compatible {
+		return refused // also if another registered a version at the same time
+	}
+	return errors.Join(printReport(std.out, &report), refused)
 }
 
 // schemaDiffCmd is `eventhub schema diff`.

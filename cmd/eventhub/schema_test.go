@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -52,6 +53,9 @@ func TestSchemaCommands(t *testing.T) {
 	want("registered version 2", "put", "hosts", two)
 	wantCode(1, "backward: property_removed_from_closed_content_model of version 2 at \"/host\"", "check", "hosts", three)
 	wantCode(1, "schema_conflict", "put", "hosts", three)
+	// The error has one finding, and there are more.
+	wantCode(1, "backward: property_removed_from_closed_content_model of version 2 at \"/host\"\n", "put", "hosts", three)
+	wantCode(1, "backward: required_added of version 2 at \"/name\"\n", "put", "hosts", three)
 	want("registered version 3", "put", "hosts", three, "--up="+up)
 	want("mode enforce, compatibility backward", "list", "hosts")
 	want("first", "list", "hosts")
@@ -59,6 +63,18 @@ func TestSchemaCommands(t *testing.T) {
 	want(`"up": [`, "show", "hosts", "--whole")
 	want("forward: /port: property_removed_from_closed_content_model (the reader takes no member of a name that the writer declares)", "diff", "hosts", "1", "2")
 	want("export type Hosts = {\n  name: string;\n  port?: number;\n};", "types", "hosts")
+	document, _ := command("asyncapi")
+	for _, part := range []string{
+		`"asyncapi": "3.0.0"`, `"address": "hosts"`, `"name": "hosts.v1"`, `"name": "hosts.v3"`, `"const": "3"`, `"$ref": "#/channels/hosts/messages/v3"`, `"description": "first"`,
+	} {
+		if !strings.Contains(document, part) {
+			t.Errorf("%s\nwant %s", document, part)
+		}
+	}
+	if same, _ := command("asyncapi", "hosts", "hosts"); document != same {
+		t.Errorf("all topics: %s, want %s", document, same)
+	}
+	wantCode(1, "topic other has no schema; register one with eventhub schema put", "asyncapi", "hosts", "other")
 	folder := t.TempDir()
 	add := func(name, path string) {
 		text, err := os.ReadFile(path)
@@ -74,7 +90,15 @@ func TestSchemaCommands(t *testing.T) {
 	add("other.v1.json", two)
 	add("other.v2.json", three)
 	want("other: version 1 is new", "apply", folder, "--dry-run")
-	wantCode(1, "schema_conflict", "apply", folder)
+	want("", "list")
+	before, code := command("apply", folder)
+	if lines := strings.Split(strings.TrimSpace(before), "\n"); code != 1 || len(lines) < 4 || !strings.HasPrefix(before, "other: compatible (backward; 0 documents tried)\nother: registered version 1\nother: backward: ") ||
+		!strings.HasPrefix(lines[len(lines)-1], "eventhub: version 2: schemas of other: schema_conflict: ") {
+		t.Errorf("exit code %d, %s", code, before)
+	}
+	if out, _ := command("list"); !regexp.MustCompile(`^TOPIC +LATEST +REGISTERED\nhosts +3 +20\S+\nother +1 +20\S+\n$`).MatchString(out) {
+		t.Errorf("all topics: %s", out)
+	}
 	add("other.v2.up.json", up)
 	want("registered version 2", "apply", folder)
 	want("", "apply", folder)

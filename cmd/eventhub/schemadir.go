@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -12,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/jsonequal"
@@ -122,16 +124,30 @@ func (cmd *schemaApplyCmd) Run(ctx context.Context, std streams) error {
 			}
 			continue
 		}
-		put := schemaPutCmd{draftFlags: draft}
-		if _, err := fmt.Fprintf(std.out, "%s: ", f.topic); err != nil {
-			return err
-		}
-		if err := put.Run(ctx, std); err != nil {
+		if err := f.put(ctx, std, draft); err != nil {
 			return err
 		}
 		latest++
 	}
 	return bad
+}
+
+// put registers the version, and begins each line of what is printed by the topic.
+func (f *schemaFile) put(ctx context.Context, std streams, draft draftFlags) error {
+	var out bytes.Buffer
+	whole := std
+	whole.out = &out
+	put := schemaPutCmd{draftFlags: draft}
+	failed := put.Run(ctx, whole)
+	for line := range strings.Lines(out.String()) {
+		if _, err := fmt.Fprintf(std.out, "%s: %s", f.topic, line); err != nil {
+			return errors.Join(err, failed)
+		}
+	}
+	if failed != nil {
+		return fmt.Errorf("version %d: %w", f.version, failed)
+	}
+	return nil
 }
 
 // same wants a registered version to say what its file says: versions never change.

@@ -29,17 +29,18 @@ const defaultInFlight = 100
 type subCmd struct {
 	httpFlags
 
-	Topic       string        `arg:"" help:"Topic."`
-	Group       string        `required:"" help:"Group to join; created if it does not exist."`
-	From        string        `default:"latest" enum:"latest,earliest,ts,afterId" help:"Start of a new group: ${enum}."`
-	TS          *int64        `name:"ts" help:"Epoch milliseconds, for --from ts."`
-	AfterID     string        `name:"after-id" help:"Id of an event, for --from afterId."`
-	NoAck       bool          `help:"Do not acknowledge events, so that the group keeps them."`
-	Count       int           `help:"Stop after this many events; 0 never stops."`
-	UntilEnd    bool          `name:"until-end" help:"Stop after the event that was the topic's newest at the start, or when no event has come for 3s."`
-	MaxInFlight int           `help:"Maximum number of events leased at a time."`
-	AckTimeout  time.Duration `help:"Duration of a lease."`
-	MaxAttempts *int          `help:"Number of failed attempts after which an event is dead-lettered; 0 for never."`
+	Topic         string        `arg:"" help:"Topic."`
+	Group         string        `required:"" help:"Group to join; created if it does not exist."`
+	From          string        `default:"latest" enum:"latest,earliest,ts,afterId" help:"Start of a new group: ${enum}."`
+	TS            *int64        `name:"ts" help:"Epoch milliseconds, for --from ts."`
+	AfterID       string        `name:"after-id" help:"Id of an event, for --from afterId."`
+	NoAck         bool          `help:"Do not acknowledge events, so that the group keeps them."`
+	Count         int           `help:"Stop after this many events; 0 never stops."`
+	UntilEnd      bool          `name:"until-end" help:"Stop after the event that was the topic's newest at the start, or when no event has come for 3s."`
+	MaxInFlight   int           `help:"Maximum number of events leased at a time."`
+	AckTimeout    time.Duration `help:"Duration of a lease."`
+	SchemaVersion versionFlag   `placeholder:"N" help:"Version of the schema in which events come, or latest. What cannot be cast is a failed attempt."`
+	MaxAttempts   *int          `help:"Number of failed attempts after which an event is dead-lettered; 0 for never."`
 }
 
 func (cmd *subCmd) options() (eventhub.SubscribeOptions, error) {
@@ -64,7 +65,7 @@ func (cmd *subCmd) options() (eventhub.SubscribeOptions, error) {
 	}
 	return eventhub.SubscribeOptions{
 		From: cmd.From, TS: cmd.TS, AfterID: cmd.AfterID, Manual: true,
-		MaxInFlight: inFlight, AckTimeout: cmd.AckTimeout, MaxAttempts: cmd.MaxAttempts,
+		MaxInFlight: inFlight, AckTimeout: cmd.AckTimeout, MaxAttempts: cmd.MaxAttempts, SchemaVersion: eventhub.SchemaVersion(cmd.SchemaVersion),
 	}, nil
 }
 
