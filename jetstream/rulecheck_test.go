@@ -66,6 +66,10 @@ func TestRulesThatAreRefused(t *testing.T) {
 	if err := (&Config{URL: "nats://127.0.0.1:1", Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}).validate(); err != nil {
 		t.Errorf("3 replicas in a cluster: %v", err)
 	}
+	letters := ValidateRules([]TopicRule{{Pattern: "dlq.a", Schema: SchemaRule{Mode: SchemaWarn, Mirrors: []int{1}}}})
+	if len(letters) == 0 || !strings.Contains(letters[0].Error(), "so they have no mirrors") {
+		t.Errorf("mirrors of dead letters: %v", letters)
+	}
 	if faults := ValidateRules(builtinRules); len(faults) > 0 {
 		t.Errorf("the built-in rules: %v", faults)
 	}

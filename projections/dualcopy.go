@@ -65,7 +65,7 @@ func (c *versionCopy) write(ctx context.Context, e *jetstream.Event, again bool)
 		return "", err
 	}
 	opts := jetstream.PublishOptions{
-		ID: copyID(e, c.version), Key: e.Key, TS: e.TS, HasTS: true, SID: e.SID, Tags: e.Tags, CausedBy: e.CausedBy,
+		Key: e.Key, TS: e.TS, HasTS: true, SID: e.SID, Tags: e.Tags, CausedBy: e.CausedBy,
 		Headers: inVersion(cast.Headers, c.version), Tombstone: e.Tombstone,
 	}
 	for wait := retryFirst; ; wait = min(2*wait, retryMax) {
@@ -104,40 +104,41 @@ func (c *versionCopy) say(ctx context.Context, e *jetstream.Event, err error) {
 }
 
 // look reports whether the copy is there, if it may be there although its stream has forgotten its
-// id. Otherwise it has opts expect the key as it is.
+// id. Otherwise it sets the id in opts, and has opts expect the key as it is.
+//
+// The copies of a key are in the order of the topic, but for those that opts marks as late: copies
+// of events that were put back to the group, or that a version lacked when the group was moved. So
+// the newest copy of the key, if it is not late, tells whether an event behind it has a copy.
 func (c *versionCopy) look(ctx context.Context, e *jetstream.Event, opts *jetstream.PublishOptions, again bool) (bool, error) {
+	id := copyID(e, c.version)
+	opts.ID = id
+	old := c.old(ctx, e)
 	switch {
-	case !again && !c.old(ctx, e):
+	case e.Key == "" && old:
+		return c.lookKeyless(ctx, id)
+	case e.Key == "" || !old && !again:
 		return false, nil
-	case e.Key == "":
-		return c.lookKeyless(ctx, opts.ID)
 	}
 	newest, err := c.bus.Keys(c.topic).Get(ctx, e.Key)
 	var sequence uint64
+	opts.ExpectKeySequence = &sequence
 	switch {
 	case errors.Is(err, jetstream.ErrNotFound):
-		opts.ExpectKeySequence = &sequence
 		return false, nil
 	case err != nil:
 		return false, err
-	case newest.ID == opts.ID:
+	case newest.ID == id:
 		return true, nil
 	case !newest.Gone:
 		sequence = newest.Sequence
 	}
-	opts.ExpectKeySequence = &sequence
 	since := time.Unix(0, e.StoredAt).Add(-copySkew)
-	if newest.StoredAt < since.UnixNano() {
+	if source, ours := copiedSequence(newest.ID); ours && source < e.Sequence || newest.StoredAt < since.UnixNano() {
 		return false, nil
 	}
-	// A server that was killed may deliver events again as if for the first time. They come in
-	// order, so the newest copy tells. This does not hold for redeliveries: an event that was put
-	// back to the group comes in no order.
-	if source, ours := copiedSequence(newest.ID); !again && ours && source < e.Sequence {
-		return false, nil
-	}
-	found, _, err := c.bus.History(c.topic).FindIDs(ctx, jetstream.IDSearch{Key: e.Key, IDs: []string{opts.ID}, Since: since})
-	return found[opts.ID], err
+	opts.ID = id + lateCopy
+	found, _, err := c.bus.History(c.topic).FindIDs(ctx, jetstream.IDSearch{Key: e.Key, IDs: []string{id, opts.ID}, Since: since})
+	return len(found) > 0, err
 }
 
 // lookKeyless reports whether the copy of an event without a key is among the last 100,000 events.
@@ -183,8 +184,12 @@ func inVersion(headers map[string]string, version int) map[string]string {
 	return named
 }
 
-// copyPrefix begins the ids of copies.
-const copyPrefix = "copy-"
+// copyPrefix begins the ids of copies. lateCopy ends those of copies behind copies of later events
+// of their key.
+const (
+	copyPrefix = "copy-"
+	lateCopy   = "-late"
+)
 
 // copyID returns the id of the copy of an event in a version: copy-<hash>-<sequence>. The hash is
 // the first 128 bits of the SHA-256 of the stream, the sequence, the time of storage in epoch
@@ -195,7 +200,7 @@ func copyID(e *jetstream.Event, version int) string {
 	return copyPrefix + hex.EncodeToString(sum[:16]) + "-" + strconv.FormatUint(e.Sequence, 10)
 }
 
-// copiedSequence returns the sequence of the event of which a copy was made.
+// copiedSequence returns the sequence of the event of which a copy was made that is not late.
 func copiedSequence(id string) (uint64, bool) {
 	rest, ours := strings.CutPrefix(id, copyPrefix)
 	_, sequence, found := strings.Cut(rest, "-")
