@@ -1,25 +1,27 @@
+//go:build unix
+
 package main
 
 import (
 	"bytes"
 	"context"
 	"net/http"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
-
-	"eventhub/facade/hubtest"
-	"eventhub/jetstream"
 )
 
 // TestCommandsAskForAVersion has sub, export and replay print events in a version of their schema.
 func TestCommandsAskForAVersion(t *testing.T) {
 	t.Parallel()
-	hub := hubtest.New(t, hubtest.Token("token"), hubtest.Bus(func(cfg *jetstream.Config) {
-		cfg.Topics = []jetstream.TopicRule{{Pattern: "hosts", MaxAge: time.Hour, Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce}}}
-	}))
+	topics := filepath.Join(t.TempDir(), "topics.yaml")
+	if err := os.WriteFile(topics, []byte("topics:\n  - {topic: hosts, schema: enforce}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	hub := startNode(t, "--topics="+topics)
 	command := func(args ...string) (string, int) {
 		var out bytes.Buffer
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -27,8 +29,8 @@ func TestCommandsAskForAVersion(t *testing.T) {
 		code := run(ctx, args, streams{out: &out, err: &out})
 		return out.String(), code
 	}
-	ask := httpFlags{HTTPURL: hub.HTTP}
-	ask.Token = "token"
+	ask := httpFlags{HTTPURL: hub.http}
+	ask.Token = nodeToken
 	post := func(path, body string) {
 		t.Helper()
 		var answer struct{}
@@ -45,21 +47,21 @@ func TestCommandsAskForAVersion(t *testing.T) {
 		"": {`{"host":"a"}`, `{"name":"b"}`}, "1": {`{"host":"a"}`, `{"host":"b"}`}, "2": {`{"name":"a"}`, `{"name":"b"}`}, "latest": {`{"name":"a"}`, `{"name":"b"}`},
 	} {
 		for name, args := range map[string][]string{
-			"sub":    {"--url=" + hub.WebSocket, "hosts", "--group=g" + version, "--from=earliest", "--count=2"},
-			"export": {"--http-url=" + hub.HTTP, "hosts"},
-			"replay": {"--http-url=" + hub.HTTP, "hosts"},
+			"sub":    {"--url=" + hub.url, "hosts", "--group=g" + version, "--from=earliest", "--count=2"},
+			"export": {"--http-url=" + hub.http, "hosts"},
+			"replay": {"--http-url=" + hub.http, "hosts"},
 		} {
 			if version != "" {
 				args = append(args, "--schema-version="+version)
 			}
-			out, code := command(append([]string{name, "--token=token"}, args...)...)
+			out, code := command(append([]string{name, "--token=" + nodeToken}, args...)...)
 			if got := regexp.MustCompile(`\{"(host|name)":"."\}`).FindAllString(out, -1); code != 0 || !slices.Equal(got, want) {
 				t.Errorf("%s in version %q: exit code %d, %s, want %v", name, version, code, out, want)
 			}
 		}
 	}
 	for version, want := range map[string]string{"3": "version 3 of the schema of hosts is not registered; the latest is 2", "0": "a version is a number from 1 on, or latest", "newest": "a version is a number from 1 on, or latest"} {
-		if out, code := command("export", "--token=token", "--http-url="+hub.HTTP, "hosts", "--schema-version="+version); code == 0 || !strings.Contains(out, want) {
+		if out, code := command("export", "--token="+nodeToken, "--http-url="+hub.http, "hosts", "--schema-version="+version); code == 0 || !strings.Contains(out, want) {
 			t.Errorf("version %s: exit code %d, %s, want %s", version, code, out, want)
 		}
 	}
