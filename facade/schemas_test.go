@@ -33,7 +33,7 @@ func TestSchemasOverHTTP(t *testing.T) {
 	}
 	want(r.get(t, "/schemas/hosts"), http.StatusOK, `{"topic":"hosts","mode":"enforce","compatibility":"full","latest":0,"versions":[]}`)
 	want(r.get(t, "/schemas/other"), http.StatusOK, `"mode":"off","compatibility":"backward"`)
-	want(r.get(t, "/schemas/hosts/latest"), http.StatusNotFound, "has 0 versions")
+	want(r.get(t, "/schemas/hosts/latest"), http.StatusNotFound, "The topic has no schema.")
 	want(r.post(t, "/publish/hosts", `{"host":"a"}`), http.StatusUnprocessableEntity, "none is registered")
 	draft := `{"schema":` + hostSchema + `,"description":"what a host says"}`
 	want(r.post(t, "/schemas/hosts", draft), http.StatusCreated, `{"topic":"hosts","version":1,"compatible":true,"mode":"full","documents":0}`)
