@@ -210,3 +210,42 @@ func ExampleChangelog() {
 	}
 	// Output: apple costs 2
 }
+
+// A DualWrite keeps a copy of a topic in an earlier version of its schema, for consumers that
+// cannot ask for a version.
+func ExampleDualWrite() {
+	bus, end := openExample(jetstream.TopicRule{Pattern: "orders", Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce, Mirrors: []int{1}}})
+	defer end()
+	ctx := context.Background()
+
+	for _, draft := range []jetstream.SchemaDraft{
+		{Schema: json.RawMessage(`{"type":"object","properties":{"host":{"type":"string"}}}`)},
+		{
+			Schema: json.RawMessage(`{"type":"object","properties":{"hostname":{"type":"string"}}}`),
+			Up:     json.RawMessage(`[{"rename":{"at":"/host","to":"hostname"}}]`),
+			Down:   json.RawMessage(`[{"rename":{"at":"/hostname","to":"host"}}]`),
+			Force:  true, // a document may have both names
+		},
+	} {
+		if _, _, err := jetstream.SchemasOf(bus).Register(ctx, "orders", draft); err != nil {
+			panic(err)
+		}
+	}
+	stop := run(projections.NewDualWrite(projections.DualWriteConfig{
+		Bus:   projections.JetStream(bus),
+		Topic: "orders", Versions: []int{1},
+	}).Run)
+	defer stop()
+
+	publish(bus, "orders", "7", `{"hostname":"a"}`) // of the latest version
+	copies := bus.Keys(jetstream.MirrorTopic("orders", 1))
+	until(func() bool {
+		e, err := copies.Get(ctx, "7")
+		if err != nil {
+			return false
+		}
+		fmt.Printf("%s %s\n", e.Headers["x-schema-version"], e.Payload)
+		return true
+	})
+	// Output: 1 {"host":"a"}
+}
