@@ -330,6 +330,61 @@ func TestDualWriteLooksForOldCopies(t *testing.T) {
 	wantCopies(t, bus, 2)
 }
 
+// A version that is added later has all events once, after the group was moved back, however often.
+// They come behind later events of their keys.
+func TestDualWriteAddsAVersion(t *testing.T) {
+	t.Parallel()
+	var rules []jetstream.TopicRule
+	for version := 1; version <= 2; version++ {
+		rules = append(rules, jetstream.TopicRule{
+			Pattern: jetstream.MirrorTopic(topicSource, version), DuplicateWindow: time.Second,
+			Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce, Of: topicSource},
+		})
+	}
+	bus := openBus(t, jetstream.Config{URL: startNATS(t), Topics: sourceRules(rules...)})
+	registerVersions(t, bus)
+	publish := func(n int) {
+		for i := range n {
+			publishVersion(t, bus, 1, fmt.Sprintf(`{"n":%d}`, i), jetstream.PublishOptions{Key: []string{"a", "b", ""}[i%3]})
+		}
+		copiedAll(t, bus)
+	}
+	stop := startDualWrite(t, JetStream(bus), []int{1}, nil)
+	publish(30)
+	stop()
+	for range 2 {
+		stop = startDualWrite(t, JetStream(bus), []int{1, 2}, nil)
+		publish(3)
+		stop()
+		if err := bus.Group(topicSource, DualWriteGroup).Seek(t.Context(), jetstream.FromEarliest); err != nil {
+			t.Fatal(err)
+		}
+	}
+	startDualWrite(t, JetStream(bus), []int{1, 2}, nil)
+	publish(3)
+	wantCopies(t, bus, 1)
+	var want, got []string
+	for _, e := range eventsOf(t, bus, topicSource) {
+		want = append(want, copyID(e, 2))
+	}
+	late := 0
+	for _, e := range eventsOf(t, bus, jetstream.MirrorTopic(topicSource, 2)) {
+		id, is := strings.CutSuffix(e.ID, lateCopy)
+		if is {
+			late++
+		}
+		got = append(got, id)
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("version 2 has %d copies of %d events", len(got), len(want))
+	}
+	if late == 0 {
+		t.Error("no copy is late")
+	}
+}
+
 // A version may be registered later.
 func TestDualWriteWaitsForItsVersions(t *testing.T) {
 	t.Parallel()
