@@ -82,7 +82,7 @@ func (v *SchemaView) Cast(ctx context.Context, e *Event) error {
 // errVersionUnknown says that this hub does not know the version of an event.
 var errVersionUnknown = errors.New("jetstream: the version is not known")
 
-// cast is Cast, which asks nobody.
+// cast is Cast without a question to the server.
 func (v *SchemaView) cast(ctx context.Context, e *Event) error {
 	if e.Tombstone {
 		return nil

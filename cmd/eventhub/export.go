@@ -30,7 +30,7 @@ type rangeFlags struct {
 	Topic         string            `arg:"" help:"Topic."`
 	Key           string            `help:"Only events of this key."`
 	Header        map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"Only events with this header; may be repeated."`
-	SchemaVersion versionFlag       `placeholder:"N" help:"Version of the schema in which events come, or latest. What cannot be cast has an error instead of a payload."`
+	SchemaVersion versionFlag       `placeholder:"N" help:"Version of the schema in which events come, or latest. An event that cannot be cast has an error instead of a payload."`
 	Compress      bool              `help:"Let the hub compress its answers (gzip)."`
 }
 

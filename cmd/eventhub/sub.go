@@ -39,7 +39,7 @@ type subCmd struct {
 	UntilEnd      bool          `name:"until-end" help:"Stop after the event that was the topic's newest at the start, or when no event has come for 3s."`
 	MaxInFlight   int           `help:"Maximum number of events leased at a time."`
 	AckTimeout    time.Duration `help:"Duration of a lease."`
-	SchemaVersion versionFlag   `placeholder:"N" help:"Version of the schema in which events come, or latest. What cannot be cast is a failed attempt."`
+	SchemaVersion versionFlag   `placeholder:"N" help:"Version of the schema in which events come, or latest. An event that cannot be cast is a failed attempt."`
 	MaxAttempts   *int          `help:"Number of failed attempts after which an event is dead-lettered; 0 for never."`
 }
 

@@ -208,7 +208,7 @@ func (t *Tails) countLocked(kind func(*Tail) bool) (n int) {
 	return n
 }
 
-// dropIdleLocked makes room by a Tail of a kind that nobody uses.
+// dropIdleLocked makes room by ending a Tail of a kind that has no Cursor.
 func (t *Tails) dropIdleLocked(kind func(*Tail) bool) bool {
 	for _, tail := range t.tails {
 		if tail.users == 0 && kind(tail) {

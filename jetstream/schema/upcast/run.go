@@ -40,32 +40,29 @@ type runner struct {
 	work  *work
 }
 
-// open takes a value apart. has is false for a value that has no members and no elements.
+// open takes a value apart, and counts its members or elements as visited. has is false for a value
+// that has none.
 func (r *runner) open(v *value) (has bool, err error) {
-	if v.raw == nil {
-		return true, nil
+	if v.raw != nil {
+		if err := r.work.spend(len(v.raw)); err != nil {
+			return false, r.fails(err.Error())
+		}
+		has, fits := v.open(MaxParts - r.parts)
+		if !fits {
+			return false, r.fails(errTooMany.Error())
+		}
+		if !has {
+			return false, nil
+		}
+		r.parts += len(v.parts)
 	}
-	if err := r.work.spend(len(v.raw)); err != nil {
+	if err := r.work.spend(8 * len(v.parts)); err != nil {
 		return false, r.fails(err.Error())
 	}
-	most := MaxParts - r.parts
-	has, fits := v.open(most)
-	if !fits {
-		return false, r.fails(errTooMany.Error())
-	}
-	r.parts += len(v.parts)
-	return has, nil
+	return true, nil
 }
 
 var errTooMany = fmt.Errorf("the document has more than %d members and elements to look at", MaxParts)
-
-// visit counts members and elements that are looked at.
-func (r *runner) visit(n int) error {
-	if err := r.work.spend(8 * n); err != nil {
-		return r.fails(err.Error())
-	}
-	return nil
-}
 
 func (r *runner) fails(cause string) error { return &placeError{r.op.text, cause} }
 
@@ -114,9 +111,6 @@ func (r *runner) apply() error {
 	last := op.at[len(op.at)-1]
 	return r.each(r.root, op.at[:len(op.at)-1], func(parent *value) error {
 		has, err := r.open(parent)
-		if err == nil {
-			err = r.visit(len(parent.parts))
-		}
 		switch {
 		case err != nil:
 			return err
@@ -146,9 +140,6 @@ func (r *runner) each(v *value, at jsonpointer.Pointer, f func(*value) error) er
 	}
 	makes := r.op.name == "default" || r.op.name == "set"
 	has, err := r.open(v)
-	if err == nil {
-		err = r.visit(len(v.parts))
-	}
 	if err != nil {
 		return err
 	}
@@ -200,9 +191,6 @@ func (r *runner) member(v *value, name string, text []byte) (int, error) {
 // put is default and set at a member of a value.
 func (r *runner) put(parent *value, name string) error {
 	has, err := r.open(parent)
-	if err == nil {
-		err = r.visit(len(parent.parts))
-	}
 	switch {
 	case err != nil:
 		return err
@@ -284,9 +272,6 @@ func (r *runner) change(v *value) (*value, error) {
 		return &value{parts: []part{{of: v}}}, nil
 	case "unwrap":
 		has, err := r.open(v)
-		if err == nil {
-			err = r.visit(len(v.parts))
-		}
 		if err != nil {
 			return nil, err
 		}
@@ -362,9 +347,6 @@ func (r *runner) carry(base *value) error {
 	parent, i := base, -1
 	for k, name := range from {
 		has, err := r.open(parent)
-		if err == nil {
-			err = r.visit(len(parent.parts))
-		}
 		switch {
 		case err != nil:
 			return err
@@ -398,9 +380,6 @@ func (r *runner) carry(base *value) error {
 	at := base
 	for k, name := range to {
 		has, err := r.open(at)
-		if err == nil {
-			err = r.visit(len(at.parts))
-		}
 		switch {
 		case err != nil:
 			return err

@@ -428,8 +428,8 @@ func ExampleChain_Cast() {
 	// upcast v2→v3: /hostname: nothing is there
 }
 
-// What a cast costs is bounded, whatever its operations and the document are, and ends with its
-// context.
+// The cost of a cast is bounded, whatever its operations and the document are, and a cast ends with
+// its context.
 func TestWorkIsBounded(t *testing.T) {
 	t.Parallel()
 	var scalars, objects []string
