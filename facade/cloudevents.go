@@ -166,9 +166,10 @@ func (u *schemaURIs) cut(dataschema string) (before, version, after string, ok b
 	return dataschema[:start], dataschema[start:end], dataschema[end:], true
 }
 
-// isVersion reports whether text is a number from 1 on as the registry writes it.
+// isVersion reports whether text is the number of a version as the registry writes it.
 func isVersion(text string) bool {
-	return text != "" && text[0] != '0' && strings.Trim(text, "0123456789") == ""
+	n, err := strconv.Atoi(text)
+	return err == nil && n >= 1 && n <= jetstream.MaxSchemaVersions && strconv.Itoa(n) == text
 }
 
 // show has the dataschema of a CloudEvent name the version that its event has. A dataschema that

@@ -140,7 +140,7 @@ func (t *seat) accept(lent []lending) bool {
 		l := &lent[i]
 		d := &Delivery{
 			Event: l.event, Attempt: l.attempt, m: m, group: l.group, seq: l.seq, size: l.size, delivered: l.delivered, index: -1, resolved: true,
-			arrived: now, touched: now, loan: l.loan,
+			arrived: now, touched: now, loan: l.loan, Redelivered: l.delivered > 1,
 		}
 		if s.opts.Filter != nil && !s.opts.Filter(&d.Event) {
 			unwanted = append(unwanted, l.loan)

@@ -137,6 +137,8 @@ type topicSchemas struct {
 	// looked is when the last question for further versions was asked that was answered, in the
 	// clock of the bus.
 	looked atomic.Int64
+	// failed is when a question had no answer, in the clock of the bus; 0: none had.
+	failed atomic.Int64
 }
 
 // schemaTable has all schemas. It follows the bucket, and keeps what it knows without NATS.
@@ -196,6 +198,12 @@ func (t *schemaTable) load(ctx context.Context) error {
 	}
 }
 
+// lookedSince reports whether a question that was answered was asked since a time.
+func (s *topicSchemas) lookedSince(since int64) bool {
+	last := s.looked.Load()
+	return last != 0 && last > since
+}
+
 // look is a question for further versions of a schema.
 type look struct {
 	name string
@@ -208,8 +216,12 @@ type look struct {
 // look has the leader of the bucket asked for further versions of a schema, unless it was asked
 // since a time. It returns whether it has answered.
 func (t *schemaTable) look(ctx context.Context, name string, of *topicSchemas, since int64) bool {
-	if of.looked.Load() > since {
+	if of.lookedSince(since) {
 		return true
+	}
+	now := t.bus.clock.now()
+	if failed := of.failed.Load(); failed != 0 && now-failed < int64(lookRest) {
+		return false
 	}
 	timer := time.NewTimer(lookWait)
 	defer timer.Stop()
@@ -217,6 +229,7 @@ func (t *schemaTable) look(ctx context.Context, name string, of *topicSchemas, s
 	select {
 	case t.wanted <- q:
 	case <-timer.C:
+		of.failed.Store(t.bus.clock.now())
 		return false
 	case <-ctx.Done():
 		return false
@@ -225,6 +238,7 @@ func (t *schemaTable) look(ctx context.Context, name string, of *topicSchemas, s
 	case ok := <-q.done:
 		return ok
 	case <-timer.C:
+		of.failed.Store(t.bus.clock.now())
 	case <-ctx.Done():
 	}
 	return false
@@ -244,15 +258,17 @@ func (t *schemaTable) answer() {
 
 // ask answers a look.
 func (t *schemaTable) ask(q *look) bool {
-	if q.of.looked.Load() > q.since {
+	if q.of.lookedSince(q.since) {
 		return true
 	}
 	began := t.bus.clock.now()
 	ctx, cancel := context.WithTimeout(t.bus.ctx, lookWait)
 	defer cancel()
 	if _, err := t.catchUp(ctx, q.name); err != nil {
+		q.of.failed.Store(t.bus.clock.now())
 		return false
 	}
+	q.of.failed.Store(0)
 	q.of.looked.Store(began)
 	return true
 }

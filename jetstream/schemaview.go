@@ -19,8 +19,11 @@ const (
 	// lookAgain is how often a read asks for versions that the hub has not heard of, of each
 	// schema.
 	lookAgain = 100 * time.Millisecond
-	// lookWait is how long an event of such a version waits for the answer.
-	lookWait = 2 * time.Second
+	// lookWait is how long an event of such a version waits for the answer. After a question
+	// without one, none is asked for lookRest, and deliveries are given back after giveUpWait.
+	lookWait   = 2 * time.Second
+	lookRest   = time.Second
+	giveUpWait = time.Second
 )
 
 // SchemaView shows the events of a topic in one version of the topic's schema. Its methods may be
@@ -73,11 +76,19 @@ func (s Schemas) View(ctx context.Context, topic string, version int) (*SchemaVi
 func (v *SchemaView) Cast(ctx context.Context, e *Event) error {
 	err := v.cast(ctx, e)
 	since := v.table.bus.clock.now() - int64(lookAgain)
-	if errors.Is(err, errVersionUnknown) && v.table.look(ctx, v.name, v.of, since) {
-		err = v.cast(ctx, e)
+	switch {
+	case !errors.Is(err, errVersionUnknown):
+		return err
+	case v.table.look(ctx, v.name, v.of, since):
+		return v.cast(ctx, e)
+	case ctx.Err() != nil:
+		return ctx.Err()
 	}
-	return err
+	return v.table.bus.unavailable(errNoVersions)
 }
+
+// errNoVersions says that the server did not tell versions, or that this hub cannot read one.
+var errNoVersions = errors.New("jetstream: the versions of a schema could not be read")
 
 // errVersionUnknown says that this hub does not know the version of an event.
 var errVersionUnknown = errors.New("jetstream: the version is not known")
@@ -192,7 +203,7 @@ func (h *Held) Cast() bool {
 	err := v.cast(d.m.sub.ctx, &d.Event)
 	if errors.Is(err, errVersionUnknown) {
 		if !v.table.look(d.m.sub.ctx, v.name, v.of, d.arrived) {
-			d.giveUp() // whether there is such a version, a later delivery tells
+			d.giveUpSoon() // whether there is such a version, a later delivery tells
 			return false
 		}
 		err = v.cast(d.m.sub.ctx, &d.Event)
@@ -215,13 +226,27 @@ func (h *Held) Cast() bool {
 	return false
 }
 
-// giveUp gives a delivery back that was not begun.
-func (d *Delivery) giveUp() {
+// giveUpSoon gives a delivery back that was not begun, after giveUpWait, so that it does not come
+// again at once. It counts for no attempt.
+func (d *Delivery) giveUpSoon() {
 	s := d.m.sub
 	s.mu.Lock()
-	ours := d.index >= 0 && !d.begun && s.remove(d, Returned)
-	s.mu.Unlock()
-	if ours {
-		s.spare(d, true)
+	defer s.mu.Unlock()
+	if !s.running() {
+		return // the subscription gives back what it holds
 	}
+	s.wg.Go(func() {
+		timer := time.NewTimer(giveUpWait)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-s.ctx.Done():
+		}
+		s.mu.Lock()
+		ours := d.index >= 0 && !d.begun && s.remove(d, Returned)
+		s.mu.Unlock()
+		if ours {
+			s.spare(d, true)
+		}
+	})
 }

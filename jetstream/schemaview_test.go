@@ -435,3 +435,31 @@ func TestSchemasTakeSoMuchMemory(t *testing.T) {
 	}
 	t.Error("no version was refused")
 }
+
+// TestAVersionThatAHubCannotRead has an event of a version that a newer hub may have registered: it
+// is given back, and becomes no dead letter.
+func TestAVersionThatAHubCannotRead(t *testing.T) {
+	t.Parallel()
+	url := natsServer(t)
+	b := open(t, Config{URL: url, Topics: ruled(SchemaRule{Mode: SchemaEnforce})})
+	register(t, b, "t.a", draft(machineV1))
+	entry := []byte(`{"topic":"t.a","version":2,"schema":{"type":"odd"}}`)
+	if _, err := b.js.Publish(t.Context(), b.schemas.bucket().subject(schemaKey("t.a", 2)), entry); err != nil {
+		t.Fatal(err)
+	}
+	view, err := SchemasOf(b).View(t.Context(), "t.a", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &Event{Payload: []byte(`{}`), Headers: map[string]string{headerSchemaVersion: "2"}}
+	wantCode(t, view.Cast(t.Context(), e), CodeInternal)
+	letters := take(t, b, "dlq.t.a", "letters", SubscribeOptions{From: FromEarliest})
+	k := take(t, b, "t.a", "g", SubscribeOptions{From: FromEarliest, SchemaVersion: 1, MaxAttempts: 1})
+	publishNative(t, url, `{}`, "2")
+	for range 2 { // it comes again after a second
+		if h := <-k.ch; h.Cast() {
+			t.Error("the event was cast")
+		}
+	}
+	letters.quiet(50 * time.Millisecond)
+}

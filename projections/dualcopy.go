@@ -60,8 +60,8 @@ func newVersionCopy(cfg *DualWriteConfig, version int) *versionCopy {
 // looked for first. It is then stored only if its key has not changed since (ExpectKeySequence), so
 // an instance that stood still in between stores nothing either.
 func (c *versionCopy) write(ctx context.Context, e *jetstream.Event, again bool) (Outcome, error) {
-	cast := *e
-	if err := c.view.Cast(ctx, &cast); err != nil {
+	cast, err := c.cast(ctx, e)
+	if err != nil {
 		return "", err
 	}
 	opts := jetstream.PublishOptions{
@@ -91,6 +91,21 @@ func (c *versionCopy) write(ctx context.Context, e *jetstream.Event, again bool)
 		}
 		if err := pause(ctx, wait); err != nil {
 			return "", err
+		}
+	}
+}
+
+// cast returns an event in the version of the copy. It waits for a registry that cannot be read.
+func (c *versionCopy) cast(ctx context.Context, e *jetstream.Event) (*jetstream.Event, error) {
+	for wait := retryFirst; ; wait = min(2*wait, retryMax) {
+		cast := *e
+		err := c.view.Cast(ctx, &cast)
+		if err == nil || hopeless(err) || errors.Is(err, jetstream.ErrClosed) || ctx.Err() != nil {
+			return &cast, err
+		}
+		c.say(ctx, e, err)
+		if err := pause(ctx, wait); err != nil {
+			return nil, err
 		}
 	}
 }

@@ -13,6 +13,11 @@ import (
 // Numbers in payloads that are larger, or closer to 0, are taken as beyond all of those.
 const maxExponent = 400
 
+// maxDigits is how many digits of a number the library gets: for those of a megabyte it takes
+// seconds, and with more than a million behind the point it panics. Numbers of schemas have no
+// more.
+const maxDigits = 1_000
+
 // decoder makes values of a valid JSON text, as the library takes them. encoding/json takes twice
 // as long.
 type decoder struct {
@@ -102,8 +107,10 @@ func (d *decoder) number() any {
 	return json.Number(number)
 }
 
-// tame returns a number, or one that is beyond all numbers of schemas as well, if the number is.
-func tame(number string) (_ string, beyond bool) {
+// tame returns a number with at most maxDigits digits, or one that is beyond all numbers of schemas
+// as well, if the number is. The result compares with numbers of schemas as the number does, and is
+// whole if the number is. changed says that it is another text.
+func tame(number string) (_ string, changed bool) {
 	mantissa, exponent, _ := strings.Cut(strings.ToLower(number), "e")
 	if len(number) <= maxExponent && exponent == "" {
 		return number, false
@@ -114,11 +121,11 @@ func tame(number string) (_ string, beyond bool) {
 	}
 	whole, fraction, _ := strings.Cut(mantissa, ".")
 	// The number is 0.DIGITS times ten to the power of scale.
-	digits, scale := strings.TrimLeft(whole+fraction, "0"), len(whole)
-	scale -= len(whole) + len(fraction) - len(digits)
+	digits, scale := strings.Trim(whole+fraction, "0"), len(whole)
 	if digits == "" {
 		return "0", false
 	}
+	scale -= len(whole) + len(fraction) - len(strings.TrimLeft(whole+fraction, "0"))
 	if exponent != "" {
 		e, err := strconv.Atoi(exponent)
 		switch {
@@ -134,6 +141,10 @@ func tame(number string) (_ string, beyond bool) {
 		return sign + "1e" + strconv.Itoa(maxExponent+1), true
 	case scale < -maxExponent:
 		return sign + "1e-" + strconv.Itoa(maxExponent+1), true
+	case len(digits) > maxDigits: // what is cut off is a fraction, and not 0
+		return sign + "0." + digits[:maxDigits] + "1e" + strconv.Itoa(scale), true
+	case len(number) > maxDigits: // most of it are zeros
+		return sign + "0." + digits + "e" + strconv.Itoa(scale), false
 	}
 	return number, false
 }

@@ -10,8 +10,8 @@ import (
 func checkNumbers(doc any) error {
 	switch doc := doc.(type) {
 	case json.Number:
-		if _, beyond := tame(doc.String()); beyond {
-			return fmt.Errorf("has a number beyond 1e%d, or closer to 0 than 1e-%d", maxExponent, maxExponent)
+		if _, changed := tame(doc.String()); changed {
+			return fmt.Errorf("has a number beyond 1e%d, or closer to 0 than 1e-%d, or with more than %d digits", maxExponent, maxExponent, maxDigits)
 		}
 	case map[string]any:
 		for _, member := range doc {
@@ -29,52 +29,54 @@ func checkNumbers(doc any) error {
 	return nil
 }
 
-// checkPatterns returns how many instructions the patterns of a schema have, and refuses too many.
-// A pattern of a few bytes may have a million.
+// checkPatterns returns how many instructions the patterns of a schema have, those of a $ref
+// counted as often as they apply. It refuses too many, each counted once: a pattern of a few bytes
+// may have a million.
 func checkPatterns(doc any) (n int, err error) {
-	count := func(pattern string) error {
-		re, err := syntax.Parse(pattern, syntax.Perl)
-		if err != nil {
-			return nil //nolint:nilerr // the compiler says what is wrong
+	total, known := 0, make(map[string]int)
+	count := func(pattern string) int {
+		if n, seen := known[pattern]; seen {
+			return n
 		}
-		prog, err := syntax.Compile(re.Simplify())
-		if err != nil {
-			return nil //nolint:nilerr // as before
+		n := 0
+		// Of a pattern that is none, the compiler says what is wrong.
+		if re, err := syntax.Parse(pattern, syntax.Perl); err == nil {
+			if prog, err := syntax.Compile(re.Simplify()); err == nil {
+				n = len(prog.Inst)
+			}
 		}
-		if n += len(prog.Inst); n > MaxPattern {
-			return fmt.Errorf("its patterns have more than %d instructions: make them shorter, with fewer and smaller repetitions", MaxPattern)
-		}
-		return nil
+		known[pattern] = n
+		total += n
+		return n
 	}
-	var walk func(v any) error
-	walk = func(v any) error {
+	w := &stepCounter{root: doc, most: maxMatching, known: make(map[string]int), open: make(map[string]bool), weigh: func(keyword string, v any) (n int) {
 		switch v := v.(type) {
-		case map[string]any:
-			for keyword, member := range v {
-				if text, is := member.(string); is && keyword == "pattern" {
-					if err := count(text); err != nil {
-						return err
-					}
-				}
-				if patterns, is := member.(map[string]any); is && keyword == "patternProperties" {
-					for pattern := range patterns {
-						if err := count(pattern); err != nil {
-							return err
-						}
-					}
-				}
-				if err := walk(member); err != nil {
-					return err
-				}
+		case string:
+			if keyword == "pattern" {
+				n = count(v)
 			}
-		case []any:
-			for _, member := range v {
-				if err := walk(member); err != nil {
-					return err
+		case map[string]any:
+			if keyword == "patternProperties" {
+				for pattern := range v {
+					n += count(pattern)
 				}
 			}
 		}
-		return nil
+		return n
+	}}
+	n = w.count(doc)
+	// Definitions that no $ref leads to are compiled, too.
+	for _, list := range []string{"$defs", "definitions"} {
+		if object, is := doc.(map[string]any); is {
+			if defs, is := object[list].(map[string]any); is {
+				for _, def := range defs {
+					w.count(def)
+				}
+			}
+		}
 	}
-	return n, walk(doc)
+	if total > MaxPattern {
+		return 0, fmt.Errorf("its patterns have more than %d instructions: make them shorter, with fewer and smaller repetitions", MaxPattern)
+	}
+	return n, nil
 }

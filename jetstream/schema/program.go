@@ -73,19 +73,19 @@ type bound struct {
 // newProgram makes the program of a schema, or returns nil if the schema has more than programs
 // know. library compiles a subschema at a place, a JSON pointer: what programs do not know of one
 // member is left to the library for the value of that member alone.
-func newProgram(doc any, library func(at string) *jsonschema.Schema) *node {
+func newProgram(doc any, library func(at string) *jsonschema.Schema) (_ *node, nodes int) {
 	c := compiler{root: doc, open: make(map[string]bool)}
 	if !moves(doc) {
 		c.library = library
 	}
 	n, ok := c.node(doc, "")
 	if !ok {
-		return nil
+		return nil, 0
 	}
 	if n == nil {
 		n = &node{types: allTypes, maxLen: -1, maxItems: -1}
 	}
-	return n
+	return n, c.nodes
 }
 
 // compiler makes programs.
@@ -245,7 +245,7 @@ func (c *compiler) members(n *node, doc map[string]any, at string) (ok bool) {
 	properties, _ := doc["properties"].(map[string]any)
 	for _, name := range sortedNames(properties) {
 		p := property{name: name}
-		if p.node, ok = c.node(properties[name], at+"/properties/"+name); !ok || odd(name) {
+		if p.node, ok = c.node(properties[name], at+"/properties/"+strings.NewReplacer("~", "~0", "/", "~1").Replace(name)); !ok || odd(name) {
 			return false
 		}
 		n.props = append(n.props, p)

@@ -49,7 +49,9 @@ type Schema struct {
 	text    []byte
 	program *node // nil: there is none
 	library *jsonschema.Schema
-	// patterns is how many instructions all patterns have.
+	nodes   int // of the program
+	// patterns is how many instructions all patterns have, those of a $ref counted as often as they
+	// apply.
 	patterns int
 }
 
@@ -112,11 +114,12 @@ func Compile(text []byte) (*Schema, error) {
 		}
 		return sub
 	}
-	return &Schema{text: slices.Clone(text), program: newProgram(doc, subschema), library: library, patterns: patterns}, nil
+	program, nodes := newProgram(doc, subschema)
+	return &Schema{text: slices.Clone(text), program: program, nodes: nodes, library: library, patterns: patterns}, nil
 }
 
 // Size estimates the memory of the schema in bytes.
-func (s *Schema) Size() int { return 16*len(s.text) + 512*s.patterns }
+func (s *Schema) Size() int { return 16*len(s.text) + 256*s.nodes + 512*min(s.patterns, MaxPattern) }
 
 // Document returns the text of the schema. The caller must not change it.
 func (s *Schema) Document() []byte { return s.text }
@@ -277,7 +280,7 @@ func levels(text []byte) (most int) {
 // checkSteps refuses schemas whose references multiply: of 64 definitions that each name the next
 // one twice, a validation would not end.
 func checkSteps(doc any) error {
-	w := &stepCounter{root: doc, known: make(map[string]int), open: make(map[string]bool)}
+	w := &stepCounter{root: doc, most: MaxSteps, known: make(map[string]int), open: make(map[string]bool), weigh: func(string, any) int { return 0 }, object: 1}
 	if w.count(doc) > MaxSteps {
 		return fmt.Errorf("its references multiply to more than %d subschemas: use fewer of them", MaxSteps)
 	}
@@ -286,17 +289,22 @@ func checkSteps(doc any) error {
 
 // stepCounter counts subschemas. A reference within what it leads to counts once.
 type stepCounter struct {
-	root  any
-	known map[string]int
-	open  map[string]bool
+	root any
+	most int // it counts no further
+	// object is what an object counts, and weigh what a keyword counts in addition.
+	object int
+	weigh  func(keyword string, v any) int
+	known  map[string]int
+	open   map[string]bool
 }
 
 func (w *stepCounter) count(v any) int {
 	n := 0
 	switch v := v.(type) {
 	case map[string]any:
-		n = 1
+		n = w.object
 		for name, member := range v {
+			n += w.weigh(name, member)
 			switch name {
 			case "$ref", "$dynamicRef":
 				if to, ok := member.(string); ok {
@@ -306,13 +314,13 @@ func (w *stepCounter) count(v any) int {
 			default:
 				n += w.count(member)
 			}
-			if n > MaxSteps {
+			if n > w.most {
 				return n
 			}
 		}
 	case []any:
 		for _, member := range v {
-			if n += w.count(member); n > MaxSteps {
+			if n += w.count(member); n > w.most {
 				return n
 			}
 		}
@@ -325,10 +333,10 @@ func (w *stepCounter) target(to string) int {
 		return n
 	}
 	if w.open[to] {
-		return 1
+		return w.object
 	}
 	w.open[to] = true
-	n := 1
+	n := w.object
 	if v, ok := resolve(w.root, to); ok {
 		n = w.count(v)
 	}

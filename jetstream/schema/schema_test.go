@@ -99,6 +99,7 @@ func TestValidate(t *testing.T) {
 		{schema: `{"properties":{"a":{"pattern":"^x"},"b":{"anyOf":[{"type":"string"},{"minimum":3}]}},"additionalProperties":{"uniqueItems":true}}`, doc: `{"a":"xy","b":4,"c":[1,2]}`},
 		{schema: `{"properties":{"a":{"pattern":"^x"}},"additionalProperties":{"uniqueItems":true}}`, doc: `{"a":"xy","c":[1,1]}`, want: "/c: uniqueItems"},
 		{schema: `{"items":{"oneOf":[{"type":"string"},{"$ref":"#/$defs/n"}]},"$defs":{"n":{"type":"number"}}}`, doc: `["a",1,null]`, want: "/2: oneOf"},
+		{schema: `{"properties":{"a":{"properties":{"b":{}}},"a/properties/b":{"pattern":"^x"}}}`, doc: `{"a/properties/b":"y"}`, want: "/a~1properties~1b: pattern", slow: true},
 		{schema: `{"properties":{"a b":{"pattern":"^x"}}}`, doc: `{"a b":"y"}`, want: "/a b: pattern", slow: true},
 		{schema: `{"properties":{"a":{"pattern":"^x"}},"$defs":{"b":{"$anchor":"c"}}}`, doc: `{"a":"y"}`, want: "/a: pattern", slow: true},
 		{schema: `{"properties":{"n":{"$ref":"#/$defs/n","minimum":2}},"$defs":{"n":{"type":"number"}}}`, doc: `{"n":1}`, want: "/n: minimum"},
@@ -342,6 +343,12 @@ func TestAbsurdNumbers(t *testing.T) {
 		{`{"type":"integer"}`, `1e-1000000000`, ": type"},
 		{`{"maximum":1,"pattern":"x"}`, strings.Repeat("9", 500_000), ": maximum"},
 		{`{"items":{"multipleOf":0.5,"pattern":"x"}}`, many, ""},
+		{`{"properties":{"x":{"minimum":0.5}}}`, `{"x":0.5` + strings.Repeat("1", 1_000_010) + `}`, ""},
+		{`{"properties":{"x":{"maximum":0.5}}}`, `{"x":0.5` + strings.Repeat("0", 1_000_010) + `1}`, "/x: maximum"},
+		{`{"properties":{"x":{"maximum":0.5}}}`, `{"x":0.5` + strings.Repeat("0", 1_000_010) + `}`, ""},
+		{`{"type":"integer","pattern":"x"}`, `3.` + strings.Repeat("0", 1_000_010) + `1`, ": type"},
+		{`{"type":"integer","pattern":"x"}`, `3.` + strings.Repeat("0", 1_000_010), ""},
+		{`{"type":"integer","pattern":"x"}`, `0.0003` + strings.Repeat("0", 500_000) + `e4`, ""},
 	} {
 		began := time.Now()
 		got := ""
@@ -355,7 +362,7 @@ func TestAbsurdNumbers(t *testing.T) {
 			t.Errorf("%s of %.40s: took %v", test.schema, test.doc, took)
 		}
 	}
-	for _, text := range []string{`{"minimum":1e401}`, `{"enum":[{"a":-1e-500}]}`, `{"const":1e99999999999}`} {
+	for _, text := range []string{`{"minimum":1e401}`, `{"enum":[{"a":-1e-500}]}`, `{"const":1e99999999999}`, `{"minimum":0.1` + strings.Repeat("1", 1_000) + `}`} {
 		if _, err := Compile([]byte(text)); err == nil || !strings.Contains(err.Error(), "has a number beyond 1e400") {
 			t.Errorf("%s: %v", text, err)
 		}

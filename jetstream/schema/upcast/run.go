@@ -330,7 +330,7 @@ func (r *runner) lookUp(v *value) (to []byte, found bool, err error) {
 	}
 	now := jsonequal.Decode(v.appendTo(nil))
 	for i := range op.pairs {
-		if err := r.work.spend(min(size, op.pairs[i].size)); err != nil {
+		if err := r.work.spend(size + op.pairs[i].size); err != nil {
 			return nil, false, r.fails(err.Error())
 		}
 		if jsonequal.Values(now, op.pairs[i].from) {
@@ -366,7 +366,11 @@ func (r *runner) carry(base *value) error {
 	}
 	carried := source
 	if op.name == "copy" {
-		if r.added += source.size(); r.added > MaxOutput {
+		size := source.size()
+		if err := r.work.spend(size); err != nil {
+			return r.fails(err.Error())
+		}
+		if r.added += size; r.added > MaxOutput {
 			return &placeError{op.text, errTooLarge.Error()}
 		}
 		carried = &value{raw: source.appendTo(nil)}
