@@ -27,17 +27,3 @@ func (a Admin) Snapshots() []TopicRule {
 	}
 	return found
 }
-
-// Mirrors returns the rules that are in force and request copies in other versions of the schema
-// (SchemaRule.Mirrors). Each is for one topic.
-func (a Admin) Mirrors() []TopicRule {
-	b := a.bus
-	var found []TopicRule
-	for i := range b.rules {
-		r := &b.rules[i]
-		if len(r.Schema.Mirrors) > 0 && b.rule(r.Pattern) == r {
-			found = append(found, *r)
-		}
-	}
-	return found
-}

@@ -48,6 +48,20 @@ func (s Schemas) Topics(ctx context.Context) ([]string, error) {
 	return s.bus.schemas.names(), nil
 }
 
+// Mirrors returns the rules that are in force and request copies in other versions of the schema
+// (SchemaRule.Mirrors). Each is for one topic.
+func (s Schemas) Mirrors() []TopicRule {
+	b := s.bus
+	var found []TopicRule
+	for i := range b.rules {
+		r := &b.rules[i]
+		if len(r.Schema.Mirrors) > 0 && b.rule(r.Pattern) == r {
+			found = append(found, *r)
+		}
+	}
+	return found
+}
+
 // List returns the versions of a topic that this hub knows, from 1 on. Changes by other hubs arrive
 // within a second. The caller must not change them.
 func (s Schemas) List(ctx context.Context, topic string) ([]*SchemaVersion, error) {
