@@ -34,6 +34,8 @@ const (
 	MaxPattern = 4_000
 	// maxMatching bounds the work of patterns: their instructions times the bytes of a payload.
 	maxMatching = 256 << 20
+	// maxVisits bounds the work of a payload: its values times the steps of the schema.
+	maxVisits = 1 << 29
 	// maxPointer is the most bytes of Violation.Pointer.
 	maxPointer = 256
 )
@@ -50,6 +52,7 @@ type Schema struct {
 	program *node // nil: there is none
 	library *jsonschema.Schema
 	nodes   int // of the program
+	steps   int // that it asks of one value, at most
 	// patterns is how many instructions all patterns have, those of a $ref counted as often as they
 	// apply.
 	patterns int
@@ -61,7 +64,8 @@ type Violation struct {
 	// Pointer is a JSON pointer into the payload, cut after 256 bytes. "" is the whole payload.
 	Pointer string
 	// Keyword is the keyword of the schema that refuses the value, "false" where the schema allows
-	// no value, or "json" for a payload that is not JSON.
+	// no value, "json" for a payload that is not JSON, or "size" for one that has too many values
+	// for a schema of so many parts.
 	Keyword string
 }
 
@@ -87,7 +91,8 @@ func Compile(text []byte) (*Schema, error) {
 	if err := checkDraft(doc); err != nil {
 		return nil, err
 	}
-	if err := checkSteps(doc); err != nil {
+	steps, err := checkSteps(doc)
+	if err != nil {
 		return nil, err
 	}
 	if err := checkNumbers(doc); err != nil {
@@ -115,7 +120,7 @@ func Compile(text []byte) (*Schema, error) {
 		return sub
 	}
 	program, nodes := newProgram(doc, subschema)
-	return &Schema{text: slices.Clone(text), program: program, nodes: nodes, library: library, patterns: patterns}, nil
+	return &Schema{text: slices.Clone(text), program: program, nodes: nodes, steps: steps, library: library, patterns: patterns}, nil
 }
 
 // Size estimates the memory of the schema in bytes.
@@ -133,10 +138,18 @@ func (s *Schema) Validate(doc []byte) *Violation {
 	if s.patterns*len(doc) > maxMatching {
 		return &Violation{Keyword: "pattern"}
 	}
+	if s.steps*len(doc) > maxVisits && s.steps*values(doc) > maxVisits {
+		return &Violation{Keyword: "size"}
+	}
 	if s.program != nil && s.program.accepts(doc) {
 		return nil
 	}
 	return s.judge(doc)
+}
+
+// values returns how many values a payload has at most.
+func values(doc []byte) int {
+	return 1 + bytes.Count(doc, []byte{','}) + bytes.Count(doc, []byte{'['}) + bytes.Count(doc, []byte{'{'})
 }
 
 // judge is Validate by the library.
@@ -279,12 +292,12 @@ func levels(text []byte) (most int) {
 
 // checkSteps refuses schemas whose references multiply: of 64 definitions that each name the next
 // one twice, a validation would not end.
-func checkSteps(doc any) error {
+func checkSteps(doc any) (n int, err error) {
 	w := &stepCounter{root: doc, most: MaxSteps, known: make(map[string]int), open: make(map[string]bool), weigh: func(string, any) int { return 0 }, object: 1}
-	if w.count(doc) > MaxSteps {
-		return fmt.Errorf("its references multiply to more than %d subschemas: use fewer of them", MaxSteps)
+	if n = w.count(doc); n > MaxSteps {
+		return 0, fmt.Errorf("its references multiply to more than %d subschemas: use fewer of them", MaxSteps)
 	}
-	return nil
+	return n, nil
 }
 
 // stepCounter counts subschemas. A reference within what it leads to counts once.

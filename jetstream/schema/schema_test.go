@@ -390,6 +390,22 @@ func TestPatternsAreBounded(t *testing.T) {
 	}
 }
 
+// A payload of many values does not meet a schema that asks much of each.
+func TestVisitsAreBounded(t *testing.T) {
+	t.Parallel()
+	s := compile(t, `{"items":{"allOf":[`+strings.Repeat(`{"$ref":"#/$defs/n"},`, 9_000)+`{}]},"$defs":{"n":{"type":"number"}}}`)
+	if v := s.Validate([]byte("[" + strings.Repeat("0,", 50) + "0]")); v != nil {
+		t.Error(v)
+	}
+	began := time.Now()
+	if v := s.Validate([]byte("[" + strings.Repeat("0,", 500_000) + "0]")); v == nil || v.String() != ": size" {
+		t.Error(v)
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("took %v", took)
+	}
+}
+
 // A program takes nothing that the library refuses.
 func FuzzSubsetAgrees(f *testing.F) {
 	f.Add([]byte(orderSchema), []byte(orderText))
