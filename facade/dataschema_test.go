@@ -149,7 +149,7 @@ func TestDataSchemaShowsTheVersion(t *testing.T) {
 	if got := clouds(t, r.get(t, "/replay?topic=plain", "Accept", cloudType), cloudBatchType)[0].DataSchema(); got != "" {
 		t.Errorf("a topic without a rule: %s", got)
 	}
-	// What was read can be published: the attribute names the same version.
+	// The CloudEvents that were read can be published: the attribute names the same version.
 	text := r.get(t, "/snap/hosts.eu/a", "Accept", cloudType).text
 	if a := r.post(t, "/publish/hosts.eu", text, "Content-Type", cloudType, "Event-Id", "again"); a.status != http.StatusOK {
 		t.Errorf("%d %s", a.status, a.text)

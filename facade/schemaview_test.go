@@ -254,7 +254,7 @@ func TestVersionsOfABroadcastAreBounded(t *testing.T) {
 			first = p
 		}
 	}
-	// A version that nobody has any more makes room.
+	// A version without listeners makes room.
 	if got := first.outcome(`{"op":"UNSUBSCRIBE","topic":"orders","opts":{"mode":"broadcast"}}`); got != "OK" {
 		t.Error(got)
 	}

@@ -364,7 +364,7 @@ func TestEventsOfANewVersion(t *testing.T) {
 			t.Fatal("an event is missing")
 		}
 	}
-	// One of a version that nobody has registered is a failure.
+	// An event of a version that is not registered is a failure.
 	publishNative(t, url, `{}`, "400")
 	letters := take(t, first, "dlq.t.a", "letters", SubscribeOptions{From: FromEarliest})
 	if got := letters.payloads(1)[0]; !strings.Contains(got, `"err":"version 400 of the event is not registered; the latest is 61"`) {
