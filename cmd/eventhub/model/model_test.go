@@ -181,6 +181,10 @@ func judge(t *testing.T, h history) {
 	if *checkFlag == "" && (len(found) > 0 || t.Failed() || *keepFlag) {
 		keep(t, l.set.Seed, h)
 	}
+	// Once more and in short, because viewers of logs show the end of what a test says.
+	for _, v := range found[:min(len(found), mostLines)] {
+		t.Errorf("%s: topic %s, group %s, event %s: %s", v.rule, v.topic, v.group, v.id, v.msg)
+	}
 }
 
 // keptIn is where what can be looked at is kept.
