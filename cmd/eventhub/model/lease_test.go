@@ -180,25 +180,22 @@ func (l *ledger) before(x, y *delivery) bool {
 
 // rewound reports whether the attempts of a group may have begun again, or gone back.
 func (l *ledger) rewound(g *group, from, to time.Duration) bool {
-	if l.within(from, to, func(f *fault) bool { return f.rewinds && f.during(from, to) }) {
-		return true
-	}
-	for _, v := range l.vanishings(g) {
-		if v.from <= to && v.to >= from {
-			return true
-		}
-	}
-	return false
+	return l.vanished(g, from, to) || l.within(from, to, func(f *fault) bool { return f.rewinds && f.during(from, to) })
+}
+
+// vanished reports whether a group with a TTL may have disappeared and begun anew.
+func (l *ledger) vanished(g *group, from, to time.Duration) bool {
+	return slices.ContainsFunc(l.vanishings(g), func(v span) bool { return v.from <= to && v.to >= from })
 }
 
 // mostMemory is the longest TTL of a group that lives in the memory of its server (docs/nats.md).
 const mostMemory = time.Minute
 
-// forgot reports whether a group in memory may have gone back to its ack floor, for its server was
-// restarted: what was settled behind the floor may come again.
+// forgot reports whether what a group has settled may come again: the group disappeared for want of
+// members, or lives in the memory of a server that was restarted, and went back to its ack floor.
 func (l *ledger) forgot(g *group, from, to time.Duration) bool {
 	ttl := g.ttl()
-	return 0 < ttl && ttl <= mostMemory && l.within(from-ttl, to, func(f *fault) bool { return f.rewinds })
+	return l.vanished(g, from, to) || 0 < ttl && ttl <= mostMemory && l.within(from-ttl, to, func(f *fault) bool { return f.rewinds })
 }
 
 // ttl is the group's, 0 for a durable one.

@@ -182,6 +182,8 @@ func TestRules(t *testing.T) {
 
 		{"acked: it comes again", anEvent + firstAcked + second("2", 5000), []string{"acked"}},
 		{"acked: a node was killed just then", anEvent + firstAcked + "400 - fault 1 kill-node n0\n900 - over 1" + second("2", 5000), nil},
+		{"acked: the group disappeared for want of members", withoutMembers(8_000), nil},
+		{"acked: it comes again before the group can have disappeared", withoutMembers(2_500), []string{"acked", "attempts"}},
 		{"acked: too late, so it comes again", anEvent + "\n200/190 c1 < " + toFirst + "\n3400 c1 > " + ackE1 + "\n3450/3420 c2 < " + attempt("2") + "\n3460/3455 c1 < " + okA1 + "\n3500 c2 > " + ackE1Again + "\n3501/3500 c2 < " + okA2, nil},
 
 		{"backoff: too early", anEvent + "\n200/190 c1 < " + toFirst + `
@@ -453,6 +455,21 @@ func TestHolderOfAnOldEvent(t *testing.T) {
 // another attempt, which is acknowledged.
 func unseen(fault string, over int, first, then string) string {
 	return strings.ReplaceAll(anEvent, `"maxAttempts":2`, `"maxAttempts":5`) + fmt.Sprintf("\n50 - fault 1 %s\n%d - over 1\n6200/6190 c1 < %s", fault, over, attempt(first)) + second(then, 9500)
+}
+
+// withoutMembers is a history of a group with a TTL of 4 s. Its only member settles the event and
+// leaves at 400 ms, and another comes at the given time and gets the event.
+func withoutMembers(until int) string {
+	return strings.ReplaceAll(`
+0 - set {"seed":1,"ackWaitMs":6000,"toleranceMs":2000,"drained":true}
+1 c1 open h0
+1 c2 open h1
+10 c1 > {"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"earliest","ackTimeoutMs":3000,"groupTtlMs":4000},"corr":"s1"}
+12/11 c1 < {"op":"OK","corr":"s1"}`+published+firstAcked+`400 c1 > {"op":"UNSUBSCRIBE","topic":"t","group":"g","corr":"u1"}
+402/401 c1 < {"op":"OK","corr":"u1"}
+UNTIL c2 > {"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"earliest","ackTimeoutMs":3000,"groupTtlMs":4000},"corr":"s2"}
+UNTIL c2 < {"op":"OK","corr":"s2"}
+`, "UNTIL", fmt.Sprint(until)) + second("1", until+50) + isStored
 }
 
 // begunAgain is a history in which attempt 3 follows attempt 1, and a killed node begins again.
