@@ -122,8 +122,8 @@ func (o *ordering) askFor(ctx context.Context, l *link, e *ownership, hello []by
 // serve asks the owner to keep the session, until it ends.
 func (h *host) serve(cuts uint64) {
 	o, b := h.o, h.o.bus
-	// Most of the right is left when an answer is late, for hubs and servers may stand still for half
-	// of the stall limit.
+	// Most of the right is left when an answer is late, for hubs and servers may stand still for
+	// half of the stall limit.
 	every := max(guestRight(&o.group.fence)/5, 10*time.Millisecond)
 	var asking, answered atomic.Bool
 	var expected atomic.Uint64 // how much the owner had sent at its last answer

@@ -5,6 +5,7 @@ package model
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -259,6 +260,8 @@ func TestRules(t *testing.T) {
 5000 - over 1
 16500/16400 c1 < {"op":"OK","corr":"x"}`, nil},
 
+		{"hoarded: what a server took with it waits for AckWait", hoardedAfter(9_900), nil},
+		{"hoarded: longer than that", hoardedAfter(10_200), []string{"hoarded"}},
 		{"hoarded: an idle member waits", anEvent + "\n5200/5190 c1 < " + toFirst + "\n5300 c1 > " + ackE1 + "\n5301/5300 c1 < " + okA1, []string{"hoarded"}},
 		{"hoarded: nobody has room", strings.ReplaceAll(anEvent, `"ackTimeoutMs"`, `"maxInFlight":1,"ackTimeoutMs"`) + `
 50 c1 > {"op":"PUBLISH","topic":"t","payload":{"n":2},"corr":"p2"}
@@ -457,6 +460,13 @@ func unseen(fault string, over int, first, then string) string {
 	return strings.ReplaceAll(anEvent, `"maxAttempts":2`, `"maxAttempts":5`) + fmt.Sprintf("\n50 - fault 1 %s\n%d - over 1\n6200/6190 c1 < %s", fault, over, attempt(first)) + second(then, 9500)
 }
 
+// hoardedAfter is a history of a cluster in which a server dies at 50 ms, and is back at 150 ms.
+// The event is first delivered at the given time.
+func hoardedAfter(at int) string {
+	return strings.Replace(anEvent, `"drained":true`, `"drained":true,"cluster":true`, 1) +
+		"\n50 - fault 1 kill-node n1\n150 - over 1\n" + second("1", at)
+}
+
 // withoutMembers is a history of a group with a TTL of 4 s. Its only member settles the event and
 // leaves at 400 ms, and another comes at the given time and gets the event.
 func withoutMembers(until int) string {
@@ -469,7 +479,7 @@ func withoutMembers(until int) string {
 402/401 c1 < {"op":"OK","corr":"u1"}
 UNTIL c2 > {"op":"SUBSCRIBE","topic":"t","group":"g","opts":{"from":"earliest","ackTimeoutMs":3000,"groupTtlMs":4000},"corr":"s2"}
 UNTIL c2 < {"op":"OK","corr":"s2"}
-`, "UNTIL", fmt.Sprint(until)) + second("1", until+50) + isStored
+`, "UNTIL", strconv.Itoa(until)) + second("1", until+50) + isStored
 }
 
 // begunAgain is a history in which attempt 3 follows attempt 1, and a killed node begins again.

@@ -51,14 +51,15 @@ func (l *ledger) silent(c *connection) []span {
 // hoarded wants no event to wait for longer than the tolerance while a member has room for it.
 func hoarded(l *ledger) []violation {
 	var all []violation
-	// What a lost hub holds comes after AckWait; otherwise 5 s after a fault all is well.
+	// What a lost hub holds comes after AckWait, and so does what was on its way from a lost server
+	// or to it; otherwise 5 s after a fault all is well.
 	var busy []span
 	for _, f := range l.faults {
 		to := f.to
 		if to < never {
 			to = max(f.to+5*time.Second, f.from+l.set.ackWait()+2*time.Second)
 		}
-		if f.voids || f.allHubs {
+		if f.voids || f.allHubs || f.leaderless && l.set.Cluster {
 			to = max(to, min(f.to, never-time.Hour)+l.set.ackWait()+2*time.Second)
 		}
 		busy = append(busy, span{f.from, to})
