@@ -38,11 +38,11 @@ const (
 
 // node is the program of a schema. A nil node takes every value.
 type node struct {
-	library *jsonschema.Schema // judges the value, if the program does not know the subschema
-	types   types
-	values  map[string]bool // the texts of enum and const; nil: any
-	min     bound
-	max     bound
+	judge  func(value []byte) bool // by the library, if the program does not know the subschema
+	types  types
+	values map[string]bool // the texts of enum and const; nil: any
+	min    bound
+	max    bound
 	// multiple is of multipleOf; 0: none.
 	multiple         int64
 	minLen, maxLen   int // in code points; maxLen -1: no bound
@@ -73,8 +73,8 @@ type bound struct {
 // newProgram makes the program of a schema, or returns nil if the schema has more than programs
 // know. library compiles a subschema at a place, a JSON pointer: what programs do not know of one
 // member is left to the library for the value of that member alone.
-func newProgram(doc any, library func(at string) *jsonschema.Schema) (_ *node, nodes int) {
-	c := compiler{root: doc, open: make(map[string]bool)}
+func newProgram(doc any, library func(at string) *jsonschema.Schema, judge func(*jsonschema.Schema, []byte) bool) (_ *node, nodes int) {
+	c := compiler{root: doc, open: make(map[string]bool), judge: judge}
 	if !moves(doc) {
 		c.library = library
 	}
@@ -95,6 +95,7 @@ type compiler struct {
 	nodes int
 	// library is nil where a subschema does not mean the same alone.
 	library func(at string) *jsonschema.Schema
+	judge   func(*jsonschema.Schema, []byte) bool
 }
 
 // maxNodes bounds the size of a program, as a reference is copied to where it applies.
@@ -136,7 +137,7 @@ func (c *compiler) node(doc any, at string) (n *node, ok bool) {
 		}
 		if !ok && at != "" && c.library != nil && !strings.ContainsFunc(at, oddPlace) {
 			if library := c.library(at); library != nil {
-				return &node{library: library}, true
+				return &node{judge: func(v []byte) bool { return c.judge(library, v) }}, true
 			}
 		}
 	}
@@ -427,9 +428,9 @@ func (n *node) run(doc []byte, i int) int {
 	if n == nil {
 		return skip(doc, i)
 	}
-	if n.library != nil {
+	if n.judge != nil {
 		end := skip(doc, i)
-		if end < 0 || n.library.Validate(decode(doc[i:end])) != nil {
+		if end < 0 || !n.judge(doc[i:end]) {
 			return -1
 		}
 		return end

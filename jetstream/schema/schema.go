@@ -34,8 +34,6 @@ const (
 	MaxPattern = 4_000
 	// maxMatching bounds the work of patterns: their instructions times the bytes of a payload.
 	maxMatching = 256 << 20
-	// maxVisits bounds the work of a payload: its values times the steps of the schema.
-	maxVisits = 1 << 29
 	// maxPointer is the most bytes of Violation.Pointer.
 	maxPointer = 256
 )
@@ -52,7 +50,12 @@ type Schema struct {
 	program *node // nil: there is none
 	library *jsonschema.Schema
 	nodes   int // of the program
-	steps   int // that it asks of one value, at most
+	parts   int // of the schema, those that no value meets included
+	// work is how many steps the schema takes for one value, at most, with as much for every 8 values
+	// of an enum or names of required.
+	work      int
+	moves     bool // parts of it do not mean the same alone
+	delegates bool // the program leaves values to the library
 	// patterns is how many instructions all patterns have, those of a $ref counted as often as they
 	// apply.
 	patterns int
@@ -64,8 +67,8 @@ type Violation struct {
 	// Pointer is a JSON pointer into the payload, cut after 256 bytes. "" is the whole payload.
 	Pointer string
 	// Keyword is the keyword of the schema that refuses the value, "false" where the schema allows
-	// no value, "json" for a payload that is not JSON, or "size" for one that has too many values
-	// for a schema of so many parts.
+	// no value, "json" for a payload that is not JSON, or "size" for one that takes too
+	// many steps with the schema.
 	Keyword string
 }
 
@@ -91,8 +94,7 @@ func Compile(text []byte) (*Schema, error) {
 	if err := checkDraft(doc); err != nil {
 		return nil, err
 	}
-	steps, err := checkSteps(doc)
-	if err != nil {
+	if err := checkSteps(doc); err != nil {
 		return nil, err
 	}
 	if err := checkNumbers(doc); err != nil {
@@ -112,19 +114,23 @@ func Compile(text []byte) (*Schema, error) {
 	if err != nil {
 		return nil, reason(err)
 	}
+	s := &Schema{text: slices.Clone(text), work: workOf(doc), moves: moves(doc), library: library, patterns: patterns, parts: partsOf(doc)}
 	subschema := func(at string) *jsonschema.Schema {
 		sub, err := c.Compile(place + "#" + at)
 		if err != nil {
 			return nil
 		}
+		s.delegates = true
 		return sub
 	}
-	program, nodes := newProgram(doc, subschema)
-	return &Schema{text: slices.Clone(text), program: program, nodes: nodes, steps: steps, library: library, patterns: patterns}, nil
+	s.program, s.nodes = newProgram(doc, subschema, func(sub *jsonschema.Schema, v []byte) bool { return s.judgement(sub, decode(v)) == nil })
+	return s, nil
 }
 
 // Size estimates the memory of the schema in bytes.
-func (s *Schema) Size() int { return 16*len(s.text) + 256*s.nodes + 512*min(s.patterns, MaxPattern) }
+func (s *Schema) Size() int {
+	return 16*len(s.text) + 256*s.nodes + 1024*s.parts + 512*min(s.patterns, MaxPattern)
+}
 
 // Document returns the text of the schema. The caller must not change it.
 func (s *Schema) Document() []byte { return s.text }
@@ -138,10 +144,7 @@ func (s *Schema) Validate(doc []byte) *Violation {
 	if s.patterns*len(doc) > maxMatching {
 		return &Violation{Keyword: "pattern"}
 	}
-	if s.steps*len(doc) > maxVisits && s.steps*values(doc) > maxVisits {
-		return &Violation{Keyword: "size"}
-	}
-	if s.program != nil && s.program.accepts(doc) {
+	if s.program != nil && !(s.delegates && s.work*values(doc) > delegated) && s.program.accepts(doc) {
 		return nil
 	}
 	return s.judge(doc)
@@ -157,16 +160,7 @@ func (s *Schema) judge(doc []byte) *Violation {
 	if !jsonscan.Valid(doc) { // which is stricter about UTF-8 than encoding/json
 		return &Violation{Keyword: "json"}
 	}
-	err := s.library.Validate(decode(doc))
-	if err == nil {
-		return nil
-	}
-	broken, ok := errors.AsType[*jsonschema.ValidationError](err)
-	if !ok {
-		return &Violation{Keyword: "$ref"} // a reference that leads to itself
-	}
-	v := first(broken)
-	return &v
+	return s.judgement(s.library, decode(doc))
 }
 
 // first returns the violation with the smallest pointer, and of those the one with the smallest
@@ -191,19 +185,29 @@ func first(e *jsonschema.ValidationError) Violation {
 // escaper escapes a segment of a JSON pointer.
 var escaper = strings.NewReplacer("~", "~0", "/", "~1")
 
-func of(e *jsonschema.ValidationError) Violation {
+// pointerOf is the pointer to a place. It ends behind the segment with which it is too long.
+func pointerOf(path []string) string {
 	var p strings.Builder
-	for _, segment := range e.InstanceLocation {
+	for _, segment := range path {
 		p.WriteByte('/')
 		p.WriteString(escaper.Replace(segment))
 		if p.Len() > maxPointer {
 			break
 		}
 	}
-	v := Violation{Pointer: p.String()}
-	if len(v.Pointer) > maxPointer {
-		v.Pointer = strings.ToValidUTF8(v.Pointer[:maxPointer], "")
+	return p.String()
+}
+
+// shortPointer cuts a pointer that is too long.
+func shortPointer(p string) string {
+	if len(p) > maxPointer {
+		p = strings.ToValidUTF8(p[:maxPointer], "")
 	}
+	return p
+}
+
+func of(e *jsonschema.ValidationError) Violation {
+	v := Violation{Pointer: shortPointer(pointerOf(e.InstanceLocation))}
 	switch e.ErrorKind.(type) {
 	case *kind.Not:
 		v.Keyword = "not"
@@ -292,12 +296,49 @@ func levels(text []byte) (most int) {
 
 // checkSteps refuses schemas whose references multiply: of 64 definitions that each name the next
 // one twice, a validation would not end.
-func checkSteps(doc any) (n int, err error) {
+func checkSteps(doc any) error {
 	w := &stepCounter{root: doc, most: MaxSteps, known: make(map[string]int), open: make(map[string]bool), weigh: func(string, any) int { return 0 }, object: 1}
-	if n = w.count(doc); n > MaxSteps {
-		return 0, fmt.Errorf("its references multiply to more than %d subschemas: use fewer of them", MaxSteps)
+	if w.count(doc) > MaxSteps {
+		return fmt.Errorf("its references multiply to more than %d subschemas: use fewer of them", MaxSteps)
 	}
-	return n, nil
+	return nil
+}
+
+// workOf returns how many steps a schema takes for one value: see Schema.work.
+func workOf(doc any) int {
+	w := &stepCounter{root: doc, most: explained, known: make(map[string]int), open: make(map[string]bool), object: 1, weigh: func(keyword string, v any) (n int) {
+		switch keyword {
+		case "enum", "required":
+			list, _ := v.([]any)
+			n = len(list)
+		case "dependentRequired":
+			all, _ := v.(map[string]any)
+			for _, names := range all {
+				list, _ := names.([]any)
+				n += len(list)
+			}
+		}
+		return n / 8
+	}}
+	return w.count(doc)
+}
+
+// partsOf returns how many objects and truth values a schema has, which may be schemas.
+func partsOf(doc any) (n int) {
+	switch doc := doc.(type) {
+	case bool:
+		n = 1
+	case map[string]any:
+		n = 1
+		for _, member := range doc {
+			n += partsOf(member)
+		}
+	case []any:
+		for _, element := range doc {
+			n += partsOf(element)
+		}
+	}
+	return n
 }
 
 // stepCounter counts subschemas. A reference within what it leads to counts once.
