@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"eventhub/jetstream/schema"
 	"eventhub/jetstream/schema/upcast"
@@ -425,4 +426,35 @@ func ExampleIncludes() {
 	// Output:
 	// /host: max_length_lowered
 	// /port: property_added_to_open_content_model
+}
+
+// Schemas that refer to themselves many times are compared in a moment, changed or not.
+func TestRecursionManyTimes(t *testing.T) {
+	t.Parallel()
+	tree := func(names int, more string) []byte {
+		var members []string
+		for i := range names {
+			members = append(members, fmt.Sprintf(`"m%d":{"$ref":"#"},"n%d":{"$ref":"#/$defs/e"}`, i, i))
+		}
+		return fmt.Appendf(nil, `{"type":"object","properties":{%s},"$defs":{"e":{"type":"object","properties":{%s}}}%s}`,
+			strings.Join(members, ","), strings.Join(members, ","), more)
+	}
+	for _, c := range []struct{ reader, writer []byte }{
+		{tree(30, ""), tree(30, "")},
+		{tree(30, `,"title":"new"`), tree(30, "")},
+		{tree(30, `,"maxProperties":1000`), tree(30, "")},
+		{tree(31, ""), tree(30, "")},
+	} {
+		began := time.Now()
+		if _, err := Includes(c.reader, c.writer, false); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(began); took > 20*time.Second {
+			t.Errorf("took %v", took)
+		}
+		t.Log(time.Since(began))
+	}
+	if report, err := Includes(tree(30, ""), tree(30, ""), false); err != nil || len(report.Findings) > 0 {
+		t.Errorf("%v, %v", report, err)
+	}
 }

@@ -20,6 +20,9 @@ type comparison struct {
 	// done: what was found of them is in the report.
 	open  map[string]int
 	steps int
+	parts int // that were looked at for being the same: at most maxAlike
+	// compared says that the two documents were compared, and equals that they are equal.
+	compared, equals bool
 	// unsure is above 0 where a finding may be wrong, as something of the writer was left out.
 	unsure int
 }
@@ -150,44 +153,60 @@ func apartOf(w []node) (parts []node, unsure bool) {
 
 // written reports whether the schema of the reader is one of the writer's own.
 func (c *comparison) written(r node, w []node) bool {
-	return slices.ContainsFunc(w, func(n node) bool { return same(r, n, 0) })
+	return slices.ContainsFunc(w, func(n node) bool { return c.alike(r, n) })
 }
 
-// same reports whether two schemas are surely the same one: they have equal keywords, and their
+// maxAlike bounds how many parts of schemas one comparison goes through in search of those that are
+// the same.
+const maxAlike = 1_000_000
+
+// alike reports whether two schemas are surely the same one: they have equal keywords, and their
 // references lead to schemas that are the same, too.
-func same(a, b node, depth int) bool {
-	if depth > 200 || !jsonequal.Values(a.v, b.v) {
+func (c *comparison) alike(a, b node) bool {
+	return jsonequal.Values(a.v, b.v) && c.refersToSame(a, b, a.v, make(map[string]bool))
+}
+
+// refersToSame reports whether the references in v, which is a part of both schemas, lead to the
+// same. References that were followed before are in seen: if they lead to something else, so does
+// what they are part of.
+func (c *comparison) refersToSame(a, b node, v any, seen map[string]bool) bool {
+	if c.parts++; c.parts > maxAlike {
 		return false
 	}
-	return refersToSame(a, b, a.v, depth)
-}
-
-func refersToSame(a, b node, v any, depth int) bool {
 	switch v := v.(type) {
 	case map[string]any:
 		if to, is := v["$ref"].(string); is {
-			if a.tree == b.tree {
+			if a.tree == b.tree || c.equal(a.tree, b.tree) || seen[to] {
 				return true
 			}
+			seen[to] = true
 			x, known := a.target(to)
 			y, alsoKnown := b.target(to)
-			if !known || !alsoKnown || !same(x, y, depth+20) && !jsonequal.Values(a.tree.doc, b.tree.doc) {
+			if !known || !alsoKnown || !jsonequal.Values(x.v, y.v) || !c.refersToSame(x, y, x.v, seen) {
 				return false
 			}
 		}
 		for _, member := range v {
-			if !refersToSame(a, b, member, depth+1) {
+			if !c.refersToSame(a, b, member, seen) {
 				return false
 			}
 		}
 	case []any:
 		for _, member := range v {
-			if !refersToSame(a, b, member, depth+1) {
+			if !c.refersToSame(a, b, member, seen) {
 				return false
 			}
 		}
 	}
 	return true
+}
+
+// equal reports whether the two documents of the comparison are equal.
+func (c *comparison) equal(a, b *tree) bool {
+	if !c.compared {
+		c.compared, c.equals = true, jsonequal.Values(a.doc, b.doc)
+	}
+	return c.equals
 }
 
 // kindsOfAll are the types that the writer writes.
@@ -530,7 +549,7 @@ func (c *comparison) same(r node, w []node, at where, rule string, keywords ...s
 		for _, k := range keywords {
 			a, has := r.object()[k]
 			b, also := n.object()[k]
-			if has != also || has && !same(node{tree: r.tree, v: a}, node{tree: n.tree, v: b}, 0) {
+			if has != also || has && !c.alike(node{tree: r.tree, v: a}, node{tree: n.tree, v: b}) {
 				return false
 			}
 		}
