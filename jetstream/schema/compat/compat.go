@@ -115,6 +115,9 @@ type Fill struct {
 	// At is a place in the documents, a JSON pointer in which * is a segment for every element.
 	At    string
 	Value json.RawMessage
+	// Existing says that the object around the place may be missing, or be no object. The value is
+	// filled in only where the object is there.
+	Existing bool
 }
 
 // Report is what a comparison found.
@@ -134,7 +137,11 @@ type Report struct {
 func (r *Report) Operations() json.RawMessage {
 	var all []any
 	for _, f := range r.Fills {
-		all = append(all, map[string]any{"default": map[string]any{"at": f.At, "value": f.Value}})
+		args := map[string]any{"at": f.At, "value": f.Value}
+		if f.Existing {
+			args["existing"] = true
+		}
+		all = append(all, map[string]any{"default": args})
 	}
 	for _, at := range r.Drops {
 		all = append(all, map[string]any{"remove": map[string]any{"at": at}})

@@ -458,3 +458,70 @@ func TestRecursionManyTimes(t *testing.T) {
 		t.Errorf("%v, %v", report, err)
 	}
 }
+
+// Operations touch only what they are made for.
+func TestOperationsStayWithin(t *testing.T) {
+	t.Parallel()
+	const closed = `"additionalProperties":false`
+	inner := func(types string) [2]string {
+		return [2]string{
+			`{"type":"object",` + closed + `,"properties":{"a":{"type":` + types + `,` + closed + `,"properties":{"c":{}}}}}`,
+			`{"type":"object",` + closed + `,"properties":{"a":{"type":` + types + `,` + closed + `,"properties":{"c":{},"b":{"default":5}},"required":["b"]}}}`,
+		}
+	}
+	for _, c := range []struct {
+		name      string
+		schemas   [2]string // of the writer and the reader
+		lenient   bool
+		doc, want string // "": the reader does not include the writer
+	}{
+		{"an object that may be missing", inner(`"object"`), false, `{}`, `{}`},
+		{"an object that is there", inner(`"object"`), false, `{"a":{"c":1}}`, `{"a":{"c":1,"b":5}}`},
+		{"null in place of an object", inner(`["object","null"]`), false, `{"a":null}`, `{"a":null}`},
+		{
+			"objects of a list", [2]string{
+				`{"type":"array","items":{"type":["object","string"],` + closed + `}}`,
+				`{"type":"array","items":{"type":["object","string"],` + closed + `,"properties":{"b":{"default":5}},"required":["b"]}}`,
+			}, false, `[{},"x"]`, `[{"b":5},"x"]`,
+		},
+		{
+			"a document that is no object", [2]string{`{` + closed + `}`, `{` + closed + `,"properties":{"b":{"default":5}},"required":["b"]}`},
+			false, `"x"`, `"x"`,
+		},
+		{
+			"a member named *", [2]string{
+				`{"type":"object",` + closed + `,"properties":{"*":{},"other":{}}}`, `{"type":"object",` + closed + `,"properties":{"other":{}}}`,
+			}, true, `{"*":1,"other":2}`, "",
+		},
+		{
+			"below a member named *", [2]string{
+				`{"type":"object",` + closed + `,"properties":{"*":{"type":"object",` + closed + `},"other":{}},"required":["*"]}`,
+				`{"type":"object",` + closed + `,"properties":{"*":{"type":"object",` + closed + `,"properties":{"b":{"default":5}},"required":["b"]},"other":{}},"required":["*"]}`,
+			}, false, `{"*":{},"other":{}}`, "",
+		},
+		{
+			"items of what may be an object", [2]string{
+				`{"items":{"type":"object",` + closed + `}}`, `{"items":{"type":"object",` + closed + `,"properties":{"b":{"default":5}},"required":["b"]}}`,
+			}, false, `{"a":{}}`, "",
+		},
+	} {
+		report, err := Includes([]byte(c.schemas[1]), []byte(c.schemas[0]), c.lenient)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.want == "" {
+			if len(report.Findings) == 0 {
+				t.Errorf("%s: nothing was found, and the operations are %s", c.name, report.Operations())
+			}
+			continue
+		}
+		caster, err := upcast.Compile(report.Operations(), nil)
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		got, failure := upcast.NewChain(1, caster).Cast(t.Context(), []byte(c.doc), 1, 2)
+		if len(report.Findings) > 0 || failure != nil || string(got) != c.want {
+			t.Errorf("%s: %s becomes %s, want %s (%v, %v)", c.name, c.doc, got, c.want, report.Findings, failure)
+		}
+	}
+}

@@ -528,7 +528,8 @@ func (c *comparison) arrays(r node, w []node, at where) {
 		if i < int64(prefix) {
 			place = at.in(strconv.FormatInt(i, 10))
 		} else {
-			place.vague = place.vague || prefix > 0 // * would stand for the elements before, too
+			// * would stand for the elements before, too, and for the members of objects.
+			place.vague = place.vague || prefix > 0 || kindsOfAll(w)&kindObject != 0
 		}
 		if want.never() && !slices.ContainsFunc(written, node.never) {
 			c.find("items_closed", place, hasChoice(w))

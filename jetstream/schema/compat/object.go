@@ -2,6 +2,7 @@ package compat
 
 import (
 	"slices"
+	"strconv"
 )
 
 // objects compares what is asked of objects.
@@ -57,7 +58,7 @@ func (c *comparison) required(r node, w []node, at where) {
 		}
 		value, has := r.defaultOf(name)
 		if has && c.fits(w, name, at) {
-			c.report.Fills = append(c.report.Fills, Fill{At: at.in(name).String(), Value: value})
+			c.report.Fills = append(c.report.Fills, Fill{At: at.in(name).String(), Value: value, Existing: len(at.path) > 0 || kindsOfAll(w) != kindObject})
 			continue
 		}
 		c.find("required_added", at.in(name), hasChoice(w))
@@ -66,12 +67,18 @@ func (c *comparison) required(r node, w []node, at where) {
 
 // fits reports whether an operation at the place of a member reaches this member, and no other one.
 func (c *comparison) fits(w []node, name string, at where) bool {
-	if at.vague || name == "*" || slices.Contains(at.path, "") {
+	if at.vague || name == "*" || isIndex(name) && kindsOfAll(w)&kindArray != 0 || slices.Contains(at.path, "") {
 		return false
 	}
 	written, declared := c.writes(w, name)
 	// What may be there already must be something that the reader takes, in an open model as well.
 	return declared || c.lenient || slices.ContainsFunc(written, node.never)
+}
+
+// isIndex reports whether a name may be that of an element of an array.
+func isIndex(name string) bool {
+	_, err := strconv.ParseUint(name, 10, 64)
+	return err == nil
 }
 
 // writes are the schemas that a member of the writer keeps to, and whether the writer declares it.
@@ -91,6 +98,8 @@ func (c *comparison) property(r node, w []node, name string, at where) {
 	want, wanted, known := r.member(name)
 	written, declared := c.writes(w, name)
 	place := at.in(name)
+	// An operation takes * for all members, and a number for the element of an array as well.
+	place.vague = place.vague || name == "*" || isIndex(name) && kindsOfAll(w)&kindArray != 0
 	if !known {
 		c.find("pattern_properties_changed", at, true)
 		return
@@ -142,7 +151,7 @@ func (c *comparison) removed(want, written []node, required bool, place where) {
 				return
 			}
 		}
-	case c.lenient && !required && !place.vague:
+	case c.lenient && !required && !place.vague && !slices.Contains(place.path, ""):
 		c.report.Drops = append(c.report.Drops, place.String())
 	default:
 		c.find("property_removed_from_closed_content_model", place, false)

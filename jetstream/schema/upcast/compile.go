@@ -60,6 +60,7 @@ type operation struct {
 	same int                 // how many segments at and to have in common, up to the last *
 
 	required, strict bool
+	existing         bool   // default leaves alone what is not an object, and makes none
 	member           string // to, in or of; key is its JSON
 	key              []byte
 	named            bool // member is given
@@ -118,11 +119,12 @@ type arguments struct {
 	Otherwise json.RawMessage    `json:"otherwise"`
 	Strict    bool               `json:"strict"`
 	Required  bool               `json:"required"`
+	Existing  bool               `json:"existing"`
 }
 
 // takes are the members of each operation; a ! is behind those that must be there.
 var takes = map[string]string{
-	"rename": "at! to! required", "move": "from! to! required", "copy": "from! to! required", "default": "at! value!", "set": "at! value!",
+	"rename": "at! to! required", "move": "from! to! required", "copy": "from! to! required", "default": "at! value! existing", "set": "at! value!",
 	"remove": "at! required", "wrap": "at! in required", "unwrap": "at! of required", "map": "at! values! otherwise strict required",
 }
 
@@ -149,9 +151,9 @@ func compileOperation(name string, text []byte) (op operation, err error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields() // a member in another case
 	if err := d.Decode(&args); err != nil {
-		return op, errors.New("at, from, to, in and of must be strings, values an array, and strict and required true or false")
+		return op, errors.New("at, from, to, in and of must be strings, values an array, and strict, required and existing true or false")
 	}
-	op = operation{name: name, required: args.Required, strict: args.Strict, value: args.Value}
+	op = operation{name: name, required: args.Required, strict: args.Strict, existing: args.Existing, value: args.Value}
 	if args.At == nil {
 		args.At = args.From
 	}

@@ -138,7 +138,7 @@ func (r *runner) each(v *value, at jsonpointer.Pointer, f func(*value) error) er
 	if len(at) == 0 {
 		return f(v)
 	}
-	makes := r.op.name == "default" || r.op.name == "set"
+	makes := r.op.name == "default" && !r.op.existing || r.op.name == "set"
 	has, err := r.open(v)
 	if err != nil {
 		return err
@@ -194,6 +194,8 @@ func (r *runner) put(parent *value, name string) error {
 	switch {
 	case err != nil:
 		return err
+	case r.op.existing && !parent.object:
+		return nil
 	case !has:
 		return r.fails("a part of the place is no object and no array")
 	}
