@@ -19,8 +19,10 @@ type SchemaReport struct {
 	Mode compat.Mode `json:"mode"`
 	// Findings are what was found, at most 100.
 	Findings []SchemaFinding `json:"findings,omitempty"`
-	// Up is the cast that the registry made, if any.
-	Up json.RawMessage `json:"up,omitempty"`
+	// Up is the cast that the registry made, if any, and Down the way back, if the registry found
+	// one. Without Down, events of the version cannot be read in an earlier one.
+	Up   json.RawMessage `json:"up,omitempty"`
+	Down json.RawMessage `json:"down,omitempty"`
 	// Documents is how many documents were tried.
 	Documents int `json:"documents"`
 }
@@ -74,7 +76,7 @@ type versionCheck struct {
 }
 
 // checkVersion compares a new version with earlier ones, and completes it: without a cast, it gets
-// one that fills in defaults.
+// one that fills in defaults, and one back.
 func checkVersion(ctx context.Context, table *schemaTable, rule *SchemaRule, set *schemaSet, next *compiledVersion) (*compiledVersion, *SchemaReport, error) {
 	c := &versionCheck{table: table, rule: rule, set: set, next: next, report: &SchemaReport{Mode: rule.mode()}, until: time.Now().Add(triedTime)}
 	if err := c.complete(); err != nil {
@@ -103,7 +105,8 @@ func checkVersion(ctx context.Context, table *schemaTable, rule *SchemaRule, set
 	return c.next, c.report, nil
 }
 
-// complete gives the new version a cast that fills in defaults, if one is needed and none is given.
+// complete gives the new version a cast that fills in defaults, if one is needed and none is given,
+// and the way back.
 func (c *versionCheck) complete() error {
 	last := c.set.version(c.set.latest())
 	if last == nil || c.next.caster.Up() || !c.rule.mode().Backward() {
@@ -119,12 +122,39 @@ func (c *versionCheck) complete() error {
 	}
 	v := c.next.SchemaVersion
 	v.Up = up
+	if !c.next.caster.Down() {
+		if v.Down, err = wayBack(c.next, last, r, c.rule.Lenient); err != nil {
+			return badOptions("%v", err)
+		}
+		c.report.Down = v.Down
+	}
 	next, err := c.table.compile(&v)
 	if err != nil {
 		return badOptions("%v", err)
 	}
 	c.next, c.report.Up = next, up
 	return nil
+}
+
+// wayBack returns the operations that make documents of the version before of those of a new one,
+// which is filled in as up says. They remove what the version before has no place for. nil: there
+// are none that surely do.
+func wayBack(next, last *compiledVersion, up *compat.Report, lenient bool) (json.RawMessage, error) {
+	r, err := compat.Includes(last.Schema, next.Schema, lenient)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range r.Findings {
+		filled := slices.ContainsFunc(up.Fills, func(filled compat.Fill) bool { return filled.At == f.At })
+		if f.Rule != "property_removed_from_closed_content_model" || !filled {
+			return nil, nil //nolint:nilnil // there are none
+		}
+		r.Drops = append(r.Drops, f.At)
+	}
+	if down := r.Operations(); down != nil {
+		return down, nil
+	}
+	return json.RawMessage("[]"), nil
 }
 
 func (c *versionCheck) find(f SchemaFinding) {

@@ -16,6 +16,9 @@ const (
 	// maxVisits bounds the work of a payload that is judged value by value. A visit is a step of the
 	// schema that meets a value, with as much for every 8 values of an enum or names of required.
 	maxVisits = 1 << 21
+	// together bounds the values times steps of schemas whose parts do not mean the same alone. The
+	// library only says whether the payload is valid then, and keeps a small error for some failures.
+	together = 1 << 20
 	// delegated bounds what a program leaves to the library, member by member: values times steps of
 	// a payload. A judge has a bound for all members.
 	delegated = 1 << 22
@@ -55,7 +58,10 @@ func (s *Schema) judgement(library *jsonschema.Schema, v any) *Violation {
 	switch most := explained / max(s.work, 1); {
 	case valuesOf(v, most) <= most:
 		broken, err = whole(library, v, nil)
-	case s.moves: // parts do not mean the same alone
+	case s.scoped:
+		if most := together / max(s.work, 1); valuesOf(v, most) <= most {
+			broken, err = somewhere(library, v)
+		}
 	default:
 		j := &judge{alone: make(map[*jsonschema.Schema]part), open: make(map[visit]bool)}
 		broken, err = j.value(library, v, nil)
@@ -120,6 +126,21 @@ func whole(s *jsonschema.Schema, v any, path []string) (*Violation, error) {
 	found := first(broken)
 	found.Pointer = shortPointer(pointerOf(path) + found.Pointer)
 	return &found, nil
+}
+
+// somewhere tells whether a value breaks a schema, and not where.
+func somewhere(s *jsonschema.Schema, v any) (*Violation, error) {
+	yes, no := true, false
+	// The library does not describe what fails in a condition.
+	condition := &jsonschema.Schema{
+		DraftVersion: s.DraftVersion, Location: place, If: s,
+		Then: &jsonschema.Schema{DraftVersion: s.DraftVersion, Bool: &yes}, Else: &jsonschema.Schema{DraftVersion: s.DraftVersion, Bool: &no},
+	}
+	broken, err := whole(condition, v, nil)
+	if broken != nil {
+		broken = &Violation{Keyword: "schema"}
+	}
+	return broken, err
 }
 
 // alone returns the part of a schema.

@@ -75,7 +75,7 @@ type bound struct {
 // member is left to the library for the value of that member alone.
 func newProgram(doc any, library func(at string) *jsonschema.Schema, judge func(*jsonschema.Schema, []byte) bool) (_ *node, nodes int) {
 	c := compiler{root: doc, open: make(map[string]bool), judge: judge}
-	if !moves(doc) {
+	if !has(doc, "$id", "$anchor", "$dynamicAnchor") && !has(doc, scoped...) {
 		c.library = library
 	}
 	n, ok := c.node(doc, "")
@@ -101,22 +101,20 @@ type compiler struct {
 // maxNodes bounds the size of a program, as a reference is copied to where it applies.
 const maxNodes = 10_000
 
-// moves reports whether a schema has keywords that change where references lead, or that see what
-// other subschemas have found.
-func moves(doc any) bool {
+// scoped are keywords that see what other subschemas have found, or which of them led here.
+var scoped = []string{"$dynamicRef", "unevaluatedItems", "unevaluatedProperties"}
+
+// has reports whether a schema has one of the keywords.
+func has(doc any, keywords ...string) bool {
 	switch doc := doc.(type) {
 	case map[string]any:
 		for keyword, member := range doc {
-			switch keyword {
-			case "$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "unevaluatedItems", "unevaluatedProperties":
-				return true
-			}
-			if moves(member) {
+			if slices.Contains(keywords, keyword) || has(member, keywords...) {
 				return true
 			}
 		}
 	case []any:
-		return slices.ContainsFunc(doc, moves)
+		return slices.ContainsFunc(doc, func(element any) bool { return has(element, keywords...) })
 	}
 	return false
 }

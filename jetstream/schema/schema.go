@@ -54,7 +54,7 @@ type Schema struct {
 	// work is how many steps the schema takes for one value, at most, with as much for every 8 values
 	// of an enum or names of required.
 	work      int
-	moves     bool // parts of it do not mean the same alone
+	scoped    bool // parts of it do not mean the same alone
 	delegates bool // the program leaves values to the library
 	// patterns is how many instructions all patterns have, those of a $ref counted as often as they
 	// apply.
@@ -67,8 +67,8 @@ type Violation struct {
 	// Pointer is a JSON pointer into the payload, cut after 256 bytes. "" is the whole payload.
 	Pointer string
 	// Keyword is the keyword of the schema that refuses the value, "false" where the schema allows
-	// no value, "json" for a payload that is not JSON, or "size" for one that takes too
-	// many steps with the schema.
+	// no value, "json" for a payload that is not JSON, "size" for one that takes too many
+	// steps with the schema, or "schema" for one that breaks it in a place that takes too many to find.
 	Keyword string
 }
 
@@ -114,7 +114,7 @@ func Compile(text []byte) (*Schema, error) {
 	if err != nil {
 		return nil, reason(err)
 	}
-	s := &Schema{text: slices.Clone(text), work: workOf(doc), moves: moves(doc), library: library, patterns: patterns, parts: partsOf(doc)}
+	s := &Schema{text: slices.Clone(text), work: workOf(doc), scoped: has(doc, scoped...), library: library, patterns: patterns, parts: partsOf(doc)}
 	subschema := func(at string) *jsonschema.Schema {
 		sub, err := c.Compile(place + "#" + at)
 		if err != nil {

@@ -202,7 +202,7 @@ func TestProgramsAllocateNothing(t *testing.T) {
 // program took the document.
 func agree(tb testing.TB, s *Schema, text string, doc []byte) (taken bool) {
 	tb.Helper()
-	if value := doc; jsonscan.Valid(value) && !s.moves {
+	if value := doc; jsonscan.Valid(value) && !s.scoped {
 		j := &judge{alone: make(map[*jsonschema.Schema]part), open: make(map[visit]bool)}
 		broken, err := j.value(s.library, decode(value), nil)
 		if invalid := s.library.Validate(decode(value)); err == nil && (broken != nil) != (invalid != nil) {
@@ -442,7 +442,8 @@ func TestInvalidPayloadsAreBounded(t *testing.T) { //nolint:paralleltest // it c
 		{"if", `{"if":{"items":{"type":"number"}},"then":{"maxItems":3}}`, list("1", 300_000), ": maxItems"},
 		{"members", `{"properties":{"a":{"items":{"properties":{"b/c":{"$ref":"#/$defs/n"}}}}},"$defs":{"n":{"type":"null"}}}`, `{"a":` + list(`{"b/c":1}`, 90_000) + `}`, "/a/0/b~1c: type"},
 		{"undeclared", `{"items":{"additionalProperties":{"type":"null"}}}`, list(`{"b":1}`, 90_000), "/0/b: type"},
-		{"unevaluated", `{"items":{"unevaluatedProperties":false}}`, list(`{"b":1}`, 90_000), ": size"},
+		{"unevaluated", `{"items":{"unevaluatedProperties":false}}`, list(`{"b":1}`, 90_000), ": schema"},
+		{"much that is unevaluated", `{"items":{"allOf":` + list(`{"type":"object"}`, 1_000) + `,"unevaluatedProperties":false}}`, list(`{"b":1}`, 90_000), ": size"},
 	} {
 		s := compile(t, c.schema)
 		var before, after runtime.MemStats
@@ -469,9 +470,13 @@ func TestInvalidPayloadsAreBounded(t *testing.T) { //nolint:paralleltest // it c
 // A large payload that is valid is taken, whatever its schema asks of it.
 func TestLargePayloads(t *testing.T) {
 	t.Parallel()
-	s := compile(t, `{"anyOf":[{"type":"null"},{"type":"array","items":{"if":{"required":["a"]},"then":{"properties":{"a":{"type":"number"}}},"else":{"$ref":"#/$defs/b"}},
+	s := compile(t, `{"$id":"https://example.com/list","anyOf":[{"type":"null"},{"type":"array","items":{"if":{"required":["a"]},"then":{"properties":{"a":{"type":"number"}}},"else":{"$ref":"#/$defs/b"}},
 		"contains":{"required":["b"]},"minContains":1,"maxContains":1}],"$defs":{"b":{"dependentSchemas":{"b":{"propertyNames":{"maxLength":1}}}}}}`)
 	if v := s.Validate([]byte("[" + strings.Repeat(`{"a":1},`, 100_000) + `{"b":2}]`)); v != nil {
+		t.Error(v)
+	}
+	u := compile(t, `{"items":{"$ref":"#/$defs/b"},"unevaluatedItems":false,"$defs":{"b":{"properties":{"a":{}},"unevaluatedProperties":false}}}`)
+	if v := u.Validate([]byte("[" + strings.Repeat(`{"a":1},`, 100_000) + `{}]`)); v != nil {
 		t.Error(v)
 	}
 	if v := s.Validate([]byte("[" + strings.Repeat(`{"a":1},`, 100_000) + `{"bb":2,"b":1}]`)); v == nil || v.String() != ": anyOf" {
