@@ -85,6 +85,11 @@ func appendCast(dst []byte, topic string, at jetstream.Place, e *jetstream.Event
 	return textmsg.End(append(dst, `"}}`...), start)
 }
 
+// frameStored is appendCast as a broadcast.Frame.
+func frameStored(dst []byte, topic string, at jetstream.Place, e *jetstream.Event) ([]byte, error) {
+	return appendCast(dst, topic, at, e), nil
+}
+
 // receiver is the connection that a broadcast is sent on. Its methods may be called concurrently,
 // and only send and waitBelow block.
 type receiver interface {
@@ -389,19 +394,22 @@ func (c *cast) form() broadcast.Form {
 		return broadcast.Form{}
 	}
 	k, srv := c.caster, c.srv // the Tail outlives the broadcast
-	return broadcast.Form{Version: c.opts.version, Frame: func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event) []byte {
+	return broadcast.Form{Version: c.opts.version, Frame: func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event) ([]byte, error) {
 		return srv.frameCast(srv.ctx, dst, k, topic, at, e)
 	}}
 }
 
 // frameCast frames an event, and counts one that could not be cast.
-func (s *Server) frameCast(ctx context.Context, dst []byte, k *caster, topic string, at jetstream.Place, e *jetstream.Event) []byte {
-	dst, uncast := k.appendTo(ctx, dst, topic, at, e)
+func (s *Server) frameCast(ctx context.Context, dst []byte, k *caster, topic string, at jetstream.Place, e *jetstream.Event) ([]byte, error) {
+	if k == nil {
+		return frameStored(dst, topic, at, e)
+	}
+	dst, uncast, err := k.appendTo(ctx, dst, topic, at, e)
 	if uncast {
 		s.casting.gaps.Add(1)
 		s.casting.missed.Add(1)
 	}
-	return dst
+	return dst, err
 }
 
 // find finds where the broadcast begins.
@@ -759,7 +767,10 @@ var errCastOver = errors.New("facade: the broadcast has ended")
 
 func (q *castQueue) add(e *jetstream.Event) error {
 	q.srv.casting.caughtUp.Add(1)
-	q.frames = q.srv.frameCast(q.ctx, q.frames, q.caster, q.topic, q.tail.Place(), e)
+	var err error
+	if q.frames, err = q.srv.frameCast(q.ctx, q.frames, q.caster, q.topic, q.tail.Place(), e); err != nil {
+		return err
+	}
 	q.events++
 	if len(q.frames) < castPiece {
 		return nil

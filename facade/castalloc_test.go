@@ -61,7 +61,7 @@ func TestAllocationsOfABroadcast(t *testing.T) {
 	const sockets = 32
 	source := handFed{make(chan func(*jetstream.Event) error, 1)}
 	tails := broadcast.New(broadcast.Config{
-		Source: source, Frame: appendCast, Linger: time.Second, Tails: 1, PrincipalTails: 1, RingFrames: 8192, RingBytes: 16 << 20, AllBytes: 16 << 20,
+		Source: source, Frame: frameStored, Linger: time.Second, Tails: 1, PrincipalTails: 1, RingFrames: 8192, RingBytes: 16 << 20, AllBytes: 16 << 20,
 	})
 	defer tails.Close()
 	conn := drain(t)

@@ -205,7 +205,9 @@ func (o *rangeWriter) copy(ctx context.Context, found *jetstream.Range) error {
 		if n > 0 {
 			out = append(out, o.form.sep...)
 		}
-		out = o.record(ctx, out, e)
+		if out, err = o.record(ctx, out, e); err != nil {
+			return err
+		}
 		last.ID, last.Stream, last.Sequence = e.ID, e.Stream, e.Sequence
 		n++
 		if len(out) >= answerPiece {
@@ -242,10 +244,13 @@ func (o *rangeWriter) copy(ctx context.Context, found *jetstream.Range) error {
 }
 
 // record appends an event as one line: a payload may have line breaks between its tokens.
-func (o *rangeWriter) record(ctx context.Context, dst []byte, e *jetstream.Event) []byte {
+func (o *rangeWriter) record(ctx context.Context, dst []byte, e *jetstream.Event) ([]byte, error) {
 	at := len(dst)
 	marked := o.query.tombstones && e.Tombstone
-	why := o.caster.cast(ctx, e)
+	why, err := o.caster.cast(ctx, e)
+	if err != nil {
+		return dst, err
+	}
 	if o.form.cloud != nil && why == "" {
 		ce := o.form.cloud.of(e)
 		if marked {
@@ -261,7 +266,7 @@ func (o *rangeWriter) record(ctx context.Context, dst []byte, e *jetstream.Event
 	if o.query.ndjson {
 		spaceBreaks(dst[at:])
 	}
-	return dst
+	return dst, nil
 }
 
 // spaceBreaks replaces the line breaks of JSON, which lie between tokens only, by blanks.

@@ -128,7 +128,7 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, fail)
 		return
 	}
-	s.writePage(r.Context(), w, &q, page, s.cloudFormFor(w, r, topic))
+	s.writePage(w, r, &q, page, s.cloudFormFor(w, r, topic))
 }
 
 // readPage executes the query when it is the principal's turn, within Limits.PageBytes. It takes
@@ -306,8 +306,10 @@ func eventSize(e *jetstream.Event) int {
 }
 
 // writePage sends {offset, limit, count, items}, or {limit, count, items, next} for a listing, or
-// {count, items} for given keys, or an array of CloudEvents. It sends events while it encodes.
-func (s *Server) writePage(ctx context.Context, w http.ResponseWriter, q *pageQuery, page pageRead, cloud *cloudForm) {
+// {count, items} for given keys, or an array of CloudEvents. It sends events while it encodes. An
+// answer whose events cannot be cast for now is a refusal, or ends early, and the connection with
+// it.
+func (s *Server) writePage(w http.ResponseWriter, r *http.Request, q *pageQuery, page pageRead, cloud *cloudForm) {
 	b, _ := buffers.Get().(*[]byte)
 	defer putBuffer(b)
 	kind, out, end := "application/json", beginPage((*b)[:0], q, len(page.events)), "}\n"
@@ -330,13 +332,25 @@ func (s *Server) writePage(ctx context.Context, w http.ResponseWriter, q *pageQu
 	header.Set("Cache-Control", "no-cache")
 	header.Set("Content-Type", kind)
 	a := s.newAnswer(w)
+	begun := false
 	for i, e := range page.events {
 		if i > 0 {
 			out = append(out, ',')
 		}
-		out = appendRead(out, e, cloud, page.caster.cast(ctx, e))
+		why, err := page.caster.cast(r.Context(), e)
+		if err != nil {
+			fail := s.readFault(r, err)
+			if begun {
+				panic(http.ErrAbortHandler)
+			}
+			header.Del("Link")
+			s.refuse(w, fail)
+			return
+		}
+		out = appendRead(out, e, cloud, why)
 		page.events[i] = nil
 		if len(out) >= answerPiece {
+			begun = true
 			a.write(out)
 			out = out[:0]
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/url"
 	"strconv"
+	"time"
 
 	"eventhub/facade/textmsg"
 	"eventhub/jetstream"
@@ -22,6 +23,8 @@ const (
 	// it is stored. principalVersions ("principal_tail_versions") is the most that one principal is
 	// the first to listen to.
 	castVersions, principalVersions = 4, 2
+	// castAgain is how long a broadcast waits before it tries again to cast an event.
+	castAgain = 100 * time.Millisecond
 	// attrSchemaError is the attribute of a CloudEvent that could not be cast.
 	attrSchemaError = "schemaerror"
 )
@@ -84,19 +87,40 @@ func (s *Server) casterOf(ctx context.Context, topic string, version int) (*cast
 	return &caster{v}, nil
 }
 
-// cast turns an event into the version of the reader. It returns why it could not, for the client.
-func (c *caster) cast(ctx context.Context, e *jetstream.Event) (why string) {
+// cast turns an event into the version of the reader. why says, for the client, that the event
+// cannot be cast, which stays so. An error says that the hub could not find out: it passes, and the
+// reader has to come back to the event.
+func (c *caster) cast(ctx context.Context, e *jetstream.Event) (why string, err error) {
 	if c == nil {
-		return ""
+		return "", nil
 	}
-	err := c.view.Cast(ctx, e)
-	if err == nil {
-		return ""
+	err = c.view.Cast(ctx, e)
+	known, ok := errors.AsType[*jetstream.Error](err)
+	if ok && code(known.Code) == codeSchemaInvalid {
+		return known.Msg, nil
 	}
-	if known, ok := errors.AsType[*jetstream.Error](err); ok {
-		return known.Msg
+	return "", err
+}
+
+// castPatiently is cast for a broadcast, which does not come back: it goes on trying for
+// castPatience.
+func (c *caster) castPatiently(ctx context.Context, e *jetstream.Event) (why string, err error) {
+	if why, err = c.cast(ctx, e); err == nil {
+		return why, nil
 	}
-	return "the event could not be cast"
+	ctx, cancel := context.WithTimeout(ctx, castPatience)
+	defer cancel()
+	for !errors.Is(err, jetstream.ErrClosed) {
+		select {
+		case <-time.After(castAgain):
+		case <-ctx.Done():
+			return "", err
+		}
+		if why, err = c.cast(ctx, e); err == nil {
+			return why, nil
+		}
+	}
+	return "", err
 }
 
 // appendUncast appends the record of an event that could not be cast: it has the members error and
@@ -134,18 +158,19 @@ func appendRead(dst []byte, e *jetstream.Event, cloud *cloudForm, why string) []
 }
 
 // appendTo appends the frame of a broadcast, framed for a WebSocket: the EVENT in the version of
-// the reader, or a GAP in the place of an event that could not be cast.
-func (c *caster) appendTo(ctx context.Context, dst []byte, topic string, at jetstream.Place, e *jetstream.Event) (frame []byte, uncast bool) {
-	if c == nil {
-		return appendCast(dst, topic, at, e), false
-	}
+// the reader, or a GAP in the place of an event that cannot be cast. After an error, nothing is
+// known of the event, and the broadcast ends: its clients go on from the event before.
+func (c *caster) appendTo(ctx context.Context, dst []byte, topic string, at jetstream.Place, e *jetstream.Event) (frame []byte, uncast bool, err error) {
 	shown := *e
-	why := c.cast(ctx, &shown)
+	why, err := c.castPatiently(ctx, &shown)
+	if err != nil {
+		return dst, false, err
+	}
 	if why == "" {
-		return appendCast(dst, topic, at, &shown), false
+		return appendCast(dst, topic, at, &shown), false, nil
 	}
 	start := len(dst)
 	dst = appendGap(textmsg.Begin(dst), topic, at.Made.UnixNano(), e.Sequence-1, e.Sequence, 1)
 	dst = jsonscan.AppendString(append(dst, `,"reason":`...), why)
-	return textmsg.End(append(dst, '}'), start), true
+	return textmsg.End(append(dst, '}'), start), true, nil
 }

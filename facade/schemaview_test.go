@@ -1,8 +1,10 @@
 package facade_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -13,15 +15,23 @@ import (
 
 	"eventhub/facade"
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 )
 
 // castingRig has the topic hosts with three versions, and four events: one of version 1 by a native
 // client, one of version 2, one that cannot be cast to version 3, and one of version 3.
 func castingRig(t *testing.T) *rig {
 	t.Helper()
-	r := newRigOn(t, jetstream.Config{Topics: []jetstream.TopicRule{
+	return castingRigOn(t, jetstream.Config{})
+}
+
+// castingRigOn is castingRig with a bus of this configuration.
+func castingRigOn(t *testing.T, on jetstream.Config) *rig {
+	t.Helper()
+	on.Topics = []jetstream.TopicRule{
 		{Pattern: "hosts", MaxAge: time.Hour, Compaction: true, Schema: jetstream.SchemaRule{Mode: jetstream.SchemaWarn, Compatibility: "none"}},
-	}}, nil)
+	}
+	r := newRigOn(t, on, nil)
 	for _, draft := range []string{
 		`{"schema":` + hostSchema + `}`,
 		`{"schema":{"type":"object","required":["name"],"properties":{"name":{"type":"string"}}},"up":[{"rename":{"at":"/host","to":"name","required":true}}]}`,
@@ -32,14 +42,27 @@ func castingRig(t *testing.T) *rig {
 		}
 	}
 	r.put(t, "hosts", `{"name":"b"}`, "Event-Key", "b", "X-Schema-Version", "2") // makes the topic
-	nc, _ := r.native(t)
-	m := &nats.Msg{Subject: "keyed.a.hosts", Data: []byte(`{ "host":"a" }`)}
-	if _, err := nc.RequestMsg(m, rigPatience); err != nil {
-		t.Fatal(err)
-	}
+	putNative(t, cmp.Or(on.URL, r.bus.Admin().NATS().URL()), "a", `{ "host":"a" }`, "")
 	r.put(t, "hosts", `{"nick":"secret"}`, "Event-Key", "c", "X-Schema-Version", "2")
 	r.put(t, "hosts", `{ "name":{"short":"d"} }`, "Event-Key", "d")
 	return r
+}
+
+// putNative stores an event of a key in hosts past the hub.
+func putNative(t *testing.T, url, key, payload, version string) {
+	t.Helper()
+	nc, err := nats.Connect(url, nats.Token(rigToken))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	m := &nats.Msg{Subject: "keyed." + key + ".hosts", Data: []byte(payload), Header: nats.Header{}}
+	if version != "" {
+		m.Header["x-schema-version"] = []string{version}
+	}
+	if _, err := nc.RequestMsg(m, rigPatience); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // versioned is what tests look at in records of a version.
@@ -214,6 +237,143 @@ func TestBroadcastsAreCast(t *testing.T) {
 	snap.follow("hosts", `"schemaVersion":2,"snapshot":true,"snapshotEnd":true`)
 	snap.wantEvents(`{"name":"b"}`, `{"name":"a"}`, `{"nick":"secret"}`, `{"name":"d"}`, `{"name":"e"}`, `{"nick":"secret"}`, `{"name":"g"}`)
 	snap.castNext("SNAPSHOT")
+}
+
+// deafRig is castingRig with an event of key e and a version that the hub has not heard of. The
+// registry gives no answer until heal is called.
+type deafRig struct {
+	*rig
+
+	proxy *natstest.Proxy
+}
+
+func newDeafRig(t *testing.T) deafRig {
+	t.Helper()
+	proxy := natstest.StartProxy(t, startNATS(t))
+	r := deafRig{castingRigOn(t, jetstream.Config{URL: proxy.URL()}), proxy}
+	r.unheard(t, "e")
+	eventually(t, "the bucket has all keys", func() bool { return strings.Contains(r.get(t, "/snap/hosts").text, `"count":5`) })
+	proxy.Swallow(func(subject string) bool {
+		return strings.Contains(subject, "GET") && strings.Contains(subject, "eventhub_schemas")
+	})
+	return r
+}
+
+// unheard stores an event of a key.
+func (r deafRig) unheard(t *testing.T, key string) {
+	t.Helper()
+	putNative(t, r.proxy.URL(), key, `{"name":"x"}`, "4")
+}
+
+func (r deafRig) heal() { r.proxy.Swallow(nil) }
+
+// unheard is why the event of a deafRig cannot be cast, once the registry answers.
+const unheard = "version 4 of the event is not registered; the latest is 3"
+
+// TestReadsOfASilentRegistry reads an event of a version about which the registry gives no answer:
+// nobody is told that the event cannot be cast, until the registry says so.
+func TestReadsOfASilentRegistry(t *testing.T) {
+	t.Parallel()
+	r := newDeafRig(t)
+	for _, path := range []string{"/snap/hosts/e?schemaVersion=3", "/snap/hosts?schemaVersion=3", "/snap/hosts?schemaVersion=3&keys=a&keys=e"} {
+		if a := r.get(t, path); a.status != http.StatusServiceUnavailable || a.Code != "internal" || a.header.Get("Retry-After") == "" {
+			t.Errorf("%s: %d %s", path, a.status, a.text)
+		}
+	}
+	a := r.get(t, "/snap/hosts?schemaVersion=3&limit=5&next=", "Accept", "application/cloudevents-batch+json")
+	if a.status != http.StatusServiceUnavailable || a.Code != "internal" || a.header.Get("Link") != "" {
+		t.Errorf("%d %s %s", a.status, a.header, a.text)
+	}
+	if a := r.get(t, "/snap/hosts?schemaVersion=3&keys=a&keys=b"); a.status != http.StatusOK || !strings.Contains(a.text, `"count":2`) {
+		t.Errorf("%d %s", a.status, a.text)
+	}
+	ranges := []string{"/export?topic=hosts&ndjson=1&schemaVersion=3", "/export?topic=hosts&schemaVersion=3", "/replay?topic=hosts&schemaVersion=3"}
+	for _, path := range ranges {
+		if text, err := r.wholly(t, path); err == nil || strings.Contains(text, "try again later") {
+			t.Errorf("%s: %s, %v", path, text, err)
+		}
+	}
+	// A page of which a part was sent ends with its connection.
+	large := `{ "name":{"short":"` + strings.Repeat("x", 20_000) + `"} }`
+	r.put(t, "hosts", large, "Event-Key", "large")
+	eventually(t, "the bucket has all keys", func() bool { return strings.Contains(r.get(t, "/snap/hosts").text, `"count":6`) })
+	if text, err := r.wholly(t, "/snap/hosts?schemaVersion=3&keys=large&keys=e"); err == nil || !strings.Contains(text, `"count":2`) {
+		t.Errorf("%.300s, %v", text, err)
+	}
+	r.heal()
+	eventually(t, "the registry answers", func() bool {
+		a := r.get(t, "/snap/hosts/e?schemaVersion=3")
+		return a.status == http.StatusUnprocessableEntity && a.Code == "schema_invalid" && a.Error == unheard
+	})
+	for _, path := range append(ranges, "/snap/hosts?schemaVersion=3") {
+		if text, err := r.wholly(t, path); err != nil || !strings.Contains(text, `"error":"`+unheard+`","code":"schema_invalid"`) {
+			t.Errorf("%s: %.300s, %v", path, text, err)
+		}
+	}
+}
+
+// wholly reads an answer, and returns what came of it and how it ended.
+func (r *rig) wholly(t *testing.T, path string) (text string, err error) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.http.URL+path, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+rigToken)
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := client.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = res.Body.Close() }()
+	b, err := io.ReadAll(res.Body)
+	return string(b), err
+}
+
+// TestBroadcastsWaitForASilentRegistry has a broadcast meet an event of a version about which the
+// registry gives no answer for a moment: it makes no GAP of the event meanwhile.
+func TestBroadcastsWaitForASilentRegistry(t *testing.T) {
+	t.Parallel()
+	r := newDeafRig(t)
+	live := r.login(t)
+	live.follow("hosts", `"schemaVersion":3`)
+	r.put(t, "hosts", `{"name":{"short":"f"}}`, "Event-Key", "f")
+	live.wantEvents(`{"name":{"short":"f"}}`)
+	r.unheard(t, "g")
+	r.put(t, "hosts", `{"name":{"short":"h"}}`, "Event-Key", "h")
+	// A read that gets no answer says that the broadcast did not get one either.
+	if a := r.get(t, "/snap/hosts/e?schemaVersion=3"); a.Code != "internal" {
+		t.Errorf("%d %s", a.status, a.text)
+	}
+	r.heal()
+	if gap := live.castNext("GAP"); gap.Missed != 1 || gap.Reason != unheard {
+		t.Errorf("%+v", gap)
+	}
+	live.wantEvents(`{"name":{"short":"h"}}`)
+}
+
+// TestBroadcastsOfASilentRegistryEnd has the registry stay silent: broadcasts end before the event,
+// live and stored, and go on from there later.
+func TestBroadcastsOfASilentRegistryEnd(t *testing.T) {
+	t.Parallel()
+	r := newDeafRig(t)
+	live, stored := r.login(t), r.login(t)
+	live.follow("hosts", `"schemaVersion":3`)
+	r.put(t, "hosts", `{"name":{"short":"f"}}`, "Event-Key", "f")
+	last := live.castNext("EVENT")
+	r.unheard(t, "g")
+	stored.follow("hosts", `"schemaVersion":2,"history":3`) // e, f and g
+	for _, p := range []*peer{live, stored} {
+		if end := p.castNext("ERR"); end.Code != "not_subscribed" || end.Msg != "hosts" {
+			t.Errorf("%+v", end)
+		}
+	}
+	r.heal()
+	eventually(t, "the registry answers", func() bool { return r.get(t, "/snap/hosts/e?schemaVersion=3").Code == "schema_invalid" })
+	live.follow("hosts", `"schemaVersion":3,"from":"pos","pos":"`+last.Ctx.Pos+`"`)
+	if gap := live.castNext("GAP"); gap.From != last.Ctx.Pos || gap.Missed != 1 || gap.Reason != unheard {
+		t.Errorf("%+v", gap)
+	}
 }
 
 // TestVersionsOfABroadcastAreBounded asks for more versions than a topic is broadcast in.

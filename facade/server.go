@@ -121,7 +121,7 @@ func New(cfg Config) (*Server, error) {
 	s.posted = s.newQuota(l.OutboxRate, l.OutboxBurst)
 	s.casting.reads = s.newQuota(l.CatchUpRate, l.CatchUpBurst)
 	s.tails = broadcast.New(broadcast.Config{
-		Source: castSource{cfg.Bus, cfg.Logger}, Frame: appendCast, Linger: castLinger, Tails: l.Tails, PrincipalTails: orAll(l.PrincipalTails, l.Tails),
+		Source: castSource{cfg.Bus, cfg.Logger}, Frame: frameStored, Linger: castLinger, Tails: l.Tails, PrincipalTails: orAll(l.PrincipalTails, l.Tails),
 		Versions: castVersions, PrincipalVersions: principalVersions,
 		RingFrames: l.RingFrames, RingBytes: l.RingBytes, AllBytes: l.RingTotal,
 	})

@@ -48,7 +48,11 @@ func (s *Server) serveSnap(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, s.readFault(r, err))
 		return
 	}
-	if why := cast.cast(ctx, e); why != "" {
+	switch why, err := cast.cast(ctx, e); {
+	case err != nil:
+		s.refuse(w, s.readFault(r, err))
+		return
+	case why != "":
 		s.refuse(w, &fault{code: codeSchemaInvalid, msg: why})
 		return
 	}

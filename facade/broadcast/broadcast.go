@@ -25,8 +25,8 @@ type Source interface {
 	Follow(ctx context.Context, topic string, after jetstream.Place, f func(*jetstream.Event) error) error
 }
 
-// Frame appends an event to dst as sockets get it.
-type Frame func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event) []byte
+// Frame appends an event to dst as sockets get it. Its error ends the Tail.
+type Frame func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event) ([]byte, error)
 
 // Form is how sockets get the events of a topic. The zero value is as they are stored.
 type Form struct {

@@ -108,8 +108,8 @@ func newTails(t *testing.T, s *source, change func(*broadcast.Config)) *broadcas
 	t.Helper()
 	cfg := broadcast.Config{
 		Source: s, Linger: time.Hour, Tails: 100, PrincipalTails: 100, RingFrames: 64, RingBytes: 1 << 20, AllBytes: 1 << 20,
-		Frame: func(dst []byte, _ string, _ jetstream.Place, e *jetstream.Event) []byte {
-			return append(append(dst, e.ID...), ' ')
+		Frame: func(dst []byte, _ string, _ jetstream.Place, e *jetstream.Event) ([]byte, error) {
+			return append(append(dst, e.ID...), ' '), nil
 		},
 	}
 	if change != nil {

@@ -166,7 +166,10 @@ func (t *Tail) follow() error {
 		if e == nil {
 			return nil
 		}
-		scratch = t.frame(scratch[:0], t.topic, place, e)
+		var err error
+		if scratch, err = t.frame(scratch[:0], t.topic, place, e); err != nil {
+			return err
+		}
 		t.ring.append(scratch, e.Sequence, e.Key)
 		if cap(scratch) > lastChunk {
 			scratch = nil
