@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"net/url"
+	"strconv"
 	"strings"
 
 	"eventhub/jetstream/cloudevents"
@@ -58,8 +59,13 @@ func (o *PublishOptions) checkCloudEvent(topic, source string) error {
 	f := o.fields()
 	f.Headers = o.cloudHeaders(topic, source, cmp.Or(o.ID, madeID))
 	maps.Copy(f.Headers, o.Headers)
+	among := "the attributes of a CloudEvent"
+	if o.schemaVersion > 0 {
+		f.Headers[headerSchemaVersion] = strconv.Itoa(o.schemaVersion)
+		among += " and " + headerSchemaVersion
+	}
 	if err := f.Check(); err != nil {
-		return badOptions("opts.%v; the attributes of a CloudEvent, which the topic adds, are among them", err)
+		return badOptions("opts.%v; %s, which the topic adds, are among them", err, among)
 	}
 	return nil
 }

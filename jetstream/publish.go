@@ -153,7 +153,7 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 	if err := opts.Validate(); err != nil {
 		return err
 	}
-	if err := opts.checkCloudEvent(topic, p.bus.cloudSource(topic, t)); err != nil {
+	if err := opts.checkAdded(topic, p.bus.cloudSource(topic, t)); err != nil {
 		return err
 	}
 	var at time.Time
@@ -201,8 +201,20 @@ func (p *Publisher) Admit(topic string, payload []byte, opts *PublishOptions) er
 	if err != nil {
 		return err
 	}
+	if err := opts.checkAdded(topic, p.bus.cloudSource(topic, t)); err != nil {
+		return err
+	}
 	opts.stamp()
-	return opts.checkCloudEvent(topic, p.bus.cloudSource(topic, t))
+	return nil
+}
+
+// checkAdded reports an event that exceeds the limits of headers with those that the topic adds to
+// it. Such an event could be stored, but not published again.
+func (o *PublishOptions) checkAdded(topic, source string) error {
+	if err := o.checkStamp(topic); err != nil {
+		return err
+	}
+	return o.checkCloudEvent(topic, source)
 }
 
 // admit says what of a publish the topic does not take, before the topic is made for it. It returns

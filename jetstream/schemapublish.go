@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+
+	"eventhub/jetstream/native"
 )
 
 // schemaGate compares the events of a topic with the schemas of the topic.
@@ -72,19 +74,34 @@ func (g *schemaGate) admit(payload []byte, opts *PublishOptions, obs TopicObserv
 	return nil
 }
 
-// stamp moves the version to the headers, where it is as a client gives it. Headers that have no
-// room for it stay as they are: the event gets its version when it is stored.
+// checkStamp reports an event whose headers have no room for the version that it is stamped with.
+// Such an event could be stored, but not published again, as a redrive and a mirror do.
+func (o *PublishOptions) checkStamp(topic string) error {
+	if o.schemaVersion == 0 {
+		return nil
+	}
+	if n := len(o.Headers); n >= native.MaxHeaders {
+		return badOptions("opts.headers has %d headers, and topic %s adds %s; at most %d are allowed: leave one out", n, topic, headerSchemaVersion, native.MaxHeaders)
+	}
+	f := o.fields()
+	size, added := f.HeaderBytes(), len(headerSchemaVersion)+len(strconv.Itoa(o.schemaVersion))
+	if size+added > native.MaxHeaderBytes {
+		return badOptions("opts.headers, sid, tags and caused_by have %d bytes together, and topic %s adds %s with %d; at most %d are allowed: make them shorter",
+			size, topic, headerSchemaVersion, added, native.MaxHeaderBytes)
+	}
+	return nil
+}
+
+// stamp moves the version to the headers, where it is as a client gives it. checkStamp has found
+// room for it.
 func (o *PublishOptions) stamp() {
 	if o.schemaVersion == 0 {
 		return
 	}
-	stamped := PublishOptions{Headers: make(map[string]string, len(o.Headers)+1)}
-	maps.Copy(stamped.Headers, o.Headers)
-	stamped.Headers[headerSchemaVersion] = strconv.Itoa(o.schemaVersion)
-	stamped.SID, stamped.Tags, stamped.CausedBy = o.SID, o.Tags, o.CausedBy
-	if stamped.Validate() == nil {
-		o.Headers, o.schemaVersion = stamped.Headers, 0
-	}
+	stamped := make(map[string]string, len(o.Headers)+1)
+	maps.Copy(stamped, o.Headers)
+	stamped[headerSchemaVersion] = strconv.Itoa(o.schemaVersion)
+	o.Headers, o.schemaVersion = stamped, 0
 }
 
 // valid says what is wrong with an event.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"eventhub/jetstream/native"
 	"eventhub/jetstream/schema/upcast"
 )
 
@@ -291,15 +292,105 @@ func TestAdmitStamps(t *testing.T) {
 	if _, err := p.Publish(t.Context(), "t.a", []byte(`{"host":"x"}`), opts); err != nil {
 		t.Error(err)
 	}
-	many := PublishOptions{Headers: make(map[string]string)}
-	for i := range 64 {
-		many.Headers[fmt.Sprint("h", i)] = "v"
+}
+
+// manyHeaders are n headers.
+func manyHeaders(n int) map[string]string {
+	headers := make(map[string]string, n)
+	for i := range n {
+		headers[fmt.Sprint("h", i)] = "v"
 	}
-	if err := p.Admit("t.a", []byte(`{"name":"x"}`), &many); err != nil || len(many.Headers) != 64 {
-		t.Errorf("%d headers, %v", len(many.Headers), err)
+	return headers
+}
+
+// TestAStampNeedsRoom publishes events whose headers have no room for the version that the hub
+// adds: they are refused, and not stored as what could never be published again.
+func TestAStampNeedsRoom(t *testing.T) {
+	t.Parallel()
+	const (
+		stamp = len(headerSchemaVersion + "1")
+		tags  = len(`["t"]`)
+		most  = native.MaxHeaderBytes - stamp
+	)
+	cloud := TopicRule{
+		Pattern: "cloud", MaxAge: time.Hour, Schema: SchemaRule{Mode: SchemaWarn}, CloudEvents: CloudEventsRule{Source: "/cloud", Headers: true},
 	}
-	if _, err := p.Publish(t.Context(), "t.a", []byte(`{"name":"x"}`), many); err != nil {
-		t.Error(err)
+	b := open(t, Config{Topics: append(ruled(SchemaRule{Mode: SchemaWarn}), cloud)})
+	for _, topic := range []string{"t.a", "cloud"} {
+		register(t, b, topic, draft(machineV1))
+	}
+	named := manyHeaders(63)
+	named["X-Schema-Version"] = "1"
+	bytes := func(n int) PublishOptions {
+		return PublishOptions{Headers: map[string]string{"h": strings.Repeat("x", n-1-len("sid")-tags)}, SID: "sid", Tags: []string{"t"}}
+	}
+	const (
+		ok      = `{"host":"x"}`
+		tooMany = "opts.headers has 64 headers, and topic t.a adds x-schema-version; at most 64 are allowed: leave one out"
+	)
+	for _, test := range []struct {
+		name, topic, payload string
+		opts                 PublishOptions
+		want                 string
+	}{
+		{"63 headers", "t.a", ok, PublishOptions{Headers: manyHeaders(63)}, ""},
+		{"64 headers", "t.a", ok, PublishOptions{Headers: manyHeaders(64)}, tooMany},
+		{"64 headers, later", "t.a", ok, PublishOptions{Headers: manyHeaders(64), Delay: time.Hour}, tooMany},
+		{"64 headers with the version", "t.a", ok, PublishOptions{Headers: named}, ""},
+		{"64 headers of an event that gets no version", "t.a", `{}`, PublishOptions{Headers: manyHeaders(64)}, ""},
+		{"the most bytes", "t.a", ok, bytes(most), ""},
+		{
+			"a byte more", "t.a", ok, bytes(most + 1),
+			"opts.headers, sid, tags and caused_by have 16368 bytes together, and topic t.a adds x-schema-version with 17; at most 16384 are allowed: make them shorter",
+		},
+		{"a CloudEvent", "cloud", ok, PublishOptions{Headers: manyHeaders(58)}, ""},
+		{
+			"a CloudEvent with a header more", "cloud", ok,
+			PublishOptions{Headers: manyHeaders(59)},
+			"opts.headers has 65 headers, at most 64 are allowed; the attributes of a CloudEvent and x-schema-version, which the topic adds, are among them",
+		},
+	} {
+		p := b.NewPublisher()
+		admitted := test.opts
+		for way, err := range map[string]error{
+			"Admit":   p.Admit(test.topic, []byte(test.payload), &admitted),
+			"Publish": publishOnce(t, p, test.topic, test.payload, test.opts),
+		} {
+			if test.want == "" {
+				if err != nil {
+					t.Errorf("%s, %s: %v", way, test.name, err)
+				}
+				continue
+			}
+			wantCode(t, err, CodeBadOptions)
+			if err == nil || !strings.HasSuffix(err.Error(), test.want) {
+				t.Errorf("%s, %s: %v, want %s", way, test.name, err, test.want)
+			}
+		}
+	}
+}
+
+func publishOnce(t *testing.T, p *Publisher, topic, payload string, opts PublishOptions) error {
+	t.Helper()
+	_, err := p.Publish(t.Context(), topic, []byte(payload), opts)
+	return err
+}
+
+// TestAStampedEventIsRedriven has an event with as many headers as the hub takes fail: it is
+// published again.
+func TestAStampedEventIsRedriven(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce})})
+	register(t, b, "t.a", draft(machineV1))
+	stored := 0
+	for n := 62; n <= 64; n++ {
+		if _, err := b.Publish(t.Context(), "t.a", []byte(`{"host":"x"}`), PublishOptions{Headers: manyHeaders(n)}); err == nil {
+			stored++
+		}
+	}
+	fail(t, b, "t.a", "g", "no", stored)
+	if got := redriveAll(t, b, LetterFilter{}, RedriveOptions{ToTopic: true}); got.Done != stored || stored != 2 {
+		t.Errorf("%+v of %d", got, stored)
 	}
 }
 

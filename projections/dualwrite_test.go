@@ -187,6 +187,37 @@ func TestDualWriteCasts(t *testing.T) {
 	poll(t, "the outcomes are counted", func() bool { return count.outcome(Applied) == 8 })
 }
 
+// What a hub takes with a version that it adds itself has room for that version in its copies.
+func TestDualWriteOfManyHeaders(t *testing.T) {
+	t.Parallel()
+	bus := openBus(t, jetstream.Config{URL: startNATS(t), Topics: sourceRules()})
+	registerVersions(t, bus)
+	count := newTally()
+	startDualWrite(t, JetStream(bus), []int{1, 2}, count)
+	headers := map[string]string{}
+	taken := 0
+	for n := range 64 {
+		headers[fmt.Sprint("h", n)] = "v"
+		if n < 61 {
+			continue
+		}
+		_, err := bus.Publish(t.Context(), topicSource, []byte(`{"number":1}`), jetstream.PublishOptions{Headers: headers})
+		if known, ok := errors.AsType[*jetstream.Error](err); err != nil && (!ok || known.Code != jetstream.CodeBadOptions) {
+			t.Fatal(err)
+		}
+		if err == nil {
+			taken++
+		}
+	}
+	for version := 1; version <= 2; version++ {
+		awaitCopies(t, bus, version, taken)
+		wantCopies(t, bus, version)
+	}
+	if n := count.outcome(Poisoned); n != 0 || taken != 2 {
+		t.Errorf("%d of %d events count as poisoned", n, taken)
+	}
+}
+
 // An event that has no version 2 is copied in version 1 and becomes a dead letter. Others go on.
 func TestDualWriteDeadLettersWhatCannotBeCast(t *testing.T) {
 	t.Parallel()

@@ -93,7 +93,6 @@ func (f *Fields) checkHeaders() error {
 	if len(f.Headers) > MaxHeaders {
 		return fmt.Errorf("headers has %d headers, at most %d are allowed", len(f.Headers), MaxHeaders)
 	}
-	size := len(f.SID)
 	for name, value := range f.Headers {
 		if !Token(name) {
 			return errors.New("headers has a name that is not an RFC 9110 token: letters, digits and !#$%&'*+-.^_`|~ are allowed")
@@ -104,7 +103,6 @@ func (f *Fields) checkHeaders() error {
 		if err := checkValue(value); err != nil {
 			return fmt.Errorf("headers.%s %w", name, err)
 		}
-		size += len(name) + len(value)
 	}
 	for _, list := range []struct {
 		name   string
@@ -115,14 +113,25 @@ func (f *Fields) checkHeaders() error {
 				return fmt.Errorf("%s has an entry of %d bytes, at most %d are allowed", list.name, len(v), maxListEntry)
 			}
 		}
-		if len(list.values) > 0 {
-			size += len(JSONList(list.values))
-		}
 	}
-	if size > MaxHeaderBytes {
+	if size := f.HeaderBytes(); size > MaxHeaderBytes {
 		return fmt.Errorf("headers, sid, tags and caused_by have %d bytes together, at most %d are allowed", size, MaxHeaderBytes)
 	}
 	return nil
+}
+
+// HeaderBytes returns the bytes of Headers, SID, Tags and CausedBy, which may be MaxHeaderBytes.
+func (f *Fields) HeaderBytes() int {
+	size := len(f.SID)
+	for name, value := range f.Headers {
+		size += len(name) + len(value)
+	}
+	for _, values := range [...][]string{f.Tags, f.CausedBy} {
+		if len(values) > 0 {
+			size += len(JSONList(values))
+		}
+	}
+	return size
 }
 
 // Header returns the header of a message with these fields for the topic. In the stream of a
