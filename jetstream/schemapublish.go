@@ -69,7 +69,8 @@ func (g *schemaGate) admit(payload []byte, opts *PublishOptions, obs TopicObserv
 		return err
 	}
 	if !given && version > 0 {
-		opts.schemaVersion = version // with SchemaWarn, also of what breaks it: it was written for it
+		// With SchemaWarn, this is also the version of what breaks it: it was written for it.
+		opts.schemaVersion = version
 	}
 	return nil
 }

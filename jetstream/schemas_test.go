@@ -174,6 +174,7 @@ func TestSchemaCompatibility(t *testing.T) {
 		{"none", compat.None, draft(wider), draft(hostV1), ""},
 		{"needs more", compat.Backward, draft(hostV1), draft(needs), "required_added of version 1 at \"/port\""},
 		{"a default", compat.Backward, draft(hostV1), draft(fills), ""},
+		{"a default, both ways", compat.Full, draft(hostV1), draft(fills), ""},
 		{"a cast", compat.Backward, draft(hostV1), SchemaDraft{Schema: json.RawMessage(needs), Up: json.RawMessage(`[{"default":{"at":"/port","value":80}}]`)}, ""},
 		{"a cast that is wrong", compat.Backward, draft(hostV1), SchemaDraft{Schema: json.RawMessage(needs), Up: json.RawMessage(`[{"default":{"at":"/port","value":"80"}}]`)}, "document of version 1 at \"/port\" (type)"},
 		{"a cast that fails", compat.Backward, draft(hostV1), SchemaDraft{Schema: json.RawMessage(needs), Up: json.RawMessage(`[{"rename":{"at":"/port","to":"p","required":true}}]`)}, "cast of version 1 at \"\" (upcast v1→v2: /port: nothing is there)"},

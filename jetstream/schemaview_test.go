@@ -337,7 +337,7 @@ func TestAStampNeedsRoom(t *testing.T) {
 		{"64 headers", "t.a", ok, PublishOptions{Headers: manyHeaders(64)}, tooMany},
 		{"64 headers, later", "t.a", ok, PublishOptions{Headers: manyHeaders(64), Delay: time.Hour}, tooMany},
 		{"64 headers with the version", "t.a", ok, PublishOptions{Headers: named}, ""},
-		{"64 headers of an event that gets no version", "t.a", `{}`, PublishOptions{Headers: manyHeaders(64)}, ""},
+		{"64 headers of an event that breaks the schema", "t.a", `{}`, PublishOptions{Headers: manyHeaders(64)}, tooMany},
 		{"the most bytes", "t.a", ok, bytes(most), ""},
 		{
 			"a byte more", "t.a", ok, bytes(most + 1),

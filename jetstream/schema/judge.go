@@ -13,14 +13,16 @@ const (
 	// explained bounds what the library judges at a time: values times steps. The library keeps an
 	// error of about 500 bytes for each step that fails.
 	explained = 1 << 14
-	// maxVisits bounds the work of a payload that is judged value by value. A visit is a step of the
-	// schema that meets a value, with as much for every 8 values of an enum or names of required.
+	// maxVisits bounds the work of a payload that is judged value by value. A visit is a step of
+	// the schema that meets a value, with as much for every 8 values of an enum or names of
+	// required.
 	maxVisits = 1 << 21
 	// together bounds the values times steps of schemas whose parts do not mean the same alone. The
-	// library only says whether the payload is valid then, and keeps a small error for some failures.
+	// library then only says whether the payload is valid, and keeps a small error for some of what
+	// fails.
 	together = 1 << 20
-	// delegated bounds what a program leaves to the library, member by member: values times steps of
-	// a payload. A judge has a bound for all members.
+	// delegated bounds what a program leaves to the library, member by member: values times steps
+	// of a payload. A judge has a bound for all members.
 	delegated = 1 << 22
 )
 

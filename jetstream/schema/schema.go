@@ -68,7 +68,8 @@ type Violation struct {
 	Pointer string
 	// Keyword is the keyword of the schema that refuses the value, "false" where the schema allows
 	// no value, "json" for a payload that is not JSON, "size" for one that takes too many
-	// steps with the schema, or "schema" for one that breaks it in a place that takes too many to find.
+	// steps with the schema, or "schema" for one that breaks it in a place that takes too many to
+	// find.
 	Keyword string
 }
 
