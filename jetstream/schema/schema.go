@@ -51,8 +51,8 @@ type Schema struct {
 	library *jsonschema.Schema
 	nodes   int // of the program
 	parts   int // of the schema, those that no value meets included
-	// work is how many steps the schema takes for one value, at most, with as much for every 8 values
-	// of an enum or names of required.
+	// work is how many steps the schema takes for one value, at most, with as much for every 8
+	// values of an enum or names of required.
 	work      int
 	scoped    bool // parts of it do not mean the same alone
 	delegates bool // the program leaves values to the library
@@ -145,7 +145,7 @@ func (s *Schema) Validate(doc []byte) *Violation {
 	if s.patterns*len(doc) > maxMatching {
 		return &Violation{Keyword: "pattern"}
 	}
-	if s.program != nil && !(s.delegates && s.work*values(doc) > delegated) && s.program.accepts(doc) {
+	if s.program != nil && (!s.delegates || s.work*values(doc) <= delegated) && s.program.accepts(doc) {
 		return nil
 	}
 	return s.judge(doc)

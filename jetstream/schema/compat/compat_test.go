@@ -485,7 +485,8 @@ func TestOperationsStayWithin(t *testing.T) {
 			}, false, `[{},"x"]`, `[{"b":5},"x"]`,
 		},
 		{
-			"a document that is no object", [2]string{`{` + closed + `}`, `{` + closed + `,"properties":{"b":{"default":5}},"required":["b"]}`},
+			"a document that is no object",
+			[2]string{`{` + closed + `}`, `{` + closed + `,"properties":{"b":{"default":5}},"required":["b"]}`},
 			false, `"x"`, `"x"`,
 		},
 		{
