@@ -63,7 +63,7 @@ type SchemaVersion struct {
 // same reports whether a draft says what is registered already.
 func (v *SchemaVersion) same(d *SchemaDraft) bool {
 	return equalJSON(v.Schema, d.Schema) &&
-		(len(d.Up) == 0 || equalJSON(v.Up, d.Up)) && (len(d.Down) == 0 || equalJSON(v.Down, d.Down))
+		(len(d.Up) == 0 || equalJSON(v.Up, d.Up)) && (len(d.Down)+len(d.Up) == 0 || equalJSON(v.Down, d.Down))
 }
 
 // compiledVersion is a version that documents can be compared with.

@@ -212,6 +212,11 @@ func printReport(w io.Writer, r *jetstream.SchemaReport) error {
 			return err
 		}
 	}
+	if len(r.Down) > 0 {
+		if _, err := fmt.Fprintf(w, "cast back: %s\n", r.Down); err != nil {
+			return err
+		}
+	}
 	for _, f := range r.Findings {
 		if _, err := fmt.Fprintf(w, "%s: %s\n", f.Direction, f); err != nil {
 			return err

@@ -50,6 +50,7 @@ func TestSchemaCommands(t *testing.T) {
 	want("registered version 1", "put", "hosts", one, "--description=first")
 	want("version 1 says the same", "put", "hosts", one)
 	want("cast for defaults: [{\"default\":{\"at\":\"/port\",\"value\":80}}]", "check", "hosts", two)
+	want("cast back: [{\"remove\":{\"at\":\"/port\"}}]", "check", "hosts", two)
 	want("registered version 2", "put", "hosts", two)
 	wantCode(1, "backward: property_removed_from_closed_content_model of version 2 at \"/host\"", "check", "hosts", three)
 	wantCode(1, "schema_conflict", "put", "hosts", three)

@@ -158,8 +158,8 @@ func (f *schemaFile) same(ctx context.Context, of schemaFlags) error {
 	}
 	for kind, registered := range map[string]json.RawMessage{"": v.Schema, ".up": v.Up, ".down": v.Down} {
 		path := f.paths[kind]
-		if path == "" && kind == ".up" {
-			continue // the registry may have made one
+		if path == "" && (kind == ".up" || kind == ".down" && f.paths[".up"] == "") {
+			continue // the registry may have made it
 		}
 		var text []byte
 		if path != "" {
